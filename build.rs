@@ -1,0 +1,240 @@
+//! Links, validates and describes every shader variant, so that a broken shader fails `cargo build`.
+//!
+//! A shader in `shaders/` may hold two directives, each on a line of its own:
+//!
+//! - `#import reduce` joins in `shaders/shared/reduce.wgsl`. `#import reduce t0=reduce t2=reduce_subgroup` links one
+//!   variant of the shader for each `tag=fragment`; several such lines give their cross product. A tag is a weight
+//!   type as the files spell it (`Q4_0`) or a tier (`t0` baseline, `t1` shader-f16, `t2` subgroups).
+//! - `#kernel matmul scalar` says that the file is the `scalar` variant of the kernel `matmul`, with its bindings.
+//!
+//! The result is `$OUT_DIR/shaders.rs`: one `Kernel` for each kernel name with its bindings, the size of its params
+//! and its variants.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use naga::valid::{Capabilities, ValidationFlags, Validator};
+
+/// What WebGPU guarantees without asking for more; every baseline variant must fit.
+const MAX_STORAGE_BINDINGS: usize = 8;
+const MAX_WORKGROUP_BYTES: u32 = 16 << 10;
+const MAX_INVOCATIONS: u32 = 256;
+
+const TIERS: [&str; 4] = ["t0", "t1", "t2", "scalar"];
+
+struct Binding {
+    name: String,
+    uniform: bool,
+    writes: bool,
+}
+
+struct Variant {
+    tier: String,
+    weight: Option<String>,
+    source: String,
+    workgroup_bytes: u32,
+}
+
+#[derive(Default)]
+struct Kernel {
+    bindings: Vec<Binding>,
+    params_size: u32,
+    variants: Vec<Variant>,
+}
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=shaders");
+    let dir = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("shaders");
+    let mut files: Vec<PathBuf> =
+        fs::read_dir(&dir).expect("shaders/ is part of the package").map(|entry| entry.expect("readable").path()).collect();
+    files.retain(|path| path.extension().is_some_and(|ext| ext == "wgsl"));
+    files.sort();
+
+    let mut kernels: BTreeMap<String, Kernel> = BTreeMap::new();
+    for file in &files {
+        if let Err(message) = link_file(&dir, file, &mut kernels) {
+            for line in message.lines() {
+                println!("cargo::error=shaders/{}: {line}", file.file_name().unwrap_or_default().to_string_lossy());
+            }
+        }
+    }
+    let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets it")).join("shaders.rs");
+    fs::write(out, table(&kernels)).expect("OUT_DIR is writable");
+}
+
+/// Links all variants of one file into `kernels`.
+fn link_file(dir: &Path, file: &Path, kernels: &mut BTreeMap<String, Kernel>) -> Result<(), String> {
+    let text = fs::read_to_string(file).map_err(|e| e.to_string())?;
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let (mut name, mut file_tier) = (stem.clone(), "t0".to_string());
+    // Each import offers one or more (tag, fragment); the plain form has an empty tag.
+    let mut imports: Vec<Vec<(String, String)>> = Vec::new();
+    let mut body = String::new();
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words.as_slice() {
+            ["#kernel", kernel, tier] => (name, file_tier) = (kernel.to_string(), tier.to_string()),
+            ["#import", fragment] => imports.push(vec![(String::new(), fragment.to_string())]),
+            ["#import", _slot, choices @ ..] => {
+                let parse = |choice: &&str| {
+                    let (tag, fragment) = choice.split_once('=').ok_or(format!("`{choice}` is not tag=fragment"))?;
+                    Ok::<_, String>((tag.to_string(), fragment.to_string()))
+                };
+                imports.push(choices.iter().map(parse).collect::<Result<_, _>>()?);
+            }
+            _ => {
+                body.push_str(line);
+                body.push('\n');
+            }
+        }
+    }
+    let mut picks: Vec<Vec<(String, String)>> = vec![Vec::new()];
+    for choices in &imports {
+        picks = picks
+            .iter()
+            .flat_map(|pick| choices.iter().map(move |choice| [pick.clone(), vec![choice.clone()]].concat()))
+            .collect();
+    }
+    for pick in picks {
+        let (mut tier, mut weight) = (file_tier.clone(), None);
+        let (mut enables, mut fragments) = (String::new(), String::new());
+        for (tag, fragment) in &pick {
+            if TIERS.contains(&tag.as_str()) {
+                if tag != "t0" {
+                    tier = tag.clone();
+                }
+            } else if !tag.is_empty() {
+                weight = Some(tag.clone());
+            }
+            let path = dir.join("shared").join(format!("{fragment}.wgsl"));
+            let source = fs::read_to_string(&path).map_err(|e| format!("#import {fragment}: {e}"))?;
+            for line in source.lines() {
+                let target = if line.starts_with("enable ") { &mut enables } else { &mut fragments };
+                target.push_str(line);
+                target.push('\n');
+            }
+        }
+        let label = [Some(stem.as_str()), weight.as_deref(), Some(tier.as_str())].into_iter().flatten().collect::<Vec<_>>().join(".");
+        // The file's own text leads, so that naga's line numbers are the file's for everything before the imports.
+        let source = format!("{enables}{}\n{}", strip_comments(&body), strip_comments(&fragments));
+        let described = describe(&name, &source).map_err(|e| format!("{label}: {e}"))?;
+        let kernel = kernels.entry(name.clone()).or_default();
+        if kernel.variants.is_empty() {
+            (kernel.bindings, kernel.params_size) = (described.bindings, described.params_size);
+        } else if !same_bindings(&kernel.bindings, &described.bindings) || kernel.params_size != described.params_size {
+            return Err(format!("{label}: bindings or params differ from the other variants of `{name}`"));
+        }
+        if kernel.variants.iter().any(|v| v.tier == tier && v.weight == weight) {
+            return Err(format!("{label}: a second variant of `{name}` with these tags"));
+        }
+        kernel.variants.push(Variant { tier, weight, source, workgroup_bytes: described.workgroup_bytes });
+    }
+    Ok(())
+}
+
+/// Comments would be shipped in every binary; line breaks stay, so that messages still point at a line.
+fn strip_comments(source: &str) -> String {
+    source.lines().map(|line| line.split("//").next().unwrap_or_default().trim_end()).collect::<Vec<_>>().join("\n")
+}
+
+fn same_bindings(a: &[Binding], b: &[Binding]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.name == b.name && a.uniform == b.uniform && a.writes == b.writes)
+}
+
+struct Described {
+    bindings: Vec<Binding>,
+    params_size: u32,
+    workgroup_bytes: u32,
+}
+
+/// Parses and validates one linked source and reads off what the host must know.
+fn describe(kernel: &str, source: &str) -> Result<Described, String> {
+    let module = naga::front::wgsl::parse_str(source).map_err(|e| e.emit_to_string(source))?;
+    let capabilities = Capabilities::SUBGROUP | Capabilities::SHADER_FLOAT16 | Capabilities::SHADER_FLOAT16_IN_FLOAT32;
+    Validator::new(ValidationFlags::all(), capabilities)
+        .validate(&module)
+        .map_err(|e| e.emit_to_string(source))?;
+    let [entry] = module.entry_points.as_slice() else {
+        return Err("exactly one entry point is expected".into());
+    };
+    if entry.name != kernel {
+        return Err(format!("the entry point is called `{}`, expected `{kernel}`", entry.name));
+    }
+    let mut layouter = naga::proc::Layouter::default();
+    layouter.update(module.to_ctx()).map_err(|e| e.to_string())?;
+    let (mut bindings, mut params_size, mut workgroup_bytes) = (BTreeMap::new(), 0, 0);
+    for (_, var) in module.global_variables.iter() {
+        let size = layouter[var.ty].size;
+        if var.space == naga::AddressSpace::WorkGroup {
+            workgroup_bytes += size;
+        }
+        let Some(slot) = &var.binding else { continue };
+        let (uniform, writes) = match var.space {
+            naga::AddressSpace::Uniform => (true, false),
+            naga::AddressSpace::Storage { access } => (false, access.contains(naga::StorageAccess::STORE)),
+            other => return Err(format!("a binding in address space {other:?}")),
+        };
+        if uniform {
+            params_size = size;
+        }
+        let name = var.name.clone().unwrap_or_default();
+        if slot.group != 0 || bindings.insert(slot.binding, Binding { name, uniform, writes }).is_some() {
+            return Err(format!("group {} binding {} is taken or not in group 0", slot.group, slot.binding));
+        }
+    }
+    if bindings.keys().copied().ne(0..bindings.len() as u32) || !bindings.get(&0).is_some_and(|b| b.uniform) {
+        return Err("bindings must be numbered from 0, `params` first".into());
+    }
+    let bindings: Vec<Binding> = bindings.into_values().collect();
+    let invocations: u32 = entry.workgroup_size.iter().product();
+    let storage = bindings.iter().filter(|b| !b.uniform).count();
+    for (what, found, limit) in [
+        ("storage bindings", storage as u32, MAX_STORAGE_BINDINGS as u32),
+        ("bytes of workgroup memory", workgroup_bytes, MAX_WORKGROUP_BYTES),
+        ("invocations in a workgroup", invocations, MAX_INVOCATIONS),
+    ] {
+        if found > limit {
+            return Err(format!("{found} {what}, WebGPU guarantees {limit}"));
+        }
+    }
+    Ok(Described { bindings, params_size, workgroup_bytes })
+}
+
+/// The Rust source of the table.
+fn table(kernels: &BTreeMap<String, Kernel>) -> String {
+    let mut out = String::from("// Written by build.rs from shaders/.\n");
+    for (name, kernel) in kernels {
+        let mut bindings = String::new();
+        for binding in kernel.bindings.iter().filter(|b| !b.uniform) {
+            let _ = write!(bindings, "Binding {{ name: {:?}, writes: {} }}, ", binding.name, binding.writes);
+        }
+        let mut variants = String::new();
+        for v in &kernel.variants {
+            let tier = match v.tier.as_str() {
+                "t1" => "F16",
+                "t2" => "Subgroups",
+                "scalar" => "Scalar",
+                _ => "Baseline",
+            };
+            let weight = v.weight.as_ref().map_or("None".into(), |w| format!("Some(WeightType::{w})"));
+            let label = [Some(name.as_str()), v.weight.as_deref(), Some(v.tier.as_str())].into_iter().flatten().collect::<Vec<_>>().join(".");
+            let _ = write!(
+                variants,
+                "\n        Variant {{ label: {label:?}, tier: Tier::{tier}, weight: {weight}, workgroup_bytes: {}, source: {:?} }},",
+                v.workgroup_bytes, v.source
+            );
+        }
+        let _ = writeln!(
+            out,
+            "/// `{name}`: see `shaders/{name}.wgsl`.\npub static {}: Kernel = Kernel {{\n    name: {name:?},\n    params_size: {},\n    bindings: &[{bindings}],\n    variants: &[{variants}\n    ],\n}};",
+            name.to_uppercase(),
+            kernel.params_size
+        );
+    }
+    let names: Vec<String> = kernels.keys().map(|name| format!("&{}", name.to_uppercase())).collect();
+    let _ = writeln!(out, "/// Every kernel, in alphabetical order.\npub static ALL: [&Kernel; {}] = [{}];", names.len(), names.join(", "));
+    out
+}

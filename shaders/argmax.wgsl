@@ -1,0 +1,42 @@
+// Largest element of each chunk of a row, with its index; among equals the lowest index wins. A chunk that holds a NaN
+// or an infinity reports the index NON_FINITE.
+//
+// Dispatch (chunks, R, 1): the first of two passes, `argmax_merge` is the second.
+#import order
+
+struct Params { dim: u32, chunk: u32, n_chunks: u32, _pad: u32 } // V, elements per chunk
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> x: array<f32>;              // [R, V]
+@group(0) @binding(2) var<storage, read_write> best: array<vec2<u32>>; // [R, chunks] of (order key, index)
+
+const WG: u32 = 256u;
+
+var<workgroup> found: array<vec2<u32>, WG>;
+
+@compute @workgroup_size(WG)
+fn argmax(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let start = group.x * params.chunk;
+    let end = min(start + params.chunk, params.dim);
+    var mine = vec2<u32>(0u, 0u); // below the key of every float
+    for (var c = start + local; c < end; c += WG) {
+        let value = x[group.y * params.dim + c];
+        if (!is_finite(value)) {
+            mine = vec2<u32>(0xffffffffu, NON_FINITE);
+        } else if (order_key(value) > mine.x) {
+            mine = vec2<u32>(order_key(value), c);
+        }
+    }
+    found[local] = mine;
+    for (var step = WG / 2u; step > 0u; step >>= 1u) {
+        workgroupBarrier();
+        if (local < step) {
+            let other = found[local + step];
+            if (other.x > found[local].x || (other.x == found[local].x && other.y < found[local].y)) {
+                found[local] = other;
+            }
+        }
+    }
+    if (local == 0u) {
+        best[group.y * params.n_chunks + group.x] = found[0];
+    }
+}

@@ -1,0 +1,36 @@
+// The best of each row's chunks, the second pass of `argmax`: ids[r] is the row's largest element, or NON_FINITE.
+//
+// Dispatch (R, 1, 1).
+
+struct Params { n_chunks: u32, _pad0: u32, _pad1: u32, _pad2: u32 }
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> best: array<vec2<u32>>;  // [R, chunks] of (order key, index)
+@group(0) @binding(2) var<storage, read_write> ids: array<u32>;   // [R]
+
+const WG: u32 = 64u;
+
+var<workgroup> found: array<vec2<u32>, WG>;
+
+@compute @workgroup_size(WG)
+fn argmax_merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    var mine = vec2<u32>(0u, 0u);
+    for (var i = local; i < params.n_chunks; i += WG) {
+        let other = best[group.x * params.n_chunks + i];
+        if (other.x > mine.x || (other.x == mine.x && other.y < mine.y)) {
+            mine = other;
+        }
+    }
+    found[local] = mine;
+    for (var step = WG / 2u; step > 0u; step >>= 1u) {
+        workgroupBarrier();
+        if (local < step) {
+            let other = found[local + step];
+            if (other.x > found[local].x || (other.x == found[local].x && other.y < found[local].y)) {
+                found[local] = other;
+            }
+        }
+    }
+    if (local == 0u) {
+        ids[group.x] = found[0].y;
+    }
+}

@@ -1,0 +1,77 @@
+// Causal attention of each query with its cached keys and values, with grouped queries and an optional window:
+//
+//     y[t, h] = sum over s of softmax over s of (scale * q[t, h] . k[g, s]) * v[g, s],   s <= pos + t,  g = h * Hkv / H
+//
+// A streaming softmax walks the keys in tiles of WG and rescales what it has when a larger score appears, so no T x S
+// buffer exists. Dispatch (H, T, 1). Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135.
+#import reduce t0=reduce t2=reduce_subgroup
+#import state
+
+struct Params {
+    n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
+    capacity: u32, window: u32, scale: f32, _pad: u32,           // window 0: none
+}
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> state: array<u32>;    // step state
+@group(0) @binding(2) var<storage, read> q: array<vec4<f32>>;  // [T, H, D], D a multiple of 4 up to 256
+@group(0) @binding(3) var<storage, read> k: array<vec4<f32>>;  // [Hkv, capacity, D]
+@group(0) @binding(4) var<storage, read> v: array<f32>;        // [Hkv, capacity, D]
+@group(0) @binding(5) var<storage, read_write> y: array<f32>;  // [T, H, D]
+
+const WG: u32 = 64u;
+
+var<workgroup> query: array<vec4<f32>, 64>;
+var<workgroup> weights: array<f32, WG>;
+
+@compute @workgroup_size(WG)
+fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let dim = params.head_dim;
+    let quads = dim / 4u;
+    let head = group.y * params.n_heads + group.x; // over tokens and heads
+    let kv = group.x * params.n_kv_heads / params.n_heads * params.capacity; // first cached row of this head's group
+    // Keys first .. end are visible; padding of the last chunk may lie past the cache.
+    let end = min(state[POS] + group.y + 1u, params.capacity);
+    var first = 0u;
+    if (params.window > 0u && end > params.window) {
+        first = end - params.window;
+    }
+    if (local < quads) {
+        query[local] = q[head * quads + local];
+    }
+    workgroupBarrier();
+    var highest = LOWEST;
+    var sum = 0.0;
+    var acc = vec4<f32>(); // elements local, local + WG, .. of the output
+    for (var start = first; start < end; start += WG) {
+        let s = start + local;
+        var score = LOWEST;
+        if (s < end) {
+            var product = vec4<f32>();
+            for (var i = 0u; i < quads; i++) {
+                product += query[i] * k[(kv + s) * quads + i];
+            }
+            score = params.scale * (product.x + product.y + product.z + product.w);
+        }
+        let next = max(highest, workgroup_max(local, score));
+        let weight = select(0.0, exp(score - next), s < end);
+        weights[local] = weight;
+        let rescale = exp(highest - next);
+        sum = sum * rescale + workgroup_sum(local, weight); // its barriers also publish `weights`
+        acc *= rescale;
+        highest = next;
+        for (var j = 0u; j < min(WG, end - start); j++) {
+            let row = (kv + start + j) * dim + local;
+            for (var i = 0u; i < 4u; i++) {
+                if (local + i * WG < dim) {
+                    acc[i] += weights[j] * v[row + i * WG];
+                }
+            }
+        }
+        workgroupBarrier(); // `weights` is written again
+    }
+    for (var i = 0u; i < 4u; i++) {
+        if (local + i * WG < dim) {
+            y[head * dim + local + i * WG] = acc[i] / sum;
+        }
+    }
+}

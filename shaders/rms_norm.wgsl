@@ -1,0 +1,28 @@
+// Root-mean-square normalisation, one token at a time:
+//
+//     y[t, c] = weight[c] * x[t, c] / sqrt(mean over c of x[t, c]^2 + eps)
+//
+// Dispatch (T, 1, 1), one workgroup per token. Zhang & Sennrich 2019, arXiv:1910.07467.
+#import reduce t0=reduce t2=reduce_subgroup
+
+struct Params { n_tokens: u32, dim: u32, eps: f32, _pad: u32 } // T, C
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> x: array<f32>;       // [T, C]
+@group(0) @binding(2) var<storage, read> weight: array<f32>;  // [C]
+@group(0) @binding(3) var<storage, read_write> y: array<f32>; // [T, C]
+
+const WG: u32 = 256u;
+
+@compute @workgroup_size(WG)
+fn rms_norm(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let row = group.x * params.dim; // first element of this token
+    // Each invocation squares every WG-th element of the row.
+    var sum_sq = 0.0;
+    for (var c = local; c < params.dim; c += WG) {
+        sum_sq += x[row + c] * x[row + c];
+    }
+    let scale = 1.0 / sqrt(workgroup_sum(local, sum_sq) / f32(params.dim) + params.eps);
+    for (var c = local; c < params.dim; c += WG) {
+        y[row + c] = x[row + c] * scale * weight[c];
+    }
+}

@@ -1,0 +1,33 @@
+// Weight blocks of Q4_0: 32 nibbles in one vec4 and an f16 scale; weight = scale * (quant - 8). Byte j holds weight j in
+// its low nibble and weight j + 16 in its high one, as in the file.
+
+// The scale of a block: f16, two a word, behind all quants. Subnormal scales occur in real files and a driver may flush
+// them in unpack2x16float, so they are widened by hand.
+fn block_scale(block: u32) -> f32 {
+    let word = params.w_scales + (block >> 1u);
+    let bits = (w[word >> 2u][word & 3u] >> ((block & 1u) * 16u)) & 0xffffu;
+    if ((bits & 0x7c00u) == 0u) {
+        let magnitude = f32(bits & 0x3ffu) * 0x1p-24;
+        return select(magnitude, -magnitude, (bits & 0x8000u) != 0u);
+    }
+    return unpack2x16float(bits).x;
+}
+
+// The low nibbles of four bytes, less 8.
+fn quants(word: u32) -> vec4<f32> {
+    return vec4<f32>(unpack4xU8(word & 0x0f0f0f0fu)) - 8.0;
+}
+
+// Weights 4 * quad .. 4 * quad + 4 of a block.
+fn block_quad(block: u32, quad: u32) -> vec4<f32> {
+    return block_scale(block) * quants(w[block][quad & 3u] >> (4u * (quad >> 2u)));
+}
+
+// Sum over the block of weight times x.
+fn block_dot(block: u32, x: array<vec4<f32>, 8>) -> f32 {
+    let a = w[block];
+    let b = a >> vec4<u32>(4u);
+    return block_scale(block)
+        * (dot(quants(a.x), x[0]) + dot(quants(a.y), x[1]) + dot(quants(a.z), x[2]) + dot(quants(a.w), x[3])
+        + dot(quants(b.x), x[4]) + dot(quants(b.y), x[5]) + dot(quants(b.z), x[6]) + dot(quants(b.w), x[7]));
+}

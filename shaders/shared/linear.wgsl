@@ -1,0 +1,19 @@
+// What the variants of `matmul` and `matvec` share: y = x w^T (+ bias) (+ y).
+
+const BIAS: u32 = 1u;       // add bias[n]
+const ACCUMULATE: u32 = 2u; // add to what y holds
+
+fn put(m: u32, n: u32, sum: f32) {
+    if (m >= params.n_tokens || n >= params.n_out) {
+        return;
+    }
+    var value = sum;
+    if ((params.flags & BIAS) != 0u) {
+        value += bias[n];
+    }
+    let at = m * params.y_stride + params.y_start + n;
+    if ((params.flags & ACCUMULATE) != 0u) {
+        value += y[at];
+    }
+    y[at] = value;
+}

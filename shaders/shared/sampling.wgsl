@@ -1,0 +1,9 @@
+// Words of the sampling settings; see `Sampling` in src/kernels/sample.rs.
+const TEMPERATURE: u32 = 0u;
+const TOP_K: u32 = 1u; // 0: off
+const TOP_P: u32 = 2u; // 1: off
+const MIN_P: u32 = 3u; // 0: off
+const SEED_LOW: u32 = 4u;
+const SEED_HIGH: u32 = 5u;
+const REPEAT_PENALTY: u32 = 6u; // 1: off
+const REPEAT_LAST_N: u32 = 7u;

@@ -1,0 +1,233 @@
+//! The CPU executor: the same recordings, each kernel by its twin in plain Rust. The twin is also what a kernel means:
+//! GPU results are compared with it.
+
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+use bytemuck::Pod;
+
+use crate::counters::LiveCounters;
+use crate::device::Backing;
+use crate::dtype::WeightType;
+use crate::error::Error;
+use crate::recording::Step;
+use crate::tensor::Tensor;
+
+mod activation;
+mod argmax;
+mod attention;
+mod block;
+mod embed;
+mod linear;
+mod matmul_plain;
+mod norm;
+mod rope;
+mod sample;
+mod softmax;
+mod top_k;
+
+/// Memory of a tensor, in 4-byte words.
+#[derive(Debug)]
+pub(crate) struct Memory(RwLock<Vec<u32>>);
+
+impl Memory {
+    pub fn len(&self) -> usize {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    pub fn write(&self, first: usize, words: &[u32]) {
+        let mut memory = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        memory[first..first + words.len()].copy_from_slice(words);
+    }
+
+    pub fn read(&self, first: usize, n: usize) -> Vec<u32> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)[first..first + n].to_vec()
+    }
+}
+
+/// One operand of a kernel, in binding order.
+pub(crate) enum Operand<'a> {
+    Read(&'a [u32]),
+    Write(&'a mut [u32]),
+}
+
+impl<'a> Operand<'a> {
+    /// The words as `T`, a 4-byte type or an array of such.
+    pub fn get<T: Pod>(&self) -> &[T] {
+        match self {
+            Operand::Read(words) => bytemuck::cast_slice(words),
+            Operand::Write(words) => bytemuck::cast_slice(words),
+        }
+    }
+
+    /// The words for writing; empty if the binding is read-only.
+    pub fn get_mut<T: Pod>(&mut self) -> &mut [T] {
+        match self {
+            Operand::Read(_) => &mut [],
+            Operand::Write(words) => bytemuck::cast_slice_mut(words),
+        }
+    }
+}
+
+/// A kernel's call: params as the shader sees them, weight type, operands in binding order.
+pub(crate) struct Call<'a> {
+    params: &'a [u8],
+    pub weight: Option<WeightType>,
+    pub operands: Vec<Operand<'a>>,
+}
+
+impl<'a> Call<'a> {
+    pub fn params<P: Pod>(&self) -> P {
+        bytemuck::pod_read_unaligned(self.params)
+    }
+
+    /// All operands at once, so that one can be written while others are read.
+    pub fn operands<const N: usize>(&mut self) -> &mut [Operand<'a>; N] {
+        let n = self.operands.len();
+        match (&mut self.operands[..]).try_into() {
+            Ok(operands) => operands,
+            Err(_) => unreachable!("a twin takes {N} operands and its shader has {n}"),
+        }
+    }
+}
+
+type Twin = fn(Call<'_>);
+
+/// The twin of a kernel.
+fn twin(kernel: &str) -> Option<Twin> {
+    Some(match kernel {
+        "add" => activation::add,
+        "advance" => sample::advance,
+        "argmax" => argmax::argmax,
+        "argmax_merge" => argmax::argmax_merge,
+        "attention" => attention::attention,
+        "embed" => embed::embed,
+        "gelu" => activation::gelu,
+        "last_row" => embed::last_row,
+        "layer_norm" => norm::layer_norm,
+        "matmul" | "matmul_naive" => linear::matmul,
+        "matmul_plain" => matmul_plain::matmul_plain,
+        "matvec" => linear::matvec,
+        "penalize" => sample::penalize,
+        "rms_norm" => norm::rms_norm,
+        "rope" => rope::rope,
+        "rope_kv" => rope::rope_kv,
+        "sample" => sample::sample,
+        "scale" => activation::scale,
+        "softmax" => softmax::softmax,
+        "swiglu" => activation::swiglu,
+        "top_k" => top_k::top_k,
+        _ => return None,
+    })
+}
+
+/// Number of threads that kernels use.
+pub(crate) fn threads() -> usize {
+    #[cfg(not(target_arch = "wasm32"))]
+    return rayon::current_num_threads();
+    #[cfg(target_arch = "wasm32")]
+    return 1;
+}
+
+#[derive(Debug)]
+pub(crate) struct Cpu {
+    /// Recordings run one at a time, as on a queue.
+    running: Mutex<()>,
+    counters: Arc<LiveCounters>,
+}
+
+impl Cpu {
+    pub fn new(counters: Arc<LiveCounters>) -> Self {
+        Cpu { running: Mutex::new(()), counters }
+    }
+
+    pub fn allocate(&self, size_bytes: u64) -> Memory {
+        self.counters.buffers_created.add(1);
+        self.counters.bytes_allocated.add(size_bytes);
+        Memory(RwLock::new(vec![0; size_bytes as usize / 4]))
+    }
+
+    pub fn run(&self, steps: &[Step]) -> Result<(), Error> {
+        let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        steps.iter().try_for_each(run_step)?;
+        self.counters.dispatches.add(steps.len() as u64);
+        self.counters.submits.add(1);
+        Ok(())
+    }
+
+    pub fn run_profiled(&self, steps: &[Step]) -> Result<Vec<Duration>, Error> {
+        let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let timed = |step| {
+            let start = Instant::now();
+            run_step(step).map(|()| start.elapsed())
+        };
+        let times = steps.iter().map(timed).collect::<Result<_, _>>()?;
+        self.counters.dispatches.add(steps.len() as u64);
+        self.counters.submits.add(1);
+        Ok(times)
+    }
+}
+
+enum Guard<'a> {
+    Read(RwLockReadGuard<'a, Vec<u32>>),
+    Write(RwLockWriteGuard<'a, Vec<u32>>),
+}
+
+fn run_step(step: &Step) -> Result<(), Error> {
+    let twin = twin(step.kernel.name).ok_or_else(|| Error::Operand {
+        kernel: step.kernel.name,
+        operand: "device",
+        expected: "a kernel with a CPU twin".into(),
+        found: "one without".into(),
+    })?;
+    // A memory that several operands read is locked once; a written one has no other reader, as the recorder checked.
+    let mut memories: Vec<(&Memory, bool)> = Vec::with_capacity(step.operands.len());
+    let mut slots = Vec::with_capacity(step.operands.len());
+    for (operand, binding) in step.operands.iter().zip(step.kernel.bindings) {
+        let memory = memory(operand)?;
+        let slot = memories.iter().position(|(other, _)| std::ptr::eq(*other, memory)).unwrap_or_else(|| {
+            memories.push((memory, binding.writes));
+            memories.len() - 1
+        });
+        slots.push((slot, operand.size_bytes() as usize / 4));
+    }
+    let mut guards: Vec<Guard> = memories
+        .iter()
+        .map(|(memory, writes)| match writes {
+            true => Guard::Write(memory.0.write().unwrap_or_else(PoisonError::into_inner)),
+            false => Guard::Read(memory.0.read().unwrap_or_else(PoisonError::into_inner)),
+        })
+        .collect();
+    let mut views: Vec<Option<Operand>> = Vec::with_capacity(guards.len());
+    for guard in &mut guards {
+        views.push(Some(match guard {
+            Guard::Read(words) => Operand::Read(words),
+            Guard::Write(words) => Operand::Write(words),
+        }));
+    }
+    let operands = slots
+        .iter()
+        .map(|&(slot, len)| match views[slot].take() {
+            Some(Operand::Write(words)) => Operand::Write(&mut words[..len]),
+            Some(Operand::Read(words)) => {
+                views[slot] = Some(Operand::Read(words));
+                Operand::Read(&words[..len])
+            }
+            None => Operand::Read(&[]),
+        })
+        .collect();
+    twin(Call { params: &step.params, weight: step.variant.weight, operands });
+    Ok(())
+}
+
+fn memory(tensor: &Tensor) -> Result<&Memory, Error> {
+    match tensor.backing()? {
+        Backing::Cpu(memory) => Ok(memory),
+        Backing::Gpu(_) => Err(Error::Operand {
+            kernel: "device",
+            operand: "tensor",
+            expected: "a tensor of this device".into(),
+            found: format!("`{}` of another device", tensor.label()),
+        }),
+    }
+}

@@ -1,0 +1,2 @@
+use super::Call;
+pub(crate) fn softmax(_: Call<'_>) { todo!() }

@@ -1,0 +1,476 @@
+//! A device: where tensors live and recordings run. Either a GPU adapter or the CPU; the rest of the crate does not
+//! need to know which.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytemuck::Pod;
+
+use crate::counters::{Counters, LiveCounters};
+use crate::cpu::{Cpu, Memory};
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::gpu::{AdapterReport, Gpu, PooledBuffer, PreparedSteps, ReadFuture};
+use crate::recording::Recording;
+use crate::shaders::Tier;
+use crate::tensor::{Role, Tensor};
+
+/// Memory of one executor.
+#[derive(Debug)]
+pub(crate) enum Backing {
+    Gpu(PooledBuffer),
+    Cpu(Memory),
+}
+
+/// What an executor derived from a recording, once.
+#[derive(Debug)]
+pub(crate) enum Prepared {
+    Gpu(PreparedSteps),
+    Cpu,
+}
+
+/// Limits that recordings must keep.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceLimits {
+    /// Workgroups in each dimension of a grid.
+    pub max_workgroups: u32,
+    /// Bytes of a tensor that a kernel reads or writes.
+    pub max_binding_bytes: u64,
+}
+
+/// Which device to open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// A real GPU if there is one, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The first adapter, software adapters last.
+    Gpu,
+    /// The adapter whose name contains this, letter case aside.
+    Named(String),
+}
+
+impl std::str::FromStr for DeviceChoice {
+    type Err = std::convert::Infallible;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text {
+            "auto" => DeviceChoice::Auto,
+            "cpu" => DeviceChoice::Cpu,
+            "gpu" => DeviceChoice::Gpu,
+            name => DeviceChoice::Named(name.to_string()),
+        })
+    }
+}
+
+/// What was opened, and why.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct DeviceInfo {
+    /// Adapter's or processor's name.
+    pub name: String,
+    /// `vulkan`, `metal`, `dx12`, `webgpu` or `cpu`.
+    pub backend: String,
+    /// Driver's name and version; empty for the CPU.
+    pub driver: String,
+    /// Shader tier; `none` for the CPU.
+    pub tier: String,
+    /// Why this device was chosen.
+    pub reason: String,
+}
+
+#[derive(Debug)]
+enum Executor {
+    Gpu(Gpu),
+    Cpu(Cpu),
+}
+
+#[derive(Debug)]
+struct Inner {
+    executor: Executor,
+    info: DeviceInfo,
+    tier: Tier,
+    limits: DeviceLimits,
+    counters: Arc<LiveCounters>,
+}
+
+/// A handle to an open device; clones share it.
+#[derive(Clone, Debug)]
+pub struct Device(Arc<Inner>);
+
+impl Device {
+    /// A real GPU if there is one, else the CPU: on a software adapter the same work takes longer than on the CPU
+    /// itself. [`Device::info`] says what was chosen and why.
+    pub async fn auto() -> Device {
+        match Device::open(&DeviceChoice::Auto, None).await {
+            Ok(device) => device,
+            Err(error) => Device::on_cpu(format!("the GPU could not be used: {error}")),
+        }
+    }
+
+    /// The CPU executor.
+    pub fn cpu() -> Device {
+        Device::on_cpu("asked for".into())
+    }
+
+    /// Opens the chosen device; `tier` overrides the shader tier that would be picked for it.
+    ///
+    /// # Errors
+    /// [`Error::NoAdapter`] if the choice names a GPU that is not there, [`Error::Limit`] if it lacks what the tier or
+    /// the kernels need, [`Error::Gpu`] if it cannot be opened. `Auto` falls back to the CPU only where no real GPU
+    /// exists, never because one failed.
+    pub async fn open(choice: &DeviceChoice, tier: Option<Tier>) -> Result<Device, Error> {
+        let wanted = match choice {
+            DeviceChoice::Cpu => return Ok(Device::cpu()),
+            DeviceChoice::Auto => None,
+            DeviceChoice::Gpu => Some(""),
+            DeviceChoice::Named(name) => Some(name.as_str()),
+        };
+        let reports = Device::adapters().await;
+        let found = match wanted {
+            None => reports.iter().find(|r| !r.is_software),
+            Some(name) => reports.iter().find(|r| r.name.to_lowercase().contains(&name.to_lowercase())),
+        };
+        let reason = match (wanted, found, reports.first()) {
+            (None, None, None) => return Ok(Device::on_cpu("no GPU adapter was found".into())),
+            (None, None, Some(software)) => {
+                return Ok(Device::on_cpu(format!("the only adapter is software ({})", software.name)));
+            }
+            (None, Some(_), _) => "the first adapter that is not software".to_string(),
+            (Some(_), _, _) => "asked for".to_string(),
+        };
+        let Some(report) = found else {
+            let names: Vec<&str> = reports.iter().map(|r| r.name.as_str()).collect();
+            return Err(Error::NoAdapter {
+                wanted: wanted.filter(|name| !name.is_empty()).unwrap_or("gpu").to_string(),
+                available: if names.is_empty() { "none; `cpu` always works".into() } else { names.join(", ") },
+            });
+        };
+        let counters = Arc::new(LiveCounters::default());
+        let tier = tier.unwrap_or(report.tier);
+        let gpu = Gpu::open(report, tier, counters.clone()).await?;
+        let info = DeviceInfo {
+            name: report.name.clone(),
+            backend: report.backend.clone(),
+            driver: report.driver.clone(),
+            tier: tier.name().into(),
+            reason,
+        };
+        let limits = gpu.limits();
+        Ok(Device(Arc::new(Inner { executor: Executor::Gpu(gpu), info, tier, limits, counters })))
+    }
+
+    /// All GPU adapters of this machine, real ones first.
+    pub async fn adapters() -> Vec<AdapterReport> {
+        crate::gpu::adapters().await
+    }
+
+    fn on_cpu(reason: String) -> Device {
+        let info = DeviceInfo {
+            name: format!("CPU, {} threads", crate::cpu::threads()),
+            backend: "cpu".into(),
+            driver: String::new(),
+            tier: "none".into(),
+            reason,
+        };
+        let limits = DeviceLimits { max_workgroups: u32::MAX, max_binding_bytes: u64::MAX };
+        let counters = Arc::new(LiveCounters::default());
+        let executor = Executor::Cpu(Cpu::new(counters.clone()));
+        Device(Arc::new(Inner { executor, info, tier: Tier::Baseline, limits, counters }))
+    }
+
+    /// What this device is and why it was chosen.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.0.info
+    }
+
+    /// Whether kernels run on a GPU adapter.
+    pub fn is_gpu(&self) -> bool {
+        matches!(self.0.executor, Executor::Gpu(_))
+    }
+
+    /// Tier whose shader variants are recorded.
+    pub fn tier(&self) -> Tier {
+        self.0.tier
+    }
+
+    /// Limits for recordings.
+    pub fn limits(&self) -> DeviceLimits {
+        self.0.limits
+    }
+
+    /// Totals so far.
+    pub fn counters(&self) -> Counters {
+        self.0.counters.snapshot()
+    }
+
+    /// Allocates the tensor's memory if it has none yet. The content is undefined.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] or [`Error::DeviceLost`] if the adapter refuses.
+    pub fn allocate(&self, tensor: &Tensor) -> Result<(), Error> {
+        let Some(block) = tensor.storage.block.get() else {
+            return Err(Error::Operand {
+                kernel: "allocate",
+                operand: "tensor",
+                expected: "a tensor whose recording is finished".into(),
+                found: format!("the temporary `{}`", tensor.label()),
+            });
+        };
+        if block.backing.get().is_none() {
+            let backing = match &self.0.executor {
+                Executor::Gpu(gpu) => Backing::Gpu(gpu.allocate(tensor.label(), block.size_bytes)?),
+                Executor::Cpu(cpu) => Backing::Cpu(cpu.allocate(block.size_bytes)),
+            };
+            // Another thread may have been first; its memory is as good.
+            let _ = block.backing.set(backing);
+        }
+        Ok(())
+    }
+
+    /// Declares, allocates and fills a tensor.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if `data` does not have as many elements as `shape` says; errors of [`Device::allocate`].
+    pub fn upload<T: Pod>(&self, label: &str, shape: &[u32], data: &[T]) -> Result<Tensor, Error> {
+        let tensor = Tensor::declare(label, Role::Activations, shape, dtype_of::<T>())?;
+        self.write(&tensor, 0, data)?;
+        Ok(tensor)
+    }
+
+    /// Writes elements from `first` on, allocating the tensor if needed. Runs recorded later see them.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if they do not fit; errors of [`Device::allocate`].
+    pub fn write<T: Pod>(&self, tensor: &Tensor, first: usize, data: &[T]) -> Result<(), Error> {
+        self.allocate(tensor)?;
+        let bytes: &[u8] = bytemuck::cast_slice(data);
+        let offset = first as u64 * 4;
+        if size_of::<T>() != 4 || offset + bytes.len() as u64 > tensor.size_bytes() {
+            return Err(Error::Operand {
+                kernel: "write",
+                operand: "data",
+                expected: format!("4-byte elements within the {} bytes of `{}`", tensor.size_bytes(), tensor.label()),
+                found: format!("{} bytes at byte {offset}", bytes.len()),
+            });
+        }
+        self.0.counters.bytes_uploaded.add(bytes.len() as u64);
+        match (&self.0.executor, tensor.backing()?) {
+            (Executor::Gpu(gpu), Backing::Gpu(buffer)) => gpu.write(buffer, offset, bytes),
+            (Executor::Cpu(_), Backing::Cpu(memory)) => {
+                memory.write(first, bytemuck::cast_slice(data));
+                Ok(())
+            }
+            _ => Err(foreign(tensor)),
+        }
+    }
+
+    /// Reads the whole tensor as `T`, which must be a 4-byte type.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`] or [`Error::Gpu`] if the device fails before the content is there.
+    pub async fn read<T: Pod>(&self, tensor: &Tensor) -> Result<Vec<T>, Error> {
+        let bytes = self.start_read(tensor, None)?.await?;
+        let mut values: Vec<T> = bytemuck::pod_collect_to_vec(&bytes);
+        values.truncate(tensor.len());
+        Ok(values)
+    }
+
+    /// Fills everything behind the tensor with one word, the slack between its end and its buffer's end included, so
+    /// that a test can tell what a kernel wrote.
+    #[doc(hidden)]
+    pub fn fill_buffer(&self, tensor: &Tensor, word: u32) -> Result<(), Error> {
+        self.allocate(tensor)?;
+        match (&self.0.executor, tensor.backing()?) {
+            (Executor::Gpu(gpu), Backing::Gpu(buffer)) => {
+                gpu.write(buffer, 0, bytemuck::cast_slice(&vec![word; buffer.buffer.size() as usize / 4]))
+            }
+            (Executor::Cpu(_), Backing::Cpu(memory)) => {
+                memory.write(0, &vec![word; memory.len()]);
+                Ok(())
+            }
+            _ => Err(foreign(tensor)),
+        }
+    }
+
+    /// Reads everything behind the tensor, slack included.
+    #[doc(hidden)]
+    pub async fn read_buffer(&self, tensor: &Tensor) -> Result<Vec<u32>, Error> {
+        match (&self.0.executor, tensor.backing()?) {
+            (Executor::Gpu(gpu), Backing::Gpu(buffer)) => {
+                Ok(bytemuck::pod_collect_to_vec(&gpu.read(buffer, buffer.buffer.size())?.await?))
+            }
+            (Executor::Cpu(_), Backing::Cpu(memory)) => Ok(memory.read(0, memory.len())),
+            _ => Err(foreign(tensor)),
+        }
+    }
+
+    /// Runs a recording. On a GPU it is submitted and this returns at once.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] or [`Error::DeviceLost`] if the device refused; errors of [`Device::allocate`] at the first run.
+    pub fn run(&self, recording: &Recording) -> Result<(), Error> {
+        self.prepare(recording)?;
+        match (&self.0.executor, recording.prepared.get()) {
+            (Executor::Gpu(gpu), Some(Prepared::Gpu(steps))) => gpu.run(steps),
+            (Executor::Cpu(cpu), Some(Prepared::Cpu)) => cpu.run(&recording.steps),
+            _ => Err(foreign_recording()),
+        }
+    }
+
+    /// Runs a recording and reads `tensor` behind it, in the same submission.
+    ///
+    /// # Errors
+    /// As [`Device::run`]; the future gives those of [`Device::read`].
+    pub fn run_and_read(&self, recording: &Recording, tensor: &Tensor) -> Result<Pending, Error> {
+        self.prepare(recording)?;
+        self.start_read(tensor, Some(recording))
+    }
+
+    /// Runs a recording kernel by kernel with a clock around each, and waits for it. Returns each kernel's label and
+    /// time: GPU timestamps, or the CPU's clock.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] if the adapter has no timestamps, and errors of [`Device::run`].
+    pub async fn run_profiled(&self, recording: &Recording) -> Result<Vec<(&'static str, Duration)>, Error> {
+        self.prepare(recording)?;
+        let times = match (&self.0.executor, recording.prepared.get()) {
+            (Executor::Gpu(gpu), Some(Prepared::Gpu(steps))) => gpu.run_profiled(steps).await?,
+            (Executor::Cpu(cpu), Some(Prepared::Cpu)) => cpu.run_profiled(&recording.steps)?,
+            _ => return Err(foreign_recording()),
+        };
+        Ok(recording.labels().zip(times).collect())
+    }
+
+    /// Copies whole tensors of equal size, in order.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if sizes differ; errors of [`Device::allocate`].
+    pub fn copy(&self, pairs: &[(&Tensor, &Tensor)]) -> Result<(), Error> {
+        for (from, to) in pairs {
+            to.expect_shape("copy", "to", from.shape())?;
+            self.allocate(to)?;
+        }
+        match &self.0.executor {
+            Executor::Gpu(gpu) => {
+                let mut copies = Vec::with_capacity(pairs.len());
+                for (from, to) in pairs {
+                    match (from.backing()?, to.backing()?) {
+                        (Backing::Gpu(a), Backing::Gpu(b)) => copies.push((a, b, from.size_bytes())),
+                        _ => return Err(foreign(from)),
+                    }
+                }
+                gpu.copy(&copies)
+            }
+            Executor::Cpu(_) => {
+                for (from, to) in pairs {
+                    match (from.backing()?, to.backing()?) {
+                        (Backing::Cpu(a), Backing::Cpu(b)) => b.write(0, &a.read(0, from.size_bytes() as usize / 4)),
+                        _ => return Err(foreign(from)),
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Allocates what a recording uses and builds what the executor needs to replay it; later runs build nothing.
+    ///
+    /// # Errors
+    /// As [`Device::run`].
+    pub fn prepare(&self, recording: &Recording) -> Result<(), Error> {
+        if recording.prepared.get().is_some() {
+            return Ok(());
+        }
+        for operand in recording.steps.iter().flat_map(|step| &step.operands) {
+            self.allocate(operand)?;
+        }
+        let prepared = match &self.0.executor {
+            Executor::Gpu(gpu) => Prepared::Gpu(gpu.prepare(&recording.steps)?),
+            Executor::Cpu(_) => Prepared::Cpu,
+        };
+        let _ = recording.prepared.set(prepared);
+        Ok(())
+    }
+
+    /// Writes compiled pipelines to disk, so that the next start compiles none. Does nothing where the backend cannot.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the file cannot be written; the device goes on working.
+    pub fn save_pipeline_cache(&self) -> Result<(), Error> {
+        match &self.0.executor {
+            Executor::Gpu(gpu) => gpu.save_pipeline_cache(),
+            Executor::Cpu(_) => Ok(()),
+        }
+    }
+
+    fn start_read(&self, tensor: &Tensor, after: Option<&Recording>) -> Result<Pending, Error> {
+        self.0.counters.bytes_read.add(tensor.size_bytes());
+        match (&self.0.executor, tensor.backing()?) {
+            (Executor::Gpu(gpu), Backing::Gpu(buffer)) => {
+                let steps = match after.map(|recording| recording.prepared.get()) {
+                    None => None,
+                    Some(Some(Prepared::Gpu(steps))) => Some(steps),
+                    Some(_) => return Err(foreign_recording()),
+                };
+                let future = match steps {
+                    Some(steps) => gpu.run_and_read(steps, buffer, tensor.size_bytes())?,
+                    None => gpu.read(buffer, tensor.size_bytes())?,
+                };
+                Ok(Pending(PendingKind::Gpu(future)))
+            }
+            (Executor::Cpu(cpu), Backing::Cpu(memory)) => {
+                if let Some(recording) = after {
+                    cpu.run(&recording.steps)?;
+                }
+                let words = memory.read(0, tensor.size_bytes() as usize / 4);
+                Ok(Pending(PendingKind::Ready(Some(bytemuck::cast_slice(&words).to_vec()))))
+            }
+            _ => Err(foreign(tensor)),
+        }
+    }
+}
+
+fn dtype_of<T: Pod>() -> DType {
+    if std::any::TypeId::of::<T>() == std::any::TypeId::of::<f32>() { DType::F32 } else { DType::U32 }
+}
+
+fn foreign(tensor: &Tensor) -> Error {
+    Error::Operand {
+        kernel: "device",
+        operand: "tensor",
+        expected: "a tensor of this device".into(),
+        found: format!("`{}` of another device", tensor.label()),
+    }
+}
+
+fn foreign_recording() -> Error {
+    Error::Operand {
+        kernel: "device",
+        operand: "recording",
+        expected: "a recording of this device".into(),
+        found: "one of another device".into(),
+    }
+}
+
+/// Bytes on their way from the device.
+pub struct Pending(PendingKind);
+
+enum PendingKind {
+    Ready(Option<Vec<u8>>),
+    Gpu(ReadFuture),
+}
+
+impl Future for Pending {
+    type Output = Result<Vec<u8>, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            PendingKind::Ready(bytes) => Poll::Ready(Ok(bytes.take().unwrap_or_default())),
+            PendingKind::Gpu(future) => Pin::new(future).poll(cx),
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Everything that can go wrong, as one type.
+//!
+//! Each variant names the operand, field or offset at fault and says what was expected and what was found,
+//! so that a message needs no stack trace to be acted on.
+
+use std::path::PathBuf;
+
+/// The library's error type.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An operand of a kernel has the wrong shape.
+    #[error("{kernel}: `{operand}` has shape {found:?}, expected {expected:?}")]
+    Shape {
+        /// Kernel that refused the operand.
+        kernel: &'static str,
+        /// Operand's name in the kernel's signature.
+        operand: &'static str,
+        /// Shape the other operands imply.
+        expected: Vec<u32>,
+        /// Shape that was passed.
+        found: Vec<u32>,
+    },
+
+    /// An operand or argument of a kernel is outside what the kernel computes.
+    #[error("{kernel}: `{operand}` is {found}, expected {expected}")]
+    Operand {
+        /// Kernel that refused the operand.
+        kernel: &'static str,
+        /// Operand's or argument's name in the kernel's signature.
+        operand: &'static str,
+        /// What the kernel accepts.
+        expected: String,
+        /// What was passed.
+        found: String,
+    },
+
+    /// A file's content breaks its format.
+    #[error("{format}: {field} at byte {offset} is {found}, expected {expected}")]
+    Format {
+        /// File format, such as `gguf`.
+        format: &'static str,
+        /// Field of the format, or the metadata key or tensor name.
+        field: String,
+        /// Byte offset in the file where the field starts.
+        offset: u64,
+        /// What the format demands.
+        expected: String,
+        /// What stands there.
+        found: String,
+    },
+
+    /// A file is well formed and uses something that is not supported.
+    #[error("{format}: {field} is {found}, which is not supported ({supported})")]
+    Unsupported {
+        /// File format or component.
+        format: &'static str,
+        /// Field, metadata key or tensor name.
+        field: String,
+        /// The unsupported value.
+        found: String,
+        /// What is supported instead.
+        supported: String,
+    },
+
+    /// A model's configuration is missing a value or contradicts itself.
+    #[error("model configuration: {field} is {found}, expected {expected}")]
+    Config {
+        /// Key in the metadata or in `config.json`.
+        field: String,
+        /// What the architecture demands.
+        expected: String,
+        /// What the file says.
+        found: String,
+    },
+
+    /// A tokenizer's data is inconsistent, or text cannot be encoded with it.
+    #[error("tokenizer: {field} is {found}, expected {expected}")]
+    Tokenizer {
+        /// Field of the vocabulary or argument.
+        field: String,
+        /// What the tokenizer needs.
+        expected: String,
+        /// What it got.
+        found: String,
+    },
+
+    /// A sampling or generation option is out of range.
+    #[error("option {option}: {found} is out of range, expected {expected}")]
+    Option {
+        /// The option's name.
+        option: &'static str,
+        /// Accepted range.
+        expected: String,
+        /// Value given.
+        found: String,
+    },
+
+    /// The prompt and the tokens asked for do not fit the context.
+    #[error("context full: {needed} tokens needed, the context holds {capacity}")]
+    ContextFull {
+        /// Tokens that would have to be cached.
+        needed: usize,
+        /// Tokens the cache holds.
+        capacity: usize,
+    },
+
+    /// The memory plan exceeds the limit; nothing was allocated.
+    #[error("memory: {needed_bytes} bytes needed ({breakdown}), the limit is {limit_bytes}; {hint}")]
+    Memory {
+        /// Bytes the plan needs.
+        needed_bytes: u64,
+        /// Bytes allowed.
+        limit_bytes: u64,
+        /// Weights, cache and activations separately.
+        breakdown: String,
+        /// What would fit.
+        hint: String,
+    },
+
+    /// No adapter answers to the name asked for.
+    #[error("device: no adapter matches `{wanted}`; available: {available}")]
+    NoAdapter {
+        /// What was asked for.
+        wanted: String,
+        /// Adapters that are there.
+        available: String,
+    },
+
+    /// The adapter lacks something the engine cannot do without.
+    #[error("device `{adapter}`: {limit} is {found}, at least {expected} is needed")]
+    Limit {
+        /// Adapter's name.
+        adapter: String,
+        /// WebGPU limit or feature.
+        limit: &'static str,
+        /// Value needed.
+        expected: u64,
+        /// Value the adapter has.
+        found: u64,
+    },
+
+    /// The GPU reported an error while `context` was done.
+    #[error("gpu: {context}: {message}")]
+    Gpu {
+        /// What was being done.
+        context: String,
+        /// The GPU API's own words.
+        message: String,
+    },
+
+    /// The device was lost or stopped answering; every buffer on it is gone.
+    #[error("gpu: device lost while {context}: {message}")]
+    DeviceLost {
+        /// What was being done.
+        context: String,
+        /// The GPU API's own words.
+        message: String,
+    },
+
+    /// A logit is NaN or infinite, so no token can be chosen.
+    #[error("logits: a non-finite value at position {pos}; the weights or a kernel are broken")]
+    NonFinite {
+        /// Absolute position of the token whose logits are broken.
+        pos: u32,
+    },
+
+    /// A file cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's own error.
+        source: std::io::Error,
+    },
+
+    /// An error inside a named file.
+    #[error("{}: {source}", path.display())]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong in it.
+        source: Box<Error>,
+    },
+}
+
+impl Error {
+    /// Names the file in which this error was found.
+    pub fn in_file(self, path: impl Into<PathBuf>) -> Self {
+        match self {
+            named @ (Error::Io { .. } | Error::InFile { .. }) => named,
+            source => Error::InFile { path: path.into(), source: Box::new(source) },
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! `config.json` of a Hugging Face checkpoint as keys and values, without knowledge of any model.
+//!
+//! Keys are paths: `rope_scaling.factor` is `factor` in the object `rope_scaling`. A value of `null` counts as absent,
+//! because the library that writes these files writes `None` that way.
+
+use super::Error;
+use serde_json::{Map, Value};
+
+const FORMAT: &str = "config.json";
+/// Published files stay below 100 KiB even with thousands of class labels.
+const MAX_BYTES: usize = 4 << 20;
+
+/// The contents of a `config.json`.
+///
+/// Each `get_*` returns `None` for an absent key and [`Error::Config`], naming the key, for a value that is not of the
+/// asked type or below something that is no object.
+#[derive(Clone, Debug)]
+pub struct ConfigJson {
+    root: Map<String, Value>,
+}
+
+impl ConfigJson {
+    /// Reads the file's bytes.
+    ///
+    /// # Errors
+    /// [`Error::Format`] if they are not one JSON object, nest more than 128 deep, or exceed 4 MiB.
+    pub fn parse(json: &[u8]) -> Result<Self, Error> {
+        let broken = |offset: usize, expected: &str, found: String| Error::Format {
+            format: FORMAT,
+            field: "file".into(),
+            offset: offset as u64,
+            expected: expected.into(),
+            found,
+        };
+        if json.len() > MAX_BYTES {
+            return Err(broken(MAX_BYTES, "at most 4 MiB", format!("{} bytes", json.len())));
+        }
+        let root = serde_json::from_slice(json).map_err(|error| {
+            let lines_before = json.split_inclusive(|&byte| byte == b'\n').take(error.line().saturating_sub(1));
+            let offset = lines_before.map(<[u8]>::len).sum::<usize>() + error.column().saturating_sub(1);
+            broken(offset, "a JSON object", error.to_string())
+        })?;
+        Ok(Self { root })
+    }
+
+    /// The value at `path`, of whatever type it is.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the path leads through something that is no object.
+    pub fn get(&self, path: &str) -> Result<Option<&Value>, Error> {
+        let mut object = &self.root;
+        let mut keys = path.split('.').peekable();
+        while let Some(key) = keys.next() {
+            match object.get(key) {
+                None | Some(Value::Null) => return Ok(None),
+                Some(value) if keys.peek().is_none() => return Ok(Some(value)),
+                Some(Value::Object(inner)) => object = inner,
+                Some(other) => return Err(wrong(path, &format!("an object under `{key}`"), other)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// An integer.
+    pub fn get_u32(&self, path: &str) -> Result<Option<u32>, Error> {
+        self.typed(path, "an integer from 0 to 4294967295", to_u32)
+    }
+
+    /// A number, rounded to 32 bits; one that 32 bits cannot hold is an error.
+    pub fn get_f32(&self, path: &str) -> Result<Option<f32>, Error> {
+        self.typed(path, "a number", to_f32)
+    }
+
+    /// A bool.
+    pub fn get_bool(&self, path: &str) -> Result<Option<bool>, Error> {
+        self.typed(path, "true or false", Value::as_bool)
+    }
+
+    /// A string.
+    pub fn get_str(&self, path: &str) -> Result<Option<&str>, Error> {
+        self.typed(path, "a string", Value::as_str)
+    }
+
+    /// An array of integers.
+    pub fn get_u32_array(&self, path: &str) -> Result<Option<Vec<u32>>, Error> {
+        self.typed(path, "an array of integers from 0 to 4294967295", |value| {
+            value.as_array()?.iter().map(to_u32).collect()
+        })
+    }
+
+    /// An array of numbers, rounded to 32 bits.
+    pub fn get_f32_array(&self, path: &str) -> Result<Option<Vec<f32>>, Error> {
+        self.typed(path, "an array of numbers", |value| value.as_array()?.iter().map(to_f32).collect())
+    }
+
+    /// An array of strings.
+    pub fn get_str_array(&self, path: &str) -> Result<Option<Vec<&str>>, Error> {
+        self.typed(path, "an array of strings", |value| value.as_array()?.iter().map(Value::as_str).collect())
+    }
+
+    fn typed<'a, T>(
+        &'a self,
+        path: &str,
+        expected: &str,
+        convert: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        let Some(value) = self.get(path)? else { return Ok(None) };
+        convert(value).map(Some).ok_or_else(|| wrong(path, expected, value))
+    }
+}
+
+fn to_u32(value: &Value) -> Option<u32> {
+    u32::try_from(value.as_u64()?).ok()
+}
+
+fn to_f32(value: &Value) -> Option<f32> {
+    Some(value.as_f64()? as f32).filter(|number| number.is_finite())
+}
+
+fn wrong(path: &str, expected: &str, found: &Value) -> Error {
+    let found = match found {
+        Value::Array(elements) => format!("an array of {}", elements.len()),
+        Value::Object(_) => "an object".into(),
+        scalar => super::Shown(&scalar.to_string()).to_string(),
+    };
+    Error::Config { field: path.into(), expected: expected.into(), found }
+}

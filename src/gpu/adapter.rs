@@ -1,0 +1,77 @@
+//! Which adapters there are and what they can do.
+
+use crate::shaders::Tier;
+
+/// One GPU adapter.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct AdapterReport {
+    /// Adapter's name.
+    pub name: String,
+    /// `vulkan`, `metal`, `dx12` or `webgpu`.
+    pub backend: String,
+    /// Driver's name and version.
+    pub driver: String,
+    /// PCI bus id, where the backend tells.
+    pub pci_bus_id: String,
+    /// Whether the adapter runs on the CPU.
+    pub is_software: bool,
+    /// Whether it has `shader-f16`.
+    pub has_f16: bool,
+    /// Whether it has subgroup operations, and their sizes.
+    pub subgroups: Option<[u32; 2]>,
+    /// Whether it has timestamps.
+    pub has_timestamps: bool,
+    /// Largest buffer in bytes.
+    pub max_buffer_bytes: u64,
+    /// Largest storage binding in bytes.
+    pub max_binding_bytes: u64,
+    /// Workgroup memory in bytes.
+    pub max_workgroup_bytes: u32,
+    /// Tier that is used unless another is asked for.
+    #[serde(serialize_with = "tier_name")]
+    pub tier: Tier,
+    #[serde(skip)]
+    pub(crate) adapter: wgpu::Adapter,
+}
+
+fn tier_name<S: serde::Serializer>(tier: &Tier, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(tier.name())
+}
+
+/// All adapters, real GPUs first, then in the backends' order.
+pub async fn adapters() -> Vec<AdapterReport> {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = wgpu::Backends::PRIMARY;
+    // No indirect dispatch is used, so its validation passes would be pure cost.
+    descriptor.flags = wgpu::InstanceFlags::default() - wgpu::InstanceFlags::VALIDATION_INDIRECT_CALL;
+    let instance = wgpu::Instance::new(descriptor);
+    let mut reports: Vec<AdapterReport> =
+        instance.enumerate_adapters(wgpu::Backends::PRIMARY).await.into_iter().map(report).collect();
+    reports.sort_by_key(|r| r.is_software);
+    reports
+}
+
+fn report(adapter: wgpu::Adapter) -> AdapterReport {
+    let (info, features, limits) = (adapter.get_info(), adapter.features(), adapter.limits());
+    let is_software = info.device_type == wgpu::DeviceType::Cpu;
+    let has_subgroups = features.contains(wgpu::Features::SUBGROUP);
+    AdapterReport {
+        name: info.name.clone(),
+        backend: info.backend.to_str().to_string(),
+        driver: format!("{} {}", info.driver, info.driver_info).trim().to_string(),
+        pci_bus_id: info.device_pci_bus_id.clone(),
+        is_software,
+        has_f16: features.contains(wgpu::Features::SHADER_F16),
+        subgroups: has_subgroups.then_some([info.subgroup_min_size, info.subgroup_max_size]),
+        has_timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
+        max_buffer_bytes: limits.max_buffer_size,
+        max_binding_bytes: u64::from(limits.max_storage_buffer_binding_size),
+        max_workgroup_bytes: limits.max_compute_workgroup_storage_size,
+        tier: match (is_software, has_subgroups) {
+            (true, _) => Tier::Scalar,
+            (false, true) => Tier::Subgroups,
+            (false, false) => Tier::Baseline,
+        },
+        adapter,
+    }
+}

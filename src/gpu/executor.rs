@@ -1,0 +1,299 @@
+//! The GPU executor: prepares recordings (pipelines, bind groups, params) once and replays them in one pass each.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::adapter::AdapterReport;
+use super::buffer_pool::{BufferPool, PooledBuffer};
+use super::pipeline::{Pipeline, Pipelines};
+use super::readback::{Poller, ReadFuture, Staging};
+use crate::counters::LiveCounters;
+use crate::device::{Backing, DeviceLimits};
+use crate::error::Error;
+use crate::recording::Step;
+use crate::shaders::Tier;
+
+/// First error that the GPU reported outside any call, and whether the device is gone.
+type Fault = Arc<Mutex<Option<Error>>>;
+
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    adapter_name: String,
+    pool: Arc<BufferPool>,
+    pipelines: Pipelines,
+    staging: Arc<Staging>,
+    poller: Poller,
+    fault: Fault,
+    counters: Arc<LiveCounters>,
+}
+
+/// A recording's dispatches, ready to be encoded.
+#[derive(Debug)]
+pub(crate) struct PreparedSteps {
+    dispatches: Vec<(Arc<Pipeline>, wgpu::BindGroup, [u32; 3])>,
+}
+
+impl Gpu {
+    pub async fn open(report: &AdapterReport, tier: Tier, counters: Arc<LiveCounters>) -> Result<Gpu, Error> {
+        let adapter = &report.adapter;
+        let available = adapter.features();
+        let needed = match tier {
+            Tier::Baseline | Tier::Scalar => wgpu::Features::empty(),
+            Tier::F16 => wgpu::Features::SHADER_F16,
+            Tier::Subgroups => wgpu::Features::SUBGROUP,
+        };
+        if !available.contains(needed) {
+            let limit = if tier == Tier::F16 { "feature shader-f16" } else { "feature subgroups" };
+            return Err(Error::Limit { adapter: report.name.clone(), limit, expected: 1, found: 0 });
+        }
+        let wanted = needed | wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::PIPELINE_CACHE;
+        let (device, queue) = adapter
+            .request_device(&wgpu::DeviceDescriptor {
+                label: Some("tilewright"),
+                required_features: wanted & available,
+                required_limits: adapter.limits(),
+                ..Default::default()
+            })
+            .await
+            .map_err(|e| Error::Gpu { context: format!("opening `{}`", report.name), message: e.to_string() })?;
+
+        let fault = Fault::default();
+        let first = fault.clone();
+        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
+            let mut fault = first.lock().unwrap_or_else(PoisonError::into_inner);
+            fault.get_or_insert(Error::Gpu { context: "running".into(), message: error.to_string() });
+        }));
+        let lost = fault.clone();
+        device.set_device_lost_callback(move |reason, message| {
+            let mut fault = lost.lock().unwrap_or_else(PoisonError::into_inner);
+            let message = format!("{reason:?}: {message}");
+            fault.get_or_insert(Error::DeviceLost { context: "running".into(), message });
+        });
+        Ok(Gpu {
+            pool: BufferPool::new(counters.clone()),
+            pipelines: Pipelines::new(&device, &adapter.get_info(), counters.clone()),
+            staging: Staging::new(counters.clone()),
+            poller: Poller::new(device.clone()),
+            adapter_name: report.name.clone(),
+            fault,
+            counters,
+            device,
+            queue,
+        })
+    }
+
+    pub fn limits(&self) -> DeviceLimits {
+        let limits = self.device.limits();
+        DeviceLimits {
+            max_workgroups: limits.max_compute_workgroups_per_dimension,
+            // Buffers of 2 GiB and more are refused or wrong on some backends whatever the adapter says.
+            max_binding_bytes: u64::from(limits.max_storage_buffer_binding_size)
+                .min(limits.max_buffer_size)
+                .min((1 << 31) - 256),
+        }
+    }
+
+    /// Turns what the GPU reported since the last call into an error of `context`.
+    fn check(&self, context: &str) -> Result<(), Error> {
+        let mut fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*fault {
+            None => Ok(()),
+            // A lost device stays lost: every later call says so again.
+            Some(Error::DeviceLost { message, .. }) => {
+                Err(Error::DeviceLost { context: context.into(), message: message.clone() })
+            }
+            Some(other) => {
+                let message = match other {
+                    Error::Gpu { message, .. } => message.clone(),
+                    other => other.to_string(),
+                };
+                *fault = None;
+                Err(Error::Gpu { context: context.into(), message })
+            }
+        }
+    }
+
+    pub fn allocate(&self, label: &str, size_bytes: u64) -> Result<PooledBuffer, Error> {
+        let buffer = self.pool.take(&self.device, label, size_bytes);
+        self.check(&format!("allocating {size_bytes} bytes for `{label}`"))?;
+        Ok(buffer)
+    }
+
+    pub fn write(&self, buffer: &PooledBuffer, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        /// Uploads are staged by wgpu until the next submission; this bounds how much waits.
+        const PIECE: usize = 32 << 20;
+        for (i, piece) in bytes.chunks(PIECE).enumerate() {
+            self.queue.write_buffer(&buffer.buffer, offset + (i * PIECE) as u64, piece);
+            if piece.len() == PIECE {
+                self.queue.submit([]);
+            }
+        }
+        self.check("uploading")
+    }
+
+    pub fn prepare(&self, steps: &[Step]) -> Result<PreparedSteps, Error> {
+        let alignment = u64::from(self.device.limits().min_uniform_buffer_offset_alignment).max(256) as usize;
+        let mut params = vec![0u8; alignment * steps.len().max(1)];
+        for (slot, step) in params.chunks_mut(alignment).zip(steps) {
+            slot[..step.params.len()].copy_from_slice(&step.params);
+        }
+        self.counters.buffers_created.add(1);
+        let uniforms = self.device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("params"),
+            size: params.len() as u64,
+            usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        });
+        self.queue.write_buffer(&uniforms, 0, &params);
+
+        let mut dispatches = Vec::with_capacity(steps.len());
+        for (i, step) in steps.iter().enumerate() {
+            let pipeline = self.pipelines.get(&self.device, step);
+            self.check(&format!("compiling `{}`", step.variant.label))?;
+            let binding = |buffer, offset: usize, size: u64| {
+                let size = std::num::NonZeroU64::new(size);
+                wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer, offset: offset as u64, size })
+            };
+            let mut entries = vec![wgpu::BindGroupEntry {
+                binding: 0,
+                resource: binding(&uniforms, i * alignment, step.params.len() as u64),
+            }];
+            for (slot, operand) in (1..).zip(&step.operands) {
+                let Backing::Gpu(buffer) = operand.backing()? else {
+                    return Err(Error::Gpu {
+                        context: format!("binding `{}`", operand.label()),
+                        message: "the tensor belongs to another device".into(),
+                    });
+                };
+                let resource = binding(&buffer.buffer, 0, operand.size_bytes());
+                entries.push(wgpu::BindGroupEntry { binding: slot, resource });
+            }
+            self.counters.bind_groups_created.add(1);
+            let group = self.device.create_bind_group(&wgpu::BindGroupDescriptor {
+                label: Some(step.variant.label),
+                layout: &pipeline.layout,
+                entries: &entries,
+            });
+            self.check(&format!("binding `{}`", step.variant.label))?;
+            dispatches.push((pipeline, group, step.grid));
+        }
+        Ok(PreparedSteps { dispatches })
+    }
+
+    /// Submits all dispatches in one pass.
+    pub fn run(&self, steps: &PreparedSteps) -> Result<(), Error> {
+        self.submit(self.encode(steps)).map(drop)
+    }
+
+    /// Submits all dispatches in one pass and, behind them, the copy of a buffer to the host.
+    pub fn run_and_read(&self, steps: &PreparedSteps, buffer: &PooledBuffer, size: u64) -> Result<ReadFuture, Error> {
+        self.submit_and_read(self.encode(steps), &buffer.buffer, size)
+    }
+
+    fn encode(&self, steps: &PreparedSteps) -> wgpu::CommandEncoder {
+        let mut encoder = self.encoder();
+        let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+        for (pipeline, group, [x, y, z]) in &steps.dispatches {
+            pass.set_pipeline(&pipeline.pipeline);
+            pass.set_bind_group(0, group, &[]);
+            pass.dispatch_workgroups(*x, *y, *z);
+        }
+        drop(pass);
+        self.counters.dispatches.add(steps.dispatches.len() as u64);
+        encoder
+    }
+
+    pub fn read(&self, buffer: &PooledBuffer, size: u64) -> Result<ReadFuture, Error> {
+        self.submit_and_read(self.encoder(), &buffer.buffer, size)
+    }
+
+    pub fn copy(&self, copies: &[(&PooledBuffer, &PooledBuffer, u64)]) -> Result<(), Error> {
+        let mut encoder = self.encoder();
+        for (from, to, size) in copies {
+            encoder.copy_buffer_to_buffer(&from.buffer, 0, &to.buffer, 0, *size);
+        }
+        self.submit(encoder).map(drop)
+    }
+
+    /// Runs each dispatch in a pass of its own between two timestamps.
+    pub async fn run_profiled(&self, steps: &PreparedSteps) -> Result<Vec<Duration>, Error> {
+        if !self.device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
+            let limit = "feature timestamp-query";
+            return Err(Error::Limit { adapter: self.adapter_name.clone(), limit, expected: 1, found: 0 });
+        }
+        let mut times = Vec::with_capacity(steps.dispatches.len());
+        // A query set holds 4096 timestamps at most.
+        for part in steps.dispatches.chunks(wgpu::QUERY_SET_MAX_QUERIES as usize / 2) {
+            let count = 2 * part.len() as u32;
+            let queries = self.device.create_query_set(&wgpu::QuerySetDescriptor {
+                label: Some("profile"),
+                ty: wgpu::QueryType::Timestamp,
+                count,
+            });
+            self.counters.buffers_created.add(1);
+            let size = u64::from(count) * 8;
+            let resolved = self.device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some("timestamps"),
+                size,
+                usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
+                mapped_at_creation: false,
+            });
+            let mut encoder = self.encoder();
+            for (first, (pipeline, group, [x, y, z])) in (0..count).step_by(2).zip(part) {
+                let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor {
+                    label: None,
+                    timestamp_writes: Some(wgpu::ComputePassTimestampWrites {
+                        query_set: &queries,
+                        beginning_of_pass_write_index: Some(first),
+                        end_of_pass_write_index: Some(first + 1),
+                    }),
+                });
+                pass.set_pipeline(&pipeline.pipeline);
+                pass.set_bind_group(0, group, &[]);
+                pass.dispatch_workgroups(*x, *y, *z);
+            }
+            encoder.resolve_query_set(&queries, 0..count, &resolved, 0);
+            self.counters.dispatches.add(part.len() as u64);
+            let bytes = self.submit_and_read(encoder, &resolved, size)?.await?;
+            let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(&bytes);
+            let period_ns = f64::from(self.queue.get_timestamp_period());
+            times.extend(ticks.chunks_exact(2).map(|pair| {
+                Duration::from_nanos((pair[1].saturating_sub(pair[0]) as f64 * period_ns) as u64)
+            }));
+        }
+        Ok(times)
+    }
+
+    pub fn save_pipeline_cache(&self) -> Result<(), Error> {
+        self.pipelines.save()
+    }
+
+    fn encoder(&self) -> wgpu::CommandEncoder {
+        self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default())
+    }
+
+    fn submit(&self, encoder: wgpu::CommandEncoder) -> Result<wgpu::SubmissionIndex, Error> {
+        // Nothing is submitted to a device that is gone: it would be dropped without a word.
+        self.check("submitting")?;
+        let index = self.queue.submit([encoder.finish()]);
+        self.counters.submits.add(1);
+        self.check("submitting")?;
+        Ok(index)
+    }
+
+    fn submit_and_read(
+        &self,
+        mut encoder: wgpu::CommandEncoder,
+        buffer: &wgpu::Buffer,
+        size: u64,
+    ) -> Result<ReadFuture, Error> {
+        let staging = self.staging.take(&self.device, size);
+        encoder.copy_buffer_to_buffer(buffer, 0, &staging, 0, size);
+        let index = self.submit(encoder)?;
+        let future = ReadFuture::start(staging, self.staging.clone());
+        self.poller.wait_for(index, future.signal());
+        Ok(future)
+    }
+}

@@ -1,0 +1,138 @@
+//! Compute pipelines, compiled once per shader variant and constants, and kept on disk where the backend can.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::counters::LiveCounters;
+use crate::error::Error;
+use crate::recording::Step;
+use crate::shaders::Kernel;
+
+#[derive(Debug)]
+pub(crate) struct Pipeline {
+    pub pipeline: wgpu::ComputePipeline,
+    pub layout: wgpu::BindGroupLayout,
+}
+
+/// Variant label and override values as bits.
+type Key = (&'static str, Vec<(&'static str, u64)>);
+
+#[derive(Debug)]
+pub(crate) struct Pipelines {
+    compiled: Mutex<HashMap<Key, Arc<Pipeline>>>,
+    cache: Option<(wgpu::PipelineCache, PathBuf)>,
+    counters: Arc<LiveCounters>,
+}
+
+impl Pipelines {
+    pub fn new(device: &wgpu::Device, info: &wgpu::AdapterInfo, counters: Arc<LiveCounters>) -> Self {
+        Pipelines { compiled: Mutex::default(), cache: disk_cache(device, info), counters }
+    }
+
+    /// The pipeline for a step, compiled if this is its first use.
+    pub fn get(&self, device: &wgpu::Device, step: &Step) -> Arc<Pipeline> {
+        let key = (step.variant.label, step.constants.iter().map(|&(name, value)| (name, value.to_bits())).collect());
+        let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        compiled.entry(key).or_insert_with(|| Arc::new(self.compile(device, step))).clone()
+    }
+
+    fn compile(&self, device: &wgpu::Device, step: &Step) -> Pipeline {
+        self.counters.pipelines_created.add(1);
+        let label = Some(step.variant.label);
+        let descriptor =
+            wgpu::ShaderModuleDescriptor { label, source: wgpu::ShaderSource::Wgsl(step.variant.source.into()) };
+        let module = if checked() {
+            device.create_shader_module(descriptor)
+        } else {
+            // SAFETY: the shaders are this crate's own, validated by build.rs; kernels bound every index by `params`, and
+            // the conformance tests run the same sources with the checks on.
+            unsafe { device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked()) }
+        };
+        let layout = bind_group_layout(device, step.kernel);
+        let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label,
+            bind_group_layouts: &[Some(&layout)],
+            immediate_size: 0,
+        });
+        let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label,
+            layout: Some(&pipeline_layout),
+            module: &module,
+            entry_point: Some(step.kernel.name),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                constants: &step.constants,
+                zero_initialize_workgroup_memory: checked(),
+            },
+            cache: self.cache.as_ref().map(|(cache, _)| cache),
+        });
+        Pipeline { pipeline, layout }
+    }
+
+    /// Writes the cache beside its place and renames it, so that no reader ever sees half of it.
+    pub fn save(&self) -> Result<(), Error> {
+        let Some((cache, path)) = &self.cache else { return Ok(()) };
+        let Some(data) = cache.get_data() else { return Ok(()) };
+        let io = |source| Error::Io { path: path.clone(), source };
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(io)?;
+        }
+        let part = path.with_extension(format!("part{}", std::process::id()));
+        let written = std::fs::write(&part, data).and_then(|()| std::fs::rename(&part, path));
+        if written.is_err() {
+            // What could be written of it must not stay on a full disk.
+            let _ = std::fs::remove_file(&part);
+        }
+        written.map_err(io)
+    }
+}
+
+/// Whether shaders run with bounds checks and zeroed workgroup memory: in debug builds, and where the environment asks.
+fn checked() -> bool {
+    cfg!(debug_assertions) || std::env::var_os("TILEWRIGHT_CHECKED").is_some()
+}
+
+fn bind_group_layout(device: &wgpu::Device, kernel: &Kernel) -> wgpu::BindGroupLayout {
+    let buffer = |ty| wgpu::BindingType::Buffer { ty, has_dynamic_offset: false, min_binding_size: None };
+    let params = buffer(wgpu::BufferBindingType::Uniform);
+    let storage =
+        kernel.bindings.iter().map(|binding| buffer(wgpu::BufferBindingType::Storage { read_only: !binding.writes }));
+    let entries: Vec<_> = (0..)
+        .zip(std::iter::once(params).chain(storage))
+        .map(|(binding, ty)| wgpu::BindGroupLayoutEntry {
+            binding,
+            visibility: wgpu::ShaderStages::COMPUTE,
+            ty,
+            count: None,
+        })
+        .collect();
+    device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: Some(kernel.name), entries: &entries })
+}
+
+/// The cache for this adapter, filled from disk if a file is there. `TILEWRIGHT_CACHE_DIR` moves it; empty turns it off.
+fn disk_cache(device: &wgpu::Device, info: &wgpu::AdapterInfo) -> Option<(wgpu::PipelineCache, PathBuf)> {
+    if !device.features().contains(wgpu::Features::PIPELINE_CACHE) {
+        return None;
+    }
+    let folder = match std::env::var_os("TILEWRIGHT_CACHE_DIR") {
+        Some(folder) if folder.is_empty() => return None,
+        Some(folder) => PathBuf::from(folder),
+        None => std::env::var_os("XDG_CACHE_HOME")
+            .map(PathBuf::from)
+            .or_else(|| std::env::var_os("LOCALAPPDATA").map(PathBuf::from))
+            .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?
+            .join("tilewright"),
+    };
+    let path = folder.join(format!("{}.pipelines", wgpu::util::pipeline_cache_key(info)?));
+    let data = std::fs::read(&path).ok();
+    // SAFETY: the file is one that `save` wrote for this adapter; wgpu checks its header, device, driver and hash, and
+    // falls back to an empty cache.
+    let cache = unsafe {
+        device.create_pipeline_cache(&wgpu::PipelineCacheDescriptor {
+            label: Some("tilewright"),
+            data: data.as_deref(),
+            fallback: true,
+        })
+    };
+    Some((cache, path))
+}

@@ -1,0 +1,165 @@
+//! Reading buffers without blocking: staging buffers that are reused, and a thread that waits for the GPU.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use crate::counters::LiveCounters;
+use crate::error::Error;
+
+/// Staging buffers by size, each in use by at most one read.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    idle: Mutex<HashMap<u64, Vec<wgpu::Buffer>>>,
+    counters: Arc<LiveCounters>,
+}
+
+impl Staging {
+    pub fn new(counters: Arc<LiveCounters>) -> Arc<Self> {
+        Arc::new(Staging { idle: Mutex::default(), counters })
+    }
+
+    pub fn take(&self, device: &wgpu::Device, size: u64) -> wgpu::Buffer {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&size).and_then(Vec::pop);
+        idle.unwrap_or_else(|| {
+            self.counters.buffers_created.add(1);
+            device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some("staging"),
+                size,
+                usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            })
+        })
+    }
+
+    fn give_back(&self, buffer: wgpu::Buffer) {
+        /// Larger ones are for one-off reads and are freed.
+        const MAX_KEPT_BYTES: u64 = 1 << 20;
+        if buffer.size() <= MAX_KEPT_BYTES {
+            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            idle.entry(buffer.size()).or_default().push(buffer);
+        }
+    }
+}
+
+/// State shared by a read's future and the callback that ends it.
+#[derive(Debug, Default)]
+pub(crate) struct Signal {
+    result: Option<Result<(), Error>>,
+    waker: Option<Waker>,
+}
+
+pub(crate) fn complete(signal: &Mutex<Signal>, result: Result<(), Error>) {
+    let waker = {
+        let mut signal = signal.lock().unwrap_or_else(PoisonError::into_inner);
+        // The first result counts: a map may still be reported after its device was given up.
+        signal.result.get_or_insert(result);
+        signal.waker.take()
+    };
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+/// The content of a staging buffer, once the GPU has written it.
+#[derive(Debug)]
+pub(crate) struct ReadFuture {
+    /// `None` once given back.
+    buffer: Option<wgpu::Buffer>,
+    staging: Arc<Staging>,
+    signal: Arc<Mutex<Signal>>,
+}
+
+impl ReadFuture {
+    /// Asks for the buffer to be mapped; the copy into it has been submitted.
+    pub fn start(buffer: wgpu::Buffer, staging: Arc<Staging>) -> Self {
+        let signal = Arc::new(Mutex::new(Signal::default()));
+        let callback = signal.clone();
+        buffer.slice(..).map_async(wgpu::MapMode::Read, move |result| {
+            let result = result.map_err(|e| Error::DeviceLost {
+                context: "reading a buffer".into(),
+                message: e.to_string(),
+            });
+            complete(&callback, result);
+        });
+        ReadFuture { buffer: Some(buffer), staging, signal }
+    }
+
+    pub fn signal(&self) -> Arc<Mutex<Signal>> {
+        self.signal.clone()
+    }
+}
+
+impl Future for ReadFuture {
+    type Output = Result<Vec<u8>, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let result = {
+            let mut signal = self.signal.lock().unwrap_or_else(PoisonError::into_inner);
+            match signal.result.take() {
+                Some(result) => result,
+                None => {
+                    signal.waker = Some(cx.waker().clone());
+                    return Poll::Pending;
+                }
+            }
+        };
+        let Some(buffer) = self.buffer.take() else { return Poll::Pending };
+        Poll::Ready(result.and_then(|()| {
+            let view = buffer.slice(..).get_mapped_range().map_err(|e| Error::Gpu {
+                context: "reading a buffer".into(),
+                message: e.to_string(),
+            })?;
+            let bytes = view.to_vec();
+            drop(view);
+            buffer.unmap();
+            self.staging.give_back(buffer);
+            Ok(bytes)
+        }))
+    }
+}
+
+/// Waits for submissions on a thread of its own and so fires the callbacks of reads. In a browser the event loop does
+/// that, and there is no thread.
+#[derive(Debug)]
+pub(crate) struct Poller {
+    #[cfg(not(target_arch = "wasm32"))]
+    requests: std::sync::mpsc::Sender<(wgpu::SubmissionIndex, Arc<Mutex<Signal>>)>,
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+impl Poller {
+    /// Longer than any driver's watchdog: a device that takes this long is not going to answer.
+    const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(120);
+
+    pub fn new(device: wgpu::Device) -> Self {
+        let (requests, queue) = std::sync::mpsc::channel::<(wgpu::SubmissionIndex, Arc<Mutex<Signal>>)>();
+        std::thread::spawn(move || {
+            // Ends when the sender is dropped with its device.
+            for (index, signal) in queue {
+                let wait = wgpu::PollType::Wait { submission_index: Some(index), timeout: Some(Self::TIMEOUT) };
+                if let Err(e) = device.poll(wait) {
+                    let lost = Error::DeviceLost { context: "waiting for a submission".into(), message: e.to_string() };
+                    complete(&signal, Err(lost));
+                }
+            }
+        });
+        Poller { requests }
+    }
+
+    pub fn wait_for(&self, index: wgpu::SubmissionIndex, signal: Arc<Mutex<Signal>>) {
+        // The thread lives as long as this sender.
+        let _ = self.requests.send((index, signal));
+    }
+}
+
+#[cfg(target_arch = "wasm32")]
+impl Poller {
+    pub fn new(_device: wgpu::Device) -> Self {
+        Poller {}
+    }
+
+    pub fn wait_for(&self, _index: wgpu::SubmissionIndex, _signal: Arc<Mutex<Signal>>) {}
+}

@@ -1,0 +1,113 @@
+//! Elementwise kernels.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::fold;
+use crate::error::Error;
+use crate::recording::Recorder;
+use crate::shaders;
+use crate::tensor::Tensor;
+
+const WG: u64 = 256;
+
+/// Mirrors `Params` in `shaders/swiglu.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct SwigluParams {
+    pub n_tokens: u32,
+    pub ffn_dim: u32,
+    pub grid_x: u32,
+    pub _pad: u32,
+}
+
+/// Mirrors `Params` in `shaders/gelu.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct GeluParams {
+    pub len: u32,
+    pub tanh_form: u32,
+    pub grid_x: u32,
+    pub _pad: u32,
+}
+
+/// Mirrors `Params` in `shaders/add.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct AddParams {
+    pub len: u32,
+    pub grid_x: u32,
+    pub _pad: [u32; 2],
+}
+
+/// Mirrors `Params` in `shaders/scale.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct ScaleParams {
+    pub len: u32,
+    pub grid_x: u32,
+    pub factor: f32,
+    pub _pad: u32,
+}
+
+/// Form of the Gaussian error linear unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gelu {
+    /// By the error function.
+    Exact,
+    /// By the hyperbolic tangent, as GPT-2 and Gemma do.
+    Tanh,
+}
+
+/// Records `y = silu(gate) * up`, where `gate_up` holds both halves of each row. Shader: `shaders/swiglu.wgsl`.
+///
+/// # Shapes
+/// `gate_up`: `[T, 2 F]`; `y`: `[T, F]`.
+/// # Errors
+/// [`Error::Shape`] if `gate_up` disagrees with `y`.
+pub fn swiglu(rec: &mut Recorder, gate_up: &Tensor, y: &Tensor) -> Result<(), Error> {
+    let [n_tokens, ffn_dim] = y.dims2("swiglu", "y")?;
+    gate_up.expect_shape("swiglu", "gate_up", &[n_tokens, 2 * ffn_dim])?;
+    let grid = fold(y.len() as u64, WG);
+    let params = SwigluParams { n_tokens, ffn_dim, grid_x: grid[0], _pad: 0 };
+    rec.dispatch(&shaders::SWIGLU, None, &[], params, &[gate_up, y], grid)
+}
+
+/// Records `y = gelu(x)`. Shader: `shaders/gelu.wgsl`.
+///
+/// # Shapes
+/// `x`, `y`: any, the same.
+/// # Errors
+/// [`Error::Shape`] if `y` disagrees with `x`.
+pub fn gelu(rec: &mut Recorder, x: &Tensor, y: &Tensor, form: Gelu) -> Result<(), Error> {
+    y.expect_shape("gelu", "y", x.shape())?;
+    let grid = fold(y.len() as u64, WG);
+    let params =
+        GeluParams { len: y.len() as u32, tanh_form: u32::from(form == Gelu::Tanh), grid_x: grid[0], _pad: 0 };
+    rec.dispatch(&shaders::GELU, None, &[], params, &[x, y], grid)
+}
+
+/// Records `y = y + x`. Shader: `shaders/add.wgsl`.
+///
+/// # Shapes
+/// `x`, `y`: any, the same.
+/// # Errors
+/// [`Error::Shape`] if `y` disagrees with `x`.
+pub fn add(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
+    y.expect_shape("add", "y", x.shape())?;
+    let grid = fold(y.len() as u64, WG);
+    let params = AddParams { len: y.len() as u32, grid_x: grid[0], _pad: [0; 2] };
+    rec.dispatch(&shaders::ADD, None, &[], params, &[x, y], grid)
+}
+
+/// Records `y = factor * x`. Shader: `shaders/scale.wgsl`.
+///
+/// # Shapes
+/// `x`, `y`: any, the same.
+/// # Errors
+/// [`Error::Shape`] if `y` disagrees with `x`.
+pub fn scale(rec: &mut Recorder, x: &Tensor, y: &Tensor, factor: f32) -> Result<(), Error> {
+    y.expect_shape("scale", "y", x.shape())?;
+    let grid = fold(y.len() as u64, WG);
+    let params = ScaleParams { len: y.len() as u32, grid_x: grid[0], factor, _pad: 0 };
+    rec.dispatch(&shaders::SCALE, None, &[], params, &[x, y], grid)
+}

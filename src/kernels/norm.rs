@@ -1,0 +1,55 @@
+//! Normalisation of each token.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::error::Error;
+use crate::recording::Recorder;
+use crate::shaders;
+use crate::tensor::Tensor;
+
+/// Mirrors `Params` in `shaders/rms_norm.wgsl` and `shaders/layer_norm.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct NormParams {
+    pub n_tokens: u32,
+    pub dim: u32,
+    pub eps: f32,
+    pub _pad: u32,
+}
+
+/// Records `y = weight * x / sqrt(mean(x²) + eps)`, one token at a time. Shader: `shaders/rms_norm.wgsl`.
+///
+/// # Shapes
+/// `x`, `y`: `[T, C]`; `weight`: `[C]`.
+/// # Errors
+/// [`Error::Shape`] if `weight` or `y` disagrees with `x`.
+pub fn rms_norm(rec: &mut Recorder, x: &Tensor, weight: &Tensor, y: &Tensor, eps: f32) -> Result<(), Error> {
+    let [n_tokens, dim] = x.dims2("rms_norm", "x")?;
+    weight.expect_shape("rms_norm", "weight", &[dim])?;
+    y.expect_shape("rms_norm", "y", &[n_tokens, dim])?;
+    let params = NormParams { n_tokens, dim, eps, _pad: 0 };
+    rec.dispatch(&shaders::RMS_NORM, None, &[], params, &[x, weight, y], [n_tokens, 1, 1])
+}
+
+/// Records `y = weight * (x - mean) / sqrt(variance + eps) + bias`, one token at a time. Shader:
+/// `shaders/layer_norm.wgsl`.
+///
+/// # Shapes
+/// `x`, `y`: `[T, C]`; `weight`, `bias`: `[C]`.
+/// # Errors
+/// [`Error::Shape`] if `weight`, `bias` or `y` disagrees with `x`.
+pub fn layer_norm(
+    rec: &mut Recorder,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: &Tensor,
+    y: &Tensor,
+    eps: f32,
+) -> Result<(), Error> {
+    let [n_tokens, dim] = x.dims2("layer_norm", "x")?;
+    weight.expect_shape("layer_norm", "weight", &[dim])?;
+    bias.expect_shape("layer_norm", "bias", &[dim])?;
+    y.expect_shape("layer_norm", "y", &[n_tokens, dim])?;
+    let params = NormParams { n_tokens, dim, eps, _pad: 0 };
+    rec.dispatch(&shaders::LAYER_NORM, None, &[], params, &[x, weight, bias, y], [n_tokens, 1, 1])
+}

@@ -1,0 +1,77 @@
+//! Choosing a token from logits.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::StepState;
+use crate::error::Error;
+use crate::recording::Recorder;
+use crate::shaders;
+use crate::tensor::Tensor;
+
+/// The id that stands for "no token": some logit is NaN or infinite.
+pub const NON_FINITE: u32 = u32::MAX;
+
+/// Mirrors `Params` in `shaders/sample.wgsl` and `shaders/penalize.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct SampleParams {
+    pub n_vocab: u32,
+    pub _pad: [u32; 3],
+}
+
+/// Sampling settings as kernels read them, eight words; `shaders/shared/sampling.wgsl` names them.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Sampling {
+    /// Divides the logits; above 0.
+    pub temperature: f32,
+    /// Keeps the k most likely tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keeps the most likely tokens that together have this probability; 1 keeps all.
+    pub top_p: f32,
+    /// Keeps tokens with at least this share of the most likely one's probability; 0 keeps all.
+    pub min_p: f32,
+    /// Seed, low and high word.
+    pub seed: [u32; 2],
+    /// Divides positive and multiplies negative logits of recent tokens; 1 changes nothing.
+    pub repeat_penalty: f32,
+    /// How many tokens back count as recent.
+    pub repeat_last_n: u32,
+}
+
+/// Records the repetition penalty, in place. Shader: `shaders/penalize.wgsl`.
+///
+/// # Shapes
+/// `sampling`: `[8]`; `tokens`: `[S]`; `logits`: `[1, V]`.
+/// # Errors
+/// [`Error::Shape`] if `sampling` is not [`Sampling`]'s words.
+pub fn penalize(
+    rec: &mut Recorder,
+    sampling: &Tensor,
+    state: &StepState,
+    tokens: &Tensor,
+    logits: &Tensor,
+) -> Result<(), Error> {
+    sampling.expect_shape("penalize", "sampling", &[8])?;
+    let params = SampleParams { n_vocab: logits.len() as u32, _pad: [0; 3] };
+    rec.dispatch(&shaders::PENALIZE, None, &[], params, &[sampling, state.tensor(), tokens, logits], [1, 1, 1])
+}
+
+/// Records the draw of a token with temperature, top-k, top-p and min-p. Shader: `shaders/sample.wgsl`.
+///
+/// # Shapes
+/// `sampling`: `[8]`; `logits`: `[1, V]`; `ids`: `[1]`.
+/// # Errors
+/// [`Error::Shape`] if an operand has another shape.
+pub fn sample(
+    rec: &mut Recorder,
+    sampling: &Tensor,
+    state: &StepState,
+    logits: &Tensor,
+    ids: &Tensor,
+) -> Result<(), Error> {
+    sampling.expect_shape("sample", "sampling", &[8])?;
+    ids.expect_shape("sample", "ids", &[1])?;
+    let params = SampleParams { n_vocab: logits.len() as u32, _pad: [0; 3] };
+    rec.dispatch(&shaders::SAMPLE, None, &[], params, &[sampling, state.tensor(), logits, ids], [1, 1, 1])
+}

@@ -1,0 +1,33 @@
+//! Softmax of rows.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::fold;
+use crate::error::Error;
+use crate::recording::Recorder;
+use crate::shaders;
+use crate::tensor::Tensor;
+
+/// Mirrors `Params` in `shaders/softmax.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct SoftmaxParams {
+    pub n_rows: u32,
+    pub dim: u32,
+    pub grid_x: u32,
+    pub _pad: u32,
+}
+
+/// Records the softmax of each row. Shader: `shaders/softmax.wgsl`.
+///
+/// # Shapes
+/// `x`, `y`: `[R, C]`.
+/// # Errors
+/// [`Error::Shape`] if `y` disagrees with `x`.
+pub fn softmax(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
+    let [n_rows, dim] = x.dims2("softmax", "x")?;
+    y.expect_shape("softmax", "y", &[n_rows, dim])?;
+    let grid = fold(u64::from(n_rows), 1);
+    let params = SoftmaxParams { n_rows, dim, grid_x: grid[0], _pad: 0 };
+    rec.dispatch(&shaders::SOFTMAX, None, &[], params, &[x, y], grid)
+}

@@ -1,0 +1,174 @@
+//! Packed weight matrices: the layout that kernels read, and packing from the layout of files.
+//!
+//! A matrix `[N, K]` is stored row by row in blocks of 32 weights along K; rows are padded with zeros to whole blocks.
+//! First come the quants of all blocks, each a multiple of 16 bytes, so that a kernel loads them as `vec4<u32>`; then, for
+//! types with scales, the scales of all blocks as f16, two to a word. A matrix larger than one binding may be is cut
+//! into slabs of rows.
+
+use crate::device::Device;
+use crate::dtype::{BLOCK, DType, WeightType};
+use crate::error::Error;
+use crate::tensor::{Role, Tensor};
+
+/// A weight matrix `[rows, cols]` on a device, packed.
+#[derive(Clone, Debug)]
+pub struct Matrix {
+    slabs: Vec<Slab>,
+    rows: u32,
+    cols: u32,
+    weight: WeightType,
+}
+
+/// A run of rows in a tensor of its own.
+#[derive(Clone, Debug)]
+pub(crate) struct Slab {
+    pub words: Tensor,
+    pub first_row: u32,
+    pub rows: u32,
+}
+
+impl Matrix {
+    /// Declares a matrix for a device, in as many slabs as the device's binding limit demands.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if a dimension is zero or one row alone exceeds the limit.
+    pub fn declare(
+        device: &Device,
+        label: &str,
+        weight: WeightType,
+        rows: u32,
+        cols: u32,
+    ) -> Result<Matrix, Error> {
+        let limit = device.limits().max_binding_bytes;
+        let row_bytes = (packed_words(weight, 1, cols) * 4).max(16);
+        // A slab's end is rounded up to 16 bytes.
+        let slab_rows = u32::try_from((limit - 16) / row_bytes).unwrap_or(u32::MAX).min(rows);
+        if rows == 0 || cols == 0 || slab_rows == 0 {
+            return Err(Error::Operand {
+                kernel: "matrix",
+                operand: "shape",
+                expected: format!("two dimensions, and rows of at most {limit} bytes"),
+                found: format!("[{rows}, {cols}] in {weight}"),
+            });
+        }
+        let mut slabs = Vec::new();
+        for first_row in (0..rows).step_by(slab_rows as usize) {
+            let rows = slab_rows.min(rows - first_row);
+            let n_words = packed_words(weight, rows, cols);
+            let n_words = u32::try_from(n_words).map_err(|_| Error::Operand {
+                kernel: "matrix",
+                operand: "shape",
+                expected: "at most 2^32 words in a slab".into(),
+                found: format!("{n_words}"),
+            })?;
+            let words = Tensor::declare(label, Role::Weights, &[n_words], DType::U32)?;
+            slabs.push(Slab { words, first_row, rows });
+        }
+        Ok(Matrix { slabs, rows, cols, weight })
+    }
+
+    /// A matrix of plain floats, `[rows, cols]` row by row.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if `data` has another length; errors of [`Device::write`].
+    pub fn from_f32(device: &Device, label: &str, rows: u32, cols: u32, data: &[f32]) -> Result<Matrix, Error> {
+        let matrix = Matrix::declare(device, label, WeightType::F32, rows, cols)?;
+        matrix.upload(device, &[bytemuck::cast_slice(data)])?;
+        Ok(matrix)
+    }
+
+    /// Fills the matrix from rows as files store them; several parts are stacked, for instance Q, K and V.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if the parts are not whole rows or not as many as declared; errors of [`Device::write`].
+    pub fn upload(&self, device: &Device, parts: &[&[u8]]) -> Result<(), Error> {
+        let row_bytes = file_row_bytes(self.weight, self.cols as usize);
+        let n_rows: usize = parts.iter().map(|part| part.len() / row_bytes).sum();
+        if parts.iter().any(|part| part.len() % row_bytes != 0) || n_rows != self.rows as usize {
+            return Err(Error::Operand {
+                kernel: "matrix",
+                operand: "parts",
+                expected: format!("{} rows of {row_bytes} bytes", self.rows),
+                found: format!("parts of {:?} bytes", parts.iter().map(|p| p.len()).collect::<Vec<_>>()),
+            });
+        }
+        let mut rows = parts.iter().flat_map(|part| part.chunks_exact(row_bytes));
+        for slab in &self.slabs {
+            let mut packed = vec![0u8; slab.words.len() * 4];
+            let quants_len = self.quants_words(slab) as usize * 4;
+            let (quants, scales) = packed.split_at_mut(quants_len);
+            for (row, from) in rows.by_ref().take(slab.rows as usize).enumerate() {
+                self.pack_row(row, from, quants, scales);
+            }
+            let words: Vec<u32> = bytemuck::pod_collect_to_vec(&packed);
+            device.write(&slab.words, 0, &words)?;
+        }
+        Ok(())
+    }
+
+    /// Number of rows, N.
+    pub fn rows(&self) -> u32 {
+        self.rows
+    }
+
+    /// Number of columns, K.
+    pub fn cols(&self) -> u32 {
+        self.cols
+    }
+
+    /// How the weights are stored.
+    pub fn weight(&self) -> WeightType {
+        self.weight
+    }
+
+    /// Blocks in a row.
+    pub(crate) fn blocks(&self) -> u32 {
+        self.cols.div_ceil(BLOCK as u32)
+    }
+
+    pub(crate) fn slabs(&self) -> &[Slab] {
+        &self.slabs
+    }
+
+    /// The tensors that hold the matrix.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.slabs.iter().map(|slab| &slab.words)
+    }
+
+    /// Words of a slab before its scales.
+    pub(crate) fn quants_words(&self, slab: &Slab) -> u32 {
+        slab.rows * self.blocks() * (self.weight.quants_bytes() / 4) as u32
+    }
+
+    /// Packs one row; Q8_0 and Q4_0 blocks stand in files as an f16 scale and the quants behind it.
+    fn pack_row(&self, row: usize, from: &[u8], quants: &mut [u8], scales: &mut [u8]) {
+        let n_blocks = self.blocks() as usize;
+        let block_bytes = self.weight.quants_bytes();
+        if !self.weight.has_scale() {
+            let at = row * n_blocks * block_bytes;
+            quants[at..at + from.len()].copy_from_slice(from);
+            return;
+        }
+        for (i, block) in from.chunks_exact(2 + block_bytes).enumerate() {
+            let at = row * n_blocks + i;
+            scales[at * 2..at * 2 + 2].copy_from_slice(&block[..2]);
+            quants[at * block_bytes..(at + 1) * block_bytes].copy_from_slice(&block[2..]);
+        }
+    }
+}
+
+/// 4-byte words of a packed matrix.
+fn packed_words(weight: WeightType, rows: u32, cols: u32) -> u64 {
+    let blocks = u64::from(rows) * u64::from(cols.div_ceil(BLOCK as u32));
+    let scales = if weight.has_scale() { (2 * blocks).div_ceil(4) } else { 0 };
+    blocks * weight.quants_bytes() as u64 / 4 + scales
+}
+
+/// Bytes of a row as files store it; the blocks of Q8_0 and Q4_0 must be whole there.
+pub fn file_row_bytes(weight: WeightType, cols: usize) -> usize {
+    match weight {
+        WeightType::F32 => cols * 4,
+        WeightType::F16 | WeightType::BF16 => cols * 2,
+        WeightType::Q8_0 | WeightType::Q4_0 => cols.div_ceil(BLOCK) * (2 + weight.quants_bytes()),
+    }
+}

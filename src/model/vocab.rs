@@ -1,0 +1,51 @@
+//! The vocabulary that a GGUF file carries in its metadata.
+
+use crate::error::Error;
+use crate::formats::gguf::Metadata;
+use crate::tokenizer::{TokenType, Vocab};
+
+/// Collects the `tokenizer.ggml.*` keys. What they mean together is for
+/// [`Tokenizer::from_vocab`](crate::tokenizer::Tokenizer::from_vocab) to check.
+///
+/// # Errors
+/// [`Error::Config`] if the file has no vocabulary, [`Error::Format`] for a key of the wrong type,
+/// [`Error::Tokenizer`] for a token type that does not exist.
+pub fn vocab_from_gguf(metadata: &Metadata) -> Result<Vocab, Error> {
+    let missing = |field: &str, found: &str| Error::Config {
+        field: field.into(),
+        expected: "a vocabulary".into(),
+        found: found.into(),
+    };
+    let model = metadata.get_str("tokenizer.ggml.model")?;
+    let model = model.ok_or_else(|| missing("tokenizer.ggml.model", "missing"))?;
+    if matches!(model, "no_vocab" | "none") {
+        return Err(missing("tokenizer.ggml.model", model));
+    }
+    let tokens = metadata.get_str_array("tokenizer.ggml.tokens")?;
+    let token_types = metadata.get_u32_array("tokenizer.ggml.token_type")?.unwrap_or_default();
+    let sep_id = match metadata.get_u32("tokenizer.ggml.separator_token_id")? {
+        // The key was misspelled for years, and most files have it so.
+        None => metadata.get_u32("tokenizer.ggml.seperator_token_id")?,
+        sep_id => sep_id,
+    };
+    let owned = |texts: Vec<&str>| texts.into_iter().map(str::to_owned).collect();
+    Ok(Vocab {
+        model: model.into(),
+        pre: metadata.get_str("tokenizer.ggml.pre")?.map(str::to_owned),
+        tokens: owned(tokens.ok_or_else(|| missing("tokenizer.ggml.tokens", "missing"))?),
+        scores: metadata.get_f32_array("tokenizer.ggml.scores")?.unwrap_or_default(),
+        token_types: token_types.into_iter().map(TokenType::try_from).collect::<Result<_, _>>()?,
+        merges: owned(metadata.get_str_array("tokenizer.ggml.merges")?.unwrap_or_default()),
+        bos_id: metadata.get_u32("tokenizer.ggml.bos_token_id")?,
+        eos_id: metadata.get_u32("tokenizer.ggml.eos_token_id")?,
+        eot_id: metadata.get_u32("tokenizer.ggml.eot_token_id")?,
+        unk_id: metadata.get_u32("tokenizer.ggml.unknown_token_id")?,
+        sep_id,
+        cls_id: metadata.get_u32("tokenizer.ggml.cls_token_id")?,
+        pad_id: metadata.get_u32("tokenizer.ggml.padding_token_id")?,
+        add_bos: metadata.get_bool("tokenizer.ggml.add_bos_token")?,
+        add_eos: metadata.get_bool("tokenizer.ggml.add_eos_token")?,
+        add_space_prefix: metadata.get_bool("tokenizer.ggml.add_space_prefix")?,
+        lowercase: metadata.get_bool("tokenizer.ggml.normalizer.lowercase")?,
+    })
+}

@@ -1,0 +1,236 @@
+//! A step as a list of kernels over planned tensors: recorded once, replayed by an executor.
+//!
+//! Kernels check shapes and push dispatches to a [`Recorder`]. [`Recorder::finish`] places temporaries in the blocks of
+//! a [`Workspace`], so that tensors that are never alive at the same time share memory. Nothing is allocated until an
+//! executor prepares the recording.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use bytemuck::Pod;
+
+use crate::device::{Device, Prepared};
+use crate::dtype::{DType, WeightType};
+use crate::error::Error;
+use crate::shaders::{Kernel, Variant};
+use crate::tensor::{Block, Role, Storage, Tensor};
+
+/// One dispatch.
+#[derive(Debug)]
+pub(crate) struct Step {
+    pub kernel: &'static Kernel,
+    pub variant: &'static Variant,
+    /// Values of the shader's overrides.
+    pub constants: Vec<(&'static str, f64)>,
+    pub params: Vec<u8>,
+    /// In binding order.
+    pub operands: Vec<Tensor>,
+    /// Workgroups in x, y and z.
+    pub grid: [u32; 3],
+}
+
+/// Collects dispatches for a device.
+pub struct Recorder {
+    device: Device,
+    steps: Vec<Step>,
+}
+
+impl Recorder {
+    /// An empty recorder; the device decides which shader variants are recorded and what limits hold.
+    pub fn new(device: &Device) -> Recorder {
+        Recorder { device: device.clone(), steps: Vec::new() }
+    }
+
+    /// The device recorded for.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Declares a temporary: it lives from its first to its last use in this recording.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] as in [`Tensor::declare`].
+    pub fn temporary(&self, label: &str, shape: &[u32]) -> Result<Tensor, Error> {
+        Tensor::temporary(label, shape, DType::F32)
+    }
+
+    /// Records one dispatch of `kernel` in the device's tier.
+    pub(crate) fn dispatch<P: Pod>(
+        &mut self,
+        kernel: &'static Kernel,
+        weight: Option<WeightType>,
+        constants: &[(&'static str, f64)],
+        params: P,
+        operands: &[&Tensor],
+        grid: [u32; 3],
+    ) -> Result<(), Error> {
+        debug_assert_eq!(size_of::<P>(), kernel.params_size as usize, "{}", kernel.name);
+        debug_assert_eq!(operands.len(), kernel.bindings.len(), "{}", kernel.name);
+        let variant = kernel.variant(weight, self.device.tier()).ok_or_else(|| Error::Operand {
+            kernel: kernel.name,
+            operand: "w",
+            expected: "a weight type of the kernel".into(),
+            found: format!("{weight:?}"),
+        })?;
+        let limits = self.device.limits();
+        if let Some(&found) = grid.iter().find(|&&n| n > limits.max_workgroups) {
+            return Err(Error::Operand {
+                kernel: kernel.name,
+                operand: "grid",
+                expected: format!("at most {} workgroups in a dimension", limits.max_workgroups),
+                found: found.to_string(),
+            });
+        }
+        for (i, (binding, operand)) in kernel.bindings.iter().zip(operands).enumerate() {
+            if operand.size_bytes() > limits.max_binding_bytes {
+                return Err(Error::Operand {
+                    kernel: kernel.name,
+                    operand: binding.name,
+                    expected: format!("at most {} bytes, the adapter's limit for a binding", limits.max_binding_bytes),
+                    found: format!("{} bytes", operand.size_bytes()),
+                });
+            }
+            let alias = operands.iter().enumerate().any(|(j, o)| j != i && Arc::ptr_eq(&o.storage, &operand.storage));
+            if binding.writes && alias {
+                return Err(Error::Operand {
+                    kernel: kernel.name,
+                    operand: binding.name,
+                    expected: "a tensor that no other operand shares".into(),
+                    found: format!("`{}`", operand.label()),
+                });
+            }
+        }
+        self.steps.push(Step {
+            kernel,
+            variant,
+            constants: constants.to_vec(),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            operands: operands.iter().map(|&o| o.clone()).collect(),
+            grid,
+        });
+        Ok(())
+    }
+
+    /// Ends the recording and places its temporaries in `workspace`.
+    pub fn finish(self, workspace: &mut Workspace) -> Recording {
+        workspace.place(&self.steps);
+        Recording { device: self.device, steps: self.steps, prepared: OnceLock::new() }
+    }
+}
+
+/// Memory for the temporaries of recordings that never run at the same time: each recording finds all of it free.
+#[derive(Debug, Default)]
+pub struct Workspace {
+    blocks: Vec<Arc<Block>>,
+}
+
+impl Workspace {
+    /// A block serves a temporary that needs at least this share of it; a larger mismatch would waste more than it saves.
+    const LARGEST_MISMATCH: u64 = 4;
+
+    /// Gives each temporary of `steps` the tightest block that is free from its first to its last use.
+    fn place(&mut self, steps: &[Step]) {
+        let mut last_use: HashMap<*const Storage, usize> = HashMap::new();
+        for (i, step) in steps.iter().enumerate() {
+            for operand in &step.operands {
+                last_use.insert(Arc::as_ptr(&operand.storage), i);
+            }
+        }
+        let mut free: Vec<usize> = (0..self.blocks.len()).collect();
+        let mut placed: HashMap<*const Storage, usize> = HashMap::new();
+        for (i, step) in steps.iter().enumerate() {
+            for operand in &step.operands {
+                let storage = &operand.storage;
+                if storage.block.get().is_some() {
+                    continue;
+                }
+                let size = size_class(storage.size_bytes);
+                let fits = |&at: &usize| {
+                    let has = self.blocks[at].size_bytes;
+                    has >= size && has / Self::LARGEST_MISMATCH <= size
+                };
+                let found = free.iter().copied().filter(fits).min_by_key(|&at| self.blocks[at].size_bytes);
+                let at = found.unwrap_or_else(|| {
+                    self.blocks.push(Block::new(size, Role::Activations));
+                    self.blocks.len() - 1
+                });
+                free.retain(|&other| other != at);
+                // Only this loop places temporaries, and this one had no place yet.
+                let _ = storage.block.set(self.blocks[at].clone());
+                placed.insert(Arc::as_ptr(storage), at);
+            }
+            for operand in &step.operands {
+                let storage = Arc::as_ptr(&operand.storage);
+                if last_use.get(&storage) == Some(&i) {
+                    free.extend(placed.remove(&storage));
+                }
+            }
+        }
+    }
+}
+
+/// Rounds a size up so that few distinct sizes occur: to a multiple of 256 bytes and of an eighth of its power of two.
+pub(crate) fn size_class(size_bytes: u64) -> u64 {
+    let step = (size_bytes.next_power_of_two() / 8).max(256);
+    size_bytes.next_multiple_of(step)
+}
+
+/// A step, ready to be replayed any number of times by [`Device::run`].
+pub struct Recording {
+    pub(crate) device: Device,
+    pub(crate) steps: Vec<Step>,
+    pub(crate) prepared: OnceLock<Prepared>,
+}
+
+impl Recording {
+    /// Number of dispatches in one run.
+    pub fn n_dispatches(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// Labels of the shader variants in order.
+    pub fn labels(&self) -> impl Iterator<Item = &'static str> {
+        self.steps.iter().map(|step| step.variant.label)
+    }
+}
+
+/// Bytes needed, by role, each piece of memory counted once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct MemoryPlan {
+    /// Weights and tables.
+    pub weights_bytes: u64,
+    /// Cached keys and values.
+    pub cache_bytes: u64,
+    /// Temporaries, logits, state.
+    pub activations_bytes: u64,
+}
+
+impl MemoryPlan {
+    /// What `recordings` need in all, together with tensors that no recording mentions.
+    pub fn of<'a>(
+        recordings: impl IntoIterator<Item = &'a Recording>,
+        others: impl IntoIterator<Item = &'a Tensor>,
+    ) -> MemoryPlan {
+        let recorded = recordings.into_iter().flat_map(|r| &r.steps).flat_map(|s| &s.operands);
+        let mut blocks: HashMap<*const Block, &Block> = HashMap::new();
+        for tensor in recorded.chain(others) {
+            if let Some(block) = tensor.storage.block.get() {
+                blocks.insert(Arc::as_ptr(block), block);
+            }
+        }
+        let mut plan = MemoryPlan::default();
+        for block in blocks.values() {
+            match block.role {
+                Role::Weights => plan.weights_bytes += block.size_bytes,
+                Role::Cache => plan.cache_bytes += block.size_bytes,
+                Role::Activations => plan.activations_bytes += block.size_bytes,
+            }
+        }
+        plan
+    }
+
+    /// Everything together.
+    pub fn total_bytes(&self) -> u64 {
+        self.weights_bytes + self.cache_bytes + self.activations_bytes
+    }
+}

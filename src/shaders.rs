@@ -1,0 +1,79 @@
+//! The table of kernels that `build.rs` links from `shaders/`.
+
+use crate::dtype::WeightType;
+
+/// What a shader variant asks of the adapter. Every kernel has a baseline variant; the others replace it where the
+/// device's tier says so and they exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tier {
+    /// T0: what every WebGPU adapter has.
+    Baseline,
+    /// T1: `shader-f16`, matrix tiles staged in half precision.
+    F16,
+    /// T2: subgroup operations, for subgroups of any size.
+    Subgroups,
+    /// No workgroup memory and no barriers in matrix products, for software adapters.
+    Scalar,
+}
+
+impl Tier {
+    /// All tiers.
+    pub const ALL: [Tier; 4] = [Tier::Baseline, Tier::F16, Tier::Subgroups, Tier::Scalar];
+
+    /// Name on the command line and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Tier::Baseline => "baseline",
+            Tier::F16 => "f16",
+            Tier::Subgroups => "subgroups",
+            Tier::Scalar => "scalar",
+        }
+    }
+}
+
+/// One storage binding; `params` is always binding 0 and a uniform, the others follow from 1.
+#[derive(Clone, Copy, Debug)]
+pub struct Binding {
+    /// Name in the shader.
+    pub name: &'static str,
+    /// Whether the kernel writes it.
+    pub writes: bool,
+}
+
+/// One linked shader.
+#[derive(Debug)]
+pub struct Variant {
+    /// Kernel, weight type and tier, joined with dots.
+    pub label: &'static str,
+    /// What it needs.
+    pub tier: Tier,
+    /// Weight type it unpacks, if the kernel has packed weights.
+    pub weight: Option<WeightType>,
+    /// Workgroup memory in bytes.
+    pub workgroup_bytes: u32,
+    /// The linked WGSL.
+    pub source: &'static str,
+}
+
+/// A kernel: its interface and its variants.
+#[derive(Debug)]
+pub struct Kernel {
+    /// Name of the shader file, the entry point, the Rust module and the CPU twin.
+    pub name: &'static str,
+    /// Size of the params struct in bytes.
+    pub params_size: u32,
+    /// Storage bindings in order.
+    pub bindings: &'static [Binding],
+    /// All variants.
+    pub variants: &'static [Variant],
+}
+
+impl Kernel {
+    /// The variant for a weight type and a tier: the tier's own if it exists, else the baseline.
+    pub fn variant(&self, weight: Option<WeightType>, tier: Tier) -> Option<&'static Variant> {
+        let of = |tier| self.variants.iter().find(|v| v.weight == weight && v.tier == tier);
+        of(tier).or_else(|| of(Tier::Baseline))
+    }
+}
+
+include!(concat!(env!("OUT_DIR"), "/shaders.rs"));

@@ -1,0 +1,169 @@
+//! Tensors: a shape, an element type, and a place in memory that may not exist yet.
+//!
+//! A tensor is *declared* first and *allocated* later, so that a [`MemoryPlan`](crate::MemoryPlan) can be stated before
+//! anything is allocated, and temporaries of a recording can share memory.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::device::Backing;
+use crate::dtype::DType;
+use crate::error::Error;
+
+/// What memory is used for; the memory plan adds up by role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Model weights and tables.
+    Weights,
+    /// Cached keys and values.
+    Cache,
+    /// Results inside a pass.
+    Activations,
+}
+
+/// A piece of memory of an executor; several temporaries may live in one, at different times.
+#[derive(Debug)]
+pub(crate) struct Block {
+    pub size_bytes: u64,
+    pub role: Role,
+    pub backing: OnceLock<Backing>,
+}
+
+impl Block {
+    pub fn new(size_bytes: u64, role: Role) -> Arc<Self> {
+        Arc::new(Block { size_bytes, role, backing: OnceLock::new() })
+    }
+}
+
+/// Identity of a tensor's content. Its block is known from the start, except for temporaries, which a recording places.
+#[derive(Debug)]
+pub(crate) struct Storage {
+    pub label: String,
+    pub size_bytes: u64,
+    pub block: OnceLock<Arc<Block>>,
+}
+
+/// A typed, shaped view of all of a storage. Cloning shares the content.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    pub(crate) storage: Arc<Storage>,
+    shape: Vec<u32>,
+    dtype: DType,
+}
+
+/// Tensors are bound as arrays of up to 16-byte elements.
+const ALIGNMENT: u64 = 16;
+
+impl Tensor {
+    /// Declares a tensor with memory of its own. Its size is rounded up to 16 bytes.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if the shape is empty, has a zero, or exceeds 2^32 elements.
+    pub fn declare(label: impl Into<String>, role: Role, shape: &[u32], dtype: DType) -> Result<Tensor, Error> {
+        let tensor = Tensor::temporary(label, shape, dtype)?;
+        let block = Block::new(tensor.storage.size_bytes, role);
+        // The storage is new, so its place is still free.
+        let _ = tensor.storage.block.set(block);
+        Ok(tensor)
+    }
+
+    /// Declares a tensor whose place a recording will decide.
+    pub(crate) fn temporary(label: impl Into<String>, shape: &[u32], dtype: DType) -> Result<Tensor, Error> {
+        let len = shape
+            .iter()
+            .try_fold(1u64, |len, &d| len.checked_mul(u64::from(d)).filter(|&n| n > 0 && n <= 1 << 32))
+            .filter(|_| !shape.is_empty());
+        let Some(len) = len else {
+            return Err(Error::Operand {
+                kernel: "tensor",
+                operand: "shape",
+                expected: "one or more dimensions whose product is 1 to 2^32".into(),
+                found: format!("{shape:?}"),
+            });
+        };
+        let size_bytes = (len * dtype.size_bytes()).next_multiple_of(ALIGNMENT);
+        let storage = Storage { label: label.into(), size_bytes, block: OnceLock::new() };
+        Ok(Tensor { storage: Arc::new(storage), shape: shape.to_vec(), dtype })
+    }
+
+    /// The label given at declaration.
+    pub fn label(&self) -> &str {
+        &self.storage.label
+    }
+
+    /// Dimensions, the last one contiguous.
+    pub fn shape(&self) -> &[u32] {
+        &self.shape
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().map(|&d| d as usize).product()
+    }
+
+    /// Never true: shapes have no zero. Here because `len` is.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes occupied, a multiple of 16.
+    pub fn size_bytes(&self) -> u64 {
+        self.storage.size_bytes
+    }
+
+    /// The same elements with other dimensions, for instance a matrix of one row as a vector.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the number of elements differs.
+    pub fn reshape(&self, shape: &[u32]) -> Result<Tensor, Error> {
+        let len = shape.iter().try_fold(1usize, |len, &d| len.checked_mul(d as usize));
+        if len != Some(self.len()) {
+            return Err(self.shape_error("reshape", "shape", shape));
+        }
+        Ok(Tensor { storage: self.storage.clone(), shape: shape.to_vec(), dtype: self.dtype })
+    }
+
+    /// The dimensions of a matrix.
+    pub(crate) fn dims2(&self, kernel: &'static str, operand: &'static str) -> Result<[u32; 2], Error> {
+        match *self.shape {
+            [rows, cols] => Ok([rows, cols]),
+            _ => Err(Error::Operand {
+                kernel,
+                operand,
+                expected: "a tensor of two dimensions".into(),
+                found: format!("of shape {:?}", self.shape),
+            }),
+        }
+    }
+
+    /// Refuses any shape but `expected`.
+    pub(crate) fn expect_shape(
+        &self,
+        kernel: &'static str,
+        operand: &'static str,
+        expected: &[u32],
+    ) -> Result<(), Error> {
+        if self.shape == expected { Ok(()) } else { Err(self.shape_error(kernel, operand, expected)) }
+    }
+
+    fn shape_error(&self, kernel: &'static str, operand: &'static str, expected: &[u32]) -> Error {
+        Error::Shape { kernel, operand, expected: expected.to_vec(), found: self.shape.clone() }
+    }
+
+    /// The memory behind this tensor.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if nothing has been allocated yet.
+    pub(crate) fn backing(&self) -> Result<&Backing, Error> {
+        self.storage.block.get().and_then(|block| block.backing.get()).ok_or_else(|| Error::Operand {
+            kernel: "tensor",
+            operand: "storage",
+            expected: "allocated memory".into(),
+            found: format!("only declared (`{}`)", self.storage.label),
+        })
+    }
+}

@@ -1,0 +1,362 @@
+//! Text to token ids and back.
+//!
+//! ```text
+//! text --special tokens found--> fragments --SentencePiece | byte-level BPE | WordPiece--> ids --pieces--> text
+//! ```
+//! A [`Tokenizer`] is made from a [`Vocab`], which is plain data, or from a `tokenizer.json`. The three algorithms
+//! are our own and take O(n log n) time on any text. A `tokenizer.json` that describes something else goes to the
+//! `tokenizers` crate if the feature `tokenizer-json` is on.
+//!
+//! Names of special tokens inside a text are text, unless [`EncodeOptions::parse_special`] says otherwise: what a
+//! user typed can then never steer the model.
+
+mod bpe;
+mod cache;
+mod decode;
+mod json;
+mod merge;
+mod pre_tokenizer;
+mod special;
+mod spm;
+mod vocab;
+mod wordpiece;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+pub use cache::EncodingCache;
+pub use decode::StreamDecoder;
+pub use json::TokenizerConfig;
+pub use vocab::{TokenType, Vocab};
+
+use crate::error::Error;
+use bpe::Bpe;
+use decode::Pieces;
+use pre_tokenizer::PreTokenizer;
+use special::{Fragment, Matcher};
+use spm::{ESCAPED_SPACE, Spm};
+use vocab::fault;
+use wordpiece::WordPiece;
+
+/// What [`Tokenizer::encode_with`] does beyond encoding text.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct EncodeOptions {
+    /// Adds the tokens that the model expects around a text, such as BOS or `[CLS]` and `[SEP]`.
+    pub add_special: bool,
+    /// Reads the name of a special token (`<|im_end|>`) as that token. For text from a chat template, not from a user.
+    pub parse_special: bool,
+}
+
+/// A vocabulary ready to encode and decode.
+#[derive(Debug)]
+pub struct Tokenizer {
+    encoder: Encoder,
+    pieces: Arc<Pieces>,
+    /// Ids of control, unknown and user-defined tokens by name.
+    special_ids: HashMap<Box<str>, u32>,
+    bos_id: Option<u32>,
+    eos_ids: Vec<u32>,
+}
+
+#[derive(Debug)]
+enum Encoder {
+    Own(Box<OwnEncoder>),
+    #[cfg(feature = "tokenizer-json")]
+    Foreign(Box<json::foreign::ForeignEncoder>),
+}
+
+#[derive(Debug)]
+struct OwnEncoder {
+    algorithm: Algorithm,
+    /// Finds user-defined tokens, which text always becomes.
+    user_defined: Matcher,
+    /// Finds these and the special tokens.
+    with_special: Matcher,
+    /// What `add_special` puts in front and behind.
+    prefix: Vec<u32>,
+    suffix: Vec<u32>,
+}
+
+#[derive(Debug)]
+enum Algorithm {
+    Spm(Spm),
+    Bpe(Bpe),
+    WordPiece(WordPiece),
+}
+
+/// Names under which vocabularies carry further tokens that end an answer.
+const END_TOKENS: [&str; 12] = [
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<end_of_utterance>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "<｜end▁of▁sentence｜>",
+];
+
+impl Tokenizer {
+    /// Builds a tokenizer from a vocabulary.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] naming the field that is missing or contradicts another; [`Error::Unsupported`] for a
+    /// `model` or `pre` that is not known.
+    pub fn from_vocab(vocab: Vocab) -> Result<Self, Error> {
+        let mut vocab = vocab.checked()?;
+        match vocab.model.as_str() {
+            "llama" => {
+                // Files may leave out what every SentencePiece vocabulary of the family has.
+                let control =
+                    |id: u32| vocab.iter().any(|token| (token.0, token.2) == (id, TokenType::Control)).then_some(id);
+                let unknown = || vocab.iter().find(|token| token.2 == TokenType::Unknown).map(|token| token.0);
+                (vocab.bos_id, vocab.eos_id, vocab.unk_id) = (
+                    vocab.bos_id.or_else(|| control(1)),
+                    vocab.eos_id.or_else(|| control(2)),
+                    vocab.unk_id.or_else(unknown),
+                );
+                let (prefix, suffix) = bos_and_eos(&vocab, true)?;
+                let strip_spaces = usize::from(vocab.add_space_prefix.unwrap_or(true));
+                let pieces = pieces(&vocab, strip_spaces, |id, token, kind| match kind {
+                    TokenType::Byte => Ok(vec![vocab::parse_byte(id, token)?]),
+                    TokenType::Control | TokenType::Unknown => Ok(token.into()),
+                    _ => Ok(token.replace(ESCAPED_SPACE, " ").into()),
+                })?;
+                let algorithm = Algorithm::Spm(Spm::new(&vocab)?);
+                Self::own(&vocab, algorithm, pieces, prefix, suffix)
+            }
+            "gpt2" => {
+                let pre_tokenizer = PreTokenizer::by_name(vocab.pre.as_deref())?;
+                let (prefix, suffix) = bos_and_eos(&vocab, pre_tokenizer.add_bos)?;
+                Self::byte_level(&vocab, pre_tokenizer, prefix, suffix)
+            }
+            "bert" => {
+                let special = |field: &str, id: Option<u32>, name: &str| {
+                    let named = || vocab.iter().find(|token| token.1 == name).map(|token| token.0);
+                    id.or_else(named).ok_or_else(|| fault(field, format!("an id, or a token {name}"), "neither"))
+                };
+                let cls_id = special("cls_id", vocab.cls_id.or(vocab.bos_id), "[CLS]")?;
+                let sep_id = special("sep_id", vocab.sep_id, "[SEP]")?;
+                let unk_id = special("unk_id", vocab.unk_id, "[UNK]")?;
+                Self::wordpiece(&vocab, unk_id, vec![cls_id], vec![sep_id])
+            }
+            other => Err(Error::Unsupported {
+                format: "tokenizer",
+                field: "model".into(),
+                found: vocab::shown(other),
+                supported: "llama, gpt2, bert".into(),
+            }),
+        }
+    }
+
+    /// Builds a tokenizer from the bytes of a `tokenizer.json`. `config` names special tokens, which that file
+    /// does not; truncation and padding that the file asks for are left to the caller.
+    ///
+    /// # Errors
+    /// [`Error::Format`] for what is not JSON, [`Error::Tokenizer`] naming the field at fault,
+    /// [`Error::Unsupported`] for a component that cannot be used safely or needs the feature `tokenizer-json`.
+    pub fn from_json(bytes: &[u8], config: &TokenizerConfig) -> Result<Self, Error> {
+        json::load(bytes, config)
+    }
+
+    /// The ids of `text`, every character of it taken as text.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if a character is in no token and the vocabulary has no unknown token, or for a text
+    /// beyond the tokenizer's limit (4 GiB for our own).
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, Error> {
+        self.encode_with(text, EncodeOptions { add_special, parse_special: false })
+    }
+
+    /// The ids of `text`.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_with(&self, text: &str, options: EncodeOptions) -> Result<Vec<u32>, Error> {
+        match &self.encoder {
+            Encoder::Own(own) => own.encode(text, options),
+            #[cfg(feature = "tokenizer-json")]
+            Encoder::Foreign(foreign) => foreign.encode(text, options, &self.pieces),
+        }
+    }
+
+    /// The text of `ids`. Bytes that are no UTF-8 become U+FFFD. `skip_special` leaves control and unknown tokens
+    /// out; otherwise they appear by name.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] naming the first id outside the vocabulary, and the vocabulary's size.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, Error> {
+        let mut decoder = StreamDecoder::new(Arc::clone(&self.pieces), skip_special);
+        let mut text = String::new();
+        for &id in ids {
+            decoder.push_to(id, &mut text)?;
+        }
+        text.push_str(&decoder.finish());
+        Ok(text)
+    }
+
+    /// A decoder for ids that come one at a time. It skips special tokens; see [`StreamDecoder::with_special`].
+    pub fn decoder(&self) -> StreamDecoder {
+        StreamDecoder::new(Arc::clone(&self.pieces), true)
+    }
+
+    /// The bytes that a token adds to a text, in the middle of it; a control token's are its name.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] for an id outside the vocabulary.
+    pub fn token_bytes(&self, id: u32) -> Result<&[u8], Error> {
+        self.pieces.bytes(id)
+    }
+
+    /// The id of the control, unknown or user-defined token of that name.
+    pub fn special_id(&self, name: &str) -> Option<u32> {
+        self.special_ids.get(name).copied()
+    }
+
+    /// Tokens in the vocabulary; ids are below it.
+    pub fn vocab_size(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// The token that begins a text, whether or not `add_special` adds it.
+    pub fn bos_id(&self) -> Option<u32> {
+        self.bos_id
+    }
+
+    /// Tokens that end a text or a turn: generation stops at any of them.
+    pub fn eos_ids(&self) -> &[u32] {
+        &self.eos_ids
+    }
+
+    /// Whether a token steers the model rather than stand for text. False outside the vocabulary.
+    pub fn is_control(&self, id: u32) -> bool {
+        self.pieces.kind(id) == Some(TokenType::Control)
+    }
+
+    /// Byte-level BPE with given words and surroundings.
+    fn byte_level(
+        vocab: &Vocab,
+        pre_tokenizer: PreTokenizer,
+        prefix: Vec<u32>,
+        suffix: Vec<u32>,
+    ) -> Result<Self, Error> {
+        let pieces = pieces(vocab, 0, |_, token, kind| match kind {
+            TokenType::Normal => Ok(bpe::token_bytes(token)),
+            _ => Ok(token.into()),
+        })?;
+        let algorithm = Algorithm::Bpe(Bpe::new(vocab, pre_tokenizer)?);
+        Self::own(vocab, algorithm, pieces, prefix, suffix)
+    }
+
+    /// WordPiece with given surroundings.
+    fn wordpiece(vocab: &Vocab, unk_id: u32, prefix: Vec<u32>, suffix: Vec<u32>) -> Result<Self, Error> {
+        let pieces = pieces(vocab, 1, |_, token, kind| Ok(wordpiece_bytes(token, kind)))?;
+        Self::own(vocab, Algorithm::WordPiece(WordPiece::new(vocab, unk_id)?), pieces, prefix, suffix)
+    }
+
+    fn own(
+        vocab: &Vocab,
+        algorithm: Algorithm,
+        pieces: Pieces,
+        prefix: Vec<u32>,
+        suffix: Vec<u32>,
+    ) -> Result<Self, Error> {
+        let user_defined = |kind| kind == TokenType::UserDefined;
+        let special = |kind: TokenType| kind.is_special() || kind == TokenType::UserDefined;
+        let of_kind = |wanted: fn(TokenType) -> bool| {
+            vocab.iter().filter(move |token| wanted(token.2)).map(|(id, token, _)| (id, token))
+        };
+        let own = OwnEncoder {
+            algorithm,
+            user_defined: Matcher::new(of_kind(user_defined))?,
+            with_special: Matcher::new(of_kind(special))?,
+            prefix,
+            suffix,
+        };
+        let special_ids: HashMap<Box<str>, u32> = of_kind(special).map(|(id, token)| (token.into(), id)).collect();
+        let eos_ids = end_ids([vocab.eos_id, vocab.eot_id], |name| vocab.control_id(name));
+        Ok(Tokenizer {
+            encoder: Encoder::Own(Box::new(own)),
+            pieces: Arc::new(pieces),
+            special_ids,
+            bos_id: vocab.bos_id.or(vocab.cls_id),
+            eos_ids,
+        })
+    }
+}
+
+impl OwnEncoder {
+    fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<u32>, Error> {
+        let mut ids = Vec::new();
+        if options.add_special {
+            ids.extend(&self.prefix);
+        }
+        let matcher = if options.parse_special { &self.with_special } else { &self.user_defined };
+        let mut after_special = true;
+        for fragment in matcher.split(text) {
+            match fragment {
+                Fragment::Token(id) => ids.push(id),
+                Fragment::Text(text) => match &self.algorithm {
+                    Algorithm::Spm(spm) => spm.encode(text, after_special, &mut ids)?,
+                    Algorithm::Bpe(bpe) => bpe.encode(text, &mut ids)?,
+                    Algorithm::WordPiece(wordpiece) => wordpiece.encode(text, &mut ids),
+                },
+            }
+            after_special = matches!(fragment, Fragment::Token(_));
+        }
+        if options.add_special {
+            ids.extend(&self.suffix);
+        }
+        Ok(ids)
+    }
+}
+
+/// The tokens around a text that `add_bos` and `add_eos` ask for.
+fn bos_and_eos(vocab: &Vocab, default_bos: bool) -> Result<(Vec<u32>, Vec<u32>), Error> {
+    let wanted = |add: bool, field: &str, id: Option<u32>| match (add, id) {
+        (false, _) => Ok(Vec::new()),
+        (true, Some(id)) => Ok(vec![id]),
+        (true, None) => Err(fault(field, "an id, for it is to be added to texts", "missing")),
+    };
+    Ok((
+        wanted(vocab.add_bos.unwrap_or(default_bos), "bos_id", vocab.bos_id)?,
+        wanted(vocab.add_eos.unwrap_or(false), "eos_id", vocab.eos_id)?,
+    ))
+}
+
+/// The named ids and those of [`END_TOKENS`] that are there, each once.
+fn end_ids(named: [Option<u32>; 2], find: impl Fn(&str) -> Option<u32>) -> Vec<u32> {
+    let mut ids = Vec::new();
+    for id in named.into_iter().chain(END_TOKENS.into_iter().map(find)).flatten() {
+        if !ids.contains(&id) {
+            ids.push(id);
+        }
+    }
+    ids
+}
+
+fn pieces(
+    vocab: &Vocab,
+    strip_spaces: usize,
+    bytes: impl Fn(u32, &str, TokenType) -> Result<Vec<u8>, Error>,
+) -> Result<Pieces, Error> {
+    let tokens = (0u32..).zip(&vocab.tokens).zip(&vocab.token_types);
+    let tokens: Result<Vec<_>, Error> =
+        tokens.map(|((id, token), &kind)| Ok((bytes(id, token, kind)?, kind))).collect();
+    Ok(Pieces::new(tokens?.into_iter(), strip_spaces))
+}
+
+/// A piece that begins a word stands behind a space, unless it is one that is written close to the word before.
+fn wordpiece_bytes(token: &str, kind: TokenType) -> Vec<u8> {
+    let word = match (kind, token.strip_prefix(ESCAPED_SPACE)) {
+        (_, Some(word)) => word,
+        (kind, None) if kind.is_special() => token,
+        (_, None) => return token.into(),
+    };
+    let close = matches!(word, "." | "?" | "!" | ",");
+    if close { word.into() } else { format!(" {word}").into() }
+}

@@ -1,0 +1,129 @@
+//! Token ids to text, whole or as they arrive.
+
+use std::sync::Arc;
+
+use super::vocab::{TokenType, fault};
+use crate::error::Error;
+
+/// What each token contributes to the text.
+#[derive(Debug)]
+pub(super) struct Pieces {
+    /// The bytes of all tokens, one after the other.
+    bytes: Vec<u8>,
+    /// Where each token's bytes end.
+    ends: Vec<usize>,
+    types: Vec<TokenType>,
+    /// How many spaces at the start of a text the encoder put there, at most.
+    strip_spaces: usize,
+}
+
+impl Pieces {
+    /// `tokens` by id, none left out.
+    pub fn new(tokens: impl Iterator<Item = (Vec<u8>, TokenType)>, strip_spaces: usize) -> Self {
+        let (mut bytes, mut ends, mut types) = (Vec::new(), Vec::new(), Vec::new());
+        for (piece, kind) in tokens {
+            bytes.extend(piece);
+            ends.push(bytes.len());
+            types.push(kind);
+        }
+        Pieces { bytes, ends, types, strip_spaces }
+    }
+
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub fn kind(&self, id: u32) -> Option<TokenType> {
+        self.types.get(id as usize).copied()
+    }
+
+    /// # Errors
+    /// [`Error::Tokenizer`] for an id outside the vocabulary.
+    pub fn bytes(&self, id: u32) -> Result<&[u8], Error> {
+        let at = id as usize;
+        let start = at.checked_sub(1).map_or(Some(0), |before| self.ends.get(before).copied());
+        let bytes = start.zip(self.ends.get(at)).and_then(|(start, &end)| self.bytes.get(start..end));
+        bytes.ok_or_else(|| fault("token id", format!("below the vocabulary size {}", self.len()), id))
+    }
+}
+
+/// Turns ids into text one at a time and never emits half a character.
+///
+/// The pieces, joined, are what [`Tokenizer::decode`](super::Tokenizer::decode) makes of all ids.
+#[derive(Debug, Clone)]
+pub struct StreamDecoder {
+    pieces: Arc<Pieces>,
+    skip_special: bool,
+    /// Spaces still to be dropped from the start of the text.
+    strip_spaces: usize,
+    /// The beginning of a character whose other bytes have not come yet: at most three bytes.
+    pending: Vec<u8>,
+}
+
+impl StreamDecoder {
+    pub(super) fn new(pieces: Arc<Pieces>, skip_special: bool) -> Self {
+        StreamDecoder { skip_special, strip_spaces: pieces.strip_spaces, pieces, pending: Vec::new() }
+    }
+
+    /// Has control and unknown tokens written out, too, as their names.
+    pub fn with_special(mut self) -> Self {
+        self.skip_special = false;
+        self
+    }
+
+    /// The text that becomes certain with `id`; empty while a character is incomplete.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] for an id outside the vocabulary; the decoder then goes on as if it had not come.
+    pub fn push(&mut self, id: u32) -> Result<String, Error> {
+        let mut text = String::new();
+        self.push_to(id, &mut text)?;
+        Ok(text)
+    }
+
+    /// The text of what is left: a character that never became complete is U+FFFD. The decoder is then as new.
+    pub fn finish(&mut self) -> String {
+        self.strip_spaces = self.pieces.strip_spaces;
+        let text = String::from_utf8_lossy(&self.pending).into_owned();
+        self.pending.clear();
+        text
+    }
+
+    pub(super) fn push_to(&mut self, id: u32, text: &mut String) -> Result<(), Error> {
+        let mut bytes = self.pieces.bytes(id)?;
+        if self.skip_special && self.pieces.kind(id).is_some_and(TokenType::is_special) {
+            return Ok(());
+        }
+        while let (1.., Some(rest)) = (self.strip_spaces, bytes.strip_prefix(b" ")) {
+            bytes = rest;
+            self.strip_spaces -= 1;
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.strip_spaces = 0;
+
+        self.pending.extend_from_slice(bytes);
+        let mut rest = self.pending.as_slice();
+        loop {
+            let error = match std::str::from_utf8(rest) {
+                Ok(valid) => {
+                    text.push_str(valid);
+                    rest = &[];
+                    break;
+                }
+                Err(error) => error,
+            };
+            let (valid, invalid) = rest.split_at_checked(error.valid_up_to()).unwrap_or((rest, &[]));
+            text.push_str(std::str::from_utf8(valid).unwrap_or_default());
+            rest = invalid;
+            // No length: the bytes are the beginning of a character, and the next token may complete it.
+            let Some(len) = error.error_len() else { break };
+            text.push(char::REPLACEMENT_CHARACTER);
+            rest = rest.get(len..).unwrap_or(&[]);
+        }
+        let done = self.pending.len() - rest.len();
+        self.pending.drain(..done);
+        Ok(())
+    }
+}

@@ -1,0 +1,172 @@
+//! `tokenizer.json`, the file of Hugging Face's tokenizers.
+//!
+//! The file describes a pipeline: normalizer, pre-tokenizer, model, post-processor, decoder. Byte-level BPE, by far
+//! the most frequent pipeline, and BERT's are recognised and built from our own parts ([`byte_level`], [`bert`]). Others run in
+//! the `tokenizers` crate ([`foreign`]), which panics on several kinds of broken file (huggingface/tokenizers issues 2094,
+//! 2151 and 2198) and follows a regular expression wherever it leads, so everything is checked before.
+
+mod bert;
+mod byte_level;
+mod check;
+#[cfg(feature = "tokenizer-json")]
+pub(super) mod foreign;
+
+use serde_json::Value;
+use unicode_normalization::is_nfc;
+
+use super::Tokenizer;
+use super::vocab::{TokenType, fault, shown};
+use crate::error::Error;
+
+/// The names of special tokens, which models keep in `tokenizer_config.json` beside `tokenizer.json`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TokenizerConfig {
+    /// `bos_token`: begins a text.
+    pub bos_token: Option<String>,
+    /// `eos_token`: ends a text.
+    pub eos_token: Option<String>,
+}
+
+impl TokenizerConfig {
+    /// Reads the bytes of a `tokenizer_config.json`; a token is a string there, or an object with `content`.
+    ///
+    /// # Errors
+    /// [`Error::Format`] for what is not JSON, [`Error::Tokenizer`] if a token is neither.
+    pub fn from_json(bytes: &[u8]) -> Result<Self, Error> {
+        let file = parse("tokenizer_config.json", bytes)?;
+        let token = |field: &str| match file.get(field) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(token)) => Ok(Some(token.clone())),
+            Some(other) => match other.get("content").and_then(Value::as_str) {
+                Some(content) => Ok(Some(content.to_owned())),
+                None => Err(fault(field, "a string or an object with `content`", shown(&other.to_string()))),
+            },
+        };
+        Ok(TokenizerConfig { bos_token: token("bos_token")?, eos_token: token("eos_token")? })
+    }
+}
+
+/// One entry of the vocabulary or of `added_tokens`.
+#[derive(Debug, Clone)]
+struct Token {
+    text: String,
+    kind: TokenType,
+}
+
+/// A checked file: what all pipelines have in common.
+struct File {
+    json: Value,
+    /// By id. A number that no token has is an empty, unused one.
+    tokens: Vec<Token>,
+}
+
+pub(super) fn load(bytes: &[u8], config: &TokenizerConfig) -> Result<Tokenizer, Error> {
+    let json = parse("tokenizer.json", bytes)?;
+    let tokens = check::file(&json)?;
+    let file = File { json, tokens };
+    let special = |field: &str, name: &Option<String>| match name {
+        None => Ok(None),
+        Some(name) => match file.tokens.iter().position(|token| token.text == *name) {
+            Some(id) => Ok(u32::try_from(id).ok()),
+            None => Err(fault(field, "a token of the vocabulary", shown(name))),
+        },
+    };
+    let bos_id = special("bos_token", &config.bos_token)?;
+    let eos_id = special("eos_token", &config.eos_token)?;
+    for load in [byte_level::load, bert::load] {
+        if let Some(tokenizer) = load(&file, bos_id, eos_id)? {
+            return Ok(tokenizer);
+        }
+    }
+    #[cfg(feature = "tokenizer-json")]
+    return foreign::load(file, bos_id, eos_id);
+    #[cfg(not(feature = "tokenizer-json"))]
+    Err(unsupported("pipeline", "neither byte-level BPE nor BERT's", "others need the feature tokenizer-json"))
+}
+
+/// # Errors
+/// [`Error::Format`] with the byte offset of the fault. Nesting is limited to 128 levels by `serde_json`.
+fn parse(format: &'static str, bytes: &[u8]) -> Result<Value, Error> {
+    serde_json::from_slice(bytes).map_err(|error| {
+        let lines_before = bytes.split_inclusive(|&byte| byte == b'\n').take(error.line().saturating_sub(1));
+        let offset = lines_before.map(<[u8]>::len).sum::<usize>() + error.column().saturating_sub(1);
+        Error::Format {
+            format,
+            field: "file".into(),
+            offset: offset as u64,
+            expected: "JSON".into(),
+            found: error.to_string(),
+        }
+    })
+}
+
+fn unsupported(field: impl Into<String>, found: impl Into<String>, supported: impl Into<String>) -> Error {
+    let (field, found, supported) = (field.into(), found.into(), supported.into());
+    Error::Unsupported { format: "tokenizer.json", field, found, supported }
+}
+
+/// The steps of a component: those of a `Sequence`, itself if it is a single one, none if it is null.
+fn steps<'j>(component: Option<&'j Value>, list: &str) -> Vec<&'j Value> {
+    match component {
+        None | Some(Value::Null) => Vec::new(),
+        Some(step) if kind(step) == "Sequence" => {
+            // Sequences may be nested; the depth is that of the JSON, which is limited.
+            let inner = step.get(list).and_then(Value::as_array).into_iter().flatten();
+            inner.flat_map(|step| steps(Some(step), list)).collect()
+        }
+        Some(step) => vec![step],
+    }
+}
+
+/// A component's `type`.
+fn kind(component: &Value) -> &str {
+    component.get("type").and_then(Value::as_str).unwrap_or("")
+}
+
+/// A flag, with the value it has where the file is silent.
+fn flag(component: &Value, field: &str, default: bool) -> bool {
+    component.get(field).and_then(Value::as_bool).unwrap_or(default)
+}
+
+/// The ids that the post-processor puts before and behind a text.
+fn surroundings(component: Option<&Value>) -> Option<(Vec<u32>, Vec<u32>)> {
+    let (mut prefix, mut suffix) = (Vec::new(), Vec::new());
+    let mut templates = 0;
+    for step in steps(component, "processors") {
+        match kind(step) {
+            "ByteLevel" => {}
+            "TemplateProcessing" if templates == 0 => {
+                templates += 1;
+                let mut ids = &mut prefix;
+                for item in step.get("single")?.as_array()? {
+                    match item.get("SpecialToken").and_then(|special| special.get("id")).and_then(Value::as_str) {
+                        Some(name) => {
+                            let special = step.get("special_tokens")?.get(name)?.get("ids")?.as_array()?;
+                            ids.extend(
+                                special.iter().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok()),
+                            );
+                        }
+                        None => ids = &mut suffix,
+                    }
+                }
+            }
+            "BertProcessing" | "RobertaProcessing" if templates == 0 => {
+                templates += 1;
+                for (field, ids) in [("cls", &mut prefix), ("sep", &mut suffix)] {
+                    ids.push(u32::try_from(step.get(field)?.get(1)?.as_u64()?).ok()?);
+                }
+            }
+            _ => return None,
+        }
+    }
+    Some((prefix, suffix))
+}
+
+/// Added tokens that match letter by letter, with no spaces around them swallowed.
+fn added_tokens_are_literal(json: &Value, nfc: bool) -> bool {
+    json.get("added_tokens").and_then(Value::as_array).into_iter().flatten().all(|token| {
+        let strict = !["lstrip", "rstrip", "single_word"].iter().any(|field| flag(token, field, false));
+        let stays = !nfc || token.get("content").and_then(Value::as_str).is_some_and(is_nfc);
+        strict && stays
+    })
+}

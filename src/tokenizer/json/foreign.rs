@@ -1,0 +1,224 @@
+//! Pipelines that run in the `tokenizers` crate.
+//!
+//! Only encoding does: decoding needs pieces that do not depend on what follows them, so the decoder's steps are
+//! applied to each token once, when the file is loaded.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+
+use serde_json::Value;
+use tokenizers::Tokenizer as Pipeline;
+
+use super::{File, flag, kind, steps, unsupported};
+use crate::error::Error;
+use crate::tokenizer::bpe::token_bytes;
+use crate::tokenizer::decode::Pieces;
+use crate::tokenizer::vocab::{TokenType, fault, parse_byte, shown};
+use crate::tokenizer::{EncodeOptions, Encoder, Tokenizer, end_ids};
+
+/// The regex engine gives up in silence after a million steps back and then splits text elsewhere; what follows a
+/// run of n characters costs about n steps.
+const MAX_REGEX_TEXT_BYTES: usize = 1 << 18;
+
+/// An encoder that is a pipeline of the `tokenizers` crate.
+#[derive(Debug)]
+pub(crate) struct ForeignEncoder {
+    /// Takes the names of special tokens for text.
+    plain: Pipeline,
+    /// Takes them for special tokens. A copy, made when first needed: the choice is a property of the pipeline.
+    parsing: OnceLock<Box<Pipeline>>,
+    max_text_bytes: usize,
+}
+
+pub(super) fn load(file: File, bos_id: Option<u32>, eos_id: Option<u32>) -> Result<Tokenizer, Error> {
+    let File { mut json, tokens } = file;
+    let decoder = Decoder::new(json.get("decoder"))?;
+    let backtracks = uses_lookaround(json.get("normalizer")) || uses_lookaround(json.get("pre_tokenizer"));
+    if let Some(fields) = json.as_object_mut() {
+        // Length is the caller's business, and values the crate would panic on go with these.
+        fields.insert("truncation".into(), Value::Null);
+        fields.insert("padding".into(), Value::Null);
+        if let Some(Value::Object(model)) = fields.get_mut("model") {
+            // Dropping merges at random is for training.
+            model.remove("dropout");
+        }
+    }
+    let bytes = json.to_string().into_bytes();
+    drop(json);
+    let mut plain: Pipeline = guarded("tokenizer.json", || Pipeline::from_bytes(&bytes))?;
+    plain.set_encode_special_tokens(true);
+
+    let mut pieces = Vec::with_capacity(tokens.len());
+    for (id, token) in (0u32..).zip(&tokens) {
+        // The crate's spelling of an added token may be the normalized one, which decoding shows.
+        let text = plain.id_to_token(id);
+        if text.is_none() != token.text.is_empty() {
+            return Err(fault(format!("token id {id}"), shown(&token.text), shown(&text.unwrap_or_default())));
+        }
+        pieces.push((decoder.piece(id, &text.unwrap_or_default(), token.kind), token.kind));
+    }
+
+    let find = |name: &str, wanted: &dyn Fn(TokenType) -> bool| {
+        (0u32..).zip(&tokens).find(|(_, token)| token.text == name && wanted(token.kind)).map(|(id, _)| id)
+    };
+    let special = |kind: TokenType| kind.is_special() || kind == TokenType::UserDefined;
+    let named = (0u32..).zip(&tokens).filter(|(_, token)| special(token.kind));
+    let foreign = ForeignEncoder {
+        plain,
+        parsing: OnceLock::new(),
+        max_text_bytes: if backtracks { MAX_REGEX_TEXT_BYTES } else { u32::MAX as usize },
+    };
+    Ok(Tokenizer {
+        special_ids: named.map(|(id, token)| (token.text.as_str().into(), id)).collect(),
+        eos_ids: end_ids([eos_id, None], |name| find(name, &|kind| kind == TokenType::Control)),
+        bos_id,
+        pieces: Arc::new(Pieces::new(pieces.into_iter(), decoder.strip_spaces)),
+        encoder: Encoder::Foreign(Box::new(foreign)),
+    })
+}
+
+impl ForeignEncoder {
+    pub fn encode(&self, text: &str, options: EncodeOptions, pieces: &Pieces) -> Result<Vec<u32>, Error> {
+        if text.len() > self.max_text_bytes {
+            let expected = format!("at most {} bytes with this tokenizer", self.max_text_bytes);
+            return Err(fault("text", expected, format!("{} bytes", text.len())));
+        }
+        let pipeline = if options.parse_special {
+            self.parsing.get_or_init(|| {
+                let mut parsing = self.plain.clone();
+                parsing.set_encode_special_tokens(false);
+                Box::new(parsing)
+            })
+        } else {
+            &self.plain
+        };
+        let encoding = guarded("text", || pipeline.encode_fast(text, options.add_special))?;
+        if !options.parse_special {
+            // Some pipelines look whole words up and find the control tokens that way.
+            let added = encoding.get_special_tokens_mask();
+            let is_control = |&(&id, &added): &(&u32, &u32)| added == 0 && pieces.kind(id) == Some(TokenType::Control);
+            if let Some((id, _)) = encoding.get_ids().iter().zip(added).find(is_control) {
+                return Err(fault("text", "text that is no control token", format!("the name of token {id}")));
+            }
+        }
+        Ok(encoding.get_ids().to_vec())
+    }
+}
+
+/// Runs the crate's code, its errors and panics turned into ours.
+fn guarded<T>(field: &str, run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, Error> {
+    let expected = "what the tokenizers crate accepts";
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(result) => result.map_err(|error| fault(field, expected, error)),
+        Err(_) => Err(fault(field, expected, "something it panics on")),
+    }
+}
+
+/// Whether a component holds a regular expression that only a backtracking engine can run.
+fn uses_lookaround(component: Option<&Value>) -> bool {
+    match component {
+        Some(Value::Object(fields)) => fields.iter().any(|(name, value)| match (name.as_str(), value) {
+            ("Regex", Value::String(pattern)) => {
+                let marks = ["(?=", "(?!", "(?<", "(?>", "++", "*+", "?+", "}+", r"\1", r"\k", r"\G", r"\K"];
+                marks.iter().any(|mark| pattern.contains(mark))
+            }
+            // GPT-2's expression, which this step has built in, looks ahead.
+            ("type", Value::String(kind)) => kind == "ByteLevel" && flag_of(fields, "use_regex"),
+            _ => uses_lookaround(Some(value)),
+        }),
+        Some(Value::Array(items)) => items.iter().any(|item| uses_lookaround(Some(item))),
+        _ => false,
+    }
+}
+
+fn flag_of(fields: &serde_json::Map<String, Value>, field: &str) -> bool {
+    fields.get(field).and_then(Value::as_bool).unwrap_or(true)
+}
+
+/// What a file's decoder does to one token.
+#[derive(Debug, Default)]
+struct Decoder {
+    replacements: Vec<(String, String)>,
+    spelling: Spelling,
+    byte_fallback: bool,
+    strip_spaces: usize,
+}
+
+#[derive(Debug, Default)]
+enum Spelling {
+    #[default]
+    Plain,
+    /// GPT-2's characters for bytes.
+    Bytes,
+    /// A token stands behind a space unless it has the prefix.
+    Words { prefix: String, cleanup: bool },
+}
+
+impl Decoder {
+    fn new(component: Option<&Value>) -> Result<Self, Error> {
+        let mut decoder = Decoder::default();
+        let steps = steps(component, "decoders");
+        if steps.is_empty() {
+            // The crate puts a space between tokens if nothing says how to join them.
+            let words = Spelling::Words { prefix: String::new(), cleanup: false };
+            return Ok(Decoder { spelling: words, strip_spaces: 1, ..decoder });
+        }
+        let mut fused = false;
+        for step in steps {
+            let text = |field: &str| step.get(field).and_then(Value::as_str).map(str::to_owned);
+            let number = |field: &str| step.get(field).and_then(Value::as_u64).and_then(|n| usize::try_from(n).ok());
+            let refuse = || {
+                unsupported(
+                    "decoder",
+                    kind(step),
+                    "ByteLevel, WordPiece, Metaspace, Replace, ByteFallback, Fuse, Strip",
+                )
+            };
+            match kind(step) {
+                "ByteLevel" => decoder.spelling = Spelling::Bytes,
+                "ByteFallback" => decoder.byte_fallback = true,
+                "Fuse" => fused = true,
+                "Metaspace" => {
+                    decoder.replacements.push((text("replacement").ok_or_else(refuse)?, " ".into()));
+                    let prefixed =
+                        flag(step, "add_prefix_space", true) && text("prepend_scheme").as_deref() != Some("never");
+                    decoder.strip_spaces = usize::from(prefixed);
+                }
+                "Replace" => {
+                    let pattern = step.get("pattern").and_then(|pattern| pattern.get("String")?.as_str());
+                    let pattern = pattern.filter(|pattern| !pattern.is_empty()).ok_or_else(refuse)?;
+                    decoder.replacements.push((pattern.to_owned(), text("content").ok_or_else(refuse)?));
+                }
+                "Strip" if fused && text("content").as_deref() == Some(" ") && number("stop") == Some(0) => {
+                    decoder.strip_spaces = number("start").ok_or_else(refuse)?;
+                }
+                "WordPiece" => {
+                    let prefix = text("prefix").ok_or_else(refuse)?;
+                    decoder.spelling = Spelling::Words { prefix, cleanup: flag(step, "cleanup", true) };
+                    decoder.strip_spaces = 1;
+                }
+                _ => return Err(refuse()),
+            }
+        }
+        Ok(decoder)
+    }
+
+    fn piece(&self, id: u32, token: &str, kind: TokenType) -> Vec<u8> {
+        if let (true, TokenType::Byte, Ok(byte)) = (self.byte_fallback, kind, parse_byte(id, token)) {
+            return vec![byte];
+        }
+        let mut text = token.to_owned();
+        for (pattern, content) in &self.replacements {
+            text = text.replace(pattern, content);
+        }
+        match &self.spelling {
+            Spelling::Plain => text.into(),
+            Spelling::Bytes => token_bytes(&text),
+            Spelling::Words { prefix, cleanup } => match text.strip_prefix(prefix).filter(|_| !prefix.is_empty()) {
+                Some(rest) => rest.into(),
+                None if *cleanup && matches!(text.as_str(), "." | "?" | "!" | ",") => text.into(),
+                None => format!(" {text}").into(),
+            },
+        }
+    }
+}

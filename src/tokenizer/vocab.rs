@@ -1,0 +1,179 @@
+//! A vocabulary as plain data, and the checks that make it safe to build on.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+
+use crate::error::Error;
+
+/// What a token is for. The numbers are those of GGUF's `tokenizer.ggml.token_type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum TokenType {
+    /// Stands for its text.
+    Normal = 1,
+    /// Stands for text that no other token covers.
+    Unknown = 2,
+    /// Steers the model (`<s>`, `<|im_end|>`) and is not text.
+    Control = 3,
+    /// Stands for its text and is found before anything else is.
+    UserDefined = 4,
+    /// Reserved by the vocabulary.
+    Unused = 5,
+    /// Stands for one byte, spelled `<0xHH>`.
+    Byte = 6,
+}
+
+impl TokenType {
+    /// Whether the token's text is its name and not what it stands for.
+    pub(super) fn is_special(self) -> bool {
+        matches!(self, TokenType::Control | TokenType::Unknown)
+    }
+}
+
+impl TryFrom<u32> for TokenType {
+    type Error = Error;
+
+    /// # Errors
+    /// [`Error::Tokenizer`] for numbers outside 1 to 6.
+    fn try_from(number: u32) -> Result<Self, Error> {
+        Ok(match number {
+            1 => TokenType::Normal,
+            2 => TokenType::Unknown,
+            3 => TokenType::Control,
+            4 => TokenType::UserDefined,
+            5 => TokenType::Unused,
+            6 => TokenType::Byte,
+            _ => return Err(fault("token_types", "1 to 6", number)),
+        })
+    }
+}
+
+/// Everything a vocabulary file says, with no trace of the file's format.
+///
+/// The key in each field's documentation is the GGUF one. `None` means that the file is silent; the tokenizer
+/// then does what llama.cpp does for that kind of vocabulary.
+#[derive(Debug, Clone, Default)]
+pub struct Vocab {
+    /// `tokenizer.ggml.model`: `llama` (SentencePiece), `gpt2` (byte-level BPE) or `bert` (WordPiece).
+    pub model: String,
+    /// `tokenizer.ggml.pre`: how byte-level BPE splits text into words.
+    pub pre: Option<String>,
+    /// `tokenizer.ggml.tokens`: a token's text, by id. Byte-level BPE in GPT-2's spelling, a space as `Ġ`.
+    pub tokens: Vec<String>,
+    /// `tokenizer.ggml.scores`: merge priority by id, higher first. SentencePiece only.
+    pub scores: Vec<f32>,
+    /// `tokenizer.ggml.token_type`, by id. Empty: every token is normal, but for those that an id below names.
+    pub token_types: Vec<TokenType>,
+    /// `tokenizer.ggml.merges`: `"left right"`, first merge first. Byte-level BPE only.
+    pub merges: Vec<String>,
+    /// `tokenizer.ggml.bos_token_id`: begins a text.
+    pub bos_id: Option<u32>,
+    /// `tokenizer.ggml.eos_token_id`: ends a text.
+    pub eos_id: Option<u32>,
+    /// `tokenizer.ggml.eot_token_id`: ends a turn of a conversation.
+    pub eot_id: Option<u32>,
+    /// `tokenizer.ggml.unknown_token_id`.
+    pub unk_id: Option<u32>,
+    /// `tokenizer.ggml.separator_token_id`: ends a text for BERT.
+    pub sep_id: Option<u32>,
+    /// `tokenizer.ggml.cls_token_id`: begins a text for BERT.
+    pub cls_id: Option<u32>,
+    /// `tokenizer.ggml.padding_token_id`.
+    pub pad_id: Option<u32>,
+    /// `tokenizer.ggml.add_bos_token`.
+    pub add_bos: Option<bool>,
+    /// `tokenizer.ggml.add_eos_token`.
+    pub add_eos: Option<bool>,
+    /// `tokenizer.ggml.add_space_prefix`: SentencePiece puts a space before a text.
+    pub add_space_prefix: Option<bool>,
+    /// `tokenizer.ggml.normalizer.lowercase`: WordPiece lower-cases and strips accents.
+    pub lowercase: Option<bool>,
+}
+
+impl Vocab {
+    /// Checks what every kind of vocabulary must keep, and fills in the token types.
+    pub(super) fn checked(mut self) -> Result<Self, Error> {
+        let n_tokens = self.tokens.len();
+        if n_tokens == 0 || n_tokens > MAX_TOKENS {
+            return Err(fault("tokens", format!("1 to {MAX_TOKENS} tokens"), n_tokens));
+        }
+        for (field, len) in [("scores", self.scores.len()), ("token_types", self.token_types.len())] {
+            if len != 0 && len != n_tokens {
+                return Err(fault(field, format!("one per token, {n_tokens}"), len));
+            }
+        }
+        let ids = [
+            ("bos_id", self.bos_id),
+            ("eos_id", self.eos_id),
+            ("eot_id", self.eot_id),
+            ("unk_id", self.unk_id),
+            ("sep_id", self.sep_id),
+            ("cls_id", self.cls_id),
+            ("pad_id", self.pad_id),
+        ];
+        for (field, id) in ids {
+            if let Some(id) = id.filter(|&id| id as usize >= n_tokens) {
+                return Err(fault(field, format!("below the vocabulary size {n_tokens}"), id));
+            }
+        }
+        if let Some(id) = self.scores.iter().position(|score| score.is_nan()) {
+            return Err(fault(format!("scores[{id}]"), "a number", "NaN"));
+        }
+        let mut seen = HashMap::with_capacity(n_tokens);
+        for (id, token) in self.tokens.iter().enumerate().filter(|(_, token)| !token.is_empty()) {
+            if let Some(first) = seen.insert(token.as_str(), id) {
+                let found = format!("{}, which is token {first} already", shown(token));
+                return Err(fault(format!("tokens[{id}]"), "a text of its own", found));
+            }
+        }
+        if self.token_types.is_empty() {
+            self.token_types = vec![TokenType::Normal; n_tokens];
+            let control = [self.bos_id, self.eos_id, self.eot_id, self.sep_id, self.cls_id].into_iter().flatten();
+            for (id, kind) in
+                control.map(|id| (id, TokenType::Control)).chain(self.unk_id.map(|id| (id, TokenType::Unknown)))
+            {
+                if let Some(slot) = self.token_types.get_mut(id as usize) {
+                    *slot = kind;
+                }
+            }
+        }
+        Ok(self)
+    }
+
+    /// Every token that has a text, with its id and type.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &str, TokenType)> {
+        let typed = self.tokens.iter().zip(&self.token_types).zip(0u32..);
+        typed.map(|((token, &kind), id)| (id, token.as_str(), kind)).filter(|(_, token, _)| !token.is_empty())
+    }
+
+    /// The id of `token`, if it is a control token.
+    pub(super) fn control_id(&self, token: &str) -> Option<u32> {
+        self.iter().find(|&(_, text, kind)| kind == TokenType::Control && text == token).map(|(id, ..)| id)
+    }
+}
+
+/// No vocabulary in use comes near this; it keeps ids and table sizes within 32 bits.
+const MAX_TOKENS: usize = 1 << 24;
+
+/// The byte that a byte token such as `<0x0A>` stands for.
+pub(super) fn parse_byte(id: u32, token: &str) -> Result<u8, Error> {
+    let digits = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+    digits
+        .filter(|digits| digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
+        .and_then(|digits| u8::from_str_radix(digits, 16).ok())
+        .ok_or_else(|| fault(format!("tokens[{id}]"), "a byte token such as <0x0A>", shown(token)))
+}
+
+/// [`Error::Tokenizer`] in one line.
+pub(super) fn fault(field: impl Into<String>, expected: impl Into<String>, found: impl Display) -> Error {
+    Error::Tokenizer { field: field.into(), expected: expected.into(), found: found.to_string() }
+}
+
+/// `text` quoted for a message and cut short: it comes from a file and may be a megabyte long.
+pub(super) fn shown(text: &str) -> String {
+    const MAX_CHARS: usize = 40;
+    match text.char_indices().nth(MAX_CHARS) {
+        Some((end, _)) => format!("{:?}...", text.get(..end).unwrap_or_default()),
+        None => format!("{text:?}"),
+    }
+}

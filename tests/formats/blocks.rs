@@ -1,0 +1,141 @@
+//! Block decoders against values that other implementations computed.
+
+use super::data::{self, Reference};
+use tilewright::Error;
+use tilewright::formats::block::dequantize;
+use tilewright::formats::{BlockType, Gguf};
+
+const DECODED: [BlockType; 13] = [
+    BlockType::Q4_0,
+    BlockType::Q4_1,
+    BlockType::Q5_0,
+    BlockType::Q5_1,
+    BlockType::Q8_0,
+    BlockType::Q2_K,
+    BlockType::Q3_K,
+    BlockType::Q4_K,
+    BlockType::Q5_K,
+    BlockType::Q6_K,
+    BlockType::IQ4_NL,
+    BlockType::IQ4_XS,
+    BlockType::MXFP4,
+];
+
+/// The values equal those of ggml bit for bit, on random bits with scales of every kind, subnormals among them.
+#[test]
+fn blocks_match_the_vectors() {
+    let Some(folder) = data::folder() else { return };
+    let vectors = Reference::open(folder.join("quant-vectors/vectors.safetensors"));
+    for block_type in DECODED {
+        let want = vectors.f32s(&format!("{block_type}.values"));
+        let mut got = vec![f32::NAN; want.len()];
+        dequantize(block_type, vectors.bytes(&format!("{block_type}.blocks")), &mut got).unwrap();
+        for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+            assert_eq!(got.to_bits(), want.to_bits(), "{block_type}, value {i}: {got:e} instead of {want:e}");
+        }
+        println!("{block_type}: {} values equal", want.len());
+    }
+}
+
+/// The sizes that `ggml-common.h` and the shared vectors give for all types that have vectors.
+#[test]
+fn block_sizes_match_the_vectors() {
+    let Some(folder) = data::folder() else { return };
+    let vectors = Reference::open(folder.join("quant-vectors/vectors.safetensors"));
+    let mut n_types = 0;
+    for &block_type in BlockType::ALL {
+        if block_type.block_len() > 4 && !matches!(block_type.name(), "Q8_1" | "Q8_K" | "IQ1_M" | "NVFP4" | "Q1_0") {
+            let bytes = vectors.bytes(&format!("{block_type}.blocks")).len() as u64;
+            assert_eq!(bytes, 6 * 512 / block_type.block_len() * block_type.block_bytes(), "{block_type}");
+            n_types += 1;
+        }
+    }
+    assert_eq!(n_types, 21);
+}
+
+/// Every f16, computed here from sign, exponent and fraction.
+#[test]
+fn f16_values_are_exact() {
+    for bits in 0..=u16::MAX {
+        let (sign, exponent, fraction) = (bits >> 15, (bits >> 10 & 31) as i32, (bits & 1023) as f64);
+        let magnitude = match exponent {
+            0 => fraction * 2_f64.powi(-24),
+            31 if fraction == 0.0 => f64::INFINITY,
+            31 => continue, // a NaN, of which only that it is one is promised
+            _ => (1024.0 + fraction) * 2_f64.powi(exponent - 25),
+        };
+        let want = if sign == 1 { -magnitude } else { magnitude };
+        let mut got = [0.0];
+        dequantize(BlockType::F16, &bits.to_le_bytes(), &mut got).unwrap();
+        assert_eq!(f64::from(got[0]).to_bits(), want.to_bits(), "{bits:#06x}");
+    }
+}
+
+#[test]
+fn bf16_and_f32_keep_their_bits() {
+    let mut got = [0.0; 2];
+    dequantize(BlockType::BF16, &[0x80, 0x3F, 0x01, 0x80], &mut got).unwrap();
+    assert_eq!(got.map(f32::to_bits), [0x3F80_0000, 0x8001_0000]);
+    dequantize(BlockType::F32, &[0, 0, 0x80, 0x3F, 1, 0, 0, 0x80], &mut got).unwrap();
+    assert_eq!(got.map(f32::to_bits), [0x3F80_0000, 0x8000_0001]);
+}
+
+#[test]
+fn wrong_lengths_and_types_are_errors() {
+    for block_type in DECODED {
+        let (len, n_bytes) = (block_type.block_len() as usize, block_type.block_bytes() as usize);
+        let bytes = vec![0; 2 * n_bytes];
+        let mut out = vec![0.0; 2 * len];
+        assert!(dequantize(block_type, &bytes, &mut out).is_ok());
+        for (n_bytes, n_out) in [(2 * n_bytes - 1, 2 * len), (n_bytes, 2 * len), (2 * n_bytes, 2 * len - 1), (0, len)] {
+            let result = dequantize(block_type, &bytes[..n_bytes], &mut out[..n_out]);
+            assert!(matches!(result, Err(Error::Operand { operand: "bytes", .. })), "{block_type}: {result:?}");
+        }
+    }
+    let result = dequantize(BlockType::IQ1_M, &[0; 56], &mut [0.0; 256]);
+    assert!(matches!(result, Err(Error::Unsupported { .. })), "{result:?}");
+}
+
+/// Each tensor of the smaller files stands for the float32 weights within half a step of its format.
+#[test]
+fn quantised_files_are_close_to_the_float_file() {
+    let Some(folder) = data::folder() else { return };
+    let open = |name: &str| {
+        let bytes = data::read(folder.join("stories260k").join(name));
+        (Gguf::parse(&bytes, bytes.len() as u64).unwrap(), bytes)
+    };
+    let values = |(gguf, bytes): &(Gguf, Vec<u8>), name: &str| {
+        let tensor = gguf.tensor(name).unwrap();
+        let mut values = vec![0.0; tensor.n_elements() as usize];
+        dequantize(tensor.block_type, tensor.bytes(bytes).unwrap(), &mut values).unwrap();
+        (tensor.block_type, values)
+    };
+    let float = open("stories260k-f32.gguf");
+    for file in ["stories260k-f16.gguf", "stories260k-q8_0.gguf", "stories260k-q4_0.gguf"] {
+        let other = open(file);
+        assert_eq!(other.0.tensors.len(), float.0.tensors.len());
+        let mut types = vec![];
+        for tensor in &float.0.tensors {
+            let (_, want) = values(&float, &tensor.name);
+            let (block_type, got) = values(&other, &tensor.name);
+            types.push(block_type.name());
+            for (want, got) in want.chunks(32).zip(got.chunks(32)) {
+                let largest = want.iter().fold(0_f32, |largest, value| largest.max(value.abs()));
+                // Half a step, or a whole one where the range is lopsided, and the rounding of the f16 scale.
+                let bound = match block_type {
+                    BlockType::F32 => 0.0,
+                    BlockType::F16 => largest / 2048.0 + 1e-7,
+                    BlockType::Q8_0 => largest / 127.0 * 0.5 + largest / 1024.0,
+                    BlockType::Q4_0 => largest / 8.0 + largest / 1024.0,
+                    other => panic!("{other} in {file}"),
+                };
+                for (want, got) in want.iter().zip(got) {
+                    assert!((want - got).abs() <= bound, "{file}, {}: {got} for {want}", tensor.name);
+                }
+            }
+        }
+        types.sort_unstable();
+        types.dedup();
+        println!("{file}: {} tensors within bounds, {types:?}", other.0.tensors.len());
+    }
+}

@@ -1,0 +1,128 @@
+//! Every published or computed file in the data folder loads, and says what its description says.
+
+use super::allocator::peak_bytes;
+use super::data::{self, Reference};
+use super::hostile::memory_limit;
+use std::time::{Duration, Instant};
+use tilewright::Error;
+use tilewright::formats::{BlockType, ConfigJson, Gguf, Safetensors, TensorInfo};
+
+/// Parses all files of one kind, within the bound on memory, and returns their number.
+fn parse_all(extension: &str, parse: fn(&[u8], u64) -> Result<Vec<TensorInfo>, Error>) -> usize {
+    let Some(folder) = data::folder() else { return 0 };
+    let (mut n_tensors, mut slowest) = (0, Duration::ZERO);
+    let files = data::files(&folder, extension);
+    for path in &files {
+        let bytes = data::read(path);
+        let start = Instant::now();
+        let (result, peak) = peak_bytes(|| parse(&bytes, bytes.len() as u64));
+        slowest = slowest.max(start.elapsed());
+        let tensors = result.unwrap_or_else(|error| panic!("{}", error.in_file(path)));
+        assert!(peak <= memory_limit(bytes.len()), "{}: {peak} bytes of memory", path.display());
+        for tensor in &tensors {
+            let blocks = tensor.shape.iter().product::<u64>() / tensor.block_type.block_len();
+            assert_eq!(tensor.bytes(&bytes).unwrap().len() as u64, blocks * tensor.block_type.block_bytes());
+        }
+        n_tensors += tensors.len();
+    }
+    println!("{} files *.{extension}, {n_tensors} tensors, the slowest in {slowest:?}", files.len());
+    files.len()
+}
+
+#[test]
+fn all_gguf_files_load() {
+    let n_files = parse_all("gguf", |bytes, file_len| Ok(Gguf::parse(bytes, file_len)?.tensors));
+    assert!(data::folder().is_none() || n_files >= 25, "{n_files}");
+}
+
+#[test]
+fn all_safetensors_files_load() {
+    let n_files = parse_all("safetensors", |bytes, file_len| Ok(Safetensors::parse(bytes, file_len)?.tensors));
+    assert!(data::folder().is_none() || n_files >= 30, "{n_files}");
+}
+
+/// The shapes of `stories260k` follow from its `config.json`; the weights that both formats hold in the same order are
+/// the same floats.
+#[test]
+fn stories260k_is_the_same_in_both_formats() {
+    let Some(folder) = data::folder() else { return };
+    let folder = folder.join("stories260k");
+    let config = ConfigJson::parse(&data::read(folder.join("config.json"))).unwrap();
+    let number = |key: &str| u64::from(config.get_u32(key).unwrap().unwrap());
+    let (dim, ffn_dim, vocab_size) = (number("hidden_size"), number("intermediate_size"), number("vocab_size"));
+    let kv_dim = number("num_key_value_heads") * number("head_dim");
+
+    let bytes = data::read(folder.join("stories260k-f32.gguf"));
+    let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
+    let reference = Reference::open(folder.join("model.safetensors"));
+    let mut n_found = 0;
+    let mut expect = |name: String, shape: &[u64], twin: Option<String>| {
+        let tensor = gguf.tensor(&name).unwrap_or_else(|| panic!("no {name}"));
+        assert_eq!((tensor.shape.as_slice(), tensor.block_type), (shape, BlockType::F32), "{name}");
+        if let Some(twin) = twin {
+            assert!(tensor.bytes(&bytes).unwrap() == reference.bytes(&twin), "{name} differs from {twin}");
+        }
+        n_found += 1;
+    };
+    expect("token_embd.weight".into(), &[vocab_size, dim], Some("model.embed_tokens.weight".into()));
+    expect("output_norm.weight".into(), &[dim], Some("model.norm.weight".into()));
+    for layer in 0..number("num_hidden_layers") {
+        for (name, shape, twin) in [
+            ("attn_norm", &[dim][..], Some("input_layernorm")),
+            ("attn_q", &[dim, dim], None), // rows in another order, for another rotary embedding
+            ("attn_k", &[kv_dim, dim], None),
+            ("attn_v", &[kv_dim, dim], Some("self_attn.v_proj")),
+            ("attn_output", &[dim, dim], Some("self_attn.o_proj")),
+            ("ffn_norm", &[dim], Some("post_attention_layernorm")),
+            ("ffn_gate", &[ffn_dim, dim], Some("mlp.gate_proj")),
+            ("ffn_up", &[ffn_dim, dim], Some("mlp.up_proj")),
+            ("ffn_down", &[dim, ffn_dim], Some("mlp.down_proj")),
+        ] {
+            let twin = twin.map(|twin| format!("model.layers.{layer}.{twin}.weight"));
+            expect(format!("blk.{layer}.{name}.weight"), shape, twin);
+        }
+    }
+    assert_eq!(n_found, gguf.tensors.len());
+
+    let metadata = &gguf.metadata;
+    assert_eq!(metadata.get_str("general.architecture").unwrap(), Some("llama"));
+    assert_eq!(metadata.get_u32("llama.embedding_length").unwrap().map(u64::from), Some(dim));
+    assert_eq!(metadata.get_u32("llama.block_count").unwrap().map(u64::from), Some(number("num_hidden_layers")));
+    let eps = config.get_f32("rms_norm_eps").unwrap();
+    assert_eq!(metadata.get_f32("llama.attention.layer_norm_rms_epsilon").unwrap(), eps);
+    let tokens = metadata.get_str_array("tokenizer.ggml.tokens").unwrap().unwrap();
+    assert_eq!(tokens.len() as u64, vocab_size);
+    assert_eq!(tokens[..4], ["<unk>", "<s>", "</s>", "<0x00>"]);
+}
+
+/// The vocabularies are as long as their models' published sizes and hold known tokens at known places.
+#[test]
+fn vocabularies_read_as_published() {
+    let Some(folder) = data::folder() else { return };
+    for (file, n_tokens, id, token) in [
+        ("ggml-vocab-gpt-2.gguf", 50_257, 15_496, "Hello"),
+        ("ggml-vocab-llama-spm.gguf", 32_000, 15_043, "▁Hello"),
+        ("ggml-vocab-bert-bge.gguf", 30_522, 101, "[CLS]"),
+    ] {
+        let bytes = data::read(folder.join("vocab").join(file));
+        let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
+        assert!(gguf.tensors.is_empty());
+        let tokens = gguf.metadata.get_str_array("tokenizer.ggml.tokens").unwrap().unwrap();
+        assert_eq!((tokens.len(), tokens[id]), (n_tokens, token), "{file}");
+        let types = gguf.metadata.get_i32_array("tokenizer.ggml.token_type").unwrap().unwrap();
+        assert_eq!(types.len(), n_tokens, "{file}");
+    }
+}
+
+/// The mixed file is there to show many types; the list is that of its description.
+#[test]
+fn the_mixed_file_holds_many_types() {
+    let Some(folder) = data::folder() else { return };
+    let bytes = data::read(folder.join("stories260k-wide/stories260k-wide-mixed.gguf"));
+    let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
+    let mut types: Vec<_> = gguf.tensors.iter().map(|tensor| tensor.block_type.name()).collect();
+    types.sort_unstable();
+    types.dedup();
+    println!("{types:?}");
+    assert_eq!(types.len(), 13, "{types:?}");
+}

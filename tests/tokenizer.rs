@@ -1,0 +1,711 @@
+//! Tokenizers against expected ids from llama.cpp and Hugging Face, against the `tokenizers` crate on random text,
+//! and against hostile vocabularies.
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use tilewright::error::Error;
+use tilewright::formats::Gguf;
+use tilewright::model::vocab::vocab_from_gguf;
+use tilewright::tokenizer::{EncodeOptions, EncodingCache, TokenType, Tokenizer, TokenizerConfig, Vocab};
+
+const PARSE_SPECIAL: EncodeOptions = EncodeOptions { add_special: false, parse_special: true };
+
+/// The data folder, or a visible skip.
+fn data() -> Option<PathBuf> {
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data");
+    let folder = std::env::var_os("TILEWRIGHT_DATA").map_or_else(default, PathBuf::from);
+    if folder.is_dir() {
+        return Some(folder);
+    }
+    println!("skipped: no data folder at {}", folder.display());
+    None
+}
+
+fn read_json(path: PathBuf) -> Value {
+    serde_json::from_slice(&fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))).unwrap()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+fn gguf_vocab(path: PathBuf) -> Vocab {
+    let bytes = fs::read(path).unwrap();
+    let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
+    vocab_from_gguf(&gguf.metadata).unwrap()
+}
+
+fn from_gguf(path: PathBuf) -> Tokenizer {
+    Tokenizer::from_vocab(gguf_vocab(path)).unwrap()
+}
+
+fn from_json(folder: PathBuf) -> Tokenizer {
+    let config = TokenizerConfig::from_json(&fs::read(folder.join("tokenizer_config.json")).unwrap()).unwrap();
+    Tokenizer::from_json(&fs::read(folder.join("tokenizer.json")).unwrap(), &config).unwrap()
+}
+
+/// Qwen2 as its repository ships it: `vocab.json`, `merges.txt` and `added_tokens.json`.
+fn qwen2_vocab(data: &Path) -> Vocab {
+    let folder = data.join("vocab/qwen2");
+    let (vocab, added) = (read_json(folder.join("vocab.json")), read_json(folder.join("added_tokens.json")));
+    let mut vocab_of_both: Vec<(u32, String, TokenType)> = Vec::new();
+    for (file, kind) in [(vocab, TokenType::Normal), (added, TokenType::Control)] {
+        let tokens = file.as_object().unwrap().iter();
+        vocab_of_both.extend(tokens.map(|(token, id)| (id.as_u64().unwrap() as u32, token.clone(), kind)));
+    }
+    vocab_of_both.sort_unstable_by_key(|token| token.0);
+    let merges = fs::read_to_string(folder.join("merges.txt")).unwrap();
+    Vocab {
+        model: "gpt2".into(),
+        pre: Some("qwen2".into()),
+        tokens: vocab_of_both.iter().map(|token| token.1.clone()).collect(),
+        token_types: vocab_of_both.iter().map(|token| token.2).collect(),
+        merges: merges.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect(),
+        eos_id: Some(151_645),
+        ..Vocab::default()
+    }
+}
+
+/// The vocabularies under `vocab/`: name, tokenizer, and the file with llama.cpp's own texts.
+fn vocabularies(data: &Path) -> Vec<(&'static str, Tokenizer, &'static str)> {
+    let gguf = |name: &str| from_gguf(data.join("vocab").join(name));
+    vec![
+        ("llama-spm", gguf("ggml-vocab-llama-spm.gguf"), "ggml-vocab-llama-spm.gguf"),
+        ("gpt-2", gguf("ggml-vocab-gpt-2.gguf"), "ggml-vocab-gpt-2.gguf"),
+        ("bert-bge", gguf("ggml-vocab-bert-bge.gguf"), "ggml-vocab-bert-bge.gguf"),
+        ("qwen2", Tokenizer::from_vocab(qwen2_vocab(data)).unwrap(), "qwen2/qwen2"),
+    ]
+}
+
+/// Characters that tokenizers treat in different ways.
+fn random_texts(n: usize) -> impl Iterator<Item = String> {
+    let alphabet: Vec<char> = "etaoin shrdlu  \n\t'sST.,!?()[]{}<>|/\\#01239éÉÅñüßçÇИжΩأहि中文あ가각😀👍🏽\u{301}\u{327}\u{200d}\u{a0}\u{3000}▁ſ²"
+        .chars()
+        .collect();
+    let mut state = 0x2545_F491_4F6C_DD1D_u64;
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as usize
+    };
+    (0..n).map(move |_| (0..next() % 48).map(|_| alphabet[next() % alphabet.len()]).collect())
+}
+
+/// Compares `cases[]` of a file: `ids`, and where they are there `ids_with_special` and `decoded`. Returns how many.
+fn check_cases(name: &str, tokenizer: &Tokenizer, file: &Value, decoded: bool) -> usize {
+    let cases = file["cases"].as_array().unwrap();
+    for case in cases {
+        let text = case["text"].as_str().unwrap();
+        assert_eq!(tokenizer.encode(text, false).unwrap(), ids(&case["ids"]), "{name}: {text:?}");
+        if let Some(with_special) = case.get("ids_with_special") {
+            assert_eq!(tokenizer.encode(text, true).unwrap(), ids(with_special), "{name}: {text:?}");
+        }
+        if let Some(want) = case.get("decoded").filter(|_| decoded) {
+            assert_eq!(
+                tokenizer.decode(&ids(&case["ids"]), false).unwrap(),
+                want.as_str().unwrap(),
+                "{name}: {text:?}"
+            );
+        }
+    }
+    cases.len()
+}
+
+#[test]
+fn llama_cpp_texts_give_its_ids() {
+    let Some(data) = data() else { return };
+    for (name, tokenizer, file) in vocabularies(&data) {
+        let read = |suffix: &str| fs::read_to_string(data.join(format!("vocab/{file}{suffix}"))).unwrap();
+        let (texts, lines) = (read(".inp"), read(".out"));
+        let texts: Vec<&str> = texts.split("\n__ggml_vocab_test__\n").collect();
+        assert!(texts.len() > 40, "{name}: {} texts", texts.len());
+        for (text, line) in texts.iter().zip(lines.lines().chain(std::iter::repeat(""))) {
+            let want: Vec<u32> = line.split_whitespace().map(|id| id.parse().unwrap()).collect();
+            assert_eq!(tokenizer.encode(text, false).unwrap(), want, "{name}: {text:?}");
+        }
+        println!("{name}: {} texts of llama.cpp exact", texts.len());
+    }
+}
+
+#[test]
+fn cases_of_vocabularies_are_exact() {
+    let Some(data) = data() else { return };
+    for (name, tokenizer, _) in vocabularies(&data) {
+        let file = read_json(data.join(format!("vocab/{name}.cases.json")));
+        let n = check_cases(name, &tokenizer, &file, true);
+        println!("{name}: {n} cases exact");
+    }
+}
+
+#[test]
+fn cases_of_models_are_exact() {
+    let Some(data) = data() else { return };
+    let stories = data.join("stories260k");
+    let tiny = data.join("tinystories656k");
+    let cases = |folder: &Path| read_json(folder.join("tokenizer_cases.json"));
+    check_cases("stories260k GGUF", &from_gguf(stories.join("stories260k-q4_0.gguf")), &cases(&stories), true);
+    // The crate writes <unk> with the space its normalizer puts in front; SentencePiece does not.
+    check_cases("tinystories656k GGUF", &from_gguf(tiny.join("tinystories656k-q5_0.gguf")), &cases(&tiny), false);
+    let wide = data.join("stories260k-wide/stories260k-wide-mixed.gguf");
+    check_cases("stories260k-wide GGUF", &from_gguf(wide), &cases(&stories), true);
+}
+
+#[test]
+fn cases_of_tokenizer_json_are_exact() {
+    let Some(data) = data() else { return };
+    let foreign = ["stories260k", "tinystories656k"].iter().filter(|_| cfg!(feature = "tokenizer-json"));
+    for name in foreign.chain(&["minilm-l6-v2"]) {
+        let folder = data.join(name);
+        let cases = read_json(folder.join("tokenizer_cases.json"));
+        let n = check_cases(name, &from_json(folder), &cases, true);
+        println!("{name}: {n} cases exact");
+    }
+}
+
+#[test]
+fn prompts_of_models_are_exact() {
+    let Some(data) = data() else { return };
+    let models = [
+        ("stories260k", "stories260k-f16.gguf"),
+        ("stories260k-wide", "stories260k-wide-q2_k.gguf"),
+        ("tinystories656k", "tinystories656k-q8_0.gguf"),
+    ];
+    for (name, file) in models {
+        let tokenizer = from_gguf(data.join(name).join(file));
+        let mut texts = 0;
+        for case in read_json(data.join(name).join("cases.json"))["cases"].as_array().unwrap() {
+            let Some(text) = case["text"].as_str() else { continue };
+            let want = ids(&case["ids"]);
+            let with_bos = want.first() == tokenizer.bos_id().as_ref();
+            assert_eq!(tokenizer.encode(text, with_bos).unwrap(), want, "{name}: {text:?}");
+            texts += 1;
+        }
+        println!("{name}: {texts} prompts exact");
+        assert!(texts > 5);
+    }
+}
+
+#[test]
+fn special_tokens_are_known() {
+    let Some(data) = data() else { return };
+    let qwen = Tokenizer::from_vocab(qwen2_vocab(&data)).unwrap();
+    assert_eq!((qwen.vocab_size(), qwen.bos_id()), (151_646, None));
+    assert_eq!(qwen.eos_ids(), [151_645, 151_643]);
+    assert_eq!(qwen.special_id("<|im_start|>"), Some(151_644));
+    assert!(qwen.is_control(151_644) && !qwen.is_control(0) && !qwen.is_control(u32::MAX));
+
+    let stories = from_gguf(data.join("stories260k/stories260k-f32.gguf"));
+    assert_eq!((stories.vocab_size(), stories.bos_id(), stories.eos_ids()), (512, Some(1), &[2][..]));
+    let bert = from_gguf(data.join("vocab/ggml-vocab-bert-bge.gguf"));
+    assert_eq!(bert.encode("", true).unwrap(), [101, 102]);
+    assert_eq!(bert.encode_with("a [MASK] b", PARSE_SPECIAL).unwrap(), [1037, 103, 1038]);
+}
+
+#[test]
+fn names_of_special_tokens_are_text_unless_asked_for() {
+    let Some(data) = data() else { return };
+    let prompt = "<|im_start|>user\nhi<|im_end|>";
+    let qwen = Tokenizer::from_vocab(qwen2_vocab(&data)).unwrap();
+    let as_text = qwen.encode(prompt, true).unwrap();
+    assert!(as_text.iter().all(|&id| !qwen.is_control(id)));
+    assert_eq!(qwen.decode(&as_text, true).unwrap(), prompt);
+    assert_eq!(qwen.encode_with(prompt, PARSE_SPECIAL).unwrap(), [151_644, 872, 198, 6023, 151_645]);
+    assert_eq!(qwen.decode(&[151_644, 872, 198, 6023, 151_645], true).unwrap(), "user\nhi");
+    assert_eq!(qwen.decode(&[151_644, 872, 198, 6023, 151_645], false).unwrap(), prompt);
+
+    // A text after a special token begins anew, with its space.
+    let stories = from_gguf(data.join("stories260k/stories260k-f32.gguf"));
+    assert!(!stories.encode("<s>a</s>", true).unwrap()[1..].contains(&1));
+    let a = stories.encode("a", false).unwrap();
+    assert_eq!(stories.encode_with("<s>a", PARSE_SPECIAL).unwrap(), [&[1], &a[..]].concat());
+}
+
+/// A vocabulary in which merging could spell a control token must not let it.
+#[test]
+fn merging_never_reaches_a_control_token() {
+    let tokens = ["<unk>", "<s>", "</s>", "<", "s", ">", "<s", "▁"].map(String::from).to_vec();
+    let mut token_types = vec![TokenType::Normal; tokens.len()];
+    token_types[0] = TokenType::Unknown;
+    token_types[1..3].fill(TokenType::Control);
+    let vocab =
+        Vocab { model: "llama".into(), scores: vec![0.0; tokens.len()], tokens, token_types, ..Vocab::default() };
+    let tokenizer = Tokenizer::from_vocab(vocab).unwrap();
+    assert_eq!(tokenizer.encode("<s>", false).unwrap(), [7, 6, 5]);
+}
+
+#[test]
+fn user_defined_tokens_are_found_first_and_longest() {
+    let tokens = ["<unk>", "a", "b", "ab", "▁", "▁a", "aab", "aa"].map(String::from).to_vec();
+    let mut token_types = vec![TokenType::Normal; tokens.len()];
+    token_types[0] = TokenType::Unknown;
+    token_types[6..8].fill(TokenType::UserDefined);
+    let vocab = Vocab {
+        model: "llama".into(),
+        scores: vec![0.0; tokens.len()],
+        tokens,
+        token_types,
+        add_bos: Some(false),
+        ..Vocab::default()
+    };
+    let tokenizer = Tokenizer::from_vocab(vocab).unwrap();
+    assert_eq!(tokenizer.encode("aabaaa", false).unwrap(), [6, 7, 5]);
+    assert_eq!(tokenizer.encode("b aaz?a", false).unwrap(), [4, 2, 4, 7, 4, 0, 1]);
+}
+
+#[test]
+fn scores_decide_what_merges_and_equals_merge_from_the_left() {
+    let tokens = ["<unk>", "a", "b", "c", "ab", "bc", "aa"].map(String::from).to_vec();
+    let vocab = |ab: f32, bc: f32| Vocab {
+        model: "llama".into(),
+        tokens: tokens.clone(),
+        scores: vec![0.0, 0.0, 0.0, 0.0, ab, bc, -9.0],
+        unk_id: Some(0),
+        add_bos: Some(false),
+        add_space_prefix: Some(false),
+        ..Vocab::default()
+    };
+    let encode = |ab, bc, text: &str| Tokenizer::from_vocab(vocab(ab, bc)).unwrap().encode(text, false).unwrap();
+    assert_eq!(encode(-1.0, -2.0, "abc"), [4, 3]);
+    assert_eq!(encode(-2.0, -1.0, "abc"), [1, 5]);
+    assert_eq!(encode(-1.0, -1.0, "abc"), [4, 3]);
+    assert_eq!(encode(-1.0, -1.0, "aaaaa"), [6, 6, 1]);
+}
+
+/// The pieces of a stream, and what remains at its end.
+fn stream(tokenizer: &Tokenizer, ids: &[u32]) -> (Vec<String>, String) {
+    let mut decoder = tokenizer.decoder().with_special();
+    let pieces = ids.iter().map(|&id| decoder.push(id).unwrap()).collect();
+    (pieces, decoder.finish())
+}
+
+#[test]
+fn streaming_emits_whole_characters_only() {
+    let Some(data) = data() else { return };
+    let stories = from_gguf(data.join("stories260k/stories260k-f32.gguf"));
+    let byte = |byte: u32| byte + 3;
+    let emoji = [0xF0, 0x9F, 0xA6, 0x99].map(byte);
+    let (pieces, rest) = stream(&stories, &emoji);
+    assert_eq!((pieces.concat().as_str(), pieces[3].as_str(), rest.as_str()), ("🦙", "🦙", ""));
+    // Cut short: nothing until the end, where one character stands for the rest.
+    assert_eq!(stream(&stories, &emoji[..3]), (vec![String::new(); 3], "\u{FFFD}".into()));
+    // A byte that cannot go on: the error is certain as soon as the next byte comes.
+    let (pieces, rest) = stream(&stories, &[byte(0xF0), byte(0x9F), byte(b'a'.into()), byte(0xFF), byte(0x80)]);
+    assert_eq!((pieces, rest.as_str()), (["", "", "\u{FFFD}a", "\u{FFFD}", "\u{FFFD}"].map(String::from).to_vec(), ""));
+
+    let qwen = Tokenizer::from_vocab(qwen2_vocab(&data)).unwrap();
+    let ids = qwen.encode("🦙🏽‍♀️ 各", false).unwrap();
+    let (pieces, rest) = stream(&qwen, &ids);
+    assert_eq!((pieces.concat().as_str(), rest.as_str()), ("🦙🏽‍♀️ 各", ""));
+    assert!(pieces.iter().any(String::is_empty) && !pieces.concat().contains(char::REPLACEMENT_CHARACTER));
+}
+
+#[test]
+fn streamed_pieces_join_to_the_decoded_text() {
+    let Some(data) = data() else { return };
+    for (name, tokenizer, _) in vocabularies(&data) {
+        let size = tokenizer.vocab_size() as u32;
+        let mut state = 1u32;
+        for round in 0..300 {
+            // Low ids are bytes in most vocabularies, so half of the rounds are full of broken characters.
+            let range = if round % 2 == 0 { size } else { 260 };
+            let mut next = || {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 8) % range
+            };
+            let ids: Vec<u32> = (0..40).map(|_| next()).collect();
+            let (pieces, rest) = stream(&tokenizer, &ids);
+            assert_eq!(pieces.concat() + &rest, tokenizer.decode(&ids, false).unwrap(), "{name}: {ids:?}");
+        }
+    }
+}
+
+#[test]
+fn a_finished_decoder_begins_anew() {
+    let Some(data) = data() else { return };
+    let stories = from_gguf(data.join("stories260k/stories260k-f32.gguf"));
+    let ids = stories.encode("Once upon", false).unwrap();
+    let mut decoder = stories.decoder();
+    for _ in 0..2 {
+        let text: String = ids.iter().map(|&id| decoder.push(id).unwrap()).collect();
+        assert_eq!(text + &decoder.finish(), "Once upon");
+    }
+}
+
+#[test]
+fn text_survives_encoding_and_decoding() {
+    let Some(data) = data() else { return };
+    for (name, tokenizer, _) in
+        vocabularies(&data).into_iter().filter(|(name, ..)| *name == "llama-spm" || *name == "gpt-2")
+    {
+        for text in random_texts(2000) {
+            // SentencePiece writes spaces as U+2581, so that character comes back as a space.
+            let want = if name == "llama-spm" { text.replace('▁', " ") } else { text.clone() };
+            let ids = tokenizer.encode(&text, true).unwrap();
+            assert_eq!(tokenizer.decode(&ids, true).unwrap(), want, "{name}");
+        }
+    }
+}
+
+#[test]
+fn ids_outside_the_vocabulary_are_errors() {
+    let Some(data) = data() else { return };
+    let stories = from_gguf(data.join("stories260k/stories260k-f32.gguf"));
+    for id in [512, u32::MAX] {
+        let message = stories.decode(&[1, id], true).unwrap_err().to_string();
+        assert_eq!(message, format!("tokenizer: token id is {id}, expected below the vocabulary size 512"));
+        assert!(stories.token_bytes(id).is_err() && stories.decoder().push(id).is_err());
+    }
+    assert_eq!((stories.token_bytes(13).unwrap(), stories.token_bytes(0).unwrap()), (&b"\n"[..], &b"<unk>"[..]));
+}
+
+#[test]
+fn long_runs_take_linear_time() {
+    let Some(data) = data() else { return };
+    let million = 1_000_000;
+    let runs = [" ", "a", "\n", "\u{301}", "'", "1", "中", "\t ", "é"];
+    for (name, tokenizer, _) in vocabularies(&data) {
+        for run in runs {
+            let text = run.repeat(million / run.chars().count());
+            let start = Instant::now();
+            let ids = tokenizer.encode(&text, false).unwrap();
+            let elapsed = start.elapsed();
+            println!("{name}: 10^6 of {run:?} in {:.2} s, {} ids", elapsed.as_secs_f64(), ids.len());
+            // Quadratic time would be hours; the limit leaves room for an unoptimised build on a busy machine.
+            assert!(elapsed.as_secs() < 60, "{name}: {run:?}");
+        }
+    }
+}
+
+#[test]
+fn cache_counts_and_forgets_the_oldest() {
+    let Some(data) = data() else { return };
+    let tokenizer = Arc::new(from_gguf(data.join("stories260k/stories260k-f32.gguf")));
+    let cache = EncodingCache::new(Arc::clone(&tokenizer), NonZeroUsize::new(2).unwrap());
+    let plain = EncodeOptions::default();
+    for (text, hits, misses) in [("a", 0, 1), ("b", 0, 2), ("a", 1, 2), ("c", 1, 3), ("a", 2, 3), ("b", 2, 4)] {
+        assert_eq!(cache.encode(text, plain).unwrap()[..], tokenizer.encode(text, false).unwrap());
+        assert_eq!((cache.hits(), cache.misses()), (hits, misses), "{text}");
+    }
+    assert!((cache.hit_rate() - 2.0 / 6.0).abs() < 1e-12);
+    // Options are part of the question.
+    let with_bos = cache.encode("a", EncodeOptions { add_special: true, ..plain }).unwrap();
+    assert_eq!((with_bos[0], cache.misses(), cache.len()), (1, 5, 2));
+    // Very long texts are not kept.
+    let long = "a".repeat(1 << 17);
+    assert_eq!(cache.encode(&long, plain).unwrap(), cache.encode(&long, plain).unwrap());
+    assert_eq!((cache.misses(), cache.len()), (7, 2));
+    cache.clear();
+    assert!(cache.is_empty());
+    assert_eq!((cache.hits(), cache.misses(), cache.hit_rate()), (0, 0, 0.0));
+
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for text in random_texts(500) {
+                    assert_eq!(cache.encode(&text, plain).unwrap()[..], tokenizer.encode(&text, false).unwrap());
+                }
+            });
+        }
+    });
+    assert_eq!(cache.hits() + cache.misses(), 2000);
+}
+
+/// A `tokenizer.json` of byte-level BPE over a vocabulary.
+fn byte_level_json(vocab: &Vocab, normalizer: Value, pre_tokenizer: Value, post_processor: Value) -> Value {
+    let typed = || vocab.tokens.iter().zip(&vocab.token_types).enumerate();
+    let tokens =
+        typed().filter(|(_, (_, kind))| **kind == TokenType::Normal).map(|(id, (token, _))| (token.clone(), json!(id)));
+    let added = typed().filter(|(_, (_, kind))| **kind == TokenType::Control).map(|(id, (token, _))| {
+        json!({ "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true })
+    });
+    json!({
+        "version": "1.0",
+        "truncation": { "max_length": 1, "strategy": "LongestFirst", "stride": 5 },
+        "padding": null,
+        "added_tokens": added.collect::<Vec<_>>(),
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": post_processor,
+        "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": "", "end_of_word_suffix": "",
+            "fuse_unk": false, "byte_fallback": false, "vocab": tokens.collect::<serde_json::Map<_, _>>(), "merges": vocab.merges,
+        },
+    })
+}
+
+fn qwen2_json(data: &Path) -> Value {
+    let regex = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    let split = json!({ "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false });
+    let byte_level =
+        json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false });
+    let pre_tokenizer = json!({ "type": "Sequence", "pretokenizers": [split, byte_level] });
+    byte_level_json(&qwen2_vocab(data), json!({ "type": "NFC" }), pre_tokenizer, Value::Null)
+}
+
+/// The crate's own tokenizer, without the file's truncation.
+fn oracle(mut file: Value) -> tokenizers::Tokenizer {
+    file["truncation"] = Value::Null;
+    file["padding"] = Value::Null;
+    tokenizers::Tokenizer::from_bytes(file.to_string()).unwrap()
+}
+
+#[test]
+fn own_algorithms_equal_the_tokenizers_crate_on_random_text() {
+    let Some(data) = data() else { return };
+    let read = |name: &str| read_json(data.join(name).join("tokenizer.json"));
+    let bert = from_gguf(data.join("vocab/ggml-vocab-bert-bge.gguf"));
+    let stories = from_gguf(data.join("stories260k/stories260k-f32.gguf"));
+    let minilm = from_json(data.join("minilm-l6-v2"));
+    let qwen = qwen2_json(&data);
+    let qwen_json = Tokenizer::from_json(qwen.to_string().as_bytes(), &TokenizerConfig::default()).unwrap();
+    let qwen_vocab = Tokenizer::from_vocab(qwen2_vocab(&data)).unwrap();
+    let qwen_oracle = oracle(qwen);
+    let pairs = [
+        ("bert", &bert, &oracle(read("minilm-l6-v2"))),
+        ("minilm tokenizer.json", &minilm, &oracle(read("minilm-l6-v2"))),
+        ("stories260k", &stories, &oracle(read("stories260k"))),
+        ("qwen2 vocab", &qwen_vocab, &qwen_oracle),
+        ("qwen2 tokenizer.json", &qwen_json, &qwen_oracle),
+    ];
+    for (name, own, oracle) in pairs {
+        for text in random_texts(4000) {
+            let want = oracle.encode_fast(text.as_str(), true).unwrap();
+            assert_eq!(own.encode(&text, true).unwrap(), want.get_ids(), "{name}: {text:?}");
+            // The crate makes one U+FFFD of each byte where it cannot decode; these texts are valid.
+            let (own_text, want_text) =
+                (own.decode(want.get_ids(), true).unwrap(), oracle.decode(want.get_ids(), true));
+            assert_eq!(own_text, want_text.unwrap(), "{name}: {text:?}");
+        }
+    }
+}
+
+#[test]
+fn tokenizer_json_adds_what_its_template_says() {
+    let Some(data) = data() else { return };
+    let vocab = gguf_vocab(data.join("vocab/ggml-vocab-gpt-2.gguf"));
+    let special = |id: &str| json!({ "SpecialToken": { "id": id, "type_id": 0 } });
+    let template = json!({
+        "type": "TemplateProcessing",
+        "single": [special("<|endoftext|>"), { "Sequence": { "id": "A", "type_id": 0 } }, special("<|endoftext|>")],
+        "pair": [],
+        "special_tokens": { "<|endoftext|>": { "id": "<|endoftext|>", "ids": [50256], "tokens": ["<|endoftext|>"] } },
+    });
+    let pre_tokenizer =
+        json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
+    let file = byte_level_json(&vocab, Value::Null, pre_tokenizer, template);
+    let config =
+        TokenizerConfig::from_json(br#"{"bos_token": {"content": "<|endoftext|>"}, "eos_token": "<|endoftext|>"}"#)
+            .unwrap();
+    let tokenizer = Tokenizer::from_json(file.to_string().as_bytes(), &config).unwrap();
+    assert_eq!(tokenizer.encode("Hello world", true).unwrap(), [50256, 15496, 995, 50256]);
+    assert_eq!(tokenizer.encode("Hello world", false).unwrap(), [15496, 995]);
+    assert_eq!((tokenizer.bos_id(), tokenizer.eos_ids()), (Some(50256), &[50256][..]));
+    assert!(tokenizer.encode("<|endoftext|>", false).unwrap().iter().all(|&id| id != 50256));
+}
+
+#[cfg(feature = "tokenizer-json")]
+#[test]
+fn foreign_pipelines_keep_special_names_as_text() {
+    let Some(data) = data() else { return };
+    let stories = from_json(data.join("stories260k"));
+    assert_eq!((stories.vocab_size(), stories.bos_id(), stories.eos_ids()), (512, Some(1), &[2][..]));
+    assert!(!stories.encode("</s>", false).unwrap().contains(&2));
+    assert!(stories.encode_with("</s>", PARSE_SPECIAL).unwrap().contains(&2));
+
+    // A pipeline that looks whole words up would turn the name into the token.
+    let words = json!({
+        "added_tokens": [{ "id": 1, "content": "</s>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false }],
+        "normalizer": null, "pre_tokenizer": { "type": "WhitespaceSplit" }, "post_processor": null, "decoder": null,
+        "model": { "type": "WordLevel", "vocab": { "[UNK]": 0, "</s>": 1, "a": 2 }, "unk_token": "[UNK]" },
+    });
+    let tokenizer = Tokenizer::from_json(words.to_string().as_bytes(), &TokenizerConfig::default()).unwrap();
+    assert_eq!(tokenizer.encode("a b", false).unwrap(), [2, 0]);
+    assert_eq!(tokenizer.decode(&[2, 2], false).unwrap(), "a a");
+    assert_eq!(tokenizer.encode_with("a </s>", PARSE_SPECIAL).unwrap(), [2, 1]);
+    let message = tokenizer.encode("a </s>", false).unwrap_err().to_string();
+    assert_eq!(message, "tokenizer: text is the name of token 1, expected text that is no control token");
+}
+
+/// The fault in a small SentencePiece vocabulary after `change`.
+fn spm_fault(change: impl FnOnce(&mut Vocab)) -> String {
+    let tokens: Vec<String> = ["<unk>", "<s>", "</s>", "<0x0A>", "a", "▁a"].map(String::from).to_vec();
+    let kinds = [2, 3, 3, 6, 1, 1].map(|kind| TokenType::try_from(kind).unwrap());
+    let mut vocab = Vocab {
+        model: "llama".into(),
+        scores: vec![0.0; tokens.len()],
+        tokens,
+        token_types: kinds.to_vec(),
+        ..Vocab::default()
+    };
+    assert!(Tokenizer::from_vocab(vocab.clone()).is_ok());
+    change(&mut vocab);
+    Tokenizer::from_vocab(vocab).unwrap_err().to_string()
+}
+
+#[test]
+fn broken_vocabularies_are_refused_by_field() {
+    let cases: [(&str, String); 15] = [
+        ("tokens is 0", spm_fault(|vocab| vocab.tokens.clear())),
+        ("scores is 5", spm_fault(|vocab| vocab.scores.truncate(5))),
+        ("scores is 0", spm_fault(|vocab| vocab.scores.clear())),
+        ("token_types is 7", spm_fault(|vocab| vocab.token_types.push(TokenType::Normal))),
+        ("tokens[5] is \"a\", which is token 4", spm_fault(|vocab| vocab.tokens[5] = "a".into())),
+        ("bos_id is 6", spm_fault(|vocab| vocab.bos_id = Some(6))),
+        ("eos_id is 4294967295", spm_fault(|vocab| vocab.eos_id = Some(u32::MAX))),
+        ("pad_id is 99", spm_fault(|vocab| vocab.pad_id = Some(99))),
+        ("scores[4] is NaN", spm_fault(|vocab| vocab.scores[4] = f32::NAN)),
+        ("tokens[3] is \"<0x-1>\"", spm_fault(|vocab| vocab.tokens[3] = "<0x-1>".into())),
+        ("tokens[3] is \"<0xZZ>\"", spm_fault(|vocab| vocab.tokens[3] = "<0xZZ>".into())),
+        ("tokens[3] is \"<0x+1>\"", spm_fault(|vocab| vocab.tokens[3] = "<0x+1>".into())),
+        ("tokens[3] is \"xxxx", spm_fault(|vocab| vocab.tokens[3] = "x".repeat(1 << 20))),
+        ("model is \"plamo\"", spm_fault(|vocab| vocab.model = "plamo".into())),
+        ("bos_id is missing", spm_fault(|vocab| vocab.token_types[1] = TokenType::Normal)),
+    ];
+    for (want, message) in cases {
+        assert!(message.contains(want) && message.len() < 200, "{want}: {message}");
+    }
+    assert!(spm_fault(|vocab| vocab.model = "plamo".into()).contains("llama, gpt2, bert"));
+    assert!(matches!(TokenType::try_from(7), Err(Error::Tokenizer { .. })));
+}
+
+#[test]
+fn missing_byte_tokens_and_no_unknown_token_is_an_error_when_it_matters() {
+    let vocab = Vocab {
+        model: "llama".into(),
+        tokens: vec!["a".into(), "▁".into()],
+        scores: vec![0.0; 2],
+        add_bos: Some(false),
+        ..Vocab::default()
+    };
+    let tokenizer = Tokenizer::from_vocab(vocab).unwrap();
+    assert_eq!(tokenizer.encode("a a", false).unwrap(), [1, 0, 1, 0]);
+    assert!(tokenizer.encode("é", false).unwrap_err().to_string().contains("text is \"é\""));
+}
+
+#[test]
+fn broken_merges_are_refused() {
+    let tokens: Vec<String> = ["a", "b", "ab", "<s>"].map(String::from).to_vec();
+    let kinds = [1, 1, 1, 3].map(|kind| TokenType::try_from(kind).unwrap()).to_vec();
+    let load = |merge: &str, pre: &str| {
+        Tokenizer::from_vocab(Vocab {
+            model: "gpt2".into(),
+            pre: Some(pre.into()),
+            tokens: tokens.clone(),
+            token_types: kinds.clone(),
+            merges: vec![merge.into()],
+            ..Vocab::default()
+        })
+    };
+    assert_eq!(load("a b", "gpt-2").unwrap().encode("abab", false).unwrap(), [2, 2]);
+    assert!(load("a b", "gpt-2").unwrap().encode("c", false).unwrap_err().to_string().contains("byte 0x63"));
+    for merge in ["ab", "", " ", "a ", " b", "a c", "b a", "a b b", "a <s>", "< s>", "aaaaaaaaaaaaaaaa b"] {
+        let message = load(merge, "gpt-2").unwrap_err().to_string();
+        assert!(message.starts_with("tokenizer: merges[0] is "), "{merge:?}: {message}");
+    }
+    let message = load("a b", "klingon").unwrap_err().to_string();
+    assert!(message.contains("klingon") && message.contains("gpt-2") && message.contains("qwen2"), "{message}");
+}
+
+/// A small valid `tokenizer.json`, changed at a JSON pointer.
+fn json_fault(pointer: &str, value: Value) -> Error {
+    let added = |id: u32, content: &str| json!({ "id": id, "content": content, "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false });
+    let mut file = json!({
+        "truncation": null,
+        "padding": null,
+        "added_tokens": [added(3, "<s>")],
+        "normalizer": { "type": "Replace", "pattern": { "String": " " }, "content": "_" },
+        "pre_tokenizer": { "type": "Sequence", "pretokenizers": [{ "type": "Split", "pattern": { "Regex": "c+" }, "behavior": "Isolated", "invert": false }, { "type": "FixedLength", "length": 5 }] },
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{ "SpecialToken": { "id": "<s>", "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }],
+            "pair": [{ "Sequence": { "id": "A", "type_id": 0 } }, { "Sequence": { "id": "B", "type_id": 0 } }],
+            "special_tokens": { "<s>": { "id": "<s>", "ids": [3], "tokens": ["<s>"] } },
+        },
+        "decoder": { "type": "Fuse" },
+        "model": { "type": "BPE", "vocab": { "a": 0, "b": 1, "ab": 2 }, "merges": ["a b"], "unk_token": null },
+    });
+    let load = |file: &Value| Tokenizer::from_json(file.to_string().as_bytes(), &TokenizerConfig::default());
+    if cfg!(feature = "tokenizer-json") {
+        assert_eq!(load(&file).unwrap().encode("aba", true).unwrap(), [3, 2, 0]);
+    }
+    *file.pointer_mut(pointer).unwrap_or_else(|| panic!("no {pointer}")) = value;
+    load(&file).expect_err(pointer)
+}
+
+#[test]
+fn broken_tokenizer_json_is_refused() {
+    let cases = [
+        ("/model", json!(null), "model"),
+        ("/model/vocab", json!({}), "model.vocab"),
+        ("/model/vocab", json!({ "a": 4294967295u32, "b": 1, "ab": 2 }), "model.vocab"),
+        ("/model/vocab", json!({ "a": 4000000000u32, "b": 1, "ab": 2 }), "model.vocab"),
+        ("/model/vocab", json!({ "a": -1, "b": 1, "ab": 2 }), "model.vocab"),
+        ("/model/vocab", json!({ "a": 1, "b": 1, "ab": 2 }), "token id 1"),
+        ("/model/vocab", json!({ "a": 0.5, "b": 1, "ab": 2 }), "model.vocab"),
+        ("/model/merges", json!(["ab"]), "model.merges[0]"),
+        ("/model/merges", json!([["a", "b", "c"]]), "model.merges[0]"),
+        ("/model/merges", json!([["b", "a"]]), "model.merges[0]"),
+        ("/model/merges", json!(["a aaaaaaaaaaaaaaa"]), "model.merges[0]"),
+        ("/model/merges", json!(7), "merges"),
+        ("/model/unk_token", json!("<nothing>"), "model.unk_token"),
+        ("/added_tokens/0/content", json!(""), "added_tokens[0]"),
+        ("/added_tokens/0/id", json!(4294967295u32), "added_tokens[0]"),
+        ("/added_tokens/0/id", json!(2), "token id 2"),
+        ("/added_tokens/0/content", json!("a"), "added_tokens[0]"),
+        ("/pre_tokenizer/pretokenizers/1/length", json!(0), "pre_tokenizer.length"),
+        ("/pre_tokenizer/pretokenizers/0/pattern/Regex", json!("(a+)+$"), "pre_tokenizer"),
+        ("/normalizer/content", json!("x".repeat(1000)), "normalizer"),
+        ("/post_processor/single/0/SpecialToken/id", json!("<nothing>"), "post_processor"),
+        ("/post_processor/special_tokens/<s>/ids", json!([99]), "post_processor"),
+    ];
+    for (pointer, value, field) in cases {
+        let error = json_fault(pointer, value.clone());
+        let named = match &error {
+            Error::Tokenizer { field, .. } | Error::Unsupported { field, .. } => field,
+            other => panic!("{pointer}: {other}"),
+        };
+        assert!(named.contains(field), "{pointer} = {value}: {error}");
+    }
+    let load = |bytes: &[u8]| Tokenizer::from_json(bytes, &TokenizerConfig::default());
+    for bytes in [&b""[..], b"{", b"[]", b"null", b"\xFF\xFE", "[".repeat(100_000).as_bytes()] {
+        assert!(matches!(load(bytes), Err(Error::Format { .. } | Error::Tokenizer { .. })));
+    }
+    let Err(Error::Format { offset, .. }) = load(b"{\n  \"model\": ?}") else { panic!("not a format error") };
+    assert_eq!(offset, 13);
+}
+
+#[cfg(feature = "tokenizer-json")]
+#[test]
+fn pipelines_that_cannot_run_safely_are_refused() {
+    for (pointer, value) in [
+        ("/decoder", json!({ "type": "CTC", "pad_token": "a", "word_delimiter_token": "b", "cleanup": true })),
+        ("/model/type", json!("Nonsense")),
+        ("/normalizer", json!({ "type": "Precompiled", "precompiled_charsmap": "AAECAwQFBgcICQ==" })),
+        ("/pre_tokenizer/pretokenizers/0/pattern/Regex", json!("(unclosed")),
+    ] {
+        let error = json_fault(pointer, value);
+        assert!(matches!(error, Error::Tokenizer { .. } | Error::Unsupported { .. }), "{pointer}: {error}");
+    }
+}
+
+/// Tokens that begin alike make naive searching quadratic.
+#[test]
+fn user_defined_tokens_that_begin_alike_are_found_in_linear_time() {
+    let mut tokens: Vec<String> = ["<unk>", "a", "▁"].map(String::from).to_vec();
+    tokens.extend((1..200).map(|n| "a".repeat(50 * n) + "b"));
+    let mut token_types = vec![TokenType::UserDefined; tokens.len()];
+    token_types[..3].copy_from_slice(&[TokenType::Unknown, TokenType::Normal, TokenType::Normal]);
+    let scores = vec![0.0; tokens.len()];
+    let vocab = Vocab { model: "llama".into(), tokens, token_types, scores, add_bos: Some(false), ..Vocab::default() };
+    let tokenizer = Tokenizer::from_vocab(vocab).unwrap();
+    let start = Instant::now();
+    assert_eq!(tokenizer.encode(&"a".repeat(1_000_000), false).unwrap().len(), 1_000_001);
+    assert!(start.elapsed().as_secs() < 60);
+}
