@@ -1,6 +1,6 @@
 // Matrix product with a packed weight matrix, 64 x 64 outputs a workgroup:
 //
-//     y[m, y_start + n] = (y[..] +) (bias[n] +) sum over k of x[m, k] * w[n, k]
+//     y[m, y_start + n] = (y[..] +) (bias[..] +) sum over k of x[m, k] * w[n, k]
 //
 // Dispatch (ceil(N / 64), ceil(M / 64), 1). Weights are unpacked once a tile, into workgroup memory.
 #import stage t0=stage_f32 t1=stage_f16
@@ -11,7 +11,7 @@
 struct Params { n_tokens: u32, n_out: u32, dim: u32, blocks: u32, w_scales: u32, y_start: u32, y_stride: u32, flags: u32 } // M, N, K
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;  // [N, K], packed
-@group(0) @binding(2) var<storage, read> bias: array<f32>;     // [N]; any buffer where flags lack BIAS
+@group(0) @binding(2) var<storage, read> bias: array<f32>;     // [y_stride]; any buffer where flags lack BIAS
 @group(0) @binding(3) var<storage, read> x: array<f32>;        // [M, K]
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;  // [M, y_stride]
 

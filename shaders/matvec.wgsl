@@ -1,6 +1,6 @@
 // Matrix times vector with a packed weight matrix, for one token or a few:
 //
-//     y[t, y_start + n] = (y[..] +) (bias[n] +) sum over k of x[t, k] * w[n, k]
+//     y[t, y_start + n] = (y[..] +) (bias[..] +) sum over k of x[t, k] * w[n, k]
 //
 // LANES invocations share four rows of w and split K by blocks of 32; the host picks LANES by K. A workgroup has
 // WG / LANES such groups. Dispatch (groups of rows folded over x and y, T in z).
@@ -12,7 +12,7 @@ override LANES: u32 = 64u; // a power of two, 1 to WG
 struct Params { n_tokens: u32, n_out: u32, dim: u32, blocks: u32, w_scales: u32, y_start: u32, y_stride: u32, flags: u32 } // M, N, K
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;  // [N, K], packed
-@group(0) @binding(2) var<storage, read> bias: array<f32>;     // [N]; any buffer where flags lack BIAS
+@group(0) @binding(2) var<storage, read> bias: array<f32>;     // [y_stride]; any buffer where flags lack BIAS
 @group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;  // [T, K], K a multiple of 4
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;  // [T, y_stride]
 

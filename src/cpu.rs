@@ -23,7 +23,9 @@ mod matmul_plain;
 mod norm;
 mod rope;
 mod sample;
+mod simd;
 mod softmax;
+mod threads;
 mod top_k;
 
 /// Memory of a tensor, in 4-byte words.

@@ -207,6 +207,14 @@ impl Device {
         self.0.counters.snapshot()
     }
 
+    /// Bytes that the params of `n` dispatches take.
+    pub(crate) fn params_bytes(&self, n: usize) -> u64 {
+        match &self.0.executor {
+            Executor::Gpu(gpu) => (n * gpu.params_stride()) as u64,
+            Executor::Cpu(_) => 0,
+        }
+    }
+
     /// Allocates the tensor's memory if it has none yet. The content is undefined.
     ///
     /// # Errors

@@ -133,13 +133,13 @@ fn hash(hasher: &RandomState, name: &str) -> u32 {
     (hasher.hash_one(name) >> 32) as u32
 }
 
-/// Displays a name from a file in a message: 64 characters of it, with what would break a line or a terminal escaped.
+/// Displays a name from a file in a message: 128 characters of it, with what would break a line or a terminal escaped.
 struct Shown<'a>(&'a str);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut characters = self.0.chars();
-        for character in characters.by_ref().take(64) {
+        for character in characters.by_ref().take(128) {
             write!(f, "{}", character.escape_debug())?;
         }
         f.write_str(if characters.next().is_some() { "..." } else { "" })

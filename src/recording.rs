@@ -177,7 +177,7 @@ pub(crate) fn size_class(size_bytes: u64) -> u64 {
 
 /// A step, ready to be replayed any number of times by [`Device::run`].
 pub struct Recording {
-    pub(crate) device: Device,
+    device: Device,
     pub(crate) steps: Vec<Step>,
     pub(crate) prepared: OnceLock<Prepared>,
 }
@@ -201,7 +201,7 @@ pub struct MemoryPlan {
     pub weights_bytes: u64,
     /// Cached keys and values.
     pub cache_bytes: u64,
-    /// Temporaries, logits, state.
+    /// Temporaries, logits, state, kernel params.
     pub activations_bytes: u64,
 }
 
@@ -211,14 +211,16 @@ impl MemoryPlan {
         recordings: impl IntoIterator<Item = &'a Recording>,
         others: impl IntoIterator<Item = &'a Tensor>,
     ) -> MemoryPlan {
-        let recorded = recordings.into_iter().flat_map(|r| &r.steps).flat_map(|s| &s.operands);
+        let recordings: Vec<&Recording> = recordings.into_iter().collect();
+        let recorded = recordings.iter().flat_map(|r| &r.steps).flat_map(|s| &s.operands);
         let mut blocks: HashMap<*const Block, &Block> = HashMap::new();
         for tensor in recorded.chain(others) {
             if let Some(block) = tensor.storage.block.get() {
                 blocks.insert(Arc::as_ptr(block), block);
             }
         }
-        let mut plan = MemoryPlan::default();
+        let params_bytes = recordings.iter().map(|r| r.device.params_bytes(r.steps.len())).sum();
+        let mut plan = MemoryPlan { activations_bytes: params_bytes, ..MemoryPlan::default() };
         for block in blocks.values() {
             match block.role {
                 Role::Weights => plan.weights_bytes += block.size_bytes,

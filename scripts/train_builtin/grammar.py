@@ -16,8 +16,16 @@ import re
 import sys
 from math import log2
 
-GIRLS = "Lily Mia Anna Emma Nora Ella Rosa Zoe Lucy Ruby Clara Ivy Alice Maya Lena Sara Molly Daisy Luna Tina".split()
-BOYS = "Tom Ben Max Sam Leo Finn Jack Noah Oscar Paul Hugo Eli Adam Theo Jim Luke Otto Ravi Felix Timo".split()
+# The friend's names are other names: a model this small does not learn from "differs from the hero's" alone, and calls
+# both alike.
+HERO_NAMES = {
+    "she": "Lily Mia Anna Emma Nora Ella Rosa Zoe Lucy Ruby".split(),
+    "he": "Tom Ben Max Sam Leo Finn Jack Noah Oscar Paul".split(),
+}
+FRIEND_NAMES = {
+    "she": "Clara Ivy Alice Maya Lena Sara Molly Daisy Luna Tina".split(),
+    "he": "Hugo Eli Adam Theo Jim Luke Otto Ravi Felix Timo".split(),
+}
 ANIMALS = """fox rabbit bear cat dog mouse duck frog hedgehog squirrel owl turtle pig lamb goat pony penguin elephant lion
 monkey dragon robot giraffe otter beaver deer panda wolf hen kitten puppy bunny""".split()
 TRAITS = """little small kind brave clever happy shy curious young cheerful gentle funny quiet silly friendly
@@ -183,7 +191,7 @@ PLOTS = {
         <feel_sad> {meet} <ask_why> "[I lost my {color} {thing}|I lost my {thing}|I cannot find my {thing}]," said {H}.
         <offer> They looked [up and down|all over the {place}|here and there]. [They asked a [bird|bee|frog|snail], but it
         had not seen it.|] [At last|Then], {F} looked {spot}. "[Here it is|I found it|Look]!" <cried> {F}. There was the
-        {color} {thing}! <cheer> <thanks> <welcome> <after> [<friends_moral>|<moral> it is good to take care of {his} things.] <close>""",
+        {color} {thing}! <cheer> <thanks> <welcome> <after> [<friends_moral>|<moral> it is good to take care of things.] <close>""",
     "stuck_object": """
         {when} {H} went to the {place} with {his} {color} {thing}. [{sky}|] {H} [threw the {thing} up high|tossed the {thing}
         into the air|held the {thing} in {his} hand]. [Suddenly|Then], a strong wind came, and the {thing} flew [up, up, up|high
@@ -268,7 +276,7 @@ PLOTS = {
         path|past the old mill] and [through the trees|across a bridge|down the road]. [{F} sang a song, and {H} was not afraid anymore.|]
         [At last|Soon], {H} saw {his} home. {His} {relative} [came out|was waiting at the door] and gave {him} a [big |warm ]hug.
         <thanks> <welcome> [{F} stayed for dinner, and they ate {food}.|] <moral> [it is good to ask for
-        help|{he} should not walk too far alone|a kind friend can show the way]. <close>""",
+        help|it is better not to walk too far alone|a kind friend can show the way]. <close>""",
     "truth": """
         {when} {H} was playing [at home|in the house] with {his} {color} {thing}. {His} {relative} had a beautiful {precious}.
         {H} [was not careful|ran too fast|jumped too high], and the {precious} [fell down and broke|broke into pieces]. "Oh
@@ -335,13 +343,13 @@ def invented_name(draw: Draw) -> str:
     return ("".join(syllables) + draw.one(["", "", "n", "l", "k", "x", "p", "r"])).capitalize()
 
 
-def character(draw: Draw, taken: list[tuple[str, str]]) -> tuple[str, str, str]:
-    """A name, what it is, and `he` or `she`; name and animal differ from those already taken."""
+def character(draw: Draw, names: dict[str, list[str]], hero: str = "", hero_kind: str = "") -> tuple[str, str, str]:
+    """A name, what it is, and `he` or `she`; a friend's name and animal differ from the hero's."""
     while True:
         he = draw.one(["he", "she"])
         kind = draw.one(ANIMALS) if draw.chance(1, 2) else {"he": "boy", "she": "girl"}[he]
-        name = invented_name(draw) if draw.chance(1, 6) else draw.one(BOYS if he == "he" else GIRLS)
-        if all(name[:2] != other and (kind != other_kind or kind in ("boy", "girl")) for other, other_kind in taken):
+        name = invented_name(draw) if draw.chance(1, 6) else draw.one(names[he])
+        if name[:2] != hero[:2] and (kind != hero_kind or kind in ("boy", "girl")):
             return name, kind, he
 
 
@@ -351,8 +359,8 @@ def cap(text: str) -> str:
 
 def cast(draw: Draw, plot: str) -> dict[str, str]:
     """Everything that must stay the same from the first sentence to the last."""
-    name, kind, he = character(draw, [])
-    friend, fkind, _ = character(draw, [(name[:2], kind)])
+    name, kind, he = character(draw, HERO_NAMES)
+    friend, fkind, _ = character(draw, FRIEND_NAMES, name, kind)
     things = {"broken_object": BREAKABLE, "stuck_object": FLYING}.get(plot, OBJECTS)
     relative = draw.one(RELATIVES)
     slots = {
@@ -447,8 +455,11 @@ def story(split: str, index: int) -> tuple[str, float]:
     slots["when"] = draw.one(["That day,", "Later that day,"]) if with_day else "<when>"
     slots["meet"] = "<meet_known>" if known else "<meet_new>"
     opening = RULES["opening_day" if with_day else "opening"]
-    text = expand(draw, f"{opening} {'<friend_before>' if known else ''} {PLOTS[plot]}", slots)
-    return tidy(text), draw.bits
+    start = expand(draw, opening, slots)
+    if any(sky in start for sky in WEATHER[slots["weather"]]):
+        slots["sky"] = ""  # the sky is described once
+    rest = expand(draw, f"{'<friend_before>' if known else ''} {PLOTS[plot]}", slots)
+    return tidy(f"{start} {rest}"), draw.bits
 
 
 if __name__ == "__main__":

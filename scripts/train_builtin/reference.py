@@ -16,7 +16,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-PROMPTS = ["Once upon a time", 'One day, a little fox named Pim said, "Hello!"', "There was a brave robot named Zoë-7."]
+PROMPTS = ["Once upon a time", 'Pim the fox had a red ball. "Where is my ball?"', "There was a brave robot named Zoë-7."]
 N_GREEDY = 64
 
 

@@ -27,8 +27,8 @@ import grammar
 from model import Config, adamw_step, forward, init_params, loss_fn
 
 SEED = 7
-BATCH, SEQ = 8, 288  # sequences per step, tokens per sequence: 99 of 100 stories are no longer
-PEAK_LR, WARMUP = 5e-3, 100
+BATCH, SEQ = 4, 288  # sequences per step, tokens per sequence: 99 of 100 stories are no longer
+PEAK_LR, WARMUP = 4e-3, 200
 N_TOKENIZER_STORIES, N_HELD_OUT = 20_000, 400
 BOS, EOS = 1, 2
 
@@ -202,7 +202,7 @@ def sample(cfg: Config, tokenizer: spm.SentencePieceProcessor, params, prompt: s
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="the GGUF file to write")
-    parser.add_argument("--steps", type=int, default=4000, help=f"updates of {BATCH * SEQ} tokens each")
+    parser.add_argument("--steps", type=int, default=4500, help=f"updates of {BATCH * SEQ} tokens each")
     parser.add_argument("--params", type=Path, help="trained float32 parameters (.npz): read if there, else written")
     args = parser.parse_args()
 

@@ -1,5 +1,150 @@
-use super::Call;
-pub(crate) fn add(_: Call<'_>) { todo!() }
-pub(crate) fn gelu(_: Call<'_>) { todo!() }
-pub(crate) fn scale(_: Call<'_>) { todo!() }
-pub(crate) fn swiglu(_: Call<'_>) { todo!() }
+//! `add`, `gelu`, `scale` and `swiglu`: element by element.
+
+use super::simd::{self, Function, Map, Vector, exp, fma};
+use super::{Call, threads};
+use crate::kernels::{AddParams, GeluParams, ScaleParams, SwigluParams};
+
+/// Elements that a thread takes at a time.
+const CHUNK: usize = 1 << 12;
+/// Operations in an exponential.
+const EXP_OPS: usize = 16;
+
+pub(crate) fn add(mut call: Call<'_>) {
+    let params: AddParams = call.params();
+    let [x, y] = call.operands();
+    let x = x.get::<f32>();
+    threads::for_each_chunk(&mut y.get_mut::<f32>()[..params.len as usize], CHUNK, params.len as usize, |i, y| {
+        y.iter_mut().zip(&x[i * CHUNK..]).for_each(|(y, x)| *y += x);
+    });
+}
+
+pub(crate) fn scale(mut call: Call<'_>) {
+    let params: ScaleParams = call.params();
+    let [x, y] = call.operands();
+    let x = x.get::<f32>();
+    threads::for_each_chunk(&mut y.get_mut::<f32>()[..params.len as usize], CHUNK, params.len as usize, |i, y| {
+        y.iter_mut().zip(&x[i * CHUNK..]).for_each(|(y, x)| *y = params.factor * x);
+    });
+}
+
+struct GeluTanh;
+
+impl Function for GeluTanh {
+    #[inline(always)]
+    fn at<V: Vector>(&self, x: f32) -> f32 {
+        // 1 + tanh(u) = 2 / (1 + exp(-2 u)), which does not overflow where tanh itself might.
+        let u = 0.797_884_6 * (x + 0.044_715 * x * x * x);
+        x / (1.0 + exp::<V>(-2.0 * u))
+    }
+}
+
+struct GeluExact;
+
+impl Function for GeluExact {
+    #[inline(always)]
+    fn at<V: Vector>(&self, x: f32) -> f32 {
+        let magnitude = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
+        let tail = 0.5 * erfc_positive::<V>(if magnitude > 10.0 { 10.0 } else { magnitude });
+        if x > 0.0 { x * (1.0 - tail) } else { x * tail }
+    }
+}
+
+/// `1 - erf(a)` for `a` from 0 on, with the Chebyshev fit of `shaders/gelu.wgsl`.
+#[inline(always)]
+fn erfc_positive<V: Vector>(a: f32) -> f32 {
+    let t = 1.0 / (1.0 + 0.5 * a);
+    let mut p = 0.170_872_77;
+    p = fma::<V>(p, t, -0.822_152_2);
+    p = fma::<V>(p, t, 1.488_515_9);
+    p = fma::<V>(p, t, -1.135_204);
+    p = fma::<V>(p, t, 0.278_868_07);
+    p = fma::<V>(p, t, -0.186_288_06);
+    p = fma::<V>(p, t, 0.096_784_18);
+    p = fma::<V>(p, t, 0.374_091_96);
+    p = fma::<V>(p, t, 1.000_023_7);
+    t * exp::<V>(fma::<V>(-a, a, fma::<V>(t, p, -1.265_512_2)))
+}
+
+pub(crate) fn gelu(mut call: Call<'_>) {
+    let params: GeluParams = call.params();
+    let [x, y] = call.operands();
+    let (len, x) = (params.len as usize, x.get::<f32>());
+    threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], CHUNK, len * EXP_OPS, |i, y| {
+        let x = &x[i * CHUNK..];
+        if params.tanh_form != 0 {
+            simd::run(Map { function: GeluTanh, x, y });
+        } else {
+            simd::run(Map { function: GeluExact, x, y });
+        }
+    });
+}
+
+/// `x / (1 + e^-x)`.
+struct Silu;
+
+impl Function for Silu {
+    #[inline(always)]
+    fn at<V: Vector>(&self, x: f32) -> f32 {
+        x / (1.0 + exp::<V>(-x))
+    }
+}
+
+pub(crate) fn swiglu(mut call: Call<'_>) {
+    let params: SwigluParams = call.params();
+    let [gate_up, y] = call.operands();
+    let (n_tokens, dim) = (params.n_tokens as usize, params.ffn_dim as usize);
+    let gate_up = gate_up.get::<f32>();
+    let y = &mut y.get_mut::<f32>()[..n_tokens * dim];
+    threads::for_each_chunk(y, dim, n_tokens * dim * EXP_OPS, |t, y| {
+        let (gate, up) = gate_up[t * 2 * dim..][..2 * dim].split_at(dim);
+        simd::run(Map { function: Silu, x: gate, y: &mut *y });
+        y.iter_mut().zip(up).for_each(|(y, up)| *y *= up);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Operand;
+
+    /// `erf` by its series around zero and `erfc` by its continued fraction further out, both in f64.
+    fn gelu_f64(x: f64) -> f64 {
+        let a = x.abs() / std::f64::consts::SQRT_2;
+        let erfc = if a < 2.0 {
+            let terms = (0..80).scan(a, |term, n| {
+                let current = *term / f64::from(2 * n + 1);
+                *term *= -a * a / f64::from(n + 1);
+                Some(current)
+            });
+            1.0 - terms.sum::<f64>() * std::f64::consts::FRAC_2_SQRT_PI
+        } else {
+            let fraction = (1..=60).rev().fold(a, |fraction, n| a + f64::from(n) / 2.0 / fraction);
+            (-a * a).exp() / fraction / std::f64::consts::PI.sqrt()
+        };
+        if x > 0.0 { x * (1.0 - erfc / 2.0) } else { x * erfc / 2.0 }
+    }
+
+    #[test]
+    fn gelu_agrees_with_f64() {
+        let x: Vec<f32> = (-1000..=1000).map(|i| i as f32 * 0.013).collect();
+        let mut y = vec![0.0f32; x.len()];
+        for tanh_form in [0, 1] {
+            let params = GeluParams { len: x.len() as u32, tanh_form, grid_x: 1, _pad: 0 };
+            gelu(Call {
+                params: bytemuck::bytes_of(&params),
+                weight: None,
+                operands: vec![
+                    Operand::Read(bytemuck::cast_slice(&x)),
+                    Operand::Write(bytemuck::cast_slice_mut(&mut y)),
+                ],
+            });
+            for (&x, &found) in x.iter().zip(&y) {
+                let x = f64::from(x);
+                let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+                let want = if tanh_form == 0 { gelu_f64(x) } else { x / 2.0 * (1.0 + u.tanh()) };
+                let error = (f64::from(found) - want).abs();
+                assert!(error < 1e-7 * (1.0 + 2.0 * x.abs()), "gelu({x}) is {want}, found {found}");
+            }
+        }
+    }
+}

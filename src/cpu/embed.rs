@@ -1,3 +1,42 @@
-use super::Call;
-pub(crate) fn embed(_: Call<'_>) { todo!() }
-pub(crate) fn last_row(_: Call<'_>) { todo!() }
+//! `embed`, the gather of token embeddings, and `last_row`.
+
+use super::block::{Format, Packed, Unpack, with_format};
+use super::{Call, Operand, simd};
+use crate::dtype::BLOCK;
+use crate::kernels::{EmbedParams, LastRowParams};
+
+pub(crate) fn embed(mut call: Call<'_>) {
+    let params: EmbedParams = call.params();
+    let weight = call.weight;
+    let operands = call.operands();
+    with_format!(weight, gather(&params, operands));
+}
+
+fn gather<F: Format>(params: &EmbedParams, operands: &mut [Operand<'_>; 4]) {
+    let [state, tokens, w, y] = operands;
+    let n_blocks = params.blocks as usize;
+    let w = Packed::<F>::new(w.get(), params.w_scales);
+    let mut row = vec![[0.0; BLOCK]; n_blocks];
+    let pos = state.get::<u32>()[0] as usize;
+    let dim = params.dim as usize;
+    // Padding of the last chunk may lie past the tokens.
+    let tokens = tokens.get::<u32>().get(pos..).unwrap_or_default();
+    for (y, token) in y.get_mut::<f32>().chunks_exact_mut(dim).zip(tokens) {
+        let id = token.wrapping_sub(params.slab_start);
+        if id < params.slab_rows {
+            let packed = w.run(id as usize * n_blocks, n_blocks);
+            simd::run(Unpack { packed, weights: &mut row });
+            y.copy_from_slice(&row.as_flattened()[..dim]);
+        }
+    }
+}
+
+pub(crate) fn last_row(mut call: Call<'_>) {
+    let params: LastRowParams = call.params();
+    let [state, x, y] = call.operands();
+    let (n_tokens, dim) = (state.get::<u32>()[1] as usize, params.dim as usize);
+    let y = &mut y.get_mut::<f32>()[..dim];
+    if let Some(x) = x.get::<f32>()[..].chunks_exact(dim).nth(n_tokens.wrapping_sub(1)) {
+        y.copy_from_slice(x);
+    }
+}

@@ -1,3 +1,245 @@
-use super::Call;
-pub(crate) fn matmul(_: Call<'_>) { todo!() }
-pub(crate) fn matvec(_: Call<'_>) { todo!() }
+//! `matmul`, `matmul_naive` and `matvec`: `y = x wᵀ (+ bias) (+ y)` with packed `w`.
+//!
+//! Rows of `w` are shared out over threads, a panel of them at a time. For a few tokens, the weights are multiplied as
+//! they are unpacked, in registers; for more, a panel is unpacked once and multiplied as a plain matrix.
+
+use std::borrow::Cow;
+
+use super::block::{Block, Format, Packed, Unpack, with_format};
+use super::simd::{self, Vector, Work};
+use super::{Call, Operand, threads};
+use crate::dtype::BLOCK;
+use crate::kernels::{ACCUMULATE, BIAS, LinearParams};
+
+/// From here on unpacking a panel once costs less than unpacking it again for each token.
+const PANEL_TOKENS: usize = 12;
+
+pub(crate) fn matmul(mut call: Call<'_>) {
+    let params: LinearParams = call.params();
+    let weight = call.weight;
+    let operands = call.operands();
+    with_format!(weight, product(&params, operands));
+}
+
+pub(crate) fn matvec(call: Call<'_>) {
+    matmul(call);
+}
+
+fn product<F: Format>(params: &LinearParams, operands: &mut [Operand<'_>; 4]) {
+    let [w, bias, x, y] = operands;
+    let (n_tokens, n_out) = (params.n_tokens as usize, params.n_out as usize);
+    let (dim, n_blocks) = (params.dim as usize, params.blocks as usize);
+    let w = Packed::<F>::new(w.get(), params.w_scales);
+    let x = whole_blocks(&x.get::<f32>()[..n_tokens * dim], dim, n_blocks);
+    let ops = n_tokens * n_out * dim;
+    let panel = if n_tokens < PANEL_TOKENS {
+        threads::chunk_len(n_out, 4, 256)
+    } else {
+        /// Floats of an unpacked panel that stay in the second-level cache while all tokens meet them.
+        const PANEL_LEN: usize = 1 << 18;
+        threads::chunk_len(n_out, 16, (PANEL_LEN / (n_blocks * BLOCK)).next_multiple_of(16).clamp(16, 256))
+    };
+    // Panel after panel, each [T, rows of the panel].
+    let mut sums = vec![0.0; n_tokens * n_out];
+    threads::for_each_chunk(&mut sums, panel * n_tokens, ops, |i, sums| {
+        let n_rows = sums.len() / n_tokens;
+        let rows = w.run(i * panel * n_blocks, n_rows * n_blocks);
+        if n_tokens < PANEL_TOKENS {
+            simd::run(RowDots { rows, x: &x, n_blocks, sums });
+        } else {
+            let mut weights = vec![[0.0; BLOCK]; n_rows * n_blocks];
+            simd::run(Unpack { packed: rows, weights: &mut weights });
+            panel_product(weights.as_flattened(), x.as_flattened(), n_blocks * BLOCK, sums);
+        }
+    });
+
+    let bias = (params.flags & BIAS != 0).then(|| &bias.get::<f32>()[params.y_start as usize..][..n_out]);
+    let accumulate = params.flags & ACCUMULATE != 0;
+    let (start, stride) = (params.y_start as usize, params.y_stride as usize);
+    let y = &mut y.get_mut::<f32>()[..n_tokens * stride];
+    threads::for_each_chunk(y, stride, n_tokens * n_out, |t, y| {
+        for (i, y) in y[start..start + n_out].chunks_mut(panel).enumerate() {
+            let sums = &sums[i * panel * n_tokens + t * y.len()..][..y.len()];
+            for (j, (y, &sum)) in y.iter_mut().zip(sums).enumerate() {
+                let sum = sum + bias.map_or(0.0, |bias| bias[i * panel + j]);
+                *y = if accumulate { sum + *y } else { sum };
+            }
+        }
+    });
+}
+
+/// The activations in whole blocks, rows that end amid a block padded with zeros.
+fn whole_blocks(x: &[f32], dim: usize, n_blocks: usize) -> Cow<'_, [Block]> {
+    if dim == n_blocks * BLOCK {
+        return Cow::Borrowed(x.as_chunks().0);
+    }
+    let mut padded = vec![[0.0; BLOCK]; x.len() / dim * n_blocks];
+    for (to, from) in padded.as_flattened_mut().chunks_exact_mut(n_blocks * BLOCK).zip(x.chunks_exact(dim)) {
+        to[..dim].copy_from_slice(from);
+    }
+    Cow::Owned(padded)
+}
+
+/// Dot products of packed rows with the activations of a few tokens: `sums` is `[T, rows]`.
+struct RowDots<'a, F: Format> {
+    rows: Packed<'a, F>,
+    x: &'a [Block],
+    n_blocks: usize,
+    sums: &'a mut [f32],
+}
+
+impl<F: Format> Work for RowDots<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector>(self) {
+        let n_rows = self.sums.len() * self.n_blocks / self.x.len();
+        for n in 0..n_rows {
+            let row = self.rows.run(n * self.n_blocks, self.n_blocks);
+            for (t, x) in self.x.chunks_exact(self.n_blocks).enumerate() {
+                self.sums[t * n_rows + n] = row.dot::<V>(x);
+            }
+        }
+    }
+}
+
+/// `sums[t, n] = x[t] . w[n]`, rows of `w` and `x` having `dim` elements.
+#[cfg(not(target_arch = "wasm32"))]
+fn panel_product(w: &[f32], x: &[f32], dim: usize, sums: &mut [f32]) {
+    let (n_rows, n_tokens) = (w.len() / dim, x.len() / dim);
+    assert_eq!(sums.len(), n_tokens * n_rows);
+    let (row, dim_stride) = (n_rows as isize, dim as isize);
+    // SAFETY: rows and columns times their strides stay inside the three slices: `x` is [n_tokens, dim], `w` read as
+    // its transpose [dim, n_rows], `sums` [n_tokens, n_rows], and the last one aliases neither of the others.
+    unsafe {
+        gemm::gemm(
+            n_tokens,
+            n_rows,
+            dim,
+            sums.as_mut_ptr(),
+            1,
+            row,
+            false,
+            x.as_ptr(),
+            1,
+            dim_stride,
+            w.as_ptr(),
+            dim_stride,
+            1,
+            0.0,
+            1.0,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
+    }
+}
+
+#[cfg(target_arch = "wasm32")]
+use plain_product as panel_product;
+
+/// `sums[t, n] = x[t] . w[n]` where there is no `gemm`: the panel stays in the cache from token to token.
+#[cfg(any(test, target_arch = "wasm32"))]
+fn plain_product(w: &[f32], x: &[f32], dim: usize, sums: &mut [f32]) {
+    struct Dots<'a>(&'a [f32], &'a [f32], usize, &'a mut [f32]);
+    impl Work for Dots<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run<V: Vector>(self) {
+            let Dots(w, x, dim, sums) = self;
+            for (x, sums) in x.chunks_exact(dim).zip(sums.chunks_exact_mut(w.len() / dim)) {
+                for (w, sum) in w.chunks_exact(dim).zip(sums) {
+                    *sum = simd::dot::<V>(w, x);
+                }
+            }
+        }
+    }
+    simd::run(Dots(w, x, dim, sums));
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use super::*;
+    use crate::dtype::WeightType;
+
+    /// Numbers in [-1, 1) without a pattern.
+    fn numbers(n: usize, seed: u32) -> Vec<f32> {
+        let next = |state: &mut u32| {
+            *state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            Some((*state >> 8) as f32 / (1 << 23) as f32 - 1.0)
+        };
+        let mut state = seed;
+        std::iter::from_fn(|| next(&mut state)).take(n).collect()
+    }
+
+    fn assert_close(found: &[f32], want: &[f64], size: f64) {
+        for (i, (&found, &want)) in found.iter().zip(want).enumerate() {
+            assert!((f64::from(found) - want).abs() < 1e-6 * size, "[{i}]: {found}, expected {want}");
+        }
+    }
+
+    #[test]
+    fn both_panel_products_agree_with_f64() {
+        for [n_rows, n_tokens, dim] in [[1, 1, 32], [16, 4, 64], [17, 5, 96], [80, 33, 160], [3, 70, 1024]] {
+            let (w, x) = (numbers(n_rows * dim, 1), numbers(n_tokens * dim, 2));
+            let dot = |t: usize, n: usize| -> f64 {
+                (0..dim).map(|k| f64::from(x[t * dim + k]) * f64::from(w[n * dim + k])).sum()
+            };
+            let want: Vec<f64> = (0..n_tokens * n_rows).map(|i| dot(i / n_rows, i % n_rows)).collect();
+            for product in [panel_product, plain_product] {
+                let mut sums = vec![f32::NAN; n_tokens * n_rows];
+                product(&w, &x, dim, &mut sums);
+                assert_close(&sums, &want, (dim as f64).sqrt());
+            }
+        }
+    }
+
+    /// Odd sizes, a bias, a slab that begins inside the rows of `y`, and numbers of tokens either side of the switch.
+    #[test]
+    fn products_of_f16_weights_agree_with_f64() {
+        for (n_tokens, n_out, dim) in [(1, 37, 45), (PANEL_TOKENS - 1, 300, 32), (PANEL_TOKENS, 37, 45), (33, 300, 100)] {
+            let blocks = dim.div_ceil(BLOCK);
+            let w: Vec<f16> = numbers(n_out * dim, 3).into_iter().map(f16::from_f32).collect();
+            let mut packed = vec![0u16; n_out * blocks * BLOCK];
+            for (to, from) in packed.chunks_exact_mut(blocks * BLOCK).zip(w.chunks_exact(dim)) {
+                to.iter_mut().zip(from).for_each(|(to, from)| *to = from.to_bits());
+            }
+            let words: Vec<u32> = bytemuck::pod_collect_to_vec(&packed);
+            let (bias, x, before) = (numbers(n_out + 5, 4), numbers(n_tokens * dim, 5), numbers(n_tokens * (n_out + 5), 6));
+            let mut y = before.clone();
+            let params = LinearParams {
+                n_tokens: n_tokens as u32,
+                n_out: n_out as u32,
+                dim: dim as u32,
+                blocks: blocks as u32,
+                w_scales: words.len() as u32,
+                y_start: 2,
+                y_stride: n_out as u32 + 5,
+                flags: BIAS | ACCUMULATE,
+            };
+            matmul(Call {
+                params: bytemuck::bytes_of(&params),
+                weight: Some(WeightType::F16),
+                operands: vec![
+                    Operand::Read(&words),
+                    Operand::Read(bytemuck::cast_slice(&bias)),
+                    Operand::Read(bytemuck::cast_slice(&x)),
+                    Operand::Write(bytemuck::cast_slice_mut(&mut y)),
+                ],
+            });
+            let want: Vec<f64> = (0..y.len())
+                .map(|i| {
+                    let (t, before) = (i / (n_out + 5), f64::from(before[i]));
+                    let Some(n) = (i % (n_out + 5)).checked_sub(2).filter(|&n| n < n_out) else { return before };
+                    let dot: f64 = (0..dim).map(|k| f64::from(x[t * dim + k]) * w[n * dim + k].to_f64()).sum();
+                    dot + f64::from(bias[n + 2]) + before
+                })
+                .collect();
+            assert_close(&y, &want, (dim as f64).sqrt());
+        }
+    }
+}

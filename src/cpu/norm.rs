@@ -1,3 +1,48 @@
-use super::Call;
-pub(crate) fn layer_norm(_: Call<'_>) { todo!() }
-pub(crate) fn rms_norm(_: Call<'_>) { todo!() }
+//! `rms_norm` and `layer_norm`, one token at a time, with sums in f64.
+
+use super::{Call, threads};
+use crate::kernels::NormParams;
+
+/// Operations for an element, roughly.
+const OPS: usize = 8;
+
+/// Mean over a row of a function of its elements, in eight sums side by side.
+fn mean(row: &[f32], function: impl Fn(f64) -> f64) -> f64 {
+    let (eights, rest) = row.as_chunks::<8>();
+    let mut sums = [0.0; 8];
+    for eight in eights {
+        sums = std::array::from_fn(|i| sums[i] + function(f64::from(eight[i])));
+    }
+    let rest: f64 = rest.iter().map(|&x| function(f64::from(x))).sum();
+    (sums.iter().sum::<f64>() + rest) / row.len() as f64
+}
+
+pub(crate) fn rms_norm(mut call: Call<'_>) {
+    let params: NormParams = call.params();
+    let [x, weight, y] = call.operands();
+    let (dim, len) = (params.dim as usize, params.n_tokens as usize * params.dim as usize);
+    let (x, weight) = (x.get::<f32>(), &weight.get::<f32>()[..dim]);
+    threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], dim, len * OPS, |t, y| {
+        let x = &x[t * dim..][..dim];
+        let scale = 1.0 / (mean(x, |x| x * x) + f64::from(params.eps)).sqrt();
+        for ((y, &x), &weight) in y.iter_mut().zip(x).zip(weight) {
+            *y = (f64::from(x) * scale) as f32 * weight;
+        }
+    });
+}
+
+pub(crate) fn layer_norm(mut call: Call<'_>) {
+    let params: NormParams = call.params();
+    let [x, weight, bias, y] = call.operands();
+    let (dim, len) = (params.dim as usize, params.n_tokens as usize * params.dim as usize);
+    let (x, weight, bias) = (x.get::<f32>(), &weight.get::<f32>()[..dim], &bias.get::<f32>()[..dim]);
+    threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], dim, len * OPS, |t, y| {
+        let x = &x[t * dim..][..dim];
+        let centre = mean(x, |x| x);
+        let variance = mean(x, |x| (x - centre) * (x - centre));
+        let scale = 1.0 / (variance + f64::from(params.eps)).sqrt();
+        for (((y, &x), &weight), &bias) in y.iter_mut().zip(x).zip(weight).zip(bias) {
+            *y = ((f64::from(x) - centre) * scale) as f32 * weight + bias;
+        }
+    });
+}

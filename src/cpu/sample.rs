@@ -1,4 +1,251 @@
+//! `sample`, `penalize` and `advance`: the end of a pass.
+
 use super::Call;
-pub(crate) fn advance(_: Call<'_>) { todo!() }
-pub(crate) fn penalize(_: Call<'_>) { todo!() }
-pub(crate) fn sample(_: Call<'_>) { todo!() }
+use super::argmax::order_key;
+use super::simd::{self, Function, Map, Vector, exp};
+use super::softmax::ExpBelow;
+use crate::kernels::{AdvanceParams, NON_FINITE, SampleParams, Sampling};
+
+pub(crate) fn advance(mut call: Call<'_>) {
+    let params: AdvanceParams = call.params();
+    let [ids, state, tokens] = call.operands();
+    let id = ids.get::<u32>()[0];
+    let state = state.get_mut::<u32>();
+    let pos = state[0].wrapping_add(state[1]);
+    (state[0], state[1], state[2]) = (pos, 1, id);
+    if pos < params.capacity {
+        tokens.get_mut::<u32>()[pos as usize] = if id == NON_FINITE { 0 } else { id };
+    }
+}
+
+pub(crate) fn penalize(mut call: Call<'_>) {
+    let params: SampleParams = call.params();
+    let [sampling, state, tokens, logits] = call.operands();
+    let sampling = sampling.get::<Sampling>()[0];
+    let state = state.get::<u32>();
+    let tokens = tokens.get::<u32>();
+    let end = (state[0] as usize + state[1] as usize).min(tokens.len());
+    let mut recent = tokens[end.saturating_sub(sampling.repeat_last_n as usize)..end].to_vec();
+    recent.sort_unstable();
+    recent.dedup();
+    let logits = &mut logits.get_mut::<f32>()[..params.n_vocab as usize];
+    for id in recent {
+        if let Some(logit) = logits.get_mut(id as usize) {
+            let penalty = sampling.repeat_penalty;
+            *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+        }
+    }
+}
+
+/// PCG hash, Jarzynski & Olano 2020.
+fn pcg(input: u32) -> u32 {
+    let mixed = input.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
+    let word = ((mixed >> ((mixed >> 28) + 4)) ^ mixed).wrapping_mul(277_803_737);
+    (word >> 22) ^ word
+}
+
+/// `e^((x - highest) / temperature)`.
+struct Tempered {
+    highest: f32,
+    temperature: f32,
+}
+
+impl Function for Tempered {
+    #[inline(always)]
+    fn at<V: Vector>(&self, x: f32) -> f32 {
+        exp::<V>((x - self.highest) / self.temperature)
+    }
+}
+
+/// Tokens still in question, in the order of ids.
+#[derive(Default)]
+struct Candidates {
+    ids: Vec<u32>,
+    logits: Vec<f32>,
+}
+
+impl Candidates {
+    /// Those whose order key is at least `cut`.
+    fn from(&self, cut: u32) -> Candidates {
+        let kept = self.ids.iter().zip(&self.logits).filter(|&(_, &logit)| order_key(logit) >= cut);
+        let (ids, logits) = kept.map(|(&id, &logit)| (id, logit)).unzip();
+        Candidates { ids, logits }
+    }
+
+    /// The largest key such that the weights of all candidates at or above it reach `target`.
+    ///
+    /// A radix selection as in the shader: four passes over histograms of eight bits of the keys.
+    fn select_key(&self, target: u32, weight: impl Fn(usize) -> u32) -> u32 {
+        let mut prefix = 0u64;
+        let mut need = target;
+        for shift in [24, 16, 8, 0] {
+            let mut histogram = [0u32; 256];
+            for (i, &logit) in self.logits.iter().enumerate() {
+                let key = u64::from(order_key(logit));
+                if key >> (shift + 8) == prefix >> (shift + 8) {
+                    let bin = &mut histogram[(key >> shift & 255) as usize];
+                    *bin = bin.wrapping_add(weight(i));
+                }
+            }
+            // From the highest bin down to the one that reaches the target; rounding may leave none, then the lowest.
+            let mut bin = 255;
+            while bin > 0 && histogram[bin] < need {
+                need -= histogram[bin];
+                bin -= 1;
+            }
+            prefix |= (bin as u64) << shift;
+        }
+        prefix as u32
+    }
+}
+
+pub(crate) fn sample(mut call: Call<'_>) {
+    /// Stands for probability 1.
+    const FIXED: f32 = (1 << 30) as f32;
+    /// Runs of ids in which the draw is looked up, as many as the shader has invocations.
+    const RUNS: u32 = 256;
+
+    let params: SampleParams = call.params();
+    let [sampling, state, logits, ids] = call.operands();
+    let sampling = sampling.get::<Sampling>()[0];
+    let state = state.get::<u32>();
+    let logits = &logits.get::<f32>()[..params.n_vocab as usize];
+    let drawn = &mut ids.get_mut::<u32>()[0];
+    if logits.iter().any(|logit| !logit.is_finite()) {
+        *drawn = NON_FINITE;
+        return;
+    }
+    let highest = logits.iter().copied().fold(f32::MIN, f32::max);
+
+    let mut left = Candidates { ids: (0..params.n_vocab).collect(), logits: logits.to_vec() };
+    if sampling.top_k > 0 && sampling.top_k < params.n_vocab {
+        left = left.from(left.select_key(sampling.top_k, |_| 1));
+    }
+    if sampling.top_p < 1.0 {
+        let mut probs = vec![0.0; left.logits.len()];
+        simd::run(Map { function: ExpBelow { highest }, x: &left.logits, y: &mut probs });
+        let total = probs.iter().map(|&p| f64::from(p)).sum::<f64>() as f32;
+        let target = ((sampling.top_p * FIXED) as u32).max(1);
+        left = left.from(left.select_key(target, |i| (probs[i] / total * FIXED) as u32));
+    }
+    if sampling.min_p > 0.0 {
+        left = left.from(order_key(highest + sampling.min_p.ln()));
+    }
+
+    // Sums in f32 and in the shader's order, run by run, so that both draw the same token wherever rounding allows it.
+    let mut weights = vec![0.0; left.logits.len()];
+    let tempered = Tempered { highest, temperature: sampling.temperature };
+    simd::run(Map { function: tempered, x: &left.logits, y: &mut weights });
+    let run_len = params.n_vocab.div_ceil(RUNS);
+    let mut sums = [0.0f32; RUNS as usize];
+    for (id, weight) in left.ids.iter().zip(&weights) {
+        sums[(id / run_len) as usize] += weight;
+    }
+    let total = sums.iter().fold(0.0, |total, sum| total + sum);
+    let pos = state[0].wrapping_add(state[1]);
+    let bits = pcg(sampling.seed[0] ^ pcg(sampling.seed[1] ^ pcg(pos)));
+    let threshold = (bits >> 8) as f32 / (1 << 24) as f32 * total;
+    let mut before = 0.0;
+    for (run, sum) in sums.into_iter().enumerate() {
+        if sum > 0.0 && before <= threshold && threshold < before + sum {
+            // Rounding may leave the walk short of the threshold; then the run's last candidate is the one.
+            let mut mark = before;
+            for (&id, weight) in left.ids.iter().zip(&weights).filter(|&(id, _)| (id / run_len) as usize == run) {
+                *drawn = id;
+                mark += weight;
+                if mark > threshold {
+                    break;
+                }
+            }
+        }
+        before += sum;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::{Operand, argmax};
+    use crate::kernels::{ArgmaxMergeParams, ArgmaxParams};
+
+    const OFF: Sampling = Sampling {
+        temperature: 1.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        seed: [0; 2],
+        repeat_penalty: 1.0,
+        repeat_last_n: 0,
+    };
+
+    /// The token drawn for position `pos`.
+    fn draw(sampling: Sampling, logits: &[f32], pos: u32) -> u32 {
+        let mut ids = [7u32; 4];
+        sample(Call {
+            params: bytemuck::bytes_of(&SampleParams { n_vocab: logits.len() as u32, _pad: [0; 3] }),
+            weight: None,
+            operands: vec![
+                Operand::Read(bytemuck::cast_slice(&[sampling])),
+                Operand::Read(&[pos - 1, 1, 0, 0]),
+                Operand::Read(bytemuck::cast_slice(logits)),
+                Operand::Write(&mut ids),
+            ],
+        });
+        ids[0]
+    }
+
+    fn argmax_of(logits: &[f32]) -> u32 {
+        let dim = logits.len() as u32;
+        let (mut best, mut ids) = (vec![0; 2 * dim.div_ceil(64) as usize], [0; 4]);
+        let params = ArgmaxParams { dim, chunk: 64, n_chunks: dim.div_ceil(64), _pad: 0 };
+        argmax::argmax(Call {
+            params: bytemuck::bytes_of(&params),
+            weight: None,
+            operands: vec![Operand::Read(bytemuck::cast_slice(logits)), Operand::Write(&mut best)],
+        });
+        argmax::argmax_merge(Call {
+            params: bytemuck::bytes_of(&ArgmaxMergeParams { n_chunks: params.n_chunks, _pad: [0; 3] }),
+            weight: None,
+            operands: vec![Operand::Read(&best), Operand::Write(&mut ids)],
+        });
+        ids[0]
+    }
+
+    #[test]
+    fn the_most_likely_token_is_drawn_where_nothing_else_is_left() {
+        for n in [1usize, 5, 256, 1000] {
+            // All different, the largest one in turn anywhere.
+            let mut logits: Vec<f32> = (0..n).map(|i| ((i * 7919 + 11) % 1009) as f32 / 100.0 - 5.0).collect();
+            let want = argmax_of(&logits);
+            assert!(logits.iter().all(|&logit| logit <= logits[want as usize]));
+            for pos in 1..20 {
+                assert_eq!(draw(Sampling { top_k: 1, ..OFF }, &logits, pos), want);
+                assert_eq!(draw(Sampling { top_p: 1e-9, ..OFF }, &logits, pos), want);
+                assert_eq!(draw(Sampling { min_p: 1.0, ..OFF }, &logits, pos), want);
+                assert_eq!(draw(Sampling { temperature: 1e-6, ..OFF }, &logits, pos), want);
+            }
+            logits[n / 2] = f32::NAN;
+            assert_eq!([draw(OFF, &logits, 1), argmax_of(&logits)], [NON_FINITE; 2]);
+        }
+    }
+
+    /// Each setting leaves tokens 2, 4 and 3 of six, and what is left is drawn in proportion.
+    #[test]
+    fn tokens_are_drawn_as_often_as_their_probability_says() {
+        let probs = [0.03f32, 0.02, 0.4, 0.2, 0.3, 0.05];
+        let logits = probs.map(|p| p.ln() + 3.0);
+        for sampling in
+            [Sampling { top_k: 3, ..OFF }, Sampling { top_p: 0.85, ..OFF }, Sampling { min_p: 0.3, ..OFF }]
+        {
+            const DRAWS: u32 = 20_000;
+            let mut counts = [0u32; 6];
+            (1..=DRAWS).for_each(|pos| counts[draw(sampling, &logits, pos) as usize] += 1);
+            for (id, &count) in counts.iter().enumerate() {
+                let want = if (2..5).contains(&id) { probs[id] / 0.9 } else { 0.0 };
+                let found = count as f32 / DRAWS as f32;
+                // Three standard deviations.
+                assert!((found - want).abs() <= 3.0 * (want / DRAWS as f32).sqrt(), "{id}: {found}, expected {want}");
+            }
+        }
+    }
+}

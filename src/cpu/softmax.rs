@@ -1,2 +1,57 @@
-use super::Call;
-pub(crate) fn softmax(_: Call<'_>) { todo!() }
+//! `softmax` of each row.
+
+use super::simd::{self, Function, Map, Vector, exp};
+use super::{Call, threads};
+use crate::kernels::SoftmaxParams;
+
+/// `e^(x - highest)`.
+pub(super) struct ExpBelow {
+    pub highest: f32,
+}
+
+impl Function for ExpBelow {
+    #[inline(always)]
+    fn at<V: Vector>(&self, x: f32) -> f32 {
+        exp::<V>(x - self.highest)
+    }
+}
+
+pub(crate) fn softmax(mut call: Call<'_>) {
+    const OPS: usize = 24;
+    let params: SoftmaxParams = call.params();
+    let [x, y] = call.operands();
+    let (dim, len) = (params.dim as usize, params.n_rows as usize * params.dim as usize);
+    let x = x.get::<f32>();
+    threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], dim, len * OPS, |r, y| {
+        let x = &x[r * dim..][..dim];
+        let highest = x.iter().copied().fold(f32::MIN, f32::max);
+        simd::run(Map { function: ExpBelow { highest }, x, y: &mut *y });
+        let sum = y.iter().map(|&y| f64::from(y)).sum::<f64>() as f32;
+        y.iter_mut().for_each(|y| *y /= sum);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Operand;
+
+    #[test]
+    fn softmax_of_extreme_rows() {
+        let mut x = vec![-1e4f32; 2 * 7];
+        x[2] = 1e4;
+        x[6] = 1e4;
+        let mut y = vec![f32::NAN; 2 * 7];
+        let params = SoftmaxParams { n_rows: 2, dim: 7, grid_x: 2, _pad: 0 };
+        softmax(Call {
+            params: bytemuck::bytes_of(&params),
+            weight: None,
+            operands: vec![
+                Operand::Read(bytemuck::cast_slice(&x)),
+                Operand::Write(bytemuck::cast_slice_mut(&mut y)),
+            ],
+        });
+        assert_eq!(y[..7], [0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.5]);
+        assert_eq!(y[7..], [1.0 / 7.0; 7]);
+    }
+}

@@ -3,7 +3,7 @@
 //! Keys are paths: `rope_scaling.factor` is `factor` in the object `rope_scaling`. A value of `null` counts as absent,
 //! because the library that writes these files writes `None` that way.
 
-use super::Error;
+use super::{Error, Shown};
 use serde_json::{Map, Value};
 
 const FORMAT: &str = "config.json";
@@ -121,7 +121,8 @@ fn wrong(path: &str, expected: &str, found: &Value) -> Error {
     let found = match found {
         Value::Array(elements) => format!("an array of {}", elements.len()),
         Value::Object(_) => "an object".into(),
-        scalar => super::Shown(&scalar.to_string()).to_string(),
+        Value::String(text) => format!("\"{}\"", Shown(text)),
+        scalar => scalar.to_string(),
     };
     Error::Config { field: path.into(), expected: expected.into(), found }
 }

@@ -192,18 +192,16 @@ impl<'de> Visitor<'de> for &mut Header {
                     return Err(A::Error::custom("a second __metadata__"));
                 }
                 map.next_value_seed(Texts(&mut self.metadata))?;
-                continue;
-            }
-            let entry: Entry = map.next_value()?;
-            if name.is_empty() {
+            } else if name.is_empty() {
                 return Err(A::Error::custom("an empty name"));
-            }
-            if self.tensors.len() == MAX_TENSORS {
+            } else if self.tensors.len() == MAX_TENSORS {
                 return Err(A::Error::custom(format_args!("more than {MAX_TENSORS} tensors")));
+            } else {
+                let entry: Entry = map.next_value()?;
+                self.tensors.push(entry.named(name).map_err(A::Error::custom)?);
             }
-            self.tensors.push(entry.named(name).map_err(A::Error::custom)?);
+            self.current.clear();
         }
-        self.current.clear();
         Ok(())
     }
 }

@@ -95,6 +95,11 @@ impl Gpu {
         }
     }
 
+    /// Distance of the params of two dispatches in a recording's uniform buffer.
+    pub fn params_stride(&self) -> usize {
+        (self.device.limits().min_uniform_buffer_offset_alignment as usize).max(256)
+    }
+
     /// Turns what the GPU reported since the last call into an error of `context`.
     fn check(&self, context: &str) -> Result<(), Error> {
         let mut fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
@@ -134,12 +139,13 @@ impl Gpu {
     }
 
     pub fn prepare(&self, steps: &[Step]) -> Result<PreparedSteps, Error> {
-        let alignment = u64::from(self.device.limits().min_uniform_buffer_offset_alignment).max(256) as usize;
-        let mut params = vec![0u8; alignment * steps.len().max(1)];
-        for (slot, step) in params.chunks_mut(alignment).zip(steps) {
+        let stride = self.params_stride();
+        let mut params = vec![0u8; stride * steps.len().max(1)];
+        for (slot, step) in params.chunks_mut(stride).zip(steps) {
             slot[..step.params.len()].copy_from_slice(&step.params);
         }
         self.counters.buffers_created.add(1);
+        self.counters.bytes_allocated.add(params.len() as u64);
         let uniforms = self.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some("params"),
             size: params.len() as u64,
@@ -158,7 +164,7 @@ impl Gpu {
             };
             let mut entries = vec![wgpu::BindGroupEntry {
                 binding: 0,
-                resource: binding(&uniforms, i * alignment, step.params.len() as u64),
+                resource: binding(&uniforms, i * stride, step.params.len() as u64),
             }];
             for (slot, operand) in (1..).zip(&step.operands) {
                 let Backing::Gpu(buffer) = operand.backing()? else {

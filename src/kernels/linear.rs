@@ -43,8 +43,10 @@ pub(crate) struct PlainParams {
 pub struct Linear<'a> {
     /// `[N, K]`.
     pub w: &'a Matrix,
-    /// `[N]`.
+    /// One value for each column of `y`.
     pub bias: Option<&'a Tensor>,
+    /// First column of `y` to write: several matrices can fill one `y` side by side.
+    pub y_start: u32,
     /// Whether to add to `y` instead of overwriting it.
     pub accumulate: bool,
 }
@@ -52,13 +54,13 @@ pub struct Linear<'a> {
 impl<'a> Linear<'a> {
     /// `y = x wᵀ`.
     pub fn new(w: &'a Matrix) -> Self {
-        Linear { w, bias: None, accumulate: false }
+        Linear { w, bias: None, y_start: 0, accumulate: false }
     }
 
     /// Records the product with whichever kernel suits the number of tokens: `matvec` for a few, else `matmul`.
     ///
     /// # Shapes
-    /// `x`: `[T, K]`; `y`: `[T, N]`.
+    /// `x`: `[T, K]`; `y`: `[T, y_start + N]` or wider.
     /// # Errors
     /// [`Error::Shape`] if an operand disagrees with `w`.
     pub fn record(&self, rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
@@ -80,17 +82,11 @@ impl<'a> Linear<'a> {
     ) -> Result<(), Error> {
         let [n_tokens, dim] = x.dims2(kernel.name, "x")?;
         x.expect_shape(kernel.name, "x", &[n_tokens, self.w.cols()])?;
-        y.expect_shape(kernel.name, "y", &[n_tokens, self.w.rows()])?;
+        let [_, y_stride] = y.dims2(kernel.name, "y")?;
+        let y_end = self.y_start.saturating_add(self.w.rows());
+        y.expect_shape(kernel.name, "y", &[n_tokens, y_stride.max(y_end)])?;
         if let Some(bias) = self.bias {
-            bias.expect_shape(kernel.name, "bias", &[self.w.rows()])?;
-            if self.w.slabs().len() > 1 {
-                return Err(Error::Operand {
-                    kernel: kernel.name,
-                    operand: "bias",
-                    expected: "none with a matrix larger than one binding".into(),
-                    found: format!("one, and {} slabs", self.w.slabs().len()),
-                });
-            }
+            bias.expect_shape(kernel.name, "bias", &[y_stride])?;
         }
         let bias_flag = if self.bias.is_some() { BIAS } else { 0 };
         let accumulate_flag = if self.accumulate { ACCUMULATE } else { 0 };
@@ -101,8 +97,8 @@ impl<'a> Linear<'a> {
                 dim,
                 blocks: self.w.blocks(),
                 w_scales: self.w.quants_words(slab),
-                y_start: slab.first_row,
-                y_stride: self.w.rows(),
+                y_start: self.y_start + slab.first_row,
+                y_stride,
                 flags: bias_flag | accumulate_flag,
             };
             // Without a bias its binding is never read; the weights are at hand.
@@ -116,7 +112,7 @@ impl<'a> Linear<'a> {
 /// Records a tiled matrix product. Shader: `shaders/matmul.wgsl`.
 ///
 /// # Shapes
-/// `x`: `[M, K]`; `y`: `[M, N]`.
+/// `x`: `[M, K]`; `y`: `[M, y_start + N]` or wider.
 /// # Errors
 /// [`Error::Shape`] if an operand disagrees with the weights.
 pub fn matmul(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
@@ -141,7 +137,7 @@ pub fn matmul_naive(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor)
 /// Records a matrix product for one token or a few. Shader: `shaders/matvec.wgsl`.
 ///
 /// # Shapes
-/// `x`: `[T, K]`, K a multiple of 4; `y`: `[T, N]`.
+/// `x`: `[T, K]`, K a multiple of 4; `y`: `[T, y_start + N]` or wider.
 /// # Errors
 /// [`Error::Shape`] if an operand disagrees with the weights, [`Error::Operand`] if K is no multiple of 4.
 pub fn matvec(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {

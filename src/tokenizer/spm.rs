@@ -19,6 +19,9 @@ pub(super) struct Spm {
     /// among them, so no spelling of text merges into one.
     tokens: HashMap<Box<str>, (u32, u32)>,
     max_len: u32,
+    /// No token has a space behind another character, so no merge reaches across the beginning of a word and
+    /// words can be merged one by one, which is several times faster than the text as a whole.
+    spaces_begin_tokens: bool,
     byte_ids: Box<[Option<u32>; 256]>,
     unk_id: Option<u32>,
     add_space_prefix: bool,
@@ -51,7 +54,9 @@ impl Spm {
             }
         }
         let max_len = tokens.keys().map(|token| token.len()).max().unwrap_or(0);
+        let spaces_begin = |token: &str| !token.trim_start_matches(ESCAPED_SPACE).contains(ESCAPED_SPACE);
         Ok(Spm {
+            spaces_begin_tokens: tokens.keys().all(|token| spaces_begin(token)),
             tokens,
             max_len: u32::try_from(max_len).unwrap_or(u32::MAX),
             byte_ids,
@@ -72,9 +77,35 @@ impl Spm {
             return Err(fault("text", "less than 4 GiB", format!("{} bytes", escaped.len())));
         }
 
-        let slice = |start: u32, len: u32| escaped.get(start as usize..start as usize + len as usize).unwrap_or("");
         let mut merger = Merger::default();
-        for (start, c) in escaped.char_indices() {
+        let mut after_unknown = false;
+        let mut rest = escaped.as_str();
+        while !rest.is_empty() {
+            let (word, after) = rest.split_at_checked(self.word_len(rest)).unwrap_or((rest, ""));
+            self.encode_word(word, &mut merger, &mut after_unknown, ids)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Length in bytes of the longest start of `text` that is sure to be merged on its own.
+    fn word_len(&self, text: &str) -> usize {
+        let spaces = text.find(|c| c != ESCAPED_SPACE).unwrap_or(text.len());
+        let word =
+            if self.spaces_begin_tokens { text.get(spaces..).and_then(|word| word.find(ESCAPED_SPACE)) } else { None };
+        word.map_or(text.len(), |len| spaces + len)
+    }
+
+    fn encode_word(
+        &self,
+        word: &str,
+        merger: &mut Merger,
+        after_unknown: &mut bool,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), Error> {
+        let slice = |start: u32, len: u32| word.get(start as usize..start as usize + len as usize).unwrap_or("");
+        merger.clear();
+        for (start, c) in word.char_indices() {
             let (start, len) = (start as u32, c.len_utf8() as u32);
             merger.push(start, len, self.tokens.get(slice(start, len)).map_or(NO_TOKEN, |&(_, id)| id));
         }
@@ -82,13 +113,10 @@ impl Spm {
             let len = left.len + right.len;
             if len > self.max_len { None } else { self.tokens.get(slice(left.start, len)).copied() }
         });
-
-        let mut after_unknown = false;
         for symbol in merger.symbols() {
-            let known = symbol.id != NO_TOKEN;
-            if known {
+            if symbol.id != NO_TOKEN {
                 ids.push(symbol.id);
-                after_unknown = false;
+                *after_unknown = false;
                 continue;
             }
             let text = slice(symbol.start, symbol.len);
@@ -96,13 +124,13 @@ impl Spm {
             match (bytes, self.unk_id) {
                 (Some(bytes), _) => {
                     ids.extend(bytes);
-                    after_unknown = false;
+                    *after_unknown = false;
                 }
                 (None, Some(unk_id)) => {
-                    if !after_unknown {
+                    if !*after_unknown {
                         ids.push(unk_id);
                     }
-                    after_unknown = true;
+                    *after_unknown = true;
                 }
                 (None, None) => {
                     let expected = "characters that tokens, byte tokens or an unknown token cover";

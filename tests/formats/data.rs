@@ -14,7 +14,8 @@ pub fn folder() -> Option<PathBuf> {
         return Some(folder);
     }
     // Written past the capture of the test harness, which would hide it from anyone whose tests pass.
-    let _ = writeln!(std::io::stderr(), "skipped: no data folder at {} (set TILEWRIGHT_DATA)", folder.display());
+    let message = format!("skipped: no data folder at {} (set TILEWRIGHT_DATA)\n", folder.display());
+    let _ = std::io::stderr().write_all(message.as_bytes());
     None
 }
 

@@ -1,0 +1,326 @@
+//! Inner loops for the processor at hand. They are written once over [`Vector`] and compiled twice on x86-64: for any
+//! such processor, and for those with AVX2, FMA and F16C.
+
+/// A loop to be compiled for several instruction sets. Everything in it must be inlined to benefit.
+pub(super) trait Work {
+    type Output;
+
+    /// Does the work.
+    fn run<V: Vector>(self) -> Self::Output;
+}
+
+/// Does the work with the best instructions that this processor has.
+pub(super) fn run<W: Work>(work: W) -> W::Output {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+        // SAFETY: the processor has these features, as just checked.
+        return unsafe { avx2::run(work) };
+    }
+    work.run::<[f32; 8]>()
+}
+
+/// Eight floats side by side.
+pub(super) trait Vector: Copy {
+    /// Whether a fused multiply-add is one instruction here.
+    const FUSED: bool;
+
+    fn splat(x: f32) -> Self;
+    fn load(x: &[f32; 8]) -> Self;
+    fn lanes(self) -> [f32; 8];
+    /// `self * b + c`.
+    fn fma(self, b: Self, c: Self) -> Self;
+
+    /// The values of eight f16.
+    fn from_f16(bits: &[u16; 8]) -> Self;
+    /// The values of eight BF16.
+    fn from_bf16(bits: &[u16; 8]) -> Self;
+    fn from_i8(x: &[i8; 8]) -> Self;
+    /// Four bits of each byte from bit `SHIFT` on, less 8.
+    fn from_nibbles<const SHIFT: i32>(bytes: &[u8; 8]) -> Self;
+
+    /// The sum of all lanes, in pairs.
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        let a = self.lanes();
+        ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]))
+    }
+}
+
+/// For any processor; the compiler uses what vectors the target has.
+impl Vector for [f32; 8] {
+    const FUSED: bool = cfg!(target_arch = "aarch64");
+
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        [x; 8]
+    }
+
+    #[inline(always)]
+    fn load(x: &[f32; 8]) -> Self {
+        *x
+    }
+
+    #[inline(always)]
+    fn lanes(self) -> [f32; 8] {
+        self
+    }
+
+    #[inline(always)]
+    fn fma(self, b: Self, c: Self) -> Self {
+        std::array::from_fn(|i| fma::<Self>(self[i], b[i], c[i]))
+    }
+
+    #[inline(always)]
+    fn from_f16(bits: &[u16; 8]) -> Self {
+        bits.map(widen_f16)
+    }
+
+    #[inline(always)]
+    fn from_bf16(bits: &[u16; 8]) -> Self {
+        bits.map(|bits| f32::from_bits(u32::from(bits) << 16))
+    }
+
+    #[inline(always)]
+    fn from_i8(x: &[i8; 8]) -> Self {
+        x.map(f32::from)
+    }
+
+    #[inline(always)]
+    fn from_nibbles<const SHIFT: i32>(bytes: &[u8; 8]) -> Self {
+        bytes.map(|byte| ((i32::from(byte) >> SHIFT & 15) - 8) as f32)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use std::arch::x86_64::*;
+
+    use super::{Vector, Work};
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub fn run<W: Work>(work: W) -> W::Output {
+        work.run::<Eight>()
+    }
+
+    /// Only [`run`] names it, so its methods are only called where the processor has the features.
+    #[derive(Clone, Copy)]
+    struct Eight(__m256);
+
+    // SAFETY, for all blocks below: the processor has the features, as said above, and what is loaded or stored is as
+    // long as the array behind the pointer; none of the instructions asks for alignment.
+    impl Vector for Eight {
+        const FUSED: bool = true;
+
+        #[inline(always)]
+        fn splat(x: f32) -> Self {
+            Eight(unsafe { _mm256_set1_ps(x) })
+        }
+
+        #[inline(always)]
+        fn load(x: &[f32; 8]) -> Self {
+            Eight(unsafe { _mm256_loadu_ps(x.as_ptr()) })
+        }
+
+        #[inline(always)]
+        fn lanes(self) -> [f32; 8] {
+            let mut lanes = [0.0; 8];
+            unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), self.0) };
+            lanes
+        }
+
+        #[inline(always)]
+        fn fma(self, b: Self, c: Self) -> Self {
+            Eight(unsafe { _mm256_fmadd_ps(self.0, b.0, c.0) })
+        }
+
+        #[inline(always)]
+        fn from_f16(bits: &[u16; 8]) -> Self {
+            Eight(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(bits.as_ptr().cast())) })
+        }
+
+        #[inline(always)]
+        fn from_bf16(bits: &[u16; 8]) -> Self {
+            Eight(unsafe {
+                let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(bits.as_ptr().cast()));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+            })
+        }
+
+        #[inline(always)]
+        fn from_i8(x: &[i8; 8]) -> Self {
+            Eight(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast()))) })
+        }
+
+        #[inline(always)]
+        fn from_nibbles<const SHIFT: i32>(bytes: &[u8; 8]) -> Self {
+            Eight(unsafe {
+                let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(bytes.as_ptr().cast()));
+                let nibbles = _mm256_and_si256(_mm256_srli_epi32::<SHIFT>(bytes), _mm256_set1_epi32(15));
+                _mm256_cvtepi32_ps(_mm256_sub_epi32(nibbles, _mm256_set1_epi32(8)))
+            })
+        }
+    }
+}
+
+/// The value of an f16. Written out, because `half` asks the processor for its features at each call, which keeps loops
+/// from being vectorised.
+#[inline(always)]
+pub(super) fn widen_f16(bits: u16) -> f32 {
+    const EXPONENT: u32 = 0x7c00 << 13;
+    const REBIAS: u32 = (127 - 15) << 23;
+    let magnitude = u32::from(bits & 0x7fff) << 13;
+    let exponent = magnitude & EXPONENT;
+    // A subnormal becomes the mantissa of the smallest normal number, which is then taken off.
+    let smallest = REBIAS + (1 << 23);
+    let subnormal = (f32::from_bits(magnitude + smallest) - f32::from_bits(smallest)).to_bits();
+    let normal = magnitude + REBIAS;
+    // Infinities and NaNs keep the highest exponent.
+    let finite = if exponent == 0 { subnormal } else { normal };
+    let value = if exponent == EXPONENT { normal + REBIAS } else { finite };
+    f32::from_bits(value | u32::from(bits & 0x8000) << 16)
+}
+
+/// `a * b + c`, fused only where that is no library call.
+#[inline(always)]
+pub(super) fn fma<V: Vector>(a: f32, b: f32, c: f32) -> f32 {
+    if V::FUSED { a.mul_add(b, c) } else { a * b + c }
+}
+
+/// Dot product of two slices of one length.
+#[inline(always)]
+pub(super) fn dot<V: Vector>(a: &[f32], b: &[f32]) -> f32 {
+    let (a8, a_rest) = a.as_chunks::<8>();
+    let (b8, b_rest) = b.as_chunks::<8>();
+    let (a16, a_last) = a8.as_chunks::<2>();
+    let (b16, b_last) = b8.as_chunks::<2>();
+    // Two accumulators hide the latency of the additions.
+    let mut sums = [V::splat(0.0); 2];
+    for (a, b) in a16.iter().zip(b16) {
+        sums[0] = V::load(&a[0]).fma(V::load(&b[0]), sums[0]);
+        sums[1] = V::load(&a[1]).fma(V::load(&b[1]), sums[1]);
+    }
+    for (a, b) in a_last.iter().zip(b_last) {
+        sums[0] = V::load(a).fma(V::load(b), sums[0]);
+    }
+    let rest = a_rest.iter().zip(b_rest).fold(0.0, |sum, (&a, &b)| fma::<V>(a, b, sum));
+    sums[0].fma(V::splat(1.0), sums[1]).sum() + rest
+}
+
+/// `e^x` to about one unit in the last place, without branches so that loops over it vectorise. Zero below -87, where
+/// the result would soon be subnormal; arguments above 88 count as 88, so that it is always finite. NaN stays NaN.
+///
+/// `x = n ln 2 + r` with an integer `n`, and a polynomial for `e^r` with the coefficients of Cephes' `expf`.
+#[inline(always)]
+pub(super) fn exp<V: Vector>(x: f32) -> f32 {
+    // Adding it rounds to an integer, which then stands in the lowest bits.
+    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
+    // ln 2 in two parts; products of the first with an integer are exact.
+    const LN_2_HIGH: f32 = 0.693_359_4;
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+    let is_low = x < -87.0;
+    let x = if is_low { -87.0 } else { x };
+    let x = if x > 88.0 { 88.0 } else { x };
+    let rounded = fma::<V>(x, std::f32::consts::LOG2_E, ROUND);
+    let n = rounded - ROUND;
+    let r = fma::<V>(n, -LN_2_LOW, fma::<V>(n, -LN_2_HIGH, x));
+    let mut p = 1.987_569_1e-4;
+    p = fma::<V>(p, r, 1.398_2e-3);
+    p = fma::<V>(p, r, 8.333_452e-3);
+    p = fma::<V>(p, r, 4.166_579_6e-2);
+    p = fma::<V>(p, r, 1.666_666_5e-1);
+    p = fma::<V>(p, r, 0.5);
+    let power = fma::<V>(p, r * r, r) + 1.0;
+    let two_to_n = f32::from_bits((rounded.to_bits() << 23).wrapping_add(1.0f32.to_bits()));
+    if is_low { 0.0 } else { power * two_to_n }
+}
+
+/// A function of one number.
+pub(super) trait Function {
+    fn at<V: Vector>(&self, x: f32) -> f32;
+}
+
+/// Fills `y` with the function of each element of `x`.
+pub(super) struct Map<'a, F> {
+    pub function: F,
+    pub x: &'a [f32],
+    pub y: &'a mut [f32],
+}
+
+impl<F: Function> Work for Map<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector>(self) {
+        for (y, &x) in self.y.iter_mut().zip(self.x) {
+            *y = self.function.at::<V>(x);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Exp;
+    impl Function for Exp {
+        #[inline(always)]
+        fn at<V: Vector>(&self, x: f32) -> f32 {
+            exp::<V>(x)
+        }
+    }
+
+    #[test]
+    fn every_half_is_widened_as_by_half() {
+        for bits in 0..=u16::MAX {
+            let (found, want) = (widen_f16(bits), half::f16::from_bits(bits).to_f32());
+            assert!(found.to_bits() == want.to_bits() || (found.is_nan() && want.is_nan()), "{bits:#06x}: {found}");
+        }
+    }
+
+    /// What each conversion and `dot` make of the bytes.
+    struct Everything<'a>(&'a [u8; 16], &'a [f32]);
+    impl Work for Everything<'_> {
+        type Output = Vec<f32>;
+        #[inline(always)]
+        fn run<V: Vector>(self) -> Vec<f32> {
+            let halves: [u16; 8] = bytemuck::cast(*self.0);
+            let (bytes, _) = self.0.as_chunks::<8>();
+            let from_bytes = [
+                V::from_i8(&bytes[0].map(|byte| byte as i8)),
+                V::from_nibbles::<0>(&bytes[0]),
+                V::from_nibbles::<4>(&bytes[1]),
+            ];
+            let converted = [V::from_f16(&halves), V::from_bf16(&halves)].into_iter().chain(from_bytes);
+            let dots = (0..self.1.len()).map(|n| dot::<V>(&self.1[..n], &self.1[self.1.len() - n..]));
+            converted.flat_map(|vector| vector.lanes()).chain(dots).collect()
+        }
+    }
+
+    #[test]
+    fn plain_and_special_instructions_agree() {
+        // Multiples of 1/8, so that dot products are exact.
+        let x: Vec<f32> = (0..60).map(|i| (i * i % 23) as f32 / 8.0 - 1.0).collect();
+        for start in 0..=255u8 {
+            let bytes = std::array::from_fn(|i| start.wrapping_add((31 * i) as u8));
+            let [found, want] = [run(Everything(&bytes, &x)), Everything(&bytes, &x).run::<[f32; 8]>()];
+            assert!(found.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())));
+            let by_definition = |n: usize| (0..n).map(|i| x[i] * x[60 - n + i]).sum::<f32>();
+            assert!((0..60).all(|n| want[40 + n] == by_definition(n)));
+        }
+    }
+
+    #[test]
+    fn exp_agrees_with_f64_on_its_whole_range() {
+        let x: Vec<f32> = (0..175_000).map(|i| -87.0 + i as f32 * 0.001).collect();
+        let mut fused = vec![0.0; x.len()];
+        run(Map { function: Exp, x: &x, y: &mut fused });
+        for (&x, fused) in x.iter().zip(fused) {
+            let want = f64::from(x).exp();
+            for found in [fused, exp::<[f32; 8]>(x)] {
+                assert!((f64::from(found) / want - 1.0).abs() < 2.5e-7, "exp({x}) is {want}, found {found}");
+            }
+        }
+        assert_eq!([exp::<[f32; 8]>(0.0), exp::<[f32; 8]>(-1e4), exp::<[f32; 8]>(f32::NEG_INFINITY)], [1.0, 0.0, 0.0]);
+        assert!(exp::<[f32; 8]>(1e30).is_finite() && exp::<[f32; 8]>(f32::NAN).is_nan());
+    }
+}

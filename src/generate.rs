@@ -1,0 +1,10 @@
+//! Logits to token ids to text: a loaded model, its sessions, and generation.
+
+mod model;
+mod options;
+mod session;
+mod stop;
+
+pub use model::{LoadOptions, Model, Trace};
+pub use options::{ContextPolicy, GenerateOptions};
+pub use session::{Generation, Piece, Session, Snapshot, Stats, StopReason};

@@ -1,0 +1,236 @@
+//! A model on a device.
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::Session;
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::load::ModelFile;
+use crate::model::{Llama, ModelConfig, Weights};
+use crate::recording::{MemoryPlan, Recorder, Workspace};
+use crate::tensor::{Role, Tensor};
+use crate::tokenizer::{EncodeOptions, EncodingCache, Tokenizer};
+
+/// Context length where neither the caller nor a shorter model says otherwise.
+const DEFAULT_CONTEXT: u32 = 4096;
+
+/// Texts whose encodings are remembered.
+const ENCODING_CACHE: NonZeroUsize = NonZeroUsize::new(256).unwrap();
+
+/// How to load a model.
+#[derive(Default)]
+pub struct LoadOptions<'a> {
+    /// Positions of the key/value cache: 1 up to the model's own limit. The smaller of 4096 and that limit if `None`.
+    pub context_length: Option<u32>,
+    /// Bytes that weights, cache and activations may take together.
+    pub memory_limit: Option<u64>,
+    /// Told bytes uploaded and bytes in all.
+    pub progress: Option<&'a mut dyn FnMut(u64, u64)>,
+}
+
+/// A model whose weights are on a device. Cloning shares them.
+#[derive(Clone)]
+pub struct Model {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    device: Device,
+    name: String,
+    llama: Llama,
+    encodings: Result<EncodingCache, String>,
+    context_length: u32,
+    plan: MemoryPlan,
+}
+
+/// All logits and the residual stream of a pass, for inspection and tests.
+#[derive(Clone, Debug)]
+pub struct Trace {
+    /// `[T, V]`, row by row.
+    pub logits: Vec<f32>,
+    /// `[T, C]` each: after the embedding, then after each block.
+    pub hidden: Vec<Vec<f32>>,
+}
+
+impl Model {
+    /// Loads a GGUF file or a Hugging Face folder, see [`ModelFile::open`].
+    ///
+    /// # Errors
+    /// Those of [`ModelFile::open`] and [`Model::from_file`].
+    pub fn load(device: &Device, path: impl AsRef<Path>, options: LoadOptions<'_>) -> Result<Model, Error> {
+        let path = path.as_ref();
+        Model::from_file(device, ModelFile::open(path)?, options).map_err(|e| match e {
+            // The file is not at fault for these.
+            e @ (Error::Memory { .. } | Error::Option { .. } | Error::Gpu { .. } | Error::DeviceLost { .. }) => e,
+            e => e.in_file(path),
+        })
+    }
+
+    /// Loads the model that is part of this crate.
+    ///
+    /// # Errors
+    /// As [`Model::from_file`].
+    pub fn builtin(device: &Device) -> Result<Model, Error> {
+        Model::from_file(device, ModelFile::builtin()?, LoadOptions::default())
+    }
+
+    /// Puts a model on a device: declares everything, compares the plan with the limit, then uploads tensor by tensor.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if the plan exceeds the limit, with nothing allocated; [`Error::Option`] for a context length
+    /// out of range; [`Error::Config`] if a weight is missing; errors of [`Device::write`].
+    pub fn from_file(device: &Device, file: ModelFile, options: LoadOptions<'_>) -> Result<Model, Error> {
+        let limit = file.config.max_seq_len;
+        let context_length = options.context_length.unwrap_or(DEFAULT_CONTEXT.min(limit));
+        if context_length == 0 || context_length > limit {
+            return Err(Error::Option {
+                option: "context_length",
+                expected: format!("1 to the model's {limit}"),
+                found: context_length.to_string(),
+            });
+        }
+        let weights = Weights::declare(device, &file.config, &*file.source)?;
+        let llama = Llama { config: file.config, weights };
+        let plan = plan(device, &llama, context_length)?;
+        if let Some(limit_bytes) = options.memory_limit
+            && plan.total_bytes() > limit_bytes
+        {
+            return Err(too_large(device, &llama, &plan, limit_bytes, context_length));
+        }
+        let mut ignore = |_, _| ();
+        llama.weights.upload(device, &*file.source, options.progress.unwrap_or(&mut ignore))?;
+        let encodings = match file.tokenizer {
+            Ok(tokenizer) => Ok(EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE)),
+            Err(error) => Err(error.to_string()),
+        };
+        let device = device.clone();
+        Ok(Model { inner: Arc::new(Inner { device, name: file.name, llama, encodings, context_length, plan }) })
+    }
+
+    /// The device that holds the weights.
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// The model's name.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// The model's shape.
+    pub fn config(&self) -> &ModelConfig {
+        &self.inner.llama.config
+    }
+
+    /// Positions of a session's cache.
+    pub fn context_length(&self) -> u32 {
+        self.inner.context_length
+    }
+
+    /// Memory of the weights and one session.
+    pub fn plan(&self) -> MemoryPlan {
+        self.inner.plan
+    }
+
+    /// The tokenizer, which remembers what it encoded.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if the file has none that can be used.
+    pub fn encodings(&self) -> Result<&EncodingCache, Error> {
+        self.inner.encodings.as_ref().map_err(|reason| Error::Tokenizer {
+            field: "model".into(),
+            expected: "a tokenizer".into(),
+            found: format!("none: {reason}"),
+        })
+    }
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// As [`Model::encodings`].
+    pub fn tokenizer(&self) -> Result<&Tokenizer, Error> {
+        self.encodings().map(EncodingCache::tokenizer)
+    }
+
+    /// Token ids of a text, with the tokens that the model expects around it.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if there is no tokenizer or the text cannot be encoded.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let options = EncodeOptions { add_special: true, parse_special: false };
+        Ok(self.encodings()?.encode(text, options)?.to_vec())
+    }
+
+    /// A new, empty session.
+    ///
+    /// # Errors
+    /// Errors of [`Device::allocate`].
+    pub fn session(&self) -> Result<Session, Error> {
+        Session::new(self)
+    }
+
+    pub(super) fn llama(&self) -> &Llama {
+        &self.inner.llama
+    }
+
+    /// Runs all of `ids` in one pass and returns all logits and the residual stream after each block.
+    ///
+    /// # Errors
+    /// [`Error::ContextFull`] if they do not fit, [`Error::Tokenizer`] for an unknown id, errors of [`Device::run`].
+    pub async fn trace(&self, ids: &[u32]) -> Result<Trace, Error> {
+        let device = self.device();
+        let config = self.config();
+        let session = Session::new(self)?;
+        session.check_ids(ids)?;
+        let n_tokens = ids.len() as u32;
+        let mut rec = Recorder::new(device);
+        let mut hidden = Vec::new();
+        // Each tap gets a tensor of its own: the residual stream itself is overwritten.
+        let mut tap = |rec: &mut Recorder, h: &Tensor| {
+            let kept = Tensor::declare("hidden", Role::Activations, h.shape(), DType::F32)?;
+            crate::kernels::scale(rec, h, &kept, 1.0)?;
+            hidden.push(kept);
+            Ok(())
+        };
+        let h = self.llama().record_layers(&mut rec, session.cache(), session.io(), n_tokens, &mut tap)?;
+        let logits = Tensor::declare("logits", Role::Activations, &[n_tokens, config.vocab_size], DType::F32)?;
+        self.llama().record_head(&mut rec, &h, &logits)?;
+        let recording = rec.finish(&mut Workspace::default());
+        device.write(&session.io().tokens, 0, ids)?;
+        session.io().state.set(device, 0, n_tokens)?;
+        device.run(&recording)?;
+        let mut trace = Trace { logits: device.read(&logits).await?, hidden: Vec::new() };
+        for kept in &hidden {
+            trace.hidden.push(device.read(kept).await?);
+        }
+        Ok(trace)
+    }
+}
+
+/// The memory of the weights and one session that generates.
+fn plan(device: &Device, llama: &Llama, context_length: u32) -> Result<MemoryPlan, Error> {
+    let session = super::session::Passes::declare(device, llama, context_length)?;
+    Ok(session.plan(llama))
+}
+
+/// The refusal, with what would fit.
+fn too_large(device: &Device, llama: &Llama, plan: &MemoryPlan, limit_bytes: u64, context_length: u32) -> Error {
+    let fits = |context: &u32| self::plan(device, llama, *context).is_ok_and(|p| p.total_bytes() <= limit_bytes);
+    let halves = std::iter::successors(Some(context_length / 2), |context| Some(context / 2)).take_while(|&c| c >= 64);
+    let hint = match halves.into_iter().find(fits) {
+        Some(context) => format!("a context of {context} tokens would fit"),
+        None => "no context length makes it fit; try a file with smaller weights".into(),
+    };
+    Error::Memory {
+        needed_bytes: plan.total_bytes(),
+        limit_bytes,
+        breakdown: format!(
+            "weights {}, cache {}, activations {}",
+            plan.weights_bytes, plan.cache_bytes, plan.activations_bytes
+        ),
+        hint,
+    }
+}

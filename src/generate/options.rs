@@ -1,0 +1,104 @@
+//! What a caller may ask of a generation.
+
+use crate::error::Error;
+use crate::kernels::Sampling;
+
+/// What happens when the context is full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ContextPolicy {
+    /// A prompt that does not fit is refused; a generation that reaches the end stops with
+    /// [`StopReason::ContextFull`](super::StopReason::ContextFull).
+    #[default]
+    Stop,
+    /// The first token and the latest half of the context are kept, computed anew, and generation goes on. A prompt that
+    /// does not fit loses its middle in the same way.
+    Slide,
+}
+
+/// How tokens are chosen and when to stop.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerateOptions {
+    /// Tokens to generate at most.
+    pub max_tokens: usize,
+    /// Divides the logits before the draw; 0 always takes the most likely token. 0 to 100.
+    pub temperature: f32,
+    /// Draws among the k most likely tokens; 0 is off.
+    pub top_k: u32,
+    /// Draws among the most likely tokens that together have this probability; 1 is off. Above 0 to 1.
+    pub top_p: f32,
+    /// Draws among tokens with at least this share of the most likely one's probability; 0 is off. 0 to 1.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of recent tokens; 1 is off. Above 0 to 100.
+    pub repeat_penalty: f32,
+    /// How many tokens back count as recent.
+    pub repeat_last_n: u32,
+    /// Seed of the draws: the same seed, options and model give the same text on the same device.
+    pub seed: u64,
+    /// Texts that end the generation; they are not part of the output.
+    pub stop: Vec<String>,
+    /// Whether to go on past the tokens that end a text.
+    pub ignore_eos: bool,
+    /// What to do when the context is full.
+    pub context_policy: ContextPolicy,
+}
+
+impl Default for GenerateOptions {
+    /// 256 tokens, temperature 0.8, top-k 40, top-p 0.95, min-p 0.05, no penalty, seed 0.
+    fn default() -> Self {
+        GenerateOptions {
+            max_tokens: 256,
+            temperature: 0.8,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            repeat_penalty: 1.0,
+            repeat_last_n: 64,
+            seed: 0,
+            stop: Vec::new(),
+            ignore_eos: false,
+            context_policy: ContextPolicy::Stop,
+        }
+    }
+}
+
+impl GenerateOptions {
+    /// Always the most likely token, up to `max_tokens`.
+    pub fn greedy(max_tokens: usize) -> Self {
+        GenerateOptions { max_tokens, temperature: 0.0, ..GenerateOptions::default() }
+    }
+
+    /// Refuses values out of range.
+    ///
+    /// # Errors
+    /// [`Error::Option`] naming the option.
+    pub fn check(&self) -> Result<(), Error> {
+        let check = |option, ok: bool, expected: &str, found: f32| match ok {
+            true => Ok(()),
+            false => Err(Error::Option { option, expected: expected.into(), found: found.to_string() }),
+        };
+        let t = self.temperature;
+        // Below a thousandth, quotients of logits could overflow; that cold, the draw is greedy anyway.
+        check("temperature", t == 0.0 || (0.001..=100.0).contains(&t), "0, or 0.001 to 100", t)?;
+        check("top_p", self.top_p > 0.0 && self.top_p <= 1.0, "above 0 to 1", self.top_p)?;
+        check("min_p", (0.0..=1.0).contains(&self.min_p), "0 to 1", self.min_p)?;
+        let penalty = self.repeat_penalty;
+        check("repeat_penalty", penalty > 0.0 && penalty <= 100.0, "above 0 to 100", penalty)?;
+        match self.stop.iter().any(String::is_empty) {
+            false => Ok(()),
+            true => Err(Error::Option { option: "stop", expected: "texts".into(), found: "an empty one".into() }),
+        }
+    }
+
+    /// The settings as kernels read them.
+    pub(super) fn sampling(&self) -> Sampling {
+        Sampling {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            seed: [self.seed as u32, (self.seed >> 32) as u32],
+            repeat_penalty: self.repeat_penalty,
+            repeat_last_n: self.repeat_last_n,
+        }
+    }
+}

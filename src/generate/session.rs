@@ -1,0 +1,547 @@
+//! A sequence in progress: cached keys and values, recorded passes, and the loop that generates.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::options::{ContextPolicy, GenerateOptions};
+use super::stop::StopFilter;
+use super::Model;
+use crate::device::{Device, Pending};
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::kernels::{NON_FINITE, StepState};
+use crate::model::{Ending, KvCache, Llama, PassTensors, rope_tensor, upload_rope};
+use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
+use crate::tensor::{Role, Tensor};
+use crate::tokenizer::{EncodeOptions, StreamDecoder};
+
+/// Tokens that one pass takes: a prompt is cut into passes of the largest size, and the rest is padded to the next one.
+const PASS_SIZES: [u32; 4] = [1, 8, 32, 128];
+const MAX_PASS: u32 = PASS_SIZES[PASS_SIZES.len() - 1];
+
+/// Decode passes submitted ahead of the token that is being read, so that a GPU does not wait for the host.
+const IN_FLIGHT: usize = 3;
+
+/// A session's tensors and its recorded passes.
+pub(super) struct Passes {
+    cache: KvCache,
+    io: PassTensors,
+    workspace: Workspace,
+    /// A full pass in the middle of a prompt.
+    chunk: Recording,
+    /// For each ending, a recording for each of [`PASS_SIZES`].
+    last: HashMap<Ending, Vec<Recording>>,
+}
+
+impl Passes {
+    /// Declares tensors and records the passes of a greedy generation; nothing is allocated.
+    pub fn declare(device: &Device, llama: &Llama, context_length: u32) -> Result<Passes, Error> {
+        let config = &llama.config;
+        let word = |label: &str, shape: &[u32], dtype| Tensor::declare(label, Role::Activations, shape, dtype);
+        let cache = KvCache::declare(config, context_length)?;
+        let io = PassTensors {
+            state: StepState::declare()?,
+            // The last pass of a prompt may be padded beyond the context.
+            tokens: word("tokens", &[context_length.saturating_add(MAX_PASS)], DType::U32)?,
+            rope: rope_tensor(config, context_length)?,
+            logits: word("logits", &[1, config.vocab_size], DType::F32)?,
+            sampling: word("sampling", &[8], DType::U32)?,
+            chosen: word("chosen", &[1], DType::U32)?,
+        };
+        let mut workspace = Workspace::default();
+        let mut rec = Recorder::new(device);
+        llama.record_pass(&mut rec, &cache, &io, MAX_PASS, Ending::Cache)?;
+        let chunk = rec.finish(&mut workspace);
+        let mut passes = Passes { cache, io, workspace, chunk, last: HashMap::new() };
+        passes.record(device, llama, Ending::Greedy { penalize: false })?;
+        Ok(passes)
+    }
+
+    /// Records the passes of an ending unless that was done before.
+    fn record(&mut self, device: &Device, llama: &Llama, ending: Ending) -> Result<(), Error> {
+        if self.last.contains_key(&ending) {
+            return Ok(());
+        }
+        let mut recordings = Vec::new();
+        for &n_tokens in PASS_SIZES.iter().rev() {
+            let mut rec = Recorder::new(device);
+            llama.record_pass(&mut rec, &self.cache, &self.io, n_tokens, ending)?;
+            recordings.insert(0, rec.finish(&mut self.workspace));
+        }
+        self.last.insert(ending, recordings);
+        Ok(())
+    }
+
+    fn recordings(&self) -> impl Iterator<Item = &Recording> {
+        self.last.values().flatten().chain([&self.chunk])
+    }
+
+    /// Memory of these passes and the weights.
+    pub fn plan(&self, llama: &Llama) -> MemoryPlan {
+        let io = [&self.io.tokens, &self.io.rope, &self.io.logits, &self.io.sampling, &self.io.chosen];
+        MemoryPlan::of(self.recordings(), llama.weights.tensors().chain(io))
+    }
+
+    /// The smallest recorded pass for `n_tokens` tokens, at most [`MAX_PASS`], and what comes behind it.
+    fn pass(&self, n_tokens: u32, ending: Ending) -> Result<&Recording, Error> {
+        let at = PASS_SIZES.iter().position(|&size| size >= n_tokens).unwrap_or(PASS_SIZES.len() - 1);
+        self.last.get(&ending).and_then(|recordings| recordings.get(at)).ok_or_else(|| Error::Operand {
+            kernel: "session",
+            operand: "ending",
+            expected: "one that was recorded".into(),
+            found: format!("{ending:?}"),
+        })
+    }
+}
+
+/// A sequence of tokens and its cached keys and values. One generation runs at a time.
+pub struct Session {
+    model: Model,
+    passes: Passes,
+    /// The sequence so far.
+    tokens: Vec<u32>,
+    /// Positions that submitted passes have filled.
+    cached: usize,
+}
+
+/// A copy of a session's cache and tokens, on the device.
+pub struct Snapshot {
+    cache: KvCache,
+    tokens: Vec<u32>,
+    cached: usize,
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StopReason {
+    /// The model ended the text.
+    Eos,
+    /// A stop text came up.
+    StopText,
+    /// As many tokens as asked for.
+    MaxTokens,
+    /// No position is left in the context.
+    ContextFull,
+    /// [`Generation::cancel`] was called.
+    Cancelled,
+}
+
+/// Tokens and time of a part of a generation.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+pub struct Stats {
+    /// Tokens computed.
+    pub tokens: usize,
+    /// Time they took.
+    pub seconds: f64,
+}
+
+impl Stats {
+    fn add(&mut self, tokens: usize, time: Duration) {
+        self.tokens += tokens;
+        self.seconds += time.as_secs_f64();
+    }
+
+    /// Tokens per second; 0 if there were none.
+    pub fn rate(&self) -> f64 {
+        if self.seconds > 0.0 { self.tokens as f64 / self.seconds } else { 0.0 }
+    }
+}
+
+/// A generated token and the text that it completes, which may be empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Token id.
+    pub id: u32,
+    /// Whole characters that are certain now.
+    pub text: String,
+}
+
+impl Session {
+    pub(super) fn new(model: &Model) -> Result<Session, Error> {
+        let passes = Passes::declare(model.device(), model.llama(), model.context_length())?;
+        upload_rope(model.device(), model.config(), &passes.io.rope)?;
+        Ok(Session { model: model.clone(), passes, tokens: Vec::new(), cached: 0 })
+    }
+
+    pub(super) fn cache(&self) -> &KvCache {
+        &self.passes.cache
+    }
+
+    pub(super) fn io(&self) -> &PassTensors {
+        &self.passes.io
+    }
+
+    /// The model this session belongs to.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The sequence so far: prompts and generated tokens.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Memory of the weights and this session.
+    pub fn plan(&self) -> MemoryPlan {
+        self.passes.plan(self.model.llama())
+    }
+
+    /// Dispatches of one decode pass of a greedy generation.
+    pub fn decode_dispatches(&self) -> usize {
+        self.passes.pass(1, Ending::Greedy { penalize: false }).map_or(0, Recording::n_dispatches)
+    }
+
+    /// Forgets all tokens.
+    pub fn clear(&mut self) {
+        self.truncate(0);
+    }
+
+    /// Keeps the first `n` tokens.
+    pub fn truncate(&mut self, n: usize) {
+        self.tokens.truncate(n);
+        self.cached = self.n_cached();
+    }
+
+    /// Copies the session's state.
+    ///
+    /// # Errors
+    /// Errors of [`Device::copy`].
+    pub fn snapshot(&self) -> Result<Snapshot, Error> {
+        // Before the first pass the cache has no memory to copy from.
+        self.passes.cache.tensors().try_for_each(|tensor| self.model.device().allocate(tensor))?;
+        let cache = KvCache::declare(self.model.config(), self.passes.cache.capacity())?;
+        cache.copy_from(self.model.device(), &self.passes.cache)?;
+        Ok(Snapshot { cache, tokens: self.tokens.clone(), cached: self.n_cached() })
+    }
+
+    /// Goes back to a copied state.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the snapshot is of another shape of model or context; errors of [`Device::copy`].
+    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), Error> {
+        self.passes.cache.copy_from(self.model.device(), &snapshot.cache)?;
+        self.tokens = snapshot.tokens.clone();
+        self.cached = snapshot.cached;
+        Ok(())
+    }
+
+    /// Adds tokens to the sequence and returns the logits behind the last one, `[V]`.
+    ///
+    /// # Errors
+    /// [`Error::ContextFull`] if they do not fit, [`Error::Tokenizer`] for an unknown id, errors of [`Device::run`].
+    pub async fn logits(&mut self, ids: &[u32]) -> Result<Vec<f32>, Error> {
+        self.append(ids, ContextPolicy::Stop)?;
+        let pending = self.feed(Ending::Logits)?;
+        let bytes = pending.await?;
+        let mut logits: Vec<f32> = bytemuck::pod_collect_to_vec(&bytes);
+        logits.truncate(self.model.config().vocab_size as usize);
+        Ok(logits)
+    }
+
+    /// Begins a generation behind `prompt`. An empty session gets the tokens that the model expects in front.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if there is no tokenizer, [`Error::Option`] for options out of range,
+    /// [`Error::ContextFull`] if the prompt does not fit.
+    pub fn generate(&mut self, prompt: &str, options: &GenerateOptions) -> Result<Generation<'_>, Error> {
+        let encode = EncodeOptions { add_special: self.tokens.is_empty(), parse_special: false };
+        let ids = self.model.encodings()?.encode(prompt, encode)?;
+        self.generate_ids(&ids, options)
+    }
+
+    /// Begins a generation behind token ids.
+    ///
+    /// # Errors
+    /// As [`Session::generate`]; [`Error::Tokenizer`] also for an id outside the vocabulary.
+    pub fn generate_ids(&mut self, ids: &[u32], options: &GenerateOptions) -> Result<Generation<'_>, Error> {
+        options.check()?;
+        self.append(ids, options.context_policy)?;
+        Generation::new(self, options)
+    }
+
+    /// Refuses ids outside the vocabulary, and an empty sequence.
+    pub(super) fn check_ids(&self, ids: &[u32]) -> Result<(), Error> {
+        let vocab_size = self.model.config().vocab_size;
+        let error = |found: String| Error::Tokenizer {
+            field: "prompt".into(),
+            expected: format!("token ids below {vocab_size}"),
+            found,
+        };
+        if self.tokens.is_empty() && ids.is_empty() {
+            return Err(error("no tokens at all".into()));
+        }
+        if let Some(id) = ids.iter().find(|&&id| id >= vocab_size) {
+            return Err(error(format!("the id {id}")));
+        }
+        let (needed, capacity) = (self.tokens.len() + ids.len(), self.capacity());
+        if needed > capacity { Err(Error::ContextFull { needed, capacity }) } else { Ok(()) }
+    }
+
+    /// Tokens whose keys and values are cached. Passes that were submitted and whose token was never read leave more in
+    /// the cache than the sequence has tokens.
+    fn n_cached(&self) -> usize {
+        self.cached.min(self.tokens.len())
+    }
+
+    fn capacity(&self) -> usize {
+        self.passes.cache.capacity() as usize
+    }
+
+    /// Adds tokens to the sequence, making room if the policy says so.
+    fn append(&mut self, ids: &[u32], policy: ContextPolicy) -> Result<(), Error> {
+        match self.check_ids(ids) {
+            Err(Error::ContextFull { .. }) if policy == ContextPolicy::Slide => {
+                self.tokens.extend_from_slice(ids);
+                self.slide();
+                Ok(())
+            }
+            Err(error) => Err(error),
+            Ok(()) => {
+                self.tokens.extend_from_slice(ids);
+                Ok(())
+            }
+        }
+    }
+
+    /// Keeps the first token and the latest half of a context; positions change, so all of it is computed anew.
+    fn slide(&mut self) {
+        let keep = (self.capacity() / 2).max(1);
+        if self.tokens.len() > keep {
+            let from = self.tokens.len() - (keep - 1);
+            self.tokens.drain(1..from);
+        }
+        self.cached = 0;
+    }
+
+    /// Runs all tokens that are not cached yet. The last pass has the ending, and what it gives is read behind it:
+    /// logits, or the state with the chosen token.
+    fn feed(&mut self, ending: Ending) -> Result<Pending, Error> {
+        let device = self.model.device().clone();
+        self.passes.record(&device, self.model.llama(), ending)?;
+        // If everything is cached, the choice behind the last token is wanted again: compute that token once more.
+        self.cached = self.n_cached().min(self.tokens.len() - 1);
+        let io = &self.passes.io;
+        device.write(&io.tokens, self.cached, &self.tokens[self.cached..])?;
+        loop {
+            let n_tokens = (self.tokens.len() - self.cached).min(MAX_PASS as usize);
+            io.state.set(&device, self.cached as u32, n_tokens as u32)?;
+            self.cached += n_tokens;
+            if self.cached < self.tokens.len() {
+                device.run(&self.passes.chunk)?;
+                continue;
+            }
+            let result = if ending == Ending::Logits { &io.logits } else { io.state.tensor() };
+            return device.run_and_read(self.passes.pass(n_tokens as u32, ending)?, result);
+        }
+    }
+
+    /// Runs one more pass on the token that the device chose last.
+    fn step(&mut self, ending: Ending) -> Result<Pending, Error> {
+        let recording = self.passes.pass(1, ending)?;
+        let pending = self.model.device().run_and_read(recording, self.passes.io.state.tensor())?;
+        self.cached += 1;
+        Ok(pending)
+    }
+}
+
+/// A generation in progress: call [`Generation::next`] until it gives `None`. Dropping it keeps in the session what was
+/// generated so far.
+pub struct Generation<'s> {
+    session: &'s mut Session,
+    options: GenerateOptions,
+    ending: Ending,
+    decoder: Option<StreamDecoder>,
+    stop_filter: StopFilter,
+    eos_ids: Vec<u32>,
+    /// Passes whose token has not been read, in order.
+    pending: VecDeque<Pending>,
+    /// Whether the device's state is that of the session, so that the next pass can simply follow.
+    running: bool,
+    n_generated: usize,
+    stop_reason: Option<StopReason>,
+    prefill: Stats,
+    decode: Stats,
+    profile: Option<HashMap<&'static str, (u64, Duration)>>,
+}
+
+impl<'s> Generation<'s> {
+    fn new(session: &'s mut Session, options: &GenerateOptions) -> Result<Self, Error> {
+        let sampling = options.sampling();
+        let device = session.model.device().clone();
+        device.write(&session.passes.io.sampling, 0, bytemuck::cast_slice::<_, u32>(&[sampling]))?;
+        let tokenizer = session.model.tokenizer().ok();
+        let decoder = tokenizer.map(|tokenizer| tokenizer.decoder());
+        let eos_ids = tokenizer.filter(|_| !options.ignore_eos).map_or(vec![], |t| t.eos_ids().to_vec());
+        Ok(Generation {
+            ending: Ending::of(&sampling),
+            decoder,
+            stop_filter: StopFilter::new(&options.stop),
+            eos_ids,
+            pending: VecDeque::new(),
+            running: false,
+            n_generated: 0,
+            stop_reason: None,
+            prefill: Stats::default(),
+            decode: Stats::default(),
+            profile: None,
+            options: options.clone(),
+            session,
+        })
+    }
+
+    /// Times every kernel of the decode passes; they then run one at a time. See [`Generation::profile`].
+    pub fn enable_profile(&mut self) {
+        self.profile = Some(HashMap::new());
+    }
+
+    /// Calls and total time of each kernel since [`Generation::enable_profile`], the slowest first.
+    pub fn profile(&self) -> Vec<(&'static str, u64, Duration)> {
+        let rows = self.profile.iter().flatten().map(|(&label, &(calls, time))| (label, calls, time));
+        let mut rows: Vec<_> = rows.collect();
+        rows.sort_by_key(|&(label, _, time)| (std::cmp::Reverse(time), label));
+        rows
+    }
+
+    /// Why the generation ended; `None` while it goes on.
+    pub fn stop_reason(&self) -> Option<StopReason> {
+        self.stop_reason
+    }
+
+    /// Tokens and time of the prompt.
+    pub fn prefill(&self) -> Stats {
+        self.prefill
+    }
+
+    /// Tokens and time of the generated tokens after the first, whose time is the prompt's.
+    pub fn decode(&self) -> Stats {
+        self.decode
+    }
+
+    /// Ends the generation: [`Generation::next`] gives `None` from now on.
+    pub fn cancel(&mut self) {
+        self.stop_reason.get_or_insert(StopReason::Cancelled);
+    }
+
+    /// The next token, or `None` at the end. The last piece also has the text that was held back because it might have
+    /// begun a stop text or been half a character.
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`] if no token could be chosen, errors of [`Device::run`]. The generation is over then.
+    pub async fn next(&mut self) -> Option<Result<Piece, Error>> {
+        if self.stop_reason.is_some() {
+            return None;
+        }
+        match self.advance().await {
+            Ok(piece) => piece.map(Ok),
+            Err(error) => {
+                self.stop_reason = Some(StopReason::Cancelled);
+                self.pending.clear();
+                Some(Err(error))
+            }
+        }
+    }
+
+    async fn advance(&mut self) -> Result<Option<Piece>, Error> {
+        if self.n_generated >= self.options.max_tokens {
+            self.stop_reason = Some(StopReason::MaxTokens);
+            return Ok(None);
+        }
+        let start = Instant::now();
+        let n_fed = if self.running { 0 } else { self.feed()? };
+        self.run_ahead()?;
+        let id = match self.pending.pop_front() {
+            Some(pending) => StepState::token(&pending.await?),
+            None => self.step_profiled().await?,
+        };
+        let pos = self.session.tokens.len() as u32;
+        let id = id.filter(|&id| id != NON_FINITE).ok_or(Error::NonFinite { pos })?;
+        if n_fed > 0 {
+            self.prefill.add(n_fed, start.elapsed());
+        } else {
+            self.decode.add(1, start.elapsed());
+        }
+        self.session.tokens.push(id);
+        self.n_generated += 1;
+        self.piece(id).map(Some)
+    }
+
+    /// Runs what is not cached, up to the first choice of a token. Returns how many tokens that were.
+    fn feed(&mut self) -> Result<usize, Error> {
+        let n_before = self.session.n_cached();
+        self.pending.push_back(self.session.feed(self.ending)?);
+        self.running = true;
+        Ok(self.session.tokens.len() - n_before.min(self.session.tokens.len() - 1))
+    }
+
+    /// Submits passes ahead of the one whose token is read next, as far as they can be needed.
+    fn run_ahead(&mut self) -> Result<(), Error> {
+        // The CPU runs a pass when it is submitted, so there is nothing to gain; a profile runs them one at a time.
+        let depth = match (self.session.model.device().is_gpu(), &self.profile) {
+            (true, None) => IN_FLIGHT,
+            (false, None) => 1,
+            (_, Some(_)) => 0,
+        };
+        while self.pending.len() < depth
+            && self.n_generated + self.pending.len() < self.options.max_tokens
+            && self.session.cached < self.session.capacity()
+        {
+            self.pending.push_back(self.session.step(self.ending)?);
+        }
+        Ok(())
+    }
+
+    /// Runs one pass with a clock around each kernel and gives its token.
+    async fn step_profiled(&mut self) -> Result<Option<u32>, Error> {
+        let session = &mut *self.session;
+        let device = session.model.device();
+        let times = device.run_profiled(session.passes.pass(1, self.ending)?).await?;
+        session.cached += 1;
+        for (label, time) in times {
+            let (calls, total) = self.profile.get_or_insert_default().entry(label).or_default();
+            *calls += 1;
+            *total += time;
+        }
+        let state: Vec<u32> = device.read(session.passes.io.state.tensor()).await?;
+        Ok(StepState::token(bytemuck::cast_slice(&state)))
+    }
+
+    /// The text that a token completes, and whether the generation ends with it.
+    fn piece(&mut self, id: u32) -> Result<Piece, Error> {
+        let is_full = self.session.tokens.len() > self.session.capacity();
+        if self.eos_ids.contains(&id) {
+            self.stop_reason = Some(StopReason::Eos);
+        }
+        let mut text = match &mut self.decoder {
+            Some(decoder) => decoder.push(id)?,
+            None => String::new(),
+        };
+        let stopped;
+        (text, stopped) = self.stop_filter.push(&text);
+        if stopped {
+            self.stop_reason = Some(StopReason::StopText);
+            return Ok(Piece { id, text });
+        }
+        if self.stop_reason.is_none() && self.n_generated >= self.options.max_tokens {
+            self.stop_reason = Some(StopReason::MaxTokens);
+        } else if self.stop_reason.is_none() && is_full {
+            match self.options.context_policy {
+                ContextPolicy::Stop => self.stop_reason = Some(StopReason::ContextFull),
+                // All passes have been read: none is submitted when the cache is full.
+                ContextPolicy::Slide => {
+                    self.session.slide();
+                    self.running = false;
+                }
+            }
+        }
+        if self.stop_reason.is_some() {
+            let rest = self.decoder.as_mut().map(StreamDecoder::finish).unwrap_or_default();
+            let (rest, stopped) = self.stop_filter.push(&rest);
+            text += &rest;
+            if !stopped {
+                text += &self.stop_filter.finish();
+            }
+        }
+        Ok(Piece { id, text })
+    }
+}

@@ -1,0 +1,70 @@
+//! A file's bytes, wherever they are.
+
+use std::ops::Deref;
+use std::path::Path;
+
+use crate::error::Error;
+
+/// The whole content of a file.
+#[derive(Debug)]
+pub enum FileBytes {
+    /// Part of the program.
+    Static(&'static [u8]),
+    /// In memory.
+    Owned(Vec<u8>),
+    /// Mapped from disk: pages are read when they are used and can be dropped again.
+    #[cfg(not(target_arch = "wasm32"))]
+    Mapped(memmap2::Mmap),
+}
+
+impl FileBytes {
+    /// Maps a file. It must not be changed while it is in use.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it cannot be opened.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn map(path: &Path) -> Result<FileBytes, Error> {
+        let io = |source| Error::Io { path: path.into(), source };
+        let file = std::fs::File::open(path).map_err(io)?;
+        if file.metadata().map_err(io)?.len() == 0 {
+            return Ok(FileBytes::Static(&[])); // an empty file cannot be mapped
+        }
+        // SAFETY: the mapping is read-only, and all reads are bounds-checked slices; a file that someone else truncates
+        // meanwhile is a fault of the operating environment, as for every memory-mapped reader.
+        unsafe { memmap2::Mmap::map(&file) }.map(FileBytes::Mapped).map_err(io)
+    }
+
+    /// Reads a file; there is no mapping here.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it cannot be read.
+    #[cfg(target_arch = "wasm32")]
+    pub fn map(path: &Path) -> Result<FileBytes, Error> {
+        std::fs::read(path).map(FileBytes::Owned).map_err(|source| Error::Io { path: path.into(), source })
+    }
+}
+
+impl Deref for FileBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            FileBytes::Static(bytes) => bytes,
+            FileBytes::Owned(bytes) => bytes,
+            #[cfg(not(target_arch = "wasm32"))]
+            FileBytes::Mapped(map) => map,
+        }
+    }
+}
+
+impl From<&'static [u8]> for FileBytes {
+    fn from(bytes: &'static [u8]) -> Self {
+        FileBytes::Static(bytes)
+    }
+}
+
+impl From<Vec<u8>> for FileBytes {
+    fn from(bytes: Vec<u8>) -> Self {
+        FileBytes::Owned(bytes)
+    }
+}

@@ -1,0 +1,12 @@
+//! Models: configuration, weights on a device, key/value cache, and the forward pass that records kernels.
+
+mod config;
+mod kv_cache;
+mod llama;
+mod weights;
+
+pub use config::ModelConfig;
+pub use kv_cache::KvCache;
+pub use llama::{Ending, Llama, PassTensors, Tap};
+pub use weights::{LayerWeights, SourceTensor, Stack, WeightSource, Weights};
+pub(crate) use weights::{rope_tensor, upload_rope};

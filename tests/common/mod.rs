@@ -1,0 +1,140 @@
+//! Shared by the test binaries: devices or a visible skip, the data folder, seeded numbers, closeness.
+#![allow(dead_code)] // each binary uses its own part of this
+
+use std::path::PathBuf;
+
+use tilewright::{Device, DeviceChoice, Error, Tier};
+
+/// Waits for a future; tests may block.
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    pollster::block_on(future)
+}
+
+/// The first adapter in `tier`, or the adapter's own tier. `None` after a visible note where there is no adapter or it
+/// lacks what the tier needs; without any adapter the test fails if `REQUIRE_ADAPTER` is set.
+pub fn gpu(tier: Option<Tier>) -> Option<Device> {
+    match block_on(Device::open(&DeviceChoice::Gpu, tier)) {
+        Ok(device) => Some(device),
+        Err(error @ Error::NoAdapter { .. }) => {
+            assert!(std::env::var_os("REQUIRE_ADAPTER").is_none(), "REQUIRE_ADAPTER is set: {error}");
+            println!("skipped: no adapter ({error})");
+            None
+        }
+        Err(error @ Error::Limit { .. }) => {
+            println!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("an adapter is there and cannot be opened: {error}"),
+    }
+}
+
+/// The CPU executor.
+pub fn cpu() -> Device {
+    Device::cpu()
+}
+
+/// The folder of test models and vectors: `TILEWRIGHT_DATA`, or `../shared/data` next to the repository. `None` after a
+/// visible note where it is absent.
+pub fn data_dir() -> Option<PathBuf> {
+    let dir = std::env::var_os("TILEWRIGHT_DATA")
+        .map_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/data")), PathBuf::from);
+    if dir.is_dir() {
+        return Some(dir);
+    }
+    println!("skipped: no data folder ({} is not there; set TILEWRIGHT_DATA)", dir.display());
+    None
+}
+
+/// Seeded random numbers: splitmix64, Steele et al. 2014, "Fast Splittable Pseudorandom Number Generators".
+pub struct Rng(u64);
+
+impl Rng {
+    pub fn new(seed: u64) -> Rng {
+        Rng(seed)
+    }
+
+    pub fn word(&mut self) -> u32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) >> 32) as u32
+    }
+
+    /// From 0 up to but not including `n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        ((u64::from(self.word()) * n as u64) >> 32) as usize
+    }
+
+    /// Uniform in [0, 1).
+    pub fn unit(&mut self) -> f64 {
+        f64::from(self.word()) / 4_294_967_296.0
+    }
+
+    /// Uniform in [-1, 1).
+    pub fn uniform(&mut self) -> f64 {
+        2.0 * self.unit() - 1.0
+    }
+
+    /// Standard normal, by Box and Muller.
+    pub fn normal(&mut self) -> f64 {
+        (-2.0 * (1.0 - self.unit()).ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
+    }
+
+    /// Student's t with three degrees of freedom: tails heavy enough for outliers in every few hundred draws.
+    pub fn student(&mut self) -> f64 {
+        let chi: f64 = (0..3).map(|_| self.normal().powi(2)).sum();
+        self.normal() / (chi / 3.0).sqrt()
+    }
+}
+
+/// `n` floats uniform in [-1, 1).
+pub fn uniform(n: usize, seed: u64) -> Vec<f32> {
+    let mut rng = Rng::new(seed);
+    (0..n).map(|_| rng.uniform() as f32).collect()
+}
+
+/// One element of an expectation.
+#[derive(Clone, Copy)]
+pub struct Expected {
+    pub value: f64,
+    /// Largest difference allowed, beyond `floor`.
+    pub bound: f64,
+    /// Difference that is not counted at all: what flushing subnormal operands to zero may cost, as WGSL allows.
+    pub floor: f64,
+    /// The element's share of the power that errors are compared with; at least `value²`, more where a sum may cancel.
+    pub power: f64,
+}
+
+impl Expected {
+    pub fn new(value: f64, bound: f64, floor: f64) -> Expected {
+        Expected { value, bound, floor, power: value * value }
+    }
+}
+
+/// Normalised mean squared error, after each element has been held against its own bound.
+pub fn compare(got: &[f32], want: &[Expected]) -> Result<f64, String> {
+    if got.len() != want.len() {
+        return Err(format!("{} elements, expected {}", got.len(), want.len()));
+    }
+    let (mut noise, mut power) = (0.0, 0.0);
+    for (i, (&got, want)) in got.iter().zip(want).enumerate() {
+        let error = ((f64::from(got) - want.value).abs() - want.floor).max(0.0);
+        // Written so that a NaN fails.
+        if !(error <= want.bound) {
+            let Expected { value, bound, .. } = want;
+            return Err(format!("element {i} is {got:e}, expected {value:e} within {bound:.1e}"));
+        }
+        noise += error * error;
+        power += want.power;
+    }
+    Ok(if noise == 0.0 { 0.0 } else { noise / power })
+}
+
+/// Largest absolute difference; infinite if the lengths differ or a number is not finite.
+pub fn largest_difference(got: &[f32], want: &[f32]) -> f32 {
+    if got.len() != want.len() {
+        return f32::INFINITY;
+    }
+    let difference = |(a, b): (&f32, &f32)| if a.is_finite() && b.is_finite() { (a - b).abs() } else { f32::INFINITY };
+    got.iter().zip(want).map(difference).fold(0.0, f32::max)
+}

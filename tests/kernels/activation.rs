@@ -1,0 +1,154 @@
+//! `swiglu`, `gelu`, `add` and `scale`.
+
+use tilewright::kernels::{self, Gelu};
+
+use crate::common::Expected;
+use crate::harness::{Case, Data, FLUSH, Job, Operand, ROUND};
+use crate::inputs::{Inputs, Source};
+use crate::softmax::exp_rounding;
+
+/// T, F: around the workgroup of 256 elements.
+const SIZES: [[u32; 2]; 11] =
+    [[1, 1], [2, 1], [1, 3], [3, 31], [2, 33], [1, 64], [3, 85], [1, 256], [1, 257], [5, 1000], [1, 4097]];
+
+const NMSE: f64 = 1e-10;
+
+type Build = fn(&mut Source, u32, u32) -> Job;
+
+pub fn cases(cases: &mut Vec<Case>) {
+    let kernels: [(&'static str, &str, Build); 5] = [
+        ("swiglu", "F32", swiglu),
+        ("gelu", "exact", |source, t, f| gelu(source, t, f, Gelu::Exact)),
+        ("gelu", "tanh", |source, t, f| gelu(source, t, f, Gelu::Tanh)),
+        ("add", "F32", add),
+        ("scale", "F32", scale),
+    ];
+    for (kernel, variant, build) in kernels {
+        let mut push = |inputs, [n_tokens, dim]: [u32; 2]| {
+            cases.push(Case {
+                kernel,
+                variant: variant.into(),
+                sizes: format!("t={n_tokens},f={dim}"),
+                inputs,
+                build: Box::new(move |source| build(source, n_tokens, dim)),
+            });
+        };
+        for inputs in Inputs::ALL {
+            SIZES.into_iter().for_each(|sizes| push(inputs, sizes));
+        }
+        push(Inputs::Normal, [65_537, 3]);
+    }
+}
+
+fn swiglu(source: &mut Source, n_tokens: u32, dim: u32) -> Job {
+    let gate_up = source.rows(n_tokens, 2 * dim);
+    let mut want = Vec::new();
+    for row in gate_up.chunks_exact(2 * dim as usize) {
+        let (gates, ups) = row.split_at(dim as usize);
+        for (&gate, &up) in gates.iter().zip(ups) {
+            let (gate, up) = (f64::from(gate), f64::from(up));
+            let value = gate / (1.0 + (-gate).exp()) * up;
+            // Where the exponential is small, so is its part in the quotient.
+            let share = 1.0 / (1.0 + gate.exp());
+            let bound = value.abs() * (exp_rounding(gate.min(88.0)) * share + 8.0 * ROUND);
+            let floor = FLUSH * (1.0 + gate.abs()) * (1.0 + up.abs());
+            want.push(Expected::new(value, bound, floor));
+        }
+    }
+    let operands = vec![
+        Operand::floats("gate_up", &[n_tokens, 2 * dim], gate_up),
+        Operand::close("y", &[n_tokens, dim], want, NMSE),
+    ];
+    Job::new(operands, |rec, bound| kernels::swiglu(rec, bound.tensor(0), bound.tensor(1)))
+}
+
+/// The error function's complement for `a >= 0`: its power series near zero, else its continued fraction, both carried
+/// far beyond f32. Abramowitz & Stegun 7.1.6 and 7.1.14.
+fn erfc(a: f64) -> f64 {
+    let scale = 2.0 / std::f64::consts::PI.sqrt() * (-a * a).exp();
+    if a < 2.0 {
+        let (mut term, mut sum, mut n) = (a, a, 0.0);
+        while term > 1e-18 * sum {
+            n += 1.0;
+            term *= 2.0 * a * a / (2.0 * n + 1.0);
+            sum += term;
+        }
+        return 1.0 - scale * sum;
+    }
+    let mut tail = a;
+    for n in (1..200).rev() {
+        tail = a + f64::from(n) / 2.0 / tail;
+    }
+    scale / 2.0 / tail
+}
+
+#[test]
+fn erfc_is_right() {
+    // The C library's values.
+    for (a, want) in [
+        (0.0, 1.0),
+        (0.25, 0.7236736098317631),
+        (1.0, 0.15729920705028513),
+        (1.75, 0.013328328780817555),
+        (2.0, 0.004677734981047265),
+        (3.0, 2.2090496998585438e-05),
+        (5.0, 1.5374597944280351e-12),
+        (9.5, 3.76921448565488e-41),
+    ] {
+        assert!((erfc(a) / want - 1.0).abs() < 1e-13, "erfc({a}) = {:e}, expected {want:e}", erfc(a));
+    }
+}
+
+fn gelu(source: &mut Source, n_tokens: u32, dim: u32, form: Gelu) -> Job {
+    let x = source.rows(n_tokens, dim);
+    let expected = |&x: &f32| {
+        let x = f64::from(x);
+        let (value, argument) = match form {
+            Gelu::Exact => {
+                let tail = 0.5 * erfc(x.abs() / 2f64.sqrt());
+                (if x > 0.0 { x * (1.0 - tail) } else { x * tail }, x * x / 2.0)
+            }
+            Gelu::Tanh => {
+                let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+                (x / (1.0 + (-2.0 * u).exp()), 2.0 * u)
+            }
+        };
+        // Only the negative side feels the exponential's relative error in full.
+        let share = if x > 0.0 { (-argument.abs()).exp() } else { 1.0 };
+        let argument = argument.abs().min(88.0);
+        let bound =
+            value.abs() * (8.0 * ROUND + (4.0 * ROUND + exp_rounding(argument) + 4.0 * ROUND * argument) * share);
+        Expected::new(value, bound, FLUSH * (1.0 + x.abs()))
+    };
+    let want = x.iter().map(expected).collect();
+    let shape = [n_tokens, dim];
+    let operands = vec![Operand::floats("x", &shape, x), Operand::close("y", &shape, want, NMSE)];
+    Job::new(operands, move |rec, bound| kernels::gelu(rec, bound.tensor(0), bound.tensor(1), form))
+}
+
+fn add(source: &mut Source, n_tokens: u32, dim: u32) -> Job {
+    let (x, held) = (source.rows(n_tokens, dim), source.rows(n_tokens, dim));
+    let sum = |(&x, &y): (&f32, &f32)| {
+        let value = f64::from(x) + f64::from(y);
+        Expected::new(value, ROUND * value.abs(), 2.0 * FLUSH)
+    };
+    let want = x.iter().zip(&held).map(sum).collect();
+    let shape = [n_tokens, dim];
+    let y = Operand { data: Data::Floats(held), ..Operand::close("y", &shape, want, NMSE) };
+    Job::new(vec![Operand::floats("x", &shape, x), y], |rec, bound| kernels::add(rec, bound.tensor(0), bound.tensor(1)))
+}
+
+fn scale(source: &mut Source, n_tokens: u32, dim: u32) -> Job {
+    let x = source.rows(n_tokens, dim);
+    let factor = source.rng.normal() as f32;
+    let product = |&x: &f32| {
+        let value = f64::from(x) * f64::from(factor);
+        Expected::new(value, ROUND * value.abs(), FLUSH * (1.0 + f64::from(factor).abs()))
+    };
+    let want = x.iter().map(product).collect();
+    let shape = [n_tokens, dim];
+    let y = Operand::close("y", &shape, want, NMSE);
+    Job::new(vec![Operand::floats("x", &shape, x), y], move |rec, bound| {
+        kernels::scale(rec, bound.tensor(0), bound.tensor(1), factor)
+    })
+}

@@ -1,0 +1,99 @@
+//! `embed` and `last_row`: gathers, exact to the bit.
+
+use tilewright::WeightType;
+use tilewright::kernels;
+
+use crate::harness::{Case, Job, Operand, PATTERN};
+use crate::inputs::{Inputs, Source, dequantise};
+
+/// T, V, C, pos.
+const EMBED: [[u32; 4]; 12] = [
+    [1, 1, 1, 0],
+    [2, 3, 31, 1],
+    [3, 2, 32, 0],
+    [5, 31, 33, 2],
+    [1, 32, 63, 0],
+    [2, 33, 64, 7],
+    [1, 65, 65, 0],
+    [3, 129, 172, 4],
+    [2, 255, 256, 0],
+    [1, 257, 257, 3],
+    [33, 100, 36, 0],
+    [2, 512, 1000, 1],
+];
+
+/// T, C, tokens in the pass.
+const LAST_ROW: [[u32; 3]; 9] =
+    [[1, 1, 1], [2, 3, 1], [2, 31, 2], [3, 64, 2], [5, 255, 5], [5, 256, 3], [4, 257, 4], [65, 1000, 64], [3, 4097, 2]];
+
+pub fn cases(cases: &mut Vec<Case>) {
+    let mut embed = |weight: WeightType, sizes: [u32; 4], inputs| {
+        let [t, v, c, pos] = sizes;
+        cases.push(Case {
+            kernel: "embed",
+            variant: weight.name().into(),
+            sizes: format!("t={t},v={v},c={c},pos={pos}"),
+            inputs,
+            build: Box::new(move |source| embed(source, weight, sizes)),
+        });
+    };
+    for weight in WeightType::ALL {
+        // Weights are drawn in their own way, so that families are no more than other seeds here.
+        for inputs in [Inputs::Normal, Inputs::Uniform, Inputs::Student, Inputs::Masked] {
+            EMBED.into_iter().for_each(|sizes| embed(weight, sizes, inputs));
+        }
+        embed(weight, [4, 65_537, 4, 0], Inputs::Normal);
+    }
+    // A table that many adapters bind only in slabs of rows.
+    embed(WeightType::F32, [8, 151_936, 256, 1], Inputs::Normal);
+    for inputs in Inputs::ALL {
+        for sizes in LAST_ROW {
+            let [t, c, n] = sizes;
+            cases.push(Case {
+                kernel: "last_row",
+                variant: "F32".into(),
+                sizes: format!("t={t},c={c},n={n}"),
+                inputs,
+                build: Box::new(move |source| last_row(source, sizes)),
+            });
+        }
+    }
+}
+
+fn embed(source: &mut Source, weight: WeightType, [t, v, c, pos]: [u32; 4]) -> Job {
+    let bytes = source.weights(weight, v, c);
+    let row_bytes = bytes.len() / v as usize;
+    let mut tokens: Vec<u32> = (0..pos + t).map(|_| source.rng.below(v as usize) as u32).collect();
+    tokens[pos as usize] = v - 1;
+    if t > 1 {
+        // An id outside the vocabulary leaves its row alone.
+        let last = tokens.len() - 1;
+        tokens[last] = if source.rng.below(2) == 0 { v } else { u32::MAX };
+    }
+    let mut want = Vec::with_capacity((t * c) as usize);
+    for &id in &tokens[pos as usize..] {
+        if id >= v {
+            want.extend(std::iter::repeat_n(f32::from_bits(PATTERN), c as usize));
+        } else {
+            let at = id as usize * row_bytes;
+            want.extend(dequantise(weight, &bytes[at..at + row_bytes], c).iter().map(|&v| v as f32));
+        }
+    }
+    let operands = vec![
+        Operand::state(pos, t),
+        Operand::words("tokens", &[pos + t], tokens),
+        Operand::weights(weight, &[v, c], bytes),
+        Operand::exact_floats("y", &[t, c], &want),
+    ];
+    Job::new(operands, |rec, bound| {
+        kernels::embed(rec, bound.state(0), bound.tensor(1), bound.matrix(2), bound.tensor(3))
+    })
+}
+
+fn last_row(source: &mut Source, [t, c, n]: [u32; 3]) -> Job {
+    let x = source.rows(t, c);
+    let start = ((n - 1) * c) as usize;
+    let y = Operand::exact_floats("y", &[1, c], &x[start..start + c as usize]);
+    let operands = vec![Operand::state(5, n), Operand::floats("x", &[t, c], x), y];
+    Job::new(operands, |rec, bound| kernels::last_row(rec, bound.state(0), bound.tensor(1), bound.tensor(2)))
+}

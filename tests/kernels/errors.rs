@@ -1,0 +1,200 @@
+//! Operands of the wrong shape: each is refused by an error that names the kernel and the operand.
+
+use tilewright::kernels::{self, AttentionConfig, Gelu, Linear, RopeConfig, RopeScaling, RopeStyle, StepState};
+use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, WeightType};
+
+/// Name, a shape that fits, one that does not, and the operand that the error names: some kernels take any shape for
+/// the first operand and hold the others against it.
+type Operand = (&'static str, &'static [u32], &'static [u32], &'static str);
+
+fn check(
+    kernel: &str,
+    operands: &[Operand],
+    record: impl Fn(&mut Recorder, &StepState, &[Tensor]) -> Result<(), Error>,
+) {
+    let device = Device::cpu();
+    let run = |bad: Option<usize>| {
+        let shape = |(i, operand): (usize, &Operand)| {
+            let shape = if bad == Some(i) { operand.2 } else { operand.1 };
+            Tensor::declare(operand.0, Role::Activations, shape, DType::F32).expect("the shape is valid")
+        };
+        let tensors: Vec<Tensor> = operands.iter().enumerate().map(shape).collect();
+        let state = StepState::declare().expect("the state is declared");
+        record(&mut Recorder::new(&device), &state, &tensors)
+    };
+    run(None).unwrap_or_else(|e| panic!("{kernel}: the fitting shapes are refused: {e}"));
+    for (i, &(name, good, bad, named)) in operands.iter().enumerate() {
+        if good == bad {
+            continue; // any shape is right
+        }
+        let (found_kernel, found) = match run(Some(i)) {
+            Err(Error::Shape { kernel, operand, .. } | Error::Operand { kernel, operand, .. }) => (kernel, operand),
+            other => panic!("{kernel}: `{name}` of shape {bad:?} gives {other:?}"),
+        };
+        assert_eq!((found_kernel, found), (kernel, named), "`{name}` of shape {bad:?}");
+    }
+}
+
+#[test]
+fn elementwise_shapes() {
+    let swiglu: [Operand; 2] = [("gate_up", &[2, 6], &[2, 5], "gate_up"), ("y", &[2, 3], &[6], "y")];
+    check("swiglu", &swiglu, |rec, _, t| kernels::swiglu(rec, &t[0], &t[1]));
+    let both: [Operand; 2] = [("x", &[2, 3], &[2, 4], "y"), ("y", &[2, 3], &[3, 2], "y")];
+    check("gelu", &both, |rec, _, t| kernels::gelu(rec, &t[0], &t[1], Gelu::Tanh));
+    check("add", &both, |rec, _, t| kernels::add(rec, &t[0], &t[1]));
+    check("scale", &both, |rec, _, t| kernels::scale(rec, &t[0], &t[1], 2.0));
+}
+
+#[test]
+fn row_shapes() {
+    let rms_norm: [Operand; 3] =
+        [("x", &[2, 5], &[10], "x"), ("weight", &[5], &[6], "weight"), ("y", &[2, 5], &[2, 6], "y")];
+    check("rms_norm", &rms_norm, |rec, _, t| kernels::rms_norm(rec, &t[0], &t[1], &t[2], 1e-5));
+    let layer_norm: [Operand; 4] = [
+        ("x", &[2, 5], &[10], "x"),
+        ("weight", &[5], &[1, 5], "weight"),
+        ("bias", &[5], &[4], "bias"),
+        ("y", &[2, 5], &[3, 5], "y"),
+    ];
+    check("layer_norm", &layer_norm, |rec, _, t| kernels::layer_norm(rec, &t[0], &t[1], &t[2], &t[3], 1e-5));
+    let softmax: [Operand; 2] = [("x", &[2, 5], &[2, 5, 1], "x"), ("y", &[2, 5], &[5, 2], "y")];
+    check("softmax", &softmax, |rec, _, t| kernels::softmax(rec, &t[0], &t[1]));
+    let argmax: [Operand; 2] = [("x", &[2, 5], &[10], "x"), ("ids", &[2], &[3], "ids")];
+    check("argmax", &argmax, |rec, _, t| kernels::argmax(rec, &t[0], &t[1]));
+    let top_k: [Operand; 3] =
+        [("x", &[2, 5], &[10], "x"), ("values", &[2, 3], &[2, 6], "ids"), ("ids", &[2, 3], &[2, 4], "ids")];
+    check("top_k", &top_k, |rec, _, t| kernels::top_k(rec, &t[0], &t[1], &t[2]));
+    let more_than_all: [Operand; 3] =
+        [("x", &[2, 6], &[2, 5], "values"), ("values", &[2, 6], &[12], "values"), ("ids", &[2, 6], &[2, 5], "ids")];
+    check("top_k", &more_than_all, |rec, _, t| kernels::top_k(rec, &t[0], &t[1], &t[2]));
+    let last_row: [Operand; 2] = [("x", &[3, 5], &[15], "x"), ("y", &[1, 5], &[5], "y")];
+    check("last_row", &last_row, |rec, state, t| kernels::last_row(rec, state, &t[0], &t[1]));
+}
+
+#[test]
+fn linear_shapes() {
+    let device = Device::cpu();
+    for weight in WeightType::ALL {
+        let w = Matrix::declare(&device, "w", weight, 6, 64).expect("the matrix is valid");
+        let operands: [Operand; 3] =
+            [("bias", &[6], &[7], "bias"), ("x", &[2, 64], &[2, 68], "x"), ("y", &[2, 6], &[2, 5], "y")];
+        let linear = |t: &[Tensor],
+                      record: fn(&mut Recorder, &Linear, &Tensor, &Tensor) -> Result<(), Error>,
+                      rec: &mut Recorder| {
+            record(rec, &Linear { bias: Some(&t[0]), ..Linear::new(&w) }, &t[1], &t[2])
+        };
+        check("matvec", &operands, |rec, _, t| linear(t, kernels::matvec, rec));
+        check("matmul", &operands, |rec, _, t| linear(t, kernels::matmul, rec));
+        check("matmul_naive", &operands, |rec, _, t| linear(t, kernels::matmul_naive, rec));
+        let ragged: [Operand; 3] =
+            [("bias", &[6], &[6], ""), ("x", &[2, 64], &[2, 63], "x"), ("y", &[2, 6], &[12], "y")];
+        check("matvec", &ragged, |rec, _, t| linear(t, kernels::matvec, rec));
+        let embed: [Operand; 2] = [("tokens", &[4], &[4], ""), ("y", &[2, 64], &[2, 65], "y")];
+        check("embed", &embed, |rec, state, t| kernels::embed(rec, state, &t[0], &w, &t[1]));
+    }
+    let plain: [Operand; 3] = [("x", &[2, 3], &[6], "x"), ("b", &[3, 4], &[4, 4], "b"), ("y", &[2, 4], &[4, 2], "y")];
+    check("matmul_plain", &plain, |rec, _, t| kernels::matmul_plain(rec, &t[0], &t[1], &t[2]));
+}
+
+#[test]
+fn matrix_shapes() {
+    let device = Device::cpu();
+    for [rows, cols] in [[0, 4], [4, 0]] {
+        let error = Matrix::declare(&device, "w", WeightType::Q4_0, rows, cols).expect_err("nothing to hold");
+        assert!(matches!(error, Error::Operand { kernel: "matrix", operand: "shape", .. }), "{error}");
+    }
+    let matrix = Matrix::declare(&device, "w", WeightType::F16, 3, 5).expect("the matrix is valid");
+    for parts in [&[&[0u8; 20][..]][..], &[&[0; 30], &[0; 10]], &[&[0; 29]], &[]] {
+        let error = matrix.upload(&device, parts).expect_err("not three rows");
+        assert!(matches!(error, Error::Operand { kernel: "matrix", operand: "parts", .. }), "{error}");
+    }
+    matrix.upload(&device, &[&[0; 20], &[0; 10]]).expect("two parts of whole rows");
+}
+
+#[test]
+fn attention_shapes() {
+    let config = AttentionConfig { n_heads: 4, n_kv_heads: 2, head_dim: 8, window: None, scale: 1.0 };
+    let operands: [Operand; 4] = [
+        ("q", &[3, 32], &[3, 24], "q"),
+        ("k", &[2, 9, 8], &[1, 9, 8], "k"),
+        ("v", &[2, 9, 8], &[2, 8, 8], "v"),
+        ("y", &[3, 32], &[2, 32], "y"),
+    ];
+    let run = |config: AttentionConfig| {
+        move |rec: &mut Recorder, state: &StepState, t: &[Tensor]| {
+            kernels::attention(rec, state, &config, &t[0], &t[1], &t[2], &t[3])
+        }
+    };
+    check("attention", &operands, run(config));
+    let flat: [Operand; 4] = [
+        ("q", &[3, 32], &[96], "q"),
+        ("k", &[2, 9, 8], &[18, 8], "k"),
+        ("v", &[2, 9, 8], &[144], "v"),
+        ("y", &[3, 32], &[96], "y"),
+    ];
+    check("attention", &flat, run(config));
+    for (broken, named) in [
+        (AttentionConfig { head_dim: 6, ..config }, "head_dim"),
+        (AttentionConfig { head_dim: 0, ..config }, "head_dim"),
+        (AttentionConfig { head_dim: 260, ..config }, "head_dim"),
+        (AttentionConfig { n_kv_heads: 3, ..config }, "n_kv_heads"),
+        (AttentionConfig { n_kv_heads: 0, ..config }, "n_kv_heads"),
+    ] {
+        let device = Device::cpu();
+        let shapes: Vec<Tensor> =
+            operands.iter().map(|o| Tensor::declare(o.0, Role::Activations, o.1, DType::F32).expect("valid")).collect();
+        let state = StepState::declare().expect("the state is declared");
+        let error = run(broken)(&mut Recorder::new(&device), &state, &shapes).expect_err("out of range");
+        assert!(matches!(error, Error::Operand { kernel: "attention", operand, .. } if operand == named), "{error}");
+    }
+}
+
+#[test]
+fn rope_shapes() {
+    let config = |rot_dims| RopeConfig { rot_dims, theta: 1e4, style: RopeStyle::Halves, scaling: RopeScaling::None };
+    let rope: [Operand; 3] = [
+        ("table", &[9, 3, 2], &[9, 4, 2], "table"),
+        ("x", &[2, 4, 8], &[2, 32], "x"),
+        ("y", &[2, 4, 8], &[2, 8, 4], "y"),
+    ];
+    check("rope", &rope, |rec, state, t| kernels::rope(rec, state, &config(6), &t[0], &t[1], &t[2]));
+    let rope_kv: [Operand; 5] = [
+        ("table", &[9, 3, 2], &[9, 3], "table"),
+        ("qkv", &[2, 64], &[2, 56], "qkv"),
+        ("q", &[2, 32], &[2, 30], "q"),
+        ("k", &[2, 9, 8], &[2, 72], "k"),
+        ("v", &[2, 9, 8], &[2, 8, 9], "v"),
+    ];
+    check("rope_kv", &rope_kv, |rec, state, t| {
+        kernels::rope_kv(rec, state, &config(6), &t[0], &t[1], &t[2], &t[3], &t[4])
+    });
+    for rot_dims in [0, 3, 10] {
+        let tensors: Vec<Tensor> =
+            rope.iter().map(|o| Tensor::declare(o.0, Role::Activations, o.1, DType::F32).expect("valid")).collect();
+        let state = StepState::declare().expect("the state is declared");
+        let mut rec = Recorder::new(&Device::cpu());
+        let error = kernels::rope(&mut rec, &state, &config(rot_dims), &tensors[0], &tensors[1], &tensors[2])
+            .expect_err("out of range");
+        assert!(matches!(error, Error::Operand { kernel: "rope", operand: "rot_dims", .. }), "{error}");
+    }
+}
+
+#[test]
+fn sampling_shapes() {
+    let penalize: [Operand; 3] =
+        [("sampling", &[8], &[7], "sampling"), ("tokens", &[4], &[4], ""), ("logits", &[1, 5], &[1, 5], "")];
+    check("penalize", &penalize, |rec, state, t| kernels::penalize(rec, &t[0], state, &t[1], &t[2]));
+    let sample: [Operand; 3] =
+        [("sampling", &[8], &[2, 4], "sampling"), ("logits", &[1, 5], &[1, 5], ""), ("ids", &[1], &[2], "ids")];
+    check("sample", &sample, |rec, state, t| kernels::sample(rec, &t[0], state, &t[1], &t[2]));
+    let advance: [Operand; 2] = [("ids", &[1], &[1, 1], "ids"), ("tokens", &[4], &[4], "")];
+    check("advance", &advance, |rec, state, t| kernels::advance(rec, state, &t[0], &t[1]));
+}
+
+#[test]
+fn outputs_share_nothing() {
+    let device = Device::cpu();
+    let x = Tensor::declare("x", Role::Activations, &[2, 5], DType::F32).expect("valid");
+    let error = kernels::softmax(&mut Recorder::new(&device), &x, &x).expect_err("x is its own output");
+    assert!(matches!(error, Error::Operand { kernel: "softmax", operand: "y", .. }), "{error}");
+}

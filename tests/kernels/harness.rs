@@ -1,0 +1,294 @@
+//! Cases, and how one is executed: operands surrounded by a pattern, recorded, run, read back and judged.
+
+use tilewright::kernels::StepState;
+use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, WeightType, Workspace};
+
+use crate::common::{Expected, block_on, compare};
+use crate::inputs::{Inputs, Source};
+
+/// A quiet NaN, and no valid token id: fills outputs before a run and everything behind a tensor's end.
+pub const PATTERN: u32 = 0x7fd2_5a5a;
+
+/// Half a unit in the last place of 1: the relative error of one f32 rounding.
+pub const ROUND: f64 = 1.0 / 16_777_216.0;
+/// The smallest normal f32: what flushing a subnormal may cost.
+pub const FLUSH: f64 = f32::MIN_POSITIVE as f64;
+
+/// Rounding errors of `n` summed terms, relative to the sum of their magnitudes: they add up like a random walk.
+pub fn sum_rounding(n: usize) -> f64 {
+    ROUND * (16.0 + 4.0 * (n as f64).sqrt())
+}
+
+/// One case of a kernel; what it computes is drawn when it runs.
+pub struct Case {
+    pub kernel: &'static str,
+    pub variant: String,
+    pub sizes: String,
+    pub inputs: Inputs,
+    pub build: Box<dyn Fn(&mut Source) -> Job>,
+}
+
+impl Case {
+    /// The line that names the case on `executor`.
+    pub fn name(&self, executor: &str, seed: u64) -> String {
+        format!("{}/{}/{executor}/{}/{}/seed={seed}", self.kernel, self.variant, self.sizes, self.inputs.name())
+    }
+
+    /// A seed of the case's own, the same on every executor.
+    pub fn seed(&self, seed: u64) -> u64 {
+        let name = self.name("", seed);
+        name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    }
+}
+
+/// What an operand holds before the run.
+pub enum Data {
+    Floats(Vec<f32>),
+    Words(Vec<u32>),
+    Weights(WeightType, Vec<u8>),
+    /// Step state: pos, n_tokens, token.
+    State([u32; 3]),
+    /// Nothing but the pattern.
+    Blank(DType),
+}
+
+/// What an operand must hold after the run.
+pub enum Want {
+    /// What it held before.
+    Unchanged,
+    /// These words; zeros of either sign are equal where the tensor holds floats.
+    Exact(Vec<u32>),
+    /// These numbers, with at most this normalised mean squared error. A NaN stands for an element that must still
+    /// hold the pattern, an infinite one for an element that may hold anything.
+    Close(Vec<Expected>, f64),
+    /// Whatever the closure accepts.
+    Check(Box<dyn Fn(&[u32]) -> Result<(), String>>),
+}
+
+pub struct Operand {
+    pub label: &'static str,
+    pub shape: Vec<u32>,
+    pub data: Data,
+    pub want: Want,
+}
+
+impl Operand {
+    fn new(label: &'static str, shape: &[u32], data: Data, want: Want) -> Operand {
+        Operand { label, shape: shape.to_vec(), data, want }
+    }
+
+    pub fn floats(label: &'static str, shape: &[u32], data: Vec<f32>) -> Operand {
+        Operand::new(label, shape, Data::Floats(data), Want::Unchanged)
+    }
+
+    pub fn words(label: &'static str, shape: &[u32], data: Vec<u32>) -> Operand {
+        Operand::new(label, shape, Data::Words(data), Want::Unchanged)
+    }
+
+    pub fn weights(weight: WeightType, shape: &[u32], bytes: Vec<u8>) -> Operand {
+        Operand::new("w", shape, Data::Weights(weight, bytes), Want::Unchanged)
+    }
+
+    pub fn state(pos: u32, n_tokens: u32) -> Operand {
+        Operand::new("state", &[4], Data::State([pos, n_tokens, 7]), Want::Unchanged)
+    }
+
+    /// An output of floats that is blank before the run.
+    pub fn close(label: &'static str, shape: &[u32], want: Vec<Expected>, nmse: f64) -> Operand {
+        Operand::new(label, shape, Data::Blank(DType::F32), Want::Close(want, nmse))
+    }
+
+    /// An output of floats that must be equal to `want`.
+    pub fn exact_floats(label: &'static str, shape: &[u32], want: &[f32]) -> Operand {
+        let want = want.iter().map(|value| value.to_bits()).collect();
+        Operand::new(label, shape, Data::Blank(DType::F32), Want::Exact(want))
+    }
+
+    /// An output of words that must be equal to `want`.
+    pub fn exact_words(label: &'static str, shape: &[u32], want: Vec<u32>) -> Operand {
+        Operand::new(label, shape, Data::Blank(DType::U32), Want::Exact(want))
+    }
+
+    /// The same operand, holding `want` after the run.
+    pub fn becomes(mut self, want: Want) -> Operand {
+        self.want = want;
+        self
+    }
+}
+
+type Record = Box<dyn Fn(&mut Recorder, &Bound) -> Result<(), Error>>;
+
+/// A recording and its operands, before and after.
+pub struct Job {
+    pub operands: Vec<Operand>,
+    pub record: Record,
+}
+
+impl Job {
+    pub fn new(operands: Vec<Operand>, record: impl Fn(&mut Recorder, &Bound) -> Result<(), Error> + 'static) -> Job {
+        Job { operands, record: Box::new(record) }
+    }
+}
+
+enum Slot {
+    Tensor(Tensor),
+    Matrix(Matrix),
+    State(StepState),
+}
+
+/// A job's operands on a device, in order.
+pub struct Bound(Vec<Slot>);
+
+impl Bound {
+    pub fn tensor(&self, i: usize) -> &Tensor {
+        match &self.0[i] {
+            Slot::Tensor(tensor) => tensor,
+            Slot::State(state) => state.tensor(),
+            Slot::Matrix(_) => panic!("operand {i} is a matrix"),
+        }
+    }
+
+    pub fn matrix(&self, i: usize) -> &Matrix {
+        match &self.0[i] {
+            Slot::Matrix(matrix) => matrix,
+            _ => panic!("operand {i} is no matrix"),
+        }
+    }
+
+    pub fn state(&self, i: usize) -> &StepState {
+        match &self.0[i] {
+            Slot::State(state) => state,
+            _ => panic!("operand {i} is no step state"),
+        }
+    }
+}
+
+fn place(device: &Device, operand: &Operand) -> Result<Slot, Error> {
+    let declare = |dtype| Tensor::declare(operand.label, Role::Activations, &operand.shape, dtype);
+    Ok(match &operand.data {
+        Data::Floats(_) => Slot::Tensor(declare(DType::F32)?),
+        Data::Words(_) => Slot::Tensor(declare(DType::U32)?),
+        Data::Blank(dtype) => Slot::Tensor(declare(*dtype)?),
+        Data::State(_) => Slot::State(StepState::declare()?),
+        Data::Weights(weight, _) => {
+            let [rows, cols] = operand.shape[..] else { panic!("a matrix has two dimensions") };
+            Slot::Matrix(Matrix::declare(device, operand.label, *weight, rows, cols)?)
+        }
+    })
+}
+
+fn fill(device: &Device, slot: &Slot, data: &Data) -> Result<(), Error> {
+    match slot {
+        Slot::Tensor(tensor) => device.fill_buffer(tensor, PATTERN)?,
+        Slot::State(state) => device.fill_buffer(state.tensor(), PATTERN)?,
+        Slot::Matrix(matrix) => matrix.tensors().try_for_each(|words| device.fill_buffer(words, PATTERN))?,
+    }
+    match (slot, data) {
+        (Slot::Tensor(tensor), Data::Floats(data)) => device.write(tensor, 0, data),
+        (Slot::Tensor(tensor), Data::Words(data)) => device.write(tensor, 0, data),
+        (Slot::State(state), Data::State(words)) => device.write(state.tensor(), 0, words),
+        (Slot::Matrix(matrix), Data::Weights(_, bytes)) => matrix.upload(device, &[bytes.as_slice()]),
+        _ => Ok(()),
+    }
+}
+
+/// Matrices beyond this are not read back: that would take longer than everything else.
+const LARGEST_READ: u64 = 4 << 20;
+
+/// Everything behind the operands, slack included.
+fn snapshot(device: &Device, bound: &Bound) -> Result<Vec<Vec<u32>>, Error> {
+    let read = |tensor: &Tensor| block_on(device.read_buffer(tensor));
+    let slot = |slot: &Slot| match slot {
+        Slot::Tensor(tensor) => read(tensor),
+        Slot::State(state) => read(state.tensor()),
+        Slot::Matrix(matrix) => {
+            let parts = matrix.tensors().filter(|words| words.size_bytes() <= LARGEST_READ).map(read);
+            parts.collect::<Result<Vec<_>, _>>().map(|parts| parts.concat())
+        }
+    };
+    bound.0.iter().map(slot).collect()
+}
+
+/// Runs a job `rounds` times; each must give the same bits. Returns the largest normalised mean squared error.
+pub fn execute(device: &Device, job: &Job, rounds: usize) -> Result<f64, String> {
+    let gpu = |error: Error| error.to_string();
+    let slots: Result<Vec<Slot>, Error> = job.operands.iter().map(|operand| place(device, operand)).collect();
+    let bound = Bound(slots.map_err(gpu)?);
+    let mut rec = Recorder::new(device);
+    (job.record)(&mut rec, &bound).map_err(gpu)?;
+    let recording = rec.finish(&mut Workspace::default());
+
+    let mut first: Option<Vec<Vec<u32>>> = None;
+    let mut worst = 0.0f64;
+    for round in 0..rounds {
+        for (slot, operand) in bound.0.iter().zip(&job.operands) {
+            fill(device, slot, &operand.data).map_err(gpu)?;
+        }
+        let before = if round == 0 { Some(snapshot(device, &bound).map_err(gpu)?) } else { None };
+        device.run(&recording).map_err(gpu)?;
+        let after = snapshot(device, &bound).map_err(gpu)?;
+        match (&first, &before) {
+            (Some(first), _) if *first != after => {
+                return Err(format!("run {round} differs in bits from the first run"));
+            }
+            (None, Some(before)) => {
+                for ((operand, before), after) in job.operands.iter().zip(before).zip(&after) {
+                    let nmse = judge(operand, before, after).map_err(|e| format!("`{}`: {e}", operand.label))?;
+                    worst = worst.max(nmse);
+                }
+                first = Some(after);
+            }
+            _ => {}
+        }
+    }
+    Ok(worst)
+}
+
+fn judge(operand: &Operand, before: &[u32], after: &[u32]) -> Result<f64, String> {
+    let len = match operand.data {
+        Data::Weights(..) => after.len(),
+        _ => operand.shape.iter().map(|&d| d as usize).product(),
+    };
+    if let Some(at) = (len..after.len()).find(|&at| after[at] != PATTERN) {
+        return Err(format!("word {at} was written, the tensor ends at {len}"));
+    }
+    let content = &after[..len];
+    match &operand.want {
+        Want::Unchanged => match before.iter().zip(after).position(|(a, b)| a != b) {
+            None => Ok(0.0),
+            Some(at) => Err(format!("word {at} of an input changed from {:#x} to {:#x}", before[at], after[at])),
+        },
+        Want::Exact(want) => {
+            let floats = matches!(operand.data, Data::Floats(_) | Data::Blank(DType::F32));
+            let zeros = |a: u32, b: u32| floats && (a | b) & 0x7fff_ffff == 0;
+            match content.iter().zip(want).position(|(&a, &b)| a != b && !zeros(a, b)) {
+                None if want.len() == content.len() => Ok(0.0),
+                None => Err(format!("{} words expected", want.len())),
+                Some(at) if floats => {
+                    let (got, want) = (f32::from_bits(content[at]), f32::from_bits(want[at]));
+                    Err(format!("element {at} is {got:e}, expected exactly {want:e}"))
+                }
+                Some(at) => Err(format!("element {at} is {}, expected {}", content[at], want[at])),
+            }
+        }
+        Want::Close(want, limit) => {
+            let (mut got, mut judged) = (Vec::with_capacity(len), Vec::with_capacity(len));
+            for (i, (&bits, expected)) in content.iter().zip(want).enumerate() {
+                if expected.value.is_nan() {
+                    if bits != PATTERN {
+                        return Err(format!("element {i} was written and should not have been"));
+                    }
+                } else if expected.value.is_finite() {
+                    got.push(f32::from_bits(bits));
+                    judged.push(*expected);
+                }
+            }
+            if want.len() != len {
+                return Err(format!("{len} elements, {} expected", want.len()));
+            }
+            let nmse = compare(&got, &judged)?;
+            if nmse <= *limit { Ok(nmse) } else { Err(format!("NMSE {nmse:.2e}, at most {limit:.0e} is allowed")) }
+        }
+        Want::Check(check) => check(content).map(|()| 0.0),
+    }
+}

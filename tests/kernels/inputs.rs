@@ -1,0 +1,207 @@
+//! What kernels are fed: twelve families of activations, and random weights in every file layout with their values.
+
+use tilewright::WeightType;
+
+use crate::common::Rng;
+
+/// Distribution of a kernel's activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inputs {
+    Uniform,
+    Normal,
+    Student,
+    /// Normal, one channel a thousand times larger.
+    Channel1e3,
+    /// Normal, one channel a hundred thousand times larger.
+    Channel1e5,
+    /// Close to the largest f16; even rows all positive, so that nothing cancels.
+    HalfMax,
+    Subnormal,
+    Zeros,
+    /// Each row one value, so that its variance is zero.
+    Constant,
+    /// Half the elements very low, the first row entirely.
+    Masked,
+    /// Zeros of both signs.
+    SignedZeros,
+    /// The same token again and again.
+    Repeated,
+}
+
+impl Inputs {
+    pub const ALL: [Inputs; 12] = [
+        Inputs::Uniform,
+        Inputs::Normal,
+        Inputs::Student,
+        Inputs::Channel1e3,
+        Inputs::Channel1e5,
+        Inputs::HalfMax,
+        Inputs::Subnormal,
+        Inputs::Zeros,
+        Inputs::Constant,
+        Inputs::Masked,
+        Inputs::SignedZeros,
+        Inputs::Repeated,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Inputs::Uniform => "uniform",
+            Inputs::Normal => "normal",
+            Inputs::Student => "student",
+            Inputs::Channel1e3 => "channel1e3",
+            Inputs::Channel1e5 => "channel1e5",
+            Inputs::HalfMax => "half-max",
+            Inputs::Subnormal => "subnormal",
+            Inputs::Zeros => "zeros",
+            Inputs::Constant => "constant",
+            Inputs::Masked => "masked",
+            Inputs::SignedZeros => "signed-zeros",
+            Inputs::Repeated => "repeated",
+        }
+    }
+}
+
+/// Draws the operands of one case.
+pub struct Source {
+    pub inputs: Inputs,
+    pub rng: Rng,
+    /// Whether the kernel rounds its operands to f16: they must then stay in its range.
+    pub staged_f16: bool,
+    /// What masked elements hold.
+    pub mask: f32,
+}
+
+impl Source {
+    pub fn new(inputs: Inputs, seed: u64, staged_f16: bool) -> Source {
+        Source { inputs, rng: Rng::new(seed), staged_f16, mask: -1e9 }
+    }
+
+    /// `[rows, cols]` of the case's family.
+    pub fn rows(&mut self, rows: u32, cols: u32) -> Vec<f32> {
+        let (rows, cols) = (rows as usize, cols as usize);
+        let mut out = Vec::with_capacity(rows * cols);
+        let channel = self.rng.below(cols);
+        for row in 0..rows {
+            // Sixteenths are exact in every format.
+            let constant = (1 + self.rng.below(64)) as f32 / 16.0 * if self.rng.below(2) == 0 { 1.0 } else { -1.0 };
+            for col in 0..cols {
+                let rng = &mut self.rng;
+                let outlier = |rng: &mut Rng, factor: f64| rng.normal() * if col == channel { factor } else { 1.0 };
+                let sign = if rng.below(2) == 0 { 1.0f32 } else { -1.0 };
+                let value = match self.inputs {
+                    Inputs::Uniform => rng.uniform() as f32,
+                    Inputs::Normal => rng.normal() as f32,
+                    Inputs::Student => rng.student() as f32,
+                    Inputs::Channel1e3 => outlier(rng, 1e3) as f32,
+                    Inputs::Channel1e5 => outlier(rng, 1e5) as f32,
+                    Inputs::HalfMax => {
+                        let value = 65504.0 * (1.0 - 0.01 * rng.unit()) as f32;
+                        if row % 2 == 0 { value } else { value * sign }
+                    }
+                    Inputs::Subnormal => f32::from_bits(rng.word() & 0x007f_ffff) * sign,
+                    Inputs::Zeros => 0.0,
+                    Inputs::Constant => constant,
+                    Inputs::Masked if row == 0 || rng.below(2) == 0 => self.mask,
+                    Inputs::Masked => rng.normal() as f32,
+                    Inputs::SignedZeros => 0.0 * sign,
+                    Inputs::Repeated if row > 0 => out[col],
+                    Inputs::Repeated => rng.normal() as f32,
+                };
+                out.push(if self.staged_f16 { value.clamp(-65504.0, 65504.0) } else { value });
+            }
+        }
+        out
+    }
+
+    /// Normal numbers whatever the family: norms' weights, biases.
+    pub fn normal(&mut self, n: u32) -> Vec<f32> {
+        (0..n).map(|_| self.rng.normal() as f32).collect()
+    }
+
+    /// A matrix `[rows, cols]` in the layout of files. One in five has extreme blocks and values: zero, subnormal in
+    /// f16, huge.
+    pub fn weights(&mut self, weight: WeightType, rows: u32, cols: u32) -> Vec<u8> {
+        let extreme = self.rng.below(5) == 0;
+        let mut bytes = Vec::new();
+        for _ in 0..rows {
+            match weight {
+                WeightType::F32 => (0..cols).for_each(|_| {
+                    let value = self.rng.normal() as f32 * if extreme { self.magnitude() } else { 1.0 };
+                    bytes.extend(value.to_le_bytes());
+                }),
+                WeightType::BF16 => (0..cols).for_each(|_| {
+                    let value = self.rng.normal() as f32 * if extreme { self.magnitude() } else { 1.0 };
+                    bytes.extend(((value.to_bits() >> 16) as u16).to_le_bytes());
+                }),
+                WeightType::F16 => (0..cols).for_each(|_| bytes.extend(self.half(extreme, 30).to_le_bytes())),
+                WeightType::Q8_0 | WeightType::Q4_0 => (0..cols.div_ceil(32)).for_each(|_| {
+                    // A product of scale and quant staged as f16 must stay below 2^16.
+                    let largest = if self.staged_f16 { 22 } else { 30 };
+                    bytes.extend(self.half(extreme, largest).to_le_bytes());
+                    let n_bytes = if weight == WeightType::Q8_0 { 32 } else { 16 };
+                    bytes.extend((0..n_bytes).map(|_| self.rng.word() as u8));
+                }),
+            }
+        }
+        bytes
+    }
+
+    fn magnitude(&mut self) -> f32 {
+        [0.0, 1e-3, 1.0, 1.0, 1e3][self.rng.below(5)]
+    }
+
+    /// Bits of a finite f16: of ordinary size, or of any exponent up to `largest`, zero and subnormals among them.
+    fn half(&mut self, extreme: bool, largest: u16) -> u16 {
+        let bits = self.rng.word() as u16;
+        let exponent = match (extreme, self.rng.below(4)) {
+            (false, _) => 8 + self.rng.below(7) as u16,
+            (true, 0) => 0,
+            (true, 1) => largest,
+            (true, _) => 10 + self.rng.below(6) as u16,
+        };
+        if extreme && self.rng.below(8) == 0 { bits & 0x8000 } else { (bits & 0x83ff) | (exponent << 10) }
+    }
+}
+
+/// The value of f16 bits, after IEEE 754-2008, 3.4; infinities and NaN do not occur.
+fn half_value(bits: u16) -> f64 {
+    let sign = if bits & 0x8000 != 0 { -1.0 } else { 1.0 };
+    let fraction = f64::from(bits & 0x3ff);
+    match (bits >> 10) & 0x1f {
+        0 => sign * fraction * 2f64.powi(-24),
+        exponent => sign * (1024.0 + fraction) * 2f64.powi(i32::from(exponent) - 25),
+    }
+}
+
+/// The values of a matrix in the layout of files, `[rows, cols]`.
+pub fn dequantise(weight: WeightType, bytes: &[u8], cols: u32) -> Vec<f64> {
+    let cols = cols as usize;
+    let half_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+    let blocks = cols.div_ceil(32);
+    // Weight `col` of the block row that starts at block `row * blocks`, each block being `size` bytes.
+    let place = |row: usize, col: usize, size: usize| ((row * blocks + col / 32) * size, col % 32);
+    let row_bytes = tilewright::file_row_bytes(weight, cols);
+    let value = |row: usize, col: usize| match weight {
+        WeightType::F32 => {
+            let at = (row * cols + col) * 4;
+            f64::from(f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]))
+        }
+        WeightType::BF16 => f64::from(f32::from_bits(u32::from(half_at((row * cols + col) * 2)) << 16)),
+        WeightType::F16 => half_value(half_at((row * cols + col) * 2)),
+        WeightType::Q8_0 => {
+            let (at, j) = place(row, col, 34);
+            half_value(half_at(at)) * f64::from(bytes[at + 2 + j] as i8)
+        }
+        WeightType::Q4_0 => {
+            let (at, j) = place(row, col, 18);
+            let byte = bytes[at + 2 + j % 16];
+            let quant = if j < 16 { byte % 16 } else { byte / 16 };
+            half_value(half_at(at)) * (f64::from(quant) - 8.0)
+        }
+    };
+    (0..bytes.len() / row_bytes)
+        .flat_map(|row| (0..cols).map(move |col| (row, col)))
+        .map(|(r, c)| value(r, c))
+        .collect()
+}

@@ -1,0 +1,191 @@
+//! `matvec`, `matmul`, `matmul_naive`, `matmul_plain` and the choice between them.
+
+use tilewright::kernels::{self, Linear};
+use tilewright::{Error, Recorder, Tensor, WeightType};
+
+use crate::common::Expected;
+use crate::harness::{Bound, Case, Data, FLUSH, Job, Operand, ROUND, sum_rounding};
+use crate::inputs::{Inputs, Source, dequantise};
+
+/// T, N, K: rows of w come in fours, K in blocks of 32 shared by up to 64 invocations.
+const MATVEC: [[u32; 3]; 21] = [
+    [1, 1, 4],
+    [1, 2, 8],
+    [2, 3, 32],
+    [1, 31, 36],
+    [3, 32, 64],
+    [1, 33, 60],
+    [2, 63, 96],
+    [1, 64, 128],
+    [1, 65, 132],
+    [3, 127, 192],
+    [1, 128, 256],
+    [1, 129, 260],
+    [2, 255, 96],
+    [1, 256, 512],
+    [1, 257, 516],
+    [1, 5, 1000],
+    [7, 6, 2048],
+    [1, 9, 2052],
+    [1, 3, 4096],
+    [2, 4, 4100],
+    [1, 1000, 64],
+];
+
+/// M, N, K: tiles are 64 x 64 or 32 x 32 outputs, K is walked in steps of 32.
+const MATMUL: [[u32; 3]; 20] = [
+    [1, 1, 1],
+    [2, 3, 2],
+    [3, 2, 31],
+    [31, 32, 33],
+    [32, 33, 32],
+    [33, 31, 63],
+    [63, 64, 65],
+    [64, 65, 64],
+    [65, 63, 127],
+    [127, 33, 129],
+    [5, 128, 96],
+    [129, 17, 255],
+    [8, 255, 64],
+    [17, 257, 36],
+    [70, 70, 257],
+    [4, 5, 1000],
+    [3, 4, 4097],
+    [64, 64, 64],
+    [128, 129, 32],
+    [256, 3, 128],
+];
+
+type Kernel = fn(&mut Recorder, &Linear, &Tensor, &Tensor) -> Result<(), Error>;
+
+pub fn cases(cases: &mut Vec<Case>) {
+    let mut push = |name, kernel: Kernel, weight: WeightType, flags: usize, [m, n, k]: [u32; 3], inputs| {
+        let bias = if flags & 1 != 0 { "+bias" } else { "" };
+        let accumulate = if flags & 2 != 0 { "+accumulate" } else { "" };
+        cases.push(Case {
+            kernel: name,
+            variant: format!("{weight}{bias}{accumulate}"),
+            sizes: format!("t={m},n={n},k={k}"),
+            inputs,
+            build: Box::new(move |source| linear(source, kernel, weight, flags, [m, n, k])),
+        });
+    };
+    for weight in WeightType::ALL {
+        for inputs in Inputs::ALL {
+            for (i, &sizes) in MATVEC.iter().enumerate() {
+                push("matvec", kernels::matvec, weight, i % 4, sizes, inputs);
+            }
+            for (i, &sizes) in MATMUL.iter().enumerate() {
+                push("matmul", kernels::matmul, weight, i % 4, sizes, inputs);
+            }
+            for (i, &sizes) in MATMUL.iter().enumerate().skip(2).step_by(3) {
+                push("matmul_naive", kernels::matmul_naive, weight, i % 4, sizes, inputs);
+            }
+        }
+        // Either side of where matvec hands over to matmul, and a K that only matmul takes.
+        for sizes in [[7, 5, 32], [8, 5, 32], [1, 5, 34], [7, 5, 33]] {
+            push("linear", |rec, linear, x, y| linear.record(rec, x, y), weight, 1, sizes, Inputs::Normal);
+        }
+        push("matvec", kernels::matvec, weight, 0, [1, 65_537, 32], Inputs::Normal);
+        push("matvec", kernels::matvec, weight, 3, [1, 4097, 1024], Inputs::Student);
+        push("matmul", kernels::matmul, weight, 0, [2, 65_537, 4], Inputs::Normal);
+    }
+    // A matrix of 155 MB, which many adapters bind only in slabs of rows.
+    push("matvec", kernels::matvec, WeightType::F32, 0, [1, 151_936, 256], Inputs::Normal);
+    for inputs in Inputs::ALL {
+        for &[m, n, k] in &MATMUL {
+            cases.push(Case {
+                kernel: "matmul_plain",
+                variant: "F32".into(),
+                sizes: format!("m={m},n={n},k={k}"),
+                inputs,
+                build: Box::new(move |source| plain(source, [m, n, k])),
+            });
+        }
+    }
+}
+
+/// The product in f64, `w` being `[N, K]`, with what rounding may do to each element.
+fn product(source: &Source, x: &[f32], w: &[f64], extra: &[f64], [m, n, k]: [usize; 3]) -> Vec<Expected> {
+    let x: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
+    let magnitude = |row: &[f64]| row.iter().map(|v| v.abs()).sum::<f64>();
+    let w_magnitudes: Vec<f64> = w.chunks_exact(k).map(magnitude).collect();
+    let mut want = Vec::with_capacity(m * n);
+    for (row, x) in x.chunks_exact(k).enumerate() {
+        let x_magnitude = magnitude(x);
+        for (col, w) in w.chunks_exact(k).enumerate() {
+            let extra = extra[row * n + col];
+            let (mut sum, mut magnitude, mut power) = (0.0, 0.0, 0.0);
+            for (x, w) in x.iter().zip(w) {
+                let term = x * w;
+                sum += term;
+                magnitude += term.abs();
+                power += term * term;
+            }
+            let operands = x_magnitude + w_magnitudes[col];
+            let mut bound = sum_rounding(k) * magnitude + 2.0 * ROUND * (extra.abs() + magnitude);
+            let mut floor = FLUSH * (operands + k as f64);
+            if source.staged_f16 {
+                // Two roundings to 11 bits in each term, or to a multiple of 2^-24 where f16 is subnormal.
+                bound += magnitude / 1024.0;
+                floor += operands * ROUND;
+            }
+            let value = sum + extra;
+            want.push(Expected { value, bound, floor, power: (value * value).max(power) });
+        }
+    }
+    want
+}
+
+/// Terms below which an average over f16 roundings says little, so that the worst of them is allowed instead.
+const FEW_ROUNDINGS: usize = 256;
+
+fn limit(source: &Source, [m, n, k]: [usize; 3]) -> f64 {
+    // An outlier's channel dwarfs the others: its roundings are all that counts.
+    let channels = if matches!(source.inputs, Inputs::Channel1e3 | Inputs::Channel1e5) { 1 } else { k };
+    match source.staged_f16 {
+        false => 1e-10,
+        true if m.min(n) * channels < FEW_ROUNDINGS => 1e-6,
+        true => 2e-7,
+    }
+}
+
+fn linear(source: &mut Source, kernel: Kernel, weight: WeightType, flags: usize, [m, n, k]: [u32; 3]) -> Job {
+    let x = source.rows(m, k);
+    let bytes = source.weights(weight, n, k);
+    let bias = source.normal(n);
+    let held = source.rows(m, n);
+    let (has_bias, accumulate) = (flags & 1 != 0, flags & 2 != 0);
+    let of = |on: bool, value: f32| if on { f64::from(value) } else { 0.0 };
+    let extra: Vec<f64> =
+        held.iter().enumerate().map(|(i, &y)| of(accumulate, y) + of(has_bias, bias[i % n as usize])).collect();
+    let sizes = [m as usize, n as usize, k as usize];
+    let want = product(source, &x, &dequantise(weight, &bytes, k), &extra, sizes);
+    let mut y = Operand::close("y", &[m, n], want, limit(source, sizes));
+    if accumulate {
+        y.data = Data::Floats(held);
+    }
+    let operands = vec![
+        Operand::weights(weight, &[n, k], bytes),
+        Operand::floats("bias", &[n], bias),
+        Operand::floats("x", &[m, k], x),
+        y,
+    ];
+    Job::new(operands, move |rec: &mut Recorder, bound: &Bound| {
+        let bias = if has_bias { Some(bound.tensor(1)) } else { None };
+        let linear = Linear { bias, accumulate, ..Linear::new(bound.matrix(0)) };
+        kernel(rec, &linear, bound.tensor(2), bound.tensor(3))
+    })
+}
+
+fn plain(source: &mut Source, [m, n, k]: [u32; 3]) -> Job {
+    let x = source.rows(m, k);
+    let b: Vec<f32> = source.normal(k * n);
+    let sizes @ [rows, cols, depth] = [m as usize, n as usize, k as usize];
+    let transposed: Vec<f64> = (0..cols * depth).map(|i| f64::from(b[i % depth * cols + i / depth])).collect();
+    let want = product(source, &x, &transposed, &vec![0.0; rows * cols], sizes);
+    let y = Operand::close("y", &[m, n], want, limit(source, sizes));
+    Job::new(vec![Operand::floats("x", &[m, k], x), Operand::floats("b", &[k, n], b), y], |rec, bound| {
+        kernels::matmul_plain(rec, bound.tensor(0), bound.tensor(1), bound.tensor(2))
+    })
+}

@@ -1,0 +1,153 @@
+//! Kernel conformance: every kernel, on the CPU and in every tier of the GPU, against f64 oracles written here.
+//!
+//! A case is named by one line, `matvec/Q8_0/subgroups/t=2,n=65,k=96/student/seed=17`; failures print it, and
+//! `TILEWRIGHT_CASE=<line>` runs it alone (a part of the line runs all cases that contain it).
+//! `TILEWRIGHT_ROUNDS=n` runs everything with n seeds. In release builds shaders run without bounds checks unless
+//! `TILEWRIGHT_CHECKED` is set: a conformance run there should be made with and without it.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod activation;
+mod argmax;
+mod attention;
+mod embed;
+mod errors;
+mod harness;
+mod inputs;
+mod linear;
+mod norm;
+mod rope;
+mod sample;
+mod softmax;
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use tilewright::{Device, Tier, shaders};
+
+use harness::{Case, execute};
+use inputs::Source;
+
+/// Cases that must have been executed, on the GPU's tiers together and on the CPU.
+const FEWEST: usize = 3000;
+/// One case in so many is run `REPEATS` times and must give the same bits each time.
+const REPEATED: usize = 40;
+const REPEATS: usize = 20;
+
+fn all_cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    activation::cases(&mut cases);
+    argmax::cases(&mut cases);
+    attention::cases(&mut cases);
+    embed::cases(&mut cases);
+    linear::cases(&mut cases);
+    norm::cases(&mut cases);
+    rope::cases(&mut cases);
+    sample::cases(&mut cases);
+    softmax::cases(&mut cases);
+    cases
+}
+
+/// Whether a tier has a shader of its own for a kernel; the baseline has one for each. Names that are no kernel's stand
+/// for a choice between kernels and run everywhere.
+fn is_own(kernel: &str, tier: Tier) -> bool {
+    let found = shaders::ALL.iter().find(|k| k.name == kernel);
+    tier == Tier::Baseline || found.is_none_or(|k| k.variants.iter().any(|v| v.tier == tier))
+}
+
+/// The case asked for by name, without its seed, and the seed.
+fn filter() -> Option<(String, Option<u64>)> {
+    let line = std::env::var("TILEWRIGHT_CASE").ok()?;
+    Some(match line.split_once("seed=") {
+        Some((name, seed)) => (name.to_string(), Some(seed.parse().expect("the seed is a number"))),
+        None => (line, None),
+    })
+}
+
+#[derive(Default)]
+struct Summary {
+    executed: usize,
+    worst_nmse: f64,
+    worst_case: String,
+    time: Duration,
+}
+
+/// Runs all cases that the device has shaders for; prints a line for each kernel. Returns the number executed.
+fn conform(device: &Device, failures: &mut Vec<String>) -> usize {
+    let start = Instant::now();
+    let executor = if device.is_gpu() { device.tier().name() } else { "cpu" };
+    let filter = filter();
+    let n_seeds = std::env::var("TILEWRIGHT_ROUNDS").ok().map_or(1, |n| n.parse().expect("a number of rounds"));
+    let mut summaries: BTreeMap<&str, Summary> = BTreeMap::new();
+    for (i, case) in all_cases().iter().enumerate() {
+        if device.is_gpu() && !is_own(case.kernel, device.tier()) {
+            continue;
+        }
+        let asked = filter.as_ref().and_then(|(_, seed)| *seed);
+        for seed in asked.map_or(0..n_seeds, |seed| seed..seed + 1) {
+            let name = case.name(executor, seed);
+            if filter.as_ref().is_some_and(|(part, _)| !name.contains(part.as_str())) {
+                continue;
+            }
+            let case_start = Instant::now();
+            let staged_f16 = device.is_gpu()
+                && device.tier() == Tier::F16
+                && matches!(case.kernel, "matmul" | "matmul_plain" | "linear");
+            let rounds = if i % REPEATED == 0 { REPEATS } else { 1 };
+            let run = || {
+                let mut source = Source::new(case.inputs, case.seed(seed), staged_f16);
+                execute(device, &(case.build)(&mut source), rounds)
+            };
+            let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err("panicked".into()));
+            let summary = summaries.entry(case.kernel).or_default();
+            summary.executed += 1;
+            summary.time += case_start.elapsed();
+            match outcome {
+                Ok(nmse) if nmse > summary.worst_nmse => (summary.worst_nmse, summary.worst_case) = (nmse, name),
+                Ok(_) => {}
+                Err(reason) => failures.push(format!("{name}: {reason}")),
+            }
+        }
+    }
+    let executed = summaries.values().map(|s| s.executed).sum();
+    let info = device.info();
+    println!("{executor}: {executed} cases on {} {} in {:.1} s", info.name, info.driver, start.elapsed().as_secs_f64());
+    for (kernel, s) in &summaries {
+        let ms = s.time.as_secs_f64() * 1e3;
+        println!("  {kernel:13} {:5} cases {ms:7.0} ms, worst NMSE {:.1e} {}", s.executed, s.worst_nmse, s.worst_case);
+    }
+    executed
+}
+
+fn report(executed: usize, failures: &[String]) {
+    for failure in failures.iter().take(40) {
+        println!("FAILED {failure}");
+    }
+    assert!(failures.is_empty(), "{} of {executed} cases failed; TILEWRIGHT_CASE=<line> runs one", failures.len());
+    assert!(filter().is_some() || executed >= FEWEST, "only {executed} cases were executed");
+}
+
+#[test]
+fn cpu_matches_oracle() {
+    let mut failures = Vec::new();
+    let executed = conform(&common::cpu(), &mut failures);
+    report(executed, &failures);
+}
+
+#[test]
+fn gpu_matches_oracle() {
+    let mut failures = Vec::new();
+    let mut executed = 0;
+    let mut tiers = Vec::new();
+    for tier in Tier::ALL {
+        let Some(device) = common::gpu(Some(tier)) else { continue };
+        executed += conform(&device, &mut failures);
+        tiers.push(tier.name());
+    }
+    if !tiers.is_empty() {
+        println!("gpu: {executed} cases in tiers {tiers:?}");
+        report(executed, &failures);
+    }
+}

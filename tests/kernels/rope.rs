@@ -1,0 +1,198 @@
+//! `rope`, `rope_kv` and the table of angles.
+
+use tilewright::kernels::{self, RopeConfig, RopeScaling, RopeStyle, rope_table};
+
+use crate::common::Expected;
+use crate::harness::{Case, Data, FLUSH, Job, Operand, ROUND, Want};
+use crate::inputs::{Inputs, Source};
+
+/// T, H, Hkv, D, rotated, pos: pairs are shared out in workgroups of 64.
+const SIZES: [[u32; 6]; 12] = [
+    [1, 1, 1, 2, 2, 0],
+    [1, 2, 1, 4, 2, 3],
+    [2, 3, 1, 32, 32, 1],
+    [3, 4, 2, 40, 20, 31],
+    [1, 8, 8, 64, 64, 63],
+    [5, 16, 1, 64, 32, 64],
+    [1, 1, 1, 128, 128, 127],
+    [2, 1, 1, 130, 126, 128],
+    [3, 4, 4, 80, 80, 255],
+    [33, 2, 1, 24, 24, 256],
+    [2, 3, 3, 256, 64, 1000],
+    [1, 2, 1, 576, 576, 7],
+];
+
+const NMSE: f64 = 1e-9;
+
+pub fn cases(cases: &mut Vec<Case>) {
+    for inputs in Inputs::ALL {
+        for (name, style) in [("interleaved", RopeStyle::Interleaved), ("halves", RopeStyle::Halves)] {
+            for sizes in SIZES {
+                let [t, h, hkv, d, rot, pos] = sizes;
+                cases.push(Case {
+                    kernel: "rope",
+                    variant: name.into(),
+                    sizes: format!("t={t},h={h},d={d},rot={rot},pos={pos}"),
+                    inputs,
+                    build: Box::new(move |source| rope(source, style, sizes)),
+                });
+                // The second cache is too short for the pass: what lies past its end is dropped.
+                for capacity in [pos + t + 1, (pos + t - 1).max(1)] {
+                    cases.push(Case {
+                        kernel: "rope_kv",
+                        variant: name.into(),
+                        sizes: format!("t={t},h={h},hkv={hkv},d={d},rot={rot},pos={pos},s={capacity}"),
+                        inputs,
+                        build: Box::new(move |source| rope_kv(source, style, sizes, capacity)),
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Cosine and sine of random angles, so that nothing depends on how real tables are made.
+fn random_table(source: &mut Source, n_pos: u32, rot_dims: u32) -> Vec<f32> {
+    let angles = (0..n_pos * rot_dims / 2).map(|_| source.rng.unit() * std::f64::consts::TAU);
+    angles.flat_map(|angle| [angle.cos() as f32, angle.sin() as f32]).collect()
+}
+
+fn config(style: RopeStyle, rot_dims: u32) -> RopeConfig {
+    RopeConfig { rot_dims, theta: 1e4, style, scaling: RopeScaling::None }
+}
+
+/// One head turned: pair by pair as the definition says, whatever the order of storage.
+fn turned(style: RopeStyle, table: &[f32], head: &[f32], rot_dims: usize, pos: usize) -> Vec<Expected> {
+    let half = rot_dims / 2;
+    let mut out: Vec<Expected> = head.iter().map(|&v| Expected::new(f64::from(v), 0.0, 0.0)).collect();
+    for i in 0..half {
+        let (a, b) = match style {
+            RopeStyle::Interleaved => (2 * i, 2 * i + 1),
+            RopeStyle::Halves => (i, i + half),
+        };
+        let at = (pos * half + i) * 2;
+        let (cos, sin) = (f64::from(table[at]), f64::from(table[at + 1]));
+        let (x, y) = (f64::from(head[a]), f64::from(head[b]));
+        let expected = |p: f64, q: f64| Expected {
+            value: p + q,
+            bound: 3.0 * ROUND * (p.abs() + q.abs()),
+            floor: 4.0 * FLUSH,
+            power: p * p + q * q,
+        };
+        out[a] = expected(x * cos, -y * sin);
+        out[b] = expected(x * sin, y * cos);
+    }
+    out
+}
+
+fn rope(source: &mut Source, style: RopeStyle, [t, h, _, d, rot, pos]: [u32; 6]) -> Job {
+    let n_pos = pos + t;
+    let table = random_table(source, n_pos, rot);
+    let x = source.rows(t * h, d);
+    let head = |(i, head)| turned(style, &table, head, rot as usize, pos as usize + i / h as usize);
+    let want = x.chunks_exact(d as usize).enumerate().flat_map(head).collect();
+    let operands = vec![
+        Operand::state(pos, t),
+        Operand::floats("table", &[n_pos, rot / 2, 2], table),
+        Operand::floats("x", &[t, h, d], x),
+        Operand::close("y", &[t, h, d], want, NMSE),
+    ];
+    Job::new(operands, move |rec, bound| {
+        kernels::rope(rec, bound.state(0), &config(style, rot), bound.tensor(1), bound.tensor(2), bound.tensor(3))
+    })
+}
+
+fn rope_kv(source: &mut Source, style: RopeStyle, [t, h, hkv, d, rot, pos]: [u32; 6], capacity: u32) -> Job {
+    let table = random_table(source, capacity, rot);
+    let heads = h + 2 * hkv;
+    let qkv = source.rows(t, heads * d);
+    let blank = Expected::new(f64::NAN, 0.0, 0.0);
+    let anything = Expected::new(f64::INFINITY, 0.0, 0.0);
+    let (d_len, cache_len) = (d as usize, (hkv * capacity * d) as usize);
+    let (mut q, mut k, mut v) = (Vec::new(), vec![blank; cache_len], vec![f32::NAN; cache_len]);
+    for (i, head) in qkv.chunks_exact(d_len).enumerate() {
+        let (token, head_idx) = (i as u32 / heads, i as u32 % heads);
+        let at = pos + token;
+        let is_query = head_idx < h;
+        if at >= capacity {
+            // There is no angle for a query past the cache, and no place for a key or value.
+            q.extend(std::iter::repeat_n(anything, if is_query { d_len } else { 0 }));
+            continue;
+        }
+        let place = |group: u32| ((group * capacity + at) * d) as usize;
+        if is_query {
+            q.extend(turned(style, &table, head, rot as usize, at as usize));
+        } else if head_idx < h + hkv {
+            let start = place(head_idx - h);
+            k[start..start + d_len].copy_from_slice(&turned(style, &table, head, rot as usize, at as usize));
+        } else {
+            let start = place(head_idx - h - hkv);
+            v[start..start + d_len].copy_from_slice(head);
+        }
+    }
+    let values = v.iter().map(|v| if v.is_nan() { crate::harness::PATTERN } else { v.to_bits() }).collect();
+    let cache = [hkv, capacity, d];
+    let blank_values = Operand { data: Data::Blank(tilewright::DType::F32), ..Operand::floats("v", &cache, vec![]) };
+    let operands = vec![
+        Operand::state(pos, t),
+        Operand::floats("table", &[capacity, rot / 2, 2], table),
+        Operand::floats("qkv", &[t, heads * d], qkv),
+        Operand::close("q", &[t, h * d], q, NMSE),
+        Operand::close("k", &cache, k, NMSE),
+        blank_values.becomes(Want::Exact(values)),
+    ];
+    Job::new(operands, move |rec, bound| {
+        let tensor = |i| bound.tensor(i);
+        let config = config(style, rot);
+        kernels::rope_kv(rec, bound.state(0), &config, tensor(1), tensor(2), tensor(3), tensor(4), tensor(5))
+    })
+}
+
+/// Llama 3's rule as its authors state it: three bands by wavelength, the middle one blended.
+fn llama3_frequency(plain: f64, factor: f64, low: f64, high: f64, original: f64) -> f64 {
+    let wavelength = std::f64::consts::TAU / plain;
+    if wavelength < original / high {
+        plain
+    } else if wavelength > original / low {
+        plain / factor
+    } else {
+        let smooth = (original / wavelength - low) / (high - low);
+        (1.0 - smooth) * plain / factor + smooth * plain
+    }
+}
+
+#[test]
+fn rope_table_matches_formula() {
+    let factors: Vec<f32> = (0..32).map(|i| 1.0 + i as f32 / 3.0).collect();
+    let llama3 =
+        RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_seq_len: 8192.0 };
+    let scalings = [RopeScaling::None, RopeScaling::Linear { factor: 4.0 }, RopeScaling::Factors(factors), llama3];
+    for (scaling, theta) in scalings.into_iter().zip([1e4, 1e4, 5e5, 5e5]) {
+        let (rot_dims, n_pos) = (64u32, 3000u32);
+        let config = RopeConfig { rot_dims, theta, style: RopeStyle::Halves, scaling };
+        let table = rope_table(&config, n_pos);
+        assert_eq!(table.len(), (n_pos * rot_dims) as usize);
+        let mut bands = [0; 2]; // frequencies left as they are, and changed
+        for i in 0..rot_dims / 2 {
+            let plain = 1.0 / theta.powf(f64::from(2 * i) / f64::from(rot_dims));
+            let frequency = match &config.scaling {
+                RopeScaling::None => plain,
+                RopeScaling::Linear { factor } => plain / factor,
+                RopeScaling::Factors(factors) => plain / f64::from(factors[i as usize]),
+                RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => {
+                    llama3_frequency(plain, *factor, *low_freq_factor, *high_freq_factor, *original_max_seq_len)
+                }
+            };
+            bands[usize::from(frequency != plain)] += 1;
+            for pos in [0, 1, 2, 17, 511, 2999] {
+                let (sin, cos) = (f64::from(pos) * frequency).sin_cos();
+                let at = ((pos * rot_dims / 2 + i) * 2) as usize;
+                let error = (f64::from(table[at]) - cos).abs().max((f64::from(table[at + 1]) - sin).abs());
+                assert!(error < 1e-7, "{:?}: position {pos}, pair {i}: off by {error:e}", config.scaling);
+            }
+        }
+        if matches!(config.scaling, RopeScaling::Llama3 { .. }) {
+            assert!(bands[0] > 0 && bands[1] > 0, "the settings must reach all bands");
+        }
+    }
+}

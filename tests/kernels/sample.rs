@@ -1,0 +1,323 @@
+//! `sample`, `penalize` and `advance`.
+
+use tilewright::kernels::{self, NON_FINITE, Sampling, StepState};
+use tilewright::{DType, Device, Error, Recorder, Role, Tensor, Tier, Workspace};
+
+use crate::common::{self, Expected, Rng, block_on};
+use crate::harness::{Case, Data, FLUSH, Job, Operand, PATTERN, ROUND, Want};
+use crate::inputs::{Inputs, Source};
+
+/// V, tokens so far, how many of them count, penalty.
+const PENALIZE: [(u32, u32, u32, f32); 7] = [
+    (1, 1, 1, 1.3),
+    (33, 5, 0, 1.3),
+    (64, 64, 63, 1.1),
+    (100, 65, 64, 0.8),
+    (257, 300, 256, 1.5),
+    (1000, 300, 257, 1.1),
+    (4097, 700, 10_000, 2.0),
+];
+
+pub fn cases(cases: &mut Vec<Case>) {
+    for inputs in Inputs::ALL {
+        for sizes in PENALIZE {
+            let (v, n, last_n, penalty) = sizes;
+            cases.push(Case {
+                kernel: "penalize",
+                variant: "F32".into(),
+                sizes: format!("v={v},n={n},last={last_n},penalty={penalty}"),
+                inputs,
+                build: Box::new(move |source| penalize(source, sizes)),
+            });
+        }
+    }
+    for [pos, n_tokens, capacity] in [[0, 1, 1], [0, 1, 2], [5, 3, 9], [5, 3, 8], [63, 1, 64], [100, 28, 500]] {
+        for id in [0, 41, NON_FINITE] {
+            cases.push(Case {
+                kernel: "advance",
+                variant: "U32".into(),
+                sizes: format!("pos={pos},n={n_tokens},s={capacity},id={id}"),
+                inputs: Inputs::Normal,
+                build: Box::new(move |_| advance(pos, n_tokens, capacity, id)),
+            });
+        }
+    }
+    for vocab in [1, 2, 31, 255, 256, 257, 1000, 4097] {
+        for (name, value) in [("nan", f32::NAN), ("inf", f32::INFINITY), ("-inf", f32::NEG_INFINITY)] {
+            for inputs in [Inputs::Normal, Inputs::Masked] {
+                cases.push(Case {
+                    kernel: "sample",
+                    variant: name.into(),
+                    sizes: format!("v={vocab}"),
+                    inputs,
+                    build: Box::new(move |source| broken(source, vocab, value)),
+                });
+            }
+        }
+    }
+    // With one token left to choose, every family has one answer.
+    for inputs in Inputs::ALL {
+        for vocab in [1, 3, 64, 255, 257, 1000, 4097] {
+            for (name, top_k, top_p, min_p) in
+                [("top-k=1", 1, 1.0, 0.0), ("top-p=0", 0, 0.0, 0.0), ("min-p=1", 0, 1.0, 1.0)]
+            {
+                cases.push(Case {
+                    kernel: "sample",
+                    variant: name.into(),
+                    sizes: format!("v={vocab}"),
+                    inputs,
+                    build: Box::new(move |source| greedy(source, vocab, top_k, top_p, min_p)),
+                });
+            }
+        }
+    }
+}
+
+fn sampling_words(sampling: Sampling) -> Vec<u32> {
+    bytemuck::cast_slice(&[sampling]).to_vec()
+}
+
+fn settings(top_k: u32, top_p: f32, min_p: f32, temperature: f32) -> Sampling {
+    Sampling { temperature, top_k, top_p, min_p, seed: [17, 4], repeat_penalty: 1.0, repeat_last_n: 0 }
+}
+
+fn penalize(source: &mut Source, (vocab, n, last_n, penalty): (u32, u32, u32, f32)) -> Job {
+    let logits = source.rows(1, vocab);
+    // Few distinct ids, so that most occur several times; some lie outside the vocabulary.
+    let tokens: Vec<u32> = (0..n + 2).map(|_| source.rng.below(vocab as usize * 2 / 3 + 9) as u32).collect();
+    let pos = source.rng.below(n as usize) as u32;
+    let start = n.saturating_sub(last_n) as usize;
+    let recent = &tokens[start..n as usize];
+    let expected = |(id, &logit): (usize, &f32)| {
+        let (value, penalty) = (f64::from(logit), f64::from(penalty));
+        if !recent.contains(&(id as u32)) {
+            return Expected::new(value, 0.0, 0.0);
+        }
+        let value = if logit > 0.0 { value / penalty } else { value * penalty };
+        Expected::new(value, 6.0 * ROUND * value.abs(), 3.0 * FLUSH)
+    };
+    let want = logits.iter().enumerate().map(expected).collect();
+    let sampling = Sampling { repeat_penalty: penalty, repeat_last_n: last_n, ..settings(0, 1.0, 0.0, 1.0) };
+    let operands = vec![
+        Operand::words("sampling", &[8], sampling_words(sampling)),
+        Operand::state(pos, n - pos),
+        Operand::words("tokens", &[n + 2], tokens),
+        Operand::floats("logits", &[1, vocab], logits).becomes(Want::Close(want, 1e-10)),
+    ];
+    Job::new(operands, |rec, bound| {
+        kernels::penalize(rec, bound.tensor(0), bound.state(1), bound.tensor(2), bound.tensor(3))
+    })
+}
+
+fn advance(pos: u32, n_tokens: u32, capacity: u32, id: u32) -> Job {
+    let mut tokens = vec![PATTERN; capacity as usize];
+    if let Some(next) = tokens.get_mut((pos + n_tokens) as usize) {
+        *next = if id == NON_FINITE { 0 } else { id };
+    }
+    let operands = vec![
+        Operand::state(pos, n_tokens).becomes(Want::Exact(vec![pos + n_tokens, 1, id, PATTERN])),
+        Operand::words("ids", &[1], vec![id]),
+        Operand::exact_words("tokens", &[capacity], tokens),
+    ];
+    Job::new(operands, |rec, bound| kernels::advance(rec, bound.state(0), bound.tensor(1), bound.tensor(2)))
+}
+
+/// A draw from `logits` whose id must be one that `accept` takes.
+fn draw_one(logits: Vec<f32>, sampling: Sampling, accept: impl Fn(u32) -> bool + 'static) -> Job {
+    let check = move |got: &[u32]| if accept(got[0]) { Ok(()) } else { Err(format!("token {} was drawn", got[0])) };
+    let vocab = logits.len() as u32;
+    let operands = vec![
+        Operand::words("sampling", &[8], sampling_words(sampling)),
+        Operand::state(11, 1),
+        Operand::floats("logits", &[1, vocab], logits),
+        Operand { data: Data::Blank(DType::U32), ..Operand::words("ids", &[1], vec![]) }
+            .becomes(Want::Check(Box::new(check))),
+    ];
+    Job::new(operands, |rec, bound| {
+        kernels::sample(rec, bound.tensor(0), bound.state(1), bound.tensor(2), bound.tensor(3))
+    })
+}
+
+fn broken(source: &mut Source, vocab: u32, value: f32) -> Job {
+    let mut logits = source.rows(1, vocab);
+    let at = source.rng.below(vocab as usize);
+    logits[at] = value;
+    draw_one(logits, settings(40, 0.9, 0.05, 0.8), |id| id == NON_FINITE)
+}
+
+fn greedy(source: &mut Source, vocab: u32, top_k: u32, top_p: f32, min_p: f32) -> Job {
+    let logits = source.rows(1, vocab);
+    let highest = logits.iter().copied().fold(f32::MIN, f32::max);
+    // Tokens whose probability equals the highest in f32 may be taken for it by a cut on probability.
+    let near = move |logit: f32| top_k != 1 && f64::from(highest) - f64::from(logit) < 1e-6;
+    let best: Vec<bool> = logits.iter().map(|&v| v == highest || near(v)).collect();
+    draw_one(logits, settings(top_k, top_p, min_p, 0.7), move |id| best.get(id as usize).copied().unwrap_or(false))
+}
+
+/// Draws in a row from the same logits.
+const DRAWS: u32 = 512;
+
+/// Probabilities after all cuts, computed from their definitions.
+fn probabilities(logits: &[f32], s: &Sampling) -> Vec<f64> {
+    let highest = logits.iter().copied().fold(f32::MIN, f32::max);
+    let mut sorted: Vec<f32> = logits.to_vec();
+    sorted.sort_by(|a, b| b.total_cmp(a));
+    let mut lowest_kept = f32::MIN;
+    if s.top_k > 0 && (s.top_k as usize) < sorted.len() {
+        lowest_kept = sorted[s.top_k as usize - 1];
+    }
+    let weight = |v: f32| (f64::from(v) - f64::from(highest)).exp();
+    if s.top_p < 1.0 {
+        sorted.retain(|&v| v >= lowest_kept);
+        let total: f64 = sorted.iter().map(|&v| weight(v)).sum();
+        let mut mass = 0.0;
+        for &v in &sorted {
+            mass += weight(v) / total;
+            lowest_kept = v;
+            if mass >= f64::from(s.top_p) {
+                break;
+            }
+        }
+    }
+    let kept = |v: f32| v >= lowest_kept && weight(v) >= f64::from(s.min_p);
+    let warm = |v: f32| ((f64::from(v) - f64::from(highest)) / f64::from(s.temperature)).exp();
+    let weights: Vec<f64> = logits.iter().map(|&v| if kept(v) { warm(v) } else { 0.0 }).collect();
+    let total: f64 = weights.iter().sum();
+    weights.iter().map(|w| w / total).collect()
+}
+
+/// The random number behind the token at `pos`, in [0, 1): the PCG hash of Jarzynski & Olano 2020, chained.
+fn random(seed: [u32; 2], pos: u32) -> f64 {
+    let hash = |input: u32| {
+        let state = (u64::from(input) * 747_796_405 + 2_891_336_453) as u32;
+        let word = (u64::from((state >> ((state >> 28) + 4)) ^ state) * 277_803_737) as u32;
+        (word >> 22) ^ word
+    };
+    f64::from(hash(seed[0] ^ hash(seed[1] ^ hash(pos))) >> 8) / 16_777_216.0
+}
+
+struct Setting {
+    logits: Vec<f32>,
+    sampling: Sampling,
+}
+
+/// Vocabularies around the workgroup of 256, each with cuts alone and together.
+fn all_settings() -> Vec<Setting> {
+    let mut all = Vec::new();
+    for (i, vocab) in [7, 64, 255, 257, 1000].into_iter().enumerate() {
+        for (j, (top_k, top_p, min_p, temperature)) in [
+            (0, 1.0, 0.0, 1.0),
+            (5, 1.0, 0.0, 1.0),
+            (0, 0.6, 0.0, 1.0),
+            (0, 1.0, 0.1, 0.7),
+            (40, 0.93, 0.02, 0.8),
+            (3, 0.99, 0.0, 2.5),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let mut rng = Rng::new((i * 100 + j) as u64);
+            let mut logits: Vec<f32> = (0..vocab).map(|_| 2.0 * rng.normal() as f32).collect();
+            logits[vocab / 2] = logits[vocab / 3]; // a tie
+            let seed = [rng.word(), rng.word()];
+            let sampling = Sampling { seed, ..settings(top_k, top_p, min_p, temperature) };
+            all.push(Setting { logits, sampling });
+        }
+    }
+    all
+}
+
+/// Tokens drawn at positions 1 to `DRAWS`: `sample` and `advance` in turn, in one recording.
+fn draws(device: &Device, setting: &Setting) -> Result<Vec<u32>, Error> {
+    let vocab = setting.logits.len() as u32;
+    let sampling = device.upload("sampling", &[8], &sampling_words(setting.sampling))?;
+    let logits = device.upload("logits", &[1, vocab], &setting.logits)?;
+    let ids = Tensor::declare("ids", Role::Activations, &[1], DType::U32)?;
+    let tokens = Tensor::declare("tokens", Role::Activations, &[DRAWS + 1], DType::U32)?;
+    let state = StepState::declare()?;
+    let mut rec = Recorder::new(device);
+    for _ in 0..DRAWS {
+        kernels::sample(&mut rec, &sampling, &state, &logits, &ids)?;
+        kernels::advance(&mut rec, &state, &ids, &tokens)?;
+    }
+    let recording = rec.finish(&mut Workspace::default());
+    state.set(device, 0, 1)?;
+    device.run(&recording)?;
+    let tokens: Vec<u32> = block_on(device.read(&tokens))?;
+    Ok(tokens[1..].to_vec())
+}
+
+/// Draws that may differ where a random number falls within rounding of the border between two tokens.
+const DIFFERENT: f64 = 0.005;
+
+fn check_draws(device: &Device) {
+    let (mut different, mut total) = (0, 0);
+    for (i, setting) in all_settings().iter().enumerate() {
+        let drawn = draws(device, setting).expect("the draws run");
+        let probs = probabilities(&setting.logits, &setting.sampling);
+        let label = format!("setting {i}: {} tokens, {:?}", probs.len(), setting.sampling);
+
+        let mut counts = vec![0u32; probs.len()];
+        for (pos, &token) in (1..).zip(&drawn) {
+            let allowed = probs.get(token as usize).is_some_and(|&p| p > 0.0);
+            assert!(allowed, "{label}: token {token} at position {pos} was cut");
+            counts[token as usize] += 1;
+            let threshold = random(setting.sampling.seed, pos);
+            let mut mass = 0.0;
+            let want = probs.iter().position(|p| {
+                mass += p;
+                mass > threshold
+            });
+            different += usize::from(want != Some(token as usize));
+            total += 1;
+        }
+
+        // Pearson's chi-square; tokens expected less than five times share a class.
+        let (mut chi, mut classes, mut rest) = (0.0, 0.0, (0.0, 0.0));
+        for (&count, p) in counts.iter().zip(&probs) {
+            let (count, expected) = (f64::from(count), p * f64::from(DRAWS));
+            if expected < 5.0 {
+                rest = (rest.0 + count, rest.1 + expected);
+            } else {
+                chi += (count - expected).powi(2) / expected;
+                classes += 1.0;
+            }
+        }
+        if rest.1 >= 5.0 {
+            chi += (rest.0 - rest.1).powi(2) / rest.1;
+            classes += 1.0;
+        }
+        let freedom: f64 = classes - 1.0;
+        assert!(
+            chi <= freedom + 4.0 * (2.0 * freedom).sqrt() + 4.0,
+            "{label}: chi-square {chi:.1} of {freedom} degrees"
+        );
+    }
+    println!("{}: {total} draws, {different} differ from the oracle", device.info().name);
+    assert!(f64::from(different as u32) <= DIFFERENT * f64::from(total), "{different} of {total} draws differ");
+}
+
+#[test]
+fn cpu_draws_match_oracle() {
+    check_draws(&common::cpu());
+}
+
+#[test]
+fn gpu_draws_match_oracle() {
+    let Some(gpu) = common::gpu(Some(Tier::Baseline)) else { return };
+    check_draws(&gpu);
+}
+
+#[test]
+fn gpu_and_cpu_draw_the_same() {
+    let Some(gpu) = common::gpu(Some(Tier::Baseline)) else { return };
+    let cpu = common::cpu();
+    let (mut same, mut total) = (0, 0);
+    for setting in all_settings().iter().step_by(3) {
+        let (a, b) = (draws(&gpu, setting).expect("gpu"), draws(&cpu, setting).expect("cpu"));
+        same += a.iter().zip(&b).filter(|(a, b)| a == b).count();
+        total += a.len();
+    }
+    println!("{same} of {total} draws are the same on both executors");
+    assert!(same as f64 >= (1.0 - DIFFERENT) * total as f64, "{same} of {total}");
+}

@@ -1,0 +1,193 @@
+//! Real weights: logits, hidden states and greedy continuations against published and independently computed references,
+//! on the GPU executor and on the CPU executor. What the references are and which tolerances follow stands in the data
+//! folder's README.
+
+mod common;
+
+use std::path::Path;
+
+use common::{block_on, largest_difference};
+use serde_json::Value;
+use tilewright::formats::block;
+use tilewright::formats::safetensors::Safetensors;
+use tilewright::{Device, GenerateOptions, LoadOptions, Model};
+
+/// Float32 arithmetic on any weight type.
+const TOLERANCE: f32 = 1e-3;
+/// Float32 arithmetic on the tiny random models.
+const TINY_TOLERANCE: f32 = 2e-4;
+
+/// The executors that are there: always the CPU, and a GPU adapter unless it is visibly skipped.
+fn executors() -> Vec<Device> {
+    [Some(common::cpu()), common::gpu(None)].into_iter().flatten().collect()
+}
+
+/// Reference tensors by name.
+struct References {
+    file: Vec<u8>,
+    index: Safetensors,
+}
+
+impl References {
+    fn open(path: &Path) -> References {
+        let file = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let index = Safetensors::parse(&file, file.len() as u64).unwrap();
+        References { file, index }
+    }
+
+    fn floats(&self, name: &str) -> Vec<f32> {
+        let tensor = self.index.tensor(name).unwrap_or_else(|| panic!("no reference `{name}`"));
+        let mut values = vec![0.0; tensor.n_elements() as usize];
+        block::dequantize(tensor.block_type, tensor.bytes(&self.file).unwrap(), &mut values).unwrap();
+        values
+    }
+
+    fn ids(&self, name: &str) -> Vec<u32> {
+        let tensor = self.index.tensor(name).unwrap_or_else(|| panic!("no reference `{name}`"));
+        bytemuck::pod_collect_to_vec(tensor.bytes(&self.file).unwrap())
+    }
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+fn load(device: &Device, path: &Path) -> Model {
+    Model::load(device, path, LoadOptions::default()).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Generates greedily and compares with the reference up to the first near-tie.
+fn check_greedy(model: &Model, prompt: &[u32], want: &[u32], margins: &[f32], tolerance: f32, what: &str) -> usize {
+    let certain = margins.iter().position(|&margin| margin < 2.0 * tolerance).unwrap_or(want.len());
+    let mut session = model.session().unwrap();
+    let options = GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(want.len()) };
+    let mut generation = session.generate_ids(prompt, &options).unwrap();
+    let mut got = Vec::new();
+    while let Some(piece) = block_on(generation.next()) {
+        got.push(piece.unwrap_or_else(|e| panic!("{what}: {e}")).id);
+    }
+    assert_eq!(got.len(), want.len(), "{what}");
+    assert_eq!(got[..certain], want[..certain], "{what}");
+    certain
+}
+
+/// All cases of one weight file, on all executors.
+fn check_stories(folder: &str, variant: &str, file: &str) {
+    let Some(data) = common::data_dir() else { return };
+    let folder = data.join(folder);
+    let cases: Value = serde_json::from_slice(&std::fs::read(folder.join("cases.json")).unwrap()).unwrap();
+    let references = References::open(&folder.join("logits.safetensors"));
+    for device in executors() {
+        let model = load(&device, &folder.join(file));
+        let on = &device.info().name;
+        let (mut worst, mut n_logits, mut n_tokens) = (0.0f32, 0, 0);
+        let mut check_logits = |name: &str, ids: &[u32]| {
+            let got = block_on(model.session().unwrap().logits(ids)).unwrap();
+            let difference = largest_difference(&got, &references.floats(&format!("{variant}/{name}")));
+            assert!(difference <= TOLERANCE, "{file} on {on}, {name}: logits differ by {difference}");
+            worst = worst.max(difference);
+            n_logits += 1;
+        };
+        for case in cases["cases"].as_array().unwrap() {
+            let name = case["name"].as_str().unwrap();
+            let prompt = ids(&case["ids"]);
+            check_logits(name, &prompt);
+            if cases["prefix_of"] == *name {
+                for n in ids(&cases["prefixes"]) {
+                    check_logits(&format!("prefix_{n}"), &prompt[..n as usize]);
+                }
+            }
+            let greedy = &case["greedy"][variant];
+            let margins: Vec<f32> =
+                greedy["margins"].as_array().unwrap().iter().map(|m| m.as_f64().unwrap() as f32).collect();
+            let what = format!("{file} on {on}, greedy {name}");
+            n_tokens += check_greedy(&model, &prompt, &ids(&greedy["ids"]), &margins, TOLERANCE, &what);
+        }
+        println!("{file} on {on}: {n_logits} logit vectors, worst {worst:.1e}; {n_tokens} greedy tokens");
+    }
+}
+
+/// Logits of all positions and the residual stream after each block.
+fn check_trace(folder: &str, file: &str) {
+    let Some(data) = common::data_dir() else { return };
+    let folder = data.join(folder);
+    let references = References::open(&folder.join("trace.safetensors"));
+    for device in executors() {
+        let model = load(&device, &folder.join(file));
+        let trace = block_on(model.trace(&references.ids("ids"))).unwrap();
+        let logits = largest_difference(&trace.logits, &references.floats("all_logits"));
+        let want = references.floats("hidden");
+        let got = trace.hidden.concat();
+        // The residual stream of one model reaches hundreds: its error is relative to that.
+        let scale = want.iter().fold(1.0f32, |scale, x| scale.max(x.abs()));
+        let hidden = largest_difference(&got, &want) / scale;
+        println!("{file} on {}: all logits within {logits:.1e}, hidden within {hidden:.1e}", device.info().name);
+        assert!(logits <= TOLERANCE && hidden <= TOLERANCE, "{file}: logits {logits}, hidden {hidden}");
+    }
+}
+
+/// A tiny random model: logits of all positions, hidden states, greedy continuation.
+fn check_tiny(folder: &str, file: &str) {
+    let Some(data) = common::data_dir() else { return };
+    let folder = data.join("tiny-random").join(folder);
+    let references = References::open(&folder.join("refs.safetensors"));
+    for device in executors() {
+        let model = load(&device, &folder.join(file));
+        let mut worst = 0.0f32;
+        for i in 0..4 {
+            let trace = block_on(model.trace(&references.ids(&format!("{i}.ids")))).unwrap();
+            worst = worst.max(largest_difference(&trace.logits, &references.floats(&format!("{i}.logits"))));
+            if i == 1 {
+                // The reference's last entry is behind the final norm, ours before it.
+                let want = references.floats("1.hidden");
+                let n_layers = model.config().n_layers as usize;
+                let got = trace.hidden[..n_layers].concat();
+                worst = worst.max(largest_difference(&got, &want[..got.len()]));
+            }
+        }
+        let on = &device.info().name;
+        println!("{} {file} on {on}: worst {worst:.1e}", folder.display());
+        assert!(worst <= TINY_TOLERANCE, "{file} on {on}: {worst}");
+        let (prompt, want) = (references.ids("greedy.prompt"), references.ids("greedy.ids"));
+        let margins = references.floats("greedy.margins");
+        check_greedy(&model, &prompt, &want, &margins, TINY_TOLERANCE, &format!("{file} on {on}"));
+    }
+}
+
+macro_rules! stories {
+    ($($name:ident: $folder:literal, $variant:literal, $file:literal;)*) => {
+        $(#[test]
+        fn $name() {
+            check_stories($folder, $variant, $file);
+        })*
+    };
+}
+
+stories! {
+    stories260k_f32: "stories260k", "f32", "stories260k-f32.gguf";
+    stories260k_safetensors: "stories260k", "f32", "model.safetensors";
+    stories260k_f16: "stories260k", "f16", "stories260k-f16.gguf";
+    stories260k_q8_0: "stories260k", "q8_0", "stories260k-q8_0.gguf";
+    stories260k_q4_0: "stories260k", "q4_0", "stories260k-q4_0.gguf";
+    stories260k_wide_q4_0: "stories260k-wide", "q4_0", "stories260k-wide-q4_0.gguf";
+    stories260k_wide_q4_k_m: "stories260k-wide", "q4_k_m", "stories260k-wide-q4_k_m.gguf";
+    stories260k_wide_mixed: "stories260k-wide", "mixed", "stories260k-wide-mixed.gguf";
+    tinystories656k_bf16: "tinystories656k", "bf16", "model.safetensors";
+    tinystories656k_q5_0: "tinystories656k", "q5_0", "tinystories656k-q5_0.gguf";
+    tinystories656k_q8_0: "tinystories656k", "q8_0", "tinystories656k-q8_0.gguf";
+}
+
+#[test]
+fn traces() {
+    check_trace("stories260k", "stories260k-f32.gguf");
+    check_trace("tinystories656k", "model.safetensors");
+}
+
+#[test]
+fn tiny_random_models() {
+    for name in ["llama-mha-bias", "llama3-rope"] {
+        check_tiny(name, "model.safetensors");
+        check_tiny(name, "model-f16.gguf");
+    }
+    check_tiny("mistral-sliding", "model.safetensors");
+}
