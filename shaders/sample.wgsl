@@ -114,7 +114,8 @@ fn sample(@builtin(local_invocation_index) local: u32) {
     }
     let min_p = bitcast<f32>(sampling[MIN_P]);
     if (min_p > 0.0) {
-        cut = max(cut, order_key(highest + log(min_p)));
+        // Not above the highest itself: log may round up, and -0 + 0 is +0, whose key is larger.
+        cut = max(cut, min(order_key(highest + log(min_p)), order_key(highest)));
     }
 
     // Each invocation owns a run of ids; the run in which the draw falls is then walked by its owner.

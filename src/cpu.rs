@@ -71,10 +71,12 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// A kernel's call: params as the shader sees them, weight type, operands in binding order.
+/// A kernel's call: params as the shader sees them, weight type, grid, operands in binding order.
 pub(crate) struct Call<'a> {
     params: &'a [u8],
     pub weight: Option<WeightType>,
+    /// Workgroups in x, y and z.
+    pub grid: [u32; 3],
     pub operands: Vec<Operand<'a>>,
 }
 
@@ -191,7 +193,10 @@ fn run_step(step: &Step) -> Result<(), Error> {
             memories.push((memory, binding.writes));
             memories.len() - 1
         });
-        slots.push((slot, operand.size_bytes() as usize / 4));
+        // Inputs keep the rounding to 16 bytes, for twins that read them as vectors; outputs end where the tensor does,
+        // for twins that write as many rows as there are.
+        let len = if binding.writes { operand.len() } else { operand.size_bytes() as usize / 4 };
+        slots.push((slot, len));
     }
     let mut guards: Vec<Guard> = memories
         .iter()
@@ -218,7 +223,7 @@ fn run_step(step: &Step) -> Result<(), Error> {
             None => Operand::Read(&[]),
         })
         .collect();
-    twin(Call { params: &step.params, weight: step.variant.weight, operands });
+    twin(Call { params: &step.params, weight: step.variant.weight, grid: step.grid, operands });
     Ok(())
 }
 

@@ -59,11 +59,14 @@ impl ModelFile {
         gguf::open("gguf".into(), bytes.into())
     }
 
+    /// The file of the model that is part of this crate.
+    pub const BUILTIN: &'static [u8] = include_bytes!("../assets/stories.gguf");
+
     /// The model that is part of this crate: about a million parameters that tell short stories.
     ///
     /// # Errors
     /// None in practice; the file is part of the program and a test opens it.
     pub fn builtin() -> Result<ModelFile, Error> {
-        ModelFile::from_gguf_bytes(&include_bytes!("../assets/stories.gguf")[..])
+        ModelFile::from_gguf_bytes(ModelFile::BUILTIN)
     }
 }

@@ -16,7 +16,11 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-PROMPTS = ["Once upon a time", 'Pim the fox had a red ball. "Where is my ball?"', "There was a brave robot named Zoë-7."]
+PROMPTS = [
+    "Once upon a time",
+    'Anna had a red ball. One day, the red ball was gone. "Where is my ball?"',
+    "The little robot was named Zoë-7.",  # byte tokens
+]
 N_GREEDY = 64
 
 

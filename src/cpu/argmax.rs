@@ -11,13 +11,12 @@ pub(super) fn order_key(value: f32) -> u32 {
 
 pub(crate) fn argmax(mut call: Call<'_>) {
     let params: ArgmaxParams = call.params();
+    let n_rows = call.grid[1] as usize;
     let [x, best] = call.operands();
     let (dim, chunk, n_chunks) = (params.dim as usize, params.chunk as usize, params.n_chunks as usize);
     let x = x.get::<f32>();
-    let n_rows = x.len() / dim;
-    let best = best.get_mut::<[u32; 2]>();
-    let len = best.len().min(n_rows * n_chunks);
-    threads::for_each_chunk(&mut best[..len], 1, n_rows * dim, |i, best| {
+    let best = &mut best.get_mut::<[u32; 2]>()[..n_rows * n_chunks];
+    threads::for_each_chunk(best, 1, n_rows * dim, |i, best| {
         let start = i % n_chunks * chunk;
         let row = &x[i / n_chunks * dim..][..dim];
         best[0] = largest(&row[start..(start + chunk).min(dim)], start as u32);
@@ -35,9 +34,10 @@ fn largest(x: &[f32], start: u32) -> [u32; 2] {
 
 pub(crate) fn argmax_merge(mut call: Call<'_>) {
     let params: ArgmaxMergeParams = call.params();
+    let n_rows = call.grid[0] as usize;
     let [best, ids] = call.operands();
     let rows = best.get::<[u32; 2]>().chunks_exact(params.n_chunks as usize);
-    for (id, row) in ids.get_mut::<u32>().iter_mut().zip(rows) {
+    for (id, row) in ids.get_mut::<u32>()[..n_rows].iter_mut().zip(rows) {
         let better = |best: [u32; 2], &[key, index]: &[u32; 2]| {
             if key > best[0] || (key == best[0] && index < best[1]) { [key, index] } else { best }
         };

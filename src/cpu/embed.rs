@@ -7,12 +7,12 @@ use crate::kernels::{EmbedParams, LastRowParams};
 
 pub(crate) fn embed(mut call: Call<'_>) {
     let params: EmbedParams = call.params();
-    let weight = call.weight;
+    let (weight, n_tokens) = (call.weight, call.grid[0] as usize);
     let operands = call.operands();
-    with_format!(weight, gather(&params, operands));
+    with_format!(weight, gather(&params, n_tokens, operands));
 }
 
-fn gather<F: Format>(params: &EmbedParams, operands: &mut [Operand<'_>; 4]) {
+fn gather<F: Format>(params: &EmbedParams, n_tokens: usize, operands: &mut [Operand<'_>; 4]) {
     let [state, tokens, w, y] = operands;
     let n_blocks = params.blocks as usize;
     let w = Packed::<F>::new(w.get(), params.w_scales);
@@ -21,7 +21,7 @@ fn gather<F: Format>(params: &EmbedParams, operands: &mut [Operand<'_>; 4]) {
     let dim = params.dim as usize;
     // Padding of the last chunk may lie past the tokens.
     let tokens = tokens.get::<u32>().get(pos..).unwrap_or_default();
-    for (y, token) in y.get_mut::<f32>().chunks_exact_mut(dim).zip(tokens) {
+    for (y, token) in y.get_mut::<f32>().chunks_exact_mut(dim).take(n_tokens).zip(tokens) {
         let id = token.wrapping_sub(params.slab_start);
         if id < params.slab_rows {
             let packed = w.run(id as usize * n_blocks, n_blocks);

@@ -201,7 +201,9 @@ mod tests {
     /// Odd sizes, a bias, a slab that begins inside the rows of `y`, and numbers of tokens either side of the switch.
     #[test]
     fn products_of_f16_weights_agree_with_f64() {
-        for (n_tokens, n_out, dim) in [(1, 37, 45), (PANEL_TOKENS - 1, 300, 32), (PANEL_TOKENS, 37, 45), (33, 300, 100)] {
+        for [n_tokens, n_out, dim] in
+            [[1usize, 37, 45], [PANEL_TOKENS - 1, 300, 32], [PANEL_TOKENS, 37, 45], [33, 300, 100]]
+        {
             let blocks = dim.div_ceil(BLOCK);
             let w: Vec<f16> = numbers(n_out * dim, 3).into_iter().map(f16::from_f32).collect();
             let mut packed = vec![0u16; n_out * blocks * BLOCK];
@@ -209,7 +211,8 @@ mod tests {
                 to.iter_mut().zip(from).for_each(|(to, from)| *to = from.to_bits());
             }
             let words: Vec<u32> = bytemuck::pod_collect_to_vec(&packed);
-            let (bias, x, before) = (numbers(n_out + 5, 4), numbers(n_tokens * dim, 5), numbers(n_tokens * (n_out + 5), 6));
+            let (bias, x, before) =
+                (numbers(n_out + 5, 4), numbers(n_tokens * dim, 5), numbers(n_tokens * (n_out + 5), 6));
             let mut y = before.clone();
             let params = LinearParams {
                 n_tokens: n_tokens as u32,
@@ -224,6 +227,7 @@ mod tests {
             matmul(Call {
                 params: bytemuck::bytes_of(&params),
                 weight: Some(WeightType::F16),
+                grid: [1; 3],
                 operands: vec![
                     Operand::Read(&words),
                     Operand::Read(bytemuck::cast_slice(&bias)),

@@ -45,8 +45,7 @@ pub(crate) fn rope(mut call: Call<'_>) {
 pub(crate) fn rope_kv(mut call: Call<'_>) {
     let params: RopeKvParams = call.params();
     let [state, table, qkv, q, k, v] = call.operands();
-    let (n_tokens, head_dim, capacity) =
-        (params.n_tokens as usize, params.head_dim as usize, params.capacity as usize);
+    let (n_tokens, head_dim, capacity) = (params.n_tokens as usize, params.head_dim as usize, params.capacity as usize);
     let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
     let row = (n_heads + 2 * n_kv_heads) * head_dim;
     let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };

@@ -129,7 +129,8 @@ pub(crate) fn sample(mut call: Call<'_>) {
         left = left.from(left.select_key(target, |i| (probs[i] / total * FIXED) as u32));
     }
     if sampling.min_p > 0.0 {
-        left = left.from(order_key(highest + sampling.min_p.ln()));
+        // Not above the highest itself: -0 + 0 is +0, whose key is larger.
+        left = left.from(order_key(highest + sampling.min_p.ln()).min(order_key(highest)));
     }
 
     // Sums in f32 and in the shader's order, run by run, so that both draw the same token wherever rounding allows it.
@@ -184,6 +185,7 @@ mod tests {
         sample(Call {
             params: bytemuck::bytes_of(&SampleParams { n_vocab: logits.len() as u32, _pad: [0; 3] }),
             weight: None,
+            grid: [1; 3],
             operands: vec![
                 Operand::Read(bytemuck::cast_slice(&[sampling])),
                 Operand::Read(&[pos - 1, 1, 0, 0]),
@@ -201,11 +203,13 @@ mod tests {
         argmax::argmax(Call {
             params: bytemuck::bytes_of(&params),
             weight: None,
+            grid: [params.n_chunks, 1, 1],
             operands: vec![Operand::Read(bytemuck::cast_slice(logits)), Operand::Write(&mut best)],
         });
         argmax::argmax_merge(Call {
             params: bytemuck::bytes_of(&ArgmaxMergeParams { n_chunks: params.n_chunks, _pad: [0; 3] }),
             weight: None,
+            grid: [1; 3],
             operands: vec![Operand::Read(&best), Operand::Write(&mut ids)],
         });
         ids[0]
@@ -234,8 +238,7 @@ mod tests {
     fn tokens_are_drawn_as_often_as_their_probability_says() {
         let probs = [0.03f32, 0.02, 0.4, 0.2, 0.3, 0.05];
         let logits = probs.map(|p| p.ln() + 3.0);
-        for sampling in
-            [Sampling { top_k: 3, ..OFF }, Sampling { top_p: 0.85, ..OFF }, Sampling { min_p: 0.3, ..OFF }]
+        for sampling in [Sampling { top_k: 3, ..OFF }, Sampling { top_p: 0.85, ..OFF }, Sampling { min_p: 0.3, ..OFF }]
         {
             const DRAWS: u32 = 20_000;
             let mut counts = [0u32; 6];

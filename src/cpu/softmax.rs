@@ -46,10 +46,8 @@ mod tests {
         softmax(Call {
             params: bytemuck::bytes_of(&params),
             weight: None,
-            operands: vec![
-                Operand::Read(bytemuck::cast_slice(&x)),
-                Operand::Write(bytemuck::cast_slice_mut(&mut y)),
-            ],
+            grid: [1; 3],
+            operands: vec![Operand::Read(bytemuck::cast_slice(&x)), Operand::Write(bytemuck::cast_slice_mut(&mut y))],
         });
         assert_eq!(y[..7], [0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.5]);
         assert_eq!(y[7..], [1.0 / 7.0; 7]);

@@ -6,11 +6,12 @@ use crate::kernels::{NON_FINITE, TopKParams};
 
 pub(crate) fn top_k(mut call: Call<'_>) {
     let params: TopKParams = call.params();
+    let n_rows = call.grid[0] as usize;
     let [x, values, ids] = call.operands();
     let (dim, k) = (params.dim as usize, params.k as usize);
     let values = values.get_mut::<f32>().chunks_exact_mut(k);
     let ids = ids.get_mut::<u32>().chunks_exact_mut(k);
-    for ((x, values), ids) in x.get::<f32>().chunks_exact(dim).zip(values).zip(ids) {
+    for ((x, values), ids) in x.get::<f32>().chunks_exact(dim).zip(values).zip(ids).take(n_rows) {
         if x.iter().any(|value| !value.is_finite()) {
             // What each round of the shader finds: the last element stands for the index that does not exist.
             ids.fill(NON_FINITE);

@@ -83,15 +83,7 @@ impl Model {
     /// [`Error::Memory`] if the plan exceeds the limit, with nothing allocated; [`Error::Option`] for a context length
     /// out of range; [`Error::Config`] if a weight is missing; errors of [`Device::write`].
     pub fn from_file(device: &Device, file: ModelFile, options: LoadOptions<'_>) -> Result<Model, Error> {
-        let limit = file.config.max_seq_len;
-        let context_length = options.context_length.unwrap_or(DEFAULT_CONTEXT.min(limit));
-        if context_length == 0 || context_length > limit {
-            return Err(Error::Option {
-                option: "context_length",
-                expected: format!("1 to the model's {limit}"),
-                found: context_length.to_string(),
-            });
-        }
+        let context_length = checked_context(file.config.max_seq_len, options.context_length)?;
         let weights = Weights::declare(device, &file.config, &*file.source)?;
         let llama = Llama { config: file.config, weights };
         let plan = plan(device, &llama, context_length)?;
@@ -108,6 +100,16 @@ impl Model {
         };
         let device = device.clone();
         Ok(Model { inner: Arc::new(Inner { device, name: file.name, llama, encodings, context_length, plan }) })
+    }
+
+    /// Memory that a file's weights and one session would take on a device; nothing is allocated.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a weight is missing or has another shape than the configuration says.
+    pub fn plan_file(device: &Device, file: &ModelFile, context_length: Option<u32>) -> Result<MemoryPlan, Error> {
+        let context_length = checked_context(file.config.max_seq_len, context_length)?;
+        let weights = Weights::declare(device, &file.config, &*file.source)?;
+        plan(device, &Llama { config: file.config.clone(), weights }, context_length)
     }
 
     /// The device that holds the weights.
@@ -208,6 +210,19 @@ impl Model {
         }
         Ok(trace)
     }
+}
+
+/// The context length asked for, within what the model was trained on, or the default.
+fn checked_context(limit: u32, asked: Option<u32>) -> Result<u32, Error> {
+    let context_length = asked.unwrap_or(DEFAULT_CONTEXT.min(limit));
+    if context_length == 0 || context_length > limit {
+        return Err(Error::Option {
+            option: "context_length",
+            expected: format!("1 to the model's {limit}"),
+            found: context_length.to_string(),
+        });
+    }
+    Ok(context_length)
 }
 
 /// The memory of the weights and one session that generates.

@@ -403,6 +403,11 @@ impl<'s> Generation<'s> {
         rows
     }
 
+    /// The session that generates.
+    pub fn session(&self) -> &Session {
+        self.session
+    }
+
     /// Why the generation ended; `None` while it goes on.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.stop_reason

@@ -6,8 +6,11 @@ use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, WeightTyp
 use crate::common::{Expected, block_on, compare};
 use crate::inputs::{Inputs, Source};
 
-/// A quiet NaN, and no valid token id: fills outputs before a run and everything behind a tensor's end.
+/// A quiet NaN, and no valid token id: fills outputs before a run, and their buffers behind the tensors' ends.
 pub const PATTERN: u32 = 0x7fd2_5a5a;
+/// Another one, behind the ends of tensors that hold something before the run. Arithmetic hands a NaN's bits on, so
+/// that with one pattern for all, a result computed and written past both ends would look untouched.
+pub const INPUT_PATTERN: u32 = 0x7fe1_a5a5;
 
 /// Half a unit in the last place of 1: the relative error of one f32 rounding.
 pub const ROUND: f64 = 1.0 / 16_777_216.0;
@@ -63,6 +66,12 @@ pub enum Want {
     Close(Vec<Expected>, f64),
     /// Whatever the closure accepts.
     Check(Box<dyn Fn(&[u32]) -> Result<(), String>>),
+}
+
+impl Data {
+    fn pattern(&self) -> u32 {
+        if matches!(self, Data::Blank(_)) { PATTERN } else { INPUT_PATTERN }
+    }
 }
 
 pub struct Operand {
@@ -178,10 +187,11 @@ fn place(device: &Device, operand: &Operand) -> Result<Slot, Error> {
 }
 
 fn fill(device: &Device, slot: &Slot, data: &Data) -> Result<(), Error> {
+    let pattern = data.pattern();
     match slot {
-        Slot::Tensor(tensor) => device.fill_buffer(tensor, PATTERN)?,
-        Slot::State(state) => device.fill_buffer(state.tensor(), PATTERN)?,
-        Slot::Matrix(matrix) => matrix.tensors().try_for_each(|words| device.fill_buffer(words, PATTERN))?,
+        Slot::Tensor(tensor) => device.fill_buffer(tensor, pattern)?,
+        Slot::State(state) => device.fill_buffer(state.tensor(), pattern)?,
+        Slot::Matrix(matrix) => matrix.tensors().try_for_each(|words| device.fill_buffer(words, pattern))?,
     }
     match (slot, data) {
         (Slot::Tensor(tensor), Data::Floats(data)) => device.write(tensor, 0, data),
@@ -245,11 +255,12 @@ pub fn execute(device: &Device, job: &Job, rounds: usize) -> Result<f64, String>
 }
 
 fn judge(operand: &Operand, before: &[u32], after: &[u32]) -> Result<f64, String> {
+    let pattern = operand.data.pattern();
     let len = match operand.data {
         Data::Weights(..) => after.len(),
         _ => operand.shape.iter().map(|&d| d as usize).product(),
     };
-    if let Some(at) = (len..after.len()).find(|&at| after[at] != PATTERN) {
+    if let Some(at) = (len..after.len()).find(|&at| after[at] != pattern) {
         return Err(format!("word {at} was written, the tensor ends at {len}"));
     }
     let content = &after[..len];
@@ -275,7 +286,7 @@ fn judge(operand: &Operand, before: &[u32], after: &[u32]) -> Result<f64, String
             let (mut got, mut judged) = (Vec::with_capacity(len), Vec::with_capacity(len));
             for (i, (&bits, expected)) in content.iter().zip(want).enumerate() {
                 if expected.value.is_nan() {
-                    if bits != PATTERN {
+                    if bits != pattern {
                         return Err(format!("element {i} was written and should not have been"));
                     }
                 } else if expected.value.is_finite() {

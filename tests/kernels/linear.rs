@@ -62,9 +62,10 @@ pub fn cases(cases: &mut Vec<Case>) {
     let mut push = |name, kernel: Kernel, weight: WeightType, flags: usize, [m, n, k]: [u32; 3], inputs| {
         let bias = if flags & 1 != 0 { "+bias" } else { "" };
         let accumulate = if flags & 2 != 0 { "+accumulate" } else { "" };
+        let beside = if flags & 4 != 0 { "+beside" } else { "" };
         cases.push(Case {
             kernel: name,
-            variant: format!("{weight}{bias}{accumulate}"),
+            variant: format!("{weight}{bias}{accumulate}{beside}"),
             sizes: format!("t={m},n={n},k={k}"),
             inputs,
             build: Box::new(move |source| linear(source, kernel, weight, flags, [m, n, k])),
@@ -73,13 +74,13 @@ pub fn cases(cases: &mut Vec<Case>) {
     for weight in WeightType::ALL {
         for inputs in Inputs::ALL {
             for (i, &sizes) in MATVEC.iter().enumerate() {
-                push("matvec", kernels::matvec, weight, i % 4, sizes, inputs);
+                push("matvec", kernels::matvec, weight, i % 8, sizes, inputs);
             }
             for (i, &sizes) in MATMUL.iter().enumerate() {
-                push("matmul", kernels::matmul, weight, i % 4, sizes, inputs);
+                push("matmul", kernels::matmul, weight, i % 8, sizes, inputs);
             }
             for (i, &sizes) in MATMUL.iter().enumerate().skip(2).step_by(3) {
-                push("matmul_naive", kernels::matmul_naive, weight, i % 4, sizes, inputs);
+                push("matmul_naive", kernels::matmul_naive, weight, i % 8, sizes, inputs);
             }
         }
         // Either side of where matvec hands over to matmul, and a K that only matmul takes.
@@ -105,8 +106,9 @@ pub fn cases(cases: &mut Vec<Case>) {
     }
 }
 
-/// The product in f64, `w` being `[N, K]`, with what rounding may do to each element.
-fn product(source: &Source, x: &[f32], w: &[f64], extra: &[f64], [m, n, k]: [usize; 3]) -> Vec<Expected> {
+/// The product in f64, `w` being `[N, K]`, with what rounding may do to each element; two more terms for each element
+/// are added to its sum.
+fn product(source: &Source, x: &[f32], w: &[f64], more: &[[f64; 2]], [m, n, k]: [usize; 3]) -> Vec<Expected> {
     let x: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
     let magnitude = |row: &[f64]| row.iter().map(|v| v.abs()).sum::<f64>();
     let w_magnitudes: Vec<f64> = w.chunks_exact(k).map(magnitude).collect();
@@ -114,7 +116,7 @@ fn product(source: &Source, x: &[f32], w: &[f64], extra: &[f64], [m, n, k]: [usi
     for (row, x) in x.chunks_exact(k).enumerate() {
         let x_magnitude = magnitude(x);
         for (col, w) in w.chunks_exact(k).enumerate() {
-            let extra = extra[row * n + col];
+            let [a, b] = more[row * n + col];
             let (mut sum, mut magnitude, mut power) = (0.0, 0.0, 0.0);
             for (x, w) in x.iter().zip(w) {
                 let term = x * w;
@@ -123,14 +125,14 @@ fn product(source: &Source, x: &[f32], w: &[f64], extra: &[f64], [m, n, k]: [usi
                 power += term * term;
             }
             let operands = x_magnitude + w_magnitudes[col];
-            let mut bound = sum_rounding(k) * magnitude + 2.0 * ROUND * (extra.abs() + magnitude);
+            let mut bound = sum_rounding(k) * magnitude + 2.0 * ROUND * (a.abs() + b.abs() + magnitude);
             let mut floor = FLUSH * (operands + k as f64);
             if source.staged_f16 {
                 // Two roundings to 11 bits in each term, or to a multiple of 2^-24 where f16 is subnormal.
                 bound += magnitude / 1024.0;
                 floor += operands * ROUND;
             }
-            let value = sum + extra;
+            let value = sum + a + b;
             want.push(Expected { value, bound, floor, power: (value * value).max(power) });
         }
     }
@@ -150,30 +152,46 @@ fn limit(source: &Source, [m, n, k]: [usize; 3]) -> f64 {
     }
 }
 
+/// Columns of `y` that belong to others, to the left and to the right of the product.
+const BESIDE: [u32; 2] = [3, 2];
+
 fn linear(source: &mut Source, kernel: Kernel, weight: WeightType, flags: usize, [m, n, k]: [u32; 3]) -> Job {
+    let (has_bias, accumulate) = (flags & 1 != 0, flags & 2 != 0);
+    let [left, right] = if flags & 4 != 0 { BESIDE } else { [0, 0] };
+    let width = left + n + right;
     let x = source.rows(m, k);
     let bytes = source.weights(weight, n, k);
-    let bias = source.normal(n);
-    let held = source.rows(m, n);
-    let (has_bias, accumulate) = (flags & 1 != 0, flags & 2 != 0);
+    let bias = source.normal(width);
+    let held = source.rows(m, width);
+
     let of = |on: bool, value: f32| if on { f64::from(value) } else { 0.0 };
-    let extra: Vec<f64> =
-        held.iter().enumerate().map(|(i, &y)| of(accumulate, y) + of(has_bias, bias[i % n as usize])).collect();
+    let own = left as usize..(left + n) as usize; // columns of the product
+    let more: Vec<[f64; 2]> = held
+        .chunks_exact(width as usize)
+        .flat_map(|row| own.clone().map(|c| [of(accumulate, row[c]), of(has_bias, bias[c])]))
+        .collect();
     let sizes = [m as usize, n as usize, k as usize];
-    let want = product(source, &x, &dequantise(weight, &bytes, k), &extra, sizes);
-    let mut y = Operand::close("y", &[m, n], want, limit(source, sizes));
+    let product = product(source, &x, &dequantise(weight, &bytes, k), &more, sizes);
+    let mut want = Vec::with_capacity(held.len());
+    for (product, held) in product.chunks_exact(n as usize).zip(held.chunks_exact(width as usize)) {
+        let others = |c: usize| Expected::new(if accumulate { f64::from(held[c]) } else { f64::NAN }, 0.0, 0.0);
+        want.extend((0..own.start).map(others));
+        want.extend(product);
+        want.extend((own.end..width as usize).map(others));
+    }
+    let mut y = Operand::close("y", &[m, width], want, limit(source, sizes));
     if accumulate {
         y.data = Data::Floats(held);
     }
     let operands = vec![
         Operand::weights(weight, &[n, k], bytes),
-        Operand::floats("bias", &[n], bias),
+        Operand::floats("bias", &[width], bias),
         Operand::floats("x", &[m, k], x),
         y,
     ];
     Job::new(operands, move |rec: &mut Recorder, bound: &Bound| {
         let bias = if has_bias { Some(bound.tensor(1)) } else { None };
-        let linear = Linear { bias, accumulate, ..Linear::new(bound.matrix(0)) };
+        let linear = Linear { bias, accumulate, y_start: left, ..Linear::new(bound.matrix(0)) };
         kernel(rec, &linear, bound.tensor(2), bound.tensor(3))
     })
 }
@@ -183,7 +201,7 @@ fn plain(source: &mut Source, [m, n, k]: [u32; 3]) -> Job {
     let b: Vec<f32> = source.normal(k * n);
     let sizes @ [rows, cols, depth] = [m as usize, n as usize, k as usize];
     let transposed: Vec<f64> = (0..cols * depth).map(|i| f64::from(b[i % depth * cols + i / depth])).collect();
-    let want = product(source, &x, &transposed, &vec![0.0; rows * cols], sizes);
+    let want = product(source, &x, &transposed, &vec![[0.0; 2]; rows * cols], sizes);
     let y = Operand::close("y", &[m, n], want, limit(source, sizes));
     Job::new(vec![Operand::floats("x", &[m, k], x), Operand::floats("b", &[k, n], b), y], |rec, bound| {
         kernels::matmul_plain(rec, bound.tensor(0), bound.tensor(1), bound.tensor(2))

@@ -3,7 +3,7 @@
 use tilewright::kernels::{self, RopeConfig, RopeScaling, RopeStyle, rope_table};
 
 use crate::common::Expected;
-use crate::harness::{Case, Data, FLUSH, Job, Operand, ROUND, Want};
+use crate::harness::{Case, Data, FLUSH, Job, Operand, PATTERN, ROUND, Want};
 use crate::inputs::{Inputs, Source};
 
 /// T, H, Hkv, D, rotated, pos: pairs are shared out in workgroups of 64.
@@ -130,7 +130,7 @@ fn rope_kv(source: &mut Source, style: RopeStyle, [t, h, hkv, d, rot, pos]: [u32
             v[start..start + d_len].copy_from_slice(head);
         }
     }
-    let values = v.iter().map(|v| if v.is_nan() { crate::harness::PATTERN } else { v.to_bits() }).collect();
+    let values = v.iter().map(|v| if v.is_nan() { PATTERN } else { v.to_bits() }).collect();
     let cache = [hkv, capacity, d];
     let blank_values = Operand { data: Data::Blank(tilewright::DType::F32), ..Operand::floats("v", &cache, vec![]) };
     let operands = vec![

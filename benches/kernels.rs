@@ -1,0 +1,243 @@
+//! Kernels one by one, on every tier of the GPU adapter and on the CPU executor.
+//!
+//! `cargo bench --bench kernels` takes a few minutes on two slow cores; `TILEWRIGHT_BENCH=full` measures more sizes and
+//! more samples. A name such as `cargo bench --bench kernels -- matvec/Q4_0` picks. Rates count what an operation needs
+//! at least: `2 M N K` operations for a matrix product, each byte once for everything that is bound by memory. Criterion
+//! calls an operation an element. After all else a line for each result has the median in plain units, and
+//! matrix products their ratio to the naive kernel of the same run.
+
+mod common;
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use criterion::{Criterion, Throughput};
+use tilewright::kernels::{
+    AttentionConfig, Linear, RopeConfig, RopeScaling, RopeStyle, StepState, attention, layer_norm, matmul,
+    matmul_naive, matvec, rms_norm, rope, rope_table, softmax,
+};
+use tilewright::{DType, Error, Matrix, Recorder, Recording, Role, Tensor, WeightType, Workspace, file_row_bytes};
+
+use common::Target;
+
+/// What one run of a kernel needs at least.
+#[derive(Clone, Copy)]
+enum Work {
+    Bytes(u64),
+    Operations(u64),
+}
+
+/// The median time of one result.
+struct Row {
+    kernel: String,
+    target: &'static str,
+    work: Work,
+    median: Duration,
+}
+
+struct Bench<'c> {
+    criterion: &'c mut Criterion,
+    rows: Vec<Row>,
+}
+
+impl Bench<'_> {
+    /// Measures a kernel on a device. `record` declares operands, fills them and records; it returns the output.
+    fn measure(
+        &mut self,
+        target: &Target,
+        kernel: String,
+        work: Work,
+        record: impl FnOnce(&mut Recorder) -> Result<Tensor, Error>,
+    ) {
+        let mut rec = Recorder::new(&target.device);
+        let result = record(&mut rec).unwrap_or_else(|error| panic!("{kernel} on {}: {error}", target.name));
+        let recording: Recording = rec.finish(&mut Workspace::default());
+        let times = RefCell::new(Vec::new());
+        let mut group = self.criterion.benchmark_group(&kernel);
+        group.throughput(match work {
+            Work::Bytes(n) => Throughput::BytesDecimal(n),
+            Work::Operations(n) => Throughput::Elements(n),
+        });
+        group.bench_function(target.name, |bencher| {
+            // The warm-up has its own call; only what is measured stays.
+            times.borrow_mut().clear();
+            bencher.iter_custom(|n| {
+                let time = target.time(&recording, &result, n);
+                times.borrow_mut().push(time.div_f64(n as f64));
+                time
+            });
+        });
+        group.finish();
+        let mut times = times.into_inner();
+        // A name that the command line left out was never run.
+        if !times.is_empty() {
+            times.sort();
+            let median = times[times.len() / 2];
+            self.rows.push(Row { kernel, target: target.name, work, median });
+        }
+    }
+
+    /// All results once more, one a line.
+    fn print(&self) {
+        println!("\n{:<36} {:<10} {:>12} {:>14} {:>10}", "kernel", "device", "median us", "rate", "vs naive");
+        for row in &self.rows {
+            let seconds = row.median.as_secs_f64();
+            let rate = match row.work {
+                Work::Bytes(n) => format!("{:.2} GB/s", n as f64 / seconds / 1e9),
+                Work::Operations(n) => format!("{:.2} GFLOP/s", n as f64 / seconds / 1e9),
+            };
+            let naive = row.kernel.strip_prefix("matmul/").map(|size| format!("matmul_naive/{size}"));
+            let naive = self.rows.iter().find(|r| Some(&r.kernel) == naive.as_ref() && r.target == row.target);
+            let ratio = naive.map_or(String::new(), |naive| format!("{:.2}x", naive.median.as_secs_f64() / seconds));
+            println!("{:<36} {:<10} {:>12.1} {:>14} {:>10}", row.kernel, row.target, seconds * 1e6, rate, ratio);
+        }
+    }
+}
+
+fn main() {
+    let mut criterion = common::criterion();
+    let mut bench = Bench { criterion: &mut criterion, rows: Vec::new() };
+    let targets = common::targets();
+    let is_full = common::is_full();
+    for target in &targets {
+        let sizes: &[u32] = if is_full { &[64, 128, 256, 512, 1024] } else { &[64, 256, 1024] };
+        for &size in sizes {
+            matmuls(&mut bench, target, size);
+        }
+        let sizes: &[u32] = if is_full { &[1024, 2048, 4096] } else { &[2048] };
+        for &size in sizes {
+            for weight in WeightType::ALL {
+                matvecs(&mut bench, target, weight, size);
+            }
+        }
+        let shapes: &[[u32; 2]] = if is_full { &[[1, 4096], [128, 2048], [512, 4096]] } else { &[[128, 2048]] };
+        for &[n_rows, dim] in shapes {
+            rows(&mut bench, target, n_rows, dim);
+        }
+        ropes(&mut bench, target);
+        let cached: &[u32] = if is_full { &[256, 1024, 4096] } else { &[1024] };
+        for &n_cached in cached {
+            attentions(&mut bench, target, "decode", 1, n_cached);
+        }
+        attentions(&mut bench, target, "prefill", 128, 0);
+    }
+    bench.print();
+    criterion.final_summary();
+}
+
+/// Square products of F32, naive and tiled.
+fn matmuls(bench: &mut Bench, target: &Target, size: u32) {
+    type Product = fn(&mut Recorder, &Linear, &Tensor, &Tensor) -> Result<(), Error>;
+    let kernels: [(&str, Product); 2] = [("matmul_naive", matmul_naive), ("matmul", matmul)];
+    for (name, kernel) in kernels {
+        let work = Work::Operations(2 * u64::from(size).pow(3));
+        bench.measure(target, format!("{name}/{size}"), work, |rec| {
+            let values = common::uniform((size * size) as usize);
+            let w = Matrix::from_f32(rec.device(), "w", size, size, &values)?;
+            let x = rec.device().upload("x", &[size, size], &values)?;
+            let y = output("y", &[size, size])?;
+            kernel(rec, &Linear::new(&w), &x, &y)?;
+            Ok(y)
+        });
+    }
+}
+
+/// One token through a square matrix of each weight type.
+fn matvecs(bench: &mut Bench, target: &Target, weight: WeightType, size: u32) {
+    let row_bytes = file_row_bytes(weight, size as usize) as u64;
+    let work = Work::Bytes(u64::from(size) * row_bytes + 2 * 4 * u64::from(size));
+    bench.measure(target, format!("matvec/{weight}/{size}"), work, |rec| {
+        let w = Matrix::declare(rec.device(), "w", weight, size, size)?;
+        w.upload(rec.device(), &[&weight_bytes(weight, (u64::from(size) * row_bytes) as usize)])?;
+        let x = rec.device().upload("x", &[1, size], &common::uniform(size as usize))?;
+        let y = output("y", &[1, size])?;
+        matvec(rec, &Linear::new(&w), &x, &y)?;
+        Ok(y)
+    });
+}
+
+/// Kernels that take rows one by one.
+fn rows(bench: &mut Bench, target: &Target, n_rows: u32, dim: u32) {
+    let shape = [n_rows, dim];
+    let (len, row) = (u64::from(n_rows * dim), u64::from(dim));
+    let name = |kernel: &str| format!("{kernel}/{n_rows}x{dim}");
+    let x = |rec: &Recorder| rec.device().upload("x", &shape, &common::uniform(len as usize));
+    let weight = |rec: &Recorder| rec.device().upload("weight", &[dim], &common::uniform(dim as usize));
+    bench.measure(target, name("rms_norm"), Work::Bytes(4 * (2 * len + row)), |rec| {
+        let y = output("y", &shape)?;
+        rms_norm(rec, &x(rec)?, &weight(rec)?, &y, 1e-5)?;
+        Ok(y)
+    });
+    bench.measure(target, name("layer_norm"), Work::Bytes(4 * (2 * len + 2 * row)), |rec| {
+        let y = output("y", &shape)?;
+        layer_norm(rec, &x(rec)?, &weight(rec)?, &weight(rec)?, &y, 1e-5)?;
+        Ok(y)
+    });
+    bench.measure(target, name("softmax"), Work::Bytes(4 * 2 * len), |rec| {
+        let y = output("y", &shape)?;
+        softmax(rec, &x(rec)?, &y)?;
+        Ok(y)
+    });
+}
+
+/// The heads of a chunk of a prompt.
+fn ropes(bench: &mut Bench, target: &Target) {
+    let shape = [128, 32, 64]; // [T, H, D]
+    let len: u32 = shape.iter().product();
+    let table_len = shape[0] * shape[2];
+    bench.measure(target, "rope/128x32x64".into(), Work::Bytes(4 * u64::from(2 * len + table_len)), |rec| {
+        let config = RopeConfig { rot_dims: 64, theta: 1e4, style: RopeStyle::Interleaved, scaling: RopeScaling::None };
+        let state = StepState::declare()?;
+        state.set(rec.device(), 0, shape[0])?;
+        let table = rec.device().upload("table", &[shape[0], 32, 2], &rope_table(&config, shape[0]))?;
+        let x = rec.device().upload("x", &shape, &common::uniform(len as usize))?;
+        let y = output("y", &shape)?;
+        rope(rec, &state, &config, &table, &x, &y)?;
+        Ok(y)
+    });
+}
+
+/// `n_tokens` queries of 32 heads behind `n_cached` keys, 8 key/value heads.
+fn attentions(bench: &mut Bench, target: &Target, phase: &str, n_tokens: u32, n_cached: u32) {
+    let config = AttentionConfig { n_heads: 32, n_kv_heads: 8, head_dim: 64, window: None, scale: 0.125 };
+    let (q_dim, capacity) = (config.n_heads * config.head_dim, n_cached + n_tokens);
+    let visible: u64 = (0..n_tokens).map(|t| u64::from(n_cached + t + 1)).sum();
+    // A multiplication and an addition for each element of a visible key, and of its value.
+    let work = Work::Operations(4 * u64::from(q_dim) * visible);
+    bench.measure(target, format!("attention/{phase}/{n_tokens}x{capacity}"), work, |rec| {
+        let state = StepState::declare()?;
+        state.set(rec.device(), n_cached, n_tokens)?;
+        let cached = [config.n_kv_heads, capacity, config.head_dim];
+        let cached_len = cached.iter().product::<u32>() as usize;
+        let q = rec.device().upload("q", &[n_tokens, q_dim], &common::uniform((n_tokens * q_dim) as usize))?;
+        let k = rec.device().upload("k", &cached, &common::uniform(cached_len))?;
+        let v = rec.device().upload("v", &cached, &common::uniform(cached_len))?;
+        let y = output("y", &[n_tokens, q_dim])?;
+        attention(rec, &state, &config, &q, &k, &v, &y)?;
+        Ok(y)
+    });
+}
+
+fn output(label: &str, shape: &[u32]) -> Result<Tensor, Error> {
+    Tensor::declare(label, Role::Activations, shape, DType::F32)
+}
+
+/// Bytes of a matrix as files store it: any quants, but scales and floats of ordinary size, because subnormals and NaNs
+/// can take another time.
+fn weight_bytes(weight: WeightType, n: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = common::words(n.div_ceil(4)).flat_map(u32::to_le_bytes).take(n).collect();
+    let (unit, high) = match weight {
+        // 0.5 to 1, whatever the mantissa.
+        WeightType::F32 => (4, 0x3f),
+        WeightType::F16 => (2, 0x38),
+        WeightType::BF16 => (2, 0x3f),
+        // The high byte of the scale makes it 0.0078 and a little.
+        WeightType::Q8_0 => (34, 0x20),
+        WeightType::Q4_0 => (18, 0x20),
+    };
+    let last = if weight.has_scale() { 1 } else { unit - 1 };
+    for element in bytes.chunks_exact_mut(unit) {
+        element[last] = high;
+    }
+    bytes
+}

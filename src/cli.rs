@@ -1,0 +1,158 @@
+//! Arguments, exit codes and output conventions. Results go to stdout, everything else to stderr.
+
+mod info;
+mod inspect;
+mod run;
+mod tokenize;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tilewright::{Device, DeviceChoice, Error, Tier};
+
+/// Runs language models on any GPU through WebGPU, and on the CPU.
+///
+/// Without a subcommand it tells a story with the model that is built in.
+#[derive(Parser)]
+#[command(version, args_conflicts_with_subcommands = true)]
+#[command(after_help = "Exit codes: 0 done, 1 an error at work, 2 an error in the command line.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    story: run::GenerateArgs,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Generate text with a model file or the built-in model.
+    Run(run::RunArgs),
+    /// Show adapters, their features and limits, and which device would be used.
+    Info(info::InfoArgs),
+    /// Show the token ids of a text.
+    Tokenize(tokenize::TokenizeArgs),
+    /// Show metadata, tensors and memory plan of a model file.
+    Inspect(inspect::InspectArgs),
+}
+
+/// What stops a command.
+enum Failure {
+    /// An error to report.
+    Error(Error),
+    /// Whoever reads stdout went away: nothing is left to do, and nobody to tell.
+    StdoutClosed,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure::Error(error)
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::BrokenPipe => Failure::StdoutClosed,
+            _ => Failure::Error(Error::Io { path: "stdout".into(), source }),
+        }
+    }
+}
+
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match cli.command {
+        None => run::run(None, &cli.story),
+        Some(Command::Run(args)) => run::run(args.model.as_deref(), &args.generate),
+        Some(Command::Info(args)) => info::info(&args),
+        Some(Command::Tokenize(args)) => tokenize::tokenize(&args),
+        Some(Command::Inspect(args)) => inspect::inspect(&args),
+    };
+    match result {
+        Ok(()) | Err(Failure::StdoutClosed) => ExitCode::SUCCESS,
+        // A value out of range is the command line's fault, whoever noticed it.
+        Err(Failure::Error(error @ Error::Option { .. })) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+        Err(Failure::Error(error)) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Which device to use.
+#[derive(clap::Args)]
+struct DeviceArgs {
+    /// Device: `auto`, `cpu`, `gpu`, or part of an adapter's name.
+    #[arg(long, default_value = "auto", env = "TILEWRIGHT_DEVICE", value_name = "DEVICE")]
+    device: DeviceChoice,
+    /// Shader tier instead of the one that suits the adapter.
+    #[arg(long, value_parser = parse_tier, value_name = "TIER")]
+    tier: Option<Tier>,
+}
+
+impl DeviceArgs {
+    fn open(&self) -> Result<Device, Error> {
+        pollster::block_on(Device::open(&self.device, self.tier))
+    }
+}
+
+fn parse_tier(text: &str) -> Result<Tier, String> {
+    let names = Tier::ALL.map(Tier::name).join(", ");
+    Tier::ALL.into_iter().find(|tier| tier.name() == text).ok_or(format!("expected one of {names}"))
+}
+
+/// A number of bytes: plain, or with K, M, G (powers of 1024), as in `512M`, `1.5GiB`.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let factor = match unit.trim().to_ascii_lowercase().trim_end_matches("ib").trim_end_matches('b') {
+        "" => 1.0,
+        "k" => 1024.0,
+        "m" => 1024.0 * 1024.0,
+        "g" => 1024.0 * 1024.0 * 1024.0,
+        _ => return Err(format!("unknown unit `{unit}`, expected K, M or G")),
+    };
+    let number: f64 = number.parse().map_err(|_| "expected a number of bytes, such as 512M".to_string())?;
+    Ok((number * factor) as u64)
+}
+
+/// Bytes for people.
+fn show_bytes(bytes: u64) -> String {
+    let mib = bytes as f64 / (1 << 20) as f64;
+    match mib {
+        1024.0.. => format!("{:.2} GiB", mib / 1024.0),
+        1.0.. => format!("{mib:.1} MiB"),
+        _ => format!("{:.1} KiB", bytes as f64 / 1024.0),
+    }
+}
+
+/// Prints one JSON value to stdout.
+fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{value:#}")?;
+    Ok(out.flush()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_are_read_in_all_spellings() {
+        for (text, bytes) in [("17", 17), ("2K", 2048), ("1.5GiB", 3 << 29), ("512mb", 512 << 20), ("3 M", 3 << 20)] {
+            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "M", "1T", "1..2", "-1"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! `tilewright info`: what this machine offers.
+
+use std::io::{self, Write};
+
+use clap::Args;
+use serde_json::json;
+use tilewright::{AdapterReport, Device};
+
+use super::{DeviceArgs, Failure, print_json, show_bytes};
+
+#[derive(Args)]
+pub struct InfoArgs {
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn info(args: &InfoArgs) -> Result<(), Failure> {
+    let adapters = pollster::block_on(Device::adapters());
+    let device = args.device.open()?;
+    let chosen = device.info();
+    if args.json {
+        return print_json(&json!({ "device": chosen, "adapters": adapters }));
+    }
+    let mut out = io::stdout().lock();
+    writeln!(out, "device    {} ({}): {}", chosen.name, chosen.backend, chosen.reason)?;
+    if adapters.is_empty() {
+        writeln!(out, "adapters  none")?;
+    }
+    for adapter in &adapters {
+        show(&mut out, adapter)?;
+    }
+    Ok(out.flush()?)
+}
+
+fn show(out: &mut impl Write, adapter: &AdapterReport) -> io::Result<()> {
+    let kind = if adapter.is_software { "software" } else { "gpu" };
+    writeln!(out, "\n{} ({}, {kind})", adapter.name, adapter.backend)?;
+    writeln!(out, "  driver            {}", adapter.driver)?;
+    if !adapter.pci_bus_id.is_empty() {
+        writeln!(out, "  pci bus id        {}", adapter.pci_bus_id)?;
+    }
+    writeln!(out, "  tier              {}", adapter.tier.name())?;
+    writeln!(out, "  shader-f16        {}", yes(adapter.has_f16))?;
+    match adapter.subgroups {
+        Some([min, max]) if min == max => writeln!(out, "  subgroups         of {min}")?,
+        Some([min, max]) => writeln!(out, "  subgroups         of {min} to {max}")?,
+        None => writeln!(out, "  subgroups         no")?,
+    }
+    writeln!(out, "  timestamps        {}", yes(adapter.has_timestamps))?;
+    writeln!(out, "  largest buffer    {}", show_bytes(adapter.max_buffer_bytes))?;
+    writeln!(out, "  largest binding   {}", show_bytes(adapter.max_binding_bytes))?;
+    writeln!(out, "  workgroup memory  {}", show_bytes(u64::from(adapter.max_workgroup_bytes)))
+}
+
+fn yes(value: bool) -> &'static str {
+    if value { "yes" } else { "no" }
+}

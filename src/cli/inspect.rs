@@ -1,0 +1,133 @@
+//! `tilewright inspect`: what a model file holds.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::{Map, json};
+use tilewright::formats::gguf::Gguf;
+use tilewright::formats::safetensors::Safetensors;
+use tilewright::formats::TensorInfo;
+use tilewright::load::{FileBytes, ModelFile};
+use tilewright::{Error, MemoryPlan, Model};
+
+use super::{DeviceArgs, Failure, print_json, show_bytes};
+
+#[derive(Args)]
+pub struct InspectArgs {
+    /// GGUF or safetensors file, or model folder; the built-in model if absent.
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Context length of the memory plan.
+    #[arg(long, value_name = "N")]
+    ctx: Option<u32>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What files say, without any knowledge of models.
+#[derive(Default)]
+struct Content {
+    metadata: Vec<(String, String)>,
+    tensors: Vec<TensorInfo>,
+}
+
+pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
+    let content = match &args.file {
+        Some(path) => read(path)?,
+        None => gguf(ModelFile::BUILTIN)?,
+    };
+    let file = match &args.file {
+        Some(path) => ModelFile::open(path),
+        None => ModelFile::builtin(),
+    };
+    // A file that cannot be run can still be looked at; the plan's place then says why.
+    let device = args.device.open()?;
+    let plan = file.and_then(|file| Model::plan_file(&device, &file, args.ctx));
+    if args.json {
+        return print_json(&as_json(&content, &plan));
+    }
+    let mut out = io::stdout().lock();
+    for (key, value) in &content.metadata {
+        writeln!(out, "{key:<44} {value}")?;
+    }
+    writeln!(out)?;
+    let mut total = 0;
+    for tensor in &content.tensors {
+        total += tensor.size_bytes;
+        let shape = tensor.shape.iter().map(u64::to_string).collect::<Vec<_>>().join(" x ");
+        let size = show_bytes(tensor.size_bytes);
+        writeln!(out, "{:<44} {:<6} {shape:>16} {size:>12}", tensor.name, tensor.block_type)?;
+    }
+    writeln!(out, "\n{} tensors, {}", content.tensors.len(), show_bytes(total))?;
+    match plan {
+        Ok(plan) => writeln!(
+            out,
+            "memory: {} = weights {} + cache {} + activations {}",
+            show_bytes(plan.total_bytes()),
+            show_bytes(plan.weights_bytes),
+            show_bytes(plan.cache_bytes),
+            show_bytes(plan.activations_bytes)
+        )?,
+        Err(error) => writeln!(out, "cannot be run: {error}")?,
+    }
+    Ok(out.flush()?)
+}
+
+fn as_json(content: &Content, plan: &Result<MemoryPlan, Error>) -> serde_json::Value {
+    let metadata: Map<String, serde_json::Value> =
+        content.metadata.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
+    let tensors: Vec<_> = content
+        .tensors
+        .iter()
+        .map(|tensor| {
+            json!({
+                "name": tensor.name,
+                "type": tensor.block_type.name(),
+                "shape": tensor.shape,
+                "offset": tensor.offset,
+                "size_bytes": tensor.size_bytes,
+            })
+        })
+        .collect();
+    let (plan, error) = match plan {
+        Ok(plan) => (Some(plan), None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    json!({ "metadata": metadata, "tensors": tensors, "memory": plan, "error": error })
+}
+
+/// Reads headers only; a folder's safetensors files are taken together.
+fn read(path: &Path) -> Result<Content, Error> {
+    let is_safetensors = |path: &Path| path.extension().is_some_and(|ext| ext == "safetensors");
+    if path.is_dir() {
+        let io = |source| Error::Io { path: path.into(), source };
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(path).map_err(io)? {
+            files.push(entry.map_err(io)?.path());
+        }
+        files.retain(|file| is_safetensors(file));
+        files.sort();
+        let mut content = Content::default();
+        for file in files {
+            let part = read(&file)?;
+            content.metadata.extend(part.metadata);
+            content.tensors.extend(part.tensors);
+        }
+        return Ok(content);
+    }
+    let bytes = FileBytes::map(path)?;
+    if !is_safetensors(path) {
+        return gguf(&bytes).map_err(|e| e.in_file(path));
+    }
+    let file = Safetensors::parse(&bytes, bytes.len() as u64).map_err(|e| e.in_file(path))?;
+    Ok(Content { metadata: file.metadata, tensors: file.tensors })
+}
+
+fn gguf(bytes: &[u8]) -> Result<Content, Error> {
+    let file = Gguf::parse(bytes, bytes.len() as u64)?;
+    let metadata = file.metadata.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+    Ok(Content { metadata, tensors: file.tensors })
+}

@@ -1,0 +1,234 @@
+//! `tilewright run`: text from a prompt.
+
+use std::io::{self, IsTerminal, Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+use tilewright::generate::{ContextPolicy, Generation, Stats, StopReason};
+use tilewright::load::ModelFile;
+use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model};
+
+use super::{DeviceArgs, Failure, parse_bytes, print_json, show_bytes};
+
+#[derive(Args)]
+pub struct RunArgs {
+    /// GGUF file, or folder with config.json and safetensors; the built-in model if absent.
+    pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub generate: GenerateArgs,
+}
+
+#[derive(Args)]
+pub struct GenerateArgs {
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Text to continue.
+    #[arg(long, short, default_value = "Once upon a time", conflicts_with = "prompt_file")]
+    prompt: String,
+    /// File with the text to continue; `-` is stdin.
+    #[arg(long, value_name = "FILE")]
+    prompt_file: Option<PathBuf>,
+    /// Tokens to generate at most.
+    #[arg(long, short = 'n', default_value_t = 256, value_name = "N")]
+    max_tokens: usize,
+    /// Randomness: 0 always takes the most likely token.
+    #[arg(long, default_value_t = 0.8, value_name = "T")]
+    temperature: f32,
+    /// Draw among the K most likely tokens; 0 is off.
+    #[arg(long, default_value_t = 40, value_name = "K")]
+    top_k: u32,
+    /// Draw among the most likely tokens that together have probability P; 1 is off.
+    #[arg(long, default_value_t = 0.95, value_name = "P")]
+    top_p: f32,
+    /// Draw among tokens with at least this share of the highest probability; 0 is off.
+    #[arg(long, default_value_t = 0.05, value_name = "P")]
+    min_p: f32,
+    /// Make the last 64 tokens less likely; 1 is off.
+    #[arg(long, default_value_t = 1.0, value_name = "X")]
+    repeat_penalty: f32,
+    /// Seed of the draws; taken from the clock if absent, and shown in the summary.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Text that ends the generation; can be given several times.
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Go on past the tokens that end a text.
+    #[arg(long)]
+    ignore_eos: bool,
+    /// Context length in tokens; the smaller of 4096 and the model's own if absent.
+    #[arg(long, value_name = "N")]
+    ctx: Option<u32>,
+    /// When the context is full, drop its older half and go on, instead of stopping.
+    #[arg(long)]
+    slide: bool,
+    /// Refuse a model that needs more memory, such as 512M or 2G.
+    #[arg(long, value_parser = parse_bytes, env = "TILEWRIGHT_MEMORY_LIMIT", value_name = "BYTES")]
+    memory_limit: Option<u64>,
+    /// Time each kernel and print a table.
+    #[arg(long)]
+    profile: bool,
+    /// Print one JSON object at the end instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
+    let options = options(args);
+    options.check()?;
+    let prompt = prompt(args)?;
+    let device = args.device.open()?;
+    let model = load(path, &device, args)?;
+    if let Err(error) = device.save_pipeline_cache() {
+        eprintln!("warning: the pipeline cache was not saved: {error}");
+    }
+
+    let mut session = model.session()?;
+    let before = device.counters();
+    let prompt_ids = model.encode(&prompt)?;
+    let mut generation = session.generate_ids(&prompt_ids, &options)?;
+    if args.profile {
+        generation.enable_profile();
+    }
+    let mut out = io::stdout().lock();
+    if !args.json {
+        write!(out, "{prompt}")?;
+        out.flush()?;
+    }
+    let (mut text, mut token_ids) = (String::new(), Vec::new());
+    while let Some(piece) = pollster::block_on(generation.next()) {
+        let piece = match piece {
+            Ok(piece) => piece,
+            Err(error) => {
+                // What stands on the screen is not the whole text, and must not look so.
+                if !args.json {
+                    writeln!(out, " [broken off]")?;
+                }
+                return Err(error.into());
+            }
+        };
+        token_ids.push(piece.id);
+        text += &piece.text;
+        if !args.json {
+            write!(out, "{}", piece.text)?;
+            out.flush()?;
+        }
+    }
+    if !args.json {
+        writeln!(out)?;
+    }
+    drop(out);
+    let counters = device.counters() - before;
+    let stop_reason = generation.stop_reason().unwrap_or(StopReason::Cancelled);
+    let (prefill, decode) = (generation.prefill(), generation.decode());
+    if args.profile {
+        print_profile(&generation);
+    }
+    if args.json {
+        return print_json(&json!({
+            "model": model.name(),
+            "device": device.info(),
+            "seed": options.seed,
+            "prompt_token_ids": prompt_ids,
+            "token_ids": token_ids,
+            "text": text,
+            "stop_reason": stop_reason,
+            "prefill": prefill,
+            "decode": decode,
+            "counters": counters,
+        }));
+    }
+    summary(&device, &options, stop_reason, prefill, decode);
+    Ok(())
+}
+
+fn options(args: &GenerateArgs) -> GenerateOptions {
+    GenerateOptions {
+        max_tokens: args.max_tokens,
+        temperature: args.temperature,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        min_p: args.min_p,
+        repeat_penalty: args.repeat_penalty,
+        seed: args.seed.unwrap_or_else(clock_seed),
+        stop: args.stop.clone(),
+        ignore_eos: args.ignore_eos,
+        context_policy: if args.slide { ContextPolicy::Slide } else { ContextPolicy::Stop },
+        ..GenerateOptions::default()
+    }
+}
+
+/// A seed that differs from run to run and is short enough to type again.
+fn clock_seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |since| u64::from(since.subsec_nanos()) % 1_000_000)
+}
+
+fn prompt(args: &GenerateArgs) -> Result<String, Error> {
+    let Some(path) = &args.prompt_file else { return Ok(args.prompt.clone()) };
+    let text = if path.as_os_str() == "-" {
+        let mut text = String::new();
+        io::stdin().read_to_string(&mut text).map(|_| text)
+    } else {
+        std::fs::read_to_string(path)
+    };
+    text.map_err(|source| Error::Io { path: path.clone(), source })
+}
+
+/// Loads the model behind a progress bar, which shows only on a terminal.
+fn load(path: Option<&Path>, device: &Device, args: &GenerateArgs) -> Result<Model, Error> {
+    let bar = match io::stderr().is_terminal() {
+        true => ProgressBar::new(0),
+        false => ProgressBar::hidden(),
+    };
+    if let Ok(style) = ProgressStyle::with_template("loading {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}") {
+        bar.set_style(style);
+    }
+    let mut progress = |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    };
+    let options =
+        LoadOptions { context_length: args.ctx, memory_limit: args.memory_limit, progress: Some(&mut progress) };
+    let model = match path {
+        Some(path) => Model::load(device, path, options),
+        None => Model::from_file(device, ModelFile::builtin()?, options),
+    };
+    bar.finish_and_clear();
+    model
+}
+
+fn summary(device: &Device, options: &GenerateOptions, reason: StopReason, prefill: Stats, decode: Stats) {
+    let reason = match reason {
+        StopReason::Eos => "the model ended the text",
+        StopReason::StopText => "a stop text came up",
+        StopReason::MaxTokens => "as many tokens as asked for",
+        StopReason::ContextFull => "the context is full",
+        StopReason::Cancelled => "cancelled",
+    };
+    let rate = |name: &str, stats: Stats| format!("{name} {} tokens, {:.1} tokens/s", stats.tokens, stats.rate());
+    let seed = if options.temperature > 0.0 { format!("; seed {}", options.seed) } else { String::new() };
+    eprintln!("\n{}; {}; {reason}{seed}", rate("prefill", prefill), rate("decode", decode));
+    let info = device.info();
+    eprintln!("on {} ({}): {}", info.name, info.backend, info.reason);
+}
+
+fn print_profile(generation: &Generation<'_>) {
+    let rows = generation.profile();
+    let total: Duration = rows.iter().map(|(_, _, time)| *time).sum();
+    eprintln!("\n{:<28} {:>8} {:>12} {:>10} {:>7}", "kernel", "calls", "total ms", "us/call", "share");
+    for (label, calls, time) in rows {
+        let us_per_call = time.as_secs_f64() * 1e6 / calls as f64;
+        let share = 100.0 * time.as_secs_f64() / total.as_secs_f64().max(1e-12);
+        eprintln!("{label:<28} {calls:>8} {:>12.2} {us_per_call:>10.1} {share:>6.1}%", time.as_secs_f64() * 1e3);
+    }
+    let plan = generation.session().plan();
+    eprintln!(
+        "memory: weights {}, cache {}, activations {}",
+        show_bytes(plan.weights_bytes),
+        show_bytes(plan.cache_bytes),
+        show_bytes(plan.activations_bytes)
+    );
+}

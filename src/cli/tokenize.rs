@@ -1,0 +1,50 @@
+//! `tilewright tokenize`: token ids of a text.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::json;
+use tilewright::load::ModelFile;
+use tilewright::tokenizer::EncodeOptions;
+
+use super::{Failure, print_json};
+
+#[derive(Args)]
+pub struct TokenizeArgs {
+    /// Text to encode.
+    text: String,
+    /// GGUF file or model folder; the built-in model if absent.
+    #[arg(long, short)]
+    model: Option<PathBuf>,
+    /// Leave out the tokens that the model expects around a text.
+    #[arg(long)]
+    no_special: bool,
+    /// Read names of control tokens in the text as these tokens.
+    #[arg(long)]
+    parse_special: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn tokenize(args: &TokenizeArgs) -> Result<(), Failure> {
+    let tokenizer = match &args.model {
+        Some(path) => ModelFile::open(path)?.tokenizer.map_err(|e| e.in_file(path))?,
+        None => ModelFile::builtin()?.tokenizer?,
+    };
+    let options = EncodeOptions { add_special: !args.no_special, parse_special: args.parse_special };
+    let ids = tokenizer.encode_with(&args.text, options)?;
+    let mut pieces = Vec::new();
+    for &id in &ids {
+        pieces.push(String::from_utf8_lossy(tokenizer.token_bytes(id)?).into_owned());
+    }
+    if args.json {
+        return print_json(&json!({ "token_ids": ids, "pieces": pieces }));
+    }
+    let mut out = io::stdout().lock();
+    for (id, piece) in ids.iter().zip(&pieces) {
+        writeln!(out, "{id:>8}  {piece:?}")?;
+    }
+    Ok(out.flush()?)
+}

@@ -1,0 +1,188 @@
+//! The command line as a user types it: output, exit codes, messages.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn tilewright(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+    command.args(args).env("TILEWRIGHT_CACHE_DIR", "").env_remove("TILEWRIGHT_DEVICE");
+    command.stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// A file in a folder of this test's own.
+fn file(name: &str, content: &[u8]) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("cli");
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join(name);
+    std::fs::write(&path, content).unwrap();
+    path
+}
+
+/// One clear sentence on stderr, the right exit code, nothing on stdout, no panic.
+fn fails(args: &[&str], code: i32, expected: &[&str]) {
+    let output = tilewright(args);
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {message}");
+    assert!(output.stdout.is_empty(), "{args:?} printed {}", text(&output.stdout));
+    for expected in expected {
+        assert!(message.contains(expected), "{args:?}: `{message}` lacks `{expected}`");
+    }
+    assert!(!message.contains("panicked"), "{message}");
+}
+
+const BUILTIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf");
+
+#[test]
+fn without_arguments_it_tells_a_story() {
+    let output = tilewright(&["--device", "cpu", "--seed", "1"]);
+    let story = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(story.starts_with("Once upon a time") && story.len() > 200, "{story}");
+    let summary = text(&output.stderr);
+    assert!(summary.contains("tokens/s") && summary.contains("seed 1"), "{summary}");
+}
+
+#[test]
+fn json_is_one_object_with_the_documented_fields() {
+    let run = |args: &[&str]| -> Value {
+        let all = [&["run", BUILTIN, "--device", "cpu", "--json", "-n", "12", "--seed", "5"], args].concat();
+        let output = tilewright(&all);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let value = run(&[]);
+    for field in ["model", "device", "prompt_token_ids", "token_ids", "text", "stop_reason", "counters"] {
+        assert!(!value[field].is_null(), "{field} is missing in {value}");
+    }
+    assert_eq!(value["token_ids"].as_array().unwrap().len(), 12);
+    assert_eq!(value["stop_reason"], "max_tokens");
+    assert_eq!(value["prefill"]["tokens"], value["prompt_token_ids"].as_array().unwrap().len());
+    assert_eq!(value["decode"]["tokens"], 11);
+    assert!(value["decode"]["seconds"].as_f64().unwrap() > 0.0);
+    assert_eq!(run(&[])["token_ids"], value["token_ids"], "a seed fixes the text");
+
+    let prompt = file("prompt.txt", "Lily had a red ball".as_bytes());
+    let from_file = run(&["--prompt-file", prompt.to_str().unwrap()]);
+    assert_eq!(from_file["prompt_token_ids"], run(&["--prompt", "Lily had a red ball"])["prompt_token_ids"]);
+}
+
+#[test]
+fn flags_reach_the_generation() {
+    let ids = |args: &[&str]| -> Vec<u64> {
+        let output = tilewright(&[&["--device", "cpu", "--json", "-n", "30"], args].concat());
+        let value: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{args:?}: {e}"));
+        value["token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect()
+    };
+    let greedy = ids(&["--temperature", "0"]);
+    assert_eq!(ids(&["--top-k", "1", "--seed", "3"]), greedy);
+    assert_eq!(ids(&["--top-p", "0.000001", "--seed", "4"]), greedy);
+    assert_eq!(ids(&["--min-p", "1", "--seed", "4"]), greedy);
+    assert_ne!(ids(&["--temperature", "0", "--repeat-penalty", "5"]), greedy);
+    assert_ne!(ids(&["--temperature", "3", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--seed", "3"]), greedy);
+}
+
+#[test]
+fn profile_prints_a_table_of_kernels() {
+    let output = tilewright(&["--device", "cpu", "-n", "5", "--profile"]);
+    let table = text(&output.stderr);
+    for kernel in ["matvec.Q8_0", "rms_norm", "attention", "swiglu", "us/call"] {
+        assert!(table.contains(kernel), "{table}");
+    }
+}
+
+#[test]
+fn info_tokenize_and_inspect_speak_both_ways() {
+    let json = |args: &[&str]| -> Value {
+        let output = tilewright(args);
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    assert!(json(&["info", "--json"])["adapters"].is_array());
+    assert!(text(&tilewright(&["info"]).stdout).contains("device"));
+
+    let tokens = json(&["tokenize", "--json", "Once upon a time"]);
+    assert_eq!(tokens["token_ids"].as_array().unwrap().len(), tokens["pieces"].as_array().unwrap().len());
+    let plain = json(&["tokenize", "--json", "--no-special", "Once upon a time"]);
+    assert_eq!(plain["token_ids"].as_array().unwrap()[..], tokens["token_ids"].as_array().unwrap()[1..]);
+
+    let content = json(&["inspect", BUILTIN, "--device", "cpu", "--json"]);
+    assert_eq!(content["metadata"]["general.architecture"], "llama");
+    assert!(content["tensors"].as_array().unwrap().iter().any(|t| t["name"] == "token_embd.weight"));
+    assert!(content["memory"]["weights_bytes"].as_u64().unwrap() > 1_000_000);
+    assert!(text(&tilewright(&["inspect"]).stdout).contains("memory:"));
+}
+
+#[test]
+fn errors_are_one_sentence_and_an_exit_code() {
+    fails(&["--no-such-flag"], 2, &["--no-such-flag"]);
+    fails(&["run", "--temperature", "hot"], 2, &["--temperature"]);
+    fails(&["--device", "cpu", "--temperature=-1"], 2, &["temperature"]);
+    fails(&["--device", "cpu", "--ctx", "100000"], 2, &["context_length", "100000"]);
+    fails(&["--tier", "t9"], 2, &["--tier"]);
+    fails(&["--memory-limit", "much"], 2, &["--memory-limit"]);
+    fails(&["--prompt", "a", "--prompt-file", "b"], 2, &["--prompt-file"]);
+    fails(&["--device", "no such gpu"], 1, &["no such gpu"]);
+    fails(&["run", "/no/such/model.gguf"], 1, &["/no/such/model.gguf"]);
+    fails(&["--prompt-file", "/no/such/prompt"], 1, &["/no/such/prompt"]);
+    fails(&["--device", "cpu", "--memory-limit", "1M"], 1, &["memory", "limit"]);
+    fails(&["--device", "cpu", "--ctx", "4", "--prompt", "a long prompt that does not fit"], 1, &["context full"]);
+
+    let model = std::fs::read(BUILTIN).unwrap();
+    let run = |path: &Path, expected: &[&str]| {
+        let path = path.to_str().unwrap();
+        fails(&["run", path, "--device", "cpu"], 1, &[&[path], expected].concat());
+    };
+    run(&file("empty.gguf", b""), &["gguf", "byte 0"]);
+    run(&file("text.gguf", b"this is no model at all, just some text"), &["gguf", "magic"]);
+    run(&file("cut.gguf", &model[..5000]), &["gguf", "byte"]);
+    run(&file("cut_data.gguf", &model[..model.len() - 5000]), &["gguf", "byte"]);
+    let renamed = String::from_utf8_lossy(b"llama.block_count").into_owned();
+    let at = model.windows(renamed.len()).position(|w| w == renamed.as_bytes()).unwrap();
+    let mut other = model.clone();
+    other[at..at + 5].copy_from_slice(b"lamma");
+    run(&file("renamed.gguf", &other), &["llama.block_count", "missing"]);
+    let at = model.windows(9).position(|w| w == b"output_no").unwrap();
+    let mut other = model.clone();
+    other[at..at + 9].copy_from_slice(b"outpux_no");
+    run(&file("no_norm.gguf", &other), &["output_norm.weight", "missing"]);
+    run(&file("wrong.safetensors", b"\xff\xff\xff\xff\xff\xff\xff\xff"), &[]);
+}
+
+#[test]
+fn a_pipeline_cache_that_cannot_be_written_is_a_warning() {
+    let blocker = file("not_a_folder", b"");
+    let output = Command::new(env!("CARGO_BIN_EXE_tilewright"))
+        .args(["--device", "gpu", "-n", "2", "--temperature", "0"])
+        .env("TILEWRIGHT_CACHE_DIR", &blocker)
+        .output()
+        .unwrap();
+    let message = text(&output.stderr);
+    if message.contains("no adapter matches") {
+        assert!(std::env::var_os("REQUIRE_ADAPTER").is_none(), "REQUIRE_ADAPTER is set: {message}");
+        println!("skipped: no adapter");
+        return;
+    }
+    assert!(output.status.success(), "{message}");
+    assert!(message.contains("warning: the pipeline cache was not saved") || !message.contains("warning"), "{message}");
+    assert!(text(&output.stdout).starts_with("Once upon a time"));
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_tilewright"))
+        .args(["--device", "cpu", "--ignore-eos", "-n", "400"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    let message = text(&output.stderr);
+    assert!(output.status.success() && !message.contains("panicked"), "{message}");
+}

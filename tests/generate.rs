@@ -1,0 +1,325 @@
+//! Generation: structure by counters, cache against recomputation, snapshots, sampling, stopping, memory. On the built-in
+//! model, so that these tests need no other file.
+
+mod common;
+
+use common::{block_on, largest_difference};
+use serde_json::Value;
+use tilewright::generate::{ContextPolicy, Generation, StopReason};
+use tilewright::load::ModelFile;
+use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model, Session};
+
+fn executors() -> Vec<Device> {
+    [Some(common::cpu()), common::gpu(None)].into_iter().flatten().collect()
+}
+
+fn builtin(device: &Device, context_length: Option<u32>) -> Model {
+    let options = LoadOptions { context_length, ..LoadOptions::default() };
+    Model::from_file(device, ModelFile::builtin().unwrap(), options).unwrap()
+}
+
+fn collect(mut generation: Generation<'_>) -> (Vec<u32>, String, StopReason) {
+    let (mut ids, mut text) = (Vec::new(), String::new());
+    while let Some(piece) = block_on(generation.next()) {
+        let piece = piece.unwrap();
+        ids.push(piece.id);
+        text += &piece.text;
+    }
+    (ids, text, generation.stop_reason().unwrap())
+}
+
+fn endless(max_tokens: usize) -> GenerateOptions {
+    GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(max_tokens) }
+}
+
+/// The prompt and greedy continuations that a separate float64 implementation computed from the exported weights.
+#[test]
+fn builtin_model_continues_as_its_reference_does() {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/builtin/reference.json"));
+    let reference: Value = serde_json::from_str(&text.unwrap()).unwrap();
+    let numbers = |v: &Value| v.as_array().unwrap().iter().map(|n| n.as_f64().unwrap()).collect::<Vec<f64>>();
+    for device in executors() {
+        let model = builtin(&device, None);
+        for case in reference["cases"].as_array().unwrap() {
+            let prompt = case["prompt"].as_str().unwrap();
+            let ids = model.encode(prompt).unwrap();
+            assert_eq!(ids.iter().map(|&id| f64::from(id)).collect::<Vec<_>>(), numbers(&case["ids"]), "{prompt}");
+            let logits = block_on(model.session().unwrap().logits(&ids)).unwrap();
+            let want: Vec<f32> = numbers(&case["logits_first_16"]).iter().map(|&x| x as f32).collect();
+            let difference = largest_difference(&logits[..want.len()], &want);
+            assert!(difference < 1e-3, "{prompt}: logits differ by {difference}");
+            let (want, margins) = (numbers(&case["greedy_ids"]), numbers(&case["greedy_margins"]));
+            let certain = margins.iter().position(|&m| m < 2e-3).unwrap_or(want.len());
+            let mut session = model.session().unwrap();
+            let (got, ..) = collect(session.generate(prompt, &endless(want.len())).unwrap());
+            let got: Vec<f64> = got.iter().map(|&id| f64::from(id)).collect();
+            assert_eq!(got[..certain], want[..certain], "{prompt} on {}", device.info().name);
+        }
+    }
+}
+
+#[test]
+fn steady_decode_creates_nothing_and_reads_a_few_bytes() {
+    for device in executors() {
+        let model = builtin(&device, None);
+        let n_layers = model.config().n_layers as usize;
+        for options in [endless(60), GenerateOptions { ignore_eos: true, repeat_penalty: 1.1, ..Default::default() }] {
+            let mut session = model.session().unwrap();
+            let dispatches = session.decode_dispatches();
+            // Embedding, final norm, head, two for argmax, and the step to the next token.
+            assert!(dispatches <= 9 * n_layers + 6, "{dispatches} dispatches for {n_layers} layers");
+            let mut generation = session.generate("Once upon a time", &options).unwrap();
+            for _ in 0..8 {
+                block_on(generation.next()).unwrap().unwrap();
+            }
+            let before = device.counters();
+            for _ in 0..32 {
+                block_on(generation.next()).unwrap().unwrap();
+            }
+            let did = device.counters() - before;
+            assert_eq!((did.buffers_created, did.bind_groups_created, did.pipelines_created), (0, 0, 0), "{did:?}");
+            assert_eq!(did.submits, 32, "one submit a token: {did:?}");
+            assert_eq!(did.bytes_uploaded, 0, "{did:?}");
+            assert!(did.bytes_read <= 32 * 64, "{did:?}");
+            if options.temperature == 0.0 {
+                assert_eq!(did.dispatches, 32 * dispatches as u64, "{did:?}");
+            }
+            println!("{}: {dispatches} dispatches a token, {} bytes read", device.info().name, did.bytes_read / 32);
+        }
+    }
+}
+
+#[test]
+fn decoding_with_the_cache_equals_recomputing_from_scratch() {
+    for device in executors() {
+        let model = builtin(&device, None);
+        let mut session = model.session().unwrap();
+        let (ids, ..) = collect(session.generate("One day", &endless(200)).unwrap());
+        let mut sequence = model.encode("One day").unwrap();
+        let mut fresh = model.session().unwrap();
+        for (i, &id) in ids.iter().enumerate() {
+            fresh.clear();
+            let logits = block_on(fresh.logits(&sequence)).unwrap();
+            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]).then(b.cmp(&a))).unwrap();
+            assert_eq!(best as u32, id, "token {i} on {}", device.info().name);
+            sequence.push(id);
+        }
+    }
+}
+
+#[test]
+fn snapshot_restore_truncate_and_clear_lead_to_the_same_tokens() {
+    for device in executors() {
+        let model = builtin(&device, None);
+        let mut session = model.session().unwrap();
+        let (first, ..) = collect(session.generate("There was", &endless(20)).unwrap());
+        let snapshot = session.snapshot().unwrap();
+        let n_tokens = session.tokens().len();
+        let (want, ..) = collect(session.generate_ids(&[], &endless(200)).unwrap());
+        session.restore(&snapshot).unwrap();
+        assert_eq!(session.tokens().len(), n_tokens);
+        assert_eq!(collect(session.generate_ids(&[], &endless(200)).unwrap()).0, want, "restored");
+        session.truncate(n_tokens);
+        assert_eq!(collect(session.generate_ids(&[], &endless(200)).unwrap()).0, want, "truncated");
+        session.clear();
+        assert_eq!(collect(session.generate("There was", &endless(20)).unwrap()).0, first, "cleared");
+        let mut other = model.session().unwrap();
+        other.restore(&snapshot).unwrap();
+        assert_eq!(collect(other.generate_ids(&[], &endless(200)).unwrap()).0, want, "restored elsewhere");
+    }
+}
+
+#[test]
+fn a_prompt_in_pieces_equals_the_prompt_at_once() {
+    for device in executors() {
+        let model = builtin(&device, None);
+        let prompt: Vec<u32> = model.encode(&"Tom and Mia went to the park. ".repeat(20)).unwrap();
+        let want = block_on(model.session().unwrap().logits(&prompt)).unwrap();
+        for cut in [1, 7, 8, 9, 31, 33, 127, 128, 129] {
+            let mut session = model.session().unwrap();
+            block_on(session.logits(&prompt[..cut])).unwrap();
+            let got = block_on(session.logits(&prompt[cut..])).unwrap();
+            let difference = largest_difference(&got, &want);
+            assert!(difference < 1e-3, "cut at {cut} on {}: {difference}", device.info().name);
+        }
+    }
+}
+
+#[test]
+fn memory_plan_is_what_is_allocated() {
+    for device in executors() {
+        let before = device.counters();
+        let model = builtin(&device, None);
+        let mut session = model.session().unwrap();
+        let prompt = "The old dog and the cat sat by the door. ".repeat(12);
+        collect(session.generate(&prompt, &endless(4)).unwrap());
+        let measured = (device.counters() - before).bytes_allocated as f64;
+        let planned = model.plan().total_bytes() as f64;
+        println!("{}: planned {planned}, measured {measured}", device.info().name);
+        assert!((measured / planned - 1.0).abs() <= 0.1, "planned {planned}, measured {measured}");
+        assert_eq!(session.plan(), model.plan());
+    }
+}
+
+#[test]
+fn a_model_over_the_memory_limit_is_refused_before_allocating() {
+    for device in executors() {
+        let before = device.counters();
+        let options = LoadOptions { memory_limit: Some(2 << 20), ..LoadOptions::default() };
+        let Err(error) = Model::from_file(&device, ModelFile::builtin().unwrap(), options) else { panic!("not refused") };
+        let Error::Memory { needed_bytes, limit_bytes, .. } = &error else { panic!("{error}") };
+        assert!(needed_bytes > limit_bytes && *limit_bytes == 2 << 20, "{error}");
+        assert_eq!((device.counters() - before).bytes_allocated, 0);
+        assert!(error.to_string().contains("weights"), "{error}");
+    }
+}
+
+#[test]
+fn a_second_session_reuses_the_buffers_of_the_first() {
+    let Some(device) = common::gpu(None) else { return };
+    let model = builtin(&device, None);
+    let generate = || drop(collect(model.session().unwrap().generate("One day", &endless(4)).unwrap()));
+    generate();
+    let before = device.counters();
+    generate();
+    let did = device.counters() - before;
+    // Only the params of the recordings are new: one buffer for each recording that ran.
+    assert_eq!(did.pool_misses, 0, "{did:?}");
+    assert!(did.pool_hits > 0 && did.buffers_created <= 5, "{did:?}");
+}
+
+#[test]
+fn a_seed_fixes_the_text_and_another_seed_changes_it() {
+    for device in executors() {
+        let model = builtin(&device, None);
+        let tell = |seed| {
+            let options = GenerateOptions { seed, max_tokens: 40, ..GenerateOptions::default() };
+            collect(model.session().unwrap().generate("Once upon a time", &options).unwrap()).1
+        };
+        assert_eq!(tell(7), tell(7));
+        assert_ne!(tell(7), tell(8));
+    }
+}
+
+#[test]
+fn top_k_of_one_is_greedy() {
+    for device in executors() {
+        let model = builtin(&device, None);
+        let (want, ..) = collect(model.session().unwrap().generate("One day", &endless(50)).unwrap());
+        let options = GenerateOptions { top_k: 1, temperature: 2.0, ..endless(50) };
+        assert_eq!(collect(model.session().unwrap().generate("One day", &options).unwrap()).0, want);
+    }
+}
+
+#[test]
+fn repetition_penalty_changes_what_is_chosen() {
+    for device in executors() {
+        let model = builtin(&device, None);
+        let (plain, ..) = collect(model.session().unwrap().generate("One day", &endless(60)).unwrap());
+        let options = GenerateOptions { repeat_penalty: 50.0, ..endless(60) };
+        let (penalised, ..) = collect(model.session().unwrap().generate("One day", &options).unwrap());
+        let distinct = |ids: &[u32]| ids.iter().collect::<std::collections::HashSet<_>>().len();
+        assert!(distinct(&penalised) > distinct(&plain), "{plain:?} {penalised:?}");
+        // Within the window of 64 nothing at all repeats under so strong a penalty.
+        assert_eq!(distinct(&penalised), 60, "{penalised:?}");
+    }
+}
+
+#[test]
+fn generation_stops_for_the_stated_reason() {
+    for device in executors() {
+        let model = builtin(&device, Some(64));
+        let mut session = model.session().unwrap();
+        let run = |session: &mut Session, options: &GenerateOptions| {
+            session.clear();
+            collect(session.generate("Once upon a time", options).unwrap())
+        };
+        let (ids, text, reason) = run(&mut session, &endless(20));
+        assert_eq!((ids.len(), reason), (20, StopReason::MaxTokens));
+
+        let stop = text.split_whitespace().nth(6).unwrap().to_string();
+        let (_, cut, reason) = run(&mut session, &GenerateOptions { stop: vec![stop.clone()], ..endless(20) });
+        assert_eq!(reason, StopReason::StopText);
+        assert_eq!(cut, text[..text.find(&stop).unwrap()]);
+
+        let n_prompt = model.encode("Once upon a time").unwrap().len();
+        let (ids, _, reason) = run(&mut session, &endless(1000));
+        // The last token is chosen when the cache is full; it has no place there itself.
+        assert_eq!((n_prompt + ids.len(), reason), (65, StopReason::ContextFull));
+
+        let slide = GenerateOptions { context_policy: ContextPolicy::Slide, ..endless(200) };
+        let (slid, _, reason) = run(&mut session, &slide);
+        assert_eq!((slid.len(), reason), (200, StopReason::MaxTokens));
+        assert_eq!(slid[..ids.len()], ids, "the same up to the first slide");
+        assert!(session.tokens().len() <= 65);
+
+        let (none, text, reason) = run(&mut session, &endless(0));
+        assert_eq!((none.len(), text.len(), reason), (0, 0, StopReason::MaxTokens));
+
+        session.clear();
+        let mut generation = session.generate("Once upon a time", &endless(20)).unwrap();
+        block_on(generation.next()).unwrap().unwrap();
+        generation.cancel();
+        assert!(block_on(generation.next()).is_none());
+        assert_eq!(generation.stop_reason(), Some(StopReason::Cancelled));
+        drop(generation);
+        // What was submitted ahead of the cancelled token leaves no trace.
+        assert_eq!(session.tokens().len(), n_prompt + 1);
+        let (rest, ..) = collect(session.generate_ids(&[], &endless(19)).unwrap());
+        assert_eq!(rest, ids[1..20]);
+    }
+}
+
+#[test]
+fn the_story_ends_with_the_end_token() {
+    for device in executors() {
+        let model = builtin(&device, None);
+        let mut session = model.session().unwrap();
+        let (ids, text, reason) = collect(session.generate("Once upon a time", &GenerateOptions::greedy(400)).unwrap());
+        assert_eq!(reason, StopReason::Eos);
+        assert!(model.tokenizer().unwrap().eos_ids().contains(ids.last().unwrap()));
+        assert!(text.trim_end().ends_with(['.', '!', '"']), "{text}");
+    }
+}
+
+#[test]
+fn bad_requests_are_errors_that_name_the_option() {
+    let device = common::cpu();
+    let model = builtin(&device, Some(32));
+    let mut session = model.session().unwrap();
+    let vocab_size = model.config().vocab_size;
+    let mut fails = |ids: &[u32], options: GenerateOptions, expected: &str| {
+        let error = session.generate_ids(ids, &options).err().unwrap_or_else(|| panic!("`{expected}` is not refused"));
+        assert!(error.to_string().contains(expected), "{error} does not contain `{expected}`");
+    };
+    let with = |change: &dyn Fn(&mut GenerateOptions)| {
+        let mut options = GenerateOptions::default();
+        change(&mut options);
+        options
+    };
+    fails(&[vocab_size], endless(1), &format!("the id {vocab_size}"));
+    fails(&[u32::MAX], endless(1), "4294967295");
+    fails(&[], endless(1), "no tokens");
+    fails(&[1; 33], endless(1), "33 tokens needed, the context holds 32");
+    fails(&[1], with(&|o| o.temperature = -1.0), "temperature");
+    fails(&[1], with(&|o| o.temperature = f32::NAN), "temperature");
+    fails(&[1], with(&|o| o.top_p = 0.0), "top_p");
+    fails(&[1], with(&|o| o.top_p = f32::INFINITY), "top_p");
+    fails(&[1], with(&|o| o.min_p = 1.5), "min_p");
+    fails(&[1], with(&|o| o.repeat_penalty = 0.0), "repeat_penalty");
+    fails(&[1], with(&|o| o.stop = vec![String::new()]), "stop");
+    for context_length in [0, 1 << 20] {
+        let options = LoadOptions { context_length: Some(context_length), ..LoadOptions::default() };
+        let error = Model::from_file(&device, ModelFile::builtin().unwrap(), options).err().unwrap();
+        assert!(error.to_string().contains("context_length"), "{error}");
+    }
+}
+
+#[test]
+fn a_device_that_is_not_there_is_an_error_and_auto_is_not() {
+    let choice = "no such adapter".parse().unwrap();
+    let error = block_on(Device::open(&choice, None)).err().unwrap();
+    assert!(matches!(&error, Error::NoAdapter { wanted, .. } if wanted == "no such adapter"), "{error}");
+    let device = block_on(Device::auto());
+    assert!(!device.info().reason.is_empty());
+}
