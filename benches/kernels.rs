@@ -16,7 +16,7 @@ use tilewright::kernels::{
     AttentionConfig, Linear, RopeConfig, RopeScaling, RopeStyle, StepState, attention, layer_norm, matmul,
     matmul_naive, matvec, rms_norm, rope, rope_table, softmax,
 };
-use tilewright::{DType, Error, Matrix, Recorder, Recording, Role, Tensor, WeightType, Workspace, file_row_bytes};
+use tilewright::{DType, Error, Matrix, Recorder, Role, Tensor, WeightType, Workspace, file_row_bytes};
 
 use common::Target;
 
@@ -37,44 +37,50 @@ struct Row {
 
 struct Bench<'c> {
     criterion: &'c mut Criterion,
+    targets: Vec<Target>,
     rows: Vec<Row>,
 }
 
 impl Bench<'_> {
-    /// Measures a kernel on a device. `record` declares operands, fills them and records; it returns the output.
+    /// Measures a kernel on every device that has a variant of its own for it. `record` declares operands, fills them
+    /// and records; it returns the output. Devices take turns kernel by kernel, so that whatever else the machine does
+    /// hits neighbours alike.
     fn measure(
         &mut self,
-        target: &Target,
-        kernel: String,
+        kernel: &str,
+        size: &str,
         work: Work,
-        record: impl FnOnce(&mut Recorder) -> Result<Tensor, Error>,
+        record: impl Fn(&mut Recorder) -> Result<Tensor, Error>,
     ) {
-        let mut rec = Recorder::new(&target.device);
-        let result = record(&mut rec).unwrap_or_else(|error| panic!("{kernel} on {}: {error}", target.name));
-        let recording: Recording = rec.finish(&mut Workspace::default());
-        let times = RefCell::new(Vec::new());
-        let mut group = self.criterion.benchmark_group(&kernel);
+        let name = format!("{kernel}/{size}");
+        let mut group = self.criterion.benchmark_group(&name);
         group.throughput(match work {
             Work::Bytes(n) => Throughput::BytesDecimal(n),
             Work::Operations(n) => Throughput::Elements(n),
         });
-        group.bench_function(target.name, |bencher| {
-            // The warm-up has its own call; only what is measured stays.
-            times.borrow_mut().clear();
-            bencher.iter_custom(|n| {
-                let time = target.time(&recording, &result, n);
-                times.borrow_mut().push(time.div_f64(n as f64));
-                time
+        for target in self.targets.iter().filter(|target| target.has_own(kernel)) {
+            let mut rec = Recorder::new(&target.device);
+            let result = record(&mut rec).unwrap_or_else(|error| panic!("{name} on {}: {error}", target.name));
+            let recording = rec.finish(&mut Workspace::default());
+            let times = RefCell::new(Vec::new());
+            group.bench_function(target.name, |bencher| {
+                // The warm-up has its own call; only what is measured stays.
+                times.borrow_mut().clear();
+                bencher.iter_custom(|n| {
+                    let time = target.time(&recording, &result, n);
+                    times.borrow_mut().push(time.div_f64(n as f64));
+                    time
+                });
             });
-        });
-        group.finish();
-        let mut times = times.into_inner();
-        // A name that the command line left out was never run.
-        if !times.is_empty() {
-            times.sort();
-            let median = times[times.len() / 2];
-            self.rows.push(Row { kernel, target: target.name, work, median });
+            let mut times = times.into_inner();
+            // A name that the command line left out was never run.
+            if !times.is_empty() {
+                times.sort();
+                let median = times[times.len() / 2];
+                self.rows.push(Row { kernel: name.clone(), target: target.name, work, median });
+            }
         }
+        group.finish();
     }
 
     /// All results once more, one a line.
@@ -96,42 +102,39 @@ impl Bench<'_> {
 
 fn main() {
     let mut criterion = common::criterion();
-    let mut bench = Bench { criterion: &mut criterion, rows: Vec::new() };
-    let targets = common::targets();
+    let mut bench = Bench { criterion: &mut criterion, targets: common::targets(), rows: Vec::new() };
     let is_full = common::is_full();
-    for target in &targets {
-        let sizes: &[u32] = if is_full { &[64, 128, 256, 512, 1024] } else { &[64, 256, 1024] };
-        for &size in sizes {
-            matmuls(&mut bench, target, size);
-        }
-        let sizes: &[u32] = if is_full { &[1024, 2048, 4096] } else { &[2048] };
-        for &size in sizes {
-            for weight in WeightType::ALL {
-                matvecs(&mut bench, target, weight, size);
-            }
-        }
-        let shapes: &[[u32; 2]] = if is_full { &[[1, 4096], [128, 2048], [512, 4096]] } else { &[[128, 2048]] };
-        for &[n_rows, dim] in shapes {
-            rows(&mut bench, target, n_rows, dim);
-        }
-        ropes(&mut bench, target);
-        let cached: &[u32] = if is_full { &[256, 1024, 4096] } else { &[1024] };
-        for &n_cached in cached {
-            attentions(&mut bench, target, "decode", 1, n_cached);
-        }
-        attentions(&mut bench, target, "prefill", 128, 0);
+    let sizes: &[u32] = if is_full { &[64, 128, 256, 512, 1024] } else { &[64, 256, 1024] };
+    for &size in sizes {
+        matmuls(&mut bench, size);
     }
+    let sizes: &[u32] = if is_full { &[1024, 2048, 4096] } else { &[2048] };
+    for &size in sizes {
+        for weight in WeightType::ALL {
+            matvecs(&mut bench, weight, size);
+        }
+    }
+    let shapes: &[[u32; 2]] = if is_full { &[[1, 4096], [128, 2048], [512, 4096]] } else { &[[128, 2048]] };
+    for &[n_rows, dim] in shapes {
+        rows(&mut bench, n_rows, dim);
+    }
+    ropes(&mut bench);
+    let cached: &[u32] = if is_full { &[256, 1024, 4096] } else { &[1024] };
+    for &n_cached in cached {
+        attentions(&mut bench, "decode", 1, n_cached);
+    }
+    attentions(&mut bench, "prefill", 128, 0);
     bench.print();
     criterion.final_summary();
 }
 
-/// Square products of F32, naive and tiled.
-fn matmuls(bench: &mut Bench, target: &Target, size: u32) {
+/// Square products of F32, naive and tiled; to the CPU they are the same, so only `matmul` is measured there.
+fn matmuls(bench: &mut Bench, size: u32) {
     type Product = fn(&mut Recorder, &Linear, &Tensor, &Tensor) -> Result<(), Error>;
     let kernels: [(&str, Product); 2] = [("matmul_naive", matmul_naive), ("matmul", matmul)];
     for (name, kernel) in kernels {
         let work = Work::Operations(2 * u64::from(size).pow(3));
-        bench.measure(target, format!("{name}/{size}"), work, |rec| {
+        bench.measure(name, &size.to_string(), work, |rec| {
             let values = common::uniform((size * size) as usize);
             let w = Matrix::from_f32(rec.device(), "w", size, size, &values)?;
             let x = rec.device().upload("x", &[size, size], &values)?;
@@ -143,10 +146,10 @@ fn matmuls(bench: &mut Bench, target: &Target, size: u32) {
 }
 
 /// One token through a square matrix of each weight type.
-fn matvecs(bench: &mut Bench, target: &Target, weight: WeightType, size: u32) {
+fn matvecs(bench: &mut Bench, weight: WeightType, size: u32) {
     let row_bytes = file_row_bytes(weight, size as usize) as u64;
     let work = Work::Bytes(u64::from(size) * row_bytes + 2 * 4 * u64::from(size));
-    bench.measure(target, format!("matvec/{weight}/{size}"), work, |rec| {
+    bench.measure("matvec", &format!("{weight}/{size}"), work, |rec| {
         let w = Matrix::declare(rec.device(), "w", weight, size, size)?;
         w.upload(rec.device(), &[&weight_bytes(weight, (u64::from(size) * row_bytes) as usize)])?;
         let x = rec.device().upload("x", &[1, size], &common::uniform(size as usize))?;
@@ -157,23 +160,23 @@ fn matvecs(bench: &mut Bench, target: &Target, weight: WeightType, size: u32) {
 }
 
 /// Kernels that take rows one by one.
-fn rows(bench: &mut Bench, target: &Target, n_rows: u32, dim: u32) {
+fn rows(bench: &mut Bench, n_rows: u32, dim: u32) {
     let shape = [n_rows, dim];
     let (len, row) = (u64::from(n_rows * dim), u64::from(dim));
-    let name = |kernel: &str| format!("{kernel}/{n_rows}x{dim}");
+    let size = format!("{n_rows}x{dim}");
     let x = |rec: &Recorder| rec.device().upload("x", &shape, &common::uniform(len as usize));
     let weight = |rec: &Recorder| rec.device().upload("weight", &[dim], &common::uniform(dim as usize));
-    bench.measure(target, name("rms_norm"), Work::Bytes(4 * (2 * len + row)), |rec| {
+    bench.measure("rms_norm", &size, Work::Bytes(4 * (2 * len + row)), |rec| {
         let y = output("y", &shape)?;
         rms_norm(rec, &x(rec)?, &weight(rec)?, &y, 1e-5)?;
         Ok(y)
     });
-    bench.measure(target, name("layer_norm"), Work::Bytes(4 * (2 * len + 2 * row)), |rec| {
+    bench.measure("layer_norm", &size, Work::Bytes(4 * (2 * len + 2 * row)), |rec| {
         let y = output("y", &shape)?;
         layer_norm(rec, &x(rec)?, &weight(rec)?, &weight(rec)?, &y, 1e-5)?;
         Ok(y)
     });
-    bench.measure(target, name("softmax"), Work::Bytes(4 * 2 * len), |rec| {
+    bench.measure("softmax", &size, Work::Bytes(4 * 2 * len), |rec| {
         let y = output("y", &shape)?;
         softmax(rec, &x(rec)?, &y)?;
         Ok(y)
@@ -181,11 +184,11 @@ fn rows(bench: &mut Bench, target: &Target, n_rows: u32, dim: u32) {
 }
 
 /// The heads of a chunk of a prompt.
-fn ropes(bench: &mut Bench, target: &Target) {
+fn ropes(bench: &mut Bench) {
     let shape = [128, 32, 64]; // [T, H, D]
     let len: u32 = shape.iter().product();
     let table_len = shape[0] * shape[2];
-    bench.measure(target, "rope/128x32x64".into(), Work::Bytes(4 * u64::from(2 * len + table_len)), |rec| {
+    bench.measure("rope", "128x32x64", Work::Bytes(4 * u64::from(2 * len + table_len)), |rec| {
         let config = RopeConfig { rot_dims: 64, theta: 1e4, style: RopeStyle::Interleaved, scaling: RopeScaling::None };
         let state = StepState::declare()?;
         state.set(rec.device(), 0, shape[0])?;
@@ -198,13 +201,13 @@ fn ropes(bench: &mut Bench, target: &Target) {
 }
 
 /// `n_tokens` queries of 32 heads behind `n_cached` keys, 8 key/value heads.
-fn attentions(bench: &mut Bench, target: &Target, phase: &str, n_tokens: u32, n_cached: u32) {
+fn attentions(bench: &mut Bench, phase: &str, n_tokens: u32, n_cached: u32) {
     let config = AttentionConfig { n_heads: 32, n_kv_heads: 8, head_dim: 64, window: None, scale: 0.125 };
     let (q_dim, capacity) = (config.n_heads * config.head_dim, n_cached + n_tokens);
     let visible: u64 = (0..n_tokens).map(|t| u64::from(n_cached + t + 1)).sum();
     // A multiplication and an addition for each element of a visible key, and of its value.
     let work = Work::Operations(4 * u64::from(q_dim) * visible);
-    bench.measure(target, format!("attention/{phase}/{n_tokens}x{capacity}"), work, |rec| {
+    bench.measure("attention", &format!("{phase}/{n_tokens}x{capacity}"), work, |rec| {
         let state = StepState::declare()?;
         state.set(rec.device(), n_cached, n_tokens)?;
         let cached = [config.n_kv_heads, capacity, config.head_dim];

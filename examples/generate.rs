@@ -8,7 +8,9 @@ fn main() -> Result<(), Error> {
     pollster::block_on(async {
         let model = Model::builtin(&Device::auto().await)?; // or Model::load(&device, "model.gguf", Default::default())
         let mut session = model.session()?;
-        let mut generation = session.generate("Once upon a time", &GenerateOptions::default())?;
+        let prompt = "Once upon a time";
+        let mut generation = session.generate(prompt, &GenerateOptions::default())?;
+        print!("{prompt}");
         while let Some(piece) = generation.next().await {
             print!("{}", piece?.text);
         }

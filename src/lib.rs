@@ -1,4 +1,45 @@
 //! WebGPU kernels for transformers and the inference engine built from them.
+//!
+//! ```text
+//! weights   bytes -> formats -> load -> tensors --+
+//! prompt    text -> tokenizer -> token ids -------+-> recording (kernels) -> executor -> token ids -> text
+//! ```
+//!
+//! A forward pass is written once, in terms of kernels, and recorded; an executor replays the recording: the GPU, through
+//! one compute pass and one submission, or the CPU, with the same kernels in Rust.
+//!
+//! ```
+//! use tilewright::{Device, GenerateOptions, Model};
+//!
+//! # pollster::block_on(async {
+//! let device = Device::auto().await;
+//! let model = Model::builtin(&device)?; // or Model::load(&device, "model.gguf", LoadOptions::default())
+//! let mut session = model.session()?;
+//! let mut generation = session.generate("Once upon a time", &GenerateOptions::greedy(32))?;
+//! while let Some(piece) = generation.next().await {
+//!     print!("{}", piece?.text);
+//! }
+//! # Ok::<(), tilewright::Error>(())
+//! # }).unwrap();
+//! ```
+//!
+//! A kernel on its own: upload tensors, record, run, read.
+//!
+//! ```
+//! use tilewright::{Device, Recorder, Workspace, kernels};
+//!
+//! # pollster::block_on(async {
+//! let device = Device::auto().await;
+//! let x = device.upload("x", &[2, 3], &[1.0f32, 2.0, 3.0, 1.0, 1.0, 1.0])?;
+//! let y = device.upload("y", &[2, 3], &[0.0f32; 6])?;
+//! let mut rec = Recorder::new(&device);
+//! kernels::softmax(&mut rec, &x, &y)?;
+//! device.run(&rec.finish(&mut Workspace::default()))?;
+//! let probs: Vec<f32> = device.read(&y).await?;
+//! assert!((probs[0] - 0.0900).abs() < 1e-4 && (probs[3] - 1.0 / 3.0).abs() < 1e-6);
+//! # Ok::<(), tilewright::Error>(())
+//! # }).unwrap();
+//! ```
 #![deny(missing_docs)]
 
 mod counters;

@@ -33,19 +33,16 @@ pub struct ModelFile {
 
 impl ModelFile {
     /// Opens a GGUF file, or a Hugging Face folder (`config.json` with `model.safetensors` or its sharded index), or a
-    /// `.safetensors` file or index in such a folder.
+    /// `.safetensors` or `.json` file in such a folder.
     ///
     /// # Errors
     /// [`Error::InFile`] naming the file and what is wrong in it, [`Error::Io`] if it cannot be read.
     pub fn open(path: impl AsRef<Path>) -> Result<ModelFile, Error> {
         let path = path.as_ref();
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-        if path.is_dir() {
+        let is_published = name.ends_with(".safetensors") || name.ends_with(".json");
+        if is_published || path.is_dir() {
             return huggingface::open(path);
-        }
-        if name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json") || name == "config.json" {
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            return huggingface::open(folder);
         }
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         FileBytes::map(path).and_then(|bytes| gguf::open(stem, bytes)).map_err(|e| e.in_file(path))

@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::ops::ControlFlow;
+
 use common::{block_on, largest_difference};
 use serde_json::Value;
 use tilewright::generate::{ContextPolicy, Generation, StopReason};
@@ -268,6 +270,36 @@ fn generation_stops_for_the_stated_reason() {
         let (rest, ..) = collect(session.generate_ids(&[], &endless(19)).unwrap());
         assert_eq!(rest, ids[1..20]);
     }
+}
+
+#[test]
+fn pieces_continue_the_prompt_as_one_text() {
+    let device = common::cpu();
+    let model = builtin(&device, None);
+    let tokenizer = model.tokenizer().unwrap();
+    // Behind a whole word the first piece begins with a space; an empty prompt begins a text, without one.
+    for prompt in ["Once upon a", "Once upon a time", "One", ""] {
+        let mut session = model.session().unwrap();
+        let (_, text, _) = collect(session.generate(prompt, &endless(24)).unwrap());
+        assert_eq!(format!("{prompt}{text}"), tokenizer.decode(session.tokens(), true).unwrap());
+    }
+}
+
+#[test]
+fn a_callback_gets_every_piece_and_can_break_off() {
+    let device = common::cpu();
+    let model = builtin(&device, None);
+    let (_, want, _) = collect(model.session().unwrap().generate("One day", &endless(30)).unwrap());
+    let mut session = model.session().unwrap();
+    let (mut text, mut n_pieces) = (String::new(), 0);
+    let mut generation = session.generate("One day", &endless(30)).unwrap();
+    let reason = block_on(generation.for_each(|piece| {
+        text += &piece.text;
+        n_pieces += 1;
+        if n_pieces == 10 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }));
+    assert_eq!((reason.unwrap(), n_pieces), (StopReason::Cancelled, 10));
+    assert!(!text.is_empty() && want.starts_with(&text), "{text} / {want}");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use criterion::Criterion;
-use tilewright::{Device, DeviceChoice, Error, Recording, Tensor, Tier};
+use tilewright::{Device, DeviceChoice, Error, Recording, Tensor, Tier, shaders};
 
 /// Whether all sizes are measured, with more samples. Otherwise a bench finishes within a few minutes on two slow cores.
 pub fn is_full() -> bool {
@@ -63,6 +63,17 @@ pub fn targets() -> Vec<Target> {
 }
 
 impl Target {
+    /// Whether a kernel differs here from what the other devices run: a tier without a variant uses the baseline's, and
+    /// the CPU's twins know one matrix product.
+    pub fn has_own(&self, kernel: &str) -> bool {
+        if !self.device.is_gpu() {
+            return kernel != "matmul_naive";
+        }
+        let tier = self.device.tier();
+        let found = shaders::ALL.iter().find(|k| k.name == kernel).expect("a kernel");
+        tier == Tier::Baseline || kernel == "matmul_naive" || found.variants.iter().any(|v| v.tier == tier)
+    }
+
     /// Time of `n` runs of a recording. `result` is a tensor that the last kernel writes; reading it is what tells the
     /// host that a GPU without timestamps is done.
     pub fn time(&self, recording: &Recording, result: &Tensor, n: u64) -> Duration {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::{Map, json};
-use tilewright::formats::gguf::Gguf;
+use tilewright::formats::gguf::{Gguf, Value};
 use tilewright::formats::safetensors::Safetensors;
 use tilewright::formats::TensorInfo;
 use tilewright::load::{FileBytes, ModelFile};
@@ -30,7 +30,7 @@ pub struct InspectArgs {
 /// What files say, without any knowledge of models.
 #[derive(Default)]
 struct Content {
-    metadata: Vec<(String, String)>,
+    metadata: Vec<(String, serde_json::Value)>,
     tensors: Vec<TensorInfo>,
 }
 
@@ -51,7 +51,11 @@ pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
     }
     let mut out = io::stdout().lock();
     for (key, value) in &content.metadata {
-        writeln!(out, "{key:<44} {value}")?;
+        // Text shows without its JSON quotes.
+        match value.as_str() {
+            Some(text) => writeln!(out, "{key:<44} {text}")?,
+            None => writeln!(out, "{key:<44} {value}")?,
+        }
     }
     writeln!(out)?;
     let mut total = 0;
@@ -78,7 +82,7 @@ pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
 
 fn as_json(content: &Content, plan: &Result<MemoryPlan, Error>) -> serde_json::Value {
     let metadata: Map<String, serde_json::Value> =
-        content.metadata.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
+        content.metadata.iter().cloned().collect();
     let tensors: Vec<_> = content
         .tensors
         .iter()
@@ -123,11 +127,26 @@ fn read(path: &Path) -> Result<Content, Error> {
         return gguf(&bytes).map_err(|e| e.in_file(path));
     }
     let file = Safetensors::parse(&bytes, bytes.len() as u64).map_err(|e| e.in_file(path))?;
-    Ok(Content { metadata: file.metadata, tensors: file.tensors })
+    let metadata = file.metadata.into_iter().map(|(key, value)| (key, value.into())).collect();
+    Ok(Content { metadata, tensors: file.tensors })
 }
 
 fn gguf(bytes: &[u8]) -> Result<Content, Error> {
     let file = Gguf::parse(bytes, bytes.len() as u64)?;
-    let metadata = file.metadata.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+    let metadata = file.metadata.iter().map(|(key, value)| (key.to_string(), plain(value))).collect();
     Ok(Content { metadata, tensors: file.tensors })
+}
+
+/// A metadata value as JSON; arrays, which may be whole vocabularies, by their summary.
+fn plain(value: Value<'_>) -> serde_json::Value {
+    if let Some(flag) = value.as_bool() {
+        return flag.into();
+    }
+    if let Some(text) = value.as_str() {
+        return text.into();
+    }
+    if let Some(number) = value.as_integer().and_then(|n| i64::try_from(n).ok()) {
+        return number.into();
+    }
+    value.as_float().map_or_else(|| value.to_string().into(), Into::into)
 }

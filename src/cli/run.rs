@@ -81,9 +81,6 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     let prompt = prompt(args)?;
     let device = args.device.open()?;
     let model = load(path, &device, args)?;
-    if let Err(error) = device.save_pipeline_cache() {
-        eprintln!("warning: the pipeline cache was not saved: {error}");
-    }
 
     let mut session = model.session()?;
     let before = device.counters();
@@ -120,6 +117,9 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         writeln!(out)?;
     }
     drop(out);
+    if let Err(error) = device.save_pipeline_cache() {
+        eprintln!("warning: the pipeline cache was not saved: {error}");
+    }
     let counters = device.counters() - before;
     let stop_reason = generation.stop_reason().unwrap_or(StopReason::Cancelled);
     let (prefill, decode) = (generation.prefill(), generation.decode());

@@ -1,6 +1,7 @@
 //! A sequence in progress: cached keys and values, recorded passes, and the loop that generates.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use super::options::{ContextPolicy, GenerateOptions};
@@ -371,7 +372,10 @@ impl<'s> Generation<'s> {
         let device = session.model.device().clone();
         device.write(&session.passes.io.sampling, 0, bytemuck::cast_slice::<_, u32>(&[sampling]))?;
         let tokenizer = session.model.tokenizer().ok();
-        let decoder = tokenizer.map(|tokenizer| tokenizer.decoder());
+        let decoder = tokenizer.map(|tokenizer| {
+            let begins_text = session.tokens.iter().all(|&id| tokenizer.is_control(id));
+            if begins_text { tokenizer.decoder() } else { tokenizer.decoder().continuing() }
+        });
         let eos_ids = tokenizer.filter(|_| !options.ignore_eos).map_or(vec![], |t| t.eos_ids().to_vec());
         Ok(Generation {
             ending: Ending::of(&sampling),
@@ -445,6 +449,22 @@ impl<'s> Generation<'s> {
                 Some(Err(error))
             }
         }
+    }
+
+    /// Passes every piece to `on_piece` as it is produced, until the generation ends or `on_piece` breaks it off.
+    ///
+    /// # Errors
+    /// As [`Generation::next`].
+    pub async fn for_each(
+        &mut self,
+        mut on_piece: impl FnMut(Piece) -> ControlFlow<()>,
+    ) -> Result<StopReason, Error> {
+        while let Some(piece) = self.next().await {
+            if on_piece(piece?).is_break() {
+                self.cancel();
+            }
+        }
+        Ok(self.stop_reason.unwrap_or(StopReason::Cancelled))
     }
 
     async fn advance(&mut self) -> Result<Option<Piece>, Error> {

@@ -125,8 +125,11 @@ impl Future for ReadFuture {
 /// that, and there is no thread.
 #[derive(Debug)]
 pub(crate) struct Poller {
+    /// `None` once the poller is being dropped.
     #[cfg(not(target_arch = "wasm32"))]
-    requests: std::sync::mpsc::Sender<(wgpu::SubmissionIndex, Arc<Mutex<Signal>>)>,
+    requests: Option<std::sync::mpsc::Sender<(wgpu::SubmissionIndex, Arc<Mutex<Signal>>)>>,
+    #[cfg(not(target_arch = "wasm32"))]
+    thread: Option<std::thread::JoinHandle<()>>,
 }
 
 #[cfg(not(target_arch = "wasm32"))]
@@ -136,7 +139,7 @@ impl Poller {
 
     pub fn new(device: wgpu::Device) -> Self {
         let (requests, queue) = std::sync::mpsc::channel::<(wgpu::SubmissionIndex, Arc<Mutex<Signal>>)>();
-        std::thread::spawn(move || {
+        let thread = std::thread::spawn(move || {
             // Ends when the sender is dropped with its device.
             for (index, signal) in queue {
                 let wait = wgpu::PollType::Wait { submission_index: Some(index), timeout: Some(Self::TIMEOUT) };
@@ -146,12 +149,24 @@ impl Poller {
                 }
             }
         });
-        Poller { requests }
+        Poller { requests: Some(requests), thread: Some(thread) }
     }
 
     pub fn wait_for(&self, index: wgpu::SubmissionIndex, signal: Arc<Mutex<Signal>>) {
         // The thread lives as long as this sender.
-        let _ = self.requests.send((index, signal));
+        let _ = self.requests.as_ref().map(|requests| requests.send((index, signal)));
+    }
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+impl Drop for Poller {
+    /// Waits for the thread: left alone, it could let go of the device while the process ends and the driver with it,
+    /// which crashes some drivers.
+    fn drop(&mut self) {
+        drop(self.requests.take());
+        if let Some(thread) = self.thread.take().filter(|t| t.thread().id() != std::thread::current().id()) {
+            let _ = thread.join();
+        }
     }
 }
 

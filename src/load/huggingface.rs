@@ -14,12 +14,18 @@ use crate::kernels::{RopeConfig, RopeScaling, RopeStyle};
 use crate::model::{ModelConfig, SourceTensor, WeightSource};
 use crate::tokenizer::{Tokenizer, TokenizerConfig};
 
-pub(super) fn open(folder: &Path) -> Result<ModelFile, Error> {
+/// Opens a folder, or one `.safetensors` file with the `config.json` beside it.
+pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
+    let folder = match path.is_dir() {
+        true => path,
+        false => path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new(".")),
+    };
+    let is_weights = path.extension().is_some_and(|ext| ext == "safetensors");
+    let source = SafetensorsSource::open(folder, is_weights.then_some(path))?;
     let config_path = folder.join("config.json");
     let (config, is_tied) = config(&read(&config_path)?).map_err(|e| e.in_file(&config_path))?;
-    let source = SafetensorsSource::open(folder)?;
     if !is_tied && source.describe("output.weight").is_none() {
-        return Err(missing("lm_head.weight").in_file(folder));
+        return Err(missing("lm_head.weight").in_file(path));
     }
     Ok(ModelFile {
         name: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
@@ -163,14 +169,20 @@ struct SafetensorsSource {
 }
 
 impl SafetensorsSource {
-    fn open(folder: &Path) -> Result<SafetensorsSource, Error> {
+    /// The tensors of `weights`, or of the folder: all shards of its index, or its only file. A shard stands for all.
+    fn open(folder: &Path, weights: Option<&Path>) -> Result<SafetensorsSource, Error> {
         let mut source = SafetensorsSource { files: Vec::new(), tensors: HashMap::new() };
         let index_path = folder.join("model.safetensors.index.json");
-        if !index_path.exists() {
-            source.add(&folder.join("model.safetensors"), |_| Ok(()))?;
+        let index = match index_path.exists() {
+            true => Some(ShardIndex::parse(&read(&index_path)?).map_err(|e| e.in_file(&index_path))?),
+            false => None,
+        };
+        let name = weights.and_then(Path::file_name).map(|name| name.to_string_lossy());
+        let index = index.filter(|index| name.is_none_or(|name| index.shards().iter().any(|shard| *shard == name)));
+        let Some(index) = index else {
+            source.add(weights.unwrap_or(&folder.join("model.safetensors")), |_| Ok(()))?;
             return Ok(source);
-        }
-        let index = ShardIndex::parse(&read(&index_path)?).map_err(|e| e.in_file(&index_path))?;
+        };
         for shard in index.shards() {
             source.add(&folder.join(shard), |file| index.check_shard(shard, file))?;
         }

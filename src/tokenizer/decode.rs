@@ -71,6 +71,13 @@ impl StreamDecoder {
         self
     }
 
+    /// Takes what comes as the continuation of a text: a space at its start is kept, where otherwise the one that the
+    /// encoder puts in front of a text is dropped.
+    pub fn continuing(mut self) -> Self {
+        self.strip_spaces = 0;
+        self
+    }
+
     /// The text that becomes certain with `id`; empty while a character is incomplete.
     ///
     /// # Errors

@@ -118,9 +118,9 @@ pub fn compare(got: &[f32], want: &[Expected]) -> Result<f64, String> {
     }
     let (mut noise, mut power) = (0.0, 0.0);
     for (i, (&got, want)) in got.iter().zip(want).enumerate() {
-        let error = ((f64::from(got) - want.value).abs() - want.floor).max(0.0);
-        // Written so that a NaN fails.
-        if !(error <= want.bound) {
+        let difference = (f64::from(got) - want.value).abs();
+        let error = (difference - want.floor).max(0.0); // a NaN is lost here: `max` takes the other number
+        if difference.is_nan() || error > want.bound {
             let Expected { value, bound, .. } = want;
             return Err(format!("element {i} is {got:e}, expected {value:e} within {bound:.1e}"));
         }

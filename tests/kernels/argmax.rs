@@ -146,7 +146,7 @@ fn top_k(source: &mut Source, twist: Twist, [rows, dim, k]: [u32; 3]) -> Job {
         Want::Check(Box::new(move |got: &[u32]| {
             match got.iter().zip(&want).position(|(got, want)| want.is_some_and(|want| want != *got)) {
                 None => Ok(()),
-                Some(at) => Err(format!("element {at} is {:#x}, expected {:#x?}", got[at], want[at])),
+                Some(at) => Err(format!("element {at} is {}, expected {:?} (bits)", got[at], want[at])),
             }
         }))
     };

@@ -55,6 +55,8 @@ pub enum Data {
     Blank(DType),
 }
 
+type Check = Box<dyn Fn(&[u32]) -> Result<(), String>>;
+
 /// What an operand must hold after the run.
 pub enum Want {
     /// What it held before.
@@ -65,7 +67,7 @@ pub enum Want {
     /// hold the pattern, an infinite one for an element that may hold anything.
     Close(Vec<Expected>, f64),
     /// Whatever the closure accepts.
-    Check(Box<dyn Fn(&[u32]) -> Result<(), String>>),
+    Check(Check),
 }
 
 impl Data {
@@ -302,4 +304,39 @@ fn judge(operand: &Operand, before: &[u32], after: &[u32]) -> Result<f64, String
         }
         Want::Check(check) => check(content).map(|()| 0.0),
     }
+}
+
+#[test]
+fn judge_refuses_what_is_wrong() {
+    let one = Expected::new(1.0, 1e-6, 0.0);
+    let judged = |want: Want, data: Data, after: &[u32]| {
+        let operand = Operand::new("y", &[2], data, want);
+        let before = [operand.data.pattern(); 4];
+        judge(&operand, &before, after)
+    };
+    let blank = || Data::Blank(DType::F32);
+    let [fine, off, nan] = [1.0f32, 1.0 + 2e-6, f32::NAN].map(f32::to_bits);
+    let close = || Want::Close(vec![one; 2], 1e-10);
+    assert!(judged(close(), blank(), &[fine, fine, PATTERN, PATTERN]).is_ok());
+    for after in [
+        [fine, off, PATTERN, PATTERN],
+        [nan, fine, PATTERN, PATTERN],
+        [fine, PATTERN, PATTERN, PATTERN],
+        [fine, fine, fine, PATTERN],
+        [fine, fine, PATTERN, INPUT_PATTERN],
+    ] {
+        assert!(judged(close(), blank(), &after).is_err(), "{after:x?}");
+    }
+    let loose = Want::Close(vec![Expected::new(1.0, 1.0, 0.0); 2], 1e-10);
+    assert!(judged(loose, blank(), &[fine, 0, PATTERN, PATTERN]).is_err(), "within bounds and too far on average");
+    let untouched = || Want::Close(vec![one, Expected::new(f64::NAN, 0.0, 0.0)], 1e-10);
+    assert!(judged(untouched(), blank(), &[fine, PATTERN, PATTERN, PATTERN]).is_ok());
+    assert!(judged(untouched(), blank(), &[fine, fine, PATTERN, PATTERN]).is_err());
+    let input = || Data::Words(vec![3, 4]);
+    assert!(judged(Want::Unchanged, input(), &[INPUT_PATTERN; 4]).is_ok());
+    assert!(judged(Want::Unchanged, input(), &[INPUT_PATTERN, 5, INPUT_PATTERN, INPUT_PATTERN]).is_err());
+    let exact = || Want::Exact(vec![fine, 0x8000_0000]);
+    assert!(judged(exact(), blank(), &[fine, 0, PATTERN, PATTERN]).is_ok(), "zeros of either sign");
+    assert!(judged(exact(), blank(), &[fine + 1, 0, PATTERN, PATTERN]).is_err());
+    assert!(judged(exact(), Data::Blank(DType::U32), &[fine, 0, PATTERN, PATTERN]).is_err(), "words have no sign");
 }
