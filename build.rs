@@ -28,6 +28,8 @@ struct Binding {
     name: String,
     uniform: bool,
     writes: bool,
+    /// `F32` or `U32`: what the elements of a storage array are made of.
+    dtype: &'static str,
 }
 
 struct Variant {
@@ -48,8 +50,10 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=shaders");
     let dir = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("shaders");
-    let mut files: Vec<PathBuf> =
-        fs::read_dir(&dir).expect("shaders/ is part of the package").map(|entry| entry.expect("readable").path()).collect();
+    let mut files: Vec<PathBuf> = fs::read_dir(&dir)
+        .expect("shaders/ is part of the package")
+        .map(|entry| entry.expect("readable").path())
+        .collect();
     files.retain(|path| path.extension().is_some_and(|ext| ext == "wgsl"));
     files.sort();
 
@@ -117,7 +121,11 @@ fn link_file(dir: &Path, file: &Path, kernels: &mut BTreeMap<String, Kernel>) ->
                 target.push('\n');
             }
         }
-        let label = [Some(stem.as_str()), weight.as_deref(), Some(tier.as_str())].into_iter().flatten().collect::<Vec<_>>().join(".");
+        let label = [Some(stem.as_str()), weight.as_deref(), Some(tier.as_str())]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+            .join(".");
         // The file's own text leads, so that naga's line numbers are the file's for everything before the imports.
         let source = format!("{enables}{}\n{}", strip_comments(&body), strip_comments(&fragments));
         let described = describe(&name, &source).map_err(|e| format!("{label}: {e}"))?;
@@ -141,7 +149,10 @@ fn strip_comments(source: &str) -> String {
 }
 
 fn same_bindings(a: &[Binding], b: &[Binding]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.name == b.name && a.uniform == b.uniform && a.writes == b.writes)
+    a.len() == b.len()
+        && a.iter()
+            .zip(b)
+            .all(|(a, b)| a.name == b.name && (a.uniform, a.writes, a.dtype) == (b.uniform, b.writes, b.dtype))
 }
 
 struct Described {
@@ -154,9 +165,7 @@ struct Described {
 fn describe(kernel: &str, source: &str) -> Result<Described, String> {
     let module = naga::front::wgsl::parse_str(source).map_err(|e| e.emit_to_string(source))?;
     let capabilities = Capabilities::SUBGROUP | Capabilities::SHADER_FLOAT16 | Capabilities::SHADER_FLOAT16_IN_FLOAT32;
-    Validator::new(ValidationFlags::all(), capabilities)
-        .validate(&module)
-        .map_err(|e| e.emit_to_string(source))?;
+    Validator::new(ValidationFlags::all(), capabilities).validate(&module).map_err(|e| e.emit_to_string(source))?;
     let [entry] = module.entry_points.as_slice() else {
         return Err("exactly one entry point is expected".into());
     };
@@ -180,8 +189,9 @@ fn describe(kernel: &str, source: &str) -> Result<Described, String> {
         if uniform {
             params_size = size;
         }
+        let dtype = if uniform { "" } else { element_type(&module, var.ty)? };
         let name = var.name.clone().unwrap_or_default();
-        if slot.group != 0 || bindings.insert(slot.binding, Binding { name, uniform, writes }).is_some() {
+        if slot.group != 0 || bindings.insert(slot.binding, Binding { name, uniform, writes, dtype }).is_some() {
             return Err(format!("group {} binding {} is taken or not in group 0", slot.group, slot.binding));
         }
     }
@@ -203,13 +213,32 @@ fn describe(kernel: &str, source: &str) -> Result<Described, String> {
     Ok(Described { bindings, params_size, workgroup_bytes })
 }
 
+/// What a storage array is made of.
+fn element_type(module: &naga::Module, ty: naga::Handle<naga::Type>) -> Result<&'static str, String> {
+    let naga::TypeInner::Array { base, .. } = module.types[ty].inner else {
+        return Err("a storage binding that is no array".into());
+    };
+    match module.types[base].inner {
+        naga::TypeInner::Scalar(scalar) | naga::TypeInner::Vector { scalar, .. } => match scalar {
+            naga::Scalar::F32 => Ok("F32"),
+            naga::Scalar::U32 => Ok("U32"),
+            other => Err(format!("a storage array of {other:?}")),
+        },
+        ref other => Err(format!("a storage array of {other:?}")),
+    }
+}
+
 /// The Rust source of the table.
 fn table(kernels: &BTreeMap<String, Kernel>) -> String {
     let mut out = String::from("// Written by build.rs from shaders/.\n");
     for (name, kernel) in kernels {
         let mut bindings = String::new();
         for binding in kernel.bindings.iter().filter(|b| !b.uniform) {
-            let _ = write!(bindings, "Binding {{ name: {:?}, writes: {} }}, ", binding.name, binding.writes);
+            let _ = write!(
+                bindings,
+                "Binding {{ name: {:?}, writes: {}, dtype: DType::{} }}, ",
+                binding.name, binding.writes, binding.dtype
+            );
         }
         let mut variants = String::new();
         for v in &kernel.variants {
@@ -220,7 +249,11 @@ fn table(kernels: &BTreeMap<String, Kernel>) -> String {
                 _ => "Baseline",
             };
             let weight = v.weight.as_ref().map_or("None".into(), |w| format!("Some(WeightType::{w})"));
-            let label = [Some(name.as_str()), v.weight.as_deref(), Some(v.tier.as_str())].into_iter().flatten().collect::<Vec<_>>().join(".");
+            let label = [Some(name.as_str()), v.weight.as_deref(), Some(v.tier.as_str())]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .join(".");
             let _ = write!(
                 variants,
                 "\n        Variant {{ label: {label:?}, tier: Tier::{tier}, weight: {weight}, workgroup_bytes: {}, source: {:?} }},",
@@ -235,6 +268,11 @@ fn table(kernels: &BTreeMap<String, Kernel>) -> String {
         );
     }
     let names: Vec<String> = kernels.keys().map(|name| format!("&{}", name.to_uppercase())).collect();
-    let _ = writeln!(out, "/// Every kernel, in alphabetical order.\npub static ALL: [&Kernel; {}] = [{}];", names.len(), names.join(", "));
+    let _ = writeln!(
+        out,
+        "/// Every kernel, in alphabetical order.\npub static ALL: [&Kernel; {}] = [{}];",
+        names.len(),
+        names.join(", ")
+    );
     out
 }

@@ -57,16 +57,18 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
         weights[local] = weight;
         let rescale = exp(highest - next);
         sum = sum * rescale + workgroup_sum(local, weight); // its barriers also publish `weights`
-        acc *= rescale;
         highest = next;
+        // A tile is summed on its own first: adding keys one by one to a long sum would lose digits.
+        var tile = vec4<f32>();
         for (var j = 0u; j < min(WG, end - start); j++) {
             let row = (kv + start + j) * dim + local;
             for (var i = 0u; i < 4u; i++) {
                 if (local + i * WG < dim) {
-                    acc[i] += weights[j] * v[row + i * WG];
+                    tile[i] += weights[j] * v[row + i * WG];
                 }
             }
         }
+        acc = acc * rescale + tile;
         workgroupBarrier(); // `weights` is written again
     }
     for (var i = 0u; i < 4u; i++) {

@@ -18,7 +18,11 @@ const WG: u32 = 64u;
 
 @compute @workgroup_size(WG)
 fn embed(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let row = tokens[state[POS] + group.x] - params.slab_start;
+    let pos = state[POS] + group.x;
+    if (pos >= arrayLength(&tokens)) { // padding of the last chunk
+        return;
+    }
+    let row = tokens[pos] - params.slab_start;
     if (row >= params.slab_rows) { // also for ids before the slab, which wrap
         return;
     }

@@ -9,7 +9,8 @@ struct Params { dim: u32, _pad0: u32, _pad1: u32, _pad2: u32 } // C
 
 @compute @workgroup_size(256)
 fn last_row(@builtin(global_invocation_id) id: vec3<u32>) {
-    if (id.x < params.dim) {
-        y[id.x] = x[(state[N_TOKENS] - 1u) * params.dim + id.x];
+    let row = state[N_TOKENS] - 1u;
+    if (id.x < params.dim && row < arrayLength(&x) / params.dim) {
+        y[id.x] = x[row * params.dim + id.x];
     }
 }

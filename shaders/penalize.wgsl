@@ -16,7 +16,7 @@ const WG: u32 = 256u;
 
 @compute @workgroup_size(WG)
 fn penalize(@builtin(local_invocation_index) local: u32) {
-    let end = state[POS] + state[N_TOKENS];
+    let end = min(state[POS] + state[N_TOKENS], arrayLength(&tokens));
     let n = min(sampling[REPEAT_LAST_N], end);
     let penalty = bitcast<f32>(sampling[REPEAT_PENALTY]);
     for (var i = local; i < n; i += WG) {

@@ -32,20 +32,19 @@ fn rope_kv(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_in
     let head = id / pairs % heads;
     let i = id % pairs;
     let pos = state[POS] + t;
-    let row = min(pos, params.capacity - 1u); // padding of the last chunk may lie past the table and the cache
     let offset = pair(i);
     let at = (t * heads + head) * params.head_dim + offset;
     let value = vec2<f32>(qkv[at.x], qkv[at.y]);
     if (head < params.n_heads) {
         let to = (t * params.n_heads + head) * params.head_dim + offset;
-        let turned = rotate(value, row, i);
+        let turned = rotate(value, pos, i);
         q[to.x] = turned.x;
         q[to.y] = turned.y;
-    } else if (pos < params.capacity) {
+    } else if (pos < params.capacity) { // padding of the last chunk may lie past the cache
         let g = (head - params.n_heads) % params.n_kv_heads;
         let to = (g * params.capacity + pos) * params.head_dim + offset;
         if (head < params.n_heads + params.n_kv_heads) {
-            let turned = rotate(value, row, i);
+            let turned = rotate(value, pos, i);
             k[to.x] = turned.x;
             k[to.y] = turned.y;
         } else {

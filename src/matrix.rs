@@ -32,13 +32,7 @@ impl Matrix {
     ///
     /// # Errors
     /// [`Error::Operand`] if a dimension is zero or one row alone exceeds the limit.
-    pub fn declare(
-        device: &Device,
-        label: &str,
-        weight: WeightType,
-        rows: u32,
-        cols: u32,
-    ) -> Result<Matrix, Error> {
+    pub fn declare(device: &Device, label: &str, weight: WeightType, rows: u32, cols: u32) -> Result<Matrix, Error> {
         let limit = device.limits().max_binding_bytes;
         let row_bytes = (packed_words(weight, 1, cols) * 4).max(16);
         // A slab's end is rounded up to 16 bytes.

@@ -90,6 +90,14 @@ impl Recorder {
                     found: format!("{} bytes", operand.size_bytes()),
                 });
             }
+            if operand.dtype() != binding.dtype {
+                return Err(Error::Operand {
+                    kernel: kernel.name,
+                    operand: binding.name,
+                    expected: format!("a tensor of {:?}", binding.dtype),
+                    found: format!("one of {:?}", operand.dtype()),
+                });
+            }
             let alias = operands.iter().enumerate().any(|(j, o)| j != i && Arc::ptr_eq(&o.storage, &operand.storage));
             if binding.writes && alias {
                 return Err(Error::Operand {

@@ -1,6 +1,6 @@
 //! The table of kernels that `build.rs` links from `shaders/`.
 
-use crate::dtype::WeightType;
+use crate::dtype::{DType, WeightType};
 
 /// What a shader variant asks of the adapter. Every kernel has a baseline variant; the others replace it where the
 /// device's tier says so and they exist.
@@ -38,6 +38,8 @@ pub struct Binding {
     pub name: &'static str,
     /// Whether the kernel writes it.
     pub writes: bool,
+    /// What its elements are made of.
+    pub dtype: DType,
 }
 
 /// One linked shader.

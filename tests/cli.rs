@@ -170,7 +170,11 @@ fn a_pipeline_cache_that_cannot_be_written_is_a_warning() {
     }
     assert!(output.status.success(), "{message}");
     // Only Vulkan has a pipeline cache.
-    assert_eq!(message.contains("warning: the pipeline cache was not saved"), message.contains("(vulkan)"), "{message}");
+    assert_eq!(
+        message.contains("warning: the pipeline cache was not saved"),
+        message.contains("(vulkan)"),
+        "{message}"
+    );
     assert!(text(&output.stdout).starts_with("Once upon a time"));
 }
 

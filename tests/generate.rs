@@ -168,7 +168,9 @@ fn a_model_over_the_memory_limit_is_refused_before_allocating() {
     for device in executors() {
         let before = device.counters();
         let options = LoadOptions { memory_limit: Some(2 << 20), ..LoadOptions::default() };
-        let Err(error) = Model::from_file(&device, ModelFile::builtin().unwrap(), options) else { panic!("not refused") };
+        let Err(error) = Model::from_file(&device, ModelFile::builtin().unwrap(), options) else {
+            panic!("not refused")
+        };
         let Error::Memory { needed_bytes, limit_bytes, .. } = &error else { panic!("{error}") };
         assert!(needed_bytes > limit_bytes && *limit_bytes == 2 << 20, "{error}");
         assert_eq!((device.counters() - before).bytes_allocated, 0);

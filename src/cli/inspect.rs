@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::{Map, json};
+use tilewright::formats::TensorInfo;
 use tilewright::formats::gguf::{Gguf, Value};
 use tilewright::formats::safetensors::Safetensors;
-use tilewright::formats::TensorInfo;
 use tilewright::load::{FileBytes, ModelFile};
 use tilewright::{Error, MemoryPlan, Model};
 
@@ -81,8 +81,7 @@ pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
 }
 
 fn as_json(content: &Content, plan: &Result<MemoryPlan, Error>) -> serde_json::Value {
-    let metadata: Map<String, serde_json::Value> =
-        content.metadata.iter().cloned().collect();
+    let metadata: Map<String, serde_json::Value> = content.metadata.iter().cloned().collect();
     let tensors: Vec<_> = content
         .tensors
         .iter()

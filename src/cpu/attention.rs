@@ -58,35 +58,41 @@ impl Work for Head<'_> {
             }
             let rescale = exp::<V>(highest - next);
             sum = sum * rescale + weights.iter().sum::<f32>();
-            y.iter_mut().for_each(|y| *y *= rescale);
             highest = next;
-            add_rows::<V>(weights, v, y);
+            add_rows::<V>(weights, v, rescale, y);
         }
         y.iter_mut().for_each(|y| *y /= sum);
     }
 }
 
-/// Adds to `y` the rows of `v`, weighted. Columns are taken in runs whose sums stay in registers.
+/// `y = rescale * y + rows of v, weighted`. A tile is summed on its own first, since adding keys one by one to a long sum
+/// would lose digits. Columns are taken in runs whose sums stay in registers.
 #[inline(always)]
-fn add_rows<V: Vector>(weights: &[f32], v: &[f32], y: &mut [f32]) {
+fn add_rows<V: Vector>(weights: &[f32], v: &[f32], rescale: f32, y: &mut [f32]) {
     let dim = y.len();
     let (runs, rest) = y.as_chunks_mut::<32>();
     for (i, y) in runs.iter_mut().enumerate() {
-        let mut sums: [V; 4] = std::array::from_fn(|j| V::load(&y.as_chunks().0[j]));
+        let mut sums = [V::splat(0.0); 4];
         for (&weight, v) in weights.iter().zip(v.chunks_exact(dim)) {
             let (weight, v) = (V::splat(weight), v.as_chunks::<8>().0);
             for (j, sum) in sums.iter_mut().enumerate() {
                 *sum = weight.fma(V::load(&v[4 * i + j]), *sum);
             }
         }
-        y.as_chunks_mut().0.iter_mut().zip(sums).for_each(|(y, sum)| *y = sum.lanes());
+        for (y, sum) in y.as_chunks_mut().0.iter_mut().zip(sums) {
+            *y = V::splat(rescale).fma(V::load(y), sum).lanes();
+        }
     }
     if rest.is_empty() {
         return;
     }
+    let mut sums = [0.0; 32];
     for (&weight, v) in weights.iter().zip(v.chunks_exact(dim)) {
-        for (y, &v) in rest.iter_mut().zip(&v[dim - dim % 32..]) {
-            *y = fma::<V>(weight, v, *y);
+        for (sum, &v) in sums.iter_mut().zip(&v[dim - dim % 32..]) {
+            *sum = fma::<V>(weight, v, *sum);
         }
+    }
+    for (y, sum) in rest.iter_mut().zip(sums) {
+        *y = fma::<V>(rescale, *y, sum);
     }
 }

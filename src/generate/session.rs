@@ -4,9 +4,9 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use super::Model;
 use super::options::{ContextPolicy, GenerateOptions};
 use super::stop::StopFilter;
-use super::Model;
 use crate::device::{Device, Pending};
 use crate::dtype::DType;
 use crate::error::Error;
@@ -455,10 +455,7 @@ impl<'s> Generation<'s> {
     ///
     /// # Errors
     /// As [`Generation::next`].
-    pub async fn for_each(
-        &mut self,
-        mut on_piece: impl FnMut(Piece) -> ControlFlow<()>,
-    ) -> Result<StopReason, Error> {
+    pub async fn for_each(&mut self, mut on_piece: impl FnMut(Piece) -> ControlFlow<()>) -> Result<StopReason, Error> {
         while let Some(piece) = self.next().await {
             if on_piece(piece?).is_break() {
                 self.cancel();

@@ -65,7 +65,7 @@ fn report(adapter: wgpu::Adapter) -> AdapterReport {
         subgroups: has_subgroups.then_some([info.subgroup_min_size, info.subgroup_max_size]),
         has_timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
         max_buffer_bytes: limits.max_buffer_size,
-        max_binding_bytes: u64::from(limits.max_storage_buffer_binding_size),
+        max_binding_bytes: limits.max_storage_buffer_binding_size,
         max_workgroup_bytes: limits.max_compute_workgroup_storage_size,
         tier: match (is_software, has_subgroups) {
             (true, _) => Tier::Scalar,

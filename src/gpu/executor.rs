@@ -89,9 +89,7 @@ impl Gpu {
         DeviceLimits {
             max_workgroups: limits.max_compute_workgroups_per_dimension,
             // Buffers of 2 GiB and more are refused or wrong on some backends whatever the adapter says.
-            max_binding_bytes: u64::from(limits.max_storage_buffer_binding_size)
-                .min(limits.max_buffer_size)
-                .min((1 << 31) - 256),
+            max_binding_bytes: limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min((1 << 31) - 256),
         }
     }
 
@@ -265,9 +263,11 @@ impl Gpu {
             let bytes = self.submit_and_read(encoder, &resolved, size)?.await?;
             let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(&bytes);
             let period_ns = f64::from(self.queue.get_timestamp_period());
-            times.extend(ticks.chunks_exact(2).map(|pair| {
-                Duration::from_nanos((pair[1].saturating_sub(pair[0]) as f64 * period_ns) as u64)
-            }));
+            times.extend(
+                ticks
+                    .chunks_exact(2)
+                    .map(|pair| Duration::from_nanos((pair[1].saturating_sub(pair[0]) as f64 * period_ns) as u64)),
+            );
         }
         Ok(times)
     }

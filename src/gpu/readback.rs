@@ -78,10 +78,8 @@ impl ReadFuture {
         let signal = Arc::new(Mutex::new(Signal::default()));
         let callback = signal.clone();
         buffer.slice(..).map_async(wgpu::MapMode::Read, move |result| {
-            let result = result.map_err(|e| Error::DeviceLost {
-                context: "reading a buffer".into(),
-                message: e.to_string(),
-            });
+            let result =
+                result.map_err(|e| Error::DeviceLost { context: "reading a buffer".into(), message: e.to_string() });
             complete(&callback, result);
         });
         ReadFuture { buffer: Some(buffer), staging, signal }
@@ -108,10 +106,10 @@ impl Future for ReadFuture {
         };
         let Some(buffer) = self.buffer.take() else { return Poll::Pending };
         Poll::Ready(result.and_then(|()| {
-            let view = buffer.slice(..).get_mapped_range().map_err(|e| Error::Gpu {
-                context: "reading a buffer".into(),
-                message: e.to_string(),
-            })?;
+            let view = buffer
+                .slice(..)
+                .get_mapped_range()
+                .map_err(|e| Error::Gpu { context: "reading a buffer".into(), message: e.to_string() })?;
             let bytes = view.to_vec();
             drop(view);
             buffer.unmap();

@@ -81,8 +81,7 @@ pub fn swiglu(rec: &mut Recorder, gate_up: &Tensor, y: &Tensor) -> Result<(), Er
 pub fn gelu(rec: &mut Recorder, x: &Tensor, y: &Tensor, form: Gelu) -> Result<(), Error> {
     y.expect_shape("gelu", "y", x.shape())?;
     let grid = fold(y.len() as u64, WG);
-    let params =
-        GeluParams { len: y.len() as u32, tanh_form: u32::from(form == Gelu::Tanh), grid_x: grid[0], _pad: 0 };
+    let params = GeluParams { len: y.len() as u32, tanh_form: u32::from(form == Gelu::Tanh), grid_x: grid[0], _pad: 0 };
     rec.dispatch(&shaders::GELU, None, &[], params, &[x, y], grid)
 }
 

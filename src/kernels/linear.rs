@@ -67,7 +67,11 @@ impl<'a> Linear<'a> {
         /// From here on a tile's reuse of weights outweighs the part of it that lies idle.
         const MATMUL_TOKENS: u32 = 8;
         let [n_tokens, dim] = x.dims2("linear", "x")?;
-        if n_tokens < MATMUL_TOKENS && dim.is_multiple_of(4) { matvec(rec, self, x, y) } else { matmul(rec, self, x, y) }
+        if n_tokens < MATMUL_TOKENS && dim.is_multiple_of(4) {
+            matvec(rec, self, x, y)
+        } else {
+            matmul(rec, self, x, y)
+        }
     }
 
     /// Records one dispatch for each slab of `w`; `grid` gives the workgroups for a number of rows of `w`.
@@ -101,8 +105,8 @@ impl<'a> Linear<'a> {
                 y_stride,
                 flags: bias_flag | accumulate_flag,
             };
-            // Without a bias its binding is never read; the weights are at hand.
-            let operands = [&slab.words, self.bias.unwrap_or(&slab.words), x, y];
+            // Without a bias its binding is never read; x is at hand.
+            let operands = [&slab.words, self.bias.unwrap_or(x), x, y];
             rec.dispatch(kernel, Some(self.w.weight()), constants, params, &operands, grid(slab.rows))?;
         }
         Ok(())

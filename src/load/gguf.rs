@@ -11,6 +11,9 @@ use crate::kernels::{RopeConfig, RopeScaling, RopeStyle};
 use crate::model::{ModelConfig, SourceTensor, WeightSource};
 use crate::tokenizer::Tokenizer;
 
+/// Frequency factors of the rotary embedding.
+const ROPE_FREQS: &str = "rope_freqs.weight";
+
 pub(super) fn open(name: String, bytes: FileBytes) -> Result<ModelFile, Error> {
     let gguf = Gguf::parse(&bytes, bytes.len() as u64)?;
     if let Some(count @ 2..) = gguf.metadata.get_u32("split.count")? {
@@ -24,8 +27,10 @@ pub(super) fn open(name: String, bytes: FileBytes) -> Result<ModelFile, Error> {
     let name = gguf.metadata.get_str("general.name")?.map_or(name, str::to_owned);
     let tokenizer = vocab_from_gguf(&gguf.metadata).and_then(Tokenizer::from_vocab);
     let size_bytes = bytes.len() as u64;
+    gguf.tensors.iter().try_for_each(|tensor| check_type("gguf", tensor))?;
     let source = GgufSource { bytes, gguf };
     let config = config(&source)?;
+    check_names(&source.gguf.tensors, config.n_layers)?;
     if let Ok(tokenizer) = &tokenizer
         && tokenizer.vocab_size() > config.vocab_size as usize
     {
@@ -73,6 +78,7 @@ fn config(source: &GgufSource) -> Result<ModelConfig, Error> {
             found: n_heads.to_string(),
         })?,
     };
+    let rot_dims = optional("rope.dimension_count")?.unwrap_or(head_dim);
     let embd = source.describe("token_embd.weight").ok_or_else(|| missing("token_embd.weight"))?;
     let vocab_size = embd.shape.first().and_then(|&rows| u32::try_from(rows).ok()).unwrap_or(0);
     let config = ModelConfig {
@@ -89,10 +95,10 @@ fn config(source: &GgufSource) -> Result<ModelConfig, Error> {
             .get_f32("llama.attention.layer_norm_rms_epsilon")?
             .ok_or_else(|| missing("llama.attention.layer_norm_rms_epsilon"))?,
         rope: RopeConfig {
-            rot_dims: optional("rope.dimension_count")?.unwrap_or(head_dim),
+            rot_dims,
             theta: f64::from(metadata.get_f32("llama.rope.freq_base")?.unwrap_or(10_000.0)),
             style: RopeStyle::Interleaved,
-            scaling: rope_scaling(source, metadata)?,
+            scaling: rope_scaling(source, metadata, rot_dims)?,
         },
         window: optional("attention.sliding_window")?,
     };
@@ -101,9 +107,19 @@ fn config(source: &GgufSource) -> Result<ModelConfig, Error> {
 }
 
 /// Frequency factors where the file has them, else the scaling that its keys name.
-fn rope_scaling(source: &GgufSource, metadata: &Metadata) -> Result<RopeScaling, Error> {
-    if source.describe("rope_freqs.weight").is_some() {
-        return Ok(RopeScaling::Factors(source.floats("rope_freqs.weight")?));
+fn rope_scaling(source: &GgufSource, metadata: &Metadata, rot_dims: u32) -> Result<RopeScaling, Error> {
+    if let Some(freqs) = source.describe(ROPE_FREQS) {
+        let refused = |expected: String, found: String| Error::Config { field: ROPE_FREQS.into(), expected, found };
+        // Before it is read: a pair of dimensions has one factor, however large the tensor is.
+        let expected = [u64::from(rot_dims / 2)];
+        if freqs.shape != expected {
+            return Err(refused(format!("a tensor of shape {expected:?}"), format!("one of shape {:?}", freqs.shape)));
+        }
+        let factors = source.floats(ROPE_FREQS)?;
+        return match factors.iter().find(|factor| !(factor.is_finite() && **factor > 0.0)) {
+            Some(factor) => Err(refused("finite factors above 0".into(), factor.to_string())),
+            None => Ok(RopeScaling::Factors(factors)),
+        };
     }
     let factor = metadata.get_f32("llama.rope.scaling.factor")?;
     match (metadata.get_str("llama.rope.scaling.type")?, factor) {
@@ -122,6 +138,33 @@ fn rope_scaling(source: &GgufSource, metadata: &Metadata) -> Result<RopeScaling,
             found: format!("`{other}`"),
             supported: "none, linear, or rope_freqs.weight".into(),
         }),
+    }
+}
+
+/// Refuses tensors that no pass would read: a file with them is of another model, whose text ours would not be.
+fn check_names(tensors: &[TensorInfo], n_layers: u32) -> Result<(), Error> {
+    const NORMS: [&str; 2] = ["attn_norm", "ffn_norm"];
+    const PROJECTIONS: [&str; 7] = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+    let is_read = |name: &str| {
+        let (stem, suffix) = name.rsplit_once('.')?;
+        let (has_weight, has_bias) = match stem.strip_prefix("blk.") {
+            None => (matches!(stem, "token_embd" | "output_norm" | "output" | "rope_freqs"), stem == "output"),
+            Some(rest) => {
+                let (layer, part) = rest.split_once('.')?;
+                layer.parse().ok().filter(|layer: &u32| *layer < n_layers)?;
+                let is_projection = PROJECTIONS.contains(&part);
+                (is_projection || NORMS.contains(&part), is_projection)
+            }
+        };
+        Some(suffix == "weight" && has_weight || suffix == "bias" && has_bias)
+    };
+    match tensors.iter().find(|tensor| is_read(&tensor.name) != Some(true)) {
+        Some(tensor) => Err(Error::Config {
+            field: tensor.name.clone(),
+            expected: format!("no such tensor in a llama model of {n_layers} layers"),
+            found: "in the file".into(),
+        }),
+        None => Ok(()),
     }
 }
 
@@ -146,6 +189,18 @@ impl WeightSource for GgufSource {
     fn floats(&self, name: &str) -> Result<Vec<f32>, Error> {
         floats(self.gguf.tensor(name).ok_or_else(|| missing(name))?, &self.bytes)
     }
+}
+
+/// Refuses a tensor whose type has no decoder, before anything is allocated for the model.
+pub(super) fn check_type(format: &'static str, tensor: &TensorInfo) -> Result<(), Error> {
+    // The decoder is chosen by the type alone, so that no data at all tells whether there is one.
+    block::dequantize(tensor.block_type, &[], &mut []).map_err(|error| match error {
+        Error::Unsupported { found, supported, .. } => {
+            let field = format!("type of tensor `{}`", tensor.name.escape_debug());
+            Error::Unsupported { format, field, found, supported }
+        }
+        other => other,
+    })
 }
 
 /// The weight type under which a tensor's rows are served: its own where kernels have it, else F32, which is exact.

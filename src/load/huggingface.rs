@@ -4,12 +4,12 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::Path;
 
-use super::gguf::{describe, floats, rows};
+use super::gguf::{check_type, describe, floats, rows};
 use super::{FileBytes, ModelFile};
 use crate::error::Error;
+use crate::formats::TensorInfo;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::safetensors::{Safetensors, ShardIndex};
-use crate::formats::TensorInfo;
 use crate::kernels::{RopeConfig, RopeScaling, RopeStyle};
 use crate::model::{ModelConfig, SourceTensor, WeightSource};
 use crate::tokenizer::{Tokenizer, TokenizerConfig};
@@ -43,7 +43,8 @@ fn read(path: &Path) -> Result<Vec<u8>, Error> {
     let size = std::fs::metadata(path).map_err(io)?.len();
     if size > MAX_BYTES {
         let expected = format!("at most {MAX_BYTES} bytes");
-        let error = Error::Format { format: "json", field: "size".into(), offset: 0, expected, found: size.to_string() };
+        let error =
+            Error::Format { format: "json", field: "size".into(), offset: 0, expected, found: size.to_string() };
         return Err(error.in_file(path));
     }
     std::fs::read(path).map_err(io)
@@ -142,12 +143,22 @@ fn rope_scaling(json: &ConfigJson) -> Result<RopeScaling, Error> {
     match kind {
         None | Some("default") => Ok(RopeScaling::None),
         Some("linear") => Ok(RopeScaling::Linear { factor: number("factor")? }),
-        Some("llama3") => Ok(RopeScaling::Llama3 {
-            factor: number("factor")?,
-            low_freq_factor: number("low_freq_factor")?,
-            high_freq_factor: number("high_freq_factor")?,
-            original_max_seq_len: number("original_max_position_embeddings")?,
-        }),
+        Some("llama3") => {
+            let (low_freq_factor, high_freq_factor) = (number("low_freq_factor")?, number("high_freq_factor")?);
+            if low_freq_factor >= high_freq_factor {
+                return Err(Error::Config {
+                    field: key("high_freq_factor"),
+                    expected: format!("a number above low_freq_factor, {low_freq_factor}"),
+                    found: high_freq_factor.to_string(),
+                });
+            }
+            Ok(RopeScaling::Llama3 {
+                factor: number("factor")?,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_seq_len: number("original_max_position_embeddings")?,
+            })
+        }
         Some(other) => Err(Error::Unsupported {
             format: "config.json",
             field: key("rope_type"),
@@ -193,6 +204,10 @@ impl SafetensorsSource {
         let bytes = FileBytes::map(path)?;
         let parsed = Safetensors::parse(&bytes, bytes.len() as u64).and_then(|file| check(&file).map(|()| file));
         for tensor in parsed.map_err(|e| e.in_file(path))?.tensors {
+            // Other tensors, such as buffers that old checkpoints saved along, are not read.
+            if tensor.name.ends_with(".weight") || tensor.name.ends_with(".bias") {
+                check_type("safetensors", &tensor).map_err(|e| e.in_file(path))?;
+            }
             self.tensors.insert(tensor.name.clone(), (self.files.len(), tensor));
         }
         self.files.push(bytes);

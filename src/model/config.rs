@@ -47,7 +47,7 @@ impl ModelConfig {
     /// Refuses values that no model has or that the kernels cannot compute, before anything is sized by them.
     ///
     /// # Errors
-    /// [`Error::Config`] naming the field.
+    /// [`Error::Config`] naming the field as GGUF and, in brackets, as `config.json` calls it.
     pub fn check(&self) -> Result<(), Error> {
         /// Far above every published model, and low enough that no product below overflows.
         const MAX_DIM: u32 = 1 << 20;
@@ -57,20 +57,20 @@ impl ModelConfig {
             1.. if value <= max => Ok(()),
             _ => Err(config_error(field, format!("1 to {max}"), value)),
         };
-        range("embedding_length", self.dim, MAX_DIM)?;
-        range("feed_forward_length", self.ffn_dim, MAX_DIM)?;
-        range("block_count", self.n_layers, MAX_LAYERS)?;
-        range("attention.head_count", self.n_heads, MAX_HEADS)?;
-        range("attention.head_count_kv", self.n_kv_heads, MAX_HEADS)?;
-        range("attention.key_length", self.head_dim, 256)?;
+        range("embedding_length (hidden_size)", self.dim, MAX_DIM)?;
+        range("feed_forward_length (intermediate_size)", self.ffn_dim, MAX_DIM)?;
+        range("block_count (num_hidden_layers)", self.n_layers, MAX_LAYERS)?;
+        range("attention.head_count (num_attention_heads)", self.n_heads, MAX_HEADS)?;
+        range("attention.head_count_kv (num_key_value_heads)", self.n_kv_heads, MAX_HEADS)?;
+        range("attention.key_length (head_dim)", self.head_dim, 256)?;
         range("vocab_size", self.vocab_size, 1 << 24)?;
-        range("context_length", self.max_seq_len, 1 << 28)?;
+        range("context_length (max_position_embeddings)", self.max_seq_len, 1 << 28)?;
         if !self.n_heads.is_multiple_of(self.n_kv_heads) {
             let expected = format!("a divisor of the {} query heads", self.n_heads);
-            return Err(config_error("attention.head_count_kv", expected, self.n_kv_heads));
+            return Err(config_error("attention.head_count_kv (num_key_value_heads)", expected, self.n_kv_heads));
         }
         if !self.head_dim.is_multiple_of(4) {
-            return Err(config_error("attention.key_length", "a multiple of 4".into(), self.head_dim));
+            return Err(config_error("attention.key_length (head_dim)", "a multiple of 4".into(), self.head_dim));
         }
         let rot_dims = self.rope.rot_dims;
         if rot_dims == 0 || !rot_dims.is_multiple_of(2) || rot_dims > self.head_dim {
@@ -78,10 +78,14 @@ impl ModelConfig {
             return Err(config_error("rope.dimension_count", expected, rot_dims));
         }
         if !(self.norm_eps >= 0.0 && self.norm_eps < 1.0) {
-            return Err(config_error("attention.layer_norm_rms_epsilon", "0 to 1".into(), self.norm_eps));
+            return Err(config_error(
+                "attention.layer_norm_rms_epsilon (rms_norm_eps)",
+                "0 to 1".into(),
+                self.norm_eps,
+            ));
         }
         if !(self.rope.theta.is_finite() && self.rope.theta >= 1.0) {
-            return Err(config_error("rope.freq_base", "a finite number from 1".into(), self.rope.theta));
+            return Err(config_error("rope.freq_base (rope_theta)", "a finite number from 1".into(), self.rope.theta));
         }
         if self.window == Some(0) {
             return Err(config_error("attention.sliding_window", "at least 1".into(), 0));

@@ -22,7 +22,8 @@ impl KvCache {
     pub fn declare(config: &ModelConfig, capacity: u32) -> Result<KvCache, Error> {
         let shape = [config.n_kv_heads, capacity, config.head_dim];
         let declare = |name: &str, l| Tensor::declare(format!("cache.{l}.{name}"), Role::Cache, &shape, DType::F32);
-        let layers = (0..config.n_layers).map(|l| Ok((declare("k", l)?, declare("v", l)?))).collect::<Result<_, _>>()?;
+        let layers =
+            (0..config.n_layers).map(|l| Ok((declare("k", l)?, declare("v", l)?))).collect::<Result<_, _>>()?;
         Ok(KvCache { layers, capacity })
     }
 

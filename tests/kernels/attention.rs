@@ -48,6 +48,7 @@ pub fn cases(cases: &mut Vec<Case>) {
         SIZES.into_iter().for_each(|sizes| push(inputs, sizes));
     }
     push(Inputs::Normal, [1, 1, 1, 8, 4096, 0]);
+    push(Inputs::Repeated, [1, 1, 1, 8, 4096, 0]);
 }
 
 fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6]) -> Job {

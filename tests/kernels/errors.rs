@@ -7,27 +7,40 @@ use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, WeightTyp
 /// the first operand and hold the others against it.
 type Operand = (&'static str, &'static [u32], &'static [u32], &'static str);
 
+/// What the elements of an operand are, by its name.
+fn element_type(name: &str) -> DType {
+    if matches!(name, "ids" | "tokens" | "sampling") { DType::U32 } else { DType::F32 }
+}
+
 fn check(
     kernel: &str,
     operands: &[Operand],
     record: impl Fn(&mut Recorder, &StepState, &[Tensor]) -> Result<(), Error>,
 ) {
     let device = Device::cpu();
-    let run = |bad: Option<usize>| {
-        let shape = |(i, operand): (usize, &Operand)| {
+    let run = |bad: Option<usize>, other_type: Option<usize>| {
+        let declare = |(i, operand): (usize, &Operand)| {
             let shape = if bad == Some(i) { operand.2 } else { operand.1 };
-            Tensor::declare(operand.0, Role::Activations, shape, DType::F32).expect("the shape is valid")
+            let dtype = match (element_type(operand.0), other_type == Some(i)) {
+                (DType::F32, false) | (DType::U32, true) => DType::F32,
+                (DType::U32, false) | (DType::F32, true) => DType::U32,
+            };
+            Tensor::declare(operand.0, Role::Activations, shape, dtype).expect("the shape is valid")
         };
-        let tensors: Vec<Tensor> = operands.iter().enumerate().map(shape).collect();
+        let tensors: Vec<Tensor> = operands.iter().enumerate().map(declare).collect();
         let state = StepState::declare().expect("the state is declared");
         record(&mut Recorder::new(&device), &state, &tensors)
     };
-    run(None).unwrap_or_else(|e| panic!("{kernel}: the fitting shapes are refused: {e}"));
+    run(None, None).unwrap_or_else(|e| panic!("{kernel}: the fitting shapes are refused: {e}"));
     for (i, &(name, good, bad, named)) in operands.iter().enumerate() {
+        match run(None, Some(i)) {
+            Err(Error::Operand { operand, .. }) => assert_eq!(operand, name, "{kernel}: element type of `{name}`"),
+            other => panic!("{kernel}: `{name}` of the other element type gives {other:?}"),
+        }
         if good == bad {
             continue; // any shape is right
         }
-        let (found_kernel, found) = match run(Some(i)) {
+        let (found_kernel, found) = match run(Some(i), None) {
             Err(Error::Shape { kernel, operand, .. } | Error::Operand { kernel, operand, .. }) => (kernel, operand),
             other => panic!("{kernel}: `{name}` of shape {bad:?} gives {other:?}"),
         };
