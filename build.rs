@@ -4,7 +4,8 @@
 //!
 //! - `#import reduce` joins in `shaders/shared/reduce.wgsl`. `#import reduce t0=reduce t2=reduce_subgroup` links one
 //!   variant of the shader for each `tag=fragment`; several such lines give their cross product. A tag is a weight
-//!   type as the files spell it (`Q4_0`) or a tier (`t0` baseline, `t1` shader-f16, `t2` subgroups).
+//!   type as the files spell it (`Q4_0`) or a tier (`t0` baseline, `t1` shader-f16, `t2` subgroups). Fragments use the
+//!   first form themselves; what several of them import is joined in once.
 //! - `#kernel matmul scalar` says that the file is the `scalar` variant of the kernel `matmul`, with its bindings.
 //!
 //! The result is `$OUT_DIR/shaders.rs`: one `Kernel` for each kernel name with its bindings, the size of its params
@@ -104,7 +105,7 @@ fn link_file(dir: &Path, file: &Path, kernels: &mut BTreeMap<String, Kernel>) ->
     }
     for pick in picks {
         let (mut tier, mut weight) = (file_tier.clone(), None);
-        let (mut enables, mut fragments) = (String::new(), String::new());
+        let (mut joined, mut enables, mut fragments) = (Vec::new(), String::new(), String::new());
         for (tag, fragment) in &pick {
             if TIERS.contains(&tag.as_str()) {
                 if tag != "t0" {
@@ -113,13 +114,7 @@ fn link_file(dir: &Path, file: &Path, kernels: &mut BTreeMap<String, Kernel>) ->
             } else if !tag.is_empty() {
                 weight = Some(tag.clone());
             }
-            let path = dir.join("shared").join(format!("{fragment}.wgsl"));
-            let source = fs::read_to_string(&path).map_err(|e| format!("#import {fragment}: {e}"))?;
-            for line in source.lines() {
-                let target = if line.starts_with("enable ") { &mut enables } else { &mut fragments };
-                target.push_str(line);
-                target.push('\n');
-            }
+            join_fragment(dir, fragment, &mut joined, &mut enables, &mut fragments)?;
         }
         let label = [Some(stem.as_str()), weight.as_deref(), Some(tier.as_str())]
             .into_iter()
@@ -139,6 +134,32 @@ fn link_file(dir: &Path, file: &Path, kernels: &mut BTreeMap<String, Kernel>) ->
             return Err(format!("{label}: a second variant of `{name}` with these tags"));
         }
         kernel.variants.push(Variant { tier, weight, source, workgroup_bytes: described.workgroup_bytes });
+    }
+    Ok(())
+}
+
+/// Adds a fragment and what it imports itself, each once; `enable` lines go to the front of the file.
+fn join_fragment(
+    dir: &Path,
+    fragment: &str,
+    joined: &mut Vec<String>,
+    enables: &mut String,
+    fragments: &mut String,
+) -> Result<(), String> {
+    if joined.iter().any(|name| name == fragment) {
+        return Ok(());
+    }
+    joined.push(fragment.to_string());
+    let path = dir.join("shared").join(format!("{fragment}.wgsl"));
+    let source = fs::read_to_string(&path).map_err(|e| format!("#import {fragment}: {e}"))?;
+    for line in source.lines() {
+        if let Some(inner) = line.strip_prefix("#import ") {
+            join_fragment(dir, inner.trim(), joined, enables, fragments)?;
+            continue;
+        }
+        let target = if line.starts_with("enable ") { &mut *enables } else { &mut *fragments };
+        target.push_str(line);
+        target.push('\n');
     }
     Ok(())
 }

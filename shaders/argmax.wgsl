@@ -2,6 +2,7 @@
 // or an infinity reports the index NON_FINITE.
 //
 // Dispatch (chunks, R, 1): the first of two passes, `argmax_merge` is the second.
+#import best
 #import order
 
 struct Params { dim: u32, chunk: u32, n_chunks: u32, _pad: u32 } // V, elements per chunk
@@ -10,8 +11,6 @@ struct Params { dim: u32, chunk: u32, n_chunks: u32, _pad: u32 } // V, elements 
 @group(0) @binding(2) var<storage, read_write> best: array<vec2<u32>>; // [R, chunks] of (order key, index)
 
 const WG: u32 = 256u;
-
-var<workgroup> found: array<vec2<u32>, WG>;
 
 @compute @workgroup_size(WG)
 fn argmax(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
@@ -26,17 +25,8 @@ fn argmax(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
             mine = vec2<u32>(order_key(value), c);
         }
     }
-    found[local] = mine;
-    for (var step = WG / 2u; step > 0u; step >>= 1u) {
-        workgroupBarrier();
-        if (local < step) {
-            let other = found[local + step];
-            if (other.x > found[local].x || (other.x == found[local].x && other.y < found[local].y)) {
-                found[local] = other;
-            }
-        }
-    }
+    let best_of_chunk = workgroup_best(local, mine);
     if (local == 0u) {
-        best[group.y * params.n_chunks + group.x] = found[0];
+        best[group.y * params.n_chunks + group.x] = best_of_chunk;
     }
 }

@@ -1,6 +1,7 @@
 // The best of each row's chunks, the second pass of `argmax`: ids[r] is the row's largest element, or NON_FINITE.
 //
 // Dispatch (R, 1, 1).
+#import best
 
 struct Params { n_chunks: u32, _pad0: u32, _pad1: u32, _pad2: u32 }
 @group(0) @binding(0) var<uniform> params: Params;
@@ -9,28 +10,17 @@ struct Params { n_chunks: u32, _pad0: u32, _pad1: u32, _pad2: u32 }
 
 const WG: u32 = 64u;
 
-var<workgroup> found: array<vec2<u32>, WG>;
-
 @compute @workgroup_size(WG)
 fn argmax_merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     var mine = vec2<u32>(0u, 0u);
     for (var i = local; i < params.n_chunks; i += WG) {
         let other = best[group.x * params.n_chunks + i];
-        if (other.x > mine.x || (other.x == mine.x && other.y < mine.y)) {
+        if (is_better(other, mine)) {
             mine = other;
         }
     }
-    found[local] = mine;
-    for (var step = WG / 2u; step > 0u; step >>= 1u) {
-        workgroupBarrier();
-        if (local < step) {
-            let other = found[local + step];
-            if (other.x > found[local].x || (other.x == found[local].x && other.y < found[local].y)) {
-                found[local] = other;
-            }
-        }
-    }
+    let best_of_row = workgroup_best(local, mine);
     if (local == 0u) {
-        ids[group.x] = found[0].y;
+        ids[group.x] = best_of_row.y;
     }
 }

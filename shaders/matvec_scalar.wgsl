@@ -4,6 +4,7 @@
 #kernel matvec scalar
 #import block F32=block_f32 F16=block_f16 BF16=block_bf16 Q8_0=block_q8_0 Q4_0=block_q4_0
 #import linear
+#import four_rows
 
 struct Params { n_tokens: u32, n_out: u32, dim: u32, blocks: u32, w_scales: u32, y_start: u32, y_stride: u32, flags: u32 } // M, N, K
 @group(0) @binding(0) var<uniform> params: Params;
@@ -19,25 +20,5 @@ const GRID_X: u32 = 32768u;
 @compute @workgroup_size(WG)
 fn matvec(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let n = ((group.y * GRID_X + group.x) * WG + local) * ROWS;
-    let last = params.n_out - 1u;
-    let row = min(vec4<u32>(n, n + 1u, n + 2u, n + 3u), vec4<u32>(last)) * params.blocks;
-    let quads = params.dim / 4u;
-    var sum = vec4<f32>();
-    for (var block = 0u; block < params.blocks; block++) {
-        var part: array<vec4<f32>, 8>;
-        for (var i = 0u; i < 8u; i++) {
-            let quad = block * 8u + i;
-            part[i] = select(vec4<f32>(), x[group.z * quads + min(quad, quads - 1u)], quad < quads);
-        }
-        sum += vec4<f32>(
-            block_dot(row.x + block, part),
-            block_dot(row.y + block, part),
-            block_dot(row.z + block, part),
-            block_dot(row.w + block, part),
-        );
-    }
-    put(group.z, n, sum.x);
-    put(group.z, n + 1u, sum.y);
-    put(group.z, n + 2u, sum.z);
-    put(group.z, n + 3u, sum.w);
+    put_four(n, group.z, four_rows(n, group.z, 0u, 1u));
 }

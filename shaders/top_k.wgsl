@@ -2,6 +2,7 @@
 // reports NON_FINITE as its first index.
 //
 // Each round finds the largest element below the one found before, in the order of (value, index). Dispatch (R, 1, 1).
+#import best
 #import order
 
 struct Params { dim: u32, k: u32, _pad0: u32, _pad1: u32 } // V
@@ -11,8 +12,6 @@ struct Params { dim: u32, k: u32, _pad0: u32, _pad1: u32 } // V
 @group(0) @binding(3) var<storage, read_write> ids: array<u32>;    // [R, k]
 
 const WG: u32 = 256u;
-
-var<workgroup> found: array<vec2<u32>, WG>;
 
 @compute @workgroup_size(WG)
 fn top_k(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
@@ -29,17 +28,7 @@ fn top_k(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
                 mine = vec2<u32>(key, c);
             }
         }
-        found[local] = mine;
-        for (var step = WG / 2u; step > 0u; step >>= 1u) {
-            workgroupBarrier();
-            if (local < step) {
-                let other = found[local + step];
-                if (other.x > found[local].x || (other.x == found[local].x && other.y < found[local].y)) {
-                    found[local] = other;
-                }
-            }
-        }
-        before = workgroupUniformLoad(&found[0]);
+        before = workgroup_best(local, mine);
         if (local == 0u) {
             ids[group.x * params.k + round] = before.y;
             values[group.x * params.k + round] = x[row + min(before.y, params.dim - 1u)];

@@ -1,17 +1,6 @@
 // Weight blocks of Q4_0: 32 nibbles in one vec4 and an f16 scale; weight = scale * (quant - 8). Byte j holds weight j in
 // its low nibble and weight j + 16 in its high one, as in the file.
-
-// The scale of a block: f16, two a word, behind all quants. Subnormal scales occur in real files and a driver may flush
-// them in unpack2x16float, so they are widened by hand.
-fn block_scale(block: u32) -> f32 {
-    let word = params.w_scales + (block >> 1u);
-    let bits = (w[word >> 2u][word & 3u] >> ((block & 1u) * 16u)) & 0xffffu;
-    if ((bits & 0x7c00u) == 0u) {
-        let magnitude = f32(bits & 0x3ffu) * 0x1p-24;
-        return select(magnitude, -magnitude, (bits & 0x8000u) != 0u);
-    }
-    return unpack2x16float(bits).x;
-}
+#import block_scale
 
 // The low nibbles of four bytes, less 8.
 fn quants(word: u32) -> vec4<f32> {
