@@ -10,12 +10,15 @@ use common::{block_on, largest_difference};
 use serde_json::Value;
 use tilewright::formats::block;
 use tilewright::formats::safetensors::Safetensors;
-use tilewright::{Device, GenerateOptions, LoadOptions, Model};
+use tilewright::{Device, GenerateOptions, LoadOptions, Model, Tier};
 
 /// Float32 arithmetic on any weight type.
 const TOLERANCE: f32 = 1e-3;
 /// Float32 arithmetic on the tiny random models.
 const TINY_TOLERANCE: f32 = 2e-4;
+
+/// Activations rounded to F16 in parts.
+const HALF_TOLERANCE: f32 = 0.05;
 
 /// The executors that are there: always the CPU, and a GPU adapter unless it is visibly skipped.
 fn executors() -> Vec<Device> {
@@ -181,6 +184,29 @@ stories! {
 fn traces() {
     check_trace("stories260k", "stories260k-f32.gguf");
     check_trace("tinystories656k", "model.safetensors");
+}
+
+/// The adapter's own tier runs all cases; the others run a prompt of several passes and a continuation.
+#[test]
+fn every_tier_gives_the_same_text() {
+    let Some(data) = common::data_dir() else { return };
+    let folder = data.join("stories260k");
+    let cases: Value = serde_json::from_slice(&std::fs::read(folder.join("cases.json")).unwrap()).unwrap();
+    let references = References::open(&folder.join("logits.safetensors"));
+    let case = cases["cases"].as_array().unwrap().iter().find(|case| case["name"] == "long_400").unwrap();
+    let (prompt, greedy) = (ids(&case["ids"]), &case["greedy"]["q8_0"]);
+    let margins: Vec<f32> = greedy["margins"].as_array().unwrap().iter().map(|m| m.as_f64().unwrap() as f32).collect();
+    for tier in Tier::ALL {
+        // Half precision is only in the staging of tiles.
+        let tolerance = if tier == Tier::F16 { HALF_TOLERANCE } else { TOLERANCE };
+        let Some(device) = common::gpu(Some(tier)) else { continue };
+        let model = load(&device, &folder.join("stories260k-q8_0.gguf"));
+        let got = block_on(model.session().unwrap().logits(&prompt)).unwrap();
+        let difference = largest_difference(&got, &references.floats("q8_0/long_400"));
+        assert!(difference <= tolerance, "{}: logits differ by {difference}", tier.name());
+        let n = check_greedy(&model, &prompt, &ids(&greedy["ids"]), &margins, tolerance, tier.name());
+        println!("{}: logits within {difference:.1e}, {n} greedy tokens", tier.name());
+    }
 }
 
 #[test]

@@ -153,7 +153,8 @@ fn check_names(tensors: &[TensorInfo], n_layers: u32) -> Result<(), Error> {
                 let (layer, part) = rest.split_once('.')?;
                 layer.parse().ok().filter(|layer: &u32| *layer < n_layers)?;
                 let is_projection = PROJECTIONS.contains(&part);
-                (is_projection || NORMS.contains(&part), is_projection)
+                // The first converters wrote the plain frequencies of each layer, which everyone computes anyway.
+                (is_projection || NORMS.contains(&part) || part == "attn_rot_embd", is_projection)
             }
         };
         Some(suffix == "weight" && has_weight || suffix == "bias" && has_bias)
