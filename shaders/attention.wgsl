@@ -15,18 +15,18 @@ struct Params {
 @group(0) @binding(1) var<storage, read> state: array<u32>;    // step state
 @group(0) @binding(2) var<storage, read> q: array<vec4<f32>>;  // [T, H, D], D a multiple of 4 up to 256
 @group(0) @binding(3) var<storage, read> k: array<vec4<f32>>;  // [Hkv, capacity, D]
-@group(0) @binding(4) var<storage, read> v: array<f32>;        // [Hkv, capacity, D]
-@group(0) @binding(5) var<storage, read_write> y: array<f32>;  // [T, H, D]
+@group(0) @binding(4) var<storage, read> v: array<vec4<f32>>;  // [Hkv, capacity, D]
+@group(0) @binding(5) var<storage, read_write> y: array<vec4<f32>>; // [T, H, D]
 
 const WG: u32 = 64u;
 
-var<workgroup> query: array<vec4<f32>, 64>;
+var<workgroup> query: array<vec4<f32>, WG>;
 var<workgroup> weights: array<f32, WG>;
+var<workgroup> parts: array<vec4<f32>, WG>;
 
 @compute @workgroup_size(WG)
 fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let dim = params.head_dim;
-    let quads = dim / 4u;
+    let quads = params.head_dim / 4u;
     let head = group.y * params.n_heads + group.x; // over tokens and heads
     let kv = group.x * params.n_kv_heads / params.n_heads * params.capacity; // first cached row of this head's group
     // Keys first .. end are visible; padding of the last chunk may lie past the cache.
@@ -35,13 +35,18 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     if (params.window > 0u && end > params.window) {
         first = end - params.window;
     }
+    // For the scores an invocation takes one key of a tile. For the values it takes four columns, of every `slices`-th
+    // key, so that small heads keep the whole workgroup busy; the slices are added up at the end.
+    let slices = WG / quads;
+    let quad = local % quads;
+    let slice = local / quads;
     if (local < quads) {
         query[local] = q[head * quads + local];
     }
     workgroupBarrier();
     var highest = LOWEST;
     var sum = 0.0;
-    var acc = vec4<f32>(); // elements local, local + WG, .. of the output
+    var acc = vec4<f32>();
     for (var start = first; start < end; start += WG) {
         let s = start + local;
         var score = LOWEST;
@@ -60,20 +65,22 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
         highest = next;
         // A tile is summed on its own first: adding keys one by one to a long sum would lose digits.
         var tile = vec4<f32>();
-        for (var j = 0u; j < min(WG, end - start); j++) {
-            let row = (kv + start + j) * dim + local;
-            for (var i = 0u; i < 4u; i++) {
-                if (local + i * WG < dim) {
-                    tile[i] += weights[j] * v[row + i * WG];
-                }
+        if (slice < slices) {
+            let n = min(WG, end - start);
+            for (var j = slice; j < n; j += slices) {
+                tile += weights[j] * v[(kv + start + j) * quads + quad];
             }
         }
         acc = acc * rescale + tile;
         workgroupBarrier(); // `weights` is written again
     }
-    for (var i = 0u; i < 4u; i++) {
-        if (local + i * WG < dim) {
-            y[head * dim + local + i * WG] = acc[i] / sum;
+    parts[local] = acc;
+    workgroupBarrier();
+    if (local < quads) {
+        var total = vec4<f32>();
+        for (var i = 0u; i < slices; i++) {
+            total += parts[i * quads + local];
         }
+        y[head * quads + local] = total / sum;
     }
 }
