@@ -18,6 +18,8 @@ mod argmax;
 mod attention;
 mod block;
 mod embed;
+#[cfg(not(target_arch = "wasm32"))]
+mod gemm;
 mod linear;
 mod matmul_plain;
 mod norm;

@@ -5,7 +5,12 @@
 
 use std::borrow::Cow;
 
+#[cfg(not(target_arch = "wasm32"))]
+use ::gemm::Parallelism;
+
 use super::block::{Block, Format, Packed, Unpack, with_format};
+#[cfg(not(target_arch = "wasm32"))]
+use super::gemm::{self, Right};
 use super::simd::{self, Vector, Work};
 use super::{Call, Operand, threads};
 use crate::dtype::BLOCK;
@@ -106,34 +111,7 @@ impl<F: Format> Work for RowDots<'_, F> {
 /// `sums[t, n] = x[t] . w[n]`, rows of `w` and `x` having `dim` elements.
 #[cfg(not(target_arch = "wasm32"))]
 fn panel_product(w: &[f32], x: &[f32], dim: usize, sums: &mut [f32]) {
-    let (n_rows, n_tokens) = (w.len() / dim, x.len() / dim);
-    assert_eq!(sums.len(), n_tokens * n_rows);
-    let (row, dim_stride) = (n_rows as isize, dim as isize);
-    // SAFETY: rows and columns times their strides stay inside the three slices: `x` is [n_tokens, dim], `w` read as
-    // its transpose [dim, n_rows], `sums` [n_tokens, n_rows], and the last one aliases neither of the others.
-    unsafe {
-        gemm::gemm(
-            n_tokens,
-            n_rows,
-            dim,
-            sums.as_mut_ptr(),
-            1,
-            row,
-            false,
-            x.as_ptr(),
-            1,
-            dim_stride,
-            w.as_ptr(),
-            dim_stride,
-            1,
-            0.0,
-            1.0,
-            false,
-            false,
-            false,
-            gemm::Parallelism::None,
-        );
-    }
+    gemm::product(x, w, Right::Transposed, [w.len() / dim, dim], sums, Parallelism::None);
 }
 
 #[cfg(target_arch = "wasm32")]

@@ -1,6 +1,11 @@
 //! `matmul_plain`: `y = x b` of two plain matrices.
 
+#[cfg(not(target_arch = "wasm32"))]
+use ::gemm::Parallelism;
+
 use super::Call;
+#[cfg(not(target_arch = "wasm32"))]
+use super::gemm::{self, Right};
 use crate::kernels::PlainParams;
 
 pub(crate) fn matmul_plain(mut call: Call<'_>) {
@@ -13,33 +18,7 @@ pub(crate) fn matmul_plain(mut call: Call<'_>) {
 /// `x`: `[m, k]`; `b`: `[k, n]`; `y`: `[m, n]`.
 #[cfg(not(target_arch = "wasm32"))]
 fn product(x: &[f32], b: &[f32], n: usize, k: usize, y: &mut [f32]) {
-    let m = x.len() / k;
-    assert!(b.len() == k * n && y.len() == m * n);
-    // SAFETY: rows and columns times their strides stay inside the three slices, as just checked, and `y` aliases
-    // neither of the others.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            y.as_mut_ptr(),
-            1,
-            n as isize,
-            false,
-            x.as_ptr(),
-            1,
-            k as isize,
-            b.as_ptr(),
-            1,
-            n as isize,
-            0.0,
-            1.0,
-            false,
-            false,
-            false,
-            gemm::Parallelism::Rayon(0),
-        );
-    }
+    gemm::product(x, b, Right::Plain, [n, k], y, Parallelism::Rayon(0));
 }
 
 /// `x`: `[m, k]`; `b`: `[k, n]`; `y`: `[m, n]`. Rows of `b` are added up in runs that stay in the cache.

@@ -5,11 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Session;
+use super::session::Passes;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::load::ModelFile;
-use crate::model::{Llama, ModelConfig, Weights};
+use crate::model::{Llama, ModelConfig, Weights, rope_tensor, upload_rope};
 use crate::recording::{MemoryPlan, Recorder, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tokenizer::{EncodeOptions, EncodingCache, Tokenizer};
@@ -41,8 +42,9 @@ struct Inner {
     device: Device,
     name: String,
     llama: Llama,
+    /// Rotation table, `[context_length, rot_dims / 2, 2]`, the same for all sessions.
+    rope: Tensor,
     encodings: Result<EncodingCache, String>,
-    context_length: u32,
     plan: MemoryPlan,
 }
 
@@ -86,7 +88,8 @@ impl Model {
         let context_length = checked_context(file.config.max_seq_len, options.context_length)?;
         let weights = Weights::declare(device, &file.config, &*file.source)?;
         let llama = Llama { config: file.config, weights };
-        let plan = plan(device, &llama, context_length)?;
+        let rope = rope_tensor(&llama.config, context_length)?;
+        let plan = Passes::declare(device, &llama, &rope)?.plan();
         if let Some(limit_bytes) = options.memory_limit
             && plan.total_bytes() > limit_bytes
         {
@@ -94,12 +97,13 @@ impl Model {
         }
         let mut ignore = |_, _| ();
         llama.weights.upload(device, &*file.source, options.progress.unwrap_or(&mut ignore))?;
+        upload_rope(device, &llama.config, &rope)?;
         let encodings = match file.tokenizer {
             Ok(tokenizer) => Ok(EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE)),
             Err(error) => Err(error.to_string()),
         };
         let device = device.clone();
-        Ok(Model { inner: Arc::new(Inner { device, name: file.name, llama, encodings, context_length, plan }) })
+        Ok(Model { inner: Arc::new(Inner { device, name: file.name, llama, rope, encodings, plan }) })
     }
 
     /// Memory that a file's weights and one session would take on a device; nothing is allocated.
@@ -129,7 +133,7 @@ impl Model {
 
     /// Positions of a session's cache.
     pub fn context_length(&self) -> u32 {
-        self.inner.context_length
+        self.inner.rope.shape()[0]
     }
 
     /// Memory of the weights and one session.
@@ -172,6 +176,10 @@ impl Model {
     /// Errors of [`Device::allocate`].
     pub fn session(&self) -> Result<Session, Error> {
         Session::new(self)
+    }
+
+    pub(super) fn rope(&self) -> &Tensor {
+        &self.inner.rope
     }
 
     pub(super) fn llama(&self) -> &Llama {
@@ -227,8 +235,7 @@ fn checked_context(limit: u32, asked: Option<u32>) -> Result<u32, Error> {
 
 /// The memory of the weights and one session that generates.
 fn plan(device: &Device, llama: &Llama, context_length: u32) -> Result<MemoryPlan, Error> {
-    let session = super::session::Passes::declare(device, llama, context_length)?;
-    Ok(session.plan(llama))
+    Ok(Passes::declare(device, llama, &rope_tensor(&llama.config, context_length)?)?.plan())
 }
 
 /// The refusal, with what would fit.

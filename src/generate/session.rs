@@ -11,7 +11,7 @@ use crate::device::{Device, Pending};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{NON_FINITE, StepState};
-use crate::model::{Ending, KvCache, Llama, PassTensors, rope_tensor, upload_rope};
+use crate::model::{Ending, KvCache, Llama, PassTensors};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tokenizer::{EncodeOptions, StreamDecoder};
@@ -35,16 +35,18 @@ pub(super) struct Passes {
 }
 
 impl Passes {
-    /// Declares tensors and records the passes of a greedy generation; nothing is allocated.
-    pub fn declare(device: &Device, llama: &Llama, context_length: u32) -> Result<Passes, Error> {
+    /// Declares tensors and records the passes of a greedy generation; nothing is allocated. The context is as long as
+    /// the model's rotation table.
+    pub fn declare(device: &Device, llama: &Llama, rope: &Tensor) -> Result<Passes, Error> {
         let config = &llama.config;
+        let context_length = rope.shape()[0];
         let word = |label: &str, shape: &[u32], dtype| Tensor::declare(label, Role::Activations, shape, dtype);
         let cache = KvCache::declare(config, context_length)?;
         let io = PassTensors {
             state: StepState::declare()?,
             // The last pass of a prompt may be padded beyond the context.
             tokens: word("tokens", &[context_length.saturating_add(MAX_PASS)], DType::U32)?,
-            rope: rope_tensor(config, context_length)?,
+            rope: rope.clone(),
             logits: word("logits", &[1, config.vocab_size], DType::F32)?,
             sampling: word("sampling", &[8], DType::U32)?,
             chosen: word("chosen", &[1], DType::U32)?,
@@ -77,10 +79,10 @@ impl Passes {
         self.last.values().flatten().chain([&self.chunk])
     }
 
-    /// Memory of these passes and the weights.
-    pub fn plan(&self, llama: &Llama) -> MemoryPlan {
-        let io = [&self.io.tokens, &self.io.rope, &self.io.logits, &self.io.sampling, &self.io.chosen];
-        MemoryPlan::of(self.recordings(), llama.weights.tensors().chain(io))
+    /// Memory of these passes and the weights. The recordings use all of it but the sampling settings, which a greedy
+    /// pass does not read.
+    pub fn plan(&self) -> MemoryPlan {
+        MemoryPlan::of(self.recordings(), [&self.io.sampling])
     }
 
     /// The smallest recorded pass for `n_tokens` tokens, at most [`MAX_PASS`], and what comes behind it.
@@ -160,8 +162,7 @@ pub struct Piece {
 
 impl Session {
     pub(super) fn new(model: &Model) -> Result<Session, Error> {
-        let passes = Passes::declare(model.device(), model.llama(), model.context_length())?;
-        upload_rope(model.device(), model.config(), &passes.io.rope)?;
+        let passes = Passes::declare(model.device(), model.llama(), model.rope())?;
         Ok(Session { model: model.clone(), passes, tokens: Vec::new(), cached: 0 })
     }
 
@@ -185,7 +186,7 @@ impl Session {
 
     /// Memory of the weights and this session.
     pub fn plan(&self) -> MemoryPlan {
-        self.passes.plan(self.model.llama())
+        self.passes.plan()
     }
 
     /// Dispatches of one decode pass of a greedy generation.
@@ -233,7 +234,7 @@ impl Session {
     /// [`Error::ContextFull`] if they do not fit, [`Error::Tokenizer`] for an unknown id, errors of [`Device::run`].
     pub async fn logits(&mut self, ids: &[u32]) -> Result<Vec<f32>, Error> {
         self.append(ids, ContextPolicy::Stop)?;
-        let pending = self.feed(Ending::Logits)?;
+        let (_, pending) = self.feed(Ending::Logits)?;
         let bytes = pending.await?;
         let mut logits: Vec<f32> = bytemuck::pod_collect_to_vec(&bytes);
         logits.truncate(self.model.config().vocab_size as usize);
@@ -315,13 +316,14 @@ impl Session {
         self.cached = 0;
     }
 
-    /// Runs all tokens that are not cached yet. The last pass has the ending, and what it gives is read behind it:
-    /// logits, or the state with the chosen token.
-    fn feed(&mut self, ending: Ending) -> Result<Pending, Error> {
+    /// Runs all tokens that are not cached yet and returns how many those are. The last pass has the ending, and what it
+    /// gives is read behind it: logits, or the state with the chosen token.
+    fn feed(&mut self, ending: Ending) -> Result<(usize, Pending), Error> {
         let device = self.model.device().clone();
         self.passes.record(&device, self.model.llama(), ending)?;
         // If everything is cached, the choice behind the last token is wanted again: compute that token once more.
         self.cached = self.n_cached().min(self.tokens.len() - 1);
+        let n_fed = self.tokens.len() - self.cached;
         let io = &self.passes.io;
         device.write(&io.tokens, self.cached, &self.tokens[self.cached..])?;
         loop {
@@ -333,7 +335,7 @@ impl Session {
                 continue;
             }
             let result = if ending == Ending::Logits { &io.logits } else { io.state.tensor() };
-            return device.run_and_read(self.passes.pass(n_tokens as u32, ending)?, result);
+            return Ok((n_fed, device.run_and_read(self.passes.pass(n_tokens as u32, ending)?, result)?));
         }
     }
 
@@ -490,10 +492,10 @@ impl<'s> Generation<'s> {
 
     /// Runs what is not cached, up to the first choice of a token. Returns how many tokens that were.
     fn feed(&mut self) -> Result<usize, Error> {
-        let n_before = self.session.n_cached();
-        self.pending.push_back(self.session.feed(self.ending)?);
+        let (n_fed, pending) = self.session.feed(self.ending)?;
+        self.pending.push_back(pending);
         self.running = true;
-        Ok(self.session.tokens.len() - n_before.min(self.session.tokens.len() - 1))
+        Ok(n_fed)
     }
 
     /// Submits passes ahead of the one whose token is read next, as far as they can be needed.
