@@ -2,9 +2,10 @@
 //! GPU results are compared with it.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytemuck::Pod;
+use web_time::Instant;
 
 use crate::counters::LiveCounters;
 use crate::device::Backing;

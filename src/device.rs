@@ -104,6 +104,7 @@ pub struct Device(Arc<Inner>);
 impl Device {
     /// A real GPU if there is one, else the CPU: on a software adapter the same work takes longer than on the CPU
     /// itself. [`Device::info`] says what was chosen and why.
+    #[cfg(not(target_arch = "wasm32"))]
     pub async fn auto() -> Device {
         match Device::open(&DeviceChoice::Auto, None).await {
             Ok(device) => device,
@@ -122,14 +123,45 @@ impl Device {
     /// [`Error::NoAdapter`] if the choice names a GPU that is not there, [`Error::Limit`] if it lacks what the tier or
     /// the kernels need, [`Error::Gpu`] if it cannot be opened. `Auto` falls back to the CPU only where no real GPU
     /// exists, never because one failed.
+    #[cfg(not(target_arch = "wasm32"))]
     pub async fn open(choice: &DeviceChoice, tier: Option<Tier>) -> Result<Device, Error> {
+        match choice {
+            DeviceChoice::Cpu => Ok(Device::cpu()),
+            _ => Device::open_one(choice, Device::adapters().await, tier).await,
+        }
+    }
+
+    /// Opens the chosen device in a browser; `adapter` is what the page knows of its adapter, if it has one.
+    ///
+    /// # Errors
+    /// As natively.
+    #[cfg(target_arch = "wasm32")]
+    pub async fn open(
+        choice: &DeviceChoice,
+        adapter: Option<&crate::gpu::BrowserAdapter>,
+        tier: Option<Tier>,
+    ) -> Result<Device, Error> {
+        let reports = match adapter {
+            Some(adapter) if *choice != DeviceChoice::Cpu => vec![crate::gpu::browser_adapter(adapter).await?],
+            _ => Vec::new(),
+        };
+        match choice {
+            DeviceChoice::Cpu => Ok(Device::cpu()),
+            _ => Device::open_one(choice, reports, tier).await,
+        }
+    }
+
+    /// Opens the one of these adapters that `choice` means, or the CPU.
+    async fn open_one(
+        choice: &DeviceChoice,
+        reports: Vec<AdapterReport>,
+        tier: Option<Tier>,
+    ) -> Result<Device, Error> {
         let wanted = match choice {
-            DeviceChoice::Cpu => return Ok(Device::cpu()),
-            DeviceChoice::Auto => None,
+            DeviceChoice::Auto | DeviceChoice::Cpu => None,
             DeviceChoice::Gpu => Some(""),
             DeviceChoice::Named(name) => Some(name.as_str()),
         };
-        let reports = Device::adapters().await;
         let found = match wanted {
             None => reports.iter().find(|r| !r.is_software),
             Some(name) => reports.iter().find(|r| r.name.to_lowercase().contains(&name.to_lowercase())),
@@ -164,13 +196,17 @@ impl Device {
     }
 
     /// All GPU adapters of this machine, real ones first.
+    #[cfg(not(target_arch = "wasm32"))]
     pub async fn adapters() -> Vec<AdapterReport> {
         crate::gpu::adapters().await
     }
 
     fn on_cpu(reason: String) -> Device {
         let info = DeviceInfo {
-            name: format!("CPU, {} threads", crate::cpu::threads()),
+            name: match crate::cpu::threads() {
+                1 => "CPU, 1 thread".into(),
+                n => format!("CPU, {n} threads"),
+            },
             backend: "cpu".into(),
             driver: String::new(),
             tier: "none".into(),
@@ -404,6 +440,24 @@ impl Device {
         Ok(())
     }
 
+    /// Resolves when everything that was run and written so far is done, so that uploads can be kept from piling up.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`] or [`Error::Gpu`] if the device failed meanwhile.
+    pub async fn drained(&self) -> Result<(), Error> {
+        match &self.0.executor {
+            Executor::Gpu(gpu) => gpu.drained().await,
+            Executor::Cpu(_) => Ok(()),
+        }
+    }
+
+    /// Gives a GPU device up: its memory is freed, and whatever uses it from now on gets [`Error::DeviceLost`].
+    pub fn destroy(&self) {
+        if let Executor::Gpu(gpu) = &self.0.executor {
+            gpu.destroy();
+        }
+    }
+
     /// Writes compiled pipelines to disk, so that the next start compiles none. Does nothing where the backend cannot.
     ///
     /// # Errors
@@ -440,6 +494,12 @@ impl Device {
             _ => Err(foreign(tensor)),
         }
     }
+}
+
+/// Lets a browser's event loop take its turn in the middle of long work; elsewhere nothing waits for the calling thread.
+pub(crate) async fn pause() {
+    #[cfg(target_arch = "wasm32")]
+    crate::web::next_turn().await;
 }
 
 fn dtype_of<T: Pod>() -> DType {

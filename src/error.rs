@@ -3,7 +3,7 @@
 //! Each variant names the operand, field or offset at fault and says what was expected and what was found,
 //! so that a message needs no stack trace to be acted on.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The library's error type.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +50,15 @@ pub enum Error {
         found: String,
     },
 
+    /// A file ends before what it says it holds.
+    #[error("the file ends after {found_bytes} bytes, at least {needed_bytes} are needed")]
+    Truncated {
+        /// Bytes that the header or a tensor asks for.
+        needed_bytes: u64,
+        /// Bytes that there are.
+        found_bytes: u64,
+    },
+
     /// A file is well formed and uses something that is not supported.
     #[error("{format}: {field} is {found}, which is not supported ({supported})")]
     Unsupported {
@@ -82,6 +91,17 @@ pub enum Error {
         /// What the tokenizer needs.
         expected: String,
         /// What it got.
+        found: String,
+    },
+
+    /// A chat template cannot be used, or does not accept a conversation.
+    #[error("chat template: {field} is {found}, expected {expected}")]
+    Template {
+        /// What of the template or the conversation is at fault.
+        field: String,
+        /// What a template may do or needs.
+        expected: String,
+        /// What it does or got.
         found: String,
     },
 
@@ -190,6 +210,38 @@ impl Error {
         match self {
             named @ (Error::Io { .. } | Error::InFile { .. }) => named,
             source => Error::InFile { path: path.into(), source: Box::new(source) },
+        }
+    }
+
+    /// Names the folder of the file in which this error was found, or the folder alone if it is in none of its files.
+    pub(crate) fn in_folder(self, folder: &Path) -> Self {
+        match self {
+            Error::InFile { path, source } => Error::InFile { path: folder.join(path), source },
+            other => other.in_file(folder),
+        }
+    }
+
+    /// A short name of the kind of error, the same in every language binding.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Error::Shape { .. } => "shape",
+            Error::Operand { .. } => "operand",
+            Error::Format { .. } => "format",
+            Error::Truncated { .. } => "truncated",
+            Error::Unsupported { .. } => "unsupported",
+            Error::Config { .. } => "config",
+            Error::Tokenizer { .. } => "tokenizer",
+            Error::Template { .. } => "template",
+            Error::Option { .. } => "option",
+            Error::ContextFull { .. } => "context_full",
+            Error::Memory { .. } => "memory",
+            Error::NoAdapter { .. } => "no_adapter",
+            Error::Limit { .. } => "limit",
+            Error::Gpu { .. } => "gpu",
+            Error::DeviceLost { .. } => "device_lost",
+            Error::NonFinite { .. } => "non_finite",
+            Error::Io { .. } => "io",
+            Error::InFile { source, .. } => source.code(),
         }
     }
 }

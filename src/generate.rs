@@ -1,10 +1,12 @@
 //! Logits to token ids to text: a loaded model, its sessions, and generation.
 
+mod loader;
 mod model;
 mod options;
 mod session;
 mod stop;
 
+pub use loader::Loader;
 pub use model::{LoadOptions, Model, Trace};
 pub use options::{ContextPolicy, GenerateOptions};
-pub use session::{Generation, Piece, Session, Snapshot, Stats, StopReason};
+pub use session::{CancelHandle, Generation, Piece, Session, Snapshot, Stats, StopReason};

@@ -6,7 +6,11 @@ mod executor;
 mod pipeline;
 mod readback;
 
-pub use adapter::{AdapterReport, adapters};
+pub use adapter::AdapterReport;
+#[cfg(not(target_arch = "wasm32"))]
+pub use adapter::adapters;
+#[cfg(target_arch = "wasm32")]
+pub use adapter::{BrowserAdapter, browser_adapter};
 pub(crate) use buffer_pool::PooledBuffer;
 pub(crate) use executor::{Gpu, PreparedSteps};
 pub(crate) use readback::ReadFuture;

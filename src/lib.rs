@@ -58,6 +58,8 @@ mod recording;
 pub mod shaders;
 mod tensor;
 pub mod tokenizer;
+#[cfg(target_arch = "wasm32")]
+pub mod web;
 
 pub use counters::Counters;
 pub use device::{Device, DeviceChoice, DeviceInfo, DeviceLimits, Pending};

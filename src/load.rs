@@ -3,37 +3,51 @@
 //! `formats` reads bytes and knows no model; `model` records passes and knows no file. This room stands between them:
 //! it turns GGUF metadata or a `config.json` into a [`ModelConfig`], and serves tensors under GGUF's names.
 
+mod catalog;
 mod file;
 mod gguf;
 mod huggingface;
+mod reader;
 mod vocab;
 
 use std::path::Path;
 
 use crate::error::Error;
-use crate::model::{ModelConfig, WeightSource};
+use crate::formats::gguf::Gguf;
+use crate::model::ModelConfig;
 use crate::tokenizer::Tokenizer;
 
+pub use catalog::Catalog;
+pub(crate) use catalog::Feed;
 pub use file::FileBytes;
+pub use reader::{FileName, HeaderReader};
 pub use vocab::vocab_from_gguf;
 
-/// A model in a file, read but not on a device.
-pub struct ModelFile {
+/// What a model's files say of it, short of the weights themselves.
+pub struct ModelHeader {
     /// `general.name`, or the file's or folder's name.
     pub name: String,
     /// Shape of the model.
     pub config: ModelConfig,
-    /// Its weights.
-    pub source: Box<dyn WeightSource>,
     /// Its tokenizer, or why there is none.
     pub tokenizer: Result<Tokenizer, Error>,
-    /// Bytes on disk.
-    pub size_bytes: u64,
+    /// Its chat template, in Jinja.
+    pub chat_template: Option<String>,
+    /// Its tensors.
+    pub catalog: Catalog,
+}
+
+/// A model in files that are there as a whole: mapped, or in memory.
+pub struct ModelFile {
+    /// What the files say of the model.
+    pub header: ModelHeader,
+    /// The files that hold weights.
+    pub(crate) files: Vec<FileBytes>,
 }
 
 impl ModelFile {
-    /// Opens a GGUF file, or a Hugging Face folder (`config.json` with `model.safetensors` or its sharded index), or a
-    /// `.safetensors` or `.json` file in such a folder.
+    /// Opens a GGUF file (all its shards, if it is the first of several), or a Hugging Face folder (`config.json` with
+    /// `model.safetensors` or its sharded index), or a `.safetensors` or `.json` file in such a folder.
     ///
     /// # Errors
     /// [`Error::InFile`] naming the file and what is wrong in it, [`Error::Io`] if it cannot be read.
@@ -45,7 +59,15 @@ impl ModelFile {
             return huggingface::open(path);
         }
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        FileBytes::map(path).and_then(|bytes| gguf::open(stem, bytes)).map_err(|e| e.in_file(path))
+        let open = || {
+            let mut files = vec![FileBytes::map(path)?];
+            let n_shards = gguf::n_shards(&parse(&files[0])?)?;
+            for shard in 1..n_shards {
+                files.push(FileBytes::map(&shard_path(path, shard, n_shards)?)?);
+            }
+            ModelFile::from_shards(&stem, files)
+        };
+        open().map_err(|e| e.in_file(path))
     }
 
     /// Reads a GGUF file that is in memory.
@@ -53,17 +75,52 @@ impl ModelFile {
     /// # Errors
     /// Any of [`Error::Format`], [`Error::Unsupported`] and [`Error::Config`].
     pub fn from_gguf_bytes(bytes: impl Into<FileBytes>) -> Result<ModelFile, Error> {
-        gguf::open("gguf".into(), bytes.into())
+        ModelFile::from_shards("gguf", vec![bytes.into()])
     }
 
-    /// The file of the model that is part of this crate.
-    pub const BUILTIN: &'static [u8] = include_bytes!("../assets/stories.gguf");
+    fn from_shards(name: &str, files: Vec<FileBytes>) -> Result<ModelFile, Error> {
+        let shards = files.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+        let config_data = match gguf::config_tensor(&shards) {
+            Some((file, tensor)) => Some(tensor.bytes(&files[file])?),
+            None => None,
+        };
+        let header = gguf::header(name, shards, config_data)?;
+        Ok(ModelFile { header, files })
+    }
 
     /// The model that is part of this crate: about a million parameters that tell short stories.
     ///
     /// # Errors
     /// None in practice; the file is part of the program and a test opens it.
+    #[cfg(feature = "builtin")]
     pub fn builtin() -> Result<ModelFile, Error> {
         ModelFile::from_gguf_bytes(ModelFile::BUILTIN)
+    }
+
+    /// The file of the model that is part of this crate.
+    #[cfg(feature = "builtin")]
+    pub const BUILTIN: &'static [u8] = include_bytes!("../assets/stories.gguf");
+
+    /// Bytes of the files that hold weights.
+    pub fn size_bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.len() as u64).sum()
+    }
+}
+
+fn parse(file: &FileBytes) -> Result<Gguf, Error> {
+    Gguf::parse(file, file.len() as u64)
+}
+
+/// The path of another shard: published names end in `-00001-of-00003.gguf`.
+fn shard_path(first: &Path, shard: usize, n_shards: usize) -> Result<std::path::PathBuf, Error> {
+    let name = first.file_name().unwrap_or_default().to_string_lossy();
+    let own = format!("-00001-of-{n_shards:05}.gguf");
+    match name.strip_suffix(&own) {
+        Some(stem) => Ok(first.with_file_name(format!("{stem}-{:05}-of-{n_shards:05}.gguf", shard + 1))),
+        None => Err(Error::Config {
+            field: "split.count".into(),
+            expected: format!("the first of {n_shards} files, whose name ends in `{own}`"),
+            found: format!("`{name}`"),
+        }),
     }
 }

@@ -5,6 +5,9 @@
 //! types with scales, the scales of all blocks as f16, two to a word. A matrix larger than one binding may be is cut
 //! into slabs of rows.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use crate::device::Device;
 use crate::dtype::{BLOCK, DType, WeightType};
 use crate::error::Error;
@@ -86,16 +89,61 @@ impl Matrix {
                 found: format!("parts of {:?} bytes", parts.iter().map(|p| p.len()).collect::<Vec<_>>()),
             });
         }
-        let mut rows = parts.iter().flat_map(|part| part.chunks_exact(row_bytes));
+        let mut edges = ScaleEdges::default();
+        let mut first_row = 0;
+        for part in parts {
+            self.write_rows(device, first_row, part, &mut edges)?;
+            first_row += (part.len() / row_bytes) as u32;
+        }
+        Ok(())
+    }
+
+    /// Writes some rows from `first_row` on, as files store them. Every row is to be written once, in any order, with
+    /// the same `edges` for the whole matrix.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if these are not whole rows of the matrix; errors of [`Device::write`].
+    pub(crate) fn write_rows(
+        &self,
+        device: &Device,
+        first_row: u32,
+        bytes: &[u8],
+        edges: &mut ScaleEdges,
+    ) -> Result<(), Error> {
+        let row_bytes = file_row_bytes(self.weight, self.cols as usize);
+        let n_rows = bytes.len() / row_bytes;
+        if !bytes.len().is_multiple_of(row_bytes) || first_row as usize + n_rows > self.rows as usize {
+            return Err(Error::Operand {
+                kernel: "matrix",
+                operand: "rows",
+                expected: format!("rows of {row_bytes} bytes, {} in all", self.rows),
+                found: format!("{} bytes from row {first_row} on", bytes.len()),
+            });
+        }
+        let (blocks, quants_bytes) = (self.blocks() as usize, self.weight.quants_bytes());
+        let mut rows = bytes.chunks_exact(row_bytes);
+        let mut row = first_row;
         for slab in &self.slabs {
-            let mut packed = vec![0u8; slab.words.len() * 4];
-            let quants_len = self.quants_words(slab) as usize * 4;
-            let (quants, scales) = packed.split_at_mut(quants_len);
-            for (row, from) in rows.by_ref().take(slab.rows as usize).enumerate() {
-                self.pack_row(row, from, quants, scales);
+            let first = row.saturating_sub(slab.first_row).min(slab.rows);
+            let n = rows.len().min((slab.rows - first) as usize);
+            if n == 0 {
+                continue;
             }
-            let words: Vec<u32> = bytemuck::pod_collect_to_vec(&packed);
-            device.write(&slab.words, 0, &words)?;
+            let mut quants = vec![0u32; n * blocks * quants_bytes / 4];
+            let mut scales = vec![0u16; if self.weight.has_scale() { n * blocks } else { 0 }];
+            for (i, from) in rows.by_ref().take(n).enumerate() {
+                self.pack_row(i, from, bytemuck::cast_slice_mut(&mut quants), bytemuck::cast_slice_mut(&mut scales));
+            }
+            device.write(&slab.words, first as usize * blocks * quants_bytes / 4, &quants)?;
+            if self.weight.has_scale() {
+                let places = ScalePlaces {
+                    words: &slab.words,
+                    first_word: self.quants_words(slab) as usize,
+                    n_scales: slab.rows as usize * blocks,
+                };
+                edges.write(device, &places, first as usize * blocks, &scales)?;
+            }
+            row += n as u32;
         }
         Ok(())
     }
@@ -149,6 +197,53 @@ impl Matrix {
             quants[at * block_bytes..(at + 1) * block_bytes].copy_from_slice(&block[2..]);
         }
     }
+}
+
+/// Words of scales of which one half has come so far: rows with an odd number of blocks share a word of scales with their
+/// neighbours, and these may come much later.
+#[derive(Default)]
+pub(crate) struct ScaleEdges {
+    /// By the slab's memory and the word in it.
+    halves: HashMap<(usize, usize), u16>,
+}
+
+impl ScaleEdges {
+    /// Writes scales from the slab's scale `first` on.
+    fn write(
+        &mut self,
+        device: &Device,
+        places: &ScalePlaces<'_>,
+        first: usize,
+        scales: &[u16],
+    ) -> Result<(), Error> {
+        let (head, rest) = scales.split_at((first % 2).min(scales.len()));
+        let (pairs, tail) = rest.as_chunks::<2>();
+        let words: Vec<u32> = pairs.iter().map(|&[low, high]| u32::from(low) | u32::from(high) << 16).collect();
+        device.write(places.words, places.first_word + first.div_ceil(2), &words)?;
+        let last = first + scales.len() - 1;
+        let halves = head.iter().map(|&half| (first, half)).chain(tail.iter().map(|&half| (last, half)));
+        for (scale, half) in halves {
+            let key = (Arc::as_ptr(&places.words.storage) as usize, scale / 2);
+            // The last scale of all may have no neighbour.
+            let is_alone = scale % 2 == 0 && scale + 1 == places.n_scales;
+            let Some(other) = self.halves.remove(&key).or(is_alone.then_some(0)) else {
+                self.halves.insert(key, half);
+                continue;
+            };
+            let [low, high] = if scale % 2 == 0 { [half, other] } else { [other, half] };
+            let word = u32::from(low) | u32::from(high) << 16;
+            device.write(places.words, places.first_word + scale / 2, &[word])?;
+        }
+        Ok(())
+    }
+}
+
+/// Where a slab keeps its scales.
+struct ScalePlaces<'a> {
+    words: &'a Tensor,
+    /// First word of scales.
+    first_word: usize,
+    n_scales: usize,
 }
 
 /// 4-byte words of a packed matrix.

@@ -8,5 +8,5 @@ mod weights;
 pub use config::ModelConfig;
 pub use kv_cache::KvCache;
 pub use llama::{Ending, Llama, PassTensors, Tap};
-pub use weights::{LayerWeights, SourceTensor, Stack, WeightSource, Weights};
+pub use weights::{LayerWeights, Place, SourceTensor, Stack, WeightSource, Weights};
 pub(crate) use weights::{rope_tensor, upload_rope};

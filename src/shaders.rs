@@ -1,5 +1,7 @@
 //! The table of kernels that `build.rs` links from `shaders/`.
 
+use std::borrow::Cow;
+
 use crate::dtype::{DType, WeightType};
 
 /// What a shader variant asks of the adapter. Every kernel has a baseline variant; the others replace it where the
@@ -55,6 +57,21 @@ pub struct Variant {
     pub workgroup_bytes: u32,
     /// The linked WGSL.
     pub source: &'static str,
+}
+
+impl Variant {
+    /// The source as browsers want it: they require a directive for subgroups, which naga refuses.
+    pub fn browser_source(&self) -> Cow<'static, str> {
+        match self.tier {
+            Tier::Subgroups => format!("enable subgroups;\n{}", self.source).into(),
+            _ => self.source.into(),
+        }
+    }
+
+    /// The source for the platform that this is compiled for.
+    pub(crate) fn target_source(&self) -> Cow<'static, str> {
+        if cfg!(target_arch = "wasm32") { self.browser_source() } else { self.source.into() }
+    }
 }
 
 /// A kernel: its interface and its variants.

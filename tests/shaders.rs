@@ -5,9 +5,6 @@ use std::process::Command;
 
 use tilewright::{Tier, shaders};
 
-/// Chromium requires the directive and naga refuses it, so it is added where the target is a browser.
-const SUBGROUPS: &str = "enable subgroups;\n";
-
 #[test]
 fn tint_accepts_every_variant() {
     if Command::new("tint").arg("--help").output().is_err() {
@@ -18,9 +15,8 @@ fn tint_accepts_every_variant() {
     std::fs::create_dir_all(&folder).unwrap();
     let mut n_accepted = 0;
     for variant in shaders::ALL.iter().flat_map(|kernel| kernel.variants) {
-        let prelude = if variant.tier == Tier::Subgroups { SUBGROUPS } else { "" };
         let path = folder.join(format!("{}.wgsl", variant.label));
-        std::fs::write(&path, format!("{prelude}{}", variant.source)).unwrap();
+        std::fs::write(&path, &*variant.browser_source()).unwrap();
         let output = Command::new("tint").args(["--format", "wgsl"]).arg(&path).output();
         let output = output.unwrap();
         assert!(output.status.success(), "{}:\n{}", variant.label, String::from_utf8_lossy(&output.stderr));

@@ -30,8 +30,8 @@ pub struct TokenizeArgs {
 
 pub fn tokenize(args: &TokenizeArgs) -> Result<(), Failure> {
     let tokenizer = match &args.model {
-        Some(path) => ModelFile::open(path)?.tokenizer.map_err(|e| e.in_file(path))?,
-        None => ModelFile::builtin()?.tokenizer?,
+        Some(path) => ModelFile::open(path)?.header.tokenizer.map_err(|e| e.in_file(path))?,
+        None => ModelFile::builtin()?.header.tokenizer?,
     };
     let options = EncodeOptions { add_special: !args.no_special, parse_special: args.parse_special };
     let ids = tokenizer.encode_with(&args.text, options)?;

@@ -9,7 +9,8 @@ use super::session::Passes;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::load::ModelFile;
+use crate::formats::BlockType;
+use crate::load::{Feed, ModelFile, ModelHeader};
 use crate::model::{Llama, ModelConfig, Weights, rope_tensor, upload_rope};
 use crate::recording::{MemoryPlan, Recorder, Workspace};
 use crate::tensor::{Role, Tensor};
@@ -28,7 +29,7 @@ pub struct LoadOptions<'a> {
     pub context_length: Option<u32>,
     /// Bytes that weights, cache and activations may take together.
     pub memory_limit: Option<u64>,
-    /// Told bytes uploaded and bytes in all.
+    /// Told bytes of weights that were read and uploaded, and their sum.
     pub progress: Option<&'a mut dyn FnMut(u64, u64)>,
 }
 
@@ -45,6 +46,8 @@ struct Inner {
     /// Rotation table, `[context_length, rot_dims / 2, 2]`, the same for all sessions.
     rope: Tensor,
     encodings: Result<EncodingCache, String>,
+    chat_template: Option<String>,
+    block_types: Vec<BlockType>,
     plan: MemoryPlan,
 }
 
@@ -75,6 +78,7 @@ impl Model {
     ///
     /// # Errors
     /// As [`Model::from_file`].
+    #[cfg(feature = "builtin")]
     pub fn builtin(device: &Device) -> Result<Model, Error> {
         Model::from_file(device, ModelFile::builtin()?, LoadOptions::default())
     }
@@ -85,25 +89,20 @@ impl Model {
     /// [`Error::Memory`] if the plan exceeds the limit, with nothing allocated; [`Error::Option`] for a context length
     /// out of range; [`Error::Config`] if a weight is missing; errors of [`Device::write`].
     pub fn from_file(device: &Device, file: ModelFile, options: LoadOptions<'_>) -> Result<Model, Error> {
-        let context_length = checked_context(file.config.max_seq_len, options.context_length)?;
-        let weights = Weights::declare(device, &file.config, &*file.source)?;
-        let llama = Llama { config: file.config, weights };
-        let rope = rope_tensor(&llama.config, context_length)?;
-        let plan = Passes::declare(device, &llama, &rope)?.plan();
-        if let Some(limit_bytes) = options.memory_limit
-            && plan.total_bytes() > limit_bytes
-        {
-            return Err(too_large(device, &llama, &plan, limit_bytes, context_length));
-        }
+        /// Bytes between two reports of progress.
+        const PIECE: u64 = 4 << 20;
+        let ModelFile { header, files } = file;
+        let mut loading = Loading::begin(device, header, options.context_length, options.memory_limit)?;
         let mut ignore = |_, _| ();
-        llama.weights.upload(device, &*file.source, options.progress.unwrap_or(&mut ignore))?;
-        upload_rope(device, &llama.config, &rope)?;
-        let encodings = match file.tokenizer {
-            Ok(tokenizer) => Ok(EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE)),
-            Err(error) => Err(error.to_string()),
-        };
-        let device = device.clone();
-        Ok(Model { inner: Arc::new(Inner { device, name: file.name, llama, rope, encodings, plan }) })
+        let progress = options.progress.unwrap_or(&mut ignore);
+        while let (Some(wanted), Some(tensor)) = (loading.feed.wanted(), loading.feed.tensor()) {
+            let data = tensor.bytes(&files[wanted.file])?;
+            let rest = &data[(wanted.offset - tensor.offset) as usize..];
+            loading.feed.push(device, &rest[..wanted.len.min(PIECE) as usize])?;
+            let (done, total) = loading.feed.progress();
+            progress(done, total);
+        }
+        loading.finish()
     }
 
     /// Memory that a file's weights and one session would take on a device; nothing is allocated.
@@ -111,9 +110,10 @@ impl Model {
     /// # Errors
     /// [`Error::Config`] if a weight is missing or has another shape than the configuration says.
     pub fn plan_file(device: &Device, file: &ModelFile, context_length: Option<u32>) -> Result<MemoryPlan, Error> {
-        let context_length = checked_context(file.config.max_seq_len, context_length)?;
-        let weights = Weights::declare(device, &file.config, &*file.source)?;
-        plan(device, &Llama { config: file.config.clone(), weights }, context_length)
+        let ModelHeader { config, catalog, .. } = &file.header;
+        let context_length = checked_context(config.max_seq_len, context_length)?;
+        let weights = Weights::declare(device, config, catalog)?;
+        plan(device, &Llama { config: config.clone(), weights }, context_length)
     }
 
     /// The device that holds the weights.
@@ -124,6 +124,16 @@ impl Model {
     /// The model's name.
     pub fn name(&self) -> &str {
         &self.inner.name
+    }
+
+    /// Block types of the weights in the file, the one with most bytes first.
+    pub fn block_types(&self) -> &[BlockType] {
+        &self.inner.block_types
+    }
+
+    /// The file's own chat template, in Jinja.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.inner.chat_template.as_deref()
     }
 
     /// The model's shape.
@@ -217,6 +227,57 @@ impl Model {
             trace.hidden.push(device.read(kept).await?);
         }
         Ok(trace)
+    }
+}
+
+/// A model that is declared on a device and waits for its weights.
+pub(super) struct Loading {
+    device: Device,
+    name: String,
+    tokenizer: Result<Tokenizer, Error>,
+    chat_template: Option<String>,
+    block_types: Vec<BlockType>,
+    llama: Llama,
+    rope: Tensor,
+    plan: MemoryPlan,
+    pub feed: Feed,
+}
+
+impl Loading {
+    /// Declares everything and compares the plan with the limit; nothing is allocated.
+    pub fn begin(
+        device: &Device,
+        header: ModelHeader,
+        context_length: Option<u32>,
+        memory_limit: Option<u64>,
+    ) -> Result<Loading, Error> {
+        let ModelHeader { name, config, tokenizer, chat_template, catalog } = header;
+        let context_length = checked_context(config.max_seq_len, context_length)?;
+        let weights = Weights::declare(device, &config, &catalog)?;
+        let llama = Llama { config, weights };
+        let rope = rope_tensor(&llama.config, context_length)?;
+        let plan = Passes::declare(device, &llama, &rope)?.plan();
+        if let Some(limit_bytes) = memory_limit
+            && plan.total_bytes() > limit_bytes
+        {
+            return Err(too_large(device, &llama, &plan, limit_bytes, context_length));
+        }
+        let feed = Feed::new(&catalog, &llama.weights);
+        let block_types = catalog.block_types();
+        let device = device.clone();
+        Ok(Loading { device, name, tokenizer, chat_template, block_types, llama, rope, plan, feed })
+    }
+
+    /// The model, once the feed wants nothing more.
+    pub fn finish(self) -> Result<Model, Error> {
+        let Loading { device, name, tokenizer, chat_template, block_types, llama, rope, plan, .. } = self;
+        upload_rope(&device, &llama.config, &rope)?;
+        let encodings = match tokenizer {
+            Ok(tokenizer) => Ok(EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE)),
+            Err(error) => Err(error.to_string()),
+        };
+        let inner = Inner { device, name, llama, rope, encodings, chat_template, block_types, plan };
+        Ok(Model { inner: Arc::new(inner) })
     }
 }
 

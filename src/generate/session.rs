@@ -2,12 +2,16 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use web_time::Instant;
 
 use super::Model;
 use super::options::{ContextPolicy, GenerateOptions};
 use super::stop::StopFilter;
-use crate::device::{Device, Pending};
+use crate::device::{Device, Pending, pause};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{NON_FINITE, StepState};
@@ -234,8 +238,11 @@ impl Session {
     /// [`Error::ContextFull`] if they do not fit, [`Error::Tokenizer`] for an unknown id, errors of [`Device::run`].
     pub async fn logits(&mut self, ids: &[u32]) -> Result<Vec<f32>, Error> {
         self.append(ids, ContextPolicy::Stop)?;
-        let (_, pending) = self.feed(Ending::Logits)?;
-        let bytes = pending.await?;
+        let never = AtomicBool::new(false);
+        let bytes = match self.feed(Ending::Logits, &never).await? {
+            Some((_, pending)) => pending.await?,
+            None => Vec::new(),
+        };
         let mut logits: Vec<f32> = bytemuck::pod_collect_to_vec(&bytes);
         logits.truncate(self.model.config().vocab_size as usize);
         Ok(logits)
@@ -286,6 +293,23 @@ impl Session {
         self.cached.min(self.tokens.len())
     }
 
+    /// Goes over to the same model on another device, where nothing is cached yet.
+    fn move_to(&mut self, model: &Model) -> Result<(), Error> {
+        let same = model.config() == self.model.config() && model.context_length() == self.model.context_length();
+        if !same {
+            return Err(Error::Operand {
+                kernel: "session",
+                operand: "model",
+                expected: format!("`{}` with {} positions", self.model.name(), self.model.context_length()),
+                found: format!("`{}` with {}", model.name(), model.context_length()),
+            });
+        }
+        self.passes = Passes::declare(model.device(), model.llama(), model.rope())?;
+        self.model = model.clone();
+        self.cached = 0;
+        Ok(())
+    }
+
     fn capacity(&self) -> usize {
         self.passes.cache.capacity() as usize
     }
@@ -317,8 +341,8 @@ impl Session {
     }
 
     /// Runs all tokens that are not cached yet and returns how many those are. The last pass has the ending, and what it
-    /// gives is read behind it: logits, or the state with the chosen token.
-    fn feed(&mut self, ending: Ending) -> Result<(usize, Pending), Error> {
+    /// gives is read behind it: logits, or the state with the chosen token. `None` if it was cancelled between passes.
+    async fn feed(&mut self, ending: Ending, cancelled: &AtomicBool) -> Result<Option<(usize, Pending)>, Error> {
         let device = self.model.device().clone();
         self.passes.record(&device, self.model.llama(), ending)?;
         // If everything is cached, the choice behind the last token is wanted again: compute that token once more.
@@ -330,13 +354,22 @@ impl Session {
             let n_tokens = (self.tokens.len() - self.cached).min(MAX_PASS as usize);
             io.state.set(&device, self.cached as u32, n_tokens as u32)?;
             self.cached += n_tokens;
-            if self.cached < self.tokens.len() {
-                device.run(&self.passes.chunk)?;
-                continue;
+            if self.cached >= self.tokens.len() {
+                let result = if ending == Ending::Logits { &io.logits } else { io.state.tensor() };
+                let pending = device.run_and_read(self.passes.pass(n_tokens as u32, ending)?, result)?;
+                return Ok(Some((n_fed, pending)));
             }
-            let result = if ending == Ending::Logits { &io.logits } else { io.state.tensor() };
-            return Ok((n_fed, device.run_and_read(self.passes.pass(n_tokens as u32, ending)?, result)?));
+            device.run(&self.passes.chunk)?;
+            pause().await;
+            if cancelled.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
         }
+    }
+
+    fn write_sampling(&self, options: &GenerateOptions) -> Result<(), Error> {
+        let sampling = options.sampling();
+        self.model.device().write(&self.passes.io.sampling, 0, bytemuck::cast_slice::<_, u32>(&[sampling]))
     }
 
     /// Runs one more pass on the token that the device chose last.
@@ -345,6 +378,17 @@ impl Session {
         let pending = self.model.device().run_and_read(recording, self.passes.io.state.tensor())?;
         self.cached += 1;
         Ok(pending)
+    }
+}
+
+/// Ends a generation from elsewhere; the token in progress is the last.
+#[derive(Clone, Debug, Default)]
+pub struct CancelHandle(Arc<AtomicBool>);
+
+impl CancelHandle {
+    /// Ends the generation: [`Generation::next`] gives `None` soon.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -363,6 +407,9 @@ pub struct Generation<'s> {
     running: bool,
     n_generated: usize,
     stop_reason: Option<StopReason>,
+    /// Whether an error was the end.
+    failed: bool,
+    cancelled: CancelHandle,
     prefill: Stats,
     decode: Stats,
     profile: Option<HashMap<&'static str, (u64, Duration)>>,
@@ -370,9 +417,6 @@ pub struct Generation<'s> {
 
 impl<'s> Generation<'s> {
     fn new(session: &'s mut Session, options: &GenerateOptions) -> Result<Self, Error> {
-        let sampling = options.sampling();
-        let device = session.model.device().clone();
-        device.write(&session.passes.io.sampling, 0, bytemuck::cast_slice::<_, u32>(&[sampling]))?;
         let tokenizer = session.model.tokenizer().ok();
         let decoder = tokenizer.map(|tokenizer| {
             let begins_text = session.tokens.iter().all(|&id| tokenizer.is_control(id));
@@ -380,7 +424,7 @@ impl<'s> Generation<'s> {
         });
         let eos_ids = tokenizer.filter(|_| !options.ignore_eos).map_or(vec![], |t| t.eos_ids().to_vec());
         Ok(Generation {
-            ending: Ending::of(&sampling),
+            ending: Ending::of(&options.sampling()),
             decoder,
             stop_filter: StopFilter::new(&options.stop),
             eos_ids,
@@ -388,6 +432,8 @@ impl<'s> Generation<'s> {
             running: false,
             n_generated: 0,
             stop_reason: None,
+            failed: false,
+            cancelled: CancelHandle::default(),
             prefill: Stats::default(),
             decode: Stats::default(),
             profile: None,
@@ -434,6 +480,26 @@ impl<'s> Generation<'s> {
         self.stop_reason.get_or_insert(StopReason::Cancelled);
     }
 
+    /// Ends the generation from elsewhere, for instance while [`Generation::next`] computes a long prompt.
+    pub fn cancel_handle(&self) -> CancelHandle {
+        self.cancelled.clone()
+    }
+
+    /// Goes on after [`Error::DeviceLost`] with the same tokens, on the same model loaded anew on another device.
+    /// Everything is computed again there, and no token is given out twice. A generation that ended otherwise stays ended.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if it is not the same model with the same context length.
+    pub fn resume(&mut self, model: &Model) -> Result<(), Error> {
+        if self.failed {
+            self.session.move_to(model)?;
+            self.running = false;
+            self.failed = false;
+            self.stop_reason = None;
+        }
+        Ok(())
+    }
+
     /// The next token, or `None` at the end. The last piece also has the text that was held back because it might have
     /// begun a stop text or been half a character.
     ///
@@ -447,6 +513,7 @@ impl<'s> Generation<'s> {
             Ok(piece) => piece.map(Ok),
             Err(error) => {
                 self.stop_reason = Some(StopReason::Cancelled);
+                self.failed = true;
                 self.pending.clear();
                 Some(Err(error))
             }
@@ -472,7 +539,11 @@ impl<'s> Generation<'s> {
             return Ok(None);
         }
         let start = Instant::now();
-        let n_fed = if self.running { 0 } else { self.feed()? };
+        let n_fed = if self.running { Some(0) } else { self.feed().await? };
+        let Some(n_fed) = n_fed.filter(|_| !self.cancelled.0.load(Ordering::Relaxed)) else {
+            self.stop_reason = Some(StopReason::Cancelled);
+            return Ok(None);
+        };
         self.run_ahead()?;
         let id = match self.pending.pop_front() {
             Some(pending) => StepState::token(&pending.await?),
@@ -490,12 +561,14 @@ impl<'s> Generation<'s> {
         self.piece(id).map(Some)
     }
 
-    /// Runs what is not cached, up to the first choice of a token. Returns how many tokens that were.
-    fn feed(&mut self) -> Result<usize, Error> {
-        let (n_fed, pending) = self.session.feed(self.ending)?;
+    /// Runs what is not cached, up to the first choice of a token. Returns how many tokens that were, or `None` if the
+    /// generation was cancelled meanwhile.
+    async fn feed(&mut self) -> Result<Option<usize>, Error> {
+        self.session.write_sampling(&self.options)?;
+        let Some((n_fed, pending)) = self.session.feed(self.ending, &self.cancelled.0).await? else { return Ok(None) };
         self.pending.push_back(pending);
         self.running = true;
-        Ok(n_fed)
+        Ok(Some(n_fed))
     }
 
     /// Submits passes ahead of the one whose token is read next, as far as they can be needed.

@@ -1,5 +1,7 @@
 //! Which adapters there are and what they can do.
 
+#[cfg(target_arch = "wasm32")]
+use crate::error::Error;
 use crate::shaders::Tier;
 
 /// One GPU adapter.
@@ -39,16 +41,63 @@ fn tier_name<S: serde::Serializer>(tier: &Tier, serializer: S) -> Result<S::Ok, 
 }
 
 /// All adapters, real GPUs first, then in the backends' order.
+#[cfg(not(target_arch = "wasm32"))]
 pub async fn adapters() -> Vec<AdapterReport> {
-    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
-    descriptor.backends = wgpu::Backends::PRIMARY;
-    // No indirect dispatch is used, so its validation passes would be pure cost.
-    descriptor.flags = wgpu::InstanceFlags::default() - wgpu::InstanceFlags::VALIDATION_INDIRECT_CALL;
-    let instance = wgpu::Instance::new(descriptor);
     let mut reports: Vec<AdapterReport> =
-        instance.enumerate_adapters(wgpu::Backends::PRIMARY).await.into_iter().map(report).collect();
+        instance(wgpu::Backends::PRIMARY).enumerate_adapters(wgpu::Backends::PRIMARY).await.into_iter().map(report).collect();
     reports.sort_by_key(|r| r.is_software);
     reports
+}
+
+/// What a page knows of the browser's adapter and wgpu does not tell.
+#[derive(Clone, Debug, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg(target_arch = "wasm32")]
+pub struct BrowserAdapter {
+    /// Name for people.
+    pub name: String,
+    /// Whether it runs on the CPU.
+    pub is_software: bool,
+    /// Whether the page's shim asks for `subgroups` with every device: wgpu cannot (its issue 10146).
+    pub has_subgroups: bool,
+}
+
+/// The browser's adapter. Only to be called where there is a `navigator.gpu`: wgpu panics without.
+///
+/// # Errors
+/// [`Error::NoAdapter`] if the browser has none after all.
+#[cfg(target_arch = "wasm32")]
+pub async fn browser_adapter(known: &BrowserAdapter) -> Result<AdapterReport, Error> {
+    let options = wgpu::RequestAdapterOptions {
+        power_preference: wgpu::PowerPreference::HighPerformance,
+        ..Default::default()
+    };
+    let found = instance(wgpu::Backends::BROWSER_WEBGPU).request_adapter(&options).await;
+    let adapter = found.map_err(|e| Error::NoAdapter { wanted: "webgpu".into(), available: e.to_string() })?;
+    let mut report = report(adapter);
+    report.name = known.name.clone();
+    report.is_software = known.is_software;
+    // Their size is not told; kernels do not ask.
+    report.subgroups = known.has_subgroups.then_some([1, 128]);
+    report.tier = tier(report.is_software, known.has_subgroups);
+    Ok(report)
+}
+
+fn instance(backends: wgpu::Backends) -> wgpu::Instance {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = backends;
+    // No indirect dispatch is used, so its validation passes would be pure cost.
+    descriptor.flags = wgpu::InstanceFlags::default() - wgpu::InstanceFlags::VALIDATION_INDIRECT_CALL;
+    wgpu::Instance::new(descriptor)
+}
+
+/// The tier that serves an adapter best.
+fn tier(is_software: bool, has_subgroups: bool) -> Tier {
+    match (is_software, has_subgroups) {
+        (true, _) => Tier::Scalar,
+        (false, true) => Tier::Subgroups,
+        (false, false) => Tier::Baseline,
+    }
 }
 
 fn report(adapter: wgpu::Adapter) -> AdapterReport {
@@ -67,11 +116,7 @@ fn report(adapter: wgpu::Adapter) -> AdapterReport {
         max_buffer_bytes: limits.max_buffer_size,
         max_binding_bytes: limits.max_storage_buffer_binding_size,
         max_workgroup_bytes: limits.max_compute_workgroup_storage_size,
-        tier: match (is_software, has_subgroups) {
-            (true, _) => Tier::Scalar,
-            (false, true) => Tier::Subgroups,
-            (false, false) => Tier::Baseline,
-        },
+        tier: tier(is_software, has_subgroups),
         adapter,
     }
 }

@@ -1,12 +1,13 @@
 //! The GPU executor: prepares recordings (pipelines, bind groups, params) once and replays them in one pass each.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::adapter::AdapterReport;
 use super::buffer_pool::{BufferPool, PooledBuffer};
 use super::pipeline::{Pipeline, Pipelines};
-use super::readback::{Poller, ReadFuture, Staging};
+use super::readback::{Completion, Poller, ReadFuture, Staging, complete};
 use crate::counters::LiveCounters;
 use crate::device::{Backing, DeviceLimits};
 use crate::error::Error;
@@ -14,7 +15,38 @@ use crate::recording::Step;
 use crate::shaders::Tier;
 
 /// First error that the GPU reported outside any call, and whether the device is gone.
-type Fault = Arc<Mutex<Option<Error>>>;
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fault(Arc<Mutex<Option<Error>>>);
+
+impl Fault {
+    /// Keeps an error unless there is one already; the loss of the device replaces any other.
+    pub fn set(&self, error: Error) {
+        let mut fault = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if fault.is_none() || (matches!(error, Error::DeviceLost { .. }) && !matches!(*fault, Some(Error::DeviceLost { .. }))) {
+            *fault = Some(error);
+        }
+    }
+
+    /// Turns what the GPU reported since the last call into an error of `context`.
+    pub fn check(&self, context: &str) -> Result<(), Error> {
+        let mut fault = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*fault {
+            None => Ok(()),
+            // A lost device stays lost: every later call says so again.
+            Some(Error::DeviceLost { message, .. }) => {
+                Err(Error::DeviceLost { context: context.into(), message: message.clone() })
+            }
+            Some(other) => {
+                let message = match other {
+                    Error::Gpu { message, .. } => message.clone(),
+                    other => other.to_string(),
+                };
+                *fault = None;
+                Err(Error::Gpu { context: context.into(), message })
+            }
+        }
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct Gpu {
@@ -25,6 +57,8 @@ pub(crate) struct Gpu {
     pipelines: Pipelines,
     staging: Arc<Staging>,
     poller: Poller,
+    /// Bytes uploaded since the last submission that they caused.
+    staged_bytes: AtomicUsize,
     fault: Fault,
     counters: Arc<LiveCounters>,
 }
@@ -42,9 +76,11 @@ impl Gpu {
         let needed = match tier {
             Tier::Baseline | Tier::Scalar => wgpu::Features::empty(),
             Tier::F16 => wgpu::Features::SHADER_F16,
+            // A browser gives it through the page's shim; wgpu does not know that it has it.
+            Tier::Subgroups if cfg!(target_arch = "wasm32") => wgpu::Features::empty(),
             Tier::Subgroups => wgpu::Features::SUBGROUP,
         };
-        if !available.contains(needed) {
+        if !available.contains(needed) || (tier == Tier::Subgroups && report.subgroups.is_none()) {
             let limit = if tier == Tier::F16 { "feature shader-f16" } else { "feature subgroups" };
             return Err(Error::Limit { adapter: report.name.clone(), limit, expected: 1, found: 0 });
         }
@@ -60,22 +96,21 @@ impl Gpu {
             .map_err(|e| Error::Gpu { context: format!("opening `{}`", report.name), message: e.to_string() })?;
 
         let fault = Fault::default();
-        let first = fault.clone();
+        let uncaptured = fault.clone();
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
-            let mut fault = first.lock().unwrap_or_else(PoisonError::into_inner);
-            fault.get_or_insert(Error::Gpu { context: "running".into(), message: error.to_string() });
+            uncaptured.set(Error::Gpu { context: "running".into(), message: error.to_string() });
         }));
         let lost = fault.clone();
         device.set_device_lost_callback(move |reason, message| {
-            let mut fault = lost.lock().unwrap_or_else(PoisonError::into_inner);
             let message = format!("{reason:?}: {message}");
-            fault.get_or_insert(Error::DeviceLost { context: "running".into(), message });
+            lost.set(Error::DeviceLost { context: "running".into(), message });
         });
         Ok(Gpu {
             pool: BufferPool::new(counters.clone()),
-            pipelines: Pipelines::new(&device, &adapter.get_info(), counters.clone()),
+            pipelines: Pipelines::new(&device, &adapter.get_info(), fault.clone(), counters.clone()),
             staging: Staging::new(counters.clone()),
             poller: Poller::new(device.clone()),
+            staged_bytes: AtomicUsize::new(0),
             adapter_name: report.name.clone(),
             fault,
             counters,
@@ -98,42 +133,39 @@ impl Gpu {
         (self.device.limits().min_uniform_buffer_offset_alignment as usize).max(256)
     }
 
-    /// Turns what the GPU reported since the last call into an error of `context`.
-    fn check(&self, context: &str) -> Result<(), Error> {
-        let mut fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*fault {
-            None => Ok(()),
-            // A lost device stays lost: every later call says so again.
-            Some(Error::DeviceLost { message, .. }) => {
-                Err(Error::DeviceLost { context: context.into(), message: message.clone() })
-            }
-            Some(other) => {
-                let message = match other {
-                    Error::Gpu { message, .. } => message.clone(),
-                    other => other.to_string(),
-                };
-                *fault = None;
-                Err(Error::Gpu { context: context.into(), message })
-            }
-        }
-    }
-
     pub fn allocate(&self, label: &str, size_bytes: u64) -> Result<PooledBuffer, Error> {
         let buffer = self.pool.take(&self.device, label, size_bytes);
-        self.check(&format!("allocating {size_bytes} bytes for `{label}`"))?;
+        self.fault.check(&format!("allocating {size_bytes} bytes for `{label}`"))?;
         Ok(buffer)
     }
 
     pub fn write(&self, buffer: &PooledBuffer, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         /// Uploads are staged by wgpu until the next submission; this bounds how much waits.
-        const PIECE: usize = 32 << 20;
-        for (i, piece) in bytes.chunks(PIECE).enumerate() {
-            self.queue.write_buffer(&buffer.buffer, offset + (i * PIECE) as u64, piece);
-            if piece.len() == PIECE {
+        const MAX_STAGED: usize = 32 << 20;
+        for (i, piece) in bytes.chunks(MAX_STAGED).enumerate() {
+            self.queue.write_buffer(&buffer.buffer, offset + (i * MAX_STAGED) as u64, piece);
+            if self.staged_bytes.fetch_add(piece.len(), Ordering::Relaxed) + piece.len() >= MAX_STAGED {
+                self.staged_bytes.store(0, Ordering::Relaxed);
                 self.queue.submit([]);
             }
         }
-        self.check("uploading")
+        self.fault.check("uploading")
+    }
+
+    /// Resolves when the GPU has done everything submitted and uploaded so far.
+    pub async fn drained(&self) -> Result<(), Error> {
+        let index = self.queue.submit([]);
+        let (signal, done) = Completion::new();
+        let callback = signal.clone();
+        self.queue.on_submitted_work_done(move || complete(&callback, Ok(())));
+        self.poller.wait_for(index, signal);
+        done.await?;
+        self.fault.check("uploading")
+    }
+
+    /// Gives the device up, with all its memory.
+    pub fn destroy(&self) {
+        self.device.destroy();
     }
 
     pub fn prepare(&self, steps: &[Step]) -> Result<PreparedSteps, Error> {
@@ -155,7 +187,7 @@ impl Gpu {
         let mut dispatches = Vec::with_capacity(steps.len());
         for (i, step) in steps.iter().enumerate() {
             let pipeline = self.pipelines.get(&self.device, step);
-            self.check(&format!("compiling `{}`", step.variant.label))?;
+            self.fault.check(&format!("compiling `{}`", step.variant.label))?;
             let binding = |buffer, offset: usize, size: u64| {
                 let size = std::num::NonZeroU64::new(size);
                 wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer, offset: offset as u64, size })
@@ -180,7 +212,7 @@ impl Gpu {
                 layout: &pipeline.layout,
                 entries: &entries,
             });
-            self.check(&format!("binding `{}`", step.variant.label))?;
+            self.fault.check(&format!("binding `{}`", step.variant.label))?;
             dispatches.push((pipeline, group, step.grid));
         }
         Ok(PreparedSteps { dispatches })
@@ -282,10 +314,10 @@ impl Gpu {
 
     fn submit(&self, encoder: wgpu::CommandEncoder) -> Result<wgpu::SubmissionIndex, Error> {
         // Nothing is submitted to a device that is gone: it would be dropped without a word.
-        self.check("submitting")?;
+        self.fault.check("submitting")?;
         let index = self.queue.submit([encoder.finish()]);
         self.counters.submits.add(1);
-        self.check("submitting")?;
+        self.fault.check("submitting")?;
         Ok(index)
     }
 
@@ -298,7 +330,7 @@ impl Gpu {
         let staging = self.staging.take(&self.device, size);
         encoder.copy_buffer_to_buffer(buffer, 0, &staging, 0, size);
         let index = self.submit(encoder)?;
-        let future = ReadFuture::start(staging, self.staging.clone());
+        let future = ReadFuture::start(staging, self.staging.clone(), self.fault.clone(), self.pipelines.checks());
         self.poller.wait_for(index, future.signal());
         Ok(future)
     }

@@ -1,9 +1,13 @@
 //! Compute pipelines, compiled once per shader variant and constants, and kept on disk where the backend can.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Waker};
 
+use super::executor::Fault;
 use crate::counters::LiveCounters;
 use crate::error::Error;
 use crate::recording::Step;
@@ -18,16 +22,50 @@ pub(crate) struct Pipeline {
 /// Variant label and override values as bits.
 type Key = (&'static str, Vec<(&'static str, u64)>);
 
-#[derive(Debug)]
+/// Resolves when it is known whether the shaders compiled so far are sound.
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) type Checks = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// Resolves when it is known whether the shaders compiled so far are sound.
+#[cfg(target_arch = "wasm32")]
+pub(crate) type Checks = Pin<Box<dyn Future<Output = ()>>>;
+
 pub(crate) struct Pipelines {
     compiled: Mutex<HashMap<Key, Arc<Pipeline>>>,
     cache: Option<(wgpu::PipelineCache, PathBuf)>,
+    /// Compilations whose outcome has not been asked for.
+    checks: Mutex<Vec<Checks>>,
+    fault: Fault,
     counters: Arc<LiveCounters>,
 }
 
+impl fmt::Debug for Pipelines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pipelines").field("compiled", &self.compiled).finish_non_exhaustive()
+    }
+}
+
 impl Pipelines {
-    pub fn new(device: &wgpu::Device, info: &wgpu::AdapterInfo, counters: Arc<LiveCounters>) -> Self {
-        Pipelines { compiled: Mutex::default(), cache: disk_cache(device, info), counters }
+    pub fn new(
+        device: &wgpu::Device,
+        info: &wgpu::AdapterInfo,
+        fault: Fault,
+        counters: Arc<LiveCounters>,
+    ) -> Self {
+        let (compiled, checks) = Default::default();
+        Pipelines { compiled, cache: disk_cache(device, info), checks, fault, counters }
+    }
+
+    /// The outcome of compilations since the last call. A fault that they find is set before they resolve.
+    pub fn checks(&self) -> Option<Checks> {
+        let checks = std::mem::take(&mut *self.checks.lock().unwrap_or_else(PoisonError::into_inner));
+        if checks.is_empty() {
+            return None;
+        }
+        Some(Box::pin(async move {
+            for check in checks {
+                check.await;
+            }
+        }))
     }
 
     /// The pipeline for a step, compiled if this is its first use.
@@ -40,8 +78,10 @@ impl Pipelines {
     fn compile(&self, device: &wgpu::Device, step: &Step) -> Pipeline {
         self.counters.pipelines_created.add(1);
         let label = Some(step.variant.label);
-        let descriptor =
-            wgpu::ShaderModuleDescriptor { label, source: wgpu::ShaderSource::Wgsl(step.variant.source.into()) };
+        // A browser compiles elsewhere and later, and runs what does not compile as if it wrote zeros.
+        let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let source = wgpu::ShaderSource::Wgsl(step.variant.target_source());
+        let descriptor = wgpu::ShaderModuleDescriptor { label, source };
         let module = if checked() {
             device.create_shader_module(descriptor)
         } else {
@@ -66,6 +106,22 @@ impl Pipelines {
             },
             cache: self.cache.as_ref().map(|(cache, _)| cache),
         });
+        let (fault, context) = (self.fault.clone(), format!("compiling `{}`", step.variant.label));
+        let outcome = scope.pop();
+        let mut check: Checks = Box::pin(async move {
+            let Some(error) = outcome.await else { return };
+            let info = module.get_compilation_info().await;
+            let messages = info.messages.iter().map(|message| match message.location {
+                Some(at) => format!("line {}: {}", at.line_number, message.message),
+                None => message.message.clone(),
+            });
+            let message = std::iter::once(error.to_string()).chain(messages).collect::<Vec<_>>().join("; ");
+            fault.set(Error::Gpu { context, message });
+        });
+        // Natively the outcome is there at once.
+        if check.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            self.checks.lock().unwrap_or_else(PoisonError::into_inner).push(check);
+        }
         Pipeline { pipeline, layout }
     }
 

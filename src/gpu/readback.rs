@@ -6,6 +6,8 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use super::executor::Fault;
+use super::pipeline::Checks;
 use crate::counters::LiveCounters;
 use crate::error::Error;
 
@@ -63,30 +65,70 @@ pub(crate) fn complete(signal: &Mutex<Signal>, result: Result<(), Error>) {
     }
 }
 
-/// The content of a staging buffer, once the GPU has written it.
-#[derive(Debug)]
+/// Resolves when its signal is given.
+pub(crate) struct Completion(Arc<Mutex<Signal>>);
+
+impl Completion {
+    /// A signal and what waits for it.
+    pub fn new() -> (Arc<Mutex<Signal>>, Completion) {
+        let signal = Arc::new(Mutex::new(Signal::default()));
+        (signal.clone(), Completion(signal))
+    }
+}
+
+impl Future for Completion {
+    type Output = Result<(), Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut signal = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match signal.result.take() {
+            Some(result) => Poll::Ready(result),
+            None => {
+                signal.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// The content of a staging buffer, once the GPU has written it and every shader behind it is known to be sound.
 pub(crate) struct ReadFuture {
     /// `None` once given back.
     buffer: Option<wgpu::Buffer>,
     staging: Arc<Staging>,
+    fault: Fault,
+    checks: Option<Checks>,
     signal: Arc<Mutex<Signal>>,
+    mapped: Completion,
 }
 
 impl ReadFuture {
     /// Asks for the buffer to be mapped; the copy into it has been submitted.
-    pub fn start(buffer: wgpu::Buffer, staging: Arc<Staging>) -> Self {
-        let signal = Arc::new(Mutex::new(Signal::default()));
+    pub fn start(buffer: wgpu::Buffer, staging: Arc<Staging>, fault: Fault, checks: Option<Checks>) -> Self {
+        let (signal, mapped) = Completion::new();
         let callback = signal.clone();
         buffer.slice(..).map_async(wgpu::MapMode::Read, move |result| {
             let result =
                 result.map_err(|e| Error::DeviceLost { context: "reading a buffer".into(), message: e.to_string() });
             complete(&callback, result);
         });
-        ReadFuture { buffer: Some(buffer), staging, signal }
+        ReadFuture { buffer: Some(buffer), staging, fault, checks, signal, mapped }
     }
 
     pub fn signal(&self) -> Arc<Mutex<Signal>> {
         self.signal.clone()
+    }
+
+    /// The buffer's bytes, now that it is mapped.
+    fn take(&mut self, buffer: &wgpu::Buffer) -> Result<Vec<u8>, Error> {
+        let view = buffer
+            .slice(..)
+            .get_mapped_range()
+            .map_err(|e| Error::Gpu { context: "reading a buffer".into(), message: e.to_string() })?;
+        let bytes = view.to_vec();
+        drop(view);
+        buffer.unmap();
+        Ok(bytes)
     }
 }
 
@@ -94,25 +136,17 @@ impl Future for ReadFuture {
     type Output = Result<Vec<u8>, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let result = {
-            let mut signal = self.signal.lock().unwrap_or_else(PoisonError::into_inner);
-            match signal.result.take() {
-                Some(result) => result,
-                None => {
-                    signal.waker = Some(cx.waker().clone());
-                    return Poll::Pending;
-                }
+        if let Some(checks) = &mut self.checks {
+            match checks.as_mut().poll(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(()) => self.checks = None,
             }
-        };
+        }
+        let Poll::Ready(result) = Pin::new(&mut self.mapped).poll(cx) else { return Poll::Pending };
         let Some(buffer) = self.buffer.take() else { return Poll::Pending };
-        Poll::Ready(result.and_then(|()| {
-            let view = buffer
-                .slice(..)
-                .get_mapped_range()
-                .map_err(|e| Error::Gpu { context: "reading a buffer".into(), message: e.to_string() })?;
-            let bytes = view.to_vec();
-            drop(view);
-            buffer.unmap();
+        // What went wrong on the way says more than a buffer that cannot be mapped, or one full of zeros.
+        Poll::Ready(self.fault.check("running").and(result).and_then(|()| {
+            let bytes = self.take(&buffer)?;
             self.staging.give_back(buffer);
             Ok(bytes)
         }))

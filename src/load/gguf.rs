@@ -1,36 +1,59 @@
 //! GGUF files of the llama architecture.
 
-use std::borrow::Cow;
-
-use super::{FileBytes, ModelFile, vocab_from_gguf};
-use crate::dtype::WeightType;
+use super::catalog::{Catalog, check_type, floats};
+use super::{ModelHeader, vocab_from_gguf};
 use crate::error::Error;
+use crate::formats::TensorInfo;
 use crate::formats::gguf::{Gguf, Metadata};
-use crate::formats::{BlockType, TensorInfo, block};
 use crate::kernels::{RopeConfig, RopeScaling, RopeStyle};
-use crate::model::{ModelConfig, SourceTensor, WeightSource};
+use crate::model::{ModelConfig, WeightSource};
 use crate::tokenizer::Tokenizer;
 
 /// Frequency factors of the rotary embedding.
 const ROPE_FREQS: &str = "rope_freqs.weight";
 
-pub(super) fn open(name: String, bytes: FileBytes) -> Result<ModelFile, Error> {
-    let gguf = Gguf::parse(&bytes, bytes.len() as u64)?;
-    if let Some(count @ 2..) = gguf.metadata.get_u32("split.count")? {
-        return Err(Error::Unsupported {
-            format: "gguf",
-            field: "split.count".into(),
-            found: count.to_string(),
-            supported: "one file; join the parts first".into(),
-        });
+/// How many files the model of this one is split into.
+pub(super) fn n_shards(gguf: &Gguf) -> Result<usize, Error> {
+    Ok(gguf.metadata.get_u32("split.count")?.unwrap_or(1).max(1) as usize)
+}
+
+/// The tensor whose data belongs to the configuration, and the number of its file.
+pub(super) fn config_tensor(shards: &[Gguf]) -> Option<(usize, &TensorInfo)> {
+    /// Far more than one factor for each pair of dimensions takes; what is larger is refused by its shape.
+    const MAX_BYTES: u64 = 1 << 16;
+    let found = shards.iter().enumerate().find_map(|(file, gguf)| Some((file, gguf.tensor(ROPE_FREQS)?)));
+    found.filter(|(_, tensor)| tensor.size_bytes <= MAX_BYTES)
+}
+
+/// What the headers of a GGUF file, or of all shards of one, say of the model. `config_data` is the data of
+/// [`config_tensor`].
+pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: Option<&[u8]>) -> Result<ModelHeader, Error> {
+    let mut catalog = Catalog::default();
+    let wrong = |field: &str, expected: String, found: String| Error::Config { field: field.into(), expected, found };
+    for (file, gguf) in shards.iter().enumerate() {
+        let count = n_shards(gguf)?;
+        if count != shards.len() {
+            let found = format!("{} of {count}", shards.len());
+            return Err(wrong("split.count", format!("all {count} files of the model, in order"), found));
+        }
+        let no = gguf.metadata.get_u32("split.no")?.unwrap_or(0) as usize;
+        if no != file {
+            return Err(wrong("split.no", format!("file {file} at this place"), format!("file {no}")));
+        }
+        for tensor in &gguf.tensors {
+            check_type("gguf", tensor)?;
+            if catalog.find(&tensor.name).is_some() {
+                let name = tensor.name.escape_debug().to_string();
+                return Err(wrong(&name, "a tensor in one file of the model".into(), "a second one".into()));
+            }
+            catalog.insert(tensor.name.clone(), file, tensor.clone());
+        }
     }
-    let name = gguf.metadata.get_str("general.name")?.map_or(name, str::to_owned);
-    let tokenizer = vocab_from_gguf(&gguf.metadata).and_then(Tokenizer::from_vocab);
-    let size_bytes = bytes.len() as u64;
-    gguf.tensors.iter().try_for_each(|tensor| check_type("gguf", tensor))?;
-    let source = GgufSource { bytes, gguf };
-    let config = config(&source)?;
-    check_names(&source.gguf.tensors, config.n_layers)?;
+    let Some(first) = shards.first() else { return Err(missing("split.count")) };
+    let metadata = &first.metadata;
+    let config = config(metadata, &catalog, config_data)?;
+    shards.iter().try_for_each(|gguf| check_names(&gguf.tensors, config.n_layers))?;
+    let tokenizer = vocab_from_gguf(metadata).and_then(Tokenizer::from_vocab);
     if let Ok(tokenizer) = &tokenizer
         && tokenizer.vocab_size() > config.vocab_size as usize
     {
@@ -40,12 +63,17 @@ pub(super) fn open(name: String, bytes: FileBytes) -> Result<ModelFile, Error> {
             found: tokenizer.vocab_size().to_string(),
         });
     }
-    Ok(ModelFile { name, config, source: Box::new(source), tokenizer, size_bytes })
+    Ok(ModelHeader {
+        name: metadata.get_str("general.name")?.unwrap_or(name).to_owned(),
+        config,
+        tokenizer,
+        chat_template: metadata.get_str("tokenizer.chat_template")?.map(str::to_owned),
+        catalog,
+    })
 }
 
 /// The configuration, from the keys of the llama architecture.
-fn config(source: &GgufSource) -> Result<ModelConfig, Error> {
-    let metadata = &source.gguf.metadata;
+fn config(metadata: &Metadata, catalog: &Catalog, config_data: Option<&[u8]>) -> Result<ModelConfig, Error> {
     let architecture = metadata.get_str("general.architecture")?.unwrap_or("missing");
     if architecture != "llama" {
         return Err(Error::Unsupported {
@@ -79,7 +107,7 @@ fn config(source: &GgufSource) -> Result<ModelConfig, Error> {
         })?,
     };
     let rot_dims = optional("rope.dimension_count")?.unwrap_or(head_dim);
-    let embd = source.describe("token_embd.weight").ok_or_else(|| missing("token_embd.weight"))?;
+    let embd = catalog.describe("token_embd.weight").ok_or_else(|| missing("token_embd.weight"))?;
     let vocab_size = embd.shape.first().and_then(|&rows| u32::try_from(rows).ok()).unwrap_or(0);
     let config = ModelConfig {
         architecture: architecture.into(),
@@ -98,7 +126,7 @@ fn config(source: &GgufSource) -> Result<ModelConfig, Error> {
             rot_dims,
             theta: f64::from(metadata.get_f32("llama.rope.freq_base")?.unwrap_or(10_000.0)),
             style: RopeStyle::Interleaved,
-            scaling: rope_scaling(source, metadata, rot_dims)?,
+            scaling: rope_scaling(metadata, catalog, config_data, rot_dims)?,
         },
         window: optional("attention.sliding_window")?,
     };
@@ -107,15 +135,20 @@ fn config(source: &GgufSource) -> Result<ModelConfig, Error> {
 }
 
 /// Frequency factors where the file has them, else the scaling that its keys name.
-fn rope_scaling(source: &GgufSource, metadata: &Metadata, rot_dims: u32) -> Result<RopeScaling, Error> {
-    if let Some(freqs) = source.describe(ROPE_FREQS) {
+fn rope_scaling(
+    metadata: &Metadata,
+    catalog: &Catalog,
+    config_data: Option<&[u8]>,
+    rot_dims: u32,
+) -> Result<RopeScaling, Error> {
+    if let Some((_, freqs)) = catalog.find(ROPE_FREQS) {
         let refused = |expected: String, found: String| Error::Config { field: ROPE_FREQS.into(), expected, found };
         // Before it is read: a pair of dimensions has one factor, however large the tensor is.
         let expected = [u64::from(rot_dims / 2)];
         if freqs.shape != expected {
             return Err(refused(format!("a tensor of shape {expected:?}"), format!("one of shape {:?}", freqs.shape)));
         }
-        let factors = source.floats(ROPE_FREQS)?;
+        let factors = floats(freqs, config_data.ok_or_else(|| missing(ROPE_FREQS))?)?;
         return match factors.iter().find(|factor| !(factor.is_finite() && **factor > 0.0)) {
             Some(factor) => Err(refused("finite factors above 0".into(), factor.to_string())),
             None => Ok(RopeScaling::Factors(factors)),
@@ -171,65 +204,4 @@ fn check_names(tensors: &[TensorInfo], n_layers: u32) -> Result<(), Error> {
 
 fn missing(field: &str) -> Error {
     Error::Config { field: field.into(), expected: "a value".into(), found: "missing".into() }
-}
-
-struct GgufSource {
-    bytes: FileBytes,
-    gguf: Gguf,
-}
-
-impl WeightSource for GgufSource {
-    fn describe(&self, name: &str) -> Option<SourceTensor> {
-        self.gguf.tensor(name).map(describe)
-    }
-
-    fn rows(&self, name: &str) -> Result<Cow<'_, [u8]>, Error> {
-        rows(self.gguf.tensor(name).ok_or_else(|| missing(name))?, &self.bytes)
-    }
-
-    fn floats(&self, name: &str) -> Result<Vec<f32>, Error> {
-        floats(self.gguf.tensor(name).ok_or_else(|| missing(name))?, &self.bytes)
-    }
-}
-
-/// Refuses a tensor whose type has no decoder, before anything is allocated for the model.
-pub(super) fn check_type(format: &'static str, tensor: &TensorInfo) -> Result<(), Error> {
-    // The decoder is chosen by the type alone, so that no data at all tells whether there is one.
-    block::dequantize(tensor.block_type, &[], &mut []).map_err(|error| match error {
-        Error::Unsupported { found, supported, .. } => {
-            let field = format!("type of tensor `{}`", tensor.name.escape_debug());
-            Error::Unsupported { format, field, found, supported }
-        }
-        other => other,
-    })
-}
-
-/// The weight type under which a tensor's rows are served: its own where kernels have it, else F32, which is exact.
-fn weight_type(block_type: BlockType) -> WeightType {
-    match block_type {
-        BlockType::F16 => WeightType::F16,
-        BlockType::BF16 => WeightType::BF16,
-        BlockType::Q8_0 => WeightType::Q8_0,
-        BlockType::Q4_0 => WeightType::Q4_0,
-        _ => WeightType::F32,
-    }
-}
-
-pub(super) fn describe(tensor: &TensorInfo) -> SourceTensor {
-    SourceTensor { weight: weight_type(tensor.block_type), shape: tensor.shape.clone() }
-}
-
-/// Rows as they stand in the file; types that no kernel reads are expanded to F32.
-pub(super) fn rows<'a>(tensor: &TensorInfo, file: &'a [u8]) -> Result<Cow<'a, [u8]>, Error> {
-    let weight = weight_type(tensor.block_type);
-    if weight != WeightType::F32 || tensor.block_type == BlockType::F32 {
-        return Ok(Cow::Borrowed(tensor.bytes(file)?));
-    }
-    Ok(Cow::Owned(bytemuck::cast_slice(&floats(tensor, file)?).to_vec()))
-}
-
-pub(super) fn floats(tensor: &TensorInfo, file: &[u8]) -> Result<Vec<f32>, Error> {
-    let mut values = vec![0.0; tensor.n_elements() as usize];
-    block::dequantize(tensor.block_type, tensor.bytes(file)?, &mut values)?;
-    Ok(values)
 }

@@ -1,18 +1,96 @@
 //! Hugging Face folders: `config.json`, `model.safetensors` or its sharded index, `tokenizer.json`.
 
-use std::borrow::Cow;
-use std::collections::HashMap;
 use std::path::Path;
 
-use super::gguf::{check_type, describe, floats, rows};
-use super::{FileBytes, ModelFile};
+use super::catalog::{Catalog, check_type};
+use super::{FileBytes, ModelFile, ModelHeader};
 use crate::error::Error;
-use crate::formats::TensorInfo;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::safetensors::{Safetensors, ShardIndex};
 use crate::kernels::{RopeConfig, RopeScaling, RopeStyle};
-use crate::model::{ModelConfig, SourceTensor, WeightSource};
+use crate::model::{ModelConfig, WeightSource};
 use crate::tokenizer::{Tokenizer, TokenizerConfig};
+
+/// Name of the configuration in a folder.
+pub(super) const CONFIG: &str = "config.json";
+/// Name of the tokenizer.
+pub(super) const TOKENIZER: &str = "tokenizer.json";
+/// Name of the tokenizer's configuration, which may be missing.
+pub(super) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+/// Name of the chat template where it is a file of its own.
+pub(super) const CHAT_TEMPLATE: &str = "chat_template.jinja";
+/// Name of the list of shards, which may be missing.
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+
+/// The small files of a folder, those that are there.
+#[derive(Debug, Default)]
+pub(super) struct Texts {
+    pub config: Option<Vec<u8>>,
+    pub tokenizer: Option<Vec<u8>>,
+    pub tokenizer_config: Option<Vec<u8>>,
+    pub chat_template: Option<Vec<u8>>,
+    pub index: Option<Vec<u8>>,
+}
+
+impl Texts {
+    /// Where the file of this name is kept; `None` for a file that is not read.
+    pub fn slot(&mut self, name: &str) -> Option<&mut Option<Vec<u8>>> {
+        Some(match name {
+            CONFIG => &mut self.config,
+            TOKENIZER => &mut self.tokenizer,
+            TOKENIZER_CONFIG => &mut self.tokenizer_config,
+            CHAT_TEMPLATE => &mut self.chat_template,
+            INDEX => &mut self.index,
+            _ => return None,
+        })
+    }
+}
+
+/// What a folder's files say of the model. `weights` are the headers of its weight files with their names.
+pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)]) -> Result<ModelHeader, Error> {
+    let in_file = |file: &'static str| move |error: Error| error.in_file(file);
+    let mut catalog = Catalog::default();
+    for (file, (file_name, header)) in weights.iter().enumerate() {
+        for tensor in &header.tensors {
+            // Other tensors, such as buffers that old checkpoints saved along, are not read.
+            let Some(name) = gguf_name(&tensor.name) else { continue };
+            check_type("safetensors", tensor).map_err(|e| e.in_file(file_name))?;
+            catalog.insert(name, file, tensor.clone());
+        }
+    }
+    let bytes = texts.config.as_ref().ok_or_else(|| missing(CONFIG))?;
+    let (config, is_tied) = config(bytes).map_err(in_file(CONFIG))?;
+    if !is_tied && catalog.describe("output.weight").is_none() {
+        return Err(missing("lm_head.weight"));
+    }
+    let tokenizer_config = match &texts.tokenizer_config {
+        Some(bytes) => TokenizerConfig::from_json(bytes).map_err(in_file(TOKENIZER_CONFIG)),
+        None => Ok(TokenizerConfig::default()),
+    };
+    let tokenizer = tokenizer_config.and_then(|config| {
+        let bytes = texts.tokenizer.as_ref().ok_or_else(|| missing(TOKENIZER))?;
+        Tokenizer::from_json(bytes, &config).map_err(in_file(TOKENIZER))
+    });
+    let chat_template = match (&texts.chat_template, &texts.tokenizer_config) {
+        (Some(bytes), _) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        (None, Some(bytes)) => template_in(bytes).map_err(in_file(TOKENIZER_CONFIG))?,
+        (None, None) => None,
+    };
+    Ok(ModelHeader { name: name.to_owned(), config, tokenizer, chat_template, catalog })
+}
+
+/// The chat template in a `tokenizer_config.json`: a text, or the one called `default` in a list.
+fn template_in(json: &[u8]) -> Result<Option<String>, Error> {
+    let json = ConfigJson::parse(json)?;
+    let template = match json.get("chat_template")? {
+        Some(serde_json::Value::Array(named)) => named
+            .iter()
+            .find(|entry| entry.get("name").is_some_and(|name| name == "default"))
+            .and_then(|entry| entry.get("template")),
+        other => other,
+    };
+    Ok(template.and_then(|template| template.as_str()).map(str::to_owned))
+}
 
 /// Opens a folder, or one `.safetensors` file with the `config.json` beside it.
 pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
@@ -20,44 +98,75 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
         true => path,
         false => path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new(".")),
     };
-    let is_weights = path.extension().is_some_and(|ext| ext == "safetensors");
-    let source = SafetensorsSource::open(folder, is_weights.then_some(path))?;
-    let config_path = folder.join("config.json");
-    let (config, is_tied) = config(&read(&config_path)?).map_err(|e| e.in_file(&config_path))?;
-    if !is_tied && source.describe("output.weight").is_none() {
-        return Err(missing("lm_head.weight").in_file(path));
+    let mut texts = Texts::default();
+    for name in [CONFIG, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, INDEX] {
+        let path = folder.join(name);
+        if let Some(slot) = texts.slot(name)
+            && path.exists()
+        {
+            *slot = Some(read(&path)?);
+        }
     }
-    Ok(ModelFile {
-        name: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        config,
-        size_bytes: source.files.iter().map(|file| file.len() as u64).sum(),
-        source: Box::new(source),
-        tokenizer: tokenizer(folder),
+    let chosen = path.extension().is_some_and(|ext| ext == "safetensors").then_some(path);
+    let chosen = chosen.and_then(Path::file_name).map(|name| name.to_string_lossy());
+    let names = weight_files(&texts, chosen.as_deref()).map_err(|e| e.in_folder(folder))?;
+    let mut files = Vec::new();
+    let mut weights = Vec::new();
+    for name in names {
+        let path = folder.join(&name);
+        let bytes = FileBytes::map(&path)?;
+        let header = Safetensors::parse(&bytes, bytes.len() as u64).map_err(|e| e.in_file(&path))?;
+        weights.push((name, header));
+        files.push(bytes);
+    }
+    check_shards(&texts, &weights).map_err(|e| e.in_folder(folder))?;
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    let mut header = header(&name, &texts, &weights).map_err(|e| e.in_folder(folder))?;
+    header.tokenizer = header.tokenizer.map_err(|e| e.in_folder(folder));
+    Ok(ModelFile { header, files })
+}
+
+/// Names of the weight files: `chosen`, or all shards of the index if it lists `chosen` or nothing is chosen, or the
+/// one file that a folder without an index has.
+pub(super) fn weight_files(texts: &Texts, chosen: Option<&str>) -> Result<Vec<String>, Error> {
+    let index = match &texts.index {
+        Some(json) => Some(ShardIndex::parse(json).map_err(|e| e.in_file(INDEX))?),
+        None => None,
+    };
+    let listed = index.filter(|index| chosen.is_none_or(|name| index.shards().iter().any(|shard| shard == name)));
+    Ok(match listed {
+        Some(index) => index.shards().to_vec(),
+        None => vec![chosen.unwrap_or("model.safetensors").to_owned()],
     })
 }
 
+/// Compares each weight file with what the index says of it.
+pub(super) fn check_shards(texts: &Texts, weights: &[(String, Safetensors)]) -> Result<(), Error> {
+    let Some(json) = &texts.index else { return Ok(()) };
+    let index = ShardIndex::parse(json).map_err(|e| e.in_file(INDEX))?;
+    let listed = weights.iter().filter(|(name, _)| index.shards().contains(name));
+    listed.into_iter().try_for_each(|(name, header)| index.check_shard(name, header).map_err(|e| e.in_file(name)))
+}
+
 fn read(path: &Path) -> Result<Vec<u8>, Error> {
-    /// Far more than any configuration or vocabulary has.
-    const MAX_BYTES: u64 = 256 << 20;
     let io = |source| Error::Io { path: path.into(), source };
-    let size = std::fs::metadata(path).map_err(io)?.len();
-    if size > MAX_BYTES {
-        let expected = format!("at most {MAX_BYTES} bytes");
-        let error =
-            Error::Format { format: "json", field: "size".into(), offset: 0, expected, found: size.to_string() };
-        return Err(error.in_file(path));
-    }
+    check_text_size(std::fs::metadata(path).map_err(io)?.len()).map_err(|e| e.in_file(path))?;
     std::fs::read(path).map_err(io)
 }
 
-fn tokenizer(folder: &Path) -> Result<Tokenizer, Error> {
-    let config_path = folder.join("tokenizer_config.json");
-    let config = match config_path.exists() {
-        true => TokenizerConfig::from_json(&read(&config_path)?).map_err(|e| e.in_file(&config_path))?,
-        false => TokenizerConfig::default(),
-    };
-    let path = folder.join("tokenizer.json");
-    Tokenizer::from_json(&read(&path)?, &config).map_err(|e| e.in_file(path))
+/// Refuses a configuration or vocabulary that is far larger than any.
+pub(super) fn check_text_size(size: u64) -> Result<(), Error> {
+    const MAX_BYTES: u64 = 256 << 20;
+    match size <= MAX_BYTES {
+        true => Ok(()),
+        false => Err(Error::Format {
+            format: "json",
+            field: "size".into(),
+            offset: 0,
+            expected: format!("at most {MAX_BYTES} bytes"),
+            found: size.to_string(),
+        }),
+    }
 }
 
 /// The configuration, from the keys of `LlamaForCausalLM` and `MistralForCausalLM`, as transformers 4 and 5 write them,
@@ -172,94 +281,29 @@ fn missing(field: &str) -> Error {
     Error::Config { field: field.into(), expected: "a value".into(), found: "missing".into() }
 }
 
-/// Tensors of one or more safetensors files.
-struct SafetensorsSource {
-    files: Vec<FileBytes>,
-    /// By name: which file, and where in it.
-    tensors: HashMap<String, (usize, TensorInfo)>,
-}
-
-impl SafetensorsSource {
-    /// The tensors of `weights`, or of the folder: all shards of its index, or its only file. A shard stands for all.
-    fn open(folder: &Path, weights: Option<&Path>) -> Result<SafetensorsSource, Error> {
-        let mut source = SafetensorsSource { files: Vec::new(), tensors: HashMap::new() };
-        let index_path = folder.join("model.safetensors.index.json");
-        let index = match index_path.exists() {
-            true => Some(ShardIndex::parse(&read(&index_path)?).map_err(|e| e.in_file(&index_path))?),
-            false => None,
-        };
-        let name = weights.and_then(Path::file_name).map(|name| name.to_string_lossy());
-        let index = index.filter(|index| name.is_none_or(|name| index.shards().iter().any(|shard| *shard == name)));
-        let Some(index) = index else {
-            source.add(weights.unwrap_or(&folder.join("model.safetensors")), |_| Ok(()))?;
-            return Ok(source);
-        };
-        for shard in index.shards() {
-            source.add(&folder.join(shard), |file| index.check_shard(shard, file))?;
-        }
-        Ok(source)
-    }
-
-    fn add(&mut self, path: &Path, check: impl Fn(&Safetensors) -> Result<(), Error>) -> Result<(), Error> {
-        let bytes = FileBytes::map(path)?;
-        let parsed = Safetensors::parse(&bytes, bytes.len() as u64).and_then(|file| check(&file).map(|()| file));
-        for tensor in parsed.map_err(|e| e.in_file(path))?.tensors {
-            // Other tensors, such as buffers that old checkpoints saved along, are not read.
-            if tensor.name.ends_with(".weight") || tensor.name.ends_with(".bias") {
-                check_type("safetensors", &tensor).map_err(|e| e.in_file(path))?;
-            }
-            self.tensors.insert(tensor.name.clone(), (self.files.len(), tensor));
-        }
-        self.files.push(bytes);
-        Ok(())
-    }
-
-    /// The tensor that GGUF calls `name`.
-    fn find(&self, name: &str) -> Option<(&TensorInfo, &[u8])> {
-        let (file, tensor) = self.tensors.get(&published_name(name)?)?;
-        Some((tensor, self.files.get(*file)?))
-    }
-}
-
-/// The name that published Llama checkpoints give to the tensor that GGUF calls `name`.
-fn published_name(name: &str) -> Option<String> {
-    let (stem, suffix) = name.rsplit_once('.')?;
+/// GGUF's name of the tensor that published Llama checkpoints call `name`; `None` if no pass reads it.
+fn gguf_name(name: &str) -> Option<String> {
+    let (stem, suffix) = name.rsplit_once('.').filter(|(_, suffix)| matches!(*suffix, "weight" | "bias"))?;
     let plain = match stem {
-        "token_embd" => "model.embed_tokens",
-        "output_norm" => "model.norm",
-        "output" => "lm_head",
+        "model.embed_tokens" => "token_embd",
+        "model.norm" => "output_norm",
+        "lm_head" => "output",
         _ => {
-            let (layer, part) = stem.strip_prefix("blk.")?.split_once('.')?;
+            let (layer, part) = stem.strip_prefix("model.layers.")?.split_once('.')?;
             let part = match part {
-                "attn_norm" => "input_layernorm",
-                "attn_q" => "self_attn.q_proj",
-                "attn_k" => "self_attn.k_proj",
-                "attn_v" => "self_attn.v_proj",
-                "attn_output" => "self_attn.o_proj",
-                "ffn_norm" => "post_attention_layernorm",
-                "ffn_gate" => "mlp.gate_proj",
-                "ffn_up" => "mlp.up_proj",
-                "ffn_down" => "mlp.down_proj",
+                "input_layernorm" => "attn_norm",
+                "self_attn.q_proj" => "attn_q",
+                "self_attn.k_proj" => "attn_k",
+                "self_attn.v_proj" => "attn_v",
+                "self_attn.o_proj" => "attn_output",
+                "post_attention_layernorm" => "ffn_norm",
+                "mlp.gate_proj" => "ffn_gate",
+                "mlp.up_proj" => "ffn_up",
+                "mlp.down_proj" => "ffn_down",
                 _ => return None,
             };
-            return Some(format!("model.layers.{layer}.{part}.{suffix}"));
+            return Some(format!("blk.{layer}.{part}.{suffix}"));
         }
     };
     Some(format!("{plain}.{suffix}"))
-}
-
-impl WeightSource for SafetensorsSource {
-    fn describe(&self, name: &str) -> Option<SourceTensor> {
-        self.find(name).map(|(tensor, _)| describe(tensor))
-    }
-
-    fn rows(&self, name: &str) -> Result<Cow<'_, [u8]>, Error> {
-        let (tensor, file) = self.find(name).ok_or_else(|| missing(name))?;
-        rows(tensor, file)
-    }
-
-    fn floats(&self, name: &str) -> Result<Vec<f32>, Error> {
-        let (tensor, file) = self.find(name).ok_or_else(|| missing(name))?;
-        floats(tensor, file)
-    }
 }

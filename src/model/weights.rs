@@ -1,7 +1,5 @@
 //! A model's weights on a device, under GGUF's names.
 
-use std::borrow::Cow;
-
 use crate::device::Device;
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
@@ -20,35 +18,50 @@ pub struct SourceTensor {
     pub shape: Vec<u64>,
 }
 
-/// Where weights come from. Names are GGUF's: `token_embd.weight`, `blk.0.attn_q.weight` and so on.
-pub trait WeightSource: Send + Sync {
+/// Which tensors a source has. Names are GGUF's: `token_embd.weight`, `blk.0.attn_q.weight` and so on.
+pub trait WeightSource {
     /// Type and shape of a tensor, if it is there.
     fn describe(&self, name: &str) -> Option<SourceTensor>;
+}
 
-    /// The rows of a matrix as files store its [`WeightType`].
-    ///
-    /// # Errors
-    /// [`Error::Format`] if the data cannot be read.
-    fn rows(&self, name: &str) -> Result<Cow<'_, [u8]>, Error>;
-
-    /// The values of a vector.
-    ///
-    /// # Errors
-    /// [`Error::Format`] if the data cannot be read.
-    fn floats(&self, name: &str) -> Result<Vec<f32>, Error>;
+/// Where the data of a source's tensor belongs.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// Rows of a matrix from `first_row` on.
+    Rows {
+        /// The matrix, whose [`WeightType`] the rows have.
+        matrix: Matrix,
+        /// First row.
+        first_row: u32,
+    },
+    /// Elements of a vector from `first` on.
+    Values {
+        /// The vector.
+        tensor: Tensor,
+        /// First element.
+        first: usize,
+    },
 }
 
 /// Matrices side by side that share an input, such as Q, K and V: neighbours of one weight type are one matrix.
 #[derive(Clone, Debug)]
 pub struct Stack {
     parts: Vec<Part>,
-    bias: Option<(Tensor, Vec<String>)>,
+    bias: Option<Bias>,
 }
 
 #[derive(Clone, Debug)]
 struct Part {
     matrix: Matrix,
-    names: Vec<String>,
+    /// Source tensors from top to bottom, with their numbers of rows.
+    members: Vec<(String, u32)>,
+}
+
+#[derive(Clone, Debug)]
+struct Bias {
+    tensor: Tensor,
+    /// As [`Part::members`].
+    members: Vec<(String, u32)>,
 }
 
 impl Stack {
@@ -60,30 +73,28 @@ impl Stack {
         names: &[(&str, u32)],
         cols: u32,
     ) -> Result<Stack, Error> {
-        let mut groups: Vec<(WeightType, u32, Vec<String>)> = Vec::new();
+        let mut groups: Vec<(WeightType, Vec<(String, u32)>)> = Vec::new();
         for &(name, rows) in names {
-            let full = format!("{prefix}{name}.weight");
-            let found = describe(source, &full, &[rows, cols])?;
+            let member = (format!("{prefix}{name}.weight"), rows);
+            let found = describe(source, &member.0, &[rows, cols])?;
             match groups.last_mut() {
-                Some((weight, total, members)) if *weight == found.weight => {
-                    *total += rows;
-                    members.push(full);
-                }
-                _ => groups.push((found.weight, rows, vec![full])),
+                Some((weight, members)) if *weight == found.weight => members.push(member),
+                _ => groups.push((found.weight, vec![member])),
             }
         }
-        let part = |(weight, rows, names): (WeightType, u32, Vec<String>)| {
-            Ok(Part { matrix: Matrix::declare(device, &names.join("+"), weight, rows, cols)?, names })
+        let part = |(weight, members): (WeightType, Vec<(String, u32)>)| {
+            let matrix = Matrix::declare(device, &label(&members), weight, n_rows(&members), cols)?;
+            Ok(Part { matrix, members })
         };
         let parts = groups.into_iter().map(part).collect::<Result<_, Error>>()?;
 
-        let biases: Vec<String> = names.iter().map(|(name, _)| format!("{prefix}{name}.bias")).collect();
-        let bias = if biases.iter().any(|name| source.describe(name).is_some()) {
-            for (name, &(_, rows)) in biases.iter().zip(names) {
-                describe(source, name, &[rows])?;
+        let members: Vec<_> = names.iter().map(|(name, rows)| (format!("{prefix}{name}.bias"), *rows)).collect();
+        let bias = if members.iter().any(|(name, _)| source.describe(name).is_some()) {
+            for (name, rows) in &members {
+                describe(source, name, &[*rows])?;
             }
-            let total = names.iter().map(|&(_, rows)| rows).sum();
-            Some((Tensor::declare(biases.join("+"), Role::Weights, &[total], DType::F32)?, biases))
+            let tensor = Tensor::declare(label(&members), Role::Weights, &[n_rows(&members)], DType::F32)?;
+            Some(Bias { tensor, members })
         } else {
             None
         };
@@ -97,7 +108,7 @@ impl Stack {
     pub fn record(&self, rec: &mut Recorder, x: &Tensor, y: &Tensor, accumulate: bool) -> Result<(), Error> {
         let mut y_start = 0;
         for part in &self.parts {
-            let bias = self.bias.as_ref().map(|(bias, _)| bias);
+            let bias = self.bias.as_ref().map(|bias| &bias.tensor);
             Linear { w: &part.matrix, bias, y_start, accumulate }.record(rec, x, y)?;
             y_start += part.matrix.rows();
         }
@@ -105,19 +116,40 @@ impl Stack {
     }
 
     fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let biases = self.bias.iter().map(|(bias, _)| bias);
+        let biases = self.bias.iter().map(|bias| &bias.tensor);
         self.parts.iter().flat_map(|part| part.matrix.tensors()).chain(biases)
     }
 
-    fn upload(&self, upload: &mut Upload<'_>) -> Result<(), Error> {
-        for part in &self.parts {
-            upload.matrix(&part.matrix, &part.names)?;
-        }
-        if let Some((bias, names)) = &self.bias {
-            upload.vector(bias, names)?;
-        }
-        Ok(())
+    fn places(&self) -> impl Iterator<Item = (&str, Place)> {
+        let rows = self.parts.iter().flat_map(|part| {
+            starts(&part.members)
+                .map(|(name, first_row)| (name, Place::Rows { matrix: part.matrix.clone(), first_row }))
+        });
+        let biases = self.bias.iter().flat_map(|bias| {
+            starts(&bias.members).map(|(name, first)| {
+                (name, Place::Values { tensor: bias.tensor.clone(), first: first as usize })
+            })
+        });
+        rows.chain(biases)
     }
+}
+
+/// The name of several source tensors as one.
+fn label(members: &[(String, u32)]) -> String {
+    members.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join("+")
+}
+
+fn n_rows(members: &[(String, u32)]) -> u32 {
+    members.iter().map(|(_, rows)| rows).sum()
+}
+
+/// Each member's name and first row.
+fn starts(members: &[(String, u32)]) -> impl Iterator<Item = (&str, u32)> {
+    members.iter().scan(0, |next, (name, rows)| {
+        let first = *next;
+        *next += rows;
+        Some((name.as_str(), first))
+    })
 }
 
 /// One transformer block.
@@ -188,32 +220,21 @@ impl Weights {
         })
     }
 
-    /// Uploads everything, tensor by tensor; `progress` is told the bytes done and the bytes in all.
-    ///
-    /// # Errors
-    /// Errors of the source and of [`Device::write`].
-    pub fn upload(
-        &self,
-        device: &Device,
-        source: &dyn WeightSource,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(), Error> {
-        let total = self.tensors().map(Tensor::size_bytes).sum();
-        let mut upload = Upload { device, source, progress, done: 0, total };
-        upload.matrix(&self.token_embd, &["token_embd.weight".into()])?;
-        for layer in &self.layers {
-            upload.named(&layer.attn_norm)?;
-            layer.attn_qkv.upload(&mut upload)?;
-            layer.attn_output.upload(&mut upload)?;
-            upload.named(&layer.ffn_norm)?;
-            layer.ffn_gate_up.upload(&mut upload)?;
-            layer.ffn_down.upload(&mut upload)?;
-        }
-        upload.named(&self.output_norm)?;
-        if let Some(output) = &self.output {
-            output.upload(&mut upload)?;
-        }
-        Ok(())
+    /// Where the data of each source tensor belongs, by its name.
+    pub fn places(&self) -> impl Iterator<Item = (&str, Place)> {
+        let vector = |tensor: &'_ Tensor| Place::Values { tensor: tensor.clone(), first: 0 };
+        // A vector's label is its name in the source.
+        let norms = self.layers.iter().flat_map(|layer| [&layer.attn_norm, &layer.ffn_norm]).chain([&self.output_norm]);
+        let stacks = self
+            .layers
+            .iter()
+            .flat_map(|layer| [&layer.attn_qkv, &layer.attn_output, &layer.ffn_gate_up, &layer.ffn_down])
+            .chain(&self.output);
+        let embd = Place::Rows { matrix: self.token_embd.clone(), first_row: 0 };
+        norms
+            .map(move |norm| (norm.label(), vector(norm)))
+            .chain(stacks.flat_map(Stack::places))
+            .chain([("token_embd.weight", embd)])
     }
 
     /// Records the head: `logits = x output^T`, with the embedding as `output` where they are tied.
@@ -260,44 +281,5 @@ fn describe(source: &dyn WeightSource, name: &str, shape: &[u32]) -> Result<Sour
             expected: format!("a tensor of shape {expected:?}"),
             found: found.map_or("missing".into(), |tensor| format!("one of shape {:?}", tensor.shape)),
         }),
-    }
-}
-
-/// An upload in progress.
-struct Upload<'a> {
-    device: &'a Device,
-    source: &'a dyn WeightSource,
-    progress: &'a mut dyn FnMut(u64, u64),
-    done: u64,
-    total: u64,
-}
-
-impl Upload<'_> {
-    fn matrix(&mut self, matrix: &Matrix, names: &[String]) -> Result<(), Error> {
-        let parts = names.iter().map(|name| self.source.rows(name)).collect::<Result<Vec<_>, _>>()?;
-        let parts: Vec<&[u8]> = parts.iter().map(|part| &**part).collect();
-        matrix.upload(self.device, &parts)?;
-        self.advance(matrix.tensors().map(Tensor::size_bytes).sum());
-        Ok(())
-    }
-
-    fn vector(&mut self, tensor: &Tensor, names: &[String]) -> Result<(), Error> {
-        let mut values = Vec::with_capacity(tensor.len());
-        for name in names {
-            values.extend(self.source.floats(name)?);
-        }
-        self.device.write(tensor, 0, &values)?;
-        self.advance(tensor.size_bytes());
-        Ok(())
-    }
-
-    /// A vector whose label is its name in the source.
-    fn named(&mut self, tensor: &Tensor) -> Result<(), Error> {
-        self.vector(tensor, &[tensor.label().to_string()])
-    }
-
-    fn advance(&mut self, bytes: u64) {
-        self.done += bytes;
-        (self.progress)(self.done, self.total);
     }
 }

@@ -1,0 +1,47 @@
+//! Greedy continuations of token ids, for comparisons with other implementations: one JSON object a line on stdin,
+//! one array of ids a line on stdout.
+//!
+//! `echo '{"model":"model.gguf","device":"cpu","prompt":[1],"n_tokens":8}' | cargo run --example continue_ids`
+
+use std::error::Error;
+use std::io::{BufRead, stdin};
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use tilewright::{Device, DeviceChoice, GenerateOptions, LoadOptions, Model};
+
+#[derive(Deserialize)]
+struct Case {
+    /// GGUF file, or folder with config.json and safetensors.
+    model: PathBuf,
+    /// `cpu`, `gpu`, or a part of an adapter's name.
+    device: String,
+    prompt: Vec<u32>,
+    n_tokens: usize,
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut loaded: Option<(PathBuf, String, Model)> = None;
+    for line in stdin().lock().lines() {
+        let case: Case = serde_json::from_str(&line?)?;
+        // Cases of one model usually follow each other.
+        let model = match loaded.take() {
+            Some((path, device, model)) if path == case.model && device == case.device => model,
+            _ => {
+                let choice: DeviceChoice = case.device.parse()?;
+                let device = pollster::block_on(Device::open(&choice, None))?;
+                Model::load(&device, &case.model, LoadOptions::default())?
+            }
+        };
+        let mut session = model.session()?;
+        let options = GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(case.n_tokens) };
+        let mut generation = session.generate_ids(&case.prompt, &options)?;
+        let mut ids = Vec::new();
+        while let Some(piece) = pollster::block_on(generation.next()) {
+            ids.push(piece?.id);
+        }
+        println!("{}", serde_json::to_string(&ids)?);
+        loaded = Some((case.model, case.device, model));
+    }
+    Ok(())
+}

@@ -1,0 +1,210 @@
+//! The tensors of a model's files, and the way from their bytes to a device.
+
+use std::collections::HashMap;
+
+use crate::device::Device;
+use crate::dtype::WeightType;
+use crate::error::Error;
+use crate::formats::{BlockType, TensorInfo, block};
+use crate::matrix::ScaleEdges;
+use crate::model::{Place, SourceTensor, WeightSource, Weights};
+
+/// Tensors under GGUF's names, and where each lies.
+#[derive(Debug, Default)]
+pub struct Catalog {
+    tensors: HashMap<String, Entry>,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    /// Number of the file.
+    file: usize,
+    info: TensorInfo,
+}
+
+impl Catalog {
+    /// Adds a tensor of file number `file` under the name that GGUF gives it.
+    pub(super) fn insert(&mut self, name: String, file: usize, info: TensorInfo) {
+        self.tensors.insert(name, Entry { file, info });
+    }
+
+    /// Number of a tensor's file, and where it lies there.
+    pub(crate) fn find(&self, name: &str) -> Option<(usize, &TensorInfo)> {
+        self.tensors.get(name).map(|entry| (entry.file, &entry.info))
+    }
+
+    /// Every tensor.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        self.tensors.values().map(|entry| &entry.info)
+    }
+
+    /// Block types in use, the one with most bytes first.
+    pub fn block_types(&self) -> Vec<BlockType> {
+        let mut bytes: HashMap<BlockType, u64> = HashMap::new();
+        for info in self.tensors() {
+            *bytes.entry(info.block_type).or_default() += info.size_bytes;
+        }
+        let mut types: Vec<_> = bytes.into_iter().collect();
+        types.sort_by_key(|&(block_type, bytes)| (std::cmp::Reverse(bytes), block_type.to_string()));
+        types.into_iter().map(|(block_type, _)| block_type).collect()
+    }
+}
+
+impl WeightSource for Catalog {
+    fn describe(&self, name: &str) -> Option<SourceTensor> {
+        let (_, info) = self.find(name)?;
+        Some(SourceTensor { weight: weight_type(info.block_type), shape: info.shape.clone() })
+    }
+}
+
+/// The weight type under which a tensor's rows are stored on a device: its own where kernels have it, else F32, which
+/// is exact.
+fn weight_type(block_type: BlockType) -> WeightType {
+    match block_type {
+        BlockType::F16 => WeightType::F16,
+        BlockType::BF16 => WeightType::BF16,
+        BlockType::Q8_0 => WeightType::Q8_0,
+        BlockType::Q4_0 => WeightType::Q4_0,
+        _ => WeightType::F32,
+    }
+}
+
+/// Refuses a tensor whose type has no decoder, before anything is allocated for the model.
+pub(super) fn check_type(format: &'static str, tensor: &TensorInfo) -> Result<(), Error> {
+    // The decoder is chosen by the type alone, so that no data at all tells whether there is one.
+    block::dequantize(tensor.block_type, &[], &mut []).map_err(|error| match error {
+        Error::Unsupported { found, supported, .. } => {
+            let field = format!("type of tensor `{}`", tensor.name.escape_debug());
+            Error::Unsupported { format, field, found, supported }
+        }
+        other => other,
+    })
+}
+
+/// The values of a tensor, from its data.
+pub(super) fn floats(tensor: &TensorInfo, data: &[u8]) -> Result<Vec<f32>, Error> {
+    let mut values = vec![0.0; tensor.n_elements() as usize];
+    block::dequantize(tensor.block_type, data, &mut values)?;
+    Ok(values)
+}
+
+/// Bytes of a model's files that a device's weights want next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// Number of the file.
+    pub file: usize,
+    /// Offset of the first byte wanted.
+    pub offset: u64,
+    /// Bytes up to the end of a tensor.
+    pub len: u64,
+}
+
+/// Weights on their way from files to a device: takes the bytes of every tensor in the order of the files, in pieces of
+/// any size, and writes whole rows.
+pub(crate) struct Feed {
+    /// Tensors in the order of the files.
+    items: Vec<(Entry, Place)>,
+    /// The tensor in progress, and how much of it has come.
+    at: usize,
+    done: u64,
+    /// The beginning of a row whose end has not come.
+    partial_row: Vec<u8>,
+    edges: ScaleEdges,
+    fed_bytes: u64,
+    total_bytes: u64,
+}
+
+impl Feed {
+    /// A feed of all tensors that `weights` were declared with.
+    pub fn new(catalog: &Catalog, weights: &Weights) -> Feed {
+        // Weights were declared from this catalog, so each is in it.
+        let found = weights.places().filter_map(|(name, place)| Some((catalog.tensors.get(name)?.clone(), place)));
+        let mut items: Vec<_> = found.collect();
+        items.sort_by_key(|(entry, _)| (entry.file, entry.info.offset));
+        let total_bytes = items.iter().map(|(entry, _)| entry.info.size_bytes).sum();
+        let edges = ScaleEdges::default();
+        Feed { items, at: 0, done: 0, partial_row: Vec::new(), edges, fed_bytes: 0, total_bytes }
+    }
+
+    /// The bytes wanted next; `None` at the end.
+    pub fn wanted(&self) -> Option<Wanted> {
+        let (Entry { file, info }, _) = self.items.get(self.at)?;
+        Some(Wanted { file: *file, offset: info.offset + self.done, len: info.size_bytes - self.done })
+    }
+
+    /// The tensor whose bytes are wanted.
+    pub fn tensor(&self) -> Option<&TensorInfo> {
+        self.items.get(self.at).map(|(entry, _)| &entry.info)
+    }
+
+    /// Bytes taken so far, and in all.
+    pub fn progress(&self) -> (u64, u64) {
+        (self.fed_bytes, self.total_bytes)
+    }
+
+    /// Takes bytes from [`Wanted::offset`] on, at most [`Wanted::len`].
+    ///
+    /// # Errors
+    /// Errors of [`Device::write`].
+    pub fn push(&mut self, device: &Device, mut bytes: &[u8]) -> Result<(), Error> {
+        let Some((Entry { info, .. }, place)) = self.items.get(self.at) else { return Ok(()) };
+        let n_bytes = bytes.len() as u64;
+        let row_bytes = match place {
+            Place::Rows { .. } => (info.size_bytes / info.shape.first().copied().unwrap_or(1)) as usize,
+            Place::Values { .. } => info.size_bytes as usize,
+        };
+        let mut first_row = ((self.done - self.partial_row.len() as u64) / row_bytes as u64) as u32;
+        if !self.partial_row.is_empty() {
+            let (head, rest) = bytes.split_at(bytes.len().min(row_bytes - self.partial_row.len()));
+            self.partial_row.extend_from_slice(head);
+            bytes = rest;
+            if self.partial_row.len() == row_bytes {
+                write_rows(device, info, place, first_row, &self.partial_row, &mut self.edges)?;
+                first_row += 1;
+                self.partial_row.clear();
+            }
+        }
+        let (rows, rest) = bytes.split_at(bytes.len() / row_bytes * row_bytes);
+        // Bounds what is expanded and repacked at a time.
+        const PIECE: usize = 1 << 20;
+        let piece_rows = (PIECE / row_bytes).max(1);
+        for piece in rows.chunks(piece_rows * row_bytes) {
+            write_rows(device, info, place, first_row, piece, &mut self.edges)?;
+            first_row += (piece.len() / row_bytes) as u32;
+        }
+        self.partial_row.extend_from_slice(rest);
+        self.fed_bytes += n_bytes;
+        self.done += n_bytes;
+        if self.done >= info.size_bytes {
+            self.at += 1;
+            self.done = 0;
+        }
+        Ok(())
+    }
+}
+
+/// Writes whole rows of a tensor where they belong, expanded to F32 if no kernel reads their type.
+fn write_rows(
+    device: &Device,
+    info: &TensorInfo,
+    place: &Place,
+    first_row: u32,
+    bytes: &[u8],
+    edges: &mut ScaleEdges,
+) -> Result<(), Error> {
+    let values = || -> Result<Vec<f32>, Error> {
+        let n_blocks = bytes.len() as u64 / info.block_type.block_bytes();
+        let mut values = vec![0.0; (n_blocks * info.block_type.block_len()) as usize];
+        block::dequantize(info.block_type, bytes, &mut values)?;
+        Ok(values)
+    };
+    match place {
+        Place::Values { tensor, first } => device.write(tensor, *first, &values()?),
+        Place::Rows { matrix, first_row: top } => match matrix.weight() {
+            WeightType::F32 if info.block_type != BlockType::F32 => {
+                matrix.write_rows(device, top + first_row, bytemuck::cast_slice(&values()?), edges)
+            }
+            _ => matrix.write_rows(device, top + first_row, bytes, edges),
+        },
+    }
+}

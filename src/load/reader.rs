@@ -1,0 +1,276 @@
+//! Reads what a model's files say of it while their bytes arrive, as they do over a network.
+
+use super::huggingface::{self, Texts};
+use super::{ModelHeader, gguf};
+use crate::error::Error;
+use crate::formats::gguf::Gguf;
+use crate::formats::safetensors::Safetensors;
+use crate::formats::{Parsed, TensorInfo};
+
+/// A file by name, and its size if that is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileName {
+    /// Name without folders.
+    pub name: String,
+    /// Bytes in it.
+    pub size: Option<u64>,
+}
+
+/// A file as far as it has arrived.
+struct Part {
+    file: FileName,
+    /// Its beginning.
+    bytes: Vec<u8>,
+    /// Whether that is all of it.
+    is_whole: bool,
+}
+
+impl Part {
+    /// The size that tensors are checked against. Of a file of unknown size it shows at its end whether it was too short.
+    fn len(&self) -> u64 {
+        if self.is_whole { self.bytes.len() as u64 } else { self.file.size.unwrap_or(u64::MAX) }
+    }
+}
+
+/// What the reader is about.
+enum Stage {
+    /// Reads the texts of a folder; the number of the file in progress.
+    Texts(usize),
+    /// Reads headers of weight files.
+    Headers,
+    /// Reads the data of the one tensor that belongs to the configuration: its file, and what of it has come.
+    ConfigData { shard: usize, tensor: TensorInfo, data: Vec<u8> },
+    /// Everything is there.
+    Ready { config_data: Option<Vec<u8>> },
+}
+
+/// Headers that have been read, in the order of the weight files.
+enum Headers {
+    Gguf(Vec<Gguf>),
+    Folder { texts: Texts, headers: Vec<Safetensors> },
+}
+
+/// Collects the headers of a model's files: one GGUF file, all shards of one in order, or the files of a Hugging Face
+/// folder. Ask [`HeaderReader::wanted`] and push until it gives `None`.
+pub struct HeaderReader {
+    parts: Vec<Part>,
+    /// The files that hold weights, as numbers of `parts`.
+    weight_parts: Vec<usize>,
+    stage: Stage,
+    headers: Headers,
+    /// Bytes of the header in progress below which it need not be looked at again.
+    needed: u64,
+}
+
+impl HeaderReader {
+    /// A reader of these files.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there are none.
+    pub fn new(files: Vec<FileName>) -> Result<HeaderReader, Error> {
+        if files.is_empty() {
+            return Err(missing("files"));
+        }
+        let is_published = |file: &FileName| file.name.ends_with(".safetensors") || file.name.ends_with(".json");
+        let is_folder = files.iter().any(is_published);
+        let parts: Vec<_> = files.into_iter().map(|file| Part { file, bytes: Vec::new(), is_whole: false }).collect();
+        let mut reader = if is_folder {
+            let headers = Headers::Folder { texts: Texts::default(), headers: Vec::new() };
+            HeaderReader { parts, weight_parts: Vec::new(), stage: Stage::Texts(0), headers, needed: 0 }
+        } else {
+            let weight_parts = (0..parts.len()).collect();
+            let headers = Headers::Gguf(Vec::new());
+            HeaderReader { parts, weight_parts, stage: Stage::Headers, headers, needed: 0 }
+        };
+        reader.skip_unread_texts()?;
+        Ok(reader)
+    }
+
+    /// The number of the file whose bytes are wanted next, and from which offset on.
+    pub fn wanted(&self) -> Option<(usize, u64)> {
+        match &self.stage {
+            Stage::Texts(part) => Some((*part, self.parts.get(*part)?.bytes.len() as u64)),
+            Stage::Headers => {
+                let part = self.part_in_progress()?;
+                Some((part, self.parts.get(part)?.bytes.len() as u64))
+            }
+            Stage::ConfigData { shard, tensor, data } => {
+                Some((*self.weight_parts.get(*shard)?, tensor.offset + data.len() as u64))
+            }
+            Stage::Ready { .. } => None,
+        }
+    }
+
+    /// Takes bytes from the wanted offset on, as many as are there.
+    ///
+    /// # Errors
+    /// [`Error::InFile`] naming the file and what is wrong in it.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        match &mut self.stage {
+            Stage::Texts(part) => {
+                let part = &mut self.parts[*part];
+                huggingface::check_text_size((part.bytes.len() + bytes.len()) as u64)
+                    .map_err(|e| e.in_file(&part.file.name))?;
+                part.bytes.extend_from_slice(bytes);
+                if part.file.size.is_some_and(|size| part.bytes.len() as u64 >= size) { self.end() } else { Ok(()) }
+            }
+            Stage::Headers => {
+                let Some(part) = self.part_in_progress() else { return Ok(()) };
+                self.parts[part].bytes.extend_from_slice(bytes);
+                self.read_header(part)
+            }
+            Stage::ConfigData { tensor, data, .. } => {
+                let missing = tensor.size_bytes as usize - data.len();
+                data.extend_from_slice(&bytes[..bytes.len().min(missing)]);
+                if data.len() as u64 == tensor.size_bytes {
+                    self.stage = Stage::Ready { config_data: Some(std::mem::take(data)) };
+                }
+                Ok(())
+            }
+            Stage::Ready { .. } => Ok(()),
+        }
+    }
+
+    /// The wanted file has no more bytes.
+    ///
+    /// # Errors
+    /// As [`HeaderReader::push`]; [`Error::Format`] for a weight file whose header goes on.
+    pub fn end(&mut self) -> Result<(), Error> {
+        match &self.stage {
+            Stage::Texts(at) => {
+                let at = *at;
+                let part = &mut self.parts[at];
+                part.is_whole = true;
+                if let Headers::Folder { texts, .. } = &mut self.headers
+                    && let Some(slot) = texts.slot(&part.file.name)
+                {
+                    *slot = Some(std::mem::take(&mut part.bytes));
+                }
+                self.stage = Stage::Texts(at + 1);
+                self.skip_unread_texts()
+            }
+            Stage::Headers => {
+                let Some(part) = self.part_in_progress() else { return Ok(()) };
+                self.parts[part].is_whole = true;
+                self.read_header(part)?;
+                // A header that is still incomplete never will be.
+                if self.part_in_progress() == Some(part) { Err(self.truncated(part)) } else { Ok(()) }
+            }
+            Stage::ConfigData { shard, .. } => Err(self.truncated(self.weight_parts[*shard])),
+            Stage::Ready { .. } => Ok(()),
+        }
+    }
+
+    /// The model's header; for each weight file, in the catalog's order, its number among the files that were given, and
+    /// what of its beginning was taken.
+    ///
+    /// # Errors
+    /// Any of [`Error::Format`], [`Error::Unsupported`] and [`Error::Config`]; also if something is still wanted.
+    pub fn finish(mut self) -> Result<(ModelHeader, Vec<(usize, Vec<u8>)>), Error> {
+        let Stage::Ready { config_data } = &self.stage else { return Err(missing("header")) };
+        let first = self.parts.first().map_or("model", |part| part.file.name.as_str());
+        let header = match self.headers {
+            Headers::Gguf(shards) => {
+                let name = first.strip_suffix(".gguf").unwrap_or(first);
+                gguf::header(name, shards, config_data.as_deref()).map_err(|e| e.in_file(first))?
+            }
+            Headers::Folder { texts, headers } => {
+                let names = self.weight_parts.iter().map(|&part| self.parts[part].file.name.clone());
+                let weights: Vec<_> = names.zip(headers).collect();
+                huggingface::check_shards(&texts, &weights)?;
+                huggingface::header("model", &texts, &weights)?
+            }
+        };
+        let parts = &mut self.parts;
+        let files = self.weight_parts.iter().map(|&part| (part, std::mem::take(&mut parts[part].bytes))).collect();
+        Ok((header, files))
+    }
+
+    /// The weight file whose header is being read.
+    fn part_in_progress(&self) -> Option<usize> {
+        let n_read = match &self.headers {
+            Headers::Gguf(shards) => shards.len(),
+            Headers::Folder { headers, .. } => headers.len(),
+        };
+        self.weight_parts.get(n_read).copied()
+    }
+
+    /// Moves on to the next text that is read, or to the weights.
+    fn skip_unread_texts(&mut self) -> Result<(), Error> {
+        let (Stage::Texts(at), Headers::Folder { texts, .. }) = (&self.stage, &mut self.headers) else { return Ok(()) };
+        let next = (*at..self.parts.len()).find(|&part| texts.slot(&self.parts[part].file.name).is_some());
+        if let Some(next) = next {
+            self.stage = Stage::Texts(next);
+            return Ok(());
+        }
+        let only = || {
+            let mut weights = self.parts.iter().filter(|part| part.file.name.ends_with(".safetensors"));
+            weights.next().filter(|_| weights.next().is_none()).map(|part| part.file.name.as_str())
+        };
+        let chosen = if texts.index.is_none() { only() } else { None };
+        for name in huggingface::weight_files(texts, chosen)? {
+            let part = self.parts.iter().position(|part| part.file.name == name);
+            self.weight_parts.push(part.ok_or_else(|| missing(&name))?);
+        }
+        self.stage = Stage::Headers;
+        Ok(())
+    }
+
+    /// Looks at the beginning of a weight file again, if enough of it is there.
+    fn read_header(&mut self, part: usize) -> Result<(), Error> {
+        let Part { bytes, is_whole, file } = &self.parts[part];
+        if (bytes.len() as u64) < self.needed && !is_whole {
+            return Ok(());
+        }
+        let len = self.parts[part].len();
+        let needed = match &mut self.headers {
+            Headers::Gguf(shards) => take(shards, Gguf::parse_prefix(bytes, len).map_err(|e| e.in_file(&file.name))?),
+            Headers::Folder { headers, .. } => {
+                take(headers, Safetensors::parse_prefix(bytes, len).map_err(|e| e.in_file(&file.name))?)
+            }
+        };
+        // Reading starts over each time, so it waits for twice as much.
+        self.needed = needed.map_or(0, |needed| needed.max(2 * bytes.len() as u64));
+        if self.part_in_progress().is_none() {
+            self.stage = match &self.headers {
+                Headers::Gguf(shards) => match gguf::config_tensor(shards) {
+                    Some((shard, tensor)) => Stage::ConfigData { shard, tensor: tensor.clone(), data: Vec::new() },
+                    None => Stage::Ready { config_data: None },
+                },
+                Headers::Folder { .. } => Stage::Ready { config_data: None },
+            };
+            self.take_config_data()?;
+        }
+        Ok(())
+    }
+
+    /// Takes the configuration's tensor from what is there already: it mostly stands right behind the header.
+    fn take_config_data(&mut self) -> Result<(), Error> {
+        let Stage::ConfigData { shard, tensor, .. } = &self.stage else { return Ok(()) };
+        let bytes = &self.parts[self.weight_parts[*shard]].bytes;
+        let here = usize::try_from(tensor.offset).ok().and_then(|start| bytes.get(start..)).unwrap_or_default();
+        let here = here[..here.len().min(tensor.size_bytes as usize)].to_vec();
+        self.push(&here)
+    }
+
+    fn truncated(&self, part: usize) -> Error {
+        let Part { file, bytes, .. } = &self.parts[part];
+        let error = Error::Truncated { needed_bytes: self.needed.max(bytes.len() as u64 + 1), found_bytes: bytes.len() as u64 };
+        error.in_file(&file.name)
+    }
+}
+
+/// Keeps a header that is complete, else says how many bytes it takes at least.
+fn take<T>(headers: &mut Vec<T>, parsed: Parsed<T>) -> Option<u64> {
+    match parsed {
+        Parsed::Complete(header) => {
+            headers.push(header);
+            None
+        }
+        Parsed::NeedMore(needed) => Some(needed),
+    }
+}
+
+fn missing(field: &str) -> Error {
+    Error::Config { field: field.into(), expected: "to be there".into(), found: "missing".into() }
+}

@@ -1,0 +1,163 @@
+//! The surface for JavaScript. This module alone knows JavaScript; the npm package in `npm/` wraps it for people.
+//!
+//! Objects of JavaScript have camelCase keys. Errors are `Error` objects whose `code` is [`Error::code`].
+
+mod kernels;
+#[cfg(feature = "web")]
+mod model;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sha2::Digest;
+use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::JsFuture;
+
+use crate::device::DeviceChoice;
+use crate::error::Error;
+use crate::gpu::BrowserAdapter;
+use crate::shaders::{self, Tier};
+
+#[wasm_bindgen]
+extern "C" {
+    // Windows, workers, Node and Deno all have it.
+    #[wasm_bindgen(js_name = setTimeout)]
+    fn set_timeout(callback: &js_sys::Function, delay_ms: i32);
+}
+
+#[wasm_bindgen(start)]
+fn start() {
+    console_error_panic_hook::set_once();
+}
+
+/// The crate's version.
+#[wasm_bindgen]
+pub fn version() -> String {
+    env!("CARGO_PKG_VERSION").into()
+}
+
+/// Every linked shader as a browser compiles it: `{ label, tier, entryPoint, source }[]`.
+#[wasm_bindgen(js_name = shaderVariants)]
+pub fn shader_variants() -> Result<JsValue, JsValue> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Shader {
+        label: &'static str,
+        tier: &'static str,
+        entry_point: &'static str,
+        source: String,
+    }
+    let shader = |kernel: &shaders::Kernel, variant: &shaders::Variant| Shader {
+        label: variant.label,
+        tier: variant.tier.name(),
+        entry_point: kernel.name,
+        source: variant.browser_source().into_owned(),
+    };
+    let all: Vec<_> = shaders::ALL
+        .iter()
+        .flat_map(|kernel| kernel.variants.iter().map(move |variant| shader(kernel, variant)))
+        .collect();
+    to_js(&all)
+}
+
+/// A SHA-256 in progress.
+#[wasm_bindgen]
+#[derive(Default)]
+pub struct Sha256(sha2::Sha256);
+
+#[wasm_bindgen]
+impl Sha256 {
+    /// Of nothing yet.
+    #[wasm_bindgen(constructor)]
+    pub fn new() -> Sha256 {
+        Sha256::default()
+    }
+
+    /// Adds bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The digest of all bytes so far, in lower-case hexadecimal digits.
+    pub fn hex(&self) -> String {
+        self.0.clone().finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+/// A device that models and kernels run on.
+#[wasm_bindgen]
+pub struct Device(crate::Device);
+
+#[wasm_bindgen]
+impl Device {
+    /// Opens `auto`, `gpu` or `cpu`. `adapter` is what the page knows of the browser's adapter:
+    /// `{ name, isSoftware, hasSubgroups }`; without it there is only the CPU. `tier` overrides the shader tier.
+    pub async fn open(choice: String, adapter: JsValue, tier: Option<String>) -> Result<Device, JsValue> {
+        let adapter: Option<BrowserAdapter> = from_js("adapter", adapter)?;
+        let tier = match tier {
+            None => None,
+            Some(name) => Some(Tier::ALL.into_iter().find(|tier| tier.name() == name).ok_or_else(|| {
+                let expected = Tier::ALL.map(Tier::name).join(", ");
+                to_js_error(Error::Option { option: "tier", expected, found: name })
+            })?),
+        };
+        let choice = match choice.as_str() {
+            "auto" => DeviceChoice::Auto,
+            "gpu" => DeviceChoice::Gpu,
+            "cpu" => DeviceChoice::Cpu,
+            other => {
+                let (expected, found) = ("auto, gpu or cpu".into(), other.into());
+                return Err(to_js_error(Error::Option { option: "device", expected, found }));
+            }
+        };
+        crate::Device::open(&choice, adapter.as_ref(), tier).await.map(Device).map_err(to_js_error)
+    }
+
+    /// `{ name, backend, driver, tier, reason }`.
+    pub fn info(&self) -> Result<JsValue, JsValue> {
+        to_js(self.0.info())
+    }
+
+    /// Totals since the device was opened, see `Counters`.
+    pub fn counters(&self) -> Result<JsValue, JsValue> {
+        to_js(&self.0.counters())
+    }
+
+    /// Whether kernels run on a GPU adapter.
+    #[wasm_bindgen(js_name = isGpu)]
+    pub fn is_gpu(&self) -> bool {
+        self.0.is_gpu()
+    }
+
+    /// Gives a GPU device up, with all its memory.
+    pub fn destroy(&self) {
+        self.0.destroy();
+    }
+}
+
+/// Resolves in the event loop's next turn.
+pub(crate) async fn next_turn() {
+    let promise = js_sys::Promise::new(&mut |resolve, _| set_timeout(&resolve, 0));
+    // The promise is never rejected.
+    let _ = JsFuture::from(promise).await;
+}
+
+/// A JavaScript error with a `code`.
+fn to_js_error(error: Error) -> JsValue {
+    let js = js_sys::Error::new(&error.to_string());
+    // Setting a property of a new object succeeds.
+    let _ = js_sys::Reflect::set(&js, &"code".into(), &error.code().into());
+    js.into()
+}
+
+/// A plain object of JavaScript.
+fn to_js(value: &impl Serialize) -> Result<JsValue, JsValue> {
+    value.serialize(&serde_wasm_bindgen::Serializer::json_compatible()).map_err(JsValue::from)
+}
+
+/// Reads an argument.
+fn from_js<T: DeserializeOwned>(option: &'static str, value: JsValue) -> Result<T, JsValue> {
+    serde_wasm_bindgen::from_value(value).map_err(|e| {
+        let (expected, found) = ("an object as documented".into(), format!("refused: {e}"));
+        to_js_error(Error::Option { option, expected, found })
+    })
+}

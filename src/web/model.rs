@@ -1,0 +1,257 @@
+//! Loading models and generating with them.
+
+use std::cell::RefCell;
+
+use serde::{Deserialize, Serialize};
+use wasm_bindgen::convert::TryFromJsValue;
+use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::JsFuture;
+
+use super::{Device, from_js, to_js, to_js_error};
+use crate::error::Error;
+use crate::generate::{self, CancelHandle, ContextPolicy, GenerateOptions, StopReason};
+use crate::load::FileName;
+
+/// Feeds a model's files into a device while they arrive.
+#[wasm_bindgen]
+pub struct Loader(generate::Loader);
+
+/// Bytes that a loader wants next.
+#[derive(Serialize)]
+struct Wanted {
+    file: usize,
+    offset: u64,
+}
+
+#[wasm_bindgen]
+impl Loader {
+    /// `files`: `{ name, size? }[]`; `options`: `{ contextLength?, memoryLimit? }`.
+    #[wasm_bindgen(constructor)]
+    pub fn new(device: &Device, files: JsValue, options: JsValue) -> Result<Loader, JsValue> {
+        #[derive(Deserialize)]
+        struct File {
+            name: String,
+            size: Option<u64>,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Options {
+            context_length: Option<u32>,
+            memory_limit: Option<u64>,
+        }
+        let files: Vec<File> = from_js("files", files)?;
+        let options: Option<Options> = from_js("options", options)?;
+        let Options { context_length, memory_limit } = options.unwrap_or_default();
+        let files = files.into_iter().map(|File { name, size }| FileName { name, size }).collect();
+        generate::Loader::new(&device.0, files, context_length, memory_limit).map(Loader).map_err(to_js_error)
+    }
+
+    /// `{ file, offset }` of the bytes wanted next, or `undefined` when everything is there.
+    pub fn want(&self) -> Result<JsValue, JsValue> {
+        match self.0.wanted() {
+            Some((file, offset)) => to_js(&Wanted { file, offset }),
+            None => Ok(JsValue::UNDEFINED),
+        }
+    }
+
+    /// Takes bytes from the wanted offset on.
+    pub async fn push(&mut self, bytes: &[u8]) -> Result<(), JsValue> {
+        self.0.push(bytes).await.map_err(to_js_error)
+    }
+
+    /// The wanted file has no more bytes.
+    pub fn end(&mut self) -> Result<(), JsValue> {
+        self.0.end().map_err(to_js_error)
+    }
+
+    /// The model.
+    pub async fn finish(self) -> Result<Model, JsValue> {
+        self.0.finish().await.map(Model).map_err(to_js_error)
+    }
+}
+
+/// A model whose weights are on a device.
+#[wasm_bindgen]
+pub struct Model(crate::Model);
+
+#[wasm_bindgen]
+impl Model {
+    /// What the model is, see `ModelInfo` in the npm package.
+    pub fn info(&self) -> Result<JsValue, JsValue> {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Info<'a> {
+            name: &'a str,
+            architecture: &'a str,
+            dim: u32,
+            n_layers: u32,
+            n_heads: u32,
+            n_kv_heads: u32,
+            vocab_size: u32,
+            context_length: u32,
+            max_context_length: u32,
+            weight_types: Vec<String>,
+            chat_template: &'a str,
+        }
+        let config = self.0.config();
+        to_js(&Info {
+            name: self.0.name(),
+            architecture: &config.architecture,
+            dim: config.dim,
+            n_layers: config.n_layers,
+            n_heads: config.n_heads,
+            n_kv_heads: config.n_kv_heads,
+            vocab_size: config.vocab_size,
+            context_length: self.0.context_length(),
+            max_context_length: config.max_seq_len,
+            weight_types: self.0.block_types().iter().map(ToString::to_string).collect(),
+            chat_template: self.0.chat_template().map_or("none", |_| "file"),
+        })
+    }
+
+    /// Bytes on the device: `{ weightsBytes, cacheBytes, activationsBytes, totalBytes }`.
+    pub fn memory(&self) -> Result<JsValue, JsValue> {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Memory {
+            weights_bytes: u64,
+            cache_bytes: u64,
+            activations_bytes: u64,
+            total_bytes: u64,
+        }
+        let plan = self.0.plan();
+        to_js(&Memory {
+            weights_bytes: plan.weights_bytes,
+            cache_bytes: plan.cache_bytes,
+            activations_bytes: plan.activations_bytes,
+            total_bytes: plan.total_bytes(),
+        })
+    }
+
+    /// Token ids of a text, with those that the model expects around it if `add_special`.
+    pub fn tokenize(&self, text: &str, add_special: bool) -> Result<Vec<u32>, JsValue> {
+        self.0.tokenizer().and_then(|tokenizer| tokenizer.encode(text, add_special)).map_err(to_js_error)
+    }
+
+    /// The text of token ids, without special tokens.
+    pub fn detokenize(&self, ids: &[u32]) -> Result<String, JsValue> {
+        self.0.tokenizer().and_then(|tokenizer| tokenizer.decode(ids, true)).map_err(to_js_error)
+    }
+
+    /// A new, empty session.
+    pub fn session(&self) -> Result<Session, JsValue> {
+        let session = self.0.session().map_err(to_js_error)?;
+        Ok(Session { session: RefCell::new(session), cancel: RefCell::default() })
+    }
+}
+
+/// A sequence of tokens and its cached keys and values.
+#[wasm_bindgen]
+pub struct Session {
+    session: RefCell<crate::Session>,
+    /// Ends the generation in progress.
+    cancel: RefCell<CancelHandle>,
+}
+
+#[wasm_bindgen]
+impl Session {
+    /// Makes `ids` the sequence, of which only what is new is computed, and generates. Each piece goes to
+    /// `on_piece(id, text)`, which resolves to whether to go on. When the device is lost, `on_lost(error)` resolves to the
+    /// same model on another device, and the stream goes on with the same tokens.
+    pub async fn generate(
+        &self,
+        ids: &[u32],
+        options: JsValue,
+        on_piece: js_sys::Function,
+        on_lost: js_sys::Function,
+    ) -> Result<JsValue, JsValue> {
+        let options = read_options(options)?;
+        let Ok(mut session) = self.session.try_borrow_mut() else {
+            let (expected, found) = ("one generation at a time".into(), "another one".into());
+            return Err(to_js_error(Error::Operand { kernel: "session", operand: "generation", expected, found }));
+        };
+        let known = session.tokens().iter().zip(ids).take_while(|(a, b)| a == b).count();
+        session.truncate(known);
+        let mut generation = session.generate_ids(&ids[known..], &options).map_err(to_js_error)?;
+        self.cancel.replace(generation.cancel_handle());
+        let mut n_generated = 0;
+        while let Some(piece) = generation.next().await {
+            match piece {
+                Ok(piece) => {
+                    n_generated += 1;
+                    let answer = on_piece.call2(&JsValue::UNDEFINED, &piece.id.into(), &piece.text.into())?;
+                    if !JsFuture::from(js_sys::Promise::resolve(&answer)).await?.is_truthy() {
+                        generation.cancel();
+                    }
+                }
+                Err(error @ Error::DeviceLost { .. }) => {
+                    let answer = on_lost.call1(&JsValue::UNDEFINED, &to_js_error(error))?;
+                    let model = JsFuture::from(js_sys::Promise::resolve(&answer)).await?;
+                    let model = Model::try_from_js_value(model).map_err(|_| {
+                        let (expected, found) = ("a model".into(), "something else".into());
+                        to_js_error(Error::Option { option: "onLost", expected, found })
+                    })?;
+                    generation.resume(&model.0).map_err(to_js_error)?;
+                }
+                Err(error) => return Err(to_js_error(error)),
+            }
+        }
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Outcome {
+            stop_reason: StopReason,
+            prompt_tokens: usize,
+            cached_tokens: usize,
+            generated_tokens: usize,
+            prefill_seconds: f64,
+            decode_seconds: f64,
+        }
+        to_js(&Outcome {
+            stop_reason: generation.stop_reason().unwrap_or(StopReason::Cancelled),
+            prompt_tokens: ids.len(),
+            cached_tokens: ids.len().saturating_sub(generation.prefill().tokens),
+            generated_tokens: n_generated,
+            prefill_seconds: generation.prefill().seconds,
+            decode_seconds: generation.decode().seconds,
+        })
+    }
+
+    /// Ends the generation in progress after the pass in progress.
+    pub fn cancel(&self) {
+        self.cancel.borrow().cancel();
+    }
+}
+
+/// Options of a generation as JavaScript gives them; what is missing has its default.
+fn read_options(value: JsValue) -> Result<GenerateOptions, JsValue> {
+    #[derive(Deserialize, Default)]
+    #[serde(rename_all = "camelCase", default)]
+    struct Options {
+        max_tokens: Option<usize>,
+        temperature: Option<f32>,
+        top_k: Option<u32>,
+        top_p: Option<f32>,
+        min_p: Option<f32>,
+        repeat_penalty: Option<f32>,
+        repeat_last_n: Option<u32>,
+        seed: Option<u64>,
+        stop: Option<Vec<String>>,
+        ignore_eos: Option<bool>,
+        slide: Option<bool>,
+    }
+    let given: Option<Options> = from_js("options", value)?;
+    let (given, default) = (given.unwrap_or_default(), GenerateOptions::default());
+    Ok(GenerateOptions {
+        max_tokens: given.max_tokens.unwrap_or(default.max_tokens),
+        temperature: given.temperature.unwrap_or(default.temperature),
+        top_k: given.top_k.unwrap_or(default.top_k),
+        top_p: given.top_p.unwrap_or(default.top_p),
+        min_p: given.min_p.unwrap_or(default.min_p),
+        repeat_penalty: given.repeat_penalty.unwrap_or(default.repeat_penalty),
+        repeat_last_n: given.repeat_last_n.unwrap_or(default.repeat_last_n),
+        seed: given.seed.unwrap_or(default.seed),
+        stop: given.stop.unwrap_or_default(),
+        ignore_eos: given.ignore_eos.unwrap_or(default.ignore_eos),
+        context_policy: if given.slide == Some(true) { ContextPolicy::Slide } else { ContextPolicy::Stop },
+    })
+}
