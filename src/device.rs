@@ -152,11 +152,7 @@ impl Device {
     }
 
     /// Opens the one of these adapters that `choice` means, or the CPU.
-    async fn open_one(
-        choice: &DeviceChoice,
-        reports: Vec<AdapterReport>,
-        tier: Option<Tier>,
-    ) -> Result<Device, Error> {
+    async fn open_one(choice: &DeviceChoice, reports: Vec<AdapterReport>, tier: Option<Tier>) -> Result<Device, Error> {
         let wanted = match choice {
             DeviceChoice::Auto | DeviceChoice::Cpu => None,
             DeviceChoice::Gpu => Some(""),

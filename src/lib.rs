@@ -67,6 +67,8 @@ pub use dtype::{BLOCK, DType, WeightType};
 pub use error::Error;
 pub use generate::{GenerateOptions, LoadOptions, Model, Session};
 pub use gpu::AdapterReport;
+#[cfg(target_arch = "wasm32")]
+pub use gpu::BrowserAdapter;
 pub use matrix::{Matrix, file_row_bytes};
 pub use recording::{MemoryPlan, Recorder, Recording, Workspace};
 pub use shaders::Tier;

@@ -209,13 +209,7 @@ pub(crate) struct ScaleEdges {
 
 impl ScaleEdges {
     /// Writes scales from the slab's scale `first` on.
-    fn write(
-        &mut self,
-        device: &Device,
-        places: &ScalePlaces<'_>,
-        first: usize,
-        scales: &[u16],
-    ) -> Result<(), Error> {
+    fn write(&mut self, device: &Device, places: &ScalePlaces<'_>, first: usize, scales: &[u16]) -> Result<(), Error> {
         let (head, rest) = scales.split_at((first % 2).min(scales.len()));
         let (pairs, tail) = rest.as_chunks::<2>();
         let words: Vec<u32> = pairs.iter().map(|&[low, high]| u32::from(low) | u32::from(high) << 16).collect();

@@ -117,9 +117,30 @@ impl Device {
         to_js(self.0.info())
     }
 
-    /// Totals since the device was opened, see `Counters`.
+    /// Totals since the device was opened: `{ dispatches, submits, buffersCreated, bindGroupsCreated, pipelinesCreated,
+    /// bytesUploaded, bytesRead }`.
     pub fn counters(&self) -> Result<JsValue, JsValue> {
-        to_js(&self.0.counters())
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Totals {
+            dispatches: u64,
+            submits: u64,
+            buffers_created: u64,
+            bind_groups_created: u64,
+            pipelines_created: u64,
+            bytes_uploaded: u64,
+            bytes_read: u64,
+        }
+        let totals = self.0.counters();
+        to_js(&Totals {
+            dispatches: totals.dispatches,
+            submits: totals.submits,
+            buffers_created: totals.buffers_created,
+            bind_groups_created: totals.bind_groups_created,
+            pipelines_created: totals.pipelines_created,
+            bytes_uploaded: totals.bytes_uploaded,
+            bytes_read: totals.bytes_read,
+        })
     }
 
     /// Whether kernels run on a GPU adapter.

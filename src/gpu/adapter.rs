@@ -43,8 +43,12 @@ fn tier_name<S: serde::Serializer>(tier: &Tier, serializer: S) -> Result<S::Ok, 
 /// All adapters, real GPUs first, then in the backends' order.
 #[cfg(not(target_arch = "wasm32"))]
 pub async fn adapters() -> Vec<AdapterReport> {
-    let mut reports: Vec<AdapterReport> =
-        instance(wgpu::Backends::PRIMARY).enumerate_adapters(wgpu::Backends::PRIMARY).await.into_iter().map(report).collect();
+    let mut reports: Vec<AdapterReport> = instance(wgpu::Backends::PRIMARY)
+        .enumerate_adapters(wgpu::Backends::PRIMARY)
+        .await
+        .into_iter()
+        .map(report)
+        .collect();
     reports.sort_by_key(|r| r.is_software);
     reports
 }
@@ -68,10 +72,8 @@ pub struct BrowserAdapter {
 /// [`Error::NoAdapter`] if the browser has none after all.
 #[cfg(target_arch = "wasm32")]
 pub async fn browser_adapter(known: &BrowserAdapter) -> Result<AdapterReport, Error> {
-    let options = wgpu::RequestAdapterOptions {
-        power_preference: wgpu::PowerPreference::HighPerformance,
-        ..Default::default()
-    };
+    let options =
+        wgpu::RequestAdapterOptions { power_preference: wgpu::PowerPreference::HighPerformance, ..Default::default() };
     let found = instance(wgpu::Backends::BROWSER_WEBGPU).request_adapter(&options).await;
     let adapter = found.map_err(|e| Error::NoAdapter { wanted: "webgpu".into(), available: e.to_string() })?;
     let mut report = report(adapter);

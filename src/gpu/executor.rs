@@ -22,7 +22,9 @@ impl Fault {
     /// Keeps an error unless there is one already; the loss of the device replaces any other.
     pub fn set(&self, error: Error) {
         let mut fault = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if fault.is_none() || (matches!(error, Error::DeviceLost { .. }) && !matches!(*fault, Some(Error::DeviceLost { .. }))) {
+        if fault.is_none()
+            || (matches!(error, Error::DeviceLost { .. }) && !matches!(*fault, Some(Error::DeviceLost { .. })))
+        {
             *fault = Some(error);
         }
     }

@@ -45,12 +45,7 @@ impl fmt::Debug for Pipelines {
 }
 
 impl Pipelines {
-    pub fn new(
-        device: &wgpu::Device,
-        info: &wgpu::AdapterInfo,
-        fault: Fault,
-        counters: Arc<LiveCounters>,
-    ) -> Self {
+    pub fn new(device: &wgpu::Device, info: &wgpu::AdapterInfo, fault: Fault, counters: Arc<LiveCounters>) -> Self {
         let (compiled, checks) = Default::default();
         Pipelines { compiled, cache: disk_cache(device, info), checks, fault, counters }
     }

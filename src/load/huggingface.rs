@@ -73,7 +73,8 @@ pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)
     });
     let chat_template = match (&texts.chat_template, &texts.tokenizer_config) {
         (Some(bytes), _) => Some(String::from_utf8_lossy(bytes).into_owned()),
-        (None, Some(bytes)) => template_in(bytes).map_err(in_file(TOKENIZER_CONFIG))?,
+        // A broken file is the tokenizer's error.
+        (None, Some(bytes)) => template_in(bytes).unwrap_or_default(),
         (None, None) => None,
     };
     Ok(ModelHeader { name: name.to_owned(), config, tokenizer, chat_template, catalog })
@@ -101,8 +102,9 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
     let mut texts = Texts::default();
     for name in [CONFIG, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, INDEX] {
         let path = folder.join(name);
+        // All but the configuration may be missing.
         if let Some(slot) = texts.slot(name)
-            && path.exists()
+            && (name == CONFIG || path.exists())
         {
             *slot = Some(read(&path)?);
         }

@@ -255,7 +255,8 @@ impl HeaderReader {
 
     fn truncated(&self, part: usize) -> Error {
         let Part { file, bytes, .. } = &self.parts[part];
-        let error = Error::Truncated { needed_bytes: self.needed.max(bytes.len() as u64 + 1), found_bytes: bytes.len() as u64 };
+        let error =
+            Error::Truncated { needed_bytes: self.needed.max(bytes.len() as u64 + 1), found_bytes: bytes.len() as u64 };
         error.in_file(&file.name)
     }
 }

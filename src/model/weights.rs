@@ -126,9 +126,8 @@ impl Stack {
                 .map(|(name, first_row)| (name, Place::Rows { matrix: part.matrix.clone(), first_row }))
         });
         let biases = self.bias.iter().flat_map(|bias| {
-            starts(&bias.members).map(|(name, first)| {
-                (name, Place::Values { tensor: bias.tensor.clone(), first: first as usize })
-            })
+            starts(&bias.members)
+                .map(|(name, first)| (name, Place::Values { tensor: bias.tensor.clone(), first: first as usize }))
         });
         rows.chain(biases)
     }

@@ -57,8 +57,7 @@ impl Device {
                 return Err(to_js_error(Error::Option { option: "style", expected, found }));
             }
         };
-        let [n_tokens, _] =
-            rows("rope", "x", &x, n_heads as usize * head_dim as usize).map_err(to_js_error)?;
+        let [n_tokens, _] = rows("rope", "x", &x, n_heads as usize * head_dim as usize).map_err(to_js_error)?;
         let shape = [n_tokens, n_heads, head_dim];
         self.run(&shape, |device, rec, y| {
             let config = RopeConfig { rot_dims: head_dim, theta, style, scaling: RopeScaling::None };

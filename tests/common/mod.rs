@@ -3,15 +3,19 @@
 
 use std::path::PathBuf;
 
-use tilewright::{Device, DeviceChoice, Error, Tier};
+use tilewright::Device;
+#[cfg(not(target_arch = "wasm32"))]
+use tilewright::{DeviceChoice, Error, Tier};
 
 /// Waits for a future; tests may block.
+#[cfg(not(target_arch = "wasm32"))]
 pub fn block_on<F: Future>(future: F) -> F::Output {
     pollster::block_on(future)
 }
 
 /// The first adapter in `tier`, or the adapter's own tier. `None` after a visible note where there is no adapter or it
 /// lacks what the tier needs; without any adapter the test fails if `REQUIRE_ADAPTER` is set.
+#[cfg(not(target_arch = "wasm32"))]
 pub fn gpu(tier: Option<Tier>) -> Option<Device> {
     match block_on(Device::open(&DeviceChoice::Gpu, tier)) {
         Ok(device) => Some(device),

@@ -3,7 +3,7 @@
 use tilewright::kernels::StepState;
 use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, WeightType, Workspace};
 
-use crate::common::{Expected, block_on, compare};
+use crate::common::{Expected, compare};
 use crate::inputs::{Inputs, Source};
 
 /// A quiet NaN, and no valid token id: fills outputs before a run, and their buffers behind the tensors' ends.
@@ -208,21 +208,26 @@ fn fill(device: &Device, slot: &Slot, data: &Data) -> Result<(), Error> {
 const LARGEST_READ: u64 = 4 << 20;
 
 /// Everything behind the operands, slack included.
-fn snapshot(device: &Device, bound: &Bound) -> Result<Vec<Vec<u32>>, Error> {
-    let read = |tensor: &Tensor| block_on(device.read_buffer(tensor));
-    let slot = |slot: &Slot| match slot {
-        Slot::Tensor(tensor) => read(tensor),
-        Slot::State(state) => read(state.tensor()),
-        Slot::Matrix(matrix) => {
-            let parts = matrix.tensors().filter(|words| words.size_bytes() <= LARGEST_READ).map(read);
-            parts.collect::<Result<Vec<_>, _>>().map(|parts| parts.concat())
-        }
-    };
-    bound.0.iter().map(slot).collect()
+async fn snapshot(device: &Device, bound: &Bound) -> Result<Vec<Vec<u32>>, Error> {
+    let mut content = Vec::new();
+    for slot in &bound.0 {
+        content.push(match slot {
+            Slot::Tensor(tensor) => device.read_buffer(tensor).await?,
+            Slot::State(state) => device.read_buffer(state.tensor()).await?,
+            Slot::Matrix(matrix) => {
+                let mut parts = Vec::new();
+                for words in matrix.tensors().filter(|words| words.size_bytes() <= LARGEST_READ) {
+                    parts.extend(device.read_buffer(words).await?);
+                }
+                parts
+            }
+        });
+    }
+    Ok(content)
 }
 
 /// Runs a job `rounds` times; each must give the same bits. Returns the largest normalised mean squared error.
-pub fn execute(device: &Device, job: &Job, rounds: usize) -> Result<f64, String> {
+pub async fn execute(device: &Device, job: &Job, rounds: usize) -> Result<f64, String> {
     let gpu = |error: Error| error.to_string();
     let slots: Result<Vec<Slot>, Error> = job.operands.iter().map(|operand| place(device, operand)).collect();
     let bound = Bound(slots.map_err(gpu)?);
@@ -236,9 +241,9 @@ pub fn execute(device: &Device, job: &Job, rounds: usize) -> Result<f64, String>
         for (slot, operand) in bound.0.iter().zip(&job.operands) {
             fill(device, slot, &operand.data).map_err(gpu)?;
         }
-        let before = if round == 0 { Some(snapshot(device, &bound).map_err(gpu)?) } else { None };
+        let before = if round == 0 { Some(snapshot(device, &bound).await.map_err(gpu)?) } else { None };
         device.run(&recording).map_err(gpu)?;
-        let after = snapshot(device, &bound).map_err(gpu)?;
+        let after = snapshot(device, &bound).await.map_err(gpu)?;
         match (&first, &before) {
             (Some(first), _) if *first != after => {
                 return Err(format!("run {round} differs in bits from the first run"));

@@ -2,6 +2,7 @@
 //!
 //! A case is named by one line, `matvec/Q8_0/subgroups/t=2,n=65,k=96/student/seed=17`; failures print it, and
 //! `TILEWRIGHT_CASE=<line>` runs it alone (a part of the line runs all cases that contain it).
+//! In a browser (`wasm-pack test`) every eighth case runs: its adapter is software, and slow at it.
 //! `TILEWRIGHT_ROUNDS=n` runs everything with n seeds. In release builds shaders run without bounds checks unless
 //! `TILEWRIGHT_CHECKED` is set: a conformance run there should be made with and without it.
 
@@ -11,7 +12,10 @@ mod common;
 mod activation;
 mod argmax;
 mod attention;
+#[cfg(not(target_arch = "wasm32"))]
+mod draws;
 mod embed;
+#[cfg(not(target_arch = "wasm32"))]
 mod errors;
 mod harness;
 mod inputs;
@@ -20,21 +24,37 @@ mod norm;
 mod rope;
 mod sample;
 mod softmax;
+#[cfg(target_arch = "wasm32")]
+mod web;
 
 use std::collections::BTreeMap;
+#[cfg(not(target_arch = "wasm32"))]
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tilewright::{Device, Tier, shaders};
 
 use harness::{Case, execute};
 use inputs::Source;
+use web_time::Instant;
 
 /// Cases that must have been executed, on the GPU's tiers together and on the CPU.
-const FEWEST: usize = 3000;
+const FEWEST: usize = if cfg!(target_arch = "wasm32") { 500 } else { 3000 };
+/// One case in so many is executed.
+const STRIDE: usize = if cfg!(target_arch = "wasm32") { 8 } else { 1 };
 /// One case in so many is run `REPEATS` times and must give the same bits each time.
 const REPEATED: usize = 40;
 const REPEATS: usize = 20;
+
+/// Prints a line, on a browser's console where there is no other place.
+macro_rules! say {
+    ($($arg:tt)*) => {
+        #[cfg(not(target_arch = "wasm32"))]
+        println!($($arg)*);
+        #[cfg(target_arch = "wasm32")]
+        wasm_bindgen_test::console_log!($($arg)*);
+    };
+}
 
 fn all_cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -80,13 +100,13 @@ const PRINTED: usize = 3;
 
 /// Runs all cases that the device has shaders for; prints failures and a line for each kernel. Returns the numbers
 /// executed and failed.
-fn conform(device: &Device) -> (usize, usize) {
+async fn conform(device: &Device) -> (usize, usize) {
     let start = Instant::now();
     let executor = if device.is_gpu() { device.tier().name() } else { "cpu" };
     let filter = filter();
     let n_seeds = std::env::var("TILEWRIGHT_ROUNDS").ok().map_or(1, |n| n.parse().expect("a number of rounds"));
     let mut summaries: BTreeMap<&str, Summary> = BTreeMap::new();
-    for (i, case) in all_cases().iter().enumerate() {
+    for (i, case) in all_cases().iter().enumerate().step_by(STRIDE) {
         if device.is_gpu() && !is_own(case.kernel, device.tier()) {
             continue;
         }
@@ -101,11 +121,14 @@ fn conform(device: &Device) -> (usize, usize) {
                 && device.tier() == Tier::F16
                 && matches!(case.kernel, "matmul" | "matmul_plain" | "linear");
             let rounds = if i % REPEATED == 0 { REPEATS } else { 1 };
-            let run = || {
-                let mut source = Source::new(case.inputs, case.seed(seed), staged_f16);
-                execute(device, &(case.build)(&mut source), rounds)
-            };
-            let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err("panicked".into()));
+            let mut source = Source::new(case.inputs, case.seed(seed), staged_f16);
+            let job = (case.build)(&mut source);
+            #[cfg(target_arch = "wasm32")]
+            let outcome = execute(device, &job, rounds).await;
+            // A case that panics is to be named like any other that fails.
+            #[cfg(not(target_arch = "wasm32"))]
+            let outcome = catch_unwind(AssertUnwindSafe(|| common::block_on(execute(device, &job, rounds))))
+                .unwrap_or_else(|_| Err("panicked".into()));
             let summary = summaries.entry(case.kernel).or_default();
             summary.executed += 1;
             summary.time += case_start.elapsed();
@@ -115,7 +138,7 @@ fn conform(device: &Device) -> (usize, usize) {
                 Err(reason) => {
                     summary.failed += 1;
                     if summary.failed <= PRINTED {
-                        println!("FAILED {name}: {reason}");
+                        say!("FAILED {name}: {reason}");
                     }
                 }
             }
@@ -124,12 +147,12 @@ fn conform(device: &Device) -> (usize, usize) {
     let (executed, failed) = summaries.values().fold((0, 0), |(e, f), s| (e + s.executed, f + s.failed));
     let (info, limits) = (device.info(), device.limits());
     let seconds = start.elapsed().as_secs_f64();
-    println!("{executor}: {executed} cases, {failed} failed, in {seconds:.1} s on {} {}", info.name, info.driver);
-    println!("  largest binding {} bytes", limits.max_binding_bytes);
+    say!("{executor}: {executed} cases, {failed} failed, in {seconds:.1} s on {} {}", info.name, info.driver);
+    say!("  largest binding {} bytes", limits.max_binding_bytes);
     for (kernel, s) in &summaries {
         let ms = s.time.as_secs_f64() * 1e3;
-        print!("  {kernel:13} {:5} cases {:5} failed {ms:7.0} ms", s.executed, s.failed);
-        println!("  worst NMSE {:.1e} {}", s.worst_nmse, s.worst_case);
+        let counts = format!("{:5} cases {:5} failed {ms:7.0} ms", s.executed, s.failed);
+        say!("  {kernel:13} {counts}  worst NMSE {:.1e} {}", s.worst_nmse, s.worst_case);
     }
     (executed, failed)
 }
@@ -139,19 +162,21 @@ fn judge(executed: usize, failed: usize) {
     assert!(filter().is_some() || executed >= FEWEST, "only {executed} cases were executed");
 }
 
+#[cfg(not(target_arch = "wasm32"))]
 #[test]
 fn cpu_matches_oracle() {
-    let (executed, failed) = conform(&common::cpu());
+    let (executed, failed) = common::block_on(conform(&common::cpu()));
     judge(executed, failed);
 }
 
+#[cfg(not(target_arch = "wasm32"))]
 #[test]
 fn gpu_matches_oracle() {
     let mut tiers = Vec::new();
     let (mut executed, mut failed) = (0, 0);
     for tier in Tier::ALL {
         let Some(device) = common::gpu(Some(tier)) else { continue };
-        let of_tier = conform(&device);
+        let of_tier = common::block_on(conform(&device));
         (executed, failed) = (executed + of_tier.0, failed + of_tier.1);
         tiers.push(tier.name());
     }

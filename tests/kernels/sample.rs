@@ -1,9 +1,9 @@
 //! `sample`, `penalize` and `advance`.
 
-use tilewright::kernels::{self, NON_FINITE, Sampling, StepState};
-use tilewright::{DType, Device, Error, Recorder, Role, Tensor, Tier, Workspace};
+use tilewright::DType;
+use tilewright::kernels::{self, NON_FINITE, Sampling};
 
-use crate::common::{self, Expected, Rng, block_on};
+use crate::common::Expected;
 use crate::harness::{Case, Data, FLUSH, INPUT_PATTERN, Job, Operand, PATTERN, ROUND, Want};
 use crate::inputs::{Inputs, Source};
 
@@ -73,11 +73,11 @@ pub fn cases(cases: &mut Vec<Case>) {
     }
 }
 
-fn sampling_words(sampling: Sampling) -> Vec<u32> {
+pub fn sampling_words(sampling: Sampling) -> Vec<u32> {
     bytemuck::cast_slice(&[sampling]).to_vec()
 }
 
-fn settings(top_k: u32, top_p: f32, min_p: f32, temperature: f32) -> Sampling {
+pub fn settings(top_k: u32, top_p: f32, min_p: f32, temperature: f32) -> Sampling {
     Sampling { temperature, top_k, top_p, min_p, seed: [17, 4], repeat_penalty: 1.0, repeat_last_n: 0 }
 }
 
@@ -154,11 +154,8 @@ fn greedy(source: &mut Source, vocab: u32, top_k: u32, top_p: f32, min_p: f32) -
     draw_one(logits, settings(top_k, top_p, min_p, 0.7), move |id| best.get(id as usize).copied().unwrap_or(false))
 }
 
-/// Draws in a row from the same logits.
-const DRAWS: u32 = 512;
-
 /// Probabilities after all cuts, computed from their definitions.
-fn probabilities(logits: &[f32], s: &Sampling) -> Vec<f64> {
+pub fn probabilities(logits: &[f32], s: &Sampling) -> Vec<f64> {
     let highest = logits.iter().copied().fold(f32::MIN, f32::max);
     let mut sorted: Vec<f32> = logits.to_vec();
     sorted.sort_by(|a, b| b.total_cmp(a));
@@ -187,137 +184,11 @@ fn probabilities(logits: &[f32], s: &Sampling) -> Vec<f64> {
 }
 
 /// The random number behind the token at `pos`, in [0, 1): the PCG hash of Jarzynski & Olano 2020, chained.
-fn random(seed: [u32; 2], pos: u32) -> f64 {
+pub fn random(seed: [u32; 2], pos: u32) -> f64 {
     let hash = |input: u32| {
         let state = (u64::from(input) * 747_796_405 + 2_891_336_453) as u32;
         let word = (u64::from((state >> ((state >> 28) + 4)) ^ state) * 277_803_737) as u32;
         (word >> 22) ^ word
     };
     f64::from(hash(seed[0] ^ hash(seed[1] ^ hash(pos))) >> 8) / 16_777_216.0
-}
-
-struct Setting {
-    logits: Vec<f32>,
-    sampling: Sampling,
-}
-
-/// Vocabularies around the workgroup of 256, each with cuts alone and together.
-fn all_settings() -> Vec<Setting> {
-    let mut all = Vec::new();
-    for (i, vocab) in [7, 64, 255, 257, 1000].into_iter().enumerate() {
-        for (j, (top_k, top_p, min_p, temperature)) in [
-            (0, 1.0, 0.0, 1.0),
-            (5, 1.0, 0.0, 1.0),
-            (0, 0.6, 0.0, 1.0),
-            (0, 1.0, 0.1, 0.7),
-            (40, 0.93, 0.02, 0.8),
-            (3, 0.99, 0.0, 2.5),
-        ]
-        .into_iter()
-        .enumerate()
-        {
-            let mut rng = Rng::new((i * 100 + j) as u64);
-            let mut logits: Vec<f32> = (0..vocab).map(|_| 2.0 * rng.normal() as f32).collect();
-            logits[vocab / 2] = logits[vocab / 3]; // a tie
-            let seed = [rng.word(), rng.word()];
-            let sampling = Sampling { seed, ..settings(top_k, top_p, min_p, temperature) };
-            all.push(Setting { logits, sampling });
-        }
-    }
-    all
-}
-
-/// Tokens drawn at positions 1 to `DRAWS`: `sample` and `advance` in turn, in one recording.
-fn draws(device: &Device, setting: &Setting) -> Result<Vec<u32>, Error> {
-    let vocab = setting.logits.len() as u32;
-    let sampling = device.upload("sampling", &[8], &sampling_words(setting.sampling))?;
-    let logits = device.upload("logits", &[1, vocab], &setting.logits)?;
-    let ids = Tensor::declare("ids", Role::Activations, &[1], DType::U32)?;
-    let tokens = Tensor::declare("tokens", Role::Activations, &[DRAWS + 1], DType::U32)?;
-    let state = StepState::declare()?;
-    let mut rec = Recorder::new(device);
-    for _ in 0..DRAWS {
-        kernels::sample(&mut rec, &sampling, &state, &logits, &ids)?;
-        kernels::advance(&mut rec, &state, &ids, &tokens)?;
-    }
-    let recording = rec.finish(&mut Workspace::default());
-    state.set(device, 0, 1)?;
-    device.run(&recording)?;
-    let tokens: Vec<u32> = block_on(device.read(&tokens))?;
-    Ok(tokens[1..].to_vec())
-}
-
-/// Draws that may differ where a random number falls within rounding of the border between two tokens.
-const DIFFERENT: f64 = 0.005;
-
-fn check_draws(device: &Device) {
-    let (mut different, mut total) = (0, 0);
-    for (i, setting) in all_settings().iter().enumerate() {
-        let drawn = draws(device, setting).expect("the draws run");
-        let probs = probabilities(&setting.logits, &setting.sampling);
-        let label = format!("setting {i}: {} tokens, {:?}", probs.len(), setting.sampling);
-
-        let mut counts = vec![0u32; probs.len()];
-        for (pos, &token) in (1..).zip(&drawn) {
-            let allowed = probs.get(token as usize).is_some_and(|&p| p > 0.0);
-            assert!(allowed, "{label}: token {token} at position {pos} was cut");
-            counts[token as usize] += 1;
-            let threshold = random(setting.sampling.seed, pos);
-            let mut mass = 0.0;
-            let want = probs.iter().position(|p| {
-                mass += p;
-                mass > threshold
-            });
-            different += usize::from(want != Some(token as usize));
-            total += 1;
-        }
-
-        // Pearson's chi-square; tokens expected less than five times share a class.
-        let (mut chi, mut classes, mut rest) = (0.0, 0.0, (0.0, 0.0));
-        for (&count, p) in counts.iter().zip(&probs) {
-            let (count, expected) = (f64::from(count), p * f64::from(DRAWS));
-            if expected < 5.0 {
-                rest = (rest.0 + count, rest.1 + expected);
-            } else {
-                chi += (count - expected).powi(2) / expected;
-                classes += 1.0;
-            }
-        }
-        if rest.1 >= 5.0 {
-            chi += (rest.0 - rest.1).powi(2) / rest.1;
-            classes += 1.0;
-        }
-        let freedom: f64 = classes - 1.0;
-        assert!(
-            chi <= freedom + 4.0 * (2.0 * freedom).sqrt() + 4.0,
-            "{label}: chi-square {chi:.1} of {freedom} degrees"
-        );
-    }
-    println!("{}: {total} draws, {different} differ from the oracle", device.info().name);
-    assert!(f64::from(different as u32) <= DIFFERENT * f64::from(total), "{different} of {total} draws differ");
-}
-
-#[test]
-fn cpu_draws_match_oracle() {
-    check_draws(&common::cpu());
-}
-
-#[test]
-fn gpu_draws_match_oracle() {
-    let Some(gpu) = common::gpu(Some(Tier::Baseline)) else { return };
-    check_draws(&gpu);
-}
-
-#[test]
-fn gpu_and_cpu_draw_the_same() {
-    let Some(gpu) = common::gpu(Some(Tier::Baseline)) else { return };
-    let cpu = common::cpu();
-    let (mut same, mut total) = (0, 0);
-    for setting in all_settings().iter().step_by(3) {
-        let (a, b) = (draws(&gpu, setting).expect("gpu"), draws(&cpu, setting).expect("cpu"));
-        same += a.iter().zip(&b).filter(|(a, b)| a == b).count();
-        total += a.len();
-    }
-    println!("{same} of {total} draws are the same on both executors");
-    assert!(same as f64 >= (1.0 - DIFFERENT) * total as f64, "{same} of {total}");
 }

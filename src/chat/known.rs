@@ -1,0 +1,161 @@
+//! The templates that are built in, for files that come without one: formats as their publishers document them.
+
+/// A built-in template.
+pub struct Known {
+    pub name: &'static str,
+    pub source: &'static str,
+    /// What the publisher's vocabulary calls the tokens around a text.
+    pub bos: &'static str,
+    pub eos: &'static str,
+    /// Texts that begin another turn where no control token does.
+    pub stop_texts: &'static [&'static str],
+}
+
+pub const NAMES: [&str; TEMPLATES.len()] = {
+    let mut names = [""; TEMPLATES.len()];
+    let mut at = 0;
+    while at < TEMPLATES.len() {
+        names[at] = TEMPLATES[at].name;
+        at += 1;
+    }
+    names
+};
+
+/// Templates by the special tokens that only their vocabularies have; the first that fits is taken.
+pub const MARKERS: [(&str, &[&str]); 5] = [
+    ("chatml", &["<|im_start|>", "<|im_end|>"]),
+    ("llama3", &["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]),
+    ("gemma", &["<start_of_turn>", "<end_of_turn>"]),
+    ("phi3", &["<|user|>", "<|assistant|>", "<|end|>"]),
+    ("mistral", &["[INST]", "[/INST]"]),
+];
+
+pub const TEMPLATES: [Known; 8] = [
+    // Qwen, Yi, Hermes, SmolLM and many others.
+    Known {
+        name: "chatml",
+        source: "\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}",
+        bos: "<|endoftext|>",
+        eos: "<|im_end|>",
+        stop_texts: &[],
+    },
+    // The system message is part of the first user's. Each exchange is a text of its own, with its begin and its end.
+    Known {
+        name: "llama2",
+        source: "\
+{%- set ns = namespace(system='') -%}
+{%- for message in messages -%}
+{%- if message.role == 'system' -%}
+{%- set ns.system = '<<SYS>>\\n' + message.content + '\\n<</SYS>>\\n\\n' -%}
+{%- elif message.role == 'assistant' -%}
+{{- ' ' + message.content|trim + ' ' + eos_token -}}
+{%- else -%}
+{{- bos_token + '[INST] ' + (ns.system + message.content)|trim + ' [/INST]' -}}
+{%- set ns.system = '' -%}
+{%- endif -%}
+{%- endfor -%}",
+        bos: "<s>",
+        eos: "</s>",
+        stop_texts: &[],
+    },
+    Known {
+        name: "llama3",
+        source: "\
+{{- bos_token -}}
+{%- for message in messages -%}
+{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content|trim + '<|eot_id|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}{%- endif -%}",
+        bos: "<|begin_of_text|>",
+        eos: "<|eot_id|>",
+        stop_texts: &[],
+    },
+    // As the first versions: one begin for the whole conversation, the system message in front of the first user's.
+    Known {
+        name: "mistral",
+        source: "\
+{{- bos_token -}}
+{%- set ns = namespace(system='') -%}
+{%- for message in messages -%}
+{%- if message.role == 'system' -%}
+{%- set ns.system = message.content + '\\n\\n' -%}
+{%- elif message.role == 'assistant' -%}
+{{- ' ' + message.content|trim + eos_token -}}
+{%- else -%}
+{{- '[INST] ' + ns.system + message.content + ' [/INST]' -}}
+{%- set ns.system = '' -%}
+{%- endif -%}
+{%- endfor -%}",
+        bos: "<s>",
+        eos: "</s>",
+        stop_texts: &[],
+    },
+    // Its role markers are plain text in the vocabulary of the model it was trained from.
+    Known {
+        name: "zephyr",
+        source: "\
+{%- for message in messages -%}
+{{- '<|' + message.role + '|>\\n' + message.content + eos_token + '\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>\\n' -}}{%- endif -%}",
+        bos: "<s>",
+        eos: "</s>",
+        stop_texts: &["<|user|>", "<|system|>"],
+    },
+    // It knows no system role: such a message is the beginning of the first user's.
+    Known {
+        name: "gemma",
+        source: "\
+{{- bos_token -}}
+{%- set ns = namespace(system='') -%}
+{%- for message in messages -%}
+{%- if message.role == 'system' -%}
+{%- set ns.system = message.content|trim + '\\n\\n' -%}
+{%- else -%}
+{%- set role = 'model' if message.role == 'assistant' else message.role -%}
+{{- '<start_of_turn>' + role + '\\n' + ns.system + message.content|trim + '<end_of_turn>\\n' -}}
+{%- set ns.system = '' -%}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<start_of_turn>model\\n' -}}{%- endif -%}",
+        bos: "<bos>",
+        eos: "<end_of_turn>",
+        stop_texts: &[],
+    },
+    Known {
+        name: "phi3",
+        source: "\
+{%- for message in messages -%}
+{{- '<|' + message.role + '|>\\n' + message.content + '<|end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>\\n' -}}{%- endif -%}",
+        bos: "<s>",
+        eos: "<|end|>",
+        stop_texts: &[],
+    },
+    // Made for one instruction; a conversation is several of them.
+    Known {
+        name: "alpaca",
+        source: "\
+{%- set ns = namespace(system='Below is an instruction that describes a task. Write a response that appropriately \
+completes the request.') -%}
+{%- for message in messages if message.role == 'system' -%}
+{%- set ns.system = message.content -%}
+{%- endfor -%}
+{{- ns.system -}}
+{%- for message in messages -%}
+{%- if message.role == 'assistant' -%}
+{{- message.content + eos_token -}}
+{%- elif message.role != 'system' -%}
+{{- '\\n\\n### Instruction:\\n' + message.content + '\\n\\n### Response:\\n' -}}
+{%- endif -%}
+{%- endfor -%}",
+        bos: "<s>",
+        eos: "</s>",
+        stop_texts: &["### Instruction:"],
+    },
+];

@@ -1,0 +1,136 @@
+//! Draws of `sample` and `advance` in a loop: each against the oracle, and all against their probabilities.
+
+use tilewright::kernels::{self, Sampling, StepState};
+use tilewright::{DType, Device, Error, Recorder, Role, Tensor, Tier, Workspace};
+
+use crate::common::{self, Rng, block_on};
+use crate::sample::{probabilities, random, sampling_words, settings};
+
+/// Draws in a row from the same logits.
+const DRAWS: u32 = 512;
+
+struct Setting {
+    logits: Vec<f32>,
+    sampling: Sampling,
+}
+
+/// Vocabularies around the workgroup of 256, each with cuts alone and together.
+fn all_settings() -> Vec<Setting> {
+    let mut all = Vec::new();
+    for (i, vocab) in [7, 64, 255, 257, 1000].into_iter().enumerate() {
+        for (j, (top_k, top_p, min_p, temperature)) in [
+            (0, 1.0, 0.0, 1.0),
+            (5, 1.0, 0.0, 1.0),
+            (0, 0.6, 0.0, 1.0),
+            (0, 1.0, 0.1, 0.7),
+            (40, 0.93, 0.02, 0.8),
+            (3, 0.99, 0.0, 2.5),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let mut rng = Rng::new((i * 100 + j) as u64);
+            let mut logits: Vec<f32> = (0..vocab).map(|_| 2.0 * rng.normal() as f32).collect();
+            logits[vocab / 2] = logits[vocab / 3]; // a tie
+            let seed = [rng.word(), rng.word()];
+            let sampling = Sampling { seed, ..settings(top_k, top_p, min_p, temperature) };
+            all.push(Setting { logits, sampling });
+        }
+    }
+    all
+}
+
+/// Tokens drawn at positions 1 to `DRAWS`: `sample` and `advance` in turn, in one recording.
+fn draws(device: &Device, setting: &Setting) -> Result<Vec<u32>, Error> {
+    let vocab = setting.logits.len() as u32;
+    let sampling = device.upload("sampling", &[8], &sampling_words(setting.sampling))?;
+    let logits = device.upload("logits", &[1, vocab], &setting.logits)?;
+    let ids = Tensor::declare("ids", Role::Activations, &[1], DType::U32)?;
+    let tokens = Tensor::declare("tokens", Role::Activations, &[DRAWS + 1], DType::U32)?;
+    let state = StepState::declare()?;
+    let mut rec = Recorder::new(device);
+    for _ in 0..DRAWS {
+        kernels::sample(&mut rec, &sampling, &state, &logits, &ids)?;
+        kernels::advance(&mut rec, &state, &ids, &tokens)?;
+    }
+    let recording = rec.finish(&mut Workspace::default());
+    state.set(device, 0, 1)?;
+    device.run(&recording)?;
+    let tokens: Vec<u32> = block_on(device.read(&tokens))?;
+    Ok(tokens[1..].to_vec())
+}
+
+/// Draws that may differ where a random number falls within rounding of the border between two tokens.
+const DIFFERENT: f64 = 0.005;
+
+fn check_draws(device: &Device) {
+    let (mut different, mut total) = (0, 0);
+    for (i, setting) in all_settings().iter().enumerate() {
+        let drawn = draws(device, setting).expect("the draws run");
+        let probs = probabilities(&setting.logits, &setting.sampling);
+        let label = format!("setting {i}: {} tokens, {:?}", probs.len(), setting.sampling);
+
+        let mut counts = vec![0u32; probs.len()];
+        for (pos, &token) in (1..).zip(&drawn) {
+            let allowed = probs.get(token as usize).is_some_and(|&p| p > 0.0);
+            assert!(allowed, "{label}: token {token} at position {pos} was cut");
+            counts[token as usize] += 1;
+            let threshold = random(setting.sampling.seed, pos);
+            let mut mass = 0.0;
+            let want = probs.iter().position(|p| {
+                mass += p;
+                mass > threshold
+            });
+            different += usize::from(want != Some(token as usize));
+            total += 1;
+        }
+
+        // Pearson's chi-square; tokens expected less than five times share a class.
+        let (mut chi, mut classes, mut rest) = (0.0, 0.0, (0.0, 0.0));
+        for (&count, p) in counts.iter().zip(&probs) {
+            let (count, expected) = (f64::from(count), p * f64::from(DRAWS));
+            if expected < 5.0 {
+                rest = (rest.0 + count, rest.1 + expected);
+            } else {
+                chi += (count - expected).powi(2) / expected;
+                classes += 1.0;
+            }
+        }
+        if rest.1 >= 5.0 {
+            chi += (rest.0 - rest.1).powi(2) / rest.1;
+            classes += 1.0;
+        }
+        let freedom: f64 = classes - 1.0;
+        assert!(
+            chi <= freedom + 4.0 * (2.0 * freedom).sqrt() + 4.0,
+            "{label}: chi-square {chi:.1} of {freedom} degrees"
+        );
+    }
+    println!("{}: {total} draws, {different} differ from the oracle", device.info().name);
+    assert!(f64::from(different as u32) <= DIFFERENT * f64::from(total), "{different} of {total} draws differ");
+}
+
+#[test]
+fn cpu_draws_match_oracle() {
+    check_draws(&common::cpu());
+}
+
+#[test]
+fn gpu_draws_match_oracle() {
+    let Some(gpu) = common::gpu(Some(Tier::Baseline)) else { return };
+    check_draws(&gpu);
+}
+
+#[test]
+fn gpu_and_cpu_draw_the_same() {
+    let Some(gpu) = common::gpu(Some(Tier::Baseline)) else { return };
+    let cpu = common::cpu();
+    let (mut same, mut total) = (0, 0);
+    for setting in all_settings().iter().step_by(3) {
+        let (a, b) = (draws(&gpu, setting).expect("gpu"), draws(&cpu, setting).expect("cpu"));
+        same += a.iter().zip(&b).filter(|(a, b)| a == b).count();
+        total += a.len();
+    }
+    println!("{same} of {total} draws are the same on both executors");
+    assert!(same as f64 >= (1.0 - DIFFERENT) * total as f64, "{same} of {total}");
+}
