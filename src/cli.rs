@@ -1,5 +1,7 @@
 //! Arguments, exit codes and output conventions. Results go to stdout, everything else to stderr.
 
+#[cfg(feature = "chat")]
+mod chat;
 mod info;
 mod inspect;
 mod run;
@@ -28,6 +30,8 @@ struct Cli {
 enum Command {
     /// Generate text with a model file or the built-in model.
     Run(run::RunArgs),
+    #[cfg(feature = "chat")]
+    Chat(chat::ChatArgs),
     /// Show adapters, their features and limits, and which device would be used.
     Info(info::InfoArgs),
     /// Show the token ids of a text.
@@ -64,6 +68,8 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         None => run::run(None, &cli.story),
         Some(Command::Run(args)) => run::run(args.model.as_deref(), &args.generate),
+        #[cfg(feature = "chat")]
+        Some(Command::Chat(args)) => chat::chat(&args),
         Some(Command::Info(args)) => info::info(&args),
         Some(Command::Tokenize(args)) => tokenize::tokenize(&args),
         Some(Command::Inspect(args)) => inspect::inspect(&args),

@@ -28,6 +28,9 @@ use std::ops::Range;
 /// files; the bound keeps what a hostile header can make a reader allocate below 16 MiB.
 pub const MAX_TENSORS: usize = 65_536;
 
+/// Stands for the length of a file that is not known, as of some downloads: nothing is compared with its end then.
+pub const UNKNOWN_LEN: u64 = u64::MAX;
+
 /// What reading a prefix of a file came to.
 #[derive(Debug)]
 pub enum Parsed<T> {

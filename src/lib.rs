@@ -42,6 +42,8 @@
 //! ```
 #![deny(missing_docs)]
 
+#[cfg(feature = "chat")]
+pub mod chat;
 mod counters;
 mod cpu;
 mod device;

@@ -1,7 +1,7 @@
 //! Text to token ids and back.
 //!
 //! ```text
-//! text --special tokens found--> fragments --SentencePiece | byte-level BPE | WordPiece--> ids --pieces--> text
+//! text --special tokens found--> fragments --SentencePiece | BPE | WordPiece--> ids --pieces--> text
 //! ```
 //! A [`Tokenizer`] is made from a [`Vocab`], which is plain data, or from a `tokenizer.json`. The three algorithms
 //! are our own and take O(n log n) time on any text. A `tokenizer.json` that describes something else goes to the
@@ -15,6 +15,7 @@ mod cache;
 mod decode;
 mod json;
 mod merge;
+mod pipeline;
 mod pre_tokenizer;
 mod special;
 mod spm;
@@ -31,9 +32,9 @@ pub use vocab::{TokenType, Vocab};
 
 use crate::error::Error;
 use bpe::Bpe;
-use decode::Pieces;
+use decode::{Pieces, Strip};
 use pre_tokenizer::PreTokenizer;
-use special::{Fragment, Matcher};
+use special::{Fragment, Matchers};
 use spm::{ESCAPED_SPACE, Spm};
 use vocab::fault;
 use wordpiece::WordPiece;
@@ -68,10 +69,8 @@ enum Encoder {
 #[derive(Debug)]
 struct OwnEncoder {
     algorithm: Algorithm,
-    /// Finds user-defined tokens, which text always becomes.
-    user_defined: Matcher,
-    /// Finds these and the special tokens.
-    with_special: Matcher,
+    /// What is found in a text before the algorithm sees it.
+    tokens: Matchers,
     /// What `add_special` puts in front and behind.
     prefix: Vec<u32>,
     suffix: Vec<u32>,
@@ -120,14 +119,14 @@ impl Tokenizer {
                     vocab.unk_id.or_else(unknown),
                 );
                 let (prefix, suffix) = bos_and_eos(&vocab, true)?;
-                let strip_spaces = usize::from(vocab.add_space_prefix.unwrap_or(true));
-                let pieces = pieces(&vocab, strip_spaces, |id, token, kind| match kind {
+                let strip = Strip::Spaces(usize::from(vocab.add_space_prefix.unwrap_or(true)));
+                let pieces = pieces(&vocab, strip, |id, token, kind| match kind {
                     TokenType::Byte => Ok(vec![vocab::parse_byte(id, token)?]),
                     TokenType::Control | TokenType::Unknown => Ok(token.into()),
                     _ => Ok(token.replace(ESCAPED_SPACE, " ").into()),
                 })?;
                 let algorithm = Algorithm::Spm(Spm::new(&vocab)?);
-                Self::own(&vocab, algorithm, pieces, prefix, suffix)
+                Self::own(&vocab, algorithm, Matchers::by_kind(&vocab)?, pieces, [prefix, suffix])
             }
             "gpt2" => {
                 let pre_tokenizer = PreTokenizer::by_name(vocab.pre.as_deref())?;
@@ -212,6 +211,12 @@ impl Tokenizer {
         self.pieces.bytes(id)
     }
 
+    /// Control and unknown tokens, by name, in no order.
+    pub fn special_tokens(&self) -> impl Iterator<Item = (&str, u32)> {
+        let is_special = |id: &u32| self.pieces.kind(*id).is_some_and(TokenType::is_special);
+        self.special_ids.iter().filter(move |(_, id)| is_special(id)).map(|(name, &id)| (&**name, id))
+    }
+
     /// The id of the control, unknown or user-defined token of that name.
     pub fn special_id(&self, name: &str) -> Option<u32> {
         self.special_ids.get(name).copied()
@@ -232,6 +237,20 @@ impl Tokenizer {
         &self.eos_ids
     }
 
+    /// Which code encodes: `SentencePiece`, `byte-level BPE`, `BPE` (over characters), `WordPiece`, or `tokenizers`, the
+    /// crate, for a pipeline that is none of ours.
+    pub fn algorithm(&self) -> &'static str {
+        match &self.encoder {
+            Encoder::Own(own) => match &own.algorithm {
+                Algorithm::Spm(_) => "SentencePiece",
+                Algorithm::Bpe(bpe) => bpe.name(),
+                Algorithm::WordPiece(_) => "WordPiece",
+            },
+            #[cfg(feature = "tokenizer-json")]
+            Encoder::Foreign(_) => "tokenizers",
+        }
+    }
+
     /// Whether a token steers the model rather than stand for text. False outside the vocabulary.
     pub fn is_control(&self, id: u32) -> bool {
         self.pieces.kind(id) == Some(TokenType::Control)
@@ -244,47 +263,35 @@ impl Tokenizer {
         prefix: Vec<u32>,
         suffix: Vec<u32>,
     ) -> Result<Self, Error> {
-        let pieces = pieces(vocab, 0, |_, token, kind| match kind {
+        let pieces = pieces(vocab, Strip::Spaces(0), |_, token, kind| match kind {
             TokenType::Normal => Ok(bpe::token_bytes(token)),
             _ => Ok(token.into()),
         })?;
         let algorithm = Algorithm::Bpe(Bpe::new(vocab, pre_tokenizer)?);
-        Self::own(vocab, algorithm, pieces, prefix, suffix)
+        Self::own(vocab, algorithm, Matchers::by_kind(vocab)?, pieces, [prefix, suffix])
     }
 
     /// WordPiece with given surroundings.
     fn wordpiece(vocab: &Vocab, unk_id: u32, prefix: Vec<u32>, suffix: Vec<u32>) -> Result<Self, Error> {
-        let pieces = pieces(vocab, 1, |_, token, kind| Ok(wordpiece_bytes(token, kind)))?;
-        Self::own(vocab, Algorithm::WordPiece(WordPiece::new(vocab, unk_id)?), pieces, prefix, suffix)
+        let pieces = pieces(vocab, Strip::Spaces(1), |_, token, kind| Ok(wordpiece_bytes(token, kind)))?;
+        let algorithm = Algorithm::WordPiece(WordPiece::new(vocab, unk_id)?);
+        Self::own(vocab, algorithm, Matchers::by_kind(vocab)?, pieces, [prefix, suffix])
     }
 
     fn own(
         vocab: &Vocab,
         algorithm: Algorithm,
+        tokens: Matchers,
         pieces: Pieces,
-        prefix: Vec<u32>,
-        suffix: Vec<u32>,
+        [prefix, suffix]: [Vec<u32>; 2],
     ) -> Result<Self, Error> {
-        let user_defined = |kind| kind == TokenType::UserDefined;
-        let special = |kind: TokenType| kind.is_special() || kind == TokenType::UserDefined;
-        let of_kind = |wanted: fn(TokenType) -> bool| {
-            vocab.iter().filter(move |token| wanted(token.2)).map(|(id, token, _)| (id, token))
-        };
-        let own = OwnEncoder {
-            algorithm,
-            user_defined: Matcher::new(of_kind(user_defined))?,
-            with_special: Matcher::new(of_kind(special))?,
-            prefix,
-            suffix,
-        };
-        let special_ids: HashMap<Box<str>, u32> = of_kind(special).map(|(id, token)| (token.into(), id)).collect();
-        let eos_ids = end_ids([vocab.eos_id, vocab.eot_id], |name| vocab.control_id(name));
+        let named = vocab.iter().filter(|token| token.2.is_special() || token.2 == TokenType::UserDefined);
         Ok(Tokenizer {
-            encoder: Encoder::Own(Box::new(own)),
+            encoder: Encoder::Own(Box::new(OwnEncoder { algorithm, tokens, prefix, suffix })),
             pieces: Arc::new(pieces),
-            special_ids,
+            special_ids: named.map(|(id, token, _)| (token.into(), id)).collect(),
             bos_id: vocab.bos_id.or(vocab.cls_id),
-            eos_ids,
+            eos_ids: end_ids([vocab.eos_id, vocab.eot_id], |name| vocab.control_id(name)),
         })
     }
 }
@@ -295,14 +302,13 @@ impl OwnEncoder {
         if options.add_special {
             ids.extend(&self.prefix);
         }
-        let matcher = if options.parse_special { &self.with_special } else { &self.user_defined };
         let mut after_special = true;
-        for fragment in matcher.split(text) {
+        for (n, fragment) in self.tokens.select(options.parse_special).split(text).into_iter().enumerate() {
             match fragment {
                 Fragment::Token(id) => ids.push(id),
                 Fragment::Text(text) => match &self.algorithm {
                     Algorithm::Spm(spm) => spm.encode(text, after_special, &mut ids)?,
-                    Algorithm::Bpe(bpe) => bpe.encode(text, &mut ids)?,
+                    Algorithm::Bpe(bpe) => bpe.encode(text, n == 0, options.parse_special, &mut ids)?,
                     Algorithm::WordPiece(wordpiece) => wordpiece.encode(text, &mut ids),
                 },
             }
@@ -341,13 +347,13 @@ fn end_ids(named: [Option<u32>; 2], find: impl Fn(&str) -> Option<u32>) -> Vec<u
 
 fn pieces(
     vocab: &Vocab,
-    strip_spaces: usize,
+    strip: Strip,
     bytes: impl Fn(u32, &str, TokenType) -> Result<Vec<u8>, Error>,
 ) -> Result<Pieces, Error> {
     let tokens = (0u32..).zip(&vocab.tokens).zip(&vocab.token_types);
     let tokens: Result<Vec<_>, Error> =
         tokens.map(|((id, token), &kind)| Ok((bytes(id, token, kind)?, kind))).collect();
-    Ok(Pieces::new(tokens?.into_iter(), strip_spaces))
+    Ok(Pieces::new(tokens?.into_iter(), strip))
 }
 
 /// A piece that begins a word stands behind a space, unless it is one that is written close to the word before.

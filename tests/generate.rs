@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 
 use common::{block_on, largest_difference};
 use serde_json::Value;
-use tilewright::generate::{ContextPolicy, Generation, StopReason};
+use tilewright::generate::{ContextPolicy, Generation, Piece, StopReason};
 use tilewright::load::ModelFile;
 use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model, Session};
 
@@ -356,4 +356,63 @@ fn a_device_that_is_not_there_is_an_error_and_auto_is_not() {
     assert!(matches!(&error, Error::NoAdapter { wanted, .. } if wanted == "no such adapter"), "{error}");
     let device = block_on(Device::auto());
     assert!(!device.info().reason.is_empty());
+}
+
+#[test]
+fn a_stream_goes_on_when_the_device_is_lost() {
+    let options = GenerateOptions { max_tokens: 40, repeat_penalty: 1.1, seed: 5, ..GenerateOptions::default() };
+    for options in [GenerateOptions::greedy(40), options] {
+        let Some(device) = common::gpu(None) else { return };
+        let undisturbed: Vec<Piece> = {
+            let mut session = Model::builtin(&device).unwrap().session().unwrap();
+            let mut generation = session.generate("Once upon a time", &options).unwrap();
+            std::iter::from_fn(|| block_on(generation.next())).map(Result::unwrap).collect()
+        };
+        let mut session = Model::builtin(&device).unwrap().session().unwrap();
+        let mut generation = session.generate("Once upon a time", &options).unwrap();
+        let (mut pieces, mut n_lost) = (Vec::new(), 0);
+        while let Some(piece) = block_on(generation.next()) {
+            match piece {
+                Ok(piece) => pieces.push(piece),
+                Err(error) => {
+                    assert!(matches!(error, Error::DeviceLost { .. }), "{error}");
+                    assert!(block_on(generation.next()).is_none(), "an error is the end");
+                    n_lost += 1;
+                    // The second time there is no other GPU.
+                    let other = if n_lost == 1 { common::gpu(None).unwrap() } else { common::cpu() };
+                    let wrong = Model::from_file(&other, ModelFile::builtin().unwrap(), limited_context(100)).unwrap();
+                    assert!(generation.resume(&wrong).is_err(), "another context length");
+                    generation.resume(&Model::builtin(&other).unwrap()).unwrap();
+                }
+            }
+            if pieces.len() == 13 && n_lost == 0 || pieces.len() == 29 && n_lost == 1 {
+                generation.session().model().device().destroy();
+            }
+        }
+        assert_eq!((n_lost, generation.stop_reason()), (2, Some(StopReason::MaxTokens)));
+        assert_eq!(pieces, undisturbed);
+    }
+}
+
+fn limited_context(context_length: u32) -> LoadOptions<'static> {
+    LoadOptions { context_length: Some(context_length), ..LoadOptions::default() }
+}
+
+#[test]
+fn a_generation_can_be_cancelled_within_its_prompt() {
+    let model = Model::builtin(&common::cpu()).unwrap();
+    let prompt = vec![7; 400];
+    let mut session = model.session().unwrap();
+    let mut generation = session.generate_ids(&prompt, &GenerateOptions::greedy(5)).unwrap();
+    generation.cancel_handle().cancel();
+    assert!(block_on(generation.next()).is_none());
+    assert_eq!(generation.stop_reason(), Some(StopReason::Cancelled));
+    assert_eq!(generation.prefill().tokens, 0);
+    // What was computed is kept and is right.
+    let ids = |session: &mut tilewright::Session, prompt: &[u32]| -> Vec<u32> {
+        let mut generation = session.generate_ids(prompt, &GenerateOptions::greedy(5)).unwrap();
+        std::iter::from_fn(|| block_on(generation.next())).map(|piece| piece.unwrap().id).collect()
+    };
+    let resumed = ids(&mut session, &[]);
+    assert_eq!(resumed, ids(&mut model.session().unwrap(), &prompt));
 }

@@ -8,6 +8,8 @@ mod allocator;
 #[allow(dead_code)] // the format tests use the rest
 mod builder;
 mod common;
+#[path = "load/pieces.rs"]
+mod pieces;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -95,7 +95,6 @@ pub fn prepare(source: &str) -> Result<String, Error> {
             done = end;
         }
         let is_word = |name: &str| matches!(name, "in" | "and" | "or" | "not" | "if" | "else" | "is");
-        let top = operators.len() - 1;
         match token {
             Token::BlockStart | Token::VariableStart => operators = vec![0],
             Token::BracketOpen | Token::ParenOpen | Token::BraceOpen => operators.push(1),
@@ -106,12 +105,12 @@ pub fn prepare(source: &str) -> Result<String, Error> {
                     None => operators.push(inner),
                 }
             }
-            Token::Comma => operators[top] = 0,
+            Token::Comma => operators.last_mut().into_iter().for_each(|top| *top = 0),
             Token::Ident("elif") => n_branches += 1,
             Token::Ident(name) if !is_word(name) => {}
             Token::Str(_) | Token::String(_) | Token::Int(_) | Token::Int128(_) | Token::Float(_) => {}
             Token::TemplateData(_) | Token::VariableEnd | Token::BlockEnd => {}
-            _ => operators[top] += 1,
+            _ => operators.last_mut().into_iter().for_each(|top| *top += 1),
         }
         let limits = [
             ("operators in an expression", operators.iter().sum(), MAX_OPERATORS),

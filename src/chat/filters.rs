@@ -9,8 +9,11 @@ use minijinja::{Environment, Error, ErrorKind, State, Value};
 use super::operators::{Args, Function, add, bound, contains, equal};
 use super::values::{Budget, Map, Seq, Text, cost, items, number, pairs, plain, refused, to_text};
 
-/// Tests that say something about one value's type, for nothing.
-const KINDS: [(&str, fn(&Value) -> bool); 17] = [
+/// A test that looks at the type of a value, or at a number.
+type Test = fn(&Value) -> bool;
+
+/// Tests that cost nothing.
+const KINDS: [(&str, Test); 17] = [
     ("defined", |value| !value.is_undefined()),
     ("undefined", Value::is_undefined),
     ("none", Value::is_none),

@@ -83,7 +83,8 @@ pub fn register(env: &mut Environment<'_>, budget: &Arc<Budget>, now: Option<i64
         (engine::LIST, |_, args, budget| Seq::list(args.rest(0).to_vec(), budget)),
         (engine::TUPLE, |_, args, budget| Seq::tuple(args.rest(0).to_vec(), budget)),
         (engine::DICT, |_, args, budget| {
-            let entries = args.rest(0).chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone()));
+            let (entries, _) = args.rest(0).as_chunks();
+            let entries = entries.iter().map(|[key, value]| (key.clone(), value.clone()));
             Map::build(entries.collect(), budget)
         }),
         (engine::SET, |_, args, budget| {

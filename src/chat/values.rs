@@ -81,9 +81,9 @@ pub struct Text {
 
 impl Text {
     pub fn user(text: impl Into<String>) -> Self {
-        let text = text.into();
-        let user = if text.is_empty() { Vec::new() } else { vec![0..text.len()] };
-        Text { text, user }
+        let mut user = Text::default();
+        user.push(&text.into(), true);
+        user
     }
 
     pub fn template(text: impl Into<String>) -> Self {

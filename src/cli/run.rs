@@ -21,16 +21,22 @@ pub struct RunArgs {
     pub generate: GenerateArgs,
 }
 
+/// A model and where it runs.
 #[derive(Args)]
-pub struct GenerateArgs {
+pub struct ModelArgs {
     #[command(flatten)]
     device: DeviceArgs,
-    /// Text to continue.
-    #[arg(long, short, default_value = "Once upon a time", conflicts_with = "prompt_file")]
-    prompt: String,
-    /// File with the text to continue; `-` is stdin.
-    #[arg(long, value_name = "FILE")]
-    prompt_file: Option<PathBuf>,
+    /// Context length in tokens; the smaller of 4096 and the model's own if absent.
+    #[arg(long, value_name = "N")]
+    ctx: Option<u32>,
+    /// Refuse a model that needs more memory, such as 512M or 2G.
+    #[arg(long, value_parser = parse_bytes, env = "TILEWRIGHT_MEMORY_LIMIT", value_name = "BYTES")]
+    memory_limit: Option<u64>,
+}
+
+/// How tokens are chosen and when to stop.
+#[derive(Args)]
+pub struct SamplingArgs {
     /// Tokens to generate at most.
     #[arg(long, short = 'n', default_value_t = 256, value_name = "N")]
     max_tokens: usize,
@@ -58,15 +64,23 @@ pub struct GenerateArgs {
     /// Go on past the tokens that end a text.
     #[arg(long)]
     ignore_eos: bool,
-    /// Context length in tokens; the smaller of 4096 and the model's own if absent.
-    #[arg(long, value_name = "N")]
-    ctx: Option<u32>,
     /// When the context is full, drop its older half and go on, instead of stopping.
     #[arg(long)]
     slide: bool,
-    /// Refuse a model that needs more memory, such as 512M or 2G.
-    #[arg(long, value_parser = parse_bytes, env = "TILEWRIGHT_MEMORY_LIMIT", value_name = "BYTES")]
-    memory_limit: Option<u64>,
+}
+
+#[derive(Args)]
+pub struct GenerateArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// Text to continue.
+    #[arg(long, short, default_value = "Once upon a time", conflicts_with = "prompt_file")]
+    prompt: String,
+    /// File with the text to continue; `-` is stdin.
+    #[arg(long, value_name = "FILE")]
+    prompt_file: Option<PathBuf>,
     /// Time each kernel and print a table.
     #[arg(long)]
     profile: bool,
@@ -75,12 +89,61 @@ pub struct GenerateArgs {
     json: bool,
 }
 
+impl ModelArgs {
+    pub fn open(&self) -> Result<Device, Error> {
+        self.device.open()
+    }
+
+    /// Loads the model behind a progress bar, which shows only on a terminal.
+    pub fn load(&self, path: Option<&Path>, device: &Device) -> Result<Model, Error> {
+        let bar = match io::stderr().is_terminal() {
+            true => ProgressBar::new(0),
+            false => ProgressBar::hidden(),
+        };
+        if let Ok(style) = ProgressStyle::with_template("loading {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}")
+        {
+            bar.set_style(style);
+        }
+        let mut progress = |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        };
+        let options =
+            LoadOptions { context_length: self.ctx, memory_limit: self.memory_limit, progress: Some(&mut progress) };
+        let model = match path {
+            Some(path) => Model::load(device, path, options),
+            None => Model::from_file(device, ModelFile::builtin()?, options),
+        };
+        bar.finish_and_clear();
+        model
+    }
+}
+
+impl SamplingArgs {
+    /// The options; a seed that was not given is taken from the clock.
+    pub fn options(&self) -> GenerateOptions {
+        GenerateOptions {
+            max_tokens: self.max_tokens,
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repeat_penalty: self.repeat_penalty,
+            seed: self.seed.unwrap_or_else(clock_seed),
+            stop: self.stop.clone(),
+            ignore_eos: self.ignore_eos,
+            context_policy: if self.slide { ContextPolicy::Slide } else { ContextPolicy::Stop },
+            ..GenerateOptions::default()
+        }
+    }
+}
+
 pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
-    let options = options(args);
+    let options = args.sampling.options();
     options.check()?;
     let prompt = prompt(args)?;
-    let device = args.device.open()?;
-    let model = load(path, &device, args)?;
+    let device = args.model.open()?;
+    let model = args.model.load(path, &device)?;
 
     let mut session = model.session()?;
     let before = device.counters();
@@ -144,22 +207,6 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn options(args: &GenerateArgs) -> GenerateOptions {
-    GenerateOptions {
-        max_tokens: args.max_tokens,
-        temperature: args.temperature,
-        top_k: args.top_k,
-        top_p: args.top_p,
-        min_p: args.min_p,
-        repeat_penalty: args.repeat_penalty,
-        seed: args.seed.unwrap_or_else(clock_seed),
-        stop: args.stop.clone(),
-        ignore_eos: args.ignore_eos,
-        context_policy: if args.slide { ContextPolicy::Slide } else { ContextPolicy::Stop },
-        ..GenerateOptions::default()
-    }
-}
-
 /// A seed that differs from run to run and is short enough to type again.
 fn clock_seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -175,29 +222,6 @@ fn prompt(args: &GenerateArgs) -> Result<String, Error> {
         std::fs::read_to_string(path)
     };
     text.map_err(|source| Error::Io { path: path.clone(), source })
-}
-
-/// Loads the model behind a progress bar, which shows only on a terminal.
-fn load(path: Option<&Path>, device: &Device, args: &GenerateArgs) -> Result<Model, Error> {
-    let bar = match io::stderr().is_terminal() {
-        true => ProgressBar::new(0),
-        false => ProgressBar::hidden(),
-    };
-    if let Ok(style) = ProgressStyle::with_template("loading {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}") {
-        bar.set_style(style);
-    }
-    let mut progress = |done, total| {
-        bar.set_length(total);
-        bar.set_position(done);
-    };
-    let options =
-        LoadOptions { context_length: args.ctx, memory_limit: args.memory_limit, progress: Some(&mut progress) };
-    let model = match path {
-        Some(path) => Model::load(device, path, options),
-        None => Model::from_file(device, ModelFile::builtin()?, options),
-    };
-    bar.finish_and_clear();
-    model
 }
 
 fn summary(device: &Device, options: &GenerateOptions, reason: StopReason, prefill: Stats, decode: Stats) {

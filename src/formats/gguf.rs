@@ -12,7 +12,7 @@
 //! other than 0 and 1 are errors, and so are bytes behind the padding of the last tensor (a spliced download has
 //! them). The padding itself may be missing, as it is in vocabulary-only files.
 
-use super::{BlockType, Error, MAX_TENSORS, NameIndex, Parsed, Shown, TensorInfo};
+use super::{BlockType, Error, MAX_TENSORS, NameIndex, Parsed, Shown, TensorInfo, UNKNOWN_LEN};
 use std::fmt;
 
 const FORMAT: &str = "gguf";
@@ -49,7 +49,8 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Reads the header at the start of `head`, a prefix of a file of `file_len` bytes.
+    /// Reads the header at the start of `head`, a prefix of a file of `file_len` bytes ([`UNKNOWN_LEN`]
+    /// if that is not known).
     ///
     /// # Errors
     /// [`Error::Format`] where the file breaks the format or `head` ends within the header, [`Error::Unsupported`] for
@@ -769,7 +770,7 @@ fn lay_out(tensors: &mut [TensorInfo], data_offset: u64, alignment: u64, file_le
     }
     let left = file_len.saturating_sub(data_end);
     let padding = (alignment - data_end % alignment) % alignment;
-    if left > padding {
+    if file_len != UNKNOWN_LEN && left > padding {
         let expected = format!("at most {padding} bytes of padding");
         return Err(broken(format_args!("end of data"), data_end, expected, format!("{left} more bytes")));
     }

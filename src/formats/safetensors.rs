@@ -9,7 +9,7 @@
 //! The header is read as a stream into tensor infos: no tree of JSON values is built, and its grammar nests no deeper
 //! than three. Sizes are checked as the format's own reader checks them; its limit on dimensions is ours.
 
-use super::{BlockType, Error, MAX_TENSORS, NameIndex, Parsed, Shown, TensorInfo};
+use super::{BlockType, Error, MAX_TENSORS, NameIndex, Parsed, Shown, TensorInfo, UNKNOWN_LEN};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::collections::HashMap;
@@ -43,7 +43,8 @@ pub struct Safetensors {
 }
 
 impl Safetensors {
-    /// Reads the header at the start of `head`, a prefix of a file of `file_len` bytes.
+    /// Reads the header at the start of `head`, a prefix of a file of `file_len` bytes ([`UNKNOWN_LEN`]
+    /// if that is not known).
     ///
     /// # Errors
     /// [`Error::Format`] where the file breaks the format or `head` ends within the header.
@@ -132,7 +133,7 @@ fn check_layout(tensors: &[TensorInfo], data_offset: u64, file_len: u64) -> Resu
         end = tensor.range().end; // `data_offsets` gave it, so it cannot wrap
     }
     let data_len = file_len - data_offset;
-    if end != data_len {
+    if file_len != UNKNOWN_LEN && end != data_len {
         let offset = data_offset.saturating_add(end.min(data_len));
         return Err(broken("end of data", offset, format!("{end} bytes of data"), format!("{data_len} bytes")));
     }

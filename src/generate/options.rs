@@ -36,7 +36,9 @@ pub struct GenerateOptions {
     pub seed: u64,
     /// Texts that end the generation; they are not part of the output.
     pub stop: Vec<String>,
-    /// Whether to go on past the tokens that end a text.
+    /// Tokens that end the generation besides those that end a text, such as the one that ends a turn of a chat.
+    pub stop_ids: Vec<u32>,
+    /// Whether to go on past the tokens that end a text, and past `stop_ids`.
     pub ignore_eos: bool,
     /// What to do when the context is full.
     pub context_policy: ContextPolicy,
@@ -55,6 +57,7 @@ impl Default for GenerateOptions {
             repeat_last_n: 64,
             seed: 0,
             stop: Vec::new(),
+            stop_ids: Vec::new(),
             ignore_eos: false,
             context_policy: ContextPolicy::Stop,
         }

@@ -269,6 +269,17 @@ impl Session {
         Generation::new(self, options)
     }
 
+    /// Makes `ids` the whole sequence and begins a generation behind it. What the session has computed of its beginning
+    /// is kept, so that a conversation that grows costs only what is new.
+    ///
+    /// # Errors
+    /// As [`Session::generate_ids`].
+    pub fn generate_from(&mut self, ids: &[u32], options: &GenerateOptions) -> Result<Generation<'_>, Error> {
+        let known = self.tokens.iter().zip(ids).take_while(|(known, id)| known == id).count();
+        self.truncate(known);
+        self.generate_ids(ids.get(known..).unwrap_or_default(), options)
+    }
+
     /// Refuses ids outside the vocabulary, and an empty sequence.
     pub(super) fn check_ids(&self, ids: &[u32]) -> Result<(), Error> {
         let vocab_size = self.model.config().vocab_size;
@@ -422,7 +433,10 @@ impl<'s> Generation<'s> {
             let begins_text = session.tokens.iter().all(|&id| tokenizer.is_control(id));
             if begins_text { tokenizer.decoder() } else { tokenizer.decoder().continuing() }
         });
-        let eos_ids = tokenizer.filter(|_| !options.ignore_eos).map_or(vec![], |t| t.eos_ids().to_vec());
+        let eos_ids = match options.ignore_eos {
+            true => Vec::new(),
+            false => tokenizer.iter().flat_map(|t| t.eos_ids()).chain(&options.stop_ids).copied().collect(),
+        };
         Ok(Generation {
             ending: Ending::of(&options.sampling()),
             decoder,

@@ -168,6 +168,8 @@ impl Gpu {
     /// Gives the device up, with all its memory.
     pub fn destroy(&self) {
         self.device.destroy();
+        // The callback may come late.
+        self.fault.set(Error::DeviceLost { context: "running".into(), message: "it was destroyed".into() });
     }
 
     pub fn prepare(&self, steps: &[Step]) -> Result<PreparedSteps, Error> {

@@ -5,7 +5,7 @@ use super::{ModelHeader, gguf};
 use crate::error::Error;
 use crate::formats::gguf::Gguf;
 use crate::formats::safetensors::Safetensors;
-use crate::formats::{Parsed, TensorInfo};
+use crate::formats::{Parsed, TensorInfo, UNKNOWN_LEN};
 
 /// A file by name, and its size if that is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ struct Part {
 impl Part {
     /// The size that tensors are checked against. Of a file of unknown size it shows at its end whether it was too short.
     fn len(&self) -> u64 {
-        if self.is_whole { self.bytes.len() as u64 } else { self.file.size.unwrap_or(u64::MAX) }
+        if self.is_whole { self.bytes.len() as u64 } else { self.file.size.unwrap_or(UNKNOWN_LEN) }
     }
 }
 

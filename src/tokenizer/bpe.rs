@@ -1,7 +1,8 @@
-//! Byte-level BPE: text is split into words, a word into bytes, and bytes merge by the rank of the merge.
+//! BPE by ranked merges: text is split into words, a word into bytes or characters, and these merge by the rank of
+//! the merge.
 //!
 //! Sennrich et al. 2016, arXiv:1508.07909; on bytes since GPT-2, whose vocabularies spell the 256 bytes as 256
-//! printable characters ([`byte_of_char`]).
+//! printable characters ([`byte_of_char`]); on characters in a `tokenizer.json` made from SentencePiece.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -9,32 +10,48 @@ use std::collections::HashMap;
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
 use super::merge::{Merger, NO_TOKEN};
+use super::pipeline::Pipeline;
 use super::pre_tokenizer::PreTokenizer;
+use super::special::Fragment;
 use super::vocab::{TokenType, Vocab, fault, shown};
 use crate::error::Error;
 
-/// An encoder for `tokenizer.ggml.model = gpt2`.
+/// An encoder for `tokenizer.ggml.model = gpt2`, and for a `tokenizer.json` with BPE.
 #[derive(Debug)]
 pub(super) struct Bpe {
-    pre_tokenizer: PreTokenizer,
+    alphabet: Alphabet,
     /// Rank and merged token by the pair of tokens that merges.
-    merges: HashMap<(u32, u32), (u32, u32)>,
-    byte_ids: Box<[Option<u32>; 256]>,
+    merges: Merges,
     /// Whole words that are tokens, for vocabularies that look there before merging; empty for the others.
     words: HashMap<Box<[u8]>, u32>,
     unk_id: Option<u32>,
 }
 
+pub(super) type Merges = HashMap<(u32, u32), (u32, u32)>;
+
+/// What words are made of, and how text becomes words.
+#[derive(Debug)]
+enum Alphabet {
+    Bytes { ids: Box<[Option<u32>; 256]>, pre_tokenizer: PreTokenizer },
+    Characters { characters: Characters, pipeline: Pipeline },
+}
+
+/// The characters that merging begins with.
+#[derive(Debug)]
+pub(super) struct Characters {
+    pub ids: HashMap<char, u32>,
+    /// A character that is no token becomes its bytes, where the vocabulary has those.
+    pub byte_ids: Option<Box<[u32; 256]>>,
+    /// Unknown characters side by side become one unknown token.
+    pub fuse_unk: bool,
+}
+
 impl Bpe {
+    /// BPE over bytes.
     pub fn new(vocab: &Vocab, pre_tokenizer: PreTokenizer) -> Result<Self, Error> {
-        let mut texts = HashMap::with_capacity(vocab.tokens.len());
         let mut byte_ids = Box::new([None; 256]);
         let mut words = HashMap::new();
-        for (id, token, kind) in vocab.iter() {
-            texts.insert(token, (id, kind));
-            if kind != TokenType::Normal {
-                continue;
-            }
+        for (id, token, _) in vocab.iter().filter(|token| token.2 == TokenType::Normal) {
             let bytes = token_bytes(token);
             if let [byte] = bytes[..] {
                 byte_ids[usize::from(byte)].get_or_insert(id);
@@ -43,39 +60,57 @@ impl Bpe {
                 words.entry(bytes.into()).or_insert(id);
             }
         }
-
-        let mut merges = HashMap::with_capacity(vocab.merges.len());
-        for (rank, merge) in (0u32..).zip(&vocab.merges) {
-            let field = || format!("merges[{rank}]");
+        let pairs = (0u32..).zip(&vocab.merges).map(|(rank, merge)| {
             // No half is empty, so a first character that is a space belongs to the left half.
             let space = merge.char_indices().skip(1).find(|&(_, c)| c == ' ').map(|(at, _)| at);
             let halves = space.and_then(|at| Some((merge.get(..at)?, merge.get(at + 1..)?)));
             let (left, right) = halves
                 .filter(|(_, right)| !right.is_empty())
-                .ok_or_else(|| fault(field(), "two tokens with a space between", shown(merge)))?;
-            let find = |text: &str| {
-                let (id, kind) = texts.get(text).copied().ok_or_else(|| {
-                    fault(field(), format!("tokens of the vocabulary ({} is none)", shown(text)), shown(merge))
-                })?;
-                // Otherwise text could be spelled so that it becomes a control token.
-                match kind {
-                    TokenType::Control | TokenType::Unknown => {
-                        Err(fault(field(), format!("tokens that are text ({} is not)", shown(text)), shown(merge)))
-                    }
-                    _ => Ok(id),
-                }
-            };
-            let (left_id, right_id) = (find(left)?, find(right)?);
-            let merged_id = find(&[left, right].concat())?;
-            // A pair listed twice keeps its first rank.
-            merges.entry((left_id, right_id)).or_insert((rank, merged_id));
-        }
-        Ok(Bpe { pre_tokenizer, merges, byte_ids, words, unk_id: vocab.unk_id })
+                .ok_or_else(|| fault(merge_field(rank), "two tokens with a space between", shown(merge)))?;
+            Ok((rank, left, right))
+        });
+        Ok(Bpe {
+            merges: merges(vocab.iter(), pairs)?,
+            alphabet: Alphabet::Bytes { ids: byte_ids, pre_tokenizer },
+            words,
+            unk_id: vocab.unk_id,
+        })
     }
 
-    /// Appends the ids of `text`.
-    pub fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), Error> {
-        let normal: Cow<str> = if self.pre_tokenizer.nfc && is_nfc_quick(text.chars()) != IsNormalized::Yes {
+    /// BPE over characters. `words` are those that are looked up before anything merges.
+    pub fn over_characters(
+        characters: Characters,
+        pipeline: Pipeline,
+        merges: Merges,
+        words: HashMap<Box<[u8]>, u32>,
+        unk_id: Option<u32>,
+    ) -> Self {
+        Bpe { alphabet: Alphabet::Characters { characters, pipeline }, merges, words, unk_id }
+    }
+
+    pub fn name(&self) -> &'static str {
+        match self.alphabet {
+            Alphabet::Bytes { .. } => "byte-level BPE",
+            Alphabet::Characters { .. } => "BPE",
+        }
+    }
+
+    /// Appends the ids of `text`. `at_start` says that it begins the whole text.
+    pub fn encode(&self, text: &str, at_start: bool, parse_special: bool, ids: &mut Vec<u32>) -> Result<(), Error> {
+        let mut merger = Merger::default();
+        let pre_tokenizer = match &self.alphabet {
+            Alphabet::Bytes { pre_tokenizer, .. } => pre_tokenizer,
+            Alphabet::Characters { pipeline, .. } => {
+                return pipeline.split(text, at_start, parse_special, &mut |fragment| match fragment {
+                    Fragment::Token(id) => {
+                        ids.push(id);
+                        Ok(())
+                    }
+                    Fragment::Text(word) => self.encode_word(word, &mut merger, ids),
+                });
+            }
+        };
+        let normal: Cow<str> = if pre_tokenizer.nfc && is_nfc_quick(text.chars()) != IsNormalized::Yes {
             text.nfc().collect::<String>().into()
         } else {
             text.into()
@@ -83,37 +118,113 @@ impl Bpe {
         if u32::try_from(normal.len()).is_err() {
             return Err(fault("text", "less than 4 GiB", format!("{} bytes", normal.len())));
         }
-        let mut merger = Merger::default();
         let mut result = Ok(());
-        self.pre_tokenizer.split(&normal, &mut |word| {
+        pre_tokenizer.split(&normal, &mut |word| {
             if result.is_ok() {
-                result = self.encode_word(word.as_bytes(), &mut merger, ids);
+                result = self.encode_word(word, &mut merger, ids);
             }
         });
         result
     }
 
-    fn encode_word(&self, word: &[u8], merger: &mut Merger, ids: &mut Vec<u32>) -> Result<(), Error> {
-        if let Some(&id) = self.words.get(word) {
+    fn encode_word(&self, word: &str, merger: &mut Merger, ids: &mut Vec<u32>) -> Result<(), Error> {
+        if let Some(&id) = self.words.get(word.as_bytes()) {
             ids.push(id);
             return Ok(());
         }
         merger.clear();
-        for (start, &byte) in (0u32..).zip(word) {
-            merger.push(start, 1, self.byte_ids[usize::from(byte)].unwrap_or(NO_TOKEN));
-        }
+        let fuse_unk = match &self.alphabet {
+            Alphabet::Bytes { ids, .. } => {
+                for (start, byte) in (0u32..).zip(word.bytes()) {
+                    merger.push(start, 1, ids[usize::from(byte)].unwrap_or(NO_TOKEN));
+                }
+                false
+            }
+            Alphabet::Characters { characters, .. } => {
+                characters.spell(word, merger);
+                characters.fuse_unk
+            }
+        };
         merger.run(|left, right| self.merges.get(&(left.id, right.id)).copied());
+        let mut after_unknown = false;
         for symbol in merger.symbols() {
             if symbol.id != NO_TOKEN {
                 ids.push(symbol.id);
+                after_unknown = false;
                 continue;
             }
-            let byte = word.get(symbol.start as usize).copied().unwrap_or_default();
-            let unknown = || fault("text", "bytes that tokens or an unknown token cover", format!("byte 0x{byte:02X}"));
-            ids.push(self.unk_id.ok_or_else(unknown)?);
+            let unknown = || {
+                let start = symbol.start as usize;
+                let byte = word.as_bytes().get(start).copied().unwrap_or_default();
+                match &self.alphabet {
+                    Alphabet::Bytes { .. } => {
+                        fault("text", "bytes that tokens or an unknown token cover", format!("byte 0x{byte:02X}"))
+                    }
+                    Alphabet::Characters { .. } => {
+                        let character = word.get(start..start + symbol.len as usize).unwrap_or_default();
+                        fault("text", "characters that tokens or an unknown token cover", shown(character))
+                    }
+                }
+            };
+            let unk_id = self.unk_id.ok_or_else(unknown)?;
+            if !(fuse_unk && after_unknown) {
+                ids.push(unk_id);
+            }
+            after_unknown = true;
         }
         Ok(())
     }
+}
+
+impl Characters {
+    fn spell(&self, word: &str, merger: &mut Merger) {
+        for (start, c) in word.char_indices() {
+            // The pipeline keeps words below 4 GiB.
+            let start = start as u32;
+            match (self.ids.get(&c), &self.byte_ids) {
+                (None, Some(byte_ids)) => {
+                    for (start, &byte) in (start..).zip(c.encode_utf8(&mut [0; 4]).as_bytes()) {
+                        merger.push(start, 1, byte_ids[usize::from(byte)]);
+                    }
+                }
+                (id, _) => merger.push(start, c.len_utf8() as u32, id.copied().unwrap_or(NO_TOKEN)),
+            }
+        }
+    }
+}
+
+/// The table of merges from their ranks and halves. Of a pair listed twice the one that comes first counts.
+pub(super) fn merges<'v>(
+    tokens: impl Iterator<Item = (u32, &'v str, TokenType)>,
+    pairs: impl Iterator<Item = Result<(u32, &'v str, &'v str), Error>>,
+) -> Result<Merges, Error> {
+    let texts: HashMap<&str, (u32, TokenType)> = tokens.map(|(id, token, kind)| (token, (id, kind))).collect();
+    let mut merges = HashMap::with_capacity(pairs.size_hint().0);
+    let mut merged = String::new();
+    for pair in pairs {
+        let (rank, left, right) = pair?;
+        let broken = |expected: String| fault(merge_field(rank), expected, shown(&[left, right].join(" ")));
+        let find = |text: &str| {
+            let none = || broken(format!("tokens of the vocabulary ({} is none)", shown(text)));
+            // Otherwise text could be spelled so that it becomes a control token.
+            match texts.get(text).copied().ok_or_else(none)? {
+                (_, TokenType::Control | TokenType::Unknown) => {
+                    Err(broken(format!("tokens that are text ({} is not)", shown(text))))
+                }
+                (id, _) => Ok(id),
+            }
+        };
+        let halves = (find(left)?, find(right)?);
+        merged.clear();
+        merged.push_str(left);
+        merged.push_str(right);
+        merges.entry(halves).or_insert((rank, find(&merged)?));
+    }
+    Ok(merges)
+}
+
+fn merge_field(rank: u32) -> String {
+    format!("merges[{rank}]")
 }
 
 /// The byte that GPT-2 spells as `c`: printable Latin-1 characters stand for themselves, and the other 68 bytes,

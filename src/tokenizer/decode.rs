@@ -13,20 +13,28 @@ pub(super) struct Pieces {
     /// Where each token's bytes end.
     ends: Vec<usize>,
     types: Vec<TokenType>,
-    /// How many spaces at the start of a text the encoder put there, at most.
-    strip_spaces: usize,
+    strip: Strip,
+}
+
+/// What a text loses at its start because the encoder put it there.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Strip {
+    /// That many spaces, if they are there.
+    Spaces(usize),
+    /// Every space of the first token.
+    FirstToken,
 }
 
 impl Pieces {
     /// `tokens` by id, none left out.
-    pub fn new(tokens: impl Iterator<Item = (Vec<u8>, TokenType)>, strip_spaces: usize) -> Self {
+    pub fn new(tokens: impl Iterator<Item = (Vec<u8>, TokenType)>, strip: Strip) -> Self {
         let (mut bytes, mut ends, mut types) = (Vec::new(), Vec::new(), Vec::new());
         for (piece, kind) in tokens {
             bytes.extend(piece);
             ends.push(bytes.len());
             types.push(kind);
         }
-        Pieces { bytes, ends, types, strip_spaces }
+        Pieces { bytes, ends, types, strip }
     }
 
     pub fn len(&self) -> usize {
@@ -54,15 +62,15 @@ impl Pieces {
 pub struct StreamDecoder {
     pieces: Arc<Pieces>,
     skip_special: bool,
-    /// Spaces still to be dropped from the start of the text.
-    strip_spaces: usize,
+    /// What is still to be dropped.
+    strip: Strip,
     /// The beginning of a character whose other bytes have not come yet: at most three bytes.
     pending: Vec<u8>,
 }
 
 impl StreamDecoder {
     pub(super) fn new(pieces: Arc<Pieces>, skip_special: bool) -> Self {
-        StreamDecoder { skip_special, strip_spaces: pieces.strip_spaces, pieces, pending: Vec::new() }
+        StreamDecoder { skip_special, strip: pieces.strip, pieces, pending: Vec::new() }
     }
 
     /// Has control and unknown tokens written out, too, as their names.
@@ -74,7 +82,7 @@ impl StreamDecoder {
     /// Takes what comes as the continuation of a text: a space at its start is kept, where otherwise the one that the
     /// encoder puts in front of a text is dropped.
     pub fn continuing(mut self) -> Self {
-        self.strip_spaces = 0;
+        self.strip = Strip::Spaces(0);
         self
     }
 
@@ -90,7 +98,7 @@ impl StreamDecoder {
 
     /// The text of what is left: a character that never became complete is U+FFFD. The decoder is then as new.
     pub fn finish(&mut self) -> String {
-        self.strip_spaces = self.pieces.strip_spaces;
+        self.strip = self.pieces.strip;
         let text = String::from_utf8_lossy(&self.pending).into_owned();
         self.pending.clear();
         text
@@ -101,16 +109,17 @@ impl StreamDecoder {
         if self.skip_special && self.pieces.kind(id).is_some_and(TokenType::is_special) {
             return Ok(());
         }
-        while let (1.., Some(rest)) = (self.strip_spaces, bytes.strip_prefix(b" ")) {
+        while let (Strip::Spaces(left @ 1..), Some(rest)) = (self.strip, bytes.strip_prefix(b" ")) {
             bytes = rest;
-            self.strip_spaces -= 1;
+            self.strip = Strip::Spaces(left - 1);
         }
         if bytes.is_empty() {
             return Ok(());
         }
-        self.strip_spaces = 0;
-
-        self.pending.extend_from_slice(bytes);
+        match std::mem::replace(&mut self.strip, Strip::Spaces(0)) {
+            Strip::Spaces(_) => self.pending.extend_from_slice(bytes),
+            Strip::FirstToken => self.pending.extend(bytes.iter().filter(|&&byte| byte != b' ')),
+        }
         let mut rest = self.pending.as_slice();
         loop {
             let error = match std::str::from_utf8(rest) {

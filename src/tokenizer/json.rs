@@ -1,13 +1,16 @@
 //! `tokenizer.json`, the file of Hugging Face's tokenizers.
 //!
-//! The file describes a pipeline: normalizer, pre-tokenizer, model, post-processor, decoder. Byte-level BPE, by far
-//! the most frequent pipeline, and BERT's are recognised and built from our own parts ([`byte_level`], [`bert`]). Others run in
-//! the `tokenizers` crate ([`foreign`]), which panics on several kinds of broken file (huggingface/tokenizers issues 2094,
+//! The file describes a pipeline: normalizer, pre-tokenizer, model, post-processor, decoder. The frequent ones are
+//! recognised and built from our own parts: byte-level BPE ([`byte_level`]), the BPE over characters that SentencePiece models
+//! are converted to ([`characters`]), and BERT's ([`bert`]). Each knows some parts exactly and takes no others. What is left
+//! runs in the `tokenizers` crate ([`foreign`]), which panics on several kinds of broken file (huggingface/tokenizers issues 2094,
 //! 2151 and 2198) and follows a regular expression wherever it leads, so everything is checked before.
 
 mod bert;
 mod byte_level;
+mod characters;
 mod check;
+mod decoder;
 #[cfg(feature = "tokenizer-json")]
 pub(super) mod foreign;
 
@@ -73,15 +76,31 @@ pub(super) fn load(bytes: &[u8], config: &TokenizerConfig) -> Result<Tokenizer, 
     };
     let bos_id = special("bos_token", &config.bos_token)?;
     let eos_id = special("eos_token", &config.eos_token)?;
-    for load in [byte_level::load, bert::load] {
-        if let Some(tokenizer) = load(&file, bos_id, eos_id)? {
-            return Ok(tokenizer);
-        }
+    let loader = match kind(file.model()) {
+        "WordPiece" => bert::load,
+        // Old files have no `type`; only BPE has merges.
+        "BPE" | "" if file.model().get("merges").is_some() && file.is_byte_level() => byte_level::load,
+        "BPE" | "" if file.model().get("merges").is_some() => characters::load,
+        _ => |file: &File, _, _| Err(not_ours("model", kind(file.model()), "BPE, WordPiece")),
+    };
+    match loader(&file, bos_id, eos_id) {
+        #[cfg(feature = "tokenizer-json")]
+        Err(Error::Unsupported { .. }) => foreign::load(file, bos_id, eos_id),
+        result => result,
     }
-    #[cfg(feature = "tokenizer-json")]
-    return foreign::load(file, bos_id, eos_id);
-    #[cfg(not(feature = "tokenizer-json"))]
-    Err(unsupported("pipeline", "neither byte-level BPE nor BERT's", "others need the feature tokenizer-json"))
+}
+
+impl File {
+    fn model(&self) -> &Value {
+        self.json.get("model").unwrap_or(&Value::Null)
+    }
+
+    /// Whether tokens are spelled in GPT-2's characters for bytes.
+    fn is_byte_level(&self) -> bool {
+        [("pre_tokenizer", "pretokenizers"), ("decoder", "decoders")].iter().any(|(component, list)| {
+            steps(self.json.get(component), list).into_iter().any(|step| kind(step) == "ByteLevel")
+        })
+    }
 }
 
 /// # Errors
@@ -103,6 +122,11 @@ fn parse(format: &'static str, bytes: &[u8]) -> Result<Value, Error> {
 fn unsupported(field: impl Into<String>, found: impl Into<String>, supported: impl Into<String>) -> Error {
     let (field, found, supported) = (field.into(), found.into(), supported.into());
     Error::Unsupported { format: "tokenizer.json", field, found, supported }
+}
+
+/// A part of a pipeline that our own code does not have.
+fn not_ours(field: &str, found: &str, known: &str) -> Error {
+    unsupported(field, shown(found), format!("{known}; others with the feature tokenizer-json"))
 }
 
 /// The steps of a component: those of a `Sequence`, itself if it is a single one, none if it is null.
@@ -128,45 +152,70 @@ fn flag(component: &Value, field: &str, default: bool) -> bool {
     component.get(field).and_then(Value::as_bool).unwrap_or(default)
 }
 
+/// Whether BPE marks tokens that continue or end a word.
+fn has_affixes(model: &Value) -> bool {
+    ["continuing_subword_prefix", "end_of_word_suffix"].iter().any(|field| match model.get(field) {
+        None | Some(Value::Null) => false,
+        Some(affix) => affix.as_str() != Some(""),
+    })
+}
+
 /// The ids that the post-processor puts before and behind a text.
-fn surroundings(component: Option<&Value>) -> Option<(Vec<u32>, Vec<u32>)> {
+fn surroundings(component: Option<&Value>) -> Result<(Vec<u32>, Vec<u32>), Error> {
     let (mut prefix, mut suffix) = (Vec::new(), Vec::new());
     let mut templates = 0;
     for step in steps(component, "processors") {
-        match kind(step) {
-            "ByteLevel" => {}
+        let read = match kind(step) {
+            "ByteLevel" => Some(()),
             "TemplateProcessing" if templates == 0 => {
                 templates += 1;
-                let mut ids = &mut prefix;
-                for item in step.get("single")?.as_array()? {
-                    match item.get("SpecialToken").and_then(|special| special.get("id")).and_then(Value::as_str) {
-                        Some(name) => {
-                            let special = step.get("special_tokens")?.get(name)?.get("ids")?.as_array()?;
-                            ids.extend(
-                                special.iter().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok()),
-                            );
-                        }
-                        None => ids = &mut suffix,
-                    }
-                }
+                template(step, &mut prefix, &mut suffix)
             }
             "BertProcessing" | "RobertaProcessing" if templates == 0 => {
                 templates += 1;
-                for (field, ids) in [("cls", &mut prefix), ("sep", &mut suffix)] {
+                [("cls", &mut prefix), ("sep", &mut suffix)].into_iter().try_for_each(|(field, ids)| {
                     ids.push(u32::try_from(step.get(field)?.get(1)?.as_u64()?).ok()?);
-                }
+                    Some(())
+                })
             }
-            _ => return None,
-        }
+            _ => None,
+        };
+        let ours = "ByteLevel and one of TemplateProcessing, BertProcessing, RobertaProcessing";
+        read.ok_or_else(|| not_ours("post_processor", kind(step), ours))?;
     }
-    Some((prefix, suffix))
+    Ok((prefix, suffix))
 }
 
-/// Added tokens that match letter by letter, with no spaces around them swallowed.
-fn added_tokens_are_literal(json: &Value, nfc: bool) -> bool {
-    json.get("added_tokens").and_then(Value::as_array).into_iter().flatten().all(|token| {
+/// The ids of a template that has the text once.
+fn template(step: &Value, prefix: &mut Vec<u32>, suffix: &mut Vec<u32>) -> Option<()> {
+    let mut texts = 0;
+    for item in step.get("single")?.as_array()? {
+        let Some(special) = item.get("SpecialToken") else {
+            texts += 1;
+            continue;
+        };
+        let ids = step.get("special_tokens")?.get(special.get("id")?.as_str()?)?.get("ids")?.as_array()?;
+        let ids = ids.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()));
+        let side = if texts == 0 { &mut *prefix } else { &mut *suffix };
+        side.extend(ids.collect::<Option<Vec<u32>>>()?);
+    }
+    (texts == 1).then_some(())
+}
+
+/// The entries of `added_tokens`.
+fn added_tokens(json: &Value) -> impl Iterator<Item = &Value> {
+    json.get("added_tokens").and_then(Value::as_array).into_iter().flatten()
+}
+
+/// Refuses added tokens unless they match letter by letter, with no spaces around them swallowed.
+fn check_literal(json: &Value, nfc: bool) -> Result<(), Error> {
+    let literal = |token: &&Value| {
         let strict = !["lstrip", "rstrip", "single_word"].iter().any(|field| flag(token, field, false));
         let stays = !nfc || token.get("content").and_then(Value::as_str).is_some_and(is_nfc);
         strict && stays
-    })
+    };
+    match added_tokens(json).find(|token| !literal(token)) {
+        Some(token) => Err(not_ours("added_tokens", &token.to_string(), "literal tokens with this pipeline")),
+        None => Ok(()),
+    }
 }

@@ -1,15 +1,33 @@
 //! Finding tokens that stand literally in a text, before anything else looks at it.
 
-use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
+use std::ops::Range;
 
-use super::vocab::fault;
+use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
+use unicode_properties::{GeneralCategory as Category, GeneralCategoryGroup as Group, UnicodeGeneralCategory};
+
+use super::vocab::{TokenType, Vocab, fault};
 use crate::error::Error;
 
 /// Finds the longest of its tokens at the leftmost place, in time linear in the text however the tokens overlap.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Matcher {
     automaton: Option<AhoCorasick>,
-    ids: Vec<u32>,
+    tokens: Vec<(u32, Rule)>,
+    /// Whether names of special tokens are those tokens. Otherwise they stay text, and so does what overlaps them.
+    parse_special: bool,
+}
+
+/// When a token that stands in a text is that token, and what it takes with it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Rule {
+    /// It steers the model: text is that token only if it is parsed for special tokens.
+    pub special: bool,
+    /// Only with no letter, digit or underscore on either side.
+    pub single_word: bool,
+    /// It swallows the white space before it.
+    pub lstrip: bool,
+    /// It swallows the white space behind it.
+    pub rstrip: bool,
 }
 
 /// A stretch of a text.
@@ -19,10 +37,11 @@ pub(super) enum Fragment<'t> {
 }
 
 impl Matcher {
-    pub fn new<'v>(tokens: impl Iterator<Item = (u32, &'v str)>) -> Result<Self, Error> {
-        let (ids, texts): (Vec<u32>, Vec<&str>) = tokens.unzip();
-        if ids.is_empty() {
-            return Ok(Matcher { automaton: None, ids });
+    /// A matcher that parses special tokens.
+    pub fn new<'v>(tokens: impl Iterator<Item = (u32, &'v str, Rule)>) -> Result<Self, Error> {
+        let (tokens, texts): (Vec<(u32, Rule)>, Vec<&str>) = tokens.map(|(id, text, rule)| ((id, rule), text)).unzip();
+        if tokens.is_empty() {
+            return Ok(Matcher { automaton: None, tokens, parse_special: true });
         }
         let automaton = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
@@ -30,20 +49,81 @@ impl Matcher {
             .kind(Some(AhoCorasickKind::ContiguousNFA))
             .build(&texts)
             .map_err(|error| fault("special tokens", "few and short enough to search for", error))?;
-        Ok(Matcher { automaton: Some(automaton), ids })
+        Ok(Matcher { automaton: Some(automaton), tokens, parse_special: true })
     }
 
     /// `text` cut at the tokens; no fragment is empty.
     pub fn split<'t>(&self, text: &'t str) -> Vec<Fragment<'t>> {
         let mut fragments = Vec::new();
         let mut done = 0;
+        // White space that has been looked at: tokens may themselves be spaces, and each would look at all that follow.
+        let mut spaces: Range<usize> = 0..0;
         for found in self.automaton.iter().flat_map(|automaton| automaton.find_iter(text)) {
-            let before = text.get(done..found.start()).filter(|before| !before.is_empty());
-            fragments.extend(before.map(Fragment::Text));
-            fragments.extend(self.ids.get(found.pattern().as_usize()).copied().map(Fragment::Token));
+            let Some(&(id, rule)) = self.tokens.get(found.pattern().as_usize()) else { continue };
+            if rule.special && !self.parse_special || rule.single_word && !is_single_word(text, found.range()) {
+                continue;
+            }
+            let before = text.get(done..found.start()).unwrap_or("");
+            let before = if rule.lstrip { before.trim_end() } else { before };
+            if !before.is_empty() {
+                fragments.push(Fragment::Text(before));
+            }
+            fragments.push(Fragment::Token(id));
             done = found.end();
+            if rule.rstrip {
+                if !spaces.contains(&done) {
+                    let rest = text.get(done..).unwrap_or("");
+                    spaces = done..done + rest.len() - rest.trim_start().len();
+                }
+                done = spaces.end;
+            }
         }
         fragments.extend(text.get(done..).filter(|rest| !rest.is_empty()).map(Fragment::Text));
         fragments
     }
+}
+
+/// The two ways to look for tokens in a text.
+#[derive(Debug)]
+pub(super) struct Matchers {
+    plain: Matcher,
+    parsing: Matcher,
+}
+
+impl Matchers {
+    /// User-defined tokens, which text always becomes, and these with the special ones.
+    pub fn by_kind(vocab: &Vocab) -> Result<Self, Error> {
+        let of_kind = |wanted: fn(TokenType) -> bool| {
+            Matcher::new(
+                vocab.iter().filter(|token| wanted(token.2)).map(|(id, token, _)| (id, token, Rule::default())),
+            )
+        };
+        Ok(Matchers {
+            plain: of_kind(|kind| kind == TokenType::UserDefined)?,
+            parsing: of_kind(|kind| kind == TokenType::UserDefined || kind.is_special())?,
+        })
+    }
+
+    /// The added tokens of a `tokenizer.json`.
+    pub fn by_rule<'v>(tokens: impl Iterator<Item = (u32, &'v str, Rule)>) -> Result<Self, Error> {
+        let parsing = Matcher::new(tokens)?;
+        Ok(Matchers { plain: Matcher { parse_special: false, ..parsing.clone() }, parsing })
+    }
+
+    pub fn select(&self, parse_special: bool) -> &Matcher {
+        if parse_special { &self.parsing } else { &self.plain }
+    }
+}
+
+fn is_single_word(text: &str, range: Range<usize>) -> bool {
+    let before = text.get(..range.start).and_then(|before| before.chars().next_back());
+    let after = text.get(range.end..).and_then(|after| after.chars().next());
+    !before.is_some_and(is_word) && !after.is_some_and(is_word)
+}
+
+/// `\w`, after Unicode's technical standard 18.
+fn is_word(c: char) -> bool {
+    let joins = || matches!(c, '\u{200C}' | '\u{200D}') || c.general_category_group() == Group::Mark;
+    let category = || matches!(c.general_category(), Category::DecimalNumber | Category::ConnectorPunctuation);
+    c.is_alphabetic() || category() || joins()
 }

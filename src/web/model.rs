@@ -8,6 +8,7 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 
 use super::{Device, from_js, to_js, to_js_error};
+use crate::chat::{ChatOptions, ChatTemplate, Message};
 use crate::error::Error;
 use crate::generate::{self, CancelHandle, ContextPolicy, GenerateOptions, StopReason};
 use crate::load::FileName;
@@ -66,13 +67,22 @@ impl Loader {
 
     /// The model.
     pub async fn finish(self) -> Result<Model, JsValue> {
-        self.0.finish().await.map(Model).map_err(to_js_error)
+        let model = self.0.finish().await.map_err(to_js_error)?;
+        let template = match model.tokenizer() {
+            Ok(tokenizer) => ChatTemplate::for_model(model.chat_template(), tokenizer),
+            Err(_) => Ok(None),
+        };
+        Ok(Model { model, template })
     }
 }
 
 /// A model whose weights are on a device.
 #[wasm_bindgen]
-pub struct Model(crate::Model);
+pub struct Model {
+    model: crate::Model,
+    /// How it is talked to; `None` for one that only continues texts, an error where the file's template is broken.
+    template: Result<Option<ChatTemplate>, Error>,
+}
 
 #[wasm_bindgen]
 impl Model {
@@ -93,19 +103,22 @@ impl Model {
             weight_types: Vec<String>,
             chat_template: &'a str,
         }
-        let config = self.0.config();
+        let config = self.model.config();
         to_js(&Info {
-            name: self.0.name(),
+            name: self.model.name(),
             architecture: &config.architecture,
             dim: config.dim,
             n_layers: config.n_layers,
             n_heads: config.n_heads,
             n_kv_heads: config.n_kv_heads,
             vocab_size: config.vocab_size,
-            context_length: self.0.context_length(),
+            context_length: self.model.context_length(),
             max_context_length: config.max_seq_len,
-            weight_types: self.0.block_types().iter().map(ToString::to_string).collect(),
-            chat_template: self.0.chat_template().map_or("none", |_| "file"),
+            weight_types: self.model.block_types().iter().map(ToString::to_string).collect(),
+            chat_template: match &self.template {
+                Ok(template) => template.as_ref().map_or("none", ChatTemplate::name),
+                Err(_) => "broken",
+            },
         })
     }
 
@@ -119,7 +132,7 @@ impl Model {
             activations_bytes: u64,
             total_bytes: u64,
         }
-        let plan = self.0.plan();
+        let plan = self.model.plan();
         to_js(&Memory {
             weights_bytes: plan.weights_bytes,
             cache_bytes: plan.cache_bytes,
@@ -130,18 +143,59 @@ impl Model {
 
     /// Token ids of a text, with those that the model expects around it if `add_special`.
     pub fn tokenize(&self, text: &str, add_special: bool) -> Result<Vec<u32>, JsValue> {
-        self.0.tokenizer().and_then(|tokenizer| tokenizer.encode(text, add_special)).map_err(to_js_error)
+        self.model.tokenizer().and_then(|tokenizer| tokenizer.encode(text, add_special)).map_err(to_js_error)
     }
 
     /// The text of token ids, without special tokens.
     pub fn detokenize(&self, ids: &[u32]) -> Result<String, JsValue> {
-        self.0.tokenizer().and_then(|tokenizer| tokenizer.decode(ids, true)).map_err(to_js_error)
+        self.model.tokenizer().and_then(|tokenizer| tokenizer.decode(ids, true)).map_err(to_js_error)
+    }
+
+    /// Token ids of a conversation, `{ role, content }[]`, up to where the assistant's answer begins. Nothing that a
+    /// message contains becomes a control token. `options`: `{ addGenerationPrompt?, variables?, now? }`, with `now` in
+    /// seconds since 1970.
+    #[wasm_bindgen(js_name = chatTokens)]
+    pub fn chat_tokens(&self, messages: JsValue, options: JsValue) -> Result<Vec<u32>, JsValue> {
+        let messages: Vec<Message> = from_js("messages", messages)?;
+        let options: Option<ChatOptions> = from_js("options", options)?;
+        let encode = |template: &ChatTemplate| {
+            template.encode(self.model.tokenizer()?, &messages, &options.unwrap_or_default())
+        };
+        self.template().and_then(encode).map_err(to_js_error)
+    }
+
+    /// What ends the assistant's turn besides the tokens that end a text: `{ ids, texts }`.
+    #[wasm_bindgen(js_name = chatStops)]
+    pub fn chat_stops(&self) -> Result<JsValue, JsValue> {
+        #[derive(Serialize)]
+        struct Stops<'a> {
+            ids: Vec<u32>,
+            texts: &'a [&'a str],
+        }
+        let template = self.template().map_err(to_js_error)?;
+        let ids = self.model.tokenizer().and_then(|tokenizer| template.stop_ids(tokenizer)).map_err(to_js_error)?;
+        to_js(&Stops { ids, texts: template.stop_texts() })
     }
 
     /// A new, empty session.
     pub fn session(&self) -> Result<Session, JsValue> {
-        let session = self.0.session().map_err(to_js_error)?;
+        let session = self.model.session().map_err(to_js_error)?;
         Ok(Session { session: RefCell::new(session), cancel: RefCell::default() })
+    }
+}
+
+impl Model {
+    fn template(&self) -> Result<&ChatTemplate, Error> {
+        let error = |expected: &str, found: String| Error::Template {
+            field: "chat template".into(),
+            expected: expected.into(),
+            found,
+        };
+        match &self.template {
+            Ok(Some(template)) => Ok(template),
+            Ok(None) => Err(error("one in the model's file", "missing: this model continues texts".into())),
+            Err(broken) => Err(error("one that can be used", format!("broken: {broken}"))),
+        }
     }
 }
 
@@ -170,9 +224,7 @@ impl Session {
             let (expected, found) = ("one generation at a time".into(), "another one".into());
             return Err(to_js_error(Error::Operand { kernel: "session", operand: "generation", expected, found }));
         };
-        let known = session.tokens().iter().zip(ids).take_while(|(a, b)| a == b).count();
-        session.truncate(known);
-        let mut generation = session.generate_ids(&ids[known..], &options).map_err(to_js_error)?;
+        let mut generation = session.generate_from(ids, &options).map_err(to_js_error)?;
         self.cancel.replace(generation.cancel_handle());
         let mut n_generated = 0;
         while let Some(piece) = generation.next().await {
@@ -191,7 +243,7 @@ impl Session {
                         let (expected, found) = ("a model".into(), "something else".into());
                         to_js_error(Error::Option { option: "onLost", expected, found })
                     })?;
-                    generation.resume(&model.0).map_err(to_js_error)?;
+                    generation.resume(&model.model).map_err(to_js_error)?;
                 }
                 Err(error) => return Err(to_js_error(error)),
             }
@@ -236,6 +288,7 @@ fn read_options(value: JsValue) -> Result<GenerateOptions, JsValue> {
         repeat_last_n: Option<u32>,
         seed: Option<u64>,
         stop: Option<Vec<String>>,
+        stop_ids: Option<Vec<u32>>,
         ignore_eos: Option<bool>,
         slide: Option<bool>,
     }
@@ -251,6 +304,7 @@ fn read_options(value: JsValue) -> Result<GenerateOptions, JsValue> {
         repeat_last_n: given.repeat_last_n.unwrap_or(default.repeat_last_n),
         seed: given.seed.unwrap_or(default.seed),
         stop: given.stop.unwrap_or_default(),
+        stop_ids: given.stop_ids.unwrap_or_default(),
         ignore_eos: given.ignore_eos.unwrap_or(default.ignore_eos),
         context_policy: if given.slide == Some(true) { ContextPolicy::Slide } else { ContextPolicy::Stop },
     })

@@ -155,6 +155,7 @@ fn greedy(source: &mut Source, vocab: u32, top_k: u32, top_p: f32, min_p: f32) -
 }
 
 /// Probabilities after all cuts, computed from their definitions.
+#[cfg(not(target_arch = "wasm32"))]
 pub fn probabilities(logits: &[f32], s: &Sampling) -> Vec<f64> {
     let highest = logits.iter().copied().fold(f32::MIN, f32::max);
     let mut sorted: Vec<f32> = logits.to_vec();
@@ -184,6 +185,7 @@ pub fn probabilities(logits: &[f32], s: &Sampling) -> Vec<f64> {
 }
 
 /// The random number behind the token at `pos`, in [0, 1): the PCG hash of Jarzynski & Olano 2020, chained.
+#[cfg(not(target_arch = "wasm32"))]
 pub fn random(seed: [u32; 2], pos: u32) -> f64 {
     let hash = |input: u32| {
         let state = (u64::from(input) * 747_796_405 + 2_891_336_453) as u32;

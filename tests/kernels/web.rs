@@ -1,6 +1,8 @@
 //! Conformance in a browser: the same cases, through WebGPU as the page sees it.
 
-use tilewright::{BrowserAdapter, Device, DeviceChoice, Tier};
+use tilewright::{
+    BrowserAdapter, DType, Device, DeviceChoice, Error, Recorder, Role, Tensor, Tier, Workspace, kernels,
+};
 use wasm_bindgen_test::{wasm_bindgen_test, wasm_bindgen_test_configure};
 
 use crate::{conform, judge};
@@ -16,6 +18,10 @@ const REQUEST_SUBGROUPS: &str = "
         return original.call(this, { ...descriptor, requiredFeatures: features });
     };";
 
+fn adapter() -> BrowserAdapter {
+    BrowserAdapter { name: "browser".into(), is_software: true, has_subgroups: true }
+}
+
 #[wasm_bindgen_test]
 async fn cpu_matches_oracle() {
     let (executed, failed) = conform(&Device::cpu()).await;
@@ -25,12 +31,39 @@ async fn cpu_matches_oracle() {
 #[wasm_bindgen_test]
 async fn gpu_matches_oracle() {
     js_sys::eval(REQUEST_SUBGROUPS).expect("a browser with WebGPU");
-    let adapter = BrowserAdapter { name: "browser".into(), is_software: true, has_subgroups: true };
     let (mut executed, mut failed) = (0, 0);
     for tier in [Tier::Baseline, Tier::Subgroups, Tier::Scalar] {
-        let device = Device::open(&DeviceChoice::Gpu, Some(&adapter), Some(tier)).await.expect("an adapter");
+        let device = Device::open(&DeviceChoice::Gpu, Some(&adapter()), Some(tier)).await.expect("an adapter");
         let of_tier = conform(&device).await;
         (executed, failed) = (executed + of_tier.0, failed + of_tier.1);
     }
     judge(executed, failed);
+}
+
+/// Hands the browser another shader than was meant, until `restore` is called.
+const BREAK_SHADERS: &str = "
+    globalThis.createShaderModule = GPUDevice.prototype.createShaderModule;
+    GPUDevice.prototype.createShaderModule = function (descriptor) {
+        const code = descriptor.code.replace('fn softmax(', 'fn softmax(undefined_type: Nothing, ');
+        return globalThis.createShaderModule.call(this, { ...descriptor, code });
+    };";
+const RESTORE_SHADERS: &str = "GPUDevice.prototype.createShaderModule = globalThis.createShaderModule;";
+
+#[wasm_bindgen_test]
+async fn a_shader_that_does_not_compile_is_an_error() {
+    let softmax = async || -> Result<Vec<f32>, Error> {
+        let device = Device::open(&DeviceChoice::Gpu, Some(&adapter()), Some(Tier::Baseline)).await?;
+        let x = device.upload("x", &[1, 2], &[1.0f32, 1.0])?;
+        let y = Tensor::declare("y", Role::Activations, &[1, 2], DType::F32)?;
+        let mut rec = Recorder::new(&device);
+        kernels::softmax(&mut rec, &x, &y)?;
+        device.run(&rec.finish(&mut Workspace::default()))?;
+        device.read(&y).await
+    };
+    assert_eq!(softmax().await.expect("the shader as it is"), [0.5, 0.5]);
+    js_sys::eval(BREAK_SHADERS).expect("a browser with WebGPU");
+    let broken = softmax().await;
+    js_sys::eval(RESTORE_SHADERS).expect("a browser with WebGPU");
+    let Err(Error::Gpu { message, .. }) = &broken else { panic!("{broken:?}") };
+    assert!(message.contains("Nothing"), "{message}");
 }

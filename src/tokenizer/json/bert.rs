@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{File, added_tokens_are_literal, flag, kind, steps, surroundings};
+use super::{File, check_literal, flag, kind, not_ours, steps, surroundings};
 use crate::error::Error;
 use crate::tokenizer::spm::ESCAPED_SPACE;
 use crate::tokenizer::vocab::{TokenType, Vocab};
@@ -11,29 +11,35 @@ use crate::tokenizer::{Tokenizer, wordpiece};
 /// How the file marks a piece that continues a word.
 const CONTINUES: &str = "##";
 
-/// `None` if any part of the pipeline is not one of those known here.
-pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Result<Option<Tokenizer>, Error> {
-    let json = &file.json;
-    let Some(lowercase) = json.get("normalizer").and_then(lowercases) else { return Ok(None) };
-    let Some((prefix, suffix)) = surroundings(json.get("post_processor")) else { return Ok(None) };
-    let is_wordpiece = json.get("model").is_some_and(|model| {
-        let continues = model.get("continuing_subword_prefix").and_then(Value::as_str) == Some(CONTINUES);
-        let max_chars = model.get("max_input_chars_per_word").and_then(Value::as_u64);
-        kind(model) == "WordPiece" && continues && max_chars == Some(wordpiece::MAX_WORD_CHARS as u64)
-    });
+/// # Errors
+/// [`Error::Unsupported`] naming the part of the pipeline that is not one of those known here.
+pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Result<Tokenizer, Error> {
+    let (json, model) = (&file.json, file.model());
+    let known = |is_known: bool, field: &str, ours: &str| {
+        if is_known { Ok(()) } else { Err(not_ours(field, "something else", ours)) }
+    };
+    let continues = model.get("continuing_subword_prefix").and_then(Value::as_str) == Some(CONTINUES);
+    let max_chars = model.get("max_input_chars_per_word").and_then(Value::as_u64);
+    let is_bert = continues && max_chars == Some(wordpiece::MAX_WORD_CHARS as u64);
+    known(is_bert, "model", "WordPiece with ## and words of up to 100 characters")?;
+    let lowercase = json.get("normalizer").and_then(lowercases);
+    let lowercase = lowercase.ok_or_else(|| not_ours("normalizer", "something else", "a complete BertNormalizer"))?;
     let splits =
         matches!(steps(json.get("pre_tokenizer"), "pretokenizers")[..], [step] if kind(step) == "BertPreTokenizer");
+    known(splits, "pre_tokenizer", "BertPreTokenizer")?;
+    let (prefix, suffix) = surroundings(json.get("post_processor"))?;
     let decodes = json.get("decoder").is_some_and(|decoder| {
         let prefix = decoder.get("prefix").and_then(Value::as_str);
         kind(decoder) == "WordPiece" && prefix == Some(CONTINUES) && flag(decoder, "cleanup", true)
     });
+    known(decodes, "decoder", "WordPiece with ## and cleanup")?;
     // The character that marks the beginning of a word below must not stand for itself.
     let unmarked = !file.tokens.iter().any(|token| token.text.contains(ESCAPED_SPACE));
+    known(unmarked, "model.vocab", "WordPiece without U+2581")?;
     let unk = file.tokens.iter().position(|token| token.kind == TokenType::Unknown);
-    let Some(unk_id) = unk.and_then(|id| u32::try_from(id).ok()) else { return Ok(None) };
-    if !(is_wordpiece && splits && decodes && unmarked && added_tokens_are_literal(json, true)) {
-        return Ok(None);
-    }
+    let unk_id = unk.and_then(|id| u32::try_from(id).ok());
+    let unk_id = unk_id.ok_or_else(|| not_ours("model.unk_token", "none", "WordPiece with one"))?;
+    check_literal(json, true)?;
 
     let tokens = file.tokens.iter().map(|token| match token.text.strip_prefix(CONTINUES) {
         _ if token.kind != TokenType::Normal => token.text.clone(),
@@ -51,7 +57,7 @@ pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Res
         lowercase: Some(lowercase),
         ..Vocab::default()
     };
-    Tokenizer::wordpiece(&vocab.checked()?, unk_id, prefix, suffix).map(Some)
+    Tokenizer::wordpiece(&vocab.checked()?, unk_id, prefix, suffix)
 }
 
 /// The one choice that a `BertNormalizer` leaves; `None` for one that leaves out other steps.

@@ -2,24 +2,32 @@
 
 use serde_json::Value;
 
-use super::{File, added_tokens_are_literal, flag, kind, steps, surroundings};
+use super::{File, check_literal, flag, has_affixes, kind, not_ours, steps, surroundings};
 use crate::error::Error;
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::pre_tokenizer::PreTokenizer;
 use crate::tokenizer::vocab::Vocab;
 
-/// `None` if any part of the pipeline is not one of those known here.
-pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Result<Option<Tokenizer>, Error> {
-    let json = &file.json;
-    let Some(model) = json.get("model").filter(|model| is_plain_bpe(model)) else { return Ok(None) };
-    let Some(nfc) = normalizes_to_nfc(json.get("normalizer")) else { return Ok(None) };
-    let ignore_merges = flag(model, "ignore_merges", false);
-    let Some(pre_tokenizer) = pre_tokenizer(json.get("pre_tokenizer"), nfc, ignore_merges) else { return Ok(None) };
-    let Some((prefix, suffix)) = surroundings(json.get("post_processor")) else { return Ok(None) };
-    let is_byte_level = matches!(json.get("decoder"), Some(decoder) if kind(decoder) == "ByteLevel");
-    if !is_byte_level || !added_tokens_are_literal(json, nfc) {
-        return Ok(None);
+/// # Errors
+/// [`Error::Unsupported`] naming the part of the pipeline that is not one of those known here.
+pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Result<Tokenizer, Error> {
+    let (json, model) = (&file.json, file.model());
+    if has_affixes(model) || flag(model, "byte_fallback", false) {
+        return Err(not_ours("model", "affixes or byte fallback", "byte-level BPE without"));
     }
+    let nfc = match steps(json.get("normalizer"), "normalizers")[..] {
+        [] => false,
+        [step] if kind(step) == "NFC" => true,
+        _ => return Err(not_ours("normalizer", "something else", "none or NFC")),
+    };
+    let ignore_merges = flag(model, "ignore_merges", false);
+    let pre_tokenizer = pre_tokenizer(json.get("pre_tokenizer"), nfc, ignore_merges)
+        .ok_or_else(|| not_ours("pre_tokenizer", "something else", "ByteLevel behind splits of known models"))?;
+    let (prefix, suffix) = surroundings(json.get("post_processor"))?;
+    if !matches!(json.get("decoder"), Some(decoder) if kind(decoder) == "ByteLevel") {
+        return Err(not_ours("decoder", "something else", "ByteLevel"));
+    }
+    check_literal(json, nfc)?;
 
     let merges = model.get("merges").and_then(Value::as_array).into_iter().flatten().map(|merge| match merge {
         Value::Array(halves) => halves.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" "),
@@ -36,25 +44,7 @@ pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Res
         unk_id: unk.and_then(|unk| (0u32..).zip(&file.tokens).find(|(_, token)| token.text == unk)).map(|(id, _)| id),
         ..Vocab::default()
     };
-    Tokenizer::byte_level(&vocab.checked()?, pre_tokenizer, prefix, suffix).map(Some)
-}
-
-fn is_plain_bpe(model: &Value) -> bool {
-    let absent = |field: &str| match model.get(field) {
-        None | Some(Value::Null) => true,
-        Some(value) => value.as_str() == Some(""),
-    };
-    // Old files have no `type`; only BPE has merges.
-    let bpe = matches!(kind(model), "BPE" | "") && model.get("merges").is_some();
-    bpe && absent("continuing_subword_prefix") && absent("end_of_word_suffix") && !flag(model, "byte_fallback", false)
-}
-
-fn normalizes_to_nfc(normalizer: Option<&Value>) -> Option<bool> {
-    match steps(normalizer, "normalizers")[..] {
-        [] => Some(false),
-        [step] if kind(step) == "NFC" => Some(true),
-        _ => None,
-    }
+    Tokenizer::byte_level(&vocab.checked()?, pre_tokenizer, prefix, suffix)
 }
 
 fn pre_tokenizer(component: Option<&Value>, nfc: bool, ignore_merges: bool) -> Option<PreTokenizer> {

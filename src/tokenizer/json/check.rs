@@ -122,7 +122,7 @@ fn merges(model: &Value, ids: &HashMap<&str, u32>) -> Result<(), Error> {
     let prefix = model.get("continuing_subword_prefix").and_then(Value::as_str).unwrap_or("");
     for (rank, merge) in array(model, "merges")?.iter().enumerate() {
         let halves = match merge {
-            Value::String(pair) => pair.split_once(' '),
+            Value::String(pair) => pair.split_once(' ').filter(|(_, right)| !right.contains(' ')),
             other => match other.as_array().map(Vec::as_slice) {
                 Some([left, right]) => left.as_str().zip(right.as_str()),
                 _ => None,

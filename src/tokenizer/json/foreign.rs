@@ -1,7 +1,6 @@
 //! Pipelines that run in the `tokenizers` crate.
 //!
-//! Only encoding does: decoding needs pieces that do not depend on what follows them, so the decoder's steps are
-//! applied to each token once, when the file is loaded.
+//! Only encoding does: decoding needs pieces that do not depend on what follows them ([`Decoder`]).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
@@ -9,11 +8,11 @@ use std::sync::{Arc, OnceLock};
 use serde_json::Value;
 use tokenizers::Tokenizer as Pipeline;
 
-use super::{File, flag, kind, steps, unsupported};
+use super::File;
+use super::decoder::Decoder;
 use crate::error::Error;
-use crate::tokenizer::bpe::token_bytes;
 use crate::tokenizer::decode::Pieces;
-use crate::tokenizer::vocab::{TokenType, fault, parse_byte, shown};
+use crate::tokenizer::vocab::{TokenType, fault, shown};
 use crate::tokenizer::{EncodeOptions, Encoder, Tokenizer, end_ids};
 
 /// The regex engine gives up in silence after a million steps back and then splits text elsewhere; what follows a
@@ -55,7 +54,7 @@ pub(super) fn load(file: File, bos_id: Option<u32>, eos_id: Option<u32>) -> Resu
         if text.is_none() != token.text.is_empty() {
             return Err(fault(format!("token id {id}"), shown(&token.text), shown(&text.unwrap_or_default())));
         }
-        pieces.push((decoder.piece(id, &text.unwrap_or_default(), token.kind), token.kind));
+        pieces.push((decoder.piece(id, &text.unwrap_or_default()), token.kind));
     }
 
     let find = |name: &str, wanted: &dyn Fn(TokenType) -> bool| {
@@ -72,7 +71,7 @@ pub(super) fn load(file: File, bos_id: Option<u32>, eos_id: Option<u32>) -> Resu
         special_ids: named.map(|(id, token)| (token.text.as_str().into(), id)).collect(),
         eos_ids: end_ids([eos_id, None], |name| find(name, &|kind| kind == TokenType::Control)),
         bos_id,
-        pieces: Arc::new(Pieces::new(pieces.into_iter(), decoder.strip_spaces)),
+        pieces: Arc::new(Pieces::new(pieces.into_iter(), decoder.strip)),
         encoder: Encoder::Foreign(Box::new(foreign)),
     })
 }
@@ -133,92 +132,4 @@ fn uses_lookaround(component: Option<&Value>) -> bool {
 
 fn flag_of(fields: &serde_json::Map<String, Value>, field: &str) -> bool {
     fields.get(field).and_then(Value::as_bool).unwrap_or(true)
-}
-
-/// What a file's decoder does to one token.
-#[derive(Debug, Default)]
-struct Decoder {
-    replacements: Vec<(String, String)>,
-    spelling: Spelling,
-    byte_fallback: bool,
-    strip_spaces: usize,
-}
-
-#[derive(Debug, Default)]
-enum Spelling {
-    #[default]
-    Plain,
-    /// GPT-2's characters for bytes.
-    Bytes,
-    /// A token stands behind a space unless it has the prefix.
-    Words { prefix: String, cleanup: bool },
-}
-
-impl Decoder {
-    fn new(component: Option<&Value>) -> Result<Self, Error> {
-        let mut decoder = Decoder::default();
-        let steps = steps(component, "decoders");
-        if steps.is_empty() {
-            // The crate puts a space between tokens if nothing says how to join them.
-            let words = Spelling::Words { prefix: String::new(), cleanup: false };
-            return Ok(Decoder { spelling: words, strip_spaces: 1, ..decoder });
-        }
-        let mut fused = false;
-        for step in steps {
-            let text = |field: &str| step.get(field).and_then(Value::as_str).map(str::to_owned);
-            let number = |field: &str| step.get(field).and_then(Value::as_u64).and_then(|n| usize::try_from(n).ok());
-            let refuse = || {
-                unsupported(
-                    "decoder",
-                    kind(step),
-                    "ByteLevel, WordPiece, Metaspace, Replace, ByteFallback, Fuse, Strip",
-                )
-            };
-            match kind(step) {
-                "ByteLevel" => decoder.spelling = Spelling::Bytes,
-                "ByteFallback" => decoder.byte_fallback = true,
-                "Fuse" => fused = true,
-                "Metaspace" => {
-                    decoder.replacements.push((text("replacement").ok_or_else(refuse)?, " ".into()));
-                    let prefixed =
-                        flag(step, "add_prefix_space", true) && text("prepend_scheme").as_deref() != Some("never");
-                    decoder.strip_spaces = usize::from(prefixed);
-                }
-                "Replace" => {
-                    let pattern = step.get("pattern").and_then(|pattern| pattern.get("String")?.as_str());
-                    let pattern = pattern.filter(|pattern| !pattern.is_empty()).ok_or_else(refuse)?;
-                    decoder.replacements.push((pattern.to_owned(), text("content").ok_or_else(refuse)?));
-                }
-                "Strip" if fused && text("content").as_deref() == Some(" ") && number("stop") == Some(0) => {
-                    decoder.strip_spaces = number("start").ok_or_else(refuse)?;
-                }
-                "WordPiece" => {
-                    let prefix = text("prefix").ok_or_else(refuse)?;
-                    decoder.spelling = Spelling::Words { prefix, cleanup: flag(step, "cleanup", true) };
-                    decoder.strip_spaces = 1;
-                }
-                _ => return Err(refuse()),
-            }
-        }
-        Ok(decoder)
-    }
-
-    fn piece(&self, id: u32, token: &str, kind: TokenType) -> Vec<u8> {
-        if let (true, TokenType::Byte, Ok(byte)) = (self.byte_fallback, kind, parse_byte(id, token)) {
-            return vec![byte];
-        }
-        let mut text = token.to_owned();
-        for (pattern, content) in &self.replacements {
-            text = text.replace(pattern, content);
-        }
-        match &self.spelling {
-            Spelling::Plain => text.into(),
-            Spelling::Bytes => token_bytes(&text),
-            Spelling::Words { prefix, cleanup } => match text.strip_prefix(prefix).filter(|_| !prefix.is_empty()) {
-                Some(rest) => rest.into(),
-                None if *cleanup && matches!(text.as_str(), "." | "?" | "!" | ",") => text.into(),
-                None => format!(" {text}").into(),
-            },
-        }
-    }
 }

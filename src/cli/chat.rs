@@ -1,0 +1,259 @@
+//! `tilewright chat`: a conversation on the terminal or from a pipe.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use tilewright::chat::{ChatOptions, ChatTemplate, Message};
+use tilewright::generate::{CancelHandle, StopReason};
+use tilewright::{Error, GenerateOptions, Model, Session};
+
+use super::Failure;
+use super::run::{ModelArgs, SamplingArgs};
+
+/// Talk to a model.
+///
+/// Each line is a message; one that ends in a backslash goes on in the next line. `/help` lists the commands. From a
+/// pipe, lines are taken in the same way, and only the answers are printed.
+#[derive(Args)]
+pub struct ChatArgs {
+    /// GGUF file, or folder with config.json and safetensors; the built-in model if absent.
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    device: ModelArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// What the model is told about its part, before all else.
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Template that is built in, instead of the file's own.
+    #[arg(long, value_parser = ChatTemplate::KNOWN, value_name = "NAME")]
+    template: Option<String>,
+}
+
+const HELP: &str = "\
+/clear         forget the conversation, but for the system message
+/system TEXT   tell the model its part; without TEXT, nothing
+/regen         answer the last message anew
+/save FILE     write the conversation as JSON
+/quit          end
+//TEXT         a message that begins with a slash
+Ctrl-C stops an answer, and ends where there is none. A backslash at the end of a line continues it.";
+
+pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
+    let options = args.sampling.options();
+    options.check()?;
+    let interrupt = Interrupt::install()?;
+    let device = args.device.open()?;
+    let model = args.device.load(args.model.as_deref(), &device)?;
+    let template = template(&model, args)?;
+    let mut chat = Chat::new(&model, template, options, interrupt)?;
+    chat.set_system(args.system.as_deref().unwrap_or(""));
+    let talks = io::stdin().is_terminal();
+    if talks {
+        eprintln!("{} on {}; /help lists the commands", model.name(), device.info().name);
+    }
+    let mut lines = io::stdin().lock();
+    while let Some(line) = read_message(&mut lines, talks)? {
+        match chat.obey(&line) {
+            Ok(true) => {}
+            Ok(false) => break,
+            // The next message may fare better; a script should not go on as if nothing had been.
+            Err(Failure::Error(error)) if talks && !matches!(error, Error::DeviceLost { .. }) => {
+                eprintln!("error: {error}")
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+    if let Err(error) = device.save_pipeline_cache() {
+        eprintln!("warning: the pipeline cache was not saved: {error}");
+    }
+    Ok(())
+}
+
+/// The template asked for, the file's own, or the one its vocabulary was made for.
+fn template(model: &Model, args: &ChatArgs) -> Result<ChatTemplate, Error> {
+    let found = match &args.template {
+        Some(name) => ChatTemplate::known(name),
+        None => ChatTemplate::for_model(model.chat_template(), model.tokenizer()?)?,
+    };
+    found.ok_or_else(|| Error::Template {
+        field: "chat template".into(),
+        expected: format!(
+            "one in the model's file: this is a model that continues texts (`tilewright run`); to talk to it all the \
+             same, choose a template with --template: {}",
+            ChatTemplate::KNOWN.join(", ")
+        ),
+        found: "missing".into(),
+    })
+}
+
+/// The next message or command; `None` at the end of the input.
+fn read_message(lines: &mut impl BufRead, talks: bool) -> Result<Option<String>, Failure> {
+    let mut message = String::new();
+    loop {
+        if talks {
+            eprint!("{}", if message.is_empty() { "> " } else { ". " });
+        }
+        let mut line = String::new();
+        let n_bytes = lines.read_line(&mut line).map_err(|source| Error::Io { path: "stdin".into(), source })?;
+        let line = line.trim_end_matches(['\r', '\n']);
+        let (line, continues) = line.strip_suffix('\\').map_or((line, false), |line| (line, true));
+        message += line;
+        if n_bytes == 0 && message.is_empty() {
+            return Ok(None);
+        }
+        if n_bytes == 0 || !continues {
+            return Ok(Some(message));
+        }
+        message += "\n";
+    }
+}
+
+/// Ctrl-C: ends the answer in progress, and the program if there is none.
+#[derive(Clone)]
+struct Interrupt(Arc<Mutex<Option<CancelHandle>>>);
+
+impl Interrupt {
+    fn install() -> Result<Self, Error> {
+        let interrupt = Interrupt(Arc::default());
+        let of_handler = interrupt.clone();
+        let handler = move || match of_handler.current().take() {
+            Some(answer) => answer.cancel(),
+            // What a shell reports for a program that Ctrl-C ended.
+            None => std::process::exit(130),
+        };
+        let failed = |error: ctrlc::Error| Error::Io { path: "Ctrl-C".into(), source: io::Error::other(error) };
+        ctrlc::set_handler(handler).map_err(failed)?;
+        Ok(interrupt)
+    }
+
+    fn current(&self) -> std::sync::MutexGuard<'_, Option<CancelHandle>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A conversation in progress.
+struct Chat {
+    session: Session,
+    template: ChatTemplate,
+    options: GenerateOptions,
+    interrupt: Interrupt,
+    system: Option<Message>,
+    messages: Vec<Message>,
+}
+
+impl Chat {
+    fn new(
+        model: &Model,
+        template: ChatTemplate,
+        mut options: GenerateOptions,
+        interrupt: Interrupt,
+    ) -> Result<Self, Error> {
+        options.stop_ids = template.stop_ids(model.tokenizer()?)?;
+        options.stop.extend(template.stop_texts().iter().map(|text| text.to_string()));
+        let session = model.session()?;
+        Ok(Chat { session, template, options, interrupt, system: None, messages: Vec::new() })
+    }
+
+    /// Does what a line says; false at the end of the conversation.
+    fn obey(&mut self, line: &str) -> Result<bool, Failure> {
+        let (command, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        match command {
+            "/quit" | "/exit" => return Ok(false),
+            "/help" => eprintln!("{HELP}"),
+            "/clear" => self.messages.clear(),
+            "/system" => self.set_system(rest.trim()),
+            "/save" => self.save(Path::new(rest.trim()))?,
+            "/regen" => {
+                let before = self.messages.len();
+                let is_answer = |message: &Message| message.role == "assistant";
+                let answer = self.messages.pop_if(|message| is_answer(message));
+                if self.messages.is_empty() {
+                    eprintln!("there is no message to answer");
+                    return Ok(true);
+                }
+                // With the same seed it would be the same answer.
+                self.options.seed = self.options.seed.wrapping_add(1);
+                let result = self.answer();
+                if self.messages.len() < before {
+                    self.messages.extend(answer);
+                }
+                result?;
+            }
+            _ if line.trim().is_empty() => {}
+            _ if command.starts_with('/') && !command.starts_with("//") => {
+                eprintln!("there is no command {command}; /help lists them, and // begins a message with a slash");
+            }
+            _ => {
+                let text = if line.starts_with("//") { line.get(1..).unwrap_or_default() } else { line };
+                self.messages.push(Message::new("user", text));
+                let result = self.answer();
+                if result.is_err() {
+                    // A message that was not answered is none of the conversation.
+                    self.messages.pop_if(|message| message.role == "user");
+                }
+                result?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn set_system(&mut self, text: &str) {
+        self.system = (!text.is_empty()).then(|| Message::new("system", text));
+    }
+
+    fn conversation(&self) -> Vec<Message> {
+        self.system.iter().chain(&self.messages).cloned().collect()
+    }
+
+    /// Answers the last message, printing as it goes. What the session has computed already is kept.
+    fn answer(&mut self) -> Result<(), Failure> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).ok();
+        let now = now.and_then(|since| i64::try_from(since.as_secs()).ok());
+        let chat_options = ChatOptions { now, ..ChatOptions::default() };
+        let tokenizer = self.session.model().tokenizer()?;
+        let ids = self.template.encode(tokenizer, &self.conversation(), &chat_options)?;
+        let mut generation = self.session.generate_from(&ids, &self.options)?;
+        *self.interrupt.current() = Some(generation.cancel_handle());
+        let mut out = io::stdout().lock();
+        let mut text = String::new();
+        let result = loop {
+            match pollster::block_on(generation.next()) {
+                None => break Ok(()),
+                Some(Err(error)) => break Err(error),
+                Some(Ok(piece)) => {
+                    text += &piece.text;
+                    write!(out, "{}", piece.text)?;
+                    out.flush()?;
+                }
+            }
+        };
+        *self.interrupt.current() = None;
+        let (reason, prefill, decode) = (generation.stop_reason(), generation.prefill(), generation.decode());
+        writeln!(out, "{}", if result.is_err() { " [broken off]" } else { "" })?;
+        result?;
+        self.messages.push(Message::new("assistant", text));
+        if io::stderr().is_terminal() {
+            let note = match reason {
+                Some(StopReason::MaxTokens) => "; as long as --max-tokens allows",
+                Some(StopReason::ContextFull) => "; the context is full, /clear makes room",
+                _ => "",
+            };
+            eprintln!(
+                "[{} new tokens read, {} written at {:.1}/s{note}]",
+                prefill.tokens,
+                decode.tokens + 1,
+                decode.rate()
+            );
+        }
+        Ok(())
+    }
+
+    fn save(&self, path: &Path) -> Result<(), Error> {
+        let json = format!("{:#}\n", serde_json::json!(self.conversation()));
+        std::fs::write(path, json).map_err(|source| Error::Io { path: path.into(), source })
+    }
+}

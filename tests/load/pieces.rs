@@ -1,0 +1,206 @@
+//! Models whose bytes arrive piece by piece, and GGUF files in several shards.
+
+use std::fs;
+
+use tilewright::generate::Loader;
+use tilewright::load::FileName;
+use tilewright::{Device, Error, GenerateOptions, Model};
+
+use super::builder::{U32, text};
+use super::common::{self, Rng, block_on};
+use super::{Folder, STRING, TinyGguf, VOCAB, config_json, encode, index, load, logits, published, sharded, weights};
+
+/// A file by name with its content.
+type Content = (String, Vec<u8>);
+
+/// Loads files in pieces whose lengths `next_len` gives; sizes are told in advance or not.
+fn in_pieces(
+    device: &Device,
+    files: &[Content],
+    tell_sizes: bool,
+    mut next_len: impl FnMut() -> usize,
+) -> Result<Model, Error> {
+    let size = |content: &[u8]| tell_sizes.then_some(content.len() as u64);
+    let names = files.iter().map(|(name, content)| FileName { name: name.clone(), size: size(content) }).collect();
+    let mut loader = Loader::new(device, names, None, None)?;
+    let mut last = None;
+    while let Some(wanted @ (file, offset)) = loader.wanted() {
+        assert_ne!(last, Some(wanted), "the loader does not move on");
+        last = Some(wanted);
+        let rest = files[file].1.get(offset as usize..).unwrap_or_default();
+        match rest.len() {
+            0 => loader.end()?,
+            left => block_on(loader.push(&rest[..next_len().clamp(1, left)]))?,
+        }
+    }
+    let (done, total) = loader.progress();
+    assert!(done == total && total > 0, "{done} of {total} bytes");
+    block_on(loader.finish())
+}
+
+/// Every type that stays packed, and rows whose scales share words with the next row's.
+fn quantised() -> TinyGguf {
+    let mut tiny = TinyGguf::new();
+    for (i, weight) in weights().into_iter().enumerate().filter(|(_, weight)| weight.shape.len() == 2) {
+        let type_number = [8, 8, 1, 30, 0][i % 5];
+        tiny.put(&weight.gguf, weight.shape, type_number, encode(&weight.values, type_number));
+    }
+    tiny
+}
+
+fn content(folder: &Folder, names: &[&str]) -> Vec<Content> {
+    names.iter().map(|name| (name.to_string(), fs::read(folder.0.join(name)).unwrap())).collect()
+}
+
+/// Lengths up to `longest`, drawn from a seed.
+fn lengths(longest: usize, seed: u64) -> impl FnMut() -> usize {
+    let mut rng = Rng::new(seed);
+    move || 1 + rng.below(longest)
+}
+
+#[test]
+fn a_model_that_arrives_in_pieces_is_the_same() {
+    let mut devices = vec![common::cpu()];
+    devices.extend(common::gpu(None));
+    let (folder, shards) = (published(), sharded());
+    let shard_names = ["config.json", super::INDEX, super::SHARDS[0], super::SHARDS[1]];
+    for device in &devices {
+        let gguf = |tiny: &TinyGguf| vec![("model.gguf".to_string(), tiny.bytes())];
+        let models = [
+            (gguf(&TinyGguf::new()), logits(&TinyGguf::new().model(device))),
+            (gguf(&quantised()), logits(&quantised().model(device))),
+            (content(&folder, &["config.json", "model.safetensors"]), logits(&load(device, &folder.0).unwrap())),
+            (content(&shards, &shard_names), logits(&load(device, &shards.0).unwrap())),
+        ];
+        for (files, want) in &models {
+            for (round, longest) in [7, 60, 500, 5000, usize::MAX >> 1].into_iter().enumerate() {
+                let model = in_pieces(device, files, round % 2 == 0, lengths(longest, round as u64)).unwrap();
+                assert_eq!(&logits(&model), want, "{} in pieces of up to {longest}", files[0].0);
+            }
+        }
+    }
+}
+
+#[test]
+fn frequency_factors_may_lie_anywhere_in_the_file() {
+    let device = common::cpu();
+    let factors = encode(&[1.0, 2.0, 4.0, 8.0], 0);
+    let mut last = TinyGguf::new();
+    last.put("rope_freqs.weight", &[4], 0, factors.clone());
+    let mut first = TinyGguf { data: Vec::new(), ..last.clone() };
+    let tensors = std::mem::take(&mut first.file.tensors);
+    for (tensor, data) in tensors.into_iter().zip(last.data.clone()).rev() {
+        first.file.tensors.push(tensor);
+        first.data.push(data);
+    }
+    let want = logits(&last.model(&device));
+    assert_ne!(want, logits(&TinyGguf::new().model(&device)));
+    for tiny in [first, last] {
+        let files = [("model.gguf".to_string(), tiny.bytes())];
+        assert_eq!(logits(&in_pieces(&device, &files, true, lengths(300, 3)).unwrap()), want);
+    }
+}
+
+/// The tiny model dealt to three GGUF files, as llama.cpp's splitter does.
+fn split() -> Vec<TinyGguf> {
+    let whole = TinyGguf::new();
+    let mut shards: Vec<TinyGguf> = (0..3u16)
+        .map(|no| {
+            let mut shard = if no == 0 { whole.clone() } else { TinyGguf::new() };
+            if no > 0 {
+                shard.file.entries.clear();
+                shard.set("general.architecture", STRING, text("llama"));
+            }
+            (shard.file.tensors, shard.data) = Default::default();
+            shard.set("split.no", U32, u32::from(no).to_le_bytes());
+            shard.set("split.count", U32, 3u32.to_le_bytes());
+            shard
+        })
+        .collect();
+    for (i, (tensor, data)) in whole.file.tensors.into_iter().zip(whole.data).enumerate() {
+        shards[i % 3].file.tensors.push(tensor);
+        shards[i % 3].data.push(data);
+    }
+    shards
+}
+
+#[test]
+fn a_split_gguf_is_one_model() {
+    let device = common::cpu();
+    let want = logits(&TinyGguf::new().model(&device));
+    let folder = Folder::new();
+    let names: Vec<String> = (1..=3).map(|no| format!("tiny-{no:05}-of-00003.gguf")).collect();
+    for (name, shard) in names.iter().zip(split()) {
+        folder.write(name, shard.bytes());
+    }
+    assert_eq!(logits(&load(&device, &folder.0.join(&names[0])).unwrap()), want);
+    let mut files = content(&folder, &names.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(logits(&in_pieces(&device, &files, true, lengths(900, 5)).unwrap()), want);
+
+    let refused = |files: &[Content], named: &str| {
+        let error = in_pieces(&device, files, true, || usize::MAX).err().unwrap().to_string();
+        assert!(error.contains(named), "{error}");
+    };
+    refused(&files[..2], "split.count");
+    files.swap(1, 2);
+    refused(&files, "split.no");
+    let error = load(&device, &folder.0.join(&names[1])).err().unwrap().to_string();
+    assert!(error.contains("split.count"), "{error}");
+    fs::remove_file(folder.0.join(&names[2])).unwrap();
+    let error = load(&device, &folder.0.join(&names[0])).err().unwrap().to_string();
+    assert!(error.contains(&names[2]), "{error}");
+}
+
+#[test]
+fn files_that_end_too_early_are_refused_wherever_they_end() {
+    let device = common::cpu();
+    let whole = TinyGguf::new().bytes();
+    for len in (0..whole.len()).step_by(997).chain([whole.len() - 1]) {
+        for tell_sizes in [false, true] {
+            let files = [("model.gguf".to_string(), whole[..len].to_vec())];
+            let error = in_pieces(&device, &files, tell_sizes, || 4096).err().unwrap();
+            assert!(matches!(error.code(), "truncated" | "format"), "{len} bytes: {error}");
+            assert!(error.to_string().starts_with("model.gguf: "), "{error}");
+        }
+    }
+    let folder = published();
+    let mut files = content(&folder, &["config.json", "model.safetensors"]);
+    files[1].1.pop();
+    assert!(in_pieces(&device, &files, false, || 4096).is_err());
+    files.remove(1);
+    assert!(in_pieces(&device, &files, true, || 4096).err().unwrap().to_string().contains("model.safetensors"));
+    assert!(Loader::new(&device, Vec::new(), None, None).is_err());
+}
+
+#[test]
+fn a_loader_that_failed_frees_what_it_had() {
+    let Some(device) = common::gpu(None) else { return };
+    let mut bytes = TinyGguf::new().bytes();
+    bytes.truncate(bytes.len() - 100);
+    let files = [("model.gguf".to_string(), bytes)];
+    assert!(in_pieces(&device, &files, false, || 1000).is_err());
+    let before = device.counters();
+    let model = TinyGguf::new().model(&device);
+    let after = device.counters() - before;
+    // Buffers of the failed attempt went back to the pool.
+    assert!(after.pool_hits > after.pool_misses, "{after:?}");
+    assert_eq!(model.config().vocab_size, VOCAB as u32);
+}
+
+#[test]
+fn texts_of_a_folder_are_taken_in_any_order() {
+    let device = common::cpu();
+    let folder = sharded();
+    let files = [
+        (super::SHARDS[1].to_string(), fs::read(folder.0.join(super::SHARDS[1])).unwrap()),
+        ("README.md".to_string(), b"read me".to_vec()),
+        (super::INDEX.to_string(), index().to_string().into_bytes()),
+        (super::SHARDS[0].to_string(), fs::read(folder.0.join(super::SHARDS[0])).unwrap()),
+        ("config.json".to_string(), config_json().to_string().into_bytes()),
+    ];
+    let model = in_pieces(&device, &files, true, lengths(700, 9)).unwrap();
+    let mut session = model.session().unwrap();
+    let mut generation = session.generate_ids(&super::PROMPT, &GenerateOptions::greedy(3)).unwrap();
+    assert!(block_on(generation.next()).unwrap().is_ok());
+    assert_eq!(logits(&model), logits(&load(&device, &folder.0).unwrap()));
+}
