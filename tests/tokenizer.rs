@@ -767,7 +767,8 @@ fn unknown_parts_of_bpe_over_characters_are_not_approximated() {
                 assert_eq!((tokenizer.algorithm(), cfg!(feature = "tokenizer-json")), ("tokenizers", true), "{part}")
             }
             Err(Error::Unsupported { field, .. }) => assert_eq!(field, part),
-            Err(Error::Tokenizer { field, .. }) => println!("{part}: refused for {field}"),
+            // What even the crate's own checks refuse.
+            Err(Error::Tokenizer { .. }) if cfg!(feature = "tokenizer-json") || pointer == "/added_tokens/0/id" => {}
             Err(error) => panic!("{part}: {error}"),
         }
     }
@@ -779,7 +780,7 @@ fn bpe_over_characters_takes_linear_time() {
     let million = 1_000_000;
     for model in ["stories260k", "tinystories656k"] {
         let base = read_json(data.join(model).join("tokenizer.json"));
-        for (name, mut file) in character_variants(&base) {
+        for (name, file) in character_variants(&base) {
             if !["as it is", "Metaspace always true", "Gemma", "no byte_fallback, fuse_unk true"]
                 .contains(&name.as_str())
             {

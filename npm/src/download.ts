@@ -1,0 +1,349 @@
+/** A file on a server as one sequential stream, however often the connection has to be opened. */
+
+import { messageOf, TilewrightError } from "./errors.js";
+
+/** What tells one version of a file from another. */
+export interface FileVersion {
+  /** Bytes of the whole file, where the server says. */
+  size?: number;
+  etag?: string;
+  lastModified?: string;
+}
+
+/** How a stream is opened. */
+export interface DownloadOptions {
+  signal: AbortSignal;
+  /** The browser's own HTTP cache; not used for what the package keeps itself. */
+  httpCache: RequestCache;
+  /** Called when a connection broke and is opened again. */
+  onReconnect(message: string): void;
+}
+
+/** Waits before the attempts that follow one another without any progress. */
+const BACKOFF_MS = [100, 500, 2000];
+/** A connection that is silent for so long counts as broken. */
+const SILENCE_MS = 30_000;
+/** Status codes that may pass. */
+const TRANSIENT = new Set([408, 425, 429, 500, 502, 503, 504]);
+
+/** A reason to open the connection again. */
+class Broken extends Error {
+  /** The error to report when trying again does not help. */
+  readonly final: TilewrightError;
+
+  constructor(final: TilewrightError) {
+    super(final.message);
+    this.final = final;
+  }
+}
+
+/** The file is another than the one that was asked for. */
+class Changed extends Error {}
+
+/** The bytes of a file from some offset to its end. */
+export class Download {
+  readonly #url: string;
+  readonly #options: DownloadOptions;
+  #version: FileVersion = {};
+  #position = 0;
+  /** Attempts in a row that brought nothing. */
+  #failures = 0;
+  #body: ReadableStreamDefaultReader<Uint8Array> | undefined;
+  /** Bytes that a server sent although they were not asked for. */
+  #skip = 0;
+  #connection = new AbortController();
+
+  private constructor(url: string, options: DownloadOptions) {
+    this.#url = url;
+    this.#options = options;
+  }
+
+  /** Opens a file at its start. */
+  static async open(url: string, options: DownloadOptions): Promise<Download> {
+    const download = new Download(url, options);
+    await download.#retrying(() => download.#connect(false));
+    return download;
+  }
+
+  /** Goes on with an earlier download at `offset`. Returns nothing when the server's file is another one by now. */
+  static async resume(url: string, offset: number, version: FileVersion, options: DownloadOptions): Promise<Download | undefined> {
+    const download = new Download(url, options);
+    download.#version = { ...version };
+    download.#position = offset;
+    try {
+      await download.#retrying(() => download.#connect(true));
+    } catch (error) {
+      if (error instanceof Changed) {
+        return undefined;
+      }
+      throw error;
+    }
+    return download;
+  }
+
+  get version(): FileVersion {
+    return this.#version;
+  }
+
+  /** Where the next bytes come from. */
+  get position(): number {
+    return this.#position;
+  }
+
+  /** The next bytes, or nothing at the end of the file. */
+  async next(): Promise<Uint8Array | undefined> {
+    try {
+      return await this.#retrying(() => this.#read());
+    } catch (error) {
+      if (error instanceof Changed) {
+        throw new TilewrightError("range", `${this.#url} was replaced on the server during the download; load it again`);
+      }
+      throw error;
+    }
+  }
+
+  /** Goes to another offset; the next read opens a connection there. */
+  seek(offset: number): void {
+    this.close();
+    this.#position = offset;
+  }
+
+  /** Closes the connection. A later read opens it again. */
+  close(): void {
+    this.#connection.abort();
+    this.#body = undefined;
+  }
+
+  async #retrying<T>(attempt: () => Promise<T>): Promise<T> {
+    for (;;) {
+      this.#options.signal.throwIfAborted();
+      try {
+        const value = await attempt();
+        this.#failures = 0;
+        return value;
+      } catch (error) {
+        this.close();
+        this.#options.signal.throwIfAborted();
+        if (!(error instanceof Broken)) {
+          throw error;
+        }
+        const wait = BACKOFF_MS[this.#failures];
+        this.#failures += 1;
+        if (wait === undefined) {
+          throw error.final;
+        }
+        this.#options.onReconnect(`${error.message}; trying again at byte ${this.#position}`);
+        await delay(wait, this.#options.signal);
+      }
+    }
+  }
+
+  async #read(): Promise<Uint8Array | undefined> {
+    const { size } = this.#version;
+    if (size !== undefined && this.#position === size) {
+      this.close();
+      return undefined;
+    }
+    if (this.#body === undefined) {
+      await this.#connect(true);
+    }
+    for (;;) {
+      const chunk = await this.#readBody();
+      if (chunk === undefined) {
+        if (size !== undefined && this.#position < size) {
+          throw new Broken(new TilewrightError("truncated", `${this.#url} ended after ${this.#position} of ${size} bytes`));
+        }
+        // A server need not announce a size; then the end of the body is the end of the file.
+        this.#version.size = this.#position;
+        return undefined;
+      }
+      const bytes = chunk.subarray(Math.min(this.#skip, chunk.length));
+      this.#skip -= chunk.length - bytes.length;
+      if (bytes.length > 0) {
+        this.#position += bytes.length;
+        if (size !== undefined && this.#position > size) {
+          // The answer was compressed on the way and its announced size was that of the compressed bytes.
+          delete this.#version.size;
+        }
+        return bytes;
+      }
+    }
+  }
+
+  async #readBody(): Promise<Uint8Array | undefined> {
+    const silence = setTimeout(() => this.#connection.abort(), SILENCE_MS);
+    try {
+      return (await this.#body?.read())?.value;
+    } catch (error) {
+      throw new Broken(broken(this.#url, error));
+    } finally {
+      clearTimeout(silence);
+    }
+  }
+
+  /** Opens a connection at the position. `again`: the file is known, and another version of it is refused. */
+  async #connect(again: boolean): Promise<void> {
+    const offset = this.#position;
+    const response = await this.#fetch(offset, again);
+    const found = versionOf(response, offset);
+    const expected = this.#version;
+    if (again && (response.status === 416 || differs(expected, found))) {
+      throw new Changed();
+    }
+    if (!response.ok) {
+      const error = refused(this.#url, response.status);
+      throw TRANSIENT.has(response.status) ? new Broken(error) : error;
+    }
+    if (/^(text\/html|application\/xhtml)/.test(response.headers.get("content-type") ?? "")) {
+      throw new TilewrightError("not_a_model", `${this.#url} holds a web page, not a model file`);
+    }
+    if (response.status === 206 && !startsAt(response, offset, found, expected.size)) {
+      throw new TilewrightError("range",
+        `${this.#url}: the server was asked for the bytes from ${offset} on and sent ${response.headers.get("content-range") ?? "others"}`);
+    }
+    this.#skip = response.status === 206 ? 0 : offset;
+    this.#version = { ...found, ...expected };
+    this.#body = response.body?.getReader();
+    if (this.#body === undefined) {
+      throw new TilewrightError("network", `${this.#url}: the server sent no bytes`);
+    }
+  }
+
+  async #fetch(offset: number, again: boolean): Promise<Response> {
+    this.#connection = new AbortController();
+    const signal = AbortSignal.any([this.#options.signal, this.#connection.signal]);
+    const headers = new Headers();
+    if (offset > 0) {
+      headers.set("range", `bytes=${offset}-`);
+      const validator = strongValidator(this.#version);
+      // To another origin this header would need that server's permission; there the versions are compared afterwards.
+      if (validator !== undefined && !crossesOrigin(this.#url)) {
+        headers.set("if-range", validator);
+      }
+    }
+    const silence = setTimeout(() => this.#connection.abort(), SILENCE_MS);
+    try {
+      return await fetch(this.#url, { headers, signal, cache: this.#options.httpCache });
+    } catch (error) {
+      throw again ? new Broken(broken(this.#url, error)) : unreachable(this.#url, error);
+    } finally {
+      clearTimeout(silence);
+    }
+  }
+}
+
+/** What a server says of a file without sending it, or nothing when it does not say or cannot be reached. */
+export async function askVersion(url: string, signal: AbortSignal): Promise<FileVersion | undefined> {
+  const limit = AbortSignal.any([signal, AbortSignal.timeout(5000)]);
+  try {
+    const response = await fetch(url, { method: "HEAD", cache: "no-store", signal: limit });
+    return response.ok ? versionOf(response, 0) : undefined;
+  } catch {
+    // Offline, no permission for this method, or too slow: the caller goes on without an answer.
+    signal.throwIfAborted();
+    return undefined;
+  }
+}
+
+/** Whether two descriptions cannot be of the same file. What one of them does not say decides nothing. */
+export function differs(a: FileVersion, b: FileVersion): boolean {
+  // A server that compresses on the fly marks its tags as weak; the tag itself stays.
+  const tag = (version: FileVersion): string | undefined => version.etag?.replace(/^W\//, "");
+  if (tag(a) !== undefined && tag(b) !== undefined) {
+    return tag(a) !== tag(b);
+  }
+  return (a.size !== undefined && b.size !== undefined && a.size !== b.size)
+    || (a.lastModified !== undefined && b.lastModified !== undefined && a.lastModified !== b.lastModified);
+}
+
+/** Bytes that begin like something that people get instead of a model. Returns what it is. */
+export function describeImpostor(start: Uint8Array): string | undefined {
+  const text = new TextDecoder("latin1").decode(start.subarray(0, 64)).trimStart().toLowerCase();
+  if (/^<(!doctype|html|head|body)/.test(text)) {
+    return "a web page";
+  }
+  if (/^<\?xml|^<error/.test(text)) {
+    return "an XML document, often a server's error message";
+  }
+  if (text.startsWith("version https://git-lfs")) {
+    return "a Git LFS pointer; the address of the file itself is another one";
+  }
+  return undefined;
+}
+
+function versionOf(response: Response, offset: number): FileVersion {
+  const version: FileVersion = {};
+  const etag = response.headers.get("etag");
+  const lastModified = response.headers.get("last-modified");
+  const length = integer(response.headers.get("content-length"));
+  const encoding = response.headers.get("content-encoding") ?? "identity";
+  const total = integer(/\/(\d+)$/.exec(response.headers.get("content-range") ?? "")?.[1]);
+  if (etag !== null) {
+    version.etag = etag;
+  }
+  if (lastModified !== null) {
+    version.lastModified = lastModified;
+  }
+  if (total !== undefined) {
+    version.size = total;
+  } else if (length !== undefined && encoding === "identity") {
+    version.size = response.status === 206 ? offset + length : length;
+  }
+  return version;
+}
+
+/** Whether a partial answer begins where it was asked to; other origins may hide the header, then the length has to do. */
+function startsAt(response: Response, offset: number, found: FileVersion, size: number | undefined): boolean {
+  const range = /^bytes (\d+)-\d+\/(?:\d+|\*)$/.exec(response.headers.get("content-range") ?? "");
+  return range === null
+    ? !response.headers.has("content-range") && found.size !== undefined && found.size === size
+    : Number(range[1]) === offset;
+}
+
+function strongValidator(version: FileVersion): string | undefined {
+  return version.etag !== undefined && !version.etag.startsWith("W/") ? version.etag : version.lastModified;
+}
+
+function integer(text: string | null | undefined): number | undefined {
+  return text !== null && text !== undefined && /^\d+$/.test(text) ? Number(text) : undefined;
+}
+
+function crossesOrigin(url: string): boolean {
+  const own = globalThis.location?.origin;
+  return own !== undefined && new URL(url).origin !== own;
+}
+
+/** The error for a connection that was there before. */
+function broken(url: string, cause: unknown): TilewrightError {
+  return new TilewrightError("network", `the connection to ${url} broke (${messageOf(cause)})`, { cause });
+}
+
+/** The error for a request that got no answer. A browser does not tell a page why, so the message has to name both reasons. */
+function unreachable(url: string, cause: unknown): TilewrightError {
+  const reasons = crossesOrigin(url)
+    ? "the server cannot be reached, or it does not let other sites' pages read its files (CORS)"
+    : "the server cannot be reached";
+  return new TilewrightError("network", `${url} could not be fetched: ${reasons} (${messageOf(cause)})`, { cause });
+}
+
+function refused(url: string, status: number): TilewrightError {
+  const meaning = status === 404 || status === 410 ? "there is no such file"
+    : status === 401 || status === 403 ? "the server does not give it to everyone"
+    : status === 429 ? "the server asks for fewer requests"
+    : status >= 500 ? "the server has a problem" : "the server refuses";
+  return new TilewrightError("http", `${url} could not be fetched: ${meaning} (HTTP status ${status})`);
+}
+
+function delay(milliseconds: number, signal: AbortSignal): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(() => {
+      signal.removeEventListener("abort", stop);
+      resolve();
+    }, milliseconds);
+    const stop = (): void => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    };
+    signal.addEventListener("abort", stop, { once: true });
+  });
+}

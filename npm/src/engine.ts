@@ -1,0 +1,227 @@
+/** The caller's end of the line to the worker: starts it, sends calls, hands out answers, and notices when it is gone. */
+
+import { fromWire, messageOf, TilewrightError } from "./errors.js";
+import { importHidden, isNode } from "./platform.js";
+import type { CallName, Calls, FromWorker, ToWorker } from "./protocol.js";
+import type { DeviceInfo, Notice } from "./types.js";
+
+/** A worker of the browser or a thread of Node. */
+interface Thread {
+  post(message: ToWorker): void;
+  terminate(): void;
+  /** Whether the process should wait for the worker; browsers do not care. */
+  keepAlive(wanted: boolean): void;
+}
+
+/** What a thread tells. */
+interface ThreadEvents {
+  onMessage(message: FromWorker): void;
+  onFailure(reason: string): void;
+}
+
+/** A call that waits for its answer. */
+interface Pending {
+  resolve(value: unknown): void;
+  reject(error: unknown): void;
+  onEvent: ((value: unknown) => void) | undefined;
+}
+
+/** Options of a call. */
+export interface CallOptions<K extends CallName> {
+  signal?: AbortSignal | undefined;
+  onEvent?: (event: Calls[K]["event"]) => void;
+}
+
+/** Milliseconds that an aborted load has to put things in order before its worker is ended. */
+const GRACE_MS = 2000;
+
+/** A worker with an engine. */
+export class Engine {
+  onNotice: ((notice: Notice) => void) | undefined;
+  onDevice: ((device: DeviceInfo) => void) | undefined;
+  #thread: Thread | undefined;
+  #pending = new Map<number, Pending>();
+  #nextId = 0;
+  /** Why nothing can be asked any more. */
+  #ended: TilewrightError | undefined;
+  #watch = new AbortController();
+  #ready: (() => void) | undefined;
+
+  private constructor() {}
+
+  /** Starts a worker. */
+  static async start(): Promise<Engine> {
+    const engine = new Engine();
+    const ready = new Promise<void>((resolve, reject) => {
+      engine.#ready = resolve;
+      engine.#pending.set(-1, { resolve: () => resolve(), reject, onEvent: undefined });
+    });
+    engine.#thread = await startThread({
+      onMessage: (message) => engine.#receive(message),
+      onFailure: (reason) => engine.#end(new TilewrightError("worker_crashed", reason)),
+    });
+    await ready;
+    engine.#pending.delete(-1);
+    engine.#thread.keepAlive(false);
+    return engine;
+  }
+
+  /** Asks the worker for something. An abort rejects at once with the signal's reason; the worker stops as soon as it can. */
+  call<K extends CallName>(name: K, args: Calls[K]["args"], { signal, onEvent }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+    return new Promise((resolve, reject) => {
+      signal?.throwIfAborted();
+      if (this.#ended !== undefined) {
+        throw this.#ended;
+      }
+      const id = this.#nextId;
+      this.#nextId += 1;
+      const abort = (): void => {
+        this.#thread?.post({ type: "abort", id });
+        const pending = this.#pending.get(id);
+        if (pending !== undefined) {
+          pending.onEvent = undefined;
+        }
+        reject(signal?.reason);
+      };
+      const settled = (): void => signal?.removeEventListener("abort", abort);
+      this.#thread?.post({ type: "call", id, name, args });
+      this.#pending.set(id, {
+        resolve: (value) => {
+          settled();
+          resolve(value as Calls[K]["reply"]);
+        },
+        reject: (error) => {
+          settled();
+          reject(error);
+        },
+        onEvent: onEvent as Pending["onEvent"],
+      });
+      this.#thread?.keepAlive(true);
+      signal?.addEventListener("abort", abort, { once: true });
+    });
+  }
+
+  /** Ends the worker as soon as it has put things in order. Everything that is still asked is rejected with `disposed`. */
+  async close(reason: string): Promise<void> {
+    if (this.#ended !== undefined) {
+      return;
+    }
+    for (const [id, pending] of this.#pending) {
+      this.#thread?.post({ type: "abort", id });
+      pending.reject(new TilewrightError("disposed", reason));
+      pending.onEvent = undefined;
+    }
+    const closing = this.call("close", {});
+    this.#ended = new TilewrightError("disposed", reason);
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const patience = new Promise<void>((resolve) => {
+      timer = setTimeout(resolve, GRACE_MS);
+    });
+    // The worker's memory goes with it, so it does not matter whether it came to freeing it.
+    await Promise.race([closing.then(() => {}, () => {}), patience]);
+    clearTimeout(timer);
+    this.#end(this.#ended);
+  }
+
+  #receive(message: FromWorker): void {
+    switch (message.type) {
+      case "ready":
+        if (message.lock !== undefined) {
+          this.#watchLock(message.lock);
+        }
+        this.#ready?.();
+        break;
+      case "event":
+        this.#pending.get(message.id)?.onEvent?.(message.value);
+        break;
+      case "reply":
+        this.#settle(message.id)?.resolve(message.value);
+        break;
+      case "fail":
+        this.#settle(message.id)?.reject(fromWire(message.error));
+        if (message.error.fatal) {
+          this.#end(fromWire(message.error));
+        }
+        break;
+      case "fatal":
+        this.#end(fromWire(message.error));
+        break;
+      case "notice":
+        this.onNotice?.(message.notice);
+        break;
+      case "device":
+        this.onDevice?.(message.device);
+        break;
+    }
+  }
+
+  #settle(id: number): Pending | undefined {
+    const pending = this.#pending.get(id);
+    this.#pending.delete(id);
+    if (this.#pending.size === 0) {
+      this.#thread?.keepAlive(false);
+    }
+    return pending;
+  }
+
+  /** Waits for the lock that the worker holds: who gets it knows that the worker is gone, even if nobody said so. */
+  #watchLock(name: string): void {
+    navigator.locks.request(name, { signal: this.#watch.signal }, () => {
+      this.#end(new TilewrightError("worker_crashed", "the worker with the engine is gone; the browser or someone else ended it"));
+    }).catch(() => {
+      // Not watching any more: the engine has ended otherwise.
+    });
+  }
+
+  #end(error: TilewrightError): void {
+    this.#ended ??= error;
+    this.#watch.abort();
+    this.#thread?.terminate();
+    const waiting = [...this.#pending.values()];
+    this.#pending.clear();
+    for (const { reject } of waiting) {
+      reject(this.#ended);
+    }
+  }
+}
+
+async function startThread(events: ThreadEvents): Promise<Thread> {
+  return isNode ? startNodeThread(events) : startWorker(events);
+}
+
+function startWorker({ onMessage, onFailure }: ThreadEvents): Thread {
+  if (typeof Worker === "undefined") {
+    throw new TilewrightError("unsupported_platform", "the engine needs Web Workers, and there are none here");
+  }
+  let worker: Worker;
+  try {
+    worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+  } catch (error) {
+    throw new TilewrightError("unsupported_platform", `the engine's worker cannot be started: ${messageOf(error)}`, { cause: error });
+  }
+  worker.addEventListener("message", (event) => onMessage(event.data as FromWorker));
+  worker.addEventListener("messageerror", () => onFailure("a message from the engine could not be read"));
+  worker.addEventListener("error", (event) => {
+    event.preventDefault();
+    onFailure(event.message
+      ? `the worker with the engine failed: ${event.message}`
+      : "the worker with the engine could not be loaded; check that worker.js and tilewright.js are served beside the package");
+  });
+  return { post: (message) => worker.postMessage(message), terminate: () => worker.terminate(), keepAlive: () => {} };
+}
+
+async function startNodeThread({ onMessage, onFailure }: ThreadEvents): Promise<Thread> {
+  const { Worker: NodeWorker } = await importHidden<typeof import("node:worker_threads")>("node:worker_threads");
+  // A name that bundlers do not follow: they would make a browser's worker of it.
+  const file = "./worker.js";
+  const thread = new NodeWorker(new URL(file, import.meta.url));
+  thread.on("message", onMessage);
+  thread.on("messageerror", () => onFailure("a message from the engine could not be read"));
+  thread.on("error", (error) => onFailure(`the thread with the engine failed: ${messageOf(error)}`));
+  thread.on("exit", () => onFailure("the thread with the engine is gone"));
+  return {
+    post: (message) => thread.postMessage(message),
+    terminate: () => void thread.terminate(),
+    keepAlive: (wanted) => wanted ? thread.ref() : thread.unref(),
+  };
+}

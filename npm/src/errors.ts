@@ -1,0 +1,133 @@
+/** Errors of the package: one class, with a code for programs and a message for people. */
+
+/** What went wrong, for programs. */
+export type ErrorCode =
+  /** The file breaks its format. */
+  | "format"
+  /** The file is well formed and uses something that is not supported. */
+  | "unsupported"
+  /** The model's configuration is missing a value or contradicts itself. */
+  | "config"
+  /** The model does not fit the memory limit. */
+  | "memory"
+  /** An option is out of range. */
+  | "option"
+  /** The prompt and the tokens asked for do not fit the context. */
+  | "context_full"
+  /** The vocabulary is inconsistent. */
+  | "tokenizer"
+  /** The chat template cannot be rendered. */
+  | "template"
+  /** The GPU device was lost and could not be rebuilt. */
+  | "device_lost"
+  /** The GPU reported an error. */
+  | "gpu"
+  /** There is no adapter. */
+  | "no_adapter"
+  /** The model exceeds a limit of the adapter. */
+  | "limit"
+  /** The model computed a number that is not finite. */
+  | "non_finite"
+  /** The file ends too early. */
+  | "truncated"
+  /** An operand of a kernel has the wrong shape. */
+  | "shape"
+  /** An argument of a kernel is outside what it computes. */
+  | "operand"
+  /** The connection failed and trying again did not help, or the server does not let other sites' pages read its files (CORS). */
+  | "network"
+  /** The server answered with an error status. */
+  | "http"
+  /** The address holds something else, such as a web page. */
+  | "not_a_model"
+  /** The server's answers to range requests contradict each other, or the file changed during the download. */
+  | "range"
+  /** The browser's storage is full. */
+  | "quota"
+  /** The browser's storage failed, or a kept file is damaged. */
+  | "storage"
+  /** A call was aborted without a reason of its own. */
+  | "aborted"
+  /** The worker with the engine is gone. */
+  | "worker_crashed"
+  /** A GPU was demanded, and there is none. */
+  | "webgpu_unavailable"
+  /** The model was freed. */
+  | "disposed"
+  /** The platform lacks something that the package needs, such as module workers. */
+  | "unsupported_platform"
+  /** A fault of the package itself. */
+  | "internal";
+
+/** Every error that the package throws itself; an abort throws the signal's reason instead. */
+export class TilewrightError extends Error {
+  override readonly name = "TilewrightError";
+  /** What went wrong, for programs. */
+  readonly code: ErrorCode;
+
+  constructor(code: ErrorCode, message: string, options?: { cause?: unknown }) {
+    super(message, options);
+    this.code = code;
+  }
+}
+
+/** An error as it travels between threads. `fatal`: the engine cannot be used any more. */
+export interface WireError {
+  code: ErrorCode;
+  message: string;
+  stack?: string;
+  fatal: boolean;
+}
+
+/** Codes that the engine in WASM gives to its errors. */
+const ENGINE_CODES: ReadonlySet<string> = new Set<ErrorCode>([
+  "format", "unsupported", "config", "memory", "option", "context_full", "tokenizer", "template", "device_lost", "gpu",
+  "no_adapter", "limit", "non_finite", "truncated", "shape", "operand",
+]);
+
+/** Code of any thrown value. */
+export function codeOf(error: unknown): ErrorCode {
+  if (error instanceof TilewrightError) {
+    return error.code;
+  }
+  if (isTrap(error)) {
+    return "worker_crashed";
+  }
+  if (error instanceof Error) {
+    if (error.name === "AbortError") {
+      return "aborted";
+    }
+    if (error.name === "QuotaExceededError") {
+      return "quota";
+    }
+    const code = (error as { code?: unknown }).code;
+    if (typeof code === "string" && ENGINE_CODES.has(code)) {
+      return code as ErrorCode;
+    }
+  }
+  return "internal";
+}
+
+/** Message of any thrown value. */
+export function messageOf(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}
+
+/** Whether WASM stopped in the middle of something: its memory is in no defined state afterwards. */
+export function isTrap(error: unknown): boolean {
+  return error instanceof WebAssembly.RuntimeError
+    || (error instanceof RangeError && error.message.includes("call stack"));
+}
+
+/** Prepares any thrown value for the journey to the other thread. */
+export function toWire(error: unknown): WireError {
+  const fatal = isTrap(error);
+  const message = fatal ? `the engine stopped: ${messageOf(error)}` : messageOf(error);
+  const stack = error instanceof Error ? error.stack : undefined;
+  return stack === undefined ? { code: codeOf(error), message, fatal } : { code: codeOf(error), message, stack, fatal };
+}
+
+/** The error at the end of the journey; its cause has the stack of the other thread. */
+export function fromWire(error: WireError): TilewrightError {
+  return new TilewrightError(error.code, error.message, error.stack === undefined ? {} : { cause: error.stack });
+}

@@ -1,0 +1,108 @@
+/** The GPU before the engine touches it: whether there is one, what it is, and the `subgroups` feature. */
+
+import { messageOf } from "./errors.js";
+import { importHidden, isNode } from "./platform.js";
+import type { Adapter } from "./tilewright.js";
+
+/** The parts of WebGPU that are used here; TypeScript's libraries do not all have them yet. */
+interface GpuAdapter {
+  readonly features: ReadonlySet<string>;
+  readonly info?: { vendor?: string; architecture?: string; device?: string; description?: string; isFallbackAdapter?: boolean };
+  readonly isFallbackAdapter?: boolean;
+}
+interface Gpu {
+  requestAdapter(options?: { powerPreference?: "high-performance" }): Promise<GpuAdapter | null>;
+}
+type DeviceDescriptor = { requiredFeatures?: Iterable<string> } | undefined;
+interface AdapterPrototype {
+  requestDevice(this: GpuAdapter, descriptor?: DeviceDescriptor): Promise<unknown>;
+}
+
+/** Names of adapters that compute on the CPU. */
+const SOFTWARE = /swiftshader|llvmpipe|lavapipe|softpipe|basic render|\bwarp\b/i;
+
+/** Why there is no GPU, or the adapter. */
+export type GpuReport = { adapter: Adapter } | { adapter?: undefined; reason: string };
+
+/** Asks for an adapter. Never throws: what goes wrong is the reason why there is none. */
+export async function inspectGpu(): Promise<GpuReport> {
+  const missing = isNode ? await installDawn() : undefined;
+  const gpu = (globalThis.navigator as { gpu?: Gpu } | undefined)?.gpu;
+  if (gpu === undefined || gpu === null) {
+    return { reason: missing ?? "this browser has no WebGPU, or the page is not served over https" };
+  }
+  let adapter: GpuAdapter | null;
+  try {
+    adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
+  } catch (error) {
+    return { reason: `asking for a GPU failed: ${messageOf(error)}` };
+  }
+  if (adapter === null) {
+    return { reason: "WebGPU is there but found no adapter; the GPU or its driver may be blocked" };
+  }
+  const { vendor = "", architecture = "", device = "", description = "", isFallbackAdapter } = adapter.info ?? {};
+  const words = [vendor, architecture, device, description];
+  return {
+    adapter: {
+      name: description || [vendor, architecture || device].filter((word) => word !== "").join(" ") || "unnamed adapter",
+      isSoftware: Boolean(isFallbackAdapter ?? adapter.isFallbackAdapter) || words.some((word) => SOFTWARE.test(word)),
+      hasSubgroups: adapter.features.has("subgroups"),
+      hasF16: adapter.features.has("shader-f16"),
+    },
+  };
+}
+
+let wrapped: AdapterPrototype["requestDevice"] | undefined;
+
+/**
+ * Makes every device that is opened have the feature `subgroups` when its adapter has it.
+ * wgpu 30 cannot ask a browser for it (gfx-rs/wgpu#10146); this goes when wgpu can.
+ */
+export function requestSubgroups(wanted: boolean): void {
+  const prototype = (globalThis as { GPUAdapter?: { prototype: AdapterPrototype } }).GPUAdapter?.prototype;
+  if (prototype === undefined) {
+    return;
+  }
+  if (wanted && wrapped === undefined) {
+    const original = prototype.requestDevice;
+    wrapped = original;
+    prototype.requestDevice = function (descriptor) {
+      const features = new Set(descriptor?.requiredFeatures);
+      if (this.features.has("subgroups")) {
+        features.add("subgroups");
+      }
+      return original.call(this, { ...descriptor, requiredFeatures: [...features] });
+    };
+  } else if (!wanted && wrapped !== undefined) {
+    prototype.requestDevice = wrapped;
+    wrapped = undefined;
+  }
+}
+
+/**
+ * Gives Node the globals of a browser's worker that wgpu looks for, with Dawn behind `navigator.gpu`.
+ * Returns why that is not possible, if so.
+ */
+async function installDawn(): Promise<string | undefined> {
+  if ((globalThis.navigator as { gpu?: Gpu } | undefined)?.gpu !== undefined) {
+    return undefined;
+  }
+  let dawn: { create(options: string[]): Gpu; globals: object };
+  try {
+    dawn = await importHidden("webgpu");
+  } catch (error) {
+    return (error as { code?: string }).code === "ERR_MODULE_NOT_FOUND"
+      ? "the npm package `webgpu` is not installed"
+      : `the npm package \`webgpu\` cannot be loaded: ${messageOf(error)}`;
+  }
+  Object.assign(globalThis, dawn.globals);
+  const gpu = dawn.create([]);
+  if (globalThis.navigator === undefined) {
+    Object.defineProperty(globalThis, "navigator", { value: { gpu }, configurable: true });
+  } else {
+    Object.defineProperty(globalThis.navigator, "gpu", { value: gpu, configurable: true });
+  }
+  // wgpu takes a global object for a browser's worker when it has this name.
+  (globalThis as { WorkerGlobalScope?: unknown }).WorkerGlobalScope ??= class WorkerGlobalScope {};
+  return undefined;
+}

@@ -1,0 +1,13 @@
+/** What the package exports. */
+
+export { cache } from "./cache.js";
+export { TilewrightError, type ErrorCode } from "./errors.js";
+export {
+  attention, devices, Kernels, matmul, rmsNorm, rope, softmax, type AttentionOptions, type KernelOptions, type RopeOptions,
+} from "./kernels.js";
+export { Generation, Model } from "./model.js";
+export {
+  createChatCompletion, type ChatCompletion, type ChatCompletionCallOptions, type ChatCompletionChunk, type ChatCompletionMessageParam,
+  type ChatCompletionRequest, type CompletionUsage, type FinishReason,
+} from "./openai.js";
+export type * from "./types.js";

@@ -1,0 +1,66 @@
+/** What the WASM module exports, as this package uses it. The module itself is built from the Rust crate, beside the compiled worker. */
+
+import type { AvailableDevice, Counters, DeviceChoice, DeviceInfo, GenerateResult, MemoryInfo, ModelInfo, Tier } from "./types.js";
+
+export type Adapter = Omit<AvailableDevice, "choice">;
+export type EngineOptions = {
+  maxTokens?: number; temperature?: number; topK?: number; topP?: number; minP?: number; repeatPenalty?: number;
+  repeatLastN?: number; seed?: number; stop?: string[]; ignoreEos?: boolean; slide?: boolean;
+};
+
+export default function init(input?: { module_or_path: BufferSource | string | URL }): Promise<{ memory: WebAssembly.Memory }>;
+export function version(): string;
+
+export class Device {
+  private constructor();
+  static open(choice: DeviceChoice, adapter: Adapter | undefined, tier?: Tier): Promise<Device>;
+  info(): DeviceInfo;
+  counters(): Counters;
+  isGpu(): boolean;
+  destroy(): void;
+  free(): void;
+  matmul(a: Float32Array, b: Float32Array, m: number, n: number, k: number): Promise<Float32Array>;
+  rmsNorm(x: Float32Array, weight: Float32Array, eps: number): Promise<Float32Array>;
+  softmax(x: Float32Array, columns: number): Promise<Float32Array>;
+  rope(x: Float32Array, nHeads: number, headDim: number, firstPos: number, theta: number, style: "interleaved" | "halves"): Promise<Float32Array>;
+  attention(q: Float32Array, k: Float32Array, v: Float32Array, nHeads: number, nKvHeads: number, headDim: number): Promise<Float32Array>;
+}
+
+export class Loader {
+  constructor(device: Device, files: { name: string; size?: number }[], options: { contextLength?: number; memoryLimit?: number });
+  want(): { file: number; offset: number } | undefined;
+  push(bytes: Uint8Array): Promise<void>;
+  end(): void;
+  finish(): Promise<Model>;
+  free(): void;
+}
+
+export class Model {
+  private constructor();
+  info(): Omit<ModelInfo, "fileBytes">;
+  memory(): Omit<MemoryInfo, "wasmHeapBytes">;
+  tokenize(text: string, addSpecial: boolean): Uint32Array;
+  detokenize(ids: Uint32Array): string;
+  chatTokens(messages: { role: string; content: string }[], options: object): Uint32Array;
+  session(): Session;
+  free(): void;
+}
+
+export class Session {
+  private constructor();
+  generate(
+    ids: Uint32Array,
+    options: EngineOptions,
+    onPiece: (id: number, text: string) => Promise<boolean>,
+    onLost: (error: Error) => Promise<Model>,
+  ): Promise<GenerateResult>;
+  cancel(): void;
+  free(): void;
+}
+
+export class Sha256 {
+  constructor();
+  update(bytes: Uint8Array): void;
+  hex(): string;
+  free(): void;
+}

@@ -1,0 +1,244 @@
+/** The types that people who use the package see: sources, options, results. All sizes are bytes and all times seconds. */
+
+/** One file of a model: an address, a path (Node and Deno), or a file that the user picked. */
+export type FileSource = string | URL | Blob;
+
+/**
+ * Where a model comes from.
+ *
+ * - an address or a `Blob`/`File`: a GGUF file,
+ * - an address (in Node and Deno also a path) that ends in `/`: a Hugging Face folder with `config.json`, `tokenizer.json` and
+ *   `*.safetensors`,
+ * - an array: all shards of a split GGUF in order, or the files of a Hugging Face folder in any order. A `Blob` without a name is
+ *   taken for GGUF.
+ *
+ * Relative addresses are resolved against the page. In Node and Deno a string that is not an `http:`, `https:`, `file:`, `data:` or
+ * `blob:` address is a path.
+ */
+export type ModelSource = FileSource | readonly FileSource[];
+
+/** What should run the model. `auto`: the GPU when there is a real one, else the CPU. */
+export type DeviceChoice = "auto" | "gpu" | "cpu";
+
+/** A family of kernels. Left out, the engine takes the fastest that the adapter offers. */
+export type Tier = "baseline" | "f16" | "subgroups" | "scalar";
+
+/** Options of {@link Model.load}. */
+export interface LoadOptions {
+  /** Called about ten times a second while bytes arrive, and once at the end of each phase. */
+  onProgress?: (progress: Progress) => void;
+  /** Called when something was decided that a user may want to know: no GPU, no room for the cache, a device that was rebuilt. */
+  onNotice?: (notice: Notice) => void;
+  /** Ends the load. Everything that was allocated is freed; what was downloaded stays for the next time if `cache` is on. */
+  signal?: AbortSignal;
+  /** What should run the model. Default `auto`. */
+  device?: DeviceChoice;
+  /** Kernels to use, for tests and comparisons. Default: the fastest that the adapter offers. */
+  tier?: Tier;
+  /**
+   * Whether downloads are kept in the browser's storage and taken from there. Default `true`. Node and Deno have no such storage:
+   * there nothing is kept, and paths are read from the disk.
+   */
+  cache?: boolean;
+  /** Tokens that the context holds. Default: what the model was trained for, at most 4096. */
+  contextLength?: number;
+  /** Bytes that weights, cache and activations may take together. Default: what the device allows. */
+  memoryLimit?: number;
+  /** Whether to use subgroup operations where the browser has them. Default `true`. */
+  subgroups?: boolean;
+}
+
+/** How far a load has come. */
+export interface Progress {
+  /**
+   * `download`: bytes from the network; `cache`: bytes from the browser's storage; `file`: bytes from a file of the user's;
+   * `prepare`: everything is there, and the device gets ready.
+   */
+  phase: "download" | "cache" | "file" | "prepare";
+  /** Bytes of all files that have arrived. */
+  loaded: number;
+  /** Bytes of all files together; missing while a server has not said. */
+  total?: number;
+  /** Bytes per second, over the last few seconds. */
+  bytesPerSecond: number;
+  /** Seconds until `loaded` reaches `total` at this rate; missing while one of them is unknown. */
+  secondsLeft?: number;
+}
+
+/** What a {@link Notice} is about. */
+export type NoticeCode =
+  /** The model runs on the CPU although a GPU was not ruled out by the caller. */
+  | "cpu_fallback"
+  /** The device was lost; it was opened anew, the weights were loaded again, and work goes on. */
+  | "device_rebuilt"
+  /** A download will not be kept: no storage, not enough room, or another tab is writing the same file. */
+  | "not_cached"
+  /** The server could not be asked whether the kept file is still the newest; it was used as it is. */
+  | "not_revalidated"
+  /** The server's file is another than the kept one; it is downloaded anew. */
+  | "cache_outdated"
+  /** A connection broke and was opened again. */
+  | "reconnected";
+
+/** Something that was decided on the way and is no error. */
+export interface Notice {
+  code: NoticeCode;
+  /** A sentence for people. */
+  message: string;
+}
+
+/** Options of {@link Model.generate} and {@link Model.chat}. The defaults give the most likely text, the same every time. */
+export interface GenerateOptions {
+  /** Ends the generation: the iteration throws the signal's reason. */
+  signal?: AbortSignal | undefined;
+  /** Tokens to generate at most. Default 256. */
+  maxTokens?: number | undefined;
+  /** Divides the logits before the draw: lower is more predictable, 0 always takes the most likely token. Up to 100. Default 0. */
+  temperature?: number | undefined;
+  /** Draws, if `temperature` is above 0, among the `topK` most likely tokens; 0 for all. Default 40. */
+  topK?: number | undefined;
+  /** Draws among the most likely tokens that together have this probability; 1 for all. Default 0.95. */
+  topP?: number | undefined;
+  /** Draws among the tokens with at least this share of the most likely one's probability; 0 for all. Default 0.05. */
+  minP?: number | undefined;
+  /** Makes recent tokens less likely; 1 changes nothing. Default 1. */
+  repeatPenalty?: number | undefined;
+  /** Tokens that count as recent. Default 64. */
+  repeatLastN?: number | undefined;
+  /** A whole number. The same seed gives the same text on the same device. Default: a new one each time. */
+  seed?: number | undefined;
+  /** Texts that end the generation; they are not part of the result. */
+  stop?: string[] | undefined;
+  /** Goes on after the token that ends a text. Default `false`. */
+  ignoreEos?: boolean | undefined;
+  /**
+   * When the context is full, keeps its first token and its latest half and goes on; a prompt that does not fit loses its middle.
+   * Default `false`: such a prompt is the error `context_full`, and a generation ends there.
+   */
+  slide?: boolean | undefined;
+}
+
+/** A piece of generated text. One token may give no text yet: bytes of a character are held back until it is complete. */
+export interface Piece {
+  /** The token. */
+  id: number;
+  /** The text that it completed; may be empty. */
+  text: string;
+}
+
+/** Why a generation ended. */
+export type StopReason = "eos" | "stop_text" | "max_tokens" | "context_full" | "cancelled";
+
+/** What a generation came to. */
+export interface GenerateResult {
+  stopReason: StopReason;
+  /** Tokens of the prompt, those found in the cache included. */
+  promptTokens: number;
+  /** Tokens of the prompt that did not need to be computed again. */
+  cachedTokens: number;
+  generatedTokens: number;
+  /** Seconds until the prompt was read. */
+  prefillSeconds: number;
+  /** Seconds that the generated tokens took. */
+  decodeSeconds: number;
+}
+
+/** A message of a conversation. */
+export interface ChatMessage {
+  /** Usually `system`, `user` or `assistant`; the model's template decides. */
+  role: string;
+  /** Plain text; control tokens that are spelt out in it stay text. */
+  content: string;
+}
+
+/** Options of {@link Model.tokenize}. */
+export interface TokenizeOptions {
+  /** Whether to add the tokens that begin (and for some models end) a text. Default `true`. */
+  addSpecial?: boolean;
+}
+
+/** What a model file says about itself. */
+export interface ModelInfo {
+  name: string;
+  architecture: string;
+  /** Width of the residual stream. */
+  dim: number;
+  nLayers: number;
+  nHeads: number;
+  nKvHeads: number;
+  vocabSize: number;
+  /** Tokens that the context holds now. */
+  contextLength: number;
+  /** Tokens that the model was trained for. */
+  maxContextLength: number;
+  /** Types of the stored weights, such as `Q4_0`. */
+  weightTypes: string[];
+  /** Bytes of the model's files. */
+  fileBytes: number;
+  /** Where the chat template comes from: `file`, the name of a known one such as `chatml`, or `none` for a base model. */
+  chatTemplate: string;
+}
+
+/** What runs a model. */
+export interface DeviceInfo {
+  /** The adapter's name, or the CPU's. */
+  name: string;
+  backend: "webgpu" | "cpu";
+  /** Driver or browser, as far as it tells. */
+  driver: string;
+  /** The family of kernels in use. */
+  tier: string;
+  /** Why this device was taken. */
+  reason: string;
+}
+
+/** A device that could run a model here. */
+export interface AvailableDevice {
+  /** Pass it as {@link LoadOptions.device}. */
+  choice: "gpu" | "cpu";
+  name: string;
+  /** An adapter that computes on the CPU: `auto` never takes it, because the engine's own CPU code is faster. */
+  isSoftware: boolean;
+  hasSubgroups: boolean;
+  hasF16: boolean;
+}
+
+/** Memory that a model takes, in bytes. */
+export interface MemoryInfo {
+  weightsBytes: number;
+  /** Keys and values of the context. */
+  cacheBytes: number;
+  activationsBytes: number;
+  /** The three together. */
+  totalBytes: number;
+  /** Size of the WASM heap; on the CPU the other numbers are part of it. */
+  wasmHeapBytes: number;
+}
+
+/** What a device has done since it was opened. In steady generation only `dispatches`, `submits` and `bytesRead` grow. */
+export interface Counters {
+  dispatches: number;
+  submits: number;
+  buffersCreated: number;
+  bindGroupsCreated: number;
+  pipelinesCreated: number;
+  bytesUploaded: number;
+  bytesRead: number;
+}
+
+/** A file in the browser's storage. */
+export interface CacheEntry {
+  /** The address that it was downloaded from. */
+  url: string;
+  /** Bytes of the whole file; missing while a server has not said. */
+  size?: number;
+  /** Bytes that are stored. */
+  stored: number;
+  /** `false`: a download that was interrupted. The next load of this address goes on where it stopped. */
+  complete: boolean;
+  /** When it was stored, in milliseconds since 1970. */
+  date: number;
+  etag?: string;
+  /** Hexadecimal digest, once complete. */
+  sha256?: string;
+}

@@ -1,0 +1,525 @@
+/** The worker: owns the engine in WASM and its device, loads models, generates. Everything comes and goes as messages. */
+
+import { codeOf, isTrap, messageOf, TilewrightError, toWire, type ErrorCode } from "./errors.js";
+import { inspectGpu, requestSubgroups } from "./gpu.js";
+import { importHidden, isNode } from "./platform.js";
+import type { CallName, Calls, DeviceRequest, FromWorker, LoadRequest, Prompt, ToWorker } from "./protocol.js";
+import { isUseless, openFiles, type ModelFile } from "./source.js";
+import { openStore, type Store } from "./store.js";
+import init, { Device, Loader, Sha256, type Adapter, type EngineOptions, type Model, type Session } from "./tilewright.js";
+import type { AvailableDevice, DeviceInfo, GenerateResult, MemoryInfo, ModelInfo, NoticeCode, Progress } from "./types.js";
+
+/** What a call may use while it runs. */
+interface CallContext<K extends CallName> {
+  signal: AbortSignal;
+  emit(value: Calls[K]["event"]): void;
+}
+
+type Handlers = { [K in CallName]: (args: Calls[K]["args"], context: CallContext<K>) => Calls[K]["reply"] | Promise<Calls[K]["reply"]> };
+
+/** The other end of the line: `self` in a browser, the parent port in Node. */
+interface Port {
+  post(message: FromWorker, transfer: Transferable[]): void;
+  listen(receive: (message: ToWorker) => void): void;
+}
+
+/** Codes of errors after which another device may still do. */
+const GPU_FAILURES: ReadonlySet<ErrorCode> = new Set<ErrorCode>(["webgpu_unavailable", "device_lost", "gpu", "no_adapter"]);
+/** Milliseconds between two reports of progress. */
+const REPORT_MS = 100;
+/** Milliseconds over which the rate is measured. */
+const RATE_MS = 3000;
+
+let port: Port;
+
+function post(message: FromWorker, transfer: Transferable[] = []): void {
+  port.post(message, transfer);
+}
+
+function notify(code: NoticeCode, message: string): void {
+  post({ type: "notice", notice: { code, message } });
+}
+
+/** The engine's WASM module, started on first use. */
+let started: Promise<WebAssembly.Memory> | undefined;
+
+function start(): Promise<WebAssembly.Memory> {
+  started ??= (async () => {
+    if (!isNode) {
+      return (await init()).memory;
+    }
+    // Node cannot fetch files.
+    const { readFile } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
+    const file = "./tilewright_bg.wasm";
+    return (await init({ module_or_path: await readFile(new URL(file, import.meta.url)) })).memory;
+  })();
+  return started;
+}
+
+/** Opens a device. Under `auto` a GPU that is there and fails is a reason to take the CPU. */
+async function openDevice({ choice, tier, subgroups }: DeviceRequest): Promise<Device> {
+  await start();
+  if (choice === "cpu") {
+    return Device.open("cpu", undefined, tier);
+  }
+  const report = await inspectGpu();
+  if (report.adapter === undefined) {
+    if (choice === "gpu") {
+      throw new TilewrightError("webgpu_unavailable", `a GPU was demanded, and there is none: ${report.reason}`);
+    }
+    return openCpu(report.reason);
+  }
+  requestSubgroups(subgroups);
+  // The engine must not ask for what the device will not have.
+  const adapter: Adapter = { ...report.adapter, hasSubgroups: report.adapter.hasSubgroups && subgroups };
+  let device: Device;
+  try {
+    device = await Device.open(choice, adapter, tier);
+  } catch (error) {
+    if (choice === "gpu" || isTrap(error) || codeOf(error) === "option") {
+      throw error;
+    }
+    return openCpu(`${adapter.name} could not be opened (${messageOf(error)})`);
+  }
+  if (choice === "auto" && !device.isGpu()) {
+    notify("cpu_fallback", `running on the CPU: ${device.info().reason}`);
+  }
+  return device;
+}
+
+/** Why a device was taken that was not the first choice. The engine only knows that it was told to. */
+const reasons = new WeakMap<Device, string>();
+
+async function openCpu(reason: string): Promise<Device> {
+  const device = await Device.open("cpu", undefined);
+  reasons.set(device, reason);
+  notify("cpu_fallback", `running on the CPU: ${reason}`);
+  return device;
+}
+
+function infoOf(device: Device): DeviceInfo {
+  const info = device.info();
+  return { ...info, reason: reasons.get(device) ?? info.reason };
+}
+
+/** Measures how bytes arrive and reports it, not too often. */
+class ProgressMeter {
+  files: ModelFile[] = [];
+  readonly #emit: (progress: Progress) => void;
+  readonly #samples: { time: number; loaded: number }[] = [];
+  #reported = -Infinity;
+
+  constructor(emit: (progress: Progress) => void) {
+    this.#emit = emit;
+  }
+
+  report(phase: Progress["phase"], force: boolean): void {
+    const time = performance.now();
+    if (!force && time - this.#reported < REPORT_MS) {
+      return;
+    }
+    this.#reported = time;
+    const loaded = this.files.reduce((sum, file) => sum + file.arrived, 0);
+    const total = this.files.reduce<number | undefined>(
+      (sum, { size }) => sum === undefined || size === undefined ? undefined : sum + size, 0);
+    this.#samples.push({ time, loaded });
+    while (this.#samples.length > 2 && time - (this.#samples[0]?.time ?? time) > RATE_MS) {
+      this.#samples.shift();
+    }
+    const first = this.#samples[0];
+    const seconds = first === undefined ? 0 : (time - first.time) / 1000;
+    const bytesPerSecond = first === undefined || seconds === 0 ? 0 : (loaded - first.loaded) / seconds;
+    const progress: Progress = { phase, loaded, bytesPerSecond };
+    if (total !== undefined) {
+      progress.total = total;
+      if (bytesPerSecond > 0) {
+        progress.secondsLeft = (total - loaded) / bytesPerSecond;
+      }
+    }
+    this.#emit(progress);
+  }
+}
+
+/** Streams a model's files into a device. */
+async function loadOnto(device: Device, request: LoadRequest, { signal, emit }: CallContext<"load">): Promise<Omit<Loaded, "device">> {
+  const store = request.cache && request.source.kind !== "builtin" ? await openStoreIfAny(request) : undefined;
+  const meter = new ProgressMeter(emit);
+  const files = await openFiles(request.source, {
+    signal, store,
+    newDigest: () => new Sha256(),
+    notify: (notice) => post({ type: "notice", notice }),
+    onBytes: (file) => meter.report(file.phase, false),
+  });
+  meter.files = files;
+  let useless = false;
+  let loader: Loader | undefined;
+  try {
+    meter.report(files[0]?.phase ?? "file", true);
+    loader = new Loader(device, files.map(describe), limitsOf(request));
+    await feed(loader, files, meter, signal);
+    meter.report("prepare", true);
+    const finishing = loader;
+    // From here on the loader belongs to the engine, also when it fails.
+    loader = undefined;
+    const model = await finishing.finish();
+    return { model, fileBytes: files.reduce((sum, file) => sum + file.arrived, 0) };
+  } catch (error) {
+    useless = isUseless(error);
+    if (isTrap(error)) {
+      loader = undefined;
+    }
+    throw error;
+  } finally {
+    loader?.free();
+    await Promise.all(files.map((file) => file.close(useless)));
+  }
+}
+
+async function feed(loader: Loader, files: ModelFile[], meter: ProgressMeter, signal: AbortSignal): Promise<void> {
+  let current: ModelFile | undefined;
+  for (let wanted; (wanted = loader.want()) !== undefined;) {
+    signal.throwIfAborted();
+    const file = files[wanted.file];
+    if (file === undefined) {
+      throw new TilewrightError("internal", `the engine wants file ${wanted.file} of ${files.length}`);
+    }
+    if (file !== current) {
+      current?.pause();
+      current = file;
+    }
+    const chunk = await file.read(wanted.offset);
+    if (chunk === undefined) {
+      loader.end();
+    } else {
+      meter.report(file.phase, false);
+      await loader.push(chunk);
+    }
+  }
+  for (const file of files) {
+    signal.throwIfAborted();
+    await file.finish();
+  }
+  meter.report(current?.phase ?? "file", true);
+}
+
+/** A file as the engine gets to know it. Servers may compress JSON on the way, so its announced size is not to be trusted. */
+function describe({ name, size }: ModelFile): { name: string; size?: number } {
+  return size === undefined || name.endsWith(".json") ? { name } : { name, size };
+}
+
+function limitsOf({ contextLength, memoryLimit }: LoadRequest): { contextLength?: number; memoryLimit?: number } {
+  return { ...(contextLength === undefined ? {} : { contextLength }), ...(memoryLimit === undefined ? {} : { memoryLimit }) };
+}
+
+/** The storage for downloads, when there is something to download. */
+async function openStoreIfAny({ source }: LoadRequest): Promise<Store | undefined> {
+  const remote = source.kind === "folder" || (source.kind === "files" && source.files.some((file) => file.kind === "url" && file.url.startsWith("http")));
+  if (!remote || isNode) {
+    return undefined;
+  }
+  try {
+    return await openStore();
+  } catch (error) {
+    notify("not_cached", `the model will not be kept for the next time: ${messageOf(error)}`);
+    return undefined;
+  }
+}
+
+/** A model on the device that it was loaded onto. */
+interface Loaded {
+  device: Device;
+  model: Model;
+  /** Bytes of the model's files. */
+  fileBytes: number;
+}
+
+/** Opens a device and loads a model onto it. Unless a GPU is demanded, one that fails meanwhile is a reason to take the CPU. */
+async function openAndLoad(request: LoadRequest, choice: DeviceRequest, context: CallContext<"load">): Promise<Loaded> {
+  let device = await openDevice(choice);
+  try {
+    context.signal.throwIfAborted();
+    try {
+      return { device, ...await loadOnto(device, request, context) };
+    } catch (error) {
+      if (choice.choice === "gpu" || !device.isGpu() || !GPU_FAILURES.has(codeOf(error))) {
+        throw error;
+      }
+      device.free();
+      device = await openCpu(`the GPU failed while the model was loaded (${messageOf(error)})`);
+      return { device, ...await loadOnto(device, request, context) };
+    }
+  } catch (error) {
+    if (!isTrap(error)) {
+      device.free();
+    }
+    throw error;
+  }
+}
+
+/** The model of this worker, its device and its one sequence of tokens. */
+class Engine {
+  readonly #request: LoadRequest;
+  readonly fileBytes: number;
+  #device: Device;
+  #model: Model;
+  #session: Session | undefined;
+  /** What was lost with a device, while something may still hold it. */
+  #lost: { free(): void }[] = [];
+
+  private constructor(request: LoadRequest, { device, model, fileBytes }: Loaded) {
+    this.#request = request;
+    this.#device = device;
+    this.#model = model;
+    this.fileBytes = fileBytes;
+  }
+
+  static async load(request: LoadRequest, context: CallContext<"load">): Promise<Engine> {
+    const loaded = await openAndLoad(request, request.device, context);
+    post({ type: "device", device: infoOf(loaded.device) });
+    return new Engine(request, loaded);
+  }
+
+  get model(): Model {
+    return this.#model;
+  }
+
+  get device(): Device {
+    return this.#device;
+  }
+
+  info(): ModelInfo {
+    return { ...this.#model.info(), fileBytes: this.fileBytes };
+  }
+
+  async generate({ prompt, options }: Calls["generate"]["args"], context: CallContext<"generate">): Promise<GenerateResult> {
+    const ids = this.#encode(prompt);
+    try {
+      return await this.#run(ids, options, context);
+    } catch (error) {
+      if (codeOf(error) !== "device_lost") {
+        throw error;
+      }
+      // The device was lost before the sequence could begin, so nothing was given out that would come twice.
+      const model = await this.#rebuild(error, context.signal);
+      this.#lost.push(this.#model, ...(this.#session === undefined ? [] : [this.#session]));
+      this.#model = model;
+      this.#session = undefined;
+      return await this.#run(ids, options, context);
+    } finally {
+      this.#freeLost();
+    }
+  }
+
+  /** Frees everything; the worker ends afterwards. */
+  close(): void {
+    this.#freeLost();
+    this.#session?.free();
+    this.#model.free();
+    this.#device.free();
+  }
+
+  async #run(ids: Uint32Array, options: EngineOptions, { signal, emit }: CallContext<"generate">): Promise<GenerateResult> {
+    const session = this.#session ??= this.#model.session();
+    const cancel = (): void => session.cancel();
+    signal.addEventListener("abort", cancel, { once: true });
+    const onPiece = async (id: number, text: string): Promise<boolean> => {
+      emit({ id, text });
+      await nextTask();
+      return !signal.aborted;
+    };
+    try {
+      // The session takes the new model over. The old one stays here: it has the vocabulary, which needs no device.
+      return await session.generate(ids, options, onPiece, (error) => this.#rebuild(error, signal));
+    } finally {
+      signal.removeEventListener("abort", cancel);
+    }
+  }
+
+  #encode(prompt: Prompt): Uint32Array {
+    switch (prompt.kind) {
+      case "text":
+        return this.#model.tokenize(prompt.text, true);
+      case "tokens":
+        return prompt.ids;
+      case "chat":
+        return this.#model.chatTokens(prompt.messages, {});
+    }
+  }
+
+  /** Opens a device in the place of the lost one and loads the model again. */
+  async #rebuild(lost: unknown, signal: AbortSignal): Promise<Model> {
+    const context: CallContext<"load"> = { signal, emit: () => {} };
+    let loaded: Loaded;
+    try {
+      loaded = await openAndLoad(this.#request, this.#request.device, context);
+    } catch (error) {
+      if (this.#request.device.choice !== "gpu" || !GPU_FAILURES.has(codeOf(error))) {
+        throw error;
+      }
+      loaded = await openAndLoad(this.#request, { choice: "cpu", subgroups: false }, context);
+      reasons.set(loaded.device, `the GPU was lost and could not be opened again (${messageOf(error)})`);
+    }
+    this.#lost.push(this.#device);
+    this.#device = loaded.device;
+    const device = infoOf(loaded.device);
+    post({ type: "device", device });
+    notify("device_rebuilt", `the device was lost (${messageOf(lost)}); the model was loaded again onto ${device.name}`);
+    return loaded.model;
+  }
+
+  #freeLost(): void {
+    for (const object of this.#lost.splice(0)) {
+      object.free();
+    }
+  }
+}
+
+/** Lets messages in, such as one that aborts; cheaper than a timer. */
+const tasks = new MessageChannel();
+function nextTask(): Promise<void> {
+  return new Promise((resolve) => {
+    tasks.port1.onmessage = () => resolve();
+    tasks.port2.postMessage(undefined);
+  });
+}
+
+let engine: Engine | undefined;
+let kernelDevice: Device | undefined;
+
+function loadedEngine(): Engine {
+  if (engine === undefined) {
+    throw new TilewrightError("disposed", "no model is loaded");
+  }
+  return engine;
+}
+
+function kernels(): Device {
+  if (kernelDevice === undefined) {
+    throw new TilewrightError("disposed", "no device is open");
+  }
+  return kernelDevice;
+}
+
+/** Runs calls that use the device's compute one after the other. */
+let queue: Promise<unknown> = Promise.resolve();
+function inTurn<T>(signal: AbortSignal, action: () => T | Promise<T>): Promise<T> {
+  const turn = queue.then(() => {
+    signal.throwIfAborted();
+    return action();
+  });
+  // A failure is its caller's; the next in line does not care.
+  queue = turn.catch(() => {});
+  return turn;
+}
+
+const handlers: Handlers = {
+  load: (request, context) => inTurn(context.signal, async () => {
+    engine = await Engine.load(request, context);
+    return engine.info();
+  }),
+  generate: (args, context) => inTurn(context.signal, () => loadedEngine().generate(args, context)),
+  tokenize: ({ text, addSpecial }) => loadedEngine().model.tokenize(text, addSpecial),
+  detokenize: ({ ids }) => loadedEngine().model.detokenize(ids),
+  async memory(): Promise<MemoryInfo> {
+    return { ...loadedEngine().model.memory(), wasmHeapBytes: (await start()).buffer.byteLength };
+  },
+  counters: () => (engine?.device ?? kernels()).counters(),
+  destroyDevice() {
+    (engine?.device ?? kernels()).destroy();
+    return undefined;
+  },
+  close: (_, { signal }) => inTurn(signal, () => {
+    engine?.close();
+    engine = undefined;
+    kernelDevice?.free();
+    kernelDevice = undefined;
+    return undefined;
+  }),
+  async devices(): Promise<AvailableDevice[]> {
+    const { adapter } = await inspectGpu();
+    const cpu: AvailableDevice = { choice: "cpu", name: "CPU", isSoftware: false, hasSubgroups: false, hasF16: false };
+    return adapter === undefined ? [cpu] : [{ choice: "gpu", ...adapter }, cpu];
+  },
+  openDevice: (request, { signal }) => inTurn(signal, async () => {
+    kernelDevice = await openDevice(request);
+    return infoOf(kernelDevice);
+  }),
+  matmul: ({ a, b, m, n, k }, { signal }) => inTurn(signal, () => kernels().matmul(a, b, m, n, k)),
+  rmsNorm: ({ x, weight, eps }, { signal }) => inTurn(signal, () => kernels().rmsNorm(x, weight, eps)),
+  softmax: ({ x, columns }, { signal }) => inTurn(signal, () => kernels().softmax(x, columns)),
+  rope: ({ x, nHeads, headDim, firstPos, theta, style }, { signal }) =>
+    inTurn(signal, () => kernels().rope(x, nHeads, headDim, firstPos, theta, style)),
+  attention: ({ q, k, v, nHeads, nKvHeads, headDim }, { signal }) =>
+    inTurn(signal, () => kernels().attention(q, k, v, nHeads, nKvHeads, headDim)),
+};
+
+const running = new Map<number, AbortController>();
+
+function receive(message: ToWorker): void {
+  if (message.type === "abort") {
+    running.get(message.id)?.abort();
+  } else {
+    void handle(message.id, message.name, message.args);
+  }
+}
+
+async function handle<K extends CallName>(id: number, name: K, args: Calls[K]["args"]): Promise<void> {
+  const controller = new AbortController();
+  running.set(id, controller);
+  try {
+    const value = await handlers[name](args, { signal: controller.signal, emit: (event) => post({ type: "event", id, value: event }) });
+    post({ type: "reply", id, value }, value instanceof Float32Array ? [value.buffer as ArrayBuffer] : []);
+  } catch (error) {
+    post({ type: "fail", id, error: toWire(error) });
+  } finally {
+    running.delete(id);
+  }
+}
+
+/** What no call caught: a panic of the engine in the middle of something asynchronous. Nobody would ever get an answer. */
+function reportFatal(error: unknown): void {
+  const wire = toWire(error);
+  post({ type: "fatal", error: { ...wire, code: "worker_crashed", fatal: true } });
+}
+
+async function main(): Promise<void> {
+  if (isNode) {
+    const { parentPort } = await importHidden<typeof import("node:worker_threads")>("node:worker_threads");
+    if (parentPort === null) {
+      throw new Error("worker.js is the engine's worker and does nothing by itself; import the package instead");
+    }
+    port = {
+      post: (message, transfer) => parentPort.postMessage(message, transfer as import("node:worker_threads").Transferable[]),
+      listen: (listener) => parentPort.on("message", listener),
+    };
+    process.on("uncaughtException", reportFatal);
+    process.on("unhandledRejection", reportFatal);
+  } else {
+    const scope = self as unknown as DedicatedWorkerGlobalScope;
+    port = {
+      post: (message, transfer) => scope.postMessage(message, transfer),
+      listen: (listener) => scope.addEventListener("message", (event) => listener(event.data as ToWorker)),
+    };
+    scope.addEventListener("error", (event) => reportFatal(event.error));
+    scope.addEventListener("unhandledrejection", (event) => reportFatal(event.reason));
+  }
+  port.listen(receive);
+  const lock = await holdLock();
+  post(lock === undefined ? { type: "ready" } : { type: "ready", lock });
+}
+
+/** Takes a lock that the browser gives back when the worker is gone, however that came about. */
+function holdLock(): Promise<string | undefined> {
+  if (globalThis.navigator?.locks === undefined) {
+    return Promise.resolve(undefined);
+  }
+  const name = `tilewright/worker/${crypto.randomUUID()}`;
+  return new Promise((resolve) => {
+    navigator.locks.request(name, () => {
+      resolve(name);
+      return new Promise(() => {});
+    }).catch(() => resolve(undefined)); // Where a page may not use locks, the worker's own events have to do.
+  });
+}
+
+void main();

@@ -1,0 +1,556 @@
+// The package's public API, in Chromium and in Node: generation and its options, aborting, several generations and models
+// at once, chat, OpenAI's shape, kernels, life and death of a model. Each test runs in both places.
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+import { pathToFileURL } from "node:url";
+
+import { openBrowser } from "./browser.mjs";
+import { bytesInMemory, repository, startServer } from "./server.mjs";
+
+const stories = readFileSync(join(repository, "assets/stories.gguf"));
+const reference = JSON.parse(readFileSync(join(repository, "tests/data/builtin/reference.json"), "utf8")).cases[0];
+
+let server;
+let chromium;
+before(async () => {
+  server = await startServer();
+  chromium = await openBrowser();
+});
+after(async () => {
+  await chromium?.close();
+  await server?.stop();
+});
+
+const places = {
+  async Chromium(run, given) {
+    const page = await chromium.open(`${server.origin}/blank.html`);
+    try {
+      const call = ([source, given]) => import("/npm/index.js").then((package_) => new Function(`return ${source}`)()(package_, given));
+      const result = await page.evaluate(call, [run.toString(), given]);
+      assert.deepEqual(page.problems, []);
+      return result;
+    } finally {
+      await page.close();
+    }
+  },
+  async Node(run, given) {
+    const result = await run(await import(pathToFileURL(join(repository, "npm/dist/index.js"))), given);
+    // What comes from a page has been through JSON.
+    return JSON.parse(JSON.stringify(result ?? null));
+  },
+};
+
+/** One test for each place: `run` is executed there and returns plain data, `check` looks at it here. */
+function everywhere(name, run, check, given = {}) {
+  for (const [place, execute] of Object.entries(places)) {
+    test(`${place}: ${name}`, { timeout: 120_000 }, async () => check(await execute(run, given), place));
+  }
+}
+
+everywhere(
+  "pieces come one by one, are the reference's tokens, and make up the text",
+  async ({ Model }, { ids, count }) => {
+    const model = await Model.builtin({ device: "cpu" });
+    const pieces = [];
+    const generation = model.generate(ids, { temperature: 0, maxTokens: count, ignoreEos: true });
+    for await (const piece of generation) pieces.push(piece);
+    const result = await generation.result;
+    const again = await model.generate(ids, { temperature: 0, maxTokens: count, ignoreEos: true }).text();
+    const { info, device } = model;
+    model.free();
+    return { pieces, result, again, info, device };
+  },
+  ({ pieces, result, again, info, device }) => {
+    assert.deepEqual(pieces.map((piece) => piece.id), reference.greedy_ids);
+    assert.equal(pieces.map((piece) => piece.text).join(""), again);
+    assert.equal(again.trim(), reference.greedy_text.trim());
+    assert.equal(result.stopReason, "max_tokens");
+    assert.equal(result.promptTokens, reference.ids.length);
+    assert.equal(result.generatedTokens, reference.greedy_ids.length);
+    assert.ok(result.prefillSeconds > 0 && result.decodeSeconds > 0);
+    assert.equal(device.backend, "cpu");
+    assert.equal(info.architecture, "llama");
+    assert.equal(info.fileBytes, stories.length);
+    assert.ok(info.vocabSize > 0 && info.contextLength > 0 && info.contextLength <= info.maxContextLength);
+  },
+  { ids: reference.ids, count: reference.greedy_ids.length },
+);
+
+everywhere(
+  "without options the text is the most likely one, as the types say",
+  async ({ Model }, { ids }) => {
+    const model = await Model.builtin({ device: "cpu" });
+    const generated = [];
+    for await (const { id } of model.generate(ids, { maxTokens: 20 })) generated.push(id);
+    model.free();
+    return generated;
+  },
+  (generated) => assert.deepEqual(generated, reference.greedy_ids.slice(0, 20)),
+  { ids: reference.ids },
+);
+
+everywhere(
+  "a text prompt is tokenized like the reference's, and tokens go back to text",
+  async ({ Model }, { prompt }) => {
+    const model = await Model.builtin({ device: "cpu" });
+    const ids = [...(await model.tokenize(prompt))];
+    const plain = [...(await model.tokenize(prompt, { addSpecial: false }))];
+    const odd = "Ünïcode, 雪 and \u{1F600}!\n";
+    const roundTrip = await model.detokenize(await model.tokenize(odd, { addSpecial: false }));
+    const first = (await model.generate(prompt, { temperature: 0, maxTokens: 8 }).text());
+    const fromIds = (await model.generate(ids, { temperature: 0, maxTokens: 8 }).text());
+    model.free();
+    return { ids, plain, odd, roundTrip, first, fromIds };
+  },
+  ({ ids, plain, odd, roundTrip, first, fromIds }) => {
+    assert.deepEqual(ids, reference.ids);
+    assert.deepEqual(plain, reference.ids.slice(1));
+    assert.equal(roundTrip.trim(), odd.trim());
+    assert.equal(first, fromIds);
+  },
+  { prompt: reference.prompt },
+);
+
+everywhere(
+  "sampling: one seed one text, other seeds other texts, stop texts, limits",
+  async ({ Model }) => {
+    const model = await Model.builtin({ device: "cpu" });
+    const text = (options) => model.generate("Once upon a time", { maxTokens: 40, temperature: 1, ...options }).text();
+    const same = [await text({ seed: 7 }), await text({ seed: 7 })];
+    const others = [await text({ seed: 1 }), await text({ seed: 2 }), await text({ seed: 3 })];
+    const greedy = await text({ temperature: 0 });
+    const topOne = await text({ topK: 1, seed: 5 });
+    const stopped = model.generate("Once upon a time", { temperature: 0, maxTokens: 40, stop: ["named"] });
+    const stoppedText = await stopped.text();
+    const three = await model.generate("Once upon a time", { maxTokens: 3, ignoreEos: true }).result;
+    const result = { same, others, greedy, topOne, stoppedText, stopReason: (await stopped.result).stopReason, three };
+    model.free();
+    return result;
+  },
+  ({ same, others, greedy, topOne, stoppedText, stopReason, three }) => {
+    assert.equal(same[0], same[1]);
+    assert.equal(new Set(others).size, 3);
+    assert.equal(topOne, greedy);
+    assert.ok(greedy.includes("named") && !stoppedText.includes("named"), stoppedText);
+    assert.ok(greedy.startsWith(stoppedText));
+    assert.equal(stopReason, "stop_text");
+    assert.equal(three.generatedTokens, 3);
+  },
+);
+
+everywhere(
+  "options that make no sense are errors with code `option`",
+  async ({ Model, TilewrightError }) => {
+    const model = await Model.builtin({ device: "cpu" });
+    const bad = [{ temperature: -1 }, { temperature: NaN }, { topP: 2 }, { topP: -0.5 }, { minP: 3 }, { repeatPenalty: 0 }, { maxTokens: -1 }, { maxTokens: 1.5 }];
+    const errors = [];
+    for (const options of bad) {
+      const error = await model.generate("a", { maxTokens: 2, ...options }).text().then(() => null, (it) => it);
+      errors.push({ options: Object.keys(options)[0], code: error?.code, isOurs: error instanceof TilewrightError });
+    }
+    const works = await model.generate("Once", { temperature: 0, maxTokens: 2 }).text();
+    model.free();
+    return { errors, works };
+  },
+  ({ errors, works }) => {
+    for (const { options, code, isOurs } of errors) assert.ok(code === "option" && isOurs, `${options}: ${code}`);
+    assert.ok(works.length > 0);
+  },
+);
+
+everywhere(
+  "a prompt longer than the context is an error with code `context_full`",
+  async ({ Model }) => {
+    const model = await Model.builtin({ device: "cpu", contextLength: 32 });
+    const error = await model.generate("once upon a time ".repeat(40), { temperature: 0, maxTokens: 2 }).text().then(() => null, (it) => it);
+    const full = await model.generate("Once upon a time", { ignoreEos: true }).result;
+    const slid = await model.generate("Once upon a time", { ignoreEos: true, slide: true, maxTokens: 60 }).result;
+    const info = model.info;
+    model.free();
+    return { code: error?.code, full, slid, info };
+  },
+  ({ code, full, slid, info }) => {
+    assert.equal(info.contextLength, 32);
+    assert.equal(code, "context_full");
+    assert.equal(full.stopReason, "context_full");
+    assert.ok(full.promptTokens + full.generatedTokens <= 33);
+    assert.equal(slid.generatedTokens, 60);
+  },
+);
+
+everywhere(
+  "an aborted generation throws the signal's reason, and the model goes on to work",
+  async ({ Model }) => {
+    const model = await Model.builtin({ device: "cpu" });
+    const outcomes = [];
+    for (const reason of [undefined, new Error("enough")]) {
+      const controller = new AbortController();
+      let count = 0;
+      try {
+        for await (const _ of model.generate("Once upon a time", { ignoreEos: true, signal: controller.signal })) {
+          if (++count === 5) controller.abort(reason);
+        }
+        outcomes.push("ended");
+      } catch (error) {
+        outcomes.push({ name: error.name, message: error.message, same: reason === undefined || error === reason, count });
+      }
+    }
+    const before = AbortSignal.abort();
+    outcomes.push(await model.generate("a", { signal: before }).text().catch((error) => ({ name: error.name, same: error === before.reason })));
+    const later = await model.generate("Once upon a time", { temperature: 0, maxTokens: 10 }).text();
+    const fresh = await Model.builtin({ device: "cpu" });
+    const expected = await fresh.generate("Once upon a time", { temperature: 0, maxTokens: 10 }).text();
+    model.free();
+    fresh.free();
+    return { outcomes, later, expected };
+  },
+  ({ outcomes: [plain, own, early], later, expected }) => {
+    assert.equal(plain.name, "AbortError");
+    assert.ok(plain.count < 12, `${plain.count} pieces came`);
+    assert.deepEqual([own.message, own.same], ["enough", true]);
+    assert.deepEqual(early, { name: "AbortError", same: true });
+    assert.equal(later, expected);
+  },
+);
+
+everywhere(
+  "leaving the loop stops the generation, and the next one is as if it had not been",
+  async ({ Model }) => {
+    const model = await Model.builtin({ device: "cpu" });
+    let count = 0;
+    const broken = model.generate("Once upon a time", { ignoreEos: true });
+    for await (const _ of broken) if (++count === 3) break;
+    const result = await broken.result.catch((error) => ({ error: error.name }));
+    const text = await model.generate("Once upon a time", { temperature: 0, maxTokens: 10 }).text();
+    const again = await model.generate("Once upon a time", { temperature: 0, maxTokens: 10 }).text();
+    model.free();
+    return { result, text, again };
+  },
+  ({ result, text, again }) => {
+    assert.ok(result.stopReason === "cancelled" || result.error, JSON.stringify(result));
+    assert.ok((result.generatedTokens ?? 0) < 12);
+    assert.equal(text, again);
+  },
+);
+
+everywhere(
+  "generations on one model wait for each other, and two models work side by side",
+  async ({ Model }) => {
+    const [a, b] = await Promise.all([Model.builtin({ device: "cpu" }), Model.builtin({ device: "cpu" })]);
+    const prompts = ["Once upon a time", "The dog", "Lily had a", "One day"];
+    const alone = [];
+    for (const prompt of prompts) alone.push(await a.generate(prompt, { temperature: 0, maxTokens: 12 }).text());
+    const queued = await Promise.all(prompts.map((prompt) => b.generate(prompt, { temperature: 0, maxTokens: 12 }).text()));
+    const both = await Promise.all([a.generate(prompts[0], { temperature: 0, maxTokens: 12 }).text(), b.generate(prompts[1], { temperature: 0, maxTokens: 12 }).text()]);
+    a.free();
+    b.free();
+    return { alone, queued, both };
+  },
+  ({ alone, queued, both }) => {
+    assert.deepEqual(queued, alone);
+    assert.deepEqual(both, alone.slice(0, 2));
+    assert.equal(new Set(alone).size, 4);
+  },
+);
+
+everywhere(
+  "a conversation that goes on computes only what is new",
+  async ({ Model }) => {
+    const model = await Model.builtin({ device: "cpu" });
+    const ids = [...(await model.tokenize("Once upon a time there was a little girl"))];
+    const first = await model.generate(ids, { temperature: 0, maxTokens: 4 }).result;
+    const longer = await model.generate([...ids, ...(await model.tokenize(" named Lily", { addSpecial: false }))], { temperature: 0, maxTokens: 4 }).result;
+    model.free();
+    return { count: ids.length, first, longer };
+  },
+  ({ count, first, longer }) => {
+    assert.equal(first.cachedTokens, 0);
+    assert.ok(longer.cachedTokens >= count - 1, `${longer.cachedTokens} of ${count} cached`);
+  },
+);
+
+everywhere(
+  "steady generation creates no buffers, and memory is accounted for",
+  async ({ Model }) => {
+    const model = await Model.builtin({ device: "cpu" });
+    await model.generate("Once upon a time", { maxTokens: 4, ignoreEos: true }).text();
+    const before = await model.counters();
+    await model.generate("Once upon a time", { maxTokens: 30, ignoreEos: true }).text();
+    const after = await model.counters();
+    const memory = await model.memory();
+    model.free();
+    return { before, after, memory };
+  },
+  ({ before, after, memory }) => {
+    assert.ok(after.dispatches > before.dispatches);
+    assert.equal(after.buffersCreated, before.buffersCreated);
+    assert.equal(after.bindGroupsCreated, before.bindGroupsCreated);
+    assert.equal(memory.weightsBytes + memory.cacheBytes + memory.activationsBytes, memory.totalBytes);
+    assert.ok(memory.weightsBytes > 0.8 * stories.length && memory.weightsBytes < 4 * stories.length);
+    assert.ok(memory.wasmHeapBytes > memory.weightsBytes && memory.wasmHeapBytes < 64 << 20, `${memory.wasmHeapBytes}`);
+  },
+);
+
+everywhere(
+  "a freed model says so, twice is no harm, and what was going on ends",
+  async ({ Model, TilewrightError }) => {
+    const model = await Model.builtin({ device: "cpu" });
+    const going = model.generate("Once upon a time", { ignoreEos: true }).text().then(() => "ended", (error) => error.code);
+    await new Promise((resolve) => setTimeout(resolve, 50));
+    model.free();
+    model.free();
+    const codes = [];
+    for (const call of [() => model.generate("a").text(), () => model.tokenize("a"), () => model.memory(), () => model.detokenize([1])]) {
+      codes.push(await Promise.resolve().then(call).then(() => "worked", (error) => error instanceof TilewrightError && error.code));
+    }
+    const disposable = await Model.builtin({ device: "cpu" });
+    disposable[Symbol.dispose]();
+    codes.push(await Promise.resolve().then(() => disposable.tokenize("a")).catch((error) => error.code));
+    return { going: await going, codes };
+  },
+  ({ going, codes }) => {
+    assert.equal(going, "disposed");
+    assert.deepEqual(codes, Array(5).fill("disposed"));
+  },
+);
+
+/** The story model with a chat template put in front of its other keys, padded so that the weights keep their alignment. */
+function withTemplate(template) {
+  const key = Buffer.from("tokenizer.chat_template");
+  const fixed = 8 + key.length + 4 + 8;
+  const text = Buffer.from(template);
+  const padded = Buffer.concat([text, Buffer.alloc((32 - ((fixed + text.length) % 32)) % 32, " ")]);
+  const entry = Buffer.alloc(fixed);
+  entry.writeBigUInt64LE(BigInt(key.length));
+  key.copy(entry, 8);
+  entry.writeUInt32LE(8, 8 + key.length);
+  entry.writeBigUInt64LE(BigInt(padded.length), 12 + key.length);
+  const start = Buffer.from(stories.subarray(0, 24));
+  start.writeBigUInt64LE(start.readBigUInt64LE(16) + 1n, 16);
+  return Buffer.concat([start, entry, padded, stories.subarray(24)]);
+}
+
+// Newlines are left out, because Jinja drops one at a template's end.
+const TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}{# #}";
+const chatModel = withTemplate(TEMPLATE);
+
+everywhere(
+  "chat renders the file's template, and what a user types never becomes a control token",
+  async ({ Model }, { file }) => {
+    const blob = new Blob([Uint8Array.from(atob(file), (c) => c.charCodeAt(0))]);
+    const model = await Model.load(blob, { device: "cpu" });
+    const answer = model.chat([{ role: "system", content: "Be kind." }, { role: "user", content: "Who are you?" }], { temperature: 0, maxTokens: 6 });
+    const text = await answer.text();
+    const rendered = [...(await model.tokenize("[system] Be kind. [user] Who are you? [assistant]"))];
+    const plain = await model.generate(rendered, { temperature: 0, maxTokens: 6 }).text();
+    const prompt = async (content) => (await model.chat([{ role: "user", content }], { temperature: 0, maxTokens: 1 }).result).promptTokens;
+    const sizes = { control: await prompt("</s>"), text: await prompt("a"), bytes: (await model.tokenize("</s>", { addSpecial: false })).length };
+    const { chatTemplate } = model.info;
+    model.free();
+    return { chatTemplate, text, plain, sizes, promptTokens: (await answer.result).promptTokens, rendered: rendered.length };
+  },
+  ({ chatTemplate, text, plain, sizes, promptTokens, rendered }) => {
+    assert.equal(chatTemplate, "file");
+    assert.ok(Math.abs(promptTokens - rendered) <= 1, `${promptTokens} tokens, ${rendered} expected`);
+    assert.equal(text, plain);
+    // As text it is at least "<", "/", "s", ">" in some cut, and never one token.
+    assert.ok(sizes.control > sizes.text + 1, JSON.stringify(sizes));
+  },
+  { file: chatModel.toString("base64") },
+);
+
+everywhere(
+  "hostile templates end in an error with code `template`",
+  async ({ Model }, { files }) => {
+    const codes = [];
+    for (const file of files) {
+      const model = await Model.load(new Blob([Uint8Array.from(atob(file), (c) => c.charCodeAt(0))]), { device: "cpu" });
+      codes.push(await model.chat([{ role: "user", content: "x" }], { temperature: 0, maxTokens: 1 }).text().then(() => "worked", (error) => error.code));
+      model.free();
+    }
+    return codes;
+  },
+  (codes) => assert.deepEqual(codes, ["template", "template", "template"]),
+  {
+    files: [
+      "{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}",
+      "{{ raise_exception('no') }}",
+      "{% if %}",
+    ].map((template) => withTemplate(template).toString("base64")),
+  },
+);
+
+everywhere(
+  "OpenAI's shape, at once and streamed",
+  async ({ Model, createChatCompletion }, { file }) => {
+    const model = await Model.load(new Blob([Uint8Array.from(atob(file), (c) => c.charCodeAt(0))]), { device: "cpu" });
+    const messages = [{ role: "user", content: "Tell me a story" }];
+    const whole = await createChatCompletion(model, { messages, temperature: 0, max_tokens: 12 });
+    const chunks = [];
+    const stream = await createChatCompletion(model, { messages, temperature: 0, max_completion_tokens: 12, stream: true, stream_options: { include_usage: true } });
+    for await (const chunk of stream) chunks.push(chunk);
+    const refused = [];
+    for (const extra of [{ n: 2 }, { tools: [{ type: "function", function: { name: "f" } }] }, { temperature: -1 }, { messages: undefined }]) {
+      const request = { messages, max_tokens: 2, ...extra };
+      refused.push(await Promise.resolve().then(() => createChatCompletion(model, request)).then(() => "worked", (error) => error.code));
+    }
+    model.free();
+    return { whole, chunks, refused };
+  },
+  ({ whole, chunks, refused }) => {
+    assert.equal(whole.object, "chat.completion");
+    assert.equal(whole.choices.length, 1);
+    assert.equal(whole.choices[0].message.role, "assistant");
+    assert.ok(whole.choices[0].message.content.length > 0);
+    assert.ok(["stop", "length"].includes(whole.choices[0].finish_reason));
+    assert.equal(whole.usage.prompt_tokens + whole.usage.completion_tokens, whole.usage.total_tokens);
+    assert.ok(chunks.every((chunk) => chunk.object === "chat.completion.chunk" && chunk.id === chunks[0].id));
+    assert.equal(chunks[0].choices[0].delta.role, "assistant");
+    assert.equal(chunks.map((chunk) => chunk.choices[0]?.delta.content ?? "").join(""), whole.choices[0].message.content);
+    assert.equal(chunks.filter((chunk) => chunk.choices[0]?.finish_reason).length, 1);
+    assert.deepEqual(chunks.at(-1).choices, []);
+    assert.deepEqual(chunks.at(-1).usage, whole.usage);
+    for (const code of refused) assert.ok(["option", "unsupported"].includes(code), refused.join());
+  },
+  { file: chatModel.toString("base64") },
+);
+
+/** The kernels' meaning in plain loops over 64-bit numbers; shares nothing with the package. */
+const plain = {
+  matmul(a, b, m, n, k) {
+    return Array.from({ length: m * n }, (_, i) => {
+      let sum = 0;
+      for (let p = 0; p < k; p++) sum += a[Math.trunc(i / n) * k + p] * b[p * n + (i % n)];
+      return sum;
+    });
+  },
+  rmsNorm(x, weight, eps) {
+    const out = [];
+    for (let row = 0; row < x.length; row += weight.length) {
+      let sum = 0;
+      for (let i = 0; i < weight.length; i++) sum += x[row + i] ** 2;
+      for (let i = 0; i < weight.length; i++) out.push((x[row + i] * weight[i]) / Math.sqrt(sum / weight.length + eps));
+    }
+    return out;
+  },
+  softmax(x, columns) {
+    const out = [];
+    for (let row = 0; row < x.length; row += columns) {
+      const values = x.slice(row, row + columns);
+      const exponentials = values.map((it) => Math.exp(it - Math.max(...values)));
+      const sum = exponentials.reduce((a, b) => a + b);
+      out.push(...exponentials.map((it) => it / sum));
+    }
+    return out;
+  },
+  rope(x, { nHeads: heads, headDim, firstPos, theta, style }) {
+    const out = [...x];
+    for (let head = 0; head < x.length / headDim; head++) {
+      const pos = firstPos + Math.trunc(head / heads);
+      for (let pair = 0; pair < headDim / 2; pair++) {
+        const angle = pos * theta ** ((-2 * pair) / headDim);
+        const [i, j] = style === "halves" ? [pair, pair + headDim / 2] : [2 * pair, 2 * pair + 1];
+        const [a, b] = [x[head * headDim + i], x[head * headDim + j]];
+        out[head * headDim + i] = a * Math.cos(angle) - b * Math.sin(angle);
+        out[head * headDim + j] = a * Math.sin(angle) + b * Math.cos(angle);
+      }
+    }
+    return out;
+  },
+  attention(q, k, v, { nHeads: heads, nKvHeads: kvHeads = heads, headDim }) {
+    const queries = q.length / (heads * headDim);
+    const keys = k.length / (kvHeads * headDim);
+    const out = [];
+    for (let t = 0; t < queries; t++) {
+      for (let head = 0; head < heads; head++) {
+        const kvHead = Math.trunc(head / (heads / kvHeads));
+        const at = (array, s, d) => array[(s * kvHeads + kvHead) * headDim + d];
+        const visible = keys - queries + t + 1;
+        const scores = Array.from({ length: visible }, (_, s) => {
+          let dot = 0;
+          for (let d = 0; d < headDim; d++) dot += q[(t * heads + head) * headDim + d] * at(k, s, d);
+          return dot / Math.sqrt(headDim);
+        });
+        const probs = plain.softmax(scores, visible);
+        for (let d = 0; d < headDim; d++) out.push(probs.reduce((sum, prob, s) => sum + prob * at(v, s, d), 0));
+      }
+    }
+    return out;
+  },
+};
+
+/** Numbers in [-2, 2), the same for the same seed (mulberry32). */
+function numbers(count, seed) {
+  let state = seed;
+  return Array.from({ length: count }, () => {
+    state = (state + 0x6d2b79f5) | 0;
+    let mixed = Math.imul(state ^ (state >>> 15), 1 | state);
+    mixed = (mixed + Math.imul(mixed ^ (mixed >>> 7), 61 | mixed)) ^ mixed;
+    // Rounded to what an f32 holds, so that both sides compute with the same.
+    return Math.fround(((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 30 - 2);
+  });
+}
+
+const kernelCases = [
+  ...[[1, 1, 1], [3, 5, 7], [17, 33, 65], [64, 64, 64]].map(([m, n, k]) => ["matmul", [numbers(m * k, 1), numbers(k * n, 2), m, n, k]]),
+  ...[[1, 1], [3, 255], [2, 257]].map(([rows, columns]) => ["rmsNorm", [numbers(rows * columns, 3), numbers(columns, 4), 1e-5]]),
+  ...[[1, 1], [4, 33], [2, 1000]].map(([rows, columns]) => ["softmax", [numbers(rows * columns, 5), columns]]),
+  ...["interleaved", "halves"].map((style) => ["rope", [numbers(3 * 2 * 8, 6), { nHeads: 2, headDim: 8, firstPos: 5, theta: 10000, style }]]),
+  ["attention", [numbers(3 * 4 * 8, 7), numbers(5 * 2 * 8, 8), numbers(5 * 2 * 8, 9), { nHeads: 4, nKvHeads: 2, headDim: 8 }]],
+  ["attention", [numbers(4 * 16, 10), numbers(4 * 16, 11), numbers(4 * 16, 12), { nHeads: 1, headDim: 16 }]],
+];
+
+/** Runs in a page and in Node: all cases on one device, and an operand of the wrong length. */
+async function runKernels({ Kernels }, { cases, device }) {
+  const typed = (values) => values.map((it) => (Array.isArray(it) ? new Float32Array(it) : it));
+  const kernels = await Kernels.open({ device });
+  const results = [];
+  for (const [name, values] of cases) results.push([...(await kernels[name](...typed(values)))]);
+  const error = await kernels.matmul(new Float32Array(5), new Float32Array(4), 2, 2, 2).then(() => null, (it) => it);
+  const { backend } = kernels.device;
+  kernels.free();
+  return { results, code: error?.code, message: error?.message, backend };
+}
+
+function checkKernels({ results, code, message }) {
+  kernelCases.forEach(([name, values], i) => {
+    const want = plain[name](...values);
+    assert.equal(results[i].length, want.length, name);
+    const scale = Math.max(1, ...want.map(Math.abs));
+    const worst = Math.max(...want.map((it, j) => Math.abs(it - results[i][j])));
+    assert.ok(worst <= 1e-5 * scale, `${name}, case ${i}: differs by ${worst}`);
+  });
+  assert.equal(code, "shape");
+  assert.match(message, /`a`/);
+}
+
+everywhere("kernels on the CPU agree with plain loops, and name an operand of the wrong length", runKernels, checkKernels, { cases: kernelCases, device: "cpu" });
+
+test("Chromium: kernels on WebGPU agree with plain loops", { timeout: 120_000 }, async () => {
+  const outcome = await places.Chromium(runKernels, { cases: kernelCases, device: "gpu" });
+  assert.equal(outcome.backend, "webgpu");
+  checkKernels(outcome);
+});
+
+everywhere(
+  "kernels are there as functions, on a device that they share",
+  async ({ softmax, matmul }) => [...(await softmax(new Float32Array([0, 0, 0, 0]), 2)), ...(await matmul(new Float32Array([2]), new Float32Array([3]), 1, 1, 1))],
+  (values) => assert.deepEqual(values.map((it) => Number(it.toFixed(6))), [0.5, 0.5, 0.5, 0.5, 6]),
+);
+
+test("Chromium: each model has a worker, and none is left when all are freed", { timeout: 60_000 }, async () => {
+  server.files.set("chat.gguf", bytesInMemory(chatModel));
+  const page = await chromium.open(`${server.origin}/blank.html`);
+  await page.evaluate(async (url) => {
+    const { Model } = await import("/npm/index.js");
+    const models = await Promise.all([Model.load(url, { device: "cpu" }), Model.builtin({ device: "cpu" })]);
+    await Promise.all(models.map((model) => model.generate("Once", { temperature: 0, maxTokens: 3 }).text()));
+    for (const model of models) model.free();
+  }, server.url("files/chat.gguf"));
+  for (let i = 0; i < 50 && page.workers().length > 0; i++) await new Promise((resolve) => setTimeout(resolve, 100));
+  assert.equal(page.workers().length, 0);
+  await page.close();
+});

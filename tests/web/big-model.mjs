@@ -1,0 +1,133 @@
+// A Llama in GGUF of any size, whose bytes are made while they are read: a real header and weights that are all zero.
+// Its logits are zero as well, so it generates token 0; what it shows is how a large file is loaded.
+
+const ALIGNMENT = 32;
+const Q8_0 = { id: 8, blockBytes: 34, blockLength: 32 };
+const F32 = { id: 0, blockBytes: 4, blockLength: 1 };
+const UINT32 = 4;
+const INT32 = 5;
+const FLOAT32 = 6;
+const STRING = 8;
+const ARRAY = 9;
+const CHUNK = 1 << 20;
+
+/** Collects little-endian values (GGUF specification, version 3). */
+class Writer {
+  parts = [];
+
+  number(bytes, method, value) {
+    const part = Buffer.alloc(bytes);
+    part[method](value);
+    this.parts.push(part);
+  }
+
+  u32(value) {
+    this.number(4, "writeUInt32LE", value);
+  }
+
+  u64(value) {
+    this.number(8, "writeBigUInt64LE", BigInt(value));
+  }
+
+  text(value) {
+    const bytes = Buffer.from(value);
+    this.u64(bytes.length);
+    this.parts.push(bytes);
+  }
+
+  value(type, value) {
+    if (type === STRING) this.text(value);
+    else if (type === FLOAT32) this.number(4, "writeFloatLE", value);
+    else if (type === INT32) this.number(4, "writeInt32LE", value);
+    else this.u32(value);
+  }
+
+  key(key, type, value) {
+    this.text(key);
+    if (Array.isArray(value)) {
+      this.u32(ARRAY);
+      this.u32(type);
+      this.u64(value.length);
+      for (const item of value) this.value(type, item);
+    } else {
+      this.u32(type);
+      this.value(type, value);
+    }
+  }
+}
+
+const aligned = (bytes) => Math.ceil(bytes / ALIGNMENT) * ALIGNMENT;
+
+/** A download of at least `size` bytes, for `server.files`. */
+export function bigModel(size) {
+  const [dim, ffn, heads] = [2048, 8192, 16];
+  // Unknown, begin, end, and one token for each byte: the smallest vocabulary of its kind.
+  const bytes = Array.from({ length: 256 }, (_, i) => `<0x${i.toString(16).toUpperCase().padStart(2, "0")}>`);
+  const tokens = ["<unk>", "<s>", "</s>", ...bytes];
+  const types = [2, 3, 3, ...bytes.map(() => 6)];
+
+  const layer = [
+    ["attn_norm", [dim], F32], ["ffn_norm", [dim], F32],
+    ["attn_q", [dim, dim], Q8_0], ["attn_k", [dim, dim], Q8_0], ["attn_v", [dim, dim], Q8_0], ["attn_output", [dim, dim], Q8_0],
+    ["ffn_gate", [dim, ffn], Q8_0], ["ffn_up", [dim, ffn], Q8_0], ["ffn_down", [ffn, dim], Q8_0],
+  ];
+  const bytesOf = ([, shape, type]) => (shape.reduce((a, b) => a * b) / type.blockLength) * type.blockBytes;
+  const layers = Math.ceil(size / layer.reduce((sum, tensor) => sum + bytesOf(tensor), 0));
+  const table = [["token_embd", [dim, tokens.length], Q8_0], ["output_norm", [dim], F32]];
+  for (let i = 0; i < layers; i++) table.push(...layer.map(([name, ...rest]) => [`blk.${i}.${name}`, ...rest]));
+
+  const keys = [
+    ["general.architecture", STRING, "llama"],
+    ["general.name", STRING, "zeros"],
+    ["general.alignment", UINT32, ALIGNMENT],
+    ["llama.block_count", UINT32, layers],
+    ["llama.context_length", UINT32, 512],
+    ["llama.embedding_length", UINT32, dim],
+    ["llama.feed_forward_length", UINT32, ffn],
+    ["llama.attention.head_count", UINT32, heads],
+    ["llama.attention.head_count_kv", UINT32, heads],
+    ["llama.attention.layer_norm_rms_epsilon", FLOAT32, 1e-5],
+    ["llama.rope.dimension_count", UINT32, dim / heads],
+    ["llama.rope.freq_base", FLOAT32, 10000],
+    ["llama.vocab_size", UINT32, tokens.length],
+    ["tokenizer.ggml.model", STRING, "llama"],
+    ["tokenizer.ggml.tokens", STRING, tokens],
+    ["tokenizer.ggml.scores", FLOAT32, tokens.map(() => 0)],
+    ["tokenizer.ggml.token_type", INT32, types],
+    ["tokenizer.ggml.unknown_token_id", UINT32, 0],
+    ["tokenizer.ggml.bos_token_id", UINT32, 1],
+    ["tokenizer.ggml.eos_token_id", UINT32, 2],
+  ];
+  const writer = new Writer();
+  writer.parts.push(Buffer.from("GGUF"));
+  writer.u32(3);
+  writer.u64(table.length);
+  writer.u64(keys.length);
+  for (const key of keys) writer.key(...key);
+  let dataBytes = 0;
+  for (const tensor of table) {
+    const [name, shape, type] = tensor;
+    writer.text(`${name}.weight`);
+    writer.u32(shape.length);
+    for (const dimension of shape) writer.u64(dimension);
+    writer.u32(type.id);
+    writer.u64(dataBytes);
+    dataBytes = aligned(dataBytes + bytesOf(tensor));
+  }
+  const written = Buffer.concat(writer.parts);
+  const header = Buffer.concat([written, Buffer.alloc(aligned(written.length) - written.length)]);
+  const zeros = Buffer.alloc(CHUNK);
+  return {
+    size: header.length + dataBytes,
+    etag: `"zeros-${layers}"`,
+    async *read(start, end) {
+      while (start < end) {
+        const part = start < header.length
+          ? header.subarray(start, Math.min(header.length, end))
+          : zeros.subarray(0, Math.min(CHUNK, end - start));
+        yield part;
+        start += part.length;
+      }
+    },
+  };
+}

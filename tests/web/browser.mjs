@@ -1,0 +1,62 @@
+// Chromium for tests: with WebGPU on its software adapter or without, with profiles that keep their storage.
+
+import { mkdtemp, rm } from "node:fs/promises";
+import { createRequire } from "node:module";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+
+const { chromium } = createRequire(new URL("../../npm/package.json", import.meta.url))("playwright-core");
+
+const EXECUTABLE = process.env.CHROMIUM ?? "/usr/bin/chromium";
+const FLAGS = [
+  "--no-sandbox",
+  "--disable-quic",
+  "--no-first-run",
+  "--disable-background-networking",
+  "--disable-component-update",
+  "--disable-sync",
+  "--host-resolver-rules=MAP insecure.test 127.0.0.1",
+  // Pages that are not in front must not be slowed down.
+  "--disable-background-timer-throttling",
+  "--disable-backgrounding-occluded-windows",
+  "--disable-renderer-backgrounding",
+];
+const GPU_FLAGS = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"];
+
+/** A browser with a profile of its own, which `close` deletes. With `gpu: false` WebGPU is there and finds no adapter. */
+export async function openBrowser({ gpu = true } = {}) {
+  const profile = await mkdtemp(join(tmpdir(), "tilewright-chromium-"));
+  const env = Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith("VK_")));
+  const context = await chromium.launchPersistentContext(profile, {
+    executablePath: EXECUTABLE,
+    args: [...FLAGS, ...(gpu ? GPU_FLAGS : ["--disable-gpu", "--disable-features=WebGPU"])],
+    env,
+  });
+  context.setDefaultTimeout(120_000);
+  return {
+    context,
+    async close() {
+      await context.close();
+      await rm(profile, { recursive: true, force: true });
+    },
+    /** Crashes the process that all pages' GPU work is done in. */
+    async crashGpu() {
+      const session = await context.browser().newBrowserCDPSession();
+      await session.send("Browser.crashGpuProcess");
+    },
+    /** Opens an address; what goes wrong unnoticed in the page is kept in `page.problems`. */
+    async open(url) {
+      const page = await context.newPage();
+      page.problems = [];
+      page.on("pageerror", (error) => page.problems.push(error.message));
+      await page.goto(url);
+      return page;
+    },
+  };
+}
+
+/** Limits the storage of an origin to so many bytes; undefined lifts the limit. */
+export async function limitStorage(page, origin, bytes) {
+  const session = await page.context().newCDPSession(page);
+  await session.send("Storage.overrideQuotaForOrigin", { origin, quotaSize: bytes });
+}

@@ -1,0 +1,232 @@
+// Devices in a browser: which one is taken and why, tiers, devices that are lost, shaders that are invalid, workers that die.
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+
+import { openBrowser } from "./browser.mjs";
+import { bytesInMemory, repository, startServer } from "./server.mjs";
+
+const { ids: prompt, greedy_ids: expected } =
+  JSON.parse(readFileSync(join(repository, "tests/data/builtin/reference.json"), "utf8")).cases[0];
+const limited = { timeout: 180_000 };
+
+// What runs in the package's worker before the package does: it keeps hold of devices, and spoils what a test asks for.
+const SPY = `
+const requestDevice = GPUAdapter.prototype.requestDevice;
+GPUAdapter.prototype.requestDevice = async function (...given) {
+  const device = await requestDevice.apply(this, given);
+  (self.devices ??= []).push(device);
+  return device;
+};
+const requestAdapter = GPU.prototype.requestAdapter;
+GPU.prototype.requestAdapter = function (...given) {
+  return self.noAdapter ? Promise.resolve(null) : requestAdapter.apply(this, given);
+};
+const createShaderModule = GPUDevice.prototype.createShaderModule;
+GPUDevice.prototype.createShaderModule = function (descriptor) {
+  const spoilt = name === "spoil shaders" ? descriptor.code.replace(/fn /, "fn 1") : descriptor.code;
+  return createShaderModule.call(this, { ...descriptor, code: spoilt });
+};
+`;
+
+let server;
+let chromium;
+before(async () => {
+  server = await startServer();
+  const script = (text) => bytesInMemory(Buffer.from(text), "text/javascript");
+  server.files.set("spy.js", script(SPY));
+  // Modules are evaluated in the order in which they are imported.
+  server.files.set("worker.js", script('import "/files/spy.js"; import "/npm/worker.js";'));
+  chromium = await openBrowser();
+});
+after(async () => {
+  await chromium?.close();
+  await server?.stop();
+});
+
+/** A page whose workers have the spy. `name` is the worker's name, which the spy reads. */
+async function spiedPage(name = "") {
+  const page = await chromium.open(`${server.origin}/blank.html`);
+  await page.evaluate((name) => {
+    const Original = Worker;
+    globalThis.spied = [];
+    globalThis.Worker = class extends Original {
+      constructor(_, options) {
+        super("/files/worker.js", { ...options, type: "module", name });
+        spied.push(this);
+      }
+    };
+  }, name);
+  return page;
+}
+
+/** Runs in a page: loads the story model as `model`, with its notices. */
+async function loadStories(options) {
+  const { Model } = await import("/npm/index.js");
+  globalThis.notices = [];
+  globalThis.model = await Model.builtin({ ...options, onNotice: (notice) => notices.push(notice) });
+  return model.device;
+}
+
+/** Runs in a page: a greedy continuation. The global `reached` tells that `signalAt` tokens are there. */
+async function continueStory({ prompt, count, signalAt }) {
+  const ids = [];
+  for await (const { id } of model.generate(prompt, { maxTokens: count, ignoreEos: true })) {
+    ids.push(id);
+    if (ids.length === signalAt) globalThis.reached = true;
+  }
+  return ids;
+}
+
+const story = { prompt, count: expected.length, signalAt: 5 };
+
+test("`auto` prefers the CPU to a software adapter, and says so", limited, async () => {
+  const page = await chromium.open(`${server.origin}/blank.html`);
+  const device = await page.evaluate(loadStories, { device: "auto" });
+  assert.equal(device.backend, "cpu");
+  assert.match(device.reason, /software/i);
+  const notices = await page.evaluate(() => notices);
+  assert.deepEqual(notices.map((notice) => notice.code), ["cpu_fallback"]);
+  assert.match(notices[0].message, /CPU/);
+  assert.deepEqual(await page.evaluate(continueStory, story), expected);
+  const devices = await page.evaluate(async () => (await import("/npm/index.js")).devices());
+  assert.deepEqual(devices.map((it) => [it.choice, it.isSoftware]).sort(), [["cpu", false], ["gpu", true]]);
+  await page.close();
+});
+
+test("without an adapter `auto` runs on the CPU and says so, and `gpu` is an error", limited, async () => {
+  const without = await openBrowser({ gpu: false });
+  try {
+    const page = await without.open(`${server.origin}/blank.html`);
+    const device = await page.evaluate(loadStories, { device: "auto" });
+    assert.equal(device.backend, "cpu");
+    assert.deepEqual(await page.evaluate(() => notices.map((notice) => notice.code)), ["cpu_fallback"]);
+    assert.deepEqual(await page.evaluate(continueStory, story), expected);
+    const code = await page.evaluate(async () => {
+      const { Model } = await import("/npm/index.js");
+      return Model.builtin({ device: "gpu" }).then(() => "worked", (error) => error.code);
+    });
+    assert.equal(code, "webgpu_unavailable");
+    assert.deepEqual((await page.evaluate(async () => (await import("/npm/index.js")).devices())).map((it) => it.choice), ["cpu"]);
+  } finally {
+    await without.close();
+  }
+});
+
+for (const tier of [undefined, "baseline", "subgroups", "scalar"]) {
+  test(`WebGPU in tier ${tier ?? "of its own choice"} gives the reference's tokens, one submission each`, limited, async (t) => {
+    const page = await chromium.open(`${server.origin}/blank.html`);
+    const device = await page.evaluate(loadStories, { device: "gpu", tier });
+    assert.equal(device.backend, "webgpu");
+    if (tier) assert.equal(device.tier, tier);
+    t.diagnostic(`${device.name}, tier ${device.tier}: ${device.reason}`);
+    assert.deepEqual(await page.evaluate(continueStory, story), expected);
+    const [before, after] = await page.evaluate(async ({ prompt, count }) => {
+      const before = await model.counters();
+      await model.generate(prompt, { maxTokens: count, ignoreEos: true }).text();
+      return [before, await model.counters()];
+    }, story);
+    assert.equal(after.buffersCreated, before.buffersCreated);
+    assert.equal(after.bindGroupsCreated, before.bindGroupsCreated);
+    assert.equal(after.pipelinesCreated, before.pipelinesCreated);
+    // One for the prompt, one for each token, and the few that were in flight when it ended.
+    assert.ok(after.submits - before.submits <= expected.length + 8, `${after.submits - before.submits} submissions`);
+    await page.close();
+  });
+}
+
+/** Runs in the worker: gives up the newest device, as a driver that is reset does. */
+const destroyDevice = () => self.devices.at(-1).destroy();
+
+test("a device that is lost in the middle is rebuilt, and the stream goes on with the same tokens", limited, async () => {
+  const page = await spiedPage();
+  await page.evaluate(loadStories, { device: "gpu" });
+  const tokens = page.evaluate(continueStory, story);
+  await page.waitForFunction(() => globalThis.reached);
+  await page.workers()[0].evaluate(destroyDevice);
+  assert.deepEqual(await tokens, expected);
+  assert.ok((await page.evaluate(() => notices.map((notice) => notice.code))).includes("device_rebuilt"));
+  assert.equal(await page.workers()[0].evaluate(() => self.devices.length), 2);
+  assert.equal(await page.evaluate(() => model.device.backend), "webgpu");
+  assert.deepEqual(await page.evaluate(continueStory, story), expected);
+  await page.close();
+});
+
+test("a device that is lost between two generations is rebuilt", limited, async () => {
+  const page = await spiedPage();
+  await page.evaluate(loadStories, { device: "gpu" });
+  assert.deepEqual(await page.evaluate(continueStory, story), expected);
+  await page.workers()[0].evaluate(destroyDevice);
+  assert.deepEqual(await page.evaluate(continueStory, story), expected);
+  assert.ok((await page.evaluate(() => notices.map((notice) => notice.code))).includes("device_rebuilt"));
+  await page.close();
+});
+
+test("a device that is lost for good is replaced by the CPU, with the same tokens", limited, async () => {
+  const page = await spiedPage();
+  await page.evaluate(loadStories, { device: "gpu" });
+  const tokens = page.evaluate(continueStory, story);
+  await page.waitForFunction(() => globalThis.reached);
+  await page.workers()[0].evaluate(() => {
+    self.noAdapter = true;
+    self.devices.at(-1).destroy();
+  });
+  assert.deepEqual(await tokens, expected);
+  assert.equal(await page.evaluate(() => model.device.backend), "cpu");
+  await page.close();
+});
+
+test("a GPU process that crashes in the middle changes no token", limited, async () => {
+  // A browser of its own: the crash takes the GPU from all its pages.
+  const own = await openBrowser();
+  try {
+    const page = await own.open(`${server.origin}/blank.html`);
+    await page.evaluate(loadStories, { device: "gpu" });
+    // Long enough to be in the middle when it crashes.
+    const long = { ...story, count: 300 };
+    const undisturbed = await page.evaluate(continueStory, long);
+    await page.evaluate(() => (globalThis.reached = false));
+    const tokens = page.evaluate(continueStory, long);
+    await page.waitForFunction(() => globalThis.reached);
+    await own.crashGpu();
+    assert.deepEqual(await tokens, undisturbed);
+    assert.ok((await page.evaluate(() => notices.map((notice) => notice.code))).includes("device_rebuilt"));
+  } finally {
+    await own.close();
+  }
+});
+
+test("an invalid shader is an error, not zeros", limited, async () => {
+  const page = await spiedPage("spoil shaders");
+  const outcome = await page.evaluate(async (story) => {
+    const { Model } = await import("/npm/index.js");
+    try {
+      const model = await Model.builtin({ device: "gpu" });
+      return { text: await model.generate(story.prompt, { maxTokens: 4 }).text() };
+    } catch (error) {
+      return { code: error.code, message: error.message };
+    }
+  }, story);
+  assert.equal(outcome.code, "gpu", JSON.stringify(outcome));
+  assert.match(outcome.message, /\w+/);
+  await page.close();
+});
+
+test("a worker that is gone ends what was going on and what comes after with `worker_crashed`", limited, async () => {
+  const page = await spiedPage();
+  await page.evaluate(loadStories, { device: "cpu" });
+  const codes = await page.evaluate(async (prompt) => {
+    const code = (promise) => promise.then(() => "worked", (error) => error.code);
+    const going = code(model.generate(prompt, { ignoreEos: true }).text());
+    const queued = code(model.generate(prompt, { maxTokens: 3 }).text());
+    await new Promise((resolve) => setTimeout(resolve, 20));
+    spied[0].terminate();
+    const codes = [await going, await queued, await code(model.tokenize("a"))];
+    model.free();
+    return codes;
+  }, prompt);
+  assert.deepEqual(codes, ["worker_crashed", "worker_crashed", "worker_crashed"]);
+  await page.close();
+});

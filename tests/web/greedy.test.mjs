@@ -1,0 +1,219 @@
+// The same greedy tokens everywhere: in Chromium on WebGPU and on the CPU, in Node on Dawn and on the CPU, natively on
+// both, and in the references that the test data brings. Prints a table.
+
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { existsSync, readFileSync } from "node:fs";
+import { join, relative } from "node:path";
+import { after, before, test } from "node:test";
+import { pathToFileURL } from "node:url";
+
+import { openBrowser } from "./browser.mjs";
+import { dataFolder, repository, startServer } from "./server.mjs";
+
+// Below this margin between the two best logits, float32 arithmetic does not decide what the reference decided: twice
+// the tolerance that the data's README derives.
+const CERTAIN = 2e-3;
+
+const json = (...path) => JSON.parse(readFileSync(join(...path), "utf8"));
+
+/** Tensors of a small safetensors file, by name. */
+function tensors(path) {
+  const file = readFileSync(path);
+  const headerBytes = Number(file.readBigUInt64LE());
+  const header = JSON.parse(file.subarray(8, 8 + headerBytes).toString());
+  return (name) => {
+    const { dtype, data_offsets: [start, end] } = header[name];
+    const bytes = Uint8Array.from(file.subarray(8 + headerBytes + start, 8 + headerBytes + end)).buffer;
+    return [...(dtype === "F32" ? new Float32Array(bytes) : new Int32Array(bytes))];
+  };
+}
+
+/** The files of a model as the package takes them: a GGUF file alone, or what a folder has beside its weights. */
+function filesOf(folder, weights) {
+  const beside = ["config.json", "tokenizer.json", "tokenizer_config.json"].map((name) => join(folder, name));
+  const path = join(folder, weights);
+  return weights.endsWith(".gguf") ? [path] : [...beside.filter(existsSync), path];
+}
+
+/** Everything with a reference: `{ name, room, files, native, cases: [{ name, prompt, ids, margins }] }`. */
+function allModels() {
+  const builtin = json(repository, "tests/data/builtin/reference.json");
+  const models = [{
+    name: "built-in",
+    room: "assets",
+    files: [join(repository, "assets", builtin.model)],
+    native: join(repository, "assets", builtin.model),
+    cases: builtin.cases.map((it) => ({ name: it.prompt, prompt: it.ids, ids: it.greedy_ids, margins: it.greedy_margins })),
+  }];
+  if (!dataFolder) return models;
+  const add = (name, folder, weights, cases) =>
+    models.push({
+      name, cases, room: "data", files: filesOf(folder, weights),
+      native: weights.endsWith(".gguf") ? join(folder, weights) : folder,
+    });
+  for (const name of ["stories260k", "stories260k-wide", "tinystories656k"]) {
+    const folder = join(dataFolder, name);
+    const { files, cases } = json(folder, "cases.json");
+    const ofVariant = (variant) =>
+      cases.map((it) => ({ name: it.name, prompt: it.ids, ids: it.greedy[variant].ids, margins: it.greedy[variant].margins }));
+    for (const [variant, weights] of Object.entries(files)) add(`${name} ${variant}`, folder, weights, ofVariant(variant));
+    if (name === "stories260k") add(`${name} safetensors`, folder, "model.safetensors", ofVariant("f32"));
+  }
+  for (const name of ["llama-mha-bias", "llama3-rope", "mistral-sliding"]) {
+    const folder = join(dataFolder, "tiny-random", name);
+    const tensor = tensors(join(folder, "refs.safetensors"));
+    const reference = {
+      name: "greedy", prompt: tensor("greedy.prompt"), ids: tensor("greedy.ids"), margins: tensor("greedy.margins"),
+    };
+    for (const weights of ["model.safetensors", "model-f16.gguf"]) {
+      if (existsSync(join(folder, weights))) add(`${name} ${weights}`, folder, weights, [reference]);
+    }
+  }
+  return models;
+}
+
+/** Runs in a page and in Node: all continuations of one model. */
+async function continueInPackage({ module, sources, device, cases }) {
+  const { Model } = await import(module);
+  const model = await Model.load(sources.length === 1 ? sources[0] : sources, { device, cache: false });
+  try {
+    const continuations = [];
+    for (const { prompt, count } of cases) {
+      const ids = [];
+      for await (const piece of model.generate(prompt, { maxTokens: count, ignoreEos: true, temperature: 0 })) ids.push(piece.id);
+      continuations.push(ids);
+    }
+    return { on: model.device, continuations };
+  } finally {
+    model.free();
+  }
+}
+
+/** All continuations of one model by the native library. */
+async function continueNatively({ native, device, cases }) {
+  const program = ["run", "--quiet", "--locked", "--example", "continue_ids"];
+  const child = spawn("cargo", program, { cwd: repository, stdio: ["pipe", "pipe", "inherit"] });
+  const lines = cases.map(({ prompt, count }) => JSON.stringify({ model: native, device, prompt, n_tokens: count }));
+  child.stdin.end(`${lines.join("\n")}\n`);
+  let output = "";
+  child.stdout.on("data", (text) => (output += text));
+  const [code] = await once(child, "close");
+  assert.equal(code, 0, "the native example failed");
+  return { on: { name: device, backend: "native" }, continuations: output.trim().split("\n").map((line) => JSON.parse(line)) };
+}
+
+const models = allModels();
+const byLane = new Map();
+let server;
+let chromium;
+
+before(async () => {
+  server = await startServer();
+  chromium = await openBrowser();
+});
+after(async () => {
+  await chromium?.close();
+  await server?.stop();
+});
+
+const roomFolder = { assets: join(repository, "assets"), data: dataFolder };
+const urlsOf = ({ room, files }) =>
+  files.map((path) => `${server.origin}/${room}/${relative(roomFolder[room], path).split("/").map(encodeURIComponent).join("/")}`);
+
+const lanes = {
+  "Chromium, WebGPU": async (model, cases) => {
+    const page = await chromium.open(`${server.origin}/blank.html`);
+    const result = await page.evaluate(continueInPackage, {
+      module: "/npm/index.js", sources: urlsOf(model), device: "gpu", cases,
+    });
+    await page.close();
+    assert.equal(result.on.backend, "webgpu");
+    return result;
+  },
+  "Chromium, CPU": async (model, cases) => {
+    const page = await chromium.open(`${server.origin}/blank.html`);
+    const result = await page.evaluate(continueInPackage, {
+      module: "/npm/index.js", sources: urlsOf(model), device: "cpu", cases,
+    });
+    await page.close();
+    assert.equal(result.on.backend, "cpu");
+    return result;
+  },
+  "Node, Dawn": async (model, cases) => {
+    const module = pathToFileURL(join(repository, "npm/dist/index.js")).href;
+    const result = await continueInPackage({ module, sources: model.files, device: "gpu", cases });
+    assert.equal(result.on.backend, "webgpu");
+    return result;
+  },
+  "Node, CPU": async (model, cases) => {
+    const module = pathToFileURL(join(repository, "npm/dist/index.js")).href;
+    return continueInPackage({ module, sources: model.files, device: "cpu", cases });
+  },
+  "native, GPU": (model, cases) => continueNatively({ native: model.native, device: "gpu", cases }),
+  "native, CPU": (model, cases) => continueNatively({ native: model.native, device: "cpu", cases }),
+};
+
+/** How many leading ids two continuations share. */
+function common(a, b) {
+  const at = a.findIndex((id, i) => id !== b[i]);
+  return at < 0 ? a.length : at;
+}
+
+for (const [lane, run] of Object.entries(lanes)) {
+  test(`${lane}: greedy tokens are the reference's up to its first near-tie`, { timeout: 1_200_000 }, async (t) => {
+    const results = new Map();
+    let tokens = 0;
+    for (const model of models) {
+      const cases = model.cases.map(({ prompt, ids }) => ({ prompt, count: ids.length }));
+      let result;
+      try {
+        result = await run(model, cases);
+      } catch (error) {
+        const noAdapter = error.code === "webgpu_unavailable" || error.code === "no_adapter";
+        if (!noAdapter || process.env.REQUIRE_ADAPTER) throw new Error(`${model.name}: ${error.message}`, { cause: error });
+        console.log(`skipped: ${lane}: ${error.message}`);
+        return t.skip(error.message);
+      }
+      if (results.size === 0) t.diagnostic(`${lane} is ${result.on.name} (${result.on.backend})`);
+      results.set(model.name, result.continuations);
+      model.cases.forEach(({ name, ids, margins }, i) => {
+        const got = result.continuations[i];
+        const nearTie = margins.findIndex((margin) => margin < CERTAIN);
+        const certain = nearTie < 0 ? ids.length : nearTie;
+        assert.equal(got.length, ids.length, `${model.name}, ${name}: number of tokens`);
+        assert.deepEqual(got.slice(0, certain), ids.slice(0, certain), `${model.name}, ${name}`);
+        tokens += got.length;
+      });
+    }
+    byLane.set(lane, results);
+    t.diagnostic(`${lane}: ${models.length} models, ${tokens} tokens`);
+  });
+}
+
+test("greedy tokens are identical in all of them", (t) => {
+  assert.ok(byLane.size >= 2, "fewer than two of them ran");
+  const [[firstLane, first], ...others] = byLane;
+  const differences = [];
+  for (const model of models) {
+    const agreed = Object.keys(lanes).map((lane) => {
+      const continuations = byLane.get(lane)?.get(model.name);
+      if (!continuations) return "-";
+      return model.cases.reduce((sum, { ids }, i) => sum + common(ids, continuations[i]), 0);
+    });
+    const total = model.cases.reduce((sum, { ids }) => sum + ids.length, 0);
+    t.diagnostic(`${model.name}: ${model.cases.length} cases, ${total} tokens; like the reference: ${agreed.join(", ")}`);
+    for (const [lane, results] of others) {
+      model.cases.forEach(({ name, margins }, i) => {
+        const [a, b] = [first.get(model.name)[i], results.get(model.name)[i]];
+        const at = common(a, b);
+        if (at < a.length) {
+          differences.push(`${model.name}, ${name}: ${lane} differs from ${firstLane} at token ${at}, margin ${margins[at]}`);
+        }
+      });
+    }
+  }
+  if (!dataFolder) console.log("skipped: no data folder (set TILEWRIGHT_DATA): greedy tokens of the built-in model only");
+  assert.deepEqual(differences, []);
+});

@@ -1,0 +1,407 @@
+// Loading in a browser: every way in which a server, a line or the storage fails, resuming, the cache, memory.
+
+import assert from "node:assert/strict";
+import { createHash } from "node:crypto";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+import { setTimeout as sleep } from "node:timers/promises";
+
+import { bigModel } from "./big-model.mjs";
+import { limitStorage, openBrowser } from "./browser.mjs";
+import { bytesInMemory, dataFolder, repository, startServer } from "./server.mjs";
+
+const STORIES = "assets/stories.gguf";
+const bytes = readFileSync(join(repository, STORIES));
+const { ids: prompt, greedy_ids: expected } =
+  JSON.parse(readFileSync(join(repository, "tests/data/builtin/reference.json"), "utf8")).cases[0];
+const MIB = 1 << 20;
+const limited = { timeout: 120_000 };
+
+let server;
+let chromium;
+before(async () => {
+  server = await startServer();
+  chromium = await openBrowser();
+});
+after(async () => {
+  await chromium?.close();
+  await server?.stop();
+});
+
+/** Runs in a page: loads, generates a little, and tells all that was seen. */
+async function loadHere({ source, options, abortAtBytes, prompt, count }) {
+  const { Model, cache } = await import("/npm/index.js");
+  const seen = { progress: [], notices: [], tokens: [] };
+  const controller = new AbortController();
+  try {
+    const model = await Model.load(source, {
+      ...options,
+      signal: controller.signal,
+      onProgress(progress) {
+        seen.progress.push(progress);
+        if (progress.loaded >= abortAtBytes) controller.abort();
+      },
+      onNotice: (notice) => seen.notices.push(notice),
+    });
+    seen.info = model.info;
+    seen.device = model.device;
+    for await (const { id } of model.generate(prompt, { maxTokens: count, ignoreEos: true })) seen.tokens.push(id);
+    seen.memory = await model.memory();
+    model.free();
+  } catch (error) {
+    seen.error = { name: error.name, code: error.code, message: error.message };
+  }
+  seen.cached = await cache.list();
+  return seen;
+}
+
+const argumentsFor = (source, options, extra) => ({
+  source, options: { device: "cpu", ...options }, abortAtBytes: Infinity, prompt, count: 16, ...extra,
+});
+
+// Tokens that every vocabulary has.
+const anyPrompt = { prompt: [1], count: 2 };
+
+/** Loads in a fresh page. */
+async function load(source, options = {}, extra = {}, { origin = server.origin } = {}) {
+  const page = await chromium.open(`${origin}/blank.html`);
+  try {
+    const seen = await page.evaluate(loadHere, argumentsFor(source, options, extra));
+    assert.deepEqual(page.problems, []);
+    return seen;
+  } finally {
+    await page.close();
+  }
+}
+
+const noticeCodes = (seen) => seen.notices.map((notice) => notice.code);
+const entryOf = (seen, url) => seen.cached.find((entry) => entry.url === url);
+
+function assertLoaded(seen) {
+  assert.equal(seen.error, undefined);
+  assert.deepEqual(seen.tokens, expected.slice(0, 16));
+}
+
+/** The load failed with this code, in a sentence, and left nothing behind. */
+function assertRefused(seen, code, url) {
+  assert.equal(seen.error?.code, code, JSON.stringify(seen.error));
+  assert.equal(seen.error.name, "TilewrightError");
+  assert.match(seen.error.message, /\w+ \w+ \w+/);
+  assert.equal(entryOf(seen, url), undefined, "something stayed in the cache");
+}
+
+test("progress only grows, and ends at the file's size", limited, async () => {
+  const seen = await load(server.url(STORIES, { fault: "slow", rate: 500_000 }));
+  assertLoaded(seen);
+  const downloads = seen.progress.filter((it) => it.phase === "download");
+  assert.ok(downloads.length >= 10, `${downloads.length} reports`);
+  for (let i = 1; i < downloads.length; i++) assert.ok(downloads[i].loaded >= downloads[i - 1].loaded);
+  assert.equal(downloads.at(-1).loaded, bytes.length);
+  assert.equal(downloads.at(-1).total, bytes.length);
+  const middle = downloads[Math.trunc(downloads.length / 2)];
+  assert.ok(middle.bytesPerSecond > 100_000 && middle.bytesPerSecond < 2e6, `${middle.bytesPerSecond} B/s`);
+  assert.ok(middle.secondsLeft >= 0 && middle.secondsLeft < 10, `${middle.secondsLeft} s left`);
+});
+
+test("a server without ETag is fine", limited, async () => {
+  assertLoaded(await load(server.url(STORIES, { fault: "no-etag" })));
+});
+
+test("a server with a new ETag each time is fine", limited, async () => {
+  assertLoaded(await load(server.url(STORIES, { fault: "new-etag" })));
+});
+
+test("a broken connection is taken up where it broke", limited, async () => {
+  const url = server.url(STORIES, { after: 500_000 });
+  const seen = await load(url);
+  assertLoaded(seen);
+  const [first, second, ...others] = server.requests(url);
+  assert.equal(first.sent, 500_000);
+  assert.equal(second.status, 206);
+  assert.match(second.range, /^bytes=\d+-/);
+  assert.ok(server.sent(url) <= bytes.length + 64 * 1024, `${server.sent(url)} bytes were sent for ${bytes.length}`);
+  assert.deepEqual(others, []);
+  assert.ok(noticeCodes(seen).includes("reconnected"), noticeCodes(seen).join());
+});
+
+test("a server that ignores ranges is read again from the start, without mixing", limited, async () => {
+  const url = server.url(STORIES, { fault: "ignore-range", after: 500_000 });
+  assertLoaded(await load(url));
+  assert.deepEqual(server.requests(url).map((entry) => entry.status), [200, 200]);
+});
+
+test("a range that begins elsewhere is an error, and nothing stays", limited, async () => {
+  const url = server.url(STORIES, { fault: "wrong-range", after: 500_000 });
+  assertRefused(await load(url), "range", url);
+});
+
+test("a file that changes during the download is an error, and nothing stays", limited, async () => {
+  const url = server.url(STORIES, { fault: "new-etag", after: 500_000 });
+  assertRefused(await load(url), "range", url);
+});
+
+test("a line that always breaks is an error", limited, async () => {
+  const url = server.url(STORIES, { after: 0, times: 1000 });
+  const seen = await load(url);
+  assert.equal(seen.error?.code, "network", JSON.stringify(seen.error));
+  assert.ok(server.requests(url).length <= 10, `${server.requests(url).length} attempts`);
+});
+
+test("a file that ends too early is an error, and nothing stays", limited, async () => {
+  for (const size of [0, 3, 100, 5000, 600_000, bytes.length - 1]) {
+    const url = server.url(STORIES, { fault: "short", size });
+    // What is there of the first four bytes is not GGUF.
+    assertRefused(await load(url), size === 3 ? "format" : "truncated", url);
+  }
+});
+
+test("an error status is an error that names it", limited, async () => {
+  for (const code of [404, 403, 500]) {
+    const url = server.url(STORIES, { fault: "status", code });
+    const seen = await load(url);
+    assertRefused(seen, "http", url);
+    assert.match(seen.error.message, new RegExp(code));
+  }
+});
+
+test("a web page is not a model", limited, async () => {
+  const url = server.url(STORIES, { fault: "html" });
+  assertRefused(await load(url), "not_a_model", url);
+});
+
+test("another origin needs CORS headers, and the error says so", limited, async () => {
+  const refused = server.url(STORIES, {}, server.otherOrigin);
+  const seen = await load(refused);
+  assertRefused(seen, "network", refused);
+  assert.match(seen.error.message, /CORS/);
+  assertLoaded(await load(server.url(STORIES, {}, server.corsOrigin)));
+});
+
+test("hostile files are errors, and nothing stays", limited, async () => {
+  const withCounts = (tensors, keys) => {
+    const file = Buffer.from(bytes);
+    file.writeBigUInt64LE(tensors, 8);
+    file.writeBigUInt64LE(keys, 16);
+    return file;
+  };
+  const noise = Buffer.alloc(100_000, "GGUF\u0003\0\0\0\u00ff\u0007abcdefg");
+  const files = {
+    "counts.gguf": withCounts(2n ** 63n, 2n ** 63n), "keys.gguf": withCounts(1n, 2n ** 40n), "noise.gguf": noise,
+    "magic.gguf": Buffer.concat([Buffer.from("GGML"), bytes.subarray(4)]),
+  };
+  for (const [name, content] of Object.entries(files)) {
+    server.files.set(name, bytesInMemory(content));
+    const url = server.url(`files/${name}`);
+    const seen = await load(url);
+    assert.ok(["format", "truncated", "not_a_model"].includes(seen.error?.code), `${name}: ${JSON.stringify(seen.error)}`);
+    assertRefused(seen, seen.error.code, url);
+  }
+});
+
+test("an aborted load throws AbortError and ends its worker", limited, async () => {
+  const page = await chromium.open(`${server.origin}/blank.html`);
+  const url = server.url(STORIES, { fault: "slow", rate: 200_000 });
+  const seen = await page.evaluate(loadHere, argumentsFor(url, {}, { abortAtBytes: 1 }));
+  assert.equal(seen.error.name, "AbortError");
+  for (let i = 0; i < 50 && page.workers().length > 0; i++) await sleep(100);
+  assert.equal(page.workers().length, 0, "workers that are left");
+  const sent = server.sent(url);
+  await sleep(500);
+  assert.equal(server.sent(url), sent, "the download went on");
+  await page.close();
+});
+
+test("a download that was aborted goes on where it stopped", limited, async () => {
+  server.files.set("resume.gguf", bigModel(60 * MIB));
+  const { size } = server.files.get("resume.gguf");
+  const url = server.url("files/resume.gguf");
+  const aborted = await load(url, {}, { abortAtBytes: 40 * MIB });
+  assert.equal(aborted.error.name, "AbortError");
+  assert.equal(entryOf(aborted, url)?.complete, false, "the part that was stored");
+  const sentBefore = server.sent(url);
+  const seen = await load(url, {}, anyPrompt);
+  assert.equal(seen.error, undefined);
+  assert.ok(server.sent(url) - sentBefore <= size - 30 * MIB, `${server.sent(url) - sentBefore} bytes in the second load`);
+  assert.equal(entryOf(seen, url)?.complete, true);
+  // What was put together from two downloads is the file.
+  const hash = createHash("sha256");
+  for await (const part of server.files.get("resume.gguf").read(0, size)) hash.update(part);
+  assert.equal(entryOf(seen, url).sha256, hash.digest("hex"));
+});
+
+test("the second load comes from the cache, also without a network", limited, async () => {
+  const url = server.url(STORIES);
+  const first = await load(url);
+  assertLoaded(first);
+  const entry = entryOf(first, url);
+  assert.equal(entry.complete, true);
+  assert.equal(entry.size, bytes.length);
+  assert.equal(entry.sha256, createHash("sha256").update(bytes).digest("hex"));
+
+  const second = await load(url);
+  assertLoaded(second);
+  assert.equal(server.sent(url), bytes.length, "bytes sent for two loads");
+  assert.ok(second.progress.some((it) => it.phase === "cache"));
+  assert.ok(second.progress.every((it) => it.phase !== "download"));
+
+  server.isDown = true;
+  try {
+    const offline = await load(url);
+    assertLoaded(offline);
+    assert.ok(noticeCodes(offline).includes("not_revalidated"), noticeCodes(offline).join());
+  } finally {
+    server.isDown = false;
+  }
+});
+
+test("`cache: false` keeps nothing", limited, async () => {
+  const url = server.url(STORIES);
+  const seen = await load(url, { cache: false });
+  assertLoaded(seen);
+  assert.equal(entryOf(seen, url), undefined);
+});
+
+test("a new file on the server replaces the kept one", limited, async () => {
+  server.files.set("news.gguf", bigModel(1));
+  const url = server.url("files/news.gguf");
+  assert.equal((await load(url, {}, anyPrompt)).info.name, "zeros");
+  server.files.set("news.gguf", bytesInMemory(bytes));
+  const seen = await load(url);
+  assertLoaded(seen);
+  assert.ok(noticeCodes(seen).includes("cache_outdated"), noticeCodes(seen).join());
+  assert.equal(entryOf(seen, url).size, bytes.length);
+});
+
+/** Runs in a page: changes one byte in the middle of every complete file that the cache stores. */
+async function damageCache() {
+  const root = await (await navigator.storage.getDirectory()).getDirectoryHandle("tilewright");
+  let damaged = 0;
+  for await (const [name, handle] of root.entries()) {
+    if (!name.endsWith(".bin")) continue;
+    const middle = Math.trunc((await handle.getFile()).size / 2);
+    const writable = await handle.createWritable({ keepExistingData: true });
+    await writable.write({ type: "write", position: middle, data: new Uint8Array([1, 2, 3, 4]) });
+    await writable.close();
+    damaged++;
+  }
+  return damaged;
+}
+
+test("a kept file that is damaged is noticed, thrown away and downloaded anew", limited, async () => {
+  const url = server.url(STORIES);
+  assertLoaded(await load(url));
+  const page = await chromium.open(`${server.origin}/blank.html`);
+  assert.ok((await page.evaluate(damageCache)) > 0);
+  await page.close();
+  const seen = await load(url);
+  assertRefused(seen, "storage", url);
+  assertLoaded(await load(url));
+  assert.equal(server.requests(url).length, 2);
+});
+
+test("cache.list, cache.delete and cache.clear", limited, async () => {
+  const urls = [server.url(STORIES), server.url(STORIES)];
+  for (const url of urls) await load(url);
+  const page = await chromium.open(`${server.origin}/blank.html`);
+  const lists = await page.evaluate(async (url) => {
+    const { cache } = await import("/npm/index.js");
+    const before = await cache.list();
+    await cache.delete(url);
+    const without = await cache.list();
+    await cache.clear();
+    return { before, without, cleared: await cache.list(), usage: (await navigator.storage.estimate()).usage };
+  }, urls[0]);
+  await page.close();
+  const addresses = (list) => list.map((entry) => entry.url);
+  for (const url of urls) assert.ok(addresses(lists.before).includes(url));
+  assert.ok(!addresses(lists.without).includes(urls[0]) && addresses(lists.without).includes(urls[1]));
+  assert.deepEqual(lists.cleared, []);
+});
+
+test("two tabs may load one address at once; the file is kept once", limited, async () => {
+  const url = server.url(STORIES, { fault: "slow", rate: 2 * MIB });
+  const seen = await Promise.all([load(url), load(url)]);
+  seen.forEach(assertLoaded);
+  const later = await load(url);
+  assertLoaded(later);
+  assert.equal(later.cached.filter((entry) => entry.url === url && entry.complete).length, 1);
+  assert.ok(later.progress.every((it) => it.phase !== "download"));
+});
+
+test("without room the model loads, is not kept, and a notice says so", limited, async () => {
+  const page = await chromium.open(`${server.origin}/blank.html`);
+  await page.evaluate(async () => (await import("/npm/index.js")).cache.clear());
+  await limitStorage(page, server.origin, 500_000);
+  const url = server.url(STORIES);
+  try {
+    const seen = await page.evaluate(loadHere, argumentsFor(url));
+    assertLoaded(seen);
+    assert.ok(noticeCodes(seen).includes("not_cached"), noticeCodes(seen).join());
+    assert.equal(entryOf(seen, url), undefined);
+    const stored = await page.evaluate(async () => {
+      const root = await navigator.storage.getDirectory();
+      const folder = await root.getDirectoryHandle("tilewright", { create: true });
+      const names = [];
+      for await (const name of folder.keys()) names.push(name);
+      return names;
+    });
+    assert.deepEqual(stored, [], "files that are left in the storage");
+  } finally {
+    await limitStorage(page, server.origin, undefined);
+    await page.close();
+  }
+});
+
+test("an insecure page has no storage, no WebGPU and no locks, and the model runs on the CPU", limited, async () => {
+  const url = server.url(STORIES, {}, server.insecureOrigin);
+  const seen = await load(url, { device: "auto" }, {}, { origin: server.insecureOrigin });
+  assertLoaded(seen);
+  assert.equal(seen.device.backend, "cpu");
+  assert.match(seen.device.reason, /https|secure|WebGPU/);
+  assert.ok(noticeCodes(seen).includes("cpu_fallback"), noticeCodes(seen).join());
+  assert.ok(noticeCodes(seen).includes("not_cached"), noticeCodes(seen).join());
+  assert.deepEqual(seen.cached, []);
+});
+
+test("a File, and an address relative to the page, load as well", limited, async () => {
+  const page = await chromium.open(`${server.origin}/blank.html`);
+  const tokens = await page.evaluate(async ({ path, prompt }) => {
+    const { Model } = await import("/npm/index.js");
+    const file = new File([await (await fetch(path)).arrayBuffer()], "stories.gguf");
+    const results = [];
+    for (const source of [file, path]) {
+      const model = await Model.load(source, { device: "cpu", cache: false });
+      const ids = [];
+      for await (const { id } of model.generate(prompt, { maxTokens: 16 })) ids.push(id);
+      results.push(ids);
+      model.free();
+    }
+    return results;
+  }, { path: `/${STORIES}`, prompt });
+  assert.deepEqual(tokens, [expected.slice(0, 16), expected.slice(0, 16)]);
+  await page.close();
+});
+
+test("an address that ends in a slash is a Hugging Face folder", limited, async (t) => {
+  if (!dataFolder) {
+    console.log("skipped: no data folder (set TILEWRIGHT_DATA)");
+    return t.skip("no data folder");
+  }
+  const { cases } = JSON.parse(readFileSync(join(dataFolder, "stories260k/cases.json"), "utf8"));
+  const seen = await load(`${server.origin}/data/stories260k/`, {}, { prompt: cases[1].ids });
+  assert.equal(seen.error, undefined);
+  assert.deepEqual(seen.tokens, cases[1].greedy.f32.ids.slice(0, 16));
+});
+
+test("WASM memory stays within 256 MiB while 1.5 GB go to the GPU", { timeout: 400_000 }, async (t) => {
+  server.files.set("large.gguf", bigModel(1.5e9));
+  const seen = await load(server.url("files/large.gguf"), { device: "gpu", cache: false }, anyPrompt);
+  assert.equal(seen.error, undefined);
+  assert.equal(seen.device.backend, "webgpu");
+  assert.deepEqual(seen.tokens, [0, 0]);
+  // A WASM memory never shrinks: its size at the end is the most that it ever had.
+  t.diagnostic(`WASM memory ${(seen.memory.wasmHeapBytes / MIB).toFixed(1)} MiB, weights ${(seen.memory.weightsBytes / MIB).toFixed(0)} MiB`);
+  assert.ok(seen.memory.weightsBytes >= 1.4e9);
+  assert.ok(seen.memory.wasmHeapBytes <= 256 * MIB);
+});

@@ -1,0 +1,326 @@
+// The demo page as people use it: by clicking, by keyboard, by dropping files, without a network, on a phone.
+//
+// Screenshots go to the folder in TILEWRIGHT_SCREENSHOTS, or to a temporary one that is printed.
+
+import assert from "node:assert/strict";
+import { mkdirSync, mkdtempSync, readFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+
+import { bigModel } from "./big-model.mjs";
+import { openBrowser } from "./browser.mjs";
+import { bytesInMemory, repository, startServer } from "./server.mjs";
+
+const limited = { timeout: 120_000 };
+const stories = readFileSync(join(repository, "assets/stories.gguf"));
+const reference = JSON.parse(readFileSync(join(repository, "tests/data/builtin/reference.json"), "utf8")).cases[0];
+const screenshots = process.env.TILEWRIGHT_SCREENSHOTS ?? mkdtempSync(join(tmpdir(), "tilewright-screenshots-"));
+mkdirSync(screenshots, { recursive: true });
+
+/** The longest that the page may be deaf to its user, in milliseconds. */
+const LONGEST_TASK = 50;
+
+let server;
+let chromium;
+before(async () => {
+  server = await startServer();
+  server.files.set("zeros.gguf", bigModel(1));
+  // A header that promises more tensors and keys than a file can have.
+  server.files.set("broken.gguf", bytesInMemory(Buffer.concat([Buffer.from("GGUF\u0003\0\0\0"), Buffer.alloc(5000, 255)])));
+  chromium = await openBrowser();
+});
+after(async () => {
+  await chromium?.close();
+  await server?.stop();
+  console.log(`screenshots are in ${screenshots}`);
+});
+
+const state = (page) => page.evaluate(() => document.documentElement.dataset.state);
+const waitFor = (page, wanted) =>
+  page.waitForFunction((wanted) => document.documentElement.dataset.state === wanted, wanted);
+const answers = (page) => page.locator("#output .message[data-role=assistant]");
+
+/** Runs in a page before its scripts: writes down the states that it goes through, however short they are. */
+function recordStates() {
+  globalThis.states = [];
+  new MutationObserver(() => states.push(document.documentElement.dataset.state)).observe(document, {
+    subtree: true, attributes: true, attributeFilter: ["data-state"],
+  });
+}
+
+/** Does something, and waits until the page has gone through the first state and stays in the last. */
+async function through(page, first, last, action) {
+  await page.evaluate(() => (states.length = 0));
+  await action();
+  await page.waitForFunction(([first, last]) => {
+    const at = states.indexOf(first);
+    return at >= 0 && at < states.length - 1 && states.at(-1) === last;
+  }, [first, last]);
+}
+
+/** Opens the page and waits until the built-in model is there. */
+async function openDemo(browser = chromium) {
+  const page = await browser.open(`${server.origin}/blank.html`);
+  await page.addInitScript(recordStates);
+  await page.goto(`${server.origin}/www/`);
+  page.on("console", (message) => {
+    // A file that is not there is a line of the browser's own.
+    if (message.type() === "error" && !/Failed to load resource|ERR_/.test(message.text())) page.problems.push(message.text());
+  });
+  await waitFor(page, "ready");
+  return page;
+}
+
+async function close(page) {
+  assert.deepEqual(page.problems, [], "errors in the page's console");
+  await page.close();
+}
+
+async function set(page, name, value) {
+  await page.locator("#settings").evaluate((details) => (details.open = true));
+  const field = page.locator(`#setting-${name}`);
+  if ((await field.evaluate((it) => it.tagName)) === "SELECT") await field.selectOption(value);
+  else await field.fill(value);
+  await field.blur();
+}
+
+async function send(page, text) {
+  await page.fill("#prompt", text);
+  await page.click("#send");
+}
+
+/** Sends a prompt and waits for the whole answer. */
+const ask = (page, text) => through(page, "generating", "ready", () => send(page, text));
+
+/** Loads the model on the software adapter, which is slow enough for a person to press a key meanwhile. */
+async function slowDown(page) {
+  await set(page, "maxTokens", "450");
+  await set(page, "device", "gpu");
+  await through(page, "loading", "ready", () => page.click("#settings-reload"));
+  assert.match(await page.innerText("#status-device"), /SwiftShader/i);
+}
+
+test("the built-in model is there at once and answers; device, speed and memory are shown", limited, async () => {
+  const page = await openDemo();
+  await ask(page, "Once upon a time");
+  assert.ok((await answers(page).last().innerText()).length > 20);
+  assert.match(await page.innerText("#status-device"), /CPU|WebGPU|SwiftShader/i);
+  assert.match(await page.innerText("#status-speed"), /\d/);
+  assert.match(await page.innerText("#status-memory"), /\d.*B/);
+  await close(page);
+});
+
+test("at temperature 0 it tells the reference's story, and settings are remembered", limited, async () => {
+  const page = await openDemo();
+  await set(page, "temperature", "0");
+  await set(page, "maxTokens", "40");
+  await page.reload();
+  await waitFor(page, "ready");
+  assert.equal(await page.inputValue("#setting-temperature"), "0");
+  assert.equal(await page.inputValue("#setting-maxTokens"), "40");
+  await ask(page, reference.prompt);
+  const text = (await answers(page).last().innerText()).replaceAll(/\s+/g, " ");
+  assert.ok(text.includes("a silly boy named Ben lived in a small house"), text);
+  await page.click("#settings-reset");
+  await page.reload();
+  await waitFor(page, "ready");
+  assert.notEqual(await page.inputValue("#setting-temperature"), "0");
+  await close(page);
+});
+
+test("the stop button stops, and the text stays", limited, async () => {
+  const page = await openDemo();
+  await slowDown(page);
+  await send(page, "Once upon a time");
+  await page.waitForFunction(() => document.querySelector("#output .message[data-role=assistant]")?.textContent.length > 20);
+  await through(page, "generating", "ready", async () => {
+    await page.evaluate(() => states.push(document.documentElement.dataset.state));
+    await page.click("#stop");
+  });
+  const text = await answers(page).last().innerText();
+  await page.waitForTimeout(300);
+  assert.equal(await answers(page).last().innerText(), text);
+  assert.ok(text.length > 10);
+  await page.click("#settings-reset");
+  await close(page);
+});
+
+test("by keyboard alone: Tab reaches everything, Enter sends, Escape stops", limited, async () => {
+  const page = await openDemo();
+  await slowDown(page);
+  await page.evaluate(() => document.activeElement?.blur());
+  const reached = new Set();
+  for (let i = 0; i < 80; i++) {
+    await page.keyboard.press("Tab");
+    reached.add(await page.evaluate(() => document.activeElement.id));
+  }
+  for (const id of ["theme", "prompt", "model-builtin", "model-file", "model-url", "model-url-load"]) assert.ok(reached.has(id), `Tab does not reach #${id}`);
+  await page.focus("#prompt");
+  await page.keyboard.type("One day");
+  await page.keyboard.press("Enter");
+  await page.waitForFunction(() => document.querySelector("#output .message[data-role=assistant]")?.textContent.length > 10);
+  await page.keyboard.press("Escape");
+  await waitFor(page, "ready");
+  assert.equal(await page.evaluate(() => document.activeElement.id), "prompt", "the focus is where one goes on");
+  await page.click("#settings-reset");
+  await close(page);
+});
+
+test("every control has a name for screen readers", limited, async () => {
+  const page = await openDemo();
+  await page.locator("#settings").evaluate((details) => (details.open = true));
+  const unnamed = await page.evaluate(() => {
+    const isNamed = (it) => it.getAttribute("aria-label") || it.getAttribute("aria-labelledby") || it.labels?.length || it.title || it.textContent.trim();
+    return [...document.querySelectorAll("button, input, select, textarea, a, progress, summary")].filter((it) => !isNamed(it)).map((it) => it.outerHTML);
+  });
+  assert.deepEqual(unnamed, []);
+  for (const [selector, role] of [["main", null], ["#announce", "polite"], ["#error", "alert"], ["#notice", "status"]]) {
+    const found = page.locator(selector);
+    assert.equal(await found.count(), 1, selector);
+    if (role) assert.ok([await found.getAttribute("role"), await found.getAttribute("aria-live")].includes(role), selector);
+  }
+  await close(page);
+});
+
+/** Drops files on the page, as the browser does. */
+async function drop(page, files) {
+  const transfer = await page.evaluateHandle(async (files) => {
+    const transfer = new DataTransfer();
+    for (const { name, url } of files) transfer.items.add(new File([await (await fetch(url)).arrayBuffer()], name));
+    return transfer;
+  }, files);
+  await page.dispatchEvent("body", "dragenter", { dataTransfer: transfer });
+  await page.locator("#drop").waitFor({ state: "visible" });
+  await page.dispatchEvent("body", "dragover", { dataTransfer: transfer });
+  await page.dispatchEvent("body", "drop", { dataTransfer: transfer });
+  await page.locator("#drop").waitFor({ state: "hidden" });
+}
+
+test("a GGUF file that is dropped is loaded; a broken one is an error in a sentence", limited, async () => {
+  const page = await openDemo();
+  await drop(page, [{ name: "broken.gguf", url: "/files/broken.gguf" }]);
+  await waitFor(page, "error");
+  assert.equal(await page.getAttribute("#error", "data-code"), "format");
+  assert.match(await page.innerText("#error-text"), /[A-Z].* \w+ .*\./s);
+  await through(page, "loading", "ready", () => drop(page, [{ name: "zeros.gguf", url: "/files/zeros.gguf" }]));
+  assert.match(await page.innerText("#model-name"), /zeros/);
+  assert.ok(await page.locator("#error").isHidden());
+  await close(page);
+});
+
+test("the file picker loads a GGUF file", limited, async () => {
+  const page = await openDemo();
+  const file = { name: "mine.gguf", mimeType: "application/octet-stream", buffer: stories };
+  await through(page, "loading", "ready", () => page.setInputFiles("#model-file", file));
+  await ask(page, "Once upon a time");
+  await close(page);
+});
+
+/** Types an address and loads it. */
+async function loadAddress(page, url) {
+  await page.fill("#model-url", url);
+  await page.click("#model-url-load");
+}
+
+test("an address is loaded with progress, can be cancelled, is kept, and can be deleted", limited, async () => {
+  const page = await openDemo();
+  const slow = server.url("files/zeros.gguf", { fault: "slow", rate: 4 << 20 });
+  await loadAddress(page, slow);
+  await page.locator("#progress").waitFor({ state: "visible" });
+  await page.waitForFunction(() => /\d.*B/.test(document.querySelector("#progress-text").textContent));
+  await page.waitForFunction(() => document.querySelector("#progress-bar").value > 0);
+  await page.click("#cancel-load");
+  await page.waitForFunction(() => document.documentElement.dataset.state !== "loading");
+  assert.notEqual(await state(page), "error", "a cancelled load is no error");
+  assert.ok(await page.locator("#progress").isHidden());
+
+  const url = server.url("files/zeros.gguf");
+  await through(page, "loading", "ready", () => loadAddress(page, url));
+  assert.match(await page.innerText("#model-name"), /zeros/);
+  const rows = page.locator("#cache-list li");
+  await page.waitForFunction(() => document.querySelectorAll("#cache-list li").length > 0);
+  const count = await rows.count();
+  await rows.first().getByRole("button", { name: /Delete/ }).click();
+  await page.waitForFunction((count) => document.querySelectorAll("#cache-list li").length === count - 1, count);
+  await close(page);
+});
+
+test("what goes wrong with an address is told in a sentence", limited, async () => {
+  const page = await openDemo();
+  const addresses = {
+    http: server.url("assets/none.gguf"),
+    not_a_model: server.url("assets/stories.gguf", { fault: "html" }),
+    truncated: server.url("assets/stories.gguf", { fault: "short", size: 100_000 }),
+    network: server.url("assets/stories.gguf", {}, server.otherOrigin),
+  };
+  for (const [code, url] of Object.entries(addresses)) {
+    await loadAddress(page, url);
+    await page.waitForFunction((code) => document.querySelector("#error").dataset.code === code && !document.querySelector("#error").hidden, code);
+    const text = await page.innerText("#error-text");
+    assert.match(text, /^[A-Z].*\.$/s, text);
+    assert.ok(!/undefined|TypeError|\[object|_/.test(text), text);
+    await page.click("#error-close");
+  }
+  await through(page, "loading", "ready", () => page.click("#model-builtin"));
+  await close(page);
+});
+
+test("after one visit the page, its model and a kept model work without a network", limited, async () => {
+  const page = await openDemo();
+  await page.evaluate(() => navigator.serviceWorker.ready);
+  const url = server.url("assets/stories.gguf");
+  await through(page, "loading", "ready", () => loadAddress(page, url));
+  // The first visit is not the service worker's; after a reload the page is.
+  await page.reload();
+  await waitFor(page, "ready");
+  await page.waitForFunction(() => navigator.serviceWorker.controller !== null);
+  await chromium.context.setOffline(true);
+  server.isDown = true;
+  try {
+    await page.reload();
+    await waitFor(page, "ready");
+    await ask(page, "Once upon a time");
+    await through(page, "loading", "ready", () => page.locator("#cache-list li button").first().click());
+  } finally {
+    await chromium.context.setOffline(false);
+    server.isDown = false;
+  }
+  await page.close();
+});
+
+test(`loading and generating keep the main thread free: no task over ${LONGEST_TASK} ms`, { timeout: 240_000 }, async (t) => {
+  // Other work on the machine makes tasks look longer than they are, never shorter: the best of three visits counts.
+  const longest = [];
+  for (let visit = 0; visit < 3 && !longest.some((it) => it <= LONGEST_TASK); visit++) {
+    const page = await openDemo();
+    await page.evaluate(() => {
+      globalThis.longTasks = [];
+      new PerformanceObserver((list) => longTasks.push(...list.getEntries().map((it) => it.duration))).observe({ type: "longtask" });
+    });
+    await through(page, "loading", "ready", () => loadAddress(page, server.url("files/zeros.gguf")));
+    await through(page, "loading", "ready", () => page.click("#model-builtin"));
+    await set(page, "maxTokens", "400");
+    await ask(page, "Once upon a time");
+    longest.push(Math.max(0, ...(await page.evaluate(() => longTasks))));
+    await page.click("#settings-reset");
+    await close(page);
+  }
+  t.diagnostic(`longest tasks in ms (0: none over 50): ${longest.map((it) => it.toFixed(0)).join(", ")}`);
+  assert.ok(Math.min(...longest) <= LONGEST_TASK);
+});
+
+test("screenshots on a desk and a phone, light and dark; nothing is wider than the screen", limited, async () => {
+  const page = await openDemo();
+  await ask(page, "Once upon a time");
+  for (const [device, width, height] of [["desk", 1280, 800], ["phone", 390, 844]]) {
+    for (const colorScheme of ["light", "dark"]) {
+      await page.setViewportSize({ width, height });
+      await page.emulateMedia({ colorScheme });
+      await page.screenshot({ path: join(screenshots, `${device}-${colorScheme}.png`) });
+      const overflow = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+      assert.ok(overflow <= 0, `${device}: ${overflow} pixels too wide`);
+    }
+  }
+  await close(page);
+});

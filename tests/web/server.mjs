@@ -1,0 +1,234 @@
+// The tests' web server: the built package and page, test models, and every way in which a download goes wrong.
+//
+// `/npm/` and `/www/` are the built folders, `/blank.html` is an empty page. `/data/`, `/assets/` and `/files/` (what a
+// test has put there with `server.files`) are downloads: they are logged, and a `fault` in the query changes the answer:
+//
+//     after=N&times=K              the connection breaks after N bytes of an answer, for the first K answers (K is 1 if absent);
+//                                  goes with every fault
+//     fault=ignore-range           always the whole file, status 200
+//     fault=wrong-range            a range that begins one byte later than asked for
+//     fault=short&size=N           the file ends after N bytes, and Content-Length agrees
+//     fault=new-etag               another ETag for each answer
+//     fault=status&code=N          an error status
+//     fault=html                   a web page, status 200
+//     fault=slow&rate=N            N bytes a second
+//     fault=no-etag                neither ETag nor Last-Modified
+//
+// The same paths on `server.otherOrigin` are another origin that sends no CORS headers, on `server.corsOrigin` one that does.
+
+import { once } from "node:events";
+import { existsSync } from "node:fs";
+import { open, stat } from "node:fs/promises";
+import { createServer } from "node:http";
+import { join, resolve, sep } from "node:path";
+import { setTimeout as sleep } from "node:timers/promises";
+import { fileURLToPath } from "node:url";
+
+import { requestedRange, serveFile } from "../../scripts/static-server.mjs";
+
+export const repository = fileURLToPath(new URL("../..", import.meta.url));
+
+/** The folder of test models, or undefined where there is none. */
+export const dataFolder = [process.env.TILEWRIGHT_DATA ?? join(repository, "../shared/data")].find(existsSync);
+
+const CHUNK = 64 * 1024;
+const BLANK = '<!doctype html><html lang="en"><title>blank</title><link rel="icon" href="data:,">';
+
+/** A file on disk as something to download. */
+async function fileOnDisk(path) {
+  const info = await stat(path).catch(() => undefined);
+  if (!info?.isFile()) return undefined;
+  return {
+    size: info.size,
+    etag: `"${info.size}-${Math.trunc(info.mtimeMs)}"`,
+    async *read(start, end) {
+      const file = await open(path);
+      try {
+        while (start < end) {
+          const { bytesRead, buffer } = await file.read(Buffer.alloc(Math.min(CHUNK, end - start)), { position: start });
+          if (bytesRead === 0) return;
+          yield buffer.subarray(0, bytesRead);
+          start += bytesRead;
+        }
+      } finally {
+        await file.close();
+      }
+    },
+  };
+}
+
+/** Bytes in memory as something to download. */
+export function bytesInMemory(bytes, type = "application/octet-stream") {
+  return {
+    size: bytes.length,
+    etag: `"memory-${bytes.length}"`,
+    type,
+    async *read(start, end) {
+      for (; start < end; start += CHUNK) yield bytes.subarray(start, Math.min(start + CHUNK, end));
+    },
+  };
+}
+
+/** Waits until a response takes more, or nobody reads it any longer. */
+function drained(response) {
+  return new Promise((resolve) => {
+    const done = () => {
+      response.off("drain", done);
+      response.off("close", done);
+      resolve();
+    };
+    response.on("drain", done);
+    response.on("close", done);
+  });
+}
+
+class Server {
+  /** Downloads that were answered: `{ path, method, range, status, sent }`, `path` with its query. */
+  log = [];
+  /** What `/files/NAME` gives: `{ size, etag, type, read(start, end) }`. */
+  files = new Map();
+  /** While true, downloads are refused like by a machine that is off the network. */
+  isDown = false;
+
+  #answers = new Map();
+  #servers = [];
+  #ids = 0;
+
+  async start() {
+    const origins = [];
+    for (const cors of [undefined, undefined, "*"]) {
+      const server = createServer((request, response) => {
+        this.#answer(request, response, cors).catch((error) => {
+          console.error(`test server: ${request.url}: ${error.stack}`);
+          response.destroy();
+        });
+      });
+      server.listen(0, "127.0.0.1");
+      await once(server, "listening");
+      this.#servers.push(server);
+      origins.push(`http://localhost:${server.address().port}`);
+    }
+    [this.origin, this.otherOrigin, this.corsOrigin] = origins;
+    // The browser resolves this name to the same machine, but does not trust it as it trusts localhost: no WebGPU, no
+    // storage, no locks, no crypto.subtle.
+    this.insecureOrigin = this.origin.replace("localhost", "insecure.test");
+    return this;
+  }
+
+  async stop() {
+    for (const server of this.#servers) {
+      server.closeAllConnections();
+      server.close();
+      await once(server, "close");
+    }
+  }
+
+  /** The address of a path, with a query that no other address has, so that caches and logs are separate. */
+  url(path, fault = {}, origin = this.origin) {
+    const query = new URLSearchParams({ ...fault, id: String(++this.#ids) });
+    return `${origin}/${path}?${query}`;
+  }
+
+  /** The logged answers to one address; HEAD requests only if asked for. */
+  requests(url, method = "GET") {
+    const { pathname, search } = new URL(url);
+    return this.log.filter((entry) => entry.path === pathname + search && entry.method === method);
+  }
+
+  /** Bytes that were sent in answer to one address. */
+  sent(url) {
+    return this.requests(url).reduce((sum, entry) => sum + entry.sent, 0);
+  }
+
+  async #answer(request, response, cors) {
+    const { pathname, searchParams } = new URL(request.url, "http://localhost");
+    if (cors) {
+      response.setHeader("access-control-allow-origin", cors);
+      response.setHeader("access-control-allow-headers", "*");
+      response.setHeader("access-control-expose-headers", "*");
+      if (request.method === "OPTIONS") return response.writeHead(204).end();
+    }
+    if (pathname === "/blank.html") return response.writeHead(200, { "content-type": "text/html" }).end(BLANK);
+    for (const [prefix, folder] of [["/npm/", "npm/dist"], ["/www/", "www/dist"]]) {
+      if (pathname.startsWith(prefix)) {
+        return serveFile(join(repository, folder), pathname.slice(prefix.length - 1), request, response);
+      }
+    }
+    if (this.isDown) return request.socket.destroy();
+    const entry = {
+      path: request.url, method: request.method, range: request.headers.range, status: 0, sent: 0,
+    };
+    this.log.push(entry);
+    const before = this.#answers.get(request.url) ?? 0;
+    if (request.method === "GET") this.#answers.set(request.url, before + 1);
+    await this.#download(await this.#find(pathname), Object.fromEntries(searchParams), before, request, response, entry);
+  }
+
+  async #find(pathname) {
+    const [, room, ...rest] = pathname.split("/").map(decodeURIComponent);
+    const name = rest.join("/");
+    if (room === "files") return this.files.get(name);
+    const folder = room === "data" ? dataFolder : room === "assets" ? join(repository, "assets") : undefined;
+    if (!folder) return undefined;
+    const path = resolve(folder, name);
+    return path.startsWith(resolve(folder) + sep) ? fileOnDisk(path) : undefined;
+  }
+
+  async #download(file, fault, before, request, response, entry) {
+    const finish = (status, headers, body) => {
+      entry.status = status;
+      response.writeHead(status, headers).end(body);
+    };
+    if (fault.fault === "status") return finish(Number(fault.code), {}, "the server does not feel well\n");
+    if (fault.fault === "html") return finish(200, { "content-type": "text/html" }, `${BLANK}<p>Please sign in.</p>`);
+    if (!file) return finish(404, {}, "not found\n");
+
+    const size = fault.fault === "short" ? Number(fault.size) : file.size;
+    let etag = file.etag;
+    if (fault.fault === "new-etag") etag = `"${before}"`;
+    const headers = { "content-type": file.type ?? "application/octet-stream", "accept-ranges": "bytes" };
+    if (fault.fault !== "no-etag") headers.etag = etag;
+    if (request.headers["if-none-match"] === etag) return finish(304, headers);
+
+    let range = requestedRange(request.headers.range, size);
+    if ((request.headers["if-range"] ?? etag) !== etag) range = undefined;
+    if (fault.fault === "ignore-range") {
+      range = undefined;
+      delete headers["accept-ranges"];
+    }
+    if (range === null) return finish(416, { ...headers, "content-range": `bytes */${size}` });
+    let { start, end } = range ? { start: range.start, end: range.end + 1 } : { start: 0, end: size };
+    if (range && fault.fault === "wrong-range") start = Math.min(start + 1, end);
+    if (range) headers["content-range"] = `bytes ${start}-${end - 1}/${size}`;
+    headers["content-length"] = end - start;
+    entry.status = range ? 206 : 200;
+    response.writeHead(entry.status, headers);
+    if (request.method === "HEAD") return response.end();
+
+    const breaks = fault.after !== undefined && before < Number(fault.times ?? 1);
+    const rate = fault.fault === "slow" ? Number(fault.rate) : Infinity;
+    const begun = performance.now();
+    for await (let chunk of file.read(start, end)) {
+      const left = breaks ? Number(fault.after) - entry.sent : Infinity;
+      chunk = chunk.subarray(0, Math.min(chunk.length, left));
+      // A slow line sends little and often; what it has sent is never ahead of its rate.
+      const step = rate < Infinity ? Math.max(1, Math.trunc(rate / 50)) : chunk.length;
+      for (let at = 0; at < chunk.length; at += step) {
+        const part = chunk.subarray(at, at + step);
+        if (rate < Infinity) await sleep((1000 * entry.sent) / rate - (performance.now() - begun));
+        if (response.destroyed) return;
+        if (!response.write(part)) await drained(response);
+        if (response.destroyed) return;
+        entry.sent += part.length;
+      }
+      if (breaks && entry.sent >= Number(fault.after)) {
+        // What was written has to arrive before the line breaks.
+        await sleep(50);
+        return response.destroy();
+      }
+    }
+    response.end();
+  }
+}
+
+export const startServer = () => new Server().start();
