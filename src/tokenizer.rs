@@ -79,7 +79,7 @@ struct OwnEncoder {
 #[derive(Debug)]
 enum Algorithm {
     Spm(Spm),
-    Bpe(Bpe),
+    Bpe(Box<Bpe>),
     WordPiece(WordPiece),
 }
 
@@ -267,7 +267,7 @@ impl Tokenizer {
             TokenType::Normal => Ok(bpe::token_bytes(token)),
             _ => Ok(token.into()),
         })?;
-        let algorithm = Algorithm::Bpe(Bpe::new(vocab, pre_tokenizer)?);
+        let algorithm = Algorithm::Bpe(Box::new(Bpe::new(vocab, pre_tokenizer)?));
         Self::own(vocab, algorithm, Matchers::by_kind(vocab)?, pieces, [prefix, suffix])
     }
 

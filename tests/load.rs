@@ -748,7 +748,7 @@ fn an_index_that_does_not_fit_its_shards_is_refused() {
     }
     let folder = sharded();
     folder.write(INDEX, with_first_in(SHARDS[1]));
-    expect_refusal(&device, &folder.0, &folder.0.join(SHARDS[0]), "a tensor elsewhere", &[&first, SHARDS[1]]);
+    expect_refusal(&device, &folder.0, &folder.0.join(SHARDS[1]), "a tensor elsewhere", &[&first, SHARDS[1]]);
 
     let mut listed = index();
     listed["weight_map"]["model.layers.9.mlp.up_proj.weight"] = json!("third.safetensors");

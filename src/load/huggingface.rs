@@ -102,9 +102,8 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
     let mut texts = Texts::default();
     for name in [CONFIG, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, INDEX] {
         let path = folder.join(name);
-        // All but the configuration may be missing.
         if let Some(slot) = texts.slot(name)
-            && (name == CONFIG || path.exists())
+            && path.exists()
         {
             *slot = Some(read(&path)?);
         }
@@ -122,6 +121,10 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
         files.push(bytes);
     }
     check_shards(&texts, &weights).map_err(|e| e.in_folder(folder))?;
+    if texts.config.is_none() {
+        // The system's own words for why it cannot be read.
+        texts.config = Some(read(&folder.join(CONFIG))?);
+    }
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     let mut header = header(&name, &texts, &weights).map_err(|e| e.in_folder(folder))?;
     header.tokenizer = header.tokenizer.map_err(|e| e.in_folder(folder));

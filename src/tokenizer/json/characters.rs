@@ -56,7 +56,7 @@ pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Res
         unk_id,
         ..Vocab::default()
     };
-    Tokenizer::own(&vocab.checked()?, Algorithm::Bpe(bpe), matchers(false)?, pieces, [prefix, suffix])
+    Tokenizer::own(&vocab.checked()?, Algorithm::Bpe(Box::new(bpe)), matchers(false)?, pieces, [prefix, suffix])
 }
 
 /// `model.vocab`: the tokens that text may become. Added tokens that are not among them are only found by name.
