@@ -525,7 +525,8 @@ function checkKernels({ results, code, message }) {
     const worst = Math.max(...want.map((it, j) => Math.abs(it - results[i][j])));
     assert.ok(worst <= 1e-5 * scale, `${name}, case ${i}: differs by ${worst}`);
   });
-  assert.equal(code, "shape");
+  // An array has a length and no shape.
+  assert.equal(code, "operand");
   assert.match(message, /`a`/);
 }
 
