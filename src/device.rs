@@ -84,7 +84,7 @@ pub struct DeviceInfo {
 
 #[derive(Debug)]
 enum Executor {
-    Gpu(Gpu),
+    Gpu(Box<Gpu>),
     Cpu(Cpu),
 }
 
@@ -188,7 +188,7 @@ impl Device {
             reason,
         };
         let limits = gpu.limits();
-        Ok(Device(Arc::new(Inner { executor: Executor::Gpu(gpu), info, tier, limits, counters })))
+        Ok(Device(Arc::new(Inner { executor: Executor::Gpu(Box::new(gpu)), info, tier, limits, counters })))
     }
 
     /// All GPU adapters of this machine, real ones first.

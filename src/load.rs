@@ -20,7 +20,7 @@ use crate::tokenizer::Tokenizer;
 pub use catalog::Catalog;
 pub(crate) use catalog::Feed;
 pub use file::FileBytes;
-pub use reader::{FileName, HeaderReader};
+pub use reader::{FileName, Head, HeaderReader};
 pub use vocab::vocab_from_gguf;
 
 /// What a model's files say of it, short of the weights themselves.

@@ -5,7 +5,7 @@ import type { AvailableDevice, Counters, DeviceChoice, DeviceInfo, GenerateResul
 export type Adapter = Omit<AvailableDevice, "choice">;
 export type EngineOptions = {
   maxTokens?: number; temperature?: number; topK?: number; topP?: number; minP?: number; repeatPenalty?: number;
-  repeatLastN?: number; seed?: number; stop?: string[]; ignoreEos?: boolean; slide?: boolean;
+  repeatLastN?: number; seed?: number; stop?: string[]; stopIds?: number[]; ignoreEos?: boolean; slide?: boolean;
 };
 
 export default function init(input?: { module_or_path: BufferSource | string | URL }): Promise<{ memory: WebAssembly.Memory }>;
@@ -41,7 +41,9 @@ export class Model {
   memory(): Omit<MemoryInfo, "wasmHeapBytes">;
   tokenize(text: string, addSpecial: boolean): Uint32Array;
   detokenize(ids: Uint32Array): string;
-  chatTokens(messages: { role: string; content: string }[], options: object): Uint32Array;
+  chatTokens(messages: { role: string; content: string }[], options: { now?: number }): Uint32Array;
+  /** What ends the assistant's turn besides the tokens that end a text. */
+  chatStops(): { ids: number[]; texts: string[] };
   session(): Session;
   free(): void;
 }

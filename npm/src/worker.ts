@@ -291,8 +291,9 @@ class Engine {
     return { ...this.#model.info(), fileBytes: this.fileBytes };
   }
 
-  async generate({ prompt, options }: Calls["generate"]["args"], context: CallContext<"generate">): Promise<GenerateResult> {
+  async generate({ prompt, options: given }: Calls["generate"]["args"], context: CallContext<"generate">): Promise<GenerateResult> {
     const ids = this.#encode(prompt);
+    const options = prompt.kind === "chat" ? this.#endingTurns(given) : given;
     try {
       return await this.#run(ids, options, context);
     } catch (error) {
@@ -342,8 +343,14 @@ class Engine {
       case "tokens":
         return prompt.ids;
       case "chat":
-        return this.#model.chatTokens(prompt.messages, {});
+        return this.#model.chatTokens(prompt.messages, { now: Math.floor(Date.now() / 1000) });
     }
+  }
+
+  /** Options that also end where the assistant's turn does. */
+  #endingTurns(options: EngineOptions): EngineOptions {
+    const { ids, texts } = this.#model.chatStops();
+    return { ...options, stopIds: ids, stop: [...(options.stop ?? []), ...texts] };
   }
 
   /** Opens a device in the place of the lost one and loads the model again. */

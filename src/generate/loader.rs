@@ -4,7 +4,7 @@ use super::Model;
 use super::model::Loading;
 use crate::device::Device;
 use crate::error::Error;
-use crate::load::{FileName, HeaderReader};
+use crate::load::{FileName, Head, HeaderReader};
 
 /// Feeds a model's files into a device while they arrive; no more of them is kept than headers and a row.
 ///
@@ -29,8 +29,7 @@ enum Stage {
 
 struct Weights {
     loading: Loading,
-    /// For each weight file its number among `files`, and its beginning, as far as it came with the header.
-    heads: Vec<(usize, Vec<u8>)>,
+    heads: Vec<Head>,
 }
 
 impl Loader {
@@ -146,7 +145,7 @@ impl Loader {
         let loading = Loading::begin(&self.device, header, self.context_length, self.memory_limit)?;
         let mut weights = Weights { loading, heads };
         for file in 0..weights.heads.len() {
-            let head = std::mem::take(&mut weights.heads[file].1);
+            let head = std::mem::take(&mut weights.heads[file].bytes);
             weights.feed(&self.device, file, 0, &head)?;
         }
         self.stage = Stage::Weights(Box::new(weights));
@@ -165,7 +164,7 @@ impl Loader {
 impl Weights {
     fn wanted(&self) -> Option<(usize, u64)> {
         let wanted = self.loading.feed.wanted()?;
-        Some((self.heads.get(wanted.file)?.0, wanted.offset))
+        Some((self.heads.get(wanted.file)?.file, wanted.offset))
     }
 
     /// Feeds what is wanted of the bytes that begin at `start` in weight file `file`; what lies between tensors is

@@ -16,6 +16,15 @@ pub struct FileName {
     pub size: Option<u64>,
 }
 
+/// The beginning of a weight file, as far as it came with the header.
+#[derive(Debug)]
+pub struct Head {
+    /// The file's number among those that were given.
+    pub file: usize,
+    /// Its first bytes.
+    pub bytes: Vec<u8>,
+}
+
 /// A file as far as it has arrived.
 struct Part {
     file: FileName,
@@ -161,12 +170,11 @@ impl HeaderReader {
         }
     }
 
-    /// The model's header; for each weight file, in the catalog's order, its number among the files that were given, and
-    /// what of its beginning was taken.
+    /// The model's header, and the heads of its weight files in the catalog's order.
     ///
     /// # Errors
     /// Any of [`Error::Format`], [`Error::Unsupported`] and [`Error::Config`]; also if something is still wanted.
-    pub fn finish(mut self) -> Result<(ModelHeader, Vec<(usize, Vec<u8>)>), Error> {
+    pub fn finish(mut self) -> Result<(ModelHeader, Vec<Head>), Error> {
         let Stage::Ready { config_data } = &self.stage else { return Err(missing("header")) };
         let first = self.parts.first().map_or("model", |part| part.file.name.as_str());
         let header = match self.headers {
@@ -182,8 +190,8 @@ impl HeaderReader {
             }
         };
         let parts = &mut self.parts;
-        let files = self.weight_parts.iter().map(|&part| (part, std::mem::take(&mut parts[part].bytes))).collect();
-        Ok((header, files))
+        let head = |&file: &usize| Head { file, bytes: std::mem::take(&mut parts[file].bytes) };
+        Ok((header, self.weight_parts.iter().map(head).collect()))
     }
 
     /// The weight file whose header is being read.

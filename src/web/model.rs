@@ -158,9 +158,8 @@ impl Model {
     pub fn chat_tokens(&self, messages: JsValue, options: JsValue) -> Result<Vec<u32>, JsValue> {
         let messages: Vec<Message> = from_js("messages", messages)?;
         let options: Option<ChatOptions> = from_js("options", options)?;
-        let encode = |template: &ChatTemplate| {
-            template.encode(self.model.tokenizer()?, &messages, &options.unwrap_or_default())
-        };
+        let encode =
+            |template: &ChatTemplate| template.encode(self.model.tokenizer()?, &messages, &options.unwrap_or_default());
         self.template().and_then(encode).map_err(to_js_error)
     }
 
