@@ -195,6 +195,7 @@ for (const [lane, run] of Object.entries(lanes)) {
 test("greedy tokens are identical in all of them", (t) => {
   assert.ok(byLane.size >= 2, "fewer than two of them ran");
   const [[firstLane, first], ...others] = byLane;
+  t.diagnostic(`leading tokens like the reference's in: ${Object.keys(lanes).join("; ")}`);
   const differences = [];
   for (const model of models) {
     const agreed = Object.keys(lanes).map((lane) => {
@@ -203,7 +204,7 @@ test("greedy tokens are identical in all of them", (t) => {
       return model.cases.reduce((sum, { ids }, i) => sum + common(ids, continuations[i]), 0);
     });
     const total = model.cases.reduce((sum, { ids }) => sum + ids.length, 0);
-    t.diagnostic(`${model.name}: ${model.cases.length} cases, ${total} tokens; like the reference: ${agreed.join(", ")}`);
+    t.diagnostic(`${model.name}: ${model.cases.length} cases, ${total} tokens: ${agreed.join(", ")}`);
     for (const [lane, results] of others) {
       model.cases.forEach(({ name, margins }, i) => {
         const [a, b] = [first.get(model.name)[i], results.get(model.name)[i]];
