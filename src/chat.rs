@@ -4,7 +4,7 @@
 //! messages --template--> text, each stretch with its author --template's own text: control tokens--> token ids
 //! ```
 //! A template is a program in the Jinja language that a stranger wrote, so it runs with a budget of steps, depth and
-//! bytes. What users wrote is told apart from what the template wrote throughout ([`values`]): only the template's own
+//! bytes. What users wrote is told apart from what the template wrote throughout (`values`): only the template's own
 //! text can become control tokens, whatever a message contains and wherever the template puts it.
 
 mod date;

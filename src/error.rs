@@ -3,7 +3,9 @@
 //! Each variant names the operand, field or offset at fault and says what was expected and what was found,
 //! so that a message needs no stack trace to be acted on.
 
-use std::path::{Path, PathBuf};
+#[cfg(not(target_arch = "wasm32"))]
+use std::path::Path;
+use std::path::PathBuf;
 
 /// The library's error type.
 #[derive(Debug, thiserror::Error)]
@@ -214,6 +216,7 @@ impl Error {
     }
 
     /// Names the folder of the file in which this error was found, or the folder alone if it is in none of its files.
+    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn in_folder(self, folder: &Path) -> Self {
         match self {
             Error::InFile { path, source } => Error::InFile { path: folder.join(path), source },

@@ -10,6 +10,7 @@ mod huggingface;
 mod reader;
 mod vocab;
 
+#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
 use crate::error::Error;
@@ -51,6 +52,7 @@ impl ModelFile {
     ///
     /// # Errors
     /// [`Error::InFile`] naming the file and what is wrong in it, [`Error::Io`] if it cannot be read.
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn open(path: impl AsRef<Path>) -> Result<ModelFile, Error> {
         let path = path.as_ref();
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
@@ -112,6 +114,7 @@ fn parse(file: &FileBytes) -> Result<Gguf, Error> {
 }
 
 /// The path of another shard: published names end in `-00001-of-00003.gguf`.
+#[cfg(not(target_arch = "wasm32"))]
 fn shard_path(first: &Path, shard: usize, n_shards: usize) -> Result<std::path::PathBuf, Error> {
     let name = first.file_name().unwrap_or_default().to_string_lossy();
     let own = format!("-00001-of-{n_shards:05}.gguf");

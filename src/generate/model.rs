@@ -1,6 +1,7 @@
 //! A model on a device.
 
 use std::num::NonZeroUsize;
+#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 use std::sync::Arc;
 
@@ -65,6 +66,7 @@ impl Model {
     ///
     /// # Errors
     /// Those of [`ModelFile::open`] and [`Model::from_file`].
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn load(device: &Device, path: impl AsRef<Path>, options: LoadOptions<'_>) -> Result<Model, Error> {
         let path = path.as_ref();
         Model::from_file(device, ModelFile::open(path)?, options).map_err(|e| match e {

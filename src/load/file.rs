@@ -1,8 +1,10 @@
 //! A file's bytes, wherever they are.
 
 use std::ops::Deref;
+#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
+#[cfg(not(target_arch = "wasm32"))]
 use crate::error::Error;
 
 /// The whole content of a file.
@@ -17,12 +19,12 @@ pub enum FileBytes {
     Mapped(memmap2::Mmap),
 }
 
+#[cfg(not(target_arch = "wasm32"))]
 impl FileBytes {
     /// Maps a file. It must not be changed while it is in use.
     ///
     /// # Errors
     /// [`Error::Io`] if it cannot be opened.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn map(path: &Path) -> Result<FileBytes, Error> {
         let io = |source| Error::Io { path: path.into(), source };
         let file = std::fs::File::open(path).map_err(io)?;
@@ -32,15 +34,6 @@ impl FileBytes {
         // SAFETY: the mapping is read-only, and all reads are bounds-checked slices; a file that someone else truncates
         // meanwhile is a fault of the operating environment, as for every memory-mapped reader.
         unsafe { memmap2::Mmap::map(&file) }.map(FileBytes::Mapped).map_err(io)
-    }
-
-    /// Reads a file; there is no mapping here.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if it cannot be read.
-    #[cfg(target_arch = "wasm32")]
-    pub fn map(path: &Path) -> Result<FileBytes, Error> {
-        std::fs::read(path).map(FileBytes::Owned).map_err(|source| Error::Io { path: path.into(), source })
     }
 }
 

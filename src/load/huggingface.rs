@@ -1,9 +1,12 @@
 //! Hugging Face folders: `config.json`, `model.safetensors` or its sharded index, `tokenizer.json`.
 
+#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
+use super::ModelHeader;
 use super::catalog::{Catalog, check_type};
-use super::{FileBytes, ModelFile, ModelHeader};
+#[cfg(not(target_arch = "wasm32"))]
+use super::{FileBytes, ModelFile};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::safetensors::{Safetensors, ShardIndex};
@@ -94,6 +97,7 @@ fn template_in(json: &[u8]) -> Result<Option<String>, Error> {
 }
 
 /// Opens a folder, or one `.safetensors` file with the `config.json` beside it.
+#[cfg(not(target_arch = "wasm32"))]
 pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
     let folder = match path.is_dir() {
         true => path,
@@ -153,6 +157,7 @@ pub(super) fn check_shards(texts: &Texts, weights: &[(String, Safetensors)]) -> 
     listed.into_iter().try_for_each(|(name, header)| index.check_shard(name, header).map_err(|e| e.in_file(name)))
 }
 
+#[cfg(not(target_arch = "wasm32"))]
 fn read(path: &Path) -> Result<Vec<u8>, Error> {
     let io = |source| Error::Io { path: path.into(), source };
     check_text_size(std::fs::metadata(path).map_err(io)?.len()).map_err(|e| e.in_file(path))?;
