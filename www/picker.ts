@@ -43,9 +43,14 @@ export function startPicker(choose: (choice: ModelChoice) => void): void {
 
 let onStoredChoice: (choice: ModelChoice) => void = () => {};
 
+let listings = 0;
+
 /** Shows what is stored now. */
 export async function showStored(): Promise<void> {
+  const listing = ++listings;
   const models = storedModels(await cache.list());
+  // What another call has begun to list since is newer.
+  if (listing !== listings) return;
   byId("cached").hidden = models.length === 0;
   byId("cache-list").replaceChildren(...models.map(storedRow));
 }

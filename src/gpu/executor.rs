@@ -14,38 +14,41 @@ use crate::error::Error;
 use crate::recording::Step;
 use crate::shaders::Tier;
 
-/// First error that the GPU reported outside any call, and whether the device is gone.
+/// Kinds of things that a GPU reports outside any call. One further down explains those above it, and replaces them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Report {
+    /// Something was refused, perhaps only because of what comes below.
+    Refusal,
+    /// A shader did not compile.
+    Shader,
+    /// The device is gone.
+    Lost,
+}
+
+/// What the GPU reported and no call has returned yet.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Fault(Arc<Mutex<Option<Error>>>);
+pub(crate) struct Fault(Arc<Mutex<Option<(Report, String)>>>);
 
 impl Fault {
-    /// Keeps an error unless there is one already; the loss of the device replaces any other.
-    pub fn set(&self, error: Error) {
+    /// Keeps a report, unless there is one already that says as much.
+    pub fn set(&self, report: Report, message: String) {
         let mut fault = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if fault.is_none()
-            || (matches!(error, Error::DeviceLost { .. }) && !matches!(*fault, Some(Error::DeviceLost { .. })))
-        {
-            *fault = Some(error);
+        if fault.as_ref().is_none_or(|(known, _)| *known < report) {
+            *fault = Some((report, message));
         }
     }
 
     /// Turns what the GPU reported since the last call into an error of `context`.
     pub fn check(&self, context: &str) -> Result<(), Error> {
         let mut fault = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*fault {
+        match fault.take() {
             None => Ok(()),
-            // A lost device stays lost: every later call says so again.
-            Some(Error::DeviceLost { message, .. }) => {
-                Err(Error::DeviceLost { context: context.into(), message: message.clone() })
+            Some((Report::Lost, message)) => {
+                // A lost device stays lost: every later call says so again.
+                *fault = Some((Report::Lost, message.clone()));
+                Err(Error::DeviceLost { context: context.into(), message })
             }
-            Some(other) => {
-                let message = match other {
-                    Error::Gpu { message, .. } => message.clone(),
-                    other => other.to_string(),
-                };
-                *fault = None;
-                Err(Error::Gpu { context: context.into(), message })
-            }
+            Some((Report::Refusal | Report::Shader, message)) => Err(Error::Gpu { context: context.into(), message }),
         }
     }
 }
@@ -100,12 +103,11 @@ impl Gpu {
         let fault = Fault::default();
         let uncaptured = fault.clone();
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
-            uncaptured.set(Error::Gpu { context: "running".into(), message: error.to_string() });
+            uncaptured.set(Report::Refusal, error.to_string());
         }));
         let lost = fault.clone();
         device.set_device_lost_callback(move |reason, message| {
-            let message = format!("{reason:?}: {message}");
-            lost.set(Error::DeviceLost { context: "running".into(), message });
+            lost.set(Report::Lost, format!("{reason:?}: {message}"));
         });
         Ok(Gpu {
             pool: BufferPool::new(counters.clone()),
@@ -169,7 +171,7 @@ impl Gpu {
     pub fn destroy(&self) {
         self.device.destroy();
         // The callback may come late.
-        self.fault.set(Error::DeviceLost { context: "running".into(), message: "it was destroyed".into() });
+        self.fault.set(Report::Lost, "it was destroyed".into());
     }
 
     pub fn prepare(&self, steps: &[Step]) -> Result<PreparedSteps, Error> {

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Waker};
 
-use super::executor::Fault;
+use super::executor::{Fault, Report};
 use crate::counters::LiveCounters;
 use crate::error::Error;
 use crate::recording::Step;
@@ -101,7 +101,7 @@ impl Pipelines {
             },
             cache: self.cache.as_ref().map(|(cache, _)| cache),
         });
-        let (fault, context) = (self.fault.clone(), format!("compiling `{}`", step.variant.label));
+        let (fault, label) = (self.fault.clone(), step.variant.label);
         let outcome = scope.pop();
         let mut check: Checks = Box::pin(async move {
             let Some(error) = outcome.await else { return };
@@ -111,7 +111,7 @@ impl Pipelines {
                 None => message.message.clone(),
             });
             let message = std::iter::once(error.to_string()).chain(messages).collect::<Vec<_>>().join("; ");
-            fault.set(Error::Gpu { context, message });
+            fault.set(Report::Shader, format!("`{label}` does not compile: {message}"));
         });
         // Natively the outcome is there at once.
         if check.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {

@@ -97,6 +97,9 @@ async function send(page, text) {
   await page.click("#send");
 }
 
+/** What the page says of a download that is stored. */
+const storedRow = (page, url) => page.locator(`#cache-list li[title="${url}"]`);
+
 /** Sends a prompt and waits for the whole answer. */
 const ask = (page, text) => through(page, "generating", "ready", () => send(page, text));
 
@@ -243,11 +246,11 @@ test("an address is loaded with progress, can be cancelled, is kept, and can be 
   const url = server.url("files/zeros.gguf");
   await through(page, "loading", "ready", () => loadAddress(page, url));
   assert.match(await page.innerText("#model-name"), /zeros/);
-  const rows = page.locator("#cache-list li");
-  await page.waitForFunction(() => document.querySelectorAll("#cache-list li").length > 0);
-  const count = await rows.count();
-  await rows.first().getByRole("button", { name: /Delete/ }).click();
-  await page.waitForFunction((count) => document.querySelectorAll("#cache-list li").length === count - 1, count);
+  const row = storedRow(page, url);
+  await row.filter({ hasNotText: "so far" }).getByRole("button", { name: /Delete/ }).click();
+  await row.waitFor({ state: "detached" });
+  // The other download was cancelled, and what came of it is kept.
+  await storedRow(page, slow).filter({ hasText: "so far" }).waitFor();
   await close(page);
 });
 
@@ -287,7 +290,7 @@ test("after one visit the page, its model and a kept model work without a networ
     await page.reload();
     await waitFor(page, "ready");
     await ask(page, "Once upon a time");
-    await through(page, "loading", "ready", () => page.locator("#cache-list li button").first().click());
+    await through(page, "loading", "ready", () => storedRow(page, url).getByRole("button").first().click());
   } finally {
     await chromium.context.setOffline(false);
     server.isDown = false;
