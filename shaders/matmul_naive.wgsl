@@ -5,10 +5,14 @@
 #import block F32=block_f32 F16=block_f16 BF16=block_bf16 Q8_0=block_q8_0 Q4_0=block_q4_0
 #import linear
 
-struct Params { n_tokens: u32, n_out: u32, dim: u32, blocks: u32, w_scales: u32, y_start: u32, y_stride: u32, flags: u32 } // M, N, K
+struct Params {
+    n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K
+    w_scales: u32, y_start: u32, y_stride: u32, flags: u32,
+    eps: f32, _pad0: u32, _pad1: u32, _pad2: u32,
+}
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;  // [N, K], packed
-@group(0) @binding(2) var<storage, read> bias: array<f32>;     // [y_stride]; any buffer where flags lack BIAS
+@group(0) @binding(2) var<storage, read> vector: array<vec4<f32>>;  // bias, [y_stride]; any buffer where flags lack BIAS
 @group(0) @binding(3) var<storage, read> x: array<f32>;        // [M, K]
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;  // [M, y_stride]
 

@@ -3,8 +3,7 @@
 //     qkv[t] = q heads | k heads | v heads;   k[g, pos + t] = rotate(..), v[g, pos + t] = ..
 //
 // Dispatch (pairs folded over x and y), one invocation per pair of elements; see `shared/rotate.wgsl`.
-#import rotate
-#import state
+#import split_heads
 
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
@@ -31,25 +30,6 @@ fn rope_kv(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_in
     }
     let head = id / pairs % heads;
     let i = id % pairs;
-    let pos = state[POS] + t;
-    let offset = pair(i);
-    let at = (t * heads + head) * params.head_dim + offset;
-    let value = vec2<f32>(qkv[at.x], qkv[at.y]);
-    if (head < params.n_heads) {
-        let to = (t * params.n_heads + head) * params.head_dim + offset;
-        let turned = rotate(value, pos, i);
-        q[to.x] = turned.x;
-        q[to.y] = turned.y;
-    } else if (pos < params.capacity) { // padding of the last chunk may lie past the cache
-        let g = (head - params.n_heads) % params.n_kv_heads;
-        let to = (g * params.capacity + pos) * params.head_dim + offset;
-        if (head < params.n_heads + params.n_kv_heads) {
-            let turned = rotate(value, pos, i);
-            k[to.x] = turned.x;
-            k[to.y] = turned.y;
-        } else {
-            v[to.x] = value.x;
-            v[to.y] = value.y;
-        }
-    }
+    let at = (t * heads + head) * params.head_dim + pair(i);
+    put_pair(t, head, i, vec2<f32>(qkv[at.x], qkv[at.y]));
 }

@@ -3,6 +3,7 @@
 //     y[t, f] = silu(gate_up[t, f]) * gate_up[t, F + f],   silu(z) = z / (1 + exp(-z))
 //
 // Dispatch (elements folded over x and y). Shazeer 2020, arXiv:2002.05202.
+#import silu
 
 struct Params { n_tokens: u32, ffn_dim: u32, grid_x: u32, _pad: u32 } // T, F
 @group(0) @binding(0) var<uniform> params: Params;
@@ -18,7 +19,5 @@ fn swiglu(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
         return;
     }
     let at = id / params.ffn_dim * 2u * params.ffn_dim + id % params.ffn_dim;
-    let gate = gate_up[at];
-    // exp overflows to infinity below -88, where the quotient is then zero, as it should be; the bound keeps it finite.
-    y[id] = gate / (1.0 + exp(min(-gate, 88.0))) * gate_up[at + params.ffn_dim];
+    y[id] = silu(gate_up[at]) * gate_up[at + params.ffn_dim];
 }

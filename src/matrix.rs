@@ -172,6 +172,24 @@ impl Matrix {
         &self.slabs
     }
 
+    /// Number of slabs: 1 unless the matrix is larger than the device's limit for a binding.
+    pub fn n_slabs(&self) -> usize {
+        self.slabs.len()
+    }
+
+    /// The slab of a matrix that `kernel` takes in one piece.
+    pub(crate) fn only_slab(&self, kernel: &'static str) -> Result<&Slab, Error> {
+        match self.slabs() {
+            [slab] => Ok(slab),
+            slabs => Err(Error::Operand {
+                kernel,
+                operand: "w",
+                expected: "a matrix in one slab".into(),
+                found: format!("one in {}", slabs.len()),
+            }),
+        }
+    }
+
     /// The tensors that hold the matrix.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         self.slabs.iter().map(|slab| &slab.words)

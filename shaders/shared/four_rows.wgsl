@@ -1,16 +1,29 @@
-// Products of four neighbouring rows of w with one x, over every `stride`-th block of K from `first` on. Rows past the
-// end repeat the last one; `put` does not write them.
+// Products of four rows of w with one x. LANES invocations share the blocks of K and add up their parts.
+//
+// With NORM, x is normalised on the way (RMSNorm, `vector` being its weight):
+//
+//     w . (vector * x / sqrt(mean of x^2 + eps)) = (w . (vector * x)) / sqrt(mean of x^2 + eps)
+//
+// The mean comes from the loop that reads x anyway, and the factor is the same for all rows.
 
-fn four_rows(n: u32, token: u32, first: u32, stride: u32) -> vec4<f32> {
-    let last = params.n_out - 1u;
-    let row = min(vec4<u32>(n, n + 1u, n + 2u, n + 3u), vec4<u32>(last)) * params.blocks;
+override NORM: bool = false;
+
+// All invocations must call it; the first of each LANES gets the products.
+fn four_rows(local: u32, rows: vec4<u32>, token: u32) -> vec4<f32> {
+    let row = rows * params.blocks;
     let quads = params.dim / 4u;
     var sum = vec4<f32>();
-    for (var block = first; block < params.blocks; block += stride) {
+    var squares = vec4<f32>();
+    for (var block = local % LANES; block < params.blocks; block += LANES) {
         var part: array<vec4<f32>, 8>;
         for (var i = 0u; i < 8u; i++) {
             let quad = block * 8u + i;
-            part[i] = select(vec4<f32>(), x[token * quads + min(quad, quads - 1u)], quad < quads);
+            let at = min(quad, quads - 1u);
+            part[i] = select(vec4<f32>(), x[token * quads + at], quad < quads);
+            if (NORM) {
+                squares += part[i] * part[i];
+                part[i] *= vector[at];
+            }
         }
         sum += vec4<f32>(
             block_dot(row.x + block, part),
@@ -19,12 +32,11 @@ fn four_rows(n: u32, token: u32, first: u32, stride: u32) -> vec4<f32> {
             block_dot(row.w + block, part),
         );
     }
+    sum = lanes_sum(local, sum);
+    if (NORM) {
+        lanes_barrier();
+        let total = lanes_sum(local, squares);
+        sum /= sqrt((total.x + total.y + total.z + total.w) / f32(params.dim) + params.eps);
+    }
     return sum;
-}
-
-fn put_four(n: u32, token: u32, sum: vec4<f32>) {
-    put(token, n, sum.x);
-    put(token, n + 1u, sum.y);
-    put(token, n + 2u, sum.z);
-    put(token, n + 3u, sum.w);
 }

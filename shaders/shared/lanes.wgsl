@@ -1,5 +1,7 @@
 // Sums over groups of LANES neighbouring invocations (a power of two up to WG) through workgroup memory.
 
+override LANES: u32 = 64u; // a power of two, 1 to WG
+
 var<workgroup> partial: array<vec4<f32>, WG>;
 
 // All invocations must call it; the first of each group gets the sum.
@@ -12,4 +14,9 @@ fn lanes_sum(local: u32, value: vec4<f32>) -> vec4<f32> {
         }
     }
     return partial[local];
+}
+
+// Between two sums: the memory is written again.
+fn lanes_barrier() {
+    workgroupBarrier();
 }

@@ -2,6 +2,8 @@
 // through workgroup memory where a group spans several. Invocations are taken to fill subgroups in order, as in
 // `reduce_subgroup`.
 
+override LANES: u32 = 64u; // a power of two, 1 to WG
+
 var<workgroup> partial: array<vec4<f32>, WG>;
 
 // All invocations must call it; the first of each group gets the sum.
@@ -21,4 +23,9 @@ fn lanes_sum(local: u32, value: vec4<f32>) -> vec4<f32> {
         }
     }
     return sum;
+}
+
+// Between two sums: the memory is written again.
+fn lanes_barrier() {
+    workgroupBarrier();
 }

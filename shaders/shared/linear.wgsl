@@ -1,6 +1,6 @@
 // What the variants of `matmul` and `matvec` share: y = x w^T (+ bias) (+ y).
 
-const BIAS: u32 = 1u;       // add bias[y_start + n]
+const BIAS: u32 = 1u;       // add the bias, which is in `vector`
 const ACCUMULATE: u32 = 2u; // add to what y holds
 
 fn put(m: u32, n: u32, sum: f32) {
@@ -9,7 +9,8 @@ fn put(m: u32, n: u32, sum: f32) {
     }
     var value = sum;
     if ((params.flags & BIAS) != 0u) {
-        value += bias[params.y_start + n];
+        let at = params.y_start + n;
+        value += vector[at / 4u][at % 4u];
     }
     let at = m * params.y_stride + params.y_start + n;
     if ((params.flags & ACCUMULATE) != 0u) {

@@ -97,9 +97,14 @@ pub(crate) fn swiglu(mut call: Call<'_>) {
     let y = &mut y.get_mut::<f32>()[..n_tokens * dim];
     threads::for_each_chunk(y, dim, n_tokens * dim * EXP_OPS, |t, y| {
         let (gate, up) = gate_up[t * 2 * dim..][..2 * dim].split_at(dim);
-        simd::run(Map { function: Silu, x: gate, y: &mut *y });
-        y.iter_mut().zip(up).for_each(|(y, up)| *y *= up);
+        swiglu_row(gate, up, y);
     });
+}
+
+/// `y = silu(gate) * up`.
+pub(super) fn swiglu_row(gate: &[f32], up: &[f32], y: &mut [f32]) {
+    simd::run(Map { function: Silu, x: gate, y: &mut *y });
+    y.iter_mut().zip(up).for_each(|(y, up)| *y *= up);
 }
 
 #[cfg(test)]

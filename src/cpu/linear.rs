@@ -1,4 +1,5 @@
-//! `matmul`, `matmul_naive` and `matvec`: `y = x wᵀ (+ bias) (+ y)` with packed `w`.
+//! `matmul`, `matmul_naive` and `matvec`: `y = x wᵀ (+ bias) (+ y)` with packed `w`; `qkv` and `gate_up`, which go on with
+//! the product.
 //!
 //! Rows of `w` are shared out over threads, a panel of them at a time. For a few tokens, the weights are multiplied as
 //! they are unpacked, in registers; for more, a panel is unpacked once and multiplied as a plain matrix.
@@ -8,13 +9,16 @@ use std::borrow::Cow;
 #[cfg(not(target_arch = "wasm32"))]
 use ::gemm::Parallelism;
 
+use super::activation::swiglu_row;
 use super::block::{Block, Format, Packed, Unpack, with_format};
 #[cfg(not(target_arch = "wasm32"))]
 use super::gemm::{self, Right};
+use super::norm::rms_norm_row;
+use super::rope::Rotation;
 use super::simd::{self, Vector, Work};
-use super::{Call, Operand, threads};
-use crate::dtype::BLOCK;
-use crate::kernels::{ACCUMULATE, BIAS, LinearParams};
+use super::{Call, threads};
+use crate::dtype::{BLOCK, WeightType};
+use crate::kernels::{ACCUMULATE, BIAS, GateUpParams, LinearParams, NORM, QkvParams};
 
 /// From here on unpacking a panel once costs less than unpacking it again for each token.
 const PANEL_TOKENS: usize = 12;
@@ -22,21 +26,129 @@ const PANEL_TOKENS: usize = 12;
 pub(crate) fn matmul(mut call: Call<'_>) {
     let params: LinearParams = call.params();
     let weight = call.weight;
-    let operands = call.operands();
-    with_format!(weight, product(&params, operands));
+    let [w, vector, x, y] = call.operands();
+    let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
+    let x = normed(&x.get::<f32>()[..n_tokens * dim], vector.get(), dim, params.flags, params.eps);
+    let sums = Product { w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, dim }.sums(weight);
+
+    let bias = (params.flags & BIAS != 0).then(|| &vector.get::<f32>()[params.y_start as usize..][..n_out]);
+    let accumulate = params.flags & ACCUMULATE != 0;
+    let (start, stride) = (params.y_start as usize, params.y_stride as usize);
+    let y = &mut y.get_mut::<f32>()[..n_tokens * stride];
+    threads::for_each_chunk(y, stride, n_tokens * n_out, |t, y| {
+        for (n, (y, &sum)) in y[start..start + n_out].iter_mut().zip(sums.panels(t).flatten()).enumerate() {
+            let sum = sum + bias.map_or(0.0, |bias| bias[n]);
+            *y = if accumulate { sum + *y } else { sum };
+        }
+    });
 }
 
 pub(crate) fn matvec(call: Call<'_>) {
     matmul(call);
 }
 
-fn product<F: Format>(params: &LinearParams, operands: &mut [Operand<'_>; 4]) {
-    let [w, bias, x, y] = operands;
-    let (n_tokens, n_out) = (params.n_tokens as usize, params.n_out as usize);
-    let (dim, n_blocks) = (params.dim as usize, params.blocks as usize);
-    let w = Packed::<F>::new(w.get(), params.w_scales);
-    let x = whole_blocks(&x.get::<f32>()[..n_tokens * dim], dim, n_blocks);
-    let ops = n_tokens * n_out * dim;
+pub(crate) fn gate_up(mut call: Call<'_>) {
+    let params: GateUpParams = call.params();
+    let weight = call.weight;
+    let [w, vector, x, y] = call.operands();
+    let (n_tokens, ffn_dim, dim) = (params.n_tokens as usize, params.ffn_dim as usize, params.dim as usize);
+    let x = normed(&x.get::<f32>()[..n_tokens * dim], vector.get(), dim, params.flags, params.eps);
+    let product = Product { w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out: 2 * ffn_dim, dim };
+    let sums = product.sums(weight);
+    for (t, y) in y.get_mut::<f32>()[..n_tokens * ffn_dim].chunks_exact_mut(ffn_dim).enumerate() {
+        let row = sums.row(t);
+        let (gate, up) = row.split_at(ffn_dim);
+        swiglu_row(gate, up, y);
+    }
+}
+
+pub(crate) fn qkv(mut call: Call<'_>) {
+    let params: QkvParams = call.params();
+    let weight = call.weight;
+    let [state, table, w, vector, x, q, k, v] = call.operands();
+    let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
+    let x = normed(&x.get::<f32>()[..n_tokens * dim], vector.get(), dim, params.flags, params.eps);
+    let sums = Product { w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, dim }.sums(weight);
+
+    let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
+    let (head_dim, capacity) = (params.head_dim as usize, params.capacity as usize);
+    let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };
+    let bias = (params.flags & BIAS != 0).then(|| vector.get::<f32>());
+    for t in 0..n_tokens {
+        let pos = state.get::<u32>()[0] as usize + t;
+        for (i, head) in sums.row(t).chunks_exact_mut(head_dim).enumerate() {
+            let i = params.first_head as usize + i;
+            if let Some(bias) = bias {
+                head.iter_mut().zip(&bias[i * head_dim..]).for_each(|(sum, bias)| *sum += bias);
+            }
+            // Padding of the last chunk may lie past the cache.
+            let cached = (i.saturating_sub(n_heads) % n_kv_heads * capacity + pos) * head_dim;
+            if i < n_heads {
+                rotation.rotate(pos, head, &mut q.get_mut()[(t * n_heads + i) * head_dim..][..head_dim]);
+            } else if pos < capacity && i < n_heads + n_kv_heads {
+                rotation.rotate(pos, head, &mut k.get_mut()[cached..][..head_dim]);
+            } else if pos < capacity {
+                v.get_mut()[cached..][..head_dim].copy_from_slice(head);
+            }
+        }
+    }
+}
+
+/// The activations, normalised if the flags say so.
+fn normed<'a>(x: &'a [f32], weight: &[f32], dim: usize, flags: u32, eps: f32) -> Cow<'a, [f32]> {
+    if flags & NORM == 0 {
+        return Cow::Borrowed(x);
+    }
+    let mut y = vec![0.0; x.len()];
+    for (x, y) in x.chunks_exact(dim).zip(y.chunks_exact_mut(dim)) {
+        rms_norm_row(x, &weight[..dim], eps, y);
+    }
+    Cow::Owned(y)
+}
+
+/// `x wᵀ`, where `x` is `[n_tokens, dim]` and `w` packed `[n_out, dim]`.
+struct Product<'a> {
+    w: &'a [u32],
+    w_scales: u32,
+    x: &'a [f32],
+    n_tokens: usize,
+    n_out: usize,
+    dim: usize,
+}
+
+/// A product `[n_tokens, n_out]`, panel after panel of rows of `w`, each panel `[n_tokens, rows of the panel]`.
+struct Sums {
+    values: Vec<f32>,
+    n_tokens: usize,
+    panel: usize,
+}
+
+impl Sums {
+    /// One token's part of each panel.
+    fn panels(&self, t: usize) -> impl Iterator<Item = &[f32]> {
+        self.values.chunks(self.panel * self.n_tokens).map(move |values| {
+            let n_rows = values.len() / self.n_tokens;
+            &values[t * n_rows..][..n_rows]
+        })
+    }
+
+    /// One token's `[n_out]`.
+    fn row(&self, t: usize) -> Vec<f32> {
+        self.panels(t).flatten().copied().collect()
+    }
+}
+
+impl Product<'_> {
+    fn sums(&self, weight: Option<WeightType>) -> Sums {
+        with_format!(weight, product(self))
+    }
+}
+
+fn product<F: Format>(operands: &Product<'_>) -> Sums {
+    let &Product { w, w_scales, x, n_tokens, n_out, dim } = operands;
+    let n_blocks = dim.div_ceil(BLOCK);
+    let w = Packed::<F>::new(w, w_scales);
+    let x = whole_blocks(x, dim, n_blocks);
     let panel = if n_tokens < PANEL_TOKENS {
         threads::chunk_len(n_out, 4, 256)
     } else {
@@ -44,9 +156,8 @@ fn product<F: Format>(params: &LinearParams, operands: &mut [Operand<'_>; 4]) {
         const PANEL_LEN: usize = 1 << 18;
         threads::chunk_len(n_out, 16, (PANEL_LEN / (n_blocks * BLOCK)).next_multiple_of(16).clamp(16, 256))
     };
-    // Panel after panel, each [T, rows of the panel].
-    let mut sums = vec![0.0; n_tokens * n_out];
-    threads::for_each_chunk(&mut sums, panel * n_tokens, ops, |i, sums| {
+    let mut values = vec![0.0; n_tokens * n_out];
+    threads::for_each_chunk(&mut values, panel * n_tokens, n_tokens * n_out * dim, |i, sums| {
         let n_rows = sums.len() / n_tokens;
         let rows = w.run(i * panel * n_blocks, n_rows * n_blocks);
         if n_tokens < PANEL_TOKENS {
@@ -57,20 +168,7 @@ fn product<F: Format>(params: &LinearParams, operands: &mut [Operand<'_>; 4]) {
             panel_product(weights.as_flattened(), x.as_flattened(), n_blocks * BLOCK, sums);
         }
     });
-
-    let bias = (params.flags & BIAS != 0).then(|| &bias.get::<f32>()[params.y_start as usize..][..n_out]);
-    let accumulate = params.flags & ACCUMULATE != 0;
-    let (start, stride) = (params.y_start as usize, params.y_stride as usize);
-    let y = &mut y.get_mut::<f32>()[..n_tokens * stride];
-    threads::for_each_chunk(y, stride, n_tokens * n_out, |t, y| {
-        for (i, y) in y[start..start + n_out].chunks_mut(panel).enumerate() {
-            let sums = &sums[i * panel * n_tokens + t * y.len()..][..y.len()];
-            for (j, (y, &sum)) in y.iter_mut().zip(sums).enumerate() {
-                let sum = sum + bias.map_or(0.0, |bias| bias[i * panel + j]);
-                *y = if accumulate { sum + *y } else { sum };
-            }
-        }
-    });
+    Sums { values, n_tokens, panel }
 }
 
 /// The activations in whole blocks, rows that end amid a block padded with zeros.
@@ -142,7 +240,7 @@ mod tests {
     use half::f16;
 
     use super::*;
-    use crate::dtype::WeightType;
+    use crate::cpu::Operand;
 
     /// Numbers in [-1, 1) without a pattern.
     fn numbers(n: usize, seed: u32) -> Vec<f32> {
@@ -201,6 +299,8 @@ mod tests {
                 y_start: 2,
                 y_stride: n_out as u32 + 5,
                 flags: BIAS | ACCUMULATE,
+                eps: 0.0,
+                _pad: [0; 3],
             };
             matmul(Call {
                 params: bytemuck::bytes_of(&params),

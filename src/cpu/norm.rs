@@ -17,17 +17,21 @@ fn mean(row: &[f32], function: impl Fn(f64) -> f64) -> f64 {
     (sums.iter().sum::<f64>() + rest) / row.len() as f64
 }
 
+/// One token's RMSNorm.
+pub(super) fn rms_norm_row(x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) {
+    let scale = 1.0 / (mean(x, |x| x * x) + f64::from(eps)).sqrt();
+    for ((y, &x), &weight) in y.iter_mut().zip(x).zip(weight) {
+        *y = (f64::from(x) * scale) as f32 * weight;
+    }
+}
+
 pub(crate) fn rms_norm(mut call: Call<'_>) {
     let params: NormParams = call.params();
     let [x, weight, y] = call.operands();
     let (dim, len) = (params.dim as usize, params.n_tokens as usize * params.dim as usize);
     let (x, weight) = (x.get::<f32>(), &weight.get::<f32>()[..dim]);
     threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], dim, len * OPS, |t, y| {
-        let x = &x[t * dim..][..dim];
-        let scale = 1.0 / (mean(x, |x| x * x) + f64::from(params.eps)).sqrt();
-        for ((y, &x), &weight) in y.iter_mut().zip(x).zip(weight) {
-            *y = (f64::from(x) * scale) as f32 * weight;
-        }
+        rms_norm_row(&x[t * dim..][..dim], weight, params.eps, y);
     });
 }
 

@@ -6,16 +6,16 @@ use crate::kernels::{RopeKvParams, RopeParams};
 /// Operations for an element, roughly.
 const OPS: usize = 4;
 
-struct Rotation<'a> {
-    rot_dims: usize,
-    halves: bool,
+pub(super) struct Rotation<'a> {
+    pub rot_dims: usize,
+    pub halves: bool,
     /// (cos, sin) of each pair at each position.
-    table: &'a [[f32; 2]],
+    pub table: &'a [[f32; 2]],
 }
 
 impl Rotation<'_> {
     /// One head at position `pos`.
-    fn rotate(&self, pos: usize, x: &[f32], y: &mut [f32]) {
+    pub fn rotate(&self, pos: usize, x: &[f32], y: &mut [f32]) {
         let half = self.rot_dims / 2;
         // Padding of the last chunk may lie past the table; any angle will do for it.
         let pos = pos.min(self.table.len() / half - 1);

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::fold;
+use super::{fold, rms_norm};
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -21,12 +21,25 @@ pub(crate) struct LinearParams {
     pub y_start: u32,
     pub y_stride: u32,
     pub flags: u32,
+    pub eps: f32,
+    pub _pad: [u32; 3],
 }
 
 /// Flag: add the bias.
 pub(crate) const BIAS: u32 = 1;
 /// Flag: add to what `y` holds.
 pub(crate) const ACCUMULATE: u32 = 2;
+/// Flag: normalise `x`.
+pub(crate) const NORM: u32 = 4;
+
+/// An RMSNorm in front of a product.
+#[derive(Clone, Copy, Debug)]
+pub struct Norm<'a> {
+    /// `[K]`.
+    pub weight: &'a Tensor,
+    /// Added to the mean square.
+    pub eps: f32,
+}
 
 /// Mirrors `Params` in `shaders/matmul_plain.wgsl`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -38,6 +51,10 @@ pub(crate) struct PlainParams {
     pub _pad: u32,
 }
 
+/// From this many tokens on a tile's reuse of weights outweighs the part of it that lies idle: `matmul` begins where
+/// `matvec` ends.
+pub(crate) const MATMUL_TOKENS: u32 = 8;
+
 /// A linear layer: `y = x wᵀ (+ bias)`, or added to what `y` holds.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear<'a> {
@@ -45,6 +62,8 @@ pub struct Linear<'a> {
     pub w: &'a Matrix,
     /// One value for each column of `y`.
     pub bias: Option<&'a Tensor>,
+    /// Normalises `x` first.
+    pub norm: Option<Norm<'a>>,
     /// First column of `y` to write: several matrices can fill one `y` side by side.
     pub y_start: u32,
     /// Whether to add to `y` instead of overwriting it.
@@ -54,24 +73,20 @@ pub struct Linear<'a> {
 impl<'a> Linear<'a> {
     /// `y = x wᵀ`.
     pub fn new(w: &'a Matrix) -> Self {
-        Linear { w, bias: None, y_start: 0, accumulate: false }
+        Linear { w, bias: None, norm: None, y_start: 0, accumulate: false }
     }
 
-    /// Records the product with whichever kernel suits the number of tokens: `matvec` for a few, else `matmul`.
+    /// Records the product with whichever kernel suits the number of tokens: `matvec` for a few, else `matmul`. A norm
+    /// is a kernel of its own where it does not pay to fold it in.
     ///
     /// # Shapes
     /// `x`: `[T, K]`; `y`: `[T, y_start + N]` or wider.
     /// # Errors
     /// [`Error::Shape`] if an operand disagrees with `w`.
     pub fn record(&self, rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
-        /// From here on a tile's reuse of weights outweighs the part of it that lies idle.
-        const MATMUL_TOKENS: u32 = 8;
-        let [n_tokens, dim] = x.dims2("linear", "x")?;
-        if n_tokens < MATMUL_TOKENS && dim.is_multiple_of(4) {
-            matvec(rec, self, x, y)
-        } else {
-            matmul(rec, self, x, y)
-        }
+        let (x, norm) = fold_norm(rec, x, self.norm, self.bias.is_some())?;
+        let linear = Linear { norm, ..*self };
+        if suits_few(&x) { matvec(rec, &linear, &x, y) } else { matmul(rec, &linear, &x, y) }
     }
 
     /// Records one dispatch for each slab of `w`; `grid` gives the workgroups for a number of rows of `w`.
@@ -92,8 +107,16 @@ impl<'a> Linear<'a> {
         if let Some(bias) = self.bias {
             bias.expect_shape(kernel.name, "bias", &[y_stride])?;
         }
-        let bias_flag = if self.bias.is_some() { BIAS } else { 0 };
-        let accumulate_flag = if self.accumulate { ACCUMULATE } else { 0 };
+        if let Some(norm) = self.norm.filter(|_| kernel.name != shaders::MATVEC.name) {
+            return Err(Error::Operand {
+                kernel: kernel.name,
+                operand: "norm",
+                expected: "none: `matvec` alone takes one".into(),
+                found: format!("`{}`", norm.weight.label()),
+            });
+        }
+        let vector = vector(kernel.name, self.norm, self.bias, &[dim])?;
+        let flags = [(self.bias.is_some(), BIAS), (self.accumulate, ACCUMULATE), (self.norm.is_some(), NORM)];
         for slab in self.w.slabs() {
             let params = LinearParams {
                 n_tokens,
@@ -103,10 +126,12 @@ impl<'a> Linear<'a> {
                 w_scales: self.w.quants_words(slab),
                 y_start: self.y_start + slab.first_row,
                 y_stride,
-                flags: bias_flag | accumulate_flag,
+                flags: flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum(),
+                eps: self.norm.map_or(0.0, |norm| norm.eps),
+                _pad: [0; 3],
             };
-            // Without a bias its binding is never read; x is at hand.
-            let operands = [&slab.words, self.bias.unwrap_or(x), x, y];
+            // A vector that is not there is never read; x is at hand.
+            let operands = [&slab.words, vector.unwrap_or(x), x, y];
             rec.dispatch(kernel, Some(self.w.weight()), constants, params, &operands, grid(slab.rows))?;
         }
         Ok(())
@@ -143,33 +168,89 @@ pub fn matmul_naive(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor)
 /// # Shapes
 /// `x`: `[T, K]`, K a multiple of 4; `y`: `[T, y_start + N]` or wider.
 /// # Errors
-/// [`Error::Shape`] if an operand disagrees with the weights, [`Error::Operand`] if K is no multiple of 4.
+/// [`Error::Shape`] if an operand disagrees with the weights, [`Error::Operand`] if K is no multiple of 4 or there are
+/// both a norm and a bias.
 pub fn matvec(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
-    /// Invocations of a workgroup, and rows of w that each works on at a time.
-    const WG: u32 = 64;
+    let n_tokens = quads("matvec", x)?;
+    let (lanes, constants) = lanes(rec, linear.w, linear.norm.is_some());
+    let grid = |rows: u32| lanes_grid(rows, lanes, n_tokens);
+    linear.dispatch(rec, &shaders::MATVEC, &constants, x, y, grid)
+}
+
+/// Invocations of a workgroup of `matvec`, `qkv` and `gate_up`.
+const WG: u32 = 64;
+
+/// Invocations that share four rows of `w`, and the overrides that say so.
+pub(super) fn lanes(rec: &Recorder, w: &Matrix, norm: bool) -> (u32, Vec<(&'static str, f64)>) {
+    // As many invocations as there are blocks to share out.
+    let lanes = w.blocks().next_power_of_two().min(WG);
+    let norm = norm.then_some(("NORM", 1.0));
+    match rec.device().tier() {
+        Tier::Scalar => (1, norm.into_iter().collect()),
+        _ => (lanes, [("LANES", f64::from(lanes))].into_iter().chain(norm).collect()),
+    }
+}
+
+/// The grid for `rows` rows of `w`, four to each `lanes` invocations.
+pub(super) fn lanes_grid(rows: u32, lanes: u32, n_tokens: u32) -> [u32; 3] {
     const ROWS: u32 = 4;
-    let [n_tokens, dim] = x.dims2("matvec", "x")?;
+    let [x, y, _] = fold(u64::from(rows), u64::from(ROWS * WG / lanes));
+    [x, y, n_tokens]
+}
+
+/// The number of rows of `x`, whose elements come in fours.
+pub(super) fn quads(kernel: &'static str, x: &Tensor) -> Result<u32, Error> {
+    let [n_tokens, dim] = x.dims2(kernel, "x")?;
     if !dim.is_multiple_of(4) {
         return Err(Error::Operand {
-            kernel: "matvec",
+            kernel,
             operand: "x",
             expected: "a multiple of 4 columns".into(),
             found: dim.to_string(),
         });
     }
-    let (lanes, constants) = match rec.device().tier() {
-        Tier::Scalar => (1, vec![]),
-        _ => {
-            // As many invocations as there are blocks to share out.
-            let lanes = linear.w.blocks().next_power_of_two().min(WG);
-            (lanes, vec![("LANES", f64::from(lanes))])
-        }
-    };
-    let grid = |rows: u32| {
-        let [x, y, _] = fold(u64::from(rows), u64::from(ROWS * WG / lanes));
-        [x, y, n_tokens]
-    };
-    linear.dispatch(rec, &shaders::MATVEC, &constants, x, y, grid)
+    Ok(n_tokens)
+}
+
+/// The one vector beside the weights that a kernel has a binding for.
+pub(super) fn vector<'a>(
+    kernel: &'static str,
+    norm: Option<Norm<'a>>,
+    bias: Option<&'a Tensor>,
+    norm_shape: &[u32],
+) -> Result<Option<&'a Tensor>, Error> {
+    match (norm, bias) {
+        (Some(_), Some(bias)) => Err(Error::Operand {
+            kernel,
+            operand: "bias",
+            expected: "none together with a norm".into(),
+            found: format!("`{}`", bias.label()),
+        }),
+        (Some(norm), None) => norm.weight.expect_shape(kernel, "norm", norm_shape).map(|()| Some(norm.weight)),
+        (None, bias) => Ok(bias),
+    }
+}
+
+/// `x` and the norm for a kernel to fold in, or `x` normalised already where folding does not pay: for many tokens, and
+/// where each invocation would add up the squares of all of `x` by itself. A kernel takes a norm or a bias.
+pub(crate) fn fold_norm<'a>(
+    rec: &mut Recorder,
+    x: &Tensor,
+    norm: Option<Norm<'a>>,
+    has_bias: bool,
+) -> Result<(Tensor, Option<Norm<'a>>), Error> {
+    let Some(Norm { weight, eps }) = norm else { return Ok((x.clone(), None)) };
+    if suits_few(x) && !has_bias && rec.device().tier() != Tier::Scalar {
+        return Ok((x.clone(), norm));
+    }
+    let normed = rec.temporary("normed", x.shape())?;
+    rms_norm(rec, x, weight, &normed, eps)?;
+    Ok((normed, None))
+}
+
+/// Whether `x` has so few tokens that its products are with vectors.
+pub(crate) fn suits_few(x: &Tensor) -> bool {
+    matches!(*x.shape(), [n_tokens, dim] if n_tokens < MATMUL_TOKENS && dim.is_multiple_of(4))
 }
 
 /// Records `y = x b` of two plain matrices. Shader: `shaders/matmul_plain.wgsl`.

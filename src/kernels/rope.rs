@@ -106,7 +106,7 @@ pub fn rope_table(config: &RopeConfig, n_pos: u32) -> Vec<f32> {
 }
 
 /// Refuses a pairing that does not fit the head, or a table that does not fit the pairing.
-fn check(kernel: &'static str, config: &RopeConfig, head_dim: u32, table: &Tensor) -> Result<(), Error> {
+pub(super) fn check(kernel: &'static str, config: &RopeConfig, head_dim: u32, table: &Tensor) -> Result<(), Error> {
     let rot_dims = config.rot_dims;
     if !head_dim.is_multiple_of(2) || !rot_dims.is_multiple_of(2) || rot_dims == 0 || rot_dims > head_dim {
         return Err(Error::Operand {

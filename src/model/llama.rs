@@ -1,10 +1,10 @@
 //! The forward pass of the Llama family (Touvron et al. 2023, arXiv:2302.13971), recorded.
 
-use super::{KvCache, ModelConfig, Weights};
+use super::{KvCache, LayerWeights, ModelConfig, Weights};
 use crate::error::Error;
 use crate::kernels::{
-    AttentionConfig, Sampling, StepState, advance, argmax, attention, embed, last_row, penalize, rms_norm, rope_kv,
-    sample, swiglu,
+    AttentionConfig, Norm, Qkv, Sampling, StepState, advance, argmax, attention, embed, fold_norm, gate_up, last_row,
+    penalize, rope_kv, sample, suits_few, swiglu,
 };
 use crate::recording::Recorder;
 use crate::tensor::Tensor;
@@ -92,26 +92,62 @@ impl Llama {
         tap(rec, &h)?;
         for (layer_idx, layer) in self.weights.layers.iter().enumerate() {
             let (k, v) = cache.layer(layer_idx);
-            let x = rec.temporary("x", &[n_tokens, config.dim])?;
-            rms_norm(rec, &h, &layer.attn_norm, &x, config.norm_eps)?; // [T, C]
-            let qkv = rec.temporary("qkv", &[n_tokens, config.qkv_dim()])?;
-            layer.attn_qkv.record(rec, &x, &qkv, false)?; // [T, (H + 2 Hkv) D]
-            let q = rec.temporary("q", &[n_tokens, config.q_dim()])?;
-            rope_kv(rec, &io.state, &config.rope, &io.rope, &qkv, &q, k, v)?; // [T, H D] and the cache
+            let q = self.record_qkv(rec, layer, io, &h, k, v)?; // [T, H D]
             let mixed = rec.temporary("mixed", &[n_tokens, config.q_dim()])?;
             attention(rec, &io.state, &attention_config, &q, k, v, &mixed)?; // [T, H D]
-            layer.attn_output.record(rec, &mixed, &h, true)?; // [T, C]
-
-            let x = rec.temporary("x", &[n_tokens, config.dim])?;
-            rms_norm(rec, &h, &layer.ffn_norm, &x, config.norm_eps)?; // [T, C]
-            let gate_up = rec.temporary("gate_up", &[n_tokens, 2 * config.ffn_dim])?;
-            layer.ffn_gate_up.record(rec, &x, &gate_up, false)?; // [T, 2 F]
-            let gated = rec.temporary("gated", &[n_tokens, config.ffn_dim])?;
-            swiglu(rec, &gate_up, &gated)?; // [T, F]
-            layer.ffn_down.record(rec, &gated, &h, true)?; // [T, C]
+            layer.attn_output.record(rec, None, &mixed, &h, true)?; // [T, C]
+            let gated = self.record_gated(rec, layer, &h)?; // [T, F]
+            layer.ffn_down.record(rec, None, &gated, &h, true)?; // [T, C]
             tap(rec, &h)?;
         }
         Ok(h)
+    }
+
+    /// Records a layer's queries, `[T, H D]`, which it returns, and its keys and values, which go to the cache.
+    fn record_qkv(
+        &self,
+        rec: &mut Recorder,
+        layer: &LayerWeights,
+        io: &PassTensors,
+        h: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+    ) -> Result<Tensor, Error> {
+        let config = &self.config;
+        let stack = &layer.attn_qkv;
+        let norm = Some(Norm { weight: &layer.attn_norm, eps: config.norm_eps });
+        let n_tokens = h.shape()[0];
+        let q = rec.temporary("q", &[n_tokens, config.q_dim()])?;
+        if suits_few(h) && stack.matrices().all(|(w, _)| w.n_slabs() == 1) {
+            let (x, norm) = fold_norm(rec, h, norm, stack.bias().is_some())?; // [T, C]
+            for (w, first_row) in stack.matrices() {
+                let first_head = first_row / config.head_dim;
+                let qkv = Qkv { w, bias: stack.bias(), norm, first_head, rope: &config.rope, table: &io.rope };
+                qkv.record(rec, &io.state, &x, &q, k, v)?;
+            }
+        } else {
+            let qkv = rec.temporary("qkv", &[n_tokens, config.qkv_dim()])?;
+            stack.record(rec, norm, h, &qkv, false)?; // [T, (H + 2 Hkv) D]
+            rope_kv(rec, &io.state, &config.rope, &io.rope, &qkv, &q, k, v)?;
+        }
+        Ok(q)
+    }
+
+    /// Records the first half of a layer's feed-forward, `[T, F]`, which it returns.
+    fn record_gated(&self, rec: &mut Recorder, layer: &LayerWeights, h: &Tensor) -> Result<Tensor, Error> {
+        let config = &self.config;
+        let norm = Some(Norm { weight: &layer.ffn_norm, eps: config.norm_eps });
+        let n_tokens = h.shape()[0];
+        let gated = rec.temporary("gated", &[n_tokens, config.ffn_dim])?;
+        if let Some(w) = layer.ffn_gate_up.as_one().filter(|_| suits_few(h)) {
+            let (x, norm) = fold_norm(rec, h, norm, false)?; // [T, C]
+            gate_up(rec, w, norm, &x, &gated)?;
+        } else {
+            let both = rec.temporary("gate_up", &[n_tokens, 2 * config.ffn_dim])?;
+            layer.ffn_gate_up.record(rec, norm, h, &both, false)?; // [T, 2 F]
+            swiglu(rec, &both, &gated)?;
+        }
+        Ok(gated)
     }
 
     /// Records the final norm and the head: the logits of each row of `h`.
@@ -121,9 +157,7 @@ impl Llama {
     /// # Errors
     /// [`Error::Shape`] if `h` or `logits` disagrees with the configuration.
     pub fn record_head(&self, rec: &mut Recorder, h: &Tensor, logits: &Tensor) -> Result<(), Error> {
-        let x = rec.temporary("x", h.shape())?;
-        rms_norm(rec, h, &self.weights.output_norm, &x, self.config.norm_eps)?; // [T, C]
-        self.weights.record_head(rec, &x, logits) // [T, V]
+        self.weights.record_head(rec, h, self.config.norm_eps, logits) // [T, V]
     }
 
     /// Records a pass over `n_tokens` tokens at the state's position with its ending.

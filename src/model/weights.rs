@@ -3,7 +3,7 @@
 use crate::device::Device;
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
-use crate::kernels::{Linear, rope_table};
+use crate::kernels::{Linear, Norm, fold_norm, rope_table};
 use crate::matrix::Matrix;
 use crate::model::ModelConfig;
 use crate::recording::Recorder;
@@ -101,18 +101,45 @@ impl Stack {
         Ok(Stack { parts, bias })
     }
 
-    /// Records `y = x wᵀ (+ bias)`, or `y += ..`.
+    /// Records `y = x wᵀ (+ bias)`, or `y += ..`, of `x` as it is or normalised.
     ///
     /// # Errors
     /// [`Error::Shape`] if an operand disagrees.
-    pub fn record(&self, rec: &mut Recorder, x: &Tensor, y: &Tensor, accumulate: bool) -> Result<(), Error> {
-        let mut y_start = 0;
-        for part in &self.parts {
-            let bias = self.bias.as_ref().map(|bias| &bias.tensor);
-            Linear { w: &part.matrix, bias, y_start, accumulate }.record(rec, x, y)?;
-            y_start += part.matrix.rows();
+    pub fn record(
+        &self,
+        rec: &mut Recorder,
+        norm: Option<Norm<'_>>,
+        x: &Tensor,
+        y: &Tensor,
+        accumulate: bool,
+    ) -> Result<(), Error> {
+        let (x, norm) = fold_norm(rec, x, norm, self.bias.is_some())?;
+        for (w, y_start) in self.matrices() {
+            Linear { w, bias: self.bias(), norm, y_start, accumulate }.record(rec, &x, y)?;
         }
         Ok(())
+    }
+
+    /// The matrices from top to bottom, and their first rows.
+    pub fn matrices(&self) -> impl Iterator<Item = (&Matrix, u32)> {
+        self.parts.iter().scan(0, |next, part| {
+            let first_row = *next;
+            *next += part.matrix.rows();
+            Some((&part.matrix, first_row))
+        })
+    }
+
+    /// One value for each row.
+    pub fn bias(&self) -> Option<&Tensor> {
+        self.bias.as_ref().map(|bias| &bias.tensor)
+    }
+
+    /// The stack as a single matrix without a bias in one slab, if it is one.
+    pub fn as_one(&self) -> Option<&Matrix> {
+        match (self.parts.as_slice(), &self.bias) {
+            ([part], None) if part.matrix.n_slabs() == 1 => Some(&part.matrix),
+            _ => None,
+        }
     }
 
     fn tensors(&self) -> impl Iterator<Item = &Tensor> {
@@ -236,14 +263,16 @@ impl Weights {
             .chain([("token_embd.weight", embd)])
     }
 
-    /// Records the head: `logits = x output^T`, with the embedding as `output` where they are tied.
+    /// Records the final norm and the head, with the embedding as `output` where they are tied:
+    /// `logits = norm(x) outputᵀ`.
     ///
     /// # Errors
     /// [`Error::Shape`] if an operand disagrees.
-    pub fn record_head(&self, rec: &mut Recorder, x: &Tensor, logits: &Tensor) -> Result<(), Error> {
+    pub fn record_head(&self, rec: &mut Recorder, x: &Tensor, eps: f32, logits: &Tensor) -> Result<(), Error> {
+        let norm = Some(Norm { weight: &self.output_norm, eps });
         match &self.output {
-            Some(output) => output.record(rec, x, logits, false),
-            None => Linear::new(&self.token_embd).record(rec, x, logits),
+            Some(output) => output.record(rec, norm, x, logits, false),
+            None => Linear { norm, ..Linear::new(&self.token_embd) }.record(rec, x, logits),
         }
     }
 

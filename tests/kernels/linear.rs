@@ -1,6 +1,6 @@
 //! `matvec`, `matmul`, `matmul_naive`, `matmul_plain` and the choice between them.
 
-use tilewright::kernels::{self, Linear};
+use tilewright::kernels::{self, Linear, Norm};
 use tilewright::{Error, Recorder, Tensor, WeightType};
 
 use crate::common::Expected;
@@ -63,9 +63,10 @@ pub fn cases(cases: &mut Vec<Case>) {
         let bias = if flags & 1 != 0 { "+bias" } else { "" };
         let accumulate = if flags & 2 != 0 { "+accumulate" } else { "" };
         let beside = if flags & 4 != 0 { "+beside" } else { "" };
+        let norm = if flags & 8 != 0 { "+norm" } else { "" };
         cases.push(Case {
             kernel: name,
-            variant: format!("{weight}{bias}{accumulate}{beside}"),
+            variant: format!("{weight}{bias}{accumulate}{beside}{norm}"),
             sizes: format!("t={m},n={n},k={k}"),
             inputs,
             build: Box::new(move |source| linear(source, kernel, weight, flags, [m, n, k])),
@@ -75,6 +76,10 @@ pub fn cases(cases: &mut Vec<Case>) {
         for inputs in Inputs::ALL {
             for (i, &sizes) in MATVEC.iter().enumerate() {
                 push("matvec", kernels::matvec, weight, i % 8, sizes, inputs);
+            }
+            // A norm leaves no room for a bias.
+            for (i, &sizes) in MATVEC.iter().enumerate().skip(1).step_by(3) {
+                push("matvec", kernels::matvec, weight, 8 + (i % 4) * 2, sizes, inputs);
             }
             for (i, &sizes) in MATMUL.iter().enumerate() {
                 push("matmul", kernels::matmul, weight, i % 8, sizes, inputs);
@@ -86,6 +91,8 @@ pub fn cases(cases: &mut Vec<Case>) {
         // Either side of where matvec hands over to matmul, and a K that only matmul takes.
         for sizes in [[7, 5, 32], [8, 5, 32], [1, 5, 34], [7, 5, 33]] {
             push("linear", |rec, linear, x, y| linear.record(rec, x, y), weight, 1, sizes, Inputs::Normal);
+            push("linear", |rec, linear, x, y| linear.record(rec, x, y), weight, 8, sizes, Inputs::Normal);
+            push("linear", |rec, linear, x, y| linear.record(rec, x, y), weight, 9, sizes, Inputs::Normal);
         }
         push("matvec", kernels::matvec, weight, 0, [1, 65_537, 32], Inputs::Normal);
         push("matvec", kernels::matvec, weight, 3, [1, 4097, 1024], Inputs::Student);
@@ -106,27 +113,64 @@ pub fn cases(cases: &mut Vec<Case>) {
     }
 }
 
+/// The left operand of a product: rows as they are, or normalised.
+pub struct Rows {
+    /// `[M, K]`.
+    pub values: Vec<f64>,
+    /// What normalising may do to an element, relative to it.
+    pub rounding: f64,
+    /// The factor and weights that elements are multiplied by after they may have been flushed to zero, row by row.
+    pub gains: Vec<f64>,
+    pub weight: Vec<f32>,
+}
+
+impl Rows {
+    pub fn plain(x: &[f32], k: usize) -> Rows {
+        let values = x.iter().map(|&v| f64::from(v)).collect();
+        Rows { values, rounding: 0.0, gains: vec![1.0; x.len() / k], weight: vec![1.0; k] }
+    }
+
+    /// RMSNorm of each row.
+    pub fn normed(x: &[f32], weight: Vec<f32>, eps: f32) -> Rows {
+        let k = weight.len();
+        let gain = |row: &[f32]| {
+            let squares: f64 = row.iter().map(|&v| f64::from(v).powi(2)).sum();
+            1.0 / (squares / k as f64 + f64::from(eps)).sqrt()
+        };
+        let gains: Vec<f64> = x.chunks_exact(k).map(gain).collect();
+        let normed = |(i, &v): (usize, &f32)| f64::from(v) * gains[i / k] * f64::from(weight[i % k]);
+        let values = x.iter().enumerate().map(normed).collect();
+        Rows { values, rounding: sum_rounding(k), gains, weight }
+    }
+}
+
 /// The product in f64, `w` being `[N, K]`, with what rounding may do to each element; two more terms for each element
 /// are added to its sum.
-fn product(source: &Source, x: &[f32], w: &[f64], more: &[[f64; 2]], [m, n, k]: [usize; 3]) -> Vec<Expected> {
-    let x: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
+pub fn product(source: &Source, x: &Rows, w: &[f64], more: &[[f64; 2]], [m, n, k]: [usize; 3]) -> Vec<Expected> {
     let magnitude = |row: &[f64]| row.iter().map(|v| v.abs()).sum::<f64>();
     let w_magnitudes: Vec<f64> = w.chunks_exact(k).map(magnitude).collect();
+    // What flushing the elements of a row of x costs, by how they are multiplied afterwards.
+    let flushed =
+        |w: &[f64]| w.iter().zip(&x.weight).map(|(w, g)| (1.0 + w.abs()) * (1.0 + f64::from(g.abs()))).sum::<f64>();
     let mut want = Vec::with_capacity(m * n);
-    for (row, x) in x.chunks_exact(k).enumerate() {
-        let x_magnitude = magnitude(x);
+    for (row, values) in x.values.chunks_exact(k).enumerate() {
+        let x_magnitude = magnitude(values);
         for (col, w) in w.chunks_exact(k).enumerate() {
             let [a, b] = more[row * n + col];
             let (mut sum, mut magnitude, mut power) = (0.0, 0.0, 0.0);
-            for (x, w) in x.iter().zip(w) {
+            for (x, w) in values.iter().zip(w) {
                 let term = x * w;
                 sum += term;
                 magnitude += term.abs();
                 power += term * term;
             }
             let operands = x_magnitude + w_magnitudes[col];
-            let mut bound = sum_rounding(k) * magnitude + 2.0 * ROUND * (a.abs() + b.abs() + magnitude);
+            let mut bound = (sum_rounding(k) + x.rounding) * magnitude;
+            bound += 2.0 * ROUND * (a.abs() + b.abs() + magnitude);
             let mut floor = FLUSH * (operands + k as f64);
+            if x.rounding > 0.0 {
+                floor += FLUSH * (1.0 + x.gains[row]) * flushed(w);
+            }
             if source.staged_f16 {
                 // Two roundings to 11 bits in each term, or to a multiple of 2^-24 where f16 is subnormal.
                 bound += magnitude / 1024.0;
@@ -142,7 +186,7 @@ fn product(source: &Source, x: &[f32], w: &[f64], more: &[[f64; 2]], [m, n, k]: 
 /// Terms below which an average over f16 roundings says little, so that the worst of them is allowed instead.
 const FEW_ROUNDINGS: usize = 256;
 
-fn limit(source: &Source, [m, n, k]: [usize; 3]) -> f64 {
+pub fn limit(source: &Source, [m, n, k]: [usize; 3]) -> f64 {
     // An outlier's channel dwarfs the others: its roundings are all that counts.
     let channels = if matches!(source.inputs, Inputs::Channel1e3 | Inputs::Channel1e5) { 1 } else { k };
     match source.staged_f16 {
@@ -152,16 +196,20 @@ fn limit(source: &Source, [m, n, k]: [usize; 3]) -> f64 {
     }
 }
 
+/// Of the norms.
+pub const EPS: f32 = 1e-5;
+
 /// Columns of `y` that belong to others, to the left and to the right of the product.
 const BESIDE: [u32; 2] = [3, 2];
 
 fn linear(source: &mut Source, kernel: Kernel, weight: WeightType, flags: usize, [m, n, k]: [u32; 3]) -> Job {
-    let (has_bias, accumulate) = (flags & 1 != 0, flags & 2 != 0);
+    let (has_bias, accumulate, has_norm) = (flags & 1 != 0, flags & 2 != 0, flags & 8 != 0);
     let [left, right] = if flags & 4 != 0 { BESIDE } else { [0, 0] };
     let width = left + n + right;
     let x = source.rows(m, k);
     let bytes = source.weights(weight, n, k);
     let bias = source.normal(width);
+    let norm = source.normal(k);
     let held = source.rows(m, width);
 
     let of = |on: bool, value: f32| if on { f64::from(value) } else { 0.0 };
@@ -171,7 +219,8 @@ fn linear(source: &mut Source, kernel: Kernel, weight: WeightType, flags: usize,
         .flat_map(|row| own.clone().map(|c| [of(accumulate, row[c]), of(has_bias, bias[c])]))
         .collect();
     let sizes = [m as usize, n as usize, k as usize];
-    let product = product(source, &x, &dequantise(weight, &bytes, k), &more, sizes);
+    let rows = if has_norm { Rows::normed(&x, norm.clone(), EPS) } else { Rows::plain(&x, k as usize) };
+    let product = product(source, &rows, &dequantise(weight, &bytes, k), &more, sizes);
     let mut want = Vec::with_capacity(held.len());
     for (product, held) in product.chunks_exact(n as usize).zip(held.chunks_exact(width as usize)) {
         let others = |c: usize| Expected::new(if accumulate { f64::from(held[c]) } else { f64::NAN }, 0.0, 0.0);
@@ -188,10 +237,12 @@ fn linear(source: &mut Source, kernel: Kernel, weight: WeightType, flags: usize,
         Operand::floats("bias", &[width], bias),
         Operand::floats("x", &[m, k], x),
         y,
+        Operand::floats("norm", &[k], norm),
     ];
     Job::new(operands, move |rec: &mut Recorder, bound: &Bound| {
         let bias = if has_bias { Some(bound.tensor(1)) } else { None };
-        let linear = Linear { bias, accumulate, y_start: left, ..Linear::new(bound.matrix(0)) };
+        let norm = has_norm.then_some(Norm { weight: bound.tensor(4), eps: EPS });
+        let linear = Linear { bias, norm, accumulate, y_start: left, ..Linear::new(bound.matrix(0)) };
         kernel(rec, &linear, bound.tensor(2), bound.tensor(3))
     })
 }
@@ -201,7 +252,7 @@ fn plain(source: &mut Source, [m, n, k]: [u32; 3]) -> Job {
     let b: Vec<f32> = source.normal(k * n);
     let sizes @ [rows, cols, depth] = [m as usize, n as usize, k as usize];
     let transposed: Vec<f64> = (0..cols * depth).map(|i| f64::from(b[i % depth * cols + i / depth])).collect();
-    let want = product(source, &x, &transposed, &vec![[0.0; 2]; rows * cols], sizes);
+    let want = product(source, &Rows::plain(&x, depth), &transposed, &vec![[0.0; 2]; rows * cols], sizes);
     let y = Operand::close("y", &[m, n], want, limit(source, sizes));
     Job::new(vec![Operand::floats("x", &[m, k], x), Operand::floats("b", &[k, n], b), y], |rec, bound| {
         kernels::matmul_plain(rec, bound.tensor(0), bound.tensor(1), bound.tensor(2))

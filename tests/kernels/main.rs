@@ -17,6 +17,7 @@ mod draws;
 mod embed;
 #[cfg(not(target_arch = "wasm32"))]
 mod errors;
+mod fused;
 mod harness;
 mod inputs;
 mod linear;
@@ -62,6 +63,7 @@ fn all_cases() -> Vec<Case> {
     argmax::cases(&mut cases);
     attention::cases(&mut cases);
     embed::cases(&mut cases);
+    fused::cases(&mut cases);
     linear::cases(&mut cases);
     norm::cases(&mut cases);
     rope::cases(&mut cases);

@@ -3,7 +3,7 @@
 use tilewright::kernels::{self, RopeConfig, RopeScaling, RopeStyle, rope_table};
 
 use crate::common::Expected;
-use crate::harness::{Case, Data, FLUSH, Job, Operand, PATTERN, ROUND, Want};
+use crate::harness::{Case, FLUSH, Job, Operand, ROUND};
 use crate::inputs::{Inputs, Source};
 
 /// T, H, Hkv, D, rotated, pos: pairs are shared out in workgroups of 64.
@@ -52,19 +52,24 @@ pub fn cases(cases: &mut Vec<Case>) {
 }
 
 /// Cosine and sine of random angles, so that nothing depends on how real tables are made.
-fn random_table(source: &mut Source, n_pos: u32, rot_dims: u32) -> Vec<f32> {
+pub fn random_table(source: &mut Source, n_pos: u32, rot_dims: u32) -> Vec<f32> {
     let angles = (0..n_pos * rot_dims / 2).map(|_| source.rng.unit() * std::f64::consts::TAU);
     angles.flat_map(|angle| [angle.cos() as f32, angle.sin() as f32]).collect()
 }
 
-fn config(style: RopeStyle, rot_dims: u32) -> RopeConfig {
+pub fn config(style: RopeStyle, rot_dims: u32) -> RopeConfig {
     RopeConfig { rot_dims, theta: 1e4, style, scaling: RopeScaling::None }
 }
 
+/// Numbers that are what they are.
+fn exact(values: &[f32]) -> Vec<Expected> {
+    values.iter().map(|&v| Expected::new(f64::from(v), 0.0, 0.0)).collect()
+}
+
 /// One head turned: pair by pair as the definition says, whatever the order of storage.
-fn turned(style: RopeStyle, table: &[f32], head: &[f32], rot_dims: usize, pos: usize) -> Vec<Expected> {
+fn turned(style: RopeStyle, table: &[f32], head: &[Expected], rot_dims: usize, pos: usize) -> Vec<Expected> {
     let half = rot_dims / 2;
-    let mut out: Vec<Expected> = head.iter().map(|&v| Expected::new(f64::from(v), 0.0, 0.0)).collect();
+    let mut out = head.to_vec();
     for i in 0..half {
         let (a, b) = match style {
             RopeStyle::Interleaved => (2 * i, 2 * i + 1),
@@ -72,24 +77,66 @@ fn turned(style: RopeStyle, table: &[f32], head: &[f32], rot_dims: usize, pos: u
         };
         let at = (pos * half + i) * 2;
         let (cos, sin) = (f64::from(table[at]), f64::from(table[at + 1]));
-        let (x, y) = (f64::from(head[a]), f64::from(head[b]));
-        let expected = |p: f64, q: f64| Expected {
-            value: p + q,
-            bound: 3.0 * ROUND * (p.abs() + q.abs()),
-            floor: 4.0 * FLUSH,
-            power: p * p + q * q,
+        let (x, y) = (&head[a], &head[b]);
+        let expected = |p: f64, q: f64| {
+            let (p_term, q_term) = (x.value * p, y.value * q);
+            Expected {
+                value: p_term + q_term,
+                bound: 3.0 * ROUND * (p_term.abs() + q_term.abs()) + (x.bound * p).abs() + (y.bound * q).abs(),
+                floor: 4.0 * FLUSH + (x.floor * p).abs() + (y.floor * q).abs(),
+                power: x.power * p * p + y.power * q * q,
+            }
         };
-        out[a] = expected(x * cos, -y * sin);
-        out[b] = expected(x * sin, y * cos);
+        out[a] = expected(cos, -sin);
+        out[b] = expected(sin, cos);
     }
     out
+}
+
+/// What queries, keys and values are for projections `[T, (H + 2 Hkv) * D]`, of which there is nothing but `heads`.
+pub fn split(
+    style: RopeStyle,
+    table: &[f32],
+    projected: &[Expected],
+    [t, h, hkv, d, rot, pos]: [u32; 6],
+    capacity: u32,
+    heads: std::ops::Range<u32>,
+) -> [Vec<Expected>; 3] {
+    let blank = Expected::new(f64::NAN, 0.0, 0.0);
+    let anything = Expected::new(f64::INFINITY, 0.0, 0.0);
+    let (d_len, cache_len) = (d as usize, (hkv * capacity * d) as usize);
+    let mut q = vec![blank; (t * h * d) as usize];
+    let (mut k, mut v) = (vec![blank; cache_len], vec![blank; cache_len]);
+    for (i, head) in projected.chunks_exact(d_len).enumerate() {
+        let (token, head_idx) = (i as u32 / (h + 2 * hkv), i as u32 % (h + 2 * hkv));
+        let at = pos + token;
+        if !heads.contains(&head_idx) {
+            continue;
+        }
+        let turned = |at: u32| turned(style, table, head, rot as usize, at as usize);
+        let place = |group: u32| ((group * capacity + at) * d) as usize;
+        if head_idx < h {
+            // There is no angle for a query past the cache.
+            let query = if at < capacity { turned(at) } else { vec![anything; d_len] };
+            let start = ((token * h + head_idx) * d) as usize;
+            q[start..start + d_len].copy_from_slice(&query);
+        } else if at < capacity && head_idx < h + hkv {
+            let start = place(head_idx - h);
+            k[start..start + d_len].copy_from_slice(&turned(at));
+        } else if at < capacity {
+            let start = place(head_idx - h - hkv);
+            v[start..start + d_len].copy_from_slice(head);
+        }
+    }
+    [q, k, v]
 }
 
 fn rope(source: &mut Source, style: RopeStyle, [t, h, _, d, rot, pos]: [u32; 6]) -> Job {
     let n_pos = pos + t;
     let table = random_table(source, n_pos, rot);
     let x = source.rows(t * h, d);
-    let head = |(i, head)| turned(style, &table, head, rot as usize, pos as usize + i / h as usize);
+    let head =
+        |(i, head): (usize, &[f32])| turned(style, &table, &exact(head), rot as usize, pos as usize + i / h as usize);
     let want = x.chunks_exact(d as usize).enumerate().flat_map(head).collect();
     let operands = vec![
         Operand::state(pos, t),
@@ -106,40 +153,15 @@ fn rope_kv(source: &mut Source, style: RopeStyle, [t, h, hkv, d, rot, pos]: [u32
     let table = random_table(source, capacity, rot);
     let heads = h + 2 * hkv;
     let qkv = source.rows(t, heads * d);
-    let blank = Expected::new(f64::NAN, 0.0, 0.0);
-    let anything = Expected::new(f64::INFINITY, 0.0, 0.0);
-    let (d_len, cache_len) = (d as usize, (hkv * capacity * d) as usize);
-    let (mut q, mut k, mut v) = (Vec::new(), vec![blank; cache_len], vec![f32::NAN; cache_len]);
-    for (i, head) in qkv.chunks_exact(d_len).enumerate() {
-        let (token, head_idx) = (i as u32 / heads, i as u32 % heads);
-        let at = pos + token;
-        let is_query = head_idx < h;
-        if at >= capacity {
-            // There is no angle for a query past the cache, and no place for a key or value.
-            q.extend(std::iter::repeat_n(anything, if is_query { d_len } else { 0 }));
-            continue;
-        }
-        let place = |group: u32| ((group * capacity + at) * d) as usize;
-        if is_query {
-            q.extend(turned(style, &table, head, rot as usize, at as usize));
-        } else if head_idx < h + hkv {
-            let start = place(head_idx - h);
-            k[start..start + d_len].copy_from_slice(&turned(style, &table, head, rot as usize, at as usize));
-        } else {
-            let start = place(head_idx - h - hkv);
-            v[start..start + d_len].copy_from_slice(head);
-        }
-    }
-    let values = v.iter().map(|v| if v.is_nan() { PATTERN } else { v.to_bits() }).collect();
+    let [q, k, v] = split(style, &table, &exact(&qkv), [t, h, hkv, d, rot, pos], capacity, 0..heads);
     let cache = [hkv, capacity, d];
-    let blank_values = Operand { data: Data::Blank(tilewright::DType::F32), ..Operand::floats("v", &cache, vec![]) };
     let operands = vec![
         Operand::state(pos, t),
         Operand::floats("table", &[capacity, rot / 2, 2], table),
         Operand::floats("qkv", &[t, heads * d], qkv),
         Operand::close("q", &[t, h * d], q, NMSE),
         Operand::close("k", &cache, k, NMSE),
-        blank_values.becomes(Want::Exact(values)),
+        Operand::close("v", &cache, v, NMSE),
     ];
     Job::new(operands, move |rec, bound| {
         let tensor = |i| bound.tensor(i);

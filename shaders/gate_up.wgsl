@@ -1,0 +1,36 @@
+// The gated feed-forward's first half for one token or a few, in one go:
+//
+//     y[t, f] = silu(w[f] . x[t]) * (w[F + f] . x[t])
+//
+// which is `matvec` followed by `swiglu`, with NORM also preceded by `rms_norm`; see `shared/four_rows.wgsl`. LANES
+// invocations work two outputs, that is four rows of w. Dispatch (groups of outputs folded over x and y, T in z).
+#import block F32=block_f32 F16=block_f16 BF16=block_bf16 Q8_0=block_q8_0 Q4_0=block_q4_0
+#import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
+#import four_rows
+#import silu
+
+struct Params { n_tokens: u32, ffn_dim: u32, dim: u32, blocks: u32, w_scales: u32, eps: f32, flags: u32, _pad: u32 } // T, F, K
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;       // [2 F, K], packed: gate, then up
+@group(0) @binding(2) var<storage, read> vector: array<vec4<f32>>;  // [K], norm weight; any buffer without NORM
+@group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;       // [T, K], K a multiple of 4
+@group(0) @binding(4) var<storage, read_write> y: array<f32>;       // [T, F]
+
+const WG: u32 = 64u;
+const GRID_X: u32 = 32768u;
+
+@compute @workgroup_size(WG)
+fn gate_up(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let f = ((group.y * GRID_X + group.x) * (WG / LANES) + local / LANES) * 2u;
+    let gates = min(vec2<u32>(f, f + 1u), vec2<u32>(params.ffn_dim - 1u));
+    let sum = four_rows(local, vec4<u32>(gates, gates + params.ffn_dim), group.z);
+    if (local % LANES == 0u) {
+        let at = group.z * params.ffn_dim + f;
+        if (f < params.ffn_dim) {
+            y[at] = silu(sum.x) * sum.z;
+        }
+        if (f + 1u < params.ffn_dim) {
+            y[at + 1u] = silu(sum.y) * sum.w;
+        }
+    }
+}

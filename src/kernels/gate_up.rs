@@ -1,0 +1,55 @@
+//! The gated feed-forward's first half for a few tokens.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::linear::{NORM, Norm, lanes, lanes_grid, quads, vector};
+use crate::error::Error;
+use crate::matrix::Matrix;
+use crate::recording::Recorder;
+use crate::shaders;
+use crate::tensor::Tensor;
+
+/// Mirrors `Params` in `shaders/gate_up.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct GateUpParams {
+    pub n_tokens: u32,
+    pub ffn_dim: u32,
+    pub dim: u32,
+    pub blocks: u32,
+    pub w_scales: u32,
+    pub eps: f32,
+    pub flags: u32,
+    pub _pad: u32,
+}
+
+/// Records `y = silu(x gateᵀ) * (x upᵀ)`, where `w` holds the rows of `gate` and then those of `up`; `norm` normalises
+/// `x` first. Shader: `shaders/gate_up.wgsl`.
+///
+/// # Shapes
+/// `w`: `[2 F, K]` in one slab, see [`Matrix::n_slabs`]; `x`: `[T, K]`, K a multiple of 4; `y`: `[T, F]`.
+/// # Errors
+/// [`Error::Shape`] if an operand disagrees with `w`, [`Error::Operand`] if K is no multiple of 4 or `w` is in slabs.
+pub fn gate_up(rec: &mut Recorder, w: &Matrix, norm: Option<Norm<'_>>, x: &Tensor, y: &Tensor) -> Result<(), Error> {
+    let n_tokens = quads("gate_up", x)?;
+    let slab = w.only_slab("gate_up")?;
+    let (dim, ffn_dim) = (w.cols(), w.rows() / 2);
+    x.expect_shape("gate_up", "x", &[n_tokens, dim])?;
+    y.expect_shape("gate_up", "y", &[n_tokens, ffn_dim])?;
+    let vector = vector("gate_up", norm, None, &[dim])?;
+    let params = GateUpParams {
+        n_tokens,
+        ffn_dim,
+        dim,
+        blocks: w.blocks(),
+        w_scales: w.quants_words(slab),
+        eps: norm.map_or(0.0, |norm| norm.eps),
+        flags: if norm.is_some() { NORM } else { 0 },
+        _pad: 0,
+    };
+    let (lanes, constants) = lanes(rec, w, norm.is_some());
+    let grid = lanes_grid(2 * ffn_dim.next_multiple_of(2), lanes, n_tokens);
+    // A vector that is not there is never read; x is at hand.
+    let operands = [&slab.words, vector.unwrap_or(x), x, y];
+    rec.dispatch(&shaders::GATE_UP, Some(w.weight()), &constants, params, &operands, grid)
+}

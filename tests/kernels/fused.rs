@@ -1,0 +1,166 @@
+//! `gate_up` and `qkv`: products that are normalised, rotated or gated on the way, against the chains that they replace.
+
+use tilewright::WeightType;
+use tilewright::kernels::{self, Norm, Qkv, RopeStyle};
+
+use crate::common::Expected;
+use crate::harness::{Case, FLUSH, Job, Operand, ROUND};
+use crate::inputs::{Inputs, Source, dequantise};
+use crate::linear::{EPS, Rows, limit, product};
+use crate::rope::{config, random_table, split};
+use crate::softmax::exp_rounding;
+
+/// T, F, K: outputs come in twos, K in blocks of 32 shared by up to 64 invocations.
+const GATE_UP: [[u32; 3]; 9] = [
+    [1, 1, 4],
+    [2, 2, 32],
+    [1, 3, 60],
+    [3, 31, 64],
+    [1, 33, 128],
+    [1, 64, 260],
+    [2, 65, 96],
+    [1, 5, 2052],
+    [7, 129, 64],
+];
+
+/// T, H, Hkv, D, rotated, pos, K.
+const QKV: [[u32; 7]; 8] = [
+    [1, 1, 1, 2, 2, 0, 4],
+    [1, 2, 1, 6, 4, 3, 32],
+    [2, 3, 1, 32, 32, 1, 36],
+    [3, 4, 2, 10, 10, 31, 64],
+    [1, 4, 4, 64, 64, 63, 132],
+    [5, 7, 1, 24, 12, 64, 96],
+    [1, 8, 2, 80, 80, 1000, 64],
+    [1, 1, 1, 4, 4, 9, 2052],
+];
+
+pub fn cases(cases: &mut Vec<Case>) {
+    for weight in WeightType::ALL {
+        for inputs in Inputs::ALL {
+            for (i, sizes @ [t, f, k]) in GATE_UP.into_iter().enumerate() {
+                let norm = i % 3 != 2;
+                cases.push(Case {
+                    kernel: "gate_up",
+                    variant: format!("{weight}{}", if norm { "+norm" } else { "" }),
+                    sizes: format!("t={t},f={f},k={k}"),
+                    inputs,
+                    build: Box::new(move |source| gate_up(source, weight, norm, sizes)),
+                });
+            }
+            for (i, sizes @ [t, h, hkv, d, rot, pos, k]) in QKV.into_iter().enumerate() {
+                // All heads, those of queries and keys, those of values.
+                let (part, heads) =
+                    [("", 0..h + 2 * hkv), ("+qk", 0..h + hkv), ("+v", h + hkv..h + 2 * hkv)][i % 3].clone();
+                let (name, style) = [("interleaved", RopeStyle::Interleaved), ("halves", RopeStyle::Halves)][i / 3 % 2];
+                let vector = ["+norm", "+bias", "+norm", ""][i % 4];
+                // Now and then the cache is too short for the pass: what lies past its end is dropped.
+                let capacity = if i % 4 == 2 { (pos + t - 1).max(1) } else { pos + t + 1 };
+                cases.push(Case {
+                    kernel: "qkv",
+                    variant: format!("{weight}+{name}{part}{vector}"),
+                    sizes: format!("t={t},h={h},hkv={hkv},d={d},rot={rot},pos={pos},s={capacity},k={k}"),
+                    inputs,
+                    build: Box::new(move |source| qkv(source, weight, style, heads.clone(), vector, sizes, capacity)),
+                });
+            }
+        }
+    }
+}
+
+/// `silu(gate) * up` of sums that are known within their bounds. The derivative of silu is at most 1.1.
+fn gated(gate: &Expected, up: &Expected) -> Expected {
+    let (z, u) = (gate.value, up.value);
+    let silu = z / (1.0 + (-z).exp());
+    let value = silu * u;
+    // Where the exponential is small, so is its part in the quotient.
+    let share = 1.0 / (1.0 + z.exp());
+    let rounding = exp_rounding(z.min(88.0)) * share + 8.0 * ROUND;
+    let spread = |gate: f64, up: f64| 1.1 * gate * u.abs() + (silu.abs() + 1.1 * gate) * up;
+    let bound = spread(gate.bound, up.bound) + rounding * (value.abs() + spread(gate.bound, up.bound));
+    let all = spread(gate.bound + gate.floor, up.bound + up.floor);
+    let floor = all - spread(gate.bound, up.bound) + FLUSH * (1.0 + z.abs()) * (1.0 + u.abs());
+    let power = value.powi(2).max(1.21 * gate.power * u * u + silu * silu * up.power);
+    Expected { value, bound, floor, power }
+}
+
+fn gate_up(source: &mut Source, weight: WeightType, has_norm: bool, [t, f, k]: [u32; 3]) -> Job {
+    let x = source.rows(t, k);
+    let bytes = source.weights(weight, 2 * f, k);
+    let norm = source.normal(k);
+    let rows = if has_norm { Rows::normed(&x, norm.clone(), EPS) } else { Rows::plain(&x, k as usize) };
+    let sizes = [t as usize, 2 * f as usize, k as usize];
+    let sums = product(source, &rows, &dequantise(weight, &bytes, k), &vec![[0.0; 2]; sizes[0] * sizes[1]], sizes);
+    let want = sums
+        .chunks_exact(2 * f as usize)
+        .flat_map(|row| {
+            let (gates, ups) = row.split_at(f as usize);
+            gates.iter().zip(ups).map(|(gate, up)| gated(gate, up)).collect::<Vec<_>>()
+        })
+        .collect();
+    let operands = vec![
+        Operand::weights(weight, &[2 * f, k], bytes),
+        Operand::floats("norm", &[k], norm),
+        Operand::floats("x", &[t, k], x),
+        Operand::close("y", &[t, f], want, limit(source, sizes)),
+    ];
+    Job::new(operands, move |rec, bound| {
+        let norm = has_norm.then_some(Norm { weight: bound.tensor(1), eps: EPS });
+        kernels::gate_up(rec, bound.matrix(0), norm, bound.tensor(2), bound.tensor(3))
+    })
+}
+
+#[allow(clippy::too_many_arguments)]
+fn qkv(
+    source: &mut Source,
+    weight: WeightType,
+    style: RopeStyle,
+    heads: std::ops::Range<u32>,
+    vector: &'static str,
+    [t, h, hkv, d, rot, pos, k]: [u32; 7],
+    capacity: u32,
+) -> Job {
+    let all = h + 2 * hkv;
+    let table = random_table(source, capacity, rot);
+    let x = source.rows(t, k);
+    let n = (heads.end - heads.start) * d;
+    let bytes = source.weights(weight, n, k);
+    let (norm, bias) = (source.normal(k), source.normal(all * d));
+    let (has_norm, has_bias) = (vector == "+norm", vector == "+bias");
+    let rows = if has_norm { Rows::normed(&x, norm.clone(), EPS) } else { Rows::plain(&x, k as usize) };
+    let sizes = [t as usize, n as usize, k as usize];
+    let own = (heads.start * d) as usize..(heads.end * d) as usize;
+    let of = |bias: f32| [if has_bias { f64::from(bias) } else { 0.0 }, 0.0];
+    let more: Vec<[f64; 2]> = (0..t).flat_map(|_| bias[own.clone()].iter().map(|&bias| of(bias))).collect();
+    let sums = product(source, &rows, &dequantise(weight, &bytes, k), &more, sizes);
+    // The heads that this matrix makes, amid those that it does not.
+    let mut projected = vec![Expected::new(0.0, 0.0, 0.0); (t * all * d) as usize];
+    for (row, sums) in projected.chunks_exact_mut((all * d) as usize).zip(sums.chunks_exact(n as usize)) {
+        row[own.clone()].copy_from_slice(sums);
+    }
+    let [q, keys, values] = split(style, &table, &projected, [t, h, hkv, d, rot, pos], capacity, heads.clone());
+    let (cache, nmse) = ([hkv, capacity, d], limit(source, sizes).max(1e-9));
+    let operands = vec![
+        Operand::state(pos, t),
+        Operand::floats("table", &[capacity, rot / 2, 2], table),
+        Operand::weights(weight, &[n, k], bytes),
+        Operand::floats("norm", &[k], norm),
+        Operand::floats("bias", &[all * d], bias),
+        Operand::floats("x", &[t, k], x),
+        Operand::close("q", &[t, h * d], q, nmse),
+        Operand::close("k", &cache, keys, nmse),
+        Operand::close("v", &cache, values, nmse),
+    ];
+    Job::new(operands, move |rec, bound| {
+        let tensor = |i| bound.tensor(i);
+        let qkv = Qkv {
+            w: bound.matrix(2),
+            bias: has_bias.then_some(tensor(4)),
+            norm: has_norm.then_some(Norm { weight: tensor(3), eps: EPS }),
+            first_head: heads.start,
+            rope: &config(style, rot),
+            table: tensor(1),
+        };
+        qkv.record(rec, bound.state(0), tensor(5), tensor(6), tensor(7), tensor(8))
+    })
+}
