@@ -4,17 +4,18 @@
 //! more samples. A name such as `cargo bench --bench kernels -- matvec/Q4_0` picks. Rates count what an operation needs
 //! at least: `2 M N K` operations for a matrix product, each byte once for everything that is bound by memory. Criterion
 //! calls an operation an element. After all else a line for each result has the median in plain units, and
-//! matrix products their ratio to the naive kernel of the same run.
+//! matrix products their ratio to the naive kernel of the same run. Fused kernels against the chains that they replace
+//! come last.
 
 mod common;
 
 use std::cell::RefCell;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput};
 use tilewright::kernels::{
-    AttentionConfig, Linear, RopeConfig, RopeScaling, RopeStyle, StepState, attention, layer_norm, matmul,
-    matmul_naive, matvec, rms_norm, rope, rope_table, softmax,
+    AttentionConfig, Linear, Norm, Qkv, RopeConfig, RopeScaling, RopeStyle, StepState, attention, gate_up, layer_norm,
+    matmul, matmul_naive, matvec, rms_norm, rope, rope_kv, rope_table, softmax, swiglu,
 };
 use tilewright::{DType, Error, Matrix, Recorder, Role, Tensor, WeightType, Workspace, file_row_bytes};
 
@@ -125,7 +126,9 @@ fn main() {
     }
     attentions(&mut bench, "prefill", 128, 0);
     bench.print();
+    let targets = std::mem::take(&mut bench.targets);
     criterion.final_summary();
+    fusions(&targets);
 }
 
 /// Square products of F32, naive and tiled; to the CPU they are the same, so only `matmul` is measured there.
@@ -219,6 +222,157 @@ fn attentions(bench: &mut Bench, phase: &str, n_tokens: u32, n_cached: u32) {
         attention(rec, &state, &config, &q, &k, &v, &y)?;
         Ok(y)
     });
+}
+
+/// A layer of width 1024 with 16 heads and 4 key/value heads of 64, and its feed-forward of 2816, on one token.
+struct Layer {
+    norm: Tensor,
+    qkv: Matrix,
+    gate_up: Matrix,
+    x: Tensor,
+    state: StepState,
+    rope: RopeConfig,
+    table: Tensor,
+    cache: [Tensor; 2],
+}
+
+type Record = fn(&Layer, &mut Recorder) -> Result<Tensor, Error>;
+
+/// Fused kernels and the chains that they replace.
+const FUSIONS: [(&str, Record, Record); 5] = [
+    (
+        "norm in matvec",
+        |layer, rec| {
+            let (normed, y) = (rec.temporary("normed", &[1, 1024])?, rec.temporary("y", &[1, 1536])?);
+            rms_norm(rec, &layer.x, &layer.norm, &normed, 1e-5)?;
+            matvec(rec, &Linear::new(&layer.qkv), &normed, &y)?;
+            Ok(y)
+        },
+        |layer, rec| {
+            let y = rec.temporary("y", &[1, 1536])?;
+            matvec(rec, &Linear { norm: Some(layer.norm()), ..Linear::new(&layer.qkv) }, &layer.x, &y)?;
+            Ok(y)
+        },
+    ),
+    (
+        "qkv",
+        |layer, rec| {
+            let (y, q) = (rec.temporary("y", &[1, 1536])?, rec.temporary("q", &[1, 1024])?);
+            matvec(rec, &Linear::new(&layer.qkv), &layer.x, &y)?;
+            let [k, v] = &layer.cache;
+            rope_kv(rec, &layer.state, &layer.rope, &layer.table, &y, &q, k, v)?;
+            Ok(q)
+        },
+        |layer, rec| layer.record_qkv(rec, None, &layer.x),
+    ),
+    (
+        "norm in qkv",
+        |layer, rec| {
+            let normed = rec.temporary("normed", &[1, 1024])?;
+            rms_norm(rec, &layer.x, &layer.norm, &normed, 1e-5)?;
+            layer.record_qkv(rec, None, &normed)
+        },
+        |layer, rec| layer.record_qkv(rec, Some(layer.norm()), &layer.x),
+    ),
+    (
+        "gate_up",
+        |layer, rec| {
+            let (both, y) = (rec.temporary("both", &[1, 2 * 2816])?, rec.temporary("y", &[1, 2816])?);
+            matvec(rec, &Linear::new(&layer.gate_up), &layer.x, &both)?;
+            swiglu(rec, &both, &y)?;
+            Ok(y)
+        },
+        |layer, rec| layer.record_gate_up(rec, None, &layer.x),
+    ),
+    (
+        "norm in gate_up",
+        |layer, rec| {
+            let normed = rec.temporary("normed", &[1, 1024])?;
+            rms_norm(rec, &layer.x, &layer.norm, &normed, 1e-5)?;
+            layer.record_gate_up(rec, None, &normed)
+        },
+        |layer, rec| layer.record_gate_up(rec, Some(layer.norm()), &layer.x),
+    ),
+];
+
+impl Layer {
+    fn new(target: &Target, weight: WeightType) -> Result<Layer, Error> {
+        let device = &target.device;
+        let matrix = |rows: u32| {
+            let w = Matrix::declare(device, "w", weight, rows, 1024)?;
+            let n_bytes = rows as usize * file_row_bytes(weight, 1024);
+            w.upload(device, &[&weight_bytes(weight, n_bytes)]).map(|()| w)
+        };
+        let rope = RopeConfig { rot_dims: 64, theta: 1e4, style: RopeStyle::Interleaved, scaling: RopeScaling::None };
+        let state = StepState::declare()?;
+        state.set(device, 100, 1)?;
+        Ok(Layer {
+            norm: device.upload("norm", &[1024], &common::uniform(1024))?,
+            qkv: matrix(1536)?,
+            gate_up: matrix(2 * 2816)?,
+            x: device.upload("x", &[1, 1024], &common::uniform(1024))?,
+            state,
+            table: device.upload("table", &[256, 32, 2], &rope_table(&rope, 256))?,
+            rope,
+            cache: [output("k", &[4, 256, 64])?, output("v", &[4, 256, 64])?],
+        })
+    }
+
+    fn norm(&self) -> Norm<'_> {
+        Norm { weight: &self.norm, eps: 1e-5 }
+    }
+
+    fn record_qkv(&self, rec: &mut Recorder, norm: Option<Norm<'_>>, x: &Tensor) -> Result<Tensor, Error> {
+        let q = rec.temporary("q", &[1, 1024])?;
+        let [k, v] = &self.cache;
+        let qkv = Qkv { w: &self.qkv, bias: None, norm, first_head: 0, rope: &self.rope, table: &self.table };
+        qkv.record(rec, &self.state, x, &q, k, v)?;
+        Ok(q)
+    }
+
+    fn record_gate_up(&self, rec: &mut Recorder, norm: Option<Norm<'_>>, x: &Tensor) -> Result<Tensor, Error> {
+        let y = rec.temporary("y", &[1, 2816])?;
+        gate_up(rec, &self.gate_up, norm, x, &y)?;
+        Ok(y)
+    }
+}
+
+/// Measures fused kernels against the chains that they replace, in turns, from submission to completion: the gaps between
+/// kernels are what fusing saves.
+fn fusions(targets: &[Target]) {
+    /// Copies in one submission, as many as a small model has layers.
+    const COPIES: usize = 12;
+    const ROUNDS: usize = 31;
+    let weights = [WeightType::F16, WeightType::Q8_0, WeightType::Q4_0];
+    println!("\n{:<26} {:<10} {:>10} {:>10} {:>8}", "fusion", "device", "chain us", "fused us", "ratio");
+    for (target, weight) in targets.iter().flat_map(|target| weights.map(|weight| (target, weight))) {
+        let layer = Layer::new(target, weight).expect("the layer is valid");
+        for (name, chain, fused) in FUSIONS {
+            let recordings = [chain, fused].map(|record| {
+                let mut rec = Recorder::new(&target.device);
+                (0..COPIES).for_each(|_| drop(record(&layer, &mut rec).expect("shapes agree")));
+                rec.finish(&mut Workspace::default())
+            });
+            let mut times = [Vec::new(), Vec::new()];
+            for round in 0..=ROUNDS {
+                for (recording, times) in recordings.iter().zip(&mut times) {
+                    let start = Instant::now();
+                    let pending = target.device.run_and_read(recording, layer.state.tensor());
+                    pending.and_then(pollster::block_on).expect("the device runs it");
+                    // The first round compiles.
+                    if round > 0 {
+                        times.push(start.elapsed().as_secs_f64() / COPIES as f64 * 1e6);
+                    }
+                }
+            }
+            let [chain, fused] = times.map(|mut times| {
+                times.sort_by(f64::total_cmp);
+                times[times.len() / 2]
+            });
+            let name = format!("{name}/{weight}");
+            println!("{name:<26} {:<10} {chain:>10.1} {fused:>10.1} {:>7.2}x", target.name, chain / fused);
+        }
+    }
 }
 
 fn output(label: &str, shape: &[u32]) -> Result<Tensor, Error> {
