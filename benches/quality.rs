@@ -1,0 +1,117 @@
+//! What quantising costs: perplexity, and how often the most likely token is still the one of the unquantised weights.
+//!
+//! Models come from the folder of test models. Texts are stories that the built-in model writes at a temperature: of the
+//! kind that all of these models were trained on, and written by none of those measured. The CPU executor computes
+//! everything in F32, so that the weights alone make the difference.
+
+use std::path::{Path, PathBuf};
+
+use tilewright::{Device, GenerateOptions, LoadOptions, Model};
+
+/// Weights that quantised ones are compared with, and those. The wide model computes the same function as the narrow one.
+const MODELS: [(&str, &[&str]); 3] = [
+    (
+        "stories260k/stories260k-f32.gguf",
+        &["stories260k/stories260k-f16.gguf", "stories260k/stories260k-q8_0.gguf", "stories260k/stories260k-q4_0.gguf"],
+    ),
+    (
+        "stories260k/stories260k-f32.gguf",
+        &[
+            "stories260k-wide/stories260k-wide-q6_k.gguf",
+            "stories260k-wide/stories260k-wide-q5_k_m.gguf",
+            "stories260k-wide/stories260k-wide-q4_k_m.gguf",
+            "stories260k-wide/stories260k-wide-q4_0.gguf",
+            "stories260k-wide/stories260k-wide-q3_k_m.gguf",
+            "stories260k-wide/stories260k-wide-q2_k.gguf",
+        ],
+    ),
+    ("tinystories656k", &["tinystories656k/tinystories656k-q8_0.gguf", "tinystories656k/tinystories656k-q5_0.gguf"]),
+];
+
+fn main() {
+    let folder = std::env::var_os("TILEWRIGHT_DATA").map_or("../shared/data".into(), PathBuf::from);
+    if !folder.is_dir() {
+        println!("skipped: no folder of test models (TILEWRIGHT_DATA)");
+        return;
+    }
+    println!(
+        "{:<44} {:>9} {:>8} {:>11} {:>13} {:>12}",
+        "weights", "bytes", "tokens", "perplexity", "against F32", "top-1 as F32"
+    );
+    let stories = stories();
+    for (reference, quantised) in MODELS {
+        let model = load(&folder.join(reference));
+        let texts: Vec<Vec<u32>> = stories.iter().map(|story| model.encode(story).expect("a text")).collect();
+        let exact = logits(&model, &texts);
+        let base = report(reference, None, &texts, &exact, &exact);
+        for file in quantised {
+            let path = folder.join(file);
+            report(file, Some((&path, base)), &texts, &logits(&load(&path), &texts), &exact);
+        }
+    }
+}
+
+fn load(path: &Path) -> Model {
+    Model::load(&Device::cpu(), path, LoadOptions::default()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Texts by the built-in model, the same each time.
+fn stories() -> Vec<String> {
+    const N_STORIES: u64 = 16;
+    let model = Model::builtin(&Device::cpu()).expect("it is sound");
+    let story = |seed| {
+        let options = GenerateOptions { max_tokens: 300, temperature: 0.8, seed, ..Default::default() };
+        let mut session = model.session().expect("it is small");
+        let beginning = "Once upon a time";
+        let mut generation = session.generate(beginning, &options).expect("options are in range");
+        let mut text = beginning.to_string();
+        while let Some(piece) = pollster::block_on(generation.next()) {
+            text += &piece.expect("the CPU runs it").text;
+        }
+        text
+    };
+    (0..N_STORIES).map(story).collect()
+}
+
+/// Logits behind each token of each text.
+fn logits(model: &Model, texts: &[Vec<u32>]) -> Vec<Vec<Vec<f32>>> {
+    let vocab_size = model.config().vocab_size as usize;
+    let of = |text: &Vec<u32>| {
+        let trace = pollster::block_on(model.trace(text)).expect("the text fits");
+        trace.logits.chunks_exact(vocab_size).map(<[f32]>::to_vec).collect()
+    };
+    texts.iter().map(of).collect()
+}
+
+/// Prints a line and returns the perplexity.
+fn report(
+    name: &str,
+    quantised: Option<(&Path, f64)>,
+    texts: &[Vec<u32>],
+    logits: &[Vec<Vec<f32>>],
+    exact: &[Vec<Vec<f32>>],
+) -> f64 {
+    let best = |row: &Vec<f32>| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]));
+    let (mut surprise, mut n_predicted, mut n_same, mut n_rows) = (0.0, 0, 0, 0);
+    for ((text, logits), exact) in texts.iter().zip(logits).zip(exact) {
+        n_rows += logits.len();
+        n_same += logits.iter().zip(exact).filter(|(a, b)| best(a) == best(b)).count();
+        for (row, &next) in logits.iter().zip(&text[1..]) {
+            let highest = row.iter().copied().fold(f32::MIN, f32::max);
+            let sum: f64 = row.iter().map(|&logit| f64::from(logit - highest).exp()).sum();
+            surprise += sum.ln() - f64::from(row[next as usize] - highest);
+            n_predicted += 1;
+        }
+    }
+    let perplexity = (surprise / f64::from(n_predicted)).exp();
+    let agreement = 100.0 * n_same as f64 / n_rows as f64;
+    let (bytes, ratio) = match quantised {
+        Some((path, base)) => {
+            let bytes = std::fs::metadata(path).map_or(0, |file| file.len());
+            (bytes.to_string(), format!("{:+.2} %", 100.0 * (perplexity / base - 1.0)))
+        }
+        None => (String::new(), String::new()),
+    };
+    println!("{name:<44} {bytes:>9} {n_rows:>8} {perplexity:>11.3} {ratio:>13} {agreement:>10.2} %");
+    perplexity
+}
