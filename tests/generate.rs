@@ -9,7 +9,7 @@ use common::{block_on, largest_difference};
 use serde_json::Value;
 use tilewright::generate::{ContextPolicy, Generation, Piece, StopReason};
 use tilewright::load::ModelFile;
-use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model, Session};
+use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model, Session, Tier};
 
 fn executors() -> Vec<Device> {
     [Some(common::cpu()), common::gpu(None)].into_iter().flatten().collect()
@@ -60,6 +60,25 @@ fn builtin_model_continues_as_its_reference_does() {
     }
 }
 
+/// The largest number of dispatches for a layer in one decode pass, whatever else the pass has.
+#[test]
+fn a_layer_takes_seven_dispatches_at_most() {
+    let Some(data) = common::data_dir() else { return };
+    let tiers = Tier::ALL.into_iter().filter_map(|tier| common::gpu(Some(tier)));
+    for device in tiers.chain([common::cpu()]) {
+        // Grouped queries, in both.
+        for file in ["stories260k/stories260k-q4_0.gguf", "stories260k-wide/stories260k-wide-q4_k_m.gguf"] {
+            let model = Model::load(&device, &data.join(file), LoadOptions::default()).unwrap();
+            assert!(model.config().n_kv_heads < model.config().n_heads);
+            let dispatches = model.session().unwrap().decode_dispatches() - 4;
+            let n_layers = model.config().n_layers as usize;
+            let (tier, kind) = (device.tier().name(), if device.is_gpu() { "gpu" } else { "cpu" });
+            println!("{file} on {kind} ({tier}): {dispatches} dispatches for {n_layers} layers and the head");
+            assert!(dispatches <= 7 * n_layers + 2, "{file} on {kind} ({tier}): {dispatches} for {n_layers} layers");
+        }
+    }
+}
+
 #[test]
 fn steady_decode_creates_nothing_and_reads_a_few_bytes() {
     for device in executors() {
@@ -69,7 +88,7 @@ fn steady_decode_creates_nothing_and_reads_a_few_bytes() {
             let mut session = model.session().unwrap();
             let dispatches = session.decode_dispatches();
             // Embedding, final norm, head, two for argmax, and the step to the next token.
-            assert!(dispatches <= 9 * n_layers + 6, "{dispatches} dispatches for {n_layers} layers");
+            assert!(dispatches <= 7 * n_layers + 6, "{dispatches} dispatches for {n_layers} layers");
             let mut generation = session.generate("Once upon a time", &options).unwrap();
             for _ in 0..8 {
                 block_on(generation.next()).unwrap().unwrap();

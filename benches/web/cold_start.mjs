@@ -5,28 +5,24 @@
 //
 // wllama is fetched from npm into a temporary folder. Times are the page's own clock, which starts with the navigation.
 
-import { execFileSync } from "node:child_process";
-import { mkdtempSync, readFileSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { readFileSync } from "node:fs";
 import { join } from "node:path";
 
 import { openBrowser } from "../../tests/web/browser.mjs";
-import { bytesInMemory, repository, startServer } from "../../tests/web/server.mjs";
+import { repository, startServer } from "../../tests/web/server.mjs";
+import { median, scriptPage, serveWllama } from "./wllama.mjs";
 
-const WLLAMA = "@wllama/wllama@3.8";
 const PROMPT = "Once upon a time";
 const runs = Number(process.argv[2] ?? 7);
 
-const page = (script) => `<!doctype html><meta charset="utf-8"><title>cold start</title><script type="module">${script}</script>`;
-
-const tilewright = page(`
+const tilewright = scriptPage(`
   import { Model } from "/npm/index.js";
   const model = await Model.load(location.origin + "/assets/stories.gguf", { device: "cpu" });
   for await (const { text } of model.generate(${JSON.stringify(PROMPT)}, { maxTokens: 8 })) {
     if (text !== "") { window.firstToken ??= performance.now(); }
   }`);
 
-const wllama = page(`
+const wllama = scriptPage(`
   import { Wllama } from "/files/wllama.js";
   const wllama = new Wllama({ default: location.origin + "/files/wllama.wasm" }, { suppressNativeLog: true });
   await wllama.loadModelFromUrl(location.origin + "/assets/stories.gguf", { n_gpu_layers: 0, n_threads: 1, n_ctx: 512 });
@@ -58,17 +54,11 @@ function driveDemo(prompt) {
   requestAnimationFrame(look);
 }
 
-const folder = mkdtempSync(join(tmpdir(), "tilewright-wllama-"));
 const server = await startServer();
 try {
-  execFileSync("npm", ["install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", folder, WLLAMA], { stdio: "ignore" });
-  const installed = join(folder, "node_modules/@wllama/wllama");
-  const { version } = JSON.parse(readFileSync(join(installed, "package.json"), "utf8"));
-  const file = (path, type) => bytesInMemory(readFileSync(join(installed, path)), type);
-  server.files.set("wllama.js", file("esm/index.js", "text/javascript"));
-  server.files.set("wllama.wasm", file("esm/wasm/wllama.wasm", "application/wasm"));
-  server.files.set("wllama.html", bytesInMemory(Buffer.from(wllama), "text/html"));
-  server.files.set("tilewright.html", bytesInMemory(Buffer.from(tilewright), "text/html"));
+  const version = serveWllama(server);
+  server.files.set("wllama.html", wllama);
+  server.files.set("tilewright.html", tilewright);
 
   const contenders = [
     { name: "tilewright, package", path: "/files/tilewright.html" },
@@ -90,7 +80,6 @@ try {
       await browser.close();
     }
   }
-  const median = (values) => values.toSorted((a, b) => a - b)[Math.floor(values.length / 2)];
   const base = times.get("tilewright, package");
   console.log(`assets/stories.gguf, ${readFileSync(join(repository, "assets/stories.gguf")).length} bytes; median of ${runs} runs, in ms (lowest to highest)`);
   for (const [name, visits] of times) {
@@ -103,5 +92,4 @@ try {
   }
 } finally {
   await server.stop();
-  rmSync(folder, { recursive: true, force: true });
 }
