@@ -68,7 +68,7 @@ fn a_layer_takes_seven_dispatches_at_most() {
     for device in tiers.chain([common::cpu()]) {
         // Grouped queries, in both.
         for file in ["stories260k/stories260k-q4_0.gguf", "stories260k-wide/stories260k-wide-q4_k_m.gguf"] {
-            let model = Model::load(&device, &data.join(file), LoadOptions::default()).unwrap();
+            let model = Model::load(&device, data.join(file), LoadOptions::default()).unwrap();
             assert!(model.config().n_kv_heads < model.config().n_heads);
             let dispatches = model.session().unwrap().decode_dispatches() - 4;
             let n_layers = model.config().n_layers as usize;

@@ -36,7 +36,7 @@ pub fn gate_up(rec: &mut Recorder, w: &Matrix, norm: Option<Norm<'_>>, x: &Tenso
     let (dim, ffn_dim) = (w.cols(), w.rows() / 2);
     x.expect_shape("gate_up", "x", &[n_tokens, dim])?;
     y.expect_shape("gate_up", "y", &[n_tokens, ffn_dim])?;
-    let vector = vector("gate_up", norm, None, &[dim])?;
+    let vector = vector("gate_up", norm, None, dim)?;
     let params = GateUpParams {
         n_tokens,
         ffn_dim,

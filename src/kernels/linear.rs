@@ -3,6 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{fold, rms_norm};
+use crate::dtype::DType;
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -115,7 +116,7 @@ impl<'a> Linear<'a> {
                 found: format!("`{}`", norm.weight.label()),
             });
         }
-        let vector = vector(kernel.name, self.norm, self.bias, &[dim])?;
+        let vector = vector(kernel.name, self.norm, self.bias, dim)?;
         let flags = [(self.bias.is_some(), BIAS), (self.accumulate, ACCUMULATE), (self.norm.is_some(), NORM)];
         for slab in self.w.slabs() {
             let params = LinearParams {
@@ -217,17 +218,23 @@ pub(super) fn vector<'a>(
     kernel: &'static str,
     norm: Option<Norm<'a>>,
     bias: Option<&'a Tensor>,
-    norm_shape: &[u32],
+    dim: u32,
 ) -> Result<Option<&'a Tensor>, Error> {
-    match (norm, bias) {
-        (Some(_), Some(bias)) => Err(Error::Operand {
-            kernel,
-            operand: "bias",
-            expected: "none together with a norm".into(),
-            found: format!("`{}`", bias.label()),
-        }),
-        (Some(norm), None) => norm.weight.expect_shape(kernel, "norm", norm_shape).map(|()| Some(norm.weight)),
-        (None, bias) => Ok(bias),
+    let error =
+        |operand, expected: &str, found| Err(Error::Operand { kernel, operand, expected: expected.into(), found });
+    let (operand, vector) = match (norm, bias) {
+        (Some(_), Some(bias)) => return error("bias", "none together with a norm", format!("`{}`", bias.label())),
+        (Some(norm), None) => {
+            norm.weight.expect_shape(kernel, "norm", &[dim])?;
+            ("norm", norm.weight)
+        }
+        (None, Some(bias)) => ("bias", bias),
+        (None, None) => return Ok(None),
+    };
+    // The recorder would name the binding that the two share.
+    match vector.dtype() {
+        DType::F32 => Ok(Some(vector)),
+        other => error(operand, "a tensor of F32", format!("one of {other:?}")),
     }
 }
 

@@ -88,7 +88,7 @@ impl Qkv<'_> {
         if let Some(bias) = self.bias {
             bias.expect_shape("qkv", "bias", &[heads * head_dim])?;
         }
-        let vector = vector("qkv", self.norm, self.bias, &[dim])?;
+        let vector = vector("qkv", self.norm, self.bias, dim)?;
         let bias_flag = if self.bias.is_some() { BIAS } else { 0 };
         let norm_flag = if self.norm.is_some() { NORM } else { 0 };
         let params = QkvParams {

@@ -1,6 +1,8 @@
 //! Operands of the wrong shape: each is refused by an error that names the kernel and the operand.
 
-use tilewright::kernels::{self, AttentionConfig, Gelu, Linear, RopeConfig, RopeScaling, RopeStyle, StepState};
+use tilewright::kernels::{
+    self, AttentionConfig, Gelu, Linear, Norm, Qkv, RopeConfig, RopeScaling, RopeStyle, StepState,
+};
 use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, WeightType};
 
 /// Name, a shape that fits, one that does not, and the operand that the error names: some kernels take any shape for
@@ -190,6 +192,55 @@ fn rope_shapes() {
             .expect_err("out of range");
         assert!(matches!(error, Error::Operand { kernel: "rope", operand: "rot_dims", .. }), "{error}");
     }
+}
+
+#[test]
+fn fused_shapes() {
+    let device = Device::cpu();
+    let w = Matrix::declare(&device, "w", WeightType::Q8_0, 6, 64).expect("the matrix is valid");
+    let gate_up: [Operand; 3] =
+        [("norm", &[64], &[6], "norm"), ("x", &[2, 64], &[2, 68], "x"), ("y", &[2, 3], &[2, 6], "y")];
+    check("gate_up", &gate_up, |rec, _, t| {
+        kernels::gate_up(rec, &w, Some(Norm { weight: &t[0], eps: 1e-5 }), &t[1], &t[2])
+    });
+    let rope = RopeConfig { rot_dims: 6, theta: 1e4, style: RopeStyle::Halves, scaling: RopeScaling::None };
+    let w = Matrix::declare(&device, "w", WeightType::F16, 64, 32).expect("the matrix is valid");
+    let qkv = |named: &'static str, first_head: u32| {
+        let (rope, w) = (rope.clone(), w.clone());
+        move |rec: &mut Recorder, state: &StepState, t: &[Tensor]| {
+            let norm = (named == "norm").then_some(Norm { weight: &t[0], eps: 1e-5 });
+            let bias = (named == "bias").then_some(&t[0]);
+            let qkv = Qkv { w: &w, bias, norm, first_head, rope: &rope, table: &t[1] };
+            qkv.record(rec, state, &t[2], &t[3], &t[4], &t[5])
+        }
+    };
+    for (named, len) in [("norm", 32), ("bias", 64)] {
+        let shape: &[u32] = if len == 32 { &[32] } else { &[64] };
+        let operands: [Operand; 6] = [
+            (named, shape, &[33], named),
+            ("table", &[9, 3, 2], &[9, 3], "table"),
+            ("x", &[2, 32], &[2, 36], "x"),
+            ("q", &[2, 32], &[2, 30], "q"),
+            ("k", &[2, 9, 8], &[2, 72], "k"),
+            ("v", &[2, 9, 8], &[2, 8, 9], "v"),
+        ];
+        check("qkv", &operands, qkv(named, 0));
+    }
+    // More heads than there are, and a norm together with a bias.
+    let state = StepState::declare().expect("the state is declared");
+    let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
+    let t = [&[32][..], &[9, 3, 2], &[2, 32], &[2, 32], &[2, 9, 8], &[2, 9, 8]].map(declare);
+    let error = qkv("norm", 1)(&mut Recorder::new(&device), &state, &t).expect_err("one head too many");
+    assert!(matches!(error, Error::Operand { kernel: "qkv", operand: "w", .. }), "{error}");
+    let y = declare(&[2, 64]);
+    let norm = Some(Norm { weight: &t[0], eps: 1e-5 });
+    let bias = declare(&[64]);
+    let both = Linear { bias: Some(&bias), norm, ..Linear::new(&w) };
+    let error = kernels::matvec(&mut Recorder::new(&device), &both, &t[2], &y).expect_err("both");
+    assert!(matches!(error, Error::Operand { kernel: "matvec", operand: "bias", .. }), "{error}");
+    let error = kernels::matmul(&mut Recorder::new(&device), &Linear { bias: None, ..both }, &t[2], &y);
+    let error = error.expect_err("`matmul` folds no norm");
+    assert!(matches!(error, Error::Operand { kernel: "matmul", operand: "norm", .. }), "{error}");
 }
 
 #[test]
