@@ -139,6 +139,11 @@ impl<'a> Linear<'a> {
     }
 }
 
+/// Rows and columns of `y` that a workgroup of `matmul` or `matmul_plain` makes.
+fn tile(rec: &Recorder) -> u32 {
+    if rec.device().tier() == Tier::Scalar { 32 } else { 64 }
+}
+
 /// Records a tiled matrix product. Shader: `shaders/matmul.wgsl`.
 ///
 /// # Shapes
@@ -147,7 +152,7 @@ impl<'a> Linear<'a> {
 /// [`Error::Shape`] if an operand disagrees with the weights.
 pub fn matmul(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let [n_tokens, _] = x.dims2("matmul", "x")?;
-    let tile = if rec.device().tier() == Tier::Scalar { 32 } else { 64 };
+    let tile = tile(rec);
     let grid = |rows: u32| [rows.div_ceil(tile), n_tokens.div_ceil(tile), 1];
     linear.dispatch(rec, &shaders::MATMUL, &[], x, y, grid)
 }
@@ -272,6 +277,7 @@ pub fn matmul_plain(rec: &mut Recorder, x: &Tensor, b: &Tensor, y: &Tensor) -> R
     b.expect_shape("matmul_plain", "b", &[k, n])?;
     y.expect_shape("matmul_plain", "y", &[m, n])?;
     let params = PlainParams { m, n, k, _pad: 0 };
-    let grid = [n.div_ceil(64), m.div_ceil(64), 1];
+    let tile = tile(rec);
+    let grid = [n.div_ceil(tile), m.div_ceil(tile), 1];
     rec.dispatch(&shaders::MATMUL_PLAIN, None, &[], params, &[x, b, y], grid)
 }

@@ -33,7 +33,7 @@ const MATVEC: [[u32; 3]; 21] = [
 ];
 
 /// M, N, K: tiles are 64 x 64 or 32 x 32 outputs, K is walked in steps of 32.
-const MATMUL: [[u32; 3]; 20] = [
+const MATMUL: [[u32; 3]; 21] = [
     [1, 1, 1],
     [2, 3, 2],
     [3, 2, 31],
@@ -54,6 +54,7 @@ const MATMUL: [[u32; 3]; 20] = [
     [64, 64, 64],
     [128, 129, 32],
     [256, 3, 128],
+    [1, 130, 70],
 ];
 
 type Kernel = fn(&mut Recorder, &Linear, &Tensor, &Tensor) -> Result<(), Error>;
