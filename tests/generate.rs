@@ -68,8 +68,9 @@ fn steady_decode_creates_nothing_and_reads_a_few_bytes() {
         for options in [endless(60), GenerateOptions { ignore_eos: true, repeat_penalty: 1.1, ..Default::default() }] {
             let mut session = model.session().unwrap();
             let dispatches = session.decode_dispatches();
-            // Embedding, final norm, head, two for argmax, and the step to the next token.
-            assert!(dispatches <= 9 * n_layers + 6, "{dispatches} dispatches for {n_layers} layers");
+            // A layer's attention takes two where the cache is cut into parts. Besides layers: embedding, final norm, head,
+            // two for argmax, and the step to the next token.
+            assert!(dispatches <= 10 * n_layers + 6, "{dispatches} dispatches for {n_layers} layers");
             let mut generation = session.generate("Once upon a time", &options).unwrap();
             for _ in 0..8 {
                 block_on(generation.next()).unwrap().unwrap();
