@@ -115,16 +115,17 @@ fn main() {
             matvecs(&mut bench, weight, size);
         }
     }
-    let shapes: &[[u32; 2]] = if is_full { &[[1, 4096], [128, 2048], [512, 4096]] } else { &[[128, 2048]] };
+    let shapes: &[[u32; 2]] =
+        if is_full { &[[1, 2048], [1, 4096], [128, 2048], [512, 4096]] } else { &[[1, 2048], [128, 2048]] };
     for &[n_rows, dim] in shapes {
         rows(&mut bench, n_rows, dim);
     }
     ropes(&mut bench);
-    let cached: &[u32] = if is_full { &[256, 1024, 4096] } else { &[1024] };
+    let cached: &[u32] = if is_full { &[20, 256, 1024, 4096] } else { &[20, 1024] };
     for &n_cached in cached {
-        attentions(&mut bench, "decode", 1, n_cached);
+        attentions(&mut bench, "attention/decode", 1, n_cached);
     }
-    attentions(&mut bench, "prefill", 128, 0);
+    attentions(&mut bench, "attention/prefill", 128, 0);
     bench.print();
     let targets = std::mem::take(&mut bench.targets);
     criterion.final_summary();
@@ -204,13 +205,21 @@ fn ropes(bench: &mut Bench) {
 }
 
 /// `n_tokens` queries of 32 heads behind `n_cached` keys, 8 key/value heads.
-fn attentions(bench: &mut Bench, phase: &str, n_tokens: u32, n_cached: u32) {
-    let config = AttentionConfig { n_heads: 32, n_kv_heads: 8, head_dim: 64, window: None, scale: 0.125 };
+fn attentions(bench: &mut Bench, name: &str, n_tokens: u32, n_cached: u32) {
+    let config = AttentionConfig {
+        n_heads: 32,
+        n_kv_heads: 8,
+        head_dim: 64,
+        window: None,
+        scale: 0.125,
+        soft_cap: None,
+        causal: true,
+    };
     let (q_dim, capacity) = (config.n_heads * config.head_dim, n_cached + n_tokens);
     let visible: u64 = (0..n_tokens).map(|t| u64::from(n_cached + t + 1)).sum();
     // A multiplication and an addition for each element of a visible key, and of its value.
     let work = Work::Operations(4 * u64::from(q_dim) * visible);
-    bench.measure("attention", &format!("{phase}/{n_tokens}x{capacity}"), work, |rec| {
+    bench.measure(name, &format!("{n_tokens}x{capacity}"), work, |rec| {
         let state = StepState::declare()?;
         state.set(rec.device(), n_cached, n_tokens)?;
         let cached = [config.n_kv_heads, capacity, config.head_dim];

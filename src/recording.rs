@@ -12,7 +12,7 @@ use bytemuck::Pod;
 use crate::device::{Device, Prepared};
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
-use crate::shaders::{Kernel, Variant};
+use crate::shaders::{Kernel, Tier, Variant};
 use crate::tensor::{Block, Role, Storage, Tensor};
 
 /// One dispatch.
@@ -64,9 +64,24 @@ impl Recorder {
         operands: &[&Tensor],
         grid: [u32; 3],
     ) -> Result<(), Error> {
+        self.dispatch_as(self.device.tier(), kernel, weight, constants, params, operands, grid)
+    }
+
+    /// Records one dispatch of `kernel` in the device's tier or, where a size does not suit that, in the baseline.
+    #[expect(clippy::too_many_arguments)]
+    pub(crate) fn dispatch_as<P: Pod>(
+        &mut self,
+        tier: Tier,
+        kernel: &'static Kernel,
+        weight: Option<WeightType>,
+        constants: &[(&'static str, f64)],
+        params: P,
+        operands: &[&Tensor],
+        grid: [u32; 3],
+    ) -> Result<(), Error> {
         debug_assert_eq!(size_of::<P>(), kernel.params_size as usize, "{}", kernel.name);
         debug_assert_eq!(operands.len(), kernel.bindings.len(), "{}", kernel.name);
-        let variant = kernel.variant(weight, self.device.tier()).ok_or_else(|| Error::Operand {
+        let variant = kernel.variant(weight, tier).ok_or_else(|| Error::Operand {
             kernel: kernel.name,
             operand: "w",
             expected: "a weight type of the kernel".into(),

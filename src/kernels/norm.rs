@@ -2,6 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::by_row;
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders;
@@ -28,7 +29,9 @@ pub fn rms_norm(rec: &mut Recorder, x: &Tensor, weight: &Tensor, y: &Tensor, eps
     weight.expect_shape("rms_norm", "weight", &[dim])?;
     y.expect_shape("rms_norm", "y", &[n_tokens, dim])?;
     let params = NormParams { n_tokens, dim, eps, _pad: 0 };
-    rec.dispatch(&shaders::RMS_NORM, None, &[], params, &[x, weight, y], [n_tokens, 1, 1])
+    let (tier, rows) = by_row(rec.device(), dim);
+    let grid = [n_tokens.div_ceil(rows), 1, 1];
+    rec.dispatch_as(tier, &shaders::RMS_NORM, None, &[], params, &[x, weight, y], grid)
 }
 
 /// Records `y = weight * (x - mean) / sqrt(variance + eps) + bias`, one token at a time. Shader:
@@ -51,5 +54,7 @@ pub fn layer_norm(
     bias.expect_shape("layer_norm", "bias", &[dim])?;
     y.expect_shape("layer_norm", "y", &[n_tokens, dim])?;
     let params = NormParams { n_tokens, dim, eps, _pad: 0 };
-    rec.dispatch(&shaders::LAYER_NORM, None, &[], params, &[x, weight, bias, y], [n_tokens, 1, 1])
+    let (tier, rows) = by_row(rec.device(), dim);
+    let grid = [n_tokens.div_ceil(rows), 1, 1];
+    rec.dispatch_as(tier, &shaders::LAYER_NORM, None, &[], params, &[x, weight, bias, y], grid)
 }

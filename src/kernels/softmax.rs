@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::fold;
+use super::{by_row, fold};
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders;
@@ -27,7 +27,8 @@ pub(crate) struct SoftmaxParams {
 pub fn softmax(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let [n_rows, dim] = x.dims2("softmax", "x")?;
     y.expect_shape("softmax", "y", &[n_rows, dim])?;
-    let grid = fold(u64::from(n_rows), 1);
+    let (tier, rows) = by_row(rec.device(), dim);
+    let grid = fold(n_rows.into(), rows.into());
     let params = SoftmaxParams { n_rows, dim, grid_x: grid[0], _pad: 0 };
-    rec.dispatch(&shaders::SOFTMAX, None, &[], params, &[x, y], grid)
+    rec.dispatch_as(tier, &shaders::SOFTMAX, None, &[], params, &[x, y], grid)
 }

@@ -86,6 +86,8 @@ impl Llama {
             head_dim: config.head_dim,
             window: config.window,
             scale: (config.head_dim as f32).powf(-0.5),
+            soft_cap: None,
+            causal: true,
         };
         let h = rec.temporary("h", &[n_tokens, config.dim])?;
         embed(rec, &io.state, &io.tokens, &self.weights.token_embd, &h)?; // [T, C]

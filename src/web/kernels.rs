@@ -101,7 +101,8 @@ impl Device {
             let state = StepState::declare()?;
             state.set(device, first_pos, q_shape[0])?;
             let scale = (head_dim as f32).sqrt().recip();
-            let config = AttentionConfig { n_heads, n_kv_heads, head_dim, window: None, scale };
+            let config =
+                AttentionConfig { n_heads, n_kv_heads, head_dim, window: None, scale, soft_cap: None, causal: true };
             kernels::attention(rec, &state, &config, &q, &k, &v, y)
         })
         .await

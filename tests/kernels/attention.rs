@@ -7,8 +7,9 @@ use crate::harness::{Case, FLUSH, Job, Operand, ROUND, sum_rounding};
 use crate::inputs::{Inputs, Source};
 use crate::softmax::exp_rounding;
 
-/// T, H, Hkv, D, pos, window (0: none): keys are walked in tiles of 64.
-const SIZES: [[u32; 6]; 22] = [
+/// T, H, Hkv, D, pos, window (0: none), in a cache that ends soon behind the last key. Decoding walks keys in tiles of 64
+/// (8 in the `scalar` tier), cuts a cache of more than 256 into parts and takes four rows at a time.
+const DECODE: [[u32; 6]; 37] = [
     [1, 1, 1, 4, 0, 0],
     [2, 1, 1, 8, 0, 0],
     [3, 2, 1, 16, 1, 0],
@@ -31,34 +32,115 @@ const SIZES: [[u32; 6]; 22] = [
     [2, 2, 2, 64, 100, 63],
     [2, 2, 1, 64, 100, 64],
     [3, 4, 2, 32, 200, 65],
+    [1, 4, 4, 96, 7, 0],
+    [1, 6, 2, 8, 251, 0],
+    [1, 7, 1, 8, 252, 0],
+    [1, 8, 1, 96, 253, 0],
+    [2, 6, 2, 16, 254, 0],
+    [7, 3, 1, 16, 300, 0],
+    [1, 14, 2, 16, 509, 0],
+    [1, 5, 1, 16, 510, 0],
+    [3, 2, 2, 32, 511, 0],
+    [1, 4, 1, 256, 640, 0],
+    [1, 4, 2, 8, 1300, 0],
+    [2, 2, 1, 16, 700, 63],
+    [3, 8, 1, 16, 700, 300],
+    [7, 1, 1, 12, 600, 2],
+    [7, 7, 7, 4, 127, 0],
 ];
 
-pub fn cases(cases: &mut Vec<Case>) {
-    let mut push = |inputs, sizes: [u32; 6]| {
-        let [t, h, hkv, d, pos, window] = sizes;
-        cases.push(Case {
-            kernel: "attention",
-            variant: if window == 0 { "causal" } else { "window" }.into(),
-            sizes: format!("t={t},h={h},hkv={hkv},d={d},pos={pos},window={window}"),
-            inputs,
-            build: Box::new(move |source| attention(source, sizes)),
-        });
-    };
-    for inputs in Inputs::ALL {
-        SIZES.into_iter().for_each(|sizes| push(inputs, sizes));
-    }
-    push(Inputs::Normal, [1, 1, 1, 8, 4096, 0]);
-    push(Inputs::Repeated, [1, 1, 1, 8, 4096, 0]);
+/// The same for many tokens, whose rows are taken by 16 (32 in the `scalar` tier), keys by 32 and columns by 64.
+const PREFILL: [[u32; 6]; 16] = [
+    [8, 1, 1, 4, 0, 0],
+    [8, 4, 1, 60, 31, 0],
+    [8, 8, 8, 64, 32, 0],
+    [15, 1, 1, 68, 30, 0],
+    [16, 2, 2, 80, 0, 0],
+    [17, 3, 1, 96, 16, 0],
+    [31, 7, 1, 16, 1, 0],
+    [33, 8, 1, 16, 5, 0],
+    [32, 4, 2, 128, 33, 0],
+    [16, 2, 1, 132, 63, 0],
+    [9, 6, 2, 192, 64, 0],
+    [18, 1, 1, 252, 14, 0],
+    [20, 4, 1, 256, 12, 0],
+    [40, 2, 1, 32, 100, 1],
+    [33, 6, 2, 32, 70, 31],
+    [24, 2, 2, 64, 90, 33],
+];
+
+/// What a case is besides its sizes.
+#[derive(Clone, Copy)]
+struct Options {
+    capacity: u32,
+    /// Tokens that are no padding.
+    n_real: u32,
+    soft_cap: Option<f32>,
+    causal: bool,
 }
 
-fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6]) -> Job {
+pub fn cases(cases: &mut Vec<Case>) {
+    let mut push = |inputs, variant: &str, sizes: [u32; 6], options: Options| {
+        let [t, h, hkv, d, pos, window] = sizes;
+        let Options { capacity, n_real, .. } = options;
+        let end = format!("pos={pos},window={window},real={n_real},capacity={capacity}");
+        cases.push(Case {
+            kernel: "attention",
+            variant: variant.into(),
+            sizes: format!("t={t},h={h},hkv={hkv},d={d},{end}"),
+            inputs,
+            build: Box::new(move |source| attention(source, sizes, options)),
+        });
+    };
+    let usual =
+        |[t, _, _, _, pos, _]: [u32; 6]| Options { capacity: pos + t + 3, n_real: t, soft_cap: None, causal: true };
+    for inputs in Inputs::ALL {
+        for sizes in DECODE.into_iter().chain(PREFILL) {
+            push(inputs, if sizes[5] == 0 { "causal" } else { "window" }, sizes, usual(sizes));
+        }
+        // A short text in a long cache, and the last chunk of a long one, whose padding lies past the cache.
+        for sizes in [[1, 4, 2, 16, 0, 0], [1, 2, 1, 64, 63, 0], [3, 2, 1, 16, 64, 20], [9, 2, 1, 16, 20, 0]] {
+            push(inputs, "causal", sizes, Options { capacity: 2100, ..usual(sizes) });
+        }
+        for (sizes, n_real) in [([6, 4, 1, 16, 508, 0], 4), ([16, 4, 2, 16, 90, 0], 6), ([16, 2, 2, 68, 40, 7], 1)] {
+            push(inputs, "padded", sizes, Options { capacity: sizes[4] + n_real, n_real, ..usual(sizes) });
+        }
+        for sizes in [[1, 6, 2, 64, 300, 0], [2, 1, 1, 16, 20, 9], [17, 4, 2, 32, 40, 0], [12, 3, 1, 80, 3, 5]] {
+            for cap in [5.0, 50.0] {
+                push(inputs, "capped", sizes, Options { soft_cap: Some(cap), ..usual(sizes) });
+            }
+        }
+        for sizes in [[1, 4, 2, 16, 3, 0], [5, 2, 1, 64, 0, 0], [7, 4, 1, 16, 400, 0], [40, 3, 1, 32, 0, 0]] {
+            push(inputs, "bidirectional", sizes, Options { causal: false, ..usual(sizes) });
+        }
+        for (sizes, n_real) in [([6, 2, 2, 32, 0, 0], 3), ([20, 2, 1, 64, 0, 0], 17), ([33, 4, 1, 100, 30, 0], 2)] {
+            push(inputs, "bidirectional", sizes, Options { causal: false, n_real, ..usual(sizes) });
+        }
+    }
+    // In the last two about as many keys as one invocation of the `scalar` tier walks, and more.
+    for sizes in [[1, 1, 1, 8, 4096, 0], [9, 1, 1, 8, 4096, 0], [9, 1, 1, 256, 3790, 0], [9, 1, 1, 256, 4100, 0]] {
+        push(Inputs::Normal, "causal", sizes, usual(sizes));
+        push(Inputs::Repeated, "causal", sizes, usual(sizes));
+    }
+}
+
+/// Error of `cap * tanh(x / cap)` computed with `e^(-2 |x| / cap)` and with the divisions that WGSL allows.
+fn cap_rounding(score: f64, cap: f64) -> f64 {
+    let argument = 2.0 * score.abs() / cap;
+    let small = (-argument).exp();
+    let of_exp = exp_rounding(argument) + 6.0 * ROUND * argument;
+    cap * (2.0 * small / (1.0 + small).powi(2) * of_exp + 10.0 * ROUND)
+}
+
+fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6], options: Options) -> Job {
+    let Options { capacity, n_real, soft_cap, causal } = options;
+    let n_keys = capacity.min(pos + if causal { t } else { n_real });
     // Rows past the last key are never to be read: they hold NaN.
-    let capacity = pos + t + 3;
     let q = source.rows(t, h * d);
     let cache = |source: &mut Source| {
         let mut rows = source.rows(hkv * capacity, d);
         for (i, row) in rows.chunks_exact_mut(d as usize).enumerate() {
-            if i as u32 % capacity >= pos + t {
+            if i as u32 % capacity >= n_keys {
                 row.fill(f32::NAN);
             }
         }
@@ -78,7 +160,7 @@ fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6]) -> Job 
     // One pass over all visible pairs finds the largest score. Scores beyond a few dozen turn softmax into a choice
     // that their last digit decides, in any arithmetic: the factor keeps them in that range.
     let visible = |token: u32| {
-        let end = pos + token + 1;
+        let end = if causal { n_keys.min(pos + token + 1) } else { n_keys };
         if window == 0 { 0..end } else { end.saturating_sub(window)..end }
     };
     let group = |head: u32| head / (h / hkv);
@@ -97,13 +179,16 @@ fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6]) -> Job 
     for (i, of_query) in scores.iter().enumerate() {
         let (token, head) = (i as u32 / h, i as u32 % h);
         let factor = f64::from(scale);
-        let highest = of_query.iter().map(|(score, _)| score * factor).fold(f64::MIN, f64::max);
-        let weights: Vec<f64> = of_query.iter().map(|(score, _)| (score * factor - highest).exp()).collect();
+        let cap = soft_cap.map(f64::from);
+        let capped = |score: f64| cap.map_or(score * factor, |cap| cap * (score * factor / cap).tanh());
+        let highest = of_query.iter().map(|(score, _)| capped(*score)).fold(f64::MIN, f64::max);
+        let weights: Vec<f64> = of_query.iter().map(|(score, _)| (capped(*score) - highest).exp()).collect();
         let total: f64 = weights.iter().sum();
         // What rounding does to a score it does to its weight, relatively; `exp` adds its own.
         let relative = |(score, magnitude): &(f64, f64)| {
-            let below = score * factor - highest;
-            sum_rounding(dim) * magnitude * factor + 2.0 * ROUND * (score * factor).abs() + exp_rounding(below)
+            let of_cap = cap.map_or(0.0, |cap| cap_rounding(score * factor, cap));
+            let of_score = sum_rounding(dim) * magnitude * factor + 2.0 * ROUND * (score * factor).abs();
+            of_score + of_cap + exp_rounding(capped(*score) - highest)
         };
         let worst = of_query.iter().map(relative).fold(0.0, f64::max);
         let mut sums = vec![(0.0f64, 0.0f64, 0.0f64); dim];
@@ -126,10 +211,12 @@ fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6]) -> Job 
         head_dim: d,
         window: if window == 0 { None } else { Some(window) },
         scale,
+        soft_cap,
+        causal,
     };
     let cache = [hkv, capacity, d];
     let operands = vec![
-        Operand::state(pos, t),
+        Operand::state(pos, n_real),
         Operand::floats("q", &[t, h * d], q),
         Operand::floats("k", &cache, k),
         Operand::floats("v", &cache, v),

@@ -128,7 +128,15 @@ fn matrix_shapes() {
 
 #[test]
 fn attention_shapes() {
-    let config = AttentionConfig { n_heads: 4, n_kv_heads: 2, head_dim: 8, window: None, scale: 1.0 };
+    let config = AttentionConfig {
+        n_heads: 4,
+        n_kv_heads: 2,
+        head_dim: 8,
+        window: None,
+        scale: 1.0,
+        soft_cap: None,
+        causal: true,
+    };
     let operands: [Operand; 4] = [
         ("q", &[3, 32], &[3, 24], "q"),
         ("k", &[2, 9, 8], &[1, 9, 8], "k"),
@@ -154,6 +162,9 @@ fn attention_shapes() {
         (AttentionConfig { head_dim: 260, ..config }, "head_dim"),
         (AttentionConfig { n_kv_heads: 3, ..config }, "n_kv_heads"),
         (AttentionConfig { n_kv_heads: 0, ..config }, "n_kv_heads"),
+        (AttentionConfig { soft_cap: Some(0.0), ..config }, "soft_cap"),
+        (AttentionConfig { soft_cap: Some(f32::NAN), ..config }, "soft_cap"),
+        (AttentionConfig { causal: false, window: Some(3), ..config }, "window"),
     ] {
         let device = Device::cpu();
         let shapes: Vec<Tensor> =

@@ -9,12 +9,17 @@ use crate::inputs::{Inputs, Source};
 /// C, around the workgroup of 256 and subgroups of any size.
 pub const WIDTHS: [u32; 19] = [1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000, 4095, 4096, 4097];
 
+/// A place in [`WIDTHS`], the width there, and T: few rows, and enough for the `scalar` tier to take them one by one.
+pub fn widths_and_heights() -> impl Iterator<Item = (usize, u32, u32)> {
+    let widths = WIDTHS.into_iter().enumerate();
+    widths.flat_map(|(i, dim)| [1 + i as u32 % 3, [4, 7, 8, 9, 17][i % 5]].map(|height| (i, dim, height)))
+}
+
 const NMSE: f64 = 1e-9;
 
 pub fn cases(cases: &mut Vec<Case>) {
     for inputs in Inputs::ALL {
-        for (i, dim) in WIDTHS.into_iter().enumerate() {
-            let n_tokens = 1 + i as u32 % 3;
+        for (i, dim, n_tokens) in widths_and_heights() {
             let eps = [1e-5, 1e-6, 1e-12][i % 3];
             let sizes = format!("t={n_tokens},c={dim},eps={eps:e}");
             cases.push(Case {

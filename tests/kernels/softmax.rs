@@ -5,7 +5,7 @@ use tilewright::kernels;
 use crate::common::Expected;
 use crate::harness::{Case, FLUSH, Job, Operand, ROUND, sum_rounding};
 use crate::inputs::{Inputs, Source};
-use crate::norm::WIDTHS;
+use crate::norm::widths_and_heights;
 
 pub fn cases(cases: &mut Vec<Case>) {
     let mut push = |inputs, n_rows: u32, dim: u32| {
@@ -18,13 +18,16 @@ pub fn cases(cases: &mut Vec<Case>) {
         });
     };
     for inputs in Inputs::ALL {
-        for (i, dim) in WIDTHS.into_iter().enumerate() {
-            push(inputs, 1 + i as u32 % 3, dim);
+        for (_, dim, n_rows) in widths_and_heights() {
+            push(inputs, n_rows, dim);
         }
     }
     // More rows than a grid has workgroups in a dimension, and a vocabulary.
     push(Inputs::Normal, 65_537, 3);
     push(Inputs::Student, 2, 151_936);
+    push(Inputs::Constant, 8, 151_936);
+    push(Inputs::Uniform, 9, 15_359);
+    push(Inputs::Uniform, 9, 15_361);
 }
 
 /// Relative error that WGSL allows `exp`, and what rounding its argument adds.

@@ -1,0 +1,117 @@
+// Attention of few queries with cached keys and values, with grouped queries, an optional window and a soft cap:
+//
+//     y[t, h] = sum over s of softmax over s of score(q[t, h], k[g, s]) * v[g, s],   s <= pos + t,  g = h * Hkv / H
+//     score(q, k) = scale * q . k, or cap * tanh(scale * q . k / cap)
+//
+// A workgroup takes ROWS rows of a key/value head and one part of the keys, so that a loaded key serves ROWS queries; with
+// several parts, `attention_merge` puts them together. A streaming softmax walks the keys in tiles of WG and rescales
+// what it has when a larger score appears. Dispatch (Hkv, splits, ceil(T * H / Hkv / ROWS)). Milakov & Gimelshein 2018,
+// arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135; Dao et al. 2023, "Flash-Decoding for long-context inference".
+#import reduce t0=reduce_four t2=reduce_four_subgroup
+#import attention
+
+struct Params {
+    n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
+    capacity: u32, window: u32, scale: f32, soft_cap: f32,       // window, soft_cap 0: none
+    causal: u32, splits: u32, step: u32, _pad: u32,
+}
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> state: array<u32>;    // step state
+@group(0) @binding(2) var<storage, read> q: array<vec4<f32>>;  // [T, H, D], D a multiple of 4 up to 256
+@group(0) @binding(3) var<storage, read> k: array<vec4<f32>>;  // [Hkv, capacity, D]
+@group(0) @binding(4) var<storage, read> v: array<vec4<f32>>;  // [Hkv, capacity, D]
+@group(0) @binding(5) var<storage, read_write> y: array<vec4<f32>>; // [T, H, D], or parts [T, H, splits, D + 4]
+
+const WG: u32 = 64u;
+override ROWS: u32 = 4u; // 1 to 4
+
+var<workgroup> quads_of_rows: array<vec4<f32>, 256>; // four queries, then sums of slices
+var<workgroup> weights: array<vec4<f32>, WG>;
+
+@compute @workgroup_size(WG)
+fn attention_decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let keys = part_range(group.y);
+    if (keys.x >= keys.y) {
+        return;
+    }
+    let quads = params.head_dim / 4u;
+    let cached = group.x * params.capacity;
+    let rows = rows_from(group.z * ROWS);
+    let query = queries_of(rows, group.x);
+    let token = tokens_of(rows);
+    var first: vec4<u32>;
+    var end: vec4<u32>;
+    for (var r = 0u; r < ROWS; r++) {
+        let seen = visible(token[r]);
+        first[r] = seen.x;
+        end[r] = min(seen.y, keys.y);
+        if (local < quads) {
+            quads_of_rows[r * WG + local] = q[query[r] * quads + local];
+        }
+    }
+    workgroupBarrier();
+    // For the scores an invocation takes one key of a tile. For the values it takes four columns, of every `slices`-th
+    // key, so that small heads keep the whole workgroup busy; the slices are added up at the end.
+    let slices = WG / quads;
+    let quad = local % quads;
+    let slice = local / quads;
+    var highest = vec4<f32>(LOWEST);
+    var sum = vec4<f32>(); // of this invocation's keys
+    var acc: array<vec4<f32>, 4>;
+    for (var start = keys.x; start < keys.y; start += WG) {
+        let s = start + local;
+        let seen = sees(s, first, end);
+        var score = vec4<f32>(LOWEST);
+        if (s < keys.y) {
+            var products = vec4<f32>();
+            for (var i = 0u; i < quads; i++) {
+                let key = k[(cached + s) * quads + i];
+                for (var r = 0u; r < ROWS; r++) {
+                    products[r] += dot(quads_of_rows[r * WG + i], key);
+                }
+            }
+            score = select(score, scores(products), seen);
+        }
+        let next = max(highest, workgroup_max(local, score)); // its barriers also allow to overwrite `weights`
+        let weight = select(vec4<f32>(), exp(score - next), seen);
+        let rescale = exp(highest - next);
+        highest = next;
+        sum = sum * rescale + weight;
+        weights[local] = weight;
+        workgroupBarrier();
+        // A tile is summed on its own first: adding keys one by one to a long sum would lose digits.
+        var tile: array<vec4<f32>, 4>;
+        if (slice < slices) {
+            let n = min(WG, keys.y - start);
+            for (var j = slice; j < n; j += slices) {
+                let value = v[(cached + start + j) * quads + quad];
+                for (var r = 0u; r < ROWS; r++) {
+                    tile[r] += weights[j][r] * value;
+                }
+            }
+        }
+        for (var r = 0u; r < ROWS; r++) {
+            acc[r] = acc[r] * rescale[r] + tile[r];
+        }
+    }
+    let total = workgroup_sum(local, sum); // the queries have been read by now
+    for (var r = 0u; r < ROWS; r++) {
+        quads_of_rows[r * WG + local] = acc[r];
+    }
+    workgroupBarrier();
+    if (local < quads) {
+        for (var r = 0u; r < ROWS; r++) {
+            var out = vec4<f32>();
+            for (var i = 0u; i < slices; i++) {
+                out += quads_of_rows[r * WG + i * quads + local];
+            }
+            let start = part_start(query[r], group.y);
+            if (params.splits == 1u) {
+                y[start + local] = out / total[r];
+            } else {
+                y[start + local] = out;
+                y[start + quads] = vec4<f32>(highest[r], total[r], 0.0, 0.0);
+            }
+        }
+    }
+}

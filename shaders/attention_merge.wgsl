@@ -1,0 +1,43 @@
+// Puts the parts of `attention_decode` together:
+//
+//     y[t, h] = sum over parts of exp(highest_p - highest) * sums_p / sum over parts of exp(highest_p - highest) * total_p
+//
+// Dispatch (ceil(T * H * D / 256), 1, 1), four columns of a query per invocation.
+#import attention
+
+struct Params {
+    n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
+    capacity: u32, window: u32, scale: f32, soft_cap: f32,       // window, soft_cap 0: none
+    causal: u32, splits: u32, step: u32, _pad: u32,
+}
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> state: array<u32>;    // step state
+@group(0) @binding(2) var<storage, read> parts: array<vec4<f32>>;   // [T, H, splits, D + 4]
+@group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>; // [T, H, D]
+
+const WG: u32 = 64u;
+
+@compute @workgroup_size(WG)
+fn attention_merge(@builtin(global_invocation_id) id: vec3<u32>) {
+    let quads = params.head_dim / 4u;
+    let query = id.x / quads;
+    if (query >= params.n_tokens * params.n_heads) {
+        return;
+    }
+    let keys = visible_to(vec2<u32>(0u, n_rows() - 1u));
+    let each = part_keys(keys.y - keys.x);
+    let n_parts = (keys.y - keys.x + each - 1u) / each;
+    var highest = LOWEST;
+    for (var p = 0u; p < n_parts; p++) {
+        highest = max(highest, parts[part_start(query, p) + quads].x);
+    }
+    var sum = 0.0;
+    var acc = vec4<f32>();
+    for (var p = 0u; p < n_parts; p++) {
+        let start = part_start(query, p);
+        let weight = exp(parts[start + quads].x - highest);
+        sum += weight * parts[start + quads].y;
+        acc += weight * parts[start + id.x % quads];
+    }
+    y[id.x] = acc / sum;
+}

@@ -1,0 +1,131 @@
+// Attention of many queries with cached keys and values: what `attention_decode` computes, tile by tile.
+//
+// A workgroup takes 16 rows of a key/value head and walks the keys that any of them sees in tiles of 32, both in parts of
+// 64 columns. An invocation has four rows and, of each tile, two keys for the scores and four columns of each part for
+// the values, so that four numbers that it loads serve sixteen products. Tiles that no row sees are never touched.
+// Dispatch (Hkv, ceil(T * H / Hkv / 16), 1). Dao et al. 2022, arXiv:2205.14135.
+#import attention
+
+struct Params {
+    n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
+    capacity: u32, window: u32, scale: f32, soft_cap: f32,       // window, soft_cap 0: none
+    causal: u32, splits: u32, step: u32, _pad: u32,
+}
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> state: array<u32>;    // step state
+@group(0) @binding(2) var<storage, read> q: array<vec4<f32>>;  // [T, H, D], D a multiple of 4 up to 256
+@group(0) @binding(3) var<storage, read> k: array<vec4<f32>>;  // [Hkv, capacity, D]
+@group(0) @binding(4) var<storage, read> v: array<vec4<f32>>;  // [Hkv, capacity, D]
+@group(0) @binding(5) var<storage, read_write> y: array<vec4<f32>>; // [T, H, D]
+
+const WG: u32 = 64u;
+const TILE_ROWS: u32 = 16u;
+const TILE_KEYS: u32 = 32u;
+const PART: u32 = 16u;                 // quads of a row that are staged at a time
+const STRIDE: u32 = PART + 1u;         // rows of keys start in different banks
+override PARTS: u32 = 4u;              // ceil(D / 64)
+
+var<workgroup> queries: array<vec4<f32>, TILE_ROWS * PART>;
+var<workgroup> staged: array<vec4<f32>, TILE_KEYS * STRIDE>; // keys, then values
+var<workgroup> weights: array<vec4<f32>, TILE_KEYS * 4u>;    // scores first; four rows of a key in each
+
+@compute @workgroup_size(WG)
+fn attention_prefill(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let quads = params.head_dim / 4u;
+    let cached = group.x * params.capacity;
+    let first_row = group.y * TILE_ROWS;
+    let keys = visible_to(vec2<u32>(first_row, min(first_row + TILE_ROWS, n_rows()) - 1u));
+    let lane = local % 16u;
+    let four = local / 16u;
+    let row = first_row + four * 4u;
+    let rows = rows_from(row);
+    let query = queries_of(rows, group.x);
+    let token = tokens_of(rows);
+    let seen = array<vec2<u32>, 4>(visible(token.x), visible(token.y), visible(token.z), visible(token.w));
+    let first = vec4<u32>(seen[0].x, seen[1].x, seen[2].x, seen[3].x);
+    let end = vec4<u32>(seen[0].y, seen[1].y, seen[2].y, seen[3].y);
+
+    var highest = vec4<f32>(LOWEST);
+    var sum = vec4<f32>();
+    var acc: array<mat4x4<f32>, 4>; // by part; a column for each row
+    for (var s = keys.x; s < keys.y; s += TILE_KEYS) {
+        var near = vec4<f32>(); // products with key s + lane
+        var far = vec4<f32>();  // and with key s + 16 + lane
+        for (var part = 0u; part < PARTS; part++) {
+            let n = min(PART, quads - part * PART);
+            if (lane < n) {
+                for (var i = four; i < TILE_ROWS; i += 4u) {
+                    let at = queries_of(rows_from(first_row + i), group.x).x * quads;
+                    queries[i * PART + lane] = q[at + part * PART + lane];
+                }
+                for (var i = four; i < TILE_KEYS; i += 4u) {
+                    let at = (cached + min(s + i, keys.y - 1u)) * quads;
+                    staged[i * STRIDE + lane] = k[at + part * PART + lane];
+                }
+            }
+            workgroupBarrier();
+            for (var i = 0u; i < n; i++) {
+                let q0 = queries[four * 4u * PART + i];
+                let q1 = queries[(four * 4u + 1u) * PART + i];
+                let q2 = queries[(four * 4u + 2u) * PART + i];
+                let q3 = queries[(four * 4u + 3u) * PART + i];
+                let k0 = staged[lane * STRIDE + i];
+                let k1 = staged[(lane + 16u) * STRIDE + i];
+                near += vec4<f32>(dot(q0, k0), dot(q1, k0), dot(q2, k0), dot(q3, k0));
+                far += vec4<f32>(dot(q0, k1), dot(q1, k1), dot(q2, k1), dot(q3, k1));
+            }
+            workgroupBarrier(); // what is staged is overwritten
+        }
+        let sees_near = sees(s + lane, first, end);
+        let sees_far = sees(s + lane + 16u, first, end);
+        near = select(vec4<f32>(LOWEST), scores(near), sees_near);
+        far = select(vec4<f32>(LOWEST), scores(far), sees_far);
+        weights[four * TILE_KEYS + lane] = near;
+        weights[four * TILE_KEYS + lane + 16u] = far;
+        workgroupBarrier();
+        var next = highest;
+        for (var j = 0u; j < TILE_KEYS; j++) {
+            next = max(next, weights[four * TILE_KEYS + j]);
+        }
+        let rescale = exp(highest - next);
+        highest = next;
+        workgroupBarrier(); // all scores have been read
+        weights[four * TILE_KEYS + lane] = select(vec4<f32>(), exp(near - next), sees_near);
+        weights[four * TILE_KEYS + lane + 16u] = select(vec4<f32>(), exp(far - next), sees_far);
+        var tile_sum = vec4<f32>();
+        for (var part = 0u; part < PARTS; part++) {
+            let n = min(PART, quads - part * PART);
+            if (lane < n) {
+                for (var i = four; i < TILE_KEYS; i += 4u) {
+                    let at = (cached + min(s + i, keys.y - 1u)) * quads;
+                    staged[i * STRIDE + lane] = v[at + part * PART + lane];
+                }
+            }
+            workgroupBarrier();
+            var tile = mat4x4<f32>();
+            tile_sum = vec4<f32>();
+            for (var j = 0u; j < TILE_KEYS; j++) {
+                let weight = weights[four * TILE_KEYS + j];
+                let value = staged[j * STRIDE + lane];
+                tile_sum += weight;
+                tile += mat4x4<f32>(weight.x * value, weight.y * value, weight.z * value, weight.w * value);
+            }
+            acc[part] = mat4x4<f32>(
+                acc[part][0] * rescale.x + tile[0],
+                acc[part][1] * rescale.y + tile[1],
+                acc[part][2] * rescale.z + tile[2],
+                acc[part][3] * rescale.w + tile[3],
+            );
+            workgroupBarrier(); // what is staged is overwritten
+        }
+        sum = sum * rescale + tile_sum;
+    }
+    for (var part = 0u; part < PARTS; part++) {
+        let quad = part * PART + lane;
+        for (var r = 0u; r < 4u; r++) {
+            if (quad < quads && row + r < n_rows()) {
+                y[query[r] * quads + quad] = acc[part][r] / sum[r];
+            }
+        }
+    }
+}

@@ -1,0 +1,59 @@
+// `layer_norm` without workgroup memory or barriers: one invocation takes a token alone, for software adapters. Rows of
+// whole quads are loaded by four; of others each element is loaded by itself, because they start within a quad.
+//
+// Dispatch (ceil(T / 8), 1, 1).
+#kernel layer_norm scalar
+
+struct Params { n_tokens: u32, dim: u32, eps: f32, _pad: u32 } // T, C
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;       // [T, C]
+@group(0) @binding(2) var<storage, read> weight: array<vec4<f32>>;  // [C]
+@group(0) @binding(3) var<storage, read> bias: array<vec4<f32>>;    // [C]
+@group(0) @binding(4) var<storage, read_write> y: array<vec4<f32>>; // [T, C]
+
+const WG: u32 = 8u;
+const RUN: u32 = 64u; // summed on its own first: adding elements one by one to a long sum would lose digits
+
+// The row's mean deviation from `first + mean`, or its mean square.
+fn mean_deviation(row: u32, quads: u32, first: f32, mean: f32, squared: bool) -> f32 {
+    var sums = vec4<f32>();
+    for (var start = 0u; start < quads; start += RUN) {
+        var part = vec4<f32>();
+        for (var i = start; i < min(start + RUN, quads); i++) {
+            let deviation = x[row / 4u + i] - first - mean;
+            part += select(deviation, deviation * deviation, squared);
+        }
+        sums += part;
+    }
+    var sum = (sums.x + sums.y) + (sums.z + sums.w);
+    for (var start = quads * 4u; start < params.dim; start += RUN) {
+        var part = 0.0;
+        for (var c = row + start; c < row + min(start + RUN, params.dim); c++) {
+            let deviation = x[c / 4u][c % 4u] - first - mean;
+            part += select(deviation, deviation * deviation, squared);
+        }
+        sum += part;
+    }
+    return sum / f32(params.dim);
+}
+
+@compute @workgroup_size(WG)
+fn layer_norm(@builtin(global_invocation_id) id: vec3<u32>) {
+    if (id.x >= params.n_tokens) {
+        return;
+    }
+    let row = id.x * params.dim;
+    let quads = select(0u, params.dim / 4u, params.dim % 4u == 0u);
+    // Sums of differences from the row's first element: a mean far from zero then costs no digits.
+    let first = x[row / 4u][row % 4u];
+    let mean = mean_deviation(row, quads, first, 0.0, false); // relative to `first`
+    let scale = 1.0 / sqrt(mean_deviation(row, quads, first, mean, true) + params.eps);
+    for (var i = 0u; i < quads; i++) {
+        y[row / 4u + i] = (x[row / 4u + i] - first - mean) * scale * weight[i] + bias[i];
+    }
+    for (var c = quads * 4u; c < params.dim; c++) {
+        let at = row + c;
+        let deviation = x[at / 4u][at % 4u] - first - mean;
+        y[at / 4u][at % 4u] = deviation * scale * weight[c / 4u][c % 4u] + bias[c / 4u][c % 4u];
+    }
+}

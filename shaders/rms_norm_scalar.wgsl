@@ -1,0 +1,48 @@
+// `rms_norm` without workgroup memory or barriers: one invocation takes a token alone, for software adapters. Rows of whole
+// quads are loaded by four; of others each element is loaded by itself, because they start within a quad.
+//
+// Dispatch (ceil(T / 8), 1, 1).
+#kernel rms_norm scalar
+
+struct Params { n_tokens: u32, dim: u32, eps: f32, _pad: u32 } // T, C
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;       // [T, C]
+@group(0) @binding(2) var<storage, read> weight: array<vec4<f32>>;  // [C]
+@group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>; // [T, C]
+
+const WG: u32 = 8u;
+const RUN: u32 = 64u; // summed on its own first: adding elements one by one to a long sum would lose digits
+
+@compute @workgroup_size(WG)
+fn rms_norm(@builtin(global_invocation_id) id: vec3<u32>) {
+    if (id.x >= params.n_tokens) {
+        return;
+    }
+    let row = id.x * params.dim;
+    let quads = select(0u, params.dim / 4u, params.dim % 4u == 0u);
+    let quad = row / 4u;
+    var sums = vec4<f32>();
+    for (var start = 0u; start < quads; start += RUN) {
+        var part = vec4<f32>();
+        for (var i = start; i < min(start + RUN, quads); i++) {
+            part += x[quad + i] * x[quad + i];
+        }
+        sums += part;
+    }
+    var sum_sq = (sums.x + sums.y) + (sums.z + sums.w);
+    for (var start = quads * 4u; start < params.dim; start += RUN) {
+        var part = 0.0;
+        for (var c = row + start; c < row + min(start + RUN, params.dim); c++) {
+            part += x[c / 4u][c % 4u] * x[c / 4u][c % 4u];
+        }
+        sum_sq += part;
+    }
+    let scale = 1.0 / sqrt(sum_sq / f32(params.dim) + params.eps);
+    for (var i = 0u; i < quads; i++) {
+        y[quad + i] = x[quad + i] * scale * weight[i];
+    }
+    for (var c = quads * 4u; c < params.dim; c++) {
+        let at = row + c;
+        y[at / 4u][at % 4u] = x[at / 4u][at % 4u] * scale * weight[c / 4u][c % 4u];
+    }
+}
