@@ -2,7 +2,7 @@
 // compares `matmul` with.
 //
 // Dispatch (ceil(N / 16), ceil(M / 16), 1).
-#import block F32=block_f32 F16=block_f16 BF16=block_bf16 Q8_0=block_q8_0 Q4_0=block_q4_0
+#import block F32=block_f32 F16=block_f16 BF16=block_bf16 Q8_0=block_q8_0 Q4_0=block_q4_0 Q4_K=block_q4_k Q5_K=block_q5_k Q6_K=block_q6_k
 #import linear
 
 struct Params { n_tokens: u32, n_out: u32, dim: u32, blocks: u32, w_scales: u32, y_start: u32, y_stride: u32, flags: u32 } // M, N, K

@@ -4,7 +4,7 @@
 //
 // LANES invocations share four rows of w and split K by blocks of 32; the host picks LANES by K. A workgroup has
 // WG / LANES such groups. Dispatch (groups of rows folded over x and y, T in z).
-#import block F32=block_f32 F16=block_f16 BF16=block_bf16 Q8_0=block_q8_0 Q4_0=block_q4_0
+#import block F32=block_f32 F16=block_f16 BF16=block_bf16 Q8_0=block_q8_0 Q4_0=block_q4_0 Q4_K=block_q4_k Q5_K=block_q5_k Q6_K=block_q6_k
 #import reduce t0=lanes t2=lanes_subgroup
 #import linear
 #import four_rows

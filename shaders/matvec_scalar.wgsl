@@ -2,7 +2,7 @@
 //
 // Dispatch (groups of 256 rows folded over x and y, T in z).
 #kernel matvec scalar
-#import block F32=block_f32 F16=block_f16 BF16=block_bf16 Q8_0=block_q8_0 Q4_0=block_q4_0
+#import block F32=block_f32 F16=block_f16 BF16=block_bf16 Q8_0=block_q8_0 Q4_0=block_q4_0 Q4_K=block_q4_k Q5_K=block_q5_k Q6_K=block_q6_k
 #import linear
 #import four_rows
 
