@@ -1,11 +1,12 @@
 //! Links, validates and describes every shader variant, so that a broken shader fails `cargo build`.
 //!
-//! A shader in `shaders/` may hold two directives, each on a line of its own:
+//! A shader in `shaders/` may hold three directives, each on a line of its own:
 //!
 //! - `#import reduce` joins in `shaders/shared/reduce.wgsl`. `#import reduce t0=reduce t2=reduce_subgroup` links one
 //!   variant of the shader for each `tag=fragment`; several such lines give their cross product. A tag is a weight
 //!   type as the files spell it (`Q4_0`) or a tier (`t0` baseline, `t1` shader-f16, `t2` subgroups). Fragments use the
 //!   first form themselves; what several of them import is joined in once.
+//! - `#weights` is such a line for every weight type, whose fragment is `block_` and its name in lower case.
 //! - `#kernel matmul scalar` says that the file is the `scalar` variant of the kernel `matmul`, with its bindings.
 //!
 //! The result is `$OUT_DIR/shaders.rs`: one `Kernel` for each kernel name with its bindings, the size of its params
@@ -22,6 +23,9 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 const MAX_STORAGE_BINDINGS: usize = 8;
 const MAX_WORKGROUP_BYTES: u32 = 16 << 10;
 const MAX_INVOCATIONS: u32 = 256;
+
+/// Types that packed weights have; the names are those of `WeightType`.
+const WEIGHTS: [&str; 8] = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"];
 
 const TIERS: [&str; 4] = ["t0", "t1", "t2", "scalar"];
 
@@ -82,6 +86,10 @@ fn link_file(dir: &Path, file: &Path, kernels: &mut BTreeMap<String, Kernel>) ->
         let words: Vec<&str> = line.split_whitespace().collect();
         match words.as_slice() {
             ["#kernel", kernel, tier] => (name, file_tier) = (kernel.to_string(), tier.to_string()),
+            ["#weights"] => {
+                let choice = |name: &&str| (name.to_string(), format!("block_{}", name.to_lowercase()));
+                imports.push(WEIGHTS.iter().map(choice).collect());
+            }
             ["#import", fragment] => imports.push(vec![(String::new(), fragment.to_string())]),
             ["#import", _slot, choices @ ..] => {
                 let parse = |choice: &&str| {

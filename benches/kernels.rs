@@ -392,18 +392,20 @@ fn output(label: &str, shape: &[u32]) -> Result<Tensor, Error> {
 /// can take another time.
 fn weight_bytes(weight: WeightType, n: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> = common::words(n.div_ceil(4)).flat_map(u32::to_le_bytes).take(n).collect();
-    let (unit, high) = match weight {
-        // 0.5 to 1, whatever the mantissa.
-        WeightType::F32 => (4, 0x3f),
-        WeightType::F16 => (2, 0x38),
-        WeightType::BF16 => (2, 0x3f),
-        // The high byte of the scale makes it 0.0078 and a little.
-        WeightType::Q8_0 => (34, 0x20),
-        WeightType::Q4_0 => (18, 0x20),
+    // The high byte of each float or f16 scale, at these places of a unit: floats of 0.5 to 1, whatever the mantissa, and
+    // scales of 0.0078 and a little.
+    let (unit, high, places): (usize, u8, &[usize]) = match weight {
+        WeightType::F32 => (4, 0x3f, &[3]),
+        WeightType::F16 => (2, 0x38, &[1]),
+        WeightType::BF16 => (2, 0x3f, &[1]),
+        WeightType::Q8_0 => (34, 0x20, &[1]),
+        WeightType::Q4_0 => (18, 0x20, &[1]),
+        WeightType::Q4_K => (144, 0x20, &[1, 3]),
+        WeightType::Q5_K => (176, 0x20, &[1, 3]),
+        WeightType::Q6_K => (210, 0x20, &[209]),
     };
-    let last = if weight.has_scale() { 1 } else { unit - 1 };
     for element in bytes.chunks_exact_mut(unit) {
-        element[last] = high;
+        places.iter().for_each(|&place| element[place] = high);
     }
     bytes
 }

@@ -4,7 +4,7 @@
 //
 // Dispatch (T, 1, 1). A table too large for one binding comes in slabs of rows, one dispatch each, which write the
 // tokens that they hold.
-#import block F32=block_f32 F16=block_f16 BF16=block_bf16 Q8_0=block_q8_0 Q4_0=block_q4_0
+#weights
 #import state
 
 struct Params { dim: u32, blocks: u32, w_scales: u32, slab_start: u32, slab_rows: u32, _pad0: u32, _pad1: u32, _pad2: u32 }

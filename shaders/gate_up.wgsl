@@ -4,7 +4,7 @@
 //
 // which is `matvec` followed by `swiglu`, with NORM also preceded by `rms_norm`; see `shared/four_rows.wgsl`. LANES
 // invocations work two outputs, that is four rows of w. Dispatch (groups of outputs folded over x and y, T in z).
-#import block F32=block_f32 F16=block_f16 BF16=block_bf16 Q8_0=block_q8_0 Q4_0=block_q4_0
+#weights
 #import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
 #import four_rows
 #import silu

@@ -4,7 +4,7 @@
 //
 // Dispatch (ceil(N / 64), ceil(M / 64), 1). Weights are unpacked once a tile, into workgroup memory.
 #import stage t0=stage_f32 t1=stage_f16
-#import block F32=block_f32 F16=block_f16 BF16=block_bf16 Q8_0=block_q8_0 Q4_0=block_q4_0
+#weights
 #import tile
 #import linear
 

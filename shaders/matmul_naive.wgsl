@@ -2,7 +2,7 @@
 // compares `matmul` with.
 //
 // Dispatch (ceil(N / 16), ceil(M / 16), 1).
-#import block F32=block_f32 F16=block_f16 BF16=block_bf16 Q8_0=block_q8_0 Q4_0=block_q4_0
+#weights
 #import linear
 
 struct Params {

@@ -3,7 +3,7 @@
 //
 // Dispatch (ceil(N / 32), ceil(M / 32), 1), 8 x 8 invocations.
 #kernel matmul scalar
-#import block F32=block_f32 F16=block_f16 BF16=block_bf16 Q8_0=block_q8_0 Q4_0=block_q4_0
+#weights
 #import linear
 
 struct Params {

@@ -6,7 +6,7 @@
 // WG / LANES such groups. In the scalar variant one invocation works four rows alone: software adapters run a
 // workgroup one invocation after the other, where barriers cost most. Dispatch (groups of rows folded over x and y, T
 // in z).
-#import block F32=block_f32 F16=block_f16 BF16=block_bf16 Q8_0=block_q8_0 Q4_0=block_q4_0
+#weights
 #import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
 #import linear
 #import four_rows

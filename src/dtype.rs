@@ -30,15 +30,29 @@ pub enum WeightType {
     Q8_0,
     /// Blocks of 32 nibbles with one F16 scale.
     Q4_0,
+    /// Super-blocks of 256 nibbles: a 6-bit scale and min for each 32, and two F16 scales of these.
+    Q4_K,
+    /// As Q4_K with 5-bit quants.
+    Q5_K,
+    /// Super-blocks of 256 6-bit quants: an 8-bit scale for each 16, and one F16 scale of these.
+    Q6_K,
 }
 
-/// Weights in a block of any type: rows are padded with zeros to a multiple of it.
+/// Weights in a block of any type; kernels unpack one at a time.
 pub const BLOCK: usize = 32;
 
 impl WeightType {
     /// All weight types.
-    pub const ALL: [WeightType; 5] =
-        [WeightType::F32, WeightType::F16, WeightType::BF16, WeightType::Q8_0, WeightType::Q4_0];
+    pub const ALL: [WeightType; 8] = [
+        WeightType::F32,
+        WeightType::F16,
+        WeightType::BF16,
+        WeightType::Q8_0,
+        WeightType::Q4_0,
+        WeightType::Q4_K,
+        WeightType::Q5_K,
+        WeightType::Q6_K,
+    ];
 
     /// Name as the files spell it.
     pub fn name(self) -> &'static str {
@@ -48,22 +62,36 @@ impl WeightType {
             WeightType::BF16 => "BF16",
             WeightType::Q8_0 => "Q8_0",
             WeightType::Q4_0 => "Q4_0",
+            WeightType::Q4_K => "Q4_K",
+            WeightType::Q5_K => "Q5_K",
+            WeightType::Q6_K => "Q6_K",
         }
     }
 
-    /// Bytes of a block's weights in packed form, without its scale.
-    pub fn quants_bytes(self) -> usize {
+    /// Weights in a unit, which is a block or a super-block of eight: rows are padded with zeros to a multiple of it.
+    pub fn unit_len(self) -> usize {
+        match self {
+            WeightType::Q4_K | WeightType::Q5_K | WeightType::Q6_K => 8 * BLOCK,
+            _ => BLOCK,
+        }
+    }
+
+    /// Bytes of a unit in packed form, without the scale behind all units; a multiple of 16.
+    pub fn unit_bytes(self) -> usize {
         match self {
             WeightType::F32 => 128,
             WeightType::F16 | WeightType::BF16 => 64,
             WeightType::Q8_0 => 32,
             WeightType::Q4_0 => 16,
+            WeightType::Q4_K => 144,
+            WeightType::Q5_K => 176,
+            WeightType::Q6_K => 208,
         }
     }
 
-    /// Whether blocks have a scale.
+    /// Whether each unit has an F16 scale behind all units.
     pub fn has_scale(self) -> bool {
-        matches!(self, WeightType::Q8_0 | WeightType::Q4_0)
+        matches!(self, WeightType::Q8_0 | WeightType::Q4_0 | WeightType::Q6_K)
     }
 }
 

@@ -1,9 +1,11 @@
 //! Packed weight matrices: the layout that kernels read, and packing from the layout of files.
 //!
-//! A matrix `[N, K]` is stored row by row in blocks of 32 weights along K; rows are padded with zeros to whole blocks.
-//! First come the quants of all blocks, each a multiple of 16 bytes, so that a kernel loads them as `vec4<u32>`; then, for
-//! types with scales, the scales of all blocks as f16, two to a word. A matrix larger than one binding may be is cut
-//! into slabs of rows.
+//! A matrix `[N, K]` is stored row by row in units along K: blocks of 32 weights, or super-blocks of eight blocks for the
+//! K-quants; rows are padded with zeros to whole units. First come all units, each a multiple of 16 bytes, so that a
+//! kernel loads `vec4<u32>`; then, for types whose units have one, the scales of all units as f16, two to a word. A
+//! matrix larger than one binding may be is cut into slabs of rows.
+
+mod unit;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -120,7 +122,7 @@ impl Matrix {
                 found: format!("{} bytes from row {first_row} on", bytes.len()),
             });
         }
-        let (blocks, quants_bytes) = (self.blocks() as usize, self.weight.quants_bytes());
+        let (n_units, unit_words) = (self.units() as usize, self.weight.unit_bytes() / 4);
         let mut rows = bytes.chunks_exact(row_bytes);
         let mut row = first_row;
         for slab in &self.slabs {
@@ -129,19 +131,20 @@ impl Matrix {
             if n == 0 {
                 continue;
             }
-            let mut quants = vec![0u32; n * blocks * quants_bytes / 4];
-            let mut scales = vec![0u16; if self.weight.has_scale() { n * blocks } else { 0 }];
-            for (i, from) in rows.by_ref().take(n).enumerate() {
-                self.pack_row(i, from, bytemuck::cast_slice_mut(&mut quants), bytemuck::cast_slice_mut(&mut scales));
+            let mut units = vec![0u32; n * n_units * unit_words];
+            let mut scales = vec![0u16; if self.weight.has_scale() { n * n_units } else { 0 }];
+            let row_words = units.chunks_exact_mut(n_units * unit_words);
+            for (i, (from, units)) in rows.by_ref().take(n).zip(row_words).enumerate() {
+                unit::pack_row(self.weight, from, units, scales.get_mut(i * n_units..).unwrap_or_default());
             }
-            device.write(&slab.words, first as usize * blocks * quants_bytes / 4, &quants)?;
+            device.write(&slab.words, first as usize * n_units * unit_words, &units)?;
             if self.weight.has_scale() {
                 let places = ScalePlaces {
                     words: &slab.words,
                     first_word: self.quants_words(slab) as usize,
-                    n_scales: slab.rows as usize * blocks,
+                    n_scales: slab.rows as usize * n_units,
                 };
-                edges.write(device, &places, first as usize * blocks, &scales)?;
+                edges.write(device, &places, first as usize * n_units, &scales)?;
             }
             row += n as u32;
         }
@@ -163,9 +166,14 @@ impl Matrix {
         self.weight
     }
 
+    /// Units in a row.
+    fn units(&self) -> u32 {
+        self.cols.div_ceil(self.weight.unit_len() as u32)
+    }
+
     /// Blocks in a row.
     pub(crate) fn blocks(&self) -> u32 {
-        self.cols.div_ceil(BLOCK as u32)
+        self.units() * (self.weight.unit_len() / BLOCK) as u32
     }
 
     pub(crate) fn slabs(&self) -> &[Slab] {
@@ -197,27 +205,11 @@ impl Matrix {
 
     /// Words of a slab before its scales.
     pub(crate) fn quants_words(&self, slab: &Slab) -> u32 {
-        slab.rows * self.blocks() * (self.weight.quants_bytes() / 4) as u32
-    }
-
-    /// Packs one row; Q8_0 and Q4_0 blocks stand in files as an f16 scale and the quants behind it.
-    fn pack_row(&self, row: usize, from: &[u8], quants: &mut [u8], scales: &mut [u8]) {
-        let n_blocks = self.blocks() as usize;
-        let block_bytes = self.weight.quants_bytes();
-        if !self.weight.has_scale() {
-            let at = row * n_blocks * block_bytes;
-            quants[at..at + from.len()].copy_from_slice(from);
-            return;
-        }
-        for (i, block) in from.chunks_exact(2 + block_bytes).enumerate() {
-            let at = row * n_blocks + i;
-            scales[at * 2..at * 2 + 2].copy_from_slice(&block[..2]);
-            quants[at * block_bytes..(at + 1) * block_bytes].copy_from_slice(&block[2..]);
-        }
+        slab.rows * self.units() * (self.weight.unit_bytes() / 4) as u32
     }
 }
 
-/// Words of scales of which one half has come so far: rows with an odd number of blocks share a word of scales with their
+/// Words of scales of which one half has come so far: rows with an odd number of units share a word of scales with their
 /// neighbours, and these may come much later.
 #[derive(Default)]
 pub(crate) struct ScaleEdges {
@@ -260,16 +252,16 @@ struct ScalePlaces<'a> {
 
 /// 4-byte words of a packed matrix.
 fn packed_words(weight: WeightType, rows: u32, cols: u32) -> u64 {
-    let blocks = u64::from(rows) * u64::from(cols.div_ceil(BLOCK as u32));
-    let scales = if weight.has_scale() { (2 * blocks).div_ceil(4) } else { 0 };
-    blocks * weight.quants_bytes() as u64 / 4 + scales
+    let units = u64::from(rows) * u64::from(cols.div_ceil(weight.unit_len() as u32));
+    let scales = if weight.has_scale() { units.div_ceil(2) } else { 0 };
+    units * weight.unit_bytes() as u64 / 4 + scales
 }
 
-/// Bytes of a row as files store it; the blocks of Q8_0 and Q4_0 must be whole there.
+/// Bytes of a row as files store it; the units of quantised types must be whole there.
 pub fn file_row_bytes(weight: WeightType, cols: usize) -> usize {
     match weight {
         WeightType::F32 => cols * 4,
         WeightType::F16 | WeightType::BF16 => cols * 2,
-        WeightType::Q8_0 | WeightType::Q4_0 => cols.div_ceil(BLOCK) * (2 + weight.quants_bytes()),
+        _ => cols.div_ceil(weight.unit_len()) * unit::file_bytes(weight),
     }
 }

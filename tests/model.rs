@@ -174,6 +174,8 @@ stories! {
     stories260k_q4_0: "stories260k", "q4_0", "stories260k-q4_0.gguf";
     stories260k_wide_q4_0: "stories260k-wide", "q4_0", "stories260k-wide-q4_0.gguf";
     stories260k_wide_q4_k_m: "stories260k-wide", "q4_k_m", "stories260k-wide-q4_k_m.gguf";
+    stories260k_wide_q5_k_m: "stories260k-wide", "q5_k_m", "stories260k-wide-q5_k_m.gguf";
+    stories260k_wide_q6_k: "stories260k-wide", "q6_k", "stories260k-wide-q6_k.gguf";
     stories260k_wide_mixed: "stories260k-wide", "mixed", "stories260k-wide-mixed.gguf";
     tinystories656k_bf16: "tinystories656k", "bf16", "model.safetensors";
     tinystories656k_q5_0: "tinystories656k", "q5_0", "tinystories656k-q5_0.gguf";

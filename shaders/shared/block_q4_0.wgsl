@@ -9,14 +9,14 @@ fn quants(word: u32) -> vec4<f32> {
 
 // Weights 4 * quad .. 4 * quad + 4 of a block.
 fn block_quad(block: u32, quad: u32) -> vec4<f32> {
-    return block_scale(block) * quants(w[block][quad & 3u] >> (4u * (quad >> 2u)));
+    return unit_scale(block) * quants(w[block][quad & 3u] >> (4u * (quad >> 2u)));
 }
 
 // Sum over the block of weight times x.
 fn block_dot(block: u32, x: array<vec4<f32>, 8>) -> f32 {
     let a = w[block];
     let b = a >> vec4<u32>(4u);
-    return block_scale(block)
+    return unit_scale(block)
         * (dot(quants(a.x), x[0]) + dot(quants(a.y), x[1]) + dot(quants(a.z), x[2]) + dot(quants(a.w), x[3])
         + dot(quants(b.x), x[4]) + dot(quants(b.y), x[5]) + dot(quants(b.z), x[6]) + dot(quants(b.w), x[7]));
 }

@@ -28,8 +28,9 @@ pub(crate) fn matmul(mut call: Call<'_>) {
     let weight = call.weight;
     let [w, vector, x, y] = call.operands();
     let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
-    let x = normed(&x.get::<f32>()[..n_tokens * dim], vector.get(), dim, params.flags, params.eps);
-    let sums = Product { w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, dim }.sums(weight);
+    let n_blocks = params.blocks as usize;
+    let x = activations(&x.get::<f32>()[..n_tokens * dim], vector.get(), [dim, n_blocks], params.flags, params.eps);
+    let sums = Product { w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, n_blocks }.sums(weight);
 
     let bias = (params.flags & BIAS != 0).then(|| &vector.get::<f32>()[params.y_start as usize..][..n_out]);
     let accumulate = params.flags & ACCUMULATE != 0;
@@ -52,8 +53,9 @@ pub(crate) fn gate_up(mut call: Call<'_>) {
     let weight = call.weight;
     let [w, vector, x, y] = call.operands();
     let (n_tokens, ffn_dim, dim) = (params.n_tokens as usize, params.ffn_dim as usize, params.dim as usize);
-    let x = normed(&x.get::<f32>()[..n_tokens * dim], vector.get(), dim, params.flags, params.eps);
-    let product = Product { w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out: 2 * ffn_dim, dim };
+    let n_blocks = params.blocks as usize;
+    let x = activations(&x.get::<f32>()[..n_tokens * dim], vector.get(), [dim, n_blocks], params.flags, params.eps);
+    let product = Product { w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out: 2 * ffn_dim, n_blocks };
     let sums = product.sums(weight);
     for (t, y) in y.get_mut::<f32>()[..n_tokens * ffn_dim].chunks_exact_mut(ffn_dim).enumerate() {
         let row = sums.row(t);
@@ -67,8 +69,9 @@ pub(crate) fn qkv(mut call: Call<'_>) {
     let weight = call.weight;
     let [state, table, w, vector, x, q, k, v] = call.operands();
     let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
-    let x = normed(&x.get::<f32>()[..n_tokens * dim], vector.get(), dim, params.flags, params.eps);
-    let sums = Product { w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, dim }.sums(weight);
+    let n_blocks = params.blocks as usize;
+    let x = activations(&x.get::<f32>()[..n_tokens * dim], vector.get(), [dim, n_blocks], params.flags, params.eps);
+    let sums = Product { w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, n_blocks }.sums(weight);
 
     let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
     let (head_dim, capacity) = (params.head_dim as usize, params.capacity as usize);
@@ -94,26 +97,38 @@ pub(crate) fn qkv(mut call: Call<'_>) {
     }
 }
 
-/// The activations, normalised if the flags say so.
-fn normed<'a>(x: &'a [f32], weight: &[f32], dim: usize, flags: u32, eps: f32) -> Cow<'a, [f32]> {
-    if flags & NORM == 0 {
-        return Cow::Borrowed(x);
+/// The activations in whole blocks, normalised if the flags say so; rows of `dim` elements that end amid their blocks are
+/// padded with zeros.
+fn activations<'a>(
+    x: &'a [f32],
+    weight: &[f32],
+    [dim, n_blocks]: [usize; 2],
+    flags: u32,
+    eps: f32,
+) -> Cow<'a, [Block]> {
+    let has_norm = flags & NORM != 0;
+    if !has_norm && dim == n_blocks * BLOCK {
+        return Cow::Borrowed(x.as_chunks().0);
     }
-    let mut y = vec![0.0; x.len()];
-    for (x, y) in x.chunks_exact(dim).zip(y.chunks_exact_mut(dim)) {
-        rms_norm_row(x, &weight[..dim], eps, y);
+    let mut blocks = vec![[0.0; BLOCK]; x.len() / dim * n_blocks];
+    for (to, from) in blocks.as_flattened_mut().chunks_exact_mut(n_blocks * BLOCK).zip(x.chunks_exact(dim)) {
+        if has_norm {
+            rms_norm_row(from, &weight[..dim], eps, &mut to[..dim]);
+        } else {
+            to[..dim].copy_from_slice(from);
+        }
     }
-    Cow::Owned(y)
+    Cow::Owned(blocks)
 }
 
-/// `x wᵀ`, where `x` is `[n_tokens, dim]` and `w` packed `[n_out, dim]`.
+/// `x wᵀ`, where `x` is `[n_tokens, n_blocks]` blocks and `w` packed `[n_out, n_blocks]`.
 struct Product<'a> {
     w: &'a [u32],
     w_scales: u32,
-    x: &'a [f32],
+    x: &'a [Block],
     n_tokens: usize,
     n_out: usize,
-    dim: usize,
+    n_blocks: usize,
 }
 
 /// A product `[n_tokens, n_out]`, panel after panel of rows of `w`, each panel `[n_tokens, rows of the panel]`.
@@ -145,10 +160,8 @@ impl Product<'_> {
 }
 
 fn product<F: Format>(operands: &Product<'_>) -> Sums {
-    let &Product { w, w_scales, x, n_tokens, n_out, dim } = operands;
-    let n_blocks = dim.div_ceil(BLOCK);
+    let &Product { w, w_scales, x, n_tokens, n_out, n_blocks } = operands;
     let w = Packed::<F>::new(w, w_scales);
-    let x = whole_blocks(x, dim, n_blocks);
     let panel = if n_tokens < PANEL_TOKENS {
         threads::chunk_len(n_out, 4, 256)
     } else {
@@ -157,11 +170,11 @@ fn product<F: Format>(operands: &Product<'_>) -> Sums {
         threads::chunk_len(n_out, 16, (PANEL_LEN / (n_blocks * BLOCK)).next_multiple_of(16).clamp(16, 256))
     };
     let mut values = vec![0.0; n_tokens * n_out];
-    threads::for_each_chunk(&mut values, panel * n_tokens, n_tokens * n_out * dim, |i, sums| {
+    threads::for_each_chunk(&mut values, panel * n_tokens, n_tokens * n_out * n_blocks * BLOCK, |i, sums| {
         let n_rows = sums.len() / n_tokens;
         let rows = w.run(i * panel * n_blocks, n_rows * n_blocks);
         if n_tokens < PANEL_TOKENS {
-            simd::run(RowDots { rows, x: &x, n_blocks, sums });
+            simd::run(RowDots { rows, x, n_blocks, sums });
         } else {
             let mut weights = vec![[0.0; BLOCK]; n_rows * n_blocks];
             simd::run(Unpack { packed: rows, weights: &mut weights });
@@ -169,18 +182,6 @@ fn product<F: Format>(operands: &Product<'_>) -> Sums {
         }
     });
     Sums { values, n_tokens, panel }
-}
-
-/// The activations in whole blocks, rows that end amid a block padded with zeros.
-fn whole_blocks(x: &[f32], dim: usize, n_blocks: usize) -> Cow<'_, [Block]> {
-    if dim == n_blocks * BLOCK {
-        return Cow::Borrowed(x.as_chunks().0);
-    }
-    let mut padded = vec![[0.0; BLOCK]; x.len() / dim * n_blocks];
-    for (to, from) in padded.as_flattened_mut().chunks_exact_mut(n_blocks * BLOCK).zip(x.chunks_exact(dim)) {
-        to[..dim].copy_from_slice(from);
-    }
-    Cow::Owned(padded)
 }
 
 /// Dot products of packed rows with the activations of a few tokens: `sums` is `[T, rows]`.

@@ -35,8 +35,9 @@ pub(super) trait Vector: Copy {
     /// The values of eight BF16.
     fn from_bf16(bits: &[u16; 8]) -> Self;
     fn from_i8(x: &[i8; 8]) -> Self;
-    /// Four bits of each byte from bit `SHIFT` on, less 8.
-    fn from_nibbles<const SHIFT: i32>(bytes: &[u8; 8]) -> Self;
+    /// The 32 quants of a block less `offset`: nibbles with `B` further bits each above them, at most two. Of a block's
+    /// eight quads of `B` bits, quad q lies in word q % B at bits B (q / B) of each byte.
+    fn from_quads<const B: usize>(nibbles: &[u32; 4], upper: &[u32; B], offset: i8) -> [Self; 4];
 
     /// The sum of all lanes, in pairs.
     #[inline(always)]
@@ -86,8 +87,18 @@ impl Vector for [f32; 8] {
     }
 
     #[inline(always)]
-    fn from_nibbles<const SHIFT: i32>(bytes: &[u8; 8]) -> Self {
-        bytes.map(|byte| ((i32::from(byte) >> SHIFT & 15) - 8) as f32)
+    fn from_quads<const B: usize>(nibbles: &[u32; 4], upper: &[u32; B], offset: i8) -> [Self; 4] {
+        let mask = ((1 << B) - 1) * 0x0101_0101;
+        let quad = |q: usize| {
+            let low = nibbles[q % 4] >> (4 * (q / 4)) & 0x0f0f_0f0f;
+            let high = if B == 0 { 0 } else { upper[q % B] >> (B * (q / B)) & mask };
+            (low | high << 4).to_le_bytes().map(|quant| f32::from(quant) - f32::from(offset))
+        };
+        let eight = |at: usize| {
+            let ([a, b, c, d], [e, f, g, h]) = (quad(2 * at), quad(2 * at + 1));
+            [a, b, c, d, e, f, g, h]
+        };
+        [eight(0), eight(1), eight(2), eight(3)]
     }
 }
 
@@ -152,12 +163,30 @@ mod avx2 {
         }
 
         #[inline(always)]
-        fn from_nibbles<const SHIFT: i32>(bytes: &[u8; 8]) -> Self {
-            Eight(unsafe {
-                let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(bytes.as_ptr().cast()));
-                let nibbles = _mm256_and_si256(_mm256_srli_epi32::<SHIFT>(bytes), _mm256_set1_epi32(15));
-                _mm256_cvtepi32_ps(_mm256_sub_epi32(nibbles, _mm256_set1_epi32(8)))
-            })
+        fn from_quads<const B: usize>(nibbles: &[u32; 4], upper: &[u32; B], offset: i8) -> [Self; 4] {
+            unsafe {
+                let both = _mm256_broadcastsi128_si256(_mm_loadu_si128(nibbles.as_ptr().cast()));
+                let shifted = _mm256_srlv_epi32(both, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
+                let low = _mm256_and_si256(shifted, _mm256_set1_epi8(15));
+                let high = match *upper.as_slice() {
+                    [one] => {
+                        let each = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+                        let shifted = _mm256_srlv_epi32(_mm256_set1_epi32(one as i32), each);
+                        _mm256_and_si256(shifted, _mm256_set1_epi8(1))
+                    }
+                    [even, odd] => {
+                        let words = _mm256_set1_epi64x((u64::from(odd) << 32 | u64::from(even)) as i64);
+                        let shifted = _mm256_srlv_epi32(words, _mm256_setr_epi32(0, 0, 2, 2, 4, 4, 6, 6));
+                        _mm256_and_si256(shifted, _mm256_set1_epi8(3))
+                    }
+                    _ => _mm256_setzero_si256(),
+                };
+                let quants = _mm256_or_si256(low, _mm256_slli_epi32::<4>(high));
+                let bytes = _mm256_sub_epi8(quants, _mm256_set1_epi8(offset));
+                let eight = |bytes: __m128i| Eight(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
+                let [a, b] = [_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes)];
+                [eight(a), eight(_mm_srli_si128::<8>(a)), eight(b), eight(_mm_srli_si128::<8>(b))]
+            }
         }
     }
 }
@@ -285,12 +314,14 @@ mod tests {
         fn run<V: Vector>(self) -> Vec<f32> {
             let halves: [u16; 8] = bytemuck::cast(*self.0);
             let (bytes, _) = self.0.as_chunks::<8>();
-            let from_bytes = [
-                V::from_i8(&bytes[0].map(|byte| byte as i8)),
-                V::from_nibbles::<0>(&bytes[0]),
-                V::from_nibbles::<4>(&bytes[1]),
+            let from_bytes = V::from_i8(&bytes[0].map(|byte| byte as i8));
+            let words: [u32; 4] = bytemuck::cast(*self.0);
+            let quads = [
+                V::from_quads(&words, &[], 8),
+                V::from_quads(&words, &[words[1]], 0),
+                V::from_quads(&words, &[words[2], words[3]], 32),
             ];
-            let converted = [V::from_f16(&halves), V::from_bf16(&halves)].into_iter().chain(from_bytes);
+            let converted = [V::from_f16(&halves), V::from_bf16(&halves), from_bytes].into_iter().chain(quads.concat());
             let dots = (0..self.1.len()).map(|n| dot::<V>(&self.1[..n], &self.1[self.1.len() - n..]));
             converted.flat_map(|vector| vector.lanes()).chain(dots).collect()
         }
@@ -305,7 +336,7 @@ mod tests {
             let [found, want] = [run(Everything(&bytes, &x)), Everything(&bytes, &x).run::<[f32; 8]>()];
             assert!(found.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())));
             let by_definition = |n: usize| (0..n).map(|i| x[i] * x[60 - n + i]).sum::<f32>();
-            assert!((0..60).all(|n| want[40 + n] == by_definition(n)));
+            assert!((0..60).all(|n| want[120 + n] == by_definition(n)));
         }
     }
 

@@ -272,15 +272,14 @@ fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
 
 /// The 6-bit scale and min of group `j` (of 8) in Q4_K and Q5_K. `packed` holds the scales of groups 0 to 3, their
 /// mins, then the low nibbles of both for groups 4 to 7, whose upper bits fill the top of the first eight bytes.
-fn scale_and_min(packed: &[u8], j: usize) -> (f32, f32) {
-    let (scale, min) = match j < 4 {
+pub(crate) fn scale_and_min(packed: &[u8], j: usize) -> (u8, u8) {
+    match j < 4 {
         true => (packed[j] & 63, packed[j + 4] & 63),
         false => {
             let low = packed[j + 4];
             (low & 15 | packed[j - 4] >> 6 << 4, low >> 4 | packed[j] >> 6 << 4)
         }
-    };
-    (scale as f32, min as f32)
+    }
 }
 
 /// Bytes: scale of scales, scale of mins, 12 of scales and mins, 128 of quants: each 32 bytes hold one group of 32 in
@@ -291,7 +290,7 @@ fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
         let (group_scale, group_min) = scale_and_min(&block[4..16], group);
         for l in 0..32 {
             let quant = block[16 + group / 2 * 32 + l] >> (4 * (group % 2)) & 15;
-            out[group * 32 + l] = scale * group_scale * quant as f32 - min * group_min;
+            out[group * 32 + l] = scale * group_scale as f32 * quant as f32 - min * group_min as f32;
         }
     }
 }
@@ -304,7 +303,7 @@ fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
         for l in 0..32 {
             let fifth = block[16 + l] >> group & 1;
             let quant = block[48 + group / 2 * 32 + l] >> (4 * (group % 2)) & 15 | fifth << 4;
-            out[group * 32 + l] = scale * group_scale * quant as f32 - min * group_min;
+            out[group * 32 + l] = scale * group_scale as f32 * quant as f32 - min * group_min as f32;
         }
     }
 }

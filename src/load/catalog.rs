@@ -65,6 +65,9 @@ fn weight_type(block_type: BlockType) -> WeightType {
         BlockType::BF16 => WeightType::BF16,
         BlockType::Q8_0 => WeightType::Q8_0,
         BlockType::Q4_0 => WeightType::Q4_0,
+        BlockType::Q4_K => WeightType::Q4_K,
+        BlockType::Q5_K => WeightType::Q5_K,
+        BlockType::Q6_K => WeightType::Q6_K,
         _ => WeightType::F32,
     }
 }

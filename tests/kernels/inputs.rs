@@ -142,6 +142,31 @@ impl Source {
                     let n_bytes = if weight == WeightType::Q8_0 { 32 } else { 16 };
                     bytes.extend((0..n_bytes).map(|_| self.rng.word() as u8));
                 }),
+                WeightType::Q4_K | WeightType::Q5_K | WeightType::Q6_K => (0..cols.div_ceil(256)).for_each(|_| {
+                    let (size, place, middle) = match weight {
+                        WeightType::Q4_K => (144, 0, 3),
+                        WeightType::Q5_K => (176, 0, 4),
+                        _ => (210, 208, 0),
+                    };
+                    let start = bytes.len();
+                    bytes.extend((0..size).map(|_| self.rng.word() as u8));
+                    let block = &mut bytes[start..];
+                    let mut scale = self.half(extreme, 30);
+                    let mut min = self.half(extreme, 30);
+                    if self.staged_f16 {
+                        // Scales of one size, and mins that are scales times the quant in the middle, as in real files:
+                        // a super-block may be a whole row, whose weights are multiples of few numbers or lean to one
+                        // side, and with few rows that count an average over roundings says little.
+                        scale = (scale & 0x83ff) | 12 << 10;
+                        min = scale + (middle << 10);
+                        block.copy_within(4..8, 8);
+                        block[12..16].iter_mut().for_each(|byte| *byte = *byte % 16 * 17);
+                    }
+                    if weight != WeightType::Q6_K {
+                        block[2..4].copy_from_slice(&min.to_le_bytes());
+                    }
+                    block[place..place + 2].copy_from_slice(&scale.to_le_bytes());
+                }),
             }
         }
         bytes
@@ -174,13 +199,34 @@ fn half_value(bits: u16) -> f64 {
     }
 }
 
+/// Quant `i` of a super-block whose runs of `run` bytes hold as many quants in their low nibbles, then in their high ones.
+fn nibble(quants: &[u8], i: usize, run: usize) -> u8 {
+    let byte = quants[i / (2 * run) * run + i % run];
+    if i % (2 * run) < run { byte % 16 } else { byte / 16 }
+}
+
+/// Weight `i` of a Q4_K or Q5_K super-block. Sixteen 6-bit numbers, eight scales and eight mins, in twelve bytes: the lower
+/// six bits of the first eight are four scales and four mins, whose upper two bits top the nibbles of the last four.
+fn k_affine(block: &[u8], i: usize, quant: u8) -> f64 {
+    let half_at = |at: usize| half_value(u16::from_le_bytes([block[at], block[at + 1]]));
+    let packed = &block[4..16];
+    let (group, j) = (i / 32, i / 32 % 4);
+    let [scale, min] = match group {
+        0..4 => [packed[j] % 64, packed[4 + j] % 64],
+        _ => [packed[8 + j] % 16 + packed[j] / 64 * 16, packed[8 + j] / 16 + packed[4 + j] / 64 * 16],
+    };
+    half_at(0) * f64::from(scale) * f64::from(quant) - half_at(2) * f64::from(min)
+}
+
 /// The values of a matrix in the layout of files, `[rows, cols]`.
 pub fn dequantise(weight: WeightType, bytes: &[u8], cols: u32) -> Vec<f64> {
     let cols = cols as usize;
     let half_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-    let blocks = cols.div_ceil(32);
-    // Weight `col` of the block row that starts at block `row * blocks`, each block being `size` bytes.
-    let place = |row: usize, col: usize, size: usize| ((row * blocks + col / 32) * size, col % 32);
+    // Byte at which the block with weight `col` of a row starts, and which of its `len` weights that is, each block being
+    // `size` bytes.
+    let place_in =
+        |row: usize, col: usize, len: usize, size: usize| ((row * cols.div_ceil(len) + col / len) * size, col % len);
+    let place = |row: usize, col: usize, size: usize| place_in(row, col, 32, size);
     let row_bytes = tilewright::file_row_bytes(weight, cols);
     let value = |row: usize, col: usize| match weight {
         WeightType::F32 => {
@@ -198,6 +244,22 @@ pub fn dequantise(weight: WeightType, bytes: &[u8], cols: u32) -> Vec<f64> {
             let byte = bytes[at + 2 + j % 16];
             let quant = if j < 16 { byte % 16 } else { byte / 16 };
             half_value(half_at(at)) * (f64::from(quant) - 8.0)
+        }
+        WeightType::Q4_K => {
+            let (at, i) = place_in(row, col, 256, 144);
+            k_affine(&bytes[at..], i, nibble(&bytes[at + 16..], i, 32))
+        }
+        WeightType::Q5_K => {
+            let (at, i) = place_in(row, col, 256, 176);
+            let fifth = bytes[at + 16 + i % 32] >> (i / 32) & 1;
+            k_affine(&bytes[at..], i, nibble(&bytes[at + 48..], i, 32) + 16 * fifth)
+        }
+        WeightType::Q6_K => {
+            let (at, i) = place_in(row, col, 256, 210);
+            let upper = bytes[at + 128 + i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3;
+            let quant = nibble(&bytes[at..], i, 64) + 16 * upper;
+            let scale = f64::from(bytes[at + 192 + i / 16] as i8);
+            half_value(half_at(at + 208)) * scale * (f64::from(quant) - 32.0)
         }
     };
     (0..bytes.len() / row_bytes)
