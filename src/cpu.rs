@@ -24,6 +24,7 @@ mod gemm;
 mod linear;
 mod matmul_plain;
 mod norm;
+mod probe;
 mod rope;
 mod sample;
 mod simd;
@@ -116,6 +117,7 @@ fn twin(kernel: &str) -> Option<Twin> {
         "matmul_plain" => matmul_plain::matmul_plain,
         "matvec" => linear::matvec,
         "penalize" => sample::penalize,
+        "probe_read" => probe::probe_read,
         "rms_norm" => norm::rms_norm,
         "rope" => rope::rope,
         "rope_kv" => rope::rope_kv,

@@ -21,6 +21,7 @@ mod harness;
 mod inputs;
 mod linear;
 mod norm;
+mod probe;
 mod rope;
 mod sample;
 mod softmax;
@@ -64,6 +65,7 @@ fn all_cases() -> Vec<Case> {
     embed::cases(&mut cases);
     linear::cases(&mut cases);
     norm::cases(&mut cases);
+    probe::cases(&mut cases);
     rope::cases(&mut cases);
     sample::cases(&mut cases);
     softmax::cases(&mut cases);
