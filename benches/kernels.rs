@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput};
 use tilewright::kernels::{
-    AttentionConfig, Linear, Norm, Qkv, RopeConfig, RopeScaling, RopeStyle, StepState, attention, gate_up, layer_norm,
-    matmul, matmul_naive, matvec, rms_norm, rope, rope_kv, rope_table, softmax, swiglu,
+    AttentionConfig, Linear, Norm, PROBE_READS, Qkv, ReadOrder, RopeConfig, RopeScaling, RopeStyle, StepState,
+    attention, gate_up, layer_norm, matmul, matmul_naive, matvec, probe_read, rms_norm, rope, rope_kv, rope_table,
+    softmax, swiglu,
 };
 use tilewright::{DType, Error, Matrix, Recorder, Role, Tensor, WeightType, Workspace, file_row_bytes};
 
@@ -121,6 +122,7 @@ fn main() {
         rows(&mut bench, n_rows, dim);
     }
     ropes(&mut bench);
+    reads(&mut bench);
     let cached: &[u32] = if is_full { &[20, 256, 1024, 4096] } else { &[20, 1024] };
     for &n_cached in cached {
         attentions(&mut bench, "attention/decode", 1, n_cached);
@@ -202,6 +204,22 @@ fn ropes(bench: &mut Bench) {
         rope(rec, &state, &config, &table, &x, &y)?;
         Ok(y)
     });
+}
+
+/// Memory in sequence, one word of each 128 bytes, and anywhere.
+fn reads(bench: &mut Bench) {
+    let n: u32 = 1 << 18;
+    let len = n * PROBE_READS;
+    let orders =
+        [("sequence", ReadOrder::Strided(1)), ("stride", ReadOrder::Strided(32)), ("scattered", ReadOrder::Scattered)];
+    for (name, order) in orders {
+        bench.measure("probe_read", &format!("{name}/{len}"), Work::Bytes(4 * u64::from(len + n)), |rec| {
+            let x = rec.device().upload("x", &[len], &common::words(len as usize).collect::<Vec<u32>>())?;
+            let y = Tensor::declare("y", Role::Activations, &[n], DType::U32)?;
+            probe_read(rec, &x, &y, order)?;
+            Ok(y)
+        });
+    }
 }
 
 /// `n_tokens` queries of 32 heads behind `n_cached` keys, 8 key/value heads.

@@ -1,5 +1,6 @@
 //! Arguments, exit codes and output conventions. Results go to stdout, everything else to stderr.
 
+mod bench;
 #[cfg(feature = "chat")]
 mod chat;
 mod info;
@@ -38,6 +39,15 @@ enum Command {
     Tokenize(tokenize::TokenizeArgs),
     /// Show metadata, tensors and memory plan of a model file.
     Inspect(inspect::InspectArgs),
+    /// Measure a model: tokens per second of prompts and of decoding, next to what the device can do.
+    ///
+    /// Tests are named as by llama-bench: `pp512` is a prompt of 512 tokens, `tg128` are 128 tokens generated one after
+    /// the other, `@ d1024` says that the context holds 1024 tokens before. Rates are the median of the repetitions, with
+    /// the lowest and the highest. All tests are of a single sequence, batch 1: sessions have no other.
+    ///
+    /// The share in the last column is of what two kernels reach on the same device in the same run: `scale`, which
+    /// copies a large tensor, for decoding, and `matmul` with F32 weights for prompts.
+    Bench(bench::BenchArgs),
 }
 
 /// What stops a command.
@@ -73,6 +83,7 @@ pub fn main() -> ExitCode {
         Some(Command::Info(args)) => info::info(&args),
         Some(Command::Tokenize(args)) => tokenize::tokenize(&args),
         Some(Command::Inspect(args)) => inspect::inspect(&args),
+        Some(Command::Bench(args)) => bench::bench(&args),
     };
     match result {
         Ok(()) | Err(Failure::StdoutClosed) => ExitCode::SUCCESS,

@@ -24,6 +24,7 @@ mod gemm;
 mod linear;
 mod matmul_plain;
 mod norm;
+mod probe;
 mod rope;
 mod sample;
 mod simd;
@@ -119,6 +120,7 @@ fn twin(kernel: &str) -> Option<Twin> {
         "matvec" => linear::matvec,
         "penalize" => sample::penalize,
         "qkv" => linear::qkv,
+        "probe_read" => probe::probe_read,
         "rms_norm" => norm::rms_norm,
         "rope" => rope::rope,
         "rope_kv" => rope::rope_kv,

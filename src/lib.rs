@@ -42,6 +42,7 @@
 //! ```
 #![deny(missing_docs)]
 
+pub mod bench;
 #[cfg(feature = "chat")]
 pub mod chat;
 mod counters;

@@ -36,6 +36,13 @@ fn fails(args: &[&str], code: i32, expected: &[&str]) {
     assert!(!message.contains("panicked"), "{message}");
 }
 
+/// What a command that succeeds prints.
+fn json_of(args: &[&str]) -> Value {
+    let output = tilewright(args);
+    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
 const BUILTIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf");
 
 #[test]
@@ -98,24 +105,81 @@ fn profile_prints_a_table_of_kernels() {
 
 #[test]
 fn info_tokenize_and_inspect_speak_both_ways() {
-    let json = |args: &[&str]| -> Value {
-        let output = tilewright(args);
-        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-        serde_json::from_slice(&output.stdout).unwrap()
-    };
-    assert!(json(&["info", "--json"])["adapters"].is_array());
+    assert!(json_of(&["info", "--json"])["adapters"].is_array());
     assert!(text(&tilewright(&["info"]).stdout).contains("device"));
 
-    let tokens = json(&["tokenize", "--json", "Once upon a time"]);
+    let tokens = json_of(&["tokenize", "--json", "Once upon a time"]);
     assert_eq!(tokens["token_ids"].as_array().unwrap().len(), tokens["pieces"].as_array().unwrap().len());
-    let plain = json(&["tokenize", "--json", "--no-special", "Once upon a time"]);
+    let plain = json_of(&["tokenize", "--json", "--no-special", "Once upon a time"]);
     assert_eq!(plain["token_ids"].as_array().unwrap()[..], tokens["token_ids"].as_array().unwrap()[1..]);
 
-    let content = json(&["inspect", BUILTIN, "--device", "cpu", "--json"]);
+    let content = json_of(&["inspect", BUILTIN, "--device", "cpu", "--json"]);
     assert_eq!(content["metadata"]["general.architecture"], "llama");
     assert!(content["tensors"].as_array().unwrap().iter().any(|t| t["name"] == "token_embd.weight"));
     assert!(content["memory"]["weights_bytes"].as_u64().unwrap() > 1_000_000);
     assert!(text(&tilewright(&["inspect"]).stdout).contains("memory:"));
+}
+
+#[test]
+fn bench_measures_a_model() {
+    let tiny = ["bench", BUILTIN, "--device", "cpu", "-p", "8,0", "-n", "6", "-d", "0,16", "-r", "2"];
+    let value = json_of(&[&tiny[..], &["--json"]].concat());
+    assert_eq!((&value["batch"], &value["repetitions"]), (&1.into(), &2.into()));
+    for probe in ["copy_bytes_per_second", "flop_per_second"] {
+        assert!(value["probes"][probe].as_f64().unwrap() > 1e6, "{value}");
+    }
+    let rows = value["rows"].as_array().unwrap();
+    let names: Vec<&str> = rows.iter().map(|row| row["test"].as_str().unwrap()).collect();
+    assert_eq!(names, ["pp8", "tg6", "pp8 @ d16", "tg6 @ d16"]);
+    for row in rows {
+        let number = |field: &str| row[field].as_f64().unwrap_or_else(|| panic!("{field} is missing in {row}"));
+        let rate = |field: &str| row["tokens_per_second"][field].as_f64().unwrap();
+        assert!(0.0 < rate("lowest") && rate("lowest") <= rate("median") && rate("median") <= rate("highest"));
+        let decodes = row["phase"] == "decode";
+        // A prompt of 8 tokens is one pass, and so is each token.
+        assert_eq!(number("submits_per_token"), if decodes { 1.0 } else { 1.0 / 8.0 }, "{row}");
+        assert!(number("read_bytes_per_token") <= 16.0 && number("dispatches_per_token") > 1.0, "{row}");
+        // The sampling settings, the position and the ids, once for a generation.
+        assert!(number("uploaded_bytes_per_token") <= 16.0, "{row}");
+        let share = if decodes { "bandwidth_share" } else { "flop_share" };
+        assert!(number("bytes_per_token") > 1e5 && number("flop_per_token") > 1e6 && number(share) > 0.0, "{row}");
+    }
+    let bytes = |i: usize| rows[i]["bytes_per_token"].as_f64().unwrap();
+    let config = json_of(&["inspect", BUILTIN, "--device", "cpu", "--json"]);
+    let config = |key: &str| config["metadata"][format!("llama.{key}")].as_u64().unwrap();
+    let head_dim = config("embedding_length") / config("attention.head_count");
+    let position_bytes = 2 * config("block_count") * config("attention.head_count_kv") * head_dim * 4;
+    assert_eq!(bytes(3) - bytes(1), 16.0 * position_bytes as f64, "16 more positions are read");
+
+    let csv = text(&tilewright(&[&tiny[..], &["--csv"]].concat()).stdout);
+    let lines: Vec<&str> = csv.lines().collect();
+    assert_eq!(lines.len(), 5, "{csv}");
+    assert!(lines[0].starts_with("device,tier,test,phase") && lines[0].contains("tokens_per_second.median"), "{csv}");
+    let table = text(&tilewright(&tiny).stdout);
+    for expected in ["batch 1", "`scale`", "`matmul`", "tg6 @ d16", "of copy", "of FLOP/s"] {
+        assert!(table.contains(expected), "{table}");
+    }
+}
+
+#[test]
+fn bench_measures_kernels() {
+    let tiny = ["bench", "kernels", "--device", "cpu", "--dim", "64", "-p", "8", "-d", "8", "--texts", "4"];
+    let value = json_of(&[&tiny[..], &["--json"]].concat());
+    let rows = value["rows"].as_array().unwrap();
+    for kernel in ["embed.F16", "rms_norm", "matvec.Q4_0", "matmul.F16", "rope_kv", "attention", "swiglu", "argmax"] {
+        let row = rows.iter().find(|row| row["kernel"].as_str().unwrap().starts_with(kernel));
+        let row = row.unwrap_or_else(|| panic!("{kernel} is missing in {value}"));
+        assert!(row["seconds"].as_f64().unwrap() > 0.0 && row["share"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    for row in rows.iter().filter(|row| row["kernel"].as_str().unwrap().ends_with(".F16")) {
+        assert!(row["vs_f16"].as_f64().is_none_or(|ratio| ratio == 1.0), "{row}");
+    }
+    assert_eq!(value["cache"]["rows"][0]["n_tokens"], 4);
+    let table = text(&tilewright(&tiny).stdout);
+    assert!(value["reads"]["scattered_bytes_per_second"].as_f64().unwrap() > 1e6, "{value}");
+    for expected in ["of probe", "vs F16", "`probe_read`", "without ms", "gate_up"] {
+        assert!(table.contains(expected), "{table}");
+    }
 }
 
 #[test]
@@ -128,6 +192,14 @@ fn errors_are_one_sentence_and_an_exit_code() {
     fails(&["--memory-limit", "much"], 2, &["--memory-limit"]);
     fails(&["--prompt", "a", "--prompt-file", "b"], 2, &["--prompt-file"]);
     fails(&["--device", "no such gpu"], 1, &["no such gpu"]);
+    fails(&["bench", "-r", "0"], 2, &["repetitions", "at least 1"]);
+    fails(&["bench", "-p", "0", "-n", "0"], 2, &["n_prompt, n_gen"]);
+    fails(&["bench", "-p", "many"], 2, &["-p"]);
+    fails(&["bench", "--json", "--csv"], 2, &["--csv"]);
+    fails(&["bench", "--device", "cpu", "-d", "1000000"], 2, &["context_length", "1000512"]);
+    fails(&["bench", "/no/such/model.gguf"], 1, &["/no/such/model.gguf"]);
+    fails(&["bench", "kernels", "--dim", "100"], 2, &["dim", "multiple of 64"]);
+    fails(&["bench", "kernels", "-p", "1"], 2, &["n_prompt", "2 to 4096"]);
     fails(&["run", "/no/such/model.gguf"], 1, &["/no/such/model.gguf"]);
     fails(&["--prompt-file", "/no/such/prompt"], 1, &["/no/such/prompt"]);
     fails(&["--device", "cpu", "--memory-limit", "1M"], 1, &["memory", "limit"]);

@@ -94,29 +94,37 @@ impl ModelArgs {
         self.device.open()
     }
 
-    /// Loads the model behind a progress bar, which shows only on a terminal.
+    /// Loads the model behind a progress bar.
     pub fn load(&self, path: Option<&Path>, device: &Device) -> Result<Model, Error> {
-        let bar = match io::stderr().is_terminal() {
-            true => ProgressBar::new(0),
-            false => ProgressBar::hidden(),
-        };
-        if let Ok(style) = ProgressStyle::with_template("loading {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}")
-        {
-            bar.set_style(style);
-        }
-        let mut progress = |done, total| {
-            bar.set_length(total);
-            bar.set_position(done);
-        };
-        let options =
-            LoadOptions { context_length: self.ctx, memory_limit: self.memory_limit, progress: Some(&mut progress) };
-        let model = match path {
-            Some(path) => Model::load(device, path, options),
-            None => Model::from_file(device, ModelFile::builtin()?, options),
-        };
-        bar.finish_and_clear();
-        model
+        load(path, device, self.ctx, self.memory_limit)
     }
+}
+
+/// Loads a model, the built-in one without a path, behind a progress bar, which shows only on a terminal.
+pub fn load(
+    path: Option<&Path>,
+    device: &Device,
+    context_length: Option<u32>,
+    memory_limit: Option<u64>,
+) -> Result<Model, Error> {
+    let bar = match io::stderr().is_terminal() {
+        true => ProgressBar::new(0),
+        false => ProgressBar::hidden(),
+    };
+    if let Ok(style) = ProgressStyle::with_template("loading {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}") {
+        bar.set_style(style);
+    }
+    let mut progress = |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    };
+    let options = LoadOptions { context_length, memory_limit, progress: Some(&mut progress) };
+    let model = match path {
+        Some(path) => Model::load(device, path, options),
+        None => Model::from_file(device, ModelFile::builtin()?, options),
+    };
+    bar.finish_and_clear();
+    model
 }
 
 impl SamplingArgs {

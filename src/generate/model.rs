@@ -194,7 +194,7 @@ impl Model {
         &self.inner.rope
     }
 
-    pub(super) fn llama(&self) -> &Llama {
+    pub(crate) fn llama(&self) -> &Llama {
         &self.inner.llama
     }
 

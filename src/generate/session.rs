@@ -170,7 +170,7 @@ impl Session {
         Ok(Session { model: model.clone(), passes, tokens: Vec::new(), cached: 0 })
     }
 
-    pub(super) fn cache(&self) -> &KvCache {
+    pub(crate) fn cache(&self) -> &KvCache {
         &self.passes.cache
     }
 

@@ -243,8 +243,13 @@ pub(super) fn vector<'a>(
     }
 }
 
-/// `x` and the norm for a kernel to fold in, or `x` normalised already where folding does not pay: for many tokens, and
-/// where each invocation would add up the squares of all of `x` by itself. A kernel takes a norm or a bias.
+/// Whether it pays to fold a norm into a product: not for many tokens, nor where each invocation would add up the squares of
+/// all of `x` by itself. A kernel takes a norm or a bias.
+pub(crate) fn folds_norm(rec: &Recorder, x: &Tensor, has_bias: bool) -> bool {
+    suits_few(x) && !has_bias && rec.device().tier() != Tier::Scalar
+}
+
+/// `x` and the norm for a kernel to fold in, or `x` normalised already where folding does not pay.
 pub(crate) fn fold_norm<'a>(
     rec: &mut Recorder,
     x: &Tensor,
@@ -252,7 +257,7 @@ pub(crate) fn fold_norm<'a>(
     has_bias: bool,
 ) -> Result<(Tensor, Option<Norm<'a>>), Error> {
     let Some(Norm { weight, eps }) = norm else { return Ok((x.clone(), None)) };
-    if suits_few(x) && !has_bias && rec.device().tier() != Tier::Scalar {
+    if folds_norm(rec, x, has_bias) {
         return Ok((x.clone(), norm));
     }
     let normed = rec.temporary("normed", x.shape())?;

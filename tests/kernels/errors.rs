@@ -1,7 +1,7 @@
 //! Operands of the wrong shape: each is refused by an error that names the kernel and the operand.
 
 use tilewright::kernels::{
-    self, AttentionConfig, Gelu, Linear, Norm, Qkv, RopeConfig, RopeScaling, RopeStyle, StepState,
+    self, AttentionConfig, Gelu, Linear, Norm, Qkv, ReadOrder, RopeConfig, RopeScaling, RopeStyle, StepState,
 };
 use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, WeightType};
 
@@ -47,6 +47,24 @@ fn check(
             other => panic!("{kernel}: `{name}` of shape {bad:?} gives {other:?}"),
         };
         assert_eq!((found_kernel, found), (kernel, named), "`{name}` of shape {bad:?}");
+    }
+}
+
+#[test]
+fn probe_read_shapes() {
+    let device = Device::cpu();
+    let words = |n: u32| Tensor::declare("words", Role::Activations, &[n], DType::U32).expect("the shape is valid");
+    let record = |n_in, n_out, order| {
+        kernels::probe_read(&mut Recorder::new(&device), &words(n_in), &words(n_out), order).map_err(|e| match e {
+            Error::Shape { operand, .. } | Error::Operand { operand, .. } => operand,
+            other => panic!("{other}"),
+        })
+    };
+    assert_eq!(record(64, 4, ReadOrder::Strided(64)), Ok(()));
+    assert_eq!(record(64, 8, ReadOrder::Scattered), Err("x"));
+    assert_eq!(record(48, 3, ReadOrder::Scattered), Err("y"));
+    for stride in [0, 3, 128] {
+        assert_eq!(record(64, 4, ReadOrder::Strided(stride)), Err("order"), "{stride}");
     }
 }
 

@@ -22,6 +22,7 @@ mod harness;
 mod inputs;
 mod linear;
 mod norm;
+mod probe;
 mod rope;
 mod sample;
 mod softmax;
@@ -66,6 +67,7 @@ fn all_cases() -> Vec<Case> {
     fused::cases(&mut cases);
     linear::cases(&mut cases);
     norm::cases(&mut cases);
+    probe::cases(&mut cases);
     rope::cases(&mut cases);
     sample::cases(&mut cases);
     softmax::cases(&mut cases);

@@ -1,0 +1,516 @@
+//! How fast a model is on a device, next to the least work that its tokens need and to what the device can do.
+//!
+//! Rates are those of a session, a single sequence, by the host's clock: what a user sees. [`Roofline`] says how many
+//! bytes and operations a token needs at least, [`Probes`] what the same device did in the same run with one kernel that
+//! does nothing but move bytes, and one that does nothing but multiply. [`kernels`] has the same for each kernel.
+
+pub mod kernels;
+
+use web_time::Instant;
+
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::generate::{GenerateOptions, Session};
+use crate::kernels::{Linear, PROBE_READS, ReadOrder, matmul, probe_read, scale};
+use crate::matrix::Matrix;
+use crate::model::{KvCache, Llama};
+use crate::recording::{Recorder, Recording, Workspace};
+use crate::tensor::{Role, Tensor};
+
+/// What several measurements of one thing gave.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Spread {
+    /// The lowest.
+    pub lowest: f64,
+    /// The one in the middle, the higher of two.
+    pub median: f64,
+    /// The highest.
+    pub highest: f64,
+}
+
+impl Spread {
+    /// The spread of `values`; zeros if there are none.
+    pub fn of(mut values: Vec<f64>) -> Spread {
+        values.sort_by(f64::total_cmp);
+        let at = |i: usize| values.get(i).copied().unwrap_or_default();
+        Spread { lowest: at(0), median: at(values.len() / 2), highest: at(values.len().saturating_sub(1)) }
+    }
+}
+
+/// The least that the tokens of a model need. Weights and cache count by their size on the device; the embedding table,
+/// of which a token reads one row, counts only where it is also the head. Activations are left out: in a model that is
+/// larger than the caches of its device they are less than a hundredth of the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Roofline {
+    /// Bytes of the weights that every pass reads.
+    pub weights_bytes: u64,
+    /// Bytes of the keys and values of one position.
+    pub position_bytes: u64,
+    /// Operations with the weights of the layers, for each token.
+    pub layers_flop: u64,
+    /// Operations with the head, for each pass.
+    pub head_flop: u64,
+    /// Operations for each key that a query sees, in all heads and layers.
+    pub key_flop: u64,
+    /// Keys that a query sees at most, itself included.
+    pub window: u64,
+}
+
+impl Roofline {
+    /// The numbers of a model and its cache, which need not be allocated.
+    pub fn new(llama: &Llama, cache: &KvCache) -> Roofline {
+        let (config, weights) = (&llama.config, &llama.weights);
+        let bytes = |tensor: &Tensor| tensor.size_bytes();
+        let is_tied = weights.places().all(|(name, _)| name != "output.weight");
+        let table_bytes: u64 = if is_tied { 0 } else { weights.token_embd.tensors().map(bytes).sum() };
+        let [dim, ffn_dim, vocab_size, n_layers] =
+            [config.dim, config.ffn_dim, config.vocab_size, config.n_layers].map(u64::from);
+        let (q_dim, qkv_dim) = (u64::from(config.q_dim()), u64::from(config.qkv_dim()));
+        Roofline {
+            weights_bytes: weights.tensors().map(bytes).sum::<u64>() - table_bytes,
+            position_bytes: cache.tensors().map(bytes).sum::<u64>() / u64::from(cache.capacity()),
+            layers_flop: 2 * n_layers * (dim * (qkv_dim + q_dim) + 3 * dim * ffn_dim),
+            head_flop: 2 * vocab_size * dim,
+            key_flop: 4 * n_layers * q_dim,
+            window: config.window.map_or(u64::MAX, u64::from),
+        }
+    }
+
+    /// Bytes of the pass over one token behind `n_cached` others: the weights once, the keys and values that it sees,
+    /// and its own, which are written.
+    pub fn decode_bytes(&self, n_cached: u64) -> u64 {
+        self.weights_bytes + self.position_bytes * (n_cached.min(self.window - 1) + 1)
+    }
+
+    /// Bytes of `n_tokens` tokens behind `n_cached` others, if they went through in one pass.
+    pub fn prefill_bytes(&self, n_tokens: u64, n_cached: u64) -> u64 {
+        self.weights_bytes + self.position_bytes * (n_tokens + n_cached.min(self.window - 1))
+    }
+
+    /// Operations of `n_tokens` tokens behind `n_cached` others, with logits of the last: a multiplication and an
+    /// addition for each weight, and for each element of a key that is seen and of its value.
+    pub fn flop(&self, n_tokens: u64, n_cached: u64) -> u64 {
+        let seen: u64 = (n_cached..n_cached + n_tokens).map(|pos| (pos + 1).min(self.window)).sum();
+        n_tokens * self.layers_flop + self.head_flop + self.key_flop * seen
+    }
+}
+
+/// Bytes of a tensor that no processor's caches hold.
+const LARGE_BYTES: u64 = 128 << 20;
+
+/// What a device does with nothing else to do: the rates that others are shares of.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct Probes {
+    /// Bytes read and written per second by `scale`.
+    pub copy_bytes_per_second: f64,
+    /// Bytes of the tensor that `scale` reads, and of the one it writes.
+    pub copy_tensor_bytes: u64,
+    /// Multiplications and additions per second by `matmul` with F32 weights.
+    pub flop_per_second: f64,
+    /// M, N and K of that product: the size with the highest rate.
+    pub matmul_size: u32,
+}
+
+/// How fast a device reads words of 4 bytes, by their order: bytes per second of the words themselves.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct Reads {
+    /// One after the other.
+    pub sequential_bytes_per_second: f64,
+    /// One of each 128 bytes, then the next of each.
+    pub strided_bytes_per_second: f64,
+    /// Anywhere.
+    pub scattered_bytes_per_second: f64,
+    /// Bytes of the tensor that is read.
+    pub tensor_bytes: u64,
+}
+
+impl Reads {
+    /// Measures a device with `probe_read`.
+    ///
+    /// # Errors
+    /// Errors of [`Device::run`].
+    pub async fn measure(device: &Device) -> Result<Reads, Error> {
+        /// Words in 128 bytes.
+        const STRIDE: u32 = 32;
+        let tensor_bytes = 1 << LARGE_BYTES.min(device.limits().max_binding_bytes).ilog2();
+        let len = (tensor_bytes / 4) as u32;
+        let content: Vec<u32> = words(len as usize).collect();
+        let x = device.upload("x", &[len], &content)?;
+        let y = Tensor::declare("y", Role::Activations, &[len / PROBE_READS], DType::U32)?;
+        let mut rates = [0.0; 3];
+        let orders = [ReadOrder::Strided(1), ReadOrder::Strided(STRIDE), ReadOrder::Scattered];
+        for (rate, order) in rates.iter_mut().zip(orders) {
+            let mut rec = Recorder::new(device);
+            probe_read(&mut rec, &x, &y, order)?;
+            *rate = tensor_bytes as f64 / seconds(device, &rec.finish(&mut Workspace::default())).await?;
+        }
+        let [sequential_bytes_per_second, strided_bytes_per_second, scattered_bytes_per_second] = rates;
+        Ok(Reads { sequential_bytes_per_second, strided_bytes_per_second, scattered_bytes_per_second, tensor_bytes })
+    }
+}
+
+impl Probes {
+    /// Measures a device, for about a second. Larger tensors are tried until a run takes long enough.
+    ///
+    /// # Errors
+    /// Errors of [`Device::run`].
+    pub async fn measure(device: &Device) -> Result<Probes, Error> {
+        /// A product that takes so long shows what the device can do; the next size would take eight times as long.
+        const LONG_SECONDS: f64 = 0.01;
+
+        let copy_tensor_bytes = LARGE_BYTES.min(device.limits().max_binding_bytes);
+        let shape = [(copy_tensor_bytes / 4) as u32];
+        let x = device.upload("x", &shape, &uniform(shape[0] as usize))?;
+        let y = Tensor::declare("y", Role::Activations, &shape, DType::F32)?;
+        let mut rec = Recorder::new(device);
+        scale(&mut rec, &x, &y, 0.5)?;
+        let copy_seconds = seconds(device, &rec.finish(&mut Workspace::default())).await?;
+        drop((x, y));
+
+        let mut best = (0.0, 0);
+        for size in [256u32, 512, 1024, 2048, 4096] {
+            let values = uniform((size * size) as usize);
+            let w = Matrix::from_f32(device, "w", size, size, &values)?;
+            let x = device.upload("x", &[size, size], &values)?;
+            let y = Tensor::declare("y", Role::Activations, &[size, size], DType::F32)?;
+            let mut rec = Recorder::new(device);
+            matmul(&mut rec, &Linear::new(&w), &x, &y)?;
+            let seconds = seconds(device, &rec.finish(&mut Workspace::default())).await?;
+            let rate = 2.0 * f64::from(size).powi(3) / seconds;
+            if rate > best.0 {
+                best = (rate, size);
+            }
+            if seconds > LONG_SECONDS {
+                break;
+            }
+        }
+        Ok(Probes {
+            copy_bytes_per_second: 2.0 * copy_tensor_bytes as f64 / copy_seconds,
+            copy_tensor_bytes,
+            flop_per_second: best.0,
+            matmul_size: best.1,
+        })
+    }
+
+    /// Seconds that so much work takes at least.
+    pub fn least_seconds(&self, bytes: f64, flop: f64) -> f64 {
+        (bytes / self.copy_bytes_per_second).max(flop / self.flop_per_second)
+    }
+}
+
+/// Which part of a generation is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// A prompt, up to the first token.
+    Prefill,
+    /// Tokens one after the other.
+    Decode,
+}
+
+/// What to measure: `n_tokens` tokens behind `depth` others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// Prompt or generated tokens.
+    pub phase: Phase,
+    /// How many.
+    pub n_tokens: usize,
+    /// Tokens that the context holds already.
+    pub depth: usize,
+}
+
+impl Case {
+    /// Positions of the context that this case takes.
+    pub fn positions(&self) -> usize {
+        match self.phase {
+            Phase::Prefill => self.depth + self.n_tokens,
+            // The first token of a generation belongs to its prompt, which is one token here.
+            Phase::Decode => self.depth + self.n_tokens + 1,
+        }
+    }
+
+    /// The name that llama-bench gives to such a case: `pp512`, `tg128`, `tg128 @ d1024`.
+    pub fn name(&self) -> String {
+        let phase = if self.phase == Phase::Prefill { "pp" } else { "tg" };
+        let depth = if self.depth > 0 { format!(" @ d{}", self.depth) } else { String::new() };
+        format!("{phase}{}{depth}", self.n_tokens)
+    }
+}
+
+/// One line of results. All counts are per token; a decoded token's include its share of the prompt of one token.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Row {
+    /// [`Case::name`].
+    pub test: String,
+    /// Prompt or generated tokens.
+    pub phase: Phase,
+    /// How many.
+    pub n_tokens: usize,
+    /// Tokens that the context held before.
+    pub depth: usize,
+    /// Over the repetitions.
+    pub tokens_per_second: Spread,
+    /// Kernels run.
+    pub dispatches_per_token: f64,
+    /// Command buffers submitted.
+    pub submits_per_token: f64,
+    /// Bytes written by the host.
+    pub uploaded_bytes_per_token: f64,
+    /// Bytes read back by the host.
+    pub read_bytes_per_token: f64,
+    /// By the [`Roofline`].
+    pub bytes_per_token: f64,
+    /// By the [`Roofline`].
+    pub flop_per_token: f64,
+    /// Those bytes per second, by the rate of the copying probe: what bounds decoding.
+    pub bandwidth_share: f64,
+    /// Those operations per second, by the rate of the multiplying probe: what bounds prompts.
+    pub flop_share: f64,
+}
+
+/// Measures one case `repetitions` times after a warm-up. The session forgets what it held; its context must have
+/// [`Case::positions`].
+///
+/// # Errors
+/// [`Error::Option`] if there are no tokens or no repetitions; errors of [`Session::generate_ids`] and
+/// [`Generation::next`](crate::generate::Generation::next).
+pub async fn measure(session: &mut Session, case: Case, repetitions: usize, probes: &Probes) -> Result<Row, Error> {
+    for (option, value) in [("n_tokens", case.n_tokens), ("repetitions", repetitions)] {
+        if value == 0 {
+            return Err(Error::Option { option, expected: "at least 1".into(), found: "0".into() });
+        }
+    }
+    let Case { phase, n_tokens, depth } = case;
+    let ids = token_ids(session.model().config().vocab_size, depth + n_tokens);
+    session.clear();
+    if depth > 0 {
+        generate(session, &ids[..depth], 1).await?;
+    }
+    // Passes that a generation runs, and so many tokens are counted.
+    let (n_prompt, n_generated, n_counted) = match phase {
+        Phase::Prefill => (n_tokens, 1, n_tokens),
+        Phase::Decode => (1, 1 + n_tokens, 1 + n_tokens),
+    };
+    let device = session.model().device().clone();
+    let mut rates = Vec::new();
+    let mut before = device.counters();
+    for run in 0..=repetitions {
+        session.truncate(depth);
+        before = if run == repetitions { device.counters() } else { before };
+        let [prefill, decode] = generate(session, &ids[depth..depth + n_prompt], n_generated).await?;
+        // The first run compiles pipelines and allocates.
+        if run > 0 {
+            rates.push(if phase == Phase::Prefill { prefill } else { decode });
+        }
+    }
+    let counters = device.counters() - before;
+    let per_token = |count: u64| count as f64 / n_counted as f64;
+
+    let roofline = Roofline::new(session.model().llama(), session.cache());
+    let (n, depth) = (n_tokens as u64, depth as u64);
+    let (bytes, flop): (u64, u64) = match phase {
+        Phase::Prefill => (roofline.prefill_bytes(n, depth), roofline.flop(n, depth)),
+        Phase::Decode => {
+            let positions = depth + 1..depth + 1 + n;
+            (positions.clone().map(|p| roofline.decode_bytes(p)).sum(), positions.map(|p| roofline.flop(1, p)).sum())
+        }
+    };
+    let (bytes_per_token, flop_per_token) = (bytes as f64 / n as f64, flop as f64 / n as f64);
+    let tokens_per_second = Spread::of(rates);
+    Ok(Row {
+        test: case.name(),
+        phase,
+        n_tokens,
+        depth: case.depth,
+        tokens_per_second,
+        dispatches_per_token: per_token(counters.dispatches),
+        submits_per_token: per_token(counters.submits),
+        uploaded_bytes_per_token: per_token(counters.bytes_uploaded),
+        read_bytes_per_token: per_token(counters.bytes_read),
+        bytes_per_token,
+        flop_per_token,
+        bandwidth_share: bytes_per_token * tokens_per_second.median / probes.copy_bytes_per_second,
+        flop_share: flop_per_token * tokens_per_second.median / probes.flop_per_second,
+    })
+}
+
+/// Seconds that a text of `n_tokens` tokens takes with the cache, and if every token computes the whole text anew.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct CacheRow {
+    /// Tokens generated behind a prompt of one.
+    pub n_tokens: usize,
+    /// With the cache.
+    pub cached_seconds: f64,
+    /// Without.
+    pub uncached_seconds: f64,
+}
+
+/// Measures what the cache saves, the median of three.
+///
+/// # Errors
+/// As [`measure`].
+pub async fn measure_cache(session: &mut Session, n_tokens: usize) -> Result<CacheRow, Error> {
+    const REPETITIONS: usize = 3;
+    let ids = token_ids(session.model().config().vocab_size, n_tokens);
+    let [mut cached, mut uncached] = [Vec::new(), Vec::new()];
+    for run in 0..=REPETITIONS {
+        session.clear();
+        let start = Instant::now();
+        generate(session, &ids[..1], n_tokens).await?;
+        let cached_seconds = start.elapsed().as_secs_f64();
+        let start = Instant::now();
+        for n in 1..=n_tokens {
+            session.clear();
+            generate(session, &ids[..n], 1).await?;
+        }
+        if run > 0 {
+            cached.push(cached_seconds);
+            uncached.push(start.elapsed().as_secs_f64());
+        }
+    }
+    let [cached_seconds, uncached_seconds] = [cached, uncached].map(|times| Spread::of(times).median);
+    Ok(CacheRow { n_tokens, cached_seconds, uncached_seconds })
+}
+
+/// Generates behind `prompt` and returns the rates of prompt and decoding.
+async fn generate(session: &mut Session, prompt: &[u32], n_generated: usize) -> Result<[f64; 2], Error> {
+    let options = GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(n_generated) };
+    let mut generation = session.generate_ids(prompt, &options)?;
+    while let Some(piece) = generation.next().await {
+        piece?;
+    }
+    Ok([generation.prefill().rate(), generation.decode().rate()])
+}
+
+/// Seconds of one run of a recording, which may be in flight behind others: the median of a few samples.
+async fn seconds(device: &Device, recording: &Recording) -> Result<f64, Error> {
+    const SAMPLES: usize = 5;
+    /// A sample is long against the clock and the wait behind it, unless that takes too many runs.
+    const SAMPLE_SECONDS: f64 = 0.02;
+    const MAX_RUNS: usize = 512;
+
+    let sample = async |n_runs: usize| {
+        let start = Instant::now();
+        for _ in 0..n_runs {
+            device.run(recording)?;
+        }
+        device.drained().await?;
+        Ok::<f64, Error>(start.elapsed().as_secs_f64())
+    };
+    sample(1).await?;
+    let once = sample(1).await?;
+    let n_runs = ((SAMPLE_SECONDS / once.max(1e-9)).ceil() as usize).clamp(1, MAX_RUNS);
+    let mut times = Vec::new();
+    for _ in 0..SAMPLES {
+        times.push(sample(n_runs).await? / n_runs as f64);
+    }
+    Ok(Spread::of(times).median)
+}
+
+/// Seeded ids that look like nothing in particular.
+fn token_ids(vocab_size: u32, n: usize) -> Vec<u32> {
+    words(n).map(|word| word % vocab_size).collect()
+}
+
+/// Seeded numbers in [-1, 1): a bench needs ordinary floats, not good randomness.
+fn uniform(n: usize) -> Vec<f32> {
+    words(n).map(|word| word as f32 / (1u64 << 31) as f32 - 1.0).collect()
+}
+
+/// Seeded words: the high bits of a linear congruential generator (Knuth, MMIX).
+fn words(n: usize) -> impl Iterator<Item = u32> {
+    let next = |state: u64| state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    std::iter::successors(Some(1), move |&state| Some(next(state))).skip(1).take(n).map(|state| (state >> 32) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::WeightType;
+    use crate::kernels::{RopeConfig, RopeScaling, RopeStyle};
+    use crate::model::{ModelConfig, SourceTensor, WeightSource, Weights};
+
+    /// Llama-3.2-1B in Q8_0, norms in F32.
+    struct Llama1B {
+        is_tied: bool,
+    }
+
+    impl WeightSource for Llama1B {
+        fn describe(&self, name: &str) -> Option<SourceTensor> {
+            let tensor = |weight, shape: &[u64]| Some(SourceTensor { weight, shape: shape.to_vec() });
+            let part = name.rsplit('.').nth(1).unwrap_or_default();
+            match part {
+                _ if name.ends_with(".bias") => None,
+                "attn_norm" | "ffn_norm" | "output_norm" => tensor(WeightType::F32, &[2048]),
+                "attn_q" | "attn_output" => tensor(WeightType::Q8_0, &[2048, 2048]),
+                "attn_k" | "attn_v" => tensor(WeightType::Q8_0, &[512, 2048]),
+                "ffn_gate" | "ffn_up" => tensor(WeightType::Q8_0, &[8192, 2048]),
+                "ffn_down" => tensor(WeightType::Q8_0, &[2048, 8192]),
+                "output" if self.is_tied => None,
+                "output" | "token_embd" => tensor(WeightType::Q8_0, &[128_256, 2048]),
+                _ => None,
+            }
+        }
+    }
+
+    fn roofline(is_tied: bool, window: Option<u32>) -> Roofline {
+        let rope = RopeConfig { rot_dims: 64, theta: 5e5, style: RopeStyle::Interleaved, scaling: RopeScaling::None };
+        let config = ModelConfig {
+            architecture: "llama".into(),
+            dim: 2048,
+            ffn_dim: 8192,
+            n_layers: 16,
+            n_heads: 32,
+            n_kv_heads: 8,
+            head_dim: 64,
+            vocab_size: 128_256,
+            max_seq_len: 8192,
+            norm_eps: 1e-5,
+            rope,
+            window,
+        };
+        let cache = KvCache::declare(&config, 4096).unwrap();
+        let weights = Weights::declare(&Device::cpu(), &config, &Llama1B { is_tied }).unwrap();
+        Roofline::new(&Llama { config, weights }, &cache)
+    }
+
+    #[test]
+    fn roofline_of_a_known_model() {
+        // 2 * 2048 * 2048 + 2 * 512 * 2048 + 3 * 2048 * 8192 weights in each of 16 layers.
+        let (layers, head) = (60_817_408 * 16, 128_256 * 2048);
+        let norms_bytes = (2 * 16 + 1) * 2048 * 4;
+        for is_tied in [true, false] {
+            let found = roofline(is_tied, None);
+            // Q8_0 has 34 bytes for 32 weights; an embedding table beside the head changes nothing.
+            assert_eq!(found.weights_bytes, (layers + head) / 32 * 34 + norms_bytes);
+            // 8 heads of 64, keys and values, 16 layers, 4 bytes: twice the 32,768 of a cache in half precision.
+            assert_eq!(found.position_bytes, 65_536);
+            assert_eq!(found.decode_bytes(0), found.weights_bytes + 65_536);
+            assert_eq!(found.decode_bytes(1000), found.weights_bytes + 1001 * 65_536);
+            assert_eq!(found.prefill_bytes(128, 1000), found.weights_bytes + 1128 * 65_536);
+            // One token sees itself and all before it.
+            assert_eq!(found.flop(1, 1000), 2 * (layers + head) + 4 * 16 * 32 * 64 * 1001);
+            assert_eq!(found.flop(3, 0), 2 * (3 * layers + head) + 4 * 16 * 32 * 64 * (1 + 2 + 3));
+        }
+        let windowed = roofline(true, Some(100));
+        assert_eq!(windowed.decode_bytes(1000), windowed.weights_bytes + 100 * 65_536);
+        assert_eq!(windowed.decode_bytes(98), windowed.weights_bytes + 99 * 65_536);
+        assert_eq!(windowed.flop(2, 1000) - windowed.flop(1, 1000), 2 * layers + 4 * 16 * 32 * 64 * 100);
+    }
+
+    #[test]
+    fn spreads_are_sorted() {
+        assert_eq!(Spread::of(vec![3.0, 1.0, 2.0]), Spread { lowest: 1.0, median: 2.0, highest: 3.0 });
+        assert_eq!(Spread::of(vec![2.0, 1.0]).median, 2.0);
+        assert_eq!(Spread::of(Vec::new()).median, 0.0);
+    }
+
+    #[test]
+    fn cases_are_named_as_elsewhere() {
+        let case = |phase, depth| Case { phase, n_tokens: 128, depth };
+        assert_eq!(case(Phase::Prefill, 0).name(), "pp128");
+        assert_eq!(case(Phase::Decode, 1024).name(), "tg128 @ d1024");
+        assert_eq!([case(Phase::Prefill, 7).positions(), case(Phase::Decode, 7).positions()], [135, 136]);
+    }
+}

@@ -1,0 +1,332 @@
+//! `tilewright bench`: rates of a model and of the kernels, next to what the device can do.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use serde_json::json;
+use tilewright::bench::kernels::{KernelRow, Shapes};
+use tilewright::bench::{self, CacheRow, Case, Phase, Probes, Reads, Row};
+use tilewright::{Device, DeviceInfo, Error, Model};
+
+use super::run::load;
+use super::{DeviceArgs, Failure, print_json, show_bytes};
+
+#[derive(Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    command: Option<BenchCommand>,
+    #[command(flatten)]
+    model: ModelBenchArgs,
+}
+
+#[derive(Subcommand)]
+enum BenchCommand {
+    /// Time each kernel of a forward pass, and what the key/value cache saves.
+    ///
+    /// Kernels run with operands of a Llama model's shapes. Their rate is in bytes if the copying probe would take longer
+    /// with their bytes than the multiplying probe with their operations, else in operations.
+    Kernels(KernelBenchArgs),
+}
+
+#[derive(Args)]
+struct ModelBenchArgs {
+    /// GGUF file, or folder with config.json and safetensors; the built-in model if absent.
+    model: Option<PathBuf>,
+    /// Prompt lengths to measure; 0 is none.
+    #[arg(long, short = 'p', value_delimiter = ',', default_value = "512", value_name = "N,..")]
+    n_prompt: Vec<usize>,
+    /// Numbers of generated tokens to measure; 0 is none.
+    #[arg(long, short = 'n', value_delimiter = ',', default_value = "128", value_name = "N,..")]
+    n_gen: Vec<usize>,
+    /// Tokens that the context holds before.
+    #[arg(long, short = 'd', value_delimiter = ',', default_value = "0", value_name = "N,..")]
+    depth: Vec<usize>,
+    /// Repetitions of each test, after a warm-up.
+    #[arg(long, short = 'r', default_value_t = 5, value_name = "N")]
+    repetitions: usize,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    format: FormatArgs,
+}
+
+#[derive(Args)]
+struct KernelBenchArgs {
+    /// Width of the model whose shapes are measured: a multiple of 64.
+    #[arg(long, default_value_t = 2048, value_name = "N")]
+    dim: u32,
+    /// Tokens of the prefill pass.
+    #[arg(long, short = 'p', default_value_t = 128, value_name = "N")]
+    n_prompt: u32,
+    /// Tokens in the cache before a pass.
+    #[arg(long, short = 'd', default_value_t = 1024, value_name = "N")]
+    depth: u32,
+    /// Lengths of text for the comparison of cache and no cache.
+    #[arg(long, value_delimiter = ',', default_value = "10,50,100", value_name = "N,..")]
+    texts: Vec<usize>,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    format: FormatArgs,
+}
+
+#[derive(Args)]
+struct FormatArgs {
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    /// Print comma-separated values with a header.
+    #[arg(long, conflicts_with = "json")]
+    csv: bool,
+}
+
+pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
+    match &args.command {
+        None => bench_model(&args.model),
+        Some(BenchCommand::Kernels(args)) => bench_kernels(args),
+    }
+}
+
+fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
+    let phases = [(Phase::Prefill, &args.n_prompt), (Phase::Decode, &args.n_gen)];
+    let cases: Vec<Case> = args
+        .depth
+        .iter()
+        .flat_map(|&depth| {
+            let of = move |(phase, counts): (Phase, &Vec<usize>)| -> Vec<Case> {
+                counts.iter().filter(|&&n| n > 0).map(|&n_tokens| Case { phase, n_tokens, depth }).collect()
+            };
+            phases.into_iter().flat_map(of)
+        })
+        .collect();
+    let option = |option, expected: &str, found: usize| Error::Option {
+        option,
+        expected: expected.into(),
+        found: found.to_string(),
+    };
+    if args.repetitions == 0 {
+        return Err(option("repetitions", "at least 1", 0).into());
+    }
+    let Some(positions) = cases.iter().map(Case::positions).max() else {
+        return Err(option("n_prompt, n_gen", "a number of tokens in one of them", 0).into());
+    };
+    let context = u32::try_from(positions).map_err(|_| option("depth", "a context that fits a model", positions))?;
+
+    let device = args.device.open()?;
+    let model = load(args.model.as_deref(), &device, Some(context), None)?;
+    let probes = pollster::block_on(Probes::measure(&device))?;
+    let mut session = model.session()?;
+    let measure = |case: Case| pollster::block_on(bench::measure(&mut session, case, args.repetitions, &probes));
+    let rows: Vec<Row> = cases.into_iter().map(measure).collect::<Result<_, Error>>()?;
+    if args.format.json {
+        return print_json(&json!({
+            "model": model.name(),
+            "device": device.info(),
+            "batch": 1,
+            "repetitions": args.repetitions,
+            "probes": probes,
+            "rows": rows,
+        }));
+    }
+    let mut out = io::stdout().lock();
+    if args.format.csv {
+        print_csv(&mut out, &device, &rows)?;
+    } else {
+        writeln!(out, "model   {}, batch 1, {} repetitions", about(&model), args.repetitions)?;
+        print_device(&mut out, device.info(), &probes)?;
+        print_rows(&mut out, &rows)?;
+    }
+    Ok(out.flush()?)
+}
+
+fn bench_kernels(args: &KernelBenchArgs) -> Result<(), Failure> {
+    let shapes = Shapes { dim: args.dim, n_prompt: args.n_prompt, n_cached: args.depth };
+    shapes.check()?;
+    let device = args.device.open()?;
+    let probes = pollster::block_on(Probes::measure(&device))?;
+    let reads = pollster::block_on(Reads::measure(&device))?;
+    let is_table = !args.format.json && !args.format.csv;
+    let mut out = io::stdout().lock();
+    if is_table {
+        print_device(&mut out, device.info(), &probes)?;
+        print_reads(&mut out, &reads)?;
+    }
+    let rows = pollster::block_on(bench::kernels::measure(&device, &shapes, &probes))?;
+    let context = args.texts.iter().max().copied().unwrap_or(0).max(1) as u32;
+    let model = load(None, &device, Some(context), None)?;
+    let mut session = model.session()?;
+    let texts = args.texts.iter().filter(|&&n| n > 0);
+    let texts: Vec<CacheRow> =
+        texts.map(|&n| pollster::block_on(bench::measure_cache(&mut session, n))).collect::<Result<_, Error>>()?;
+    if args.format.json {
+        return print_json(&json!({
+            "device": device.info(),
+            "shapes": shapes,
+            "probes": probes,
+            "reads": reads,
+            "rows": rows,
+            "cache": { "model": model.name(), "rows": texts },
+        }));
+    }
+    if args.format.csv {
+        print_csv(&mut out, &device, &rows)?;
+    } else {
+        print_kernels(&mut out, &rows, &probes)?;
+        print_cache(&mut out, &model, &texts)?;
+    }
+    Ok(out.flush()?)
+}
+
+fn about(model: &Model) -> String {
+    let types: Vec<&str> = model.block_types().iter().map(|t| t.name()).collect();
+    format!("{} ({}, weights {})", model.name(), types.join(" "), show_bytes(model.plan().weights_bytes))
+}
+
+fn print_device(out: &mut impl Write, info: &DeviceInfo, probes: &Probes) -> io::Result<()> {
+    let tier = if info.tier == "none" { String::new() } else { format!(", tier {}", info.tier) };
+    writeln!(out, "device  {} ({}{tier}): {}", info.name, info.backend, info.reason)?;
+    writeln!(
+        out,
+        "probes  copy {:.2} GB/s (`scale` of {}), {:.1} GFLOP/s (`matmul` of F32, {} cubed)",
+        probes.copy_bytes_per_second / 1e9,
+        show_bytes(probes.copy_tensor_bytes),
+        probes.flop_per_second / 1e9,
+        probes.matmul_size,
+    )
+}
+
+fn print_reads(out: &mut impl Write, reads: &Reads) -> io::Result<()> {
+    writeln!(
+        out,
+        "reads   {:.2} GB/s in sequence, {:.2} GB/s one word of each 128 bytes, {:.2} GB/s anywhere (`probe_read` of {})",
+        reads.sequential_bytes_per_second / 1e9,
+        reads.strided_bytes_per_second / 1e9,
+        reads.scattered_bytes_per_second / 1e9,
+        show_bytes(reads.tensor_bytes),
+    )
+}
+
+fn print_rows(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
+    writeln!(
+        out,
+        "\n{:<16} {:>30} {:>10} {:>8} {:>9} {:>7} {:>11} {:>16}",
+        "test", "tokens/s (lowest to highest)", "dispatches", "submits", "uploaded", "read", "least bytes", "of probe"
+    )?;
+    for row in rows {
+        let rate = row.tokens_per_second;
+        let rate = format!("{:.1} ({:.1} to {:.1})", rate.median, rate.lowest, rate.highest);
+        let share = match row.phase {
+            Phase::Prefill => format!("{:.1}% of FLOP/s", 100.0 * row.flop_share),
+            Phase::Decode => format!("{:.1}% of copy", 100.0 * row.bandwidth_share),
+        };
+        writeln!(
+            out,
+            "{:<16} {rate:>30} {:>10.2} {:>8.3} {:>9.1} {:>7.2} {:>11} {share:>16}",
+            row.test,
+            row.dispatches_per_token,
+            row.submits_per_token,
+            row.uploaded_bytes_per_token,
+            row.read_bytes_per_token,
+            show_bytes(row.bytes_per_token as u64),
+        )?;
+    }
+    writeln!(out, "\nCounts and bytes are per token; least bytes are what the weights and the cache make necessary.")
+}
+
+fn print_kernels(out: &mut impl Write, rows: &[KernelRow], probes: &Probes) -> io::Result<()> {
+    writeln!(
+        out,
+        "\n{:<28} {:<16} {:>6} {:>11} {:>16} {:>9} {:>7}",
+        "kernel", "operation", "tokens", "us", "rate", "of probe", "vs F16"
+    )?;
+    for row in rows {
+        let rate = match row.is_compute_bound(probes) {
+            true => format!("{:.2} GFLOP/s", row.flop as f64 / row.seconds / 1e9),
+            false => format!("{:.2} GB/s", row.bytes as f64 / row.seconds / 1e9),
+        };
+        let vs_f16 = row.vs_f16.map_or(String::new(), |ratio| format!("{ratio:.2}x"));
+        writeln!(
+            out,
+            "{:<28} {:<16} {:>6} {:>11.1} {rate:>16} {:>8.1}% {vs_f16:>7}",
+            row.kernel,
+            row.operation,
+            row.n_tokens,
+            row.seconds * 1e6,
+            100.0 * row.share,
+        )?;
+    }
+    writeln!(out, "\nOperands differ from run to run as far as 128 MiB go; above 100% they still fit a cache.")
+}
+
+fn print_cache(out: &mut impl Write, model: &Model, rows: &[CacheRow]) -> io::Result<()> {
+    writeln!(
+        out,
+        "\n{:<32} {:>12} {:>12} {:>8}",
+        format!("text of {}", model.name()),
+        "cache ms",
+        "without ms",
+        "ratio"
+    )?;
+    for row in rows {
+        let [cached, uncached] = [row.cached_seconds, row.uncached_seconds].map(|seconds| seconds * 1e3);
+        let name = format!("{} tokens", row.n_tokens);
+        writeln!(out, "{name:<32} {cached:>12.2} {uncached:>12.2} {:>7.1}x", uncached / cached)?;
+    }
+    Ok(())
+}
+
+/// The fields of each row behind its device; fields of fields are joined by a dot.
+fn print_csv<R: Serialize>(out: &mut impl Write, device: &Device, rows: &[R]) -> Result<(), Failure> {
+    let info = device.info();
+    for (i, row) in rows.iter().enumerate() {
+        let mut fields = vec![("device".to_string(), json!(info.name)), ("tier".into(), json!(info.tier))];
+        flatten("", &json!(row), &mut fields);
+        if i == 0 {
+            let names: Vec<&str> = fields.iter().map(|(name, _)| name.as_str()).collect();
+            writeln!(out, "{}", names.join(","))?;
+        }
+        let values: Vec<String> = fields.iter().map(|(_, value)| csv_field(value)).collect();
+        writeln!(out, "{}", values.join(","))?;
+    }
+    Ok(())
+}
+
+fn flatten(name: &str, value: &serde_json::Value, fields: &mut Vec<(String, serde_json::Value)>) {
+    let serde_json::Value::Object(members) = value else { return fields.push((name.to_string(), value.clone())) };
+    for (member, value) in members {
+        let name = if name.is_empty() { member.clone() } else { format!("{name}.{member}") };
+        flatten(&name, value, fields);
+    }
+}
+
+/// A value as RFC 4180 wants it.
+fn csv_field(value: &serde_json::Value) -> String {
+    match value {
+        serde_json::Value::Null => String::new(),
+        serde_json::Value::String(text) if text.contains([',', '"', '\n']) => {
+            format!("\"{}\"", text.replace('"', "\"\""))
+        }
+        serde_json::Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn csv_fields_are_quoted_where_they_must_be() {
+        let quoted = [("plain", "plain"), ("CPU, 2 threads", "\"CPU, 2 threads\""), ("a \"b\"", "\"a \"\"b\"\"\"")];
+        for (text, expected) in quoted {
+            assert_eq!(csv_field(&json!(text)), expected);
+        }
+        let mut fields = Vec::new();
+        flatten("", &json!({ "a": 1, "b": { "c": 2.5, "d": null } }), &mut fields);
+        let fields: Vec<String> = fields.iter().map(|(name, value)| format!("{name}={}", csv_field(value))).collect();
+        assert_eq!(fields, ["a=1", "b.c=2.5", "b.d="]);
+    }
+}
