@@ -66,15 +66,22 @@ fn a_layer_takes_seven_dispatches_at_most() {
     let Some(data) = common::data_dir() else { return };
     let tiers = Tier::ALL.into_iter().filter_map(|tier| common::gpu(Some(tier)));
     for device in tiers.chain([common::cpu()]) {
-        // Grouped queries, in both.
-        for file in ["stories260k/stories260k-q4_0.gguf", "stories260k-wide/stories260k-wide-q4_k_m.gguf"] {
+        // Grouped queries, in both. In two layers of the second one, values have another weight type than queries and keys,
+        // which is a dispatch more; the scalar tier, where norms are kernels of their own, has none to spare for that.
+        for (file, n_mixed) in
+            [("stories260k/stories260k-q4_0.gguf", 0), ("stories260k-wide/stories260k-wide-q4_k_m.gguf", 2)]
+        {
+            let n_mixed = if device.tier() == Tier::Scalar { n_mixed } else { 0 };
             let model = Model::load(&device, data.join(file), LoadOptions::default()).unwrap();
             assert!(model.config().n_kv_heads < model.config().n_heads);
             let dispatches = model.session().unwrap().decode_dispatches() - 4;
             let n_layers = model.config().n_layers as usize;
             let (tier, kind) = (device.tier().name(), if device.is_gpu() { "gpu" } else { "cpu" });
             println!("{file} on {kind} ({tier}): {dispatches} dispatches for {n_layers} layers and the head");
-            assert!(dispatches <= 7 * n_layers + 2, "{file} on {kind} ({tier}): {dispatches} for {n_layers} layers");
+            assert!(
+                dispatches <= 7 * n_layers + n_mixed + 2,
+                "{file} on {kind} ({tier}): {dispatches} for {n_layers} layers"
+            );
         }
     }
 }
