@@ -47,6 +47,7 @@ pub(crate) use state::{AdvanceParams, LastRowParams};
 pub(crate) use top_k::TopKParams;
 
 use crate::device::Device;
+use crate::error::Error;
 use crate::shaders::Tier;
 
 /// Workgroups for `len` elements at `per_group` each, folded over x and y; the shader needs x to undo it.
@@ -61,14 +62,32 @@ fn fold(len: u64, per_group: u64) -> [u32; 3] {
 /// What llvmpipe counts before it leaves an invocation's loops, all of them together and without a word; less a reserve.
 const LOOP_ROUNDS: u32 = 65_535 - 4096;
 
-/// The tier in which a kernel takes rows of `dim` elements, and rows for each workgroup: in the `scalar` tier each
-/// invocation takes one, unless a row is too long for it. On lavapipe that is faster even for a single row: RMSNorm of
-/// 1 x 2048 took 28 us, and 38 us in the baseline.
-fn by_row(device: &Device, dim: u32) -> (Tier, u32) {
+/// The device's tier, or the baseline where one invocation of the `scalar` tier would go round its loops too often.
+fn tier_for(device: &Device, rounds: u64) -> Tier {
     match device.tier() {
-        // Three loops over the row, which take an element at a time at worst, in runs of 64.
-        Tier::Scalar if dim <= LOOP_ROUNDS / 4 => (Tier::Scalar, 8),
-        Tier::Scalar => (Tier::Baseline, 1),
-        tier => (tier, 1),
+        Tier::Scalar if rounds > u64::from(LOOP_ROUNDS) => Tier::Baseline,
+        tier => tier,
     }
+}
+
+/// Refuses columns of `x` that one invocation of the `scalar` tier could not walk to the end.
+fn check_loop(device: &Device, kernel: &'static str, rounds: u64, columns: u32) -> Result<(), Error> {
+    if tier_for(device, rounds) == device.tier() {
+        return Ok(());
+    }
+    Err(Error::Operand {
+        kernel,
+        operand: "x",
+        expected: format!("columns that take at most {LOOP_ROUNDS} rounds of a loop in the scalar tier"),
+        found: format!("{columns}, which take {rounds}"),
+    })
+}
+
+/// The tier in which a kernel takes rows of `dim` elements, and rows for each workgroup: in the `scalar` tier each
+/// invocation takes one. On lavapipe that is faster even for a single row: RMSNorm of 1 x 2048 took 28 us, and 38 us in
+/// the baseline.
+fn by_row(device: &Device, dim: u32) -> (Tier, u32) {
+    // Three loops over the row, which take an element at a time at worst, in runs of 64.
+    let tier = tier_for(device, 4 * u64::from(dim));
+    (tier, if tier == Tier::Scalar { 8 } else { 1 })
 }

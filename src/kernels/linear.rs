@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{fold, rms_norm};
+use super::{check_loop, fold, rms_norm, tier_for};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::matrix::Matrix;
@@ -94,7 +94,7 @@ impl<'a> Linear<'a> {
     fn dispatch(
         &self,
         rec: &mut Recorder,
-        kernel: &'static Kernel,
+        (tier, kernel): (Tier, &'static Kernel),
         constants: &[(&'static str, f64)],
         x: &Tensor,
         y: &Tensor,
@@ -133,15 +133,25 @@ impl<'a> Linear<'a> {
             };
             // A vector that is not there is never read; x is at hand.
             let operands = [&slab.words, vector.unwrap_or(x), x, y];
-            rec.dispatch(kernel, Some(self.w.weight()), constants, params, &operands, grid(slab.rows))?;
+            rec.dispatch_as(tier, kernel, Some(self.w.weight()), constants, params, &operands, grid(slab.rows))?;
         }
         Ok(())
     }
 }
 
 /// Rows and columns of `y` that a workgroup of `matmul` or `matmul_plain` makes.
-fn tile(rec: &Recorder) -> u32 {
-    if rec.device().tier() == Tier::Scalar { 32 } else { 64 }
+fn tile(tier: Tier) -> u32 {
+    if tier == Tier::Scalar { 32 } else { 64 }
+}
+
+/// Rounds of the loops over a row of `w`: one for each block and each of its eight quads.
+fn rounds(w: &Matrix) -> u64 {
+    9 * u64::from(w.blocks())
+}
+
+/// The tier in which invocations take rows of `w`: in the baseline they share long ones.
+pub(super) fn tier_of(rec: &Recorder, w: &Matrix) -> Tier {
+    tier_for(rec.device(), rounds(w))
 }
 
 /// Records a tiled matrix product. Shader: `shaders/matmul.wgsl`.
@@ -149,12 +159,15 @@ fn tile(rec: &Recorder) -> u32 {
 /// # Shapes
 /// `x`: `[M, K]`; `y`: `[M, y_start + N]` or wider.
 /// # Errors
-/// [`Error::Shape`] if an operand disagrees with the weights.
+/// [`Error::Shape`] if an operand disagrees with the weights, [`Error::Operand`] if there is a norm, or if the scalar
+/// tier's loops cannot take so many columns.
 pub fn matmul(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let [n_tokens, _] = x.dims2("matmul", "x")?;
-    let tile = tile(rec);
+    check_loop(rec.device(), "matmul", rounds(linear.w), linear.w.cols())?;
+    let tier = rec.device().tier();
+    let tile = tile(tier);
     let grid = |rows: u32| [rows.div_ceil(tile), n_tokens.div_ceil(tile), 1];
-    linear.dispatch(rec, &shaders::MATMUL, &[], x, y, grid)
+    linear.dispatch(rec, (tier, &shaders::MATMUL), &[], x, y, grid)
 }
 
 /// Records a matrix product without any reuse: the baseline of the bench. Shader: `shaders/matmul_naive.wgsl`.
@@ -166,7 +179,7 @@ pub fn matmul(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Re
 pub fn matmul_naive(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let [n_tokens, _] = x.dims2("matmul_naive", "x")?;
     let grid = |rows: u32| [rows.div_ceil(16), n_tokens.div_ceil(16), 1];
-    linear.dispatch(rec, &shaders::MATMUL_NAIVE, &[], x, y, grid)
+    linear.dispatch(rec, (rec.device().tier(), &shaders::MATMUL_NAIVE), &[], x, y, grid)
 }
 
 /// Records a matrix product for one token or a few. Shader: `shaders/matvec.wgsl`.
@@ -180,7 +193,7 @@ pub fn matvec(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Re
     let n_tokens = quads("matvec", x)?;
     let (lanes, constants) = lanes(rec, linear.w, linear.norm.is_some());
     let grid = |rows: u32| lanes_grid(rows, lanes, n_tokens);
-    linear.dispatch(rec, &shaders::MATVEC, &constants, x, y, grid)
+    linear.dispatch(rec, (tier_of(rec, linear.w), &shaders::MATVEC), &constants, x, y, grid)
 }
 
 /// Invocations of a workgroup of `matvec`, `qkv` and `gate_up`.
@@ -191,7 +204,7 @@ pub(super) fn lanes(rec: &Recorder, w: &Matrix, norm: bool) -> (u32, Vec<(&'stat
     // As many invocations as there are blocks to share out.
     let lanes = w.blocks().next_power_of_two().min(WG);
     let norm = norm.then_some(("NORM", 1.0));
-    match rec.device().tier() {
+    match tier_of(rec, w) {
         Tier::Scalar => (1, norm.into_iter().collect()),
         _ => (lanes, [("LANES", f64::from(lanes))].into_iter().chain(norm).collect()),
     }
@@ -275,14 +288,17 @@ pub(crate) fn suits_few(x: &Tensor) -> bool {
 /// # Shapes
 /// `x`: `[M, K]`; `b`: `[K, N]`; `y`: `[M, N]`.
 /// # Errors
-/// [`Error::Shape`] if `b` or `y` disagrees with `x`.
+/// [`Error::Shape`] if `b` or `y` disagrees with `x`, [`Error::Operand`] if the scalar tier's loops cannot take so many
+/// columns.
 pub fn matmul_plain(rec: &mut Recorder, x: &Tensor, b: &Tensor, y: &Tensor) -> Result<(), Error> {
     let [m, k] = x.dims2("matmul_plain", "x")?;
     let [_, n] = b.dims2("matmul_plain", "b")?;
     b.expect_shape("matmul_plain", "b", &[k, n])?;
     y.expect_shape("matmul_plain", "y", &[m, n])?;
     let params = PlainParams { m, n, k, _pad: 0 };
-    let tile = tile(rec);
+    // A round for each step of K, and for each run of them.
+    check_loop(rec.device(), "matmul_plain", u64::from(k) + u64::from(k / 32), k)?;
+    let tile = tile(rec.device().tier());
     let grid = [n.div_ceil(tile), m.div_ceil(tile), 1];
     rec.dispatch(&shaders::MATMUL_PLAIN, None, &[], params, &[x, b, y], grid)
 }

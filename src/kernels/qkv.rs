@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::StepState;
-use super::linear::{BIAS, NORM, Norm, lanes, lanes_grid, quads, vector};
+use super::linear::{BIAS, NORM, Norm, lanes, lanes_grid, quads, tier_of, vector};
 use super::rope::{RopeConfig, RopeStyle, check};
 use crate::error::Error;
 use crate::matrix::Matrix;
@@ -112,6 +112,6 @@ impl Qkv<'_> {
         let grid = lanes_grid(n_out, lanes, n_tokens);
         // A vector that is not there is never read; x is at hand.
         let operands = [state.tensor(), self.table, &slab.words, vector.unwrap_or(x), x, q, k, v];
-        rec.dispatch(&shaders::QKV, Some(self.w.weight()), &constants, params, &operands, grid)
+        rec.dispatch_as(tier_of(rec, self.w), &shaders::QKV, Some(self.w.weight()), &constants, params, &operands, grid)
     }
 }

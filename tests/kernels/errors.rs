@@ -3,7 +3,9 @@
 use tilewright::kernels::{
     self, AttentionConfig, Gelu, Linear, Norm, Qkv, ReadOrder, RopeConfig, RopeScaling, RopeStyle, StepState,
 };
-use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, WeightType};
+use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, Tier, WeightType};
+
+use crate::common;
 
 /// Name, a shape that fits, one that does not, and the operand that the error names: some kernels take any shape for
 /// the first operand and hold the others against it.
@@ -220,6 +222,21 @@ fn rope_shapes() {
         let error = kernels::rope(&mut rec, &state, &config(rot_dims), &tensors[0], &tensors[1], &tensors[2])
             .expect_err("out of range");
         assert!(matches!(error, Error::Operand { kernel: "rope", operand: "rot_dims", .. }), "{error}");
+    }
+}
+
+/// llvmpipe would leave the loop over such rows early, and what it had by then would be the result.
+#[test]
+fn rows_that_an_invocation_cannot_walk_are_refused() {
+    let Some(device) = common::gpu(Some(Tier::Scalar)) else { return };
+    let long = 1 << 18;
+    let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
+    let (x, b, y) = (declare(&[8, long]), declare(&[long, 2]), declare(&[8, 2]));
+    let w = Matrix::declare(&device, "w", WeightType::Q4_0, 2, long).expect("the matrix is valid");
+    let mut rec = Recorder::new(&device);
+    for error in [kernels::matmul(&mut rec, &Linear::new(&w), &x, &y), kernels::matmul_plain(&mut rec, &x, &b, &y)] {
+        let error = error.expect_err("too long");
+        assert!(matches!(error, Error::Operand { operand: "x", .. }), "{error}");
     }
 }
 

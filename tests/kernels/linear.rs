@@ -99,18 +99,21 @@ pub fn cases(cases: &mut Vec<Case>) {
         push("matvec", kernels::matvec, weight, 3, [1, 4097, 1024], Inputs::Student);
         push("matmul", kernels::matmul, weight, 0, [2, 65_537, 4], Inputs::Normal);
     }
+    // Rows so long that llvmpipe would leave the loop of an invocation that takes one alone.
+    push("matvec", kernels::matvec, WeightType::Q8_0, 0, [1, 2, 262_144], Inputs::Normal);
     // A matrix of 155 MB, which many adapters bind only in slabs of rows.
     push("matvec", kernels::matvec, WeightType::F32, 0, [1, 151_936, 256], Inputs::Normal);
+    let mut push_plain = |[m, n, k]: [u32; 3], inputs| {
+        cases.push(Case {
+            kernel: "matmul_plain",
+            variant: "F32".into(),
+            sizes: format!("m={m},n={n},k={k}"),
+            inputs,
+            build: Box::new(move |source| plain(source, [m, n, k])),
+        });
+    };
     for inputs in Inputs::ALL {
-        for &[m, n, k] in &MATMUL {
-            cases.push(Case {
-                kernel: "matmul_plain",
-                variant: "F32".into(),
-                sizes: format!("m={m},n={n},k={k}"),
-                inputs,
-                build: Box::new(move |source| plain(source, [m, n, k])),
-            });
-        }
+        MATMUL.into_iter().for_each(|sizes| push_plain(sizes, inputs));
     }
 }
 
