@@ -94,6 +94,8 @@ fn ours(op: Op, device: &Device) -> Result<Contender> {
                 head_dim,
                 window: None,
                 scale: (head_dim as f32).powf(-0.5),
+                soft_cap: None,
+                causal: true,
             };
             let len = heads * tokens * head_dim;
             let state = StepState::declare()?;
