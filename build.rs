@@ -192,6 +192,11 @@ struct Described {
 
 /// Parses and validates one linked source and reads off what the host must know.
 fn describe(kernel: &str, source: &str) -> Result<Described, String> {
+    // WGSL makes such a variable zero each time a loop comes by. Chromium's compiler was seen to keep the last round's value.
+    let is_bare = |line: &&str| line.trim_start().starts_with("var ") && !line.contains('=');
+    if let Some(line) = source.lines().find(is_bare) {
+        return Err(format!("`{}` has no value to begin with", line.trim()));
+    }
     let module = naga::front::wgsl::parse_str(source).map_err(|e| e.emit_to_string(source))?;
     let capabilities = Capabilities::SUBGROUP | Capabilities::SHADER_FLOAT16 | Capabilities::SHADER_FLOAT16_IN_FLOAT32;
     Validator::new(ValidationFlags::all(), capabilities).validate(&module).map_err(|e| e.emit_to_string(source))?;

@@ -39,8 +39,8 @@ fn attention_decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invo
     let rows = rows_from(group.z * ROWS);
     let query = queries_of(rows, group.x);
     let token = tokens_of(rows);
-    var first: vec4<u32>;
-    var end: vec4<u32>;
+    var first = vec4<u32>();
+    var end = vec4<u32>();
     for (var r = 0u; r < ROWS; r++) {
         let seen = visible(token[r]);
         first[r] = seen.x;
@@ -57,7 +57,7 @@ fn attention_decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invo
     let slice = local / quads;
     var highest = vec4<f32>(LOWEST);
     var sum = vec4<f32>(); // of this invocation's keys
-    var acc: array<vec4<f32>, 4>;
+    var acc = array<vec4<f32>, 4>();
     for (var start = keys.x; start < keys.y; start += WG) {
         let s = start + local;
         let seen = sees(s, first, end);
@@ -80,7 +80,7 @@ fn attention_decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invo
         weights[local] = weight;
         workgroupBarrier();
         // A tile is summed on its own first: adding keys one by one to a long sum would lose digits.
-        var tile: array<vec4<f32>, 4>;
+        var tile = array<vec4<f32>, 4>();
         if (slice < slices) {
             let n = min(WG, keys.y - start);
             for (var j = slice; j < n; j += slices) {

@@ -12,9 +12,9 @@ fn attend(rows: vec4<u32>, kv_head: u32, keys: vec2<u32>, split: u32) {
     let cached = kv_head * params.capacity;
     let query = queries_of(rows, kv_head);
     let token = tokens_of(rows);
-    var out: vec4<u32>;
-    var first: vec4<u32>;
-    var end: vec4<u32>;
+    var out = vec4<u32>();
+    var first = vec4<u32>();
+    var end = vec4<u32>();
     for (var r = 0u; r < ROWS; r++) {
         let seen = visible(token[r]);
         first[r] = seen.x;
@@ -28,13 +28,13 @@ fn attend(rows: vec4<u32>, kv_head: u32, keys: vec2<u32>, split: u32) {
     var sum = vec4<f32>();
     for (var s = keys.x; s < keys.y; s += TILE) {
         // A tile's keys past the end repeat the last one, which weighs nothing there.
-        var at: array<u32, TILE>;
+        var at = array<u32, TILE>();
         for (var j = 0u; j < TILE; j++) {
             at[j] = (cached + min(s + j, keys.y - 1u)) * quads;
         }
-        var weights: array<vec4<f32>, TILE>;
+        var weights = array<vec4<f32>, TILE>();
         for (var i = 0u; i < quads; i++) {
-            var part: array<vec4<f32>, 4>;
+            var part = array<vec4<f32>, 4>();
             for (var r = 0u; r < ROWS; r++) {
                 part[r] = q[query[r] * quads + i];
             }
@@ -59,7 +59,7 @@ fn attend(rows: vec4<u32>, kv_head: u32, keys: vec2<u32>, split: u32) {
         }
         sum = sum * rescale + tile_sum;
         for (var i = 0u; i < quads; i++) {
-            var tile: array<vec4<f32>, 4>;
+            var tile = array<vec4<f32>, 4>();
             for (var j = 0u; j < TILE; j++) {
                 let value = v[at[j] + i];
                 for (var r = 0u; r < ROWS; r++) {
@@ -81,7 +81,7 @@ fn attend(rows: vec4<u32>, kv_head: u32, keys: vec2<u32>, split: u32) {
         return;
     }
     for (var i = 0u; i < quads; i++) {
-        var result: array<vec4<f32>, 4>;
+        var result = array<vec4<f32>, 4>();
         for (var r = 0u; r < ROWS; r++) {
             result[r] = y[out[r] + i] / sum[r];
         }

@@ -15,7 +15,7 @@ fn four_rows(local: u32, rows: vec4<u32>, token: u32) -> vec4<f32> {
     var sum = vec4<f32>();
     var squares = vec4<f32>();
     for (var block = local % LANES; block < params.blocks; block += LANES) {
-        var part: array<vec4<f32>, 8>;
+        var part = array<vec4<f32>, 8>();
         for (var i = 0u; i < 8u; i++) {
             let quad = block * 8u + i;
             let at = min(quad, quads - 1u);
