@@ -47,7 +47,7 @@ fn attention_prefill(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_inv
 
     var highest = vec4<f32>(LOWEST);
     var sum = vec4<f32>();
-    var acc: array<mat4x4<f32>, 4>; // by part; a column for each row
+    var acc = array<mat4x4<f32>, 4>(); // by part; a column for each row
     for (var s = keys.x; s < keys.y; s += TILE_KEYS) {
         var near = vec4<f32>(); // products with key s + lane
         var far = vec4<f32>();  // and with key s + 16 + lane
