@@ -24,6 +24,6 @@ fn attention_decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invo
     let split = group.y * WG + local;
     let keys = part_range(split);
     if (split < params.splits && keys.x < keys.y) {
-        attend(rows_from(group.z * ROWS), group.x, keys, split);
+        attend(group.z * ROWS, group.x, keys, split);
     }
 }

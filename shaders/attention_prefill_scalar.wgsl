@@ -1,6 +1,6 @@
 // `attention_prefill` without workgroup memory or barriers: one invocation takes ROWS rows alone, for software adapters.
 //
-// Dispatch (Hkv, ceil(T * H / Hkv / (8 * ROWS)), 1).
+// Dispatch (ceil(Hkv * ceil(T * H / Hkv / ROWS) / 8), 1, 1).
 #kernel attention_prefill scalar
 #import attend
 
@@ -20,8 +20,10 @@ const WG: u32 = 8u;
 
 @compute @workgroup_size(WG)
 fn attention_prefill(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let row = (group.y * WG + local) * ROWS;
+    // Neighbours take the same rows in another head, and so as many keys: they wait for the slowest.
+    let i = group.x * WG + local;
+    let row = i / params.n_kv_heads * ROWS;
     if (row < n_rows()) {
-        attend(rows_from(row), group.x, visible_to(vec2<u32>(row, min(row + ROWS, n_rows()) - 1u)), 0u);
+        attend(row, i % params.n_kv_heads, visible_to(vec2<u32>(row, min(row + ROWS, n_rows()) - 1u)), 0u);
     }
 }

@@ -1,92 +1,163 @@
 // Attention of ROWS rows with a range of keys by one invocation alone; see `shared/attention.wgsl`. Keys are walked in
-// tiles, so that a loaded query serves TILE keys and a loaded key ROWS queries. Sums stay in `y`: registers cannot be
-// indexed by a loop over D. Rows past the end repeat the last one and write the same numbers, so all rows of a sum are
-// read before one is written.
+// tiles, so that a loaded query serves TILE keys and a loaded key ROWS queries: a load costs a software adapter dozens of
+// products. Sums stay in `y`: registers cannot be indexed by a loop over D. Rows past the end repeat the last one and write
+// the same numbers, so all rows of a sum are read before one is written.
 #import attention
 
-override ROWS: u32 = 4u; // 1 to 4
+override ROWS: u32 = 8u; // 1 to 4, or 8
 const TILE: u32 = 8u;
 
-fn attend(rows: vec4<u32>, kv_head: u32, keys: vec2<u32>, split: u32) {
-    let quads = params.head_dim / 4u;
-    let cached = kv_head * params.capacity;
-    let query = queries_of(rows, kv_head);
-    let token = tokens_of(rows);
-    var out = vec4<u32>();
-    var first = vec4<u32>();
-    var end = vec4<u32>();
-    for (var r = 0u; r < ROWS; r++) {
+// Four rows, or the first ROWS of them.
+struct Rows {
+    query: vec4<u32>,
+    out: vec4<u32>,      // where their sums are
+    first: vec4<u32>,    // keys that they see
+    end: vec4<u32>,
+    highest: vec4<f32>,  // score so far
+    sum: vec4<f32>,      // of weights so far
+}
+
+fn begin(row: u32, kv_head: u32, keys: vec2<u32>, split: u32) -> Rows {
+    var rows = Rows();
+    let four = rows_from(row);
+    rows.query = queries_of(four, kv_head);
+    let token = tokens_of(four);
+    for (var r = 0u; r < min(ROWS, 4u); r++) {
         let seen = visible(token[r]);
-        first[r] = seen.x;
-        end[r] = min(seen.y, keys.y);
-        out[r] = part_start(query[r], split);
-        for (var i = 0u; i < quads; i++) {
-            y[out[r] + i] = vec4<f32>();
+        rows.first[r] = seen.x;
+        rows.end[r] = min(seen.y, keys.y);
+        rows.out[r] = part_start(rows.query[r], split);
+        for (var i = 0u; i < params.head_dim / 4u; i++) {
+            y[rows.out[r] + i] = vec4<f32>();
         }
     }
-    var highest = vec4<f32>(LOWEST);
+    rows.highest = vec4<f32>(LOWEST);
+    return rows;
+}
+
+// Columns: a quad of each query.
+fn queries_at(query: vec4<u32>, i: u32) -> mat4x4<f32> {
+    var quads = mat4x4<f32>();
+    for (var r = 0u; r < min(ROWS, 4u); r++) {
+        quads[r] = q[query[r] * (params.head_dim / 4u) + i];
+    }
+    return quads;
+}
+
+fn products(key: vec4<f32>, queries: mat4x4<f32>) -> vec4<f32> {
+    if (ROWS == 1u) {
+        return vec4<f32>(dot(key, queries[0]), 0.0, 0.0, 0.0);
+    }
+    return key * queries;
+}
+
+// Makes the products with keys `s` and following weights, and returns the factor for older sums.
+fn weigh(rows: ptr<function, Rows>, weights: ptr<function, array<vec4<f32>, TILE>>, s: u32) -> vec4<f32> {
+    var highest = (*rows).highest;
+    for (var j = 0u; j < TILE; j++) {
+        let seen = sees(s + j, (*rows).first, (*rows).end);
+        (*weights)[j] = select(vec4<f32>(LOWEST), scores((*weights)[j]), seen);
+        highest = max(highest, (*weights)[j]);
+    }
+    let rescale = exp((*rows).highest - highest);
     var sum = vec4<f32>();
+    for (var j = 0u; j < TILE; j++) {
+        let seen = sees(s + j, (*rows).first, (*rows).end);
+        (*weights)[j] = select(vec4<f32>(), exp((*weights)[j] - highest), seen);
+        sum += (*weights)[j];
+    }
+    (*rows).highest = highest;
+    (*rows).sum = (*rows).sum * rescale + sum;
+    return rescale;
+}
+
+// Columns: a quad of a value, weighed for each row.
+fn weighed(value: vec4<f32>, weights: vec4<f32>) -> mat4x4<f32> {
+    if (ROWS == 1u) {
+        return mat4x4<f32>(value * weights.x, vec4<f32>(), vec4<f32>(), vec4<f32>());
+    }
+    return mat4x4<f32>(value * weights.x, value * weights.y, value * weights.z, value * weights.w);
+}
+
+// sums = sums * factor + tile, of quad `i`.
+fn accumulate(out: vec4<u32>, i: u32, factor: vec4<f32>, tile: mat4x4<f32>) {
+    var sums = tile;
+    for (var r = 0u; r < min(ROWS, 4u); r++) {
+        sums[r] += y[out[r] + i] * factor[r];
+    }
+    for (var r = 0u; r < min(ROWS, 4u); r++) {
+        y[out[r] + i] = sums[r];
+    }
+}
+
+fn finish(rows: Rows) {
+    let quads = params.head_dim / 4u;
+    if (params.splits > 1u) {
+        for (var r = 0u; r < min(ROWS, 4u); r++) {
+            y[rows.out[r] + quads] = vec4<f32>(rows.highest[r], rows.sum[r], 0.0, 0.0);
+        }
+        return;
+    }
+    for (var i = 0u; i < quads; i++) {
+        accumulate(rows.out, i, 1.0 / rows.sum, mat4x4<f32>());
+    }
+}
+
+fn attend(row: u32, kv_head: u32, keys: vec2<u32>, split: u32) {
+    let quads = params.head_dim / 4u;
+    let cached = kv_head * params.capacity;
+    var near = begin(row, kv_head, keys, split);
+    // Rows of the end would be those of `near` again.
+    let has_far = ROWS > 4u && row + 4u < n_rows();
+    var far = Rows();
+    if (has_far) {
+        far = begin(row + 4u, kv_head, keys, split);
+    }
     for (var s = keys.x; s < keys.y; s += TILE) {
         // A tile's keys past the end repeat the last one, which weighs nothing there.
         var at = array<u32, TILE>();
         for (var j = 0u; j < TILE; j++) {
             at[j] = (cached + min(s + j, keys.y - 1u)) * quads;
         }
-        var weights = array<vec4<f32>, TILE>();
+        var near_weights = array<vec4<f32>, TILE>();
+        var far_weights = array<vec4<f32>, TILE>();
         for (var i = 0u; i < quads; i++) {
-            var part = array<vec4<f32>, 4>();
-            for (var r = 0u; r < ROWS; r++) {
-                part[r] = q[query[r] * quads + i];
+            let near_queries = queries_at(near.query, i);
+            var far_queries = mat4x4<f32>();
+            if (ROWS > 4u) {
+                far_queries = queries_at(far.query, i);
             }
             for (var j = 0u; j < TILE; j++) {
                 let key = k[at[j] + i];
-                for (var r = 0u; r < ROWS; r++) {
-                    weights[j][r] += dot(part[r], key);
+                near_weights[j] += products(key, near_queries);
+                if (ROWS > 4u) {
+                    far_weights[j] += products(key, far_queries);
                 }
             }
         }
-        var next = highest;
-        for (var j = 0u; j < TILE; j++) {
-            weights[j] = select(vec4<f32>(LOWEST), scores(weights[j]), sees(s + j, first, end));
-            next = max(next, weights[j]);
+        let near_rescale = weigh(&near, &near_weights, s);
+        var far_rescale = vec4<f32>();
+        if (ROWS > 4u) {
+            far_rescale = weigh(&far, &far_weights, s);
         }
-        let rescale = exp(highest - next);
-        highest = next;
-        var tile_sum = vec4<f32>();
-        for (var j = 0u; j < TILE; j++) {
-            weights[j] = select(vec4<f32>(), exp(weights[j] - next), sees(s + j, first, end));
-            tile_sum += weights[j];
-        }
-        sum = sum * rescale + tile_sum;
         for (var i = 0u; i < quads; i++) {
-            var tile = array<vec4<f32>, 4>();
+            var near_tile = mat4x4<f32>();
+            var far_tile = mat4x4<f32>();
             for (var j = 0u; j < TILE; j++) {
                 let value = v[at[j] + i];
-                for (var r = 0u; r < ROWS; r++) {
-                    tile[r] += weights[j][r] * value;
+                near_tile += weighed(value, near_weights[j]);
+                if (ROWS > 4u) {
+                    far_tile += weighed(value, far_weights[j]);
                 }
             }
-            for (var r = 0u; r < ROWS; r++) {
-                tile[r] += y[out[r] + i] * rescale[r];
-            }
-            for (var r = 0u; r < ROWS; r++) {
-                y[out[r] + i] = tile[r];
+            accumulate(near.out, i, near_rescale, near_tile);
+            if (has_far) {
+                accumulate(far.out, i, far_rescale, far_tile);
             }
         }
     }
-    if (params.splits > 1u) {
-        for (var r = 0u; r < ROWS; r++) {
-            y[out[r] + quads] = vec4<f32>(highest[r], sum[r], 0.0, 0.0);
-        }
-        return;
-    }
-    for (var i = 0u; i < quads; i++) {
-        var result = array<vec4<f32>, 4>();
-        for (var r = 0u; r < ROWS; r++) {
-            result[r] = y[out[r] + i] / sum[r];
-        }
-        for (var r = 0u; r < ROWS; r++) {
-            y[out[r] + i] = result[r];
-        }
+    finish(near);
+    if (has_far) {
+        finish(far);
     }
 }

@@ -114,9 +114,13 @@ pub fn attention(
     let constants = [("ROWS", f64::from(rows))];
     // A cache that is too long for one invocation is cut whatever the number of tokens.
     if n_tokens >= PREFILL_TOKENS && !(is_scalar && capacity > scalar_part(head_dim)) {
-        let parts = [("PARTS", f64::from(head_dim.div_ceil(64)))];
-        let (constants, tile) = if is_scalar { (constants, 8 * rows) } else { (parts, 16) };
-        let grid = [n_kv_heads, n_rows.div_ceil(tile), 1];
+        let (constants, grid) = if is_scalar {
+            // Enough for every invocation of some workgroups, else as decoding takes them.
+            let rows = if n_rows / 8 * n_kv_heads >= 32 { 8 } else { rows };
+            ([("ROWS", f64::from(rows))], [(n_rows.div_ceil(rows) * n_kv_heads).div_ceil(8), 1, 1])
+        } else {
+            ([("PARTS", f64::from(head_dim.div_ceil(64)))], [n_kv_heads, n_rows.div_ceil(16), 1])
+        };
         return rec.dispatch(
             &shaders::ATTENTION_PREFILL,
             None,

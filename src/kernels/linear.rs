@@ -3,6 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{check_loop, fold, rms_norm, tier_for};
+use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::matrix::Matrix;
@@ -139,9 +140,19 @@ impl<'a> Linear<'a> {
     }
 }
 
-/// Rows and columns of `y` that a workgroup of `matmul` or `matmul_plain` makes.
-fn tile(tier: Tier) -> u32 {
-    if tier == Tier::Scalar { 32 } else { 64 }
+/// Columns of `y` that a workgroup of `matmul` or `matmul_plain` makes.
+const TILE: u32 = 64;
+
+/// The tier in which `matmul` or `matmul_plain` is taken, and the rows of `y` that a workgroup makes. The scalar kernels
+/// need operands whose rows are whole quads; they walk K by quads, the tiles of others by elements.
+fn tile(device: &Device, kernel: &'static str, k: u32, is_whole: bool) -> Result<(Tier, u32), Error> {
+    let (tier, rows, rounds) = match device.tier() {
+        Tier::Scalar if is_whole => (Tier::Scalar, 16, k / 4 + k / 32),
+        Tier::Scalar => (Tier::Baseline, TILE, k.saturating_add(k / 8)),
+        tier => (tier, TILE, 0),
+    };
+    check_loop(device, kernel, rounds.into(), k)?;
+    Ok((tier, rows))
 }
 
 /// Rounds of the loops over a row of `w`: one for each block and each of its eight quads.
@@ -162,11 +173,9 @@ pub(super) fn tier_of(rec: &Recorder, w: &Matrix) -> Tier {
 /// [`Error::Shape`] if an operand disagrees with the weights, [`Error::Operand`] if there is a norm, or if the scalar
 /// tier's loops cannot take so many columns.
 pub fn matmul(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
-    let [n_tokens, _] = x.dims2("matmul", "x")?;
-    check_loop(rec.device(), "matmul", rounds(linear.w), linear.w.cols())?;
-    let tier = rec.device().tier();
-    let tile = tile(tier);
-    let grid = |rows: u32| [rows.div_ceil(tile), n_tokens.div_ceil(tile), 1];
+    let [n_tokens, dim] = x.dims2("matmul", "x")?;
+    let (tier, rows) = tile(rec.device(), "matmul", dim, dim.is_multiple_of(4))?;
+    let grid = |n_out: u32| [n_out.div_ceil(TILE), n_tokens.div_ceil(rows), 1];
     linear.dispatch(rec, (tier, &shaders::MATMUL), &[], x, y, grid)
 }
 
@@ -296,9 +305,8 @@ pub fn matmul_plain(rec: &mut Recorder, x: &Tensor, b: &Tensor, y: &Tensor) -> R
     b.expect_shape("matmul_plain", "b", &[k, n])?;
     y.expect_shape("matmul_plain", "y", &[m, n])?;
     let params = PlainParams { m, n, k, _pad: 0 };
-    // A round for each step of K, and for each run of them.
-    check_loop(rec.device(), "matmul_plain", u64::from(k) + u64::from(k / 32), k)?;
-    let tile = tile(rec.device().tier());
-    let grid = [n.div_ceil(tile), m.div_ceil(tile), 1];
-    rec.dispatch(&shaders::MATMUL_PLAIN, None, &[], params, &[x, b, y], grid)
+    let is_whole = k.is_multiple_of(4) && n.is_multiple_of(4);
+    let (tier, rows) = tile(rec.device(), "matmul_plain", k, is_whole)?;
+    let grid = [n.div_ceil(TILE), m.div_ceil(rows), 1];
+    rec.dispatch_as(tier, &shaders::MATMUL_PLAIN, None, &[], params, &[x, b, y], grid)
 }
