@@ -8,7 +8,7 @@
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
     capacity: u32, window: u32, scale: f32, soft_cap: f32,       // window, soft_cap 0: none
-    causal: u32, splits: u32, step: u32, _pad: u32,
+    causal: u32, splits: u32, step: u32, first_group: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;    // step state

@@ -9,7 +9,7 @@
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
     capacity: u32, window: u32, scale: f32, soft_cap: f32,       // window, soft_cap 0: none
-    causal: u32, splits: u32, step: u32, _pad: u32,
+    causal: u32, splits: u32, step: u32, first_group: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;    // step state
@@ -33,7 +33,7 @@ var<workgroup> weights: array<vec4<f32>, TILE_KEYS * 4u>;    // scores first; fo
 fn attention_prefill(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let quads = params.head_dim / 4u;
     let cached = group.x * params.capacity;
-    let first_row = group.y * TILE_ROWS;
+    let first_row = (params.first_group + group.y) * TILE_ROWS;
     let keys = visible_to(vec2<u32>(first_row, min(first_row + TILE_ROWS, n_rows()) - 1u));
     let lane = local % 16u;
     let four = local / 16u;

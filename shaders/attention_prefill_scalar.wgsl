@@ -7,7 +7,7 @@
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
     capacity: u32, window: u32, scale: f32, soft_cap: f32,       // window, soft_cap 0: none
-    causal: u32, splits: u32, step: u32, _pad: u32,
+    causal: u32, splits: u32, step: u32, first_group: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;    // step state
@@ -21,7 +21,7 @@ const WG: u32 = 8u;
 @compute @workgroup_size(WG)
 fn attention_prefill(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     // Neighbours take the same rows in another head, and so as many keys: they wait for the slowest.
-    let i = group.x * WG + local;
+    let i = (params.first_group + group.x) * WG + local;
     let row = i / params.n_kv_heads * ROWS;
     if (row < n_rows()) {
         attend(row, i % params.n_kv_heads, visible_to(vec2<u32>(row, min(row + ROWS, n_rows()) - 1u)), 0u);

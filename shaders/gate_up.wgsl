@@ -9,7 +9,7 @@
 #import four_rows
 #import silu
 
-struct Params { n_tokens: u32, ffn_dim: u32, dim: u32, blocks: u32, w_scales: u32, eps: f32, flags: u32, _pad: u32 } // T, F, K
+struct Params { n_tokens: u32, ffn_dim: u32, dim: u32, blocks: u32, w_scales: u32, eps: f32, flags: u32, first_group: u32 } // T, F, K
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;       // [2 F, K], packed: gate, then up
 @group(0) @binding(2) var<storage, read> vector: array<vec4<f32>>;  // [K], norm weight; any buffer without NORM
@@ -21,7 +21,7 @@ const GRID_X: u32 = 32768u;
 
 @compute @workgroup_size(WG)
 fn gate_up(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let f = ((group.y * GRID_X + group.x) * (WG / LANES) + local / LANES) * 2u;
+    let f = ((group.y * GRID_X + group.x + params.first_group) * (WG / LANES) + local / LANES) * 2u;
     let gates = min(vec2<u32>(f, f + 1u), vec2<u32>(params.ffn_dim - 1u));
     let sum = four_rows(local, vec4<u32>(gates, gates + params.ffn_dim), group.z);
     if (local % LANES == 0u) {

@@ -11,7 +11,7 @@
 struct Params {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K
     w_scales: u32, y_start: u32, y_stride: u32, flags: u32,
-    eps: f32, _pad0: u32, _pad1: u32, _pad2: u32,
+    eps: f32, _pad: u32, first_group: vec2<u32>,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;  // [N, K], packed
@@ -40,7 +40,8 @@ fn w_quad(n: u32, quad: u32) -> vec4<f32> {
 }
 
 @compute @workgroup_size(256)
-fn matmul(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+fn matmul(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group = id.xy + params.first_group;
     let m0 = group.y * TILE;
     let n0 = group.x * TILE;
     let acc = tile_product(local, m0, n0, params.blocks * 8u);

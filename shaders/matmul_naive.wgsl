@@ -8,7 +8,7 @@
 struct Params {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K
     w_scales: u32, y_start: u32, y_stride: u32, flags: u32,
-    eps: f32, _pad0: u32, _pad1: u32, _pad2: u32,
+    eps: f32, _pad: u32, first_group: vec2<u32>,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;  // [N, K], packed
@@ -18,11 +18,12 @@ struct Params {
 
 @compute @workgroup_size(16, 16)
 fn matmul_naive(@builtin(global_invocation_id) id: vec3<u32>) {
-    let n = min(id.x, params.n_out - 1u);
-    let m = min(id.y, params.n_tokens - 1u);
+    let at = id.xy + params.first_group * 16u;
+    let n = min(at.x, params.n_out - 1u);
+    let m = min(at.y, params.n_tokens - 1u);
     var sum = 0.0;
     for (var k = 0u; k < params.dim; k++) {
         sum += x[m * params.dim + k] * block_quad(n * params.blocks + k / 32u, k % 32u / 4u)[k % 4u];
     }
-    put(id.y, id.x, sum);
+    put(at.y, at.x, sum);
 }

@@ -6,7 +6,7 @@
 #import stage t0=stage_f32 t1=stage_f16
 #import tile
 
-struct Params { m: u32, n: u32, k: u32, _pad: u32 } // M, N, K
+struct Params { m: u32, n: u32, k: u32, _pad: u32, first_group: vec2<u32> } // M, N, K
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> x: array<f32>;        // [M, K]
 @group(0) @binding(2) var<storage, read> b: array<f32>;        // [K, N]
@@ -33,7 +33,8 @@ fn w_quad(n: u32, quad: u32) -> vec4<f32> {
 }
 
 @compute @workgroup_size(256)
-fn matmul_plain(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+fn matmul_plain(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group = id.xy + params.first_group;
     let acc = tile_product(local, group.y * TILE, group.x * TILE, (params.k + 3u) / 4u);
     for (var i = 0u; i < 4u; i++) {
         for (var j = 0u; j < 4u; j++) {

@@ -4,7 +4,7 @@
 // Dispatch (ceil(N / 64), ceil(M / 16), 1).
 #kernel matmul_plain scalar
 
-struct Params { m: u32, n: u32, k: u32, _pad: u32 } // M, N, K
+struct Params { m: u32, n: u32, k: u32, _pad: u32, first_group: vec2<u32> } // M, N, K
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;        // [M, K], K a multiple of 4
 @group(0) @binding(2) var<storage, read> b: array<vec4<f32>>;        // [K, N], N a multiple of 4
@@ -115,7 +115,8 @@ fn tile_product(m: u32, col: u32) {
 }
 
 @compute @workgroup_size(WG)
-fn matmul_plain(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+fn matmul_plain(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group = id.xy + params.first_group;
     let col = (group.x * WG + local) * 2u;
     if (params.m == 1u) {
         row_product(col);

@@ -11,7 +11,7 @@
 struct Params {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K
     w_scales: u32, y_start: u32, y_stride: u32, flags: u32,
-    eps: f32, _pad0: u32, _pad1: u32, _pad2: u32,
+    eps: f32, _pad: u32, first_group: vec2<u32>,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;  // [N, K], packed
@@ -45,7 +45,8 @@ fn put_all(m: u32, n: u32, acc: mat4x4<f32>) {
 }
 
 @compute @workgroup_size(WG)
-fn matmul(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+fn matmul(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group = id.xy + params.first_group;
     let m = group.y * 16u;
     let n = (group.x * WG + local) * 8u;
     var left0 = mat4x4<f32>();

@@ -14,7 +14,7 @@
 struct Params {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K
     w_scales: u32, y_start: u32, y_stride: u32, flags: u32,
-    eps: f32, _pad0: u32, _pad1: u32, _pad2: u32,
+    eps: f32, _pad: u32, first_group: vec2<u32>,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;       // [N, K], packed
@@ -28,7 +28,7 @@ const GRID_X: u32 = 32768u;
 @compute @workgroup_size(WG)
 fn matvec(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     // Rows past the end repeat the last one; `put` does not write them.
-    let n = ((group.y * GRID_X + group.x) * (WG / LANES) + local / LANES) * 4u;
+    let n = ((group.y * GRID_X + group.x + params.first_group.x) * (WG / LANES) + local / LANES) * 4u;
     let rows = min(vec4<u32>(n, n + 1u, n + 2u, n + 3u), vec4<u32>(params.n_out - 1u));
     let sum = four_rows(local, rows, group.z);
     if (local % LANES == 0u) {

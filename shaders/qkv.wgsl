@@ -15,7 +15,7 @@ struct Params {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // T, N, K
     w_scales: u32, eps: f32, first_head: u32, flags: u32,
     n_heads: u32, n_kv_heads: u32, head_dim: u32, rot_dims: u32, // H, Hkv, D
-    style: u32, capacity: u32, _pad0: u32, _pad1: u32,
+    style: u32, capacity: u32, first_group: u32, _pad: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;         // step state
@@ -57,7 +57,7 @@ fn put(token: u32, index: u32, sum: vec2<f32>) {
 
 @compute @workgroup_size(WG)
 fn qkv(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let index = ((group.y * GRID_X + group.x) * (WG / LANES) + local / LANES) * 2u;
+    let index = ((group.y * GRID_X + group.x + params.first_group) * (WG / LANES) + local / LANES) * 2u;
     // Pairs past the end repeat the last one; `put` does not write them.
     let last = params.n_out / 2u - 1u;
     let rows = vec4<u32>(pair_rows(min(index, last)), pair_rows(min(index + 1u, last)));

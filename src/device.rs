@@ -39,6 +39,9 @@ pub struct DeviceLimits {
     pub max_workgroups: u32,
     /// Bytes of a tensor that a kernel reads or writes.
     pub max_binding_bytes: u64,
+    /// Floating-point operations of a product or of attention that go into one dispatch. More are cut into several: a
+    /// dispatch of over 100 ms makes a page stutter, and after some seconds drivers take the device away.
+    pub max_dispatch_operations: u64,
 }
 
 /// Which device to open.
@@ -208,7 +211,8 @@ impl Device {
             tier: "none".into(),
             reason,
         };
-        let limits = DeviceLimits { max_workgroups: u32::MAX, max_binding_bytes: u64::MAX };
+        let limits =
+            DeviceLimits { max_workgroups: u32::MAX, max_binding_bytes: u64::MAX, max_dispatch_operations: u64::MAX };
         let counters = Arc::new(LiveCounters::default());
         let executor = Executor::Cpu(Cpu::new(counters.clone()));
         Device(Arc::new(Inner { executor, info, tier: Tier::Baseline, limits, counters }))

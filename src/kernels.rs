@@ -59,6 +59,25 @@ fn fold(len: u64, per_group: u64) -> [u32; 3] {
     [x as u32, u32::try_from(groups.div_ceil(x)).unwrap_or(u32::MAX), 1]
 }
 
+/// Workgroups of one dispatch: the first along the dimension that is cut, and the grid from there.
+#[derive(Clone, Copy)]
+struct Run {
+    first: u32,
+    grid: [u32; 3],
+}
+
+/// Cuts a grid along a dimension into runs that take no longer than the device lets a dispatch take; the whole grid has
+/// `operations`.
+fn runs(device: &Device, grid: [u32; 3], axis: usize, operations: u64) -> impl Iterator<Item = Run> + use<> {
+    let n = operations.div_ceil(device.limits().max_dispatch_operations).max(1);
+    let each = (u64::from(grid[axis]) / n).max(1) as usize;
+    (0..grid[axis].max(1)).step_by(each).map(move |first| {
+        let mut run = Run { first, grid };
+        run.grid[axis] = (grid[axis] - first).min(each as u32);
+        run
+    })
+}
+
 /// What llvmpipe counts before it leaves an invocation's loops, all of them together and without a word; less a reserve.
 const LOOP_ROUNDS: u32 = 65_535 - 4096;
 

@@ -301,7 +301,8 @@ mod tests {
                 y_stride: n_out as u32 + 5,
                 flags: BIAS | ACCUMULATE,
                 eps: 0.0,
-                _pad: [0; 3],
+                _pad: 0,
+                first_group: [0; 2],
             };
             matmul(Call {
                 params: bytemuck::bytes_of(&params),

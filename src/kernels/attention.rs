@@ -2,7 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{LOOP_ROUNDS, StepState};
+use super::linear::operations;
+use super::{LOOP_ROUNDS, StepState, runs};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::recording::Recorder;
@@ -25,7 +26,7 @@ pub(crate) struct AttentionParams {
     pub causal: u32,
     pub splits: u32,
     pub step: u32,
-    pub _pad: u32,
+    pub first_group: u32,
 }
 
 /// Shape of an attention layer.
@@ -109,26 +110,26 @@ pub fn attention(
         causal: causal.into(),
         splits: 1,
         step: 1,
-        _pad: 0,
+        first_group: 0,
     };
     let constants = [("ROWS", f64::from(rows))];
     // A cache that is too long for one invocation is cut whatever the number of tokens.
     if n_tokens >= PREFILL_TOKENS && !(is_scalar && capacity > scalar_part(head_dim)) {
-        let (constants, grid) = if is_scalar {
-            // Enough for every invocation of some workgroups, else as decoding takes them.
-            let rows = if n_rows / 8 * n_kv_heads >= 32 { 8 } else { rows };
-            ([("ROWS", f64::from(rows))], [(n_rows.div_ceil(rows) * n_kv_heads).div_ceil(8), 1, 1])
+        let (constants, axis, grid) = if is_scalar {
+            // Eight if there are enough for all invocations of two workgroups, else as decoding takes them.
+            let rows = if n_rows / 8 * n_kv_heads >= 16 { 8 } else { rows };
+            ([("ROWS", f64::from(rows))], 0, [(n_rows.div_ceil(rows) * n_kv_heads).div_ceil(8), 1, 1])
         } else {
-            ([("PARTS", f64::from(head_dim.div_ceil(64)))], [n_kv_heads, n_rows.div_ceil(16), 1])
+            ([("PARTS", f64::from(head_dim.div_ceil(64)))], 1, [n_kv_heads, n_rows.div_ceil(16), 1])
         };
-        return rec.dispatch(
-            &shaders::ATTENTION_PREFILL,
-            None,
-            &constants,
-            params,
-            &[state.tensor(), q, k, v, y],
-            grid,
-        );
+        // Of scores and of values, if the cache is full.
+        let operations = 2 * operations(n_tokens, n_heads * head_dim, capacity);
+        for run in runs(rec.device(), grid, axis, operations) {
+            params.first_group = run.first;
+            let operands = [state.tensor(), q, k, v, y];
+            rec.dispatch(&shaders::ATTENTION_PREFILL, None, &constants, params, &operands, run.grid)?;
+        }
+        return Ok(());
     }
     let fours = n_rows.div_ceil(rows);
     (params.splits, params.step) =

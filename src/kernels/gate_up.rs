@@ -2,7 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::linear::{NORM, Norm, lanes, lanes_grid, quads, tier_of, vector};
+use super::linear::{NORM, Norm, lanes, lanes_grid, operations, quads, tier_of, vector};
+use super::{Run, runs};
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -20,7 +21,7 @@ pub(crate) struct GateUpParams {
     pub w_scales: u32,
     pub eps: f32,
     pub flags: u32,
-    pub _pad: u32,
+    pub first_group: u32,
 }
 
 /// Records `y = silu(x gateᵀ) * (x upᵀ)`, where `w` holds the rows of `gate` and then those of `up`; `norm` normalises
@@ -37,7 +38,7 @@ pub fn gate_up(rec: &mut Recorder, w: &Matrix, norm: Option<Norm<'_>>, x: &Tenso
     x.expect_shape("gate_up", "x", &[n_tokens, dim])?;
     y.expect_shape("gate_up", "y", &[n_tokens, ffn_dim])?;
     let vector = vector("gate_up", norm, None, dim)?;
-    let params = GateUpParams {
+    let params = |first_group| GateUpParams {
         n_tokens,
         ffn_dim,
         dim,
@@ -45,11 +46,15 @@ pub fn gate_up(rec: &mut Recorder, w: &Matrix, norm: Option<Norm<'_>>, x: &Tenso
         w_scales: w.quants_words(slab),
         eps: norm.map_or(0.0, |norm| norm.eps),
         flags: if norm.is_some() { NORM } else { 0 },
-        _pad: 0,
+        first_group,
     };
     let (lanes, constants) = lanes(rec, w, norm.is_some());
     let grid = lanes_grid(2 * ffn_dim.next_multiple_of(2), lanes, n_tokens);
     // A vector that is not there is never read; x is at hand.
     let operands = [&slab.words, vector.unwrap_or(x), x, y];
-    rec.dispatch_as(tier_of(rec, w), &shaders::GATE_UP, Some(w.weight()), &constants, params, &operands, grid)
+    let tier = tier_of(rec, w);
+    for Run { first, grid } in runs(rec.device(), grid, 0, operations(n_tokens, w.rows(), dim)) {
+        rec.dispatch_as(tier, &shaders::GATE_UP, Some(w.weight()), &constants, params(first), &operands, grid)?;
+    }
+    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{check_loop, fold, rms_norm, tier_for};
+use super::{check_loop, fold, rms_norm, runs, tier_for};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
@@ -24,7 +24,8 @@ pub(crate) struct LinearParams {
     pub y_stride: u32,
     pub flags: u32,
     pub eps: f32,
-    pub _pad: [u32; 3],
+    pub _pad: u32,
+    pub first_group: [u32; 2],
 }
 
 /// Flag: add the bias.
@@ -51,6 +52,7 @@ pub(crate) struct PlainParams {
     pub n: u32,
     pub k: u32,
     pub _pad: u32,
+    pub first_group: [u32; 2],
 }
 
 /// From this many tokens on a tile's reuse of weights outweighs the part of it that lies idle: `matmul` begins where
@@ -120,24 +122,36 @@ impl<'a> Linear<'a> {
         let vector = vector(kernel.name, self.norm, self.bias, dim)?;
         let flags = [(self.bias.is_some(), BIAS), (self.accumulate, ACCUMULATE), (self.norm.is_some(), NORM)];
         for slab in self.w.slabs() {
-            let params = LinearParams {
-                n_tokens,
-                n_out: slab.rows,
-                dim,
-                blocks: self.w.blocks(),
-                w_scales: self.w.quants_words(slab),
-                y_start: self.y_start + slab.first_row,
-                y_stride,
-                flags: flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum(),
-                eps: self.norm.map_or(0.0, |norm| norm.eps),
-                _pad: [0; 3],
-            };
-            // A vector that is not there is never read; x is at hand.
-            let operands = [&slab.words, vector.unwrap_or(x), x, y];
-            rec.dispatch_as(tier, kernel, Some(self.w.weight()), constants, params, &operands, grid(slab.rows))?;
+            let grid = grid(slab.rows);
+            // Both dimensions cover y; a matrix so large that `matvec` folds its grid stays whole.
+            let axis = usize::from(grid[1] > grid[0]);
+            for run in runs(rec.device(), grid, axis, operations(n_tokens, slab.rows, dim)) {
+                let mut params = LinearParams {
+                    n_tokens,
+                    n_out: slab.rows,
+                    dim,
+                    blocks: self.w.blocks(),
+                    w_scales: self.w.quants_words(slab),
+                    y_start: self.y_start + slab.first_row,
+                    y_stride,
+                    flags: flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum(),
+                    eps: self.norm.map_or(0.0, |norm| norm.eps),
+                    _pad: 0,
+                    first_group: [0; 2],
+                };
+                params.first_group[axis] = run.first;
+                // A vector that is not there is never read; x is at hand.
+                let operands = [&slab.words, vector.unwrap_or(x), x, y];
+                rec.dispatch_as(tier, kernel, Some(self.w.weight()), constants, params, &operands, run.grid)?;
+            }
         }
         Ok(())
     }
+}
+
+/// Multiplications and additions of a product.
+pub(super) fn operations(m: u32, n: u32, k: u32) -> u64 {
+    2 * u64::from(m) * u64::from(n) * u64::from(k)
 }
 
 /// Columns of `y` that a workgroup of `matmul` or `matmul_plain` makes.
@@ -304,9 +318,14 @@ pub fn matmul_plain(rec: &mut Recorder, x: &Tensor, b: &Tensor, y: &Tensor) -> R
     let [_, n] = b.dims2("matmul_plain", "b")?;
     b.expect_shape("matmul_plain", "b", &[k, n])?;
     y.expect_shape("matmul_plain", "y", &[m, n])?;
-    let params = PlainParams { m, n, k, _pad: 0 };
     let is_whole = k.is_multiple_of(4) && n.is_multiple_of(4);
     let (tier, rows) = tile(rec.device(), "matmul_plain", k, is_whole)?;
     let grid = [n.div_ceil(TILE), m.div_ceil(rows), 1];
-    rec.dispatch_as(tier, &shaders::MATMUL_PLAIN, None, &[], params, &[x, b, y], grid)
+    let axis = usize::from(grid[1] > grid[0]);
+    for run in runs(rec.device(), grid, axis, operations(m, n, k)) {
+        let mut params = PlainParams { m, n, k, _pad: 0, first_group: [0; 2] };
+        params.first_group[axis] = run.first;
+        rec.dispatch_as(tier, &shaders::MATMUL_PLAIN, None, &[], params, &[x, b, y], run.grid)?;
+    }
+    Ok(())
 }

@@ -2,9 +2,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::StepState;
-use super::linear::{BIAS, NORM, Norm, lanes, lanes_grid, quads, tier_of, vector};
+use super::linear::{BIAS, NORM, Norm, lanes, lanes_grid, operations, quads, tier_of, vector};
 use super::rope::{RopeConfig, RopeStyle, check};
+use super::{Run, StepState, runs};
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -29,7 +29,8 @@ pub(crate) struct QkvParams {
     pub rot_dims: u32,
     pub style: u32,
     pub capacity: u32,
-    pub _pad: [u32; 2],
+    pub first_group: u32,
+    pub _pad: u32,
 }
 
 /// A projection to queries, keys and values, or to some of their heads.
@@ -91,7 +92,7 @@ impl Qkv<'_> {
         let vector = vector("qkv", self.norm, self.bias, dim)?;
         let bias_flag = if self.bias.is_some() { BIAS } else { 0 };
         let norm_flag = if self.norm.is_some() { NORM } else { 0 };
-        let params = QkvParams {
+        let params = |first_group| QkvParams {
             n_tokens,
             n_out,
             dim,
@@ -106,12 +107,17 @@ impl Qkv<'_> {
             rot_dims: self.rope.rot_dims,
             style: u32::from(self.rope.style == RopeStyle::Halves),
             capacity,
-            _pad: [0; 2],
+            first_group,
+            _pad: 0,
         };
         let (lanes, constants) = lanes(rec, self.w, self.norm.is_some());
         let grid = lanes_grid(n_out, lanes, n_tokens);
         // A vector that is not there is never read; x is at hand.
         let operands = [state.tensor(), self.table, &slab.words, vector.unwrap_or(x), x, q, k, v];
-        rec.dispatch_as(tier_of(rec, self.w), &shaders::QKV, Some(self.w.weight()), &constants, params, &operands, grid)
+        let tier = tier_of(rec, self.w);
+        for Run { first, grid } in runs(rec.device(), grid, 0, operations(n_tokens, n_out, dim)) {
+            rec.dispatch_as(tier, &shaders::QKV, Some(self.w.weight()), &constants, params(first), &operands, grid)?;
+        }
+        Ok(())
     }
 }

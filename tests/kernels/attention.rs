@@ -49,8 +49,9 @@ const DECODE: [[u32; 6]; 37] = [
     [7, 7, 7, 4, 127, 0],
 ];
 
-/// The same for many tokens, whose rows are taken by 16 (32 in the `scalar` tier), keys by 32 and columns by 64.
-const PREFILL: [[u32; 6]; 16] = [
+/// The same for many tokens, whose rows are taken by 16 (8 or fewer in the `scalar` tier), keys by 32 (8) and columns by 64.
+const PREFILL: [[u32; 6]; 17] = [
+    [54, 3, 3, 20, 4, 0],
     [8, 1, 1, 4, 0, 0],
     [8, 4, 1, 60, 31, 0],
     [8, 8, 8, 64, 32, 0],
@@ -102,6 +103,9 @@ pub fn cases(cases: &mut Vec<Case>) {
         for sizes in [[1, 4, 2, 16, 0, 0], [1, 2, 1, 64, 63, 0], [3, 2, 1, 16, 64, 20], [9, 2, 1, 16, 20, 0]] {
             push(inputs, "causal", sizes, Options { capacity: 2100, ..usual(sizes) });
         }
+        // What the cache may hold is more than a software adapter takes in one dispatch.
+        let large = [64, 8, 8, 64, 30, 0];
+        push(inputs, "causal", large, Options { capacity: 4096, ..usual(large) });
         for (sizes, n_real) in [([6, 4, 1, 16, 508, 0], 4), ([16, 4, 2, 16, 90, 0], 6), ([16, 2, 2, 68, 40, 7], 1)] {
             push(inputs, "padded", sizes, Options { capacity: sizes[4] + n_real, n_real, ..usual(sizes) });
         }

@@ -3,7 +3,7 @@
 use tilewright::kernels::{
     self, AttentionConfig, Gelu, Linear, Norm, Qkv, ReadOrder, RopeConfig, RopeScaling, RopeStyle, StepState,
 };
-use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, Tier, WeightType};
+use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, Tier, WeightType, Workspace};
 
 use crate::common;
 
@@ -237,6 +237,23 @@ fn rows_that_an_invocation_cannot_walk_are_refused() {
     for error in [kernels::matmul(&mut rec, &Linear::new(&w), &x, &y), kernels::matmul_plain(&mut rec, &x, &b, &y)] {
         let error = error.expect_err("too long");
         assert!(matches!(error, Error::Operand { operand: "x", .. }), "{error}");
+    }
+}
+
+/// A dispatch of over 100 ms is what operating systems and browsers take for a hanging GPU.
+#[test]
+fn long_work_is_cut_into_dispatches() {
+    let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
+    for device in [Some(Device::cpu()), common::gpu(None)].into_iter().flatten() {
+        let (x, y) = (declare(&[128, 1024]), declare(&[128, 2816]));
+        let w = Matrix::declare(&device, "w", WeightType::Q4_0, 2816, 1024).expect("the matrix is valid");
+        let mut rec = Recorder::new(&device);
+        kernels::matmul(&mut rec, &Linear::new(&w), &x, &y).expect("it can be recorded");
+        let recorded = rec.finish(&mut Workspace::default()).n_dispatches();
+        let operations = 2 * 128 * 1024 * 2816_u64;
+        let fewest = operations.div_ceil(device.limits().max_dispatch_operations);
+        // In 44 columns of workgroups, which stay whole.
+        assert_eq!(recorded as u64, 44_u64.div_ceil(44 / fewest), "{}", device.info().name);
     }
 }
 

@@ -103,6 +103,11 @@ pub fn cases(cases: &mut Vec<Case>) {
     push("matvec", kernels::matvec, WeightType::Q8_0, 0, [1, 2, 262_144], Inputs::Normal);
     // A matrix of 155 MB, which many adapters bind only in slabs of rows.
     push("matvec", kernels::matvec, WeightType::F32, 0, [1, 151_936, 256], Inputs::Normal);
+    // More than a software adapter takes in one dispatch: cut into runs of columns, and of rows.
+    for sizes in [[128, 2816, 1024], [4160, 64, 512]] {
+        push("matmul", kernels::matmul, WeightType::Q4_0, 1, sizes, Inputs::Normal);
+    }
+    push("matvec", kernels::matvec, WeightType::Q4_0, 3, [7, 33_000, 512], Inputs::Normal);
     let mut push_plain = |[m, n, k]: [u32; 3], inputs| {
         cases.push(Case {
             kernel: "matmul_plain",
@@ -114,6 +119,9 @@ pub fn cases(cases: &mut Vec<Case>) {
     };
     for inputs in Inputs::ALL {
         MATMUL.into_iter().for_each(|sizes| push_plain(sizes, inputs));
+    }
+    for sizes in [[128, 1040, 1024], [2064, 64, 1024]] {
+        push_plain(sizes, Inputs::Normal);
     }
 }
 
