@@ -317,10 +317,9 @@ impl Device {
     /// # Errors
     /// [`Error::DeviceLost`] or [`Error::Gpu`] if the device fails before the content is there.
     pub async fn read<T: Pod>(&self, tensor: &Tensor) -> Result<Vec<T>, Error> {
-        let bytes = self.start_read(tensor, None)?.await?;
-        let mut values: Vec<T> = bytemuck::pod_collect_to_vec(&bytes);
-        values.truncate(tensor.len());
-        Ok(values)
+        let mut words = self.start_read(tensor, None)?.await?;
+        words.truncate(tensor.len());
+        Ok(bytemuck::try_cast_vec(words).unwrap_or_else(|(_, words)| bytemuck::pod_collect_to_vec(&words)))
     }
 
     /// Fills everything behind the tensor with one word, the slack between its end and its buffer's end included, so
@@ -344,9 +343,7 @@ impl Device {
     #[doc(hidden)]
     pub async fn read_buffer(&self, tensor: &Tensor) -> Result<Vec<u32>, Error> {
         match (&self.0.executor, tensor.backing()?) {
-            (Executor::Gpu(gpu), Backing::Gpu(buffer)) => {
-                Ok(bytemuck::pod_collect_to_vec(&gpu.read(buffer, buffer.buffer.size())?.await?))
-            }
+            (Executor::Gpu(gpu), Backing::Gpu(buffer)) => gpu.read(buffer, buffer.buffer.size())?.await,
             (Executor::Cpu(_), Backing::Cpu(memory)) => Ok(memory.read(0, memory.len())),
             _ => Err(foreign(tensor)),
         }
@@ -488,8 +485,7 @@ impl Device {
                 if let Some(recording) = after {
                     cpu.run(&recording.steps)?;
                 }
-                let words = memory.read(0, tensor.size_bytes() as usize / 4);
-                Ok(Pending(PendingKind::Ready(Some(bytemuck::cast_slice(&words).to_vec()))))
+                Ok(Pending(PendingKind::Ready(Some(memory.read(0, tensor.size_bytes() as usize / 4)))))
             }
             _ => Err(foreign(tensor)),
         }
@@ -524,20 +520,20 @@ fn foreign_recording() -> Error {
     }
 }
 
-/// Bytes on their way from the device.
+/// Words of a tensor on their way from the device.
 pub struct Pending(PendingKind);
 
 enum PendingKind {
-    Ready(Option<Vec<u8>>),
+    Ready(Option<Vec<u32>>),
     Gpu(ReadFuture),
 }
 
 impl Future for Pending {
-    type Output = Result<Vec<u8>, Error>;
+    type Output = Result<Vec<u32>, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
-            PendingKind::Ready(bytes) => Poll::Ready(Ok(bytes.take().unwrap_or_default())),
+            PendingKind::Ready(words) => Poll::Ready(Ok(words.take().unwrap_or_default())),
             PendingKind::Gpu(future) => Pin::new(future).poll(cx),
         }
     }

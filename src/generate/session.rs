@@ -239,11 +239,11 @@ impl Session {
     pub async fn logits(&mut self, ids: &[u32]) -> Result<Vec<f32>, Error> {
         self.append(ids, ContextPolicy::Stop)?;
         let never = AtomicBool::new(false);
-        let bytes = match self.feed(Ending::Logits, &never).await? {
+        let words = match self.feed(Ending::Logits, &never).await? {
             Some((_, pending)) => pending.await?,
             None => Vec::new(),
         };
-        let mut logits: Vec<f32> = bytemuck::pod_collect_to_vec(&bytes);
+        let mut logits: Vec<f32> = bytemuck::cast_vec(words);
         logits.truncate(self.model.config().vocab_size as usize);
         Ok(logits)
     }
@@ -614,7 +614,7 @@ impl<'s> Generation<'s> {
             *total += time;
         }
         let state: Vec<u32> = device.read(session.passes.io.state.tensor()).await?;
-        Ok(StepState::token(bytemuck::cast_slice(&state)))
+        Ok(StepState::token(&state))
     }
 
     /// The text that a token completes, and whether the generation ends with it.

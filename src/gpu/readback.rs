@@ -119,21 +119,21 @@ impl ReadFuture {
         self.signal.clone()
     }
 
-    /// The buffer's bytes, now that it is mapped.
-    fn take(&mut self, buffer: &wgpu::Buffer) -> Result<Vec<u8>, Error> {
+    /// The buffer's words, now that it is mapped.
+    fn take(&mut self, buffer: &wgpu::Buffer) -> Result<Vec<u32>, Error> {
         let view = buffer
             .slice(..)
             .get_mapped_range()
             .map_err(|e| Error::Gpu { context: "reading a buffer".into(), message: e.to_string() })?;
-        let bytes = view.to_vec();
+        let words = bytemuck::pod_collect_to_vec(&view);
         drop(view);
         buffer.unmap();
-        Ok(bytes)
+        Ok(words)
     }
 }
 
 impl Future for ReadFuture {
-    type Output = Result<Vec<u8>, Error>;
+    type Output = Result<Vec<u32>, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if let Some(checks) = &mut self.checks {
@@ -146,9 +146,9 @@ impl Future for ReadFuture {
         let Some(buffer) = self.buffer.take() else { return Poll::Pending };
         // What went wrong on the way says more than a buffer that cannot be mapped, or one full of zeros.
         Poll::Ready(self.fault.check("running").and(result).and_then(|()| {
-            let bytes = self.take(&buffer)?;
+            let words = self.take(&buffer)?;
             self.staging.give_back(buffer);
-            Ok(bytes)
+            Ok(words)
         }))
     }
 }

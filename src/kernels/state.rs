@@ -52,9 +52,9 @@ impl StepState {
         &self.0
     }
 
-    /// The token chosen last, from the state's bytes as read back. [`NON_FINITE`](super::NON_FINITE) if none could be.
-    pub fn token(bytes: &[u8]) -> Option<u32> {
-        bytes.get(8..12)?.try_into().ok().map(u32::from_le_bytes)
+    /// The token chosen last, from the state's words as read back. [`NON_FINITE`](super::NON_FINITE) if none could be.
+    pub fn token(words: &[u32]) -> Option<u32> {
+        words.get(2).copied()
     }
 }
 

@@ -121,8 +121,9 @@ impl Device {
             let y = Tensor::declare("y", Role::Activations, shape, DType::F32)?;
             let mut rec = Recorder::new(device);
             record(device, &mut rec, &y)?;
-            device.run(&rec.finish(&mut Workspace::default()))?;
-            device.read(&y).await
+            let mut words = device.run_and_read(&rec.finish(&mut Workspace::default()), &y)?.await?;
+            words.truncate(y.len());
+            Ok(bytemuck::cast_vec(words))
         };
         work.await.map_err(to_js_error)
     }
