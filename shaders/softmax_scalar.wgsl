@@ -12,7 +12,54 @@ struct Params { n_rows: u32, dim: u32, grid_x: u32, _pad: u32 } // R, C
 // Stands for minus infinity, which WGSL cannot write.
 const LOWEST: f32 = -3.4028234e38;
 const WG: u32 = 8u;
-const RUN: u32 = 64u; // summed on its own first: adding elements one by one to a long sum would lose digits
+const RUN: u32 = 8u; // quads that are weighed and summed at a time
+
+// Every row is read twice: sums grow together with the highest element so far, and shrink when a higher one comes.
+fn by_quads(row: u32) {
+    let quads = params.dim / 4u;
+    var top = vec4<f32>(LOWEST);
+    var sums = vec4<f32>(); // of exp(x - top), by component
+    for (var start = 0u; start < quads; start += RUN) {
+        var run = array<vec4<f32>, RUN>();
+        var next = top;
+        for (var i = 0u; i < RUN; i++) {
+            let at = start + i;
+            run[i] = select(vec4<f32>(LOWEST), x[row + min(at, quads - 1u)], at < quads);
+            next = max(next, run[i]);
+        }
+        var part = vec4<f32>();
+        for (var i = 0u; i < RUN; i++) {
+            part += select(vec4<f32>(), exp(run[i] - next), start + i < quads);
+        }
+        sums = sums * exp(top - next) + part;
+        top = next;
+    }
+    let highest = max(max(top.x, top.y), max(top.z, top.w));
+    sums *= exp(top - highest);
+    let sum = (sums.x + sums.y) + (sums.z + sums.w);
+    for (var i = 0u; i < quads; i++) {
+        y[row + i] = exp(x[row + i] - highest) / sum;
+    }
+}
+
+// The elements of a row that starts within a quad.
+fn by_elements(row: u32) {
+    var highest = LOWEST;
+    for (var c = row; c < row + params.dim; c++) {
+        highest = max(highest, x[c / 4u][c % 4u]);
+    }
+    var sum = 0.0;
+    for (var start = row; start < row + params.dim; start += 4u * RUN) {
+        var part = 0.0; // adding elements one by one to a long sum would lose digits
+        for (var c = start; c < min(start + 4u * RUN, row + params.dim); c++) {
+            part += exp(x[c / 4u][c % 4u] - highest);
+        }
+        sum += part;
+    }
+    for (var c = row; c < row + params.dim; c++) {
+        y[c / 4u][c % 4u] = exp(x[c / 4u][c % 4u] - highest) / sum;
+    }
+}
 
 @compute @workgroup_size(WG)
 fn softmax(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
@@ -20,37 +67,9 @@ fn softmax(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_in
     if (r >= params.n_rows) {
         return;
     }
-    let row = r * params.dim;
-    let quads = select(0u, params.dim / 4u, params.dim % 4u == 0u);
-    let quad = row / 4u;
-    var top = vec4<f32>(LOWEST);
-    for (var i = 0u; i < quads; i++) {
-        top = max(top, x[quad + i]);
-    }
-    var highest = max(max(top.x, top.y), max(top.z, top.w));
-    for (var c = row + quads * 4u; c < row + params.dim; c++) {
-        highest = max(highest, x[c / 4u][c % 4u]);
-    }
-    var sums = vec4<f32>();
-    for (var start = 0u; start < quads; start += RUN) {
-        var part = vec4<f32>();
-        for (var i = start; i < min(start + RUN, quads); i++) {
-            part += exp(x[quad + i] - highest);
-        }
-        sums += part;
-    }
-    var sum = (sums.x + sums.y) + (sums.z + sums.w);
-    for (var start = quads * 4u; start < params.dim; start += RUN) {
-        var part = 0.0;
-        for (var c = row + start; c < row + min(start + RUN, params.dim); c++) {
-            part += exp(x[c / 4u][c % 4u] - highest);
-        }
-        sum += part;
-    }
-    for (var i = 0u; i < quads; i++) {
-        y[quad + i] = exp(x[quad + i] - highest) / sum;
-    }
-    for (var c = row + quads * 4u; c < row + params.dim; c++) {
-        y[c / 4u][c % 4u] = exp(x[c / 4u][c % 4u] - highest) / sum;
+    if (params.dim % 4u == 0u) {
+        by_quads(r * params.dim / 4u);
+    } else {
+        by_elements(r * params.dim);
     }
 }

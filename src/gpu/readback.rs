@@ -125,11 +125,25 @@ impl ReadFuture {
             .slice(..)
             .get_mapped_range()
             .map_err(|e| Error::Gpu { context: "reading a buffer".into(), message: e.to_string() })?;
-        let words = bytemuck::pod_collect_to_vec(&view);
+        let words = copied(&view);
         drop(view);
         buffer.unmap();
         Ok(words)
     }
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+fn copied(view: &wgpu::BufferView) -> Vec<u32> {
+    bytemuck::pod_collect_to_vec(view)
+}
+
+/// As a slice the view would be a copy of what the browser has mapped, and the words a copy of that.
+#[cfg(target_arch = "wasm32")]
+fn copied(view: &wgpu::BufferView) -> Vec<u32> {
+    let mapped = view.as_uint8array();
+    let mut words = vec![0; mapped.length() as usize / 4];
+    mapped.copy_to(bytemuck::cast_slice_mut(&mut words));
+    words
 }
 
 impl Future for ReadFuture {
