@@ -13,6 +13,7 @@ struct Params { n_rows: u32, dim: u32, grid_x: u32, _pad: u32 } // R, C
 const LOWEST: f32 = -3.4028234e38;
 const WG: u32 = 8u;
 const RUN: u32 = 8u; // quads that are weighed and summed at a time
+const PART: u32 = 64u; // elements, likewise
 
 // Every row is read twice: sums grow together with the highest element so far, and shrink when a higher one comes.
 fn by_quads(row: u32) {
@@ -49,9 +50,9 @@ fn by_elements(row: u32) {
         highest = max(highest, x[c / 4u][c % 4u]);
     }
     var sum = 0.0;
-    for (var start = row; start < row + params.dim; start += 4u * RUN) {
+    for (var start = row; start < row + params.dim; start += PART) {
         var part = 0.0; // adding elements one by one to a long sum would lose digits
-        for (var c = start; c < min(start + 4u * RUN, row + params.dim); c++) {
+        for (var c = start; c < min(start + PART, row + params.dim); c++) {
             part += exp(x[c / 4u][c % 4u] - highest);
         }
         sum += part;

@@ -99,8 +99,17 @@ impl Roofline {
 /// Bytes of a tensor that no processor's caches hold.
 const LARGE_BYTES: u64 = 128 << 20;
 
-/// What a device does with nothing else to do: the rates that others are shares of.
+/// The rate of `matmul` with F32 weights at one size.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct ProductRate {
+    /// M, N and K.
+    pub size: u32,
+    /// Multiplications and additions per second.
+    pub flop_per_second: f64,
+}
+
+/// What a device does with nothing else to do: the rates that others are shares of.
+#[derive(Clone, Debug, serde::Serialize)]
 pub struct Probes {
     /// Bytes read and written per second by `scale`.
     pub copy_bytes_per_second: f64,
@@ -110,6 +119,8 @@ pub struct Probes {
     pub flop_per_second: f64,
     /// M, N and K of that product: the size with the highest rate.
     pub matmul_size: u32,
+    /// Every size that was measured.
+    pub matmul: Vec<ProductRate>,
 }
 
 /// How fast a device reads words of 4 bytes, by their order: bytes per second of the words themselves.
@@ -168,7 +179,7 @@ impl Probes {
         let copy_seconds = seconds(device, &rec.finish(&mut Workspace::default())).await?;
         drop((x, y));
 
-        let mut best = (0.0, 0);
+        let mut matmul_rates = Vec::new();
         for size in [256u32, 512, 1024, 2048, 4096] {
             let values = uniform((size * size) as usize);
             let w = Matrix::from_f32(device, "w", size, size, &values)?;
@@ -177,19 +188,20 @@ impl Probes {
             let mut rec = Recorder::new(device);
             matmul(&mut rec, &Linear::new(&w), &x, &y)?;
             let seconds = seconds(device, &rec.finish(&mut Workspace::default())).await?;
-            let rate = 2.0 * f64::from(size).powi(3) / seconds;
-            if rate > best.0 {
-                best = (rate, size);
-            }
+            matmul_rates.push(ProductRate { size, flop_per_second: 2.0 * f64::from(size).powi(3) / seconds });
             if seconds > LONG_SECONDS {
                 break;
             }
         }
+        let none = ProductRate { size: 0, flop_per_second: 0.0 };
+        let faster = |a: ProductRate, b: &ProductRate| if b.flop_per_second > a.flop_per_second { *b } else { a };
+        let best = matmul_rates.iter().fold(none, faster);
         Ok(Probes {
             copy_bytes_per_second: 2.0 * copy_tensor_bytes as f64 / copy_seconds,
             copy_tensor_bytes,
-            flop_per_second: best.0,
-            matmul_size: best.1,
+            flop_per_second: best.flop_per_second,
+            matmul_size: best.size,
+            matmul: matmul_rates,
         })
     }
 

@@ -16,6 +16,8 @@ import time
 
 import llama_cpp
 
+from llama_rates import LlamaCpp
+
 parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("model")
 parser.add_argument("--tilewright", default="target/release/tilewright")
@@ -25,29 +27,7 @@ parser.add_argument("--threads", type=int, default=2)
 parser.add_argument("--rounds", type=int, default=5)
 args = parser.parse_args()
 
-llama = llama_cpp.Llama(
-    args.model,
-    n_ctx=args.prompt + args.decode + 1,
-    n_batch=max(args.prompt, 32),
-    n_ubatch=max(args.prompt, 32),
-    n_threads=args.threads,
-    n_threads_batch=args.threads,
-    verbose=False,
-)
-prompt = [3 + 7919 * i % (llama.n_vocab() - 3) for i in range(args.prompt)]
-
-
-def llama_cpp_rates():
-    llama.reset()
-    start = time.perf_counter()
-    llama.eval(prompt)
-    prefill = args.prompt / (time.perf_counter() - start)
-    llama.reset()
-    llama.eval(prompt[:1])
-    start = time.perf_counter()
-    for i in range(args.decode):
-        llama.eval([prompt[i % args.prompt]])
-    return prefill, args.decode / (time.perf_counter() - start)
+llama = LlamaCpp(args.model, args.prompt, args.decode, args.threads)
 
 
 def tilewright_rates():
@@ -59,9 +39,9 @@ def tilewright_rates():
     return prefill, decode
 
 
-engines = {"llama.cpp": llama_cpp_rates, "tilewright": tilewright_rates}
+engines = {"llama.cpp": llama.rates, "tilewright": tilewright_rates}
 rates = {name: [] for name in engines}
-llama_cpp_rates()
+llama.rates()
 for _ in range(args.rounds):
     for name, measure in engines.items():
         rates[name].append(measure())

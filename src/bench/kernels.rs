@@ -313,7 +313,8 @@ impl Pass<'_> {
         work: Work,
         mut record: impl FnMut(&mut Recorder) -> Result<(), Error>,
     ) -> Result<KernelRow, Error> {
-        const COLD_BYTES: u64 = 128 << 20;
+        // Ten times what the caches of large GPUs hold.
+        const COLD_BYTES: u64 = 1 << 29;
         const LONG_FLOP: u64 = 1 << 32;
         const MAX_COPIES: u64 = 64;
 

@@ -1,0 +1,163 @@
+"""Writes a GGUF file of the llama architecture with random weights, to time engines on the same file.
+
+usage: make_gguf.py SHAPE TYPE OUT.gguf      SHAPE: 134m, llama-3.2-1b or llama-3.1-8b; TYPE: Q4_0, Q4_K_M or Q8_0
+
+Needs `pip install gguf`. Tensors have the types that llama.cpp's quantiser gives them: Q4_0 and Q4_K_M have a head in
+Q6_K, and Q4_K_M has some of `attn_v` and `ffn_down` in it. Blocks are random bits behind a fixed scale, and the same
+65,521 of them over and over: the number is prime, so rows differ, and a file takes as long as writing it.
+The vocabulary is SentencePiece's: all bytes, a few characters and filler.
+"""
+import argparse
+from dataclasses import dataclass
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+from gguf import LlamaFileType, TokenType
+
+N_BLOCKS = 65_521
+# Standard deviation of the weights. Norms keep activations in bounds whatever it is.
+STD = 0.02
+
+
+@dataclass(frozen=True)
+class Shape:
+    dim: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    ffn_dim: int
+    vocab_size: int
+    rope_theta: float
+    is_tied: bool
+
+
+SHAPES = {
+    "134m": Shape(1024, 12, 16, 4, 2816, 4096, 1e4, is_tied=False),
+    "llama-3.2-1b": Shape(2048, 16, 32, 8, 8192, 128_256, 5e5, is_tied=True),
+    "llama-3.1-8b": Shape(4096, 32, 32, 8, 14_336, 128_256, 5e5, is_tied=False),
+}
+FILE_TYPES = {
+    "Q4_0": LlamaFileType.MOSTLY_Q4_0,
+    "Q4_K_M": LlamaFileType.MOSTLY_Q4_K_M,
+    "Q8_0": LlamaFileType.MOSTLY_Q8_0,
+}
+
+
+def blocks(kind):
+    """Random blocks of a type, [N_BLOCKS, bytes of a block]; layouts by ggml-common.h."""
+    rng = np.random.default_rng(0)
+    size_bytes = gguf.GGML_QUANT_SIZES[kind][1]
+    found = rng.integers(0, 256, (N_BLOCKS, size_bytes), dtype=np.uint8)
+
+    def half(offset, value):
+        found[:, offset : offset + 2] = np.array([value], np.float16).view(np.uint8)
+
+    # Divided by the standard deviation of the integers that the scale multiplies.
+    if kind == Type.Q4_0:
+        half(0, STD / 4.6)
+    elif kind == Type.Q8_0:
+        half(0, STD / 73.9)
+    elif kind == Type.Q4_K:
+        # Mins that take off what scales and quants add on average.
+        half(0, STD / 256)
+        half(2, 7.5 * STD / 256)
+    elif kind == Type.Q6_K:
+        # Scales of four bits, so that the half is no subnormal.
+        found[:, 192:208] = (found[:, 192:208] % 16 - 8).astype(np.int8).view(np.uint8)
+        half(208, STD / (18.5 * 4.6))
+    else:
+        raise ValueError(f"no blocks of {kind.name}")
+    return found
+
+
+def tensors(shape, file_type):
+    """Name, rows, columns and type of each tensor, in the order of a file. Norms have no rows."""
+    base = Type.Q4_K if file_type == "Q4_K_M" else Type[file_type]
+    head = base if base == Type.Q8_0 else Type.Q6_K
+    kv_dim = shape.dim // shape.n_heads * shape.n_kv_heads
+
+    def has_more_bits(layer_idx):
+        eighth = shape.n_layers // 8
+        in_ends = layer_idx < eighth or layer_idx >= 7 * shape.n_layers // 8
+        return file_type == "Q4_K_M" and (in_ends or (layer_idx - eighth) % 3 == 2)
+
+    yield "token_embd.weight", shape.vocab_size, shape.dim, head if shape.is_tied else base
+    for i in range(shape.n_layers):
+        more = Type.Q6_K if has_more_bits(i) else base
+        for name, rows, cols, kind in [
+            ("attn_norm", None, shape.dim, Type.F32),
+            ("attn_q", shape.dim, shape.dim, base),
+            ("attn_k", kv_dim, shape.dim, base),
+            ("attn_v", kv_dim, shape.dim, more),
+            ("attn_output", shape.dim, shape.dim, base),
+            ("ffn_norm", None, shape.dim, Type.F32),
+            ("ffn_gate", shape.ffn_dim, shape.dim, base),
+            ("ffn_up", shape.ffn_dim, shape.dim, base),
+            ("ffn_down", shape.dim, shape.ffn_dim, more),
+        ]:
+            yield f"blk.{i}.{name}.weight", rows, cols, kind
+    yield "output_norm.weight", None, shape.dim, Type.F32
+    if not shape.is_tied:
+        yield "output.weight", shape.vocab_size, shape.dim, head
+
+
+def add_vocabulary(writer, vocab_size):
+    pieces = [("<unk>", TokenType.UNKNOWN), ("<s>", TokenType.CONTROL), ("</s>", TokenType.CONTROL)]
+    pieces += [(f"<0x{byte:02X}>", TokenType.BYTE) for byte in range(256)]
+    pieces += [(chr(code), TokenType.NORMAL) for code in range(ord("!"), 127)]
+    pieces += [(f"▁w{i}", TokenType.NORMAL) for i in range(len(pieces), vocab_size)]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([piece for piece, _ in pieces])
+    writer.add_token_scores([-float(i) for i in range(len(pieces))])
+    writer.add_token_types([int(kind) for _, kind in pieces])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+
+
+def write(shape_name, file_type, path):
+    shape = SHAPES[shape_name]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(f"{shape_name}, random {file_type}")
+    writer.add_file_type(FILE_TYPES[file_type])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_context_length(8192)
+    writer.add_embedding_length(shape.dim)
+    writer.add_block_count(shape.n_layers)
+    writer.add_feed_forward_length(shape.ffn_dim)
+    writer.add_head_count(shape.n_heads)
+    writer.add_head_count_kv(shape.n_kv_heads)
+    writer.add_rope_dimension_count(shape.dim // shape.n_heads)
+    writer.add_rope_freq_base(shape.rope_theta)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(shape.vocab_size)
+    add_vocabulary(writer, shape.vocab_size)
+
+    content, patterns = [], {}
+    for name, rows, cols, kind in tensors(shape, file_type):
+        if rows is None:
+            writer.add_tensor_info(name, [cols], np.dtype(np.float32), 4 * cols)
+            content.append((4 * cols, np.ones(cols, np.float32).view(np.uint8)))
+            continue
+        block_len, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        if kind not in patterns:
+            patterns[kind] = blocks(kind).reshape(-1)
+        row_bytes = cols // block_len * block_bytes
+        writer.add_tensor_info(name, [rows, row_bytes], np.dtype(np.uint8), rows * row_bytes, raw_dtype=kind)
+        content.append((rows * row_bytes, patterns[kind]))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for size_bytes, pattern in content:
+        writer.write_tensor_data(np.resize(pattern, size_bytes))
+    writer.close()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("type", choices=FILE_TYPES)
+    parser.add_argument("out")
+    args = parser.parse_args()
+    write(args.shape, args.type, args.out)
