@@ -37,9 +37,12 @@ pub(crate) fn matmul(mut call: Call<'_>) {
     let (start, stride) = (params.y_start as usize, params.y_stride as usize);
     let y = &mut y.get_mut::<f32>()[..n_tokens * stride];
     threads::for_each_chunk(y, stride, n_tokens * n_out, |t, y| {
-        for (n, (y, &sum)) in y[start..start + n_out].iter_mut().zip(sums.panels(t).flatten()).enumerate() {
-            let sum = sum + bias.map_or(0.0, |bias| bias[n]);
-            *y = if accumulate { sum + *y } else { sum };
+        let panels = y[start..start + n_out].chunks_mut(sums.panel).zip(sums.panels(t));
+        for (i, (y, panel)) in panels.enumerate() {
+            for (j, (y, &sum)) in y.iter_mut().zip(panel).enumerate() {
+                let sum = sum + bias.map_or(0.0, |bias| bias[i * sums.panel + j]);
+                *y = if accumulate { sum + *y } else { sum };
+            }
         }
     });
 }
@@ -149,7 +152,9 @@ impl Sums {
 
     /// One token's `[n_out]`.
     fn row(&self, t: usize) -> Vec<f32> {
-        self.panels(t).flatten().copied().collect()
+        let mut row = Vec::with_capacity(self.values.len() / self.n_tokens);
+        self.panels(t).for_each(|panel| row.extend_from_slice(panel));
+        row
     }
 }
 
