@@ -10,13 +10,11 @@ is in half precision; ours chooses greedily, and its cache is in single precisio
 import argparse
 import json
 import os
-import statistics
 import subprocess
-import time
 
 import llama_cpp
 
-from llama_rates import LlamaCpp
+from llama_rates import LlamaCpp, spread
 
 parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("model")
@@ -51,9 +49,9 @@ print(llama_cpp.llama_print_system_info().decode().strip())
 medians = {}
 for name in engines:
     for phase, values in zip(["prefill", "decode"], zip(*rates[name])):
-        medians[name, phase] = statistics.median(values)
-        spread = f"{min(values):.1f} to {max(values):.1f}"
-        print(f"{name:<12} {phase:<8} {medians[name, phase]:>9.1f} tokens/s ({spread})")
+        rate = spread(values)
+        medians[name, phase] = rate["median"]
+        print(f"{name:<12} {phase:<8} {rate['median']:>9.1f} tokens/s ({rate['lowest']:.1f} to {rate['highest']:.1f})")
 for phase in ["prefill", "decode"]:
     ratio = medians["tilewright", phase] / medians["llama.cpp", phase]
     print(f"{phase:<8} tilewright / llama.cpp = {ratio:.2f}")
