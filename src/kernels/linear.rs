@@ -154,19 +154,38 @@ pub(super) fn operations(m: u32, n: u32, k: u32) -> u64 {
     2 * u64::from(m) * u64::from(n) * u64::from(k)
 }
 
-/// Columns of `y` that a workgroup of `matmul` or `matmul_plain` makes.
-const TILE: u32 = 64;
+/// How `matmul` or `matmul_plain` takes a product.
+struct Tiling {
+    tier: Tier,
+    constants: Vec<(&'static str, f64)>,
+    /// Rows and columns of `y` that a workgroup makes.
+    rows: u32,
+    cols: u32,
+}
 
-/// The tier in which `matmul` or `matmul_plain` is taken, and the rows of `y` that a workgroup makes. The scalar kernels
-/// need operands whose rows are whole quads; they walk K by quads, the tiles of others by elements.
-fn tile(device: &Device, kernel: &'static str, k: u32, is_whole: bool) -> Result<(Tier, u32), Error> {
-    let (tier, rows, rounds) = match device.tier() {
-        Tier::Scalar if is_whole => (Tier::Scalar, 16, k / 4 + k / 32),
-        Tier::Scalar => (Tier::Baseline, TILE, k.saturating_add(k / 8)),
-        tier => (tier, TILE, 0),
-    };
-    check_loop(device, kernel, rounds.into(), k)?;
-    Ok((tier, rows))
+impl Tiling {
+    /// For `x` of `[m, k]` and `n` columns of `y`. The scalar kernels need operands whose rows are whole quads; they walk K
+    /// by quads, the tiles of others by elements.
+    fn of(device: &Device, kernel: &'static str, [m, n, k]: [u32; 3], is_whole: bool) -> Result<Tiling, Error> {
+        /// Tiles of 128 x 128 that occupy a large GPU; fewer of them would leave parts of it idle.
+        const ENOUGH: u64 = 128;
+        let is_large = m > 64 && u64::from(m.div_ceil(128)) * u64::from(n.div_ceil(128)) >= ENOUGH;
+        let size = if is_large { 128 } else { 64 };
+        let tiles = |tier| Tiling { tier, constants: vec![("TILE", f64::from(size))], rows: size, cols: size };
+        let (tiling, rounds) = match device.tier() {
+            Tier::Scalar if is_whole => {
+                (Tiling { tier: Tier::Scalar, constants: Vec::new(), rows: 16, cols: 64 }, k / 4 + k / 32)
+            }
+            Tier::Scalar => (tiles(Tier::Baseline), k.saturating_add(k / 8)),
+            tier => (tiles(tier), 0),
+        };
+        check_loop(device, kernel, rounds.into(), k)?;
+        Ok(tiling)
+    }
+
+    fn grid(&self, m: u32, n: u32) -> [u32; 3] {
+        [n.div_ceil(self.cols), m.div_ceil(self.rows), 1]
+    }
 }
 
 /// Rounds of the loops over a row of `w`: one for each block and each of its eight quads.
@@ -188,9 +207,9 @@ pub(super) fn tier_of(rec: &Recorder, w: &Matrix) -> Tier {
 /// tier's loops cannot take so many columns.
 pub fn matmul(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let [n_tokens, dim] = x.dims2("matmul", "x")?;
-    let (tier, rows) = tile(rec.device(), "matmul", dim, dim.is_multiple_of(4))?;
-    let grid = |n_out: u32| [n_out.div_ceil(TILE), n_tokens.div_ceil(rows), 1];
-    linear.dispatch(rec, (tier, &shaders::MATMUL), &[], x, y, grid)
+    let tiling = Tiling::of(rec.device(), "matmul", [n_tokens, linear.w.rows(), dim], dim.is_multiple_of(4))?;
+    let grid = |rows| tiling.grid(n_tokens, rows);
+    linear.dispatch(rec, (tiling.tier, &shaders::MATMUL), &tiling.constants, x, y, grid)
 }
 
 /// Records a matrix product without any reuse: the baseline of the bench. Shader: `shaders/matmul_naive.wgsl`.
@@ -319,13 +338,14 @@ pub fn matmul_plain(rec: &mut Recorder, x: &Tensor, b: &Tensor, y: &Tensor) -> R
     b.expect_shape("matmul_plain", "b", &[k, n])?;
     y.expect_shape("matmul_plain", "y", &[m, n])?;
     let is_whole = k.is_multiple_of(4) && n.is_multiple_of(4);
-    let (tier, rows) = tile(rec.device(), "matmul_plain", k, is_whole)?;
-    let grid = [n.div_ceil(TILE), m.div_ceil(rows), 1];
+    let tiling = Tiling::of(rec.device(), "matmul_plain", [m, n, k], is_whole)?;
+    let grid = tiling.grid(m, n);
     let axis = usize::from(grid[1] > grid[0]);
     for run in runs(rec.device(), grid, axis, operations(m, n, k)) {
         let mut params = PlainParams { m, n, k, _pad: 0, first_group: [0; 2] };
         params.first_group[axis] = run.first;
-        rec.dispatch_as(tier, &shaders::MATMUL_PLAIN, None, &[], params, &[x, b, y], run.grid)?;
+        let Tiling { tier, constants, .. } = &tiling;
+        rec.dispatch_as(*tier, &shaders::MATMUL_PLAIN, None, constants, params, &[x, b, y], run.grid)?;
     }
     Ok(())
 }
