@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::StepState;
-use super::linear::{BIAS, NORM, Norm, lanes, lanes_grid, quads, tier_of, vector};
+use super::linear::{BIAS, NORM, Norm, lanes, lanes_grid, quads, vector};
 use super::rope::{RopeConfig, RopeStyle, check};
 use crate::error::Error;
 use crate::matrix::Matrix;
@@ -108,10 +108,10 @@ impl Qkv<'_> {
             capacity,
             _pad: [0; 2],
         };
-        let (lanes, constants) = lanes(rec, self.w, self.norm.is_some());
-        let grid = lanes_grid(n_out, lanes, n_tokens);
+        let (choice, constants) = lanes(rec, &shaders::QKV, self.w, self.norm.is_some());
+        let grid = lanes_grid(n_out, choice.lanes, n_tokens);
         // A vector that is not there is never read; x is at hand.
         let operands = [state.tensor(), self.table, &slab.words, vector.unwrap_or(x), x, q, k, v];
-        rec.dispatch_as(tier_of(rec, self.w), &shaders::QKV, Some(self.w.weight()), &constants, params, &operands, grid)
+        rec.dispatch_as(choice.tier, &shaders::QKV, Some(self.w.weight()), &constants, params, &operands, grid)
     }
 }
