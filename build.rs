@@ -14,6 +14,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
@@ -301,6 +302,13 @@ fn table(kernels: &BTreeMap<String, Kernel>) -> String {
             kernel.params_size
         );
     }
+    let mut hasher = DefaultHasher::new();
+    out.hash(&mut hasher);
+    let _ = writeln!(
+        out,
+        "/// Stands for all sources together.\npub const FINGERPRINT: &str = \"{:016x}\";",
+        hasher.finish()
+    );
     let names: Vec<String> = kernels.keys().map(|name| format!("&{}", name.to_uppercase())).collect();
     let _ = writeln!(
         out,

@@ -1,8 +1,8 @@
-// Matrix product with a packed weight matrix, 64 x 64 outputs a workgroup:
+// Matrix product with a packed weight matrix, TILE x TILE outputs a workgroup:
 //
 //     y[m, y_start + n] = (y[..] +) (bias[..] +) sum over k of x[m, k] * w[n, k]
 //
-// Dispatch (ceil(N / 64), ceil(M / 64), 1). Weights are unpacked once a tile, into workgroup memory.
+// Dispatch (ceil(N / TILE), ceil(M / TILE), 1). Weights are unpacked once a tile, into workgroup memory.
 #import stage t0=stage_f32 t1=stage_f16
 #weights
 #import tile
@@ -16,18 +16,21 @@ struct Params {
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;  // [N, K], packed
 @group(0) @binding(2) var<storage, read> vector: array<vec4<f32>>;  // bias, [y_stride]; any buffer where flags lack BIAS
-@group(0) @binding(3) var<storage, read> x: array<f32>;        // [M, K]
+@group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;  // [M, K]
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;  // [M, y_stride]
 
 fn x_quad(m: u32, quad: u32) -> vec4<f32> {
+    if (m >= params.n_tokens || quad * 4u >= params.dim) {
+        return vec4<f32>();
+    }
+    if (params.dim % 4u == 0u) {
+        return x[m * (params.dim / 4u) + quad];
+    }
+    // Such a row may start within a quad.
     var value = vec4<f32>();
-    if (m < params.n_tokens) {
-        let at = m * params.dim;
-        for (var i = 0u; i < 4u; i++) {
-            if (quad * 4u + i < params.dim) {
-                value[i] = x[at + quad * 4u + i];
-            }
-        }
+    for (var k = quad * 4u; k < min(quad * 4u + 4u, params.dim); k++) {
+        let at = m * params.dim + k;
+        value[k % 4u] = x[at / 4u][at % 4u];
     }
     return value;
 }
@@ -39,15 +42,24 @@ fn w_quad(n: u32, quad: u32) -> vec4<f32> {
     return block_quad(n * params.blocks + quad / 8u, quad % 8u);
 }
 
-@compute @workgroup_size(256)
-fn matmul(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let group = id.xy + params.first_group;
-    let m0 = group.y * TILE;
-    let n0 = group.x * TILE;
-    let acc = tile_product(local, m0, n0, params.blocks * 8u);
+fn x_block(m: u32, quad: u32) -> mat4x4<f32> {
+    return transpose(mat4x4<f32>(x_quad(m, quad), x_quad(m + 1u, quad), x_quad(m + 2u, quad), x_quad(m + 3u, quad)));
+}
+
+fn w_block(n: u32, quad: u32) -> mat4x4<f32> {
+    return transpose(mat4x4<f32>(w_quad(n, quad), w_quad(n + 1u, quad), w_quad(n + 2u, quad), w_quad(n + 3u, quad)));
+}
+
+fn put_block(m: u32, n: u32, block: mat4x4<f32>) {
     for (var i = 0u; i < 4u; i++) {
         for (var j = 0u; j < 4u; j++) {
-            put(m0 + 4u * (local / 16u) + i, n0 + 4u * (local % 16u) + j, acc[i][j]);
+            put(m + i, n + j, block[i][j]);
         }
     }
+}
+
+@compute @workgroup_size(256)
+fn matmul(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let start = (id.yx + params.first_group.yx) * TILE;
+    put_products(local, start.x, start.y, tile_product(local, start.x, start.y, params.blocks * 8u));
 }

@@ -1,48 +1,71 @@
-// Matrix product of two plain matrices, 64 x 64 outputs a workgroup:
+// Matrix product of two plain matrices, TILE x TILE outputs a workgroup:
 //
 //     y[m, n] = sum over k of x[m, k] * b[k, n]
 //
-// Dispatch (ceil(N / 64), ceil(M / 64), 1).
+// Dispatch (ceil(N / TILE), ceil(M / TILE), 1).
 #import stage t0=stage_f32 t1=stage_f16
 #import tile
 
 struct Params { m: u32, n: u32, k: u32, _pad: u32, first_group: vec2<u32> } // M, N, K
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> x: array<f32>;        // [M, K]
-@group(0) @binding(2) var<storage, read> b: array<f32>;        // [K, N]
-@group(0) @binding(3) var<storage, read_write> y: array<f32>;  // [M, N]
+@group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;        // [M, K]
+@group(0) @binding(2) var<storage, read> b: array<vec4<f32>>;        // [K, N]
+@group(0) @binding(3) var<storage, read_write> y: array<f32>;        // [M, N]
 
+// Elements 4 * quad .. 4 * quad + 4 of a row of x, zero outside the matrix.
 fn x_quad(m: u32, quad: u32) -> vec4<f32> {
+    if (m >= params.m || quad * 4u >= params.k) {
+        return vec4<f32>();
+    }
+    if (params.k % 4u == 0u) {
+        return x[m * (params.k / 4u) + quad];
+    }
+    // Such a row may start within a quad.
     var value = vec4<f32>();
-    for (var i = 0u; i < 4u; i++) {
-        if (m < params.m && quad * 4u + i < params.k) {
-            value[i] = x[m * params.k + quad * 4u + i];
-        }
+    for (var k = quad * 4u; k < min(quad * 4u + 4u, params.k); k++) {
+        let at = m * params.k + k;
+        value[k % 4u] = x[at / 4u][at % 4u];
     }
     return value;
 }
 
-fn w_quad(n: u32, quad: u32) -> vec4<f32> {
+// Elements n .. n + 4 of a row of b, n being a multiple of 4; likewise.
+fn b_quad(k: u32, n: u32) -> vec4<f32> {
+    if (k >= params.k || n >= params.n) {
+        return vec4<f32>();
+    }
+    if (params.n % 4u == 0u) {
+        return b[k * (params.n / 4u) + n / 4u];
+    }
     var value = vec4<f32>();
-    for (var i = 0u; i < 4u; i++) {
-        if (n < params.n && quad * 4u + i < params.k) {
-            value[i] = b[(quad * 4u + i) * params.n + n];
-        }
+    for (var j = n; j < min(n + 4u, params.n); j++) {
+        let at = k * params.n + j;
+        value[j % 4u] = b[at / 4u][at % 4u];
     }
     return value;
+}
+
+fn x_block(m: u32, quad: u32) -> mat4x4<f32> {
+    return transpose(mat4x4<f32>(x_quad(m, quad), x_quad(m + 1u, quad), x_quad(m + 2u, quad), x_quad(m + 3u, quad)));
+}
+
+fn w_block(n: u32, quad: u32) -> mat4x4<f32> {
+    let k = quad * 4u;
+    return mat4x4<f32>(b_quad(k, n), b_quad(k + 1u, n), b_quad(k + 2u, n), b_quad(k + 3u, n));
+}
+
+fn put_block(m: u32, n: u32, block: mat4x4<f32>) {
+    for (var i = 0u; i < 4u; i++) {
+        for (var j = 0u; j < 4u; j++) {
+            if (m + i < params.m && n + j < params.n) {
+                y[(m + i) * params.n + n + j] = block[i][j];
+            }
+        }
+    }
 }
 
 @compute @workgroup_size(256)
 fn matmul_plain(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let group = id.xy + params.first_group;
-    let acc = tile_product(local, group.y * TILE, group.x * TILE, (params.k + 3u) / 4u);
-    for (var i = 0u; i < 4u; i++) {
-        for (var j = 0u; j < 4u; j++) {
-            let m = group.y * TILE + 4u * (local / 16u) + i;
-            let n = group.x * TILE + 4u * (local % 16u) + j;
-            if (m < params.m && n < params.n) {
-                y[m * params.n + n] = acc[i][j];
-            }
-        }
-    }
+    let start = (id.yx + params.first_group.yx) * TILE;
+    put_products(local, start.x, start.y, tile_product(local, start.x, start.y, (params.k + 3u) / 4u));
 }

@@ -426,12 +426,12 @@ fn token_ids(vocab_size: u32, n: usize) -> Vec<u32> {
 }
 
 /// Seeded numbers in [-1, 1): a bench needs ordinary floats, not good randomness.
-fn uniform(n: usize) -> Vec<f32> {
+pub(crate) fn uniform(n: usize) -> Vec<f32> {
     words(n).map(|word| word as f32 / (1u64 << 31) as f32 - 1.0).collect()
 }
 
 /// Seeded words: the high bits of a linear congruential generator (Knuth, MMIX).
-fn words(n: usize) -> impl Iterator<Item = u32> {
+pub(crate) fn words(n: usize) -> impl Iterator<Item = u32> {
     let next = |state: u64| state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     std::iter::successors(Some(1), move |&state| Some(next(state))).skip(1).take(n).map(|state| (state >> 32) as u32)
 }

@@ -7,6 +7,7 @@ mod info;
 mod inspect;
 mod run;
 mod tokenize;
+mod tune;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -48,6 +49,11 @@ enum Command {
     /// The share in the last column is of what two kernels reach on the same device in the same run: `scale`, which
     /// copies a large tensor, for decoding, and `matmul` with F32 weights for prompts.
     Bench(bench::BenchArgs),
+    /// Measure the ways to take a model's matrix products on this device, and keep the fastest for all later runs.
+    ///
+    /// Each product takes 2 s at most. A way that is not at least 5 % faster than a simpler one is not taken, nor is
+    /// one whose results differ beyond rounding. What is kept is valid for this version, adapter, driver and tier.
+    Tune(tune::TuneArgs),
 }
 
 /// What stops a command.
@@ -84,6 +90,7 @@ pub fn main() -> ExitCode {
         Some(Command::Tokenize(args)) => tokenize::tokenize(&args),
         Some(Command::Inspect(args)) => inspect::inspect(&args),
         Some(Command::Bench(args)) => bench::bench(&args),
+        Some(Command::Tune(args)) => tune::tune(&args),
     };
     match result {
         Ok(()) | Err(Failure::StdoutClosed) => ExitCode::SUCCESS,
@@ -111,8 +118,13 @@ struct DeviceArgs {
 }
 
 impl DeviceArgs {
+    /// Opens the device and says what went wrong and does no harm.
     fn open(&self) -> Result<Device, Error> {
-        pollster::block_on(Device::open(&self.device, self.tier))
+        let device = pollster::block_on(Device::open(&self.device, self.tier))?;
+        for notice in &device.info().notices {
+            eprintln!("notice: {notice}");
+        }
+        Ok(device)
     }
 }
 

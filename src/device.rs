@@ -2,6 +2,7 @@
 //! need to know which.
 
 use std::future::Future;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -11,12 +12,13 @@ use bytemuck::Pod;
 
 use crate::counters::{Counters, LiveCounters};
 use crate::cpu::{Cpu, Memory};
-use crate::dtype::DType;
+use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::gpu::{AdapterReport, Gpu, PooledBuffer, PreparedSteps, ReadFuture};
 use crate::recording::Recording;
-use crate::shaders::Tier;
+use crate::shaders::{Kernel, Tier};
 use crate::tensor::{Role, Tensor};
+use crate::tuning::Tuning;
 
 /// Memory of one executor.
 #[derive(Debug)]
@@ -83,6 +85,20 @@ pub struct DeviceInfo {
     pub tier: String,
     /// Why this device was chosen.
     pub reason: String,
+    /// What went wrong while it was opened and does no harm: a tuning's file that was ignored or not written, a shader
+    /// variant that failed the self-test.
+    pub notices: Vec<String>,
+}
+
+/// How to open a device.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Setup<'a> {
+    /// Tier instead of the adapter's own.
+    pub tier: Option<Tier>,
+    /// Where compiled pipelines and the tuning are kept.
+    pub folder: Option<&'a Path>,
+    /// Label of a shader variant that is to do nothing.
+    pub broken: Option<&'static str>,
 }
 
 #[derive(Debug)]
@@ -91,13 +107,15 @@ enum Executor {
     Cpu(Cpu),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Inner {
-    executor: Executor,
+    executor: Arc<Executor>,
     info: DeviceInfo,
     tier: Tier,
     limits: DeviceLimits,
     counters: Arc<LiveCounters>,
+    tuning: Tuning,
+    tuning_file: Option<PathBuf>,
 }
 
 /// A handle to an open device; clones share it.
@@ -122,15 +140,49 @@ impl Device {
 
     /// Opens the chosen device; `tier` overrides the shader tier that would be picked for it.
     ///
+    /// Where this program, adapter, driver and tier meet for the first time, shader variants are compared with the CPU
+    /// for up to 200 ms; those that compute wrongly are banned, see [`Device::tuning`]. What was found is kept in the
+    /// user's cache folder, or the one that `TILEWRIGHT_CACHE_DIR` names; if that is empty, in this process alone.
+    ///
     /// # Errors
     /// [`Error::NoAdapter`] if the choice names a GPU that is not there, [`Error::Limit`] if it lacks what the tier or
-    /// the kernels need, [`Error::Gpu`] if it cannot be opened. `Auto` falls back to the CPU only where no real GPU
-    /// exists, never because one failed.
+    /// the kernels need, [`Error::Gpu`] if it cannot be opened or a baseline variant computes wrongly. `Auto` falls
+    /// back to the CPU only where no real GPU exists, never because one failed.
     #[cfg(not(target_arch = "wasm32"))]
     pub async fn open(choice: &DeviceChoice, tier: Option<Tier>) -> Result<Device, Error> {
+        Device::open_in(choice, tier, crate::cache::folder().as_deref()).await
+    }
+
+    /// As [`Device::open`], with another folder for what is kept from run to run, or none, whatever the environment
+    /// says.
+    ///
+    /// # Errors
+    /// As [`Device::open`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub async fn open_in(choice: &DeviceChoice, tier: Option<Tier>, folder: Option<&Path>) -> Result<Device, Error> {
+        Device::set_up(choice, Setup { tier, folder, broken: None }).await
+    }
+
+    /// As [`Device::open_in`], with a shader variant that does nothing, so that a test can tell what becomes of it.
+    #[doc(hidden)]
+    #[cfg(not(target_arch = "wasm32"))]
+    pub async fn open_broken(
+        choice: &DeviceChoice,
+        tier: Option<Tier>,
+        folder: &Path,
+        broken: &'static str,
+    ) -> Result<Device, Error> {
+        Device::set_up(choice, Setup { tier, folder: Some(folder), broken: Some(broken) }).await
+    }
+
+    #[cfg(not(target_arch = "wasm32"))]
+    async fn set_up(choice: &DeviceChoice, setup: Setup<'_>) -> Result<Device, Error> {
         match choice {
             DeviceChoice::Cpu => Ok(Device::cpu()),
-            _ => Device::open_one(choice, Device::adapters().await, tier).await,
+            _ => {
+                let device = Device::open_one(choice, Device::adapters().await, setup).await?;
+                if device.is_gpu() { crate::tuning::examine(device, setup.folder).await } else { Ok(device) }
+            }
         }
     }
 
@@ -150,12 +202,12 @@ impl Device {
         };
         match choice {
             DeviceChoice::Cpu => Ok(Device::cpu()),
-            _ => Device::open_one(choice, reports, tier).await,
+            _ => Device::open_one(choice, reports, Setup { tier, ..Setup::default() }).await,
         }
     }
 
     /// Opens the one of these adapters that `choice` means, or the CPU.
-    async fn open_one(choice: &DeviceChoice, reports: Vec<AdapterReport>, tier: Option<Tier>) -> Result<Device, Error> {
+    async fn open_one(choice: &DeviceChoice, reports: Vec<AdapterReport>, setup: Setup<'_>) -> Result<Device, Error> {
         let wanted = match choice {
             DeviceChoice::Auto | DeviceChoice::Cpu => None,
             DeviceChoice::Gpu => Some(""),
@@ -181,17 +233,29 @@ impl Device {
             });
         };
         let counters = Arc::new(LiveCounters::default());
-        let tier = tier.unwrap_or(report.tier);
-        let gpu = Gpu::open(report, tier, counters.clone()).await?;
+        let tier = setup.tier.unwrap_or(report.tier);
+        let gpu = Gpu::open(report, tier, setup, counters.clone()).await?;
         let info = DeviceInfo {
             name: report.name.clone(),
             backend: report.backend.clone(),
             driver: report.driver.clone(),
             tier: tier.name().into(),
             reason,
+            notices: Vec::new(),
         };
         let limits = gpu.limits();
-        Ok(Device(Arc::new(Inner { executor: Executor::Gpu(Box::new(gpu)), info, tier, limits, counters })))
+        Ok(Device::new(Executor::Gpu(Box::new(gpu)), info, tier, limits, counters))
+    }
+
+    fn new(
+        executor: Executor,
+        info: DeviceInfo,
+        tier: Tier,
+        limits: DeviceLimits,
+        counters: Arc<LiveCounters>,
+    ) -> Device {
+        let (executor, tuning, tuning_file) = (Arc::new(executor), Tuning::default(), None);
+        Device(Arc::new(Inner { executor, info, tier, limits, counters, tuning, tuning_file }))
     }
 
     /// All GPU adapters of this machine, real ones first.
@@ -210,12 +274,13 @@ impl Device {
             driver: String::new(),
             tier: "none".into(),
             reason,
+            notices: Vec::new(),
         };
         let limits =
             DeviceLimits { max_workgroups: u32::MAX, max_binding_bytes: u64::MAX, max_dispatch_operations: u64::MAX };
         let counters = Arc::new(LiveCounters::default());
         let executor = Executor::Cpu(Cpu::new(counters.clone()));
-        Device(Arc::new(Inner { executor, info, tier: Tier::Baseline, limits, counters }))
+        Device::new(executor, info, Tier::Baseline, limits, counters)
     }
 
     /// What this device is and why it was chosen.
@@ -225,12 +290,50 @@ impl Device {
 
     /// Whether kernels run on a GPU adapter.
     pub fn is_gpu(&self) -> bool {
-        matches!(self.0.executor, Executor::Gpu(_))
+        matches!(*self.0.executor, Executor::Gpu(_))
     }
 
     /// Tier whose shader variants are recorded.
     pub fn tier(&self) -> Tier {
         self.0.tier
+    }
+
+    /// Tier in which a kernel is recorded: the device's, or the baseline if it has no such variant or that is banned.
+    pub(crate) fn tier_for(&self, kernel: &Kernel, weight: Option<WeightType>) -> Tier {
+        let variant = kernel.variant(weight, self.0.tier).filter(|v| !self.0.tuning.is_banned(v.label));
+        variant.map_or(Tier::Baseline, |variant| variant.tier)
+    }
+
+    /// Shader variants that are banned, and choices that recordings follow.
+    pub fn tuning(&self) -> &Tuning {
+        &self.0.tuning
+    }
+
+    /// The file of the tuning, whether it is there or not; `None` for the CPU and where files are turned off.
+    pub fn tuning_file(&self) -> Option<&Path> {
+        self.0.tuning_file.as_deref()
+    }
+
+    /// The same device with another tuning for what is recorded from now on; tensors and recordings are of both.
+    pub fn with_tuning(&self, tuning: Tuning) -> Device {
+        Device(Arc::new(Inner { tuning, ..(*self.0).clone() }))
+    }
+
+    /// The same device with a file of its tuning, and notices about that.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn with_file(&self, tuning_file: Option<PathBuf>, notices: Vec<String>) -> Device {
+        let mut inner = Inner { tuning_file, ..(*self.0).clone() };
+        inner.info.notices = notices;
+        Device(Arc::new(inner))
+    }
+
+    /// Writes the tuning to its file. Does nothing where there is none.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the file cannot be written; the device goes on working.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn save_tuning(&self) -> Result<(), Error> {
+        self.tuning_file().map_or(Ok(()), |path| crate::tuning::write(path, self.info(), self.tuning()))
     }
 
     /// Limits for recordings.
@@ -245,7 +348,7 @@ impl Device {
 
     /// Bytes that the params of `n` dispatches take.
     pub(crate) fn params_bytes(&self, n: usize) -> u64 {
-        match &self.0.executor {
+        match &*self.0.executor {
             Executor::Gpu(gpu) => (n * gpu.params_stride()) as u64,
             Executor::Cpu(_) => 0,
         }
@@ -265,7 +368,7 @@ impl Device {
             });
         };
         if block.backing.get().is_none() {
-            let backing = match &self.0.executor {
+            let backing = match &*self.0.executor {
                 Executor::Gpu(gpu) => Backing::Gpu(gpu.allocate(tensor.label(), block.size_bytes)?),
                 Executor::Cpu(cpu) => Backing::Cpu(cpu.allocate(block.size_bytes)),
             };
@@ -302,7 +405,7 @@ impl Device {
             });
         }
         self.0.counters.bytes_uploaded.add(bytes.len() as u64);
-        match (&self.0.executor, tensor.backing()?) {
+        match (&*self.0.executor, tensor.backing()?) {
             (Executor::Gpu(gpu), Backing::Gpu(buffer)) => gpu.write(buffer, offset, bytes),
             (Executor::Cpu(_), Backing::Cpu(memory)) => {
                 memory.write(first, bytemuck::cast_slice(data));
@@ -327,7 +430,7 @@ impl Device {
     #[doc(hidden)]
     pub fn fill_buffer(&self, tensor: &Tensor, word: u32) -> Result<(), Error> {
         self.allocate(tensor)?;
-        match (&self.0.executor, tensor.backing()?) {
+        match (&*self.0.executor, tensor.backing()?) {
             (Executor::Gpu(gpu), Backing::Gpu(buffer)) => {
                 gpu.write(buffer, 0, bytemuck::cast_slice(&vec![word; buffer.buffer.size() as usize / 4]))
             }
@@ -342,7 +445,7 @@ impl Device {
     /// Reads everything behind the tensor, slack included.
     #[doc(hidden)]
     pub async fn read_buffer(&self, tensor: &Tensor) -> Result<Vec<u32>, Error> {
-        match (&self.0.executor, tensor.backing()?) {
+        match (&*self.0.executor, tensor.backing()?) {
             (Executor::Gpu(gpu), Backing::Gpu(buffer)) => gpu.read(buffer, buffer.buffer.size())?.await,
             (Executor::Cpu(_), Backing::Cpu(memory)) => Ok(memory.read(0, memory.len())),
             _ => Err(foreign(tensor)),
@@ -355,7 +458,7 @@ impl Device {
     /// [`Error::Gpu`] or [`Error::DeviceLost`] if the device refused; errors of [`Device::allocate`] at the first run.
     pub fn run(&self, recording: &Recording) -> Result<(), Error> {
         self.prepare(recording)?;
-        match (&self.0.executor, recording.prepared.get()) {
+        match (&*self.0.executor, recording.prepared.get()) {
             (Executor::Gpu(gpu), Some(Prepared::Gpu(steps))) => gpu.run(steps),
             (Executor::Cpu(cpu), Some(Prepared::Cpu)) => cpu.run(&recording.steps),
             _ => Err(foreign_recording()),
@@ -378,7 +481,7 @@ impl Device {
     /// [`Error::Limit`] if the adapter has no timestamps, and errors of [`Device::run`].
     pub async fn run_profiled(&self, recording: &Recording) -> Result<Vec<(&'static str, Duration)>, Error> {
         self.prepare(recording)?;
-        let times = match (&self.0.executor, recording.prepared.get()) {
+        let times = match (&*self.0.executor, recording.prepared.get()) {
             (Executor::Gpu(gpu), Some(Prepared::Gpu(steps))) => gpu.run_profiled(steps).await?,
             (Executor::Cpu(cpu), Some(Prepared::Cpu)) => cpu.run_profiled(&recording.steps)?,
             _ => return Err(foreign_recording()),
@@ -395,7 +498,7 @@ impl Device {
             to.expect_shape("copy", "to", from.shape())?;
             self.allocate(to)?;
         }
-        match &self.0.executor {
+        match &*self.0.executor {
             Executor::Gpu(gpu) => {
                 let mut copies = Vec::with_capacity(pairs.len());
                 for (from, to) in pairs {
@@ -429,7 +532,7 @@ impl Device {
         for operand in recording.steps.iter().flat_map(|step| &step.operands) {
             self.allocate(operand)?;
         }
-        let prepared = match &self.0.executor {
+        let prepared = match &*self.0.executor {
             Executor::Gpu(gpu) => Prepared::Gpu(gpu.prepare(&recording.steps)?),
             Executor::Cpu(_) => Prepared::Cpu,
         };
@@ -442,15 +545,23 @@ impl Device {
     /// # Errors
     /// [`Error::DeviceLost`] or [`Error::Gpu`] if the device failed meanwhile.
     pub async fn drained(&self) -> Result<(), Error> {
-        match &self.0.executor {
+        match &*self.0.executor {
             Executor::Gpu(gpu) => gpu.drained().await,
             Executor::Cpu(_) => Ok(()),
         }
     }
 
+    /// Frees buffers that are kept for later use.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn free_unused(&self) {
+        if let Executor::Gpu(gpu) = &*self.0.executor {
+            gpu.free_unused();
+        }
+    }
+
     /// Gives a GPU device up: its memory is freed, and whatever uses it from now on gets [`Error::DeviceLost`].
     pub fn destroy(&self) {
-        if let Executor::Gpu(gpu) = &self.0.executor {
+        if let Executor::Gpu(gpu) = &*self.0.executor {
             gpu.destroy();
         }
     }
@@ -460,7 +571,7 @@ impl Device {
     /// # Errors
     /// [`Error::Io`] if the file cannot be written; the device goes on working.
     pub fn save_pipeline_cache(&self) -> Result<(), Error> {
-        match &self.0.executor {
+        match &*self.0.executor {
             Executor::Gpu(gpu) => gpu.save_pipeline_cache(),
             Executor::Cpu(_) => Ok(()),
         }
@@ -468,7 +579,7 @@ impl Device {
 
     fn start_read(&self, tensor: &Tensor, after: Option<&Recording>) -> Result<Pending, Error> {
         self.0.counters.bytes_read.add(tensor.size_bytes());
-        match (&self.0.executor, tensor.backing()?) {
+        match (&*self.0.executor, tensor.backing()?) {
             (Executor::Gpu(gpu), Backing::Gpu(buffer)) => {
                 let steps = match after.map(|recording| recording.prepared.get()) {
                     None => None,

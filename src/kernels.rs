@@ -37,6 +37,8 @@ pub(crate) use attention::AttentionParams;
 pub(crate) use embed::EmbedParams;
 pub(crate) use gate_up::GateUpParams;
 pub(crate) use linear::{ACCUMULATE, BIAS, LinearParams, NORM, PlainParams, fold_norm, folds_norm, suits_few};
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) use linear::{is_sound, usual};
 pub(crate) use norm::NormParams;
 pub(crate) use probe::ProbeReadParams;
 pub(crate) use qkv::QkvParams;
@@ -47,8 +49,9 @@ pub(crate) use state::{AdvanceParams, LastRowParams};
 pub(crate) use top_k::TopKParams;
 
 use crate::device::Device;
+use crate::dtype::WeightType;
 use crate::error::Error;
-use crate::shaders::Tier;
+use crate::shaders::{Kernel, Tier};
 
 /// Workgroups for `len` elements at `per_group` each, folded over x and y; the shader needs x to undo it.
 fn fold(len: u64, per_group: u64) -> [u32; 3] {
@@ -81,17 +84,18 @@ fn runs(device: &Device, grid: [u32; 3], axis: usize, operations: u64) -> impl I
 /// What llvmpipe counts before it leaves an invocation's loops, all of them together and without a word; less a reserve.
 const LOOP_ROUNDS: u32 = 65_535 - 4096;
 
-/// The device's tier, or the baseline where one invocation of the `scalar` tier would go round its loops too often.
-fn tier_for(device: &Device, rounds: u64) -> Tier {
-    match device.tier() {
+/// The device's tier for a kernel, or the baseline where one invocation of the `scalar` tier would go round its loops
+/// too often.
+fn tier_for(device: &Device, kernel: &Kernel, weight: Option<WeightType>, rounds: u64) -> Tier {
+    match device.tier_for(kernel, weight) {
         Tier::Scalar if rounds > u64::from(LOOP_ROUNDS) => Tier::Baseline,
         tier => tier,
     }
 }
 
-/// Refuses columns of `x` that one invocation of the `scalar` tier could not walk to the end.
+/// Refuses columns of `x` that one invocation could not walk to the end on software adapters, whose tier is `scalar`.
 fn check_loop(device: &Device, kernel: &'static str, rounds: u64, columns: u32) -> Result<(), Error> {
-    if tier_for(device, rounds) == device.tier() {
+    if device.tier() != Tier::Scalar || rounds <= u64::from(LOOP_ROUNDS) {
         return Ok(());
     }
     Err(Error::Operand {
@@ -105,8 +109,8 @@ fn check_loop(device: &Device, kernel: &'static str, rounds: u64, columns: u32) 
 /// The tier in which a kernel takes rows of `dim` elements, and rows for each workgroup: in the `scalar` tier each
 /// invocation takes one. On lavapipe that is faster even for a single row: RMSNorm of 1 x 2048 took 28 us, and 38 us in
 /// the baseline.
-fn by_row(device: &Device, dim: u32) -> (Tier, u32) {
+fn by_row(device: &Device, kernel: &Kernel, dim: u32) -> (Tier, u32) {
     // Three loops over the row, which take an element at a time at worst, in runs of 64.
-    let tier = tier_for(device, 4 * u64::from(dim));
+    let tier = tier_for(device, kernel, None, 4 * u64::from(dim));
     (tier, if tier == Tier::Scalar { 8 } else { 1 })
 }

@@ -43,6 +43,7 @@
 #![deny(missing_docs)]
 
 pub mod bench;
+mod cache;
 #[cfg(feature = "chat")]
 pub mod chat;
 mod counters;
@@ -61,6 +62,7 @@ mod recording;
 pub mod shaders;
 mod tensor;
 pub mod tokenizer;
+pub mod tuning;
 #[cfg(target_arch = "wasm32")]
 pub mod web;
 
@@ -76,3 +78,4 @@ pub use matrix::{Matrix, file_row_bytes};
 pub use recording::{MemoryPlan, Recorder, Recording, Workspace};
 pub use shaders::Tier;
 pub use tensor::{Role, Tensor};
+pub use tuning::Tuning;

@@ -54,7 +54,7 @@ impl Recorder {
         Tensor::temporary(label, shape, DType::F32)
     }
 
-    /// Records one dispatch of `kernel` in the device's tier.
+    /// Records one dispatch of `kernel` in the tier that the device has it in.
     pub(crate) fn dispatch<P: Pod>(
         &mut self,
         kernel: &'static Kernel,
@@ -64,10 +64,10 @@ impl Recorder {
         operands: &[&Tensor],
         grid: [u32; 3],
     ) -> Result<(), Error> {
-        self.dispatch_as(self.device.tier(), kernel, weight, constants, params, operands, grid)
+        self.dispatch_as(self.device.tier_for(kernel, weight), kernel, weight, constants, params, operands, grid)
     }
 
-    /// Records one dispatch of `kernel` in the device's tier or, where a size does not suit that, in the baseline.
+    /// Records one dispatch of `kernel` in a tier that follows from [`Device::tier_for`] and the operands' sizes.
     #[expect(clippy::too_many_arguments)]
     pub(crate) fn dispatch_as<P: Pod>(
         &mut self,

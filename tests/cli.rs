@@ -200,6 +200,8 @@ fn errors_are_one_sentence_and_an_exit_code() {
     fails(&["bench", "/no/such/model.gguf"], 1, &["/no/such/model.gguf"]);
     fails(&["bench", "kernels", "--dim", "100"], 2, &["dim", "multiple of 64"]);
     fails(&["bench", "kernels", "-p", "1"], 2, &["n_prompt", "2 to 4096"]);
+    fails(&["tune", "--device", "cpu"], 2, &["device", "a GPU"]);
+    fails(&["tune", "--model", "/no/such/model.gguf"], 1, &["/no/such/model.gguf"]);
     fails(&["run", "/no/such/model.gguf"], 1, &["/no/such/model.gguf"]);
     fails(&["--prompt-file", "/no/such/prompt"], 1, &["/no/such/prompt"]);
     fails(&["--device", "cpu", "--memory-limit", "1M"], 1, &["memory", "limit"]);

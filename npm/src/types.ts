@@ -190,6 +190,8 @@ export interface DeviceInfo {
   tier: string;
   /** Why this device was taken. */
   reason: string;
+  /** What went wrong while it was opened and does no harm. */
+  notices: string[];
 }
 
 /** A device that could run a model here. */

@@ -1,3 +1,3 @@
 enable f16;
 // Tiles are staged in workgroup memory as f16; products are still summed in f32.
-alias Staged = f16;
+alias Staged = vec4<f16>;

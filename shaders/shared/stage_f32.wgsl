@@ -1,2 +1,2 @@
 // Tiles are staged in workgroup memory as f32.
-alias Staged = f32;
+alias Staged = vec4<f32>;

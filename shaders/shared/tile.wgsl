@@ -1,54 +1,86 @@
-// A tile of 64 x 64 outputs of a matrix product for a workgroup of 16 x 16 invocations, 4 x 4 outputs each:
+// A tile of TILE x TILE outputs of a matrix product for a workgroup of 16 x 16 invocations. Each has 4 x 4 outputs, and with
+// TILE 128 the same of the three other quarters: 64 numbers that it loads then serve twice as many products as in four
+// tiles of 64, but there are a quarter as many workgroups.
 //
-//     acc[i][j] = sum over k of x[m0 + 4 y + i, k] * w[n0 + 4 x + j, k]
-//
-// `x_quad(m, q)` and `w_quad(n, q)` load elements 4 q .. 4 q + 4 of a row, zero outside the matrix; the kernel that
-// imports this fragment defines them. K is walked in steps of 32, staged with k outermost so that an invocation's four
-// rows lie side by side.
+// `x_block(m, q)` gives rows m .. m + 4 at 4 q .. 4 q + 4 along K, a column for each k, and zero outside the matrix;
+// `w_block(n, q)` likewise. The kernel that imports this fragment defines them.
 
-const TILE: u32 = 64u;
-const STEP: u32 = 32u;
+override TILE: u32 = 64u; // or 128
+const STAGED: u32 = 512u; // quads of x and of w in workgroup memory
 
-var<workgroup> x_tile: array<Staged, TILE * STEP>;
-var<workgroup> w_tile: array<Staged, TILE * STEP>;
+var<workgroup> x_tile: array<Staged, STAGED>;
+var<workgroup> w_tile: array<Staged, STAGED>;
 
+// Products of rows 4 y .. and 64 + 4 y .. with columns 4 x .. and 64 + 4 x .. of a tile; [row][column].
+struct Products {
+    near_near: mat4x4<f32>,
+    near_far: mat4x4<f32>,
+    far_near: mat4x4<f32>,
+    far_far: mat4x4<f32>,
+}
+
+// Where the quad of four rows is staged for one k. Quads of neighbouring k are shifted, so that invocations that stage the
+// same rows at once do not meet in a bank.
+fn staged(k: u32, four: u32) -> u32 {
+    let fours = TILE / 4u;
+    return k * fours + (four + k / 4u) % fours;
+}
+
+// Each invocation stages 4 rows x 4 k, half of them of x and half of w.
 fn stage(local: u32, m0: u32, n0: u32, q0: u32) {
-    for (var i = local; i < TILE * STEP / 4u; i += 256u) {
-        let row = i / 8u;
-        let quad = i % 8u;
-        let x = x_quad(m0 + row, q0 + quad);
-        let w = w_quad(n0 + row, q0 + quad);
-        let at = quad * 4u * TILE + row;
-        x_tile[at] = Staged(x.x);
-        x_tile[at + TILE] = Staged(x.y);
-        x_tile[at + 2u * TILE] = Staged(x.z);
-        x_tile[at + 3u * TILE] = Staged(x.w);
-        w_tile[at] = Staged(w.x);
-        w_tile[at + TILE] = Staged(w.y);
-        w_tile[at + 2u * TILE] = Staged(w.z);
-        w_tile[at + 3u * TILE] = Staged(w.w);
+    let quads = STAGED / TILE;
+    let i = local % 128u;
+    let q = i % quads;
+    let four = i / quads;
+    if (local < 128u) {
+        let block = x_block(m0 + four * 4u, q0 + q);
+        for (var k = 0u; k < 4u; k++) {
+            x_tile[staged(q * 4u + k, four)] = Staged(block[k]);
+        }
+    } else {
+        let block = w_block(n0 + four * 4u, q0 + q);
+        for (var k = 0u; k < 4u; k++) {
+            w_tile[staged(q * 4u + k, four)] = Staged(block[k]);
+        }
     }
 }
 
-fn tile_product(local: u32, m0: u32, n0: u32, k_quads: u32) -> mat4x4<f32> {
-    let row = 4u * (local / 16u);
-    let col = 4u * (local % 16u);
-    var acc0 = vec4<f32>();
-    var acc1 = vec4<f32>();
-    var acc2 = vec4<f32>();
-    var acc3 = vec4<f32>();
-    for (var q0 = 0u; q0 < k_quads; q0 += STEP / 4u) {
+fn outer(x: vec4<f32>, w: vec4<f32>) -> mat4x4<f32> {
+    return mat4x4<f32>(x.x * w, x.y * w, x.z * w, x.w * w);
+}
+
+fn tile_product(local: u32, m0: u32, n0: u32, k_quads: u32) -> Products {
+    let row = local / 16u;
+    let col = local % 16u;
+    let quads = STAGED / TILE;
+    var acc = Products();
+    for (var q0 = 0u; q0 < k_quads; q0 += quads) {
         stage(local, m0, n0, q0);
         workgroupBarrier();
-        for (var k = 0u; k < STEP; k++) {
-            let at = k * TILE;
-            let w = vec4<f32>(f32(w_tile[at + col]), f32(w_tile[at + col + 1u]), f32(w_tile[at + col + 2u]), f32(w_tile[at + col + 3u]));
-            acc0 += f32(x_tile[at + row]) * w;
-            acc1 += f32(x_tile[at + row + 1u]) * w;
-            acc2 += f32(x_tile[at + row + 2u]) * w;
-            acc3 += f32(x_tile[at + row + 3u]) * w;
+        for (var k = 0u; k < quads * 4u; k++) {
+            let x = vec4<f32>(x_tile[staged(k, row)]);
+            let w = vec4<f32>(w_tile[staged(k, col)]);
+            acc.near_near += outer(x, w);
+            if (TILE > 64u) {
+                let far_x = vec4<f32>(x_tile[staged(k, row + 16u)]);
+                let far_w = vec4<f32>(w_tile[staged(k, col + 16u)]);
+                acc.near_far += outer(x, far_w);
+                acc.far_near += outer(far_x, w);
+                acc.far_far += outer(far_x, far_w);
+            }
         }
         workgroupBarrier();
     }
-    return mat4x4<f32>(acc0, acc1, acc2, acc3);
+    return acc;
+}
+
+fn put_products(local: u32, m0: u32, n0: u32, products: Products) {
+    let m = m0 + 4u * (local / 16u);
+    let n = n0 + 4u * (local % 16u);
+    put_block(m, n, products.near_near);
+    if (TILE > 64u) {
+        put_block(m, n + 64u, products.near_far);
+        put_block(m + 64u, n, products.far_near);
+        put_block(m + 64u, n + 64u, products.far_far);
+    }
 }

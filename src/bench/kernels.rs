@@ -338,7 +338,8 @@ impl Pass<'_> {
     }
 }
 
-fn input(rec: &Recorder, shape: &[u32]) -> Result<Tensor, Error> {
+/// An input of numbers in [-1, 1).
+pub(crate) fn input(rec: &Recorder, shape: &[u32]) -> Result<Tensor, Error> {
     rec.device().upload("x", shape, &uniform(shape.iter().product::<u32>() as usize))
 }
 
@@ -348,10 +349,10 @@ fn output(shape: &[u32]) -> Result<Tensor, Error> {
 
 /// A matrix whose words are ordinary numbers whichever way they are read, as floats, halves, scales or quants: subnormals
 /// and NaNs can take another time.
-fn matrix(device: &Device, weight: WeightType, rows: u32, cols: u32) -> Result<Matrix, Error> {
+pub(crate) fn matrix(device: &Device, weight: WeightType, rows: u32, cols: u32) -> Result<Matrix, Error> {
     let matrix = Matrix::declare(device, "w", weight, rows, cols)?;
     for tensor in matrix.tensors() {
-        let content: Vec<u32> = words(tensor.len()).map(|word| (word & 0x00ff_00ff) | 0x3800_3800).collect();
+        let content: Vec<u32> = words(tensor.len()).map(|word| (word & 0x80ff_80ff) | 0x3800_3800).collect();
         device.write(tensor, 0, &content)?;
     }
     Ok(matrix)

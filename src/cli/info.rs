@@ -22,10 +22,11 @@ pub fn info(args: &InfoArgs) -> Result<(), Failure> {
     let device = args.device.open()?;
     let chosen = device.info();
     if args.json {
-        return print_json(&json!({ "device": chosen, "adapters": adapters }));
+        return print_json(&json!({ "device": chosen, "tuning": tuning(&device), "adapters": adapters }));
     }
     let mut out = io::stdout().lock();
     writeln!(out, "device    {} ({}): {}", chosen.name, chosen.backend, chosen.reason)?;
+    show_tuning(&mut out, &device)?;
     if adapters.is_empty() {
         writeln!(out, "adapters  none")?;
     }
@@ -33,6 +34,35 @@ pub fn info(args: &InfoArgs) -> Result<(), Failure> {
         show(&mut out, adapter)?;
     }
     Ok(out.flush()?)
+}
+
+/// What is known of the device's driver.
+fn tuning(device: &Device) -> serde_json::Value {
+    let tuning = device.tuning();
+    let banned = tuning.banned().map(|(variant, found)| json!({ "variant": variant, "found": found }));
+    json!({
+        "file": device.tuning_file(),
+        "n_passed": tuning.n_passed(),
+        "banned": banned.collect::<Vec<_>>(),
+        "n_tuned": tuning.choices().count(),
+    })
+}
+
+fn show_tuning(out: &mut impl Write, device: &Device) -> io::Result<()> {
+    if !device.is_gpu() {
+        return Ok(());
+    }
+    let tuning = device.tuning();
+    let [n_banned, n_tuned] = [tuning.banned().count(), tuning.choices().count()];
+    write!(out, "tuning    {} shader variants passed the self-test, {n_banned} banned", tuning.n_passed())?;
+    writeln!(out, "; {n_tuned} choices by `tilewright tune`")?;
+    for (variant, found) in tuning.banned() {
+        writeln!(out, "  banned  {variant}: {found}")?;
+    }
+    match device.tuning_file() {
+        Some(path) => writeln!(out, "  kept    {}", path.display()),
+        None => writeln!(out, "  kept    nowhere: TILEWRIGHT_CACHE_DIR is empty"),
+    }
 }
 
 fn show(out: &mut impl Write, adapter: &AdapterReport) -> io::Result<()> {

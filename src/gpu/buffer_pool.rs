@@ -57,6 +57,12 @@ impl BufferPool {
         };
         PooledBuffer { buffer, pool: self.clone() }
     }
+
+    /// Frees all buffers that nothing uses.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn clear(&self) {
+        *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = Idle::default();
+    }
 }
 
 /// A buffer on loan from the pool.

@@ -9,7 +9,7 @@ use super::buffer_pool::{BufferPool, PooledBuffer};
 use super::pipeline::{Pipeline, Pipelines};
 use super::readback::{Completion, Poller, ReadFuture, Staging, complete};
 use crate::counters::LiveCounters;
-use crate::device::{Backing, DeviceLimits};
+use crate::device::{Backing, DeviceLimits, Setup};
 use crate::error::Error;
 use crate::recording::Step;
 use crate::shaders::Tier;
@@ -76,7 +76,12 @@ pub(crate) struct PreparedSteps {
 }
 
 impl Gpu {
-    pub async fn open(report: &AdapterReport, tier: Tier, counters: Arc<LiveCounters>) -> Result<Gpu, Error> {
+    pub async fn open(
+        report: &AdapterReport,
+        tier: Tier,
+        setup: Setup<'_>,
+        counters: Arc<LiveCounters>,
+    ) -> Result<Gpu, Error> {
         let adapter = &report.adapter;
         let available = adapter.features();
         let needed = match tier {
@@ -112,7 +117,7 @@ impl Gpu {
         });
         Ok(Gpu {
             pool: BufferPool::new(counters.clone()),
-            pipelines: Pipelines::new(&device, &adapter.get_info(), fault.clone(), counters.clone()),
+            pipelines: Pipelines::new(&device, &adapter.get_info(), setup, fault.clone(), counters.clone()),
             staging: Staging::new(counters.clone()),
             poller: Poller::new(device.clone()),
             staged_bytes: AtomicUsize::new(0),
@@ -174,6 +179,12 @@ impl Gpu {
         self.poller.wait_for(index, signal);
         done.await?;
         self.fault.check("uploading")
+    }
+
+    /// Frees the buffers that the pool keeps.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn free_unused(&self) {
+        self.pool.clear();
     }
 
     /// Gives the device up, with all its memory.

@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Waker};
 
 use super::executor::{Fault, Report};
 use crate::counters::LiveCounters;
+use crate::device::Setup;
 use crate::error::Error;
 use crate::recording::Step;
 use crate::shaders::Kernel;
@@ -32,6 +33,8 @@ pub(crate) type Checks = Pin<Box<dyn Future<Output = ()>>>;
 pub(crate) struct Pipelines {
     compiled: Mutex<HashMap<Key, Arc<Pipeline>>>,
     cache: Option<(wgpu::PipelineCache, PathBuf)>,
+    /// Label of a variant that is to do nothing.
+    broken: Option<&'static str>,
     /// Compilations whose outcome has not been asked for.
     checks: Mutex<Vec<Checks>>,
     fault: Fault,
@@ -45,9 +48,16 @@ impl fmt::Debug for Pipelines {
 }
 
 impl Pipelines {
-    pub fn new(device: &wgpu::Device, info: &wgpu::AdapterInfo, fault: Fault, counters: Arc<LiveCounters>) -> Self {
+    pub fn new(
+        device: &wgpu::Device,
+        info: &wgpu::AdapterInfo,
+        setup: Setup<'_>,
+        fault: Fault,
+        counters: Arc<LiveCounters>,
+    ) -> Self {
         let (compiled, checks) = Default::default();
-        Pipelines { compiled, cache: disk_cache(device, info), checks, fault, counters }
+        let cache = disk_cache(device, info, setup.folder);
+        Pipelines { compiled, cache, broken: setup.broken, checks, fault, counters }
     }
 
     /// The outcome of compilations since the last call. A fault that they find is set before they resolve.
@@ -75,7 +85,11 @@ impl Pipelines {
         let label = Some(step.variant.label);
         // A browser compiles elsewhere and later, and runs what does not compile as if it wrote zeros.
         let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
-        let source = wgpu::ShaderSource::Wgsl(step.variant.target_source());
+        let source = match self.broken {
+            Some(label) if label == step.variant.label => step.variant.idle_source(step.kernel).into(),
+            _ => step.variant.target_source(),
+        };
+        let source = wgpu::ShaderSource::Wgsl(source);
         let descriptor = wgpu::ShaderModuleDescriptor { label, source };
         let module = if checked() {
             device.create_shader_module(descriptor)
@@ -120,21 +134,10 @@ impl Pipelines {
         Pipeline { pipeline, layout }
     }
 
-    /// Writes the cache beside its place and renames it, so that no reader ever sees half of it.
+    /// Writes the cache to its file.
     pub fn save(&self) -> Result<(), Error> {
         let Some((cache, path)) = &self.cache else { return Ok(()) };
-        let Some(data) = cache.get_data() else { return Ok(()) };
-        let io = |source| Error::Io { path: path.clone(), source };
-        if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder).map_err(io)?;
-        }
-        let part = path.with_extension(format!("part{}", std::process::id()));
-        let written = std::fs::write(&part, data).and_then(|()| std::fs::rename(&part, path));
-        if written.is_err() {
-            // What could be written of it must not stay on a full disk.
-            let _ = std::fs::remove_file(&part);
-        }
-        written.map_err(io)
+        cache.get_data().map_or(Ok(()), |data| crate::cache::write(path, &data))
     }
 }
 
@@ -160,20 +163,13 @@ fn bind_group_layout(device: &wgpu::Device, kernel: &Kernel) -> wgpu::BindGroupL
     device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: Some(kernel.name), entries: &entries })
 }
 
-/// The cache for this adapter, filled from disk if a file is there. `TILEWRIGHT_CACHE_DIR` moves it; empty turns it off.
-fn disk_cache(device: &wgpu::Device, info: &wgpu::AdapterInfo) -> Option<(wgpu::PipelineCache, PathBuf)> {
-    if !device.features().contains(wgpu::Features::PIPELINE_CACHE) {
-        return None;
-    }
-    let folder = match std::env::var_os("TILEWRIGHT_CACHE_DIR") {
-        Some(folder) if folder.is_empty() => return None,
-        Some(folder) => PathBuf::from(folder),
-        None => std::env::var_os("XDG_CACHE_HOME")
-            .map(PathBuf::from)
-            .or_else(|| std::env::var_os("LOCALAPPDATA").map(PathBuf::from))
-            .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?
-            .join("tilewright"),
-    };
+/// The cache for this adapter, filled from the folder if a file is there.
+fn disk_cache(
+    device: &wgpu::Device,
+    info: &wgpu::AdapterInfo,
+    folder: Option<&Path>,
+) -> Option<(wgpu::PipelineCache, PathBuf)> {
+    let folder = folder.filter(|_| device.features().contains(wgpu::Features::PIPELINE_CACHE))?;
     let path = folder.join(format!("{}.pipelines", wgpu::util::pipeline_cache_key(info)?));
     let data = std::fs::read(&path).ok();
     // SAFETY: the file is one that `save` wrote for this adapter; wgpu checks its header, device, driver and hash, and

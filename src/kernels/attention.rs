@@ -95,7 +95,9 @@ pub fn attention(
     v.expect_shape("attention", "v", &[n_kv_heads, capacity, head_dim])?;
     y.expect_shape("attention", "y", &[n_tokens, n_heads * head_dim])?;
 
-    let is_scalar = rec.device().tier() == Tier::Scalar;
+    let is_scalar = |kernel, rec: &Recorder| rec.device().tier_for(kernel, None) == Tier::Scalar;
+    let scalar_prefill = is_scalar(&shaders::ATTENTION_PREFILL, rec);
+    let scalar_decode = is_scalar(&shaders::ATTENTION_DECODE, rec);
     let n_rows = n_tokens * (n_heads / n_kv_heads); // that share a key/value head
     let rows = n_rows.min(4);
     let mut params = AttentionParams {
@@ -114,8 +116,8 @@ pub fn attention(
     };
     let constants = [("ROWS", f64::from(rows))];
     // A cache that is too long for one invocation is cut whatever the number of tokens.
-    if n_tokens >= PREFILL_TOKENS && !(is_scalar && capacity > scalar_part(head_dim)) {
-        let (constants, axis, grid) = if is_scalar {
+    if n_tokens >= PREFILL_TOKENS && !(scalar_prefill && capacity > scalar_part(head_dim)) {
+        let (constants, axis, grid) = if scalar_prefill {
             // Eight if there are enough for all invocations of two workgroups, else as decoding takes them.
             let rows = if n_rows / 8 * n_kv_heads >= 16 { 8 } else { rows };
             ([("ROWS", f64::from(rows))], 0, [(n_rows.div_ceil(rows) * n_kv_heads).div_ceil(8), 1, 1])
@@ -133,8 +135,8 @@ pub fn attention(
     }
     let fours = n_rows.div_ceil(rows);
     (params.splits, params.step) =
-        if is_scalar { scalar_splits(capacity, head_dim) } else { splits(capacity, n_kv_heads * fours) };
-    let grid = [n_kv_heads, if is_scalar { params.splits.div_ceil(8) } else { params.splits }, fours];
+        if scalar_decode { scalar_splits(capacity, head_dim) } else { splits(capacity, n_kv_heads * fours) };
+    let grid = [n_kv_heads, if scalar_decode { params.splits.div_ceil(8) } else { params.splits }, fours];
     let mut decode =
         |y| rec.dispatch(&shaders::ATTENTION_DECODE, None, &constants, params, &[state.tensor(), q, k, v, y], grid);
     if params.splits == 1 {

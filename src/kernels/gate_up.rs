@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::linear::{NORM, Norm, lanes, lanes_grid, operations, quads, tier_of, vector};
+use super::linear::{NORM, Norm, lanes, lanes_grid, operations, quads, vector};
 use super::{Run, runs};
 use crate::error::Error;
 use crate::matrix::Matrix;
@@ -48,11 +48,11 @@ pub fn gate_up(rec: &mut Recorder, w: &Matrix, norm: Option<Norm<'_>>, x: &Tenso
         flags: if norm.is_some() { NORM } else { 0 },
         first_group,
     };
-    let (lanes, constants) = lanes(rec, w, norm.is_some());
-    let grid = lanes_grid(2 * ffn_dim.next_multiple_of(2), lanes, n_tokens);
+    let (choice, constants) = lanes(rec, &shaders::GATE_UP, w, norm.is_some());
+    let grid = lanes_grid(2 * ffn_dim.next_multiple_of(2), choice.lanes, n_tokens);
     // A vector that is not there is never read; x is at hand.
     let operands = [&slab.words, vector.unwrap_or(x), x, y];
-    let tier = tier_of(rec, w);
+    let tier = choice.tier;
     for Run { first, grid } in runs(rec.device(), grid, 0, operations(n_tokens, w.rows(), dim)) {
         rec.dispatch_as(tier, &shaders::GATE_UP, Some(w.weight()), &constants, params(first), &operands, grid)?;
     }

@@ -2,14 +2,15 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{check_loop, fold, rms_norm, runs, tier_for};
+use super::{LOOP_ROUNDS, check_loop, fold, rms_norm, runs, tier_for};
 use crate::device::Device;
-use crate::dtype::DType;
+use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
 use crate::shaders::{self, Kernel, Tier};
 use crate::tensor::Tensor;
+use crate::tuning::{Bucket, Choice};
 
 /// Mirrors `Params` in `shaders/matmul.wgsl` and `shaders/matvec.wgsl`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -154,29 +155,48 @@ pub(super) fn operations(m: u32, n: u32, k: u32) -> u64 {
     2 * u64::from(m) * u64::from(n) * u64::from(k)
 }
 
-/// Columns of `y` that a workgroup of `matmul` or `matmul_plain` makes.
-const TILE: u32 = 64;
+/// How `matmul` or `matmul_plain` takes a product.
+struct Tiling {
+    tier: Tier,
+    constants: Vec<(&'static str, f64)>,
+    /// Rows and columns of `y` that a workgroup makes.
+    rows: u32,
+    cols: u32,
+}
 
-/// The tier in which `matmul` or `matmul_plain` is taken, and the rows of `y` that a workgroup makes. The scalar kernels
-/// need operands whose rows are whole quads; they walk K by quads, the tiles of others by elements.
-fn tile(device: &Device, kernel: &'static str, k: u32, is_whole: bool) -> Result<(Tier, u32), Error> {
-    let (tier, rows, rounds) = match device.tier() {
-        Tier::Scalar if is_whole => (Tier::Scalar, 16, k / 4 + k / 32),
-        Tier::Scalar => (Tier::Baseline, TILE, k.saturating_add(k / 8)),
-        tier => (tier, TILE, 0),
-    };
-    check_loop(device, kernel, rounds.into(), k)?;
-    Ok((tier, rows))
+impl Tiling {
+    /// For `x` of `[m, k]` and `n` columns of `y`. The scalar kernels need operands whose rows are whole quads; they walk K
+    /// by quads, the tiles of others by elements.
+    fn of(
+        device: &Device,
+        (kernel, weight): (&Kernel, Option<WeightType>),
+        [m, n, k]: [u32; 3],
+        is_whole: bool,
+    ) -> Result<Tiling, Error> {
+        /// Tiles of 128 x 128 that occupy a large GPU; fewer of them would leave parts of it idle.
+        const ENOUGH: u64 = 128;
+        let is_large = m > 64 && u64::from(m.div_ceil(128)) * u64::from(n.div_ceil(128)) >= ENOUGH;
+        let size = if is_large { 128 } else { 64 };
+        let tiles = |tier| Tiling { tier, constants: vec![("TILE", f64::from(size))], rows: size, cols: size };
+        let (tiling, rounds) = match device.tier_for(kernel, weight) {
+            Tier::Scalar if is_whole => {
+                (Tiling { tier: Tier::Scalar, constants: Vec::new(), rows: 16, cols: 64 }, k / 4 + k / 32)
+            }
+            Tier::Scalar => (tiles(Tier::Baseline), k.saturating_add(k / 8)),
+            tier => (tiles(tier), k.saturating_add(k / 8)),
+        };
+        check_loop(device, kernel.name, rounds.into(), k)?;
+        Ok(tiling)
+    }
+
+    fn grid(&self, m: u32, n: u32) -> [u32; 3] {
+        [n.div_ceil(self.cols), m.div_ceil(self.rows), 1]
+    }
 }
 
 /// Rounds of the loops over a row of `w`: one for each block and each of its eight quads.
 fn rounds(w: &Matrix) -> u64 {
     9 * u64::from(w.blocks())
-}
-
-/// The tier in which invocations take rows of `w`: in the baseline they share long ones.
-pub(super) fn tier_of(rec: &Recorder, w: &Matrix) -> Tier {
-    tier_for(rec.device(), rounds(w))
 }
 
 /// Records a tiled matrix product. Shader: `shaders/matmul.wgsl`.
@@ -188,9 +208,10 @@ pub(super) fn tier_of(rec: &Recorder, w: &Matrix) -> Tier {
 /// tier's loops cannot take so many columns.
 pub fn matmul(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let [n_tokens, dim] = x.dims2("matmul", "x")?;
-    let (tier, rows) = tile(rec.device(), "matmul", dim, dim.is_multiple_of(4))?;
-    let grid = |n_out: u32| [n_out.div_ceil(TILE), n_tokens.div_ceil(rows), 1];
-    linear.dispatch(rec, (tier, &shaders::MATMUL), &[], x, y, grid)
+    let sizes = [n_tokens, linear.w.rows(), dim];
+    let tiling = Tiling::of(rec.device(), (&shaders::MATMUL, Some(linear.w.weight())), sizes, dim.is_multiple_of(4))?;
+    let grid = |rows| tiling.grid(n_tokens, rows);
+    linear.dispatch(rec, (tiling.tier, &shaders::MATMUL), &tiling.constants, x, y, grid)
 }
 
 /// Records a matrix product without any reuse: the baseline of the bench. Shader: `shaders/matmul_naive.wgsl`.
@@ -214,23 +235,47 @@ pub fn matmul_naive(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor)
 /// both a norm and a bias.
 pub fn matvec(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let n_tokens = quads("matvec", x)?;
-    let (lanes, constants) = lanes(rec, linear.w, linear.norm.is_some());
+    let (Choice { tier, lanes }, constants) = lanes(rec, &shaders::MATVEC, linear.w, linear.norm.is_some());
     let grid = |rows: u32| lanes_grid(rows, lanes, n_tokens);
-    linear.dispatch(rec, (tier_of(rec, linear.w), &shaders::MATVEC), &constants, x, y, grid)
+    linear.dispatch(rec, (tier, &shaders::MATVEC), &constants, x, y, grid)
 }
 
 /// Invocations of a workgroup of `matvec`, `qkv` and `gate_up`.
 const WG: u32 = 64;
 
-/// Invocations that share four rows of `w`, and the overrides that say so.
-pub(super) fn lanes(rec: &Recorder, w: &Matrix, norm: bool) -> (u32, Vec<(&'static str, f64)>) {
-    // As many invocations as there are blocks to share out.
-    let lanes = w.blocks().next_power_of_two().min(WG);
-    let norm = norm.then_some(("NORM", 1.0));
-    match tier_of(rec, w) {
-        Tier::Scalar => (1, norm.into_iter().collect()),
-        _ => (lanes, [("LANES", f64::from(lanes))].into_iter().chain(norm).collect()),
+/// The tier in which `kernel` takes rows of `w`, how many invocations share four of them, and the overrides that say
+/// so. The device's tuning comes first.
+pub(super) fn lanes(rec: &Recorder, kernel: &Kernel, w: &Matrix, norm: bool) -> (Choice, Vec<(&'static str, f64)>) {
+    let device = rec.device();
+    let tuned = device.tuning().choice(Bucket::of(kernel, w)).filter(|&choice| is_sound(device, kernel, w, choice));
+    let choice = tuned.unwrap_or_else(|| usual(device, kernel, w));
+    let lanes = (choice.tier != Tier::Scalar).then_some(("LANES", f64::from(choice.lanes)));
+    (choice, lanes.into_iter().chain(norm.then_some(("NORM", 1.0))).collect())
+}
+
+/// The choice where nothing was measured. In the `scalar` tier an invocation takes four rows alone, unless they are so
+/// long that they must be shared.
+pub(crate) fn usual(device: &Device, kernel: &Kernel, w: &Matrix) -> Choice {
+    match tier_for(device, kernel, Some(w.weight()), rounds(w)) {
+        Tier::Scalar => Choice { tier: Tier::Scalar, lanes: 1 },
+        // As many invocations as there are blocks to share out.
+        tier => Choice { tier, lanes: w.blocks().next_power_of_two().min(WG) },
     }
+}
+
+/// Whether the device has the choice's variant, and no invocation of it goes round its loops too often.
+pub(crate) fn is_sound(device: &Device, kernel: &Kernel, w: &Matrix, choice: Choice) -> bool {
+    let has_tier = match choice.tier {
+        Tier::Baseline => true,
+        Tier::Scalar => choice.lanes == 1,
+        tier => tier == device.tier(),
+    };
+    let variant = kernel.variant(Some(w.weight()), choice.tier).filter(|variant| variant.tier == choice.tier);
+    has_tier
+        && variant.is_some_and(|variant| !device.tuning().is_banned(variant.label))
+        && (1..=WG).contains(&choice.lanes)
+        && choice.lanes.is_power_of_two()
+        && rounds(w) / u64::from(choice.lanes) <= u64::from(LOOP_ROUNDS)
 }
 
 /// The grid for `rows` rows of `w`, four to each `lanes` invocations.
@@ -319,13 +364,14 @@ pub fn matmul_plain(rec: &mut Recorder, x: &Tensor, b: &Tensor, y: &Tensor) -> R
     b.expect_shape("matmul_plain", "b", &[k, n])?;
     y.expect_shape("matmul_plain", "y", &[m, n])?;
     let is_whole = k.is_multiple_of(4) && n.is_multiple_of(4);
-    let (tier, rows) = tile(rec.device(), "matmul_plain", k, is_whole)?;
-    let grid = [n.div_ceil(TILE), m.div_ceil(rows), 1];
+    let tiling = Tiling::of(rec.device(), (&shaders::MATMUL_PLAIN, None), [m, n, k], is_whole)?;
+    let grid = tiling.grid(m, n);
     let axis = usize::from(grid[1] > grid[0]);
     for run in runs(rec.device(), grid, axis, operations(m, n, k)) {
         let mut params = PlainParams { m, n, k, _pad: 0, first_group: [0; 2] };
         params.first_group[axis] = run.first;
-        rec.dispatch_as(tier, &shaders::MATMUL_PLAIN, None, &[], params, &[x, b, y], run.grid)?;
+        let Tiling { tier, constants, .. } = &tiling;
+        rec.dispatch_as(*tier, &shaders::MATMUL_PLAIN, None, constants, params, &[x, b, y], run.grid)?;
     }
     Ok(())
 }

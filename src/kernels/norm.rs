@@ -29,7 +29,7 @@ pub fn rms_norm(rec: &mut Recorder, x: &Tensor, weight: &Tensor, y: &Tensor, eps
     weight.expect_shape("rms_norm", "weight", &[dim])?;
     y.expect_shape("rms_norm", "y", &[n_tokens, dim])?;
     let params = NormParams { n_tokens, dim, eps, _pad: 0 };
-    let (tier, rows) = by_row(rec.device(), dim);
+    let (tier, rows) = by_row(rec.device(), &shaders::RMS_NORM, dim);
     let grid = [n_tokens.div_ceil(rows), 1, 1];
     rec.dispatch_as(tier, &shaders::RMS_NORM, None, &[], params, &[x, weight, y], grid)
 }
@@ -54,7 +54,7 @@ pub fn layer_norm(
     bias.expect_shape("layer_norm", "bias", &[dim])?;
     y.expect_shape("layer_norm", "y", &[n_tokens, dim])?;
     let params = NormParams { n_tokens, dim, eps, _pad: 0 };
-    let (tier, rows) = by_row(rec.device(), dim);
+    let (tier, rows) = by_row(rec.device(), &shaders::LAYER_NORM, dim);
     let grid = [n_tokens.div_ceil(rows), 1, 1];
     rec.dispatch_as(tier, &shaders::LAYER_NORM, None, &[], params, &[x, weight, bias, y], grid)
 }

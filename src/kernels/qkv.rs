@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::linear::{BIAS, NORM, Norm, lanes, lanes_grid, operations, quads, tier_of, vector};
+use super::linear::{BIAS, NORM, Norm, lanes, lanes_grid, operations, quads, vector};
 use super::rope::{RopeConfig, RopeStyle, check};
 use super::{Run, StepState, runs};
 use crate::error::Error;
@@ -110,11 +110,11 @@ impl Qkv<'_> {
             first_group,
             _pad: 0,
         };
-        let (lanes, constants) = lanes(rec, self.w, self.norm.is_some());
-        let grid = lanes_grid(n_out, lanes, n_tokens);
+        let (choice, constants) = lanes(rec, &shaders::QKV, self.w, self.norm.is_some());
+        let grid = lanes_grid(n_out, choice.lanes, n_tokens);
         // A vector that is not there is never read; x is at hand.
         let operands = [state.tensor(), self.table, &slab.words, vector.unwrap_or(x), x, q, k, v];
-        let tier = tier_of(rec, self.w);
+        let tier = choice.tier;
         for Run { first, grid } in runs(rec.device(), grid, 0, operations(n_tokens, n_out, dim)) {
             rec.dispatch_as(tier, &shaders::QKV, Some(self.w.weight()), &constants, params(first), &operands, grid)?;
         }

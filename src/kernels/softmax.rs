@@ -27,7 +27,7 @@ pub(crate) struct SoftmaxParams {
 pub fn softmax(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let [n_rows, dim] = x.dims2("softmax", "x")?;
     y.expect_shape("softmax", "y", &[n_rows, dim])?;
-    let (tier, rows) = by_row(rec.device(), dim);
+    let (tier, rows) = by_row(rec.device(), &shaders::SOFTMAX, dim);
     let grid = fold(n_rows.into(), rows.into());
     let params = SoftmaxParams { n_rows, dim, grid_x: grid[0], _pad: 0 };
     rec.dispatch_as(tier, &shaders::SOFTMAX, None, &[], params, &[x, y], grid)

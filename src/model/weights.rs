@@ -7,6 +7,8 @@ use crate::kernels::{Linear, Norm, fold_norm, rope_table};
 use crate::matrix::Matrix;
 use crate::model::ModelConfig;
 use crate::recording::Recorder;
+#[cfg(not(target_arch = "wasm32"))]
+use crate::shaders::{self, Kernel};
 use crate::tensor::{Role, Tensor};
 
 /// A tensor in a source: how its rows will be delivered, and its dimensions, the contiguous one last.
@@ -274,6 +276,29 @@ impl Weights {
             Some(output) => output.record(rec, norm, x, logits, false),
             None => Linear { norm, ..Linear::new(&self.token_embd) }.record(rec, x, logits),
         }
+    }
+
+    /// The matrices of a decode pass, each with the kernel that takes it.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn products(&self) -> impl Iterator<Item = (&'static Kernel, &Matrix)> {
+        fn of_stack<'a>(
+            kernel: &'static Kernel,
+            stack: &'a Stack,
+        ) -> impl Iterator<Item = (&'static Kernel, &'a Matrix)> {
+            stack.matrices().map(move |(w, _)| (kernel, w))
+        }
+        let layers = self.layers.iter().flat_map(|layer| {
+            let is_whole = layer.attn_qkv.matrices().all(|(w, _)| w.n_slabs() == 1);
+            let qkv = if is_whole { &shaders::QKV } else { &shaders::MATVEC };
+            let gate_up = if layer.ffn_gate_up.as_one().is_some() { &shaders::GATE_UP } else { &shaders::MATVEC };
+            of_stack(qkv, &layer.attn_qkv)
+                .chain(of_stack(&shaders::MATVEC, &layer.attn_output))
+                .chain(of_stack(gate_up, &layer.ffn_gate_up))
+                .chain(of_stack(&shaders::MATVEC, &layer.ffn_down))
+        });
+        let head = self.output.iter().flat_map(|output| of_stack(&shaders::MATVEC, output));
+        let tied = self.output.is_none().then_some((&shaders::MATVEC, &self.token_embd));
+        layers.chain(head).chain(tied)
     }
 
     /// Every tensor.

@@ -14,10 +14,16 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
 }
 
 /// The first adapter in `tier`, or the adapter's own tier. `None` after a visible note where there is no adapter or it
-/// lacks what the tier needs; without any adapter the test fails if `REQUIRE_ADAPTER` is set.
+/// lacks what the tier needs; without any adapter the test fails if `REQUIRE_ADAPTER` is set. No file is read or written.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn gpu(tier: Option<Tier>) -> Option<Device> {
-    match block_on(Device::open(&DeviceChoice::Gpu, tier)) {
+    gpu_from(block_on(Device::open_in(&DeviceChoice::Gpu, tier, None)))
+}
+
+/// The device that was opened; otherwise as [`gpu`].
+#[cfg(not(target_arch = "wasm32"))]
+pub fn gpu_from(opened: Result<Device, Error>) -> Option<Device> {
+    match opened {
         Ok(device) => Some(device),
         Err(error @ Error::NoAdapter { .. }) => {
             assert!(std::env::var_os("REQUIRE_ADAPTER").is_none(), "REQUIRE_ADAPTER is set: {error}");

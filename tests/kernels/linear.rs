@@ -103,6 +103,11 @@ pub fn cases(cases: &mut Vec<Case>) {
     push("matvec", kernels::matvec, WeightType::Q8_0, 0, [1, 2, 262_144], Inputs::Normal);
     // A matrix of 155 MB, which many adapters bind only in slabs of rows.
     push("matvec", kernels::matvec, WeightType::F32, 0, [1, 151_936, 256], Inputs::Normal);
+    // So many tiles that they are large ones.
+    for sizes in [[129, 12_300, 36], [200, 8200, 33], [70, 16_500, 64]] {
+        push("matmul", kernels::matmul, WeightType::Q4_0, 1, sizes, Inputs::Normal);
+        push("matmul", kernels::matmul, WeightType::F32, 7, sizes, Inputs::Normal);
+    }
     // More than a software adapter takes in one dispatch: cut into runs of columns, and of rows.
     for sizes in [[128, 2816, 1024], [4160, 64, 512]] {
         push("matmul", kernels::matmul, WeightType::Q4_0, 1, sizes, Inputs::Normal);
@@ -120,7 +125,7 @@ pub fn cases(cases: &mut Vec<Case>) {
     for inputs in Inputs::ALL {
         MATMUL.into_iter().for_each(|sizes| push_plain(sizes, inputs));
     }
-    for sizes in [[128, 1040, 1024], [2064, 64, 1024]] {
+    for sizes in [[128, 1040, 1024], [2064, 64, 1024], [129, 12_300, 36], [130, 8193, 33], [70, 16_400, 34]] {
         push_plain(sizes, Inputs::Normal);
     }
 }

@@ -35,6 +35,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use tilewright::{Device, Tier, shaders};
+#[cfg(not(target_arch = "wasm32"))]
+use tilewright::{
+    WeightType,
+    tuning::{Bucket, Choice},
+};
 
 use harness::{Case, execute};
 use inputs::Source;
@@ -102,15 +107,15 @@ struct Summary {
 /// How many of a kernel's failures are printed: a broken kernel breaks hundreds of cases.
 const PRINTED: usize = 3;
 
-/// Runs all cases that the device has shaders for; prints failures and a line for each kernel. Returns the numbers
+/// Runs the cases that the device has shaders for; prints failures and a line for each kernel. Returns the numbers
 /// executed and failed.
-async fn conform(device: &Device) -> (usize, usize) {
+async fn conform(device: &Device, cases: &[Case]) -> (usize, usize) {
     let start = Instant::now();
     let executor = if device.is_gpu() { device.tier().name() } else { "cpu" };
     let filter = filter();
     let n_seeds = std::env::var("TILEWRIGHT_ROUNDS").ok().map_or(1, |n| n.parse().expect("a number of rounds"));
     let mut summaries: BTreeMap<&str, Summary> = BTreeMap::new();
-    for (i, case) in all_cases().iter().enumerate().step_by(STRIDE) {
+    for (i, case) in cases.iter().enumerate().step_by(STRIDE) {
         if device.is_gpu() && !is_own(case.kernel, device.tier()) {
             continue;
         }
@@ -169,7 +174,7 @@ fn judge(executed: usize, failed: usize) {
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
 fn cpu_matches_oracle() {
-    let (executed, failed) = common::block_on(conform(&common::cpu()));
+    let (executed, failed) = common::block_on(conform(&common::cpu(), &all_cases()));
     judge(executed, failed);
 }
 
@@ -180,7 +185,7 @@ fn gpu_matches_oracle() {
     let (mut executed, mut failed) = (0, 0);
     for tier in Tier::ALL {
         let Some(device) = common::gpu(Some(tier)) else { continue };
-        let of_tier = common::block_on(conform(&device));
+        let of_tier = common::block_on(conform(&device, &all_cases()));
         (executed, failed) = (executed + of_tier.0, failed + of_tier.1);
         tiers.push(tier.name());
     }
@@ -188,4 +193,35 @@ fn gpu_matches_oracle() {
         println!("gpu: {executed} cases in tiers {tiers:?}");
         judge(executed, failed);
     }
+}
+
+/// Every way of sharing rows that a tuner may choose, on a few cases each.
+#[cfg(not(target_arch = "wasm32"))]
+#[test]
+fn every_choice_matches_oracle() {
+    const KERNELS: [&str; 3] = ["matvec", "qkv", "gate_up"];
+    /// One case in so many, another for each choice.
+    const SHARE: usize = 37;
+    let Some(device) = common::gpu(Some(Tier::Subgroups)).or_else(|| common::gpu(Some(Tier::Baseline))) else { return };
+    let shared = |tier| (0..=6).map(move |log| Choice { tier, lanes: 1 << log });
+    let choices =
+        shared(Tier::Baseline).chain(shared(Tier::Subgroups)).chain([Choice { tier: Tier::Scalar, lanes: 1 }]);
+    let (mut executed, mut failed) = (0, 0);
+    for (i, choice) in choices.enumerate() {
+        let mut tuning = device.tuning().clone();
+        for (kernel, weight) in KERNELS.into_iter().flat_map(|k| WeightType::ALL.map(|weight| (k, weight))) {
+            for (rows, blocks) in (0..18).flat_map(|r| (0..8).map(move |b| (1 << r, 1 << b))) {
+                tuning.choose(Bucket { kernel, weight, rows, blocks }, Some(choice));
+            }
+        }
+        // Pipelines of all types would take a minute.
+        let few = |case: &Case| ["F32", "Q8_0", "Q4_K"].iter().any(|weight| case.variant.starts_with(weight));
+        let cases = all_cases().into_iter().filter(|case| KERNELS.contains(&case.kernel) && few(case));
+        let cases: Vec<Case> = cases.skip(i).step_by(SHARE).collect();
+        println!("{choice:?}");
+        let of_choice = common::block_on(conform(&device.with_tuning(tuning), &cases));
+        (executed, failed) = (executed + of_choice.0, failed + of_choice.1);
+    }
+    assert!(failed == 0, "{failed} of {executed} cases failed");
+    assert!(filter().is_some() || executed > 300, "only {executed} cases were executed");
 }

@@ -5,7 +5,7 @@ use tilewright::{
 };
 use wasm_bindgen_test::{wasm_bindgen_test, wasm_bindgen_test_configure};
 
-use crate::{conform, judge};
+use crate::{all_cases, conform, judge};
 
 wasm_bindgen_test_configure!(run_in_dedicated_worker);
 
@@ -24,7 +24,7 @@ fn adapter() -> BrowserAdapter {
 
 #[wasm_bindgen_test]
 async fn cpu_matches_oracle() {
-    let (executed, failed) = conform(&Device::cpu()).await;
+    let (executed, failed) = conform(&Device::cpu(), &all_cases()).await;
     judge(executed, failed);
 }
 
@@ -34,7 +34,7 @@ async fn gpu_matches_oracle() {
     let (mut executed, mut failed) = (0, 0);
     for tier in [Tier::Baseline, Tier::Subgroups, Tier::Scalar] {
         let device = Device::open(&DeviceChoice::Gpu, Some(&adapter()), Some(tier)).await.expect("an adapter");
-        let of_tier = conform(&device).await;
+        let of_tier = conform(&device, &all_cases()).await;
         (executed, failed) = (executed + of_tier.0, failed + of_tier.1);
     }
     judge(executed, failed);

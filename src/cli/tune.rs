@@ -1,0 +1,70 @@
+//! `tilewright tune`: the fastest ways to take a model's matrix products on this device.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::json;
+use tilewright::load::ModelFile;
+use tilewright::tuning::{self, Timed};
+
+use super::{DeviceArgs, Failure, print_json};
+
+#[derive(Args)]
+pub struct TuneArgs {
+    /// GGUF file, or folder with config.json and safetensors, whose shapes are measured; the built-in model if absent.
+    #[arg(long, value_name = "MODEL")]
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn tune(args: &TuneArgs) -> Result<(), Failure> {
+    let file = match &args.model {
+        Some(path) => ModelFile::open(path)?,
+        None => ModelFile::builtin()?,
+    };
+    let device = args.device.open()?;
+    let (tuning, rows) = pollster::block_on(tuning::tune(&device, &file))?;
+    let device = device.with_tuning(tuning);
+    device.save_tuning()?;
+    if args.json {
+        return print_json(&json!({
+            "device": device.info(),
+            "file": device.tuning_file(),
+            "rows": rows,
+        }));
+    }
+    let mut out = io::stdout().lock();
+    writeln!(
+        out,
+        "{:<8} {:<6} {:>8} {:>8} {:>22} {:>10} {:>22} {:>10} {:>7} {:>10}",
+        "kernel", "type", "rows", "blocks", "usual", "us", "best", "us", "ratio", "candidates"
+    )?;
+    for row in &rows {
+        let show = |timed: &Timed| format!("{}, {} lanes", timed.tier, timed.lanes);
+        writeln!(
+            out,
+            "{:<8} {:<6} {:>8} {:>8} {:>22} {:>10.1} {:>22} {:>10.1} {:>6.2}x {:>10}",
+            row.kernel,
+            row.weight,
+            row.rows,
+            row.blocks,
+            show(&row.usual),
+            row.usual.seconds * 1e6,
+            show(&row.best),
+            row.best.seconds * 1e6,
+            row.usual.seconds / row.best.seconds,
+            format!("{} of {}", row.n_measured, row.n_candidates),
+        )?;
+    }
+    writeln!(out, "\nRows and blocks are rounded up to powers of two: one choice serves all shapes in between.")?;
+    match device.tuning_file() {
+        Some(path) => writeln!(out, "kept in {}", path.display())?,
+        None => writeln!(out, "not kept: TILEWRIGHT_CACHE_DIR is empty")?,
+    }
+    Ok(out.flush()?)
+}

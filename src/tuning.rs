@@ -1,0 +1,100 @@
+//! What is known of an adapter and its driver beyond features and limits: shader variants that compute wrongly on it,
+//! and choices of variants that were measured to be faster than the usual ones. Natively both are kept in a file.
+
+#[cfg(not(target_arch = "wasm32"))]
+mod file;
+#[cfg(not(target_arch = "wasm32"))]
+mod measure;
+#[cfg(not(target_arch = "wasm32"))]
+mod self_test;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::dtype::WeightType;
+use crate::matrix::Matrix;
+use crate::shaders::{Kernel, Tier};
+
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) use file::write;
+#[cfg(not(target_arch = "wasm32"))]
+pub use measure::{Timed, TunedRow, tune};
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) use self_test::examine;
+
+/// Variants that are banned, and choices for matrix products; empty, it changes nothing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tuning {
+    /// Labels of variants that passed the self-test.
+    passed: BTreeSet<&'static str>,
+    banned: BTreeMap<&'static str, String>,
+    choices: BTreeMap<Bucket, Choice>,
+}
+
+/// Matrix products for which one choice is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Bucket {
+    /// `matvec`, `qkv` or `gate_up`.
+    pub kernel: &'static str,
+    /// Weight type of the matrix.
+    pub weight: WeightType,
+    /// Rows of the matrix, rounded up to a power of two.
+    pub rows: u32,
+    /// Blocks of its rows, rounded up to a power of two.
+    pub blocks: u32,
+}
+
+/// How a kernel takes the rows of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Tier of the variant.
+    pub tier: Tier,
+    /// Invocations that share four rows: a power of two up to 64, and 1 in the `scalar` tier.
+    pub lanes: u32,
+}
+
+impl Bucket {
+    /// The bucket of products of `kernel` with `w`.
+    pub fn of(kernel: &Kernel, w: &Matrix) -> Bucket {
+        let [rows, blocks] = [w.rows(), w.blocks()].map(|n| n.checked_next_power_of_two().unwrap_or(u32::MAX));
+        Bucket { kernel: kernel.name, weight: w.weight(), rows, blocks }
+    }
+}
+
+impl Tuning {
+    /// Labels of variants that compute wrongly, with what was found; the baseline takes their place.
+    pub fn banned(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.banned.iter().map(|(&label, found)| (label, found.as_str()))
+    }
+
+    /// Choices that differ from the usual ones.
+    pub fn choices(&self) -> impl Iterator<Item = (Bucket, Choice)> {
+        self.choices.iter().map(|(&bucket, &choice)| (bucket, choice))
+    }
+
+    /// Number of variants that passed the self-test so far.
+    pub fn n_passed(&self) -> usize {
+        self.passed.len()
+    }
+
+    /// Makes a choice for a bucket; `None` is the usual one. One that a device cannot follow is not followed.
+    pub fn choose(&mut self, bucket: Bucket, choice: Option<Choice>) {
+        match choice {
+            Some(choice) => self.choices.insert(bucket, choice),
+            None => self.choices.remove(&bucket),
+        };
+    }
+
+    /// What is banned alone.
+    #[cfg(not(target_arch = "wasm32"))]
+    fn without_choices(&self) -> Tuning {
+        Tuning { choices: BTreeMap::new(), ..self.clone() }
+    }
+
+    pub(crate) fn is_banned(&self, label: &str) -> bool {
+        self.banned.contains_key(label)
+    }
+
+    pub(crate) fn choice(&self, bucket: Bucket) -> Option<Choice> {
+        self.choices.get(&bucket).copied()
+    }
+}

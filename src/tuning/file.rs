@@ -1,0 +1,140 @@
+//! The file of a tuning: JSON, named after adapter and tier, and of use to no other program, adapter or driver than
+//! those that it was written for.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::{Bucket, Choice, Tuning};
+use crate::cache;
+use crate::device::DeviceInfo;
+use crate::dtype::WeightType;
+use crate::error::Error;
+use crate::shaders::{self, Tier, Variant};
+
+/// The largest file that is read: far more than all buckets there are.
+const MAX_BYTES: u64 = 4 << 20;
+
+#[derive(Serialize, Deserialize)]
+struct Content {
+    passed: Vec<String>,
+    banned: BTreeMap<String, String>,
+    choices: Vec<Row>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Row {
+    kernel: String,
+    weight: String,
+    rows: u32,
+    blocks: u32,
+    tier: String,
+    lanes: u32,
+}
+
+/// The file of this device in the cache's folder.
+pub(crate) fn path(folder: &Path, info: &DeviceInfo) -> PathBuf {
+    let name = info.name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|part| !part.is_empty());
+    let name = name.collect::<Vec<_>>().join("-").to_ascii_lowercase();
+    folder.join(format!("{}-{name}.{}.tuning.json", info.backend, info.tier))
+}
+
+/// What a tuning is bound to. The fingerprint stands for the shaders, which may change without the version.
+pub(super) fn identity(info: &DeviceInfo) -> Map<String, Value> {
+    let fields = [
+        ("format", json!(1)),
+        ("version", json!(env!("CARGO_PKG_VERSION"))),
+        ("shaders", json!(shaders::FINGERPRINT)),
+        ("adapter", json!(info.name)),
+        ("backend", json!(info.backend)),
+        ("driver", json!(info.driver)),
+        ("tier", json!(info.tier)),
+    ];
+    fields.into_iter().map(|(field, value)| (field.to_string(), value)).collect()
+}
+
+/// Reads a tuning back; `None` if there is no file.
+///
+/// # Errors
+/// A sentence on why the file is of no use.
+pub(super) fn read(path: &Path, info: &DeviceInfo) -> Result<Option<Tuning>, String> {
+    let size_bytes = match std::fs::metadata(path) {
+        // Whether something else than a folder stands in the way is seen when the file is written.
+        Err(_) => return Ok(None),
+        Ok(metadata) => metadata.len(),
+    };
+    if size_bytes > MAX_BYTES {
+        return Err(format!("it has {size_bytes} bytes, at most {MAX_BYTES} are expected"));
+    }
+    let bytes = std::fs::read(path).map_err(|e| e.to_string())?;
+    let value: Value = serde_json::from_slice(&bytes).map_err(|e| format!("it is no JSON: {e}"))?;
+    for (field, expected) in identity(info) {
+        let found = &value[&field];
+        if *found != expected {
+            return Err(format!("its {field} is {found}, here it is {expected}"));
+        }
+    }
+    let content: Content = serde_json::from_value(value).map_err(|e| e.to_string())?;
+    tuning(content).map(Some)
+}
+
+/// Writes a tuning.
+///
+/// # Errors
+/// [`Error::Io`] if the file cannot be written.
+pub(crate) fn write(path: &Path, info: &DeviceInfo, tuning: &Tuning) -> Result<(), Error> {
+    let row = |(bucket, choice): (Bucket, Choice)| Row {
+        kernel: bucket.kernel.into(),
+        weight: bucket.weight.name().into(),
+        rows: bucket.rows,
+        blocks: bucket.blocks,
+        tier: choice.tier.name().into(),
+        lanes: choice.lanes,
+    };
+    let content = Content {
+        passed: tuning.passed.iter().map(|label| label.to_string()).collect(),
+        banned: tuning.banned().map(|(label, found)| (label.to_string(), found.to_string())).collect(),
+        choices: tuning.choices().map(row).collect(),
+    };
+    let mut fields = identity(info);
+    if let Value::Object(content) = json!(content) {
+        fields.extend(content);
+    }
+    cache::write(path, format!("{:#}\n", Value::Object(fields)).as_bytes())
+}
+
+/// A file's content, each value of which must be one that could have been written.
+fn tuning(content: Content) -> Result<Tuning, String> {
+    let mut tuning = Tuning::default();
+    for label in content.passed {
+        tuning.passed.insert(variant(&label)?.label);
+    }
+    for (label, found) in content.banned {
+        let variant = variant(&label)?;
+        if variant.tier == Tier::Baseline {
+            return Err(format!("`{label}` is banned, which nothing could take the place of"));
+        }
+        tuning.banned.insert(variant.label, found);
+    }
+    for row in content.choices {
+        let kernel = shaders::ALL.iter().find(|kernel| kernel.name == row.kernel);
+        let weight = WeightType::ALL.into_iter().find(|weight| weight.name() == row.weight);
+        let tier = Tier::ALL.into_iter().find(|tier| tier.name() == row.tier);
+        let (Some(kernel), Some(weight), Some(tier)) = (kernel, weight, tier) else {
+            return Err(format!("nothing is known of {} {} in tier {}", row.kernel, row.weight, row.tier));
+        };
+        if !row.lanes.is_power_of_two() || row.lanes > 64 {
+            return Err(format!("lanes are {}, expected a power of two up to 64", row.lanes));
+        }
+        let bucket = Bucket { kernel: kernel.name, weight, rows: row.rows, blocks: row.blocks };
+        tuning.choose(bucket, Some(Choice { tier, lanes: row.lanes }));
+    }
+    Ok(tuning)
+}
+
+fn variant(label: &str) -> Result<&'static Variant, String> {
+    let mut all = shaders::ALL.iter().flat_map(|kernel| kernel.variants);
+    all.find(|variant| variant.label == label).ok_or_else(|| format!("there is no shader variant `{label}`"))
+}

@@ -1,0 +1,256 @@
+//! The tuner: measures the ways in which a device can take the matrix products of a model's decode pass, and chooses
+//! those that are clearly faster than the usual ones.
+
+use std::time::{Duration, Instant};
+
+use super::self_test::{compare, test};
+use super::{Bucket, Choice, Tuning};
+use crate::bench::Spread;
+use crate::bench::kernels::{input, matrix};
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::kernels::{
+    Linear, Norm, Qkv, RopeConfig, RopeScaling, RopeStyle, StepState, folds_norm, gate_up, is_sound, matvec,
+    rope_table, usual,
+};
+use crate::load::ModelFile;
+use crate::matrix::Matrix;
+use crate::model::Weights;
+use crate::recording::{Recorder, Recording, Workspace};
+use crate::shaders::{self, Kernel, Tier};
+use crate::tensor::{Role, Tensor};
+
+/// What one bucket may take, uploads and compilations included.
+const BUDGET: Duration = Duration::from_secs(2);
+
+/// Rounds in which all candidates take turns; the median counts.
+const ROUNDS: std::ops::Range<usize> = 5..16;
+
+/// Share of the time that a candidate must save to be preferred to a simpler one.
+const GAIN: f64 = 0.05;
+
+/// Weights of different copies of a matrix that are read in turn, so that caches hold no more than in a model.
+const COLD_BYTES: u64 = 32 << 20;
+const MAX_COPIES: u64 = 16;
+/// Rows beyond this much of a matrix are left out: what is measured is long enough.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// A choice and the time of a product with it.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Timed {
+    /// Name of the variant's tier.
+    pub tier: &'static str,
+    /// Invocations that share four rows.
+    pub lanes: u32,
+    /// Median.
+    pub seconds: f64,
+}
+
+/// What was measured for one bucket.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct TunedRow {
+    /// Kernel.
+    pub kernel: &'static str,
+    /// Weight type.
+    pub weight: &'static str,
+    /// Rows of the bucket.
+    pub rows: u32,
+    /// Blocks in a row of the bucket.
+    pub blocks: u32,
+    /// What is chosen without tuning.
+    pub usual: Timed,
+    /// What is chosen from now on: the usual one unless another is clearly faster.
+    pub best: Timed,
+    /// Candidates measured, the usual one included.
+    pub n_measured: usize,
+    /// Candidates there are; the rest did not fit the budget.
+    pub n_candidates: usize,
+}
+
+/// Measures the products of a model's decode pass on a device, by its clock if it has one, else by the host's. Returns
+/// the device's tuning with the choices that pay, and a row for each bucket. A candidate whose results are not those of
+/// the usual choice does not count. What opening the device left of the self-test comes first.
+///
+/// # Errors
+/// [`Error::Option`] for the CPU, which has nothing to choose among; [`Error::Config`] if the model lacks a weight;
+/// errors of [`Device::run`].
+pub async fn tune(device: &Device, model: &ModelFile) -> Result<(Tuning, Vec<TunedRow>), Error> {
+    if !device.is_gpu() {
+        return Err(Error::Option {
+            option: "device",
+            expected: "a GPU: the CPU has no variants to choose among".into(),
+            found: "cpu".into(),
+        });
+    }
+    let mut device = device.clone();
+    // What is banned stands in the tuning.
+    test(&mut device, Duration::MAX, &mut Vec::new()).await?;
+    let weights = Weights::declare(&device, &model.header.config, &model.header.catalog)?;
+    let mut tuning = device.tuning().clone();
+    let mut rows: Vec<TunedRow> = Vec::new();
+    let mut seen = Vec::new();
+    for (kernel, w) in weights.products() {
+        let bucket = Bucket::of(kernel, w);
+        if seen.contains(&bucket) {
+            continue;
+        }
+        seen.push(bucket);
+        let (row, best) = measure(&device, kernel, bucket, w).await?;
+        tuning.choose(bucket, best);
+        rows.push(row);
+        device.free_unused();
+    }
+    Ok((tuning, rows))
+}
+
+/// A way to take a product.
+struct Candidate {
+    choice: Choice,
+    device: Device,
+    recording: Recording,
+    result: (DType, Vec<u32>),
+    times: Vec<f64>,
+}
+
+impl Candidate {
+    async fn new(
+        untuned: &Device,
+        choice: Choice,
+        kernel: &'static Kernel,
+        copies: &[Matrix],
+    ) -> Result<Candidate, Error> {
+        let mut tuning = untuned.tuning().clone();
+        tuning.choose(Bucket::of(kernel, &copies[0]), Some(choice));
+        let device = untuned.with_tuning(tuning);
+        let (recording, y) = record(&device, kernel, copies)?;
+        device.run(&recording)?;
+        let result = (y.dtype(), device.read(&y).await?);
+        Ok(Candidate { choice, device, recording, result, times: Vec::new() })
+    }
+
+    /// Seconds of a run: by the device's clock if it has one.
+    async fn run(&self) -> Result<f64, Error> {
+        match self.device.run_profiled(&self.recording).await {
+            Ok(times) => Ok(times.iter().map(|(_, time)| time.as_secs_f64()).sum()),
+            Err(Error::Limit { .. }) => {
+                let start = Instant::now();
+                self.device.run(&self.recording)?;
+                self.device.drained().await?;
+                Ok(start.elapsed().as_secs_f64())
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Measures one bucket by the product with `w`; returns the choice that is to replace the usual one, if any is.
+async fn measure(
+    device: &Device,
+    kernel: &'static Kernel,
+    bucket: Bucket,
+    w: &Matrix,
+) -> Result<(TunedRow, Option<Choice>), Error> {
+    let start = Instant::now();
+    let size_bytes: u64 = w.tensors().map(Tensor::size_bytes).sum();
+    // Whole heads, and as many gates as ups.
+    let rows = (u64::from(w.rows()) * MAX_BYTES / size_bytes.max(MAX_BYTES)) as u32;
+    let rows = if rows < w.rows() { rows / 128 * 128 } else { rows };
+    let n_copies = (COLD_BYTES / size_bytes).clamp(1, MAX_COPIES);
+    let mut copies = Vec::new();
+    for _ in 0..n_copies {
+        copies.push(matrix(device, w.weight(), rows.max(1), w.cols())?);
+    }
+    let untuned = device.with_tuning(device.tuning().without_choices());
+    let choices = candidates(&untuned, kernel, w);
+
+    let mut measured: Vec<Candidate> = Vec::new();
+    let mut round = Duration::ZERO;
+    for &choice in &choices {
+        // What was begun must be brought to an end within the budget.
+        if !measured.is_empty() && start.elapsed() + round * ROUNDS.start as u32 >= BUDGET {
+            break;
+        }
+        let candidate = match Candidate::new(&untuned, choice, kernel, &copies).await {
+            Ok(candidate) => candidate,
+            // A compiler may refuse a variant, but not the usual one.
+            Err(error) if measured.is_empty() || matches!(error, Error::DeviceLost { .. }) => return Err(error),
+            Err(_) => continue,
+        };
+        if measured.iter().take(1).all(|usual| compare(&candidate.result, &usual.result).is_ok()) {
+            let warm = Instant::now();
+            candidate.run().await?;
+            round += warm.elapsed();
+            measured.push(candidate);
+        }
+    }
+    for i in 0..ROUNDS.end {
+        if i >= ROUNDS.start && start.elapsed() >= BUDGET {
+            break;
+        }
+        for candidate in &mut measured {
+            let seconds = candidate.run().await? / n_copies as f64;
+            candidate.times.push(seconds);
+        }
+    }
+    let medians: Vec<f64> = measured.iter_mut().map(|c| Spread::of(std::mem::take(&mut c.times)).median).collect();
+    // The simpler ones come first, so each must clearly beat the best before it.
+    let best = (1..medians.len()).fold(0, |best, i| if medians[i] < (1.0 - GAIN) * medians[best] { i } else { best });
+    let timed = |i: usize| {
+        let Choice { tier, lanes } = measured[i].choice;
+        Timed { tier: tier.name(), lanes, seconds: medians[i] }
+    };
+    let row = TunedRow {
+        kernel: bucket.kernel,
+        weight: bucket.weight.name(),
+        rows: bucket.rows,
+        blocks: bucket.blocks,
+        usual: timed(0),
+        best: timed(best),
+        n_measured: measured.len(),
+        n_candidates: choices.len(),
+    };
+    Ok((row, (best > 0).then(|| measured[best].choice)))
+}
+
+/// The usual choice, then all others that the device has, by how simple they are: without barriers, with barriers, with
+/// subgroups. Half precision is not among them: it would change results.
+fn candidates(device: &Device, kernel: &Kernel, w: &Matrix) -> Vec<Choice> {
+    let usual = usual(device, kernel, w);
+    let shared = |tier| (0..=6).map(move |log| Choice { tier, lanes: 1 << log });
+    let useful = |choice: &Choice| choice.lanes <= w.blocks().next_power_of_two();
+    let all = [Choice { tier: Tier::Scalar, lanes: 1 }]
+        .into_iter()
+        .chain(shared(Tier::Baseline))
+        .chain(shared(Tier::Subgroups))
+        .filter(|choice| *choice != usual && useful(choice) && is_sound(device, kernel, w, *choice));
+    std::iter::once(usual).chain(all).collect()
+}
+
+/// The product of one token with each of the matrices, as in a decode pass; returns the output of the last one.
+fn record(device: &Device, kernel: &'static Kernel, copies: &[Matrix]) -> Result<(Recording, Tensor), Error> {
+    let mut rec = Recorder::new(device);
+    let (rows, cols) = (copies[0].rows(), copies[0].cols());
+    let (x, vector) = (input(&rec, &[1, cols])?, input(&rec, &[cols])?);
+    let norm = folds_norm(&rec, &x, false).then_some(Norm { weight: &vector, eps: 1e-5 });
+    let width = if kernel.name == shaders::GATE_UP.name { rows / 2 } else { rows };
+    let y = Tensor::declare("y", Role::Activations, &[1, width], DType::F32)?;
+    // All rows as queries: what becomes of a row's sum takes no time.
+    let head_dim = 1 << rows.trailing_zeros().min(6);
+    let rope = RopeConfig { rot_dims: head_dim, theta: 1e4, style: RopeStyle::Interleaved, scaling: RopeScaling::None };
+    let state = StepState::declare()?;
+    state.set(device, 0, 1)?;
+    for w in copies {
+        match kernel.name {
+            "qkv" => {
+                let table = device.upload("table", &[1, head_dim / 2, 2], &rope_table(&rope, 1))?;
+                let cache = || Tensor::declare("cache", Role::Activations, &[1, 1, head_dim], DType::F32);
+                let qkv = Qkv { w, bias: None, norm, first_head: 0, rope: &rope, table: &table };
+                qkv.record(&mut rec, &state, &x, &y, &cache()?, &cache()?)?;
+            }
+            "gate_up" => gate_up(&mut rec, w, norm, &x, &y)?,
+            _ => matvec(&mut rec, &Linear::new(w), &x, &y)?,
+        }
+    }
+    Ok((rec.finish(&mut Workspace::default()), y))
+}

@@ -1,0 +1,296 @@
+//! The self-test and the tuner: what is found is kept, what is kept is not trusted, and what fails is not used.
+#![cfg(not(target_arch = "wasm32"))]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use common::block_on;
+use serde_json::Value;
+use tilewright::kernels::{self, rms_norm};
+use tilewright::load::ModelFile;
+use tilewright::tuning::{Bucket, Choice, tune};
+use tilewright::{
+    Device, DeviceChoice, Error, GenerateOptions, Matrix, Model, Recorder, Tier, Tuning, WeightType, Workspace, shaders,
+};
+
+/// An empty folder of a test's own.
+fn folder(name: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("tuning").join(name);
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn open(folder: &Path) -> Option<Device> {
+    common::gpu_from(block_on(Device::open_in(&DeviceChoice::Gpu, None, Some(folder))))
+}
+
+/// Opens a device until the self-test has nothing left to do: each time it does what 200 ms allow.
+fn settle(open: impl Fn() -> Option<Device>) -> Option<Device> {
+    for _ in 0..200 {
+        let device = open()?;
+        if device.counters() == Default::default() {
+            return Some(device);
+        }
+    }
+    panic!("the self-test never ends")
+}
+
+fn tilewright(folder: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+    command.args(args).env("TILEWRIGHT_CACHE_DIR", folder).env_remove("TILEWRIGHT_DEVICE").output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn tokens(device: &Device, n: usize) -> Vec<u32> {
+    let model = Model::builtin(device).unwrap();
+    let mut session = model.session().unwrap();
+    let options = GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(n) };
+    let mut generation = session.generate("Once upon a time", &options).unwrap();
+    let mut ids = Vec::new();
+    while let Some(piece) = block_on(generation.next()) {
+        ids.push(piece.unwrap().id);
+    }
+    ids
+}
+
+/// A choice that no heuristic makes.
+const ODD: Choice = Choice { tier: Tier::Baseline, lanes: 2 };
+
+fn odd_tuning(device: &Device) -> Tuning {
+    let mut tuning = device.tuning().clone();
+    tuning.choose(Bucket { kernel: "matvec", weight: WeightType::Q8_0, rows: 128, blocks: 4 }, Some(ODD));
+    tuning
+}
+
+#[test]
+fn what_is_found_is_kept() {
+    let folder = folder("kept");
+    let Some(first) = open(&folder) else { return };
+    assert!(first.counters().dispatches > 0, "no self-test ran");
+    let settled = settle(|| open(&folder)).unwrap();
+    assert!(settled.info().notices.is_empty(), "{:?}", settled.info().notices);
+    assert!(settled.tuning().n_passed() > first.tuning().n_passed().max(50), "{:?}", settled.tuning());
+    assert_eq!(settled.tuning().banned().count(), 0);
+    assert_eq!((settled.counters().dispatches, settled.counters().pipelines_created), (0, 0));
+
+    let tuned = settled.with_tuning(odd_tuning(&settled));
+    tuned.save_tuning().unwrap();
+    let again = open(&folder).unwrap();
+    assert_eq!(again.tuning(), tuned.tuning());
+    assert_eq!(again.tuning().choices().map(|(_, choice)| choice).collect::<Vec<_>>(), [ODD]);
+    assert_eq!(again.counters(), Default::default());
+    let files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(files, [again.tuning_file().unwrap()], "nothing else is left behind");
+}
+
+#[test]
+fn a_choice_is_followed_where_it_can_be() {
+    let Some(device) = common::gpu(Some(Tier::Baseline)) else { return };
+    let label = |device: &Device| {
+        let w = Matrix::declare(device, "w", WeightType::Q8_0, 100, 128).unwrap();
+        let x = device.upload("x", &[1, 128], &[0f32; 128]).unwrap();
+        let y = device.upload("y", &[1, 100], &[0f32; 100]).unwrap();
+        let mut rec = Recorder::new(device);
+        kernels::matvec(&mut rec, &kernels::Linear::new(&w), &x, &y).unwrap();
+        rec.finish(&mut Workspace::default()).labels().next().unwrap()
+    };
+    let with = |tier, lanes| {
+        let mut tuning = device.tuning().clone();
+        let bucket = Bucket { kernel: "matvec", weight: WeightType::Q8_0, rows: 128, blocks: 4 };
+        tuning.choose(bucket, Some(Choice { tier, lanes }));
+        device.with_tuning(tuning)
+    };
+    assert_eq!(label(&device), "matvec.Q8_0.t0");
+    assert_eq!(label(&with(Tier::Scalar, 1)), "matvec.Q8_0.scalar");
+    // What a device does not have, and what no kernel can do.
+    for (tier, lanes) in [(Tier::Subgroups, 4), (Tier::F16, 4), (Tier::Scalar, 2), (Tier::Baseline, 3)] {
+        assert_eq!(label(&with(tier, lanes)), "matvec.Q8_0.t0", "{tier:?} {lanes}");
+    }
+}
+
+#[test]
+fn a_file_that_is_of_no_use_is_ignored_with_a_notice() {
+    let folder = folder("useless");
+    let Some(device) = settle(|| open(&folder)) else { return };
+    let path = device.tuning_file().unwrap().to_path_buf();
+    device.with_tuning(odd_tuning(&device)).save_tuning().unwrap();
+    let good = std::fs::read_to_string(&path).unwrap();
+    let value: Value = serde_json::from_str(&good).unwrap();
+    let with = |field: &str, content: Value| {
+        let mut value = value.clone();
+        value[field] = content;
+        value.to_string()
+    };
+    let mut lanes = value.clone();
+    lanes["choices"][0]["lanes"] = 3.into();
+    let mut kernel = value.clone();
+    kernel["choices"][0]["kernel"] = "matmat".into();
+    let cases = [
+        ("empty", String::new(), "no JSON"),
+        ("text", "not a tuning".into(), "no JSON"),
+        ("cut", good[..good.len() / 2].into(), "no JSON"),
+        ("another value", "[1, 2]".into(), "format"),
+        ("deep", "[".repeat(100_000), "no JSON"),
+        ("format", with("format", 2.into()), "format is 2"),
+        ("driver", with("driver", "another driver 1.0".into()), "another driver 1.0"),
+        ("adapter", with("adapter", "another adapter".into()), "another adapter"),
+        ("version", with("version", "0.0.9".into()), "0.0.9"),
+        ("shaders", with("shaders", "0".into()), "shaders"),
+        ("no choices", with("choices", Value::Null), "null"),
+        ("lanes", lanes.to_string(), "lanes are 3"),
+        ("kernel", kernel.to_string(), "matmat"),
+        ("label", with("passed", serde_json::json!(["no.such.variant"])), "no.such.variant"),
+        ("baseline", with("banned", serde_json::json!({ "rms_norm.t0": "" })), "rms_norm.t0"),
+        ("large", " ".repeat(5 << 20), "bytes"),
+    ];
+    for (what, content, expected) in cases {
+        std::fs::write(&path, content).unwrap();
+        let device = open(&folder).unwrap();
+        let notices = &device.info().notices;
+        assert_eq!(notices.len(), 1, "{what}: {notices:?}");
+        assert!(notices[0].contains("is ignored") && notices[0].contains(expected), "{what}: {}", notices[0]);
+        assert_eq!((device.tuning().choices().count(), device.tuning().banned().count()), (0, 0), "{what}");
+        assert!(device.counters().dispatches > 0, "{what}: the self-test starts anew");
+        assert!(open(&folder).unwrap().info().notices.is_empty(), "{what}: the file was written anew");
+    }
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_a_notice() {
+    let blocker = folder("blocked").join("file");
+    std::fs::write(&blocker, "").unwrap();
+    let Some(device) = open(&blocker.join("folder")) else { return };
+    let notices = &device.info().notices;
+    assert!(notices.len() == 1 && notices[0].contains("was not saved"), "{notices:?}");
+    assert!(device.tuning().n_passed() > 0);
+    assert!(matches!(device.save_tuning(), Err(Error::Io { .. })));
+
+    let output = tilewright(&blocker.join("folder"), &["info", "--device", "gpu"]);
+    let message = text(&output.stderr);
+    assert!(output.status.success() && message.matches("notice: ").count() == 1, "{message}");
+}
+
+#[test]
+fn a_variant_that_computes_wrongly_is_banned_and_replaced() {
+    let Some(device) = common::gpu(None) else { return };
+    let tier = device.tier();
+    let want = tokens(&device, 24);
+    for (kernel, weight) in [
+        ("rms_norm", None),
+        ("attention_decode", None),
+        ("attention_prefill", None),
+        ("matvec", Some(WeightType::Q8_0)),
+        ("qkv", Some(WeightType::Q8_0)),
+        ("matmul", Some(WeightType::Q8_0)),
+    ] {
+        let kernel = shaders::ALL.iter().find(|k| k.name == kernel).unwrap();
+        let variant = kernel.variant(weight, tier).unwrap();
+        if variant.tier == Tier::Baseline {
+            println!("skipped: `{}` has one variant in tier {}", kernel.name, tier.name());
+            continue;
+        }
+        let folder = folder(variant.label);
+        let broken = || {
+            let opened = block_on(Device::open_broken(&DeviceChoice::Gpu, None, &folder, variant.label));
+            let device = common::gpu_from(opened)?;
+            for notice in &device.info().notices {
+                assert!(notice.contains(variant.label), "{notice}");
+            }
+            Some(device)
+        };
+        let device = settle(broken).unwrap();
+        let banned: Vec<&str> = device.tuning().banned().map(|(label, _)| label).collect();
+        assert_eq!(banned, [variant.label]);
+        assert_eq!(tokens(&device, 24), want, "without {}", variant.label);
+
+        // The ban is kept, and reported.
+        assert_eq!(open(&folder).unwrap().tuning(), device.tuning());
+        let json = tilewright(&folder, &["info", "--device", "gpu", "--json"]);
+        let value: Value = serde_json::from_slice(&json.stdout).unwrap();
+        assert_eq!(value["tuning"]["banned"][0]["variant"], variant.label, "{value}");
+        assert_eq!(value["tuning"]["file"], device.tuning_file().unwrap().to_str().unwrap());
+        let table = text(&tilewright(&folder, &["info", "--device", "gpu"]).stdout);
+        assert!(table.contains("1 banned") && table.contains(variant.label), "{table}");
+    }
+}
+
+#[test]
+fn a_baseline_variant_that_computes_wrongly_is_an_error() {
+    if common::gpu(None).is_none() {
+        return;
+    }
+    let folder = folder("baseline");
+    let opened = Device::open_broken(&DeviceChoice::Gpu, Some(Tier::Baseline), &folder, "rms_norm.t0");
+    let error = block_on(opened).expect_err("the device opened").to_string();
+    assert!(error.contains("rms_norm.t0") && error.contains("nothing could take its place"), "{error}");
+}
+
+#[test]
+fn devices_without_a_folder_share_what_was_found() {
+    if settle(|| common::gpu(None)).is_none() {
+        return;
+    }
+    let device = common::gpu(None).unwrap();
+    assert_eq!((device.counters(), device.tuning_file()), (Default::default(), None));
+    device.save_tuning().unwrap();
+    // Another variant of the norm may be used, but its result is the same.
+    let x = device.upload("x", &[1, 4], &[1f32, 2.0, 3.0, 4.0]).unwrap();
+    let y = device.upload("y", &[1, 4], &[0f32; 4]).unwrap();
+    let mut rec = Recorder::new(&device);
+    rms_norm(&mut rec, &x, &device.upload("w", &[4], &[1f32; 4]).unwrap(), &y, 0.0).unwrap();
+    device.run(&rec.finish(&mut Workspace::default())).unwrap();
+    let y: Vec<f32> = block_on(device.read(&y)).unwrap();
+    assert!((y[3] - 4.0 / 7.5f32.sqrt()).abs() < 1e-6, "{y:?}");
+}
+
+#[test]
+fn tuning_is_fast_kept_and_changes_no_token() {
+    let folder = folder("tuned");
+    let Some(device) = open(&folder) else { return };
+    let want = tokens(&device, 64);
+    let output = tilewright(&folder, &["tune", "--device", "gpu", "--json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = value["rows"].as_array().unwrap();
+    for kernel in ["matvec", "qkv", "gate_up"] {
+        assert!(rows.iter().any(|row| row["kernel"] == kernel), "{kernel} is missing in {value}");
+    }
+    let same =
+        |row: &Value| row["usual"]["tier"] == row["best"]["tier"] && row["usual"]["lanes"] == row["best"]["lanes"];
+    for row in rows {
+        let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("a number is missing in {row}"));
+        let [usual, best] = ["usual", "best"].map(|which| number(&row[which]["seconds"]));
+        assert!(best > 0.0 && (same(row) || best <= 0.95 * usual), "{row}");
+        assert!((1.0..=number(&row["n_candidates"])).contains(&number(&row["n_measured"])), "{row}");
+    }
+    let tuned = open(&folder).unwrap();
+    assert_eq!(tuned.counters(), Default::default(), "tuning ends the self-test");
+    assert_eq!(tuned.tuning().choices().count(), rows.iter().filter(|row| !same(row)).count());
+    assert_eq!(tokens(&tuned, 64), want);
+    println!("{} of {} buckets have another choice", tuned.tuning().choices().count(), rows.len());
+
+    // So do choices that no tuner would make.
+    for lanes in [1, 8, 64] {
+        let mut tuning = device.tuning().clone();
+        for kernel in ["matvec", "qkv", "gate_up"] {
+            for (rows, blocks) in (0..12).flat_map(|r| (0..6).map(move |b| (1 << r, 1 << b))) {
+                let bucket = Bucket { kernel, weight: WeightType::Q8_0, rows, blocks };
+                tuning.choose(bucket, Some(Choice { tier: Tier::Baseline, lanes }));
+            }
+        }
+        assert_eq!(tokens(&device.with_tuning(tuning), 64), want, "{lanes} lanes");
+    }
+}
+
+#[test]
+fn the_cpu_has_nothing_to_tune() {
+    let model = ModelFile::builtin().unwrap();
+    assert!(matches!(block_on(tune(&Device::cpu(), &model)), Err(Error::Option { option: "device", .. })));
+    assert_eq!(*Device::cpu().tuning(), Tuning::default());
+}
