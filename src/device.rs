@@ -552,7 +552,6 @@ impl Device {
     }
 
     /// Frees buffers that are kept for later use.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn free_unused(&self) {
         if let Executor::Gpu(gpu) = &*self.0.executor {
             gpu.free_unused();

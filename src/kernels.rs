@@ -37,7 +37,6 @@ pub(crate) use attention::AttentionParams;
 pub(crate) use embed::EmbedParams;
 pub(crate) use gate_up::GateUpParams;
 pub(crate) use linear::{ACCUMULATE, BIAS, LinearParams, NORM, PlainParams, fold_norm, folds_norm, suits_few};
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use linear::{is_sound, usual};
 pub(crate) use norm::NormParams;
 pub(crate) use probe::ProbeReadParams;

@@ -1,23 +1,24 @@
 //! What is known of an adapter and its driver beyond features and limits: shader variants that compute wrongly on it,
-//! and choices of variants that were measured to be faster than the usual ones. Natively both are kept in a file.
+//! and choices of variants that were measured to be faster than the usual ones. Natively both are kept in a file, in a
+//! browser by the page.
 
-#[cfg(not(target_arch = "wasm32"))]
 mod file;
-#[cfg(not(target_arch = "wasm32"))]
 mod measure;
 #[cfg(not(target_arch = "wasm32"))]
 mod self_test;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::dtype::WeightType;
+use crate::dtype::{DType, WeightType};
 use crate::matrix::Matrix;
 use crate::shaders::{Kernel, Tier};
 
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use file::write;
 #[cfg(not(target_arch = "wasm32"))]
-pub use measure::{Timed, TunedRow, tune};
+pub use measure::tune;
+pub(crate) use measure::tune_products;
+pub use measure::{Timed, TunedRow};
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use self_test::examine;
 
@@ -85,7 +86,6 @@ impl Tuning {
     }
 
     /// What is banned alone.
-    #[cfg(not(target_arch = "wasm32"))]
     fn without_choices(&self) -> Tuning {
         Tuning { choices: BTreeMap::new(), ..self.clone() }
     }
@@ -97,4 +97,22 @@ impl Tuning {
     pub(crate) fn choice(&self, bucket: Bucket) -> Option<Choice> {
         self.choices.get(&bucket).copied()
     }
+}
+
+/// Says how outputs of the same kernels differ, if they do.
+fn compare((dtype, got): &(DType, Vec<u32>), (_, want): &(DType, Vec<u32>)) -> Result<(), String> {
+    /// Largest normalised mean squared error; products that are staged in half precision reach 2e-7.
+    const MAX_NMSE: f64 = 1e-6;
+    if *dtype == DType::U32 {
+        let differs = got.iter().zip(want).find(|(got, want)| got != want);
+        return differs.map_or(Ok(()), |(got, want)| Err(format!("it gave {got} for {want}")));
+    }
+    let (mut noise, mut power) = (0.0, 0.0);
+    for (&got, &want) in got.iter().zip(want) {
+        let [got, want] = [got, want].map(|bits| f64::from(f32::from_bits(bits)));
+        noise += (got - want).powi(2);
+        power += want.powi(2);
+    }
+    // Written so that a NaN fails.
+    if noise <= MAX_NMSE * power { Ok(()) } else { Err(format!("its error is {:.1e} of the result", noise / power)) }
 }

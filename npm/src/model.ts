@@ -52,12 +52,13 @@ export class Model {
   }
 
   static async #load(source: SourceSpec, options: LoadOptions): Promise<Model> {
-    const { signal, onProgress, onNotice, device = "auto", tier, cache = true, contextLength, memoryLimit, subgroups = true } = options;
+    const { signal, onProgress, onNotice, device = "auto", tier, cache = true, tune = false, contextLength, memoryLimit, subgroups = true } = options;
     signal?.throwIfAborted();
     const request: LoadRequest = {
       source,
       device: { choice: device, subgroups, ...(tier === undefined ? {} : { tier }) },
       cache,
+      tune,
       ...(contextLength === undefined ? {} : { contextLength }),
       ...(memoryLimit === undefined ? {} : { memoryLimit }),
     };

@@ -31,6 +31,8 @@ export interface LoadRequest {
   source: SourceSpec;
   device: DeviceRequest;
   cache: boolean;
+  /** Whether to measure the model's products on the device. */
+  tune: boolean;
   contextLength?: number;
   memoryLimit?: number;
 }

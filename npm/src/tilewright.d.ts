@@ -31,6 +31,9 @@ export class Loader {
   want(): { file: number; offset: number } | undefined;
   push(bytes: Uint8Array): Promise<void>;
   end(): void;
+  /** Makes the model follow what `tune` returned; returns why that is of no use, if so. */
+  useTuning(text: string): string | undefined;
+  tune(): Promise<string>;
   finish(): Promise<Model>;
   free(): void;
 }

@@ -40,6 +40,11 @@ export interface LoadOptions {
    * there nothing is kept, and paths are read from the disk.
    */
   cache?: boolean;
+  /**
+   * Whether to measure for two seconds how the GPU takes this model's matrices best. What is found changes no result and is kept in
+   * the browser; later loads follow it without measuring. Default `false`.
+   */
+  tune?: boolean;
   /** Tokens that the context holds. Default: what the model was trained for, at most 4096. */
   contextLength?: number;
   /** Bytes that weights, cache and activations may take together. Default: what the device allows. */
@@ -78,7 +83,9 @@ export type NoticeCode =
   /** The server's file is another than the kept one; it is downloaded anew. */
   | "cache_outdated"
   /** A connection broke and was opened again. */
-  | "reconnected";
+  | "reconnected"
+  /** What was measured with `tune` could not be kept, or was of another version and is not used. */
+  | "tuning_ignored";
 
 /** Something that was decided on the way and is no error. */
 export interface Notice {

@@ -6,6 +6,7 @@ import { importHidden, isNode } from "./platform.js";
 import type { CallName, Calls, DeviceRequest, FromWorker, LoadRequest, Prompt, ToWorker } from "./protocol.js";
 import { isUseless, openFiles, type ModelFile } from "./source.js";
 import { openStore, type Store } from "./store.js";
+import { readTuning, tuningKey, writeTuning } from "./tuning.js";
 import init, { Device, Loader, Sha256, type Adapter, type EngineOptions, type Model, type Session } from "./tilewright.js";
 import type { AvailableDevice, DeviceInfo, GenerateResult, MemoryInfo, ModelInfo, NoticeCode, Progress } from "./types.js";
 
@@ -158,6 +159,9 @@ async function loadOnto(device: Device, request: LoadRequest, { signal, emit }: 
     loader = new Loader(device, files.map(describe), limitsOf(request));
     await feed(loader, files, meter, signal);
     meter.report("prepare", true);
+    if (device.isGpu()) {
+      await tune(loader, device.info(), request.tune);
+    }
     const finishing = loader;
     // From here on the loader belongs to the engine, also when it fails.
     loader = undefined;
@@ -172,6 +176,24 @@ async function loadOnto(device: Device, request: LoadRequest, { signal, emit }: 
   } finally {
     loader?.free();
     await Promise.all(files.map((file) => file.close(useless)));
+  }
+}
+
+/** Makes a model follow what was measured on this device, now or in an earlier visit. */
+async function tune(loader: Loader, { name, tier }: DeviceInfo, anew: boolean): Promise<void> {
+  const key = tuningKey(name, tier);
+  const kept = await readTuning(key);
+  const why = kept === undefined ? undefined : loader.useTuning(kept);
+  if (why !== undefined) {
+    notify("tuning_ignored", `what was measured on ${name} before is not used: ${why}`);
+  }
+  if (anew) {
+    const tuned = await loader.tune();
+    try {
+      await writeTuning(key, tuned);
+    } catch (error) {
+      notify("tuning_ignored", `what was measured on ${name} is not kept for the next time: ${messageOf(error)}`);
+    }
   }
 }
 

@@ -1,10 +1,13 @@
 //! Loading a model from bytes that arrive piece by piece, as they do over a network.
 
+use std::time::Duration;
+
 use super::Model;
 use super::model::Loading;
 use crate::device::Device;
 use crate::error::Error;
 use crate::load::{FileName, Head, HeaderReader};
+use crate::tuning::{TunedRow, Tuning, tune_products};
 
 /// Feeds a model's files into a device while they arrive; no more of them is kept than headers and a row.
 ///
@@ -105,6 +108,34 @@ impl Loader {
         }
     }
 
+    /// The device, with its tuning.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Makes the model follow another tuning of the device.
+    pub fn set_tuning(&mut self, tuning: Tuning) {
+        self.device = self.device.with_tuning(tuning);
+    }
+
+    /// Measures the ways in which the device can take the model's products for two seconds in all, and makes the model
+    /// follow the fastest; what is measured is as in [`crate::tuning`]. Does nothing on the CPU, and before the headers are
+    /// read.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub async fn tune(&mut self) -> Result<Vec<TunedRow>, Error> {
+        const BUDGET: Duration = Duration::from_secs(2);
+        let Stage::Weights(weights) = &self.stage else { return Ok(Vec::new()) };
+        if !self.device.is_gpu() {
+            return Ok(Vec::new());
+        }
+        let (tuning, rows) =
+            tune_products(&self.device, weights.loading.weights(), |n_buckets| BUDGET / n_buckets.max(1)).await?;
+        self.set_tuning(tuning);
+        Ok(rows)
+    }
+
     /// The model, once nothing more is wanted.
     ///
     /// # Errors
@@ -120,7 +151,7 @@ impl Loader {
                 });
             }
         };
-        let model = weights.loading.finish()?;
+        let model = weights.loading.finish(&self.device)?;
         self.device.drained().await?;
         Ok(model)
     }

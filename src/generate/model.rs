@@ -104,7 +104,7 @@ impl Model {
             let (done, total) = loading.feed.progress();
             progress(done, total);
         }
-        loading.finish()
+        loading.finish(device)
     }
 
     /// Memory that a file's weights and one session would take on a device; nothing is allocated.
@@ -234,7 +234,6 @@ impl Model {
 
 /// A model that is declared on a device and waits for its weights.
 pub(super) struct Loading {
-    device: Device,
     name: String,
     tokenizer: Result<Tokenizer, Error>,
     chat_template: Option<String>,
@@ -266,13 +265,18 @@ impl Loading {
         }
         let feed = Feed::new(&catalog, &llama.weights);
         let block_types = catalog.block_types();
-        let device = device.clone();
-        Ok(Loading { device, name, tokenizer, chat_template, block_types, llama, rope, plan, feed })
+        Ok(Loading { name, tokenizer, chat_template, block_types, llama, rope, plan, feed })
     }
 
-    /// The model, once the feed wants nothing more.
-    pub fn finish(self) -> Result<Model, Error> {
-        let Loading { device, name, tokenizer, chat_template, block_types, llama, rope, plan, .. } = self;
+    /// Weights, whether they have come or not.
+    pub fn weights(&self) -> &Weights {
+        &self.llama.weights
+    }
+
+    /// The model, once the feed wants nothing more. Its sessions follow the device's tuning.
+    pub fn finish(self, device: &Device) -> Result<Model, Error> {
+        let Loading { name, tokenizer, chat_template, block_types, llama, rope, plan, .. } = self;
+        let device = device.clone();
         upload_rope(&device, &llama.config, &rope)?;
         let encodings = match tokenizer {
             Ok(tokenizer) => Ok(EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE)),

@@ -59,7 +59,6 @@ impl BufferPool {
     }
 
     /// Frees all buffers that nothing uses.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn clear(&self) {
         *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = Idle::default();
     }

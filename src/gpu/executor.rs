@@ -182,7 +182,6 @@ impl Gpu {
     }
 
     /// Frees the buffers that the pool keeps.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn free_unused(&self) {
         self.pool.clear();
     }

@@ -7,7 +7,6 @@ use crate::kernels::{Linear, Norm, fold_norm, rope_table};
 use crate::matrix::Matrix;
 use crate::model::ModelConfig;
 use crate::recording::Recorder;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::shaders::{self, Kernel};
 use crate::tensor::{Role, Tensor};
 
@@ -279,7 +278,6 @@ impl Weights {
     }
 
     /// The matrices of a decode pass, each with the kernel that takes it.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn products(&self) -> impl Iterator<Item = (&'static Kernel, &Matrix)> {
         fn of_stack<'a>(
             kernel: &'static Kernel,

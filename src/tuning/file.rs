@@ -1,20 +1,24 @@
-//! The file of a tuning: JSON, named after adapter and tier, and of use to no other program, adapter or driver than
-//! those that it was written for.
+//! The text of a tuning: JSON, of use to no other program, adapter or driver than those that it was written for.
+//! Natively it is a file, named after adapter and tier.
 
 use std::collections::BTreeMap;
+#[cfg(not(target_arch = "wasm32"))]
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{Bucket, Choice, Tuning};
+#[cfg(not(target_arch = "wasm32"))]
 use crate::cache;
 use crate::device::DeviceInfo;
 use crate::dtype::WeightType;
+#[cfg(not(target_arch = "wasm32"))]
 use crate::error::Error;
 use crate::shaders::{self, Tier, Variant};
 
 /// The largest file that is read: far more than all buckets there are.
+#[cfg(not(target_arch = "wasm32"))]
 const MAX_BYTES: u64 = 4 << 20;
 
 #[derive(Serialize, Deserialize)]
@@ -35,6 +39,7 @@ struct Row {
 }
 
 /// The file of this device in the cache's folder.
+#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn path(folder: &Path, info: &DeviceInfo) -> PathBuf {
     let name = info.name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|part| !part.is_empty());
     let name = name.collect::<Vec<_>>().join("-").to_ascii_lowercase();
@@ -59,6 +64,7 @@ pub(super) fn identity(info: &DeviceInfo) -> Map<String, Value> {
 ///
 /// # Errors
 /// A sentence on why the file is of no use.
+#[cfg(not(target_arch = "wasm32"))]
 pub(super) fn read(path: &Path, info: &DeviceInfo) -> Result<Option<Tuning>, String> {
     let size_bytes = match std::fs::metadata(path) {
         // Whether something else than a folder stands in the way is seen when the file is written.
@@ -69,43 +75,59 @@ pub(super) fn read(path: &Path, info: &DeviceInfo) -> Result<Option<Tuning>, Str
         return Err(format!("it has {size_bytes} bytes, at most {MAX_BYTES} are expected"));
     }
     let bytes = std::fs::read(path).map_err(|e| e.to_string())?;
-    let value: Value = serde_json::from_slice(&bytes).map_err(|e| format!("it is no JSON: {e}"))?;
-    for (field, expected) in identity(info) {
-        let found = &value[&field];
-        if *found != expected {
-            return Err(format!("its {field} is {found}, here it is {expected}"));
-        }
-    }
-    let content: Content = serde_json::from_value(value).map_err(|e| e.to_string())?;
-    tuning(content).map(Some)
+    Tuning::parse(&bytes, info).map(Some)
 }
 
 /// Writes a tuning.
 ///
 /// # Errors
 /// [`Error::Io`] if the file cannot be written.
+#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn write(path: &Path, info: &DeviceInfo, tuning: &Tuning) -> Result<(), Error> {
-    let row = |(bucket, choice): (Bucket, Choice)| Row {
-        kernel: bucket.kernel.into(),
-        weight: bucket.weight.name().into(),
-        rows: bucket.rows,
-        blocks: bucket.blocks,
-        tier: choice.tier.name().into(),
-        lanes: choice.lanes,
-    };
-    let content = Content {
-        passed: tuning.passed.iter().map(|label| label.to_string()).collect(),
-        banned: tuning.banned().map(|(label, found)| (label.to_string(), found.to_string())).collect(),
-        choices: tuning.choices().map(row).collect(),
-    };
-    let mut fields = identity(info);
-    if let Value::Object(content) = json!(content) {
-        fields.extend(content);
-    }
-    cache::write(path, format!("{:#}\n", Value::Object(fields)).as_bytes())
+    cache::write(path, tuning.text(info).as_bytes())
 }
 
-/// A file's content, each value of which must be one that could have been written.
+impl Tuning {
+    /// The tuning of a device as JSON.
+    pub(crate) fn text(&self, info: &DeviceInfo) -> String {
+        let row = |(bucket, choice): (Bucket, Choice)| Row {
+            kernel: bucket.kernel.into(),
+            weight: bucket.weight.name().into(),
+            rows: bucket.rows,
+            blocks: bucket.blocks,
+            tier: choice.tier.name().into(),
+            lanes: choice.lanes,
+        };
+        let content = Content {
+            passed: self.passed.iter().map(|label| label.to_string()).collect(),
+            banned: self.banned().map(|(label, found)| (label.to_string(), found.to_string())).collect(),
+            choices: self.choices().map(row).collect(),
+        };
+        let mut fields = identity(info);
+        if let Value::Object(content) = json!(content) {
+            fields.extend(content);
+        }
+        format!("{:#}\n", Value::Object(fields))
+    }
+
+    /// What [`Tuning::text`] wrote for this device.
+    ///
+    /// # Errors
+    /// A sentence on why the text is of no use.
+    pub(crate) fn parse(text: &[u8], info: &DeviceInfo) -> Result<Tuning, String> {
+        let value: Value = serde_json::from_slice(text).map_err(|e| format!("it is no JSON: {e}"))?;
+        for (field, expected) in identity(info) {
+            let found = &value[&field];
+            if *found != expected {
+                return Err(format!("its {field} is {found}, here it is {expected}"));
+            }
+        }
+        let content: Content = serde_json::from_value(value).map_err(|e| e.to_string())?;
+        tuning(content)
+    }
+}
+
+/// A text's content, each value of which must be one that could have been written.
 fn tuning(content: Content) -> Result<Tuning, String> {
     let mut tuning = Tuning::default();
     for label in content.passed {

@@ -1,10 +1,11 @@
 //! The tuner: measures the ways in which a device can take the matrix products of a model's decode pass, and chooses
 //! those that are clearly faster than the usual ones.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::self_test::{compare, test};
-use super::{Bucket, Choice, Tuning};
+use web_time::Instant;
+
+use super::{Bucket, Choice, Tuning, compare};
 use crate::bench::Spread;
 use crate::bench::kernels::{input, matrix};
 use crate::device::Device;
@@ -14,6 +15,7 @@ use crate::kernels::{
     Linear, Norm, Qkv, RopeConfig, RopeScaling, RopeStyle, StepState, folds_norm, gate_up, is_sound, matvec,
     rope_table, usual,
 };
+#[cfg(not(target_arch = "wasm32"))]
 use crate::load::ModelFile;
 use crate::matrix::Matrix;
 use crate::model::Weights;
@@ -22,6 +24,7 @@ use crate::shaders::{self, Kernel, Tier};
 use crate::tensor::{Role, Tensor};
 
 /// What one bucket may take, uploads and compilations included.
+#[cfg(not(target_arch = "wasm32"))]
 const BUDGET: Duration = Duration::from_secs(2);
 
 /// Rounds in which all candidates take turns; the median counts.
@@ -30,11 +33,12 @@ const ROUNDS: std::ops::Range<usize> = 5..16;
 /// Share of the time that a candidate must save to be preferred to a simpler one.
 const GAIN: f64 = 0.05;
 
-/// Weights of different copies of a matrix that are read in turn, so that caches hold no more than in a model.
-const COLD_BYTES: u64 = 32 << 20;
+/// Weights of different copies of a matrix that are read in turn, so that caches hold no more than in a model. A page has
+/// less time to make them.
+const COLD_BYTES: u64 = if cfg!(target_arch = "wasm32") { 8 << 20 } else { 32 << 20 };
 const MAX_COPIES: u64 = 16;
 /// Rows beyond this much of a matrix are left out: what is measured is long enough.
-const MAX_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 2 * COLD_BYTES;
 
 /// A choice and the time of a product with it.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
@@ -75,6 +79,7 @@ pub struct TunedRow {
 /// # Errors
 /// [`Error::Option`] for the CPU, which has nothing to choose among; [`Error::Config`] if the model lacks a weight;
 /// errors of [`Device::run`].
+#[cfg(not(target_arch = "wasm32"))]
 pub async fn tune(device: &Device, model: &ModelFile) -> Result<(Tuning, Vec<TunedRow>), Error> {
     if !device.is_gpu() {
         return Err(Error::Option {
@@ -85,18 +90,33 @@ pub async fn tune(device: &Device, model: &ModelFile) -> Result<(Tuning, Vec<Tun
     }
     let mut device = device.clone();
     // What is banned stands in the tuning.
-    test(&mut device, Duration::MAX, &mut Vec::new()).await?;
+    super::self_test::test(&mut device, Duration::MAX, &mut Vec::new()).await?;
     let weights = Weights::declare(&device, &model.header.config, &model.header.catalog)?;
-    let mut tuning = device.tuning().clone();
-    let mut rows: Vec<TunedRow> = Vec::new();
-    let mut seen = Vec::new();
+    tune_products(&device, &weights, |_| BUDGET).await
+}
+
+/// As [`tune`], for weights that are declared, without the self-test; `budget` gives what a bucket may take from the
+/// number of buckets.
+///
+/// # Errors
+/// Errors of [`Device::run`].
+pub(crate) async fn tune_products(
+    device: &Device,
+    weights: &Weights,
+    budget: impl Fn(u32) -> Duration,
+) -> Result<(Tuning, Vec<TunedRow>), Error> {
+    let mut products: Vec<(Bucket, &'static Kernel, &Matrix)> = Vec::new();
     for (kernel, w) in weights.products() {
         let bucket = Bucket::of(kernel, w);
-        if seen.contains(&bucket) {
-            continue;
+        if products.iter().all(|(known, ..)| *known != bucket) {
+            products.push((bucket, kernel, w));
         }
-        seen.push(bucket);
-        let (row, best) = measure(&device, kernel, bucket, w).await?;
+    }
+    let budget = budget(products.len() as u32);
+    let mut tuning = device.tuning().clone();
+    let mut rows = Vec::new();
+    for (bucket, kernel, w) in products {
+        let (row, best) = measure(device, kernel, bucket, w, budget).await?;
         tuning.choose(bucket, best);
         rows.push(row);
         device.free_unused();
@@ -129,18 +149,30 @@ impl Candidate {
         Ok(Candidate { choice, device, recording, result, times: Vec::new() })
     }
 
-    /// Seconds of a run: by the device's clock if it has one.
+    /// Seconds of a run: by the device's clock if it has one. Browsers round theirs to 0.1 ms.
+    #[cfg(not(target_arch = "wasm32"))]
     async fn run(&self) -> Result<f64, Error> {
         match self.device.run_profiled(&self.recording).await {
             Ok(times) => Ok(times.iter().map(|(_, time)| time.as_secs_f64()).sum()),
-            Err(Error::Limit { .. }) => {
-                let start = Instant::now();
-                self.device.run(&self.recording)?;
-                self.device.drained().await?;
-                Ok(start.elapsed().as_secs_f64())
-            }
+            Err(Error::Limit { .. }) => self.run_by_wall_clock().await,
             Err(error) => Err(error),
         }
+    }
+
+    #[cfg(target_arch = "wasm32")]
+    async fn run(&self) -> Result<f64, Error> {
+        self.run_by_wall_clock().await
+    }
+
+    /// Seconds of a run among several in a row, because waiting takes time as well.
+    async fn run_by_wall_clock(&self) -> Result<f64, Error> {
+        const RUNS: u32 = 4;
+        let start = Instant::now();
+        for _ in 0..RUNS {
+            self.device.run(&self.recording)?;
+        }
+        self.device.drained().await?;
+        Ok(start.elapsed().as_secs_f64() / f64::from(RUNS))
     }
 }
 
@@ -150,6 +182,7 @@ async fn measure(
     kernel: &'static Kernel,
     bucket: Bucket,
     w: &Matrix,
+    budget: Duration,
 ) -> Result<(TunedRow, Option<Choice>), Error> {
     let start = Instant::now();
     let size_bytes: u64 = w.tensors().map(Tensor::size_bytes).sum();
@@ -168,7 +201,7 @@ async fn measure(
     let mut round = Duration::ZERO;
     for &choice in &choices {
         // What was begun must be brought to an end within the budget.
-        if !measured.is_empty() && start.elapsed() + round * ROUNDS.start as u32 >= BUDGET {
+        if !measured.is_empty() && start.elapsed() + round * ROUNDS.start as u32 >= budget {
             break;
         }
         let candidate = match Candidate::new(&untuned, choice, kernel, &copies).await {
@@ -185,7 +218,7 @@ async fn measure(
         }
     }
     for i in 0..ROUNDS.end {
-        if i >= ROUNDS.start && start.elapsed() >= BUDGET {
+        if i >= ROUNDS.start && start.elapsed() >= budget {
             break;
         }
         for candidate in &mut measured {

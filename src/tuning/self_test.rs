@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Tuning, file};
+use super::{Tuning, compare, file};
 use crate::bench::kernels::{input, matrix};
 use crate::device::Device;
 use crate::dtype::{DType, WeightType};
@@ -23,9 +23,6 @@ use crate::tensor::Tensor;
 /// When no further check is begun, so that opening a device takes at most 200 ms longer. What is left is tested when it
 /// is opened next.
 const BUDGET: Duration = Duration::from_millis(170);
-
-/// Largest normalised mean squared error; products that are staged in half precision reach 2e-7.
-const MAX_NMSE: f64 = 1e-6;
 
 /// What was found where there is no folder, by identity.
 static FOUND: LazyLock<Mutex<HashMap<String, Tuning>>> = LazyLock::new(Mutex::default);
@@ -148,22 +145,6 @@ impl Check {
         }
         Ok(outputs)
     }
-}
-
-/// Says how outputs differ, if they do.
-pub(super) fn compare((dtype, got): &(DType, Vec<u32>), (_, want): &(DType, Vec<u32>)) -> Result<(), String> {
-    if *dtype == DType::U32 {
-        let differs = got.iter().zip(want).find(|(got, want)| got != want);
-        return differs.map_or(Ok(()), |(got, want)| Err(format!("it gave {got} for {want}")));
-    }
-    let (mut noise, mut power) = (0.0, 0.0);
-    for (&got, &want) in got.iter().zip(want) {
-        let [got, want] = [got, want].map(|bits| f64::from(f32::from_bits(bits)));
-        noise += (got - want).powi(2);
-        power += want.powi(2);
-    }
-    // Written so that a NaN fails.
-    if noise <= MAX_NMSE * power { Ok(()) } else { Err(format!("its error is {:.1e} of the result", noise / power)) }
 }
 
 /// The kernels of forward passes, by how much depends on them.

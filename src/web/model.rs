@@ -12,6 +12,7 @@ use crate::chat::{ChatOptions, ChatTemplate, Message};
 use crate::error::Error;
 use crate::generate::{self, CancelHandle, ContextPolicy, GenerateOptions, StopReason};
 use crate::load::FileName;
+use crate::tuning::Tuning;
 
 /// Feeds a model's files into a device while they arrive.
 #[wasm_bindgen]
@@ -63,6 +64,26 @@ impl Loader {
     /// The wanted file has no more bytes.
     pub fn end(&mut self) -> Result<(), JsValue> {
         self.0.end().map_err(to_js_error)
+    }
+
+    /// Makes the model follow what `tune` returned for it in an earlier visit. Returns why that is of no use, if so.
+    #[wasm_bindgen(js_name = useTuning)]
+    pub fn use_tuning(&mut self, text: &str) -> Option<String> {
+        match Tuning::parse(text.as_bytes(), self.0.device().info()) {
+            Ok(tuning) => {
+                self.0.set_tuning(tuning);
+                None
+            }
+            Err(why) => Some(why),
+        }
+    }
+
+    /// Measures how the device takes the model's products best and makes the model follow it; everything that the loader
+    /// wants must be there. Returns a text for `useTuning`.
+    pub async fn tune(&mut self) -> Result<String, JsValue> {
+        self.0.tune().await.map_err(to_js_error)?;
+        let device = self.0.device();
+        Ok(device.tuning().text(device.info()))
     }
 
     /// The model.

@@ -35,6 +35,7 @@ GPUQueue.prototype.submit = function (...given) {
 };
 const createShaderModule = GPUDevice.prototype.createShaderModule;
 GPUDevice.prototype.createShaderModule = function (descriptor) {
+  (self.shaders ??= []).push(descriptor.label);
   const spoilt = name === "spoil shaders" ? descriptor.code.replace(/fn /, "fn 1") : descriptor.code;
   return createShaderModule.call(this, { ...descriptor, code: spoilt });
 };
@@ -151,6 +152,59 @@ const destroyDevice = () => self.devices.at(-1).destroy();
 
 /** Runs in the worker: the same in the middle of the next generation, which makes a submission for each token. */
 const destroyLater = (forGood) => Object.assign(self, { submissions: 0, loseAt: 8, loseForGood: forGood });
+
+/** Runs in a page: what is kept in IndexedDB, and `text` instead of it if there is one. */
+async function keptTunings(text) {
+  const settled = (request) => new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+  const database = await settled(indexedDB.open("tilewright"));
+  const store = database.transaction("tunings", "readwrite").objectStore("tunings");
+  const keys = await settled(store.getAllKeys());
+  if (text !== undefined) await settled(store.put(text, keys[0]));
+  const texts = await settled(store.getAll());
+  database.close();
+  return texts;
+}
+
+test("what is measured is kept and followed, and changes no token", limited, async (t) => {
+  const page = await spiedPage();
+  const begin = performance.now();
+  await page.evaluate(loadStories, { device: "gpu", tune: true });
+  t.diagnostic(`loaded and tuned in ${Math.round(performance.now() - begin)} ms`);
+  assert.deepEqual(await page.evaluate(() => notices), []);
+  assert.deepEqual(await page.evaluate(continueStory, story), expected);
+  const [text, ...others] = await page.evaluate(keptTunings);
+  assert.deepEqual(others, []);
+  const tuning = JSON.parse(text);
+  t.diagnostic(`choices: ${JSON.stringify(tuning.choices)}`);
+  assert.equal(tuning.backend, "webgpu");
+
+  // A choice that nothing but a kept tuning makes.
+  tuning.choices = [];
+  for (const kernel of ["matvec", "qkv", "gate_up"]) {
+    for (let log = 0; log < 200; log++) {
+      tuning.choices.push({ kernel, weight: "Q8_0", rows: 2 ** (log % 20), blocks: 2 ** Math.floor(log / 20), tier: "baseline", lanes: 2 });
+    }
+  }
+  await page.evaluate(keptTunings, JSON.stringify(tuning));
+  await page.evaluate(loadStories, { device: "gpu" });
+  assert.deepEqual(await page.evaluate(() => notices), []);
+  assert.deepEqual(await page.evaluate(continueStory, story), expected);
+  const shaders = await page.workers().at(-1).evaluate(() => self.shaders);
+  assert.ok(shaders.includes("matvec.Q8_0.t0") && !shaders.includes("matvec.Q8_0.scalar"), shaders.join(", "));
+
+  for (const [spoilt, why] of [["not a tuning", "no JSON"], [JSON.stringify({ ...tuning, adapter: "another" }), "another"]]) {
+    await page.evaluate(keptTunings, spoilt);
+    await page.evaluate(loadStories, { device: "gpu" });
+    const [notice, ...rest] = await page.evaluate(() => notices);
+    assert.deepEqual([notice.code, rest], ["tuning_ignored", []]);
+    assert.ok(notice.message.includes(why), notice.message);
+    assert.deepEqual(await page.evaluate(continueStory, story), expected);
+  }
+  await page.close();
+});
 
 test("a device that is lost in the middle is rebuilt, and the stream goes on with the same tokens", limited, async () => {
   const page = await spiedPage();

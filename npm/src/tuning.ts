@@ -1,0 +1,45 @@
+/** What was measured on this browser's adapter, kept in IndexedDB from visit to visit. */
+
+const DATABASE = "tilewright";
+const STORE = "tunings";
+
+/** The name that a tuning is kept under. Another version of the browser has another shader compiler. */
+export function tuningKey(adapter: string, tier: string): string {
+  return [adapter, tier, globalThis.navigator?.userAgent ?? ""].join(" | ");
+}
+
+/** The tuning of this name, or `undefined` where there is none or nothing can be kept. */
+export async function readTuning(key: string): Promise<string | undefined> {
+  try {
+    const found: unknown = await inStore("readonly", (store) => store.get(key));
+    return typeof found === "string" ? found : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+/** Keeps a tuning. Rejects where there is no IndexedDB, as in Node, and where the browser refuses it. */
+export async function writeTuning(key: string, text: string): Promise<void> {
+  await inStore("readwrite", (store) => store.put(text, key));
+}
+
+async function inStore<T>(mode: IDBTransactionMode, ask: (store: IDBObjectStore) => IDBRequest<T>): Promise<T> {
+  if (globalThis.indexedDB === undefined) {
+    throw new Error("there is no IndexedDB here");
+  }
+  const opening = indexedDB.open(DATABASE, 1);
+  opening.onupgradeneeded = () => opening.result.createObjectStore(STORE);
+  const database = await settled(opening);
+  try {
+    return await settled(ask(database.transaction(STORE, mode).objectStore(STORE)));
+  } finally {
+    database.close();
+  }
+}
+
+function settled<T>(request: IDBRequest<T>): Promise<T> {
+  return new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}
