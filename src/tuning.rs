@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::dtype::{DType, WeightType};
 use crate::matrix::Matrix;
-use crate::shaders::{Kernel, Tier};
+use crate::shaders::{self, Kernel, Tier};
 
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use file::write;
@@ -34,7 +34,7 @@ pub struct Tuning {
 /// Matrix products for which one choice is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bucket {
-    /// `matvec`, `qkv` or `gate_up`.
+    /// `matvec`, `qkv`, `gate_up` or `matmul`.
     pub kernel: &'static str,
     /// Weight type of the matrix.
     pub weight: WeightType,
@@ -42,22 +42,27 @@ pub struct Bucket {
     pub rows: u32,
     /// Blocks of its rows, rounded up to a power of two.
     pub blocks: u32,
+    /// Tokens of a pass, rounded up to a power of two; 1 for all kernels but `matmul`.
+    pub tokens: u32,
 }
 
-/// How a kernel takes the rows of a matrix.
+/// How a kernel takes a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// Tier of the variant.
     pub tier: Tier,
-    /// Invocations that share four rows: a power of two up to 64, and 1 in the `scalar` tier.
-    pub lanes: u32,
+    /// Invocations that share four rows of the matrix, a power of two up to 64; rows and columns of a tile of `matmul`, 64
+    /// or 128. In the `scalar` tier 1.
+    pub size: u32,
 }
 
 impl Bucket {
-    /// The bucket of products of `kernel` with `w`.
-    pub fn of(kernel: &Kernel, w: &Matrix) -> Bucket {
-        let [rows, blocks] = [w.rows(), w.blocks()].map(|n| n.checked_next_power_of_two().unwrap_or(u32::MAX));
-        Bucket { kernel: kernel.name, weight: w.weight(), rows, blocks }
+    /// The bucket of products of `kernel` with `w` for so many tokens.
+    pub fn of(kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Bucket {
+        let n_tokens = if kernel.name == shaders::MATMUL.name { n_tokens } else { 1 };
+        let [rows, blocks, tokens] =
+            [w.rows(), w.blocks(), n_tokens].map(|n| n.checked_next_power_of_two().unwrap_or(u32::MAX));
+        Bucket { kernel: kernel.name, weight: w.weight(), rows, blocks, tokens }
     }
 }
 

@@ -60,11 +60,11 @@ fn tokens(device: &Device, n: usize) -> Vec<u32> {
 }
 
 /// A choice that no heuristic makes.
-const ODD: Choice = Choice { tier: Tier::Baseline, lanes: 2 };
+const ODD: Choice = Choice { tier: Tier::Baseline, size: 2 };
 
 fn odd_tuning(device: &Device) -> Tuning {
     let mut tuning = device.tuning().clone();
-    tuning.choose(Bucket { kernel: "matvec", weight: WeightType::Q8_0, rows: 128, blocks: 4 }, Some(ODD));
+    tuning.choose(Bucket { kernel: "matvec", weight: WeightType::Q8_0, rows: 128, blocks: 4, tokens: 1 }, Some(ODD));
     tuning
 }
 
@@ -100,17 +100,19 @@ fn a_choice_is_followed_where_it_can_be() {
         kernels::matvec(&mut rec, &kernels::Linear::new(&w), &x, &y).unwrap();
         rec.finish(&mut Workspace::default()).labels().next().unwrap()
     };
-    let with = |tier, lanes| {
+    let with = |tier, size| {
         let mut tuning = device.tuning().clone();
-        let bucket = Bucket { kernel: "matvec", weight: WeightType::Q8_0, rows: 128, blocks: 4 };
-        tuning.choose(bucket, Some(Choice { tier, lanes }));
+        let bucket = Bucket { kernel: "matvec", weight: WeightType::Q8_0, rows: 128, blocks: 4, tokens: 1 };
+        tuning.choose(bucket, Some(Choice { tier, size }));
         device.with_tuning(tuning)
     };
     assert_eq!(label(&device), "matvec.Q8_0.t0");
     assert_eq!(label(&with(Tier::Scalar, 1)), "matvec.Q8_0.scalar");
     // What a device does not have, and what no kernel can do.
-    for (tier, lanes) in [(Tier::Subgroups, 4), (Tier::F16, 4), (Tier::Scalar, 2), (Tier::Baseline, 3)] {
-        assert_eq!(label(&with(tier, lanes)), "matvec.Q8_0.t0", "{tier:?} {lanes}");
+    for (tier, size) in
+        [(Tier::Subgroups, 4), (Tier::F16, 4), (Tier::Scalar, 2), (Tier::Baseline, 3), (Tier::Baseline, 0)]
+    {
+        assert_eq!(label(&with(tier, size)), "matvec.Q8_0.t0", "{tier:?} {size}");
     }
 }
 
@@ -127,8 +129,8 @@ fn a_file_that_is_of_no_use_is_ignored_with_a_notice() {
         value[field] = content;
         value.to_string()
     };
-    let mut lanes = value.clone();
-    lanes["choices"][0]["lanes"] = 3.into();
+    let mut size = value.clone();
+    size["choices"][0]["size"] = 3.into();
     let mut kernel = value.clone();
     kernel["choices"][0]["kernel"] = "matmat".into();
     let cases = [
@@ -143,7 +145,7 @@ fn a_file_that_is_of_no_use_is_ignored_with_a_notice() {
         ("version", with("version", "0.0.9".into()), "0.0.9"),
         ("shaders", with("shaders", "0".into()), "shaders"),
         ("no choices", with("choices", Value::Null), "null"),
-        ("lanes", lanes.to_string(), "lanes are 3"),
+        ("size", size.to_string(), "size is 3"),
         ("kernel", kernel.to_string(), "matmat"),
         ("label", with("passed", serde_json::json!(["no.such.variant"])), "no.such.variant"),
         ("baseline", with("banned", serde_json::json!({ "rms_norm.t0": "" })), "rms_norm.t0"),
@@ -258,11 +260,10 @@ fn tuning_is_fast_kept_and_changes_no_token() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let value: Value = serde_json::from_slice(&output.stdout).unwrap();
     let rows = value["rows"].as_array().unwrap();
-    for kernel in ["matvec", "qkv", "gate_up"] {
+    for kernel in ["matvec", "qkv", "gate_up", "matmul"] {
         assert!(rows.iter().any(|row| row["kernel"] == kernel), "{kernel} is missing in {value}");
     }
-    let same =
-        |row: &Value| row["usual"]["tier"] == row["best"]["tier"] && row["usual"]["lanes"] == row["best"]["lanes"];
+    let same = |row: &Value| row["usual"]["tier"] == row["best"]["tier"] && row["usual"]["size"] == row["best"]["size"];
     for row in rows {
         let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("a number is missing in {row}"));
         let [usual, best] = ["usual", "best"].map(|which| number(&row[which]["seconds"]));
@@ -280,8 +281,8 @@ fn tuning_is_fast_kept_and_changes_no_token() {
         let mut tuning = device.tuning().clone();
         for kernel in ["matvec", "qkv", "gate_up"] {
             for (rows, blocks) in (0..12).flat_map(|r| (0..6).map(move |b| (1 << r, 1 << b))) {
-                let bucket = Bucket { kernel, weight: WeightType::Q8_0, rows, blocks };
-                tuning.choose(bucket, Some(Choice { tier: Tier::Baseline, lanes }));
+                let bucket = Bucket { kernel, weight: WeightType::Q8_0, rows, blocks, tokens: 1 };
+                tuning.choose(bucket, Some(Choice { tier: Tier::Baseline, size: lanes }));
             }
         }
         assert_eq!(tokens(&device.with_tuning(tuning), 64), want, "{lanes} lanes");

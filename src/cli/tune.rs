@@ -41,18 +41,23 @@ pub fn tune(args: &TuneArgs) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     writeln!(
         out,
-        "{:<8} {:<6} {:>8} {:>8} {:>22} {:>10} {:>22} {:>10} {:>7} {:>10}",
-        "kernel", "type", "rows", "blocks", "usual", "us", "best", "us", "ratio", "candidates"
+        "{:<8} {:<6} {:>8} {:>8} {:>8} {:>22} {:>10} {:>22} {:>10} {:>7} {:>10}",
+        "kernel", "type", "rows", "blocks", "tokens", "usual", "us", "best", "us", "ratio", "candidates"
     )?;
     for row in &rows {
-        let show = |timed: &Timed| format!("{}, {} lanes", timed.tier, timed.lanes);
+        let unit = if row.kernel == "matmul" { "tile" } else { "lanes" };
+        let show = |timed: &Timed| match timed.size {
+            1 => timed.tier.to_string(),
+            size => format!("{}, {unit} {size}", timed.tier),
+        };
         writeln!(
             out,
-            "{:<8} {:<6} {:>8} {:>8} {:>22} {:>10.1} {:>22} {:>10.1} {:>6.2}x {:>10}",
+            "{:<8} {:<6} {:>8} {:>8} {:>8} {:>22} {:>10.1} {:>22} {:>10.1} {:>6.2}x {:>10}",
             row.kernel,
             row.weight,
             row.rows,
             row.blocks,
+            row.tokens,
             show(&row.usual),
             row.usual.seconds * 1e6,
             show(&row.best),
@@ -61,7 +66,10 @@ pub fn tune(args: &TuneArgs) -> Result<(), Failure> {
             format!("{} of {}", row.n_measured, row.n_candidates),
         )?;
     }
-    writeln!(out, "\nRows and blocks are rounded up to powers of two: one choice serves all shapes in between.")?;
+    writeln!(
+        out,
+        "\nRows, blocks and tokens are rounded up to powers of two: one choice serves all shapes in between."
+    )?;
     match device.tuning_file() {
         Some(path) => writeln!(out, "kept in {}", path.display())?,
         None => writeln!(out, "not kept: TILEWRIGHT_CACHE_DIR is empty")?,

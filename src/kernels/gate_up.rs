@@ -49,7 +49,7 @@ pub fn gate_up(rec: &mut Recorder, w: &Matrix, norm: Option<Norm<'_>>, x: &Tenso
         first_group,
     };
     let (choice, constants) = lanes(rec, &shaders::GATE_UP, w, norm.is_some());
-    let grid = lanes_grid(2 * ffn_dim.next_multiple_of(2), choice.lanes, n_tokens);
+    let grid = lanes_grid(2 * ffn_dim.next_multiple_of(2), choice.size, n_tokens);
     // A vector that is not there is never read; x is at hand.
     let operands = [&slab.words, vector.unwrap_or(x), x, y];
     let tier = choice.tier;

@@ -162,31 +162,39 @@ struct Tiling {
     /// Rows and columns of `y` that a workgroup makes.
     rows: u32,
     cols: u32,
+    /// Rounds of an invocation's loops.
+    rounds: u32,
 }
 
 impl Tiling {
-    /// For `x` of `[m, k]` and `n` columns of `y`. The scalar kernels need operands whose rows are whole quads; they walk K
-    /// by quads, the tiles of others by elements.
-    fn of(
+    /// For `x` of `[m, k]` and `n` columns of `y`, where nothing was measured. The scalar kernels need operands whose rows
+    /// are whole quads.
+    fn usual(
         device: &Device,
         (kernel, weight): (&Kernel, Option<WeightType>),
-        [m, n, k]: [u32; 3],
+        [m, n]: [u32; 2],
         is_whole: bool,
-    ) -> Result<Tiling, Error> {
+    ) -> Choice {
         /// Tiles of 128 x 128 that occupy a large GPU; fewer of them would leave parts of it idle.
         const ENOUGH: u64 = 128;
         let is_large = m > 64 && u64::from(m.div_ceil(128)) * u64::from(n.div_ceil(128)) >= ENOUGH;
         let size = if is_large { 128 } else { 64 };
-        let tiles = |tier| Tiling { tier, constants: vec![("TILE", f64::from(size))], rows: size, cols: size };
-        let (tiling, rounds) = match device.tier_for(kernel, weight) {
-            Tier::Scalar if is_whole => {
-                (Tiling { tier: Tier::Scalar, constants: Vec::new(), rows: 16, cols: 64 }, k / 4 + k / 32)
+        match device.tier_for(kernel, weight) {
+            Tier::Scalar if is_whole => Choice { tier: Tier::Scalar, size: 1 },
+            Tier::Scalar => Choice { tier: Tier::Baseline, size },
+            tier => Choice { tier, size },
+        }
+    }
+
+    /// The scalar kernels walk K by quads, the tiles of others by elements.
+    fn new(Choice { tier, size }: Choice, k: u32) -> Tiling {
+        match tier {
+            Tier::Scalar => Tiling { tier, constants: Vec::new(), rows: 16, cols: 64, rounds: k / 4 + k / 32 },
+            _ => {
+                let constants = vec![("TILE", f64::from(size))];
+                Tiling { tier, constants, rows: size, cols: size, rounds: k.saturating_add(k / 8) }
             }
-            Tier::Scalar => (tiles(Tier::Baseline), k.saturating_add(k / 8)),
-            tier => (tiles(tier), k.saturating_add(k / 8)),
-        };
-        check_loop(device, kernel.name, rounds.into(), k)?;
-        Ok(tiling)
+        }
     }
 
     fn grid(&self, m: u32, n: u32) -> [u32; 3] {
@@ -208,8 +216,9 @@ fn rounds(w: &Matrix) -> u64 {
 /// tier's loops cannot take so many columns.
 pub fn matmul(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let [n_tokens, dim] = x.dims2("matmul", "x")?;
-    let sizes = [n_tokens, linear.w.rows(), dim];
-    let tiling = Tiling::of(rec.device(), (&shaders::MATMUL, Some(linear.w.weight())), sizes, dim.is_multiple_of(4))?;
+    let choice = choice(rec.device(), &shaders::MATMUL, linear.w, n_tokens);
+    let tiling = Tiling::new(choice, dim);
+    check_loop(rec.device(), "matmul", tiling.rounds.into(), dim)?;
     let grid = |rows| tiling.grid(n_tokens, rows);
     linear.dispatch(rec, (tiling.tier, &shaders::MATMUL), &tiling.constants, x, y, grid)
 }
@@ -235,31 +244,37 @@ pub fn matmul_naive(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor)
 /// both a norm and a bias.
 pub fn matvec(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let n_tokens = quads("matvec", x)?;
-    let (Choice { tier, lanes }, constants) = lanes(rec, &shaders::MATVEC, linear.w, linear.norm.is_some());
-    let grid = |rows: u32| lanes_grid(rows, lanes, n_tokens);
+    let (Choice { tier, size }, constants) = lanes(rec, &shaders::MATVEC, linear.w, linear.norm.is_some());
+    let grid = |rows: u32| lanes_grid(rows, size, n_tokens);
     linear.dispatch(rec, (tier, &shaders::MATVEC), &constants, x, y, grid)
 }
 
 /// Invocations of a workgroup of `matvec`, `qkv` and `gate_up`.
 const WG: u32 = 64;
 
-/// The tier in which `kernel` takes rows of `w`, how many invocations share four of them, and the overrides that say
-/// so. The device's tuning comes first.
+/// The tier in which `kernel` takes rows of `w`, how many invocations share four of them, and the overrides that say so.
 pub(super) fn lanes(rec: &Recorder, kernel: &Kernel, w: &Matrix, norm: bool) -> (Choice, Vec<(&'static str, f64)>) {
-    let device = rec.device();
-    let tuned = device.tuning().choice(Bucket::of(kernel, w)).filter(|&choice| is_sound(device, kernel, w, choice));
-    let choice = tuned.unwrap_or_else(|| usual(device, kernel, w));
-    let lanes = (choice.tier != Tier::Scalar).then_some(("LANES", f64::from(choice.lanes)));
+    let choice = choice(rec.device(), kernel, w, 1);
+    let lanes = (choice.tier != Tier::Scalar).then_some(("LANES", f64::from(choice.size)));
     (choice, lanes.into_iter().chain(norm.then_some(("NORM", 1.0))).collect())
+}
+
+/// How `kernel` takes the product of so many tokens with `w`. The device's tuning comes first.
+fn choice(device: &Device, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Choice {
+    let tuned = device.tuning().choice(Bucket::of(kernel, w, n_tokens));
+    tuned.filter(|&choice| is_sound(device, kernel, w, choice)).unwrap_or_else(|| usual(device, kernel, w, n_tokens))
 }
 
 /// The choice where nothing was measured. In the `scalar` tier an invocation takes four rows alone, unless they are so
 /// long that they must be shared.
-pub(crate) fn usual(device: &Device, kernel: &Kernel, w: &Matrix) -> Choice {
+pub(crate) fn usual(device: &Device, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Choice {
+    if kernel.name == shaders::MATMUL.name {
+        return Tiling::usual(device, (kernel, Some(w.weight())), [n_tokens, w.rows()], w.cols().is_multiple_of(4));
+    }
     match tier_for(device, kernel, Some(w.weight()), rounds(w)) {
-        Tier::Scalar => Choice { tier: Tier::Scalar, lanes: 1 },
+        Tier::Scalar => Choice { tier: Tier::Scalar, size: 1 },
         // As many invocations as there are blocks to share out.
-        tier => Choice { tier, lanes: w.blocks().next_power_of_two().min(WG) },
+        tier => Choice { tier, size: w.blocks().next_power_of_two().min(WG) },
     }
 }
 
@@ -267,15 +282,21 @@ pub(crate) fn usual(device: &Device, kernel: &Kernel, w: &Matrix) -> Choice {
 pub(crate) fn is_sound(device: &Device, kernel: &Kernel, w: &Matrix, choice: Choice) -> bool {
     let has_tier = match choice.tier {
         Tier::Baseline => true,
-        Tier::Scalar => choice.lanes == 1,
+        Tier::Scalar => choice.size == 1 && w.cols().is_multiple_of(4),
         tier => tier == device.tier(),
     };
     let variant = kernel.variant(Some(w.weight()), choice.tier).filter(|variant| variant.tier == choice.tier);
+    let (has_size, rounds) = if kernel.name == shaders::MATMUL.name {
+        let has_size = choice.tier == Tier::Scalar || matches!(choice.size, 64 | 128);
+        (has_size, Tiling::new(choice, w.cols()).rounds.into())
+    } else {
+        let has_size = choice.size.is_power_of_two() && choice.size <= WG;
+        (has_size, rounds(w) / u64::from(choice.size.max(1)))
+    };
     has_tier
+        && has_size
         && variant.is_some_and(|variant| !device.tuning().is_banned(variant.label))
-        && (1..=WG).contains(&choice.lanes)
-        && choice.lanes.is_power_of_two()
-        && rounds(w) / u64::from(choice.lanes) <= u64::from(LOOP_ROUNDS)
+        && rounds <= u64::from(LOOP_ROUNDS)
 }
 
 /// The grid for `rows` rows of `w`, four to each `lanes` invocations.
@@ -364,7 +385,8 @@ pub fn matmul_plain(rec: &mut Recorder, x: &Tensor, b: &Tensor, y: &Tensor) -> R
     b.expect_shape("matmul_plain", "b", &[k, n])?;
     y.expect_shape("matmul_plain", "y", &[m, n])?;
     let is_whole = k.is_multiple_of(4) && n.is_multiple_of(4);
-    let tiling = Tiling::of(rec.device(), (&shaders::MATMUL_PLAIN, None), [m, n, k], is_whole)?;
+    let tiling = Tiling::new(Tiling::usual(rec.device(), (&shaders::MATMUL_PLAIN, None), [m, n], is_whole), k);
+    check_loop(rec.device(), "matmul_plain", tiling.rounds.into(), k)?;
     let grid = tiling.grid(m, n);
     let axis = usize::from(grid[1] > grid[0]);
     for run in runs(rec.device(), grid, axis, operations(m, n, k)) {

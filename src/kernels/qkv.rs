@@ -111,7 +111,7 @@ impl Qkv<'_> {
             _pad: 0,
         };
         let (choice, constants) = lanes(rec, &shaders::QKV, self.w, self.norm.is_some());
-        let grid = lanes_grid(n_out, choice.lanes, n_tokens);
+        let grid = lanes_grid(n_out, choice.size, n_tokens);
         // A vector that is not there is never read; x is at hand.
         let operands = [state.tensor(), self.table, &slab.words, vector.unwrap_or(x), x, q, k, v];
         let tier = choice.tier;

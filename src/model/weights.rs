@@ -279,13 +279,14 @@ impl Weights {
 
     /// The matrices of a decode pass, each with the kernel that takes it.
     pub(crate) fn products(&self) -> impl Iterator<Item = (&'static Kernel, &Matrix)> {
-        fn of_stack<'a>(
-            kernel: &'static Kernel,
-            stack: &'a Stack,
-        ) -> impl Iterator<Item = (&'static Kernel, &'a Matrix)> {
-            stack.matrices().map(move |(w, _)| (kernel, w))
-        }
-        let layers = self.layers.iter().flat_map(|layer| {
+        let head = self.output.iter().flat_map(|output| of_stack(&shaders::MATVEC, output));
+        let tied = self.output.is_none().then_some((&shaders::MATVEC, &self.token_embd));
+        self.layer_products().chain(head).chain(tied)
+    }
+
+    /// Those of the layers alone.
+    pub(crate) fn layer_products(&self) -> impl Iterator<Item = (&'static Kernel, &Matrix)> {
+        self.layers.iter().flat_map(|layer| {
             let is_whole = layer.attn_qkv.matrices().all(|(w, _)| w.n_slabs() == 1);
             let qkv = if is_whole { &shaders::QKV } else { &shaders::MATVEC };
             let gate_up = if layer.ffn_gate_up.as_one().is_some() { &shaders::GATE_UP } else { &shaders::MATVEC };
@@ -293,10 +294,7 @@ impl Weights {
                 .chain(of_stack(&shaders::MATVEC, &layer.attn_output))
                 .chain(of_stack(gate_up, &layer.ffn_gate_up))
                 .chain(of_stack(&shaders::MATVEC, &layer.ffn_down))
-        });
-        let head = self.output.iter().flat_map(|output| of_stack(&shaders::MATVEC, output));
-        let tied = self.output.is_none().then_some((&shaders::MATVEC, &self.token_embd));
-        layers.chain(head).chain(tied)
+        })
     }
 
     /// Every tensor.
@@ -333,4 +331,9 @@ fn describe(source: &dyn WeightSource, name: &str, shape: &[u32]) -> Result<Sour
             found: found.map_or("missing".into(), |tensor| format!("one of shape {:?}", tensor.shape)),
         }),
     }
+}
+
+/// A stack's matrices with the kernel that takes them.
+fn of_stack<'a>(kernel: &'static Kernel, stack: &'a Stack) -> impl Iterator<Item = (&'static Kernel, &'a Matrix)> {
+    stack.matrices().map(move |(w, _)| (kernel, w))
 }

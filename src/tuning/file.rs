@@ -34,8 +34,9 @@ struct Row {
     weight: String,
     rows: u32,
     blocks: u32,
+    tokens: u32,
     tier: String,
-    lanes: u32,
+    size: u32,
 }
 
 /// The file of this device in the cache's folder.
@@ -95,8 +96,9 @@ impl Tuning {
             weight: bucket.weight.name().into(),
             rows: bucket.rows,
             blocks: bucket.blocks,
+            tokens: bucket.tokens,
             tier: choice.tier.name().into(),
-            lanes: choice.lanes,
+            size: choice.size,
         };
         let content = Content {
             passed: self.passed.iter().map(|label| label.to_string()).collect(),
@@ -147,11 +149,11 @@ fn tuning(content: Content) -> Result<Tuning, String> {
         let (Some(kernel), Some(weight), Some(tier)) = (kernel, weight, tier) else {
             return Err(format!("nothing is known of {} {} in tier {}", row.kernel, row.weight, row.tier));
         };
-        if !row.lanes.is_power_of_two() || row.lanes > 64 {
-            return Err(format!("lanes are {}, expected a power of two up to 64", row.lanes));
+        if !row.size.is_power_of_two() || row.size > 128 {
+            return Err(format!("a size is {}, expected a power of two up to 128", row.size));
         }
-        let bucket = Bucket { kernel: kernel.name, weight, rows: row.rows, blocks: row.blocks };
-        tuning.choose(bucket, Some(Choice { tier, lanes: row.lanes }));
+        let bucket = Bucket { kernel: kernel.name, weight, rows: row.rows, blocks: row.blocks, tokens: row.tokens };
+        tuning.choose(bucket, Some(Choice { tier, size: row.size }));
     }
     Ok(tuning)
 }

@@ -1,5 +1,5 @@
-//! The tuner: measures the ways in which a device can take the matrix products of a model's decode pass, and chooses
-//! those that are clearly faster than the usual ones.
+//! The tuner: measures the ways in which a device can take the matrix products of a model's passes, and chooses those that
+//! are clearly faster than the usual ones.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{
-    Linear, Norm, Qkv, RopeConfig, RopeScaling, RopeStyle, StepState, folds_norm, gate_up, is_sound, matvec,
+    Linear, Norm, Qkv, RopeConfig, RopeScaling, RopeStyle, StepState, folds_norm, gate_up, is_sound, matmul, matvec,
     rope_table, usual,
 };
 #[cfg(not(target_arch = "wasm32"))]
@@ -26,6 +26,9 @@ use crate::tensor::{Role, Tensor};
 /// What one bucket may take, uploads and compilations included.
 #[cfg(not(target_arch = "wasm32"))]
 const BUDGET: Duration = Duration::from_secs(2);
+
+/// Tokens of the pass that stands for prompts.
+const PROMPT_TOKENS: u32 = 128;
 
 /// Rounds in which all candidates take turns; the median counts.
 const ROUNDS: std::ops::Range<usize> = 5..16;
@@ -45,8 +48,8 @@ const MAX_BYTES: u64 = 2 * COLD_BYTES;
 pub struct Timed {
     /// Name of the variant's tier.
     pub tier: &'static str,
-    /// Invocations that share four rows.
-    pub lanes: u32,
+    /// [`Choice::size`].
+    pub size: u32,
     /// Median.
     pub seconds: f64,
 }
@@ -62,6 +65,8 @@ pub struct TunedRow {
     pub rows: u32,
     /// Blocks in a row of the bucket.
     pub blocks: u32,
+    /// Tokens of the bucket.
+    pub tokens: u32,
     /// What is chosen without tuning.
     pub usual: Timed,
     /// What is chosen from now on: the usual one unless another is clearly faster.
@@ -72,7 +77,7 @@ pub struct TunedRow {
     pub n_candidates: usize,
 }
 
-/// Measures the products of a model's decode pass on a device, by its clock if it has one, else by the host's. Returns
+/// Measures the products of a model's passes over one token and over a full part of a prompt on a device, by its clock if it has one, else by the host's. Returns
 /// the device's tuning with the choices that pay, and a row for each bucket. A candidate whose results are not those of
 /// the usual choice does not count. What opening the device left of the self-test comes first.
 ///
@@ -105,23 +110,32 @@ pub(crate) async fn tune_products(
     weights: &Weights,
     budget: impl Fn(u32) -> Duration,
 ) -> Result<(Tuning, Vec<TunedRow>), Error> {
-    let mut products: Vec<(Bucket, &'static Kernel, &Matrix)> = Vec::new();
-    for (kernel, w) in weights.products() {
-        let bucket = Bucket::of(kernel, w);
-        if products.iter().all(|(known, ..)| *known != bucket) {
-            products.push((bucket, kernel, w));
+    let of_prompts = weights.layer_products().map(|(_, w)| (&shaders::MATMUL, w, PROMPT_TOKENS));
+    let mut products: Vec<Product> = Vec::new();
+    for (kernel, w, n_tokens) in weights.products().map(|(kernel, w)| (kernel, w, 1)).chain(of_prompts) {
+        let bucket = Bucket::of(kernel, w, n_tokens);
+        if products.iter().all(|known| known.bucket != bucket) {
+            products.push(Product { kernel, w, n_tokens, bucket });
         }
     }
     let budget = budget(products.len() as u32);
     let mut tuning = device.tuning().clone();
     let mut rows = Vec::new();
-    for (bucket, kernel, w) in products {
-        let (row, best) = measure(device, kernel, bucket, w, budget).await?;
-        tuning.choose(bucket, best);
+    for product in &products {
+        let (row, best) = measure(device, product, budget).await?;
+        tuning.choose(product.bucket, best);
         rows.push(row);
         device.free_unused();
     }
     Ok((tuning, rows))
+}
+
+/// A product that stands for its bucket.
+struct Product<'a> {
+    kernel: &'static Kernel,
+    w: &'a Matrix,
+    n_tokens: u32,
+    bucket: Bucket,
 }
 
 /// A way to take a product.
@@ -137,13 +151,13 @@ impl Candidate {
     async fn new(
         untuned: &Device,
         choice: Choice,
-        kernel: &'static Kernel,
+        &Product { kernel, n_tokens, .. }: &Product<'_>,
         copies: &[Matrix],
     ) -> Result<Candidate, Error> {
         let mut tuning = untuned.tuning().clone();
-        tuning.choose(Bucket::of(kernel, &copies[0]), Some(choice));
+        tuning.choose(Bucket::of(kernel, &copies[0], n_tokens), Some(choice));
         let device = untuned.with_tuning(tuning);
-        let (recording, y) = record(&device, kernel, copies)?;
+        let (recording, y) = record(&device, kernel, n_tokens, copies)?;
         device.run(&recording)?;
         let result = (y.dtype(), device.read(&y).await?);
         Ok(Candidate { choice, device, recording, result, times: Vec::new() })
@@ -176,14 +190,13 @@ impl Candidate {
     }
 }
 
-/// Measures one bucket by the product with `w`; returns the choice that is to replace the usual one, if any is.
+/// Measures one bucket by a product; returns the choice that is to replace the usual one, if any is.
 async fn measure(
     device: &Device,
-    kernel: &'static Kernel,
-    bucket: Bucket,
-    w: &Matrix,
+    product: &Product<'_>,
     budget: Duration,
 ) -> Result<(TunedRow, Option<Choice>), Error> {
+    let &Product { w, bucket, .. } = product;
     let start = Instant::now();
     let size_bytes: u64 = w.tensors().map(Tensor::size_bytes).sum();
     // Whole heads, and as many gates as ups.
@@ -195,7 +208,7 @@ async fn measure(
         copies.push(matrix(device, w.weight(), rows.max(1), w.cols())?);
     }
     let untuned = device.with_tuning(device.tuning().without_choices());
-    let choices = candidates(&untuned, kernel, w);
+    let choices = candidates(&untuned, product);
 
     let mut measured: Vec<Candidate> = Vec::new();
     let mut round = Duration::ZERO;
@@ -204,7 +217,7 @@ async fn measure(
         if !measured.is_empty() && start.elapsed() + round * ROUNDS.start as u32 >= budget {
             break;
         }
-        let candidate = match Candidate::new(&untuned, choice, kernel, &copies).await {
+        let candidate = match Candidate::new(&untuned, choice, product, &copies).await {
             Ok(candidate) => candidate,
             // A compiler may refuse a variant, but not the usual one.
             Err(error) if measured.is_empty() || matches!(error, Error::DeviceLost { .. }) => return Err(error),
@@ -217,8 +230,10 @@ async fn measure(
             measured.push(candidate);
         }
     }
+    // A candidate that stands alone wins whatever it takes.
+    let enough = if measured.len() > 1 { ROUNDS.start } else { 1 };
     for i in 0..ROUNDS.end {
-        if i >= ROUNDS.start && start.elapsed() >= budget {
+        if i >= enough && start.elapsed() >= budget {
             break;
         }
         for candidate in &mut measured {
@@ -230,14 +245,15 @@ async fn measure(
     // The simpler ones come first, so each must clearly beat the best before it.
     let best = (1..medians.len()).fold(0, |best, i| if medians[i] < (1.0 - GAIN) * medians[best] { i } else { best });
     let timed = |i: usize| {
-        let Choice { tier, lanes } = measured[i].choice;
-        Timed { tier: tier.name(), lanes, seconds: medians[i] }
+        let Choice { tier, size } = measured[i].choice;
+        Timed { tier: tier.name(), size, seconds: medians[i] }
     };
     let row = TunedRow {
         kernel: bucket.kernel,
         weight: bucket.weight.name(),
         rows: bucket.rows,
         blocks: bucket.blocks,
+        tokens: bucket.tokens,
         usual: timed(0),
         best: timed(best),
         n_measured: measured.len(),
@@ -248,26 +264,35 @@ async fn measure(
 
 /// The usual choice, then all others that the device has, by how simple they are: without barriers, with barriers, with
 /// subgroups. Half precision is not among them: it would change results.
-fn candidates(device: &Device, kernel: &Kernel, w: &Matrix) -> Vec<Choice> {
-    let usual = usual(device, kernel, w);
-    let shared = |tier| (0..=6).map(move |log| Choice { tier, lanes: 1 << log });
-    let useful = |choice: &Choice| choice.lanes <= w.blocks().next_power_of_two();
-    let all = [Choice { tier: Tier::Scalar, lanes: 1 }]
+fn candidates(device: &Device, &Product { kernel, w, n_tokens, .. }: &Product<'_>) -> Vec<Choice> {
+    let usual = usual(device, kernel, w, n_tokens);
+    let sizes: Vec<u32> = if kernel.name == shaders::MATMUL.name {
+        vec![64, 128]
+    } else {
+        (0..=6).map(|log| 1 << log).filter(|&lanes| lanes <= w.blocks().next_power_of_two()).collect()
+    };
+    let shared = |tier| sizes.iter().map(move |&size| Choice { tier, size });
+    let all = [Choice { tier: Tier::Scalar, size: 1 }]
         .into_iter()
         .chain(shared(Tier::Baseline))
         .chain(shared(Tier::Subgroups))
-        .filter(|choice| *choice != usual && useful(choice) && is_sound(device, kernel, w, *choice));
+        .filter(|choice| *choice != usual && is_sound(device, kernel, w, *choice));
     std::iter::once(usual).chain(all).collect()
 }
 
-/// The product of one token with each of the matrices, as in a decode pass; returns the output of the last one.
-fn record(device: &Device, kernel: &'static Kernel, copies: &[Matrix]) -> Result<(Recording, Tensor), Error> {
+/// The product of so many tokens with each of the matrices, as in a pass; returns the output of the last one.
+fn record(
+    device: &Device,
+    kernel: &'static Kernel,
+    n_tokens: u32,
+    copies: &[Matrix],
+) -> Result<(Recording, Tensor), Error> {
     let mut rec = Recorder::new(device);
     let (rows, cols) = (copies[0].rows(), copies[0].cols());
-    let (x, vector) = (input(&rec, &[1, cols])?, input(&rec, &[cols])?);
+    let (x, vector) = (input(&rec, &[n_tokens, cols])?, input(&rec, &[cols])?);
     let norm = folds_norm(&rec, &x, false).then_some(Norm { weight: &vector, eps: 1e-5 });
     let width = if kernel.name == shaders::GATE_UP.name { rows / 2 } else { rows };
-    let y = Tensor::declare("y", Role::Activations, &[1, width], DType::F32)?;
+    let y = Tensor::declare("y", Role::Activations, &[n_tokens, width], DType::F32)?;
     // All rows as queries: what becomes of a row's sum takes no time.
     let head_dim = 1 << rows.trailing_zeros().min(6);
     let rope = RopeConfig { rot_dims: head_dim, theta: 1e4, style: RopeStyle::Interleaved, scaling: RopeScaling::None };
@@ -282,6 +307,7 @@ fn record(device: &Device, kernel: &'static Kernel, copies: &[Matrix]) -> Result
                 qkv.record(&mut rec, &state, &x, &y, &cache()?, &cache()?)?;
             }
             "gate_up" => gate_up(&mut rec, w, norm, &x, &y)?,
+            "matmul" => matmul(&mut rec, &Linear::new(w), &x, &y)?,
             _ => matvec(&mut rec, &Linear::new(w), &x, &y)?,
         }
     }

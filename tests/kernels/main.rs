@@ -195,28 +195,36 @@ fn gpu_matches_oracle() {
     }
 }
 
-/// Every way of sharing rows that a tuner may choose, on a few cases each.
+/// Everything that a tuner may choose, on a few cases each.
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
 fn every_choice_matches_oracle() {
-    const KERNELS: [&str; 3] = ["matvec", "qkv", "gate_up"];
     /// One case in so many, another for each choice.
     const SHARE: usize = 37;
     let Some(device) = common::gpu(Some(Tier::Subgroups)).or_else(|| common::gpu(Some(Tier::Baseline))) else { return };
-    let shared = |tier| (0..=6).map(move |log| Choice { tier, lanes: 1 << log });
-    let choices =
-        shared(Tier::Baseline).chain(shared(Tier::Subgroups)).chain([Choice { tier: Tier::Scalar, lanes: 1 }]);
+    // A device skips the cases of kernels that its tier has no variant of.
+    let Some(baseline) = common::gpu(Some(Tier::Baseline)) else { return };
+    let shared = |tier| (0..=6).map(move |log| Choice { tier, size: 1 << log });
+    let tiles = [64, 128].map(|size| Choice { tier: Tier::Baseline, size });
+    let alone = Choice { tier: Tier::Scalar, size: 1 };
+    let of_rows = shared(Tier::Baseline).chain(shared(Tier::Subgroups)).chain([alone]);
+    let runs = of_rows.map(|choice| (&device, &["matvec", "qkv", "gate_up"][..], choice));
+    let runs = runs.chain(tiles.into_iter().chain([alone]).map(|choice| (&baseline, &["matmul"][..], choice)));
     let (mut executed, mut failed) = (0, 0);
-    for (i, choice) in choices.enumerate() {
+    for (i, (device, kernels, choice)) in runs.enumerate() {
         let mut tuning = device.tuning().clone();
-        for (kernel, weight) in KERNELS.into_iter().flat_map(|k| WeightType::ALL.map(|weight| (k, weight))) {
-            for (rows, blocks) in (0..18).flat_map(|r| (0..8).map(move |b| (1 << r, 1 << b))) {
-                tuning.choose(Bucket { kernel, weight, rows, blocks }, Some(choice));
+        let logs = |n: u32| (0..n).map(|log| 1 << log);
+        for (&kernel, weight) in kernels.iter().flat_map(|k| WeightType::ALL.map(|weight| (k, weight))) {
+            let tokens = if kernel == "matmul" { 9 } else { 1 };
+            for (rows, blocks) in logs(18).flat_map(|rows| logs(8).map(move |blocks| (rows, blocks))) {
+                for tokens in logs(tokens) {
+                    tuning.choose(Bucket { kernel, weight, rows, blocks, tokens }, Some(choice));
+                }
             }
         }
         // Pipelines of all types would take a minute.
         let few = |case: &Case| ["F32", "Q8_0", "Q4_K"].iter().any(|weight| case.variant.starts_with(weight));
-        let cases = all_cases().into_iter().filter(|case| KERNELS.contains(&case.kernel) && few(case));
+        let cases = all_cases().into_iter().filter(|case| kernels.contains(&case.kernel) && few(case));
         let cases: Vec<Case> = cases.skip(i).step_by(SHARE).collect();
         println!("{choice:?}");
         let of_choice = common::block_on(conform(&device.with_tuning(tuning), &cases));
