@@ -20,10 +20,10 @@ struct Params {
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;  // [M, y_stride]
 
 fn x_quad(m: u32, quad: u32) -> vec4<f32> {
-    if (m >= params.n_tokens || quad * 4u >= params.dim) {
+    if (GUARDED && (m >= params.n_tokens || quad * 4u >= params.dim)) {
         return vec4<f32>();
     }
-    if (params.dim % 4u == 0u) {
+    if (!GUARDED || params.dim % 4u == 0u) {
         return x[m * (params.dim / 4u) + quad];
     }
     // Such a row may start within a quad.
@@ -36,7 +36,7 @@ fn x_quad(m: u32, quad: u32) -> vec4<f32> {
 }
 
 fn w_quad(n: u32, quad: u32) -> vec4<f32> {
-    if (n >= params.n_out || quad >= params.blocks * 8u) {
+    if (GUARDED && (n >= params.n_out || quad >= params.blocks * 8u)) {
         return vec4<f32>();
     }
     return block_quad(n * params.blocks + quad / 8u, quad % 8u);

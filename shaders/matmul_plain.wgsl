@@ -14,10 +14,10 @@ struct Params { m: u32, n: u32, k: u32, _pad: u32, first_group: vec2<u32> } // M
 
 // Elements 4 * quad .. 4 * quad + 4 of a row of x, zero outside the matrix.
 fn x_quad(m: u32, quad: u32) -> vec4<f32> {
-    if (m >= params.m || quad * 4u >= params.k) {
+    if (GUARDED && (m >= params.m || quad * 4u >= params.k)) {
         return vec4<f32>();
     }
-    if (params.k % 4u == 0u) {
+    if (!GUARDED || params.k % 4u == 0u) {
         return x[m * (params.k / 4u) + quad];
     }
     // Such a row may start within a quad.
@@ -31,10 +31,10 @@ fn x_quad(m: u32, quad: u32) -> vec4<f32> {
 
 // Elements n .. n + 4 of a row of b, n being a multiple of 4; likewise.
 fn b_quad(k: u32, n: u32) -> vec4<f32> {
-    if (k >= params.k || n >= params.n) {
+    if (GUARDED && (k >= params.k || n >= params.n)) {
         return vec4<f32>();
     }
-    if (params.n % 4u == 0u) {
+    if (!GUARDED || params.n % 4u == 0u) {
         return b[k * (params.n / 4u) + n / 4u];
     }
     var value = vec4<f32>();
@@ -57,7 +57,7 @@ fn w_block(n: u32, quad: u32) -> mat4x4<f32> {
 fn put_block(m: u32, n: u32, block: mat4x4<f32>) {
     for (var i = 0u; i < 4u; i++) {
         for (var j = 0u; j < 4u; j++) {
-            if (m + i < params.m && n + j < params.n) {
+            if (!GUARDED || (m + i < params.m && n + j < params.n)) {
                 y[(m + i) * params.n + n + j] = block[i][j];
             }
         }

@@ -6,6 +6,7 @@
 // `w_block(n, q)` likewise. The kernel that imports this fragment defines them.
 
 override TILE: u32 = 64u; // or 128
+override GUARDED: bool = true; // false where tiles cover the matrices exactly, so that no element lies outside
 const STAGED: u32 = 512u; // quads of x and of w in workgroup memory
 
 var<workgroup> x_tile: array<Staged, STAGED>;

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::{LOOP_ROUNDS, check_loop, fold, rms_norm, runs, tier_for};
 use crate::device::Device;
-use crate::dtype::{DType, WeightType};
+use crate::dtype::{BLOCK, DType, WeightType};
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -162,8 +162,6 @@ struct Tiling {
     /// Rows and columns of `y` that a workgroup makes.
     rows: u32,
     cols: u32,
-    /// Rounds of an invocation's loops.
-    rounds: u32,
 }
 
 impl Tiling {
@@ -186,13 +184,20 @@ impl Tiling {
         }
     }
 
-    /// The scalar kernels walk K by quads, the tiles of others by elements.
-    fn new(Choice { tier, size }: Choice, k: u32) -> Tiling {
+    /// For `m` rows, so many columns of `y` in each dispatch, and rows of `x` that end where blocks do or before.
+    fn new(
+        Choice { tier, size }: Choice,
+        m: u32,
+        ends_with_block: bool,
+        mut cols: impl Iterator<Item = u32>,
+    ) -> Tiling {
         match tier {
-            Tier::Scalar => Tiling { tier, constants: Vec::new(), rows: 16, cols: 64, rounds: k / 4 + k / 32 },
+            Tier::Scalar => Tiling { tier, constants: Vec::new(), rows: 16, cols: 64 },
             _ => {
-                let constants = vec![("TILE", f64::from(size))];
-                Tiling { tier, constants, rows: size, cols: size, rounds: k.saturating_add(k / 8) }
+                let covers = |n: u32| n.is_multiple_of(size);
+                let is_exact = covers(m) && ends_with_block && cols.all(covers);
+                let constants = vec![("TILE", f64::from(size)), ("GUARDED", f64::from(!is_exact))];
+                Tiling { tier, constants, rows: size, cols: size }
             }
         }
     }
@@ -200,6 +205,12 @@ impl Tiling {
     fn grid(&self, m: u32, n: u32) -> [u32; 3] {
         [n.div_ceil(self.cols), m.div_ceil(self.rows), 1]
     }
+}
+
+/// Rounds of a tile's loops over K: the scalar kernels walk it by quads, others by elements.
+fn tile_rounds(tier: Tier, k: u32) -> u64 {
+    let k = u64::from(k);
+    if tier == Tier::Scalar { k / 4 + k / 32 } else { k + k / 8 }
 }
 
 /// Rounds of the loops over a row of `w`: one for each block and each of its eight quads.
@@ -217,8 +228,10 @@ fn rounds(w: &Matrix) -> u64 {
 pub fn matmul(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let [n_tokens, dim] = x.dims2("matmul", "x")?;
     let choice = choice(rec.device(), &shaders::MATMUL, linear.w, n_tokens);
-    let tiling = Tiling::new(choice, dim);
-    check_loop(rec.device(), "matmul", tiling.rounds.into(), dim)?;
+    check_loop(rec.device(), "matmul", tile_rounds(choice.tier, dim), dim)?;
+    // Super-blocks are longer than blocks.
+    let ends_with_block = u64::from(linear.w.blocks()) * BLOCK as u64 == u64::from(dim);
+    let tiling = Tiling::new(choice, n_tokens, ends_with_block, linear.w.slabs().iter().map(|slab| slab.rows));
     let grid = |rows| tiling.grid(n_tokens, rows);
     linear.dispatch(rec, (tiling.tier, &shaders::MATMUL), &tiling.constants, x, y, grid)
 }
@@ -288,7 +301,7 @@ pub(crate) fn is_sound(device: &Device, kernel: &Kernel, w: &Matrix, choice: Cho
     let variant = kernel.variant(Some(w.weight()), choice.tier).filter(|variant| variant.tier == choice.tier);
     let (has_size, rounds) = if kernel.name == shaders::MATMUL.name {
         let has_size = choice.tier == Tier::Scalar || matches!(choice.size, 64 | 128);
-        (has_size, Tiling::new(choice, w.cols()).rounds.into())
+        (has_size, tile_rounds(choice.tier, w.cols()))
     } else {
         let has_size = choice.size.is_power_of_two() && choice.size <= WG;
         (has_size, rounds(w) / u64::from(choice.size.max(1)))
@@ -385,8 +398,9 @@ pub fn matmul_plain(rec: &mut Recorder, x: &Tensor, b: &Tensor, y: &Tensor) -> R
     b.expect_shape("matmul_plain", "b", &[k, n])?;
     y.expect_shape("matmul_plain", "y", &[m, n])?;
     let is_whole = k.is_multiple_of(4) && n.is_multiple_of(4);
-    let tiling = Tiling::new(Tiling::usual(rec.device(), (&shaders::MATMUL_PLAIN, None), [m, n], is_whole), k);
-    check_loop(rec.device(), "matmul_plain", tiling.rounds.into(), k)?;
+    let choice = Tiling::usual(rec.device(), (&shaders::MATMUL_PLAIN, None), [m, n], is_whole);
+    check_loop(rec.device(), "matmul_plain", tile_rounds(choice.tier, k), k)?;
+    let tiling = Tiling::new(choice, m, k.is_multiple_of(BLOCK as u32), std::iter::once(n));
     let grid = tiling.grid(m, n);
     let axis = usize::from(grid[1] > grid[0]);
     for run in runs(rec.device(), grid, axis, operations(m, n, k)) {

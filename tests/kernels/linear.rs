@@ -32,7 +32,7 @@ const MATVEC: [[u32; 3]; 21] = [
     [1, 1000, 64],
 ];
 
-/// M, N, K: tiles are 64 x 64 or 32 x 32 outputs, K is walked in steps of 32.
+/// M, N, K: tiles are 64 x 64 outputs, or 16 x 64 in the scalar tier; K is walked in steps of 32.
 const MATMUL: [[u32; 3]; 21] = [
     [1, 1, 1],
     [2, 3, 2],
@@ -103,8 +103,8 @@ pub fn cases(cases: &mut Vec<Case>) {
     push("matvec", kernels::matvec, WeightType::Q8_0, 0, [1, 2, 262_144], Inputs::Normal);
     // A matrix of 155 MB, which many adapters bind only in slabs of rows.
     push("matvec", kernels::matvec, WeightType::F32, 0, [1, 151_936, 256], Inputs::Normal);
-    // So many tiles that they are large ones.
-    for sizes in [[129, 12_300, 36], [200, 8200, 33], [70, 16_500, 64]] {
+    // So many tiles that they are large ones; the last are covered exactly.
+    for sizes in [[129, 12_300, 36], [200, 8200, 33], [70, 16_500, 64], [128, 16_384, 32]] {
         push("matmul", kernels::matmul, WeightType::Q4_0, 1, sizes, Inputs::Normal);
         push("matmul", kernels::matmul, WeightType::F32, 7, sizes, Inputs::Normal);
     }
@@ -125,7 +125,9 @@ pub fn cases(cases: &mut Vec<Case>) {
     for inputs in Inputs::ALL {
         MATMUL.into_iter().for_each(|sizes| push_plain(sizes, inputs));
     }
-    for sizes in [[128, 1040, 1024], [2064, 64, 1024], [129, 12_300, 36], [130, 8193, 33], [70, 16_400, 34]] {
+    for sizes in
+        [[128, 1040, 1024], [2064, 64, 1024], [129, 12_300, 36], [130, 8193, 33], [70, 16_400, 34], [128, 16_384, 32]]
+    {
         push_plain(sizes, Inputs::Normal);
     }
 }
