@@ -253,7 +253,7 @@ impl Case {
 /// One line of results. All counts are per token; a decoded token's include its share of the prompt of one token.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Row {
-    /// [`Case::name`].
+    /// [`Case::name`]; behind it the batch size, as in `pp512 b32`, if it is not the one that suits the device.
     pub test: String,
     /// Prompt or generated tokens.
     pub phase: Phase,
@@ -261,6 +261,8 @@ pub struct Row {
     pub n_tokens: usize,
     /// Tokens that the context held before.
     pub depth: usize,
+    /// [`Model::max_pass`](crate::Model::max_pass) of the session: tokens of a prompt that one pass takes at most.
+    pub batch_size: u32,
     /// Over the repetitions.
     pub tokens_per_second: Spread,
     /// Kernels run.
@@ -281,13 +283,19 @@ pub struct Row {
     pub flop_share: f64,
 }
 
-/// Measures one case `repetitions` times after a warm-up. The session forgets what it held; its context must have
-/// [`Case::positions`].
+/// Measures one case `repetitions` times after a warm-up, with [`GenerateOptions::tokens_per_submit`] as given. The
+/// session forgets what it held; its context must have [`Case::positions`].
 ///
 /// # Errors
 /// [`Error::Option`] if there are no tokens or no repetitions; errors of [`Session::generate_ids`] and
 /// [`Generation::next`](crate::generate::Generation::next).
-pub async fn measure(session: &mut Session, case: Case, repetitions: usize, probes: &Probes) -> Result<Row, Error> {
+pub async fn measure(
+    session: &mut Session,
+    case: Case,
+    tokens_per_submit: Option<u32>,
+    repetitions: usize,
+    probes: &Probes,
+) -> Result<Row, Error> {
     for (option, value) in [("n_tokens", case.n_tokens), ("repetitions", repetitions)] {
         if value == 0 {
             return Err(Error::Option { option, expected: "at least 1".into(), found: "0".into() });
@@ -297,7 +305,7 @@ pub async fn measure(session: &mut Session, case: Case, repetitions: usize, prob
     let ids = token_ids(session.model().config().vocab_size, depth + n_tokens);
     session.clear();
     if depth > 0 {
-        generate(session, &ids[..depth], 1).await?;
+        generate(session, &ids[..depth], 1, None).await?;
     }
     // Passes that a generation runs, and so many tokens are counted.
     let (n_prompt, n_generated, n_counted) = match phase {
@@ -310,7 +318,8 @@ pub async fn measure(session: &mut Session, case: Case, repetitions: usize, prob
     for run in 0..=repetitions {
         session.truncate(depth);
         before = if run == repetitions { device.counters() } else { before };
-        let [prefill, decode] = generate(session, &ids[depth..depth + n_prompt], n_generated).await?;
+        let prompt = &ids[depth..depth + n_prompt];
+        let [prefill, decode] = generate(session, prompt, n_generated, tokens_per_submit).await?;
         // The first run compiles pipelines and allocates.
         if run > 0 {
             rates.push(if phase == Phase::Prefill { prefill } else { decode });
@@ -330,11 +339,14 @@ pub async fn measure(session: &mut Session, case: Case, repetitions: usize, prob
     };
     let (bytes_per_token, flop_per_token) = (bytes as f64 / n as f64, flop as f64 / n as f64);
     let tokens_per_second = Spread::of(rates);
+    let batch_size = session.model().max_pass();
+    let is_usual = batch_size == device.usual_max_pass();
     Ok(Row {
-        test: case.name(),
+        test: if is_usual { case.name() } else { format!("{} b{batch_size}", case.name()) },
         phase,
         n_tokens,
         depth: case.depth,
+        batch_size,
         tokens_per_second,
         dispatches_per_token: per_token(counters.dispatches),
         submits_per_token: per_token(counters.submits),
@@ -369,12 +381,12 @@ pub async fn measure_cache(session: &mut Session, n_tokens: usize) -> Result<Cac
     for run in 0..=REPETITIONS {
         session.clear();
         let start = Instant::now();
-        generate(session, &ids[..1], n_tokens).await?;
+        generate(session, &ids[..1], n_tokens, None).await?;
         let cached_seconds = start.elapsed().as_secs_f64();
         let start = Instant::now();
         for n in 1..=n_tokens {
             session.clear();
-            generate(session, &ids[..n], 1).await?;
+            generate(session, &ids[..n], 1, None).await?;
         }
         if run > 0 {
             cached.push(cached_seconds);
@@ -386,8 +398,13 @@ pub async fn measure_cache(session: &mut Session, n_tokens: usize) -> Result<Cac
 }
 
 /// Generates behind `prompt` and returns the rates of prompt and decoding.
-async fn generate(session: &mut Session, prompt: &[u32], n_generated: usize) -> Result<[f64; 2], Error> {
-    let options = GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(n_generated) };
+async fn generate(
+    session: &mut Session,
+    prompt: &[u32],
+    n_generated: usize,
+    tokens_per_submit: Option<u32>,
+) -> Result<[f64; 2], Error> {
+    let options = GenerateOptions { ignore_eos: true, tokens_per_submit, ..GenerateOptions::greedy(n_generated) };
     let mut generation = session.generate_ids(prompt, &options)?;
     while let Some(piece) = generation.next().await {
         piece?;

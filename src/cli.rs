@@ -44,7 +44,8 @@ enum Command {
     ///
     /// Tests are named as by llama-bench: `pp512` is a prompt of 512 tokens, `tg128` are 128 tokens generated one after
     /// the other, `@ d1024` says that the context holds 1024 tokens before. Rates are the median of the repetitions, with
-    /// the lowest and the highest. All tests are of a single sequence, batch 1: sessions have no other.
+    /// the lowest and the highest. All tests are of a single sequence. `b32` says that a prompt goes through in passes of 32
+    /// tokens, where that is not the usual size.
     ///
     /// The share in the last column is of what two kernels reach on the same device in the same run: `scale`, which
     /// copies a large tensor, for decoding, and `matmul` with F32 weights for prompts.

@@ -293,6 +293,19 @@ impl Device {
         matches!(*self.0.executor, Executor::Gpu(_))
     }
 
+    /// Whether kernels run on a GPU that is not software on the CPU's cores.
+    pub(crate) fn is_real_gpu(&self) -> bool {
+        matches!(&*self.0.executor, Executor::Gpu(gpu) if !gpu.is_software())
+    }
+
+    /// Tokens that a pass takes at most unless something else is asked for, see
+    /// [`Model::max_pass`](crate::Model::max_pass). A large GPU is not busy with 128 rows: 2048 columns of them are 64
+    /// tiles, fewer than it has cores. A CPU is, and so is a software adapter, which runs on the same cores: larger passes
+    /// only take more memory there.
+    pub(crate) fn usual_max_pass(&self) -> u32 {
+        if self.is_real_gpu() { 512 } else { 128 }
+    }
+
     /// Tier whose shader variants are recorded.
     pub fn tier(&self) -> Tier {
         self.0.tier
@@ -420,7 +433,12 @@ impl Device {
     /// # Errors
     /// [`Error::DeviceLost`] or [`Error::Gpu`] if the device fails before the content is there.
     pub async fn read<T: Pod>(&self, tensor: &Tensor) -> Result<Vec<T>, Error> {
-        let mut words = self.start_read(tensor, None)?.await?;
+        self.0.counters.bytes_read.add(tensor.size_bytes());
+        let mut words = match (&*self.0.executor, tensor.backing()?) {
+            (Executor::Gpu(gpu), Backing::Gpu(buffer)) => gpu.read(buffer, tensor.size_bytes())?.await?,
+            (Executor::Cpu(_), Backing::Cpu(memory)) => memory.read(0, tensor.size_bytes() as usize / 4),
+            _ => return Err(foreign(tensor)),
+        };
         words.truncate(tensor.len());
         Ok(bytemuck::try_cast_vec(words).unwrap_or_else(|(_, words)| bytemuck::pod_collect_to_vec(&words)))
     }
@@ -470,8 +488,38 @@ impl Device {
     /// # Errors
     /// As [`Device::run`]; the future gives those of [`Device::read`].
     pub fn run_and_read(&self, recording: &Recording, tensor: &Tensor) -> Result<Pending, Error> {
+        self.replay_and_read(recording, tensor, 1)
+    }
+
+    /// Runs a recording `n_runs` times and reads `tensor` behind each run, all in one submission. The words of the runs
+    /// come one after the other.
+    ///
+    /// # Errors
+    /// As [`Device::run_and_read`].
+    pub(crate) fn replay_and_read(
+        &self,
+        recording: &Recording,
+        tensor: &Tensor,
+        n_runs: u32,
+    ) -> Result<Pending, Error> {
         self.prepare(recording)?;
-        self.start_read(tensor, Some(recording))
+        self.0.counters.bytes_read.add(tensor.size_bytes() * u64::from(n_runs));
+        let pending = match (&*self.0.executor, tensor.backing()?) {
+            (Executor::Gpu(gpu), Backing::Gpu(buffer)) => {
+                let Some(Prepared::Gpu(steps)) = recording.prepared.get() else { return Err(foreign_recording()) };
+                PendingKind::Gpu(gpu.run_and_read(steps, buffer, tensor.size_bytes(), n_runs)?)
+            }
+            (Executor::Cpu(cpu), Backing::Cpu(memory)) => {
+                let mut words = Vec::new();
+                for _ in 0..n_runs {
+                    cpu.run(&recording.steps)?;
+                    words.extend(memory.read(0, tensor.size_bytes() as usize / 4));
+                }
+                PendingKind::Ready(Some(words))
+            }
+            _ => return Err(foreign(tensor)),
+        };
+        Ok(Pending(pending))
     }
 
     /// Runs a recording kernel by kernel with a clock around each, and waits for it. Returns each kernel's label and
@@ -573,31 +621,6 @@ impl Device {
         match &*self.0.executor {
             Executor::Gpu(gpu) => gpu.save_pipeline_cache(),
             Executor::Cpu(_) => Ok(()),
-        }
-    }
-
-    fn start_read(&self, tensor: &Tensor, after: Option<&Recording>) -> Result<Pending, Error> {
-        self.0.counters.bytes_read.add(tensor.size_bytes());
-        match (&*self.0.executor, tensor.backing()?) {
-            (Executor::Gpu(gpu), Backing::Gpu(buffer)) => {
-                let steps = match after.map(|recording| recording.prepared.get()) {
-                    None => None,
-                    Some(Some(Prepared::Gpu(steps))) => Some(steps),
-                    Some(_) => return Err(foreign_recording()),
-                };
-                let future = match steps {
-                    Some(steps) => gpu.run_and_read(steps, buffer, tensor.size_bytes())?,
-                    None => gpu.read(buffer, tensor.size_bytes())?,
-                };
-                Ok(Pending(PendingKind::Gpu(future)))
-            }
-            (Executor::Cpu(cpu), Backing::Cpu(memory)) => {
-                if let Some(recording) = after {
-                    cpu.run(&recording.steps)?;
-                }
-                Ok(Pending(PendingKind::Ready(Some(memory.read(0, tensor.size_bytes() as usize / 4)))))
-            }
-            _ => Err(foreign(tensor)),
         }
     }
 }

@@ -9,4 +9,4 @@ mod stop;
 pub use loader::Loader;
 pub use model::{LoadOptions, Model, Trace};
 pub use options::{ContextPolicy, GenerateOptions};
-pub use session::{CancelHandle, Generation, Piece, Session, Snapshot, Stats, StopReason};
+pub use session::{CancelHandle, Generation, PASS_SIZES, Piece, Session, Snapshot, Stats, StopReason};

@@ -90,6 +90,7 @@ fn flags_reach_the_generation() {
     assert_eq!(ids(&["--top-k", "1", "--seed", "3"]), greedy);
     assert_eq!(ids(&["--top-p", "0.000001", "--seed", "4"]), greedy);
     assert_eq!(ids(&["--min-p", "1", "--seed", "4"]), greedy);
+    assert_eq!(ids(&["--temperature", "0", "--tokens-per-submit", "4"]), greedy);
     assert_ne!(ids(&["--temperature", "0", "--repeat-penalty", "5"]), greedy);
     assert_ne!(ids(&["--temperature", "3", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--seed", "3"]), greedy);
 }
@@ -124,7 +125,7 @@ fn info_tokenize_and_inspect_speak_both_ways() {
 fn bench_measures_a_model() {
     let tiny = ["bench", BUILTIN, "--device", "cpu", "-p", "8,0", "-n", "6", "-d", "0,16", "-r", "2"];
     let value = json_of(&[&tiny[..], &["--json"]].concat());
-    assert_eq!((&value["batch"], &value["repetitions"]), (&1.into(), &2.into()));
+    assert_eq!((&value["sequences"], &value["repetitions"]), (&1.into(), &2.into()));
     for probe in ["copy_bytes_per_second", "flop_per_second"] {
         assert!(value["probes"][probe].as_f64().unwrap() > 1e6, "{value}");
     }
@@ -156,9 +157,53 @@ fn bench_measures_a_model() {
     assert_eq!(lines.len(), 5, "{csv}");
     assert!(lines[0].starts_with("device,tier,test,phase") && lines[0].contains("tokens_per_second.median"), "{csv}");
     let table = text(&tilewright(&tiny).stdout);
-    for expected in ["batch 1", "`scale`", "`matmul`", "tg6 @ d16", "of copy", "of FLOP/s"] {
+    for expected in ["one sequence", "`scale`", "`matmul`", "tg6 @ d16", "of copy", "of FLOP/s"] {
         assert!(table.contains(expected), "{table}");
     }
+}
+
+#[test]
+fn bench_takes_prompts_in_passes_of_a_given_size() {
+    let sizes = ["bench", BUILTIN, "--device", "cpu", "-p", "20", "-n", "2", "-d", "0,3", "-r", "1", "-b", "1,8,128"];
+    let value = json_of(&[&sizes[..], &["--json"]].concat());
+    let rows = value["rows"].as_array().unwrap();
+    let names: Vec<&str> = rows.iter().map(|row| row["test"].as_str().unwrap()).collect();
+    let expected = [
+        ["pp20 b1", "tg2 b1", "pp20 @ d3 b1", "tg2 @ d3 b1"],
+        ["pp20 b8", "tg2 b8", "pp20 @ d3 b8", "tg2 @ d3 b8"],
+        ["pp20", "tg2", "pp20 @ d3", "tg2 @ d3"],
+    ];
+    assert_eq!(names, expected.as_flattened());
+    let passes = [(1, 20.0), (8, 3.0), (128, 1.0)];
+    for (rows, (batch_size, n_passes)) in rows.chunks(4).zip(passes) {
+        assert!(rows.iter().all(|row| row["batch_size"] == batch_size), "{value}");
+        assert_eq!([&rows[0], &rows[2]].map(|row| row["submits_per_token"].as_f64()), [Some(n_passes / 20.0); 2]);
+    }
+    let csv = text(&tilewright(&[&sizes[..], &["--csv"]].concat()).stdout);
+    assert!(csv.contains("depth,batch_size,") && csv.contains("pp20 @ d3 b8,prefill,20,3,8,"), "{csv}");
+    assert!(text(&tilewright(&sizes).stdout).contains("\npp20 @ d3 b8 "));
+}
+
+#[test]
+fn bench_counts_submissions_that_hold_several_tokens() {
+    let args = |n| ["bench", "--device", "gpu", "-p", "0", "-n", "15", "-r", "1", "--json", "--tokens-per-submit", n];
+    let output = tilewright(&args("4"));
+    let message = text(&output.stderr);
+    if message.contains("no adapter matches") {
+        assert!(std::env::var_os("REQUIRE_ADAPTER").is_none(), "REQUIRE_ADAPTER is set: {message}");
+        println!("skipped: no adapter");
+        return;
+    }
+    assert!(output.status.success(), "{message}");
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let number = |field: &str| value["rows"][0][field].as_f64().unwrap();
+    assert_eq!(value["tokens_per_submit"], 4);
+    // The prompt, then 4, 4, 4 and 3 tokens.
+    assert_eq!(number("submits_per_token"), 5.0 / 16.0);
+    assert_eq!(number("read_bytes_per_token"), 16.0);
+    let one = json_of(&args("1"));
+    assert_eq!(one["rows"][0]["submits_per_token"], 1.0);
+    assert_eq!(one["rows"][0]["dispatches_per_token"], number("dispatches_per_token"));
 }
 
 #[test]
@@ -195,6 +240,10 @@ fn errors_are_one_sentence_and_an_exit_code() {
     fails(&["bench", "-r", "0"], 2, &["repetitions", "at least 1"]);
     fails(&["bench", "-p", "0", "-n", "0"], 2, &["n_prompt, n_gen"]);
     fails(&["bench", "-p", "many"], 2, &["-p"]);
+    fails(&["bench", "-b", "7"], 2, &["--batch-size", "[1, 8, 32, 128, 512]"]);
+    fails(&["bench", "--batch-size", "8,many"], 2, &["--batch-size", "many"]);
+    fails(&["bench", "--tokens-per-submit", "17"], 2, &["tokens_per_submit", "1 to 16", "17"]);
+    fails(&["--tokens-per-submit", "0"], 2, &["tokens_per_submit", "1 to 16"]);
     fails(&["bench", "--json", "--csv"], 2, &["--csv"]);
     fails(&["bench", "--device", "cpu", "-d", "1000000"], 2, &["context_length", "1000512"]);
     fails(&["bench", "/no/such/model.gguf"], 1, &["/no/such/model.gguf"]);

@@ -92,6 +92,7 @@ fn steady_decode_creates_nothing_and_reads_a_few_bytes() {
         let model = builtin(&device, None);
         let n_layers = model.config().n_layers as usize;
         for options in [endless(60), GenerateOptions { ignore_eos: true, repeat_penalty: 1.1, ..Default::default() }] {
+            let options = GenerateOptions { tokens_per_submit: Some(1), ..options };
             let mut session = model.session().unwrap();
             let dispatches = session.decode_dispatches();
             // Embedding, final norm, head, two for argmax, and the step to the next token.
@@ -114,6 +115,117 @@ fn steady_decode_creates_nothing_and_reads_a_few_bytes() {
             }
             println!("{}: {dispatches} dispatches a token, {} bytes read", device.info().name, did.bytes_read / 32);
         }
+    }
+}
+
+#[test]
+fn a_submission_can_compute_several_tokens() {
+    let Some(device) = common::gpu(None) else { return };
+    let mut session = builtin(&device, None).session().unwrap();
+    let dispatches = session.decode_dispatches() as u64;
+    let mut generation = session.generate("Once upon a time", &in_fours(endless(60))).unwrap();
+    // The prompt's token, and two submissions.
+    for _ in 0..9 {
+        block_on(generation.next()).unwrap().unwrap();
+    }
+    let before = device.counters();
+    for _ in 0..32 {
+        block_on(generation.next()).unwrap().unwrap();
+    }
+    let did = device.counters() - before;
+    assert_eq!((did.buffers_created, did.bind_groups_created, did.pipelines_created), (0, 0, 0), "{did:?}");
+    assert_eq!((did.submits, did.dispatches), (8, 32 * dispatches), "four tokens a submit: {did:?}");
+    assert_eq!((did.bytes_uploaded, did.bytes_read), (0, 32 * 16), "{did:?}");
+
+    // No pass is submitted whose token could not be used: here one token, then 4 and 2, by the number of tokens asked for.
+    drop(generation);
+    session.clear();
+    let before = device.counters();
+    collect(session.generate("Once upon a time", &in_fours(endless(7))).unwrap());
+    let did = device.counters() - before;
+    assert_eq!((did.submits, did.bytes_read), (3, 7 * 16), "{did:?}");
+
+    // And here by the context, where the prompt takes 58 of 64 positions.
+    let mut session = builtin(&device, Some(64)).session().unwrap();
+    let before = device.counters();
+    let (ids, _, reason) = collect(session.generate_ids(&[7; 58], &in_fours(endless(100))).unwrap());
+    let did = device.counters() - before;
+    assert_eq!((ids.len(), reason), (7, StopReason::ContextFull));
+    assert_eq!((did.submits, did.bytes_read), (3, 7 * 16), "{did:?}");
+}
+
+fn in_fours(options: GenerateOptions) -> GenerateOptions {
+    GenerateOptions { tokens_per_submit: Some(4), ..options }
+}
+
+#[test]
+fn texts_do_not_depend_on_how_many_tokens_a_submission_computes() {
+    let sampled = GenerateOptions { max_tokens: 45, repeat_penalty: 1.1, seed: 5, ..GenerateOptions::default() };
+    let stopped = GenerateOptions { stop: vec!["One".into()], ..endless(60) };
+    let slid = GenerateOptions { context_policy: ContextPolicy::Slide, ..sampled.clone() };
+    let cases = [
+        (None, GenerateOptions::greedy(400), StopReason::Eos),
+        (None, sampled, StopReason::MaxTokens),
+        (None, stopped, StopReason::StopText),
+        (Some(39), endless(100), StopReason::ContextFull),
+        (Some(24), slid, StopReason::MaxTokens),
+    ];
+    for device in executors() {
+        for (context_length, options, expected) in &cases {
+            let model = builtin(&device, *context_length);
+            let run = |tokens_per_submit| {
+                let options = GenerateOptions { tokens_per_submit, ..options.clone() };
+                let mut session = model.session().unwrap();
+                let (ids, text, reason) = collect(session.generate("Once upon a time", &options).unwrap());
+                // What was computed past the end of a text leaves no trace in the one that follows.
+                session.truncate(session.tokens().len().min(20));
+                (ids, text, reason, collect(session.generate_ids(&[], &endless(3)).unwrap()).0)
+            };
+            let want = run(Some(1));
+            assert_eq!(want.2, *expected, "{}", want.1);
+            for tokens_per_submit in [None, Some(3), Some(4), Some(16)] {
+                assert_eq!(run(tokens_per_submit), want, "{tokens_per_submit:?} on {}", device.info().name);
+            }
+        }
+    }
+}
+
+#[test]
+fn prompts_give_the_same_tokens_in_passes_of_any_size() {
+    // Passes for a prompt of so many tokens, by the size of the largest.
+    let cases: [(usize, [(u32, u64); 5]); 4] = [
+        (20, [(1, 20), (8, 3), (32, 1), (128, 1), (512, 1)]),
+        (200, [(1, 200), (8, 25), (32, 7), (128, 2), (512, 2)]),
+        (257, [(1, 257), (8, 33), (32, 9), (128, 3), (512, 1)]),
+        (530, [(1, 530), (8, 67), (32, 17), (128, 5), (512, 2)]),
+    ];
+    for device in executors() {
+        // Longer than it was trained for, so that there are full passes of all sizes.
+        let mut file = ModelFile::builtin().unwrap();
+        file.header.config.max_seq_len = 560;
+        let model = Model::from_file(&device, file, LoadOptions::default()).unwrap();
+        let text = model.encode(&"Tom and Mia went to the park. ".repeat(80)).unwrap();
+        let mut plans = Vec::new();
+        for (n_tokens, passes) in cases {
+            let mut want = None;
+            for (max_pass, n_passes) in passes {
+                let model = model.with_max_pass(max_pass).unwrap();
+                let mut session = model.session().unwrap();
+                assert_eq!((model.max_pass(), session.plan()), (max_pass, model.plan()));
+                plans.push(model.plan().activations_bytes);
+                let before = device.counters();
+                let logits = block_on(session.logits(&text[..n_tokens])).unwrap();
+                let context = format!("{n_tokens} tokens in passes of {max_pass} on {}", device.info().name);
+                assert_eq!((device.counters() - before).submits, n_passes, "{context}");
+                let ids = collect(session.generate_ids(&[], &endless(8)).unwrap()).0;
+                let (want_logits, want_ids) = want.get_or_insert_with(|| (logits.clone(), ids.clone()));
+                let difference = largest_difference(&logits, want_logits);
+                assert!(difference < 1e-3, "{context}: logits differ by {difference}");
+                assert_eq!(ids, *want_ids, "{context}");
+            }
+        }
+        assert!(plans[..5].is_sorted() && plans[0] < plans[4], "{plans:?}");
+        assert!(device.is_gpu() || model.max_pass() == 128, "the CPU's usual size");
     }
 }
 
@@ -175,17 +287,20 @@ fn a_prompt_in_pieces_equals_the_prompt_at_once() {
 
 #[test]
 fn memory_plan_is_what_is_allocated() {
-    for device in executors() {
-        let before = device.counters();
-        let model = builtin(&device, None);
-        let mut session = model.session().unwrap();
-        let prompt = "The old dog and the cat sat by the door. ".repeat(12);
-        collect(session.generate(&prompt, &endless(4)).unwrap());
-        let measured = (device.counters() - before).bytes_allocated as f64;
-        let planned = model.plan().total_bytes() as f64;
-        println!("{}: planned {planned}, measured {measured}", device.info().name);
-        assert!((measured / planned - 1.0).abs() <= 0.1, "planned {planned}, measured {measured}");
-        assert_eq!(session.plan(), model.plan());
+    for max_pass in [128, 512] {
+        for device in executors() {
+            let before = device.counters();
+            let options = LoadOptions { max_pass: Some(max_pass), ..LoadOptions::default() };
+            let model = Model::from_file(&device, ModelFile::builtin().unwrap(), options).unwrap();
+            let mut session = model.session().unwrap();
+            let prompt = "The old dog and the cat sat by the door. ".repeat(30);
+            collect(session.generate(&prompt, &endless(4)).unwrap());
+            let measured = (device.counters() - before).bytes_allocated as f64;
+            let planned = model.plan().total_bytes() as f64;
+            println!("{}, {max_pass}: planned {planned}, measured {measured}", device.info().name);
+            assert!((measured / planned - 1.0).abs() <= 0.1, "planned {planned}, measured {measured}");
+            assert_eq!(session.plan(), model.plan());
+        }
     }
 }
 
@@ -368,11 +483,17 @@ fn bad_requests_are_errors_that_name_the_option() {
     fails(&[1], with(&|o| o.min_p = 1.5), "min_p");
     fails(&[1], with(&|o| o.repeat_penalty = 0.0), "repeat_penalty");
     fails(&[1], with(&|o| o.stop = vec![String::new()]), "stop");
+    fails(&[1], with(&|o| o.tokens_per_submit = Some(0)), "tokens_per_submit");
+    fails(&[1], with(&|o| o.tokens_per_submit = Some(17)), "1 to 16");
     for context_length in [0, 1 << 20] {
         let options = LoadOptions { context_length: Some(context_length), ..LoadOptions::default() };
         let error = Model::from_file(&device, ModelFile::builtin().unwrap(), options).err().unwrap();
         assert!(error.to_string().contains("context_length"), "{error}");
     }
+    let options = LoadOptions { max_pass: Some(100), ..LoadOptions::default() };
+    let error = Model::from_file(&device, ModelFile::builtin().unwrap(), options).err().unwrap();
+    assert!(error.to_string().contains("max_pass") && error.to_string().contains("128, 512"), "{error}");
+    assert!(model.with_max_pass(0).is_err());
 }
 
 #[test]
@@ -387,7 +508,7 @@ fn a_device_that_is_not_there_is_an_error_and_auto_is_not() {
 #[test]
 fn a_stream_goes_on_when_the_device_is_lost() {
     let options = GenerateOptions { max_tokens: 40, repeat_penalty: 1.1, seed: 5, ..GenerateOptions::default() };
-    for options in [GenerateOptions::greedy(40), options] {
+    for options in [GenerateOptions::greedy(40), options.clone(), in_fours(options)] {
         let Some(device) = common::gpu(None) else { return };
         let undisturbed: Vec<Piece> = {
             let mut session = Model::builtin(&device).unwrap().session().unwrap();

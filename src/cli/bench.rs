@@ -8,7 +8,8 @@ use serde::Serialize;
 use serde_json::json;
 use tilewright::bench::kernels::{KernelRow, Shapes};
 use tilewright::bench::{self, CacheRow, Case, Phase, Probes, Reads, Row};
-use tilewright::{Device, DeviceInfo, Error, Model};
+use tilewright::generate::PASS_SIZES;
+use tilewright::{Device, DeviceInfo, Error, GenerateOptions, Model};
 
 use super::run::load;
 use super::{DeviceArgs, Failure, print_json, show_bytes};
@@ -44,6 +45,12 @@ struct ModelBenchArgs {
     /// Tokens that the context holds before.
     #[arg(long, short = 'd', value_delimiter = ',', default_value = "0", value_name = "N,..")]
     depth: Vec<usize>,
+    /// Prompt tokens that a pass takes at most: 1, 8, 32, 128 or 512; what suits the device if absent.
+    #[arg(long, short = 'b', value_delimiter = ',', value_parser = parse_batch_size, value_name = "N,..")]
+    batch_size: Vec<u32>,
+    /// Tokens that one submission to a GPU generates, 1 to 16; what suits model and device if absent.
+    #[arg(long, value_name = "N")]
+    tokens_per_submit: Option<u32>,
     /// Repetitions of each test, after a warm-up.
     #[arg(long, short = 'r', default_value_t = 5, value_name = "N")]
     repetitions: usize,
@@ -83,6 +90,11 @@ struct FormatArgs {
     csv: bool,
 }
 
+fn parse_batch_size(text: &str) -> Result<u32, String> {
+    let size = text.parse().ok().filter(|size| PASS_SIZES.contains(size));
+    size.ok_or(format!("expected one of {PASS_SIZES:?}"))
+}
+
 pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
     match &args.command {
         None => bench_model(&args.model),
@@ -110,6 +122,8 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
     if args.repetitions == 0 {
         return Err(option("repetitions", "at least 1", 0).into());
     }
+    let tokens_per_submit = args.tokens_per_submit;
+    GenerateOptions { tokens_per_submit, ..GenerateOptions::default() }.check()?;
     let Some(positions) = cases.iter().map(Case::positions).max() else {
         return Err(option("n_prompt, n_gen", "a number of tokens in one of them", 0).into());
     };
@@ -118,14 +132,24 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
     let device = args.device.open()?;
     let model = load(args.model.as_deref(), &device, Some(context), None)?;
     let probes = pollster::block_on(Probes::measure(&device))?;
-    let mut session = model.session()?;
-    let measure = |case: Case| pollster::block_on(bench::measure(&mut session, case, args.repetitions, &probes));
-    let rows: Vec<Row> = cases.into_iter().map(measure).collect::<Result<_, Error>>()?;
+    let models: Vec<Model> = match args.batch_size.as_slice() {
+        [] => vec![model.clone()],
+        sizes => sizes.iter().map(|&size| model.with_max_pass(size)).collect::<Result<_, Error>>()?,
+    };
+    let mut rows: Vec<Row> = Vec::new();
+    for model in &models {
+        let mut session = model.session()?;
+        for &case in &cases {
+            let measured = bench::measure(&mut session, case, tokens_per_submit, args.repetitions, &probes);
+            rows.push(pollster::block_on(measured)?);
+        }
+    }
     if args.format.json {
         return print_json(&json!({
             "model": model.name(),
             "device": device.info(),
-            "batch": 1,
+            "sequences": 1,
+            "tokens_per_submit": tokens_per_submit,
             "repetitions": args.repetitions,
             "probes": probes,
             "rows": rows,
@@ -135,7 +159,7 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
     if args.format.csv {
         print_csv(&mut out, &device, &rows)?;
     } else {
-        writeln!(out, "model   {}, batch 1, {} repetitions", about(&model), args.repetitions)?;
+        writeln!(out, "model   {}, one sequence, {} repetitions", about(&model), args.repetitions)?;
         print_device(&mut out, device.info(), &probes)?;
         print_rows(&mut out, &rows)?;
     }

@@ -81,6 +81,9 @@ pub struct GenerateArgs {
     /// File with the text to continue; `-` is stdin.
     #[arg(long, value_name = "FILE")]
     prompt_file: Option<PathBuf>,
+    /// Tokens that one submission to a GPU computes, 1 to 16; what suits model and device if absent.
+    #[arg(long, value_name = "N")]
+    tokens_per_submit: Option<u32>,
     /// Time each kernel and print a table.
     #[arg(long)]
     profile: bool,
@@ -118,7 +121,7 @@ pub fn load(
         bar.set_length(total);
         bar.set_position(done);
     };
-    let options = LoadOptions { context_length, memory_limit, progress: Some(&mut progress) };
+    let options = LoadOptions { context_length, memory_limit, progress: Some(&mut progress), ..LoadOptions::default() };
     let model = match path {
         Some(path) => Model::load(device, path, options),
         None => Model::from_file(device, ModelFile::builtin()?, options),
@@ -147,7 +150,7 @@ impl SamplingArgs {
 }
 
 pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
-    let options = args.sampling.options();
+    let options = GenerateOptions { tokens_per_submit: args.tokens_per_submit, ..args.sampling.options() };
     options.check()?;
     let prompt = prompt(args)?;
     let device = args.model.open()?;

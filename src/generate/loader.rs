@@ -173,7 +173,7 @@ impl Loader {
         }
         let Stage::Header(reader) = std::mem::replace(&mut self.stage, Stage::Failed) else { return Ok(()) };
         let (header, heads) = reader.finish()?;
-        let loading = Loading::begin(&self.device, header, self.context_length, self.memory_limit)?;
+        let loading = Loading::begin(&self.device, header, self.context_length, self.memory_limit, None)?;
         let mut weights = Weights { loading, heads };
         for file in 0..weights.heads.len() {
             let head = std::mem::take(&mut weights.heads[file].bytes);

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Session;
-use super::session::Passes;
+use super::session::{PASS_SIZES, Passes};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
@@ -30,6 +30,8 @@ pub struct LoadOptions<'a> {
     pub context_length: Option<u32>,
     /// Bytes that weights, cache and activations may take together.
     pub memory_limit: Option<u64>,
+    /// See [`Model::max_pass`]: one of [`PASS_SIZES`]. 512 on a GPU, 128 on the CPU and on software adapters if `None`.
+    pub max_pass: Option<u32>,
     /// Told bytes of weights that were read and uploaded, and their sum.
     pub progress: Option<&'a mut dyn FnMut(u64, u64)>,
 }
@@ -38,6 +40,8 @@ pub struct LoadOptions<'a> {
 #[derive(Clone)]
 pub struct Model {
     inner: Arc<Inner>,
+    max_pass: u32,
+    plan: MemoryPlan,
 }
 
 struct Inner {
@@ -49,7 +53,7 @@ struct Inner {
     encodings: Result<EncodingCache, String>,
     chat_template: Option<String>,
     block_types: Vec<BlockType>,
-    plan: MemoryPlan,
+    tokens_per_submit: u32,
 }
 
 /// All logits and the residual stream of a pass, for inspection and tests.
@@ -89,12 +93,13 @@ impl Model {
     ///
     /// # Errors
     /// [`Error::Memory`] if the plan exceeds the limit, with nothing allocated; [`Error::Option`] for a context length
-    /// out of range; [`Error::Config`] if a weight is missing; errors of [`Device::write`].
+    /// or a size of passes out of range; [`Error::Config`] if a weight is missing; errors of [`Device::write`].
     pub fn from_file(device: &Device, file: ModelFile, options: LoadOptions<'_>) -> Result<Model, Error> {
         /// Bytes between two reports of progress.
         const PIECE: u64 = 4 << 20;
         let ModelFile { header, files } = file;
-        let mut loading = Loading::begin(device, header, options.context_length, options.memory_limit)?;
+        let LoadOptions { context_length, memory_limit, max_pass, .. } = options;
+        let mut loading = Loading::begin(device, header, context_length, memory_limit, max_pass)?;
         let mut ignore = |_, _| ();
         let progress = options.progress.unwrap_or(&mut ignore);
         while let (Some(wanted), Some(tensor)) = (loading.feed.wanted(), loading.feed.tensor()) {
@@ -115,7 +120,7 @@ impl Model {
         let ModelHeader { config, catalog, .. } = &file.header;
         let context_length = checked_context(config.max_seq_len, context_length)?;
         let weights = Weights::declare(device, config, catalog)?;
-        plan(device, &Llama { config: config.clone(), weights }, context_length)
+        plan(device, &Llama { config: config.clone(), weights }, context_length, checked_max_pass(device, None)?)
     }
 
     /// The device that holds the weights.
@@ -150,7 +155,28 @@ impl Model {
 
     /// Memory of the weights and one session.
     pub fn plan(&self) -> MemoryPlan {
-        self.inner.plan
+        self.plan
+    }
+
+    /// Tokens of a prompt that one pass of a session takes at most.
+    pub fn max_pass(&self) -> u32 {
+        self.max_pass
+    }
+
+    /// The same model, whose sessions have passes for up to `max_pass` tokens; the weights are shared.
+    ///
+    /// # Errors
+    /// [`Error::Option`] if that is none of [`PASS_SIZES`].
+    pub fn with_max_pass(&self, max_pass: u32) -> Result<Model, Error> {
+        let max_pass = checked_max_pass(self.device(), Some(max_pass))?;
+        let plan = Passes::declare(self.device(), self.llama(), self.rope(), max_pass)?.plan();
+        Ok(Model { inner: self.inner.clone(), max_pass, plan })
+    }
+
+    /// Tokens that one submission computes unless a generation asks for another number: 4 on a GPU, not software, that is
+    /// done with a token before the next could be submitted, else 1.
+    pub fn tokens_per_submit(&self) -> u32 {
+        self.inner.tokens_per_submit
     }
 
     /// The tokenizer, which remembers what it encoded.
@@ -240,6 +266,7 @@ pub(super) struct Loading {
     block_types: Vec<BlockType>,
     llama: Llama,
     rope: Tensor,
+    max_pass: u32,
     plan: MemoryPlan,
     pub feed: Feed,
 }
@@ -251,21 +278,23 @@ impl Loading {
         header: ModelHeader,
         context_length: Option<u32>,
         memory_limit: Option<u64>,
+        max_pass: Option<u32>,
     ) -> Result<Loading, Error> {
         let ModelHeader { name, config, tokenizer, chat_template, catalog } = header;
         let context_length = checked_context(config.max_seq_len, context_length)?;
+        let max_pass = checked_max_pass(device, max_pass)?;
         let weights = Weights::declare(device, &config, &catalog)?;
         let llama = Llama { config, weights };
         let rope = rope_tensor(&llama.config, context_length)?;
-        let plan = Passes::declare(device, &llama, &rope)?.plan();
+        let plan = Passes::declare(device, &llama, &rope, max_pass)?.plan();
         if let Some(limit_bytes) = memory_limit
             && plan.total_bytes() > limit_bytes
         {
-            return Err(too_large(device, &llama, &plan, limit_bytes, context_length));
+            return Err(too_large(device, &llama, &plan, limit_bytes, context_length, max_pass));
         }
         let feed = Feed::new(&catalog, &llama.weights);
         let block_types = catalog.block_types();
-        Ok(Loading { name, tokenizer, chat_template, block_types, llama, rope, plan, feed })
+        Ok(Loading { name, tokenizer, chat_template, block_types, llama, rope, max_pass, plan, feed })
     }
 
     /// Weights, whether they have come or not.
@@ -275,15 +304,17 @@ impl Loading {
 
     /// The model, once the feed wants nothing more. Its sessions follow the device's tuning.
     pub fn finish(self, device: &Device) -> Result<Model, Error> {
-        let Loading { name, tokenizer, chat_template, block_types, llama, rope, plan, .. } = self;
+        let Loading { name, tokenizer, chat_template, block_types, llama, rope, max_pass, plan, .. } = self;
         let device = device.clone();
         upload_rope(&device, &llama.config, &rope)?;
         let encodings = match tokenizer {
             Ok(tokenizer) => Ok(EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE)),
             Err(error) => Err(error.to_string()),
         };
-        let inner = Inner { device, name, llama, rope, encodings, chat_template, block_types, plan };
-        Ok(Model { inner: Arc::new(inner) })
+        let weights_bytes = llama.weights.tensors().map(Tensor::size_bytes).sum();
+        let tokens_per_submit = tokens_per_submit(device.is_real_gpu(), weights_bytes);
+        let inner = Inner { device, name, llama, rope, encodings, chat_template, block_types, tokens_per_submit };
+        Ok(Model { inner: Arc::new(inner), max_pass, plan })
     }
 }
 
@@ -300,14 +331,41 @@ fn checked_context(limit: u32, asked: Option<u32>) -> Result<u32, Error> {
     Ok(context_length)
 }
 
+/// The largest pass that was asked for, one of [`PASS_SIZES`], or the device's usual one.
+fn checked_max_pass(device: &Device, asked: Option<u32>) -> Result<u32, Error> {
+    let max_pass = asked.unwrap_or(device.usual_max_pass());
+    if !PASS_SIZES.contains(&max_pass) {
+        let (expected, found) = (format!("one of {PASS_SIZES:?}"), max_pass.to_string());
+        return Err(Error::Option { option: "max_pass", expected, found });
+    }
+    Ok(max_pass)
+}
+
+/// Tokens for one submission. To hand one over, to wait for it and to map what it wrote takes a host tens to hundreds of
+/// microseconds, however short the passes are. A token reads all weights once, which takes a GPU with 1 TB/s 60 us for
+/// 64 MiB. With more weights the GPU is the slower of the two, and one token at a time reaches the reader soonest. A
+/// software adapter is there for tests and does what most GPUs do with most models.
+fn tokens_per_submit(is_real_gpu: bool, weights_bytes: u64) -> u32 {
+    const SMALL_BYTES: u64 = 64 << 20;
+    if is_real_gpu && weights_bytes < SMALL_BYTES { 4 } else { 1 }
+}
+
 /// The memory of the weights and one session that generates.
-fn plan(device: &Device, llama: &Llama, context_length: u32) -> Result<MemoryPlan, Error> {
-    Ok(Passes::declare(device, llama, &rope_tensor(&llama.config, context_length)?)?.plan())
+fn plan(device: &Device, llama: &Llama, context_length: u32, max_pass: u32) -> Result<MemoryPlan, Error> {
+    Ok(Passes::declare(device, llama, &rope_tensor(&llama.config, context_length)?, max_pass)?.plan())
 }
 
 /// The refusal, with what would fit.
-fn too_large(device: &Device, llama: &Llama, plan: &MemoryPlan, limit_bytes: u64, context_length: u32) -> Error {
-    let fits = |context: &u32| self::plan(device, llama, *context).is_ok_and(|p| p.total_bytes() <= limit_bytes);
+fn too_large(
+    device: &Device,
+    llama: &Llama,
+    plan: &MemoryPlan,
+    limit_bytes: u64,
+    context_length: u32,
+    max_pass: u32,
+) -> Error {
+    let plan_of = |context| self::plan(device, llama, context, max_pass);
+    let fits = |context: &u32| plan_of(*context).is_ok_and(|plan| plan.total_bytes() <= limit_bytes);
     let halves = std::iter::successors(Some(context_length / 2), |context| Some(context / 2)).take_while(|&c| c >= 64);
     let hint = match halves.into_iter().find(fits) {
         Some(context) => format!("a context of {context} tokens would fit"),
@@ -321,5 +379,17 @@ fn too_large(device: &Device, llama: &Llama, plan: &MemoryPlan, limit_bytes: u64
             plan.weights_bytes, plan.cache_bytes, plan.activations_bytes
         ),
         hint,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::tokens_per_submit;
+
+    #[test]
+    fn only_small_models_on_real_gpus_compute_several_tokens_at_a_time() {
+        assert_eq!([0, 1 << 20, (64 << 20) - 1].map(|bytes| tokens_per_submit(true, bytes)), [4; 3]);
+        assert_eq!([64 << 20, 1 << 40].map(|bytes| tokens_per_submit(true, bytes)), [1; 2]);
+        assert_eq!(tokens_per_submit(false, 1 << 20), 1);
     }
 }

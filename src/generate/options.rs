@@ -42,6 +42,9 @@ pub struct GenerateOptions {
     pub ignore_eos: bool,
     /// What to do when the context is full.
     pub context_policy: ContextPolicy,
+    /// Tokens that one submission to a GPU computes, 1 to 16: more cost less time each and come in bursts. The text is
+    /// the same. [`Model::tokens_per_submit`](super::Model::tokens_per_submit) if `None`; the CPU takes one at a time.
+    pub tokens_per_submit: Option<u32>,
 }
 
 impl Default for GenerateOptions {
@@ -60,6 +63,7 @@ impl Default for GenerateOptions {
             stop_ids: Vec::new(),
             ignore_eos: false,
             context_policy: ContextPolicy::Stop,
+            tokens_per_submit: None,
         }
     }
 }
@@ -86,6 +90,10 @@ impl GenerateOptions {
         check("min_p", (0.0..=1.0).contains(&self.min_p), "0 to 1", self.min_p)?;
         let penalty = self.repeat_penalty;
         check("repeat_penalty", penalty > 0.0 && penalty <= 100.0, "above 0 to 100", penalty)?;
+        if let Some(found) = self.tokens_per_submit.filter(|n| !(1..=16).contains(n)) {
+            let (expected, found) = ("1 to 16".into(), found.to_string());
+            return Err(Error::Option { option: "tokens_per_submit", expected, found });
+        }
         match self.stop.iter().any(String::is_empty) {
             false => Ok(()),
             true => Err(Error::Option { option: "stop", expected: "texts".into(), found: "an empty one".into() }),

@@ -20,11 +20,13 @@ use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tokenizer::{EncodeOptions, StreamDecoder};
 
-/// Tokens that one pass takes: a prompt is cut into passes of the largest size, and the rest is padded to the next one.
-const PASS_SIZES: [u32; 4] = [1, 8, 32, 128];
-const MAX_PASS: u32 = PASS_SIZES[PASS_SIZES.len() - 1];
+/// Tokens that one pass can take. A session records those up to [`Model::max_pass`].
+pub const PASS_SIZES: [u32; 5] = [1, 8, 32, 128, 512];
 
-/// Decode passes submitted ahead of the token that is being read, so that a GPU does not wait for the host.
+/// From this size on a pass takes about as long as its rows say, so that idle ones are worth avoiding.
+const LONG_PASS: u32 = 128;
+
+/// Submissions ahead, the one that is being read included, so that a GPU does not wait for the host.
 const IN_FLIGHT: usize = 3;
 
 /// A session's tensors and its recorded passes.
@@ -32,71 +34,86 @@ pub(super) struct Passes {
     cache: KvCache,
     io: PassTensors,
     workspace: Workspace,
-    /// A full pass in the middle of a prompt.
-    chunk: Recording,
-    /// For each ending, a recording for each of [`PASS_SIZES`].
-    last: HashMap<Ending, Vec<Recording>>,
+    /// Those of [`PASS_SIZES`] that are recorded.
+    sizes: &'static [u32],
+    /// By what comes behind the layers, and by size.
+    recordings: HashMap<(Ending, u32), Recording>,
 }
 
 impl Passes {
-    /// Declares tensors and records the passes of a greedy generation; nothing is allocated. The context is as long as
-    /// the model's rotation table.
-    pub fn declare(device: &Device, llama: &Llama, rope: &Tensor) -> Result<Passes, Error> {
+    /// Declares tensors and records the passes of a greedy generation, for up to `max_pass` tokens; nothing is allocated.
+    /// The context is as long as the model's rotation table.
+    pub fn declare(device: &Device, llama: &Llama, rope: &Tensor, max_pass: u32) -> Result<Passes, Error> {
         let config = &llama.config;
         let context_length = rope.shape()[0];
+        // A pass for more tokens than the context has positions would never be full.
+        let [largest, enough] = [
+            PASS_SIZES.iter().rposition(|&size| size <= max_pass),
+            PASS_SIZES.iter().position(|&size| size >= context_length),
+        ];
+        let last = largest.unwrap_or(0).min(enough.unwrap_or(PASS_SIZES.len() - 1));
+        let sizes = &PASS_SIZES[..=last];
         let word = |label: &str, shape: &[u32], dtype| Tensor::declare(label, Role::Activations, shape, dtype);
         let cache = KvCache::declare(config, context_length)?;
         let io = PassTensors {
             state: StepState::declare()?,
             // The last pass of a prompt may be padded beyond the context.
-            tokens: word("tokens", &[context_length.saturating_add(MAX_PASS)], DType::U32)?,
+            tokens: word("tokens", &[context_length.saturating_add(PASS_SIZES[last])], DType::U32)?,
             rope: rope.clone(),
             logits: word("logits", &[1, config.vocab_size], DType::F32)?,
             sampling: word("sampling", &[8], DType::U32)?,
             chosen: word("chosen", &[1], DType::U32)?,
         };
-        let mut workspace = Workspace::default();
-        let mut rec = Recorder::new(device);
-        llama.record_pass(&mut rec, &cache, &io, MAX_PASS, Ending::Cache)?;
-        let chunk = rec.finish(&mut workspace);
-        let mut passes = Passes { cache, io, workspace, chunk, last: HashMap::new() };
+        let (workspace, recordings) = (Workspace::default(), HashMap::new());
+        let mut passes = Passes { cache, io, workspace, sizes, recordings };
+        passes.record(device, llama, Ending::Cache)?;
         passes.record(device, llama, Ending::Greedy { penalize: false })?;
         Ok(passes)
     }
 
     /// Records the passes of an ending unless that was done before.
     fn record(&mut self, device: &Device, llama: &Llama, ending: Ending) -> Result<(), Error> {
-        if self.last.contains_key(&ending) {
-            return Ok(());
-        }
-        let mut recordings = Vec::new();
-        for &n_tokens in PASS_SIZES.iter().rev() {
+        let largest = self.largest();
+        for &size in self.sizes.iter().rev() {
+            // In the middle of a prompt only full passes run, and short ones never do.
+            let never_runs = ending == Ending::Cache && size < LONG_PASS.min(largest);
+            if never_runs || self.recordings.contains_key(&(ending, size)) {
+                continue;
+            }
             let mut rec = Recorder::new(device);
-            llama.record_pass(&mut rec, &self.cache, &self.io, n_tokens, ending)?;
-            recordings.insert(0, rec.finish(&mut self.workspace));
+            llama.record_pass(&mut rec, &self.cache, &self.io, size, ending)?;
+            self.recordings.insert((ending, size), rec.finish(&mut self.workspace));
         }
-        self.last.insert(ending, recordings);
         Ok(())
     }
 
-    fn recordings(&self) -> impl Iterator<Item = &Recording> {
-        self.last.values().flatten().chain([&self.chunk])
+    fn largest(&self) -> u32 {
+        self.sizes[self.sizes.len() - 1]
     }
 
     /// Memory of these passes and the weights. The recordings use all of it but the sampling settings, which a greedy
     /// pass does not read.
     pub fn plan(&self) -> MemoryPlan {
-        MemoryPlan::of(self.recordings(), [&self.io.sampling])
+        MemoryPlan::of(self.recordings.values(), [&self.io.sampling])
     }
 
-    /// The smallest recorded pass for `n_tokens` tokens, at most [`MAX_PASS`], and what comes behind it.
-    fn pass(&self, n_tokens: u32, ending: Ending) -> Result<&Recording, Error> {
-        let at = PASS_SIZES.iter().position(|&size| size >= n_tokens).unwrap_or(PASS_SIZES.len() - 1);
-        self.last.get(&ending).and_then(|recordings| recordings.get(at)).ok_or_else(|| Error::Operand {
+    /// The size of the next pass where `n_tokens` tokens are left: the smallest that takes them all or else the largest,
+    /// but a shorter one rather than a long one that would be at most half full.
+    fn size(&self, n_tokens: u32) -> u32 {
+        let at = self.sizes.iter().position(|&size| size >= n_tokens).unwrap_or(self.sizes.len() - 1);
+        match self.sizes[..at].last() {
+            Some(&shorter) if shorter >= LONG_PASS && n_tokens <= self.sizes[at] / 2 => shorter,
+            _ => self.sizes[at],
+        }
+    }
+
+    /// The recorded pass of a size, with what comes behind its layers.
+    fn pass(&self, size: u32, ending: Ending) -> Result<&Recording, Error> {
+        self.recordings.get(&(ending, size)).ok_or_else(|| Error::Operand {
             kernel: "session",
-            operand: "ending",
+            operand: "pass",
             expected: "one that was recorded".into(),
-            found: format!("{ending:?}"),
+            found: format!("{ending:?} of {size}"),
         })
     }
 }
@@ -166,7 +183,7 @@ pub struct Piece {
 
 impl Session {
     pub(super) fn new(model: &Model) -> Result<Session, Error> {
-        let passes = Passes::declare(model.device(), model.llama(), model.rope())?;
+        let passes = Passes::declare(model.device(), model.llama(), model.rope(), model.max_pass())?;
         Ok(Session { model: model.clone(), passes, tokens: Vec::new(), cached: 0 })
     }
 
@@ -315,7 +332,7 @@ impl Session {
                 found: format!("`{}` with {}", model.name(), model.context_length()),
             });
         }
-        self.passes = Passes::declare(model.device(), model.llama(), model.rope())?;
+        self.passes = Passes::declare(model.device(), model.llama(), model.rope(), model.max_pass())?;
         self.model = model.clone();
         self.cached = 0;
         Ok(())
@@ -362,15 +379,17 @@ impl Session {
         let io = &self.passes.io;
         device.write(&io.tokens, self.cached, &self.tokens[self.cached..])?;
         loop {
-            let n_tokens = (self.tokens.len() - self.cached).min(MAX_PASS as usize);
-            io.state.set(&device, self.cached as u32, n_tokens as u32)?;
-            self.cached += n_tokens;
+            let n_left = (self.tokens.len() - self.cached) as u32;
+            let size = self.passes.size(n_left);
+            let n_tokens = n_left.min(size);
+            io.state.set(&device, self.cached as u32, n_tokens)?;
+            self.cached += n_tokens as usize;
             if self.cached >= self.tokens.len() {
                 let result = if ending == Ending::Logits { &io.logits } else { io.state.tensor() };
-                let pending = device.run_and_read(self.passes.pass(n_tokens as u32, ending)?, result)?;
+                let pending = device.run_and_read(self.passes.pass(size, ending)?, result)?;
                 return Ok(Some((n_fed, pending)));
             }
-            device.run(&self.passes.chunk)?;
+            device.run(self.passes.pass(size, Ending::Cache)?)?;
             pause().await;
             if cancelled.load(Ordering::Relaxed) {
                 return Ok(None);
@@ -383,11 +402,11 @@ impl Session {
         self.model.device().write(&self.passes.io.sampling, 0, bytemuck::cast_slice::<_, u32>(&[sampling]))
     }
 
-    /// Runs one more pass on the token that the device chose last.
-    fn step(&mut self, ending: Ending) -> Result<Pending, Error> {
+    /// Submits `n` more passes, each on the token that the device chose last.
+    fn steps(&mut self, ending: Ending, n: u32) -> Result<Pending, Error> {
         let recording = self.passes.pass(1, ending)?;
-        let pending = self.model.device().run_and_read(recording, self.passes.io.state.tensor())?;
-        self.cached += 1;
+        let pending = self.model.device().replay_and_read(recording, self.passes.io.state.tensor(), n)?;
+        self.cached += n as usize;
         Ok(pending)
     }
 }
@@ -412,8 +431,10 @@ pub struct Generation<'s> {
     decoder: Option<StreamDecoder>,
     stop_filter: StopFilter,
     eos_ids: Vec<u32>,
-    /// Passes whose token has not been read, in order.
-    pending: VecDeque<Pending>,
+    /// Submissions that have not been read, in order, and how many tokens each gives.
+    pending: VecDeque<(Pending, usize)>,
+    /// Tokens that were read and have not been given out.
+    chosen: VecDeque<u32>,
     /// Whether the device's state is that of the session, so that the next pass can simply follow.
     running: bool,
     n_generated: usize,
@@ -443,6 +464,7 @@ impl<'s> Generation<'s> {
             stop_filter: StopFilter::new(&options.stop),
             eos_ids,
             pending: VecDeque::new(),
+            chosen: VecDeque::new(),
             running: false,
             n_generated: 0,
             stop_reason: None,
@@ -529,6 +551,7 @@ impl<'s> Generation<'s> {
                 self.stop_reason = Some(StopReason::Cancelled);
                 self.failed = true;
                 self.pending.clear();
+                self.chosen.clear();
                 Some(Err(error))
             }
         }
@@ -558,11 +581,15 @@ impl<'s> Generation<'s> {
             self.stop_reason = Some(StopReason::Cancelled);
             return Ok(None);
         };
-        self.run_ahead()?;
-        let id = match self.pending.pop_front() {
-            Some(pending) => StepState::token(&pending.await?),
-            None => self.step_profiled().await?,
-        };
+        if self.chosen.is_empty() {
+            self.run_ahead()?;
+            let words = match self.pending.pop_front() {
+                Some((pending, _)) => pending.await?,
+                None => self.step_profiled().await?,
+            };
+            self.chosen.extend(StepState::tokens(&words));
+        }
+        let id = self.chosen.pop_front();
         let pos = self.session.tokens.len() as u32;
         let id = id.filter(|&id| id != NON_FINITE).ok_or(Error::NonFinite { pos })?;
         if n_fed > 0 {
@@ -580,30 +607,36 @@ impl<'s> Generation<'s> {
     async fn feed(&mut self) -> Result<Option<usize>, Error> {
         self.session.write_sampling(&self.options)?;
         let Some((n_fed, pending)) = self.session.feed(self.ending, &self.cancelled.0).await? else { return Ok(None) };
-        self.pending.push_back(pending);
+        self.pending.push_back((pending, 1));
         self.running = true;
         Ok(Some(n_fed))
     }
 
-    /// Submits passes ahead of the one whose token is read next, as far as they can be needed.
+    /// Submits passes behind those that are read next, as far as they can be needed. All tokens that were read have been
+    /// given out.
     fn run_ahead(&mut self) -> Result<(), Error> {
         // The CPU runs a pass when it is submitted, so there is nothing to gain; a profile runs them one at a time.
-        let depth = match (self.session.model.device().is_gpu(), &self.profile) {
-            (true, None) => IN_FLIGHT,
-            (false, None) => 1,
-            (_, Some(_)) => 0,
+        let model = &self.session.model;
+        let (depth, n_each) = match (model.device().is_gpu(), &self.profile) {
+            (true, None) => (IN_FLIGHT, self.options.tokens_per_submit.unwrap_or(model.tokens_per_submit())),
+            (false, None) => (1, 1),
+            (_, Some(_)) => (0, 0),
         };
-        while self.pending.len() < depth
-            && self.n_generated + self.pending.len() < self.options.max_tokens
-            && self.session.cached < self.session.capacity()
-        {
-            self.pending.push_back(self.session.step(self.ending)?);
+        let mut wanted = self.options.max_tokens - self.n_generated;
+        wanted -= self.pending.iter().map(|(_, n)| n).sum::<usize>();
+        while self.pending.len() < depth {
+            let n = wanted.min(self.session.capacity() - self.session.cached).min(n_each as usize);
+            if n == 0 {
+                break;
+            }
+            self.pending.push_back((self.session.steps(self.ending, n as u32)?, n));
+            wanted -= n;
         }
         Ok(())
     }
 
-    /// Runs one pass with a clock around each kernel and gives its token.
-    async fn step_profiled(&mut self) -> Result<Option<u32>, Error> {
+    /// Runs one pass with a clock around each kernel and gives the state behind it.
+    async fn step_profiled(&mut self) -> Result<Vec<u32>, Error> {
         let session = &mut *self.session;
         let device = session.model.device();
         let times = device.run_profiled(session.passes.pass(1, self.ending)?).await?;
@@ -613,8 +646,7 @@ impl<'s> Generation<'s> {
             *calls += 1;
             *total += time;
         }
-        let state: Vec<u32> = device.read(session.passes.io.state.tensor()).await?;
-        Ok(StepState::token(&state))
+        device.read(session.passes.io.state.tensor()).await
     }
 
     /// The text that a token completes, and whether the generation ends with it.

@@ -65,6 +65,8 @@ pub(crate) struct Gpu {
     /// Bytes uploaded since the last submission that they caused.
     staged_bytes: AtomicUsize,
     max_dispatch_operations: u64,
+    /// Whether the adapter runs on the CPU.
+    is_software: bool,
     fault: Fault,
     counters: Arc<LiveCounters>,
 }
@@ -129,6 +131,7 @@ impl Gpu {
                 _ => 1 << 34,
             },
             adapter_name: report.name.clone(),
+            is_software: report.is_software,
             fault,
             counters,
             device,
@@ -144,6 +147,10 @@ impl Gpu {
             max_binding_bytes: limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min((1 << 31) - 256),
             max_dispatch_operations: self.max_dispatch_operations,
         }
+    }
+
+    pub fn is_software(&self) -> bool {
+        self.is_software
     }
 
     /// Distance of the params of two dispatches in a recording's uniform buffer.
@@ -245,16 +252,29 @@ impl Gpu {
 
     /// Submits all dispatches in one pass.
     pub fn run(&self, steps: &PreparedSteps) -> Result<(), Error> {
-        self.submit(self.encode(steps)).map(drop)
-    }
-
-    /// Submits all dispatches in one pass and, behind them, the copy of a buffer to the host.
-    pub fn run_and_read(&self, steps: &PreparedSteps, buffer: &PooledBuffer, size: u64) -> Result<ReadFuture, Error> {
-        self.submit_and_read(self.encode(steps), &buffer.buffer, size)
-    }
-
-    fn encode(&self, steps: &PreparedSteps) -> wgpu::CommandEncoder {
         let mut encoder = self.encoder();
+        self.encode(&mut encoder, steps);
+        self.submit(encoder).map(drop)
+    }
+
+    /// Submits `n_runs` times all dispatches in one pass and, behind each pass, the copy of a buffer to the host.
+    pub fn run_and_read(
+        &self,
+        steps: &PreparedSteps,
+        buffer: &PooledBuffer,
+        size: u64,
+        n_runs: u32,
+    ) -> Result<ReadFuture, Error> {
+        let staging = self.staging.take(&self.device, size * u64::from(n_runs));
+        let mut encoder = self.encoder();
+        for run in 0..u64::from(n_runs) {
+            self.encode(&mut encoder, steps);
+            encoder.copy_buffer_to_buffer(&buffer.buffer, 0, &staging, run * size, size);
+        }
+        self.submit_and_map(encoder, staging)
+    }
+
+    fn encode(&self, encoder: &mut wgpu::CommandEncoder, steps: &PreparedSteps) {
         let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
         for (pipeline, group, [x, y, z]) in &steps.dispatches {
             pass.set_pipeline(&pipeline.pipeline);
@@ -263,7 +283,6 @@ impl Gpu {
         }
         drop(pass);
         self.counters.dispatches.add(steps.dispatches.len() as u64);
-        encoder
     }
 
     pub fn read(&self, buffer: &PooledBuffer, size: u64) -> Result<ReadFuture, Error> {
@@ -354,6 +373,11 @@ impl Gpu {
     ) -> Result<ReadFuture, Error> {
         let staging = self.staging.take(&self.device, size);
         encoder.copy_buffer_to_buffer(buffer, 0, &staging, 0, size);
+        self.submit_and_map(encoder, staging)
+    }
+
+    /// Submits commands that write to a staging buffer, and asks for its content.
+    fn submit_and_map(&self, encoder: wgpu::CommandEncoder, staging: wgpu::Buffer) -> Result<ReadFuture, Error> {
         let index = self.submit(encoder)?;
         let future = ReadFuture::start(staging, self.staging.clone(), self.fault.clone(), self.pipelines.checks());
         self.poller.wait_for(index, future.signal());

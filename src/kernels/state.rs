@@ -47,14 +47,15 @@ impl StepState {
         device.write(&self.0, 0, &[pos, n_tokens])
     }
 
-    /// The words; [`StepState::token`] takes them apart after a read.
+    /// The words; [`StepState::tokens`] takes them apart after a read.
     pub fn tensor(&self) -> &Tensor {
         &self.0
     }
 
-    /// The token chosen last, from the state's words as read back. [`NON_FINITE`](super::NON_FINITE) if none could be.
-    pub fn token(words: &[u32]) -> Option<u32> {
-        words.get(2).copied()
+    /// The token chosen last, from the words of one state after another as read back. [`NON_FINITE`](super::NON_FINITE)
+    /// if none could be.
+    pub fn tokens(words: &[u32]) -> impl Iterator<Item = u32> {
+        words.chunks_exact(4).map(|state| state[2])
     }
 }
 

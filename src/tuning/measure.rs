@@ -27,9 +27,6 @@ use crate::tensor::{Role, Tensor};
 #[cfg(not(target_arch = "wasm32"))]
 const BUDGET: Duration = Duration::from_secs(2);
 
-/// Tokens of the pass that stands for prompts.
-const PROMPT_TOKENS: u32 = 128;
-
 /// Rounds in which all candidates take turns; the median counts.
 const ROUNDS: std::ops::Range<usize> = 5..16;
 
@@ -110,7 +107,7 @@ pub(crate) async fn tune_products(
     weights: &Weights,
     budget: impl Fn(u32) -> Duration,
 ) -> Result<(Tuning, Vec<TunedRow>), Error> {
-    let of_prompts = weights.layer_products().map(|(_, w)| (&shaders::MATMUL, w, PROMPT_TOKENS));
+    let of_prompts = weights.layer_products().map(|(_, w)| (&shaders::MATMUL, w, device.usual_max_pass()));
     let mut products: Vec<Product> = Vec::new();
     for (kernel, w, n_tokens) in weights.products().map(|(kernel, w)| (kernel, w, 1)).chain(of_prompts) {
         let bucket = Bucket::of(kernel, w, n_tokens);

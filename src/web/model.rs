@@ -327,5 +327,6 @@ fn read_options(value: JsValue) -> Result<GenerateOptions, JsValue> {
         stop_ids: given.stop_ids.unwrap_or_default(),
         ignore_eos: given.ignore_eos.unwrap_or(default.ignore_eos),
         context_policy: if given.slide == Some(true) { ContextPolicy::Slide } else { ContextPolicy::Stop },
+        ..default
     })
 }
