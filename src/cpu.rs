@@ -161,7 +161,7 @@ impl Cpu {
 
     pub fn run(&self, steps: &[Step]) -> Result<(), Error> {
         let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        steps.iter().try_for_each(run_step)?;
+        threads::enter(|| steps.iter().try_for_each(run_step))?;
         self.counters.dispatches.add(steps.len() as u64);
         self.counters.submits.add(1);
         Ok(())
@@ -173,7 +173,7 @@ impl Cpu {
             let start = Instant::now();
             run_step(step).map(|()| start.elapsed())
         };
-        let times = steps.iter().map(timed).collect::<Result<_, _>>()?;
+        let times = threads::enter(|| steps.iter().map(timed).collect::<Result<_, _>>())?;
         self.counters.dispatches.add(steps.len() as u64);
         self.counters.submits.add(1);
         Ok(times)

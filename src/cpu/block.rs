@@ -238,8 +238,8 @@ impl<'a, F: Format> Packed<'a, F> {
     }
 
     #[inline(always)]
-    fn scale(&self, unit: usize) -> f32 {
-        if F::SCALED { widen_f16(self.scales[unit]) } else { 1.0 }
+    fn scale<V: Vector>(&self, unit: usize) -> V {
+        if F::SCALED { V::splat_f16(self.scales[unit]) } else { V::splat(1.0) }
     }
 
     /// Sum over all blocks of weight times `x`.
@@ -247,7 +247,7 @@ impl<'a, F: Format> Packed<'a, F> {
     pub fn dot<V: Vector>(&self, x: &[Block]) -> f32 {
         let mut sum = V::splat(0.0);
         for (i, (unit, x)) in self.units.iter().zip(x.chunks_exact(F::BLOCKS)).enumerate() {
-            let (scale, scales) = (V::splat(self.scale(i)), F::scales(unit));
+            let (scale, scales) = (self.scale::<V>(i), F::scales(unit));
             for (at, x) in x.iter().enumerate() {
                 let mut part = V::splat(0.0);
                 for (weights, x) in F::block::<V>(unit, &scales, at).iter().zip(x.as_chunks().0) {
@@ -272,10 +272,10 @@ impl<F: Format> Work for Unpack<'_, F> {
     #[inline(always)]
     fn run<V: Vector>(self) {
         for (i, (unit, weights)) in self.packed.units.iter().zip(self.weights.chunks_exact_mut(F::BLOCKS)).enumerate() {
-            let (scale, scales) = (self.packed.scale(i), F::scales(unit));
+            let (scale, scales) = (self.packed.scale::<V>(i), F::scales(unit));
             for (at, weights) in weights.iter_mut().enumerate() {
                 for (eight, weights) in F::block::<V>(unit, &scales, at).iter().zip(weights.as_chunks_mut().0) {
-                    *weights = eight.lanes().map(|weight| scale * weight);
+                    *weights = eight.fma(scale, V::splat(0.0)).lanes();
                 }
             }
         }

@@ -3,6 +3,18 @@
 /// Operations below which a kernel stays on the calling thread: waking the others takes longer than this work.
 const PARALLEL_OPS: usize = 1 << 16;
 
+/// Does the work on one of the threads that share chunks out. Begun elsewhere, each kernel would put its chunks into
+/// their queue, wake them and go to sleep: about forty times as many switches of threads in decoding.
+#[cfg(not(target_arch = "wasm32"))]
+pub(super) fn enter<R: Send>(work: impl FnOnce() -> R + Send) -> R {
+    rayon::scope(|_| work())
+}
+
+#[cfg(target_arch = "wasm32")]
+pub(super) fn enter<R>(work: impl FnOnce() -> R) -> R {
+    work()
+}
+
 /// Calls `work(i, chunk)` for each run of `chunk_len` elements of `y`, the last one perhaps shorter; on several threads
 /// if all of it takes many operations, of which `ops` is an estimate.
 pub(super) fn for_each_chunk<T: Send>(
