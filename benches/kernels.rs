@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use criterion::{Criterion, Throughput};
 use tilewright::kernels::{
     AttentionConfig, Linear, Norm, PROBE_READS, Qkv, ReadOrder, RopeConfig, RopeScaling, RopeStyle, StepState,
-    attention, gate_up, layer_norm, matmul, matmul_naive, matvec, probe_read, rms_norm, rope, rope_kv, rope_table,
-    softmax, swiglu,
+    attention, by_head, gate_up, layer_norm, matmul, matmul_naive, matvec, probe_read, rms_norm, rope, rope_kv,
+    rope_table, softmax, swiglu,
 };
 use tilewright::{DType, Error, Matrix, Recorder, Role, Tensor, WeightType, Workspace, file_row_bytes};
 
@@ -122,6 +122,7 @@ fn main() {
         rows(&mut bench, n_rows, dim);
     }
     ropes(&mut bench);
+    layouts(&mut bench);
     reads(&mut bench);
     let cached: &[u32] = if is_full { &[20, 256, 1024, 4096] } else { &[20, 1024] };
     for &n_cached in cached {
@@ -202,6 +203,18 @@ fn ropes(bench: &mut Bench) {
         let x = rec.device().upload("x", &shape, &common::uniform(len as usize))?;
         let y = output("y", &shape)?;
         rope(rec, &state, &config, &table, &x, &y)?;
+        Ok(y)
+    });
+}
+
+/// The keys of a chunk of a prompt, in the layout of a cache.
+fn layouts(bench: &mut Bench) {
+    let [n_rows, n_heads, head_dim] = [128, 8, 64]; // [S, H, D]
+    let len = n_rows * n_heads * head_dim;
+    bench.measure("by_head", "128x8x64", Work::Bytes(4 * u64::from(2 * len)), |rec| {
+        let x = rec.device().upload("x", &[n_rows, n_heads * head_dim], &common::uniform(len as usize))?;
+        let y = output("y", &[n_heads, n_rows, head_dim])?;
+        by_head(rec, &x, &y)?;
         Ok(y)
     });
 }

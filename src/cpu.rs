@@ -18,6 +18,7 @@ mod activation;
 mod argmax;
 mod attention;
 mod block;
+mod by_head;
 mod embed;
 #[cfg(not(target_arch = "wasm32"))]
 mod gemm;
@@ -110,6 +111,7 @@ fn twin(kernel: &str) -> Option<Twin> {
         "argmax_merge" => argmax::argmax_merge,
         "attention_decode" | "attention_prefill" => attention::attention,
         "attention_merge" => attention::attention_merge,
+        "by_head" => by_head::by_head,
         "embed" => embed::embed,
         "gate_up" => linear::gate_up,
         "gelu" => activation::gelu,

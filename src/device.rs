@@ -443,6 +443,28 @@ impl Device {
         Ok(bytemuck::try_cast_vec(words).unwrap_or_else(|(_, words)| bytemuck::pod_collect_to_vec(&words)))
     }
 
+    /// Reads the bytes of a tensor into a new array of JavaScript, past WASM memory; of a recording's result with a run
+    /// of the recording in front, in the same submission.
+    ///
+    /// # Errors
+    /// As [`Device::run`] and [`Device::read`].
+    #[cfg(target_arch = "wasm32")]
+    pub(crate) async fn read_array(
+        &self,
+        tensor: &Tensor,
+        after: Option<&Recording>,
+    ) -> Result<js_sys::Uint8Array, Error> {
+        after.map_or(Ok(()), |recording| self.prepare(recording))?;
+        let size_bytes = tensor.len() as u32 * 4;
+        match self.start_read(tensor, after)?.0 {
+            PendingKind::Ready(words) => {
+                let words = words.unwrap_or_default();
+                Ok(js_sys::Uint8Array::from(&bytemuck::cast_slice(&words)[..size_bytes as usize]))
+            }
+            PendingKind::Gpu(future) => future.await?.array(size_bytes),
+        }
+    }
+
     /// Fills everything behind the tensor with one word, the slack between its end and its buffer's end included, so
     /// that a test can tell what a kernel wrote.
     #[doc(hidden)]
@@ -464,7 +486,7 @@ impl Device {
     #[doc(hidden)]
     pub async fn read_buffer(&self, tensor: &Tensor) -> Result<Vec<u32>, Error> {
         match (&*self.0.executor, tensor.backing()?) {
-            (Executor::Gpu(gpu), Backing::Gpu(buffer)) => gpu.read(buffer, buffer.buffer.size())?.await,
+            (Executor::Gpu(gpu), Backing::Gpu(buffer)) => gpu.read(buffer, buffer.buffer.size())?.await?.words(),
             (Executor::Cpu(_), Backing::Cpu(memory)) => Ok(memory.read(0, memory.len())),
             _ => Err(foreign(tensor)),
         }
@@ -667,7 +689,7 @@ impl Future for Pending {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
             PendingKind::Ready(words) => Poll::Ready(Ok(words.take().unwrap_or_default())),
-            PendingKind::Gpu(future) => Pin::new(future).poll(cx),
+            PendingKind::Gpu(future) => Pin::new(future).poll(cx).map(|mapped| mapped?.words()),
         }
     }
 }

@@ -7,7 +7,7 @@ import type { DeviceInfo, Notice } from "./types.js";
 
 /** A worker of the browser or a thread of Node. */
 interface Thread {
-  post(message: ToWorker): void;
+  post(message: ToWorker, transfer?: ArrayBuffer[]): void;
   terminate(): void;
   /** Whether the process should wait for the worker; browsers do not care. */
   keepAlive(wanted: boolean): void;
@@ -29,6 +29,8 @@ interface Pending {
 /** Options of a call. */
 export interface CallOptions<K extends CallName> {
   signal?: AbortSignal | undefined;
+  /** Memory in the arguments that is handed over instead of copied. */
+  transfer?: ArrayBuffer[];
   onEvent?: (event: Calls[K]["event"]) => void;
 }
 
@@ -67,7 +69,7 @@ export class Engine {
   }
 
   /** Asks the worker for something. An abort rejects at once with the signal's reason; the worker stops as soon as it can. */
-  call<K extends CallName>(name: K, args: Calls[K]["args"], { signal, onEvent }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+  call<K extends CallName>(name: K, args: Calls[K]["args"], { signal, transfer, onEvent }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
     return new Promise((resolve, reject) => {
       signal?.throwIfAborted();
       if (this.#ended !== undefined) {
@@ -84,7 +86,7 @@ export class Engine {
         reject(signal?.reason);
       };
       const settled = (): void => signal?.removeEventListener("abort", abort);
-      this.#thread?.post({ type: "call", id, name, args });
+      this.#thread?.post({ type: "call", id, name, args }, transfer);
       this.#pending.set(id, {
         resolve: (value) => {
           settled();
@@ -207,7 +209,7 @@ function startWorker({ onMessage, onFailure }: ThreadEvents): Thread {
       ? `the worker with the engine failed: ${event.message}`
       : "the worker with the engine could not be loaded; check that worker.js and tilewright.js are served beside the package");
   });
-  return { post: (message) => worker.postMessage(message), terminate: () => worker.terminate(), keepAlive: () => {} };
+  return { post: (message, transfer = []) => worker.postMessage(message, transfer), terminate: () => worker.terminate(), keepAlive: () => {} };
 }
 
 async function startNodeThread({ onMessage, onFailure }: ThreadEvents): Promise<Thread> {
@@ -220,7 +222,7 @@ async function startNodeThread({ onMessage, onFailure }: ThreadEvents): Promise<
   thread.on("error", (error) => onFailure(`the thread with the engine failed: ${messageOf(error)}`));
   thread.on("exit", () => onFailure("the thread with the engine is gone"));
   return {
-    post: (message) => thread.postMessage(message),
+    post: (message, transfer) => thread.postMessage(message, transfer),
     terminate: () => void thread.terminate(),
     keepAlive: (wanted) => wanted ? thread.ref() : thread.unref(),
   };

@@ -3,7 +3,8 @@
 export { cache } from "./cache.js";
 export { TilewrightError, type ErrorCode } from "./errors.js";
 export {
-  attention, devices, Kernels, matmul, rmsNorm, rope, softmax, type AttentionOptions, type KernelOptions, type RopeOptions,
+  attention, devices, Kernels, matmul, rmsNorm, rope, softmax, type AttentionOptions, type DeviceTensor, type KernelOperand,
+  type KernelOptions, type RopeOptions,
 } from "./kernels.js";
 export { Generation, Model } from "./model.js";
 export {

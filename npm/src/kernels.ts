@@ -1,6 +1,8 @@
-/** The engine's kernels on typed arrays, all row-major. They run in a worker; results are new arrays. */
+/** The engine's kernels on typed arrays and on tensors that stay on the device, all row-major. They run in a worker. */
 
 import { Engine } from "./engine.js";
+import { TilewrightError } from "./errors.js";
+import type { KernelCalls, Operand } from "./protocol.js";
 import type { AvailableDevice, Counters, DeviceChoice, DeviceInfo, Notice, Tier } from "./types.js";
 
 /** Options of {@link Kernels.open}. */
@@ -13,6 +15,20 @@ export interface KernelOptions {
   subgroups?: boolean;
   /** Called when the CPU was taken instead of a GPU. */
   onNotice?: (notice: Notice) => void;
+}
+
+/** What a kernel computes on: numbers that are sent along, or a tensor that is on the device already. */
+export type KernelOperand = Float32Array | DeviceTensor;
+
+/** Numbers that stay on a device, for the kernels of that device. It stays until it is freed. */
+export interface DeviceTensor {
+  /** Dimensions, the last one contiguous. */
+  readonly shape: readonly number[];
+  /** The numbers, as a new array. */
+  read(): Promise<Float32Array>;
+  /** Gives the memory back. Calls that were made before still have it. */
+  free(): void;
+  [Symbol.dispose](): void;
 }
 
 /** Position encoding of a {@link rope}. */
@@ -37,7 +53,75 @@ export interface AttentionOptions {
   headDim: number;
 }
 
-/** A device that runs kernels. For a device of its own choice; the functions beside it share one that is opened on first use. */
+/** A tensor in a worker. */
+class WorkerTensor implements DeviceTensor {
+  readonly shape: readonly number[];
+  readonly #engine: Engine;
+  /** Its number in the worker, until it is freed. */
+  #id: number | undefined;
+
+  constructor(engine: Engine, id: number, shape: readonly number[]) {
+    this.#engine = engine;
+    this.#id = id;
+    this.shape = shape;
+    forgotten.register(this, () => freeTensor(engine, id), this);
+  }
+
+  /** Its number in this worker. Throws if it has none there. */
+  idIn(engine: Engine, kernel: string, operand: string): number {
+    if (this.#id === undefined || this.#engine !== engine) {
+      throw refused(kernel, operand, "a tensor of this device", this.#id === undefined ? "a tensor that was freed" : "a tensor of another device");
+    }
+    return this.#id;
+  }
+
+  async read(): Promise<Float32Array> {
+    return this.#engine.call("readTensor", { kept: this.idIn(this.#engine, "read", "tensor") });
+  }
+
+  free(): void {
+    if (this.#id !== undefined) {
+      freeTensor(this.#engine, this.#id);
+      this.#id = undefined;
+      forgotten.unregister(this);
+    }
+  }
+
+  [Symbol.dispose](): void {
+    this.free();
+  }
+}
+
+/** Frees tensors that nobody can reach any more. */
+const forgotten = new FinalizationRegistry<() => void>((free) => free());
+
+function freeTensor(engine: Engine, kept: number): void {
+  // With a worker that is gone, its memory is too.
+  engine.call("freeTensor", { kept }).catch(() => {});
+}
+
+function refused(kernel: string, operand: string, expected: string, found: string): TilewrightError {
+  return new TilewrightError("operand", `${kernel}: \`${operand}\` is ${found}, expected ${expected}`);
+}
+
+/** A copy that a worker can be given: of a part of a large array only that part, and the caller keeps what is theirs. */
+function copied(kernel: string, operand: string, data: unknown): Float32Array<ArrayBuffer> {
+  // Arrays of other realms, such as frames, have other constructors.
+  if (!ArrayBuffer.isView(data) || (data as Float32Array)[Symbol.toStringTag] !== "Float32Array") {
+    throw refused(kernel, operand, "a Float32Array or a tensor of this device", Object.prototype.toString.call(data).slice(8, -1));
+  }
+  if (data.byteLength === 0) {
+    throw refused(kernel, operand, "at least one number", "empty");
+  }
+  return new Float32Array(data as Float32Array);
+}
+
+/**
+ * A device that runs kernels. For a device of its own choice; the functions beside it share one that is opened on first use.
+ *
+ * With `keep: true` a kernel's result stays on the device as a {@link DeviceTensor}, and the call resolves as soon as the device knows what
+ * to do. What goes wrong there shows when a result is read.
+ */
 export class Kernels {
   readonly #engine: Engine;
   /** What runs the kernels. */
@@ -61,32 +145,83 @@ export class Kernels {
     }
   }
 
+  /** Puts numbers on the device, to stay there. They are copied; `shape` is theirs in row-major order. */
+  async tensor(data: Float32Array, shape: readonly number[]): Promise<DeviceTensor> {
+    const mine = copied("tensor", "data", data);
+    const isWhole = shape.length > 0 && shape.every((n) => Number.isInteger(n) && n > 0);
+    if (!isWhole || shape.reduce((product, n) => product * n, 1) !== mine.length) {
+      throw refused("tensor", "shape", `positive whole numbers whose product is ${mine.length}, the length of \`data\``, `[${shape.join(", ")}]`);
+    }
+    const args = { data: mine, shape: [...shape] };
+    const { kept } = await this.#engine.call("keepTensor", args, { transfer: [mine.buffer] });
+    return new WorkerTensor(this.#engine, kept, args.shape);
+  }
+
   /** `a` `[m, k]` times `b` `[k, n]`: `[m, n]`. */
-  matmul(a: Float32Array, b: Float32Array, m: number, n: number, k: number): Promise<Float32Array> {
-    return this.#engine.call("matmul", { a, b, m, n, k });
+  matmul(a: KernelOperand, b: KernelOperand, m: number, n: number, k: number, options: { keep: true }): Promise<DeviceTensor>;
+  matmul(a: KernelOperand, b: KernelOperand, m: number, n: number, k: number, options?: { keep?: false }): Promise<Float32Array>;
+  matmul(a: KernelOperand, b: KernelOperand, m: number, n: number, k: number, { keep = false }: { keep?: boolean } = {}): Promise<KernelOperand> {
+    return this.#run("matmul", { a, b }, { m, n, k }, keep);
   }
 
   /** `weight * x / sqrt(mean(x²) + eps)`, row by row; `x` is `[rows, weight.length]`. */
-  rmsNorm(x: Float32Array, weight: Float32Array, eps = 1e-5): Promise<Float32Array> {
-    return this.#engine.call("rmsNorm", { x, weight, eps });
+  rmsNorm(x: KernelOperand, weight: KernelOperand, eps: number | undefined, options: { keep: true }): Promise<DeviceTensor>;
+  rmsNorm(x: KernelOperand, weight: KernelOperand, eps?: number, options?: { keep?: false }): Promise<Float32Array>;
+  rmsNorm(x: KernelOperand, weight: KernelOperand, eps = 1e-5, { keep = false }: { keep?: boolean } = {}): Promise<KernelOperand> {
+    return this.#run("rmsNorm", { x, weight }, { eps }, keep);
   }
 
   /** Softmax of each row; `x` is `[rows, columns]`. */
-  softmax(x: Float32Array, columns: number): Promise<Float32Array> {
-    return this.#engine.call("softmax", { x, columns });
+  softmax(x: KernelOperand, columns: number, options: { keep: true }): Promise<DeviceTensor>;
+  softmax(x: KernelOperand, columns: number, options?: { keep?: false }): Promise<Float32Array>;
+  softmax(x: KernelOperand, columns: number, { keep = false }: { keep?: boolean } = {}): Promise<KernelOperand> {
+    return this.#run("softmax", { x }, { columns }, keep);
   }
 
   /** Rotates each head by angles of its position; `x` is `[tokens, nHeads * headDim]`. */
-  rope(x: Float32Array, { nHeads, headDim, firstPos = 0, theta = 10000, style = "interleaved" }: RopeOptions): Promise<Float32Array> {
-    return this.#engine.call("rope", { x, nHeads, headDim, firstPos, theta, style });
+  rope(x: KernelOperand, options: RopeOptions & { keep: true }): Promise<DeviceTensor>;
+  rope(x: KernelOperand, options: RopeOptions & { keep?: false }): Promise<Float32Array>;
+  rope(
+    x: KernelOperand,
+    { nHeads, headDim, firstPos = 0, theta = 10000, style = "interleaved", keep = false }: RopeOptions & { keep?: boolean },
+  ): Promise<KernelOperand> {
+    return this.#run("rope", { x }, { nHeads, headDim, firstPos, theta, style }, keep);
   }
 
   /**
    * Causal attention. `q` is `[T, nHeads * headDim]`, `k` and `v` are `[S, nKvHeads * headDim]`; the last of the `T` queries sees all `S`
    * keys, each query before it one key less.
    */
-  attention(q: Float32Array, k: Float32Array, v: Float32Array, { nHeads, nKvHeads = nHeads, headDim }: AttentionOptions): Promise<Float32Array> {
-    return this.#engine.call("attention", { q, k, v, nHeads, nKvHeads, headDim });
+  attention(q: KernelOperand, k: KernelOperand, v: KernelOperand, options: AttentionOptions & { keep: true }): Promise<DeviceTensor>;
+  attention(q: KernelOperand, k: KernelOperand, v: KernelOperand, options: AttentionOptions & { keep?: false }): Promise<Float32Array>;
+  attention(
+    q: KernelOperand,
+    k: KernelOperand,
+    v: KernelOperand,
+    { nHeads, nKvHeads = nHeads, headDim, keep = false }: AttentionOptions & { keep?: boolean },
+  ): Promise<KernelOperand> {
+    return this.#run("attention", { q, k, v }, { nHeads, nKvHeads, headDim }, keep);
+  }
+
+  async #run<K extends keyof KernelCalls>(
+    kernel: K,
+    operands: Record<keyof KernelCalls[K]["args"]["operands"], KernelOperand>,
+    options: KernelCalls[K]["args"]["options"],
+    keep: boolean,
+  ): Promise<KernelOperand> {
+    const transfer: ArrayBuffer[] = [];
+    const send = ([name, operand]: [string, KernelOperand]): [string, Operand] => {
+      if (operand instanceof WorkerTensor) {
+        return [name, operand.idIn(this.#engine, kernel, name)];
+      }
+      const mine = copied(kernel, name, operand);
+      transfer.push(mine.buffer);
+      return [name, mine];
+    };
+    const sent = Object.fromEntries(Object.entries<KernelOperand>(operands).map(send));
+    const args = { operands: sent, options, keep } as KernelCalls[K]["args"];
+    const result = await this.#engine.call(kernel, args, { transfer });
+    return "kept" in result ? new WorkerTensor(this.#engine, result.kept, result.shape) : result;
   }
 
   /** What the device has done since it was opened. */

@@ -43,8 +43,33 @@ export type Prompt =
   | { kind: "tokens"; ids: Uint32Array }
   | { kind: "chat"; messages: ChatMessage[] };
 
+/** A tensor that the worker keeps, by its number. */
+export interface KeptTensor {
+  kept: number;
+  shape: number[];
+}
+
+/** An operand of a kernel: numbers that come along, or the number of a tensor that the worker keeps. */
+export type Operand = Float32Array | number;
+
+/** A kernel's operands by name, its other arguments, and whether its result stays in the worker. */
+interface KernelCall<Operands extends string, Options> {
+  args: { operands: Record<Operands, Operand>; options: Options; keep: boolean };
+  event: never;
+  reply: Float32Array | KeptTensor;
+}
+
+/** The kernels. */
+export interface KernelCalls {
+  matmul: KernelCall<"a" | "b", { m: number; n: number; k: number }>;
+  rmsNorm: KernelCall<"x" | "weight", { eps: number }>;
+  softmax: KernelCall<"x", { columns: number }>;
+  rope: KernelCall<"x", { nHeads: number; headDim: number; firstPos: number; theta: number; style: "interleaved" | "halves" }>;
+  attention: KernelCall<"q" | "k" | "v", { nHeads: number; nKvHeads: number; headDim: number }>;
+}
+
 /** Everything that the worker does: arguments, what it sends meanwhile, what it replies. */
-export interface Calls {
+export interface Calls extends KernelCalls {
   load: { args: LoadRequest; event: Progress; reply: ModelInfo };
   generate: { args: { prompt: Prompt; options: Omit<GenerateOptions, "signal"> }; event: Piece; reply: GenerateResult };
   tokenize: { args: { text: string; addSpecial: boolean }; event: never; reply: Uint32Array };
@@ -56,19 +81,9 @@ export interface Calls {
   close: { args: Record<string, never>; event: never; reply: undefined };
   devices: { args: Record<string, never>; event: never; reply: AvailableDevice[] };
   openDevice: { args: DeviceRequest; event: never; reply: DeviceInfo };
-  matmul: { args: { a: Float32Array; b: Float32Array; m: number; n: number; k: number }; event: never; reply: Float32Array };
-  rmsNorm: { args: { x: Float32Array; weight: Float32Array; eps: number }; event: never; reply: Float32Array };
-  softmax: { args: { x: Float32Array; columns: number }; event: never; reply: Float32Array };
-  rope: {
-    args: { x: Float32Array; nHeads: number; headDim: number; firstPos: number; theta: number; style: "interleaved" | "halves" };
-    event: never;
-    reply: Float32Array;
-  };
-  attention: {
-    args: { q: Float32Array; k: Float32Array; v: Float32Array; nHeads: number; nKvHeads: number; headDim: number };
-    event: never;
-    reply: Float32Array;
-  };
+  keepTensor: { args: { data: Float32Array; shape: number[] }; event: never; reply: KeptTensor };
+  readTensor: { args: { kept: number }; event: never; reply: Float32Array };
+  freeTensor: { args: { kept: number }; event: never; reply: undefined };
 }
 
 /** Name of a call. */

@@ -19,11 +19,20 @@ export class Device {
   isGpu(): boolean;
   destroy(): void;
   free(): void;
-  matmul(a: Float32Array, b: Float32Array, m: number, n: number, k: number): Promise<Float32Array>;
-  rmsNorm(x: Float32Array, weight: Float32Array, eps: number): Promise<Float32Array>;
-  softmax(x: Float32Array, columns: number): Promise<Float32Array>;
-  rope(x: Float32Array, nHeads: number, headDim: number, firstPos: number, theta: number, style: "interleaved" | "halves"): Promise<Float32Array>;
-  attention(q: Float32Array, k: Float32Array, v: Float32Array, nHeads: number, nKvHeads: number, headDim: number): Promise<Float32Array>;
+  upload(data: Float32Array, shape?: Uint32Array): Promise<DeviceTensor>;
+  matmul(a: DeviceTensor, b: DeviceTensor, m: number, n: number, k: number): DeviceTensor;
+  rmsNorm(x: DeviceTensor, weight: DeviceTensor, eps: number): DeviceTensor;
+  softmax(x: DeviceTensor, columns: number): DeviceTensor;
+  rope(x: DeviceTensor, nHeads: number, headDim: number, firstPos: number, theta: number, style: "interleaved" | "halves"): DeviceTensor;
+  attention(q: DeviceTensor, k: DeviceTensor, v: DeviceTensor, nHeads: number, nKvHeads: number, headDim: number): DeviceTensor;
+}
+
+export class DeviceTensor {
+  private constructor();
+  shape(): Uint32Array;
+  compute(): void;
+  read(): Promise<Float32Array>;
+  free(): void;
 }
 
 export class Loader {

@@ -3,11 +3,11 @@
 import { codeOf, isTrap, messageOf, TilewrightError, toWire, type ErrorCode } from "./errors.js";
 import { inspectGpu, requestSubgroups } from "./gpu.js";
 import { importHidden, isNode } from "./platform.js";
-import type { CallName, Calls, DeviceRequest, FromWorker, LoadRequest, Prompt, ToWorker } from "./protocol.js";
+import type { CallName, Calls, DeviceRequest, FromWorker, KeptTensor, LoadRequest, Operand, Prompt, ToWorker } from "./protocol.js";
 import { isUseless, openFiles, type ModelFile } from "./source.js";
 import { openStore, type Store } from "./store.js";
+import init, { Device, Loader, Sha256, type Adapter, type DeviceTensor, type EngineOptions, type Model, type Session } from "./tilewright.js";
 import { readTuning, tuningKey, writeTuning } from "./tuning.js";
-import init, { Device, Loader, Sha256, type Adapter, type EngineOptions, type Model, type Session } from "./tilewright.js";
 import type { AvailableDevice, DeviceInfo, GenerateResult, MemoryInfo, ModelInfo, NoticeCode, Progress } from "./types.js";
 
 /** What a call may use while it runs. */
@@ -429,6 +429,62 @@ function kernels(): Device {
   return kernelDevice;
 }
 
+/** Tensors of `kernelDevice` that outlive a call, by their numbers. */
+const kept = new Map<number, DeviceTensor>();
+let lastKept = 0;
+
+function remember(tensor: DeviceTensor): KeptTensor {
+  lastKept += 1;
+  kept.set(lastKept, tensor);
+  return { kept: lastKept, shape: [...tensor.shape()] };
+}
+
+function keptTensor(id: number): DeviceTensor {
+  const tensor = kept.get(id);
+  if (tensor === undefined) {
+    throw new TilewrightError("internal", `there is no tensor ${id}`);
+  }
+  return tensor;
+}
+
+/** Runs a kernel on tensors that are kept and numbers that came along, and keeps or reads its result. */
+async function compute<const Operands extends readonly Operand[]>(
+  operands: Operands,
+  keep: boolean,
+  kernel: (device: Device, ...tensors: { [I in keyof Operands]: DeviceTensor }) => DeviceTensor,
+): Promise<Float32Array | KeptTensor> {
+  const device = kernels();
+  let ours: DeviceTensor[] = [];
+  try {
+    const tensors: DeviceTensor[] = [];
+    for (const operand of operands) {
+      if (typeof operand === "number") {
+        tensors.push(keptTensor(operand));
+      } else {
+        const tensor = await device.upload(operand);
+        ours.push(tensor);
+        tensors.push(tensor);
+      }
+    }
+    const result = kernel(device, ...tensors as { [I in keyof Operands]: DeviceTensor });
+    ours.push(result);
+    if (!keep) {
+      return await result.read();
+    }
+    result.compute();
+    // From here on it is the caller's.
+    ours.pop();
+    return remember(result);
+  } catch (error) {
+    if (isTrap(error)) {
+      ours = [];
+    }
+    throw error;
+  } finally {
+    ours.forEach((tensor) => tensor.free());
+  }
+}
+
 /** Runs calls that use the device's compute one after the other. */
 let queue: Promise<unknown> = Promise.resolve();
 function inTurn<T>(signal: AbortSignal, action: () => T | Promise<T>): Promise<T> {
@@ -460,6 +516,8 @@ const handlers: Handlers = {
   close: (_, { signal }) => inTurn(signal, () => {
     engine?.close();
     engine = undefined;
+    kept.forEach((tensor) => tensor.free());
+    kept.clear();
     kernelDevice?.free();
     kernelDevice = undefined;
     return undefined;
@@ -473,13 +531,23 @@ const handlers: Handlers = {
     kernelDevice = await openDevice(request);
     return infoOf(kernelDevice);
   }),
-  matmul: ({ a, b, m, n, k }, { signal }) => inTurn(signal, () => kernels().matmul(a, b, m, n, k)),
-  rmsNorm: ({ x, weight, eps }, { signal }) => inTurn(signal, () => kernels().rmsNorm(x, weight, eps)),
-  softmax: ({ x, columns }, { signal }) => inTurn(signal, () => kernels().softmax(x, columns)),
-  rope: ({ x, nHeads, headDim, firstPos, theta, style }, { signal }) =>
-    inTurn(signal, () => kernels().rope(x, nHeads, headDim, firstPos, theta, style)),
-  attention: ({ q, k, v, nHeads, nKvHeads, headDim }, { signal }) =>
-    inTurn(signal, () => kernels().attention(q, k, v, nHeads, nKvHeads, headDim)),
+  keepTensor: ({ data, shape }, { signal }) => inTurn(signal, async () => remember(await kernels().upload(data, Uint32Array.from(shape)))),
+  readTensor: ({ kept: id }, { signal }) => inTurn(signal, () => keptTensor(id).read()),
+  freeTensor: ({ kept: id }, { signal }) => inTurn(signal, () => {
+    keptTensor(id).free();
+    kept.delete(id);
+    return undefined;
+  }),
+  matmul: ({ operands: { a, b }, options: { m, n, k }, keep }, { signal }) =>
+    inTurn(signal, () => compute([a, b], keep, (device, a, b) => device.matmul(a, b, m, n, k))),
+  rmsNorm: ({ operands: { x, weight }, options: { eps }, keep }, { signal }) =>
+    inTurn(signal, () => compute([x, weight], keep, (device, x, weight) => device.rmsNorm(x, weight, eps))),
+  softmax: ({ operands: { x }, options: { columns }, keep }, { signal }) =>
+    inTurn(signal, () => compute([x], keep, (device, x) => device.softmax(x, columns))),
+  rope: ({ operands: { x }, options: { nHeads, headDim, firstPos, theta, style }, keep }, { signal }) =>
+    inTurn(signal, () => compute([x], keep, (device, x) => device.rope(x, nHeads, headDim, firstPos, theta, style))),
+  attention: ({ operands: { q, k, v }, options: { nHeads, nKvHeads, headDim }, keep }, { signal }) =>
+    inTurn(signal, () => compute([q, k, v], keep, (device, q, k, v) => device.attention(q, k, v, nHeads, nKvHeads, headDim))),
 };
 
 const running = new Map<number, AbortController>();

@@ -78,6 +78,9 @@ impl Drop for PooledBuffer {
         if idle.total_bytes + size <= MAX_IDLE_BYTES {
             idle.total_bytes += size;
             idle.by_size.entry(size).or_default().push(self.buffer.clone());
+        } else {
+            // In a browser a dropped handle frees nothing until garbage is collected.
+            self.buffer.destroy();
         }
     }
 }

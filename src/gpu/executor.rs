@@ -336,7 +336,7 @@ impl Gpu {
             }
             encoder.resolve_query_set(&queries, 0..count, &resolved, 0);
             self.counters.dispatches.add(part.len() as u64);
-            let words = self.submit_and_read(encoder, &resolved, size)?.await?;
+            let words = self.submit_and_read(encoder, &resolved, size)?.await?.words()?;
             let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(&words);
             let period_ns = f64::from(self.queue.get_timestamp_period());
             times.extend(

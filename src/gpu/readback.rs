@@ -42,6 +42,9 @@ impl Staging {
         if buffer.size() <= MAX_KEPT_BYTES {
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
             idle.entry(buffer.size()).or_default().push(buffer);
+        } else {
+            // In a browser a dropped handle frees nothing until garbage is collected.
+            buffer.destroy();
         }
     }
 }
@@ -118,36 +121,10 @@ impl ReadFuture {
     pub fn signal(&self) -> Arc<Mutex<Signal>> {
         self.signal.clone()
     }
-
-    /// The buffer's words, now that it is mapped.
-    fn take(&mut self, buffer: &wgpu::Buffer) -> Result<Vec<u32>, Error> {
-        let view = buffer
-            .slice(..)
-            .get_mapped_range()
-            .map_err(|e| Error::Gpu { context: "reading a buffer".into(), message: e.to_string() })?;
-        let words = copied(&view);
-        drop(view);
-        buffer.unmap();
-        Ok(words)
-    }
-}
-
-#[cfg(not(target_arch = "wasm32"))]
-fn copied(view: &wgpu::BufferView) -> Vec<u32> {
-    bytemuck::pod_collect_to_vec(view)
-}
-
-/// As a slice the view would be a copy of what the browser has mapped, and the words a copy of that.
-#[cfg(target_arch = "wasm32")]
-fn copied(view: &wgpu::BufferView) -> Vec<u32> {
-    let mapped = view.as_uint8array();
-    let mut words = vec![0; mapped.length() as usize / 4];
-    mapped.copy_to(bytemuck::cast_slice_mut(&mut words));
-    words
 }
 
 impl Future for ReadFuture {
-    type Output = Result<Vec<u32>, Error>;
+    type Output = Result<Mapped, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if let Some(checks) = &mut self.checks {
@@ -159,11 +136,52 @@ impl Future for ReadFuture {
         let Poll::Ready(result) = Pin::new(&mut self.mapped).poll(cx) else { return Poll::Pending };
         let Some(buffer) = self.buffer.take() else { return Poll::Pending };
         // What went wrong on the way says more than a buffer that cannot be mapped, or one full of zeros.
-        Poll::Ready(self.fault.check("running").and(result).and_then(|()| {
-            let words = self.take(&buffer)?;
-            self.staging.give_back(buffer);
-            Ok(words)
-        }))
+        let staging = self.staging.clone();
+        Poll::Ready(self.fault.check("running").and(result).map(|()| Mapped { buffer, staging }))
+    }
+}
+
+/// A staging buffer that is mapped.
+pub(crate) struct Mapped {
+    buffer: wgpu::Buffer,
+    staging: Arc<Staging>,
+}
+
+impl Mapped {
+    /// Its words.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn words(self) -> Result<Vec<u32>, Error> {
+        self.take(|view| bytemuck::pod_collect_to_vec(view))
+    }
+
+    /// Its words. As a slice the view would be a copy of what the browser has mapped, and the words a copy of that.
+    #[cfg(target_arch = "wasm32")]
+    pub fn words(self) -> Result<Vec<u32>, Error> {
+        self.take(|view| {
+            let mapped = view.as_uint8array();
+            let mut words = vec![0; mapped.length() as usize / 4];
+            mapped.copy_to(bytemuck::cast_slice_mut(&mut words));
+            words
+        })
+    }
+
+    /// Its first `size_bytes` bytes outside WASM memory, so that they are copied once.
+    #[cfg(target_arch = "wasm32")]
+    pub fn array(self, size_bytes: u32) -> Result<js_sys::Uint8Array, Error> {
+        self.take(|view| view.as_uint8array().slice(0, size_bytes))
+    }
+
+    fn take<T>(self, copied: impl FnOnce(&wgpu::BufferView) -> T) -> Result<T, Error> {
+        let view = self
+            .buffer
+            .slice(..)
+            .get_mapped_range()
+            .map_err(|e| Error::Gpu { context: "reading a buffer".into(), message: e.to_string() })?;
+        let content = copied(&view);
+        drop(view);
+        self.buffer.unmap();
+        self.staging.give_back(self.buffer);
+        Ok(content)
     }
 }
 

@@ -1,55 +1,92 @@
-//! Single kernels on typed arrays.
+//! Single kernels on tensors of a device.
 
+use std::cell::Cell;
+use std::fmt::Display;
+
+use js_sys::Float32Array;
 use wasm_bindgen::prelude::*;
 
 use super::{Device, to_js_error};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{self, AttentionConfig, RopeConfig, RopeScaling, RopeStyle, StepState, rope_table};
-use crate::recording::{Recorder, Workspace};
+use crate::recording::{Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
+
+/// Numbers (F32) on a device. A kernel's result is computed when it is read or another kernel needs it, or by
+/// [`DeviceTensor::compute`].
+#[wasm_bindgen]
+pub struct DeviceTensor {
+    device: crate::Device,
+    tensor: Tensor,
+    /// What computes it, until that has been run.
+    recording: Cell<Option<Recording>>,
+    /// Whether its shape was given. Otherwise it takes the one that a kernel wants.
+    has_shape: bool,
+}
+
+#[wasm_bindgen]
+impl DeviceTensor {
+    /// Dimensions, the last one contiguous.
+    pub fn shape(&self) -> Vec<u32> {
+        self.tensor.shape().to_vec()
+    }
+
+    /// Has the device compute it, and does not wait for that.
+    pub fn compute(&self) -> Result<(), JsValue> {
+        self.run().map_err(to_js_error)
+    }
+
+    /// The numbers, once the device has computed them.
+    pub async fn read(&self) -> Result<Float32Array, JsValue> {
+        let recording = self.recording.take();
+        let bytes = self.device.read_array(&self.tensor, recording.as_ref()).await.map_err(to_js_error)?;
+        Ok(Float32Array::new(&bytes.buffer()))
+    }
+}
 
 #[wasm_bindgen]
 impl Device {
+    /// A tensor with these numbers. Without a shape it is whatever a kernel wants it to be.
+    pub async fn upload(&self, data: Float32Array, shape: Option<Vec<u32>>) -> Result<DeviceTensor, JsValue> {
+        self.upload_array(data, shape).await.map_err(to_js_error)
+    }
+
     /// The product of `a` (`m` rows of `k`) and `b` (`k` rows of `n`).
-    pub async fn matmul(&self, a: Vec<f32>, b: Vec<f32>, m: u32, n: u32, k: u32) -> Result<Vec<f32>, JsValue> {
-        self.run(&[m, n], |device, rec, y| {
-            let a = device.upload("a", &[m, k], &a)?;
-            let b = device.upload("b", &[k, n], &b)?;
-            kernels::matmul_plain(rec, &a, &b, y)
+    pub fn matmul(&self, a: &DeviceTensor, b: &DeviceTensor, m: u32, n: u32, k: u32) -> Result<DeviceTensor, JsValue> {
+        self.result(&[m, n], |rec, y| {
+            kernels::matmul_plain(rec, &a.of_shape("matmul", "a", &[m, k])?, &b.of_shape("matmul", "b", &[k, n])?, y)
         })
-        .await
     }
 
     /// Root-mean-square normalisation of each row of `x`, as long as `weight`.
     #[wasm_bindgen(js_name = rmsNorm)]
-    pub async fn rms_norm(&self, x: Vec<f32>, weight: Vec<f32>, eps: f32) -> Result<Vec<f32>, JsValue> {
-        let shape = rows("rms_norm", "x", &x, weight.len()).map_err(to_js_error)?;
-        self.run(&shape, |device, rec, y| {
-            let x = device.upload("x", &shape, &x)?;
-            let weight = device.upload("weight", &[shape[1]], &weight)?;
+    pub fn rms_norm(&self, x: &DeviceTensor, weight: &DeviceTensor, eps: f32) -> Result<DeviceTensor, JsValue> {
+        let dim = weight.tensor.len() as u64;
+        let x = x.of_rows("rms_norm", "x", dim).map_err(to_js_error)?;
+        self.result(x.shape(), |rec, y| {
+            let weight = weight.of_shape("rms_norm", "weight", &x.shape()[1..])?;
             kernels::rms_norm(rec, &x, &weight, y, eps)
         })
-        .await
     }
 
     /// Softmax of each row of `columns` elements.
-    pub async fn softmax(&self, x: Vec<f32>, columns: u32) -> Result<Vec<f32>, JsValue> {
-        let shape = rows("softmax", "x", &x, columns as usize).map_err(to_js_error)?;
-        self.run(&shape, |device, rec, y| kernels::softmax(rec, &device.upload("x", &shape, &x)?, y)).await
+    pub fn softmax(&self, x: &DeviceTensor, columns: u32) -> Result<DeviceTensor, JsValue> {
+        let x = x.of_rows("softmax", "x", columns.into()).map_err(to_js_error)?;
+        self.result(x.shape(), |rec, y| kernels::softmax(rec, &x, y))
     }
 
     /// Rotary position embedding of `x`, rows of `n_heads * head_dim`, at positions from `first_pos` on.
-    pub async fn rope(
+    pub fn rope(
         &self,
-        x: Vec<f32>,
+        x: &DeviceTensor,
         n_heads: u32,
         head_dim: u32,
         first_pos: u32,
         theta: f64,
-        style: String,
-    ) -> Result<Vec<f32>, JsValue> {
-        let style = match style.as_str() {
+        style: &str,
+    ) -> Result<DeviceTensor, JsValue> {
+        let style = match style {
             "interleaved" => RopeStyle::Interleaved,
             "halves" => RopeStyle::Halves,
             other => {
@@ -57,94 +94,135 @@ impl Device {
                 return Err(to_js_error(Error::Option { option: "style", expected, found }));
             }
         };
-        let [n_tokens, _] = rows("rope", "x", &x, n_heads as usize * head_dim as usize).map_err(to_js_error)?;
-        let shape = [n_tokens, n_heads, head_dim];
-        self.run(&shape, |device, rec, y| {
+        let x = x.of_rows("rope", "x", u64::from(n_heads) * u64::from(head_dim)).map_err(to_js_error)?;
+        self.result(x.shape(), |rec, y| {
+            let n_tokens = x.shape()[0];
             let config = RopeConfig { rot_dims: head_dim, theta, style, scaling: RopeScaling::None };
+            // Only the rows in use: the first token stands at the first of them.
             let table = rope_table(&config, n_tokens.saturating_add(first_pos));
-            let table = device.upload("table", &[n_tokens.saturating_add(first_pos), head_dim / 2, 2], &table)?;
-            let x = device.upload("x", &shape, &x)?;
+            let table = &table[table.len() - n_tokens as usize * (head_dim / 2) as usize * 2..];
+            let table = rec.device().upload("table", &[n_tokens, head_dim / 2, 2], table)?;
             let state = StepState::declare()?;
-            state.set(device, first_pos, n_tokens)?;
-            kernels::rope(rec, &state, &config, &table, &x, y)
+            state.set(rec.device(), 0, n_tokens)?;
+            let heads = [n_tokens, n_heads, head_dim];
+            kernels::rope(rec, &state, &config, &table, &x.reshape(&heads)?, &y.reshape(&heads)?)
         })
-        .await
     }
 
     /// Causal attention. `q`: rows of `n_heads * head_dim`; `k`, `v`: rows of `n_kv_heads * head_dim`, at least as many;
     /// the last query sees all of them.
-    pub async fn attention(
+    pub fn attention(
         &self,
-        q: Vec<f32>,
-        k: Vec<f32>,
-        v: Vec<f32>,
+        q: &DeviceTensor,
+        k: &DeviceTensor,
+        v: &DeviceTensor,
         n_heads: u32,
         n_kv_heads: u32,
         head_dim: u32,
-    ) -> Result<Vec<f32>, JsValue> {
-        let (q_dim, kv_dim) = (n_heads as usize * head_dim as usize, n_kv_heads as usize * head_dim as usize);
-        let q_shape = rows("attention", "q", &q, q_dim).map_err(to_js_error)?;
-        let [n_keys, _] = rows("attention", "k", &k, kv_dim).map_err(to_js_error)?;
-        let Some(first_pos) = n_keys.checked_sub(q_shape[0]).filter(|_| v.len() == k.len()) else {
-            return Err(to_js_error(Error::Operand {
-                kernel: "attention",
-                operand: "k",
-                expected: format!("at least {} rows, and as many as `v`", q_shape[0]),
-                found: format!("{n_keys} rows, and `v` has {}", v.len() / kv_dim),
-            }));
+    ) -> Result<DeviceTensor, JsValue> {
+        let row = |n_heads: u32| u64::from(n_heads) * u64::from(head_dim);
+        let q = q.of_rows("attention", "q", row(n_heads)).map_err(to_js_error)?;
+        let k = k.of_rows("attention", "k", row(n_kv_heads)).map_err(to_js_error)?;
+        let v = v.of_shape("attention", "v", k.shape()).map_err(to_js_error)?;
+        let (n_tokens, n_keys) = (q.shape()[0], k.shape()[0]);
+        let Some(first_pos) = n_keys.checked_sub(n_tokens) else {
+            let expected = format!("at least {n_tokens} rows, as many as `q`");
+            return Err(to_js_error(refused("attention", "k", expected, format!("{n_keys} rows"))));
         };
-        self.run(&q_shape, |device, rec, y| {
-            let cache_shape = [n_kv_heads, n_keys, head_dim];
-            let q = device.upload("q", &q_shape, &q)?;
-            let k = device.upload("k", &cache_shape, &by_head(&k, cache_shape))?;
-            let v = device.upload("v", &cache_shape, &by_head(&v, cache_shape))?;
+        self.result(q.shape(), |rec, y| {
+            let cached = [n_kv_heads, n_keys, head_dim];
+            let (keys, values) = (rec.temporary("keys", &cached)?, rec.temporary("values", &cached)?);
+            kernels::by_head(rec, &k, &keys)?;
+            kernels::by_head(rec, &v, &values)?;
             let state = StepState::declare()?;
-            state.set(device, first_pos, q_shape[0])?;
+            state.set(rec.device(), first_pos, n_tokens)?;
             let scale = (head_dim as f32).sqrt().recip();
             let config =
                 AttentionConfig { n_heads, n_kv_heads, head_dim, window: None, scale, soft_cap: None, causal: true };
-            kernels::attention(rec, &state, &config, &q, &k, &v, y)
+            kernels::attention(rec, &state, &config, &q, &keys, &values, y)
         })
-        .await
     }
 }
 
 impl Device {
-    /// Runs what `record` records and reads its result, a new tensor of this shape.
-    async fn run(
+    async fn upload_array(&self, data: Float32Array, shape: Option<Vec<u32>>) -> Result<DeviceTensor, Error> {
+        /// Elements that are in WASM memory at a time, 256 KiB. Chromium's software adapter had 8 MiB after 4.9 ms in such
+        /// pieces, and after 6.7 ms as a whole.
+        const PIECE: u32 = 1 << 16;
+        /// Uploads in flight are bounded by waiting for the device after so many elements, 32 MiB.
+        const DRAINED: u32 = 1 << 23;
+        let device = &self.0;
+        let len = data.length();
+        let mut tensor = Tensor::declare("operand", Role::Activations, &[len], DType::F32)?;
+        if let Some(shape) = &shape {
+            tensor = tensor.reshape(shape)?;
+        }
+        let mut piece = vec![0f32; PIECE.min(len) as usize];
+        for first in (0..len).step_by(PIECE as usize) {
+            let elements = &mut piece[..PIECE.min(len - first) as usize];
+            data.subarray(first, first + elements.len() as u32).copy_to(elements);
+            device.write(&tensor, first as usize, elements)?;
+            if first > 0 && first.is_multiple_of(DRAINED) {
+                device.drained().await?;
+            }
+        }
+        let recording = Cell::default();
+        Ok(DeviceTensor { device: device.clone(), tensor, recording, has_shape: shape.is_some() })
+    }
+
+    /// The result of what `record` records, a new tensor of this shape.
+    fn result(
         &self,
         shape: &[u32],
-        record: impl FnOnce(&crate::Device, &mut Recorder, &Tensor) -> Result<(), Error>,
-    ) -> Result<Vec<f32>, JsValue> {
+        record: impl FnOnce(&mut Recorder, &Tensor) -> Result<(), Error>,
+    ) -> Result<DeviceTensor, JsValue> {
         let device = &self.0;
-        let work = async {
+        let work = || {
             let y = Tensor::declare("y", Role::Activations, shape, DType::F32)?;
             let mut rec = Recorder::new(device);
-            record(device, &mut rec, &y)?;
-            let mut words = device.run_and_read(&rec.finish(&mut Workspace::default()), &y)?.await?;
-            words.truncate(y.len());
-            Ok(bytemuck::cast_vec(words))
+            record(&mut rec, &y)?;
+            let recording = Cell::new(Some(rec.finish(&mut Workspace::default())));
+            Ok(DeviceTensor { device: device.clone(), tensor: y, recording, has_shape: true })
         };
-        work.await.map_err(to_js_error)
+        work().map_err(to_js_error)
     }
 }
 
-/// The shape of a matrix given as its elements.
-fn rows(kernel: &'static str, operand: &'static str, x: &[f32], columns: usize) -> Result<[u32; 2], Error> {
-    match x.len().checked_div(columns) {
-        Some(n_rows @ 1..) if n_rows * columns == x.len() => Ok([n_rows as u32, columns as u32]),
-        _ => Err(Error::Operand {
-            kernel,
-            operand,
-            expected: format!("whole rows of {columns} elements, at least one"),
-            found: format!("{} elements", x.len()),
-        }),
+impl DeviceTensor {
+    fn run(&self) -> Result<(), Error> {
+        self.recording.take().map_or(Ok(()), |recording| self.device.run(&recording))
+    }
+
+    /// The tensor as an operand of this shape.
+    fn of_shape(&self, kernel: &'static str, operand: &'static str, shape: &[u32]) -> Result<Tensor, Error> {
+        self.run()?;
+        if self.has_shape {
+            self.tensor.expect_shape(kernel, operand, shape)?;
+            return Ok(self.tensor.clone());
+        }
+        let fits = self.tensor.reshape(shape);
+        fits.map_err(|_| refused(kernel, operand, format!("as many as shape {shape:?} has"), self.n_elements()))
+    }
+
+    /// The tensor as an operand of rows of so many columns.
+    fn of_rows(&self, kernel: &'static str, operand: &'static str, columns: u64) -> Result<Tensor, Error> {
+        let len = self.tensor.len() as u64;
+        let n_rows = len.checked_div(columns).filter(|n_rows| n_rows * columns == len);
+        match n_rows {
+            Some(n_rows) => self.of_shape(kernel, operand, &[n_rows as u32, columns as u32]),
+            None => {
+                let expected = format!("whole rows of {columns} elements, at least one");
+                let found = if self.has_shape { format!("of shape {:?}", self.shape()) } else { self.n_elements() };
+                Err(refused(kernel, operand, expected, found))
+            }
+        }
+    }
+
+    fn n_elements(&self) -> String {
+        format!("{} elements", self.tensor.len())
     }
 }
 
-/// Keys or values head by head, `[Hkv, S, D]`, from position by position, `[S, Hkv * D]`.
-fn by_head(x: &[f32], [n_heads, n_pos, head_dim]: [u32; 3]) -> Vec<f32> {
-    let (heads, positions, d) = (n_heads as usize, n_pos as usize, head_dim as usize);
-    let starts = (0..heads).flat_map(|head| (0..positions).map(move |pos| (pos * heads + head) * d));
-    starts.flat_map(|start| x[start..start + d].iter().copied()).collect()
+fn refused(kernel: &'static str, operand: &'static str, expected: impl Display, found: impl Display) -> Error {
+    Error::Operand { kernel, operand, expected: expected.to_string(), found: found.to_string() }
 }

@@ -102,6 +102,8 @@ fn row_shapes() {
     let more_than_all: [Operand; 3] =
         [("x", &[2, 6], &[2, 5], "values"), ("values", &[2, 6], &[12], "values"), ("ids", &[2, 6], &[2, 5], "ids")];
     check("top_k", &more_than_all, |rec, _, t| kernels::top_k(rec, &t[0], &t[1], &t[2]));
+    let by_head: [Operand; 2] = [("x", &[5, 6], &[5, 8], "x"), ("y", &[2, 5, 3], &[5, 6], "y")];
+    check("by_head", &by_head, |rec, _, t| kernels::by_head(rec, &t[0], &t[1]));
     let last_row: [Operand; 2] = [("x", &[3, 5], &[15], "x"), ("y", &[1, 5], &[5], "y")];
     check("last_row", &last_row, |rec, state, t| kernels::last_row(rec, state, &t[0], &t[1]));
 }

@@ -12,6 +12,7 @@ mod common;
 mod activation;
 mod argmax;
 mod attention;
+mod by_head;
 #[cfg(not(target_arch = "wasm32"))]
 mod draws;
 mod embed;
@@ -68,6 +69,7 @@ fn all_cases() -> Vec<Case> {
     activation::cases(&mut cases);
     argmax::cases(&mut cases);
     attention::cases(&mut cases);
+    by_head::cases(&mut cases);
     embed::cases(&mut cases);
     fused::cases(&mut cases);
     linear::cases(&mut cases);

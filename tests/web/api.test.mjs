@@ -538,6 +538,161 @@ test("Chromium: kernels on WebGPU agree with plain loops", { timeout: 120_000 },
   checkKernels(outcome);
 });
 
+/** Runs in a page and in Node: a layer's steps on tensors that stay on the device, and the same calls from array to array. */
+async function chainKernels({ Kernels }, { x, weights, norm, device }) {
+  const kernels = await Kernels.open({ device });
+  const heads = { nHeads: 4, headDim: 8 };
+  const [T, C] = [6, 32];
+  const calls = async (x, norm, [q, k, v, out], keep, done) => {
+    const normed = await kernels.rmsNorm(x, norm, 1e-5, keep);
+    const [queries, keys, values] = await Promise.all([[q, 32], [k, 16], [v, 16]].map(([w, n]) => kernels.matmul(normed, w, T, n, C, keep)));
+    const turnedQueries = await kernels.rope(queries, { ...heads, firstPos: 3, ...keep });
+    const turnedKeys = await kernels.rope(keys, { nHeads: 2, headDim: 8, firstPos: 3, ...keep });
+    const mixed = await kernels.attention(turnedQueries, turnedKeys, values, { ...heads, nKvHeads: 2, ...keep });
+    const logits = await kernels.matmul(mixed, out, T, C, C, keep);
+    const probs = await kernels.softmax(logits, C, keep);
+    done(normed, queries, keys, values, turnedQueries, turnedKeys, mixed, logits);
+    return probs;
+  };
+  const columns = [32, 16, 16, 32];
+  const arrays = weights.map((it) => new Float32Array(it));
+  const fromArrays = await calls(new Float32Array(x), new Float32Array(norm), arrays, {}, () => {});
+  const tensors = await Promise.all(arrays.map((it, i) => kernels.tensor(it, [C, columns[i]])));
+  const input = await kernels.tensor(new Float32Array(x), [T, C]);
+  const weight = await kernels.tensor(new Float32Array(norm), [C]);
+  const states = [];
+  let onDevice;
+  for (let round = 0; round < 3; round++) {
+    states.push(await kernels.counters());
+    const result = await calls(input, weight, tensors, { keep: true }, (...inner) => inner.forEach((it) => it.free()));
+    states.push(await kernels.counters());
+    onDevice = { shape: result.shape, values: [...(await result.read())], again: [...(await result.read())] };
+    result.free();
+  }
+  kernels.free();
+  return { fromArrays: [...fromArrays], onDevice, states };
+}
+
+function checkChain({ fromArrays, onDevice, states }) {
+  assert.deepEqual(onDevice.values, fromArrays);
+  assert.deepEqual(onDevice.again, fromArrays);
+  assert.deepEqual(onDevice.shape, [6, 32]);
+  // Rows of probabilities.
+  for (let row = 0; row < 6; row++) assert.ok(Math.abs(onDevice.values.slice(row * 32, row * 32 + 32).reduce((a, b) => a + b) - 1) < 1e-5);
+  const [before, after] = states.slice(-2);
+  assert.equal(after.bytesRead, before.bytesRead);
+  assert.equal(after.pipelinesCreated, before.pipelinesCreated);
+  // Angles and positions of rope and attention are all that is sent.
+  assert.ok(after.bytesUploaded - before.bytesUploaded < 1000, `${after.bytesUploaded - before.bytesUploaded} bytes were sent`);
+}
+
+const chain = { x: numbers(6 * 32, 13), norm: numbers(32, 14), weights: [32, 16, 16, 32].map((n, i) => numbers(32 * n, 15 + i)) };
+everywhere("kernels are chained on tensors that stay on the CPU executor", chainKernels, checkChain, { ...chain, device: "cpu" });
+
+test("Chromium: kernels are chained on tensors that stay on the GPU", { timeout: 120_000 }, async () =>
+  checkChain(await places.Chromium(chainKernels, { ...chain, device: "gpu" })));
+
+/** Runs in a page and in Node: an array that is larger than a piece of an upload and no multiple of one, and a part of it. */
+async function copyTensors({ Kernels }, { device }) {
+  const kernels = await Kernels.open({ device });
+  const data = Float32Array.from({ length: 200_003 }, (_, i) => i);
+  const whole = await kernels.tensor(data, [data.length]);
+  const part = await kernels.tensor(data.subarray(5, 11), [2, 3]);
+  data.fill(-1);
+  const [values, again, rows] = [await whole.read(), await whole.read(), await part.read()];
+  kernels.free();
+  const wrong = [values, again].map((array) => array.findIndex((it, i) => it !== i));
+  return { lengths: [data.length, values.length, again.length], wrong, rows: [...rows], shape: part.shape };
+}
+
+function checkCopies({ lengths, wrong, rows, shape }) {
+  assert.deepEqual(lengths, [200_003, 200_003, 200_003]);
+  assert.deepEqual(wrong, [-1, -1]);
+  assert.deepEqual(rows, [5, 6, 7, 8, 9, 10]);
+  assert.deepEqual(shape, [2, 3]);
+}
+
+everywhere("a tensor is a copy of what it was made of, and is read as often as wanted", copyTensors, checkCopies, { device: "cpu" });
+
+test("Chromium: a tensor on the GPU is a copy of what it was made of", { timeout: 120_000 }, async () =>
+  checkCopies(await places.Chromium(copyTensors, { device: "gpu" })));
+
+everywhere(
+  "a tensor that was freed, of another device or of the wrong shape is refused by name; what was asked before it was freed works",
+  async ({ Kernels }) => {
+    const [kernels, others] = await Promise.all([Kernels.open({ device: "cpu" }), Kernels.open({ device: "cpu" })]);
+    const four = new Float32Array([1, 2, 3, 4]);
+    const tensor = await kernels.tensor(four, [2, 2]);
+    const foreign = await others.tensor(four, [2, 2]);
+    const freed = await kernels.tensor(four, [2, 2]);
+    const asked = kernels.matmul(freed, tensor, 2, 2, 2);
+    freed.free();
+    freed.free();
+    const refusals = [];
+    for (const call of [
+      () => kernels.matmul(tensor, freed, 2, 2, 2),
+      () => freed.read(),
+      () => kernels.rmsNorm(foreign, tensor),
+      () => kernels.matmul(tensor, four, 4, 1, 1),
+      () => kernels.matmul(tensor, four, 2, 3, 2),
+      () => kernels.softmax(tensor, 4),
+      () => kernels.softmax(tensor, 3),
+      () => kernels.attention(tensor, tensor, four.subarray(1), { nHeads: 1, headDim: 2 }),
+      () => kernels.softmax([1, 2, 3, 4], 2),
+      () => kernels.softmax(new Float32Array(0), 2),
+      () => kernels.tensor(four, [3]),
+      () => kernels.tensor(four, [-2, -2]),
+      () => kernels.tensor(four, []),
+    ]) refusals.push(await call().then(() => "worked", ({ code, message }) => [code, message]));
+    const alive = [...(await tensor.read())];
+    const product = [...(await asked)];
+    kernels.free();
+    const late = await tensor.read().then(() => "worked", ({ code }) => code);
+    tensor.free();
+    others.free();
+    return { refusals, alive, product, late };
+  },
+  ({ refusals, alive, product, late }) => {
+    assert.deepEqual(refusals, [
+      ["operand", "matmul: `b` is a tensor that was freed, expected a tensor of this device"],
+      ["operand", "read: `tensor` is a tensor that was freed, expected a tensor of this device"],
+      ["operand", "rmsNorm: `x` is a tensor of another device, expected a tensor of this device"],
+      ["shape", "matmul: `a` has shape [2, 2], expected [4, 1]"],
+      ["operand", "matmul: `b` is 4 elements, expected as many as shape [2, 3] has"],
+      ["shape", "softmax: `x` has shape [2, 2], expected [1, 4]"],
+      ["operand", "softmax: `x` is of shape [2, 2], expected whole rows of 3 elements, at least one"],
+      ["operand", "attention: `v` is 3 elements, expected as many as shape [2, 2] has"],
+      ["operand", "softmax: `x` is Array, expected a Float32Array or a tensor of this device"],
+      ["operand", "softmax: `x` is empty, expected at least one number"],
+      ["operand", "tensor: `shape` is [3], expected positive whole numbers whose product is 4, the length of `data`"],
+      ["operand", "tensor: `shape` is [-2, -2], expected positive whole numbers whose product is 4, the length of `data`"],
+      ["operand", "tensor: `shape` is [], expected positive whole numbers whose product is 4, the length of `data`"],
+    ]);
+    assert.deepEqual(alive, [1, 2, 3, 4]);
+    assert.deepEqual(product, [7, 10, 15, 22]);
+    assert.equal(late, "disposed");
+  },
+);
+
+test("Chromium: memory of tensors that are freed serves the next ones", { timeout: 120_000 }, async () => {
+  const created = await places.Chromium(async ({ Kernels }) => {
+    const kernels = await Kernels.open({ device: "gpu" });
+    const weight = await kernels.tensor(new Float32Array(64 * 64).fill(0.01), [64, 64]);
+    let x = await kernels.tensor(new Float32Array(64 * 64).fill(1), [64, 64]);
+    const counts = [];
+    for (let round = 0; round < 40; round++) {
+      const y = await kernels.matmul(x, weight, 64, 64, 64, { keep: true });
+      x.free();
+      x = y;
+      counts.push((await kernels.counters()).buffersCreated);
+    }
+    kernels.free();
+    return counts[39] - counts[9];
+  });
+  // Each call has a buffer for its params, and none for its result.
+  assert.equal(created, 30);
+});
+
 everywhere(
   "kernels are there as functions, on a device that they share",
   async ({ softmax, matmul }) => [...(await softmax(new Float32Array([0, 0, 0, 0]), 2)), ...(await matmul(new Float32Array([2]), new Float32Array([3]), 1, 1, 1))],
