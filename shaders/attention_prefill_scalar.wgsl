@@ -20,8 +20,12 @@ const WG: u32 = 8u;
 
 @compute @workgroup_size(WG)
 fn attention_prefill(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let n = (n_rows() + ROWS - 1u) / ROWS;
+    let groups = (n * params.n_kv_heads + WG - 1u) / WG;
+    // Early and late rows in turns: late ones see more keys, and llvmpipe cuts a grid into one run for each thread.
+    let g = params.first_group + group.x;
+    let i = select(g / 2u, groups - 1u - g / 2u, g % 2u == 1u) * WG + local;
     // Neighbours take the same rows in another head, and so as many keys: they wait for the slowest.
-    let i = (params.first_group + group.x) * WG + local;
     let row = i / params.n_kv_heads * ROWS;
     if (row < n_rows()) {
         attend(row, i % params.n_kv_heads, visible_to(vec2<u32>(row, min(row + ROWS, n_rows()) - 1u)), 0u);

@@ -3,6 +3,7 @@
 //
 // Dispatch (ceil(N / 64), ceil(M / 16), 1).
 #kernel matmul_plain scalar
+#import tile_alone
 
 struct Params { m: u32, n: u32, k: u32, _pad: u32, first_group: vec2<u32> } // M, N, K
 @group(0) @binding(0) var<uniform> params: Params;
@@ -14,10 +15,8 @@ const WG: u32 = 8u;
 // Quads of K that are added up on their own first: one long sum would lose digits.
 const RUN: u32 = 8u;
 
-// Columns: a quad of four rows of x from `m` on. Rows past the end repeat the last one; `put` does not write them.
-fn x_quads(m: u32, quad: u32) -> mat4x4<f32> {
-    let row = min(vec4<u32>(m, m + 1u, m + 2u, m + 3u), vec4<u32>(params.m - 1u)) * (params.k / 4u) + quad;
-    return mat4x4<f32>(x[row.x], x[row.y], x[row.z], x[row.w]);
+fn x_shape() -> vec2<u32> {
+    return vec2<u32>(params.m, params.k / 4u);
 }
 
 // Columns: four rows of b, four elements each.
@@ -62,56 +61,22 @@ fn row_product(col: u32) {
 // 16 rows of x from `m` on.
 fn tile_product(m: u32, col: u32) {
     let quads = params.k / 4u;
-    var left0 = mat4x4<f32>();
-    var left1 = mat4x4<f32>();
-    var left2 = mat4x4<f32>();
-    var left3 = mat4x4<f32>();
-    var right0 = mat4x4<f32>();
-    var right1 = mat4x4<f32>();
-    var right2 = mat4x4<f32>();
-    var right3 = mat4x4<f32>();
+    var tile = Tile();
     for (var start = 0u; start < quads; start += RUN) {
-        var part_left0 = mat4x4<f32>();
-        var part_left1 = mat4x4<f32>();
-        var part_left2 = mat4x4<f32>();
-        var part_left3 = mat4x4<f32>();
-        var part_right0 = mat4x4<f32>();
-        var part_right1 = mat4x4<f32>();
-        var part_right2 = mat4x4<f32>();
-        var part_right3 = mat4x4<f32>();
+        var part = Tile();
         for (var quad = start; quad < min(start + RUN, quads); quad++) {
-            let left = b_quads(quad, col);
-            let right = b_quads(quad, col + 1u);
-            let x0 = x_quads(m, quad);
-            part_left0 += left * x0;
-            part_right0 += right * x0;
-            let x1 = x_quads(m + 4u, quad);
-            part_left1 += left * x1;
-            part_right1 += right * x1;
-            let x2 = x_quads(m + 8u, quad);
-            part_left2 += left * x2;
-            part_right2 += right * x2;
-            let x3 = x_quads(m + 12u, quad);
-            part_left3 += left * x3;
-            part_right3 += right * x3;
+            multiply(&part, m, quad, b_quads(quad, col), b_quads(quad, col + 1u));
         }
-        left0 += part_left0;
-        left1 += part_left1;
-        left2 += part_left2;
-        left3 += part_left3;
-        right0 += part_right0;
-        right1 += part_right1;
-        right2 += part_right2;
-        right3 += part_right3;
+        tile.left0 += part.left0;
+        tile.left1 += part.left1;
+        tile.left2 += part.left2;
+        tile.left3 += part.left3;
+        tile.right0 += part.right0;
+        tile.right1 += part.right1;
+        tile.right2 += part.right2;
+        tile.right3 += part.right3;
     }
-    put_all(m, col, left0);
-    put_all(m + 4u, col, left1);
-    put_all(m + 8u, col, left2);
-    put_all(m + 12u, col, left3);
-    put_all(m, col + 1u, right0);
-    put_all(m + 4u, col + 1u, right1);
-    put_all(m + 8u, col + 1u, right2);
-    put_all(m + 12u, col + 1u, right3);
+    put_tile(tile, m, col, col + 1u);
 }
 
 @compute @workgroup_size(WG)

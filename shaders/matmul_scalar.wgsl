@@ -7,6 +7,7 @@
 #kernel matmul scalar
 #weights
 #import linear
+#import tile_alone
 
 struct Params {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K
@@ -21,13 +22,11 @@ struct Params {
 
 const WG: u32 = 8u;
 
-// Columns: a quad of four rows of x from `m` on. Rows past the end repeat the last one; `put` does not write them.
-fn x_quads(m: u32, quad: u32) -> mat4x4<f32> {
-    let row = min(vec4<u32>(m, m + 1u, m + 2u, m + 3u), vec4<u32>(params.n_tokens - 1u)) * (params.dim / 4u) + quad;
-    return mat4x4<f32>(x[row.x], x[row.y], x[row.z], x[row.w]);
+fn x_shape() -> vec2<u32> {
+    return vec2<u32>(params.n_tokens, params.dim / 4u);
 }
 
-// Rows: a quad of four rows of w from `n` on, likewise.
+// Rows: a quad of four rows of w from `n` on. Those past the end repeat the last one; `put` does not write them.
 fn w_quads(n: u32, quad: u32) -> mat4x4<f32> {
     let row = min(vec4<u32>(n, n + 1u, n + 2u, n + 3u), vec4<u32>(params.n_out - 1u)) * params.blocks + quad / 8u;
     let i = quad % 8u;
@@ -49,36 +48,9 @@ fn matmul(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index)
     let group = id.xy + params.first_group;
     let m = group.y * 16u;
     let n = (group.x * WG + local) * 8u;
-    var left0 = mat4x4<f32>();
-    var left1 = mat4x4<f32>();
-    var left2 = mat4x4<f32>();
-    var left3 = mat4x4<f32>();
-    var right0 = mat4x4<f32>();
-    var right1 = mat4x4<f32>();
-    var right2 = mat4x4<f32>();
-    var right3 = mat4x4<f32>();
+    var tile = Tile();
     for (var quad = 0u; quad < params.dim / 4u; quad++) {
-        let left = w_quads(n, quad);
-        let right = w_quads(n + 4u, quad);
-        let x0 = x_quads(m, quad);
-        left0 += left * x0;
-        right0 += right * x0;
-        let x1 = x_quads(m + 4u, quad);
-        left1 += left * x1;
-        right1 += right * x1;
-        let x2 = x_quads(m + 8u, quad);
-        left2 += left * x2;
-        right2 += right * x2;
-        let x3 = x_quads(m + 12u, quad);
-        left3 += left * x3;
-        right3 += right * x3;
+        multiply(&tile, m, quad, w_quads(n, quad), w_quads(n + 4u, quad));
     }
-    put_all(m, n, left0);
-    put_all(m + 4u, n, left1);
-    put_all(m + 8u, n, left2);
-    put_all(m + 12u, n, left3);
-    put_all(m, n + 4u, right0);
-    put_all(m + 4u, n + 4u, right1);
-    put_all(m + 8u, n + 4u, right2);
-    put_all(m + 12u, n + 4u, right3);
+    put_tile(tile, m, n, n + 4u);
 }

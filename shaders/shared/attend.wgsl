@@ -1,7 +1,8 @@
-// Attention of ROWS rows with a range of keys by one invocation alone; see `shared/attention.wgsl`. Keys are walked in
-// tiles, so that a loaded query serves TILE keys and a loaded key ROWS queries: a load costs a software adapter dozens of
-// products. Sums stay in `y`: registers cannot be indexed by a loop over D. Rows past the end repeat the last one and write
-// the same numbers, so all rows of a sum are read before one is written.
+// Attention of ROWS rows with a range of keys by one invocation alone; see `shared/attention.wgsl`. Keys are walked by two
+// tiles, early and late, so that a loaded query serves 2 TILE keys and a loaded key ROWS queries: a load costs a software
+// adapter dozens of products. One tile of 16 keys would be the same loads, but llvmpipe does not unroll loops that long.
+// Sums stay in `y`: registers cannot be indexed by a loop over D. Rows past the end repeat the last one and write the
+// same numbers, so all rows of a sum are read before one is written.
 #import attention
 
 override ROWS: u32 = 8u; // 1 to 4, or 8
@@ -51,8 +52,23 @@ fn products(key: vec4<f32>, queries: mat4x4<f32>) -> vec4<f32> {
     return key * queries;
 }
 
-// Makes the products with keys `s` and following weights, and returns the factor for older sums.
-fn weigh(rows: ptr<function, Rows>, weights: ptr<function, array<vec4<f32>, TILE>>, s: u32) -> vec4<f32> {
+// Makes the products with both tiles of keys from `s` on weights, and returns the factor for older sums.
+fn weigh(
+    rows: ptr<function, Rows>,
+    early: ptr<function, array<vec4<f32>, TILE>>,
+    late: ptr<function, array<vec4<f32>, TILE>>,
+    s: u32,
+) -> vec4<f32> {
+    let older = weigh_tile(rows, early, s);
+    let old = weigh_tile(rows, late, s + TILE);
+    for (var j = 0u; j < TILE; j++) {
+        (*early)[j] *= old;
+    }
+    return older * old;
+}
+
+// Makes the products with TILE keys from `s` on weights, and returns the factor for older sums.
+fn weigh_tile(rows: ptr<function, Rows>, weights: ptr<function, array<vec4<f32>, TILE>>, s: u32) -> vec4<f32> {
     var highest = (*rows).highest;
     for (var j = 0u; j < TILE; j++) {
         let seen = sees(s + j, (*rows).first, (*rows).end);
@@ -103,9 +119,58 @@ fn finish(rows: Rows) {
     }
 }
 
+// Adds the products of TILE keys with quad `i` of eight queries.
+fn add_products(
+    near: ptr<function, array<vec4<f32>, TILE>>,
+    far: ptr<function, array<vec4<f32>, TILE>>,
+    near_queries: mat4x4<f32>,
+    far_queries: mat4x4<f32>,
+    at: array<u32, TILE>,
+    i: u32,
+) {
+    for (var j = 0u; j < TILE; j++) {
+        let key = k[at[j] + i];
+        (*near)[j] += products(key, near_queries);
+        if (ROWS > 4u) {
+            (*far)[j] += products(key, far_queries);
+        }
+    }
+}
+
+// Columns: a quad of values, weighed and added up for each row.
+struct Weighed {
+    near: mat4x4<f32>,
+    far: mat4x4<f32>,
+}
+
+// Adds quad `i` of TILE values.
+fn add_values(
+    sums: ptr<function, Weighed>,
+    near: array<vec4<f32>, TILE>,
+    far: array<vec4<f32>, TILE>,
+    at: array<u32, TILE>,
+    i: u32,
+) {
+    for (var j = 0u; j < TILE; j++) {
+        let value = v[at[j] + i];
+        (*sums).near += weighed(value, near[j]);
+        if (ROWS > 4u) {
+            (*sums).far += weighed(value, far[j]);
+        }
+    }
+}
+
+// Where TILE keys from `s` on start. Those past the end repeat the last one, which weighs nothing there.
+fn places(kv_head: u32, s: u32, end: u32) -> array<u32, TILE> {
+    var at = array<u32, TILE>();
+    for (var j = 0u; j < TILE; j++) {
+        at[j] = (kv_head * params.capacity + min(s + j, end - 1u)) * (params.head_dim / 4u);
+    }
+    return at;
+}
+
 fn attend(row: u32, kv_head: u32, keys: vec2<u32>, split: u32) {
     let quads = params.head_dim / 4u;
-    let cached = kv_head * params.capacity;
     var near = begin(row, kv_head, keys, split);
     // Rows of the end would be those of `near` again.
     let has_far = ROWS > 4u && row + 4u < n_rows();
@@ -113,46 +178,34 @@ fn attend(row: u32, kv_head: u32, keys: vec2<u32>, split: u32) {
     if (has_far) {
         far = begin(row + 4u, kv_head, keys, split);
     }
-    for (var s = keys.x; s < keys.y; s += TILE) {
-        // A tile's keys past the end repeat the last one, which weighs nothing there.
-        var at = array<u32, TILE>();
-        for (var j = 0u; j < TILE; j++) {
-            at[j] = (cached + min(s + j, keys.y - 1u)) * quads;
-        }
-        var near_weights = array<vec4<f32>, TILE>();
-        var far_weights = array<vec4<f32>, TILE>();
+    for (var s = keys.x; s < keys.y; s += 2u * TILE) {
+        let early = places(kv_head, s, keys.y);
+        let late = places(kv_head, s + TILE, keys.y);
+        var near_early = array<vec4<f32>, TILE>();
+        var near_late = array<vec4<f32>, TILE>();
+        var far_early = array<vec4<f32>, TILE>();
+        var far_late = array<vec4<f32>, TILE>();
         for (var i = 0u; i < quads; i++) {
             let near_queries = queries_at(near.query, i);
             var far_queries = mat4x4<f32>();
             if (ROWS > 4u) {
                 far_queries = queries_at(far.query, i);
             }
-            for (var j = 0u; j < TILE; j++) {
-                let key = k[at[j] + i];
-                near_weights[j] += products(key, near_queries);
-                if (ROWS > 4u) {
-                    far_weights[j] += products(key, far_queries);
-                }
-            }
+            add_products(&near_early, &far_early, near_queries, far_queries, early, i);
+            add_products(&near_late, &far_late, near_queries, far_queries, late, i);
         }
-        let near_rescale = weigh(&near, &near_weights, s);
+        let near_rescale = weigh(&near, &near_early, &near_late, s);
         var far_rescale = vec4<f32>();
         if (ROWS > 4u) {
-            far_rescale = weigh(&far, &far_weights, s);
+            far_rescale = weigh(&far, &far_early, &far_late, s);
         }
         for (var i = 0u; i < quads; i++) {
-            var near_tile = mat4x4<f32>();
-            var far_tile = mat4x4<f32>();
-            for (var j = 0u; j < TILE; j++) {
-                let value = v[at[j] + i];
-                near_tile += weighed(value, near_weights[j]);
-                if (ROWS > 4u) {
-                    far_tile += weighed(value, far_weights[j]);
-                }
-            }
-            accumulate(near.out, i, near_rescale, near_tile);
+            var sums = Weighed();
+            add_values(&sums, near_early, far_early, early, i);
+            add_values(&sums, near_late, far_late, late, i);
+            accumulate(near.out, i, near_rescale, sums.near);
             if (has_far) {
-                accumulate(far.out, i, far_rescale, far_tile);
+                accumulate(far.out, i, far_rescale, sums.far);
             }
         }
     }

@@ -172,7 +172,8 @@ fn scalar_splits(capacity: u32, head_dim: u32) -> (u32, u32) {
     (splits.max(capacity.div_ceil(scalar_part(head_dim))), SCALAR_TILE)
 }
 
-/// Most keys that one invocation walks: each tile takes a loop over a head's quads for keys and one for values.
+/// Most keys that one invocation walks: for a tile, or two, it takes a loop over a head's quads for keys and one for
+/// values.
 fn scalar_part(head_dim: u32) -> u32 {
     LOOP_ROUNDS / (head_dim / 2 + 1) * SCALAR_TILE
 }
