@@ -44,6 +44,10 @@ pub struct DeviceLimits {
     /// Floating-point operations of a product or of attention that go into one dispatch. More are cut into several: a
     /// dispatch of over 100 ms makes a page stutter, and after some seconds drivers take the device away.
     pub max_dispatch_operations: u64,
+    /// Invocations of the largest subgroup; 0 without subgroups.
+    pub max_subgroup: u32,
+    /// Splits of K into which a product is cut, if nobody asks for more, to occupy the device; 1 where a few cores do all.
+    pub max_splits: u32,
 }
 
 /// Which device to open.
@@ -276,8 +280,13 @@ impl Device {
             reason,
             notices: Vec::new(),
         };
-        let limits =
-            DeviceLimits { max_workgroups: u32::MAX, max_binding_bytes: u64::MAX, max_dispatch_operations: u64::MAX };
+        let limits = DeviceLimits {
+            max_workgroups: u32::MAX,
+            max_binding_bytes: u64::MAX,
+            max_dispatch_operations: u64::MAX,
+            max_subgroup: 0,
+            max_splits: 1,
+        };
         let counters = Arc::new(LiveCounters::default());
         let executor = Executor::Cpu(Cpu::new(counters.clone()));
         Device::new(executor, info, Tier::Baseline, limits, counters)
@@ -298,9 +307,10 @@ impl Device {
         self.0.tier
     }
 
-    /// Tier in which a kernel is recorded: the device's, or the baseline if it has no such variant or that is banned.
+    /// Tier in which a kernel is recorded: the first in the order of the device's that has a variant which is not banned.
     pub(crate) fn tier_for(&self, kernel: &Kernel, weight: Option<WeightType>) -> Tier {
-        let variant = kernel.variant(weight, self.0.tier).filter(|v| !self.0.tuning.is_banned(v.label));
+        let mut variants = kernel.variants_for(weight, self.0.tier);
+        let variant = variants.find(|v| !self.0.tuning.is_banned(v.label));
         variant.map_or(Tier::Baseline, |variant| variant.tier)
     }
 

@@ -21,7 +21,7 @@ pub use argmax::{ARGMAX_CHUNK, argmax};
 pub use attention::{AttentionConfig, attention};
 pub use embed::embed;
 pub use gate_up::gate_up;
-pub use linear::{Linear, Norm, matmul, matmul_naive, matmul_plain, matvec};
+pub use linear::{Linear, Norm, matmul, matmul_naive, matmul_plain, matvec, split_sum};
 pub use norm::{layer_norm, rms_norm};
 pub use probe::{PROBE_READS, ReadOrder, probe_read};
 pub use qkv::Qkv;
@@ -36,7 +36,9 @@ pub(crate) use argmax::{ArgmaxMergeParams, ArgmaxParams};
 pub(crate) use attention::AttentionParams;
 pub(crate) use embed::EmbedParams;
 pub(crate) use gate_up::GateUpParams;
-pub(crate) use linear::{ACCUMULATE, BIAS, LinearParams, NORM, PlainParams, fold_norm, folds_norm, suits_few};
+pub(crate) use linear::{
+    ACCUMULATE, BIAS, LinearParams, NORM, PlainParams, SplitSumParams, fold_norm, folds_norm, suits_few,
+};
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use linear::{is_sound, usual};
 pub(crate) use norm::NormParams;
