@@ -4,8 +4,9 @@
 //!
 //! - `#import reduce` joins in `shaders/shared/reduce.wgsl`. `#import reduce t0=reduce t2=reduce_subgroup` links one
 //!   variant of the shader for each `tag=fragment`; several such lines give their cross product. A tag is a weight
-//!   type as the files spell it (`Q4_0`) or a tier (`t0` baseline, `t1` shader-f16, `t2` subgroups). Fragments use the
-//!   first form themselves; what several of them import is joined in once.
+//!   type as the files spell it (`Q4_0`) or a tier (`t0` baseline, `t1` shader-f16, `t2` subgroups, `matrix8` and
+//!   `matrix16` cooperative matrices). Fragments use the first form themselves; what several of them import is joined in
+//!   once.
 //! - `#weights` is such a line for every weight type, whose fragment is `block_` and its name in lower case.
 //! - `#kernel matmul scalar` says that the file is the `scalar` variant of the kernel `matmul`, with its bindings.
 //!
@@ -25,10 +26,16 @@ const MAX_STORAGE_BINDINGS: usize = 8;
 const MAX_WORKGROUP_BYTES: u32 = 16 << 10;
 const MAX_INVOCATIONS: u32 = 256;
 
+/// Cooperative matrices need f16 tiles large enough to be reused, and every adapter that has them has this much.
+const MAX_MATRIX_WORKGROUP_BYTES: u32 = 32 << 10;
+
 /// Types that packed weights have; the names are those of `WeightType`.
 const WEIGHTS: [&str; 8] = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"];
 
-const TIERS: [&str; 4] = ["t0", "t1", "t2", "scalar"];
+const TIERS: [&str; 6] = ["t0", "t1", "t2", "scalar", "matrix8", "matrix16"];
+
+/// Tiers that no browser has; the WASM module goes without their variants.
+const NATIVE_TIERS: [&str; 2] = ["matrix8", "matrix16"];
 
 struct Binding {
     name: String,
@@ -112,6 +119,9 @@ fn link_file(dir: &Path, file: &Path, kernels: &mut BTreeMap<String, Kernel>) ->
             .flat_map(|pick| choices.iter().map(move |choice| [pick.clone(), vec![choice.clone()]].concat()))
             .collect();
     }
+    if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "wasm32") {
+        picks.retain(|pick| pick.iter().all(|(tag, _)| !NATIVE_TIERS.contains(&tag.as_str())));
+    }
     for pick in picks {
         let (mut tier, mut weight) = (file_tier.clone(), None);
         let (mut joined, mut enables, mut fragments) = (Vec::new(), String::new(), String::new());
@@ -132,7 +142,7 @@ fn link_file(dir: &Path, file: &Path, kernels: &mut BTreeMap<String, Kernel>) ->
             .join(".");
         // The file's own text leads, so that naga's line numbers are the file's for everything before the imports.
         let source = format!("{enables}{}\n{}", strip_comments(&body), strip_comments(&fragments));
-        let described = describe(&name, &source).map_err(|e| format!("{label}: {e}"))?;
+        let described = describe(&name, &tier, &source).map_err(|e| format!("{label}: {e}"))?;
         let kernel = kernels.entry(name.clone()).or_default();
         if kernel.variants.is_empty() {
             (kernel.bindings, kernel.params_size) = (described.bindings, described.params_size);
@@ -192,14 +202,20 @@ struct Described {
 }
 
 /// Parses and validates one linked source and reads off what the host must know.
-fn describe(kernel: &str, source: &str) -> Result<Described, String> {
+fn describe(kernel: &str, tier: &str, source: &str) -> Result<Described, String> {
     // WGSL makes such a variable zero each time a loop comes by. Chromium's compiler was seen to keep the last round's value.
     let is_bare = |line: &&str| line.trim_start().starts_with("var ") && !line.contains('=');
     if let Some(line) = source.lines().find(is_bare) {
         return Err(format!("`{}` has no value to begin with", line.trim()));
     }
     let module = naga::front::wgsl::parse_str(source).map_err(|e| e.emit_to_string(source))?;
-    let capabilities = Capabilities::SUBGROUP | Capabilities::SHADER_FLOAT16 | Capabilities::SHADER_FLOAT16_IN_FLOAT32;
+    let mut capabilities =
+        Capabilities::SUBGROUP | Capabilities::SHADER_FLOAT16 | Capabilities::SHADER_FLOAT16_IN_FLOAT32;
+    let mut max_workgroup_bytes = MAX_WORKGROUP_BYTES;
+    if NATIVE_TIERS.contains(&tier) {
+        capabilities |= Capabilities::COOPERATIVE_MATRIX;
+        max_workgroup_bytes = MAX_MATRIX_WORKGROUP_BYTES;
+    }
     Validator::new(ValidationFlags::all(), capabilities).validate(&module).map_err(|e| e.emit_to_string(source))?;
     let [entry] = module.entry_points.as_slice() else {
         return Err("exactly one entry point is expected".into());
@@ -238,11 +254,11 @@ fn describe(kernel: &str, source: &str) -> Result<Described, String> {
     let storage = bindings.iter().filter(|b| !b.uniform).count();
     for (what, found, limit) in [
         ("storage bindings", storage as u32, MAX_STORAGE_BINDINGS as u32),
-        ("bytes of workgroup memory", workgroup_bytes, MAX_WORKGROUP_BYTES),
+        ("bytes of workgroup memory", workgroup_bytes, max_workgroup_bytes),
         ("invocations in a workgroup", invocations, MAX_INVOCATIONS),
     ] {
         if found > limit {
-            return Err(format!("{found} {what}, WebGPU guarantees {limit}"));
+            return Err(format!("{found} {what}, expected at most {limit}"));
         }
     }
     Ok(Described { bindings, params_size, workgroup_bytes })
@@ -281,6 +297,8 @@ fn table(kernels: &BTreeMap<String, Kernel>) -> String {
                 "t1" => "F16",
                 "t2" => "Subgroups",
                 "scalar" => "Scalar",
+                "matrix8" => "Matrix8",
+                "matrix16" => "Matrix16",
                 _ => "Baseline",
             };
             let weight = v.weight.as_ref().map_or("None".into(), |w| format!("Some(WeightType::{w})"));

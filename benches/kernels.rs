@@ -16,7 +16,7 @@ use criterion::{Criterion, Throughput};
 use tilewright::kernels::{
     AttentionConfig, Linear, Norm, PROBE_READS, Qkv, ReadOrder, RopeConfig, RopeScaling, RopeStyle, StepState,
     attention, by_head, gate_up, layer_norm, matmul, matmul_naive, matvec, probe_read, rms_norm, rope, rope_kv,
-    rope_table, softmax, swiglu,
+    rope_table, softmax, split_sum, swiglu,
 };
 use tilewright::{DType, Error, Matrix, Recorder, Role, Tensor, WeightType, Workspace, file_row_bytes};
 
@@ -110,6 +110,7 @@ fn main() {
     for &size in sizes {
         matmuls(&mut bench, size);
     }
+    split_sums(&mut bench);
     let sizes: &[u32] = if is_full { &[1024, 2048, 4096] } else { &[2048] };
     for &size in sizes {
         for weight in WeightType::ALL {
@@ -162,6 +163,19 @@ fn matvecs(bench: &mut Bench, weight: WeightType, size: u32) {
         let x = rec.device().upload("x", &[1, size], &common::uniform(size as usize))?;
         let y = output("y", &[1, size])?;
         matvec(rec, &Linear::new(&w), &x, &y)?;
+        Ok(y)
+    });
+}
+
+/// What ends a product of few tiles.
+fn split_sums(bench: &mut Bench) {
+    let [n_splits, n_tokens, n_out] = [8, 32, 2048];
+    let work = Work::Bytes(4 * u64::from((n_splits + 1) * n_tokens * n_out));
+    bench.measure("split_sum", "8x32x2048", work, |rec| {
+        let shape = [n_splits * n_tokens, n_out];
+        let parts = rec.device().upload("parts", &shape, &common::uniform((shape[0] * shape[1]) as usize))?;
+        let y = output("y", &[n_tokens, n_out])?;
+        split_sum(rec, &parts, None, 0, false, &y)?;
         Ok(y)
     });
 }

@@ -2,22 +2,22 @@
 //
 //     y[m, y_start + n] = (y[..] +) (bias[..] +) sum over k of x[m, k] * w[n, k]
 //
-// Dispatch (ceil(N / TILE), ceil(M / TILE), 1). Weights are unpacked once a tile, into workgroup memory.
-#import stage t0=stage_f32 t1=stage_f16
+// Dispatch (ceil(N / TILE), ceil(M / TILE), splits). Weights are unpacked once a tile, into workgroup memory. A split
+// takes `split_blocks` blocks along K and has M rows of y to itself, which `split_sum` adds up.
+#import stage t0=stage_f32 t1=stage_f16 matrix8=stage_matrix8 matrix16=stage_matrix16
 #weights
-#import tile
 #import linear
 
 struct Params {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K
     w_scales: u32, y_start: u32, y_stride: u32, flags: u32,
-    eps: f32, _pad: u32, first_group: vec2<u32>,
+    eps: f32, split_blocks: u32, first_group: vec2<u32>,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;  // [N, K], packed
 @group(0) @binding(2) var<storage, read> vector: array<vec4<f32>>;  // bias, [y_stride]; any buffer where flags lack BIAS
 @group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;  // [M, K]
-@group(0) @binding(4) var<storage, read_write> y: array<f32>;  // [M, y_stride]
+@group(0) @binding(4) var<storage, read_write> y: array<f32>;  // [splits, M, y_stride]
 
 fn x_quad(m: u32, quad: u32) -> vec4<f32> {
     if (GUARDED && (m >= params.n_tokens || quad * 4u >= params.dim)) {
@@ -50,16 +50,10 @@ fn w_block(n: u32, quad: u32) -> mat4x4<f32> {
     return transpose(mat4x4<f32>(w_quad(n, quad), w_quad(n + 1u, quad), w_quad(n + 2u, quad), w_quad(n + 3u, quad)));
 }
 
-fn put_block(m: u32, n: u32, block: mat4x4<f32>) {
-    for (var i = 0u; i < 4u; i++) {
-        for (var j = 0u; j < 4u; j++) {
-            put(m + i, n + j, block[i][j]);
-        }
-    }
-}
-
-@compute @workgroup_size(256)
+@compute @workgroup_size(WG)
 fn matmul(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let start = (id.yx + params.first_group.yx) * TILE;
-    put_products(local, start.x, start.y, tile_product(local, start.x, start.y, params.blocks * 8u));
+    let blocks = min(vec2<u32>(id.z, id.z + 1u) * params.split_blocks, vec2<u32>(params.blocks));
+    first_row = id.z * params.n_tokens;
+    put_products(local, start.x, start.y, tile_product(local, start.x, start.y, blocks * 8u));
 }

@@ -3,8 +3,7 @@
 //     y[m, n] = sum over k of x[m, k] * b[k, n]
 //
 // Dispatch (ceil(N / TILE), ceil(M / TILE), 1).
-#import stage t0=stage_f32 t1=stage_f16
-#import tile
+#import stage t0=stage_f32 t1=stage_f16 matrix8=stage_matrix8 matrix16=stage_matrix16
 
 struct Params { m: u32, n: u32, k: u32, _pad: u32, first_group: vec2<u32> } // M, N, K
 @group(0) @binding(0) var<uniform> params: Params;
@@ -54,18 +53,14 @@ fn w_block(n: u32, quad: u32) -> mat4x4<f32> {
     return mat4x4<f32>(b_quad(k, n), b_quad(k + 1u, n), b_quad(k + 2u, n), b_quad(k + 3u, n));
 }
 
-fn put_block(m: u32, n: u32, block: mat4x4<f32>) {
-    for (var i = 0u; i < 4u; i++) {
-        for (var j = 0u; j < 4u; j++) {
-            if (!GUARDED || (m + i < params.m && n + j < params.n)) {
-                y[(m + i) * params.n + n + j] = block[i][j];
-            }
-        }
+fn put(m: u32, n: u32, sum: f32) {
+    if (!GUARDED || (m < params.m && n < params.n)) {
+        y[m * params.n + n] = sum;
     }
 }
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(WG)
 fn matmul_plain(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let start = (id.yx + params.first_group.yx) * TILE;
-    put_products(local, start.x, start.y, tile_product(local, start.x, start.y, (params.k + 3u) / 4u));
+    put_products(local, start.x, start.y, tile_product(local, start.x, start.y, vec2<u32>(0u, (params.k + 3u) / 4u)));
 }

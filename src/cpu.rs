@@ -129,6 +129,7 @@ fn twin(kernel: &str) -> Option<Twin> {
         "sample" => sample::sample,
         "scale" => activation::scale,
         "softmax" => softmax::softmax,
+        "split_sum" => linear::split_sum,
         "swiglu" => activation::swiglu,
         "top_k" => top_k::top_k,
         _ => return None,

@@ -44,6 +44,10 @@ pub struct DeviceLimits {
     /// Floating-point operations of a product or of attention that go into one dispatch. More are cut into several: a
     /// dispatch of over 100 ms makes a page stutter, and after some seconds drivers take the device away.
     pub max_dispatch_operations: u64,
+    /// Invocations of the largest subgroup; 0 without subgroups.
+    pub max_subgroup: u32,
+    /// Splits of K into which a product is cut, if nobody asks for more, to occupy the device; 1 where a few cores do all.
+    pub max_splits: u32,
 }
 
 /// Which device to open.
@@ -276,8 +280,13 @@ impl Device {
             reason,
             notices: Vec::new(),
         };
-        let limits =
-            DeviceLimits { max_workgroups: u32::MAX, max_binding_bytes: u64::MAX, max_dispatch_operations: u64::MAX };
+        let limits = DeviceLimits {
+            max_workgroups: u32::MAX,
+            max_binding_bytes: u64::MAX,
+            max_dispatch_operations: u64::MAX,
+            max_subgroup: 0,
+            max_splits: 1,
+        };
         let counters = Arc::new(LiveCounters::default());
         let executor = Executor::Cpu(Cpu::new(counters.clone()));
         Device::new(executor, info, Tier::Baseline, limits, counters)
@@ -311,9 +320,10 @@ impl Device {
         self.0.tier
     }
 
-    /// Tier in which a kernel is recorded: the device's, or the baseline if it has no such variant or that is banned.
+    /// Tier in which a kernel is recorded: the first in the order of the device's that has a variant which is not banned.
     pub(crate) fn tier_for(&self, kernel: &Kernel, weight: Option<WeightType>) -> Tier {
-        let variant = kernel.variant(weight, self.0.tier).filter(|v| !self.0.tuning.is_banned(v.label));
+        let mut variants = kernel.variants_for(weight, self.0.tier);
+        let variant = variants.find(|v| !self.0.tuning.is_banned(v.label));
         variant.map_or(Tier::Baseline, |variant| variant.tier)
     }
 
@@ -433,12 +443,7 @@ impl Device {
     /// # Errors
     /// [`Error::DeviceLost`] or [`Error::Gpu`] if the device fails before the content is there.
     pub async fn read<T: Pod>(&self, tensor: &Tensor) -> Result<Vec<T>, Error> {
-        self.0.counters.bytes_read.add(tensor.size_bytes());
-        let mut words = match (&*self.0.executor, tensor.backing()?) {
-            (Executor::Gpu(gpu), Backing::Gpu(buffer)) => gpu.read(buffer, tensor.size_bytes())?.await?,
-            (Executor::Cpu(_), Backing::Cpu(memory)) => memory.read(0, tensor.size_bytes() as usize / 4),
-            _ => return Err(foreign(tensor)),
-        };
+        let mut words = self.start_read(tensor)?.await?;
         words.truncate(tensor.len());
         Ok(bytemuck::try_cast_vec(words).unwrap_or_else(|(_, words)| bytemuck::pod_collect_to_vec(&words)))
     }
@@ -454,14 +459,30 @@ impl Device {
         tensor: &Tensor,
         after: Option<&Recording>,
     ) -> Result<js_sys::Uint8Array, Error> {
-        after.map_or(Ok(()), |recording| self.prepare(recording))?;
         let size_bytes = tensor.len() as u32 * 4;
-        match self.start_read(tensor, after)?.0 {
+        let pending = match after {
+            Some(recording) => self.run_and_read(recording, tensor)?,
+            None => self.start_read(tensor)?,
+        };
+        match pending.0 {
             PendingKind::Ready(words) => {
                 let words = words.unwrap_or_default();
                 Ok(js_sys::Uint8Array::from(&bytemuck::cast_slice(&words)[..size_bytes as usize]))
             }
             PendingKind::Gpu(future) => future.await?.array(size_bytes),
+        }
+    }
+
+    fn start_read(&self, tensor: &Tensor) -> Result<Pending, Error> {
+        self.0.counters.bytes_read.add(tensor.size_bytes());
+        match (&*self.0.executor, tensor.backing()?) {
+            (Executor::Gpu(gpu), Backing::Gpu(buffer)) => {
+                Ok(Pending(PendingKind::Gpu(gpu.read(buffer, tensor.size_bytes())?)))
+            }
+            (Executor::Cpu(_), Backing::Cpu(memory)) => {
+                Ok(Pending(PendingKind::Ready(Some(memory.read(0, tensor.size_bytes() as usize / 4)))))
+            }
+            _ => Err(foreign(tensor)),
         }
     }
 

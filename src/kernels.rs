@@ -23,7 +23,7 @@ pub use attention::{AttentionConfig, attention};
 pub use by_head::by_head;
 pub use embed::embed;
 pub use gate_up::gate_up;
-pub use linear::{Linear, Norm, matmul, matmul_naive, matmul_plain, matvec};
+pub use linear::{Linear, Norm, matmul, matmul_naive, matmul_plain, matvec, split_sum};
 pub use norm::{layer_norm, rms_norm};
 pub use probe::{PROBE_READS, ReadOrder, probe_read};
 pub use qkv::Qkv;
@@ -39,7 +39,9 @@ pub(crate) use attention::AttentionParams;
 pub(crate) use by_head::ByHeadParams;
 pub(crate) use embed::EmbedParams;
 pub(crate) use gate_up::GateUpParams;
-pub(crate) use linear::{ACCUMULATE, BIAS, LinearParams, NORM, PlainParams, fold_norm, folds_norm, suits_few};
+pub(crate) use linear::{
+    ACCUMULATE, BIAS, LinearParams, NORM, PlainParams, SplitSumParams, fold_norm, folds_norm, suits_few,
+};
 pub(crate) use linear::{is_sound, usual};
 pub(crate) use norm::NormParams;
 pub(crate) use probe::ProbeReadParams;

@@ -16,11 +16,16 @@ pub enum Tier {
     Subgroups,
     /// No workgroup memory and no barriers in matrix products, for software adapters.
     Scalar,
+    /// T4: matrix products from cooperative matrices of 8 x 8 in half precision; never in a browser.
+    Matrix8,
+    /// T4, of 16 x 16.
+    Matrix16,
 }
 
 impl Tier {
     /// All tiers.
-    pub const ALL: [Tier; 4] = [Tier::Baseline, Tier::F16, Tier::Subgroups, Tier::Scalar];
+    pub const ALL: [Tier; 6] =
+        [Tier::Baseline, Tier::F16, Tier::Subgroups, Tier::Scalar, Tier::Matrix8, Tier::Matrix16];
 
     /// Name on the command line and in reports.
     pub fn name(self) -> &'static str {
@@ -29,7 +34,36 @@ impl Tier {
             Tier::F16 => "f16",
             Tier::Subgroups => "subgroups",
             Tier::Scalar => "scalar",
+            Tier::Matrix8 => "matrix8",
+            Tier::Matrix16 => "matrix16",
         }
+    }
+
+    /// Tiers whose variants a device of this tier takes, best first.
+    pub fn order(self) -> &'static [Tier] {
+        match self {
+            Tier::Baseline => &[Tier::Baseline],
+            Tier::F16 => &[Tier::F16, Tier::Baseline],
+            Tier::Subgroups => &[Tier::Subgroups, Tier::Baseline],
+            Tier::Scalar => &[Tier::Scalar, Tier::Baseline],
+            // Cooperative matrices are operations of a subgroup.
+            Tier::Matrix8 => &[Tier::Matrix8, Tier::Subgroups, Tier::Baseline],
+            Tier::Matrix16 => &[Tier::Matrix16, Tier::Subgroups, Tier::Baseline],
+        }
+    }
+
+    /// Rows and columns of the tier's cooperative matrices, if it has them. No browser has such tiers.
+    pub fn matrix_size(self) -> Option<u32> {
+        match self {
+            Tier::Matrix8 => Some(8),
+            Tier::Matrix16 => Some(16),
+            _ => None,
+        }
+    }
+
+    /// Whether matrix products round their operands to half precision, which changes results.
+    pub fn rounds_operands(self) -> bool {
+        self == Tier::F16 || self.matrix_size().is_some()
     }
 }
 
@@ -95,10 +129,15 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The variant for a weight type and a tier: the tier's own if it exists, else the baseline.
+    /// The variant for a weight type and a tier: the first in the tier's order.
     pub fn variant(&self, weight: Option<WeightType>, tier: Tier) -> Option<&'static Variant> {
-        let of = |tier| self.variants.iter().find(|v| v.weight == weight && v.tier == tier);
-        of(tier).or_else(|| of(Tier::Baseline))
+        self.variants_for(weight, tier).next()
+    }
+
+    /// All variants for a weight type that a tier may take, in its order.
+    pub fn variants_for(&self, weight: Option<WeightType>, tier: Tier) -> impl Iterator<Item = &'static Variant> {
+        let of = move |tier: &Tier| self.variants.iter().find(|v| v.weight == weight && v.tier == *tier);
+        tier.order().iter().filter_map(of)
     }
 }
 

@@ -52,7 +52,7 @@ pub struct Choice {
     /// Tier of the variant.
     pub tier: Tier,
     /// Invocations that share four rows of the matrix, a power of two up to 64; rows and columns of a tile of `matmul`, 64
-    /// or 128. In the `scalar` tier 1.
+    /// or 128 (half of that with matrices of 8 x 8). In the `scalar` tier 1.
     pub size: u32,
 }
 

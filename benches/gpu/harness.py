@@ -45,6 +45,7 @@ KERNEL_RUNS = [
     ("4096", 4096, 512, None),
     (summary.CUBED, summary.CUBE, summary.CUBE, None),
     (f"{summary.CUBED} f16", summary.CUBE, summary.CUBE, "f16"),
+    (f"{summary.CUBED} matrix16", summary.CUBE, summary.CUBE, "matrix16"),
 ]
 SMALL_KERNEL_RUNS = [("256", 256, 16, None)]
 TESTS = ["kernels", "generate", "model"]

@@ -15,7 +15,7 @@ WIDTHS = ["2048", "4096"]
 CUBE = 4096
 CUBED = "4096 cubed"
 # A product that stages F32 in half precision is none of F32.
-HALVES_TIER = "f16"
+HALVES_TIERS = ("f16", "matrix8", "matrix16")
 SHAPES = ["llama-3.2-1b", "llama-3.1-8b"]
 TYPES = ["Q4_0", "Q4_K_M"]
 DRY_RUN = "a dry run on a software adapter"
@@ -155,7 +155,7 @@ def share_of_copy(results, is_head):
 def f32_product(results):
     """The probe of `tilewright bench kernels` at 4096, by PyTorch's product."""
     run = part(results, "kernels", str(CUBE))
-    if run["device"]["tier"] == HALVES_TIER:
+    if run["device"]["tier"] in HALVES_TIERS:
         raise Missing("kernels: the tier stages F32 in half precision")
     rates = {product["size"]: product["flop_per_second"] for product in run["probes"]["matmul"]}
     if CUBE not in rates:

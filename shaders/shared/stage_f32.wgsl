@@ -1,2 +1,3 @@
 // Tiles are staged in workgroup memory as f32.
+#import tile
 alias Staged = vec4<f32>;

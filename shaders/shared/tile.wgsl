@@ -3,10 +3,11 @@
 // tiles of 64, but there are a quarter as many workgroups.
 //
 // `x_block(m, q)` gives rows m .. m + 4 at 4 q .. 4 q + 4 along K, a column for each k, and zero outside the matrix;
-// `w_block(n, q)` likewise. The kernel that imports this fragment defines them.
+// `w_block(n, q)` likewise. The kernel that imports this fragment defines them, and `put(m, n, sum)`.
 
 override TILE: u32 = 64u; // or 128
 override GUARDED: bool = true; // false where tiles cover the matrices exactly, so that no element lies outside
+const WG: u32 = 256u;
 const STAGED: u32 = 512u; // quads of x and of w in workgroup memory
 
 var<workgroup> x_tile: array<Staged, STAGED>;
@@ -50,15 +51,16 @@ fn outer(x: vec4<f32>, w: vec4<f32>) -> mat4x4<f32> {
     return mat4x4<f32>(x.x * w, x.y * w, x.z * w, x.w * w);
 }
 
-fn tile_product(local: u32, m0: u32, n0: u32, k_quads: u32) -> Products {
+// Along K from one quad to another; both are multiples of 8, unless the second is the end of K.
+fn tile_product(local: u32, m0: u32, n0: u32, quads: vec2<u32>) -> Products {
     let row = local / 16u;
     let col = local % 16u;
-    let quads = STAGED / TILE;
+    let depth = STAGED / TILE;
     var acc = Products();
-    for (var q0 = 0u; q0 < k_quads; q0 += quads) {
+    for (var q0 = quads.x; q0 < quads.y; q0 += depth) {
         stage(local, m0, n0, q0);
         workgroupBarrier();
-        for (var k = 0u; k < quads * 4u; k++) {
+        for (var k = 0u; k < depth * 4u; k++) {
             let x = vec4<f32>(x_tile[staged(k, row)]);
             let w = vec4<f32>(w_tile[staged(k, col)]);
             acc.near_near += outer(x, w);
@@ -73,6 +75,14 @@ fn tile_product(local: u32, m0: u32, n0: u32, k_quads: u32) -> Products {
         workgroupBarrier();
     }
     return acc;
+}
+
+fn put_block(m: u32, n: u32, block: mat4x4<f32>) {
+    for (var i = 0u; i < 4u; i++) {
+        for (var j = 0u; j < 4u; j++) {
+            put(m + i, n + j, block[i][j]);
+        }
+    }
 }
 
 fn put_products(local: u32, m0: u32, n0: u32, products: Products) {

@@ -79,6 +79,8 @@ fn show(out: &mut impl Write, adapter: &AdapterReport) -> io::Result<()> {
         Some([min, max]) => writeln!(out, "  subgroups         of {min} to {max}")?,
         None => writeln!(out, "  subgroups         no")?,
     }
+    let matrices: Vec<String> = adapter.matrices.iter().map(|size| format!("{size} x {size}")).collect();
+    writeln!(out, "  matrices          {}", if matrices.is_empty() { "no".into() } else { matrices.join(", ") })?;
     writeln!(out, "  timestamps        {}", yes(adapter.has_timestamps))?;
     writeln!(out, "  largest buffer    {}", show_bytes(adapter.max_buffer_bytes))?;
     writeln!(out, "  largest binding   {}", show_bytes(adapter.max_binding_bytes))?;

@@ -1,5 +1,5 @@
 //! `matmul`, `matmul_naive` and `matvec`: `y = x wᵀ (+ bias) (+ y)` with packed `w`; `qkv` and `gate_up`, which go on with
-//! the product.
+//! the product; `split_sum`, which ends one.
 //!
 //! Rows of `w` are shared out over threads, a panel of them at a time. For a few tokens, the weights are multiplied as
 //! they are unpacked, in registers; for more, a panel is unpacked once and multiplied as a plain matrix.
@@ -18,7 +18,7 @@ use super::rope::Rotation;
 use super::simd::{self, Vector, Work};
 use super::{Call, threads};
 use crate::dtype::{BLOCK, WeightType};
-use crate::kernels::{ACCUMULATE, BIAS, GateUpParams, LinearParams, NORM, QkvParams};
+use crate::kernels::{ACCUMULATE, BIAS, GateUpParams, LinearParams, NORM, QkvParams, SplitSumParams};
 
 /// From here on unpacking a panel once costs less than unpacking it again for each token.
 const PANEL_TOKENS: usize = 12;
@@ -49,6 +49,23 @@ pub(crate) fn matmul(mut call: Call<'_>) {
 
 pub(crate) fn matvec(call: Call<'_>) {
     matmul(call);
+}
+
+pub(crate) fn split_sum(mut call: Call<'_>) {
+    let params: SplitSumParams = call.params();
+    let [parts, vector, y] = call.operands();
+    let (n_tokens, n_out, n_splits) = (params.n_tokens as usize, params.n_out as usize, params.n_splits as usize);
+    let parts = &parts.get::<f32>()[..n_splits * n_tokens * n_out];
+    let bias = (params.flags & BIAS != 0).then(|| &vector.get::<f32>()[params.y_start as usize..][..n_out]);
+    let accumulate = params.flags & ACCUMULATE != 0;
+    let rows = y.get_mut::<f32>()[..n_tokens * params.y_stride as usize].chunks_exact_mut(params.y_stride as usize);
+    for (t, row) in rows.enumerate() {
+        for (n, y) in row[params.y_start as usize..][..n_out].iter_mut().enumerate() {
+            let sum: f32 = parts.iter().skip(t * n_out + n).step_by(n_tokens * n_out).sum();
+            let sum = sum + bias.map_or(0.0, |bias| bias[n]);
+            *y = if accumulate { sum + *y } else { sum };
+        }
+    }
 }
 
 pub(crate) fn gate_up(mut call: Call<'_>) {
@@ -306,7 +323,7 @@ mod tests {
                 y_stride: n_out as u32 + 5,
                 flags: BIAS | ACCUMULATE,
                 eps: 0.0,
-                _pad: 0,
+                split_blocks: blocks as u32,
                 first_group: [0; 2],
             };
             matmul(Call {

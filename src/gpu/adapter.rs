@@ -4,6 +4,10 @@
 use crate::error::Error;
 use crate::shaders::Tier;
 
+/// What the tiers with cooperative matrices need.
+pub(super) const MATRICES: wgpu::Features =
+    wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(wgpu::Features::SHADER_F16).union(wgpu::Features::SUBGROUP);
+
 /// One GPU adapter.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct AdapterReport {
@@ -21,6 +25,9 @@ pub struct AdapterReport {
     pub has_f16: bool,
     /// Whether it has subgroup operations, and their sizes.
     pub subgroups: Option<[u32; 2]>,
+    /// Rows and columns of the cooperative matrices that it multiplies in half precision and sums in f32, and for which
+    /// there is a tier.
+    pub matrices: Vec<u32>,
     /// Whether it has timestamps.
     pub has_timestamps: bool,
     /// Largest buffer in bytes.
@@ -102,6 +109,28 @@ fn tier(is_software: bool, has_subgroups: bool) -> Tier {
     }
 }
 
+/// Sizes of matrices for which there is a tier and with which its kernels run.
+fn matrices(adapter: &wgpu::Adapter) -> Vec<u32> {
+    /// Four subgroups make a workgroup, which has 256 invocations at most.
+    const MAX_SUBGROUP: u32 = 64;
+    /// What `build.rs` lets the kernels take.
+    const WORKGROUP_BYTES: u32 = 32 << 10;
+    if adapter.get_info().subgroup_max_size > MAX_SUBGROUP
+        || adapter.limits().max_compute_workgroup_storage_size < WORKGROUP_BYTES
+    {
+        return Vec::new();
+    }
+    let shapes = adapter.cooperative_matrix_properties();
+    let is_offered = |&size: &u32| {
+        shapes.iter().any(|shape| {
+            [shape.m_size, shape.n_size, shape.k_size] == [size; 3]
+                && shape.ab_type == wgpu::CooperativeScalarType::F16
+                && shape.cr_type == wgpu::CooperativeScalarType::F32
+        })
+    };
+    Tier::ALL.into_iter().filter_map(Tier::matrix_size).filter(is_offered).collect()
+}
+
 fn report(adapter: wgpu::Adapter) -> AdapterReport {
     let (info, features, limits) = (adapter.get_info(), adapter.features(), adapter.limits());
     let is_software = info.device_type == wgpu::DeviceType::Cpu;
@@ -114,6 +143,7 @@ fn report(adapter: wgpu::Adapter) -> AdapterReport {
         is_software,
         has_f16: features.contains(wgpu::Features::SHADER_F16),
         subgroups: has_subgroups.then_some([info.subgroup_min_size, info.subgroup_max_size]),
+        matrices: if features.contains(MATRICES) { matrices(&adapter) } else { Vec::new() },
         has_timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
         max_buffer_bytes: limits.max_buffer_size,
         max_binding_bytes: limits.max_storage_buffer_binding_size,

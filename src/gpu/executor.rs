@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::adapter::AdapterReport;
+use super::adapter::{AdapterReport, MATRICES};
 use super::buffer_pool::{BufferPool, PooledBuffer};
 use super::pipeline::{Pipeline, Pipelines};
 use super::readback::{Completion, Poller, ReadFuture, Staging, complete};
@@ -67,6 +67,8 @@ pub(crate) struct Gpu {
     max_dispatch_operations: u64,
     /// Whether the adapter runs on the CPU.
     is_software: bool,
+    max_subgroup: u32,
+    max_splits: u32,
     fault: Fault,
     counters: Arc<LiveCounters>,
 }
@@ -86,23 +88,34 @@ impl Gpu {
     ) -> Result<Gpu, Error> {
         let adapter = &report.adapter;
         let available = adapter.features();
-        let needed = match tier {
-            Tier::Baseline | Tier::Scalar => wgpu::Features::empty(),
-            Tier::F16 => wgpu::Features::SHADER_F16,
+        // Features, what they are called, and whether the adapter has what they stand for.
+        let (needed, limit, is_there) = match tier {
+            Tier::Baseline | Tier::Scalar => (wgpu::Features::empty(), "", true),
+            Tier::F16 => (wgpu::Features::SHADER_F16, "feature shader-f16", true),
             // A browser gives it through the page's shim; wgpu does not know that it has it.
-            Tier::Subgroups if cfg!(target_arch = "wasm32") => wgpu::Features::empty(),
-            Tier::Subgroups => wgpu::Features::SUBGROUP,
+            Tier::Subgroups if cfg!(target_arch = "wasm32") => {
+                (wgpu::Features::empty(), "feature subgroups", report.subgroups.is_some())
+            }
+            Tier::Subgroups => (wgpu::Features::SUBGROUP, "feature subgroups", true),
+            Tier::Matrix8 => (MATRICES, "feature cooperative-matrix of 8 x 8", report.matrices.contains(&8)),
+            Tier::Matrix16 => (MATRICES, "feature cooperative-matrix of 16 x 16", report.matrices.contains(&16)),
         };
-        if !available.contains(needed) || (tier == Tier::Subgroups && report.subgroups.is_none()) {
-            let limit = if tier == Tier::F16 { "feature shader-f16" } else { "feature subgroups" };
+        if !available.contains(needed) || !is_there {
             return Err(Error::Limit { adapter: report.name.clone(), limit, expected: 1, found: 0 });
         }
+        let experimental_features = match tier.matrix_size() {
+            // SAFETY: what may be undefined are bugs of wgpu's implementation. This crate's use of it is validated by
+            // build.rs and compared with the CPU by the conformance tests and the self-test.
+            Some(_) => unsafe { wgpu::ExperimentalFeatures::enabled() },
+            None => wgpu::ExperimentalFeatures::disabled(),
+        };
         let wanted = needed | wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::PIPELINE_CACHE;
         let (device, queue) = adapter
             .request_device(&wgpu::DeviceDescriptor {
                 label: Some("tilewright"),
                 required_features: wanted & available,
                 required_limits: adapter.limits(),
+                experimental_features,
                 ..Default::default()
             })
             .await
@@ -130,6 +143,8 @@ impl Gpu {
                 wgpu::DeviceType::DiscreteGpu => 1 << 38,
                 _ => 1 << 34,
             },
+            max_splits: if report.is_software { 1 } else { 8 },
+            max_subgroup: report.subgroups.map_or(0, |[_, max]| max),
             adapter_name: report.name.clone(),
             is_software: report.is_software,
             fault,
@@ -146,6 +161,8 @@ impl Gpu {
             // Buffers of 2 GiB and more are refused or wrong on some backends whatever the adapter says.
             max_binding_bytes: limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min((1 << 31) - 256),
             max_dispatch_operations: self.max_dispatch_operations,
+            max_subgroup: self.max_subgroup,
+            max_splits: self.max_splits,
         }
     }
 

@@ -25,8 +25,22 @@ pub(crate) struct LinearParams {
     pub y_stride: u32,
     pub flags: u32,
     pub eps: f32,
-    pub _pad: u32,
+    pub split_blocks: u32,
     pub first_group: [u32; 2],
+}
+
+/// Mirrors `Params` in `shaders/split_sum.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct SplitSumParams {
+    pub n_tokens: u32,
+    pub n_out: u32,
+    pub n_splits: u32,
+    pub grid_x: u32,
+    pub y_start: u32,
+    pub y_stride: u32,
+    pub flags: u32,
+    pub _pad: u32,
 }
 
 /// Flag: add the bias.
@@ -73,12 +87,16 @@ pub struct Linear<'a> {
     pub y_start: u32,
     /// Whether to add to `y` instead of overwriting it.
     pub accumulate: bool,
+    /// Splits of K that `matmul` takes side by side on a GPU and adds up at the end, in their order: at most one for
+    /// each block. `None`: as many as occupy the device where K is long and tiles are few. The `scalar` tier's own
+    /// kernel has none.
+    pub splits: Option<u32>,
 }
 
 impl<'a> Linear<'a> {
     /// `y = x wᵀ`.
     pub fn new(w: &'a Matrix) -> Self {
-        Linear { w, bias: None, norm: None, y_start: 0, accumulate: false }
+        Linear { w, bias: None, norm: None, y_start: 0, accumulate: false, splits: None }
     }
 
     /// Records the product with whichever kernel suits the number of tokens: `matvec` for a few, else `matmul`. A norm
@@ -94,21 +112,13 @@ impl<'a> Linear<'a> {
         if suits_few(&x) { matvec(rec, &linear, &x, y) } else { matmul(rec, &linear, &x, y) }
     }
 
-    /// Records one dispatch for each slab of `w`; `grid` gives the workgroups for a number of rows of `w`.
-    fn dispatch(
-        &self,
-        rec: &mut Recorder,
-        (tier, kernel): (Tier, &'static Kernel),
-        constants: &[(&'static str, f64)],
-        x: &Tensor,
-        y: &Tensor,
-        grid: impl Fn(u32) -> [u32; 3],
-    ) -> Result<(), Error> {
-        let [n_tokens, dim] = x.dims2(kernel.name, "x")?;
+    /// Refuses operands that disagree with `w`; `y` has the rows of as many splits.
+    fn check(&self, kernel: &Kernel, n_splits: u32, x: &Tensor, y: &Tensor) -> Result<(), Error> {
+        let [n_tokens, _] = x.dims2(kernel.name, "x")?;
         x.expect_shape(kernel.name, "x", &[n_tokens, self.w.cols()])?;
         let [_, y_stride] = y.dims2(kernel.name, "y")?;
         let y_end = self.y_start.saturating_add(self.w.rows());
-        y.expect_shape(kernel.name, "y", &[n_tokens, y_stride.max(y_end)])?;
+        y.expect_shape(kernel.name, "y", &[n_tokens.saturating_mul(n_splits), y_stride.max(y_end)])?;
         if let Some(bias) = self.bias {
             bias.expect_shape(kernel.name, "bias", &[y_stride])?;
         }
@@ -120,6 +130,21 @@ impl<'a> Linear<'a> {
                 found: format!("`{}`", norm.weight.label()),
             });
         }
+        Ok(())
+    }
+
+    /// Records one dispatch for each slab of `w`; `grid` gives the workgroups for a number of rows of `w`.
+    fn dispatch(
+        &self,
+        rec: &mut Recorder,
+        way: &Way,
+        x: &Tensor,
+        y: &Tensor,
+        grid: impl Fn(u32) -> [u32; 3],
+    ) -> Result<(), Error> {
+        let Way { tier, kernel, constants, n_splits } = way;
+        self.check(kernel, *n_splits, x, y)?;
+        let ([n_tokens, dim], [_, y_stride]) = (x.dims2(kernel.name, "x")?, y.dims2(kernel.name, "y")?);
         let vector = vector(kernel.name, self.norm, self.bias, dim)?;
         let flags = [(self.bias.is_some(), BIAS), (self.accumulate, ACCUMULATE), (self.norm.is_some(), NORM)];
         for slab in self.w.slabs() {
@@ -135,19 +160,33 @@ impl<'a> Linear<'a> {
                     w_scales: self.w.quants_words(slab),
                     y_start: self.y_start + slab.first_row,
                     y_stride,
-                    flags: flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum(),
+                    flags: set(&flags),
                     eps: self.norm.map_or(0.0, |norm| norm.eps),
-                    _pad: 0,
+                    split_blocks: self.w.blocks().div_ceil(*n_splits),
                     first_group: [0; 2],
                 };
                 params.first_group[axis] = run.first;
                 // A vector that is not there is never read; x is at hand.
                 let operands = [&slab.words, vector.unwrap_or(x), x, y];
-                rec.dispatch_as(tier, kernel, Some(self.w.weight()), constants, params, &operands, run.grid)?;
+                rec.dispatch_as(*tier, kernel, Some(self.w.weight()), constants, params, &operands, run.grid)?;
             }
         }
         Ok(())
     }
+}
+
+/// How a product is taken.
+struct Way {
+    tier: Tier,
+    kernel: &'static Kernel,
+    constants: Vec<(&'static str, f64)>,
+    /// Splits of K, each with rows of its own in `y`.
+    n_splits: u32,
+}
+
+/// The flags that are to be set.
+fn set(flags: &[(bool, u32)]) -> u32 {
+    flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum()
 }
 
 /// Multiplications and additions of a product.
@@ -173,19 +212,23 @@ impl Tiling {
         [m, n]: [u32; 2],
         is_whole: bool,
     ) -> Choice {
-        /// Tiles of 128 x 128 that occupy a large GPU; fewer of them would leave parts of it idle.
+        /// Large tiles that occupy a large GPU; fewer of them would leave parts of it idle.
         const ENOUGH: u64 = 128;
-        let is_large = m > 64 && u64::from(m.div_ceil(128)) * u64::from(n.div_ceil(128)) >= ENOUGH;
-        let size = if is_large { 128 } else { 64 };
+        let tiled = |tier: Tier| {
+            let [small, large] = tile_sizes(tier);
+            let is_large = m > small && u64::from(m.div_ceil(large)) * u64::from(n.div_ceil(large)) >= ENOUGH;
+            Choice { tier, size: if is_large { large } else { small } }
+        };
         match device.tier_for(kernel, weight) {
             Tier::Scalar if is_whole => Choice { tier: Tier::Scalar, size: 1 },
-            Tier::Scalar => Choice { tier: Tier::Baseline, size },
-            tier => Choice { tier, size },
+            Tier::Scalar => tiled(Tier::Baseline),
+            tier => tiled(tier),
         }
     }
 
     /// For `m` rows, so many columns of `y` in each dispatch, and rows of `x` that end where blocks do or before.
     fn new(
+        device: &Device,
         Choice { tier, size }: Choice,
         m: u32,
         ends_with_block: bool,
@@ -196,7 +239,8 @@ impl Tiling {
             _ => {
                 let covers = |n: u32| n.is_multiple_of(size);
                 let is_exact = covers(m) && ends_with_block && cols.all(covers);
-                let constants = vec![("TILE", f64::from(size)), ("GUARDED", f64::from(!is_exact))];
+                let mut constants = vec![("TILE", f64::from(size)), ("GUARDED", f64::from(!is_exact))];
+                constants.extend(tier.matrix_size().map(|_| ("SUBGROUP", f64::from(device.limits().max_subgroup))));
                 Tiling { tier, constants, rows: size, cols: size }
             }
         }
@@ -205,6 +249,31 @@ impl Tiling {
     fn grid(&self, m: u32, n: u32) -> [u32; 3] {
         [n.div_ceil(self.cols), m.div_ceil(self.rows), 1]
     }
+
+    /// Splits of K: as many as were asked for, else what occupies the device if there are few tiles and K is long. From
+    /// llama.cpp's Vulkan backend are the shortest K and the largest number of splits; no device was measured.
+    fn splits(&self, device: &Device, linear: &Linear, m: u32) -> u32 {
+        /// Fewer tiles leave half of a large GPU idle.
+        const FEW: u32 = 64;
+        const LONG: u32 = 2048;
+        if !device.is_gpu() || self.tier == Tier::Scalar {
+            return 1;
+        }
+        let [cols, rows, _] = self.grid(m, linear.w.rows());
+        let n_tiles = cols.saturating_mul(rows).max(1);
+        let is_idle = linear.w.cols() >= LONG && n_tiles < FEW;
+        let usual = if is_idle { (2 * FEW / n_tiles).min(device.limits().max_splits) } else { 1 };
+        let blocks = linear.w.blocks();
+        let wanted = linear.splits.unwrap_or(usual).clamp(1, blocks);
+        // Each has whole blocks, so there may be fewer.
+        blocks.div_ceil(blocks.div_ceil(wanted))
+    }
+}
+
+/// Rows and columns of the small and the large tiles of a tier: of 64 or 128 elements, or of 4 or 8 matrices.
+fn tile_sizes(tier: Tier) -> [u32; 2] {
+    let large = tier.matrix_size().map_or(128, |size| 8 * size);
+    [large / 2, large]
 }
 
 /// Rounds of a tile's loops over K: the scalar kernels walk it by quads, others by elements.
@@ -218,7 +287,7 @@ fn rounds(w: &Matrix) -> u64 {
     9 * u64::from(w.blocks())
 }
 
-/// Records a tiled matrix product. Shader: `shaders/matmul.wgsl`.
+/// Records a tiled matrix product, and behind it [`split_sum`] if K is split. Shader: `shaders/matmul.wgsl`.
 ///
 /// # Shapes
 /// `x`: `[M, K]`; `y`: `[M, y_start + N]` or wider.
@@ -227,13 +296,68 @@ fn rounds(w: &Matrix) -> u64 {
 /// tier's loops cannot take so many columns.
 pub fn matmul(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let [n_tokens, dim] = x.dims2("matmul", "x")?;
-    let choice = choice(rec.device(), &shaders::MATMUL, linear.w, n_tokens);
-    check_loop(rec.device(), "matmul", tile_rounds(choice.tier, dim), dim)?;
+    let kernel = &shaders::MATMUL;
+    let choice = choice(rec.device(), kernel, linear.w, n_tokens);
+    check_loop(rec.device(), kernel.name, tile_rounds(choice.tier, dim), dim)?;
     // Super-blocks are longer than blocks.
     let ends_with_block = u64::from(linear.w.blocks()) * BLOCK as u64 == u64::from(dim);
-    let tiling = Tiling::new(choice, n_tokens, ends_with_block, linear.w.slabs().iter().map(|slab| slab.rows));
-    let grid = |rows| tiling.grid(n_tokens, rows);
-    linear.dispatch(rec, (tiling.tier, &shaders::MATMUL), &tiling.constants, x, y, grid)
+    let rows_of_slabs = linear.w.slabs().iter().map(|slab| slab.rows);
+    let tiling = Tiling::new(rec.device(), choice, n_tokens, ends_with_block, rows_of_slabs);
+    let n_splits = tiling.splits(rec.device(), linear, n_tokens);
+    let way = Way { tier: tiling.tier, kernel, constants: tiling.constants.clone(), n_splits };
+    let grid = |rows| {
+        let [x, y, _] = tiling.grid(n_tokens, rows);
+        [x, y, n_splits]
+    };
+    if n_splits == 1 {
+        return linear.dispatch(rec, &way, x, y, grid);
+    }
+    linear.check(kernel, 1, x, y)?;
+    let parts = rec.temporary("splits", &[n_tokens.saturating_mul(n_splits), linear.w.rows()])?;
+    let part = Linear { bias: None, y_start: 0, accumulate: false, ..*linear };
+    part.dispatch(rec, &way, x, &parts, grid)?;
+    split_sum(rec, &parts, linear.bias, linear.y_start, linear.accumulate, y)
+}
+
+/// Records the sum of a product's splits, one after the other. Shader: `shaders/split_sum.wgsl`.
+///
+/// # Shapes
+/// `parts`: `[S M, N]`, a split's rows after those of the one before; `bias`: one value for each column of `y`; `y`:
+/// `[M, y_start + N]` or wider.
+/// # Errors
+/// [`Error::Shape`] if `bias` or `y` disagrees with `parts`, [`Error::Operand`] if `parts` has no multiple of M rows.
+pub fn split_sum(
+    rec: &mut Recorder,
+    parts: &Tensor,
+    bias: Option<&Tensor>,
+    y_start: u32,
+    accumulate: bool,
+    y: &Tensor,
+) -> Result<(), Error> {
+    let kernel = shaders::SPLIT_SUM.name;
+    let ([rows, n_out], [n_tokens, y_stride]) = (parts.dims2(kernel, "parts")?, y.dims2(kernel, "y")?);
+    y.expect_shape(kernel, "y", &[n_tokens, y_stride.max(y_start.saturating_add(n_out))])?;
+    if !rows.is_multiple_of(n_tokens) {
+        let (expected, found) = (format!("a multiple of {n_tokens} rows"), rows.to_string());
+        return Err(Error::Operand { kernel, operand: "parts", expected, found });
+    }
+    if let Some(bias) = bias {
+        bias.expect_shape(kernel, "bias", &[y_stride])?;
+    }
+    let vector = vector(kernel, None, bias, n_out)?.unwrap_or(parts);
+    let grid = fold(u64::from(n_tokens) * u64::from(n_out), 256);
+    let flags = [(bias.is_some(), BIAS), (accumulate, ACCUMULATE)];
+    let params = SplitSumParams {
+        n_tokens,
+        n_out,
+        n_splits: rows / n_tokens,
+        grid_x: grid[0],
+        y_start,
+        y_stride,
+        flags: set(&flags),
+        _pad: 0,
+    };
+    rec.dispatch(&shaders::SPLIT_SUM, None, &[], params, &[parts, vector, y], grid)
 }
 
 /// Records a matrix product without any reuse: the baseline of the bench. Shader: `shaders/matmul_naive.wgsl`.
@@ -245,7 +369,8 @@ pub fn matmul(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Re
 pub fn matmul_naive(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let [n_tokens, _] = x.dims2("matmul_naive", "x")?;
     let grid = |rows: u32| [rows.div_ceil(16), n_tokens.div_ceil(16), 1];
-    linear.dispatch(rec, (rec.device().tier(), &shaders::MATMUL_NAIVE), &[], x, y, grid)
+    let (tier, kernel) = (rec.device().tier(), &shaders::MATMUL_NAIVE);
+    linear.dispatch(rec, &Way { tier, kernel, constants: Vec::new(), n_splits: 1 }, x, y, grid)
 }
 
 /// Records a matrix product for one token or a few. Shader: `shaders/matvec.wgsl`.
@@ -259,7 +384,7 @@ pub fn matvec(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Re
     let n_tokens = quads("matvec", x)?;
     let (Choice { tier, size }, constants) = lanes(rec, &shaders::MATVEC, linear.w, linear.norm.is_some());
     let grid = |rows: u32| lanes_grid(rows, size, n_tokens);
-    linear.dispatch(rec, (tier, &shaders::MATVEC), &constants, x, y, grid)
+    linear.dispatch(rec, &Way { tier, kernel: &shaders::MATVEC, constants, n_splits: 1 }, x, y, grid)
 }
 
 /// Invocations of a workgroup of `matvec`, `qkv` and `gate_up`.
@@ -296,11 +421,11 @@ pub(crate) fn is_sound(device: &Device, kernel: &Kernel, w: &Matrix, choice: Cho
     let has_tier = match choice.tier {
         Tier::Baseline => true,
         Tier::Scalar => choice.size == 1 && w.cols().is_multiple_of(4),
-        tier => tier == device.tier(),
+        tier => device.tier().order().contains(&tier),
     };
     let variant = kernel.variant(Some(w.weight()), choice.tier).filter(|variant| variant.tier == choice.tier);
     let (has_size, rounds) = if kernel.name == shaders::MATMUL.name {
-        let has_size = choice.tier == Tier::Scalar || matches!(choice.size, 64 | 128);
+        let has_size = choice.tier == Tier::Scalar || tile_sizes(choice.tier).contains(&choice.size);
         (has_size, tile_rounds(choice.tier, w.cols()))
     } else {
         let has_size = choice.size.is_power_of_two() && choice.size <= WG;
@@ -400,7 +525,7 @@ pub fn matmul_plain(rec: &mut Recorder, x: &Tensor, b: &Tensor, y: &Tensor) -> R
     let is_whole = k.is_multiple_of(4) && n.is_multiple_of(4);
     let choice = Tiling::usual(rec.device(), (&shaders::MATMUL_PLAIN, None), [m, n], is_whole);
     check_loop(rec.device(), "matmul_plain", tile_rounds(choice.tier, k), k)?;
-    let tiling = Tiling::new(choice, m, k.is_multiple_of(BLOCK as u32), std::iter::once(n));
+    let tiling = Tiling::new(rec.device(), choice, m, k.is_multiple_of(BLOCK as u32), std::iter::once(n));
     let grid = tiling.grid(m, n);
     let axis = usize::from(grid[1] > grid[0]);
     for run in runs(rec.device(), grid, axis, operations(m, n, k)) {

@@ -116,7 +116,8 @@ impl Stack {
     ) -> Result<(), Error> {
         let (x, norm) = fold_norm(rec, x, norm, self.bias.is_some())?;
         for (w, y_start) in self.matrices() {
-            Linear { w, bias: self.bias(), norm, y_start, accumulate }.record(rec, &x, y)?;
+            let linear = Linear { bias: self.bias(), norm, y_start, accumulate, ..Linear::new(w) };
+            linear.record(rec, &x, y)?;
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::kernels::{
     AttentionConfig, Gelu, Linear, Norm, Qkv, RopeConfig, RopeScaling, RopeStyle, Sampling, StepState, add, argmax,
     attention, embed, gate_up, gelu, last_row, layer_norm, matmul, matmul_plain, matvec, rms_norm, rope_kv, rope_table,
-    sample, softmax, swiglu,
+    sample, softmax, split_sum, swiglu,
 };
 use crate::recording::{Recorder, Workspace};
 use crate::shaders::{self, Kernel, Tier, Variant};
@@ -158,7 +158,7 @@ fn checks() -> impl Iterator<Item = Check> {
 }
 
 /// Kernels without a matrix.
-static PLAIN: [(&[&Kernel], Record); 12] = [
+static PLAIN: [(&[&Kernel], Record); 13] = [
     (&[&shaders::RMS_NORM], |rec, _| {
         let y = blank(rec, &[3, 260])?;
         rms_norm(rec, &input(rec, &[3, 260])?, &input(rec, &[260])?, &y, 1e-5)?;
@@ -197,6 +197,11 @@ static PLAIN: [(&[&Kernel], Record); 12] = [
         let (x, y) = (input(rec, &[300])?, blank(rec, &[300])?);
         gelu(rec, &x, &y, Gelu::Tanh)?;
         add(rec, &x, &y)?;
+        Ok(vec![y])
+    }),
+    (&[&shaders::SPLIT_SUM], |rec, _| {
+        let y = blank(rec, &[3, 70])?;
+        split_sum(rec, &input(rec, &[12, 70])?, Some(&input(rec, &[70])?), 0, true, &y)?;
         Ok(vec![y])
     }),
     (&[&shaders::MATMUL_PLAIN], |rec, _| {

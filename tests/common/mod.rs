@@ -15,9 +15,13 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
 
 /// The first adapter in `tier`, or the adapter's own tier. `None` after a visible note where there is no adapter or it
 /// lacks what the tier needs; without any adapter the test fails if `REQUIRE_ADAPTER` is set. No file is read or written.
+/// A variant that the self-test banned is a failure: what takes its place would pass in its name.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn gpu(tier: Option<Tier>) -> Option<Device> {
-    gpu_from(block_on(Device::open_in(&DeviceChoice::Gpu, tier, None)))
+    let device = gpu_from(block_on(Device::open_in(&DeviceChoice::Gpu, tier, None)))?;
+    let banned: Vec<_> = device.tuning().banned().collect();
+    assert!(banned.is_empty(), "the self-test failed: {banned:?}");
+    Some(device)
 }
 
 /// The device that was opened; otherwise as [`gpu`].

@@ -131,6 +131,9 @@ fn linear_shapes() {
     }
     let plain: [Operand; 3] = [("x", &[2, 3], &[6], "x"), ("b", &[3, 4], &[4, 4], "b"), ("y", &[2, 4], &[4, 2], "y")];
     check("matmul_plain", &plain, |rec, _, t| kernels::matmul_plain(rec, &t[0], &t[1], &t[2]));
+    let splits: [Operand; 3] =
+        [("parts", &[6, 3], &[5, 3], "parts"), ("bias", &[5], &[3], "bias"), ("y", &[2, 5], &[2, 4], "y")];
+    check("split_sum", &splits, |rec, _, t| kernels::split_sum(rec, &t[0], Some(&t[1]), 2, false, &t[2]));
 }
 
 #[test]
@@ -257,6 +260,27 @@ fn long_work_is_cut_into_dispatches() {
         // In 44 columns of workgroups, which stay whole.
         assert_eq!(recorded as u64, 44_u64.div_ceil(44 / fewest), "{}", device.info().name);
     }
+}
+
+#[test]
+fn products_are_split_where_it_was_asked_for() {
+    let Some(device) = common::gpu(Some(Tier::Baseline)) else { return };
+    let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
+    let x = declare(&[8, 2048]);
+    let w = Matrix::declare(&device, "w", WeightType::Q4_0, 64, 2048).expect("the matrix is valid");
+    let record = |splits, y: &Tensor| {
+        let mut rec = Recorder::new(&device);
+        kernels::matmul(&mut rec, &Linear { splits, ..Linear::new(&w) }, &x, y)?;
+        Ok::<_, Error>(rec.finish(&mut Workspace::default()).n_dispatches())
+    };
+    // One tile alone, so a device that takes splits by itself does so here.
+    let usual = if device.limits().max_splits > 1 { 2 } else { 1 };
+    for (splits, n_dispatches) in [(None, usual), (Some(0), 1), (Some(1), 1), (Some(2), 2), (Some(u32::MAX), 2)] {
+        let recorded = record(splits, &declare(&[8, 64])).expect("it can be recorded");
+        assert_eq!(recorded, n_dispatches, "{splits:?}");
+    }
+    let error = record(Some(2), &declare(&[16, 64])).expect_err("`y` has twice the rows");
+    assert!(matches!(error, Error::Shape { kernel: "matmul", operand: "y", .. }), "{error}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `matvec`, `matmul`, `matmul_naive`, `matmul_plain` and the choice between them.
+//! `matvec`, `matmul`, `matmul_naive`, `matmul_plain`, `split_sum` and the choice between them.
 
 use tilewright::kernels::{self, Linear, Norm};
 use tilewright::{Error, Recorder, Tensor, WeightType};
@@ -57,6 +57,10 @@ const MATMUL: [[u32; 3]; 21] = [
     [1, 130, 70],
 ];
 
+/// S, M, N: a workgroup takes 256 outputs.
+const SPLITS: [[u32; 3]; 8] =
+    [[1, 1, 1], [2, 3, 85], [3, 1, 256], [8, 1, 257], [5, 2, 127], [4, 33, 31], [8, 64, 64], [2, 7, 4099]];
+
 type Kernel = fn(&mut Recorder, &Linear, &Tensor, &Tensor) -> Result<(), Error>;
 
 pub fn cases(cases: &mut Vec<Case>) {
@@ -89,6 +93,10 @@ pub fn cases(cases: &mut Vec<Case>) {
                 push("matmul_naive", kernels::matmul_naive, weight, i % 8, sizes, inputs);
             }
         }
+        // Up to three splits along K: as many as blocks, fewer, or a last one that is short.
+        for (i, &sizes) in MATMUL.iter().enumerate() {
+            push("matmul_split", split, weight, i % 8, sizes, Inputs::Student);
+        }
         // Either side of where matvec hands over to matmul, and a K that only matmul takes.
         for sizes in [[7, 5, 32], [8, 5, 32], [1, 5, 34], [7, 5, 33]] {
             push("linear", |rec, linear, x, y| linear.record(rec, x, y), weight, 1, sizes, Inputs::Normal);
@@ -108,11 +116,26 @@ pub fn cases(cases: &mut Vec<Case>) {
         push("matmul", kernels::matmul, WeightType::Q4_0, 1, sizes, Inputs::Normal);
         push("matmul", kernels::matmul, WeightType::F32, 7, sizes, Inputs::Normal);
     }
+    push("matmul_split", split, WeightType::Q4_0, 7, [129, 12_300, 161], Inputs::Normal);
     // More than a software adapter takes in one dispatch: cut into runs of columns, and of rows.
     for sizes in [[128, 2816, 1024], [4160, 64, 512]] {
         push("matmul", kernels::matmul, WeightType::Q4_0, 1, sizes, Inputs::Normal);
     }
     push("matvec", kernels::matvec, WeightType::Q4_0, 3, [7, 33_000, 512], Inputs::Normal);
+    push("matmul_split", split, WeightType::Q4_0, 1, [128, 2816, 1024], Inputs::Normal);
+    for inputs in Inputs::ALL {
+        for (flags, sizes) in SPLITS.into_iter().enumerate() {
+            let [splits, m, n] = sizes;
+            let beside = if flags & 4 != 0 { "+beside" } else { "" };
+            cases.push(Case {
+                kernel: "split_sum",
+                variant: format!("F32+{}{beside}", flags & 3),
+                sizes: format!("s={splits},t={m},n={n}"),
+                inputs,
+                build: Box::new(move |source| split_sum(source, flags, sizes)),
+            });
+        }
+    }
     let mut push_plain = |[m, n, k]: [u32; 3], inputs| {
         cases.push(Case {
             kernel: "matmul_plain",
@@ -130,6 +153,11 @@ pub fn cases(cases: &mut Vec<Case>) {
     {
         push_plain(sizes, Inputs::Normal);
     }
+}
+
+/// `matmul` in three splits.
+fn split(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
+    kernels::matmul(rec, &Linear { splits: Some(3), ..*linear }, x, y)
 }
 
 /// The left operand of a product: rows as they are, or normalised.
@@ -221,6 +249,68 @@ pub const EPS: f32 = 1e-5;
 /// Columns of `y` that belong to others, to the left and to the right of the product.
 const BESIDE: [u32; 2] = [3, 2];
 
+/// Where a product of `n` columns goes: into `y`, right of `left` columns of others.
+struct Target<'a> {
+    /// What `y` holds before, if the product is added to it.
+    held: Vec<f32>,
+    bias: Option<&'a Vec<f32>>,
+    accumulate: bool,
+    left: usize,
+    n: usize,
+}
+
+impl Target<'_> {
+    /// What is added to each of the product's elements; `y` has `m` rows.
+    fn terms(&self, m: u32) -> Vec<[f64; 2]> {
+        let width = self.held.len() / m as usize;
+        let of = |held: f32| if self.accumulate { f64::from(held) } else { 0.0 };
+        let terms = |row: &[f32]| -> Vec<[f64; 2]> {
+            let own = self.left..self.left + self.n;
+            own.map(|c| [of(row[c]), self.bias.map_or(0.0, |bias| f64::from(bias[c]))]).collect()
+        };
+        self.held.chunks_exact(width).flat_map(terms).collect()
+    }
+
+    /// `y`, in which nothing but the product's columns may change.
+    fn operand(self, m: u32, product: &[Expected], limit: f64) -> Operand {
+        let width = self.held.len() / m as usize;
+        let mut want = Vec::with_capacity(self.held.len());
+        for (product, held) in product.chunks_exact(self.n).zip(self.held.chunks_exact(width)) {
+            let value = |c: usize| if self.accumulate { f64::from(held[c]) } else { f64::NAN };
+            let others = |c: usize| Expected::new(value(c), 0.0, 0.0);
+            want.extend((0..self.left).map(others));
+            want.extend(product);
+            want.extend((self.left + self.n..width).map(others));
+        }
+        let mut y = Operand::close("y", &[m, width as u32], want, limit);
+        if self.accumulate {
+            y.data = Data::Floats(self.held);
+        }
+        y
+    }
+}
+
+fn split_sum(source: &mut Source, flags: usize, [splits, m, n]: [u32; 3]) -> Job {
+    let (has_bias, accumulate) = (flags & 1 != 0, flags & 2 != 0);
+    let [left, right] = if flags & 4 != 0 { BESIDE } else { [0, 0] };
+    let width = left + n + right;
+    let parts = source.rows(splits * m, n);
+    let bias = source.normal(width);
+    let held = source.rows(m, width);
+    let target = Target { held, bias: has_bias.then_some(&bias), accumulate, left: left as usize, n: n as usize };
+    // A sum is a product with ones.
+    let (len, depth) = ((m * n) as usize, splits as usize);
+    let by_output: Vec<f64> = (0..len * depth).map(|i| f64::from(parts[i % depth * len + i / depth])).collect();
+    let ones = Rows::plain(&vec![1.0; depth], depth);
+    let sums = product(source, &ones, &by_output, &target.terms(m), [1, len, depth]);
+    let y = target.operand(m, &sums, 1e-10);
+    let operands = vec![Operand::floats("parts", &[splits * m, n], parts), Operand::floats("bias", &[width], bias), y];
+    Job::new(operands, move |rec: &mut Recorder, bound: &Bound| {
+        let bias = has_bias.then_some(bound.tensor(1));
+        kernels::split_sum(rec, bound.tensor(0), bias, left, accumulate, bound.tensor(2))
+    })
+}
+
 fn linear(source: &mut Source, kernel: Kernel, weight: WeightType, flags: usize, [m, n, k]: [u32; 3]) -> Job {
     let (has_bias, accumulate, has_norm) = (flags & 1 != 0, flags & 2 != 0, flags & 8 != 0);
     let [left, right] = if flags & 4 != 0 { BESIDE } else { [0, 0] };
@@ -231,26 +321,11 @@ fn linear(source: &mut Source, kernel: Kernel, weight: WeightType, flags: usize,
     let norm = source.normal(k);
     let held = source.rows(m, width);
 
-    let of = |on: bool, value: f32| if on { f64::from(value) } else { 0.0 };
-    let own = left as usize..(left + n) as usize; // columns of the product
-    let more: Vec<[f64; 2]> = held
-        .chunks_exact(width as usize)
-        .flat_map(|row| own.clone().map(|c| [of(accumulate, row[c]), of(has_bias, bias[c])]))
-        .collect();
+    let target = Target { held, bias: has_bias.then_some(&bias), accumulate, left: left as usize, n: n as usize };
     let sizes = [m as usize, n as usize, k as usize];
     let rows = if has_norm { Rows::normed(&x, norm.clone(), EPS) } else { Rows::plain(&x, k as usize) };
-    let product = product(source, &rows, &dequantise(weight, &bytes, k), &more, sizes);
-    let mut want = Vec::with_capacity(held.len());
-    for (product, held) in product.chunks_exact(n as usize).zip(held.chunks_exact(width as usize)) {
-        let others = |c: usize| Expected::new(if accumulate { f64::from(held[c]) } else { f64::NAN }, 0.0, 0.0);
-        want.extend((0..own.start).map(others));
-        want.extend(product);
-        want.extend((own.end..width as usize).map(others));
-    }
-    let mut y = Operand::close("y", &[m, width], want, limit(source, sizes));
-    if accumulate {
-        y.data = Data::Floats(held);
-    }
+    let product = product(source, &rows, &dequantise(weight, &bytes, k), &target.terms(m), sizes);
+    let y = target.operand(m, &product, limit(source, sizes));
     let operands = vec![
         Operand::weights(weight, &[n, k], bytes),
         Operand::floats("bias", &[width], bias),

@@ -129,8 +129,8 @@ async fn conform(device: &Device, cases: &[Case]) -> (usize, usize) {
             }
             let case_start = Instant::now();
             let staged_f16 = device.is_gpu()
-                && device.tier() == Tier::F16
-                && matches!(case.kernel, "matmul" | "matmul_plain" | "linear");
+                && device.tier().rounds_operands()
+                && matches!(case.kernel, "matmul" | "matmul_split" | "matmul_plain" | "linear");
             let rounds = if i % REPEATED == 0 { REPEATS } else { 1 };
             let mut source = Source::new(case.inputs, case.seed(seed), staged_f16);
             let job = (case.build)(&mut source);
