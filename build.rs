@@ -4,8 +4,8 @@
 //!
 //! - `#import reduce` joins in `shaders/shared/reduce.wgsl`. `#import reduce t0=reduce t2=reduce_subgroup` links one
 //!   variant of the shader for each `tag=fragment`; several such lines give their cross product. A tag is a weight
-//!   type as the files spell it (`Q4_0`) or a tier (`t0` baseline, `t1` shader-f16, `t2` subgroups). Fragments use the
-//!   first form themselves; what several of them import is joined in once.
+//!   type as the files spell it (`Q4_0`) or a tier (`t0` baseline, `t1` shader-f16, `t2` subgroups, `t3` products of bytes).
+//!   Fragments use the first form themselves; what several of them import is joined in once.
 //! - `#weights` is such a line for every weight type, whose fragment is `block_` and its name in lower case.
 //! - `#kernel matmul scalar` says that the file is the `scalar` variant of the kernel `matmul`, with its bindings.
 //!
@@ -28,7 +28,7 @@ const MAX_INVOCATIONS: u32 = 256;
 /// Types that packed weights have; the names are those of `WeightType`.
 const WEIGHTS: [&str; 8] = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"];
 
-const TIERS: [&str; 4] = ["t0", "t1", "t2", "scalar"];
+const TIERS: [&str; 5] = ["t0", "t1", "t2", "t3", "scalar"];
 
 struct Binding {
     name: String,
@@ -280,6 +280,7 @@ fn table(kernels: &BTreeMap<String, Kernel>) -> String {
             let tier = match v.tier.as_str() {
                 "t1" => "F16",
                 "t2" => "Subgroups",
+                "t3" => "Int8",
                 "scalar" => "Scalar",
                 _ => "Baseline",
             };

@@ -6,7 +6,7 @@
 #import stage t0=stage_f32 t1=stage_f16
 #weights
 #import tile
-#import linear
+#import linear_tile
 
 struct Params {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K
@@ -18,22 +18,6 @@ struct Params {
 @group(0) @binding(2) var<storage, read> vector: array<vec4<f32>>;  // bias, [y_stride]; any buffer where flags lack BIAS
 @group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;  // [M, K]
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;  // [M, y_stride]
-
-fn x_quad(m: u32, quad: u32) -> vec4<f32> {
-    if (m >= params.n_tokens || quad * 4u >= params.dim) {
-        return vec4<f32>();
-    }
-    if (params.dim % 4u == 0u) {
-        return x[m * (params.dim / 4u) + quad];
-    }
-    // Such a row may start within a quad.
-    var value = vec4<f32>();
-    for (var k = quad * 4u; k < min(quad * 4u + 4u, params.dim); k++) {
-        let at = m * params.dim + k;
-        value[k % 4u] = x[at / 4u][at % 4u];
-    }
-    return value;
-}
 
 fn w_quad(n: u32, quad: u32) -> vec4<f32> {
     if (n >= params.n_out || quad >= params.blocks * 8u) {
@@ -48,14 +32,6 @@ fn x_block(m: u32, quad: u32) -> mat4x4<f32> {
 
 fn w_block(n: u32, quad: u32) -> mat4x4<f32> {
     return transpose(mat4x4<f32>(w_quad(n, quad), w_quad(n + 1u, quad), w_quad(n + 2u, quad), w_quad(n + 3u, quad)));
-}
-
-fn put_block(m: u32, n: u32, block: mat4x4<f32>) {
-    for (var i = 0u; i < 4u; i++) {
-        for (var j = 0u; j < 4u; j++) {
-            put(m + i, n + j, block[i][j]);
-        }
-    }
 }
 
 @compute @workgroup_size(256)

@@ -14,13 +14,16 @@ pub enum Tier {
     F16,
     /// T2: subgroup operations, for subgroups of any size.
     Subgroups,
+    /// T3: activations of `matmul` rounded to 8 bits where weights are Q8_0 or Q4_0, for products of packed bytes. It
+    /// changes results, so it is used only where it is asked for.
+    Int8,
     /// No workgroup memory and no barriers in matrix products, for software adapters.
     Scalar,
 }
 
 impl Tier {
     /// All tiers.
-    pub const ALL: [Tier; 4] = [Tier::Baseline, Tier::F16, Tier::Subgroups, Tier::Scalar];
+    pub const ALL: [Tier; 5] = [Tier::Baseline, Tier::F16, Tier::Subgroups, Tier::Int8, Tier::Scalar];
 
     /// Name on the command line and in reports.
     pub fn name(self) -> &'static str {
@@ -28,6 +31,7 @@ impl Tier {
             Tier::Baseline => "baseline",
             Tier::F16 => "f16",
             Tier::Subgroups => "subgroups",
+            Tier::Int8 => "int8",
             Tier::Scalar => "scalar",
         }
     }

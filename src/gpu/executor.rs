@@ -85,7 +85,7 @@ impl Gpu {
         let adapter = &report.adapter;
         let available = adapter.features();
         let needed = match tier {
-            Tier::Baseline | Tier::Scalar => wgpu::Features::empty(),
+            Tier::Baseline | Tier::Int8 | Tier::Scalar => wgpu::Features::empty(),
             Tier::F16 => wgpu::Features::SHADER_F16,
             // A browser gives it through the page's shim; wgpu does not know that it has it.
             Tier::Subgroups if cfg!(target_arch = "wasm32") => wgpu::Features::empty(),
