@@ -2,11 +2,12 @@
 //!
 //! Models come from the folder of test models. Texts are stories that the built-in model writes at a temperature: of the
 //! kind that all of these models were trained on, and written by none of those measured. The CPU executor computes
-//! everything in F32, so that the weights alone make the difference.
+//! everything in F32, so that the weights alone make the difference. A second table is about activations: the same
+//! weights in tier `int8`, where there is an adapter, compared with the CPU.
 
 use std::path::{Path, PathBuf};
 
-use tilewright::{Device, GenerateOptions, LoadOptions, Model};
+use tilewright::{Device, DeviceChoice, GenerateOptions, LoadOptions, Model, Tier};
 
 /// Weights that quantised ones are compared with, and those. The wide model computes the same function as the narrow one.
 const MODELS: [(&str, &[&str]); 3] = [
@@ -28,31 +29,60 @@ const MODELS: [(&str, &[&str]); 3] = [
     ("tinystories656k", &["tinystories656k/tinystories656k-q8_0.gguf", "tinystories656k/tinystories656k-q5_0.gguf"]),
 ];
 
+/// Weights of the types whose products have a variant in tier `int8`.
+const IN_BYTES: [&str; 4] = [
+    "stories260k/stories260k-q8_0.gguf",
+    "stories260k/stories260k-q4_0.gguf",
+    "stories260k-wide/stories260k-wide-q4_0.gguf",
+    "tinystories656k/tinystories656k-q8_0.gguf",
+];
+
 fn main() {
     let folder = std::env::var_os("TILEWRIGHT_DATA").map_or("../shared/data".into(), PathBuf::from);
     if !folder.is_dir() {
         println!("skipped: no folder of test models (TILEWRIGHT_DATA)");
         return;
     }
-    println!(
-        "{:<44} {:>9} {:>8} {:>11} {:>13} {:>12}",
-        "weights", "bytes", "tokens", "perplexity", "against F32", "top-1 as F32"
-    );
-    let stories = stories();
+    let (cpu, stories) = (Device::cpu(), stories());
+    heading("F32");
     for (reference, quantised) in MODELS {
-        let model = load(&folder.join(reference));
-        let texts: Vec<Vec<u32>> = stories.iter().map(|story| model.encode(story).expect("a text")).collect();
+        let model = load(&cpu, &folder.join(reference));
+        let texts = encode(&model, &stories);
         let exact = logits(&model, &texts);
         let base = report(reference, None, &texts, &exact, &exact);
         for file in quantised {
             let path = folder.join(file);
-            report(file, Some((&path, base)), &texts, &logits(&load(&path), &texts), &exact);
+            report(file, Some((&path, base)), &texts, &logits(&load(&cpu, &path), &texts), &exact);
         }
+    }
+    let int8 = match pollster::block_on(Device::open(&DeviceChoice::Gpu, Some(Tier::Int8))) {
+        Ok(device) => device,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    println!("\ntier int8 on {} ({})", int8.info().name, int8.info().driver);
+    heading("CPU");
+    for file in IN_BYTES {
+        let path = folder.join(file);
+        let model = load(&cpu, &path);
+        let texts = encode(&model, &stories);
+        let exact = logits(&model, &texts);
+        let base = report(file, None, &texts, &exact, &exact);
+        report(&format!("{file}, int8"), Some((&path, base)), &texts, &logits(&load(&int8, &path), &texts), &exact);
     }
 }
 
-fn load(path: &Path) -> Model {
-    Model::load(&Device::cpu(), path, LoadOptions::default()).unwrap_or_else(|error| panic!("{error}"))
+/// Begins a table of comparisons with `reference`.
+fn heading(reference: &str) {
+    let [against, top] = ["against", "top-1 as"].map(|what| format!("{what} {reference}"));
+    println!("{:<50} {:>9} {:>8} {:>11} {against:>13} {top:>12}", "weights", "bytes", "tokens", "perplexity");
+}
+
+fn encode(model: &Model, stories: &[String]) -> Vec<Vec<u32>> {
+    stories.iter().map(|story| model.encode(story).expect("a text")).collect()
+}
+
+fn load(device: &Device, path: &Path) -> Model {
+    Model::load(device, path, LoadOptions::default()).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Texts by the built-in model, the same each time.
@@ -112,6 +142,6 @@ fn report(
         }
         None => (String::new(), String::new()),
     };
-    println!("{name:<44} {bytes:>9} {n_rows:>8} {perplexity:>11.3} {ratio:>13} {agreement:>10.2} %");
+    println!("{name:<50} {bytes:>9} {n_rows:>8} {perplexity:>11.3} {ratio:>13} {agreement:>10.2} %");
     perplexity
 }

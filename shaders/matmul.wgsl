@@ -6,7 +6,7 @@
 // takes `split_blocks` blocks along K and has M rows of y to itself, which `split_sum` adds up.
 #import stage t0=stage_f32 t1=stage_f16 matrix8=stage_matrix8 matrix16=stage_matrix16
 #weights
-#import linear
+#import linear_tile
 
 struct Params {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K
@@ -18,22 +18,6 @@ struct Params {
 @group(0) @binding(2) var<storage, read> vector: array<vec4<f32>>;  // bias, [y_stride]; any buffer where flags lack BIAS
 @group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;  // [M, K]
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;  // [splits, M, y_stride]
-
-fn x_quad(m: u32, quad: u32) -> vec4<f32> {
-    if (GUARDED && (m >= params.n_tokens || quad * 4u >= params.dim)) {
-        return vec4<f32>();
-    }
-    if (!GUARDED || params.dim % 4u == 0u) {
-        return x[m * (params.dim / 4u) + quad];
-    }
-    // Such a row may start within a quad.
-    var value = vec4<f32>();
-    for (var k = quad * 4u; k < min(quad * 4u + 4u, params.dim); k++) {
-        let at = m * params.dim + k;
-        value[k % 4u] = x[at / 4u][at % 4u];
-    }
-    return value;
-}
 
 fn w_quad(n: u32, quad: u32) -> vec4<f32> {
     if (GUARDED && (n >= params.n_out || quad >= params.blocks * 8u)) {

@@ -20,8 +20,11 @@ export type ModelSource = FileSource | readonly FileSource[];
 /** What should run the model. `auto`: the GPU when there is a real one, else the CPU. */
 export type DeviceChoice = "auto" | "gpu" | "cpu";
 
-/** A family of kernels. Left out, the engine takes the fastest that the adapter offers. */
-export type Tier = "baseline" | "f16" | "subgroups" | "scalar";
+/**
+ * A family of kernels. Left out, the engine takes the fastest that the adapter offers, of those that round nothing: `f16` and `int8`
+ * round activations in the matrix products of prompts.
+ */
+export type Tier = "baseline" | "f16" | "subgroups" | "int8" | "scalar";
 
 /** Options of {@link Model.load}. */
 export interface LoadOptions {

@@ -1,25 +1,13 @@
-// A tile of TILE x TILE outputs of a matrix product for a workgroup of 16 x 16 invocations. Each has 4 x 4 outputs, and with
-// TILE 128 the same of the three other quarters: 64 numbers that it loads then serve twice as many products as in four
-// tiles of 64, but there are a quarter as many workgroups.
+// The products of a tile from its operands, which are staged in workgroup memory for a few k at a time.
 //
 // `x_block(m, q)` gives rows m .. m + 4 at 4 q .. 4 q + 4 along K, a column for each k, and zero outside the matrix;
-// `w_block(n, q)` likewise. The kernel that imports this fragment defines them, and `put(m, n, sum)`.
+// `w_block(n, q)` likewise. The kernel that imports this fragment defines them.
+#import products
 
-override TILE: u32 = 64u; // or 128
-override GUARDED: bool = true; // false where tiles cover the matrices exactly, so that no element lies outside
-const WG: u32 = 256u;
 const STAGED: u32 = 512u; // quads of x and of w in workgroup memory
 
 var<workgroup> x_tile: array<Staged, STAGED>;
 var<workgroup> w_tile: array<Staged, STAGED>;
-
-// Products of rows 4 y .. and 64 + 4 y .. with columns 4 x .. and 64 + 4 x .. of a tile; [row][column].
-struct Products {
-    near_near: mat4x4<f32>,
-    near_far: mat4x4<f32>,
-    far_near: mat4x4<f32>,
-    far_far: mat4x4<f32>,
-}
 
 // Where the quad of four rows is staged for one k. Quads of neighbouring k are shifted, so that invocations that stage the
 // same rows at once do not meet in a bank.
@@ -75,23 +63,4 @@ fn tile_product(local: u32, m0: u32, n0: u32, quads: vec2<u32>) -> Products {
         workgroupBarrier();
     }
     return acc;
-}
-
-fn put_block(m: u32, n: u32, block: mat4x4<f32>) {
-    for (var i = 0u; i < 4u; i++) {
-        for (var j = 0u; j < 4u; j++) {
-            put(m + i, n + j, block[i][j]);
-        }
-    }
-}
-
-fn put_products(local: u32, m0: u32, n0: u32, products: Products) {
-    let m = m0 + 4u * (local / 16u);
-    let n = n0 + 4u * (local % 16u);
-    put_block(m, n, products.near_near);
-    if (TILE > 64u) {
-        put_block(m, n + 64u, products.near_far);
-        put_block(m + 64u, n, products.far_near);
-        put_block(m + 64u, n + 64u, products.far_far);
-    }
 }

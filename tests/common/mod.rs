@@ -113,7 +113,8 @@ pub struct Expected {
     pub value: f64,
     /// Largest difference allowed, beyond `floor`.
     pub bound: f64,
-    /// Difference that is not counted at all: what flushing subnormal operands to zero may cost, as WGSL allows.
+    /// Difference that is not counted at all: what flushing subnormal operands to zero may cost, as WGSL allows, or rounding
+    /// an operand that is halfway to the other side.
     pub floor: f64,
     /// The element's share of the power that errors are compared with; at least `value²`, more where a sum may cancel.
     pub power: f64,

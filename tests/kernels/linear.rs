@@ -1,11 +1,18 @@
 //! `matvec`, `matmul`, `matmul_naive`, `matmul_plain`, `split_sum` and the choice between them.
 
+#[cfg(not(target_arch = "wasm32"))]
+use tilewright::Tier;
 use tilewright::kernels::{self, Linear, Norm};
 use tilewright::{Error, Recorder, Tensor, WeightType};
 
 use crate::common::Expected;
 use crate::harness::{Bound, Case, Data, FLUSH, Job, Operand, ROUND, sum_rounding};
 use crate::inputs::{Inputs, Source, dequantise};
+#[cfg(not(target_arch = "wasm32"))]
+use crate::{
+    common,
+    harness::{Want, execute},
+};
 
 /// T, N, K: rows of w come in fours, K in blocks of 32 shared by up to 64 invocations.
 const MATVEC: [[u32; 3]; 21] = [
@@ -74,7 +81,12 @@ pub fn cases(cases: &mut Vec<Case>) {
             variant: format!("{weight}{bias}{accumulate}{beside}{norm}"),
             sizes: format!("t={m},n={n},k={k}"),
             inputs,
-            build: Box::new(move |source| linear(source, kernel, weight, flags, [m, n, k])),
+            build: Box::new(move |source| {
+                let is_tiled =
+                    matches!(name, "matmul" | "matmul_split") || (name == "linear" && (m >= 8 || !k.is_multiple_of(4)));
+                source.rounds_x &= is_tiled && matches!(weight, WeightType::Q8_0 | WeightType::Q4_0);
+                linear(source, kernel, weight, flags, [m, n, k])
+            }),
         });
     };
     for weight in WeightType::ALL {
@@ -169,12 +181,15 @@ pub struct Rows {
     /// The factor and weights that elements are multiplied by after they may have been flushed to zero, row by row.
     pub gains: Vec<f64>,
     pub weight: Vec<f32>,
+    /// What an element is off by if it was rounded to the other side, where it is that close to the middle; none if
+    /// empty.
+    pub ties: Vec<f64>,
 }
 
 impl Rows {
     pub fn plain(x: &[f32], k: usize) -> Rows {
         let values = x.iter().map(|&v| f64::from(v)).collect();
-        Rows { values, rounding: 0.0, gains: vec![1.0; x.len() / k], weight: vec![1.0; k] }
+        Rows { values, rounding: 0.0, gains: vec![1.0; x.len() / k], weight: vec![1.0; k], ties: Vec::new() }
     }
 
     /// RMSNorm of each row.
@@ -187,7 +202,27 @@ impl Rows {
         let gains: Vec<f64> = x.chunks_exact(k).map(gain).collect();
         let normed = |(i, &v): (usize, &f32)| f64::from(v) * gains[i / k] * f64::from(weight[i % k]);
         let values = x.iter().enumerate().map(normed).collect();
-        Rows { values, rounding: sum_rounding(k), gains, weight }
+        Rows { values, rounding: sum_rounding(k), gains, weight, ties: Vec::new() }
+    }
+
+    /// The rows rounded to 8 bits: in each block of 32, to multiples of a 127th of the largest magnitude. A block whose
+    /// steps would be subnormal is zero.
+    pub fn in_bytes(mut self) -> Rows {
+        // A division may be off by 2.5 units in the last place of its f32, a product by half of one. As many steps are in
+        // an element at most.
+        let near = 127.0 * (6.0 * ROUND + 2.0 * self.rounding);
+        let k = self.weight.len();
+        for block in self.values.chunks_exact_mut(k).flat_map(|row| row.chunks_mut(32)) {
+            let largest = block.iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
+            let step = if largest < 2f64.powi(-119) { 0.0 } else { largest / 127.0 };
+            for value in block {
+                let quotient = if step == 0.0 { 0.0 } else { *value / step };
+                let is_tie = (quotient.abs().fract() - 0.5).abs() <= near;
+                self.ties.push(if is_tie { step } else { 0.0 });
+                *value = quotient.round_ties_even() * step;
+            }
+        }
+        self
     }
 }
 
@@ -222,6 +257,9 @@ pub fn product(source: &Source, x: &Rows, w: &[f64], more: &[[f64; 2]], [m, n, k
                 // Two roundings to 11 bits in each term, or to a multiple of 2^-24 where f16 is subnormal.
                 bound += magnitude / 1024.0;
                 floor += operands * ROUND;
+            }
+            if !x.ties.is_empty() {
+                floor += x.ties[row * k..][..k].iter().zip(w).map(|(tie, w)| tie * w.abs()).sum::<f64>();
             }
             let value = sum + a + b;
             want.push(Expected { value, bound, floor, power: (value * value).max(power) });
@@ -324,6 +362,7 @@ fn linear(source: &mut Source, kernel: Kernel, weight: WeightType, flags: usize,
     let target = Target { held, bias: has_bias.then_some(&bias), accumulate, left: left as usize, n: n as usize };
     let sizes = [m as usize, n as usize, k as usize];
     let rows = if has_norm { Rows::normed(&x, norm.clone(), EPS) } else { Rows::plain(&x, k as usize) };
+    let rows = if source.rounds_x { rows.in_bytes() } else { rows };
     let product = product(source, &rows, &dequantise(weight, &bytes, k), &target.terms(m), sizes);
     let y = target.operand(m, &product, limit(source, sizes));
     let operands = vec![
@@ -339,6 +378,38 @@ fn linear(source: &mut Source, kernel: Kernel, weight: WeightType, flags: usize,
         let linear = Linear { bias, norm, accumulate, y_start: left, ..Linear::new(bound.matrix(0)) };
         kernel(rec, &linear, bound.tensor(2), bound.tensor(3))
     })
+}
+
+/// What is not finite stays so: no tier makes an ordinary number of it, nor of other rows anything else.
+#[cfg(not(target_arch = "wasm32"))]
+#[test]
+fn products_with_what_is_not_finite_are_not_finite() {
+    let [m, n, k] = [9, 5, 72];
+    let tiers = Tier::ALL.into_iter().filter_map(|tier| common::gpu(Some(tier)));
+    for device in tiers.chain([common::cpu()]) {
+        for weight in [WeightType::Q8_0, WeightType::Q4_0] {
+            for (col, value) in [(0, f32::INFINITY), (33, f32::NEG_INFINITY), (71, f32::NAN)] {
+                let mut source = Source::new(Inputs::Normal, 1, false, false);
+                let mut x = source.rows(m, k);
+                x[(3 * k + col) as usize] = value;
+                let bytes = source.weights(weight, n, k);
+                let check = move |content: &[u32]| {
+                    let is_as_expected = |(i, &bits): (usize, &u32)| {
+                        let is_finite = f32::from_bits(bits).is_finite();
+                        if is_finite == (i as u32 / n == 3) { Err(format!("element {i} is {bits:#x}")) } else { Ok(()) }
+                    };
+                    content.iter().enumerate().try_for_each(is_as_expected)
+                };
+                let y = Operand::close("y", &[m, n], Vec::new(), 0.0).becomes(Want::Check(Box::new(check)));
+                let operands = vec![Operand::weights(weight, &[n, k], bytes), Operand::floats("x", &[m, k], x), y];
+                let job = Job::new(operands, |rec: &mut Recorder, bound: &Bound| {
+                    kernels::matmul(rec, &Linear::new(bound.matrix(0)), bound.tensor(1), bound.tensor(2))
+                });
+                let outcome = common::block_on(execute(&device, &job, 1));
+                assert!(outcome.is_ok(), "{weight} on {:?}, {value} in column {col}: {outcome:?}", device.tier());
+            }
+        }
+    }
 }
 
 fn plain(source: &mut Source, [m, n, k]: [u32; 3]) -> Job {
