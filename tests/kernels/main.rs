@@ -81,11 +81,13 @@ fn all_cases() -> Vec<Case> {
     cases
 }
 
-/// Whether a tier has a shader of its own for a kernel; the baseline has one for each. Names that are no kernel's stand
-/// for a choice between kernels and run everywhere.
-fn is_own(kernel: &str, tier: Tier) -> bool {
-    let found = shaders::ALL.iter().find(|k| k.name == kernel);
-    tier == Tier::Baseline || found.is_none_or(|k| k.variants.iter().any(|v| v.tier == tier))
+/// Whether a tier has a shader of its own for a case's kernel and weight type, which comes first in its variant; the
+/// baseline has one for each. Names that are no kernel's stand for a choice between kernels and run everywhere.
+fn is_own(case: &Case, tier: Tier) -> bool {
+    let Some(kernel) = shaders::ALL.iter().find(|kernel| kernel.name == case.kernel) else { return true };
+    let weight = WeightType::ALL.into_iter().find(|weight| case.variant.split('+').next() == Some(weight.name()));
+    tier == Tier::Baseline
+        || kernel.variants.iter().any(|v| v.tier == tier && (v.weight.is_none() || v.weight == weight))
 }
 
 /// The case asked for by name, without its seed, and the seed.
@@ -118,7 +120,7 @@ async fn conform(device: &Device, cases: &[Case]) -> (usize, usize) {
     let n_seeds = std::env::var("TILEWRIGHT_ROUNDS").ok().map_or(1, |n| n.parse().expect("a number of rounds"));
     let mut summaries: BTreeMap<&str, Summary> = BTreeMap::new();
     for (i, case) in cases.iter().enumerate().step_by(STRIDE) {
-        if device.is_gpu() && !is_own(case.kernel, device.tier()) {
+        if device.is_gpu() && !is_own(case, device.tier()) {
             continue;
         }
         let asked = filter.as_ref().and_then(|(_, seed)| *seed);
