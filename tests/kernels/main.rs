@@ -35,12 +35,9 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use tilewright::{Device, Tier, shaders};
 #[cfg(not(target_arch = "wasm32"))]
-use tilewright::{
-    WeightType,
-    tuning::{Bucket, Choice},
-};
+use tilewright::tuning::{Bucket, Choice};
+use tilewright::{Device, Tier, WeightType, shaders};
 
 use harness::{Case, execute};
 use inputs::Source;
