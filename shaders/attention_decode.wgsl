@@ -13,7 +13,9 @@
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
     capacity: u32, window: u32, scale: f32, soft_cap: f32,       // window, soft_cap 0: none
-    causal: u32, splits: u32, step: u32, first_group: u32,
+    flags: u32, splits: u32, step: u32, first_group: u32,
+    query_stride: u32, key_stride: u32, head_stride: u32, n_tiles: u32, // strides and starts in quads
+    query_start: u32, key_start: u32, value_start: u32, pad: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;    // step state
@@ -35,18 +37,21 @@ fn attention_decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invo
         return;
     }
     let quads = params.head_dim / 4u;
-    let cached = group.x * params.capacity;
-    let rows = rows_from(group.z * ROWS);
+    let all = all_rows();
+    let rows = rows_from(group.z * ROWS, all);
     let query = queries_of(rows, group.x);
+    let query_from = queries_from(rows, group.x);
+    let keys_from = params.key_start + cached_from(group.x);
+    let values_from = params.value_start + cached_from(group.x);
     let token = tokens_of(rows);
     var first = vec4<u32>();
     var end = vec4<u32>();
     for (var r = 0u; r < ROWS; r++) {
-        let seen = visible(token[r]);
+        let seen = visible(token[r], all.keys);
         first[r] = seen.x;
         end[r] = min(seen.y, keys.y);
         if (local < quads) {
-            quads_of_rows[r * WG + local] = q[query[r] * quads + local];
+            quads_of_rows[r * WG + local] = q[query_from[r] + local];
         }
     }
     workgroupBarrier();
@@ -65,7 +70,7 @@ fn attention_decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invo
         if (s < keys.y) {
             var products = vec4<f32>();
             for (var i = 0u; i < quads; i++) {
-                let key = k[(cached + s) * quads + i];
+                let key = k[keys_from + s * params.key_stride + i];
                 for (var r = 0u; r < ROWS; r++) {
                     products[r] += dot(quads_of_rows[r * WG + i], key);
                 }
@@ -84,7 +89,7 @@ fn attention_decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invo
         if (slice < slices) {
             let n = min(WG, keys.y - start);
             for (var j = slice; j < n; j += slices) {
-                let value = v[(cached + start + j) * quads + quad];
+                let value = v[values_from + (start + j) * params.key_stride + quad];
                 for (var r = 0u; r < ROWS; r++) {
                     tile[r] += weights[j][r] * value;
                 }

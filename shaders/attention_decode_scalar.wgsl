@@ -8,7 +8,9 @@
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
     capacity: u32, window: u32, scale: f32, soft_cap: f32,       // window, soft_cap 0: none
-    causal: u32, splits: u32, step: u32, first_group: u32,
+    flags: u32, splits: u32, step: u32, first_group: u32,
+    query_stride: u32, key_stride: u32, head_stride: u32, n_tiles: u32, // strides and starts in quads
+    query_start: u32, key_start: u32, value_start: u32, pad: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;    // step state
@@ -24,6 +26,6 @@ fn attention_decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invo
     let split = group.y * WG + local;
     let keys = part_range(split);
     if (split < params.splits && keys.x < keys.y) {
-        attend(group.z * ROWS, group.x, keys, split);
+        attend(group.z * ROWS, all_rows(), group.x, keys, split);
     }
 }

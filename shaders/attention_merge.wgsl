@@ -8,7 +8,9 @@
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
     capacity: u32, window: u32, scale: f32, soft_cap: f32,       // window, soft_cap 0: none
-    causal: u32, splits: u32, step: u32, first_group: u32,
+    flags: u32, splits: u32, step: u32, first_group: u32,
+    query_stride: u32, key_stride: u32, head_stride: u32, n_tiles: u32, // strides and starts in quads
+    query_start: u32, key_start: u32, value_start: u32, pad: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;    // step state
@@ -24,7 +26,7 @@ fn attention_merge(@builtin(global_invocation_id) id: vec3<u32>) {
     if (query >= params.n_tokens * params.n_heads) {
         return;
     }
-    let keys = visible_to(vec2<u32>(0u, n_rows() - 1u));
+    let keys = visible_to(all_rows());
     let each = part_keys(keys.y - keys.x);
     let n_parts = (keys.y - keys.x + each - 1u) / each;
     var highest = LOWEST;

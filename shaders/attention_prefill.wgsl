@@ -3,13 +3,15 @@
 // A workgroup takes 16 rows of a key/value head and walks the keys that any of them sees in tiles of 32, both in parts of
 // 64 columns. An invocation has four rows and, of each tile, two keys for the scores and four columns of each part for
 // the values, so that four numbers that it loads serve sixteen products. Tiles that no row sees are never touched.
-// Dispatch (Hkv, ceil(T * H / Hkv / 16), 1). Dao et al. 2022, arXiv:2205.14135.
+// Dispatch (Hkv, tiles, 1), with tiles of 16 rows. Dao et al. 2022, arXiv:2205.14135.
 #import attention
 
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
     capacity: u32, window: u32, scale: f32, soft_cap: f32,       // window, soft_cap 0: none
-    causal: u32, splits: u32, step: u32, first_group: u32,
+    flags: u32, splits: u32, step: u32, first_group: u32,
+    query_stride: u32, key_stride: u32, head_stride: u32, n_tiles: u32, // strides and starts in quads
+    query_start: u32, key_start: u32, value_start: u32, pad: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;    // step state
@@ -32,16 +34,25 @@ var<workgroup> weights: array<vec4<f32>, TILE_KEYS * 4u>;    // scores first; fo
 @compute @workgroup_size(WG)
 fn attention_prefill(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let quads = params.head_dim / 4u;
-    let cached = group.x * params.capacity;
-    let first_row = (params.first_group + group.y) * TILE_ROWS;
-    let keys = visible_to(vec2<u32>(first_row, min(first_row + TILE_ROWS, n_rows()) - 1u));
+    let tile = tile_at(params.first_group + group.y, TILE_ROWS);
+    if (tile.first >= tile.end) {
+        return;
+    }
+    let keys_from = params.key_start + cached_from(group.x);
+    let values_from = params.value_start + cached_from(group.x);
+    let keys = visible_to(tile);
     let lane = local % 16u;
     let four = local / 16u;
-    let row = first_row + four * 4u;
-    let rows = rows_from(row);
+    let row = tile.first + four * 4u;
+    let rows = rows_from(row, tile);
     let query = queries_of(rows, group.x);
     let token = tokens_of(rows);
-    let seen = array<vec2<u32>, 4>(visible(token.x), visible(token.y), visible(token.z), visible(token.w));
+    let seen = array<vec2<u32>, 4>(
+        visible(token.x, tile.keys),
+        visible(token.y, tile.keys),
+        visible(token.z, tile.keys),
+        visible(token.w, tile.keys),
+    );
     let first = vec4<u32>(seen[0].x, seen[1].x, seen[2].x, seen[3].x);
     let end = vec4<u32>(seen[0].y, seen[1].y, seen[2].y, seen[3].y);
 
@@ -55,11 +66,11 @@ fn attention_prefill(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_inv
             let n = min(PART, quads - part * PART);
             if (lane < n) {
                 for (var i = four; i < TILE_ROWS; i += 4u) {
-                    let at = queries_of(rows_from(first_row + i), group.x).x * quads;
+                    let at = queries_from(rows_from(tile.first + i, tile), group.x).x;
                     queries[i * PART + lane] = q[at + part * PART + lane];
                 }
                 for (var i = four; i < TILE_KEYS; i += 4u) {
-                    let at = (cached + min(s + i, keys.y - 1u)) * quads;
+                    let at = keys_from + min(s + i, keys.y - 1u) * params.key_stride;
                     staged[i * STRIDE + lane] = k[at + part * PART + lane];
                 }
             }
@@ -97,24 +108,24 @@ fn attention_prefill(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_inv
             let n = min(PART, quads - part * PART);
             if (lane < n) {
                 for (var i = four; i < TILE_KEYS; i += 4u) {
-                    let at = (cached + min(s + i, keys.y - 1u)) * quads;
+                    let at = values_from + min(s + i, keys.y - 1u) * params.key_stride;
                     staged[i * STRIDE + lane] = v[at + part * PART + lane];
                 }
             }
             workgroupBarrier();
-            var tile = mat4x4<f32>();
+            var near_sums = mat4x4<f32>();
             tile_sum = vec4<f32>();
             for (var j = 0u; j < TILE_KEYS; j++) {
                 let weight = weights[four * TILE_KEYS + j];
                 let value = staged[j * STRIDE + lane];
                 tile_sum += weight;
-                tile += mat4x4<f32>(weight.x * value, weight.y * value, weight.z * value, weight.w * value);
+                near_sums += mat4x4<f32>(weight.x * value, weight.y * value, weight.z * value, weight.w * value);
             }
             acc[part] = mat4x4<f32>(
-                acc[part][0] * rescale.x + tile[0],
-                acc[part][1] * rescale.y + tile[1],
-                acc[part][2] * rescale.z + tile[2],
-                acc[part][3] * rescale.w + tile[3],
+                acc[part][0] * rescale.x + near_sums[0],
+                acc[part][1] * rescale.y + near_sums[1],
+                acc[part][2] * rescale.z + near_sums[2],
+                acc[part][3] * rescale.w + near_sums[3],
             );
             workgroupBarrier(); // what is staged is overwritten
         }
@@ -123,7 +134,7 @@ fn attention_prefill(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_inv
     for (var part = 0u; part < PARTS; part++) {
         let quad = part * PART + lane;
         for (var r = 0u; r < 4u; r++) {
-            if (quad < quads && row + r < n_rows()) {
+            if (quad < quads && row + r < tile.end) {
                 y[query[r] * quads + quad] = acc[part][r] / sum[r];
             }
         }

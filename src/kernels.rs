@@ -19,7 +19,7 @@ mod top_k;
 
 pub use activation::{Gelu, add, gelu, scale, swiglu};
 pub use argmax::{ARGMAX_CHUNK, argmax};
-pub use attention::{AttentionConfig, attention};
+pub use attention::{AttentionConfig, PackedTiles, attention, attention_packed};
 pub use by_head::by_head;
 pub use embed::embed;
 pub use gate_up::gate_up;
@@ -35,7 +35,7 @@ pub use top_k::top_k;
 
 pub(crate) use activation::{AddParams, GeluParams, ScaleParams, SwigluParams};
 pub(crate) use argmax::{ArgmaxMergeParams, ArgmaxParams};
-pub(crate) use attention::AttentionParams;
+pub(crate) use attention::{AttentionParams, CAUSAL, PACKED};
 pub(crate) use by_head::ByHeadParams;
 pub(crate) use embed::EmbedParams;
 pub(crate) use gate_up::GateUpParams;

@@ -10,7 +10,7 @@ const TILE: u32 = 8u;
 
 // Four rows, or the first ROWS of them.
 struct Rows {
-    query: vec4<u32>,
+    query: vec4<u32>,    // where they are, in quads
     out: vec4<u32>,      // where their sums are
     first: vec4<u32>,    // keys that they see
     end: vec4<u32>,
@@ -18,16 +18,17 @@ struct Rows {
     sum: vec4<f32>,      // of weights so far
 }
 
-fn begin(row: u32, kv_head: u32, keys: vec2<u32>, split: u32) -> Rows {
+fn begin(row: u32, tile: Tile, kv_head: u32, keys: vec2<u32>, split: u32) -> Rows {
     var rows = Rows();
-    let four = rows_from(row);
-    rows.query = queries_of(four, kv_head);
+    let four = rows_from(row, tile);
+    let query = queries_of(four, kv_head);
+    rows.query = queries_from(four, kv_head);
     let token = tokens_of(four);
     for (var r = 0u; r < min(ROWS, 4u); r++) {
-        let seen = visible(token[r]);
+        let seen = visible(token[r], tile.keys);
         rows.first[r] = seen.x;
         rows.end[r] = min(seen.y, keys.y);
-        rows.out[r] = part_start(rows.query[r], split);
+        rows.out[r] = part_start(query[r], split);
         for (var i = 0u; i < params.head_dim / 4u; i++) {
             y[rows.out[r] + i] = vec4<f32>();
         }
@@ -40,7 +41,7 @@ fn begin(row: u32, kv_head: u32, keys: vec2<u32>, split: u32) -> Rows {
 fn queries_at(query: vec4<u32>, i: u32) -> mat4x4<f32> {
     var quads = mat4x4<f32>();
     for (var r = 0u; r < min(ROWS, 4u); r++) {
-        quads[r] = q[query[r] * (params.head_dim / 4u) + i];
+        quads[r] = q[query[r] + i];
     }
     return quads;
 }
@@ -129,7 +130,7 @@ fn add_products(
     i: u32,
 ) {
     for (var j = 0u; j < TILE; j++) {
-        let key = k[at[j] + i];
+        let key = k[params.key_start + at[j] + i];
         (*near)[j] += products(key, near_queries);
         if (ROWS > 4u) {
             (*far)[j] += products(key, far_queries);
@@ -152,7 +153,7 @@ fn add_values(
     i: u32,
 ) {
     for (var j = 0u; j < TILE; j++) {
-        let value = v[at[j] + i];
+        let value = v[params.value_start + at[j] + i];
         (*sums).near += weighed(value, near[j]);
         if (ROWS > 4u) {
             (*sums).far += weighed(value, far[j]);
@@ -164,19 +165,20 @@ fn add_values(
 fn places(kv_head: u32, s: u32, end: u32) -> array<u32, TILE> {
     var at = array<u32, TILE>();
     for (var j = 0u; j < TILE; j++) {
-        at[j] = (kv_head * params.capacity + min(s + j, end - 1u)) * (params.head_dim / 4u);
+        at[j] = cached_from(kv_head) + min(s + j, end - 1u) * params.key_stride;
     }
     return at;
 }
 
-fn attend(row: u32, kv_head: u32, keys: vec2<u32>, split: u32) {
+// Attention of the tile's rows from `row` on.
+fn attend(row: u32, tile: Tile, kv_head: u32, keys: vec2<u32>, split: u32) {
     let quads = params.head_dim / 4u;
-    var near = begin(row, kv_head, keys, split);
+    var near = begin(row, tile, kv_head, keys, split);
     // Rows of the end would be those of `near` again.
-    let has_far = ROWS > 4u && row + 4u < n_rows();
+    let has_far = ROWS > 4u && row + 4u < tile.end;
     var far = Rows();
     if (has_far) {
-        far = begin(row + 4u, kv_head, keys, split);
+        far = begin(row + 4u, tile, kv_head, keys, split);
     }
     for (var s = keys.x; s < keys.y; s += 2u * TILE) {
         let early = places(kv_head, s, keys.y);

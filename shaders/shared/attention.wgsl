@@ -1,5 +1,8 @@
 // What the kernels of attention have in common.
 //
+// Keys are either cached, `[Hkv, capacity, D]`, and all queries see the same ones; or they are packed with their queries,
+// rows of `[T, (H + 2 Hkv) D]`, where a table of tiles says which rows are a sequence.
+//
 // Query heads that share a key/value head are taken together: row r of key/value head g is query head
 // g * share + r % share of token r / share, with share = H / Hkv. The T * share rows of a head read the same keys.
 //
@@ -10,17 +13,64 @@
 // Stands for minus infinity, which WGSL cannot write.
 const LOWEST: f32 = -3.4028234e38;
 
+const CAUSAL: u32 = 1u;
+const PACKED: u32 = 2u;
+
 fn n_rows() -> u32 {
     return params.n_tokens * (params.n_heads / params.n_kv_heads);
 }
 
-// Four rows from `row` on; past the end the last one again.
-fn rows_from(row: u32) -> vec4<u32> {
-    return min(vec4<u32>(row, row + 1u, row + 2u, row + 3u), vec4<u32>(n_rows() - 1u));
+// Rows that are taken together, all of one sequence, and the sequence's keys.
+struct Tile {
+    first: u32,
+    end: u32,
+    keys: vec2<u32>, // first and end
+}
+
+fn is_causal() -> bool {
+    return (params.flags & CAUSAL) != 0u;
+}
+
+fn is_packed() -> bool {
+    return (params.flags & PACKED) != 0u;
+}
+
+// All rows of a pass over cached keys. Padding of the last chunk may lie past the cache.
+fn all_rows() -> Tile {
+    let end = select(state[POS] + state[N_TOKENS], params.capacity, is_causal());
+    return Tile(0u, n_rows(), vec2<u32>(0u, min(end, params.capacity)));
+}
+
+// Tile `i` of `size` rows.
+fn tile_at(i: u32, size: u32) -> Tile {
+    if (is_packed()) {
+        return Tile(state[4u * i], state[4u * i + 1u], vec2<u32>(state[4u * i + 2u], state[4u * i + 3u]));
+    }
+    var tile = all_rows();
+    tile.first = i * size;
+    tile.end = min(tile.first + size, tile.end);
+    return tile;
+}
+
+// Four rows of a tile from `row` on; past the end the last one again.
+fn rows_from(row: u32, tile: Tile) -> vec4<u32> {
+    return min(vec4<u32>(row, row + 1u, row + 2u, row + 3u), vec4<u32>(tile.end - 1u));
 }
 
 fn tokens_of(rows: vec4<u32>) -> vec4<u32> {
     return rows / (params.n_heads / params.n_kv_heads);
+}
+
+// Where the queries of rows start, in quads.
+fn queries_from(rows: vec4<u32>, kv_head: u32) -> vec4<u32> {
+    let share = params.n_heads / params.n_kv_heads;
+    let head = kv_head * share + rows % share;
+    return params.query_start + rows / share * params.query_stride + head * (params.head_dim / 4u);
+}
+
+// Where the keys of a head start, in quads, without the start that keys and values have.
+fn cached_from(kv_head: u32) -> u32 {
+    return kv_head * params.head_stride;
 }
 
 // Places of rows among all tokens and heads.
@@ -29,19 +79,24 @@ fn queries_of(rows: vec4<u32>, kv_head: u32) -> vec4<u32> {
     return rows / share * params.n_heads + kv_head * share + rows % share;
 }
 
-// First key that a token sees, and the end; padding of the last chunk may lie past the cache.
-fn visible(token: u32) -> vec2<u32> {
-    if (params.causal == 0u) {
-        return vec2<u32>(0u, min(state[POS] + state[N_TOKENS], params.capacity));
+// First key that a token sees, and the end: among those that its sequence has, none behind its own if the attention is
+// causal, and none as far away as the window.
+fn visible(token: u32, keys: vec2<u32>) -> vec2<u32> {
+    var own = token;
+    if (!is_packed()) {
+        own += state[POS];
     }
-    let end = min(state[POS] + token + 1u, params.capacity);
-    return vec2<u32>(select(0u, end - params.window, params.window > 0u && end > params.window), end);
+    let has_window = params.window > 0u;
+    let ahead = select(1u, params.window, has_window && !is_causal());
+    let end = select(keys.y, min(own + ahead, keys.y), is_causal() || has_window);
+    let next = select(own + 1u, end, is_causal());
+    return vec2<u32>(select(keys.x, next - params.window, has_window && next > keys.x + params.window), end);
 }
 
-// Keys that any of these rows sees; the last row's token is the latest.
-fn visible_to(rows: vec2<u32>) -> vec2<u32> {
+// Keys that any row of a tile sees; the last row's token is the latest.
+fn visible_to(tile: Tile) -> vec2<u32> {
     let share = params.n_heads / params.n_kv_heads;
-    return vec2<u32>(visible(rows.x / share).x, visible(rows.y / share).y);
+    return vec2<u32>(visible(tile.first / share, tile.keys).x, visible((tile.end - 1u) / share, tile.keys).y);
 }
 
 // Which of four rows see a key, by their own ranges.
@@ -67,7 +122,7 @@ fn part_keys(n_keys: u32) -> u32 {
 
 // The range of keys that a part has in this pass; empty where the first are enough.
 fn part_range(split: u32) -> vec2<u32> {
-    let all = visible_to(vec2<u32>(0u, n_rows() - 1u));
+    let all = visible_to(all_rows());
     let n = part_keys(all.y - all.x);
     return min(all.x + split * n + vec2<u32>(0u, n), vec2<u32>(all.y));
 }

@@ -1,14 +1,15 @@
-//! Attention with a key/value cache.
+//! Attention: with a key/value cache, and of packed sequences.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::linear::operations;
 use super::{LOOP_ROUNDS, StepState, runs};
+use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders::{self, Tier};
-use crate::tensor::Tensor;
+use crate::tensor::{Role, Tensor};
 
 /// Mirrors `Params` in `shaders/attention_decode.wgsl`, `shaders/attention_prefill.wgsl` and
 /// `shaders/attention_merge.wgsl`.
@@ -23,11 +24,24 @@ pub(crate) struct AttentionParams {
     pub window: u32,
     pub scale: f32,
     pub soft_cap: f32,
-    pub causal: u32,
+    pub flags: u32,
     pub splits: u32,
     pub step: u32,
     pub first_group: u32,
+    pub query_stride: u32,
+    pub key_stride: u32,
+    pub head_stride: u32,
+    pub n_tiles: u32,
+    pub query_start: u32,
+    pub key_start: u32,
+    pub value_start: u32,
+    pub pad: u32,
 }
+
+/// Flag: a query sees no key behind its own.
+pub(crate) const CAUSAL: u32 = 1;
+/// Flag: keys are packed with their queries, and a table says which rows are a sequence.
+pub(crate) const PACKED: u32 = 2;
 
 /// Shape of an attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,7 +52,8 @@ pub struct AttentionConfig {
     pub n_kv_heads: u32,
     /// D, size of a head: a multiple of 4 up to 256.
     pub head_dim: u32,
-    /// Keys that a query sees, itself included; all if `None`. Only causal attention has a window.
+    /// How far a query sees: only keys less than this away from it, so as many in front as the window says with its own.
+    /// `None`: all of them.
     pub window: Option<u32>,
     /// Factor of the scores, usually `head_dim^-1/2`.
     pub scale: f32,
@@ -46,6 +61,59 @@ pub struct AttentionConfig {
     pub soft_cap: Option<f32>,
     /// Whether a query sees no key behind its own. Otherwise it sees all up to the pass's last token, as in encoders.
     pub causal: bool,
+}
+
+impl AttentionConfig {
+    /// Refuses what the kernels have no room for.
+    fn check(&self) -> Result<(), Error> {
+        let AttentionConfig { n_heads, n_kv_heads, head_dim, soft_cap, .. } = *self;
+        if head_dim == 0 || !head_dim.is_multiple_of(4) || head_dim > 256 {
+            return Err(wrong("head_dim", "a multiple of 4 up to 256", &head_dim));
+        }
+        if n_heads == 0 || n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
+            return Err(wrong("n_kv_heads", "a divisor of n_heads", &n_kv_heads));
+        }
+        if let Some(cap) = soft_cap.filter(|cap| !cap.is_normal() || *cap < 0.0) {
+            return Err(wrong("soft_cap", "a positive number", &cap));
+        }
+        Ok(())
+    }
+
+    /// Parameters for keys and values in tensors of their own, `[Hkv, capacity, D]`.
+    fn params(&self, n_tokens: u32, capacity: u32) -> AttentionParams {
+        let quads = self.head_dim / 4;
+        AttentionParams {
+            n_tokens,
+            n_heads: self.n_heads,
+            n_kv_heads: self.n_kv_heads,
+            head_dim: self.head_dim,
+            capacity,
+            window: self.window.unwrap_or(0),
+            scale: self.scale,
+            soft_cap: self.soft_cap.unwrap_or(0.0),
+            flags: if self.causal { CAUSAL } else { 0 },
+            splits: 1,
+            step: 1,
+            first_group: 0,
+            query_stride: self.n_heads * quads,
+            key_stride: quads,
+            head_stride: capacity * quads,
+            n_tiles: 0,
+            query_start: 0,
+            key_start: 0,
+            value_start: 0,
+            pad: 0,
+        }
+    }
+
+    /// Query heads that share a key/value head.
+    fn share(&self) -> u32 {
+        self.n_heads / self.n_kv_heads
+    }
+}
+
+fn wrong(operand: &'static str, expected: &str, found: &dyn ToString) -> Error {
+    Error::Operand { kernel: "attention", operand, expected: expected.into(), found: found.to_string() }
 }
 
 /// Records attention of the pass's queries with cached keys, with a streaming softmax. A few tokens take one dispatch of
@@ -67,28 +135,11 @@ pub fn attention(
 ) -> Result<(), Error> {
     /// From here on there are rows enough to keep a device busy without cutting the keys.
     const PREFILL_TOKENS: u32 = 8;
-    let AttentionConfig { n_heads, n_kv_heads, head_dim, window, scale, soft_cap, causal } = *config;
-    let operand = |operand, expected: &str, found: &dyn ToString| Error::Operand {
-        kernel: "attention",
-        operand,
-        expected: expected.into(),
-        found: found.to_string(),
-    };
-    if head_dim == 0 || !head_dim.is_multiple_of(4) || head_dim > 256 {
-        return Err(operand("head_dim", "a multiple of 4 up to 256", &head_dim));
-    }
-    if n_heads == 0 || n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
-        return Err(operand("n_kv_heads", "a divisor of n_heads", &n_kv_heads));
-    }
-    if let Some(cap) = soft_cap.filter(|cap| !cap.is_normal() || *cap < 0.0) {
-        return Err(operand("soft_cap", "a positive number", &cap));
-    }
-    if let (false, Some(window)) = (causal, window) {
-        return Err(operand("window", "none where attention is not causal", &window));
-    }
+    config.check()?;
+    let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = *config;
     let [n_tokens, _] = q.dims2("attention", "q")?;
     let &[_, capacity, _] = k.shape() else {
-        return Err(operand("k", "a tensor of three dimensions", &k.shape().len()));
+        return Err(wrong("k", "a tensor of three dimensions", &k.shape().len()));
     };
     q.expect_shape("attention", "q", &[n_tokens, n_heads * head_dim])?;
     k.expect_shape("attention", "k", &[n_kv_heads, capacity, head_dim])?;
@@ -98,40 +149,22 @@ pub fn attention(
     let is_scalar = |kernel, rec: &Recorder| rec.device().tier_for(kernel, None) == Tier::Scalar;
     let scalar_prefill = is_scalar(&shaders::ATTENTION_PREFILL, rec);
     let scalar_decode = is_scalar(&shaders::ATTENTION_DECODE, rec);
-    let n_rows = n_tokens * (n_heads / n_kv_heads); // that share a key/value head
+    let n_rows = n_tokens * config.share(); // of a key/value head
     let rows = n_rows.min(4);
-    let mut params = AttentionParams {
-        n_tokens,
-        n_heads,
-        n_kv_heads,
-        head_dim,
-        capacity,
-        window: window.unwrap_or(0),
-        scale,
-        soft_cap: soft_cap.unwrap_or(0.0),
-        causal: causal.into(),
-        splits: 1,
-        step: 1,
-        first_group: 0,
-    };
+    let mut params = config.params(n_tokens, capacity);
     let constants = [("ROWS", f64::from(rows))];
     // A cache that is too long for one invocation is cut whatever the number of tokens.
     if n_tokens >= PREFILL_TOKENS && !(scalar_prefill && capacity > scalar_part(head_dim)) {
-        let (constants, axis, grid) = if scalar_prefill {
+        let tile_rows = match scalar_prefill {
             // Eight if there are enough for all invocations of two workgroups, else as decoding takes them.
-            let rows = if n_rows / 8 * n_kv_heads >= 16 { 8 } else { rows };
-            ([("ROWS", f64::from(rows))], 0, [(n_rows.div_ceil(rows) * n_kv_heads).div_ceil(8), 1, 1])
-        } else {
-            ([("PARTS", f64::from(head_dim.div_ceil(64)))], 1, [n_kv_heads, n_rows.div_ceil(16), 1])
+            true if n_rows / SCALAR_ROWS * n_kv_heads < 16 => rows,
+            true => SCALAR_ROWS,
+            false => TILE_ROWS,
         };
-        // Of scores and of values, if the cache is full.
-        let operations = 2 * operations(n_tokens, n_heads * head_dim, capacity);
-        for run in runs(rec.device(), grid, axis, operations) {
-            params.first_group = run.first;
-            let operands = [state.tensor(), q, k, v, y];
-            rec.dispatch(&shaders::ATTENTION_PREFILL, None, &constants, params, &operands, run.grid)?;
-        }
-        return Ok(());
+        params.n_tiles = n_rows.div_ceil(tile_rows);
+        let tier = rec.device().tier_for(&shaders::ATTENTION_PREFILL, None);
+        // All keys, as if the cache were full.
+        return prefill(rec, (tier, tile_rows), params, capacity, &[state.tensor(), q, k, v, y]);
     }
     let fours = n_rows.div_ceil(rows);
     (params.splits, params.step) =
@@ -147,6 +180,146 @@ pub fn attention(
     let grid = [(n_tokens * n_heads * (head_dim / 4)).div_ceil(64), 1, 1];
     rec.dispatch(&shaders::ATTENTION_MERGE, None, &[], params, &[state.tensor(), &parts, y], grid)
 }
+
+/// Records `attention_prefill`, whose queries see at most so many keys each.
+fn prefill(
+    rec: &mut Recorder,
+    (tier, tile_rows): (Tier, u32),
+    params: AttentionParams,
+    n_keys: u32,
+    operands: &[&Tensor; 5],
+) -> Result<(), Error> {
+    let AttentionParams { n_tokens, n_heads, n_kv_heads, head_dim, n_tiles, .. } = params;
+    let (constants, axis, grid) = if tier == Tier::Scalar {
+        ([("ROWS", f64::from(tile_rows))], 0, [(n_tiles * n_kv_heads).div_ceil(8), 1, 1])
+    } else {
+        ([("PARTS", f64::from(head_dim.div_ceil(64)))], 1, [n_kv_heads, n_tiles, 1])
+    };
+    // Of scores and of values.
+    let operations = 2 * operations(n_tokens, n_heads * head_dim, n_keys);
+    for run in runs(rec.device(), grid, axis, operations) {
+        let params = AttentionParams { first_group: run.first, ..params };
+        rec.dispatch_as(tier, &shaders::ATTENTION_PREFILL, None, &constants, params, operands, run.grid)?;
+    }
+    Ok(())
+}
+
+/// Sequences packed one after the other, cut into tiles of rows that an invocation or workgroup takes together. A tile
+/// has rows of one sequence alone, counted from its start, so that nothing depends on what else is packed with it.
+#[derive(Clone, Debug)]
+pub struct PackedTiles {
+    /// First row, end, first key and end of each tile, `[tiles, 4]`; those that are left over are empty.
+    table: Tensor,
+    max_len: u32,
+    share: u32,
+    tier: Tier,
+}
+
+impl PackedTiles {
+    /// A table for up to `max_sequences` sequences of up to `max_len` tokens each, `n_tokens` together.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if the configuration is out of range, [`Error::Shape`] for more tiles than a tensor holds.
+    pub fn declare(
+        device: &Device,
+        config: &AttentionConfig,
+        [n_tokens, max_sequences, max_len]: [u32; 3],
+    ) -> Result<PackedTiles, Error> {
+        config.check()?;
+        let tier = match device.tier_for(&shaders::ATTENTION_PREFILL, None) {
+            Tier::Scalar if max_len > scalar_part(config.head_dim) => Tier::Baseline,
+            tier => tier,
+        };
+        let mut tiles = PackedTiles {
+            table: Tensor::declare("tiles", Role::Activations, &[1, 4], DType::U32)?,
+            max_len,
+            share: config.share(),
+            tier,
+        };
+        // Each sequence may leave a tile unfilled.
+        let n_tiles = (n_tokens * tiles.share).div_ceil(tiles.rows()) + max_sequences;
+        tiles.table = Tensor::declare("tiles", Role::Activations, &[n_tiles, 4], DType::U32)?;
+        Ok(tiles)
+    }
+
+    /// The table, `[tiles, 4]` of U32.
+    pub fn tensor(&self) -> &Tensor {
+        &self.table
+    }
+
+    /// The table for sequences of these lengths, in their order.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if a sequence is longer than declared, or all of them take more tiles.
+    pub fn of(&self, lengths: &[u32]) -> Result<Vec<u32>, Error> {
+        let mut table = Vec::with_capacity(self.table.len());
+        let mut first_token = 0;
+        for &len in lengths {
+            if len > self.max_len {
+                return Err(wrong("tiles", &format!("sequences of up to {} tokens", self.max_len), &len));
+            }
+            let keys = [first_token, first_token + len];
+            let [first_row, end_row] = keys.map(|token| token * self.share);
+            for row in (first_row..end_row).step_by(self.rows() as usize) {
+                table.extend([row, end_row.min(row + self.rows()), keys[0], keys[1]]);
+            }
+            first_token += len;
+        }
+        if table.len() > self.table.len() {
+            let expected = format!("sequences that take up to {} tiles", self.table.len() / 4);
+            return Err(wrong("tiles", &expected, &(table.len() / 4)));
+        }
+        table.resize(self.table.len(), 0);
+        Ok(table)
+    }
+
+    /// Rows of a tile.
+    fn rows(&self) -> u32 {
+        if self.tier == Tier::Scalar { SCALAR_ROWS } else { TILE_ROWS }
+    }
+}
+
+/// Records attention of packed sequences, each with itself alone. Shader: `shaders/attention_prefill.wgsl`.
+///
+/// # Shapes
+/// `qkv`: `[T, (H + 2 Hkv) D]`, a token's queries, keys and values; `y`: `[T, H D]`.
+/// # Errors
+/// [`Error::Shape`] if an operand disagrees with the configuration, [`Error::Operand`] if that is out of range.
+pub fn attention_packed(
+    rec: &mut Recorder,
+    tiles: &PackedTiles,
+    config: &AttentionConfig,
+    qkv: &Tensor,
+    y: &Tensor,
+) -> Result<(), Error> {
+    config.check()?;
+    let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = *config;
+    let [n_tokens, _] = y.dims2("attention", "y")?;
+    y.expect_shape("attention", "y", &[n_tokens, n_heads * head_dim])?;
+    qkv.expect_shape("attention", "qkv", &[n_tokens, (n_heads + 2 * n_kv_heads) * head_dim])?;
+    if tiles.share != config.share() {
+        return Err(wrong("tiles", &format!("a table for {} heads that share keys", config.share()), &tiles.share));
+    }
+    let quads = head_dim / 4;
+    let stride = (n_heads + 2 * n_kv_heads) * quads;
+    let cached = config.params(n_tokens, n_tokens);
+    let params = AttentionParams {
+        flags: cached.flags | PACKED,
+        query_stride: stride,
+        key_stride: stride,
+        head_stride: quads,
+        key_start: n_heads * quads,
+        value_start: (n_heads + n_kv_heads) * quads,
+        n_tiles: (tiles.table.len() / 4) as u32,
+        ..cached
+    };
+    prefill(rec, (tiles.tier, tiles.rows()), params, tiles.max_len, &[&tiles.table, qkv, qkv, qkv, y])
+}
+
+/// Rows of a tile of `attention_prefill`.
+const TILE_ROWS: u32 = 16;
+/// The same for the `scalar` tier.
+const SCALAR_ROWS: u32 = 8;
 
 /// Most parts of the keys, and what their lengths are multiples of, for `groups` workgroups to each part. A pass uses as
 /// many parts as its keys fill, so that a short text costs nothing in a long cache.

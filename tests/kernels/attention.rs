@@ -1,6 +1,8 @@
 //! `attention`.
 
-use tilewright::kernels::{self, AttentionConfig};
+use std::ops::Range;
+
+use tilewright::kernels::{self, AttentionConfig, PackedTiles};
 
 use crate::common::Expected;
 use crate::harness::{Case, FLUSH, Job, Operand, ROUND, sum_rounding};
@@ -70,6 +72,17 @@ const PREFILL: [[u32; 6]; 17] = [
     [24, 2, 2, 64, 90, 33],
 ];
 
+/// Lengths of packed sequences; H, Hkv, D, window.
+const PACKED: [(&[u32], [u32; 4]); 7] = [
+    (&[1], [1, 1, 4, 0]),
+    (&[16, 7, 1, 33], [2, 2, 32, 0]),
+    (&[2, 2, 2, 3, 40], [3, 3, 20, 0]),
+    (&[17, 31, 5], [4, 2, 16, 0]),
+    (&[64, 9], [6, 1, 64, 0]),
+    (&[40, 3, 70], [2, 2, 64, 17]),
+    (&[5, 130], [1, 1, 132, 65]),
+];
+
 /// What a case is besides its sizes.
 #[derive(Clone, Copy)]
 struct Options {
@@ -120,11 +133,28 @@ pub fn cases(cases: &mut Vec<Case>) {
         for (sizes, n_real) in [([6, 2, 2, 32, 0, 0], 3), ([20, 2, 1, 64, 0, 0], 17), ([33, 4, 1, 100, 30, 0], 2)] {
             push(inputs, "bidirectional", sizes, Options { causal: false, n_real, ..usual(sizes) });
         }
+        for sizes in [[5, 2, 1, 16, 2, 3], [40, 2, 2, 32, 0, 9], [33, 1, 1, 64, 0, 65]] {
+            push(inputs, "bidirectional", sizes, Options { causal: false, ..usual(sizes) });
+        }
     }
     // In the last two about as many keys as one invocation of the `scalar` tier walks, and more.
     for sizes in [[1, 1, 1, 8, 4096, 0], [9, 1, 1, 8, 4096, 0], [9, 1, 1, 256, 3790, 0], [9, 1, 1, 256, 4100, 0]] {
         push(Inputs::Normal, "causal", sizes, usual(sizes));
         push(Inputs::Repeated, "causal", sizes, usual(sizes));
+    }
+    for inputs in Inputs::ALL {
+        for (lengths, sizes) in PACKED {
+            for causal in [false, true] {
+                let [h, hkv, d, window] = sizes;
+                cases.push(Case {
+                    kernel: "attention",
+                    variant: if causal { "packed causal" } else { "packed" }.into(),
+                    sizes: format!("lengths={lengths:?},h={h},hkv={hkv},d={d},window={window}"),
+                    inputs,
+                    build: Box::new(move |source| packed(source, lengths, sizes, causal)),
+                });
+            }
+        }
     }
 }
 
@@ -134,6 +164,110 @@ fn cap_rounding(score: f64, cap: f64) -> f64 {
     let small = (-argument).exp();
     let of_exp = exp_rounding(argument) + 6.0 * ROUND * argument;
     cap * (2.0 * small / (1.0 + small).powi(2) * of_exp + 10.0 * ROUND)
+}
+
+/// Row `i` of rows of `dim`.
+fn row(rows: &[f32], i: usize, dim: usize) -> Vec<f64> {
+    rows[i * dim..][..dim].iter().map(|&v| f64::from(v)).collect()
+}
+
+/// The scale to take, and `[T, H D]` expected numbers. Rows are found by token and head, or by group and key.
+fn oracle(
+    [t, h, hkv, d]: [u32; 4],
+    soft_cap: Option<f32>,
+    visible: impl Fn(u32) -> Range<u32>,
+    query: impl Fn(u32, u32) -> Vec<f64>,
+    key: impl Fn(u32, u32) -> Vec<f64>,
+    value: impl Fn(u32, u32) -> Vec<f64>,
+) -> (f32, Vec<Expected>) {
+    let dim = d as usize;
+    let terms = |query: &[f64], key: &[f64]| -> (f64, f64) {
+        let terms = query.iter().zip(key).map(|(&q, &k)| q * k);
+        terms.fold((0.0, 0.0), |(sum, magnitude), term| (sum + term, magnitude + term.abs()))
+    };
+    // One pass over all visible pairs finds the largest score. Scores beyond a few dozen turn softmax into a choice
+    // that their last digit decides, in any arithmetic: the factor keeps them in that range.
+    let group = |head: u32| head / (h / hkv);
+    let queries = (0..t).flat_map(|token| (0..h).map(move |head| (token, head)));
+    let mut scores = Vec::new();
+    let mut largest = 0.0f64;
+    for (token, head) in queries.clone() {
+        let query = query(token, head);
+        let of_query: Vec<_> = visible(token).map(|s| terms(&query, &key(group(head), s))).collect();
+        largest = of_query.iter().map(|(score, _)| score.abs()).fold(largest, f64::max);
+        scores.push(of_query);
+    }
+    let usual = f64::from(d).powf(-0.5);
+    let scale = if largest * usual > 20.0 { 20.0 / largest } else { usual } as f32;
+
+    let mut want = Vec::with_capacity(scores.len() * dim);
+    for ((token, head), of_query) in queries.zip(&scores) {
+        let factor = f64::from(scale);
+        let cap = soft_cap.map(f64::from);
+        let capped = |score: f64| cap.map_or(score * factor, |cap| cap * (score * factor / cap).tanh());
+        let highest = of_query.iter().map(|(score, _)| capped(*score)).fold(f64::MIN, f64::max);
+        let weights: Vec<f64> = of_query.iter().map(|(score, _)| (capped(*score) - highest).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        // What rounding does to a score it does to its weight, relatively; `exp` adds its own.
+        let relative = |(score, magnitude): &(f64, f64)| {
+            let of_cap = cap.map_or(0.0, |cap| cap_rounding(score * factor, cap));
+            let of_score = sum_rounding(dim) * magnitude * factor + 2.0 * ROUND * (score * factor).abs();
+            of_score + of_cap + exp_rounding(capped(*score) - highest)
+        };
+        let worst = of_query.iter().map(relative).fold(0.0, f64::max);
+        let mut sums = vec![(0.0f64, 0.0f64, 0.0f64); dim];
+        for (s, weight) in visible(token).zip(&weights) {
+            for (sum, v) in sums.iter_mut().zip(value(group(head), s)) {
+                let term = weight / total * v;
+                *sum = (sum.0 + term, sum.1 + term.abs(), sum.2 + term * term);
+            }
+        }
+        want.extend(sums.iter().map(|&(value, magnitude, power)| Expected {
+            value,
+            bound: magnitude * (2.0 * worst + 2.0 * sum_rounding(weights.len())),
+            floor: FLUSH * (weights.len() as f64 + 2.0),
+            power: power.max(value * value),
+        }));
+    }
+    (scale, want)
+}
+
+/// Sequences one after the other, queries, keys and values of a token side by side.
+fn packed(source: &mut Source, lengths: &'static [u32], [h, hkv, d, window]: [u32; 4], causal: bool) -> Job {
+    let (dim, n_tokens) = (d as usize, lengths.iter().sum::<u32>());
+    let n_heads = h + 2 * hkv;
+    let qkv = source.rows(n_tokens, n_heads * d);
+    let row = |t: u32, head: u32| row(&qkv, (t * n_heads + head) as usize, dim);
+    let visible = |token: u32| {
+        let mut first = 0;
+        let len = lengths.iter().find(|&&len| {
+            token < first + len || {
+                first += len;
+                false
+            }
+        });
+        let end = first + len.expect("a token of a sequence");
+        let end = if causal { token + 1 } else { end };
+        if window == 0 {
+            return first..end;
+        }
+        first.max((token + 1).saturating_sub(window))..end.min(token + window)
+    };
+    let (scale, want) =
+        oracle([n_tokens, h, hkv, d], None, visible, row, |g, s| row(s, h + g), |g, s| row(s, h + hkv + g));
+    let window = (window > 0).then_some(window);
+    let config = AttentionConfig { n_heads: h, n_kv_heads: hkv, head_dim: d, window, scale, soft_cap: None, causal };
+    let operands = vec![
+        Operand::floats("qkv", &[n_tokens, n_heads * d], qkv),
+        Operand::close("y", &[n_tokens, h * d], want, 1e-9),
+    ];
+    Job::new(operands, move |rec, bound| {
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        // More room than these sequences take.
+        let tiles = PackedTiles::declare(rec.device(), &config, [n_tokens + 20, lengths.len() as u32 + 3, longest])?;
+        rec.device().write(tiles.tensor(), 0, &tiles.of(lengths)?)?;
+        kernels::attention_packed(rec, &tiles, &config, bound.tensor(0), bound.tensor(1))
+    })
 }
 
 fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6], options: Options) -> Job {
@@ -152,63 +286,20 @@ fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6], options
     };
     let (k, v) = (cache(source), cache(source));
 
-    let dim = d as usize;
-    let row = |cache: &'_ [f32], group: u32, s: u32| -> Vec<f64> {
-        let at = (group * capacity + s) as usize * dim;
-        cache[at..at + dim].iter().map(|&v| f64::from(v)).collect()
-    };
-    let terms = |query: &[f32], key: &[f64]| -> (f64, f64) {
-        let terms = query.iter().zip(key).map(|(&q, &k)| f64::from(q) * k);
-        terms.fold((0.0, 0.0), |(sum, magnitude), term| (sum + term, magnitude + term.abs()))
-    };
-    // One pass over all visible pairs finds the largest score. Scores beyond a few dozen turn softmax into a choice
-    // that their last digit decides, in any arithmetic: the factor keeps them in that range.
+    let cached = |cache: &'_ [f32], group: u32, s: u32| row(cache, (group * capacity + s) as usize, d as usize);
+    // First key that a token sees, and the end.
     let visible = |token: u32| {
-        let end = if causal { n_keys.min(pos + token + 1) } else { n_keys };
-        if window == 0 { 0..end } else { end.saturating_sub(window)..end }
-    };
-    let group = |head: u32| head / (h / hkv);
-    let mut scores = Vec::new();
-    let mut largest = 0.0f64;
-    for (i, query) in q.chunks_exact(dim).enumerate() {
-        let (token, head) = (i as u32 / h, i as u32 % h);
-        let of_query: Vec<_> = visible(token).map(|s| terms(query, &row(&k, group(head), s))).collect();
-        largest = of_query.iter().map(|(score, _)| score.abs()).fold(largest, f64::max);
-        scores.push(of_query);
-    }
-    let usual = f64::from(d).powf(-0.5);
-    let scale = if largest * usual > 20.0 { 20.0 / largest } else { usual } as f32;
-
-    let mut want = Vec::with_capacity(q.len());
-    for (i, of_query) in scores.iter().enumerate() {
-        let (token, head) = (i as u32 / h, i as u32 % h);
-        let factor = f64::from(scale);
-        let cap = soft_cap.map(f64::from);
-        let capped = |score: f64| cap.map_or(score * factor, |cap| cap * (score * factor / cap).tanh());
-        let highest = of_query.iter().map(|(score, _)| capped(*score)).fold(f64::MIN, f64::max);
-        let weights: Vec<f64> = of_query.iter().map(|(score, _)| (capped(*score) - highest).exp()).collect();
-        let total: f64 = weights.iter().sum();
-        // What rounding does to a score it does to its weight, relatively; `exp` adds its own.
-        let relative = |(score, magnitude): &(f64, f64)| {
-            let of_cap = cap.map_or(0.0, |cap| cap_rounding(score * factor, cap));
-            let of_score = sum_rounding(dim) * magnitude * factor + 2.0 * ROUND * (score * factor).abs();
-            of_score + of_cap + exp_rounding(capped(*score) - highest)
-        };
-        let worst = of_query.iter().map(relative).fold(0.0, f64::max);
-        let mut sums = vec![(0.0f64, 0.0f64, 0.0f64); dim];
-        for (s, weight) in visible(token).zip(&weights) {
-            for (sum, v) in sums.iter_mut().zip(row(&v, group(head), s)) {
-                let term = weight / total * v;
-                *sum = (sum.0 + term, sum.1 + term.abs(), sum.2 + term * term);
-            }
+        let own = pos + token;
+        let end = if causal { n_keys.min(own + 1) } else { n_keys };
+        match (window, causal) {
+            (0, _) => 0..end,
+            (_, true) => end.saturating_sub(window)..end,
+            (_, false) => (own + 1).saturating_sub(window)..end.min(own + window),
         }
-        want.extend(sums.iter().map(|&(value, magnitude, power)| Expected {
-            value,
-            bound: magnitude * (2.0 * worst + 2.0 * sum_rounding(weights.len())),
-            floor: FLUSH * (weights.len() as f64 + 2.0),
-            power: power.max(value * value),
-        }));
-    }
+    };
+    let query = |t: u32, head: u32| row(&q, (t * h + head) as usize, d as usize);
+    let (scale, want) =
+        oracle([t, h, hkv, d], soft_cap, visible, query, |g, s| cached(&k, g, s), |g, s| cached(&v, g, s));
     let config = AttentionConfig {
         n_heads: h,
         n_kv_heads: hkv,

@@ -189,7 +189,6 @@ fn attention_shapes() {
         (AttentionConfig { n_kv_heads: 0, ..config }, "n_kv_heads"),
         (AttentionConfig { soft_cap: Some(0.0), ..config }, "soft_cap"),
         (AttentionConfig { soft_cap: Some(f32::NAN), ..config }, "soft_cap"),
-        (AttentionConfig { causal: false, window: Some(3), ..config }, "window"),
     ] {
         let device = Device::cpu();
         let shapes: Vec<Tensor> =
