@@ -3,6 +3,7 @@
 //     y[m, n] = sum over k of x[m, k] * b[k, n]
 //
 // Dispatch (ceil(N / TILE), ceil(M / TILE), 1).
+#import x_quad
 #import stage t0=stage_f32 t1=stage_f16 matrix8=stage_matrix8 matrix16=stage_matrix16
 
 struct Params { m: u32, n: u32, k: u32, _pad: u32, first_group: vec2<u32> } // M, N, K
@@ -11,24 +12,11 @@ struct Params { m: u32, n: u32, k: u32, _pad: u32, first_group: vec2<u32> } // M
 @group(0) @binding(2) var<storage, read> b: array<vec4<f32>>;        // [K, N]
 @group(0) @binding(3) var<storage, read_write> y: array<f32>;        // [M, N]
 
-// Elements 4 * quad .. 4 * quad + 4 of a row of x, zero outside the matrix.
-fn x_quad(m: u32, quad: u32) -> vec4<f32> {
-    if (GUARDED && (m >= params.m || quad * 4u >= params.k)) {
-        return vec4<f32>();
-    }
-    if (!GUARDED || params.k % 4u == 0u) {
-        return x[m * (params.k / 4u) + quad];
-    }
-    // Such a row may start within a quad.
-    var value = vec4<f32>();
-    for (var k = quad * 4u; k < min(quad * 4u + 4u, params.k); k++) {
-        let at = m * params.k + k;
-        value[k % 4u] = x[at / 4u][at % 4u];
-    }
-    return value;
+fn x_shape() -> vec2<u32> {
+    return vec2<u32>(params.m, params.k);
 }
 
-// Elements n .. n + 4 of a row of b, n being a multiple of 4; likewise.
+// Elements n .. n + 4 of a row of b, n being a multiple of 4, zero outside the matrix.
 fn b_quad(k: u32, n: u32) -> vec4<f32> {
     if (GUARDED && (k >= params.k || n >= params.n)) {
         return vec4<f32>();

@@ -113,7 +113,7 @@ struct DeviceArgs {
     /// Device: `auto`, `cpu`, `gpu`, or part of an adapter's name.
     #[arg(long, default_value = "auto", env = "TILEWRIGHT_DEVICE", value_name = "DEVICE")]
     device: DeviceChoice,
-    /// Shader tier instead of the one that suits the adapter; `f16` and `int8` round activations of prompts.
+    /// Shader tier instead of the one that suits the adapter; `f16`, `int8`, `matrix8` and `matrix16` round operands.
     #[arg(long, value_parser = parse_tier, value_name = "TIER")]
     tier: Option<Tier>,
 }

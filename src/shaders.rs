@@ -67,7 +67,7 @@ impl Tier {
     }
 
     /// Whether matrix products round their operands to half precision, which changes results.
-    pub fn rounds_operands(self) -> bool {
+    pub fn rounds_to_half(self) -> bool {
         self == Tier::F16 || self.matrix_size().is_some()
     }
 }

@@ -43,6 +43,17 @@ fn json_of(args: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
+/// Whether a command that was told to use a GPU says that there is none: a visible skip, or a failure if `REQUIRE_ADAPTER`
+/// is set.
+fn lacks_adapter(message: &str) -> bool {
+    let lacks = message.contains("no adapter matches");
+    if lacks {
+        assert!(std::env::var_os("REQUIRE_ADAPTER").is_none(), "REQUIRE_ADAPTER is set: {message}");
+        println!("skipped: no adapter");
+    }
+    lacks
+}
+
 const BUILTIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf");
 
 #[test]
@@ -189,9 +200,7 @@ fn bench_counts_submissions_that_hold_several_tokens() {
     let args = |n| ["bench", "--device", "gpu", "-p", "0", "-n", "15", "-r", "1", "--json", "--tokens-per-submit", n];
     let output = tilewright(&args("4"));
     let message = text(&output.stderr);
-    if message.contains("no adapter matches") {
-        assert!(std::env::var_os("REQUIRE_ADAPTER").is_none(), "REQUIRE_ADAPTER is set: {message}");
-        println!("skipped: no adapter");
+    if lacks_adapter(&message) {
         return;
     }
     assert!(output.status.success(), "{message}");
@@ -286,9 +295,7 @@ fn a_pipeline_cache_that_cannot_be_written_is_a_warning() {
         .output()
         .unwrap();
     let message = text(&output.stderr);
-    if message.contains("no adapter matches") {
-        assert!(std::env::var_os("REQUIRE_ADAPTER").is_none(), "REQUIRE_ADAPTER is set: {message}");
-        println!("skipped: no adapter");
+    if lacks_adapter(&message) {
         return;
     }
     assert!(output.status.success(), "{message}");

@@ -9,7 +9,7 @@ use common::{block_on, largest_difference};
 use serde_json::Value;
 use tilewright::generate::{ContextPolicy, Generation, Piece, StopReason};
 use tilewright::load::ModelFile;
-use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model, Session, Tier};
+use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model, Session, Tier};
 
 fn executors() -> Vec<Device> {
     [Some(common::cpu()), common::gpu(None)].into_iter().flatten().collect()
@@ -86,6 +86,21 @@ fn a_layer_takes_seven_dispatches_at_most() {
     }
 }
 
+/// What the device does for 32 tokens after the first `n_before`: it creates nothing.
+fn counts_of_32(generation: &mut Generation<'_>, device: &Device, n_before: usize) -> Counters {
+    let mut take = |n_tokens| {
+        for _ in 0..n_tokens {
+            block_on(generation.next()).unwrap().unwrap();
+        }
+    };
+    take(n_before);
+    let before = device.counters();
+    take(32);
+    let did = device.counters() - before;
+    assert_eq!((did.buffers_created, did.bind_groups_created, did.pipelines_created), (0, 0, 0), "{did:?}");
+    did
+}
+
 #[test]
 fn steady_decode_creates_nothing_and_reads_a_few_bytes() {
     for device in executors() {
@@ -98,15 +113,7 @@ fn steady_decode_creates_nothing_and_reads_a_few_bytes() {
             // Embedding, final norm, head, two for argmax, and the step to the next token.
             assert!(dispatches <= 7 * n_layers + 6, "{dispatches} dispatches for {n_layers} layers");
             let mut generation = session.generate("Once upon a time", &options).unwrap();
-            for _ in 0..8 {
-                block_on(generation.next()).unwrap().unwrap();
-            }
-            let before = device.counters();
-            for _ in 0..32 {
-                block_on(generation.next()).unwrap().unwrap();
-            }
-            let did = device.counters() - before;
-            assert_eq!((did.buffers_created, did.bind_groups_created, did.pipelines_created), (0, 0, 0), "{did:?}");
+            let did = counts_of_32(&mut generation, &device, 8);
             assert_eq!(did.submits, 32, "one submit a token: {did:?}");
             assert_eq!(did.bytes_uploaded, 0, "{did:?}");
             assert!(did.bytes_read <= 32 * 64, "{did:?}");
@@ -125,15 +132,7 @@ fn a_submission_can_compute_several_tokens() {
     let dispatches = session.decode_dispatches() as u64;
     let mut generation = session.generate("Once upon a time", &in_fours(endless(60))).unwrap();
     // The prompt's token, and two submissions.
-    for _ in 0..9 {
-        block_on(generation.next()).unwrap().unwrap();
-    }
-    let before = device.counters();
-    for _ in 0..32 {
-        block_on(generation.next()).unwrap().unwrap();
-    }
-    let did = device.counters() - before;
-    assert_eq!((did.buffers_created, did.bind_groups_created, did.pipelines_created), (0, 0, 0), "{did:?}");
+    let did = counts_of_32(&mut generation, &device, 9);
     assert_eq!((did.submits, did.dispatches), (8, 32 * dispatches), "four tokens a submit: {did:?}");
     assert_eq!((did.bytes_uploaded, did.bytes_read), (0, 32 * 16), "{did:?}");
 

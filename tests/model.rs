@@ -204,7 +204,7 @@ fn every_tier_gives_the_same_text() {
         // Half precision and bytes are only in the staging of tiles.
         let tolerance = match tier {
             Tier::Int8 => BYTES_TOLERANCE,
-            tier if tier.rounds_operands() => HALF_TOLERANCE,
+            tier if tier.rounds_to_half() => HALF_TOLERANCE,
             _ => TOLERANCE,
         };
         let Some(device) = common::gpu(Some(tier)) else { continue };

@@ -44,8 +44,8 @@ export interface LoadOptions {
    */
   cache?: boolean;
   /**
-   * Whether to measure for two seconds how the GPU takes this model's matrices best. What is found changes no result and is kept in
-   * the browser; later loads follow it without measuring. Default `false`.
+   * Whether to measure how the GPU takes this model's matrices best: for about two seconds, longer where the GPU or its compiler is
+   * slow. What is found changes no result and is kept in the browser; later loads follow it without measuring. Default `false`.
    */
   tune?: boolean;
   /** Tokens that the context holds. Default: what the model was trained for, at most 4096. */

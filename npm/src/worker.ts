@@ -182,8 +182,8 @@ async function loadOnto(device: Device, request: LoadRequest, { signal, emit }: 
 /** Makes a model follow what was measured on this device, now or in an earlier visit. */
 async function tune(loader: Loader, { name, tier }: DeviceInfo, anew: boolean): Promise<void> {
   const key = tuningKey(name, tier);
-  const kept = await readTuning(key);
-  const why = kept === undefined ? undefined : loader.useTuning(kept);
+  const stored = await readTuning(key);
+  const why = stored === undefined ? undefined : loader.useTuning(stored);
   if (why !== undefined) {
     notify("tuning_ignored", `what was measured on ${name} before is not used: ${why}`);
   }

@@ -118,9 +118,10 @@ impl Loader {
         self.device = self.device.with_tuning(tuning);
     }
 
-    /// Measures the ways in which the device can take the model's products for two seconds in all, and makes the model
-    /// follow the fastest; what is measured is as in [`crate::tuning`]. Does nothing on the CPU, and before the headers are
-    /// read.
+    /// Measures the ways in which the device can take the model's products, and makes the model follow the fastest; what is
+    /// measured is as in [`crate::tuning`]. Nothing further is begun after two seconds, which the products share, but the
+    /// usual way of each is compiled and run whatever that takes: slow adapters take longer. Does nothing on the CPU, and
+    /// before the headers are read.
     ///
     /// # Errors
     /// Errors of the device.

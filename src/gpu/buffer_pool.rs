@@ -60,7 +60,8 @@ impl BufferPool {
 
     /// Frees all buffers that nothing uses.
     pub fn clear(&self) {
-        *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = Idle::default();
+        let idle = std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner));
+        idle.by_size.into_values().flatten().for_each(|buffer| free(&buffer));
     }
 }
 
@@ -79,8 +80,12 @@ impl Drop for PooledBuffer {
             idle.total_bytes += size;
             idle.by_size.entry(size).or_default().push(self.buffer.clone());
         } else {
-            // In a browser a dropped handle frees nothing until garbage is collected.
-            self.buffer.destroy();
+            free(&self.buffer);
         }
     }
+}
+
+/// In a browser a handle that is only dropped frees nothing until garbage is collected.
+fn free(buffer: &wgpu::Buffer) {
+    buffer.destroy();
 }

@@ -74,9 +74,10 @@ pub struct TunedRow {
     pub n_candidates: usize,
 }
 
-/// Measures the products of a model's passes over one token and over a full part of a prompt on a device, by its clock if it has one, else by the host's. Returns
-/// the device's tuning with the choices that pay, and a row for each bucket. A candidate whose results are not those of
-/// the usual choice does not count. What opening the device left of the self-test comes first.
+/// Measures the products of a model's passes over one token and over a full part of a prompt on a device, by its clock if
+/// it has one, else by the host's. Returns the device's tuning with the choices that pay, and a row for each bucket. A
+/// candidate whose results are not those of the usual choice does not count. What opening the device left of the
+/// self-test comes first.
 ///
 /// # Errors
 /// [`Error::Option`] for the CPU, which has nothing to choose among; [`Error::Config`] if the model lacks a weight;

@@ -128,7 +128,7 @@ async fn conform(device: &Device, cases: &[Case]) -> (usize, usize) {
             }
             let case_start = Instant::now();
             let staged_f16 = device.is_gpu()
-                && device.tier().rounds_operands()
+                && device.tier().rounds_to_half()
                 && matches!(case.kernel, "matmul" | "matmul_split" | "matmul_plain" | "linear");
             let rounds = if i % REPEATED == 0 { REPEATS } else { 1 };
             let rounds_x = device.is_gpu() && device.tier() == Tier::Int8;
