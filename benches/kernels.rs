@@ -175,7 +175,7 @@ fn split_sums(bench: &mut Bench) {
         let shape = [n_splits * n_tokens, n_out];
         let parts = rec.device().upload("parts", &shape, &common::uniform((shape[0] * shape[1]) as usize))?;
         let y = output("y", &[n_tokens, n_out])?;
-        split_sum(rec, &parts, None, 0, false, &y)?;
+        split_sum(rec, &parts, None, None, 0, false, &y)?;
         Ok(y)
     });
 }

@@ -1,6 +1,6 @@
 // Matrix product with a packed weight matrix, TILE x TILE outputs a workgroup:
 //
-//     y[m, y_start + n] = (y[..] +) (bias[..] +) sum over k of x[m, k] * w[n, k]
+//     y[m, y_start + n] = (y[..] +) act((bias[..] +) sum over k of x[m, k] * w[n, k])
 //
 // Dispatch (ceil(N / TILE), ceil(M / TILE), splits). Weights are unpacked once a tile, into workgroup memory. A split
 // takes `split_blocks` blocks along K and has M rows of y to itself, which `split_sum` adds up.

@@ -3,8 +3,8 @@
 //
 //     x_scale[m, b] = (max over k in b of |x[m, k]|) / 127
 //     x_quant[m, k] = round(x[m, k] / x_scale[m, b])
-//     y[m, y_start + n] = (y[..] +) (bias[..] +)
-//         sum over b of x_scale[m, b] * w_scale[n, b] * (sum over k in b of x_quant[m, k] * w_quant[n, k])
+//     y[m, y_start + n] = (y[..] +) act((bias[..] +)
+//         sum over b of x_scale[m, b] * w_scale[n, b] * (sum over k in b of x_quant[m, k] * w_quant[n, k]))
 //
 // The inner sum is exact, and as f32 too: it is below 2^24. Dispatch (ceil(N / TILE), ceil(M / TILE), splits), see
 // `matmul.wgsl`.

@@ -1,6 +1,6 @@
 // Matrix times vector with a packed weight matrix, for one token or a few:
 //
-//     y[t, y_start + n] = (y[..] +) (bias[..] +) sum over k of x[t, k] * w[n, k]
+//     y[t, y_start + n] = (y[..] +) act((bias[..] +) sum over k of x[t, k] * w[n, k])
 //
 // LANES invocations share four rows of w and split K by blocks of 32; the host picks LANES by K. A workgroup has
 // WG / LANES such groups. In the scalar variant one invocation works four rows alone: software adapters run a

@@ -1,6 +1,6 @@
 // Adds up what the splits of a matrix product along K gave, in their order:
 //
-//     y[m, y_start + n] = (y[..] +) (bias[..] +) sum over s of parts[s, m, n]
+//     y[m, y_start + n] = (y[..] +) act((bias[..] +) sum over s of parts[s, m, n])
 //
 // Dispatch (outputs folded over x and y).
 #import linear

@@ -25,6 +25,7 @@ mod gemm;
 mod linear;
 mod matmul_plain;
 mod norm;
+mod pool;
 mod probe;
 mod rope;
 mod sample;
@@ -113,7 +114,9 @@ fn twin(kernel: &str) -> Option<Twin> {
         "attention_merge" => attention::attention_merge,
         "by_head" => by_head::by_head,
         "embed" => embed::embed,
+        "embed_sum" => embed::embed_sum,
         "gate_up" => linear::gate_up,
+        "geglu" => activation::geglu,
         "gelu" => activation::gelu,
         "last_row" => embed::last_row,
         "layer_norm" => norm::layer_norm,
@@ -122,6 +125,7 @@ fn twin(kernel: &str) -> Option<Twin> {
         "matvec" => linear::matvec,
         "penalize" => sample::penalize,
         "qkv" => linear::qkv,
+        "pool" => pool::pool,
         "probe_read" => probe::probe_read,
         "rms_norm" => norm::rms_norm,
         "rope" => rope::rope,

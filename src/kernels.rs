@@ -9,6 +9,7 @@ mod embed;
 mod gate_up;
 mod linear;
 mod norm;
+mod pool;
 mod probe;
 mod qkv;
 mod rope;
@@ -17,14 +18,15 @@ mod softmax;
 mod state;
 mod top_k;
 
-pub use activation::{Gelu, add, gelu, scale, swiglu};
+pub use activation::{Gelu, add, geglu, gelu, scale, swiglu};
 pub use argmax::{ARGMAX_CHUNK, argmax};
 pub use attention::{AttentionConfig, PackedTiles, attention, attention_packed};
 pub use by_head::by_head;
-pub use embed::embed;
+pub use embed::{embed, embed_sum};
 pub use gate_up::gate_up;
 pub use linear::{Linear, Norm, matmul, matmul_naive, matmul_plain, matvec, split_sum};
 pub use norm::{layer_norm, rms_norm};
+pub use pool::{Pooling, pool};
 pub use probe::{PROBE_READS, ReadOrder, probe_read};
 pub use qkv::Qkv;
 pub use rope::{RopeConfig, RopeScaling, RopeStyle, rope, rope_kv, rope_table};
@@ -33,17 +35,19 @@ pub use softmax::softmax;
 pub use state::{StepState, advance, last_row};
 pub use top_k::top_k;
 
-pub(crate) use activation::{AddParams, GeluParams, ScaleParams, SwigluParams};
+pub(crate) use activation::{AddParams, GatedParams, GeluParams, ScaleParams};
 pub(crate) use argmax::{ArgmaxMergeParams, ArgmaxParams};
 pub(crate) use attention::{AttentionParams, CAUSAL, PACKED};
 pub(crate) use by_head::ByHeadParams;
-pub(crate) use embed::EmbedParams;
+pub(crate) use embed::{EmbedParams, EmbedSumParams};
 pub(crate) use gate_up::GateUpParams;
 pub(crate) use linear::{
-    ACCUMULATE, BIAS, LinearParams, NORM, PlainParams, SplitSumParams, fold_norm, folds_norm, suits_few,
+    ACCUMULATE, BIAS, GELU, GELU_TANH, LinearParams, NORM, PlainParams, SplitSumParams, fold_norm, folds_norm,
+    suits_few,
 };
 pub(crate) use linear::{is_sound, usual};
 pub(crate) use norm::NormParams;
+pub(crate) use pool::PoolParams;
 pub(crate) use probe::ProbeReadParams;
 pub(crate) use qkv::QkvParams;
 pub(crate) use rope::{RopeKvParams, RopeParams};
@@ -97,16 +101,16 @@ fn tier_for(device: &Device, kernel: &Kernel, weight: Option<WeightType>, rounds
     }
 }
 
-/// Refuses columns of `x` that one invocation could not walk to the end on software adapters, whose tier is `scalar`.
-fn check_loop(device: &Device, kernel: &'static str, rounds: u64, columns: u32) -> Result<(), Error> {
+/// Refuses rows or columns of `x`, as `what` says, that one invocation could not walk to the end on software adapters, whose tier is `scalar`.
+fn check_loop(device: &Device, kernel: &'static str, rounds: u64, n: u32, what: &str) -> Result<(), Error> {
     if device.tier() != Tier::Scalar || rounds <= u64::from(LOOP_ROUNDS) {
         return Ok(());
     }
     Err(Error::Operand {
         kernel,
         operand: "x",
-        expected: format!("columns that take at most {LOOP_ROUNDS} rounds of a loop in the scalar tier"),
-        found: format!("{columns}, which take {rounds}"),
+        expected: format!("{what} that take at most {LOOP_ROUNDS} rounds of a loop in the scalar tier"),
+        found: format!("{n}, which take {rounds}"),
     })
 }
 

@@ -1,7 +1,12 @@
-// What the variants of `matmul` and `matvec` share: y = x w^T (+ bias) (+ y).
+// What the variants of `matmul` and `matvec` share: y = (y +) act(x w^T (+ bias)).
+#import gelu
 
 const BIAS: u32 = 1u;       // add the bias, which is in `vector`
 const ACCUMULATE: u32 = 2u; // add to what y holds
+
+// Whether `act` is GELU. An override and no flag, because software adapters compute both sides of a branch.
+override GELU: bool = false;
+override GELU_TANH: bool = false;
 
 // Where the product's rows begin in y; elsewhere than at 0 for a split of K alone.
 var<private> first_row: u32 = 0u;
@@ -14,6 +19,9 @@ fn put(m: u32, n: u32, sum: f32) {
     if ((params.flags & BIAS) != 0u) {
         let at = params.y_start + n;
         value += vector[at / 4u][at % 4u];
+    }
+    if (GELU) {
+        value = gelu_at(value, GELU_TANH);
     }
     let at = (first_row + m) * params.y_stride + params.y_start + n;
     if ((params.flags & ACCUMULATE) != 0u) {

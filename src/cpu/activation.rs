@@ -1,13 +1,13 @@
-//! `add`, `gelu`, `scale` and `swiglu`: element by element.
+//! `add`, `geglu`, `gelu`, `scale` and `swiglu`: element by element.
 
 use super::simd::{self, Function, Map, Vector, exp, fma};
 use super::{Call, threads};
-use crate::kernels::{AddParams, GeluParams, ScaleParams, SwigluParams};
+use crate::kernels::{AddParams, GatedParams, GeluParams, ScaleParams};
 
 /// Elements that a thread takes at a time.
 const CHUNK: usize = 1 << 12;
 /// Operations in an exponential.
-const EXP_OPS: usize = 16;
+pub(super) const EXP_OPS: usize = 16;
 
 pub(crate) fn add(mut call: Call<'_>) {
     let params: AddParams = call.params();
@@ -27,7 +27,8 @@ pub(crate) fn scale(mut call: Call<'_>) {
     });
 }
 
-struct GeluTanh;
+/// The tanh formula.
+pub(super) struct GeluTanh;
 
 impl Function for GeluTanh {
     #[inline(always)]
@@ -38,7 +39,8 @@ impl Function for GeluTanh {
     }
 }
 
-struct GeluExact;
+/// By the error function.
+pub(super) struct GeluExact;
 
 impl Function for GeluExact {
     #[inline(always)]
@@ -89,21 +91,39 @@ impl Function for Silu {
     }
 }
 
-pub(crate) fn swiglu(mut call: Call<'_>) {
-    let params: SwigluParams = call.params();
+pub(crate) fn swiglu(call: Call<'_>) {
+    gated(call, swiglu_row);
+}
+
+pub(crate) fn geglu(call: Call<'_>) {
+    let params: GatedParams = call.params();
+    if params.tanh_form != 0 {
+        gated(call, |gate, up, y| gated_row(GeluTanh, gate, up, y));
+    } else {
+        gated(call, |gate, up, y| gated_row(GeluExact, gate, up, y));
+    }
+}
+
+fn gated(mut call: Call<'_>, row: impl Fn(&[f32], &[f32], &mut [f32]) + Sync + Send) {
+    let params: GatedParams = call.params();
     let [gate_up, y] = call.operands();
     let (n_tokens, dim) = (params.n_tokens as usize, params.ffn_dim as usize);
     let gate_up = gate_up.get::<f32>();
     let y = &mut y.get_mut::<f32>()[..n_tokens * dim];
     threads::for_each_chunk(y, dim, n_tokens * dim * EXP_OPS, |t, y| {
         let (gate, up) = gate_up[t * 2 * dim..][..2 * dim].split_at(dim);
-        swiglu_row(gate, up, y);
+        row(gate, up, y);
     });
 }
 
 /// `y = silu(gate) * up`.
 pub(super) fn swiglu_row(gate: &[f32], up: &[f32], y: &mut [f32]) {
-    simd::run(Map { function: Silu, x: gate, y: &mut *y });
+    gated_row(Silu, gate, up, y);
+}
+
+/// `y = function(gate) * up`.
+fn gated_row(function: impl Function, gate: &[f32], up: &[f32], y: &mut [f32]) {
+    simd::run(Map { function, x: gate, y: &mut *y });
     y.iter_mut().zip(up).for_each(|(y, up)| *y *= up);
 }
 

@@ -1,9 +1,9 @@
-//! `embed`, the gather of token embeddings, and `last_row`.
+//! `embed` and `embed_sum`, the gathers of embeddings, and `last_row`.
 
 use super::block::{Format, Packed, Unpack, with_format};
-use super::{Call, Operand, simd};
+use super::{Call, Operand, simd, threads};
 use crate::dtype::BLOCK;
-use crate::kernels::{EmbedParams, LastRowParams};
+use crate::kernels::{EmbedParams, EmbedSumParams, LastRowParams};
 
 pub(crate) fn embed(mut call: Call<'_>) {
     let params: EmbedParams = call.params();
@@ -29,6 +29,38 @@ fn gather<F: Format>(params: &EmbedParams, n_tokens: usize, operands: &mut [Oper
             y.copy_from_slice(&row.as_flattened()[..dim]);
         }
     }
+}
+
+pub(crate) fn embed_sum(mut call: Call<'_>) {
+    let params: EmbedSumParams = call.params();
+    let (weight, n_tokens) = (call.weight, call.grid[0] as usize);
+    let operands = call.operands();
+    with_format!(weight, gather_sum(&params, n_tokens, operands));
+}
+
+fn gather_sum<F: Format>(params: &EmbedSumParams, n_tokens: usize, operands: &mut [Operand<'_>; 5]) {
+    let [tokens, w, positions, types, y] = operands;
+    let (n_blocks, dim) = (params.blocks as usize, params.dim as usize);
+    let w = Packed::<F>::new(w.get(), params.w_scales);
+    let tables = [(positions.get::<f32>(), params.n_positions), (types.get(), params.n_types)];
+    let tokens = &tokens.get::<[u32; 3]>()[..n_tokens];
+    let y = &mut y.get_mut::<f32>()[..n_tokens * dim];
+    threads::for_each_chunk(y, dim, n_tokens * dim, |t, y| {
+        let [id, numbers @ ..] = tokens[t];
+        let id = id.min(params.n_ids - 1).wrapping_sub(params.slab_start);
+        if id >= params.slab_rows {
+            return;
+        }
+        let mut row = vec![[0.0; BLOCK]; n_blocks];
+        let packed = w.run(id as usize * n_blocks, n_blocks);
+        simd::run(Unpack { packed, weights: &mut row });
+        y.copy_from_slice(&row.as_flattened()[..dim]);
+        for ((table, n_rows), number) in tables.iter().zip(numbers) {
+            let Some(last) = n_rows.checked_sub(1) else { continue };
+            let row = &table[number.min(last) as usize * dim..][..dim];
+            y.iter_mut().zip(row).for_each(|(y, x)| *y += x);
+        }
+    });
 }
 
 pub(crate) fn last_row(mut call: Call<'_>) {

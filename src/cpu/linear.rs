@@ -1,4 +1,4 @@
-//! `matmul`, `matmul_naive` and `matvec`: `y = x wᵀ (+ bias) (+ y)` with packed `w`; `qkv` and `gate_up`, which go on with
+//! `matmul`, `matmul_naive` and `matvec`: `y = (y +) act(x wᵀ (+ bias))` with packed `w`; `qkv` and `gate_up`, which go on with
 //! the product; `split_sum`, which ends one.
 //!
 //! Rows of `w` are shared out over threads, a panel of them at a time. For a few tokens, the weights are multiplied as
@@ -9,16 +9,16 @@ use std::borrow::Cow;
 #[cfg(not(target_arch = "wasm32"))]
 use ::gemm::Parallelism;
 
-use super::activation::swiglu_row;
+use super::activation::{EXP_OPS, GeluExact, GeluTanh, swiglu_row};
 use super::block::{Block, Format, Packed, Unpack, with_format};
 #[cfg(not(target_arch = "wasm32"))]
 use super::gemm::{self, Right};
 use super::norm::rms_norm_row;
 use super::rope::Rotation;
-use super::simd::{self, Vector, Work};
+use super::simd::{self, Function, Vector, Work};
 use super::{Call, threads};
 use crate::dtype::{BLOCK, WeightType};
-use crate::kernels::{ACCUMULATE, BIAS, GateUpParams, LinearParams, NORM, QkvParams, SplitSumParams};
+use crate::kernels::{ACCUMULATE, BIAS, GELU, GELU_TANH, GateUpParams, LinearParams, NORM, QkvParams, SplitSumParams};
 
 /// From here on unpacking a panel once costs less than unpacking it again for each token.
 const PANEL_TOKENS: usize = 12;
@@ -33,18 +33,71 @@ pub(crate) fn matmul(mut call: Call<'_>) {
     let sums = Product { w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, n_blocks }.sums(weight);
 
     let bias = (params.flags & BIAS != 0).then(|| &vector.get::<f32>()[params.y_start as usize..][..n_out]);
-    let accumulate = params.flags & ACCUMULATE != 0;
     let (start, stride) = (params.y_start as usize, params.y_stride as usize);
     let y = &mut y.get_mut::<f32>()[..n_tokens * stride];
-    threads::for_each_chunk(y, stride, n_tokens * n_out, |t, y| {
+    let ops = if params.flags & GELU != 0 { EXP_OPS } else { 1 };
+    threads::for_each_chunk(y, stride, n_tokens * n_out * ops, |t, y| {
         let panels = y[start..start + n_out].chunks_mut(sums.panel).zip(sums.panels(t));
-        for (i, (y, panel)) in panels.enumerate() {
-            for (j, (y, &sum)) in y.iter_mut().zip(panel).enumerate() {
-                let sum = sum + bias.map_or(0.0, |bias| bias[i * sums.panel + j]);
-                *y = if accumulate { sum + *y } else { sum };
-            }
+        for (i, (y, sums_of_panel)) in panels.enumerate() {
+            let bias = bias.map(|bias| &bias[i * sums.panel..]);
+            simd::run(Finish { sums: sums_of_panel, bias, flags: params.flags, y });
         }
     });
+}
+
+/// Ends a part of a product's row: `y = (y +) act(sums (+ bias))`.
+struct Finish<'a> {
+    sums: &'a [f32],
+    bias: Option<&'a [f32]>,
+    flags: u32,
+    y: &'a mut [f32],
+}
+
+impl Work for Finish<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector>(self) {
+        match (self.flags & GELU != 0, self.flags & GELU_TANH != 0) {
+            (false, _) => self.with::<V, _>(Same),
+            (true, false) => self.with::<V, _>(GeluExact),
+            (true, true) => self.with::<V, _>(GeluTanh),
+        }
+    }
+}
+
+impl Finish<'_> {
+    #[inline(always)]
+    fn with<V: Vector, F: Function>(self, activation: F) {
+        let Finish { sums, bias, flags, y } = self;
+        match bias {
+            Some(bias) => {
+                for ((y, &sum), &bias) in y.iter_mut().zip(sums).zip(bias) {
+                    put(y, activation.at::<V>(sum + bias), flags);
+                }
+            }
+            None => {
+                for (y, &sum) in y.iter_mut().zip(sums) {
+                    put(y, activation.at::<V>(sum), flags);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn put(y: &mut f32, value: f32, flags: u32) {
+    *y = if flags & ACCUMULATE != 0 { value + *y } else { value };
+}
+
+/// In place of an activation.
+struct Same;
+
+impl Function for Same {
+    #[inline(always)]
+    fn at<V: Vector>(&self, x: f32) -> f32 {
+        x
+    }
 }
 
 pub(crate) fn matvec(call: Call<'_>) {
@@ -57,14 +110,11 @@ pub(crate) fn split_sum(mut call: Call<'_>) {
     let (n_tokens, n_out, n_splits) = (params.n_tokens as usize, params.n_out as usize, params.n_splits as usize);
     let parts = &parts.get::<f32>()[..n_splits * n_tokens * n_out];
     let bias = (params.flags & BIAS != 0).then(|| &vector.get::<f32>()[params.y_start as usize..][..n_out]);
-    let accumulate = params.flags & ACCUMULATE != 0;
     let rows = y.get_mut::<f32>()[..n_tokens * params.y_stride as usize].chunks_exact_mut(params.y_stride as usize);
     for (t, row) in rows.enumerate() {
-        for (n, y) in row[params.y_start as usize..][..n_out].iter_mut().enumerate() {
-            let sum: f32 = parts.iter().skip(t * n_out + n).step_by(n_tokens * n_out).sum();
-            let sum = sum + bias.map_or(0.0, |bias| bias[n]);
-            *y = if accumulate { sum + *y } else { sum };
-        }
+        let sum = |n| parts.iter().skip(t * n_out + n).step_by(n_tokens * n_out).sum();
+        let sums: Vec<f32> = (0..n_out).map(sum).collect();
+        simd::run(Finish { sums: &sums, bias, flags: params.flags, y: &mut row[params.y_start as usize..][..n_out] });
     }
 }
 

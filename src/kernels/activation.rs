@@ -5,19 +5,19 @@ use bytemuck::{Pod, Zeroable};
 use super::fold;
 use crate::error::Error;
 use crate::recording::Recorder;
-use crate::shaders;
+use crate::shaders::{self, Kernel};
 use crate::tensor::Tensor;
 
 const WG: u64 = 256;
 
-/// Mirrors `Params` in `shaders/swiglu.wgsl`.
+/// Mirrors `Params` in `shaders/swiglu.wgsl` and, with `tanh_form`, in `shaders/geglu.wgsl`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(crate) struct SwigluParams {
+pub(crate) struct GatedParams {
     pub n_tokens: u32,
     pub ffn_dim: u32,
     pub grid_x: u32,
-    pub _pad: u32,
+    pub tanh_form: u32,
 }
 
 /// Mirrors `Params` in `shaders/gelu.wgsl`.
@@ -65,11 +65,32 @@ pub enum Gelu {
 /// # Errors
 /// [`Error::Shape`] if `gate_up` disagrees with `y`.
 pub fn swiglu(rec: &mut Recorder, gate_up: &Tensor, y: &Tensor) -> Result<(), Error> {
-    let [n_tokens, ffn_dim] = y.dims2("swiglu", "y")?;
-    gate_up.expect_shape("swiglu", "gate_up", &[n_tokens, 2 * ffn_dim])?;
+    gated(rec, &shaders::SWIGLU, gate_up, y, 0)
+}
+
+/// Records `y = gelu(gate) * up`, where `gate_up` holds both halves of each row, as ModernBERT's feed-forward does.
+/// Shader: `shaders/geglu.wgsl`.
+///
+/// # Shapes
+/// `gate_up`: `[T, 2 F]`; `y`: `[T, F]`.
+/// # Errors
+/// [`Error::Shape`] if `gate_up` disagrees with `y`.
+pub fn geglu(rec: &mut Recorder, gate_up: &Tensor, y: &Tensor, form: Gelu) -> Result<(), Error> {
+    gated(rec, &shaders::GEGLU, gate_up, y, u32::from(form == Gelu::Tanh))
+}
+
+fn gated(
+    rec: &mut Recorder,
+    kernel: &'static Kernel,
+    gate_up: &Tensor,
+    y: &Tensor,
+    tanh_form: u32,
+) -> Result<(), Error> {
+    let [n_tokens, ffn_dim] = y.dims2(kernel.name, "y")?;
+    gate_up.expect_shape(kernel.name, "gate_up", &[n_tokens, 2 * ffn_dim])?;
     let grid = fold(y.len() as u64, WG);
-    let params = SwigluParams { n_tokens, ffn_dim, grid_x: grid[0], _pad: 0 };
-    rec.dispatch(&shaders::SWIGLU, None, &[], params, &[gate_up, y], grid)
+    let params = GatedParams { n_tokens, ffn_dim, grid_x: grid[0], tanh_form };
+    rec.dispatch(kernel, None, &[], params, &[gate_up, y], grid)
 }
 
 /// Records `y = gelu(x)`. Shader: `shaders/gelu.wgsl`.

@@ -1,4 +1,4 @@
-//! Embedding gather.
+//! Embedding gathers.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -19,6 +19,20 @@ pub(crate) struct EmbedParams {
     pub slab_start: u32,
     pub slab_rows: u32,
     pub _pad: [u32; 3],
+}
+
+/// Mirrors `Params` in `shaders/embed_sum.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct EmbedSumParams {
+    pub dim: u32,
+    pub blocks: u32,
+    pub w_scales: u32,
+    pub slab_start: u32,
+    pub slab_rows: u32,
+    pub n_ids: u32,
+    pub n_positions: u32,
+    pub n_types: u32,
 }
 
 /// Records `y[t] = w[tokens[pos + t]]`. Shader: `shaders/embed.wgsl`, one dispatch for each slab of `w`.
@@ -43,6 +57,53 @@ pub fn embed(rec: &mut Recorder, state: &StepState, tokens: &Tensor, w: &Matrix,
         };
         let operands = [state.tensor(), tokens, &slab.words, y];
         rec.dispatch(&shaders::EMBED, Some(w.weight()), &[], params, &operands, [n_tokens, 1, 1])?;
+    }
+    Ok(())
+}
+
+/// Records `y[t] = w[id] + positions[position] + types[type]`, as text encoders begin. A table that is not there adds
+/// nothing, and a number past a table's end counts as its last row. Shader: `shaders/embed_sum.wgsl`, one dispatch for
+/// each slab of `w`.
+///
+/// # Shapes
+/// `tokens`: `[T, 3]`, the id, position and type of each token; `w`: `[V, C]`; `positions`: `[S, C]`; `types`: `[N, C]`;
+/// `y`: `[T, C]`.
+/// # Errors
+/// [`Error::Shape`] if an operand disagrees with `w` or `y`.
+pub fn embed_sum(
+    rec: &mut Recorder,
+    tokens: &Tensor,
+    w: &Matrix,
+    positions: Option<&Tensor>,
+    types: Option<&Tensor>,
+    y: &Tensor,
+) -> Result<(), Error> {
+    let [n_tokens, _] = y.dims2("embed_sum", "y")?;
+    y.expect_shape("embed_sum", "y", &[n_tokens, w.cols()])?;
+    tokens.expect_shape("embed_sum", "tokens", &[n_tokens, 3])?;
+    let rows = |operand, table: Option<&Tensor>| {
+        let Some(table) = table else { return Ok(0) };
+        let [rows, _] = table.dims2("embed_sum", operand)?;
+        table.expect_shape("embed_sum", operand, &[rows, w.cols()])?;
+        Ok::<u32, Error>(rows)
+    };
+    let (n_positions, n_types) = (rows("positions", positions)?, rows("types", types)?);
+    // What stands for a table that is not there is never read.
+    let absent = rec.temporary("absent", &[1])?;
+    let tables = [positions, types].map(|table| table.unwrap_or(&absent));
+    for slab in w.slabs() {
+        let params = EmbedSumParams {
+            dim: w.cols(),
+            blocks: w.blocks(),
+            w_scales: w.quants_words(slab),
+            slab_start: slab.first_row,
+            slab_rows: slab.rows,
+            n_ids: w.rows(),
+            n_positions,
+            n_types,
+        };
+        let operands = [tokens, &slab.words, tables[0], tables[1], y];
+        rec.dispatch(&shaders::EMBED_SUM, Some(w.weight()), &[], params, &operands, [n_tokens, 1, 1])?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{LOOP_ROUNDS, check_loop, fold, rms_norm, runs, tier_for};
+use super::{Gelu, LOOP_ROUNDS, check_loop, fold, rms_norm, runs, tier_for};
 use crate::device::Device;
 use crate::dtype::{BLOCK, DType, WeightType};
 use crate::error::Error;
@@ -49,6 +49,10 @@ pub(crate) const BIAS: u32 = 1;
 pub(crate) const ACCUMULATE: u32 = 2;
 /// Flag: normalise `x`.
 pub(crate) const NORM: u32 = 4;
+/// Flag: apply GELU to the sum with its bias.
+pub(crate) const GELU: u32 = 8;
+/// Flag beside `GELU`: by the tanh formula.
+pub(crate) const GELU_TANH: u32 = 16;
 
 /// An RMSNorm in front of a product.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +78,7 @@ pub(crate) struct PlainParams {
 /// `matvec` ends.
 pub(crate) const MATMUL_TOKENS: u32 = 8;
 
-/// A linear layer: `y = x wᵀ (+ bias)`, or added to what `y` holds.
+/// A linear layer: `y = act(x wᵀ (+ bias))`, or added to what `y` holds.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear<'a> {
     /// `[N, K]`.
@@ -83,6 +87,8 @@ pub struct Linear<'a> {
     pub bias: Option<&'a Tensor>,
     /// Normalises `x` first.
     pub norm: Option<Norm<'a>>,
+    /// Applied to the product with its bias, where it is written; where K is split, by `split_sum`.
+    pub activation: Option<Gelu>,
     /// First column of `y` to write: several matrices can fill one `y` side by side.
     pub y_start: u32,
     /// Whether to add to `y` instead of overwriting it.
@@ -96,7 +102,7 @@ pub struct Linear<'a> {
 impl<'a> Linear<'a> {
     /// `y = x wᵀ`.
     pub fn new(w: &'a Matrix) -> Self {
-        Linear { w, bias: None, norm: None, y_start: 0, accumulate: false, splits: None }
+        Linear { w, bias: None, norm: None, activation: None, y_start: 0, accumulate: false, splits: None }
     }
 
     /// Records the product with whichever kernel suits the number of tokens: `matvec` for a few, else `matmul`. A norm
@@ -147,6 +153,8 @@ impl<'a> Linear<'a> {
         let ([n_tokens, dim], [_, y_stride]) = (x.dims2(kernel.name, "x")?, y.dims2(kernel.name, "y")?);
         let vector = vector(kernel.name, self.norm, self.bias, dim)?;
         let flags = [(self.bias.is_some(), BIAS), (self.accumulate, ACCUMULATE), (self.norm.is_some(), NORM)];
+        let (gelu, activation) = activated(self.activation);
+        let constants = [constants, activation].concat();
         for slab in self.w.slabs() {
             let grid = grid(slab.rows);
             // Both dimensions cover y; a matrix so large that `matvec` folds its grid stays whole.
@@ -160,7 +168,7 @@ impl<'a> Linear<'a> {
                     w_scales: self.w.quants_words(slab),
                     y_start: self.y_start + slab.first_row,
                     y_stride,
-                    flags: set(&flags),
+                    flags: set(&flags) | gelu,
                     eps: self.norm.map_or(0.0, |norm| norm.eps),
                     split_blocks: self.w.blocks().div_ceil(*n_splits),
                     first_group: [0; 2],
@@ -168,7 +176,7 @@ impl<'a> Linear<'a> {
                 params.first_group[axis] = run.first;
                 // A vector that is not there is never read; x is at hand.
                 let operands = [&slab.words, vector.unwrap_or(x), x, y];
-                rec.dispatch_as(*tier, kernel, Some(self.w.weight()), constants, params, &operands, run.grid)?;
+                rec.dispatch_as(*tier, kernel, Some(self.w.weight()), &constants, params, &operands, run.grid)?;
             }
         }
         Ok(())
@@ -187,6 +195,15 @@ struct Way {
 /// The flags that are to be set.
 fn set(flags: &[(bool, u32)]) -> u32 {
     flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum()
+}
+
+/// The flags and the overrides that stand for an activation: the CPU's twins know no overrides.
+fn activated(activation: Option<Gelu>) -> (u32, &'static [(&'static str, f64)]) {
+    match activation {
+        None => (0, &[]),
+        Some(Gelu::Exact) => (GELU, &[("GELU", 1.0)]),
+        Some(Gelu::Tanh) => (GELU | GELU_TANH, &[("GELU", 1.0), ("GELU_TANH", 1.0)]),
+    }
 }
 
 /// Multiplications and additions of a product.
@@ -298,7 +315,7 @@ pub fn matmul(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Re
     let [n_tokens, dim] = x.dims2("matmul", "x")?;
     let kernel = &shaders::MATMUL;
     let choice = choice(rec.device(), kernel, linear.w, n_tokens);
-    check_loop(rec.device(), kernel.name, tile_rounds(choice.tier, dim), dim)?;
+    check_loop(rec.device(), kernel.name, tile_rounds(choice.tier, dim), dim, "columns")?;
     // Super-blocks are longer than blocks.
     let ends_with_block = u64::from(linear.w.blocks()) * BLOCK as u64 == u64::from(dim);
     let rows_of_slabs = linear.w.slabs().iter().map(|slab| slab.rows);
@@ -314,12 +331,12 @@ pub fn matmul(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Re
     }
     linear.check(kernel, 1, x, y)?;
     let parts = rec.temporary("splits", &[n_tokens.saturating_mul(n_splits), linear.w.rows()])?;
-    let part = Linear { bias: None, y_start: 0, accumulate: false, ..*linear };
+    let part = Linear { bias: None, activation: None, y_start: 0, accumulate: false, ..*linear };
     part.dispatch(rec, &way, x, &parts, grid)?;
-    split_sum(rec, &parts, linear.bias, linear.y_start, linear.accumulate, y)
+    split_sum(rec, &parts, linear.bias, linear.activation, linear.y_start, linear.accumulate, y)
 }
 
-/// Records the sum of a product's splits, one after the other. Shader: `shaders/split_sum.wgsl`.
+/// Records the sum of a product's splits, one after the other, with its bias and activation. Shader: `shaders/split_sum.wgsl`.
 ///
 /// # Shapes
 /// `parts`: `[S M, N]`, a split's rows after those of the one before; `bias`: one value for each column of `y`; `y`:
@@ -330,6 +347,7 @@ pub fn split_sum(
     rec: &mut Recorder,
     parts: &Tensor,
     bias: Option<&Tensor>,
+    activation: Option<Gelu>,
     y_start: u32,
     accumulate: bool,
     y: &Tensor,
@@ -347,6 +365,7 @@ pub fn split_sum(
     let vector = vector(kernel, None, bias, n_out)?.unwrap_or(parts);
     let grid = fold(u64::from(n_tokens) * u64::from(n_out), 256);
     let flags = [(bias.is_some(), BIAS), (accumulate, ACCUMULATE)];
+    let (gelu, constants) = activated(activation);
     let params = SplitSumParams {
         n_tokens,
         n_out,
@@ -354,10 +373,10 @@ pub fn split_sum(
         grid_x: grid[0],
         y_start,
         y_stride,
-        flags: set(&flags),
+        flags: set(&flags) | gelu,
         _pad: 0,
     };
-    rec.dispatch(&shaders::SPLIT_SUM, None, &[], params, &[parts, vector, y], grid)
+    rec.dispatch(&shaders::SPLIT_SUM, None, constants, params, &[parts, vector, y], grid)
 }
 
 /// Records a matrix product without any reuse: the baseline of the bench. Shader: `shaders/matmul_naive.wgsl`.
@@ -524,7 +543,7 @@ pub fn matmul_plain(rec: &mut Recorder, x: &Tensor, b: &Tensor, y: &Tensor) -> R
     y.expect_shape("matmul_plain", "y", &[m, n])?;
     let is_whole = k.is_multiple_of(4) && n.is_multiple_of(4);
     let choice = Tiling::usual(rec.device(), (&shaders::MATMUL_PLAIN, None), [m, n], is_whole);
-    check_loop(rec.device(), "matmul_plain", tile_rounds(choice.tier, k), k)?;
+    check_loop(rec.device(), "matmul_plain", tile_rounds(choice.tier, k), k, "columns")?;
     let tiling = Tiling::new(rec.device(), choice, m, k.is_multiple_of(BLOCK as u32), std::iter::once(n));
     let grid = tiling.grid(m, n);
     let axis = usize::from(grid[1] > grid[0]);

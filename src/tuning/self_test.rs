@@ -211,7 +211,7 @@ static PLAIN: [(&[&Kernel], Record); 13] = [
     }),
     (&[&shaders::SPLIT_SUM], |rec, _| {
         let y = blank(rec, &[3, 70])?;
-        split_sum(rec, &input(rec, &[12, 70])?, Some(&input(rec, &[70])?), 0, true, &y)?;
+        split_sum(rec, &input(rec, &[12, 70])?, Some(&input(rec, &[70])?), None, 0, true, &y)?;
         Ok(vec![y])
     }),
     (&[&shaders::MATMUL_PLAIN], |rec, _| {

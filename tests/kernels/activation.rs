@@ -1,4 +1,4 @@
-//! `swiglu`, `gelu`, `add` and `scale`.
+//! `swiglu`, `geglu`, `gelu`, `add` and `scale`.
 
 use tilewright::kernels::{self, Gelu};
 
@@ -16,8 +16,10 @@ const NMSE: f64 = 1e-10;
 type Build = fn(&mut Source, u32, u32) -> Job;
 
 pub fn cases(cases: &mut Vec<Case>) {
-    let kernels: [(&'static str, &str, Build); 5] = [
+    let kernels: [(&'static str, &str, Build); 7] = [
         ("swiglu", "F32", swiglu),
+        ("geglu", "exact", |source, t, f| geglu(source, t, f, Gelu::Exact)),
+        ("geglu", "tanh", |source, t, f| geglu(source, t, f, Gelu::Tanh)),
         ("gelu", "exact", |source, t, f| gelu(source, t, f, Gelu::Exact)),
         ("gelu", "tanh", |source, t, f| gelu(source, t, f, Gelu::Tanh)),
         ("add", "F32", add),
@@ -99,31 +101,61 @@ fn erfc_is_right() {
     }
 }
 
+/// GELU of a number that is known.
+fn gelu_of(x: f32, form: Gelu) -> Expected {
+    gelu_within(&Expected { power: 0.0, ..Expected::new(f64::from(x), 0.0, 0.0) }, form)
+}
+
+/// GELU of a number that is known within its bound; the derivative is at most 1.13.
+pub fn gelu_within(x: &Expected, form: Gelu) -> Expected {
+    let Expected { value: x, bound, floor, power } = *x;
+    let (value, argument) = match form {
+        Gelu::Exact => {
+            let tail = 0.5 * erfc(x.abs() / 2f64.sqrt());
+            (if x > 0.0 { x * (1.0 - tail) } else { x * tail }, x * x / 2.0)
+        }
+        Gelu::Tanh => {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+            (x / (1.0 + (-2.0 * u).exp()), 2.0 * u)
+        }
+    };
+    // Only the negative side feels the exponential's relative error in full.
+    let share = if x > 0.0 { (-argument.abs()).exp() } else { 1.0 };
+    let argument = argument.abs().min(88.0);
+    let rounding = 8.0 * ROUND + (4.0 * ROUND + exp_rounding(argument) + 4.0 * ROUND * argument) * share;
+    Expected {
+        value,
+        bound: (value.abs() + 1.13 * bound) * rounding + 1.13 * bound,
+        floor: FLUSH * (1.0 + x.abs()) + 1.13 * floor,
+        power: (value * value).max(1.28 * power),
+    }
+}
+
 fn gelu(source: &mut Source, n_tokens: u32, dim: u32, form: Gelu) -> Job {
     let x = source.rows(n_tokens, dim);
-    let expected = |&x: &f32| {
-        let x = f64::from(x);
-        let (value, argument) = match form {
-            Gelu::Exact => {
-                let tail = 0.5 * erfc(x.abs() / 2f64.sqrt());
-                (if x > 0.0 { x * (1.0 - tail) } else { x * tail }, x * x / 2.0)
-            }
-            Gelu::Tanh => {
-                let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
-                (x / (1.0 + (-2.0 * u).exp()), 2.0 * u)
-            }
-        };
-        // Only the negative side feels the exponential's relative error in full.
-        let share = if x > 0.0 { (-argument.abs()).exp() } else { 1.0 };
-        let argument = argument.abs().min(88.0);
-        let bound =
-            value.abs() * (8.0 * ROUND + (4.0 * ROUND + exp_rounding(argument) + 4.0 * ROUND * argument) * share);
-        Expected::new(value, bound, FLUSH * (1.0 + x.abs()))
-    };
-    let want = x.iter().map(expected).collect();
+    let want = x.iter().map(|&x| gelu_of(x, form)).collect();
     let shape = [n_tokens, dim];
     let operands = vec![Operand::floats("x", &shape, x), Operand::close("y", &shape, want, NMSE)];
     Job::new(operands, move |rec, bound| kernels::gelu(rec, bound.tensor(0), bound.tensor(1), form))
+}
+
+fn geglu(source: &mut Source, n_tokens: u32, dim: u32, form: Gelu) -> Job {
+    let gate_up = source.rows(n_tokens, 2 * dim);
+    let mut want = Vec::new();
+    for row in gate_up.chunks_exact(2 * dim as usize) {
+        let (gates, ups) = row.split_at(dim as usize);
+        for (&gate, &up) in gates.iter().zip(ups) {
+            let (gate, up) = (gelu_of(gate, form), f64::from(up));
+            let value = gate.value * up;
+            let floor = FLUSH * (1.0 + gate.value.abs()) * (1.0 + up.abs()) + gate.floor * up.abs();
+            want.push(Expected::new(value, gate.bound * up.abs() + ROUND * value.abs(), floor));
+        }
+    }
+    let operands = vec![
+        Operand::floats("gate_up", &[n_tokens, 2 * dim], gate_up),
+        Operand::close("y", &[n_tokens, dim], want, NMSE),
+    ];
+    Job::new(operands, move |rec, bound| kernels::geglu(rec, bound.tensor(0), bound.tensor(1), form))
 }
 
 fn add(source: &mut Source, n_tokens: u32, dim: u32) -> Job {

@@ -1,4 +1,4 @@
-//! `embed` and `last_row`: gathers, exact to the bit.
+//! `embed` and `last_row`, gathers, and `embed_sum`: exact to the bit.
 
 use tilewright::WeightType;
 use tilewright::kernels;
@@ -26,7 +26,38 @@ const EMBED: [[u32; 4]; 12] = [
 const LAST_ROW: [[u32; 3]; 9] =
     [[1, 1, 1], [2, 3, 1], [2, 31, 2], [3, 64, 2], [5, 255, 5], [5, 256, 3], [4, 257, 4], [65, 1000, 64], [3, 4097, 2]];
 
+/// T, V, C, S, N.
+const EMBED_SUM: [[u32; 5]; 7] = [
+    [1, 1, 1, 1, 1],
+    [2, 3, 31, 2, 1],
+    [5, 33, 64, 0, 2],
+    [3, 7, 257, 5, 0],
+    [4, 65, 36, 0, 0],
+    [33, 129, 96, 65, 2],
+    [2, 300, 1000, 3, 3],
+];
+
 pub fn cases(cases: &mut Vec<Case>) {
+    for weight in WeightType::ALL {
+        for sizes in EMBED_SUM {
+            let [t, v, c, s, n] = sizes;
+            cases.push(Case {
+                kernel: "embed_sum",
+                variant: weight.name().into(),
+                sizes: format!("t={t},v={v},c={c},s={s},n={n}"),
+                inputs: Inputs::Normal,
+                build: Box::new(move |source| embed_sum(source, weight, sizes)),
+            });
+        }
+    }
+    // A table that many adapters bind only in slabs of rows.
+    cases.push(Case {
+        kernel: "embed_sum",
+        variant: "F32".into(),
+        sizes: "slabs".into(),
+        inputs: Inputs::Normal,
+        build: Box::new(|source| embed_sum(source, WeightType::F32, [8, 151_936, 256, 3, 2])),
+    });
     let mut embed = |weight: WeightType, sizes: [u32; 4], inputs| {
         let [t, v, c, pos] = sizes;
         cases.push(Case {
@@ -87,6 +118,42 @@ fn embed(source: &mut Source, weight: WeightType, [t, v, c, pos]: [u32; 4]) -> J
     ];
     Job::new(operands, |rec, bound| {
         kernels::embed(rec, bound.state(0), bound.tensor(1), bound.matrix(2), bound.tensor(3))
+    })
+}
+
+/// The sums of two and three numbers are exact to the bit if taken in order.
+fn embed_sum(source: &mut Source, weight: WeightType, [t, v, c, s, n]: [u32; 5]) -> Job {
+    let bytes = source.weights(weight, v, c);
+    let row_bytes = bytes.len() / v as usize;
+    let (positions, types) = (source.normal(s.max(1) * c), source.normal(n.max(1) * c));
+    let mut number = |i: u32, rows: u32| match i {
+        // The last row of a table, and numbers past it.
+        0 => rows.max(1) - 1,
+        1 => [rows, u32::MAX][source.rng.below(2)],
+        _ => source.rng.below(rows.max(1) as usize) as u32,
+    };
+    let tokens: Vec<u32> = (0..t).flat_map(|i| [number(i, v), number(i, s), number(i, n)]).collect();
+    let mut want = Vec::with_capacity((t * c) as usize);
+    for token in tokens.chunks_exact(3) {
+        let at = token[0].min(v - 1) as usize * row_bytes;
+        let row = dequantise(weight, &bytes[at..at + row_bytes], c);
+        let of = |table: &[f32], rows: u32, number: u32, col: usize| match rows {
+            0 => 0.0,
+            _ => table[(number.min(rows - 1) * c) as usize + col],
+        };
+        let sum = |(col, &w): (usize, &f64)| w as f32 + of(&positions, s, token[1], col) + of(&types, n, token[2], col);
+        want.extend(row.iter().enumerate().map(sum));
+    }
+    let operands = vec![
+        Operand::words("tokens", &[t, 3], tokens),
+        Operand::weights(weight, &[v, c], bytes),
+        Operand::floats("positions", &[s.max(1), c], positions),
+        Operand::floats("types", &[n.max(1), c], types),
+        Operand::exact_floats("y", &[t, c], &want),
+    ];
+    Job::new(operands, move |rec, bound| {
+        let (positions, types) = ((s > 0).then_some(bound.tensor(2)), (n > 0).then_some(bound.tensor(3)));
+        kernels::embed_sum(rec, bound.tensor(0), bound.matrix(1), positions, types, bound.tensor(4))
     })
 }
 

@@ -1,7 +1,7 @@
 //! Operands of the wrong shape: each is refused by an error that names the kernel and the operand.
 
 use tilewright::kernels::{
-    self, AttentionConfig, Gelu, Linear, Norm, Qkv, ReadOrder, RopeConfig, RopeScaling, RopeStyle, StepState,
+    self, AttentionConfig, Gelu, Linear, Norm, Pooling, Qkv, ReadOrder, RopeConfig, RopeScaling, RopeStyle, StepState,
 };
 use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, Tier, WeightType, Workspace};
 
@@ -13,7 +13,7 @@ type Operand = (&'static str, &'static [u32], &'static [u32], &'static str);
 
 /// What the elements of an operand are, by its name.
 fn element_type(name: &str) -> DType {
-    if matches!(name, "ids" | "tokens" | "sampling") { DType::U32 } else { DType::F32 }
+    if matches!(name, "ids" | "tokens" | "sampling" | "spans") { DType::U32 } else { DType::F32 }
 }
 
 fn check(
@@ -74,6 +74,7 @@ fn probe_read_shapes() {
 fn elementwise_shapes() {
     let swiglu: [Operand; 2] = [("gate_up", &[2, 6], &[2, 5], "gate_up"), ("y", &[2, 3], &[6], "y")];
     check("swiglu", &swiglu, |rec, _, t| kernels::swiglu(rec, &t[0], &t[1]));
+    check("geglu", &swiglu, |rec, _, t| kernels::geglu(rec, &t[0], &t[1], Gelu::Exact));
     let both: [Operand; 2] = [("x", &[2, 3], &[2, 4], "y"), ("y", &[2, 3], &[3, 2], "y")];
     check("gelu", &both, |rec, _, t| kernels::gelu(rec, &t[0], &t[1], Gelu::Tanh));
     check("add", &both, |rec, _, t| kernels::add(rec, &t[0], &t[1]));
@@ -104,6 +105,9 @@ fn row_shapes() {
     check("top_k", &more_than_all, |rec, _, t| kernels::top_k(rec, &t[0], &t[1], &t[2]));
     let by_head: [Operand; 2] = [("x", &[5, 6], &[5, 8], "x"), ("y", &[2, 5, 3], &[5, 6], "y")];
     check("by_head", &by_head, |rec, _, t| kernels::by_head(rec, &t[0], &t[1]));
+    let pool: [Operand; 3] =
+        [("spans", &[2, 2], &[2, 3], "spans"), ("x", &[9, 5], &[9, 6], "y"), ("y", &[2, 5], &[10], "y")];
+    check("pool", &pool, |rec, _, t| kernels::pool(rec, Pooling::Mean, true, &t[0], &t[1], &t[2]));
     let last_row: [Operand; 2] = [("x", &[3, 5], &[15], "x"), ("y", &[1, 5], &[5], "y")];
     check("last_row", &last_row, |rec, state, t| kernels::last_row(rec, state, &t[0], &t[1]));
 }
@@ -127,13 +131,20 @@ fn linear_shapes() {
             [("bias", &[6], &[6], ""), ("x", &[2, 64], &[2, 63], "x"), ("y", &[2, 6], &[12], "y")];
         check("matvec", &ragged, |rec, _, t| linear(t, kernels::matvec, rec));
         let embed: [Operand; 2] = [("tokens", &[4], &[4], ""), ("y", &[2, 64], &[2, 65], "y")];
+        let embed_sum: [Operand; 4] = [
+            ("tokens", &[2, 3], &[2, 2], "tokens"),
+            ("positions", &[9, 64], &[9, 63], "positions"),
+            ("types", &[2, 64], &[128], "types"),
+            ("y", &[2, 64], &[2, 65], "y"),
+        ];
+        check("embed_sum", &embed_sum, |rec, _, t| kernels::embed_sum(rec, &t[0], &w, Some(&t[1]), Some(&t[2]), &t[3]));
         check("embed", &embed, |rec, state, t| kernels::embed(rec, state, &t[0], &w, &t[1]));
     }
     let plain: [Operand; 3] = [("x", &[2, 3], &[6], "x"), ("b", &[3, 4], &[4, 4], "b"), ("y", &[2, 4], &[4, 2], "y")];
     check("matmul_plain", &plain, |rec, _, t| kernels::matmul_plain(rec, &t[0], &t[1], &t[2]));
     let splits: [Operand; 3] =
         [("parts", &[6, 3], &[5, 3], "parts"), ("bias", &[5], &[3], "bias"), ("y", &[2, 5], &[2, 4], "y")];
-    check("split_sum", &splits, |rec, _, t| kernels::split_sum(rec, &t[0], Some(&t[1]), 2, false, &t[2]));
+    check("split_sum", &splits, |rec, _, t| kernels::split_sum(rec, &t[0], Some(&t[1]), None, 2, false, &t[2]));
 }
 
 #[test]

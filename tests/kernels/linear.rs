@@ -2,9 +2,10 @@
 
 #[cfg(not(target_arch = "wasm32"))]
 use tilewright::Tier;
-use tilewright::kernels::{self, Linear, Norm};
+use tilewright::kernels::{self, Gelu, Linear, Norm};
 use tilewright::{Error, Recorder, Tensor, WeightType};
 
+use crate::activation::gelu_within;
 use crate::common::Expected;
 use crate::harness::{Bound, Case, Data, FLUSH, Job, Operand, ROUND, sum_rounding};
 use crate::inputs::{Inputs, Source, dequantise};
@@ -76,9 +77,10 @@ pub fn cases(cases: &mut Vec<Case>) {
         let accumulate = if flags & 2 != 0 { "+accumulate" } else { "" };
         let beside = if flags & 4 != 0 { "+beside" } else { "" };
         let norm = if flags & 8 != 0 { "+norm" } else { "" };
+        let gelu = activation(flags).map_or("", |form| if form == Gelu::Exact { "+gelu" } else { "+gelu-tanh" });
         cases.push(Case {
             kernel: name,
-            variant: format!("{weight}{bias}{accumulate}{beside}{norm}"),
+            variant: format!("{weight}{bias}{accumulate}{beside}{norm}{gelu}"),
             sizes: format!("t={m},n={n},k={k}"),
             inputs,
             build: Box::new(move |source| {
@@ -115,6 +117,21 @@ pub fn cases(cases: &mut Vec<Case>) {
             push("linear", |rec, linear, x, y| linear.record(rec, x, y), weight, 8, sizes, Inputs::Normal);
             push("linear", |rec, linear, x, y| linear.record(rec, x, y), weight, 9, sizes, Inputs::Normal);
         }
+        if matches!(weight, WeightType::F32 | WeightType::Q8_0 | WeightType::Q6_K) {
+            for (i, inputs) in
+                [Inputs::Normal, Inputs::Student, Inputs::Constant, Inputs::Zeros].into_iter().enumerate()
+            {
+                // Each form of GELU with a bias, with what `y` holds, and with both.
+                let flags = 16 + i % 2 * 16 + (i + 1) % 4;
+                push("matvec", kernels::matvec, weight, flags, [2, 33, 260], inputs);
+                push("matvec", kernels::matvec, weight, 4 + flags, [1, 65, 64], inputs);
+                push("matmul", kernels::matmul, weight, flags, [17, 70, 36], inputs);
+                push("matmul", kernels::matmul, weight, 4 + flags, [65, 130, 132], inputs);
+                push("matmul", kernels::matmul, weight, flags, [64, 64, 64], inputs);
+                push("matmul_naive", kernels::matmul_naive, weight, flags, [3, 18, 33], inputs);
+                push("matmul_split", split, weight, flags, [9, 20, 129], inputs);
+            }
+        }
         push("matvec", kernels::matvec, weight, 0, [1, 65_537, 32], Inputs::Normal);
         push("matvec", kernels::matvec, weight, 3, [1, 4097, 1024], Inputs::Student);
         push("matmul", kernels::matmul, weight, 0, [2, 65_537, 4], Inputs::Normal);
@@ -141,7 +158,7 @@ pub fn cases(cases: &mut Vec<Case>) {
             let beside = if flags & 4 != 0 { "+beside" } else { "" };
             cases.push(Case {
                 kernel: "split_sum",
-                variant: format!("F32+{}{beside}", flags & 3),
+                variant: format!("F32+{}{beside}+{}", flags & 3, flags % 3),
                 sizes: format!("s={splits},t={m},n={n}"),
                 inputs,
                 build: Box::new(move |source| split_sum(source, flags, sizes)),
@@ -164,6 +181,15 @@ pub fn cases(cases: &mut Vec<Case>) {
         [[128, 1040, 1024], [2064, 64, 1024], [129, 12_300, 36], [130, 8193, 33], [70, 16_400, 34], [128, 16_384, 32]]
     {
         push_plain(sizes, Inputs::Normal);
+    }
+}
+
+/// The activation that flags stand for.
+fn activation(flags: usize) -> Option<Gelu> {
+    match flags & 48 {
+        0 => None,
+        16 => Some(Gelu::Exact),
+        _ => Some(Gelu::Tanh),
     }
 }
 
@@ -292,6 +318,7 @@ struct Target<'a> {
     /// What `y` holds before, if the product is added to it.
     held: Vec<f32>,
     bias: Option<&'a Vec<f32>>,
+    activation: Option<Gelu>,
     accumulate: bool,
     left: usize,
     n: usize,
@@ -301,12 +328,26 @@ impl Target<'_> {
     /// What is added to each of the product's elements; `y` has `m` rows.
     fn terms(&self, m: u32) -> Vec<[f64; 2]> {
         let width = self.held.len() / m as usize;
-        let of = |held: f32| if self.accumulate { f64::from(held) } else { 0.0 };
+        // What `y` holds is added behind an activation.
+        let of = |held: f32| if self.accumulate && self.activation.is_none() { f64::from(held) } else { 0.0 };
         let terms = |row: &[f32]| -> Vec<[f64; 2]> {
             let own = self.left..self.left + self.n;
             own.map(|c| [of(row[c]), self.bias.map_or(0.0, |bias| f64::from(bias[c]))]).collect()
         };
         self.held.chunks_exact(width).flat_map(terms).collect()
+    }
+
+    /// An element behind the activation, if there is one, and with what `y` holds.
+    fn activated(&self, sum: &Expected, held: f32) -> Expected {
+        let Some(form) = self.activation else { return *sum };
+        let mut result = gelu_within(sum, form);
+        if self.accumulate {
+            result.value += f64::from(held);
+            result.bound += ROUND * (result.value.abs() + result.bound);
+            result.power = result.power.max(result.value.powi(2));
+            result.floor += FLUSH;
+        }
+        result
     }
 
     /// `y`, in which nothing but the product's columns may change.
@@ -317,7 +358,7 @@ impl Target<'_> {
             let value = |c: usize| if self.accumulate { f64::from(held[c]) } else { f64::NAN };
             let others = |c: usize| Expected::new(value(c), 0.0, 0.0);
             want.extend((0..self.left).map(others));
-            want.extend(product);
+            want.extend(product.iter().zip(&held[self.left..]).map(|(sum, &held)| self.activated(sum, held)));
             want.extend((self.left + self.n..width).map(others));
         }
         let mut y = Operand::close("y", &[m, width as u32], want, limit);
@@ -335,7 +376,9 @@ fn split_sum(source: &mut Source, flags: usize, [splits, m, n]: [u32; 3]) -> Job
     let parts = source.rows(splits * m, n);
     let bias = source.normal(width);
     let held = source.rows(m, width);
-    let target = Target { held, bias: has_bias.then_some(&bias), accumulate, left: left as usize, n: n as usize };
+    let activation = [None, Some(Gelu::Exact), Some(Gelu::Tanh)][flags % 3];
+    let bias_of = has_bias.then_some(&bias);
+    let target = Target { held, bias: bias_of, activation, accumulate, left: left as usize, n: n as usize };
     // A sum is a product with ones.
     let (len, depth) = ((m * n) as usize, splits as usize);
     let by_output: Vec<f64> = (0..len * depth).map(|i| f64::from(parts[i % depth * len + i / depth])).collect();
@@ -345,7 +388,7 @@ fn split_sum(source: &mut Source, flags: usize, [splits, m, n]: [u32; 3]) -> Job
     let operands = vec![Operand::floats("parts", &[splits * m, n], parts), Operand::floats("bias", &[width], bias), y];
     Job::new(operands, move |rec: &mut Recorder, bound: &Bound| {
         let bias = has_bias.then_some(bound.tensor(1));
-        kernels::split_sum(rec, bound.tensor(0), bias, left, accumulate, bound.tensor(2))
+        kernels::split_sum(rec, bound.tensor(0), bias, activation, left, accumulate, bound.tensor(2))
     })
 }
 
@@ -359,7 +402,9 @@ fn linear(source: &mut Source, kernel: Kernel, weight: WeightType, flags: usize,
     let norm = source.normal(k);
     let held = source.rows(m, width);
 
-    let target = Target { held, bias: has_bias.then_some(&bias), accumulate, left: left as usize, n: n as usize };
+    let activation = activation(flags);
+    let bias_of = has_bias.then_some(&bias);
+    let target = Target { held, bias: bias_of, activation, accumulate, left: left as usize, n: n as usize };
     let sizes = [m as usize, n as usize, k as usize];
     let rows = if has_norm { Rows::normed(&x, norm.clone(), EPS) } else { Rows::plain(&x, k as usize) };
     let rows = if source.rounds_x { rows.in_bytes() } else { rows };
@@ -375,7 +420,7 @@ fn linear(source: &mut Source, kernel: Kernel, weight: WeightType, flags: usize,
     Job::new(operands, move |rec: &mut Recorder, bound: &Bound| {
         let bias = if has_bias { Some(bound.tensor(1)) } else { None };
         let norm = has_norm.then_some(Norm { weight: bound.tensor(4), eps: EPS });
-        let linear = Linear { bias, norm, accumulate, y_start: left, ..Linear::new(bound.matrix(0)) };
+        let linear = Linear { bias, norm, activation, accumulate, y_start: left, ..Linear::new(bound.matrix(0)) };
         kernel(rec, &linear, bound.tensor(2), bound.tensor(3))
     })
 }

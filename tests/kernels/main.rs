@@ -23,6 +23,7 @@ mod harness;
 mod inputs;
 mod linear;
 mod norm;
+mod pool;
 mod probe;
 mod rope;
 mod sample;
@@ -71,6 +72,7 @@ fn all_cases() -> Vec<Case> {
     fused::cases(&mut cases);
     linear::cases(&mut cases);
     norm::cases(&mut cases);
+    pool::cases(&mut cases);
     probe::cases(&mut cases);
     rope::cases(&mut cases);
     sample::cases(&mut cases);

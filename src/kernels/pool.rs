@@ -1,0 +1,59 @@
+//! Sequences of a batch to one row each.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::check_loop;
+use crate::error::Error;
+use crate::recording::Recorder;
+use crate::shaders;
+use crate::tensor::Tensor;
+
+/// Mirrors `Params` in `shaders/pool.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct PoolParams {
+    pub n_rows: u32,
+    pub dim: u32,
+    pub pooling: u32,
+    pub normalise: u32,
+}
+
+/// What becomes of a sequence's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Pooling {
+    /// Their mean.
+    Mean = 0,
+    /// The first, which is BERT's `[CLS]`.
+    Cls = 1,
+    /// The last.
+    Last = 2,
+}
+
+/// Records one row for each sequence of a batch, divided by its Euclidean norm (but at least 1e-12) if `normalise`. An
+/// empty span gives zeros, and a span's end counts as T at most. A result does not depend on where its sequence lies.
+/// Shader: `shaders/pool.wgsl`.
+///
+/// # Shapes
+/// `spans`: `[B, 2]`, the first row of each sequence and the one behind its last; `x`: `[T, C]`; `y`: `[B, C]`.
+/// # Errors
+/// [`Error::Shape`] if `spans` or `y` disagrees with the others, [`Error::Operand`] if the scalar tier's loops cannot
+/// take so many rows.
+pub fn pool(
+    rec: &mut Recorder,
+    pooling: Pooling,
+    normalise: bool,
+    spans: &Tensor,
+    x: &Tensor,
+    y: &Tensor,
+) -> Result<(), Error> {
+    let ([n_rows, dim], [n_spans, _]) = (x.dims2("pool", "x")?, y.dims2("pool", "y")?);
+    spans.expect_shape("pool", "spans", &[n_spans, 2])?;
+    y.expect_shape("pool", "y", &[n_spans, dim])?;
+    // An invocation walks all rows of a sequence for each of its quads, and ragged quads by elements.
+    let per_row = if dim.is_multiple_of(4) { 1 } else { 5 };
+    let rounds = u64::from(dim.div_ceil(1024)) * (u64::from(n_rows) * per_row + u64::from(n_rows / 64) + 8);
+    check_loop(rec.device(), "pool", rounds, n_rows, "rows")?;
+    let params = PoolParams { n_rows, dim, pooling: pooling as u32, normalise: u32::from(normalise) };
+    rec.dispatch(&shaders::POOL, None, &[], params, &[spans, x, y], [n_spans, 1, 1])
+}
