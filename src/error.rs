@@ -204,6 +204,15 @@ pub enum Error {
         /// What is wrong in it.
         source: Box<Error>,
     },
+
+    /// An error of one of several records.
+    #[error("record {record}: {source}")]
+    InRecord {
+        /// Its number among those of the call, counted from 0.
+        record: usize,
+        /// What is wrong with it.
+        source: Box<Error>,
+    },
 }
 
 impl Error {
@@ -222,6 +231,11 @@ impl Error {
             Error::InFile { path, source } => Error::InFile { path: folder.join(path), source },
             other => other.in_file(folder),
         }
+    }
+
+    /// Names the record in which this error was found: its number among those of a call, counted from 0.
+    pub(crate) fn in_record(self, record: usize) -> Self {
+        Error::InRecord { record, source: Box::new(self) }
     }
 
     /// A short name of the kind of error, the same in every language binding.
@@ -244,7 +258,7 @@ impl Error {
             Error::DeviceLost { .. } => "device_lost",
             Error::NonFinite { .. } => "non_finite",
             Error::Io { .. } => "io",
-            Error::InFile { source, .. } => source.code(),
+            Error::InFile { source, .. } | Error::InRecord { source, .. } => source.code(),
         }
     }
 }

@@ -1,9 +1,10 @@
 //! From a file to a model: which format it is, what its keys mean, where each weight lies.
 //!
 //! `formats` reads bytes and knows no model; `model` records passes and knows no file. This room stands between them:
-//! it turns GGUF metadata or a `config.json` into a [`ModelConfig`], and serves tensors under GGUF's names.
+//! it turns GGUF metadata or a `config.json` into a [`ModelShape`], and serves tensors under GGUF's names.
 
 mod catalog;
+mod encoder;
 mod file;
 mod gguf;
 mod huggingface;
@@ -15,7 +16,8 @@ use std::path::Path;
 
 use crate::error::Error;
 use crate::formats::gguf::Gguf;
-use crate::model::ModelConfig;
+use crate::kernels::Pooling;
+use crate::model::{EncoderConfig, ModelConfig};
 use crate::tokenizer::Tokenizer;
 
 pub use catalog::Catalog;
@@ -29,13 +31,71 @@ pub struct ModelHeader {
     /// `general.name`, or the file's or folder's name.
     pub name: String,
     /// Shape of the model.
-    pub config: ModelConfig,
+    pub shape: ModelShape,
     /// Its tokenizer, or why there is none.
     pub tokenizer: Result<Tokenizer, Error>,
     /// Its chat template, in Jinja.
     pub chat_template: Option<String>,
     /// Its tensors.
     pub catalog: Catalog,
+}
+
+/// Shape of a model, by what it does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ModelShape {
+    /// It continues texts.
+    Decoder(ModelConfig),
+    /// It turns texts into vectors.
+    Encoder(EncoderShape),
+}
+
+/// Shape of an encoder, and what its files say of its use.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EncoderShape {
+    /// The encoder.
+    pub config: EncoderConfig,
+    /// How a text's vector is made from its tokens': `pooling_type`; `1_Pooling/config.json`.
+    pub pooling: Pooling,
+    /// Whether vectors are divided by their Euclidean norm: a module of that name in `modules.json`. GGUF files do not say;
+    /// their models do.
+    pub normalize: bool,
+    /// Tokens to which a text is cut: `sentence_bert_config.json`. The longest sequence if the files do not say.
+    pub max_tokens: u32,
+}
+
+impl ModelShape {
+    /// The shape of a model that continues texts.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if it is another.
+    pub fn decoder(&self) -> Result<&ModelConfig, Error> {
+        match self {
+            ModelShape::Decoder(config) => Ok(config),
+            ModelShape::Encoder(EncoderShape { config, .. }) => {
+                Err(other_kind(&config.architecture, "an encoder, which makes vectors of texts"))
+            }
+        }
+    }
+
+    /// The shape of a model that turns texts into vectors.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if it is another.
+    pub fn encoder(&self) -> Result<&EncoderShape, Error> {
+        match self {
+            ModelShape::Encoder(shape) => Ok(shape),
+            ModelShape::Decoder(config) => Err(other_kind(&config.architecture, "a model that continues texts")),
+        }
+    }
+}
+
+fn other_kind(architecture: &str, kind: &str) -> Error {
+    Error::Unsupported {
+        format: "model",
+        field: "architecture".into(),
+        found: format!("`{architecture}`, {kind}"),
+        supported: "the other kind".into(),
+    }
 }
 
 /// A model in files that are there as a whole: mapped, or in memory.

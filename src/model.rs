@@ -1,11 +1,15 @@
 //! Models: configuration, weights on a device, key/value cache, and the forward pass that records kernels.
 
 mod config;
+mod encoder;
+mod encoder_weights;
 mod kv_cache;
 mod llama;
 mod weights;
 
 pub use config::ModelConfig;
+pub use encoder::{BatchSize, BatchTensors, Encoder, EncoderConfig};
+pub use encoder_weights::{EncoderLayer, EncoderWeights, Half, NormWeights};
 pub use kv_cache::KvCache;
 pub use llama::{Ending, Llama, PassTensors, Tap};
 pub use weights::{LayerWeights, Place, SourceTensor, Stack, WeightSource, Weights};

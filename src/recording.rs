@@ -254,6 +254,19 @@ impl MemoryPlan {
         plan
     }
 
+    /// The refusal of this plan, with what would fit.
+    pub(crate) fn refused(&self, limit_bytes: u64, hint: String) -> Error {
+        Error::Memory {
+            needed_bytes: self.total_bytes(),
+            limit_bytes,
+            breakdown: format!(
+                "weights {}, cache {}, activations {}",
+                self.weights_bytes, self.cache_bytes, self.activations_bytes
+            ),
+            hint,
+        }
+    }
+
     /// Everything together.
     pub fn total_bytes(&self) -> u64 {
         self.weights_bytes + self.cache_bytes + self.activations_bytes

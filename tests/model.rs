@@ -6,10 +6,8 @@ mod common;
 
 use std::path::Path;
 
-use common::{block_on, largest_difference};
+use common::{References, block_on, largest_difference};
 use serde_json::Value;
-use tilewright::formats::block;
-use tilewright::formats::safetensors::Safetensors;
 use tilewright::{Device, GenerateOptions, LoadOptions, Model, Tier};
 
 /// Float32 arithmetic on any weight type.
@@ -25,32 +23,6 @@ const BYTES_TOLERANCE: f32 = 0.5;
 /// The executors that are there: always the CPU, and a GPU adapter unless it is visibly skipped.
 fn executors() -> Vec<Device> {
     [Some(common::cpu()), common::gpu(None)].into_iter().flatten().collect()
-}
-
-/// Reference tensors by name.
-struct References {
-    file: Vec<u8>,
-    index: Safetensors,
-}
-
-impl References {
-    fn open(path: &Path) -> References {
-        let file = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        let index = Safetensors::parse(&file, file.len() as u64).unwrap();
-        References { file, index }
-    }
-
-    fn floats(&self, name: &str) -> Vec<f32> {
-        let tensor = self.index.tensor(name).unwrap_or_else(|| panic!("no reference `{name}`"));
-        let mut values = vec![0.0; tensor.n_elements() as usize];
-        block::dequantize(tensor.block_type, tensor.bytes(&self.file).unwrap(), &mut values).unwrap();
-        values
-    }
-
-    fn ids(&self, name: &str) -> Vec<u32> {
-        let tensor = self.index.tensor(name).unwrap_or_else(|| panic!("no reference `{name}`"));
-        bytemuck::pod_collect_to_vec(tensor.bytes(&self.file).unwrap())
-    }
 }
 
 fn ids(value: &Value) -> Vec<u32> {

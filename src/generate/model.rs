@@ -117,7 +117,8 @@ impl Model {
     /// # Errors
     /// [`Error::Config`] if a weight is missing or has another shape than the configuration says.
     pub fn plan_file(device: &Device, file: &ModelFile, context_length: Option<u32>) -> Result<MemoryPlan, Error> {
-        let ModelHeader { config, catalog, .. } = &file.header;
+        let ModelHeader { shape, catalog, .. } = &file.header;
+        let config = shape.decoder()?;
         let context_length = checked_context(config.max_seq_len, context_length)?;
         let weights = Weights::declare(device, config, catalog)?;
         plan(device, &Llama { config: config.clone(), weights }, context_length, checked_max_pass(device, None)?)
@@ -280,7 +281,8 @@ impl Loading {
         memory_limit: Option<u64>,
         max_pass: Option<u32>,
     ) -> Result<Loading, Error> {
-        let ModelHeader { name, config, tokenizer, chat_template, catalog } = header;
+        let ModelHeader { name, shape, tokenizer, chat_template, catalog } = header;
+        let config = shape.decoder()?.clone();
         let context_length = checked_context(config.max_seq_len, context_length)?;
         let max_pass = checked_max_pass(device, max_pass)?;
         let weights = Weights::declare(device, &config, &catalog)?;
@@ -292,7 +294,7 @@ impl Loading {
         {
             return Err(too_large(device, &llama, &plan, limit_bytes, context_length, max_pass));
         }
-        let feed = Feed::new(&catalog, &llama.weights);
+        let feed = Feed::new(&catalog, llama.weights.places());
         let block_types = catalog.block_types();
         Ok(Loading { name, tokenizer, chat_template, block_types, llama, rope, max_pass, plan, feed })
     }
@@ -371,15 +373,7 @@ fn too_large(
         Some(context) => format!("a context of {context} tokens would fit"),
         None => "no context length makes it fit; try a file with smaller weights".into(),
     };
-    Error::Memory {
-        needed_bytes: plan.total_bytes(),
-        limit_bytes,
-        breakdown: format!(
-            "weights {}, cache {}, activations {}",
-            plan.weights_bytes, plan.cache_bytes, plan.activations_bytes
-        ),
-        hint,
-    }
+    plan.refused(limit_bytes, hint)
 }
 
 #[cfg(test)]

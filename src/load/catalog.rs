@@ -7,7 +7,7 @@ use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::formats::{BlockType, TensorInfo, block};
 use crate::matrix::ScaleEdges;
-use crate::model::{Place, SourceTensor, WeightSource, Weights};
+use crate::model::{Place, SourceTensor, WeightSource};
 
 /// Tensors under GGUF's names, and where each lies.
 #[derive(Debug, Default)]
@@ -118,10 +118,10 @@ pub(crate) struct Feed {
 }
 
 impl Feed {
-    /// A feed of all tensors that `weights` were declared with.
-    pub fn new(catalog: &Catalog, weights: &Weights) -> Feed {
+    /// A feed of all tensors that weights were declared with.
+    pub fn new<'a>(catalog: &Catalog, places: impl Iterator<Item = (&'a str, Place)>) -> Feed {
         // Weights were declared from this catalog, so each is in it.
-        let found = weights.places().filter_map(|(name, place)| Some((catalog.tensors.get(name)?.clone(), place)));
+        let found = places.filter_map(|(name, place)| Some((catalog.tensors.get(name)?.clone(), place)));
         let mut items: Vec<_> = found.collect();
         items.sort_by_key(|(entry, _)| (entry.file, entry.info.offset));
         let total_bytes = items.iter().map(|(entry, _)| entry.info.size_bytes).sum();

@@ -1,7 +1,7 @@
 //! GGUF files of the llama architecture.
 
 use super::catalog::{Catalog, check_type, floats};
-use super::{ModelHeader, vocab_from_gguf};
+use super::{ModelHeader, ModelShape, encoder, vocab_from_gguf};
 use crate::error::Error;
 use crate::formats::TensorInfo;
 use crate::formats::gguf::{Gguf, Metadata};
@@ -51,21 +51,28 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: Option<&[u8]>) 
     }
     let Some(first) = shards.first() else { return Err(missing("split.count")) };
     let metadata = &first.metadata;
-    let config = config(metadata, &catalog, config_data)?;
-    shards.iter().try_for_each(|gguf| check_names(&gguf.tensors, config.n_layers))?;
+    let shape = match metadata.get_str("general.architecture")? {
+        Some("bert") => ModelShape::Encoder(encoder::gguf_shape(metadata, &catalog)?),
+        _ => ModelShape::Decoder(config(metadata, &catalog, config_data)?),
+    };
+    let vocab_size = match &shape {
+        ModelShape::Decoder(config) => config.vocab_size,
+        ModelShape::Encoder(shape) => shape.config.vocab_size,
+    };
+    shards.iter().try_for_each(|gguf| check_names(&gguf.tensors, &shape))?;
     let tokenizer = vocab_from_gguf(metadata).and_then(Tokenizer::from_vocab);
     if let Ok(tokenizer) = &tokenizer
-        && tokenizer.vocab_size() > config.vocab_size as usize
+        && tokenizer.vocab_size() > vocab_size as usize
     {
         return Err(Error::Config {
             field: "tokenizer.ggml.tokens".into(),
-            expected: format!("at most the {} rows of token_embd.weight", config.vocab_size),
+            expected: format!("at most the {vocab_size} rows of token_embd.weight"),
             found: tokenizer.vocab_size().to_string(),
         });
     }
     Ok(ModelHeader {
         name: metadata.get_str("general.name")?.unwrap_or(name).to_owned(),
-        config,
+        shape,
         tokenizer,
         chat_template: metadata.get_str("tokenizer.chat_template")?.map(str::to_owned),
         catalog,
@@ -80,7 +87,7 @@ fn config(metadata: &Metadata, catalog: &Catalog, config_data: Option<&[u8]>) ->
             format: "gguf",
             field: "general.architecture".into(),
             found: format!("`{architecture}`"),
-            supported: "llama".into(),
+            supported: "llama, bert".into(),
         });
     }
     let required = |key: &str| -> Result<u32, Error> {
@@ -175,10 +182,30 @@ fn rope_scaling(
 }
 
 /// Refuses tensors that no pass would read: a file with them is of another model, whose text ours would not be.
-fn check_names(tensors: &[TensorInfo], n_layers: u32) -> Result<(), Error> {
+fn check_names(tensors: &[TensorInfo], shape: &ModelShape) -> Result<(), Error> {
+    let (architecture, n_layers) = match shape {
+        ModelShape::Decoder(config) => (&config.architecture, config.n_layers),
+        ModelShape::Encoder(shape) => (&shape.config.architecture, shape.config.n_layers),
+    };
+    let is_read = |name: &str| match shape {
+        ModelShape::Decoder(_) => reads(name, n_layers),
+        ModelShape::Encoder(_) => encoder::reads(name, n_layers),
+    };
+    match tensors.iter().find(|tensor| !is_read(&tensor.name)) {
+        Some(tensor) => Err(Error::Config {
+            field: tensor.name.clone(),
+            expected: format!("no such tensor in a {architecture} model of {n_layers} layers"),
+            found: "in the file".into(),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Whether a pass of a Llama of so many layers reads the tensor.
+fn reads(name: &str, n_layers: u32) -> bool {
     const NORMS: [&str; 2] = ["attn_norm", "ffn_norm"];
     const PROJECTIONS: [&str; 7] = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
-    let is_read = |name: &str| {
+    let is_read = || {
         let (stem, suffix) = name.rsplit_once('.')?;
         let (has_weight, has_bias) = match stem.strip_prefix("blk.") {
             None => (matches!(stem, "token_embd" | "output_norm" | "output" | "rope_freqs"), stem == "output"),
@@ -192,14 +219,7 @@ fn check_names(tensors: &[TensorInfo], n_layers: u32) -> Result<(), Error> {
         };
         Some(suffix == "weight" && has_weight || suffix == "bias" && has_bias)
     };
-    match tensors.iter().find(|tensor| is_read(&tensor.name) != Some(true)) {
-        Some(tensor) => Err(Error::Config {
-            field: tensor.name.clone(),
-            expected: format!("no such tensor in a llama model of {n_layers} layers"),
-            found: "in the file".into(),
-        }),
-        None => Ok(()),
-    }
+    is_read() == Some(true)
 }
 
 fn missing(field: &str) -> Error {

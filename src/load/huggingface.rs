@@ -3,10 +3,10 @@
 #[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
-use super::ModelHeader;
 use super::catalog::{Catalog, check_type};
 #[cfg(not(target_arch = "wasm32"))]
 use super::{FileBytes, ModelFile};
+use super::{ModelHeader, ModelShape, encoder};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::safetensors::{Safetensors, ShardIndex};
@@ -22,6 +22,10 @@ pub(super) const TOKENIZER: &str = "tokenizer.json";
 pub(super) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// Name of the chat template where it is a file of its own.
 pub(super) const CHAT_TEMPLATE: &str = "chat_template.jinja";
+/// Names of what sentence-transformers adds to a folder.
+pub(super) const MODULES: &str = "modules.json";
+pub(super) const POOLING: &str = "1_Pooling/config.json";
+pub(super) const SENTENCE_CONFIG: &str = "sentence_bert_config.json";
 /// Name of the list of shards, which may be missing.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 
@@ -33,6 +37,9 @@ pub(super) struct Texts {
     pub tokenizer_config: Option<Vec<u8>>,
     pub chat_template: Option<Vec<u8>>,
     pub index: Option<Vec<u8>>,
+    pub modules: Option<Vec<u8>>,
+    pub pooling: Option<Vec<u8>>,
+    pub sentence_config: Option<Vec<u8>>,
 }
 
 impl Texts {
@@ -44,6 +51,9 @@ impl Texts {
             TOKENIZER_CONFIG => &mut self.tokenizer_config,
             CHAT_TEMPLATE => &mut self.chat_template,
             INDEX => &mut self.index,
+            MODULES => &mut self.modules,
+            POOLING => &mut self.pooling,
+            SENTENCE_CONFIG => &mut self.sentence_config,
             _ => return None,
         })
     }
@@ -52,6 +62,19 @@ impl Texts {
 /// What a folder's files say of the model. `weights` are the headers of its weight files with their names.
 pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)]) -> Result<ModelHeader, Error> {
     let in_file = |file: &'static str| move |error: Error| error.in_file(file);
+    let bytes = texts.config.as_ref().ok_or_else(|| missing(CONFIG))?;
+    let json = ConfigJson::parse(bytes).map_err(in_file(CONFIG))?;
+    let (shape, is_tied) = match encoder::shape(&json, texts)? {
+        Some(shape) => (ModelShape::Encoder(shape), true),
+        None => {
+            let (config, is_tied) = config(&json).map_err(in_file(CONFIG))?;
+            (ModelShape::Decoder(config), is_tied)
+        }
+    };
+    let gguf_name = match &shape {
+        ModelShape::Decoder(_) => gguf_name,
+        ModelShape::Encoder(_) => encoder::gguf_name,
+    };
     let mut catalog = Catalog::default();
     for (file, (file_name, header)) in weights.iter().enumerate() {
         for tensor in &header.tensors {
@@ -61,8 +84,6 @@ pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)
             catalog.insert(name, file, tensor.clone());
         }
     }
-    let bytes = texts.config.as_ref().ok_or_else(|| missing(CONFIG))?;
-    let (config, is_tied) = config(bytes).map_err(in_file(CONFIG))?;
     if !is_tied && catalog.describe("output.weight").is_none() {
         return Err(missing("lm_head.weight"));
     }
@@ -80,7 +101,7 @@ pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)
         (None, Some(bytes)) => template_in(bytes).unwrap_or_default(),
         (None, None) => None,
     };
-    Ok(ModelHeader { name: name.to_owned(), config, tokenizer, chat_template, catalog })
+    Ok(ModelHeader { name: name.to_owned(), shape, tokenizer, chat_template, catalog })
 }
 
 /// The chat template in a `tokenizer_config.json`: a text, or the one called `default` in a list.
@@ -104,7 +125,7 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
         false => path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new(".")),
     };
     let mut texts = Texts::default();
-    for name in [CONFIG, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, INDEX] {
+    for name in [CONFIG, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, INDEX, MODULES, POOLING, SENTENCE_CONFIG] {
         let path = folder.join(name);
         if let Some(slot) = texts.slot(name)
             && path.exists()
@@ -181,15 +202,14 @@ pub(super) fn check_text_size(size: u64) -> Result<(), Error> {
 
 /// The configuration, from the keys of `LlamaForCausalLM` and `MistralForCausalLM`, as transformers 4 and 5 write them,
 /// and whether the embedding is also the head.
-fn config(bytes: &[u8]) -> Result<(ModelConfig, bool), Error> {
-    let json = ConfigJson::parse(bytes)?;
+fn config(json: &ConfigJson) -> Result<(ModelConfig, bool), Error> {
     let architecture = json.get_str("model_type")?.unwrap_or("missing");
     if !matches!(architecture, "llama" | "mistral") {
         return Err(Error::Unsupported {
             format: "config.json",
             field: "model_type".into(),
             found: format!("`{architecture}`"),
-            supported: "llama, mistral".into(),
+            supported: "llama, mistral; bert, roberta, xlm-roberta".into(),
         });
     }
     if let Some(activation) = json.get_str("hidden_act")?
@@ -228,7 +248,7 @@ fn config(bytes: &[u8]) -> Result<(ModelConfig, bool), Error> {
             rot_dims: head_dim,
             theta: f64::from(theta.unwrap_or(10_000.0)),
             style: RopeStyle::Halves,
-            scaling: rope_scaling(&json)?,
+            scaling: rope_scaling(json)?,
         },
         window: json.get_u32("sliding_window")?,
     };
@@ -287,7 +307,7 @@ fn rope_scaling(json: &ConfigJson) -> Result<RopeScaling, Error> {
     }
 }
 
-fn missing(field: &str) -> Error {
+pub(super) fn missing(field: &str) -> Error {
     Error::Config { field: field.into(), expected: "a value".into(), found: "missing".into() }
 }
 

@@ -53,18 +53,14 @@ impl ModelConfig {
         const MAX_DIM: u32 = 1 << 20;
         const MAX_LAYERS: u32 = 1 << 12;
         const MAX_HEADS: u32 = 1 << 12;
-        let range = |field: &str, value: u32, max: u32| match value {
-            1.. if value <= max => Ok(()),
-            _ => Err(config_error(field, format!("1 to {max}"), value)),
-        };
-        range("embedding_length (hidden_size)", self.dim, MAX_DIM)?;
-        range("feed_forward_length (intermediate_size)", self.ffn_dim, MAX_DIM)?;
-        range("block_count (num_hidden_layers)", self.n_layers, MAX_LAYERS)?;
-        range("attention.head_count (num_attention_heads)", self.n_heads, MAX_HEADS)?;
-        range("attention.head_count_kv (num_key_value_heads)", self.n_kv_heads, MAX_HEADS)?;
-        range("attention.key_length (head_dim)", self.head_dim, 256)?;
-        range("vocab_size", self.vocab_size, 1 << 24)?;
-        range("context_length (max_position_embeddings)", self.max_seq_len, 1 << 28)?;
+        in_range("embedding_length (hidden_size)", self.dim, MAX_DIM)?;
+        in_range("feed_forward_length (intermediate_size)", self.ffn_dim, MAX_DIM)?;
+        in_range("block_count (num_hidden_layers)", self.n_layers, MAX_LAYERS)?;
+        in_range("attention.head_count (num_attention_heads)", self.n_heads, MAX_HEADS)?;
+        in_range("attention.head_count_kv (num_key_value_heads)", self.n_kv_heads, MAX_HEADS)?;
+        in_range("attention.key_length (head_dim)", self.head_dim, 256)?;
+        in_range("vocab_size", self.vocab_size, 1 << 24)?;
+        in_range("context_length (max_position_embeddings)", self.max_seq_len, 1 << 28)?;
         if !self.n_heads.is_multiple_of(self.n_kv_heads) {
             let expected = format!("a divisor of the {} query heads", self.n_heads);
             return Err(config_error("attention.head_count_kv (num_key_value_heads)", expected, self.n_kv_heads));
@@ -94,7 +90,15 @@ impl ModelConfig {
     }
 }
 
+/// Refuses a number outside of 1 to `max`.
+pub(super) fn in_range(field: &str, value: u32, max: u32) -> Result<(), Error> {
+    match value {
+        1.. if value <= max => Ok(()),
+        _ => Err(config_error(field, format!("1 to {max}"), value)),
+    }
+}
+
 /// A configuration error with the value that was found.
-fn config_error(field: &str, expected: String, found: impl ToString) -> Error {
+pub(super) fn config_error(field: &str, expected: String, found: impl ToString) -> Error {
     Error::Config { field: field.into(), expected, found: found.to_string() }
 }

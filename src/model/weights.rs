@@ -3,7 +3,7 @@
 use crate::device::Device;
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
-use crate::kernels::{Linear, Norm, fold_norm, rope_table};
+use crate::kernels::{Gelu, Linear, Norm, fold_norm, matmul, rope_table};
 use crate::matrix::Matrix;
 use crate::model::ModelConfig;
 use crate::recording::Recorder;
@@ -67,7 +67,7 @@ struct Bias {
 
 impl Stack {
     /// Declares the matrices `names`, each `[rows, cols]`, and their biases if the source has them.
-    fn declare(
+    pub(super) fn declare(
         device: &Device,
         source: &dyn WeightSource,
         prefix: &str,
@@ -122,6 +122,30 @@ impl Stack {
         Ok(())
     }
 
+    /// Records `y = act(x wᵀ (+ bias))`, or `y += ..`, as tiles however few rows `x` has: a row's result is then the same
+    /// whatever rows stand around it.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if an operand disagrees.
+    pub fn record_tiled(
+        &self,
+        rec: &mut Recorder,
+        x: &Tensor,
+        activation: Option<Gelu>,
+        accumulate: bool,
+        y: &Tensor,
+    ) -> Result<(), Error> {
+        for (w, y_start) in self.matrices() {
+            matmul(rec, &Linear { activation, y_start, accumulate, ..self.tiled(w) }, x, y)?;
+        }
+        Ok(())
+    }
+
+    /// A product whose sums are in one order for every number of rows.
+    fn tiled<'a>(&'a self, w: &'a Matrix) -> Linear<'a> {
+        Linear { bias: self.bias(), splits: Some(1), ..Linear::new(w) }
+    }
+
     /// The matrices from top to bottom, and their first rows.
     pub fn matrices(&self) -> impl Iterator<Item = (&Matrix, u32)> {
         self.parts.iter().scan(0, |next, part| {
@@ -144,12 +168,12 @@ impl Stack {
         }
     }
 
-    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let biases = self.bias.iter().map(|bias| &bias.tensor);
         self.parts.iter().flat_map(|part| part.matrix.tensors()).chain(biases)
     }
 
-    fn places(&self) -> impl Iterator<Item = (&str, Place)> {
+    pub(super) fn places(&self) -> impl Iterator<Item = (&str, Place)> {
         let rows = self.parts.iter().flat_map(|part| {
             starts(&part.members)
                 .map(|(name, first_row)| (name, Place::Rows { matrix: part.matrix.clone(), first_row }))
@@ -321,7 +345,7 @@ pub(crate) fn upload_rope(device: &Device, config: &ModelConfig, table: &Tensor)
 }
 
 /// The tensor `name`, which must have this shape.
-fn describe(source: &dyn WeightSource, name: &str, shape: &[u32]) -> Result<SourceTensor, Error> {
+pub(super) fn describe(source: &dyn WeightSource, name: &str, shape: &[u32]) -> Result<SourceTensor, Error> {
     let found = source.describe(name);
     let expected: Vec<u64> = shape.iter().map(|&d| u64::from(d)).collect();
     match found {

@@ -94,7 +94,7 @@ pub async fn tune(device: &Device, model: &ModelFile) -> Result<(Tuning, Vec<Tun
     let mut device = device.clone();
     // What is banned stands in the tuning.
     super::self_test::test(&mut device, Duration::MAX, &mut Vec::new()).await?;
-    let weights = Weights::declare(&device, &model.header.config, &model.header.catalog)?;
+    let weights = Weights::declare(&device, model.header.shape.decoder()?, &model.header.catalog)?;
     tune_products(&device, &weights, |_| BUDGET).await
 }
 

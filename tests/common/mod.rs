@@ -59,6 +59,39 @@ pub fn data_dir() -> Option<PathBuf> {
     None
 }
 
+/// Reference tensors by name.
+#[cfg(not(target_arch = "wasm32"))]
+pub struct References {
+    file: Vec<u8>,
+    index: tilewright::formats::safetensors::Safetensors,
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+impl References {
+    pub fn open(path: &std::path::Path) -> References {
+        let file = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let index = tilewright::formats::safetensors::Safetensors::parse(&file, file.len() as u64).unwrap();
+        References { file, index }
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.index.tensor(name).is_some()
+    }
+
+    pub fn floats(&self, name: &str) -> Vec<f32> {
+        let tensor = self.index.tensor(name).unwrap_or_else(|| panic!("no reference `{name}`"));
+        let mut values = vec![0.0; tensor.n_elements() as usize];
+        tilewright::formats::block::dequantize(tensor.block_type, tensor.bytes(&self.file).unwrap(), &mut values)
+            .unwrap();
+        values
+    }
+
+    pub fn ids(&self, name: &str) -> Vec<u32> {
+        let tensor = self.index.tensor(name).unwrap_or_else(|| panic!("no reference `{name}`"));
+        bytemuck::pod_collect_to_vec(tensor.bytes(&self.file).unwrap())
+    }
+}
+
 /// Seeded random numbers: splitmix64, Steele et al. 2014, "Fast Splittable Pseudorandom Number Generators".
 pub struct Rng(u64);
 

@@ -1,0 +1,185 @@
+//! Which texts go together, and the recorded pass that takes them.
+
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lru::LruCache;
+
+use crate::device::{Device, Pending};
+use crate::error::Error;
+use crate::kernels::Pooling;
+use crate::model::{BatchSize, BatchTensors, Encoder};
+use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
+use crate::tensor::Tensor;
+
+/// Passes that are kept. Sizes grow by eighths, so these cover all up to 32 times the smallest.
+const KEPT_PASSES: NonZeroUsize = NonZeroUsize::new(32).unwrap();
+
+/// The smallest size of `n_tokens` and `n_sequences` or more: tokens by 16 up to 128, then by eighths of a power of two, so
+/// that at most an eighth of a larger pass is idle; sequences by powers of two, which cost next to nothing.
+pub(super) fn size_for(n_tokens: u32, n_sequences: u32) -> BatchSize {
+    let step = (n_tokens.max(1).next_power_of_two() / 8).max(16);
+    BatchSize { n_tokens: n_tokens.max(1).next_multiple_of(step), n_sequences: n_sequences.next_power_of_two() }
+}
+
+/// Cuts texts of these lengths into batches of at most `max_tokens`, whose texts are of like length: the numbers of the
+/// texts, batch by batch. A longer text is a batch of its own.
+pub(super) fn batches(lengths: &[usize], max_tokens: usize) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = (0..lengths.len()).collect();
+    order.sort_by_key(|&i| lengths[i]);
+    let mut batches: Vec<Vec<usize>> = Vec::new();
+    let mut n_tokens = 0;
+    for i in order {
+        n_tokens += lengths[i];
+        match batches.last_mut() {
+            Some(batch) if n_tokens <= max_tokens => batch.push(i),
+            _ => {
+                n_tokens = lengths[i];
+                batches.push(vec![i]);
+            }
+        }
+    }
+    batches
+}
+
+/// How vectors are made from the last layer's output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    pub pooling: Pooling,
+    pub normalize: bool,
+}
+
+/// Passes over batches of all sizes that occur, each recorded once.
+pub(super) struct Passes {
+    device: Device,
+    encoder: Encoder,
+    head: Head,
+    max_len: u32,
+    state: Mutex<State>,
+}
+
+struct State {
+    passes: LruCache<BatchSize, Arc<Pass>>,
+    /// Passes run one after the other, so they share their temporaries' memory.
+    workspace: Workspace,
+}
+
+struct Pass {
+    io: BatchTensors,
+    recording: Recording,
+}
+
+impl Passes {
+    pub fn new(device: &Device, encoder: Encoder, head: Head, max_len: u32) -> Passes {
+        let state = State { passes: LruCache::new(KEPT_PASSES), workspace: Workspace::default() };
+        Passes { device: device.clone(), encoder, head, max_len, state: Mutex::new(state) }
+    }
+
+    pub fn encoder(&self) -> &Encoder {
+        &self.encoder
+    }
+
+    pub fn head(&self) -> Head {
+        self.head
+    }
+
+    /// Runs a batch: token ids of each text, with their token types. Its vectors come one after the other.
+    pub fn run(&self, texts: &[&Tokens]) -> Result<Pending, Error> {
+        let lengths: Vec<u32> = texts.iter().map(|text| text.ids.len() as u32).collect();
+        let size = size_for(lengths.iter().sum(), lengths.len() as u32);
+        let pass = self.pass(size)?;
+        let first_position = self.encoder.config.first_position;
+        let mut tokens = Vec::with_capacity(pass.io.tokens.len());
+        let mut spans = Vec::with_capacity(pass.io.spans.len());
+        let mut first = 0;
+        for (text, len) in texts.iter().zip(&lengths) {
+            for (i, &id) in (0..).zip(&text.ids) {
+                tokens.extend([id, first_position + i, u32::from(i >= text.first_len)]);
+            }
+            spans.extend([first, first + len]);
+            first += len;
+        }
+        tokens.resize(pass.io.tokens.len(), 0);
+        spans.resize(pass.io.spans.len(), 0);
+        self.device.write(&pass.io.tokens, 0, &tokens)?;
+        self.device.write(&pass.io.spans, 0, &spans)?;
+        self.device.write(pass.io.tiles.tensor(), 0, &pass.io.tiles.of(&lengths)?)?;
+        self.device.run_and_read(&pass.recording, &pass.io.vectors)
+    }
+
+    /// Dispatches of a pass of this size.
+    pub fn n_dispatches(&self, size: BatchSize) -> Result<usize, Error> {
+        Ok(self.pass(size)?.recording.n_dispatches())
+    }
+
+    /// Memory of the weights and one pass of this size; nothing is allocated.
+    pub fn plan(&self, size: BatchSize) -> Result<MemoryPlan, Error> {
+        let pass = self.record(size, &mut Workspace::default())?;
+        let others: Vec<&Tensor> = self.encoder.weights.tensors().collect();
+        Ok(MemoryPlan::of([&pass.recording], others))
+    }
+
+    fn pass(&self, size: BatchSize) -> Result<Arc<Pass>, Error> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pass) = state.passes.get(&size) {
+            return Ok(pass.clone());
+        }
+        let pass = Arc::new(self.record(size, &mut state.workspace)?);
+        state.passes.put(size, pass.clone());
+        Ok(pass)
+    }
+
+    fn record(&self, size: BatchSize, workspace: &mut Workspace) -> Result<Pass, Error> {
+        let Head { pooling, normalize } = self.head;
+        let io = BatchTensors::declare(&self.device, &self.encoder.config, size, self.max_len)?;
+        let mut rec = Recorder::new(&self.device);
+        let h = self.encoder.record_layers(&mut rec, &io)?;
+        self.encoder.record_pooling(&mut rec, &io, &h, pooling, normalize)?;
+        Ok(Pass { io, recording: rec.finish(workspace) })
+    }
+}
+
+/// A text, or a pair of texts, as the encoder reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tokens {
+    /// Token ids, with those around the text.
+    pub ids: Vec<u32>,
+    /// Tokens of the first of two texts, all of them if there is one: those behind have token type 1.
+    pub first_len: u32,
+}
+
+impl From<Vec<u32>> for Tokens {
+    /// A single text.
+    fn from(ids: Vec<u32>) -> Tokens {
+        Tokens { first_len: ids.len() as u32, ids }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_waste_at_most_an_eighth() {
+        for n in 1..5000 {
+            let size = size_for(n, 1).n_tokens;
+            assert!(size >= n && size.is_multiple_of(16), "{n}: {size}");
+            assert!(size - n < 16 || (size - n) * 8 <= size, "{n}: {size}");
+        }
+        let distinct: std::collections::BTreeSet<u32> = (1..=4096).map(|n| size_for(n, 1).n_tokens).collect();
+        assert!(distinct.len() <= 32, "{distinct:?}");
+    }
+
+    #[test]
+    fn batches_hold_each_text_once_and_no_more_than_fits() {
+        let lengths = [5, 1, 9, 30, 2, 2, 8, 7, 100];
+        let batches = batches(&lengths, 20);
+        let mut all: Vec<usize> = batches.concat();
+        all.sort_unstable();
+        assert_eq!(all, (0..lengths.len()).collect::<Vec<_>>());
+        for batch in &batches {
+            assert!(batch.len() == 1 || batch.iter().map(|&i| lengths[i]).sum::<usize>() <= 20, "{batch:?}");
+        }
+        assert_eq!(batches.len(), 5, "{batches:?}");
+    }
+}

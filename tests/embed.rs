@@ -1,0 +1,283 @@
+//! Text encoders: token ids, vectors and hidden states against references; batches that change nothing; bad input.
+
+mod common;
+
+use common::{References, Rng, block_on, largest_difference};
+use serde_json::Value;
+use tilewright::embed::Tokens;
+use tilewright::kernels::Pooling;
+use tilewright::load::ModelFile;
+use tilewright::{Device, EmbedOptions, Embedder, Error, LoadOptions, Model, Tier};
+
+/// The executors that are there: always the CPU, and a GPU adapter unless it is visibly skipped.
+fn executors() -> Vec<Device> {
+    [Some(common::cpu()), common::gpu(None)].into_iter().flatten().collect()
+}
+
+fn load(device: &Device, name: &str, options: EmbedOptions<'_>) -> Option<Embedder> {
+    let path = common::data_dir()?.join(name);
+    Some(Embedder::load(device, path, options).unwrap_or_else(|e| panic!("{name}: {e}")))
+}
+
+/// 1 - cosine, in f64.
+fn cosine_distance(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
+    1.0 - dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+struct Case {
+    text: String,
+    max_tokens: u32,
+    ids: Vec<u32>,
+}
+
+fn minilm_cases() -> Option<Vec<Case>> {
+    let path = common::data_dir()?.join("minilm-l6-v2/cases.json");
+    let cases: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let case = |case: &Value| Case {
+        text: case["text"].as_str().unwrap().into(),
+        max_tokens: case["max_tokens"].as_u64().unwrap() as u32,
+        ids: case["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect(),
+    };
+    Some(cases["cases"].as_array().unwrap().iter().map(case).collect())
+}
+
+#[test]
+fn minilm_matches_its_references() {
+    let Some(cases) = minilm_cases() else { return };
+    let folder = common::data_dir().unwrap().join("minilm-l6-v2");
+    let references = References::open(&folder.join("embeddings.safetensors"));
+    let (of_f16, of_f32) = (references.floats("f16"), references.floats("f32"));
+    for device in executors() {
+        // Most cases were cut to the model's own limit, one was not.
+        for max_tokens in [256, 512] {
+            let options = EmbedOptions { max_tokens: Some(max_tokens), ..EmbedOptions::default() };
+            let embedder = load(&device, "minilm-l6-v2", options).unwrap();
+            assert_eq!((embedder.dims(), embedder.pooling(), embedder.normalizes()), (384, Pooling::Mean, true));
+            let own: Vec<usize> = (0..cases.len()).filter(|&i| cases[i].max_tokens == max_tokens).collect();
+            let texts: Vec<&str> = own.iter().map(|&i| cases[i].text.as_str()).collect();
+            let vectors = block_on(embedder.embed(&texts)).unwrap();
+            let mut worst = (0.0f64, 0.0f64, 0.0f32);
+            for (&i, vector) in own.iter().zip(vectors.chunks_exact(384)) {
+                assert_eq!(embedder.encode(&cases[i].text).unwrap().ids, cases[i].ids, "case {i}");
+                let row = |rows: &'_ [f32]| rows[i * 384..][..384].to_vec();
+                let (exact, rounded) = (cosine_distance(vector, &row(&of_f16)), cosine_distance(vector, &row(&of_f32)));
+                let difference = largest_difference(vector, &row(&of_f16));
+                assert!(
+                    exact <= 1e-5 && rounded <= 1e-3 && difference <= 1e-5,
+                    "case {i}: {exact:.1e} {rounded:.1e} {difference:.1e}"
+                );
+                worst = (worst.0.max(exact), worst.1.max(rounded), worst.2.max(difference));
+            }
+            println!(
+                "MiniLM on {}, {} texts: ids equal; cosine distance {:.1e}, to the unrounded weights' {:.1e}; components {:.1e}",
+                device.info().name,
+                own.len(),
+                worst.0,
+                worst.1,
+                worst.2
+            );
+        }
+        let embedder = load(&device, "minilm-l6-v2", EmbedOptions::default()).unwrap();
+        assert!(block_on(embedder.embed::<&str>(&[])).unwrap().is_empty());
+    }
+}
+
+/// Last hidden states by pooling one token at a time: a sequence's first token is its CLS.
+fn check_tiny(name: &str, tolerance: f32) {
+    let Some(data) = common::data_dir() else { return };
+    let folder = data.join("tiny-random").join(name);
+    let references = References::open(&folder.join("refs.safetensors"));
+    let gguf = folder.join("model-f16.gguf");
+    for device in executors() {
+        for path in [Some(&folder), gguf.exists().then_some(&gguf)].into_iter().flatten() {
+            let mut worst = 0.0f32;
+            for (pooling, kind) in
+                [(Pooling::Mean, "mean_normalized"), (Pooling::Cls, "cls_normalized"), (Pooling::Last, "last_hidden")]
+            {
+                let normalize = Some(pooling != Pooling::Last);
+                let options = EmbedOptions { pooling: Some(pooling), normalize, ..EmbedOptions::default() };
+                let embedder = Embedder::load(&device, path, options).unwrap_or_else(|e| panic!("{name}: {e}"));
+                let texts: Vec<Tokens> = (0..4).map(|i| tokens(&references, i)).collect();
+                let dims = embedder.dims() as usize;
+                let vectors = block_on(embedder.embed_tokens(&texts)).unwrap();
+                for (i, vector) in vectors.chunks_exact(dims).enumerate() {
+                    let want = references.floats(&format!("{i}.{kind}"));
+                    let difference = largest_difference(vector, &want[want.len() - dims..]);
+                    assert!(
+                        difference <= tolerance,
+                        "{name} on {}, {kind} of {i}: {difference:.1e}",
+                        device.info().name
+                    );
+                    worst = worst.max(difference);
+                }
+            }
+            println!("{} on {}: worst {worst:.1e}", path.file_name().unwrap().to_string_lossy(), device.info().name);
+        }
+    }
+}
+
+fn tokens(references: &References, i: usize) -> Tokens {
+    let ids = references.ids(&format!("{i}.ids"));
+    let types = format!("{i}.token_type_ids");
+    let first_len = match references.has(&types) {
+        true => references.ids(&types).iter().filter(|&&kind| kind == 0).count(),
+        false => ids.len(),
+    };
+    Tokens { ids, first_len: first_len as u32 }
+}
+
+#[test]
+fn tiny_bert_matches_its_references() {
+    check_tiny("bert", 2e-4);
+}
+
+#[test]
+fn tiny_roberta_counts_positions_behind_its_padding() {
+    check_tiny("roberta", 2e-4);
+}
+
+/// Texts of random words, of very different lengths.
+fn texts(n: usize, seed: u64) -> Vec<String> {
+    const WORDS: [&str; 12] =
+        ["the", "a", "river", "engine", "quietly", "42", "vectors", "naïve", "of", "matrix", "ran", "日本"];
+    let mut rng = Rng::new(seed);
+    let text = |_| (0..[1, 3, 9, 30, 75][rng.below(5)]).map(|_| WORDS[rng.below(12)]).collect::<Vec<_>>().join(" ");
+    (0..n).map(text).collect()
+}
+
+#[test]
+fn a_text_has_one_vector_in_every_batch() {
+    let texts = texts(24, 7);
+    for device in executors() {
+        let mut alone: Vec<Vec<f32>> = Vec::new();
+        for max_batch_tokens in [16, 100, 1024] {
+            let options = EmbedOptions { max_batch_tokens: Some(max_batch_tokens), ..EmbedOptions::default() };
+            let Some(embedder) = load(&device, "minilm-l6-v2", options) else { return };
+            if alone.is_empty() {
+                alone = texts.iter().map(|text| block_on(embedder.embed(&[text])).unwrap()).collect();
+            }
+            let mut order: Vec<usize> = (0..texts.len()).collect();
+            for round in 0..3 {
+                let some: Vec<&String> = order.iter().map(|&i| &texts[i]).collect();
+                let vectors = block_on(embedder.embed(&some)).unwrap();
+                for (&i, vector) in order.iter().zip(vectors.chunks_exact(384)) {
+                    let differs = vector.iter().zip(&alone[i]).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+                    assert_eq!(
+                        differs,
+                        0,
+                        "{}: text {i}, batches of {max_batch_tokens}, order {round}",
+                        device.info().name
+                    );
+                }
+                let mut rng = Rng::new(round);
+                (1..order.len()).rev().for_each(|i| order.swap(i, rng.below(i + 1)));
+                order.truncate(20);
+            }
+        }
+    }
+}
+
+#[test]
+fn steady_batches_create_nothing_and_read_once() {
+    for device in executors() {
+        let Some(embedder) = load(&device, "minilm-l6-v2", EmbedOptions::default()) else { return };
+        let texts = texts(8, 3);
+        let n_tokens: usize = texts.iter().map(|text| embedder.encode(text).unwrap().ids.len()).sum();
+        let n_dispatches = embedder.n_dispatches(n_tokens as u32, 8).unwrap();
+        println!("{}: {n_dispatches} dispatches for {n_tokens} tokens of 8 texts", device.info().name);
+        assert!(n_dispatches <= 42, "{n_dispatches}");
+        block_on(embedder.embed(&texts)).unwrap();
+        let before = device.counters();
+        for _ in 0..4 {
+            block_on(embedder.embed(&texts)).unwrap();
+        }
+        let after = device.counters();
+        assert_eq!(after.dispatches - before.dispatches, 4 * n_dispatches as u64);
+        assert_eq!(after.bytes_read - before.bytes_read, 4 * 8 * 384 * 4);
+        let created = |c: &tilewright::Counters| (c.buffers_created, c.bind_groups_created, c.pipelines_created);
+        assert_eq!(created(&after), created(&before));
+        if device.is_gpu() {
+            assert_eq!(after.submits - before.submits, 4);
+        }
+    }
+}
+
+#[test]
+fn every_tier_embeds_alike() {
+    let Some(cases) = minilm_cases() else { return };
+    let references = References::open(&common::data_dir().unwrap().join("minilm-l6-v2/embeddings.safetensors"));
+    let want = references.floats("f16");
+    for tier in [Tier::Baseline, Tier::Subgroups, Tier::Scalar, Tier::F16, Tier::Int8] {
+        let Some(device) = common::gpu(Some(tier)) else { continue };
+        let embedder = load(&device, "minilm-l6-v2", EmbedOptions::default()).unwrap();
+        let texts: Vec<&str> = cases[..12].iter().map(|case| case.text.as_str()).collect();
+        let vectors = block_on(embedder.embed(&texts)).unwrap();
+        let distances = vectors.chunks_exact(384).zip(want.chunks_exact(384)).map(|(a, b)| cosine_distance(a, b));
+        let worst = distances.fold(0.0, f64::max);
+        println!("{tier:?}: cosine distance {worst:.1e}, {} dispatches", embedder.n_dispatches(64, 12).unwrap());
+        assert!(worst <= if tier == Tier::F16 { 1e-3 } else { 1e-5 }, "{tier:?}: {worst:.1e}");
+    }
+}
+
+#[test]
+fn bad_input_is_named() {
+    for device in executors() {
+        let Some(embedder) = load(&device, "minilm-l6-v2", EmbedOptions::default()) else { return };
+        // Nothing to embed but [CLS] and [SEP]; and far more than fits.
+        let long = "longer than anyone would read ".repeat(34_000);
+        assert!(long.len() > 1_000_000);
+        let vectors = block_on(embedder.embed(&["", &long])).unwrap();
+        assert!(vectors.chunks_exact(384).all(|v| (v.iter().map(|x| x * x).sum::<f32>() - 1.0).abs() < 1e-5));
+        assert_eq!((embedder.encode("").unwrap().ids.len(), embedder.encode(&long).unwrap().ids.len()), (2, 256));
+
+        let good = Tokens::from(vec![101, 102]);
+        for (bad, what) in [(vec![], "0"), (vec![101; 257], "257"), (vec![101, 30_522], "30522")] {
+            let error = block_on(embedder.embed_tokens(&[good.clone(), bad.into()])).unwrap_err();
+            assert!(
+                matches!(&error, Error::InRecord { record: 1, source } if matches!(**source, Error::Tokenizer { .. })),
+                "{error}"
+            );
+            assert!(error.to_string().starts_with("record 1: ") && error.to_string().contains(what), "{error}");
+        }
+        let path = common::data_dir().unwrap().join("minilm-l6-v2");
+        for (options, named) in [
+            (EmbedOptions { max_tokens: Some(513), ..EmbedOptions::default() }, "max_tokens"),
+            (EmbedOptions { max_tokens: Some(1), ..EmbedOptions::default() }, "max_tokens"),
+            (EmbedOptions { in_flight: Some(9), ..EmbedOptions::default() }, "in_flight"),
+            (EmbedOptions { max_batch_tokens: Some(0), ..EmbedOptions::default() }, "max_batch_tokens"),
+        ] {
+            let error = Embedder::load(&device, &path, options).err().unwrap();
+            assert!(matches!(&error, Error::Option { option, .. } if *option == named), "{error}");
+        }
+        let options = EmbedOptions { memory_limit: Some(1 << 20), ..EmbedOptions::default() };
+        let before = device.counters();
+        assert!(matches!(Embedder::load(&device, &path, options).err().unwrap(), Error::Memory { .. }));
+        assert_eq!(device.counters(), before, "nothing is allocated");
+
+        // Each kind of model says what it is.
+        let error = Model::load(&device, &path, LoadOptions::default()).err().unwrap();
+        assert!(error.to_string().contains("an encoder"), "{error}");
+        #[cfg(feature = "builtin")]
+        {
+            let file = ModelFile::builtin().unwrap();
+            let error = Embedder::from_file(&device, file, EmbedOptions::default()).err().unwrap();
+            assert!(error.to_string().contains("continues texts"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn texts_seen_before_are_not_computed_again() {
+    for device in executors() {
+        let options = EmbedOptions { cached_vectors: 100, ..EmbedOptions::default() };
+        let Some(embedder) = load(&device, "minilm-l6-v2", options) else { return };
+        let texts = texts(6, 5);
+        let first = block_on(embedder.embed(&texts)).unwrap();
+        let before = device.counters();
+        assert_eq!(block_on(embedder.embed(&texts)).unwrap(), first);
+        assert_eq!(device.counters().dispatches, before.dispatches);
+        let cache = embedder.cached_vectors().unwrap();
+        assert_eq!((cache.hits(), cache.misses(), cache.hit_rate()), (6, 6, 0.5));
+    }
+}
