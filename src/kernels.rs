@@ -42,8 +42,8 @@ pub(crate) use by_head::ByHeadParams;
 pub(crate) use embed::{EmbedParams, EmbedSumParams};
 pub(crate) use gate_up::GateUpParams;
 pub(crate) use linear::{
-    ACCUMULATE, BIAS, GELU, GELU_TANH, LinearParams, NORM, PlainParams, SplitSumParams, fold_norm, folds_norm,
-    suits_few,
+    ACCUMULATE, BIAS, GELU, GELU_TANH, INVARIANT, LinearParams, NORM, PlainParams, SplitSumParams, fold_norm,
+    folds_norm, suits_few,
 };
 pub(crate) use linear::{is_sound, usual};
 pub(crate) use norm::NormParams;

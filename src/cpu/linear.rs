@@ -18,7 +18,9 @@ use super::rope::Rotation;
 use super::simd::{self, Function, Vector, Work};
 use super::{Call, threads};
 use crate::dtype::{BLOCK, WeightType};
-use crate::kernels::{ACCUMULATE, BIAS, GELU, GELU_TANH, GateUpParams, LinearParams, NORM, QkvParams, SplitSumParams};
+use crate::kernels::{
+    ACCUMULATE, BIAS, GELU, GELU_TANH, GateUpParams, INVARIANT, LinearParams, NORM, QkvParams, SplitSumParams,
+};
 
 /// From here on unpacking a panel once costs less than unpacking it again for each token.
 const PANEL_TOKENS: usize = 12;
@@ -30,7 +32,16 @@ pub(crate) fn matmul(mut call: Call<'_>) {
     let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
     let x = activations(&x.get::<f32>()[..n_tokens * dim], vector.get(), [dim, n_blocks], params.flags, params.eps);
-    let sums = Product { w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, n_blocks }.sums(weight);
+    let sums = Product {
+        invariant: params.flags & INVARIANT != 0,
+        w: w.get(),
+        w_scales: params.w_scales,
+        x: &x,
+        n_tokens,
+        n_out,
+        n_blocks,
+    }
+    .sums(weight);
 
     let bias = (params.flags & BIAS != 0).then(|| &vector.get::<f32>()[params.y_start as usize..][..n_out]);
     let (start, stride) = (params.y_start as usize, params.y_stride as usize);
@@ -125,7 +136,15 @@ pub(crate) fn gate_up(mut call: Call<'_>) {
     let (n_tokens, ffn_dim, dim) = (params.n_tokens as usize, params.ffn_dim as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
     let x = activations(&x.get::<f32>()[..n_tokens * dim], vector.get(), [dim, n_blocks], params.flags, params.eps);
-    let product = Product { w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out: 2 * ffn_dim, n_blocks };
+    let product = Product {
+        invariant: false,
+        w: w.get(),
+        w_scales: params.w_scales,
+        x: &x,
+        n_tokens,
+        n_out: 2 * ffn_dim,
+        n_blocks,
+    };
     let sums = product.sums(weight);
     for (t, y) in y.get_mut::<f32>()[..n_tokens * ffn_dim].chunks_exact_mut(ffn_dim).enumerate() {
         let row = sums.row(t);
@@ -141,7 +160,8 @@ pub(crate) fn qkv(mut call: Call<'_>) {
     let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
     let x = activations(&x.get::<f32>()[..n_tokens * dim], vector.get(), [dim, n_blocks], params.flags, params.eps);
-    let sums = Product { w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, n_blocks }.sums(weight);
+    let sums = Product { invariant: false, w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, n_blocks }
+        .sums(weight);
 
     let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
     let (head_dim, capacity) = (params.head_dim as usize, params.capacity as usize);
@@ -193,6 +213,8 @@ fn activations<'a>(
 
 /// `x wᵀ`, where `x` is `[n_tokens, n_blocks]` blocks and `w` packed `[n_out, n_blocks]`.
 struct Product<'a> {
+    /// Whether a row's result is to be the same for every number of rows.
+    invariant: bool,
     w: &'a [u32],
     w_scales: u32,
     x: &'a [Block],
@@ -232,9 +254,10 @@ impl Product<'_> {
 }
 
 fn product<F: Format>(operands: &Product<'_>) -> Sums {
-    let &Product { w, w_scales, x, n_tokens, n_out, n_blocks } = operands;
+    let &Product { invariant, w, w_scales, x, n_tokens, n_out, n_blocks } = operands;
     let w = Packed::<F>::new(w, w_scales);
-    let panel = if n_tokens < PANEL_TOKENS {
+    let in_registers = n_tokens < PANEL_TOKENS && !invariant;
+    let panel = if in_registers {
         threads::chunk_len(n_out, 4, 256)
     } else {
         /// Floats of an unpacked panel that stay in the second-level cache while all tokens meet them.
@@ -245,12 +268,12 @@ fn product<F: Format>(operands: &Product<'_>) -> Sums {
     threads::for_each_chunk(&mut values, panel * n_tokens, n_tokens * n_out * n_blocks * BLOCK, |i, sums| {
         let n_rows = sums.len() / n_tokens;
         let rows = w.run(i * panel * n_blocks, n_rows * n_blocks);
-        if n_tokens < PANEL_TOKENS {
+        if in_registers {
             simd::run(RowDots { rows, x, n_blocks, sums });
         } else {
             let mut weights = vec![[0.0; BLOCK]; n_rows * n_blocks];
             simd::run(Unpack { packed: rows, weights: &mut weights });
-            panel_product(weights.as_flattened(), x.as_flattened(), n_blocks * BLOCK, sums);
+            panel_product(weights.as_flattened(), x.as_flattened(), n_blocks * BLOCK, invariant, sums);
         }
     });
     Sums { values, n_tokens, panel }
@@ -281,16 +304,20 @@ impl<F: Format> Work for RowDots<'_, F> {
 
 /// `sums[t, n] = x[t] . w[n]`, rows of `w` and `x` having `dim` elements.
 #[cfg(not(target_arch = "wasm32"))]
-fn panel_product(w: &[f32], x: &[f32], dim: usize, sums: &mut [f32]) {
-    gemm::product(x, w, Right::Transposed, [w.len() / dim, dim], sums, Parallelism::None);
+fn panel_product(w: &[f32], x: &[f32], dim: usize, invariant: bool, sums: &mut [f32]) {
+    match invariant {
+        true => gemm::invariant_product(x, w, dim, sums),
+        false => gemm::product(x, w, Right::Transposed, [w.len() / dim, dim], sums, Parallelism::None),
+    }
 }
 
 #[cfg(target_arch = "wasm32")]
 use plain_product as panel_product;
 
-/// `sums[t, n] = x[t] . w[n]` where there is no `gemm`: the panel stays in the cache from token to token.
+/// `sums[t, n] = x[t] . w[n]` where there is no `gemm`: the panel stays in the cache from token to token. Rows never depend
+/// on each other.
 #[cfg(any(test, target_arch = "wasm32"))]
-fn plain_product(w: &[f32], x: &[f32], dim: usize, sums: &mut [f32]) {
+fn plain_product(w: &[f32], x: &[f32], dim: usize, _invariant: bool, sums: &mut [f32]) {
     struct Dots<'a>(&'a [f32], &'a [f32], usize, &'a mut [f32]);
     impl Work for Dots<'_> {
         type Output = ();
@@ -339,10 +366,29 @@ mod tests {
                 (0..dim).map(|k| f64::from(x[t * dim + k]) * f64::from(w[n * dim + k])).sum()
             };
             let want: Vec<f64> = (0..n_tokens * n_rows).map(|i| dot(i / n_rows, i % n_rows)).collect();
-            for product in [panel_product, plain_product] {
+            for (product, invariant) in
+                [(panel_product as fn(_, _, _, _, &mut [f32]), false), (panel_product, true), (plain_product, true)]
+            {
                 let mut sums = vec![f32::NAN; n_tokens * n_rows];
-                product(&w, &x, dim, &mut sums);
+                product(&w, &x, dim, invariant, &mut sums);
                 assert_close(&sums, &want, (dim as f64).sqrt());
+            }
+        }
+    }
+
+    #[test]
+    fn invariant_products_do_not_depend_on_the_number_of_tokens() {
+        const MOST: usize = 130;
+        for (n_rows, dim) in [(1, 64), (3, 384), (16, 384), (17, 1536), (33, 520), (96, 1536)] {
+            let (w, x) = (numbers(n_rows * dim, 1), numbers(MOST * dim, 2));
+            for product in [panel_product, plain_product] {
+                let mut all = vec![0.0; MOST * n_rows];
+                product(&w, &x, dim, true, &mut all);
+                for n_tokens in [2, 3, 8, 15, 16, 17, 31, 64, 65, 100, 129] {
+                    let mut some = vec![0.0; n_tokens * n_rows];
+                    product(&w, &x[..n_tokens * dim], dim, true, &mut some);
+                    assert_eq!(some, all[..some.len()], "{n_rows} rows of {dim}, {n_tokens} tokens");
+                }
             }
         }
     }

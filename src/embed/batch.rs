@@ -12,13 +12,13 @@ use crate::model::{BatchSize, BatchTensors, Encoder};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::tensor::Tensor;
 
-/// Passes that are kept. Sizes grow by eighths, so these cover all up to 32 times the smallest.
+/// Passes that are kept: those for batches of four powers of two.
 const KEPT_PASSES: NonZeroUsize = NonZeroUsize::new(32).unwrap();
 
-/// The smallest size of `n_tokens` and `n_sequences` or more: tokens by 16 up to 128, then by eighths of a power of two, so
+/// The smallest size of `n_tokens` and `n_sequences` or more: tokens by 8 up to 64, then by eighths of a power of two, so
 /// that at most an eighth of a larger pass is idle; sequences by powers of two, which cost next to nothing.
 pub(super) fn size_for(n_tokens: u32, n_sequences: u32) -> BatchSize {
-    let step = (n_tokens.max(1).next_power_of_two() / 8).max(16);
+    let step = (n_tokens.max(1).next_power_of_two() / 8).max(8);
     BatchSize { n_tokens: n_tokens.max(1).next_multiple_of(step), n_sequences: n_sequences.next_power_of_two() }
 }
 
@@ -163,11 +163,11 @@ mod tests {
     fn sizes_waste_at_most_an_eighth() {
         for n in 1..5000 {
             let size = size_for(n, 1).n_tokens;
-            assert!(size >= n && size.is_multiple_of(16), "{n}: {size}");
-            assert!(size - n < 16 || (size - n) * 8 <= size, "{n}: {size}");
+            assert!(size >= n && size.is_multiple_of(8), "{n}: {size}");
+            assert!(size - n < 8 || (size - n) * 8 <= size, "{n}: {size}");
         }
         let distinct: std::collections::BTreeSet<u32> = (1..=4096).map(|n| size_for(n, 1).n_tokens).collect();
-        assert!(distinct.len() <= 32, "{distinct:?}");
+        assert!(distinct.len() <= 40, "{distinct:?}");
     }
 
     #[test]

@@ -54,6 +54,9 @@ pub(crate) const GELU: u32 = 8;
 /// Flag beside `GELU`: by the tanh formula.
 pub(crate) const GELU_TANH: u32 = 16;
 
+/// Flag, for the CPU: a row's result is the same for every number of rows.
+pub(crate) const INVARIANT: u32 = 32;
+
 /// An RMSNorm in front of a product.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm<'a> {
@@ -93,6 +96,9 @@ pub struct Linear<'a> {
     pub y_start: u32,
     /// Whether to add to `y` instead of overwriting it.
     pub accumulate: bool,
+    /// Whether a row of `y` is to be the same to the last bit whatever rows `x` has beside it. [`matmul`] alone can: its
+    /// tiles add up along K in one order on a GPU, unless K is split.
+    pub batch_invariant: bool,
     /// Splits of K that `matmul` takes side by side on a GPU and adds up at the end, in their order: at most one for
     /// each block. `None`: as many as occupy the device where K is long and tiles are few. The `scalar` tier's own
     /// kernel has none.
@@ -102,7 +108,16 @@ pub struct Linear<'a> {
 impl<'a> Linear<'a> {
     /// `y = x wᵀ`.
     pub fn new(w: &'a Matrix) -> Self {
-        Linear { w, bias: None, norm: None, activation: None, y_start: 0, accumulate: false, splits: None }
+        Linear {
+            w,
+            bias: None,
+            norm: None,
+            activation: None,
+            y_start: 0,
+            accumulate: false,
+            batch_invariant: false,
+            splits: None,
+        }
     }
 
     /// Records the product with whichever kernel suits the number of tokens: `matvec` for a few, else `matmul`. A norm
@@ -152,7 +167,12 @@ impl<'a> Linear<'a> {
         self.check(kernel, *n_splits, x, y)?;
         let ([n_tokens, dim], [_, y_stride]) = (x.dims2(kernel.name, "x")?, y.dims2(kernel.name, "y")?);
         let vector = vector(kernel.name, self.norm, self.bias, dim)?;
-        let flags = [(self.bias.is_some(), BIAS), (self.accumulate, ACCUMULATE), (self.norm.is_some(), NORM)];
+        let flags = [
+            (self.bias.is_some(), BIAS),
+            (self.accumulate, ACCUMULATE),
+            (self.norm.is_some(), NORM),
+            (self.batch_invariant, INVARIANT),
+        ];
         let (gelu, activation) = activated(self.activation);
         let constants = [constants, activation].concat();
         for slab in self.w.slabs() {
@@ -281,7 +301,7 @@ impl Tiling {
         let is_idle = linear.w.cols() >= LONG && n_tiles < FEW;
         let usual = if is_idle { (2 * FEW / n_tiles).min(device.limits().max_splits) } else { 1 };
         let blocks = linear.w.blocks();
-        let wanted = linear.splits.unwrap_or(usual).clamp(1, blocks);
+        let wanted = if linear.batch_invariant { 1 } else { linear.splits.unwrap_or(usual).clamp(1, blocks) };
         // Each has whole blocks, so there may be fewer.
         blocks.div_ceil(blocks.div_ceil(wanted))
     }

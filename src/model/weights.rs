@@ -143,7 +143,7 @@ impl Stack {
 
     /// A product whose sums are in one order for every number of rows.
     fn tiled<'a>(&'a self, w: &'a Matrix) -> Linear<'a> {
-        Linear { bias: self.bias(), splits: Some(1), ..Linear::new(w) }
+        Linear { bias: self.bias(), batch_invariant: true, ..Linear::new(w) }
     }
 
     /// The matrices from top to bottom, and their first rows.
