@@ -130,6 +130,7 @@ fn twin(kernel: &str) -> Option<Twin> {
         "rms_norm" => norm::rms_norm,
         "rope" => rope::rope,
         "rope_kv" => rope::rope_kv,
+        "rope_packed" => rope::rope_packed,
         "sample" => sample::sample,
         "scale" => activation::scale,
         "softmax" => softmax::softmax,

@@ -137,6 +137,11 @@ fn tiny_roberta_counts_positions_behind_its_padding() {
     check_tiny("roberta", 2e-4);
 }
 
+#[test]
+fn tiny_modernbert_matches_its_references() {
+    check_tiny("modernbert", 2e-4);
+}
+
 /// Texts of random words, of very different lengths.
 fn texts(n: usize, seed: u64) -> Vec<String> {
     const WORDS: [&str; 12] =

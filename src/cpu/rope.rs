@@ -1,7 +1,7 @@
-//! `rope` and `rope_kv`: rotary position embedding; `shaders/shared/rotate.wgsl` defines the pairs.
+//! `rope`, `rope_kv` and `rope_packed`: rotary position embedding; `shaders/shared/rotate.wgsl` defines the pairs.
 
 use super::{Call, threads};
-use crate::kernels::{RopeKvParams, RopeParams};
+use crate::kernels::{RopeKvParams, RopePackedParams, RopeParams};
 
 /// Operations for an element, roughly.
 const OPS: usize = 4;
@@ -72,6 +72,23 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
     threads::for_each_chunk(&mut v.get_mut::<f32>()[..cached], capacity * head_dim, ops, |g, v| {
         for t in 0..n_cached {
             v[(pos + t) * head_dim..][..head_dim].copy_from_slice(head(t, n_heads + n_kv_heads + g));
+        }
+    });
+}
+
+pub(crate) fn rope_packed(mut call: Call<'_>) {
+    let params: RopePackedParams = call.params();
+    let [tokens, table, qkv] = call.operands();
+    let (head_dim, stride) = (params.head_dim as usize, params.stride as usize);
+    let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };
+    let tokens: &[[u32; 3]] = tokens.get();
+    let rotated = params.n_heads as usize * head_dim;
+    let len = params.n_tokens as usize * stride;
+    threads::for_each_chunk(&mut qkv.get_mut::<f32>()[..len], stride, len * OPS, |t, row| {
+        let mut plain = vec![0.0; head_dim];
+        for head in row[..rotated].chunks_exact_mut(head_dim) {
+            plain.copy_from_slice(head);
+            rotation.rotate(tokens[t][1] as usize, &plain, head);
         }
     });
 }

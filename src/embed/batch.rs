@@ -88,7 +88,7 @@ impl Passes {
         let lengths: Vec<u32> = texts.iter().map(|text| text.ids.len() as u32).collect();
         let size = size_for(lengths.iter().sum(), lengths.len() as u32);
         let pass = self.pass(size)?;
-        let first_position = self.encoder.config.first_position;
+        let first_position = self.encoder.config.first_position();
         let mut tokens = Vec::with_capacity(pass.io.tokens.len());
         let mut spans = Vec::with_capacity(pass.io.spans.len());
         let mut first = 0;

@@ -105,7 +105,14 @@ impl Embedder {
             let (done, total) = feed.progress();
             progress(done, total);
         }
-        Ok(embedder)
+        embedder.finish()
+    }
+
+    /// The encoder, once the feed wants nothing more.
+    pub(crate) fn finish(self) -> Result<Embedder, Error> {
+        let Encoder { config, weights } = self.0.passes.encoder();
+        weights.upload_rope(self.device(), config)?;
+        Ok(self)
     }
 
     /// Declares an encoder whose weights the feed is still to take; nothing is allocated.
@@ -116,7 +123,7 @@ impl Embedder {
     ) -> Result<(Embedder, Feed), Error> {
         let ModelHeader { name, shape, tokenizer, catalog, .. } = header;
         let EncoderShape { config, pooling, normalize, max_tokens } = shape.encoder()?.clone();
-        let limit = config.max_seq_len();
+        let limit = config.max_seq_len;
         let max_tokens = checked("max_tokens", options.max_tokens.unwrap_or(max_tokens), 1..=limit)?;
         let usual_batch = if device.is_real_gpu() { 8192 } else { 1024 };
         let max_batch_tokens =

@@ -35,6 +35,20 @@ pub(crate) struct RopeKvParams {
     pub grid_x: u32,
 }
 
+/// Mirrors `Params` in `shaders/rope_packed.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct RopePackedParams {
+    pub n_tokens: u32,
+    pub n_heads: u32,
+    pub head_dim: u32,
+    pub rot_dims: u32,
+    pub style: u32,
+    pub grid_x: u32,
+    pub stride: u32,
+    pub _pad: u32,
+}
+
 /// Which elements of a head form a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeStyle {
@@ -201,4 +215,40 @@ pub fn rope_kv(
         grid_x: grid[0],
     };
     rec.dispatch(&shaders::ROPE_KV, None, &[], params, &[state.tensor(), table, qkv, q, k, v], grid)
+}
+
+/// Records the rotation of packed queries and keys where they stand; values stay as they are. Shader:
+/// `shaders/rope_packed.wgsl`.
+///
+/// # Shapes
+/// `tokens`: U32 `[T, 3]`, of which the second column are positions; `table`: `[S, rot_dims / 2, 2]`; `qkv`:
+/// `[T, (H + 2 Hkv) * D]`.
+/// # Errors
+/// [`Error::Shape`] or [`Error::Operand`] if the operands disagree.
+pub fn rope_packed(
+    rec: &mut Recorder,
+    config: &RopeConfig,
+    [n_heads, n_kv_heads, head_dim]: [u32; 3],
+    tokens: &Tensor,
+    table: &Tensor,
+    qkv: &Tensor,
+) -> Result<(), Error> {
+    let [n_tokens, _] = tokens.dims2("rope_packed", "tokens")?;
+    check("rope_packed", config, head_dim, table)?;
+    let stride = (n_heads + 2 * n_kv_heads) * head_dim;
+    tokens.expect_shape("rope_packed", "tokens", &[n_tokens, 3])?;
+    qkv.expect_shape("rope_packed", "qkv", &[n_tokens, stride])?;
+    let n_heads = n_heads + n_kv_heads;
+    let grid = fold(u64::from(n_tokens) * u64::from(n_heads) * u64::from(config.rot_dims / 2), 64);
+    let params = RopePackedParams {
+        n_tokens,
+        n_heads,
+        head_dim,
+        rot_dims: config.rot_dims,
+        style: u32::from(config.style == RopeStyle::Halves),
+        grid_x: grid[0],
+        stride,
+        _pad: 0,
+    };
+    rec.dispatch(&shaders::ROPE_PACKED, None, &[], params, &[tokens, table, qkv], grid)
 }

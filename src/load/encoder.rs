@@ -1,4 +1,4 @@
-//! What the files of a text encoder say: Hugging Face folders of BERT and RoBERTa, with what sentence-transformers adds to
+//! What the files of a text encoder say: Hugging Face folders of BERT, RoBERTa and ModernBERT, with what sentence-transformers adds to
 //! them, and GGUF files of the architecture `bert`.
 
 use super::EncoderShape;
@@ -7,8 +7,8 @@ use super::huggingface::{CONFIG, MODULES, POOLING, SENTENCE_CONFIG, Texts, missi
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::gguf::Metadata;
-use crate::kernels::{Gelu, Pooling};
-use crate::model::{EncoderConfig, WeightSource};
+use crate::kernels::{Gelu, Pooling, RopeConfig, RopeScaling, RopeStyle};
+use crate::model::{EncoderConfig, FeedForward, LocalLayers, Positions, WeightSource};
 
 /// The shape that a folder's files give, if it is an encoder's.
 pub(super) fn shape(json: &ConfigJson, texts: &Texts) -> Result<Option<EncoderShape>, Error> {
@@ -36,42 +36,91 @@ pub(super) fn shape(json: &ConfigJson, texts: &Texts) -> Result<Option<EncoderSh
         Some(json) => json.get_u32("max_seq_length").map_err(in_file(SENTENCE_CONFIG))?,
         None => None,
     };
-    let max_tokens = max_tokens.unwrap_or(u32::MAX).clamp(1, config.max_seq_len());
+    let max_tokens = max_tokens.unwrap_or(u32::MAX).clamp(1, config.max_seq_len);
     Ok(Some(EncoderShape { config, pooling, normalize, max_tokens }))
 }
 
-/// The configuration, from the keys of `BertModel` and `RobertaModel`; `None` for other models.
+/// The configuration, from the keys of `BertModel`, `RobertaModel` and `ModernBertModel`, as transformers 4 and 5 write
+/// them; `None` for other models.
 fn config(json: &ConfigJson) -> Result<Option<EncoderConfig>, Error> {
     let architecture = json.get_str("model_type")?.unwrap_or("missing");
-    if !matches!(architecture, "bert" | "roberta" | "xlm-roberta") {
-        return Ok(None);
-    }
     let required = |key: &str| json.get_u32(key)?.ok_or_else(|| missing(key));
-    if let Some(kind @ ("relative_key" | "relative_key_query")) = json.get_str("position_embedding_type")? {
-        return Err(unsupported("position_embedding_type", kind, "absolute"));
-    }
-    let gelu = match json.get_str("hidden_act")?.unwrap_or("gelu") {
-        "gelu" => Gelu::Exact,
-        "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" => Gelu::Tanh,
-        other => return Err(unsupported("hidden_act", other, "gelu, gelu_new, gelu_fast, gelu_pytorch_tanh")),
+    let gelu = |key: &str| match json.get_str(key)?.unwrap_or("gelu") {
+        "gelu" => Ok(Gelu::Exact),
+        "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" => Ok(Gelu::Tanh),
+        other => Err(unsupported(key, other, "gelu, gelu_new, gelu_fast, gelu_pytorch_tanh")),
     };
-    // RoBERTa counts positions from the padding token's id on, which has none.
-    let first_position = match architecture {
-        "bert" => 0,
-        _ => json.get_u32("pad_token_id")?.unwrap_or(1).saturating_add(1),
+    let (dim, n_heads) = match architecture {
+        "bert" | "roberta" | "xlm-roberta" | "modernbert" => {
+            (required("hidden_size")?, required("num_attention_heads")?)
+        }
+        _ => return Ok(None),
     };
+    let n_positions = required("max_position_embeddings")?;
     let config = EncoderConfig {
         architecture: architecture.into(),
-        dim: required("hidden_size")?,
+        dim,
         ffn_dim: required("intermediate_size")?,
         n_layers: required("num_hidden_layers")?,
-        n_heads: required("num_attention_heads")?,
+        n_heads,
         vocab_size: required("vocab_size")?,
-        n_positions: required("max_position_embeddings")?,
-        first_position,
+        max_seq_len: n_positions,
+        positions: Positions::Table { first: 0 },
         n_token_types: json.get_u32("type_vocab_size")?.unwrap_or(0),
+        norm_first: false,
+        norm_bias: true,
         norm_eps: json.get_f32("layer_norm_eps")?.unwrap_or(1e-12),
-        gelu,
+        local: None,
+        feed_forward: FeedForward::Gelu(Gelu::Exact),
+    };
+    let config = if architecture == "modernbert" {
+        let rope = |kind: &str, plain: &str, default: f32| -> Result<RopeConfig, Error> {
+            let theta = match json.get_f32(&format!("rope_parameters.{kind}.rope_theta"))? {
+                Some(theta) => Some(theta),
+                None => json.get_f32(plain)?,
+            };
+            Ok(RopeConfig {
+                rot_dims: dim.checked_div(n_heads).unwrap_or(0),
+                theta: f64::from(theta.unwrap_or(default)),
+                style: RopeStyle::Halves,
+                scaling: RopeScaling::None,
+            })
+        };
+        let local = LocalLayers {
+            // As many tokens to both sides together.
+            window: json.get_u32("local_attention")?.unwrap_or(128) / 2 + 1,
+            global_every: json.get_u32("global_attn_every_n_layers")?.unwrap_or(3),
+        };
+        EncoderConfig {
+            positions: Positions::Rotary {
+                global: rope("full_attention", "global_rope_theta", 160_000.0)?,
+                local: rope("sliding_attention", "local_rope_theta", 10_000.0)?,
+            },
+            norm_first: true,
+            norm_bias: json.get_bool("norm_bias")?.unwrap_or(false),
+            norm_eps: json.get_f32("norm_eps")?.unwrap_or(1e-5),
+            local: Some(local),
+            feed_forward: FeedForward::GeGlu(gelu("hidden_activation")?),
+            ..config
+        }
+    } else {
+        if let Some(kind @ ("relative_key" | "relative_key_query")) = json.get_str("position_embedding_type")? {
+            return Err(unsupported("position_embedding_type", kind, "absolute"));
+        }
+        // RoBERTa counts positions from behind the padding token's id, which has none.
+        let first = match architecture {
+            "bert" => 0,
+            _ => json.get_u32("pad_token_id")?.unwrap_or(1).saturating_add(1),
+        };
+        let max_seq_len = n_positions.checked_sub(first).ok_or_else(|| {
+            wrong("pad_token_id", &format!("below the {n_positions} positions"), first.saturating_sub(1))
+        })?;
+        EncoderConfig {
+            max_seq_len,
+            positions: Positions::Table { first },
+            feed_forward: FeedForward::Gelu(gelu("hidden_act")?),
+            ..config
+        }
     };
     config.check()?;
     Ok(Some(config))
@@ -105,7 +154,7 @@ fn pooling(json: &ConfigJson) -> Result<Pooling, Error> {
 
 /// GGUF's name of the tensor that published checkpoints of the family call `name`; `None` if no pass reads it.
 pub(super) fn gguf_name(name: &str) -> Option<String> {
-    let name = ["bert.", "roberta."].iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
+    let name = ["bert.", "roberta.", "model."].iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
     let (stem, suffix) = name.rsplit_once('.')?;
     // TensorFlow's names of a norm's weight and bias are in old checkpoints.
     let suffix = match suffix {
@@ -114,12 +163,14 @@ pub(super) fn gguf_name(name: &str) -> Option<String> {
         _ => return None,
     };
     let plain = match stem {
-        "embeddings.word_embeddings" => "token_embd",
+        "embeddings.word_embeddings" | "embeddings.tok_embeddings" => "token_embd",
         "embeddings.position_embeddings" => "position_embd",
         "embeddings.token_type_embeddings" => "token_types",
-        "embeddings.LayerNorm" => "token_embd_norm",
+        "embeddings.LayerNorm" | "embeddings.norm" => "token_embd_norm",
+        "final_norm" => "output_norm",
         _ => {
-            let (layer, part) = stem.strip_prefix("encoder.layer.")?.split_once('.')?;
+            let layers = ["encoder.layer.", "layers."].iter().find_map(|prefix| stem.strip_prefix(prefix));
+            let (layer, part) = layers?.split_once('.')?;
             let part = match part {
                 "attention.self.query" => "attn_q",
                 "attention.self.key" => "attn_k",
@@ -129,6 +180,12 @@ pub(super) fn gguf_name(name: &str) -> Option<String> {
                 "intermediate.dense" => "ffn_up",
                 "output.dense" => "ffn_down",
                 "output.LayerNorm" => "layer_output_norm",
+                "attn_norm" => "attn_norm",
+                "attn.Wqkv" => "attn_qkv",
+                "attn.Wo" => "attn_output",
+                "mlp_norm" => "ffn_norm",
+                "mlp.Wi" => "ffn_up",
+                "mlp.Wo" => "ffn_down",
                 _ => return None,
             };
             return Some(format!("blk.{layer}.{part}.{suffix}"));
@@ -151,13 +208,16 @@ pub(super) fn gguf_shape(metadata: &Metadata, catalog: &Catalog) -> Result<Encod
         n_layers: required("block_count")?,
         n_heads: required("attention.head_count")?,
         vocab_size: rows("token_embd.weight").ok_or_else(|| missing("token_embd.weight"))?,
-        n_positions: rows("position_embd.weight").ok_or_else(|| missing("position_embd.weight"))?,
-        first_position: 0,
+        max_seq_len: rows("position_embd.weight").ok_or_else(|| missing("position_embd.weight"))?,
+        positions: Positions::Table { first: 0 },
         n_token_types: rows("token_types.weight").unwrap_or(0),
         norm_eps: metadata
             .get_f32("bert.attention.layer_norm_epsilon")?
             .ok_or_else(|| missing("bert.attention.layer_norm_epsilon"))?,
-        gelu: Gelu::Exact,
+        norm_first: false,
+        norm_bias: true,
+        local: None,
+        feed_forward: FeedForward::Gelu(Gelu::Exact),
     };
     config.check()?;
     let pooling = match metadata.get_u32("bert.pooling_type")? {
@@ -175,7 +235,7 @@ pub(super) fn gguf_shape(metadata: &Metadata, catalog: &Catalog) -> Result<Encod
         }
     };
     let context = metadata.get_u32("bert.context_length")?.unwrap_or(u32::MAX);
-    let max_tokens = context.clamp(1, config.max_seq_len());
+    let max_tokens = context.clamp(1, config.max_seq_len);
     Ok(EncoderShape { config, pooling, normalize: true, max_tokens })
 }
 

@@ -209,7 +209,7 @@ fn config(json: &ConfigJson) -> Result<(ModelConfig, bool), Error> {
             format: "config.json",
             field: "model_type".into(),
             found: format!("`{architecture}`"),
-            supported: "llama, mistral; bert, roberta, xlm-roberta".into(),
+            supported: "llama, mistral; bert, roberta, xlm-roberta, modernbert".into(),
         });
     }
     if let Some(activation) = json.get_str("hidden_act")?

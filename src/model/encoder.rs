@@ -1,14 +1,53 @@
 //! Text encoders, recorded: BERT (Devlin et al. 2018, arXiv:1810.04805) and its relatives. Sequences of a batch are packed
 //! one after the other, without padding.
 
-use super::encoder_weights::{EncoderLayer, EncoderWeights, Half};
+use super::encoder_weights::{EncoderLayer, EncoderWeights, NormWeights};
+use super::weights::Stack;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::{AttentionConfig, Gelu, PackedTiles, Pooling, attention_packed, embed_sum, pool};
+use crate::kernels::{
+    AttentionConfig, Gelu, Linear, PackedTiles, Pooling, RopeConfig, attention_packed, embed_sum, fuses_norm, geglu,
+    layer_norm, linear_norm, pool, rope_packed,
+};
 use crate::model::config::{config_error, in_range};
 use crate::recording::Recorder;
 use crate::tensor::{Role, Tensor};
+
+/// How an encoder knows where a token stands.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Positions {
+    /// A table of vectors is added to those of the tokens: BERT.
+    Table {
+        /// Row of a sequence's first token: 0, and in RoBERTa the row behind the padding token's.
+        first: u32,
+    },
+    /// Queries and keys are rotated.
+    Rotary {
+        /// In layers that see all tokens.
+        global: RopeConfig,
+        /// In layers with a window.
+        local: RopeConfig,
+    },
+}
+
+/// Layers that see only near tokens, all but every `global_every`-th.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalLayers {
+    /// Tokens less than this away are seen.
+    pub window: u32,
+    /// The first layer of so many sees all tokens.
+    pub global_every: u32,
+}
+
+/// What stands between the two products of a feed-forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FeedForward {
+    /// `gelu(up)`.
+    Gelu(Gelu),
+    /// `gelu(gate) * up`.
+    GeGlu(Gelu),
+}
 
 /// Shape of an encoder of the BERT family. Each field names its key in GGUF metadata (the architecture stands in front)
 /// and in `config.json`.
@@ -26,16 +65,22 @@ pub struct EncoderConfig {
     pub n_heads: u32,
     /// V: rows of `token_embd.weight`; `vocab_size`.
     pub vocab_size: u32,
-    /// Rows of the table of positions: `context_length`; `max_position_embeddings`.
-    pub n_positions: u32,
-    /// Row of a sequence's first token in that table: 0, and in RoBERTa the row behind the padding token's.
-    pub first_position: u32,
-    /// Rows of the table of token types: `token_type_count`; `type_vocab_size`.
+    /// Longest sequence: `context_length`; `max_position_embeddings`.
+    pub max_seq_len: u32,
+    /// Where tokens stand.
+    pub positions: Positions,
+    /// Rows of the table of token types: `token_type_count`; `type_vocab_size`. 0: there is none.
     pub n_token_types: u32,
+    /// Whether a norm stands in front of each half of a layer, as in ModernBERT, rather than behind its sum.
+    pub norm_first: bool,
+    /// Whether norms have a bias: `norm_bias`.
+    pub norm_bias: bool,
     /// `attention.layer_norm_epsilon`; `layer_norm_eps`.
     pub norm_eps: f32,
-    /// Form of the feed-forward's activation; `hidden_act`.
-    pub gelu: Gelu,
+    /// Layers with a window: `local_attention`, `global_attn_every_n_layers`.
+    pub local: Option<LocalLayers>,
+    /// `hidden_act`.
+    pub feed_forward: FeedForward,
 }
 
 impl EncoderConfig {
@@ -44,9 +89,25 @@ impl EncoderConfig {
         self.dim / self.n_heads
     }
 
-    /// Longest sequence.
-    pub fn max_seq_len(&self) -> u32 {
-        self.n_positions - self.first_position
+    /// Row of a sequence's first token in the table of positions; its position where there is none.
+    pub fn first_position(&self) -> u32 {
+        match self.positions {
+            Positions::Table { first } => first,
+            Positions::Rotary { .. } => 0,
+        }
+    }
+
+    /// Rows of the first product of a feed-forward: gates come with their values.
+    pub fn up_dim(&self) -> u32 {
+        match self.feed_forward {
+            FeedForward::Gelu(_) => self.ffn_dim,
+            FeedForward::GeGlu(_) => 2 * self.ffn_dim,
+        }
+    }
+
+    /// Whether a layer sees only near tokens.
+    fn is_local(&self, layer: usize) -> bool {
+        self.local.is_some_and(|local| !(layer as u32).is_multiple_of(local.global_every))
     }
 
     /// Refuses values that no model has or that the kernels cannot compute, before anything is sized by them.
@@ -59,9 +120,12 @@ impl EncoderConfig {
         in_range("block_count (num_hidden_layers)", self.n_layers, 1 << 12)?;
         in_range("attention.head_count (num_attention_heads)", self.n_heads, 1 << 12)?;
         in_range("vocab_size", self.vocab_size, 1 << 24)?;
-        in_range("context_length (max_position_embeddings)", self.n_positions, 1 << 20)?;
+        in_range("context_length (max_position_embeddings)", self.max_seq_len, 1 << 20)?;
         if self.n_token_types > 1 << 10 {
             return Err(config_error("token_type_count (type_vocab_size)", "0 to 1024".into(), self.n_token_types));
+        }
+        if self.first_position() > 1 << 20 {
+            return Err(config_error("pad_token_id", "up to 1048575".into(), self.first_position() - 1));
         }
         if !self.dim.is_multiple_of(self.n_heads) {
             let expected = format!("a divisor of the width {}", self.dim);
@@ -71,22 +135,28 @@ impl EncoderConfig {
             let expected = "heads of a multiple of 4 up to 256".into();
             return Err(config_error("attention.head_count (num_attention_heads)", expected, self.n_heads));
         }
-        if self.first_position >= self.n_positions {
-            let expected = format!("below the {} positions", self.n_positions);
-            return Err(config_error("pad_token_id", expected, self.first_position));
-        }
         if !(self.norm_eps >= 0.0 && self.norm_eps < 1.0) {
-            return Err(config_error("attention.layer_norm_epsilon (layer_norm_eps)", "0 to 1".into(), self.norm_eps));
+            let field = "attention.layer_norm_epsilon (layer_norm_eps)";
+            return Err(config_error(field, "0 to 1".into(), self.norm_eps));
+        }
+        if let Some(LocalLayers { window, global_every }) = self.local {
+            in_range("local_attention", window, 1 << 20)?;
+            in_range("global_attn_every_n_layers", global_every, 1 << 12)?;
+        }
+        if let Positions::Rotary { global, local } = &self.positions
+            && let Some(rope) = [global, local].into_iter().find(|rope| !(rope.theta.is_finite() && rope.theta >= 1.0))
+        {
+            return Err(config_error("rope_theta", "a finite number from 1".into(), rope.theta));
         }
         Ok(())
     }
 
-    fn attention(&self) -> AttentionConfig {
+    fn attention(&self, is_local: bool) -> AttentionConfig {
         AttentionConfig {
             n_heads: self.n_heads,
             n_kv_heads: self.n_heads,
             head_dim: self.head_dim(),
-            window: None,
+            window: self.local.filter(|_| is_local).map(|local| local.window),
             scale: (self.head_dim() as f32).powf(-0.5),
             soft_cap: None,
             causal: false,
@@ -131,7 +201,7 @@ impl BatchTensors {
         let tensor = |label, shape: &[u32], dtype| Tensor::declare(label, Role::Activations, shape, dtype);
         Ok(BatchTensors {
             tokens: tensor("tokens", &[n_tokens, 3], DType::U32)?,
-            tiles: PackedTiles::declare(device, &config.attention(), [n_tokens, n_sequences, max_len])?,
+            tiles: PackedTiles::declare(device, &config.attention(false), [n_tokens, n_sequences, max_len])?,
             spans: tensor("spans", &[n_sequences, 2], DType::U32)?,
             vectors: tensor("vectors", &[n_sequences, config.dim], DType::F32)?,
         })
@@ -153,33 +223,70 @@ impl Encoder {
     /// # Errors
     /// [`Error::Shape`] or [`Error::Operand`] if the tensors do not fit the configuration.
     pub fn record_layers(&self, rec: &mut Recorder, io: &BatchTensors) -> Result<Tensor, Error> {
-        let EncoderWeights { token_embd, positions, token_types, embd_norm, layers } = &self.weights;
+        let EncoderWeights { token_embd, positions, token_types, embd_norm, layers, output_norm, .. } = &self.weights;
         let [n_tokens, _] = io.tokens.dims2("embed_sum", "tokens")?;
         let sum = rec.temporary("sum", &[n_tokens, self.config.dim])?;
-        embed_sum(rec, &io.tokens, token_embd, Some(positions), token_types.as_ref(), &sum)?; // [T, C]
-        let h = rec.temporary("h", &[n_tokens, self.config.dim])?;
-        embd_norm.record(rec, &sum, &h, self.config.norm_eps)?; // [T, C]
-        layers.iter().try_fold(h, |h, layer| self.record_layer(rec, layer, io, h))
+        embed_sum(rec, &io.tokens, token_embd, positions.as_ref(), token_types.as_ref(), &sum)?; // [T, C]
+        let mut h = self.normed(rec, Some(embd_norm), &sum)?; // [T, C]
+        for (l, layer) in layers.iter().enumerate() {
+            h = self.record_layer(rec, l, layer, io, h)?; // [T, C]
+        }
+        match output_norm {
+            Some(_) => self.normed(rec, output_norm.as_ref(), &h),
+            None => Ok(h),
+        }
     }
 
-    /// Records a layer, whose norms stand behind its halves: `[T, C]` to `[T, C]`.
+    /// Records a layer: `[T, C]` to `[T, C]`.
     fn record_layer(
         &self,
         rec: &mut Recorder,
+        l: usize,
         layer: &EncoderLayer,
         io: &BatchTensors,
         h: Tensor,
     ) -> Result<Tensor, Error> {
         let config = &self.config;
         let [n_tokens, dim] = h.dims2("layer", "h")?;
+        let is_local = config.is_local(l);
+        let in_front = |norm: &'_ Option<NormWeights>| norm.clone().filter(|_| config.norm_first);
+
+        let x = self.normed(rec, in_front(&layer.attn_norm).as_ref(), &h)?;
         let qkv = rec.temporary("qkv", &[n_tokens, 3 * dim])?;
-        layer.attn_qkv.record_tiled(rec, &h, None, false, &qkv)?; // [T, 3 C]
+        layer.attn_qkv.record_tiled(rec, &x, None, false, &qkv)?; // [T, 3 C]
+        if let (Positions::Rotary { global, local }, Some([global_table, local_table])) =
+            (&config.positions, &self.weights.rope)
+        {
+            let (rope, table) = if is_local { (local, local_table) } else { (global, global_table) };
+            rope_packed(rec, rope, [config.n_heads, config.n_heads, config.head_dim()], &io.tokens, table, &qkv)?;
+        }
         let mixed = rec.temporary("mixed", &[n_tokens, dim])?;
-        attention_packed(rec, &io.tiles, &config.attention(), &qkv, &mixed)?; // [T, C]
-        let h = self.record_half(rec, &layer.attn_output, &mixed, h)?; // [T, C]
-        let up = rec.temporary("up", &[n_tokens, config.ffn_dim])?;
-        layer.ffn_up.record_tiled(rec, &h, Some(config.gelu), false, &up)?; // [T, F]
-        self.record_half(rec, &layer.ffn_down, &up, h) // [T, C]
+        attention_packed(rec, &io.tiles, &config.attention(is_local), &qkv, &mixed)?; // [T, C]
+        let h = self.record_sum(rec, &layer.attn_output, layer.attn_norm.as_ref(), &mixed, h)?; // [T, C]
+
+        let x = self.normed(rec, in_front(&layer.ffn_norm).as_ref(), &h)?;
+        let up = rec.temporary("up", &[n_tokens, config.up_dim()])?;
+        let activated = match config.feed_forward {
+            FeedForward::Gelu(gelu) => {
+                layer.ffn_up.record_tiled(rec, &x, Some(gelu), false, &up)?; // [T, F]
+                up
+            }
+            FeedForward::GeGlu(gelu) => {
+                layer.ffn_up.record_tiled(rec, &x, None, false, &up)?; // [T, 2 F]
+                let gated = rec.temporary("gated", &[n_tokens, config.ffn_dim])?;
+                geglu(rec, &up, &gated, gelu)?; // [T, F]
+                gated
+            }
+        };
+        self.record_sum(rec, &layer.ffn_down, layer.ffn_norm.as_ref(), &activated, h) // [T, C]
+    }
+
+    /// Records a norm, if there is one.
+    fn normed(&self, rec: &mut Recorder, norm: Option<&NormWeights>, x: &Tensor) -> Result<Tensor, Error> {
+        let Some(norm) = norm else { return Ok(x.clone()) };
+        let normed = rec.temporary("normed", x.shape())?;
+        layer_norm(rec, x, &norm.with(self.config.norm_eps), &normed)?;
+        Ok(normed)
     }
 
     /// Records the vectors of all sequences from the last layer's output.
@@ -197,11 +304,25 @@ impl Encoder {
         pool(rec, pooling, normalize, &io.spans, h, &io.vectors) // [B, C]
     }
 
-    /// Records the end of a layer's half, `LayerNorm(h + x wᵀ + bias)`: `[T, K]` and `[T, C]` to `[T, C]`.
-    fn record_half(&self, rec: &mut Recorder, half: &Half, x: &Tensor, h: Tensor) -> Result<Tensor, Error> {
-        half.product.record_tiled(rec, x, None, true, &h)?;
-        let normed = rec.temporary("h", h.shape())?;
-        half.norm.record(rec, &h, &normed, self.config.norm_eps)?;
-        Ok(normed)
+    /// Records the end of a layer's half, `h + x wᵀ (+ bias)`, with the norm if it stands behind: `[T, K]` and `[T, C]` to
+    /// `[T, C]`.
+    fn record_sum(
+        &self,
+        rec: &mut Recorder,
+        product: &Stack,
+        norm: Option<&NormWeights>,
+        x: &Tensor,
+        h: Tensor,
+    ) -> Result<Tensor, Error> {
+        let norm = norm.filter(|_| !self.config.norm_first);
+        if let (Some(norm), Some(linear)) = (norm, product.as_tiled()) {
+            let linear = Linear { accumulate: true, ..linear };
+            if fuses_norm(rec, &linear) {
+                linear_norm(rec, &linear, &norm.with(self.config.norm_eps), x, &h)?;
+                return Ok(h);
+            }
+        }
+        product.record_tiled(rec, x, None, true, &h)?;
+        self.normed(rec, norm, &h)
     }
 }

@@ -141,6 +141,14 @@ impl Stack {
         Ok(())
     }
 
+    /// The stack as one such product, if it has a single matrix.
+    pub(super) fn as_tiled(&self) -> Option<Linear<'_>> {
+        match self.parts.as_slice() {
+            [part] => Some(self.tiled(&part.matrix)),
+            _ => None,
+        }
+    }
+
     /// A product whose sums are in one order for every number of rows.
     fn tiled<'a>(&'a self, w: &'a Matrix) -> Linear<'a> {
         Linear { bias: self.bias(), batch_invariant: true, ..Linear::new(w) }

@@ -1,9 +1,9 @@
-//! `rope`, `rope_kv` and the table of angles.
+//! `rope`, `rope_kv`, `rope_packed` and the table of angles.
 
 use tilewright::kernels::{self, RopeConfig, RopeScaling, RopeStyle, rope_table};
 
 use crate::common::Expected;
-use crate::harness::{Case, FLUSH, Job, Operand, ROUND};
+use crate::harness::{Case, FLUSH, Job, Operand, ROUND, Want};
 use crate::inputs::{Inputs, Source};
 
 /// T, H, Hkv, D, rotated, pos: pairs are shared out in workgroups of 64.
@@ -35,6 +35,13 @@ pub fn cases(cases: &mut Vec<Case>) {
                     sizes: format!("t={t},h={h},d={d},rot={rot},pos={pos}"),
                     inputs,
                     build: Box::new(move |source| rope(source, style, sizes)),
+                });
+                cases.push(Case {
+                    kernel: "rope_packed",
+                    variant: name.into(),
+                    sizes: format!("t={t},h={h},hkv={hkv},d={d},rot={rot},s={}", pos + t),
+                    inputs,
+                    build: Box::new(move |source| rope_packed(source, style, sizes)),
                 });
                 // The second cache is too short for the pass: what lies past its end is dropped.
                 for capacity in [pos + t + 1, (pos + t - 1).max(1)] {
@@ -167,6 +174,30 @@ fn rope_kv(source: &mut Source, style: RopeStyle, [t, h, hkv, d, rot, pos]: [u32
         let tensor = |i| bound.tensor(i);
         let config = config(style, rot);
         kernels::rope_kv(rec, bound.state(0), &config, tensor(1), tensor(2), tensor(3), tensor(4), tensor(5))
+    })
+}
+
+fn rope_packed(source: &mut Source, style: RopeStyle, [t, h, hkv, d, rot, pos]: [u32; 6]) -> Job {
+    let n_pos = pos + t;
+    let table = random_table(source, n_pos, rot);
+    let heads = h + 2 * hkv;
+    let qkv = source.rows(t, heads * d);
+    // Id, position and type; positions in any order.
+    let tokens: Vec<u32> = (0..t).flat_map(|i| [7, (pos + 5 * i) % n_pos, 1]).collect();
+    let head = |(i, head): (usize, &[f32])| {
+        let (token, head_idx) = (i as u32 / heads, i as u32 % heads);
+        let position = tokens[token as usize * 3 + 1] as usize;
+        let plain = exact(head);
+        if head_idx < h + hkv { turned(style, &table, &plain, rot as usize, position) } else { plain }
+    };
+    let want = qkv.chunks_exact(d as usize).enumerate().flat_map(head).collect();
+    let operands = vec![
+        Operand::words("tokens", &[t, 3], tokens),
+        Operand::floats("table", &[n_pos, rot / 2, 2], table),
+        Operand::floats("qkv", &[t, heads * d], qkv).becomes(Want::Close(want, NMSE)),
+    ];
+    Job::new(operands, move |rec, bound| {
+        kernels::rope_packed(rec, &config(style, rot), [h, hkv, d], bound.tensor(0), bound.tensor(1), bound.tensor(2))
     })
 }
 
