@@ -119,7 +119,7 @@ impl<'a> Linear<'a> {
     }
 
     /// Refuses operands that disagree with `w`; `y` has the rows of as many splits.
-    fn check(&self, kernel: &Kernel, n_splits: u32, x: &Tensor, y: &Tensor) -> Result<(), Error> {
+    pub(super) fn check(&self, kernel: &Kernel, n_splits: u32, x: &Tensor, y: &Tensor) -> Result<(), Error> {
         let [n_tokens, _] = x.dims2(kernel.name, "x")?;
         x.expect_shape(kernel.name, "x", &[n_tokens, self.w.cols()])?;
         let [_, y_stride] = y.dims2(kernel.name, "y")?;
@@ -193,7 +193,7 @@ struct Way {
 }
 
 /// The flags that are to be set.
-fn set(flags: &[(bool, u32)]) -> u32 {
+pub(super) fn set(flags: &[(bool, u32)]) -> u32 {
     flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum()
 }
 

@@ -1,0 +1,84 @@
+//! A product, the residual stream and the layer normalisation behind them.
+
+use super::linear::{BIAS, LinearParams, operations, set, vector};
+use super::{ACCUMULATE, LOOP_ROUNDS, LayerNorm, Linear, Run, add, layer_norm, matmul, runs};
+use crate::error::Error;
+use crate::recording::Recorder;
+use crate::shaders::{self, Tier};
+use crate::tensor::Tensor;
+
+/// Flag: add a bias behind the normalisation.
+pub(crate) const SHIFT: u32 = 32;
+
+/// Rows of `y` that a workgroup takes.
+const ROWS: u32 = 16;
+/// Columns of `y` that a workgroup may have, in one step in the `scalar` tier.
+const MOST_COLS: u32 = 1024;
+
+/// Records `y = norm(y + x wᵀ (+ bias))`, or without `y` if `linear` does not accumulate: what ends each half of a layer
+/// in encoders that normalise behind it. Shader: `shaders/linear_norm.wgsl`.
+///
+/// On a GPU a row's result does not depend on the other rows; the CPU's products are taken in other orders where rows
+/// are few. Where N is above 1024, `w` is in slabs or `linear` has an activation, it takes [`matmul`], [`add`] and
+/// [`layer_norm`].
+///
+/// # Shapes
+/// `x`: `[T, K]`; `y`: `[T, N]`; the norm's tensors: `[N]`.
+/// # Errors
+/// [`Error::Shape`] if an operand disagrees with the weights, [`Error::Operand`] as in [`matmul`].
+pub fn linear_norm(rec: &mut Recorder, linear: &Linear, norm: &LayerNorm, x: &Tensor, y: &Tensor) -> Result<(), Error> {
+    let kernel = &shaders::LINEAR_NORM;
+    let [n_tokens, _] = x.dims2(kernel.name, "x")?;
+    let (n_out, dim) = (linear.w.rows(), linear.w.cols());
+    linear.check(kernel, 1, x, y)?;
+    y.expect_shape(kernel.name, "y", &[n_tokens, n_out])?;
+    norm.check(kernel.name, ["weight", "shift"], n_out)?;
+
+    let is_whole = n_out.is_multiple_of(4) && dim.is_multiple_of(4);
+    let tier = match rec.device().tier_for(kernel, Some(linear.w.weight())) {
+        Tier::Scalar if !is_whole => Tier::Baseline,
+        tier => tier,
+    };
+    // At most four steps of columns along K by elements, and the rows' own loops.
+    let rounds = 5 * u64::from(dim) + u64::from(MOST_COLS);
+    let [slab] = linear.w.slabs() else { return apart(rec, linear, norm, x, y) };
+    if n_out > MOST_COLS || linear.activation.is_some() || rounds > u64::from(LOOP_ROUNDS) {
+        return apart(rec, linear, norm, x, y);
+    }
+    let constant = match tier {
+        Tier::Scalar => ("WG", f64::from(n_out.div_ceil(8))),
+        _ => ("WIDTH", 64.0),
+    };
+    let flags = [(linear.bias.is_some(), BIAS), (linear.accumulate, ACCUMULATE), (norm.bias.is_some(), SHIFT)];
+    let vector = vector(kernel.name, None, linear.bias, dim)?;
+    // A vector that is not there is never read; x is at hand.
+    let operands = [&slab.words, vector.unwrap_or(x), x, norm.weight, norm.bias.unwrap_or(x), y];
+    let grid = [n_tokens.div_ceil(ROWS), 1, 1];
+    for Run { first, grid } in runs(rec.device(), grid, 0, operations(n_tokens, n_out, dim)) {
+        let params = LinearParams {
+            n_tokens,
+            n_out,
+            dim,
+            blocks: linear.w.blocks(),
+            w_scales: linear.w.quants_words(slab),
+            y_start: 0,
+            y_stride: n_out,
+            flags: set(&flags),
+            eps: norm.eps,
+            split_blocks: linear.w.blocks(),
+            first_group: [first, 0],
+        };
+        rec.dispatch_as(tier, kernel, Some(linear.w.weight()), &[constant], params, &operands, grid)?;
+    }
+    Ok(())
+}
+
+/// The same by kernels of their own.
+fn apart(rec: &mut Recorder, linear: &Linear, norm: &LayerNorm, x: &Tensor, y: &Tensor) -> Result<(), Error> {
+    let sums = rec.temporary("sums", y.shape())?;
+    matmul(rec, &Linear { accumulate: false, ..*linear }, x, &sums)?;
+    if linear.accumulate {
+        add(rec, y, &sums)?;
+    }
+    layer_norm(rec, &sums, norm, y)
+}
