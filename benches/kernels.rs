@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput};
 use tilewright::kernels::{
-    AttentionConfig, Linear, Norm, PROBE_READS, Qkv, ReadOrder, RopeConfig, RopeScaling, RopeStyle, StepState,
-    attention, by_head, gate_up, layer_norm, matmul, matmul_naive, matvec, probe_read, rms_norm, rope, rope_kv,
-    rope_table, softmax, split_sum, swiglu,
+    AttentionConfig, LayerNorm, Linear, Norm, PROBE_READS, Qkv, ReadOrder, RopeConfig, RopeScaling, RopeStyle,
+    StepState, attention, by_head, gate_up, layer_norm, matmul, matmul_naive, matvec, probe_read, rms_norm, rope,
+    rope_kv, rope_table, softmax, split_sum, swiglu,
 };
 use tilewright::{DType, Error, Matrix, Recorder, Role, Tensor, WeightType, Workspace, file_row_bytes};
 
@@ -194,7 +194,8 @@ fn rows(bench: &mut Bench, n_rows: u32, dim: u32) {
     });
     bench.measure("layer_norm", &size, Work::Bytes(4 * (2 * len + 2 * row)), |rec| {
         let y = output("y", &shape)?;
-        layer_norm(rec, &x(rec)?, &weight(rec)?, &weight(rec)?, &y, 1e-5)?;
+        let (weight, bias) = (weight(rec)?, weight(rec)?);
+        layer_norm(rec, &x(rec)?, &LayerNorm { weight: &weight, bias: Some(&bias), eps: 1e-5 }, &y)?;
         Ok(y)
     });
     bench.measure("softmax", &size, Work::Bytes(4 * 2 * len), |rec| {

@@ -10,7 +10,9 @@ fn main() -> Result<(), Error> {
     };
     let mut texts: Vec<String> = args.collect();
     if texts.is_empty() {
-        texts = ["a quiet river", "a calm stream", "the bank of a river", "a bank account", "tax law"].map(Into::into).into();
+        texts = ["a quiet river", "a calm stream", "the bank of a river", "a bank account", "tax law"]
+            .map(Into::into)
+            .into();
     }
     pollster::block_on(async {
         let device = Device::auto().await;

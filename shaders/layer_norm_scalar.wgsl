@@ -3,29 +3,30 @@
 //
 // Dispatch (ceil(T / 8), 1, 1).
 #kernel layer_norm scalar
+#import deviations
 
-struct Params { n_tokens: u32, dim: u32, eps: f32, _pad: u32 } // T, C
+struct Params { n_tokens: u32, dim: u32, eps: f32, flags: u32 } // T, C
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;       // [T, C]
 @group(0) @binding(2) var<storage, read> weight: array<vec4<f32>>;  // [C]
-@group(0) @binding(3) var<storage, read> bias: array<vec4<f32>>;    // [C]
+@group(0) @binding(3) var<storage, read> bias: array<vec4<f32>>;    // [C]; any buffer where flags lack BIAS
 @group(0) @binding(4) var<storage, read_write> y: array<vec4<f32>>; // [T, C]
 
 const WG: u32 = 8u;
-const RUN: u32 = 64u; // summed on its own first: adding elements one by one to a long sum would lose digits
+const BIAS: u32 = 1u;
+
+fn quad_at(i: u32) -> vec4<f32> {
+    return x[i];
+}
 
 // The row's mean deviation from `first + mean`, or its mean square.
 fn mean_deviation(row: u32, quads: u32, first: f32, mean: f32, squared: bool) -> f32 {
-    var sums = vec4<f32>();
-    for (var start = 0u; start < quads; start += RUN) {
-        var part = vec4<f32>();
-        for (var i = start; i < min(start + RUN, quads); i++) {
-            let deviation = x[row / 4u + i] - first - mean;
-            part += select(deviation, deviation * deviation, squared);
-        }
-        sums += part;
+    var sum = 0.0;
+    if (squared) {
+        sum = squared_deviations(row / 4u, quads, first, mean);
+    } else {
+        sum = deviations(row / 4u, quads, first);
     }
-    var sum = (sums.x + sums.y) + (sums.z + sums.w);
     for (var start = quads * 4u; start < params.dim; start += RUN) {
         var part = 0.0;
         for (var c = row + start; c < row + min(start + RUN, params.dim); c++) {
@@ -49,11 +50,18 @@ fn layer_norm(@builtin(global_invocation_id) id: vec3<u32>) {
     let mean = mean_deviation(row, quads, first, 0.0, false); // relative to `first`
     let scale = 1.0 / sqrt(mean_deviation(row, quads, first, mean, true) + params.eps);
     for (var i = 0u; i < quads; i++) {
-        y[row / 4u + i] = (x[row / 4u + i] - first - mean) * scale * weight[i] + bias[i];
+        var value = (x[row / 4u + i] - first - mean) * scale * weight[i];
+        if ((params.flags & BIAS) != 0u) {
+            value += bias[i];
+        }
+        y[row / 4u + i] = value;
     }
     for (var c = quads * 4u; c < params.dim; c++) {
         let at = row + c;
-        let deviation = x[at / 4u][at % 4u] - first - mean;
-        y[at / 4u][at % 4u] = deviation * scale * weight[c / 4u][c % 4u] + bias[c / 4u][c % 4u];
+        var value = (x[at / 4u][at % 4u] - first - mean) * scale * weight[c / 4u][c % 4u];
+        if ((params.flags & BIAS) != 0u) {
+            value += bias[c / 4u][c % 4u];
+        }
+        y[at / 4u][at % 4u] = value;
     }
 }

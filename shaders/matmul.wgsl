@@ -7,6 +7,7 @@
 #import stage t0=stage_f32 t1=stage_f16 matrix8=stage_matrix8 matrix16=stage_matrix16
 #weights
 #import linear_tile
+#import tile_operands
 
 struct Params {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K
@@ -18,21 +19,6 @@ struct Params {
 @group(0) @binding(2) var<storage, read> vector: array<vec4<f32>>;  // bias, [y_stride]; any buffer where flags lack BIAS
 @group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;  // [M, K]
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;  // [splits, M, y_stride]
-
-fn w_quad(n: u32, quad: u32) -> vec4<f32> {
-    if (GUARDED && (n >= params.n_out || quad >= params.blocks * 8u)) {
-        return vec4<f32>();
-    }
-    return block_quad(n * params.blocks + quad / 8u, quad % 8u);
-}
-
-fn x_block(m: u32, quad: u32) -> mat4x4<f32> {
-    return transpose(mat4x4<f32>(x_quad(m, quad), x_quad(m + 1u, quad), x_quad(m + 2u, quad), x_quad(m + 3u, quad)));
-}
-
-fn w_block(n: u32, quad: u32) -> mat4x4<f32> {
-    return transpose(mat4x4<f32>(w_quad(n, quad), w_quad(n + 1u, quad), w_quad(n + 2u, quad), w_quad(n + 3u, quad)));
-}
 
 @compute @workgroup_size(WG)
 fn matmul(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) local: u32) {

@@ -7,7 +7,7 @@
 #kernel matmul scalar
 #weights
 #import linear
-#import tile_alone
+#import linear_alone
 
 struct Params {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K
@@ -22,19 +22,6 @@ struct Params {
 
 const WG: u32 = 8u;
 
-fn x_shape() -> vec2<u32> {
-    return vec2<u32>(params.n_tokens, params.dim / 4u);
-}
-
-// Rows: a quad of four rows of w from `n` on. Those past the end repeat the last one; `put` does not write them.
-fn w_quads(n: u32, quad: u32) -> mat4x4<f32> {
-    let row = min(vec4<u32>(n, n + 1u, n + 2u, n + 3u), vec4<u32>(params.n_out - 1u)) * params.blocks + quad / 8u;
-    let i = quad % 8u;
-    return transpose(
-        mat4x4<f32>(block_quad(row.x, i), block_quad(row.y, i), block_quad(row.z, i), block_quad(row.w, i)),
-    );
-}
-
 fn put_all(m: u32, n: u32, acc: mat4x4<f32>) {
     for (var i = 0u; i < 4u; i++) {
         for (var j = 0u; j < 4u; j++) {
@@ -46,11 +33,5 @@ fn put_all(m: u32, n: u32, acc: mat4x4<f32>) {
 @compute @workgroup_size(WG)
 fn matmul(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group = id.xy + params.first_group;
-    let m = group.y * 16u;
-    let n = (group.x * WG + local) * 8u;
-    var tile = Tile();
-    for (var quad = 0u; quad < params.dim / 4u; quad++) {
-        multiply(&tile, m, quad, w_quads(n, quad), w_quads(n + 4u, quad));
-    }
-    put_tile(tile, m, n, n + 4u);
+    put_products(group.y * 16u, (group.x * WG + local) * 8u);
 }

@@ -120,6 +120,7 @@ fn twin(kernel: &str) -> Option<Twin> {
         "gelu" => activation::gelu,
         "last_row" => embed::last_row,
         "layer_norm" => norm::layer_norm,
+        "linear_norm" => linear::linear_norm,
         "matmul" | "matmul_naive" => linear::matmul,
         "matmul_plain" => matmul_plain::matmul_plain,
         "matvec" => linear::matvec,

@@ -8,6 +8,7 @@ mod by_head;
 mod embed;
 mod gate_up;
 mod linear;
+mod linear_norm;
 mod norm;
 mod pool;
 mod probe;
@@ -25,7 +26,8 @@ pub use by_head::by_head;
 pub use embed::{embed, embed_sum};
 pub use gate_up::gate_up;
 pub use linear::{Linear, Norm, matmul, matmul_naive, matmul_plain, matvec, split_sum};
-pub use norm::{layer_norm, rms_norm};
+pub use linear_norm::linear_norm;
+pub use norm::{LayerNorm, layer_norm, rms_norm};
 pub use pool::{Pooling, pool};
 pub use probe::{PROBE_READS, ReadOrder, probe_read};
 pub use qkv::Qkv;
@@ -46,6 +48,7 @@ pub(crate) use linear::{
     folds_norm, suits_few,
 };
 pub(crate) use linear::{is_sound, usual};
+pub(crate) use linear_norm::{SHIFT, fuses_norm};
 pub(crate) use norm::NormParams;
 pub(crate) use pool::PoolParams;
 pub(crate) use probe::ProbeReadParams;

@@ -43,7 +43,8 @@ fn gather_sum<F: Format>(params: &EmbedSumParams, n_tokens: usize, operands: &mu
     let (n_blocks, dim) = (params.blocks as usize, params.dim as usize);
     let w = Packed::<F>::new(w.get(), params.w_scales);
     let tables = [(positions.get::<f32>(), params.n_positions), (types.get(), params.n_types)];
-    let tokens = &tokens.get::<[u32; 3]>()[..n_tokens];
+    // Their memory is rounded up, perhaps to no whole number of triples.
+    let (tokens, _) = tokens.get::<u32>().as_chunks::<3>();
     let y = &mut y.get_mut::<f32>()[..n_tokens * dim];
     threads::for_each_chunk(y, dim, n_tokens * dim, |t, y| {
         let [id, numbers @ ..] = tokens[t];

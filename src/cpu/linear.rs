@@ -1,5 +1,5 @@
-//! `matmul`, `matmul_naive` and `matvec`: `y = (y +) act(x wᵀ (+ bias))` with packed `w`; `qkv` and `gate_up`, which go on with
-//! the product; `split_sum`, which ends one.
+//! `matmul`, `matmul_naive` and `matvec`: `y = (y +) act(x wᵀ (+ bias))` with packed `w`; `qkv`, `gate_up` and
+//! `linear_norm`, which go on with the product; `split_sum`, which ends one.
 //!
 //! Rows of `w` are shared out over threads, a panel of them at a time. For a few tokens, the weights are multiplied as
 //! they are unpacked, in registers; for more, a panel is unpacked once and multiplied as a plain matrix.
@@ -13,13 +13,13 @@ use super::activation::{EXP_OPS, GeluExact, GeluTanh, swiglu_row};
 use super::block::{Block, Format, Packed, Unpack, with_format};
 #[cfg(not(target_arch = "wasm32"))]
 use super::gemm::{self, Right};
-use super::norm::rms_norm_row;
+use super::norm::{OPS as NORM_OPS, layer_norm_row, rms_norm_row};
 use super::rope::Rotation;
 use super::simd::{self, Function, Vector, Work};
 use super::{Call, threads};
 use crate::dtype::{BLOCK, WeightType};
 use crate::kernels::{
-    ACCUMULATE, BIAS, GELU, GELU_TANH, GateUpParams, INVARIANT, LinearParams, NORM, QkvParams, SplitSumParams,
+    ACCUMULATE, BIAS, GELU, GELU_TANH, GateUpParams, INVARIANT, LinearParams, NORM, QkvParams, SHIFT, SplitSumParams,
 };
 
 /// From here on unpacking a panel once costs less than unpacking it again for each token.
@@ -48,11 +48,7 @@ pub(crate) fn matmul(mut call: Call<'_>) {
     let y = &mut y.get_mut::<f32>()[..n_tokens * stride];
     let ops = if params.flags & GELU != 0 { EXP_OPS } else { 1 };
     threads::for_each_chunk(y, stride, n_tokens * n_out * ops, |t, y| {
-        let panels = y[start..start + n_out].chunks_mut(sums.panel).zip(sums.panels(t));
-        for (i, (y, sums_of_panel)) in panels.enumerate() {
-            let bias = bias.map(|bias| &bias[i * sums.panel..]);
-            simd::run(Finish { sums: sums_of_panel, bias, flags: params.flags, y });
-        }
+        sums.finish(t, bias, params.flags, &mut y[start..start + n_out]);
     });
 }
 
@@ -109,6 +105,27 @@ impl Function for Same {
     fn at<V: Vector>(&self, x: f32) -> f32 {
         x
     }
+}
+
+pub(crate) fn linear_norm(mut call: Call<'_>) {
+    let params: LinearParams = call.params();
+    let format = call.weight;
+    let [w, vector, x, weight, shift, y] = call.operands();
+    let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
+    let n_blocks = params.blocks as usize;
+    let x = activations(&x.get::<f32>()[..n_tokens * dim], &[], [dim, n_blocks], params.flags, params.eps);
+    let invariant = params.flags & INVARIANT != 0;
+    let sums =
+        Product { invariant, w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, n_blocks }.sums(format);
+
+    let bias = (params.flags & BIAS != 0).then(|| &vector.get::<f32>()[..n_out]);
+    let shift = (params.flags & SHIFT != 0).then(|| &shift.get::<f32>()[..n_out]);
+    let weight = &weight.get::<f32>()[..n_out];
+    let y = &mut y.get_mut::<f32>()[..n_tokens * n_out];
+    threads::for_each_chunk(y, n_out, n_tokens * n_out * NORM_OPS, |t, y| {
+        sums.finish(t, bias, params.flags, y);
+        layer_norm_row(y, weight, shift, params.eps);
+    });
 }
 
 pub(crate) fn matvec(call: Call<'_>) {
@@ -237,6 +254,14 @@ impl Sums {
             let n_rows = values.len() / self.n_tokens;
             &values[t * n_rows..][..n_rows]
         })
+    }
+
+    /// One token's `y = (y +) act(sums (+ bias))`.
+    fn finish(&self, t: usize, bias: Option<&[f32]>, flags: u32, y: &mut [f32]) {
+        for (i, (y, sums)) in y.chunks_mut(self.panel).zip(self.panels(t)).enumerate() {
+            let bias = bias.map(|bias| &bias[i * self.panel..]);
+            simd::run(Finish { sums, bias, flags, y });
+        }
     }
 
     /// One token's `[n_out]`.

@@ -1,10 +1,10 @@
 //! `rms_norm` and `layer_norm`, one token at a time, with sums in f64.
 
 use super::{Call, threads};
-use crate::kernels::NormParams;
+use crate::kernels::{BIAS, NormParams};
 
 /// Operations for an element, roughly.
-const OPS: usize = 8;
+pub(super) const OPS: usize = 8;
 
 /// Mean over a row of a function of its elements, in eight sums side by side.
 fn mean(row: &[f32], function: impl Fn(f64) -> f64) -> f64 {
@@ -25,6 +25,19 @@ pub(super) fn rms_norm_row(x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) {
     }
 }
 
+/// One token's layer normalisation, in place.
+pub(super) fn layer_norm_row(row: &mut [f32], weight: &[f32], bias: Option<&[f32]>, eps: f32) {
+    let centre = mean(row, |x| x);
+    let variance = mean(row, |x| (x - centre) * (x - centre));
+    let scale = 1.0 / (variance + f64::from(eps)).sqrt();
+    for (y, &weight) in row.iter_mut().zip(weight) {
+        *y = ((f64::from(*y) - centre) * scale) as f32 * weight;
+    }
+    if let Some(bias) = bias {
+        row.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
+    }
+}
+
 pub(crate) fn rms_norm(mut call: Call<'_>) {
     let params: NormParams = call.params();
     let [x, weight, y] = call.operands();
@@ -39,14 +52,10 @@ pub(crate) fn layer_norm(mut call: Call<'_>) {
     let params: NormParams = call.params();
     let [x, weight, bias, y] = call.operands();
     let (dim, len) = (params.dim as usize, params.n_tokens as usize * params.dim as usize);
-    let (x, weight, bias) = (x.get::<f32>(), &weight.get::<f32>()[..dim], &bias.get::<f32>()[..dim]);
+    let (x, weight) = (x.get::<f32>(), &weight.get::<f32>()[..dim]);
+    let bias = (params.flags & BIAS != 0).then(|| &bias.get::<f32>()[..dim]);
     threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], dim, len * OPS, |t, y| {
-        let x = &x[t * dim..][..dim];
-        let centre = mean(x, |x| x);
-        let variance = mean(x, |x| (x - centre) * (x - centre));
-        let scale = 1.0 / (variance + f64::from(params.eps)).sqrt();
-        for (((y, &x), &weight), &bias) in y.iter_mut().zip(x).zip(weight).zip(bias) {
-            *y = ((f64::from(x) - centre) * scale) as f32 * weight + bias;
-        }
+        y.copy_from_slice(&x[t * dim..][..dim]);
+        layer_norm_row(y, weight, bias, params.eps);
     });
 }

@@ -55,7 +55,7 @@ pub(crate) const GELU: u32 = 8;
 pub(crate) const GELU_TANH: u32 = 16;
 
 /// Flag, for the CPU: a row's result is the same for every number of rows.
-pub(crate) const INVARIANT: u32 = 32;
+pub(crate) const INVARIANT: u32 = 64;
 
 /// An RMSNorm in front of a product.
 #[derive(Clone, Copy, Debug)]
@@ -96,8 +96,8 @@ pub struct Linear<'a> {
     pub y_start: u32,
     /// Whether to add to `y` instead of overwriting it.
     pub accumulate: bool,
-    /// Whether a row of `y` is to be the same to the last bit whatever rows `x` has beside it. [`matmul`] alone can: its
-    /// tiles add up along K in one order on a GPU, unless K is split.
+    /// Whether a row of `y` is to be the same to the last bit whatever rows `x` has beside it. [`matmul`] can, and
+    /// [`linear_norm`](super::linear_norm): their tiles add up along K in one order on a GPU, unless K is split.
     pub batch_invariant: bool,
     /// Splits of K that `matmul` takes side by side on a GPU and adds up at the end, in their order: at most one for
     /// each block. `None`: as many as occupy the device where K is long and tiles are few. The `scalar` tier's own
@@ -134,7 +134,7 @@ impl<'a> Linear<'a> {
     }
 
     /// Refuses operands that disagree with `w`; `y` has the rows of as many splits.
-    fn check(&self, kernel: &Kernel, n_splits: u32, x: &Tensor, y: &Tensor) -> Result<(), Error> {
+    pub(super) fn check(&self, kernel: &Kernel, n_splits: u32, x: &Tensor, y: &Tensor) -> Result<(), Error> {
         let [n_tokens, _] = x.dims2(kernel.name, "x")?;
         x.expect_shape(kernel.name, "x", &[n_tokens, self.w.cols()])?;
         let [_, y_stride] = y.dims2(kernel.name, "y")?;
@@ -213,7 +213,7 @@ struct Way {
 }
 
 /// The flags that are to be set.
-fn set(flags: &[(bool, u32)]) -> u32 {
+pub(super) fn set(flags: &[(bool, u32)]) -> u32 {
     flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum()
 }
 

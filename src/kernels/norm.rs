@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::by_row;
+use super::{BIAS, by_row};
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders;
@@ -15,7 +15,7 @@ pub(crate) struct NormParams {
     pub n_tokens: u32,
     pub dim: u32,
     pub eps: f32,
-    pub _pad: u32,
+    pub flags: u32,
 }
 
 /// Records `y = weight * x / sqrt(mean(x²) + eps)`, one token at a time. Shader: `shaders/rms_norm.wgsl`.
@@ -28,33 +28,46 @@ pub fn rms_norm(rec: &mut Recorder, x: &Tensor, weight: &Tensor, y: &Tensor, eps
     let [n_tokens, dim] = x.dims2("rms_norm", "x")?;
     weight.expect_shape("rms_norm", "weight", &[dim])?;
     y.expect_shape("rms_norm", "y", &[n_tokens, dim])?;
-    let params = NormParams { n_tokens, dim, eps, _pad: 0 };
+    let params = NormParams { n_tokens, dim, eps, flags: 0 };
     let (tier, rows) = by_row(rec.device(), &shaders::RMS_NORM, dim);
     let grid = [n_tokens.div_ceil(rows), 1, 1];
     rec.dispatch_as(tier, &shaders::RMS_NORM, None, &[], params, &[x, weight, y], grid)
 }
 
-/// Records `y = weight * (x - mean) / sqrt(variance + eps) + bias`, one token at a time. Shader:
+/// A layer normalisation.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerNorm<'a> {
+    /// `[C]`.
+    pub weight: &'a Tensor,
+    /// `[C]`, added at the end.
+    pub bias: Option<&'a Tensor>,
+    /// Added to the variance.
+    pub eps: f32,
+}
+
+impl LayerNorm<'_> {
+    /// Refuses a weight and a bias that are not for rows of `dim` elements.
+    pub(super) fn check(&self, kernel: &'static str, [weight, bias]: [&'static str; 2], dim: u32) -> Result<(), Error> {
+        self.weight.expect_shape(kernel, weight, &[dim])?;
+        self.bias.map_or(Ok(()), |tensor| tensor.expect_shape(kernel, bias, &[dim]))
+    }
+}
+
+/// Records `y = weight * (x - mean) / sqrt(variance + eps) (+ bias)`, one token at a time. Shader:
 /// `shaders/layer_norm.wgsl`.
 ///
 /// # Shapes
-/// `x`, `y`: `[T, C]`; `weight`, `bias`: `[C]`.
+/// `x`, `y`: `[T, C]`.
 /// # Errors
-/// [`Error::Shape`] if `weight`, `bias` or `y` disagrees with `x`.
-pub fn layer_norm(
-    rec: &mut Recorder,
-    x: &Tensor,
-    weight: &Tensor,
-    bias: &Tensor,
-    y: &Tensor,
-    eps: f32,
-) -> Result<(), Error> {
+/// [`Error::Shape`] if `norm` or `y` disagrees with `x`.
+pub fn layer_norm(rec: &mut Recorder, x: &Tensor, norm: &LayerNorm, y: &Tensor) -> Result<(), Error> {
     let [n_tokens, dim] = x.dims2("layer_norm", "x")?;
-    weight.expect_shape("layer_norm", "weight", &[dim])?;
-    bias.expect_shape("layer_norm", "bias", &[dim])?;
+    norm.check("layer_norm", ["weight", "bias"], dim)?;
     y.expect_shape("layer_norm", "y", &[n_tokens, dim])?;
-    let params = NormParams { n_tokens, dim, eps, _pad: 0 };
+    let params = NormParams { n_tokens, dim, eps: norm.eps, flags: if norm.bias.is_some() { BIAS } else { 0 } };
+    // A bias that is not there is never read; x is at hand.
+    let operands = [x, norm.weight, norm.bias.unwrap_or(x), y];
     let (tier, rows) = by_row(rec.device(), &shaders::LAYER_NORM, dim);
     let grid = [n_tokens.div_ceil(rows), 1, 1];
-    rec.dispatch_as(tier, &shaders::LAYER_NORM, None, &[], params, &[x, weight, bias, y], grid)
+    rec.dispatch_as(tier, &shaders::LAYER_NORM, None, &[], params, &operands, grid)
 }

@@ -88,11 +88,13 @@ impl EncoderWeights {
         for l in 0..config.n_layers {
             let p = format!("blk.{l}.");
             let norm = |name: &str| NormWeights::declare(source, &format!("{p}{name}"), config);
-            let apart = [("attn_q", dim), ("attn_k", dim), ("attn_v", dim)];
-            let is_fused = source.describe(&format!("{p}attn_qkv.weight")).is_some();
+            let qkv: &[(&str, u32)] = match source.describe(&format!("{p}attn_qkv.weight")) {
+                Some(_) => &[("attn_qkv", 3 * dim)],
+                None => &[("attn_q", dim), ("attn_k", dim), ("attn_v", dim)],
+            };
             layers.push(EncoderLayer {
                 attn_norm: if norm_first && l == 0 { None } else { Some(norm(attn_norm)?) },
-                attn_qkv: stack(&p, if is_fused { &[("attn_qkv", 3 * dim)] } else { &apart }, dim)?,
+                attn_qkv: stack(&p, qkv, dim)?,
                 attn_output: stack(&p, &[("attn_output", dim)], dim)?,
                 ffn_norm: Some(norm(ffn_norm)?),
                 ffn_up: stack(&p, &[("ffn_up", config.up_dim())], dim)?,
@@ -141,9 +143,7 @@ impl EncoderWeights {
     }
 
     fn stacks(&self) -> impl Iterator<Item = &Stack> {
-        self.layers
-            .iter()
-            .flat_map(|layer| [&layer.attn_qkv, &layer.attn_output, &layer.ffn_up, &layer.ffn_down])
+        self.layers.iter().flat_map(|layer| [&layer.attn_qkv, &layer.attn_output, &layer.ffn_up, &layer.ffn_down])
     }
 
     /// Tensors of F32, whose labels are their names in the source.

@@ -12,9 +12,9 @@ use crate::device::Device;
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::kernels::{
-    AttentionConfig, Gelu, Linear, Norm, Qkv, RopeConfig, RopeScaling, RopeStyle, Sampling, StepState, add, argmax,
-    attention, embed, gate_up, gelu, last_row, layer_norm, matmul, matmul_plain, matvec, rms_norm, rope_kv, rope_table,
-    sample, softmax, split_sum, swiglu,
+    AttentionConfig, Gelu, LayerNorm, Linear, Norm, Pooling, Qkv, RopeConfig, RopeScaling, RopeStyle, Sampling,
+    StepState, add, argmax, attention, embed, embed_sum, gate_up, geglu, gelu, last_row, layer_norm, linear_norm,
+    matmul, matmul_plain, matvec, pool, rms_norm, rope_kv, rope_table, sample, softmax, split_sum, swiglu,
 };
 use crate::recording::{Recorder, Workspace};
 use crate::shaders::{self, Kernel, Tier, Variant};
@@ -164,11 +164,14 @@ fn checks() -> impl Iterator<Item = Check> {
     let products = [Q8_0, Q4_K, Q4_0, F16, Q6_K, F32, BF16, Q5_K].into_iter().flat_map(|weight| {
         PRODUCTS.iter().map(move |&(kernels, record)| Check { kernels, weight: Some(weight), record })
     });
-    plain.chain(products)
+    let encoders = [F32, F16, Q8_0, Q4_K, Q4_0, Q6_K, BF16, Q5_K].into_iter().flat_map(|weight| {
+        ENCODERS.iter().map(move |&(kernels, record)| Check { kernels, weight: Some(weight), record })
+    });
+    plain.chain(products).chain(encoders)
 }
 
 /// Kernels without a matrix.
-static PLAIN: [(&[&Kernel], Record); 13] = [
+static PLAIN: [(&[&Kernel], Record); 15] = [
     (&[&shaders::RMS_NORM], |rec, _| {
         let y = blank(rec, &[3, 260])?;
         rms_norm(rec, &input(rec, &[3, 260])?, &input(rec, &[260])?, &y, 1e-5)?;
@@ -200,13 +203,24 @@ static PLAIN: [(&[&Kernel], Record); 13] = [
     }),
     (&[&shaders::LAYER_NORM], |rec, _| {
         let (x, vector, y) = (input(rec, &[3, 260])?, input(rec, &[260])?, blank(rec, &[3, 260])?);
-        layer_norm(rec, &x, &vector, &vector, &y, 1e-5)?;
+        layer_norm(rec, &x, &LayerNorm { weight: &vector, bias: Some(&vector), eps: 1e-5 }, &y)?;
         Ok(vec![y])
     }),
     (&[&shaders::GELU, &shaders::ADD], |rec, _| {
         let (x, y) = (input(rec, &[300])?, blank(rec, &[300])?);
         gelu(rec, &x, &y, Gelu::Tanh)?;
         add(rec, &x, &y)?;
+        Ok(vec![y])
+    }),
+    (&[&shaders::GEGLU], |rec, _| {
+        let y = blank(rec, &[2, 36])?;
+        geglu(rec, &input(rec, &[2, 72])?, &y, Gelu::Exact)?;
+        Ok(vec![y])
+    }),
+    (&[&shaders::POOL], |rec, _| {
+        let (x, y) = (input(rec, &[70, 260])?, blank(rec, &[2, 260])?);
+        let spans = rec.device().upload("spans", &[2, 2], &[0u32, 3, 3, 70])?;
+        pool(rec, Pooling::Mean, true, &spans, &x, &y)?;
         Ok(vec![y])
     }),
     (&[&shaders::SPLIT_SUM], |rec, _| {
@@ -217,6 +231,23 @@ static PLAIN: [(&[&Kernel], Record); 13] = [
     (&[&shaders::MATMUL_PLAIN], |rec, _| {
         let y = blank(rec, &[20, 68])?;
         matmul_plain(rec, &input(rec, &[20, 36])?, &input(rec, &[36, 68])?, &y)?;
+        Ok(vec![y])
+    }),
+];
+
+/// Kernels of text encoders with a matrix, which is of any type.
+static ENCODERS: [(&[&Kernel], Record); 2] = [
+    (&[&shaders::EMBED_SUM], |rec, weight| {
+        let (w, y) = (matrix(rec.device(), weight, 20, 512)?, blank(rec, &[3, 512])?);
+        let tokens = rec.device().upload("tokens", &[3, 3], &[19u32, 0, 1, 0, 3, 0, 7, 1, 1])?;
+        let (positions, types) = (input(rec, &[4, 512])?, input(rec, &[2, 512])?);
+        embed_sum(rec, &tokens, &w, Some(&positions), Some(&types), &y)?;
+        Ok(vec![y])
+    }),
+    (&[&shaders::LINEAR_NORM], |rec, weight| {
+        let (w, y) = (matrix(rec.device(), weight, 68, 512)?, blank(rec, &[20, 68])?);
+        let norm = LayerNorm { weight: &input(rec, &[68])?, bias: None, eps: 1e-5 };
+        linear_norm(rec, &Linear::new(&w), &norm, &input(rec, &[20, 512])?, &y)?;
         Ok(vec![y])
     }),
 ];

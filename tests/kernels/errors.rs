@@ -1,7 +1,8 @@
 //! Operands of the wrong shape: each is refused by an error that names the kernel and the operand.
 
 use tilewright::kernels::{
-    self, AttentionConfig, Gelu, Linear, Norm, Pooling, Qkv, ReadOrder, RopeConfig, RopeScaling, RopeStyle, StepState,
+    self, AttentionConfig, Gelu, LayerNorm, Linear, Norm, Pooling, Qkv, ReadOrder, RopeConfig, RopeScaling, RopeStyle,
+    StepState,
 };
 use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, Tier, WeightType, Workspace};
 
@@ -92,7 +93,21 @@ fn row_shapes() {
         ("bias", &[5], &[4], "bias"),
         ("y", &[2, 5], &[3, 5], "y"),
     ];
-    check("layer_norm", &layer_norm, |rec, _, t| kernels::layer_norm(rec, &t[0], &t[1], &t[2], &t[3], 1e-5));
+    check("layer_norm", &layer_norm, |rec, _, t| {
+        kernels::layer_norm(rec, &t[0], &LayerNorm { weight: &t[1], bias: Some(&t[2]), eps: 1e-5 }, &t[3])
+    });
+    let w = Matrix::declare(&Device::cpu(), "w", WeightType::F32, 5, 4).expect("the matrix is valid");
+    let linear_norm: [Operand; 5] = [
+        ("bias", &[5], &[6], "bias"),
+        ("x", &[2, 4], &[2, 5], "x"),
+        ("weight", &[5], &[4], "weight"),
+        ("shift", &[5], &[1, 5], "shift"),
+        ("y", &[2, 5], &[2, 6], "bias"),
+    ];
+    check("linear_norm", &linear_norm, |rec, _, t| {
+        let linear = Linear { bias: Some(&t[0]), accumulate: true, ..Linear::new(&w) };
+        kernels::linear_norm(rec, &linear, &LayerNorm { weight: &t[2], bias: Some(&t[3]), eps: 1e-5 }, &t[1], &t[4])
+    });
     let softmax: [Operand; 2] = [("x", &[2, 5], &[2, 5, 1], "x"), ("y", &[2, 5], &[5, 2], "y")];
     check("softmax", &softmax, |rec, _, t| kernels::softmax(rec, &t[0], &t[1]));
     let argmax: [Operand; 2] = [("x", &[2, 5], &[10], "x"), ("ids", &[2], &[3], "ids")];

@@ -1,10 +1,16 @@
-//! `rms_norm` and `layer_norm`.
+//! `rms_norm`, `layer_norm` and `linear_norm`.
 
-use tilewright::kernels;
+#[cfg(not(target_arch = "wasm32"))]
+use tilewright::Tier;
+use tilewright::WeightType;
+use tilewright::kernels::{self, LayerNorm, Linear};
 
+#[cfg(not(target_arch = "wasm32"))]
+use crate::common;
 use crate::common::Expected;
-use crate::harness::{Case, FLUSH, Job, Operand, ROUND, sum_rounding};
-use crate::inputs::{Inputs, Source};
+use crate::harness::{Case, Data, FLUSH, Job, Operand, ROUND, sum_rounding};
+use crate::inputs::{Inputs, Source, dequantise};
+use crate::linear::{Rows, product};
 
 /// C, around the workgroup of 256 and subgroups of any size.
 pub const WIDTHS: [u32; 19] = [1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000, 4095, 4096, 4097];
@@ -14,6 +20,20 @@ pub fn widths_and_heights() -> impl Iterator<Item = (usize, u32, u32)> {
     let widths = WIDTHS.into_iter().enumerate();
     widths.flat_map(|(i, dim)| [1 + i as u32 % 3, [4, 7, 8, 9, 17][i % 5]].map(|height| (i, dim, height)))
 }
+
+/// M, N, K: a workgroup takes 16 rows, and 256 columns at a time, up to 1024; rows of whole quads and others.
+const LINEAR_NORM: [[u32; 3]; 10] = [
+    [1, 1, 1],
+    [3, 5, 33],
+    [16, 64, 32],
+    [17, 260, 36],
+    [5, 256, 64],
+    [33, 384, 132],
+    [2, 1024, 96],
+    [9, 1025, 64],
+    [18, 130, 70],
+    [31, 12, 260],
+];
 
 const NMSE: f64 = 1e-9;
 
@@ -29,12 +49,28 @@ pub fn cases(cases: &mut Vec<Case>) {
                 inputs,
                 build: Box::new(move |source| rms_norm(source, n_tokens, dim, eps)),
             });
+            let has_bias = i % 4 != 3;
             cases.push(Case {
                 kernel: "layer_norm",
-                variant: "F32".into(),
+                variant: if has_bias { "F32+bias".into() } else { "F32".into() },
                 sizes,
                 inputs,
-                build: Box::new(move |source| layer_norm(source, n_tokens, dim, eps)),
+                build: Box::new(move |source| layer_norm(source, n_tokens, dim, eps, has_bias)),
+            });
+        }
+    }
+    for weight in WeightType::ALL {
+        // Two of the sizes for other types: each number of columns is a pipeline of its own in the scalar tier.
+        let few = |i: usize| weight == WeightType::F32 || i % 6 == 3;
+        for (i, sizes @ [m, n, k]) in LINEAR_NORM.into_iter().enumerate().filter(|&(i, _)| few(i)) {
+            // Bias, what `y` holds, bias of the norm.
+            let flags = (i + 3) % 8;
+            cases.push(Case {
+                kernel: "linear_norm",
+                variant: format!("{weight}+{flags}"),
+                sizes: format!("t={m},n={n},k={k}"),
+                inputs: [Inputs::Normal, Inputs::Student, Inputs::Channel1e3, Inputs::Repeated, Inputs::Zeros][i % 5],
+                build: Box::new(move |source| linear_norm(source, weight, flags, sizes)),
             });
         }
     }
@@ -70,7 +106,7 @@ fn rms_norm(source: &mut Source, n_tokens: u32, dim: u32, eps: f32) -> Job {
     Job::new(operands, move |rec, bound| kernels::rms_norm(rec, bound.tensor(0), bound.tensor(1), bound.tensor(2), eps))
 }
 
-fn layer_norm(source: &mut Source, n_tokens: u32, dim: u32, eps: f32) -> Job {
+fn layer_norm(source: &mut Source, n_tokens: u32, dim: u32, eps: f32, has_bias: bool) -> Job {
     let x = source.rows(n_tokens, dim);
     let (weight, bias) = (source.normal(dim), source.normal(dim));
     let rounding = sum_rounding(dim as usize);
@@ -84,7 +120,7 @@ fn layer_norm(source: &mut Source, n_tokens: u32, dim: u32, eps: f32) -> Job {
         // The mean is found to within its sum's rounding, relative to how far elements lie apart.
         let spread = mean_of(&mut row.iter().map(|v| (v - row[0]).abs()));
         for (c, value) in row.iter().enumerate() {
-            let (w, b) = (f64::from(weight[c]), f64::from(bias[c]));
+            let (w, b) = (f64::from(weight[c]), if has_bias { f64::from(bias[c]) } else { 0.0 });
             let scaled = (value - mean) * gain * w;
             let shift = rounding * spread + 2.0 * ROUND * (value - row[0]).abs();
             let bound = shift * gain * w.abs() + 2.0 * rounding * scaled.abs() + 2.0 * ROUND * b.abs();
@@ -99,6 +135,108 @@ fn layer_norm(source: &mut Source, n_tokens: u32, dim: u32, eps: f32) -> Job {
         Operand::close("y", &[n_tokens, dim], want, NMSE),
     ];
     Job::new(operands, move |rec, bound| {
-        kernels::layer_norm(rec, bound.tensor(0), bound.tensor(1), bound.tensor(2), bound.tensor(3), eps)
+        let norm = LayerNorm { weight: bound.tensor(1), bias: has_bias.then_some(bound.tensor(2)), eps };
+        kernels::layer_norm(rec, bound.tensor(0), &norm, bound.tensor(3))
     })
+}
+
+fn linear_norm(source: &mut Source, weight: WeightType, flags: usize, [m, n, k]: [u32; 3]) -> Job {
+    const EPS: f32 = 1e-12;
+    let (has_bias, accumulate, has_shift) = (flags & 1 != 0, flags & 2 != 0, flags & 4 != 0);
+    let (x, held) = (source.rows(m, k), source.rows(m, n));
+    let (bias, gain, shift) = (source.normal(n), source.normal(n), source.normal(n));
+    let term = |(i, &held): (usize, &f32)| {
+        let of = |is: bool, value: f32| if is { f64::from(value) } else { 0.0 };
+        [of(accumulate, held), of(has_bias, bias[i % n as usize])]
+    };
+    let more: Vec<[f64; 2]> = held.iter().enumerate().map(term).collect();
+    let sizes = [m as usize, n as usize, k as usize];
+    // Sums whose squares f32 cannot hold have no norm.
+    let (bytes, sums) = loop {
+        let bytes = source.weights(weight, n, k);
+        let rows = Rows::plain(&x, k as usize);
+        let sums = product(source, &rows, &dequantise(weight, &bytes, k), &more, sizes);
+        if sums.iter().all(|sum| sum.value.abs() < 1e15) {
+            break (bytes, sums);
+        }
+    };
+    let mean = |values: &mut dyn Iterator<Item = f64>| values.sum::<f64>() / f64::from(n);
+    let rounding = sum_rounding(n as usize);
+    let mut want = Vec::with_capacity(sums.len());
+    for row in sums.chunks_exact(n as usize) {
+        let centre = mean(&mut row.iter().map(|s| s.value));
+        let scale = 1.0 / (mean(&mut row.iter().map(|s| (s.value - centre).powi(2))) + f64::from(EPS)).sqrt();
+        let z = |s: &Expected| (s.value - centre) * scale;
+        // An element's own error, that of the mean, and that of the variance.
+        let error = |s: &Expected, of: fn(&Expected) -> f64| {
+            let of_mean = mean(&mut row.iter().map(of));
+            of(s) + of_mean + z(s).abs() * mean(&mut row.iter().map(|s| z(s).abs() * of(s)))
+        };
+        let spread = mean(&mut row.iter().map(|s| (s.value - row[0].value).abs()));
+        for (c, s) in row.iter().enumerate() {
+            let w = f64::from(gain[c]);
+            let b = if has_shift { f64::from(shift[c]) } else { 0.0 };
+            let value = z(s) * w + b;
+            let shifted = rounding * spread + 2.0 * ROUND * (s.value - row[0].value).abs();
+            let bound = (error(s, |s| s.bound) + shifted) * scale * w.abs()
+                + 2.0 * rounding * (z(s) * w).abs()
+                + 2.0 * ROUND * b.abs();
+            let floor = error(s, |s| s.floor) * scale * w.abs() + FLUSH * (1.0 + (3.0 + scale) * (1.0 + w.abs()));
+            want.push(Expected { value, bound, floor, power: (value * value).max(s.power * (scale * w).powi(2)) });
+        }
+    }
+    let mut y = Operand::close("y", &[m, n], want, NMSE);
+    if accumulate {
+        y.data = Data::Floats(held);
+    }
+    let operands = vec![
+        Operand::weights(weight, &[n, k], bytes),
+        Operand::floats("bias", &[n], bias),
+        Operand::floats("x", &[m, k], x),
+        Operand::floats("weight", &[n], gain),
+        Operand::floats("shift", &[n], shift),
+        y,
+    ];
+    Job::new(operands, move |rec, bound| {
+        let bias = has_bias.then_some(bound.tensor(1));
+        let linear = Linear { bias, accumulate, ..Linear::new(bound.matrix(0)) };
+        let norm = LayerNorm { weight: bound.tensor(3), bias: has_shift.then_some(bound.tensor(4)), eps: EPS };
+        kernels::linear_norm(rec, &linear, &norm, bound.tensor(2), bound.tensor(5))
+    })
+}
+
+/// On a GPU, a row of `linear_norm` is the same to the bit, however many others are with it and wherever it is among them.
+#[cfg(not(target_arch = "wasm32"))]
+#[test]
+fn rows_do_not_depend_on_their_batch() {
+    use tilewright::{DType, Matrix, Recorder, Role, Tensor, Workspace};
+    let [n, k] = [100, 260];
+    let tiers = [Tier::Baseline, Tier::Scalar].into_iter().filter_map(|tier| common::gpu(Some(tier)));
+    for device in tiers {
+        for weight in [WeightType::F32, WeightType::Q8_0, WeightType::Q4_K] {
+            let mut source = Source::new(Inputs::Normal, 3, false, false);
+            let (row, held) = (source.rows(1, k), source.rows(1, n));
+            let w = Matrix::declare(&device, "w", weight, n, k).expect("valid");
+            w.upload(&device, &[&source.weights(weight, n, k)]).expect("whole rows");
+            let gain = device.upload("weight", &[n], &source.normal(n)).expect("a tensor");
+            let mut first: Option<Vec<f32>> = None;
+            for (t, at) in [(1, 0), (2, 1), (11, 4), (12, 11), (16, 3), (40, 39), (130, 64)] {
+                let (mut x, mut before) = (source.rows(t, k), source.rows(t, n));
+                x[(at * k) as usize..][..k as usize].copy_from_slice(&row);
+                before[(at * n) as usize..][..n as usize].copy_from_slice(&held);
+                let x = device.upload("x", &[t, k], &x).expect("a tensor");
+                let y = Tensor::declare("y", Role::Activations, &[t, n], DType::F32).expect("valid");
+                device.write(&y, 0, &before).expect("as long");
+                let mut rec = Recorder::new(&device);
+                let linear = Linear { accumulate: true, ..Linear::new(&w) };
+                let norm = LayerNorm { weight: &gain, bias: None, eps: 1e-12 };
+                kernels::linear_norm(&mut rec, &linear, &norm, &x, &y).expect("it fits");
+                device.run(&rec.finish(&mut Workspace::default())).expect("it runs");
+                let y: Vec<f32> = common::block_on(device.read(&y)).expect("it is there");
+                let found = y[(at * n) as usize..][..n as usize].to_vec();
+                let first = first.get_or_insert_with(|| found.clone());
+                assert_eq!(*first, found, "{weight}, row {at} of {t} on {:?}", device.info().name);
+            }
+        }
+    }
 }

@@ -13,8 +13,8 @@ const SIZES: [(u32, &[u32]); 7] = [
     (31, &[63, 5]),
     (64, &[64, 65, 3, 0]),
     (257, &[1, 129]),
-    (1000, &[7, 2]),
-    (1028, &[3, 8192]),
+    (1028, &[7, 2]),
+    (36, &[3, 8192]),
 ];
 
 const POOLINGS: [(&str, Pooling); 3] = [("mean", Pooling::Mean), ("cls", Pooling::Cls), ("last", Pooling::Last)];
