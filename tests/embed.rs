@@ -187,7 +187,8 @@ fn a_text_has_one_vector_in_every_batch() {
 fn steady_batches_create_nothing_and_read_once() {
     for device in executors() {
         let Some(embedder) = load(&device, "minilm-l6-v2", EmbedOptions::default()) else { return };
-        let texts = texts(8, 3);
+        // A software adapter cuts products that could keep it busy for long: these are below that.
+        let texts = ["a quiet river", "matrix", "", "the engine ran", "of 42 vectors", "a", "naïve", "日本"];
         let n_tokens: usize = texts.iter().map(|text| embedder.encode(text).unwrap().ids.len()).sum();
         let n_dispatches = embedder.n_dispatches(n_tokens as u32, 8).unwrap();
         println!("{}: {n_dispatches} dispatches for {n_tokens} tokens of 8 texts", device.info().name);
