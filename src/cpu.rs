@@ -28,6 +28,7 @@ mod norm;
 mod probe;
 mod rope;
 mod sample;
+mod select_top;
 mod simd;
 mod softmax;
 mod threads;
@@ -120,6 +121,7 @@ fn twin(kernel: &str) -> Option<Twin> {
         "matmul" | "matmul_naive" => linear::matmul,
         "matmul_plain" => matmul_plain::matmul_plain,
         "matvec" => linear::matvec,
+        "merge_top" => select_top::merge_top,
         "penalize" => sample::penalize,
         "qkv" => linear::qkv,
         "probe_read" => probe::probe_read,
@@ -128,6 +130,7 @@ fn twin(kernel: &str) -> Option<Twin> {
         "rope_kv" => rope::rope_kv,
         "sample" => sample::sample,
         "scale" => activation::scale,
+        "select_top" => select_top::select_top,
         "softmax" => softmax::softmax,
         "split_sum" => linear::split_sum,
         "swiglu" => activation::swiglu,
