@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use criterion::{Criterion, Throughput};
 use tilewright::kernels::{
     AttentionConfig, LayerNorm, Linear, Norm, PROBE_READS, Qkv, ReadOrder, RopeConfig, RopeScaling, RopeStyle,
-    StepState, attention, by_head, gate_up, layer_norm, matmul, matmul_naive, matvec, probe_read, rms_norm, rope,
-    rope_kv, rope_table, softmax, split_sum, swiglu,
+    StepState, TopStrip, attention, by_head, gate_up, layer_norm, matmul, matmul_naive, matvec, merge_top, probe_read,
+    rms_norm, rope, rope_kv, rope_table, select_top, softmax, split_sum, swiglu, top_splits,
 };
 use tilewright::{DType, Error, Matrix, Recorder, Role, Tensor, WeightType, Workspace, file_row_bytes};
 
@@ -125,6 +125,11 @@ fn main() {
     ropes(&mut bench);
     layouts(&mut bench);
     reads(&mut bench);
+    for n_rows in [1, 32] {
+        for k in [16, 1024] {
+            selections(&mut bench, n_rows, k);
+        }
+    }
     let cached: &[u32] = if is_full { &[20, 256, 1024, 4096] } else { &[20, 1024] };
     for &n_cached in cached {
         attentions(&mut bench, "attention/decode", 1, n_cached);
@@ -248,6 +253,33 @@ fn reads(bench: &mut Bench) {
             Ok(y)
         });
     }
+}
+
+/// The scores of 65,536 items for lists that are full of others as good, and what makes one list of them.
+fn selections(bench: &mut Bench, n_rows: u32, k: u32) {
+    let shape = [n_rows, 1 << 16];
+    let n_splits = top_splits(n_rows, shape[1]);
+    let len = (shape[0] * shape[1]) as usize;
+    let size = format!("{n_rows}x{}/{k}", shape[1]);
+    let lists = |rec: &Recorder| {
+        let scores = rec.device().upload("scores", &shape, &common::uniform(len))?;
+        let lists = Tensor::declare("lists", Role::Activations, &[n_rows, n_splits, k, 2], DType::U32)?;
+        let mut first = Recorder::new(rec.device());
+        select_top(&mut first, &scores, &TopStrip { first_id: 0, begins: true, allowed: None }, &lists)?;
+        rec.device().run(&first.finish(&mut Workspace::default()))?;
+        Ok::<_, Error>((scores, lists))
+    };
+    bench.measure("select_top", &size, Work::Bytes(4 * len as u64), |rec| {
+        let (scores, lists) = lists(rec)?;
+        select_top(rec, &scores, &TopStrip { first_id: shape[1], begins: false, allowed: None }, &lists)?;
+        Ok(lists)
+    });
+    bench.measure("merge_top", &size, Work::Bytes(8 * u64::from(n_rows * n_splits * k)), |rec| {
+        let (_, lists) = lists(rec)?;
+        let best = Tensor::declare("best", Role::Activations, &[n_rows, k, 2], DType::U32)?;
+        merge_top(rec, &lists, &best)?;
+        Ok(best)
+    });
 }
 
 /// `n_tokens` queries of 32 heads behind `n_cached` keys, 8 key/value heads.

@@ -29,6 +29,7 @@ mod pool;
 mod probe;
 mod rope;
 mod sample;
+mod select_top;
 mod simd;
 mod softmax;
 mod threads;
@@ -124,6 +125,7 @@ fn twin(kernel: &str) -> Option<Twin> {
         "matmul" | "matmul_naive" => linear::matmul,
         "matmul_plain" => matmul_plain::matmul_plain,
         "matvec" => linear::matvec,
+        "merge_top" => select_top::merge_top,
         "penalize" => sample::penalize,
         "qkv" => linear::qkv,
         "pool" => pool::pool,
@@ -134,6 +136,7 @@ fn twin(kernel: &str) -> Option<Twin> {
         "rope_packed" => rope::rope_packed,
         "sample" => sample::sample,
         "scale" => activation::scale,
+        "select_top" => select_top::select_top,
         "softmax" => softmax::softmax,
         "split_sum" => linear::split_sum,
         "swiglu" => activation::swiglu,

@@ -187,6 +187,17 @@ pub enum Error {
         pos: u32,
     },
 
+    /// An index of vectors does not take what it was given, or is not the one that is needed.
+    #[error("index: {field} is {found}, expected {expected}")]
+    Index {
+        /// The record or query at fault, with its number, or the property.
+        field: String,
+        /// What the index takes, or what is needed.
+        expected: String,
+        /// What was given, or what the index has.
+        found: String,
+    },
+
     /// A file cannot be read or written.
     #[error("{}: {source}", path.display())]
     Io {
@@ -257,6 +268,7 @@ impl Error {
             Error::Gpu { .. } => "gpu",
             Error::DeviceLost { .. } => "device_lost",
             Error::NonFinite { .. } => "non_finite",
+            Error::Index { .. } => "index",
             Error::Io { .. } => "io",
             Error::InFile { source, .. } | Error::InRecord { source, .. } => source.code(),
         }

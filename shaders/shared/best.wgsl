@@ -1,11 +1,8 @@
 // The best of what WG invocations found (a power of two), each a pair (order key, index): the highest key, and among
 // equals the lowest index. All invocations must call it, and all get the result.
+#import better
 
 var<workgroup> found: array<vec2<u32>, WG>;
-
-fn is_better(a: vec2<u32>, b: vec2<u32>) -> bool {
-    return a.x > b.x || (a.x == b.x && a.y < b.y);
-}
 
 fn workgroup_best(local: u32, mine: vec2<u32>) -> vec2<u32> {
     found[local] = mine;

@@ -2,7 +2,7 @@
 
 use tilewright::kernels::{
     self, AttentionConfig, Gelu, LayerNorm, Linear, Norm, Pooling, Qkv, ReadOrder, RopeConfig, RopeScaling, RopeStyle,
-    StepState,
+    StepState, TopStrip,
 };
 use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, Tier, WeightType, Workspace};
 
@@ -14,7 +14,8 @@ type Operand = (&'static str, &'static [u32], &'static [u32], &'static str);
 
 /// What the elements of an operand are, by its name.
 fn element_type(name: &str) -> DType {
-    if matches!(name, "ids" | "tokens" | "sampling" | "spans") { DType::U32 } else { DType::F32 }
+    const WORDS: [&str; 7] = ["ids", "tokens", "sampling", "spans", "allowed", "lists", "best"];
+    if WORDS.contains(&name) { DType::U32 } else { DType::F32 }
 }
 
 fn check(
@@ -125,6 +126,41 @@ fn row_shapes() {
     check("pool", &pool, |rec, _, t| kernels::pool(rec, Pooling::Mean, true, &t[0], &t[1], &t[2]));
     let last_row: [Operand; 2] = [("x", &[3, 5], &[15], "x"), ("y", &[1, 5], &[5], "y")];
     check("last_row", &last_row, |rec, state, t| kernels::last_row(rec, state, &t[0], &t[1]));
+}
+
+#[test]
+fn top_shapes() {
+    // Ids 40 to 69 take three words.
+    let select_top: [Operand; 3] = [
+        ("scores", &[2, 30], &[60], "scores"),
+        ("allowed", &[3], &[2], "allowed"),
+        ("lists", &[2, 4, 5, 2], &[3, 4, 5, 2], "lists"),
+    ];
+    fn strip(allowed: Option<&Tensor>, first_id: u32) -> TopStrip<'_> {
+        TopStrip { first_id, begins: true, allowed }
+    }
+    check("select_top", &select_top, |rec, _, t| kernels::select_top(rec, &t[0], &strip(Some(&t[1]), 40), &t[2]));
+    let merge_top: [Operand; 2] =
+        [("lists", &[2, 4, 5, 2], &[2, 4, 5], "lists"), ("best", &[2, 5, 2], &[2, 4, 2], "best")];
+    check("merge_top", &merge_top, |rec, _, t| kernels::merge_top(rec, &t[0], &t[1]));
+    let declare = |shape: &[u32], dtype| Tensor::declare("t", Role::Activations, shape, dtype).expect("valid");
+    for (n_cols, lists, first_id, named) in [
+        (30, [1, 1, 1025, 2], 0, "lists"),
+        (30, [1, 129, 1, 2], 0, "lists"),
+        (30, [1, 1, 5, 3], 0, "lists"),
+        ((2 << 16) + 1, [1, 2, 5, 2], 0, "scores"),
+        (30, [1, 1, 5, 2], u32::MAX - 29, "first_id"),
+    ] {
+        let (scores, lists) = (declare(&[1, n_cols], DType::F32), declare(&lists, DType::U32));
+        let error = kernels::select_top(&mut Recorder::new(&Device::cpu()), &scores, &strip(None, first_id), &lists)
+            .expect_err("out of range");
+        assert!(matches!(error, Error::Operand { kernel: "select_top", operand, .. } if operand == named), "{error}");
+    }
+    for (n_rows, n_cols) in [(1, 1), (1, 1 << 20), (32, 1 << 16), (1, 1 << 23), (200, 1 << 23)] {
+        let n_splits = kernels::top_splits(n_rows, n_cols);
+        let (scores, lists) = (declare(&[n_rows, n_cols], DType::F32), declare(&[n_rows, n_splits, 3, 2], DType::U32));
+        kernels::select_top(&mut Recorder::new(&Device::cpu()), &scores, &strip(None, 0), &lists).expect("it fits");
+    }
 }
 
 #[test]

@@ -27,6 +27,7 @@ mod pool;
 mod probe;
 mod rope;
 mod sample;
+mod select_top;
 mod softmax;
 #[cfg(target_arch = "wasm32")]
 mod web;
@@ -76,6 +77,7 @@ fn all_cases() -> Vec<Case> {
     probe::cases(&mut cases);
     rope::cases(&mut cases);
     sample::cases(&mut cases);
+    select_top::cases(&mut cases);
     softmax::cases(&mut cases);
     cases
 }

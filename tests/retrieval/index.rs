@@ -1,0 +1,492 @@
+//! `Index`: exact search on every executor, filters, deletion, files, and bad input.
+
+use std::ops::Range;
+
+use tilewright::retrieval::index::{Bitset, Hit, Index, IndexOptions, MAX_DIMS, Metric, Storage};
+use tilewright::{Device, Error, Tier};
+use web_time::Instant;
+
+use crate::common::{self, Rng, block_on};
+
+/// The CPU and the tiers of the adapter that differ in what a search runs.
+fn devices() -> Vec<Device> {
+    let tiers = [Tier::Baseline, Tier::Subgroups, Tier::Scalar];
+    tiers.into_iter().filter_map(|tier| common::gpu(Some(tier))).chain([common::cpu()]).collect()
+}
+
+fn options(metric: Metric, storage: Storage) -> IndexOptions {
+    IndexOptions { metric, storage, ..IndexOptions::default() }
+}
+
+fn index_of(device: &Device, dims: u32, options: IndexOptions, vectors: &[f32]) -> Index {
+    let mut index = Index::new(device, dims, options).expect("dimensions are fine");
+    let ids = block_on(index.append(vectors)).expect("the vectors are fine");
+    assert_eq!(ids, 0..(vectors.len() / dims as usize) as u32);
+    index
+}
+
+fn search(index: &Index, queries: &[f32], k: usize, filter: Option<&Bitset>) -> Vec<Vec<Hit>> {
+    block_on(index.search(queries, k, filter)).expect("the search is fine")
+}
+
+fn ids(hits: &[Hit]) -> Vec<u32> {
+    hits.iter().map(|hit| hit.id).collect()
+}
+
+/// Small whole numbers: all sums of their products are exact in any order.
+fn whole(n: usize, seed: u64) -> Vec<f32> {
+    let mut rng = Rng::new(seed);
+    (0..n).map(|_| rng.below(9) as f32 - 4.0).collect()
+}
+
+/// All ids that are allowed, the best first.
+fn sorted(vectors: &[f32], query: &[f32], is_allowed: impl Fn(u32) -> bool) -> Vec<Hit> {
+    let dot = |vector: &[f32]| vector.iter().zip(query).map(|(a, b)| f64::from(a * b)).sum::<f64>() as f32;
+    let hits = vectors.chunks_exact(query.len()).zip(0..).map(|(vector, id)| Hit { id, score: dot(vector) });
+    let mut hits: Vec<Hit> = hits.filter(|hit| is_allowed(hit.id)).collect();
+    hits.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.id.cmp(&b.id)));
+    hits
+}
+
+/// 1,000,000 x 384 in half precision, where every thousandth vector is the same and the scores of the others are few:
+/// most of what is found is tied.
+#[test]
+fn a_million_vectors_are_sorted_as_on_the_cpu() {
+    const N: usize = 1_000_000;
+    const DIMS: usize = 384;
+    const K: usize = 1000;
+    let start = Instant::now();
+    let mut vectors = vec![0i8; N * DIMS];
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for eight in vectors.as_chunks_mut::<8>().0 {
+        // xorshift64, Marsaglia 2003.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        *eight = state.to_le_bytes().map(|byte| (byte & 7) as i8 - 4);
+    }
+    let (first, rest) = vectors.split_at_mut(1000 * DIMS);
+    rest.chunks_exact_mut(1000 * DIMS)
+        .for_each(|thousand| thousand[7 * DIMS..8 * DIMS].copy_from_slice(&first[7 * DIMS..8 * DIMS]));
+
+    // The vector that is there a thousand times, and one that is nowhere.
+    let mut queries: Vec<f32> = vectors[7 * DIMS..8 * DIMS].iter().map(|&x| f32::from(x)).collect();
+    queries.extend((0..DIMS).map(|i| (i % 3) as f32 - 1.0));
+    let deleted: Vec<u32> = (0..N as u32).step_by(70).collect();
+    let allowed = Bitset::from_fn(N as u32, |id| id % 3 != 1);
+    let mut wanted = [vec![], vec![]];
+    for (wanted, query) in wanted.iter_mut().zip(queries.chunks_exact(DIMS)) {
+        let query: Vec<i32> = query.iter().map(|&x| x as i32).collect();
+        let scores =
+            vectors.chunks_exact(DIMS).map(|v| v.iter().zip(&query).map(|(&x, y)| i32::from(x) * y).sum::<i32>());
+        let mut order: Vec<(i32, u32)> = scores.map(std::ops::Neg::neg).zip(0..).collect();
+        order.sort_unstable();
+        *wanted = order;
+    }
+    let best = |is_in: &dyn Fn(u32) -> bool| -> Vec<Vec<Hit>> {
+        let hit = |&(score, id): &(i32, u32)| Hit { id, score: -score as f32 };
+        wanted.iter().map(|order| order.iter().filter(|(_, id)| is_in(*id)).take(K).map(hit).collect()).collect()
+    };
+    let made = start.elapsed();
+    for device in [common::gpu(None), Some(common::cpu())].into_iter().flatten() {
+        let start = Instant::now();
+        let mut index =
+            Index::new(&device, DIMS as u32, options(Metric::Dot, Storage::F16)).expect("dimensions are fine");
+        for part in vectors.chunks(50_000 * DIMS) {
+            let part: Vec<f32> = part.iter().map(|&x| f32::from(x)).collect();
+            block_on(index.append(&part)).expect("the vectors are fine");
+        }
+        let appended = start.elapsed();
+        let is_deleted = |id: u32| id.is_multiple_of(70);
+        assert_eq!(search(&index, &queries, K, None), best(&|_| true), "{:?}", device.info());
+        let searched = start.elapsed() - appended;
+        index.delete(&deleted).expect("all are there");
+        assert_eq!(search(&index, &queries, K, None), best(&|id| !is_deleted(id)), "{:?}", device.info());
+        let found = search(&index, &queries, K, Some(&allowed));
+        assert_eq!(found, best(&|id| !is_deleted(id) && id % 3 != 1), "{:?}", device.info());
+        let name = &device.info().name;
+        println!(
+            "{name}: vectors {made:.1?}, appended {appended:.1?}, first search {searched:.1?}, all {:.1?}",
+            start.elapsed()
+        );
+    }
+}
+
+/// Each number of vectors, queries and hits at which something else happens, in vectors that end amid a block.
+#[test]
+fn small_indices_are_sorted_as_on_the_cpu() {
+    for device in devices() {
+        for (dims, n, batch, k, storage) in [
+            (1, 1, 1, 1, Storage::F32),
+            (3, 31, 2, 40, Storage::F16),
+            (32, 1024, 1, 10, Storage::F32),
+            (45, 1025, 8, 100, Storage::F16),
+            (100, 2500, 33, 7, Storage::F32),
+            (384, 5000, 5, 1024, Storage::F16),
+        ] {
+            let (vectors, queries) = (whole(n * dims, 1), whole(batch * dims, 2));
+            let index = index_of(&device, dims as u32, options(Metric::Dot, storage), &vectors);
+            assert_eq!((index.len(), index.n_ids(), index.dims()), (n as u32, n as u32, dims as u32));
+            let found = search(&index, &queries, k, None);
+            assert_eq!(found.len(), batch);
+            for (found, query) in found.iter().zip(queries.chunks_exact(dims)) {
+                let mut wanted = sorted(&vectors, query, |_| true);
+                wanted.truncate(k);
+                assert_eq!(*found, wanted, "{n} x {dims} for {batch} in {}", device.info().name);
+            }
+        }
+    }
+}
+
+/// Every storage and metric against f64: scores within the storage's rounding, in order, and nobody better left out.
+#[test]
+fn scores_are_those_of_f64() {
+    const DIMS: usize = 70;
+    let mut rng = Rng::new(5);
+    let mut numbers = |n: usize| -> Vec<f32> { (0..n * DIMS).map(|_| rng.normal() as f32).collect() };
+    let (vectors, queries) = (numbers(1500), numbers(9));
+    for device in devices() {
+        for (metric, storage) in Metric::ALL.iter().flat_map(|&m| Storage::ALL.map(|s| (m, s))) {
+            let index = index_of(&device, DIMS as u32, options(metric, storage), &vectors);
+            let found = search(&index, &queries, 20, None);
+            for (query, found) in queries.chunks_exact(DIMS).zip(&found) {
+                let length = |v: &[f32]| v.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+                let dot = |v: &[f32]| v.iter().zip(query).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
+                let unit = |v: &[f32]| if metric == Metric::Cosine { length(v) * length(query) } else { 1.0 };
+                let scores: Vec<f64> = vectors.chunks_exact(DIMS).map(|v| dot(v) / unit(v)).collect();
+                // Of the sum of magnitudes: an f16 is off by 2^-11 of itself, a byte by half a 127th of its block's
+                // largest.
+                let error = match storage {
+                    Storage::F32 => 1e-6,
+                    Storage::F16 => 1.0 / 2048.0,
+                    Storage::Int8 => 0.02,
+                };
+                let reach =
+                    |v: &[f32]| error * v.iter().zip(query).map(|(a, b)| f64::from(a * b).abs()).sum::<f64>() / unit(v);
+                let reach = vectors.chunks_exact(DIMS).map(reach).fold(0.0, f64::max);
+                assert_eq!(found.len(), 20);
+                assert!(found.windows(2).all(|pair| pair[0].score >= pair[1].score));
+                for hit in found {
+                    let want = scores[hit.id as usize];
+                    assert!((f64::from(hit.score) - want).abs() <= reach, "{hit:?}, expected {want} within {reach}");
+                }
+                let last = f64::from(found[19].score);
+                let missed = (0..)
+                    .zip(&scores)
+                    .find(|(id, score)| **score > last + 2.0 * reach && found.iter().all(|h| h.id != *id));
+                assert_eq!(missed, None, "{metric:?} {storage:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn pieces_are_found_like_the_whole() {
+    let (dims, n) = (20, 6000);
+    let (vectors, queries) = (whole(n * dims, 3), whole(3 * dims, 4));
+    for device in devices() {
+        for storage in Storage::ALL {
+            let all = index_of(&device, dims as u32, options(Metric::Dot, storage), &vectors);
+            let mut pieces =
+                Index::new(&device, dims as u32, options(Metric::Dot, storage)).expect("dimensions are fine");
+            assert_eq!(search(&pieces, &queries, 5, None), vec![vec![]; 3], "nothing is in it");
+            let mut end = 0;
+            for part in [1, 1, 30, 993, 7, 2000, 2968] {
+                let ids =
+                    block_on(pieces.append(&vectors[end * dims..(end + part) * dims])).expect("the vectors are fine");
+                assert_eq!(ids, end as u32..(end + part) as u32);
+                end += part;
+                let alone = index_of(&device, dims as u32, options(Metric::Dot, storage), &vectors[..end * dims]);
+                assert_eq!(
+                    search(&pieces, &queries, 50, None),
+                    search(&alone, &queries, 50, None),
+                    "{end} in {storage:?}"
+                );
+            }
+            assert_eq!(search(&pieces, &queries, 50, None), search(&all, &queries, 50, None), "{storage:?}");
+            assert_eq!(block_on(pieces.append(&[])).expect("nothing is fine"), n as u32..n as u32);
+        }
+    }
+}
+
+#[test]
+fn filters_and_deletions_hide_vectors() {
+    let (dims, n) = (16, 3000);
+    let (vectors, query) = (whole(n * dims, 6), whole(dims, 7));
+    for device in devices() {
+        let mut index = index_of(&device, dims as u32, options(Metric::Dot, Storage::F32), &vectors);
+        let odd = Bitset::from_fn(n as u32, |id| id % 2 == 1);
+        let few = Bitset::from_fn(n as u32, |id| id % 1000 == 999);
+        let mut gone: Vec<u32> = ids(&search(&index, &query, 100, None)[0]);
+        gone.push(999);
+        let is_gone = |id: u32| gone.contains(&id);
+        assert_eq!(index.delete(&gone).expect("all are there"), 101);
+        assert_eq!(index.delete(&gone).expect("all were there"), 0, "nothing is left to delete");
+        assert_eq!((index.len(), index.n_ids()), (n as u32 - 101, n as u32));
+        assert!(index.contains(2999) != is_gone(2999) && !index.contains(999) && !index.contains(n as u32));
+        let all = |is_in: &dyn Fn(u32) -> bool| sorted(&vectors, &query, |id| !is_gone(id) && is_in(id));
+        assert_eq!(search(&index, &query, 70, None)[0], all(&|_| true)[..70]);
+        assert_eq!(search(&index, &query, 70, Some(&odd))[0], all(&|id| id % 2 == 1)[..70]);
+        assert_eq!(search(&index, &query, 70, Some(&few))[0], all(&|id| id % 1000 == 999), "fewer than asked for");
+        assert_eq!(search(&index, &query, 70, Some(&Bitset::new(n as u32)))[0], [], "none is allowed");
+        // A place is not given out again.
+        assert_eq!(block_on(index.append(&query)).expect("the vector is fine"), n as u32..n as u32 + 1);
+        index.delete(&(0..=n as u32).collect::<Vec<_>>()).expect("all were there");
+        assert!(index.is_empty() && search(&index, &query, 3, None)[0].is_empty());
+    }
+}
+
+/// A search is one submission and one read, and the second of a kind builds nothing.
+#[test]
+fn steady_searches_build_nothing() {
+    let Some(device) = common::gpu(None) else { return };
+    let (vectors, queries) = (whole(3000 * 64, 8), whole(8 * 64, 9));
+    let mut index = index_of(&device, 64, options(Metric::Cosine, Storage::F16), &vectors);
+    let filter = Bitset::from_fn(3000, |id| id % 5 > 0);
+    for filter in [None, Some(&filter)] {
+        search(&index, &queries, 10, filter);
+        let before = device.counters();
+        // Numbers of queries and hits that round up to the same.
+        search(&index, &queries[..64 * 7], 16, filter);
+        let did = device.counters() - before;
+        assert_eq!((did.submits, did.bytes_read), (1, 8 * 16 * 8));
+        assert_eq!((did.pipelines_created, did.bind_groups_created, did.buffers_created), (0, 0, 0));
+    }
+    // Nor does a vector that finds room, or one that goes.
+    let before = device.counters();
+    block_on(index.append(&vectors[..64])).expect("the vector is fine");
+    index.delete(&[0, 1]).expect("they are there");
+    search(&index, &queries, 10, None);
+    let did = device.counters() - before;
+    assert_eq!((did.pipelines_created, did.bind_groups_created, did.buffers_created), (0, 0, 0));
+}
+
+#[test]
+fn searches_side_by_side_do_not_meet() {
+    for device in devices() {
+        let (vectors, queries) = (whole(2000 * 8, 10), whole(2 * 8, 11));
+        let index = index_of(&device, 8, options(Metric::Dot, Storage::F32), &vectors);
+        let filters = [1, 2].map(|rest| Bitset::from_fn(2000, move |id| id % 3 == rest));
+        let mut searches: Vec<_> =
+            (0..2).map(|i| Box::pin(index.search(&queries[i * 8..][..8], 9, Some(&filters[i])))).collect();
+        // Both are begun before the first is waited for.
+        let waker = std::task::Waker::noop();
+        let polled: Vec<_> =
+            searches.iter_mut().map(|s| s.as_mut().poll(&mut std::task::Context::from_waker(waker))).collect();
+        for (i, (polled, search)) in polled.into_iter().zip(searches).enumerate() {
+            let found = match polled {
+                std::task::Poll::Ready(found) => found,
+                std::task::Poll::Pending => block_on(search),
+            };
+            let wanted = sorted(&vectors, &queries[i * 8..][..8], |id| id % 3 == i as u32 + 1);
+            assert_eq!(found.expect("the search is fine")[0], wanted[..9]);
+        }
+    }
+}
+
+/// What an index says of its fault.
+#[track_caller]
+fn refused<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+    match result {
+        Err(Error::Index { field, found, .. }) => format!("{field}: {found}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn bad_vectors_are_refused_by_name() {
+    let device = common::cpu();
+    for (dims, found) in [(0, "dims: 0".to_string()), (MAX_DIMS + 1, format!("dims: {}", MAX_DIMS + 1))] {
+        assert_eq!(refused(Index::new(&device, dims, IndexOptions::default())), found);
+    }
+    let mut index = index_of(&device, 3, options(Metric::Cosine, Storage::F32), &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let with = |at: usize, value: f32| {
+        let mut vectors = vec![1.0; 12];
+        vectors[at] = value;
+        vectors
+    };
+    for (vectors, found) in [
+        (vec![1.0; 7], "record 2: 1 numbers"),
+        (with(7, f32::NAN), "record 2: NaN in column 1"),
+        (with(0, f32::INFINITY), "record 0: inf in column 0"),
+        (with(11, f32::NEG_INFINITY), "record 3: -inf in column 2"),
+        (vec![1.0, 1.0, 1.0, 0.0, 0.0, 0.0], "record 1: zero"),
+    ] {
+        assert_eq!(refused(block_on(index.append(&vectors))), found);
+        let query = found.replace("record", "query");
+        assert_eq!(refused(block_on(index.search(&vectors, 1, None))), query);
+    }
+    for (storage, largest) in [(Storage::F16, 65504.0), (Storage::Int8, 65504.0 * 127.0)] {
+        let mut index = index_of(&device, 2, options(Metric::Dot, storage), &[largest, 0.0]);
+        let found = refused(block_on(index.append(&[0.0, 0.0, 1.0, -1.001 * largest])));
+        assert!(found.starts_with("record 1: one of size"), "{found}");
+        let tiny = block_on(index.append(&[1e-30, 0.0])).expect("it becomes zero");
+        assert_eq!(
+            search(&index, &[1.0, 1.0], 2, None)[0],
+            [Hit { id: 0, score: largest }, Hit { id: tiny.start, score: 0.0 }]
+        );
+    }
+    // What is refused leaves nothing behind.
+    assert_eq!((index.len(), index.n_ids()), (2, 2));
+    assert_eq!(refused(index.delete(&[1, 2])), "id: 2");
+    assert_eq!(index.len(), 2);
+    assert_eq!(refused(block_on(index.search(&[1.0, 1.0, 1.0], 1, Some(&Bitset::new(3))))), "filter: 3");
+    for k in [0, 1025] {
+        let error = block_on(index.search(&[1.0, 1.0, 1.0], k, None)).expect_err("out of range");
+        assert!(matches!(error, Error::Option { option: "k", .. }), "{error}");
+    }
+    let named = IndexOptions { model: Some("minilm".into()), ..IndexOptions::default() };
+    let named = Index::new(&device, 3, named).expect("dimensions are fine");
+    named.expect_model("minilm", 3).expect("it is for that");
+    assert_eq!(refused(named.expect_model("minilm", 4)), "dims: 3");
+    assert_eq!(refused(named.expect_model("other", 3)), "model: `minilm`");
+    assert_eq!(refused(index.expect_model("minilm", 3)), "model: none");
+    assert_eq!(Error::Index { field: "f".into(), expected: "e".into(), found: "o".into() }.code(), "index");
+}
+
+/// A sum of finite products may leave what f32 holds; the record is named rather than put first.
+#[test]
+fn a_score_that_is_not_finite_is_an_error() {
+    for device in devices() {
+        let index =
+            index_of(&device, 2, options(Metric::Dot, Storage::F32), &[1.0, 1.0, 2.0, 3e38, 3.0, 3.0, 3e38, 3e38]);
+        for queries in [[2e38, 1.0], [-1e30, -1e30]] {
+            assert_eq!(refused(block_on(index.search(&queries, 1, None))), "score of record 1: none");
+        }
+        let allowed = Bitset::from_fn(4, |id| id % 2 == 0);
+        assert_eq!(ids(&search(&index, &[1e30, 1e30], 2, Some(&allowed))[0]), [2, 0]);
+    }
+}
+
+fn described(metric: Metric, storage: Storage) -> IndexOptions {
+    IndexOptions { metric, storage, model: Some("a \"model\"\n".into()), pooling: Some("mean".into()) }
+}
+
+#[test]
+fn files_come_back_to_the_byte() {
+    let folder = std::env::temp_dir().join(format!("tilewright-index-{}", std::process::id()));
+    for device in devices() {
+        for (metric, storage) in Metric::ALL.iter().flat_map(|&m| Storage::ALL.map(|s| (m, s))) {
+            for [dims, n] in [[1, 1], [45, 40], [64, 2500]] {
+                let vectors: Vec<f32> = common::uniform(n * dims, 12);
+                let mut index = index_of(&device, dims as u32, described(metric, storage), &vectors);
+                index.delete(&[n as u32 / 2]).expect("it is there");
+                let path = folder.join("folder").join("index.safetensors");
+                block_on(index.save(&path)).expect("the folder can be written");
+                let bytes = std::fs::read(&path).expect("it was written");
+                assert!(block_on(index.to_bytes()).expect("it can be read") == bytes, "both ways are the same");
+                let mut loaded = block_on(Index::load(&device, &path)).expect("it was just written");
+                assert!(
+                    block_on(loaded.to_bytes()).expect("it can be read") == bytes,
+                    "{n} x {dims} {metric:?} {storage:?}"
+                );
+                assert_eq!((loaded.options(), loaded.dims()), (index.options(), index.dims()));
+                let found = search(&index, &vectors[..dims], 30, None);
+                assert_eq!(search(&loaded, &vectors[..dims], 30, None), found);
+                // Both go on alike.
+                for index in [&mut index, &mut loaded] {
+                    block_on(index.append(&vectors)).expect("the vectors are fine");
+                    index.delete(&[0, n as u32]).expect("they are there");
+                }
+                assert_eq!(search(&loaded, &vectors[..dims], 30, None), search(&index, &vectors[..dims], 30, None));
+                assert!(block_on(loaded.to_bytes()).ok() == block_on(index.to_bytes()).ok());
+            }
+        }
+        let empty = Index::new(&device, 7, IndexOptions::default()).expect("dimensions are fine");
+        let bytes = block_on(empty.to_bytes()).expect("there is nothing to read");
+        let empty = block_on(Index::from_bytes(&device, &bytes)).expect("it was just written");
+        assert_eq!((empty.n_ids(), empty.dims()), (0, 7));
+    }
+    let left: Vec<_> = std::fs::read_dir(folder.join("folder")).expect("it is there").collect();
+    assert_eq!(left.len(), 1, "only the file itself is left");
+    let error = block_on(Index::load(&common::cpu(), folder.join("none"))).expect_err("no such file");
+    assert!(matches!(error, Error::Io { .. }), "{error}");
+    std::fs::write(folder.join("bad"), b"none").expect("the folder can be written");
+    let error = block_on(Index::load(&common::cpu(), folder.join("bad"))).expect_err("no index");
+    assert!(matches!(error, Error::InFile { .. }), "{error}");
+    std::fs::remove_dir_all(&folder).expect("it is there");
+}
+
+/// Data of tensors in a file, by the header's offsets.
+fn data(bytes: &[u8], name: &str) -> Range<usize> {
+    let header = tilewright::formats::Safetensors::parse(bytes, bytes.len() as u64).expect("the file is fine");
+    let range = header.tensor(name).expect("it is there").range();
+    range.start as usize..range.end as usize
+}
+
+#[test]
+fn broken_files_are_refused_by_name() {
+    let device = common::cpu();
+    let vectors: Vec<f32> = common::uniform(40 * 45, 13);
+    let file = |storage| {
+        let index = index_of(&device, 45, described(Metric::Cosine, storage), &vectors);
+        block_on(index.to_bytes()).expect("it can be read")
+    };
+    let fault = |bytes: &[u8]| match block_on(Index::from_bytes(&device, bytes)) {
+        Err(Error::Format { format, field, offset, .. }) => (format, field, offset as usize),
+        Err(Error::Unsupported { format, field, .. }) => (format, field, 0),
+        other => panic!("{other:?}"),
+    };
+    for storage in Storage::ALL {
+        let good = file(storage);
+        let (vectors, live) = (data(&good, "vectors"), data(&good, "live"));
+        let number_bytes = vectors.len() / (40 * 45);
+        let broken = |at: usize, word: &[u8]| {
+            let mut bytes = good.clone();
+            bytes[at..at + word.len()].copy_from_slice(word);
+            fault(&bytes)
+        };
+        // Record 3, column 2: not a number, or so large that the length is no longer 1.
+        let (record, at) = (vectors.start + 3 * 45 * number_bytes, vectors.start + (3 * 45 + 2) * number_bytes);
+        match storage {
+            Storage::F32 => {
+                assert_eq!(broken(at, &f32::NAN.to_le_bytes()), ("index", "record 3".into(), at));
+                assert_eq!(broken(at, &2f32.to_le_bytes()), ("index", "record 3".into(), record));
+            }
+            Storage::F16 => {
+                assert_eq!(broken(at, &0x7c00u16.to_le_bytes()), ("index", "record 3".into(), at));
+                assert_eq!(broken(at, &0x4000u16.to_le_bytes()), ("index", "record 3".into(), record));
+            }
+            Storage::Int8 => {
+                let at = data(&good, "scales").start + (3 * 2 + 1) * 2;
+                assert_eq!(broken(at, &0x7e00u16.to_le_bytes()), ("index", "scale 1 of record 3".into(), at));
+                assert_eq!(broken(at, &0x4000u16.to_le_bytes()), ("index", "record 3".into(), record));
+            }
+        }
+        // 40 vectors leave 24 bits of the second word.
+        assert_eq!(broken(live.end - 3, &[1]), ("index", "live".into(), live.end - 4));
+        // A header with other texts of the same length.
+        for (text, other, field) in [
+            ("tilewright index", "tilewright INDEX", "format"),
+            ("\"version\":\"1\"", "\"version\":\"2\"", "version"),
+            ("\"version\"", "\"Version\"", "version"),
+            ("\"cosine\"", "\"COSINE\"", "metric"),
+            ("\"dims\":\"45\"", "\"dims\":\"00\"", "dims"),
+            ("\"dims\":\"45\"", "\"dims\":\"44\"", "vectors"),
+            ("\"count\":\"40\"", "\"count\":\"4x\"", "count"),
+            ("\"count\":\"40\"", "\"count\":\"41\"", "vectors"),
+            ("\"count\":\"40\"", "\"count\":\"99\"", "live"),
+            ("\"vectors\"", "\"Vectors\"", "tensor"),
+        ] {
+            let header = String::from_utf8_lossy(&good[..live.start]);
+            let at = header.find(text).unwrap_or_else(|| panic!("{text} in {header}"));
+            // The length in front is no text: look for the place in bytes.
+            let at = (0..=at).find(|&at| good[at..].starts_with(text.as_bytes())).expect("it is there");
+            let (format, found, _) = broken(at, other.as_bytes());
+            assert_eq!((format, found.as_str()), ("index", field), "{other}");
+        }
+        for end in [0, 7, 8, 100, live.start, vectors.start, good.len() - 1] {
+            assert_eq!(fault(&good[..end]).0, "safetensors", "{end} bytes");
+        }
+        // Whatever else is changed: an error or an index, and no panic.
+        let mut rng = Rng::new(14);
+        for _ in 0..3000 {
+            let mut bytes = good.clone();
+            let at = if rng.below(2) == 0 { rng.below(live.end) } else { rng.below(bytes.len()) };
+            bytes[at] = rng.word() as u8;
+            if let Ok(index) = block_on(Index::from_bytes(&device, &bytes)) {
+                assert_eq!(index.n_ids(), 40);
+            }
+        }
+    }
+}
