@@ -24,6 +24,7 @@ mod embed;
 mod gemm;
 mod linear;
 mod matmul_plain;
+mod mol;
 mod norm;
 mod probe;
 mod rope;
@@ -120,6 +121,7 @@ fn twin(kernel: &str) -> Option<Twin> {
         "matmul" | "matmul_naive" => linear::matmul,
         "matmul_plain" => matmul_plain::matmul_plain,
         "matvec" => linear::matvec,
+        "mol" => mol::mol,
         "penalize" => sample::penalize,
         "qkv" => linear::qkv,
         "probe_read" => probe::probe_read,

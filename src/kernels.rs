@@ -8,6 +8,7 @@ mod by_head;
 mod embed;
 mod gate_up;
 mod linear;
+mod mol;
 mod norm;
 mod probe;
 mod qkv;
@@ -24,6 +25,7 @@ pub use by_head::by_head;
 pub use embed::embed;
 pub use gate_up::gate_up;
 pub use linear::{Linear, Norm, matmul, matmul_naive, matmul_plain, matvec, split_sum};
+pub use mol::{Combination, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, Pairing, mol};
 pub use norm::{layer_norm, rms_norm};
 pub use probe::{PROBE_READS, ReadOrder, probe_read};
 pub use qkv::Qkv;
@@ -43,6 +45,7 @@ pub(crate) use linear::{
     ACCUMULATE, BIAS, LinearParams, NORM, PlainParams, SplitSumParams, fold_norm, folds_norm, suits_few,
 };
 pub(crate) use linear::{is_sound, usual};
+pub(crate) use mol::{ACTIVATION_SHIFT, ALIGNED, BOUND, GATHERED, MolParams};
 pub(crate) use norm::NormParams;
 pub(crate) use probe::ProbeReadParams;
 pub(crate) use qkv::QkvParams;

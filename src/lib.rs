@@ -59,6 +59,7 @@ pub mod load;
 mod matrix;
 pub mod model;
 mod recording;
+pub mod retrieval;
 pub mod shaders;
 mod tensor;
 pub mod tokenizer;

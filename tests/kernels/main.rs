@@ -22,6 +22,7 @@ mod fused;
 mod harness;
 mod inputs;
 mod linear;
+mod mol;
 mod norm;
 mod probe;
 mod rope;
@@ -70,6 +71,7 @@ fn all_cases() -> Vec<Case> {
     embed::cases(&mut cases);
     fused::cases(&mut cases);
     linear::cases(&mut cases);
+    mol::cases(&mut cases);
     norm::cases(&mut cases);
     probe::cases(&mut cases);
     rope::cases(&mut cases);

@@ -1,0 +1,3 @@
+//! Retrieval: which items of many suit a query best.
+
+pub mod mol;

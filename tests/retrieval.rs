@@ -1,0 +1,6 @@
+//! Retrieval: what is found, exactly, and what is refused.
+
+mod common;
+
+#[path = "retrieval/mol.rs"]
+mod mol;
