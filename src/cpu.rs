@@ -24,6 +24,7 @@ mod embed;
 mod gemm;
 mod linear;
 mod matmul_plain;
+mod mol;
 mod norm;
 mod pool;
 mod probe;
@@ -126,6 +127,7 @@ fn twin(kernel: &str) -> Option<Twin> {
         "matmul_plain" => matmul_plain::matmul_plain,
         "matvec" => linear::matvec,
         "merge_top" => select_top::merge_top,
+        "mol" => mol::mol,
         "penalize" => sample::penalize,
         "qkv" => linear::qkv,
         "pool" => pool::pool,

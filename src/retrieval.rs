@@ -1,3 +1,4 @@
-//! Retrieval: finding, among many vectors on a device, those that suit a query best.
+//! Retrieval: finding, among many items on a device, those that suit a query best.
 
 pub mod index;
+pub mod mol;

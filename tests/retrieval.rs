@@ -4,3 +4,5 @@ mod common;
 
 #[path = "retrieval/index.rs"]
 mod index;
+#[path = "retrieval/mol.rs"]
+mod mol;

@@ -1,8 +1,9 @@
 //! Operands of the wrong shape: each is refused by an error that names the kernel and the operand.
 
 use tilewright::kernels::{
-    self, AttentionConfig, Gelu, LayerNorm, Linear, Norm, Pooling, Qkv, ReadOrder, RopeConfig, RopeScaling, RopeStyle,
-    StepState, TopStrip,
+    self, AttentionConfig, Combination, Gelu, LayerNorm, Linear, MolActivation, MolForm, MolGate, MolGateWeights,
+    MolOperands, MolScores, Norm, Pairing, Pooling, Qkv, ReadOrder, RopeConfig, RopeScaling, RopeStyle, StepState,
+    TopStrip,
 };
 use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, Tier, WeightType, Workspace};
 
@@ -391,6 +392,57 @@ fn fused_shapes() {
     let error = kernels::matmul(&mut Recorder::new(&device), &Linear { bias: None, ..both }, &t[2], &y);
     let error = error.expect_err("`matmul` folds no norm");
     assert!(matches!(error, Error::Operand { kernel: "matmul", operand: "norm", .. }), "{error}");
+}
+
+#[test]
+fn mol_shapes() {
+    let device = Device::cpu();
+    let form = |query_components, item_components| MolForm {
+        query_components,
+        item_components,
+        hidden: 2,
+        pairing: Pairing::Cross,
+        combination: Combination::GluSilu,
+        activation: MolActivation::Silu,
+    };
+    let weights = MolGateWeights { w1: &[0.0; 30], b1: &[0.0; 2], w2: &[0.0; 30], b2: &[0.0; 15] };
+    let gate = MolGate::new(&device, form(3, 5), &weights).expect("the form is valid");
+    let w = Matrix::declare(&device, "w", WeightType::F16, 5 * 7, 8).expect("the matrix is valid");
+    let operands: [Operand; 5] = [
+        ("item_gates", &[7, 32], &[7, 15], "item_gates"),
+        ("queries", &[2, 24], &[2, 23], "queries"),
+        ("query_gates", &[2, 32], &[3, 32], "query_gates"),
+        ("ids", &[2, 4], &[2, 5], "ids"),
+        ("scores", &[2, 4], &[8], "scores"),
+    ];
+    let record = |rec: &mut Recorder, w: &Matrix, t: &[Tensor]| {
+        let operands = MolOperands { items: w, item_gates: &t[0], queries: &t[1], query_gates: &t[2] };
+        kernels::mol(rec, &gate, &operands, MolScores::Of(&t[3]), &t[4])
+    };
+    check("mol", &operands, |rec, _, t| record(rec, &w, t));
+    let tensors = operands.map(|(name, shape, ..)| {
+        Tensor::declare(name, Role::Activations, shape, element_type(name)).expect("the shape is valid")
+    });
+    // Rows that are no multiple of the components, columns that are none of 4, a type without a variant.
+    for (weight, rows, cols) in [(WeightType::F16, 36, 8), (WeightType::F16, 35, 6), (WeightType::Q4_0, 35, 8)] {
+        let w = Matrix::declare(&device, "w", weight, rows, cols).expect("the matrix is valid");
+        match record(&mut Recorder::new(&device), &w, &tensors) {
+            Err(Error::Operand { operand: "w", .. }) => {}
+            other => panic!("{rows} x {cols} of {weight} gives {other:?}"),
+        }
+    }
+    let refused = |form, weights: &MolGateWeights| match MolGate::new(&device, form, weights) {
+        Err(Error::Operand { operand, .. }) => operand,
+        other => panic!("{other:?}"),
+    };
+    for (n, m) in [(0, 4), (4, 0), (9, 5), (65, 1)] {
+        assert_eq!(refused(form(n, m), &weights), "form", "{n} x {m}");
+    }
+    assert_eq!(refused(MolForm { pairing: Pairing::Aligned, ..form(3, 5) }, &weights), "form");
+    assert_eq!(refused(form(3, 5), &MolGateWeights { w1: &[0.0; 29], ..weights }), "w1");
+    assert_eq!(refused(form(3, 5), &MolGateWeights { b1: &[], ..weights }), "b1");
+    assert_eq!(refused(form(3, 5), &MolGateWeights { w2: &[0.0; 31], ..weights }), "w2");
+    assert_eq!(refused(form(3, 5), &MolGateWeights { b2: &[0.0; 16], ..weights }), "b2");
 }
 
 #[test]

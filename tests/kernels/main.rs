@@ -22,6 +22,7 @@ mod fused;
 mod harness;
 mod inputs;
 mod linear;
+mod mol;
 mod norm;
 mod pool;
 mod probe;
@@ -72,6 +73,7 @@ fn all_cases() -> Vec<Case> {
     embed::cases(&mut cases);
     fused::cases(&mut cases);
     linear::cases(&mut cases);
+    mol::cases(&mut cases);
     norm::cases(&mut cases);
     pool::cases(&mut cases);
     probe::cases(&mut cases);

@@ -1,0 +1,58 @@
+//! The best of many scores.
+
+use std::cmp::Ordering;
+
+/// An item and its score.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Hit {
+    /// The item's number.
+    pub id: u32,
+    /// Higher is better.
+    pub score: f32,
+}
+
+/// Higher scores first, among equals the lower id; what is not finite comes before everything, so that it is not missed.
+fn order(a: &Hit, b: &Hit) -> Ordering {
+    let finite = a.score.is_finite().cmp(&b.score.is_finite());
+    finite.then(b.score.partial_cmp(&a.score).unwrap_or(Ordering::Equal)).then(a.id.cmp(&b.id))
+}
+
+/// Keeps the k best of what comes: twice as many gather before the worse half goes.
+#[derive(Clone, Debug)]
+pub(super) struct Top {
+    k: usize,
+    hits: Vec<Hit>,
+    /// No lower score is among the best any more.
+    bar: f32,
+}
+
+impl Top {
+    pub fn new(k: usize) -> Top {
+        Top { k, hits: Vec::new(), bar: f32::NEG_INFINITY }
+    }
+
+    pub fn push(&mut self, id: u32, score: f32) {
+        // A NaN is not lower.
+        if score < self.bar {
+            return;
+        }
+        self.hits.push(Hit { id, score });
+        if self.hits.len() >= self.k.saturating_mul(2) {
+            let (_, last, _) = self.hits.select_nth_unstable_by(self.k - 1, order);
+            self.bar = last.score;
+            self.hits.truncate(self.k);
+        }
+    }
+
+    /// Scores of items one after the other.
+    pub fn extend(&mut self, first: u32, scores: &[f32]) {
+        (first..).zip(scores).for_each(|(id, &score)| self.push(id, score));
+    }
+
+    /// In order.
+    pub fn into_hits(mut self) -> Vec<Hit> {
+        self.hits.sort_unstable_by(order);
+        self.hits.truncate(self.k);
+        self.hits
+    }
+}

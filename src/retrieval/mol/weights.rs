@@ -1,0 +1,457 @@
+//! Weights of a mixture of logits, and the file they come in.
+
+use crate::error::Error;
+use crate::formats::block::dequantize;
+use crate::formats::{BlockType, Safetensors, TensorInfo};
+use crate::kernels::{Combination, MolActivation, MolForm, Pairing};
+
+/// Gated activation of the hidden layer in front of components.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Glu {
+    /// `gelu(x W + b) * (x V + c)`, by the error function.
+    GeGlu,
+    /// `silu(x W + b) * (x V + c)`.
+    SwiGlu,
+}
+
+/// Sizes and form of a mixture of logits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MolConfig {
+    /// Components, pairs and gate.
+    pub form: MolForm,
+    /// D: numbers of a component.
+    pub dim: u32,
+    /// Numbers of a query.
+    pub query_dim: u32,
+    /// Numbers of an item.
+    pub item_dim: u32,
+    /// What logits are divided by.
+    pub temperature: f32,
+    /// Length below which a component is not scaled up to length one.
+    pub eps: f32,
+    /// Whether components are scaled to length one.
+    pub l2_norm: bool,
+    /// Of hidden layers in front of components.
+    pub glu: Glu,
+}
+
+impl MolConfig {
+    /// Scales components to length one, if the mixture has them so; gives their lengths afterwards.
+    pub(super) fn normalise(&self, components: &mut [f32]) -> Vec<f32> {
+        let scale = |row: &mut [f32]| {
+            let norm = row.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
+            if !self.l2_norm {
+                return norm as f32;
+            }
+            let by = norm.max(f64::from(self.eps));
+            row.iter_mut().for_each(|x| *x = (f64::from(*x) / by) as f32);
+            (norm / by) as f32
+        };
+        components.chunks_exact_mut(self.dim as usize).map(scale).collect()
+    }
+}
+
+/// `y = x wᵀ + b`.
+#[derive(Clone, Debug)]
+pub(super) struct Layer {
+    /// `[n_out, n_in]`.
+    pub w: Vec<f32>,
+    pub b: Vec<f32>,
+    pub n_in: u32,
+    pub n_out: u32,
+}
+
+impl Layer {
+    /// The layer, and behind its outputs as many ones.
+    pub fn with_ones(&self) -> Layer {
+        let mut both = self.clone();
+        both.w.resize(2 * self.w.len(), 0.0);
+        both.b.resize(2 * self.b.len(), 1.0);
+        both.n_out *= 2;
+        both
+    }
+
+    /// Inputs `first` to `first + n` of it, with its bias or none.
+    fn part(&self, first: u32, n: u32, with_bias: bool) -> Layer {
+        let rows = self.w.chunks_exact(self.n_in as usize);
+        let w = rows.flat_map(|row| &row[first as usize..(first + n) as usize]).copied().collect();
+        let b = if with_bias { self.b.clone() } else { vec![0.0; self.b.len()] };
+        Layer { w, b, n_in: n, n_out: self.n_out }
+    }
+}
+
+/// From vectors to components.
+#[derive(Clone, Debug)]
+pub(super) struct Projection {
+    pub glu: Option<[Layer; 2]>,
+    pub out: Layer,
+}
+
+impl Projection {
+    fn n_in(&self) -> u32 {
+        self.glu.as_ref().map_or(self.out.n_in, |[gate, _]| gate.n_in)
+    }
+}
+
+/// The part of a gate that sees a query or an item alone.
+#[derive(Clone, Debug)]
+pub(super) enum Gate {
+    None,
+    Linear(Layer),
+    /// SiLU between the layers.
+    Perceptron(Layer, Layer),
+}
+
+/// The part that sees logits.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PairGate {
+    pub w1: Vec<f32>,
+    pub b1: Vec<f32>,
+    pub w2: Vec<f32>,
+    pub b2: Vec<f32>,
+}
+
+/// Weights of a mixture of logits.
+///
+/// They come as a safetensors file with the names that `MoLSimilarity.state_dict()` of
+/// [RAILS](https://github.com/bailuding/rails) has, in F32, F16 or BF16, and whatever stands in front of all of them:
+///
+/// | tensor | shape | |
+/// |---|---|---|
+/// | `_query_embeddings_fn._query_emb_proj_module.1._w`, `._b` | `[D, 2 F]`, `[1, 2 F]` | gated hidden layer; may be absent |
+/// | `_query_embeddings_fn._query_emb_proj_module.2.weight`, `.bias` | `[(N - U) d, F]` | components; `.1.` without a hidden layer |
+/// | `_query_embeddings_fn._uid_embeddings_<i>.weight` | `[rows + 1, d]` | component of user `id % rows + 1`, for U such tables |
+/// | `_item_embeddings_fn._item_emb_proj_module.1.weight`, `.bias` | `[M d, D']` | likewise; or `_item_proj_module` |
+/// | `_gating_fn._query_only_partial_module.0`, `.2` | `[H, D]`, `[P, H]` | A; may be absent |
+/// | `_gating_fn._item_only_partial_module.1`, `.3` | `[H, D']`, `[P, H]` | B; may be absent |
+/// | `_gating_fn._qi_partial_module.1`, `.3` | `[H, P]`, `[P, H]` | C; `.1` alone is one layer; may be absent |
+/// | `_gating_fn._pair_module.0`, `.2` | `[H, D + D']`, `[P, H]` | the gate of aligned pairs, which RAILS does not have |
+///
+/// Layers have a `.weight` and perhaps a `.bias`. What the tensors do not tell stands in `__metadata__`:
+///
+/// | key | value |
+/// |---|---|
+/// | `mol.query_components`, `mol.item_components` | N, M |
+/// | `mol.temperature` | number |
+/// | `mol.combination` | `glu_silu` (if absent), `glu_silu_ln`, `none` |
+/// | `mol.activation` | `geglu` (if absent), `swiglu` |
+/// | `mol.pairing` | `cross` (if absent), `aligned` |
+/// | `mol.gate_activation` | `silu` (if absent), `relu`; of aligned pairs' gate |
+/// | `mol.l2_norm`, `mol.eps` | `true`, `1e-6` if absent |
+#[derive(Clone, Debug)]
+pub struct MolWeights {
+    pub(super) config: MolConfig,
+    pub(super) query: Projection,
+    pub(super) item: Projection,
+    pub(super) users: Vec<Vec<f32>>,
+    pub(super) query_gate: Gate,
+    pub(super) item_gate: Gate,
+    pub(super) pair_gate: PairGate,
+}
+
+impl MolWeights {
+    /// Reads a whole file.
+    ///
+    /// # Errors
+    /// [`Error::Format`] where the file breaks the format or a tensor is missing or has another shape; [`Error::Config`] for
+    /// what is missing or wrong in the metadata, or a form that [`MolForm::check`] refuses.
+    pub fn from_safetensors(file: &[u8]) -> Result<MolWeights, Error> {
+        File::parse(file)?.weights()
+    }
+
+    /// Sizes and form.
+    pub fn config(&self) -> &MolConfig {
+        &self.config
+    }
+}
+
+/// Every name begins with what stands in front of this in one of them.
+const ANCHOR: &str = "_query_embeddings_fn.";
+
+struct File<'a> {
+    bytes: &'a [u8],
+    header: Safetensors,
+    prefix: String,
+}
+
+impl<'a> File<'a> {
+    fn parse(bytes: &'a [u8]) -> Result<File<'a>, Error> {
+        let header = Safetensors::parse(bytes, bytes.len() as u64)?;
+        let prefix = header.tensors.iter().find_map(|tensor| tensor.name.find(ANCHOR).map(|at| &tensor.name[..at]));
+        let prefix = prefix.unwrap_or_default().to_string();
+        Ok(File { bytes, header, prefix })
+    }
+
+    fn text(&self, key: &str) -> Option<&str> {
+        self.header.metadata.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
+    }
+
+    /// The value of a key, which `read` makes of its text; `usual` if it is absent.
+    fn value<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        usual: Option<T>,
+        read: impl Fn(&str) -> Option<T>,
+    ) -> Result<T, Error> {
+        let found = self.text(key);
+        let value = match found {
+            Some(text) => read(text),
+            None => usual,
+        };
+        value.ok_or_else(|| Error::Config {
+            field: key.into(),
+            expected: expected.into(),
+            found: found.map_or("absent".into(), |text| format!("`{}`", text.escape_debug())),
+        })
+    }
+
+    fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.header.tensor(&format!("{}{name}", self.prefix))
+    }
+
+    fn missing(&self, name: &str) -> Error {
+        Error::Format {
+            format: "mol",
+            field: format!("tensor `{}{name}`", self.prefix),
+            offset: self.header.data_offset,
+            expected: "one".into(),
+            found: "absent".into(),
+        }
+    }
+
+    fn refuse(&self, info: &TensorInfo, expected: String) -> Error {
+        Error::Format {
+            format: "mol",
+            field: format!("shape of tensor `{}`", info.name),
+            offset: info.offset,
+            expected,
+            found: format!("{:?}", info.shape),
+        }
+    }
+
+    /// A tensor's numbers, all finite.
+    fn numbers(&self, info: &TensorInfo) -> Result<Vec<f32>, Error> {
+        let error = |expected: &str, found: String| Error::Format {
+            format: "mol",
+            field: format!("tensor `{}`", info.name),
+            offset: info.offset,
+            expected: expected.into(),
+            found,
+        };
+        if !matches!(info.block_type, BlockType::F32 | BlockType::F16 | BlockType::BF16) {
+            return Err(error("F32, F16 or BF16", info.block_type.to_string()));
+        }
+        let mut numbers = vec![0.0; info.n_elements() as usize];
+        dequantize(info.block_type, info.bytes(self.bytes)?, &mut numbers)?;
+        match numbers.iter().position(|x| !x.is_finite()) {
+            Some(at) => Err(error("finite numbers", format!("{} at {at}", numbers[at]))),
+            None => Ok(numbers),
+        }
+    }
+
+    /// The dimensions of a matrix, none of them zero or above 2^24.
+    fn dims(&self, info: &TensorInfo) -> Result<[u32; 2], Error> {
+        match info.shape[..] {
+            [rows, cols] if (1..=1 << 24).contains(&rows) && (1..=1 << 24).contains(&cols) => {
+                Ok([rows as u32, cols as u32])
+            }
+            _ => Err(self.refuse(info, "two dimensions from 1 to 2^24".into())),
+        }
+    }
+
+    /// The layer of this name, if there is one.
+    fn layer(&self, name: &str) -> Result<Option<Layer>, Error> {
+        let Some(info) = self.info(&format!("{name}.weight")) else { return Ok(None) };
+        let [n_out, n_in] = self.dims(info)?;
+        let b = match self.info(&format!("{name}.bias")) {
+            Some(bias) if bias.shape == [u64::from(n_out)] => self.numbers(bias)?,
+            Some(bias) => return Err(self.refuse(bias, format!("[{n_out}]"))),
+            None => vec![0.0; n_out as usize],
+        };
+        Ok(Some(Layer { w: self.numbers(info)?, b, n_in, n_out }))
+    }
+
+    /// A layer that must have these outputs and, if that is known, inputs.
+    fn expect(&self, name: &str, layer: &Layer, n_out: u32, n_in: Option<u32>) -> Result<(), Error> {
+        if layer.n_out == n_out && n_in.is_none_or(|n_in| layer.n_in == n_in) {
+            return Ok(());
+        }
+        let n_in = n_in.unwrap_or(layer.n_in);
+        Err(match self.info(&format!("{name}.weight")) {
+            Some(info) => self.refuse(info, format!("[{n_out}, {n_in}]")),
+            None => self.missing(name),
+        })
+    }
+
+    fn projection(&self, name: &str) -> Result<Option<Projection>, Error> {
+        let Some(info) = self.info(&format!("{name}.1._w")) else {
+            return Ok(self.layer(&format!("{name}.1"))?.map(|out| Projection { glu: None, out }));
+        };
+        let [n_in, twice] = self.dims(info)?;
+        if twice % 2 != 0 {
+            return Err(self.refuse(info, "an even number of columns".into()));
+        }
+        let b_name = format!("{name}.1._b");
+        let bias = self.info(&b_name).ok_or_else(|| self.missing(&b_name))?;
+        if bias.n_elements() != u64::from(twice) {
+            return Err(self.refuse(bias, format!("[1, {twice}]")));
+        }
+        let (w, b, width) = (self.numbers(info)?, self.numbers(bias)?, twice as usize / 2);
+        // Stored by inputs, both halves in a row.
+        let half = |first: usize| Layer {
+            w: (first..first + width).flat_map(|out| w.iter().skip(out).step_by(2 * width)).copied().collect(),
+            b: b[first..first + width].to_vec(),
+            n_in,
+            n_out: width as u32,
+        };
+        let out_name = format!("{name}.2");
+        let out = self.layer(&out_name)?.ok_or_else(|| self.missing(&format!("{out_name}.weight")))?;
+        self.expect(&out_name, &out, out.n_out, Some(width as u32))?;
+        Ok(Some(Projection { glu: Some([half(0), half(width)]), out }))
+    }
+
+    /// The first layer behind one of these numbers, the second two behind it.
+    fn perceptron(&self, name: &str, first: u32, [n_in, n_out]: [u32; 2]) -> Result<Gate, Error> {
+        let (one, two) = (format!("{name}.{first}"), format!("{name}.{}", first + 2));
+        let Some(layer) = self.layer(&one)? else { return Ok(Gate::None) };
+        let Some(second) = self.layer(&two)? else {
+            self.expect(&one, &layer, n_out, Some(n_in))?;
+            return Ok(Gate::Linear(layer));
+        };
+        self.expect(&one, &layer, layer.n_out, Some(n_in))?;
+        self.expect(&two, &second, n_out, Some(layer.n_out))?;
+        Ok(Gate::Perceptron(layer, second))
+    }
+
+    fn weights(&self) -> Result<MolWeights, Error> {
+        let component = |text: &str| text.parse::<u32>().ok().filter(|n| (1..=64).contains(n));
+        let query_components = self.value("mol.query_components", "1 to 64", None, component)?;
+        let item_components = self.value("mol.item_components", "1 to 64", None, component)?;
+        let positive = |text: &str| text.parse::<f32>().ok().filter(|x| x.is_finite() && *x > 0.0);
+        let temperature = self.value("mol.temperature", "a number above 0", None, positive)?;
+        let eps = self.value("mol.eps", "a number above 0", Some(1e-6), positive)?;
+        let flag = |text: &str| text.parse::<bool>().ok();
+        let l2_norm = self.value("mol.l2_norm", "true or false", Some(true), flag)?;
+        let expected = "glu_silu, glu_silu_ln or none";
+        let combination = self.value("mol.combination", expected, Some(Combination::GluSilu), |text| {
+            Some(match text {
+                "glu_silu" => Combination::GluSilu,
+                "glu_silu_ln" => Combination::GluSiluLn,
+                "none" => Combination::Sum,
+                _ => return None,
+            })
+        })?;
+        let glu = self.value("mol.activation", "geglu or swiglu", Some(Glu::GeGlu), |text| {
+            Some(match text {
+                "geglu" => Glu::GeGlu,
+                "swiglu" => Glu::SwiGlu,
+                _ => return None,
+            })
+        })?;
+        let pairing = self.value("mol.pairing", "cross or aligned", Some(Pairing::Cross), |text| {
+            Some(match text {
+                "cross" => Pairing::Cross,
+                "aligned" => Pairing::Aligned,
+                _ => return None,
+            })
+        })?;
+        let usual = Some(MolActivation::Silu);
+        let activation = self.value("mol.gate_activation", "silu or relu", usual, |text| {
+            Some(match text {
+                "silu" => MolActivation::Silu,
+                "relu" => MolActivation::Relu,
+                _ => return None,
+            })
+        })?;
+
+        let (query_name, item_name) =
+            ("_query_embeddings_fn._query_emb_proj_module", "_item_embeddings_fn._item_emb_proj_module");
+        let query = self.projection(query_name)?.ok_or_else(|| self.missing(&format!("{query_name}.2.weight")))?;
+        let item = match self.projection(item_name)? {
+            Some(item) => item,
+            None => {
+                self.projection("_item_proj_module")?.ok_or_else(|| self.missing(&format!("{item_name}.1.weight")))?
+            }
+        };
+        let dim = item.out.n_out / item_components;
+        let mut users = Vec::new();
+        while let Some(info) = self.info(&format!("_query_embeddings_fn._uid_embeddings_{}.weight", users.len())) {
+            let [rows, cols] = self.dims(info)?;
+            if rows < 2 || cols != dim {
+                return Err(self.refuse(info, format!("two rows or more of {dim}")));
+            }
+            users.push(self.numbers(info)?);
+        }
+        let mut form = MolForm { query_components, item_components, hidden: 0, pairing, combination, activation };
+        let n_encoded = query_components.checked_sub(users.len() as u32).filter(|&n| n > 0);
+        if query.out.n_out != n_encoded.unwrap_or_default() * dim
+            || item.out.n_out != item_components * dim
+            || !dim.is_multiple_of(4)
+            || dim == 0
+        {
+            return Err(Error::Config {
+                field: "components".into(),
+                expected: format!(
+                    "{query_components} of a query less {} of users, {item_components} of an item, of one size, a multiple of 4",
+                    users.len()
+                ),
+                found: format!("{} numbers of a query and {} of an item", query.out.n_out, item.out.n_out),
+            });
+        }
+        let (query_dim, item_dim, pairs) = (query.n_in(), item.n_in(), form.n_pairs());
+        let (query_gate, item_gate, pair_gate) = match pairing {
+            Pairing::Cross => {
+                let name = "_gating_fn._query_only_partial_module";
+                let query_gate = self.perceptron(name, 0, [query_dim, pairs])?;
+                let name = "_gating_fn._item_only_partial_module";
+                let item_gate = self.perceptron(name, 1, [item_dim, pairs])?;
+                let pair_gate = match self.perceptron("_gating_fn._qi_partial_module", 1, [pairs, pairs])? {
+                    Gate::None => PairGate { b2: vec![0.0; pairs as usize], ..PairGate::default() },
+                    Gate::Linear(layer) => {
+                        // As a hidden layer that is passed on as it is.
+                        form.hidden = pairs;
+                        form.activation = MolActivation::Identity;
+                        let n = pairs as usize;
+                        let w2 = (0..n * n).map(|i| if i / n == i % n { 1.0 } else { 0.0 }).collect();
+                        PairGate { w1: layer.w, b1: layer.b, w2, b2: vec![0.0; n] }
+                    }
+                    Gate::Perceptron(first, second) => {
+                        form.hidden = first.n_out;
+                        form.activation = MolActivation::Silu;
+                        PairGate { w1: first.w, b1: first.b, w2: second.w, b2: second.b }
+                    }
+                };
+                let has_none = |gate: &Gate| matches!(gate, Gate::None);
+                let is_product = combination != Combination::Sum;
+                if is_product && (has_none(&query_gate) || has_none(&item_gate) || form.hidden == 0) {
+                    return Err(Error::Config {
+                        field: "mol.combination".into(),
+                        expected: "`none` where a part of the gate is absent".into(),
+                        found: format!("{combination:?}"),
+                    });
+                }
+                (query_gate, item_gate, pair_gate)
+            }
+            Pairing::Aligned => {
+                let name = "_gating_fn._pair_module";
+                let gate = self.perceptron(name, 0, [query_dim.saturating_add(item_dim), pairs])?;
+                let Gate::Perceptron(first, second) = gate else {
+                    return Err(self.missing(&format!("{name}.2.weight")));
+                };
+                form.hidden = first.n_out;
+                let of_query = first.part(0, query_dim, true);
+                let of_item = first.part(query_dim, item_dim, false);
+                let pair_gate = PairGate { w2: second.w, b2: second.b, ..PairGate::default() };
+                (Gate::Linear(of_query), Gate::Linear(of_item), pair_gate)
+            }
+        };
+        form.check().map_err(|error| Error::Config {
+            field: "mol.query_components and mol.item_components".into(),
+            expected: "a form that the kernel has".into(),
+            found: error.to_string(),
+        })?;
+        let config = MolConfig { form, dim, query_dim, item_dim, temperature, eps, l2_norm, glu };
+        Ok(MolWeights { config, query, item, users, query_gate, item_gate, pair_gate })
+    }
+}
