@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use common::{block_on, largest_difference};
 use serde_json::Value;
 use tilewright::generate::{ContextPolicy, Generation, Piece, StopReason};
-use tilewright::load::ModelFile;
+use tilewright::load::{ModelFile, ModelShape};
 use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model, Session, Tier};
 
 fn executors() -> Vec<Device> {
@@ -201,7 +201,8 @@ fn prompts_give_the_same_tokens_in_passes_of_any_size() {
     for device in executors() {
         // Longer than it was trained for, so that there are full passes of all sizes.
         let mut file = ModelFile::builtin().unwrap();
-        file.header.config.max_seq_len = 560;
+        let ModelShape::Decoder(config) = &mut file.header.shape else { panic!("it continues texts") };
+        config.max_seq_len = 560;
         let model = Model::from_file(&device, file, LoadOptions::default()).unwrap();
         let text = model.encode(&"Tom and Mia went to the park. ".repeat(80)).unwrap();
         let mut plans = Vec::new();
