@@ -6,7 +6,6 @@ mod options;
 mod session;
 mod stop;
 
-pub use loader::Loader;
 pub use model::{LoadOptions, Model, Trace};
 pub use options::{ContextPolicy, GenerateOptions};
 pub use session::{CancelHandle, Generation, PASS_SIZES, Piece, Session, Snapshot, Stats, StopReason};

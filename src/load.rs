@@ -8,6 +8,7 @@ mod encoder;
 mod file;
 mod gguf;
 mod huggingface;
+mod loader;
 mod reader;
 mod vocab;
 
@@ -23,6 +24,7 @@ use crate::tokenizer::Tokenizer;
 pub use catalog::Catalog;
 pub(crate) use catalog::Feed;
 pub use file::FileBytes;
+pub use loader::Loader;
 pub use reader::{FileName, Head, HeaderReader};
 pub use vocab::vocab_from_gguf;
 

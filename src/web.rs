@@ -2,7 +2,11 @@
 //!
 //! Objects of JavaScript have camelCase keys. Errors are `Error` objects whose `code` is [`Error::code`].
 
+#[cfg(feature = "web")]
+mod embedder;
 mod kernels;
+#[cfg(feature = "web")]
+mod loader;
 #[cfg(feature = "web")]
 mod model;
 
@@ -173,6 +177,25 @@ fn to_js_error(error: Error) -> JsValue {
 /// A plain object of JavaScript.
 fn to_js(value: &impl Serialize) -> Result<JsValue, JsValue> {
     value.serialize(&serde_wasm_bindgen::Serializer::json_compatible()).map_err(JsValue::from)
+}
+
+/// Bytes on the device: `{ weightsBytes, cacheBytes, activationsBytes, totalBytes }`.
+#[cfg(feature = "web")]
+fn plan_to_js(plan: &crate::MemoryPlan) -> Result<JsValue, JsValue> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Memory {
+        weights_bytes: u64,
+        cache_bytes: u64,
+        activations_bytes: u64,
+        total_bytes: u64,
+    }
+    to_js(&Memory {
+        weights_bytes: plan.weights_bytes,
+        cache_bytes: plan.cache_bytes,
+        activations_bytes: plan.activations_bytes,
+        total_bytes: plan.total_bytes(),
+    })
 }
 
 /// Reads an argument.

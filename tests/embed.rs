@@ -6,7 +6,7 @@ use common::{References, Rng, block_on, largest_difference};
 use serde_json::Value;
 use tilewright::embed::Tokens;
 use tilewright::kernels::Pooling;
-use tilewright::load::ModelFile;
+use tilewright::load::{FileName, ModelFile};
 use tilewright::{Device, EmbedOptions, Embedder, Error, LoadOptions, Model, Tier};
 
 /// The executors that are there: always the CPU, and a GPU adapter unless it is visibly skipped.
@@ -140,6 +140,56 @@ fn tiny_roberta_counts_positions_behind_its_padding() {
 #[test]
 fn tiny_modernbert_matches_its_references() {
     check_tiny("modernbert", 2e-4);
+}
+
+#[test]
+fn an_encoder_that_arrives_in_pieces_is_the_same() {
+    let Some(data) = common::data_dir() else { return };
+    let file = |name: &str, path: &str| (name.to_string(), std::fs::read(data.join(path)).unwrap());
+    let tiny = [
+        file("config.json", "tiny-random/bert/config.json"),
+        file("model.safetensors", "tiny-random/bert/model.safetensors"),
+    ];
+    let gguf = [file("model.gguf", "tiny-random/bert/model-f16.gguf")];
+    let mut published = tiny.to_vec();
+    published.push(("1_Pooling/config.json".into(), br#"{ "pooling_mode_cls_token": true }"#.to_vec()));
+    let texts = [Tokens::from(vec![5, 17, 99, 3]), Tokens::from(vec![200])];
+    for device in executors() {
+        let whole = load(&device, "tiny-random/bert", EmbedOptions::default()).unwrap();
+        let want = block_on(whole.embed_tokens(&texts)).unwrap();
+        for (files, pooling) in [(&tiny[..], Pooling::Mean), (&published, Pooling::Cls), (&gguf, Pooling::Mean)] {
+            for longest in [7, 5000, 1 << 30] {
+                let embedder = in_pieces(&device, files, longest).unwrap();
+                assert_eq!(embedder.pooling(), pooling);
+                let vectors = block_on(embedder.embed_tokens(&texts)).unwrap();
+                if pooling == Pooling::Mean && files.len() == 2 {
+                    assert_eq!(vectors, want);
+                }
+            }
+        }
+    }
+    let decoder = [file("model.gguf", "stories260k/stories260k-q8_0.gguf")];
+    let error = in_pieces(&common::cpu(), &decoder, 5000).err().unwrap();
+    assert_eq!(error.code(), "unsupported", "{error}");
+    let mut short = tiny.to_vec();
+    short[1].1.truncate(100_000);
+    assert_eq!(in_pieces(&common::cpu(), &short, 5000).err().unwrap().code(), "truncated");
+}
+
+/// Loads files in pieces of this length.
+fn in_pieces(device: &Device, files: &[(String, Vec<u8>)], len: usize) -> Result<Embedder, Error> {
+    let names = files.iter().map(|(name, _)| FileName { name: name.clone(), size: None }).collect();
+    let mut loader = Embedder::loader(device, names, EmbedOptions::default())?;
+    while let Some((file, offset)) = loader.wanted() {
+        let rest = &files[file].1[(offset as usize).min(files[file].1.len())..];
+        match rest.len() {
+            0 => loader.end()?,
+            left => block_on(loader.push(&rest[..len.min(left)]))?,
+        }
+    }
+    let (done, total) = loader.progress();
+    assert!(done == total && total > 0, "{done} of {total} bytes");
+    block_on(loader.finish())
 }
 
 /// Texts of random words, of very different lengths.

@@ -1,6 +1,7 @@
 /** What the package exports. */
 
 export { cache } from "./cache.js";
+export { Embedder, Embeddings } from "./embedder.js";
 export { TilewrightError, type ErrorCode } from "./errors.js";
 export {
   attention, devices, Kernels, matmul, rmsNorm, rope, softmax, type AttentionOptions, type DeviceTensor, type KernelOperand,

@@ -1,12 +1,11 @@
 /** Models and what they generate: the part of the package that most people use. */
 
-import { Engine } from "./engine.js";
-import { TilewrightError } from "./errors.js";
-import { hasPaths } from "./platform.js";
-import type { FileSpec, LoadRequest, Prompt, SourceSpec } from "./protocol.js";
+import type { Engine } from "./engine.js";
+import { defined, Loaded, loadInto } from "./loaded.js";
+import type { Prompt, SourceSpec } from "./protocol.js";
+import { specOf } from "./spec.js";
 import type {
-  ChatMessage, Counters, DeviceInfo, FileSource, GenerateOptions, GenerateResult, LoadOptions, MemoryInfo, ModelInfo, ModelSource,
-  Piece, TokenizeOptions,
+  ChatMessage, GenerateOptions, GenerateResult, LoadOptions, ModelInfo, ModelSource, Piece, TokenizeOptions,
 } from "./types.js";
 
 /**
@@ -22,21 +21,7 @@ import type {
  *
  * One thing runs at a time on a model: generations queue up in the order in which they were asked for.
  */
-export class Model {
-  readonly #engine: Engine;
-  #device: DeviceInfo;
-  /** What the model's files say. */
-  readonly info: ModelInfo;
-
-  private constructor(engine: Engine, info: ModelInfo, device: DeviceInfo) {
-    this.#engine = engine;
-    this.info = info;
-    this.#device = device;
-    engine.onDevice = (current) => {
-      this.#device = current;
-    };
-  }
-
+export class Model extends Loaded<ModelInfo> {
   /**
    * Loads a model. Its bytes are streamed to the device and never lie in memory as a whole.
    *
@@ -51,39 +36,9 @@ export class Model {
     return Model.#load({ kind: "builtin" }, options);
   }
 
-  static async #load(source: SourceSpec, options: LoadOptions): Promise<Model> {
-    const { signal, onProgress, onNotice, device = "auto", tier, cache = true, tune = false, contextLength, memoryLimit, subgroups = true } = options;
-    signal?.throwIfAborted();
-    const request: LoadRequest = {
-      source,
-      device: { choice: device, subgroups, ...(tier === undefined ? {} : { tier }) },
-      cache,
-      tune,
-      ...(contextLength === undefined ? {} : { contextLength }),
-      ...(memoryLimit === undefined ? {} : { memoryLimit }),
-    };
-    const engine = await Engine.start();
-    let current: DeviceInfo | undefined;
-    engine.onNotice = onNotice;
-    engine.onDevice = (info) => {
-      current = info;
-    };
-    try {
-      const info = await engine.call("load", request, { signal, ...(onProgress === undefined ? {} : { onEvent: onProgress }) });
-      if (current === undefined) {
-        throw new TilewrightError("internal", "the engine did not say which device it runs on");
-      }
-      return new Model(engine, info, current);
-    } catch (error) {
-      // The worker puts its files in order; nobody needs to wait for that.
-      void engine.close("the model was not loaded");
-      throw error;
-    }
-  }
-
-  /** What runs the model. Another one than at first after a device was lost. */
-  get device(): DeviceInfo {
-    return this.#device;
+  static async #load(source: SourceSpec, { tune = false, contextLength, memoryLimit, ...common }: LoadOptions): Promise<Model> {
+    const settings = defined({ contextLength, memoryLimit });
+    return new Model(await loadInto("loadModel", source, { tune, settings }, common));
   }
 
   /**
@@ -91,7 +46,7 @@ export class Model {
    * The generation starts at once, also if nobody iterates over it.
    */
   generate(prompt: string | Uint32Array | readonly number[], options: GenerateOptions = {}): Generation {
-    return new Generation(this.#engine, typeof prompt === "string"
+    return new Generation(this.engine, typeof prompt === "string"
       ? { kind: "text", text: prompt }
       : { kind: "tokens", ids: Uint32Array.from(prompt) }, options);
   }
@@ -102,44 +57,17 @@ export class Model {
    * @throws {@link TilewrightError} `template` from the generation if the model has no chat template.
    */
   chat(messages: readonly ChatMessage[], options: GenerateOptions = {}): Generation {
-    return new Generation(this.#engine, { kind: "chat", messages: messages.map(({ role, content }) => ({ role, content })) }, options);
+    return new Generation(this.engine, { kind: "chat", messages: messages.map(({ role, content }) => ({ role, content })) }, options);
   }
 
   /** Token ids of a text. */
   tokenize(text: string, { addSpecial = true }: TokenizeOptions = {}): Promise<Uint32Array> {
-    return this.#engine.call("tokenize", { text, addSpecial });
+    return this.engine.call("tokenize", { text, addSpecial });
   }
 
   /** Text of token ids, without special tokens. */
   detokenize(ids: Uint32Array | readonly number[]): Promise<string> {
-    return this.#engine.call("detokenize", { ids: Uint32Array.from(ids) });
-  }
-
-  /** Memory that the model takes now, in bytes. */
-  memory(): Promise<MemoryInfo> {
-    return this.#engine.call("memory", {});
-  }
-
-  /** What the device has done since it was opened. */
-  counters(): Promise<Counters> {
-    return this.#engine.call("counters", {});
-  }
-
-  /**
-   * Destroys the GPU device, as a driver's reset would. For tests of what happens then: the next token opens another one and loads the
-   * model again. Does nothing on the CPU.
-   */
-  async destroyDevice(): Promise<void> {
-    await this.#engine.call("destroyDevice", {});
-  }
-
-  /** Frees the model, its device and its worker. What is still asked of it is rejected with `disposed`. */
-  free(): void {
-    void this.#engine.close("the model was freed");
-  }
-
-  [Symbol.dispose](): void {
-    this.free();
+    return this.engine.call("detokenize", { ids: Uint32Array.from(ids) });
   }
 }
 
@@ -221,48 +149,4 @@ const LEFT = new DOMException("the loop over the generation was left", "AbortErr
 
 function randomSeed(): number {
   return crypto.getRandomValues(new Uint32Array(1))[0] ?? 0;
-}
-
-/** Without the options that were passed as `undefined`. */
-function defined<T extends object>(options: T): T {
-  return Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined)) as T;
-}
-
-function specOf(source: ModelSource): SourceSpec {
-  if (Array.isArray(source)) {
-    if (source.length === 0) {
-      throw new TilewrightError("option", "source is an empty list, expected the files of a model");
-    }
-    return { kind: "files", files: (source as readonly FileSource[]).map(fileOf) };
-  }
-  const file = fileOf(source as FileSource);
-  if (file.kind === "url" && new URL(file.url).pathname.endsWith("/")) {
-    return { kind: "folder", url: file.url };
-  }
-  return file.kind === "path" && /[/\\]$/.test(file.path) ? { kind: "directory", path: file.path } : { kind: "files", files: [file] };
-}
-
-function fileOf(source: FileSource): FileSpec {
-  if (source instanceof Blob) {
-    return { kind: "blob", name: (source as Partial<File>).name ?? "model.gguf", blob: source };
-  }
-  const text = String(source);
-  const isAddress = /^(https?|data|blob):/i.test(text);
-  if (hasPaths && !isAddress) {
-    return { kind: "path", name: lastPart(text), path: text };
-  }
-  const base = (globalThis as { document?: { baseURI: string } }).document?.baseURI ?? globalThis.location?.href;
-  let url: URL;
-  try {
-    url = new URL(text, base);
-  } catch (error) {
-    throw new TilewrightError("option", `source is ${JSON.stringify(text)}, expected an address, a file, or a list of them`, { cause: error });
-  }
-  // What follows a # is the page's and never reaches a server.
-  url.hash = "";
-  return { kind: "url", name: decodeURIComponent(lastPart(url.pathname)), url: url.href };
-}
-
-function lastPart(path: string): string {
-  return path.split(/[/\\]/).at(-1) || "model.gguf";
 }

@@ -2,8 +2,8 @@
 
 import type { WireError } from "./errors.js";
 import type {
-  AvailableDevice, ChatMessage, Counters, DeviceChoice, DeviceInfo, GenerateOptions, GenerateResult, MemoryInfo, ModelInfo, Notice,
-  Piece, Progress, Tier,
+  AvailableDevice, ChatMessage, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderOptions, GenerateOptions, GenerateResult,
+  LoadOptions, MemoryInfo, ModelInfo, Notice, Piece, Progress, Tier,
 } from "./types.js";
 
 /** One file of a model, with its address made absolute. */
@@ -26,16 +26,29 @@ export interface DeviceRequest {
   subgroups: boolean;
 }
 
-/** What the worker needs to load a model. */
+/** What the worker needs to load anything. */
 export interface LoadRequest {
   source: SourceSpec;
   device: DeviceRequest;
   cache: boolean;
+}
+
+/** What the worker needs to load a model. */
+export interface ModelRequest extends LoadRequest {
   /** Whether to measure the model's products on the device. */
   tune: boolean;
-  contextLength?: number;
-  memoryLimit?: number;
+  settings: ModelSettings;
 }
+
+/** What the worker needs to load an encoder. */
+export interface EmbedderRequest extends LoadRequest {
+  settings: EmbedderSettings;
+}
+
+/** Options that the engine reads. */
+export type ModelSettings = Pick<LoadOptions, "contextLength" | "memoryLimit">;
+export type EmbedderSettings =
+  Pick<EmbedderOptions, "maxTokens" | "pooling" | "normalize" | "maxBatchTokens" | "cachedVectors" | "memoryLimit">;
 
 /** A prompt: text, tokens, or a conversation for the model's template. */
 export type Prompt =
@@ -70,14 +83,19 @@ export interface KernelCalls {
 
 /** Everything that the worker does: arguments, what it sends meanwhile, what it replies. */
 export interface Calls extends KernelCalls {
-  load: { args: LoadRequest; event: Progress; reply: ModelInfo };
+  loadModel: { args: ModelRequest; event: Progress; reply: ModelInfo };
+  loadEmbedder: { args: EmbedderRequest; event: Progress; reply: EmbedderInfo };
   generate: { args: { prompt: Prompt; options: Omit<GenerateOptions, "signal"> }; event: Piece; reply: GenerateResult };
   tokenize: { args: { text: string; addSpecial: boolean }; event: never; reply: Uint32Array };
   detokenize: { args: { ids: Uint32Array }; event: never; reply: string };
+  /** The vectors of texts, one after the other; tells meanwhile how many texts are done. */
+  embed: { args: { texts: string[] }; event: number; reply: Float32Array };
+  /** Tokens of a text as the encoder reads it. */
+  encode: { args: { text: string }; event: never; reply: Uint32Array };
   memory: { args: Record<string, never>; event: never; reply: MemoryInfo };
   counters: { args: Record<string, never>; event: never; reply: Counters };
   destroyDevice: { args: Record<string, never>; event: never; reply: undefined };
-  /** Frees model and device; the caller ends the worker afterwards. */
+  /** Frees what is loaded, and the device; the caller ends the worker afterwards. */
   close: { args: Record<string, never>; event: never; reply: undefined };
   devices: { args: Record<string, never>; event: never; reply: AvailableDevice[] };
   openDevice: { args: DeviceRequest; event: never; reply: DeviceInfo };

@@ -37,6 +37,8 @@ export interface OpenContext {
   signal: AbortSignal;
   /** Where downloads are kept; nothing: they are not. */
   store: Store | undefined;
+  /** Names of files that a folder of this kind of model may have besides. */
+  extras: readonly string[];
   newDigest(): Sha256;
   notify(notice: Notice): void;
   /** Called when bytes of a file have arrived. */
@@ -60,7 +62,7 @@ export async function openFiles(source: SourceSpec, context: OpenContext): Promi
     case "folder":
       return openFolder(source.url, context);
     case "directory":
-      return openAll(await listDirectory(source.path), context, "no-store");
+      return openAll(await listDirectory(source.path, context.extras), context, "no-store");
     case "builtin":
       // The page's own file needs no second copy: the browser's HTTP cache has it.
       return openAll([builtinSpec()], { ...context, store: undefined }, "default");
@@ -100,8 +102,11 @@ function builtinSpec(): FileSpec {
   return url.protocol === "file:" ? { kind: "path", name: "stories.gguf", path: url.href } : { kind: "url", name: "stories.gguf", url: url.href };
 }
 
-/** Files of a Hugging Face folder besides its weights, and whether a model needs them. */
-const FOLDER_FILES: [string, boolean][] = [["config.json", true], ["tokenizer.json", true], ["tokenizer_config.json", false]];
+/** Files of a Hugging Face folder besides its weights: those that every model needs, and one that it may have. */
+const NEEDED_FILES = ["config.json", "tokenizer.json"];
+const OPTIONAL_FILE = "tokenizer_config.json";
+/** What sentence-transformers adds to a folder. */
+export const SENTENCE_FILES: readonly string[] = ["modules.json", "1_Pooling/config.json", "sentence_bert_config.json"];
 const INDEX = "model.safetensors.index.json";
 
 /** The weight files that an index names. */
@@ -139,8 +144,11 @@ async function openFolder(folder: string, context: OpenContext): Promise<ModelFi
     }
   };
   try {
-    for (const [name, needed] of FOLDER_FILES) {
-      await open(name, needed);
+    for (const name of NEEDED_FILES) {
+      await open(name, true);
+    }
+    for (const name of [OPTIONAL_FILE, ...context.extras]) {
+      await open(name, false);
     }
     const index = await open(INDEX, false);
     for (const name of index === undefined ? ["model.safetensors"] : shardsOf(await readText(index), `${folder}${INDEX}`)) {
@@ -173,20 +181,26 @@ async function readText(file: ModelFile): Promise<string> {
 }
 
 /** The files of a Hugging Face folder on the disk. */
-async function listDirectory(folder: string): Promise<FileSpec[]> {
-  const { readdir, readFile } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
+async function listDirectory(folder: string, extras: readonly string[]): Promise<FileSpec[]> {
+  const { access, readFile } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
   const { join: joinPath } = await importHidden<typeof import("node:path")>("node:path");
   const at = (name: string): string => joinPath(folder, name);
-  let present: Set<string>;
-  let shards: string[];
+  const names = [...NEEDED_FILES];
+  let shards = ["model.safetensors"];
   try {
-    present = new Set(await readdir(folder));
-    shards = present.has(INDEX) ? shardsOf(await readFile(at(INDEX), "utf8"), at(INDEX)) : ["model.safetensors"];
+    await access(folder);
+    for (const name of [OPTIONAL_FILE, ...extras, INDEX]) {
+      if (await access(at(name)).then(() => true, () => false)) {
+        names.push(name);
+      }
+    }
+    if (names.includes(INDEX)) {
+      shards = shardsOf(await readFile(at(INDEX), "utf8"), at(INDEX));
+    }
   } catch (error) {
     throw error instanceof TilewrightError ? error : unreadable(folder, error);
   }
-  const others = FOLDER_FILES.filter(([name, needed]) => needed || present.has(name)).map(([name]) => name);
-  return [...others, ...(present.has(INDEX) ? [INDEX] : []), ...shards].map((name) => ({ kind: "path", name, path: at(name) }));
+  return [...names, ...shards].map((name) => ({ kind: "path", name, path: at(name) }));
 }
 
 /** Throws if a file begins like something else than a model. */

@@ -1,12 +1,17 @@
 /** What the WASM module exports, as this package uses it. The module itself is built from the Rust crate, beside the compiled worker. */
 
-import type { AvailableDevice, Counters, DeviceChoice, DeviceInfo, GenerateResult, MemoryInfo, ModelInfo, Tier } from "./types.js";
+import type { EmbedderSettings, ModelSettings } from "./protocol.js";
+import type {
+  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, GenerateResult, MemoryInfo, ModelInfo, Tier,
+} from "./types.js";
 
 export type Adapter = Omit<AvailableDevice, "choice">;
 export type EngineOptions = {
   maxTokens?: number; temperature?: number; topK?: number; topP?: number; minP?: number; repeatPenalty?: number;
   repeatLastN?: number; seed?: number; stop?: string[]; stopIds?: number[]; ignoreEos?: boolean; slide?: boolean;
 };
+
+export type FileInfo = { name: string; size?: number };
 
 export default function init(input?: { module_or_path: BufferSource | string | URL }): Promise<{ memory: WebAssembly.Memory }>;
 export function version(): string;
@@ -35,15 +40,17 @@ export class DeviceTensor {
   free(): void;
 }
 
-export class Loader {
-  constructor(device: Device, files: { name: string; size?: number }[], options: { contextLength?: number; memoryLimit?: number });
+export class Loader<Loaded> {
+  private constructor();
+  static model(device: Device, files: FileInfo[], options: ModelSettings): Loader<Model>;
+  static embedder(device: Device, files: FileInfo[], options: EmbedderSettings): Loader<Embedder>;
   want(): { file: number; offset: number } | undefined;
   push(bytes: Uint8Array): Promise<void>;
   end(): void;
-  /** Makes the model follow what `tune` returned; returns why that is of no use, if so. */
+  /** For models: makes one follow what `tune` returned; returns why that is of no use, if so. */
   useTuning(text: string): string | undefined;
   tune(): Promise<string>;
-  finish(): Promise<Model>;
+  finish(): Promise<Loaded>;
   free(): void;
 }
 
@@ -68,6 +75,18 @@ export class Session {
     onPiece: (id: number, text: string) => Promise<boolean>,
     onLost: (error: Error) => Promise<Model>,
   ): Promise<GenerateResult>;
+  cancel(): void;
+  free(): void;
+}
+
+export class Embedder {
+  private constructor();
+  info(): Omit<EmbedderInfo, "fileBytes">;
+  memory(): Omit<MemoryInfo, "wasmHeapBytes">;
+  /** Tokens of a text as the encoder reads it. */
+  encode(text: string): Uint32Array;
+  /** The vectors of texts, one after the other, or nothing if `cancel` came first. */
+  embed(texts: string[], onProgress: (done: number) => void): Promise<Float32Array | undefined>;
   cancel(): void;
   free(): void;
 }

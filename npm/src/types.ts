@@ -8,9 +8,9 @@ export type FileSource = string | URL | Blob;
  *
  * - an address or a `Blob`/`File`: a GGUF file,
  * - an address (in Node and Deno also a path) that ends in `/`: a Hugging Face folder with `config.json`, `tokenizer.json` and
- *   `*.safetensors`,
- * - an array: all shards of a split GGUF in order, or the files of a Hugging Face folder in any order. A `Blob` without a name is
- *   taken for GGUF.
+ *   `*.safetensors`, and what sentence-transformers adds to them,
+ * - an array: all shards of a split GGUF in order, or the files of a Hugging Face folder in any order, as from an
+ *   `<input webkitdirectory>`. A `Blob` without a name is taken for GGUF.
  *
  * Relative addresses are resolved against the page. In Node and Deno a string that is not an `http:`, `https:`, `file:`, `data:` or
  * `blob:` address is a path.
@@ -26,8 +26,8 @@ export type DeviceChoice = "auto" | "gpu" | "cpu";
  */
 export type Tier = "baseline" | "f16" | "subgroups" | "int8" | "scalar";
 
-/** Options of {@link Model.load}. */
-export interface LoadOptions {
+/** Options of everything that is loaded. */
+export interface CommonLoadOptions {
   /** Called about ten times a second while bytes arrive, and once at the end of each phase. */
   onProgress?: (progress: Progress) => void;
   /** Called when something was decided that a user may want to know: no GPU, no room for the cache, a device that was rebuilt. */
@@ -43,6 +43,14 @@ export interface LoadOptions {
    * there nothing is kept, and paths are read from the disk.
    */
   cache?: boolean;
+  /** Bytes that weights, cache and activations may take together. Default: what the device allows. */
+  memoryLimit?: number;
+  /** Whether to use subgroup operations where the browser has them. Default `true`. */
+  subgroups?: boolean;
+}
+
+/** Options of {@link Model.load}. */
+export interface LoadOptions extends CommonLoadOptions {
   /**
    * Whether to measure how the GPU takes this model's matrices best: for about two seconds, longer where the GPU or its compiler is
    * slow. What is found changes no result and is kept in the browser; later loads follow it without measuring. Default `false`.
@@ -50,10 +58,36 @@ export interface LoadOptions {
   tune?: boolean;
   /** Tokens that the context holds. Default: what the model was trained for, at most 4096. */
   contextLength?: number;
-  /** Bytes that weights, cache and activations may take together. Default: what the device allows. */
-  memoryLimit?: number;
-  /** Whether to use subgroup operations where the browser has them. Default `true`. */
-  subgroups?: boolean;
+}
+
+/** How an encoder makes one vector of those of a text's tokens: their mean, the first one (of `[CLS]`), or the last one. */
+export type Pooling = "mean" | "cls" | "last";
+
+/** Options of {@link Embedder.load}. What the model's files say of its use holds where an option is left out. */
+export interface EmbedderOptions extends CommonLoadOptions {
+  /** Tokens to which a text is cut, those around it included. */
+  maxTokens?: number;
+  pooling?: Pooling;
+  /** Whether vectors are divided by their Euclidean norm, so that a dot product is the cosine. */
+  normalize?: boolean;
+  /** Tokens that are computed together; a longer text is a batch by itself. Default: 8192 on a GPU, 1024 on the CPU. */
+  maxBatchTokens?: number;
+  /** Texts whose vectors are remembered. Default 0. */
+  cachedVectors?: number;
+}
+
+/** Options of {@link Embedder.embed}. */
+export interface EmbedOptions {
+  /** Ends the work between two batches: the promise is rejected with the signal's reason at once. */
+  signal?: AbortSignal | undefined;
+  /** Called after each batch. */
+  onProgress?: ((progress: EmbedProgress) => void) | undefined;
+}
+
+/** How many texts have a vector, of how many. A device that is lost on the way begins anew. */
+export interface EmbedProgress {
+  done: number;
+  total: number;
 }
 
 /** How far a load has come. */
@@ -187,6 +221,28 @@ export interface ModelInfo {
   fileBytes: number;
   /** Where the chat template comes from: `file`, the name of a known one such as `chatml`, or `none` for a base model. */
   chatTemplate: string;
+}
+
+/** What an encoder's files say, and how it is used. */
+export interface EmbedderInfo {
+  name: string;
+  architecture: string;
+  /** Numbers in a vector. */
+  dims: number;
+  nLayers: number;
+  nHeads: number;
+  vocabSize: number;
+  /** Tokens to which a text is cut, those around it included. */
+  maxTokens: number;
+  /** Tokens that are computed together. */
+  maxBatchTokens: number;
+  pooling: Pooling;
+  /** Whether vectors have norm 1. */
+  normalize: boolean;
+  /** Types of the stored weights, such as `F16`. */
+  weightTypes: string[];
+  /** Bytes of the model's files. */
+  fileBytes: number;
 }
 
 /** What runs a model. */

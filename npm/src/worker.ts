@@ -1,14 +1,18 @@
-/** The worker: owns the engine in WASM and its device, loads models, generates. Everything comes and goes as messages. */
+/** The worker: owns the engine in WASM and its device, loads models and encoders, runs them. Everything comes and goes as messages. */
 
 import { codeOf, isTrap, messageOf, TilewrightError, toWire, type ErrorCode } from "./errors.js";
 import { inspectGpu, requestSubgroups } from "./gpu.js";
 import { importHidden, isNode } from "./platform.js";
-import type { CallName, Calls, DeviceRequest, FromWorker, KeptTensor, LoadRequest, Operand, Prompt, ToWorker } from "./protocol.js";
-import { isUseless, openFiles, type ModelFile } from "./source.js";
+import type {
+  CallName, Calls, DeviceRequest, EmbedderRequest, FromWorker, KeptTensor, LoadRequest, ModelRequest, Operand, Prompt, ToWorker,
+} from "./protocol.js";
+import { isUseless, openFiles, SENTENCE_FILES, type ModelFile } from "./source.js";
 import { openStore, type Store } from "./store.js";
-import init, { Device, Loader, Sha256, type Adapter, type DeviceTensor, type EngineOptions, type Model, type Session } from "./tilewright.js";
+import init, {
+  Device, Loader, Sha256, type Adapter, type DeviceTensor, type Embedder, type EngineOptions, type FileInfo, type Model, type Session,
+} from "./tilewright.js";
 import { readTuning, tuningKey, writeTuning } from "./tuning.js";
-import type { AvailableDevice, DeviceInfo, GenerateResult, MemoryInfo, ModelInfo, NoticeCode, Progress } from "./types.js";
+import type { AvailableDevice, DeviceInfo, GenerateResult, MemoryInfo, NoticeCode, Progress } from "./types.js";
 
 /** What a call may use while it runs. */
 interface CallContext<K extends CallName> {
@@ -141,32 +145,69 @@ class ProgressMeter {
   }
 }
 
+/** Something that this worker can hold. */
+type Resident = Model | Embedder;
+
+/** Context of a call that loads. */
+type LoadContext = CallContext<"loadModel" | "loadEmbedder">;
+
+/** What is asked for, and how it is loaded. */
+interface Recipe<T extends Resident> {
+  request: LoadRequest;
+  /** Names of files that its folder may have besides. */
+  extras: readonly string[];
+  begin(device: Device, files: FileInfo[]): Loader<T>;
+  /** What is to be done once all bytes are there. */
+  prepare(loader: Loader<T>, device: Device): Promise<void>;
+}
+
+function modelRecipe(request: ModelRequest): Recipe<Model> {
+  return {
+    request,
+    extras: [],
+    begin: (device, files) => Loader.model(device, files, request.settings),
+    prepare: async (loader, device) => {
+      if (device.isGpu()) {
+        await tune(loader, device.info(), request.tune);
+      }
+    },
+  };
+}
+
+function embedderRecipe(request: EmbedderRequest): Recipe<Embedder> {
+  return {
+    request,
+    extras: SENTENCE_FILES,
+    begin: (device, files) => Loader.embedder(device, files, request.settings),
+    prepare: async () => {},
+  };
+}
+
 /** Streams a model's files into a device. */
-async function loadOnto(device: Device, request: LoadRequest, { signal, emit }: CallContext<"load">): Promise<Omit<Loaded, "device">> {
+async function loadOnto<T extends Resident>(device: Device, recipe: Recipe<T>, { signal, emit }: LoadContext): Promise<Omit<Loaded<T>, "device">> {
+  const { request, extras } = recipe;
   const store = request.cache && request.source.kind !== "builtin" ? await openStoreIfAny(request) : undefined;
   const meter = new ProgressMeter(emit);
   const files = await openFiles(request.source, {
-    signal, store,
+    signal, store, extras,
     newDigest: () => new Sha256(),
     notify: (notice) => post({ type: "notice", notice }),
     onBytes: (file) => meter.report(file.phase, false),
   });
   meter.files = files;
   let useless = false;
-  let loader: Loader | undefined;
+  let loader: Loader<T> | undefined;
   try {
     meter.report(files[0]?.phase ?? "file", true);
-    loader = new Loader(device, files.map(describe), limitsOf(request));
+    loader = recipe.begin(device, files.map(describe));
     await feed(loader, files, meter, signal);
     meter.report("prepare", true);
-    if (device.isGpu()) {
-      await tune(loader, device.info(), request.tune);
-    }
+    await recipe.prepare(loader, device);
     const finishing = loader;
     // From here on the loader belongs to the engine, also when it fails.
     loader = undefined;
-    const model = await finishing.finish();
-    return { model, fileBytes: files.reduce((sum, file) => sum + file.arrived, 0) };
+    const resident = await finishing.finish();
+    return { resident, fileBytes: files.reduce((sum, file) => sum + file.arrived, 0) };
   } catch (error) {
     useless = isUseless(error);
     if (isTrap(error)) {
@@ -180,7 +221,7 @@ async function loadOnto(device: Device, request: LoadRequest, { signal, emit }: 
 }
 
 /** Makes a model follow what was measured on this device, now or in an earlier visit. */
-async function tune(loader: Loader, { name, tier }: DeviceInfo, anew: boolean): Promise<void> {
+async function tune(loader: Loader<Model>, { name, tier }: DeviceInfo, anew: boolean): Promise<void> {
   const key = tuningKey(name, tier);
   const stored = await readTuning(key);
   const why = stored === undefined ? undefined : loader.useTuning(stored);
@@ -197,7 +238,7 @@ async function tune(loader: Loader, { name, tier }: DeviceInfo, anew: boolean): 
   }
 }
 
-async function feed(loader: Loader, files: ModelFile[], meter: ProgressMeter, signal: AbortSignal): Promise<void> {
+async function feed(loader: Loader<Resident>, files: ModelFile[], meter: ProgressMeter, signal: AbortSignal): Promise<void> {
   let current: ModelFile | undefined;
   for (let wanted; (wanted = loader.want()) !== undefined;) {
     signal.throwIfAborted();
@@ -225,12 +266,8 @@ async function feed(loader: Loader, files: ModelFile[], meter: ProgressMeter, si
 }
 
 /** A file as the engine gets to know it. Servers may compress JSON on the way, so its announced size is not to be trusted. */
-function describe({ name, size }: ModelFile): { name: string; size?: number } {
+function describe({ name, size }: ModelFile): FileInfo {
   return size === undefined || name.endsWith(".json") ? { name } : { name, size };
-}
-
-function limitsOf({ contextLength, memoryLimit }: LoadRequest): { contextLength?: number; memoryLimit?: number } {
-  return { ...(contextLength === undefined ? {} : { contextLength }), ...(memoryLimit === undefined ? {} : { memoryLimit }) };
 }
 
 /** The storage for downloads, when there is something to download. */
@@ -247,28 +284,28 @@ async function openStoreIfAny({ source }: LoadRequest): Promise<Store | undefine
   }
 }
 
-/** A model on the device that it was loaded onto. */
-interface Loaded {
+/** What was loaded, with the device that it is on. */
+interface Loaded<T extends Resident> {
   device: Device;
-  model: Model;
+  resident: T;
   /** Bytes of the model's files. */
   fileBytes: number;
 }
 
-/** Opens a device and loads a model onto it. Unless a GPU is demanded, one that fails meanwhile is a reason to take the CPU. */
-async function openAndLoad(request: LoadRequest, choice: DeviceRequest, context: CallContext<"load">): Promise<Loaded> {
+/** Opens a device and loads onto it. Unless a GPU is demanded, one that fails meanwhile is a reason to take the CPU. */
+async function openAndLoad<T extends Resident>(recipe: Recipe<T>, choice: DeviceRequest, context: LoadContext): Promise<Loaded<T>> {
   let device = await openDevice(choice);
   try {
     context.signal.throwIfAborted();
     try {
-      return { device, ...await loadOnto(device, request, context) };
+      return { device, ...await loadOnto(device, recipe, context) };
     } catch (error) {
       if (choice.choice === "gpu" || !device.isGpu() || !GPU_FAILURES.has(codeOf(error))) {
         throw error;
       }
       device.free();
       device = await openCpu(`the GPU failed while the model was loaded (${messageOf(error)})`);
-      return { device, ...await loadOnto(device, request, context) };
+      return { device, ...await loadOnto(device, recipe, context) };
     }
   } catch (error) {
     if (!isTrap(error)) {
@@ -278,39 +315,73 @@ async function openAndLoad(request: LoadRequest, choice: DeviceRequest, context:
   }
 }
 
-/** The model of this worker, its device and its one sequence of tokens. */
-class Engine {
-  readonly #request: LoadRequest;
+/** What this worker has loaded, and its device. */
+abstract class Engine<T extends Resident> {
+  readonly #recipe: Recipe<T>;
   readonly fileBytes: number;
+  protected resident: T;
   #device: Device;
-  #model: Model;
-  #session: Session | undefined;
   /** What was lost with a device, while something may still hold it. */
-  #lost: { free(): void }[] = [];
+  protected lost: { free(): void }[] = [];
 
-  private constructor(request: LoadRequest, { device, model, fileBytes }: Loaded) {
-    this.#request = request;
+  constructor(recipe: Recipe<T>, { device, resident, fileBytes }: Loaded<T>) {
+    this.#recipe = recipe;
     this.#device = device;
-    this.#model = model;
+    this.resident = resident;
     this.fileBytes = fileBytes;
-  }
-
-  static async load(request: LoadRequest, context: CallContext<"load">): Promise<Engine> {
-    const loaded = await openAndLoad(request, request.device, context);
-    post({ type: "device", device: infoOf(loaded.device) });
-    return new Engine(request, loaded);
-  }
-
-  get model(): Model {
-    return this.#model;
+    post({ type: "device", device: infoOf(device) });
   }
 
   get device(): Device {
     return this.#device;
   }
 
-  info(): ModelInfo {
-    return { ...this.#model.info(), fileBytes: this.fileBytes };
+  async memory(): Promise<MemoryInfo> {
+    return { ...this.resident.memory(), wasmHeapBytes: (await start()).buffer.byteLength };
+  }
+
+  /** Frees everything; the worker ends afterwards. */
+  close(): void {
+    this.freeLost();
+    this.resident.free();
+    this.#device.free();
+  }
+
+  /** Opens a device in the place of the lost one and loads the model again. */
+  protected async rebuild(lost: unknown, signal: AbortSignal): Promise<T> {
+    const { request } = this.#recipe;
+    const context: LoadContext = { signal, emit: () => {} };
+    let loaded: Loaded<T>;
+    try {
+      loaded = await openAndLoad(this.#recipe, request.device, context);
+    } catch (error) {
+      if (request.device.choice !== "gpu" || !GPU_FAILURES.has(codeOf(error))) {
+        throw error;
+      }
+      loaded = await openAndLoad(this.#recipe, { choice: "cpu", subgroups: false }, context);
+      reasons.set(loaded.device, `the GPU was lost and could not be opened again (${messageOf(error)})`);
+    }
+    this.lost.push(this.#device);
+    this.#device = loaded.device;
+    const device = infoOf(loaded.device);
+    post({ type: "device", device });
+    notify("device_rebuilt", `the device was lost (${messageOf(lost)}); the model was loaded again onto ${device.name}`);
+    return loaded.resident;
+  }
+
+  protected freeLost(): void {
+    for (const object of this.lost.splice(0)) {
+      object.free();
+    }
+  }
+}
+
+/** A model and its one sequence of tokens. */
+class TextEngine extends Engine<Model> {
+  #session: Session | undefined;
+
+  get model(): Model {
+    return this.resident;
   }
 
   async generate({ prompt, options: given }: Calls["generate"]["args"], context: CallContext<"generate">): Promise<GenerateResult> {
@@ -323,26 +394,23 @@ class Engine {
         throw error;
       }
       // The device was lost before the sequence could begin, so nothing was given out that would come twice.
-      const model = await this.#rebuild(error, context.signal);
-      this.#lost.push(this.#model, ...(this.#session === undefined ? [] : [this.#session]));
-      this.#model = model;
+      const model = await this.rebuild(error, context.signal);
+      this.lost.push(this.resident, ...(this.#session === undefined ? [] : [this.#session]));
+      this.resident = model;
       this.#session = undefined;
       return await this.#run(ids, options, context);
     } finally {
-      this.#freeLost();
+      this.freeLost();
     }
   }
 
-  /** Frees everything; the worker ends afterwards. */
-  close(): void {
-    this.#freeLost();
+  override close(): void {
     this.#session?.free();
-    this.#model.free();
-    this.#device.free();
+    super.close();
   }
 
   async #run(ids: Uint32Array, options: EngineOptions, { signal, emit }: CallContext<"generate">): Promise<GenerateResult> {
-    const session = this.#session ??= this.#model.session();
+    const session = this.#session ??= this.resident.session();
     const cancel = (): void => session.cancel();
     signal.addEventListener("abort", cancel, { once: true });
     const onPiece = async (id: number, text: string): Promise<boolean> => {
@@ -352,7 +420,7 @@ class Engine {
     };
     try {
       // The session takes the new model over. The old one stays here: it has the vocabulary, which needs no device.
-      return await session.generate(ids, options, onPiece, (error) => this.#rebuild(error, signal));
+      return await session.generate(ids, options, onPiece, (error) => this.rebuild(error, signal));
     } finally {
       signal.removeEventListener("abort", cancel);
     }
@@ -361,44 +429,55 @@ class Engine {
   #encode(prompt: Prompt): Uint32Array {
     switch (prompt.kind) {
       case "text":
-        return this.#model.tokenize(prompt.text, true);
+        return this.resident.tokenize(prompt.text, true);
       case "tokens":
         return prompt.ids;
       case "chat":
-        return this.#model.chatTokens(prompt.messages, { now: Math.floor(Date.now() / 1000) });
+        return this.resident.chatTokens(prompt.messages, { now: Math.floor(Date.now() / 1000) });
     }
   }
 
   /** Options that also end where the assistant's turn does. */
   #endingTurns(options: EngineOptions): EngineOptions {
-    const { ids, texts } = this.#model.chatStops();
+    const { ids, texts } = this.resident.chatStops();
     return { ...options, stopIds: ids, stop: [...(options.stop ?? []), ...texts] };
   }
+}
 
-  /** Opens a device in the place of the lost one and loads the model again. */
-  async #rebuild(lost: unknown, signal: AbortSignal): Promise<Model> {
-    const context: CallContext<"load"> = { signal, emit: () => {} };
-    let loaded: Loaded;
-    try {
-      loaded = await openAndLoad(this.#request, this.#request.device, context);
-    } catch (error) {
-      if (this.#request.device.choice !== "gpu" || !GPU_FAILURES.has(codeOf(error))) {
-        throw error;
-      }
-      loaded = await openAndLoad(this.#request, { choice: "cpu", subgroups: false }, context);
-      reasons.set(loaded.device, `the GPU was lost and could not be opened again (${messageOf(error)})`);
-    }
-    this.#lost.push(this.#device);
-    this.#device = loaded.device;
-    const device = infoOf(loaded.device);
-    post({ type: "device", device });
-    notify("device_rebuilt", `the device was lost (${messageOf(lost)}); the model was loaded again onto ${device.name}`);
-    return loaded.model;
+/** An encoder. */
+class VectorEngine extends Engine<Embedder> {
+  get embedder(): Embedder {
+    return this.resident;
   }
 
-  #freeLost(): void {
-    for (const object of this.#lost.splice(0)) {
-      object.free();
+  async embed(texts: string[], context: CallContext<"embed">): Promise<Float32Array> {
+    try {
+      return await this.#run(texts, context);
+    } catch (error) {
+      if (codeOf(error) !== "device_lost") {
+        throw error;
+      }
+      const embedder = await this.rebuild(error, context.signal);
+      this.lost.push(this.resident);
+      this.resident = embedder;
+      return await this.#run(texts, context);
+    } finally {
+      this.freeLost();
+    }
+  }
+
+  async #run(texts: string[], { signal, emit }: CallContext<"embed">): Promise<Float32Array> {
+    const embedder = this.resident;
+    const cancel = (): void => embedder.cancel();
+    signal.addEventListener("abort", cancel, { once: true });
+    try {
+      const vectors = await embedder.embed(texts, emit);
+      if (vectors === undefined) {
+        throw signal.reason;
+      }
+      return vectors;
+    } finally {
+      signal.removeEventListener("abort", cancel);
     }
   }
 }
@@ -412,11 +491,12 @@ function nextTask(): Promise<void> {
   });
 }
 
-let engine: Engine | undefined;
+let engine: TextEngine | VectorEngine | undefined;
 let kernelDevice: Device | undefined;
 
-function loadedEngine(): Engine {
-  if (engine === undefined) {
+/** The engine, of the kind that a call needs. */
+function loaded<E>(kind: abstract new (...given: never[]) => E): E {
+  if (!(engine instanceof kind)) {
     throw new TilewrightError("disposed", "no model is loaded");
   }
   return engine;
@@ -498,16 +578,24 @@ function inTurn<T>(signal: AbortSignal, action: () => T | Promise<T>): Promise<T
 }
 
 const handlers: Handlers = {
-  load: (request, context) => inTurn(context.signal, async () => {
-    engine = await Engine.load(request, context);
-    return engine.info();
+  loadModel: (request, context) => inTurn(context.signal, async () => {
+    const recipe = modelRecipe(request);
+    const loaded = new TextEngine(recipe, await openAndLoad(recipe, request.device, context));
+    engine = loaded;
+    return { ...loaded.model.info(), fileBytes: loaded.fileBytes };
   }),
-  generate: (args, context) => inTurn(context.signal, () => loadedEngine().generate(args, context)),
-  tokenize: ({ text, addSpecial }) => loadedEngine().model.tokenize(text, addSpecial),
-  detokenize: ({ ids }) => loadedEngine().model.detokenize(ids),
-  async memory(): Promise<MemoryInfo> {
-    return { ...loadedEngine().model.memory(), wasmHeapBytes: (await start()).buffer.byteLength };
-  },
+  loadEmbedder: (request, context) => inTurn(context.signal, async () => {
+    const recipe = embedderRecipe(request);
+    const loaded = new VectorEngine(recipe, await openAndLoad(recipe, request.device, context));
+    engine = loaded;
+    return { ...loaded.embedder.info(), fileBytes: loaded.fileBytes };
+  }),
+  generate: (args, context) => inTurn(context.signal, () => loaded(TextEngine).generate(args, context)),
+  tokenize: ({ text, addSpecial }) => loaded(TextEngine).model.tokenize(text, addSpecial),
+  detokenize: ({ ids }) => loaded(TextEngine).model.detokenize(ids),
+  embed: ({ texts }, context) => inTurn(context.signal, () => loaded(VectorEngine).embed(texts, context)),
+  encode: ({ text }) => loaded(VectorEngine).embedder.encode(text),
+  memory: () => loaded(Engine<Resident>).memory(),
   counters: () => (engine?.device ?? kernels()).counters(),
   destroyDevice() {
     (engine?.device ?? kernels()).destroy();

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use super::VectorCache;
 use super::batch::{Head, Passes, Tokens, batches, size_for};
-use crate::device::{Device, Pending};
+use crate::device::{Device, Pending, pause};
 use crate::error::Error;
 use crate::formats::BlockType;
 use crate::kernels::Pooling;
-use crate::load::{EncoderShape, Feed, ModelFile, ModelHeader};
+use crate::load::{EncoderShape, Feed, FileName, Loader, ModelFile, ModelHeader};
 use crate::model::{Encoder, EncoderConfig, EncoderWeights};
 use crate::recording::MemoryPlan;
 use crate::tokenizer::{EncodeOptions, EncodingCache, Tokenizer};
@@ -115,12 +115,18 @@ impl Embedder {
         Ok(self)
     }
 
+    /// A loader of these files. `options.progress` is not called: [`Loader::progress`] tells.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there are no files.
+    pub fn loader(device: &Device, files: Vec<FileName>, options: EmbedOptions<'_>) -> Result<Loader<Embedder>, Error> {
+        Loader::new(device, files, move |device, header| {
+            Embedder::declare(device, header, EmbedOptions { progress: None, ..options })
+        })
+    }
+
     /// Declares an encoder whose weights the feed is still to take; nothing is allocated.
-    pub(crate) fn declare(
-        device: &Device,
-        header: ModelHeader,
-        options: EmbedOptions<'_>,
-    ) -> Result<(Embedder, Feed), Error> {
+    fn declare(device: &Device, header: ModelHeader, options: EmbedOptions<'_>) -> Result<(Embedder, Feed), Error> {
         let ModelHeader { name, shape, tokenizer, catalog, .. } = header;
         let EncoderShape { config, pooling, normalize, max_tokens } = shape.encoder()?.clone();
         let limit = config.max_seq_len;
@@ -337,6 +343,18 @@ impl Embedder {
     }
 }
 
+impl Loader<Embedder> {
+    /// The encoder, once nothing more is wanted.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if something is; errors of the device.
+    pub async fn finish(self) -> Result<Embedder, Error> {
+        let (embedder, device) = self.loaded()?;
+        device.drained().await?;
+        Ok(embedder)
+    }
+}
+
 impl Reader {
     fn new(tokenizer: Tokenizer) -> Result<Reader, Error> {
         // A text that every vocabulary has a token for, and that no normalizer takes away.
@@ -367,9 +385,15 @@ impl<'a> Run<'a> {
     async fn submit(&mut self, window: Vec<(usize, Tokens)>) -> Result<(), Error> {
         let Inner { max_batch_tokens, in_flight, passes, .. } = &*self.embedder.0;
         let lengths: Vec<usize> = window.iter().map(|(_, text)| text.ids.len()).collect();
+        let is_gpu = self.embedder.device().is_gpu();
+        // The CPU computes a batch when it is submitted.
+        let in_flight = if is_gpu { *in_flight } else { 1 };
         for batch in batches(&lengths, *max_batch_tokens as usize) {
-            if self.flights.len() >= *in_flight {
+            if self.flights.len() >= in_flight {
                 self.land().await?;
+                if !is_gpu {
+                    pause().await;
+                }
             }
             let encoded: Vec<&Tokens> = batch.iter().map(|&i| &window[i].1).collect();
             let pending = passes.run(&encoded)?;

@@ -40,12 +40,12 @@ pub struct LoadOptions<'a> {
 #[derive(Clone)]
 pub struct Model {
     inner: Arc<Inner>,
+    device: Device,
     max_pass: u32,
     plan: MemoryPlan,
 }
 
 struct Inner {
-    device: Device,
     name: String,
     llama: Llama,
     /// Rotation table, `[context_length, rot_dims / 2, 2]`, the same for all sessions.
@@ -99,17 +99,57 @@ impl Model {
         const PIECE: u64 = 4 << 20;
         let ModelFile { header, files } = file;
         let LoadOptions { context_length, memory_limit, max_pass, .. } = options;
-        let mut loading = Loading::begin(device, header, context_length, memory_limit, max_pass)?;
+        let (model, mut feed) = Model::declare(device, header, context_length, memory_limit, max_pass)?;
         let mut ignore = |_, _| ();
         let progress = options.progress.unwrap_or(&mut ignore);
-        while let (Some(wanted), Some(tensor)) = (loading.feed.wanted(), loading.feed.tensor()) {
+        while let (Some(wanted), Some(tensor)) = (feed.wanted(), feed.tensor()) {
             let data = tensor.bytes(&files[wanted.file])?;
             let rest = &data[(wanted.offset - tensor.offset) as usize..];
-            loading.feed.push(device, &rest[..wanted.len.min(PIECE) as usize])?;
-            let (done, total) = loading.feed.progress();
+            feed.push(device, &rest[..wanted.len.min(PIECE) as usize])?;
+            let (done, total) = feed.progress();
             progress(done, total);
         }
-        loading.finish(device)
+        model.complete(device.clone())
+    }
+
+    /// Declares a model whose weights the feed is still to take, and compares the plan with the limit; nothing is
+    /// allocated.
+    pub(super) fn declare(
+        device: &Device,
+        header: ModelHeader,
+        context_length: Option<u32>,
+        memory_limit: Option<u64>,
+        max_pass: Option<u32>,
+    ) -> Result<(Model, Feed), Error> {
+        let ModelHeader { name, shape, tokenizer, chat_template, catalog } = header;
+        let config = shape.decoder()?.clone();
+        let context_length = checked_context(config.max_seq_len, context_length)?;
+        let max_pass = checked_max_pass(device, max_pass)?;
+        let weights = Weights::declare(device, &config, &catalog)?;
+        let llama = Llama { config, weights };
+        let rope = rope_tensor(&llama.config, context_length)?;
+        let plan = Passes::declare(device, &llama, &rope, max_pass)?.plan();
+        if let Some(limit_bytes) = memory_limit
+            && plan.total_bytes() > limit_bytes
+        {
+            return Err(too_large(device, &llama, &plan, limit_bytes, context_length, max_pass));
+        }
+        let feed = Feed::new(&catalog, llama.weights.places());
+        let encodings = match tokenizer {
+            Ok(tokenizer) => Ok(EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE)),
+            Err(error) => Err(error.to_string()),
+        };
+        let weights_bytes = llama.weights.tensors().map(Tensor::size_bytes).sum();
+        let tokens_per_submit = tokens_per_submit(device.is_real_gpu(), weights_bytes);
+        let block_types = catalog.block_types();
+        let inner = Inner { name, llama, rope, encodings, chat_template, block_types, tokens_per_submit };
+        Ok((Model { inner: Arc::new(inner), device: device.clone(), max_pass, plan }, feed))
+    }
+
+    /// Adds what is not in the files, once the feed wants nothing more. Sessions follow this device's tuning.
+    pub(super) fn complete(self, device: Device) -> Result<Model, Error> {
+        upload_rope(&device, self.config(), self.rope())?;
+        Ok(Model { device, ..self })
     }
 
     /// Memory that a file's weights and one session would take on a device; nothing is allocated.
@@ -126,7 +166,7 @@ impl Model {
 
     /// The device that holds the weights.
     pub fn device(&self) -> &Device {
-        &self.inner.device
+        &self.device
     }
 
     /// The model's name.
@@ -171,7 +211,7 @@ impl Model {
     pub fn with_max_pass(&self, max_pass: u32) -> Result<Model, Error> {
         let max_pass = checked_max_pass(self.device(), Some(max_pass))?;
         let plan = Passes::declare(self.device(), self.llama(), self.rope(), max_pass)?.plan();
-        Ok(Model { inner: self.inner.clone(), max_pass, plan })
+        Ok(Model { max_pass, plan, ..self.clone() })
     }
 
     /// Tokens that one submission computes unless a generation asks for another number: 4 on a GPU, not software, that is
@@ -256,67 +296,6 @@ impl Model {
             trace.hidden.push(device.read(kept).await?);
         }
         Ok(trace)
-    }
-}
-
-/// A model that is declared on a device and waits for its weights.
-pub(super) struct Loading {
-    name: String,
-    tokenizer: Result<Tokenizer, Error>,
-    chat_template: Option<String>,
-    block_types: Vec<BlockType>,
-    llama: Llama,
-    rope: Tensor,
-    max_pass: u32,
-    plan: MemoryPlan,
-    pub feed: Feed,
-}
-
-impl Loading {
-    /// Declares everything and compares the plan with the limit; nothing is allocated.
-    pub fn begin(
-        device: &Device,
-        header: ModelHeader,
-        context_length: Option<u32>,
-        memory_limit: Option<u64>,
-        max_pass: Option<u32>,
-    ) -> Result<Loading, Error> {
-        let ModelHeader { name, shape, tokenizer, chat_template, catalog } = header;
-        let config = shape.decoder()?.clone();
-        let context_length = checked_context(config.max_seq_len, context_length)?;
-        let max_pass = checked_max_pass(device, max_pass)?;
-        let weights = Weights::declare(device, &config, &catalog)?;
-        let llama = Llama { config, weights };
-        let rope = rope_tensor(&llama.config, context_length)?;
-        let plan = Passes::declare(device, &llama, &rope, max_pass)?.plan();
-        if let Some(limit_bytes) = memory_limit
-            && plan.total_bytes() > limit_bytes
-        {
-            return Err(too_large(device, &llama, &plan, limit_bytes, context_length, max_pass));
-        }
-        let feed = Feed::new(&catalog, llama.weights.places());
-        let block_types = catalog.block_types();
-        Ok(Loading { name, tokenizer, chat_template, block_types, llama, rope, max_pass, plan, feed })
-    }
-
-    /// Weights, whether they have come or not.
-    pub fn weights(&self) -> &Weights {
-        &self.llama.weights
-    }
-
-    /// The model, once the feed wants nothing more. Its sessions follow the device's tuning.
-    pub fn finish(self, device: &Device) -> Result<Model, Error> {
-        let Loading { name, tokenizer, chat_template, block_types, llama, rope, max_pass, plan, .. } = self;
-        let device = device.clone();
-        upload_rope(&device, &llama.config, &rope)?;
-        let encodings = match tokenizer {
-            Ok(tokenizer) => Ok(EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE)),
-            Err(error) => Err(error.to_string()),
-        };
-        let weights_bytes = llama.weights.tensors().map(Tensor::size_bytes).sum();
-        let tokens_per_submit = tokens_per_submit(device.is_real_gpu(), weights_bytes);
-        let inner = Inner { device, name, llama, rope, encodings, chat_template, block_types, tokens_per_submit };
-        Ok(Model { inner: Arc::new(inner), max_pass, plan })
     }
 }
 

@@ -10,7 +10,7 @@ use crate::formats::{Parsed, TensorInfo, UNKNOWN_LEN};
 /// A file by name, and its size if that is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileName {
-    /// Name without folders.
+    /// Name in the model's folder: `config.json`, `1_Pooling/config.json`.
     pub name: String,
     /// Bytes in it.
     pub size: Option<u64>,

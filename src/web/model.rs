@@ -1,4 +1,4 @@
-//! Loading models and generating with them.
+//! Models and what they generate.
 
 use std::cell::RefCell;
 
@@ -7,95 +7,10 @@ use wasm_bindgen::convert::TryFromJsValue;
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 
-use super::{Device, from_js, to_js, to_js_error};
+use super::{from_js, plan_to_js, to_js, to_js_error};
 use crate::chat::{ChatOptions, ChatTemplate, Message};
 use crate::error::Error;
-use crate::generate::{self, CancelHandle, ContextPolicy, GenerateOptions, StopReason};
-use crate::load::FileName;
-use crate::tuning::Tuning;
-
-/// Feeds a model's files into a device while they arrive.
-#[wasm_bindgen]
-pub struct Loader(generate::Loader);
-
-/// Bytes that a loader wants next.
-#[derive(Serialize)]
-struct Wanted {
-    file: usize,
-    offset: u64,
-}
-
-#[wasm_bindgen]
-impl Loader {
-    /// `files`: `{ name, size? }[]`; `options`: `{ contextLength?, memoryLimit? }`.
-    #[wasm_bindgen(constructor)]
-    pub fn new(device: &Device, files: JsValue, options: JsValue) -> Result<Loader, JsValue> {
-        #[derive(Deserialize)]
-        struct File {
-            name: String,
-            size: Option<u64>,
-        }
-        #[derive(Deserialize, Default)]
-        #[serde(rename_all = "camelCase", default)]
-        struct Options {
-            context_length: Option<u32>,
-            memory_limit: Option<u64>,
-        }
-        let files: Vec<File> = from_js("files", files)?;
-        let options: Option<Options> = from_js("options", options)?;
-        let Options { context_length, memory_limit } = options.unwrap_or_default();
-        let files = files.into_iter().map(|File { name, size }| FileName { name, size }).collect();
-        generate::Loader::new(&device.0, files, context_length, memory_limit).map(Loader).map_err(to_js_error)
-    }
-
-    /// `{ file, offset }` of the bytes wanted next, or `undefined` when everything is there.
-    pub fn want(&self) -> Result<JsValue, JsValue> {
-        match self.0.wanted() {
-            Some((file, offset)) => to_js(&Wanted { file, offset }),
-            None => Ok(JsValue::UNDEFINED),
-        }
-    }
-
-    /// Takes bytes from the wanted offset on.
-    pub async fn push(&mut self, bytes: &[u8]) -> Result<(), JsValue> {
-        self.0.push(bytes).await.map_err(to_js_error)
-    }
-
-    /// The wanted file has no more bytes.
-    pub fn end(&mut self) -> Result<(), JsValue> {
-        self.0.end().map_err(to_js_error)
-    }
-
-    /// Makes the model follow what `tune` returned for it in an earlier visit. Returns why that is of no use, if so.
-    #[wasm_bindgen(js_name = useTuning)]
-    pub fn use_tuning(&mut self, text: &str) -> Option<String> {
-        match Tuning::parse(text.as_bytes(), self.0.device().info()) {
-            Ok(tuning) => {
-                self.0.set_tuning(tuning);
-                None
-            }
-            Err(why) => Some(why),
-        }
-    }
-
-    /// Measures how the device takes the model's products best and makes the model follow it; everything that the loader
-    /// wants must be there. Returns a text for `useTuning`.
-    pub async fn tune(&mut self) -> Result<String, JsValue> {
-        self.0.tune().await.map_err(to_js_error)?;
-        let device = self.0.device();
-        Ok(device.tuning().text(device.info()))
-    }
-
-    /// The model.
-    pub async fn finish(self) -> Result<Model, JsValue> {
-        let model = self.0.finish().await.map_err(to_js_error)?;
-        let template = match model.tokenizer() {
-            Ok(tokenizer) => ChatTemplate::for_model(model.chat_template(), tokenizer),
-            Err(_) => Ok(None),
-        };
-        Ok(Model { model, template })
-    }
-}
+use crate::generate::{CancelHandle, ContextPolicy, GenerateOptions, StopReason};
 
 /// A model whose weights are on a device.
 #[wasm_bindgen]
@@ -143,23 +58,9 @@ impl Model {
         })
     }
 
-    /// Bytes on the device: `{ weightsBytes, cacheBytes, activationsBytes, totalBytes }`.
+    /// See [`plan_to_js`].
     pub fn memory(&self) -> Result<JsValue, JsValue> {
-        #[derive(Serialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Memory {
-            weights_bytes: u64,
-            cache_bytes: u64,
-            activations_bytes: u64,
-            total_bytes: u64,
-        }
-        let plan = self.model.plan();
-        to_js(&Memory {
-            weights_bytes: plan.weights_bytes,
-            cache_bytes: plan.cache_bytes,
-            activations_bytes: plan.activations_bytes,
-            total_bytes: plan.total_bytes(),
-        })
+        plan_to_js(&self.model.plan())
     }
 
     /// Token ids of a text, with those that the model expects around it if `add_special`.
@@ -205,6 +106,14 @@ impl Model {
 }
 
 impl Model {
+    pub(super) fn new(model: crate::Model) -> Model {
+        let template = match model.tokenizer() {
+            Ok(tokenizer) => ChatTemplate::for_model(model.chat_template(), tokenizer),
+            Err(_) => Ok(None),
+        };
+        Model { model, template }
+    }
+
     fn template(&self) -> Result<&ChatTemplate, Error> {
         let error = |expected: &str, found: String| Error::Template {
             field: "chat template".into(),

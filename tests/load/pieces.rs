@@ -2,9 +2,8 @@
 
 use std::fs;
 
-use tilewright::generate::Loader;
 use tilewright::load::FileName;
-use tilewright::{Device, Error, GenerateOptions, Model};
+use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model};
 
 use super::builder::{U32, text};
 use super::common::{self, Rng, block_on};
@@ -22,7 +21,7 @@ fn in_pieces(
 ) -> Result<Model, Error> {
     let size = |content: &[u8]| tell_sizes.then_some(content.len() as u64);
     let names = files.iter().map(|(name, content)| FileName { name: name.clone(), size: size(content) }).collect();
-    let mut loader = Loader::new(device, names, None, None)?;
+    let mut loader = Model::loader(device, names, LoadOptions::default())?;
     let mut last = None;
     while let Some(wanted @ (file, offset)) = loader.wanted() {
         assert_ne!(last, Some(wanted), "the loader does not move on");
@@ -169,7 +168,7 @@ fn files_that_end_too_early_are_refused_wherever_they_end() {
     assert!(in_pieces(&device, &files, false, || 4096).is_err());
     files.remove(1);
     assert!(in_pieces(&device, &files, true, || 4096).err().unwrap().to_string().contains("model.safetensors"));
-    assert!(Loader::new(&device, Vec::new(), None, None).is_err());
+    assert!(Model::loader(&device, Vec::new(), LoadOptions::default()).is_err());
 }
 
 #[test]

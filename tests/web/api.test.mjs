@@ -4,51 +4,13 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { after, before, test } from "node:test";
-import { pathToFileURL } from "node:url";
+import { test } from "node:test";
 
-import { openBrowser } from "./browser.mjs";
-import { bytesInMemory, repository, startServer } from "./server.mjs";
+import { chromium, everywhere, places, server } from "./places.mjs";
+import { bytesInMemory, repository } from "./server.mjs";
 
 const stories = readFileSync(join(repository, "assets/stories.gguf"));
 const reference = JSON.parse(readFileSync(join(repository, "tests/data/builtin/reference.json"), "utf8")).cases[0];
-
-let server;
-let chromium;
-before(async () => {
-  server = await startServer();
-  chromium = await openBrowser();
-});
-after(async () => {
-  await chromium?.close();
-  await server?.stop();
-});
-
-const places = {
-  async Chromium(run, given) {
-    const page = await chromium.open(`${server.origin}/blank.html`);
-    try {
-      const call = ([source, given]) => import("/npm/index.js").then((package_) => new Function(`return ${source}`)()(package_, given));
-      const result = await page.evaluate(call, [run.toString(), given]);
-      assert.deepEqual(page.problems, []);
-      return result;
-    } finally {
-      await page.close();
-    }
-  },
-  async Node(run, given) {
-    const result = await run(await import(pathToFileURL(join(repository, "npm/dist/index.js"))), given);
-    // What comes from a page has been through JSON.
-    return JSON.parse(JSON.stringify(result ?? null));
-  },
-};
-
-/** One test for each place: `run` is executed there and returns plain data, `check` looks at it here. */
-function everywhere(name, run, check, given = {}) {
-  for (const [place, execute] of Object.entries(places)) {
-    test(`${place}: ${name}`, { timeout: 120_000 }, async () => check(await execute(run, given), place));
-  }
-}
 
 everywhere(
   "pieces come one by one, are the reference's tokens, and make up the text",

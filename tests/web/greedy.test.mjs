@@ -12,6 +12,7 @@ import { pathToFileURL } from "node:url";
 
 import { openBrowser } from "./browser.mjs";
 import { dataFolder, repository, startServer } from "./server.mjs";
+import { tensors } from "./tensors.mjs";
 
 // Below this margin between the two best logits, float32 arithmetic does not decide what the reference decided: twice
 // the tolerance that the data's README derives.
@@ -25,18 +26,6 @@ const SHORT = 32;
 const countIn = (lane, length) => (SHORTENED.includes(lane) && !process.env.TILEWRIGHT_FULL ? Math.min(length, SHORT) : length);
 
 const json = (...path) => JSON.parse(readFileSync(join(...path), "utf8"));
-
-/** Tensors of a small safetensors file, by name. */
-function tensors(path) {
-  const file = readFileSync(path);
-  const headerBytes = Number(file.readBigUInt64LE());
-  const header = JSON.parse(file.subarray(8, 8 + headerBytes).toString());
-  return (name) => {
-    const { dtype, data_offsets: [start, end] } = header[name];
-    const bytes = Uint8Array.from(file.subarray(8 + headerBytes + start, 8 + headerBytes + end)).buffer;
-    return [...(dtype === "F32" ? new Float32Array(bytes) : new Int32Array(bytes))];
-  };
-}
 
 /** The files of a model as the package takes them: a GGUF file alone, or what a folder has beside its weights. */
 function filesOf(folder, weights) {

@@ -1,0 +1,53 @@
+/** What people give as a model's source, made into what the worker is told. */
+
+import { TilewrightError } from "./errors.js";
+import { hasPaths } from "./platform.js";
+import type { FileSpec, SourceSpec } from "./protocol.js";
+import type { FileSource, ModelSource } from "./types.js";
+
+/** The files of a source, with absolute addresses. */
+export function specOf(source: ModelSource): SourceSpec {
+  if (Array.isArray(source)) {
+    if (source.length === 0) {
+      throw new TilewrightError("option", "source is an empty list, expected the files of a model");
+    }
+    return { kind: "files", files: (source as readonly FileSource[]).map(fileOf) };
+  }
+  const file = fileOf(source as FileSource);
+  if (file.kind === "url" && new URL(file.url).pathname.endsWith("/")) {
+    return { kind: "folder", url: file.url };
+  }
+  return file.kind === "path" && /[/\\]$/.test(file.path) ? { kind: "directory", path: file.path } : { kind: "files", files: [file] };
+}
+
+function fileOf(source: FileSource): FileSpec {
+  if (source instanceof Blob) {
+    const { name = UNNAMED, webkitRelativePath } = source as Partial<File>;
+    return { kind: "blob", name: nameOf(webkitRelativePath || name), blob: source };
+  }
+  const text = String(source);
+  const isAddress = /^(https?|data|blob):/i.test(text);
+  if (hasPaths && !isAddress) {
+    return { kind: "path", name: nameOf(text), path: text };
+  }
+  const base = (globalThis as { document?: { baseURI: string } }).document?.baseURI ?? globalThis.location?.href;
+  let url: URL;
+  try {
+    url = new URL(text, base);
+  } catch (error) {
+    throw new TilewrightError("option", `source is ${JSON.stringify(text)}, expected an address, a file, or a list of them`, { cause: error });
+  }
+  // What follows a # is the page's and never reaches a server.
+  url.hash = "";
+  return { kind: "url", name: decodeURIComponent(nameOf(url.pathname)), url: url.href };
+}
+
+/** A file in the folder of one of sentence-transformers' modules: its name alone would be that of a file of the model's own folder. */
+const IN_MODULE = /(?:^|[/\\])(\d+_(?:Pooling|Dense|Normalize|LayerNorm))[/\\]([^/\\]+)$/;
+const UNNAMED = "model.gguf";
+
+/** A file's name in the model's folder. */
+function nameOf(path: string): string {
+  const [, folder, file] = IN_MODULE.exec(path) ?? [];
+  return folder === undefined ? path.split(/[/\\]/).at(-1) || UNNAMED : `${folder}/${file}`;
+}

@@ -1,0 +1,137 @@
+//! Loading from files whose bytes arrive in pieces.
+
+use serde::{Deserialize, Serialize};
+use wasm_bindgen::prelude::*;
+
+use super::embedder::{self, Embedder};
+use super::model::Model;
+use super::{Device, from_js, to_js, to_js_error};
+use crate::error::Error;
+use crate::generate::LoadOptions;
+use crate::load::{self, FileName};
+use crate::tuning::Tuning;
+
+/// Feeds the files of a model or an embedder into a device while they arrive.
+#[wasm_bindgen]
+pub struct Loader(Kind);
+
+enum Kind {
+    Model(load::Loader<crate::Model>),
+    Embedder(load::Loader<crate::Embedder>),
+}
+
+/// Does the same with a loader of either kind.
+macro_rules! either {
+    ($loader:expr, $inner:ident => $does:expr) => {
+        match $loader {
+            Kind::Model($inner) => $does,
+            Kind::Embedder($inner) => $does,
+        }
+    };
+}
+
+/// Bytes that a loader wants next.
+#[derive(Serialize)]
+struct Wanted {
+    file: usize,
+    offset: u64,
+}
+
+#[wasm_bindgen]
+impl Loader {
+    /// A loader of a [`Model`]. `files`: `{ name, size? }[]`; `options`: `{ contextLength?, memoryLimit? }`.
+    pub fn model(device: &Device, files: JsValue, options: JsValue) -> Result<Loader, JsValue> {
+        #[derive(Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Options {
+            context_length: Option<u32>,
+            memory_limit: Option<u64>,
+        }
+        let options: Option<Options> = from_js("options", options)?;
+        let Options { context_length, memory_limit } = options.unwrap_or_default();
+        let options = LoadOptions { context_length, memory_limit, ..LoadOptions::default() };
+        let loader = crate::Model::loader(&device.0, read_files(files)?, options).map_err(to_js_error)?;
+        Ok(Loader(Kind::Model(loader)))
+    }
+
+    /// A loader of an [`Embedder`]. `files`: `{ name, size? }[]`; `options`: `EmbedderOptions` in the npm package.
+    pub fn embedder(device: &Device, files: JsValue, options: JsValue) -> Result<Loader, JsValue> {
+        let options = embedder::read_options(options)?;
+        let loader = crate::Embedder::loader(&device.0, read_files(files)?, options).map_err(to_js_error)?;
+        Ok(Loader(Kind::Embedder(loader)))
+    }
+
+    /// `{ file, offset }` of the bytes wanted next, or `undefined` when everything is there.
+    pub fn want(&self) -> Result<JsValue, JsValue> {
+        match either!(&self.0, loader => loader.wanted()) {
+            Some((file, offset)) => to_js(&Wanted { file, offset }),
+            None => Ok(JsValue::UNDEFINED),
+        }
+    }
+
+    /// Takes bytes from the wanted offset on.
+    pub async fn push(&mut self, bytes: &[u8]) -> Result<(), JsValue> {
+        either!(&mut self.0, loader => loader.push(bytes).await).map_err(to_js_error)
+    }
+
+    /// The wanted file has no more bytes.
+    pub fn end(&mut self) -> Result<(), JsValue> {
+        either!(&mut self.0, loader => loader.end()).map_err(to_js_error)
+    }
+
+    /// Makes the model follow what `tune` returned for it in an earlier visit. Returns why that is of no use, if so.
+    #[wasm_bindgen(js_name = useTuning)]
+    pub fn use_tuning(&mut self, text: &str) -> Result<Option<String>, JsValue> {
+        let loader = self.of_model()?;
+        Ok(match Tuning::parse(text.as_bytes(), loader.device().info()) {
+            Ok(tuning) => {
+                loader.set_tuning(tuning);
+                None
+            }
+            Err(why) => Some(why),
+        })
+    }
+
+    /// Measures how the device takes the model's products best and makes the model follow it; everything that the loader
+    /// wants must be there. Returns a text for `useTuning`.
+    pub async fn tune(&mut self) -> Result<String, JsValue> {
+        let loader = self.of_model()?;
+        loader.tune().await.map_err(to_js_error)?;
+        let device = loader.device();
+        Ok(device.tuning().text(device.info()))
+    }
+
+    /// The [`Model`] or [`Embedder`].
+    pub async fn finish(self) -> Result<JsValue, JsValue> {
+        match self.0 {
+            Kind::Model(loader) => loader.finish().await.map(|model| Model::new(model).into()),
+            Kind::Embedder(loader) => loader.finish().await.map(|embedder| Embedder::new(embedder).into()),
+        }
+        .map_err(to_js_error)
+    }
+}
+
+impl Loader {
+    fn of_model(&mut self) -> Result<&mut load::Loader<crate::Model>, JsValue> {
+        match &mut self.0 {
+            Kind::Model(loader) => Ok(loader),
+            Kind::Embedder(_) => Err(to_js_error(Error::Operand {
+                kernel: "tune",
+                operand: "loader",
+                expected: "a model's".into(),
+                found: "an embedder's".into(),
+            })),
+        }
+    }
+}
+
+/// Files as JavaScript gives them.
+fn read_files(files: JsValue) -> Result<Vec<FileName>, JsValue> {
+    #[derive(Deserialize)]
+    struct File {
+        name: String,
+        size: Option<u64>,
+    }
+    let files: Vec<File> = from_js("files", files)?;
+    Ok(files.into_iter().map(|File { name, size }| FileName { name, size }).collect())
+}

@@ -1,0 +1,47 @@
+// The same test code in a page of Chromium and in Node. Importing this opens a server and a browser for the file's tests.
+
+import assert from "node:assert/strict";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+import { pathToFileURL } from "node:url";
+
+import { openBrowser } from "./browser.mjs";
+import { repository, startServer } from "./server.mjs";
+
+export let server;
+export let chromium;
+before(async () => {
+  server = await startServer();
+  chromium = await openBrowser();
+});
+after(async () => {
+  await chromium?.close();
+  await server?.stop();
+});
+
+/** By place: runs a function there with the package and what it is given, which gives plain data. */
+export const places = {
+  async Chromium(run, given) {
+    const page = await chromium.open(`${server.origin}/blank.html`);
+    try {
+      const call = ([source, given]) => import("/npm/index.js").then((package_) => new Function(`return ${source}`)()(package_, given));
+      const result = await page.evaluate(call, [run.toString(), given]);
+      assert.deepEqual(page.problems, []);
+      return result;
+    } finally {
+      await page.close();
+    }
+  },
+  async Node(run, given) {
+    const result = await run(await import(pathToFileURL(join(repository, "npm/dist/index.js"))), given);
+    // What comes from a page has been through JSON.
+    return JSON.parse(JSON.stringify(result ?? null));
+  },
+};
+
+/** One test for each place: `run` is executed there and returns plain data, `check` looks at it here. */
+export function everywhere(name, run, check, given = {}) {
+  for (const [place, execute] of Object.entries(places)) {
+    test(`${place}: ${name}`, { timeout: 120_000 }, async () => check(await execute(run, given), place));
+  }
+}
