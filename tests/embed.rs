@@ -168,6 +168,11 @@ fn an_encoder_that_arrives_in_pieces_is_the_same() {
             }
         }
     }
+    // Rotation tables are in no file.
+    let rotary = ["config.json", "model.safetensors"].map(|name| file(name, &format!("tiny-random/modernbert/{name}")));
+    let whole = load(&common::cpu(), "tiny-random/modernbert", EmbedOptions::default()).unwrap();
+    let pieces = in_pieces(&common::cpu(), &rotary, 5000).unwrap();
+    assert_eq!(block_on(pieces.embed_tokens(&texts)).unwrap(), block_on(whole.embed_tokens(&texts)).unwrap());
     let decoder = [file("model.gguf", "stories260k/stories260k-q8_0.gguf")];
     let error = in_pieces(&common::cpu(), &decoder, 5000).err().unwrap();
     assert_eq!(error.code(), "unsupported", "{error}");

@@ -105,11 +105,11 @@ impl Embedder {
             let (done, total) = feed.progress();
             progress(done, total);
         }
-        embedder.finish()
+        embedder.complete()
     }
 
     /// The encoder, once the feed wants nothing more.
-    pub(crate) fn finish(self) -> Result<Embedder, Error> {
+    fn complete(self) -> Result<Embedder, Error> {
         let Encoder { config, weights } = self.0.passes.encoder();
         weights.upload_rope(self.device(), config)?;
         Ok(self)
@@ -350,6 +350,7 @@ impl Loader<Embedder> {
     /// [`Error::Config`] if something is; errors of the device.
     pub async fn finish(self) -> Result<Embedder, Error> {
         let (embedder, device) = self.loaded()?;
+        let embedder = embedder.complete()?;
         device.drained().await?;
         Ok(embedder)
     }
