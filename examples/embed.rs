@@ -5,8 +5,8 @@ use tilewright::{Device, EmbedOptions, Embedder, Error};
 fn main() -> Result<(), Error> {
     let mut args = std::env::args().skip(1);
     let Some(model) = args.next() else {
-        eprintln!("usage: embed FOLDER [TEXT ...], with a folder such as all-MiniLM-L6-v2 from Hugging Face");
-        std::process::exit(2);
+        println!("usage: embed FOLDER [TEXT ...], with a folder such as all-MiniLM-L6-v2 from Hugging Face");
+        return Ok(());
     };
     let mut texts: Vec<String> = args.collect();
     if texts.is_empty() {

@@ -81,7 +81,8 @@ pub(crate) fn rope_packed(mut call: Call<'_>) {
     let [tokens, table, qkv] = call.operands();
     let (head_dim, stride) = (params.head_dim as usize, params.stride as usize);
     let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };
-    let tokens: &[[u32; 3]] = tokens.get();
+    // Memory is padded, by less than a token.
+    let tokens: &[[u32; 3]] = tokens.get::<u32>().as_chunks().0;
     let rotated = params.n_heads as usize * head_dim;
     let len = params.n_tokens as usize * stride;
     threads::for_each_chunk(&mut qkv.get_mut::<f32>()[..len], stride, len * OPS, |t, row| {
