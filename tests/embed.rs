@@ -173,6 +173,21 @@ fn an_encoder_that_arrives_in_pieces_is_the_same() {
     let whole = load(&common::cpu(), "tiny-random/modernbert", EmbedOptions::default()).unwrap();
     let pieces = in_pieces(&common::cpu(), &rotary, 5000).unwrap();
     assert_eq!(block_on(pieces.embed_tokens(&texts)).unwrap(), block_on(whole.embed_tokens(&texts)).unwrap());
+    for (modules, wanted) in [
+        (r#"[{ "type": "sentence_transformers.models.Transformer" }]"#, Ok(false)),
+        (r#"[{ "type": "sentence_transformers.models.Normalize" }]"#, Ok(true)),
+        (r#"[{ "type": "sentence_transformers.models.Dense" }]"#, Err("models.Dense")),
+        (r#"[{}]"#, Err("missing")),
+        (r#"{}"#, Err("modules.json")),
+    ] {
+        let mut files = tiny.to_vec();
+        files.push(("modules.json".into(), modules.into()));
+        match (in_pieces(&common::cpu(), &files, 5000), wanted) {
+            (Ok(embedder), Ok(normalizes)) => assert_eq!(embedder.normalizes(), normalizes),
+            (Err(error), Err(named)) => assert!(error.to_string().contains(named), "{error}"),
+            (loaded, _) => panic!("{modules}: {:?}", loaded.map(|_| ())),
+        }
+    }
     let decoder = [file("model.gguf", "stories260k/stories260k-q8_0.gguf")];
     let error = in_pieces(&common::cpu(), &decoder, 5000).err().unwrap();
     assert_eq!(error.code(), "unsupported", "{error}");

@@ -24,12 +24,7 @@ pub(super) fn shape(json: &ConfigJson, texts: &Texts) -> Result<Option<EncoderSh
         None => Pooling::Mean,
     };
     let normalize = match &texts.modules {
-        // A list of modules, of which a type's last word says what it does.
-        Some(bytes) => {
-            let modules: Vec<serde_json::Value> =
-                serde_json::from_slice(bytes).map_err(|e| wrong(MODULES, "a list of modules", e))?;
-            modules.iter().any(|module| module["type"].as_str().is_some_and(|name| name.ends_with("Normalize")))
-        }
+        Some(bytes) => has_normalize(bytes).map_err(in_file(MODULES))?,
         None => true,
     };
     let max_tokens = match parse(SENTENCE_CONFIG, &texts.sentence_config)? {
@@ -124,6 +119,30 @@ fn config(json: &ConfigJson) -> Result<Option<EncoderConfig>, Error> {
     };
     config.check()?;
     Ok(Some(config))
+}
+
+/// Whether a list of modules divides vectors by their norm. Modules that would do something else to them are refused.
+fn has_normalize(json: &[u8]) -> Result<bool, Error> {
+    let modules: Vec<serde_json::Value> =
+        serde_json::from_slice(json).map_err(|e| wrong("modules", "a list of modules", e))?;
+    let mut normalizes = false;
+    for module in &modules {
+        // A type's last word says what it does.
+        let kind = module["type"].as_str().unwrap_or("missing");
+        match kind.rsplit('.').next().unwrap_or(kind) {
+            "Normalize" => normalizes = true,
+            "Transformer" | "Pooling" => {}
+            _ => {
+                return Err(Error::Unsupported {
+                    format: "modules.json",
+                    field: "type".into(),
+                    found: format!("`{kind}`"),
+                    supported: "Transformer, Pooling, Normalize".into(),
+                });
+            }
+        }
+    }
+    Ok(normalizes)
 }
 
 /// The pooling of sentence-transformers' module.
