@@ -2,7 +2,7 @@
 //!
 //! A case is named by one line, `matvec/Q8_0/subgroups/t=2,n=65,k=96/student/seed=17`; failures print it, and
 //! `TILEWRIGHT_CASE=<line>` runs it alone (a part of the line runs all cases that contain it).
-//! In a browser (`wasm-pack test`) every eighth case runs: its adapter is software, and slow at it. Release builds, whose
+//! In a browser (`wasm-pack test`) every twelfth case runs: its adapter is software, and slow at it. Release builds, whose
 //! shaders run without bounds checks unless `TILEWRIGHT_CHECKED` is set, take about every second one, chosen by its name,
 //! and all of them with `TILEWRIGHT_FULL`. `TILEWRIGHT_ROUNDS=n` runs everything with n seeds.
 
@@ -49,7 +49,7 @@ use web_time::Instant;
 /// Cases that must have been executed, on the GPU's tiers together and on the CPU.
 const FEWEST: usize = if cfg!(target_arch = "wasm32") { 500 } else { 3000 };
 /// One case in so many is executed in a browser.
-const STRIDE: usize = if cfg!(target_arch = "wasm32") { 8 } else { 1 };
+const STRIDE: usize = if cfg!(target_arch = "wasm32") { 12 } else { 1 };
 /// One case in so many is run `REPEATS` times and must give the same bits each time.
 const REPEATED: usize = 40;
 const REPEATS: usize = 20;

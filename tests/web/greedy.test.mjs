@@ -20,7 +20,7 @@ const CERTAIN = 2e-3;
 
 // Whole texts take minutes where WebGPU is software. The native lane on a GPU has the same kernels and takes them all.
 const SHORTENED = ["Chromium, WebGPU", "Node, Dawn"];
-const SHORT = 32;
+const SHORT = 24;
 
 /** How many tokens a lane takes of a text of so many. */
 const countIn = (lane, length) => (SHORTENED.includes(lane) && !process.env.TILEWRIGHT_FULL ? Math.min(length, SHORT) : length);
