@@ -235,6 +235,15 @@ impl Error {
         }
     }
 
+    /// Names a model's file, unless what went wrong while it was loaded is not the file's fault.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn in_model_file(self, path: &Path) -> Self {
+        match self {
+            Error::Memory { .. } | Error::Option { .. } | Error::Gpu { .. } | Error::DeviceLost { .. } => self,
+            other => other.in_file(path),
+        }
+    }
+
     /// Names the folder of the file in which this error was found, or the folder alone if it is in none of its files.
     #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn in_folder(self, folder: &Path) -> Self {

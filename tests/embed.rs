@@ -254,6 +254,26 @@ fn a_text_has_one_vector_in_every_batch() {
 }
 
 #[test]
+fn threads_that_share_an_encoder_do_not_mix_their_texts() {
+    for device in executors() {
+        let Some(embedder) = load(&device, "minilm-l6-v2", EmbedOptions::default()) else { return };
+        // Of one length, so that all batches take the same pass.
+        let texts = ["a quiet river", "an old engine", "of tax law", "a calm stream"];
+        let alone = texts.map(|text| block_on(embedder.embed(&[text])).unwrap());
+        std::thread::scope(|scope| {
+            for (text, want) in texts.iter().zip(&alone) {
+                let embedder = embedder.clone();
+                scope.spawn(move || {
+                    for _ in 0..20 {
+                        assert!(&block_on(embedder.embed(&[text])).unwrap() == want, "{text}");
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
 fn steady_batches_create_nothing_and_read_once() {
     for device in executors() {
         let Some(embedder) = load(&device, "minilm-l6-v2", EmbedOptions::default()) else { return };

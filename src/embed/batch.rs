@@ -1,7 +1,7 @@
 //! Which texts go together, and the recorded pass that takes them.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 
@@ -87,7 +87,9 @@ impl Passes {
     pub fn run(&self, texts: &[&Tokens]) -> Result<Pending, Error> {
         let lengths: Vec<u32> = texts.iter().map(|text| text.ids.len() as u32).collect();
         let size = size_for(lengths.iter().sum(), lengths.len() as u32);
-        let pass = self.pass(size)?;
+        // Until the batch is submitted: another thread's tokens must not take the place of these.
+        let mut state = self.state();
+        let pass = self.pass(&mut state, size)?;
         let first_position = self.encoder.config.first_position();
         let mut tokens = Vec::with_capacity(pass.io.tokens.len());
         let mut spans = Vec::with_capacity(pass.io.spans.len());
@@ -109,7 +111,7 @@ impl Passes {
 
     /// Dispatches of a pass of this size.
     pub fn n_dispatches(&self, size: BatchSize) -> Result<usize, Error> {
-        Ok(self.pass(size)?.recording.n_dispatches())
+        Ok(self.pass(&mut self.state(), size)?.recording.n_dispatches())
     }
 
     /// Memory of the weights and one pass of this size; nothing is allocated.
@@ -119,8 +121,11 @@ impl Passes {
         Ok(MemoryPlan::of([&pass.recording], others))
     }
 
-    fn pass(&self, size: BatchSize) -> Result<Arc<Pass>, Error> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pass(&self, state: &mut State, size: BatchSize) -> Result<Arc<Pass>, Error> {
         if let Some(pass) = state.passes.get(&size) {
             return Ok(pass.clone());
         }

@@ -77,11 +77,7 @@ impl Embedder {
     #[cfg(not(target_arch = "wasm32"))]
     pub fn load(device: &Device, path: impl AsRef<Path>, options: EmbedOptions<'_>) -> Result<Embedder, Error> {
         let path = path.as_ref();
-        Embedder::from_file(device, ModelFile::open(path)?, options).map_err(|e| match e {
-            // The file is not at fault for these.
-            e @ (Error::Memory { .. } | Error::Option { .. } | Error::Gpu { .. } | Error::DeviceLost { .. }) => e,
-            e => e.in_file(path),
-        })
+        Embedder::from_file(device, ModelFile::open(path)?, options).map_err(|e| e.in_model_file(path))
     }
 
     /// Puts an encoder on a device.
@@ -91,20 +87,10 @@ impl Embedder {
     /// [`Error::Option`] for an option out of range; [`Error::Config`] if a weight is missing; errors of
     /// [`Device::write`].
     pub fn from_file(device: &Device, file: ModelFile, options: EmbedOptions<'_>) -> Result<Embedder, Error> {
-        /// Bytes between two reports of progress.
-        const PIECE: u64 = 4 << 20;
         let ModelFile { header, files } = file;
         let EmbedOptions { progress, .. } = options;
-        let (embedder, mut feed) = Embedder::declare(device, header, EmbedOptions { progress: None, ..options })?;
-        let mut ignore = |_, _| ();
-        let progress = progress.unwrap_or(&mut ignore);
-        while let (Some(wanted), Some(tensor)) = (feed.wanted(), feed.tensor()) {
-            let data = tensor.bytes(&files[wanted.file])?;
-            let rest = &data[(wanted.offset - tensor.offset) as usize..];
-            feed.push(device, &rest[..wanted.len.min(PIECE) as usize])?;
-            let (done, total) = feed.progress();
-            progress(done, total);
-        }
+        let (embedder, feed) = Embedder::declare(device, header, EmbedOptions { progress: None, ..options })?;
+        feed.take_all(device, &files, progress)?;
         embedder.complete()
     }
 

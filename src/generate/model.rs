@@ -73,11 +73,7 @@ impl Model {
     #[cfg(not(target_arch = "wasm32"))]
     pub fn load(device: &Device, path: impl AsRef<Path>, options: LoadOptions<'_>) -> Result<Model, Error> {
         let path = path.as_ref();
-        Model::from_file(device, ModelFile::open(path)?, options).map_err(|e| match e {
-            // The file is not at fault for these.
-            e @ (Error::Memory { .. } | Error::Option { .. } | Error::Gpu { .. } | Error::DeviceLost { .. }) => e,
-            e => e.in_file(path),
-        })
+        Model::from_file(device, ModelFile::open(path)?, options).map_err(|e| e.in_model_file(path))
     }
 
     /// Loads the model that is part of this crate.
@@ -95,20 +91,10 @@ impl Model {
     /// [`Error::Memory`] if the plan exceeds the limit, with nothing allocated; [`Error::Option`] for a context length
     /// or a size of passes out of range; [`Error::Config`] if a weight is missing; errors of [`Device::write`].
     pub fn from_file(device: &Device, file: ModelFile, options: LoadOptions<'_>) -> Result<Model, Error> {
-        /// Bytes between two reports of progress.
-        const PIECE: u64 = 4 << 20;
         let ModelFile { header, files } = file;
         let LoadOptions { context_length, memory_limit, max_pass, .. } = options;
-        let (model, mut feed) = Model::declare(device, header, context_length, memory_limit, max_pass)?;
-        let mut ignore = |_, _| ();
-        let progress = options.progress.unwrap_or(&mut ignore);
-        while let (Some(wanted), Some(tensor)) = (feed.wanted(), feed.tensor()) {
-            let data = tensor.bytes(&files[wanted.file])?;
-            let rest = &data[(wanted.offset - tensor.offset) as usize..];
-            feed.push(device, &rest[..wanted.len.min(PIECE) as usize])?;
-            let (done, total) = feed.progress();
-            progress(done, total);
-        }
+        let (model, feed) = Model::declare(device, header, context_length, memory_limit, max_pass)?;
+        feed.take_all(device, &files, options.progress)?;
         model.complete(device.clone())
     }
 

@@ -230,16 +230,10 @@ impl PackedTiles {
             Tier::Scalar if max_len > scalar_part(config.head_dim) => Tier::Baseline,
             tier => tier,
         };
-        let mut tiles = PackedTiles {
-            table: Tensor::declare("tiles", Role::Activations, &[1, 4], DType::U32)?,
-            max_len,
-            share: config.share(),
-            tier,
-        };
         // Each sequence may leave a tile unfilled.
-        let n_tiles = (n_tokens * tiles.share).div_ceil(tiles.rows()) + max_sequences;
-        tiles.table = Tensor::declare("tiles", Role::Activations, &[n_tiles, 4], DType::U32)?;
-        Ok(tiles)
+        let n_tiles = (n_tokens * config.share()).div_ceil(tile_rows(tier)) + max_sequences;
+        let table = Tensor::declare("tiles", Role::Activations, &[n_tiles, 4], DType::U32)?;
+        Ok(PackedTiles { table, max_len, share: config.share(), tier })
     }
 
     /// The table, `[tiles, 4]` of U32.
@@ -252,6 +246,7 @@ impl PackedTiles {
     /// # Errors
     /// [`Error::Operand`] if a sequence is longer than declared, or all of them take more tiles.
     pub fn of(&self, lengths: &[u32]) -> Result<Vec<u32>, Error> {
+        let n_rows = tile_rows(self.tier);
         let mut table = Vec::with_capacity(self.table.len());
         let mut first_token = 0;
         for &len in lengths {
@@ -260,8 +255,8 @@ impl PackedTiles {
             }
             let keys = [first_token, first_token + len];
             let [first_row, end_row] = keys.map(|token| token * self.share);
-            for row in (first_row..end_row).step_by(self.rows() as usize) {
-                table.extend([row, end_row.min(row + self.rows()), keys[0], keys[1]]);
+            for row in (first_row..end_row).step_by(n_rows as usize) {
+                table.extend([row, end_row.min(row + n_rows), keys[0], keys[1]]);
             }
             first_token += len;
         }
@@ -271,11 +266,6 @@ impl PackedTiles {
         }
         table.resize(self.table.len(), 0);
         Ok(table)
-    }
-
-    /// Rows of a tile.
-    fn rows(&self) -> u32 {
-        if self.tier == Tier::Scalar { SCALAR_ROWS } else { TILE_ROWS }
     }
 }
 
@@ -313,7 +303,12 @@ pub fn attention_packed(
         n_tiles: (tiles.table.len() / 4) as u32,
         ..cached
     };
-    prefill(rec, (tiles.tier, tiles.rows()), params, tiles.max_len, &[&tiles.table, qkv, qkv, qkv, y])
+    prefill(rec, (tiles.tier, tile_rows(tiles.tier)), params, tiles.max_len, &[&tiles.table, qkv, qkv, qkv, y])
+}
+
+/// Rows of a tile of packed sequences.
+fn tile_rows(tier: Tier) -> u32 {
+    if tier == Tier::Scalar { SCALAR_ROWS } else { TILE_ROWS }
 }
 
 /// Rows of a tile of `attention_prefill`.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::FileBytes;
 use crate::device::Device;
 use crate::dtype::WeightType;
 use crate::error::Error;
@@ -138,6 +139,29 @@ impl Feed {
     /// The tensor whose bytes are wanted.
     pub fn tensor(&self) -> Option<&TensorInfo> {
         self.items.get(self.at).map(|(entry, _)| &entry.info)
+    }
+
+    /// Takes everything from files that are there as a whole. `progress` is told bytes taken so far, and in all.
+    ///
+    /// # Errors
+    /// [`Error::Truncated`] if a tensor lies past its file's end; errors of [`Device::write`].
+    pub fn take_all(
+        mut self,
+        device: &Device,
+        files: &[FileBytes],
+        progress: Option<&mut dyn FnMut(u64, u64)>,
+    ) -> Result<(), Error> {
+        /// Bytes between two reports of progress.
+        const PIECE: u64 = 4 << 20;
+        let mut ignore = |_, _| ();
+        let progress = progress.unwrap_or(&mut ignore);
+        while let (Some(wanted), Some(tensor)) = (self.wanted(), self.tensor()) {
+            let data = tensor.bytes(&files[wanted.file])?;
+            let rest = &data[(wanted.offset - tensor.offset) as usize..];
+            self.push(device, &rest[..wanted.len.min(PIECE) as usize])?;
+            progress(self.fed_bytes, self.total_bytes);
+        }
+        Ok(())
     }
 
     /// Bytes taken so far, and in all.

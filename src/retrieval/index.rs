@@ -41,6 +41,7 @@ use crate::file_row_bytes;
 use crate::kernels::{Linear, MAX_TOP, NO_ITEM, TopStrip, merge_top, select_top, top_splits};
 use crate::matrix::{Matrix, ScaleEdges};
 use crate::recording::{Recorder, Recording, Workspace};
+use crate::retrieval::Hit;
 use crate::tensor::{Role, Tensor};
 
 /// What makes a vector good for a query.
@@ -118,15 +119,6 @@ pub struct IndexOptions {
     pub model: Option<String>,
     /// How that model makes one vector of many tokens.
     pub pooling: Option<String>,
-}
-
-/// A vector that was found.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Hit {
-    /// The vector's id: how many were appended before it.
-    pub id: u32,
-    /// Cosine or dot product.
-    pub score: f32,
 }
 
 /// Numbers of a vector, at most.

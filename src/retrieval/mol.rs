@@ -12,7 +12,6 @@
 mod top;
 mod weights;
 
-pub use top::Hit;
 pub use weights::{Glu, MolConfig, MolWeights};
 
 use std::ops::Range;
@@ -23,6 +22,7 @@ use crate::error::Error;
 use crate::kernels::{self, Gelu, Linear, MolGate, MolGateWeights, MolOperands, MolScores, Pairing};
 use crate::matrix::Matrix;
 use crate::recording::{Recorder, Workspace};
+use crate::retrieval::Hit;
 use crate::tensor::{Role, Tensor};
 use top::Top;
 use weights::{Gate, Layer, Projection};

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use tilewright::retrieval::index::{Bitset, Hit, Index, IndexOptions, MAX_DIMS, Metric, Storage};
+use tilewright::retrieval::Hit;
+use tilewright::retrieval::index::{Bitset, Index, IndexOptions, MAX_DIMS, Metric, Storage};
 use tilewright::{Device, Error, Tier};
 use web_time::Instant;
 

@@ -2,14 +2,7 @@
 
 use std::cmp::Ordering;
 
-/// An item and its score.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Hit {
-    /// The item's number.
-    pub id: u32,
-    /// Higher is better.
-    pub score: f32,
-}
+use crate::retrieval::Hit;
 
 /// Higher scores first, among equals the lower id; what is not finite comes before everything, so that it is not missed.
 fn order(a: &Hit, b: &Hit) -> Ordering {
