@@ -3,6 +3,8 @@
 mod bench;
 #[cfg(feature = "chat")]
 mod chat;
+#[cfg(feature = "embed-io")]
+mod embed;
 mod info;
 mod inspect;
 mod run;
@@ -34,6 +36,8 @@ enum Command {
     Run(run::RunArgs),
     #[cfg(feature = "chat")]
     Chat(chat::ChatArgs),
+    #[cfg(feature = "embed-io")]
+    Embed(embed::EmbedArgs),
     /// Show adapters, their features and limits, and which device would be used.
     Info(info::InfoArgs),
     /// Show the token ids of a text.
@@ -87,6 +91,9 @@ pub fn main() -> ExitCode {
         Some(Command::Run(args)) => run::run(args.model.as_deref(), &args.generate),
         #[cfg(feature = "chat")]
         Some(Command::Chat(args)) => chat::chat(&args),
+        // Its exit codes tell more, for the programs that start it.
+        #[cfg(feature = "embed-io")]
+        Some(Command::Embed(args)) => return embed::embed(&args),
         Some(Command::Info(args)) => info::info(&args),
         Some(Command::Tokenize(args)) => tokenize::tokenize(&args),
         Some(Command::Inspect(args)) => inspect::inspect(&args),
@@ -113,19 +120,37 @@ struct DeviceArgs {
     /// Device: `auto`, `cpu`, `gpu`, or part of an adapter's name.
     #[arg(long, default_value = "auto", env = "TILEWRIGHT_DEVICE", value_name = "DEVICE")]
     device: DeviceChoice,
+    /// GPU adapter, whatever `--device` says: `pci:0000:3b:00.0`, its number in `tilewright info`, or part of its name.
+    #[arg(long, value_parser = parse_adapter, env = "TILEWRIGHT_ADAPTER", value_name = "ADAPTER")]
+    adapter: Option<DeviceChoice>,
     /// Shader tier instead of the one that suits the adapter; `f16`, `int8`, `matrix8` and `matrix16` round operands.
-    #[arg(long, value_parser = parse_tier, value_name = "TIER")]
+    #[arg(long, value_parser = parse_tier, env = "TILEWRIGHT_TIER", value_name = "TIER")]
     tier: Option<Tier>,
 }
 
 impl DeviceArgs {
     /// Opens the device and says what went wrong and does no harm.
     fn open(&self) -> Result<Device, Error> {
-        let device = pollster::block_on(Device::open(&self.device, self.tier))?;
+        let device = self.choose()?;
         for notice in &device.info().notices {
             eprintln!("notice: {notice}");
         }
         Ok(device)
+    }
+
+    /// Opens the device; its notices are still to be told.
+    fn choose(&self) -> Result<Device, Error> {
+        pollster::block_on(Device::open(self.adapter.as_ref().unwrap_or(&self.device), self.tier))
+    }
+}
+
+fn parse_adapter(text: &str) -> Result<DeviceChoice, String> {
+    match (text.strip_prefix("pci:"), text.parse()) {
+        (Some(address), _) => {
+            DeviceChoice::pci(address).ok_or("expected domain:bus:device.function, such as 0000:3b:00.0".into())
+        }
+        (None, Ok(number)) => Ok(DeviceChoice::Number(number)),
+        (None, Err(_)) => Ok(DeviceChoice::Named(text.into())),
     }
 }
 
@@ -174,6 +199,19 @@ mod tests {
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn adapters_are_read_in_all_spellings() {
+        let address = DeviceChoice::Pci("0000:3b:00.0".into());
+        for text in ["pci:0000:3b:00.0", "pci:00000000:3B:00.0", "pci:3b:0.0"] {
+            assert_eq!(parse_adapter(text), Ok(address.clone()), "{text}");
+        }
+        for text in ["pci:", "pci:3b", "pci:3b:00", "pci:0:0:3b:00.0", "pci:3g:00.0", "pci:3b:00.0.0"] {
+            assert!(parse_adapter(text).is_err(), "{text}");
+        }
+        assert_eq!(parse_adapter("1"), Ok(DeviceChoice::Number(1)));
+        assert_eq!(parse_adapter("llvmpipe"), Ok(DeviceChoice::Named("llvmpipe".into())));
     }
 
     #[test]

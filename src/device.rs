@@ -62,6 +62,24 @@ pub enum DeviceChoice {
     Gpu,
     /// The adapter whose name contains this, letter case aside.
     Named(String),
+    /// The adapter of this number in [`Device::adapters`], counted from 0.
+    Number(usize),
+    /// The adapter at this address on the PCI bus, see [`DeviceChoice::pci`].
+    Pci(String),
+}
+
+impl DeviceChoice {
+    /// The adapter at `domain:bus:device.function`, in hexadecimal digits; zeros in front may be missing, and so may the
+    /// domain: `0000:3b:00.0`, or `00000000:3B:00.0` as NVIDIA's tools have it. `None` if that is no such address.
+    pub fn pci(address: &str) -> Option<DeviceChoice> {
+        let (path, function) = address.split_once('.')?;
+        let mut parts = path.rsplit(':');
+        let [device, bus, domain] = [parts.next()?, parts.next()?, parts.next().unwrap_or("0")];
+        let [domain, bus, device, function] =
+            [domain, bus, device, function].map(|part| u32::from_str_radix(part, 16).ok());
+        let address = format!("{:04x}:{:02x}:{:02x}.{:x}", domain?, bus?, device?, function?);
+        parts.next().is_none().then_some(DeviceChoice::Pci(address))
+    }
 }
 
 impl std::str::FromStr for DeviceChoice {
@@ -212,16 +230,21 @@ impl Device {
 
     /// Opens the one of these adapters that `choice` means, or the CPU.
     async fn open_one(choice: &DeviceChoice, reports: Vec<AdapterReport>, setup: Setup<'_>) -> Result<Device, Error> {
+        let found = match choice {
+            DeviceChoice::Auto | DeviceChoice::Cpu => reports.iter().find(|r| !r.is_software),
+            DeviceChoice::Gpu => reports.first(),
+            DeviceChoice::Named(name) => reports.iter().find(|r| r.name.to_lowercase().contains(&name.to_lowercase())),
+            DeviceChoice::Number(number) => reports.get(*number),
+            DeviceChoice::Pci(_) => reports.iter().find(|r| DeviceChoice::pci(&r.pci_bus_id).as_ref() == Some(choice)),
+        };
         let wanted = match choice {
             DeviceChoice::Auto | DeviceChoice::Cpu => None,
-            DeviceChoice::Gpu => Some(""),
-            DeviceChoice::Named(name) => Some(name.as_str()),
+            DeviceChoice::Gpu => Some("gpu".to_string()),
+            DeviceChoice::Named(name) => Some(name.clone()),
+            DeviceChoice::Number(number) => Some(format!("number {number}")),
+            DeviceChoice::Pci(address) => Some(format!("pci:{address}")),
         };
-        let found = match wanted {
-            None => reports.iter().find(|r| !r.is_software),
-            Some(name) => reports.iter().find(|r| r.name.to_lowercase().contains(&name.to_lowercase())),
-        };
-        let reason = match (wanted, found, reports.first()) {
+        let reason = match (&wanted, found, reports.first()) {
             (None, None, None) => return Ok(Device::on_cpu("no GPU adapter was found".into())),
             (None, None, Some(software)) => {
                 return Ok(Device::on_cpu(format!("the only adapter is software ({})", software.name)));
@@ -232,7 +255,7 @@ impl Device {
         let Some(report) = found else {
             let names: Vec<&str> = reports.iter().map(|r| r.name.as_str()).collect();
             return Err(Error::NoAdapter {
-                wanted: wanted.filter(|name| !name.is_empty()).unwrap_or("gpu").to_string(),
+                wanted: wanted.filter(|name| !name.is_empty()).unwrap_or("gpu".into()),
                 available: if names.is_empty() { "none; `cpu` always works".into() } else { names.join(", ") },
             });
         };

@@ -30,8 +30,8 @@ pub fn info(args: &InfoArgs) -> Result<(), Failure> {
     if adapters.is_empty() {
         writeln!(out, "adapters  none")?;
     }
-    for adapter in &adapters {
-        show(&mut out, adapter)?;
+    for (number, adapter) in adapters.iter().enumerate() {
+        show(&mut out, number, adapter)?;
     }
     Ok(out.flush()?)
 }
@@ -65,9 +65,9 @@ fn show_tuning(out: &mut impl Write, device: &Device) -> io::Result<()> {
     }
 }
 
-fn show(out: &mut impl Write, adapter: &AdapterReport) -> io::Result<()> {
+fn show(out: &mut impl Write, number: usize, adapter: &AdapterReport) -> io::Result<()> {
     let kind = if adapter.is_software { "software" } else { "gpu" };
-    writeln!(out, "\n{} ({}, {kind})", adapter.name, adapter.backend)?;
+    writeln!(out, "\nadapter {number}: {} ({}, {kind})", adapter.name, adapter.backend)?;
     writeln!(out, "  driver            {}", adapter.driver)?;
     if !adapter.pci_bus_id.is_empty() {
         writeln!(out, "  pci bus id        {}", adapter.pci_bus_id)?;

@@ -110,13 +110,7 @@ pub fn load(
     context_length: Option<u32>,
     memory_limit: Option<u64>,
 ) -> Result<Model, Error> {
-    let bar = match io::stderr().is_terminal() {
-        true => ProgressBar::new(0),
-        false => ProgressBar::hidden(),
-    };
-    if let Ok(style) = ProgressStyle::with_template("loading {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}") {
-        bar.set_style(style);
-    }
+    let bar = loading_bar();
     let mut progress = |done, total| {
         bar.set_length(total);
         bar.set_position(done);
@@ -128,6 +122,18 @@ pub fn load(
     };
     bar.finish_and_clear();
     model
+}
+
+/// A bar for bytes of weights, which shows only on a terminal.
+pub fn loading_bar() -> ProgressBar {
+    let bar = match io::stderr().is_terminal() {
+        true => ProgressBar::new(0),
+        false => ProgressBar::hidden(),
+    };
+    if let Ok(style) = ProgressStyle::with_template("loading {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}") {
+        bar.set_style(style);
+    }
+    bar
 }
 
 impl SamplingArgs {

@@ -1,0 +1,227 @@
+//! `tilewright embed`: tables of texts in, vectors out.
+
+mod error;
+mod input;
+mod job;
+mod log;
+mod output;
+mod rows;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::builder::FalseyValueParser;
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use tilewright::kernels::Pooling;
+use tilewright::{EmbedOptions, Embedder};
+
+use super::DeviceArgs;
+use super::run::loading_bar;
+use error::EmbedError;
+use input::{InputFormat, Source};
+use job::{Job, OnError, Skipped};
+use log::{Log, Progress};
+use output::{OutputFormat, Target};
+
+/// Make vectors of the texts in a file or a stream.
+///
+/// A text that is null has a null vector. Records keep their order and their other columns. A file is in its place once
+/// it is complete.
+///
+/// As a long-lived process for engines such as Ray or Spark: `--io arrow-stream`, with a stream of Arrow's on stdin and
+/// one on stdout. There is one batch out for each batch in, at once; the end of stdin ends the process.
+#[derive(Args)]
+#[command(after_help = "\
+Exit codes: 0 done, also where stdout was closed; 1 an error at work; 2 an error in the command line; 3 the model cannot \
+be loaded; 4 no such adapter; 5 the device was lost, so another try may succeed; 6 the input is not what it should be.")]
+pub struct EmbedArgs {
+    /// Hugging Face folder or GGUF file of a text encoder.
+    model: PathBuf,
+    /// File with the texts; `-` is stdin.
+    #[arg(default_value = "-")]
+    input: PathBuf,
+    /// File for the vectors; `-` is stdout.
+    #[arg(long, short, default_value = "-", env = "TILEWRIGHT_EMBED_OUTPUT", value_name = "FILE")]
+    output: PathBuf,
+    /// What the input is.
+    #[arg(long, value_enum, default_value = "auto", env = "TILEWRIGHT_EMBED_IO", value_name = "FORMAT")]
+    io: InputFormat,
+    /// What to write; by the output's extension if absent. On stdout: `arrow-stream` where that comes in, else `jsonl`.
+    #[arg(long, value_enum, env = "TILEWRIGHT_EMBED_FORMAT", value_name = "FORMAT")]
+    format: Option<OutputFormat>,
+    /// Column or field with the texts.
+    #[arg(long, default_value = "text", env = "TILEWRIGHT_EMBED_COLUMN", value_name = "NAME")]
+    column: String,
+    /// Column or field for the vectors.
+    #[arg(long, default_value = "embedding", env = "TILEWRIGHT_EMBED_OUT_COLUMN", value_name = "NAME")]
+    out_column: String,
+    /// Records at a time; Arrow streams and files have batches of their own.
+    #[arg(long, default_value = "2048", env = "TILEWRIGHT_EMBED_BATCH_SIZE", value_name = "N")]
+    batch_size: std::num::NonZeroU32,
+    /// Tokens that the device takes at a time; what suits it if absent.
+    #[arg(long, env = "TILEWRIGHT_EMBED_MAX_BATCH_TOKENS", value_name = "N")]
+    max_batch_tokens: Option<u32>,
+    /// Tokens to which a text is cut; what the model says if absent.
+    #[arg(long, env = "TILEWRIGHT_EMBED_MAX_TOKENS", value_name = "N")]
+    max_tokens: Option<u32>,
+    /// How the vectors of a text's tokens become one; what the model says if absent.
+    #[arg(long, value_enum, env = "TILEWRIGHT_EMBED_POOLING", value_name = "POOLING")]
+    pooling: Option<PoolingArg>,
+    /// Leave vectors as long as they are; what the model says if absent.
+    #[arg(long, value_parser = FalseyValueParser::new(), env = "TILEWRIGHT_EMBED_NO_NORMALIZE")]
+    no_normalize: bool,
+    /// What becomes of a record without a proper text: `skip` leaves its vector null, or its row out of an npy file.
+    #[arg(long, value_enum, default_value = "fail", env = "TILEWRIGHT_EMBED_ON_ERROR", value_name = "WHAT")]
+    on_error: OnError,
+    /// File for the numbers and errors of skipped records, as JSON lines; stderr if absent.
+    #[arg(long, env = "TILEWRIGHT_EMBED_ERRORS", value_name = "FILE")]
+    errors: Option<PathBuf>,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Show records per second even if stderr is no terminal.
+    #[arg(long, value_parser = FalseyValueParser::new(), env = "TILEWRIGHT_EMBED_PROGRESS")]
+    progress: bool,
+    /// Write JSON lines to stderr.
+    #[arg(long, value_parser = FalseyValueParser::new(), env = "TILEWRIGHT_EMBED_JSON_LOGS")]
+    json_logs: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum PoolingArg {
+    /// Their mean.
+    Mean,
+    /// The first.
+    Cls,
+    /// The last.
+    Last,
+}
+
+impl From<PoolingArg> for Pooling {
+    fn from(pooling: PoolingArg) -> Pooling {
+        match pooling {
+            PoolingArg::Mean => Pooling::Mean,
+            PoolingArg::Cls => Pooling::Cls,
+            PoolingArg::Last => Pooling::Last,
+        }
+    }
+}
+
+pub fn embed(args: &EmbedArgs) -> ExitCode {
+    let log = Log { json: args.json_logs };
+    let Err(error) = args.run(log) else { return ExitCode::SUCCESS };
+    let code = error.code();
+    if code != 0 {
+        log.say("error", &error.to_string(), json!({ "exit_code": code }));
+    }
+    ExitCode::from(code)
+}
+
+impl EmbedArgs {
+    fn run(&self, log: Log) -> Result<(), EmbedError> {
+        let format = self.check()?;
+        let embedder = self.load(log)?;
+        let source = Source {
+            path: &self.input,
+            format: self.io,
+            column: &self.column,
+            batch_size: self.batch_size.get() as usize,
+        };
+        let metadata = metadata(&embedder);
+        let dims = embedder.dims();
+        let input = source.open()?;
+        let input = if format.is_tabular() { input.tabled(&self.column)? } else { input };
+        let output = Target { path: &self.output, format, column: &self.out_column, dims, metadata }.open(&input)?;
+        let job = Job {
+            column: &self.column,
+            on_error: self.on_error,
+            has_nulls: format.has_nulls(),
+            log,
+            progress: Progress::new(log, self.progress),
+            skipped: Skipped::create(self.errors.as_deref())?,
+        };
+        job.run(input, output, |texts, progress| pollster::block_on(embedder.embed_with(texts, progress)))?;
+        if let Err(error) = embedder.device().save_pipeline_cache() {
+            log.say("warning", &format!("the pipeline cache was not saved: {error}"), json!({}));
+        }
+        Ok(())
+    }
+
+    /// What to write; an error if flags do not go together.
+    fn check(&self) -> Result<OutputFormat, EmbedError> {
+        let usage = |message: &str| Err(EmbedError::Usage(message.into()));
+        let is_pipe = |path: &Path| path.as_os_str() == "-";
+        let io = self.io.of(&self.input)?;
+        let format = self.format.map_or_else(|| OutputFormat::of(&self.output, io), Ok)?;
+        if format == OutputFormat::Npy && is_pipe(&self.output) {
+            return usage(
+                "npy begins with the number of rows, which is known at the end: it needs a file, --output FILE",
+            );
+        }
+        if matches!(io, InputFormat::Parquet | InputFormat::ArrowFile) && is_pipe(&self.input) {
+            return usage("parquet and arrow-file are read from their end, so they cannot come from stdin");
+        }
+        if self.errors.is_some() && self.on_error == OnError::Fail {
+            return usage("--errors is for records that are skipped: --on-error skip");
+        }
+        if format == OutputFormat::Npy && self.on_error == OnError::Skip && self.errors.is_none() {
+            return usage("rows of skipped records are not in an npy file: --errors FILE says which they are");
+        }
+        if self.column == self.out_column {
+            return usage("--column and --out-column name the same");
+        }
+        Ok(format)
+    }
+
+    fn load(&self, log: Log) -> Result<Embedder, EmbedError> {
+        let device = self.device.choose()?;
+        for notice in &device.info().notices {
+            log.say("notice", notice, json!({}));
+        }
+        let bar = loading_bar();
+        let mut progress = |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        };
+        let options = EmbedOptions {
+            max_tokens: self.max_tokens,
+            pooling: self.pooling.map(Pooling::from),
+            normalize: self.no_normalize.then_some(false),
+            max_batch_tokens: self.max_batch_tokens,
+            progress: Some(&mut progress),
+            ..EmbedOptions::default()
+        };
+        let loaded = Embedder::load(&device, &self.model, options);
+        bar.finish_and_clear();
+        let embedder = loaded.and_then(|embedder| embedder.encodings().map(|_| ()).map(|()| embedder));
+        let embedder = embedder.map_err(EmbedError::Model)?;
+        let info = device.info();
+        let message = format!("{} on {} ({}): {}", embedder.name(), info.name, info.backend, info.reason);
+        let fields = json!({
+            "model": embedder.name(), "dims": embedder.dims(), "max_tokens": embedder.max_tokens(), "device": info,
+        });
+        log.say("info", &message, fields);
+        Ok(embedder)
+    }
+}
+
+/// What tables say of the vectors in them.
+fn metadata(embedder: &Embedder) -> HashMap<String, String> {
+    let pooling = match embedder.pooling() {
+        Pooling::Mean => "mean",
+        Pooling::Cls => "cls",
+        Pooling::Last => "last",
+    };
+    let entries = [
+        ("model", embedder.name().to_string()),
+        ("pooling", pooling.to_string()),
+        ("normalized", embedder.normalizes().to_string()),
+        ("max_tokens", embedder.max_tokens().to_string()),
+        ("version", env!("CARGO_PKG_VERSION").to_string()),
+    ];
+    entries.into_iter().map(|(key, value)| (format!("tilewright.{key}"), value)).collect()
+}

@@ -1,0 +1,170 @@
+//! Records from an input through a model to an output. While the device works on a batch, the next one is read and the
+//! one before is written.
+
+use std::fs::File;
+use std::io::Write;
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+
+use clap::ValueEnum;
+use serde_json::json;
+use tilewright::Error;
+
+use super::error::{BadRecord, EmbedError, Fault};
+use super::input::Input;
+use super::log::{Log, Progress};
+use super::output::Output;
+use super::rows::{Embedded, Rows};
+
+/// Batches that wait between two stages.
+const AHEAD: usize = 2;
+
+/// What becomes of a record without a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OnError {
+    /// It ends the job.
+    Fail,
+    /// It has no vector.
+    Skip,
+}
+
+/// How records are treated.
+pub struct Job<'a> {
+    /// Column with the texts.
+    pub column: &'a str,
+    pub on_error: OnError,
+    /// Whether a record whose text is null is one without a vector, and not an error.
+    pub has_nulls: bool,
+    pub log: Log,
+    pub progress: Progress,
+    pub skipped: Skipped,
+}
+
+/// Records that were left without a vector.
+pub struct Skipped {
+    file: Option<(PathBuf, File)>,
+    n_records: u64,
+}
+
+impl Skipped {
+    /// To be written to a file of JSON lines, or told on stderr.
+    pub fn create(path: Option<&Path>) -> Result<Skipped, EmbedError> {
+        let create = |path: &Path| match File::create(path) {
+            Ok(file) => Ok((path.to_path_buf(), file)),
+            Err(error) => Err(EmbedError::write(path, error)),
+        };
+        Ok(Skipped { file: path.map(create).transpose()?, n_records: 0 })
+    }
+
+    fn push(&mut self, log: Log, bad: &BadRecord) -> Result<(), EmbedError> {
+        self.n_records += 1;
+        let fields = json!({ "input": bad.input, "record": bad.record, "error": bad.fault.to_string() });
+        match &mut self.file {
+            Some((path, file)) => {
+                file.write_all(format!("{fields}\n").as_bytes()).map_err(|error| EmbedError::write(path, error))
+            }
+            None => {
+                log.say("warning", &format!("skipped {bad}"), fields);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Job<'_> {
+    /// Takes all records through `embed`, which makes the vectors of some texts, `[n, dims]`, and tells how many texts
+    /// it has done.
+    pub fn run(
+        mut self,
+        input: Input,
+        mut output: Output,
+        mut embed: impl FnMut(&[&str], &mut dyn FnMut(usize)) -> Result<Vec<f32>, Error>,
+    ) -> Result<(), EmbedError> {
+        let (name, batches) = (input.name, input.batches);
+        let (to_model, from_input) = mpsc::sync_channel(AHEAD);
+        // Not joined if the job ends early: it may wait for a stdin that nobody closes.
+        let reader = thread::spawn(move || {
+            for rows in batches {
+                let is_last = rows.is_err();
+                if to_model.send(rows).is_err() || is_last {
+                    break;
+                }
+            }
+        });
+        let (to_output, from_model) = mpsc::sync_channel::<Embedded>(AHEAD);
+        let writer = thread::spawn(move || {
+            let written = from_model.into_iter().try_for_each(|batch| output.write(&batch));
+            written.map(|()| output)
+        });
+        let mut n_records = 0;
+        let outcome = from_input.into_iter().try_for_each(|rows| {
+            let rows = rows?;
+            let n_rows = rows.len() as u64;
+            let batch = self.embed(&name, rows, n_records, &mut embed)?;
+            n_records += n_rows;
+            self.progress.show(n_records);
+            // The writer's own error is what counts.
+            to_output.send(batch).map_err(|_| EmbedError::StdoutClosed)
+        });
+        drop(to_output);
+        let output = writer.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+        outcome?;
+        // Its channel is closed, so it has ended; one that panicked is not one that came to the end.
+        reader.join().unwrap_or_else(|panic| resume_unwind(panic));
+        output.finish()?;
+        self.progress.finish(n_records, self.skipped.n_records);
+        Ok(())
+    }
+
+    /// The vectors of a batch, behind `n_before` records.
+    fn embed(
+        &mut self,
+        name: &str,
+        mut rows: Rows,
+        n_before: u64,
+        embed: &mut impl FnMut(&[&str], &mut dyn FnMut(usize)) -> Result<Vec<f32>, Error>,
+    ) -> Result<Embedded, EmbedError> {
+        let first_record = rows.first_record;
+        let bad = |row: usize, fault| BadRecord { input: name.into(), record: first_record + row as u64, fault };
+        if !self.has_nulls {
+            rows.bad.extend(rows.nulls(self.column).into_iter().map(|row| {
+                bad(row, Fault::value(self.column, "null", "a string, since this output cannot be without a vector"))
+            }));
+        }
+        loop {
+            rows.bad.sort_by_key(|bad| bad.record);
+            if self.on_error == OnError::Fail && !rows.bad.is_empty() {
+                return Err(rows.bad.swap_remove(0).into());
+            }
+            let texts = rows.texts(self.column);
+            let given: Vec<(usize, &str)> =
+                texts.iter().enumerate().filter_map(|(row, text)| Some((row, (*text)?))).collect();
+            let progress = &mut |n_done| self.progress.show(n_before + n_done as u64);
+            let embedded = match given.is_empty() {
+                true => Ok(Vec::new()),
+                false => embed(&given.iter().map(|(_, text)| *text).collect::<Vec<_>>(), progress),
+            };
+            match embedded {
+                Ok(vectors) => {
+                    let has_vector = texts.iter().map(Option::is_some).collect();
+                    rows.bad.iter().try_for_each(|bad| self.skipped.push(self.log, bad))?;
+                    return Ok(Embedded { rows, has_vector, vectors });
+                }
+                Err(Error::InRecord { record, source }) => {
+                    let row = given.get(record).map_or(0, |(row, _)| *row);
+                    match *source {
+                        source @ Error::Tokenizer { .. } => rows.bad.push(bad(row, Fault::Text(source))),
+                        // Not the text's fault.
+                        source => {
+                            let record = (first_record + row as u64) as usize;
+                            return Err(Error::InRecord { record, source: Box::new(source) }.in_file(name).into());
+                        }
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! What `tilewright embed` says on stderr: sentences, or JSON lines.
+
+use std::io::{self, IsTerminal};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// Where messages go, and how they look.
+#[derive(Clone, Copy)]
+pub struct Log {
+    pub json: bool,
+}
+
+impl Log {
+    /// One message; `fields` is an object with what a program would want to know, for JSON lines alone.
+    pub fn say(self, level: &str, message: &str, fields: Value) {
+        if !self.json {
+            return eprintln!("{level}: {message}");
+        }
+        let mut line = json!({ "level": level, "message": message });
+        if let (Value::Object(line), Value::Object(fields)) = (&mut line, fields) {
+            line.extend(fields);
+        }
+        eprintln!("{line}");
+    }
+}
+
+/// Records per second, on a terminal or where they were asked for.
+pub struct Progress {
+    log: Log,
+    every: Option<Duration>,
+    rewrites: bool,
+    start: Instant,
+    shown: Instant,
+}
+
+impl Progress {
+    pub fn new(log: Log, is_forced: bool) -> Progress {
+        let rewrites = io::stderr().is_terminal() && !log.json;
+        let every = match (rewrites, is_forced) {
+            (true, _) => Some(Duration::from_millis(200)),
+            (false, true) => Some(Duration::from_secs(10)),
+            (false, false) => None,
+        };
+        Progress { log, every, rewrites, start: Instant::now(), shown: Instant::now() }
+    }
+
+    /// Shows the number of records that have gone through, if it is time to.
+    pub fn show(&mut self, n_records: u64) {
+        if self.every.is_none_or(|every| self.shown.elapsed() < every) {
+            return;
+        }
+        self.shown = Instant::now();
+        let rate = n_records as f64 / self.start.elapsed().as_secs_f64();
+        let message = format!("{n_records} records, {rate:.0} records/s");
+        match self.rewrites {
+            true => eprint!("\r{message}\x1b[K"),
+            false => self.log.say("info", &message, json!({ "records": n_records, "records_per_second": rate })),
+        }
+    }
+
+    /// The last word.
+    pub fn finish(self, n_records: u64, n_skipped: u64) {
+        if self.rewrites {
+            eprint!("\r\x1b[K");
+        }
+        let seconds = self.start.elapsed().as_secs_f64();
+        let rate = n_records as f64 / seconds.max(1e-9);
+        let message = format!("{n_records} records, {n_skipped} skipped, {seconds:.1} s, {rate:.0} records/s");
+        let fields =
+            json!({ "records": n_records, "skipped": n_skipped, "seconds": seconds, "records_per_second": rate });
+        self.log.say("done", &message, fields);
+    }
+}
