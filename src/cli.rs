@@ -3,7 +3,6 @@
 mod bench;
 #[cfg(feature = "chat")]
 mod chat;
-#[cfg(feature = "embed-io")]
 mod embed;
 mod info;
 mod inspect;
@@ -36,7 +35,6 @@ enum Command {
     Run(run::RunArgs),
     #[cfg(feature = "chat")]
     Chat(chat::ChatArgs),
-    #[cfg(feature = "embed-io")]
     Embed(embed::EmbedArgs),
     /// Show adapters, their features and limits, and which device would be used.
     Info(info::InfoArgs),
@@ -92,7 +90,6 @@ pub fn main() -> ExitCode {
         #[cfg(feature = "chat")]
         Some(Command::Chat(args)) => chat::chat(&args),
         // Its exit codes tell more, for the programs that start it.
-        #[cfg(feature = "embed-io")]
         Some(Command::Embed(args)) => return embed::embed(&args),
         Some(Command::Info(args)) => info::info(&args),
         Some(Command::Tokenize(args)) => tokenize::tokenize(&args),

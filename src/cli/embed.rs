@@ -5,6 +5,8 @@ mod input;
 mod job;
 mod log;
 mod output;
+#[cfg(feature = "parquet")]
+mod parquet;
 mod rows;
 mod table;
 #[cfg(test)]
@@ -162,7 +164,7 @@ impl EmbedArgs {
                 "npy begins with the number of rows, which is known at the end: it needs a file, --output FILE",
             );
         }
-        if matches!(io, InputFormat::Parquet | InputFormat::ArrowFile) && is_pipe(&self.input) {
+        if io.is_file() && is_pipe(&self.input) {
             return usage("parquet and arrow-file are read from their end, so they cannot come from stdin");
         }
         if self.errors.is_some() && self.on_error == OnError::Fail {

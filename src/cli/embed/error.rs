@@ -44,6 +44,13 @@ impl EmbedError {
         }
     }
 
+    /// The command line names a Parquet file.
+    #[cfg(not(feature = "parquet"))]
+    pub fn without_parquet(path: &Path) -> EmbedError {
+        let cure = "cargo install tilewright --features parquet";
+        EmbedError::Usage(format!("{}: this build cannot read or write Parquet; {cure}", path.display()))
+    }
+
     /// The input cannot be read as what it is said to be.
     pub fn input(input: &str, fault: impl ToString) -> EmbedError {
         EmbedError::Input { input: input.into(), fault: fault.to_string() }

@@ -9,8 +9,6 @@ use arrow_array::{ArrayRef, RecordBatch, StringArray};
 use arrow_ipc::reader::{FileReader, StreamReader};
 use arrow_schema::{ArrowError, Field, Schema, SchemaRef};
 use clap::ValueEnum;
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
-use parquet::basic::Compression;
 use serde_json::{Map, Value};
 use tilewright::Error;
 
@@ -38,6 +36,7 @@ pub enum InputFormat {
     ArrowStream,
     /// Arrow's IPC file, which is Feather 2.
     ArrowFile,
+    #[cfg(feature = "parquet")]
     Parquet,
 }
 
@@ -55,9 +54,21 @@ impl InputFormat {
             "csv" => InputFormat::Csv,
             "arrows" => InputFormat::ArrowStream,
             "arrow" | "feather" => InputFormat::ArrowFile,
+            #[cfg(feature = "parquet")]
             "parquet" => InputFormat::Parquet,
+            #[cfg(not(feature = "parquet"))]
+            "parquet" => return Err(EmbedError::without_parquet(path)),
             _ => return Err(EmbedError::Usage(format!("{}: --io must say what this file is", path.display()))),
         })
+    }
+
+    /// Whether it is read from its end, which a pipe shows last.
+    pub fn is_file(self) -> bool {
+        match self {
+            #[cfg(feature = "parquet")]
+            InputFormat::Parquet => true,
+            other => other == InputFormat::ArrowFile,
+        }
     }
 }
 
@@ -90,9 +101,14 @@ impl Source<'_> {
         let format = self.format.of(self.path)?;
         let bad = |error: ArrowError| EmbedError::input(&name, error);
         let input = match format {
-            InputFormat::Parquet => self.parquet(name)?,
+            #[cfg(feature = "parquet")]
+            InputFormat::Parquet => {
+                let tables = super::parquet::read(self.file()?, self.batch_size);
+                let (schema, reader) = tables.map_err(|error| EmbedError::input(&name, error))?;
+                in_batches(name, schema, reader)
+            }
             InputFormat::ArrowFile => {
-                let reader = FileReader::try_new(BufReader::new(self.file("an Arrow file")?), None).map_err(bad)?;
+                let reader = FileReader::try_new(BufReader::new(self.file()?), None).map_err(bad)?;
                 in_batches(name, reader.schema(), reader)
             }
             InputFormat::ArrowStream => {
@@ -122,39 +138,15 @@ impl Source<'_> {
         Ok(())
     }
 
-    fn file(&self, format: &str) -> Result<File, EmbedError> {
-        if self.path.as_os_str() == "-" {
-            return Err(EmbedError::Usage(format!("{format} is read from its end, so it cannot come from stdin")));
-        }
+    fn file(&self) -> Result<File, EmbedError> {
         File::open(self.path).map_err(|source| Error::Io { path: self.path.into(), source }.into())
     }
 
     fn reader(&self) -> Result<Box<dyn BufRead + Send>, EmbedError> {
         match self.path.to_str() {
             Some("-") => Ok(Box::new(BufReader::new(io::stdin()))),
-            _ => Ok(Box::new(BufReader::new(self.file("a file")?))),
+            _ => Ok(Box::new(BufReader::new(self.file()?))),
         }
-    }
-
-    fn parquet(&self, name: String) -> Result<Input, EmbedError> {
-        let builder = ParquetRecordBatchReaderBuilder::try_new(self.file("a Parquet file")?)
-            .map_err(|error| EmbedError::input(&name, error))?;
-        let mut columns = builder.metadata().row_groups().iter().flat_map(|group| group.columns());
-        let codec = columns.find_map(|column| match column.compression() {
-            Compression::UNCOMPRESSED | Compression::SNAPPY | Compression::GZIP(_) => None,
-            Compression::LZ4 | Compression::LZ4_RAW => None,
-            other => Some(other),
-        });
-        if let Some(codec) = codec {
-            let fault =
-                format!("compressed with {codec}, which is not supported; with snappy, gzip or lz4 it can be read");
-            return Err(EmbedError::input(&name, fault));
-        }
-        // The reader's own schema lacks the metadata.
-        let schema = builder.schema().clone();
-        let reader = builder.with_batch_size(self.batch_size).build();
-        let reader = reader.map_err(|error| EmbedError::input(&name, error))?;
-        Ok(in_batches(name, schema, reader))
     }
 
     fn text(&self, name: String) -> Result<Input, EmbedError> {

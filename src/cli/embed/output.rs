@@ -11,11 +11,6 @@ use arrow_buffer::NullBuffer;
 use arrow_ipc::writer::{FileWriter, StreamWriter};
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use clap::ValueEnum;
-use parquet::arrow::ArrowWriter;
-use parquet::basic::Compression;
-use parquet::file::metadata::KeyValue;
-use parquet::file::properties::{EnabledStatistics, WriterProperties};
-use parquet::schema::types::ColumnPath;
 use serde_json::Value;
 
 use super::error::EmbedError;
@@ -23,8 +18,6 @@ use super::input::{Input, InputFormat};
 use super::rows::{Cells, Embedded};
 use super::table;
 
-/// Bytes of a row group in a Parquet file: it is in memory until it is full.
-const ROW_GROUP_BYTES: usize = 128 << 20;
 /// Bytes of an npy file before its numbers, so that the number of rows can be put in at the end.
 const NPY_HEADER_BYTES: usize = 128;
 
@@ -41,6 +34,7 @@ pub enum OutputFormat {
     ArrowStream,
     /// Arrow's IPC file.
     ArrowFile,
+    #[cfg(feature = "parquet")]
     Parquet,
 }
 
@@ -56,7 +50,10 @@ impl OutputFormat {
             "csv" => OutputFormat::Csv,
             "arrows" => OutputFormat::ArrowStream,
             "arrow" | "feather" => OutputFormat::ArrowFile,
+            #[cfg(feature = "parquet")]
             "parquet" => OutputFormat::Parquet,
+            #[cfg(not(feature = "parquet"))]
+            "parquet" => return Err(EmbedError::without_parquet(path)),
             _ => return Err(EmbedError::Usage(format!("{}: --format must say what to write", path.display()))),
         })
     }
@@ -95,12 +92,16 @@ pub struct Output {
 }
 
 enum Encoder {
-    Npy { sink: Sink, n_rows: u64 },
+    Npy {
+        sink: Sink,
+        n_rows: u64,
+    },
     Jsonl(Sink),
     Csv(Sink),
     ArrowStream(StreamWriter<Sink>),
     ArrowFile(FileWriter<Sink>),
-    Parquet(Box<ArrowWriter<Sink>>),
+    #[cfg(feature = "parquet")]
+    Parquet(super::parquet::Writer),
 }
 
 impl Target<'_> {
@@ -147,26 +148,13 @@ impl Target<'_> {
                 Encoder::ArrowStream(writer)
             }
             OutputFormat::ArrowFile => Encoder::ArrowFile(FileWriter::try_new(sink, &schema).map_err(failed)?),
-            OutputFormat::Parquet => Encoder::Parquet(Box::new(self.parquet(sink, &schema)?)),
+            #[cfg(feature = "parquet")]
+            OutputFormat::Parquet => {
+                let writer = super::parquet::Writer::new(sink, &schema, self.column);
+                Encoder::Parquet(writer.map_err(|error| EmbedError::write(self.path, error))?)
+            }
         };
         Ok(Output { path: self.path.into(), column: self.column.into(), dims: self.dims, schema, encoder })
-    }
-
-    fn parquet(&self, sink: Sink, schema: &SchemaRef) -> Result<ArrowWriter<Sink>, EmbedError> {
-        // Numbers of vectors hardly repeat, and their ranges say nothing.
-        let vectors = ColumnPath::new(vec![self.column.into(), "list".into(), "item".into()]);
-        let properties = WriterProperties::builder()
-            .set_compression(Compression::SNAPPY)
-            .set_max_row_group_bytes(Some(ROW_GROUP_BYTES))
-            .set_column_dictionary_enabled(vectors.clone(), false)
-            .set_column_statistics_enabled(vectors.clone(), EnabledStatistics::None)
-            .set_column_compression(vectors, Compression::UNCOMPRESSED);
-        let writer = ArrowWriter::try_new(sink, schema.clone(), Some(properties.build()));
-        let mut writer = writer.map_err(|error| EmbedError::write(self.path, error))?;
-        for (key, value) in schema.metadata() {
-            writer.append_key_value_metadata(KeyValue::new(key.clone(), value.clone()));
-        }
-        Ok(writer)
     }
 }
 
@@ -195,6 +183,7 @@ impl Output {
                 let table = with_vectors(batch, &self.schema, dims).map_err(failed)?;
                 return writer.write(&table).map_err(failed);
             }
+            #[cfg(feature = "parquet")]
             Encoder::Parquet(writer) => {
                 let table = with_vectors(batch, &self.schema, dims).map_err(failed)?;
                 return writer.write(&table).map_err(|error| EmbedError::write(&self.path, error));
@@ -216,7 +205,8 @@ impl Output {
             Encoder::Jsonl(sink) | Encoder::Csv(sink) => sink,
             Encoder::ArrowStream(writer) => writer.into_inner().map_err(failed)?,
             Encoder::ArrowFile(writer) => writer.into_inner().map_err(failed)?,
-            Encoder::Parquet(writer) => writer.into_inner().map_err(|error| EmbedError::write(&self.path, error))?,
+            #[cfg(feature = "parquet")]
+            Encoder::Parquet(writer) => writer.finish().map_err(|error| EmbedError::write(&self.path, error))?,
         };
         sink.finish(&self.path).map_err(|error| EmbedError::write(&self.path, error))
     }
@@ -293,7 +283,7 @@ fn npy_header(n_rows: u64, dims: u32) -> [u8; NPY_HEADER_BYTES] {
 }
 
 /// A file that is complete or not there, or stdout.
-struct Sink {
+pub struct Sink {
     writer: BufWriter<Stream>,
     /// Where the file is until it is complete.
     partial: Option<PathBuf>,
