@@ -19,6 +19,7 @@ mod argmax;
 mod attention;
 mod block;
 mod by_head;
+mod dots;
 mod embed;
 #[cfg(not(target_arch = "wasm32"))]
 mod gemm;

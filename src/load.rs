@@ -22,7 +22,7 @@ use crate::model::{EncoderConfig, ModelConfig};
 use crate::tokenizer::Tokenizer;
 
 pub use catalog::Catalog;
-pub(crate) use catalog::Feed;
+pub(crate) use catalog::{Feed, Widened};
 pub use file::FileBytes;
 pub use loader::Loader;
 pub use reader::{FileName, Head, HeaderReader};

@@ -17,6 +17,11 @@ pub(super) trait Format: Copy + Sync {
     /// Whether each unit has a scale behind all of them.
     const SCALED: bool;
 
+    /// The weights, where they lie as floats already.
+    fn floats(_units: &[Self::Unit]) -> Option<&[f32]> {
+        None
+    }
+
     /// What a unit says of its blocks' scales.
     #[inline(always)]
     fn scales(_unit: &Self::Unit) -> Scales {
@@ -52,6 +57,10 @@ impl Format for F32 {
     type Unit = Block;
     const BLOCKS: usize = 1;
     const SCALED: bool = false;
+
+    fn floats(units: &[Block]) -> Option<&[f32]> {
+        Some(units.as_flattened())
+    }
 
     #[inline(always)]
     fn block<V: Vector>(unit: &Block, _: &Scales, _: usize) -> [V; 4] {
@@ -235,6 +244,11 @@ impl<'a, F: Format> Packed<'a, F> {
         let units = first / F::BLOCKS..(first + n) / F::BLOCKS;
         let scales = if F::SCALED { &self.scales[units.clone()] } else { &[] };
         Packed { units: &self.units[units], scales }
+    }
+
+    /// The weights, where they lie as floats already.
+    pub fn floats(&self) -> Option<&'a [f32]> {
+        F::floats(self.units)
     }
 
     #[inline(always)]

@@ -11,6 +11,7 @@ use ::gemm::Parallelism;
 
 use super::activation::{EXP_OPS, GeluExact, GeluTanh, swiglu_row};
 use super::block::{Block, Format, Packed, Unpack, with_format};
+use super::dots::Dots;
 #[cfg(not(target_arch = "wasm32"))]
 use super::gemm::{self, Right};
 use super::norm::{OPS as NORM_OPS, layer_norm_row, rms_norm_row};
@@ -296,9 +297,13 @@ fn product<F: Format>(operands: &Product<'_>) -> Sums {
         if in_registers {
             simd::run(RowDots { rows, x, n_blocks, sums });
         } else {
-            let mut weights = vec![[0.0; BLOCK]; n_rows * n_blocks];
-            simd::run(Unpack { packed: rows, weights: &mut weights });
-            panel_product(weights.as_flattened(), x.as_flattened(), n_blocks * BLOCK, invariant, sums);
+            let mut unpacked = Vec::new();
+            let weights = rows.floats().unwrap_or_else(|| {
+                unpacked.resize(n_rows * n_blocks, [0.0; BLOCK]);
+                simd::run(Unpack { packed: rows, weights: &mut unpacked });
+                unpacked.as_flattened()
+            });
+            panel_product(weights, x.as_flattened(), n_blocks * BLOCK, invariant, sums);
         }
     });
     Sums { values, n_tokens, panel }
@@ -328,36 +333,12 @@ impl<F: Format> Work for RowDots<'_, F> {
 }
 
 /// `sums[t, n] = x[t] . w[n]`, rows of `w` and `x` having `dim` elements.
-#[cfg(not(target_arch = "wasm32"))]
-fn panel_product(w: &[f32], x: &[f32], dim: usize, invariant: bool, sums: &mut [f32]) {
-    match invariant {
-        true => gemm::invariant_product(x, w, dim, sums),
-        false => gemm::product(x, w, Right::Transposed, [w.len() / dim, dim], sums, Parallelism::None),
+fn panel_product(w: &[f32], x: &[f32], dim: usize, _invariant: bool, sums: &mut [f32]) {
+    #[cfg(not(target_arch = "wasm32"))]
+    if !_invariant {
+        return gemm::product(x, w, Right::Transposed, [w.len() / dim, dim], sums, Parallelism::None);
     }
-}
-
-#[cfg(target_arch = "wasm32")]
-use plain_product as panel_product;
-
-/// `sums[t, n] = x[t] . w[n]` where there is no `gemm`: the panel stays in the cache from token to token. Rows never depend
-/// on each other.
-#[cfg(any(test, target_arch = "wasm32"))]
-fn plain_product(w: &[f32], x: &[f32], dim: usize, _invariant: bool, sums: &mut [f32]) {
-    struct Dots<'a>(&'a [f32], &'a [f32], usize, &'a mut [f32]);
-    impl Work for Dots<'_> {
-        type Output = ();
-
-        #[inline(always)]
-        fn run<V: Vector>(self) {
-            let Dots(w, x, dim, sums) = self;
-            for (x, sums) in x.chunks_exact(dim).zip(sums.chunks_exact_mut(w.len() / dim)) {
-                for (w, sum) in w.chunks_exact(dim).zip(sums) {
-                    *sum = simd::dot::<V>(w, x);
-                }
-            }
-        }
-    }
-    simd::run(Dots(w, x, dim, sums));
+    simd::run(Dots { w, x, dim, sums });
 }
 
 #[cfg(test)]
@@ -391,13 +372,15 @@ mod tests {
                 (0..dim).map(|k| f64::from(x[t * dim + k]) * f64::from(w[n * dim + k])).sum()
             };
             let want: Vec<f64> = (0..n_tokens * n_rows).map(|i| dot(i / n_rows, i % n_rows)).collect();
-            for (product, invariant) in
-                [(panel_product as fn(_, _, _, _, &mut [f32]), false), (panel_product, true), (plain_product, true)]
-            {
+            for invariant in [false, true] {
                 let mut sums = vec![f32::NAN; n_tokens * n_rows];
-                product(&w, &x, dim, invariant, &mut sums);
+                panel_product(&w, &x, dim, invariant, &mut sums);
                 assert_close(&sums, &want, (dim as f64).sqrt());
             }
+            // As on other processors.
+            let mut sums = vec![f32::NAN; n_tokens * n_rows];
+            Dots { w: &w, x: &x, dim, sums: &mut sums }.run::<[f32; 8]>();
+            assert_close(&sums, &want, (dim as f64).sqrt());
         }
     }
 
@@ -406,14 +389,12 @@ mod tests {
         const MOST: usize = 130;
         for (n_rows, dim) in [(1, 64), (3, 384), (16, 384), (17, 1536), (33, 520), (96, 1536)] {
             let (w, x) = (numbers(n_rows * dim, 1), numbers(MOST * dim, 2));
-            for product in [panel_product, plain_product] {
-                let mut all = vec![0.0; MOST * n_rows];
-                product(&w, &x, dim, true, &mut all);
-                for n_tokens in [2, 3, 8, 15, 16, 17, 31, 64, 65, 100, 129] {
-                    let mut some = vec![0.0; n_tokens * n_rows];
-                    product(&w, &x[..n_tokens * dim], dim, true, &mut some);
-                    assert_eq!(some, all[..some.len()], "{n_rows} rows of {dim}, {n_tokens} tokens");
-                }
+            let mut all = vec![0.0; MOST * n_rows];
+            panel_product(&w, &x, dim, true, &mut all);
+            for n_tokens in [2, 3, 8, 15, 16, 17, 31, 64, 65, 100, 129] {
+                let mut some = vec![0.0; n_tokens * n_rows];
+                panel_product(&w, &x[..n_tokens * dim], dim, true, &mut some);
+                assert_eq!(some, all[..some.len()], "{n_rows} rows of {dim}, {n_tokens} tokens");
             }
         }
     }

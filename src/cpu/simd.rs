@@ -26,6 +26,8 @@ pub(super) fn run<W: Work>(work: W) -> W::Output {
 pub(super) trait Vector: Copy {
     /// Whether a fused multiply-add is one instruction here.
     const FUSED: bool;
+    /// Sums that a loop can keep in registers while it multiplies.
+    const SUMS: usize;
 
     fn splat(x: f32) -> Self;
     /// The value of an f16 in all lanes.
@@ -44,6 +46,12 @@ pub(super) trait Vector: Copy {
     /// eight quads of `B` bits, quad q lies in word q % B at bits B (q / B) of each byte.
     fn from_quads<const B: usize>(nibbles: &[u32; 4], upper: &[u32; B], offset: i8) -> [Self; 4];
 
+    /// The sum of each vector's lanes.
+    #[inline(always)]
+    fn sum_each<const N: usize>(vectors: [Self; N]) -> [f32; N] {
+        vectors.map(Self::sum)
+    }
+
     /// The sum of all lanes, in pairs.
     #[inline(always)]
     fn sum(self) -> f32 {
@@ -55,6 +63,7 @@ pub(super) trait Vector: Copy {
 /// For any processor; the compiler uses what vectors the target has.
 impl Vector for [f32; 8] {
     const FUSED: bool = cfg!(target_arch = "aarch64");
+    const SUMS: usize = if cfg!(target_arch = "aarch64") { 12 } else { 4 };
 
     #[inline(always)]
     fn splat(x: f32) -> Self {
@@ -131,6 +140,7 @@ mod avx2 {
     // long as the array behind the pointer; none of the instructions asks for alignment.
     impl Vector for Eight {
         const FUSED: bool = true;
+        const SUMS: usize = 12;
 
         #[inline(always)]
         fn splat(x: f32) -> Self {
@@ -157,6 +167,22 @@ mod avx2 {
         #[inline(always)]
         fn fma(self, b: Self, c: Self) -> Self {
             Eight(unsafe { _mm256_fmadd_ps(self.0, b.0, c.0) })
+        }
+
+        #[inline(always)]
+        fn sum_each<const N: usize>(vectors: [Self; N]) -> [f32; N] {
+            let mut sums = vectors.map(|_| 0.0);
+            let (fours, rest) = vectors.as_chunks::<4>();
+            let (sums_of_fours, sums_of_rest) = sums.as_chunks_mut::<4>();
+            for (&[a, b, c, d], sums) in fours.iter().zip(sums_of_fours) {
+                unsafe {
+                    let pairs = _mm256_hadd_ps(_mm256_hadd_ps(a.0, b.0), _mm256_hadd_ps(c.0, d.0));
+                    let both = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
+                    _mm_storeu_ps(sums.as_mut_ptr(), both);
+                }
+            }
+            rest.iter().zip(sums_of_rest).for_each(|(vector, sum)| *sum = vector.sum());
+            sums
         }
 
         #[inline(always)]
@@ -221,6 +247,7 @@ mod simd128 {
     // for alignment.
     impl Vector for Eight {
         const FUSED: bool = false;
+        const SUMS: usize = 4;
 
         #[inline(always)]
         fn splat(x: f32) -> Self {

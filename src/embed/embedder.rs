@@ -12,7 +12,7 @@ use crate::device::{Device, Pending, pause};
 use crate::error::Error;
 use crate::formats::BlockType;
 use crate::kernels::Pooling;
-use crate::load::{EncoderShape, Feed, FileName, Loader, ModelFile, ModelHeader};
+use crate::load::{EncoderShape, Feed, FileName, Loader, ModelFile, ModelHeader, Widened};
 use crate::model::{Encoder, EncoderConfig, EncoderWeights};
 use crate::recording::MemoryPlan;
 use crate::tokenizer::{EncodeOptions, EncodingCache, Tokenizer};
@@ -126,7 +126,10 @@ impl Embedder {
             checked("max_tokens", max_tokens, (prefix.len() + suffix.len()) as u32..=limit)?;
         }
 
-        let weights = EncoderWeights::declare(device, &config, &catalog)?;
+        let weights = match device.is_gpu() {
+            true => EncoderWeights::declare(device, &config, &catalog)?,
+            false => EncoderWeights::declare(device, &config, &Widened(&catalog))?,
+        };
         let feed = Feed::new(&catalog, weights.places());
         let head =
             Head { pooling: options.pooling.unwrap_or(pooling), normalize: options.normalize.unwrap_or(normalize) };

@@ -58,6 +58,18 @@ impl WeightSource for Catalog {
     }
 }
 
+/// A catalog for a CPU: matrices of halves are declared as F32. Each pass would widen them again, which takes as long as the
+/// products of a few dozen tokens. Tables of token vectors stay as they are: a pass takes a few of their rows.
+pub(crate) struct Widened<'a>(pub &'a Catalog);
+
+impl WeightSource for Widened<'_> {
+    fn describe(&self, name: &str) -> Option<SourceTensor> {
+        let tensor = self.0.describe(name)?;
+        let widens = matches!(tensor.weight, WeightType::F16 | WeightType::BF16) && name != "token_embd.weight";
+        Some(SourceTensor { weight: if widens { WeightType::F32 } else { tensor.weight }, ..tensor })
+    }
+}
+
 /// The weight type under which a tensor's rows are stored on a device: its own where kernels have it, else F32, which
 /// is exact.
 fn weight_type(block_type: BlockType) -> WeightType {
