@@ -391,7 +391,7 @@ mod tests {
             let (w, x) = (numbers(n_rows * dim, 1), numbers(MOST * dim, 2));
             let mut all = vec![0.0; MOST * n_rows];
             panel_product(&w, &x, dim, true, &mut all);
-            for n_tokens in [2, 3, 8, 15, 16, 17, 31, 64, 65, 100, 129] {
+            for n_tokens in [1, 2, 3, 8, 15, 16, 17, 31, 64, 65, 100, 129] {
                 let mut some = vec![0.0; n_tokens * n_rows];
                 panel_product(&w, &x[..n_tokens * dim], dim, true, &mut some);
                 assert_eq!(some, all[..some.len()], "{n_rows} rows of {dim}, {n_tokens} tokens");

@@ -46,6 +46,10 @@ pub(super) trait Vector: Copy {
     /// eight quads of `B` bits, quad q lies in word q % B at bits B (q / B) of each byte.
     fn from_quads<const B: usize>(nibbles: &[u32; 4], upper: &[u32; B], offset: i8) -> [Self; 4];
 
+    /// Says that these are needed soon.
+    #[inline(always)]
+    fn prefetch(_x: &[f32]) {}
+
     /// The sum of each vector's lanes.
     #[inline(always)]
     fn sum_each<const N: usize>(vectors: [Self; N]) -> [f32; N] {
@@ -170,8 +174,17 @@ mod avx2 {
         }
 
         #[inline(always)]
+        fn prefetch(x: &[f32]) {
+            /// Of a cache line.
+            const FLOATS: usize = 16;
+            for line in x.chunks(FLOATS) {
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+            }
+        }
+
+        #[inline(always)]
         fn sum_each<const N: usize>(vectors: [Self; N]) -> [f32; N] {
-            let mut sums = vectors.map(|_| 0.0);
+            let mut sums = [0.0; N];
             let (fours, rest) = vectors.as_chunks::<4>();
             let (sums_of_fours, sums_of_rest) = sums.as_chunks_mut::<4>();
             for (&[a, b, c, d], sums) in fours.iter().zip(sums_of_fours) {
