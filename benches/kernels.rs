@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use criterion::{Criterion, Throughput};
 use tilewright::kernels::{
     AttentionConfig, LayerNorm, Linear, Norm, PROBE_READS, Qkv, ReadOrder, RopeConfig, RopeScaling, RopeStyle,
-    StepState, TopStrip, attention, by_head, gate_up, layer_norm, matmul, matmul_naive, matvec, merge_top, probe_read,
-    rms_norm, rope, rope_kv, rope_table, select_top, softmax, split_sum, swiglu, top_splits,
+    StepState, TopStrip, attention, by_head, gate_up, head_norm, layer_norm, matmul, matmul_naive, matvec, merge_top,
+    probe_read, rms_norm, rope, rope_kv, rope_table, select_top, softmax, split_sum, swiglu, top_splits,
 };
 use tilewright::{DType, Error, Matrix, Recorder, Role, Tensor, WeightType, Workspace, file_row_bytes};
 
@@ -197,6 +197,15 @@ fn rows(bench: &mut Bench, n_rows: u32, dim: u32) {
         rms_norm(rec, &x(rec)?, &weight(rec)?, &y, 1e-5)?;
         Ok(y)
     });
+    if dim.is_multiple_of(128) && dim >= 512 {
+        let n_kv_heads = dim / 512;
+        let heads = [dim / 128 - 2 * n_kv_heads, n_kv_heads, 128];
+        bench.measure("head_norm", &size, Work::Bytes(4 * (2 * len / 4 * 3 + 256)), |rec| {
+            let (weight, qkv) = (rec.device().upload("weight", &[2, 128], &common::uniform(256))?, x(rec)?);
+            head_norm(rec, heads, &weight, 1e-5, &qkv)?;
+            Ok(qkv)
+        });
+    }
     bench.measure("layer_norm", &size, Work::Bytes(4 * (2 * len + 2 * row)), |rec| {
         let y = output("y", &shape)?;
         let (weight, bias) = (weight(rec)?, weight(rec)?);

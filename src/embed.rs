@@ -1,9 +1,17 @@
-//! Texts to vectors: a loaded encoder, batches of texts, and what is remembered of them.
+//! Texts to vectors, and pairs of texts to scores: a loaded encoder, batches of texts, and what is remembered of them.
 
 mod batch;
-mod cache;
+mod batcher;
 mod embedder;
+mod reranker;
 
 pub use batch::Tokens;
-pub use cache::VectorCache;
 pub use embedder::{EmbedOptions, Embedder};
+pub use reranker::{Ranked, RerankOptions, Reranker};
+
+use std::sync::Arc;
+
+use crate::counted::CountedCache;
+
+/// Vectors by what the encoder read: a text behind its prompt.
+pub type VectorCache = CountedCache<Box<str>, Arc<[f32]>>;

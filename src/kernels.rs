@@ -7,6 +7,7 @@ mod attention;
 mod by_head;
 mod embed;
 mod gate_up;
+mod head_norm;
 mod linear;
 mod linear_norm;
 mod mol;
@@ -21,12 +22,13 @@ mod softmax;
 mod state;
 mod top_k;
 
-pub use activation::{Gelu, add, geglu, gelu, scale, swiglu};
+pub use activation::{Activation, Gelu, add, geglu, gelu, scale, swiglu};
 pub use argmax::{ARGMAX_CHUNK, argmax};
 pub use attention::{AttentionConfig, PackedTiles, attention, attention_packed};
 pub use by_head::by_head;
 pub use embed::{embed, embed_sum};
 pub use gate_up::gate_up;
+pub use head_norm::head_norm;
 pub use linear::{Linear, Norm, matmul, matmul_naive, matmul_plain, matvec, split_sum};
 pub use linear_norm::linear_norm;
 pub use mol::{Combination, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, Pairing, mol};
@@ -47,8 +49,9 @@ pub(crate) use attention::{AttentionParams, CAUSAL, PACKED};
 pub(crate) use by_head::ByHeadParams;
 pub(crate) use embed::{EmbedParams, EmbedSumParams};
 pub(crate) use gate_up::GateUpParams;
+pub(crate) use head_norm::HeadNormParams;
 pub(crate) use linear::{
-    ACCUMULATE, BIAS, GELU, GELU_TANH, INVARIANT, LinearParams, NORM, PlainParams, SplitSumParams, fold_norm,
+    ACCUMULATE, BIAS, GELU, GELU_TANH, INVARIANT, LinearParams, NORM, PlainParams, SplitSumParams, TANH, fold_norm,
     folds_norm, suits_few,
 };
 pub(crate) use linear::{is_sound, usual};

@@ -46,6 +46,7 @@ pub mod bench;
 mod cache;
 #[cfg(feature = "chat")]
 pub mod chat;
+mod counted;
 mod counters;
 mod cpu;
 mod device;
@@ -71,7 +72,7 @@ pub mod web;
 pub use counters::Counters;
 pub use device::{Device, DeviceChoice, DeviceInfo, DeviceLimits, Pending};
 pub use dtype::{BLOCK, DType, WeightType};
-pub use embed::{EmbedOptions, Embedder};
+pub use embed::{EmbedOptions, Embedder, RerankOptions, Reranker};
 pub use error::Error;
 pub use generate::{GenerateOptions, LoadOptions, Model, Session};
 pub use gpu::AdapterReport;

@@ -12,13 +12,14 @@ mod loader;
 mod reader;
 mod vocab;
 
+use std::collections::BTreeMap;
 #[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
 use crate::error::Error;
 use crate::formats::gguf::Gguf;
 use crate::kernels::Pooling;
-use crate::model::{EncoderConfig, ModelConfig};
+use crate::model::{EncoderConfig, ModelConfig, ScoreConfig};
 use crate::tokenizer::Tokenizer;
 
 pub use catalog::Catalog;
@@ -63,6 +64,46 @@ pub struct EncoderShape {
     pub normalize: bool,
     /// Tokens to which a text is cut: `sentence_bert_config.json`. The longest sequence if the files do not say.
     pub max_tokens: u32,
+    /// Texts to be put in front of others, by name: `config_sentence_transformers.json`.
+    pub prompts: BTreeMap<String, String>,
+    /// The prompt that is used where none is asked for.
+    pub default_prompt: Option<String>,
+    /// What makes a score of two texts, if it is a cross-encoder.
+    pub scoring: Option<Scoring>,
+}
+
+/// What a cross-encoder's files say of its scores.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scoring {
+    /// The head.
+    pub head: ScoreConfig,
+    /// Logits of a pair: `num_labels`, or the entries of `id2label`.
+    pub n_labels: u32,
+    /// The function behind a logit: `sentence_transformers.activation_fn`.
+    pub activation_fn: Option<String>,
+}
+
+impl Scoring {
+    /// Whether a score is the sigmoid of its logit, rather than the logit: what sentence-transformers does by itself.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for another function, and for several logits.
+    pub fn sigmoid(&self) -> Result<bool, Error> {
+        let unsupported = |field: &str, found: String, supported: &str| {
+            Err(Error::Unsupported { format: "config.json", field: field.into(), found, supported: supported.into() })
+        };
+        if self.n_labels != 1 {
+            return unsupported("num_labels (id2label)", self.n_labels.to_string(), "1");
+        }
+        // A class of torch; its last word says what it does.
+        match self.activation_fn.as_deref().map(|name| name.rsplit('.').next().unwrap_or(name)) {
+            None | Some("Sigmoid") => Ok(true),
+            Some("Identity") => Ok(false),
+            Some(other) => {
+                unsupported("sentence_transformers.activation_fn", format!("`{other}`"), "Sigmoid, Identity")
+            }
+        }
+    }
 }
 
 impl ModelShape {
@@ -88,6 +129,15 @@ impl ModelShape {
             ModelShape::Encoder(shape) => Ok(shape),
             ModelShape::Decoder(config) => Err(other_kind(&config.architecture, "a model that continues texts")),
         }
+    }
+
+    /// The scoring of a model that reads two texts together.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if it is another.
+    pub fn scoring(&self) -> Result<&Scoring, Error> {
+        let EncoderShape { config, scoring, .. } = self.encoder()?;
+        scoring.as_ref().ok_or_else(|| other_kind(&config.architecture, "an encoder without a head that scores pairs"))
     }
 }
 

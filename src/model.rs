@@ -8,8 +8,10 @@ mod llama;
 mod weights;
 
 pub use config::ModelConfig;
-pub use encoder::{BatchSize, BatchTensors, Encoder, EncoderConfig, FeedForward, LocalLayers, Positions};
-pub use encoder_weights::{EncoderLayer, EncoderWeights, NormWeights};
+pub use encoder::{
+    BatchSize, BatchTensors, Encoder, EncoderConfig, FeedForward, LocalLayers, NormKind, Positions, ScoreConfig,
+};
+pub use encoder_weights::{EncoderLayer, EncoderWeights, NormWeights, ScoreHead};
 pub use kv_cache::KvCache;
 pub use llama::{Ending, Llama, PassTensors, Tap};
 pub use weights::{LayerWeights, Place, SourceTensor, Stack, WeightSource, Weights};

@@ -72,8 +72,43 @@ struct OwnEncoder {
     /// What is found in a text before the algorithm sees it.
     tokens: Matchers,
     /// What `add_special` puts in front and behind.
+    around: Surroundings,
+}
+
+/// Tokens that a model expects around a text, or around two.
+#[derive(Debug, Clone)]
+struct Surroundings {
     prefix: Vec<u32>,
     suffix: Vec<u32>,
+    pair: PairTemplate,
+}
+
+/// Tokens around two texts that a model reads together.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct PairTemplate {
+    /// In front of the first.
+    pub prefix: Vec<u32>,
+    /// Between them.
+    pub middle: Vec<u32>,
+    /// Behind the second.
+    pub suffix: Vec<u32>,
+    /// Token type of the second text and of what follows it; all else has 0.
+    pub second_type: u32,
+}
+
+impl PairTemplate {
+    /// Number of these tokens.
+    pub fn len(&self) -> usize {
+        self.prefix.len() + self.middle.len() + self.suffix.len()
+    }
+}
+
+impl Surroundings {
+    /// Where nothing is said of two texts, they follow each other.
+    fn new(prefix: Vec<u32>, suffix: Vec<u32>) -> Surroundings {
+        let pair = PairTemplate { prefix: prefix.clone(), suffix: suffix.clone(), ..PairTemplate::default() };
+        Surroundings { prefix, suffix, pair }
+    }
 }
 
 #[derive(Debug)]
@@ -118,7 +153,7 @@ impl Tokenizer {
                     vocab.eos_id.or_else(|| control(2)),
                     vocab.unk_id.or_else(unknown),
                 );
-                let (prefix, suffix) = bos_and_eos(&vocab, true)?;
+                let around = bos_and_eos(&vocab, true)?;
                 let strip = Strip::Spaces(usize::from(vocab.add_space_prefix.unwrap_or(true)));
                 let pieces = pieces(&vocab, strip, |id, token, kind| match kind {
                     TokenType::Byte => Ok(vec![vocab::parse_byte(id, token)?]),
@@ -126,12 +161,12 @@ impl Tokenizer {
                     _ => Ok(token.replace(ESCAPED_SPACE, " ").into()),
                 })?;
                 let algorithm = Algorithm::Spm(Spm::new(&vocab)?);
-                Self::own(&vocab, algorithm, Matchers::by_kind(&vocab)?, pieces, [prefix, suffix])
+                Self::own(&vocab, algorithm, Matchers::by_kind(&vocab)?, pieces, around)
             }
             "gpt2" => {
                 let pre_tokenizer = PreTokenizer::by_name(vocab.pre.as_deref())?;
-                let (prefix, suffix) = bos_and_eos(&vocab, pre_tokenizer.add_bos)?;
-                Self::byte_level(&vocab, pre_tokenizer, prefix, suffix)
+                let around = bos_and_eos(&vocab, pre_tokenizer.add_bos)?;
+                Self::byte_level(&vocab, pre_tokenizer, around)
             }
             "bert" => {
                 let special = |field: &str, id: Option<u32>, name: &str| {
@@ -141,7 +176,10 @@ impl Tokenizer {
                 let cls_id = special("cls_id", vocab.cls_id.or(vocab.bos_id), "[CLS]")?;
                 let sep_id = special("sep_id", vocab.sep_id, "[SEP]")?;
                 let unk_id = special("unk_id", vocab.unk_id, "[UNK]")?;
-                Self::wordpiece(&vocab, unk_id, vec![cls_id], vec![sep_id])
+                let (cls, sep) = (vec![cls_id], vec![sep_id]);
+                let pair =
+                    PairTemplate { prefix: cls.clone(), middle: sep.clone(), suffix: sep.clone(), second_type: 1 };
+                Self::wordpiece(&vocab, unk_id, Surroundings { prefix: cls, suffix: sep, pair })
             }
             other => Err(Error::Unsupported {
                 format: "tokenizer",
@@ -180,6 +218,18 @@ impl Tokenizer {
             Encoder::Own(own) => own.encode(text, options),
             #[cfg(feature = "tokenizer-json")]
             Encoder::Foreign(foreign) => foreign.encode(text, options, &self.pieces),
+        }
+    }
+
+    /// Tokens around two texts.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub(crate) fn pair_template(&self) -> Result<PairTemplate, Error> {
+        match &self.encoder {
+            Encoder::Own(own) => Ok(own.around.pair.clone()),
+            #[cfg(feature = "tokenizer-json")]
+            Encoder::Foreign(foreign) => foreign.pair_template(),
         }
     }
 
@@ -257,25 +307,20 @@ impl Tokenizer {
     }
 
     /// Byte-level BPE with given words and surroundings.
-    fn byte_level(
-        vocab: &Vocab,
-        pre_tokenizer: PreTokenizer,
-        prefix: Vec<u32>,
-        suffix: Vec<u32>,
-    ) -> Result<Self, Error> {
+    fn byte_level(vocab: &Vocab, pre_tokenizer: PreTokenizer, around: Surroundings) -> Result<Self, Error> {
         let pieces = pieces(vocab, Strip::Spaces(0), |_, token, kind| match kind {
             TokenType::Normal => Ok(bpe::token_bytes(token)),
             _ => Ok(token.into()),
         })?;
         let algorithm = Algorithm::Bpe(Box::new(Bpe::new(vocab, pre_tokenizer)?));
-        Self::own(vocab, algorithm, Matchers::by_kind(vocab)?, pieces, [prefix, suffix])
+        Self::own(vocab, algorithm, Matchers::by_kind(vocab)?, pieces, around)
     }
 
     /// WordPiece with given surroundings.
-    fn wordpiece(vocab: &Vocab, unk_id: u32, prefix: Vec<u32>, suffix: Vec<u32>) -> Result<Self, Error> {
+    fn wordpiece(vocab: &Vocab, unk_id: u32, around: Surroundings) -> Result<Self, Error> {
         let pieces = pieces(vocab, Strip::Spaces(1), |_, token, kind| Ok(wordpiece_bytes(token, kind)))?;
         let algorithm = Algorithm::WordPiece(WordPiece::new(vocab, unk_id)?);
-        Self::own(vocab, algorithm, Matchers::by_kind(vocab)?, pieces, [prefix, suffix])
+        Self::own(vocab, algorithm, Matchers::by_kind(vocab)?, pieces, around)
     }
 
     fn own(
@@ -283,11 +328,11 @@ impl Tokenizer {
         algorithm: Algorithm,
         tokens: Matchers,
         pieces: Pieces,
-        [prefix, suffix]: [Vec<u32>; 2],
+        around: Surroundings,
     ) -> Result<Self, Error> {
         let named = vocab.iter().filter(|token| token.2.is_special() || token.2 == TokenType::UserDefined);
         Ok(Tokenizer {
-            encoder: Encoder::Own(Box::new(OwnEncoder { algorithm, tokens, prefix, suffix })),
+            encoder: Encoder::Own(Box::new(OwnEncoder { algorithm, tokens, around })),
             pieces: Arc::new(pieces),
             special_ids: named.map(|(id, token, _)| (token.into(), id)).collect(),
             bos_id: vocab.bos_id.or(vocab.cls_id),
@@ -300,7 +345,7 @@ impl OwnEncoder {
     fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<u32>, Error> {
         let mut ids = Vec::new();
         if options.add_special {
-            ids.extend(&self.prefix);
+            ids.extend(&self.around.prefix);
         }
         let mut after_special = true;
         for (n, fragment) in self.tokens.select(options.parse_special).split(text).into_iter().enumerate() {
@@ -315,20 +360,20 @@ impl OwnEncoder {
             after_special = matches!(fragment, Fragment::Token(_));
         }
         if options.add_special {
-            ids.extend(&self.suffix);
+            ids.extend(&self.around.suffix);
         }
         Ok(ids)
     }
 }
 
 /// The tokens around a text that `add_bos` and `add_eos` ask for.
-fn bos_and_eos(vocab: &Vocab, default_bos: bool) -> Result<(Vec<u32>, Vec<u32>), Error> {
+fn bos_and_eos(vocab: &Vocab, default_bos: bool) -> Result<Surroundings, Error> {
     let wanted = |add: bool, field: &str, id: Option<u32>| match (add, id) {
         (false, _) => Ok(Vec::new()),
         (true, Some(id)) => Ok(vec![id]),
         (true, None) => Err(fault(field, "an id, for it is to be added to texts", "missing")),
     };
-    Ok((
+    Ok(Surroundings::new(
         wanted(vocab.add_bos.unwrap_or(default_bos), "bos_id", vocab.bos_id)?,
         wanted(vocab.add_eos.unwrap_or(false), "eos_id", vocab.eos_id)?,
     ))

@@ -1,12 +1,14 @@
 //! Text encoders: token ids, vectors and hidden states against references; batches that change nothing; bad input.
 
 mod common;
+#[path = "embed/tiny.rs"]
+mod tiny;
 
 use common::{References, Rng, block_on, largest_difference};
 use serde_json::Value;
 use tilewright::embed::Tokens;
 use tilewright::kernels::Pooling;
-use tilewright::load::{FileName, ModelFile};
+use tilewright::load::{FileName, Loader, ModelFile};
 use tilewright::{Device, EmbedOptions, Embedder, Error, LoadOptions, Model, Tier};
 
 /// The executors that are there: always the CPU, and a GPU adapter unless it is visibly skipped.
@@ -198,8 +200,15 @@ fn an_encoder_that_arrives_in_pieces_is_the_same() {
 
 /// Loads files in pieces of this length.
 fn in_pieces(device: &Device, files: &[(String, Vec<u8>)], len: usize) -> Result<Embedder, Error> {
-    let names = files.iter().map(|(name, _)| FileName { name: name.clone(), size: None }).collect();
-    let mut loader = Embedder::loader(device, names, EmbedOptions::default())?;
+    block_on(fed(Embedder::loader(device, names(files), EmbedOptions::default())?, files, len)?.finish())
+}
+
+fn names(files: &[(String, Vec<u8>)]) -> Vec<FileName> {
+    files.iter().map(|(name, _)| FileName { name: name.clone(), size: None }).collect()
+}
+
+/// A loader that has taken files in pieces of this length.
+fn fed<T>(mut loader: Loader<T>, files: &[(String, Vec<u8>)], len: usize) -> Result<Loader<T>, Error> {
     while let Some((file, offset)) = loader.wanted() {
         let rest = &files[file].1[(offset as usize).min(files[file].1.len())..];
         match rest.len() {
@@ -209,7 +218,7 @@ fn in_pieces(device: &Device, files: &[(String, Vec<u8>)], len: usize) -> Result
     }
     let (done, total) = loader.progress();
     assert!(done == total && total > 0, "{done} of {total} bytes");
-    block_on(loader.finish())
+    Ok(loader)
 }
 
 /// Texts of random words, of very different lengths.

@@ -4,9 +4,10 @@
 const BIAS: u32 = 1u;       // add the bias, which is in `vector`
 const ACCUMULATE: u32 = 2u; // add to what y holds
 
-// Whether `act` is GELU. An override and no flag, because software adapters compute both sides of a branch.
+// What `act` is. Overrides and no flags, because software adapters compute both sides of a branch.
 override GELU: bool = false;
 override GELU_TANH: bool = false;
+override TANH: bool = false;
 
 // Where the product's rows begin in y; elsewhere than at 0 for a split of K alone.
 var<private> first_row: u32 = 0u;
@@ -22,6 +23,12 @@ fn put(m: u32, n: u32, sum: f32) {
     }
     if (GELU) {
         value = gelu_at(value, GELU_TANH);
+    }
+    if (TANH) {
+        // By an exponential that cannot overflow, where tanh itself might.
+        let power = exp(-2.0 * abs(value));
+        let magnitude = (1.0 - power) / (1.0 + power);
+        value = select(magnitude, -magnitude, value < 0.0);
     }
     let at = (first_row + m) * params.y_stride + params.y_start + n;
     if ((params.flags & ACCUMULATE) != 0u) {

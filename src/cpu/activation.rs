@@ -39,6 +39,17 @@ impl Function for GeluTanh {
     }
 }
 
+/// The hyperbolic tangent.
+pub(super) struct Tanh;
+
+impl Function for Tanh {
+    #[inline(always)]
+    fn at<V: Vector>(&self, x: f32) -> f32 {
+        // By an exponential whose overflow does no harm.
+        1.0 - 2.0 / (1.0 + exp::<V>(2.0 * x))
+    }
+}
+
 /// By the error function.
 pub(super) struct GeluExact;
 

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 #[cfg(not(target_arch = "wasm32"))]
 use ::gemm::Parallelism;
 
-use super::activation::{EXP_OPS, GeluExact, GeluTanh, swiglu_row};
+use super::activation::{EXP_OPS, GeluExact, GeluTanh, Tanh, swiglu_row};
 use super::block::{Block, Format, Packed, Unpack, with_format};
 use super::dots::Dots;
 #[cfg(not(target_arch = "wasm32"))]
@@ -21,6 +21,7 @@ use super::{Call, threads};
 use crate::dtype::{BLOCK, WeightType};
 use crate::kernels::{
     ACCUMULATE, BIAS, GELU, GELU_TANH, GateUpParams, INVARIANT, LinearParams, NORM, QkvParams, SHIFT, SplitSumParams,
+    TANH,
 };
 
 /// From here on unpacking a panel once costs less than unpacking it again for each token.
@@ -47,7 +48,7 @@ pub(crate) fn matmul(mut call: Call<'_>) {
     let bias = (params.flags & BIAS != 0).then(|| &vector.get::<f32>()[params.y_start as usize..][..n_out]);
     let (start, stride) = (params.y_start as usize, params.y_stride as usize);
     let y = &mut y.get_mut::<f32>()[..n_tokens * stride];
-    let ops = if params.flags & GELU != 0 { EXP_OPS } else { 1 };
+    let ops = if params.flags & (GELU | TANH) != 0 { EXP_OPS } else { 1 };
     threads::for_each_chunk(y, stride, n_tokens * n_out * ops, |t, y| {
         sums.finish(t, bias, params.flags, &mut y[start..start + n_out]);
     });
@@ -66,10 +67,11 @@ impl Work for Finish<'_> {
 
     #[inline(always)]
     fn run<V: Vector>(self) {
-        match (self.flags & GELU != 0, self.flags & GELU_TANH != 0) {
-            (false, _) => self.with::<V, _>(Same),
-            (true, false) => self.with::<V, _>(GeluExact),
-            (true, true) => self.with::<V, _>(GeluTanh),
+        match self.flags & (GELU | GELU_TANH | TANH) {
+            0 => self.with::<V, _>(Same),
+            TANH => self.with::<V, _>(Tanh),
+            GELU => self.with::<V, _>(GeluExact),
+            _ => self.with::<V, _>(GeluTanh),
         }
     }
 }
@@ -387,7 +389,7 @@ mod tests {
     #[test]
     fn invariant_products_do_not_depend_on_the_number_of_tokens() {
         const MOST: usize = 130;
-        for (n_rows, dim) in [(1, 64), (3, 384), (16, 384), (17, 1536), (33, 520), (96, 1536)] {
+        for (n_rows, dim) in [(1, 24), (1, 64), (1, 768), (3, 384), (16, 384), (17, 1536), (33, 520), (96, 1536)] {
             let (w, x) = (numbers(n_rows * dim, 1), numbers(MOST * dim, 2));
             let mut all = vec![0.0; MOST * n_rows];
             panel_product(&w, &x, dim, true, &mut all);

@@ -1,7 +1,7 @@
-//! `rms_norm` and `layer_norm`, one token at a time, with sums in f64.
+//! `rms_norm` and `layer_norm`, one token at a time, and `head_norm`, one head at a time, with sums in f64.
 
 use super::{Call, threads};
-use crate::kernels::{BIAS, NormParams};
+use crate::kernels::{BIAS, HeadNormParams, NormParams};
 
 /// Operations for an element, roughly.
 pub(super) const OPS: usize = 8;
@@ -57,5 +57,22 @@ pub(crate) fn layer_norm(mut call: Call<'_>) {
     threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], dim, len * OPS, |t, y| {
         y.copy_from_slice(&x[t * dim..][..dim]);
         layer_norm_row(y, weight, bias, params.eps);
+    });
+}
+
+pub(crate) fn head_norm(mut call: Call<'_>) {
+    let params: HeadNormParams = call.params();
+    let [weight, qkv] = call.operands();
+    let (head_dim, stride) = (4 * params.head_quads as usize, 4 * params.stride_quads as usize);
+    let (of_queries, of_keys) = weight.get::<f32>()[..2 * head_dim].split_at(head_dim);
+    let normed = params.n_heads as usize * head_dim;
+    let len = params.n_tokens as usize * stride;
+    threads::for_each_chunk(&mut qkv.get_mut::<f32>()[..len], stride, len * OPS, |_, row| {
+        let mut plain = vec![0.0; head_dim];
+        for (h, head) in row[..normed].chunks_exact_mut(head_dim).enumerate() {
+            plain.copy_from_slice(head);
+            let weight = if h < params.n_queries as usize { of_queries } else { of_keys };
+            rms_norm_row(&plain, weight, params.eps, head);
+        }
     });
 }

@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use lru::LruCache;
 
 use crate::device::{Device, Pending};
+use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::Pooling;
-use crate::model::{BatchSize, BatchTensors, Encoder};
+use crate::model::{BatchSize, BatchTensors, Encoder, ScoreHead};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
-use crate::tensor::Tensor;
+use crate::tensor::{Role, Tensor};
 
 /// Passes that are kept: those for batches of four powers of two.
 const KEPT_PASSES: NonZeroUsize = NonZeroUsize::new(32).unwrap();
@@ -42,11 +43,13 @@ pub(super) fn batches(lengths: &[usize], max_tokens: usize) -> Vec<Vec<usize>> {
     batches
 }
 
-/// How vectors are made from the last layer's output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
-    pub pooling: Pooling,
-    pub normalize: bool,
+/// What is made of the last layer's output: a row for each text.
+#[derive(Clone, Debug)]
+pub(super) enum Head {
+    /// A vector.
+    Vector { pooling: Pooling, normalize: bool },
+    /// A score.
+    Score(Box<ScoreHead>),
 }
 
 /// Passes over batches of all sizes that occur, each recorded once.
@@ -66,6 +69,8 @@ struct State {
 
 struct Pass {
     io: BatchTensors,
+    /// A row for each text, `[B, width]`.
+    rows: Tensor,
     recording: Recording,
 }
 
@@ -79,11 +84,19 @@ impl Passes {
         &self.encoder
     }
 
-    pub fn head(&self) -> Head {
-        self.head
+    pub fn head(&self) -> &Head {
+        &self.head
     }
 
-    /// Runs a batch: token ids of each text, with their token types. Its vectors come one after the other.
+    /// Elements of a text's row.
+    pub fn width(&self) -> u32 {
+        match self.head {
+            Head::Vector { .. } => self.encoder.config.dim,
+            Head::Score(_) => 1,
+        }
+    }
+
+    /// Runs a batch: token ids of each text, with their token types. Its rows come one after the other.
     pub fn run(&self, texts: &[&Tokens]) -> Result<Pending, Error> {
         let lengths: Vec<u32> = texts.iter().map(|text| text.ids.len() as u32).collect();
         let size = size_for(lengths.iter().sum(), lengths.len() as u32);
@@ -106,7 +119,7 @@ impl Passes {
         self.device.write(&pass.io.tokens, 0, &tokens)?;
         self.device.write(&pass.io.spans, 0, &spans)?;
         self.device.write(pass.io.tiles.tensor(), 0, &pass.io.tiles.of(&lengths)?)?;
-        self.device.run_and_read(&pass.recording, &pass.io.vectors)
+        self.device.run_and_read(&pass.recording, &pass.rows)
     }
 
     /// Dispatches of a pass of this size.
@@ -117,7 +130,10 @@ impl Passes {
     /// Memory of the weights and one pass of this size; nothing is allocated.
     pub fn plan(&self, size: BatchSize) -> Result<MemoryPlan, Error> {
         let pass = self.record(size, &mut Workspace::default())?;
-        let others: Vec<&Tensor> = self.encoder.weights.tensors().collect();
+        let mut others: Vec<&Tensor> = self.encoder.weights.tensors().collect();
+        if let Head::Score(head) = &self.head {
+            others.extend(head.tensors());
+        }
         Ok(MemoryPlan::of([&pass.recording], others))
     }
 
@@ -135,12 +151,17 @@ impl Passes {
     }
 
     fn record(&self, size: BatchSize, workspace: &mut Workspace) -> Result<Pass, Error> {
-        let Head { pooling, normalize } = self.head;
         let io = BatchTensors::declare(&self.device, &self.encoder.config, size, self.max_len)?;
+        let rows = Tensor::declare("rows", Role::Activations, &[size.n_sequences, self.width()], DType::F32)?;
         let mut rec = Recorder::new(&self.device);
         let h = self.encoder.record_layers(&mut rec, &io)?;
-        self.encoder.record_pooling(&mut rec, &io, &h, pooling, normalize)?;
-        Ok(Pass { io, recording: rec.finish(workspace) })
+        match &self.head {
+            &Head::Vector { pooling, normalize } => {
+                self.encoder.record_pooling(&mut rec, &io, &h, (pooling, normalize), &rows)?;
+            }
+            Head::Score(head) => self.encoder.record_scores(&mut rec, &io, &h, head, &rows)?,
+        }
+        Ok(Pass { io, rows, recording: rec.finish(workspace) })
     }
 }
 

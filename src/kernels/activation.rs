@@ -58,6 +58,15 @@ pub enum Gelu {
     Tanh,
 }
 
+/// What a product applies to its sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// The Gaussian error linear unit.
+    Gelu(Gelu),
+    /// The hyperbolic tangent, as heads behind a BERT's first token do.
+    Tanh,
+}
+
 /// Records `y = silu(gate) * up`, where `gate_up` holds both halves of each row. Shader: `shaders/swiglu.wgsl`.
 ///
 /// # Shapes

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Gelu, LOOP_ROUNDS, check_loop, fold, rms_norm, runs, tier_for};
+use super::{Activation, Gelu, LOOP_ROUNDS, check_loop, fold, rms_norm, runs, tier_for};
 use crate::device::Device;
 use crate::dtype::{BLOCK, DType, WeightType};
 use crate::error::Error;
@@ -57,6 +57,9 @@ pub(crate) const GELU_TANH: u32 = 16;
 /// Flag, for the CPU: a row's result is the same for every number of rows.
 pub(crate) const INVARIANT: u32 = 64;
 
+/// Flag: apply the hyperbolic tangent to the sum with its bias.
+pub(crate) const TANH: u32 = 128;
+
 /// An RMSNorm in front of a product.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm<'a> {
@@ -91,7 +94,7 @@ pub struct Linear<'a> {
     /// Normalises `x` first.
     pub norm: Option<Norm<'a>>,
     /// Applied to the product with its bias, where it is written; where K is split, by `split_sum`.
-    pub activation: Option<Gelu>,
+    pub activation: Option<Activation>,
     /// First column of `y` to write: several matrices can fill one `y` side by side.
     pub y_start: u32,
     /// Whether to add to `y` instead of overwriting it.
@@ -173,7 +176,7 @@ impl<'a> Linear<'a> {
             (self.norm.is_some(), NORM),
             (self.batch_invariant, INVARIANT),
         ];
-        let (gelu, activation) = activated(self.activation);
+        let (activation_flags, activation) = activated(self.activation);
         let constants = [constants, activation].concat();
         for slab in self.w.slabs() {
             let grid = grid(slab.rows);
@@ -188,7 +191,7 @@ impl<'a> Linear<'a> {
                     w_scales: self.w.quants_words(slab),
                     y_start: self.y_start + slab.first_row,
                     y_stride,
-                    flags: set(&flags) | gelu,
+                    flags: set(&flags) | activation_flags,
                     eps: self.norm.map_or(0.0, |norm| norm.eps),
                     split_blocks: self.w.blocks().div_ceil(*n_splits),
                     first_group: [0; 2],
@@ -218,11 +221,12 @@ pub(super) fn set(flags: &[(bool, u32)]) -> u32 {
 }
 
 /// The flags and the overrides that stand for an activation: the CPU's twins know no overrides.
-fn activated(activation: Option<Gelu>) -> (u32, &'static [(&'static str, f64)]) {
+fn activated(activation: Option<Activation>) -> (u32, &'static [(&'static str, f64)]) {
     match activation {
         None => (0, &[]),
-        Some(Gelu::Exact) => (GELU, &[("GELU", 1.0)]),
-        Some(Gelu::Tanh) => (GELU | GELU_TANH, &[("GELU", 1.0), ("GELU_TANH", 1.0)]),
+        Some(Activation::Gelu(Gelu::Exact)) => (GELU, &[("GELU", 1.0)]),
+        Some(Activation::Gelu(Gelu::Tanh)) => (GELU | GELU_TANH, &[("GELU", 1.0), ("GELU_TANH", 1.0)]),
+        Some(Activation::Tanh) => (TANH, &[("TANH", 1.0)]),
     }
 }
 
@@ -367,7 +371,7 @@ pub fn split_sum(
     rec: &mut Recorder,
     parts: &Tensor,
     bias: Option<&Tensor>,
-    activation: Option<Gelu>,
+    activation: Option<Activation>,
     y_start: u32,
     accumulate: bool,
     y: &Tensor,
@@ -385,7 +389,7 @@ pub fn split_sum(
     let vector = vector(kernel, None, bias, n_out)?.unwrap_or(parts);
     let grid = fold(u64::from(n_tokens) * u64::from(n_out), 256);
     let flags = [(bias.is_some(), BIAS), (accumulate, ACCUMULATE)];
-    let (gelu, constants) = activated(activation);
+    let (activation_flags, constants) = activated(activation);
     let params = SplitSumParams {
         n_tokens,
         n_out,
@@ -393,7 +397,7 @@ pub fn split_sum(
         grid_x: grid[0],
         y_start,
         y_stride,
-        flags: set(&flags) | gelu,
+        flags: set(&flags) | activation_flags,
         _pad: 0,
     };
     rec.dispatch(&shaders::SPLIT_SUM, None, constants, params, &[parts, vector, y], grid)

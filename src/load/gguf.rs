@@ -52,7 +52,9 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: Option<&[u8]>) 
     let Some(first) = shards.first() else { return Err(missing("split.count")) };
     let metadata = &first.metadata;
     let shape = match metadata.get_str("general.architecture")? {
-        Some("bert") => ModelShape::Encoder(encoder::gguf_shape(metadata, &catalog)?),
+        Some(architecture @ ("bert" | "nomic-bert")) => {
+            ModelShape::Encoder(encoder::gguf_shape(architecture, metadata, &catalog)?)
+        }
         _ => ModelShape::Decoder(config(metadata, &catalog, config_data)?),
     };
     let vocab_size = match &shape {
@@ -87,7 +89,7 @@ fn config(metadata: &Metadata, catalog: &Catalog, config_data: Option<&[u8]>) ->
             format: "gguf",
             field: "general.architecture".into(),
             found: format!("`{architecture}`"),
-            supported: "llama, bert".into(),
+            supported: "llama, bert, nomic-bert".into(),
         });
     }
     let required = |key: &str| -> Result<u32, Error> {

@@ -26,6 +26,7 @@ pub(super) const CHAT_TEMPLATE: &str = "chat_template.jinja";
 pub(super) const MODULES: &str = "modules.json";
 pub(super) const POOLING: &str = "1_Pooling/config.json";
 pub(super) const SENTENCE_CONFIG: &str = "sentence_bert_config.json";
+pub(super) const PROMPTS: &str = "config_sentence_transformers.json";
 /// Name of the list of shards, which may be missing.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 
@@ -40,6 +41,7 @@ pub(super) struct Texts {
     pub modules: Option<Vec<u8>>,
     pub pooling: Option<Vec<u8>>,
     pub sentence_config: Option<Vec<u8>>,
+    pub prompts: Option<Vec<u8>>,
 }
 
 impl Texts {
@@ -54,6 +56,7 @@ impl Texts {
             MODULES => &mut self.modules,
             POOLING => &mut self.pooling,
             SENTENCE_CONFIG => &mut self.sentence_config,
+            PROMPTS => &mut self.prompts,
             _ => return None,
         })
     }
@@ -71,9 +74,9 @@ pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)
             (ModelShape::Decoder(config), is_tied)
         }
     };
-    let gguf_name = match &shape {
-        ModelShape::Decoder(_) => gguf_name,
-        ModelShape::Encoder(_) => encoder::gguf_name,
+    let gguf_name = |name: &str| match &shape {
+        ModelShape::Decoder(_) => gguf_name(name),
+        ModelShape::Encoder(shape) => encoder::gguf_name(&shape.config.architecture, name),
     };
     let mut catalog = Catalog::default();
     for (file, (file_name, header)) in weights.iter().enumerate() {
@@ -125,7 +128,8 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
         false => path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new(".")),
     };
     let mut texts = Texts::default();
-    for name in [CONFIG, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, INDEX, MODULES, POOLING, SENTENCE_CONFIG] {
+    for name in [CONFIG, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, INDEX, MODULES, POOLING, SENTENCE_CONFIG, PROMPTS]
+    {
         let path = folder.join(name);
         if let Some(slot) = texts.slot(name)
             && path.exists()
@@ -209,7 +213,8 @@ fn config(json: &ConfigJson) -> Result<(ModelConfig, bool), Error> {
             format: "config.json",
             field: "model_type".into(),
             found: format!("`{architecture}`"),
-            supported: "llama, mistral; bert, roberta, xlm-roberta, modernbert".into(),
+            supported: "llama, mistral; bert, roberta, xlm-roberta, modernbert, nomic_bert, and qwen3 for embeddings"
+                .into(),
         });
     }
     if let Some(activation) = json.get_str("hidden_act")?
@@ -256,7 +261,7 @@ fn config(json: &ConfigJson) -> Result<(ModelConfig, bool), Error> {
     Ok((config, json.get_bool("tie_word_embeddings")?.unwrap_or(false)))
 }
 
-fn rope_scaling(json: &ConfigJson) -> Result<RopeScaling, Error> {
+pub(super) fn rope_scaling(json: &ConfigJson) -> Result<RopeScaling, Error> {
     let section = ["rope_parameters", "rope_scaling"].into_iter().find_map(|section| match json.get(section) {
         Ok(None) => None,
         other => Some(other.map(|_| section)),

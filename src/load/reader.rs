@@ -56,7 +56,7 @@ enum Stage {
 /// Headers that have been read, in the order of the weight files.
 enum Headers {
     Gguf(Vec<Gguf>),
-    Folder { texts: Texts, headers: Vec<Safetensors> },
+    Folder { texts: Box<Texts>, headers: Vec<Safetensors> },
 }
 
 /// Collects the headers of a model's files: one GGUF file, all shards of one in order, or the files of a Hugging Face
@@ -84,7 +84,7 @@ impl HeaderReader {
         let is_folder = files.iter().any(is_published);
         let parts: Vec<_> = files.into_iter().map(|file| Part { file, bytes: Vec::new(), is_whole: false }).collect();
         let mut reader = if is_folder {
-            let headers = Headers::Folder { texts: Texts::default(), headers: Vec::new() };
+            let headers = Headers::Folder { texts: Box::default(), headers: Vec::new() };
             HeaderReader { parts, weight_parts: Vec::new(), stage: Stage::Texts(0), headers, needed: 0 }
         } else {
             let weight_parts = (0..parts.len()).collect();

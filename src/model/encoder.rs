@@ -1,14 +1,14 @@
-//! Text encoders, recorded: BERT (Devlin et al. 2018, arXiv:1810.04805) and its relatives. Sequences of a batch are packed
-//! one after the other, without padding.
+//! Text encoders, recorded: BERT (Devlin et al. 2018, arXiv:1810.04805) and its relatives, and decoders that serve as
+//! encoders. Sequences of a batch are packed one after the other, without padding.
 
-use super::encoder_weights::{EncoderLayer, EncoderWeights, NormWeights};
+use super::encoder_weights::{EncoderLayer, EncoderWeights, NormWeights, ScoreHead};
 use super::weights::Stack;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{
-    AttentionConfig, Gelu, Linear, PackedTiles, Pooling, RopeConfig, attention_packed, embed_sum, fuses_norm, geglu,
-    layer_norm, linear_norm, pool, rope_packed,
+    Activation, AttentionConfig, Gelu, Linear, PackedTiles, Pooling, RopeConfig, attention_packed, embed_sum,
+    fuses_norm, geglu, head_norm, layer_norm, linear_norm, pool, rms_norm, rope_packed, swiglu,
 };
 use crate::model::config::{config_error, in_range};
 use crate::recording::Recorder;
@@ -26,9 +26,20 @@ pub enum Positions {
     Rotary {
         /// In layers that see all tokens.
         global: RopeConfig,
-        /// In layers with a window.
-        local: RopeConfig,
+        /// In layers with a window, where it differs.
+        local: Option<RopeConfig>,
     },
+}
+
+impl Positions {
+    /// The rotations: of layers that see all tokens, then of those with a window.
+    pub fn ropes(&self) -> impl Iterator<Item = &RopeConfig> {
+        let (global, local) = match self {
+            Positions::Table { .. } => (None, None),
+            Positions::Rotary { global, local } => (Some(global), local.as_ref()),
+        };
+        global.into_iter().chain(local)
+    }
 }
 
 /// Layers that see only near tokens, all but every `global_every`-th.
@@ -47,9 +58,23 @@ pub enum FeedForward {
     Gelu(Gelu),
     /// `gelu(gate) * up`.
     GeGlu(Gelu),
+    /// `silu(gate) * up`.
+    SwiGlu,
 }
 
-/// Shape of an encoder of the BERT family. Each field names its key in GGUF metadata (the architecture stands in front)
+/// How rows are normalised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// To mean 0 and variance 1.
+    Layer {
+        /// Whether a bias is added: `norm_bias`.
+        bias: bool,
+    },
+    /// To mean square 1.
+    Rms,
+}
+
+/// Shape of an encoder. Each field names its key in GGUF metadata (the architecture stands in front)
 /// and in `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderConfig {
@@ -63,6 +88,10 @@ pub struct EncoderConfig {
     pub n_layers: u32,
     /// H: `attention.head_count`; `num_attention_heads`.
     pub n_heads: u32,
+    /// Hkv: `attention.head_count_kv`; `num_key_value_heads`.
+    pub n_kv_heads: u32,
+    /// D: `attention.key_length`; `head_dim`.
+    pub head_dim: u32,
     /// V: rows of `token_embd.weight`; `vocab_size`.
     pub vocab_size: u32,
     /// Longest sequence: `context_length`; `max_position_embeddings`.
@@ -73,9 +102,16 @@ pub struct EncoderConfig {
     pub n_token_types: u32,
     /// Whether a norm stands in front of each half of a layer, as in ModernBERT, rather than behind its sum.
     pub norm_first: bool,
-    /// Whether norms have a bias: `norm_bias`.
-    pub norm_bias: bool,
-    /// `attention.layer_norm_epsilon`; `layer_norm_eps`.
+    /// How rows are normalised.
+    pub norm: NormKind,
+    /// Whether the sum of the embeddings is normalised. A first layer behind it has no norm in front of its attention.
+    pub embd_norm: bool,
+    /// Whether each head of queries and keys is normalised, as in Qwen3.
+    pub qk_norm: bool,
+    /// Whether a token sees those before it alone, as in a decoder.
+    pub causal: bool,
+    /// `attention.layer_norm_epsilon`, `attention.layer_norm_rms_epsilon`; `layer_norm_eps`, `norm_eps`,
+    /// `rms_norm_eps`.
     pub norm_eps: f32,
     /// Layers with a window: `local_attention`, `global_attn_every_n_layers`.
     pub local: Option<LocalLayers>,
@@ -84,9 +120,14 @@ pub struct EncoderConfig {
 }
 
 impl EncoderConfig {
-    /// D, size of a head.
-    pub fn head_dim(&self) -> u32 {
-        self.dim / self.n_heads
+    /// Columns of the queries, `H * D`.
+    pub fn q_dim(&self) -> u32 {
+        self.n_heads * self.head_dim
+    }
+
+    /// Columns of the keys, `Hkv * D`.
+    pub fn kv_dim(&self) -> u32 {
+        self.n_kv_heads * self.head_dim
     }
 
     /// Row of a sequence's first token in the table of positions; its position where there is none.
@@ -101,7 +142,7 @@ impl EncoderConfig {
     pub fn up_dim(&self) -> u32 {
         match self.feed_forward {
             FeedForward::Gelu(_) => self.ffn_dim,
-            FeedForward::GeGlu(_) => 2 * self.ffn_dim,
+            FeedForward::GeGlu(_) | FeedForward::SwiGlu => 2 * self.ffn_dim,
         }
     }
 
@@ -127,13 +168,14 @@ impl EncoderConfig {
         if self.first_position() > 1 << 20 {
             return Err(config_error("pad_token_id", "up to 1048575".into(), self.first_position() - 1));
         }
-        if !self.dim.is_multiple_of(self.n_heads) {
-            let expected = format!("a divisor of the width {}", self.dim);
-            return Err(config_error("attention.head_count (num_attention_heads)", expected, self.n_heads));
+        in_range("attention.head_count_kv (num_key_value_heads)", self.n_kv_heads, self.n_heads)?;
+        if !self.n_heads.is_multiple_of(self.n_kv_heads) {
+            let expected = format!("a divisor of the {} heads", self.n_heads);
+            return Err(config_error("attention.head_count_kv (num_key_value_heads)", expected, self.n_kv_heads));
         }
-        if self.head_dim() > 256 || !self.head_dim().is_multiple_of(4) {
+        if self.head_dim == 0 || self.head_dim > 256 || !self.head_dim.is_multiple_of(4) {
             let expected = "heads of a multiple of 4 up to 256".into();
-            return Err(config_error("attention.head_count (num_attention_heads)", expected, self.n_heads));
+            return Err(config_error("attention.key_length (head_dim)", expected, self.head_dim));
         }
         if !(self.norm_eps >= 0.0 && self.norm_eps < 1.0) {
             let field = "attention.layer_norm_epsilon (layer_norm_eps)";
@@ -143,9 +185,8 @@ impl EncoderConfig {
             in_range("local_attention", window, 1 << 20)?;
             in_range("global_attn_every_n_layers", global_every, 1 << 12)?;
         }
-        if let Positions::Rotary { global, local } = &self.positions
-            && let Some(rope) = [global, local].into_iter().find(|rope| !(rope.theta.is_finite() && rope.theta >= 1.0))
-        {
+        let is_wrong = |rope: &&RopeConfig| !(rope.theta.is_finite() && rope.theta >= 1.0);
+        if let Some(rope) = self.positions.ropes().find(is_wrong) {
             return Err(config_error("rope_theta", "a finite number from 1".into(), rope.theta));
         }
         Ok(())
@@ -154,14 +195,25 @@ impl EncoderConfig {
     fn attention(&self, is_local: bool) -> AttentionConfig {
         AttentionConfig {
             n_heads: self.n_heads,
-            n_kv_heads: self.n_heads,
-            head_dim: self.head_dim(),
+            n_kv_heads: self.n_kv_heads,
+            head_dim: self.head_dim,
             window: self.local.filter(|_| is_local).map(|local| local.window),
-            scale: (self.head_dim() as f32).powf(-0.5),
+            scale: (self.head_dim as f32).powf(-0.5),
             soft_cap: None,
-            causal: false,
+            causal: self.causal,
         }
     }
+}
+
+/// What makes a score of a sequence: its pooled row, a product with an activation, a norm, and a row of weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScoreConfig {
+    /// Which row: `classifier_pooling`.
+    pub pooling: Pooling,
+    /// Behind the first product: `classifier_activation`.
+    pub activation: Activation,
+    /// Whether a norm stands behind it, as in ModernBERT.
+    pub norm: bool,
 }
 
 /// What a batch of packed sequences may hold at most.
@@ -182,8 +234,6 @@ pub struct BatchTensors {
     pub tiles: PackedTiles,
     /// First and end row of each sequence, `[B, 2]`. The rest of it is 0.
     pub spans: Tensor,
-    /// A vector for each sequence, `[B, C]`.
-    pub vectors: Tensor,
 }
 
 impl BatchTensors {
@@ -203,7 +253,6 @@ impl BatchTensors {
             tokens: tensor("tokens", &[n_tokens, 3], DType::U32)?,
             tiles: PackedTiles::declare(device, &config.attention(false), [n_tokens, n_sequences, max_len])?,
             spans: tensor("spans", &[n_sequences, 2], DType::U32)?,
-            vectors: tensor("vectors", &[n_sequences, config.dim], DType::F32)?,
         })
     }
 }
@@ -227,7 +276,7 @@ impl Encoder {
         let [n_tokens, _] = io.tokens.dims2("embed_sum", "tokens")?;
         let sum = rec.temporary("sum", &[n_tokens, self.config.dim])?;
         embed_sum(rec, &io.tokens, token_embd, positions.as_ref(), token_types.as_ref(), &sum)?; // [T, C]
-        let mut h = self.normed(rec, Some(embd_norm), &sum)?; // [T, C]
+        let mut h = self.normed(rec, embd_norm.as_ref(), &sum)?; // [T, C]
         for (l, layer) in layers.iter().enumerate() {
             h = self.record_layer(rec, l, layer, io, h)?; // [T, C]
         }
@@ -247,34 +296,43 @@ impl Encoder {
         h: Tensor,
     ) -> Result<Tensor, Error> {
         let config = &self.config;
-        let [n_tokens, dim] = h.dims2("layer", "h")?;
+        let [n_tokens, _] = h.dims2("layer", "h")?;
+        let heads = [config.n_heads, config.n_kv_heads, config.head_dim];
         let is_local = config.is_local(l);
         let in_front = |norm: &'_ Option<NormWeights>| norm.clone().filter(|_| config.norm_first);
 
         let x = self.normed(rec, in_front(&layer.attn_norm).as_ref(), &h)?;
-        let qkv = rec.temporary("qkv", &[n_tokens, 3 * dim])?;
-        layer.attn_qkv.record_tiled(rec, &x, None, false, &qkv)?; // [T, 3 C]
-        if let (Positions::Rotary { global, local }, Some([global_table, local_table])) =
-            (&config.positions, &self.weights.rope)
-        {
-            let (rope, table) = if is_local { (local, local_table) } else { (global, global_table) };
-            rope_packed(rec, rope, [config.n_heads, config.n_heads, config.head_dim()], &io.tokens, table, &qkv)?;
+        let qkv = rec.temporary("qkv", &[n_tokens, config.q_dim() + 2 * config.kv_dim()])?;
+        layer.attn_qkv.record_tiled(rec, &x, None, false, &qkv)?; // [T, (H + 2 Hkv) D]
+        if let Some(weights) = &layer.qk_norm {
+            head_norm(rec, heads, weights, config.norm_eps, &qkv)?;
         }
-        let mixed = rec.temporary("mixed", &[n_tokens, dim])?;
-        attention_packed(rec, &io.tiles, &config.attention(is_local), &qkv, &mixed)?; // [T, C]
+        let ropes = config.positions.ropes().zip(&self.weights.rope);
+        if let Some((rope, table)) = ropes.take(1 + usize::from(is_local)).last() {
+            rope_packed(rec, rope, heads, &io.tokens, table, &qkv)?;
+        }
+        let mixed = rec.temporary("mixed", &[n_tokens, config.q_dim()])?;
+        attention_packed(rec, &io.tiles, &config.attention(is_local), &qkv, &mixed)?; // [T, H D]
         let h = self.record_sum(rec, &layer.attn_output, layer.attn_norm.as_ref(), &mixed, h)?; // [T, C]
 
         let x = self.normed(rec, in_front(&layer.ffn_norm).as_ref(), &h)?;
         let up = rec.temporary("up", &[n_tokens, config.up_dim()])?;
+        let activation = match config.feed_forward {
+            FeedForward::Gelu(gelu) => Some(Activation::Gelu(gelu)),
+            FeedForward::GeGlu(_) | FeedForward::SwiGlu => None,
+        };
+        layer.ffn_up.record_tiled(rec, &x, activation, false, &up)?; // [T, F], or gate and up, [T, 2 F]
+        let gated = || rec.temporary("gated", &[n_tokens, config.ffn_dim]);
         let activated = match config.feed_forward {
-            FeedForward::Gelu(gelu) => {
-                layer.ffn_up.record_tiled(rec, &x, Some(gelu), false, &up)?; // [T, F]
-                up
-            }
+            FeedForward::Gelu(_) => up,
             FeedForward::GeGlu(gelu) => {
-                layer.ffn_up.record_tiled(rec, &x, None, false, &up)?; // [T, 2 F]
-                let gated = rec.temporary("gated", &[n_tokens, config.ffn_dim])?;
+                let gated = gated()?;
                 geglu(rec, &up, &gated, gelu)?; // [T, F]
+                gated
+            }
+            FeedForward::SwiGlu => {
+                let gated = gated()?;
+                swiglu(rec, &up, &gated)?; // [T, F]
                 gated
             }
         };
@@ -285,23 +343,47 @@ impl Encoder {
     fn normed(&self, rec: &mut Recorder, norm: Option<&NormWeights>, x: &Tensor) -> Result<Tensor, Error> {
         let Some(norm) = norm else { return Ok(x.clone()) };
         let normed = rec.temporary("normed", x.shape())?;
-        layer_norm(rec, x, &norm.with(self.config.norm_eps), &normed)?;
+        match self.config.norm {
+            NormKind::Layer { .. } => layer_norm(rec, x, &norm.with(self.config.norm_eps), &normed)?,
+            NormKind::Rms => rms_norm(rec, x, norm.weight(), &normed, self.config.norm_eps)?,
+        }
         Ok(normed)
     }
 
-    /// Records the vectors of all sequences from the last layer's output.
+    /// Records a row for each sequence, `[B, C]`, from the last layer's output.
     ///
     /// # Errors
-    /// [`Error::Shape`] if `h` is not `[T, C]`.
+    /// [`Error::Shape`] if `h` is not `[T, C]` or `vectors` not `[B, C]`.
     pub fn record_pooling(
         &self,
         rec: &mut Recorder,
         io: &BatchTensors,
         h: &Tensor,
-        pooling: Pooling,
-        normalize: bool,
+        (pooling, normalize): (Pooling, bool),
+        vectors: &Tensor,
     ) -> Result<(), Error> {
-        pool(rec, pooling, normalize, &io.spans, h, &io.vectors) // [B, C]
+        pool(rec, pooling, normalize, &io.spans, h, vectors) // [B, C]
+    }
+
+    /// Records the scores of all sequences, `[B, 1]`, from the last layer's output.
+    ///
+    /// # Errors
+    /// As [`Encoder::record_pooling`].
+    pub fn record_scores(
+        &self,
+        rec: &mut Recorder,
+        io: &BatchTensors,
+        h: &Tensor,
+        head: &ScoreHead,
+        scores: &Tensor,
+    ) -> Result<(), Error> {
+        let shape = [io.spans.shape()[0], self.config.dim];
+        let pooled = rec.temporary("pooled", &shape)?;
+        self.record_pooling(rec, io, h, (head.config.pooling, false), &pooled)?; // [B, C]
+        let dense = rec.temporary("dense", &shape)?;
+        head.dense.record_tiled(rec, &pooled, Some(head.config.activation), false, &dense)?; // [B, C]
+        let normed = self.normed(rec, head.norm.as_ref(), &dense)?; // [B, C]
+        head.output.record_tiled(rec, &normed, None, false, scores) // [B, 1]
     }
 
     /// Records the end of a layer's half, `h + x wᵀ (+ bias)`, with the norm if it stands behind: `[T, K]` and `[T, C]` to
@@ -315,7 +397,8 @@ impl Encoder {
         h: Tensor,
     ) -> Result<Tensor, Error> {
         let norm = norm.filter(|_| !self.config.norm_first);
-        if let (Some(norm), Some(linear)) = (norm, product.as_tiled()) {
+        let is_layer_norm = matches!(self.config.norm, NormKind::Layer { .. });
+        if let (Some(norm), Some(linear), true) = (norm, product.as_tiled(), is_layer_norm) {
             let linear = Linear { accumulate: true, ..linear };
             if fuses_norm(rec, &linear) {
                 linear_norm(rec, &linear, &norm.with(self.config.norm_eps), x, &h)?;

@@ -3,7 +3,7 @@
 use crate::device::Device;
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
-use crate::kernels::{Gelu, Linear, Norm, fold_norm, matmul, rope_table};
+use crate::kernels::{Activation, Linear, Norm, fold_norm, matmul, rope_table};
 use crate::matrix::Matrix;
 use crate::model::ModelConfig;
 use crate::recording::Recorder;
@@ -131,7 +131,7 @@ impl Stack {
         &self,
         rec: &mut Recorder,
         x: &Tensor,
-        activation: Option<Gelu>,
+        activation: Option<Activation>,
         accumulate: bool,
         y: &Tensor,
     ) -> Result<(), Error> {

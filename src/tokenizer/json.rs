@@ -17,8 +17,8 @@ pub(super) mod foreign;
 use serde_json::Value;
 use unicode_normalization::is_nfc;
 
-use super::Tokenizer;
 use super::vocab::{TokenType, fault, shown};
+use super::{PairTemplate, Surroundings, Tokenizer};
 use crate::error::Error;
 
 /// The names of special tokens, which models keep in `tokenizer_config.json` beside `tokenizer.json`.
@@ -160,46 +160,62 @@ fn has_affixes(model: &Value) -> bool {
     })
 }
 
-/// The ids that the post-processor puts before and behind a text.
-fn surroundings(component: Option<&Value>) -> Result<(Vec<u32>, Vec<u32>), Error> {
-    let (mut prefix, mut suffix) = (Vec::new(), Vec::new());
-    let mut templates = 0;
+/// The ids that the post-processor puts around a text, and around two.
+fn surroundings(component: Option<&Value>) -> Result<Surroundings, Error> {
+    let mut around = None;
     for step in steps(component, "processors") {
         let read = match kind(step) {
             "ByteLevel" => Some(()),
-            "TemplateProcessing" if templates == 0 => {
-                templates += 1;
-                template(step, &mut prefix, &mut suffix)
-            }
-            "BertProcessing" | "RobertaProcessing" if templates == 0 => {
-                templates += 1;
-                [("cls", &mut prefix), ("sep", &mut suffix)].into_iter().try_for_each(|(field, ids)| {
-                    ids.push(u32::try_from(step.get(field)?.get(1)?.as_u64()?).ok()?);
-                    Some(())
-                })
+            "TemplateProcessing" | "BertProcessing" | "RobertaProcessing" if around.is_none() => {
+                around = if kind(step) == "TemplateProcessing" { template(step) } else { cls_and_sep(step) };
+                around.as_ref().map(|_| ())
             }
             _ => None,
         };
         let ours = "ByteLevel and one of TemplateProcessing, BertProcessing, RobertaProcessing";
         read.ok_or_else(|| not_ours("post_processor", kind(step), ours))?;
     }
-    Ok((prefix, suffix))
+    Ok(around.unwrap_or_else(|| Surroundings::new(Vec::new(), Vec::new())))
 }
 
-/// The ids of a template that has the text once.
-fn template(step: &Value, prefix: &mut Vec<u32>, suffix: &mut Vec<u32>) -> Option<()> {
-    let mut texts = 0;
-    for item in step.get("single")?.as_array()? {
-        let Some(special) = item.get("SpecialToken") else {
-            texts += 1;
-            continue;
-        };
-        let ids = step.get("special_tokens")?.get(special.get("id")?.as_str()?)?.get("ids")?.as_array()?;
-        let ids = ids.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()));
-        let side = if texts == 0 { &mut *prefix } else { &mut *suffix };
-        side.extend(ids.collect::<Option<Vec<u32>>>()?);
+/// The ids of the older components, which know two tokens.
+fn cls_and_sep(step: &Value) -> Option<Surroundings> {
+    let id = |field: &str| u32::try_from(step.get(field)?.get(1)?.as_u64()?).ok();
+    let (cls, sep) = (vec![id("cls")?], vec![id("sep")?]);
+    // RoBERTa has two tokens between texts and no types.
+    let (n, second_type) = if kind(step) == "RobertaProcessing" { (2, 0) } else { (1, 1) };
+    let pair = PairTemplate { prefix: cls.clone(), middle: sep.repeat(n), suffix: sep.clone(), second_type };
+    Some(Surroundings { prefix: cls, suffix: sep, pair })
+}
+
+/// The ids of templates that have each text once.
+fn template(step: &Value) -> Option<Surroundings> {
+    /// What stands in front of the first text, behind it, and so on; and the last text's type.
+    fn parts<const N: usize>(step: &Value, field: &str) -> Option<([Vec<u32>; N], u32)> {
+        let mut parts = [const { Vec::new() }; N];
+        let (mut texts, mut last_type) = (0, 0);
+        for item in step.get(field)?.as_array()? {
+            if let Some(special) = item.get("SpecialToken") {
+                let ids = step.get("special_tokens")?.get(special.get("id")?.as_str()?)?.get("ids")?.as_array()?;
+                let ids = ids.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()));
+                parts[texts].extend(ids.collect::<Option<Vec<u32>>>()?);
+            } else {
+                let text = item.get("Sequence")?;
+                // In their order.
+                let is_next = text.get("id")?.as_str()? == ["A", "B"][texts.min(1)];
+                texts = Some(texts + 1).filter(|&texts| is_next && texts < N)?;
+                last_type = u32::try_from(text.get("type_id").and_then(Value::as_u64).unwrap_or(0)).ok()?;
+            }
+        }
+        (texts + 1 == N).then_some((parts, last_type))
     }
-    (texts == 1).then_some(())
+    let ([prefix, suffix], _) = parts(step, "single")?;
+    let pair = match parts(step, "pair") {
+        Some(([prefix, middle, suffix], second_type)) => PairTemplate { prefix, middle, suffix, second_type },
+        // Such as one that swaps the texts: it is no use for pairs, and single texts do not care.
+        None => Surroundings::new(prefix.clone(), suffix.clone()).pair,
+    };
+    Some(Surroundings { prefix, suffix, pair })
 }
 
 /// The entries of `added_tokens`.

@@ -13,8 +13,8 @@ use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::kernels::{
     AttentionConfig, Gelu, LayerNorm, Linear, Norm, Pooling, Qkv, RopeConfig, RopeScaling, RopeStyle, Sampling,
-    StepState, add, argmax, attention, embed, embed_sum, gate_up, geglu, gelu, last_row, layer_norm, linear_norm,
-    matmul, matmul_plain, matvec, pool, rms_norm, rope_kv, rope_table, sample, softmax, split_sum, swiglu,
+    StepState, add, argmax, attention, embed, embed_sum, gate_up, geglu, gelu, head_norm, last_row, layer_norm,
+    linear_norm, matmul, matmul_plain, matvec, pool, rms_norm, rope_kv, rope_table, sample, softmax, split_sum, swiglu,
 };
 use crate::recording::{Recorder, Workspace};
 use crate::shaders::{self, Kernel, Tier, Variant};
@@ -171,7 +171,7 @@ fn checks() -> impl Iterator<Item = Check> {
 }
 
 /// Kernels without a matrix.
-static PLAIN: [(&[&Kernel], Record); 15] = [
+static PLAIN: [(&[&Kernel], Record); 16] = [
     (&[&shaders::RMS_NORM], |rec, _| {
         let y = blank(rec, &[3, 260])?;
         rms_norm(rec, &input(rec, &[3, 260])?, &input(rec, &[260])?, &y, 1e-5)?;
@@ -216,6 +216,11 @@ static PLAIN: [(&[&Kernel], Record); 15] = [
         let y = blank(rec, &[2, 36])?;
         geglu(rec, &input(rec, &[2, 72])?, &y, Gelu::Exact)?;
         Ok(vec![y])
+    }),
+    (&[&shaders::HEAD_NORM], |rec, _| {
+        let (weight, qkv) = (input(rec, &[2, 20])?, input(rec, &[3, 160])?);
+        head_norm(rec, [4, 2, 20], &weight, 1e-5, &qkv)?;
+        Ok(vec![qkv])
     }),
     (&[&shaders::POOL], |rec, _| {
         let (x, y) = (input(rec, &[70, 260])?, blank(rec, &[2, 260])?);

@@ -1,6 +1,6 @@
 //! `swiglu`, `geglu`, `gelu`, `add` and `scale`.
 
-use tilewright::kernels::{self, Gelu};
+use tilewright::kernels::{self, Activation, Gelu};
 
 use crate::common::Expected;
 use crate::harness::{Case, Data, FLUSH, Job, Operand, ROUND};
@@ -106,8 +106,32 @@ fn gelu_of(x: f32, form: Gelu) -> Expected {
     gelu_within(&Expected { power: 0.0, ..Expected::new(f64::from(x), 0.0, 0.0) }, form)
 }
 
+/// An activation of a number that is known within its bound.
+pub fn activated_within(x: &Expected, activation: Activation) -> Expected {
+    match activation {
+        Activation::Gelu(form) => gelu_within(x, form),
+        Activation::Tanh => tanh_within(x),
+    }
+}
+
+/// The hyperbolic tangent of a number that is known within its bound; the derivative is at most 1.
+fn tanh_within(x: &Expected) -> Expected {
+    let Expected { value: x, bound, floor, power: of_sum } = *x;
+    let argument = (2.0 * x.abs()).min(88.0);
+    let power = (-argument).exp();
+    // Of the exponential's relative error a share is left; a small result is the difference of numbers near 1.
+    let share = 2.0 * power / (1.0 + power).powi(2);
+    let rounding = 8.0 * ROUND + (exp_rounding(argument) + 4.0 * ROUND * argument) * share;
+    Expected {
+        value: x.tanh(),
+        bound: bound + rounding,
+        floor: FLUSH * (1.0 + x.abs()) + floor,
+        power: of_sum.max(1.0),
+    }
+}
+
 /// GELU of a number that is known within its bound; the derivative is at most 1.13.
-pub fn gelu_within(x: &Expected, form: Gelu) -> Expected {
+fn gelu_within(x: &Expected, form: Gelu) -> Expected {
     let Expected { value: x, bound, floor, power } = *x;
     let (value, argument) = match form {
         Gelu::Exact => {

@@ -85,10 +85,21 @@ fn elementwise_shapes() {
 }
 
 #[test]
+fn heads_of_ragged_quads_are_refused() {
+    let device = Device::cpu();
+    let blank =
+        |shape: &[u32]| Tensor::declare("blank", Role::Activations, shape, DType::F32).expect("the shape is valid");
+    let result = kernels::head_norm(&mut Recorder::new(&device), [2, 1, 6], &blank(&[2, 6]), 1e-5, &blank(&[3, 24]));
+    assert!(matches!(result, Err(Error::Operand { kernel: "head_norm", operand: "qkv", .. })), "{result:?}");
+}
+
+#[test]
 fn row_shapes() {
     let rms_norm: [Operand; 3] =
         [("x", &[2, 5], &[10], "x"), ("weight", &[5], &[6], "weight"), ("y", &[2, 5], &[2, 6], "y")];
     check("rms_norm", &rms_norm, |rec, _, t| kernels::rms_norm(rec, &t[0], &t[1], &t[2], 1e-5));
+    let head_norm: [Operand; 2] = [("weight", &[2, 8], &[2, 4], "weight"), ("qkv", &[3, 32], &[3, 24], "qkv")];
+    check("head_norm", &head_norm, |rec, _, t| kernels::head_norm(rec, [2, 1, 8], &t[0], 1e-5, &t[1]));
     let layer_norm: [Operand; 4] = [
         ("x", &[2, 5], &[10], "x"),
         ("weight", &[5], &[1, 5], "weight"),

@@ -2,10 +2,10 @@
 
 #[cfg(not(target_arch = "wasm32"))]
 use tilewright::Tier;
-use tilewright::kernels::{self, Gelu, Linear, Norm};
+use tilewright::kernels::{self, Activation, Gelu, Linear, Norm};
 use tilewright::{Error, Recorder, Tensor, WeightType};
 
-use crate::activation::gelu_within;
+use crate::activation::activated_within;
 use crate::common::Expected;
 use crate::harness::{Bound, Case, Data, FLUSH, Job, Operand, ROUND, sum_rounding};
 use crate::inputs::{Inputs, Source, dequantise};
@@ -77,10 +77,15 @@ pub fn cases(cases: &mut Vec<Case>) {
         let accumulate = if flags & 2 != 0 { "+accumulate" } else { "" };
         let beside = if flags & 4 != 0 { "+beside" } else { "" };
         let norm = if flags & 8 != 0 { "+norm" } else { "" };
-        let gelu = activation(flags).map_or("", |form| if form == Gelu::Exact { "+gelu" } else { "+gelu-tanh" });
+        let act = match activation(flags) {
+            None => "",
+            Some(Activation::Gelu(Gelu::Exact)) => "+gelu",
+            Some(Activation::Gelu(Gelu::Tanh)) => "+gelu-tanh",
+            Some(Activation::Tanh) => "+tanh",
+        };
         cases.push(Case {
             kernel: name,
-            variant: format!("{weight}{bias}{accumulate}{beside}{norm}{gelu}"),
+            variant: format!("{weight}{bias}{accumulate}{beside}{norm}{act}"),
             sizes: format!("t={m},n={n},k={k}"),
             inputs,
             build: Box::new(move |source| {
@@ -121,8 +126,8 @@ pub fn cases(cases: &mut Vec<Case>) {
             for (i, inputs) in
                 [Inputs::Normal, Inputs::Student, Inputs::Constant, Inputs::Zeros].into_iter().enumerate()
             {
-                // Each form of GELU with a bias, with what `y` holds, and with both.
-                let flags = 16 + i % 2 * 16 + (i + 1) % 4;
+                // Each activation with a bias, with what `y` holds, or with both.
+                let flags = 16 + i % 3 * 16 + (i + 1) % 4;
                 push("matvec", kernels::matvec, weight, flags, [2, 33, 260], inputs);
                 push("matvec", kernels::matvec, weight, 4 + flags, [1, 65, 64], inputs);
                 push("matmul", kernels::matmul, weight, flags, [17, 70, 36], inputs);
@@ -185,11 +190,12 @@ pub fn cases(cases: &mut Vec<Case>) {
 }
 
 /// The activation that flags stand for.
-fn activation(flags: usize) -> Option<Gelu> {
+fn activation(flags: usize) -> Option<Activation> {
     match flags & 48 {
         0 => None,
-        16 => Some(Gelu::Exact),
-        _ => Some(Gelu::Tanh),
+        16 => Some(Activation::Gelu(Gelu::Exact)),
+        32 => Some(Activation::Gelu(Gelu::Tanh)),
+        _ => Some(Activation::Tanh),
     }
 }
 
@@ -318,7 +324,7 @@ struct Target<'a> {
     /// What `y` holds before, if the product is added to it.
     held: Vec<f32>,
     bias: Option<&'a Vec<f32>>,
-    activation: Option<Gelu>,
+    activation: Option<Activation>,
     accumulate: bool,
     left: usize,
     n: usize,
@@ -339,8 +345,8 @@ impl Target<'_> {
 
     /// An element behind the activation, if there is one, and with what `y` holds.
     fn activated(&self, sum: &Expected, held: f32) -> Expected {
-        let Some(form) = self.activation else { return *sum };
-        let mut result = gelu_within(sum, form);
+        let Some(activation) = self.activation else { return *sum };
+        let mut result = activated_within(sum, activation);
         if self.accumulate {
             result.value += f64::from(held);
             result.bound += ROUND * (result.value.abs() + result.bound);
@@ -376,7 +382,7 @@ fn split_sum(source: &mut Source, flags: usize, [splits, m, n]: [u32; 3]) -> Job
     let parts = source.rows(splits * m, n);
     let bias = source.normal(width);
     let held = source.rows(m, width);
-    let activation = [None, Some(Gelu::Exact), Some(Gelu::Tanh)][flags % 3];
+    let activation = activation([0, 16, 32, 48][flags % 4]);
     let bias_of = has_bias.then_some(&bias);
     let target = Target { held, bias: bias_of, activation, accumulate, left: left as usize, n: n as usize };
     // A sum is a product with ones.

@@ -1,4 +1,4 @@
-//! `rms_norm`, `layer_norm` and `linear_norm`.
+//! `rms_norm`, `head_norm`, `layer_norm` and `linear_norm`.
 
 #[cfg(not(target_arch = "wasm32"))]
 use tilewright::Tier;
@@ -8,7 +8,7 @@ use tilewright::kernels::{self, LayerNorm, Linear};
 #[cfg(not(target_arch = "wasm32"))]
 use crate::common;
 use crate::common::Expected;
-use crate::harness::{Case, Data, FLUSH, Job, Operand, ROUND, sum_rounding};
+use crate::harness::{Case, Data, FLUSH, Job, Operand, ROUND, Want, sum_rounding};
 use crate::inputs::{Inputs, Source, dequantise};
 use crate::linear::{Rows, product};
 
@@ -59,6 +59,18 @@ pub fn cases(cases: &mut Vec<Case>) {
             });
         }
     }
+    for inputs in Inputs::ALL {
+        for (i, sizes @ [t, h, hkv, d]) in HEADS.into_iter().enumerate() {
+            let eps = [1e-5, 1e-6][i % 2];
+            cases.push(Case {
+                kernel: "head_norm",
+                variant: "F32".into(),
+                sizes: format!("t={t},h={h},hkv={hkv},d={d},eps={eps:e}"),
+                inputs,
+                build: Box::new(move |source| head_norm(source, sizes, eps)),
+            });
+        }
+    }
     for weight in WeightType::ALL {
         // Two of the sizes for other types: each number of columns is a pipeline of its own in the scalar tier.
         let few = |i: usize| weight == WeightType::F32 || i % 6 == 3;
@@ -85,19 +97,50 @@ pub fn cases(cases: &mut Vec<Case>) {
     }
 }
 
+/// T, H, Hkv, D: a workgroup takes 16 heads, 16 invocations a head of quads.
+const HEADS: [[u32; 4]; 8] = [
+    [1, 1, 1, 4],
+    [1, 14, 1, 8],
+    [2, 4, 2, 24],
+    [1, 15, 2, 60],
+    [3, 5, 5, 64],
+    [5, 8, 2, 68],
+    [2, 16, 8, 128],
+    [33, 2, 1, 256],
+];
+
+/// One row behind the norm.
+fn rms_normed(row: &[f32], weight: &[f32], eps: f32) -> Vec<Expected> {
+    let rounding = sum_rounding(row.len());
+    let mean_sq = row.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / row.len() as f64;
+    let gain = 1.0 / (mean_sq + f64::from(eps)).sqrt();
+    let element = |(&x, &w): (&f32, &f32)| {
+        let value = f64::from(x) * gain * f64::from(w);
+        let floor = FLUSH * (1.0 + (1.0 + gain) * (1.0 + f64::from(w).abs()));
+        Expected::new(value, rounding * value.abs(), floor)
+    };
+    row.iter().zip(weight).map(element).collect()
+}
+
+fn head_norm(source: &mut Source, [t, h, hkv, d]: [u32; 4], eps: f32) -> Job {
+    let n_heads = h + 2 * hkv;
+    let (qkv, weight) = (source.rows(t, n_heads * d), source.normal(2 * d));
+    let head = |(i, row): (usize, &[f32])| match i as u32 % n_heads {
+        i if i < h => rms_normed(row, &weight[..d as usize], eps),
+        i if i < h + hkv => rms_normed(row, &weight[d as usize..], eps),
+        _ => row.iter().map(|&v| Expected::new(f64::from(v), 0.0, 0.0)).collect(),
+    };
+    let want = qkv.chunks_exact(d as usize).enumerate().flat_map(head).collect();
+    let operands = vec![
+        Operand::floats("weight", &[2, d], weight),
+        Operand::floats("qkv", &[t, n_heads * d], qkv).becomes(Want::Close(want, NMSE)),
+    ];
+    Job::new(operands, move |rec, bound| kernels::head_norm(rec, [h, hkv, d], bound.tensor(0), eps, bound.tensor(1)))
+}
+
 fn rms_norm(source: &mut Source, n_tokens: u32, dim: u32, eps: f32) -> Job {
     let (x, weight) = (source.rows(n_tokens, dim), source.normal(dim));
-    let rounding = sum_rounding(dim as usize);
-    let mut want = Vec::with_capacity(x.len());
-    for row in x.chunks_exact(dim as usize) {
-        let mean_sq = row.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / f64::from(dim);
-        let gain = 1.0 / (mean_sq + f64::from(eps)).sqrt();
-        want.extend(row.iter().zip(&weight).map(|(&x, &w)| {
-            let value = f64::from(x) * gain * f64::from(w);
-            let floor = FLUSH * (1.0 + (1.0 + gain) * (1.0 + f64::from(w).abs()));
-            Expected::new(value, rounding * value.abs(), floor)
-        }));
-    }
+    let want = x.chunks_exact(dim as usize).flat_map(|row| rms_normed(row, &weight, eps)).collect();
     let operands = vec![
         Operand::floats("x", &[n_tokens, dim], x),
         Operand::floats("weight", &[dim], weight),

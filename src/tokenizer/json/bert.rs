@@ -27,7 +27,7 @@ pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Res
     let splits =
         matches!(steps(json.get("pre_tokenizer"), "pretokenizers")[..], [step] if kind(step) == "BertPreTokenizer");
     known(splits, "pre_tokenizer", "BertPreTokenizer")?;
-    let (prefix, suffix) = surroundings(json.get("post_processor"))?;
+    let around = surroundings(json.get("post_processor"))?;
     let decodes = json.get("decoder").is_some_and(|decoder| {
         let prefix = decoder.get("prefix").and_then(Value::as_str);
         kind(decoder) == "WordPiece" && prefix == Some(CONTINUES) && flag(decoder, "cleanup", true)
@@ -57,7 +57,7 @@ pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Res
         lowercase: Some(lowercase),
         ..Vocab::default()
     };
-    Tokenizer::wordpiece(&vocab.checked()?, unk_id, prefix, suffix)
+    Tokenizer::wordpiece(&vocab.checked()?, unk_id, around)
 }
 
 /// The one choice that a `BertNormalizer` leaves; `None` for one that leaves out other steps.

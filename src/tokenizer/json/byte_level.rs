@@ -23,7 +23,7 @@ pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Res
     let ignore_merges = flag(model, "ignore_merges", false);
     let pre_tokenizer = pre_tokenizer(json.get("pre_tokenizer"), nfc, ignore_merges)
         .ok_or_else(|| not_ours("pre_tokenizer", "something else", "ByteLevel behind splits of known models"))?;
-    let (prefix, suffix) = surroundings(json.get("post_processor"))?;
+    let around = surroundings(json.get("post_processor"))?;
     if !matches!(json.get("decoder"), Some(decoder) if kind(decoder) == "ByteLevel") {
         return Err(not_ours("decoder", "something else", "ByteLevel"));
     }
@@ -44,7 +44,7 @@ pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Res
         unk_id: unk.and_then(|unk| (0u32..).zip(&file.tokens).find(|(_, token)| token.text == unk)).map(|(id, _)| id),
         ..Vocab::default()
     };
-    Tokenizer::byte_level(&vocab.checked()?, pre_tokenizer, prefix, suffix)
+    Tokenizer::byte_level(&vocab.checked()?, pre_tokenizer, around)
 }
 
 fn pre_tokenizer(component: Option<&Value>, nfc: bool, ignore_merges: bool) -> Option<PreTokenizer> {

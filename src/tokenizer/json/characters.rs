@@ -27,7 +27,7 @@ pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Res
     let added = Added::all(json, &vocab, &rewrites)?;
     let cuts = cuts(json.get("pre_tokenizer"), &rewrites, added.iter().any(|token| token.normalized))?;
     let pieces = pieces(file, &added)?;
-    let (prefix, suffix) = surroundings(json.get("post_processor"))?;
+    let around = surroundings(json.get("post_processor"))?;
 
     let characters = Characters {
         ids: vocab.characters(),
@@ -56,7 +56,7 @@ pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Res
         unk_id,
         ..Vocab::default()
     };
-    Tokenizer::own(&vocab.checked()?, Algorithm::Bpe(Box::new(bpe)), matchers(false)?, pieces, [prefix, suffix])
+    Tokenizer::own(&vocab.checked()?, Algorithm::Bpe(Box::new(bpe)), matchers(false)?, pieces, around)
 }
 
 /// `model.vocab`: the tokens that text may become. Added tokens that are not among them are only found by name.

@@ -13,7 +13,7 @@ use super::decoder::Decoder;
 use crate::error::Error;
 use crate::tokenizer::decode::Pieces;
 use crate::tokenizer::vocab::{TokenType, fault, shown};
-use crate::tokenizer::{EncodeOptions, Encoder, Tokenizer, end_ids};
+use crate::tokenizer::{EncodeOptions, Encoder, PairTemplate, Tokenizer, end_ids};
 
 /// The regex engine gives up in silence after a million steps back and then splits text elsewhere; what follows a
 /// run of n characters costs about n steps.
@@ -101,6 +101,20 @@ impl ForeignEncoder {
             }
         }
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Tokens around two texts, as the pipeline puts them around two that every vocabulary has tokens for.
+    pub fn pair_template(&self) -> Result<PairTemplate, Error> {
+        let encoding = guarded("text", || self.plain.encode(("a", "a"), true))?;
+        let (ids, added) = (encoding.get_ids(), encoding.get_special_tokens_mask());
+        let is_text = |i: &usize| added[*i] == 0;
+        let texts: Vec<usize> = (0..ids.len()).filter(is_text).collect();
+        let (Some(&first), Some(&last)) = (texts.first(), texts.last()) else {
+            return Err(fault("text", "tokens of `a`", "none"));
+        };
+        let middle = (first..last).filter(|i| !is_text(i)).map(|i| ids[i]).collect();
+        let second_type = encoding.get_type_ids()[last];
+        Ok(PairTemplate { prefix: ids[..first].into(), middle, suffix: ids[last + 1..].into(), second_type })
     }
 }
 

@@ -1,0 +1,350 @@
+//! What an embedder and a reranker have in common: an encoder with its head on a device, its tokenizer, and the
+//! batches in flight.
+
+use std::collections::VecDeque;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use super::batch::{Head, Passes, Tokens, batches, size_for};
+use crate::device::{Device, Pending, pause};
+use crate::error::Error;
+use crate::formats::BlockType;
+use crate::load::{Feed, ModelHeader, Widened};
+use crate::model::{Encoder, EncoderConfig, EncoderWeights};
+use crate::recording::MemoryPlan;
+use crate::tokenizer::{EncodeOptions, EncodingCache, PairTemplate, Tokenizer};
+
+/// Texts whose encodings are remembered.
+const ENCODING_CACHE: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
+
+/// What a caller may limit; `None` leaves it to the model's files or to the device.
+pub(super) struct Limits {
+    pub max_tokens: Option<u32>,
+    pub max_batch_tokens: Option<u32>,
+    pub in_flight: Option<usize>,
+    pub memory_limit: Option<u64>,
+}
+
+/// An encoder on a device: texts to a row of numbers each.
+pub(super) struct Batcher {
+    pub device: Device,
+    pub name: String,
+    pub passes: Passes,
+    reader: Result<Reader, String>,
+    pub block_types: Vec<BlockType>,
+    pub max_tokens: u32,
+    pub max_batch_tokens: u32,
+    in_flight: usize,
+}
+
+/// From a text to tokens.
+struct Reader {
+    encodings: EncodingCache,
+    /// Tokens around a text.
+    prefix: Vec<u32>,
+    suffix: Vec<u32>,
+    /// Tokens around two.
+    pair: PairTemplate,
+}
+
+/// What there is of a text.
+pub(super) enum Item {
+    /// Its row.
+    Known(Arc<[f32]>),
+    /// Its tokens.
+    Tokens(Tokens),
+}
+
+impl Batcher {
+    /// Declares an encoder whose weights the feed is still to take; nothing is allocated. `head` declares what stands
+    /// behind the encoder.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the model is no encoder; [`Error::Memory`] if it exceeds the limit; [`Error::Option`]
+    /// for an option out of range; [`Error::Config`] if a weight is missing.
+    pub fn declare(
+        device: &Device,
+        header: ModelHeader,
+        limits: &Limits,
+        head: impl FnOnce(&ModelHeader) -> Result<Head, Error>,
+    ) -> Result<(Batcher, Feed), Error> {
+        let head = head(&header)?;
+        let ModelHeader { name, shape, tokenizer, catalog, .. } = header;
+        let shape = shape.encoder()?;
+        let config = shape.config.clone();
+        let limit = config.max_seq_len;
+        let max_tokens = checked("max_tokens", limits.max_tokens.unwrap_or(shape.max_tokens), 1..=limit)?;
+        let usual_batch = if device.is_real_gpu() { 8192 } else { 1024 };
+        let max_batch_tokens =
+            checked("max_batch_tokens", limits.max_batch_tokens.unwrap_or(usual_batch), 16..=1 << 20)?;
+        let in_flight = checked("in_flight", limits.in_flight.unwrap_or(2) as u32, 1..=8)? as usize;
+        let reader = tokenizer.and_then(Reader::new).map_err(|error| error.to_string());
+        if let Ok(reader) = &reader {
+            let around = match head {
+                Head::Vector { .. } => reader.prefix.len() + reader.suffix.len(),
+                Head::Score(_) => reader.pair.len(),
+            };
+            checked("max_tokens", max_tokens, around as u32..=limit)?;
+        }
+
+        let weights = match device.is_gpu() {
+            true => EncoderWeights::declare(device, &config, &catalog)?,
+            false => EncoderWeights::declare(device, &config, &Widened(&catalog))?,
+        };
+        let of_head = match &head {
+            Head::Vector { .. } => None,
+            Head::Score(head) => Some(head),
+        };
+        let feed = Feed::new(&catalog, weights.places().chain(of_head.into_iter().flat_map(|head| head.places())));
+        let passes = Passes::new(device, Encoder { config, weights }, head, max_tokens);
+        let batcher = Batcher {
+            device: device.clone(),
+            name,
+            passes,
+            reader,
+            block_types: catalog.block_types(),
+            max_tokens,
+            max_batch_tokens,
+            in_flight,
+        };
+        if let Some(limit_bytes) = limits.memory_limit {
+            let plan = batcher.plan()?;
+            if plan.total_bytes() > limit_bytes {
+                return Err(plan.refused(limit_bytes, "a smaller max_batch_tokens takes less".into()));
+            }
+        }
+        Ok((batcher, feed))
+    }
+
+    /// What no file holds, once the feed wants nothing more.
+    pub fn complete(&self) -> Result<(), Error> {
+        let Encoder { config, weights } = self.passes.encoder();
+        weights.upload_rope(&self.device, config)
+    }
+
+    pub fn config(&self) -> &EncoderConfig {
+        &self.passes.encoder().config
+    }
+
+    /// The tokenizer, which remembers what it encoded.
+    pub fn encodings(&self) -> Result<&EncodingCache, Error> {
+        Ok(&self.reader()?.encodings)
+    }
+
+    fn reader(&self) -> Result<&Reader, Error> {
+        self.reader.as_ref().map_err(|reason| Error::Tokenizer {
+            field: "model".into(),
+            expected: "a tokenizer".into(),
+            found: format!("none: {reason}"),
+        })
+    }
+
+    /// Memory of the weights and a full batch.
+    pub fn plan(&self) -> Result<MemoryPlan, Error> {
+        let n_tokens = self.max_batch_tokens.max(self.max_tokens);
+        self.passes.plan(size_for(n_tokens, n_tokens / 8))
+    }
+
+    /// Dispatches of a batch of so many texts with so many tokens in all.
+    pub fn n_dispatches(&self, n_tokens: u32, n_texts: u32) -> Result<usize, Error> {
+        self.passes.n_dispatches(size_for(n_tokens, n_texts))
+    }
+
+    /// Tokens of a text with those around it, cut to `max_tokens`.
+    pub fn encode(&self, text: &str) -> Result<Tokens, Error> {
+        let Reader { encodings, prefix, suffix, .. } = self.reader()?;
+        let inner = encodings.encode(text, EncodeOptions::default())?;
+        let room = self.max_tokens as usize - prefix.len() - suffix.len();
+        let tokens = Tokens::from([prefix, &inner[..inner.len().min(room)], suffix].concat());
+        self.check(&tokens)?;
+        Ok(tokens)
+    }
+
+    /// Tokens of two texts with those around them. If they are more than `max_tokens`, the longer text is cut, and both
+    /// where that is not enough.
+    pub fn encode_pair(&self, a: &str, b: &str) -> Result<Tokens, Error> {
+        let Reader { encodings, pair, .. } = self.reader()?;
+        let [a, b] = [encodings.encode(a, EncodeOptions::default())?, encodings.encode(b, EncodeOptions::default())?];
+        let room = self.max_tokens as usize - pair.len();
+        let [len_a, len_b] = fit([a.len(), b.len()], room);
+        let PairTemplate { prefix, middle, suffix, second_type } = pair;
+        let ids = [prefix, &a[..len_a], middle, &b[..len_b], suffix].concat();
+        let has_types = *second_type > 0 && self.config().n_token_types > 1;
+        let first_len = if has_types { prefix.len() + len_a + middle.len() } else { ids.len() };
+        let tokens = Tokens { ids, first_len: first_len as u32 };
+        self.check(&tokens)?;
+        Ok(tokens)
+    }
+
+    /// Refuses what is no sequence of this model.
+    pub fn check(&self, Tokens { ids, .. }: &Tokens) -> Result<(), Error> {
+        let wrong = |field: &str, expected: String, found: String| {
+            Err(Error::Tokenizer { field: field.into(), expected, found })
+        };
+        let vocab_size = self.config().vocab_size;
+        if ids.is_empty() || ids.len() > self.max_tokens as usize {
+            return wrong("tokens", format!("1 to {}", self.max_tokens), ids.len().to_string());
+        }
+        match ids.iter().find(|&&id| id >= vocab_size) {
+            Some(id) => wrong("token id", format!("below {vocab_size}"), id.to_string()),
+            None => Ok(()),
+        }
+    }
+
+    /// The rows of `n` texts, `[n, width]`, in their order. `progress` is told how many are done, time and again.
+    ///
+    /// # Errors
+    /// [`Error::InRecord`] naming the text that `item` has an error for or whose row is not finite; errors of
+    /// [`Device::run`].
+    pub async fn rows(
+        &self,
+        n: usize,
+        mut item: impl FnMut(usize) -> Result<Item, Error>,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Vec<f32>, Error> {
+        /// Batches whose texts are encoded together: the more, the less their lengths differ, and the later the first
+        /// of them begins.
+        const AHEAD: usize = 8;
+        let mut rows = vec![0.0; n * self.passes.width() as usize];
+        let mut run = Run { batcher: self, rows: &mut rows, flights: VecDeque::new(), done: 0, progress };
+        let mut window = Vec::new();
+        let mut n_tokens = 0;
+        for i in 0..n {
+            match item(i).map_err(|e| e.in_record(i))? {
+                Item::Known(row) => run.take(i, &row),
+                Item::Tokens(tokens) => {
+                    n_tokens += tokens.ids.len();
+                    window.push((i, tokens));
+                }
+            }
+            if n_tokens >= AHEAD * self.max_batch_tokens as usize {
+                run.submit(std::mem::take(&mut window)).await?;
+                n_tokens = 0;
+            }
+        }
+        run.submit(window).await?;
+        run.land_all().await?;
+        Ok(rows)
+    }
+}
+
+impl Reader {
+    fn new(tokenizer: Tokenizer) -> Result<Reader, Error> {
+        // A text that every vocabulary has a token for, and that no normalizer takes away.
+        let (inner, whole) = (tokenizer.encode("a", false)?, tokenizer.encode("a", true)?);
+        let at = whole.windows(inner.len().max(1)).position(|window| window == inner).unwrap_or(0);
+        let end = (at + inner.len()).min(whole.len());
+        let (prefix, suffix) = (whole[..at].to_vec(), whole[end..].to_vec());
+        let pair = tokenizer.pair_template()?;
+        Ok(Reader { encodings: EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE), prefix, suffix, pair })
+    }
+}
+
+/// Tokens that are left of two texts where there is room for so many: as if the longer one lost a token time and again,
+/// the first of two of one length.
+fn fit([a, b]: [usize; 2], room: usize) -> [usize; 2] {
+    if a + b <= room {
+        return [a, b];
+    }
+    let shorter = a.min(b).min(room / 2);
+    if a > b { [room - shorter, shorter] } else { [shorter, room - shorter] }
+}
+
+/// Texts on their way through the device.
+struct Run<'a> {
+    batcher: &'a Batcher,
+    /// `[n, width]`.
+    rows: &'a mut [f32],
+    flights: VecDeque<(Vec<usize>, Pending)>,
+    done: usize,
+    progress: &'a mut dyn FnMut(usize),
+}
+
+impl Run<'_> {
+    /// Submits texts, given with their numbers, batch by batch.
+    async fn submit(&mut self, window: Vec<(usize, Tokens)>) -> Result<(), Error> {
+        let Batcher { device, max_batch_tokens, in_flight, passes, .. } = self.batcher;
+        let lengths: Vec<usize> = window.iter().map(|(_, text)| text.ids.len()).collect();
+        let is_gpu = device.is_gpu();
+        // The CPU computes a batch when it is submitted.
+        let in_flight = if is_gpu { *in_flight } else { 1 };
+        for batch in batches(&lengths, *max_batch_tokens as usize) {
+            if self.flights.len() >= in_flight {
+                self.land().await?;
+                if !is_gpu {
+                    pause().await;
+                }
+            }
+            let encoded: Vec<&Tokens> = batch.iter().map(|&i| &window[i].1).collect();
+            let pending = passes.run(&encoded)?;
+            self.flights.push_back((batch.iter().map(|&i| window[i].0).collect(), pending));
+        }
+        Ok(())
+    }
+
+    /// Waits for the oldest batch.
+    async fn land(&mut self) -> Result<(), Error> {
+        let Some((numbers, pending)) = self.flights.pop_front() else { return Ok(()) };
+        let words = pending.await?;
+        let found: &[f32] = bytemuck::cast_slice(&words);
+        let width = self.batcher.passes.width() as usize;
+        for (i, row) in numbers.into_iter().zip(found.chunks_exact(width)) {
+            if let Some(at) = row.iter().position(|v| !v.is_finite()) {
+                let kernel = match self.batcher.passes.head() {
+                    Head::Vector { .. } => "pool",
+                    Head::Score(_) => "matmul",
+                };
+                let (expected, found) = ("a finite number".into(), row[at].to_string());
+                let error = Error::Operand { kernel, operand: "y", expected, found };
+                return Err(error.in_record(i));
+            }
+            self.take(i, row);
+        }
+        (self.progress)(self.done);
+        Ok(())
+    }
+
+    async fn land_all(&mut self) -> Result<(), Error> {
+        while !self.flights.is_empty() {
+            self.land().await?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, i: usize, row: &[f32]) {
+        self.rows[i * row.len()..][..row.len()].copy_from_slice(row);
+        self.done += 1;
+    }
+}
+
+/// An option's value, if it is in range.
+fn checked(option: &'static str, value: u32, range: std::ops::RangeInclusive<u32>) -> Result<u32, Error> {
+    match range.contains(&value) {
+        true => Ok(value),
+        false => {
+            let expected = format!("{} to {}", range.start(), range.end());
+            Err(Error::Option { option, expected, found: value.to_string() })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fit;
+
+    #[test]
+    fn pairs_lose_tokens_of_the_longer_text_first() {
+        for (lengths, room, want) in [
+            ([3, 4], 7, [3, 4]),
+            ([3, 9], 8, [3, 5]),
+            ([9, 3], 8, [5, 3]),
+            ([9, 9], 8, [4, 4]),
+            ([9, 9], 7, [3, 4]),
+            ([10, 9], 7, [4, 3]),
+            ([0, 9], 4, [0, 4]),
+            ([5, 5], 0, [0, 0]),
+        ] {
+            assert_eq!(fit(lengths, room), want, "{lengths:?} in {room}");
+        }
+    }
+}

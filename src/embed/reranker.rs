@@ -1,0 +1,208 @@
+//! A cross-encoder on a device: how well a document answers a query.
+
+#[cfg(not(target_arch = "wasm32"))]
+use std::path::Path;
+use std::sync::Arc;
+
+use super::batch::{Head, Tokens};
+use super::batcher::{Batcher, Item, Limits};
+use crate::device::Device;
+use crate::error::Error;
+use crate::load::{Feed, FileName, Loader, ModelFile, ModelHeader};
+use crate::model::{EncoderConfig, ScoreHead};
+use crate::recording::MemoryPlan;
+
+/// How to load a cross-encoder, and how it is used.
+#[derive(Default)]
+pub struct RerankOptions<'a> {
+    /// Tokens to which a pair is cut, those around its texts included: its longer text first. The longest sequence if
+    /// `None`.
+    pub max_tokens: Option<u32>,
+    /// Whether a score is the sigmoid of the model's logit, 0 to 1, rather than the logit itself. If `None`, what the
+    /// model's files say, and the sigmoid where they do not, as sentence-transformers has it.
+    pub sigmoid: Option<bool>,
+    /// As [`EmbedOptions::max_batch_tokens`](super::EmbedOptions::max_batch_tokens).
+    pub max_batch_tokens: Option<u32>,
+    /// As [`EmbedOptions::in_flight`](super::EmbedOptions::in_flight).
+    pub in_flight: Option<usize>,
+    /// Bytes that weights and the largest batch may take together.
+    pub memory_limit: Option<u64>,
+    /// Told bytes of weights that were read and uploaded, and their sum.
+    pub progress: Option<&'a mut dyn FnMut(u64, u64)>,
+}
+
+/// A document's place.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ranked {
+    /// Its number among those that were given.
+    pub index: usize,
+    /// The higher, the better it answers.
+    pub score: f32,
+}
+
+/// A cross-encoder whose weights are on a device: it reads a query together with a document. Cloning shares them.
+///
+/// A pair's score is the same to the last bit in any batch, at any place in it, on one device.
+#[derive(Clone)]
+pub struct Reranker(Arc<Inner>);
+
+struct Inner {
+    batcher: Batcher,
+    sigmoid: bool,
+}
+
+impl Reranker {
+    /// Loads a Hugging Face folder of a `BertForSequenceClassification` or its RoBERTa, XLM-RoBERTa or ModernBERT
+    /// sibling with one label, see [`ModelFile::open`].
+    ///
+    /// # Errors
+    /// Those of [`ModelFile::open`] and [`Reranker::from_file`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn load(device: &Device, path: impl AsRef<Path>, options: RerankOptions<'_>) -> Result<Reranker, Error> {
+        let path = path.as_ref();
+        Reranker::from_file(device, ModelFile::open(path)?, options).map_err(|e| e.in_model_file(path))
+    }
+
+    /// Puts a cross-encoder on a device.
+    ///
+    /// # Errors
+    /// As [`Embedder::from_file`](super::Embedder::from_file); [`Error::Unsupported`] also for a model with several
+    /// labels, or with another function behind its logit.
+    pub fn from_file(device: &Device, file: ModelFile, options: RerankOptions<'_>) -> Result<Reranker, Error> {
+        let ModelFile { header, files } = file;
+        let RerankOptions { progress, .. } = options;
+        let (reranker, feed) = Reranker::declare(device, header, RerankOptions { progress: None, ..options })?;
+        feed.take_all(device, &files, progress)?;
+        reranker.0.batcher.complete()?;
+        Ok(reranker)
+    }
+
+    /// A loader of these files. `options.progress` is not called: [`Loader::progress`] tells.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there are no files.
+    pub fn loader(
+        device: &Device,
+        files: Vec<FileName>,
+        options: RerankOptions<'_>,
+    ) -> Result<Loader<Reranker>, Error> {
+        Loader::new(device, files, move |device, header| {
+            Reranker::declare(device, header, RerankOptions { progress: None, ..options })
+        })
+    }
+
+    /// Declares a cross-encoder whose weights the feed is still to take; nothing is allocated.
+    fn declare(device: &Device, header: ModelHeader, options: RerankOptions<'_>) -> Result<(Reranker, Feed), Error> {
+        let RerankOptions { max_tokens, max_batch_tokens, in_flight, memory_limit, .. } = options;
+        let limits = Limits { max_tokens, max_batch_tokens, in_flight, memory_limit };
+        let scoring = header.shape.scoring()?.clone();
+        let sigmoid = scoring.sigmoid()?;
+        let (batcher, feed) = Batcher::declare(device, header, &limits, |header| {
+            let config = &header.shape.encoder()?.config;
+            Ok(Head::Score(Box::new(ScoreHead::declare(device, config, scoring.head, &header.catalog)?)))
+        })?;
+        Ok((Reranker(Arc::new(Inner { batcher, sigmoid: options.sigmoid.unwrap_or(sigmoid) })), feed))
+    }
+
+    /// The device that holds the weights.
+    pub fn device(&self) -> &Device {
+        &self.0.batcher.device
+    }
+
+    /// The model's name.
+    pub fn name(&self) -> &str {
+        &self.0.batcher.name
+    }
+
+    /// The encoder's shape.
+    pub fn config(&self) -> &EncoderConfig {
+        self.0.batcher.config()
+    }
+
+    /// Tokens to which a pair is cut, those around its texts included.
+    pub fn max_tokens(&self) -> u32 {
+        self.0.batcher.max_tokens
+    }
+
+    /// Whether scores are sigmoids of logits.
+    pub fn has_sigmoid(&self) -> bool {
+        self.0.sigmoid
+    }
+
+    /// Memory of the weights and a full batch.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] or [`Error::Operand`] if a batch is too large for the device.
+    pub fn plan(&self) -> Result<MemoryPlan, Error> {
+        self.0.batcher.plan()
+    }
+
+    /// Dispatches of a batch of so many pairs with so many tokens in all.
+    ///
+    /// # Errors
+    /// As [`Reranker::plan`].
+    pub fn n_dispatches(&self, n_tokens: u32, n_pairs: u32) -> Result<usize, Error> {
+        self.0.batcher.n_dispatches(n_tokens, n_pairs)
+    }
+
+    /// Tokens of a pair as the model reads it: with the tokens around its texts, and cut to [`Reranker::max_tokens`].
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if a text cannot be encoded.
+    pub fn encode(&self, query: &str, document: &str) -> Result<Tokens, Error> {
+        self.0.batcher.encode_pair(query, document)
+    }
+
+    /// The scores of documents for a query, in the documents' order.
+    ///
+    /// # Errors
+    /// As [`Reranker::score_pairs`].
+    pub async fn score<S: AsRef<str>>(&self, query: &str, documents: &[S]) -> Result<Vec<f32>, Error> {
+        let pairs: Vec<(&str, &str)> = documents.iter().map(|document| (query, document.as_ref())).collect();
+        self.score_pairs(&pairs).await
+    }
+
+    /// The documents by their scores for a query, highest first; of equal ones the one that was given first.
+    ///
+    /// # Errors
+    /// As [`Reranker::score_pairs`].
+    pub async fn rank<S: AsRef<str>>(&self, query: &str, documents: &[S]) -> Result<Vec<Ranked>, Error> {
+        let scores = self.score(query, documents).await?;
+        let mut ranked: Vec<Ranked> =
+            scores.into_iter().enumerate().map(|(index, score)| Ranked { index, score }).collect();
+        ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
+        Ok(ranked)
+    }
+
+    /// The scores of pairs, in their order.
+    ///
+    /// # Errors
+    /// [`Error::InRecord`] naming the pair that cannot be encoded or whose score is not finite; errors of
+    /// [`Device::run`].
+    pub async fn score_pairs<A: AsRef<str>, B: AsRef<str>>(&self, pairs: &[(A, B)]) -> Result<Vec<f32>, Error> {
+        let Inner { batcher, .. } = &*self.0;
+        let item = |i: usize| {
+            let (a, b) = &pairs[i];
+            batcher.encode_pair(a.as_ref(), b.as_ref()).map(Item::Tokens)
+        };
+        let logits = batcher.rows(pairs.len(), item, &mut |_| ()).await?;
+        Ok(logits.into_iter().map(|logit| self.score_of(logit)).collect())
+    }
+
+    fn score_of(&self, logit: f32) -> f32 {
+        if self.0.sigmoid { 1.0 / (1.0 + (-logit).exp()) } else { logit }
+    }
+}
+
+impl Loader<Reranker> {
+    /// The cross-encoder, once nothing more is wanted.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if something is; errors of the device.
+    pub async fn finish(self) -> Result<Reranker, Error> {
+        let (reranker, device) = self.loaded()?;
+        reranker.0.batcher.complete()?;
+        device.drained().await?;
+        Ok(reranker)
+    }
+}

@@ -1,0 +1,471 @@
+"""Makes the tiny random encoders of this folder and what they compute, in float64, from the published definitions.
+
+    pip install numpy safetensors tokenizers gguf && python make.py
+
+The forward passes follow transformers 5.23, `models/{bert,roberta,modernbert,qwen3,nomic_bert}/modeling_*.py`, and the weight
+names of Nomic's own code; ids come from the tokenizers package. Nothing here is shared with the engine.
+"""
+
+import json
+import math
+import pathlib
+
+import gguf
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+HERE = pathlib.Path(__file__).parent
+WORDS = "the a of river engine quiet old tax law calm stream ran what is and ##s ##ly ##ing query : search document".split()
+TEXTS = ["a quiet river", "", "the old engine ran quietly", "What is tax law?", "rivers and streams " * 9, "calm"]
+PAIRS = [
+    ("what is tax law", "the law of the old river"), ("what is tax law", "tax law"), ("what is tax law", ""),
+    ("", "a calm stream"), ("a river", "the engine ran and ran " * 12), ("tax law and " * 9, "quiet rivers " * 11),
+    ("engine " * 40, "old"), ("a calm stream", "a calm stream"),
+]
+
+
+def erf(x):
+    return np.vectorize(math.erf)(x)
+
+
+def gelu(x):
+    return x / 2 * (1 + erf(x / math.sqrt(2)))
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def layer_norm(x, weight, bias, eps):
+    centred = x - x.mean(-1, keepdims=True)
+    y = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps) * weight
+    return y if bias is None else y + bias
+
+
+def rms_norm(x, weight, eps):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+
+
+def rotate(x, theta):
+    """x: [H, T, D]; halves are pairs."""
+    d = x.shape[-1]
+    angles = np.arange(x.shape[1])[:, None] * theta ** (-np.arange(0, d, 2) / d)
+    cos, sin = np.cos(np.tile(angles, 2)), np.sin(np.tile(angles, 2))
+    return x * cos + np.concatenate([-x[..., d // 2 :], x[..., : d // 2]], -1) * sin
+
+
+def attention(q, k, v, heads, kv_heads, theta=None, seen=None, norm=None):
+    """q: [T, H D]; k, v: [T, Hkv D]; `seen` [T, T] is what a row may look at; `norm` is taken of queries and keys."""
+    t = len(q)
+    q, k, v = (x.reshape(t, n, -1).transpose(1, 0, 2) for x, n in ((q, heads), (k, kv_heads), (v, kv_heads)))
+    if norm:
+        q, k = norm(q, k)
+    if theta:
+        q, k = rotate(q, theta), rotate(k, theta)
+    k, v = np.repeat(k, heads // kv_heads, 0), np.repeat(v, heads // kv_heads, 0)
+    scores = q @ k.transpose(0, 2, 1) / math.sqrt(q.shape[-1])
+    if seen is not None:
+        scores = np.where(seen, scores, -np.inf)
+    return (softmax(scores) @ v).transpose(1, 0, 2).reshape(t, -1)
+
+
+class Weights(dict):
+    """Random weights, rounded to what the file holds. `[]` gives them in float64."""
+
+    def __init__(self, seed):
+        self.rng = np.random.default_rng(seed)
+
+    def matrix(self, name, rows, cols, bias=False, scale=None):
+        scale = 1.6 / math.sqrt(cols) if scale is None else scale
+        self.put(name + ".weight", self.rng.normal(size=(rows, cols)) * scale)
+        if bias:
+            self.put(name + ".bias", self.rng.normal(size=rows) * 0.3)
+
+    def norm(self, name, dim, bias=False):
+        self.put(name + ".weight", 1 + self.rng.normal(size=dim) * 0.2)
+        if bias:
+            self.put(name + ".bias", self.rng.normal(size=dim) * 0.2)
+
+    def put(self, name, values):
+        super().__setitem__(name, values.astype(np.float16))
+
+    def __getitem__(self, name):
+        return super().__getitem__(name).astype(np.float64)
+
+    def linear(self, name, x):
+        y = x @ self[name + ".weight"].T
+        return y + self[name + ".bias"] if name + ".bias" in self else y
+
+    def normed(self, name, x, eps):
+        return layer_norm(x, self[name + ".weight"], self[name + ".bias"] if name + ".bias" in self else None, eps)
+
+
+def bert(w, c, prefix, ids, types):
+    first = c["pad_token_id"] + 1 if c["model_type"] != "bert" else 0
+    e = prefix + "embeddings."
+    h = w[e + "word_embeddings.weight"][ids] + w[e + "token_type_embeddings.weight"][types]
+    h = h + w[e + "position_embeddings.weight"][first + np.arange(len(ids))]
+    eps = c["layer_norm_eps"]
+    h = w.normed(e + "LayerNorm", h, eps)
+    for n in range(c["num_hidden_layers"]):
+        p = f"{prefix}encoder.layer.{n}."
+        q, k, v = (w.linear(p + "attention.self." + part, h) for part in ("query", "key", "value"))
+        mixed = attention(q, k, v, c["num_attention_heads"], c["num_attention_heads"])
+        h = w.normed(p + "attention.output.LayerNorm", h + w.linear(p + "attention.output.dense", mixed), eps)
+        up = gelu(w.linear(p + "intermediate.dense", h))
+        h = w.normed(p + "output.LayerNorm", h + w.linear(p + "output.dense", up), eps)
+    return h
+
+
+def bert_weights(w, c, prefix):
+    dim, ffn = c["hidden_size"], c["intermediate_size"]
+    e = prefix + "embeddings."
+    w.matrix(e + "word_embeddings", c["vocab_size"], dim, scale=1)
+    w.matrix(e + "position_embeddings", c["max_position_embeddings"], dim, scale=0.5)
+    w.matrix(e + "token_type_embeddings", c["type_vocab_size"], dim, scale=0.5)
+    w.norm(e + "LayerNorm", dim, True)
+    for n in range(c["num_hidden_layers"]):
+        p = f"{prefix}encoder.layer.{n}."
+        for part in ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"):
+            w.matrix(p + part, dim, dim, True)
+        w.norm(p + "attention.output.LayerNorm", dim, True)
+        w.matrix(p + "intermediate.dense", ffn, dim, True)
+        w.matrix(p + "output.dense", dim, ffn, True)
+        w.norm(p + "output.LayerNorm", dim, True)
+
+
+def modernbert(w, c, ids):
+    t, eps = len(ids), c["norm_eps"]
+    h = w.normed("model.embeddings.norm", w["model.embeddings.tok_embeddings.weight"][ids], eps)
+    far = np.abs(np.arange(t)[:, None] - np.arange(t)[None])
+    for n in range(c["num_hidden_layers"]):
+        p = f"model.layers.{n}."
+        x = h if n == 0 else w.normed(p + "attn_norm", h, eps)
+        is_global = n % c["global_attn_every_n_layers"] == 0
+        theta = c["global_rope_theta"] if is_global else c["local_rope_theta"]
+        seen = None if is_global else far <= c["local_attention"] // 2
+        q, k, v = np.split(w.linear(p + "attn.Wqkv", x), 3, -1)
+        heads = c["num_attention_heads"]
+        h = h + w.linear(p + "attn.Wo", attention(q, k, v, heads, heads, theta, seen))
+        value, gate = np.split(w.linear(p + "mlp.Wi", w.normed(p + "mlp_norm", h, eps)), 2, -1)
+        h = h + w.linear(p + "mlp.Wo", gelu(value) * gate)
+    return w.normed("model.final_norm", h, eps)
+
+
+def modernbert_weights(w, c):
+    dim, ffn = c["hidden_size"], c["intermediate_size"]
+    w.matrix("model.embeddings.tok_embeddings", c["vocab_size"], dim, scale=1)
+    w.norm("model.embeddings.norm", dim)
+    for n in range(c["num_hidden_layers"]):
+        p = f"model.layers.{n}."
+        if n:
+            w.norm(p + "attn_norm", dim)
+        w.matrix(p + "attn.Wqkv", 3 * dim, dim)
+        w.matrix(p + "attn.Wo", dim, dim)
+        w.norm(p + "mlp_norm", dim)
+        w.matrix(p + "mlp.Wi", 2 * ffn, dim)
+        w.matrix(p + "mlp.Wo", dim, ffn)
+    w.norm("model.final_norm", dim)
+
+
+def qwen3(w, c, ids):
+    t, eps, heads, kv_heads = len(ids), c["rms_norm_eps"], c["num_attention_heads"], c["num_key_value_heads"]
+    h = w["embed_tokens.weight"][ids]
+    for n in range(c["num_hidden_layers"]):
+        p = f"layers.{n}."
+        x = rms_norm(h, w[p + "input_layernorm.weight"], eps)
+        q, k, v = (w.linear(p + f"self_attn.{part}_proj", x) for part in "qkv")
+        norms = [w[p + f"self_attn.{part}_norm.weight"] for part in "qk"]
+        norm = lambda q, k: (rms_norm(q, norms[0], eps), rms_norm(k, norms[1], eps))  # noqa: E731, B023
+        mixed = attention(q, k, v, heads, kv_heads, c["rope_theta"], np.tri(t, dtype=bool), norm)
+        h = h + w.linear(p + "self_attn.o_proj", mixed)
+        x = rms_norm(h, w[p + "post_attention_layernorm.weight"], eps)
+        h = h + w.linear(p + "mlp.down_proj", silu(w.linear(p + "mlp.gate_proj", x)) * w.linear(p + "mlp.up_proj", x))
+    return rms_norm(h, w["norm.weight"], eps)
+
+
+def qwen3_weights(w, c):
+    dim, ffn, d = c["hidden_size"], c["intermediate_size"], c["head_dim"]
+    w.matrix("embed_tokens", c["vocab_size"], dim, scale=1)
+    for n in range(c["num_hidden_layers"]):
+        p = f"layers.{n}."
+        w.norm(p + "input_layernorm", dim)
+        w.matrix(p + "self_attn.q_proj", c["num_attention_heads"] * d, dim)
+        w.matrix(p + "self_attn.k_proj", c["num_key_value_heads"] * d, dim)
+        w.matrix(p + "self_attn.v_proj", c["num_key_value_heads"] * d, dim)
+        w.matrix(p + "self_attn.o_proj", dim, c["num_attention_heads"] * d)
+        w.norm(p + "self_attn.q_norm", d)
+        w.norm(p + "self_attn.k_norm", d)
+        w.norm(p + "post_attention_layernorm", dim)
+        w.matrix(p + "mlp.gate_proj", ffn, dim)
+        w.matrix(p + "mlp.up_proj", ffn, dim)
+        w.matrix(p + "mlp.down_proj", dim, ffn)
+    w.norm("norm", dim)
+
+
+def nomic(w, c, ids, types):
+    eps, heads = c["layer_norm_epsilon"], c["n_head"]
+    h = w["embeddings.word_embeddings.weight"][ids] + w["embeddings.token_type_embeddings.weight"][types]
+    h = w.normed("emb_ln", h, eps)
+    for n in range(c["n_layer"]):
+        p = f"encoder.layers.{n}."
+        q, k, v = np.split(w.linear(p + "attn.Wqkv", h), 3, -1)
+        mixed = attention(q, k, v, heads, heads, c["rotary_emb_base"])
+        h = w.normed(p + "norm1", h + w.linear(p + "attn.out_proj", mixed), eps)
+        gated = w.linear(p + "mlp.fc11", h) * silu(w.linear(p + "mlp.fc12", h))
+        h = w.normed(p + "norm2", h + w.linear(p + "mlp.fc2", gated), eps)
+    return h
+
+
+def nomic_weights(w, c):
+    dim, ffn = c["n_embd"], c["n_inner"]
+    w.matrix("embeddings.word_embeddings", c["vocab_size"], dim, scale=1)
+    w.matrix("embeddings.token_type_embeddings", c["type_vocab_size"], dim, scale=0.5)
+    w.norm("emb_ln", dim, True)
+    for n in range(c["n_layer"]):
+        p = f"encoder.layers.{n}."
+        w.matrix(p + "attn.Wqkv", 3 * dim, dim)
+        w.matrix(p + "attn.out_proj", dim, dim)
+        w.norm(p + "norm1", dim, True)
+        w.matrix(p + "mlp.fc11", ffn, dim)
+        w.matrix(p + "mlp.fc12", ffn, dim)
+        w.matrix(p + "mlp.fc2", dim, ffn)
+        w.norm(p + "norm2", dim, True)
+
+
+def wordpiece():
+    letters = [c for c in "abcdefghijklmnopqrstuvwxyz?"]
+    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"] + WORDS + letters + ["##" + c for c in letters[:26]]
+    vocab = {token: i for i, token in enumerate(dict.fromkeys(vocab))}
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0", pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return tokenizer
+
+
+def byte_level(special):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("t", "h"), ("th", "e"), ("i", "n"), ("e", "r"), ("Ġ", "a"), ("Ġ", "the"), ("r", "i"), ("l", "y")]
+    tokens = special + alphabet + ["".join(merge) for merge in merges]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(special)
+    return tokenizer
+
+
+def write(name, config, weights, tokenizer, cases, **others):
+    folder = HERE / name
+    folder.mkdir(exist_ok=True)
+    others = {"config.json": config} | ({"cases.json": cases} if cases else {}) | others
+    for file, content in others.items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text(json.dumps(content, indent=1 if file == "config.json" else None) + "\n")
+    if tokenizer:
+        (folder / "tokenizer.json").write_text(tokenizer.to_str() + "\n")
+    save_file({name: dict.__getitem__(weights, name) for name in weights}, folder / "model.safetensors")
+
+
+def numbers(x):
+    return [float(f"{v:.8g}") for v in np.ravel(x)]
+
+
+def scored(tokenizer, max_tokens, score, sigmoid):
+    tokenizer.enable_truncation(max_tokens, strategy="longest_first")
+    cases = []
+    for a, b in PAIRS:
+        encoding = tokenizer.encode(a, b)
+        logit = score(np.array(encoding.ids), np.array(encoding.type_ids))
+        value = 1 / (1 + math.exp(-logit)) if sigmoid else logit
+        cases.append({"a": a, "b": b, "ids": encoding.ids, "logit": float(f"{logit:.9g}"), "score": float(f"{value:.9g}")})
+    tokenizer.no_truncation()
+    print([case["logit"] for case in cases])
+    return {"pairs": cases}
+
+
+def embedded(tokenizer, max_tokens, prompts, vector):
+    tokenizer.enable_truncation(max_tokens)
+    cases = []
+    for prompt in [None, *prompts]:
+        for text in TEXTS:
+            ids = tokenizer.encode(prompts.get(prompt, "") + text).ids
+            cases.append({"prompt": prompt, "text": text, "ids": ids, "vector": numbers(vector(np.array(ids)))})
+    tokenizer.no_truncation()
+    return {"texts": cases}
+
+
+def unit(x):
+    return x / np.linalg.norm(x)
+
+
+def make_bert():
+    tokenizer = wordpiece()
+    c = {
+        "architectures": ["BertForSequenceClassification"], "model_type": "bert", "vocab_size": tokenizer.get_vocab_size(),
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "hidden_act": "gelu",
+        "max_position_embeddings": 40, "type_vocab_size": 2, "layer_norm_eps": 1e-12, "pad_token_id": 0,
+        "id2label": {"0": "LABEL_0"},
+        "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.0.0"},
+    }
+    w = Weights(1)
+    bert_weights(w, c, "bert.")
+    w.matrix("bert.pooler.dense", 32, 32, True)
+    w.matrix("classifier", 1, 32, True)
+
+    def score(ids, types):
+        first = bert(w, c, "bert.", ids, types)[0]
+        return w.linear("classifier", np.tanh(w.linear("bert.pooler.dense", first)))[0]
+
+    write("bert-reranker", c, w, tokenizer, scored(tokenizer, 40, score, False))
+
+
+def make_roberta():
+    tokenizer = byte_level(["<s>", "<pad>", "</s>"])
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=False)
+    c = {
+        "architectures": ["XLMRobertaForSequenceClassification"], "model_type": "xlm-roberta",
+        "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "intermediate_size": 40, "hidden_act": "gelu", "max_position_embeddings": 98, "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "id2label": {"0": "LABEL_0"},
+    }
+    w = Weights(2)
+    bert_weights(w, c, "roberta.")
+    w.matrix("classifier.dense", 24, 24, True)
+    w.matrix("classifier.out_proj", 1, 24, True)
+
+    def score(ids, types):
+        assert not types.any()
+        first = bert(w, c, "roberta.", ids, types)[0]
+        return w.linear("classifier.out_proj", np.tanh(w.linear("classifier.dense", first)))[0]
+
+    write("roberta-reranker", c, w, tokenizer, scored(tokenizer, 96, score, True))
+
+
+def make_modernbert():
+    tokenizer = wordpiece()
+    c = {
+        "architectures": ["ModernBertForSequenceClassification"], "model_type": "modernbert",
+        "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "intermediate_size": 40, "hidden_activation": "gelu", "max_position_embeddings": 48, "norm_eps": 1e-5,
+        "norm_bias": False, "attention_bias": False, "mlp_bias": False, "local_attention": 8, "global_attn_every_n_layers": 2,
+        "global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "pad_token_id": 0, "classifier_pooling": "mean",
+        "classifier_bias": False, "classifier_activation": "gelu", "id2label": {"0": "LABEL_0"},
+        "sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "5.0.0"},
+    }
+    w = Weights(3)
+    modernbert_weights(w, c)
+    w.matrix("head.dense", 24, 24)
+    w.norm("head.norm", 24)
+    w.matrix("classifier", 1, 24, True, scale=0.3)
+
+    def score(ids, types):
+        pooled = modernbert(w, c, ids).mean(0)
+        return w.linear("classifier", w.normed("head.norm", gelu(w.linear("head.dense", pooled)), c["norm_eps"]))[0]
+
+    write("modernbert-reranker", c, w, tokenizer, scored(tokenizer, 48, score, True))
+
+
+def modules(*kinds):
+    places = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    return [
+        {"idx": i, "name": str(i), "path": places[kind], "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+
+
+def make_qwen3():
+    tokenizer = byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A:0 <|endoftext|>:0", pair="$A:0 <|endoftext|>:0 $B:1 <|endoftext|>:1", special_tokens=[("<|endoftext|>", 0)]
+    )
+    c = {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": tokenizer.get_vocab_size(),
+        "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 12, "max_position_embeddings": 160, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "hidden_act": "silu",
+        "attention_bias": False, "use_sliding_window": False, "sliding_window": None, "rope_scaling": None,
+        "tie_word_embeddings": True,
+    }
+    w = Weights(4)
+    qwen3_weights(w, c)
+    prompts = {"query": "Instruct: find what answers\nQuery:", "document": ""}
+    cases = embedded(tokenizer, 160, prompts, lambda ids: unit(qwen3(w, c, ids)[-1]))
+    pooling = {"word_embedding_dimension": 24, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False,
+               "pooling_mode_lasttoken": True, "include_prompt": True}
+    write("qwen3-embedding", c, w, tokenizer, cases, **{
+        "modules.json": modules("Transformer", "Pooling", "Normalize"), "1_Pooling/config.json": pooling,
+        "config_sentence_transformers.json": {"prompts": prompts, "default_prompt_name": None},
+    })
+
+
+def make_nomic():
+    tokenizer = wordpiece()
+    c = {
+        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "vocab_size": tokenizer.get_vocab_size(),
+        "n_embd": 24, "n_layer": 2, "n_head": 3, "n_inner": 32, "n_positions": 64, "max_trained_positions": 48,
+        "activation_function": "swiglu", "layer_norm_epsilon": 1e-12, "type_vocab_size": 2, "prenorm": False,
+        "use_rms_norm": False, "qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False, "rotary_emb_base": 1000,
+        "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "rotary_scaling_factor": 2,
+    }
+    w = Weights(5)
+    nomic_weights(w, c)
+    prompts = {"query": "search query : ", "document": "search document : "}
+    vector = lambda ids: unit(nomic(w, c, ids, np.zeros(len(ids), int)).mean(0))  # noqa: E731
+    cases = embedded(tokenizer, 48, prompts, vector)
+    write("nomic", c, w, tokenizer, cases, **{
+        "modules.json": modules("Transformer", "Pooling", "Normalize"),
+        "config_sentence_transformers.json": {"prompts": prompts, "default_prompt_name": None},
+    })
+    # The same as transformers 5 writes it.
+    v5 = Weights(5)
+    for name in w:
+        values = dict.__getitem__(w, name)
+        for old, new in (
+            ("encoder.layers", "layers"), ("emb_ln", "embeddings.LayerNorm"), ("attn.out_proj", "self_attn.o_proj"),
+            ("fc11", "up_proj"), ("fc12", "gate_proj"), ("fc2", "down_proj"), ("norm1", "post_attention_layernorm"),
+            ("norm2", "post_mlp_layernorm"),
+        ):
+            name = name.replace(old, new)
+        if "attn.Wqkv" in name:
+            for part, rows in zip("qkv", np.split(values, 3)):
+                dict.__setitem__(v5, name.replace("attn.Wqkv", f"self_attn.{part}_proj"), np.ascontiguousarray(rows))
+        else:
+            dict.__setitem__(v5, name, values)
+    write("nomic-v5", {
+        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "vocab_size": c["vocab_size"], "hidden_size": 24,
+        "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32, "hidden_act": "silu", "head_dim": 8,
+        "max_position_embeddings": 48, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
+        "rope_parameters": {"rope_theta": 1000.0, "rope_type": "default"},
+    }, v5, None, None)
+    writer = gguf.GGUFWriter(HERE / "nomic" / "model.gguf", "nomic-bert")
+    writer.add_context_length(48)
+    writer.add_embedding_length(24)
+    writer.add_feed_forward_length(32)
+    writer.add_block_count(2)
+    writer.add_head_count(3)
+    writer.add_layer_norm_eps(1e-12)
+    writer.add_rope_freq_base(1000.0)
+    writer.add_pooling_type(gguf.PoolingType.MEAN)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.NOMIC_BERT, 2)
+    for name in w:
+        values = dict.__getitem__(w, name)
+        plain = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(plain, values if values.ndim == 2 and "token_types" not in plain else values.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+for make in (make_bert, make_roberta, make_modernbert, make_qwen3, make_nomic):
+    make()

@@ -1,0 +1,320 @@
+//! The tiny random models of `tests/data/encoders`, whose references are a NumPy forward pass in float64:
+//! cross-encoders, Qwen3 as an encoder, Nomic's BERT.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+use tilewright::embed::Tokens;
+use tilewright::kernels::Pooling;
+#[cfg(feature = "tokenizer-json")]
+use tilewright::tokenizer::{Tokenizer, TokenizerConfig};
+use tilewright::{Device, EmbedOptions, Embedder, Error, RerankOptions, Reranker, Tier};
+
+use crate::common::{self, References, Rng, block_on, largest_difference};
+use crate::{cosine_distance, executors, fed, in_pieces, names};
+
+fn folder(name: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/encoders")).join(name)
+}
+
+fn cases(name: &str, kind: &str) -> Vec<Value> {
+    let cases: Value = serde_json::from_slice(&std::fs::read(folder(name).join("cases.json")).unwrap()).unwrap();
+    cases[kind].as_array().unwrap().clone()
+}
+
+fn text<'a>(case: &'a Value, key: &str) -> &'a str {
+    case[key].as_str().unwrap()
+}
+
+fn ids(case: &Value) -> Vec<u32> {
+    case["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+fn reranker(device: &Device, name: &str, options: RerankOptions<'_>) -> Reranker {
+    Reranker::load(device, folder(name), options).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+fn embedder(device: &Device, path: &str, options: EmbedOptions<'_>) -> Embedder {
+    Embedder::load(device, folder(path), options).unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+/// The CPU, and the adapter in each tier.
+fn devices() -> Vec<Device> {
+    let tiers = [Tier::Baseline, Tier::F16, Tier::Subgroups, Tier::Scalar].into_iter();
+    [common::cpu()].into_iter().chain(tiers.filter_map(|tier| common::gpu(Some(tier)))).collect()
+}
+
+#[test]
+fn rerankers_match_their_references() {
+    for device in devices() {
+        // That tier rounds operands of products to 11 bits.
+        let tolerance = if device.tier() == Tier::F16 { 2e-2 } else { 2e-5 };
+        for (name, sigmoid) in [("bert-reranker", false), ("roberta-reranker", true), ("modernbert-reranker", true)] {
+            let cases = cases(name, "pairs");
+            let pairs: Vec<_> = cases.iter().map(|case| (text(case, "a"), text(case, "b"))).collect();
+            let model = reranker(&device, name, RerankOptions::default());
+            assert_eq!(model.has_sigmoid(), sigmoid, "{name}");
+            let other = reranker(&device, name, RerankOptions { sigmoid: Some(!sigmoid), ..RerankOptions::default() });
+            let (own, other) =
+                (block_on(model.score_pairs(&pairs)).unwrap(), block_on(other.score_pairs(&pairs)).unwrap());
+            let mut worst = 0.0f64;
+            for (i, case) in cases.iter().enumerate() {
+                assert_eq!(model.encode(pairs[i].0, pairs[i].1).unwrap().ids, ids(case), "{name}: pair {i}");
+                let (logit, score) = (case["logit"].as_f64().unwrap(), case["score"].as_f64().unwrap());
+                let of_other = if sigmoid { logit } else { 1.0 / (1.0 + (-logit).exp()) };
+                for (found, want) in [(own[i], score), (other[i], of_other)] {
+                    worst = worst.max((f64::from(found) - want).abs() / (1.0 + want.abs()));
+                }
+            }
+            println!("{name} on {}, {}: {worst:.1e}", device.info().name, device.tier().name());
+            assert!(worst <= tolerance, "{name}: {worst:.1e}");
+        }
+    }
+}
+
+#[test]
+fn encoders_match_their_references() {
+    for device in devices() {
+        let tolerance = if device.tier() == Tier::F16 { 1e-3 } else { 1e-9 };
+        for (name, pooling) in [("qwen3-embedding", Pooling::Last), ("nomic", Pooling::Mean)] {
+            let cases = cases(name, "texts");
+            let plain = embedder(&device, name, EmbedOptions::default());
+            assert_eq!((plain.pooling(), plain.normalizes(), plain.prompt()), (pooling, true, ""), "{name}");
+            let mut worst = 0.0f64;
+            for prompt in [None, Some("query"), Some("document")] {
+                let model = plain.with_prompt(prompt).unwrap();
+                let cases: Vec<&Value> = cases.iter().filter(|case| case["prompt"].as_str() == prompt).collect();
+                let texts: Vec<&str> = cases.iter().map(|case| text(case, "text")).collect();
+                let vectors = block_on(model.embed(&texts)).unwrap();
+                for (case, vector) in cases.iter().zip(vectors.chunks_exact(model.dims() as usize)) {
+                    assert_eq!(model.encode(text(case, "text")).unwrap().ids, ids(case), "{name}: {case}");
+                    worst = worst.max(cosine_distance(vector, &vector_of(case)));
+                }
+            }
+            println!("{name} on {}, {}: {worst:.1e}", device.info().name, device.tier().name());
+            assert!(worst <= tolerance, "{name}: {worst:.1e}");
+        }
+    }
+}
+
+fn vector_of(case: &Value) -> Vec<f32> {
+    case["vector"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect()
+}
+
+#[test]
+fn all_files_of_nomic_are_one_model() {
+    let cases: Vec<Value> = cases("nomic", "texts");
+    let texts: Vec<Tokens> = cases.iter().map(|case| Tokens::from(ids(case))).collect();
+    for device in executors() {
+        for path in ["nomic", "nomic-v5", "nomic/model.gguf"] {
+            let model = embedder(&device, path, EmbedOptions::default());
+            assert_eq!((model.config().max_seq_len, model.pooling()), (48, Pooling::Mean), "{path}");
+            let vectors = block_on(model.embed_tokens(&texts)).unwrap();
+            for (case, vector) in cases.iter().zip(vectors.chunks_exact(24)) {
+                let distance = cosine_distance(vector, &vector_of(case));
+                assert!(distance <= 1e-9, "{path}: {distance:.1e}");
+            }
+        }
+    }
+}
+
+/// A decoder is an encoder where sentence-transformers' files stand beside it. The reference is transformers.
+#[test]
+fn the_last_of_qwen3s_tokens_is_its_decoders() {
+    let Some(folder) = common::data_dir().map(|data| data.join("tiny-random/qwen3")) else { return };
+    let references = References::open(&folder.join("refs.safetensors"));
+    let (ids, hidden) = (references.ids("1.ids"), references.floats("1.hidden"));
+    let read = |name: &str| (name.to_string(), std::fs::read(folder.join(name)).unwrap());
+    let decoder = ["config.json", "model.safetensors"].map(read);
+    let mut files = decoder.to_vec();
+    files.push(("1_Pooling/config.json".into(), br#"{ "pooling_mode_lasttoken": true }"#.to_vec()));
+    files.push(("modules.json".into(), b"[]".to_vec()));
+    for device in executors() {
+        assert_eq!(in_pieces(&device, &decoder, 5000).err().unwrap().code(), "unsupported");
+        let model = in_pieces(&device, &files, 5000).unwrap();
+        assert!(!model.normalizes());
+        let dims = model.dims() as usize;
+        // A token sees none behind it, so each is the last of a text of its own.
+        let texts: Vec<Tokens> = (1..=ids.len()).map(|n| Tokens::from(ids[..n].to_vec())).collect();
+        let want = &hidden[hidden.len() - ids.len() * dims..];
+        let difference = largest_difference(&block_on(model.embed_tokens(&texts)).unwrap(), want);
+        println!("qwen3 on {}: worst {difference:.1e}", device.info().name);
+        assert!(difference <= 2e-4, "{difference:.1e}");
+    }
+}
+
+/// A pipeline that is not ours puts the same tokens around pairs, with the same types.
+#[cfg(feature = "tokenizer-json")]
+#[test]
+fn foreign_tokenizers_read_pairs_alike() {
+    let device = common::cpu();
+    for name in ["bert-reranker", "roberta-reranker"] {
+        let mut files = files(name);
+        let mut json: Value = serde_json::from_slice(&files[1].1).unwrap();
+        let mut steps = vec![serde_json::json!({ "type": "Lowercase" })];
+        steps.extend(Some(json["normalizer"].clone()).filter(|step| !step.is_null()));
+        json["normalizer"] = serde_json::json!({ "type": "Sequence", "normalizers": steps });
+        files[1].1 = json.to_string().into_bytes();
+        let tokenizer = Tokenizer::from_json(&files[1].1, &TokenizerConfig::default()).unwrap();
+        assert_eq!(tokenizer.algorithm(), "tokenizers");
+        let loader = Reranker::loader(&device, names(&files), RerankOptions::default()).unwrap();
+        let model = block_on(fed(loader, &files, 5000).unwrap().finish()).unwrap();
+        let (own, cases) = (reranker(&device, name, RerankOptions::default()), cases(name, "pairs"));
+        let pairs: Vec<_> = cases.iter().map(|case| (text(case, "a"), text(case, "b"))).collect();
+        for (case, (a, b)) in cases.iter().zip(&pairs) {
+            assert_eq!(model.encode(a, b).unwrap(), own.encode(a, b).unwrap(), "{name}: {case}");
+        }
+        assert_eq!(block_on(model.score_pairs(&pairs)).unwrap(), block_on(own.score_pairs(&pairs)).unwrap());
+    }
+}
+
+#[test]
+fn prompts_are_chosen_by_name() {
+    let device = common::cpu();
+    let options = EmbedOptions { cached_vectors: 9, ..EmbedOptions::default() };
+    let model = embedder(&device, "nomic", options);
+    assert_eq!(model.prompts().keys().collect::<Vec<_>>(), ["document", "query"]);
+    let query = model.with_prompt(Some("query")).unwrap();
+    assert_eq!(query.prompt(), "search query : ");
+    let vectors = |model: &Embedder, text: &str| block_on(model.embed(&[text])).unwrap();
+    // Vectors are remembered by what the model read.
+    let (plain, prompted) = (vectors(&model, "tax law"), vectors(&query, "tax law"));
+    assert_ne!(plain, prompted);
+    assert_eq!(vectors(&model, "search query : tax law"), prompted);
+    assert_eq!(vectors(&query.with_prompt(None).unwrap(), "tax law"), plain);
+    assert_eq!(model.cached_vectors().unwrap().hits(), 2);
+    let error = model.with_prompt(Some("title")).err().unwrap();
+    assert_eq!(
+        error.to_string(),
+        Error::Option { option: "prompt", expected: "document, query".into(), found: "title".into() }.to_string()
+    );
+
+    let mut files = files("nomic");
+    for (prompts, wanted) in [
+        (r#"{ "prompts": { "q": "a " }, "default_prompt_name": "q" }"#, Ok("a ")),
+        (r#"{ "prompts": { "q": "a " } }"#, Ok("")),
+        (r#"{ "default_prompt_name": "q" }"#, Err("default_prompt_name")),
+        (r#"{ "prompts": { "q": 1 } }"#, Err("texts by name")),
+        (r#"{ "prompts": "q" }"#, Err("an object")),
+    ] {
+        files.retain(|(name, _)| name != "config_sentence_transformers.json");
+        files.push(("config_sentence_transformers.json".into(), prompts.into()));
+        match (in_pieces(&device, &files, 5000), wanted) {
+            (Ok(model), Ok(prompt)) => assert_eq!(model.prompt(), prompt),
+            (Err(error), Err(named)) => assert!(error.to_string().contains(named), "{error}"),
+            (loaded, _) => panic!("{prompts}: {:?}", loaded.map(|_| ())),
+        }
+    }
+}
+
+#[test]
+fn documents_are_ranked_by_score_and_then_by_place() {
+    for device in executors() {
+        let model = reranker(&device, "bert-reranker", RerankOptions::default());
+        let documents = ["a calm stream", "tax law", "the old engine", "tax law", ""];
+        let scores = block_on(model.score("what is tax law", &documents)).unwrap();
+        let ranked = block_on(model.rank("what is tax law", &documents)).unwrap();
+        assert_eq!(scores[1], scores[3]);
+        let place = |index| ranked.iter().position(|ranked| ranked.index == index).unwrap();
+        assert_eq!(place(1) + 1, place(3), "{ranked:?}");
+        assert!(ranked.is_sorted_by(|a, b| a.score >= b.score), "{ranked:?}");
+        assert!(ranked.iter().all(|ranked| ranked.score == scores[ranked.index]));
+        assert!(block_on(model.rank::<&str>("what", &[])).unwrap().is_empty());
+    }
+}
+
+/// Random words, of very different numbers.
+fn words(rng: &mut Rng) -> String {
+    const WORDS: [&str; 8] = ["the", "river", "engine", "quietly", "law", "?", "stream", "zebra"];
+    (0..[0, 2, 7, 19][rng.below(4)]).map(|_| WORDS[rng.below(8)]).collect::<Vec<_>>().join(" ")
+}
+
+/// Refuses rows that are not, bit for bit, what they are alone; `rows` gives those of some texts of `n`.
+fn check_alone(label: &str, n: usize, rows: &dyn Fn(&[usize]) -> Vec<f32>, alone: &mut Vec<Vec<u32>>) {
+    let bits = |row: &[f32]| row.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    if alone.is_empty() {
+        *alone = (0..n).map(|i| bits(&rows(&[i]))).collect();
+    }
+    let mut order: Vec<usize> = (0..n).collect();
+    for round in 0..3 {
+        let found = rows(&order);
+        for (&i, row) in order.iter().zip(found.chunks_exact(found.len() / order.len())) {
+            assert!(bits(row) == alone[i], "{label}: {i} in order {round}");
+        }
+        let mut rng = Rng::new(round);
+        (1..order.len()).rev().for_each(|i| order.swap(i, rng.below(i + 1)));
+        order.truncate(20);
+    }
+}
+
+#[test]
+fn a_pair_has_one_score_and_a_text_one_vector_in_every_batch() {
+    let mut rng = Rng::new(3);
+    let pairs: Vec<(String, String)> = (0..24).map(|_| (words(&mut rng), words(&mut rng))).collect();
+    for device in executors() {
+        for name in ["bert-reranker", "modernbert-reranker"] {
+            let mut alone = Vec::new();
+            for max_batch_tokens in [Some(16), Some(100), None] {
+                let model = reranker(&device, name, RerankOptions { max_batch_tokens, ..RerankOptions::default() });
+                let rows = |order: &[usize]| {
+                    let some: Vec<_> = order.iter().map(|&i| (&pairs[i].0, &pairs[i].1)).collect();
+                    block_on(model.score_pairs(&some)).unwrap()
+                };
+                check_alone(name, pairs.len(), &rows, &mut alone);
+            }
+        }
+        for name in ["qwen3-embedding", "nomic"] {
+            let mut alone = Vec::new();
+            for max_batch_tokens in [Some(16), Some(100), None] {
+                let model = embedder(&device, name, EmbedOptions { max_batch_tokens, ..EmbedOptions::default() });
+                let rows = |order: &[usize]| {
+                    let some: Vec<_> = order.iter().map(|&i| &pairs[i].0).collect();
+                    block_on(model.embed(&some)).unwrap()
+                };
+                check_alone(name, pairs.len(), &rows, &mut alone);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_no_reranker_can_take_is_named() {
+    let device = common::cpu();
+    let load = |files: &[(String, Vec<u8>)]| {
+        let loader = Reranker::loader(&device, names(files), RerankOptions::default())?;
+        block_on(fed(loader, files, 5000)?.finish())
+    };
+    let whole = reranker(&device, "bert-reranker", RerankOptions::default());
+    let want = block_on(whole.score("tax", &["law"])).unwrap();
+    assert_eq!(block_on(load(&files("bert-reranker")).unwrap().score("tax", &["law"])).unwrap(), want);
+
+    for (name, from, to, named) in [
+        ("bert-reranker", r#""0": "LABEL_0""#, r#""0": "A", "1": "B""#, "num_labels"),
+        ("bert-reranker", "torch.nn.modules.linear.Identity", "torch.nn.Softmax", "`Softmax`"),
+        ("bert-reranker", "BertForSequenceClassification", "BertModel", "without a head"),
+        ("modernbert-reranker", r#""mean""#, r#""max""#, "classifier_pooling"),
+    ] {
+        let mut files = files(name);
+        let config = String::from_utf8(files[0].1.clone()).unwrap();
+        assert!(config.contains(from), "{config}");
+        files[0].1 = config.replace(from, to).into_bytes();
+        let error = load(&files).err().unwrap();
+        assert!(error.code() == "unsupported" && error.to_string().contains(named), "{error}");
+    }
+    let mut without = files("bert-reranker");
+    without.retain(|(name, _)| name != "tokenizer.json");
+    let error = block_on(load(&without).unwrap().score("a", &["b"])).unwrap_err();
+    assert!(matches!(&error, Error::InRecord { record: 0, .. }), "{error}");
+    let options = RerankOptions { max_tokens: Some(2), ..RerankOptions::default() };
+    let error = Reranker::load(&device, folder("bert-reranker"), options).err().unwrap();
+    assert!(error.to_string().contains("max_tokens"), "{error}");
+    let error = Reranker::load(&device, folder("nomic"), RerankOptions::default()).err().unwrap();
+    assert!(error.to_string().contains("without a head"), "{error}");
+}
+
+/// The files of a model, `config.json` first.
+fn files(name: &str) -> Vec<(String, Vec<u8>)> {
+    let names = ["config.json", "tokenizer.json", "modules.json", "1_Pooling/config.json", "model.safetensors"];
+    let read = |file: &str| Some((file.to_string(), std::fs::read(folder(name).join(file)).ok()?));
+    names.into_iter().filter_map(read).collect()
+}
