@@ -4,6 +4,8 @@
 
 #[cfg(feature = "web")]
 mod embedder;
+#[cfg(feature = "web")]
+mod index;
 mod kernels;
 #[cfg(feature = "web")]
 mod loader;

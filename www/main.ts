@@ -2,12 +2,20 @@
 //
 // Elements that tests and scripts may rely on:
 //
-//     html[data-state]      loading, ready, generating, error (an error is shown) or empty (no model)
+//     html[data-view]       chat or search: #tab-chat and #tab-search, #view-chat and #view-search
+//     html[data-state]      of the chat: loading, ready, generating, error (an error is shown) or empty (no model)
 //     html[data-mode]       story (the model continues a text) or chat
 //     #output               the messages: .message[data-role=user], .message[data-role=assistant]; their text is the message
 //     #prompt #send #stop #clear
-//     #model-builtin #model-file #model-url #model-url-load #cache-list
+//     #model-builtin #model-hub #model-file #model-folder #model-url #model-url-load #cache-list: for the view that is shown
 //     #model-name           the loaded model's name
+//     html[data-search]     of the search: loading, ready, indexing or empty (no encoder)
+//     #encoder-name         the loaded encoder's name
+//     #search-load          shown while an encoder is loaded, with #search-load-bar, -text and -stop
+//     #texts-input #texts-add #texts-file #texts-sample #texts-go-on #texts-clear #texts-summary
+//     #search-progress      shown while passages are embedded, with #search-progress-bar, -text and -stop
+//     #query #results-note  the query; #results[data-query] has a .result[data-id] for each passage that was found, best first
+//     #search-device[data-backend] #search-speed #search-memory, and all details in #search-facts
 //     #progress             shown while loading, with #progress-bar (<progress>), #progress-text and #cancel-load
 //     #error[data-code]     shown with an error; #error-text, #error-detail, #error-retry, #error-close
 //     #notice               notices, each .notice[data-code]
@@ -19,18 +27,21 @@
 //     #theme                aria-pressed: dark
 import { Model, type Progress } from "./tilewright/index.js";
 import { Chat } from "./chat.js";
-import { byId, formatBytes, formatSeconds, perFrame } from "./dom.js";
+import { byId } from "./dom.js";
 import { announce, clearNotices, hideError, isFatal, onErrorClosed, showError, showNotice } from "./messages.js";
 import { showStored, startPicker } from "./picker.js";
+import { loadBegins, loadShown, Newest, showProgress } from "./progress.js";
+import { Search } from "./search.js";
 import { SettingsForm } from "./settings.js";
 import { BUILTIN, type ModelChoice } from "./sources.js";
 import { showModel, showNothing } from "./status.js";
+import { currentView, showView, startViews } from "./views.js";
 
 type State = "loading" | "ready" | "generating" | "error" | "empty";
 
 let model: Model | undefined;
 let choice: ModelChoice = BUILTIN;
-let loading: { abort: AbortController; done: Promise<void> } | undefined;
+const loads = new Newest();
 
 function setState(state: State): void {
   document.documentElement.dataset["state"] = state;
@@ -41,7 +52,13 @@ function rest(): void {
   setState(model ? "ready" : "empty");
 }
 
-const settings = new SettingsForm(() => void load(choice));
+const settings = new SettingsForm(() => {
+  closePanel();
+  if (currentView() === "search") search.reload();
+  else void load(choice);
+});
+
+const search = new Search(() => settings.values(), () => void listStored());
 
 const chat = new Chat({
   settings: () => settings.values(),
@@ -71,20 +88,19 @@ function dropModel(): void {
 
 /** Loads a model in place of the one that is there. A load that is still going on is cancelled. */
 async function load(next: ModelChoice): Promise<void> {
-  const abort = new AbortController();
-  const before = loading;
-  before?.abort.abort();
-  const done = (async () => {
-    await before?.done;
+  await loads.run(async (signal) => {
     await chat.stop();
     // Another choice was made while this one waited.
-    if (!abort.signal.aborted) await loadNow(next, abort);
-  })();
-  loading = { abort, done };
-  await done;
+    if (!signal.aborted) await loadNow(next, signal);
+  });
+  await listStored();
 }
 
-async function loadNow(next: ModelChoice, abort: AbortController): Promise<void> {
+async function listStored(): Promise<void> {
+  await showStored().catch((error: unknown) => showNotice({ code: "no_storage", message: `Stored models cannot be listed: ${String(error)}` }));
+}
+
+async function loadNow(next: ModelChoice, signal: AbortSignal): Promise<void> {
   const sameModel = next === choice && model !== undefined;
   choice = next;
   setState("loading");
@@ -94,21 +110,20 @@ async function loadNow(next: ModelChoice, abort: AbortController): Promise<void>
   dropModel();
   if (!sameModel) await chat.clear();
   showNothing("starting");
-  closePanel();
-  const progress = showProgress(next.label);
+  const progress = showProgress("progress", loadBegins(next.label));
   try {
     const { device, contextLength } = settings.values();
     const options = {
       device,
       ...(contextLength === undefined ? {} : { contextLength }),
-      signal: abort.signal,
-      onProgress: progress.update,
+      signal,
+      onProgress: (it: Progress) => progress.update(loadShown(next.label, it)),
       onNotice: showNotice,
     };
     settings.applied();
     model = next.source === "builtin" ? await Model.builtin(options) : await Model.load(next.source, options);
     // A model that arrived together with the click on "Cancel".
-    abort.signal.throwIfAborted();
+    signal.throwIfAborted();
     byId("model-name").textContent = next.source === "builtin" ? next.label : model.info.name || next.label;
     chat.setModel(model);
     rest();
@@ -118,60 +133,11 @@ async function loadNow(next: ModelChoice, abort: AbortController): Promise<void>
     await showModel(model);
   } catch (error) {
     dropModel();
-    if (abort.signal.aborted) rest();
+    if (signal.aborted) rest();
     else fail(error, () => void load(next));
   } finally {
     progress.end();
-    if (loading?.abort === abort) loading = undefined;
   }
-  await showStored().catch((error: unknown) => showNotice({ code: "no_storage", message: `Stored models cannot be listed: ${String(error)}` }));
-}
-
-const PHASES: Record<Progress["phase"], string> = {
-  download: "Downloading",
-  cache: "Loading from this device",
-  file: "Reading",
-  prepare: "Preparing",
-};
-
-/** Shows the progress of a load until `end` is called. */
-function showProgress(label: string): { update: (progress: Progress) => void; end: () => void } {
-  const section = byId("progress");
-  const bar = byId<HTMLProgressElement>("progress-bar");
-  let latest: Progress | undefined;
-  const draw = perFrame(() => {
-    byId("progress-title").textContent = `${latest ? PHASES[latest.phase] : "Opening"} ${label}`;
-    if (!latest || latest.total === undefined || latest.phase === "prepare") {
-      // A bar without a value shows that something goes on, not how far it is.
-      bar.removeAttribute("value");
-    } else {
-      bar.max = latest.total;
-      bar.value = latest.loaded;
-    }
-    byId("progress-text").textContent = latest ? progressText(latest) : "";
-  });
-  draw.now();
-  section.hidden = false;
-  announce(`Loading ${label}.`);
-  return {
-    update: (progress) => {
-      latest = progress;
-      draw.ask();
-    },
-    end: () => {
-      draw.now();
-      section.hidden = true;
-    },
-  };
-}
-
-function progressText({ phase, loaded, total, bytesPerSecond, secondsLeft }: Progress): string {
-  if (phase === "prepare") return "The device gets ready";
-  return [
-    total === undefined ? formatBytes(loaded) : `${formatBytes(loaded)} of ${formatBytes(total)}`,
-    ...(bytesPerSecond > 0 ? [`${formatBytes(bytesPerSecond)}/s`] : []),
-    ...(secondsLeft === undefined ? [] : [`${formatSeconds(secondsLeft)} left`]),
-  ].join(" · ");
 }
 
 // On narrow screens model and settings lie over the conversation.
@@ -198,20 +164,32 @@ byId("panel-close").addEventListener("click", closePanel);
 matchMedia("(min-width: 60rem)").addEventListener("change", closePanel);
 
 byId("cancel-load").addEventListener("click", () => {
-  loading?.abort.abort();
+  void loads.stop();
   byId("prompt").focus();
 });
 onErrorClosed(() => {
-  rest();
-  chat.focusPrompt();
+  if (document.documentElement.dataset["state"] === "error") rest();
+  if (currentView() === "search") byId("query").focus();
+  else chat.focusPrompt();
 });
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape" || event.isComposing) return;
   if (document.documentElement.dataset["panel"] === "open") closePanel();
+  else if (currentView() === "search" && search.isBusy) void search.stop();
   else if (chat.isRunning) void chat.stop();
 });
 
-startPicker((next) => void load(next));
+startViews();
+startPicker(
+  (next) => {
+    closePanel();
+    void (currentView() === "search" ? search.load(next) : load(next));
+  },
+  (texts) => {
+    showView("search");
+    void search.addFiles(texts);
+  },
+);
 await load(BUILTIN);
 // The page opens without a network from now on. Later than the model, which should not wait for it.
 navigator.serviceWorker?.register("sw.js").catch((error: unknown) => console.info("this page will need a network to open:", error));

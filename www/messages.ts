@@ -5,7 +5,7 @@ import { byId, make } from "./dom.js";
 /** One sentence for each code that says what happened, and one that says what to do. */
 const SENTENCES: Record<ErrorCode, string> = {
   format: "This file is damaged, or is not a model in GGUF or safetensors format. Downloading it again may help.",
-  unsupported: "This model uses something that tilewright does not support. It runs models of the Llama family.",
+  unsupported: "This model uses something that tilewright does not support. It chats with models of the Llama family, and searches with encoders of the BERT family.",
   config: "The model's configuration is incomplete or contradicts itself.",
   memory: "The model needs more memory than there is. A smaller model, a smaller context length or stronger quantisation (Q4_0) may fit.",
   option: "One of the settings is outside of what the model can use.",
@@ -20,6 +20,7 @@ const SENTENCES: Record<ErrorCode, string> = {
   truncated: "The file ends too early: it was not downloaded or copied completely.",
   shape: "The model's parts do not fit together. The file may be damaged.",
   operand: "The engine was given a value that it cannot compute with.",
+  index: "These vectors do not fit the ones that are searched. Load the model again.",
   network: "The server could not be reached, or the connection broke off. You may be offline, or it may not allow other sites to load its files (CORS). What has arrived is kept.",
   http: "The server has no such file, or does not hand it out. Check the address, and whether the file needs a login.",
   not_a_model: "There is a web page at this address and not a model. Use the address of the file itself.",
@@ -67,7 +68,7 @@ export function hideError(): void {
   delete section.dataset["code"];
 }
 
-/** Says what happens when an error is dismissed. */
+/** Says what happens when an error or a notice is dismissed: where one goes on. */
 export function onErrorClosed(then: () => void): void {
   onClose = then;
 }
@@ -91,7 +92,7 @@ export function showNotice(notice: Pick<Notice, "message"> & { code: string }): 
   item.dataset["code"] = notice.code;
   close.addEventListener("click", () => {
     item.remove();
-    byId("prompt").focus();
+    onClose();
   });
   list.append(item);
 }

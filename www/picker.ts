@@ -2,23 +2,33 @@
 import { cache } from "./tilewright/index.js";
 import { byId, formatBytes, make } from "./dom.js";
 import { showError } from "./messages.js";
-import { BUILTIN, choiceOfAddress, choiceOfFiles, storedModels, type ModelChoice, type StoredModel } from "./sources.js";
+import { TEXT_FILE } from "./passages.js";
+import { BUILTIN, choiceOfAddress, choiceOfFiles, MINILM, storedModels, type ModelChoice, type StoredModel } from "./sources.js";
 
-/** Connects every way to choose a model with `choose`. */
-export function startPicker(choose: (choice: ModelChoice) => void): void {
+/** Connects every way to choose a model with `choose`; texts that are dropped go to `read`. */
+export function startPicker(choose: (choice: ModelChoice) => void, read: (texts: File[]) => void): void {
   byId("model-builtin").addEventListener("click", () => choose(BUILTIN));
+  for (const id of ["model-hub", "search-intro-hub"]) byId(id).addEventListener("click", () => choose(MINILM));
 
   const chooseFiles = (files: File[]): void => {
     const choice = choiceOfFiles(files);
     if (choice) choose(choice);
   };
-  const input = byId<HTMLInputElement>("model-file");
-  input.addEventListener("change", () => {
-    chooseFiles([...(input.files ?? [])]);
-    // Choosing the same file again is a change, too.
-    input.value = "";
+  for (const id of ["model-file", "model-folder"]) {
+    const input = byId<HTMLInputElement>(id);
+    input.addEventListener("change", () => {
+      chooseFiles([...(input.files ?? [])]);
+      // Choosing the same file again is a change, too.
+      input.value = "";
+    });
+  }
+  startDrop((files) => {
+    // A model's folder may have a vocab.txt and a README.md.
+    const isModel = files.some(({ name }) => /\.(gguf|safetensors)$/.test(name));
+    const texts = files.filter(({ name }) => TEXT_FILE.test(name));
+    if (texts.length > 0 && !isModel) read(texts);
+    else chooseFiles(files);
   });
-  startDrop(chooseFiles);
 
   const address = byId<HTMLInputElement>("model-url");
   byId("url-form").addEventListener("submit", (event) => {
@@ -32,7 +42,7 @@ export function startPicker(choose: (choice: ModelChoice) => void): void {
       address.setCustomValidity("");
       choose(choice);
     } catch {
-      address.setCustomValidity("This is no address of a file. It begins with https:// and ends in .gguf, or in / for a folder.");
+      address.setCustomValidity("This is no address of a file. It begins with https:// and ends in .gguf, or in / for a folder; on Hugging Face, owner/name is enough.");
       address.reportValidity();
     }
   });
@@ -74,7 +84,7 @@ function storedRow(model: StoredModel): HTMLElement {
     }
     await showStored();
     // The button is gone, and the focus would be lost with it.
-    (byId("cache-list").querySelector("button") ?? byId("model-builtin")).focus();
+    (byId("cache-list").querySelector("button") ?? byId("model-url")).focus();
   });
   const row = make("li", {}, load, remove);
   row.title = model.urls.join("\n");
@@ -114,7 +124,7 @@ function startDrop(choose: (files: File[]) => void): void {
   });
 }
 
-/** The files that were dropped; of a folder, those directly in it that belong to a model. */
+/** The files that were dropped; of a folder, those that belong to a model, or are texts. */
 async function droppedFiles(transfer: DataTransfer): Promise<File[]> {
   // Entries have to be taken before the first `await`: the list is empty afterwards.
   const files = [...transfer.files];
@@ -123,17 +133,25 @@ async function droppedFiles(transfer: DataTransfer): Promise<File[]> {
     .filter((entry): entry is FileSystemDirectoryEntry => entry?.isDirectory ?? false);
   const [folder] = folders;
   if (!folder) return files;
+  const inside = await filesIn(folder);
+  if (inside.length === 0) throw new Error(`the folder ${folder.name} holds no .gguf, .safetensors or .json file, and no text`);
+  return inside;
+}
+
+/** The files of a folder and of the modules' folders in it. */
+async function filesIn(folder: FileSystemDirectoryEntry): Promise<File[]> {
   const inside: File[] = [];
   const reader = folder.createReader();
   // A reader gives a hundred entries at most in one go, and none at the end.
   for (;;) {
     const entries = await new Promise<FileSystemEntry[]>((resolve, reject) => reader.readEntries(resolve, reject));
-    if (entries.length === 0) break;
+    if (entries.length === 0) return inside;
     for (const entry of entries) {
-      if (!entry.isFile || !/\.(gguf|safetensors|json)$/.test(entry.name)) continue;
-      inside.push(await new Promise<File>((resolve, reject) => (entry as FileSystemFileEntry).file(resolve, reject)));
+      if (entry.isDirectory && /^\d+_[A-Z]\w*$/.test(entry.name)) inside.push(...await filesIn(entry as FileSystemDirectoryEntry));
+      if (!entry.isFile || !(/\.(gguf|safetensors|json)$/.test(entry.name) || TEXT_FILE.test(entry.name))) continue;
+      const file = await new Promise<File>((resolve, reject) => (entry as FileSystemFileEntry).file(resolve, reject));
+      // Its path, which browsers tell of picked files only, says to which module a file belongs.
+      inside.push(Object.defineProperty(file, "webkitRelativePath", { value: entry.fullPath.slice(1) }));
     }
   }
-  if (inside.length === 0) throw new Error(`the folder ${folder.name} holds no .gguf, .safetensors or .json file`);
-  return inside;
 }

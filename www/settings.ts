@@ -55,7 +55,7 @@ export class SettingsForm {
 
   constructor(onReload: () => void) {
     for (const field of NUMBERS.filter(({ kind }) => kind === "slider")) this.form.append(this.numberRow(field));
-    const pairs = make("div", { className: "pairs" });
+    const pairs = make("div", { className: "pairs for-chat" });
     for (const field of NUMBERS.filter(({ kind }) => kind === "number")) pairs.append(this.numberRow(field));
     const device = make("select", { id: "setting-device" });
     for (const [value, text] of Object.entries(DEVICES)) device.append(make("option", { value }, text));
@@ -130,7 +130,8 @@ export class SettingsForm {
     field.setAttribute("aria-describedby", helpId);
     const head = make("div", { className: "row spread" }, make("label", { htmlFor: field.id }, label));
     if (field.type === "range") head.append(make("span", { className: "value", ariaHidden: "true" }));
-    return make("div", { className: "setting" }, head, field, make("p", { id: helpId, className: "help" }, help));
+    // The device is a setting of both views.
+    return make("div", { className: key === "device" ? "setting" : "setting for-chat" }, head, field, make("p", { id: helpId, className: "help" }, help));
   }
 
   /** Writes values into the form; what is missing gets its initial value. */

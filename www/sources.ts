@@ -9,8 +9,20 @@ export interface ModelChoice {
 
 export const BUILTIN: ModelChoice = { label: "Story model", source: "builtin" };
 
+/** A small encoder for a beginning. */
+export const MINILM: ModelChoice = {
+  label: "all-MiniLM-L6-v2",
+  source: "https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2/resolve/main/",
+};
+
 const SHARD = /-(\d{5})-of-(\d{5})(\.gguf)$/;
 const FOLDER_FILE = /\.(safetensors|json)$/;
+/** The folder of one of sentence-transformers' modules, inside the model's. */
+const MODULE_FOLDER = /\/\d+_[A-Z]\w*\/$/;
+/** A repository of Hugging Face: `owner/name`, which is no file's name. */
+const HUB_NAME = /^[\w-][\w.-]*\/(?!.*\.(?:gguf|safetensors|json)$)[\w-][\w.-]*$/i;
+/** What of a model's folder is read, by its path in the folder: files of the folder itself, and of sentence-transformers' modules. */
+const IN_FOLDER = /^[^/]+\/(?:\d+_[A-Z]\w*\/)?[^/]+\.(?:gguf|safetensors|json)$/;
 
 /** The last part of an address or path, without what follows `?` or `#`. */
 function lastPart(url: string): string {
@@ -36,13 +48,14 @@ function shards(url: string): string[] | undefined {
 }
 
 /**
- * The model at an address that somebody typed. Pages of Hugging Face are turned into the files they show: `/blob/` is the
+ * The model at an address that somebody typed, or with a name on Hugging Face, `owner/name`. Pages of Hugging Face are turned into the files they show: `/blob/` is the
  * page about a file and `/resolve/` the file, and a repository's page stands for its folder.
  *
  * Throws a `TypeError` for what is no address.
  */
 export function choiceOfAddress(typed: string, base: string): ModelChoice {
-  const url = new URL(typed.trim(), base);
+  const name = typed.trim();
+  const url = new URL(HUB_NAME.test(name) ? `https://huggingface.co/${name}` : name, base);
   if (url.protocol !== "http:" && url.protocol !== "https:") {
     throw new TypeError(`expected an address with http or https, found ${url.protocol}`);
   }
@@ -57,14 +70,23 @@ export function choiceOfAddress(typed: string, base: string): ModelChoice {
   return { label: lastPart(url.href), source: shards(url.href) ?? url.href };
 }
 
-/** The model in files that were picked or dropped; undefined if there is none. Parts are put in the order of their names. */
-export function choiceOfFiles(files: File[]): ModelChoice | undefined {
+/**
+ * The model in files that were picked or dropped; undefined if there is none. Parts are put in the order of their names. Of a folder,
+ * only what belongs to a model counts.
+ */
+export function choiceOfFiles(picked: File[]): ModelChoice | undefined {
+  const files = picked.filter(({ webkitRelativePath: path }) => path === "" || IN_FOLDER.test(path));
   const [first] = files;
   if (!first) return undefined;
+  const [folder = ""] = first.webkitRelativePath.split("/");
+  if (folder !== "" && files.length > 1) return { label: folder, source: sorted(files) };
   if (files.length === 1) return { label: first.name, source: first };
-  const sorted = [...files].sort((a, b) => (a.name < b.name ? -1 : 1));
-  const named = sorted.find((file) => !file.name.endsWith(".json")) ?? first;
-  return { label: `${named.name} and ${files.length - 1} more`, source: sorted };
+  const named = sorted(files).find((file) => !file.name.endsWith(".json")) ?? first;
+  return { label: `${named.name} and ${files.length - 1} more`, source: sorted(files) };
+}
+
+function sorted(files: File[]): File[] {
+  return [...files].sort((a, b) => (a.name < b.name ? -1 : 1));
 }
 
 /** A model among the stored files: a GGUF, or several files that belong together. */
@@ -80,7 +102,7 @@ export function storedModels(entries: CacheEntry[]): StoredModel[] {
   for (const { url, stored, complete } of entries) {
     const parts = shards(url);
     const path = url.replace(/[?#].*$/, "");
-    const folder = FOLDER_FILE.test(path) ? path.slice(0, path.lastIndexOf("/") + 1) : undefined;
+    const folder = FOLDER_FILE.test(path) ? path.slice(0, path.lastIndexOf("/") + 1).replace(MODULE_FOLDER, "/") : undefined;
     const key = parts?.[0] ?? folder ?? url;
     const model = models.get(key) ?? {
       label: folder === undefined ? lastPart(url) : folderLabel(folder),

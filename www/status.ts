@@ -15,9 +15,12 @@ export interface Speed {
 let facts = new Map<string, string>();
 
 function show(list: Map<string, string>): void {
-  byId("facts-list").replaceChildren(
-    ...[...list].map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))),
-  );
+  showFacts("facts-list", list);
+}
+
+/** Shows names and values in the list `#id`. */
+export function showFacts(id: string, list: Iterable<readonly [string, string]>): void {
+  byId(id).replaceChildren(...Array.from(list, ([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
 }
 
 /** The speed that a result shows. Parts of the prompt that were kept from the last time were not read again. */

@@ -34,6 +34,8 @@ export type ErrorCode =
   | "shape"
   /** An argument of a kernel is outside what it computes. */
   | "operand"
+  /** An index does not take these vectors or ids, or is one for another model. */
+  | "index"
   /** The connection failed and trying again did not help, or the server does not let other sites' pages read its files (CORS). */
   | "network"
   /** The server answered with an error status. */
@@ -82,7 +84,7 @@ export interface WireError {
 /** Codes that the engine in WASM gives to its errors. */
 const ENGINE_CODES: ReadonlySet<string> = new Set<ErrorCode>([
   "format", "unsupported", "config", "memory", "option", "context_full", "tokenizer", "template", "device_lost", "gpu",
-  "no_adapter", "limit", "non_finite", "truncated", "shape", "operand",
+  "no_adapter", "limit", "non_finite", "truncated", "shape", "operand", "index",
 ]);
 
 /** Code of any thrown value. */

@@ -3,6 +3,7 @@
 export { cache } from "./cache.js";
 export { Embedder, Embeddings } from "./embedder.js";
 export { TilewrightError, type ErrorCode } from "./errors.js";
+export { Index, type IndexOptions, type LoadIndexOptions, type SearchOptions } from "./vector-index.js";
 export {
   attention, devices, Kernels, matmul, rmsNorm, rope, softmax, type AttentionOptions, type DeviceTensor, type KernelOperand,
   type KernelOptions, type RopeOptions,

@@ -133,16 +133,9 @@ export class Kernels {
   }
 
   /** Opens a device in a worker of its own. */
-  static async open({ device = "auto", tier, subgroups = true, onNotice }: KernelOptions = {}): Promise<Kernels> {
-    const engine = await Engine.start();
-    engine.onNotice = onNotice;
-    try {
-      const info = await engine.call("openDevice", { choice: device, subgroups, ...(tier === undefined ? {} : { tier }) });
-      return new Kernels(engine, info);
-    } catch (error) {
-      void engine.close("the device was not opened");
-      throw error;
-    }
+  static async open(options: KernelOptions = {}): Promise<Kernels> {
+    const { engine, device } = await openDevice(options);
+    return new Kernels(engine, device);
   }
 
   /** Puts numbers on the device, to stay there. They are copied; `shape` is theirs in row-major order. */
@@ -236,6 +229,25 @@ export class Kernels {
 
   [Symbol.dispose](): void {
     this.free();
+  }
+}
+
+/**
+ * Opens a device in a worker of its own.
+ *
+ * @internal
+ */
+export async function openDevice(
+  { device = "auto", tier, subgroups = true, onNotice }: KernelOptions,
+): Promise<{ engine: Engine; device: DeviceInfo }> {
+  const engine = await Engine.start();
+  engine.onNotice = onNotice;
+  try {
+    const info = await engine.call("openDevice", { choice: device, subgroups, ...(tier === undefined ? {} : { tier }) });
+    return { engine, device: info };
+  } catch (error) {
+    void engine.close("the device was not opened");
+    throw error;
   }
 }
 

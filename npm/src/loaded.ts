@@ -43,7 +43,7 @@ export async function loadInto<K extends "loadModel" | "loadEmbedder">(
 /** Something that is loaded, with its worker. */
 export abstract class Loaded<Info> {
   /** @internal */
-  protected readonly engine: Engine;
+  readonly engine: Engine;
   #device: DeviceInfo;
   /** What the model's files say. */
   readonly info: Info;

@@ -2,8 +2,8 @@
 
 import type { WireError } from "./errors.js";
 import type {
-  AvailableDevice, ChatMessage, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderOptions, GenerateOptions, GenerateResult,
-  LoadOptions, MemoryInfo, ModelInfo, Notice, Piece, Progress, Tier,
+  AvailableDevice, ChatMessage, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderOptions, GenerateOptions, GenerateResult, Hit,
+  IndexInfo, LoadOptions, MemoryInfo, ModelInfo, Notice, Piece, Progress, Tier,
 } from "./types.js";
 
 /** One file of a model, with its address made absolute. */
@@ -62,6 +62,18 @@ export interface KeptTensor {
   shape: number[];
 }
 
+/** What an index is for. */
+export type IndexSettings = Pick<IndexInfo, "dims"> & Partial<Pick<IndexInfo, "metric" | "storage" | "model" | "pooling">>;
+
+/** What the vectors of an index should be of. */
+export type ExpectedModel = { model: string; dims?: number; pooling?: string };
+
+/** An index that the worker keeps, by its number. */
+export interface KeptIndex {
+  kept: number;
+  info: IndexInfo;
+}
+
 /** An operand of a kernel: numbers that come along, or the number of a tensor that the worker keeps. */
 export type Operand = Float32Array | number;
 
@@ -102,6 +114,16 @@ export interface Calls extends KernelCalls {
   keepTensor: { args: { data: Float32Array; shape: number[] }; event: never; reply: KeptTensor };
   readTensor: { args: { kept: number }; event: never; reply: Float32Array };
   freeTensor: { args: { kept: number }; event: never; reply: undefined };
+  /** On the device that is open: that of an encoder, or one of its own. */
+  createIndex: { args: { settings: IndexSettings }; event: never; reply: KeptIndex };
+  loadIndex: { args: { bytes: Uint8Array; expected?: ExpectedModel }; event: never; reply: KeptIndex };
+  /** Replies with the first vector's id and what the index is now. */
+  appendVectors: { args: { kept: number; vectors: Float32Array }; event: never; reply: { first: number; info: IndexInfo } };
+  /** Replies with how many were there until now and what the index is now. */
+  deleteVectors: { args: { kept: number; ids: Uint32Array }; event: never; reply: { deleted: number; info: IndexInfo } };
+  searchVectors: { args: { kept: number; queries: Float32Array; k: number; filter?: Uint32Array }; event: never; reply: Hit[][] };
+  saveIndex: { args: { kept: number }; event: never; reply: Uint8Array };
+  freeIndex: { args: { kept: number }; event: never; reply: undefined };
 }
 
 /** Name of a call. */

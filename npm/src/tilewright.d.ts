@@ -1,8 +1,8 @@
 /** What the WASM module exports, as this package uses it. The module itself is built from the Rust crate, beside the compiled worker. */
 
-import type { EmbedderSettings, ModelSettings } from "./protocol.js";
+import type { EmbedderSettings, ExpectedModel, IndexSettings, ModelSettings } from "./protocol.js";
 import type {
-  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, GenerateResult, MemoryInfo, ModelInfo, Tier,
+  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, GenerateResult, Hit, IndexInfo, MemoryInfo, ModelInfo, Tier,
 } from "./types.js";
 
 export type Adapter = Omit<AvailableDevice, "choice">;
@@ -88,6 +88,23 @@ export class Embedder {
   /** The vectors of texts, one after the other, or nothing if `cancel` came first. */
   embed(texts: string[], onProgress: (done: number) => void): Promise<Float32Array | undefined>;
   cancel(): void;
+  free(): void;
+}
+
+export class Index {
+  private constructor();
+  static create(device: Device, options: IndexSettings): Index;
+  static load(device: Device, bytes: Uint8Array): Promise<Index>;
+  /** Refuses vectors of another model. */
+  expect(wanted: ExpectedModel): void;
+  /** What is missing is `null`. */
+  info(): Omit<IndexInfo, "model" | "pooling"> & { model: string | null; pooling: string | null };
+  /** Returns the first vector's id. */
+  append(vectors: Float32Array): Promise<number>;
+  /** Returns how many were there until now. */
+  delete(ids: Uint32Array): number;
+  search(queries: Float32Array, k: number, filter?: Uint32Array): Promise<Hit[][]>;
+  save(): Promise<Uint8Array>;
   free(): void;
 }
 

@@ -245,6 +245,37 @@ export interface EmbedderInfo {
   fileBytes: number;
 }
 
+/** What makes a vector good for a query: the cosine of the angle between them, or their dot product. */
+export type Metric = "cosine" | "dot";
+
+/** How an index stores vectors: as floats of 32 or 16 bits, or as signed bytes with a scale for each 32. */
+export type VectorStorage = "f32" | "f16" | "int8";
+
+/** What an index is for, and what it holds. */
+export interface IndexInfo {
+  /** Numbers in a vector. */
+  dims: number;
+  metric: Metric;
+  storage: VectorStorage;
+  /** The model that makes the vectors. */
+  model?: string;
+  /** How that model makes one vector of those of a text's tokens. */
+  pooling?: string;
+  /** Vectors that can be found. */
+  length: number;
+  /** Ids that were given out; the next vector gets this one. Ids of deleted vectors are not given out again. */
+  nIds: number;
+  /** Bytes that vectors take on the device, with room for some that are still to come. */
+  sizeBytes: number;
+}
+
+/** A vector that was found. */
+export interface Hit {
+  id: number;
+  /** Cosine or dot product: higher is better. */
+  score: number;
+}
+
 /** What runs a model. */
 export interface DeviceInfo {
   /** The adapter's name, or the CPU's. */

@@ -4,15 +4,15 @@ import { codeOf, isTrap, messageOf, TilewrightError, toWire, type ErrorCode } fr
 import { inspectGpu, requestSubgroups } from "./gpu.js";
 import { importHidden, isNode } from "./platform.js";
 import type {
-  CallName, Calls, DeviceRequest, EmbedderRequest, FromWorker, KeptTensor, LoadRequest, ModelRequest, Operand, Prompt, ToWorker,
+  CallName, Calls, DeviceRequest, EmbedderRequest, FromWorker, KeptIndex, KeptTensor, LoadRequest, ModelRequest, Operand, Prompt, ToWorker,
 } from "./protocol.js";
 import { isUseless, openFiles, SENTENCE_FILES, type ModelFile } from "./source.js";
 import { openStore, type Store } from "./store.js";
 import init, {
-  Device, Loader, Sha256, type Adapter, type DeviceTensor, type Embedder, type EngineOptions, type FileInfo, type Model, type Session,
+  Device, Index, Loader, Sha256, type Adapter, type DeviceTensor, type Embedder, type EngineOptions, type FileInfo, type Model, type Session,
 } from "./tilewright.js";
 import { readTuning, tuningKey, writeTuning } from "./tuning.js";
-import type { AvailableDevice, DeviceInfo, GenerateResult, MemoryInfo, NoticeCode, Progress } from "./types.js";
+import type { AvailableDevice, DeviceInfo, GenerateResult, IndexInfo, MemoryInfo, NoticeCode, Progress } from "./types.js";
 
 /** What a call may use while it runs. */
 interface CallContext<K extends CallName> {
@@ -509,22 +509,75 @@ function kernels(): Device {
   return kernelDevice;
 }
 
-/** Tensors of `kernelDevice` that outlive a call, by their numbers. */
-const kept = new Map<number, DeviceTensor>();
-let lastKept = 0;
-
-function remember(tensor: DeviceTensor): KeptTensor {
-  lastKept += 1;
-  kept.set(lastKept, tensor);
-  return { kept: lastKept, shape: [...tensor.shape()] };
+/** The device of whatever is here. */
+function currentDevice(): Device {
+  return engine?.device ?? kernels();
 }
 
-function keptTensor(id: number): DeviceTensor {
-  const tensor = kept.get(id);
-  if (tensor === undefined) {
-    throw new TilewrightError("internal", `there is no tensor ${id}`);
+/** Objects of the engine that outlive a call, by their numbers. */
+class Shelf<T extends { free(): void }> {
+  readonly #objects = new Map<number, T>();
+  readonly #what: string;
+  #last = 0;
+
+  constructor(what: string) {
+    this.#what = what;
   }
-  return tensor;
+
+  put(object: T): number {
+    this.#last += 1;
+    this.#objects.set(this.#last, object);
+    return this.#last;
+  }
+
+  get(id: number): T {
+    const object = this.#objects.get(id);
+    if (object === undefined) {
+      throw new TilewrightError("internal", `there is no ${this.#what} ${id}`);
+    }
+    return object;
+  }
+
+  free(id: number): undefined {
+    this.get(id).free();
+    this.#objects.delete(id);
+  }
+
+  clear(): void {
+    this.#objects.forEach((object) => object.free());
+    this.#objects.clear();
+  }
+}
+
+/** Of `kernelDevice`. */
+const tensors = new Shelf<DeviceTensor>("tensor");
+const indices = new Shelf<Index>("index");
+
+function remember(tensor: DeviceTensor): KeptTensor {
+  return { kept: tensors.put(tensor), shape: [...tensor.shape()] };
+}
+
+/** What an index says, without what it does not know. */
+function indexInfo(index: Index): IndexInfo {
+  const { model, pooling, ...info } = index.info();
+  return { ...info, ...(model === null ? {} : { model }), ...(pooling === null ? {} : { pooling }) };
+}
+
+function rememberIndex(index: Index): KeptIndex {
+  return { kept: indices.put(index), info: indexInfo(index) };
+}
+
+async function loadIndex({ bytes, expected }: Calls["loadIndex"]["args"]): Promise<KeptIndex> {
+  const index = await Index.load(currentDevice(), bytes);
+  try {
+    if (expected !== undefined) {
+      index.expect(expected);
+    }
+  } catch (error) {
+    index.free();
+    throw error;
+  }
+  return rememberIndex(index);
 }
 
 /** Runs a kernel on tensors that are kept and numbers that came along, and keeps or reads its result. */
@@ -536,17 +589,17 @@ async function compute<const Operands extends readonly Operand[]>(
   const device = kernels();
   let ours: DeviceTensor[] = [];
   try {
-    const tensors: DeviceTensor[] = [];
+    const operandTensors: DeviceTensor[] = [];
     for (const operand of operands) {
       if (typeof operand === "number") {
-        tensors.push(keptTensor(operand));
+        operandTensors.push(tensors.get(operand));
       } else {
         const tensor = await device.upload(operand);
         ours.push(tensor);
-        tensors.push(tensor);
+        operandTensors.push(tensor);
       }
     }
-    const result = kernel(device, ...tensors as { [I in keyof Operands]: DeviceTensor });
+    const result = kernel(device, ...operandTensors as { [I in keyof Operands]: DeviceTensor });
     ours.push(result);
     if (!keep) {
       return await result.read();
@@ -596,16 +649,16 @@ const handlers: Handlers = {
   embed: ({ texts }, context) => inTurn(context.signal, () => loaded(VectorEngine).embed(texts, context)),
   encode: ({ text }) => loaded(VectorEngine).embedder.encode(text),
   memory: () => loaded(Engine<Resident>).memory(),
-  counters: () => (engine?.device ?? kernels()).counters(),
+  counters: () => currentDevice().counters(),
   destroyDevice() {
-    (engine?.device ?? kernels()).destroy();
+    currentDevice().destroy();
     return undefined;
   },
   close: (_, { signal }) => inTurn(signal, () => {
+    indices.clear();
+    tensors.clear();
     engine?.close();
     engine = undefined;
-    kept.forEach((tensor) => tensor.free());
-    kept.clear();
     kernelDevice?.free();
     kernelDevice = undefined;
     return undefined;
@@ -620,12 +673,21 @@ const handlers: Handlers = {
     return infoOf(kernelDevice);
   }),
   keepTensor: ({ data, shape }, { signal }) => inTurn(signal, async () => remember(await kernels().upload(data, Uint32Array.from(shape)))),
-  readTensor: ({ kept: id }, { signal }) => inTurn(signal, () => keptTensor(id).read()),
-  freeTensor: ({ kept: id }, { signal }) => inTurn(signal, () => {
-    keptTensor(id).free();
-    kept.delete(id);
-    return undefined;
+  readTensor: ({ kept: id }, { signal }) => inTurn(signal, () => tensors.get(id).read()),
+  freeTensor: ({ kept: id }, { signal }) => inTurn(signal, () => tensors.free(id)),
+  createIndex: ({ settings }, { signal }) => inTurn(signal, () => rememberIndex(Index.create(currentDevice(), settings))),
+  loadIndex: (args, { signal }) => inTurn(signal, () => loadIndex(args)),
+  appendVectors: ({ kept: id, vectors }, { signal }) => inTurn(signal, async () => {
+    const index = indices.get(id);
+    return { first: await index.append(vectors), info: indexInfo(index) };
   }),
+  deleteVectors: ({ kept: id, ids }, { signal }) => inTurn(signal, () => {
+    const index = indices.get(id);
+    return { deleted: index.delete(ids), info: indexInfo(index) };
+  }),
+  searchVectors: ({ kept: id, queries, k, filter }, { signal }) => inTurn(signal, () => indices.get(id).search(queries, k, filter)),
+  saveIndex: ({ kept: id }, { signal }) => inTurn(signal, () => indices.get(id).save()),
+  freeIndex: ({ kept: id }, { signal }) => inTurn(signal, () => indices.free(id)),
   matmul: ({ operands: { a, b }, options: { m, n, k }, keep }, { signal }) =>
     inTurn(signal, () => compute([a, b], keep, (device, a, b) => device.matmul(a, b, m, n, k))),
   rmsNorm: ({ operands: { x, weight }, options: { eps }, keep }, { signal }) =>
@@ -653,7 +715,7 @@ async function handle<K extends CallName>(id: number, name: K, args: Calls[K]["a
   running.set(id, controller);
   try {
     const value = await handlers[name](args, { signal: controller.signal, emit: (event) => post({ type: "event", id, value: event }) });
-    post({ type: "reply", id, value }, value instanceof Float32Array ? [value.buffer as ArrayBuffer] : []);
+    post({ type: "reply", id, value }, value instanceof Float32Array || value instanceof Uint8Array ? [value.buffer as ArrayBuffer] : []);
   } catch (error) {
     post({ type: "fail", id, error: toWire(error) });
   } finally {

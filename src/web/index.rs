@@ -1,0 +1,146 @@
+//! Vector search.
+
+use serde::{Deserialize, Serialize};
+use wasm_bindgen::prelude::*;
+
+use super::{Device, from_js, to_js, to_js_error};
+use crate::error::Error;
+use crate::retrieval::index::{self, Bitset, IndexOptions, Metric, Storage};
+
+/// Vectors on a device, and the search for the best of them.
+#[wasm_bindgen]
+pub struct Index(index::Index);
+
+#[wasm_bindgen]
+impl Index {
+    /// An empty index. `options`: `{ dims, metric?, storage?, model?, pooling? }`.
+    pub fn create(device: &Device, options: JsValue) -> Result<Index, JsValue> {
+        #[derive(Deserialize)]
+        struct Options {
+            dims: u32,
+            metric: Option<String>,
+            storage: Option<String>,
+            model: Option<String>,
+            pooling: Option<String>,
+        }
+        let Options { dims, metric, storage, model, pooling } = from_js("options", options)?;
+        let metric = pick("metric", metric, &Metric::ALL, Metric::name)?;
+        let storage = pick("storage", storage, &Storage::ALL, Storage::name)?;
+        let options = IndexOptions { metric, storage, model, pooling };
+        index::Index::new(&device.0, dims, options).map(Index).map_err(to_js_error)
+    }
+
+    /// The index that `save` wrote.
+    pub async fn load(device: &Device, bytes: Vec<u8>) -> Result<Index, JsValue> {
+        index::Index::from_bytes(&device.0, &bytes).await.map(Index).map_err(to_js_error)
+    }
+
+    /// Refuses vectors of another model, of another length or pooled in another way: `{ model, dims?, pooling? }`.
+    pub fn expect(&self, wanted: JsValue) -> Result<(), JsValue> {
+        #[derive(Deserialize)]
+        struct Wanted {
+            model: String,
+            dims: Option<u32>,
+            pooling: Option<String>,
+        }
+        let Wanted { model, dims, pooling } = from_js("expect", wanted)?;
+        self.0.expect_model(&model, dims.unwrap_or(self.0.dims())).map_err(to_js_error)?;
+        let found = self.0.options().pooling.as_deref();
+        match pooling.filter(|pooling| found.is_some_and(|found| found != pooling)) {
+            Some(pooling) => Err(to_js_error(Error::Index {
+                field: "pooling".into(),
+                expected: format!("`{pooling}`"),
+                found: format!("`{}`", found.unwrap_or_default().escape_debug()),
+            })),
+            None => Ok(()),
+        }
+    }
+
+    /// What it is for and what it holds, see `IndexInfo` in the npm package.
+    pub fn info(&self) -> Result<JsValue, JsValue> {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Info<'a> {
+            dims: u32,
+            metric: &'static str,
+            storage: &'static str,
+            model: Option<&'a str>,
+            pooling: Option<&'a str>,
+            length: u32,
+            n_ids: u32,
+            size_bytes: u64,
+        }
+        let IndexOptions { metric, storage, model, pooling } = self.0.options();
+        to_js(&Info {
+            dims: self.0.dims(),
+            metric: metric.name(),
+            storage: storage.name(),
+            model: model.as_deref(),
+            pooling: pooling.as_deref(),
+            length: self.0.len(),
+            n_ids: self.0.n_ids(),
+            size_bytes: self.0.size_bytes(),
+        })
+    }
+
+    /// Appends vectors that lie one after the other. Returns the first one's id; the others' follow.
+    pub async fn append(&mut self, vectors: Vec<f32>) -> Result<u32, JsValue> {
+        self.0.append(&vectors).await.map(|ids| ids.start).map_err(to_js_error)
+    }
+
+    /// Deletes vectors. Returns how many were there until now.
+    pub fn delete(&mut self, ids: &[u32]) -> Result<u32, JsValue> {
+        self.0.delete(ids).map_err(to_js_error)
+    }
+
+    /// The best vectors for each query, of those with the ids in `filter` if it is given: `{ id, score }[][]`.
+    pub async fn search(&self, queries: Vec<f32>, k: u32, filter: Option<Vec<u32>>) -> Result<JsValue, JsValue> {
+        #[derive(Serialize)]
+        struct Hit {
+            id: u32,
+            score: f32,
+        }
+        let filter = filter.map(|ids| self.bits(&ids)).transpose().map_err(to_js_error)?;
+        let lists = self.0.search(&queries, k as usize, filter.as_ref()).await.map_err(to_js_error)?;
+        let plain = |list: Vec<crate::retrieval::Hit>| -> Vec<Hit> {
+            list.into_iter().map(|crate::retrieval::Hit { id, score }| Hit { id, score }).collect()
+        };
+        to_js(&lists.into_iter().map(plain).collect::<Vec<_>>())
+    }
+
+    /// The index as a file's content.
+    pub async fn save(&self) -> Result<js_sys::Uint8Array, JsValue> {
+        let bytes = self.0.to_bytes().await.map_err(to_js_error)?;
+        Ok(js_sys::Uint8Array::from(bytes.as_slice()))
+    }
+}
+
+impl Index {
+    /// These ids as a set.
+    fn bits(&self, ids: &[u32]) -> Result<Bitset, Error> {
+        let n_ids = self.0.n_ids();
+        let mut bits = Bitset::new(n_ids);
+        for &id in ids {
+            if id >= n_ids {
+                let (expected, found) = (format!("one below {n_ids}"), id.to_string());
+                return Err(Error::Index { field: "id in filter".into(), expected, found });
+            }
+            bits.set(id, true);
+        }
+        Ok(bits)
+    }
+}
+
+/// The one of `all` with this name; the usual one if there is none.
+fn pick<T: Copy + Default>(
+    option: &'static str,
+    given: Option<String>,
+    all: &[T],
+    name: fn(T) -> &'static str,
+) -> Result<T, JsValue> {
+    let Some(given) = given else { return Ok(T::default()) };
+    all.iter().copied().find(|&one| name(one) == given).ok_or_else(|| {
+        let expected = all.iter().map(|&one| name(one)).collect::<Vec<_>>().join(", ");
+        to_js_error(Error::Option { option, expected, found: given })
+    })
+}

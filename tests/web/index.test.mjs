@@ -1,0 +1,250 @@
+// Vector search in Chromium and in Node, on WebGPU and on the CPU: what is found against a sort of f64 scores, ties, filters,
+// deletion, files, and what is refused.
+
+import assert from "node:assert/strict";
+import { join } from "node:path";
+import { test } from "node:test";
+
+import { everywhere, places, server } from "./places.mjs";
+import { dataFolder } from "./server.mjs";
+
+const DIMS = 37;
+const COUNT = 1500;
+const K = 10;
+
+/** Numbers in [-1, 1), the same in each run: a linear congruential generator. */
+function uniform(length, seed) {
+  let state = seed;
+  return Float32Array.from({ length }, () => {
+    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+    return state / 2 ** 31 - 1;
+  });
+}
+
+const rows = (vectors) => Array.from({ length: vectors.length / DIMS }, (_, i) => vectors.subarray(i * DIMS, (i + 1) * DIMS));
+const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
+
+/** Every fourth vector is that before it, so that scores tie. */
+const vectors = uniform(COUNT * DIMS, 1);
+for (let i = 3; i < COUNT; i += 4) vectors.copyWithin(i * DIMS, (i - 1) * DIMS, i * DIMS);
+// Enough for two submissions; the first asks for a vector that is there twice.
+const queries = uniform(35 * DIMS, 2);
+queries.set(vectors.subarray(2 * DIMS, 3 * DIMS));
+
+/** Ids and f64 scores of all vectors that `isAllowed` allows, best first. */
+function sorted(query, metric, isAllowed) {
+  const score = (vector) => dot(query, vector) / (metric === "dot" ? 1 : Math.sqrt(dot(query, query) * dot(vector, vector)));
+  const all = rows(vectors).map((vector, id) => ({ id, score: score(vector) })).filter(({ id }) => isAllowed(id));
+  return all.sort((a, b) => b.score - a.score || a.id - b.id);
+}
+
+/** Rounding of a vector's numbers by half a step, next to the largest of them, which is 1 at most. */
+const STEP = { f32: 2 ** -24, f16: 2 ** -11, int8: 1 / 254 };
+
+/**
+ * Compares lists of hits with the sort, up to the rounding of scores: a sum of D products of numbers that were rounded when they were
+ * stored. Equal vectors have equal scores, so that their order is exact.
+ */
+function checkHits(found, { metric, storage, isAllowed, asked }) {
+  assert.equal(found.length, rows(asked).length);
+  found.forEach((hits, i) => {
+    const query = rows(queries)[i];
+    const want = sorted(query, metric, isAllowed);
+    const size = metric === "dot" ? query.reduce((sum, x) => sum + Math.abs(x), 0) : Math.sqrt(DIMS);
+    const bound = (STEP[storage] * 1.01 + (DIMS + 4) * 2 ** -24) * size;
+    const exact = new Map(want.map(({ id, score }) => [id, score]));
+    assert.equal(hits.length, Math.min(K, want.length), `query ${i}`);
+    assert.equal(new Set(hits.map(({ id }) => id)).size, hits.length, `query ${i}: an id twice`);
+    hits.forEach(({ id, score }, rank) => {
+      assert.ok(exact.has(id), `query ${i}: id ${id} must not be found`);
+      assert.ok(Math.abs(score - exact.get(id)) <= bound, `query ${i}: id ${id} scores ${score}, expected ${exact.get(id)} ± ${bound}`);
+      assert.ok(Math.abs(exact.get(id) - want[rank].score) <= 2 * bound, `query ${i}: id ${id} is no hit of rank ${rank}`);
+      const next = hits[rank + 1];
+      assert.ok(!next || score > next.score || (score === next.score && id < next.id), `query ${i}: order at rank ${rank}`);
+    });
+  });
+}
+
+/** Runs in a page and in Node: appends in two parts, searches, filters, deletes, saves and loads. */
+async function useIndex({ Index }, { device, metric, storage, dims, vectors, queries, k, cut, filter, deleted }) {
+  const index = await Index.create({ dims, metric, storage, device, model: "numbers" });
+  const all = Float32Array.from(vectors);
+  const asked = Float32Array.from(queries);
+  const firsts = [await index.append(all.subarray(0, cut * dims)), await index.append(all.subarray(cut * dims))];
+  const outcome = { backend: index.device.backend, firsts, lengths: [index.length], kept: [all.length, asked.length] };
+  outcome.plain = await index.search(asked, k);
+  outcome.filtered = await index.search(asked, k, { filter });
+  outcome.none = await index.search(asked.subarray(0, dims), k, { filter: [] });
+  outcome.empty = await index.search(new Float32Array(0), k);
+  outcome.nDeleted = [await index.delete(deleted), await index.delete(deleted.slice(0, 1))];
+  outcome.lengths.push(index.length);
+  outcome.after = await index.search(asked, k);
+  const bytes = await index.save();
+  outcome.bytes = bytes.length;
+  const loaded = await Index.load(bytes, { device, model: "numbers" });
+  outcome.info = loaded.info;
+  outcome.again = await loaded.search(asked, k);
+  outcome.next = await loaded.append(all.subarray(0, dims));
+  loaded.free();
+  index.free();
+  return outcome;
+}
+
+const filter = Array.from({ length: COUNT }, (_, id) => id).filter((id) => id % 3 === 0);
+const deleted = Array.from({ length: COUNT }, (_, id) => id).filter((id) => id % 5 === 2);
+const CASES = [
+  ["cpu", "cosine", "f32"], ["cpu", "dot", "f16"], ["cpu", "cosine", "int8"], ["gpu", "cosine", "f32"], ["gpu", "dot", "int8"],
+];
+
+for (const [place, execute] of Object.entries(places)) {
+  // SwiftShader takes seconds for each shape of a search: there a few queries have to do.
+  const ofPlace = place === "Node" ? CASES : CASES.slice(0, 4);
+  for (const [device, metric, storage] of ofPlace) {
+    const asked = place === "Chromium" && device === "gpu" ? queries.subarray(0, 3 * DIMS) : queries;
+    test(`${place}, ${device}: ${metric}, ${storage}: finds what a sort finds, with ties, filter, deletion and files`, { timeout: 60_000 }, async (t) => {
+      const given = { device, metric, storage, dims: DIMS, vectors: [...vectors], queries: [...asked], k: K, cut: 700, filter, deleted };
+      let outcome;
+      try {
+        outcome = await execute(useIndex, given);
+      } catch (error) {
+        if (place === "Chromium" || error.code !== "webgpu_unavailable" || process.env.REQUIRE_ADAPTER) throw error;
+        console.log(`skipped: vector search in Node on WebGPU: ${error.message}`);
+        return t.skip(error.message);
+      }
+      assert.equal(outcome.backend, device === "cpu" ? "cpu" : "webgpu");
+      assert.deepEqual([outcome.firsts, outcome.lengths], [[0, 700], [COUNT, COUNT - deleted.length]]);
+      assert.deepEqual(outcome.kept, [vectors.length, asked.length], "arrays stay the caller's");
+      checkHits(outcome.plain, { metric, storage, asked, isAllowed: () => true });
+      if (metric === "cosine") assert.deepEqual(outcome.plain[0].slice(0, 2).map(({ id }) => id), [2, 3], "equals by id");
+      checkHits(outcome.filtered, { metric, storage, asked, isAllowed: (id) => id % 3 === 0 });
+      assert.deepEqual([outcome.none, outcome.empty], [[[]], []]);
+      assert.deepEqual(outcome.nDeleted, [deleted.length, 0]);
+      checkHits(outcome.after, { metric, storage, asked, isAllowed: (id) => id % 5 !== 2 });
+      assert.deepEqual(outcome.again, outcome.after, "a loaded index finds the same");
+      const { sizeBytes, ...info } = outcome.info;
+      assert.deepEqual(info, { dims: DIMS, metric, storage, model: "numbers", length: COUNT - deleted.length, nIds: COUNT });
+      const perNumber = { f32: 4, f16: 2, int8: 1 }[storage];
+      assert.ok(outcome.bytes > COUNT * DIMS * perNumber && outcome.bytes < COUNT * (DIMS * perNumber + 8) + 1000, `${outcome.bytes} bytes`);
+      assert.ok(sizeBytes >= COUNT * DIMS * perNumber, `${sizeBytes} bytes on the device`);
+      assert.equal(outcome.next, COUNT);
+    });
+  }
+}
+
+everywhere(
+  "what is refused is an error with a code that says what and where, and the index is as before",
+  async ({ Index }) => {
+    const refused = (call) => Promise.resolve().then(call).then(() => "worked", ({ name, code, message }) => [name, code, message]);
+    const make = (options) => refused(() => Index.create({ device: "cpu", ...options }));
+    const outcome = { create: [], append: [], search: [], ids: [], load: [] };
+    for (const bad of [{}, { dims: 0 }, { dims: 1.5 }, { dims: -1 }, { dims: 70000 }, { dims: 3, metric: "l2" }, { dims: 3, storage: "int4" }]) {
+      outcome.create.push(await make(bad));
+    }
+    const index = await Index.create({ dims: 3, device: "cpu", model: "a", storage: "f16" });
+    await index.append(Float32Array.of(1, 0, 0, 0, 1, 0));
+    for (const bad of [[1, 2], [1, 0, 0, 1, NaN, 0], [Infinity, 0, 0], [0, 0, 0]]) outcome.append.push(await refused(() => index.append(Float32Array.from(bad))));
+    outcome.append.push(await refused(() => index.append([1, 2, 3])), await refused(() => index.append(new Float64Array(3))));
+    for (const [query, k, options] of [
+      [[1, 2], 1], [[1, NaN, 0], 1], [[0, 0, 0], 1], [[1, 0, 0], 0], [[1, 0, 0], 1025], [[1, 0, 0], 1.5], [[1, 0, 0], 1, { filter: [2] }],
+      [[1, 0, 0], 1, { filter: [-1] }],
+    ]) outcome.search.push(await refused(() => index.search(Float32Array.from(query), k, options)));
+    outcome.ids.push(await refused(() => index.delete([0, 2])), await refused(() => index.delete(["0"])));
+    const reason = await index.search(Float32Array.of(1, 0, 0), 1, { signal: AbortSignal.abort("enough") }).catch((it) => it);
+    outcome.after = [index.length, (await index.search(Float32Array.of(1, 0, 0), 5))[0].map(({ id }) => id), reason];
+
+    const bytes = await index.save();
+    const text = (bytes) => new TextDecoder("latin1").decode(bytes);
+    const changed = (from, to) => Uint8Array.from(text(bytes).replace(from, to), (it) => it.charCodeAt(0));
+    const last = bytes.slice();
+    // The number NaN as the last vector's last.
+    last.set([0, 126], last.length - 2);
+    for (const bad of [
+      new Uint8Array(0), bytes.subarray(0, 100), bytes.subarray(0, bytes.length - 1), changed("tilewright index", "tilewright indez"),
+      changed('"version":"1"', '"version":"9"'), changed('"cosine"', '"cosinf"'), changed('"dims":"3"', '"dims":"4"'), last,
+    ]) outcome.load.push(await refused(() => Index.load(bad, { device: "cpu" })));
+    outcome.load.push(await refused(() => Index.load("text")));
+    outcome.model = await refused(() => Index.load(bytes, { device: "cpu", model: "b" }));
+    index.free();
+    index.free();
+    outcome.freed = [await refused(() => index.search(Float32Array.of(1, 0, 0), 1)), await refused(() => index.save())];
+    return outcome;
+  },
+  ({ create, append, search, ids, after, load, model, freed }) => {
+    const all = [...create, ...append, ...search, ...ids, ...load, model, ...freed];
+    assert.deepEqual(all.map(([name]) => name), all.map(() => "TilewrightError"), JSON.stringify(all, null, 1));
+    const codes = (list) => list.map(([, code]) => code);
+    assert.deepEqual(codes(create), ["option", "index", "option", "option", "index", "option", "option"]);
+    assert.deepEqual(codes(append), ["index", "index", "index", "index", "option", "option"]);
+    assert.match(append[1][2], /record 1 is NaN in column 1, expected finite numbers/);
+    assert.match(append[0][2], /record 0 is 2 numbers, expected 3 numbers/);
+    assert.deepEqual(codes(search), ["index", "index", "index", "option", "option", "option", "index", "option"]);
+    assert.match(search[1][2], /query 0 is NaN/);
+    assert.deepEqual(codes(ids), ["index", "option"]);
+    assert.deepEqual(after, [2, [0, 1], "enough"]);
+    assert.deepEqual(codes(load), ["format", "format", "format", "format", "unsupported", "format", "format", "format", "option"]);
+    assert.match(load[7][2], /record 1 at byte \d+ is NaN, expected finite numbers/);
+    assert.deepEqual(codes([model]), ["index"]);
+    assert.match(model[2], /model is `a`, expected `b`/);
+    assert.deepEqual(codes(freed), ["disposed", "disposed"]);
+  },
+);
+
+for (const [place, execute] of Object.entries(places)) {
+  test(`${place}: an index lives on its encoder's device, knows its model, and goes with its worker`, { timeout: 60_000 }, async (t) => {
+    if (!dataFolder) {
+      console.log("skipped: no data folder (set TILEWRIGHT_DATA): no index beside an encoder in the npm package");
+      return t.skip("no data folder");
+    }
+    const folder = (name) => (place === "Chromium" ? `${server.origin}/data/${name}/` : `${join(dataFolder, name)}/`);
+    const outcome = await execute(
+      async ({ Embedder, Index }, { source }) => {
+        const refused = (call) => call.then(() => "worked", ({ code, message }) => [code, message]);
+        const load = (options) => Embedder.load(source, { device: "cpu", cache: false, ...options });
+        const embedder = await load();
+        const texts = ["The cat sleeps on the sofa.", "Stocks rose on Monday.", "He boiled the pasta for nine minutes."];
+        const index = await Index.create({ on: embedder, storage: "int8" });
+        await index.append(await embedder.embed(texts));
+        const [hits] = await index.search(await embedder.embed("cooking noodles"), 3);
+        const { info } = index;
+        const bytes = await index.save();
+        index.free();
+        const again = await Index.load(bytes, { on: embedder });
+        const [same] = await again.search(await embedder.embed("cooking noodles"), 3);
+        const other = await refused(Index.load(bytes, { on: embedder, model: "another" }));
+        const pooled = await load({ pooling: "cls" });
+        const pooling = await refused(Index.load(bytes, { on: pooled }));
+        pooled.free();
+        const small = await Index.create({ on: embedder, dims: 3 });
+        const dims = await refused(Index.load(await small.save(), { on: embedder }));
+        embedder.free();
+        return { hits, same, info, other, pooling, dims, gone: await refused(again.search(new Float32Array(384), 1)) };
+      },
+      { source: folder("minilm-l6-v2") },
+    );
+    const { hits, same, info, other, pooling, dims, gone } = outcome;
+    assert.equal(hits[0].id, 2);
+    assert.deepEqual(same, hits);
+    assert.deepEqual([info.dims, info.storage, info.metric, info.model, info.pooling, info.length], [384, "int8", "cosine", "model", "mean", 3]);
+    assert.equal(other[0], "index");
+    assert.deepEqual([pooling[0], dims[0], gone[0]], ["index", "index", "disposed"]);
+    assert.match(pooling[1], /pooling is `mean`, expected `cls`/);
+    assert.match(dims[1], /dims is 3, expected 384/);
+  });
+}
+
+test("Chromium: an index is lost with its device, says so, and comes back from its file", { timeout: 60_000 }, async () => {
+  const outcome = await places.Chromium(async ({ Index }) => {
+    const vectors = Float32Array.of(1, 0, 0, 0, 1, 0);
+    const first = await Index.create({ dims: 3, device: "gpu" });
+    await first.append(vectors);
+    const bytes = await first.save();
+    await first.destroyDevice();
+    const lost = await first.search(vectors, 1).catch(({ code }) => code);
+    first.free();
+    const second = await Index.load(bytes, { device: "gpu" });
+    const found = await second.search(vectors, 1);
+    second.free();
+    return { lost, found: found.map(([hit]) => hit.id) };
+  });
+  assert.deepEqual(outcome, { lost: "device_lost", found: [0, 1] });
+});

@@ -1,0 +1,268 @@
+// The search view of the demo page: tabs, texts that are pasted, picked and dropped, progress and Stop, results as one types.
+
+import assert from "node:assert/strict";
+import { mkdirSync, mkdtempSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+import { pathToFileURL } from "node:url";
+
+import { openBrowser } from "./browser.mjs";
+import { bytesInMemory, dataFolder, repository, startServer } from "./server.mjs";
+
+const limited = { timeout: 60_000 };
+const screenshots = process.env.TILEWRIGHT_SCREENSHOTS ?? mkdtempSync(join(tmpdir(), "tilewright-screenshots-"));
+mkdirSync(screenshots, { recursive: true });
+
+let server;
+let chromium;
+before(async () => {
+  server = await startServer();
+  // Without WebGPU the page takes the CPU, which is the fastest here.
+  chromium = await openBrowser({ gpu: false });
+});
+after(async () => {
+  await chromium?.close();
+  await server?.stop();
+  console.log(`screenshots are in ${screenshots}`);
+});
+
+/** A test that needs an encoder, or a visible skip. */
+function withEncoder(name, run) {
+  test(name, limited, (t) => {
+    if (dataFolder) return run(t);
+    console.log("skipped: no data folder (set TILEWRIGHT_DATA): no search in the demo page");
+    return t.skip("no data folder");
+  });
+}
+
+async function openSearch() {
+  const page = await chromium.open(`${server.origin}/www/#search`);
+  page.on("console", (message) => {
+    if (message.type() === "error" && !/Failed to load resource|ERR_/.test(message.text())) page.problems.push(message.text());
+  });
+  await page.waitForFunction(() => document.documentElement.dataset.state === "ready");
+  return page;
+}
+
+async function close(page) {
+  assert.deepEqual(page.problems, [], "errors in the page's console");
+  await page.close();
+}
+
+const waitFor = (page, wanted) => page.waitForFunction((wanted) => document.documentElement.dataset.search === wanted, wanted);
+
+async function loadEncoder(page) {
+  await page.fill("#model-url", `${server.origin}/data/minilm-l6-v2/`);
+  await page.click("#model-url-load");
+  await page.waitForFunction(() => /minilm/.test(document.querySelector("#encoder-name").textContent));
+  await page.waitForFunction(() => document.documentElement.dataset.search !== "loading");
+}
+
+/** Types a query and waits for the results of all of it. */
+async function search(page, query) {
+  await page.fill("#query", query);
+  await page.waitForFunction((query) => document.querySelector("#results").dataset.query === query, query);
+  return page.locator(".result .passage").allInnerTexts();
+}
+
+const TEXT = `# Cats
+
+The cat slept on the warm sofa all afternoon.
+
+Share prices fell sharply after the bank raised its rates.
+
+Boil the noodles for nine minutes in salted water.`;
+
+/** A text whose passages are all different. */
+const manyPassages = (n) => Array.from({ length: n }, (_, i) => `Passage number ${i} is about ${i * 37} things that happened on one day, one after the other.`).join("\n\n");
+
+withEncoder("pasted text is found by meaning as one types, with scores, context and marked words", async () => {
+  const page = await openSearch();
+  await loadEncoder(page);
+  assert.match(await page.innerText("#search-device"), /CPU/);
+  await page.fill("#texts-input", TEXT);
+  await page.click("#texts-add");
+  await waitFor(page, "ready");
+  assert.match(await page.textContent("#texts-summary"), /^3 passages of 1 text$/);
+  const found = await search(page, "how to cook pasta");
+  assert.equal(found.length, 3);
+  assert.match(found[0], /^Boil the noodles/);
+  const scores = (await page.locator(".result .score").allInnerTexts()).map(Number);
+  assert.deepEqual(scores, scores.toSorted((a, b) => b - a));
+  assert.ok(scores[0] > 0.4 && scores[0] < 1, `score ${scores[0]}`);
+  assert.match(await page.innerText(".result >> nth=0"), /Pasted text 1, passage 3/);
+  assert.match(await page.innerText("#results-note"), /The best 3 of 3 passages · \d+(\.\d)? m?s/);
+  await page.click(".result >> nth=0 >> summary");
+  assert.match(await page.innerText(".result >> nth=0 >> details"), /Share prices fell/);
+
+  // A heading goes with what follows it.
+  assert.match((await search(page, "sleeping pets"))[0], /^# Cats The cat slept/);
+  await search(page, "the cat's sofa");
+  assert.deepEqual(await page.locator(".result >> nth=0 >> .passage mark").allInnerTexts(), ["Cats", "cat", "sofa"]);
+
+  // Letters in quick succession: only the last search counts.
+  await page.fill("#query", "");
+  await page.locator("#query").pressSequentially("stock market", { delay: 15 });
+  await page.waitForFunction(() => document.querySelector("#results").dataset.query === "stock market");
+  assert.match((await page.locator(".result .passage").allInnerTexts())[0], /^Share prices/);
+  await page.fill("#query", "");
+  await page.waitForFunction(() => document.querySelectorAll(".result").length === 0);
+  await close(page);
+});
+
+withEncoder("picked files are read by their kind, and all of them can be cleared", async () => {
+  const page = await openSearch();
+  await loadEncoder(page);
+  const file = (name, text) => ({ name, mimeType: "text/plain", buffer: Buffer.from(text) });
+  await page.setInputFiles("#texts-file", [
+    file("birds.csv", 'name,note\nPenguin,"It swims, and cannot fly"\nOwl,It hunts at night\n'),
+    file("facts.jsonl", '{"id":1,"text":"Mount Everest is the highest mountain."}\n"Rivers flow to the sea."\n'),
+    file("broken.jsonl", '{"text":"fine"}\nnot json\n'),
+    file("empty.txt", " \n "),
+  ]);
+  await page.waitForFunction(() => /^4 passages of 2 texts$/.test(document.querySelector("#texts-summary").textContent));
+  const notices = await page.innerText("#notice");
+  assert.match(notices, /broken.jsonl: line 2 is no JSON\./);
+  assert.match(notices, /empty.txt holds no text\./i);
+  assert.equal((await search(page, "a bird that is awake when it is dark"))[0], "Owl · It hunts at night");
+  assert.equal((await search(page, "peaks"))[0], "Mount Everest is the highest mountain.");
+  await page.locator("#texts summary").click();
+  await page.click("#texts-clear");
+  await page.waitForFunction(() => document.querySelector("#texts-summary").textContent === "none yet");
+  assert.equal(await page.locator(".result").count(), 0);
+  await page.click("#texts-sample");
+  await waitFor(page, "ready");
+  assert.match((await search(page, "how do I repair my bike's wheel"))[0], /^To mend a flat tyre/);
+  await close(page);
+});
+
+withEncoder("texts that are dropped wait for an encoder; Stop keeps what is done, and it goes on from there", async () => {
+  server.files.set("many.txt", bytesInMemory(Buffer.from(manyPassages(300)), "text/plain"));
+  const page = await openSearch();
+  await page.click("#tab-chat");
+  const transfer = await page.evaluateHandle(async () => {
+    const transfer = new DataTransfer();
+    transfer.items.add(new File([await (await fetch("/files/many.txt")).arrayBuffer()], "many.txt"));
+    return transfer;
+  });
+  await page.dispatchEvent("body", "drop", { dataTransfer: transfer });
+  await page.waitForFunction(() => /^300 passages of 1 text, 0 searchable$/.test(document.querySelector("#texts-summary").textContent));
+  assert.equal(await page.evaluate(() => document.documentElement.dataset.view), "search", "texts are searched");
+  await loadEncoder(page);
+  await waitFor(page, "indexing");
+  await page.waitForFunction(() => /[1-9]\d* of 300 · .* passages\/s/.test(document.querySelector("#search-progress-text").textContent));
+  assert.ok(await page.locator("#search-progress").isVisible());
+  // What has a vector is found while the others get theirs.
+  await page.waitForFunction(() => / [1-9]\d* searchable/.test(document.querySelector("#texts-summary").textContent));
+  assert.ok((await search(page, "passage number 3")).length > 0);
+  await page.click("#search-progress-stop");
+  await waitFor(page, "ready");
+  const [, stopped] = /, (\d+) searchable/.exec(await page.textContent("#texts-summary"));
+  assert.ok(stopped > 0 && stopped < 300, `${stopped} passages`);
+  await page.locator("#texts summary").click();
+  await page.click("#texts-go-on");
+  await page.waitForFunction(() => document.querySelector("#texts-summary").textContent === "300 passages of 1 text");
+  await waitFor(page, "ready");
+  assert.match((await search(page, "Passage number 299 is about 11063 things")).join("\n"), /number 299/);
+  await close(page);
+});
+
+withEncoder("what is no encoder is an error in a sentence, and a load can be cancelled", async () => {
+  const page = await openSearch();
+  await page.fill("#model-url", server.url("assets/stories.gguf"));
+  await page.click("#model-url-load");
+  await page.waitForFunction(() => document.querySelector("#error").dataset.code === "unsupported");
+  assert.match(await page.innerText("#error-text"), /encoders/);
+  await page.click("#error-close");
+  await waitFor(page, "empty");
+  await page.fill("#model-url", server.url("assets/stories.gguf", { fault: "slow", rate: 20_000 }));
+  await page.click("#model-url-load");
+  await page.locator("#search-load").waitFor({ state: "visible" });
+  await page.click("#search-load-stop");
+  await waitFor(page, "empty");
+  assert.ok(await page.locator("#search-load").isHidden());
+  assert.ok(await page.locator("#error").isHidden(), "a cancelled load is no error");
+  await close(page);
+});
+
+withEncoder("an encoder's folder can be dropped and picked, with the folders of its modules", async () => {
+  const page = await openSearch();
+  // The data folder has more in it than the model's own files, vocab.txt among them.
+  const folder = join(dataFolder, "minilm-l6-v2");
+  const session = await page.context().newCDPSession(page);
+  const data = { items: [], files: [folder], dragOperationsMask: 1 };
+  for (const type of ["dragEnter", "dragOver", "drop"]) await session.send("Input.dispatchDragEvent", { type, x: 300, y: 300, data });
+  const facts = () => page.textContent("#search-facts-list");
+  await page.waitForFunction(() => document.querySelector("#search-facts-list").textContent.includes("Poolingmean"));
+  assert.match(await facts(), /Modelminilm-l6-v2.*Width384.*Reads256 tokens/);
+  assert.equal(await page.textContent("#texts-summary"), "none yet");
+  await page.setInputFiles("#model-folder", folder);
+  await waitFor(page, "loading");
+  await page.waitForFunction(() => document.querySelector("#search-facts-list").textContent.includes("Modelminilm-l6-v2"));
+  assert.ok(await page.locator("#error").isHidden());
+  await close(page);
+});
+
+test("tabs follow the arrow keys, have their roles, and the address names the view", limited, async () => {
+  const page = await openSearch();
+  const shown = () => page.evaluate(() => [
+    document.documentElement.dataset.view, location.hash, document.activeElement.id,
+    ...[...document.querySelectorAll("[role=tab]")].map((it) => `${it.ariaSelected} ${it.tabIndex}`),
+    ...[...document.querySelectorAll("[role=tabpanel]")].map((it) => it.hidden),
+  ]);
+  await page.focus("#tab-search");
+  assert.deepEqual(await shown(), ["search", "#search", "tab-search", "false -1", "true 0", true, false]);
+  await page.keyboard.press("ArrowRight");
+  assert.deepEqual(await shown(), ["chat", "", "tab-chat", "true 0", "false -1", false, true]);
+  await page.keyboard.press("End");
+  assert.equal((await shown())[2], "tab-search");
+  await page.keyboard.press("Home");
+  assert.equal((await shown())[2], "tab-chat");
+  const relations = await page.evaluate(() => [...document.querySelectorAll("[role=tab]")].map((tab) => {
+    const panel = document.getElementById(tab.getAttribute("aria-controls"));
+    return panel.getAttribute("aria-labelledby") === tab.id && tab.parentElement.getAttribute("role") === "tablist";
+  }));
+  assert.deepEqual(relations, [true, true]);
+  assert.ok(await page.locator("#prompt").isVisible());
+  assert.ok(await page.locator("#query").isHidden());
+  await close(page);
+});
+
+withEncoder("screenshots of a search on a desk and a phone, light and dark; nothing is wider than the screen", async () => {
+  const page = await openSearch();
+  await loadEncoder(page);
+  await page.click("#texts-sample");
+  await waitFor(page, "ready");
+  await search(page, "my bike has a puncture");
+  for (const [device, width, height] of [["desk", 1280, 800], ["phone", 390, 844]]) {
+    for (const colorScheme of ["light", "dark"]) {
+      await page.setViewportSize({ width, height });
+      await page.emulateMedia({ colorScheme, reducedMotion: "reduce" });
+      await page.screenshot({ path: join(screenshots, `search-${device}-${colorScheme}.png`) });
+      const overflow = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+      assert.ok(overflow <= 0, `${device}: ${overflow} pixels too wide`);
+    }
+  }
+  await close(page);
+});
+
+test("texts become passages: paragraphs, records, and pieces of what is long", async () => {
+  const { passagesOf } = await import(pathToFileURL(join(repository, "www/dist/passages.js")));
+  assert.deepEqual(passagesOf("a.txt", "One.\r\n\r\n  Two\nlines. \n\n\n"), ["One.", "Two lines."]);
+  assert.deepEqual(passagesOf("a.md", "# A\n\n## B\n\nText.\n\n# Last"), ["# A ## B Text.", "# Last"]);
+  assert.deepEqual(passagesOf("lines.txt", "A line\nthat goes on.\nAnother one!\nLast"), ["A line that goes on.", "Another one!", "Last"]);
+  assert.deepEqual(passagesOf("a.csv", 'x,y\r\n1,"a ""b"", c"\r\n,\r\n2,"two\nlines"'), ['1 · a "b", c', "2 · two lines"]);
+  assert.deepEqual(passagesOf("a.jsonl", '{"title":"t","text":"x"}\n\n"y"\n{"a":"b","n":1,"c":"d"}\n5'), ["x", "y", "b · d"]);
+  assert.throws(() => passagesOf("a.jsonl", "{}\n{"), /a\.jsonl: line 2 is no JSON/);
+  assert.deepEqual(passagesOf("a.txt", ""), []);
+  const sentence = "These are exactly ten words that end with a stop.";
+  const long = passagesOf("a.txt", Array(20).fill(sentence).join(" "));
+  assert.deepEqual(long.map((it) => it.split(" ").length), [90, 90, 20]);
+  assert.equal(long.join(" "), Array(20).fill(sentence).join(" "));
+  const endless = passagesOf("a.txt", Array(200).fill("word").join(" "));
+  assert.deepEqual(endless.map((it) => it.split(" ").length), [90, 90, 20]);
+  const unspaced = passagesOf("a.txt", "字".repeat(2000));
+  assert.ok(unspaced.every((it) => it.length <= 720), unspaced.map((it) => it.length).join());
+  assert.equal(unspaced.join(""), "字".repeat(2000));
+});

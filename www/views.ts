@@ -1,0 +1,43 @@
+// The views of the page: tabs, of which the arrow keys choose one, and the part of the address behind # that names it.
+import { byId } from "./dom.js";
+
+const VIEWS = ["chat", "search"] as const;
+export type View = (typeof VIEWS)[number];
+
+const tab = (view: View): HTMLElement => byId(`tab-${view}`);
+
+/** The view that is shown. */
+export function currentView(): View {
+  return document.documentElement.dataset["view"] === "search" ? "search" : "chat";
+}
+
+/** Shows a view. */
+export function showView(view: View): void {
+  document.documentElement.dataset["view"] = view;
+  for (const it of VIEWS) {
+    const isShown = it === view;
+    tab(it).ariaSelected = String(isShown);
+    // Tab goes to the chosen tab, the arrows from there to the others.
+    tab(it).tabIndex = isShown ? 0 : -1;
+    byId(`view-${it}`).hidden = !isShown;
+  }
+  history.replaceState(history.state, "", view === "chat" ? location.pathname + location.search : `#${view}`);
+}
+
+/** Makes the tabs work, and shows the view that the address names. */
+export function startViews(): void {
+  for (const view of VIEWS) {
+    tab(view).addEventListener("click", () => showView(view));
+  }
+  byId("tabs").addEventListener("keydown", (event) => {
+    const at = VIEWS.indexOf(currentView());
+    const last = VIEWS.length - 1;
+    const next = { ArrowRight: at === last ? 0 : at + 1, ArrowLeft: at === 0 ? last : at - 1, Home: 0, End: last }[event.key];
+    const view = next === undefined ? undefined : VIEWS[next];
+    if (view === undefined) return;
+    event.preventDefault();
+    showView(view);
+    tab(view).focus();
+  });
+  showView(VIEWS.find((view) => location.hash === `#${view}`) ?? "chat");
+}
