@@ -6,6 +6,7 @@ mod chat;
 mod embed;
 mod info;
 mod inspect;
+mod rerank;
 mod run;
 mod tokenize;
 mod tune;
@@ -36,6 +37,7 @@ enum Command {
     #[cfg(feature = "chat")]
     Chat(chat::ChatArgs),
     Embed(embed::EmbedArgs),
+    Rerank(rerank::RerankArgs),
     /// Show adapters, their features and limits, and which device would be used.
     Info(info::InfoArgs),
     /// Show the token ids of a text.
@@ -89,8 +91,9 @@ pub fn main() -> ExitCode {
         Some(Command::Run(args)) => run::run(args.model.as_deref(), &args.generate),
         #[cfg(feature = "chat")]
         Some(Command::Chat(args)) => chat::chat(&args),
-        // Its exit codes tell more, for the programs that start it.
+        // Their exit codes tell more, for the programs that start them.
         Some(Command::Embed(args)) => return embed::embed(&args),
+        Some(Command::Rerank(args)) => return rerank::rerank(&args),
         Some(Command::Info(args)) => info::info(&args),
         Some(Command::Tokenize(args)) => tokenize::tokenize(&args),
         Some(Command::Inspect(args)) => inspect::inspect(&args),

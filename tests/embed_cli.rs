@@ -1,4 +1,4 @@
-//! `tilewright embed` as a user or an engine starts it: formats, exit codes, streams.
+//! `tilewright embed` and `tilewright rerank` as a user or an engine starts them: formats, exit codes, streams.
 #![cfg(feature = "cli")]
 
 mod common;
@@ -19,8 +19,12 @@ use serde_json::Value;
 const DIMS: usize = 384;
 
 fn command(args: &[&str]) -> Command {
+    tilewright("embed", args)
+}
+
+fn tilewright(subcommand: &str, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
-    command.arg("embed").args(args).env("TILEWRIGHT_CACHE_DIR", "").env("TILEWRIGHT_DEVICE", "cpu");
+    command.arg(subcommand).args(args).env("TILEWRIGHT_CACHE_DIR", "").env("TILEWRIGHT_DEVICE", "cpu");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -189,4 +193,42 @@ fn exit_codes_say_what_went_wrong() {
     by_variable.env("TILEWRIGHT_EMBED_JSON_LOGS", "1").env("TILEWRIGHT_EMBED_PROGRESS", "0");
     assert_eq!(lines(&run(by_variable, b"").stderr)[0]["exit_code"], 3);
     assert_eq!(run(command(&["model", "--pooling", "max"]), b"").status.code(), Some(2));
+}
+
+#[test]
+fn texts_are_ranked_by_what_a_cross_encoder_makes_of_them() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/encoders/bert-reranker");
+    let model = folder.to_str().unwrap();
+    let cases: Value = serde_json::from_slice(&std::fs::read(folder.join("cases.json")).unwrap()).unwrap();
+    let query = cases["pairs"][0]["a"].as_str().unwrap();
+    let pairs = cases["pairs"].as_array().unwrap().iter().filter(|pair| pair["a"] == query);
+    let mut expected: Vec<(String, f64)> =
+        pairs.map(|pair| (pair["b"].as_str().unwrap().into(), pair["logit"].as_f64().unwrap())).collect();
+    assert!(expected.len() >= 3);
+    let records: String =
+        expected.iter().map(|(text, _)| serde_json::json!({ "doc": text }).to_string() + "\n").collect();
+    let records = records + "{\"doc\":null}\n";
+    expected.sort_by(|a, b| b.1.total_cmp(&a.1));
+
+    let args = [model, "--query", query, "--io", "jsonl", "--column", "doc"];
+    let output = run(tilewright("rerank", &[&args[..], &["--json", "--logits"]].concat()), records.as_bytes());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let found = lines(&output.stdout);
+    assert_eq!(found.len(), expected.len());
+    for (found, (text, logit)) in found.iter().zip(&expected) {
+        assert_eq!(&found["doc"], text);
+        assert!((found["score"].as_f64().unwrap() - logit).abs() < 2e-5, "{found}, expected {logit}");
+    }
+
+    let output = run(tilewright("rerank", &[&args[..], &["--top-k", "1"]].concat()), records.as_bytes());
+    let line = text(&output.stdout).trim_end_matches('\n');
+    assert_eq!(line.split_once('\t').map(|(_, text)| text), Some(&expected[0].0[..]), "{line}");
+
+    let bad = run(tilewright("rerank", &args), b"{\"doc\":1}\n");
+    assert_eq!(bad.status.code(), Some(6), "{}", text(&bad.stderr));
+    let skipped = run(tilewright("rerank", &[&args[..], &["--on-error", "skip"]].concat()), b"{\"doc\":1}\n\"a\"\n");
+    assert_eq!((skipped.status.code(), text(&skipped.stdout).lines().count()), (Some(0), 1));
+    assert!(text(&skipped.stderr).contains("record 1"), "{}", text(&skipped.stderr));
+    let encoder = run(tilewright("rerank", &["/nowhere", "--query", "a"]), b"");
+    assert_eq!(encoder.status.code(), Some(3), "{}", text(&encoder.stderr));
 }

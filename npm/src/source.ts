@@ -106,7 +106,9 @@ function builtinSpec(): FileSpec {
 const NEEDED_FILES = ["config.json", "tokenizer.json"];
 const OPTIONAL_FILE = "tokenizer_config.json";
 /** What sentence-transformers adds to a folder. */
-export const SENTENCE_FILES: readonly string[] = ["modules.json", "1_Pooling/config.json", "sentence_bert_config.json"];
+export const SENTENCE_FILES: readonly string[] = [
+  "modules.json", "1_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+];
 const INDEX = "model.safetensors.index.json";
 
 /** The weight files that an index names. */

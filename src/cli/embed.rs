@@ -1,13 +1,13 @@
 //! `tilewright embed`: tables of texts in, vectors out.
 
-mod error;
-mod input;
-mod job;
-mod log;
+pub(super) mod error;
+pub(super) mod input;
+pub(super) mod job;
+pub(super) mod log;
 mod output;
 #[cfg(feature = "parquet")]
 mod parquet;
-mod rows;
+pub(super) mod rows;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -74,6 +74,9 @@ pub struct EmbedArgs {
     /// How the vectors of a text's tokens become one; what the model says if absent.
     #[arg(long, value_enum, env = "TILEWRIGHT_EMBED_POOLING", value_name = "POOLING")]
     pooling: Option<PoolingArg>,
+    /// Prompt of the model's files to put in front of each text, by its name; the one that they choose if absent.
+    #[arg(long, env = "TILEWRIGHT_EMBED_PROMPT", value_name = "NAME")]
+    prompt: Option<String>,
     /// Leave vectors as long as they are; what the model says if absent.
     #[arg(long, value_parser = FalseyValueParser::new(), env = "TILEWRIGHT_EMBED_NO_NORMALIZE")]
     no_normalize: bool,
@@ -115,12 +118,7 @@ impl From<PoolingArg> for Pooling {
 
 pub fn embed(args: &EmbedArgs) -> ExitCode {
     let log = Log { json: args.json_logs };
-    let Err(error) = args.run(log) else { return ExitCode::SUCCESS };
-    let code = error.code();
-    if code != 0 {
-        log.say("error", &error.to_string(), json!({ "exit_code": code }));
-    }
-    ExitCode::from(code)
+    log.ended(args.run(log))
 }
 
 impl EmbedArgs {
@@ -181,9 +179,7 @@ impl EmbedArgs {
 
     fn load(&self, log: Log) -> Result<Embedder, EmbedError> {
         let device = self.device.choose()?;
-        for notice in &device.info().notices {
-            log.say("notice", notice, json!({}));
-        }
+        log.notices(device.info());
         let bar = loading_bar();
         let mut progress = |done, total| {
             bar.set_length(total);
@@ -200,13 +196,12 @@ impl EmbedArgs {
         let loaded = Embedder::load(&device, &self.model, options);
         bar.finish_and_clear();
         let embedder = loaded.and_then(|embedder| embedder.encodings().map(|_| ()).map(|()| embedder));
-        let embedder = embedder.map_err(EmbedError::Model)?;
-        let info = device.info();
-        let message = format!("{} on {} ({}): {}", embedder.name(), info.name, info.backend, info.reason);
-        let fields = json!({
-            "model": embedder.name(), "dims": embedder.dims(), "max_tokens": embedder.max_tokens(), "device": info,
-        });
-        log.say("info", &message, fields);
+        let mut embedder = embedder.map_err(EmbedError::Model)?;
+        if self.prompt.is_some() {
+            embedder = embedder.with_prompt(self.prompt.as_deref())?;
+        }
+        let fields = json!({ "dims": embedder.dims(), "max_tokens": embedder.max_tokens() });
+        log.loaded(embedder.name(), device.info(), fields);
         Ok(embedder)
     }
 }

@@ -1,9 +1,13 @@
-//! What `tilewright embed` says on stderr: sentences, or JSON lines.
+//! What `tilewright embed` and `tilewright rerank` say on stderr: sentences, or JSON lines.
 
 use std::io::{self, IsTerminal};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use tilewright::DeviceInfo;
+
+use super::error::EmbedError;
 
 /// Where messages go, and how they look.
 #[derive(Clone, Copy)]
@@ -22,6 +26,33 @@ impl Log {
             line.extend(fields);
         }
         eprintln!("{line}");
+    }
+}
+
+impl Log {
+    /// What was not as it should be when the device was opened, and does no harm.
+    pub fn notices(self, device: &DeviceInfo) {
+        for notice in &device.notices {
+            self.say("notice", notice, json!({}));
+        }
+    }
+
+    /// A model, where it runs and why there.
+    pub fn loaded(self, model: &str, device: &DeviceInfo, mut fields: Value) {
+        fields["model"] = model.into();
+        fields["device"] = json!(device);
+        let message = format!("{model} on {} ({}): {}", device.name, device.backend, device.reason);
+        self.say("info", &message, fields);
+    }
+
+    /// How the command ended, as its exit code, and why on stderr.
+    pub fn ended(self, outcome: Result<(), EmbedError>) -> ExitCode {
+        let Err(error) = outcome else { return ExitCode::SUCCESS };
+        let code = error.code();
+        if code != 0 {
+            self.say("error", &error.to_string(), json!({ "exit_code": code }));
+        }
+        ExitCode::from(code)
     }
 }
 

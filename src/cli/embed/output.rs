@@ -11,7 +11,6 @@ use arrow_buffer::NullBuffer;
 use arrow_ipc::writer::{FileWriter, StreamWriter};
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use clap::ValueEnum;
-use serde_json::Value;
 
 use super::error::EmbedError;
 use super::input::{Input, InputFormat};
@@ -235,15 +234,7 @@ fn with_vectors(batch: &Embedded, schema: &SchemaRef, dims: usize) -> Result<Rec
 
 fn jsonl(sink: &mut Sink, batch: &Embedded, column: &str, dims: usize) -> io::Result<()> {
     for (row, vector) in batch.vectors(dims).enumerate() {
-        let mut line = match &batch.rows.cells {
-            Cells::Objects(objects) => serde_json::to_string(&objects[row])?,
-            Cells::Table(table) => {
-                let schema = table.schema_ref();
-                let cells = schema.fields().iter().zip(table.columns());
-                let object = cells.map(|(field, column)| (field.name().clone(), table::cell(column, row)));
-                Value::Object(object.collect()).to_string()
-            }
-        };
+        let mut line = batch.rows.json(row)?;
         // The vector is appended as text: numbers of 32 bits are shorter than what a JSON value would make of them.
         line.pop();
         let comma = if line.len() > 1 { "," } else { "" };

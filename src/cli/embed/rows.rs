@@ -8,6 +8,7 @@ use arrow_schema::DataType;
 use serde_json::{Map, Value};
 
 use super::error::BadRecord;
+use super::table;
 
 /// Records that were read together.
 pub struct Rows {
@@ -57,6 +58,19 @@ impl Rows {
         };
         self.bad_rows().into_iter().for_each(|row| texts[row] = None);
         texts
+    }
+
+    /// A record as an object in one line.
+    pub fn json(&self, row: usize) -> serde_json::Result<String> {
+        match &self.cells {
+            Cells::Objects(objects) => serde_json::to_string(&objects[row]),
+            Cells::Table(table) => {
+                let cells = table.schema_ref().fields().iter().zip(table.columns());
+                let object: Map<_, _> =
+                    cells.map(|(field, column)| (field.name().clone(), table::cell(column, row))).collect();
+                serde_json::to_string(&object)
+            }
+        }
     }
 
     fn bad_rows(&self) -> HashSet<usize> {

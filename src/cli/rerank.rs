@@ -1,0 +1,159 @@
+//! `tilewright rerank`: texts by how well they answer a query.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::json;
+use tilewright::{Error, RerankOptions, Reranker};
+
+use super::DeviceArgs;
+use super::embed::error::{BadRecord, EmbedError, Fault};
+use super::embed::input::{InputFormat, Source};
+use super::embed::job::OnError;
+use super::embed::log::Log;
+use super::embed::rows::Rows;
+use super::run::loading_bar;
+
+/// Rank the texts of a file or a stream by how well they answer a query, by a cross-encoder.
+///
+/// Each line is a score and a text, the best first; with `--json` the record with its number and its score. Records
+/// whose text is null are left out.
+#[derive(Args)]
+#[command(after_help = "\
+Exit codes: 0 done, also where stdout was closed; 1 an error at work; 2 an error in the command line; 3 the model cannot \
+be loaded; 4 no such adapter; 5 the device was lost, so another try may succeed; 6 the input is not what it should be.")]
+pub struct RerankArgs {
+    /// Hugging Face folder of a cross-encoder.
+    model: PathBuf,
+    /// File with the texts; `-` is stdin.
+    #[arg(default_value = "-")]
+    input: PathBuf,
+    /// What is asked.
+    #[arg(long, value_name = "TEXT")]
+    query: String,
+    /// What the input is.
+    #[arg(long, value_enum, default_value = "auto", value_name = "FORMAT")]
+    io: InputFormat,
+    /// Column or field with the texts.
+    #[arg(long, default_value = "text", value_name = "NAME")]
+    column: String,
+    /// The best so many alone.
+    #[arg(long, value_name = "N")]
+    top_k: Option<std::num::NonZeroUsize>,
+    /// Logits instead of what the model's files make of them.
+    #[arg(long)]
+    logits: bool,
+    /// Tokens to which query and text together are cut; what the model says if absent.
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<u32>,
+    /// What becomes of a record without a proper text: `skip` tells it on stderr and leaves it out.
+    #[arg(long, value_enum, default_value = "fail", value_name = "WHAT")]
+    on_error: OnError,
+    /// A JSON object a line: the record, and what is `record`, its number, and `score`.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Write JSON lines to stderr.
+    #[arg(long)]
+    json_logs: bool,
+}
+
+/// A record that was scored.
+struct Scored {
+    score: f32,
+    record: u64,
+    /// What is printed of it.
+    line: String,
+}
+
+pub fn rerank(args: &RerankArgs) -> ExitCode {
+    let log = Log { json: args.json_logs };
+    log.ended(args.run(log))
+}
+
+impl RerankArgs {
+    fn run(&self, log: Log) -> Result<(), EmbedError> {
+        let reranker = self.load(log)?;
+        let source = Source { path: &self.input, format: self.io, column: &self.column, batch_size: 1024 };
+        let input = source.open()?;
+        let mut best: Vec<Scored> = Vec::new();
+        for rows in input.batches {
+            best.extend(self.scored(&reranker, &input.name, rows?, log)?);
+            // Of equal scores the one that was read first.
+            best.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.record.cmp(&b.record)));
+            best.truncate(self.top_k.map_or(usize::MAX, usize::from));
+        }
+        let stdout = Path::new("-");
+        let mut out = io::BufWriter::new(io::stdout().lock());
+        for scored in best {
+            writeln!(out, "{}", scored.line).map_err(|error| EmbedError::write(stdout, error))?;
+        }
+        out.flush().map_err(|error| EmbedError::write(stdout, error))
+    }
+
+    /// The records of a batch that have a text, with their scores.
+    fn scored(&self, reranker: &Reranker, input: &str, mut rows: Rows, log: Log) -> Result<Vec<Scored>, EmbedError> {
+        loop {
+            if self.on_error == OnError::Fail && !rows.bad.is_empty() {
+                return Err(rows.bad.swap_remove(0).into());
+            }
+            let texts = rows.texts(&self.column);
+            let given: Vec<(usize, &str)> =
+                texts.iter().enumerate().filter_map(|(row, text)| Some((row, (*text)?))).collect();
+            let documents: Vec<&str> = given.iter().map(|(_, text)| *text).collect();
+            match pollster::block_on(reranker.score(&self.query, &documents)) {
+                Ok(scores) => {
+                    for bad in &rows.bad {
+                        log.say("warning", &format!("skipped {bad}"), json!({ "record": bad.record }));
+                    }
+                    let scored = given.iter().zip(scores).map(|(&(row, text), score)| {
+                        let record = rows.first_record + row as u64;
+                        Ok(Scored { score, record, line: self.line(&rows, row, text, score)? })
+                    });
+                    return scored.collect::<serde_json::Result<_>>().map_err(|error| EmbedError::input(input, error));
+                }
+                Err(Error::InRecord { record, source }) if matches!(*source, Error::Tokenizer { .. }) => {
+                    let row = given.get(record).map_or(0, |(row, _)| *row);
+                    let record = rows.first_record + row as u64;
+                    rows.bad.push(BadRecord { input: input.into(), record, fault: Fault::Text(*source) });
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn line(&self, rows: &Rows, row: usize, text: &str, score: f32) -> serde_json::Result<String> {
+        if !self.json {
+            return Ok(format!("{score:.4}\t{}", text.replace(['\n', '\r', '\t'], " ")));
+        }
+        let mut line = rows.json(row)?;
+        line.pop();
+        let comma = if line.len() > 1 { "," } else { "" };
+        let record = rows.first_record + row as u64;
+        Ok(format!("{line}{comma}\"record\":{record},\"score\":{}}}", serde_json::to_string(&score)?))
+    }
+
+    fn load(&self, log: Log) -> Result<Reranker, EmbedError> {
+        let device = self.device.choose()?;
+        log.notices(device.info());
+        let bar = loading_bar();
+        let mut progress = |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        };
+        let options = RerankOptions {
+            max_tokens: self.max_tokens,
+            sigmoid: self.logits.then_some(false),
+            progress: Some(&mut progress),
+            ..RerankOptions::default()
+        };
+        let loaded = Reranker::load(&device, &self.model, options);
+        bar.finish_and_clear();
+        let reranker = loaded.map_err(EmbedError::Model)?;
+        log.loaded(reranker.name(), device.info(), json!({}));
+        Ok(reranker)
+    }
+}
