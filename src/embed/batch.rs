@@ -13,13 +13,13 @@ use crate::model::{BatchSize, BatchTensors, Encoder, ScoreHead};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 
-/// Passes that are kept: those for batches of four powers of two.
-const KEPT_PASSES: NonZeroUsize = NonZeroUsize::new(32).unwrap();
+/// Passes that are kept: those for small batches and for four powers of two.
+const KEPT_PASSES: NonZeroUsize = NonZeroUsize::new(48).unwrap();
 
-/// The smallest size of `n_tokens` and `n_sequences` or more: tokens by 8 up to 128, then by eighths of the power of two
+/// The smallest size of `n_tokens` and `n_sequences` or more: tokens by 4 up to 64, then by eighths of the power of two
 /// below, so that at most an eighth of a larger pass is idle; sequences by powers of two, which cost next to nothing.
 pub(super) fn size_for(n_tokens: u32, n_sequences: u32) -> BatchSize {
-    let step = (n_tokens.max(1).next_power_of_two() / 16).max(8);
+    let step = (n_tokens.max(1).next_power_of_two() / 16).max(4);
     BatchSize { n_tokens: n_tokens.max(1).next_multiple_of(step), n_sequences: n_sequences.next_power_of_two() }
 }
 
@@ -189,11 +189,11 @@ mod tests {
     fn sizes_waste_at_most_an_eighth() {
         for n in 1..5000 {
             let size = size_for(n, 1).n_tokens;
-            assert!(size >= n && size.is_multiple_of(8), "{n}: {size}");
-            assert!(size - n < 8 || (size - n) * 8 <= size, "{n}: {size}");
+            assert!(size >= n && size.is_multiple_of(4), "{n}: {size}");
+            assert!(size - n < 4 || (size - n) * 8 <= size, "{n}: {size}");
         }
         let distinct: std::collections::BTreeSet<u32> = (1..=4096).map(|n| size_for(n, 1).n_tokens).collect();
-        assert!(distinct.len() == 56, "{distinct:?}");
+        assert!(distinct.len() == 64, "{distinct:?}");
     }
 
     #[test]
