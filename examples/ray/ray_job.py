@@ -27,7 +27,7 @@ def main():
     parser.add_argument("--id", default="id", help="column whose values tell rows apart")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--gpus", type=float, default=0, help="GPUs of a worker")
-    parser.add_argument("--cpus", type=float, default=0.5, help="cores of a worker; reading and writing need some too")
+    parser.add_argument("--cpus", type=float, default=0.5, help="cores set aside for a worker; readers and writers need one each")
     parser.add_argument("--batch-size", type=int, default=2048, help="rows that go through a worker at a time")
     parser.add_argument("--checkpoint", help="folder that remembers the rows that are done; OUTPUT.checkpoint if absent")
     parser.add_argument("--program", default="tilewright", help="the command, if it is not on the PATH")
