@@ -6,12 +6,12 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::json;
-use tilewright::{Error, RerankOptions, Reranker};
+use tilewright::{RerankOptions, Reranker};
 
 use super::DeviceArgs;
-use super::embed::error::{BadRecord, EmbedError, Fault};
+use super::embed::error::EmbedError;
 use super::embed::input::{InputFormat, Source};
-use super::embed::job::OnError;
+use super::embed::job::{OnError, of_texts};
 use super::embed::log::Log;
 use super::embed::rows::Rows;
 use super::run::loading_bar;
@@ -96,33 +96,18 @@ impl RerankArgs {
 
     /// The records of a batch that have a text, with their scores.
     fn scored(&self, reranker: &Reranker, input: &str, mut rows: Rows, log: Log) -> Result<Vec<Scored>, EmbedError> {
-        loop {
-            if self.on_error == OnError::Fail && !rows.bad.is_empty() {
-                return Err(rows.bad.swap_remove(0).into());
-            }
-            let texts = rows.texts(&self.column);
-            let given: Vec<(usize, &str)> =
-                texts.iter().enumerate().filter_map(|(row, text)| Some((row, (*text)?))).collect();
-            let documents: Vec<&str> = given.iter().map(|(_, text)| *text).collect();
-            match pollster::block_on(reranker.score(&self.query, &documents)) {
-                Ok(scores) => {
-                    for bad in &rows.bad {
-                        log.say("warning", &format!("skipped {bad}"), json!({ "record": bad.record }));
-                    }
-                    let scored = given.iter().zip(scores).map(|(&(row, text), score)| {
-                        let record = rows.first_record + row as u64;
-                        Ok(Scored { score, record, line: self.line(&rows, row, text, score)? })
-                    });
-                    return scored.collect::<serde_json::Result<_>>().map_err(|error| EmbedError::input(input, error));
-                }
-                Err(Error::InRecord { record, source }) if matches!(*source, Error::Tokenizer { .. }) => {
-                    let row = given.get(record).map_or(0, |(row, _)| *row);
-                    let record = rows.first_record + row as u64;
-                    rows.bad.push(BadRecord { input: input.into(), record, fault: Fault::Text(*source) });
-                }
-                Err(error) => return Err(error.into()),
-            }
+        let (given, scores) = of_texts(&mut rows, input, &self.column, self.on_error, |texts| {
+            pollster::block_on(reranker.score(&self.query, texts))
+        })?;
+        for bad in &rows.bad {
+            log.say("warning", &format!("skipped {bad}"), json!({ "record": bad.record }));
         }
+        let texts = rows.texts(&self.column);
+        let scored = given.into_iter().zip(scores).map(|(row, score)| {
+            let line = self.line(&rows, row, texts[row].unwrap_or_default(), score)?;
+            Ok(Scored { score, record: rows.first_record + row as u64, line })
+        });
+        scored.collect::<serde_json::Result<_>>().map_err(|error| EmbedError::input(input, error))
     }
 
     fn line(&self, rows: &Rows, row: usize, text: &str, score: f32) -> serde_json::Result<String> {

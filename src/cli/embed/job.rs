@@ -133,38 +133,52 @@ impl Job<'_> {
                 bad(row, Fault::value(self.column, "null", "a string, since this output cannot be without a vector"))
             }));
         }
-        loop {
-            rows.bad.sort_by_key(|bad| bad.record);
-            if self.on_error == OnError::Fail && !rows.bad.is_empty() {
-                return Err(rows.bad.swap_remove(0).into());
-            }
-            let texts = rows.texts(self.column);
-            let given: Vec<(usize, &str)> =
-                texts.iter().enumerate().filter_map(|(row, text)| Some((row, (*text)?))).collect();
-            let progress = &mut |n_done| self.progress.show(n_before + n_done as u64);
-            let embedded = match given.is_empty() {
-                true => Ok(Vec::new()),
-                false => embed(&given.iter().map(|(_, text)| *text).collect::<Vec<_>>(), progress),
-            };
-            match embedded {
-                Ok(vectors) => {
-                    let has_vector = texts.iter().map(Option::is_some).collect();
-                    rows.bad.iter().try_for_each(|bad| self.skipped.push(self.log, bad))?;
-                    return Ok(Embedded { rows, has_vector, vectors });
-                }
-                Err(Error::InRecord { record, source }) => {
-                    let row = given.get(record).map_or(0, |(row, _)| *row);
-                    match *source {
-                        source @ Error::Tokenizer { .. } => rows.bad.push(bad(row, Fault::Text(source))),
-                        // Not the text's fault.
-                        source => {
-                            let record = (first_record + row as u64) as usize;
-                            return Err(Error::InRecord { record, source: Box::new(source) }.in_file(name).into());
-                        }
+        let progress = &mut |n_done| self.progress.show(n_before + n_done as u64);
+        let made = of_texts(&mut rows, name, self.column, self.on_error, |texts| match texts {
+            [] => Ok(Vec::new()),
+            texts => embed(texts, progress),
+        });
+        let (given, vectors) = made?;
+        rows.bad.iter().try_for_each(|bad| self.skipped.push(self.log, bad))?;
+        let mut has_vector = vec![false; rows.len()];
+        given.into_iter().for_each(|row| has_vector[row] = true);
+        Ok(Embedded { rows, has_vector, vectors })
+    }
+}
+
+/// What `model` makes of the texts of a batch, with the rows that have one. Where records may be skipped, one whose text
+/// the model refuses is a bad one, and the others are tried again.
+pub fn of_texts<T>(
+    rows: &mut Rows,
+    name: &str,
+    column: &str,
+    on_error: OnError,
+    mut model: impl FnMut(&[&str]) -> Result<T, Error>,
+) -> Result<(Vec<usize>, T), EmbedError> {
+    loop {
+        rows.bad.sort_by_key(|bad| bad.record);
+        if on_error == OnError::Fail && !rows.bad.is_empty() {
+            return Err(rows.bad.swap_remove(0).into());
+        }
+        let texts = rows.texts(column);
+        let (given, texts): (Vec<usize>, Vec<&str>) =
+            texts.iter().enumerate().filter_map(|(row, text)| Some((row, (*text)?))).unzip();
+        match model(&texts) {
+            Ok(made) => return Ok((given, made)),
+            Err(Error::InRecord { record, source }) => {
+                let record = rows.first_record + given.get(record).map_or(0, |&row| row as u64);
+                match *source {
+                    source @ Error::Tokenizer { .. } => {
+                        rows.bad.push(BadRecord { input: name.into(), record, fault: Fault::Text(source) });
+                    }
+                    // Not the text's fault.
+                    source => {
+                        let (record, source) = (record as usize, Box::new(source));
+                        return Err(Error::InRecord { record, source }.in_file(name).into());
                     }
                 }
-                Err(error) => return Err(error.into()),
             }
+            Err(error) => return Err(error.into()),
         }
     }
 }
