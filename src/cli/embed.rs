@@ -13,7 +13,7 @@ mod table;
 mod tests;
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::builder::FalseyValueParser;
@@ -23,8 +23,8 @@ use tilewright::kernels::Pooling;
 use tilewright::{EmbedOptions, Embedder};
 
 use super::DeviceArgs;
-use super::run::loading_bar;
-use error::EmbedError;
+use super::run::with_loading_bar;
+use error::{EXIT_CODES, EmbedError};
 use input::{InputFormat, Source};
 use job::{Job, OnError, Skipped};
 use log::{Log, Progress};
@@ -38,9 +38,7 @@ use output::{OutputFormat, Target};
 /// As a long-lived process for engines such as Ray or Spark: `--io arrow-stream`, with a stream of Arrow's on stdin and
 /// one on stdout. There is one batch out for each batch in, at once; the end of stdin ends the process.
 #[derive(Args)]
-#[command(after_help = "\
-Exit codes: 0 done, also where stdout was closed; 1 an error at work; 2 an error in the command line; 3 the model cannot \
-be loaded; 4 no such adapter; 5 the device was lost, so another try may succeed; 6 the input is not what it should be.")]
+#[command(after_help = EXIT_CODES)]
 pub struct EmbedArgs {
     /// Hugging Face folder or GGUF file of a text encoder.
     model: PathBuf,
@@ -154,16 +152,12 @@ impl EmbedArgs {
     /// What to write; an error if flags do not go together.
     fn check(&self) -> Result<OutputFormat, EmbedError> {
         let usage = |message: &str| Err(EmbedError::Usage(message.into()));
-        let is_pipe = |path: &Path| path.as_os_str() == "-";
         let io = self.io.of(&self.input)?;
         let format = self.format.map_or_else(|| OutputFormat::of(&self.output, io), Ok)?;
-        if format == OutputFormat::Npy && is_pipe(&self.output) {
+        if format == OutputFormat::Npy && self.output.as_os_str() == "-" {
             return usage(
                 "npy begins with the number of rows, which is known at the end: it needs a file, --output FILE",
             );
-        }
-        if io.is_file() && is_pipe(&self.input) {
-            return usage("parquet and arrow-file are read from their end, so they cannot come from stdin");
         }
         if self.errors.is_some() && self.on_error == OnError::Fail {
             return usage("--errors is for records that are skipped: --on-error skip");
@@ -180,21 +174,17 @@ impl EmbedArgs {
     fn load(&self, log: Log) -> Result<Embedder, EmbedError> {
         let device = self.device.choose()?;
         log.notices(device.info());
-        let bar = loading_bar();
-        let mut progress = |done, total| {
-            bar.set_length(total);
-            bar.set_position(done);
-        };
-        let options = EmbedOptions {
-            max_tokens: self.max_tokens,
-            pooling: self.pooling.map(Pooling::from),
-            normalize: self.no_normalize.then_some(false),
-            max_batch_tokens: self.max_batch_tokens,
-            progress: Some(&mut progress),
-            ..EmbedOptions::default()
-        };
-        let loaded = Embedder::load(&device, &self.model, options);
-        bar.finish_and_clear();
+        let loaded = with_loading_bar(|progress| {
+            let options = EmbedOptions {
+                max_tokens: self.max_tokens,
+                pooling: self.pooling.map(Pooling::from),
+                normalize: self.no_normalize.then_some(false),
+                max_batch_tokens: self.max_batch_tokens,
+                progress: Some(progress),
+                ..EmbedOptions::default()
+            };
+            Embedder::load(&device, &self.model, options)
+        });
         let embedder = loaded.and_then(|embedder| embedder.encodings().map(|_| ()).map(|()| embedder));
         let mut embedder = embedder.map_err(EmbedError::Model)?;
         if self.prompt.is_some() {

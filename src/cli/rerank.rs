@@ -9,21 +9,19 @@ use serde_json::json;
 use tilewright::{RerankOptions, Reranker};
 
 use super::DeviceArgs;
-use super::embed::error::EmbedError;
+use super::embed::error::{EXIT_CODES, EmbedError};
 use super::embed::input::{InputFormat, Source};
 use super::embed::job::{OnError, of_texts};
 use super::embed::log::Log;
 use super::embed::rows::Rows;
-use super::run::loading_bar;
+use super::run::with_loading_bar;
 
 /// Rank the texts of a file or a stream by how well they answer a query, by a cross-encoder.
 ///
 /// Each line is a score and a text, the best first; with `--json` the record with its number and its score. Records
 /// whose text is null are left out.
 #[derive(Args)]
-#[command(after_help = "\
-Exit codes: 0 done, also where stdout was closed; 1 an error at work; 2 an error in the command line; 3 the model cannot \
-be loaded; 4 no such adapter; 5 the device was lost, so another try may succeed; 6 the input is not what it should be.")]
+#[command(after_help = EXIT_CODES)]
 pub struct RerankArgs {
     /// Hugging Face folder of a cross-encoder.
     model: PathBuf,
@@ -124,19 +122,15 @@ impl RerankArgs {
     fn load(&self, log: Log) -> Result<Reranker, EmbedError> {
         let device = self.device.choose()?;
         log.notices(device.info());
-        let bar = loading_bar();
-        let mut progress = |done, total| {
-            bar.set_length(total);
-            bar.set_position(done);
-        };
-        let options = RerankOptions {
-            max_tokens: self.max_tokens,
-            sigmoid: self.logits.then_some(false),
-            progress: Some(&mut progress),
-            ..RerankOptions::default()
-        };
-        let loaded = Reranker::load(&device, &self.model, options);
-        bar.finish_and_clear();
+        let loaded = with_loading_bar(|progress| {
+            let options = RerankOptions {
+                max_tokens: self.max_tokens,
+                sigmoid: self.logits.then_some(false),
+                progress: Some(progress),
+                ..RerankOptions::default()
+            };
+            Reranker::load(&device, &self.model, options)
+        });
         let reranker = loaded.map_err(EmbedError::Model)?;
         log.loaded(reranker.name(), device.info(), json!({}));
         Ok(reranker)

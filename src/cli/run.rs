@@ -110,22 +110,17 @@ pub fn load(
     context_length: Option<u32>,
     memory_limit: Option<u64>,
 ) -> Result<Model, Error> {
-    let bar = loading_bar();
-    let mut progress = |done, total| {
-        bar.set_length(total);
-        bar.set_position(done);
-    };
-    let options = LoadOptions { context_length, memory_limit, progress: Some(&mut progress), ..LoadOptions::default() };
-    let model = match path {
-        Some(path) => Model::load(device, path, options),
-        None => Model::from_file(device, ModelFile::builtin()?, options),
-    };
-    bar.finish_and_clear();
-    model
+    with_loading_bar(|progress| {
+        let options = LoadOptions { context_length, memory_limit, progress: Some(progress), ..LoadOptions::default() };
+        match path {
+            Some(path) => Model::load(device, path, options),
+            None => Model::from_file(device, ModelFile::builtin()?, options),
+        }
+    })
 }
 
-/// A bar for bytes of weights, which shows only on a terminal.
-pub fn loading_bar() -> ProgressBar {
+/// Loads something and shows the bytes of its weights on a bar, which is there only on a terminal.
+pub fn with_loading_bar<T>(load: impl FnOnce(&mut dyn FnMut(u64, u64)) -> T) -> T {
     let bar = match io::stderr().is_terminal() {
         true => ProgressBar::new(0),
         false => ProgressBar::hidden(),
@@ -133,7 +128,12 @@ pub fn loading_bar() -> ProgressBar {
     if let Ok(style) = ProgressStyle::with_template("loading {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}") {
         bar.set_style(style);
     }
-    bar
+    let loaded = load(&mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    loaded
 }
 
 impl SamplingArgs {

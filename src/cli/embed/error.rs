@@ -5,6 +5,11 @@ use std::path::Path;
 
 use tilewright::Error;
 
+/// What `--help` says of [`EmbedError::code`].
+pub const EXIT_CODES: &str = "\
+Exit codes: 0 done, also where stdout was closed; 1 an error at work; 2 an error in the command line; 3 the model cannot \
+be loaded; 4 no such adapter; 5 the device was lost, so another try may succeed; 6 the input is not what it should be.";
+
 /// What ends the command before its time.
 #[derive(Debug, thiserror::Error)]
 pub enum EmbedError {

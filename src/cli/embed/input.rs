@@ -43,6 +43,10 @@ pub enum InputFormat {
 impl InputFormat {
     /// The format itself, where it is `auto`.
     pub fn of(self, path: &Path) -> Result<InputFormat, EmbedError> {
+        if self.is_file() && path.as_os_str() == "-" {
+            let fault = "parquet and arrow-file are read from their end, so they cannot come from stdin";
+            return Err(EmbedError::Usage(fault.into()));
+        }
         if self != InputFormat::Auto {
             return Ok(self);
         }
@@ -63,7 +67,7 @@ impl InputFormat {
     }
 
     /// Whether it is read from its end, which a pipe shows last.
-    pub fn is_file(self) -> bool {
+    fn is_file(self) -> bool {
         match self {
             #[cfg(feature = "parquet")]
             InputFormat::Parquet => true,
