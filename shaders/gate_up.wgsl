@@ -27,10 +27,10 @@ fn gate_up(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_in
     if (local % LANES == 0u) {
         let at = group.z * params.ffn_dim + f;
         if (f < params.ffn_dim) {
-            y[at] = silu(sum.x) * sum.z;
+            y[at] = silu_at(sum.x) * sum.z;
         }
         if (f + 1u < params.ffn_dim) {
-            y[at + 1u] = silu(sum.y) * sum.w;
+            y[at + 1u] = silu_at(sum.y) * sum.w;
         }
     }
 }

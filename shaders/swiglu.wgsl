@@ -19,5 +19,5 @@ fn swiglu(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
         return;
     }
     let at = id / params.ffn_dim * 2u * params.ffn_dim + id % params.ffn_dim;
-    y[id] = silu(gate_up[at]) * gate_up[at + params.ffn_dim];
+    y[id] = silu_at(gate_up[at]) * gate_up[at + params.ffn_dim];
 }

@@ -26,6 +26,7 @@ mod gemm;
 mod linear;
 mod matmul_plain;
 mod mol;
+mod mol_parts;
 mod norm;
 mod pool;
 mod probe;
@@ -129,6 +130,7 @@ fn twin(kernel: &str) -> Option<Twin> {
         "matvec" => linear::matvec,
         "merge_top" => select_top::merge_top,
         "mol" => mol::mol,
+        "mol_gate" => mol_parts::mol_gate,
         "penalize" => sample::penalize,
         "qkv" => linear::qkv,
         "pool" => pool::pool,
@@ -141,10 +143,12 @@ fn twin(kernel: &str) -> Option<Twin> {
         "sample" => sample::sample,
         "scale" => activation::scale,
         "select_top" => select_top::select_top,
+        "silu" => activation::silu,
         "softmax" => softmax::softmax,
         "split_sum" => linear::split_sum,
         "swiglu" => activation::swiglu,
         "top_k" => top_k::top_k,
+        "weighted_sum" => mol_parts::weighted_sum,
         _ => return None,
     })
 }

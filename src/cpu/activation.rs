@@ -1,8 +1,8 @@
-//! `add`, `geglu`, `gelu`, `scale` and `swiglu`: element by element.
+//! `add`, `geglu`, `gelu`, `scale`, `silu` and `swiglu`: element by element.
 
 use super::simd::{self, Function, Map, Vector, exp, fma};
 use super::{Call, threads};
-use crate::kernels::{AddParams, GatedParams, GeluParams, ScaleParams};
+use crate::kernels::{AddParams, GatedParams, GeluParams, ScaleParams, SiluParams};
 
 /// Elements that a thread takes at a time.
 const CHUNK: usize = 1 << 12;
@@ -93,13 +93,22 @@ pub(crate) fn gelu(mut call: Call<'_>) {
 }
 
 /// `x / (1 + e^-x)`.
-struct Silu;
+pub(super) struct Silu;
 
 impl Function for Silu {
     #[inline(always)]
     fn at<V: Vector>(&self, x: f32) -> f32 {
         x / (1.0 + exp::<V>(-x))
     }
+}
+
+pub(crate) fn silu(mut call: Call<'_>) {
+    let params: SiluParams = call.params();
+    let [x, y] = call.operands();
+    let (len, x) = (params.len as usize, x.get::<f32>());
+    threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], CHUNK, len * EXP_OPS, |i, y| {
+        simd::run(Map { function: Silu, x: &x[i * CHUNK..], y });
+    });
 }
 
 pub(crate) fn swiglu(call: Call<'_>) {

@@ -39,6 +39,15 @@ pub(crate) struct AddParams {
     pub _pad: [u32; 2],
 }
 
+/// Mirrors `Params` in `shaders/silu.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct SiluParams {
+    pub len: u32,
+    pub grid_x: u32,
+    pub _pad: [u32; 2],
+}
+
 /// Mirrors `Params` in `shaders/scale.wgsl`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -113,6 +122,19 @@ pub fn gelu(rec: &mut Recorder, x: &Tensor, y: &Tensor, form: Gelu) -> Result<()
     let grid = fold(y.len() as u64, WG);
     let params = GeluParams { len: y.len() as u32, tanh_form: u32::from(form == Gelu::Tanh), grid_x: grid[0], _pad: 0 };
     rec.dispatch(&shaders::GELU, None, &[], params, &[x, y], grid)
+}
+
+/// Records `y = silu(x)`. Shader: `shaders/silu.wgsl`.
+///
+/// # Shapes
+/// `x`, `y`: any, the same.
+/// # Errors
+/// [`Error::Shape`] if `y` disagrees with `x`.
+pub fn silu(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
+    y.expect_shape("silu", "y", x.shape())?;
+    let grid = fold(y.len() as u64, WG);
+    let params = SiluParams { len: y.len() as u32, grid_x: grid[0], _pad: [0; 2] };
+    rec.dispatch(&shaders::SILU, None, &[], params, &[x, y], grid)
 }
 
 /// Records `y = y + x`. Shader: `shaders/add.wgsl`.

@@ -1,4 +1,4 @@
-//! `swiglu`, `geglu`, `gelu`, `add` and `scale`.
+//! `swiglu`, `silu`, `geglu`, `gelu`, `add` and `scale`.
 
 use tilewright::kernels::{self, Activation, Gelu};
 
@@ -16,8 +16,9 @@ const NMSE: f64 = 1e-10;
 type Build = fn(&mut Source, u32, u32) -> Job;
 
 pub fn cases(cases: &mut Vec<Case>) {
-    let kernels: [(&'static str, &str, Build); 7] = [
+    let kernels: [(&'static str, &str, Build); 8] = [
         ("swiglu", "F32", swiglu),
+        ("silu", "F32", silu),
         ("geglu", "exact", |source, t, f| geglu(source, t, f, Gelu::Exact)),
         ("geglu", "tanh", |source, t, f| geglu(source, t, f, Gelu::Tanh)),
         ("gelu", "exact", |source, t, f| gelu(source, t, f, Gelu::Exact)),
@@ -48,13 +49,10 @@ fn swiglu(source: &mut Source, n_tokens: u32, dim: u32) -> Job {
     for row in gate_up.chunks_exact(2 * dim as usize) {
         let (gates, ups) = row.split_at(dim as usize);
         for (&gate, &up) in gates.iter().zip(ups) {
-            let (gate, up) = (f64::from(gate), f64::from(up));
-            let value = gate / (1.0 + (-gate).exp()) * up;
-            // Where the exponential is small, so is its part in the quotient.
-            let share = 1.0 / (1.0 + gate.exp());
-            let bound = value.abs() * (exp_rounding(gate.min(88.0)) * share + 8.0 * ROUND);
-            let floor = FLUSH * (1.0 + gate.abs()) * (1.0 + up.abs());
-            want.push(Expected::new(value, bound, floor));
+            let (gate, up) = (silu_of(f64::from(gate)), f64::from(up));
+            let value = gate.value * up;
+            let bound = gate.bound * up.abs() + ROUND * value.abs();
+            want.push(Expected::new(value, bound, gate.floor * (1.0 + up.abs())));
         }
     }
     let operands = vec![
@@ -62,6 +60,23 @@ fn swiglu(source: &mut Source, n_tokens: u32, dim: u32) -> Job {
         Operand::close("y", &[n_tokens, dim], want, NMSE),
     ];
     Job::new(operands, |rec, bound| kernels::swiglu(rec, bound.tensor(0), bound.tensor(1)))
+}
+
+/// SiLU of a number that is known.
+fn silu_of(x: f64) -> Expected {
+    let value = x / (1.0 + (-x).exp());
+    // Where the exponential is small, so is its part in the quotient.
+    let share = 1.0 / (1.0 + x.exp());
+    let bound = value.abs() * (exp_rounding(x.min(88.0)) * share + 7.0 * ROUND);
+    Expected::new(value, bound, FLUSH * (1.0 + x.abs()))
+}
+
+fn silu(source: &mut Source, n_tokens: u32, dim: u32) -> Job {
+    let x = source.rows(n_tokens, dim);
+    let want = x.iter().map(|&x| silu_of(f64::from(x))).collect();
+    let shape = [n_tokens, dim];
+    let operands = vec![Operand::floats("x", &shape, x), Operand::close("y", &shape, want, NMSE)];
+    Job::new(operands, |rec, bound| kernels::silu(rec, bound.tensor(0), bound.tensor(1)))
 }
 
 /// The error function's complement for `a >= 0`: its power series near zero, else its continued fraction, both carried

@@ -80,6 +80,7 @@ fn elementwise_shapes() {
     check("geglu", &swiglu, |rec, _, t| kernels::geglu(rec, &t[0], &t[1], Gelu::Exact));
     let both: [Operand; 2] = [("x", &[2, 3], &[2, 4], "y"), ("y", &[2, 3], &[3, 2], "y")];
     check("gelu", &both, |rec, _, t| kernels::gelu(rec, &t[0], &t[1], Gelu::Tanh));
+    check("silu", &both, |rec, _, t| kernels::silu(rec, &t[0], &t[1]));
     check("add", &both, |rec, _, t| kernels::add(rec, &t[0], &t[1]));
     check("scale", &both, |rec, _, t| kernels::scale(rec, &t[0], &t[1], 2.0));
 }
@@ -403,6 +404,29 @@ fn fused_shapes() {
     let error = kernels::matmul(&mut Recorder::new(&device), &Linear { bias: None, ..both }, &t[2], &y);
     let error = error.expect_err("`matmul` folds no norm");
     assert!(matches!(error, Error::Operand { kernel: "matmul", operand: "norm", .. }), "{error}");
+}
+
+#[test]
+fn shapes_of_a_mixture_in_parts() {
+    let mol_gate: [Operand; 4] = [
+        ("a", &[2, 3], &[2, 4], "b"),
+        ("b", &[5, 3], &[5, 4], "b"),
+        ("c", &[5, 2, 3], &[5, 6], "c"),
+        ("y", &[5, 2, 3], &[10, 3], "y"),
+    ];
+    let record = |rec: &mut Recorder, combination, t: &[Tensor]| {
+        kernels::mol_gate(rec, combination, [&t[0], &t[1], &t[2]], &t[3])
+    };
+    check("mol_gate", &mol_gate, |rec, _, t| record(rec, Combination::Sum, t));
+    let tensors = mol_gate.map(|(name, shape, ..)| {
+        Tensor::declare(name, Role::Activations, shape, DType::F32).expect("the shape is valid")
+    });
+    let error =
+        record(&mut Recorder::new(&Device::cpu()), Combination::GluSiluLn, &tensors).expect_err("no pair alone");
+    assert!(matches!(error, Error::Operand { kernel: "mol_gate", operand: "combination", .. }), "{error}");
+    let weighted_sum: [Operand; 3] =
+        [("weight", &[2, 3], &[3, 2], "weight"), ("x", &[2, 3], &[6], "x"), ("y", &[2], &[3], "y")];
+    check("weighted_sum", &weighted_sum, |rec, _, t| kernels::weighted_sum(rec, &t[0], &t[1], &t[2]));
 }
 
 #[test]

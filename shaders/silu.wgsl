@@ -1,0 +1,19 @@
+// Sigmoid linear unit: y = x / (1 + exp(-x)).
+//
+// Dispatch (elements folded over x and y). Elfwing et al. 2017, arXiv:1702.03118.
+#import silu
+
+struct Params { len: u32, grid_x: u32, _pad: vec2<u32> }
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> x: array<f32>;        // [len]
+@group(0) @binding(2) var<storage, read_write> y: array<f32>;  // [len]
+
+const WG: u32 = 256u;
+
+@compute @workgroup_size(WG)
+fn silu(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let id = (group.y * params.grid_x + group.x) * WG + local;
+    if (id < params.len) {
+        y[id] = silu_at(x[id]);
+    }
+}
