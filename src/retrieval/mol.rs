@@ -9,23 +9,27 @@
 //! Queries have N components f, items M components g, and all N M pairs count. What depends on the item alone is computed
 //! when it is appended; [`kernels::mol`](fn@crate::kernels::mol) does the rest in one pass over the items.
 
+mod encoder;
+mod lane;
 mod top;
 mod weights;
 
 pub use weights::{Glu, MolConfig, MolWeights};
 
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use crate::device::Device;
-use crate::dtype::{DType, WeightType};
+use crate::dtype::WeightType;
 use crate::error::Error;
-use crate::kernels::{self, Gelu, Linear, MolGate, MolGateWeights, MolOperands, MolScores, Pairing};
+use crate::kernels::{Linear, MAX_TOP, MolGate, MolGateWeights, Pairing};
 use crate::matrix::Matrix;
 use crate::recording::{Recorder, Workspace};
 use crate::retrieval::Hit;
-use crate::tensor::{Role, Tensor};
+use crate::tensor::Tensor;
+use encoder::Encoder;
+use lane::{By, Lane};
 use top::Top;
-use weights::{Gate, Layer, Projection};
 
 /// Items whose scores exist at a time.
 const STRIP: usize = 1 << 16;
@@ -91,126 +95,6 @@ pub struct MolHits {
     pub scored: Vec<usize>,
 }
 
-/// A layer on a device.
-struct Dense {
-    w: Matrix,
-    bias: Tensor,
-}
-
-impl Dense {
-    fn new(device: &Device, label: &str, layer: &Layer) -> Result<Dense, Error> {
-        Ok(Dense {
-            w: Matrix::from_f32(device, label, layer.n_out, layer.n_in, &layer.w)?,
-            bias: device.upload(label, &[layer.n_out], &layer.b)?,
-        })
-    }
-
-    fn record(&self, rec: &mut Recorder, x: &Tensor) -> Result<Tensor, Error> {
-        let y = Tensor::declare("y", Role::Activations, &[x.shape()[0], self.w.rows()], DType::F32)?;
-        Linear { bias: Some(&self.bias), ..Linear::new(&self.w) }.record(rec, x, &y)?;
-        Ok(y)
-    }
-
-    /// The layer with its SiLU: `silu(z)` is `swiglu` of z and ones, which a layer of twice the width makes.
-    fn record_silu(&self, rec: &mut Recorder, x: &Tensor) -> Result<Tensor, Error> {
-        let both = self.record(rec, x)?;
-        let y = Tensor::declare("y", Role::Activations, &[x.shape()[0], self.w.rows() / 2], DType::F32)?;
-        kernels::swiglu(rec, &both, &y)?;
-        Ok(y)
-    }
-}
-
-enum Activated {
-    Gelu(Dense),
-    /// Of twice the width, see [`Dense::record_silu`].
-    Silu(Dense),
-}
-
-enum DenseGate {
-    None,
-    Linear(Dense),
-    /// The first of twice the width.
-    Perceptron(Dense, Dense),
-}
-
-/// From vectors to components and gates.
-struct Encoder {
-    glu: Option<(Activated, Dense)>,
-    out: Dense,
-    gate: DenseGate,
-}
-
-impl Encoder {
-    fn new(device: &Device, projection: &Projection, glu: Glu, gate: &Gate) -> Result<Encoder, Error> {
-        let glu = match &projection.glu {
-            None => None,
-            Some([gate, up]) => {
-                let gate = match glu {
-                    Glu::GeGlu => Activated::Gelu(Dense::new(device, "mol.glu", gate)?),
-                    Glu::SwiGlu => Activated::Silu(Dense::new(device, "mol.glu", &gate.with_ones())?),
-                };
-                Some((gate, Dense::new(device, "mol.up", up)?))
-            }
-        };
-        let out = Dense::new(device, "mol.out", &projection.out)?;
-        let gate = match gate {
-            Gate::None => DenseGate::None,
-            Gate::Linear(layer) => DenseGate::Linear(Dense::new(device, "mol.gate", layer)?),
-            Gate::Perceptron(first, second) => DenseGate::Perceptron(
-                Dense::new(device, "mol.gate.1", &first.with_ones())?,
-                Dense::new(device, "mol.gate.2", second)?,
-            ),
-        };
-        Ok(Encoder { glu, out, gate })
-    }
-
-    /// Components and gates of rows, one after the other; no gates if there is no such part.
-    async fn encode(&self, device: &Device, x: &[f32], n_rows: usize) -> Result<[Vec<f32>; 2], Error> {
-        let x = device.upload("x", &[n_rows as u32, (x.len() / n_rows) as u32], x)?;
-        let mut rec = Recorder::new(device);
-        let gates = match &self.gate {
-            DenseGate::None => None,
-            DenseGate::Linear(layer) => Some(layer.record(&mut rec, &x)?),
-            DenseGate::Perceptron(first, second) => {
-                let hidden = first.record_silu(&mut rec, &x)?;
-                Some(second.record(&mut rec, &hidden)?)
-            }
-        };
-        let glu = match &self.glu {
-            None => None,
-            Some((gate, up)) => {
-                let gate = match gate {
-                    Activated::Silu(layer) => layer.record_silu(&mut rec, &x)?,
-                    Activated::Gelu(layer) => {
-                        let z = layer.record(&mut rec, &x)?;
-                        let y = Tensor::declare("y", Role::Activations, z.shape(), DType::F32)?;
-                        kernels::gelu(&mut rec, &z, &y, Gelu::Exact)?;
-                        y
-                    }
-                };
-                Some((gate, up.record(&mut rec, &x)?))
-            }
-        };
-        device.run(&rec.finish(&mut Workspace::default()))?;
-        let x = match glu {
-            None => x,
-            Some((gate, up)) => {
-                let (gate, up) = (device.read::<f32>(&gate).await?, device.read::<f32>(&up).await?);
-                let hidden: Vec<f32> = gate.iter().zip(up).map(|(gate, up)| gate * up).collect();
-                device.upload("hidden", &[n_rows as u32, (hidden.len() / n_rows) as u32], &hidden)?
-            }
-        };
-        let mut rec = Recorder::new(device);
-        let components = self.out.record(&mut rec, &x)?;
-        device.run(&rec.finish(&mut Workspace::default()))?;
-        let gates = match gates {
-            Some(gates) => device.read(&gates).await?,
-            None => Vec::new(),
-        };
-        Ok([device.read(&components).await?, gates])
-    }
-}
-
 /// A strip of items.
 struct Shard {
     first: u32,
@@ -223,19 +107,6 @@ struct Shard {
     means: Matrix,
     /// The same in 8 bits.
     coarse: Matrix,
-}
-
-/// Queries as the kernel takes them.
-struct Queries {
-    n: usize,
-    /// `[B, N D]`.
-    components: Tensor,
-    /// `[B, G]`.
-    gates: Tensor,
-    /// `[B, D]`: sums of the components.
-    sums: Tensor,
-    /// For each query the length of its longest component.
-    norms: Vec<f32>,
 }
 
 /// A corpus of items under a mixture of logits.
@@ -251,6 +122,8 @@ pub struct Mol {
     n_items: usize,
     /// Of the longest component of an item.
     norm: f32,
+    /// Of searches that came to an end, for those to come.
+    lanes: Mutex<Vec<Lane>>,
 }
 
 impl Mol {
@@ -277,6 +150,7 @@ impl Mol {
             shards: Vec::new(),
             n_items: 0,
             norm: 0.0,
+            lanes: Mutex::default(),
         })
     }
 
@@ -314,6 +188,8 @@ impl Mol {
             let found = format!("{}", self.n_items + n_new);
             return Err(Error::Option { option: "items", expected: "fewer than 2^32 in all".into(), found });
         }
+        // What was recorded does not know the new items.
+        self.lanes = Mutex::default();
         for strip in items.chunks(self.strip() * width) {
             let shard = self.shard(strip, width).await?;
             self.n_items += shard.n_items;
@@ -402,24 +278,40 @@ impl Mol {
         for (i, rows) in queries.chunks(BATCH * width).enumerate() {
             let n = rows.len() / width;
             let users = if n_users == 0 { users } else { &users[i * BATCH..][..n] };
-            let queries = self.encode(rows, users, n).await?;
-            let batch = self.search_batch(&queries, k, how).await?;
-            found.hits.extend(batch.hits);
-            found.scored.extend(batch.scored);
+            let mut lane = self.take_lane(Lane::size_for(n))?;
+            let norms = self.encode(&lane, rows, users, n).await?;
+            let mut batch = Batch { mol: self, lane: &mut lane, norms };
+            let MolHits { hits, scored } = batch.search(k, how).await?;
+            found.hits.extend(hits);
+            found.scored.extend(scored);
+            self.lanes().push(lane);
         }
         Ok(found)
     }
 
-    async fn encode(&self, rows: &[f32], users: &[u32], n: usize) -> Result<Queries, Error> {
+    fn lanes(&self) -> std::sync::MutexGuard<'_, Vec<Lane>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take_lane(&self, batch: u32) -> Result<Lane, Error> {
+        let mut lanes = self.lanes();
+        match lanes.iter().position(|lane| lane.batch == batch) {
+            Some(at) => Ok(lanes.swap_remove(at)),
+            None => Lane::new(self, batch),
+        }
+    }
+
+    /// Puts queries into a lane; gives for each the length of its longest component.
+    async fn encode(&self, lane: &Lane, rows: &[f32], users: &[u32], n: usize) -> Result<Vec<f32>, Error> {
         let MolConfig { form, dim, temperature, .. } = self.config;
-        let [encoded, gates] = self.query_encoder.encode(&self.device, rows, n).await?;
-        let d = dim as usize;
-        let mut components = Vec::with_capacity(n * form.query_components as usize * d);
-        for (query, encoded) in encoded.chunks_exact(encoded.len() / n).enumerate() {
+        let [encoded, gates] = lane.encode(self, rows).await?;
+        let (d, batch) = (dim as usize, lane.batch as usize);
+        let mut components = Vec::with_capacity(batch * form.query_components as usize * d);
+        for (query, encoded) in encoded.chunks_exact(encoded.len() / batch).enumerate() {
             components.extend(encoded);
             for table in &self.users {
                 // The first row stands for nobody.
-                let row = users[query] as usize % (table.len() / d - 1) + 1;
+                let row = users.get(query).map_or(0, |&user| user as usize % (table.len() / d - 1) + 1);
                 components.extend(&table[row * d..][..d]);
             }
         }
@@ -427,75 +319,18 @@ impl Mol {
         components.iter_mut().for_each(|x| *x /= temperature);
         norms.iter_mut().for_each(|norm| *norm /= temperature);
         let per_query = form.query_components as usize;
-        let mut sums = vec![0.0; n * d];
+        let mut sums = vec![0.0; batch * d];
         for (sum, query) in sums.chunks_exact_mut(d).zip(components.chunks_exact(per_query * d)) {
             query.chunks_exact(d).for_each(|row| sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x));
         }
-        let columns = form.gate_columns().max(4);
+        let inputs = lane.inputs();
         let mut gates = form.gate_rows(&gates);
-        gates.resize(n * columns as usize, 0.0);
-        let rows = n as u32;
-        Ok(Queries {
-            n,
-            components: self.device.upload("mol.queries", &[rows, form.query_components * dim], &components)?,
-            gates: self.device.upload("mol.query_gates", &[rows, columns], &gates)?,
-            sums: self.device.upload("mol.sums", &[rows, dim], &sums)?,
-            norms: norms.chunks_exact(per_query).map(|norms| norms.iter().copied().fold(0.0, f32::max)).collect(),
-        })
-    }
-
-    async fn search_batch(&self, queries: &Queries, k: usize, how: MolSearch) -> Result<MolHits, Error> {
-        match how {
-            MolSearch::BruteForce => {
-                let mut tops = vec![Top::new(k); queries.n];
-                self.scan(queries, MolScores::All, |query, first, scores| tops[query].extend(first, scores)).await?;
-                Ok(MolHits { hits: hits(tops)?, scored: vec![self.n_items; queries.n] })
-            }
-            MolSearch::Mips => Ok(MolHits { hits: hits(self.average(queries, k).await?)?, scored: vec![0; queries.n] }),
-            MolSearch::Avg { candidates } => {
-                let tops = self.average(queries, candidates).await?;
-                self.rescore(queries, k, ids(tops)).await
-            }
-            MolSearch::Highest { candidates } => {
-                let mut tops = vec![Top::new(candidates); queries.n];
-                self.scan(queries, MolScores::Bounds, |query, first, bounds| tops[query].extend(first, bounds)).await?;
-                self.rescore(queries, k, ids(tops)).await
-            }
-            MolSearch::Naive { per_pair } => {
-                let candidates = self.naive(queries, per_pair).await?;
-                self.rescore(queries, k, candidates).await
-            }
-            MolSearch::Comb { per_pair, candidates } => {
-                let mut union = self.naive(queries, per_pair).await?;
-                let others = ids(self.average(queries, candidates).await?);
-                union.iter_mut().zip(others).for_each(|(union, others)| union.extend(others));
-                self.rescore(queries, k, union).await
-            }
-            MolSearch::HIndexer { candidates, sample } => {
-                let candidates = self.above_threshold(queries, candidates, sample).await?;
-                self.rescore(queries, k, candidates).await
-            }
-            MolSearch::TwoPass { candidates } => {
-                let tops = self.average(queries, candidates.max(k)).await?;
-                let first = self.rescore(queries, k, ids(tops)).await?;
-                let bars: Vec<f32> = (first.hits.iter().zip(&queries.norms))
-                    .map(|(hits, norm)| match hits.get(k - 1) {
-                        Some(last) => last.score - self.margin(*norm),
-                        None => f32::MIN,
-                    })
-                    .collect();
-                let mut reach = vec![Vec::new(); queries.n];
-                self.scan(queries, MolScores::Bounds, |query, first, bounds| {
-                    let above = bounds.iter().enumerate().filter(|(_, bound)| **bound >= bars[query]);
-                    reach[query].extend(above.map(|(i, _)| first + i as u32));
-                })
-                .await?;
-                let scored: Vec<usize> = first.scored;
-                let mut second = self.rescore(queries, k, reach).await?;
-                second.scored.iter_mut().zip(scored).for_each(|(all, first)| *all += first);
-                Ok(second)
-            }
-        }
+        gates.resize(inputs.gates.len(), 0.0);
+        self.device.write(&inputs.components, 0, &components)?;
+        self.device.write(&inputs.gates, 0, &gates)?;
+        self.device.write(&inputs.sums, 0, &sums)?;
+        let longest = |norms: &[f32]| norms.iter().copied().fold(0.0, f32::max);
+        Ok(norms.chunks_exact(per_query).map(longest).take(n).collect())
     }
 
     /// By how much a computed score may exceed the computed bound. Each logit is a sum of D products and off by at most
@@ -504,68 +339,98 @@ impl Mol {
         let n_roundings = self.config.dim + 2 * self.config.form.n_pairs() + 16;
         n_roundings as f32 * f32::EPSILON * query_norm * self.norm
     }
+}
 
-    /// Runs the mixture over all items; `take` gets a query, the first item's id, and scores.
-    async fn scan(
-        &self,
-        queries: &Queries,
-        what: MolScores<'_>,
-        mut take: impl FnMut(usize, u32, &[f32]),
-    ) -> Result<(), Error> {
-        for shard in &self.shards {
-            let scores = self.scores(queries, shard, what, shard.n_items).await?;
-            let rows = scores.chunks_exact(shard.n_items).enumerate();
+/// A search for some queries.
+struct Batch<'a> {
+    mol: &'a Mol,
+    lane: &'a mut Lane,
+    /// For each query the length of its longest component.
+    norms: Vec<f32>,
+}
+
+impl Batch<'_> {
+    async fn search(&mut self, k: usize, how: MolSearch) -> Result<MolHits, Error> {
+        let n_queries = self.norms.len();
+        match how {
+            MolSearch::BruteForce => {
+                let hits = finite(self.best(By::Mixture, k).await?)?;
+                Ok(MolHits { hits, scored: vec![self.mol.n_items; n_queries] })
+            }
+            MolSearch::Mips => Ok(MolHits { hits: finite(self.best(By::Mean, k).await?)?, scored: vec![0; n_queries] }),
+            MolSearch::Avg { candidates } => {
+                let candidates = ids(self.best(By::Mean, candidates).await?);
+                self.rescore(k, candidates).await
+            }
+            MolSearch::Highest { candidates } => {
+                let candidates = ids(self.best(By::Bound, candidates).await?);
+                self.rescore(k, candidates).await
+            }
+            MolSearch::Naive { per_pair } => {
+                let candidates = self.naive(per_pair).await?;
+                self.rescore(k, candidates).await
+            }
+            MolSearch::Comb { per_pair, candidates } => {
+                let mut union = self.naive(per_pair).await?;
+                let others = ids(self.best(By::Mean, candidates).await?);
+                union.iter_mut().zip(others).for_each(|(union, others)| union.extend(others));
+                self.rescore(k, union).await
+            }
+            MolSearch::HIndexer { candidates, sample } => {
+                let candidates = self.above_threshold(candidates, sample).await?;
+                self.rescore(k, candidates).await
+            }
+            MolSearch::TwoPass { candidates } => {
+                let candidates = ids(self.best(By::Mean, candidates.max(k)).await?);
+                let first = self.rescore(k, candidates).await?;
+                let bars: Vec<f32> = (first.hits.iter().zip(&self.norms))
+                    .map(|(hits, norm)| match hits.get(k - 1) {
+                        Some(last) => last.score - self.mol.margin(*norm),
+                        None => f32::MIN,
+                    })
+                    .collect();
+                let mut reach = vec![Vec::new(); n_queries];
+                self.scan(By::Bound, |query, first, bounds| {
+                    let above = bounds.iter().enumerate().filter(|(_, bound)| **bound >= bars[query]);
+                    reach[query].extend(above.map(|(i, _)| first + i as u32));
+                })
+                .await?;
+                let mut second = self.rescore(k, reach).await?;
+                second.scored.iter_mut().zip(first.scored).for_each(|(all, first)| *all += first);
+                Ok(second)
+            }
+        }
+    }
+
+    /// The best items of each query, in order. The device chooses them if they are not too many for it.
+    async fn best(&mut self, by: By, n: usize) -> Result<Vec<Vec<Hit>>, Error> {
+        if self.mol.is_empty() {
+            return Ok(vec![Vec::new(); self.norms.len()]);
+        }
+        if n <= MAX_TOP as usize {
+            let mut best = self.lane.best(self.mol, by, n).await?;
+            best.truncate(self.norms.len());
+            return Ok(best);
+        }
+        let mut tops = vec![Top::new(n); self.norms.len()];
+        self.scan(by, |query, first, scores| tops[query].extend(first, scores)).await?;
+        Ok(tops.into_iter().map(Top::into_hits).collect())
+    }
+
+    /// Scores all items; `take` gets a query, the first item's id, and scores.
+    async fn scan(&mut self, by: By, mut take: impl FnMut(usize, u32, &[f32])) -> Result<(), Error> {
+        for (i, shard) in self.mol.shards.iter().enumerate() {
+            let scores = self.lane.scores(self.mol, by, i).await?;
+            let rows = scores.chunks_exact(shard.n_items).take(self.norms.len()).enumerate();
             rows.for_each(|(query, scores)| take(query, shard.first, scores));
         }
         Ok(())
     }
 
-    async fn scores(
-        &self,
-        queries: &Queries,
-        shard: &Shard,
-        what: MolScores<'_>,
-        n_scores: usize,
-    ) -> Result<Vec<f32>, Error> {
-        let mut rec = Recorder::new(&self.device);
-        let scores =
-            Tensor::declare("mol.scores", Role::Activations, &[queries.n as u32, n_scores as u32], DType::F32)?;
-        let operands = MolOperands {
-            items: &shard.components,
-            item_gates: &shard.gates,
-            queries: &queries.components,
-            query_gates: &queries.gates,
-        };
-        kernels::mol(&mut rec, &self.gate, &operands, what, &scores)?;
-        self.read_after(rec, &scores).await
-    }
-
-    async fn read_after(&self, rec: Recorder, y: &Tensor) -> Result<Vec<f32>, Error> {
-        let recording = rec.finish(&mut Workspace::default());
-        let mut words = self.device.run_and_read(&recording, y)?.await?;
-        words.truncate(y.len());
-        Ok(bytemuck::cast_vec(words))
-    }
-
-    /// The best items by the dot product of summed queries with mean items.
-    async fn average(&self, queries: &Queries, n: usize) -> Result<Vec<Top>, Error> {
-        let mut tops = vec![Top::new(n); queries.n];
-        for shard in &self.shards {
-            let scores = self.products(&queries.sums, &shard.means).await?;
-            let rows = scores.chunks_exact(shard.n_items).zip(&mut tops);
-            rows.for_each(|(scores, top)| top.extend(shard.first, scores));
-        }
-        Ok(tops)
-    }
-
     /// Items whose coarse product is as high as the highest of a sample, in the share that gives so many candidates.
-    async fn above_threshold(&self, queries: &Queries, n: usize, sample: usize) -> Result<Vec<Vec<u32>>, Error> {
-        let mut scores = vec![Vec::with_capacity(self.n_items); queries.n];
-        for shard in &self.shards {
-            let of_shard = self.products(&queries.sums, &shard.coarse).await?;
-            let rows = of_shard.chunks_exact(shard.n_items).zip(&mut scores);
-            rows.for_each(|(from, to)| to.extend_from_slice(from));
-        }
+    async fn above_threshold(&mut self, n: usize, sample: usize) -> Result<Vec<Vec<u32>>, Error> {
+        let mut scores = vec![Vec::with_capacity(self.mol.n_items); self.norms.len()];
+        self.scan(By::Coarse, |query, _, of_shard| scores[query].extend_from_slice(of_shard)).await?;
         let select = |scores: Vec<f32>| {
             // Multiples of a large odd number, so that items appended together are not drawn together.
             let draw = |i: usize| scores[(i as u64 * 0x9e37_79b1 % scores.len() as u64) as usize];
@@ -582,27 +447,25 @@ impl Mol {
         Ok(scores.into_iter().map(select).collect())
     }
 
-    /// `x wᵀ`.
-    async fn products(&self, x: &Tensor, w: &Matrix) -> Result<Vec<f32>, Error> {
-        let mut rec = Recorder::new(&self.device);
-        let y = Tensor::declare("mol.products", Role::Activations, &[x.shape()[0], w.rows()], DType::F32)?;
-        Linear::new(w).record(&mut rec, x, &y)?;
-        self.read_after(rec, &y).await
-    }
-
     /// The union over pairs of the best items by the pair's logit.
-    async fn naive(&self, queries: &Queries, per_pair: usize) -> Result<Vec<Vec<u32>>, Error> {
-        let MolConfig { form, dim, .. } = self.config;
+    async fn naive(&mut self, per_pair: usize) -> Result<Vec<Vec<u32>>, Error> {
+        let MolConfig { form, dim, .. } = self.mol.config;
+        let (device, n_queries) = (&self.mol.device, self.norms.len());
         let (n, m) = (form.query_components as usize, form.item_components as usize);
         let is_pair = |i: usize, j: usize| form.pairing == Pairing::Cross || i == j;
-        let components: Vec<f32> = self.device.read(&queries.components).await?;
-        let mut tops = vec![Top::new(per_pair); queries.n * n * m];
-        for shard in &self.shards {
+        let components: Vec<f32> = device.read(&self.lane.inputs().components).await?;
+        let mut tops = vec![Top::new(per_pair); n_queries * n * m];
+        for shard in &self.mol.shards {
             let row_bytes = 4 * m * shard.n_items;
-            let n_rows = (LOGITS_BYTES / row_bytes).clamp(1, queries.n * n);
-            for (i, rows) in components.chunks(n_rows * dim as usize).enumerate() {
-                let x = self.device.upload("mol.rows", &[(rows.len() / dim as usize) as u32, dim], rows)?;
-                let logits = self.products(&x, &shard.components).await?;
+            let n_rows = (LOGITS_BYTES / row_bytes).clamp(1, n_queries * n);
+            let rows = &components[..n_queries * n * dim as usize];
+            for (i, rows) in rows.chunks(n_rows * dim as usize).enumerate() {
+                let x = device.upload("mol.rows", &[(rows.len() / dim as usize) as u32, dim], rows)?;
+                let mut rec = Recorder::new(device);
+                let y = rec.temporary("logits", &[x.shape()[0], shard.components.rows()])?;
+                Linear::new(&shard.components).record(&mut rec, &x, &y)?;
+                let recording = rec.finish(&mut Workspace::default());
+                let logits: Vec<f32> = bytemuck::cast_vec(device.run_and_read(&recording, &y)?.await?);
                 for (row, logits) in logits.chunks_exact(m * shard.n_items).enumerate() {
                     let row = i * n_rows + row;
                     for (j, logits) in
@@ -613,18 +476,20 @@ impl Mol {
                 }
             }
         }
-        let mut tops = tops.into_iter();
-        Ok((0..queries.n).map(|_| ids(tops.by_ref().take(n * m).collect()).concat()).collect())
+        let mut tops = tops.into_iter().map(Top::into_hits);
+        Ok((0..n_queries).map(|_| ids(tops.by_ref().take(n * m).collect()).concat()).collect())
     }
 
     /// Scores candidates, each once, and keeps the k best.
-    async fn rescore(&self, queries: &Queries, k: usize, mut candidates: Vec<Vec<u32>>) -> Result<MolHits, Error> {
+    async fn rescore(&mut self, k: usize, mut candidates: Vec<Vec<u32>>) -> Result<MolHits, Error> {
+        /// Candidates of a pass at least: numbers of them are rounded up, so that few are recorded.
+        const FEWEST: usize = 64;
         for ids in &mut candidates {
             ids.sort_unstable();
             ids.dedup();
         }
-        let mut tops = vec![Top::new(k); queries.n];
-        for shard in &self.shards {
+        let mut tops = vec![Top::new(k); candidates.len()];
+        for (i, shard) in self.mol.shards.iter().enumerate() {
             let of_shard: Vec<&[u32]> = (candidates.iter())
                 .map(|ids| {
                     let at = |id: u32| ids.partition_point(|&other| other < id);
@@ -633,32 +498,32 @@ impl Mol {
                 .collect();
             let most = of_shard.iter().map(|ids| ids.len()).max().unwrap_or_default();
             for first in (0..most).step_by(STRIP) {
-                let columns = (most - first).min(STRIP);
+                let step = (most.next_power_of_two() / 8).max(FEWEST);
+                let columns = (most - first).next_multiple_of(step).min(STRIP);
                 // Shorter lists end with numbers that are no item's.
-                let mut local = vec![u32::MAX; queries.n * columns];
+                let mut local = vec![u32::MAX; self.lane.batch as usize * columns];
                 let parts: Vec<&[u32]> =
                     of_shard.iter().map(|ids| &ids[first.min(ids.len())..(first + columns).min(ids.len())]).collect();
                 for (to, from) in local.chunks_exact_mut(columns).zip(&parts) {
                     to.iter_mut().zip(*from).for_each(|(to, id)| *to = id - shard.first);
                 }
-                let ids = self.device.upload("mol.ids", &[queries.n as u32, columns as u32], &local)?;
-                let scores = self.scores(queries, shard, MolScores::Of(&ids), columns).await?;
+                let scores = self.lane.scores_of(self.mol, i, &local).await?;
                 for ((top, ids), scores) in tops.iter_mut().zip(&parts).zip(scores.chunks_exact(columns)) {
                     ids.iter().zip(scores).for_each(|(&id, &score)| top.push(id, score));
                 }
             }
         }
-        Ok(MolHits { hits: hits(tops)?, scored: candidates.iter().map(Vec::len).collect() })
+        let hits = finite(tops.into_iter().map(Top::into_hits).collect())?;
+        Ok(MolHits { hits, scored: candidates.iter().map(Vec::len).collect() })
     }
 }
 
-fn ids(tops: Vec<Top>) -> Vec<Vec<u32>> {
-    tops.into_iter().map(|top| top.into_hits().iter().map(|hit| hit.id).collect()).collect()
+fn ids(hits: Vec<Vec<Hit>>) -> Vec<Vec<u32>> {
+    hits.into_iter().map(|hits| hits.iter().map(|hit| hit.id).collect()).collect()
 }
 
 /// The hits of each query; a score that is not finite comes first and is refused.
-fn hits(tops: Vec<Top>) -> Result<Vec<Vec<Hit>>, Error> {
-    let hits: Vec<Vec<Hit>> = tops.into_iter().map(Top::into_hits).collect();
+fn finite(hits: Vec<Vec<Hit>>) -> Result<Vec<Vec<Hit>>, Error> {
     match hits.iter().flatten().find(|hit| !hit.score.is_finite()) {
         Some(hit) => Err(Error::Operand {
             kernel: "mol",

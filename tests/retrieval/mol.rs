@@ -341,6 +341,60 @@ fn searches_that_score_everything_are_exact() {
 }
 
 #[test]
+fn the_same_search_again_makes_nothing_anew() {
+    let mut rng = Rng::new(14);
+    let (queries, items) = (normal(&mut rng, 7 * QUERY, 1.0), normal(&mut rng, 200 * ITEM, 1.0));
+    for device in devices() {
+        // Two shards.
+        let mut mol = corpus(&device, &rails(4), WeightType::F16, &items);
+        for (how, submits) in [
+            // Encoding, a selection for each shard, the merge.
+            (MolSearch::BruteForce, 1 + 2 + 1),
+            (MolSearch::Mips, 1 + 2 + 1),
+            // And the scores of the candidates in each shard.
+            (MolSearch::Avg { candidates: 60 }, 1 + 2 + 1 + 2),
+            (MolSearch::Highest { candidates: 60 }, 1 + 2 + 1 + 2),
+        ] {
+            let first = search(&mol, &queries, 5, how);
+            let before = device.counters();
+            assert_eq!(search(&mol, &queries, 5, how), first, "{how:?}");
+            let made = device.counters() - before;
+            assert_eq!(
+                [made.buffers_created, made.bind_groups_created, made.pipelines_created, made.submits],
+                // A GPU copies out components and gates of the queries by themselves.
+                [0, 0, 0, submits + if device.is_gpu() { 2 } else { 0 }],
+                "{how:?} on {}",
+                device.info().name
+            );
+        }
+        // What was recorded does not outlive a change.
+        let better: Vec<f32> = normal(&mut rng, 50 * ITEM, 3.0);
+        block_on(mol.append(&better)).expect("items are appended");
+        let found = search(&mol, &queries, 250, MolSearch::BruteForce);
+        assert!(found.hits.iter().all(|hits| hits.len() == 250));
+    }
+}
+
+#[test]
+fn searches_of_several_threads_do_not_mix() {
+    let mut rng = Rng::new(15);
+    let (queries, items) = (normal(&mut rng, 32 * QUERY, 1.0), normal(&mut rng, 300 * ITEM, 1.0));
+    let mol = corpus(&common::cpu(), &rails(4), WeightType::F16, &items);
+    let alone: Vec<MolHits> =
+        queries.chunks(8 * QUERY).map(|part| search(&mol, part, 9, MolSearch::TwoPass { candidates: 20 })).collect();
+    std::thread::scope(|scope| {
+        for (part, alone) in queries.chunks(8 * QUERY).zip(&alone) {
+            let mol = &mol;
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    assert_eq!(search(mol, part, 9, MolSearch::TwoPass { candidates: 20 }), *alone);
+                }
+            });
+        }
+    });
+}
+
+#[test]
 fn bad_input_is_refused_by_name() {
     let refused = |change: &dyn Fn(&mut File), named: &str| {
         let mut file = rails(1);

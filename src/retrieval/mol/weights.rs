@@ -62,15 +62,6 @@ pub(super) struct Layer {
 }
 
 impl Layer {
-    /// The layer, and behind its outputs as many ones.
-    pub fn with_ones(&self) -> Layer {
-        let mut both = self.clone();
-        both.w.resize(2 * self.w.len(), 0.0);
-        both.b.resize(2 * self.b.len(), 1.0);
-        both.n_out *= 2;
-        both
-    }
-
     /// Inputs `first` to `first + n` of it, with its bias or none.
     fn part(&self, first: u32, n: u32, with_bias: bool) -> Layer {
         let rows = self.w.chunks_exact(self.n_in as usize);
@@ -83,13 +74,14 @@ impl Layer {
 /// From vectors to components.
 #[derive(Clone, Debug)]
 pub(super) struct Projection {
-    pub glu: Option<[Layer; 2]>,
+    /// Both halves of a gated hidden layer, what is activated first.
+    pub glu: Option<Layer>,
     pub out: Layer,
 }
 
 impl Projection {
     fn n_in(&self) -> u32 {
-        self.glu.as_ref().map_or(self.out.n_in, |[gate, _]| gate.n_in)
+        self.glu.as_ref().map_or(self.out.n_in, |layer| layer.n_in)
     }
 }
 
@@ -297,18 +289,14 @@ impl<'a> File<'a> {
         if bias.n_elements() != u64::from(twice) {
             return Err(self.refuse(bias, format!("[1, {twice}]")));
         }
-        let (w, b, width) = (self.numbers(info)?, self.numbers(bias)?, twice as usize / 2);
-        // Stored by inputs, both halves in a row.
-        let half = |first: usize| Layer {
-            w: (first..first + width).flat_map(|out| w.iter().skip(out).step_by(2 * width)).copied().collect(),
-            b: b[first..first + width].to_vec(),
-            n_in,
-            n_out: width as u32,
-        };
+        // Stored by inputs.
+        let (stored, width) = (self.numbers(info)?, twice as usize);
+        let w = (0..width).flat_map(|out| stored.iter().skip(out).step_by(width)).copied().collect();
+        let glu = Layer { w, b: self.numbers(bias)?, n_in, n_out: twice };
         let out_name = format!("{name}.2");
         let out = self.layer(&out_name)?.ok_or_else(|| self.missing(&format!("{out_name}.weight")))?;
-        self.expect(&out_name, &out, out.n_out, Some(width as u32))?;
-        Ok(Some(Projection { glu: Some([half(0), half(width)]), out }))
+        self.expect(&out_name, &out, out.n_out, Some(twice / 2))?;
+        Ok(Some(Projection { glu: Some(glu), out }))
     }
 
     /// The first layer behind one of these numbers, the second two behind it.

@@ -1,0 +1,128 @@
+//! From vectors to components and gates, on a device.
+
+use super::weights::{Gate, Glu, Layer, Projection};
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::kernels::{self, Gelu, Linear};
+use crate::matrix::Matrix;
+use crate::recording::{Recorder, Workspace};
+use crate::tensor::{Role, Tensor};
+
+/// A layer on a device.
+struct Dense {
+    w: Matrix,
+    bias: Tensor,
+}
+
+impl Dense {
+    fn new(device: &Device, label: &str, layer: &Layer) -> Result<Dense, Error> {
+        Ok(Dense {
+            w: Matrix::from_f32(device, label, layer.n_out, layer.n_in, &layer.w)?,
+            bias: device.upload(label, &[layer.n_out], &layer.b)?,
+        })
+    }
+
+    fn record(&self, rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
+        Linear { bias: Some(&self.bias), ..Linear::new(&self.w) }.record(rec, x, y)
+    }
+
+    /// The layer with a result that lasts no longer than the recording.
+    fn passed_on(&self, rec: &mut Recorder, x: &Tensor) -> Result<Tensor, Error> {
+        let y = rec.temporary("y", &[x.shape()[0], self.w.rows()])?;
+        self.record(rec, x, &y)?;
+        Ok(y)
+    }
+}
+
+enum DenseGate {
+    None,
+    Linear(Dense),
+    /// SiLU between the layers.
+    Perceptron(Dense, Dense),
+}
+
+/// The part of a mixture that sees queries alone, or items.
+pub(super) struct Encoder {
+    glu: Option<(Glu, Dense)>,
+    out: Dense,
+    gate: DenseGate,
+}
+
+/// What an encoder makes of rows: `[T, components D]`, and `[T, columns]` if it has a gate.
+pub(super) struct Encoded {
+    pub components: Tensor,
+    pub gates: Option<Tensor>,
+}
+
+impl Encoder {
+    pub fn new(device: &Device, projection: &Projection, glu: Glu, gate: &Gate) -> Result<Encoder, Error> {
+        let hidden = projection.glu.as_ref().map(|layer| Dense::new(device, "mol.glu", layer)).transpose()?;
+        let gate = match gate {
+            Gate::None => DenseGate::None,
+            Gate::Linear(layer) => DenseGate::Linear(Dense::new(device, "mol.gate", layer)?),
+            Gate::Perceptron(first, second) => DenseGate::Perceptron(
+                Dense::new(device, "mol.gate.1", first)?,
+                Dense::new(device, "mol.gate.2", second)?,
+            ),
+        };
+        let out = Dense::new(device, "mol.out", &projection.out)?;
+        Ok(Encoder { glu: hidden.map(|layer| (glu, layer)), out, gate })
+    }
+
+    /// Records what it makes of `x`, `[T, numbers of a vector]`.
+    pub fn record(&self, rec: &mut Recorder, x: &Tensor) -> Result<Encoded, Error> {
+        let n_rows = x.shape()[0];
+        let kept = |w: &Matrix| Tensor::declare("mol.encoded", Role::Activations, &[n_rows, w.rows()], DType::F32);
+        let gates = match &self.gate {
+            DenseGate::None => None,
+            DenseGate::Linear(layer) => {
+                let y = kept(&layer.w)?;
+                layer.record(rec, x, &y)?;
+                Some(y)
+            }
+            DenseGate::Perceptron(first, second) => {
+                let z = first.passed_on(rec, x)?;
+                let hidden = rec.temporary("hidden", z.shape())?;
+                kernels::silu(rec, &z, &hidden)?;
+                let y = kept(&second.w)?;
+                second.record(rec, &hidden, &y)?;
+                Some(y)
+            }
+        };
+        let components = kept(&self.out.w)?;
+        match &self.glu {
+            None => self.out.record(rec, x, &components)?,
+            Some((glu, layer)) => {
+                let both = layer.passed_on(rec, x)?;
+                let hidden = rec.temporary("hidden", &[n_rows, layer.w.rows() / 2])?;
+                match glu {
+                    Glu::GeGlu => kernels::geglu(rec, &both, &hidden, Gelu::Exact)?,
+                    Glu::SwiGlu => kernels::swiglu(rec, &both, &hidden)?,
+                }
+                self.out.record(rec, &hidden, &components)?;
+            }
+        }
+        Ok(Encoded { components, gates })
+    }
+
+    /// Components and gates of rows that come once, one after the other; no gates if there is no such part.
+    pub async fn encode(&self, device: &Device, x: &[f32], n_rows: usize) -> Result<[Vec<f32>; 2], Error> {
+        let x = device.upload("x", &[n_rows as u32, (x.len() / n_rows) as u32], x)?;
+        let mut rec = Recorder::new(device);
+        let encoded = self.record(&mut rec, &x)?;
+        device.run(&rec.finish(&mut Workspace::default()))?;
+        encoded.read(device).await
+    }
+}
+
+impl Encoded {
+    /// Components, and gates or nothing.
+    pub async fn read(&self, device: &Device) -> Result<[Vec<f32>; 2], Error> {
+        let gates = match &self.gates {
+            Some(gates) => device.read(gates).await?,
+            None => Vec::new(),
+        };
+        Ok([device.read(&self.components).await?, gates])
+    }
+}

@@ -1,0 +1,233 @@
+//! What batches of queries of one size need on a device, recorded when it is first asked for.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use super::encoder::{Encoded, Encoder};
+use super::{Mol, Shard};
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::kernels::{self, Linear, MolOperands, MolScores, NO_ITEM, TopStrip, merge_top, select_top, top_splits};
+use crate::recording::{Recorder, Recording, Workspace};
+use crate::retrieval::Hit;
+use crate::tensor::{Role, Tensor};
+
+/// What items are scored by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum By {
+    /// The mixture.
+    Mixture,
+    /// The highest logit.
+    Bound,
+    /// The sum of the query's components with the mean of the item's.
+    Mean,
+    /// The same in 8 bits.
+    Coarse,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Task {
+    /// A shard's scores join the lists of the best.
+    Select { by: By, shard: usize, k: u32 },
+    /// The best of the lists.
+    Merge { k: u32 },
+    /// The scores of a shard.
+    Scores { by: By, shard: usize },
+    /// The mixture's scores of some items of a shard.
+    Of { shard: usize, columns: u32 },
+}
+
+struct Pass {
+    recording: Recording,
+    result: Tensor,
+    /// Which items, where they are told.
+    ids: Option<Tensor>,
+}
+
+/// Recordings that are kept.
+const MOST_PASSES: usize = 512;
+
+/// Queries on their way: one search at a time has a lane. What it recorded uses the same memory, one after the other.
+pub(super) struct Lane {
+    /// Queries, those that fill up included.
+    pub batch: u32,
+    workspace: Workspace,
+    /// `[B, query_dim]`, and what is made of it.
+    x: Tensor,
+    encoding: Recording,
+    encoded: Encoded,
+    inputs: Inputs,
+    /// The best items so far, by how many: `[B, splits, K, 2]`.
+    lists: HashMap<u32, Tensor>,
+    passes: HashMap<Task, Pass>,
+}
+
+/// Queries as kernels take them.
+pub(super) struct Inputs {
+    /// `[B, N D]`.
+    pub components: Tensor,
+    /// `[B, G]`.
+    pub gates: Tensor,
+    /// `[B, D]`: sums of the components.
+    pub sums: Tensor,
+}
+
+impl Lane {
+    /// Queries that a lane for `n` has.
+    pub fn size_for(n: usize) -> u32 {
+        let n = n as u32;
+        if n > 4 { n.next_multiple_of(4) } else { n.next_power_of_two() }
+    }
+
+    pub fn new(mol: &Mol, batch: u32) -> Result<Lane, Error> {
+        let form = &mol.config.form;
+        let declare = |label: &str, columns| Tensor::declare(label, Role::Activations, &[batch, columns], DType::F32);
+        let x = declare("mol.x", mol.config.query_dim)?;
+        let mut workspace = Workspace::default();
+        let mut rec = Recorder::new(&mol.device);
+        let encoded = Encoder::record(&mol.query_encoder, &mut rec, &x)?;
+        let inputs = Inputs {
+            components: declare("mol.queries", form.query_components * mol.config.dim)?,
+            gates: declare("mol.query_gates", form.gate_columns().max(4))?,
+            sums: declare("mol.sums", mol.config.dim)?,
+        };
+        let encoding = rec.finish(&mut workspace);
+        Ok(Lane { batch, workspace, x, encoding, encoded, inputs, lists: HashMap::new(), passes: HashMap::new() })
+    }
+
+    /// What the encoder makes of rows: components, and gates if there are any. Rows that are missing are zeros.
+    pub async fn encode(&self, mol: &Mol, rows: &[f32]) -> Result<[Vec<f32>; 2], Error> {
+        let mut x = rows.to_vec();
+        x.resize(self.x.len(), 0.0);
+        mol.device.write(&self.x, 0, &x)?;
+        mol.device.run(&self.encoding)?;
+        self.encoded.read(&mol.device).await
+    }
+
+    /// Where queries are written.
+    pub fn inputs(&self) -> &Inputs {
+        &self.inputs
+    }
+
+    /// The best items of each query, at most [`MAX_TOP`](crate::kernels::MAX_TOP), in order; what is not finite first.
+    pub async fn best(&mut self, mol: &Mol, by: By, k: usize) -> Result<Vec<Vec<Hit>>, Error> {
+        let rounded = k.next_power_of_two().max(8) as u32;
+        for shard in 0..mol.shards.len() {
+            let pass = self.pass(mol, Task::Select { by, shard, k: rounded })?;
+            mol.device.run(&pass.recording)?;
+            // Software takes long, and what waits for it has a time limit.
+            if !mol.device.is_real_gpu() {
+                mol.device.drained().await?;
+            }
+        }
+        let pass = self.pass(mol, Task::Merge { k: rounded })?;
+        let words = mol.device.run_and_read(&pass.recording, &pass.result)?.await?;
+        let hit = |pair: &[u32]| Hit { id: pair[1], score: f32::from_bits(pair[0]) };
+        let list = |list: &[u32]| -> Vec<Hit> {
+            list.chunks_exact(2).map(hit).take_while(|hit| hit.id != NO_ITEM).take(k).collect()
+        };
+        Ok(words.chunks_exact(2 * rounded as usize).map(list).collect())
+    }
+
+    /// The scores of a shard, `[B, items]`.
+    pub async fn scores(&mut self, mol: &Mol, by: By, shard: usize) -> Result<Vec<f32>, Error> {
+        let pass = self.pass(mol, Task::Scores { by, shard })?;
+        let words = mol.device.run_and_read(&pass.recording, &pass.result)?.await?;
+        Ok(bytemuck::cast_vec(words))
+    }
+
+    /// The mixture's scores of items of a shard, told for each query by their numbers there, `[B, columns]`. What is no
+    /// item's number has no score.
+    pub async fn scores_of(&mut self, mol: &Mol, shard: usize, ids: &[u32]) -> Result<Vec<f32>, Error> {
+        let columns = ids.len() as u32 / self.batch;
+        let pass = self.pass(mol, Task::Of { shard, columns })?;
+        if let Some(place) = &pass.ids {
+            mol.device.write(place, 0, ids)?;
+        }
+        let words = mol.device.run_and_read(&pass.recording, &pass.result)?.await?;
+        Ok(bytemuck::cast_vec(words))
+    }
+
+    fn pass(&mut self, mol: &Mol, task: Task) -> Result<&Pass, Error> {
+        if self.passes.len() >= MOST_PASSES && !self.passes.contains_key(&task) {
+            self.passes.clear();
+        }
+        let Lane { batch, workspace, inputs, lists, passes, .. } = self;
+        let place = match passes.entry(task) {
+            Entry::Occupied(pass) => return Ok(pass.into_mut()),
+            Entry::Vacant(place) => place,
+        };
+        let mut rec = Recorder::new(&mol.device);
+        let mut ids = None;
+        let result = match task {
+            Task::Select { by, shard, k } => {
+                let shard = &mol.shards[shard];
+                let scores = record_scores(mol, inputs, &mut rec, by, shard, *batch)?;
+                let lists = lists_of(mol, lists, [*batch, k])?;
+                let strip = TopStrip { first_id: shard.first, begins: shard.first == 0, allowed: None };
+                select_top(&mut rec, &scores, &strip, &lists)?;
+                lists
+            }
+            Task::Merge { k } => {
+                let best = Tensor::temporary("best", &[*batch, k, 2], DType::U32)?;
+                merge_top(&mut rec, &lists_of(mol, lists, [*batch, k])?, &best)?;
+                best
+            }
+            Task::Scores { by, shard } => record_scores(mol, inputs, &mut rec, by, &mol.shards[shard], *batch)?,
+            Task::Of { shard, columns } => {
+                let scores = rec.temporary("scores", &[*batch, columns])?;
+                let told = Tensor::temporary("ids", &[*batch, columns], DType::U32)?;
+                record_mixture(mol, inputs, &mut rec, &mol.shards[shard], MolScores::Of(&told), &scores)?;
+                ids = Some(told);
+                scores
+            }
+        };
+        Ok(place.insert(Pass { recording: rec.finish(workspace), result, ids }))
+    }
+}
+
+fn lists_of(mol: &Mol, lists: &mut HashMap<u32, Tensor>, [batch, k]: [u32; 2]) -> Result<Tensor, Error> {
+    if let Some(lists) = lists.get(&k) {
+        return Ok(lists.clone());
+    }
+    let longest = mol.shards.iter().map(|shard| shard.n_items).max().unwrap_or(1);
+    let shape = [batch, top_splits(batch, longest as u32), k, 2];
+    let tensor = Tensor::declare("mol.lists", Role::Activations, &shape, DType::U32)?;
+    lists.insert(k, tensor.clone());
+    Ok(tensor)
+}
+
+fn record_scores(
+    mol: &Mol,
+    inputs: &Inputs,
+    rec: &mut Recorder,
+    by: By,
+    shard: &Shard,
+    batch: u32,
+) -> Result<Tensor, Error> {
+    let scores = rec.temporary("scores", &[batch, shard.n_items as u32])?;
+    match by {
+        By::Mixture => record_mixture(mol, inputs, rec, shard, MolScores::All, &scores)?,
+        By::Bound => record_mixture(mol, inputs, rec, shard, MolScores::Bounds, &scores)?,
+        By::Mean => Linear::new(&shard.means).record(rec, &inputs.sums, &scores)?,
+        By::Coarse => Linear::new(&shard.coarse).record(rec, &inputs.sums, &scores)?,
+    }
+    Ok(scores)
+}
+
+fn record_mixture(
+    mol: &Mol,
+    inputs: &Inputs,
+    rec: &mut Recorder,
+    shard: &Shard,
+    what: MolScores<'_>,
+    scores: &Tensor,
+) -> Result<(), Error> {
+    let operands = MolOperands {
+        items: &shard.components,
+        item_gates: &shard.gates,
+        queries: &inputs.components,
+        query_gates: &inputs.gates,
+    };
+    kernels::mol(rec, &mol.gate, &operands, what, scores)
+}
