@@ -2,9 +2,11 @@
 //!
 //! Rates are those of a session, a single sequence, by the host's clock: what a user sees. [`Roofline`] says how many
 //! bytes and operations a token needs at least, [`Probes`] what the same device did in the same run with one kernel that
-//! does nothing but move bytes, and one that does nothing but multiply. [`kernels`] has the same for each kernel.
+//! does nothing but move bytes, and one that does nothing but multiply. [`kernels`] has the same for each kernel, [`mol`] for
+//! mixtures of logits.
 
 pub mod kernels;
+pub mod mol;
 
 use web_time::Instant;
 
@@ -445,6 +447,16 @@ fn token_ids(vocab_size: u32, n: usize) -> Vec<u32> {
 /// Seeded numbers in [-1, 1): a bench needs ordinary floats, not good randomness.
 pub(crate) fn uniform(n: usize) -> Vec<f32> {
     words(n).map(|word| word as f32 / (1u64 << 31) as f32 - 1.0).collect()
+}
+
+/// Seeded numbers that are normally distributed, as well as sums of twelve uniform ones are.
+pub fn normal(seed: u64) -> impl Iterator<Item = f32> {
+    let mut state = seed;
+    let mut uniform = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 24) as f32
+    };
+    std::iter::repeat_with(move || (0..12).map(|_| uniform()).sum::<f32>() - 6.0)
 }
 
 /// Seeded words: the high bits of a linear congruential generator (Knuth, MMIX).

@@ -95,6 +95,13 @@ impl WeightType {
     }
 }
 
+/// Its name.
+impl serde::Serialize for WeightType {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
 impl std::fmt::Display for WeightType {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name())

@@ -58,7 +58,7 @@ pub(crate) use linear::{
 };
 pub(crate) use linear::{is_sound, usual};
 pub(crate) use linear_norm::{SHIFT, fuses_norm};
-pub(crate) use mol::{ACTIVATION_SHIFT, ALIGNED, BOUND, GATHERED, MolParams};
+pub(crate) use mol::{ACTIVATION_SHIFT, ALIGNED, BOUND, GATHERED, MOL_TILES, MolParams, mol_tile};
 pub(crate) use mol_parts::{MolGateParams, WeightedSumParams};
 pub(crate) use norm::NormParams;
 pub(crate) use pool::PoolParams;

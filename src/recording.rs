@@ -211,6 +211,11 @@ impl Recording {
         self.steps.len()
     }
 
+    /// Bytes of all operands of all dispatches: what kernels read and write if each does so once.
+    pub(crate) fn operand_bytes(&self) -> u64 {
+        self.steps.iter().flat_map(|step| &step.operands).map(Tensor::size_bytes).sum()
+    }
+
     /// Labels of the shader variants in order.
     pub fn labels(&self) -> impl Iterator<Item = &'static str> {
         self.steps.iter().map(|step| step.variant.label)

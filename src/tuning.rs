@@ -10,6 +10,7 @@ mod self_test;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::dtype::{DType, WeightType};
+use crate::kernels::MolForm;
 use crate::matrix::Matrix;
 use crate::shaders::{self, Kernel, Tier};
 
@@ -31,10 +32,10 @@ pub struct Tuning {
     choices: BTreeMap<Bucket, Choice>,
 }
 
-/// Matrix products for which one choice is made.
+/// Matrix products, or mixtures of logits, for which one choice is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bucket {
-    /// `matvec`, `qkv`, `gate_up` or `matmul`.
+    /// `matvec`, `qkv`, `gate_up`, `matmul` or `mol`.
     pub kernel: &'static str,
     /// Weight type of the matrix.
     pub weight: WeightType,
@@ -46,13 +47,14 @@ pub struct Bucket {
     pub tokens: u32,
 }
 
-/// How a kernel takes a product.
+/// How a kernel takes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// Tier of the variant.
     pub tier: Tier,
     /// Invocations that share four rows of the matrix, a power of two up to 64; rows and columns of a tile of `matmul`, 64
-    /// or 128 (half of that with matrices of 8 x 8). In the `scalar` tier 1.
+    /// or 128 (half of that with matrices of 8 x 8); queries that an invocation of `mol` takes side by side, 1, 2 or 4. For
+    /// other kernels 1 in the `scalar` tier.
     pub size: u32,
 }
 
@@ -63,6 +65,12 @@ impl Bucket {
         let [rows, blocks, tokens] =
             [w.rows(), w.blocks(), n_tokens].map(|n| n.checked_next_power_of_two().unwrap_or(u32::MAX));
         Bucket { kernel: kernel.name, weight: w.weight(), rows, blocks, tokens }
+    }
+
+    /// The bucket of mixtures of logits with so many pairs (its rows), such components (its blocks) and queries (its tokens).
+    pub(crate) fn of_mixture(form: &MolForm, items: &Matrix, n_queries: u32) -> Bucket {
+        let [rows, blocks, tokens] = [form.n_pairs(), items.blocks(), n_queries].map(u32::next_power_of_two);
+        Bucket { kernel: shaders::MOL.name, weight: items.weight(), rows, blocks, tokens }
     }
 }
 

@@ -1,5 +1,7 @@
 //! `tilewright bench`: rates of a model and of the kernels, next to what the device can do.
 
+mod mol;
+
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -11,6 +13,7 @@ use tilewright::bench::{self, CacheRow, Case, Phase, Probes, Reads, Row};
 use tilewright::generate::PASS_SIZES;
 use tilewright::{Device, DeviceInfo, Error, GenerateOptions, Model};
 
+use self::mol::MolBenchArgs;
 use super::run::load;
 use super::{DeviceArgs, Failure, print_json, show_bytes};
 
@@ -30,6 +33,13 @@ enum BenchCommand {
     /// Kernels run with operands of a Llama model's shapes. Their rate is in bytes if the copying probe would take longer
     /// with their bytes than the multiplying probe with their operations, else in operations.
     Kernels(KernelBenchArgs),
+    /// Place mixtures of logits on this device's roofline, and find shapes and searches within limits.
+    ///
+    /// First what a mixture takes next to the same in separate kernels and to a scan of dot products that reads as many
+    /// bytes, each with the time that the probes' rates allow at least. Then shapes, predicted by what was measured, those
+    /// that can express more first; the first that fit the limits are measured. With `--weights`, searches for that mixture
+    /// with more and more candidates, until one finds enough.
+    Mol(MolBenchArgs),
 }
 
 #[derive(Args)]
@@ -99,6 +109,7 @@ pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
     match &args.command {
         None => bench_model(&args.model),
         Some(BenchCommand::Kernels(args)) => bench_kernels(args),
+        Some(BenchCommand::Mol(args)) => mol::bench(args),
     }
 }
 

@@ -262,14 +262,25 @@ impl Work for Scores<'_, '_> {
     }
 }
 
+// Loops and not `array::map`: what that calls is not always inlined, and then compiled without the vector's instructions.
 #[inline(always)]
 fn zip(a: Row, b: Row, f: impl Fn(f32, f32) -> f32) -> Row {
-    std::array::from_fn(|i| std::array::from_fn(|j| f(a[i][j], b[i][j])))
+    let mut y = Row::default();
+    for (y, (a, b)) in y.iter_mut().zip(a.iter().zip(&b)) {
+        for lane in 0..8 {
+            y[lane] = f(a[lane], b[lane]);
+        }
+    }
+    y
 }
 
 #[inline(always)]
 fn each(rows: &mut [Row], f: impl Fn(f32) -> f32) {
-    rows.as_flattened_mut().as_flattened_mut().iter_mut().for_each(|x| *x = f(*x));
+    for eight in rows.as_flattened_mut() {
+        for x in eight {
+            *x = f(*x);
+        }
+    }
 }
 
 /// `y[m] = bias[m] + sum over k of a[m, k] x[k]`; four rows of `a` share each load of `x`.

@@ -9,6 +9,7 @@ use crate::matrix::Matrix;
 use crate::recording::Recorder;
 use crate::shaders::{self, Tier};
 use crate::tensor::Tensor;
+use crate::tuning::Bucket;
 
 /// Mirrors `Params` in `shaders/mol.wgsl`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -307,7 +308,7 @@ pub fn mol(
     let quads = dim / 4;
     let tier = tier_for(rec.device(), kernel, Some(items.weight()), u64::from(quads) + u64::from(form.hidden) + 1);
     let is_cross = form.pairing == Pairing::Cross;
-    let queries_each = if is_cross && flag != GATHERED { queries_each(tier, n_queries) } else { 1 };
+    let queries_each = if flag == GATHERED { 1 } else { mol_tile(rec.device(), &form, items, n_queries) };
     let on = |set: bool| f64::from(u8::from(set));
     let constants = [
         ("QUERIES", f64::from(queries_each)),
@@ -345,8 +346,18 @@ pub fn mol(
     Ok(())
 }
 
-/// Queries that an invocation takes side by side, so that each weight of the gate that it loads serves as many.
-fn queries_each(tier: Tier, n_queries: u32) -> u32 {
-    let most = if tier == Tier::Scalar { 4 } else { 2 };
-    most.min(n_queries.next_power_of_two())
+/// Numbers of queries that an invocation may take side by side.
+pub(crate) const MOL_TILES: [u32; 3] = [1, 2, 4];
+
+/// Queries that an invocation takes side by side where all items are scored, so that each weight of the gate that it loads
+/// serves as many. The device's tuning comes first.
+pub(crate) fn mol_tile(device: &Device, form: &MolForm, items: &Matrix, n_queries: u32) -> u32 {
+    if form.pairing == Pairing::Aligned {
+        return 1;
+    }
+    let tier = device.tier_for(&shaders::MOL, Some(items.weight()));
+    let tuned = device.tuning().choice(Bucket::of_mixture(form, items, n_queries));
+    let tuned = tuned.filter(|choice| choice.tier == tier && MOL_TILES.contains(&choice.size));
+    let usual = if tier == Tier::Scalar { 4 } else { 2 };
+    tuned.map_or(usual, |choice| choice.size).min(n_queries.next_power_of_two())
 }

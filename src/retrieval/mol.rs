@@ -9,11 +9,13 @@
 //! Queries have N components f, items M components g, and all N M pairs count. What depends on the item alone is computed
 //! when it is appended; [`kernels::mol`](fn@crate::kernels::mol) does the rest in one pass over the items.
 
+mod choose;
 mod encoder;
 mod lane;
 mod top;
 mod weights;
 
+pub use choose::{MolChoice, MolTrial};
 pub use weights::{Glu, MolConfig, MolWeights};
 
 use std::ops::Range;
@@ -41,7 +43,8 @@ const ROWS: usize = 1 << 13;
 const LOGITS_BYTES: usize = 64 << 20;
 
 /// How to find the best items. Names are those of the paper and its code, where they have the search.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum MolSearch {
     /// Scores all items.
     BruteForce,
@@ -157,6 +160,11 @@ impl Mol {
     /// Sizes and form of the mixture.
     pub fn config(&self) -> &MolConfig {
         &self.config
+    }
+
+    /// Whether components of queries come from users, so that searches need an id for each query.
+    pub fn has_users(&self) -> bool {
+        !self.users.is_empty()
     }
 
     /// Number of items.

@@ -376,6 +376,29 @@ fn the_same_search_again_makes_nothing_anew() {
 }
 
 #[test]
+fn the_search_that_is_chosen_finds_enough() {
+    let mut rng = Rng::new(16);
+    let (queries, items) = (normal(&mut rng, 32 * QUERY, 1.0), normal(&mut rng, 6000 * ITEM, 1.0));
+    let users: Vec<u32> = (0..32).collect();
+    let mol = corpus(&common::cpu(), &decided(21), WeightType::F16, &items);
+    let choice = block_on(mol.choose(&queries, &users, 10, 0.9)).expect("the queries are valid");
+    let (first, best) = (&choice.trials[0], &choice.trials[choice.best]);
+    assert_eq!((first.how, first.recall, first.scored), (MolSearch::BruteForce, 1.0, 6000.0));
+    assert!(best.recall >= 0.9 && best.seconds <= first.seconds, "{best:?}");
+    for trial in &choice.trials {
+        let found = block_on(mol.search(&queries, &users, 10, trial.how)).expect("the queries are valid");
+        let exact = block_on(mol.search(&queries, &users, 10, MolSearch::BruteForce)).expect("the queries are valid");
+        let mut n_found = 0;
+        for (found, exact) in found.hits.iter().zip(&exact.hits) {
+            n_found += exact.iter().filter(|hit| found.contains(hit)).count();
+        }
+        assert!((n_found as f64 / 320.0 - trial.recall).abs() < 1e-9, "{trial:?} found {n_found}");
+    }
+    let refused = block_on(mol.choose(&queries, &users, 10, 1.5));
+    assert!(matches!(refused, Err(Error::Option { option: "recall", .. })), "{refused:?}");
+}
+
+#[test]
 fn searches_of_several_threads_do_not_mix() {
     let mut rng = Rng::new(15);
     let (queries, items) = (normal(&mut rng, 32 * QUERY, 1.0), normal(&mut rng, 300 * ITEM, 1.0));

@@ -1,0 +1,503 @@
+//! A mixture of logits on the roofline of a device, and the shapes of it that fit limits of time and memory.
+
+use super::kernels::{input, matrix};
+use super::{Probes, seconds, uniform};
+use crate::device::Device;
+use crate::dtype::WeightType;
+use crate::error::Error;
+use crate::kernels::{
+    self, Combination, Linear, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, Pairing,
+};
+use crate::matrix::{Matrix, file_row_bytes};
+use crate::recording::{Recorder, Recording, Workspace};
+use crate::tensor::Tensor;
+use crate::tuning::{Bucket, Choice};
+
+/// A mixture of crossed pairs with the gate `z * sigmoid(z)`, and how it is used. Ding & Zhai 2024, arXiv:2407.15462.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct MolShape {
+    /// N: components of a query.
+    pub query_components: u32,
+    /// M: components of an item.
+    pub item_components: u32,
+    /// D: numbers of a component, a multiple of 4.
+    pub dim: u32,
+    /// H: width of the gate's hidden layer.
+    pub hidden: u32,
+    /// How components of items are kept: F32, F16 or Q8_0. Gates are F32.
+    pub storage: WeightType,
+    /// B: queries of a batch.
+    pub n_queries: u32,
+}
+
+/// The least that a pass over items needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct MolWork {
+    /// Each operand once.
+    pub bytes: u64,
+    /// Multiplications and additions of the components' products.
+    pub dot_flop: u64,
+    /// Multiplications and additions of the gate's layers.
+    pub gate_flop: u64,
+}
+
+impl MolShape {
+    /// Components, pairs and gate.
+    pub fn form(&self) -> MolForm {
+        MolForm {
+            query_components: self.query_components,
+            item_components: self.item_components,
+            hidden: self.hidden,
+            pairing: Pairing::Cross,
+            combination: Combination::GluSilu,
+            activation: MolActivation::Silu,
+        }
+    }
+
+    /// Refuses shapes that the kernel has not.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] of [`MolForm::check`]; [`Error::Option`] for D, storage or B.
+    pub fn check(&self) -> Result<(), Error> {
+        self.form().check()?;
+        let refuse =
+            |option, expected: &str, found: String| Err(Error::Option { option, expected: expected.into(), found });
+        if self.dim == 0 || !self.dim.is_multiple_of(4) || self.dim > 1 << 12 {
+            return refuse("dim", "a multiple of 4 up to 4096", self.dim.to_string());
+        }
+        if !(1..=32).contains(&self.n_queries) {
+            return refuse("n_queries", "1 to 32", self.n_queries.to_string());
+        }
+        if !matches!(self.storage, WeightType::F32 | WeightType::F16 | WeightType::Q8_0) {
+            return refuse("storage", "F32, F16 or Q8_0", self.storage.to_string());
+        }
+        Ok(())
+    }
+
+    /// Bytes of an item: components and gate.
+    pub fn item_bytes(&self) -> u64 {
+        let row = file_row_bytes(self.storage, self.dim as usize) as u64;
+        u64::from(self.item_components) * row + 4 * u64::from(self.form().gate_columns())
+    }
+
+    /// What the scores of so many items need.
+    pub fn work(&self, n_items: u64) -> MolWork {
+        let form = self.form();
+        let scores = n_items * u64::from(self.n_queries);
+        let dots = MolForm { hidden: 0, ..form }.operations(self.dim);
+        MolWork {
+            bytes: n_items * self.item_bytes() + 4 * scores,
+            dot_flop: scores * dots,
+            gate_flop: scores * (form.operations(self.dim) - dots),
+        }
+    }
+
+    fn name(&self) -> String {
+        let MolShape { query_components, item_components, dim, hidden, storage, n_queries } = self;
+        format!("{query_components} x {item_components} x {dim}, gate {hidden}, {storage}, batch {n_queries}")
+    }
+}
+
+impl std::fmt::Display for MolShape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.name())
+    }
+}
+
+impl MolWork {
+    /// Operations in all.
+    pub fn flop(&self) -> u64 {
+        self.dot_flop + self.gate_flop
+    }
+
+    /// Operations for each byte.
+    pub fn intensity(&self) -> f64 {
+        self.flop() as f64 / self.bytes as f64
+    }
+
+    /// Seconds that it takes at least by the probes' rates.
+    pub fn least_seconds(&self, probes: &Probes) -> f64 {
+        probes.least_seconds(self.bytes as f64, self.flop() as f64)
+    }
+}
+
+/// One way to score items, or a part of it.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct MolRow {
+    /// `mixture`, `chain`, `highest logit` or `dot product`.
+    pub operation: &'static str,
+    /// Kernels run.
+    pub n_dispatches: usize,
+    /// What it needs at least; of the chain what its kernels read and write.
+    pub bytes: u64,
+    /// Multiplications and additions.
+    pub flop: u64,
+    /// Measured.
+    pub seconds: f64,
+    /// By the probes' rates: the longer of what bytes and operations take.
+    pub least_seconds: f64,
+}
+
+impl MolRow {
+    /// Operations for each byte.
+    pub fn intensity(&self) -> f64 {
+        self.flop as f64 / self.bytes as f64
+    }
+
+    /// The least time by the measured one.
+    pub fn share(&self) -> f64 {
+        self.least_seconds / self.seconds
+    }
+}
+
+/// Operands of a mixture: ordinary numbers.
+struct Corpus {
+    shape: MolShape,
+    n_items: u32,
+    items: Matrix,
+    queries: Tensor,
+    /// A and B: `[B, P]` and `[I, P]`.
+    gates: [Vec<f32>; 2],
+    gate: MolGate,
+    /// `[H, P]`, `[H]`, `[P, H]`, `[P]`.
+    weights: [Vec<f32>; 4],
+}
+
+impl Corpus {
+    fn new(device: &Device, shape: MolShape, n_items: u32) -> Result<Corpus, Error> {
+        shape.check()?;
+        let MolShape { query_components: n, item_components: m, dim, hidden, storage, n_queries } = shape;
+        let form = shape.form();
+        let pairs = form.n_pairs();
+        let numbers = |n: u32| uniform(n as usize);
+        // Sums stay as large as their terms: with weights of size one, gates would be so far apart that exponentials end up
+        // subnormal, which processors are slow with.
+        let layer = |n: u32, n_terms: u32| -> Vec<f32> {
+            numbers(n).into_iter().map(|x| x * (3.0 / n_terms as f32).sqrt()).collect()
+        };
+        let weights = [layer(hidden * pairs, pairs), numbers(hidden), layer(pairs * hidden, hidden), numbers(pairs)];
+        let [w1, b1, w2, b2] = &weights;
+        let gate = MolGate::new(device, form, &MolGateWeights { w1, b1, w2, b2 })?;
+        Ok(Corpus {
+            shape,
+            n_items,
+            items: matrix(device, storage, m * n_items, dim)?,
+            queries: device.upload("queries", &[n_queries, n * dim], &layer(n_queries * n * dim, dim))?,
+            gates: [numbers(n_queries * pairs), numbers(n_items * pairs)],
+            gate,
+            weights,
+        })
+    }
+
+    fn mixture(&self, device: &Device, what: MolScores<'_>) -> Result<Recording, Error> {
+        let mut rec = Recorder::new(device);
+        let form = self.gate.form();
+        let rows = |values: &[f32], n| device.upload("gates", &[n, form.gate_columns()], &form.gate_rows(values));
+        let (query_gates, item_gates) =
+            (rows(&self.gates[0], self.shape.n_queries)?, rows(&self.gates[1], self.n_items)?);
+        let operands = MolOperands {
+            items: &self.items,
+            item_gates: &item_gates,
+            queries: &self.queries,
+            query_gates: &query_gates,
+        };
+        let scores = rec.temporary("scores", &[self.shape.n_queries, self.n_items])?;
+        kernels::mol(&mut rec, &self.gate, &operands, what, &scores)?;
+        Ok(rec.finish(&mut Workspace::default()))
+    }
+
+    /// The same scores by kernels that do one thing each, as a framework would run them: logits, their transposition, two
+    /// layers with SiLU between them, gates, softmax, weighted sum.
+    fn chain(&self, device: &Device) -> Result<(Recording, u64), Error> {
+        let MolShape { query_components: n, dim, hidden, n_queries, .. } = self.shape;
+        let (n_items, pairs) = (self.n_items, self.shape.form().n_pairs());
+        let rows = n_items * n_queries;
+        let [w1, b1, w2, b2] = &self.weights;
+        let w1 = Matrix::from_f32(device, "w1", hidden, pairs, w1)?;
+        let w2 = Matrix::from_f32(device, "w2", pairs, hidden, w2)?;
+        let (b1, b2) = (device.upload("b1", &[hidden], b1)?, device.upload("b2", &[pairs], b2)?);
+        let a = device.upload("a", &[n_queries, pairs], &self.gates[0])?;
+        let b = device.upload("b", &[n_items, pairs], &self.gates[1])?;
+        let mut rec = Recorder::new(device);
+        let blank = |shape: &[u32]| rec.temporary("y", shape);
+        let logits = blank(&[n_queries * n, self.items.rows()])?;
+        let by_item = blank(&[n_items, n_queries * pairs, 1])?;
+        let [z, hidden] = [blank(&[rows, hidden])?, blank(&[rows, hidden])?];
+        let [c, gates, pi] = [blank(&[rows, pairs])?, blank(&[rows, pairs])?, blank(&[rows, pairs])?];
+        let scores = blank(&[rows])?;
+
+        Linear::new(&self.items).record(&mut rec, &self.queries.reshape(&[n_queries * n, dim])?, &logits)?;
+        kernels::by_head(&mut rec, &logits.reshape(&[n_queries * pairs, n_items])?, &by_item)?;
+        let l = by_item.reshape(&[rows, pairs])?;
+        Linear { bias: Some(&b1), ..Linear::new(&w1) }.record(&mut rec, &l, &z)?;
+        kernels::silu(&mut rec, &z, &hidden)?;
+        Linear { bias: Some(&b2), ..Linear::new(&w2) }.record(&mut rec, &hidden, &c)?;
+        let cube = [n_items, n_queries, pairs];
+        let parts = [&a, &b, &c.reshape(&cube)?];
+        kernels::mol_gate(&mut rec, Combination::GluSilu, parts, &gates.reshape(&cube)?)?;
+        kernels::softmax(&mut rec, &gates, &pi)?;
+        kernels::weighted_sum(&mut rec, &pi, &l, &scores)?;
+        let recording = rec.finish(&mut Workspace::default());
+        let bytes = recording.operand_bytes();
+        Ok((recording, bytes))
+    }
+
+    /// A scan by dot products that reads as many bytes of each item.
+    fn dot_product(&self, device: &Device) -> Result<(Recording, MolWork), Error> {
+        let MolShape { storage, n_queries, .. } = self.shape;
+        let bytes = self.shape.item_bytes();
+        // Whole blocks of 32 numbers.
+        let block = file_row_bytes(storage, 32) as u64;
+        let dim = 32 * bytes.div_ceil(block) as u32;
+        let items = matrix(device, storage, self.n_items, dim)?;
+        let mut rec = Recorder::new(device);
+        let x = input(&rec, &[n_queries, dim])?;
+        let y = rec.temporary("y", &[n_queries, self.n_items])?;
+        Linear::new(&items).record(&mut rec, &x, &y)?;
+        let (n_items, n_scores) = (u64::from(self.n_items), u64::from(self.n_items * n_queries));
+        let bytes = n_items * file_row_bytes(storage, dim as usize) as u64 + 4 * n_scores;
+        let work = MolWork { bytes, dot_flop: 2 * u64::from(dim) * n_scores, gate_flop: 0 };
+        Ok((rec.finish(&mut Workspace::default()), work))
+    }
+}
+
+/// Measures a mixture in one kernel, the same as a chain of kernels, its highest logit alone, and a scan by dot products
+/// with as many bytes of each item, in turns.
+///
+/// # Errors
+/// Errors of [`MolShape::check`] and of [`Device::run`].
+pub async fn measure(device: &Device, shape: MolShape, n_items: u32, probes: &Probes) -> Result<Vec<MolRow>, Error> {
+    const ROUNDS: usize = 5;
+    let corpus = Corpus::new(device, shape, n_items)?;
+    let work = shape.work(n_items.into());
+    let bound = MolWork { gate_flop: 0, ..work };
+    let (chain, chain_bytes) = corpus.chain(device)?;
+    let (dots, of_dots) = corpus.dot_product(device)?;
+    let runs = [
+        ("mixture", corpus.mixture(device, MolScores::All)?, work),
+        ("chain", chain, MolWork { bytes: chain_bytes, ..work }),
+        ("highest logit", corpus.mixture(device, MolScores::Bounds)?, bound),
+        ("dot product", dots, of_dots),
+    ];
+    // In turns, so that what else the machine does meets all.
+    let mut times = runs.each_ref().map(|_| Vec::new());
+    for _ in 0..ROUNDS {
+        for ((_, recording, _), times) in runs.iter().zip(&mut times) {
+            times.push(seconds(device, recording).await?);
+        }
+    }
+    let row = |((operation, recording, work), times): ((&'static str, Recording, MolWork), Vec<f64>)| MolRow {
+        operation,
+        n_dispatches: recording.n_dispatches(),
+        bytes: work.bytes,
+        flop: work.flop(),
+        seconds: super::Spread::of(times).median,
+        least_seconds: work.least_seconds(probes),
+    };
+    Ok(runs.into_iter().zip(times).map(row).collect())
+}
+
+/// Rates that predict how long a mixture takes: what the kernel did at one shape.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct MolRates {
+    /// Operations of the components' products per second.
+    pub dot_flop_per_second: f64,
+    /// Operations of the gate's layers per second.
+    pub gate_flop_per_second: f64,
+    /// Bytes per second, of the copying probe.
+    pub bytes_per_second: f64,
+}
+
+impl MolRates {
+    /// The rates at a shape from the rows of [`measure`].
+    pub fn new(shape: &MolShape, n_items: u32, rows: &[MolRow], probes: &Probes) -> MolRates {
+        let work = shape.work(n_items.into());
+        let seconds =
+            |operation| rows.iter().find(|row| row.operation == operation).map_or(f64::NAN, |row| row.seconds);
+        let (all, dots) = (seconds("mixture"), seconds("highest logit"));
+        MolRates {
+            dot_flop_per_second: work.dot_flop as f64 / dots,
+            // What the gate adds takes some time, whatever the clock says.
+            gate_flop_per_second: work.gate_flop as f64 / (all - dots).max(0.01 * all),
+            bytes_per_second: probes.copy_bytes_per_second,
+        }
+    }
+
+    /// Seconds that so much work is expected to take.
+    pub fn seconds(&self, work: &MolWork) -> f64 {
+        let flop = work.dot_flop as f64 / self.dot_flop_per_second + work.gate_flop as f64 / self.gate_flop_per_second;
+        flop.max(work.bytes as f64 / self.bytes_per_second)
+    }
+}
+
+/// What a shape may cost.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+pub struct MolLimits {
+    /// Seconds of a batch over all items.
+    pub seconds: Option<f64>,
+    /// Bytes of all items.
+    pub bytes: Option<u64>,
+}
+
+/// A shape with what it costs for all items.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct MolPlan {
+    /// The shape.
+    pub shape: MolShape,
+    /// Components and gates of all items.
+    pub items_bytes: u64,
+    /// By the probes' rates: no kernel is faster on this device.
+    pub least_seconds: f64,
+    /// By [`MolRates`].
+    pub predicted_seconds: f64,
+    /// Of a strip of items, times the number of strips.
+    pub measured_seconds: Option<f64>,
+    /// Queries that an invocation takes side by side, the fastest of those measured; none on the CPU.
+    pub tile: Option<u32>,
+}
+
+impl MolPlan {
+    /// Whether it keeps to the limits, by the measured time if there is one.
+    pub fn fits(&self, limits: &MolLimits) -> bool {
+        let seconds = self.measured_seconds.unwrap_or(self.predicted_seconds);
+        limits.seconds.is_none_or(|limit| seconds <= limit)
+            && limits.bytes.is_none_or(|limit| self.items_bytes <= limit)
+    }
+}
+
+/// Shapes of `grid` with predictions for `n_items`: those that can express more first, which is told by their operations,
+/// among equals the faster.
+pub fn predict(grid: &[MolShape], n_items: u64, rates: &MolRates, probes: &Probes) -> Vec<MolPlan> {
+    let plan = |&shape: &MolShape| {
+        let work = shape.work(n_items);
+        MolPlan {
+            shape,
+            items_bytes: n_items * shape.item_bytes(),
+            least_seconds: work.least_seconds(probes),
+            predicted_seconds: rates.seconds(&work),
+            measured_seconds: None,
+            tile: None,
+        }
+    };
+    let mut plans: Vec<MolPlan> = grid.iter().map(plan).collect();
+    let capacity = |plan: &MolPlan| plan.shape.form().operations(plan.shape.dim);
+    plans.sort_by(|a, b| {
+        let faster = a.predicted_seconds.total_cmp(&b.predicted_seconds);
+        capacity(b).cmp(&capacity(a)).then(a.items_bytes.cmp(&b.items_bytes)).then(faster)
+    });
+    plans
+}
+
+/// Measures a plan's shape on a strip of items, with each number of queries that an invocation may take side by side.
+/// Returns the device's tuning with the fastest, if that is not the usual one.
+///
+/// # Errors
+/// Errors of [`MolShape::check`] and of [`Device::run`].
+pub async fn settle(device: &Device, plan: &mut MolPlan, n_items: u64) -> Result<Device, Error> {
+    /// Operations of a strip that are long against what a submission costs.
+    const LONG_FLOP: u64 = 1 << 30;
+    const GAIN: f64 = 0.95;
+
+    let flop = plan.shape.work(1).flop();
+    let longest = device.limits().max_binding_bytes / (plan.shape.item_bytes().max(4 * 32) * 2);
+    let strip = (LONG_FLOP / flop).clamp(256, 1 << 16).min(longest).min(n_items).max(1) as u32;
+    let corpus = Corpus::new(device, plan.shape, strip)?;
+    let bucket = Bucket::of_mixture(&plan.shape.form(), &corpus.items, plan.shape.n_queries);
+    let mut tuning = device.tuning().clone();
+    tuning.choose(bucket, None);
+    let usual = device.with_tuning(tuning.clone());
+    let mut best = (seconds(&usual, &corpus.mixture(&usual, MolScores::All)?).await?, None);
+    if device.is_gpu() {
+        for size in kernels::MOL_TILES {
+            tuning.choose(
+                bucket,
+                Some(Choice { tier: device.tier_for(&crate::shaders::MOL, Some(plan.shape.storage)), size }),
+            );
+            let tuned = device.with_tuning(tuning.clone());
+            let time = seconds(&tuned, &corpus.mixture(&tuned, MolScores::All)?).await?;
+            if time < GAIN * best.0 {
+                best = (time, Some(tuned));
+            }
+        }
+    }
+    let (time, tuned) = best;
+    let device = tuned.unwrap_or(usual);
+    plan.measured_seconds = Some(time * n_items as f64 / f64::from(strip));
+    plan.tile =
+        device.is_gpu().then(|| kernels::mol_tile(&device, &plan.shape.form(), &corpus.items, plan.shape.n_queries));
+    Ok(device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: MolShape = MolShape {
+        query_components: 8,
+        item_components: 8,
+        dim: 32,
+        hidden: 128,
+        storage: WeightType::F16,
+        n_queries: 32,
+    };
+
+    fn probes() -> Probes {
+        let (copy_bytes_per_second, flop_per_second) = (1e11, 1e12);
+        Probes { copy_bytes_per_second, copy_tensor_bytes: 0, flop_per_second, matmul_size: 0, matmul: Vec::new() }
+    }
+
+    /// The paper's shape for Amazon Books: 4,096 operations of products and 32,768 of the gate for each score.
+    #[test]
+    fn work_of_a_known_shape() {
+        assert_eq!(SHAPE.item_bytes(), 8 * 32 * 2 + 64 * 4);
+        let work = SHAPE.work(695_762);
+        let scores = 695_762 * 32;
+        assert_eq!([work.dot_flop, work.gate_flop], [4096 * scores, 32_768 * scores]);
+        assert_eq!(work.bytes, 695_762 * 768 + 4 * scores);
+        assert!((work.least_seconds(&probes()) - 36_864.0 * scores as f64 / 1e12).abs() < 1e-9);
+    }
+
+    #[test]
+    fn both_evaluations_agree() {
+        let device = Device::cpu();
+        let corpus =
+            Corpus::new(&device, MolShape { n_queries: 3, ..SHAPE }, 40).expect("the shape is one of the kernel's");
+        let (chain, _) = corpus.chain(&device).expect("it is recorded");
+        let mixture = corpus.mixture(&device, MolScores::All).expect("it is recorded");
+        let scores = |recording: &Recording| -> Vec<f32> {
+            let last = recording.steps.last().and_then(|step| step.operands.last()).expect("it writes scores");
+            pollster::block_on(async { device.run_and_read(recording, last)?.await })
+                .map(bytemuck::cast_vec)
+                .expect("the CPU runs it")
+        };
+        let (by_item, by_query) = (scores(&chain), scores(&mixture));
+        assert_eq!([by_item.len(), by_query.len()], [120, 120]);
+        for (i, item) in by_item.chunks_exact(3).enumerate() {
+            for (query, &score) in item.iter().enumerate() {
+                let other = by_query[query * 40 + i];
+                assert!(
+                    (score - other).abs() < 1e-4 * other.abs().max(1.0),
+                    "{score} and {other}, item {i}, query {query}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn plans_keep_to_limits() {
+        let rates = MolRates { dot_flop_per_second: 1e12, gate_flop_per_second: 5e11, bytes_per_second: 1e11 };
+        let grid = [16, 32, 128].map(|hidden| MolShape { hidden, ..SHAPE });
+        let plans = predict(&grid, 1_000_000, &rates, &probes());
+        assert_eq!(plans.iter().map(|plan| plan.shape.hidden).collect::<Vec<_>>(), [128, 32, 16]);
+        // 32 million scores, 4,096 operations at 1e12 per second and 256 for each hidden unit at half of that.
+        let seconds = 32e6 * (4096.0 / 1e12 + 32.0 * 256.0 / 5e11);
+        assert!((plans[1].predicted_seconds - seconds).abs() < 1e-9 * seconds);
+        let limits = MolLimits { seconds: Some(seconds), bytes: None };
+        assert_eq!(plans.iter().map(|plan| plan.fits(&limits)).collect::<Vec<_>>(), [false, true, true]);
+        let mut measured = plans[1];
+        measured.measured_seconds = Some(seconds * 1.1);
+        assert!(!measured.fits(&limits));
+        assert!(!plans[2].fits(&MolLimits { seconds: None, bytes: Some(767_999_999) }));
+        assert!(plans[2].fits(&MolLimits { seconds: None, bytes: Some(768_000_000) }));
+    }
+}
