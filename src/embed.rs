@@ -3,10 +3,12 @@
 mod batch;
 mod batcher;
 mod embedder;
+mod place;
 mod reranker;
 
 pub use batch::Tokens;
 pub use embedder::{EmbedOptions, Embedder};
+pub use place::Place;
 pub use reranker::{Ranked, RerankOptions, Reranker};
 
 use std::sync::Arc;

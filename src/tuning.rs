@@ -30,6 +30,20 @@ pub struct Tuning {
     passed: BTreeSet<&'static str>,
     banned: BTreeMap<&'static str, String>,
     choices: BTreeMap<Bucket, Choice>,
+    /// Batches that another device takes sooner (or not), where that was measured.
+    places: BTreeMap<PlaceKey, bool>,
+}
+
+/// Batches of texts that go to one of two devices.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PlaceKey {
+    /// The encoder's shape.
+    pub encoder: String,
+    /// Name of the other device.
+    pub second: String,
+    /// Tokens of a batch, and texts.
+    pub n_tokens: u32,
+    pub n_texts: u32,
 }
 
 /// Matrix products, or mixtures of logits, for which one choice is made.
@@ -96,6 +110,14 @@ impl Tuning {
             Some(choice) => self.choices.insert(bucket, choice),
             None => self.choices.remove(&bucket),
         };
+    }
+
+    pub(crate) fn place(&self, key: &PlaceKey) -> Option<bool> {
+        self.places.get(key).copied()
+    }
+
+    pub(crate) fn put(&mut self, key: PlaceKey, is_second: bool) {
+        self.places.insert(key, is_second);
     }
 
     /// What is banned alone.

@@ -6,7 +6,7 @@ mod tiny;
 
 use common::{References, Rng, block_on, largest_difference};
 use serde_json::Value;
-use tilewright::embed::Tokens;
+use tilewright::embed::{Place, Tokens};
 use tilewright::kernels::Pooling;
 use tilewright::load::{FileName, Loader, ModelFile};
 use tilewright::{Device, EmbedOptions, Embedder, Error, LoadOptions, Model, Tier};
@@ -306,6 +306,57 @@ fn steady_batches_create_nothing_and_read_once() {
             assert_eq!(after.submits - before.submits, 4);
         }
     }
+}
+
+#[test]
+fn of_two_devices_each_batch_goes_to_one() {
+    let (Some(gpu), cpu) = (common::gpu(None), common::cpu()) else { return };
+    let Some(on_cpu) = load(&cpu, "minilm-l6-v2", EmbedOptions::default()) else { return };
+    let options =
+        || EmbedOptions { max_batch_tokens: Some(64), second: Some(on_cpu.clone()), ..EmbedOptions::default() };
+    let embedder = load(&gpu, "minilm-l6-v2", options()).unwrap();
+    let alone = load(&gpu, "minilm-l6-v2", EmbedOptions::default()).unwrap();
+    let texts = texts(24, 5);
+    let dispatches = || [gpu.counters().dispatches, cpu.counters().dispatches];
+    let vectors = block_on(embedder.embed(&texts)).unwrap();
+    for (vector, other) in vectors.chunks_exact(384).zip(block_on(alone.embed(&texts)).unwrap().chunks_exact(384)) {
+        assert!(cosine_distance(vector, other) < 1e-6);
+    }
+    let places = embedder.places();
+    for place in &places {
+        let [first, second] = place.seconds.expect("it was measured");
+        assert_eq!(place.is_second, second < first, "{place:?}");
+    }
+    // Each batch now runs once, where its size was taken sooner.
+    for text in &texts[..6] {
+        let n_tokens = embedder.encode(text).unwrap().ids.len() as u32;
+        block_on(embedder.embed(&[text])).unwrap();
+        let places = embedder.places();
+        let place = places.iter().find(|place| place.n_tokens >= n_tokens && place.n_texts == 1).unwrap();
+        let before = dispatches();
+        block_on(embedder.embed(&[text])).unwrap();
+        let [of_gpu, of_cpu] = [dispatches()[0] - before[0], dispatches()[1] - before[1]];
+        assert_eq!([of_gpu == 0, of_cpu == 0], [place.is_second, !place.is_second], "{place:?}");
+    }
+    // What the tuning's file says is not measured again.
+    let folder = std::env::temp_dir().join(format!("tilewright-places-{}", std::process::id()));
+    let open = || block_on(Device::open_in(&tilewright::DeviceChoice::Gpu, None, Some(&folder)));
+    let embedder = load(&open().unwrap(), "minilm-l6-v2", options()).unwrap();
+    block_on(embedder.embed(&texts)).unwrap();
+    embedder.save_places().unwrap();
+    let again = load(&open().unwrap(), "minilm-l6-v2", options()).unwrap();
+    block_on(again.embed(&texts)).unwrap();
+    let kept = |place: Place| (place.n_tokens, place.n_texts, place.is_second);
+    assert_eq!(
+        again.places().into_iter().map(kept).collect::<Vec<_>>(),
+        embedder.places().into_iter().map(kept).collect::<Vec<_>>()
+    );
+    assert!(again.places().iter().all(|place| place.seconds.is_none()), "{:?}", again.places());
+    let _ = std::fs::remove_dir_all(&folder);
+
+    let other = EmbedOptions { pooling: Some(Pooling::Cls), second: Some(on_cpu), ..EmbedOptions::default() };
+    let refused = Embedder::load(&gpu, common::data_dir().unwrap().join("minilm-l6-v2"), other).map(|_| ());
+    assert!(matches!(refused, Err(Error::InFile { .. } | Error::Option { option: "second", .. })), "{refused:?}");
 }
 
 #[test]

@@ -19,8 +19,9 @@ use std::process::ExitCode;
 use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use serde_json::json;
+use tilewright::embed::Place;
 use tilewright::kernels::Pooling;
-use tilewright::{EmbedOptions, Embedder};
+use tilewright::{Device, EmbedOptions, Embedder};
 
 use super::DeviceArgs;
 use super::run::with_loading_bar;
@@ -86,6 +87,10 @@ pub struct EmbedArgs {
     errors: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
+    /// Load the model onto the CPU as well: each batch goes to the device or to the CPU, to the one that was measured to
+    /// take its size sooner.
+    #[arg(long, value_parser = FalseyValueParser::new(), env = "TILEWRIGHT_EMBED_OR_CPU")]
+    or_cpu: bool,
     /// Show records per second even if stderr is no terminal.
     #[arg(long, value_parser = FalseyValueParser::new(), env = "TILEWRIGHT_EMBED_PROGRESS")]
     progress: bool,
@@ -143,8 +148,17 @@ impl EmbedArgs {
             skipped: Skipped::create(self.errors.as_deref())?,
         };
         job.run(input, output, |texts, progress| pollster::block_on(embedder.embed_with(texts, progress)))?;
-        if let Err(error) = embedder.device().save_pipeline_cache() {
-            log.say("warning", &format!("the pipeline cache was not saved: {error}"), json!({}));
+        for place in embedder.places() {
+            let Place { n_tokens, n_texts, is_second, seconds } = place;
+            let place = if is_second { "CPU" } else { embedder.device().info().name.as_str() };
+            let fields = json!({ "tokens": n_tokens, "texts": n_texts, "place": place, "seconds": seconds });
+            log.say("place", &format!("batches of up to {n_tokens} tokens and {n_texts} texts: {place}"), fields);
+        }
+        let kept = [("pipeline cache", embedder.device().save_pipeline_cache()), ("tuning", embedder.save_places())];
+        for (what, saved) in kept {
+            if let Err(error) = saved {
+                log.say("warning", &format!("the {what} was not saved: {error}"), json!({}));
+            }
         }
         Ok(())
     }
@@ -174,17 +188,28 @@ impl EmbedArgs {
     fn load(&self, log: Log) -> Result<Embedder, EmbedError> {
         let device = self.device.choose()?;
         log.notices(device.info());
-        let loaded = with_loading_bar(|progress| {
-            let options = EmbedOptions {
-                max_tokens: self.max_tokens,
-                pooling: self.pooling.map(Pooling::from),
-                normalize: self.no_normalize.then_some(false),
-                max_batch_tokens: self.max_batch_tokens,
-                progress: Some(progress),
-                ..EmbedOptions::default()
-            };
-            Embedder::load(&device, &self.model, options)
-        });
+        let load = |device: &Device, second: Option<Embedder>| {
+            with_loading_bar(|progress| {
+                let options = EmbedOptions {
+                    max_tokens: self.max_tokens,
+                    pooling: self.pooling.map(Pooling::from),
+                    normalize: self.no_normalize.then_some(false),
+                    max_batch_tokens: self.max_batch_tokens,
+                    second,
+                    progress: Some(progress),
+                    ..EmbedOptions::default()
+                };
+                Embedder::load(device, &self.model, options)
+            })
+        };
+        if self.or_cpu && !device.is_gpu() {
+            log.say("notice", "--or-cpu changes nothing: the device is the CPU", json!({}));
+        }
+        let second = match self.or_cpu && device.is_gpu() {
+            true => Some(load(&Device::cpu(), None).map_err(EmbedError::Model)?),
+            false => None,
+        };
+        let loaded = load(&device, second);
         let embedder = loaded.and_then(|embedder| embedder.encodings().map(|_| ()).map(|()| embedder));
         let mut embedder = embedder.map_err(EmbedError::Model)?;
         if self.prompt.is_some() {

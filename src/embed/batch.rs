@@ -80,6 +80,10 @@ impl Passes {
         Passes { device: device.clone(), encoder, head, max_len, state: Mutex::new(state) }
     }
 
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     pub fn encoder(&self) -> &Encoder {
         &self.encoder
     }

@@ -6,6 +6,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use super::batch::{Head, Passes, Tokens, batches, size_for};
+use super::place::Second;
 use crate::device::{Device, Pending, pause};
 use crate::error::Error;
 use crate::formats::BlockType;
@@ -29,7 +30,9 @@ pub(super) struct Limits {
 pub(super) struct Batcher {
     pub device: Device,
     pub name: String,
-    pub passes: Passes,
+    pub passes: Arc<Passes>,
+    /// Another device with the same encoder.
+    pub second: Option<Second>,
     reader: Result<Reader, String>,
     pub block_types: Vec<BlockType>,
     pub max_tokens: u32,
@@ -96,11 +99,12 @@ impl Batcher {
             Head::Score(head) => Some(head),
         };
         let feed = Feed::new(&catalog, weights.places().chain(of_head.into_iter().flat_map(|head| head.places())));
-        let passes = Passes::new(device, Encoder { config, weights }, head, max_tokens);
+        let passes = Arc::new(Passes::new(device, Encoder { config, weights }, head, max_tokens));
         let batcher = Batcher {
             device: device.clone(),
             name,
             passes,
+            second: None,
             reader,
             block_types: catalog.block_types(),
             max_tokens,
@@ -263,7 +267,7 @@ struct Run<'a> {
 impl Run<'_> {
     /// Submits texts, given with their numbers, batch by batch.
     async fn submit(&mut self, window: Vec<(usize, Tokens)>) -> Result<(), Error> {
-        let Batcher { device, max_batch_tokens, in_flight, passes, .. } = self.batcher;
+        let Batcher { device, max_batch_tokens, in_flight, passes, second, .. } = self.batcher;
         let lengths: Vec<usize> = window.iter().map(|(_, text)| text.ids.len()).collect();
         let is_gpu = device.is_gpu();
         // The CPU computes a batch when it is submitted.
@@ -276,6 +280,16 @@ impl Run<'_> {
                 }
             }
             let encoded: Vec<&Tokens> = batch.iter().map(|&i| &window[i].1).collect();
+            let passes = match second {
+                None => passes,
+                Some(second) => {
+                    // What is in flight would be measured too.
+                    if second.is_new(passes, &encoded) {
+                        self.land_all().await?;
+                    }
+                    second.take(passes, &encoded).await?
+                }
+            };
             let pending = passes.run(&encoded)?;
             self.flights.push_back((batch.iter().map(|&i| window[i].0).collect(), pending));
         }

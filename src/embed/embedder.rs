@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::VectorCache;
 use super::batch::{Head, Tokens};
 use super::batcher::{Batcher, Item, Limits};
+use super::place::{Place, Second};
 use crate::device::Device;
 use crate::error::Error;
 use crate::formats::BlockType;
@@ -38,6 +39,10 @@ pub struct EmbedOptions<'a> {
     pub cached_vectors: usize,
     /// Bytes that weights and the largest batch may take together.
     pub memory_limit: Option<u64>,
+    /// The same encoder on another device: each batch goes to the one of the two that takes its size sooner. The first
+    /// batch of a size is measured on both, see [`Embedder::places`]. A text's vector then differs by the roundings of two
+    /// devices from batch to batch.
+    pub second: Option<Embedder>,
     /// Told bytes of weights that were read and uploaded, and their sum.
     pub progress: Option<&'a mut dyn FnMut(u64, u64)>,
 }
@@ -102,7 +107,11 @@ impl Embedder {
         let (pooling, normalize) = (options.pooling.unwrap_or(pooling), options.normalize.unwrap_or(normalize));
         let EmbedOptions { max_tokens, max_batch_tokens, in_flight, memory_limit, .. } = options;
         let limits = Limits { max_tokens, max_batch_tokens, in_flight, memory_limit };
-        let (batcher, feed) = Batcher::declare(device, header, &limits, |_| Ok(Head::Vector { pooling, normalize }))?;
+        let (mut batcher, feed) =
+            Batcher::declare(device, header, &limits, |_| Ok(Head::Vector { pooling, normalize }))?;
+        if let Some(second) = &options.second {
+            batcher.second = Some(second.beside(&batcher)?);
+        }
         let vectors = NonZeroUsize::new(options.cached_vectors).map(VectorCache::new);
         let prompt = default_prompt.and_then(|name| prompts.get(&name)).map_or("", String::as_str).into();
         Ok((Embedder { inner: Arc::new(Inner { batcher, pooling, normalize, prompts, vectors }), prompt }, feed))
@@ -201,6 +210,39 @@ impl Embedder {
     /// [`Error::Shape`] or [`Error::Operand`] if a batch is too large for the device.
     pub fn plan(&self) -> Result<MemoryPlan, Error> {
         self.inner.batcher.plan()
+    }
+
+    /// This encoder as the second device of another.
+    ///
+    /// # Errors
+    /// [`Error::Option`] if they are not of one shape, or make different vectors of their rows.
+    fn beside(&self, first: &Batcher) -> Result<Second, Error> {
+        let own = &self.inner.batcher;
+        let says = |batcher: &Batcher| {
+            format!("{} of {} tokens, {:?}", batcher.name, batcher.max_tokens, batcher.passes.head())
+        };
+        if own.config() == first.config() && says(own) == says(first) {
+            return Ok(Second::new(own.passes.clone()));
+        }
+        Err(Error::Option { option: "second", expected: says(first), found: says(own) })
+    }
+
+    /// Where batches of the sizes that occurred so far go, if there are two devices.
+    pub fn places(&self) -> Vec<Place> {
+        self.inner.batcher.second.as_ref().map_or(Vec::new(), Second::all)
+    }
+
+    /// Keeps [`Embedder::places`] in the file of the device's tuning, so that the next process need not measure them.
+    ///
+    /// # Errors
+    /// As [`Device::save_tuning`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn save_places(&self) -> Result<(), Error> {
+        let Batcher { device, passes, second, .. } = &self.inner.batcher;
+        match second {
+            Some(second) => device.with_tuning(second.tuning(passes)).save_tuning(),
+            None => Ok(()),
+        }
     }
 
     /// Dispatches of a batch of so many texts with so many tokens in all.

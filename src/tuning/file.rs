@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{Bucket, Choice, Tuning};
+use super::{Bucket, Choice, PlaceKey, Tuning};
 #[cfg(not(target_arch = "wasm32"))]
 use crate::cache;
 use crate::device::DeviceInfo;
@@ -26,6 +26,17 @@ struct Content {
     passed: Vec<String>,
     banned: BTreeMap<String, String>,
     choices: Vec<Row>,
+    #[serde(default)]
+    places: Vec<PlaceRow>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct PlaceRow {
+    encoder: String,
+    second: String,
+    tokens: u32,
+    texts: u32,
+    is_second: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -100,10 +111,18 @@ impl Tuning {
             tier: choice.tier.name().into(),
             size: choice.size,
         };
+        let place = |(key, &is_second): (&PlaceKey, &bool)| PlaceRow {
+            encoder: key.encoder.clone(),
+            second: key.second.clone(),
+            tokens: key.n_tokens,
+            texts: key.n_texts,
+            is_second,
+        };
         let content = Content {
             passed: self.passed.iter().map(|label| label.to_string()).collect(),
             banned: self.banned().map(|(label, found)| (label.to_string(), found.to_string())).collect(),
             choices: self.choices().map(row).collect(),
+            places: self.places.iter().map(place).collect(),
         };
         let mut fields = identity(info);
         if let Value::Object(content) = json!(content) {
@@ -154,6 +173,9 @@ fn tuning(content: Content) -> Result<Tuning, String> {
         }
         let bucket = Bucket { kernel: kernel.name, weight, rows: row.rows, blocks: row.blocks, tokens: row.tokens };
         tuning.choose(bucket, Some(Choice { tier, size: row.size }));
+    }
+    for PlaceRow { encoder, second, tokens, texts, is_second } in content.places {
+        tuning.put(PlaceKey { encoder, second, n_tokens: tokens, n_texts: texts }, is_second);
     }
     Ok(tuning)
 }

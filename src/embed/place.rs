@@ -1,0 +1,114 @@
+//! Two devices for one encoder: a batch goes to the one that takes its size sooner.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use web_time::Instant;
+
+use super::batch::{Passes, Tokens, size_for};
+use crate::error::Error;
+use crate::model::{BatchSize, EncoderConfig};
+use crate::tuning::{PlaceKey, Tuning};
+
+/// Where batches of a size go.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Place {
+    /// Tokens of the batches, rounded up as passes are.
+    pub n_tokens: u32,
+    /// Texts, likewise.
+    pub n_texts: u32,
+    /// Whether the second device takes them.
+    pub is_second: bool,
+    /// What a batch took on the first device and on the second, if that was measured since loading.
+    pub seconds: Option<[f64; 2]>,
+}
+
+/// The second device's passes, and what is known of both.
+pub(super) struct Second {
+    passes: Arc<Passes>,
+    places: Mutex<BTreeMap<[u32; 2], Place>>,
+}
+
+impl Second {
+    pub fn new(passes: Arc<Passes>) -> Second {
+        Second { passes, places: Mutex::default() }
+    }
+
+    /// The passes that a batch should go through, if they are not those of the first device. The first batch of a size
+    /// runs on both, a few times; `first` must have nothing in flight then.
+    pub async fn take<'a>(&'a self, first: &'a Passes, texts: &[&Tokens]) -> Result<&'a Passes, Error> {
+        let size = size_of(texts);
+        let key = [size.n_tokens, size.n_sequences];
+        let known = self.known(first, size);
+        let place = match known {
+            Some(place) => place,
+            None => {
+                let seconds = [seconds(first, texts).await?, seconds(&self.passes, texts).await?];
+                let [n_tokens, n_texts] = key;
+                Place { n_tokens, n_texts, is_second: seconds[1] < seconds[0], seconds: Some(seconds) }
+            }
+        };
+        self.places().insert(key, place);
+        Ok(if place.is_second { &self.passes } else { first })
+    }
+
+    /// Whether the place of such a batch is still to be measured.
+    pub fn is_new(&self, first: &Passes, texts: &[&Tokens]) -> bool {
+        self.known(first, size_of(texts)).is_none()
+    }
+
+    /// What was measured, or what the tuning of the first device says.
+    fn known(&self, first: &Passes, size: BatchSize) -> Option<Place> {
+        let BatchSize { n_tokens, n_sequences: n_texts } = size;
+        if let Some(&place) = self.places().get(&[n_tokens, n_texts]) {
+            return Some(place);
+        }
+        let is_second = first.device().tuning().place(&self.key(first, size))?;
+        Some(Place { n_tokens, n_texts, is_second, seconds: None })
+    }
+
+    fn key(&self, first: &Passes, size: BatchSize) -> PlaceKey {
+        let EncoderConfig { architecture, n_layers, dim, ffn_dim, .. } = &first.encoder().config;
+        PlaceKey {
+            encoder: format!("{architecture} {n_layers} x {dim}, {ffn_dim}"),
+            second: self.passes.device().info().name.clone(),
+            n_tokens: size.n_tokens,
+            n_texts: size.n_sequences,
+        }
+    }
+
+    /// All sizes that occurred, in order.
+    pub fn all(&self) -> Vec<Place> {
+        self.places().values().copied().collect()
+    }
+
+    /// The tuning of the first device with these places.
+    pub fn tuning(&self, first: &Passes) -> Tuning {
+        let mut tuning = first.device().tuning().clone();
+        for place in self.all() {
+            let size = BatchSize { n_tokens: place.n_tokens, n_sequences: place.n_texts };
+            tuning.put(self.key(first, size), place.is_second);
+        }
+        tuning
+    }
+
+    fn places(&self) -> MutexGuard<'_, BTreeMap<[u32; 2], Place>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn size_of(texts: &[&Tokens]) -> BatchSize {
+    size_for(texts.iter().map(|text| text.ids.len() as u32).sum(), texts.len() as u32)
+}
+
+/// Seconds of a batch: the shorter of two runs behind one that makes what they need.
+async fn seconds(passes: &Passes, texts: &[&Tokens]) -> Result<f64, Error> {
+    passes.run(texts)?.await?;
+    let mut shortest = f64::INFINITY;
+    for _ in 0..2 {
+        let start = Instant::now();
+        passes.run(texts)?.await?;
+        shortest = shortest.min(start.elapsed().as_secs_f64());
+    }
+    Ok(shortest)
+}
