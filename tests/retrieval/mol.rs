@@ -255,6 +255,34 @@ fn scores_agree_with_the_formula() {
     }
 }
 
+/// The demo page's file, by the scores that `scripts/train_search/train.py` computed in float64.
+#[test]
+fn the_demo_pages_similarity_scores_as_its_reference_says() {
+    let root = env!("CARGO_MANIFEST_DIR");
+    let text = std::fs::read_to_string(format!("{root}/tests/data/search/reference.json")).expect("it is there");
+    let reference: serde_json::Value = serde_json::from_str(&text).expect("it is JSON");
+    let rows = |name: &str| -> Vec<Vec<f64>> {
+        serde_json::from_value(reference[name].clone()).unwrap_or_else(|error| panic!("{name}: {error}"))
+    };
+    let flat = |name: &str| rows(name).concat().iter().map(|&x| x as f32).collect::<Vec<f32>>();
+    let weights = std::fs::read(format!("{root}/www/mol.safetensors")).expect("it is there");
+    let weights = MolWeights::from_safetensors(&weights).expect("the file is valid");
+    for device in devices() {
+        let mut mol = Mol::new(&device, &weights, WeightType::F32).expect("the form is one of the kernel's");
+        block_on(mol.append(&flat("items"))).expect("items are appended");
+        let found = block_on(mol.search(&flat("queries"), &[], 4, MolSearch::BruteForce)).expect("it searches");
+        let (name, want) = (&device.info().name, rows("scores"));
+        assert_eq!((found.hits.len(), want.concat().len()), (want.len(), 8), "{name}");
+        for (query, (hits, want)) in found.hits.iter().zip(&want).enumerate() {
+            assert_eq!(hits.len(), want.len(), "query {query} on {name}");
+            for hit in hits {
+                let (found, want) = (f64::from(hit.score), want[hit.id as usize]);
+                assert!((found - want).abs() < 1e-4, "query {query}, item {} on {name}: {found}, {want}", hit.id);
+            }
+        }
+    }
+}
+
 /// Corpora on which it is easy to be almost exact: equal items, near ties, one component alone, sharp weights, nothing.
 fn adversarial(rng: &mut Rng, n: usize) -> Vec<(File, Vec<f32>)> {
     let one = normal(rng, ITEM, 1.0);
