@@ -5,12 +5,18 @@
 #[cfg(feature = "web")]
 mod embedder;
 #[cfg(feature = "web")]
+mod encoder;
+#[cfg(feature = "web")]
 mod index;
 mod kernels;
 #[cfg(feature = "web")]
 mod loader;
 #[cfg(feature = "web")]
 mod model;
+#[cfg(feature = "web")]
+mod mol;
+#[cfg(feature = "web")]
+mod reranker;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -99,13 +105,7 @@ impl Device {
     /// `{ name, isSoftware, hasSubgroups }`; without it there is only the CPU. `tier` overrides the shader tier.
     pub async fn open(choice: String, adapter: JsValue, tier: Option<String>) -> Result<Device, JsValue> {
         let adapter: Option<BrowserAdapter> = from_js("adapter", adapter)?;
-        let tier = match tier {
-            None => None,
-            Some(name) => Some(Tier::ALL.into_iter().find(|tier| tier.name() == name).ok_or_else(|| {
-                let expected = Tier::ALL.map(Tier::name).join(", ");
-                to_js_error(Error::Option { option: "tier", expected, found: name })
-            })?),
-        };
+        let tier = pick("tier", tier, &Tier::ALL, Tier::name)?;
         let choice = match choice.as_str() {
             "auto" => DeviceChoice::Auto,
             "gpu" => DeviceChoice::Gpu,
@@ -206,4 +206,21 @@ fn from_js<T: DeserializeOwned>(option: &'static str, value: JsValue) -> Result<
         let (expected, found) = ("an object as documented".into(), format!("refused: {e}"));
         to_js_error(Error::Option { option, expected, found })
     })
+}
+
+/// The one of `all` with this name, if one is given.
+fn pick<T: Copy>(
+    option: &'static str,
+    given: Option<String>,
+    all: &[T],
+    name: fn(T) -> &'static str,
+) -> Result<Option<T>, JsValue> {
+    let Some(given) = given else { return Ok(None) };
+    match all.iter().find(|&&one| name(one) == given) {
+        Some(&found) => Ok(Some(found)),
+        None => {
+            let expected = all.iter().map(|&one| name(one)).collect::<Vec<_>>().join(", ");
+            Err(to_js_error(Error::Option { option, expected, found: given }))
+        }
+    }
 }

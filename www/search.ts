@@ -2,9 +2,11 @@
 //
 //     passages   all that were added; the id of a passage's vector is its place in the list
 //     index      the vectors of the first `nDone` of them, on the encoder's device
+//     mixture    the same vectors once more, if there is a learned similarity for this encoder
 import { Embedder, Index, type Hit } from "./tilewright/index.js";
 import { byId, formatBytes, formatRate, formatSeconds, make } from "./dom.js";
 import { announce, hideError, isFatal, showError, showNotice } from "./messages.js";
+import { Mixture } from "./mixture.js";
 import { passagesOf } from "./passages.js";
 import { loadBegins, loadShown, Newest, showProgress } from "./progress.js";
 import { SAMPLE } from "./sample.js";
@@ -15,6 +17,8 @@ import { showFacts } from "./status.js";
 /** Passages that are embedded together. Queries come in between, so that a search waits for a second at most. */
 const GROUP = { webgpu: 64, cpu: 8 };
 const N_RESULTS = 10;
+/** Hits by cosine among which those of the mixture have a rank: as many as an index gives. */
+const N_RANKS = 1024;
 /** Milliseconds without a key before a search begins. */
 const PAUSE_MS = 120;
 
@@ -26,11 +30,24 @@ interface Passage {
   number: number;
 }
 
-/** An encoder and the index beside it. */
+/** An encoder, the index beside it, and a mixture for it or why there is none. */
 interface Loaded {
   embedder: Embedder;
   index: Index;
+  mixture: Mixture | string;
 }
+
+/** What a search found. */
+interface Found {
+  query: string;
+  hits: Hit[];
+  /** By the mixture. */
+  learned: Hit[];
+  /** Each passage's place by cosine, from 1 on. */
+  ranks: Map<number, number>;
+}
+
+const NOTHING: Found = { query: "", hits: [], learned: [], ranks: new Map() };
 
 /** The search view. `changed` is called when a load has ended, which may have stored a model. */
 export class Search {
@@ -133,9 +150,10 @@ export class Search {
         onNotice: showNotice,
       });
       const index = await Index.create({ on: embedder, model: choice.label });
+      const mixture = await Mixture.load(embedder, signal);
       // An encoder that arrived together with the click on "Cancel".
       signal.throwIfAborted();
-      this.loaded = { embedder, index };
+      this.loaded = { embedder, index, mixture };
       announce(`${choice.label} is ready.`);
     } catch (error) {
       embedder?.free();
@@ -153,7 +171,7 @@ export class Search {
     this.loaded = undefined;
     this.nDone = 0;
     showFacts("search-facts-list", []);
-    this.showResults([], "");
+    this.showResults(NOTHING);
     this.refresh();
   }
 
@@ -180,21 +198,22 @@ export class Search {
     this.passages = [];
     this.nTexts = 0;
     hideError();
-    this.showResults([], "");
+    this.showResults(NOTHING);
     await this.renew();
     byId<HTMLDetailsElement>("texts").open = true;
     this.refresh();
     this.input.focus();
   }
 
-  /** An empty index in the place of the one that is there. */
+  /** An empty index and an empty mixture in the place of those that are there. */
   private async renew(): Promise<void> {
     this.nDone = 0;
     if (!this.loaded || !this.choice) return;
-    const { embedder, index } = this.loaded;
+    const { embedder, index, mixture } = this.loaded;
     index.free();
     try {
-      this.loaded = { embedder, index: await Index.create({ on: embedder, model: this.choice.label }) };
+      this.loaded = { embedder, index: await Index.create({ on: embedder, model: this.choice.label }), mixture };
+      if (mixture instanceof Mixture) await mixture.renew();
     } catch (error) {
       this.failed(error);
     }
@@ -228,6 +247,7 @@ export class Search {
         const texts = this.passages.slice(start, start + group).map(({ text }) => text);
         const vectors = await loaded.embedder.embed(texts, { signal, onProgress: ({ done }) => progress.update(shown(start + done)) });
         await loaded.index.append(vectors);
+        if (loaded.mixture instanceof Mixture) await loaded.mixture.add(vectors.vectors);
         this.nDone = start + texts.length;
         progress.update(shown(this.nDone));
         this.refresh();
@@ -236,10 +256,22 @@ export class Search {
       }
       announce(`${counted(this.nDone, "passage")} can be searched.`);
     } catch (error) {
-      if (!signal.aborted) this.failed(error);
+      if (!signal.aborted) return this.failed(error);
     } finally {
       progress.end();
     }
+    await this.finishMixture(loaded);
+  }
+
+  /** Makes searchable in the mixture what can be found in the index. */
+  private async finishMixture({ mixture }: Loaded): Promise<void> {
+    if (!(mixture instanceof Mixture)) return;
+    try {
+      await mixture.flush();
+    } catch (error) {
+      return this.failed(error);
+    }
+    if (this.query.value.trim() !== "") this.searchNow();
   }
 
   private searchNow(): void {
@@ -251,16 +283,20 @@ export class Search {
   private async search(query: string, signal: AbortSignal): Promise<void> {
     const { loaded } = this;
     if (!loaded || query === "" || this.nDone === 0) {
-      this.showResults([], "");
+      this.showResults(NOTHING);
       this.refresh();
       return;
     }
     const startedAt = performance.now();
     try {
       const vector = await loaded.embedder.embed(query, { signal });
-      const [hits = []] = await loaded.index.search(vector, N_RESULTS, { signal });
+      const { index, mixture } = loaded;
+      const isLearned = mixture instanceof Mixture;
+      const [ranked = []] = await index.search(vector, isLearned ? N_RANKS : N_RESULTS, { signal });
+      const learned = isLearned ? await mixture.search(vector, N_RESULTS, signal) : [];
       const elapsed = formatSeconds((performance.now() - startedAt) / 1000);
-      this.showResults(hits, query);
+      const hits = ranked.slice(0, N_RESULTS);
+      this.showResults({ query, hits, learned, ranks: new Map(ranked.map(({ id }, i) => [id, i + 1])) });
       this.note.textContent = `The best ${count(hits.length)} of ${counted(loaded.index.length, "passage")} · ${elapsed}`;
     } catch (error) {
       // What was aborted has made room for a newer search.
@@ -278,19 +314,28 @@ export class Search {
     }
   }
 
-  private showResults(hits: Hit[], query: string): void {
+  private showResults({ query, hits, learned, ranks }: Found): void {
     const words = wordsOf(query);
-    this.results.dataset["query"] = query;
-    this.results.replaceChildren(...hits.flatMap(({ id, score }) => {
-      const passage = this.passages[id];
-      return passage ? [this.resultRow(passage, id, score, words)] : [];
+    const rows = (hits: Hit[], marks: (hit: Hit) => HTMLElement[]): HTMLElement[] => hits.flatMap((hit) => {
+      const passage = this.passages[hit.id];
+      return passage ? [this.resultRow(passage, hit.id, marks(hit), words)] : [];
+    });
+    this.results.replaceChildren(...rows(hits, ({ score }) => {
+      const rounded = score.toFixed(2);
+      const meter = make("meter", { min: 0, max: 1, value: Math.max(0, score), ariaLabel: `Cosine ${rounded}` });
+      return [meter, make("span", { className: "score" }, rounded)];
     }));
+    byId("learned-results").replaceChildren(...rows(learned, ({ id, score }) => {
+      const rank = ranks.get(id);
+      const place = rank === undefined ? `not among the first ${count(N_RANKS)} by cosine` : `number ${count(rank)} by cosine`;
+      return [make("span", { className: "score" }, score.toFixed(2)), make("span", { className: "rank" }, place)];
+    }));
+    // Last, so that who waits for the query's results finds both lists.
+    this.results.dataset["query"] = query;
   }
 
-  private resultRow({ text, source, number }: Passage, id: number, score: number, words: RegExp | undefined): HTMLElement {
-    const rounded = score.toFixed(2);
-    const meter = make("meter", { min: 0, max: 1, value: Math.max(0, score), ariaLabel: `Cosine ${rounded}` });
-    const head = make("p", { className: "result-head" }, meter, make("span", { className: "score" }, rounded), make("span", { className: "source" }, `${source}, passage ${count(number)}`));
+  private resultRow({ text, source, number }: Passage, id: number, marks: HTMLElement[], words: RegExp | undefined): HTMLElement {
+    const head = make("p", { className: "result-head" }, ...marks, make("span", { className: "source" }, `${source}, passage ${count(number)}`));
     const row = make("li", { className: "result" }, head, make("p", { className: "passage" }, ...marked(text, words)));
     const near = [this.passages[id - 1], this.passages[id + 1]].filter((it) => it?.source === source);
     if (near.length > 0) {
@@ -303,7 +348,7 @@ export class Search {
   }
 
   /** What runs the encoder, and what it says of itself. */
-  private async showDevice({ embedder, index }: Loaded): Promise<void> {
+  private async showDevice({ embedder, index, mixture }: Loaded): Promise<void> {
     const { device, info } = embedder;
     const gpu = device.backend === "webgpu";
     const memory = await embedder.memory();
@@ -316,6 +361,7 @@ export class Search {
       ["Why", device.reason],
       ["Weights", formatBytes(memory.weightsBytes)],
       ["Vectors", formatBytes(index.info.sizeBytes)],
+      ...(mixture instanceof Mixture ? [["Learned similarity", `${formatBytes(mixture.info.sizeBytes)} of components`] as const] : []),
       ["WASM heap", formatBytes(memory.wasmHeapBytes)],
       ["Model", this.choice?.label ?? info.name],
       ["Architecture", info.architecture],
@@ -332,10 +378,15 @@ export class Search {
   private refresh(): void {
     const { passages, nDone, nTexts } = this;
     const isBusy = this.work.isGoing;
-    const state = this.loads.isGoing && !this.loaded ? "loading" : !this.loaded ? "empty" : nDone < passages.length && isBusy ? "indexing" : "ready";
+    const state = this.loads.isGoing && !this.loaded ? "loading" : !this.loaded ? "empty" : isBusy ? "indexing" : "ready";
     document.documentElement.dataset["search"] = state;
     byId("encoder-name").textContent = this.loaded ? (this.choice?.label ?? "none") : "none";
     byId("search-intro").hidden = this.loaded !== undefined || state === "loading";
+    const mixture = this.loaded?.mixture;
+    const isLearned = mixture instanceof Mixture;
+    document.documentElement.toggleAttribute("data-learned", isLearned);
+    byId("results-title").hidden = byId("learned").hidden = !isLearned;
+    byId("learned-note").textContent = typeof mixture === "string" ? mixture : "";
     byId<HTMLButtonElement>("texts-add").disabled = this.input.value.trim() === "";
     byId("texts-clear").hidden = passages.length === 0;
     byId("texts-sample").hidden = passages.length > 0;

@@ -15,7 +15,7 @@ interface RequestEvent extends WaitingEvent {
 const CACHE = "tilewright-page";
 const SCOPE = new URL("./", location.href).href;
 /** How files of the page name each other: `src`, `href`, imports, and what workers and WASM are loaded by. */
-const REFERENCES = /(?:src=|href=|from\s*|import\s*\(?\s*|new URL\(\s*)["']([^"'#]+\.(?:js|css|wasm|gguf))["']/g;
+const REFERENCES = /(?:src=|href=|from\s*|import\s*\(?\s*|new URL\(\s*)["']([^"'#]+\.(?:js|css|wasm|gguf|safetensors))["']/g;
 
 addEventListener("install", (event) => {
   (event as WaitingEvent).waitUntil(keepPage());
@@ -24,7 +24,7 @@ addEventListener("install", (event) => {
 addEventListener("fetch", (event) => {
   const { request } = event as RequestEvent;
   const url = new URL(request.url);
-  const isPage = request.mode === "navigate" || /\.(?:js|css|wasm)$|\/stories\.gguf$/.test(url.pathname);
+  const isPage = request.mode === "navigate" || /\.(?:js|css|wasm)$|\/(?:stories\.gguf|mol\.safetensors)$/.test(url.pathname);
   // A request for a part of a file is about a model.
   if (request.method !== "GET" || !url.href.startsWith(SCOPE) || !isPage || request.headers.has("Range")) return;
   (event as RequestEvent).respondWith(answer(event as RequestEvent, url.origin + url.pathname));

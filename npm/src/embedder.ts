@@ -1,9 +1,10 @@
 /** Text encoders and the vectors that they make. */
 
-import { TilewrightError } from "./errors.js";
-import { defined, Loaded, loadInto } from "./loaded.js";
+import { Embeddings } from "./embeddings.js";
+import { textOf, textsOf } from "./given.js";
+import { defined, Loaded, loadInto, progressOf } from "./loaded.js";
 import { specOf } from "./spec.js";
-import type { EmbedderInfo, EmbedderOptions, EmbedOptions, ModelSource } from "./types.js";
+import type { EmbedderInfo, EmbedderOptions, EmbedOptions, ModelSource, PromptOptions } from "./types.js";
 
 /**
  * A text encoder (BERT, RoBERTa and what sentence-transformers makes of them), loaded onto a device in a worker of its own.
@@ -29,60 +30,22 @@ export class Embedder extends Loaded<EmbedderInfo> {
     return new Embedder(await loadInto("loadEmbedder", specOf(source), { settings }, common));
   }
 
-  /** The vector of one text. An empty text has one too. */
+  /**
+   * The vector of one text. An empty text has one too.
+   *
+   * @throws {@link TilewrightError}, `option` for a prompt that the model's files do not have; or the reason of `options.signal`.
+   */
   embed(text: string, options?: EmbedOptions): Promise<Float32Array>;
   /** The vectors of texts, in their order. */
   embed(texts: readonly string[], options?: EmbedOptions): Promise<Embeddings>;
-  async embed(given: string | readonly string[], { signal, onProgress }: EmbedOptions = {}): Promise<Float32Array | Embeddings> {
-    const texts = typeof given === "string" ? [given] : textsOf(given);
-    const onEvent = onProgress && ((done: number): void => onProgress({ done, total: texts.length }));
-    const vectors = await this.engine.call("embed", { texts }, { signal, ...defined({ onEvent }) });
+  async embed(given: string | readonly string[], { prompt, signal, onProgress }: EmbedOptions = {}): Promise<Float32Array | Embeddings> {
+    const texts = typeof given === "string" ? [given] : textsOf("texts", given, "a text or ");
+    const vectors = await this.engine.call("embed", { texts, ...defined({ prompt }) }, { signal, ...progressOf(texts, onProgress) });
     return typeof given === "string" ? vectors : new Embeddings(vectors, this.info.dims);
   }
 
-  /** Token ids of a text as the encoder reads it: with the tokens around it, and cut to `info.maxTokens`. */
-  async tokenize(text: string): Promise<Uint32Array> {
-    return this.engine.call("encode", { text });
+  /** Token ids of a text as the encoder reads it: behind the prompt, with the tokens around it, and cut to `info.maxTokens`. */
+  async tokenize(text: string, { prompt }: PromptOptions = {}): Promise<Uint32Array> {
+    return this.engine.call("encode", { text: textOf("text", text), ...defined({ prompt }) });
   }
-}
-
-/** Vectors of texts. Iterate over it for one after the other. */
-export class Embeddings implements Iterable<Float32Array> {
-  /** All numbers, one vector behind the other. */
-  readonly vectors: Float32Array;
-  /** Numbers in a vector. */
-  readonly dims: number;
-
-  /** @internal */
-  constructor(vectors: Float32Array, dims: number) {
-    this.vectors = vectors;
-    this.dims = dims;
-  }
-
-  /** Vectors. */
-  get count(): number {
-    return this.vectors.length / this.dims;
-  }
-
-  /** A vector, as a view into `vectors`; a negative index counts from the end. */
-  at(index: number): Float32Array | undefined {
-    const i = Math.trunc(index) + (index < 0 ? this.count : 0);
-    return i >= 0 && i < this.count ? this.vectors.subarray(i * this.dims, (i + 1) * this.dims) : undefined;
-  }
-
-  *[Symbol.iterator](): Generator<Float32Array, void, undefined> {
-    for (let start = 0; start < this.vectors.length; start += this.dims) {
-      yield this.vectors.subarray(start, start + this.dims);
-    }
-  }
-}
-
-/** A copy that a worker can be given. */
-function textsOf(texts: unknown): string[] {
-  const found = Array.isArray(texts) ? texts.findIndex((text) => typeof text !== "string") : -2;
-  if (found !== -1) {
-    const [name, value] = found === -2 ? ["texts", texts] : [`texts[${found}]`, (texts as unknown[])[found]];
-    throw new TilewrightError("option", `${name} is ${Object.prototype.toString.call(value).slice(8, -1)}, expected ${found === -2 ? "a text or a list of texts" : "a text"}`);
-  }
-  return [...texts as string[]];
 }

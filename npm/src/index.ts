@@ -1,16 +1,20 @@
 /** What the package exports. */
 
 export { cache } from "./cache.js";
-export { Embedder, Embeddings } from "./embedder.js";
+export { Embedder } from "./embedder.js";
+export { Embeddings } from "./embeddings.js";
 export { TilewrightError, type ErrorCode } from "./errors.js";
 export { Index, type IndexOptions, type LoadIndexOptions, type SearchOptions } from "./vector-index.js";
 export {
   attention, devices, Kernels, matmul, rmsNorm, rope, softmax, type AttentionOptions, type DeviceTensor, type KernelOperand,
   type KernelOptions, type RopeOptions,
 } from "./kernels.js";
+export { type KeptOptions } from "./kept.js";
 export { Generation, Model } from "./model.js";
+export { Mol, type MolOptions, type MolSearchOptions } from "./mol.js";
 export {
   createChatCompletion, type ChatCompletion, type ChatCompletionCallOptions, type ChatCompletionChunk, type ChatCompletionMessageParam,
   type ChatCompletionRequest, type CompletionUsage, type FinishReason,
 } from "./openai.js";
+export { Reranker } from "./reranker.js";
 export type * from "./types.js";

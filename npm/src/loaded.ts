@@ -1,9 +1,9 @@
-/** What models and encoders have in common: each is loaded into a worker of its own, runs on a device, and is freed. */
+/** What models, encoders and cross-encoders have in common: each is loaded into a worker of its own, runs on a device, and is freed. */
 
 import { Engine } from "./engine.js";
 import { TilewrightError } from "./errors.js";
 import type { Calls, LoadRequest, SourceSpec } from "./protocol.js";
-import type { CommonLoadOptions, Counters, DeviceInfo, MemoryInfo } from "./types.js";
+import type { CommonLoadOptions, Counters, DeviceInfo, MemoryInfo, TextsProgress } from "./types.js";
 
 /** What a worker has loaded. */
 interface Parts<Info> {
@@ -13,7 +13,7 @@ interface Parts<Info> {
 }
 
 /** Starts a worker and loads into it. `own` is what the call takes besides what every load does. */
-export async function loadInto<K extends "loadModel" | "loadEmbedder">(
+export async function loadInto<K extends "loadModel" | "loadEmbedder" | "loadReranker">(
   call: K,
   source: SourceSpec,
   own: Omit<Calls[K]["args"], keyof LoadRequest>,
@@ -93,6 +93,14 @@ export abstract class Loaded<Info> {
   async [Symbol.asyncDispose](): Promise<void> {
     await this.engine.close("the model was freed");
   }
+}
+
+/** Options of a call that tells how many of these texts are done. */
+export function progressOf(
+  texts: readonly string[],
+  onProgress: ((progress: TextsProgress) => void) | undefined,
+): { onEvent?: (done: number) => void } {
+  return onProgress === undefined ? {} : { onEvent: (done) => onProgress({ done, total: texts.length }) };
 }
 
 /** Without the properties that are `undefined`. */

@@ -3,7 +3,8 @@
 import type { WireError } from "./errors.js";
 import type {
   AvailableDevice, ChatMessage, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderOptions, GenerateOptions, GenerateResult, Hit,
-  IndexInfo, LoadOptions, MemoryInfo, ModelInfo, Notice, Piece, Progress, Tier,
+  IndexInfo, LoadOptions, MemoryInfo, ModelInfo, MolInfo, MolMethod, Notice, Piece, Progress, PromptOptions, Ranked, RerankerInfo,
+  RerankerOptions, Tier, VectorStorage,
 } from "./types.js";
 
 /** One file of a model, with its address made absolute. */
@@ -12,12 +13,13 @@ export type FileSpec =
   | { kind: "blob"; name: string; blob: Blob }
   | { kind: "path"; name: string; path: string };
 
-/** A model's files, or the folder that they are to be looked up in. */
-export type SourceSpec =
+/** A model's files, or the folder that they are to be looked up in; and what that folder is called, if it has a name. */
+export type SourceSpec = (
   | { kind: "files"; files: FileSpec[] }
   | { kind: "folder"; url: string }
   | { kind: "directory"; path: string }
-  | { kind: "builtin" };
+  | { kind: "builtin" }
+) & { name?: string };
 
 /** How to open a device. */
 export interface DeviceRequest {
@@ -45,10 +47,16 @@ export interface EmbedderRequest extends LoadRequest {
   settings: EmbedderSettings;
 }
 
+/** What the worker needs to load a cross-encoder. */
+export interface RerankerRequest extends LoadRequest {
+  settings: RerankerSettings;
+}
+
 /** Options that the engine reads. */
 export type ModelSettings = Pick<LoadOptions, "contextLength" | "memoryLimit">;
 export type EmbedderSettings =
   Pick<EmbedderOptions, "maxTokens" | "pooling" | "normalize" | "maxBatchTokens" | "cachedVectors" | "memoryLimit">;
+export type RerankerSettings = Pick<RerankerOptions, "maxTokens" | "sigmoid" | "maxBatchTokens" | "memoryLimit">;
 
 /** A prompt: text, tokens, or a conversation for the model's template. */
 export type Prompt =
@@ -68,10 +76,10 @@ export type IndexSettings = Pick<IndexInfo, "dims"> & Partial<Pick<IndexInfo, "m
 /** What the vectors of an index should be of. */
 export type ExpectedModel = { model: string; dims?: number; pooling?: string };
 
-/** An index that the worker keeps, by its number. */
-export interface KeptIndex {
+/** Vectors that the worker keeps, by their number. */
+export interface KeptVectors<Info> {
   kept: number;
-  info: IndexInfo;
+  info: Info;
 }
 
 /** An operand of a kernel: numbers that come along, or the number of a tensor that the worker keeps. */
@@ -97,13 +105,16 @@ export interface KernelCalls {
 export interface Calls extends KernelCalls {
   loadModel: { args: ModelRequest; event: Progress; reply: ModelInfo };
   loadEmbedder: { args: EmbedderRequest; event: Progress; reply: EmbedderInfo };
+  loadReranker: { args: RerankerRequest; event: Progress; reply: RerankerInfo };
   generate: { args: { prompt: Prompt; options: Omit<GenerateOptions, "signal"> }; event: Piece; reply: GenerateResult };
   tokenize: { args: { text: string; addSpecial: boolean }; event: never; reply: Uint32Array };
   detokenize: { args: { ids: Uint32Array }; event: never; reply: string };
   /** The vectors of texts, one after the other; tells meanwhile how many texts are done. */
-  embed: { args: { texts: string[] }; event: number; reply: Float32Array };
+  embed: { args: { texts: string[] } & PromptOptions; event: number; reply: Float32Array };
   /** Tokens of a text as the encoder reads it. */
-  encode: { args: { text: string }; event: never; reply: Uint32Array };
+  encode: { args: { text: string } & PromptOptions; event: never; reply: Uint32Array };
+  /** The best documents; tells meanwhile how many are done. */
+  rerank: { args: { query: string; documents: string[]; topK?: number }; event: number; reply: Ranked[] };
   memory: { args: Record<string, never>; event: never; reply: MemoryInfo };
   counters: { args: Record<string, never>; event: never; reply: Counters };
   destroyDevice: { args: Record<string, never>; event: never; reply: undefined };
@@ -115,8 +126,8 @@ export interface Calls extends KernelCalls {
   readTensor: { args: { kept: number }; event: never; reply: Float32Array };
   freeTensor: { args: { kept: number }; event: never; reply: undefined };
   /** On the device that is open: that of an encoder, or one of its own. */
-  createIndex: { args: { settings: IndexSettings }; event: never; reply: KeptIndex };
-  loadIndex: { args: { bytes: Uint8Array; expected?: ExpectedModel }; event: never; reply: KeptIndex };
+  createIndex: { args: { settings: IndexSettings }; event: never; reply: KeptVectors<IndexInfo> };
+  loadIndex: { args: { bytes: Uint8Array; expected?: ExpectedModel }; event: never; reply: KeptVectors<IndexInfo> };
   /** Replies with the first vector's id and what the index is now. */
   appendVectors: { args: { kept: number; vectors: Float32Array }; event: never; reply: { first: number; info: IndexInfo } };
   /** Replies with how many were there until now and what the index is now. */
@@ -124,6 +135,15 @@ export interface Calls extends KernelCalls {
   searchVectors: { args: { kept: number; queries: Float32Array; k: number; filter?: Uint32Array }; event: never; reply: Hit[][] };
   saveIndex: { args: { kept: number }; event: never; reply: Uint8Array };
   freeIndex: { args: { kept: number }; event: never; reply: undefined };
+  /** On the device that is open, as an index. */
+  loadMol: { args: Pick<LoadRequest, "source" | "cache"> & { storage?: VectorStorage }; event: never; reply: KeptVectors<MolInfo> };
+  appendItems: { args: { kept: number; vectors: Float32Array }; event: never; reply: { first: number; info: MolInfo } };
+  searchItems: {
+    args: { kept: number; queries: Float32Array; k: number; method?: MolMethod; users?: Uint32Array };
+    event: never;
+    reply: Hit[][];
+  };
+  freeMol: { args: { kept: number }; event: never; reply: undefined };
 }
 
 /** Name of a call. */

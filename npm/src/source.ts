@@ -172,14 +172,20 @@ async function isAbsent(error: unknown, folder: string, context: OpenContext): P
 }
 
 async function readText(file: ModelFile): Promise<string> {
+  const bytes = await readAll(file);
+  file.pause();
+  return new TextDecoder().decode(bytes);
+}
+
+/** All bytes of a small file. */
+export async function readAll(file: ModelFile): Promise<Uint8Array> {
   const pieces: Uint8Array[] = [];
   let length = 0;
   for (let piece; (piece = await file.read(length)) !== undefined;) {
     pieces.push(piece);
     length += piece.length;
   }
-  file.pause();
-  return new TextDecoder().decode(join(pieces, length));
+  return join(pieces, length);
 }
 
 /** The files of a Hugging Face folder on the disk. */

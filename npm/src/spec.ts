@@ -11,13 +11,36 @@ export function specOf(source: ModelSource): SourceSpec {
     if (source.length === 0) {
       throw new TilewrightError("option", "source is an empty list, expected the files of a model");
     }
-    return { kind: "files", files: (source as readonly FileSource[]).map(fileOf) };
+    const files = (source as readonly FileSource[]).map(fileOf);
+    const config = files.find(({ name }) => name === "config.json");
+    return { kind: "files", files, ...(config === undefined ? {} : named(placeOf(config).replace(/[^/\\]*$/, ""))) };
   }
   const file = fileOf(source as FileSource);
   if (file.kind === "url" && new URL(file.url).pathname.endsWith("/")) {
-    return { kind: "folder", url: file.url };
+    return { kind: "folder", url: file.url, ...named(placeOf(file)) };
   }
-  return file.kind === "path" && /[/\\]$/.test(file.path) ? { kind: "directory", path: file.path } : { kind: "files", files: [file] };
+  return file.kind === "path" && /[/\\]$/.test(file.path)
+    ? { kind: "directory", path: file.path, ...named(placeOf(file)) }
+    : { kind: "files", files: [file] };
+}
+
+/** The path of a file, with slashes. */
+function placeOf(file: FileSpec): string {
+  switch (file.kind) {
+    case "url":
+      return decoded(new URL(file.url).pathname);
+    case "path":
+      return file.path.startsWith("file:") ? decoded(file.path) : file.path;
+    case "blob":
+      return (file.blob as Partial<File>).webkitRelativePath ?? "";
+  }
+}
+
+/** The name of the folder with this path: its last part; of a repository of Hugging Face what stands in front of `resolve` and its revision. */
+function named(folder: string): { name?: string } {
+  const parts = folder.split(/[/\\]/).filter((part) => part !== "");
+  const name = parts.at(parts.at(-2) === "resolve" ? -3 : -1);
+  return name === undefined || /^\.+$/.test(name) ? {} : { name };
 }
 
 function fileOf(source: FileSource): FileSpec {
@@ -39,7 +62,17 @@ function fileOf(source: FileSource): FileSpec {
   }
   // What follows a # is the page's and never reaches a server.
   url.hash = "";
-  return { kind: "url", name: decodeURIComponent(nameOf(url.pathname)), url: url.href };
+  return { kind: "url", name: decoded(nameOf(url.pathname)), url: url.href };
+}
+
+/** A part of an address as people read it. */
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    // A percent sign that begins no escape: the text is as it stands.
+    return text;
+  }
 }
 
 /** A file in the folder of one of sentence-transformers' modules: its name alone would be that of a file of the model's own folder. */

@@ -1,8 +1,9 @@
 /** What the WASM module exports, as this package uses it. The module itself is built from the Rust crate, beside the compiled worker. */
 
-import type { EmbedderSettings, ExpectedModel, IndexSettings, ModelSettings } from "./protocol.js";
+import type { EmbedderSettings, ExpectedModel, IndexSettings, ModelSettings, RerankerSettings } from "./protocol.js";
 import type {
-  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, GenerateResult, Hit, IndexInfo, MemoryInfo, ModelInfo, Tier,
+  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, GenerateResult, Hit, IndexInfo, MemoryInfo, ModelInfo, MolInfo,
+  MolMethod, Ranked, RerankerInfo, Tier, VectorStorage,
 } from "./types.js";
 
 export type Adapter = Omit<AvailableDevice, "choice">;
@@ -44,6 +45,9 @@ export class Loader<Loaded> {
   private constructor();
   static model(device: Device, files: FileInfo[], options: ModelSettings): Loader<Model>;
   static embedder(device: Device, files: FileInfo[], options: EmbedderSettings): Loader<Embedder>;
+  static reranker(device: Device, files: FileInfo[], options: RerankerSettings): Loader<Reranker>;
+  /** Says what the folder of the files is called. */
+  setFolder(name: string): void;
   want(): { file: number; offset: number } | undefined;
   push(bytes: Uint8Array): Promise<void>;
   end(): void;
@@ -84,9 +88,19 @@ export class Embedder {
   info(): Omit<EmbedderInfo, "fileBytes">;
   memory(): Omit<MemoryInfo, "wasmHeapBytes">;
   /** Tokens of a text as the encoder reads it. */
-  encode(text: string): Uint32Array;
+  encode(text: string, prompt?: string | null): Uint32Array;
   /** The vectors of texts, one after the other, or nothing if `cancel` came first. */
-  embed(texts: string[], onProgress: (done: number) => void): Promise<Float32Array | undefined>;
+  embed(texts: string[], prompt: string | null | undefined, onProgress: (done: number) => void): Promise<Float32Array | undefined>;
+  cancel(): void;
+  free(): void;
+}
+
+export class Reranker {
+  private constructor();
+  info(): Omit<RerankerInfo, "fileBytes">;
+  memory(): Omit<MemoryInfo, "wasmHeapBytes">;
+  /** The best documents, or nothing if `cancel` came first. */
+  rerank(query: string, documents: string[], topK: number | undefined, onProgress: (done: number) => void): Promise<Ranked[] | undefined>;
   cancel(): void;
   free(): void;
 }
@@ -105,6 +119,17 @@ export class Index {
   delete(ids: Uint32Array): number;
   search(queries: Float32Array, k: number, filter?: Uint32Array): Promise<Hit[][]>;
   save(): Promise<Uint8Array>;
+  free(): void;
+}
+
+export class Mol {
+  private constructor();
+  static load(device: Device, bytes: Uint8Array, storage?: VectorStorage): Mol;
+  /** What is missing is `null`. */
+  info(): Omit<MolInfo, "model"> & { model: string | null };
+  /** Returns the first item's id. */
+  append(vectors: Float32Array): Promise<number>;
+  search(queries: Float32Array, k: number, method?: MolMethod, users?: Uint32Array): Promise<Hit[][]>;
   free(): void;
 }
 

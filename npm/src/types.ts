@@ -76,16 +76,49 @@ export interface EmbedderOptions extends CommonLoadOptions {
   cachedVectors?: number;
 }
 
-/** Options of {@link Embedder.embed}. */
-export interface EmbedOptions {
+/** Options of {@link Reranker.load}. What the model's files say of its use holds where an option is left out. */
+export interface RerankerOptions extends CommonLoadOptions {
+  /** Tokens to which a query with a document is cut, those around them included: the longer text first. */
+  maxTokens?: number;
+  /** Whether a score is the sigmoid of the model's logit, 0 to 1, rather than the logit itself. */
+  sigmoid?: boolean;
+  /** As of {@link EmbedderOptions}. */
+  maxBatchTokens?: number;
+}
+
+/** Options of calls that take many texts. */
+export interface TextsOptions {
   /** Ends the work between two batches: the promise is rejected with the signal's reason at once. */
   signal?: AbortSignal | undefined;
   /** Called after each batch. */
-  onProgress?: ((progress: EmbedProgress) => void) | undefined;
+  onProgress?: ((progress: TextsProgress) => void) | undefined;
 }
 
-/** How many texts have a vector, of how many. A device that is lost on the way begins anew. */
-export interface EmbedProgress {
+/** What is put in front of a text. */
+export interface PromptOptions {
+  /** A name among `info.prompts`, such as `query`; `null` for nothing. Default: what the model's files choose, `info.prompt`. */
+  prompt?: string | null | undefined;
+}
+
+/** Options of {@link Embedder.embed}. */
+export interface EmbedOptions extends TextsOptions, PromptOptions {}
+
+/** Options of {@link Reranker.rerank}. */
+export interface RerankOptions extends TextsOptions {
+  /** Documents to give at most. Default: all. */
+  topK?: number | undefined;
+}
+
+/** A document's place. */
+export interface Ranked {
+  /** Its number among those that were given. */
+  index: number;
+  /** The higher, the better it answers. */
+  score: number;
+}
+
+/** How many texts are done, of how many. A device that is lost on the way begins anew. */
+export interface TextsProgress {
   done: number;
   total: number;
 }
@@ -203,6 +236,7 @@ export interface TokenizeOptions {
 
 /** What a model file says about itself. */
 export interface ModelInfo {
+  /** What a GGUF file calls itself, or the name of a Hugging Face folder. */
   name: string;
   architecture: string;
   /** Width of the residual stream. */
@@ -223,26 +257,41 @@ export interface ModelInfo {
   chatTemplate: string;
 }
 
-/** What an encoder's files say, and how it is used. */
-export interface EmbedderInfo {
+/** What the files of an encoder or a cross-encoder say, and how it is used. */
+export interface EncoderInfo {
+  /** What a GGUF file calls itself, or the name of a Hugging Face folder. */
   name: string;
   architecture: string;
-  /** Numbers in a vector. */
-  dims: number;
   nLayers: number;
   nHeads: number;
   vocabSize: number;
-  /** Tokens to which a text is cut, those around it included. */
+  /** Tokens to which a text (for a cross-encoder a pair of them) is cut, those around it included. */
   maxTokens: number;
   /** Tokens that are computed together. */
   maxBatchTokens: number;
-  pooling: Pooling;
-  /** Whether vectors have norm 1. */
-  normalize: boolean;
   /** Types of the stored weights, such as `F16`. */
   weightTypes: string[];
   /** Bytes of the model's files. */
   fileBytes: number;
+}
+
+/** What an encoder's files say, and how it is used. */
+export interface EmbedderInfo extends EncoderInfo {
+  /** Numbers in a vector. */
+  dims: number;
+  pooling: Pooling;
+  /** Whether vectors have norm 1. */
+  normalize: boolean;
+  /** Texts that the model's files have to be put in front of others, by name. */
+  prompts: Record<string, string>;
+  /** What is put in front of a text unless a call says otherwise: nothing, for most models. */
+  prompt: string;
+}
+
+/** What a cross-encoder's files say, and how it is used. */
+export interface RerankerInfo extends EncoderInfo {
+  /** Whether scores are sigmoids of logits. */
+  sigmoid: boolean;
 }
 
 /** What makes a vector good for a query: the cosine of the angle between them, or their dot product. */
@@ -272,9 +321,52 @@ export interface IndexInfo {
 /** A vector that was found. */
 export interface Hit {
   id: number;
-  /** Cosine or dot product: higher is better. */
+  /** Cosine, dot product, or score of a mixture: higher is better. */
   score: number;
 }
+
+/** What a mixture of logits is, and what items it holds. */
+export interface MolInfo {
+  /** Numbers in a query's vector. */
+  queryDims: number;
+  /** Numbers in an item's vector. */
+  itemDims: number;
+  /** Components of a query. */
+  queryComponents: number;
+  /** Components of an item. */
+  itemComponents: number;
+  /** Numbers in a component. */
+  componentDims: number;
+  storage: VectorStorage;
+  /** The encoder whose vectors queries and items are, if the file names one. */
+  model?: string;
+  /** Items that can be found. */
+  length: number;
+  /** Bytes of a search's pass over all items. */
+  sizeBytes: number;
+}
+
+/**
+ * How to find the best items under a mixture of logits. `perPair`, `candidates` and `sample` are numbers of items.
+ *
+ * - `bruteForce`: scores all items.
+ * - `highest`: scores the items whose highest logit is highest.
+ * - `avg`: scores the best items by the dot product of the sum of the query's components with the mean of the item's.
+ * - `naive`: scores the union of the best items by each pair of components alone.
+ * - `comb`: scores the union of those of `naive` and `avg`.
+ * - `twoPass`: exact; what is not among the candidates of `avg` is scored where one of its logits reaches the k-th best score of these.
+ * - `hIndexer`: scores what passes a threshold by the product of `avg` in 8 bits, which a sample tells.
+ * - `mips`: the best items by the dot product of `avg`; nothing is scored by the mixture.
+ */
+export type MolMethod =
+  | { kind: "bruteForce" }
+  | { kind: "highest"; candidates: number }
+  | { kind: "avg"; candidates: number }
+  | { kind: "naive"; perPair: number }
+  | { kind: "comb"; perPair: number; candidates: number }
+  | { kind: "twoPass"; candidates: number }
+  | { kind: "hIndexer"; candidates: number; sample: number }
+  | { kind: "mips" };
 
 /** What runs a model. */
 export interface DeviceInfo {

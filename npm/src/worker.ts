@@ -1,18 +1,20 @@
-/** The worker: owns the engine in WASM and its device, loads models and encoders, runs them. Everything comes and goes as messages. */
+/** The worker: owns the engine in WASM and its device, loads models, encoders and cross-encoders, runs them. Everything comes and goes as messages. */
 
 import { codeOf, isTrap, messageOf, TilewrightError, toWire, type ErrorCode } from "./errors.js";
 import { inspectGpu, requestSubgroups } from "./gpu.js";
 import { importHidden, isNode } from "./platform.js";
 import type {
-  CallName, Calls, DeviceRequest, EmbedderRequest, FromWorker, KeptIndex, KeptTensor, LoadRequest, ModelRequest, Operand, Prompt, ToWorker,
+  CallName, Calls, DeviceRequest, EmbedderRequest, FromWorker, KeptTensor, KeptVectors, LoadRequest, ModelRequest, Operand, Prompt,
+  RerankerRequest, ToWorker,
 } from "./protocol.js";
-import { isUseless, openFiles, SENTENCE_FILES, type ModelFile } from "./source.js";
+import { isUseless, openFiles, readAll, SENTENCE_FILES, type ModelFile } from "./source.js";
 import { openStore, type Store } from "./store.js";
 import init, {
-  Device, Index, Loader, Sha256, type Adapter, type DeviceTensor, type Embedder, type EngineOptions, type FileInfo, type Model, type Session,
+  Device, Index, Loader, Mol, Sha256, type Adapter, type DeviceTensor, type Embedder, type EngineOptions, type FileInfo, type Model,
+  type Reranker, type Session,
 } from "./tilewright.js";
 import { readTuning, tuningKey, writeTuning } from "./tuning.js";
-import type { AvailableDevice, DeviceInfo, GenerateResult, IndexInfo, MemoryInfo, NoticeCode, Progress } from "./types.js";
+import type { AvailableDevice, DeviceInfo, GenerateResult, IndexInfo, MemoryInfo, MolInfo, NoticeCode, Progress } from "./types.js";
 
 /** What a call may use while it runs. */
 interface CallContext<K extends CallName> {
@@ -146,10 +148,10 @@ class ProgressMeter {
 }
 
 /** Something that this worker can hold. */
-type Resident = Model | Embedder;
+type Resident = Model | Embedder | Reranker;
 
 /** Context of a call that loads. */
-type LoadContext = CallContext<"loadModel" | "loadEmbedder">;
+type LoadContext = CallContext<"loadModel" | "loadEmbedder" | "loadReranker">;
 
 /** What is asked for, and how it is loaded. */
 interface Recipe<T extends Resident> {
@@ -183,23 +185,41 @@ function embedderRecipe(request: EmbedderRequest): Recipe<Embedder> {
   };
 }
 
+function rerankerRecipe(request: RerankerRequest): Recipe<Reranker> {
+  return {
+    request,
+    extras: [],
+    begin: (device, files) => Loader.reranker(device, files, request.settings),
+    prepare: async () => {},
+  };
+}
+
+/** Opens what is to be loaded. */
+async function open(
+  request: Pick<LoadRequest, "source" | "cache">, extras: readonly string[], signal: AbortSignal, onBytes: (file: ModelFile) => void,
+): Promise<ModelFile[]> {
+  return openFiles(request.source, {
+    signal, extras, onBytes,
+    store: request.cache && request.source.kind !== "builtin" ? await openStoreIfAny(request) : undefined,
+    newDigest: () => new Sha256(),
+    notify: (notice) => post({ type: "notice", notice }),
+  });
+}
+
 /** Streams a model's files into a device. */
 async function loadOnto<T extends Resident>(device: Device, recipe: Recipe<T>, { signal, emit }: LoadContext): Promise<Omit<Loaded<T>, "device">> {
   const { request, extras } = recipe;
-  const store = request.cache && request.source.kind !== "builtin" ? await openStoreIfAny(request) : undefined;
   const meter = new ProgressMeter(emit);
-  const files = await openFiles(request.source, {
-    signal, store, extras,
-    newDigest: () => new Sha256(),
-    notify: (notice) => post({ type: "notice", notice }),
-    onBytes: (file) => meter.report(file.phase, false),
-  });
+  const files = await open(request, extras, signal, (file) => meter.report(file.phase, false));
   meter.files = files;
   let useless = false;
   let loader: Loader<T> | undefined;
   try {
     meter.report(files[0]?.phase ?? "file", true);
     loader = recipe.begin(device, files.map(describe));
+    if (request.source.name !== undefined) {
+      loader.setFolder(request.source.name);
+    }
     await feed(loader, files, meter, signal);
     meter.report("prepare", true);
     await recipe.prepare(loader, device);
@@ -271,7 +291,7 @@ function describe({ name, size }: ModelFile): FileInfo {
 }
 
 /** The storage for downloads, when there is something to download. */
-async function openStoreIfAny({ source }: LoadRequest): Promise<Store | undefined> {
+async function openStoreIfAny({ source }: Pick<LoadRequest, "source">): Promise<Store | undefined> {
   const remote = source.kind === "folder" || (source.kind === "files" && source.files.some((file) => file.kind === "url" && file.url.startsWith("http")));
   if (!remote || isNode) {
     return undefined;
@@ -334,6 +354,12 @@ abstract class Engine<T extends Resident> {
 
   get device(): Device {
     return this.#device;
+  }
+
+  /** What the model's files say. */
+  info(): ReturnType<T["info"]> & { fileBytes: number } {
+    const info = this.resident.info() as ReturnType<T["info"]>;
+    return { ...info, fileBytes: this.fileBytes };
   }
 
   async memory(): Promise<MemoryInfo> {
@@ -444,43 +470,50 @@ class TextEngine extends Engine<Model> {
   }
 }
 
-/** An encoder. */
-class VectorEngine extends Engine<Embedder> {
-  get embedder(): Embedder {
-    return this.resident;
-  }
-
-  async embed(texts: string[], context: CallContext<"embed">): Promise<Float32Array> {
+/** What a call computes from its texts alone: when a device is lost, another one computes it anew. */
+abstract class BatchEngine<T extends Embedder | Reranker> extends Engine<T> {
+  /** What `work` gives, which is nothing once it is cancelled. */
+  async run<R>(signal: AbortSignal, work: (resident: T) => Promise<R | undefined>): Promise<R> {
     try {
-      return await this.#run(texts, context);
+      return await this.#once(signal, work);
     } catch (error) {
       if (codeOf(error) !== "device_lost") {
         throw error;
       }
-      const embedder = await this.rebuild(error, context.signal);
+      const resident = await this.rebuild(error, signal);
       this.lost.push(this.resident);
-      this.resident = embedder;
-      return await this.#run(texts, context);
+      this.resident = resident;
+      return await this.#once(signal, work);
     } finally {
       this.freeLost();
     }
   }
 
-  async #run(texts: string[], { signal, emit }: CallContext<"embed">): Promise<Float32Array> {
-    const embedder = this.resident;
-    const cancel = (): void => embedder.cancel();
+  async #once<R>(signal: AbortSignal, work: (resident: T) => Promise<R | undefined>): Promise<R> {
+    const { resident } = this;
+    const cancel = (): void => resident.cancel();
     signal.addEventListener("abort", cancel, { once: true });
     try {
-      const vectors = await embedder.embed(texts, emit);
-      if (vectors === undefined) {
+      const result = await work(resident);
+      if (result === undefined) {
         throw signal.reason;
       }
-      return vectors;
+      return result;
     } finally {
       signal.removeEventListener("abort", cancel);
     }
   }
 }
+
+/** An encoder. */
+class VectorEngine extends BatchEngine<Embedder> {
+  encode({ text, prompt }: Calls["encode"]["args"]): Uint32Array {
+    return this.resident.encode(text, prompt);
+  }
+}
+
+/** A cross-encoder. */
+class ScoreEngine extends BatchEngine<Reranker> {}
 
 /** Lets messages in, such as one that aborts; cheaper than a timer. */
 const tasks = new MessageChannel();
@@ -491,7 +524,7 @@ function nextTask(): Promise<void> {
   });
 }
 
-let engine: TextEngine | VectorEngine | undefined;
+let engine: TextEngine | VectorEngine | ScoreEngine | undefined;
 let kernelDevice: Device | undefined;
 
 /** The engine, of the kind that a call needs. */
@@ -552,6 +585,7 @@ class Shelf<T extends { free(): void }> {
 /** Of `kernelDevice`. */
 const tensors = new Shelf<DeviceTensor>("tensor");
 const indices = new Shelf<Index>("index");
+const mixtures = new Shelf<Mol>("mixture");
 
 function remember(tensor: DeviceTensor): KeptTensor {
   return { kept: tensors.put(tensor), shape: [...tensor.shape()] };
@@ -563,11 +597,36 @@ function indexInfo(index: Index): IndexInfo {
   return { ...info, ...(model === null ? {} : { model }), ...(pooling === null ? {} : { pooling }) };
 }
 
-function rememberIndex(index: Index): KeptIndex {
+function rememberIndex(index: Index): KeptVectors<IndexInfo> {
   return { kept: indices.put(index), info: indexInfo(index) };
 }
 
-async function loadIndex({ bytes, expected }: Calls["loadIndex"]["args"]): Promise<KeptIndex> {
+/** What a mixture says, without what it does not know. */
+function molInfo(mol: Mol): MolInfo {
+  const { model, ...info } = mol.info();
+  return { ...info, ...(model === null ? {} : { model }) };
+}
+
+async function loadMol(request: Calls["loadMol"]["args"], signal: AbortSignal): Promise<KeptVectors<MolInfo>> {
+  const files = await open(request, [], signal, () => {});
+  let useless = false;
+  try {
+    const [bytes] = await Promise.all(files.map(readAll));
+    if (bytes === undefined) {
+      throw new TilewrightError("option", "source is a folder, expected a file");
+    }
+    await Promise.all(files.map((file) => file.finish()));
+    const mol = Mol.load(currentDevice(), bytes, request.storage);
+    return { kept: mixtures.put(mol), info: molInfo(mol) };
+  } catch (error) {
+    useless = isUseless(error);
+    throw error;
+  } finally {
+    await Promise.all(files.map((file) => file.close(useless)));
+  }
+}
+
+async function loadIndex({ bytes, expected }: Calls["loadIndex"]["args"]): Promise<KeptVectors<IndexInfo>> {
   const index = await Index.load(currentDevice(), bytes);
   try {
     if (expected !== undefined) {
@@ -630,24 +689,31 @@ function inTurn<T>(signal: AbortSignal, action: () => T | Promise<T>): Promise<T
   return turn;
 }
 
+/** Opens a device, loads onto it what this worker is for, and says what that is. */
+function load<T extends Resident, E extends Engine<T> & NonNullable<typeof engine>>(
+  kind: new (recipe: Recipe<T>, loaded: Loaded<T>) => E,
+  recipe: Recipe<T>,
+  context: LoadContext,
+): Promise<ReturnType<E["info"]>> {
+  return inTurn(context.signal, async () => {
+    const loaded = new kind(recipe, await openAndLoad(recipe, recipe.request.device, context));
+    engine = loaded;
+    return loaded.info() as ReturnType<E["info"]>;
+  });
+}
+
 const handlers: Handlers = {
-  loadModel: (request, context) => inTurn(context.signal, async () => {
-    const recipe = modelRecipe(request);
-    const loaded = new TextEngine(recipe, await openAndLoad(recipe, request.device, context));
-    engine = loaded;
-    return { ...loaded.model.info(), fileBytes: loaded.fileBytes };
-  }),
-  loadEmbedder: (request, context) => inTurn(context.signal, async () => {
-    const recipe = embedderRecipe(request);
-    const loaded = new VectorEngine(recipe, await openAndLoad(recipe, request.device, context));
-    engine = loaded;
-    return { ...loaded.embedder.info(), fileBytes: loaded.fileBytes };
-  }),
+  loadModel: (request, context) => load(TextEngine, modelRecipe(request), context),
+  loadEmbedder: (request, context) => load(VectorEngine, embedderRecipe(request), context),
+  loadReranker: (request, context) => load(ScoreEngine, rerankerRecipe(request), context),
   generate: (args, context) => inTurn(context.signal, () => loaded(TextEngine).generate(args, context)),
   tokenize: ({ text, addSpecial }) => loaded(TextEngine).model.tokenize(text, addSpecial),
   detokenize: ({ ids }) => loaded(TextEngine).model.detokenize(ids),
-  embed: ({ texts }, context) => inTurn(context.signal, () => loaded(VectorEngine).embed(texts, context)),
-  encode: ({ text }) => loaded(VectorEngine).embedder.encode(text),
+  embed: ({ texts, prompt }, { signal, emit }) =>
+    inTurn(signal, () => loaded(VectorEngine).run(signal, (embedder) => embedder.embed(texts, prompt, emit))),
+  encode: (args) => loaded(VectorEngine).encode(args),
+  rerank: ({ query, documents, topK }, { signal, emit }) =>
+    inTurn(signal, () => loaded(ScoreEngine).run(signal, (reranker) => reranker.rerank(query, documents, topK, emit))),
   memory: () => loaded(Engine<Resident>).memory(),
   counters: () => currentDevice().counters(),
   destroyDevice() {
@@ -656,6 +722,7 @@ const handlers: Handlers = {
   },
   close: (_, { signal }) => inTurn(signal, () => {
     indices.clear();
+    mixtures.clear();
     tensors.clear();
     engine?.close();
     engine = undefined;
@@ -688,6 +755,14 @@ const handlers: Handlers = {
   searchVectors: ({ kept: id, queries, k, filter }, { signal }) => inTurn(signal, () => indices.get(id).search(queries, k, filter)),
   saveIndex: ({ kept: id }, { signal }) => inTurn(signal, () => indices.get(id).save()),
   freeIndex: ({ kept: id }, { signal }) => inTurn(signal, () => indices.free(id)),
+  loadMol: (args, { signal }) => inTurn(signal, () => loadMol(args, signal)),
+  appendItems: ({ kept: id, vectors }, { signal }) => inTurn(signal, async () => {
+    const mol = mixtures.get(id);
+    return { first: await mol.append(vectors), info: molInfo(mol) };
+  }),
+  searchItems: ({ kept: id, queries, k, method, users }, { signal }) =>
+    inTurn(signal, () => mixtures.get(id).search(queries, k, method, users)),
+  freeMol: ({ kept: id }, { signal }) => inTurn(signal, () => mixtures.free(id)),
   matmul: ({ operands: { a, b }, options: { m, n, k }, keep }, { signal }) =>
     inTurn(signal, () => compute([a, b], keep, (device, a, b) => device.matmul(a, b, m, n, k))),
   rmsNorm: ({ operands: { x, weight }, options: { eps }, keep }, { signal }) =>

@@ -16,8 +16,8 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::builder::FalseyValueParser;
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{FalseyValueParser, PossibleValuesParser, TypedValueParser};
 use serde_json::json;
 use tilewright::embed::Place;
 use tilewright::kernels::Pooling;
@@ -71,8 +71,8 @@ pub struct EmbedArgs {
     #[arg(long, env = "TILEWRIGHT_EMBED_MAX_TOKENS", value_name = "N")]
     max_tokens: Option<u32>,
     /// How the vectors of a text's tokens become one; what the model says if absent.
-    #[arg(long, value_enum, env = "TILEWRIGHT_EMBED_POOLING", value_name = "POOLING")]
-    pooling: Option<PoolingArg>,
+    #[arg(long, value_parser = pooling(), env = "TILEWRIGHT_EMBED_POOLING", value_name = "POOLING")]
+    pooling: Option<Pooling>,
     /// Prompt of the model's files to put in front of each text, by its name; the one that they choose if absent.
     #[arg(long, env = "TILEWRIGHT_EMBED_PROMPT", value_name = "NAME")]
     prompt: Option<String>,
@@ -99,24 +99,10 @@ pub struct EmbedArgs {
     json_logs: bool,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum PoolingArg {
-    /// Their mean.
-    Mean,
-    /// The first.
-    Cls,
-    /// The last.
-    Last,
-}
-
-impl From<PoolingArg> for Pooling {
-    fn from(pooling: PoolingArg) -> Pooling {
-        match pooling {
-            PoolingArg::Mean => Pooling::Mean,
-            PoolingArg::Cls => Pooling::Cls,
-            PoolingArg::Last => Pooling::Last,
-        }
-    }
+/// Reads a pooling's name.
+fn pooling() -> impl TypedValueParser<Value = Pooling> {
+    PossibleValuesParser::new(Pooling::ALL.map(Pooling::name))
+        .try_map(|name| Pooling::ALL.into_iter().find(|pooling| pooling.name() == name).ok_or("not a pooling"))
 }
 
 pub fn embed(args: &EmbedArgs) -> ExitCode {
@@ -192,7 +178,7 @@ impl EmbedArgs {
             with_loading_bar(|progress| {
                 let options = EmbedOptions {
                     max_tokens: self.max_tokens,
-                    pooling: self.pooling.map(Pooling::from),
+                    pooling: self.pooling,
                     normalize: self.no_normalize.then_some(false),
                     max_batch_tokens: self.max_batch_tokens,
                     second,
@@ -223,14 +209,9 @@ impl EmbedArgs {
 
 /// What tables say of the vectors in them.
 fn metadata(embedder: &Embedder) -> HashMap<String, String> {
-    let pooling = match embedder.pooling() {
-        Pooling::Mean => "mean",
-        Pooling::Cls => "cls",
-        Pooling::Last => "last",
-    };
     let entries = [
         ("model", embedder.name().to_string()),
-        ("pooling", pooling.to_string()),
+        ("pooling", embedder.pooling().name().to_string()),
         ("normalized", embedder.normalizes().to_string()),
         ("max_tokens", embedder.max_tokens().to_string()),
         ("version", env!("CARGO_PKG_VERSION").to_string()),

@@ -81,10 +81,23 @@ struct Mol<'a> {
     gate: Gate,
 }
 
+/// Unpacks the blocks of components from one of them on.
+type UnpackAt<'a> = &'a (dyn Fn(usize, &mut [[f32; BLOCK]]) + Sync);
+
+/// All that depends on the format. The rest is the same code for all of them, because it is much and unpacking is little of
+/// the work.
 fn run<F: Format>(mol: &Mol<'_>, w: &[u32], ids: &[u32], scores: &mut [f32]) {
+    let w = Packed::<F>::new(w, mol.params.w_scales);
+    let unpack = |first: usize, weights: &mut [[f32; BLOCK]]| {
+        let packed = w.run(first, weights.len());
+        simd::run(Unpack { packed, weights });
+    };
+    score(mol, &unpack, ids, scores);
+}
+
+fn score(mol: &Mol<'_>, unpack: UnpackAt<'_>, ids: &[u32], scores: &mut [f32]) {
     let params = &mol.params;
     let (n_queries, n_scores) = (params.n_queries as usize, params.n_scores as usize);
-    let w = Packed::<F>::new(w, params.w_scales);
     let ops = (params.pairs * (params.quads * 4 + 2 * params.hidden)) as usize;
     let scores = &mut scores[..n_queries * n_scores];
     if params.flags & GATHERED != 0 {
@@ -94,7 +107,7 @@ fn run<F: Format>(mol: &Mol<'_>, w: &[u32], ids: &[u32], scores: &mut [f32]) {
                 let ids = &ids[..scores.len()];
                 // A number that is no item's stands for the first item, and its score is dropped.
                 let item = |lane: usize| ids.get(lane).map_or(0, |&id| id as usize % params.n_items as usize);
-                panel.load(mol, w, item);
+                panel.load(mol, unpack, item);
                 let found = panel.scores(mol, query);
                 let lanes = scores.iter_mut().zip(ids).zip(found.as_flattened());
                 lanes.filter(|((_, id), _)| **id < params.n_items).for_each(|((score, _), &found)| *score = found);
@@ -106,7 +119,7 @@ fn run<F: Format>(mol: &Mol<'_>, w: &[u32], ids: &[u32], scores: &mut [f32]) {
     let mut by_item = vec![0.0; n_queries * n_scores];
     threads::for_each_chunk(&mut by_item, LANES * n_queries, n_queries * n_scores * ops, |i, by_item| {
         let mut panel = Panel::new(params);
-        panel.load(mol, w, |lane| (i * LANES + lane).min(n_scores - 1));
+        panel.load(mol, unpack, |lane| (i * LANES + lane).min(n_scores - 1));
         for query in 0..n_queries {
             let found = panel.scores(mol, query);
             let lanes = by_item.chunks_exact_mut(n_queries).zip(found.as_flattened());
@@ -149,7 +162,7 @@ impl Panel {
     }
 
     /// Unpacks sixteen items and turns them on their side.
-    fn load<F: Format>(&mut self, mol: &Mol<'_>, w: Packed<'_, F>, item: impl Fn(usize) -> usize) {
+    fn load(&mut self, mol: &Mol<'_>, unpack: UnpackAt<'_>, item: impl Fn(usize) -> usize) {
         let params = &mol.params;
         let (n_items, n_blocks, dim) = (params.n_items as usize, params.blocks as usize, params.quads as usize * 4);
         let columns = params.item_quads as usize * 4;
@@ -157,8 +170,7 @@ impl Panel {
         let mut row = vec![[0.0; BLOCK]; n_blocks];
         for (lane, &item) in self.items.iter().enumerate() {
             for (m, component) in self.components.chunks_exact_mut(dim).enumerate() {
-                let packed = w.run((m * n_items + item) * n_blocks, n_blocks);
-                simd::run(Unpack { packed, weights: &mut row });
+                unpack((m * n_items + item) * n_blocks, &mut row);
                 component.iter_mut().zip(row.as_flattened()).for_each(|(to, &x)| to[lane / 8][lane % 8] = x);
             }
             let gates = &mol.item_gates[item * columns..][..columns];

@@ -8,6 +8,7 @@ use super::batch::{Head, Tokens};
 use super::batcher::{Batcher, Item, Limits};
 use crate::device::Device;
 use crate::error::Error;
+use crate::formats::BlockType;
 use crate::load::{Feed, FileName, Loader, ModelFile, ModelHeader};
 use crate::model::{EncoderConfig, ScoreHead};
 use crate::recording::MemoryPlan;
@@ -124,6 +125,16 @@ impl Reranker {
         self.0.batcher.max_tokens
     }
 
+    /// Tokens of a batch.
+    pub fn max_batch_tokens(&self) -> u32 {
+        self.0.batcher.max_batch_tokens
+    }
+
+    /// Block types of the weights in the file, the one with most bytes first.
+    pub fn block_types(&self) -> &[BlockType] {
+        &self.0.batcher.block_types
+    }
+
     /// Whether scores are sigmoids of logits.
     pub fn has_sigmoid(&self) -> bool {
         self.0.sigmoid
@@ -158,8 +169,7 @@ impl Reranker {
     /// # Errors
     /// As [`Reranker::score_pairs`].
     pub async fn score<S: AsRef<str>>(&self, query: &str, documents: &[S]) -> Result<Vec<f32>, Error> {
-        let pairs: Vec<(&str, &str)> = documents.iter().map(|document| (query, document.as_ref())).collect();
-        self.score_pairs(&pairs).await
+        self.score_pairs(&pairs(query, documents)).await
     }
 
     /// The documents by their scores for a query, highest first; of equal ones the one that was given first.
@@ -167,7 +177,21 @@ impl Reranker {
     /// # Errors
     /// As [`Reranker::score_pairs`].
     pub async fn rank<S: AsRef<str>>(&self, query: &str, documents: &[S]) -> Result<Vec<Ranked>, Error> {
-        let scores = self.score(query, documents).await?;
+        self.rank_with(query, documents, &mut |_| ()).await
+    }
+
+    /// As [`Reranker::rank`]. `progress` is told how many documents are done, time and again. Dropping the future ends the
+    /// work after the batches in flight.
+    ///
+    /// # Errors
+    /// As [`Reranker::score_pairs`].
+    pub async fn rank_with<S: AsRef<str>>(
+        &self,
+        query: &str,
+        documents: &[S],
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Ranked>, Error> {
+        let scores = self.scores(&pairs(query, documents), progress).await?;
         let mut ranked: Vec<Ranked> =
             scores.into_iter().enumerate().map(|(index, score)| Ranked { index, score }).collect();
         ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
@@ -180,18 +204,31 @@ impl Reranker {
     /// [`Error::InRecord`] naming the pair that cannot be encoded or whose score is not finite; errors of
     /// [`Device::run`].
     pub async fn score_pairs<A: AsRef<str>, B: AsRef<str>>(&self, pairs: &[(A, B)]) -> Result<Vec<f32>, Error> {
+        self.scores(pairs, &mut |_| ()).await
+    }
+
+    async fn scores<A: AsRef<str>, B: AsRef<str>>(
+        &self,
+        pairs: &[(A, B)],
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Vec<f32>, Error> {
         let Inner { batcher, .. } = &*self.0;
         let item = |i: usize| {
             let (a, b) = &pairs[i];
             batcher.encode_pair(a.as_ref(), b.as_ref()).map(Item::Tokens)
         };
-        let logits = batcher.rows(pairs.len(), item, &mut |_| ()).await?;
+        let logits = batcher.rows(pairs.len(), item, progress).await?;
         Ok(logits.into_iter().map(|logit| self.score_of(logit)).collect())
     }
 
     fn score_of(&self, logit: f32) -> f32 {
         if self.0.sigmoid { 1.0 / (1.0 + (-logit).exp()) } else { logit }
     }
+}
+
+/// The query with each document.
+fn pairs<'a, S: AsRef<str>>(query: &'a str, documents: &'a [S]) -> Vec<(&'a str, &'a str)> {
+    documents.iter().map(|document| (query, document.as_ref())).collect()
 }
 
 impl Loader<Reranker> {

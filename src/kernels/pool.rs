@@ -30,6 +30,20 @@ pub enum Pooling {
     Last = 2,
 }
 
+impl Pooling {
+    /// All ways.
+    pub const ALL: [Pooling; 3] = [Pooling::Mean, Pooling::Cls, Pooling::Last];
+
+    /// Name in options and in files that we write.
+    pub fn name(self) -> &'static str {
+        match self {
+            Pooling::Mean => "mean",
+            Pooling::Cls => "cls",
+            Pooling::Last => "last",
+        }
+    }
+}
+
 /// Records one row for each sequence of a batch, divided by its Euclidean norm (but at least 1e-12) if `normalise`. An
 /// empty span gives zeros, and a span's end counts as T at most. A result does not depend on where its sequence lies.
 /// Shader: `shaders/pool.wgsl`.

@@ -5,7 +5,8 @@ use crate::device::Device;
 use crate::error::Error;
 
 /// Feeds a model's files into a device while they arrive; no more of them is kept than headers and a row. `T` is a
-/// [`Model`](crate::Model) or an [`Embedder`](crate::Embedder), each of which makes its own with `loader`.
+/// [`Model`](crate::Model), an [`Embedder`](crate::Embedder) or a [`Reranker`](crate::Reranker), each of which makes its own
+/// with `loader`.
 ///
 /// The files are one GGUF file, all shards of one in order, or those of a Hugging Face folder. Ask [`Loader::wanted`] and
 /// push those bytes until it gives `None`, then call `finish`.
@@ -45,6 +46,14 @@ impl<T> Loader<T> {
     ) -> Result<Loader<T>, Error> {
         let stage = Stage::Header(Box::new(HeaderReader::new(files.clone())?), Box::new(declare));
         Ok(Loader { device: device.clone(), files, stage, in_flight_bytes: 0 })
+    }
+
+    /// Says what the folder of the files is called, before the first bytes are pushed: a model of a Hugging Face folder has
+    /// its name from there, and is called `model` otherwise.
+    pub fn set_folder(&mut self, name: &str) {
+        if let Stage::Header(reader, _) = &mut self.stage {
+            reader.set_folder(name);
+        }
     }
 
     /// The number of the file whose bytes are wanted next, and from which offset on. Offsets of one file grow, except

@@ -67,6 +67,8 @@ pub struct HeaderReader {
     weight_parts: Vec<usize>,
     stage: Stage,
     headers: Headers,
+    /// What the folder of the files is called.
+    folder: String,
     /// Bytes of the header in progress below which it need not be looked at again.
     needed: u64,
 }
@@ -82,17 +84,23 @@ impl HeaderReader {
         }
         let is_published = |file: &FileName| file.name.ends_with(".safetensors") || file.name.ends_with(".json");
         let is_folder = files.iter().any(is_published);
+        let folder = "model".into();
         let parts: Vec<_> = files.into_iter().map(|file| Part { file, bytes: Vec::new(), is_whole: false }).collect();
         let mut reader = if is_folder {
             let headers = Headers::Folder { texts: Box::default(), headers: Vec::new() };
-            HeaderReader { parts, weight_parts: Vec::new(), stage: Stage::Texts(0), headers, needed: 0 }
+            HeaderReader { parts, weight_parts: Vec::new(), stage: Stage::Texts(0), headers, folder, needed: 0 }
         } else {
             let weight_parts = (0..parts.len()).collect();
             let headers = Headers::Gguf(Vec::new());
-            HeaderReader { parts, weight_parts, stage: Stage::Headers, headers, needed: 0 }
+            HeaderReader { parts, weight_parts, stage: Stage::Headers, headers, folder, needed: 0 }
         };
         reader.skip_unread_texts()?;
         Ok(reader)
+    }
+
+    /// Says what the folder of the files is called, which names a model of a Hugging Face folder; `model` otherwise.
+    pub fn set_folder(&mut self, name: &str) {
+        self.folder = name.into();
     }
 
     /// The number of the file whose bytes are wanted next, and from which offset on.
@@ -186,7 +194,7 @@ impl HeaderReader {
                 let names = self.weight_parts.iter().map(|&part| self.parts[part].file.name.clone());
                 let weights: Vec<_> = names.zip(headers).collect();
                 huggingface::check_shards(&texts, &weights)?;
-                huggingface::header("model", &texts, &weights)?
+                huggingface::header(&self.folder, &texts, &weights)?
             }
         };
         let parts = &mut self.parts;

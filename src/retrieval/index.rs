@@ -92,7 +92,8 @@ impl Storage {
         }
     }
 
-    fn weight(self) -> WeightType {
+    /// The type of a matrix that stores so.
+    pub fn weight(self) -> WeightType {
         match self {
             Storage::F32 => WeightType::F32,
             Storage::F16 => WeightType::F16,

@@ -1,23 +1,20 @@
 //! Text encoders.
 
-use std::cell::Cell;
-use std::future::poll_fn;
-use std::pin::pin;
-use std::task::Poll;
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use wasm_bindgen::prelude::*;
 
-use super::{from_js, plan_to_js, to_js, to_js_error};
+use super::encoder::{EncoderInfo, Work, telling};
+use super::{from_js, pick, plan_to_js, to_js, to_js_error};
 use crate::embed::EmbedOptions;
-use crate::error::Error;
 use crate::kernels::Pooling;
 
 /// An encoder whose weights are on a device.
 #[wasm_bindgen]
 pub struct Embedder {
     embedder: crate::Embedder,
-    is_cancelled: Cell<bool>,
+    work: Work,
 }
 
 #[wasm_bindgen]
@@ -25,33 +22,24 @@ impl Embedder {
     /// What the encoder is, see `EmbedderInfo` in the npm package.
     pub fn info(&self) -> Result<JsValue, JsValue> {
         #[derive(Serialize)]
-        #[serde(rename_all = "camelCase")]
         struct Info<'a> {
-            name: &'a str,
-            architecture: &'a str,
+            #[serde(flatten)]
+            encoder: EncoderInfo<'a>,
             dims: u32,
-            n_layers: u32,
-            n_heads: u32,
-            vocab_size: u32,
-            max_tokens: u32,
-            max_batch_tokens: u32,
             pooling: &'static str,
             normalize: bool,
-            weight_types: Vec<String>,
+            prompts: &'a BTreeMap<String, String>,
+            prompt: &'a str,
         }
-        let (embedder, config) = (&self.embedder, self.embedder.config());
+        let embedder = &self.embedder;
+        let limits = [embedder.max_tokens(), embedder.max_batch_tokens()];
         to_js(&Info {
-            name: embedder.name(),
-            architecture: &config.architecture,
+            encoder: EncoderInfo::new(embedder.name(), embedder.config(), limits, embedder.block_types()),
             dims: embedder.dims(),
-            n_layers: config.n_layers,
-            n_heads: config.n_heads,
-            vocab_size: config.vocab_size,
-            max_tokens: embedder.max_tokens(),
-            max_batch_tokens: embedder.max_batch_tokens(),
-            pooling: pooling_name(embedder.pooling()),
+            pooling: embedder.pooling().name(),
             normalize: embedder.normalizes(),
-            weight_types: embedder.block_types().iter().map(ToString::to_string).collect(),
+            prompts: embedder.prompts(),
+            prompt: embedder.prompt(),
         })
     }
 
@@ -60,50 +48,45 @@ impl Embedder {
         self.embedder.plan().map_err(to_js_error).and_then(|plan| plan_to_js(&plan))
     }
 
-    /// Token ids of a text as the encoder reads it: with the tokens around it, and cut.
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>, JsValue> {
-        self.embedder.encode(text).map(|tokens| tokens.ids).map_err(to_js_error)
+    /// Token ids of a text as the encoder reads it: behind the prompt, with the tokens around it, and cut. `prompt`: as in
+    /// `embed`.
+    pub fn encode(&self, text: &str, prompt: JsValue) -> Result<Vec<u32>, JsValue> {
+        self.prompted(prompt)?.encode(text).map(|tokens| tokens.ids).map_err(to_js_error)
     }
 
-    /// The vectors of texts, one after the other, as a `Float32Array`; `undefined` if `cancel` came first. `on_progress` is
-    /// told how many texts are done. One call at a time.
-    pub async fn embed(&self, texts: Vec<String>, on_progress: js_sys::Function) -> Result<JsValue, JsValue> {
-        self.is_cancelled.set(false);
-        let mut progress = |done: usize| {
-            // What the listener throws is not the encoder's business.
-            let _ = on_progress.call1(&JsValue::UNDEFINED, &(done as f64).into());
-        };
-        let mut work = pin!(self.embedder.embed_with(&texts, &mut progress));
-        let outcome = poll_fn(|context| match self.is_cancelled.get() {
-            true => Poll::Ready(None),
-            false => work.as_mut().poll(context).map(Some),
-        });
-        match outcome.await {
-            Some(Ok(vectors)) => Ok(js_sys::Float32Array::from(vectors.as_slice()).into()),
-            Some(Err(error)) => Err(to_js_error(error)),
+    /// The vectors of texts, one after the other, as a `Float32Array`; `undefined` if `cancel` came first. `prompt` is the
+    /// name of one to put in front of each, `null` for none, `undefined` for what the model's files choose. `on_progress`
+    /// is told how many texts are done. One call at a time.
+    pub async fn embed(
+        &self,
+        texts: Vec<String>,
+        prompt: JsValue,
+        on_progress: js_sys::Function,
+    ) -> Result<JsValue, JsValue> {
+        let embedder = self.prompted(prompt)?;
+        match self.work.run(embedder.embed_with(&texts, &mut telling(on_progress))).await {
+            Some(vectors) => Ok(js_sys::Float32Array::from(vectors.map_err(to_js_error)?.as_slice()).into()),
             None => Ok(JsValue::UNDEFINED),
         }
     }
 
     /// Ends what `embed` does, after the batches in flight.
     pub fn cancel(&self) {
-        self.is_cancelled.set(true);
+        self.work.cancel();
     }
 }
 
 impl Embedder {
     pub(super) fn new(embedder: crate::Embedder) -> Embedder {
-        Embedder { embedder, is_cancelled: Cell::new(false) }
+        Embedder { embedder, work: Work::default() }
     }
-}
 
-const POOLINGS: [Pooling; 3] = [Pooling::Mean, Pooling::Cls, Pooling::Last];
-
-fn pooling_name(pooling: Pooling) -> &'static str {
-    match pooling {
-        Pooling::Mean => "mean",
-        Pooling::Cls => "cls",
-        Pooling::Last => "last",
+    fn prompted(&self, prompt: JsValue) -> Result<crate::Embedder, JsValue> {
+        if prompt.is_undefined() {
+            return Ok(self.embedder.clone());
+        }
+        let name: Option<String> = from_js("prompt", prompt)?;
+        self.embedder.with_prompt(name.as_deref()).map_err(to_js_error)
     }
 }
 
@@ -122,16 +105,9 @@ pub(super) fn read_options(value: JsValue) -> Result<EmbedOptions<'static>, JsVa
     let given: Option<Options> = from_js("options", value)?;
     let Options { max_tokens, pooling, normalize, max_batch_tokens, cached_vectors, memory_limit } =
         given.unwrap_or_default();
-    let pooling = match pooling {
-        None => None,
-        Some(name) => Some(POOLINGS.into_iter().find(|&pooling| pooling_name(pooling) == name).ok_or_else(|| {
-            let expected = POOLINGS.map(pooling_name).join(", ");
-            to_js_error(Error::Option { option: "pooling", expected, found: name })
-        })?),
-    };
     Ok(EmbedOptions {
         max_tokens,
-        pooling,
+        pooling: pick("pooling", pooling, &Pooling::ALL, Pooling::name)?,
         normalize,
         max_batch_tokens,
         cached_vectors: cached_vectors.unwrap_or(0),

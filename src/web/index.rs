@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 use wasm_bindgen::prelude::*;
 
-use super::{Device, from_js, to_js, to_js_error};
+use super::{Device, from_js, pick, to_js, to_js_error};
 use crate::error::Error;
+use crate::retrieval;
 use crate::retrieval::index::{self, Bitset, IndexOptions, Metric, Storage};
 
 /// Vectors on a device, and the search for the best of them.
@@ -24,8 +25,8 @@ impl Index {
             pooling: Option<String>,
         }
         let Options { dims, metric, storage, model, pooling } = from_js("options", options)?;
-        let metric = pick("metric", metric, &Metric::ALL, Metric::name)?;
-        let storage = pick("storage", storage, &Storage::ALL, Storage::name)?;
+        let metric = pick("metric", metric, &Metric::ALL, Metric::name)?.unwrap_or_default();
+        let storage = pick("storage", storage, &Storage::ALL, Storage::name)?.unwrap_or_default();
         let options = IndexOptions { metric, storage, model, pooling };
         index::Index::new(&device.0, dims, options).map(Index).map_err(to_js_error)
     }
@@ -95,17 +96,9 @@ impl Index {
 
     /// The best vectors for each query, of those with the ids in `filter` if it is given: `{ id, score }[][]`.
     pub async fn search(&self, queries: Vec<f32>, k: u32, filter: Option<Vec<u32>>) -> Result<JsValue, JsValue> {
-        #[derive(Serialize)]
-        struct Hit {
-            id: u32,
-            score: f32,
-        }
         let filter = filter.map(|ids| self.bits(&ids)).transpose().map_err(to_js_error)?;
         let lists = self.0.search(&queries, k as usize, filter.as_ref()).await.map_err(to_js_error)?;
-        let plain = |list: Vec<crate::retrieval::Hit>| -> Vec<Hit> {
-            list.into_iter().map(|crate::retrieval::Hit { id, score }| Hit { id, score }).collect()
-        };
-        to_js(&lists.into_iter().map(plain).collect::<Vec<_>>())
+        hits_to_js(lists)
     }
 
     /// The index as a file's content.
@@ -131,16 +124,15 @@ impl Index {
     }
 }
 
-/// The one of `all` with this name; the usual one if there is none.
-fn pick<T: Copy + Default>(
-    option: &'static str,
-    given: Option<String>,
-    all: &[T],
-    name: fn(T) -> &'static str,
-) -> Result<T, JsValue> {
-    let Some(given) = given else { return Ok(T::default()) };
-    all.iter().copied().find(|&one| name(one) == given).ok_or_else(|| {
-        let expected = all.iter().map(|&one| name(one)).collect::<Vec<_>>().join(", ");
-        to_js_error(Error::Option { option, expected, found: given })
-    })
+/// `{ id, score }[][]`.
+pub(super) fn hits_to_js(lists: Vec<Vec<retrieval::Hit>>) -> Result<JsValue, JsValue> {
+    #[derive(Serialize)]
+    struct Hit {
+        id: u32,
+        score: f32,
+    }
+    let plain = |list: Vec<retrieval::Hit>| -> Vec<Hit> {
+        list.into_iter().map(|retrieval::Hit { id, score }| Hit { id, score }).collect()
+    };
+    to_js(&lists.into_iter().map(plain).collect::<Vec<_>>())
 }

@@ -5,27 +5,30 @@ use wasm_bindgen::prelude::*;
 
 use super::embedder::{self, Embedder};
 use super::model::Model;
+use super::reranker::{self, Reranker};
 use super::{Device, from_js, to_js, to_js_error};
 use crate::error::Error;
 use crate::generate::LoadOptions;
 use crate::load::{self, FileName};
 use crate::tuning::Tuning;
 
-/// Feeds the files of a model or an embedder into a device while they arrive.
+/// Feeds the files of a model, an embedder or a reranker into a device while they arrive.
 #[wasm_bindgen]
 pub struct Loader(Kind);
 
 enum Kind {
     Model(load::Loader<crate::Model>),
     Embedder(load::Loader<crate::Embedder>),
+    Reranker(load::Loader<crate::Reranker>),
 }
 
-/// Does the same with a loader of either kind.
-macro_rules! either {
+/// Does the same with a loader of any kind.
+macro_rules! any {
     ($loader:expr, $inner:ident => $does:expr) => {
         match $loader {
             Kind::Model($inner) => $does,
             Kind::Embedder($inner) => $does,
+            Kind::Reranker($inner) => $does,
         }
     };
 }
@@ -61,9 +64,22 @@ impl Loader {
         Ok(Loader(Kind::Embedder(loader)))
     }
 
+    /// A loader of a [`Reranker`]. `files`: `{ name, size? }[]`; `options`: `RerankerOptions` in the npm package.
+    pub fn reranker(device: &Device, files: JsValue, options: JsValue) -> Result<Loader, JsValue> {
+        let options = reranker::read_options(options)?;
+        let loader = crate::Reranker::loader(&device.0, read_files(files)?, options).map_err(to_js_error)?;
+        Ok(Loader(Kind::Reranker(loader)))
+    }
+
+    /// Says what the folder of the files is called, before the first bytes are pushed.
+    #[wasm_bindgen(js_name = setFolder)]
+    pub fn set_folder(&mut self, name: &str) {
+        any!(&mut self.0, loader => loader.set_folder(name));
+    }
+
     /// `{ file, offset }` of the bytes wanted next, or `undefined` when everything is there.
     pub fn want(&self) -> Result<JsValue, JsValue> {
-        match either!(&self.0, loader => loader.wanted()) {
+        match any!(&self.0, loader => loader.wanted()) {
             Some((file, offset)) => to_js(&Wanted { file, offset }),
             None => Ok(JsValue::UNDEFINED),
         }
@@ -71,12 +87,12 @@ impl Loader {
 
     /// Takes bytes from the wanted offset on.
     pub async fn push(&mut self, bytes: &[u8]) -> Result<(), JsValue> {
-        either!(&mut self.0, loader => loader.push(bytes).await).map_err(to_js_error)
+        any!(&mut self.0, loader => loader.push(bytes).await).map_err(to_js_error)
     }
 
     /// The wanted file has no more bytes.
     pub fn end(&mut self) -> Result<(), JsValue> {
-        either!(&mut self.0, loader => loader.end()).map_err(to_js_error)
+        any!(&mut self.0, loader => loader.end()).map_err(to_js_error)
     }
 
     /// Makes the model follow what `tune` returned for it in an earlier visit. Returns why that is of no use, if so.
@@ -101,11 +117,12 @@ impl Loader {
         Ok(device.tuning().text(device.info()))
     }
 
-    /// The [`Model`] or [`Embedder`].
+    /// The [`Model`], [`Embedder`] or [`Reranker`].
     pub async fn finish(self) -> Result<JsValue, JsValue> {
         match self.0 {
             Kind::Model(loader) => loader.finish().await.map(|model| Model::new(model).into()),
             Kind::Embedder(loader) => loader.finish().await.map(|embedder| Embedder::new(embedder).into()),
+            Kind::Reranker(loader) => loader.finish().await.map(|reranker| Reranker::new(reranker).into()),
         }
         .map_err(to_js_error)
     }
@@ -115,11 +132,11 @@ impl Loader {
     fn of_model(&mut self) -> Result<&mut load::Loader<crate::Model>, JsValue> {
         match &mut self.0 {
             Kind::Model(loader) => Ok(loader),
-            Kind::Embedder(_) => Err(to_js_error(Error::Operand {
+            Kind::Embedder(_) | Kind::Reranker(_) => Err(to_js_error(Error::Operand {
                 kernel: "tune",
                 operand: "loader",
                 expected: "a model's".into(),
-                found: "an embedder's".into(),
+                found: "an encoder's".into(),
             })),
         }
     }

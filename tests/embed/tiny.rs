@@ -220,7 +220,31 @@ fn documents_are_ranked_by_score_and_then_by_place() {
         assert!(ranked.is_sorted_by(|a, b| a.score >= b.score), "{ranked:?}");
         assert!(ranked.iter().all(|ranked| ranked.score == scores[ranked.index]));
         assert!(block_on(model.rank::<&str>("what", &[])).unwrap().is_empty());
+
+        let options = RerankOptions { max_batch_tokens: Some(16), ..RerankOptions::default() };
+        let small = reranker(&device, "bert-reranker", options);
+        let mut seen = Vec::new();
+        let told = block_on(small.rank_with("what is tax law", &documents, &mut |done| seen.push(done))).unwrap();
+        assert_eq!(told, ranked);
+        assert!(seen.is_sorted() && seen.first() < seen.last() && seen.last() == Some(&documents.len()), "{seen:?}");
     }
+}
+
+#[test]
+fn a_model_in_a_folder_has_its_name() {
+    let device = common::cpu();
+    let files = files("nomic");
+    let name = |folder: Option<&str>, files: &[(String, Vec<u8>)]| {
+        let mut loader = Embedder::loader(&device, names(files), EmbedOptions::default()).unwrap();
+        folder.into_iter().for_each(|folder| loader.set_folder(folder));
+        block_on(fed(loader, files, 5000).unwrap().finish()).unwrap().name().to_string()
+    };
+    assert_eq!(name(Some("a folder"), &files), "a folder");
+    assert_eq!(name(None, &files), "model");
+    assert_eq!(embedder(&device, "nomic", EmbedOptions::default()).name(), "nomic");
+    // A GGUF file has a name of its own.
+    let gguf = [("x.gguf".to_string(), std::fs::read(folder("nomic/model.gguf")).unwrap())];
+    assert_eq!(name(Some("a folder"), &gguf), name(None, &gguf));
 }
 
 /// Random words, of very different numbers.

@@ -17,17 +17,15 @@ const SIZES: [(u32, &[u32]); 7] = [
     (36, &[3, 8192]),
 ];
 
-const POOLINGS: [(&str, Pooling); 3] = [("mean", Pooling::Mean), ("cls", Pooling::Cls), ("last", Pooling::Last)];
-
 pub fn cases(cases: &mut Vec<Case>) {
     for inputs in [Inputs::Normal, Inputs::Channel1e5, Inputs::Subnormal, Inputs::Zeros, Inputs::Constant] {
         for (i, (dim, lengths)) in SIZES.into_iter().enumerate() {
-            let ((name, pooling), normalise) = (POOLINGS[i % 3], i % 2 == 0);
+            let (pooling, normalise) = (Pooling::ALL[i % 3], i % 2 == 0);
             // Those of the mean have both.
             for normalise in if pooling == Pooling::Mean { vec![false, true] } else { vec![normalise] } {
                 cases.push(Case {
                     kernel: "pool",
-                    variant: format!("{name}{}", if normalise { "+norm" } else { "" }),
+                    variant: format!("{}{}", pooling.name(), if normalise { "+norm" } else { "" }),
                     sizes: format!("c={dim},lengths={lengths:?}"),
                     inputs,
                     build: Box::new(move |source| pool(source, pooling, normalise, dim, lengths)),

@@ -484,7 +484,11 @@ fn bad_input_is_refused_by_name() {
     assert!(matches!(MolWeights::from_safetensors(&bytes[..bytes.len() - 4]), Err(Error::Format { .. })));
 
     let device = common::cpu();
+    let mut named = rails(1);
+    named.set("model", "an encoder");
+    let named = MolWeights::from_safetensors(&named.bytes()).expect("the file is valid");
     let weights = MolWeights::from_safetensors(&bytes).expect("the file is valid");
+    assert_eq!((named.model(), weights.model()), (Some("an encoder"), None));
     assert!(matches!(Mol::new(&device, &weights, WeightType::Q4_0), Err(Error::Option { option: "storage", .. })));
     let mut mol = Mol::new(&device, &weights, WeightType::F16).expect("the form is one of the kernel's");
     let option = |result: Result<(), Error>| match result {

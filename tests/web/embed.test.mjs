@@ -4,12 +4,12 @@
 import assert from "node:assert/strict";
 import { cpSync, mkdtempSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { basename, join } from "node:path";
 import { after, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 
-import { chromium, places, server } from "./places.mjs";
-import { bytesInMemory, dataFolder } from "./server.mjs";
+import { chromium, everywhere, places, published, server, tinyEncoder } from "./places.mjs";
+import { dataFolder } from "./server.mjs";
 import { tensors } from "./tensors.mjs";
 
 const DIMS = 384;
@@ -150,20 +150,21 @@ async function loadEach({ Embedder }, { sources }) {
   return infos;
 }
 
-const publishedAs = ({ pooling, normalize, maxTokens, dims }) => [pooling, normalize, maxTokens, dims];
+const publishedAs = ({ name, pooling, normalize, maxTokens, dims }) => [name, pooling, normalize, maxTokens, dims];
 const PUBLISHED = ["cls", false, 77, 64];
 
 withData("Node: folders, and lists of their paths in any order, say how the encoder is used", async () => {
   const paths = tiny.names.map((name) => join(tiny.at, name));
   const infos = await places.Node(loadEach, { sources: [`${tiny.at}/`, paths, paths.toReversed()] });
-  assert.deepEqual(infos.map(publishedAs), [PUBLISHED, PUBLISHED, PUBLISHED]);
+  assert.deepEqual(infos.map(publishedAs), Array(3).fill([basename(tiny.at), ...PUBLISHED]));
 });
 
 withData("Chromium: folders, and lists of their addresses in any order, say how the encoder is used", async () => {
-  for (const name of tiny.names) server.files.set(`tiny/${name}`, bytesInMemory(readFileSync(join(tiny.at, name))));
-  const urls = tiny.names.map((name) => `${server.origin}/files/tiny/${name}`);
-  const infos = await places.Chromium(loadEach, { sources: [`${server.origin}/files/tiny/`, urls, urls.toReversed()] });
-  assert.deepEqual(infos.map(publishedAs), [PUBLISHED, PUBLISHED, PUBLISHED]);
+  const files = Object.fromEntries(tiny.names.map((name) => [name, readFileSync(join(tiny.at, name))]));
+  const [folder, onTheHub] = ["tiny one", "owner/tiny/resolve/main"].map((name) => published("Chromium", name, files));
+  const urls = tiny.names.map((name) => `${folder}${name}`);
+  const infos = await places.Chromium(loadEach, { sources: [folder, urls, urls.toReversed(), onTheHub] });
+  assert.deepEqual(infos.map(publishedAs), ["tiny one", "tiny one", "tiny one", "tiny"].map((name) => [name, ...PUBLISHED]));
 });
 
 withData("Chromium: a folder that the user picked says how the encoder is used", async () => {
@@ -177,10 +178,65 @@ withData("Chromium: a folder that the user picked says how the encoder is used",
     embedder.free();
     return info;
   });
-  assert.deepEqual(publishedAs(info), PUBLISHED);
+  assert.deepEqual(publishedAs(info), [basename(tiny.at), ...PUBLISHED]);
   assert.deepEqual(page.problems, []);
   await page.close();
 });
+
+const nomic = tinyEncoder("nomic");
+
+everywhere(
+  "a prompt is put in front of texts by its name, and the model's files may choose one",
+  async ({ Embedder }, { source, choosing, texts }) => {
+    const embedder = await Embedder.load(source, { device: "cpu", cache: false, cachedVectors: 9 });
+    const { prompts, prompt } = embedder.info;
+    const vectors = async (embedder, options, texts) => Array.from(await embedder.embed(texts, options), (it) => [...it]);
+    const outcome = { prompts, prompt, named: {}, ids: {} };
+    for (const name of ["query", "document"]) {
+      outcome.named[name] = [
+        await vectors(embedder, { prompt: name }, texts),
+        await vectors(embedder, { prompt: null }, texts.map((text) => prompts[name] + text)),
+      ];
+      outcome.ids[name] = [...(await embedder.tokenize(texts[0], { prompt: name }))];
+    }
+    outcome.plain = [await vectors(embedder, {}, texts), [...(await embedder.tokenize(texts[0]))]];
+    outcome.refused = [];
+    for (const prompt of ["title", 7]) {
+      outcome.refused.push(await embedder.embed(texts, { prompt }).catch(({ code, message }) => [code, message]));
+    }
+    embedder.free();
+    const chooser = await Embedder.load(choosing, { device: "cpu", cache: false });
+    outcome.chosen = [chooser.info.prompt, await vectors(chooser, {}, texts), await vectors(chooser, { prompt: null }, texts)];
+    chooser.free();
+    return outcome;
+  },
+  ({ prompts, prompt, named, ids, plain, refused, chosen }) => {
+    assert.deepEqual([prompts, prompt], [{ query: "search query : ", document: "search document : " }, ""]);
+    for (const name of ["query", "document"]) {
+      const cases = nomic.texts.filter((it) => it.prompt === name);
+      assert.deepEqual(named[name][0], named[name][1], name);
+      named[name][0].forEach((vector, i) => {
+        const distance = cosineDistance(vector, cases[i].vector);
+        assert.ok(distance <= 1e-6, `${name}, text ${i}: cosine distance ${distance}`);
+      });
+      assert.deepEqual(ids[name], cases[0].ids);
+    }
+    assert.notDeepEqual(plain[0], named.query[0]);
+    assert.deepEqual(plain[1], nomic.texts[0].ids);
+    assert.deepEqual(chosen, ["search query : ", named.query[0], plain[0]]);
+    assert.deepEqual(refused.map(([code]) => code), ["option", "option"]);
+    assert.match(refused[0][1], /prompt: title is out of range, expected document, query/);
+  },
+  (place) => ({
+    source: published(place, "nomic", nomic.files),
+    choosing: published(place, "choosing", {
+      ...nomic.files,
+      "config_sentence_transformers.json":
+        JSON.stringify({ ...JSON.parse(nomic.files["config_sentence_transformers.json"]), default_prompt_name: "query" }),
+    }),
+    texts: nomic.texts.filter((it) => it.prompt === null).map((it) => it.text),
+  }),
+);
 
 /** Runs in a page and in Node: embeds many texts, aborts on the way, and embeds again. */
 async function abortEmbedding({ Embedder }, { source, device }) {

@@ -7,19 +7,11 @@ import { test } from "node:test";
 
 import { everywhere, places, server } from "./places.mjs";
 import { dataFolder } from "./server.mjs";
+import { uniform } from "./tensors.mjs";
 
 const DIMS = 37;
 const COUNT = 1500;
 const K = 10;
-
-/** Numbers in [-1, 1), the same in each run: a linear congruential generator. */
-function uniform(length, seed) {
-  let state = seed;
-  return Float32Array.from({ length }, () => {
-    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
-    return state / 2 ** 31 - 1;
-  });
-}
 
 const rows = (vectors) => Array.from({ length: vectors.length / DIMS }, (_, i) => vectors.subarray(i * DIMS, (i + 1) * DIMS));
 const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
@@ -224,7 +216,7 @@ for (const [place, execute] of Object.entries(places)) {
     const { hits, same, info, other, pooling, dims, gone } = outcome;
     assert.equal(hits[0].id, 2);
     assert.deepEqual(same, hits);
-    assert.deepEqual([info.dims, info.storage, info.metric, info.model, info.pooling, info.length], [384, "int8", "cosine", "model", "mean", 3]);
+    assert.deepEqual([info.dims, info.storage, info.metric, info.model, info.pooling, info.length], [384, "int8", "cosine", "minilm-l6-v2", "mean", 3]);
     assert.equal(other[0], "index");
     assert.deepEqual([pooling[0], dims[0], gone[0]], ["index", "index", "disposed"]);
     assert.match(pooling[1], /pooling is `mean`, expected `cls`/);

@@ -1,12 +1,14 @@
 // The same test code in a page of Chromium and in Node. Importing this opens a server and a browser for the file's tests.
 
 import assert from "node:assert/strict";
-import { join } from "node:path";
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { dirname, join } from "node:path";
 import { after, before, test } from "node:test";
 import { pathToFileURL } from "node:url";
 
 import { openBrowser } from "./browser.mjs";
-import { repository, startServer } from "./server.mjs";
+import { bytesInMemory, repository, startServer } from "./server.mjs";
 
 export let server;
 export let chromium;
@@ -17,7 +19,33 @@ before(async () => {
 after(async () => {
   await chromium?.close();
   await server?.stop();
+  folders.forEach((at) => rmSync(at, { recursive: true, force: true }));
 });
+
+const folders = [];
+
+/** A folder of these files, by name, as a place can load it. It is called `name`. */
+export function published(place, name, files) {
+  if (place === "Chromium") {
+    for (const [file, content] of Object.entries(files)) server.files.set(`${name}/${file}`, bytesInMemory(Buffer.from(content)));
+    return `${server.origin}/files/${name}/`;
+  }
+  const at = mkdtempSync(join(tmpdir(), "tilewright-folder-"));
+  folders.push(at);
+  for (const [file, content] of Object.entries(files)) {
+    mkdirSync(dirname(join(at, name, file)), { recursive: true });
+    writeFileSync(join(at, name, file), content);
+  }
+  return `${join(at, name)}/`;
+}
+
+/** The files of a tiny model of `tests/data/encoders`, and its references. */
+export function tinyEncoder(name) {
+  const at = join(repository, "tests/data/encoders", name);
+  const names = readdirSync(at, { recursive: true }).filter((file) => statSync(join(at, file)).isFile());
+  const { "cases.json": cases, ...files } = Object.fromEntries(names.map((file) => [file, readFileSync(join(at, file))]));
+  return { files, ...JSON.parse(cases) };
+}
 
 /** By place: runs a function there with the package and what it is given, which gives plain data. */
 export const places = {
@@ -39,9 +67,9 @@ export const places = {
   },
 };
 
-/** One test for each place: `run` is executed there and returns plain data, `check` looks at it here. */
+/** One test for each place: `run` is executed there with `given`, or with what it makes for a place, and returns plain data, `check` looks at it here. */
 export function everywhere(name, run, check, given = {}) {
   for (const [place, execute] of Object.entries(places)) {
-    test(`${place}: ${name}`, { timeout: 120_000 }, async () => check(await execute(run, given), place));
+    test(`${place}: ${name}`, { timeout: 120_000 }, async () => check(await execute(run, typeof given === "function" ? given(place) : given), place));
   }
 }

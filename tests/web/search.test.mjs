@@ -9,6 +9,7 @@ import { pathToFileURL } from "node:url";
 
 import { openBrowser } from "./browser.mjs";
 import { bytesInMemory, dataFolder, repository, startServer } from "./server.mjs";
+import { safetensors, uniform } from "./tensors.mjs";
 
 const limited = { timeout: 60_000 };
 const screenshots = process.env.TILEWRIGHT_SCREENSHOTS ?? mkdtempSync(join(tmpdir(), "tilewright-screenshots-"));
@@ -18,6 +19,8 @@ let server;
 let chromium;
 before(async () => {
   server = await startServer();
+  // One that was built with the page is for an encoder, which the tests need not have.
+  server.besidePage.set("mol.safetensors", null);
   // Without WebGPU the page takes the CPU, which is the fastest here.
   chromium = await openBrowser({ gpu: false });
 });
@@ -202,6 +205,106 @@ withEncoder("an encoder's folder can be dropped and picked, with the folders of 
   await page.waitForFunction(() => document.querySelector("#search-facts-list").textContent.includes("Modelminilm-l6-v2"));
   assert.ok(await page.locator("#error").isHidden());
   await close(page);
+});
+
+/** A random mixture of logits over vectors of MiniLM's length: two components of eight numbers for each, and a gate. */
+function randomMixture(metadata, dims = 384) {
+  const [components, size, hidden] = [2, 8, 4];
+  const pairs = components ** 2;
+  let seed = 0;
+  const layer = (name, [rows, columns], scale) => ({
+    [`${name}.weight`]: { shape: [rows, columns], values: uniform(rows * columns, ++seed).map((x) => x * scale) },
+    [`${name}.bias`]: { shape: [rows], values: uniform(rows, ++seed).map((x) => x / 10) },
+  });
+  return safetensors({
+    ...layer("_query_embeddings_fn._query_emb_proj_module.1", [components * size, dims], 1),
+    ...layer("_item_embeddings_fn._item_emb_proj_module.1", [components * size, dims], 1),
+    ...layer("_gating_fn._query_only_partial_module.0", [hidden, dims], 1),
+    ...layer("_gating_fn._query_only_partial_module.2", [pairs, hidden], 1),
+    ...layer("_gating_fn._item_only_partial_module.1", [hidden, dims], 1),
+    ...layer("_gating_fn._item_only_partial_module.3", [pairs, hidden], 1),
+    ...layer("_gating_fn._qi_partial_module.1", [hidden, pairs], 1),
+    ...layer("_gating_fn._qi_partial_module.3", [pairs, hidden], 1),
+  }, { "mol.query_components": "2", "mol.item_components": "2", "mol.temperature": "0.1", ...metadata });
+}
+
+withEncoder("a learned similarity beside the page makes a second list, with each passage's rank by cosine", async () => {
+  server.besidePage.set("mol.safetensors", randomMixture({ model: "minilm-l6-v2" }));
+  const page = await openSearch();
+  await loadEncoder(page);
+  await page.fill("#texts-input", manyPassages(24));
+  await page.click("#texts-add");
+  await waitFor(page, "ready");
+  const lists = () => page.evaluate(() => ["#results", "#learned-results"].map((list) => [...document.querySelectorAll(`${list} .result`)].map((row) => ({
+    id: row.dataset.id, score: Number(row.querySelector(".score").textContent), rank: row.querySelector(".rank")?.textContent,
+  }))));
+  await search(page, "Passage number 7 is about 259 things");
+  const [cosine, learned] = await lists();
+  assert.deepEqual([cosine.length, learned.length, cosine[0].id], [10, 10, "7"]);
+  for (const [list, name] of [[cosine, "cosine"], [learned, "learned"]]) {
+    const scores = list.map(({ score }) => score);
+    assert.deepEqual(scores, scores.toSorted((a, b) => b - a), name);
+  }
+  assert.notDeepEqual(learned.map(({ id }) => id), cosine.map(({ id }) => id));
+  const ranks = learned.map(({ rank }) => Number(/^number (\d+) by cosine$/.exec(rank)[1]));
+  assert.ok(ranks.every((rank) => rank <= 24) && new Set(ranks).size === ranks.length, ranks.join());
+  for (const [i, { id }] of learned.entries()) {
+    const at = cosine.findIndex((it) => it.id === id);
+    assert.ok(at >= 0 ? ranks[i] === at + 1 : ranks[i] > 10, `passage ${id} is number ${ranks[i]}, found at ${at}`);
+  }
+  assert.equal(await page.textContent("#learned-note"), "");
+  assert.deepEqual(await page.locator("#lists h3:visible").allInnerTexts(), ["By cosine", "By learned similarity"]);
+
+  const boxes = async (width, height) => {
+    await page.setViewportSize({ width, height });
+    return Promise.all(["#results", "#learned-results"].map((list) => page.locator(list).boundingBox()));
+  };
+  const [left, right] = await boxes(1440, 900);
+  assert.ok(right.x >= left.x + left.width && right.y === left.y, "side by side");
+  await page.screenshot({ path: join(screenshots, "search-learned-desk.png") });
+  const [above, below] = await boxes(390, 844);
+  assert.ok(below.y >= above.y + above.height && below.x === above.x, "one below the other");
+  const overflow = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+  assert.ok(overflow <= 0, `${overflow} pixels too wide`);
+  await page.screenshot({ path: join(screenshots, "search-learned-phone.png") });
+
+  // What is cleared is gone from both.
+  await page.setViewportSize({ width: 1440, height: 900 });
+  await page.locator("#texts summary").click();
+  await page.click("#texts-clear");
+  await page.waitForFunction(() => document.querySelector("#texts-summary").textContent === "none yet");
+  await page.fill("#texts-input", TEXT);
+  await page.click("#texts-add");
+  await waitFor(page, "ready");
+  await search(page, "pasta");
+  await page.waitForFunction(() => document.querySelectorAll("#learned-results .result").length === 3);
+  await close(page);
+});
+
+withEncoder("without a learned similarity for the encoder there is the list by cosine, and a line that says why", async () => {
+  const cases = [
+    [null, /^There is no learned similarity \(mol\.safetensors\) beside this page\.$/],
+    [randomMixture({ model: "another" }), /is for another, not for minilm-l6-v2\.$/],
+    [randomMixture({}), /is for an encoder that it does not name, not for minilm-l6-v2\.$/],
+    [randomMixture({ model: "minilm-l6-v2" }, 8), /takes 8 and 8 numbers, and vectors of minilm-l6-v2 have 384\.$/],
+    [Buffer.from("nothing of the kind"), /cannot be used: safetensors: /],
+  ];
+  for (const [file, why] of cases) {
+    server.besidePage.set("mol.safetensors", file);
+    const page = await openSearch();
+    await loadEncoder(page);
+    assert.match(await page.innerText("#learned-note"), why);
+    if (file === null) {
+      await page.fill("#texts-input", TEXT);
+      await page.click("#texts-add");
+      await waitFor(page, "ready");
+      assert.equal((await search(page, "how to cook pasta")).length, 3);
+    }
+    assert.equal(await page.locator("#lists h3:visible, #learned:visible").count(), 0);
+    assert.ok(await page.locator("#error").isHidden());
+    await close(page);
+  }
+  server.besidePage.set("mol.safetensors", null);
 });
 
 test("tabs follow the arrow keys, have their roles, and the address names the view", limited, async () => {

@@ -1,6 +1,7 @@
 // The tests' web server: the built package and page, test models, and every way in which a download goes wrong.
 //
-// `/npm/` and `/www/` are the built folders, `/blank.html` is an empty page. `/data/`, `/assets/` and `/files/` (what a
+// `/npm/` and `/www/` are the built folders, `/blank.html` is an empty page; `server.besidePage` has files to be found in
+// `/www/` too, or `null` for one that must not be. `/data/`, `/assets/` and `/files/` (what a
 // test has put there with `server.files`) are downloads: they are logged, and a `fault` in the query changes the answer:
 //
 //     after=N&times=K              the connection breaks after N bytes of an answer, for the first K answers (K is 1 if absent);
@@ -87,6 +88,8 @@ class Server {
   log = [];
   /** What `/files/NAME` gives: `{ size, etag, type, read(start, end) }`. */
   files = new Map();
+  /** What `/www/NAME` gives in the place of what was built; `null`: nothing. */
+  besidePage = new Map();
   /** While true, downloads are refused like by a machine that is off the network. */
   isDown = false;
 
@@ -149,6 +152,8 @@ class Server {
       if (request.method === "OPTIONS") return response.writeHead(204).end();
     }
     if (pathname === "/blank.html") return response.writeHead(200, { "content-type": "text/html" }).end(BLANK);
+    const beside = this.besidePage.get(pathname.replace(/^\/www\//, ""));
+    if (beside !== undefined) return beside ? response.writeHead(200).end(beside) : response.writeHead(404).end();
     for (const [prefix, folder] of [["/npm/", "npm/dist"], ["/www/", "www/dist"]]) {
       if (pathname.startsWith(prefix)) {
         return serveFile(join(repository, folder), pathname.slice(prefix.length - 1), request, response);

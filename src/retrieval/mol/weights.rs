@@ -130,9 +130,11 @@ pub(super) struct PairGate {
 /// | `mol.pairing` | `cross` (if absent), `aligned` |
 /// | `mol.gate_activation` | `silu` (if absent), `relu`; of aligned pairs' gate |
 /// | `mol.l2_norm`, `mol.eps` | `true`, `1e-6` if absent |
+/// | `model` | name of the encoder whose vectors queries and items are, if they are one's |
 #[derive(Clone, Debug)]
 pub struct MolWeights {
     pub(super) config: MolConfig,
+    model: Option<String>,
     pub(super) query: Projection,
     pub(super) item: Projection,
     pub(super) users: Vec<Vec<f32>>,
@@ -154,6 +156,11 @@ impl MolWeights {
     /// Sizes and form.
     pub fn config(&self) -> &MolConfig {
         &self.config
+    }
+
+    /// The encoder whose vectors queries and items are, if the file names one.
+    pub fn model(&self) -> Option<&str> {
+        self.model.as_deref()
     }
 }
 
@@ -440,6 +447,7 @@ impl<'a> File<'a> {
             found: error.to_string(),
         })?;
         let config = MolConfig { form, dim, query_dim, item_dim, temperature, eps, l2_norm, glu };
-        Ok(MolWeights { config, query, item, users, query_gate, item_gate, pair_gate })
+        let model = self.text("model").map(str::to_string);
+        Ok(MolWeights { config, model, query, item, users, query_gate, item_gate, pair_gate })
     }
 }

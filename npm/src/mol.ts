@@ -1,0 +1,84 @@
+/** Retrieval by a learned similarity: items that suit a query best under a mixture of logits. */
+
+import type { Embeddings } from "./embeddings.js";
+import { TilewrightError } from "./errors.js";
+import { bytesOf, idsOf, isArrayOf, isId, vectorsOf } from "./given.js";
+import { Kept, makeIn, type KeptOptions } from "./kept.js";
+import { defined } from "./loaded.js";
+import { specOf } from "./spec.js";
+import type { FileSource, Hit, MolInfo, MolMethod, VectorStorage } from "./types.js";
+
+/** Options of {@link Mol.load}. */
+export interface MolOptions extends KeptOptions {
+  /** How components of items are stored. Default `f32`. The others take a half and little more than a quarter of the memory, and round. */
+  storage?: VectorStorage;
+  /** Whether a download is kept in the browser's storage and taken from there. Default `true`. */
+  cache?: boolean;
+  /** Ends the load with the signal's reason. */
+  signal?: AbortSignal | undefined;
+}
+
+/** Options of {@link Mol.search}. */
+export interface MolSearchOptions {
+  /** How to find the best items. Default: `bruteForce` up to 100,000 items, then `highest` with 10,000 candidates. */
+  method?: MolMethod;
+  /** An id for each query, where the mixture has components of users. */
+  users?: Iterable<number>;
+  /** Rejects with the signal's reason. */
+  signal?: AbortSignal | undefined;
+}
+
+/**
+ * Items on a device, and the search for the best of them by a mixture of logits (MoL), a similarity that is learned: Ding & Zhai 2024,
+ * "Retrieval with Learned Similarities", arXiv:2407.15462.
+ *
+ * ```ts
+ * const mol = await Mol.load("https://example.org/mol.safetensors", { on: embedder });
+ * await mol.append(await embedder.embed(texts));
+ * const [hits] = await mol.search(await embedder.embed("Where is the cat?"), 5);
+ * console.log(hits.map(({ id, score }) => [texts[id], score]));
+ * ```
+ *
+ * Ids count the items as they are appended; many at once are searched faster than a few at a time. Calls queue up in the order in which
+ * they are made. A device that is lost takes its items along: calls are rejected with `device_lost` from then on.
+ */
+export class Mol extends Kept<MolInfo> {
+  /**
+   * A mixture without items, from the content or the address of a safetensors file with the names of RAILS; in Node and Deno also a path.
+   * Whether it was trained on the vectors of the encoder that it is `on`, `info.model` tells, where the file does.
+   *
+   * @throws {@link TilewrightError}: `format` or `config` for a file that is no mixture, or has one in a form that is not known; those of
+   * downloads; or the reason of `options.signal`.
+   */
+  static async load(source: Uint8Array | FileSource, { storage, cache = true, signal, ...place }: MolOptions = {}): Promise<Mol> {
+    signal?.throwIfAborted();
+    const file = isArrayOf("Uint8Array", source) ? new File([bytesOf("source", source)], "mol.safetensors") : source as FileSource;
+    const args = { source: specOf(file), cache, ...defined({ storage }) };
+    return new Mol(await makeIn(place, (engine) => engine.call("loadMol", args, { signal })), "mixture");
+  }
+
+  /**
+   * Appends items, vectors one behind the other, and resolves to the id of the first; those of the others follow.
+   *
+   * @throws {@link TilewrightError}, `option`, if a number is not finite or the last vector is not whole; nothing is appended then.
+   */
+  async append(vectors: Float32Array | Embeddings): Promise<number> {
+    const mine = vectorsOf("vectors", vectors);
+    const { first, info } = await this.engine.call("appendItems", { kept: this.kept, vectors: mine }, { transfer: [mine.buffer] });
+    this.info = info;
+    return first;
+  }
+
+  /**
+   * The best `k` items for each query, one behind the other in `queries`: higher scores first, among equals the lower id. There are fewer
+   * where there are not as many.
+   */
+  async search(queries: Float32Array | Embeddings, k: number, { method, users, signal }: MolSearchOptions = {}): Promise<Hit[][]> {
+    if (!isId(k)) {
+      throw new TilewrightError("option", `k is ${k}, expected a whole number from 1 on`);
+    }
+    const mine = vectorsOf("queries", queries);
+    const args = { kept: this.kept, queries: mine, k, ...defined({ method }), ...(users === undefined ? {} : { users: idsOf("users", users) }) };
+    return this.engine.call("searchItems", args, { transfer: [mine.buffer], signal });
+  }
+}

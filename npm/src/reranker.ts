@@ -1,0 +1,41 @@
+/** Cross-encoders and the order in which they put documents. */
+
+import { TilewrightError } from "./errors.js";
+import { isId, textOf, textsOf } from "./given.js";
+import { defined, Loaded, loadInto, progressOf } from "./loaded.js";
+import { specOf } from "./spec.js";
+import type { ModelSource, Ranked, RerankerInfo, RerankerOptions, RerankOptions } from "./types.js";
+
+/**
+ * A cross-encoder, loaded onto a device in a worker of its own: it reads a query together with each document.
+ *
+ * ```ts
+ * const reranker = await Reranker.load("https://example.org/ms-marco-MiniLM-L6-v2/");
+ * const [best] = await reranker.rerank("what is tax law", documents, { topK: 5 });
+ * console.log(documents[best.index], best.score);
+ * reranker.free();
+ * ```
+ *
+ * A pair's score is the same to the last bit in any list, on one device. Calls queue up in the order in which they are made.
+ */
+export class Reranker extends Loaded<RerankerInfo> {
+  /**
+   * Loads a cross-encoder with one label, from the same sources as a model.
+   *
+   * @throws {@link TilewrightError}, `unsupported` for a model of another kind; or the reason of `options.signal`.
+   */
+  static async load(source: ModelSource, options: RerankerOptions = {}): Promise<Reranker> {
+    const { maxTokens, sigmoid, maxBatchTokens, memoryLimit, ...common } = options;
+    const settings = defined({ maxTokens, sigmoid, maxBatchTokens, memoryLimit });
+    return new Reranker(await loadInto("loadReranker", specOf(source), { settings }, common));
+  }
+
+  /** The documents by how well they answer the query, best first; of equal ones the one that was given first. */
+  async rerank(query: string, documents: readonly string[], { topK, signal, onProgress }: RerankOptions = {}): Promise<Ranked[]> {
+    if (topK !== undefined && !isId(topK)) {
+      throw new TilewrightError("option", `topK is ${topK}, expected a whole number`);
+    }
+    const args = { query: textOf("query", query), documents: textsOf("documents", documents), ...defined({ topK }) };
+    return this.engine.call("rerank", args, { signal, ...progressOf(args.documents, onProgress) });
+  }
+}

@@ -1,0 +1,79 @@
+//! What embedders and rerankers have in common for JavaScript.
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+
+use serde::Serialize;
+use wasm_bindgen::JsValue;
+
+use crate::formats::BlockType;
+use crate::model::EncoderConfig;
+
+/// What both say of themselves, see `EncoderInfo` in the npm package.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct EncoderInfo<'a> {
+    name: &'a str,
+    architecture: &'a str,
+    n_layers: u32,
+    n_heads: u32,
+    vocab_size: u32,
+    max_tokens: u32,
+    max_batch_tokens: u32,
+    weight_types: Vec<String>,
+}
+
+impl<'a> EncoderInfo<'a> {
+    /// Of an encoder with this name and shape, which cuts texts and batches to so many tokens.
+    pub fn new(
+        name: &'a str,
+        config: &'a EncoderConfig,
+        [max_tokens, max_batch_tokens]: [u32; 2],
+        block_types: &[BlockType],
+    ) -> EncoderInfo<'a> {
+        EncoderInfo {
+            name,
+            architecture: &config.architecture,
+            n_layers: config.n_layers,
+            n_heads: config.n_heads,
+            vocab_size: config.vocab_size,
+            max_tokens,
+            max_batch_tokens,
+            weight_types: block_types.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+/// The work in progress, of which there is one at a time.
+#[derive(Default)]
+pub(super) struct Work {
+    is_cancelled: Cell<bool>,
+}
+
+impl Work {
+    /// What `work` comes to, or nothing if `cancel` came first.
+    pub async fn run<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        self.is_cancelled.set(false);
+        let mut work = pin!(work);
+        let outcome = poll_fn(|context| match self.is_cancelled.get() {
+            true => Poll::Ready(None),
+            false => work.as_mut().poll(context).map(Some),
+        });
+        outcome.await
+    }
+
+    /// Ends it, after the batches in flight.
+    pub fn cancel(&self) {
+        self.is_cancelled.set(true);
+    }
+}
+
+/// Tells a listener how many texts are done.
+pub(super) fn telling(listener: js_sys::Function) -> impl FnMut(usize) {
+    move |done| {
+        // What the listener throws is not the encoder's business.
+        let _ = listener.call1(&JsValue::UNDEFINED, &(done as f64).into());
+    }
+}

@@ -1,0 +1,125 @@
+//! Retrieval by a learned similarity.
+
+use serde::{Deserialize, Serialize};
+use wasm_bindgen::prelude::*;
+
+use super::index::hits_to_js;
+use super::{Device, from_js, pick, to_js, to_js_error};
+use crate::error::Error;
+use crate::retrieval::index::Storage;
+use crate::retrieval::mol::{self, MolSearch, MolWeights};
+
+/// Items up to which all of them are scored, unless a search says otherwise.
+const MAX_BRUTE_FORCE: usize = 100_000;
+/// Items that are scored otherwise.
+const CANDIDATES: usize = 10_000;
+
+/// Items on a device, and the search for the best of them by a mixture of logits.
+#[wasm_bindgen]
+pub struct Mol {
+    mol: mol::Mol,
+    storage: Storage,
+    model: Option<String>,
+}
+
+#[wasm_bindgen]
+impl Mol {
+    /// No items yet, under the mixture in a safetensors file. `storage`: as of an [`Index`](super::index::Index).
+    pub fn load(device: &Device, bytes: Vec<u8>, storage: Option<String>) -> Result<Mol, JsValue> {
+        let storage = pick("storage", storage, &Storage::ALL, Storage::name)?.unwrap_or_default();
+        let weights = MolWeights::from_safetensors(&bytes).map_err(to_js_error)?;
+        let mol = mol::Mol::new(&device.0, &weights, storage.weight()).map_err(to_js_error)?;
+        Ok(Mol { mol, storage, model: weights.model().map(str::to_string) })
+    }
+
+    /// What it is and what it holds, see `MolInfo` in the npm package.
+    pub fn info(&self) -> Result<JsValue, JsValue> {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Info<'a> {
+            query_dims: u32,
+            item_dims: u32,
+            query_components: u32,
+            item_components: u32,
+            component_dims: u32,
+            storage: &'static str,
+            model: Option<&'a str>,
+            length: usize,
+            size_bytes: usize,
+        }
+        let config = self.mol.config();
+        to_js(&Info {
+            query_dims: config.query_dim,
+            item_dims: config.item_dim,
+            query_components: config.form.query_components,
+            item_components: config.form.item_components,
+            component_dims: config.dim,
+            storage: self.storage.name(),
+            model: self.model.as_deref(),
+            length: self.mol.len(),
+            size_bytes: self.mol.len() * self.mol.item_bytes(),
+        })
+    }
+
+    /// Appends items that lie one after the other. Returns the first one's id; the others' follow.
+    pub async fn append(&mut self, vectors: Vec<f32>) -> Result<u32, JsValue> {
+        self.mol.append(&vectors).await.map(|ids| ids.start).map_err(to_js_error)
+    }
+
+    /// The best items for each query: `{ id, score }[][]`. `method`: see `MolMethod` in the npm package; `users`: an id for
+    /// each query where the mixture has components of users.
+    pub async fn search(
+        &self,
+        queries: Vec<f32>,
+        k: u32,
+        method: JsValue,
+        users: Option<Vec<u32>>,
+    ) -> Result<JsValue, JsValue> {
+        let method: Option<Method> = from_js("method", method)?;
+        let method = match method {
+            Some(method) => method.search()?,
+            None if self.mol.len() <= MAX_BRUTE_FORCE => MolSearch::BruteForce,
+            None => MolSearch::Highest { candidates: CANDIDATES },
+        };
+        let users = users.unwrap_or_default();
+        let found = self.mol.search(&queries, &users, k as usize, method).await.map_err(to_js_error)?;
+        hits_to_js(found.hits)
+    }
+}
+
+/// A [`MolSearch`] as JavaScript gives it.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Method {
+    kind: String,
+    candidates: Option<usize>,
+    per_pair: Option<usize>,
+    sample: Option<usize>,
+}
+
+impl Method {
+    fn search(&self) -> Result<MolSearch, JsValue> {
+        let error = |expected: &str, found: String| {
+            to_js_error(Error::Option { option: "method", expected: expected.into(), found })
+        };
+        let given = |number: Option<usize>, name: &str| {
+            number.ok_or_else(|| error(&format!("a number as `{name}`"), format!("{} without one", self.kind)))
+        };
+        let candidates = || given(self.candidates, "candidates");
+        let per_pair = || given(self.per_pair, "perPair");
+        Ok(match self.kind.as_str() {
+            "bruteForce" => MolSearch::BruteForce,
+            "naive" => MolSearch::Naive { per_pair: per_pair()? },
+            "avg" => MolSearch::Avg { candidates: candidates()? },
+            "comb" => MolSearch::Comb { per_pair: per_pair()?, candidates: candidates()? },
+            "highest" => MolSearch::Highest { candidates: candidates()? },
+            "twoPass" => MolSearch::TwoPass { candidates: candidates()? },
+            "hIndexer" => MolSearch::HIndexer { candidates: candidates()?, sample: given(self.sample, "sample")? },
+            "mips" => MolSearch::Mips,
+            other => {
+                let all = "bruteForce, naive, avg, comb, highest, twoPass, hIndexer, mips";
+                return Err(error(all, format!("`{}`", other.escape_debug())));
+            }
+        })
+    }
+}

@@ -1,0 +1,88 @@
+//! Cross-encoders.
+
+use serde::{Deserialize, Serialize};
+use wasm_bindgen::prelude::*;
+
+use super::encoder::{EncoderInfo, Work, telling};
+use super::{from_js, plan_to_js, to_js, to_js_error};
+use crate::embed::{Ranked, RerankOptions};
+
+/// A cross-encoder whose weights are on a device.
+#[wasm_bindgen]
+pub struct Reranker {
+    reranker: crate::Reranker,
+    work: Work,
+}
+
+#[wasm_bindgen]
+impl Reranker {
+    /// What the cross-encoder is, see `RerankerInfo` in the npm package.
+    pub fn info(&self) -> Result<JsValue, JsValue> {
+        #[derive(Serialize)]
+        struct Info<'a> {
+            #[serde(flatten)]
+            encoder: EncoderInfo<'a>,
+            sigmoid: bool,
+        }
+        let reranker = &self.reranker;
+        let limits = [reranker.max_tokens(), reranker.max_batch_tokens()];
+        to_js(&Info {
+            encoder: EncoderInfo::new(reranker.name(), reranker.config(), limits, reranker.block_types()),
+            sigmoid: reranker.has_sigmoid(),
+        })
+    }
+
+    /// See [`plan_to_js`].
+    pub fn memory(&self) -> Result<JsValue, JsValue> {
+        self.reranker.plan().map_err(to_js_error).and_then(|plan| plan_to_js(&plan))
+    }
+
+    /// The documents by their scores for a query, best first, `top_k` of them at most: `{ index, score }[]`; `undefined` if
+    /// `cancel` came first. `on_progress` is told how many documents are done. One call at a time.
+    pub async fn rerank(
+        &self,
+        query: String,
+        documents: Vec<String>,
+        top_k: Option<u32>,
+        on_progress: js_sys::Function,
+    ) -> Result<JsValue, JsValue> {
+        #[derive(Serialize)]
+        struct Place {
+            index: usize,
+            score: f32,
+        }
+        match self.work.run(self.reranker.rank_with(&query, &documents, &mut telling(on_progress))).await {
+            Some(ranked) => {
+                let best = ranked.map_err(to_js_error)?.into_iter().take(top_k.map_or(usize::MAX, |k| k as usize));
+                to_js(&best.map(|Ranked { index, score }| Place { index, score }).collect::<Vec<_>>())
+            }
+            None => Ok(JsValue::UNDEFINED),
+        }
+    }
+
+    /// Ends what `rerank` does, after the batches in flight.
+    pub fn cancel(&self) {
+        self.work.cancel();
+    }
+}
+
+impl Reranker {
+    pub(super) fn new(reranker: crate::Reranker) -> Reranker {
+        Reranker { reranker, work: Work::default() }
+    }
+}
+
+/// Options of a cross-encoder as JavaScript gives them; what is missing has its default.
+pub(super) fn read_options(value: JsValue) -> Result<RerankOptions<'static>, JsValue> {
+    #[derive(Deserialize, Default)]
+    #[serde(rename_all = "camelCase", default)]
+    struct Options {
+        max_tokens: Option<u32>,
+        sigmoid: Option<bool>,
+        max_batch_tokens: Option<u32>,
+        memory_limit: Option<u64>,
+    }
+    let given: Option<Options> = from_js("options", value)?;
+    let Options { max_tokens, sigmoid, max_batch_tokens, memory_limit } = given.unwrap_or_default();
+    Ok(RerankOptions { max_tokens, sigmoid, max_batch_tokens, memory_limit, ..RerankOptions::default() })
+}
