@@ -53,7 +53,7 @@ enum Command {
     ///
     /// The share in the last column is of what two kernels reach on the same device in the same run: `scale`, which
     /// copies a large tensor, for decoding, and `matmul` with F32 weights for prompts.
-    Bench(bench::BenchArgs),
+    Bench(Box<bench::BenchArgs>),
     /// Measure the ways to take a model's matrix products on this device, and keep the fastest for all later runs.
     ///
     /// Each product takes 2 s at most. A way that is not at least 5 % faster than a simpler one is not taken, nor is

@@ -8,7 +8,9 @@ use web_time::Instant;
 use super::batch::{Passes, Tokens, size_for};
 use crate::error::Error;
 use crate::model::{BatchSize, EncoderConfig};
-use crate::tuning::{PlaceKey, Tuning};
+use crate::tuning::PlaceKey;
+#[cfg(not(target_arch = "wasm32"))]
+use crate::tuning::Tuning;
 
 /// Where batches of a size go.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,8 +41,7 @@ impl Second {
     pub async fn take<'a>(&'a self, first: &'a Passes, texts: &[&Tokens]) -> Result<&'a Passes, Error> {
         let size = size_of(texts);
         let key = [size.n_tokens, size.n_sequences];
-        let known = self.known(first, size);
-        let place = match known {
+        let place = match self.known(first, size) {
             Some(place) => place,
             None => {
                 let seconds = [seconds(first, texts).await?, seconds(&self.passes, texts).await?];
@@ -83,6 +84,7 @@ impl Second {
     }
 
     /// The tuning of the first device with these places.
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn tuning(&self, first: &Passes) -> Tuning {
         let mut tuning = first.device().tuning().clone();
         for place in self.all() {

@@ -19,7 +19,20 @@ pub struct Loader<T> {
 }
 
 /// From what the files say to what waits for its weights.
+#[cfg(not(target_arch = "wasm32"))]
 type Declare<T> = Box<dyn FnOnce(&Device, ModelHeader) -> Result<(T, Feed), Error> + Send>;
+#[cfg(target_arch = "wasm32")]
+type Declare<T> = Box<dyn FnOnce(&Device, ModelHeader) -> Result<(T, Feed), Error>>;
+
+/// As `Send`, but in a browser, where a device stays on its thread, anything.
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) trait MaybeSend: Send {}
+#[cfg(not(target_arch = "wasm32"))]
+impl<T: Send> MaybeSend for T {}
+#[cfg(target_arch = "wasm32")]
+pub(crate) trait MaybeSend {}
+#[cfg(target_arch = "wasm32")]
+impl<T> MaybeSend for T {}
 
 enum Stage<T> {
     Header(Box<HeaderReader>, Declare<T>),
@@ -42,7 +55,7 @@ impl<T> Loader<T> {
     pub(crate) fn new(
         device: &Device,
         files: Vec<FileName>,
-        declare: impl FnOnce(&Device, ModelHeader) -> Result<(T, Feed), Error> + Send + 'static,
+        declare: impl FnOnce(&Device, ModelHeader) -> Result<(T, Feed), Error> + MaybeSend + 'static,
     ) -> Result<Loader<T>, Error> {
         let stage = Stage::Header(Box::new(HeaderReader::new(files.clone())?), Box::new(declare));
         Ok(Loader { device: device.clone(), files, stage, in_flight_bytes: 0 })
