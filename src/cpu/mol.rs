@@ -206,12 +206,12 @@ impl Work for Scores<'_, '_> {
         if is_aligned {
             let components = queries.chunks_exact(dim).zip(panel.components.chunks_exact(dim));
             for ((f, g), l) in components.zip(&mut panel.logits) {
-                product::<V>(f, g, &[0.0], std::slice::from_mut(l));
+                product::<V, 1>(f, g, &[0.0], std::slice::from_mut(l));
             }
         } else {
             let zeros = [0.0; 64];
             for (g, l) in panel.components.chunks_exact(dim).zip(panel.products.chunks_exact_mut(n)) {
-                product::<V>(queries, g, &zeros[..n], l);
+                product::<V, 4>(queries, g, &zeros[..n], l);
             }
             // Slots come in the order of pairs (n, m) within fours of n within fours of m.
             for (i, products) in panel.products.chunks_exact(n).enumerate() {
@@ -230,7 +230,7 @@ impl Work for Scores<'_, '_> {
                 *h = b.map(|b| b.map(|b| a + b));
             }
         } else {
-            product::<V>(&gate.w1, &panel.logits, &gate.b1, &mut panel.hidden);
+            product::<V, 6>(&gate.w1, &panel.logits, &gate.b1, &mut panel.hidden);
         }
         match params.flags >> ACTIVATION_SHIFT & 3 {
             0 => each(&mut panel.hidden, |z| z / (1.0 + exp::<V>(-z))),
@@ -239,7 +239,7 @@ impl Work for Scores<'_, '_> {
         }
         panel.gate.clear();
         panel.gate.resize(gate.width, Row::default());
-        product::<V>(&gate.w2, &panel.hidden, &gate.b2, &mut panel.gate);
+        product::<V, 6>(&gate.w2, &panel.hidden, &gate.b2, &mut panel.gate);
 
         let combination = params.flags & 3;
         if !is_aligned {
@@ -295,10 +295,10 @@ fn each(rows: &mut [Row], f: impl Fn(f32) -> f32) {
     }
 }
 
-/// `y[m] = bias[m] + sum over k of a[m, k] x[k]`; four rows of `a` share each load of `x`.
+/// `y[m] = bias[m] + sum over k of a[m, k] x[k]`; so many rows of `a` share each load of `x`: the more, the fewer loads there
+/// are for a multiplication, and six are what registers hold.
 #[inline(always)]
-fn product<V: Vector>(a: &[f32], x: &[Row], bias: &[f32], y: &mut [Row]) {
-    const ROWS: usize = 4;
+fn product<V: Vector, const ROWS: usize>(a: &[f32], x: &[Row], bias: &[f32], y: &mut [Row]) {
     let k = x.len();
     for (i, (y, bias)) in y.chunks_mut(ROWS).zip(bias.chunks(ROWS)).enumerate() {
         // Rows past the end repeat the last one.
