@@ -237,6 +237,44 @@ fn bench_measures_kernels() {
 }
 
 #[test]
+fn bench_plans_mixtures_of_logits() {
+    let weights = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/mol/mol.safetensors");
+    let mut args = vec!["bench", "mol", "--device", "cpu", "--strip", "16", "--items", "1000", "--components", "2x3"];
+    args.extend(["--dims", "4,8", "--gates", "5", "--storage", "f32", "--batch", "2", "--measured", "1"]);
+    let table = tilewright(&args);
+    let printed = text(&table.stdout);
+    assert!(table.status.success(), "{}", text(&table.stderr));
+    for expected in
+        ["8 x 8 x 32, gate 128, F16, batch 32, 16 items", "the chain takes", "2 of 2 shapes fit", "batch 2: 2 x 3 x 8"]
+    {
+        assert!(printed.contains(expected), "`{expected}` is missing in {printed}");
+    }
+
+    args.extend(["--weights", weights, "--recall", "0.9", "--json"]);
+    let found = json_of(&args);
+    let operations: Vec<&str> =
+        found["tables"][2]["rows"].as_array().unwrap().iter().map(|row| row["operation"].as_str().unwrap()).collect();
+    assert_eq!(operations, ["mixture", "chain", "highest logit", "dot product"]);
+    // 64 pairs, 32 queries, 16 items; 2 x 32 operations for a product and 4 x 128 for the gate.
+    assert_eq!(found["tables"][2]["rows"][0]["flop"], 64 * 32 * 16 * (2 * 32 + 4 * 128));
+    let plans = found["plans"].as_array().unwrap();
+    // A row of 8 numbers for each of 3 components, and 16 of the gate.
+    assert_eq!((plans.len(), &plans[0]["items_bytes"]), (2, &(1000 * 4 * (3 * 8 + 16)).into()));
+    assert!(plans[0]["measured_seconds"].as_f64().unwrap() > 0.0 && plans[1]["measured_seconds"].is_null());
+    let searches = &found["searches"];
+    let best = &searches["trials"][searches["best"].as_u64().unwrap() as usize];
+    assert!(best["recall"].as_f64().unwrap() >= 0.9, "{searches}");
+
+    let csv = tilewright(&[&args[..args.len() - 5], &["--csv"]].concat());
+    let rows = text(&csv.stdout);
+    assert!(rows.lines().count() == 3 && rows.starts_with("device,tier,shape.query_components"), "{rows}");
+    fails(&["bench", "mol", "--components", "8x"], 2, &["8x4"]);
+    fails(&["bench", "mol", "--components", "9x9"], 2, &["64"]);
+    fails(&["bench", "mol", "--storage", "q4_0"], 2, &["f32, f16 or q8_0"]);
+    fails(&["bench", "mol", "--batch", "33"], 2, &["n_queries", "1 to 32"]);
+}
+
+#[test]
 fn errors_are_one_sentence_and_an_exit_code() {
     fails(&["--no-such-flag"], 2, &["--no-such-flag"]);
     fails(&["run", "--temperature", "hot"], 2, &["--temperature"]);

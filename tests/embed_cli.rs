@@ -136,6 +136,38 @@ fn an_engine_plays_ping_pong() {
 }
 
 #[test]
+fn of_device_and_cpu_the_faster_takes_a_batch() {
+    let Some(model) = minilm() else { return };
+    let references = references(&model);
+    let input: String =
+        references.iter().map(|(text, _)| serde_json::json!({ "text": text }).to_string() + "\n").collect();
+    let both = [model.as_str(), "--io", "jsonl", "--or-cpu", "--json-logs"];
+    let alone = run(command(&both), input.as_bytes());
+    assert!(alone.status.success() && text(&alone.stderr).contains("changes nothing"), "{}", text(&alone.stderr));
+
+    let mut on_gpu = command(&both);
+    on_gpu.env("TILEWRIGHT_DEVICE", "gpu");
+    let output = run(on_gpu, input.as_bytes());
+    if output.status.code() == Some(4) {
+        assert!(std::env::var_os("REQUIRE_ADAPTER").is_none(), "{}", text(&output.stderr));
+        return println!("skipped: no adapter");
+    }
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for (line, (text, expected)) in lines(&output.stdout).iter().zip(&references) {
+        let vector: Vec<f32> = serde_json::from_value(line["embedding"].clone()).unwrap();
+        check(&vector, expected, text);
+    }
+    // A driver may say something as well.
+    let own: Vec<&str> = text(&output.stderr).lines().filter(|line| line.starts_with('{')).collect();
+    let log = lines(own.join("\n").as_bytes());
+    let places: Vec<&Value> = log.iter().filter(|line| line["place"].is_string()).collect();
+    assert!(
+        !places.is_empty() && places.iter().all(|place| place["seconds"].as_array().unwrap().len() == 2),
+        "{log:?}"
+    );
+}
+
+#[test]
 fn a_closed_stdout_ends_it_quietly() {
     let Some(model) = minilm() else { return };
     let mut child = command(&[&model, "--io", "text", "--batch-size", "1"]).spawn().unwrap();

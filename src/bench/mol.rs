@@ -57,11 +57,14 @@ impl MolShape {
     /// Refuses shapes that the kernel has not.
     ///
     /// # Errors
-    /// [`Error::Operand`] of [`MolForm::check`]; [`Error::Option`] for D, storage or B.
+    /// [`Error::Option`] for a number that is out of range, or a storage that the kernel does not read.
     pub fn check(&self) -> Result<(), Error> {
-        self.form().check()?;
         let refuse =
             |option, expected: &str, found: String| Err(Error::Option { option, expected: expected.into(), found });
+        if self.form().check().is_err() {
+            let found = format!("{} x {}", self.query_components, self.item_components);
+            return refuse("components", "two numbers whose product, both rounded up to fours, is at most 64", found);
+        }
         if self.dim == 0 || !self.dim.is_multiple_of(4) || self.dim > 1 << 12 {
             return refuse("dim", "a multiple of 4 up to 4096", self.dim.to_string());
         }

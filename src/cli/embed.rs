@@ -138,7 +138,7 @@ impl EmbedArgs {
             let Place { n_tokens, n_texts, is_second, seconds } = place;
             let place = if is_second { "CPU" } else { embedder.device().info().name.as_str() };
             let fields = json!({ "tokens": n_tokens, "texts": n_texts, "place": place, "seconds": seconds });
-            log.say("place", &format!("batches of up to {n_tokens} tokens and {n_texts} texts: {place}"), fields);
+            log.say("info", &format!("batches of up to {n_tokens} tokens and {n_texts} texts: {place}"), fields);
         }
         let kept = [("pipeline cache", embedder.device().save_pipeline_cache()), ("tuning", embedder.save_places())];
         for (what, saved) in kept {

@@ -46,6 +46,9 @@ pub struct MolBenchArgs {
     /// Megabytes that all items may take.
     #[arg(long, value_name = "MB")]
     max_mb: Option<u64>,
+    /// Items that are scored at a time where a mixture is held against other ways; what suits the device if absent.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 16), value_name = "N")]
+    strip: Option<u32>,
     /// Shapes of each batch size that are measured.
     #[arg(long, default_value_t = 2, value_name = "N")]
     measured: usize,
@@ -89,7 +92,8 @@ pub fn bench(args: &MolBenchArgs) -> Result<(), Failure> {
     let device = args.device.open()?;
     let probes = pollster::block_on(Probes::measure(&device))?;
     // A GPU is busy with more.
-    let strip = if device.is_gpu() && device.info().tier != "scalar" { 1 << 14 } else { 1 << 11 };
+    let usual = if device.is_gpu() && device.info().tier != "scalar" { 1 << 14 } else { 1 << 11 };
+    let strip = args.strip.unwrap_or(usual);
     let mut tables = Vec::new();
     for [query_components, item_components, dim] in PAPER {
         let (hidden, storage, n_queries) = (PAPER_HIDDEN, WeightType::F16, 32);
