@@ -80,7 +80,8 @@ struct OwnEncoder {
 struct Surroundings {
     prefix: Vec<u32>,
     suffix: Vec<u32>,
-    pair: PairTemplate,
+    /// None where a file's template is not for two texts in their order.
+    pair: Option<PairTemplate>,
 }
 
 /// Tokens around two texts that a model reads together.
@@ -107,7 +108,7 @@ impl Surroundings {
     /// Where nothing is said of two texts, they follow each other.
     fn new(prefix: Vec<u32>, suffix: Vec<u32>) -> Surroundings {
         let pair = PairTemplate { prefix: prefix.clone(), suffix: suffix.clone(), ..PairTemplate::default() };
-        Surroundings { prefix, suffix, pair }
+        Surroundings { prefix, suffix, pair: Some(pair) }
     }
 }
 
@@ -179,7 +180,7 @@ impl Tokenizer {
                 let (cls, sep) = (vec![cls_id], vec![sep_id]);
                 let pair =
                     PairTemplate { prefix: cls.clone(), middle: sep.clone(), suffix: sep.clone(), second_type: 1 };
-                Self::wordpiece(&vocab, unk_id, Surroundings { prefix: cls, suffix: sep, pair })
+                Self::wordpiece(&vocab, unk_id, Surroundings { prefix: cls, suffix: sep, pair: Some(pair) })
             }
             other => Err(Error::Unsupported {
                 format: "tokenizer",
@@ -224,10 +225,14 @@ impl Tokenizer {
     /// Tokens around two texts.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// [`Error::Tokenizer`] if the file has no place for them, one after the other; as [`encode`](Self::encode).
     pub(crate) fn pair_template(&self) -> Result<PairTemplate, Error> {
         match &self.encoder {
-            Encoder::Own(own) => Ok(own.around.pair.clone()),
+            Encoder::Own(own) => own.around.pair.clone().ok_or_else(|| Error::Tokenizer {
+                field: "post_processor.pair".into(),
+                expected: "a template of two texts, the first in front".into(),
+                found: "another".into(),
+            }),
             #[cfg(feature = "tokenizer-json")]
             Encoder::Foreign(foreign) => foreign.pair_template(),
         }

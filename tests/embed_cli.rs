@@ -237,8 +237,10 @@ fn texts_are_ranked_by_what_a_cross_encoder_makes_of_them() {
     let mut expected: Vec<(String, f64)> =
         pairs.map(|pair| (pair["b"].as_str().unwrap().into(), pair["logit"].as_f64().unwrap())).collect();
     assert!(expected.len() >= 3);
-    let records: String =
-        expected.iter().map(|(text, _)| serde_json::json!({ "doc": text }).to_string() + "\n").collect();
+    let records: String = expected
+        .iter()
+        .map(|(text, _)| serde_json::json!({ "doc": text, "score": "own" }).to_string() + "\n")
+        .collect();
     let records = records + "{\"doc\":null}\n";
     expected.sort_by(|a, b| b.1.total_cmp(&a.1));
 
@@ -247,6 +249,8 @@ fn texts_are_ranked_by_what_a_cross_encoder_makes_of_them() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let found = lines(&output.stdout);
     assert_eq!(found.len(), expected.len());
+    // A field of the record's own gives way.
+    assert_eq!(text(&output.stdout).matches("\"score\"").count(), expected.len());
     for (found, (text, logit)) in found.iter().zip(&expected) {
         assert_eq!(&found["doc"], text);
         assert!((found["score"].as_f64().unwrap() - logit).abs() < 2e-5, "{found}, expected {logit}");

@@ -140,12 +140,8 @@ impl EmbedArgs {
             let fields = json!({ "tokens": n_tokens, "texts": n_texts, "place": place, "seconds": seconds });
             log.say("info", &format!("batches of up to {n_tokens} tokens and {n_texts} texts: {place}"), fields);
         }
-        let kept = [("pipeline cache", embedder.device().save_pipeline_cache()), ("tuning", embedder.save_places())];
-        for (what, saved) in kept {
-            if let Err(error) = saved {
-                log.say("warning", &format!("the {what} was not saved: {error}"), json!({}));
-            }
-        }
+        log.unsaved("pipeline cache", embedder.device().save_pipeline_cache());
+        log.unsaved("tuning", embedder.save_places());
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use tilewright::{RerankOptions, Reranker};
 
 use super::DeviceArgs;
@@ -49,7 +49,7 @@ pub struct RerankArgs {
     /// What becomes of a record without a proper text: `skip` tells it on stderr and leaves it out.
     #[arg(long, value_enum, default_value = "fail", value_name = "WHAT")]
     on_error: OnError,
-    /// A JSON object a line: the record, and what is `record`, its number, and `score`.
+    /// A JSON object a line: the record with its number as `record` and `score`, which replace fields of that name.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -89,7 +89,9 @@ impl RerankArgs {
         for scored in best {
             writeln!(out, "{}", scored.line).map_err(|error| EmbedError::write(stdout, error))?;
         }
-        out.flush().map_err(|error| EmbedError::write(stdout, error))
+        out.flush().map_err(|error| EmbedError::write(stdout, error))?;
+        log.unsaved("pipeline cache", reranker.device().save_pipeline_cache());
+        Ok(())
     }
 
     /// The records of a batch that have a text, with their scores.
@@ -112,11 +114,11 @@ impl RerankArgs {
         if !self.json {
             return Ok(format!("{score:.4}\t{}", text.replace(['\n', '\r', '\t'], " ")));
         }
-        let mut line = rows.json(row)?;
-        line.pop();
-        let comma = if line.len() > 1 { "," } else { "" };
-        let record = rows.first_record + row as u64;
-        Ok(format!("{line}{comma}\"record\":{record},\"score\":{}}}", serde_json::to_string(&score)?))
+        let mut object: Map<String, Value> = serde_json::from_str(&rows.json(row)?)?;
+        object.insert("record".into(), (rows.first_record + row as u64).into());
+        // With the digits that an f32 needs, and not those of its value as an f64.
+        object.insert("score".into(), serde_json::from_str(&serde_json::to_string(&score)?)?);
+        serde_json::to_string(&object)
     }
 
     fn load(&self, log: Log) -> Result<Reranker, EmbedError> {
@@ -132,6 +134,8 @@ impl RerankArgs {
             Reranker::load(&device, &self.model, options)
         });
         let reranker = loaded.map_err(EmbedError::Model)?;
+        // A model without a tokenizer, before anything is read.
+        reranker.encode(&self.query, "").map_err(EmbedError::Model)?;
         log.loaded(reranker.name(), device.info(), json!({}));
         Ok(reranker)
     }

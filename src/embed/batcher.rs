@@ -46,8 +46,8 @@ struct Reader {
     /// Tokens around a text.
     prefix: Vec<u32>,
     suffix: Vec<u32>,
-    /// Tokens around two.
-    pair: PairTemplate,
+    /// Tokens around two, or why there is no place for two.
+    pair: Result<PairTemplate, String>,
 }
 
 /// What there is of a text.
@@ -85,7 +85,7 @@ impl Batcher {
         if let Ok(reader) = &reader {
             let around = match head {
                 Head::Vector { .. } => reader.prefix.len() + reader.suffix.len(),
-                Head::Score(_) => reader.pair.len(),
+                Head::Score(_) => reader.pair()?.len(),
             };
             checked("max_tokens", max_tokens, around as u32..=limit)?;
         }
@@ -167,7 +167,8 @@ impl Batcher {
     /// Tokens of two texts with those around them. If they are more than `max_tokens`, the longer text is cut, and both
     /// where that is not enough.
     pub fn encode_pair(&self, a: &str, b: &str) -> Result<Tokens, Error> {
-        let Reader { encodings, pair, .. } = self.reader()?;
+        let reader = self.reader()?;
+        let (encodings, pair) = (&reader.encodings, reader.pair()?);
         let [a, b] = [encodings.encode(a, EncodeOptions::default())?, encodings.encode(b, EncodeOptions::default())?];
         let room = self.max_tokens as usize - pair.len();
         let [len_a, len_b] = fit([a.len(), b.len()], room);
@@ -239,8 +240,18 @@ impl Reader {
         let at = whole.windows(inner.len().max(1)).position(|window| window == inner).unwrap_or(0);
         let end = (at + inner.len()).min(whole.len());
         let (prefix, suffix) = (whole[..at].to_vec(), whole[end..].to_vec());
-        let pair = tokenizer.pair_template()?;
+        let pair = tokenizer.pair_template().map_err(|error| error.to_string());
         Ok(Reader { encodings: EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE), prefix, suffix, pair })
+    }
+}
+
+impl Reader {
+    fn pair(&self) -> Result<&PairTemplate, Error> {
+        self.pair.as_ref().map_err(|reason| Error::Tokenizer {
+            field: "post_processor".into(),
+            expected: "a place for each of two texts".into(),
+            found: reason.clone(),
+        })
     }
 }
 

@@ -185,7 +185,7 @@ fn cls_and_sep(step: &Value) -> Option<Surroundings> {
     // RoBERTa has two tokens between texts and no types.
     let (n, second_type) = if kind(step) == "RobertaProcessing" { (2, 0) } else { (1, 1) };
     let pair = PairTemplate { prefix: cls.clone(), middle: sep.repeat(n), suffix: sep.clone(), second_type };
-    Some(Surroundings { prefix: cls, suffix: sep, pair })
+    Some(Surroundings { prefix: cls, suffix: sep, pair: Some(pair) })
 }
 
 /// The ids of templates that have each text once.
@@ -210,11 +210,9 @@ fn template(step: &Value) -> Option<Surroundings> {
         (texts + 1 == N).then_some((parts, last_type))
     }
     let ([prefix, suffix], _) = parts(step, "single")?;
-    let pair = match parts(step, "pair") {
-        Some(([prefix, middle, suffix], second_type)) => PairTemplate { prefix, middle, suffix, second_type },
-        // Such as one that swaps the texts: it is no use for pairs, and single texts do not care.
-        None => Surroundings::new(prefix.clone(), suffix.clone()).pair,
-    };
+    // One that swaps the texts is no use for pairs, and single texts do not care.
+    let pair = parts(step, "pair");
+    let pair = pair.map(|([prefix, middle, suffix], second_type)| PairTemplate { prefix, middle, suffix, second_type });
     Some(Surroundings { prefix, suffix, pair })
 }
 

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tilewright::embed::Tokens;
 use tilewright::kernels::Pooling;
 #[cfg(feature = "tokenizer-json")]
@@ -325,6 +325,33 @@ fn what_no_reranker_can_take_is_named() {
         let error = load(&files).err().unwrap();
         assert!(error.code() == "unsupported" && error.to_string().contains(named), "{error}");
     }
+    // Texts in the other order, which a template can ask for.
+    let mut swapped = files("bert-reranker");
+    let mut tokenizer: Value = serde_json::from_slice(&swapped[1].1).unwrap();
+    let special = |id: &str| json!({ "SpecialToken": { "id": id, "type_id": 0 } });
+    let text = |id: &str| json!({ "Sequence": { "id": id, "type_id": 0 } });
+    let id = |name: &str| {
+        let tokens = tokenizer["added_tokens"].as_array().unwrap();
+        tokens.iter().find(|token| token["content"] == name).unwrap()["id"].clone()
+    };
+    let known = |name: &str| json!({ "id": name, "ids": [id(name)], "tokens": [name] });
+    let template = |first: &str, second: &str| {
+        json!({
+            "type": "TemplateProcessing",
+            "single": [special("[CLS]"), text("A"), special("[SEP]")],
+            "pair": [special("[CLS]"), text(first), special("[SEP]"), text(second), special("[SEP]")],
+            "special_tokens": { "[CLS]": known("[CLS]"), "[SEP]": known("[SEP]") },
+        })
+    };
+    let [straight, other] = [template("A", "B"), template("B", "A")];
+    tokenizer["post_processor"] = straight;
+    swapped[1].1 = tokenizer.to_string().into_bytes();
+    assert!(load(&swapped).is_ok());
+    tokenizer["post_processor"] = other;
+    swapped[1].1 = tokenizer.to_string().into_bytes();
+    let error = load(&swapped).err().unwrap();
+    assert!(error.code() == "tokenizer" && error.to_string().contains("post_processor"), "{error}");
+
     let mut without = files("bert-reranker");
     without.retain(|(name, _)| name != "tokenizer.json");
     let error = block_on(load(&without).unwrap().score("a", &["b"])).unwrap_err();

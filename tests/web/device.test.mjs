@@ -244,7 +244,7 @@ test("a GPU process that crashes in the middle changes no token", limited, async
     const page = await own.open(`${server.origin}/blank.html`);
     await page.evaluate(loadStories, { device: "gpu" });
     // Long enough to be in the middle when it crashes.
-    const long = { ...story, count: 300 };
+    const long = { ...story, count: 450 };
     const undisturbed = await page.evaluate(continueStory, long);
     await page.evaluate(() => (globalThis.reached = false));
     const tokens = page.evaluate(continueStory, long);

@@ -27,13 +27,18 @@ impl Log {
         }
         eprintln!("{line}");
     }
-}
 
-impl Log {
     /// What was not as it should be when the device was opened, and does no harm.
     pub fn notices(self, device: &DeviceInfo) {
         for notice in &device.notices {
             self.say("notice", notice, json!({}));
+        }
+    }
+
+    /// Warns of what could not be kept for the next process.
+    pub fn unsaved(self, what: &str, saved: Result<(), tilewright::Error>) {
+        if let Err(error) = saved {
+            self.say("warning", &format!("the {what} was not saved: {error}"), json!({}));
         }
     }
 
