@@ -340,7 +340,7 @@ fn panel_product(w: &[f32], x: &[f32], dim: usize, _invariant: bool, sums: &mut 
     if !_invariant {
         return gemm::product(x, w, Right::Transposed, [w.len() / dim, dim], sums, Parallelism::None);
     }
-    simd::run(Dots { w, x, dim, sums });
+    simd::run_wide(Dots { w, x, dim, sums });
 }
 
 #[cfg(test)]

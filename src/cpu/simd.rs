@@ -22,6 +22,75 @@ pub(super) fn run<W: Work>(work: W) -> W::Output {
     work.run::<[f32; 8]>()
 }
 
+/// Floats side by side that are multiplied and added up, as many as the processor's widest vectors have.
+pub(super) trait Lanes<const LEN: usize>: Copy {
+    /// Sums that a loop can keep in registers while it multiplies, the pointers to the rows among them.
+    const SUMS: usize;
+
+    fn zero() -> Self;
+    fn load(x: &[f32; LEN]) -> Self;
+    /// `self * b + c`.
+    fn fma(self, b: Self, c: Self) -> Self;
+    /// Says that these are needed soon.
+    fn prefetch(x: &[f32]);
+    /// The sum of each vector's lanes.
+    fn sum_each<const N: usize>(vectors: [Self; N]) -> [f32; N];
+}
+
+impl<V: Vector> Lanes<8> for V {
+    const SUMS: usize = V::SUMS;
+
+    #[inline(always)]
+    fn zero() -> V {
+        V::splat(0.0)
+    }
+
+    #[inline(always)]
+    fn load(x: &[f32; 8]) -> V {
+        Vector::load(x)
+    }
+
+    #[inline(always)]
+    fn fma(self, b: V, c: V) -> V {
+        Vector::fma(self, b, c)
+    }
+
+    #[inline(always)]
+    fn prefetch(x: &[f32]) {
+        <V as Vector>::prefetch(x);
+    }
+
+    #[inline(always)]
+    fn sum_each<const N: usize>(vectors: [V; N]) -> [f32; N] {
+        <V as Vector>::sum_each(vectors)
+    }
+}
+
+/// A loop over [`Lanes`].
+pub(super) trait WideWork {
+    /// Does the work.
+    fn run_wide<const LEN: usize, L: Lanes<LEN>>(self);
+}
+
+impl<W: WideWork> Work for W {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector>(self) {
+        self.run_wide::<8, V>();
+    }
+}
+
+/// Does the work with vectors of 512 bits where the processor has them, else as [`run`].
+pub(super) fn run_wide<W: WideWork>(work: W) {
+    #[cfg(target_arch = "x86_64")]
+    if avx512::is_there() {
+        // SAFETY: the processor has the features, as just checked.
+        return unsafe { avx512::run(work) };
+    }
+    run(work)
+}
+
 /// Eight floats side by side.
 pub(super) trait Vector: Copy {
     /// Whether a fused multiply-add is one instruction here.
@@ -122,6 +191,85 @@ impl Vector for [f32; 8] {
             [a, b, c, d, e, f, g, h]
         };
         [eight(0), eight(1), eight(2), eight(3)]
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx512 {
+    use std::arch::x86_64::*;
+
+    use super::{Lanes, WideWork};
+
+    pub fn is_there() -> bool {
+        is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512dq")
+    }
+
+    // Without the second feature, half of the registers could not be read as shorter ones, and were not used.
+    #[target_feature(enable = "avx512f,avx512vl,avx512dq")]
+    pub fn run<W: WideWork>(work: W) {
+        work.run_wide::<16, Sixteen>();
+    }
+
+    /// Only [`run`] names it, so its methods are only called where the processor has the features.
+    #[derive(Clone, Copy)]
+    struct Sixteen(__m512);
+
+    // SAFETY, for all blocks below: the processor has the features, as said above, and what is loaded or stored is as long as
+    // the array behind the pointer; none of the instructions asks for alignment.
+    impl Sixteen {
+        /// The lower half plus the upper one.
+        #[inline(always)]
+        fn half(self) -> __m256 {
+            unsafe { _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0)) }
+        }
+    }
+
+    impl Lanes<16> for Sixteen {
+        const SUMS: usize = 16;
+
+        #[inline(always)]
+        fn zero() -> Self {
+            Sixteen(unsafe { _mm512_setzero_ps() })
+        }
+
+        #[inline(always)]
+        fn load(x: &[f32; 16]) -> Self {
+            Sixteen(unsafe { _mm512_loadu_ps(x.as_ptr()) })
+        }
+
+        #[inline(always)]
+        fn fma(self, b: Self, c: Self) -> Self {
+            Sixteen(unsafe { _mm512_fmadd_ps(self.0, b.0, c.0) })
+        }
+
+        #[inline(always)]
+        fn prefetch(x: &[f32]) {
+            /// Of a cache line.
+            const FLOATS: usize = 16;
+            for line in x.chunks(FLOATS) {
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+            }
+        }
+
+        #[inline(always)]
+        fn sum_each<const N: usize>(vectors: [Self; N]) -> [f32; N] {
+            let mut sums = [0.0; N];
+            let (fours, rest) = vectors.as_chunks::<4>();
+            let (sums_of_fours, sums_of_rest) = sums.as_chunks_mut::<4>();
+            for (&[a, b, c, d], sums) in fours.iter().zip(sums_of_fours) {
+                unsafe {
+                    let pairs = _mm256_hadd_ps(_mm256_hadd_ps(a.half(), b.half()), _mm256_hadd_ps(c.half(), d.half()));
+                    let both = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
+                    _mm_storeu_ps(sums.as_mut_ptr(), both);
+                }
+            }
+            for (vector, sum) in rest.iter().zip(sums_of_rest) {
+                *sum = unsafe { _mm512_reduce_add_ps(vector.0) };
+            }
+            sums
+        }
     }
 }
 
