@@ -5,6 +5,7 @@
 
 use std::time::Instant;
 
+use tilewright::bench::normal;
 use tilewright::retrieval::mol::{Mol, MolSearch, MolWeights};
 use tilewright::{Device, DeviceChoice, Error, WeightType};
 
@@ -13,29 +14,14 @@ const K: usize = 10;
 const INTERESTS: usize = 3;
 const TASTE: usize = 12;
 
-/// Standard normal numbers, as good as sums of twelve uniform ones are.
-struct Normal(u64);
-
-impl Iterator for Normal {
-    type Item = f32;
-
-    fn next(&mut self) -> Option<f32> {
-        let mut uniform = || {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (self.0 >> 40) as f32 / (1 << 24) as f32
-        };
-        Some((0..12).map(|_| uniform()).sum::<f32>() - 6.0)
-    }
-}
-
 async fn run(n_items: usize, choice: &DeviceChoice) -> Result<(), Error> {
     let device = Device::open(choice, None).await?;
     let weights = MolWeights::from_safetensors(include_bytes!("mol.safetensors"))?;
     let mut mol = Mol::new(&device, &weights, WeightType::F16)?;
     let width = mol.config().item_dim as usize;
-    let mut random = Normal(1);
+    let mut random = normal(1);
     // A taste is that of somebody's interest and some noise: normal numbers again, of a larger spread.
-    let item = |random: &mut Normal| -> Vec<f32> {
+    let item = |random: &mut dyn Iterator<Item = f32>| -> Vec<f32> {
         (0..width).map(|i| random.next().unwrap_or_default() * if i < TASTE { 1.06 } else { 1.0 }).collect()
     };
     let items: Vec<f32> = (0..n_items).flat_map(|_| item(&mut random)).collect();

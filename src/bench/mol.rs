@@ -79,31 +79,26 @@ impl MolShape {
 
     /// Bytes of an item: components and gate.
     pub fn item_bytes(&self) -> u64 {
-        let row = file_row_bytes(self.storage, self.dim as usize) as u64;
-        u64::from(self.item_components) * row + 4 * u64::from(self.form().gate_columns())
+        self.form().item_bytes(self.storage, self.dim)
     }
 
     /// What the scores of so many items need.
     pub fn work(&self, n_items: u64) -> MolWork {
         let form = self.form();
         let scores = n_items * u64::from(self.n_queries);
-        let dots = MolForm { hidden: 0, ..form }.operations(self.dim);
+        let dots = form.dot_operations(self.dim);
         MolWork {
             bytes: n_items * self.item_bytes() + 4 * scores,
             dot_flop: scores * dots,
             gate_flop: scores * (form.operations(self.dim) - dots),
         }
     }
-
-    fn name(&self) -> String {
-        let MolShape { query_components, item_components, dim, hidden, storage, n_queries } = self;
-        format!("{query_components} x {item_components} x {dim}, gate {hidden}, {storage}, batch {n_queries}")
-    }
 }
 
 impl std::fmt::Display for MolShape {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.name())
+        let MolShape { query_components, item_components, dim, hidden, storage, n_queries } = self;
+        write!(f, "{query_components} x {item_components} x {dim}, gate {hidden}, {storage}, batch {n_queries}")
     }
 }
 
@@ -111,11 +106,6 @@ impl MolWork {
     /// Operations in all.
     pub fn flop(&self) -> u64 {
         self.dot_flop + self.gate_flop
-    }
-
-    /// Operations for each byte.
-    pub fn intensity(&self) -> f64 {
-        self.flop() as f64 / self.bytes as f64
     }
 
     /// Seconds that it takes at least by the probes' rates.
@@ -392,7 +382,7 @@ pub fn predict(grid: &[MolShape], n_items: u64, rates: &MolRates, probes: &Probe
 }
 
 /// Measures a plan's shape on a strip of items, with each number of queries that an invocation may take side by side.
-/// Returns the device's tuning with the fastest, if that is not the usual one.
+/// Returns the device with the fastest in its tuning, if that is not the usual one.
 ///
 /// # Errors
 /// Errors of [`MolShape::check`] and of [`Device::run`].
@@ -411,7 +401,9 @@ pub async fn settle(device: &Device, plan: &mut MolPlan, n_items: u64) -> Result
     let usual = device.with_tuning(tuning.clone());
     let mut best = (seconds(&usual, &corpus.mixture(&usual, MolScores::All)?).await?, None);
     if device.is_gpu() {
-        for size in kernels::MOL_TILES {
+        let own = kernels::mol_tile(&usual, &plan.shape.form(), &corpus.items, plan.shape.n_queries);
+        let most = plan.shape.n_queries.next_power_of_two();
+        for size in kernels::MOL_TILES.into_iter().filter(|&size| size != own && size <= most) {
             tuning.choose(
                 bucket,
                 Some(Choice { tier: device.tier_for(&crate::shaders::MOL, Some(plan.shape.storage)), size }),

@@ -198,7 +198,8 @@ impl Vector for [f32; 8] {
 mod avx512 {
     use std::arch::x86_64::*;
 
-    use super::{Lanes, WideWork};
+    use super::avx2::Eight;
+    use super::{Lanes, Vector, WideWork};
 
     pub fn is_there() -> bool {
         is_x86_feature_detected!("avx512f")
@@ -221,8 +222,8 @@ mod avx512 {
     impl Sixteen {
         /// The lower half plus the upper one.
         #[inline(always)]
-        fn half(self) -> __m256 {
-            unsafe { _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0)) }
+        fn half(self) -> Eight {
+            Eight(unsafe { _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0)) })
         }
     }
 
@@ -246,29 +247,16 @@ mod avx512 {
 
         #[inline(always)]
         fn prefetch(x: &[f32]) {
-            /// Of a cache line.
-            const FLOATS: usize = 16;
-            for line in x.chunks(FLOATS) {
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
-            }
+            <Eight as Vector>::prefetch(x);
         }
 
         #[inline(always)]
         fn sum_each<const N: usize>(vectors: [Self; N]) -> [f32; N] {
-            let mut sums = [0.0; N];
-            let (fours, rest) = vectors.as_chunks::<4>();
-            let (sums_of_fours, sums_of_rest) = sums.as_chunks_mut::<4>();
-            for (&[a, b, c, d], sums) in fours.iter().zip(sums_of_fours) {
-                unsafe {
-                    let pairs = _mm256_hadd_ps(_mm256_hadd_ps(a.half(), b.half()), _mm256_hadd_ps(c.half(), d.half()));
-                    let both = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
-                    _mm_storeu_ps(sums.as_mut_ptr(), both);
-                }
+            let mut halves = [<Eight as Vector>::splat(0.0); N];
+            for (half, vector) in halves.iter_mut().zip(vectors) {
+                *half = vector.half();
             }
-            for (vector, sum) in rest.iter().zip(sums_of_rest) {
-                *sum = unsafe { _mm512_reduce_add_ps(vector.0) };
-            }
-            sums
+            <Eight as Vector>::sum_each(halves)
         }
     }
 }
@@ -284,9 +272,9 @@ mod avx2 {
         work.run::<Eight>()
     }
 
-    /// Only [`run`] names it, so its methods are only called where the processor has the features.
+    /// Only [`run`] and what needs AVX-512 name it, so its methods are only called where the processor has the features.
     #[derive(Clone, Copy)]
-    struct Eight(__m256);
+    pub struct Eight(pub __m256);
 
     // SAFETY, for all blocks below: the processor has the features, as said above, and what is loaded or stored is as
     // long as the array behind the pointer; none of the instructions asks for alignment.

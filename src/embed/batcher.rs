@@ -243,9 +243,7 @@ impl Reader {
         let pair = tokenizer.pair_template().map_err(|error| error.to_string());
         Ok(Reader { encodings: EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE), prefix, suffix, pair })
     }
-}
 
-impl Reader {
     fn pair(&self) -> Result<&PairTemplate, Error> {
         self.pair.as_ref().map_err(|reason| Error::Tokenizer {
             field: "post_processor".into(),
@@ -293,13 +291,14 @@ impl Run<'_> {
             let encoded: Vec<&Tokens> = batch.iter().map(|&i| &window[i].1).collect();
             let passes = match second {
                 None => passes,
-                Some(second) => {
-                    // What is in flight would be measured too.
-                    if second.is_new(passes, &encoded) {
+                Some(second) => match second.passes_for(passes, &encoded) {
+                    Some(passes) => passes,
+                    None => {
+                        // What is in flight would be measured too.
                         self.land_all().await?;
+                        second.measure(passes, &encoded).await?
                     }
-                    second.take(passes, &encoded).await?
-                }
+                },
             };
             let pending = passes.run(&encoded)?;
             self.flights.push_back((batch.iter().map(|&i| window[i].0).collect(), pending));

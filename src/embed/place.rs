@@ -36,26 +36,23 @@ impl Second {
         Second { passes, places: Mutex::default() }
     }
 
-    /// The passes that a batch should go through, if they are not those of the first device. The first batch of a size
-    /// runs on both, a few times; `first` must have nothing in flight then.
-    pub async fn take<'a>(&'a self, first: &'a Passes, texts: &[&Tokens]) -> Result<&'a Passes, Error> {
-        let size = size_of(texts);
-        let key = [size.n_tokens, size.n_sequences];
-        let place = match self.known(first, size) {
-            Some(place) => place,
-            None => {
-                let seconds = [seconds(first, texts).await?, seconds(&self.passes, texts).await?];
-                let [n_tokens, n_texts] = key;
-                Place { n_tokens, n_texts, is_second: seconds[1] < seconds[0], seconds: Some(seconds) }
-            }
-        };
-        self.places().insert(key, place);
-        Ok(if place.is_second { &self.passes } else { first })
+    /// The passes that a batch should go through, if the place of its size is known.
+    pub fn passes_for<'a>(&'a self, first: &'a Passes, texts: &[&Tokens]) -> Option<&'a Passes> {
+        let place = self.known(first, size_of(texts))?;
+        Some(self.passes_at(first, place))
     }
 
-    /// Whether the place of such a batch is still to be measured.
-    pub fn is_new(&self, first: &Passes, texts: &[&Tokens]) -> bool {
-        self.known(first, size_of(texts)).is_none()
+    /// The same once it is known: the batch runs on both devices, a few times. `first` must have nothing in flight.
+    pub async fn measure<'a>(&'a self, first: &'a Passes, texts: &[&Tokens]) -> Result<&'a Passes, Error> {
+        let BatchSize { n_tokens, n_sequences: n_texts } = size_of(texts);
+        let seconds = [seconds(first, texts).await?, seconds(&self.passes, texts).await?];
+        let place = Place { n_tokens, n_texts, is_second: seconds[1] < seconds[0], seconds: Some(seconds) };
+        self.places().insert([n_tokens, n_texts], place);
+        Ok(self.passes_at(first, place))
+    }
+
+    fn passes_at<'a>(&'a self, first: &'a Passes, place: Place) -> &'a Passes {
+        if place.is_second { &self.passes } else { first }
     }
 
     /// What was measured, or what the tuning of the first device says.
@@ -65,7 +62,9 @@ impl Second {
             return Some(place);
         }
         let is_second = first.device().tuning().place(&self.key(first, size))?;
-        Some(Place { n_tokens, n_texts, is_second, seconds: None })
+        let place = Place { n_tokens, n_texts, is_second, seconds: None };
+        self.places().insert([n_tokens, n_texts], place);
+        Some(place)
     }
 
     fn key(&self, first: &Passes, size: BatchSize) -> PlaceKey {

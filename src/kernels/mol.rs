@@ -4,8 +4,9 @@ use bytemuck::{Pod, Zeroable};
 
 use super::{runs, tier_for};
 use crate::device::Device;
+use crate::dtype::WeightType;
 use crate::error::Error;
-use crate::matrix::Matrix;
+use crate::matrix::{Matrix, file_row_bytes};
 use crate::recording::Recorder;
 use crate::shaders::{self, Tier};
 use crate::tensor::Tensor;
@@ -165,10 +166,21 @@ impl MolForm {
         self.combination as u32 | (self.activation as u32) << ACTIVATION_SHIFT | aligned
     }
 
+    /// Bytes of an item: components of `dim` numbers, and its gate.
+    pub fn item_bytes(&self, storage: WeightType, dim: u32) -> u64 {
+        let row = file_row_bytes(storage, dim as usize) as u64;
+        u64::from(self.item_components) * row + 4 * u64::from(self.gate_columns().max(4))
+    }
+
+    /// Multiplications and additions of the components' products for one score.
+    pub fn dot_operations(&self, dim: u32) -> u64 {
+        2 * u64::from(dim) * u64::from(self.n_pairs())
+    }
+
     /// Multiplications and additions for one score.
     pub fn operations(&self, dim: u32) -> u64 {
         let layers = if self.pairing == Pairing::Cross { 4 } else { 2 };
-        u64::from(self.n_pairs()) * (2 * u64::from(dim) + layers * u64::from(self.hidden))
+        self.dot_operations(dim) + layers * u64::from(self.n_pairs()) * u64::from(self.hidden)
     }
 }
 
@@ -322,8 +334,8 @@ pub fn mol(
     ];
     let wg = if tier == Tier::Scalar { 8 } else { 64 };
     let grid = [n_scores.div_ceil(wg), n_queries.div_ceil(queries_each), 1];
-    let hidden = if flag == BOUND { 0 } else { form.hidden };
-    let operations = u64::from(n_queries) * u64::from(n_scores) * MolForm { hidden, ..form }.operations(dim);
+    let each = if flag == BOUND { form.dot_operations(dim) } else { form.operations(dim) };
+    let operations = u64::from(n_queries) * u64::from(n_scores) * each;
     for run in runs(rec.device(), grid, 0, operations) {
         let params = MolParams {
             n_queries,

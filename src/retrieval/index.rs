@@ -41,7 +41,7 @@ use crate::file_row_bytes;
 use crate::kernels::{Linear, MAX_TOP, NO_ITEM, TopStrip, merge_top, select_top, top_splits};
 use crate::matrix::{Matrix, ScaleEdges};
 use crate::recording::{Recorder, Recording, Workspace};
-use crate::retrieval::Hit;
+use crate::retrieval::{Hit, listed};
 use crate::tensor::{Role, Tensor};
 
 /// What makes a vector good for a query.
@@ -510,13 +510,12 @@ impl std::fmt::Debug for Index {
 
 /// The hits of a list of (bits of the score, id).
 fn hits(list: &[u32]) -> Result<Vec<Hit>, Error> {
-    let pairs = list.chunks_exact(2).map(|pair| Hit { id: pair[1], score: f32::from_bits(pair[0]) });
-    let hits = pairs.take_while(|hit| hit.id != NO_ITEM);
-    hits.map(|hit| match hit.score.is_finite() {
-        true => Ok(hit),
-        false => Err(wrong(format!("score of record {}", hit.id), "a finite number".into(), "none".into())),
-    })
-    .collect()
+    listed(list)
+        .map(|hit| match hit.score.is_finite() {
+            true => Ok(hit),
+            false => Err(wrong(format!("score of record {}", hit.id), "a finite number".into(), "none".into())),
+        })
+        .collect()
 }
 
 fn wrong(field: impl Into<String>, expected: String, found: String) -> Error {

@@ -178,10 +178,8 @@ impl Mol {
     }
 
     /// Bytes of components and gates of an item, which a pass over the items reads.
-    pub fn item_bytes(&self) -> usize {
-        let form = &self.config.form;
-        let row = crate::matrix::file_row_bytes(self.storage, self.config.dim as usize);
-        form.item_components as usize * row + 4 * form.gate_columns().max(4) as usize
+    pub fn item_bytes(&self) -> u64 {
+        self.config.form.item_bytes(self.storage, self.config.dim)
     }
 
     /// Appends items, `[n, item_dim]`, and returns their ids. Many at once are scored in fewer passes than a few at a time.

@@ -45,7 +45,7 @@ impl Mol {
             storage: &'static str,
             model: Option<&'a str>,
             length: usize,
-            size_bytes: usize,
+            size_bytes: u64,
         }
         let config = self.mol.config();
         to_js(&Info {
@@ -57,7 +57,7 @@ impl Mol {
             storage: self.storage.name(),
             model: self.model.as_deref(),
             length: self.mol.len(),
-            size_bytes: self.mol.len() * self.mol.item_bytes(),
+            size_bytes: self.mol.len() as u64 * self.mol.item_bytes(),
         })
     }
 

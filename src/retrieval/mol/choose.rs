@@ -47,7 +47,7 @@ impl Mol {
 
         let form = &self.config.form;
         let all = form.operations(self.config.dim) as f64;
-        let dots = crate::kernels::MolForm { hidden: 0, ..*form }.operations(self.config.dim) as f64;
+        let dots = form.dot_operations(self.config.dim) as f64;
         let average = 2.0 * f64::from(self.config.dim);
         type Family = fn(usize) -> MolSearch;
         let families: [(Family, f64); 4] = [
@@ -56,8 +56,8 @@ impl Mol {
             (|candidates| MolSearch::Highest { candidates }, dots),
             (|candidates| MolSearch::TwoPass { candidates }, dots + average),
         ];
+        let each = seconds / self.n_items.max(1) as f64;
         for (family, scan) in families {
-            let each = seconds / self.n_items.max(1) as f64;
             let mut known: Vec<(f64, f64)> = Vec::new();
             let mut candidates = (2 * k).next_power_of_two().max(64);
             while candidates < self.n_items {

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use super::encoder::{Encoded, Encoder};
+use super::encoder::Encoded;
 use super::{Mol, Shard};
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::{self, Linear, MolOperands, MolScores, NO_ITEM, TopStrip, merge_top, select_top, top_splits};
+use crate::kernels::{self, Linear, MolOperands, MolScores, TopStrip, merge_top, select_top, top_splits};
 use crate::recording::{Recorder, Recording, Workspace};
-use crate::retrieval::Hit;
+use crate::retrieval::{Hit, listed};
 use crate::tensor::{Role, Tensor};
 
 /// What items are scored by.
@@ -85,7 +85,7 @@ impl Lane {
         let x = declare("mol.x", mol.config.query_dim)?;
         let mut workspace = Workspace::default();
         let mut rec = Recorder::new(&mol.device);
-        let encoded = Encoder::record(&mol.query_encoder, &mut rec, &x)?;
+        let encoded = mol.query_encoder.record(&mut rec, &x)?;
         let inputs = Inputs {
             components: declare("mol.queries", form.query_components * mol.config.dim)?,
             gates: declare("mol.query_gates", form.gate_columns().max(4))?,
@@ -122,11 +122,8 @@ impl Lane {
         }
         let pass = self.pass(mol, Task::Merge { k: rounded })?;
         let words = mol.device.run_and_read(&pass.recording, &pass.result)?.await?;
-        let hit = |pair: &[u32]| Hit { id: pair[1], score: f32::from_bits(pair[0]) };
-        let list = |list: &[u32]| -> Vec<Hit> {
-            list.chunks_exact(2).map(hit).take_while(|hit| hit.id != NO_ITEM).take(k).collect()
-        };
-        Ok(words.chunks_exact(2 * rounded as usize).map(list).collect())
+        let lists = words.chunks_exact(2 * rounded as usize);
+        Ok(lists.map(|list| listed(&list[..2 * k]).collect()).collect())
     }
 
     /// The scores of a shard, `[B, items]`.
