@@ -22,8 +22,6 @@ mod block;
 mod by_head;
 mod dots;
 mod embed;
-#[cfg(not(target_arch = "wasm32"))]
-mod gemm;
 mod linear;
 mod matmul_plain;
 mod mol;

@@ -1,6 +1,6 @@
 //! `add`, `geglu`, `gelu`, `scale`, `silu` and `swiglu`: element by element.
 
-use super::simd::{self, Function, Map, Vector, exp, fma};
+use super::simd::{self, Function, Instructions, Map, exp, fma};
 use super::{Call, threads};
 use crate::kernels::{AddParams, GatedParams, GeluParams, ScaleParams, SiluParams};
 
@@ -32,10 +32,10 @@ pub(super) struct GeluTanh;
 
 impl Function for GeluTanh {
     #[inline(always)]
-    fn at<V: Vector>(&self, x: f32) -> f32 {
+    fn at<I: Instructions>(&self, x: f32) -> f32 {
         // 1 + tanh(u) = 2 / (1 + exp(-2 u)), which does not overflow where tanh itself might.
         let u = 0.797_884_6 * (x + 0.044_715 * x * x * x);
-        x / (1.0 + exp::<V>(-2.0 * u))
+        x / (1.0 + exp::<I>(-2.0 * u))
     }
 }
 
@@ -44,9 +44,9 @@ pub(super) struct Tanh;
 
 impl Function for Tanh {
     #[inline(always)]
-    fn at<V: Vector>(&self, x: f32) -> f32 {
+    fn at<I: Instructions>(&self, x: f32) -> f32 {
         // By an exponential whose overflow does no harm.
-        1.0 - 2.0 / (1.0 + exp::<V>(2.0 * x))
+        1.0 - 2.0 / (1.0 + exp::<I>(2.0 * x))
     }
 }
 
@@ -55,27 +55,27 @@ pub(super) struct GeluExact;
 
 impl Function for GeluExact {
     #[inline(always)]
-    fn at<V: Vector>(&self, x: f32) -> f32 {
+    fn at<I: Instructions>(&self, x: f32) -> f32 {
         let magnitude = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
-        let tail = 0.5 * erfc_positive::<V>(if magnitude > 10.0 { 10.0 } else { magnitude });
+        let tail = 0.5 * erfc_positive::<I>(if magnitude > 10.0 { 10.0 } else { magnitude });
         if x > 0.0 { x * (1.0 - tail) } else { x * tail }
     }
 }
 
 /// `1 - erf(a)` for `a` from 0 on, with the Chebyshev fit of `shaders/gelu.wgsl`.
 #[inline(always)]
-fn erfc_positive<V: Vector>(a: f32) -> f32 {
+fn erfc_positive<I: Instructions>(a: f32) -> f32 {
     let t = 1.0 / (1.0 + 0.5 * a);
     let mut p = 0.170_872_77;
-    p = fma::<V>(p, t, -0.822_152_2);
-    p = fma::<V>(p, t, 1.488_515_9);
-    p = fma::<V>(p, t, -1.135_204);
-    p = fma::<V>(p, t, 0.278_868_07);
-    p = fma::<V>(p, t, -0.186_288_06);
-    p = fma::<V>(p, t, 0.096_784_18);
-    p = fma::<V>(p, t, 0.374_091_96);
-    p = fma::<V>(p, t, 1.000_023_7);
-    t * exp::<V>(fma::<V>(-a, a, fma::<V>(t, p, -1.265_512_2)))
+    p = fma::<I>(p, t, -0.822_152_2);
+    p = fma::<I>(p, t, 1.488_515_9);
+    p = fma::<I>(p, t, -1.135_204);
+    p = fma::<I>(p, t, 0.278_868_07);
+    p = fma::<I>(p, t, -0.186_288_06);
+    p = fma::<I>(p, t, 0.096_784_18);
+    p = fma::<I>(p, t, 0.374_091_96);
+    p = fma::<I>(p, t, 1.000_023_7);
+    t * exp::<I>(fma::<I>(-a, a, fma::<I>(t, p, -1.265_512_2)))
 }
 
 pub(crate) fn gelu(mut call: Call<'_>) {
@@ -85,9 +85,9 @@ pub(crate) fn gelu(mut call: Call<'_>) {
     threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], CHUNK, len * EXP_OPS, |i, y| {
         let x = &x[i * CHUNK..];
         if params.tanh_form != 0 {
-            simd::run(Map { function: GeluTanh, x, y });
+            simd::run_wide(Map { function: GeluTanh, x, y });
         } else {
-            simd::run(Map { function: GeluExact, x, y });
+            simd::run_wide(Map { function: GeluExact, x, y });
         }
     });
 }
@@ -97,8 +97,8 @@ pub(super) struct Silu;
 
 impl Function for Silu {
     #[inline(always)]
-    fn at<V: Vector>(&self, x: f32) -> f32 {
-        x / (1.0 + exp::<V>(-x))
+    fn at<I: Instructions>(&self, x: f32) -> f32 {
+        x / (1.0 + exp::<I>(-x))
     }
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn silu(mut call: Call<'_>) {
     let [x, y] = call.operands();
     let (len, x) = (params.len as usize, x.get::<f32>());
     threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], CHUNK, len * EXP_OPS, |i, y| {
-        simd::run(Map { function: Silu, x: &x[i * CHUNK..], y });
+        simd::run_wide(Map { function: Silu, x: &x[i * CHUNK..], y });
     });
 }
 
@@ -143,7 +143,7 @@ pub(super) fn swiglu_row(gate: &[f32], up: &[f32], y: &mut [f32]) {
 
 /// `y = function(gate) * up`.
 fn gated_row(function: impl Function, gate: &[f32], up: &[f32], y: &mut [f32]) {
-    simd::run(Map { function, x: gate, y: &mut *y });
+    simd::run_wide(Map { function, x: gate, y: &mut *y });
     y.iter_mut().zip(up).for_each(|(y, up)| *y *= up);
 }
 

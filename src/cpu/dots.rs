@@ -31,27 +31,49 @@ impl Dots<'_> {
     #[inline(always)]
     fn tiled<const LEN: usize, L: Lanes<LEN>, const N: usize, const T: usize>(self) {
         let Dots { w, x, dim, sums } = self;
-        let n_rows = w.len() / dim;
-        assert!(dim.is_multiple_of(8) && sums.len() * dim == x.len() * n_rows);
-        for (x, sums) in x.chunks(ROWS_NEAR * dim).zip(sums.chunks_mut(ROWS_NEAR * n_rows)) {
-            let n_tokens = x.len() / dim;
-            let n_tiles = n_tokens.div_ceil(T);
-            for n in (0..n_rows).step_by(N) {
-                let rows = N.min(n_rows - n);
-                // Weights come from memory, where a few tokens would wait for them: each tile fetches a part of the next rows.
-                let mut next = w[(n + rows) * dim..].chunks((N * dim).div_ceil(n_tiles).next_multiple_of(16));
-                // Tiles at the edges take their last row again.
-                let w: [&[f32]; N] = std::array::from_fn(|i| &w[(n + i.min(rows - 1)) * dim..][..dim]);
-                for t in (0..n_tokens).step_by(T) {
-                    if let Some(next) = next.next() {
-                        L::prefetch(next);
-                    }
-                    let tokens = T.min(n_tokens - t);
-                    let x: [&[f32]; T] = std::array::from_fn(|i| &x[(t + i.min(tokens - 1)) * dim..][..dim]);
-                    for (i, found) in tile::<LEN, L, N, T>(w, x).iter().take(tokens).enumerate() {
-                        sums[(t + i) * n_rows + n..][..rows].copy_from_slice(&found[..rows]);
-                    }
-                }
+        let (n_rows, n_tokens) = (w.len() / dim, x.len() / dim);
+        assert!(dim.is_multiple_of(8) && w.len() == n_rows * dim && x.len() == n_tokens * dim);
+        assert!(sums.len() == n_tokens * n_rows);
+        // Blocks of one size, so that none is smaller than a tile if there is any that is not.
+        let near = n_tokens.div_ceil(n_tokens.div_ceil(ROWS_NEAR).max(1)).max(1);
+        for (x, sums) in x.chunks(near * dim).zip(sums.chunks_mut(near * n_rows)) {
+            match (n_rows >= N, x.len() >= T * dim) {
+                (true, true) => block::<LEN, L, N, T>(w, x, dim, sums),
+                (true, false) => block::<LEN, L, N, 1>(w, x, dim, sums),
+                (false, _) => block::<LEN, L, 1, 1>(w, x, dim, sums),
+            }
+        }
+    }
+}
+
+/// Where tiles of `size` begin that cover `len`; the last one may begin inside another, whose results it finds again.
+fn starts(len: usize, size: usize) -> impl Iterator<Item = usize> {
+    (0..len.div_ceil(size)).map(move |i| (i * size).min(len - size))
+}
+
+/// At least `N` rows of `w` and `T` of `x`.
+#[inline(always)]
+fn block<const LEN: usize, L: Lanes<LEN>, const N: usize, const T: usize>(
+    w: &[f32],
+    x: &[f32],
+    dim: usize,
+    sums: &mut [f32],
+) {
+    /// Floats of a tile's rows that leave the nearest cache room for those of the next one.
+    const FEW: usize = 1 << 12;
+    let (n_rows, n_tokens) = (w.len() / dim, x.len() / dim);
+    let fetched = if N * dim <= FEW { (N * dim).div_ceil(n_tokens.div_ceil(T)).next_multiple_of(16) } else { 0 };
+    for n in starts(n_rows, N) {
+        // Weights come from memory, where a few tokens would wait for them: each tile fetches a part of the next rows.
+        let mut next = &w[((n + N) * dim).min(w.len())..];
+        let w = &w[n * dim..][..N * dim];
+        for t in starts(n_tokens, T) {
+            let (now, later) = next.split_at(fetched.min(next.len()));
+            L::prefetch(now);
+            next = later;
+            let found = tile::<LEN, L, N, T>(w, &x[t * dim..][..T * dim], dim);
+            for (i, found) in found.into_iter().enumerate() {
+                sums[(t + i) * n_rows + n..][..N].copy_from_slice(&found);
             }
         }
     }
@@ -61,10 +83,13 @@ impl Dots<'_> {
 /// compiled for any processor.
 #[inline(always)]
 fn tile<const LEN: usize, L: Lanes<LEN>, const N: usize, const T: usize>(
-    w: [&[f32]; N],
-    x: [&[f32]; T],
+    w: &[f32],
+    x: &[f32],
+    dim: usize,
 ) -> [[f32; N]; T] {
-    let mut sums = [[L::zero(); N]; T];
+    let w: [&[f32]; N] = std::array::from_fn(|i| &w[i * dim..][..dim]);
+    let x: [&[f32]; T] = std::array::from_fn(|i| &x[i * dim..][..dim]);
+    let mut sums = [[L::splat(0.0); N]; T];
     let (w_runs, x_runs) = (w.map(|row| row.as_chunks::<LEN>().0), x.map(|row| row.as_chunks::<LEN>().0));
     add(w_runs, x_runs, &mut sums);
     let at = w_runs[0].len() * LEN;
@@ -94,16 +119,18 @@ fn add<const LEN: usize, L: Lanes<LEN>, const N: usize, const T: usize>(
     sums: &mut [[L; N]; T],
 ) {
     let n = w[0].len();
-    // Rows of one length, which the compiler sees here: no bounds are checked below.
-    let (w, x) = (w.map(|row| &row[..n]), x.map(|row| &row[..n]));
+    assert!(w.iter().all(|row| row.len() == n) && x.iter().all(|row| row.len() == n));
     let mut total = *sums;
     for k in 0..n {
-        let mut runs = [L::zero(); T];
+        let mut runs = [L::splat(0.0); T];
         for (run, row) in runs.iter_mut().zip(x) {
-            *run = L::load(&row[k]);
+            // SAFETY: all rows have `n` runs, as just checked. Checked again for each run, the sums would take a
+            // twentieth more time.
+            *run = L::load(unsafe { row.get_unchecked(k) });
         }
         for (i, row) in w.iter().enumerate() {
-            let w = L::load(&row[k]);
+            // SAFETY: as above.
+            let w = L::load(unsafe { row.get_unchecked(k) });
             for (total, x) in total.iter_mut().zip(runs) {
                 total[i] = w.fma(x, total[i]);
             }

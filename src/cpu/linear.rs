@@ -6,18 +6,14 @@
 
 use std::borrow::Cow;
 
-#[cfg(not(target_arch = "wasm32"))]
-use ::gemm::Parallelism;
-
-use super::activation::{EXP_OPS, GeluExact, GeluTanh, Tanh, swiglu_row};
+use super::Call;
+use super::activation::{GeluExact, GeluTanh, Tanh, swiglu_row};
 use super::block::{Block, Format, Packed, Unpack, with_format};
 use super::dots::Dots;
-#[cfg(not(target_arch = "wasm32"))]
-use super::gemm::{self, Right};
 use super::norm::{OPS as NORM_OPS, layer_norm_row, rms_norm_row};
 use super::rope::Rotation;
-use super::simd::{self, Function, Vector, Work};
-use super::{Call, threads};
+use super::simd::{self, Function, Instructions, Lanes, Vector, WideWork, Work};
+use super::threads::{self, Tile};
 use crate::dtype::{BLOCK, WeightType};
 use crate::kernels::{
     ACCUMULATE, BIAS, GELU, GELU_TANH, GateUpParams, INVARIANT, LinearParams, NORM, QkvParams, SHIFT, SplitSumParams,
@@ -34,24 +30,32 @@ pub(crate) fn matmul(mut call: Call<'_>) {
     let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
     let x = activations(&x.get::<f32>()[..n_tokens * dim], vector.get(), [dim, n_blocks], params.flags, params.eps);
-    let sums = Product {
-        invariant: params.flags & INVARIANT != 0,
-        w: w.get(),
-        w_scales: params.w_scales,
-        x: &x,
-        n_tokens,
-        n_out,
-        n_blocks,
-    }
-    .sums(weight);
-
-    let bias = (params.flags & BIAS != 0).then(|| &vector.get::<f32>()[params.y_start as usize..][..n_out]);
     let (start, stride) = (params.y_start as usize, params.y_stride as usize);
-    let y = &mut y.get_mut::<f32>()[..n_tokens * stride];
-    let ops = if params.flags & (GELU | TANH) != 0 { EXP_OPS } else { 1 };
-    threads::for_each_chunk(y, stride, n_tokens * n_out * ops, |t, y| {
-        sums.finish(t, bias, params.flags, &mut y[start..start + n_out]);
-    });
+    let to = Rows {
+        y: &mut y.get_mut::<f32>()[..n_tokens * stride],
+        start,
+        stride,
+        bias: (params.flags & BIAS != 0).then(|| &vector.get::<f32>()[start..][..n_out]),
+        flags: params.flags,
+    };
+    let invariant = params.flags & INVARIANT != 0;
+    Product { invariant, w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, n_blocks }.write(weight, to);
+}
+
+/// Where a product goes: `y = (y +) act(product (+ bias))`, columns of rows from `start` on.
+struct Rows<'a> {
+    y: &'a mut [f32],
+    start: usize,
+    stride: usize,
+    bias: Option<&'a [f32]>,
+    flags: u32,
+}
+
+impl<'a> Rows<'a> {
+    /// The product alone.
+    fn plain(y: &'a mut [f32], n_out: usize) -> Rows<'a> {
+        Rows { y, start: 0, stride: n_out, bias: None, flags: 0 }
+    }
 }
 
 /// Ends a part of a product's row: `y = (y +) act(sums (+ bias))`.
@@ -62,33 +66,31 @@ struct Finish<'a> {
     y: &'a mut [f32],
 }
 
-impl Work for Finish<'_> {
-    type Output = ();
-
+impl WideWork for Finish<'_> {
     #[inline(always)]
-    fn run<V: Vector>(self) {
+    fn run_wide<const LEN: usize, L: Lanes<LEN>>(self) {
         match self.flags & (GELU | GELU_TANH | TANH) {
-            0 => self.with::<V, _>(Same),
-            TANH => self.with::<V, _>(Tanh),
-            GELU => self.with::<V, _>(GeluExact),
-            _ => self.with::<V, _>(GeluTanh),
+            0 => self.with::<L, _>(Same),
+            TANH => self.with::<L, _>(Tanh),
+            GELU => self.with::<L, _>(GeluExact),
+            _ => self.with::<L, _>(GeluTanh),
         }
     }
 }
 
 impl Finish<'_> {
     #[inline(always)]
-    fn with<V: Vector, F: Function>(self, activation: F) {
+    fn with<I: Instructions, F: Function>(self, activation: F) {
         let Finish { sums, bias, flags, y } = self;
         match bias {
             Some(bias) => {
                 for ((y, &sum), &bias) in y.iter_mut().zip(sums).zip(bias) {
-                    put(y, activation.at::<V>(sum + bias), flags);
+                    put(y, activation.at::<I>(sum + bias), flags);
                 }
             }
             None => {
                 for (y, &sum) in y.iter_mut().zip(sums) {
-                    put(y, activation.at::<V>(sum), flags);
+                    put(y, activation.at::<I>(sum), flags);
                 }
             }
         }
@@ -105,7 +107,7 @@ struct Same;
 
 impl Function for Same {
     #[inline(always)]
-    fn at<V: Vector>(&self, x: f32) -> f32 {
+    fn at<I: Instructions>(&self, x: f32) -> f32 {
         x
     }
 }
@@ -117,16 +119,15 @@ pub(crate) fn linear_norm(mut call: Call<'_>) {
     let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
     let x = activations(&x.get::<f32>()[..n_tokens * dim], &[], [dim, n_blocks], params.flags, params.eps);
-    let invariant = params.flags & INVARIANT != 0;
-    let sums =
-        Product { invariant, w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, n_blocks }.sums(format);
-
+    let y = &mut y.get_mut::<f32>()[..n_tokens * n_out];
     let bias = (params.flags & BIAS != 0).then(|| &vector.get::<f32>()[..n_out]);
+    let to = Rows { bias, flags: params.flags, ..Rows::plain(&mut *y, n_out) };
+    let invariant = params.flags & INVARIANT != 0;
+    Product { invariant, w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, n_blocks }.write(format, to);
+
     let shift = (params.flags & SHIFT != 0).then(|| &shift.get::<f32>()[..n_out]);
     let weight = &weight.get::<f32>()[..n_out];
-    let y = &mut y.get_mut::<f32>()[..n_tokens * n_out];
-    threads::for_each_chunk(y, n_out, n_tokens * n_out * NORM_OPS, |t, y| {
-        sums.finish(t, bias, params.flags, y);
+    threads::for_each_chunk(y, n_out, n_tokens * n_out * NORM_OPS, |_, y| {
         layer_norm_row(y, weight, shift, params.eps);
     });
 }
@@ -145,7 +146,8 @@ pub(crate) fn split_sum(mut call: Call<'_>) {
     for (t, row) in rows.enumerate() {
         let sum = |n| parts.iter().skip(t * n_out + n).step_by(n_tokens * n_out).sum();
         let sums: Vec<f32> = (0..n_out).map(sum).collect();
-        simd::run(Finish { sums: &sums, bias, flags: params.flags, y: &mut row[params.y_start as usize..][..n_out] });
+        let y = &mut row[params.y_start as usize..][..n_out];
+        simd::run_wide(Finish { sums: &sums, bias, flags: params.flags, y });
     }
 }
 
@@ -156,19 +158,12 @@ pub(crate) fn gate_up(mut call: Call<'_>) {
     let (n_tokens, ffn_dim, dim) = (params.n_tokens as usize, params.ffn_dim as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
     let x = activations(&x.get::<f32>()[..n_tokens * dim], vector.get(), [dim, n_blocks], params.flags, params.eps);
-    let product = Product {
-        invariant: false,
-        w: w.get(),
-        w_scales: params.w_scales,
-        x: &x,
-        n_tokens,
-        n_out: 2 * ffn_dim,
-        n_blocks,
-    };
-    let sums = product.sums(weight);
-    for (t, y) in y.get_mut::<f32>()[..n_tokens * ffn_dim].chunks_exact_mut(ffn_dim).enumerate() {
-        let row = sums.row(t);
-        let (gate, up) = row.split_at(ffn_dim);
+    let n_out = 2 * ffn_dim;
+    let mut sums = vec![0.0; n_tokens * n_out];
+    Product { invariant: false, w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, n_blocks }
+        .write(weight, Rows::plain(&mut sums, n_out));
+    for (y, sums) in y.get_mut::<f32>().chunks_exact_mut(ffn_dim).zip(sums.chunks_exact(n_out)) {
+        let (gate, up) = sums.split_at(ffn_dim);
         swiglu_row(gate, up, y);
     }
 }
@@ -180,16 +175,17 @@ pub(crate) fn qkv(mut call: Call<'_>) {
     let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
     let x = activations(&x.get::<f32>()[..n_tokens * dim], vector.get(), [dim, n_blocks], params.flags, params.eps);
-    let sums = Product { invariant: false, w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, n_blocks }
-        .sums(weight);
+    let mut sums = vec![0.0; n_tokens * n_out];
+    Product { invariant: false, w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, n_blocks }
+        .write(weight, Rows::plain(&mut sums, n_out));
 
     let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
     let (head_dim, capacity) = (params.head_dim as usize, params.capacity as usize);
     let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };
     let bias = (params.flags & BIAS != 0).then(|| vector.get::<f32>());
-    for t in 0..n_tokens {
+    for (t, row) in sums.chunks_exact_mut(n_out).enumerate() {
         let pos = state.get::<u32>()[0] as usize + t;
-        for (i, head) in sums.row(t).chunks_exact_mut(head_dim).enumerate() {
+        for (i, head) in row.chunks_exact_mut(head_dim).enumerate() {
             let i = params.first_head as usize + i;
             if let Some(bias) = bias {
                 head.iter_mut().zip(&bias[i * head_dim..]).for_each(|(sum, bias)| *sum += bias);
@@ -243,72 +239,59 @@ struct Product<'a> {
     n_blocks: usize,
 }
 
-/// A product `[n_tokens, n_out]`, panel after panel of rows of `w`, each panel `[n_tokens, rows of the panel]`.
-struct Sums {
-    values: Vec<f32>,
-    n_tokens: usize,
-    panel: usize,
-}
-
-impl Sums {
-    /// One token's part of each panel.
-    fn panels(&self, t: usize) -> impl Iterator<Item = &[f32]> {
-        self.values.chunks(self.panel * self.n_tokens).map(move |values| {
-            let n_rows = values.len() / self.n_tokens;
-            &values[t * n_rows..][..n_rows]
-        })
-    }
-
-    /// One token's `y = (y +) act(sums (+ bias))`.
-    fn finish(&self, t: usize, bias: Option<&[f32]>, flags: u32, y: &mut [f32]) {
-        for (i, (y, sums)) in y.chunks_mut(self.panel).zip(self.panels(t)).enumerate() {
-            let bias = bias.map(|bias| &bias[i * self.panel..]);
-            simd::run(Finish { sums, bias, flags, y });
-        }
-    }
-
-    /// One token's `[n_out]`.
-    fn row(&self, t: usize) -> Vec<f32> {
-        let mut row = Vec::with_capacity(self.values.len() / self.n_tokens);
-        self.panels(t).for_each(|panel| row.extend_from_slice(panel));
-        row
-    }
+/// What a thread computes a panel in.
+#[derive(Default)]
+struct Scratch {
+    unpacked: Vec<Block>,
+    /// `[tokens, rows of the panel]`.
+    sums: Vec<f32>,
 }
 
 impl Product<'_> {
-    fn sums(&self, weight: Option<WeightType>) -> Sums {
-        with_format!(weight, product(self))
+    fn write(&self, weight: Option<WeightType>, to: Rows<'_>) {
+        with_format!(weight, product(self, to))
     }
 }
 
-fn product<F: Format>(operands: &Product<'_>) -> Sums {
+fn product<F: Format>(operands: &Product<'_>, to: Rows<'_>) {
+    /// Tokens whose sums stay in the second-level cache with a panel.
+    const MOST_TOKENS: usize = 512;
     let &Product { invariant, w, w_scales, x, n_tokens, n_out, n_blocks } = operands;
     let w = Packed::<F>::new(w, w_scales);
     let in_registers = n_tokens < PANEL_TOKENS && !invariant;
-    let panel = if in_registers {
+    let n_passes = n_tokens.div_ceil(MOST_TOKENS).max(1);
+    let height = n_tokens.div_ceil(n_passes).max(1);
+    let width = if in_registers {
         threads::chunk_len(n_out, 4, 256)
     } else {
-        /// Floats of an unpacked panel that stay in the second-level cache while all tokens meet them.
+        /// Floats of an unpacked panel that stay there while all tokens meet them.
         const PANEL_LEN: usize = 1 << 18;
-        threads::chunk_len(n_out, 16, (PANEL_LEN / (n_blocks * BLOCK)).next_multiple_of(16).clamp(16, 256))
+        let most = (PANEL_LEN / (n_blocks * BLOCK)).next_multiple_of(16).clamp(16, 256);
+        threads::chunk_len(n_passes * n_out, 16, most)
     };
-    let mut values = vec![0.0; n_tokens * n_out];
-    threads::for_each_chunk(&mut values, panel * n_tokens, n_tokens * n_out * n_blocks * BLOCK, |i, sums| {
-        let n_rows = sums.len() / n_tokens;
-        let rows = w.run(i * panel * n_blocks, n_rows * n_blocks);
+    let Rows { y, start, stride, bias, flags } = to;
+    let ops = n_tokens * n_out * n_blocks * BLOCK;
+    let write = |Scratch { unpacked, sums }: &mut Scratch, mut tile: Tile<'_>| {
+        let n_rows = tile.columns.len();
+        let rows = w.run(tile.columns.start * n_blocks, n_rows * n_blocks);
+        let x = &x[tile.rows.start * n_blocks..tile.rows.end * n_blocks];
+        sums.resize(tile.rows.len() * n_rows, 0.0);
         if in_registers {
             simd::run(RowDots { rows, x, n_blocks, sums });
         } else {
-            let mut unpacked = Vec::new();
             let weights = rows.floats().unwrap_or_else(|| {
                 unpacked.resize(n_rows * n_blocks, [0.0; BLOCK]);
-                simd::run(Unpack { packed: rows, weights: &mut unpacked });
+                simd::run(Unpack { packed: rows, weights: &mut *unpacked });
                 unpacked.as_flattened()
             });
-            panel_product(weights, x.as_flattened(), n_blocks * BLOCK, invariant, sums);
+            simd::run_wide(Dots { w: weights, x: x.as_flattened(), dim: n_blocks * BLOCK, sums });
         }
-    });
-    Sums { values, n_tokens, panel }
+        let bias = bias.map(|bias| &bias[tile.columns.start..]);
+        for (y, sums) in tile.rows_mut().zip(sums.chunks_exact(n_rows)) {
+            simd::run_wide(Finish { sums, bias, flags, y });
+        }
+    };
+    threads::for_each_tile(y, stride, start..start + n_out, [height, width], ops, write);
 }
 
 /// Dot products of packed rows with the activations of a few tokens: `sums` is `[T, rows]`.
@@ -332,15 +315,6 @@ impl<F: Format> Work for RowDots<'_, F> {
             }
         }
     }
-}
-
-/// `sums[t, n] = x[t] . w[n]`, rows of `w` and `x` having `dim` elements.
-fn panel_product(w: &[f32], x: &[f32], dim: usize, _invariant: bool, sums: &mut [f32]) {
-    #[cfg(not(target_arch = "wasm32"))]
-    if !_invariant {
-        return gemm::product(x, w, Right::Transposed, [w.len() / dim, dim], sums, Parallelism::None);
-    }
-    simd::run_wide(Dots { w, x, dim, sums });
 }
 
 #[cfg(test)]
@@ -367,45 +341,45 @@ mod tests {
     }
 
     #[test]
-    fn both_panel_products_agree_with_f64() {
+    fn dots_agree_with_f64() {
         for [n_rows, n_tokens, dim] in [[1, 1, 32], [16, 4, 64], [17, 5, 96], [80, 33, 160], [3, 70, 1024]] {
             let (w, x) = (numbers(n_rows * dim, 1), numbers(n_tokens * dim, 2));
             let dot = |t: usize, n: usize| -> f64 {
                 (0..dim).map(|k| f64::from(x[t * dim + k]) * f64::from(w[n * dim + k])).sum()
             };
             let want: Vec<f64> = (0..n_tokens * n_rows).map(|i| dot(i / n_rows, i % n_rows)).collect();
-            for invariant in [false, true] {
+            // On this processor, on one with vectors of 256 bits at most, and on any.
+            let ways: [fn(Dots<'_>); 3] =
+                [|dots| simd::run_wide(dots), |dots| simd::run(dots), |dots| dots.run::<[f32; 8]>()];
+            for run in ways {
                 let mut sums = vec![f32::NAN; n_tokens * n_rows];
-                panel_product(&w, &x, dim, invariant, &mut sums);
+                run(Dots { w: &w, x: &x, dim, sums: &mut sums });
                 assert_close(&sums, &want, (dim as f64).sqrt());
             }
-            // As on other processors.
-            let mut sums = vec![f32::NAN; n_tokens * n_rows];
-            Dots { w: &w, x: &x, dim, sums: &mut sums }.run::<[f32; 8]>();
-            assert_close(&sums, &want, (dim as f64).sqrt());
         }
     }
 
     #[test]
-    fn invariant_products_do_not_depend_on_the_number_of_tokens() {
+    fn dots_do_not_depend_on_the_number_of_tokens() {
         const MOST: usize = 130;
         for (n_rows, dim) in [(1, 24), (1, 64), (1, 768), (3, 384), (16, 384), (17, 1536), (33, 520), (96, 1536)] {
             let (w, x) = (numbers(n_rows * dim, 1), numbers(MOST * dim, 2));
             let mut all = vec![0.0; MOST * n_rows];
-            panel_product(&w, &x, dim, true, &mut all);
+            simd::run_wide(Dots { w: &w, x: &x, dim, sums: &mut all });
             for n_tokens in [1, 2, 3, 8, 15, 16, 17, 31, 64, 65, 100, 129] {
                 let mut some = vec![0.0; n_tokens * n_rows];
-                panel_product(&w, &x[..n_tokens * dim], dim, true, &mut some);
+                simd::run_wide(Dots { w: &w, x: &x[..n_tokens * dim], dim, sums: &mut some });
                 assert_eq!(some, all[..some.len()], "{n_rows} rows of {dim}, {n_tokens} tokens");
             }
         }
     }
 
-    /// Odd sizes, a bias, a slab that begins inside the rows of `y`, and numbers of tokens either side of the switch.
+    /// Odd sizes, a bias, a slab that begins inside the rows of `y`, and numbers of tokens either side of the switch
+    /// and above what is taken at a time.
     #[test]
     fn products_of_f16_weights_agree_with_f64() {
         for [n_tokens, n_out, dim] in
-            [[1usize, 37, 45], [PANEL_TOKENS - 1, 300, 32], [PANEL_TOKENS, 37, 45], [33, 300, 100]]
+            [[1usize, 37, 45], [PANEL_TOKENS - 1, 300, 32], [PANEL_TOKENS, 37, 45], [33, 300, 100], [1030, 37, 45]]
         {
             let blocks = dim.div_ceil(BLOCK);
             let w: Vec<f16> = numbers(n_out * dim, 3).into_iter().map(f16::from_f32).collect();

@@ -1,59 +1,40 @@
 //! `matmul_plain`: `y = x b` of two plain matrices.
 
-#[cfg(not(target_arch = "wasm32"))]
-use ::gemm::Parallelism;
+use std::borrow::Cow;
 
 use super::Call;
-#[cfg(not(target_arch = "wasm32"))]
-use super::gemm::{self, Right};
+use super::dots::Dots;
+use super::simd;
+use super::threads::{self, Tile};
 use crate::kernels::PlainParams;
 
 pub(crate) fn matmul_plain(mut call: Call<'_>) {
+    /// What dot products ask of the length of rows.
+    const RUN: usize = 8;
     let params: PlainParams = call.params();
     let (m, n, k) = (params.m as usize, params.n as usize, params.k as usize);
     let [x, b, y] = call.operands();
-    product(&x.get::<f32>()[..m * k], &b.get::<f32>()[..k * n], n, k, &mut y.get_mut::<f32>()[..m * n]);
-}
-
-/// `x`: `[m, k]`; `b`: `[k, n]`; `y`: `[m, n]`.
-#[cfg(not(target_arch = "wasm32"))]
-fn product(x: &[f32], b: &[f32], n: usize, k: usize, y: &mut [f32]) {
-    gemm::product(x, b, Right::Plain, [n, k], y, Parallelism::Rayon(0));
-}
-
-/// `x`: `[m, k]`; `b`: `[k, n]`; `y`: `[m, n]`. Rows of `b` are added up in runs that stay in the cache.
-#[cfg(any(test, target_arch = "wasm32"))]
-fn plain_product(x: &[f32], b: &[f32], n: usize, k: usize, y: &mut [f32]) {
-    const ROWS: usize = 64;
-    y.fill(0.0);
-    for (i, b) in b.chunks(ROWS * n).enumerate() {
-        for (x, y) in x.chunks_exact(k).zip(y.chunks_exact_mut(n)) {
-            for (x, b) in x[i * ROWS..].iter().zip(b.chunks_exact(n)) {
-                y.iter_mut().zip(b).for_each(|(y, b)| *y += x * b);
-            }
+    let (x, b) = (&x.get::<f32>()[..m * k], &b.get::<f32>()[..k * n]);
+    let dim = k.next_multiple_of(RUN);
+    let x = match dim == k {
+        true => Cow::Borrowed(x),
+        false => {
+            let mut padded = vec![0.0; m * dim];
+            padded.chunks_exact_mut(dim).zip(x.chunks_exact(k)).for_each(|(to, x)| to[..k].copy_from_slice(x));
+            Cow::Owned(padded)
         }
-    }
-}
-#[cfg(target_arch = "wasm32")]
-use plain_product as product;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn both_products_agree_at_awkward_sizes() {
-        for [m, n, k] in [[1, 1, 1], [1, 70, 65], [5, 3, 129], [67, 33, 64]] {
-            // Small integers: sums are exact in any order.
-            let matrix = |len: usize| -> Vec<f32> { (0..len).map(|i| (i * i % 11) as f32 - 5.0).collect() };
-            let (x, b) = (matrix(m * k), matrix(k * n));
-            let want: Vec<f32> =
-                (0..m * n).map(|i| (0..k).map(|j| x[i / n * k + j] * b[j * n + i % n]).sum()).collect();
-            for product in [product, plain_product] {
-                let mut y = vec![f32::NAN; m * n];
-                product(&x, &b, n, k, &mut y);
-                assert_eq!(y, want, "{m} x {n} x {k}");
-            }
+    };
+    let shape = [m.min(512), threads::chunk_len(n, 16, 64)];
+    // Some columns of `b`, as rows, and their products.
+    let write = |(w, sums): &mut (Vec<f32>, Vec<f32>), mut tile: Tile<'_>| {
+        let n_rows = tile.columns.len();
+        w.resize(n_rows * dim, 0.0);
+        sums.resize(tile.rows.len() * n_rows, 0.0);
+        for (j, b) in b.chunks_exact(n).enumerate() {
+            b[tile.columns.clone()].iter().enumerate().for_each(|(row, &b)| w[row * dim + j] = b);
         }
-    }
+        simd::run_wide(Dots { w, x: &x[tile.rows.start * dim..tile.rows.end * dim], dim, sums });
+        tile.rows_mut().zip(sums.chunks_exact(n_rows)).for_each(|(y, sums)| y.copy_from_slice(sums));
+    };
+    threads::for_each_tile(&mut y.get_mut::<f32>()[..m * n], n, 0..n, shape, m * n * k, write);
 }

@@ -1,10 +1,10 @@
 //! `mol`: scores of items by a mixture of logits.
 //!
-//! Sixteen items are taken side by side, a panel: all three products are then of a small matrix with a panel, whose sums
-//! stay in registers. Each item's sums have one order, whichever items are next to it.
+//! Sixteen items are taken side by side, a panel: all three products are then of a small matrix, packed four rows at a time,
+//! with a panel, and their sums stay in registers. Each item's sums have one order, whichever items are next to it.
 
 use super::block::{Format, Packed, Unpack, with_format};
-use super::simd::{self, Vector, Work, exp};
+use super::simd::{self, Lanes, WideWork, exp};
 use super::{Call, threads};
 use crate::dtype::BLOCK;
 use crate::kernels::{ACTIVATION_SHIFT, ALIGNED, BOUND, GATHERED, MolParams};
@@ -13,16 +13,22 @@ use crate::kernels::{ACTIVATION_SHIFT, ALIGNED, BOUND, GATHERED, MolParams};
 const LANES: usize = 16;
 
 /// One number of each item.
-type Row = [[f32; 8]; 2];
+type Row = [f32; LANES];
 
 pub(crate) fn mol(mut call: Call<'_>) {
     let params: MolParams = call.params();
     let weight = call.weight;
     let [w, item_gates, queries, query_gates, gate, ids, scores] = call.operands();
+    let is_aligned = params.flags & ALIGNED != 0;
+    let (n, dim) = (params.query_components as usize, params.quads as usize * 4);
+    let queries = &queries.get::<f32>()[..params.n_queries as usize * n * dim];
     let mol = Mol {
         params,
         item_gates: item_gates.get(),
-        queries: queries.get(),
+        queries: match is_aligned {
+            true => queries.to_vec(),
+            false => queries.chunks_exact(n * dim).flat_map(|rows| fours(rows, dim)).collect(),
+        },
         query_gates: query_gates.get(),
         gate: Gate::new(&params, gate.get()),
     };
@@ -32,11 +38,11 @@ pub(crate) fn mol(mut call: Call<'_>) {
 /// The gate's weights by slots of pairs, padding included.
 struct Gate {
     width: usize,
-    /// `[H, width]`.
+    /// `[H, width]`, in fours.
     w1: Vec<f32>,
     /// `[H]`.
     b1: Vec<f32>,
-    /// `[width, H]`.
+    /// `[width, H]`, in fours.
     w2: Vec<f32>,
     /// `[width]`.
     b2: Vec<f32>,
@@ -48,35 +54,47 @@ impl Gate {
     fn new(params: &MolParams, packed: &[f32]) -> Gate {
         let hidden = params.hidden as usize;
         // Rows of twice the width and four numbers, and two more widths.
-        let fours = |n: u32| n.div_ceil(4) as usize;
         let blocks = if params.flags & ALIGNED == 0 {
-            fours(params.query_components) * fours(params.item_components)
+            params.query_components.div_ceil(4) * params.item_components.div_ceil(4)
         } else {
-            fours(params.pairs.div_ceil(4))
+            params.pairs.div_ceil(16)
         };
-        let width = 16 * blocks;
+        let width = 16 * blocks as usize;
         let (rows, tail) = packed.split_at(hidden * (2 * width + 4));
-        let mut gate = Gate {
+        let (mut w1, mut w2) = (Vec::with_capacity(hidden * width), vec![0.0; width * hidden]);
+        let mut b1 = Vec::with_capacity(hidden);
+        for (h, row) in rows.chunks_exact(2 * width + 4).enumerate() {
+            w1.extend(&row[..width]);
+            row[width..2 * width].iter().enumerate().for_each(|(slot, &w)| w2[slot * hidden + h] = w);
+            b1.push(row[2 * width]);
+        }
+        Gate {
             width,
-            w1: Vec::with_capacity(hidden * width),
-            b1: Vec::with_capacity(hidden),
-            w2: vec![0.0; width * hidden],
+            w1: fours(&w1, width),
+            b1,
+            w2: fours(&w2, hidden),
             b2: tail[..width].to_vec(),
             slots: (0..width).filter(|&slot| tail[width + slot] > 0.0).collect(),
-        };
-        for (h, row) in rows.chunks_exact(2 * width + 4).enumerate() {
-            gate.w1.extend(&row[..width]);
-            row[width..2 * width].iter().enumerate().for_each(|(slot, &w2)| gate.w2[slot * hidden + h] = w2);
-            gate.b1.push(row[2 * width]);
         }
-        gate
     }
+}
+
+/// A matrix with rows of `k` in fours of rows, `[rows / 4, k, 4]`, with zeros behind the last row: what four sums need next
+/// lies side by side.
+fn fours(rows: &[f32], k: usize) -> Vec<f32> {
+    let n_rows = rows.len() / k.max(1);
+    let mut packed = vec![0.0; n_rows.next_multiple_of(4) * k];
+    for (i, row) in rows.chunks_exact(k.max(1)).enumerate() {
+        row.iter().enumerate().for_each(|(at, &x)| packed[(i / 4 * k + at) * 4 + i % 4] = x);
+    }
+    packed
 }
 
 struct Mol<'a> {
     params: MolParams,
     item_gates: &'a [f32],
-    queries: &'a [f32],
+    /// `[queries, N, D]`; the components of each in fours unless they are aligned.
+    queries: Vec<f32>,
     query_gates: &'a [f32],
     gate: Gate,
 }
@@ -109,8 +127,8 @@ fn score(mol: &Mol<'_>, unpack: UnpackAt<'_>, ids: &[u32], scores: &mut [f32]) {
                 let item = |lane: usize| ids.get(lane).map_or(0, |&id| id as usize % params.n_items as usize);
                 panel.load(mol, unpack, item);
                 let found = panel.scores(mol, query);
-                let lanes = scores.iter_mut().zip(ids).zip(found.as_flattened());
-                lanes.filter(|((_, id), _)| **id < params.n_items).for_each(|((score, _), &found)| *score = found);
+                let lanes = scores.iter_mut().zip(ids).zip(found);
+                lanes.filter(|((_, id), _)| **id < params.n_items).for_each(|((score, _), found)| *score = found);
             }
         });
         return;
@@ -122,8 +140,8 @@ fn score(mol: &Mol<'_>, unpack: UnpackAt<'_>, ids: &[u32], scores: &mut [f32]) {
         panel.load(mol, unpack, |lane| (i * LANES + lane).min(n_scores - 1));
         for query in 0..n_queries {
             let found = panel.scores(mol, query);
-            let lanes = by_item.chunks_exact_mut(n_queries).zip(found.as_flattened());
-            lanes.for_each(|(scores, &found)| scores[query] = found);
+            let lanes = by_item.chunks_exact_mut(n_queries).zip(found);
+            lanes.for_each(|(scores, found)| scores[query] = found);
         }
     });
     for (query, scores) in scores.chunks_exact_mut(n_scores).enumerate() {
@@ -138,8 +156,6 @@ struct Panel {
     components: Vec<Row>,
     /// `[G]`.
     gates: Vec<Row>,
-    /// `[N M]`, by components.
-    products: Vec<Row>,
     /// `[width]`: l.
     logits: Vec<Row>,
     /// `[H]`.
@@ -154,7 +170,6 @@ impl Panel {
             items: [0; LANES],
             components: vec![Row::default(); (params.item_components * params.quads * 4) as usize],
             gates: vec![Row::default(); params.item_quads as usize * 4],
-            products: vec![Row::default(); (params.query_components * params.item_components) as usize],
             logits: Vec::new(),
             hidden: vec![Row::default(); params.hidden as usize],
             gate: Vec::new(),
@@ -171,15 +186,17 @@ impl Panel {
         for (lane, &item) in self.items.iter().enumerate() {
             for (m, component) in self.components.chunks_exact_mut(dim).enumerate() {
                 unpack((m * n_items + item) * n_blocks, &mut row);
-                component.iter_mut().zip(row.as_flattened()).for_each(|(to, &x)| to[lane / 8][lane % 8] = x);
+                component.iter_mut().zip(row.as_flattened()).for_each(|(to, &x)| to[lane] = x);
             }
             let gates = &mol.item_gates[item * columns..][..columns];
-            self.gates.iter_mut().zip(gates).for_each(|(to, &x)| to[lane / 8][lane % 8] = x);
+            self.gates.iter_mut().zip(gates).for_each(|(to, &x)| to[lane] = x);
         }
     }
 
     fn scores(&mut self, mol: &Mol<'_>, query: usize) -> Row {
-        simd::run(Scores { panel: self, mol, query })
+        let mut found = Row::default();
+        simd::run_wide(Scores { panel: self, mol, query, found: &mut found });
+        found
     }
 }
 
@@ -188,58 +205,78 @@ struct Scores<'a, 'b> {
     panel: &'a mut Panel,
     mol: &'a Mol<'b>,
     query: usize,
+    found: &'a mut Row,
 }
 
-impl Work for Scores<'_, '_> {
-    type Output = Row;
-
+impl WideWork for Scores<'_, '_> {
     #[inline(always)]
-    fn run<V: Vector>(self) -> Row {
-        let Scores { panel, mol: Mol { params, queries, query_gates, gate, .. }, query } = self;
+    fn run_wide<const LEN: usize, L: Lanes<LEN>>(mut self) {
+        // As many sums as there are registers for them.
+        *self.found = match LEN {
+            LANES => self.score::<LEN, L, 1, 4, 4>(),
+            _ => self.score::<LEN, L, 2, 1, 1>(),
+        };
+    }
+}
+
+impl Scores<'_, '_> {
+    /// `V` vectors make a row; a product takes `FOURS` times four rows at a time, or `SETS` times four components of query
+    /// and item.
+    #[inline(always)]
+    fn score<const LEN: usize, L: Lanes<LEN>, const V: usize, const FOURS: usize, const SETS: usize>(&mut self) -> Row {
+        let Scores { panel, mol: Mol { params, queries, query_gates, gate, .. }, query, .. } = self;
         let (n, m) = (params.query_components as usize, params.item_components as usize);
         let (dim, columns) = (params.quads as usize * 4, params.item_quads as usize * 4);
         let is_aligned = params.flags & ALIGNED != 0;
-        let query_gates = &query_gates[query * columns..][..columns];
-        let queries = &queries[query * n * dim..][..n * dim];
+        let query_gates = &query_gates[*query * columns..][..columns];
+        let len = queries.len() / params.n_queries as usize;
+        let queries = &queries[*query * len..][..len];
         panel.logits.clear();
         panel.logits.resize(gate.width, Row::default());
         if is_aligned {
             let components = queries.chunks_exact(dim).zip(panel.components.chunks_exact(dim));
             for ((f, g), l) in components.zip(&mut panel.logits) {
-                product::<V, 1>(f, g, &[0.0], std::slice::from_mut(l));
+                *l = dot::<LEN, L, V>(f, g);
             }
         } else {
-            let zeros = [0.0; 64];
-            for (g, l) in panel.components.chunks_exact(dim).zip(panel.products.chunks_exact_mut(n)) {
-                product::<V, 4>(queries, g, &zeros[..n], l);
-            }
             // Slots come in the order of pairs (n, m) within fours of n within fours of m.
-            for (i, products) in panel.products.chunks_exact(n).enumerate() {
-                for (j, &l) in products.iter().enumerate() {
-                    panel.logits[16 * (i / 4 * n.div_ceil(4) + j / 4) + 4 * (j % 4) + i % 4] = l;
+            for (i, g) in panel.components.chunks(4 * dim).enumerate() {
+                let n_sets = g.len() / dim;
+                for (j, f) in queries.chunks_exact(4 * dim).enumerate() {
+                    let logits = &mut panel.logits[16 * (i * n.div_ceil(4) + j)..][..16];
+                    for first in (0..n_sets).step_by(SETS) {
+                        // Sets past the end repeat the last one.
+                        let sets: [&[Row]; SETS] =
+                            std::array::from_fn(|s| &g[(first + s).min(n_sets - 1) * dim..][..dim]);
+                        let sums = multiply::<LEN, L, V, 1, SETS>([f], sets, [[0.0; 4]]);
+                        for (s, [sums]) in sums.into_iter().enumerate().take(n_sets - first) {
+                            for (r, sums) in sums.into_iter().enumerate() {
+                                store(sums, &mut logits[4 * r + first + s]);
+                            }
+                        }
+                    }
                 }
             }
         }
         debug_assert_eq!(panel.components.len(), m * dim);
         if params.flags & BOUND != 0 {
-            return gate.slots.iter().fold([[f32::MIN; 8]; 2], |top, &slot| zip(top, panel.logits[slot], f32::max));
+            return gate.slots.iter().fold([f32::MIN; LANES], |top, &slot| zip(top, panel.logits[slot], f32::max));
         }
 
         if is_aligned {
             for ((h, &a), &b) in panel.hidden.iter_mut().zip(query_gates).zip(&panel.gates) {
-                *h = b.map(|b| b.map(|b| a + b));
+                *h = b.map(|b| a + b);
             }
         } else {
-            product::<V, 6>(&gate.w1, &panel.logits, &gate.b1, &mut panel.hidden);
+            product::<LEN, L, V, FOURS>(&gate.w1, &panel.logits, &gate.b1, &mut panel.hidden);
         }
         match params.flags >> ACTIVATION_SHIFT & 3 {
-            0 => each(&mut panel.hidden, |z| z / (1.0 + exp::<V>(-z))),
+            0 => each(&mut panel.hidden, |z| z / (1.0 + exp::<L>(-z))),
             1 => each(&mut panel.hidden, |z| if z < 0.0 { 0.0 } else { z }),
             _ => {}
         }
-        panel.gate.clear();
         panel.gate.resize(gate.width, Row::default());
-        product::<V, 6>(&gate.w2, &panel.hidden, &gate.b2, &mut panel.gate);
+        product::<LEN, L, V, FOURS>(&gate.w2, &panel.hidden, &gate.b2, &mut panel.gate);
 
         let combination = params.flags & 3;
         if !is_aligned {
@@ -248,25 +285,25 @@ impl Work for Scores<'_, '_> {
             }
         }
         if combination != 0 && !is_aligned {
-            let (mut mean, mut factor) = (Row::default(), [[1.0; 8]; 2]);
+            let (mut mean, mut factor) = (Row::default(), [1.0; LANES]);
             if combination == 2 {
                 let n = gate.slots.len() as f32;
                 let add = |sum: Row, z: Row| zip(sum, z, |sum, z| sum + z);
                 let sum = gate.slots.iter().fold(Row::default(), |sum, &slot| add(sum, panel.gate[slot]));
-                mean = sum.map(|sum| sum.map(|sum| sum / n));
+                mean = sum.map(|sum| sum / n);
                 let square = |slot: usize| zip(panel.gate[slot], mean, |z, mean| (z - mean) * (z - mean));
                 let squares = gate.slots.iter().fold(Row::default(), |sum, &slot| add(sum, square(slot)));
-                factor = squares.map(|sum| sum.map(|sum| 1.0 / (sum / n + 1e-5).sqrt()));
+                factor = squares.map(|sum| 1.0 / (sum / n + 1e-5).sqrt());
             }
             for z in &mut panel.gate {
                 let inner = zip(zip(*z, mean, |z, mean| mean - z), factor, |z, factor| z * factor);
-                *z = zip(*z, inner, |z, inner| z / (1.0 + exp::<V>(inner)));
+                *z = zip(*z, inner, |z, inner| z / (1.0 + exp::<L>(inner)));
             }
         }
-        let top = gate.slots.iter().fold([[f32::MIN; 8]; 2], |top, &slot| zip(top, panel.gate[slot], f32::max));
+        let top = gate.slots.iter().fold([f32::MIN; LANES], |top, &slot| zip(top, panel.gate[slot], f32::max));
         let (mut sum, mut weights) = (Row::default(), Row::default());
         for &slot in &gate.slots {
-            let e = zip(panel.gate[slot], top, |z, top| exp::<V>(z - top));
+            let e = zip(panel.gate[slot], top, |z, top| exp::<L>(z - top));
             sum = zip(sum, zip(e, panel.logits[slot], |e, l| e * l), |a, b| a + b);
             weights = zip(weights, e, |a, b| a + b);
         }
@@ -279,40 +316,107 @@ impl Work for Scores<'_, '_> {
 fn zip(a: Row, b: Row, f: impl Fn(f32, f32) -> f32) -> Row {
     let mut y = Row::default();
     for (y, (a, b)) in y.iter_mut().zip(a.iter().zip(&b)) {
-        for lane in 0..8 {
-            y[lane] = f(a[lane], b[lane]);
-        }
+        *y = f(*a, *b);
     }
     y
 }
 
 #[inline(always)]
 fn each(rows: &mut [Row], f: impl Fn(f32) -> f32) {
-    for eight in rows.as_flattened_mut() {
-        for x in eight {
-            *x = f(*x);
-        }
+    for x in rows.as_flattened_mut() {
+        *x = f(*x);
     }
 }
 
-/// `y[m] = bias[m] + sum over k of a[m, k] x[k]`; so many rows of `a` share each load of `x`: the more, the fewer loads there
-/// are for a multiplication, and six are what registers hold.
+/// The vectors of a row.
 #[inline(always)]
-fn product<V: Vector, const ROWS: usize>(a: &[f32], x: &[Row], bias: &[f32], y: &mut [Row]) {
-    let k = x.len();
-    for (i, (y, bias)) in y.chunks_mut(ROWS).zip(bias.chunks(ROWS)).enumerate() {
-        // Rows past the end repeat the last one.
-        let rows: [&[f32]; ROWS] = std::array::from_fn(|j| &a[(i * ROWS + j.min(y.len() - 1)) * k..][..k]);
-        let mut sums = [[V::splat(0.0); 2]; ROWS];
-        for (at, x) in x.iter().enumerate() {
-            let x = [V::load(&x[0]), V::load(&x[1])];
-            for (sums, row) in sums.iter_mut().zip(rows) {
-                let a = V::splat(row[at]);
-                *sums = [a.fma(x[0], sums[0]), a.fma(x[1], sums[1])];
+fn load<const LEN: usize, L: Lanes<LEN>, const V: usize>(x: &Row) -> [L; V] {
+    let mut vectors = [L::splat(0.0); V];
+    for (vector, x) in vectors.iter_mut().zip(x.as_chunks().0) {
+        *vector = L::load(x);
+    }
+    vectors
+}
+
+#[inline(always)]
+fn store<const LEN: usize, L: Lanes<LEN>, const V: usize>(vectors: [L; V], y: &mut Row) {
+    for (vector, y) in vectors.into_iter().zip(y.as_chunks_mut().0) {
+        vector.store(y);
+    }
+}
+
+/// One row times `x`.
+#[inline(always)]
+fn dot<const LEN: usize, L: Lanes<LEN>, const V: usize>(a: &[f32], x: &[Row]) -> Row {
+    let mut sums = [L::splat(0.0); V];
+    for (&a, x) in a.iter().zip(x) {
+        for (sum, x) in sums.iter_mut().zip(load::<LEN, L, V>(x)) {
+            *sum = L::splat(a).fma(x, *sum);
+        }
+    }
+    let mut y = Row::default();
+    store(sums, &mut y);
+    y
+}
+
+/// Four rows of sums of each set and each four.
+type Sums<L, const V: usize, const FOURS: usize, const SETS: usize> = [[[[L; V]; 4]; FOURS]; SETS];
+
+/// `first + a x`, where each `x` is a set of `K` rows and each `a` is `[K, 4]`, four rows of a matrix.
+#[inline(always)]
+fn multiply<const LEN: usize, L: Lanes<LEN>, const V: usize, const FOURS: usize, const SETS: usize>(
+    a: [&[f32]; FOURS],
+    x: [&[Row]; SETS],
+    first: [[f32; 4]; FOURS],
+) -> Sums<L, V, FOURS, SETS> {
+    let n = x[0].len();
+    let a = a.map(|a| &a.as_chunks::<4>().0[..n]);
+    let x = x.map(|x| &x[..n]);
+    let mut sums = [[[[L::splat(0.0); V]; 4]; FOURS]; SETS];
+    for sums in &mut sums {
+        for (sums, first) in sums.iter_mut().zip(first) {
+            for (sums, first) in sums.iter_mut().zip(first) {
+                *sums = [L::splat(first); V];
             }
         }
-        for ((y, sums), &bias) in y.iter_mut().zip(sums).zip(bias) {
-            *y = sums.map(|sum| sum.lanes().map(|sum| sum + bias));
+    }
+    for k in 0..n {
+        let mut vectors = [[L::splat(0.0); V]; SETS];
+        for (vectors, x) in vectors.iter_mut().zip(x) {
+            *vectors = load(&x[k]);
+        }
+        for (i, a) in a.iter().enumerate() {
+            for (j, &a) in a[k].iter().enumerate() {
+                let a = L::splat(a);
+                for (sums, x) in sums.iter_mut().zip(vectors) {
+                    for (sum, x) in sums[i][j].iter_mut().zip(x) {
+                        *sum = a.fma(x, *sum);
+                    }
+                }
+            }
+        }
+    }
+    sums
+}
+
+/// `y[m] = bias[m] + sum over k of a[m, k] x[k]`, the rows of `a` in fours; `FOURS` of them share each load of `x`.
+#[inline(always)]
+fn product<const LEN: usize, L: Lanes<LEN>, const V: usize, const FOURS: usize>(
+    a: &[f32],
+    x: &[Row],
+    bias: &[f32],
+    y: &mut [Row],
+) {
+    let n_fours = y.len().div_ceil(4);
+    for (i, (y, bias)) in y.chunks_mut(4 * FOURS).zip(bias.chunks(4 * FOURS)).enumerate() {
+        // Fours past the end repeat the last one.
+        let a: [&[f32]; FOURS] =
+            std::array::from_fn(|f| &a[(FOURS * i + f).min(n_fours - 1) * 4 * x.len()..][..4 * x.len()]);
+        let mut first = [[0.0; 4]; FOURS];
+        first.as_flattened_mut()[..bias.len()].copy_from_slice(bias);
+        let [sums] = multiply::<LEN, L, V, FOURS, 1>(a, [x], first);
+        for (y, sums) in y.iter_mut().zip(sums.as_flattened()) {
+            store(*sums, y);
         }
     }
 }

@@ -20,7 +20,7 @@ pub(crate) fn mol_gate(mut call: Call<'_>) {
         let mut z = vec![0.0; pairs];
         for ((a, c), y) in parts {
             (0..pairs).for_each(|p| z[p] = a[p] * b[p] + c[p]);
-            simd::run(Map { function: Silu, x: &z, y });
+            simd::run_wide(Map { function: Silu, x: &z, y });
         }
     });
 }

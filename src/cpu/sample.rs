@@ -2,7 +2,7 @@
 
 use super::Call;
 use super::argmax::order_key;
-use super::simd::{self, Function, Map, Vector, exp};
+use super::simd::{self, Function, Instructions, Map, exp};
 use super::softmax::ExpBelow;
 use crate::kernels::{AdvanceParams, NON_FINITE, SampleParams, Sampling};
 
@@ -52,8 +52,8 @@ struct Tempered {
 
 impl Function for Tempered {
     #[inline(always)]
-    fn at<V: Vector>(&self, x: f32) -> f32 {
-        exp::<V>((x - self.highest) / self.temperature)
+    fn at<I: Instructions>(&self, x: f32) -> f32 {
+        exp::<I>((x - self.highest) / self.temperature)
     }
 }
 
@@ -123,7 +123,7 @@ pub(crate) fn sample(mut call: Call<'_>) {
     }
     if sampling.top_p < 1.0 {
         let mut probs = vec![0.0; left.logits.len()];
-        simd::run(Map { function: ExpBelow { highest }, x: &left.logits, y: &mut probs });
+        simd::run_wide(Map { function: ExpBelow { highest }, x: &left.logits, y: &mut probs });
         let total = probs.iter().map(|&p| f64::from(p)).sum::<f64>() as f32;
         let target = ((sampling.top_p * FIXED) as u32).max(1);
         left = left.from(left.select_key(target, |i| (probs[i] / total * FIXED) as u32));
@@ -136,7 +136,7 @@ pub(crate) fn sample(mut call: Call<'_>) {
     // Sums in f32 and in the shader's order, run by run, so that both draw the same token wherever rounding allows it.
     let mut weights = vec![0.0; left.logits.len()];
     let tempered = Tempered { highest, temperature: sampling.temperature };
-    simd::run(Map { function: tempered, x: &left.logits, y: &mut weights });
+    simd::run_wide(Map { function: tempered, x: &left.logits, y: &mut weights });
     let run_len = params.n_vocab.div_ceil(RUNS);
     let mut sums = [0.0f32; RUNS as usize];
     for (id, weight) in left.ids.iter().zip(&weights) {

@@ -22,13 +22,20 @@ pub(super) fn run<W: Work>(work: W) -> W::Output {
     work.run::<[f32; 8]>()
 }
 
+/// What loops that the compiler turns into vectors know of the instructions.
+pub(super) trait Instructions: Copy {
+    /// Whether a fused multiply-add is one of them.
+    const FUSED: bool;
+}
+
 /// Floats side by side that are multiplied and added up, as many as the processor's widest vectors have.
-pub(super) trait Lanes<const LEN: usize>: Copy {
+pub(super) trait Lanes<const LEN: usize>: Instructions {
     /// Sums that a loop can keep in registers while it multiplies, the pointers to the rows among them.
     const SUMS: usize;
 
-    fn zero() -> Self;
+    fn splat(x: f32) -> Self;
     fn load(x: &[f32; LEN]) -> Self;
+    fn store(self, y: &mut [f32; LEN]);
     /// `self * b + c`.
     fn fma(self, b: Self, c: Self) -> Self;
     /// Says that these are needed soon.
@@ -41,13 +48,18 @@ impl<V: Vector> Lanes<8> for V {
     const SUMS: usize = V::SUMS;
 
     #[inline(always)]
-    fn zero() -> V {
-        V::splat(0.0)
+    fn splat(x: f32) -> V {
+        Vector::splat(x)
     }
 
     #[inline(always)]
     fn load(x: &[f32; 8]) -> V {
         Vector::load(x)
+    }
+
+    #[inline(always)]
+    fn store(self, y: &mut [f32; 8]) {
+        *y = self.lanes();
     }
 
     #[inline(always)]
@@ -92,9 +104,7 @@ pub(super) fn run_wide<W: WideWork>(work: W) {
 }
 
 /// Eight floats side by side.
-pub(super) trait Vector: Copy {
-    /// Whether a fused multiply-add is one instruction here.
-    const FUSED: bool;
+pub(super) trait Vector: Instructions {
     /// Sums that a loop can keep in registers while it multiplies.
     const SUMS: usize;
 
@@ -133,9 +143,12 @@ pub(super) trait Vector: Copy {
     }
 }
 
+impl Instructions for [f32; 8] {
+    const FUSED: bool = cfg!(target_arch = "aarch64");
+}
+
 /// For any processor; the compiler uses what vectors the target has.
 impl Vector for [f32; 8] {
-    const FUSED: bool = cfg!(target_arch = "aarch64");
     const SUMS: usize = if cfg!(target_arch = "aarch64") { 12 } else { 4 };
 
     #[inline(always)]
@@ -199,7 +212,7 @@ mod avx512 {
     use std::arch::x86_64::*;
 
     use super::avx2::Eight;
-    use super::{Lanes, Vector, WideWork};
+    use super::{Instructions, Lanes, Vector, WideWork};
 
     pub fn is_there() -> bool {
         is_x86_feature_detected!("avx512f")
@@ -217,13 +230,32 @@ mod avx512 {
     #[derive(Clone, Copy)]
     struct Sixteen(__m512);
 
+    impl Instructions for Sixteen {
+        const FUSED: bool = true;
+    }
+
     // SAFETY, for all blocks below: the processor has the features, as said above, and what is loaded or stored is as long as
     // the array behind the pointer; none of the instructions asks for alignment.
     impl Sixteen {
-        /// The lower half plus the upper one.
+        /// The halves of each vector added up: those of `a`, then those of `b`.
         #[inline(always)]
-        fn half(self) -> Eight {
-            Eight(unsafe { _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0)) })
+        fn pairs(a: __m512, b: __m512) -> __m512 {
+            unsafe { _mm512_add_ps(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4::<0b01_00_11_10>(a, b)) }
+        }
+
+        /// The sums of four vectors' lanes: pairs of quarters, then quarters, then lanes.
+        #[inline(always)]
+        fn sum_four([a, b, c, d]: [Sixteen; 4]) -> [f32; 4] {
+            let mut sums = [0.0; 4];
+            unsafe {
+                let (ab, cd) = (Self::pairs(a.0, b.0), Self::pairs(c.0, d.0));
+                let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd);
+                let quarters = _mm512_add_ps(even, _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd));
+                let halves = _mm512_add_ps(quarters, _mm512_permute_ps::<0b01_00_11_10>(quarters));
+                let whole = _mm512_add_ps(halves, _mm512_permute_ps::<0b10_11_00_01>(halves));
+                _mm_storeu_ps(sums.as_mut_ptr(), _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, whole)));
+            }
+            sums
         }
     }
 
@@ -231,13 +263,18 @@ mod avx512 {
         const SUMS: usize = 16;
 
         #[inline(always)]
-        fn zero() -> Self {
-            Sixteen(unsafe { _mm512_setzero_ps() })
+        fn splat(x: f32) -> Self {
+            Sixteen(unsafe { _mm512_set1_ps(x) })
         }
 
         #[inline(always)]
         fn load(x: &[f32; 16]) -> Self {
             Sixteen(unsafe { _mm512_loadu_ps(x.as_ptr()) })
+        }
+
+        #[inline(always)]
+        fn store(self, y: &mut [f32; 16]) {
+            unsafe { _mm512_storeu_ps(y.as_mut_ptr(), self.0) }
         }
 
         #[inline(always)]
@@ -252,11 +289,12 @@ mod avx512 {
 
         #[inline(always)]
         fn sum_each<const N: usize>(vectors: [Self; N]) -> [f32; N] {
-            let mut halves = [<Eight as Vector>::splat(0.0); N];
-            for (half, vector) in halves.iter_mut().zip(vectors) {
-                *half = vector.half();
+            let mut sums = [0.0; N];
+            for (vectors, sums) in vectors.chunks(4).zip(sums.chunks_mut(4)) {
+                let four = std::array::from_fn(|i| vectors[i.min(vectors.len() - 1)]);
+                sums.copy_from_slice(&Self::sum_four(four)[..sums.len()]);
             }
-            <Eight as Vector>::sum_each(halves)
+            sums
         }
     }
 }
@@ -265,7 +303,7 @@ mod avx512 {
 mod avx2 {
     use std::arch::x86_64::*;
 
-    use super::{Vector, Work};
+    use super::{Instructions, Vector, Work};
 
     #[target_feature(enable = "avx2,fma,f16c")]
     pub fn run<W: Work>(work: W) -> W::Output {
@@ -276,10 +314,13 @@ mod avx2 {
     #[derive(Clone, Copy)]
     pub struct Eight(pub __m256);
 
+    impl Instructions for Eight {
+        const FUSED: bool = true;
+    }
+
     // SAFETY, for all blocks below: the processor has the features, as said above, and what is loaded or stored is as
     // long as the array behind the pointer; none of the instructions asks for alignment.
     impl Vector for Eight {
-        const FUSED: bool = true;
         const SUMS: usize = 12;
 
         #[inline(always)]
@@ -387,15 +428,18 @@ mod avx2 {
 mod simd128 {
     use std::arch::wasm32::*;
 
-    use super::{Vector, widen_f16};
+    use super::{Instructions, Vector, widen_f16};
 
     #[derive(Clone, Copy)]
     pub struct Eight(v128, v128);
 
+    impl Instructions for Eight {
+        const FUSED: bool = false;
+    }
+
     // SAFETY, for all blocks below: what is loaded or stored is as long as the array behind the pointer; neither asks
     // for alignment.
     impl Vector for Eight {
-        const FUSED: bool = false;
         const SUMS: usize = 4;
 
         #[inline(always)]
@@ -501,8 +545,8 @@ pub(super) fn widen_f16(bits: u16) -> f32 {
 
 /// `a * b + c`, fused only where that is no library call.
 #[inline(always)]
-pub(super) fn fma<V: Vector>(a: f32, b: f32, c: f32) -> f32 {
-    if V::FUSED { a.mul_add(b, c) } else { a * b + c }
+pub(super) fn fma<I: Instructions>(a: f32, b: f32, c: f32) -> f32 {
+    if I::FUSED { a.mul_add(b, c) } else { a * b + c }
 }
 
 /// Dot product of two slices of one length.
@@ -530,7 +574,7 @@ pub(super) fn dot<V: Vector>(a: &[f32], b: &[f32]) -> f32 {
 ///
 /// `x = n ln 2 + r` with an integer `n`, and a polynomial for `e^r` with the coefficients of Cephes' `expf`.
 #[inline(always)]
-pub(super) fn exp<V: Vector>(x: f32) -> f32 {
+pub(super) fn exp<I: Instructions>(x: f32) -> f32 {
     // Adding it rounds to an integer, which then stands in the lowest bits.
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
     // ln 2 in two parts; products of the first with an integer are exact.
@@ -539,23 +583,23 @@ pub(super) fn exp<V: Vector>(x: f32) -> f32 {
     let is_low = x < -87.0;
     let x = if is_low { -87.0 } else { x };
     let x = if x > 88.0 { 88.0 } else { x };
-    let rounded = fma::<V>(x, std::f32::consts::LOG2_E, ROUND);
+    let rounded = fma::<I>(x, std::f32::consts::LOG2_E, ROUND);
     let n = rounded - ROUND;
-    let r = fma::<V>(n, -LN_2_LOW, fma::<V>(n, -LN_2_HIGH, x));
+    let r = fma::<I>(n, -LN_2_LOW, fma::<I>(n, -LN_2_HIGH, x));
     let mut p = 1.987_569_1e-4;
-    p = fma::<V>(p, r, 1.398_2e-3);
-    p = fma::<V>(p, r, 8.333_452e-3);
-    p = fma::<V>(p, r, 4.166_579_6e-2);
-    p = fma::<V>(p, r, 1.666_666_5e-1);
-    p = fma::<V>(p, r, 0.5);
-    let power = fma::<V>(p, r * r, r) + 1.0;
+    p = fma::<I>(p, r, 1.398_2e-3);
+    p = fma::<I>(p, r, 8.333_452e-3);
+    p = fma::<I>(p, r, 4.166_579_6e-2);
+    p = fma::<I>(p, r, 1.666_666_5e-1);
+    p = fma::<I>(p, r, 0.5);
+    let power = fma::<I>(p, r * r, r) + 1.0;
     let two_to_n = f32::from_bits((rounded.to_bits() << 23).wrapping_add(1.0f32.to_bits()));
     if is_low { 0.0 } else { power * two_to_n }
 }
 
 /// A function of one number.
 pub(super) trait Function {
-    fn at<V: Vector>(&self, x: f32) -> f32;
+    fn at<I: Instructions>(&self, x: f32) -> f32;
 }
 
 /// Fills `y` with the function of each element of `x`.
@@ -565,13 +609,11 @@ pub(super) struct Map<'a, F> {
     pub y: &'a mut [f32],
 }
 
-impl<F: Function> Work for Map<'_, F> {
-    type Output = ();
-
+impl<F: Function> WideWork for Map<'_, F> {
     #[inline(always)]
-    fn run<V: Vector>(self) {
+    fn run_wide<const LEN: usize, L: Lanes<LEN>>(self) {
         for (y, &x) in self.y.iter_mut().zip(self.x) {
-            *y = self.function.at::<V>(x);
+            *y = self.function.at::<L>(x);
         }
     }
 }
@@ -583,8 +625,8 @@ mod tests {
     struct Exp;
     impl Function for Exp {
         #[inline(always)]
-        fn at<V: Vector>(&self, x: f32) -> f32 {
-            exp::<V>(x)
+        fn at<I: Instructions>(&self, x: f32) -> f32 {
+            exp::<I>(x)
         }
     }
 
@@ -634,7 +676,7 @@ mod tests {
     fn exp_agrees_with_f64_on_its_whole_range() {
         let x: Vec<f32> = (0..175_000).map(|i| -87.0 + i as f32 * 0.001).collect();
         let mut fused = vec![0.0; x.len()];
-        run(Map { function: Exp, x: &x, y: &mut fused });
+        run_wide(Map { function: Exp, x: &x, y: &mut fused });
         for (&x, fused) in x.iter().zip(fused) {
             let want = f64::from(x).exp();
             for found in [fused, exp::<[f32; 8]>(x)] {

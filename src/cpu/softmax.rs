@@ -1,6 +1,6 @@
 //! `softmax` of each row.
 
-use super::simd::{self, Function, Map, Vector, exp};
+use super::simd::{self, Function, Instructions, Map, exp};
 use super::{Call, threads};
 use crate::kernels::SoftmaxParams;
 
@@ -11,8 +11,8 @@ pub(super) struct ExpBelow {
 
 impl Function for ExpBelow {
     #[inline(always)]
-    fn at<V: Vector>(&self, x: f32) -> f32 {
-        exp::<V>(x - self.highest)
+    fn at<I: Instructions>(&self, x: f32) -> f32 {
+        exp::<I>(x - self.highest)
     }
 }
 
@@ -25,7 +25,7 @@ pub(crate) fn softmax(mut call: Call<'_>) {
     threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], dim, len * OPS, |r, y| {
         let x = &x[r * dim..][..dim];
         let highest = x.iter().copied().fold(f32::MIN, f32::max);
-        simd::run(Map { function: ExpBelow { highest }, x, y: &mut *y });
+        simd::run_wide(Map { function: ExpBelow { highest }, x, y: &mut *y });
         let sum = y.iter().map(|&y| f64::from(y)).sum::<f64>() as f32;
         y.iter_mut().for_each(|y| *y /= sum);
     });
