@@ -7,6 +7,7 @@ mod catalog;
 mod encoder;
 mod file;
 mod gguf;
+mod gguf_encoder;
 mod huggingface;
 mod loader;
 mod reader;
@@ -57,8 +58,9 @@ pub enum ModelShape {
 pub struct EncoderShape {
     /// The encoder.
     pub config: EncoderConfig,
-    /// How a text's vector is made from its tokens': `pooling_type`; `1_Pooling/config.json`.
-    pub pooling: Pooling,
+    /// How a text's vector is made from its tokens': `pooling_type`; `1_Pooling/config.json`. None if the files are of a
+    /// cross-encoder and do not say.
+    pub pooling: Option<Pooling>,
     /// Whether vectors are divided by their Euclidean norm: a module of that name in `modules.json`. GGUF files do not say;
     /// their models do.
     pub normalize: bool,
@@ -77,7 +79,7 @@ pub struct EncoderShape {
 pub struct Scoring {
     /// The head.
     pub head: ScoreConfig,
-    /// Logits of a pair: `num_labels`, or the entries of `id2label`.
+    /// Logits of a pair: `classifier.output_labels`; `num_labels`, or the entries of `id2label`.
     pub n_labels: u32,
     /// The function behind a logit: `sentence_transformers.activation_fn`.
     pub activation_fn: Option<String>,
@@ -90,10 +92,10 @@ impl Scoring {
     /// [`Error::Unsupported`] for another function, and for several logits.
     pub fn sigmoid(&self) -> Result<bool, Error> {
         let unsupported = |field: &str, found: String, supported: &str| {
-            Err(Error::Unsupported { format: "config.json", field: field.into(), found, supported: supported.into() })
+            Err(Error::Unsupported { format: "model", field: field.into(), found, supported: supported.into() })
         };
         if self.n_labels != 1 {
-            return unsupported("num_labels (id2label)", self.n_labels.to_string(), "1");
+            return unsupported("classifier.output_labels (num_labels, id2label)", self.n_labels.to_string(), "1");
         }
         // A class of torch; its last word says what it does.
         match self.activation_fn.as_deref().map(|name| name.rsplit('.').next().unwrap_or(name)) {
@@ -137,7 +139,12 @@ impl ModelShape {
     /// [`Error::Unsupported`] if it is another.
     pub fn scoring(&self) -> Result<&Scoring, Error> {
         let EncoderShape { config, scoring, .. } = self.encoder()?;
-        scoring.as_ref().ok_or_else(|| other_kind(&config.architecture, "an encoder without a head that scores pairs"))
+        scoring.as_ref().ok_or_else(|| Error::Unsupported {
+            format: "model",
+            field: "pooling_type (architectures)".into(),
+            found: format!("`{}`, an encoder without a head that scores pairs", config.architecture),
+            supported: "4 (rank), or a head in the file (ForSequenceClassification)".into(),
+        })
     }
 }
 

@@ -154,7 +154,7 @@ impl Tokenizer {
                     vocab.eos_id.or_else(|| control(2)),
                     vocab.unk_id.or_else(unknown),
                 );
-                let around = bos_and_eos(&vocab, true)?;
+                let around = bos_and_eos(&vocab, true, false)?;
                 let strip = Strip::Spaces(usize::from(vocab.add_space_prefix.unwrap_or(true)));
                 let pieces = pieces(&vocab, strip, |id, token, kind| match kind {
                     TokenType::Byte => Ok(vec![vocab::parse_byte(id, token)?]),
@@ -166,7 +166,7 @@ impl Tokenizer {
             }
             "gpt2" => {
                 let pre_tokenizer = PreTokenizer::by_name(vocab.pre.as_deref())?;
-                let around = bos_and_eos(&vocab, pre_tokenizer.add_bos)?;
+                let around = bos_and_eos(&vocab, pre_tokenizer.add_bos, pre_tokenizer.add_sep)?;
                 Self::byte_level(&vocab, pre_tokenizer, around)
             }
             "bert" => {
@@ -371,17 +371,23 @@ impl OwnEncoder {
     }
 }
 
-/// The tokens around a text that `add_bos` and `add_eos` ask for.
-fn bos_and_eos(vocab: &Vocab, default_bos: bool) -> Result<Surroundings, Error> {
+/// The tokens around texts that `add_bos`, `add_eos` and `add_sep` ask for. EOS ends either of two.
+fn bos_and_eos(vocab: &Vocab, default_bos: bool, default_sep: bool) -> Result<Surroundings, Error> {
     let wanted = |add: bool, field: &str, id: Option<u32>| match (add, id) {
         (false, _) => Ok(Vec::new()),
         (true, Some(id)) => Ok(vec![id]),
         (true, None) => Err(fault(field, "an id, for it is to be added to texts", "missing")),
     };
-    Ok(Surroundings::new(
-        wanted(vocab.add_bos.unwrap_or(default_bos), "bos_id", vocab.bos_id)?,
-        wanted(vocab.add_eos.unwrap_or(false), "eos_id", vocab.eos_id)?,
-    ))
+    let prefix = wanted(vocab.add_bos.unwrap_or(default_bos), "bos_id", vocab.bos_id)?;
+    let suffix = wanted(vocab.add_eos.unwrap_or(false), "eos_id", vocab.eos_id)?;
+    let sep = wanted(vocab.add_sep.unwrap_or(default_sep), "sep_id", vocab.sep_id.or(vocab.eos_id))?;
+    let pair = PairTemplate {
+        prefix: prefix.clone(),
+        middle: [suffix.as_slice(), &sep].concat(),
+        suffix: suffix.clone(),
+        second_type: 0,
+    };
+    Ok(Surroundings { prefix, suffix, pair: Some(pair) })
 }
 
 /// The named ids and those of [`END_TOKENS`] that are there, each once.

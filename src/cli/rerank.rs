@@ -23,7 +23,7 @@ use super::run::with_loading_bar;
 #[derive(Args)]
 #[command(after_help = EXIT_CODES)]
 pub struct RerankArgs {
-    /// Hugging Face folder of a cross-encoder.
+    /// Hugging Face folder or GGUF file of a cross-encoder.
     model: PathBuf,
     /// File with the texts; `-` is stdin.
     #[arg(default_value = "-")]

@@ -104,7 +104,13 @@ impl Embedder {
     /// Declares an encoder whose weights the feed is still to take; nothing is allocated.
     fn declare(device: &Device, header: ModelHeader, options: EmbedOptions<'_>) -> Result<(Embedder, Feed), Error> {
         let EncoderShape { pooling, normalize, prompts, default_prompt, .. } = header.shape.encoder()?.clone();
-        let (pooling, normalize) = (options.pooling.unwrap_or(pooling), options.normalize.unwrap_or(normalize));
+        let pooling = options.pooling.or(pooling).ok_or_else(|| Error::Unsupported {
+            format: "model",
+            field: "pooling_type".into(),
+            found: "a cross-encoder's".into(),
+            supported: "mean, cls, last, in the files or as an option".into(),
+        })?;
+        let normalize = options.normalize.unwrap_or(normalize);
         let EmbedOptions { max_tokens, max_batch_tokens, in_flight, memory_limit, .. } = options;
         let limits = Limits { max_tokens, max_batch_tokens, in_flight, memory_limit };
         let (mut batcher, feed) =

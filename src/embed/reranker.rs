@@ -54,7 +54,7 @@ struct Inner {
 
 impl Reranker {
     /// Loads a Hugging Face folder of a `BertForSequenceClassification` or its RoBERTa, XLM-RoBERTa or ModernBERT
-    /// sibling with one label, see [`ModelFile::open`].
+    /// sibling with one label, or a GGUF file of one with its whole head, see [`ModelFile::open`].
     ///
     /// # Errors
     /// Those of [`ModelFile::open`] and [`Reranker::from_file`].

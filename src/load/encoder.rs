@@ -1,18 +1,16 @@
 //! What the files of a text encoder say: Hugging Face folders of BERT, RoBERTa, ModernBERT, Nomic's BERT and Qwen3,
-//! with what sentence-transformers adds to them, and GGUF files of the architectures `bert` and `nomic-bert`.
+//! with what sentence-transformers adds to them. What makes such a model of its numbers is here for GGUF files, too.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::catalog::Catalog;
 use super::huggingface::{CONFIG, MODULES, POOLING, PROMPTS, SENTENCE_CONFIG, Texts, missing, rope_scaling};
 use super::{EncoderShape, Scoring};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
-use crate::formats::gguf::Metadata;
 use crate::kernels::{Activation, Gelu, Pooling, RopeConfig, RopeScaling, RopeStyle};
-use crate::model::{EncoderConfig, FeedForward, LocalLayers, NormKind, Positions, ScoreConfig, WeightSource};
+use crate::model::{EncoderConfig, FeedForward, LocalLayers, NormKind, Positions, ScoreConfig};
 
 /// The shape that a folder's files give, if it is an encoder's. A decoder's folder is one if it has
 /// sentence-transformers' modules.
@@ -26,9 +24,10 @@ pub(super) fn shape(json: &ConfigJson, texts: &Texts) -> Result<Option<EncoderSh
         None => Ok(None),
     };
     let pooling = match parse(POOLING, &texts.pooling)? {
-        Some(json) => pooling(&json).map_err(in_file(POOLING))?,
+        Some(json) => Some(pooling(&json).map_err(in_file(POOLING))?),
+        None if scoring.is_some() => None,
         // What sentence-transformers takes for a plain checkpoint.
-        None => Pooling::Mean,
+        None => Some(Pooling::Mean),
     };
     let normalize = match &texts.modules {
         Some(bytes) => has_normalize(bytes).map_err(in_file(MODULES))?,
@@ -70,14 +69,34 @@ fn required(json: &ConfigJson, keys: &[&str]) -> Result<u32, Error> {
     Err(missing(&keys.join(" or ")))
 }
 
-/// The form of the activation `key`.
-fn gelu(json: &ConfigJson, key: &str) -> Result<Gelu, Error> {
-    match json.get_str(key)?.unwrap_or("gelu") {
-        "gelu" => Ok(Gelu::Exact),
-        "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" => Ok(Gelu::Tanh),
-        other => Err(unsupported(key, other, "gelu, gelu_new, gelu_fast, gelu_pytorch_tanh")),
+/// The form of the activation of this name.
+fn gelu_named(name: &str) -> Option<Gelu> {
+    match name {
+        "gelu" => Some(Gelu::Exact),
+        "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" => Some(Gelu::Tanh),
+        _ => None,
     }
 }
+
+/// Names of the forms of GELU.
+const GELUS: &str = "gelu, gelu_new, gelu_fast, gelu_pytorch_tanh";
+
+/// The form of the activation `key`.
+fn gelu(json: &ConfigJson, key: &str) -> Result<Gelu, Error> {
+    let name = json.get_str(key)?.unwrap_or("gelu");
+    gelu_named(name).ok_or_else(|| unsupported(key, name, GELUS))
+}
+
+/// The gated feed-forward with the activation of this name; `None` if none is known. [`GATES`] are.
+pub(super) fn gated(activation: &str) -> Option<FeedForward> {
+    match activation {
+        "silu" => Some(FeedForward::SwiGlu),
+        other => gelu_named(other).map(FeedForward::GeGlu),
+    }
+}
+
+/// Names of activations of gated feed-forwards.
+pub(super) const GATES: &str = "silu, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh";
 
 /// Refuses a key whose value is another than the one that is known.
 fn only(json: &ConfigJson, key: &str, known: Value) -> Result<(), Error> {
@@ -87,45 +106,107 @@ fn only(json: &ConfigJson, key: &str, known: Value) -> Result<(), Error> {
     }
 }
 
-/// What the families have in common: BERT's, of heads that share the width.
-fn base(json: &ConfigJson, architecture: &str) -> Result<EncoderConfig, Error> {
-    let dim = required(json, &["hidden_size", "n_embd"])?;
-    let n_heads = required(json, &["num_attention_heads", "n_head"])?;
+/// BERT of these sizes; vocabulary, positions, token types and epsilon are for the caller to fill in. Heads share the
+/// width unless `head_dim` says otherwise; the field `heads` is named where they cannot.
+pub(super) fn plain(
+    architecture: &str,
+    [dim, ffn_dim, n_layers, n_heads]: [u32; 4],
+    head_dim: Option<u32>,
+    heads: &str,
+) -> Result<EncoderConfig, Error> {
+    let is_divisor = n_heads > 0 && dim.is_multiple_of(n_heads);
+    let head_dim = head_dim.or_else(|| is_divisor.then(|| dim / n_heads));
     Ok(EncoderConfig {
         architecture: architecture.into(),
         dim,
-        ffn_dim: required(json, &["intermediate_size", "n_inner"])?,
-        n_layers: required(json, &["num_hidden_layers", "n_layer"])?,
+        ffn_dim,
+        n_layers,
         n_heads,
         n_kv_heads: n_heads,
-        head_dim: share(dim, n_heads, "num_attention_heads")?,
-        vocab_size: required(json, &["vocab_size"])?,
-        max_seq_len: required(json, &["max_position_embeddings", "n_positions"])?,
+        head_dim: head_dim.ok_or_else(|| wrong(heads, &format!("a divisor of the width {dim}"), n_heads))?,
+        vocab_size: 0,
+        max_seq_len: 0,
         positions: Positions::Table { first: 0 },
-        n_token_types: json.get_u32("type_vocab_size")?.unwrap_or(0),
+        n_token_types: 0,
         norm_first: false,
         norm: NormKind::Layer { bias: true },
         embd_norm: true,
         qk_norm: false,
         causal: false,
-        norm_eps: json.get_f32("layer_norm_eps")?.unwrap_or(1e-12),
+        norm_eps: 0.0,
         local: None,
         feed_forward: FeedForward::Gelu(Gelu::Exact),
     })
 }
 
-/// The size of each of `n_heads` heads.
-fn share(dim: u32, n_heads: u32, field: &str) -> Result<u32, Error> {
-    let is_divisor = n_heads > 0 && dim.is_multiple_of(n_heads);
-    if is_divisor { Ok(dim / n_heads) } else { Err(wrong(field, &format!("a divisor of the width {dim}"), n_heads)) }
+/// ModernBERT of these sizes, with the bases of the angles in layers that see all tokens and in those that do not.
+pub(super) fn as_modern_bert(config: EncoderConfig, [global, local]: [f32; 2]) -> EncoderConfig {
+    EncoderConfig {
+        positions: Positions::Rotary {
+            global: rope(config.head_dim, global),
+            local: Some(rope(config.head_dim, local)),
+        },
+        n_token_types: 0,
+        norm_first: true,
+        norm: NormKind::Layer { bias: false },
+        feed_forward: FeedForward::GeGlu(Gelu::Exact),
+        ..config
+    }
 }
 
-fn rope(rot_dims: u32, theta: f32) -> RopeConfig {
+/// ModernBERT's layers that see as many tokens to both sides together.
+pub(super) fn local_layers(n_tokens: u32, global_every: Option<u32>) -> LocalLayers {
+    LocalLayers { window: n_tokens / 2 + 1, global_every: global_every.unwrap_or(3) }
+}
+
+/// Nomic's BERT of these sizes.
+pub(super) fn as_nomic_bert(config: EncoderConfig, rope: RopeConfig) -> EncoderConfig {
+    EncoderConfig {
+        positions: Positions::Rotary { global: rope, local: None },
+        feed_forward: FeedForward::SwiGlu,
+        ..config
+    }
+}
+
+/// Qwen3 of these sizes.
+pub(super) fn as_qwen3(config: EncoderConfig, n_kv_heads: Option<u32>, rope: RopeConfig) -> EncoderConfig {
+    EncoderConfig {
+        n_kv_heads: n_kv_heads.unwrap_or(config.n_heads),
+        positions: Positions::Rotary { global: rope, local: None },
+        n_token_types: 0,
+        norm_first: true,
+        norm: NormKind::Rms,
+        embd_norm: false,
+        qk_norm: true,
+        causal: true,
+        feed_forward: FeedForward::SwiGlu,
+        ..config
+    }
+}
+
+pub(super) fn rope(rot_dims: u32, theta: f32) -> RopeConfig {
     RopeConfig { rot_dims, theta: f64::from(theta), style: RopeStyle::Halves, scaling: RopeScaling::None }
 }
 
+/// What the folders of all families have in common.
+fn base(json: &ConfigJson, architecture: &str, head_dim: Option<u32>) -> Result<EncoderConfig, Error> {
+    let sizes = [
+        required(json, &["hidden_size", "n_embd"])?,
+        required(json, &["intermediate_size", "n_inner"])?,
+        required(json, &["num_hidden_layers", "n_layer"])?,
+        required(json, &["num_attention_heads", "n_head"])?,
+    ];
+    Ok(EncoderConfig {
+        vocab_size: required(json, &["vocab_size"])?,
+        max_seq_len: required(json, &["max_position_embeddings", "n_positions"])?,
+        n_token_types: json.get_u32("type_vocab_size")?.unwrap_or(0),
+        norm_eps: json.get_f32("layer_norm_eps")?.unwrap_or(1e-12),
+        ..plain(architecture, sizes, head_dim, "num_attention_heads")?
+    })
+}
+
 fn bert(json: &ConfigJson, architecture: &str) -> Result<EncoderConfig, Error> {
-    let config = base(json, architecture)?;
+    let config = base(json, architecture, None)?;
     if let Some(kind @ ("relative_key" | "relative_key_query")) = json.get_str("position_embedding_type")? {
         return Err(unsupported("position_embedding_type", kind, "absolute"));
     }
@@ -143,7 +224,7 @@ fn bert(json: &ConfigJson, architecture: &str) -> Result<EncoderConfig, Error> {
 }
 
 fn modern_bert(json: &ConfigJson) -> Result<EncoderConfig, Error> {
-    let config = base(json, "modernbert")?;
+    let config = base(json, "modernbert", None)?;
     let theta = |kind: &str, plain: &str, default: f32| -> Result<f32, Error> {
         let theta = match json.get_f32(&format!("rope_parameters.{kind}.rope_theta"))? {
             Some(theta) => Some(theta),
@@ -151,29 +232,26 @@ fn modern_bert(json: &ConfigJson) -> Result<EncoderConfig, Error> {
         };
         Ok(theta.unwrap_or(default))
     };
-    let local = LocalLayers {
-        // As many tokens to both sides together.
-        window: json.get_u32("local_attention")?.unwrap_or(128) / 2 + 1,
-        global_every: json.get_u32("global_attn_every_n_layers")?.unwrap_or(3),
-    };
+    let thetas = [
+        theta("full_attention", "global_rope_theta", 160_000.0)?,
+        theta("sliding_attention", "local_rope_theta", 10_000.0)?,
+    ];
+    let activation = json.get_str("hidden_activation")?.unwrap_or("gelu");
     Ok(EncoderConfig {
-        positions: Positions::Rotary {
-            global: rope(config.head_dim, theta("full_attention", "global_rope_theta", 160_000.0)?),
-            local: Some(rope(config.head_dim, theta("sliding_attention", "local_rope_theta", 10_000.0)?)),
-        },
-        n_token_types: 0,
-        norm_first: true,
         norm: NormKind::Layer { bias: json.get_bool("norm_bias")?.unwrap_or(false) },
         norm_eps: json.get_f32("norm_eps")?.unwrap_or(1e-5),
-        local: Some(local),
-        feed_forward: FeedForward::GeGlu(gelu(json, "hidden_activation")?),
-        ..config
+        local: Some(local_layers(
+            json.get_u32("local_attention")?.unwrap_or(128),
+            json.get_u32("global_attn_every_n_layers")?,
+        )),
+        feed_forward: gated(activation).ok_or_else(|| unsupported("hidden_activation", activation, GATES))?,
+        ..as_modern_bert(config, thetas)
     })
 }
 
 /// Nomic's BERT (Nussbaum et al. 2024, arXiv:2402.01613), from the keys of its own code and of transformers 5.
 fn nomic_bert(json: &ConfigJson) -> Result<EncoderConfig, Error> {
-    let config = base(json, "nomic_bert")?;
+    let config = base(json, "nomic_bert", None)?;
     for (key, known) in [
         ("activation_function", "swiglu".into()),
         ("hidden_act", "silu".into()),
@@ -201,10 +279,8 @@ fn nomic_bert(json: &ConfigJson) -> Result<EncoderConfig, Error> {
     Ok(EncoderConfig {
         // Longer texts would take other angles, which depend on their length.
         max_seq_len: config.max_seq_len.min(json.get_u32("max_trained_positions")?.unwrap_or(u32::MAX)),
-        positions: Positions::Rotary { global: rope(rot_dims, theta.unwrap_or(1000.0)), local: None },
         norm_eps,
-        feed_forward: FeedForward::SwiGlu,
-        ..config
+        ..as_nomic_bert(config, rope(rot_dims, theta.unwrap_or(1000.0)))
     })
 }
 
@@ -212,39 +288,21 @@ fn nomic_bert(json: &ConfigJson) -> Result<EncoderConfig, Error> {
 fn qwen3(json: &ConfigJson) -> Result<EncoderConfig, Error> {
     only(json, "hidden_act", "silu".into())?;
     only(json, "use_sliding_window", false.into())?;
-    let dim = required(json, &["hidden_size"])?;
-    let n_heads = required(json, &["num_attention_heads"])?;
-    let head_dim = match json.get_u32("head_dim")? {
-        Some(head_dim) => head_dim,
-        None => share(dim, n_heads, "num_attention_heads")?,
-    };
+    let config = base(json, "qwen3", json.get_u32("head_dim")?)?;
     let theta = match json.get_f32("rope_parameters.rope_theta")? {
         Some(theta) => Some(theta),
         None => json.get_f32("rope_theta")?,
     };
-    let global = RopeConfig { scaling: rope_scaling(json)?, ..rope(head_dim, theta.unwrap_or(10_000.0)) };
+    let rope = RopeConfig { scaling: rope_scaling(json)?, ..rope(config.head_dim, theta.unwrap_or(10_000.0)) };
     Ok(EncoderConfig {
-        architecture: "qwen3".into(),
-        dim,
-        ffn_dim: required(json, &["intermediate_size"])?,
-        n_layers: required(json, &["num_hidden_layers"])?,
-        n_heads,
-        n_kv_heads: json.get_u32("num_key_value_heads")?.unwrap_or(n_heads),
-        head_dim,
-        vocab_size: required(json, &["vocab_size"])?,
-        max_seq_len: required(json, &["max_position_embeddings"])?,
-        positions: Positions::Rotary { global, local: None },
-        n_token_types: 0,
-        norm_first: true,
-        norm: NormKind::Rms,
-        embd_norm: false,
-        qk_norm: true,
-        causal: true,
         norm_eps: json.get_f32("rms_norm_eps")?.ok_or_else(|| missing("rms_norm_eps"))?,
-        local: None,
-        feed_forward: FeedForward::SwiGlu,
+        ..as_qwen3(config, json.get_u32("num_key_value_heads")?, rope)
     })
 }
+
+/// The head of BERT and RoBERTa: the pooler or dense layer, and the classifier.
+pub(super) const BERT_HEAD: ScoreConfig =
+    ScoreConfig { pooling: Pooling::Cls, activation: Activation::Tanh, norm: false };
 
 /// The head of a cross-encoder, if the model has one that is known.
 fn scoring(json: &ConfigJson, architecture: &str) -> Result<Option<Scoring>, Error> {
@@ -253,9 +311,7 @@ fn scoring(json: &ConfigJson, architecture: &str) -> Result<Option<Scoring>, Err
         return Ok(None);
     }
     let head = match architecture {
-        "bert" | "roberta" | "xlm-roberta" => {
-            ScoreConfig { pooling: Pooling::Cls, activation: Activation::Tanh, norm: false }
-        }
+        "bert" | "roberta" | "xlm-roberta" => BERT_HEAD,
         "modernbert" => ScoreConfig {
             pooling: match json.get_str("classifier_pooling")?.unwrap_or("cls") {
                 "cls" => Pooling::Cls,
@@ -395,103 +451,6 @@ pub(super) fn gguf_name(architecture: &str, name: &str) -> Option<String> {
         }
     };
     Some(format!("{plain}.{suffix}"))
-}
-
-/// The shape that a GGUF file of the architecture `bert` or `nomic-bert` gives.
-pub(super) fn gguf_shape(architecture: &str, metadata: &Metadata, catalog: &Catalog) -> Result<EncoderShape, Error> {
-    let key = |key: &str| format!("{architecture}.{key}");
-    let required = |name: &str| metadata.get_u32(&key(name))?.ok_or_else(|| missing(&key(name)));
-    let rows = |name: &str| catalog.describe(name).and_then(|tensor| u32::try_from(*tensor.shape.first()?).ok());
-    let (dim, n_heads) = (required("embedding_length")?, required("attention.head_count")?);
-    let head_dim = share(dim, n_heads, &key("attention.head_count"))?;
-    let eps = key("attention.layer_norm_epsilon");
-    let config = EncoderConfig {
-        architecture: architecture.into(),
-        dim,
-        ffn_dim: required("feed_forward_length")?,
-        n_layers: required("block_count")?,
-        n_heads,
-        n_kv_heads: n_heads,
-        head_dim,
-        vocab_size: rows("token_embd.weight").ok_or_else(|| missing("token_embd.weight"))?,
-        max_seq_len: 0,
-        positions: Positions::Table { first: 0 },
-        n_token_types: rows("token_types.weight").unwrap_or(0),
-        norm_eps: metadata.get_f32(&eps)?.ok_or_else(|| missing(&eps))?,
-        norm_first: false,
-        norm: NormKind::Layer { bias: true },
-        embd_norm: true,
-        qk_norm: false,
-        causal: false,
-        local: None,
-        feed_forward: FeedForward::Gelu(Gelu::Exact),
-    };
-    let config = match architecture {
-        "nomic-bert" => {
-            let theta = metadata.get_f32(&key("rope.freq_base"))?.unwrap_or(1000.0);
-            EncoderConfig {
-                max_seq_len: required("context_length")?,
-                positions: Positions::Rotary { global: rope(head_dim, theta), local: None },
-                feed_forward: FeedForward::SwiGlu,
-                ..config
-            }
-        }
-        _ => EncoderConfig {
-            max_seq_len: rows("position_embd.weight").ok_or_else(|| missing("position_embd.weight"))?,
-            ..config
-        },
-    };
-    config.check()?;
-    let pooling = match metadata.get_u32(&key("pooling_type"))? {
-        // `none` leaves it to the caller.
-        None | Some(0 | 1) => Pooling::Mean,
-        Some(2) => Pooling::Cls,
-        Some(3) => Pooling::Last,
-        Some(other) => {
-            return Err(Error::Unsupported {
-                format: "gguf",
-                field: key("pooling_type"),
-                found: other.to_string(),
-                supported: "1 (mean), 2 (cls), 3 (last)".into(),
-            });
-        }
-    };
-    let context = metadata.get_u32(&key("context_length"))?.unwrap_or(u32::MAX);
-    let max_tokens = context.clamp(1, config.max_seq_len);
-    let (prompts, default_prompt) = Default::default();
-    Ok(EncoderShape { config, pooling, normalize: true, max_tokens, prompts, default_prompt, scoring: None })
-}
-
-/// Whether a pass of a BERT of so many layers reads the tensor.
-pub(super) fn reads(name: &str, n_layers: u32) -> bool {
-    const PARTS: [&str; 10] = [
-        "attn_q",
-        "attn_k",
-        "attn_v",
-        "attn_qkv",
-        "attn_output",
-        "attn_output_norm",
-        "ffn_gate",
-        "ffn_up",
-        "ffn_down",
-        "layer_output_norm",
-    ];
-    let Some((stem, suffix)) = name.rsplit_once('.') else { return false };
-    let has_bias = match stem.strip_prefix("blk.") {
-        None if stem == "token_embd_norm" => true,
-        None if matches!(stem, "token_embd" | "position_embd" | "token_types") => false,
-        None => return false,
-        Some(rest) => match rest.split_once('.') {
-            Some((layer, part)) => {
-                if layer.parse().ok().is_none_or(|layer: u32| layer >= n_layers) || !PARTS.contains(&part) {
-                    return false;
-                }
-                true
-            }
-            None => return false,
-        },
-    };
-    suffix == "weight" || suffix == "bias" && has_bias
 }
 
 fn unsupported(field: &str, found: &str, supported: &str) -> Error {

@@ -1,7 +1,7 @@
-//! GGUF files of the llama architecture.
+//! GGUF files: those of the llama architecture, and what they have in common with those of encoders.
 
 use super::catalog::{Catalog, check_type, floats};
-use super::{ModelHeader, ModelShape, encoder, vocab_from_gguf};
+use super::{ModelHeader, ModelShape, gguf_encoder, vocab_from_gguf};
 use crate::error::Error;
 use crate::formats::TensorInfo;
 use crate::formats::gguf::{Gguf, Metadata};
@@ -51,11 +51,9 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: Option<&[u8]>) 
     }
     let Some(first) = shards.first() else { return Err(missing("split.count")) };
     let metadata = &first.metadata;
-    let shape = match metadata.get_str("general.architecture")? {
-        Some(architecture @ ("bert" | "nomic-bert")) => {
-            ModelShape::Encoder(encoder::gguf_shape(architecture, metadata, &catalog)?)
-        }
-        _ => ModelShape::Decoder(config(metadata, &catalog, config_data)?),
+    let shape = match gguf_encoder::shape(metadata, &catalog)? {
+        Some(shape) => ModelShape::Encoder(shape),
+        None => ModelShape::Decoder(config(metadata, &catalog, config_data)?),
     };
     let vocab_size = match &shape {
         ModelShape::Decoder(config) => config.vocab_size,
@@ -89,7 +87,7 @@ fn config(metadata: &Metadata, catalog: &Catalog, config_data: Option<&[u8]>) ->
             format: "gguf",
             field: "general.architecture".into(),
             found: format!("`{architecture}`"),
-            supported: "llama, bert, nomic-bert".into(),
+            supported: "llama, bert, modern-bert, nomic-bert, and qwen3 with qwen3.pooling_type".into(),
         });
     }
     let required = |key: &str| -> Result<u32, Error> {
@@ -163,22 +161,28 @@ fn rope_scaling(
             None => Ok(RopeScaling::Factors(factors)),
         };
     }
-    let factor = metadata.get_f32("llama.rope.scaling.factor")?;
-    match (metadata.get_str("llama.rope.scaling.type")?, factor) {
+    named_scaling("llama", metadata, "none, linear, or rope_freqs.weight")
+}
+
+/// The scaling that the architecture's keys name.
+pub(super) fn named_scaling(architecture: &str, metadata: &Metadata, supported: &str) -> Result<RopeScaling, Error> {
+    let key = |key: &str| format!("{architecture}.rope.scaling.{key}");
+    let factor = metadata.get_f32(&key("factor"))?;
+    match (metadata.get_str(&key("type"))?, factor) {
         (None | Some("none"), _) | (Some("linear"), None) => Ok(RopeScaling::None),
         (Some("linear"), Some(factor)) if factor.is_finite() && factor > 0.0 => {
             Ok(RopeScaling::Linear { factor: f64::from(factor) })
         }
         (Some("linear"), Some(factor)) => Err(Error::Config {
-            field: "llama.rope.scaling.factor".into(),
+            field: key("factor"),
             expected: "a finite number above 0".into(),
             found: factor.to_string(),
         }),
         (Some(other), _) => Err(Error::Unsupported {
             format: "gguf",
-            field: "llama.rope.scaling.type".into(),
+            field: key("type"),
             found: format!("`{other}`"),
-            supported: "none, linear, or rope_freqs.weight".into(),
+            supported: supported.into(),
         }),
     }
 }
@@ -191,7 +195,7 @@ fn check_names(tensors: &[TensorInfo], shape: &ModelShape) -> Result<(), Error> 
     };
     let is_read = |name: &str| match shape {
         ModelShape::Decoder(_) => reads(name, n_layers),
-        ModelShape::Encoder(_) => encoder::reads(name, n_layers),
+        ModelShape::Encoder(shape) => gguf_encoder::reads(name, &shape.config),
     };
     match tensors.iter().find(|tensor| !is_read(&tensor.name)) {
         Some(tensor) => Err(Error::Config {

@@ -28,10 +28,16 @@ pub fn vocab_from_gguf(metadata: &Metadata) -> Result<Vocab, Error> {
         None => metadata.get_u32("tokenizer.ggml.seperator_token_id")?,
         sep_id => sep_id,
     };
+    let pre = metadata.get_str("tokenizer.ggml.pre")?;
+    let add_sep = match pre {
+        // Files say so of ModernBERT as well, whose texts have one token between them.
+        Some("modern-bert") => Some(false),
+        _ => metadata.get_bool("tokenizer.ggml.add_sep_token")?,
+    };
     let owned = |texts: Vec<&str>| texts.into_iter().map(str::to_owned).collect();
     Ok(Vocab {
         model: model.into(),
-        pre: metadata.get_str("tokenizer.ggml.pre")?.map(str::to_owned),
+        pre: pre.map(str::to_owned),
         tokens: owned(tokens.ok_or_else(|| missing("tokenizer.ggml.tokens", "missing"))?),
         scores: metadata.get_f32_array("tokenizer.ggml.scores")?.unwrap_or_default(),
         token_types: token_types.into_iter().map(TokenType::try_from).collect::<Result<_, _>>()?,
@@ -45,6 +51,7 @@ pub fn vocab_from_gguf(metadata: &Metadata) -> Result<Vocab, Error> {
         pad_id: metadata.get_u32("tokenizer.ggml.padding_token_id")?,
         add_bos: metadata.get_bool("tokenizer.ggml.add_bos_token")?,
         add_eos: metadata.get_bool("tokenizer.ggml.add_eos_token")?,
+        add_sep,
         add_space_prefix: metadata.get_bool("tokenizer.ggml.add_space_prefix")?,
         lowercase: metadata.get_bool("tokenizer.ggml.normalizer.lowercase")?,
     })

@@ -113,9 +113,10 @@ pub struct EncoderConfig {
     /// `attention.layer_norm_epsilon`, `attention.layer_norm_rms_epsilon`; `layer_norm_eps`, `norm_eps`,
     /// `rms_norm_eps`.
     pub norm_eps: f32,
-    /// Layers with a window: `local_attention`, `global_attn_every_n_layers`.
+    /// Layers with a window: `attention.sliding_window`, `attention.sliding_window_pattern`; `local_attention`,
+    /// `global_attn_every_n_layers`.
     pub local: Option<LocalLayers>,
-    /// `hidden_act`.
+    /// `hidden_activation`; `hidden_act`.
     pub feed_forward: FeedForward,
 }
 
@@ -182,12 +183,13 @@ impl EncoderConfig {
             return Err(config_error(field, "0 to 1".into(), self.norm_eps));
         }
         if let Some(LocalLayers { window, global_every }) = self.local {
-            in_range("local_attention", window, 1 << 20)?;
-            in_range("global_attn_every_n_layers", global_every, 1 << 12)?;
+            in_range("attention.sliding_window (local_attention)", window, 1 << 20)?;
+            let field = "attention.sliding_window_pattern (global_attn_every_n_layers)";
+            in_range(field, global_every, 1 << 12)?;
         }
         let is_wrong = |rope: &&RopeConfig| !(rope.theta.is_finite() && rope.theta >= 1.0);
         if let Some(rope) = self.positions.ropes().find(is_wrong) {
-            return Err(config_error("rope_theta", "a finite number from 1".into(), rope.theta));
+            return Err(config_error("rope.freq_base (rope_theta)", "a finite number from 1".into(), rope.theta));
         }
         Ok(())
     }
@@ -208,7 +210,7 @@ impl EncoderConfig {
 /// What makes a score of a sequence: its pooled row, a product with an activation, a norm, and a row of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScoreConfig {
-    /// Which row: `classifier_pooling`.
+    /// Which row: `classifier.pooling_type`; `classifier_pooling`.
     pub pooling: Pooling,
     /// Behind the first product: `classifier_activation`.
     pub activation: Activation,

@@ -19,6 +19,8 @@ pub(super) struct PreTokenizer {
     pub ignore_merges: bool,
     /// What `add_bos_token` means where the file is silent.
     pub add_bos: bool,
+    /// What `add_sep_token` means where the file is silent.
+    pub add_sep: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +32,8 @@ enum Pattern {
     Deepseek3,
 }
 
-const GPT2: PreTokenizer = PreTokenizer { pattern: Pattern::Gpt2, nfc: false, ignore_merges: false, add_bos: false };
+const GPT2: PreTokenizer =
+    PreTokenizer { pattern: Pattern::Gpt2, nfc: false, ignore_merges: false, add_bos: false, add_sep: false };
 const STARCODER: PreTokenizer = PreTokenizer { pattern: Pattern::DigitsThenGpt2, ..GPT2 };
 const DBRX: PreTokenizer = PreTokenizer { pattern: Pattern::Modern { max_digits: 3, marks: false }, ..GPT2 };
 const LLAMA3: PreTokenizer = PreTokenizer { ignore_merges: true, add_bos: true, ..DBRX };
@@ -40,19 +43,21 @@ const QWEN35: PreTokenizer =
 const GPT4O: PreTokenizer = PreTokenizer { pattern: Pattern::Cased { max_digits: 3, contractions: true }, ..GPT2 };
 const TEKKEN: PreTokenizer = PreTokenizer {
     pattern: Pattern::Cased { max_digits: 1, contractions: false },
-    nfc: false,
     ignore_merges: true,
     add_bos: true,
+    ..GPT2
 };
 const DEEPSEEK3: PreTokenizer = PreTokenizer { pattern: Pattern::Deepseek3, ..GPT2 };
 
 /// GGUF's names. `default` is what files say that were made before the names existed; most of them are GPT-2's.
-const KNOWN: [(&str, PreTokenizer); 23] = [
+const KNOWN: [(&str, PreTokenizer); 25] = [
     ("default", GPT2),
     ("gpt-2", GPT2),
     ("phi-2", GPT2),
     ("mpt", PreTokenizer { nfc: true, ..GPT2 }),
     ("olmo", PreTokenizer { nfc: true, ..GPT2 }),
+    ("modern-bert", PreTokenizer { nfc: true, ..GPT2 }),
+    ("roberta-bpe", PreTokenizer { add_sep: true, ..GPT2 }),
     ("starcoder", STARCODER),
     ("refact", STARCODER),
     ("smollm", STARCODER),
@@ -150,13 +155,13 @@ impl PreTokenizer {
             (Pattern::Gpt2, true) => Pattern::DigitsThenGpt2,
             (_, true) => return None,
         };
-        Some(PreTokenizer { pattern, nfc, ignore_merges, add_bos: false })
+        Some(PreTokenizer { pattern, nfc, ignore_merges, ..GPT2 })
     }
 
     /// The pre-tokenizer of a `tokenizer.json` that has GPT-2's split built in.
     pub fn gpt2(digits: bool, nfc: bool, ignore_merges: bool) -> Self {
         let pattern = if digits { Pattern::DigitsThenGpt2 } else { Pattern::Gpt2 };
-        PreTokenizer { pattern, nfc, ignore_merges, add_bos: false }
+        PreTokenizer { pattern, nfc, ignore_merges, ..GPT2 }
     }
 
     /// Hands the words of `text` to `emit`, in order; together they are the text.

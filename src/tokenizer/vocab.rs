@@ -84,6 +84,8 @@ pub struct Vocab {
     pub add_bos: Option<bool>,
     /// `tokenizer.ggml.add_eos_token`.
     pub add_eos: Option<bool>,
+    /// `tokenizer.ggml.add_sep_token`: behind the first of two texts stands SEP, after EOS if that is added.
+    pub add_sep: Option<bool>,
     /// `tokenizer.ggml.add_space_prefix`: SentencePiece puts a space before a text.
     pub add_space_prefix: Option<bool>,
     /// `tokenizer.ggml.normalizer.lowercase`: WordPiece lower-cases and strips accents.

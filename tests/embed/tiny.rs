@@ -1,5 +1,5 @@
 //! The tiny random models of `tests/data/encoders`, whose references are a NumPy forward pass in float64:
-//! cross-encoders, Qwen3 as an encoder, Nomic's BERT.
+//! cross-encoders, ModernBERT, Qwen3 as an encoder, Nomic's BERT; as folders and as GGUF files.
 
 use std::path::PathBuf;
 
@@ -13,11 +13,14 @@ use tilewright::{Device, EmbedOptions, Embedder, Error, RerankOptions, Reranker,
 use crate::common::{self, References, Rng, block_on, largest_difference};
 use crate::{cosine_distance, executors, fed, in_pieces, names};
 
+/// The path of a folder, or of a file in it.
 fn folder(name: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/encoders")).join(name)
 }
 
-fn cases(name: &str, kind: &str) -> Vec<Value> {
+/// The cases of a folder, or of the one that a file is in.
+fn cases(path: &str, kind: &str) -> Vec<Value> {
+    let name = path.split('/').next().unwrap();
     let cases: Value = serde_json::from_slice(&std::fs::read(folder(name).join("cases.json")).unwrap()).unwrap();
     cases[kind].as_array().unwrap().clone()
 }
@@ -49,7 +52,15 @@ fn rerankers_match_their_references() {
     for device in devices() {
         // That tier rounds operands of products to 11 bits.
         let tolerance = if device.tier() == Tier::F16 { 2e-2 } else { 2e-5 };
-        for (name, sigmoid) in [("bert-reranker", false), ("roberta-reranker", true), ("modernbert-reranker", true)] {
+        for (name, sigmoid) in [
+            ("bert-reranker", false),
+            ("roberta-reranker", true),
+            ("roberta-reranker/model.gguf", true),
+            ("modernbert-reranker", true),
+            ("modernbert-reranker/model.gguf", true),
+            ("modernbert-bpe", true),
+            ("modernbert-bpe/reranker.gguf", true),
+        ] {
             let cases = cases(name, "pairs");
             let pairs: Vec<_> = cases.iter().map(|case| (text(case, "a"), text(case, "b"))).collect();
             let model = reranker(&device, name, RerankOptions::default());
@@ -76,12 +87,15 @@ fn rerankers_match_their_references() {
 fn encoders_match_their_references() {
     for device in devices() {
         let tolerance = if device.tier() == Tier::F16 { 1e-3 } else { 1e-9 };
-        for (name, pooling) in [("qwen3-embedding", Pooling::Last), ("nomic", Pooling::Mean)] {
+        for (name, pooling) in
+            [("qwen3-embedding", Pooling::Last), ("nomic", Pooling::Mean), ("modernbert-bpe", Pooling::Cls)]
+        {
             let cases = cases(name, "texts");
             let plain = embedder(&device, name, EmbedOptions::default());
             assert_eq!((plain.pooling(), plain.normalizes(), plain.prompt()), (pooling, true, ""), "{name}");
             let mut worst = 0.0f64;
-            for prompt in [None, Some("query"), Some("document")] {
+            let prompts = plain.prompts().keys().map(|name| Some(name.as_str()));
+            for prompt in [None].into_iter().chain(prompts) {
                 let model = plain.with_prompt(prompt).unwrap();
                 let cases: Vec<&Value> = cases.iter().filter(|case| case["prompt"].as_str() == prompt).collect();
                 let texts: Vec<&str> = cases.iter().map(|case| text(case, "text")).collect();
@@ -115,6 +129,145 @@ fn all_files_of_nomic_are_one_model() {
                 assert!(distance <= 1e-9, "{path}: {distance:.1e}");
             }
         }
+    }
+}
+
+/// GGUF files have no prompts; all else is in them.
+#[test]
+fn gguf_files_make_the_vectors_of_their_folders() {
+    for device in executors() {
+        for (name, pooling) in [("qwen3-embedding", Pooling::Last), ("modernbert-bpe", Pooling::Cls)] {
+            let of_folder = embedder(&device, name, EmbedOptions::default());
+            let of_file = embedder(&device, &format!("{name}/model.gguf"), EmbedOptions::default());
+            assert_eq!((of_file.pooling(), of_file.normalizes()), (pooling, true), "{name}");
+            assert_eq!((of_file.max_tokens(), of_file.prompts().len()), (of_folder.max_tokens(), 0), "{name}");
+            let cases = cases(name, "texts");
+            let prompted = |case: &Value| {
+                let prompt = case["prompt"].as_str().map_or("", |name| of_folder.prompts()[name].as_str());
+                format!("{prompt}{}", text(case, "text"))
+            };
+            let texts: Vec<String> = cases.iter().map(prompted).collect();
+            let vectors = block_on(of_file.embed(&texts)).unwrap();
+            assert_eq!(vectors, block_on(of_folder.embed(&texts)).unwrap(), "{name}");
+            for ((case, text), vector) in cases.iter().zip(&texts).zip(vectors.chunks_exact(of_file.dims() as usize)) {
+                assert_eq!(of_file.encode(text).unwrap().ids, ids(case), "{name}: {case}");
+                let distance = cosine_distance(vector, &vector_of(case));
+                assert!(distance <= 1e-9, "{name}: {distance:.1e}");
+            }
+        }
+        // What the converter leaves of a cross-encoder is an encoder, if it is asked to be.
+        let options = || EmbedOptions { pooling: Some(Pooling::Mean), ..EmbedOptions::default() };
+        let texts = ["what is tax law", "", "the quiet engine ran"];
+        for [file, name] in
+            [["bert-reranker/model.gguf", "bert-reranker"], ["modernbert-bpe/reranker.gguf", "modernbert-bpe"]]
+        {
+            let [file, folder] = [file, name].map(|path| block_on(embedder(&device, path, options()).embed(&texts)));
+            assert_eq!(file.unwrap(), folder.unwrap(), "{name}");
+        }
+    }
+}
+
+/// Where the value of a key of a GGUF file begins, behind its type.
+fn value_of(file: &[u8], key: &str) -> usize {
+    let named = [&(key.len() as u64).to_le_bytes()[..], key.as_bytes()].concat();
+    let at = file.windows(named.len()).position(|window| window == named);
+    at.unwrap_or_else(|| panic!("no {key}")) + named.len() + 4
+}
+
+#[test]
+fn gguf_files_of_no_known_encoder_are_refused_by_the_key() {
+    enum Change {
+        /// The key of a value, or the name of a tensor, becomes another of the same length.
+        Rename(&'static str),
+        Number(u32),
+        Text(&'static str),
+        Retype,
+    }
+    use Change::{Number, Rename, Retype, Text};
+    let device = common::cpu();
+    let [modern, pairs, qwen] =
+        ["modernbert-bpe/model.gguf", "modernbert-bpe/reranker.gguf", "qwen3-embedding/model.gguf"];
+    let [other, roberta] = ["modernbert-reranker/model.gguf", "roberta-reranker/model.gguf"];
+    for (path, key, change, code, named) in [
+        (modern, "modern-bert.context_length", Rename("modern-bert.context_lengtX"), "config", "context_length"),
+        (modern, "modern-bert.rope.freq_base", Rename("modern-bert.rope.freq_basX"), "config", "rope.freq_base"),
+        (modern, "modern-bert.rope.freq_base_swa", Number(0), "config", "rope.freq_base"),
+        (modern, "modern-bert.block_count", Rename("modern-bert.block_counX"), "config", "modern-bert.block_count"),
+        (
+            modern,
+            "modern-bert.attention.layer_norm_epsilon",
+            Rename("modern-bert.attention.layer_norm_epsiloX"),
+            "config",
+            "modern-bert.attention.layer_norm_epsilon",
+        ),
+        (modern, "modern-bert.attention.head_count", Number(3), "config", "modern-bert.attention.head_count"),
+        (modern, "modern-bert.attention.sliding_window", Retype, "format", "modern-bert.attention.sliding_window"),
+        (
+            other,
+            "modern-bert.attention.sliding_window_pattern",
+            Number(0),
+            "config",
+            "attention.sliding_window_pattern",
+        ),
+        (modern, "modern-bert.hidden_activation", Text("relu"), "unsupported", "modern-bert.hidden_activation"),
+        (modern, "modern-bert.pooling_type", Number(5), "unsupported", "modern-bert.pooling_type"),
+        (modern, "modern-bert.pooling_type", Number(4), "config", "cls.output.weight"),
+        (modern, "blk.1.attn_norm.weight", Rename("blk.0.attn_norm.weight"), "config", "blk.0.attn_norm.weight"),
+        (modern, "token_embd_norm.weight", Rename("token_embd_norm.weighX"), "config", "token_embd_norm.weighX"),
+        (pairs, "modern-bert.classifier.pooling_type", Number(3), "unsupported", "modern-bert.classifier.pooling_type"),
+        (pairs, "cls.norm.weight", Rename("cls.noXX.weight"), "config", "cls.noXX.weight"),
+        (roberta, "token_types.weight", Rename("token_typeX.weight"), "unsupported", "token_types.weight"),
+        (roberta, "position_embd.weight", Rename("position_embX.weight"), "config", "position_embd.weight"),
+        (qwen, "qwen3.pooling_type", Number(4), "unsupported", "qwen3.pooling_type"),
+        (qwen, "qwen3.pooling_type", Rename("qwen3.pooling_typX"), "unsupported", "qwen3 with qwen3.pooling_type"),
+        (qwen, "qwen3.attention.head_count_kv", Number(3), "config", "attention.head_count_kv"),
+        (qwen, "qwen3.context_length", Rename("qwen3.context_lengtX"), "config", "qwen3.context_length"),
+        (
+            qwen,
+            "qwen3.attention.layer_norm_rms_epsilon",
+            Rename("qwen3.attention.layer_norm_rms_epsiloX"),
+            "config",
+            "qwen3.attention.layer_norm_rms_epsilon",
+        ),
+        (qwen, "blk.1.attn_q_norm.weight", Rename("blk.1.attn_X_norm.weight"), "config", "blk.1.attn_X_norm.weight"),
+    ] {
+        let mut file = std::fs::read(folder(path)).unwrap();
+        let at = value_of(&file, key);
+        match change {
+            Rename(name) => file[at - 4 - key.len()..at - 4].copy_from_slice(name.as_bytes()),
+            Number(number) => file[at..at + 4].copy_from_slice(&number.to_le_bytes()),
+            Text(text) => file[at + 8..at + 8 + text.len()].copy_from_slice(text.as_bytes()),
+            Retype => file[at - 4..at].copy_from_slice(&6u32.to_le_bytes()),
+        }
+        let error = in_pieces(&device, &[("x.gguf".into(), file)], 5000).err().unwrap_or_else(|| panic!("{key}"));
+        assert!(error.code() == code && error.to_string().contains(named), "{key}: {}: {error}", error.code());
+    }
+    let mut file = std::fs::read(folder(modern)).unwrap();
+    let at = value_of(&file, "modern-bert.attention.sliding_window");
+    file[at..at + 4].fill(0);
+    assert_eq!(in_pieces(&device, &[("x.gguf".into(), file)], 5000).unwrap().config().local, None);
+    // A second label of as many bytes as the file's data is aligned to.
+    let mut file = std::fs::read(folder(pairs)).unwrap();
+    let at = value_of(&file, "modern-bert.classifier.output_labels") + 4;
+    file[at] = 2;
+    let label = 24u64.to_le_bytes().into_iter().chain([b'x'; 24]);
+    file.splice(at + 8..at + 8, label);
+    let files = [("x.gguf".to_string(), file)];
+    let loader = Reranker::loader(&device, names(&files), RerankOptions::default()).unwrap();
+    let error = fed(loader, &files, 5000).err().unwrap();
+    assert!(error.to_string().contains("classifier.output_labels"), "{error}");
+    // Whole files where another kind is wanted.
+    let embedding = |path| Embedder::load(&device, folder(path), EmbedOptions::default()).err().unwrap();
+    let scoring = |path| Reranker::load(&device, folder(path), RerankOptions::default()).err().unwrap();
+    for (error, named) in [
+        (embedding(pairs), "pooling_type is "),
+        (embedding(roberta), "pooling_type is "),
+        (embedding("bert-reranker"), "pooling_type is "),
+        (scoring(modern), "pooling_type (architectures) is "),
+        (scoring(qwen), "pooling_type (architectures) is "),
+        (scoring("bert-reranker/model.gguf"), "cls.weight"),
+    ] {
+        assert!(error.to_string().contains(named), "{named}: {error}");
     }
 }
 

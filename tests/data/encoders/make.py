@@ -2,6 +2,7 @@
 
     pip install numpy safetensors tokenizers gguf && python make.py
 
+GGUF files have the keys and tensors that llama.cpp's converter writes (`conversion/{base,bert,qwen}.py`).
 The forward passes follow transformers 5.23, `models/{bert,roberta,modernbert,qwen3,nomic_bert}/modeling_*.py`, and the weight
 names of Nomic's own code; ids come from the tokenizers package. Nothing here is shared with the engine.
 """
@@ -141,20 +142,20 @@ def bert_weights(w, c, prefix):
 
 
 def modernbert(w, c, ids):
-    t, eps = len(ids), c["norm_eps"]
+    t, eps, activation = len(ids), c["norm_eps"], {"gelu": gelu, "silu": silu}[c["hidden_activation"]]
     h = w.normed("model.embeddings.norm", w["model.embeddings.tok_embeddings.weight"][ids], eps)
     far = np.abs(np.arange(t)[:, None] - np.arange(t)[None])
     for n in range(c["num_hidden_layers"]):
         p = f"model.layers.{n}."
         x = h if n == 0 else w.normed(p + "attn_norm", h, eps)
-        is_global = n % c["global_attn_every_n_layers"] == 0
+        is_global = n % c.get("global_attn_every_n_layers", 3) == 0
         theta = c["global_rope_theta"] if is_global else c["local_rope_theta"]
         seen = None if is_global else far <= c["local_attention"] // 2
         q, k, v = np.split(w.linear(p + "attn.Wqkv", x), 3, -1)
         heads = c["num_attention_heads"]
         h = h + w.linear(p + "attn.Wo", attention(q, k, v, heads, heads, theta, seen))
         value, gate = np.split(w.linear(p + "mlp.Wi", w.normed(p + "mlp_norm", h, eps)), 2, -1)
-        h = h + w.linear(p + "mlp.Wo", gelu(value) * gate)
+        h = h + w.linear(p + "mlp.Wo", activation(value) * gate)
     return w.normed("model.final_norm", h, eps)
 
 
@@ -277,6 +278,49 @@ def write(name, config, weights, tokenizer, cases, **others):
     save_file({name: dict.__getitem__(weights, name) for name in weights}, folder / "model.safetensors")
 
 
+def write_gguf(path, arch, n_layers, add_keys, weights, rename=lambda name: name):
+    """`rename` gives the name that the converter looks up."""
+    writer = gguf.GGUFWriter(HERE / path, gguf.MODEL_ARCH_NAMES[arch])
+    add_keys(writer)
+    names = gguf.get_tensor_name_map(arch, n_layers)
+    for name in weights:
+        values = dict.__getitem__(weights, name)
+        plain = names.get_name(rename(name), try_suffixes=(".weight", ".bias"))
+        is_table = plain.startswith(("token_types", "position_embd"))
+        writer.add_tensor(plain, values if values.ndim == 2 and not is_table else values.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_sizes(writer, c):
+    writer.add_context_length(c["max_position_embeddings"])
+    writer.add_embedding_length(c["hidden_size"])
+    writer.add_feed_forward_length(c["intermediate_size"])
+    writer.add_block_count(c["num_hidden_layers"])
+    writer.add_head_count(c["num_attention_heads"])
+
+
+def add_vocab(writer, tokenizer, pre, **ids):
+    """A byte-level vocabulary, or a WordPiece vocabulary if `pre` is None."""
+    special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    tokens = [tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())]
+    if pre is None:
+        # A space in front of what begins a word.
+        phantom = lambda i, token: token if i in special else token[2:] if token.startswith("##") else "\u2581" + token  # noqa: E731
+        tokens = [phantom(i, token) for i, token in enumerate(tokens)]
+    writer.add_tokenizer_model("bert" if pre is None else "gpt2")
+    writer.add_tokenizer_pre(pre or "default")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL for i in range(len(tokens))])
+    if pre is not None:
+        merges = json.loads(tokenizer.to_str())["model"]["merges"]
+        writer.add_token_merges([" ".join(merge) for merge in merges])
+    for name, id in ids.items():
+        getattr(writer, f"add_{name}_token_id")(id)
+
+
 def numbers(x):
     return [float(f"{v:.8g}") for v in np.ravel(x)]
 
@@ -294,11 +338,11 @@ def scored(tokenizer, max_tokens, score, sigmoid):
     return {"pairs": cases}
 
 
-def embedded(tokenizer, max_tokens, prompts, vector):
+def embedded(tokenizer, max_tokens, prompts, vector, texts=TEXTS):
     tokenizer.enable_truncation(max_tokens)
     cases = []
     for prompt in [None, *prompts]:
-        for text in TEXTS:
+        for text in texts:
             ids = tokenizer.encode(prompts.get(prompt, "") + text).ids
             cases.append({"prompt": prompt, "text": text, "ids": ids, "vector": numbers(vector(np.array(ids)))})
     tokenizer.no_truncation()
@@ -329,6 +373,22 @@ def make_bert():
 
     write("bert-reranker", c, w, tokenizer, scored(tokenizer, 40, score, False))
 
+    def keys(writer):
+        add_sizes(writer, c)
+        writer.add_layer_norm_eps(1e-12)
+        writer.add_causal_attention(False)
+        writer.add_classifier_output_labels(["LABEL_0"])
+        writer.add_token_type_count(2)
+        add_vocab(writer, tokenizer, None, bos=2, eos=3, unk=1, sep=3, pad=0)
+
+    # The converter leaves the pooler out, and with it what the scores are made of.
+    kept = Weights(0)
+    for name in w:
+        if "pooler" not in name:
+            new = name.replace("classifier.", "classifier.out_proj.").removeprefix("bert.")
+            dict.__setitem__(kept, new, dict.__getitem__(w, name))
+    write_gguf("bert-reranker/model.gguf", gguf.MODEL_ARCH.BERT, 2, keys, kept)
+
 
 def make_roberta():
     tokenizer = byte_level(["<s>", "<pad>", "</s>"])
@@ -350,6 +410,23 @@ def make_roberta():
         return w.linear("classifier.out_proj", np.tanh(w.linear("classifier.dense", first)))[0]
 
     write("roberta-reranker", c, w, tokenizer, scored(tokenizer, 96, score, True))
+
+    def keys(writer):
+        # The converter cuts off what stands in front of the first position, rows and number.
+        add_sizes(writer, c | {"max_position_embeddings": 96})
+        writer.add_layer_norm_eps(1e-5)
+        writer.add_causal_attention(False)
+        writer.add_classifier_output_labels(["LABEL_0"])
+        add_vocab(writer, tokenizer, "roberta-bpe", bos=0, eos=2, sep=2, pad=1)
+        writer.add_token_type_count(1)
+        writer.add_add_bos_token(True)
+        writer.add_add_eos_token(True)
+
+    cut = Weights(0)
+    for name in w:
+        values = dict.__getitem__(w, name)
+        dict.__setitem__(cut, name, values[2:] if "position_embeddings" in name else values)
+    write_gguf("roberta-reranker/model.gguf", gguf.MODEL_ARCH.BERT, 2, keys, cut, lambda name: name.removeprefix("roberta."))
 
 
 def make_modernbert():
@@ -374,6 +451,86 @@ def make_modernbert():
         return w.linear("classifier", w.normed("head.norm", gelu(w.linear("head.dense", pooled)), c["norm_eps"]))[0]
 
     write("modernbert-reranker", c, w, tokenizer, scored(tokenizer, 48, score, True))
+
+    def keys(writer):
+        add_sizes(writer, c)
+        add_modernbert(writer, c)
+        writer.add_pooling_type(gguf.PoolingType.RANK)
+        writer.add_classifier_output_labels(["LABEL_0"])
+        add_vocab(writer, tokenizer, None, bos=2, eos=3, unk=1, sep=3, pad=0)
+
+    write_gguf("modernbert-reranker/model.gguf", gguf.MODEL_ARCH.MODERN_BERT, 2, keys, w, modernbert_name)
+
+
+def add_modernbert(writer, c):
+    writer.add_rope_freq_base(c["global_rope_theta"])
+    writer.add_rope_freq_base_swa(c["local_rope_theta"])
+    writer.add_layer_norm_rms_eps(c["norm_eps"])
+    writer.add_layer_norm_eps(c["norm_eps"])
+    writer.add_causal_attention(False)
+    writer.add_sliding_window(c["local_attention"])
+    if "global_attn_every_n_layers" in c:
+        writer.add_sliding_window_pattern(c["global_attn_every_n_layers"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    writer.add_vocab_size(c["vocab_size"])
+
+
+def modernbert_name(name):
+    return "classifier.out_proj." + name.removeprefix("classifier.") if name.startswith("classifier.") else name.removeprefix("model.")
+
+
+def make_modernbert_bpe():
+    """As ModernBERT's files have it: byte-level BPE, [CLS] and [SEP]. SiLU, as in some of its relatives."""
+    tokenizer = byte_level(["[CLS]", "[SEP]", "[PAD]"])
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0", pair="[CLS]:0 $A:0 [SEP]:0 $B:0 [SEP]:0", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
+    )
+    c = {
+        "architectures": ["ModernBertForSequenceClassification"], "model_type": "modernbert",
+        "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2,
+        "intermediate_size": 24, "hidden_activation": "silu", "max_position_embeddings": 64, "norm_eps": 1e-5, "local_attention": 6,
+        "global_rope_theta": 80000.0, "local_rope_theta": 10000.0, "pad_token_id": 2, "classifier_pooling": "cls",
+        "classifier_activation": "gelu", "id2label": {"0": "LABEL_0"},
+    }
+    w, head = Weights(6), Weights(7)
+    modernbert_weights(w, c)
+    head.matrix("head.dense", 16, 16)
+    head.norm("head.norm", 16)
+    head.matrix("classifier", 1, 16, True)
+
+    def score(ids, types):
+        first = modernbert(w, c, ids)[0]
+        return head.linear("classifier", head.normed("head.norm", gelu(head.linear("head.dense", first)), c["norm_eps"]))[0]
+
+    cases = embedded(tokenizer, 64, {}, lambda ids: unit(modernbert(w, c, ids)[0]), [*TEXTS, "cafe\u0301, 12 rivers\n"])
+    both = Weights(0)
+    for part in (w, head):
+        for name in part:
+            dict.__setitem__(both, name, dict.__getitem__(part, name))
+    pooling = {"word_embedding_dimension": 16, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    write("modernbert-bpe", c, both, tokenizer, cases | scored(tokenizer, 64, score, True), **{
+        "modules.json": modules("Transformer", "Pooling", "Normalize"), "1_Pooling/config.json": pooling,
+    })
+
+    def keys(pooling_type):
+        def add(writer):
+            add_sizes(writer, c)
+            add_modernbert(writer, c)
+            writer.add_string("modern-bert.hidden_activation", "silu")
+            writer.add_pooling_type(pooling_type)
+            if pooling_type == gguf.PoolingType.RANK:
+                writer.add_classifier_output_labels(["LABEL_0"])
+                writer.add_uint32("modern-bert.classifier.pooling_type", gguf.PoolingType.CLS)
+            writer.add_add_bos_token(True)
+            writer.add_add_eos_token(True)
+            writer.add_add_sep_token(True)
+            add_vocab(writer, tokenizer, "modern-bert", bos=0, eos=1, sep=1, pad=2)
+        return add
+
+    arch = gguf.MODEL_ARCH.MODERN_BERT
+    write_gguf("modernbert-bpe/model.gguf", arch, 4, keys(gguf.PoolingType.CLS), w, modernbert_name)
+    write_gguf("modernbert-bpe/reranker.gguf", arch, 4, keys(gguf.PoolingType.RANK), both, modernbert_name)
 
 
 def modules(*kinds):
@@ -406,6 +563,20 @@ def make_qwen3():
         "modules.json": modules("Transformer", "Pooling", "Normalize"), "1_Pooling/config.json": pooling,
         "config_sentence_transformers.json": {"prompts": prompts, "default_prompt_name": None},
     })
+
+    def keys(writer):
+        add_sizes(writer, c)
+        writer.add_head_count_kv(2)
+        writer.add_key_length(12)
+        writer.add_value_length(12)
+        writer.add_rope_freq_base(1000000.0)
+        writer.add_layer_norm_rms_eps(1e-6)
+        writer.add_pooling_type(gguf.PoolingType.LAST)
+        add_vocab(writer, tokenizer, "qwen2", bos=0, eos=0, eot=2, pad=0)
+        writer.add_add_bos_token(False)
+        writer.add_add_eos_token(True)
+
+    write_gguf("qwen3-embedding/model.gguf", gguf.MODEL_ARCH.QWEN3, 2, keys, w, lambda name: "model." + name)
 
 
 def make_nomic():
@@ -447,25 +618,19 @@ def make_nomic():
         "max_position_embeddings": 48, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
         "rope_parameters": {"rope_theta": 1000.0, "rope_type": "default"},
     }, v5, None, None)
-    writer = gguf.GGUFWriter(HERE / "nomic" / "model.gguf", "nomic-bert")
-    writer.add_context_length(48)
-    writer.add_embedding_length(24)
-    writer.add_feed_forward_length(32)
-    writer.add_block_count(2)
-    writer.add_head_count(3)
-    writer.add_layer_norm_eps(1e-12)
-    writer.add_rope_freq_base(1000.0)
-    writer.add_pooling_type(gguf.PoolingType.MEAN)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.NOMIC_BERT, 2)
-    for name in w:
-        values = dict.__getitem__(w, name)
-        plain = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        writer.add_tensor(plain, values if values.ndim == 2 and "token_types" not in plain else values.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+
+    def keys(writer):
+        writer.add_context_length(48)
+        writer.add_embedding_length(24)
+        writer.add_feed_forward_length(32)
+        writer.add_block_count(2)
+        writer.add_head_count(3)
+        writer.add_layer_norm_eps(1e-12)
+        writer.add_rope_freq_base(1000.0)
+        writer.add_pooling_type(gguf.PoolingType.MEAN)
+
+    write_gguf("nomic/model.gguf", gguf.MODEL_ARCH.NOMIC_BERT, 2, keys, w)
 
 
-for make in (make_bert, make_roberta, make_modernbert, make_qwen3, make_nomic):
+for make in (make_bert, make_roberta, make_modernbert, make_modernbert_bpe, make_qwen3, make_nomic):
     make()
