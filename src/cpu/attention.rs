@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::simd::{self, Vector, Work, dot, exp, fma};
+use super::simd::{self, Lanes, WideWork, exp, fma};
 use super::{Call, threads};
 use crate::kernels::{AttentionParams, CAUSAL, PACKED};
 
@@ -77,11 +77,26 @@ pub(crate) fn attention(mut call: Call<'_>) {
         let q = &q[in_quads(params.query_start) + t * in_quads(params.query_stride) + h * dim..][..dim];
         let (k, v) = (&k[key_start + cached..], &v[value_start + cached..]);
         let (k, v) = (Rows { data: k, stride, dim, n }, Rows { data: v, stride, dim, n });
-        let found = simd::run(Head { q, k, v, scale: params.scale, soft_cap: params.soft_cap, y });
-        if let [highest, sum, ..] = last {
-            (*highest, *sum) = found;
+        let (mut highest, mut sum) = (f32::MIN, 0.0);
+        let head = Head {
+            q,
+            k,
+            v,
+            scale: params.scale,
+            soft_cap: params.soft_cap,
+            y: &mut *y,
+            highest: &mut highest,
+            sum: &mut sum,
+        };
+        // Vectors of 512 bits only where they have no rest.
+        if dim.is_multiple_of(16) {
+            simd::run_wide(head)
         } else {
-            y.iter_mut().for_each(|y| *y /= found.1);
+            simd::run(head)
+        }
+        match last {
+            [to, of_weights, ..] => (*to, *of_weights) = (highest, sum),
+            _ => y.iter_mut().for_each(|y| *y /= sum),
         }
     });
 }
@@ -119,8 +134,9 @@ struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    fn iter(self) -> impl Iterator<Item = &'a [f32]> {
-        (0..self.n).map(move |i| &self.data[i * self.stride..][..self.dim])
+    #[inline(always)]
+    fn row(self, i: usize) -> &'a [f32] {
+        &self.data[i * self.stride..][..self.dim]
     }
 
     /// So many rows from `first` on, or those that are left.
@@ -136,76 +152,159 @@ struct Head<'a> {
     v: Rows<'a>,
     scale: f32,
     soft_cap: f32,
+    /// Sums that are still to be divided.
     y: &'a mut [f32],
+    /// Highest score.
+    highest: &'a mut f32,
+    /// Sum of weights.
+    sum: &'a mut f32,
 }
 
-impl Work for Head<'_> {
-    /// Highest score and sum of weights.
-    type Output = (f32, f32);
-
-    /// A streaming softmax: what has been summed is rescaled when a larger score appears, as in the shader. Leaves sums
-    /// in `y` that are still to be divided.
+impl WideWork for Head<'_> {
+    /// A streaming softmax: what has been summed is rescaled when a larger score appears, as in the shader.
     #[inline(always)]
-    fn run<V: Vector>(self) -> (f32, f32) {
+    fn run_wide<const LEN: usize, L: Lanes<LEN>>(self) {
         const TILE: usize = 64;
-        let Head { q, k, v, scale, soft_cap, y } = self;
-        let mut highest = f32::MIN;
-        let mut sum = 0.0;
+        const RUN: usize = 16;
+        let Head { q, k, v, scale, soft_cap, y, highest, sum } = self;
         y.fill(0.0);
         for first in (0..k.n).step_by(TILE) {
             let (k, v) = (k.from(first, TILE), v.from(first, TILE));
-            let mut weights = [0.0; TILE];
-            let weights = &mut weights[..k.n];
-            for (weight, k) in weights.iter_mut().zip(k.iter()) {
-                *weight = scale * dot::<V>(q, k);
+            let mut weights = [f32::MIN; TILE];
+            let scores = &mut weights[..k.n];
+            dots::<LEN, L>(q, k, scores);
+            for score in scores.iter_mut() {
+                *score *= scale;
             }
             if soft_cap > 0.0 {
-                for weight in weights.iter_mut() {
-                    let small = exp::<V>(-2.0 * weight.abs() / soft_cap);
-                    *weight = (soft_cap * (1.0 - small) / (1.0 + small)).copysign(*weight);
+                for score in scores.iter_mut() {
+                    let small = exp::<L>(-2.0 * score.abs() / soft_cap);
+                    *score = (soft_cap * (1.0 - small) / (1.0 + small)).copysign(*score);
                 }
             }
-            let next = weights.iter().copied().fold(highest, f32::max);
-            for weight in weights.iter_mut() {
-                *weight = exp::<V>(*weight - next);
+            // Whole runs, whose lanes behind the last score come to nothing.
+            let runs = weights[..k.n.next_multiple_of(RUN)].as_chunks_mut::<RUN>().0;
+            let mut lanes = [*highest; RUN];
+            for run in runs.iter() {
+                for (top, &score) in lanes.iter_mut().zip(run) {
+                    *top = if score > *top { score } else { *top };
+                }
             }
-            let rescale = exp::<V>(highest - next);
-            sum = sum * rescale + weights.iter().sum::<f32>();
-            highest = next;
-            add_rows::<V>(weights, v, rescale, y);
+            let next = fold(lanes, f32::max);
+            for weight in runs.as_flattened_mut() {
+                *weight = exp::<L>(*weight - next);
+            }
+            let rescale = exp::<L>(*highest - next);
+            let mut lanes = [0.0; RUN];
+            for run in runs.iter() {
+                for (sum, &weight) in lanes.iter_mut().zip(run) {
+                    *sum += weight;
+                }
+            }
+            *sum = *sum * rescale + fold(lanes, |a, b| a + b);
+            let weights = &weights[..k.n];
+            *highest = next;
+            // Runs of 32 columns.
+            match LEN {
+                16 => add_rows::<LEN, L, 2>(weights, v, rescale, y),
+                _ => add_rows::<LEN, L, 4>(weights, v, rescale, y),
+            }
         }
-        (highest, sum)
     }
 }
 
-/// `y = rescale * y + rows of v, weighted`. A tile is summed on its own first, since adding keys one by one to a long sum
-/// would lose digits. Columns are taken in runs whose sums stay in registers.
+/// All lanes to one, in pairs.
 #[inline(always)]
-fn add_rows<V: Vector>(weights: &[f32], v: Rows<'_>, rescale: f32, y: &mut [f32]) {
-    let dim = y.len();
-    let (runs, rest) = y.as_chunks_mut::<32>();
-    for (i, y) in runs.iter_mut().enumerate() {
-        let mut sums = [V::splat(0.0); 4];
-        for (&weight, v) in weights.iter().zip(v.iter()) {
-            let (weight, v) = (V::splat(weight), v.as_chunks::<8>().0);
-            for (j, sum) in sums.iter_mut().enumerate() {
-                *sum = weight.fma(V::load(&v[4 * i + j]), *sum);
-            }
+fn fold(mut lanes: [f32; 16], pair: impl Fn(f32, f32) -> f32) -> f32 {
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            lanes[i] = pair(lanes[i], lanes[i + half]);
         }
-        for (y, sum) in y.as_chunks_mut().0.iter_mut().zip(sums) {
-            *y = V::splat(rescale).fma(V::load(y), sum).lanes();
+    }
+    lanes[0]
+}
+
+/// `sums[i] = q . k[i]`.
+#[inline(always)]
+fn dots<const LEN: usize, L: Lanes<LEN>>(q: &[f32], k: Rows<'_>, sums: &mut [f32]) {
+    let (fours, last) = sums.as_chunks_mut::<4>();
+    let n_fours = fours.len();
+    for (i, sums) in fours.iter_mut().enumerate() {
+        *sums = four_dots::<LEN, L>(q, std::array::from_fn(|j| k.row(4 * i + j)));
+    }
+    if !last.is_empty() {
+        // Rows past the end repeat the last one.
+        let found = four_dots::<LEN, L>(q, std::array::from_fn(|j| k.row((4 * n_fours + j).min(k.n - 1))));
+        last.iter_mut().zip(found).for_each(|(sum, found)| *sum = found);
+    }
+}
+
+#[inline(always)]
+fn four_dots<const LEN: usize, L: Lanes<LEN>>(q: &[f32], k: [&[f32]; 4]) -> [f32; 4] {
+    let (q, q_rest) = q.as_chunks::<LEN>();
+    let runs = k.map(|row| &row.as_chunks::<LEN>().0[..q.len()]);
+    let mut sums = [L::splat(0.0); 4];
+    for (at, q) in q.iter().enumerate() {
+        let q = L::load(q);
+        for (sum, row) in sums.iter_mut().zip(runs) {
+            *sum = L::load(&row[at]).fma(q, *sum);
+        }
+    }
+    let mut sums = L::sum_each(sums);
+    for (sum, row) in sums.iter_mut().zip(k) {
+        for (q, k) in q_rest.iter().zip(&row[row.len() - q_rest.len()..]) {
+            *sum = fma::<L>(*q, *k, *sum);
+        }
+    }
+    sums
+}
+
+/// `y = rescale * y + rows of v, weighted`. A tile is summed on its own first, since adding keys one by one to a long sum
+/// would lose digits. Columns are taken in runs of `N` vectors whose sums stay in registers, of even rows and of odd ones,
+/// so that none waits for the one before.
+#[inline(always)]
+fn add_rows<const LEN: usize, L: Lanes<LEN>, const N: usize>(
+    weights: &[f32],
+    v: Rows<'_>,
+    rescale: f32,
+    y: &mut [f32],
+) {
+    let n_columns = y.len() / (LEN * N) * (LEN * N);
+    let (runs, rest) = y.split_at_mut(n_columns);
+    for (i, y) in runs.chunks_exact_mut(LEN * N).enumerate() {
+        let [mut even, mut odd] = [[L::splat(0.0); N]; 2];
+        let (pairs, last) = weights.as_chunks::<2>();
+        for (pair, weights) in pairs.iter().enumerate() {
+            add_row(weights[0], &v.row(2 * pair)[i * LEN * N..], &mut even);
+            add_row(weights[1], &v.row(2 * pair + 1)[i * LEN * N..], &mut odd);
+        }
+        if let [weight] = last {
+            add_row(*weight, &v.row(v.n - 1)[i * LEN * N..], &mut even);
+        }
+        let (one, rescale) = (L::splat(1.0), L::splat(rescale));
+        for ((y, even), odd) in y.as_chunks_mut().0.iter_mut().zip(even).zip(odd) {
+            rescale.fma(L::load(y), even.fma(one, odd)).store(y);
         }
     }
     if rest.is_empty() {
         return;
     }
     let mut sums = [0.0; 32];
-    for (&weight, v) in weights.iter().zip(v.iter()) {
-        for (sum, &v) in sums.iter_mut().zip(&v[dim - dim % 32..]) {
-            *sum = fma::<V>(weight, v, *sum);
+    for (row, &weight) in weights.iter().enumerate() {
+        for (sum, &v) in sums.iter_mut().zip(&v.row(row)[n_columns..]) {
+            *sum = fma::<L>(weight, v, *sum);
         }
     }
     for (y, sum) in rest.iter_mut().zip(sums) {
-        *y = fma::<V>(rescale, *y, sum);
+        *y = fma::<L>(rescale, *y, sum);
+    }
+}
+
+/// `sums += weight * v`.
+#[inline(always)]
+fn add_row<const LEN: usize, L: Lanes<LEN>, const N: usize>(weight: f32, v: &[f32], sums: &mut [L; N]) {
+    let weight = L::splat(weight);
+    for (sum, v) in sums.iter_mut().zip(&v.as_chunks().0[..N]) {
+        *sum = weight.fma(L::load(v), *sum);
     }
 }

@@ -58,15 +58,15 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Ends a part of a product's row: `y = (y +) act(sums (+ bias))`.
-struct Finish<'a> {
-    sums: &'a [f32],
+/// Ends parts of a product's rows: `y = (y +) act(sums (+ bias))`.
+struct Finish<'a, R> {
+    /// `y` and sums of each row.
+    rows: R,
     bias: Option<&'a [f32]>,
     flags: u32,
-    y: &'a mut [f32],
 }
 
-impl WideWork for Finish<'_> {
+impl<'y, 's, R: Iterator<Item = (&'y mut [f32], &'s [f32])>> WideWork for Finish<'_, R> {
     #[inline(always)]
     fn run_wide<const LEN: usize, L: Lanes<LEN>>(self) {
         match self.flags & (GELU | GELU_TANH | TANH) {
@@ -78,19 +78,21 @@ impl WideWork for Finish<'_> {
     }
 }
 
-impl Finish<'_> {
+impl<'y, 's, R: Iterator<Item = (&'y mut [f32], &'s [f32])>> Finish<'_, R> {
     #[inline(always)]
     fn with<I: Instructions, F: Function>(self, activation: F) {
-        let Finish { sums, bias, flags, y } = self;
-        match bias {
-            Some(bias) => {
-                for ((y, &sum), &bias) in y.iter_mut().zip(sums).zip(bias) {
-                    put(y, activation.at::<I>(sum + bias), flags);
+        let Finish { rows, bias, flags } = self;
+        for (y, sums) in rows {
+            match bias {
+                Some(bias) => {
+                    for ((y, &sum), &bias) in y.iter_mut().zip(sums).zip(bias) {
+                        put(y, activation.at::<I>(sum + bias), flags);
+                    }
                 }
-            }
-            None => {
-                for (y, &sum) in y.iter_mut().zip(sums) {
-                    put(y, activation.at::<I>(sum), flags);
+                None => {
+                    for (y, &sum) in y.iter_mut().zip(sums) {
+                        put(y, activation.at::<I>(sum), flags);
+                    }
                 }
             }
         }
@@ -147,7 +149,7 @@ pub(crate) fn split_sum(mut call: Call<'_>) {
         let sum = |n| parts.iter().skip(t * n_out + n).step_by(n_tokens * n_out).sum();
         let sums: Vec<f32> = (0..n_out).map(sum).collect();
         let y = &mut row[params.y_start as usize..][..n_out];
-        simd::run_wide(Finish { sums: &sums, bias, flags: params.flags, y });
+        simd::run_wide(Finish { rows: std::iter::once((y, sums.as_slice())), bias, flags: params.flags });
     }
 }
 
@@ -287,9 +289,7 @@ fn product<F: Format>(operands: &Product<'_>, to: Rows<'_>) {
             simd::run_wide(Dots { w: weights, x: x.as_flattened(), dim: n_blocks * BLOCK, sums });
         }
         let bias = bias.map(|bias| &bias[tile.columns.start..]);
-        for (y, sums) in tile.rows_mut().zip(sums.chunks_exact(n_rows)) {
-            simd::run_wide(Finish { sums, bias, flags, y });
-        }
+        simd::run_wide(Finish { rows: tile.rows_mut().zip(sums.chunks_exact(n_rows)), bias, flags });
     };
     threads::for_each_tile(y, stride, start..start + n_out, [height, width], ops, write);
 }

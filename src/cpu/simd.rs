@@ -549,26 +549,6 @@ pub(super) fn fma<I: Instructions>(a: f32, b: f32, c: f32) -> f32 {
     if I::FUSED { a.mul_add(b, c) } else { a * b + c }
 }
 
-/// Dot product of two slices of one length.
-#[inline(always)]
-pub(super) fn dot<V: Vector>(a: &[f32], b: &[f32]) -> f32 {
-    let (a8, a_rest) = a.as_chunks::<8>();
-    let (b8, b_rest) = b.as_chunks::<8>();
-    let (a16, a_last) = a8.as_chunks::<2>();
-    let (b16, b_last) = b8.as_chunks::<2>();
-    // Two accumulators hide the latency of the additions.
-    let mut sums = [V::splat(0.0); 2];
-    for (a, b) in a16.iter().zip(b16) {
-        sums[0] = V::load(&a[0]).fma(V::load(&b[0]), sums[0]);
-        sums[1] = V::load(&a[1]).fma(V::load(&b[1]), sums[1]);
-    }
-    for (a, b) in a_last.iter().zip(b_last) {
-        sums[0] = V::load(a).fma(V::load(b), sums[0]);
-    }
-    let rest = a_rest.iter().zip(b_rest).fold(0.0, |sum, (&a, &b)| fma::<V>(a, b, sum));
-    sums[0].fma(V::splat(1.0), sums[1]).sum() + rest
-}
-
 /// `e^x` to about one unit in the last place, without branches so that loops over it vectorise. Zero below -87, where
 /// the result would soon be subnormal; arguments above 88 count as 88, so that it is always finite. NaN stays NaN.
 ///
@@ -638,8 +618,8 @@ mod tests {
         }
     }
 
-    /// What each conversion and `dot` make of the bytes.
-    struct Everything<'a>(&'a [u8; 16], &'a [f32]);
+    /// What each conversion makes of the bytes.
+    struct Everything<'a>(&'a [u8; 16]);
     impl Work for Everything<'_> {
         type Output = Vec<f32>;
         #[inline(always)]
@@ -654,22 +634,61 @@ mod tests {
                 V::from_quads(&words, &[words[2], words[3]], 32),
             ];
             let converted = [V::from_f16(&halves), V::from_bf16(&halves), from_bytes].into_iter().chain(quads.concat());
-            let dots = (0..self.1.len()).map(|n| dot::<V>(&self.1[..n], &self.1[self.1.len() - n..]));
-            converted.flat_map(|vector| vector.lanes()).chain(dots).collect()
+            converted.flat_map(|vector| vector.lanes()).collect()
         }
     }
 
     #[test]
     fn plain_and_special_instructions_agree() {
-        // Multiples of 1/8, so that dot products are exact.
-        let x: Vec<f32> = (0..60).map(|i| (i * i % 23) as f32 / 8.0 - 1.0).collect();
         for start in 0..=255u8 {
             let bytes = std::array::from_fn(|i| start.wrapping_add((31 * i) as u8));
-            let [found, want] = [run(Everything(&bytes, &x)), Everything(&bytes, &x).run::<[f32; 8]>()];
+            let [found, want] = [run(Everything(&bytes)), Everything(&bytes).run::<[f32; 8]>()];
             assert!(found.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())));
-            let by_definition = |n: usize| (0..n).map(|i| x[i] * x[60 - n + i]).sum::<f32>();
-            assert!((0..60).all(|n| want[120 + n] == by_definition(n)));
         }
+    }
+
+    /// `a[i] b[i] + 1` summed over the lanes of each vector, so many vectors at once.
+    struct SumEach<'a, const N: usize>(&'a [f32], &'a mut Vec<f32>);
+    impl<const N: usize> WideWork for SumEach<'_, N> {
+        #[inline(always)]
+        fn run_wide<const LEN: usize, L: Lanes<LEN>>(self) {
+            let runs = self.0.as_chunks::<LEN>().0;
+            let vectors = std::array::from_fn(|i| L::load(&runs[i]).fma(L::load(&runs[N - 1 - i]), L::splat(1.0)));
+            let sums = L::sum_each::<N>(vectors);
+            self.1.extend(sums.iter().map(|sum| sum - LEN as f32));
+            let mut first = [0.0; LEN];
+            vectors[0].store(&mut first);
+            assert_eq!(first.iter().sum::<f32>(), sums[0]);
+        }
+    }
+
+    #[test]
+    fn lanes_are_summed_by_definition() {
+        fn check<const N: usize>() {
+            // Whole numbers, so that sums are exact; every sixteen repeats eight.
+            let x: Vec<f32> = (0..16 * N).map(|i| (i / 16 * 5 + i % 8) as f32 - 9.0).collect();
+            let halves: Vec<f32> = x.chunks(16).flat_map(|run| run[..8].to_vec()).collect();
+            let want: Vec<f32> = (0..N)
+                .map(|i| (0..8).map(|lane| halves[8 * i + lane] * halves[8 * (N - 1 - i) + lane]).sum())
+                .collect();
+            let [mut any, mut short, mut wide] = [const { Vec::new() }; 3];
+            SumEach::<N>(&halves, &mut any).run::<[f32; 8]>();
+            run(SumEach::<N>(&halves, &mut short));
+            run_wide(SumEach::<N>(if is_wide() { &x } else { &halves }, &mut wide));
+            assert_eq!([&any, &short], [&want; 2], "{N}");
+            let times = if is_wide() { 2.0 } else { 1.0 };
+            assert_eq!(wide, want.iter().map(|sum| times * sum).collect::<Vec<_>>(), "{N}");
+        }
+        fn is_wide() -> bool {
+            #[cfg(target_arch = "x86_64")]
+            return avx512::is_there();
+            #[cfg(not(target_arch = "x86_64"))]
+            false
+        }
+        check::<1>();
+        check::<3>();
+        check::<4>();
+        check::<6>();
     }
 
     #[test]
