@@ -2,9 +2,10 @@
 //!
 //! Rates are those of a session, a single sequence, by the host's clock: what a user sees. [`Roofline`] says how many
 //! bytes and operations a token needs at least, [`Probes`] what the same device did in the same run with one kernel that
-//! does nothing but move bytes, and one that does nothing but multiply. [`kernels`] has the same for each kernel, [`mol`] for
-//! mixtures of logits.
+//! does nothing but move bytes, and one that does nothing but multiply. [`kernels`] has the same for each
+//! kernel, [`embed`] for text encoders, [`mol`] for mixtures of logits.
 
+pub mod embed;
 pub mod kernels;
 pub mod mol;
 

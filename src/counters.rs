@@ -56,6 +56,8 @@ counters! {
     pool_misses,
     /// Bytes written by the host.
     bytes_uploaded,
+    /// Reads by the host: one for each submission with results.
+    reads,
     /// Bytes read back by the host.
     bytes_read,
 }

@@ -497,6 +497,7 @@ impl Device {
     }
 
     fn start_read(&self, tensor: &Tensor) -> Result<Pending, Error> {
+        self.0.counters.reads.add(1);
         self.0.counters.bytes_read.add(tensor.size_bytes());
         match (&*self.0.executor, tensor.backing()?) {
             (Executor::Gpu(gpu), Backing::Gpu(buffer)) => {
@@ -569,6 +570,7 @@ impl Device {
         n_runs: u32,
     ) -> Result<Pending, Error> {
         self.prepare(recording)?;
+        self.0.counters.reads.add(1);
         self.0.counters.bytes_read.add(tensor.size_bytes() * u64::from(n_runs));
         let pending = match (&*self.0.executor, tensor.backing()?) {
             (Executor::Gpu(gpu), Backing::Gpu(buffer)) => {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+use tilewright::{Device, EmbedOptions, Embedder};
 
 fn tilewright(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
@@ -272,6 +273,127 @@ fn bench_plans_mixtures_of_logits() {
     fails(&["bench", "mol", "--components", "9x9"], 2, &["64"]);
     fails(&["bench", "mol", "--storage", "q4_0"], 2, &["f32, f16 or q8_0"]);
     fails(&["bench", "mol", "--batch", "33"], 2, &["n_queries", "1 to 32"]);
+}
+
+#[test]
+fn bench_measures_a_text_encoder() {
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/encoders/nomic");
+    let lines = ["a b", "the cat", "", "b a b a", "the cat", "a a a a a a"];
+    let path = file("bench_texts.txt", lines.join("\n").as_bytes());
+    let texts = path.to_str().unwrap();
+    let tiny = ["bench", "embed", model, "--device", "cpu", "--texts", texts, "-b", "4,1,2", "-r", "6"];
+    let pipeline = ["--in-flight", "1,4"];
+    let value = json_of(&[&tiny[..], &pipeline, &["--max-ms", "1e9", "--max-mb", "1", "--json"]].concat());
+    // Empty lines and repeated ones are left out.
+    assert_eq!((&value["texts"], &value["repetitions"]), (&4.into(), &6.into()));
+
+    let is_close = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b;
+    let embedder = Embedder::load(&Device::cpu(), model, EmbedOptions::default()).unwrap();
+    let lengths = [0, 1, 3, 5].map(|i: usize| embedder.encode(lines[i]).unwrap().ids.len());
+    let n_tokens: usize = lengths.iter().sum();
+    let rows = value["rows"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|row| row["n_texts"].as_u64().unwrap()).collect::<Vec<_>>(), [4, 1, 2]);
+    for row in rows {
+        let number = |field: &str| row[field].as_f64().unwrap_or_else(|| panic!("{field} is missing in {row}"));
+        let n_texts = row["n_texts"].as_u64().unwrap();
+        let n_batches = 4.0 / n_texts as f64;
+        assert_eq!(number("n_tokens"), n_tokens as f64 / n_batches);
+        // Two layers of 4608 weights; a key and its value have 24 numbers.
+        let flop: usize = lengths.iter().map(|n| 2 * (2 * 4608 * n + 4 * 24 * n * n)).sum();
+        assert_eq!(number("flop"), flop as f64 / n_batches);
+        // Rows are padded to whole blocks of 32: a token's in F16, the layers' widened to F32; five norms with biases.
+        let weights_bytes = 4 * (2 * 32 * (72 + 24 + 64 + 24) + 5 * 2 * 24);
+        // What the residual stream, attention and the products of two layers read and write.
+        let token_bytes = 2 * 32 + 4 * 2 * (6 * 24 + 2 * 72 + 2 * 24 + 2 * 32);
+        let bytes = weights_bytes as f64 + (token_bytes * n_tokens + 4 * 4 * 24) as f64 / n_batches;
+        assert_eq!(number("bytes"), bytes);
+        assert!(is_close(number("intensity"), number("flop") / bytes), "{row}");
+        // A batch is one recording with one read: a vector of 24 numbers for each text, none of which was remembered.
+        assert_eq!([number("submits"), number("reads"), number("bytes_read")], [1.0, 1.0, 4.0 * 24.0 * n_texts as f64]);
+        assert_eq!(number("dispatches"), embedder.n_dispatches(n_tokens as u32, 4).unwrap() as f64);
+        let memory = |n_texts| embedder.batch_plan(n_tokens as u32, n_texts).unwrap().total_bytes() as f64;
+        assert!(number("memory_bytes") > weights_bytes as f64 && number("memory_bytes") <= memory(4), "{row}");
+        assert!(n_texts < 4 || number("memory_bytes") == memory(4), "{row}");
+        let latency = ["p50", "p95", "p99"].map(|p| row["latency_seconds"][p].as_f64().unwrap());
+        assert!(0.0 < latency[0] && latency[0] <= latency[1] && latency[1] <= latency[2], "{row}");
+        for rate in ["texts_per_second", "tokens_per_second"] {
+            let [lowest, median, highest] = ["lowest", "median", "highest"].map(|s| row[rate][s].as_f64().unwrap());
+            assert!(0.0 < lowest && lowest <= median && median <= highest, "{row}");
+        }
+        let probe = |name: &str| value["probes"][name].as_f64().unwrap();
+        let [of_bytes, of_flop] = [bytes / probe("copy_bytes_per_second"), number("flop") / probe("flop_per_second")];
+        assert!(is_close(number("least_seconds"), of_bytes.max(of_flop)), "{row}");
+        assert_eq!(row["bound"], if of_flop > of_bytes { "operations" } else { "bandwidth" });
+        assert!(is_close(number("flop_share"), of_flop / number("seconds")), "{row}");
+        // A line through noise may fall.
+        assert!(row["predicted_seconds"].is_null() == rows[0]["predicted_seconds"].is_null(), "{value}");
+    }
+    let rate = |row: &&Value| row["texts_per_second"]["median"].as_f64().unwrap();
+    let fastest = rows.iter().max_by(|a, b| rate(a).total_cmp(&rate(b))).unwrap();
+    assert_eq!(value["best"], fastest["n_texts"]);
+
+    let parts = &value["parts"];
+    assert_eq!((&parts["n_texts"], &parts["n_tokens"]), (&4.into(), &n_tokens.into()));
+    for part in ["tokenize_seconds", "vectors_seconds", "seconds"] {
+        assert!(parts[part].as_f64().unwrap() > 0.0, "{parts}");
+    }
+    let flights = value["in_flight"].as_array().unwrap();
+    assert_eq!(flights.iter().map(|row| row["in_flight"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 4]);
+    assert_eq!(flights[0]["ratio"], 1.0);
+    assert!(is_close(flights[1]["ratio"].as_f64().unwrap(), rate(&&flights[1]) / rate(&&flights[0])), "{value}");
+    let naive = &value["naive"];
+    let gain = 4.0 / parts["seconds"].as_f64().unwrap() / naive["texts_per_second"].as_f64().unwrap();
+    assert!(is_close(naive["gain"].as_f64().unwrap(), gain), "{value}");
+
+    let short = [&tiny[..], &["--in-flight", "0", "--no-naive"]].concat();
+    let slow = json_of(&[&short[..], &["--max-ms", "1e-9", "--json"]].concat());
+    assert!(slow["best"].is_null() && slow["naive"].is_null() && slow["in_flight"] == serde_json::json!([]), "{slow}");
+
+    let csv = text(&tilewright(&[&short[..], &["--csv"]].concat()).stdout);
+    assert!(
+        csv.lines().count() == 4 && csv.starts_with("device,tier,n_texts,n_tokens,texts_per_second.lowest"),
+        "{csv}"
+    );
+    let table = text(&tilewright(&[&tiny[..], &pipeline].concat()).stdout);
+    for expected in
+        ["4 texts, 6 repetitions", "`matmul`", "p99 ms", "predicted ms", "most texts/s: batches of", "of call"]
+    {
+        assert!(table.contains(expected), "`{expected}` is missing in {table}");
+    }
+    assert!(table.contains("4 in flight") && table.contains("loaded for each of 4 texts"), "{table}");
+    let none = text(&tilewright(&[&short[..], &["--max-mb", "0"]].concat()).stdout);
+    assert!(none.contains("no batch fits the limits") && !none.contains("in flight"), "{none}");
+
+    let bad = |args: &[&str], code, expected: &[&str]| fails(&[&tiny[..7], args].concat(), code, expected);
+    bad(&["-b", "5"], 2, &["batch", "1 to 4"]);
+    bad(&["-b", "0"], 2, &["batch", "1 to 4"]);
+    bad(&["-r", "0"], 2, &["repetitions", "at least 1"]);
+    bad(&["--in-flight", "9"], 2, &["--in-flight", "9"]);
+    bad(&["--max-ms=-1"], 2, &["--max-ms", "milliseconds above 0"]);
+    bad(&["--max-ms", "nan"], 2, &["--max-ms", "milliseconds above 0"]);
+    let empty = file("no_texts.txt", b"\n \n");
+    fails(&["bench", "embed", model, "--texts", empty.to_str().unwrap()], 2, &["texts", "a text on a line"]);
+    fails(&["bench", "embed", model, "--texts", "/no/such.txt"], 1, &["/no/such.txt"]);
+    fails(&["bench", "embed", "/no/such/encoder", "--device", "cpu"], 1, &["/no/such/encoder"]);
+    fails(&["bench", "embed", BUILTIN, "--device", "cpu"], 1, &["a model that continues texts"]);
+}
+
+#[test]
+fn bench_counts_submissions_of_an_encoder() {
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/encoders/nomic");
+    let args = ["bench", "embed", model, "--device", "gpu", "-b", "3", "-r", "2", "--json", "--no-naive"];
+    let args = [&args[..], &["--in-flight", "1,8"]].concat();
+    let output = tilewright(&args);
+    let message = text(&output.stderr);
+    if lacks_adapter(&message) {
+        return;
+    }
+    assert!(output.status.success(), "{message}");
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let row = &value["rows"][0];
+    // Three vectors go into a pass for four.
+    assert_eq!([&row["submits"], &row["reads"], &row["bytes_read"]], [1.0, 1.0, 4.0 * 24.0 * 4.0]);
+    assert!(value["in_flight"][1]["ratio"].as_f64().unwrap() > 0.0, "{value}");
 }
 
 #[test]

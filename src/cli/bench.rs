@@ -1,5 +1,6 @@
 //! `tilewright bench`: rates of a model and of the kernels, next to what the device can do.
 
+mod embed;
 mod mol;
 
 use std::io::{self, Write};
@@ -13,6 +14,7 @@ use tilewright::bench::{self, CacheRow, Case, Phase, Probes, Reads, Row};
 use tilewright::generate::PASS_SIZES;
 use tilewright::{Device, DeviceInfo, Error, GenerateOptions, Model};
 
+use self::embed::EmbedBenchArgs;
 use self::mol::MolBenchArgs;
 use super::run::load;
 use super::{DeviceArgs, Failure, print_json, show_bytes};
@@ -33,6 +35,12 @@ enum BenchCommand {
     /// Kernels run with operands of a Llama model's shapes. Their rate is in bytes if the copying probe would take longer
     /// with their bytes than the multiplying probe with their operations, else in operations.
     Kernels(KernelBenchArgs),
+    /// Time batches of a text encoder, and find the batch with most texts per second within limits.
+    ///
+    /// Each batch size with its rate, its latency and its place on this device's roofline, next to what the two smallest
+    /// ones predict. Then all texts in one call: what of it is encoding, what more submissions in flight gain, and how
+    /// that stands to loading the encoder for each text.
+    Embed(EmbedBenchArgs),
     /// Place mixtures of logits on this device's roofline, and find shapes and searches within limits.
     ///
     /// First what a mixture takes next to the same in separate kernels and to a scan of dot products that reads as many
@@ -109,6 +117,7 @@ pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
     match &args.command {
         None => bench_model(&args.model),
         Some(BenchCommand::Kernels(args)) => bench_kernels(args),
+        Some(BenchCommand::Embed(args)) => embed::bench(args),
         Some(BenchCommand::Mol(args)) => mol::bench(args),
     }
 }

@@ -146,7 +146,12 @@ impl Batcher {
     /// Memory of the weights and a full batch.
     pub fn plan(&self) -> Result<MemoryPlan, Error> {
         let n_tokens = self.max_batch_tokens.max(self.max_tokens);
-        self.passes.plan(size_for(n_tokens, n_tokens / 8))
+        self.batch_plan(n_tokens, n_tokens / 8)
+    }
+
+    /// Memory of the weights and a batch of so many texts with so many tokens in all.
+    pub fn batch_plan(&self, n_tokens: u32, n_texts: u32) -> Result<MemoryPlan, Error> {
+        self.passes.plan(size_for(n_tokens, n_texts))
     }
 
     /// Dispatches of a batch of so many texts with so many tokens in all.

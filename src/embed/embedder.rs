@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::formats::BlockType;
 use crate::kernels::Pooling;
 use crate::load::{EncoderShape, Feed, FileName, Loader, ModelFile, ModelHeader};
-use crate::model::EncoderConfig;
+use crate::model::{Encoder, EncoderConfig};
 use crate::recording::MemoryPlan;
 use crate::tokenizer::EncodingCache;
 
@@ -167,6 +167,10 @@ impl Embedder {
         self.inner.batcher.config()
     }
 
+    pub(crate) fn encoder(&self) -> &Encoder {
+        self.inner.batcher.passes.encoder()
+    }
+
     /// C, elements of a vector.
     pub fn dims(&self) -> u32 {
         self.config().dim
@@ -216,6 +220,14 @@ impl Embedder {
     /// [`Error::Shape`] or [`Error::Operand`] if a batch is too large for the device.
     pub fn plan(&self) -> Result<MemoryPlan, Error> {
         self.inner.batcher.plan()
+    }
+
+    /// Memory of the weights and a batch of so many texts with so many tokens in all.
+    ///
+    /// # Errors
+    /// As [`Embedder::plan`].
+    pub fn batch_plan(&self, n_tokens: u32, n_texts: u32) -> Result<MemoryPlan, Error> {
+        self.inner.batcher.batch_plan(n_tokens, n_texts)
     }
 
     /// This encoder as the second device of another.

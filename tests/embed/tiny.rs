@@ -4,6 +4,8 @@
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
+use tilewright::bench::embed::{EmbedCase, EmbedParts};
+use tilewright::bench::{self, Probes};
 use tilewright::embed::Tokens;
 use tilewright::kernels::Pooling;
 #[cfg(feature = "tokenizer-json")]
@@ -521,4 +523,32 @@ fn files(name: &str) -> Vec<(String, Vec<u8>)> {
     let names = ["config.json", "tokenizer.json", "modules.json", "1_Pooling/config.json", "model.safetensors"];
     let read = |file: &str| Some((file.to_string(), std::fs::read(folder(name).join(file)).ok()?));
     names.into_iter().filter_map(read).collect()
+}
+
+#[test]
+fn benches_remember_no_text() {
+    let device = common::cpu();
+    let embedder = embedder(&device, "nomic", EmbedOptions { cached_vectors: 64, ..EmbedOptions::default() });
+    let texts: Vec<String> = ["a b", "the cat", "b a b a", "a a a a"].map(String::from).to_vec();
+    let lengths: Vec<usize> = texts.iter().map(|text| embedder.encode(text).unwrap().ids.len()).collect();
+    let probes = Probes {
+        copy_bytes_per_second: 1e9,
+        copy_tensor_bytes: 0,
+        flop_per_second: 1e9,
+        matmul_size: 0,
+        matmul: Vec::new(),
+    };
+    let case = EmbedCase { n_texts: 2, repetitions: 7 };
+    let row = block_on(bench::embed::measure(&embedder, &texts, case, &probes)).unwrap();
+    assert_eq!([row.n_tokens, row.submits, row.reads], [lengths.iter().sum::<usize>() as f64 / 2.0, 1.0, 1.0]);
+    assert_eq!(row.dispatches, embedder.n_dispatches(8, 2).unwrap() as f64);
+    let vectors = embedder.cached_vectors().unwrap();
+    let encodings = embedder.encodings().unwrap();
+    assert_eq!([vectors.hits(), vectors.misses(), encodings.hits(), encodings.misses()], [0, 2, 0, 2]);
+
+    let parts = block_on(EmbedParts::measure(&embedder, &texts)).unwrap();
+    assert_eq!([vectors.hits(), vectors.misses(), encodings.hits(), encodings.misses()], [0, 4, 0, 4]);
+    assert_eq!((parts.n_texts, parts.n_tokens), (4, lengths.iter().sum()));
+    let refused = block_on(bench::embed::measure(&embedder, &texts, EmbedCase { n_texts: 5, repetitions: 1 }, &probes));
+    assert!(matches!(refused, Err(Error::Option { option: "batch", .. })), "{refused:?}");
 }

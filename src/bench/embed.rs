@@ -1,0 +1,679 @@
+//! A text encoder on the roofline of a device: batches of texts, the fastest within limits, and what its pipeline gains.
+
+use std::ops::Range;
+
+use web_time::Instant;
+
+use super::{Probes, Spread, words};
+use crate::embed::{EmbedOptions, Embedder, Tokens};
+use crate::error::Error;
+use crate::model::{Encoder, EncoderConfig};
+use crate::tensor::Tensor;
+
+/// Texts of a batch at most.
+pub const MAX_BATCH: usize = 1 << 16;
+/// Rounds over all texts that a rate is the median of, behind one that is not counted.
+const ROUNDS: usize = 5;
+
+/// The least that batches of an encoder need. Weights count by their size on the device, once for a batch; a layer reads
+/// and writes the inputs and outputs of its products, of attention and of the residual stream, each once. Norms, rotations
+/// and pooling are left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncoderRoofline {
+    /// Bytes of the weights that every batch reads: all but the tables, of which a token reads a row.
+    pub weights_bytes: u64,
+    /// Bytes for each token: its row of the token table, and what the layers read and write.
+    pub token_bytes: u64,
+    /// Bytes of a text's vector.
+    pub text_bytes: u64,
+    /// Operations with the weights, for each token.
+    pub token_flop: u64,
+    /// Operations for each key that a query sees, in all heads of a layer.
+    pub key_flop: u64,
+    /// Layers that see all tokens.
+    pub global_layers: u64,
+    /// Layers with a window.
+    pub local_layers: u64,
+    /// Tokens less than this away are seen in those.
+    pub window: u64,
+    /// Whether a token sees those before it alone.
+    pub causal: bool,
+}
+
+impl EncoderRoofline {
+    /// The numbers of an encoder, which need not be allocated.
+    pub fn new(encoder: &Encoder) -> EncoderRoofline {
+        let Encoder { config, weights } = encoder;
+        let bytes = |tensor: &Tensor| tensor.size_bytes();
+        let token_table: u64 = weights.token_embd.tensors().map(bytes).sum();
+        let tables = weights.positions.iter().chain(&weights.token_types).chain(&weights.rope);
+        let tables_bytes = token_table + tables.map(bytes).sum::<u64>();
+        let EncoderConfig { dim, ffn_dim, n_layers, vocab_size, causal, .. } = *config;
+        let [dim, ffn_dim, n_layers] = [dim, ffn_dim, n_layers].map(u64::from);
+        let [q_dim, kv_dim, up_dim] = [config.q_dim(), config.kv_dim(), config.up_dim()].map(u64::from);
+        let qkv_dim = q_dim + 2 * kv_dim;
+        // Two products read the residual stream, and two add to it, which is reading and writing.
+        let activations = 6 * dim + 2 * qkv_dim + 2 * q_dim + 2 * ffn_dim;
+        let products = dim * qkv_dim + q_dim * dim + dim * up_dim + ffn_dim * dim;
+        let global_layers = config.local.map_or(n_layers, |local| n_layers.div_ceil(local.global_every.into()));
+        EncoderRoofline {
+            weights_bytes: weights.tensors().map(bytes).sum::<u64>() - tables_bytes,
+            token_bytes: token_table / u64::from(vocab_size) + 4 * n_layers * activations,
+            text_bytes: 4 * dim,
+            token_flop: 2 * n_layers * products,
+            key_flop: 4 * q_dim,
+            global_layers,
+            local_layers: n_layers - global_layers,
+            window: config.local.map_or(u64::MAX, |local| local.window.into()),
+            causal,
+        }
+    }
+
+    /// Bytes of a batch of texts of so many tokens each.
+    pub fn bytes(&self, lengths: &[usize]) -> u64 {
+        let n_tokens: usize = lengths.iter().sum();
+        self.weights_bytes + self.token_bytes * n_tokens as u64 + self.text_bytes * lengths.len() as u64
+    }
+
+    /// Operations of such a batch: a multiplication and an addition for each weight, and for each element of a key that is
+    /// seen and of its value.
+    pub fn flop(&self, lengths: &[usize]) -> u64 {
+        let of_text = |&len: &usize| {
+            let len = len as u64;
+            let keys = self.global_layers * self.seen(len, u64::MAX) + self.local_layers * self.seen(len, self.window);
+            self.token_flop * len + self.key_flop * keys
+        };
+        lengths.iter().map(of_text).sum()
+    }
+
+    /// Keys that the tokens of a text see in a layer with such a window, added up.
+    fn seen(&self, len: u64, window: u64) -> u64 {
+        let before: u64 = (1..window.min(len)).map(|distance| len - distance).sum();
+        if self.causal { len + before } else { len + 2 * before }
+    }
+}
+
+/// How long the batches of a size took: of so many per cent of them at most this long, by nearest rank.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Percentiles {
+    /// Half of them.
+    pub p50: f64,
+    /// 95 per cent.
+    pub p95: f64,
+    /// 99 per cent.
+    pub p99: f64,
+}
+
+impl Percentiles {
+    /// The percentiles of `values`; zeros if there are none.
+    pub fn of(mut values: Vec<f64>) -> Percentiles {
+        values.sort_by(f64::total_cmp);
+        let rank = |percent: usize| (values.len() * percent).div_ceil(100);
+        let at = |percent| values.get(rank(percent).saturating_sub(1)).copied().unwrap_or_default();
+        Percentiles { p50: at(50), p95: at(95), p99: at(99) }
+    }
+}
+
+/// What takes the probes longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// The bytes.
+    Bandwidth,
+    /// The operations.
+    Operations,
+}
+
+/// Batches to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EmbedCase {
+    /// Texts of a batch.
+    pub n_texts: usize,
+    /// Batches.
+    pub repetitions: usize,
+}
+
+impl EmbedCase {
+    /// Refuses what cannot be measured with so many texts: none of a batch may be there twice, since its tokens are
+    /// remembered.
+    ///
+    /// # Errors
+    /// [`Error::Option`] naming the number that is out of range.
+    pub fn check(&self, n_texts: usize) -> Result<(), Error> {
+        let most = n_texts.min(MAX_BATCH);
+        if !(1..=most).contains(&self.n_texts) {
+            let expected = format!("1 to {most}, with {n_texts} texts in all");
+            return Err(Error::Option { option: "batch", expected, found: self.n_texts.to_string() });
+        }
+        if self.repetitions == 0 {
+            return Err(Error::Option { option: "repetitions", expected: "at least 1".into(), found: "0".into() });
+        }
+        Ok(())
+    }
+}
+
+/// Batches of one size. Counts, bytes and operations are those of a batch on average.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct EmbedRow {
+    /// Texts of a batch.
+    pub n_texts: usize,
+    /// Its tokens.
+    pub n_tokens: f64,
+    /// Over rounds through the batches.
+    pub texts_per_second: Spread,
+    /// Likewise.
+    pub tokens_per_second: Spread,
+    /// Of a batch, from the call to its vectors.
+    pub latency_seconds: Percentiles,
+    /// Of a batch, by the median of the rates.
+    pub seconds: f64,
+    /// Kernels run.
+    pub dispatches: f64,
+    /// Command buffers submitted.
+    pub submits: f64,
+    /// Reads by the host.
+    pub reads: f64,
+    /// Bytes of these.
+    pub bytes_read: f64,
+    /// Weights and the largest batch, as planned.
+    pub memory_bytes: u64,
+    /// By the [`EncoderRoofline`].
+    pub flop: f64,
+    /// By the [`EncoderRoofline`].
+    pub bytes: f64,
+    /// Operations for each byte.
+    pub intensity: f64,
+    /// Operations per second, by the rate of the multiplying probe.
+    pub flop_share: f64,
+    /// What takes the probes longer.
+    pub bound: Bound,
+    /// By the probes' rates: the longer of what bytes and operations take.
+    pub least_seconds: f64,
+    /// By [`predict`].
+    pub predicted_seconds: Option<f64>,
+}
+
+impl EmbedRow {
+    /// The least time by the measured one.
+    pub fn share(&self) -> f64 {
+        self.least_seconds / self.seconds
+    }
+
+    /// Whether it keeps to the limits.
+    pub fn fits(&self, limits: &EmbedLimits) -> bool {
+        limits.seconds.is_none_or(|limit| self.latency_seconds.p95 <= limit)
+            && limits.bytes.is_none_or(|limit| self.memory_bytes <= limit)
+    }
+}
+
+/// What a batch may cost.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+pub struct EmbedLimits {
+    /// Seconds that 95 per cent of the batches take at most.
+    pub seconds: Option<f64>,
+    /// Bytes of weights and batch.
+    pub bytes: Option<u64>,
+}
+
+/// Measures batches of one size. If there are more of them in `texts` than repetitions, those that are taken are spread
+/// over all; each runs once before any is timed. No text's tokens or vector are known from before.
+///
+/// # Errors
+/// Errors of [`EmbedCase::check`] and of [`Embedder::embed`].
+pub async fn measure(
+    embedder: &Embedder,
+    texts: &[String],
+    case: EmbedCase,
+    probes: &Probes,
+) -> Result<EmbedRow, Error> {
+    case.check(texts.len())?;
+    let EmbedCase { n_texts, repetitions } = case;
+    let mut batches = Vec::new();
+    let mut lengths: Vec<Vec<usize>> = Vec::new();
+    for i in spread(texts.len() / n_texts, repetitions) {
+        let range = i * n_texts..(i + 1) * n_texts;
+        lengths.push(encode(embedder, texts, range.clone())?.iter().map(|tokens| tokens.ids.len()).collect());
+        batches.push(&texts[range]);
+    }
+    for &batch in &batches {
+        embedder.embed(batch).await?;
+    }
+    let device = embedder.device();
+    let before = device.counters();
+    let mut times = Vec::new();
+    for &batch in batches.iter().cycle().take(repetitions) {
+        times.push(seconds(embedder, batch).await?);
+    }
+    let counters = device.counters() - before;
+
+    let n_tokens: Vec<usize> = lengths.iter().map(|lengths| lengths.iter().sum()).collect();
+    let mean = |sum: f64| sum / batches.len() as f64;
+    let n_tokens_mean = mean(n_tokens.iter().sum::<usize>() as f64);
+    let roofline = EncoderRoofline::new(embedder.encoder());
+    let bytes = mean(lengths.iter().map(|lengths| roofline.bytes(lengths) as f64).sum());
+    let flop = mean(lengths.iter().map(|lengths| roofline.flop(lengths) as f64).sum());
+    // A larger batch goes through in parts, one after the other.
+    let most = n_tokens.into_iter().max().unwrap_or(1) as u32;
+    let most = most.min(embedder.max_batch_tokens().max(embedder.max_tokens()));
+
+    let rounds = times.chunks_exact(batches.len()).map(|round| mean(round.iter().sum()));
+    let batch_rates: Vec<f64> = rounds.map(|seconds| 1.0 / seconds).collect();
+    let rate = |n: f64| Spread::of(batch_rates.iter().map(|rate| n * rate).collect());
+    let texts_per_second = rate(n_texts as f64);
+    let seconds = n_texts as f64 / texts_per_second.median;
+    let per_batch = |count: u64| count as f64 / repetitions as f64;
+    Ok(EmbedRow {
+        n_texts,
+        n_tokens: n_tokens_mean,
+        texts_per_second,
+        tokens_per_second: rate(n_tokens_mean),
+        latency_seconds: Percentiles::of(times),
+        seconds,
+        dispatches: per_batch(counters.dispatches),
+        submits: per_batch(counters.submits),
+        reads: per_batch(counters.reads),
+        bytes_read: per_batch(counters.bytes_read),
+        memory_bytes: embedder.batch_plan(most, n_texts as u32)?.total_bytes(),
+        flop,
+        bytes,
+        intensity: flop / bytes,
+        flop_share: flop / seconds / probes.flop_per_second,
+        bound: match flop / probes.flop_per_second > bytes / probes.copy_bytes_per_second {
+            true => Bound::Operations,
+            false => Bound::Bandwidth,
+        },
+        least_seconds: probes.least_seconds(bytes, flop),
+        predicted_seconds: None,
+    })
+}
+
+/// Predicts the seconds of all rows by the line through the two with the fewest tokens: what a batch costs, and what each
+/// of its tokens does. There is no prediction if more tokens took no longer.
+pub fn predict(rows: &mut [EmbedRow]) {
+    let mut points: Vec<(f64, f64)> = rows.iter().map(|row| (row.n_tokens, row.seconds)).collect();
+    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    points.dedup_by(|a, b| a.0 == b.0);
+    let &[(tokens, seconds), (more_tokens, more_seconds), ..] = points.as_slice() else { return };
+    let of_token = (more_seconds - seconds) / (more_tokens - tokens);
+    if of_token > 0.0 {
+        rows.iter_mut().for_each(|row| row.predicted_seconds = Some(seconds + of_token * (row.n_tokens - tokens)));
+    }
+}
+
+/// The row with most texts per second among those that keep to the limits.
+pub fn best<'a>(rows: &'a [EmbedRow], limits: &EmbedLimits) -> Option<&'a EmbedRow> {
+    let rate = |row: &EmbedRow| row.texts_per_second.median;
+    rows.iter().filter(|row| row.fits(limits)).max_by(|a, b| rate(a).total_cmp(&rate(b)))
+}
+
+/// Where the time goes when many texts are embedded in one call. Medians of rounds in turns.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct EmbedParts {
+    /// Texts of the call.
+    pub n_texts: usize,
+    /// Their tokens.
+    pub n_tokens: usize,
+    /// From texts to tokens alone.
+    pub tokenize_seconds: f64,
+    /// From tokens to vectors alone.
+    pub vectors_seconds: f64,
+    /// The call: less than both together if the host encodes while the device computes.
+    pub seconds: f64,
+}
+
+impl EmbedParts {
+    /// Measures a call with all of `texts`.
+    ///
+    /// # Errors
+    /// Errors of [`Embedder::embed`].
+    pub async fn measure(embedder: &Embedder, texts: &[String]) -> Result<EmbedParts, Error> {
+        let tokens = encode(embedder, texts, 0..texts.len())?;
+        let mut times = [const { Vec::new() }; 3];
+        for round in 0..=ROUNDS {
+            forget(embedder)?;
+            let start = Instant::now();
+            encode(embedder, texts, 0..texts.len())?;
+            let tokenize = start.elapsed().as_secs_f64();
+            let start = Instant::now();
+            embedder.embed_tokens(&tokens).await?;
+            let vectors = start.elapsed().as_secs_f64();
+            let all = seconds(embedder, texts).await?;
+            if round > 0 {
+                times.iter_mut().zip([tokenize, vectors, all]).for_each(|(times, time)| times.push(time));
+            }
+        }
+        let [tokenize_seconds, vectors_seconds, seconds] = times.map(|times| Spread::of(times).median);
+        let n_tokens = tokens.iter().map(|tokens| tokens.ids.len()).sum();
+        Ok(EmbedParts { n_texts: texts.len(), n_tokens, tokenize_seconds, vectors_seconds, seconds })
+    }
+}
+
+/// Many small batches with so many submissions in flight.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct FlightRow {
+    /// [`EmbedOptions::in_flight`].
+    pub in_flight: usize,
+    /// Over the rounds.
+    pub texts_per_second: Spread,
+    /// The median by that of the first row.
+    pub ratio: f64,
+}
+
+/// Tokens of the batches that [`measure_in_flight`] makes.
+pub const FLIGHT_TOKENS: u32 = 256;
+
+/// Measures `texts` in one call, in batches of [`FLIGHT_TOKENS`], with each number of submissions in flight. `load` loads
+/// the encoder.
+///
+/// # Errors
+/// Errors of `load` and of [`Embedder::embed`].
+pub async fn measure_in_flight(
+    load: impl Fn(EmbedOptions<'static>) -> Result<Embedder, Error>,
+    texts: &[String],
+    numbers: &[usize],
+) -> Result<Vec<FlightRow>, Error> {
+    let mut rows: Vec<FlightRow> = Vec::new();
+    for &in_flight in numbers {
+        let max_batch_tokens = Some(FLIGHT_TOKENS);
+        let embedder = load(EmbedOptions { in_flight: Some(in_flight), max_batch_tokens, ..EmbedOptions::default() })?;
+        let mut rates = Vec::new();
+        for round in 0..=ROUNDS {
+            let seconds = seconds(&embedder, texts).await?;
+            if round > 0 {
+                rates.push(texts.len() as f64 / seconds);
+            }
+        }
+        let texts_per_second = Spread::of(rates);
+        let first = rows.first().map_or(texts_per_second, |row| row.texts_per_second);
+        rows.push(FlightRow { in_flight, texts_per_second, ratio: texts_per_second.median / first.median });
+    }
+    Ok(rows)
+}
+
+/// Texts one at a time, the encoder loaded for each.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct Naive {
+    /// So many were measured.
+    pub n_texts: usize,
+    /// Loading included.
+    pub texts_per_second: f64,
+    /// How many times as many an encoder embeds that is loaded once and has all texts in one call.
+    pub gain: f64,
+}
+
+impl Naive {
+    /// Measures the first of `texts`; `parts` says how long all take in one call. `load` loads the encoder.
+    ///
+    /// # Errors
+    /// Errors of `load` and of [`Embedder::embed`].
+    pub async fn measure(
+        load: impl Fn(EmbedOptions<'static>) -> Result<Embedder, Error>,
+        texts: &[String],
+        parts: &EmbedParts,
+    ) -> Result<Naive, Error> {
+        const TEXTS: usize = 4;
+        let few = &texts[..texts.len().min(TEXTS)];
+        let start = Instant::now();
+        for text in few {
+            load(EmbedOptions::default())?.embed(&[text]).await?;
+        }
+        let texts_per_second = few.len() as f64 / start.elapsed().as_secs_f64();
+        let at_once = parts.n_texts as f64 / parts.seconds;
+        Ok(Naive { n_texts: few.len(), texts_per_second, gain: at_once / texts_per_second })
+    }
+}
+
+/// So many made-up texts of 3 to 60 words, as questions, titles and paragraphs have, always the same. Any 58 of them in a
+/// row have all lengths.
+pub fn made_up_texts(n: usize) -> Vec<String> {
+    const WORDS: [&str; 64] = [
+        "a", "about", "after", "all", "an", "and", "before", "behind", "blue", "bridge", "by", "carries", "city",
+        "cold", "copper", "counts", "deep", "door", "each", "engine", "every", "field", "finds", "from", "garden",
+        "glass", "harbour", "has", "her", "holds", "if", "in", "is", "keeps", "lamp", "late", "letter", "measures",
+        "morning", "never", "north", "of", "old", "paper", "quiet", "rain", "repairs", "river", "salt", "sends",
+        "seven", "slow", "some", "spring", "stone", "that", "the", "through", "to", "under", "warm", "wheel", "when",
+        "winter",
+    ];
+    const LENGTHS: usize = 58;
+    // 23 and 58 have no common divisor.
+    let n_words = |i: usize| 3 + i * 23 % LENGTHS;
+    let mut numbers = words((0..n).map(n_words).sum());
+    let mut text = |i: usize| {
+        let some: Vec<&str> = numbers.by_ref().take(n_words(i)).map(|number| WORDS[number as usize % 64]).collect();
+        some.join(" ") + "."
+    };
+    (0..n).map(&mut text).collect()
+}
+
+/// Which batches are taken, if there are so many: each, or as many as may be, spread over all.
+fn spread(n_batches: usize, repetitions: usize) -> Vec<usize> {
+    let n = n_batches.min(repetitions);
+    (0..n).map(|i| i * n_batches / n).collect()
+}
+
+fn encode(embedder: &Embedder, texts: &[String], range: Range<usize>) -> Result<Vec<Tokens>, Error> {
+    range.map(|i| embedder.encode(&texts[i]).map_err(|e| e.in_record(i))).collect()
+}
+
+/// Seconds of one call with these texts, of which nothing is known.
+async fn seconds(embedder: &Embedder, texts: &[String]) -> Result<f64, Error> {
+    forget(embedder)?;
+    let start = Instant::now();
+    embedder.embed(texts).await?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// Makes an encoder forget tokens and vectors of all texts.
+fn forget(embedder: &Embedder) -> Result<(), Error> {
+    embedder.encodings()?.clear();
+    if let Some(vectors) = embedder.cached_vectors() {
+        vectors.clear();
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use crate::dtype::WeightType;
+    use crate::kernels::{Gelu, RopeConfig, RopeScaling, RopeStyle};
+    use crate::model::{EncoderWeights, FeedForward, LocalLayers, NormKind, Positions, SourceTensor, WeightSource};
+
+    /// Weights of an encoder whose matrices are of this type; its products have biases unless they are gated.
+    struct Source(WeightType, EncoderConfig);
+
+    impl WeightSource for Source {
+        fn describe(&self, name: &str) -> Option<SourceTensor> {
+            let Source(matrices, config) = self;
+            let EncoderConfig { dim, ffn_dim, .. } = *config;
+            let is_gated = config.up_dim() > ffn_dim;
+            let (stem, kind) = name.rsplit_once('.')?;
+            let vector = |len: u32| Some(SourceTensor { weight: WeightType::F32, shape: vec![len.into()] });
+            let table = |weight, rows: u32| Some(SourceTensor { weight, shape: vec![rows.into(), dim.into()] });
+            let [rows, cols] = match stem.rsplit('.').next()? {
+                norm if norm.ends_with("_norm") => return vector(dim),
+                "token_embd" => return table(*matrices, config.vocab_size),
+                "position_embd" => return table(WeightType::F32, config.max_seq_len),
+                "token_types" => return table(WeightType::F32, config.n_token_types),
+                "attn_q" => [config.q_dim(), dim],
+                "attn_k" | "attn_v" => [config.kv_dim(), dim],
+                "attn_output" => [dim, config.q_dim()],
+                "ffn_gate" if is_gated => [ffn_dim, dim],
+                "ffn_up" => [ffn_dim, dim],
+                "ffn_down" => [dim, ffn_dim],
+                _ => return None,
+            };
+            match kind {
+                "bias" if is_gated => None,
+                "bias" => vector(rows),
+                _ => Some(SourceTensor { weight: *matrices, shape: vec![rows.into(), cols.into()] }),
+            }
+        }
+    }
+
+    fn roofline(config: &EncoderConfig, matrices: WeightType) -> EncoderRoofline {
+        let source = Source(matrices, config.clone());
+        let weights = EncoderWeights::declare(&Device::cpu(), config, &source).expect("all tensors are there");
+        EncoderRoofline::new(&Encoder { config: config.clone(), weights })
+    }
+
+    /// MiniLM-L6.
+    fn minilm() -> EncoderConfig {
+        EncoderConfig {
+            architecture: "bert".into(),
+            dim: 384,
+            ffn_dim: 1536,
+            n_layers: 6,
+            n_heads: 12,
+            n_kv_heads: 12,
+            head_dim: 32,
+            vocab_size: 30_522,
+            max_seq_len: 512,
+            positions: Positions::Table { first: 0 },
+            n_token_types: 2,
+            norm_first: false,
+            norm: NormKind::Layer { bias: true },
+            embd_norm: true,
+            qk_norm: false,
+            causal: false,
+            norm_eps: 1e-12,
+            local: None,
+            feed_forward: FeedForward::Gelu(Gelu::Exact),
+        }
+    }
+
+    #[test]
+    fn roofline_of_a_known_encoder() {
+        // 384 x 1152 for queries, keys and values, 384 x 384 behind attention, twice 384 x 1536.
+        let matrices = 6 * 1_769_472;
+        // Biases of the products, two norms in each layer, and the one of the embeddings.
+        let vectors = 6 * (1152 + 384 + 1536 + 384 + 4 * 384) + 2 * 384;
+        // Read 384, write 1152; read 1152, write 384; read 384 and 384, write 384; read 384, write 1536; read 1536 and
+        // 384, write 384.
+        let activations = 6 * (1536 + 1536 + 1152 + 1920 + 2304);
+        for (weight, bytes_of_32) in [(WeightType::F32, 128), (WeightType::Q8_0, 34)] {
+            let found = roofline(&minilm(), weight);
+            assert_eq!(found.weights_bytes, matrices / 32 * bytes_of_32 + 4 * vectors, "{weight}");
+            assert_eq!(found.token_bytes, 384 / 32 * bytes_of_32 + 4 * activations, "{weight}");
+            assert_eq!(found.bytes(&[3, 7]), found.weights_bytes + 10 * found.token_bytes + 2 * 384 * 4);
+            // A token sees the whole text.
+            assert_eq!(found.flop(&[3, 7]), 10 * 2 * matrices + 4 * 384 * 6 * (9 + 49));
+        }
+    }
+
+    #[test]
+    fn roofline_of_windows_and_groups() {
+        let rope = RopeConfig { rot_dims: 32, theta: 1e4, style: RopeStyle::Halves, scaling: RopeScaling::None };
+        let config = EncoderConfig {
+            n_layers: 7,
+            n_kv_heads: 4,
+            positions: Positions::Rotary { global: rope, local: None },
+            n_token_types: 0,
+            local: Some(LocalLayers { window: 3, global_every: 3 }),
+            feed_forward: FeedForward::SwiGlu,
+            ..minilm()
+        };
+        let found = roofline(&config, WeightType::F32);
+        // 4 key/value heads of 32; gate and up.
+        let matrices = 7 * (384 * (384 + 2 * 128) + 384 * 384 + 3 * 384 * 1536);
+        assert_eq!(found.weights_bytes, 4 * (matrices + 7 * 4 * 384 + 2 * 384));
+        assert_eq!(found.token_bytes, 4 * (384 + 7 * (6 * 384 + 2 * 640 + 2 * 384 + 2 * 1536)));
+        // Layers 0, 3 and 6 see 5 x 5 keys; the others see 3, 4, 5, 4, 3.
+        assert_eq!(found.flop(&[5]), 5 * 2 * matrices + 4 * 384 * (3 * 25 + 4 * 19));
+        // As a decoder: 1 to 5 keys, and 1, 2, 3, 3, 3.
+        let causal = roofline(&EncoderConfig { causal: true, ..config }, WeightType::F32);
+        assert_eq!(causal.flop(&[5]), 5 * 2 * matrices + 4 * 384 * (3 * 15 + 4 * 12));
+    }
+
+    #[test]
+    fn percentiles_are_nearest_ranks() {
+        let of = |n: u32| Percentiles::of((1..=n).rev().map(f64::from).collect());
+        assert_eq!(of(100), Percentiles { p50: 50.0, p95: 95.0, p99: 99.0 });
+        assert_eq!(of(50), Percentiles { p50: 25.0, p95: 48.0, p99: 50.0 });
+        assert_eq!(of(5), Percentiles { p50: 3.0, p95: 5.0, p99: 5.0 });
+        assert_eq!(of(1), Percentiles { p50: 1.0, p95: 1.0, p99: 1.0 });
+        assert_eq!(of(0), Percentiles { p50: 0.0, p95: 0.0, p99: 0.0 });
+    }
+
+    fn row(n_texts: usize, seconds: f64, p95: f64, memory_bytes: u64) -> EmbedRow {
+        let rate = n_texts as f64 / seconds;
+        let texts_per_second = Spread::of(vec![rate]);
+        EmbedRow {
+            n_texts,
+            n_tokens: 10.0 * n_texts as f64,
+            texts_per_second,
+            tokens_per_second: Spread::of(vec![10.0 * rate]),
+            latency_seconds: Percentiles { p50: seconds, p95, p99: p95 },
+            seconds,
+            dispatches: 0.0,
+            submits: 0.0,
+            reads: 0.0,
+            bytes_read: 0.0,
+            memory_bytes,
+            flop: 0.0,
+            bytes: 0.0,
+            intensity: 0.0,
+            flop_share: 0.0,
+            bound: Bound::Bandwidth,
+            least_seconds: 0.25 * seconds,
+            predicted_seconds: None,
+        }
+    }
+
+    #[test]
+    fn the_fastest_batch_within_limits_is_chosen() {
+        let rows = [row(32, 0.5, 0.6, 3 << 20), row(1, 0.25, 0.3, 1 << 20), row(8, 0.4, 0.5, 2 << 20)];
+        let best = |seconds, bytes| best(&rows, &EmbedLimits { seconds, bytes }).map(|row| row.n_texts);
+        assert_eq!(best(None, None), Some(32));
+        assert_eq!(best(Some(0.6), Some(3 << 20)), Some(32));
+        // By the 95th percentile, not by what a batch usually takes.
+        assert_eq!(best(Some(0.55), None), Some(8));
+        assert_eq!(best(None, Some((3 << 20) - 1)), Some(8));
+        assert_eq!(best(Some(0.55), Some(1 << 20)), Some(1));
+        assert_eq!(best(Some(0.2), None), None);
+        assert_eq!(rows[0].share(), 0.25);
+    }
+
+    #[test]
+    fn batches_are_predicted_by_the_two_smallest() {
+        // 0.05 s for a batch and 0.01 s for each token.
+        let mut rows = [row(8, 0.85, 1.0, 0), row(32, 4.0, 4.0, 0), row(1, 0.15, 0.2, 0)];
+        predict(&mut rows);
+        for (row, seconds) in rows.iter().zip([0.85, 3.25, 0.15]) {
+            let found = row.predicted_seconds.expect("there are two batches");
+            assert!((found - seconds).abs() < 1e-12, "{} texts: {found}", row.n_texts);
+        }
+        let mut alone = [row(8, 0.85, 1.0, 0), row(8, 0.9, 1.0, 0)];
+        predict(&mut alone);
+        assert!(alone.iter().all(|row| row.predicted_seconds.is_none()));
+        let mut falling = [row(8, 0.85, 1.0, 0), row(32, 0.8, 1.0, 0)];
+        predict(&mut falling);
+        assert!(falling.iter().all(|row| row.predicted_seconds.is_none()));
+    }
+
+    #[test]
+    fn made_up_texts_differ_and_have_all_lengths() {
+        let texts = made_up_texts(1000);
+        assert_eq!(made_up_texts(10), texts[..10]);
+        let distinct: std::collections::HashSet<&String> = texts.iter().collect();
+        assert_eq!(distinct.len(), 1000);
+        for window in texts.windows(58) {
+            let mut lengths: Vec<usize> = window.iter().map(|text| text.split(' ').count()).collect();
+            lengths.sort_unstable();
+            assert_eq!(lengths, (3..=60).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn batches_are_spread_over_all_texts() {
+        assert_eq!(spread(10, 4), [0, 2, 5, 7]);
+        assert_eq!(spread(3, 50), [0, 1, 2]);
+        let refused = |n_texts, repetitions| match (EmbedCase { n_texts, repetitions }).check(10) {
+            Err(Error::Option { option, .. }) => option,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!([refused(0, 1), refused(11, 1), refused(10, 0)], ["batch", "batch", "repetitions"]);
+        assert!(EmbedCase { n_texts: 10, repetitions: 1 }.check(10).is_ok());
+    }
+}
