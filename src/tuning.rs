@@ -2,6 +2,8 @@
 //! and choices of variants that were measured to be faster than the usual ones. Natively both are kept in a file, in a
 //! browser by the page.
 
+// The build with kernels alone keeps nothing.
+#[cfg_attr(all(target_arch = "wasm32", not(feature = "web")), expect(dead_code))]
 mod file;
 mod measure;
 #[cfg(not(target_arch = "wasm32"))]

@@ -124,7 +124,7 @@ impl Device {
     }
 
     /// Totals since the device was opened: `{ dispatches, submits, buffersCreated, bindGroupsCreated, pipelinesCreated,
-    /// bytesUploaded, bytesRead }`.
+    /// bytesUploaded, reads, bytesRead }`.
     pub fn counters(&self) -> Result<JsValue, JsValue> {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]
@@ -135,6 +135,7 @@ impl Device {
             bind_groups_created: u64,
             pipelines_created: u64,
             bytes_uploaded: u64,
+            reads: u64,
             bytes_read: u64,
         }
         let totals = self.0.counters();
@@ -145,6 +146,7 @@ impl Device {
             bind_groups_created: totals.bind_groups_created,
             pipelines_created: totals.pipelines_created,
             bytes_uploaded: totals.bytes_uploaded,
+            reads: totals.reads,
             bytes_read: totals.bytes_read,
         })
     }

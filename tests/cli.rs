@@ -131,6 +131,12 @@ fn info_tokenize_and_inspect_speak_both_ways() {
     assert!(content["tensors"].as_array().unwrap().iter().any(|t| t["name"] == "token_embd.weight"));
     assert!(content["memory"]["weights_bytes"].as_u64().unwrap() > 1_000_000);
     assert!(text(&tilewright(&["inspect"]).stdout).contains("memory:"));
+    for encoder in ["nomic", "nomic/model.gguf", "bert-reranker", "modernbert-reranker/model.gguf"] {
+        let path = format!("{}/tests/data/encoders/{encoder}", env!("CARGO_MANIFEST_DIR"));
+        let content = json_of(&["inspect", &path, "--device", "cpu", "--json"]);
+        assert!(content["error"].is_null(), "{encoder}: {}", content["error"]);
+        assert!(content["memory"]["weights_bytes"].as_u64().unwrap() > 1000, "{encoder}");
+    }
 }
 
 #[test]

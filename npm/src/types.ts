@@ -406,7 +406,7 @@ export interface MemoryInfo {
   wasmHeapBytes: number;
 }
 
-/** What a device has done since it was opened. In steady generation only `dispatches`, `submits` and `bytesRead` grow. */
+/** What a device has done since it was opened. In steady generation only `dispatches`, `submits`, `reads` and `bytesRead` grow. */
 export interface Counters {
   dispatches: number;
   submits: number;
@@ -414,6 +414,8 @@ export interface Counters {
   bindGroupsCreated: number;
   pipelinesCreated: number;
   bytesUploaded: number;
+  /** Reads by the host. */
+  reads: number;
   bytesRead: number;
 }
 

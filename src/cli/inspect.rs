@@ -8,8 +8,8 @@ use serde_json::{Map, json};
 use tilewright::formats::TensorInfo;
 use tilewright::formats::gguf::{Gguf, Value};
 use tilewright::formats::safetensors::Safetensors;
-use tilewright::load::{FileBytes, ModelFile};
-use tilewright::{Error, MemoryPlan, Model};
+use tilewright::load::{FileBytes, ModelFile, ModelShape};
+use tilewright::{Embedder, Error, MemoryPlan, Model, Reranker};
 
 use super::{DeviceArgs, Failure, print_json, show_bytes};
 
@@ -19,7 +19,7 @@ pub struct InspectArgs {
     file: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Context length of the memory plan.
+    /// Context length of the memory plan; a text encoder's is for a full batch.
     #[arg(long, value_name = "N")]
     ctx: Option<u32>,
     /// Print one JSON object.
@@ -45,7 +45,11 @@ pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
     };
     // A file that cannot be run can still be looked at; the plan's place then says why.
     let device = args.device.open()?;
-    let plan = file.and_then(|file| Model::plan_file(&device, &file, args.ctx));
+    let plan = file.and_then(|file| match &file.header.shape {
+        ModelShape::Decoder(_) => Model::plan_file(&device, &file, args.ctx),
+        ModelShape::Encoder(shape) if shape.scoring.is_some() => Reranker::plan_file(&device, file),
+        ModelShape::Encoder(_) => Embedder::plan_file(&device, file),
+    });
     if args.json {
         return print_json(&as_json(&content, &plan));
     }

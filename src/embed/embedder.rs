@@ -101,6 +101,14 @@ impl Embedder {
         })
     }
 
+    /// Memory that a file's weights and a full batch would take on a device; nothing is allocated.
+    ///
+    /// # Errors
+    /// Those of [`Embedder::from_file`] that do not come from the weights' data.
+    pub fn plan_file(device: &Device, file: ModelFile) -> Result<MemoryPlan, Error> {
+        Embedder::declare(device, file.header, EmbedOptions::default())?.0.plan()
+    }
+
     /// Declares an encoder whose weights the feed is still to take; nothing is allocated.
     fn declare(device: &Device, header: ModelHeader, options: EmbedOptions<'_>) -> Result<(Embedder, Feed), Error> {
         let EncoderShape { pooling, normalize, prompts, default_prompt, .. } = header.shape.encoder()?.clone();

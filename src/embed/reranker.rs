@@ -92,6 +92,14 @@ impl Reranker {
         })
     }
 
+    /// Memory that a file's weights and a full batch would take on a device; nothing is allocated.
+    ///
+    /// # Errors
+    /// Those of [`Reranker::from_file`] that do not come from the weights' data.
+    pub fn plan_file(device: &Device, file: ModelFile) -> Result<MemoryPlan, Error> {
+        Reranker::declare(device, file.header, RerankOptions::default())?.0.plan()
+    }
+
     /// Declares a cross-encoder whose weights the feed is still to take; nothing is allocated.
     fn declare(device: &Device, header: ModelHeader, options: RerankOptions<'_>) -> Result<(Reranker, Feed), Error> {
         let RerankOptions { max_tokens, max_batch_tokens, in_flight, memory_limit, .. } = options;
