@@ -1,9 +1,9 @@
 //! Text to token ids and back.
 //!
 //! ```text
-//! text --special tokens found--> fragments --SentencePiece | BPE | WordPiece--> ids --pieces--> text
+//! text --special tokens found--> fragments --SentencePiece | BPE | WordPiece | Unigram--> ids --pieces--> text
 //! ```
-//! A [`Tokenizer`] is made from a [`Vocab`], which is plain data, or from a `tokenizer.json`. The three algorithms
+//! A [`Tokenizer`] is made from a [`Vocab`], which is plain data, or from a `tokenizer.json`. The four algorithms
 //! are our own and take O(n log n) time on any text. A `tokenizer.json` that describes something else goes to the
 //! `tokenizers` crate if the feature `tokenizer-json` is on.
 //!
@@ -19,6 +19,7 @@ mod pipeline;
 mod pre_tokenizer;
 mod special;
 mod spm;
+mod unigram;
 mod vocab;
 mod wordpiece;
 
@@ -36,6 +37,7 @@ use decode::{Pieces, Strip};
 use pre_tokenizer::PreTokenizer;
 use special::{Fragment, Matchers};
 use spm::{ESCAPED_SPACE, Spm};
+use unigram::Unigram;
 use vocab::fault;
 use wordpiece::WordPiece;
 
@@ -117,6 +119,7 @@ enum Algorithm {
     Spm(Spm),
     Bpe(Box<Bpe>),
     WordPiece(WordPiece),
+    Unigram(Unigram),
 }
 
 /// Names under which vocabularies carry further tokens that end an answer.
@@ -148,20 +151,23 @@ impl Tokenizer {
                 // Files may leave out what every SentencePiece vocabulary of the family has.
                 let control =
                     |id: u32| vocab.iter().any(|token| (token.0, token.2) == (id, TokenType::Control)).then_some(id);
-                let unknown = || vocab.iter().find(|token| token.2 == TokenType::Unknown).map(|token| token.0);
                 (vocab.bos_id, vocab.eos_id, vocab.unk_id) = (
                     vocab.bos_id.or_else(|| control(1)),
                     vocab.eos_id.or_else(|| control(2)),
-                    vocab.unk_id.or_else(unknown),
+                    vocab.unk_id.or_else(|| unknown(&vocab)),
                 );
                 let around = bos_and_eos(&vocab, true, false)?;
-                let strip = Strip::Spaces(usize::from(vocab.add_space_prefix.unwrap_or(true)));
-                let pieces = pieces(&vocab, strip, |id, token, kind| match kind {
-                    TokenType::Byte => Ok(vec![vocab::parse_byte(id, token)?]),
-                    TokenType::Control | TokenType::Unknown => Ok(token.into()),
-                    _ => Ok(token.replace(ESCAPED_SPACE, " ").into()),
-                })?;
+                let pieces = sentence_pieces(&vocab)?;
                 let algorithm = Algorithm::Spm(Spm::new(&vocab)?);
+                Self::own(&vocab, algorithm, Matchers::by_kind(&vocab)?, pieces, around)
+            }
+            "t5" => {
+                vocab.unk_id = vocab.unk_id.or_else(|| unknown(&vocab));
+                vocab.add_eos = vocab.add_eos.or(Some(true));
+                // XLM-RoBERTa's separator between two texts.
+                let around = bos_and_eos(&vocab, false, true)?;
+                let algorithm = Algorithm::Unigram(Unigram::new(&vocab)?);
+                let pieces = sentence_pieces(&vocab)?;
                 Self::own(&vocab, algorithm, Matchers::by_kind(&vocab)?, pieces, around)
             }
             "gpt2" => {
@@ -186,7 +192,7 @@ impl Tokenizer {
                 format: "tokenizer",
                 field: "model".into(),
                 found: vocab::shown(other),
-                supported: "llama, gpt2, bert".into(),
+                supported: "llama, gpt2, bert, t5".into(),
             }),
         }
     }
@@ -292,14 +298,15 @@ impl Tokenizer {
         &self.eos_ids
     }
 
-    /// Which code encodes: `SentencePiece`, `byte-level BPE`, `BPE` (over characters), `WordPiece`, or `tokenizers`, the
-    /// crate, for a pipeline that is none of ours.
+    /// Which code encodes: `SentencePiece`, `byte-level BPE`, `BPE` (over characters), `WordPiece`, `Unigram`, or
+    /// `tokenizers`, the crate, for a pipeline that is none of ours.
     pub fn algorithm(&self) -> &'static str {
         match &self.encoder {
             Encoder::Own(own) => match &own.algorithm {
                 Algorithm::Spm(_) => "SentencePiece",
                 Algorithm::Bpe(bpe) => bpe.name(),
                 Algorithm::WordPiece(_) => "WordPiece",
+                Algorithm::Unigram(_) => "Unigram",
             },
             #[cfg(feature = "tokenizer-json")]
             Encoder::Foreign(_) => "tokenizers",
@@ -360,6 +367,7 @@ impl OwnEncoder {
                     Algorithm::Spm(spm) => spm.encode(text, after_special, &mut ids)?,
                     Algorithm::Bpe(bpe) => bpe.encode(text, n == 0, options.parse_special, &mut ids)?,
                     Algorithm::WordPiece(wordpiece) => wordpiece.encode(text, &mut ids),
+                    Algorithm::Unigram(unigram) => unigram.encode(text, &mut ids)?,
                 },
             }
             after_special = matches!(fragment, Fragment::Token(_));
@@ -410,6 +418,21 @@ fn pieces(
     let tokens: Result<Vec<_>, Error> =
         tokens.map(|((id, token), &kind)| Ok((bytes(id, token, kind)?, kind))).collect();
     Ok(Pieces::new(tokens?.into_iter(), strip))
+}
+
+/// The token for what no other covers, by its type.
+fn unknown(vocab: &Vocab) -> Option<u32> {
+    vocab.iter().find(|token| token.2 == TokenType::Unknown).map(|token| token.0)
+}
+
+/// The pieces of SentencePiece's vocabularies.
+fn sentence_pieces(vocab: &Vocab) -> Result<Pieces, Error> {
+    let strip = Strip::Spaces(usize::from(vocab.add_space_prefix.unwrap_or(true)));
+    pieces(vocab, strip, |id, token, kind| match kind {
+        TokenType::Byte => Ok(vec![vocab::parse_byte(id, token)?]),
+        TokenType::Control | TokenType::Unknown => Ok(token.into()),
+        _ => Ok(token.replace(ESCAPED_SPACE, " ").into()),
+    })
 }
 
 /// A piece that begins a word stands behind a space, unless it is one that is written close to the word before.

@@ -82,6 +82,11 @@ fn vocabularies(data: &Path) -> Vec<(&'static str, Tokenizer, &'static str)> {
     ]
 }
 
+/// A small vocabulary of Unigram under the repository's own data.
+fn unigram_vocab() -> Vocab {
+    gguf_vocab(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/unigram/vocab.gguf"))
+}
+
 /// Characters that tokenizers treat in different ways.
 fn random_texts(n: usize) -> impl Iterator<Item = String> {
     let alphabet: Vec<char> = "etaoin shrdlu  \n\t'sST.,!?()[]{}<>|/\\#01239éÉÅñüßçÇИжΩأहि中文あ가각😀👍🏽\u{301}\u{327}\u{200d}\u{a0}\u{3000}▁ſ²"
@@ -847,6 +852,83 @@ fn foreign_pipelines_keep_special_names_as_text() {
     assert_eq!(message, "tokenizer: text is the name of token 1, expected text that is no control token");
 }
 
+#[test]
+fn unigram_gives_the_ids_of_sentencepiece() {
+    let file = read_json(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/unigram/cases.json"));
+    let tokenizer = Tokenizer::from_vocab(unigram_vocab()).unwrap();
+    assert_eq!(tokenizer.algorithm(), "Unigram");
+    assert!(check_cases("unigram", &tokenizer, &file, false) > 400);
+    let the = tokenizer.encode("the", false).unwrap();
+    assert_eq!(tokenizer.encode(" the ", true).unwrap(), [&[0], &the[..], &[2]].concat());
+    assert_eq!(tokenizer.encode_with("the</s>the", PARSE_SPECIAL).unwrap(), [&the[..], &[2], &the].concat());
+    assert_eq!(tokenizer.decode(&tokenizer.encode("the river ﬁnds", false).unwrap(), true).unwrap(), "the river finds");
+    for run in [" ", "the ", "x", "e\u{301}", "😀", "▁"] {
+        let start = Instant::now();
+        let ids = tokenizer.encode(&run.repeat(1_000_000 / run.chars().count()), false).unwrap();
+        println!("10^6 of {run:?} in {:.2} s, {} ids", start.elapsed().as_secs_f64(), ids.len());
+    }
+}
+
+#[test]
+fn unigram_takes_the_way_with_the_highest_sum() {
+    let tokens: Vec<String> = ["<unk>", "a", "b", "ab", "ba", "aba"].map(String::from).to_vec();
+    let scores = vec![0.0, -1.0, -2.0, -2.5, -1.5, -3.25];
+    let kinds = [2, 1, 1, 1, 1, 1].map(|kind| TokenType::try_from(kind).unwrap()).to_vec();
+    let vocab = Vocab {
+        model: "t5".into(),
+        tokens,
+        scores,
+        token_types: kinds,
+        add_eos: Some(false),
+        add_sep: Some(false),
+        add_space_prefix: Some(false),
+        ..Vocab::default()
+    };
+    let tokenizer = Tokenizer::from_vocab(vocab.clone()).unwrap();
+    let encode = |text: &str| tokenizer.encode(text, true).unwrap();
+    // a + ba is -2.5, ab + a -3.5, aba -3.25; of ab and a + b, -2.5 and -3, the token wins.
+    assert_eq!([encode("aba"), encode("ab")], [vec![1, 4], vec![3]]);
+    // A run of what is unknown is one token, and so is a space here.
+    assert_eq!(encode("aéé b"), [1, 0, 2]);
+    let without = Vocab { token_types: [1; 6].map(|kind| TokenType::try_from(kind).unwrap()).to_vec(), ..vocab };
+    let message = Tokenizer::from_vocab(without).unwrap().encode("aé", false).unwrap_err().to_string();
+    assert!(message.contains("text is \"é\""), "{message}");
+}
+
+#[test]
+fn broken_vocabularies_of_unigram_are_refused_by_field() {
+    let fault = |change: fn(&mut Vocab)| {
+        let mut vocab = unigram_vocab();
+        change(&mut vocab);
+        Tokenizer::from_vocab(vocab).unwrap_err().to_string()
+    };
+    let cases: [(&str, String); 7] = [
+        ("scores is 0", fault(|vocab| vocab.scores.clear())),
+        ("charsmap is 3", fault(|vocab| vocab.charsmap.truncate(3))),
+        ("charsmap is 4294967295", fault(|vocab| vocab.charsmap[..4].fill(0xff))),
+        ("charsmap is 2", fault(|vocab| vocab.charsmap = vec![2, 0, 0, 0, 1, 1, 1])),
+        ("charsmap is 7", fault(|vocab| vocab.charsmap = vec![4, 0, 0, 0, 7, 0, 0, 0x80, 0])),
+        ("UTF-8", fault(|vocab| vocab.charsmap = vec![4, 0, 0, 0, 0, 0, 0, 0x80, 0xff, 0])),
+        ("tokens is none", fault(|vocab| vocab.token_types.fill(TokenType::Control))),
+    ];
+    for (want, message) in cases {
+        assert!(message.contains(want) && message.len() < 200, "{want}: {message}");
+    }
+    // Any other rules are some rules: whatever they say, encoding ends.
+    let mut state = 7u32;
+    for _ in 0..200 {
+        let mut vocab = unigram_vocab();
+        for _ in 0..40 {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let at = 4 + (state >> 8) as usize % (vocab.charsmap.len() - 4);
+            vocab.charsmap[at] ^= 1 << (state % 8);
+        }
+        if let Ok(tokenizer) = Tokenizer::from_vocab(vocab) {
+            random_texts(20).for_each(|text| drop(tokenizer.encode(&text, false).unwrap()));
+        }
+    }
+}
+
 /// The fault in a small SentencePiece vocabulary after `change`.
 fn spm_fault(change: impl FnOnce(&mut Vocab)) -> String {
     let tokens: Vec<String> = ["<unk>", "<s>", "</s>", "<0x0A>", "a", "▁a"].map(String::from).to_vec();
@@ -885,7 +967,7 @@ fn broken_vocabularies_are_refused_by_field() {
     for (want, message) in cases {
         assert!(message.contains(want) && message.len() < 200, "{want}: {message}");
     }
-    assert!(spm_fault(|vocab| vocab.model = "plamo".into()).contains("llama, gpt2, bert"));
+    assert!(spm_fault(|vocab| vocab.model = "plamo".into()).contains("llama, gpt2, bert, t5"));
     assert!(matches!(TokenType::try_from(7), Err(Error::Tokenizer { .. })));
 }
 

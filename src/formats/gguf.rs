@@ -160,6 +160,14 @@ impl Metadata {
         self.typed_array(key, expected, |value| i32::try_from(value.as_integer()?).ok())
     }
 
+    /// An array of bytes, signed or not.
+    pub fn get_byte_array(&self, key: &str) -> Result<Option<Vec<u8>>, Error> {
+        self.typed_array(key, "an array of bytes", |value| {
+            let number = value.as_integer()?;
+            u8::try_from(number).ok().or_else(|| i8::try_from(number).ok().map(|byte| byte as u8))
+        })
+    }
+
     /// An array of bools.
     pub fn get_bool_array(&self, key: &str) -> Result<Option<Vec<bool>>, Error> {
         self.typed_array(key, "an array of bools", Value::as_bool)

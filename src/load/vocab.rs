@@ -53,6 +53,8 @@ pub fn vocab_from_gguf(metadata: &Metadata) -> Result<Vocab, Error> {
         add_eos: metadata.get_bool("tokenizer.ggml.add_eos_token")?,
         add_sep,
         add_space_prefix: metadata.get_bool("tokenizer.ggml.add_space_prefix")?,
+        remove_extra_spaces: metadata.get_bool("tokenizer.ggml.remove_extra_whitespaces")?,
+        charsmap: metadata.get_byte_array("tokenizer.ggml.precompiled_charsmap")?.unwrap_or_default(),
         lowercase: metadata.get_bool("tokenizer.ggml.normalizer.lowercase")?,
     })
 }

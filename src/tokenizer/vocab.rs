@@ -54,13 +54,14 @@ impl TryFrom<u32> for TokenType {
 /// then does what llama.cpp does for that kind of vocabulary.
 #[derive(Debug, Clone, Default)]
 pub struct Vocab {
-    /// `tokenizer.ggml.model`: `llama` (SentencePiece), `gpt2` (byte-level BPE) or `bert` (WordPiece).
+    /// `tokenizer.ggml.model`: `llama` (SentencePiece), `gpt2` (byte-level BPE), `bert` (WordPiece) or `t5` (Unigram).
     pub model: String,
     /// `tokenizer.ggml.pre`: how byte-level BPE splits text into words.
     pub pre: Option<String>,
     /// `tokenizer.ggml.tokens`: a token's text, by id. Byte-level BPE in GPT-2's spelling, a space as `Ġ`.
     pub tokens: Vec<String>,
-    /// `tokenizer.ggml.scores`: merge priority by id, higher first. SentencePiece only.
+    /// `tokenizer.ggml.scores`: merge priority by id, higher first, or a token's logarithmic probability. SentencePiece and
+    /// Unigram only.
     pub scores: Vec<f32>,
     /// `tokenizer.ggml.token_type`, by id. Empty: every token is normal, but for those that an id below names.
     pub token_types: Vec<TokenType>,
@@ -88,6 +89,10 @@ pub struct Vocab {
     pub add_sep: Option<bool>,
     /// `tokenizer.ggml.add_space_prefix`: SentencePiece puts a space before a text.
     pub add_space_prefix: Option<bool>,
+    /// `tokenizer.ggml.remove_extra_whitespaces`: Unigram takes several spaces for one, and those around a text away.
+    pub remove_extra_spaces: Option<bool>,
+    /// `tokenizer.ggml.precompiled_charsmap`: which characters Unigram takes for which others.
+    pub charsmap: Vec<u8>,
     /// `tokenizer.ggml.normalizer.lowercase`: WordPiece lower-cases and strips accents.
     pub lowercase: Option<bool>,
 }
