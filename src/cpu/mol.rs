@@ -220,8 +220,8 @@ impl WideWork for Scores<'_, '_> {
 }
 
 impl Scores<'_, '_> {
-    /// `V` vectors make a row; a product takes `FOURS` times four rows at a time, or `SETS` times four components of query
-    /// and item.
+    /// `V` vectors make a row. At a time, a product takes `FOURS` times four rows of the gate's weights, or four of the query's
+    /// components and `SETS` of the items'.
     #[inline(always)]
     fn score<const LEN: usize, L: Lanes<LEN>, const V: usize, const FOURS: usize, const SETS: usize>(&mut self) -> Row {
         let Scores { panel, mol: Mol { params, queries, query_gates, gate, .. }, query, .. } = self;
