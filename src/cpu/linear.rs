@@ -374,6 +374,30 @@ mod tests {
         }
     }
 
+    /// Panels of other widths, as other numbers of tokens ask for, end in other tiles.
+    #[test]
+    fn dots_do_not_depend_on_the_rows_beside() {
+        let (dim, n_tokens, n_rows) = (200, 7, 23);
+        let (w, x) = (numbers(n_rows * dim, 1), numbers(n_tokens * dim, 2));
+        let ways: [fn(Dots<'_>); 3] =
+            [|dots| simd::run_wide(dots), |dots| simd::run(dots), |dots| dots.run::<[f32; 8]>()];
+        for run in ways {
+            let product = |rows: std::ops::Range<usize>| {
+                let mut sums = vec![0.0; n_tokens * rows.len()];
+                run(Dots { w: &w[rows.start * dim..rows.end * dim], x: &x, dim, sums: &mut sums });
+                sums
+            };
+            let all = product(0..n_rows);
+            for len in [1, 2, 3, 4, 5, 16] {
+                for first in 0..n_rows - len {
+                    let expected: Vec<f32> =
+                        all.chunks(n_rows).flat_map(|sums| sums[first..first + len].to_vec()).collect();
+                    assert_eq!(product(first..first + len), expected, "{len} rows from {first} on");
+                }
+            }
+        }
+    }
+
     /// Odd sizes, a bias, a slab that begins inside the rows of `y`, and numbers of tokens either side of the switch
     /// and above what is taken at a time.
     #[test]

@@ -40,7 +40,7 @@ pub(super) trait Lanes<const LEN: usize>: Instructions {
     fn fma(self, b: Self, c: Self) -> Self;
     /// Says that these are needed soon.
     fn prefetch(x: &[f32]);
-    /// The sum of each vector's lanes.
+    /// The sum of each vector's lanes, in one order whatever their number.
     fn sum_each<const N: usize>(vectors: [Self; N]) -> [f32; N];
 }
 
@@ -320,6 +320,20 @@ mod avx2 {
 
     // SAFETY, for all blocks below: the processor has the features, as said above, and what is loaded or stored is as
     // long as the array behind the pointer; none of the instructions asks for alignment.
+    impl Eight {
+        /// The sums of four vectors' lanes.
+        #[inline(always)]
+        fn sum_four([a, b, c, d]: [Eight; 4]) -> [f32; 4] {
+            let mut sums = [0.0; 4];
+            unsafe {
+                let pairs = _mm256_hadd_ps(_mm256_hadd_ps(a.0, b.0), _mm256_hadd_ps(c.0, d.0));
+                let both = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
+                _mm_storeu_ps(sums.as_mut_ptr(), both);
+            }
+            sums
+        }
+    }
+
     impl Vector for Eight {
         const SUMS: usize = 12;
 
@@ -362,16 +376,10 @@ mod avx2 {
         #[inline(always)]
         fn sum_each<const N: usize>(vectors: [Self; N]) -> [f32; N] {
             let mut sums = [0.0; N];
-            let (fours, rest) = vectors.as_chunks::<4>();
-            let (sums_of_fours, sums_of_rest) = sums.as_chunks_mut::<4>();
-            for (&[a, b, c, d], sums) in fours.iter().zip(sums_of_fours) {
-                unsafe {
-                    let pairs = _mm256_hadd_ps(_mm256_hadd_ps(a.0, b.0), _mm256_hadd_ps(c.0, d.0));
-                    let both = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
-                    _mm_storeu_ps(sums.as_mut_ptr(), both);
-                }
+            for (vectors, sums) in vectors.chunks(4).zip(sums.chunks_mut(4)) {
+                let four = std::array::from_fn(|i| vectors[i.min(vectors.len() - 1)]);
+                sums.copy_from_slice(&Self::sum_four(four)[..sums.len()]);
             }
-            rest.iter().zip(sums_of_rest).for_each(|(vector, sum)| *sum = vector.sum());
             sums
         }
 
