@@ -605,7 +605,7 @@ fn a_vocabulary_must_fit_the_embedding_and_may_be_missing() {
     for (key, value_type, value, name) in [
         ("tokens", ARRAY, array(U32, 2, [0; 8]), "tokenizer.ggml.tokens"),
         ("model", STRING, text("no_vocab"), "no_vocab"),
-        ("model", STRING, text("t5"), "t5"),
+        ("model", STRING, text("rwkv"), "rwkv"),
         ("bos_token_id", U32, vec![40, 0, 0, 0], "bos_id"),
         ("token_type", ARRAY, array(U32, 40, [9; 160]), "token_types"),
     ] {
