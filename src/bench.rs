@@ -208,10 +208,24 @@ impl Probes {
         })
     }
 
+    /// Whether operations take longer than bytes.
+    pub fn is_compute_bound(&self, bytes: f64, flop: f64) -> bool {
+        flop / self.flop_per_second > bytes / self.copy_bytes_per_second
+    }
+
     /// Seconds that so much work takes at least.
     pub fn least_seconds(&self, bytes: f64, flop: f64) -> f64 {
         (bytes / self.copy_bytes_per_second).max(flop / self.flop_per_second)
     }
+}
+
+/// What a batch may cost.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+pub struct Limits {
+    /// Seconds: of a mixture over all items, or that 95 per cent of an encoder's batches take at most.
+    pub seconds: Option<f64>,
+    /// Bytes: of all items, or of weights and batch.
+    pub bytes: Option<u64>,
 }
 
 /// Which part of a generation is measured.

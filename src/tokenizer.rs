@@ -4,7 +4,8 @@
 //! text --special tokens found--> fragments --SentencePiece | BPE | WordPiece | Unigram--> ids --pieces--> text
 //! ```
 //! A [`Tokenizer`] is made from a [`Vocab`], which is plain data, or from a `tokenizer.json`. The four algorithms
-//! are our own and take O(n log n) time on any text. A `tokenizer.json` that describes something else goes to the
+//! are our own and take O(n log n) time on any text, Unigram and WordPiece as many steps for a character as a token is
+//! long. A `tokenizer.json` that describes something else goes to the
 //! `tokenizers` crate if the feature `tokenizer-json` is on.
 //!
 //! Names of special tokens inside a text are text, unless [`EncodeOptions::parse_special`] says otherwise: what a

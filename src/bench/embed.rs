@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use web_time::Instant;
 
-use super::{Probes, Spread, words};
+use super::{Limits, Probes, Spread, words};
 use crate::embed::{EmbedOptions, Embedder, Tokens};
 use crate::error::Error;
 use crate::model::{Encoder, EncoderConfig};
@@ -200,19 +200,10 @@ impl EmbedRow {
     }
 
     /// Whether it keeps to the limits.
-    pub fn fits(&self, limits: &EmbedLimits) -> bool {
+    pub fn fits(&self, limits: &Limits) -> bool {
         limits.seconds.is_none_or(|limit| self.latency_seconds.p95 <= limit)
             && limits.bytes.is_none_or(|limit| self.memory_bytes <= limit)
     }
-}
-
-/// What a batch may cost.
-#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
-pub struct EmbedLimits {
-    /// Seconds that 95 per cent of the batches take at most.
-    pub seconds: Option<f64>,
-    /// Bytes of weights and batch.
-    pub bytes: Option<u64>,
 }
 
 /// Measures batches of one size. If there are more of them in `texts` than repetitions, those that are taken are spread
@@ -278,7 +269,7 @@ pub async fn measure(
         bytes,
         intensity: flop / bytes,
         flop_share: flop / seconds / probes.flop_per_second,
-        bound: match flop / probes.flop_per_second > bytes / probes.copy_bytes_per_second {
+        bound: match probes.is_compute_bound(bytes, flop) {
             true => Bound::Operations,
             false => Bound::Bandwidth,
         },
@@ -301,7 +292,7 @@ pub fn predict(rows: &mut [EmbedRow]) {
 }
 
 /// The row with most texts per second among those that keep to the limits.
-pub fn best<'a>(rows: &'a [EmbedRow], limits: &EmbedLimits) -> Option<&'a EmbedRow> {
+pub fn best<'a>(rows: &'a [EmbedRow], limits: &Limits) -> Option<&'a EmbedRow> {
     let rate = |row: &EmbedRow| row.texts_per_second.median;
     rows.iter().filter(|row| row.fits(limits)).max_by(|a, b| rate(a).total_cmp(&rate(b)))
 }
@@ -624,7 +615,7 @@ mod tests {
     #[test]
     fn the_fastest_batch_within_limits_is_chosen() {
         let rows = [row(32, 0.5, 0.6, 3 << 20), row(1, 0.25, 0.3, 1 << 20), row(8, 0.4, 0.5, 2 << 20)];
-        let best = |seconds, bytes| best(&rows, &EmbedLimits { seconds, bytes }).map(|row| row.n_texts);
+        let best = |seconds, bytes| best(&rows, &Limits { seconds, bytes }).map(|row| row.n_texts);
         assert_eq!(best(None, None), Some(32));
         assert_eq!(best(Some(0.6), Some(3 << 20)), Some(32));
         // By the 95th percentile, not by what a batch usually takes.

@@ -54,7 +54,7 @@ pub struct KernelRow {
 impl KernelRow {
     /// Whether operations take the probe longer than bytes.
     pub fn is_compute_bound(&self, probes: &Probes) -> bool {
-        self.flop as f64 / probes.flop_per_second > self.bytes as f64 / probes.copy_bytes_per_second
+        probes.is_compute_bound(self.bytes as f64, self.flop as f64)
     }
 }
 

@@ -1,7 +1,7 @@
 //! A mixture of logits on the roofline of a device, and the shapes of it that fit limits of time and memory.
 
 use super::kernels::{input, matrix};
-use super::{Probes, seconds, uniform};
+use super::{Limits, Probes, seconds, uniform};
 use crate::device::Device;
 use crate::dtype::WeightType;
 use crate::error::Error;
@@ -323,15 +323,6 @@ impl MolRates {
     }
 }
 
-/// What a shape may cost.
-#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
-pub struct MolLimits {
-    /// Seconds of a batch over all items.
-    pub seconds: Option<f64>,
-    /// Bytes of all items.
-    pub bytes: Option<u64>,
-}
-
 /// A shape with what it costs for all items.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct MolPlan {
@@ -351,7 +342,7 @@ pub struct MolPlan {
 
 impl MolPlan {
     /// Whether it keeps to the limits, by the measured time if there is one.
-    pub fn fits(&self, limits: &MolLimits) -> bool {
+    pub fn fits(&self, limits: &Limits) -> bool {
         let seconds = self.measured_seconds.unwrap_or(self.predicted_seconds);
         limits.seconds.is_none_or(|limit| seconds <= limit)
             && limits.bytes.is_none_or(|limit| self.items_bytes <= limit)
@@ -487,12 +478,12 @@ mod tests {
         // 32 million scores, 4,096 operations at 1e12 per second and 256 for each hidden unit at half of that.
         let seconds = 32e6 * (4096.0 / 1e12 + 32.0 * 256.0 / 5e11);
         assert!((plans[1].predicted_seconds - seconds).abs() < 1e-9 * seconds);
-        let limits = MolLimits { seconds: Some(seconds), bytes: None };
+        let limits = Limits { seconds: Some(seconds), bytes: None };
         assert_eq!(plans.iter().map(|plan| plan.fits(&limits)).collect::<Vec<_>>(), [false, true, true]);
         let mut measured = plans[1];
         measured.measured_seconds = Some(seconds * 1.1);
         assert!(!measured.fits(&limits));
-        assert!(!plans[2].fits(&MolLimits { seconds: None, bytes: Some(767_999_999) }));
-        assert!(plans[2].fits(&MolLimits { seconds: None, bytes: Some(768_000_000) }));
+        assert!(!plans[2].fits(&Limits { seconds: None, bytes: Some(767_999_999) }));
+        assert!(plans[2].fits(&Limits { seconds: None, bytes: Some(768_000_000) }));
     }
 }

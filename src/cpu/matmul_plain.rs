@@ -38,3 +38,32 @@ pub(crate) fn matmul_plain(mut call: Call<'_>) {
     };
     threads::for_each_tile(&mut y.get_mut::<f32>()[..m * n], n, 0..n, shape, m * n * k, write);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Operand;
+
+    #[test]
+    fn products_agree_at_awkward_sizes() {
+        for [m, n, k] in [[1, 1, 1], [1, 70, 65], [5, 3, 129], [67, 33, 64], [520, 70, 9]] {
+            // Small integers: sums are exact in any order.
+            let matrix = |len: usize| -> Vec<f32> { (0..len).map(|i| (i * i % 11) as f32 - 5.0).collect() };
+            let (x, b, mut y) = (matrix(m * k), matrix(k * n), vec![f32::NAN; m * n]);
+            let want: Vec<f32> =
+                (0..m * n).map(|i| (0..k).map(|j| x[i / n * k + j] * b[j * n + i % n]).sum()).collect();
+            let params = PlainParams { m: m as u32, n: n as u32, k: k as u32, ..bytemuck::Zeroable::zeroed() };
+            matmul_plain(Call {
+                params: bytemuck::bytes_of(&params),
+                weight: None,
+                grid: [1; 3],
+                operands: vec![
+                    Operand::Read(bytemuck::cast_slice(&x)),
+                    Operand::Read(bytemuck::cast_slice(&b)),
+                    Operand::Write(bytemuck::cast_slice_mut(&mut y)),
+                ],
+            });
+            assert_eq!(y, want, "{m} x {n} x {k}");
+        }
+    }
+}

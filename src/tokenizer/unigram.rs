@@ -254,16 +254,24 @@ impl Charsmap {
 
 #[cfg(test)]
 mod tests {
-    use crate::formats::Gguf;
-    use crate::load::vocab_from_gguf;
-    use crate::tokenizer::{PairTemplate, Tokenizer};
+    use crate::tokenizer::{PairTemplate, TokenType, Tokenizer, Vocab};
 
     #[test]
     fn two_texts_stand_as_xlm_roberta_has_them() {
-        let bytes = include_bytes!("../../tests/data/unigram/vocab.gguf");
-        let gguf = Gguf::parse(bytes, bytes.len() as u64).expect("the file is whole");
-        let tokenizer = Tokenizer::from_vocab(vocab_from_gguf(&gguf.metadata).expect("it has a vocabulary"));
-        let found = tokenizer.expect("the vocabulary is whole").pair_template().expect("there is room for two");
+        use TokenType::{Control, Normal, Unknown};
+        let vocab = Vocab {
+            model: "t5".into(),
+            tokens: ["<s>", "<pad>", "</s>", "<unk>", "\u{2581}a"].map(String::from).to_vec(),
+            scores: vec![0.0; 5],
+            token_types: vec![Control, Control, Control, Unknown, Normal],
+            bos_id: Some(0),
+            eos_id: Some(2),
+            sep_id: Some(2),
+            add_bos: Some(true),
+            add_eos: Some(true),
+            ..Vocab::default()
+        };
+        let found = Tokenizer::from_vocab(vocab).expect("a whole vocabulary").pair_template().expect("room for two");
         // <s> A </s></s> B </s>
         assert_eq!(found, PairTemplate { prefix: vec![0], middle: vec![2, 2], suffix: vec![2], second_type: 0 });
     }

@@ -7,10 +7,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
-use tilewright::bench::Probes;
-use tilewright::bench::embed::{
-    self, Bound, EmbedCase, EmbedLimits, EmbedParts, EmbedRow, FLIGHT_TOKENS, FlightRow, Naive,
-};
+use tilewright::bench::embed::{self, Bound, EmbedCase, EmbedParts, EmbedRow, FLIGHT_TOKENS, FlightRow, Naive};
+use tilewright::bench::{Limits, Probes};
 use tilewright::{Device, EmbedOptions, Embedder, Error};
 
 use super::{print_csv, print_device};
@@ -61,8 +59,7 @@ pub fn bench(args: &EmbedBenchArgs) -> Result<(), Failure> {
     let texts = args.texts()?;
     let cases = || args.batch.iter().map(|&n_texts| EmbedCase { n_texts, repetitions: args.repetitions });
     cases().try_for_each(|case| case.check(texts.len()))?;
-    let limits =
-        EmbedLimits { seconds: args.max_ms.map(|ms| ms / 1e3), bytes: args.max_mb.map(|mb| u64::from(mb) << 20) };
+    let limits = Limits { seconds: args.max_ms.map(|ms| ms / 1e3), bytes: args.max_mb.map(|mb| u64::from(mb) << 20) };
     let device = args.device.open()?;
     let load = |options: EmbedOptions<'static>| Embedder::load(&device, &args.model, options);
     let embedder = with_loading_bar(|progress| {

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
-use tilewright::bench::mol::{self, MolLimits, MolPlan, MolRates, MolRow, MolShape};
-use tilewright::bench::{Probes, normal};
+use tilewright::bench::mol::{self, MolPlan, MolRates, MolRow, MolShape};
+use tilewright::bench::{Limits, Probes, normal};
 use tilewright::retrieval::mol::{Mol, MolChoice, MolSearch, MolWeights};
 use tilewright::{Device, Error, WeightType};
 
@@ -88,7 +88,7 @@ pub fn bench(args: &MolBenchArgs) -> Result<(), Failure> {
             }
         }
     }
-    let limits = MolLimits { seconds: args.max_ms.map(|ms| ms / 1e3), bytes: args.max_mb.map(|mb| mb << 20) };
+    let limits = Limits { seconds: args.max_ms.map(|ms| ms / 1e3), bytes: args.max_mb.map(|mb| mb << 20) };
     let device = args.device.open()?;
     let probes = pollster::block_on(Probes::measure(&device))?;
     // A GPU is busy with more.
@@ -138,7 +138,7 @@ pub fn bench(args: &MolBenchArgs) -> Result<(), Failure> {
 }
 
 /// Measures the first plans of each batch size that fit the limits. What they need of the device's tuning is kept.
-fn settle(device: &Device, plans: &mut [MolPlan], args: &MolBenchArgs, limits: &MolLimits) -> Result<Device, Failure> {
+fn settle(device: &Device, plans: &mut [MolPlan], args: &MolBenchArgs, limits: &Limits) -> Result<Device, Failure> {
     let mut device = device.clone();
     for &n_queries in &args.batch {
         let mut n_fitting = 0;
@@ -221,7 +221,7 @@ fn print_rows(out: &mut impl Write, shape: &MolShape, strip: u32, rows: &[MolRow
     Ok(())
 }
 
-fn print_plans(out: &mut impl Write, plans: &[MolPlan], args: &MolBenchArgs, limits: &MolLimits) -> io::Result<()> {
+fn print_plans(out: &mut impl Write, plans: &[MolPlan], args: &MolBenchArgs, limits: &Limits) -> io::Result<()> {
     let fitting = plans.iter().filter(|plan| plan.fits(limits)).count();
     writeln!(out, "\n{} of {} shapes fit the limits for {} items", fitting, plans.len(), args.items)?;
     writeln!(
