@@ -207,25 +207,12 @@ impl Vector for [f32; 8] {
     }
 }
 
-/// Sums of vectors four at a time, so that each is summed in one order whatever their number.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-fn sum_fours<V: Copy, const N: usize>(vectors: [V; N], sum_four: impl Fn([V; 4]) -> [f32; 4]) -> [f32; N] {
-    let mut sums = [0.0; N];
-    for (vectors, sums) in vectors.chunks(4).zip(sums.chunks_mut(4)) {
-        // Past the end, the last one again.
-        let four = std::array::from_fn(|i| vectors[i.min(vectors.len() - 1)]);
-        sums.copy_from_slice(&sum_four(four)[..sums.len()]);
-    }
-    sums
-}
-
 #[cfg(target_arch = "x86_64")]
 mod avx512 {
     use std::arch::x86_64::*;
 
     use super::avx2::Eight;
-    use super::{Instructions, Lanes, Vector, WideWork, sum_fours};
+    use super::{Instructions, Lanes, Vector, WideWork};
 
     pub fn is_there() -> bool {
         is_x86_feature_detected!("avx512f")
@@ -302,7 +289,13 @@ mod avx512 {
 
         #[inline(always)]
         fn sum_each<const N: usize>(vectors: [Self; N]) -> [f32; N] {
-            sum_fours(vectors, Self::sum_four)
+            // Not one function for both widths: a function that is handed over is compiled for any processor.
+            let mut sums = [0.0; N];
+            for (vectors, sums) in vectors.chunks(4).zip(sums.chunks_mut(4)) {
+                let four = std::array::from_fn(|i| vectors[i.min(vectors.len() - 1)]);
+                sums.copy_from_slice(&Self::sum_four(four)[..sums.len()]);
+            }
+            sums
         }
     }
 }
@@ -311,7 +304,7 @@ mod avx512 {
 mod avx2 {
     use std::arch::x86_64::*;
 
-    use super::{Instructions, Vector, Work, sum_fours};
+    use super::{Instructions, Vector, Work};
 
     #[target_feature(enable = "avx2,fma,f16c")]
     pub fn run<W: Work>(work: W) -> W::Output {
@@ -383,7 +376,13 @@ mod avx2 {
 
         #[inline(always)]
         fn sum_each<const N: usize>(vectors: [Self; N]) -> [f32; N] {
-            sum_fours(vectors, Self::sum_four)
+            // Not one function for both widths: a function that is handed over is compiled for any processor.
+            let mut sums = [0.0; N];
+            for (vectors, sums) in vectors.chunks(4).zip(sums.chunks_mut(4)) {
+                let four = std::array::from_fn(|i| vectors[i.min(vectors.len() - 1)]);
+                sums.copy_from_slice(&Self::sum_four(four)[..sums.len()]);
+            }
+            sums
         }
 
         #[inline(always)]
