@@ -37,6 +37,8 @@ mod softmax;
 mod threads;
 mod top_k;
 
+pub(crate) use threads::for_each_chunk;
+
 /// Memory of a tensor, in 4-byte words.
 #[derive(Debug)]
 pub(crate) struct Memory(RwLock<Words>);

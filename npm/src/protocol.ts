@@ -11,13 +11,23 @@ import type {
 export type FileSpec =
   | { kind: "url"; name: string; url: string }
   | { kind: "blob"; name: string; blob: Blob }
-  | { kind: "path"; name: string; path: string };
+  | PathSpec;
 
-/** A model's files, or the folder that they are to be looked up in; and what that folder is called, if it has a name. */
+/** A file with a path, in Node and Deno. */
+export interface PathSpec {
+  kind: "path";
+  name: string;
+  path: string;
+}
+
+/**
+ * A model's files, or the folder that they are to be looked up in, of which a path does not say which it is; and what that folder is
+ * called, if it has a name.
+ */
 export type SourceSpec = (
   | { kind: "files"; files: FileSpec[] }
   | { kind: "folder"; url: string }
-  | { kind: "directory"; path: string }
+  | { kind: "path"; file: PathSpec }
   | { kind: "builtin" }
 ) & { name?: string };
 

@@ -3,7 +3,7 @@
 import { askVersion, describeImpostor, differs, Download, type FileVersion } from "./download.js";
 import { codeOf, messageOf, TilewrightError, type ErrorCode } from "./errors.js";
 import { importHidden } from "./platform.js";
-import type { FileSpec, SourceSpec } from "./protocol.js";
+import type { FileSpec, PathSpec, SourceSpec } from "./protocol.js";
 import { isFull, type Store, type StoredFile, type StoredRecord, type StoreWriter } from "./store.js";
 import type { Sha256 } from "./tilewright.js";
 import type { Notice, Progress } from "./types.js";
@@ -61,8 +61,8 @@ export async function openFiles(source: SourceSpec, context: OpenContext): Promi
       return openAll(source.files, context, "no-store");
     case "folder":
       return openFolder(source.url, context);
-    case "directory":
-      return openAll(await listDirectory(source.path, context.extras), context, "no-store");
+    case "path":
+      return openAll(await filesAt(source.file, context.extras), context, "no-store");
     case "builtin":
       // The page's own file needs no second copy: the browser's HTTP cache has it.
       return openAll([builtinSpec()], { ...context, store: undefined }, "default");
@@ -188,25 +188,31 @@ export async function readAll(file: ModelFile): Promise<Uint8Array> {
   return join(pieces, length);
 }
 
-/** The files of a Hugging Face folder on the disk. */
+/** A file on the disk, or the files of a Hugging Face folder there. */
+async function filesAt(file: PathSpec, extras: readonly string[]): Promise<FileSpec[]> {
+  const { stat } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
+  const { fileURLToPath } = await importHidden<typeof import("node:url")>("node:url");
+  try {
+    const path = file.path.startsWith("file:") ? fileURLToPath(file.path) : file.path;
+    return (await stat(path)).isDirectory() ? await listDirectory(path, extras) : [file];
+  } catch (error) {
+    throw error instanceof TilewrightError ? error : unreadable(file.path, error);
+  }
+}
+
 async function listDirectory(folder: string, extras: readonly string[]): Promise<FileSpec[]> {
   const { access, readFile } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
   const { join: joinPath } = await importHidden<typeof import("node:path")>("node:path");
   const at = (name: string): string => joinPath(folder, name);
   const names = [...NEEDED_FILES];
   let shards = ["model.safetensors"];
-  try {
-    await access(folder);
-    for (const name of [OPTIONAL_FILE, ...extras, INDEX]) {
-      if (await access(at(name)).then(() => true, () => false)) {
-        names.push(name);
-      }
+  for (const name of [OPTIONAL_FILE, ...extras, INDEX]) {
+    if (await access(at(name)).then(() => true, () => false)) {
+      names.push(name);
     }
-    if (names.includes(INDEX)) {
-      shards = shardsOf(await readFile(at(INDEX), "utf8"), at(INDEX));
-    }
-  } catch (error) {
-    throw error instanceof TilewrightError ? error : unreadable(folder, error);
+  }
+  if (names.includes(INDEX)) {
+    shards = shardsOf(await readFile(at(INDEX), "utf8"), at(INDEX));
   }
   return [...names, ...shards].map((name) => ({ kind: "path", name, path: at(name) }));
 }
@@ -276,7 +282,7 @@ class PathFile implements ModelFile {
     this.#handle = handle;
   }
 
-  static async open(spec: { name: string; path: string }): Promise<PathFile> {
+  static async open(spec: PathSpec): Promise<PathFile> {
     const { open } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
     try {
       const handle = await open(spec.path.startsWith("file:") ? new URL(spec.path) : spec.path);

@@ -19,9 +19,8 @@ export function specOf(source: ModelSource): SourceSpec {
   if (file.kind === "url" && new URL(file.url).pathname.endsWith("/")) {
     return { kind: "folder", url: file.url, ...named(placeOf(file)) };
   }
-  return file.kind === "path" && /[/\\]$/.test(file.path)
-    ? { kind: "directory", path: file.path, ...named(placeOf(file)) }
-    : { kind: "files", files: [file] };
+  // Only the disk knows whether a path is a folder's.
+  return file.kind === "path" ? { kind: "path", file, ...named(placeOf(file)) } : { kind: "files", files: [file] };
 }
 
 /** The path of a file, with slashes. */

@@ -7,8 +7,8 @@ export type FileSource = string | URL | Blob;
  * Where a model comes from.
  *
  * - an address or a `Blob`/`File`: a GGUF file,
- * - an address (in Node and Deno also a path) that ends in `/`: a Hugging Face folder with `config.json`, `tokenizer.json` and
- *   `*.safetensors`, and what sentence-transformers adds to them,
+ * - an address that ends in `/`, and in Node and Deno a folder's path: a Hugging Face folder with `config.json`, `tokenizer.json`
+ *   and `*.safetensors`, and what sentence-transformers adds to them,
  * - an array: all shards of a split GGUF in order, or the files of a Hugging Face folder in any order, as from an
  *   `<input webkitdirectory>`. A `Blob` without a name is taken for GGUF.
  *

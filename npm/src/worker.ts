@@ -611,11 +611,12 @@ async function loadMol(request: Calls["loadMol"]["args"], signal: AbortSignal): 
   const files = await open(request, [], signal, () => {});
   let useless = false;
   try {
-    const [bytes] = await Promise.all(files.map(readAll));
-    if (bytes === undefined) {
-      throw new TilewrightError("option", "source is a folder, expected a file");
+    const [file] = files;
+    if (file === undefined || files.length > 1) {
+      throw new TilewrightError("option", `source has ${files.length} files, expected one`);
     }
-    await Promise.all(files.map((file) => file.finish()));
+    const bytes = await readAll(file);
+    await file.finish();
     const mol = Mol.load(currentDevice(), bytes, request.storage);
     return { kept: mixtures.put(mol), info: molInfo(mol) };
   } catch (error) {

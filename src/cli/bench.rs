@@ -108,6 +108,11 @@ struct FormatArgs {
     csv: bool,
 }
 
+fn parse_ms(text: &str) -> Result<f64, String> {
+    let ms = text.parse().ok().filter(|ms: &f64| ms.is_finite() && *ms > 0.0);
+    ms.ok_or("expected a number of milliseconds above 0".into())
+}
+
 fn parse_batch_size(text: &str) -> Result<u32, String> {
     let size = text.parse().ok().filter(|size| PASS_SIZES.contains(size));
     size.ok_or(format!("expected one of {PASS_SIZES:?}"))

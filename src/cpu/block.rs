@@ -238,12 +238,33 @@ impl<'a, F: Format> Packed<'a, F> {
         Packed { units: bytemuck::cast_slice(units), scales: bytemuck::cast_slice(scales) }
     }
 
+    /// Units with their scales, if the format has any behind them.
+    pub fn of(units: &'a [F::Unit], scales: &'a [u16]) -> Self {
+        Packed { units, scales }
+    }
+
     /// `n` blocks from the one at `first` on, in whole units.
     #[inline(always)]
     pub fn run(&self, first: usize, n: usize) -> Self {
         let units = first / F::BLOCKS..(first + n) / F::BLOCKS;
         let scales = if F::SCALED { &self.scales[units.clone()] } else { &[] };
         Packed { units: &self.units[units], scales }
+    }
+
+    /// Copies of `n` blocks from each of those on, in whole units, and of their scales.
+    pub fn gather(&self, first: &[usize], n: usize) -> (Vec<F::Unit>, Vec<u16>) {
+        let n_units = n / F::BLOCKS;
+        let (mut units, mut scales) = (Vec::with_capacity(first.len() * n_units), Vec::new());
+        for first in first {
+            units.extend_from_slice(&self.units[first / F::BLOCKS..][..n_units]);
+        }
+        if F::SCALED {
+            scales.reserve(first.len() * n_units);
+            for first in first {
+                scales.extend_from_slice(&self.scales[first / F::BLOCKS..][..n_units]);
+            }
+        }
+        (units, scales)
     }
 
     /// The weights, where they lie as floats already.

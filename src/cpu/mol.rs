@@ -3,7 +3,7 @@
 //! Sixteen items are taken side by side, a panel: all three products are then of a small matrix, packed four rows at a time,
 //! with a panel, and their sums stay in registers. Each item's sums have one order, whichever items are next to it.
 
-use super::block::{Format, Packed, Unpack, with_format};
+use super::block::{Block, Format, Packed, Unpack, with_format};
 use super::simd::{self, Lanes, WideWork, exp};
 use super::{Call, threads};
 use crate::dtype::BLOCK;
@@ -11,6 +11,8 @@ use crate::kernels::{ACTIVATION_SHIFT, ALIGNED, BOUND, GATHERED, MolParams};
 
 /// Items side by side.
 const LANES: usize = 16;
+/// Items that are told for a query and that a thread takes at a time.
+const TOLD: usize = 8 * LANES;
 
 /// One number of each item.
 type Row = [f32; LANES];
@@ -99,59 +101,60 @@ struct Mol<'a> {
     gate: Gate,
 }
 
-/// Unpacks the blocks of components from one of them on.
-type UnpackAt<'a> = &'a (dyn Fn(usize, &mut [[f32; BLOCK]]) + Sync);
+/// Unpacks components, each from its first block on.
+type UnpackEach<'a> = &'a (dyn Fn(&[usize], &mut [Block]) + Sync);
 
 /// All that depends on the format. The rest is the same code for all of them, because it is much and unpacking is little of
 /// the work.
 fn run<F: Format>(mol: &Mol<'_>, w: &[u32], ids: &[u32], scores: &mut [f32]) {
     let w = Packed::<F>::new(w, mol.params.w_scales);
-    let unpack = |first: usize, weights: &mut [[f32; BLOCK]]| {
-        let packed = w.run(first, weights.len());
-        simd::run(Unpack { packed, weights });
+    let unpack = |first: &[usize], weights: &mut [Block]| {
+        // Chosen items lie anywhere in memory. Copied right after each other they are all waited for at once.
+        let (units, scales) = w.gather(first, mol.params.blocks as usize);
+        simd::run(Unpack { packed: Packed::<F>::of(&units, &scales), weights });
     };
     score(mol, &unpack, ids, scores);
 }
 
-fn score(mol: &Mol<'_>, unpack: UnpackAt<'_>, ids: &[u32], scores: &mut [f32]) {
+fn score(mol: &Mol<'_>, unpack: UnpackEach<'_>, ids: &[u32], scores: &mut [f32]) {
     let params = &mol.params;
     let (n_queries, n_scores) = (params.n_queries as usize, params.n_scores as usize);
-    let ops = (params.pairs * (params.quads * 4 + 2 * params.hidden)) as usize;
+    let ops = n_queries * n_scores * (params.pairs * (params.quads * 4 + 2 * params.hidden)) as usize;
     let scores = &mut scores[..n_queries * n_scores];
     if params.flags & GATHERED != 0 {
-        threads::for_each_chunk(scores, n_scores, n_queries * n_scores * ops, |query, scores| {
-            let mut panel = Panel::new(params);
-            for (scores, ids) in scores.chunks_mut(LANES).zip(ids[query * n_scores..].chunks(LANES)) {
-                let ids = &ids[..scores.len()];
-                // A number that is no item's stands for the first item, and its score is dropped.
-                let item = |lane: usize| ids.get(lane).map_or(0, |&id| id as usize % params.n_items as usize);
-                panel.load(mol, unpack, item);
-                let found = panel.scores(mol, query);
-                let lanes = scores.iter_mut().zip(ids).zip(found);
-                lanes.filter(|((_, id), _)| **id < params.n_items).for_each(|((score, _), found)| *score = found);
+        threads::for_each_tile(scores, n_scores, 0..n_scores, [1, TOLD], ops, |panel: &mut Option<Panel>, mut tile| {
+            let panel = panel.get_or_insert_with(|| Panel::new(params));
+            let (query, columns) = (tile.rows.start, tile.columns.clone());
+            let ids = &ids[query * n_scores..][columns];
+            for scores in tile.rows_mut() {
+                for (scores, ids) in scores.chunks_mut(LANES).zip(ids.chunks(LANES)) {
+                    // A number that is no item's stands for the first item, and its score is dropped.
+                    let item = |lane: usize| ids.get(lane).map_or(0, |&id| id as usize % params.n_items as usize);
+                    panel.load(mol, unpack, item);
+                    let lanes = scores.iter_mut().zip(ids).zip(panel.scores(mol, query));
+                    lanes.filter(|((_, id), _)| **id < params.n_items).for_each(|((score, _), found)| *score = found);
+                }
             }
         });
         return;
     }
-    // Item by item first, so that threads share items out and not queries.
-    let mut by_item = vec![0.0; n_queries * n_scores];
-    threads::for_each_chunk(&mut by_item, LANES * n_queries, n_queries * n_scores * ops, |i, by_item| {
-        let mut panel = Panel::new(params);
-        panel.load(mol, unpack, |lane| (i * LANES + lane).min(n_scores - 1));
-        for query in 0..n_queries {
-            let found = panel.scores(mol, query);
-            let lanes = by_item.chunks_exact_mut(n_queries).zip(found);
-            lanes.for_each(|(scores, found)| scores[query] = found);
+    let shape = [n_queries, LANES];
+    threads::for_each_tile(scores, n_scores, 0..n_scores, shape, ops, |panel: &mut Option<Panel>, mut tile| {
+        let panel = panel.get_or_insert_with(|| Panel::new(params));
+        let columns = tile.columns.clone();
+        panel.load(mol, unpack, |lane| columns.start + lane.min(columns.len() - 1));
+        for (query, scores) in tile.rows_mut().enumerate() {
+            scores.copy_from_slice(&panel.scores(mol, query)[..scores.len()]);
         }
     });
-    for (query, scores) in scores.chunks_exact_mut(n_scores).enumerate() {
-        scores.iter_mut().zip(by_item[query..].iter().step_by(n_queries)).for_each(|(score, &found)| *score = found);
-    }
 }
 
 /// Sixteen items, and what one query's scores of them are made of.
 struct Panel {
-    items: [usize; LANES],
+    /// The first block of each component of each item.
+    first: Vec<usize>,
+    /// The components, unpacked: `[M, LANES, blocks]`.
+    rows: Vec<Block>,
     /// `[M, D]`.
     components: Vec<Row>,
     /// `[G]`.
@@ -167,7 +170,8 @@ struct Panel {
 impl Panel {
     fn new(params: &MolParams) -> Panel {
         Panel {
-            items: [0; LANES],
+            first: Vec::new(),
+            rows: vec![[0.0; BLOCK]; (params.item_components * params.blocks) as usize * LANES],
             components: vec![Row::default(); (params.item_components * params.quads * 4) as usize],
             gates: vec![Row::default(); params.item_quads as usize * 4],
             logits: Vec::new(),
@@ -177,17 +181,21 @@ impl Panel {
     }
 
     /// Unpacks sixteen items and turns them on their side.
-    fn load(&mut self, mol: &Mol<'_>, unpack: UnpackAt<'_>, item: impl Fn(usize) -> usize) {
+    fn load(&mut self, mol: &Mol<'_>, unpack: UnpackEach<'_>, item: impl Fn(usize) -> usize) {
         let params = &mol.params;
         let (n_items, n_blocks, dim) = (params.n_items as usize, params.blocks as usize, params.quads as usize * 4);
         let columns = params.item_quads as usize * 4;
-        self.items = std::array::from_fn(item);
-        let mut row = vec![[0.0; BLOCK]; n_blocks];
-        for (lane, &item) in self.items.iter().enumerate() {
-            for (m, component) in self.components.chunks_exact_mut(dim).enumerate() {
-                unpack((m * n_items + item) * n_blocks, &mut row);
+        let items: [usize; LANES] = std::array::from_fn(item);
+        let row = |m: usize, item: usize| (m * n_items + item) * n_blocks;
+        self.first.clear();
+        self.first.extend((0..params.item_components as usize).flat_map(|m| items.map(|item| row(m, item))));
+        unpack(&self.first, &mut self.rows);
+        for (component, rows) in self.components.chunks_exact_mut(dim).zip(self.rows.chunks_exact(LANES * n_blocks)) {
+            for (lane, row) in rows.chunks_exact(n_blocks).enumerate() {
                 component.iter_mut().zip(row.as_flattened()).for_each(|(to, &x)| to[lane] = x);
             }
+        }
+        for (lane, item) in items.into_iter().enumerate() {
             let gates = &mol.item_gates[item * columns..][..columns];
             self.gates.iter_mut().zip(gates).for_each(|(to, &x)| to[lane] = x);
         }

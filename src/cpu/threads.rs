@@ -20,7 +20,7 @@ pub(super) fn enter<R>(work: impl FnOnce() -> R) -> R {
 
 /// Calls `work(i, chunk)` for each run of `chunk_len` elements of `y`, the last one perhaps shorter; on several threads
 /// if all of it takes many operations, of which `ops` is an estimate.
-pub(super) fn for_each_chunk<T: Send>(
+pub(crate) fn for_each_chunk<T: Send>(
     y: &mut [T],
     chunk_len: usize,
     ops: usize,

@@ -21,6 +21,7 @@ pub use weights::{Glu, MolConfig, MolWeights};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
+use crate::cpu::for_each_chunk;
 use crate::device::Device;
 use crate::dtype::WeightType;
 use crate::error::Error;
@@ -365,11 +366,11 @@ impl Batch<'_> {
             }
             MolSearch::Mips => Ok(MolHits { hits: finite(self.best(By::Mean, k).await?)?, scored: vec![0; n_queries] }),
             MolSearch::Avg { candidates } => {
-                let candidates = ids(self.best(By::Mean, candidates).await?);
+                let candidates = self.candidates(By::Mean, candidates).await?;
                 self.rescore(k, candidates).await
             }
             MolSearch::Highest { candidates } => {
-                let candidates = ids(self.best(By::Bound, candidates).await?);
+                let candidates = self.candidates(By::Bound, candidates).await?;
                 self.rescore(k, candidates).await
             }
             MolSearch::Naive { per_pair } => {
@@ -378,7 +379,7 @@ impl Batch<'_> {
             }
             MolSearch::Comb { per_pair, candidates } => {
                 let mut union = self.naive(per_pair).await?;
-                let others = ids(self.best(By::Mean, candidates).await?);
+                let others = self.candidates(By::Mean, candidates).await?;
                 union.iter_mut().zip(others).for_each(|(union, others)| union.extend(others));
                 self.rescore(k, union).await
             }
@@ -387,7 +388,7 @@ impl Batch<'_> {
                 self.rescore(k, candidates).await
             }
             MolSearch::TwoPass { candidates } => {
-                let candidates = ids(self.best(By::Mean, candidates.max(k)).await?);
+                let candidates = self.candidates(By::Mean, candidates.max(k)).await?;
                 let first = self.rescore(k, candidates).await?;
                 let bars: Vec<f32> = (first.hits.iter().zip(&self.norms))
                     .map(|(hits, norm)| match hits.get(k - 1) {
@@ -395,13 +396,12 @@ impl Batch<'_> {
                         None => f32::MIN,
                     })
                     .collect();
-                let mut reach = vec![Vec::new(); n_queries];
-                self.scan(By::Bound, |query, first, bounds| {
-                    let above = bounds.iter().enumerate().filter(|(_, bound)| **bound >= bars[query]);
-                    reach[query].extend(above.map(|(i, _)| first + i as u32));
+                let mut reach: Vec<(f32, Vec<u32>)> = bars.into_iter().map(|bar| (bar, Vec::new())).collect();
+                self.scan(By::Bound, &mut reach, |(bar, reach), first, bounds| {
+                    reach.extend((first..).zip(bounds).filter(|(_, bound)| *bound >= bar).map(|(id, _)| id));
                 })
                 .await?;
-                let mut second = self.rescore(k, reach).await?;
+                let mut second = self.rescore(k, reach.into_iter().map(|(_, reach)| reach).collect()).await?;
                 second.scored.iter_mut().zip(first.scored).for_each(|(all, first)| *all += first);
                 Ok(second)
             }
@@ -418,17 +418,37 @@ impl Batch<'_> {
             best.truncate(self.norms.len());
             return Ok(best);
         }
-        let mut tops = vec![Top::new(n); self.norms.len()];
-        self.scan(by, |query, first, scores| tops[query].extend(first, scores)).await?;
-        Ok(tops.into_iter().map(Top::into_hits).collect())
+        Ok(self.most(by, n).await?.into_iter().map(Top::into_hits).collect())
     }
 
-    /// Scores all items; `take` gets a query, the first item's id, and scores.
-    async fn scan(&mut self, by: By, mut take: impl FnMut(usize, u32, &[f32])) -> Result<(), Error> {
+    /// The same items in no order.
+    async fn candidates(&mut self, by: By, n: usize) -> Result<Vec<Vec<u32>>, Error> {
+        if n <= MAX_TOP as usize {
+            return Ok(ids(self.best(by, n).await?));
+        }
+        Ok(self.most(by, n).await?.into_iter().map(Top::into_ids).collect())
+    }
+
+    /// The best items of each query, chosen by the host.
+    async fn most(&mut self, by: By, n: usize) -> Result<Vec<Top>, Error> {
+        let mut tops = vec![Top::new(n); self.norms.len()];
+        self.scan(by, &mut tops, Top::extend).await?;
+        Ok(tops)
+    }
+
+    /// Scores all items; `take` gets what is each query's own, the first item's id, and scores.
+    async fn scan<T: Send>(
+        &mut self,
+        by: By,
+        each: &mut [T],
+        take: impl Fn(&mut T, u32, &[f32]) + Sync + Send,
+    ) -> Result<(), Error> {
         for (i, shard) in self.mol.shards.iter().enumerate() {
             let scores = self.lane.scores(self.mol, by, i).await?;
-            let rows = scores.chunks_exact(shard.n_items).take(self.norms.len()).enumerate();
-            rows.for_each(|(query, scores)| take(query, shard.first, scores));
+            for_each_chunk(each, 1, scores.len(), |query, each| {
+                let scores = &scores[query * shard.n_items..][..shard.n_items];
+                each.iter_mut().for_each(|each| take(each, shard.first, scores));
+            });
         }
         Ok(())
     }
@@ -436,7 +456,7 @@ impl Batch<'_> {
     /// Items whose coarse product is as high as the highest of a sample, in the share that gives so many candidates.
     async fn above_threshold(&mut self, n: usize, sample: usize) -> Result<Vec<Vec<u32>>, Error> {
         let mut scores = vec![Vec::with_capacity(self.mol.n_items); self.norms.len()];
-        self.scan(By::Coarse, |query, _, of_shard| scores[query].extend_from_slice(of_shard)).await?;
+        self.scan(By::Coarse, &mut scores, |scores, _, of_shard| scores.extend_from_slice(of_shard)).await?;
         let select = |scores: Vec<f32>| {
             // Multiples of a large odd number, so that items appended together are not drawn together.
             let draw = |i: usize| scores[(i as u64 * 0x9e37_79b1 % scores.len() as u64) as usize];
@@ -482,8 +502,8 @@ impl Batch<'_> {
                 }
             }
         }
-        let mut tops = tops.into_iter().map(Top::into_hits);
-        Ok((0..n_queries).map(|_| ids(tops.by_ref().take(n * m).collect()).concat()).collect())
+        let mut tops = tops.into_iter().map(Top::into_ids);
+        Ok((0..n_queries).map(|_| tops.by_ref().take(n * m).flatten().collect()).collect())
     }
 
     /// Scores candidates, each once, and keeps the k best.

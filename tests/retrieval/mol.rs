@@ -1,5 +1,7 @@
 //! Mixtures of logits: weights from files, scores against an f64 oracle of the whole formula, and what searches find.
 
+use std::collections::HashSet;
+
 use tilewright::kernels::{Combination, Pairing};
 use tilewright::retrieval::mol::{Mol, MolHits, MolSearch, MolWeights};
 use tilewright::{Device, Error, Tier, WeightType};
@@ -365,6 +367,28 @@ fn searches_that_score_everything_are_exact() {
         let found = search(&mol, &queries, 7, MolSearch::HIndexer { candidates: 20, sample: 50 });
         let mean = found.scored.iter().sum::<usize>() as f64 / 40.0;
         assert!((8.0..40.0).contains(&mean), "{mean} items pass, 20 were asked for");
+    }
+}
+
+/// The device chooses up to 1024 candidates, the host more.
+#[test]
+fn more_candidates_than_a_device_chooses_are_the_best_as_well() {
+    const N_ITEMS: usize = 3000;
+    let mut rng = Rng::new(9);
+    let (queries, items) = (normal(&mut rng, 3 * QUERY, 1.0), normal(&mut rng, N_ITEMS * ITEM, 1.0));
+    for device in devices() {
+        let mol = corpus(&device, &rails(6), WeightType::F16, &items);
+        let all = search(&mol, &queries, N_ITEMS, MolSearch::BruteForce).hits;
+        let [few, many] = [1000, 1700].map(|k| search(&mol, &queries, k, MolSearch::Mips).hits);
+        let found = search(&mol, &queries, 10, MolSearch::Avg { candidates: 1700 });
+        assert_eq!(found.scored, [1700; 3], "{}", device.info().name);
+        for (query, many) in many.iter().enumerate() {
+            assert!(many.is_sorted_by(|a, b| (b.score, a.id) < (a.score, b.id)) && many.len() == 1700);
+            assert_eq!(few[query], many[..1000], "query {query} on {}", device.info().name);
+            let ids: HashSet<u32> = many.iter().map(|hit| hit.id).collect();
+            let want: Vec<_> = all[query].iter().filter(|hit| ids.contains(&hit.id)).take(10).copied().collect();
+            assert_eq!(found.hits[query], want, "query {query} on {}", device.info().name);
+        }
     }
 }
 

@@ -155,8 +155,8 @@ const PUBLISHED = ["cls", false, 77, 64];
 
 withData("Node: folders, and lists of their paths in any order, say how the encoder is used", async () => {
   const paths = tiny.names.map((name) => join(tiny.at, name));
-  const infos = await places.Node(loadEach, { sources: [`${tiny.at}/`, paths, paths.toReversed()] });
-  assert.deepEqual(infos.map(publishedAs), Array(3).fill([basename(tiny.at), ...PUBLISHED]));
+  const infos = await places.Node(loadEach, { sources: [tiny.at, `${tiny.at}/`, pathToFileURL(tiny.at).href, paths, paths.toReversed()] });
+  assert.deepEqual(infos.map(publishedAs), Array(5).fill([basename(tiny.at), ...PUBLISHED]));
 });
 
 withData("Chromium: folders, and lists of their addresses in any order, say how the encoder is used", async () => {

@@ -90,7 +90,7 @@ async function continueInPackage({ module, sources, device, cases }) {
 
 /** All continuations of one model by the native library. */
 async function continueNatively({ native, device, cases }) {
-  const program = ["run", "--quiet", "--locked", "--release", "--example", "continue_ids"];
+  const program = ["run", "--quiet", "--locked", "--release", "--no-default-features", "--example", "continue_ids"];
   const child = spawn("cargo", program, { cwd: repository, stdio: ["pipe", "pipe", "inherit"] });
   const lines = cases.map(({ prompt, count }) => JSON.stringify({ model: native, device, prompt, n_tokens: count }));
   child.stdin.end(`${lines.join("\n")}\n`);

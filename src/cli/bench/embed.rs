@@ -11,7 +11,7 @@ use tilewright::bench::embed::{self, Bound, EmbedCase, EmbedParts, EmbedRow, FLI
 use tilewright::bench::{Limits, Probes};
 use tilewright::{Device, EmbedOptions, Embedder, Error};
 
-use super::{print_csv, print_device};
+use super::{parse_ms, print_csv, print_device};
 use crate::cli::run::with_loading_bar;
 use crate::cli::{DeviceArgs, Failure, print_json, show_bytes};
 
@@ -48,11 +48,6 @@ pub struct EmbedBenchArgs {
     device: DeviceArgs,
     #[command(flatten)]
     format: super::FormatArgs,
-}
-
-fn parse_ms(text: &str) -> Result<f64, String> {
-    let ms = text.parse().ok().filter(|ms: &f64| ms.is_finite() && *ms > 0.0);
-    ms.ok_or("expected a number of milliseconds above 0".into())
 }
 
 pub fn bench(args: &EmbedBenchArgs) -> Result<(), Failure> {

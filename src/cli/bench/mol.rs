@@ -11,7 +11,7 @@ use tilewright::bench::{Limits, Probes, normal};
 use tilewright::retrieval::mol::{Mol, MolChoice, MolSearch, MolWeights};
 use tilewright::{Device, Error, WeightType};
 
-use super::{print_csv, print_device};
+use super::{parse_ms, print_csv, print_device};
 use crate::cli::{DeviceArgs, Failure, print_json, show_bytes};
 
 /// Shapes of the paper's experiments: MovieLens 1M and 20M, Amazon Books.
@@ -41,7 +41,7 @@ pub struct MolBenchArgs {
     #[arg(long, value_delimiter = ',', default_value = "1,8,32", value_name = "N,..")]
     batch: Vec<u32>,
     /// Milliseconds that a batch may take over all items.
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_parser = parse_ms, value_name = "MS")]
     max_ms: Option<f64>,
     /// Megabytes that all items may take.
     #[arg(long, value_name = "MB")]

@@ -31,6 +31,12 @@ impl Top {
         }
         self.hits.push(Hit { id, score });
         if self.hits.len() >= self.k.saturating_mul(2) {
+            self.cut();
+        }
+    }
+
+    fn cut(&mut self) {
+        if self.hits.len() > self.k {
             let (_, last, _) = self.hits.select_nth_unstable_by(self.k - 1, order);
             self.bar = last.score;
             self.hits.truncate(self.k);
@@ -42,10 +48,16 @@ impl Top {
         (first..).zip(scores).for_each(|(id, &score)| self.push(id, score));
     }
 
+    /// In no order.
+    pub fn into_ids(mut self) -> Vec<u32> {
+        self.cut();
+        self.hits.into_iter().map(|hit| hit.id).collect()
+    }
+
     /// In order.
     pub fn into_hits(mut self) -> Vec<Hit> {
+        self.cut();
         self.hits.sort_unstable_by(order);
-        self.hits.truncate(self.k);
         self.hits
     }
 }
