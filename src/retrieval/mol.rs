@@ -444,10 +444,12 @@ impl Batch<'_> {
         take: impl Fn(&mut T, u32, &[f32]) + Sync + Send,
     ) -> Result<(), Error> {
         for (i, shard) in self.mol.shards.iter().enumerate() {
+            // In a browser threads do not share what holds tensors.
+            let (first, n_items) = (shard.first, shard.n_items);
             let scores = self.lane.scores(self.mol, by, i).await?;
             for_each_chunk(each, 1, scores.len(), |query, each| {
-                let scores = &scores[query * shard.n_items..][..shard.n_items];
-                each.iter_mut().for_each(|each| take(each, shard.first, scores));
+                let scores = &scores[query * n_items..][..n_items];
+                each.iter_mut().for_each(|each| take(each, first, scores));
             });
         }
         Ok(())

@@ -7,6 +7,7 @@ import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
 import { after, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
+import { pathToFileURL } from "node:url";
 
 import { chromium, everywhere, places, published, server, tinyEncoder } from "./places.mjs";
 import { dataFolder } from "./server.mjs";
