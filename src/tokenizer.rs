@@ -13,6 +13,7 @@
 
 mod bpe;
 mod cache;
+mod charsmap;
 mod decode;
 mod json;
 mod merge;
@@ -368,7 +369,7 @@ impl OwnEncoder {
                     Algorithm::Spm(spm) => spm.encode(text, after_special, &mut ids)?,
                     Algorithm::Bpe(bpe) => bpe.encode(text, n == 0, options.parse_special, &mut ids)?,
                     Algorithm::WordPiece(wordpiece) => wordpiece.encode(text, &mut ids),
-                    Algorithm::Unigram(unigram) => unigram.encode(text, &mut ids)?,
+                    Algorithm::Unigram(unigram) => unigram.encode(text, n == 0, options.parse_special, &mut ids)?,
                 },
             }
             after_special = matches!(fragment, Fragment::Token(_));

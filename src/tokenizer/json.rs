@@ -2,9 +2,10 @@
 //!
 //! The file describes a pipeline: normalizer, pre-tokenizer, model, post-processor, decoder. The frequent ones are
 //! recognised and built from our own parts: byte-level BPE ([`byte_level`]), the BPE over characters that SentencePiece models
-//! are converted to ([`characters`]), and BERT's ([`bert`]). Each knows some parts exactly and takes no others. What is left
-//! runs in the `tokenizers` crate ([`foreign`]), which panics on several kinds of broken file (huggingface/tokenizers issues 2094,
-//! 2151 and 2198) and follows a regular expression wherever it leads, so everything is checked before.
+//! are converted to ([`characters`]), their Unigram ([`unigram`]), and BERT's ([`bert`]). Each knows some parts exactly and
+//! takes no others. What is left runs in the `tokenizers` crate ([`foreign`]), which panics on several kinds of broken file
+//! (huggingface/tokenizers issues 2094, 2151 and 2198) and follows a regular expression wherever it leads, so everything is
+//! checked before.
 
 mod bert;
 mod byte_level;
@@ -13,6 +14,8 @@ mod check;
 mod decoder;
 #[cfg(feature = "tokenizer-json")]
 pub(super) mod foreign;
+mod parts;
+mod unigram;
 
 use serde_json::Value;
 use unicode_normalization::is_nfc;
@@ -81,7 +84,8 @@ pub(super) fn load(bytes: &[u8], config: &TokenizerConfig) -> Result<Tokenizer, 
         // Old files have no `type`; only BPE has merges.
         "BPE" | "" if file.model().get("merges").is_some() && file.is_byte_level() => byte_level::load,
         "BPE" | "" if file.model().get("merges").is_some() => characters::load,
-        _ => |file: &File, _, _| Err(not_ours("model", kind(file.model()), "BPE, WordPiece")),
+        "Unigram" => unigram::load,
+        _ => |file: &File, _, _| Err(not_ours("model", kind(file.model()), "BPE, WordPiece, Unigram")),
     };
     match loader(&file, bos_id, eos_id) {
         #[cfg(feature = "tokenizer-json")]

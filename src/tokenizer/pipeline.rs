@@ -1,10 +1,12 @@
-//! What a `tokenizer.json` has done to a text before BPE over characters: rewriting it, finding added tokens in what
+//! What a `tokenizer.json` has done to a text before BPE over characters or Unigram: rewriting it, finding added tokens in what
 //! that gives, and cutting the rest into words.
 //!
 //! The order and the corner cases are those of the `tokenizers` crate, which the tests compare with.
 
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
+use unicode_segmentation::UnicodeSegmentation;
 
+use super::charsmap::Charsmap;
 use super::special::{Fragment, Matchers};
 use super::vocab::fault;
 use crate::error::Error;
@@ -25,8 +27,14 @@ pub(super) enum Rewrite {
     Prepend(String),
     /// Replaces each occurrence of `pattern`, which is not empty.
     Replace { pattern: String, content: String },
+    /// Replaces each run of two spaces and more.
+    ReplaceRuns { content: String },
     /// Unicode's composed form.
     Nfc,
+    /// SentencePiece's rules. A grapheme of less than six bytes is taken as a whole, with the shortest rule for its start.
+    Charsmap(Charsmap),
+    /// Takes white space away from the ends.
+    Strip { left: bool, right: bool },
 }
 
 /// A step of the pre-tokenizer.
@@ -36,6 +44,8 @@ pub(super) enum Cut {
     Split { pattern: String, before: bool, behind: bool },
     /// Writes spaces as `replacement`, puts one in front, and cuts before each if `split` is set.
     Metaspace { replacement: char, prepend: Prepend, split: bool },
+    /// Cuts at white space, which goes.
+    Spaces,
 }
 
 /// Where a space is put that is not there already.
@@ -99,9 +109,46 @@ pub(super) fn rewrite(steps: &[Rewrite], text: &str) -> String {
             Rewrite::Replace { pattern, content } => text = text.replace(pattern, content),
             Rewrite::Nfc if is_nfc_quick(text.chars()) != IsNormalized::Yes => text = text.nfc().collect(),
             Rewrite::Nfc => {}
+            Rewrite::ReplaceRuns { content } => text = replace_runs(&text, content),
+            Rewrite::Charsmap(charsmap) => text = by_rules(charsmap, &text),
+            Rewrite::Strip { left, right } => {
+                let stripped = if *right { text.trim_end() } else { &text };
+                text = if *left { stripped.trim_start() } else { stripped }.to_owned();
+            }
         }
     }
     text
+}
+
+fn replace_runs(text: &str, content: &str) -> String {
+    let mut replaced = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("  ") {
+        replaced.push_str(&rest[..at]);
+        replaced.push_str(content);
+        rest = rest[at..].trim_start_matches(' ');
+    }
+    replaced + rest
+}
+
+fn by_rules(charsmap: &Charsmap, text: &str) -> String {
+    /// Graphemes of fewer bytes have rules as a whole.
+    const LONG: usize = 6;
+    let rule = |part: &str| charsmap.starts(part.as_bytes()).next().map(|(_, text)| text);
+    let mut normalised = String::with_capacity(text.len());
+    for grapheme in text.graphemes(true) {
+        if let Some(other) = rule(grapheme).filter(|_| grapheme.len() < LONG) {
+            normalised.push_str(other);
+            continue;
+        }
+        for c in grapheme.chars() {
+            match rule(c.encode_utf8(&mut [0; 4])) {
+                Some(other) => normalised.push_str(other),
+                None => normalised.push(c),
+            }
+        }
+    }
+    normalised
 }
 
 impl Words {
@@ -122,6 +169,12 @@ impl Cut {
         let mut cut = Words { text: String::with_capacity(words.text.len()), ends: Vec::new() };
         for (n, word) in words.iter().enumerate() {
             match self {
+                Cut::Spaces => {
+                    for part in word.split_whitespace() {
+                        cut.text.push_str(part);
+                        cut.cut();
+                    }
+                }
                 Cut::Split { pattern, before, behind } => {
                     let mut done = 0;
                     for (at, found) in word.match_indices(pattern.as_str()) {

@@ -4,6 +4,9 @@
 //! which others, and what happens to spaces. A character that is in no token becomes the unknown token, one for a run of
 //! such characters.
 
+use super::charsmap::Charsmap;
+use super::pipeline::Pipeline;
+use super::special::Fragment;
 use super::spm::ESCAPED_SPACE;
 use super::vocab::{TokenType, Vocab, fault, shown};
 use crate::error::Error;
@@ -11,17 +14,39 @@ use crate::error::Error;
 /// How far below the lowest score of a token that of an unknown character lies.
 const UNKNOWN_PENALTY: f64 = 10.0;
 
-/// An encoder for `tokenizer.ggml.model = t5`.
+/// An encoder for `tokenizer.ggml.model = t5`, and for the Unigram of a `tokenizer.json`.
 #[derive(Debug)]
 pub(super) struct Unigram {
+    preparation: Preparation,
+    model: Model,
+}
+
+/// What is done to a text before the model sees it.
+#[derive(Debug)]
+enum Preparation {
+    /// SentencePiece's own steps; the model sees the whole text.
+    Normalizer(Normalizer),
+    /// Those of a `tokenizer.json`; it sees words.
+    Pipeline(Box<Pipeline>),
+}
+
+#[derive(Debug)]
+struct Normalizer {
     charsmap: Charsmap,
+    add_space_prefix: bool,
+    remove_extra_spaces: bool,
+}
+
+/// Tokens with their scores.
+#[derive(Debug)]
+pub(super) struct Model {
     trie: Trie,
     /// Ids and scores of the tokens that text may become, as the trie numbers them.
     tokens: Vec<(u32, f64)>,
     unknown_score: f64,
     unk_id: Option<u32>,
-    add_space_prefix: bool,
-    remove_extra_spaces: bool,
+    /// What unknown characters become before they become the unknown token.
+    byte_ids: Option<Box<[u32; 256]>>,
 }
 
 /// The best way to a place in a text.
@@ -40,31 +65,70 @@ impl Unigram {
             let expected = format!("one per token, {}", vocab.tokens.len());
             return Err(fault("scores", expected, vocab.scores.len()));
         }
+        let scored = || vocab.iter().map(|(id, text, kind)| (text, id, f64::from(vocab.scores[id as usize]), kind));
         let is_text = |kind| matches!(kind, TokenType::Normal | TokenType::UserDefined | TokenType::Unused);
-        let mut texts: Vec<(&str, u32)> =
-            vocab.iter().filter(|token| is_text(token.2)).map(|(id, token, _)| (token, id)).collect();
-        texts.sort_unstable();
-        let score = |id: u32| f64::from(vocab.scores[id as usize]);
-        let tokens: Vec<(u32, f64)> = texts.iter().map(|&(_, id)| (id, score(id))).collect();
-        let normal = vocab.iter().filter(|token| token.2 == TokenType::Normal).map(|token| score(token.0));
+        let tokens = scored().filter(|token| is_text(token.3)).map(|(text, id, score, _)| (text, id, score)).collect();
+        let normal = scored().filter(|token| token.3 == TokenType::Normal).map(|token| token.2);
         let lowest = normal.reduce(f64::min).ok_or_else(|| fault("tokens", "normal tokens", "none"))?;
         Ok(Unigram {
-            charsmap: Charsmap::new(&vocab.charsmap)?,
-            trie: Trie::new(&texts),
-            tokens,
-            unknown_score: lowest - UNKNOWN_PENALTY,
-            unk_id: vocab.unk_id,
-            add_space_prefix: vocab.add_space_prefix.unwrap_or(true),
-            remove_extra_spaces: vocab.remove_extra_spaces.unwrap_or(false),
+            preparation: Preparation::Normalizer(Normalizer {
+                charsmap: Charsmap::new("charsmap", &vocab.charsmap)?,
+                add_space_prefix: vocab.add_space_prefix.unwrap_or(true),
+                remove_extra_spaces: vocab.remove_extra_spaces.unwrap_or(false),
+            }),
+            model: Model::new(tokens, lowest, vocab.unk_id, None),
         })
     }
 
-    /// Appends the ids of `text`.
-    pub fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), Error> {
-        let text = self.normalised(text);
-        if u32::try_from(text.len()).is_err() {
-            return Err(fault("text", "less than 4 GiB", format!("{} bytes", text.len())));
+    /// A model of the words that a pipeline makes.
+    pub fn of_words(pipeline: Pipeline, model: Model) -> Self {
+        Unigram { preparation: Preparation::Pipeline(Box::new(pipeline)), model }
+    }
+
+    /// Appends the ids of `text`. `at_start` says that it begins the whole text.
+    pub fn encode(&self, text: &str, at_start: bool, parse_special: bool, ids: &mut Vec<u32>) -> Result<(), Error> {
+        match &self.preparation {
+            Preparation::Normalizer(normalizer) => {
+                let text = normalizer.apply(text);
+                if u32::try_from(text.len()).is_err() {
+                    return Err(fault("text", "less than 4 GiB", format!("{} bytes", text.len())));
+                }
+                self.model.encode(&text, ids)
+            }
+            Preparation::Pipeline(pipeline) => {
+                pipeline.split(text, at_start, parse_special, &mut |fragment| match fragment {
+                    Fragment::Token(id) => {
+                        ids.push(id);
+                        Ok(())
+                    }
+                    Fragment::Text(word) => self.model.encode(word, ids),
+                })
+            }
         }
+    }
+}
+
+impl Model {
+    /// `tokens` are those that text may become: texts, which differ, ids and scores. `lowest` is the lowest score of all.
+    pub fn new(
+        mut tokens: Vec<(&str, u32, f64)>,
+        lowest: f64,
+        unk_id: Option<u32>,
+        byte_ids: Option<Box<[u32; 256]>>,
+    ) -> Self {
+        tokens.sort_unstable_by_key(|token| token.0);
+        let texts: Vec<&str> = tokens.iter().map(|token| token.0).collect();
+        Model {
+            trie: Trie::new(&texts),
+            tokens: tokens.iter().map(|&(_, id, score)| (id, score)).collect(),
+            unknown_score: lowest - UNKNOWN_PENALTY,
+            unk_id,
+            byte_ids,
+        }
+    }
+
+    /// Appends the ids of `text`, which is below 4 GiB.
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), Error> {
         let mut ways: Vec<Option<Way>> = vec![None; text.len() + 1];
         let take = |ways: &mut [Option<Way>], end: usize, way: Way| {
             // The first of two that are as good, as in SentencePiece.
@@ -94,11 +158,16 @@ impl Unigram {
         }
         let mut after_unknown = false;
         for way in found.into_iter().rev() {
-            match (way.token, self.unk_id) {
-                (Some(token), _) => ids.push(self.tokens[token as usize].0),
-                (None, Some(_)) if after_unknown => {}
-                (None, Some(unk_id)) => ids.push(unk_id),
-                (None, None) => {
+            match (way.token, &self.byte_ids, self.unk_id) {
+                (Some(token), ..) => ids.push(self.tokens[token as usize].0),
+                (None, Some(byte_ids), _) => {
+                    let character = text[way.from as usize..].chars().next();
+                    let bytes = character.into_iter().flat_map(|c| c.to_string().into_bytes());
+                    ids.extend(bytes.map(|byte| byte_ids[usize::from(byte)]));
+                }
+                (None, None, Some(_)) if after_unknown => {}
+                (None, None, Some(unk_id)) => ids.push(unk_id),
+                (None, None, None) => {
                     let expected = "characters that tokens or an unknown token cover";
                     return Err(fault("text", expected, shown(&text[way.from as usize..])));
                 }
@@ -107,9 +176,11 @@ impl Unigram {
         }
         Ok(())
     }
+}
 
+impl Normalizer {
     /// The text by the rules of the vocabulary, spaces written as tokens have them.
-    fn normalised(&self, text: &str) -> String {
+    fn apply(&self, text: &str) -> String {
         let mut normalised = String::with_capacity(text.len() + ESCAPED_SPACE.len_utf8());
         // Whether a space is still to be written.
         let mut is_due = self.add_space_prefix;
@@ -126,7 +197,7 @@ impl Unigram {
         };
         let mut rest = text;
         while let Some(c) = rest.chars().next() {
-            let len = match self.charsmap.longest(rest.as_bytes()) {
+            let len = match self.charsmap.starts(rest.as_bytes()).last() {
                 Some((len, other)) => {
                     other.chars().for_each(&mut put);
                     len
@@ -159,8 +230,8 @@ struct Trie {
 
 impl Trie {
     /// A token's number is its place in `texts`, which are sorted and distinct.
-    fn new(texts: &[(&str, u32)]) -> Trie {
-        let byte = |token: usize, depth: usize| texts[token].0.as_bytes()[depth];
+    fn new(texts: &[&str]) -> Trie {
+        let byte = |token: usize, depth: usize| texts[token].as_bytes()[depth];
         let (mut nodes, mut children) = (vec![(0, None)], Vec::new());
         // Tokens whose texts lead to a node, by the nodes' numbers, and how long those starts are.
         let mut tokens = vec![(0..texts.len(), 0)];
@@ -168,7 +239,7 @@ impl Trie {
         while let Some((range, depth)) = tokens.get(node).cloned() {
             children.push(nodes.len() as u32);
             let mut first = range.start;
-            if first < range.end && texts[first].0.len() == depth {
+            if first < range.end && texts[first].len() == depth {
                 nodes[node].1 = Some(first as u32);
                 first += 1;
             }
@@ -195,60 +266,6 @@ impl Trie {
             Some(self.nodes[node].1.map(|token| (at + 1, token)))
         });
         found.flatten()
-    }
-}
-
-/// What starts of a text are replaced with: a `precompiled_charsmap` of SentencePiece, which is the number of bytes of a
-/// double-array trie (Aoe 1989) as Darts-clone lays it out, the trie, and the texts in its place, each ended by a zero.
-#[derive(Debug)]
-struct Charsmap {
-    units: Vec<u32>,
-    texts: String,
-}
-
-/// Marks a unit that holds a value.
-const VALUE: u32 = 1 << 31;
-
-impl Charsmap {
-    fn new(bytes: &[u8]) -> Result<Charsmap, Error> {
-        let Some((size, rest)) = bytes.split_first_chunk() else {
-            return match bytes {
-                [] => Ok(Charsmap { units: Vec::new(), texts: String::new() }),
-                _ => Err(fault("charsmap", "at least 4 bytes", bytes.len())),
-            };
-        };
-        let size = u32::from_le_bytes(*size) as usize;
-        let (trie, texts) = rest.split_at_checked(size).filter(|_| size.is_multiple_of(4)).ok_or_else(|| {
-            fault("charsmap", format!("a multiple of 4 up to {}, the size of a trie", rest.len()), size)
-        })?;
-        let texts = String::from_utf8(texts.to_vec()).map_err(|error| fault("charsmap", "texts in UTF-8", error))?;
-        let units: Vec<u32> = trie.as_chunks().0.iter().map(|&unit| u32::from_le_bytes(unit)).collect();
-        let values = units.iter().filter(|unit| *unit & VALUE != 0).map(|unit| unit & !VALUE);
-        for at in values {
-            if !texts.get(at as usize..).is_some_and(|text| text.contains('\0')) {
-                return Err(fault("charsmap", "places of texts that end", at));
-            }
-        }
-        Ok(Charsmap { units, texts })
-    }
-
-    /// The length of the longest start of `text` that has a rule, and what stands in its place.
-    fn longest(&self, text: &[u8]) -> Option<(usize, &str)> {
-        let behind = |unit: u32| ((unit >> 10) << ((unit & 1 << 9) >> 6)) as usize;
-        let mut node = behind(*self.units.first()?);
-        let mut found = None;
-        for (i, &byte) in text.iter().enumerate() {
-            node ^= usize::from(byte);
-            let Some(&unit) = self.units.get(node).filter(|unit| *unit & (VALUE | 0xff) == u32::from(byte)) else {
-                break;
-            };
-            node ^= behind(unit);
-            if unit & 1 << 8 != 0 {
-                found = self.units.get(node).map(|value| (i + 1, value & !VALUE));
-            }
-        }
-        let (len, at) = found?;
-        self.texts.get(at as usize..)?.split('\0').next().map(|text| (len, text))
     }
 }
 

@@ -10,7 +10,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { pathToFileURL } from "node:url";
 
 import { chromium, everywhere, places, published, server, tinyEncoder } from "./places.mjs";
-import { dataFolder } from "./server.mjs";
+import { dataFolder, repository } from "./server.mjs";
 import { tensors } from "./tensors.mjs";
 
 const DIMS = 384;
@@ -167,6 +167,36 @@ withData("Chromium: folders, and lists of their addresses in any order, say how 
   const infos = await places.Chromium(loadEach, { sources: [folder, urls, urls.toReversed(), onTheHub] });
   assert.deepEqual(infos.map(publishedAs), ["tiny one", "tiny one", "tiny one", "tiny"].map((name) => [name, ...PUBLISHED]));
 });
+
+/** Runs in a page and in Node: ids and lengths of vectors of all texts. */
+async function tokenizeAll({ Embedder }, { source, texts }) {
+  const embedder = await Embedder.load(source, { device: "cpu" });
+  try {
+    const ids = [];
+    for (const text of texts) ids.push([...(await embedder.tokenize(text))]);
+    return { ids, dims: (await embedder.embed(texts)).vectors.length / texts.length };
+  } finally {
+    embedder.free();
+  }
+}
+
+const unigram = (name) => readFileSync(join(repository, "tests/data/unigram", name), "utf8");
+// Sentences; what HuggingFace's tokenizers make of other texts is not always what SentencePiece does.
+const sentences = JSON.parse(unigram("cases.json")).cases.slice(9, 49);
+inBoth(
+  "XLM-RoBERTa's tokenizer.json, a Unigram, gives the ids of SentencePiece",
+  tokenizeAll,
+  ({ ids, dims }) => {
+    assert.deepEqual(ids, sentences.map((it) => [0, ...it.ids, 2]));
+    assert.equal(dims, 64);
+  },
+  (place) => {
+    const file = (name) => readFileSync(join(dataFolder, "tiny-random/roberta", name));
+    const config = { ...JSON.parse(file("config.json")), model_type: "xlm-roberta" };
+    const files = { "config.json": JSON.stringify(config), "model.safetensors": file("model.safetensors"), "tokenizer.json": unigram("tokenizer.json") };
+    return { source: published(place, "multilingual", files), texts: sentences.map(({ text }) => text) };
+  },
+);
 
 withData("Chromium: a folder that the user picked says how the encoder is used", async () => {
   const page = await chromium.open(`${server.origin}/blank.html`);

@@ -6,6 +6,7 @@ Rules and text are made up here, for the rules that SentencePiece comes with are
 them: <s>, <pad>, </s>, <unk>, then the pieces, then <mask>.
 """
 
+import base64
 import io
 import json
 import pathlib
@@ -76,6 +77,32 @@ def main():
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
+    tokenizer = tokenizer_json([(token, score) for token, score, _ in tokens], charsmap(model.getvalue()))
+    (HERE / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
+def tokenizer_json(vocab, rules):
+    """The same vocabulary as the file of Hugging Face's tokenizers that XLM-RoBERTa has."""
+    ids = {token: id for id, (token, _) in enumerate(vocab)}
+    flags = {"special": True, "normalized": False, "rstrip": False, "single_word": False}
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    item = lambda token: {"SpecialToken": {"id": token, "type_id": 0}}
+    text = lambda name: {"Sequence": {"id": name, "type_id": 0}}
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "add_prefix_space": True}
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": ids[token], "content": token, "lstrip": token == "<mask>", **flags} for token in special],
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(rules).decode()},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [item("<s>"), text("A"), item("</s>")],
+            "pair": [item("<s>"), text("A"), item("</s>"), item("</s>"), text("B"), item("</s>")],
+            "special_tokens": {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in ("<s>", "</s>")},
+        },
+        "decoder": metaspace,
+        "model": {"type": "Unigram", "unk_id": ids["<unk>"], "vocab": vocab, "byte_fallback": False},
+    }
 
 
 def charsmap(proto):
