@@ -191,13 +191,18 @@ export async function readAll(file: ModelFile): Promise<Uint8Array> {
 /** A file on the disk, or the files of a Hugging Face folder there. */
 async function filesAt(file: PathSpec, extras: readonly string[]): Promise<FileSpec[]> {
   const { stat } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
-  const { fileURLToPath } = await importHidden<typeof import("node:url")>("node:url");
   try {
-    const path = file.path.startsWith("file:") ? fileURLToPath(file.path) : file.path;
+    const path = await pathOf(file);
     return (await stat(path)).isDirectory() ? await listDirectory(path, extras) : [file];
   } catch (error) {
     throw error instanceof TilewrightError ? error : unreadable(file.path, error);
   }
+}
+
+/** The path that a `file:` address stands for, or that is one already. */
+async function pathOf({ path }: PathSpec): Promise<string> {
+  const { fileURLToPath } = await importHidden<typeof import("node:url")>("node:url");
+  return path.startsWith("file:") ? fileURLToPath(path) : path;
 }
 
 async function listDirectory(folder: string, extras: readonly string[]): Promise<FileSpec[]> {
@@ -285,7 +290,7 @@ class PathFile implements ModelFile {
   static async open(spec: PathSpec): Promise<PathFile> {
     const { open } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
     try {
-      const handle = await open(spec.path.startsWith("file:") ? new URL(spec.path) : spec.path);
+      const handle = await open(await pathOf(spec));
       return new PathFile(spec.name, (await handle.stat()).size, handle);
     } catch (error) {
       throw unreadable(spec.path, error);

@@ -253,18 +253,14 @@ impl<'a, F: Format> Packed<'a, F> {
 
     /// Copies of `n` blocks from each of those on, in whole units, and of their scales.
     pub fn gather(&self, first: &[usize], n: usize) -> (Vec<F::Unit>, Vec<u16>) {
-        let n_units = n / F::BLOCKS;
-        let (mut units, mut scales) = (Vec::with_capacity(first.len() * n_units), Vec::new());
-        for first in first {
-            units.extend_from_slice(&self.units[first / F::BLOCKS..][..n_units]);
+        fn runs<T: Copy>(all: &[T], first: impl ExactSizeIterator<Item = usize>, n: usize) -> Vec<T> {
+            let mut copies = Vec::with_capacity(first.len() * n);
+            first.for_each(|first| copies.extend_from_slice(&all[first..][..n]));
+            copies
         }
-        if F::SCALED {
-            scales.reserve(first.len() * n_units);
-            for first in first {
-                scales.extend_from_slice(&self.scales[first / F::BLOCKS..][..n_units]);
-            }
-        }
-        (units, scales)
+        let (first, n) = (first.iter().map(|first| first / F::BLOCKS), n / F::BLOCKS);
+        let scales = if F::SCALED { runs(self.scales, first.clone(), n) } else { Vec::new() };
+        (runs(self.units, first, n), scales)
     }
 
     /// The weights, where they lie as floats already.

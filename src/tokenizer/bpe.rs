@@ -12,7 +12,6 @@ use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 use super::merge::{Merger, NO_TOKEN};
 use super::pipeline::Pipeline;
 use super::pre_tokenizer::PreTokenizer;
-use super::special::Fragment;
 use super::vocab::{TokenType, Vocab, fault, shown};
 use crate::error::Error;
 
@@ -101,13 +100,8 @@ impl Bpe {
         let pre_tokenizer = match &self.alphabet {
             Alphabet::Bytes { pre_tokenizer, .. } => pre_tokenizer,
             Alphabet::Characters { pipeline, .. } => {
-                return pipeline.split(text, at_start, parse_special, &mut |fragment| match fragment {
-                    Fragment::Token(id) => {
-                        ids.push(id);
-                        Ok(())
-                    }
-                    Fragment::Text(word) => self.encode_word(word, &mut merger, ids),
-                });
+                return pipeline
+                    .encode(text, at_start, parse_special, ids, |word, ids| self.encode_word(word, &mut merger, ids));
             }
         };
         let normal: Cow<str> = if pre_tokenizer.nfc && is_nfc_quick(text.chars()) != IsNormalized::Yes {

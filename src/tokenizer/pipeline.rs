@@ -67,22 +67,27 @@ struct Words {
 }
 
 impl Pipeline {
-    /// Hands the words and tokens of `text` to `emit`, in order. `at_start` says that it begins the whole text.
+    /// Appends the ids of `text`: those of the tokens found in it, and what `encode_word` appends for each word. `at_start`
+    /// says that it begins the whole text.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] for a text beyond 4 GiB, and what `emit` returns.
-    pub fn split(
+    /// [`Error::Tokenizer`] for a text beyond 4 GiB, and what `encode_word` returns.
+    pub fn encode(
         &self,
         text: &str,
         at_start: bool,
         parse_special: bool,
-        emit: &mut dyn FnMut(Fragment) -> Result<(), Error>,
+        ids: &mut Vec<u32>,
+        mut encode_word: impl FnMut(&str, &mut Vec<u32>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let text = rewrite(&self.rewrites, text);
         for (n, fragment) in self.tokens.select(parse_special).split(&text).into_iter().enumerate() {
-            let Fragment::Text(piece) = fragment else {
-                emit(fragment)?;
-                continue;
+            let piece = match fragment {
+                Fragment::Text(piece) => piece,
+                Fragment::Token(id) => {
+                    ids.push(id);
+                    continue;
+                }
             };
             let mut words = Words { text: piece.to_owned(), ends: vec![piece.len()] };
             for cut in &self.cuts {
@@ -92,7 +97,7 @@ impl Pipeline {
                 return Err(fault("text", "less than 4 GiB", format!("{} bytes", words.text.len())));
             }
             for word in words.iter() {
-                emit(Fragment::Text(word))?;
+                encode_word(word, ids)?;
             }
         }
         Ok(())

@@ -6,7 +6,6 @@
 
 use super::charsmap::Charsmap;
 use super::pipeline::Pipeline;
-use super::special::Fragment;
 use super::spm::ESCAPED_SPACE;
 use super::vocab::{TokenType, Vocab, fault, shown};
 use crate::error::Error;
@@ -96,13 +95,7 @@ impl Unigram {
                 self.model.encode(&text, ids)
             }
             Preparation::Pipeline(pipeline) => {
-                pipeline.split(text, at_start, parse_special, &mut |fragment| match fragment {
-                    Fragment::Token(id) => {
-                        ids.push(id);
-                        Ok(())
-                    }
-                    Fragment::Text(word) => self.model.encode(word, ids),
-                })
+                pipeline.encode(text, at_start, parse_special, ids, |word, ids| self.model.encode(word, ids))
             }
         }
     }
@@ -153,17 +146,15 @@ impl Model {
         let mut found = Vec::new();
         let mut at = text.len();
         while let Some(way) = ways[at] {
-            found.push(way);
+            found.push((way, at));
             at = way.from as usize;
         }
         let mut after_unknown = false;
-        for way in found.into_iter().rev() {
+        for (way, end) in found.into_iter().rev() {
             match (way.token, &self.byte_ids, self.unk_id) {
                 (Some(token), ..) => ids.push(self.tokens[token as usize].0),
                 (None, Some(byte_ids), _) => {
-                    let character = text[way.from as usize..].chars().next();
-                    let bytes = character.into_iter().flat_map(|c| c.to_string().into_bytes());
-                    ids.extend(bytes.map(|byte| byte_ids[usize::from(byte)]));
+                    ids.extend(text[way.from as usize..end].bytes().map(|byte| byte_ids[usize::from(byte)]));
                 }
                 (None, None, Some(_)) if after_unknown => {}
                 (None, None, Some(unk_id)) => ids.push(unk_id),
