@@ -6,6 +6,7 @@ mod chat;
 mod embed;
 mod info;
 mod inspect;
+mod lost;
 mod rerank;
 mod run;
 mod tokenize;

@@ -291,7 +291,8 @@ impl Device {
         crate::gpu::adapters().await
     }
 
-    fn on_cpu(reason: String) -> Device {
+    /// The CPU executor, and why it was chosen.
+    pub(crate) fn on_cpu(reason: String) -> Device {
         let info = DeviceInfo {
             name: match crate::cpu::threads() {
                 1 => "CPU, 1 thread".into(),

@@ -7,9 +7,13 @@ use serde_json::Value;
 use tilewright::{Device, EmbedOptions, Embedder};
 
 fn tilewright(args: &[&str]) -> Output {
+    command(args).stdin(Stdio::null()).output().unwrap()
+}
+
+fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
     command.args(args).env("TILEWRIGHT_CACHE_DIR", "").env_remove("TILEWRIGHT_DEVICE");
-    command.stdin(Stdio::null()).output().unwrap()
+    command
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -486,4 +490,49 @@ fn a_reader_that_goes_away_is_no_error() {
     let output = child.wait_with_output().unwrap();
     let message = text(&output.stderr);
     assert!(output.status.success() && !message.contains("panicked"), "{message}");
+}
+
+/// What a command prints where the device is lost before these steps, and how often it says so. `None` where there is no
+/// adapter.
+fn disturbed(args: &[&str], input: &Path, steps: &str) -> Option<(String, Vec<String>)> {
+    let mut command = command(&[args, &["--device", "gpu"]].concat());
+    let input = std::fs::File::open(input).unwrap();
+    let output = command.stdin(input).env("TILEWRIGHT_LOSE_DEVICE", steps).output().unwrap();
+    let message = text(&output.stderr);
+    if lacks_adapter(&message) {
+        return None;
+    }
+    assert!(output.status.success(), "{args:?}: {message}");
+    let notices = message.lines().filter(|line| line.starts_with("notice: the device was lost")).map(String::from);
+    Some((text(&output.stdout), notices.collect()))
+}
+
+#[test]
+fn a_lost_device_changes_nothing_that_is_printed() {
+    let encoders = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/encoders");
+    let [nomic, bert] = ["nomic", "bert-reranker"].map(|name| format!("{encoders}/{name}"));
+    let texts = file("lost.txt", b"one\ntwo words\nthe cat sat\nby the door\nand ran\n");
+    let messages = file("lost_chat.txt", b"Tell me a story.\nAnd then?\n");
+    let run = ["run", BUILTIN, "--temperature", "0", "-n", "24"];
+    let sampled = ["run", BUILTIN, "--seed", "3", "-n", "24"];
+    let chat = ["chat", BUILTIN, "--template", "chatml", "--temperature", "0", "-n", "8"];
+    let embed = ["embed", &nomic, "--batch-size", "2"];
+    let rerank = ["rerank", &bert, "--query", "where is the cat"];
+    // Steps are pieces of an answer, or tries of a batch.
+    let cases: [(&[&str], &str, usize); 6] = [
+        (&run, "1,7", 2),
+        (&run, "4,5,20", 3),
+        (&sampled, "9", 1),
+        (&chat, "3", 2),
+        (&embed, "2,3", 2),
+        (&rerank, "1", 1),
+    ];
+    for (args, steps, n_losses) in cases {
+        let input = if args[0] == "chat" { &messages } else { &texts };
+        let Some((undisturbed, none)) = disturbed(args, input, "") else { return };
+        assert!(undisturbed.len() > 20 && none.is_empty(), "{args:?}: {undisturbed} {none:?}");
+        let (printed, notices) = disturbed(args, input, steps).unwrap();
+        assert_eq!(printed, undisturbed, "{args:?}");
+        assert_eq!(notices.len(), n_losses, "{args:?}: {notices:?}");
+    }
 }

@@ -8,9 +8,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use clap::Args;
 use tilewright::chat::{ChatOptions, ChatTemplate, Message};
 use tilewright::generate::{CancelHandle, StopReason};
-use tilewright::{Error, GenerateOptions, Model, Session};
+use tilewright::{Error, GenerateOptions, Model, Recovery, Session};
 
 use super::Failure;
+use super::lost::each_piece;
 use super::run::{ModelArgs, SamplingArgs};
 
 /// Talk to a model.
@@ -46,14 +47,15 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     let options = args.sampling.options();
     options.check()?;
     let interrupt = Interrupt::install()?;
-    let device = args.device.open()?;
-    let model = args.device.load(args.model.as_deref(), &device)?;
-    let template = template(&model, args)?;
-    let mut chat = Chat::new(&model, template, options, interrupt)?;
+    let mut recovery = args.device.recovery(args.model.as_deref());
+    let session = recovery.load(&args.device.open()?)?.session()?;
+    let template = template(session.model(), args)?;
+    let mut chat = Chat::new(session, recovery, template, options, interrupt)?;
     chat.set_system(args.system.as_deref().unwrap_or(""));
     let talks = io::stdin().is_terminal();
     if talks {
-        eprintln!("{} on {}; /help lists the commands", model.name(), device.info().name);
+        let model = chat.session.model();
+        eprintln!("{} on {}; /help lists the commands", model.name(), model.device().info().name);
     }
     let mut lines = io::stdin().lock();
     while let Some(line) = read_message(&mut lines, talks)? {
@@ -61,13 +63,11 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
             Ok(true) => {}
             Ok(false) => break,
             // The next message may fare better; a script should not go on as if nothing had been.
-            Err(Failure::Error(error)) if talks && !matches!(error, Error::DeviceLost { .. }) => {
-                eprintln!("error: {error}")
-            }
+            Err(Failure::Error(error)) if talks => eprintln!("error: {error}"),
             Err(failure) => return Err(failure),
         }
     }
-    if let Err(error) = device.save_pipeline_cache() {
+    if let Err(error) = chat.session.model().device().save_pipeline_cache() {
         eprintln!("warning: the pipeline cache was not saved: {error}");
     }
     Ok(())
@@ -136,8 +136,9 @@ impl Interrupt {
 }
 
 /// A conversation in progress.
-struct Chat {
+struct Chat<'a> {
     session: Session,
+    recovery: Recovery<'a, Model>,
     template: ChatTemplate,
     options: GenerateOptions,
     interrupt: Interrupt,
@@ -145,17 +146,17 @@ struct Chat {
     messages: Vec<Message>,
 }
 
-impl Chat {
+impl<'a> Chat<'a> {
     fn new(
-        model: &Model,
+        session: Session,
+        recovery: Recovery<'a, Model>,
         template: ChatTemplate,
         mut options: GenerateOptions,
         interrupt: Interrupt,
     ) -> Result<Self, Error> {
-        options.stop_ids = template.stop_ids(model.tokenizer()?)?;
+        options.stop_ids = template.stop_ids(session.model().tokenizer()?)?;
         options.stop.extend(template.stop_texts().iter().map(|text| text.to_string()));
-        let session = model.session()?;
-        Ok(Chat { session, template, options, interrupt, system: None, messages: Vec::new() })
+        Ok(Chat { session, recovery, template, options, interrupt, system: None, messages: Vec::new() })
     }
 
     /// Does what a line says; false at the end of the conversation.
@@ -220,21 +221,17 @@ impl Chat {
         *self.interrupt.current() = Some(generation.cancel_handle());
         let mut out = io::stdout().lock();
         let mut text = String::new();
-        let result = loop {
-            match pollster::block_on(generation.next()) {
-                None => break Ok(()),
-                Some(Err(error)) => break Err(error),
-                Some(Ok(piece)) => {
-                    text += &piece.text;
-                    write!(out, "{}", piece.text)?;
-                    out.flush()?;
-                }
-            }
-        };
+        let ended = each_piece(&mut generation, &mut self.recovery, |piece| {
+            text += &piece.text;
+            write!(out, "{}", piece.text)?;
+            Ok(out.flush()?)
+        });
         *self.interrupt.current() = None;
         let (reason, prefill, decode) = (generation.stop_reason(), generation.prefill(), generation.decode());
-        writeln!(out, "{}", if result.is_err() { " [broken off]" } else { "" })?;
-        result?;
+        if !matches!(ended, Err(Failure::StdoutClosed)) {
+            writeln!(out, "{}", if ended.is_err() { " [broken off]" } else { "" })?;
+        }
+        ended?;
         self.messages.push(Message::new("assistant", text));
         if io::stderr().is_terminal() {
             let note = match reason {

@@ -21,9 +21,10 @@ use clap::builder::{FalseyValueParser, PossibleValuesParser, TypedValueParser};
 use serde_json::json;
 use tilewright::embed::Place;
 use tilewright::kernels::Pooling;
-use tilewright::{Device, EmbedOptions, Embedder};
+use tilewright::{Device, EmbedOptions, Embedder, Error, Recovery};
 
 use super::DeviceArgs;
+use super::lost::TestLosses;
 use super::run::with_loading_bar;
 use error::{EXIT_CODES, EmbedError};
 use input::{InputFormat, Source};
@@ -113,7 +114,7 @@ pub fn embed(args: &EmbedArgs) -> ExitCode {
 impl EmbedArgs {
     fn run(&self, log: Log) -> Result<(), EmbedError> {
         let format = self.check()?;
-        let embedder = self.load(log)?;
+        let (mut embedder, mut recovery) = self.load(log)?;
         let source = Source {
             path: &self.input,
             format: self.io,
@@ -133,7 +134,13 @@ impl EmbedArgs {
             progress: Progress::new(log, self.progress),
             skipped: Skipped::create(self.errors.as_deref())?,
         };
-        job.run(input, output, |texts, progress| pollster::block_on(embedder.embed_with(texts, progress)))?;
+        let mut test = TestLosses::from_env();
+        job.run(input, output, |texts, progress| {
+            recovery.retry(&mut embedder, |embedder| {
+                test.step(embedder.device());
+                pollster::block_on(embedder.embed_with(texts, progress))
+            })
+        })?;
         for place in embedder.places() {
             let Place { n_tokens, n_texts, is_second, seconds } = place;
             let place = if is_second { "CPU" } else { embedder.device().info().name.as_str() };
@@ -167,9 +174,23 @@ impl EmbedArgs {
         Ok(format)
     }
 
-    fn load(&self, log: Log) -> Result<Embedder, EmbedError> {
+    /// The encoder, and what loads it again when the device is lost.
+    fn load(&self, log: Log) -> Result<(Embedder, Recovery<'_, Embedder>), EmbedError> {
         let device = self.device.choose()?;
         log.notices(device.info());
+        if self.or_cpu && !device.is_gpu() {
+            log.say("notice", "--or-cpu changes nothing: the device is the CPU", json!({}));
+        }
+        let load = move |device: &Device| self.load_onto(device);
+        let mut recovery =
+            Recovery::new(move || self.device.choose(), load, move |notice| log.say("notice", notice, json!({})));
+        let embedder = recovery.load(&device).map_err(EmbedError::Model)?;
+        let fields = json!({ "dims": embedder.dims(), "max_tokens": embedder.max_tokens() });
+        log.loaded(embedder.name(), embedder.device().info(), fields);
+        Ok((embedder, recovery))
+    }
+
+    fn load_onto(&self, device: &Device) -> Result<Embedder, Error> {
         let load = |device: &Device, second: Option<Embedder>| {
             with_loading_bar(|progress| {
                 let options = EmbedOptions {
@@ -184,22 +205,16 @@ impl EmbedArgs {
                 Embedder::load(device, &self.model, options)
             })
         };
-        if self.or_cpu && !device.is_gpu() {
-            log.say("notice", "--or-cpu changes nothing: the device is the CPU", json!({}));
-        }
         let second = match self.or_cpu && device.is_gpu() {
-            true => Some(load(&Device::cpu(), None).map_err(EmbedError::Model)?),
+            true => Some(load(&Device::cpu(), None)?),
             false => None,
         };
-        let loaded = load(&device, second);
-        let embedder = loaded.and_then(|embedder| embedder.encodings().map(|_| ()).map(|()| embedder));
-        let mut embedder = embedder.map_err(EmbedError::Model)?;
-        if self.prompt.is_some() {
-            embedder = embedder.with_prompt(self.prompt.as_deref())?;
+        let embedder = load(device, second)?;
+        embedder.encodings()?;
+        match &self.prompt {
+            Some(prompt) => embedder.with_prompt(Some(prompt)),
+            None => Ok(embedder),
         }
-        let fields = json!({ "dims": embedder.dims(), "max_tokens": embedder.max_tokens() });
-        log.loaded(embedder.name(), device.info(), fields);
-        Ok(embedder)
     }
 }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::{Map, Value, json};
-use tilewright::{RerankOptions, Reranker};
+use tilewright::{Device, Error, Recovery, RerankOptions, Reranker};
 
 use super::DeviceArgs;
 use super::embed::error::{EXIT_CODES, EmbedError};
@@ -14,6 +14,7 @@ use super::embed::input::{InputFormat, Source};
 use super::embed::job::{OnError, of_texts};
 use super::embed::log::Log;
 use super::embed::rows::Rows;
+use super::lost::TestLosses;
 use super::run::with_loading_bar;
 
 /// Rank the texts of a file or a stream by how well they answer a query, by a cross-encoder.
@@ -74,12 +75,26 @@ pub fn rerank(args: &RerankArgs) -> ExitCode {
 
 impl RerankArgs {
     fn run(&self, log: Log) -> Result<(), EmbedError> {
-        let reranker = self.load(log)?;
+        let device = self.device.choose()?;
+        log.notices(device.info());
+        let load = |device: &Device| self.load(device);
+        let tell = |notice: &str| log.say("notice", notice, json!({}));
+        let mut recovery = Recovery::new(|| self.device.choose(), load, tell);
+        let mut reranker = recovery.load(&device).map_err(EmbedError::Model)?;
+        drop(device);
+        log.loaded(reranker.name(), reranker.device().info(), json!({}));
+        let mut test = TestLosses::from_env();
+        let mut score = |texts: &[&str]| {
+            recovery.retry(&mut reranker, |reranker| {
+                test.step(reranker.device());
+                pollster::block_on(reranker.score(&self.query, texts))
+            })
+        };
         let source = Source { path: &self.input, format: self.io, column: &self.column, batch_size: 1024 };
         let input = source.open()?;
         let mut best: Vec<Scored> = Vec::new();
         for rows in input.batches {
-            best.extend(self.scored(&reranker, &input.name, rows?, log)?);
+            best.extend(self.scored(&mut score, &input.name, rows?, log)?);
             // Of equal scores the one that was read first.
             best.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.record.cmp(&b.record)));
             best.truncate(self.top_k.map_or(usize::MAX, usize::from));
@@ -94,11 +109,15 @@ impl RerankArgs {
         Ok(())
     }
 
-    /// The records of a batch that have a text, with their scores.
-    fn scored(&self, reranker: &Reranker, input: &str, mut rows: Rows, log: Log) -> Result<Vec<Scored>, EmbedError> {
-        let (given, scores) = of_texts(&mut rows, input, &self.column, self.on_error, |texts| {
-            pollster::block_on(reranker.score(&self.query, texts))
-        })?;
+    /// The records of a batch that have a text, with the scores that `score` gives to texts.
+    fn scored(
+        &self,
+        score: impl FnMut(&[&str]) -> Result<Vec<f32>, Error>,
+        input: &str,
+        mut rows: Rows,
+        log: Log,
+    ) -> Result<Vec<Scored>, EmbedError> {
+        let (given, scores) = of_texts(&mut rows, input, &self.column, self.on_error, score)?;
         for bad in &rows.bad {
             log.say("warning", &format!("skipped {bad}"), json!({ "record": bad.record }));
         }
@@ -121,22 +140,18 @@ impl RerankArgs {
         serde_json::to_string(&object)
     }
 
-    fn load(&self, log: Log) -> Result<Reranker, EmbedError> {
-        let device = self.device.choose()?;
-        log.notices(device.info());
-        let loaded = with_loading_bar(|progress| {
+    fn load(&self, device: &Device) -> Result<Reranker, Error> {
+        let reranker = with_loading_bar(|progress| {
             let options = RerankOptions {
                 max_tokens: self.max_tokens,
                 sigmoid: self.logits.then_some(false),
                 progress: Some(progress),
                 ..RerankOptions::default()
             };
-            Reranker::load(&device, &self.model, options)
-        });
-        let reranker = loaded.map_err(EmbedError::Model)?;
+            Reranker::load(device, &self.model, options)
+        })?;
         // A model without a tokenizer, before anything is read.
-        reranker.encode(&self.query, "").map_err(EmbedError::Model)?;
-        log.loaded(reranker.name(), device.info(), json!({}));
+        reranker.encode(&self.query, "")?;
         Ok(reranker)
     }
 }

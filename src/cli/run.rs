@@ -9,8 +9,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use tilewright::generate::{ContextPolicy, Generation, Stats, StopReason};
 use tilewright::load::ModelFile;
-use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model};
+use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model, Recovery};
 
+use super::lost::each_piece;
 use super::{DeviceArgs, Failure, parse_bytes, print_json, show_bytes};
 
 #[derive(Args)]
@@ -97,9 +98,12 @@ impl ModelArgs {
         self.device.open()
     }
 
-    /// Loads the model behind a progress bar.
-    pub fn load(&self, path: Option<&Path>, device: &Device) -> Result<Model, Error> {
-        load(path, device, self.ctx, self.memory_limit)
+    /// What loads the model onto the device, with a progress bar, and again when the device is lost.
+    pub fn recovery<'a>(&'a self, path: Option<&'a Path>) -> Recovery<'a, Model> {
+        // What its opening had to say was said at the first time.
+        let open = move || self.device.choose();
+        let load = move |device: &Device| load(path, device, self.ctx, self.memory_limit);
+        Recovery::new(open, load, |notice| eprintln!("notice: {notice}"))
     }
 }
 
@@ -159,12 +163,10 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     let options = GenerateOptions { tokens_per_submit: args.tokens_per_submit, ..args.sampling.options() };
     options.check()?;
     let prompt = prompt(args)?;
-    let device = args.model.open()?;
-    let model = args.model.load(path, &device)?;
-
-    let mut session = model.session()?;
-    let before = device.counters();
-    let prompt_ids = model.encode(&prompt)?;
+    let mut recovery = args.model.recovery(path);
+    let mut session = recovery.load(&args.model.open()?)?.session()?;
+    let before = session.model().device().counters();
+    let prompt_ids = session.model().encode(&prompt)?;
     let mut generation = session.generate_ids(&prompt_ids, &options)?;
     if args.profile {
         generation.enable_profile();
@@ -175,28 +177,24 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         out.flush()?;
     }
     let (mut text, mut token_ids) = (String::new(), Vec::new());
-    while let Some(piece) = pollster::block_on(generation.next()) {
-        let piece = match piece {
-            Ok(piece) => piece,
-            Err(error) => {
-                // What stands on the screen is not the whole text, and must not look so.
-                if !args.json {
-                    writeln!(out, " [broken off]")?;
-                }
-                return Err(error.into());
-            }
-        };
+    let ended = each_piece(&mut generation, &mut recovery, |piece| {
         token_ids.push(piece.id);
         text += &piece.text;
         if !args.json {
             write!(out, "{}", piece.text)?;
             out.flush()?;
         }
-    }
-    if !args.json {
-        writeln!(out)?;
+        Ok(())
+    });
+    if !args.json && !matches!(ended, Err(Failure::StdoutClosed)) {
+        // What stands on the screen after an error is not the whole text, and must not look so.
+        writeln!(out, "{}", if ended.is_err() { " [broken off]" } else { "" })?;
     }
     drop(out);
+    // A device that took over counts from its opening on.
+    let before = if ended? > 0 { Counters::default() } else { before };
+    let model = generation.session().model();
+    let device = model.device();
     if let Err(error) = device.save_pipeline_cache() {
         eprintln!("warning: the pipeline cache was not saved: {error}");
     }
@@ -220,7 +218,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
             "counters": counters,
         }));
     }
-    summary(&device, &options, stop_reason, prefill, decode);
+    summary(device, &options, stop_reason, prefill, decode);
     Ok(())
 }
 

@@ -8,7 +8,8 @@ use tilewright::Error;
 /// What `--help` says of [`EmbedError::code`].
 pub const EXIT_CODES: &str = "\
 Exit codes: 0 done, also where stdout was closed; 1 an error at work; 2 an error in the command line; 3 the model cannot \
-be loaded; 4 no such adapter; 5 the device was lost, so another try may succeed; 6 the input is not what it should be.";
+be loaded; 4 no such adapter; 6 the input is not what it should be. A device that is lost is opened again, and after three \
+losses within a minute the CPU takes over.";
 
 /// What ends the command before its time.
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +43,6 @@ impl EmbedError {
                 2
             }
             EmbedError::Work(Error::NoAdapter { .. }) => 4,
-            EmbedError::Work(Error::DeviceLost { .. }) | EmbedError::Model(Error::DeviceLost { .. }) => 5,
             EmbedError::Model(_) => 3,
             EmbedError::Input { .. } | EmbedError::Record(_) => 6,
             EmbedError::Work(_) => 1,
