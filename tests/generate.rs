@@ -302,21 +302,6 @@ fn a_restored_session_knows_which_tokens_repeat() {
     }
 }
 
-/// Makes a device's pool give out memory with this word everywhere.
-fn poison_pool(device: &Device, word: u32) {
-    // Both together: a buffer goes back to the pool when its tensor is dropped.
-    let mut held = Vec::new();
-    for log_words in 2..=16 {
-        for n in [4, 5, 6, 7] {
-            for _ in 0..8 {
-                let tensor = Tensor::declare("poison", Role::Activations, &[n << (log_words - 2)], DType::F32).unwrap();
-                device.fill_buffer(&tensor, word).unwrap();
-                held.push(tensor);
-            }
-        }
-    }
-}
-
 #[test]
 fn what_memory_held_before_changes_no_text() {
     let prompts = ["Once upon a time", "The cat", "Tom and Mia went to the park. The old dog sat by the door."];
@@ -327,7 +312,7 @@ fn what_memory_held_before_changes_no_text() {
         let want = tell();
         // Ids far beyond the vocabulary, NaN as floats.
         for word in [u32::MAX, 0x7fc0_0000] {
-            poison_pool(&device, word);
+            common::poison_pool(&device, word);
             let before = device.counters();
             assert_eq!(tell(), want, "{word:#x} on {} ({})", device.info().name, tier.name());
             let did = device.counters() - before;

@@ -47,6 +47,27 @@ pub fn cpu() -> Device {
     Device::cpu()
 }
 
+/// Makes a device's pool give out memory with this word everywhere.
+pub fn poison_pool(device: &Device, word: u32) {
+    // All of them at once: a buffer goes back to the pool when its tensor is dropped.
+    let mut held = Vec::new();
+    for log_words in 2..=16 {
+        for n in [4, 5, 6, 7] {
+            for _ in 0..8 {
+                let tensor = tilewright::Tensor::declare(
+                    "poison",
+                    tilewright::Role::Activations,
+                    &[n << (log_words - 2)],
+                    tilewright::DType::F32,
+                )
+                .unwrap();
+                device.fill_buffer(&tensor, word).unwrap();
+                held.push(tensor);
+            }
+        }
+    }
+}
+
 /// The folder of test models and vectors: `TILEWRIGHT_DATA`, or `../shared/data` next to the repository. `None` after a
 /// visible note where it is absent.
 pub fn data_dir() -> Option<PathBuf> {

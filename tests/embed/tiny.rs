@@ -86,6 +86,26 @@ fn rerankers_match_their_references() {
 }
 
 #[test]
+fn what_memory_held_before_changes_no_vector() {
+    let mut rng = Rng::new(3);
+    let texts: Vec<Tokens> =
+        [3, 1, 9, 2].map(|len| Tokens::from((0..len).map(|_| rng.below(30) as u32).collect::<Vec<_>>())).to_vec();
+    for tier in Tier::ALL {
+        let Some(device) = common::gpu(Some(tier)) else { continue };
+        for name in ["qwen3-embedding", "nomic", "modernbert-bpe"] {
+            let vectors = || {
+                let model = embedder(&device, name, EmbedOptions::default());
+                block_on(model.embed_tokens(&texts)).unwrap()
+            };
+            let want = vectors();
+            // Ids far beyond the vocabulary, NaN as floats.
+            common::poison_pool(&device, u32::MAX);
+            assert_eq!(vectors(), want, "{name} in tier {}", tier.name());
+        }
+    }
+}
+
+#[test]
 fn encoders_match_their_references() {
     for device in devices() {
         let tolerance = if device.tier() == Tier::F16 { 1e-3 } else { 1e-9 };
