@@ -12,7 +12,7 @@ use common::{block_on, largest_difference};
 use serde_json::Value;
 use tilewright::generate::{ContextPolicy, Generation, Piece, StopReason};
 use tilewright::load::{ModelFile, ModelShape};
-use tilewright::{Counters, DType, Device, Error, GenerateOptions, LoadOptions, Model, Role, Session, Tensor, Tier};
+use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model, Session, Tier};
 
 fn executors() -> Vec<Device> {
     [Some(common::cpu()), common::gpu(None)].into_iter().flatten().collect()
