@@ -519,14 +519,8 @@ fn a_lost_device_changes_nothing_that_is_printed() {
     let embed = ["embed", &nomic, "--batch-size", "2"];
     let rerank = ["rerank", &bert, "--query", "where is the cat"];
     // Steps are pieces of an answer, or tries of a batch.
-    let cases: [(&[&str], &str, usize); 6] = [
-        (&run, "1,7", 2),
-        (&run, "4,5,20", 3),
-        (&sampled, "9", 1),
-        (&chat, "3", 2),
-        (&embed, "2,3", 2),
-        (&rerank, "1", 1),
-    ];
+    let cases: [(&[&str], &str, usize); 5] =
+        [(&run, "4,5,20", 3), (&sampled, "9", 1), (&chat, "3", 2), (&embed, "2,3", 2), (&rerank, "1", 1)];
     for (args, steps, n_losses) in cases {
         let input = if args[0] == "chat" { &messages } else { &texts };
         let Some((undisturbed, none)) = disturbed(args, input, "") else { return };
