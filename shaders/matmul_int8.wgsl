@@ -12,11 +12,12 @@
 #import quants Q8_0=quants_q8_0 Q4_0=quants_q4_0
 #import linear_tile
 #import products
+#import fold
 
 struct Params {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K
     w_scales: u32, y_start: u32, y_stride: u32, flags: u32,
-    eps: f32, split_blocks: u32, first_group: vec2<u32>,
+    eps: f32, split_blocks: u32, first_group: u32, _pad: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;  // [N, K], packed
@@ -140,15 +141,24 @@ fn block_product(b: u32, x_four: u32, w_four: u32) -> mat4x4<f32> {
 }
 
 @compute @workgroup_size(WG)
-fn matmul(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let start = (id.yx + params.first_group.yx) * TILE;
+fn matmul(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let across = (params.n_out + TILE - 1u) / TILE;
+    let tile = params.first_group + group_index(group, grid);
+    let start = vec2<u32>(tile / across, tile % across) * TILE;
+    if (start.x >= params.n_tokens) {
+        return;
+    }
     let row = local / 16u;
     let col = local % 16u;
     let blocks = STAGED / TILE;
-    let end = min((id.z + 1u) * params.split_blocks, params.blocks);
-    first_row = id.z * params.n_tokens;
+    let end = min((group.z + 1u) * params.split_blocks, params.blocks);
+    first_row = group.z * params.n_tokens;
     var acc = Products();
-    for (var block0 = id.z * params.split_blocks; block0 < end; block0 += blocks) {
+    for (var block0 = group.z * params.split_blocks; block0 < end; block0 += blocks) {
         stage(local, start.x, start.y, block0, end);
         workgroupBarrier();
         for (var b = 0u; b < blocks; b++) {

@@ -18,6 +18,8 @@ mod draws;
 mod embed;
 #[cfg(not(target_arch = "wasm32"))]
 mod errors;
+#[cfg(not(target_arch = "wasm32"))]
+mod fold;
 mod fused;
 mod harness;
 mod inputs;
