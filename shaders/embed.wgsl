@@ -2,15 +2,16 @@
 //
 //     y[t, c] = w[tokens[pos + t], c]
 //
-// Rows that pad the pass, t >= n_tokens, and rows whose id is outside the vocabulary are zeros. They must be numbers:
-// their keys and values enter the cache, and attention multiplies those with the weight 0, which a NaN survives.
+// Rows that pad the pass, t >= n_tokens of the state, and rows whose id is outside the vocabulary are zeros. They must be
+// numbers: their keys and values enter the cache, and attention multiplies those with the weight 0, which a NaN survives.
 //
-// Dispatch (T, 1, 1). A table too large for one binding comes in slabs of rows, one dispatch each, which write the
+// Dispatch (T folded over x and y). A table too large for one binding comes in slabs of rows, one dispatch each, which write the
 // tokens that they hold; the first one also writes the zeros.
 #weights
 #import state
+#import fold
 
-struct Params { dim: u32, blocks: u32, w_scales: u32, slab_start: u32, slab_rows: u32, _pad0: u32, _pad1: u32, _pad2: u32 }
+struct Params { dim: u32, blocks: u32, w_scales: u32, slab_start: u32, slab_rows: u32, n_tokens: u32, _pad0: u32, _pad1: u32 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;     // step state
 @group(0) @binding(2) var<storage, read> tokens: array<u32>;    // [S]
@@ -20,10 +21,18 @@ struct Params { dim: u32, blocks: u32, w_scales: u32, slab_start: u32, slab_rows
 const WG: u32 = 64u;
 
 @compute @workgroup_size(WG)
-fn embed(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let pos = state[POS] + group.x;
+fn embed(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let token = group_index(group, grid);
+    if (token >= params.n_tokens) { // past the rows of `y`
+        return;
+    }
+    let pos = state[POS] + token;
     var row = params.slab_rows; // in no slab
-    if (group.x < state[N_TOKENS] && pos < arrayLength(&tokens)) {
+    if (token < state[N_TOKENS] && pos < arrayLength(&tokens)) {
         row = tokens[pos] - params.slab_start; // ids before the slab wrap
     }
     let is_held = row < params.slab_rows;
@@ -35,7 +44,7 @@ fn embed(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
         if (is_held) {
             value = block_quad(row * params.blocks + quad / 8u, quad % 8u);
         }
-        let at = group.x * params.dim + quad * 4u;
+        let at = token * params.dim + quad * 4u;
         for (var i = 0u; i < 4u; i++) {
             if (quad * 4u + i < params.dim) {
                 y[at + i] = value[i];
