@@ -2,6 +2,7 @@
 //
 // Elements that tests and scripts may rely on:
 //
+//     html[data-version]    which version of the page this is, from scripts/build-web; the service worker tells them apart by it
 //     html[data-view]       chat or search: #tab-chat and #tab-search, #view-chat and #view-search
 //     html[data-state]      of the chat: loading, ready, generating, error (an error is shown) or empty (no model)
 //     html[data-mode]       story (the model continues a text) or chat

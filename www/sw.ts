@@ -103,7 +103,8 @@ async function answerPage(event: RequestEvent): Promise<Response> {
 }
 
 async function answerFile(event: RequestEvent, url: string): Promise<Response> {
-  const version = await noted(event.clientId);
+  // Some browsers do not tell which page starts a worker.
+  const version = await noted(event.clientId) ?? await noted("newest");
   if (version === undefined) return fetch(event.request);
   // A worker is of its page's version, and asks for files itself.
   if (event.resultingClientId) await note(event.resultingClientId, version);

@@ -22,7 +22,8 @@ Deno.exit(0);
 
 /** Runs a function with a module in a Deno of its own that may read files, and with WebGPU. */
 export async function runInDeno(module, run, given) {
-  const permissions = ["--allow-read", "--allow-env", "--allow-net=localhost,127.0.0.1", "--no-prompt", "--no-remote", "--no-config", "--no-lock"];
+  // Node's way to ask for a file, by which the package looks into a folder, wants to know the user.
+  const permissions = ["--allow-read", "--allow-env", "--allow-sys=uid", "--allow-net=localhost,127.0.0.1", "--no-prompt", "--no-remote", "--no-config", "--no-lock"];
   const program = `data:text/javascript,${encodeURIComponent(PROGRAM)}`;
   const child = spawn(EXECUTABLE, ["run", "--quiet", "--unstable-webgpu", ...permissions, program], { stdio: ["pipe", "pipe", "pipe"] });
   child.stdin.end(JSON.stringify({ module, source: run.toString(), given }));
