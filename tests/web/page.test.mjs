@@ -416,7 +416,7 @@ const MARKED = ["main.js", "progress.js", "picker.js"];
 function publishVersion(version) {
   const built = (name) => readFileSync(join(repository, "www/dist", name), "utf8");
   server.besidePage.set("", built("index.html").replace(/data-version="[^"]*"/, `data-version="${version}"`));
-  for (const name of MARKED) server.besidePage.set(name, `${built(name)}\n(globalThis.versions ??= {})["${name}"] = "${version}";\n`);
+  for (const name of MARKED) server.besidePage.set(name, `(globalThis.versions ??= {})["${name}"] = "${version}";\n${built(name)}`);
 }
 
 /** Which version the page is of, and its scripts. */
@@ -424,7 +424,7 @@ const versionsOf = (page) => page.evaluate((marked) => [document.documentElement
 
 /** Waits until the service worker has kept a version as a whole. */
 const waitUntilKept = (page, version) => page.waitForFunction(async (version) =>
-  await caches.match(new URL("./", location.href).href, { cacheName: `tilewright-page${version}` }) !== undefined, version);
+  await (await caches.match(new URL("./newest", location.href).href, { cacheName: "tilewright-versions" }))?.text() === version, version);
 
 test("without a network the page is of one version, also if another one came in part", limited, async () => {
   const browser = await openBrowser({ gpu: false });
