@@ -422,8 +422,13 @@ function publishVersion(version) {
 /** Which version the page is of, and its scripts. */
 const versionsOf = (page) => page.evaluate((marked) => [document.documentElement.dataset.version, ...marked.map((name) => globalThis.versions?.[name])], MARKED);
 
+/** Waits until a function in the page resolves with something true; `waitForFunction` does not wait for what is asynchronous. */
+async function until(page, condition, given) {
+  while (!await page.evaluate(condition, given)) await page.waitForTimeout(50);
+}
+
 /** Waits until the service worker has kept a version as a whole. */
-const waitUntilKept = (page, version) => page.waitForFunction(async (version) =>
+const waitUntilKept = (page, version) => until(page, async (version) =>
   await (await caches.match(new URL("./newest", location.href).href, { cacheName: "tilewright-versions" }))?.text() === version, version);
 
 test("without a network the page is of one version, also if another one came in part", limited, async () => {
@@ -454,7 +459,7 @@ test("without a network the page is of one version, also if another one came in 
     await waitUntilKept(page, "b");
     assert.deepEqual(await visit(true), ["b", "b", "b", "b"]);
     // What nobody needs any more is deleted.
-    await page.waitForFunction(async () => !(await caches.keys()).includes("tilewright-pagea"));
+    await until(page, async () => !(await caches.keys()).includes("tilewright-pagea"));
   } finally {
     server.besidePage.clear();
     await browser.close();
