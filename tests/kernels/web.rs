@@ -23,7 +23,7 @@ const REQUEST_SUBGROUPS: &str = "
 async fn has(feature: &str) -> bool {
     let asked = format!("navigator.gpu.requestAdapter().then((adapter) => adapter.features.has('{feature}'))");
     let promise = js_sys::eval(&asked).expect("a browser with WebGPU");
-    JsFuture::from(js_sys::Promise::from(promise)).await.expect("an adapter").is_truthy()
+    JsFuture::from(js_sys::Promise::resolve(&promise)).await.expect("an adapter").is_truthy()
 }
 
 async fn adapter() -> BrowserAdapter {
