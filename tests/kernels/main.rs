@@ -48,7 +48,7 @@ use inputs::Source;
 use web_time::Instant;
 
 /// Cases that must have been executed: on the GPU's tiers together natively, in the browser; all of them, and by default.
-const FEWEST: [usize; 2] = if cfg!(target_arch = "wasm32") { [500, 500] } else { [24_000, 3000] };
+const FEWEST: [usize; 2] = if cfg!(target_arch = "wasm32") { [500, 500] } else { [12_000, 3000] };
 /// The same on the CPU.
 #[cfg(not(target_arch = "wasm32"))]
 const FEWEST_ON_CPU: [usize; 2] = [6000, 1000];
