@@ -256,7 +256,7 @@ fn rows_do_not_depend_on_their_batch() {
     let [n, k] = [100, 260];
     for device in common::gpus([Tier::Baseline, Tier::Scalar]) {
         for weight in [WeightType::F32, WeightType::Q8_0, WeightType::Q4_K] {
-            let mut source = Source::new(Inputs::Normal, 3, false, false);
+            let mut source = Source::new(Inputs::Normal, 3, false);
             let (row, held) = (source.rows(1, k), source.rows(1, n));
             let w = Matrix::declare(&device, "w", weight, n, k).expect("valid");
             w.upload(&device, &[&source.weights(weight, n, k)]).expect("whole rows");
