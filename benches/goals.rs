@@ -210,7 +210,8 @@ fn tokenizer_cache() -> Value {
         cache.clear();
         let encode = || {
             let start = Instant::now();
-            let ids: Vec<_> = texts.iter().map(|t| cache.encode(t, EncodeOptions::default()).expect("a text")).collect();
+            let ids: Vec<_> =
+                texts.iter().map(|t| cache.encode(t, EncodeOptions::default()).expect("a text")).collect();
             (start.elapsed().as_secs_f64(), ids)
         };
         let [(first, ids), (second, again)] = [encode(), encode()];

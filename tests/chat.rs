@@ -1,6 +1,8 @@
 //! Chat templates: against Python's jinja2, against hostile templates, and against users who write control tokens.
 #![cfg(feature = "chat")]
 
+mod common;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::fs;
@@ -349,17 +351,6 @@ fn ordinary_conversations_stay_far_from_the_budget() {
     }
 }
 
-/// The data folder, or a visible skip.
-fn data() -> Option<PathBuf> {
-    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data");
-    let folder = std::env::var_os("TILEWRIGHT_DATA").map_or_else(default, PathBuf::from);
-    if folder.is_dir() {
-        return Some(folder);
-    }
-    println!("skipped: no data folder at {}", folder.display());
-    None
-}
-
 fn gguf_vocab(path: PathBuf) -> Vocab {
     let bytes = fs::read(path).unwrap();
     vocab_from_gguf(&Gguf::parse(&bytes, bytes.len() as u64).unwrap().metadata).unwrap()
@@ -403,22 +394,34 @@ fn with_control(mut vocab: Vocab) -> Tokenizer {
     Tokenizer::from_vocab(vocab).unwrap()
 }
 
-/// Every kind of vocabulary there is, with control tokens for chats.
-fn tokenizers(data: &Path) -> Vec<(String, Tokenizer)> {
-    let mut tokenizers: Vec<(String, Tokenizer)> = Vec::new();
+/// The vocabulary of the model in `assets/`, with control tokens for chats.
+fn stories() -> Tokenizer {
+    with_control(gguf_vocab(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf")))
+}
+
+/// Every kind of vocabulary that there is, with control tokens for chats, and as published where a model is there.
+fn tokenizers() -> Vec<(String, Tokenizer)> {
+    let own = |name: &str| gguf_vocab(Path::new(env!("CARGO_MANIFEST_DIR")).join(name));
+    let mut tokenizers = vec![("stories".to_string(), stories())];
+    tokenizers.push(("stories as it is".into(), Tokenizer::from_vocab(own("assets/stories.gguf")).unwrap()));
+    tokenizers.push(("byte level".into(), with_control(own("tests/data/encoders/qwen3-embedding/model.gguf"))));
     for name in [
         "vocab/ggml-vocab-llama-spm.gguf",
         "vocab/ggml-vocab-gpt-2.gguf",
         "stories260k/stories260k-q4_0.gguf",
         "tinystories656k/tinystories656k-q8_0.gguf",
     ] {
-        tokenizers.push((name.into(), with_control(gguf_vocab(data.join(name)))));
-        tokenizers.push((format!("{name} as it is"), Tokenizer::from_vocab(gguf_vocab(data.join(name))).unwrap()));
+        let Some(path) = common::find_data(Path::new(name)) else {
+            common::skip_part(format_args!("no test data `{name}`"));
+            continue;
+        };
+        tokenizers.push((name.into(), with_control(gguf_vocab(path.clone()))));
+        tokenizers.push((format!("{name} as it is"), Tokenizer::from_vocab(gguf_vocab(path)).unwrap()));
     }
     for name in ["stories260k", "tinystories656k"] {
-        let config =
-            TokenizerConfig::from_json(&fs::read(data.join(name).join("tokenizer_config.json")).unwrap()).unwrap();
-        match Tokenizer::from_json(&fs::read(data.join(name).join("tokenizer.json")).unwrap(), &config) {
+        let Some(folder) = common::find_data(Path::new(name)) else { continue };
+        let config = TokenizerConfig::from_json(&fs::read(folder.join("tokenizer_config.json")).unwrap()).unwrap();
+        match Tokenizer::from_json(&fs::read(folder.join("tokenizer.json")).unwrap(), &config) {
             Ok(tokenizer) => tokenizers.push((format!("{name}/tokenizer.json"), tokenizer)),
             Err(Error::Unsupported { .. }) if !cfg!(feature = "tokenizer-json") => {}
             Err(error) => panic!("{name}: {error}"),
@@ -439,8 +442,7 @@ fn harmless() -> Vec<Message> {
 
 #[test]
 fn harmless_text_is_encoded_as_the_whole_rendered_text_would_be() {
-    let Some(data) = data() else { return };
-    for (vocabulary, tokenizer) in tokenizers(&data) {
+    for (vocabulary, tokenizer) in tokenizers() {
         for name in ChatTemplate::KNOWN {
             let template = ChatTemplate::known(name).unwrap();
             let ids = template.encode(&tokenizer, &harmless(), &ChatOptions::default()).unwrap();
@@ -473,8 +475,7 @@ fn harmless_text_is_encoded_as_the_whole_rendered_text_would_be() {
 
 #[test]
 fn what_users_write_never_becomes_a_control_token() {
-    let Some(data) = data() else { return };
-    for (vocabulary, tokenizer) in tokenizers(&data) {
+    for (vocabulary, tokenizer) in tokenizers() {
         let control = |ids: &[u32]| -> Vec<u32> {
             let is_special =
                 |id: &u32| tokenizer.is_control(*id) || tokenizer.special_tokens().any(|(_, other)| other == *id);
@@ -521,8 +522,7 @@ fn what_users_write_never_becomes_a_control_token() {
 
 #[test]
 fn templates_that_handle_user_text_do_not_launder_it() {
-    let Some(data) = data() else { return };
-    let tokenizer = with_control(gguf_vocab(data.join("vocab/ggml-vocab-gpt-2.gguf")));
+    let tokenizer = stories();
     let start = tokenizer.special_id("<|im_start|>").unwrap();
     let count = |source: &str, messages: &[Message], variables: Value| {
         let options = ChatOptions { variables: variables.as_object().unwrap().clone(), ..ChatOptions::default() };
@@ -603,8 +603,7 @@ fn templates_that_handle_user_text_do_not_launder_it() {
 
 #[test]
 fn the_beginning_of_a_text_comes_once() {
-    let Some(data) = data() else { return };
-    let tokenizer = with_control(gguf_vocab(data.join("vocab/ggml-vocab-llama-spm.gguf")));
+    let tokenizer = stories();
     let bos = tokenizer.bos_id().unwrap();
     for source in [
         "{{ bos_token }}{{ messages[0].content }}",
@@ -622,8 +621,7 @@ fn the_beginning_of_a_text_comes_once() {
 
 #[test]
 fn the_token_that_ends_an_answer_is_found() {
-    let Some(data) = data() else { return };
-    let tokenizer = with_control(gguf_vocab(data.join("vocab/ggml-vocab-llama-spm.gguf")));
+    let tokenizer = stories();
     let template = template("{% for m in messages %}[INST]{{ m.content }}[/INST]\n{% endfor %}");
     assert_eq!(template.stop_ids(&tokenizer).unwrap(), [tokenizer.special_id("[/INST]").unwrap()]);
     // What the tokenizer stops at anyway is not repeated.

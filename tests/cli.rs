@@ -1,5 +1,7 @@
 //! The command line as a user types it: output, exit codes, messages.
 
+mod common;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -54,7 +56,7 @@ fn lacks_adapter(message: &str) -> bool {
     let lacks = message.contains("no adapter matches");
     if lacks {
         assert!(std::env::var_os("REQUIRE_ADAPTER").is_none(), "REQUIRE_ADAPTER is set: {message}");
-        println!("skipped: no adapter");
+        common::skip("no adapter");
     }
     lacks
 }

@@ -4,20 +4,16 @@ mod common;
 #[path = "embed/tiny.rs"]
 mod tiny;
 
-use common::{References, Rng, block_on, largest_difference};
+use common::{References, Rng, block_on, executors, largest_difference};
 use serde_json::Value;
 use tilewright::embed::{Place, Tokens};
 use tilewright::kernels::Pooling;
 use tilewright::load::{FileName, Loader, ModelFile};
 use tilewright::{Device, EmbedOptions, Embedder, Error, LoadOptions, Model, Tier};
 
-/// The executors that are there: always the CPU, and a GPU adapter unless it is visibly skipped.
-fn executors() -> Vec<Device> {
-    [Some(common::cpu()), common::gpu(None)].into_iter().flatten().collect()
-}
-
 fn load(device: &Device, name: &str, options: EmbedOptions<'_>) -> Option<Embedder> {
-    let path = common::data_dir()?.join(name);
+    let set = name.split('/').next().unwrap_or(name);
+    let path = common::data(&[set])?.join(name);
     Some(Embedder::load(device, path, options).unwrap_or_else(|e| panic!("{name}: {e}")))
 }
 
@@ -34,7 +30,7 @@ struct Case {
 }
 
 fn minilm_cases() -> Option<Vec<Case>> {
-    let path = common::data_dir()?.join("minilm-l6-v2/cases.json");
+    let path = common::data(&["minilm-l6-v2"])?.join("minilm-l6-v2/cases.json");
     let cases: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let case = |case: &Value| Case {
         text: case["text"].as_str().unwrap().into(),
@@ -47,7 +43,7 @@ fn minilm_cases() -> Option<Vec<Case>> {
 #[test]
 fn minilm_matches_its_references() {
     let Some(cases) = minilm_cases() else { return };
-    let folder = common::data_dir().unwrap().join("minilm-l6-v2");
+    let folder = common::data(&["minilm-l6-v2"]).unwrap().join("minilm-l6-v2");
     let references = References::open(&folder.join("embeddings.safetensors"));
     let (of_f16, of_f32) = (references.floats("f16"), references.floats("f32"));
     for device in executors() {
@@ -87,7 +83,7 @@ fn minilm_matches_its_references() {
 
 /// Last hidden states by pooling one token at a time: a sequence's first token is its CLS.
 fn check_tiny(name: &str, tolerance: f32) {
-    let Some(data) = common::data_dir() else { return };
+    let Some(data) = common::data(&["tiny-random"]) else { return };
     let folder = data.join("tiny-random").join(name);
     let references = References::open(&folder.join("refs.safetensors"));
     let gguf = folder.join("model-f16.gguf");
@@ -146,7 +142,7 @@ fn tiny_modernbert_matches_its_references() {
 
 #[test]
 fn an_encoder_that_arrives_in_pieces_is_the_same() {
-    let Some(data) = common::data_dir() else { return };
+    let Some(data) = common::data(&["tiny-random"]) else { return };
     let file = |name: &str, path: &str| (name.to_string(), std::fs::read(data.join(path)).unwrap());
     let tiny = [
         file("config.json", "tiny-random/bert/config.json"),
@@ -355,17 +351,19 @@ fn of_two_devices_each_batch_goes_to_one() {
     let _ = std::fs::remove_dir_all(&folder);
 
     let other = EmbedOptions { pooling: Some(Pooling::Cls), second: Some(on_cpu), ..EmbedOptions::default() };
-    let refused = Embedder::load(&gpu, common::data_dir().unwrap().join("minilm-l6-v2"), other).map(|_| ());
+    let refused =
+        Embedder::load(&gpu, common::data(&["minilm-l6-v2"]).unwrap().join("minilm-l6-v2"), other).map(|_| ());
     assert!(matches!(refused, Err(Error::InFile { .. } | Error::Option { option: "second", .. })), "{refused:?}");
 }
 
 #[test]
 fn every_tier_embeds_alike() {
     let Some(cases) = minilm_cases() else { return };
-    let references = References::open(&common::data_dir().unwrap().join("minilm-l6-v2/embeddings.safetensors"));
+    let references =
+        References::open(&common::data(&["minilm-l6-v2"]).unwrap().join("minilm-l6-v2/embeddings.safetensors"));
     let want = references.floats("f16");
-    for tier in [Tier::Baseline, Tier::Subgroups, Tier::Scalar, Tier::F16] {
-        let Some(device) = common::gpu(Some(tier)) else { continue };
+    for device in common::gpus([Tier::Baseline, Tier::Subgroups, Tier::Scalar, Tier::F16]) {
+        let tier = device.tier();
         let embedder = load(&device, "minilm-l6-v2", EmbedOptions::default()).unwrap();
         let texts: Vec<&str> = cases[..12].iter().map(|case| case.text.as_str()).collect();
         let vectors = block_on(embedder.embed(&texts)).unwrap();
@@ -396,7 +394,7 @@ fn bad_input_is_named() {
             );
             assert!(error.to_string().starts_with("record 1: ") && error.to_string().contains(what), "{error}");
         }
-        let path = common::data_dir().unwrap().join("minilm-l6-v2");
+        let path = common::data(&["minilm-l6-v2"]).unwrap().join("minilm-l6-v2");
         for (options, named) in [
             (EmbedOptions { max_tokens: Some(513), ..EmbedOptions::default() }, "max_tokens"),
             (EmbedOptions { max_tokens: Some(1), ..EmbedOptions::default() }, "max_tokens"),

@@ -53,7 +53,7 @@ fn scratch(name: &str, content: &[u8]) -> PathBuf {
 }
 
 fn minilm() -> Option<String> {
-    Some(common::data_dir()?.join("minilm-l6-v2").to_str().unwrap().to_string())
+    Some(common::data(&["minilm-l6-v2"])?.join("minilm-l6-v2").to_str().unwrap().to_string())
 }
 
 /// Texts with the vectors they should have.
@@ -150,7 +150,7 @@ fn of_device_and_cpu_the_faster_takes_a_batch() {
     let output = run(on_gpu, input.as_bytes());
     if output.status.code() == Some(4) {
         assert!(std::env::var_os("REQUIRE_ADAPTER").is_none(), "{}", text(&output.stderr));
-        return println!("skipped: no adapter");
+        return common::skip("no adapter");
     }
     assert!(output.status.success(), "{}", text(&output.stderr));
     for (line, (text, expected)) in lines(&output.stdout).iter().zip(&references) {

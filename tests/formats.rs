@@ -10,6 +10,7 @@ mod allocator;
 mod blocks;
 #[path = "formats/builder.rs"]
 mod builder;
+mod common;
 #[path = "formats/config_json.rs"]
 mod config_json;
 #[path = "formats/data.rs"]

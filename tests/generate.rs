@@ -8,15 +8,11 @@ use std::ops::ControlFlow;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use common::{block_on, largest_difference};
+use common::{block_on, executors, largest_difference};
 use serde_json::Value;
 use tilewright::generate::{ContextPolicy, Generation, Piece, StopReason};
 use tilewright::load::{ModelFile, ModelShape};
 use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model, Session, Tier};
-
-fn executors() -> Vec<Device> {
-    [Some(common::cpu()), common::gpu(None)].into_iter().flatten().collect()
-}
 
 fn builtin(device: &Device, context_length: Option<u32>) -> Model {
     let options = LoadOptions { context_length, ..LoadOptions::default() };
@@ -66,9 +62,8 @@ fn builtin_model_continues_as_its_reference_does() {
 /// The largest number of dispatches for a layer in one decode pass, whatever else the pass has.
 #[test]
 fn a_layer_takes_seven_dispatches_at_most() {
-    let Some(data) = common::data_dir() else { return };
-    let tiers = Tier::ALL.into_iter().filter_map(|tier| common::gpu(Some(tier)));
-    for device in tiers.chain([common::cpu()]) {
+    let Some(data) = common::data(&["stories260k", "stories260k-wide"]) else { return };
+    for device in common::gpus_beside_cpu(Tier::ALL).into_iter().chain([common::cpu()]) {
         // Grouped queries, in both. In two layers of the second one, values have another weight type than queries and keys,
         // which is a dispatch more; the scalar tier, where norms are kernels of their own, has none to spare for that.
         for (file, n_mixed) in

@@ -915,7 +915,7 @@ fn a_folder_without_a_tokenizer_works_on_ids() {
 /// Both dialects of a published configuration, and what it says, read off the file by hand.
 #[test]
 fn configurations_of_transformers_4_and_5_mean_the_same() {
-    let Some(data) = common::data_dir() else { return };
+    let Some(data) = common::data(&["tiny-random"]) else { return };
     let llama3 =
         RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_seq_len: 64.0 };
     for (name, heads, theta, scaling, window) in [

@@ -6,7 +6,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{References, block_on, largest_difference};
+use common::{References, block_on, executors, largest_difference};
 use serde_json::Value;
 use tilewright::{Device, GenerateOptions, LoadOptions, Model, Tier};
 
@@ -17,11 +17,6 @@ const TINY_TOLERANCE: f32 = 2e-4;
 
 /// Activations rounded to F16 in parts.
 const HALF_TOLERANCE: f32 = 0.05;
-
-/// The executors that are there: always the CPU, and a GPU adapter unless it is visibly skipped.
-fn executors() -> Vec<Device> {
-    [Some(common::cpu()), common::gpu(None)].into_iter().flatten().collect()
-}
 
 fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
@@ -48,7 +43,7 @@ fn check_greedy(model: &Model, prompt: &[u32], want: &[u32], margins: &[f32], to
 
 /// All cases of one weight file, on all executors.
 fn check_stories(folder: &str, variant: &str, file: &str) {
-    let Some(data) = common::data_dir() else { return };
+    let Some(data) = common::data(&[folder]) else { return };
     let folder = data.join(folder);
     let cases: Value = serde_json::from_slice(&std::fs::read(folder.join("cases.json")).unwrap()).unwrap();
     let references = References::open(&folder.join("logits.safetensors"));
@@ -84,7 +79,7 @@ fn check_stories(folder: &str, variant: &str, file: &str) {
 
 /// Logits of all positions and the residual stream after each block.
 fn check_trace(folder: &str, file: &str) {
-    let Some(data) = common::data_dir() else { return };
+    let Some(data) = common::data(&[folder]) else { return };
     let folder = data.join(folder);
     let references = References::open(&folder.join("trace.safetensors"));
     for device in executors() {
@@ -103,7 +98,7 @@ fn check_trace(folder: &str, file: &str) {
 
 /// A tiny random model: logits of all positions, hidden states, greedy continuation.
 fn check_tiny(folder: &str, file: &str) {
-    let Some(data) = common::data_dir() else { return };
+    let Some(data) = common::data(&["tiny-random"]) else { return };
     let folder = data.join("tiny-random").join(folder);
     let references = References::open(&folder.join("refs.safetensors"));
     for device in executors() {
@@ -163,17 +158,17 @@ fn traces() {
 /// The adapter's own tier runs all cases; the others run a prompt of several passes and a continuation.
 #[test]
 fn every_tier_gives_the_same_text() {
-    let Some(data) = common::data_dir() else { return };
+    let Some(data) = common::data(&["stories260k"]) else { return };
     let folder = data.join("stories260k");
     let cases: Value = serde_json::from_slice(&std::fs::read(folder.join("cases.json")).unwrap()).unwrap();
     let references = References::open(&folder.join("logits.safetensors"));
     let case = cases["cases"].as_array().unwrap().iter().find(|case| case["name"] == "long_400").unwrap();
     let (prompt, greedy) = (ids(&case["ids"]), &case["greedy"]["q8_0"]);
     let margins: Vec<f32> = greedy["margins"].as_array().unwrap().iter().map(|m| m.as_f64().unwrap() as f32).collect();
-    for tier in Tier::ALL {
+    for device in common::gpus(Tier::ALL) {
+        let tier = device.tier();
         // Half precision is only in the staging of tiles.
         let tolerance = if tier.rounds_to_half() { HALF_TOLERANCE } else { TOLERANCE };
-        let Some(device) = common::gpu(Some(tier)) else { continue };
         let model = load(&device, &folder.join("stories260k-q8_0.gguf"));
         let got = block_on(model.session().unwrap().logits(&prompt)).unwrap();
         let difference = largest_difference(&got, &references.floats("q8_0/long_400"));

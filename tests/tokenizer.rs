@@ -1,6 +1,8 @@
 //! Tokenizers against expected ids from llama.cpp and Hugging Face, against the `tokenizers` crate on random text,
 //! and against hostile vocabularies.
 
+mod common;
+
 use std::collections::HashMap;
 use std::fs;
 use std::num::NonZeroUsize;
@@ -8,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use common::Data;
 use serde_json::{Value, json};
 use tilewright::Error;
 use tilewright::formats::Gguf;
@@ -15,17 +18,6 @@ use tilewright::load::vocab_from_gguf;
 use tilewright::tokenizer::{EncodeOptions, EncodingCache, TokenType, Tokenizer, TokenizerConfig, Vocab};
 
 const PARSE_SPECIAL: EncodeOptions = EncodeOptions { add_special: false, parse_special: true };
-
-/// The data folder, or a visible skip.
-fn data() -> Option<PathBuf> {
-    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data");
-    let folder = std::env::var_os("TILEWRIGHT_DATA").map_or_else(default, PathBuf::from);
-    if folder.is_dir() {
-        return Some(folder);
-    }
-    println!("skipped: no data folder at {}", folder.display());
-    None
-}
 
 fn read_json(path: PathBuf) -> Value {
     serde_json::from_slice(&fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))).unwrap()
@@ -51,7 +43,7 @@ fn from_json(folder: PathBuf) -> Tokenizer {
 }
 
 /// Qwen2 as its repository ships it: `vocab.json`, `merges.txt` and `added_tokens.json`.
-fn qwen2_vocab(data: &Path) -> Vocab {
+fn qwen2_vocab(data: &Data) -> Vocab {
     let folder = data.join("vocab/qwen2");
     let (vocab, added) = (read_json(folder.join("vocab.json")), read_json(folder.join("added_tokens.json")));
     let mut vocab_of_both: Vec<(u32, String, TokenType)> = Vec::new();
@@ -73,7 +65,7 @@ fn qwen2_vocab(data: &Path) -> Vocab {
 }
 
 /// The vocabularies under `vocab/`: name, tokenizer, and the file with llama.cpp's own texts.
-fn vocabularies(data: &Path) -> Vec<(&'static str, Tokenizer, &'static str)> {
+fn vocabularies(data: &Data) -> Vec<(&'static str, Tokenizer, &'static str)> {
     let gguf = |name: &str| from_gguf(data.join("vocab").join(name));
     vec![
         ("llama-spm", gguf("ggml-vocab-llama-spm.gguf"), "ggml-vocab-llama-spm.gguf"),
@@ -81,6 +73,69 @@ fn vocabularies(data: &Path) -> Vec<(&'static str, Tokenizer, &'static str)> {
         ("bert-bge", gguf("ggml-vocab-bert-bge.gguf"), "ggml-vocab-bert-bge.gguf"),
         ("qwen2", Tokenizer::from_vocab(qwen2_vocab(data)).unwrap(), "qwen2/qwen2"),
     ]
+}
+
+/// The vocabulary of the model in `assets/`: SentencePiece's BPE with 1024 tokens, bytes among them.
+fn stories_vocab() -> Vocab {
+    gguf_vocab(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf"))
+}
+
+fn stories() -> Tokenizer {
+    Tokenizer::from_vocab(stories_vocab()).unwrap()
+}
+
+/// The same as a `tokenizer.json` that Hugging Face's converter would make of it: a pair of tokens merges if the vocabulary
+/// has the two as one, the best scores first.
+fn stories_json() -> Value {
+    let vocab = stories_vocab();
+    let ids: HashMap<&str, usize> = vocab.tokens.iter().map(String::as_str).zip(0..).collect();
+    let is_text = |id: usize| vocab.token_types[id] == TokenType::Normal;
+    let mut merges: Vec<(f32, [&str; 2])> = Vec::new();
+    for (id, token) in vocab.tokens.iter().enumerate().filter(|(id, _)| is_text(*id)) {
+        let halves = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
+        let known = halves.filter(|(a, b)| [a, b].iter().all(|half| ids.get(*half).is_some_and(|id| is_text(*id))));
+        merges.extend(known.map(|(a, b)| (vocab.scores[id], [a, b])));
+    }
+    merges.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let added = |id: usize| json!({ "id": id, "content": vocab.tokens[id], "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true });
+    let bos = json!({ "SpecialToken": { "id": "<s>", "type_id": 0 } });
+    let replace = |pattern: &str, content: &str| json!({ "type": "Replace", "pattern": { "String": pattern }, "content": content });
+    json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": [added(0), added(1), added(2)],
+        "normalizer": { "type": "Sequence", "normalizers": [{ "type": "Prepend", "prepend": "▁" }, replace(" ", "▁")] },
+        "pre_tokenizer": null,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [bos, { "Sequence": { "id": "A", "type_id": 0 } }],
+            "pair": [],
+            "special_tokens": { "<s>": { "id": "<s>", "ids": [1], "tokens": ["<s>"] } },
+        },
+        "decoder": { "type": "Sequence", "decoders": [
+            replace("▁", " "), { "type": "ByteFallback" }, { "type": "Fuse" },
+            { "type": "Strip", "content": " ", "start": 1, "stop": 0 },
+        ] },
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
+            "vocab": vocab.tokens.iter().zip(0..).map(|(token, id)| (token.clone(), json!(id))).collect::<serde_json::Map<_, _>>(),
+            "merges": merges.iter().map(|(_, pair)| json!(pair)).collect::<Vec<_>>(),
+        },
+    })
+}
+
+/// `tokenizer.json` files of BPE over characters: our own, and those of published models that are there.
+fn character_jsons() -> Vec<(&'static str, Value)> {
+    let mut files = vec![("stories", stories_json())];
+    for name in ["stories260k", "tinystories656k"] {
+        match common::find_data(Path::new(name)) {
+            Some(folder) => files.push((name, read_json(folder.join("tokenizer.json")))),
+            None => common::skip_part(format_args!("no test data `{name}`")),
+        }
+    }
+    files
 }
 
 /// A small vocabulary of Unigram under the repository's own data.
@@ -125,7 +180,7 @@ fn check_cases(name: &str, tokenizer: &Tokenizer, file: &Value, decoded: bool) -
 
 #[test]
 fn llama_cpp_texts_give_its_ids() {
-    let Some(data) = data() else { return };
+    let Some(data) = common::data(&["vocab"]) else { return };
     for (name, tokenizer, file) in vocabularies(&data) {
         let read = |suffix: &str| fs::read_to_string(data.join(format!("vocab/{file}{suffix}"))).unwrap();
         let (texts, lines) = (read(".inp"), read(".out"));
@@ -141,7 +196,7 @@ fn llama_cpp_texts_give_its_ids() {
 
 #[test]
 fn cases_of_vocabularies_are_exact() {
-    let Some(data) = data() else { return };
+    let Some(data) = common::data(&["vocab"]) else { return };
     for (name, tokenizer, _) in vocabularies(&data) {
         let file = read_json(data.join(format!("vocab/{name}.cases.json")));
         let n = check_cases(name, &tokenizer, &file, true);
@@ -151,7 +206,7 @@ fn cases_of_vocabularies_are_exact() {
 
 #[test]
 fn cases_of_models_are_exact() {
-    let Some(data) = data() else { return };
+    let Some(data) = common::data(&["stories260k", "stories260k-wide", "tinystories656k"]) else { return };
     let stories = data.join("stories260k");
     let tiny = data.join("tinystories656k");
     let cases = |folder: &Path| read_json(folder.join("tokenizer_cases.json"));
@@ -162,22 +217,31 @@ fn cases_of_models_are_exact() {
     check_cases("stories260k-wide GGUF", &from_gguf(wide), &cases(&stories), true);
 }
 
+fn check_tokenizer_json(name: &str, algorithm: &str) {
+    let Some(data) = common::data(&[name]) else { return };
+    let folder = data.join(name);
+    let cases = read_json(folder.join("tokenizer_cases.json"));
+    let tokenizer = from_json(folder);
+    assert_eq!(tokenizer.algorithm(), algorithm, "{name}");
+    let n = check_cases(name, &tokenizer, &cases, true);
+    println!("{name}: {n} cases exact");
+}
+
 #[test]
-fn cases_of_tokenizer_json_are_exact() {
-    let Some(data) = data() else { return };
-    for (name, algorithm) in [("stories260k", "BPE"), ("tinystories656k", "BPE"), ("minilm-l6-v2", "WordPiece")] {
-        let folder = data.join(name);
-        let cases = read_json(folder.join("tokenizer_cases.json"));
-        let tokenizer = from_json(folder);
-        assert_eq!(tokenizer.algorithm(), algorithm, "{name}");
-        let n = check_cases(name, &tokenizer, &cases, true);
-        println!("{name}: {n} cases exact");
+fn cases_of_minilms_tokenizer_json_are_exact() {
+    check_tokenizer_json("minilm-l6-v2", "WordPiece");
+}
+
+#[test]
+fn cases_of_published_tokenizer_json_are_exact() {
+    for name in ["stories260k", "tinystories656k"] {
+        check_tokenizer_json(name, "BPE");
     }
 }
 
 #[test]
 fn prompts_of_models_are_exact() {
-    let Some(data) = data() else { return };
+    let Some(data) = common::data(&["stories260k", "stories260k-wide", "tinystories656k"]) else { return };
     let models = [
         ("stories260k", "stories260k-f16.gguf"),
         ("stories260k-wide", "stories260k-wide-q2_k.gguf"),
@@ -200,15 +264,13 @@ fn prompts_of_models_are_exact() {
 
 #[test]
 fn special_tokens_are_known() {
-    let Some(data) = data() else { return };
+    let Some(data) = common::data(&["vocab"]) else { return };
     let qwen = Tokenizer::from_vocab(qwen2_vocab(&data)).unwrap();
     assert_eq!((qwen.vocab_size(), qwen.bos_id()), (151_646, None));
     assert_eq!(qwen.eos_ids(), [151_645, 151_643]);
     assert_eq!(qwen.special_id("<|im_start|>"), Some(151_644));
     assert!(qwen.is_control(151_644) && !qwen.is_control(0) && !qwen.is_control(u32::MAX));
 
-    let stories = from_gguf(data.join("stories260k/stories260k-f32.gguf"));
-    assert_eq!((stories.vocab_size(), stories.bos_id(), stories.eos_ids()), (512, Some(1), &[2][..]));
     let bert = from_gguf(data.join("vocab/ggml-vocab-bert-bge.gguf"));
     assert_eq!(bert.encode("", true).unwrap(), [101, 102]);
     assert_eq!(bert.encode_with("a [MASK] b", PARSE_SPECIAL).unwrap(), [1037, 103, 1038]);
@@ -216,7 +278,7 @@ fn special_tokens_are_known() {
 
 #[test]
 fn names_of_special_tokens_are_text_unless_asked_for() {
-    let Some(data) = data() else { return };
+    let Some(data) = common::data(&["vocab"]) else { return };
     let prompt = "<|im_start|>user\nhi<|im_end|>";
     let qwen = Tokenizer::from_vocab(qwen2_vocab(&data)).unwrap();
     let as_text = qwen.encode(prompt, true).unwrap();
@@ -225,9 +287,12 @@ fn names_of_special_tokens_are_text_unless_asked_for() {
     assert_eq!(qwen.encode_with(prompt, PARSE_SPECIAL).unwrap(), [151_644, 872, 198, 6023, 151_645]);
     assert_eq!(qwen.decode(&[151_644, 872, 198, 6023, 151_645], true).unwrap(), "user\nhi");
     assert_eq!(qwen.decode(&[151_644, 872, 198, 6023, 151_645], false).unwrap(), prompt);
+}
 
-    // A text after a special token begins anew, with its space.
-    let stories = from_gguf(data.join("stories260k/stories260k-f32.gguf"));
+#[test]
+fn text_after_a_special_token_begins_anew_with_its_space() {
+    let stories = stories();
+    assert_eq!((stories.vocab_size(), stories.bos_id(), stories.eos_ids()), (1024, Some(1), &[2][..]));
     assert!(!stories.encode("<s>a</s>", true).unwrap()[1..].contains(&1));
     let a = stories.encode("a", false).unwrap();
     assert_eq!(stories.encode_with("<s>a", PARSE_SPECIAL).unwrap(), [&[1], &a[..]].concat());
@@ -293,8 +358,7 @@ fn stream(tokenizer: &Tokenizer, ids: &[u32]) -> (Vec<String>, String) {
 
 #[test]
 fn streaming_emits_whole_characters_only() {
-    let Some(data) = data() else { return };
-    let stories = from_gguf(data.join("stories260k/stories260k-f32.gguf"));
+    let stories = stories();
     let byte = |byte: u32| byte + 3;
     let emoji = [0xF0, 0x9F, 0xA6, 0x99].map(byte);
     let (pieces, rest) = stream(&stories, &emoji);
@@ -304,7 +368,11 @@ fn streaming_emits_whole_characters_only() {
     // A byte that cannot go on: the error is certain as soon as the next byte comes.
     let (pieces, rest) = stream(&stories, &[byte(0xF0), byte(0x9F), byte(b'a'.into()), byte(0xFF), byte(0x80)]);
     assert_eq!((pieces, rest.as_str()), (["", "", "\u{FFFD}a", "\u{FFFD}", "\u{FFFD}"].map(String::from).to_vec(), ""));
+}
 
+#[test]
+fn streaming_of_byte_level_bpe_emits_whole_characters_only() {
+    let Some(data) = common::data(&["vocab"]) else { return };
     let qwen = Tokenizer::from_vocab(qwen2_vocab(&data)).unwrap();
     let ids = qwen.encode("🦙🏽‍♀️ 各", false).unwrap();
     let (pieces, rest) = stream(&qwen, &ids);
@@ -314,7 +382,7 @@ fn streaming_emits_whole_characters_only() {
 
 #[test]
 fn streamed_pieces_join_to_the_decoded_text() {
-    let Some(data) = data() else { return };
+    let Some(data) = common::data(&["vocab"]) else { return };
     for (name, tokenizer, _) in vocabularies(&data) {
         let size = tokenizer.vocab_size() as u32;
         let mut state = 1u32;
@@ -334,8 +402,7 @@ fn streamed_pieces_join_to_the_decoded_text() {
 
 #[test]
 fn a_finished_decoder_begins_anew() {
-    let Some(data) = data() else { return };
-    let stories = from_gguf(data.join("stories260k/stories260k-f32.gguf"));
+    let stories = stories();
     let ids = stories.encode("Once upon", false).unwrap();
     let mut decoder = stories.decoder();
     for _ in 0..2 {
@@ -346,7 +413,7 @@ fn a_finished_decoder_begins_anew() {
 
 #[test]
 fn text_survives_encoding_and_decoding() {
-    let Some(data) = data() else { return };
+    let Some(data) = common::data(&["vocab"]) else { return };
     for (name, tokenizer, _) in
         vocabularies(&data).into_iter().filter(|(name, ..)| *name == "llama-spm" || *name == "gpt-2")
     {
@@ -361,11 +428,10 @@ fn text_survives_encoding_and_decoding() {
 
 #[test]
 fn ids_outside_the_vocabulary_are_errors() {
-    let Some(data) = data() else { return };
-    let stories = from_gguf(data.join("stories260k/stories260k-f32.gguf"));
-    for id in [512, u32::MAX] {
+    let stories = stories();
+    for id in [1024, u32::MAX] {
         let message = stories.decode(&[1, id], true).unwrap_err().to_string();
-        assert_eq!(message, format!("tokenizer: token id is {id}, expected below the vocabulary size 512"));
+        assert_eq!(message, format!("tokenizer: token id is {id}, expected below the vocabulary size 1024"));
         assert!(stories.token_bytes(id).is_err() && stories.decoder().push(id).is_err());
     }
     assert_eq!((stories.token_bytes(13).unwrap(), stories.token_bytes(0).unwrap()), (&b"\n"[..], &b"<unk>"[..]));
@@ -373,7 +439,7 @@ fn ids_outside_the_vocabulary_are_errors() {
 
 #[test]
 fn long_runs_take_linear_time() {
-    let Some(data) = data() else { return };
+    let Some(data) = common::data(&["vocab"]) else { return };
     let million = 1_000_000;
     let runs = [" ", "a", "\n", "\u{301}", "'", "1", "中", "\t ", "é"];
     for (name, tokenizer, _) in vocabularies(&data) {
@@ -391,8 +457,7 @@ fn long_runs_take_linear_time() {
 
 #[test]
 fn cache_counts_and_forgets_the_oldest() {
-    let Some(data) = data() else { return };
-    let tokenizer = Arc::new(from_gguf(data.join("stories260k/stories260k-f32.gguf")));
+    let tokenizer = Arc::new(stories());
     let cache = EncodingCache::new(Arc::clone(&tokenizer), NonZeroUsize::new(2).unwrap());
     let plain = EncodeOptions::default();
     for (text, hits, misses) in [("a", 0, 1), ("b", 0, 2), ("a", 1, 2), ("c", 1, 3), ("a", 2, 3), ("b", 2, 4)] {
@@ -447,7 +512,7 @@ fn byte_level_json(vocab: &Vocab, normalizer: Value, pre_tokenizer: Value, post_
     })
 }
 
-fn qwen2_json(data: &Path) -> Value {
+fn qwen2_json(data: &Data) -> Value {
     let regex = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
     let split = json!({ "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false });
     let byte_level =
@@ -463,41 +528,49 @@ fn oracle(mut file: Value) -> tokenizers::Tokenizer {
     tokenizers::Tokenizer::from_bytes(file.to_string()).unwrap()
 }
 
-#[test]
-fn own_algorithms_equal_the_tokenizers_crate_on_random_text() {
-    let Some(data) = data() else { return };
-    let read = |name: &str| read_json(data.join(name).join("tokenizer.json"));
-    let bert = from_gguf(data.join("vocab/ggml-vocab-bert-bge.gguf"));
-    let stories = from_gguf(data.join("stories260k/stories260k-f32.gguf"));
-    let minilm = from_json(data.join("minilm-l6-v2"));
-    let qwen = qwen2_json(&data);
-    let qwen_json = Tokenizer::from_json(qwen.to_string().as_bytes(), &TokenizerConfig::default()).unwrap();
-    let qwen_vocab = Tokenizer::from_vocab(qwen2_vocab(&data)).unwrap();
-    let qwen_oracle = oracle(qwen);
-    let pairs = [
-        ("bert", &bert, &oracle(read("minilm-l6-v2"))),
-        ("minilm tokenizer.json", &minilm, &oracle(read("minilm-l6-v2"))),
-        ("stories260k", &stories, &oracle(read("stories260k"))),
-        ("qwen2 vocab", &qwen_vocab, &qwen_oracle),
-        ("qwen2 tokenizer.json", &qwen_json, &qwen_oracle),
-    ];
-    for (name, own, oracle) in pairs {
-        // Around the longest word that BERT looks at.
-        let long_words = (99..103).map(|len| "a".repeat(len));
-        for text in random_texts(4000).chain(long_words) {
-            let want = oracle.encode_fast(text.as_str(), true).unwrap();
-            assert_eq!(own.encode(&text, true).unwrap(), want.get_ids(), "{name}: {text:?}");
-            // The crate makes one U+FFFD of each byte where it cannot decode; these texts are valid.
-            let (own_text, want_text) =
-                (own.decode(want.get_ids(), true).unwrap(), oracle.decode(want.get_ids(), true));
-            assert_eq!(own_text, want_text.unwrap(), "{name}: {text:?}");
-        }
+/// Ids and texts of one tokenizer and of the crate's, on random text.
+fn assert_equals_crate(name: &str, own: &Tokenizer, oracle: &tokenizers::Tokenizer) {
+    // Around the longest word that BERT looks at.
+    let long_words = (99..103).map(|len| "a".repeat(len));
+    for text in random_texts(4000).chain(long_words) {
+        let want = oracle.encode_fast(text.as_str(), true).unwrap();
+        assert_eq!(own.encode(&text, true).unwrap(), want.get_ids(), "{name}: {text:?}");
+        // The crate makes one U+FFFD of each byte where it cannot decode; these texts are valid.
+        let (own_text, want_text) = (own.decode(want.get_ids(), true).unwrap(), oracle.decode(want.get_ids(), true));
+        assert_eq!(own_text, want_text.unwrap(), "{name}: {text:?}");
     }
 }
 
 #[test]
+fn the_built_in_vocabulary_equals_the_tokenizers_crate_on_random_text() {
+    assert_equals_crate("stories", &stories(), &oracle(stories_json()));
+}
+
+#[test]
+fn minilm_equals_the_tokenizers_crate_on_random_text() {
+    let Some(data) = common::data(&["minilm-l6-v2"]) else { return };
+    let folder = data.join("minilm-l6-v2");
+    let file = oracle(read_json(folder.join("tokenizer.json")));
+    assert_equals_crate("minilm", &from_json(folder), &file);
+    match common::find_data(Path::new("vocab")) {
+        Some(vocab) => assert_equals_crate("bert", &from_gguf(vocab.join("ggml-vocab-bert-bge.gguf")), &file),
+        None => common::skip_part("no test data `vocab`"),
+    }
+}
+
+#[test]
+fn qwen2_equals_the_tokenizers_crate_on_random_text() {
+    let Some(data) = common::data(&["vocab"]) else { return };
+    let qwen = qwen2_json(&data);
+    let from_file = Tokenizer::from_json(qwen.to_string().as_bytes(), &TokenizerConfig::default()).unwrap();
+    let oracle = oracle(qwen);
+    assert_equals_crate("qwen2 vocab", &Tokenizer::from_vocab(qwen2_vocab(&data)).unwrap(), &oracle);
+    assert_equals_crate("qwen2 tokenizer.json", &from_file, &oracle);
+}
+
+#[test]
 fn tokenizer_json_adds_what_its_template_says() {
-    let Some(data) = data() else { return };
+    let Some(data) = common::data(&["vocab"]) else { return };
     let vocab = gguf_vocab(data.join("vocab/ggml-vocab-gpt-2.gguf"));
     let special = |id: &str| json!({ "SpecialToken": { "id": id, "type_id": 0 } });
     let template = json!({
@@ -722,9 +795,7 @@ fn assert_equals_oracle(name: &str, file: &Value, texts: impl Iterator<Item = St
 
 #[test]
 fn bpe_over_characters_equals_the_tokenizers_crate() {
-    let Some(data) = data() else { return };
-    for model in ["stories260k", "tinystories656k"] {
-        let base = read_json(data.join(model).join("tokenizer.json"));
+    for (model, base) in character_jsons() {
         assert_equals_oracle(model, &base, texts_with(&[], 20_000).chain([String::new(), " ".into(), "\0".into()]));
         let mut compared = 0;
         for (name, file) in character_variants(&base) {
@@ -744,13 +815,12 @@ fn bpe_over_characters_equals_the_tokenizers_crate() {
 /// What the own implementation does not know exactly it leaves to the crate, or names if there is none.
 #[test]
 fn unknown_parts_of_bpe_over_characters_are_not_approximated() {
-    let Some(data) = data() else { return };
-    let base = read_json(data.join("stories260k/tokenizer.json"));
+    let base = stories_json();
     let metaspace = json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true });
     let mut few_bytes = base["model"]["vocab"].clone();
     let renamed = few_bytes.as_object_mut().unwrap().remove("<0x07>").unwrap();
     few_bytes["<bell>"] = renamed;
-    let added = |content: &str, normalized: bool| json!({ "id": 512, "content": content, "special": false, "normalized": normalized, "lstrip": false, "rstrip": false, "single_word": false });
+    let added = |content: &str, normalized: bool| json!({ "id": 1024, "content": content, "special": false, "normalized": normalized, "lstrip": false, "rstrip": false, "single_word": false });
     let regex = json!({ "type": "Split", "pattern": { "Regex": "c+" }, "behavior": "Isolated", "invert": false });
     let removed = json!({ "type": "Split", "pattern": { "String": "c" }, "behavior": "Removed", "invert": false });
     let late = json!({ "type": "Sequence", "decoders": [{ "type": "Fuse" }, { "type": "Replace", "pattern": { "String": "▁" }, "content": " " }] });
@@ -781,7 +851,7 @@ fn unknown_parts_of_bpe_over_characters_are_not_approximated() {
         if part == "added_tokens[2]" {
             // The second of two new tokens cannot have the number after the next.
             file["added_tokens"][2] = added("<other>", false);
-            file["added_tokens"][2]["id"] = json!(514);
+            file["added_tokens"][2]["id"] = json!(1026);
         }
         match Tokenizer::from_json(file.to_string().as_bytes(), &TokenizerConfig::default()) {
             Ok(tokenizer) => {
@@ -797,10 +867,8 @@ fn unknown_parts_of_bpe_over_characters_are_not_approximated() {
 
 #[test]
 fn bpe_over_characters_takes_linear_time() {
-    let Some(data) = data() else { return };
     let million = 1_000_000;
-    for model in ["stories260k", "tinystories656k"] {
-        let base = read_json(data.join(model).join("tokenizer.json"));
+    for (model, base) in character_jsons() {
         for (name, file) in character_variants(&base) {
             if !["as it is", "Metaspace always true", "Gemma", "no byte_fallback, fuse_unk true"]
                 .contains(&name.as_str())
@@ -830,22 +898,23 @@ fn bpe_over_characters_takes_linear_time() {
 
 #[test]
 fn bpe_over_characters_keeps_special_names_as_text() {
-    let Some(data) = data() else { return };
-    let stories = from_json(data.join("stories260k"));
-    assert_eq!((stories.vocab_size(), stories.bos_id(), stories.eos_ids()), (512, Some(1), &[2][..]));
+    let config =
+        TokenizerConfig::from_json(br#"{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}"#).unwrap();
+    let stories = Tokenizer::from_json(stories_json().to_string().as_bytes(), &config).unwrap();
+    assert_eq!((stories.vocab_size(), stories.bos_id(), stories.eos_ids()), (1024, Some(1), &[2][..]));
     assert_eq!(stories.special_id("</s>"), Some(2));
     assert!(!stories.encode("</s>", false).unwrap().contains(&2));
     assert!(stories.encode_with("</s>", PARSE_SPECIAL).unwrap().contains(&2));
 
     // Merges that would spell a control token are refused, and without an unknown token nothing is dropped in silence.
-    let mut file = read_json(data.join("stories260k/tokenizer.json"));
+    let mut file = stories_json();
     let load = |file: &Value| Tokenizer::from_json(file.to_string().as_bytes(), &TokenizerConfig::default());
     file["model"]["byte_fallback"] = json!(false);
     file["model"]["unk_token"] = Value::Null;
     let message = load(&file).unwrap().encode("a𐍈", false).unwrap_err().to_string();
     assert!(message.contains("\"𐍈\""), "{message}");
-    file["model"]["vocab"]["<"] = json!(512);
-    file["model"]["vocab"]["s>"] = json!(513);
+    file["model"]["vocab"]["<"] = json!(1024);
+    file["model"]["vocab"]["s>"] = json!(1025);
     file["model"]["merges"].as_array_mut().unwrap().push(json!(["<", "s>"]));
     let message = load(&file).unwrap_err().to_string();
     assert!(message.contains("tokens that are text (\"<s>\" is not)"), "{message}");

@@ -200,7 +200,7 @@ class Harness:
             collect(parts, missing, name, lambda: self.test(name, command))
 
     def test(self, name, command):
-        code = self.attempt(f"test {name}", command, REQUIRE_ADAPTER="1")
+        code = self.attempt(f"test {name}", command, REQUIRE_ADAPTER="1", TILEWRIGHT_FULL="1")
         text = self.log(f"test {name}", "out").read_text(errors="replace")
         if re.search(r"^running \d+ test", text, re.MULTILINE) is None:
             raise Unavailable(f"no test began: {blame(self.log(f'test {name}', 'err'))}")
@@ -213,7 +213,7 @@ class Harness:
             "n_passed": sum(map(int, re.findall(r"^test result: \S+ (\d+) passed", text, re.MULTILINE))),
             "tiers": {tier: int(count) for tier, count in tiers},
             "case": os.environ.get("TILEWRIGHT_CASE"),
-            "skipped": sorted(set(re.findall(r"skipped: (.+)", text))),
+            "skipped": sorted(set(re.findall(r"(?:skipped|left out): (.+)", text))),
         }
 
     def make_models(self, parts, missing):

@@ -141,9 +141,10 @@ impl Pipelines {
     }
 }
 
-/// Whether shaders run with bounds checks and zeroed workgroup memory: in debug builds, and where the environment asks.
+/// Whether shaders run with bounds checks and zeroed workgroup memory: in debug builds, unless `TILEWRIGHT_CHECKED` says
+/// otherwise (`0` means no, anything else yes).
 fn checked() -> bool {
-    cfg!(debug_assertions) || std::env::var_os("TILEWRIGHT_CHECKED").is_some()
+    std::env::var_os("TILEWRIGHT_CHECKED").map_or(cfg!(debug_assertions), |value| value != "0")
 }
 
 fn bind_group_layout(device: &wgpu::Device, kernel: &Kernel) -> wgpu::BindGroupLayout {

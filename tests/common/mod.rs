@@ -1,7 +1,7 @@
 //! Shared by the test binaries: devices or a visible skip, the data folder, seeded numbers, closeness.
 #![allow(dead_code)] // each binary uses its own part of this
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tilewright::Device;
 #[cfg(not(target_arch = "wasm32"))]
@@ -13,29 +13,67 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     pollster::block_on(future)
 }
 
-/// The first adapter in `tier`, or the adapter's own tier. `None` after a visible note where there is no adapter or it
-/// lacks what the tier needs; without any adapter the test fails if `REQUIRE_ADAPTER` is set. No file is read or written.
+/// The first adapter in `tier`, or in its own tier. `None` where there is no adapter or it lacks what the tier needs: the
+/// test is then skipped, and says so; without any adapter it fails if `REQUIRE_ADAPTER` is set. No file is read or written.
 /// A variant that the self-test banned is a failure: what takes its place would pass in its name.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn gpu(tier: Option<Tier>) -> Option<Device> {
-    let device = gpu_from(block_on(Device::open_in(&DeviceChoice::Gpu, tier, None)))?;
-    let banned: Vec<_> = device.tuning().banned().collect();
-    assert!(banned.is_empty(), "the self-test failed: {banned:?}");
-    Some(device)
+    gpu_from(open_gpu(tier)).inspect(assert_none_banned)
 }
 
 /// The device that was opened; otherwise as [`gpu`].
 #[cfg(not(target_arch = "wasm32"))]
 pub fn gpu_from(opened: Result<Device, Error>) -> Option<Device> {
+    there_or(opened, skip)
+}
+
+/// The first adapter in each of these tiers that it has. The others are left out of the test; without any it is skipped.
+#[cfg(not(target_arch = "wasm32"))]
+pub fn gpus(tiers: impl IntoIterator<Item = Tier>) -> Vec<Device> {
+    let found = gpus_beside_cpu(tiers);
+    if found.is_empty() {
+        skip("no adapter has one of the tiers");
+    }
+    found
+}
+
+/// The same for a test that runs on the CPU as well, which is never skipped.
+#[cfg(not(target_arch = "wasm32"))]
+pub fn gpus_beside_cpu(tiers: impl IntoIterator<Item = Tier>) -> Vec<Device> {
+    let found = tiers.into_iter().filter_map(|tier| there_or(open_gpu(Some(tier)), skip_part));
+    found.inspect(assert_none_banned).collect()
+}
+
+/// The executors that are there: always the CPU, and the first adapter, or a note that the test goes without.
+#[cfg(not(target_arch = "wasm32"))]
+pub fn executors() -> Vec<Device> {
+    let gpu = there_or(open_gpu(None), skip_part);
+    gpu.iter().for_each(assert_none_banned);
+    std::iter::once(cpu()).chain(gpu).collect()
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+fn open_gpu(tier: Option<Tier>) -> Result<Device, Error> {
+    block_on(Device::open_in(&DeviceChoice::Gpu, tier, None))
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+fn assert_none_banned(device: &Device) {
+    let banned: Vec<_> = device.tuning().banned().collect();
+    assert!(banned.is_empty(), "the self-test failed: {banned:?}");
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+fn there_or(opened: Result<Device, Error>, say: fn(String)) -> Option<Device> {
     match opened {
         Ok(device) => Some(device),
         Err(error @ Error::NoAdapter { .. }) => {
             assert!(std::env::var_os("REQUIRE_ADAPTER").is_none(), "REQUIRE_ADAPTER is set: {error}");
-            println!("skipped: no adapter ({error})");
+            say(format!("no adapter ({error})"));
             None
         }
         Err(error @ Error::Limit { .. }) => {
-            println!("skipped: {error}");
+            say(error.to_string());
             None
         }
         Err(error) => panic!("an adapter is there and cannot be opened: {error}"),
@@ -68,16 +106,56 @@ pub fn poison_pool(device: &Device, word: u32) {
     }
 }
 
-/// The folder of test models and vectors: `TILEWRIGHT_DATA`, or `../shared/data` next to the repository. `None` after a
-/// visible note where it is absent.
-pub fn data_dir() -> Option<PathBuf> {
-    let dir = std::env::var_os("TILEWRIGHT_DATA")
-        .map_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/data")), PathBuf::from);
-    if dir.is_dir() {
-        return Some(dir);
+/// Says that the whole test is skipped, after which it must return: `scripts/test` then counts it as skipped, not as passed.
+pub fn skip(reason: impl std::fmt::Display) {
+    println!("skipped: {reason}");
+}
+
+/// Says that a test goes without a part, such as a tier. What is left of it still proves something, so it counts as passed.
+pub fn skip_part(reason: impl std::fmt::Display) {
+    println!("left out: {reason}");
+}
+
+/// Folders that may hold test data, the first that has a file wins: what is committed, what `scripts/test-data` fetched,
+/// and what `TILEWRIGHT_DATA` names (`../shared/data` beside the repository if it is not set).
+pub fn data_roots() -> Vec<PathBuf> {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let named = std::env::var_os("TILEWRIGHT_DATA").map(PathBuf::from);
+    let roots = [
+        repository.join("tests/data"),
+        repository.join("target/test-data"),
+        named.unwrap_or_else(|| repository.join("../shared/data")),
+    ];
+    roots.into_iter().filter(|root| root.is_dir()).collect()
+}
+
+/// Sets of test data that are all there.
+#[derive(Clone, Copy)]
+pub struct Data(());
+
+impl Data {
+    /// The path of a file or folder, which begins with the name of its set.
+    pub fn join(&self, path: impl AsRef<Path>) -> PathBuf {
+        find_data(path.as_ref()).unwrap_or_else(|| panic!("no test data `{}`", path.as_ref().display()))
     }
-    println!("skipped: no data folder ({} is not there; set TILEWRIGHT_DATA)", dir.display());
-    None
+}
+
+/// Where the first folder that has it keeps a file or a folder of test data.
+pub fn find_data(path: &Path) -> Option<PathBuf> {
+    data_roots().into_iter().map(|root| root.join(path)).find(|path| path.exists())
+}
+
+/// The test data, if these sets (folders) are all there. Otherwise the test is skipped, and says so.
+pub fn data(sets: &[&str]) -> Option<Data> {
+    match sets.iter().find(|set| find_data(Path::new(set)).is_none()) {
+        None => Some(Data(())),
+        Some(set) => {
+            skip(format_args!(
+                "no test data `{set}` (scripts/test-data fetches some; TILEWRIGHT_DATA may name a folder)"
+            ));
+            None
+        }
+    }
 }
 
 /// Reference tensors by name.

@@ -45,8 +45,8 @@ fn embedder(device: &Device, path: &str, options: EmbedOptions<'_>) -> Embedder 
 
 /// The CPU, and the adapter in each tier.
 fn devices() -> Vec<Device> {
-    let tiers = [Tier::Baseline, Tier::F16, Tier::Subgroups, Tier::Scalar].into_iter();
-    [common::cpu()].into_iter().chain(tiers.filter_map(|tier| common::gpu(Some(tier)))).collect()
+    let tiers = [Tier::Baseline, Tier::F16, Tier::Subgroups, Tier::Scalar];
+    std::iter::once(common::cpu()).chain(common::gpus_beside_cpu(tiers)).collect()
 }
 
 #[test]
@@ -296,7 +296,7 @@ fn gguf_files_of_no_known_encoder_are_refused_by_the_key() {
 /// A decoder is an encoder where sentence-transformers' files stand beside it. The reference is transformers.
 #[test]
 fn the_last_of_qwen3s_tokens_is_its_decoders() {
-    let Some(folder) = common::data_dir().map(|data| data.join("tiny-random/qwen3")) else { return };
+    let Some(folder) = common::data(&["tiny-random"]).map(|data| data.join("tiny-random/qwen3")) else { return };
     let references = References::open(&folder.join("refs.safetensors"));
     let (ids, hidden) = (references.ids("1.ids"), references.floats("1.hidden"));
     let read = |name: &str| (name.to_string(), std::fs::read(folder.join(name)).unwrap());

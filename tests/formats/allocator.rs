@@ -1,4 +1,5 @@
-//! An allocator that counts what each thread holds, so that tests can bound the memory of a parse.
+//! An allocator that counts what each thread holds and has ever asked for, so that tests can bound the memory of a parse and,
+//! without a clock, its work.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -11,6 +12,8 @@ static ALLOCATOR: Counting = Counting;
 thread_local! {
     static HELD: Cell<isize> = const { Cell::new(0) };
     static PEAK: Cell<isize> = const { Cell::new(0) };
+    static ASKED: Cell<usize> = const { Cell::new(0) };
+    static CALLS: Cell<usize> = const { Cell::new(0) };
 }
 
 fn count(change: isize) {
@@ -19,6 +22,10 @@ fn count(change: isize) {
         held.set(held.get() + change);
         PEAK.try_with(|peak| peak.set(peak.get().max(held.get())))
     });
+    if change > 0 {
+        let _ = ASKED.try_with(|asked| asked.set(asked.get() + change as usize));
+        let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
+    }
 }
 
 // SAFETY: every call is passed on to the system's allocator unchanged; counting allocates nothing.
@@ -42,12 +49,31 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
+/// What a piece of work asked of the allocator.
+#[derive(Clone, Copy, Debug)]
+#[allow(dead_code)] // not every test binary looks at all of it
+pub struct Asked {
+    /// The most bytes that it held at any time.
+    pub peak: usize,
+    /// All bytes that it ever asked for, those of a reallocation anew.
+    pub total: usize,
+    /// How often it asked.
+    pub calls: usize,
+}
+
+/// What `work` returns, and what it asked for.
+pub fn measure<T>(work: impl FnOnce() -> T) -> (T, Asked) {
+    let (held, total, calls) = (HELD.get(), ASKED.get(), CALLS.get());
+    PEAK.set(held);
+    let result = work();
+    let peak = (PEAK.get() - held).max(0) as usize;
+    (result, Asked { peak, total: ASKED.get() - total, calls: CALLS.get() - calls })
+}
+
 /// What `work` returns, and the most bytes that it held at any time.
 pub fn peak_bytes<T>(work: impl FnOnce() -> T) -> (T, usize) {
-    let before = HELD.get();
-    PEAK.set(before);
-    let result = work();
-    (result, (PEAK.get() - before).max(0) as usize)
+    let (result, asked) = measure(work);
+    (result, asked.peak)
 }
 
 #[test]
@@ -58,4 +84,11 @@ fn counts_the_peak_of_what_is_held() {
         vec![1_u8; 1 << 10]
     });
     assert!((1 << 20..1 << 21).contains(&peak), "{peak}");
+}
+
+#[test]
+fn counts_all_that_was_asked_for() {
+    let (_, asked) = measure(|| (0..100).for_each(|i| drop(std::hint::black_box(vec![i as u8; 1 << 10]))));
+    assert_eq!((asked.calls, asked.total), (100, 100 << 10), "{asked:?}");
+    assert!(asked.peak < 1 << 11, "{asked:?}");
 }

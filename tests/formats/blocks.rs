@@ -1,5 +1,6 @@
 //! Block decoders against values that other implementations computed.
 
+use super::common;
 use super::data::{self, Reference};
 use tilewright::Error;
 use tilewright::formats::block::dequantize;
@@ -24,8 +25,8 @@ const DECODED: [BlockType; 13] = [
 /// The values equal those of ggml bit for bit, on random bits with scales of every kind, subnormals among them.
 #[test]
 fn blocks_match_the_vectors() {
-    let Some(folder) = data::folder() else { return };
-    let vectors = Reference::open(folder.join("quant-vectors/vectors.safetensors"));
+    let Some(data) = common::data(&["quant-vectors"]) else { return };
+    let vectors = Reference::open(data.join("quant-vectors/vectors.safetensors"));
     for block_type in DECODED {
         let want = vectors.f32s(&format!("{block_type}.values"));
         let mut got = vec![f32::NAN; want.len()];
@@ -40,8 +41,8 @@ fn blocks_match_the_vectors() {
 /// The sizes that `ggml-common.h` and the shared vectors give for all types that have vectors.
 #[test]
 fn block_sizes_match_the_vectors() {
-    let Some(folder) = data::folder() else { return };
-    let vectors = Reference::open(folder.join("quant-vectors/vectors.safetensors"));
+    let Some(data) = common::data(&["quant-vectors"]) else { return };
+    let vectors = Reference::open(data.join("quant-vectors/vectors.safetensors"));
     let mut n_types = 0;
     for &block_type in BlockType::ALL {
         if block_type.block_len() > 4 && !matches!(block_type.name(), "Q8_1" | "Q8_K" | "IQ1_M" | "NVFP4" | "Q1_0") {
@@ -99,7 +100,7 @@ fn wrong_lengths_and_types_are_errors() {
 /// Each tensor of the smaller files stands for the float32 weights within half a step of its format.
 #[test]
 fn quantised_files_are_close_to_the_float_file() {
-    let Some(folder) = data::folder() else { return };
+    let Some(folder) = common::data(&["stories260k"]) else { return };
     let open = |name: &str| {
         let bytes = data::read(folder.join("stories260k").join(name));
         (Gguf::parse(&bytes, bytes.len() as u64).unwrap(), bytes)

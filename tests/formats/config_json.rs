@@ -1,6 +1,6 @@
 //! `config.json` as keys and values.
 
-use super::data;
+use super::{common, data};
 use tilewright::Error;
 use tilewright::formats::ConfigJson;
 
@@ -60,12 +60,11 @@ fn broken_files_are_errors() {
 
 #[test]
 fn all_real_files_load() {
-    let Some(folder) = data::folder() else { return };
-    let files = data::files(&folder, "json");
-    let configs = files.iter().filter(|path| path.file_name().is_some_and(|name| name == "config.json"));
+    let files = common::data_roots().into_iter().flat_map(|root| data::files(&root, "json"));
+    let configs = files.filter(|path| path.file_name().is_some_and(|name| name == "config.json"));
     let mut n_files = 0;
     for path in configs {
-        let config = ConfigJson::parse(&data::read(path)).unwrap_or_else(|error| panic!("{}", error.in_file(path)));
+        let config = ConfigJson::parse(&data::read(&path)).unwrap_or_else(|error| panic!("{}", error.in_file(&path)));
         // The pooling module of sentence-transformers is a `config.json` of another kind.
         if !path.components().any(|part| part.as_os_str() == "1_Pooling") {
             assert!(config.get_str("model_type").unwrap().is_some(), "{}", path.display());

@@ -1,23 +1,7 @@
-//! Where the test data is: the folder that `TILEWRIGHT_DATA` names, or `../shared/data` beside the repository.
+//! Files of the test data.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use tilewright::formats::Safetensors;
-
-/// The data folder; without one, says loudly that the test is skipped.
-pub fn folder() -> Option<PathBuf> {
-    let folder = match std::env::var_os("TILEWRIGHT_DATA") {
-        Some(folder) => PathBuf::from(folder),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data"),
-    };
-    if folder.is_dir() {
-        return Some(folder);
-    }
-    // Written past the capture of the test harness, which would hide it from anyone whose tests pass.
-    let message = format!("skipped: no data folder at {} (set TILEWRIGHT_DATA)\n", folder.display());
-    let _ = std::io::stderr().write_all(message.as_bytes());
-    None
-}
 
 pub fn read(path: impl AsRef<Path>) -> Vec<u8> {
     let path = path.as_ref();

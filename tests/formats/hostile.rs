@@ -1,6 +1,10 @@
-//! What every hostile file has to come to: a typed error that names the field and its place, within bounds on memory.
+//! What every hostile file has to come to: a typed error that names the field and its place, within bounds on memory and work.
+//!
+//! A test cannot look at a clock, so the bound on time is one on what a parse asks of the allocator: whoever copies or
+//! collects more than the file has in it asks for more than a multiple of its size, and whoever makes something small again
+//! and again asks too often. `cargo bench --bench hostile` prints the milliseconds.
 
-use super::allocator::peak_bytes;
+use super::allocator::measure;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 use tilewright::Error;
@@ -33,7 +37,17 @@ pub fn memory_limit(len: usize) -> usize {
     2 * len + (16 << 20)
 }
 
-/// Parses the file and checks the error, the memory, and that the message says what it has to.
+/// The most bytes that a parse of `len` bytes may ask for in all, growing what it collects by doubling.
+pub fn work_limit(len: usize) -> usize {
+    16 * len + (64 << 10)
+}
+
+/// How often it may ask: an entry of a header has at least 4 bytes, and is a few pieces in memory.
+pub fn calls_limit(len: usize) -> usize {
+    len + 1000
+}
+
+/// Parses the file and checks the error, the memory, the work, and that the message says what it has to.
 pub fn refuse<T>(
     class: &str,
     seed: u64,
@@ -41,7 +55,7 @@ pub fn refuse<T>(
     parse: impl FnOnce(&[u8], u64) -> Result<T, Error>,
 ) -> Duration {
     let start = Instant::now();
-    let (result, peak) = peak_bytes(|| parse(&file.bytes, file.file_len));
+    let (result, asked) = measure(|| parse(&file.bytes, file.file_len));
     let elapsed = start.elapsed();
     let Err(error) = result else { panic!("{class}, seed {seed}: accepted") };
     let message = error.to_string();
@@ -57,22 +71,45 @@ pub fn refuse<T>(
     assert!(message.contains(&offset.to_string()), "{class}, seed {seed}: no offset in: {message}");
     assert!(message.len() < 1000 && !message.contains('\0'), "{class}, seed {seed}: {message}");
     let limit = memory_limit(file.bytes.len());
-    assert!(peak <= limit, "{class}, seed {seed}: {peak} bytes of memory, the limit is {limit}");
+    assert!(asked.peak <= limit, "{class}, seed {seed}: {} bytes of memory, the limit is {limit}", asked.peak);
+    let (bytes, calls) = (work_limit(file.bytes.len()), calls_limit(file.bytes.len()));
+    assert!(
+        asked.total <= bytes && asked.calls <= calls,
+        "{class}, seed {seed}: {asked:?} for {} bytes",
+        file.bytes.len()
+    );
     elapsed
 }
 
 /// A class of hostile files: its name, the number of variants, and what makes the variant of a seed.
 pub type Class = (&'static str, u64, fn(u64) -> Hostile);
 
-/// Runs all variants of all classes and says how long the slowest took.
-pub fn refuse_all<T>(classes: &[Class], parse: impl Fn(&[u8], u64) -> Result<T, Error>) {
-    let mut slowest = (Duration::ZERO, "");
-    let mut n_files = 0;
+/// A file that was refused.
+pub struct Refused {
+    pub class: &'static str,
+    pub seed: u64,
+    pub size_bytes: usize,
+    pub elapsed: Duration,
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}, variant {}, {} bytes", self.class, self.seed, self.size_bytes)
+    }
+}
+
+/// Runs all variants of all classes and says how long each took.
+pub fn refuse_all<T>(classes: &[Class], parse: impl Fn(&[u8], u64) -> Result<T, Error>) -> Vec<Refused> {
+    let mut refused = Vec::new();
     for &(class, n_variants, make) in classes {
         for seed in 0..n_variants {
-            slowest = slowest.max((refuse(class, seed, &make(seed), &parse), class));
-            n_files += 1;
+            let file = make(seed);
+            let elapsed = refuse(class, seed, &file, &parse);
+            refused.push(Refused { class, seed, size_bytes: file.bytes.len(), elapsed });
         }
     }
-    println!("{} classes, {n_files} files refused, the slowest in {:?} ({})", classes.len(), slowest.0, slowest.1);
+    let slowest: Option<&Refused> = refused.iter().max_by_key(|file| file.elapsed);
+    let slowest = slowest.map(|file| format!("{:?} ({file})", file.elapsed)).unwrap_or_default();
+    println!("{} classes, {} files refused, the slowest in {slowest}", classes.len(), refused.len());
+    refused
 }

@@ -103,7 +103,7 @@ const MAX: u64 = u64::MAX;
 const GIB: u64 = 1 << 30;
 
 #[rustfmt::skip] // one class, one line
-const CLASSES: &[Class] = &[
+pub const CLASSES: &[Class] = &[
     ("empty file", 1, |_| Hostile::new(vec![], "magic", 0..=0)),
     ("magic only", 1, |_| Hostile::new(b"GGUF".to_vec(), "version", 4..=4)),
     ("part of the magic", 3, |seed| Hostile::new(b"GGUF"[..seed as usize + 1].to_vec(), "magic", 0..=0)),

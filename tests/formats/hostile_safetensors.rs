@@ -37,7 +37,7 @@ fn header(text: impl AsRef<[u8]>) -> Hostile {
 }
 
 #[rustfmt::skip] // one class, one line
-const CLASSES: &[Class] = &[
+pub const CLASSES: &[Class] = &[
     ("file too short for a length", 8, |seed| Hostile::new(vec![0; seed as usize], "header length", 0..=0)),
     ("header length 0", 2, |seed| in_length(seed, 18)),
     ("header length 2^64-1", 8, |seed| in_length(u64::MAX - seed, 18)),
@@ -114,7 +114,7 @@ fn index(weight_map: impl AsRef<str>) -> Hostile {
 }
 
 #[rustfmt::skip] // one class, one line
-const INDEX_CLASSES: &[Class] = &[
+pub const INDEX_CLASSES: &[Class] = &[
     ("index names a file elsewhere", 15, |seed| {
         let names = ["../x.safetensors", "/x.safetensors", "a/b.safetensors", "a\\\\b.safetensors", "C:x.safetensors", "..", ".", "", "x",
             "x.safetensors/", ".safetensors", "x\\u0000.safetensors", "\\u002e\\u002e/x.safetensors", "https://x/y.safetensors", "x.bin"];

@@ -1,6 +1,7 @@
 //! Every published or computed file in the data folder loads, and says what its description says.
 
 use super::allocator::peak_bytes;
+use super::common;
 use super::data::{self, Reference};
 use super::hostile::memory_limit;
 use std::time::{Duration, Instant};
@@ -9,9 +10,8 @@ use tilewright::formats::{BlockType, ConfigJson, Gguf, Safetensors, TensorInfo};
 
 /// Parses all files of one kind, within the bound on memory, and returns their number.
 fn parse_all(extension: &str, parse: fn(&[u8], u64) -> Result<Vec<TensorInfo>, Error>) -> usize {
-    let Some(folder) = data::folder() else { return 0 };
     let (mut n_tensors, mut slowest) = (0, Duration::ZERO);
-    let files = data::files(&folder, extension);
+    let files: Vec<_> = common::data_roots().iter().flat_map(|root| data::files(root, extension)).collect();
     for path in &files {
         let bytes = data::read(path);
         let start = Instant::now();
@@ -32,20 +32,20 @@ fn parse_all(extension: &str, parse: fn(&[u8], u64) -> Result<Vec<TensorInfo>, E
 #[test]
 fn all_gguf_files_load() {
     let n_files = parse_all("gguf", |bytes, file_len| Ok(Gguf::parse(bytes, file_len)?.tensors));
-    assert!(data::folder().is_none() || n_files >= 25, "{n_files}");
+    assert!(n_files >= 12, "{n_files}");
 }
 
 #[test]
 fn all_safetensors_files_load() {
     let n_files = parse_all("safetensors", |bytes, file_len| Ok(Safetensors::parse(bytes, file_len)?.tensors));
-    assert!(data::folder().is_none() || n_files >= 30, "{n_files}");
+    assert!(n_files >= 60, "{n_files}");
 }
 
 /// The shapes of `stories260k` follow from its `config.json`; the weights that both formats hold in the same order are
 /// the same floats.
 #[test]
 fn stories260k_is_the_same_in_both_formats() {
-    let Some(folder) = data::folder() else { return };
+    let Some(folder) = common::data(&["stories260k"]) else { return };
     let folder = folder.join("stories260k");
     let config = ConfigJson::parse(&data::read(folder.join("config.json"))).unwrap();
     let number = |key: &str| u64::from(config.get_u32(key).unwrap().unwrap());
@@ -98,7 +98,7 @@ fn stories260k_is_the_same_in_both_formats() {
 /// The vocabularies are as long as their models' published sizes and hold known tokens at known places.
 #[test]
 fn vocabularies_read_as_published() {
-    let Some(folder) = data::folder() else { return };
+    let Some(folder) = common::data(&["vocab"]) else { return };
     for (file, n_tokens, id, token) in [
         ("ggml-vocab-gpt-2.gguf", 50_257, 15_496, "Hello"),
         ("ggml-vocab-llama-spm.gguf", 32_000, 15_043, "▁Hello"),
@@ -117,7 +117,7 @@ fn vocabularies_read_as_published() {
 /// The mixed file is there to show many types; the list is that of its description.
 #[test]
 fn the_mixed_file_holds_many_types() {
-    let Some(folder) = data::folder() else { return };
+    let Some(folder) = common::data(&["stories260k-wide"]) else { return };
     let bytes = data::read(folder.join("stories260k-wide/stories260k-wide-mixed.gguf"));
     let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
     let mut types: Vec<_> = gguf.tensors.iter().map(|tensor| tensor.block_type.name()).collect();

@@ -323,7 +323,7 @@ fn rows_that_an_invocation_cannot_walk_are_refused() {
 #[test]
 fn long_work_is_cut_into_dispatches() {
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
-    for device in [Some(Device::cpu()), common::gpu(None)].into_iter().flatten() {
+    for device in common::executors() {
         let (x, y) = (declare(&[128, 1024]), declare(&[128, 2816]));
         let w = Matrix::declare(&device, "w", WeightType::Q4_0, 2816, 1024).expect("the matrix is valid");
         let mut rec = Recorder::new(&device);

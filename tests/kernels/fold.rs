@@ -20,12 +20,13 @@ fn folded_grids_match_oracle() {
     /// One case in so many, another for each tier.
     const SHARE: usize = 29;
     let (mut folded, mut executed) = (BTreeSet::new(), 0);
-    for (i, tier) in [Tier::Baseline, Tier::Scalar, Tier::F16, Tier::Subgroups].into_iter().enumerate() {
-        let Some(device) = common::gpu(Some(tier)) else { continue };
+    let tiers = [Tier::Baseline, Tier::Scalar, Tier::F16, Tier::Subgroups];
+    for (i, device) in common::gpus(tiers).into_iter().enumerate() {
+        let tier = device.tier();
         let cases: Vec<_> = all_cases().into_iter().filter(|case| is_own(case, tier)).collect();
         for case in cases.iter().skip(5 * i).step_by(SHARE) {
             let staged_f16 = tier.rounds_to_half() && case.kernel.starts_with("matmul");
-            let job = (case.build)(&mut Source::new(case.inputs, case.seed(0), staged_f16, false));
+            let job = (case.build)(&mut Source::new(case.inputs, case.seed(0), staged_f16));
             // As few as will do.
             for max_workgroups in [2, 5, 13, 64] {
                 let few = device.with_limits(DeviceLimits { max_workgroups, ..device.limits() });

@@ -39,9 +39,13 @@ impl Case {
 
     /// A seed of the case's own, the same on every executor.
     pub fn seed(&self, seed: u64) -> u64 {
-        let name = self.name("", seed);
-        name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+        hash(&self.name("", seed))
     }
+}
+
+/// FNV-1a, of 64 bits.
+pub fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// What an operand holds before the run.

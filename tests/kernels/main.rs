@@ -2,9 +2,10 @@
 //!
 //! A case is named by one line, `matvec/Q8_0/subgroups/t=2,n=65,k=96/student/seed=17`; failures print it, and
 //! `TILEWRIGHT_CASE=<line>` runs it alone (a part of the line runs all cases that contain it).
-//! In a browser (`wasm-pack test`) every twelfth case runs: its adapter is software, and slow at it. Release builds, whose
-//! shaders run without bounds checks unless `TILEWRIGHT_CHECKED` is set, take about every second one, chosen by its name,
-//! and all of them with `TILEWRIGHT_FULL`. `TILEWRIGHT_ROUNDS=n` runs everything with n seeds.
+//! All cases run with `TILEWRIGHT_FULL` (`scripts/test --full`), otherwise one in `SHARE`, chosen by its name, so another one
+//! in each tier, and another one again where shaders run without bounds checks (release builds, `TILEWRIGHT_CHECKED=0`);
+//! and the first of each variant of a kernel, so that each shader compiles and runs. In a browser every twelfth case runs.
+//! `TILEWRIGHT_ROUNDS=n` runs with n seeds.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -35,7 +36,7 @@ mod softmax;
 #[cfg(target_arch = "wasm32")]
 mod web;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 #[cfg(not(target_arch = "wasm32"))]
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -44,14 +45,19 @@ use std::time::Duration;
 use tilewright::tuning::{Bucket, Choice};
 use tilewright::{Device, Tier, WeightType, shaders};
 
-use harness::{Case, execute};
+use harness::{Case, execute, hash};
 use inputs::Source;
 use web_time::Instant;
 
-/// Cases that must have been executed, on the GPU's tiers together and on the CPU.
-const FEWEST: usize = if cfg!(target_arch = "wasm32") { 500 } else { 3000 };
+/// Cases that must have been executed: on the GPU's tiers together natively, in the browser; all of them, and by default.
+const FEWEST: [usize; 2] = if cfg!(target_arch = "wasm32") { [500, 500] } else { [12_000, 3000] };
+/// The same on the CPU.
+#[cfg(not(target_arch = "wasm32"))]
+const FEWEST_ON_CPU: [usize; 2] = [6000, 1000];
 /// One case in so many is executed in a browser.
 const STRIDE: usize = if cfg!(target_arch = "wasm32") { 12 } else { 1 };
+/// One case in so many is executed natively, unless `TILEWRIGHT_FULL` is set.
+const SHARE: u64 = 6;
 /// One case in so many is run `REPEATS` times and must give the same bits each time.
 const REPEATED: usize = 40;
 const REPEATS: usize = 20;
@@ -116,19 +122,33 @@ struct Summary {
 /// How many of a kernel's failures are printed: a broken kernel breaks hundreds of cases.
 const PRINTED: usize = 3;
 
+/// Which of the cases that it is given [`conform`] runs.
+#[derive(Clone, Copy, PartialEq)]
+enum Share {
+    All,
+    /// One in [`SHARE`], unless all were asked for.
+    Usual,
+}
+
 /// Runs the cases that the device has shaders for; prints failures and a line for each kernel. Returns the numbers
 /// executed and failed.
-async fn conform(device: &Device, cases: &[Case]) -> (usize, usize) {
+async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize) {
     let start = Instant::now();
     let executor = if device.is_gpu() { device.tier().name() } else { "cpu" };
     let filter = filter();
-    let is_half = cfg!(all(not(debug_assertions), not(target_arch = "wasm32")))
-        && filter.is_none()
-        && std::env::var_os("TILEWRIGHT_FULL").is_none();
+    let takes_all = share == Share::All || takes_all() || filter.is_some();
+    // With bounds checks and without, other cases are chosen.
+    let of_share = u64::from(std::env::var_os("TILEWRIGHT_CHECKED").is_some_and(|value| value == "0"));
+    let mut variants_seen = HashSet::new();
     let n_seeds = std::env::var("TILEWRIGHT_ROUNDS").ok().map_or(1, |n| n.parse().expect("a number of rounds"));
     let mut summaries: BTreeMap<&str, Summary> = BTreeMap::new();
     for (i, case) in cases.iter().enumerate().step_by(STRIDE) {
-        if device.is_gpu() && !is_own(case, device.tier()) || is_half && case.seed(0) % 2 == 1 {
+        if device.is_gpu() && !is_own(case, device.tier()) {
+            continue;
+        }
+        let is_first = variants_seen.insert((case.kernel, case.variant.as_str()));
+        // The upper half of the hash of the name: its lowest bits depend on little of it.
+        if !takes_all && !is_first && (hash(&case.name(executor, 0)) >> 32) % SHARE != of_share {
             continue;
         }
         let asked = filter.as_ref().and_then(|(_, seed)| *seed);
@@ -178,33 +198,42 @@ async fn conform(device: &Device, cases: &[Case]) -> (usize, usize) {
     (executed, failed)
 }
 
-fn judge(executed: usize, failed: usize) {
+/// Whether all cases are to be executed.
+fn takes_all() -> bool {
+    cfg!(target_arch = "wasm32") || std::env::var_os("TILEWRIGHT_FULL").is_some()
+}
+
+fn judge(executed: usize, failed: usize, fewest: [usize; 2]) {
     assert!(failed == 0, "{failed} of {executed} cases failed; TILEWRIGHT_CASE=<line> runs one");
-    assert!(filter().is_some() || executed >= FEWEST, "only {executed} cases were executed");
+    let fewest = fewest[usize::from(!takes_all())];
+    assert!(filter().is_some() || executed >= fewest, "only {executed} cases were executed, of {fewest} at least");
 }
 
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
 fn cpu_matches_oracle() {
-    let (executed, failed) = common::block_on(conform(&common::cpu(), &all_cases()));
-    judge(executed, failed);
+    let (executed, failed) = common::block_on(conform(&common::cpu(), &all_cases(), Share::Usual));
+    judge(executed, failed, FEWEST_ON_CPU);
 }
 
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
 fn gpu_matches_oracle() {
-    let mut tiers = Vec::new();
-    let (mut executed, mut failed) = (0, 0);
-    for tier in Tier::ALL {
-        let Some(device) = common::gpu(Some(tier)) else { continue };
-        let of_tier = common::block_on(conform(&device, &all_cases()));
-        (executed, failed) = (executed + of_tier.0, failed + of_tier.1);
-        tiers.push(tier.name());
+    // Small dispatches keep one core busy at most, so each tier has a device and a thread of its own.
+    let of_tier = |tier: Tier| {
+        let device = common::gpus_beside_cpu([tier]).pop()?;
+        Some((tier.name(), common::block_on(conform(&device, &all_cases(), Share::Usual))))
+    };
+    let outcomes: Vec<(&str, (usize, usize))> = std::thread::scope(|scope| {
+        let threads = Tier::ALL.map(|tier| scope.spawn(move || of_tier(tier)));
+        threads.into_iter().filter_map(|thread| thread.join().expect("a tier panicked")).collect()
+    });
+    if outcomes.is_empty() {
+        return common::skip("no adapter has one of the tiers");
     }
-    if !tiers.is_empty() {
-        println!("gpu: {executed} cases in tiers {tiers:?}");
-        judge(executed, failed);
-    }
+    let (executed, failed) = outcomes.iter().fold((0, 0), |(e, f), (_, of_tier)| (e + of_tier.0, f + of_tier.1));
+    println!("gpu: {executed} cases in tiers {:?}", outcomes.iter().map(|(tier, _)| tier).collect::<Vec<_>>());
+    judge(executed, failed, FEWEST);
 }
 
 /// Everything that a tuner may choose, on a few cases each.
@@ -240,7 +269,7 @@ fn every_choice_matches_oracle() {
         let cases = all_cases().into_iter().filter(|case| kernels.contains(&case.kernel) && few(case));
         let cases: Vec<Case> = cases.skip(i).step_by(SHARE).collect();
         println!("{choice:?}");
-        let of_choice = common::block_on(conform(&device.with_tuning(tuning), &cases));
+        let of_choice = common::block_on(conform(&device.with_tuning(tuning), &cases, Share::All));
         (executed, failed) = (executed + of_choice.0, failed + of_choice.1);
     }
     assert!(failed == 0, "{failed} of {executed} cases failed");

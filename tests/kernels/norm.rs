@@ -254,8 +254,7 @@ fn linear_norm(source: &mut Source, weight: WeightType, flags: usize, [m, n, k]:
 fn rows_do_not_depend_on_their_batch() {
     use tilewright::{DType, Matrix, Recorder, Role, Tensor, Workspace};
     let [n, k] = [100, 260];
-    let tiers = [Tier::Baseline, Tier::Scalar].into_iter().filter_map(|tier| common::gpu(Some(tier)));
-    for device in tiers {
+    for device in common::gpus([Tier::Baseline, Tier::Scalar]) {
         for weight in [WeightType::F32, WeightType::Q8_0, WeightType::Q4_K] {
             let mut source = Source::new(Inputs::Normal, 3, false);
             let (row, held) = (source.rows(1, k), source.rows(1, n));

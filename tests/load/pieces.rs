@@ -59,8 +59,7 @@ fn lengths(longest: usize, seed: u64) -> impl FnMut() -> usize {
 
 #[test]
 fn a_model_that_arrives_in_pieces_is_the_same() {
-    let mut devices = vec![common::cpu()];
-    devices.extend(common::gpu(None));
+    let devices = common::executors();
     let (folder, shards) = (published(), sharded());
     let shard_names = ["config.json", super::INDEX, super::SHARDS[0], super::SHARDS[1]];
     for device in &devices {

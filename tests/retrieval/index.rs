@@ -12,7 +12,7 @@ use crate::common::{self, Rng, block_on};
 /// The CPU and the tiers of the adapter that differ in what a search runs.
 fn devices() -> Vec<Device> {
     let tiers = [Tier::Baseline, Tier::Subgroups, Tier::Scalar];
-    tiers.into_iter().filter_map(|tier| common::gpu(Some(tier))).chain([common::cpu()]).collect()
+    common::gpus_beside_cpu(tiers).into_iter().chain([common::cpu()]).collect()
 }
 
 fn options(metric: Metric, storage: Storage) -> IndexOptions {
@@ -89,7 +89,7 @@ fn a_million_vectors_are_sorted_as_on_the_cpu() {
         wanted.iter().map(|order| order.iter().filter(|(_, id)| is_in(*id)).take(K).map(hit).collect()).collect()
     };
     let made = start.elapsed();
-    for device in [common::gpu(None), Some(common::cpu())].into_iter().flatten() {
+    for device in common::executors() {
         let start = Instant::now();
         let mut index =
             Index::new(&device, DIMS as u32, options(Metric::Dot, Storage::F16)).expect("dimensions are fine");

@@ -208,8 +208,7 @@ fn score(file: &File, query: &[f32], user: u32, item: &[f32]) -> f64 {
 
 /// Devices that searches run on.
 fn devices() -> Vec<Device> {
-    let gpus = [Tier::Baseline, Tier::Scalar].into_iter().filter_map(|tier| common::gpu(Some(tier)));
-    std::iter::once(common::cpu()).chain(gpus).collect()
+    std::iter::once(common::cpu()).chain(common::gpus_beside_cpu([Tier::Baseline, Tier::Scalar])).collect()
 }
 
 fn corpus(device: &Device, file: &File, storage: WeightType, items: &[f32]) -> Mol {

@@ -10,7 +10,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { pathToFileURL } from "node:url";
 
 import { chromium, everywhere, places, published, server } from "./places.mjs";
-import { dataFolder, repository } from "./server.mjs";
+import { dataPath, lacksData, repository } from "./server.mjs";
 import { tensors, tinyEncoder } from "./tensors.mjs";
 
 const DIMS = 384;
@@ -20,13 +20,9 @@ const SHORT = 100;
 const WITH_DAWN = Boolean(process.env.TILEWRIGHT_FULL);
 const limited = { timeout: WITH_DAWN ? 600_000 : 120_000 };
 
-/** A test that needs the folder of test models, or a visible skip. */
+/** A test that needs MiniLM, or a skipped one. */
 function withData(name, run) {
-  test(name, limited, (t) => {
-    if (dataFolder) return run(t);
-    console.log("skipped: no data folder (set TILEWRIGHT_DATA): no text encoder in the npm package");
-    return t.skip("no data folder");
-  });
+  test(name, { ...limited, skip: lacksData("minilm-l6-v2") }, run);
 }
 
 /** Runs in both places, each with what `given` makes for it. */
@@ -37,11 +33,11 @@ const inBoth = (name, run, check, given) => {
 };
 
 /** A folder of the test data as a place can load it. */
-const folder = (place, name) => (place === "Chromium" ? `${server.origin}/data/${name}/` : `${join(dataFolder, name)}/`);
+const folder = (place, name) => (place === "Chromium" ? `${server.origin}/data/${name}/` : `${dataPath(name)}/`);
 
 /** MiniLM's reference texts: `{ name, text, maxTokens, ids, vector }`. */
 function miniLm() {
-  const at = join(dataFolder, "minilm-l6-v2");
+  const at = dataPath("minilm-l6-v2");
   const rows = tensors(join(at, "embeddings.safetensors"))("f16");
   return JSON.parse(readFileSync(join(at, "cases.json"), "utf8")).cases.map(({ name, text, max_tokens: maxTokens, ids }, i) => ({
     name, text, maxTokens, ids, vector: rows.slice(i * DIMS, (i + 1) * DIMS),
@@ -90,7 +86,6 @@ for (const [place, execute] of Object.entries(places)) {
         outcome = await execute(embedAll, given);
       } catch (error) {
         if (place === "Chromium" || error.code !== "webgpu_unavailable" || process.env.REQUIRE_ADAPTER) throw error;
-        console.log(`skipped: text encoder in Node on WebGPU: ${error.message}`);
         return t.skip(error.message);
       }
       assert.equal(outcome.on.backend, device === "cpu" ? "cpu" : "webgpu");
@@ -133,12 +128,12 @@ function tinyFolder() {
     writeFileSync(join(at, name), JSON.stringify(content));
   }
   const names = ["config.json", "model.safetensors"];
-  names.forEach((name) => cpSync(join(dataFolder, "tiny-random/bert", name), join(at, name)));
-  cpSync(join(dataFolder, "minilm-l6-v2/tokenizer.json"), join(at, "tokenizer.json"));
+  names.forEach((name) => cpSync(dataPath(`tiny-random/bert/${name}`), join(at, name)));
+  cpSync(dataPath("minilm-l6-v2/tokenizer.json"), join(at, "tokenizer.json"));
   return { at, names: [...Object.keys(files), ...names, "tokenizer.json"] };
 }
 
-const tiny = dataFolder && tinyFolder();
+const tiny = lacksData("minilm-l6-v2") ? undefined : tinyFolder();
 
 /** Runs in a page and in Node: what each source says of the encoder. */
 async function loadEach({ Embedder }, { sources }) {
@@ -358,7 +353,8 @@ inBoth(
     assert.deepEqual([none, same, memoryIsKnown], [[0, 0], true, true]);
   },
   (place) => ({
-    encoder: folder(place, "minilm-l6-v2"), decoder: folder(place, "stories260k"),
+    encoder: folder(place, "minilm-l6-v2"),
+    decoder: place === "Chromium" ? `${server.origin}/assets/stories.gguf` : join(repository, "assets/stories.gguf"),
     vector: miniLm().find(({ name }) => name === "empty").vector,
   }),
 );

@@ -13,7 +13,7 @@ import { pathToFileURL } from "node:url";
 import { openBrowser } from "./browser.mjs";
 import { missingDeno, runInDeno } from "./deno.mjs";
 import { missingFirefox, openFirefox } from "./firefox.mjs";
-import { dataFolder, repository, startServer } from "./server.mjs";
+import { dataPath, repository, startServer } from "./server.mjs";
 import { tensors } from "./tensors.mjs";
 import { missingWebKit, openWebKit } from "./webkit.mjs";
 
@@ -37,38 +37,42 @@ function filesOf(folder, weights) {
   return weights.endsWith(".gguf") ? [path] : [...beside.filter(existsSync), path];
 }
 
-/** Everything with a reference: `{ name, room, files, native, cases: [{ name, prompt, ids, margins }] }`. */
+/** Everything with a reference: `{ name, room, folder, files, native, cases: [{ name, prompt, ids, margins }] }`. */
 function allModels() {
   const builtin = json(repository, "tests/data/builtin/reference.json");
   const models = [{
     name: "built-in",
     room: "assets",
+    folder: join(repository, "assets"),
     files: [join(repository, "assets", builtin.model)],
     native: join(repository, "assets", builtin.model),
     cases: builtin.cases.map((it) => ({ name: it.prompt, prompt: it.ids, ids: it.greedy_ids, margins: it.greedy_margins })),
   }];
-  if (!dataFolder) return models;
-  const add = (name, folder, weights, cases) =>
+  const add = (name, set, weights, cases) => {
+    const folder = dataPath(set);
     models.push({
-      name, cases, room: "data", files: filesOf(folder, weights),
+      name, cases, room: `data/${set}`, folder, files: filesOf(folder, weights),
       native: weights.endsWith(".gguf") ? join(folder, weights) : folder,
     });
+  };
   for (const name of ["stories260k", "stories260k-wide", "tinystories656k"]) {
-    const folder = join(dataFolder, name);
+    const folder = dataPath(name);
+    if (!folder) continue;
     const { files, cases } = json(folder, "cases.json");
     const ofVariant = (variant) =>
       cases.map((it) => ({ name: it.name, prompt: it.ids, ids: it.greedy[variant].ids, margins: it.greedy[variant].margins }));
-    for (const [variant, weights] of Object.entries(files)) add(`${name} ${variant}`, folder, weights, ofVariant(variant));
-    if (name === "stories260k") add(`${name} safetensors`, folder, "model.safetensors", ofVariant("f32"));
+    for (const [variant, weights] of Object.entries(files)) add(`${name} ${variant}`, name, weights, ofVariant(variant));
+    if (name === "stories260k") add(`${name} safetensors`, name, "model.safetensors", ofVariant("f32"));
   }
   for (const name of ["llama-mha-bias", "llama3-rope", "mistral-sliding"]) {
-    const folder = join(dataFolder, "tiny-random", name);
+    const set = `tiny-random/${name}`;
+    const folder = dataPath(set);
     const tensor = tensors(join(folder, "refs.safetensors"));
     const reference = {
       name: "greedy", prompt: tensor("greedy.prompt"), ids: tensor("greedy.ids"), margins: tensor("greedy.margins"),
     };
     for (const weights of ["model.safetensors", "model-f16.gguf"]) {
-      if (existsSync(join(folder, weights))) add(`${name} ${weights}`, folder, weights, [reference]);
+      if (existsSync(join(folder, weights))) add(`${name} ${weights}`, set, weights, [reference]);
     }
   }
   return models;
@@ -97,7 +101,7 @@ async function continueInPage(source, given) {
 
 /** All continuations of one model by the native library. */
 async function continueNatively({ native, device, cases }) {
-  const program = ["run", "--quiet", "--locked", "--release", "--no-default-features", "--example", "continue_ids"];
+  const program = ["run", "--quiet", "--locked", "--all-features", "--example", "continue_ids"];
   const child = spawn("cargo", program, { cwd: repository, stdio: ["pipe", "pipe", "inherit"] });
   const lines = cases.map(({ prompt, count }) => JSON.stringify({ model: native, device, prompt, n_tokens: count }));
   child.stdin.end(`${lines.join("\n")}\n`);
@@ -125,9 +129,8 @@ after(async () => {
   await server?.stop();
 });
 
-const roomFolder = { assets: join(repository, "assets"), data: dataFolder };
-const urlsOf = ({ room, files }) =>
-  files.map((path) => `${server.origin}/${room}/${relative(roomFolder[room], path).split("/").map(encodeURIComponent).join("/")}`);
+const urlsOf = ({ room, folder, files }) =>
+  files.map((path) => `${server.origin}/${room}/${relative(folder, path).split("/").map(encodeURIComponent).join("/")}`);
 
 const packageModule = pathToFileURL(join(repository, "npm/dist/index.js")).href;
 
@@ -188,7 +191,6 @@ for (const [lane, run] of Object.entries(lanes)) {
       } catch (error) {
         const noAdapter = error.code === "webgpu_unavailable" || error.code === "no_adapter";
         if (!noAdapter || process.env.REQUIRE_ADAPTER) throw new Error(`${model.name}: ${error.message}`, { cause: error });
-        console.log(`skipped: ${lane}: ${error.message}`);
         return t.skip(error.message);
       }
       assert.equal(result.on.backend, lane.startsWith("native") ? "native" : lane.endsWith("CPU") ? "cpu" : "webgpu");
@@ -232,6 +234,5 @@ test("greedy tokens are identical in all of them", (t) => {
       });
     }
   }
-  if (!dataFolder) console.log("skipped: no data folder (set TILEWRIGHT_DATA): greedy tokens of the built-in model only");
   assert.deepEqual(differences, []);
 });

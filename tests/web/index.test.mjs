@@ -2,11 +2,10 @@
 // deletion, files, and what is refused.
 
 import assert from "node:assert/strict";
-import { join } from "node:path";
 import { test } from "node:test";
 
 import { everywhere, places, server } from "./places.mjs";
-import { dataFolder } from "./server.mjs";
+import { dataPath, lacksData } from "./server.mjs";
 import { uniform } from "./tensors.mjs";
 
 const DIMS = 37;
@@ -100,7 +99,6 @@ for (const [place, execute] of Object.entries(places)) {
         outcome = await execute(useIndex, given);
       } catch (error) {
         if (place === "Chromium" || error.code !== "webgpu_unavailable" || process.env.REQUIRE_ADAPTER) throw error;
-        console.log(`skipped: vector search in Node on WebGPU: ${error.message}`);
         return t.skip(error.message);
       }
       assert.equal(outcome.backend, device === "cpu" ? "cpu" : "webgpu");
@@ -182,12 +180,8 @@ everywhere(
 );
 
 for (const [place, execute] of Object.entries(places)) {
-  test(`${place}: an index lives on its encoder's device, knows its model, and goes with its worker`, { timeout: 60_000 }, async (t) => {
-    if (!dataFolder) {
-      console.log("skipped: no data folder (set TILEWRIGHT_DATA): no index beside an encoder in the npm package");
-      return t.skip("no data folder");
-    }
-    const folder = (name) => (place === "Chromium" ? `${server.origin}/data/${name}/` : `${join(dataFolder, name)}/`);
+  test(`${place}: an index lives on its encoder's device, knows its model, and goes with its worker`, { timeout: 60_000, skip: lacksData("minilm-l6-v2") }, async () => {
+    const folder = (name) => (place === "Chromium" ? `${server.origin}/data/${name}/` : `${dataPath(name)}/`);
     const outcome = await execute(
       async ({ Embedder, Index }, { source }) => {
         const refused = (call) => call.then(() => "worked", ({ code, message }) => [code, message]);

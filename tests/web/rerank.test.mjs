@@ -49,7 +49,6 @@ for (const [place, execute] of Object.entries(places)) {
           outcome = await execute(rerankAll, given);
         } catch (error) {
           if (place === "Chromium" || error.code !== "webgpu_unavailable" || process.env.REQUIRE_ADAPTER) throw error;
-          console.log(`skipped: cross-encoder in Node on WebGPU: ${error.message}`);
           return t.skip(error.message);
         }
         assert.equal(outcome.on.backend, device === "cpu" ? "cpu" : "webgpu");

@@ -8,7 +8,7 @@ import { after, before, test } from "node:test";
 import { pathToFileURL } from "node:url";
 
 import { openBrowser } from "./browser.mjs";
-import { bytesInMemory, dataFolder, repository, startServer } from "./server.mjs";
+import { bytesInMemory, dataPath, lacksData, repository, startServer } from "./server.mjs";
 import { safetensors, uniform } from "./tensors.mjs";
 
 const limited = { timeout: 60_000 };
@@ -30,13 +30,9 @@ after(async () => {
   console.log(`screenshots are in ${screenshots}`);
 });
 
-/** A test that needs an encoder, or a visible skip. */
+/** A test that needs MiniLM, or a skipped one. */
 function withEncoder(name, run) {
-  test(name, limited, (t) => {
-    if (dataFolder) return run(t);
-    console.log("skipped: no data folder (set TILEWRIGHT_DATA): no search in the demo page");
-    return t.skip("no data folder");
-  });
+  test(name, { ...limited, skip: lacksData("minilm-l6-v2") }, run);
 }
 
 async function openSearch() {
@@ -202,7 +198,7 @@ withEncoder("what is no encoder is an error in a sentence, and a load can be can
 withEncoder("an encoder's folder can be dropped and picked, with the folders of its modules", async () => {
   const page = await openSearch();
   // The data folder has more in it than the model's own files, vocab.txt among them.
-  const folder = join(dataFolder, "minilm-l6-v2");
+  const folder = dataPath("minilm-l6-v2");
   const session = await page.context().newCDPSession(page);
   const data = { items: [], files: [folder], dragOperationsMask: 1 };
   for (const type of ["dragEnter", "dragOver", "drop"]) await session.send("Input.dispatchDragEvent", { type, x: 300, y: 300, data });

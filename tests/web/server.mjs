@@ -29,8 +29,20 @@ import { requestedRange, serveFile, typeOf } from "../../scripts/static-server.m
 
 export const repository = fileURLToPath(new URL("../..", import.meta.url));
 
-/** The folder of test models, or undefined where there is none. */
-export const dataFolder = [process.env.TILEWRIGHT_DATA ?? join(repository, "../shared/data")].find(existsSync);
+/** Folders that may hold test data: what is committed, what `scripts/test-data` fetched, and what TILEWRIGHT_DATA names. */
+const dataRoots = [
+  join(repository, "tests/data"), join(repository, "target/test-data"),
+  process.env.TILEWRIGHT_DATA ?? join(repository, "../shared/data"),
+];
+
+/** Where a set of test data is, or a file of one: in the first folder that has it. Undefined where none has. */
+export const dataPath = (name) => dataRoots.map((root) => join(root, name)).find(existsSync);
+
+/** Why a test without its data is skipped, as the option `skip` of `test` wants it: false if all sets are there. */
+export function lacksData(...sets) {
+  const missing = sets.find((name) => !dataPath(name));
+  return missing !== undefined && `no test data ${missing} (scripts/test-data fetches some; TILEWRIGHT_DATA may name a folder)`;
+}
 
 const CHUNK = 64 * 1024;
 const BLANK = '<!doctype html><html lang="en"><title>blank</title><link rel="icon" href="data:,">';
@@ -178,9 +190,10 @@ class Server {
     const [, room, ...rest] = pathname.split("/").map(decodeURIComponent);
     const name = rest.join("/");
     if (room === "files") return this.files.get(name);
-    const folder = room === "data" ? dataFolder : room === "assets" ? join(repository, "assets") : undefined;
+    const [set, ...inside] = rest;
+    const folder = room === "data" && set ? dataPath(set) : room === "assets" ? join(repository, "assets") : undefined;
     if (!folder) return undefined;
-    const path = resolve(folder, name);
+    const path = resolve(folder, room === "data" ? inside.join("/") : name);
     return path.startsWith(resolve(folder) + sep) ? fileOnDisk(path) : undefined;
   }
 
