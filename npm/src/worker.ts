@@ -157,11 +157,19 @@ interface Recipe<T extends Resident> {
   prepare(loader: Loader<T>, device: Device): Promise<void>;
 }
 
+/** Bytes that a model may take in WASM's memory, which has 4 GiB, beside what reads its files. */
+const HEAP_BYTES = 2 ** 32 - 2 ** 28;
+
+/** Settings that refuse what the CPU's memory cannot hold, before anything of it is read. */
+function fitting<S extends { memoryLimit?: number }>(settings: S, device: Device): S {
+  return device.isGpu() ? settings : { ...settings, memoryLimit: Math.min(settings.memoryLimit ?? Infinity, HEAP_BYTES) };
+}
+
 function modelRecipe(request: ModelRequest): Recipe<Model> {
   return {
     request,
     extras: [],
-    begin: (device, files) => Loader.model(device, files, request.settings),
+    begin: (device, files) => Loader.model(device, files, fitting(request.settings, device)),
     prepare: async (loader, device) => {
       if (device.isGpu()) {
         await tune(loader, device.info(), request.tune);
@@ -174,7 +182,7 @@ function embedderRecipe(request: EmbedderRequest): Recipe<Embedder> {
   return {
     request,
     extras: SENTENCE_FILES,
-    begin: (device, files) => Loader.embedder(device, files, request.settings),
+    begin: (device, files) => Loader.embedder(device, files, fitting(request.settings, device)),
     prepare: async () => {},
   };
 }
@@ -183,7 +191,7 @@ function rerankerRecipe(request: RerankerRequest): Recipe<Reranker> {
   return {
     request,
     extras: [],
-    begin: (device, files) => Loader.reranker(device, files, request.settings),
+    begin: (device, files) => Loader.reranker(device, files, fitting(request.settings, device)),
     prepare: async () => {},
   };
 }
@@ -347,7 +355,10 @@ interface Loaded<T extends Resident> {
   copies: KeptCopy[];
 }
 
-/** Opens a device and loads onto it. Unless a GPU is demanded, one that fails meanwhile is a reason to take the CPU. */
+/**
+ * Opens a device and loads onto it. Unless a GPU is demanded, one that fails meanwhile is a reason to take the CPU, if that can hold the
+ * model.
+ */
 async function openAndLoad<T extends Resident>(recipe: Recipe<T>, choice: DeviceRequest, signal: AbortSignal): Promise<Loaded<T>> {
   let device = await openDevice(choice);
   try {
@@ -359,8 +370,15 @@ async function openAndLoad<T extends Resident>(recipe: Recipe<T>, choice: Device
         throw error;
       }
       device.free();
-      device = await openCpu(`the GPU failed while the model was loaded (${messageOf(error)})`);
-      return { device, ...await loadOnto(device, recipe, signal) };
+      const failure = `the GPU failed while the model was loaded (${messageOf(error)})`;
+      device = await openCpu(failure);
+      try {
+        return { device, ...await loadOnto(device, recipe, signal) };
+      } catch (second) {
+        throw codeOf(second) === "memory"
+          ? new TilewrightError("memory", `${failure}, and the CPU cannot hold it either: ${messageOf(second)}`, { cause: error })
+          : second;
+      }
     }
   } catch (error) {
     if (!isTrap(error)) {
