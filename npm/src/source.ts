@@ -158,7 +158,7 @@ async function openFolder(folder: string, context: OpenContext): Promise<ModelFi
     if (!wasAbsent || Date.now() - remembered.date > ABSENT_MS || !await isUnchanged) {
       try {
         const file = await openSmall(name);
-        hasAsked = true;
+        hasAsked ||= !file.isKept;
         return file;
       } catch (error) {
         // Without a network it is known from the load that kept the others.
@@ -173,7 +173,7 @@ async function openFolder(folder: string, context: OpenContext): Promise<ModelFi
   };
   const files = await together([...needed, ...[OPTIONAL_FILE, ...context.extras, INDEX].map(openOptional)]);
   try {
-    if (hasAsked && absent.length > 0) {
+    if (hasAsked && (absent.length > 0 || remembered !== undefined)) {
       // It only spares requests, so a storage that refuses it is no loss.
       await context.store?.setAbsent(folder, absent).catch(() => {});
     }
@@ -520,10 +520,10 @@ class UrlFile implements ModelFile {
     if (offset >= this.#lastOffset && offset < this.#lastOffset + this.#last.length) {
       return this.#last.subarray(offset - this.#lastOffset);
     }
-    if (offset < this.#position) {
+    if (offset < this.#position || this.#isComplete) {
       this.#position = offset;
     }
-    // Bytes before the offset belong to the kept file and to its digest although the engine does not want them.
+    // Bytes before the offset belong to the file that is kept and to its digest although the engine does not want them.
     for (;;) {
       const chunk = await this.#readChunk();
       if (chunk === undefined || offset < this.#position) {
@@ -533,6 +533,10 @@ class UrlFile implements ModelFile {
   }
 
   async finish(): Promise<void> {
+    if (this.#isComplete) {
+      this.arrived = this.#kept.size;
+      return;
+    }
     while ((await this.#readChunk()) !== undefined) {
       // Reading is all there is to do: each chunk is kept and digested on its way.
     }
@@ -593,7 +597,7 @@ class UrlFile implements ModelFile {
         return;
       }
       readable?.release();
-      this.#stored = await store.claim(this.#url, "exclusive", signal);
+      this.#stored = readable && await store.claim(this.#url, "exclusive", signal);
       if (this.#stored === undefined) {
         notify({ code: "not_cached", message: `${this.#url} is being loaded in another tab as well; this tab does not keep its copy` });
         return;
@@ -765,7 +769,7 @@ class UrlFile implements ModelFile {
     this.#stored = undefined;
     let owned: StoredFile | undefined;
     try {
-      owned = await this.#context.store?.claim(this.#url, "exclusive", new AbortController().signal);
+      owned = await this.#context.store?.claim(this.#url, "exclusive");
       await owned?.removePart();
     } catch (error) {
       this.#context.notify({ code: "not_cached", message: `what was kept of ${this.#url} could not be deleted (${messageOf(error)})` });

@@ -115,7 +115,7 @@ export class Store {
    * Claims a download: shared to read a complete one, exclusive to write. Returns nothing when another tab is in the way for longer
    * than it takes to put things in order. The caller releases it.
    */
-  async claim(url: string, mode: "shared" | "exclusive", signal: AbortSignal): Promise<StoredFile | undefined> {
+  async claim(url: string, mode: "shared" | "exclusive", signal?: AbortSignal): Promise<StoredFile | undefined> {
     const address = storedAddress(url);
     const key = await keyOf(address);
     const release = await lock(key, mode, signal);
@@ -143,7 +143,7 @@ export class Store {
   }
 
   async #deleteKey(key: string): Promise<boolean> {
-    const release = await lock(key, "exclusive", undefined);
+    const release = await lock(key, "exclusive");
     if (release === undefined) {
       throw new TilewrightError("storage", "this file is being loaded, here or in another tab; it can be deleted after that");
     }
@@ -314,7 +314,7 @@ async function keyOf(url: string): Promise<string> {
  * Takes the lock, at once or when the one who holds it has put things in order; nothing if that takes too long. Without Web Locks the
  * exclusive file handles have to do.
  */
-async function lock(key: string, mode: "shared" | "exclusive", signal: AbortSignal | undefined): Promise<(() => void) | undefined> {
+async function lock(key: string, mode: "shared" | "exclusive", signal?: AbortSignal): Promise<(() => void) | undefined> {
   if (globalThis.navigator?.locks === undefined) {
     return () => {};
   }

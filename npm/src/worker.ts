@@ -220,7 +220,8 @@ async function withCopies<R>(signal: AbortSignal, work: (copies: KeptCopy[]) => 
   try {
     return await work(copies);
   } catch (error) {
-    if (!isUseless(error) || !await deleteDamaged(copies, signal, async () => signal.throwIfAborted(), true)) {
+    // What is not supported was read well enough to know that.
+    if (!isUseless(error) || codeOf(error) === "unsupported" || !await deleteDamaged(copies, signal, async () => signal.throwIfAborted(), true)) {
       throw error;
     }
     return await work([]);

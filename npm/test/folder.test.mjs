@@ -184,8 +184,18 @@ test("what a folder does not have is remembered, until the folder changes or the
   assert.ok(!(await load({ store })).names.includes("1_Pooling/config.json"));
   const now = Date.now();
   t.mock.method(Date, "now", () => now + 25 * 60 * 60 * 1000);
+  const dayLater = await load({ store });
+  assert.ok(dayLater.names.includes("1_Pooling/config.json"), dayLater.names.join());
+
+  // With the last of them there, none is remembered.
+  for (const name of missing) files.set(name, Buffer.from(name.includes("index") ? '{"weight_map":{"a":"model.safetensors"}}' : "{}"));
+  t.mock.method(Date, "now", () => now + 50 * 60 * 60 * 1000);
+  const all = await load({ store });
+  assert.equal(all.names.length, 3 + missing.length);
+  assert.deepEqual((await load({ store })).names, all.names);
+  for (const name of missing.slice(1)) files.delete(name);
+  await store.clear();
   const later = await load({ store });
-  assert.ok(later.names.includes("1_Pooling/config.json"), later.names.join());
 
   // Offline nothing can be asked, and what was known stays known, however long ago that was.
   t.mock.method(Date, "now", () => now + 100 * 60 * 60 * 1000);
