@@ -388,15 +388,18 @@ export class KeptCopy {
     }
   }
 
-  /** Deletes it, unless another one has taken its place. */
+  /** Deletes it, unless another one has taken its place. Throws `storage` while another tab loads it. */
   async delete(signal: AbortSignal): Promise<void> {
     const owned = await this.#store.claim(this.url, "exclusive", signal);
+    if (owned === undefined) {
+      throw new TilewrightError("storage", `the kept copy of ${this.url} is damaged, and another tab is loading it; try again after that`);
+    }
     try {
-      if (owned?.whole?.date === this.#record.date) {
+      if (owned.whole?.date === this.#record.date) {
         await owned.removeWhole();
       }
     } finally {
-      owned?.release();
+      owned.release();
     }
   }
 }
