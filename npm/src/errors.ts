@@ -20,7 +20,7 @@ export type ErrorCode =
   | "template"
   /** The GPU device was lost and could not be rebuilt. */
   | "device_lost"
-  /** The device has no memory left; a smaller request may still succeed. */
+  /** The GPU has no memory left for a buffer; smaller models, contexts or batches may still fit. */
   | "out_of_memory"
   /** The GPU reported an error. */
   | "gpu"
@@ -89,7 +89,7 @@ export interface WireError {
 
 /** Codes that the engine in WASM gives to its errors. */
 const ENGINE_CODES: ReadonlySet<string> = new Set<ErrorCode>([
-  "format", "unsupported", "config", "memory", "option", "context_full", "tokenizer", "template", "device_lost", "gpu", "out_of_memory",
+  "format", "unsupported", "config", "memory", "option", "context_full", "tokenizer", "template", "device_lost", "out_of_memory", "gpu",
   "no_adapter", "limit", "non_finite", "truncated", "shape", "operand", "index",
 ]);
 
