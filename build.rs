@@ -4,8 +4,8 @@
 //!
 //! - `#import reduce` joins in `shaders/shared/reduce.wgsl`. `#import reduce t0=reduce t2=reduce_subgroup` links one
 //!   variant of the shader for each `tag=fragment`; several such lines give their cross product. A tag is a weight
-//!   type as the files spell it (`Q4_0`) or a tier (`t0` baseline, `t1` shader-f16, `t2` subgroups, `t3` products of
-//!   bytes, `matrix8` and `matrix16` cooperative matrices). Fragments use the first form themselves; what several of them
+//!   type as the files spell it (`Q4_0`) or a tier (`t0` baseline, `t1` shader-f16, `t2` subgroups, `matrix8`
+//!   and `matrix16` cooperative matrices). Fragments use the first form themselves; what several of them
 //!   import is joined in once.
 //! - `#weights` is such a line for every weight type, whose fragment is `block_` and its name in lower case.
 //! - `#kernel matmul scalar` says that the file is the `scalar` variant of the kernel `matmul`, with its bindings.
@@ -32,7 +32,7 @@ const MAX_MATRIX_WORKGROUP_BYTES: u32 = 32 << 10;
 /// Types that packed weights have; the names are those of `WeightType`.
 const WEIGHTS: [&str; 8] = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"];
 
-const TIERS: [&str; 7] = ["t0", "t1", "t2", "t3", "scalar", "matrix8", "matrix16"];
+const TIERS: [&str; 6] = ["t0", "t1", "t2", "scalar", "matrix8", "matrix16"];
 
 /// Tiers that no browser has; the WASM module goes without their variants.
 const NATIVE_TIERS: [&str; 2] = ["matrix8", "matrix16"];
@@ -296,7 +296,6 @@ fn table(kernels: &BTreeMap<String, Kernel>) -> String {
             let tier = match v.tier.as_str() {
                 "t1" => "F16",
                 "t2" => "Subgroups",
-                "t3" => "Int8",
                 "scalar" => "Scalar",
                 "matrix8" => "Matrix8",
                 "matrix16" => "Matrix16",

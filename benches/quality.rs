@@ -2,12 +2,11 @@
 //!
 //! Models come from the folder of test models. Texts are stories that the built-in model writes at a temperature: of the
 //! kind that all of these models were trained on, and written by none of those measured. The CPU executor computes
-//! everything in F32, so that the weights alone make the difference. A second table is about activations: the same
-//! weights in tier `int8`, where there is an adapter, compared with the CPU.
+//! everything in F32, so that the weights alone make the difference.
 
 use std::path::{Path, PathBuf};
 
-use tilewright::{Device, DeviceChoice, GenerateOptions, LoadOptions, Model, Tier};
+use tilewright::{Device, GenerateOptions, LoadOptions, Model};
 
 /// Weights that quantised ones are compared with, and those. The wide model computes the same function as the narrow one.
 const MODELS: [(&str, &[&str]); 3] = [
@@ -29,14 +28,6 @@ const MODELS: [(&str, &[&str]); 3] = [
     ("tinystories656k", &["tinystories656k/tinystories656k-q8_0.gguf", "tinystories656k/tinystories656k-q5_0.gguf"]),
 ];
 
-/// Weights of the types whose products have a variant in tier `int8`.
-const IN_BYTES: [&str; 4] = [
-    "stories260k/stories260k-q8_0.gguf",
-    "stories260k/stories260k-q4_0.gguf",
-    "stories260k-wide/stories260k-wide-q4_0.gguf",
-    "tinystories656k/tinystories656k-q8_0.gguf",
-];
-
 fn main() {
     let folder = std::env::var_os("TILEWRIGHT_DATA").map_or("../shared/data".into(), PathBuf::from);
     if !folder.is_dir() {
@@ -44,7 +35,8 @@ fn main() {
         return;
     }
     let (cpu, stories) = (Device::cpu(), stories());
-    heading("F32");
+    let [against, top] = ["against F32", "top-1 as F32"];
+    println!("{:<50} {:>9} {:>8} {:>11} {against:>13} {top:>12}", "weights", "bytes", "tokens", "perplexity");
     for (reference, quantised) in MODELS {
         let model = load(&cpu, &folder.join(reference));
         let texts = encode(&model, &stories);
@@ -55,26 +47,6 @@ fn main() {
             report(file, Some((&path, base)), &texts, &logits(&load(&cpu, &path), &texts), &exact);
         }
     }
-    let int8 = match pollster::block_on(Device::open(&DeviceChoice::Gpu, Some(Tier::Int8))) {
-        Ok(device) => device,
-        Err(error) => return println!("skipped: {error}"),
-    };
-    println!("\ntier int8 on {} ({})", int8.info().name, int8.info().driver);
-    heading("CPU");
-    for file in IN_BYTES {
-        let path = folder.join(file);
-        let model = load(&cpu, &path);
-        let texts = encode(&model, &stories);
-        let exact = logits(&model, &texts);
-        let base = report(file, None, &texts, &exact, &exact);
-        report(&format!("{file}, int8"), Some((&path, base)), &texts, &logits(&load(&int8, &path), &texts), &exact);
-    }
-}
-
-/// Begins a table of comparisons with `reference`.
-fn heading(reference: &str) {
-    let [against, top] = ["against", "top-1 as"].map(|what| format!("{what} {reference}"));
-    println!("{:<50} {:>9} {:>8} {:>11} {against:>13} {top:>12}", "weights", "bytes", "tokens", "perplexity");
 }
 
 fn encode(model: &Model, stories: &[String]) -> Vec<Vec<u32>> {

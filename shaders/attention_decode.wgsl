@@ -5,10 +5,11 @@
 //
 // A workgroup takes ROWS rows of a key/value head and one part of the keys, so that a loaded key serves ROWS queries; with
 // several parts, `attention_merge` puts them together. A streaming softmax walks the keys in tiles of WG and rescales
-// what it has when a larger score appears. Dispatch (Hkv, splits, ceil(T * H / Hkv / ROWS)). Milakov & Gimelshein 2018,
+// what it has when a larger score appears. Dispatch (Hkv * ceil(T * H / Hkv / ROWS) folded over x and y, splits). Milakov & Gimelshein 2018,
 // arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135; Dao et al. 2023, "Flash-Decoding for long-context inference".
 #import reduce t0=reduce_four t2=reduce_four_subgroup
 #import attention
+#import fold
 
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
@@ -31,18 +32,24 @@ var<workgroup> quads_of_rows: array<vec4<f32>, 256>; // four queries, then sums 
 var<workgroup> weights: array<vec4<f32>, WG>;
 
 @compute @workgroup_size(WG)
-fn attention_decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let keys = part_range(group.y);
-    if (keys.x >= keys.y) {
+fn attention_decode(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let kv_head = group_index(group, grid) % params.n_kv_heads;
+    let first_row = group_index(group, grid) / params.n_kv_heads * ROWS;
+    let keys = part_range(group.z);
+    if (keys.x >= keys.y || first_row >= n_rows()) {
         return;
     }
     let quads = params.head_dim / 4u;
     let all = all_rows();
-    let rows = rows_from(group.z * ROWS, all);
-    let query = queries_of(rows, group.x);
-    let query_from = queries_from(rows, group.x);
-    let keys_from = params.key_start + cached_from(group.x);
-    let values_from = params.value_start + cached_from(group.x);
+    let rows = rows_from(first_row, all);
+    let query = queries_of(rows, kv_head);
+    let query_from = queries_from(rows, kv_head);
+    let keys_from = params.key_start + cached_from(kv_head);
+    let values_from = params.value_start + cached_from(kv_head);
     let token = tokens_of(rows);
     var first = vec4<u32>();
     var end = vec4<u32>();
@@ -110,7 +117,7 @@ fn attention_decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invo
             for (var i = 0u; i < slices; i++) {
                 out += quads_of_rows[r * WG + i * quads + local];
             }
-            let start = part_start(query[r], group.y);
+            let start = part_start(query[r], group.z);
             if (params.splits == 1u) {
                 y[start + local] = out / total[r];
             } else {

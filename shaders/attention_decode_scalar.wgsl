@@ -1,9 +1,10 @@
 // `attention_decode` without workgroup memory or barriers: one invocation takes ROWS rows and a part of the keys alone, for
 // software adapters.
 //
-// Dispatch (Hkv, ceil(splits / 8), ceil(T * H / Hkv / ROWS)).
+// Dispatch (Hkv * ceil(T * H / Hkv / ROWS) folded over x and y, ceil(splits / 8)).
 #kernel attention_decode scalar
 #import attend
+#import fold
 
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
@@ -22,10 +23,16 @@ struct Params {
 const WG: u32 = 8u;
 
 @compute @workgroup_size(WG)
-fn attention_decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let split = group.y * WG + local;
+fn attention_decode(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let kv_head = group_index(group, grid) % params.n_kv_heads;
+    let first_row = group_index(group, grid) / params.n_kv_heads * ROWS;
+    let split = group.z * WG + local;
     let keys = part_range(split);
-    if (split < params.splits && keys.x < keys.y) {
-        attend(group.z * ROWS, all_rows(), group.x, keys, split);
+    if (split < params.splits && keys.x < keys.y && first_row < n_rows()) {
+        attend(first_row, all_rows(), kv_head, keys, split);
     }
 }

@@ -2,8 +2,9 @@
 //
 //     y[t, h] = sum over parts of exp(highest_p - highest) * sums_p / sum over parts of exp(highest_p - highest) * total_p
 //
-// Dispatch (ceil(T * H * D / 256), 1, 1), four columns of a query per invocation.
+// Dispatch (ceil(T * H * D / 256) folded over x and y), four columns of a query per invocation.
 #import attention
+#import fold
 
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
@@ -20,9 +21,14 @@ struct Params {
 const WG: u32 = 64u;
 
 @compute @workgroup_size(WG)
-fn attention_merge(@builtin(global_invocation_id) id: vec3<u32>) {
+fn attention_merge(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
     let quads = params.head_dim / 4u;
-    let query = id.x / quads;
+    let id = group_index(group, grid) * WG + local;
+    let query = id / quads;
     if (query >= params.n_tokens * params.n_heads) {
         return;
     }
@@ -39,7 +45,7 @@ fn attention_merge(@builtin(global_invocation_id) id: vec3<u32>) {
         let start = part_start(query, p);
         let weight = exp(parts[start + quads].x - highest);
         sum += weight * parts[start + quads].y;
-        acc += weight * parts[start + id.x % quads];
+        acc += weight * parts[start + id % quads];
     }
-    y[id.x] = acc / sum;
+    y[id] = acc / sum;
 }

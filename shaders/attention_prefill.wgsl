@@ -3,8 +3,9 @@
 // A workgroup takes 16 rows of a key/value head and walks the keys that any of them sees in tiles of 32, both in parts of
 // 64 columns. An invocation has four rows and, of each tile, two keys for the scores and four columns of each part for
 // the values, so that four numbers that it loads serve sixteen products. Tiles that no row sees are never touched.
-// Dispatch (Hkv, tiles, 1), with tiles of 16 rows. Dao et al. 2022, arXiv:2205.14135.
+// Dispatch (Hkv * tiles folded over x and y), with tiles of 16 rows. Dao et al. 2022, arXiv:2205.14135.
 #import attention
+#import fold
 
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
@@ -32,20 +33,29 @@ var<workgroup> staged: array<vec4<f32>, TILE_KEYS * STRIDE>; // keys, then value
 var<workgroup> weights: array<vec4<f32>, TILE_KEYS * 4u>;    // scores first; four rows of a key in each
 
 @compute @workgroup_size(WG)
-fn attention_prefill(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+fn attention_prefill(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
     let quads = params.head_dim / 4u;
-    let tile = tile_at(params.first_group + group.y, TILE_ROWS);
+    let index = params.first_group + group_index(group, grid);
+    let kv_head = index % params.n_kv_heads;
+    if (index / params.n_kv_heads >= params.n_tiles) {
+        return;
+    }
+    let tile = tile_at(index / params.n_kv_heads, TILE_ROWS);
     if (tile.first >= tile.end) {
         return;
     }
-    let keys_from = params.key_start + cached_from(group.x);
-    let values_from = params.value_start + cached_from(group.x);
+    let keys_from = params.key_start + cached_from(kv_head);
+    let values_from = params.value_start + cached_from(kv_head);
     let keys = visible_to(tile);
     let lane = local % 16u;
     let four = local / 16u;
     let row = tile.first + four * 4u;
     let rows = rows_from(row, tile);
-    let query = queries_of(rows, group.x);
+    let query = queries_of(rows, kv_head);
     let token = tokens_of(rows);
     let seen = array<vec2<u32>, 4>(
         visible(token.x, tile.keys),
@@ -66,7 +76,7 @@ fn attention_prefill(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_inv
             let n = min(PART, quads - part * PART);
             if (lane < n) {
                 for (var i = four; i < TILE_ROWS; i += 4u) {
-                    let at = queries_from(rows_from(tile.first + i, tile), group.x).x;
+                    let at = queries_from(rows_from(tile.first + i, tile), kv_head).x;
                     queries[i * PART + lane] = q[at + part * PART + lane];
                 }
                 for (var i = four; i < TILE_KEYS; i += 4u) {

@@ -1,8 +1,9 @@
 // `attention_prefill` without workgroup memory or barriers: one invocation takes ROWS rows alone, for software adapters.
 //
-// Dispatch (ceil(Hkv * tiles / 8), 1, 1), with tiles of ROWS rows.
+// Dispatch (ceil(Hkv * tiles / 8) folded over x and y), with tiles of ROWS rows.
 #kernel attention_prefill scalar
 #import attend
+#import fold
 
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
@@ -21,10 +22,17 @@ struct Params {
 const WG: u32 = 8u;
 
 @compute @workgroup_size(WG)
-fn attention_prefill(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+fn attention_prefill(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
     let groups = (params.n_tiles * params.n_kv_heads + WG - 1u) / WG;
     // Early and late rows in turns: late ones see more keys, and llvmpipe cuts a grid into one run for each thread.
-    let g = params.first_group + group.x;
+    let g = params.first_group + group_index(group, grid);
+    if (g >= groups) {
+        return;
+    }
     let i = select(g / 2u, groups - 1u - g / 2u, g % 2u == 1u) * WG + local;
     // Neighbours take the same rows in another head, and so as many keys: they wait for the slowest.
     if (i / params.n_kv_heads < params.n_tiles) {

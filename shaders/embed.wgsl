@@ -2,12 +2,13 @@
 //
 //     y[t, c] = w[tokens[pos + t], c]
 //
-// Dispatch (T, 1, 1). A table too large for one binding comes in slabs of rows, one dispatch each, which write the
+// Dispatch (T folded over x and y). A table too large for one binding comes in slabs of rows, one dispatch each, which write the
 // tokens that they hold.
 #weights
 #import state
+#import fold
 
-struct Params { dim: u32, blocks: u32, w_scales: u32, slab_start: u32, slab_rows: u32, _pad0: u32, _pad1: u32, _pad2: u32 }
+struct Params { dim: u32, blocks: u32, w_scales: u32, slab_start: u32, slab_rows: u32, n_tokens: u32, _pad0: u32, _pad1: u32 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;     // step state
 @group(0) @binding(2) var<storage, read> tokens: array<u32>;    // [S]
@@ -17,9 +18,14 @@ struct Params { dim: u32, blocks: u32, w_scales: u32, slab_start: u32, slab_rows
 const WG: u32 = 64u;
 
 @compute @workgroup_size(WG)
-fn embed(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let pos = state[POS] + group.x;
-    if (pos >= arrayLength(&tokens)) { // padding of the last chunk
+fn embed(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let token = group_index(group, grid);
+    let pos = state[POS] + token;
+    if (token >= params.n_tokens || pos >= arrayLength(&tokens)) { // padding of the last chunk
         return;
     }
     let row = tokens[pos] - params.slab_start;
@@ -28,7 +34,7 @@ fn embed(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
     }
     for (var quad = local; quad < params.blocks * 8u; quad += WG) {
         let value = block_quad(row * params.blocks + quad / 8u, quad % 8u);
-        let at = group.x * params.dim + quad * 4u;
+        let at = token * params.dim + quad * 4u;
         for (var i = 0u; i < 4u; i++) {
             if (quad * 4u + i < params.dim) {
                 y[at + i] = value[i];

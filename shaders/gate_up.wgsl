@@ -8,6 +8,7 @@
 #import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
 #import four_rows
 #import silu
+#import fold
 
 struct Params { n_tokens: u32, ffn_dim: u32, dim: u32, blocks: u32, w_scales: u32, eps: f32, flags: u32, first_group: u32 } // T, F, K
 @group(0) @binding(0) var<uniform> params: Params;
@@ -17,11 +18,14 @@ struct Params { n_tokens: u32, ffn_dim: u32, dim: u32, blocks: u32, w_scales: u3
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;       // [T, F]
 
 const WG: u32 = 64u;
-const GRID_X: u32 = 32768u;
 
 @compute @workgroup_size(WG)
-fn gate_up(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let f = ((group.y * GRID_X + group.x + params.first_group) * (WG / LANES) + local / LANES) * 2u;
+fn gate_up(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let f = ((params.first_group + group_index(group, grid)) * (WG / LANES) + local / LANES) * 2u;
     let gates = min(vec2<u32>(f, f + 1u), vec2<u32>(params.ffn_dim - 1u));
     let sum = four_rows(local, vec4<u32>(gates, gates + params.ffn_dim), group.z);
     if (local % LANES == 0u) {

@@ -4,10 +4,11 @@
 //
 // Dispatch (heads of all tokens, 16 to a workgroup, folded over x and y), 16 invocations to a head.
 // Dehghani et al. 2023, arXiv:2302.05442.
+#import fold
 
 struct Params {
     n_tokens: u32, n_heads: u32, n_queries: u32, head_quads: u32, // T, H + Hkv, H, D / 4
-    stride_quads: u32, grid_x: u32, eps: f32, _pad: u32,
+    stride_quads: u32, eps: f32, _pad0: u32, _pad1: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> weight: array<vec4<f32>>;    // [2, D]: of queries, of keys
@@ -19,8 +20,12 @@ const LANES: u32 = 16u; // of a head
 var<workgroup> sums: array<f32, WG>;
 
 @compute @workgroup_size(WG)
-fn head_norm(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let id = (group.y * params.grid_x + group.x) * (WG / LANES) + local / LANES; // over tokens and heads
+fn head_norm(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let id = group_index(group, grid) * (WG / LANES) + local / LANES; // over tokens and heads
     let is_there = id < params.n_tokens * params.n_heads;
     let quads = select(0u, params.head_quads, is_there);
     let head = id % params.n_heads;

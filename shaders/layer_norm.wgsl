@@ -3,8 +3,9 @@
 //     y[t, c] = weight[c] * (x[t, c] - mean) / sqrt(variance + eps) (+ bias[c])
 //
 // The variance is the mean of squared deviations, taken in a second pass: the difference of mean squares would cancel.
-// Dispatch (T, 1, 1), one workgroup per token. Ba et al. 2016, arXiv:1607.06450.
+// Dispatch (T folded over x and y), one workgroup per token. Ba et al. 2016, arXiv:1607.06450.
 #import reduce t0=reduce t2=reduce_subgroup
+#import fold
 
 struct Params { n_tokens: u32, dim: u32, eps: f32, flags: u32 } // T, C
 @group(0) @binding(0) var<uniform> params: Params;
@@ -17,8 +18,16 @@ const WG: u32 = 256u;
 const BIAS: u32 = 1u;
 
 @compute @workgroup_size(WG)
-fn layer_norm(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let row = group.x * params.dim;
+fn layer_norm(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let token = group_index(group, grid);
+    if (token >= params.n_tokens) {
+        return;
+    }
+    let row = token * params.dim;
     // Sums of differences from the row's first element: a mean far from zero then costs no digits.
     let first = x[row];
     var sum = 0.0;

@@ -1,9 +1,10 @@
 // `layer_norm` without workgroup memory or barriers: one invocation takes a token alone, for software adapters. Rows of
 // whole quads are loaded by four; of others each element is loaded by itself, because they start within a quad.
 //
-// Dispatch (ceil(T / 8), 1, 1).
+// Dispatch (ceil(T / 8) folded over x and y).
 #kernel layer_norm scalar
 #import deviations
+#import fold
 
 struct Params { n_tokens: u32, dim: u32, eps: f32, flags: u32 } // T, C
 @group(0) @binding(0) var<uniform> params: Params;
@@ -39,11 +40,16 @@ fn mean_deviation(row: u32, quads: u32, first: f32, mean: f32, squared: bool) ->
 }
 
 @compute @workgroup_size(WG)
-fn layer_norm(@builtin(global_invocation_id) id: vec3<u32>) {
-    if (id.x >= params.n_tokens) {
+fn layer_norm(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let token = group_index(group, grid) * WG + local;
+    if (token >= params.n_tokens) {
         return;
     }
-    let row = id.x * params.dim;
+    let row = token * params.dim;
     let quads = select(0u, params.dim / 4u, params.dim % 4u == 0u);
     // Sums of differences from the row's first element: a mean far from zero then costs no digits.
     let first = x[row / 4u][row % 4u];

@@ -5,17 +5,18 @@
 //
 // which is `matmul` followed by `layer_norm`. A workgroup takes ROWS rows of y and all columns, COLS of them at a time;
 // rows wait in y until all of their columns are there. Each row is summed in one order, whatever rows are beside it.
-// Dispatch (ceil(M / ROWS), 1, 1).
+// Dispatch (ceil(M / ROWS) folded over x and y).
 #import stage_f32
 #weights
 #import linear_tile
 #import tile
 #import tile_operands
+#import fold
 
 struct Params {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K
     w_scales: u32, y_start: u32, y_stride: u32, flags: u32,
-    eps: f32, split_blocks: u32, first_group: vec2<u32>,
+    eps: f32, split_blocks: u32, first_group: u32, _pad: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;       // [N, K], packed
@@ -73,8 +74,15 @@ fn normalise(local: u32, m: u32) {
 }
 
 @compute @workgroup_size(WG)
-fn linear_norm(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let m = (id.x + params.first_group.x) * ROWS;
+fn linear_norm(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let m = (params.first_group + group_index(group, grid)) * ROWS;
+    if (m >= params.n_tokens) {
+        return;
+    }
     for (var n = 0u; n < params.n_out; n += COLS) {
         put_products(local, m, n, tile_product(local, m, n, vec2<u32>(0u, params.blocks * 8u)));
     }

@@ -1,16 +1,17 @@
 // `linear_norm` with 16 x 8 outputs in the registers of each invocation, as in `matmul_scalar`, and with one barrier: a
 // workgroup has an invocation for each eight columns, and then one normalises a row alone, as in `layer_norm_scalar`.
 //
-// Dispatch (ceil(M / 16), 1, 1).
+// Dispatch (ceil(M / 16) folded over x and y).
 #kernel linear_norm scalar
 #weights
 #import linear_alone
 #import deviations
+#import fold
 
 struct Params {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K
     w_scales: u32, y_start: u32, y_stride: u32, flags: u32,
-    eps: f32, split_blocks: u32, first_group: vec2<u32>,
+    eps: f32, split_blocks: u32, first_group: u32, _pad: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;       // [N, K], packed
@@ -67,8 +68,15 @@ fn normalise(m: u32) {
 }
 
 @compute @workgroup_size(WG)
-fn linear_norm(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let m = (id.x + params.first_group.x) * 16u;
+fn linear_norm(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let m = (params.first_group + group_index(group, grid)) * 16u;
+    if (m >= params.n_tokens) {
+        return;
+    }
     put_products(m, local * 8u);
     storageBarrier();
     for (var row = local; row < min(params.n_tokens - m, 16u); row += WG) {

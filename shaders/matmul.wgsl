@@ -2,17 +2,18 @@
 //
 //     y[m, y_start + n] = (y[..] +) act((bias[..] +) sum over k of x[m, k] * w[n, k])
 //
-// Dispatch (ceil(N / TILE), ceil(M / TILE), splits). Weights are unpacked once a tile, into workgroup memory. A split
+// Dispatch (tiles, row after row, folded over x and y, splits). Weights are unpacked once a tile, into workgroup memory. A split
 // takes `split_blocks` blocks along K and has M rows of y to itself, which `split_sum` adds up.
 #import stage t0=stage_f32 t1=stage_f16 matrix8=stage_matrix8 matrix16=stage_matrix16
 #weights
 #import linear_tile
 #import tile_operands
+#import fold
 
 struct Params {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K
     w_scales: u32, y_start: u32, y_stride: u32, flags: u32,
-    eps: f32, split_blocks: u32, first_group: vec2<u32>,
+    eps: f32, split_blocks: u32, first_group: u32, _pad: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;  // [N, K], packed
@@ -21,9 +22,18 @@ struct Params {
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;  // [splits, M, y_stride]
 
 @compute @workgroup_size(WG)
-fn matmul(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let start = (id.yx + params.first_group.yx) * TILE;
-    let blocks = min(vec2<u32>(id.z, id.z + 1u) * params.split_blocks, vec2<u32>(params.blocks));
-    first_row = id.z * params.n_tokens;
+fn matmul(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let across = (params.n_out + TILE - 1u) / TILE;
+    let tile = params.first_group + group_index(group, grid);
+    let start = vec2<u32>(tile / across, tile % across) * TILE;
+    if (start.x >= params.n_tokens) {
+        return;
+    }
+    let blocks = min(vec2<u32>(group.z, group.z + 1u) * params.split_blocks, vec2<u32>(params.blocks));
+    first_row = group.z * params.n_tokens;
     put_products(local, start.x, start.y, tile_product(local, start.x, start.y, blocks * 8u));
 }

@@ -4,11 +4,12 @@
 // Dispatch (ceil(N / 16), ceil(M / 16), 1).
 #weights
 #import linear
+#import fold
 
 struct Params {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K
     w_scales: u32, y_start: u32, y_stride: u32, flags: u32,
-    eps: f32, split_blocks: u32, first_group: vec2<u32>,
+    eps: f32, split_blocks: u32, first_group: u32, _pad: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;  // [N, K], packed
@@ -17,8 +18,14 @@ struct Params {
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;  // [M, y_stride]
 
 @compute @workgroup_size(16, 16)
-fn matmul_naive(@builtin(global_invocation_id) id: vec3<u32>) {
-    let at = id.xy + params.first_group * 16u;
+fn matmul_naive(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_id) local: vec3<u32>,
+) {
+    let across = (params.n_out + 15u) / 16u;
+    let tile = params.first_group + group_index(group, grid);
+    let at = vec2<u32>(tile % across, tile / across) * 16u + local.xy;
     let n = min(at.x, params.n_out - 1u);
     let m = min(at.y, params.n_tokens - 1u);
     var sum = 0.0;

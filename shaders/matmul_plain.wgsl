@@ -2,11 +2,12 @@
 //
 //     y[m, n] = sum over k of x[m, k] * b[k, n]
 //
-// Dispatch (ceil(N / TILE), ceil(M / TILE), 1).
+// Dispatch (tiles, row after row, folded over x and y).
 #import x_quad
 #import stage t0=stage_f32 t1=stage_f16 matrix8=stage_matrix8 matrix16=stage_matrix16
+#import fold
 
-struct Params { m: u32, n: u32, k: u32, _pad: u32, first_group: vec2<u32> } // M, N, K
+struct Params { m: u32, n: u32, k: u32, first_group: u32 } // M, N, K
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;        // [M, K]
 @group(0) @binding(2) var<storage, read> b: array<vec4<f32>>;        // [K, N]
@@ -48,7 +49,16 @@ fn put(m: u32, n: u32, sum: f32) {
 }
 
 @compute @workgroup_size(WG)
-fn matmul_plain(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let start = (id.yx + params.first_group.yx) * TILE;
+fn matmul_plain(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let across = (params.n + TILE - 1u) / TILE;
+    let tile = params.first_group + group_index(group, grid);
+    let start = vec2<u32>(tile / across, tile % across) * TILE;
+    if (start.x >= params.m) {
+        return;
+    }
     put_products(local, start.x, start.y, tile_product(local, start.x, start.y, vec2<u32>(0u, (params.k + 3u) / 4u)));
 }

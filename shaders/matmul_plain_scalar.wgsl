@@ -1,11 +1,12 @@
 // `matmul_plain` without workgroup memory or barriers: 16 x 8 outputs in the registers of one invocation, or eight of a
 // single row. See `matmul_scalar`.
 //
-// Dispatch (ceil(N / 64), ceil(M / 16), 1).
+// Dispatch (tiles of 16 x 64 outputs, row after row, folded over x and y).
 #kernel matmul_plain scalar
 #import tile_alone
+#import fold
 
-struct Params { m: u32, n: u32, k: u32, _pad: u32, first_group: vec2<u32> } // M, N, K
+struct Params { m: u32, n: u32, k: u32, first_group: u32 } // M, N, K
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;        // [M, K], K a multiple of 4
 @group(0) @binding(2) var<storage, read> b: array<vec4<f32>>;        // [K, N], N a multiple of 4
@@ -80,12 +81,21 @@ fn tile_product(m: u32, col: u32) {
 }
 
 @compute @workgroup_size(WG)
-fn matmul_plain(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let group = id.xy + params.first_group;
-    let col = (group.x * WG + local) * 2u;
+fn matmul_plain(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let across = (params.n + 63u) / 64u;
+    let tile = params.first_group + group_index(group, grid);
+    let m = tile / across * 16u;
+    if (m >= params.m) {
+        return;
+    }
+    let col = (tile % across * WG + local) * 2u;
     if (params.m == 1u) {
         row_product(col);
     } else {
-        tile_product(group.y * 16u, col);
+        tile_product(m, col);
     }
 }

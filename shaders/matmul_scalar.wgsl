@@ -3,16 +3,17 @@
 // dozens of products and is about as dear for four elements as for one: hence many outputs and whole quads. On lavapipe
 // this took half the time of 4 x 8 outputs, and a quarter of that with x loaded by elements.
 //
-// Dispatch (ceil(N / 64), ceil(M / 16), 1).
+// Dispatch (tiles of 16 x 64 outputs, row after row, folded over x and y).
 #kernel matmul scalar
 #weights
 #import linear
 #import linear_alone
+#import fold
 
 struct Params {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K
     w_scales: u32, y_start: u32, y_stride: u32, flags: u32,
-    eps: f32, split_blocks: u32, first_group: vec2<u32>,
+    eps: f32, split_blocks: u32, first_group: u32, _pad: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;  // [N, K], packed
@@ -31,7 +32,16 @@ fn put_all(m: u32, n: u32, acc: mat4x4<f32>) {
 }
 
 @compute @workgroup_size(WG)
-fn matmul(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let group = id.xy + params.first_group;
-    put_products(group.y * 16u, (group.x * WG + local) * 8u);
+fn matmul(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let across = (params.n_out + 63u) / 64u;
+    let tile = params.first_group + group_index(group, grid);
+    let m = tile / across * 16u;
+    if (m >= params.n_tokens) {
+        return;
+    }
+    put_products(m, (tile % across * WG + local) * 8u);
 }

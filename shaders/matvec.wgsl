@@ -10,11 +10,12 @@
 #import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
 #import linear
 #import four_rows
+#import fold
 
 struct Params {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K
     w_scales: u32, y_start: u32, y_stride: u32, flags: u32,
-    eps: f32, split_blocks: u32, first_group: vec2<u32>,
+    eps: f32, split_blocks: u32, first_group: u32, _pad: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;       // [N, K], packed
@@ -23,12 +24,15 @@ struct Params {
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;       // [T, y_stride]
 
 const WG: u32 = 64u;
-const GRID_X: u32 = 32768u;
 
 @compute @workgroup_size(WG)
-fn matvec(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+fn matvec(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
     // Rows past the end repeat the last one; `put` does not write them.
-    let n = ((group.y * GRID_X + group.x + params.first_group.x) * (WG / LANES) + local / LANES) * 4u;
+    let n = ((params.first_group + group_index(group, grid)) * (WG / LANES) + local / LANES) * 4u;
     let rows = min(vec4<u32>(n, n + 1u, n + 2u, n + 3u), vec4<u32>(params.n_out - 1u));
     let sum = four_rows(local, rows, group.z);
     if (local % LANES == 0u) {

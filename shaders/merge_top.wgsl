@@ -1,9 +1,10 @@
 // The lists that `select_top` left for the parts of a row, put together: the K best of all, score falling, id rising.
 //
-// Dispatch (B, 1, 1).
+// Dispatch (B folded over x and y).
 #import top
+#import fold
 
-struct Params { n_splits: u32, k: u32, _pad0: u32, _pad1: u32 } // S, K
+struct Params { n_splits: u32, k: u32, n_rows: u32, _pad: u32 } // S, K, B
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> lists: array<vec2<u32>>;      // [B, S, K] of (score, id)
 @group(0) @binding(2) var<storage, read_write> best: array<vec2<u32>>; // [B, K] of (score, id)
@@ -11,9 +12,17 @@ struct Params { n_splits: u32, k: u32, _pad0: u32, _pad1: u32 } // S, K
 const WG: u32 = 256u;
 
 @compute @workgroup_size(WG)
-fn merge_top(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+fn merge_top(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let row = group_index(group, grid);
+    if (row >= params.n_rows) {
+        return;
+    }
     let k = params.k;
-    let first = group.x * params.n_splits * k;
+    let first = row * params.n_splits * k;
     let end = first + params.n_splits * k;
     for (var i = local; i < k; i += WG) {
         pairs[i] = to_key(lists[first + i]);
@@ -34,6 +43,6 @@ fn merge_top(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
         }
     }
     for (var i = local; i < k; i += WG) {
-        best[group.x * k + i] = from_key(pairs[i]);
+        best[row * k + i] = from_key(pairs[i]);
     }
 }

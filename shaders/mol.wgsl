@@ -9,15 +9,16 @@
 // Other forms: COMBINE and ALIGNED. Pairs p = (n, m) are kept in up to four 4 x 4 blocks in registers, a column for each n
 // and a row for each m; block j has the j % N4th four of n and the j / N4th four of m. What pads them has a gate of zero.
 //
-// Dispatch (ceil(items / WG), ceil(queries / QUERIES), 1). Ding & Zhai 2024, arXiv:2407.15462.
+// Dispatch (tiles of WG items and QUERIES queries folded over x and y). Ding & Zhai 2024, arXiv:2407.15462.
 #import block F32=block_f32 F16=block_f16 Q8_0=block_q8_0
 #import gate t0=gate_staged scalar=gate_direct
+#import fold
 
 struct Params {
     n_queries: u32, n_items: u32, n_scores: u32, quads: u32, // B, I, columns of `scores`, D / 4
     blocks: u32, w_scales: u32, hidden: u32, item_quads: u32, // blocks in a row of w, -, H, G / 4
     query_components: u32, item_components: u32, pairs: u32, flags: u32, // N, M, P; what the overrides say, for the CPU
-    first_group: vec2<u32>,
+    first_group: u32, _pad: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;            // [M, I, D], packed
@@ -385,11 +386,20 @@ fn row_of(at: u32) -> Pairs {
 }
 
 @compute @workgroup_size(WG)
-fn mol(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let group = id.xy + params.first_group;
-    let column = group.x * WG + local;
+fn mol(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let across = (params.n_scores + WG - 1u) / WG;
+    let tile = params.first_group + group_index(group, grid);
+    let column = tile % across * WG + local;
+    let first_query = tile / across * QUERIES;
+    if (first_query >= params.n_queries) {
+        return;
+    }
     // What lies outside repeats the last item and query and is not written.
-    let query = min(group.y * QUERIES + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(params.n_queries - 1u));
+    let query = min(first_query + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(params.n_queries - 1u));
     var item = column;
     if (GATHERED) {
         item = ids[query.x * params.n_scores + min(column, params.n_scores - 1u)];
@@ -450,7 +460,6 @@ fn mol(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lo
             }
         }
     }
-    let first_query = group.y * QUERIES;
     if (is_there) {
         scores[query.x * params.n_scores + column] = score(l0, c0, item, query.x);
         if (QUERIES > 1u && first_query + 1u < params.n_queries) {

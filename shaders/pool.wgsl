@@ -4,10 +4,14 @@
 //
 // with NORMALISE divided by max(sqrt(sum over c of y[b, c]^2), 1e-12). An empty span gives zeros. Runs of rows are
 // summed on their own first, counted from the span's own beginning: one long sum would lose digits, and a result must
-// not depend on where in the batch a sequence lies. Dispatch (B, 1, 1).
+// not depend on where in the batch a sequence lies. Dispatch (B folded over x and y).
 #import reduce t0=reduce t2=reduce_subgroup
+#import fold
 
-struct Params { n_rows: u32, dim: u32, pooling: u32, normalise: u32 } // T, C
+struct Params {
+    n_rows: u32, dim: u32, pooling: u32, normalise: u32, // T, C
+    n_spans: u32, _pad0: u32, _pad1: u32, _pad2: u32,    // B
+}
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> spans: array<vec2<u32>>;  // [B, 2]
 @group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;      // [T, C]
@@ -45,10 +49,18 @@ fn mean(first: u32, end: u32, quad: u32) -> vec4<f32> {
 }
 
 @compute @workgroup_size(WG)
-fn pool(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let end = min(spans[group.x].y, params.n_rows);
-    let first = min(spans[group.x].x, end);
-    let at = group.x * params.dim;
+fn pool(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let span = group_index(group, grid);
+    if (span >= params.n_spans) {
+        return;
+    }
+    let end = min(spans[span].y, params.n_rows);
+    let first = min(spans[span].x, end);
+    let at = span * params.dim;
     var sum_sq = 0.0;
     for (var quad = local; quad * 4u < params.dim; quad += WG) {
         var value = vec4<f32>();

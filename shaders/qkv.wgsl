@@ -10,6 +10,7 @@
 #import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
 #import four_rows
 #import split_heads
+#import fold
 
 struct Params {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // T, N, K
@@ -28,7 +29,6 @@ struct Params {
 @group(0) @binding(8) var<storage, read_write> v: array<f32>;       // [Hkv, capacity, D]
 
 const WG: u32 = 64u;
-const GRID_X: u32 = 32768u;
 const BIAS: u32 = 1u; // `vector` is a bias to add
 
 // The rows of w that make pair number `index`.
@@ -56,8 +56,12 @@ fn put(token: u32, index: u32, sum: vec2<f32>) {
 }
 
 @compute @workgroup_size(WG)
-fn qkv(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let index = ((group.y * GRID_X + group.x + params.first_group) * (WG / LANES) + local / LANES) * 2u;
+fn qkv(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let index = ((params.first_group + group_index(group, grid)) * (WG / LANES) + local / LANES) * 2u;
     // Pairs past the end repeat the last one; `put` does not write them.
     let last = params.n_out / 2u - 1u;
     let rows = vec4<u32>(pair_rows(min(index, last)), pair_rows(min(index + 1u, last)));

@@ -2,8 +2,9 @@
 //
 //     y[t, c] = weight[c] * x[t, c] / sqrt(mean over c of x[t, c]^2 + eps)
 //
-// Dispatch (T, 1, 1), one workgroup per token. Zhang & Sennrich 2019, arXiv:1910.07467.
+// Dispatch (T folded over x and y), one workgroup per token. Zhang & Sennrich 2019, arXiv:1910.07467.
 #import reduce t0=reduce t2=reduce_subgroup
+#import fold
 
 struct Params { n_tokens: u32, dim: u32, eps: f32, _pad: u32 } // T, C
 @group(0) @binding(0) var<uniform> params: Params;
@@ -14,8 +15,16 @@ struct Params { n_tokens: u32, dim: u32, eps: f32, _pad: u32 } // T, C
 const WG: u32 = 256u;
 
 @compute @workgroup_size(WG)
-fn rms_norm(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let row = group.x * params.dim; // first element of this token
+fn rms_norm(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let token = group_index(group, grid);
+    if (token >= params.n_tokens) {
+        return;
+    }
+    let row = token * params.dim; // first element of this token
     // Each invocation squares every WG-th element of the row.
     var sum_sq = 0.0;
     for (var c = local; c < params.dim; c += WG) {

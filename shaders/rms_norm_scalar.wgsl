@@ -1,8 +1,9 @@
 // `rms_norm` without workgroup memory or barriers: one invocation takes a token alone, for software adapters. Rows of whole
 // quads are loaded by four; of others each element is loaded by itself, because they start within a quad.
 //
-// Dispatch (ceil(T / 8), 1, 1).
+// Dispatch (ceil(T / 8) folded over x and y).
 #kernel rms_norm scalar
+#import fold
 
 struct Params { n_tokens: u32, dim: u32, eps: f32, _pad: u32 } // T, C
 @group(0) @binding(0) var<uniform> params: Params;
@@ -14,11 +15,16 @@ const WG: u32 = 8u;
 const RUN: u32 = 64u; // summed on its own first: adding elements one by one to a long sum would lose digits
 
 @compute @workgroup_size(WG)
-fn rms_norm(@builtin(global_invocation_id) id: vec3<u32>) {
-    if (id.x >= params.n_tokens) {
+fn rms_norm(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let token = group_index(group, grid) * WG + local;
+    if (token >= params.n_tokens) {
         return;
     }
-    let row = id.x * params.dim;
+    let row = token * params.dim;
     let quads = select(0u, params.dim / 4u, params.dim % 4u == 0u);
     let quad = row / 4u;
     var sums = vec4<f32>();

@@ -4,10 +4,11 @@
 //
 // Dispatch (pairs folded over x and y), one invocation per pair of elements; see `shared/rotate.wgsl`.
 #import split_heads
+#import fold
 
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
-    rot_dims: u32, style: u32, capacity: u32, grid_x: u32,
+    rot_dims: u32, style: u32, capacity: u32, _pad: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;       // step state
@@ -20,8 +21,12 @@ struct Params {
 const WG: u32 = 64u;
 
 @compute @workgroup_size(WG)
-fn rope_kv(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let id = (group.y * params.grid_x + group.x) * WG + local;
+fn rope_kv(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let id = group_index(group, grid) * WG + local;
     let pairs = params.head_dim / 2u;
     let heads = params.n_heads + 2u * params.n_kv_heads;
     let t = id / (pairs * heads);

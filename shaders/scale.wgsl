@@ -1,6 +1,7 @@
 // Multiplication by a number: y[i] = factor * x[i]. Dispatch (elements folded over x and y).
+#import fold
 
-struct Params { len: u32, grid_x: u32, factor: f32, _pad: u32 }
+struct Params { len: u32, factor: f32, _pad0: u32, _pad1: u32 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> x: array<f32>;        // [len]
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;  // [len]
@@ -8,8 +9,12 @@ struct Params { len: u32, grid_x: u32, factor: f32, _pad: u32 }
 const WG: u32 = 256u;
 
 @compute @workgroup_size(WG)
-fn scale(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let id = (group.y * params.grid_x + group.x) * WG + local;
+fn scale(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let id = group_index(group, grid) * WG + local;
     if (id < params.len) {
         y[id] = params.factor * x[id];
     }

@@ -7,12 +7,13 @@
 // a load and a comparison. A round in which more beat it than there is room for is taken again in short ones. A score
 // that is not finite comes first.
 //
-// Dispatch (S, B, 1).
+// Dispatch (parts of all rows folded over x and y).
 #import top
+#import fold
 
 struct Params {
     n_cols: u32, n_splits: u32, k: u32, first_id: u32, // N, S, K
-    flags: u32, _pad0: u32, _pad1: u32, _pad2: u32,
+    flags: u32, n_rows: u32, _pad0: u32, _pad1: u32, // B
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> scores: array<vec4<f32>>;      // [B, N]
@@ -26,13 +27,22 @@ const SHORT: u32 = ROOM / 4u; // quads of a round that finds room whatever it br
 const LONG: u32 = 4u * WG;
 
 @compute @workgroup_size(WG)
-fn select_top(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+fn select_top(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let index = group_index(group, grid);
+    let split = index % params.n_splits;
+    if (index / params.n_splits >= params.n_rows) {
+        return;
+    }
     let k = params.k;
-    let list = (group.y * params.n_splits + group.x) * k;
-    let row = group.y * params.n_cols;
+    let list = index * k;
+    let row = index / params.n_splits * params.n_cols;
     let part = (params.n_cols + params.n_splits - 1u) / params.n_splits;
-    let begin = row + min(group.x * part, params.n_cols);
-    let end = row + min((group.x + 1u) * part, params.n_cols);
+    let begin = row + min(split * part, params.n_cols);
+    let end = row + min((split + 1u) * part, params.n_cols);
     let begins = (params.flags & BEGINS) != 0u;
 
     open_room(local);

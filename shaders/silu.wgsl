@@ -2,8 +2,9 @@
 //
 // Dispatch (elements folded over x and y). Elfwing et al. 2017, arXiv:1702.03118.
 #import silu
+#import fold
 
-struct Params { len: u32, grid_x: u32, _pad: vec2<u32> }
+struct Params { len: u32, _pad0: u32, _pad1: u32, _pad2: u32 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> x: array<f32>;        // [len]
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;  // [len]
@@ -11,8 +12,12 @@ struct Params { len: u32, grid_x: u32, _pad: vec2<u32> }
 const WG: u32 = 256u;
 
 @compute @workgroup_size(WG)
-fn silu(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let id = (group.y * params.grid_x + group.x) * WG + local;
+fn silu(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let id = group_index(group, grid) * WG + local;
     if (id < params.len) {
         y[id] = silu_at(x[id]);
     }

@@ -4,8 +4,9 @@
 //
 // Dispatch (rows folded over x and y), one workgroup per row.
 #import reduce t0=reduce t2=reduce_subgroup
+#import fold
 
-struct Params { n_rows: u32, dim: u32, grid_x: u32, _pad: u32 } // R, C
+struct Params { n_rows: u32, dim: u32, _pad0: u32, _pad1: u32 } // R, C
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> x: array<f32>;       // [R, C]
 @group(0) @binding(2) var<storage, read_write> y: array<f32>; // [R, C]
@@ -13,8 +14,12 @@ struct Params { n_rows: u32, dim: u32, grid_x: u32, _pad: u32 } // R, C
 const WG: u32 = 256u;
 
 @compute @workgroup_size(WG)
-fn softmax(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let r = group.y * params.grid_x + group.x;
+fn softmax(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let r = group_index(group, grid);
     if (r >= params.n_rows) {
         return;
     }

@@ -3,8 +3,9 @@
 //
 // Dispatch (ceil(rows / 8) folded over x and y).
 #kernel softmax scalar
+#import fold
 
-struct Params { n_rows: u32, dim: u32, grid_x: u32, _pad: u32 } // R, C
+struct Params { n_rows: u32, dim: u32, _pad0: u32, _pad1: u32 } // R, C
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;       // [R, C]
 @group(0) @binding(2) var<storage, read_write> y: array<vec4<f32>>; // [R, C]
@@ -63,8 +64,12 @@ fn by_elements(row: u32) {
 }
 
 @compute @workgroup_size(WG)
-fn softmax(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let r = (group.y * params.grid_x + group.x) * WG + local;
+fn softmax(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let r = group_index(group, grid) * WG + local;
     if (r >= params.n_rows) {
         return;
     }

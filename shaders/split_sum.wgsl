@@ -4,10 +4,11 @@
 //
 // Dispatch (outputs folded over x and y).
 #import linear
+#import fold
 
 struct Params {
-    n_tokens: u32, n_out: u32, n_splits: u32, grid_x: u32, // M, N, S
-    y_start: u32, y_stride: u32, flags: u32, _pad: u32,
+    n_tokens: u32, n_out: u32, n_splits: u32, y_start: u32, // M, N, S
+    y_stride: u32, flags: u32, _pad0: u32, _pad1: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> parts: array<f32>;    // [S, M, N]
@@ -17,8 +18,12 @@ struct Params {
 const WG: u32 = 256u;
 
 @compute @workgroup_size(WG)
-fn split_sum(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let id = (group.y * params.grid_x + group.x) * WG + local;
+fn split_sum(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let id = group_index(group, grid) * WG + local;
     let len = params.n_tokens * params.n_out;
     if (id >= len) {
         return;

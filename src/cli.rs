@@ -123,7 +123,7 @@ struct DeviceArgs {
     /// GPU adapter, whatever `--device` says: `pci:0000:3b:00.0`, its number in `tilewright info`, or part of its name.
     #[arg(long, value_parser = parse_adapter, env = "TILEWRIGHT_ADAPTER", value_name = "ADAPTER")]
     adapter: Option<DeviceChoice>,
-    /// Shader tier instead of the one that suits the adapter; `f16`, `int8`, `matrix8` and `matrix16` round operands.
+    /// Shader tier instead of the one that suits the adapter; `f16`, `matrix8` and `matrix16` round operands.
     #[arg(long, value_parser = parse_tier, env = "TILEWRIGHT_TIER", value_name = "TIER")]
     tier: Option<Tier>,
 }

@@ -365,6 +365,12 @@ impl Device {
         Device(Arc::new(Inner { tuning, ..(*self.0).clone() }))
     }
 
+    /// The same device with other limits for what is recorded from now on, so that a test meets them with little work.
+    #[doc(hidden)]
+    pub fn with_limits(&self, limits: DeviceLimits) -> Device {
+        Device(Arc::new(Inner { limits, ..(*self.0).clone() }))
+    }
+
     /// The same device with a file of its tuning, and notices about that.
     #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn with_file(&self, tuning_file: Option<PathBuf>, notices: Vec<String>) -> Device {

@@ -76,31 +76,36 @@ use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::shaders::{Kernel, Tier};
 
-/// Workgroups for `len` elements at `per_group` each, folded over x and y; the shader needs x to undo it.
-fn fold(len: u64, per_group: u64) -> [u32; 3] {
-    const MAX_X: u64 = 32_768;
-    let groups = len.div_ceil(per_group).max(1);
-    let x = groups.min(MAX_X);
-    // An absurd length saturates here and is refused by the recorder's grid check.
-    [x as u32, u32::try_from(groups.div_ceil(x)).unwrap_or(u32::MAX), 1]
+/// A grid of so many workgroups, folded over x and y because a dimension is limited; a shader finds a workgroup's number
+/// by `group_index` in `shaders/shared/fold.wgsl`. There may be workgroups past the end, fewer than there are in y.
+///
+/// A recording for the CPU has all of them in x, and so does one for a GPU unless there are too many.
+fn fold(device: &Device, n_groups: u64) -> [u32; 3] {
+    let n_groups = n_groups.max(1);
+    let y = n_groups.div_ceil(u64::from(device.limits().max_workgroups));
+    // An absurd number saturates here and is refused by the recorder's grid check.
+    [n_groups.div_ceil(y), y, 1].map(|n| u32::try_from(n).unwrap_or(u32::MAX))
 }
 
-/// Workgroups of one dispatch: the first along the dimension that is cut, and the grid from there.
+/// Workgroups of one dispatch: the number of the first, and the grid from there.
 #[derive(Clone, Copy)]
 struct Run {
     first: u32,
     grid: [u32; 3],
 }
 
-/// Cuts a grid along a dimension into runs that take no longer than the device lets a dispatch take; the whole grid has
-/// `operations`.
-fn runs(device: &Device, grid: [u32; 3], axis: usize, operations: u64) -> impl Iterator<Item = Run> + use<> {
-    let n = operations.div_ceil(device.limits().max_dispatch_operations).max(1);
-    let each = (u64::from(grid[axis]) / n).max(1) as usize;
-    (0..grid[axis].max(1)).step_by(each).map(move |first| {
-        let mut run = Run { first, grid };
-        run.grid[axis] = (grid[axis] - first).min(each as u32);
-        run
+/// Cuts `n_groups` workgroups, which have `operations` together, into dispatches that take no longer than the device lets
+/// one take and fit into a folded grid.
+fn runs(device: &Device, n_groups: u64, operations: u64) -> impl Iterator<Item = Run> + use<> {
+    let limits = device.limits();
+    let n_groups = n_groups.clamp(1, u64::from(u32::MAX)) as u32;
+    let n = operations.div_ceil(limits.max_dispatch_operations).max(1);
+    let most = u64::from(limits.max_workgroups).saturating_mul(u64::from(limits.max_workgroups));
+    let each = (u64::from(n_groups) / n).clamp(1, most.clamp(1, u64::from(u32::MAX))) as u32;
+    let device = device.clone();
+    (0..n_groups).step_by(each as usize).map(move |first| {
+        let grid = fold(&device, u64::from((n_groups - first).min(each)));
+        Run { first, grid }
     })
 }
 

@@ -220,6 +220,12 @@ impl Recording {
     pub fn labels(&self) -> impl Iterator<Item = &'static str> {
         self.steps.iter().map(|step| step.variant.label)
     }
+
+    /// Workgroups of each dispatch in order, so that a test can tell which were folded.
+    #[doc(hidden)]
+    pub fn grids(&self) -> impl Iterator<Item = [u32; 3]> {
+        self.steps.iter().map(|step| step.grid)
+    }
 }
 
 /// Bytes needed, by role, each piece of memory counted once.

@@ -14,21 +14,18 @@ pub enum Tier {
     F16,
     /// T2: subgroup operations, for subgroups of any size.
     Subgroups,
-    /// T3: activations of `matmul` rounded to 8 bits where weights are Q8_0 or Q4_0, for products of packed bytes. It
-    /// changes results, so it is used only where it is asked for.
-    Int8,
     /// No workgroup memory and no barriers in matrix products, for software adapters.
     Scalar,
-    /// T4: matrix products from cooperative matrices of 8 x 8 in half precision; never in a browser.
+    /// T3: matrix products from cooperative matrices of 8 x 8 in half precision; never in a browser.
     Matrix8,
-    /// T4, of 16 x 16.
+    /// T3, of 16 x 16.
     Matrix16,
 }
 
 impl Tier {
     /// All tiers.
-    pub const ALL: [Tier; 7] =
-        [Tier::Baseline, Tier::F16, Tier::Subgroups, Tier::Int8, Tier::Scalar, Tier::Matrix8, Tier::Matrix16];
+    pub const ALL: [Tier; 6] =
+        [Tier::Baseline, Tier::F16, Tier::Subgroups, Tier::Scalar, Tier::Matrix8, Tier::Matrix16];
 
     /// Name on the command line and in reports.
     pub fn name(self) -> &'static str {
@@ -36,7 +33,6 @@ impl Tier {
             Tier::Baseline => "baseline",
             Tier::F16 => "f16",
             Tier::Subgroups => "subgroups",
-            Tier::Int8 => "int8",
             Tier::Scalar => "scalar",
             Tier::Matrix8 => "matrix8",
             Tier::Matrix16 => "matrix16",
@@ -49,7 +45,6 @@ impl Tier {
             Tier::Baseline => &[Tier::Baseline],
             Tier::F16 => &[Tier::F16, Tier::Baseline],
             Tier::Subgroups => &[Tier::Subgroups, Tier::Baseline],
-            Tier::Int8 => &[Tier::Int8, Tier::Baseline],
             Tier::Scalar => &[Tier::Scalar, Tier::Baseline],
             // Cooperative matrices are operations of a subgroup.
             Tier::Matrix8 => &[Tier::Matrix8, Tier::Subgroups, Tier::Baseline],

@@ -140,8 +140,8 @@ impl Tuning {
 /// reach 2e-7.
 const MAX_NMSE: f64 = 1e-6;
 
-/// Says how outputs of the same kernels differ, if they do by more than a normalised mean squared error of `max_nmse`.
-fn compare((dtype, got): &(DType, Vec<u32>), (_, want): &(DType, Vec<u32>), max_nmse: f64) -> Result<(), String> {
+/// Says how outputs of the same kernels differ, if they do by more than a normalised mean squared error of [`MAX_NMSE`].
+fn compare((dtype, got): &(DType, Vec<u32>), (_, want): &(DType, Vec<u32>)) -> Result<(), String> {
     if *dtype == DType::U32 {
         let differs = got.iter().zip(want).find(|(got, want)| got != want);
         return differs.map_or(Ok(()), |(got, want)| Err(format!("it gave {got} for {want}")));
@@ -153,5 +153,5 @@ fn compare((dtype, got): &(DType, Vec<u32>), (_, want): &(DType, Vec<u32>), max_
         power += want.powi(2);
     }
     // Written so that a NaN fails.
-    if noise <= max_nmse * power { Ok(()) } else { Err(format!("its error is {:.1e} of the result", noise / power)) }
+    if noise <= MAX_NMSE * power { Ok(()) } else { Err(format!("its error is {:.1e} of the result", noise / power)) }
 }

@@ -364,7 +364,7 @@ fn every_tier_embeds_alike() {
     let Some(cases) = minilm_cases() else { return };
     let references = References::open(&common::data_dir().unwrap().join("minilm-l6-v2/embeddings.safetensors"));
     let want = references.floats("f16");
-    for tier in [Tier::Baseline, Tier::Subgroups, Tier::Scalar, Tier::F16, Tier::Int8] {
+    for tier in [Tier::Baseline, Tier::Subgroups, Tier::Scalar, Tier::F16] {
         let Some(device) = common::gpu(Some(tier)) else { continue };
         let embedder = load(&device, "minilm-l6-v2", EmbedOptions::default()).unwrap();
         let texts: Vec<&str> = cases[..12].iter().map(|case| case.text.as_str()).collect();

@@ -109,14 +109,9 @@ fn a_choice_is_followed_where_it_can_be() {
     assert_eq!(label(&device), "matvec.Q8_0.t0");
     assert_eq!(label(&with(Tier::Scalar, 1)), "matvec.Q8_0.scalar");
     // What a device does not have, and what no kernel can do.
-    for (tier, size) in [
-        (Tier::Subgroups, 4),
-        (Tier::F16, 4),
-        (Tier::Int8, 4),
-        (Tier::Scalar, 2),
-        (Tier::Baseline, 3),
-        (Tier::Baseline, 0),
-    ] {
+    for (tier, size) in
+        [(Tier::Subgroups, 4), (Tier::F16, 4), (Tier::Scalar, 2), (Tier::Baseline, 3), (Tier::Baseline, 0)]
+    {
         assert_eq!(label(&with(tier, size)), "matvec.Q8_0.t0", "{tier:?} {size}");
     }
 }
@@ -225,26 +220,6 @@ fn a_variant_that_computes_wrongly_is_banned_and_replaced() {
         let table = text(&tilewright(&folder, &["info", "--device", "gpu"]).stdout);
         assert!(table.contains("1 banned") && table.contains(variant.label), "{table}");
     }
-}
-
-/// What tier `int8` rounds is less than what a broken variant does.
-#[test]
-fn rounding_to_bytes_is_no_fault() {
-    let folder = [folder("int8"), folder("int8-broken")];
-    let label = "matmul.Q8_0.t3";
-    let settled =
-        settle(|| common::gpu_from(block_on(Device::open_in(&DeviceChoice::Gpu, Some(Tier::Int8), Some(&folder[0])))));
-    let Some(settled) = settled else { return };
-    assert_eq!((settled.tuning().banned().count(), settled.info().notices.len()), (0, 0), "{:?}", settled.tuning());
-    let passed = std::fs::read_to_string(settled.tuning_file().unwrap()).unwrap();
-    assert!(passed.contains(label) && passed.contains("matmul.Q4_0.t3"), "{passed}");
-
-    let broken = settle(|| {
-        let opened = Device::open_broken(&DeviceChoice::Gpu, Some(Tier::Int8), &folder[1], label);
-        common::gpu_from(block_on(opened))
-    });
-    let banned: Vec<String> = broken.unwrap().tuning().banned().map(|(label, _)| label.to_string()).collect();
-    assert_eq!(banned, [label]);
 }
 
 #[test]

@@ -43,7 +43,6 @@ FULL = {"models": MODELS, "prompt": 512, "decode": 128, "rounds": 5}
 KERNEL_RUNS = [
     ("2048", 2048, 512, None),
     ("4096", 4096, 512, None),
-    ("4096 int8", 4096, 512, "int8"),
     (summary.CUBED, summary.CUBE, summary.CUBE, None),
     (f"{summary.CUBED} f16", summary.CUBE, summary.CUBE, "f16"),
     (f"{summary.CUBED} matrix16", summary.CUBE, summary.CUBE, "matrix16"),

@@ -24,10 +24,10 @@ export type ModelSource = FileSource | readonly FileSource[];
 export type DeviceChoice = "auto" | "gpu" | "cpu";
 
 /**
- * A family of kernels. Left out, the engine takes the fastest that the adapter offers, of those that round nothing: `f16` and `int8`
- * round activations in the matrix products of prompts.
+ * A family of kernels. Left out, the engine takes the fastest that the adapter offers, of those that round nothing: `f16` rounds
+ * activations in the matrix products of prompts.
  */
-export type Tier = "baseline" | "f16" | "subgroups" | "int8" | "scalar";
+export type Tier = "baseline" | "f16" | "subgroups" | "scalar";
 
 /** Options of everything that is loaded. */
 export interface CommonLoadOptions {

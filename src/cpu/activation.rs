@@ -174,7 +174,7 @@ mod tests {
         let x: Vec<f32> = (-1000..=1000).map(|i| i as f32 * 0.013).collect();
         let mut y = vec![0.0f32; x.len()];
         for tanh_form in [0, 1] {
-            let params = GeluParams { len: x.len() as u32, tanh_form, grid_x: 1, _pad: 0 };
+            let params = GeluParams { len: x.len() as u32, tanh_form, _pad: [0; 2] };
             gelu(Call {
                 params: bytemuck::bytes_of(&params),
                 weight: None,

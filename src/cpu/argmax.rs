@@ -11,7 +11,7 @@ pub(super) fn order_key(value: f32) -> u32 {
 
 pub(crate) fn argmax(mut call: Call<'_>) {
     let params: ArgmaxParams = call.params();
-    let n_rows = call.grid[1] as usize;
+    let n_rows = params.n_rows as usize;
     let [x, best] = call.operands();
     let (dim, chunk, n_chunks) = (params.dim as usize, params.chunk as usize, params.n_chunks as usize);
     let x = x.get::<f32>();
@@ -34,7 +34,7 @@ fn largest(x: &[f32], start: u32) -> [u32; 2] {
 
 pub(crate) fn argmax_merge(mut call: Call<'_>) {
     let params: ArgmaxMergeParams = call.params();
-    let n_rows = call.grid[0] as usize;
+    let n_rows = params.n_rows as usize;
     let [best, ids] = call.operands();
     let rows = best.get::<[u32; 2]>().chunks_exact(params.n_chunks as usize);
     for (id, row) in ids.get_mut::<u32>()[..n_rows].iter_mut().zip(rows) {

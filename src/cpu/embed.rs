@@ -7,7 +7,7 @@ use crate::kernels::{EmbedParams, EmbedSumParams, LastRowParams};
 
 pub(crate) fn embed(mut call: Call<'_>) {
     let params: EmbedParams = call.params();
-    let (weight, n_tokens) = (call.weight, call.grid[0] as usize);
+    let (weight, n_tokens) = (call.weight, params.n_tokens as usize);
     let operands = call.operands();
     with_format!(weight, gather(&params, n_tokens, operands));
 }
@@ -33,7 +33,7 @@ fn gather<F: Format>(params: &EmbedParams, n_tokens: usize, operands: &mut [Oper
 
 pub(crate) fn embed_sum(mut call: Call<'_>) {
     let params: EmbedSumParams = call.params();
-    let (weight, n_tokens) = (call.weight, call.grid[0] as usize);
+    let (weight, n_tokens) = (call.weight, params.n_tokens as usize);
     let operands = call.operands();
     with_format!(weight, gather_sum(&params, n_tokens, operands));
 }

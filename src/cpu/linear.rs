@@ -426,7 +426,8 @@ mod tests {
                 flags: BIAS | ACCUMULATE,
                 eps: 0.0,
                 split_blocks: blocks as u32,
-                first_group: [0; 2],
+                first_group: 0,
+                _pad: 0,
             };
             matmul(Call {
                 params: bytemuck::bytes_of(&params),

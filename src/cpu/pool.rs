@@ -5,7 +5,7 @@ use crate::kernels::{PoolParams, Pooling};
 
 pub(crate) fn pool(mut call: Call<'_>) {
     let params: PoolParams = call.params();
-    let n_spans = call.grid[0] as usize;
+    let n_spans = params.n_spans as usize;
     let [spans, x, y] = call.operands();
     let dim = params.dim as usize;
     let (spans, rows) = (spans.get::<[u32; 2]>(), &x.get::<f32>()[..params.n_rows as usize * dim]);

@@ -199,7 +199,7 @@ mod tests {
     fn argmax_of(logits: &[f32]) -> u32 {
         let dim = logits.len() as u32;
         let (mut best, mut ids) = (vec![0; 2 * dim.div_ceil(64) as usize], [0; 4]);
-        let params = ArgmaxParams { dim, chunk: 64, n_chunks: dim.div_ceil(64), _pad: 0 };
+        let params = ArgmaxParams { dim, chunk: 64, n_chunks: dim.div_ceil(64), n_rows: 1 };
         argmax::argmax(Call {
             params: bytemuck::bytes_of(&params),
             weight: None,
@@ -207,7 +207,7 @@ mod tests {
             operands: vec![Operand::Read(bytemuck::cast_slice(logits)), Operand::Write(&mut best)],
         });
         argmax::argmax_merge(Call {
-            params: bytemuck::bytes_of(&ArgmaxMergeParams { n_chunks: params.n_chunks, _pad: [0; 3] }),
+            params: bytemuck::bytes_of(&ArgmaxMergeParams { n_chunks: params.n_chunks, n_rows: 1, _pad: [0; 2] }),
             weight: None,
             grid: [1; 3],
             operands: vec![Operand::Read(&best), Operand::Write(&mut ids)],

@@ -72,7 +72,7 @@ const RUN: usize = 32;
 
 pub(crate) fn select_top(mut call: Call<'_>) {
     let params: SelectTopParams = call.params();
-    let [n_splits, n_rows, _] = call.grid.map(|n| n as usize);
+    let [n_splits, n_rows] = [params.n_splits, params.n_rows].map(|n| n as usize);
     let [scores, allowed, lists] = call.operands();
     let (n_cols, k) = (params.n_cols as usize, params.k as usize);
     let (scores, allowed) = (&scores.get::<f32>()[..n_rows * n_cols], allowed.get::<u32>());

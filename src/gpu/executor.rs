@@ -90,7 +90,7 @@ impl Gpu {
         let available = adapter.features();
         // Features, what they are called, and whether the adapter has what they stand for.
         let (needed, limit, is_there) = match tier {
-            Tier::Baseline | Tier::Int8 | Tier::Scalar => (wgpu::Features::empty(), "", true),
+            Tier::Baseline | Tier::Scalar => (wgpu::Features::empty(), "", true),
             Tier::F16 => (wgpu::Features::SHADER_F16, "feature shader-f16", true),
             // A browser gives it through the page's shim; wgpu does not know that it has it.
             Tier::Subgroups if cfg!(target_arch = "wasm32") => {

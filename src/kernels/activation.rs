@@ -16,8 +16,8 @@ const WG: u64 = 256;
 pub(crate) struct GatedParams {
     pub n_tokens: u32,
     pub ffn_dim: u32,
-    pub grid_x: u32,
     pub tanh_form: u32,
+    pub _pad: u32,
 }
 
 /// Mirrors `Params` in `shaders/gelu.wgsl`.
@@ -26,8 +26,7 @@ pub(crate) struct GatedParams {
 pub(crate) struct GeluParams {
     pub len: u32,
     pub tanh_form: u32,
-    pub grid_x: u32,
-    pub _pad: u32,
+    pub _pad: [u32; 2],
 }
 
 /// Mirrors `Params` in `shaders/add.wgsl`.
@@ -35,8 +34,7 @@ pub(crate) struct GeluParams {
 #[repr(C)]
 pub(crate) struct AddParams {
     pub len: u32,
-    pub grid_x: u32,
-    pub _pad: [u32; 2],
+    pub _pad: [u32; 3],
 }
 
 /// Mirrors `Params` in `shaders/silu.wgsl`.
@@ -44,8 +42,7 @@ pub(crate) struct AddParams {
 #[repr(C)]
 pub(crate) struct SiluParams {
     pub len: u32,
-    pub grid_x: u32,
-    pub _pad: [u32; 2],
+    pub _pad: [u32; 3],
 }
 
 /// Mirrors `Params` in `shaders/scale.wgsl`.
@@ -53,9 +50,8 @@ pub(crate) struct SiluParams {
 #[repr(C)]
 pub(crate) struct ScaleParams {
     pub len: u32,
-    pub grid_x: u32,
     pub factor: f32,
-    pub _pad: u32,
+    pub _pad: [u32; 2],
 }
 
 /// Form of the Gaussian error linear unit.
@@ -106,8 +102,8 @@ fn gated(
 ) -> Result<(), Error> {
     let [n_tokens, ffn_dim] = y.dims2(kernel.name, "y")?;
     gate_up.expect_shape(kernel.name, "gate_up", &[n_tokens, 2 * ffn_dim])?;
-    let grid = fold(y.len() as u64, WG);
-    let params = GatedParams { n_tokens, ffn_dim, grid_x: grid[0], tanh_form };
+    let grid = fold(rec.device(), (y.len() as u64).div_ceil(WG));
+    let params = GatedParams { n_tokens, ffn_dim, tanh_form, _pad: 0 };
     rec.dispatch(kernel, None, &[], params, &[gate_up, y], grid)
 }
 
@@ -119,8 +115,8 @@ fn gated(
 /// [`Error::Shape`] if `y` disagrees with `x`.
 pub fn gelu(rec: &mut Recorder, x: &Tensor, y: &Tensor, form: Gelu) -> Result<(), Error> {
     y.expect_shape("gelu", "y", x.shape())?;
-    let grid = fold(y.len() as u64, WG);
-    let params = GeluParams { len: y.len() as u32, tanh_form: u32::from(form == Gelu::Tanh), grid_x: grid[0], _pad: 0 };
+    let grid = fold(rec.device(), (y.len() as u64).div_ceil(WG));
+    let params = GeluParams { len: y.len() as u32, tanh_form: u32::from(form == Gelu::Tanh), _pad: [0; 2] };
     rec.dispatch(&shaders::GELU, None, &[], params, &[x, y], grid)
 }
 
@@ -132,8 +128,8 @@ pub fn gelu(rec: &mut Recorder, x: &Tensor, y: &Tensor, form: Gelu) -> Result<()
 /// [`Error::Shape`] if `y` disagrees with `x`.
 pub fn silu(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     y.expect_shape("silu", "y", x.shape())?;
-    let grid = fold(y.len() as u64, WG);
-    let params = SiluParams { len: y.len() as u32, grid_x: grid[0], _pad: [0; 2] };
+    let grid = fold(rec.device(), (y.len() as u64).div_ceil(WG));
+    let params = SiluParams { len: y.len() as u32, _pad: [0; 3] };
     rec.dispatch(&shaders::SILU, None, &[], params, &[x, y], grid)
 }
 
@@ -145,8 +141,8 @@ pub fn silu(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
 /// [`Error::Shape`] if `y` disagrees with `x`.
 pub fn add(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     y.expect_shape("add", "y", x.shape())?;
-    let grid = fold(y.len() as u64, WG);
-    let params = AddParams { len: y.len() as u32, grid_x: grid[0], _pad: [0; 2] };
+    let grid = fold(rec.device(), (y.len() as u64).div_ceil(WG));
+    let params = AddParams { len: y.len() as u32, _pad: [0; 3] };
     rec.dispatch(&shaders::ADD, None, &[], params, &[x, y], grid)
 }
 
@@ -158,7 +154,7 @@ pub fn add(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
 /// [`Error::Shape`] if `y` disagrees with `x`.
 pub fn scale(rec: &mut Recorder, x: &Tensor, y: &Tensor, factor: f32) -> Result<(), Error> {
     y.expect_shape("scale", "y", x.shape())?;
-    let grid = fold(y.len() as u64, WG);
-    let params = ScaleParams { len: y.len() as u32, grid_x: grid[0], factor, _pad: 0 };
+    let grid = fold(rec.device(), (y.len() as u64).div_ceil(WG));
+    let params = ScaleParams { len: y.len() as u32, factor, _pad: [0; 2] };
     rec.dispatch(&shaders::SCALE, None, &[], params, &[x, y], grid)
 }

@@ -2,6 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::fold;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::recording::Recorder;
@@ -18,7 +19,7 @@ pub(crate) struct ArgmaxParams {
     pub dim: u32,
     pub chunk: u32,
     pub n_chunks: u32,
-    pub _pad: u32,
+    pub n_rows: u32,
 }
 
 /// Mirrors `Params` in `shaders/argmax_merge.wgsl`.
@@ -26,7 +27,8 @@ pub(crate) struct ArgmaxParams {
 #[repr(C)]
 pub(crate) struct ArgmaxMergeParams {
     pub n_chunks: u32,
-    pub _pad: [u32; 3],
+    pub n_rows: u32,
+    pub _pad: [u32; 2],
 }
 
 /// Records `ids[r] = argmax over v of x[r, v]`, the lowest index among equals, or
@@ -42,8 +44,10 @@ pub fn argmax(rec: &mut Recorder, x: &Tensor, ids: &Tensor) -> Result<(), Error>
     ids.expect_shape("argmax", "ids", &[n_rows])?;
     let n_chunks = dim.div_ceil(ARGMAX_CHUNK);
     let best = Tensor::temporary("argmax.best", &[n_rows, n_chunks, 2], DType::U32)?;
-    let params = ArgmaxParams { dim, chunk: ARGMAX_CHUNK, n_chunks, _pad: 0 };
-    rec.dispatch(&shaders::ARGMAX, None, &[], params, &[x, &best], [n_chunks, n_rows, 1])?;
-    let params = ArgmaxMergeParams { n_chunks, _pad: [0; 3] };
-    rec.dispatch(&shaders::ARGMAX_MERGE, None, &[], params, &[&best, ids], [n_rows, 1, 1])
+    let params = ArgmaxParams { dim, chunk: ARGMAX_CHUNK, n_chunks, n_rows };
+    let grid = fold(rec.device(), u64::from(n_rows) * u64::from(n_chunks));
+    rec.dispatch(&shaders::ARGMAX, None, &[], params, &[x, &best], grid)?;
+    let params = ArgmaxMergeParams { n_chunks, n_rows, _pad: [0; 2] };
+    let grid = fold(rec.device(), n_rows.into());
+    rec.dispatch(&shaders::ARGMAX_MERGE, None, &[], params, &[&best, ids], grid)
 }

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::linear::operations;
-use super::{LOOP_ROUNDS, StepState, runs};
+use super::{LOOP_ROUNDS, StepState, fold, runs};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
@@ -169,7 +169,8 @@ pub fn attention(
     let fours = n_rows.div_ceil(rows);
     (params.splits, params.step) =
         if scalar_decode { scalar_splits(capacity, head_dim) } else { splits(capacity, n_kv_heads * fours) };
-    let grid = [n_kv_heads, if scalar_decode { params.splits.div_ceil(8) } else { params.splits }, fours];
+    let [x, y_groups, _] = fold(rec.device(), u64::from(n_kv_heads) * u64::from(fours));
+    let grid = [x, y_groups, if scalar_decode { params.splits.div_ceil(8) } else { params.splits }];
     let mut decode =
         |y| rec.dispatch(&shaders::ATTENTION_DECODE, None, &constants, params, &[state.tensor(), q, k, v, y], grid);
     if params.splits == 1 {
@@ -177,7 +178,8 @@ pub fn attention(
     }
     let parts = Tensor::temporary("parts", &[n_tokens * n_heads, params.splits, head_dim + 4], DType::F32)?;
     decode(&parts)?;
-    let grid = [(n_tokens * n_heads * (head_dim / 4)).div_ceil(64), 1, 1];
+    let n_quads = u64::from(n_tokens) * u64::from(n_heads * (head_dim / 4));
+    let grid = fold(rec.device(), n_quads.div_ceil(64));
     rec.dispatch(&shaders::ATTENTION_MERGE, None, &[], params, &[state.tensor(), &parts, y], grid)
 }
 
@@ -190,14 +192,15 @@ fn prefill(
     operands: &[&Tensor; 5],
 ) -> Result<(), Error> {
     let AttentionParams { n_tokens, n_heads, n_kv_heads, head_dim, n_tiles, .. } = params;
-    let (constants, axis, grid) = if tier == Tier::Scalar {
-        ([("ROWS", f64::from(tile_rows))], 0, [(n_tiles * n_kv_heads).div_ceil(8), 1, 1])
+    let n_groups = u64::from(n_tiles) * u64::from(n_kv_heads);
+    let (constants, n_groups) = if tier == Tier::Scalar {
+        ([("ROWS", f64::from(tile_rows))], n_groups.div_ceil(8))
     } else {
-        ([("PARTS", f64::from(head_dim.div_ceil(64)))], 1, [n_kv_heads, n_tiles, 1])
+        ([("PARTS", f64::from(head_dim.div_ceil(64)))], n_groups)
     };
     // Of scores and of values.
     let operations = 2 * operations(n_tokens, n_heads * head_dim, n_keys);
-    for run in runs(rec.device(), grid, axis, operations) {
+    for run in runs(rec.device(), n_groups, operations) {
         let params = AttentionParams { first_group: run.first, ..params };
         rec.dispatch_as(tier, &shaders::ATTENTION_PREFILL, None, &constants, params, operands, run.grid)?;
     }

@@ -15,7 +15,7 @@ pub(crate) struct ByHeadParams {
     pub n_rows: u32,
     pub n_heads: u32,
     pub head_dim: u32,
-    pub grid_x: u32,
+    pub _pad: u32,
 }
 
 /// Records `y[h, s] = x[s, h]` for the heads of each row, which makes projected keys or values what
@@ -35,7 +35,7 @@ pub fn by_head(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> 
         });
     };
     x.expect_shape("by_head", "x", &[n_rows, n_heads * head_dim])?;
-    let grid = fold(y.len() as u64, 256);
-    let params = ByHeadParams { n_rows, n_heads, head_dim, grid_x: grid[0] };
+    let grid = fold(rec.device(), (y.len() as u64).div_ceil(256));
+    let params = ByHeadParams { n_rows, n_heads, head_dim, _pad: 0 };
     rec.dispatch(&shaders::BY_HEAD, None, &[], params, &[x, y], grid)
 }

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::StepState;
+use super::{StepState, fold};
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -18,7 +18,8 @@ pub(crate) struct EmbedParams {
     pub w_scales: u32,
     pub slab_start: u32,
     pub slab_rows: u32,
-    pub _pad: [u32; 3],
+    pub n_tokens: u32,
+    pub _pad: [u32; 2],
 }
 
 /// Mirrors `Params` in `shaders/embed_sum.wgsl`.
@@ -33,6 +34,8 @@ pub(crate) struct EmbedSumParams {
     pub n_ids: u32,
     pub n_positions: u32,
     pub n_types: u32,
+    pub n_tokens: u32,
+    pub _pad: [u32; 3],
 }
 
 /// Records `y[t] = w[tokens[pos + t]]`. Shader: `shaders/embed.wgsl`, one dispatch for each slab of `w`.
@@ -46,6 +49,7 @@ pub(crate) struct EmbedSumParams {
 pub fn embed(rec: &mut Recorder, state: &StepState, tokens: &Tensor, w: &Matrix, y: &Tensor) -> Result<(), Error> {
     let [n_tokens, _] = y.dims2("embed", "y")?;
     y.expect_shape("embed", "y", &[n_tokens, w.cols()])?;
+    let grid = fold(rec.device(), n_tokens.into());
     for slab in w.slabs() {
         let params = EmbedParams {
             dim: w.cols(),
@@ -53,10 +57,11 @@ pub fn embed(rec: &mut Recorder, state: &StepState, tokens: &Tensor, w: &Matrix,
             w_scales: w.quants_words(slab),
             slab_start: slab.first_row,
             slab_rows: slab.rows,
-            _pad: [0; 3],
+            n_tokens,
+            _pad: [0; 2],
         };
         let operands = [state.tensor(), tokens, &slab.words, y];
-        rec.dispatch(&shaders::EMBED, Some(w.weight()), &[], params, &operands, [n_tokens, 1, 1])?;
+        rec.dispatch(&shaders::EMBED, Some(w.weight()), &[], params, &operands, grid)?;
     }
     Ok(())
 }
@@ -91,6 +96,7 @@ pub fn embed_sum(
     // What stands for a table that is not there is never read.
     let absent = rec.temporary("absent", &[1])?;
     let tables = [positions, types].map(|table| table.unwrap_or(&absent));
+    let grid = fold(rec.device(), n_tokens.into());
     for slab in w.slabs() {
         let params = EmbedSumParams {
             dim: w.cols(),
@@ -101,9 +107,11 @@ pub fn embed_sum(
             n_ids: w.rows(),
             n_positions,
             n_types,
+            n_tokens,
+            _pad: [0; 3],
         };
         let operands = [tokens, &slab.words, tables[0], tables[1], y];
-        rec.dispatch(&shaders::EMBED_SUM, Some(w.weight()), &[], params, &operands, [n_tokens, 1, 1])?;
+        rec.dispatch(&shaders::EMBED_SUM, Some(w.weight()), &[], params, &operands, grid)?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::linear::{NORM, Norm, lanes, lanes_grid, operations, quads, vector};
+use super::linear::{NORM, Norm, lanes, lanes_groups, operations, quads, vector};
 use super::{Run, runs};
 use crate::error::Error;
 use crate::matrix::Matrix;
@@ -49,11 +49,14 @@ pub fn gate_up(rec: &mut Recorder, w: &Matrix, norm: Option<Norm<'_>>, x: &Tenso
         first_group,
     };
     let (choice, constants) = lanes(rec, &shaders::GATE_UP, w, norm.is_some());
-    let grid = lanes_grid(2 * ffn_dim.next_multiple_of(2), choice.size, n_tokens);
+    let n_groups = lanes_groups(2 * ffn_dim.next_multiple_of(2), choice.size);
     // A vector that is not there is never read; x is at hand.
     let operands = [&slab.words, vector.unwrap_or(x), x, y];
     let tier = choice.tier;
-    for Run { first, grid } in runs(rec.device(), grid, 0, operations(n_tokens, w.rows(), dim)) {
+    for Run { first, grid: [x_groups, y_groups, _] } in
+        runs(rec.device(), n_groups, operations(n_tokens, w.rows(), dim))
+    {
+        let grid = [x_groups, y_groups, n_tokens];
         rec.dispatch_as(tier, &shaders::GATE_UP, Some(w.weight()), &constants, params(first), &operands, grid)?;
     }
     Ok(())

@@ -17,9 +17,8 @@ pub(crate) struct HeadNormParams {
     pub n_queries: u32,
     pub head_quads: u32,
     pub stride_quads: u32,
-    pub grid_x: u32,
     pub eps: f32,
-    pub _pad: u32,
+    pub _pad: [u32; 2],
 }
 
 /// Records the root-mean-square normalisation of each head of packed queries and keys where they stand; values stay as
@@ -48,16 +47,15 @@ pub fn head_norm(
             found: head_dim.to_string(),
         });
     }
-    let grid = fold(u64::from(n_tokens) * u64::from(n_heads + n_kv_heads), 16);
+    let grid = fold(rec.device(), (u64::from(n_tokens) * u64::from(n_heads + n_kv_heads)).div_ceil(16));
     let params = HeadNormParams {
         n_tokens,
         n_heads: n_heads + n_kv_heads,
         n_queries: n_heads,
         head_quads: head_dim / 4,
         stride_quads: stride / 4,
-        grid_x: grid[0],
         eps,
-        _pad: 0,
+        _pad: [0; 2],
     };
     rec.dispatch(&shaders::HEAD_NORM, None, &[], params, &[weight, qkv], grid)
 }

@@ -26,7 +26,8 @@ pub(crate) struct LinearParams {
     pub flags: u32,
     pub eps: f32,
     pub split_blocks: u32,
-    pub first_group: [u32; 2],
+    pub first_group: u32,
+    pub _pad: u32,
 }
 
 /// Mirrors `Params` in `shaders/split_sum.wgsl`.
@@ -36,11 +37,10 @@ pub(crate) struct SplitSumParams {
     pub n_tokens: u32,
     pub n_out: u32,
     pub n_splits: u32,
-    pub grid_x: u32,
     pub y_start: u32,
     pub y_stride: u32,
     pub flags: u32,
-    pub _pad: u32,
+    pub _pad: [u32; 2],
 }
 
 /// Flag: add the bias.
@@ -76,8 +76,7 @@ pub(crate) struct PlainParams {
     pub m: u32,
     pub n: u32,
     pub k: u32,
-    pub _pad: u32,
-    pub first_group: [u32; 2],
+    pub first_group: u32,
 }
 
 /// From this many tokens on a tile's reuse of weights outweighs the part of it that lies idle: `matmul` begins where
@@ -157,14 +156,15 @@ impl<'a> Linear<'a> {
         Ok(())
     }
 
-    /// Records one dispatch for each slab of `w`; `grid` gives the workgroups for a number of rows of `w`.
+    /// Records one dispatch for each slab of `w`, or several; `grid` gives the workgroups for a number of rows of `w`: those
+    /// that may be cut and folded, and how many are side by side in z.
     fn dispatch(
         &self,
         rec: &mut Recorder,
         way: &Way,
         x: &Tensor,
         y: &Tensor,
-        grid: impl Fn(u32) -> [u32; 3],
+        grid: impl Fn(u32) -> (u64, u32),
     ) -> Result<(), Error> {
         let Way { tier, kernel, constants, n_splits } = way;
         self.check(kernel, *n_splits, x, y)?;
@@ -179,11 +179,9 @@ impl<'a> Linear<'a> {
         let (activation_flags, activation) = activated(self.activation);
         let constants = [constants, activation].concat();
         for slab in self.w.slabs() {
-            let grid = grid(slab.rows);
-            // Both dimensions cover y; a matrix so large that `matvec` folds its grid stays whole.
-            let axis = usize::from(grid[1] > grid[0]);
-            for run in runs(rec.device(), grid, axis, operations(n_tokens, slab.rows, dim)) {
-                let mut params = LinearParams {
+            let (n_groups, z) = grid(slab.rows);
+            for run in runs(rec.device(), n_groups, operations(n_tokens, slab.rows, dim)) {
+                let params = LinearParams {
                     n_tokens,
                     n_out: slab.rows,
                     dim,
@@ -194,12 +192,21 @@ impl<'a> Linear<'a> {
                     flags: set(&flags) | activation_flags,
                     eps: self.norm.map_or(0.0, |norm| norm.eps),
                     split_blocks: self.w.blocks().div_ceil(*n_splits),
-                    first_group: [0; 2],
+                    first_group: run.first,
+                    _pad: 0,
                 };
-                params.first_group[axis] = run.first;
+                let [x_groups, y_groups, _] = run.grid;
                 // A vector that is not there is never read; x is at hand.
                 let operands = [&slab.words, vector.unwrap_or(x), x, y];
-                rec.dispatch_as(*tier, kernel, Some(self.w.weight()), &constants, params, &operands, run.grid)?;
+                rec.dispatch_as(
+                    *tier,
+                    kernel,
+                    Some(self.w.weight()),
+                    &constants,
+                    params,
+                    &operands,
+                    [x_groups, y_groups, z],
+                )?;
             }
         }
         Ok(())
@@ -287,8 +294,9 @@ impl Tiling {
         }
     }
 
-    fn grid(&self, m: u32, n: u32) -> [u32; 3] {
-        [n.div_ceil(self.cols), m.div_ceil(self.rows), 1]
+    /// Tiles of `y`.
+    fn n_tiles(&self, m: u32, n: u32) -> u64 {
+        u64::from(n.div_ceil(self.cols)) * u64::from(m.div_ceil(self.rows))
     }
 
     /// Splits of K: as many as were asked for, else what occupies the device if there are few tiles and K is long. From
@@ -300,8 +308,7 @@ impl Tiling {
         if !device.is_gpu() || self.tier == Tier::Scalar {
             return 1;
         }
-        let [cols, rows, _] = self.grid(m, linear.w.rows());
-        let n_tiles = cols.saturating_mul(rows).max(1);
+        let n_tiles = u32::try_from(self.n_tiles(m, linear.w.rows())).unwrap_or(u32::MAX).max(1);
         let is_idle = linear.w.cols() >= LONG && n_tiles < FEW;
         let usual = if is_idle { (2 * FEW / n_tiles).min(device.limits().max_splits) } else { 1 };
         let blocks = linear.w.blocks();
@@ -346,10 +353,7 @@ pub fn matmul(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Re
     let tiling = Tiling::new(rec.device(), choice, n_tokens, ends_with_block, rows_of_slabs);
     let n_splits = tiling.splits(rec.device(), linear, n_tokens);
     let way = Way { tier: tiling.tier, kernel, constants: tiling.constants.clone(), n_splits };
-    let grid = |rows| {
-        let [x, y, _] = tiling.grid(n_tokens, rows);
-        [x, y, n_splits]
-    };
+    let grid = |rows| (tiling.n_tiles(n_tokens, rows), n_splits);
     if n_splits == 1 {
         return linear.dispatch(rec, &way, x, y, grid);
     }
@@ -387,18 +391,17 @@ pub fn split_sum(
         bias.expect_shape(kernel, "bias", &[y_stride])?;
     }
     let vector = vector(kernel, None, bias, n_out)?.unwrap_or(parts);
-    let grid = fold(u64::from(n_tokens) * u64::from(n_out), 256);
+    let grid = fold(rec.device(), (u64::from(n_tokens) * u64::from(n_out)).div_ceil(256));
     let flags = [(bias.is_some(), BIAS), (accumulate, ACCUMULATE)];
     let (activation_flags, constants) = activated(activation);
     let params = SplitSumParams {
         n_tokens,
         n_out,
         n_splits: rows / n_tokens,
-        grid_x: grid[0],
         y_start,
         y_stride,
         flags: set(&flags) | activation_flags,
-        _pad: 0,
+        _pad: [0; 2],
     };
     rec.dispatch(&shaders::SPLIT_SUM, None, constants, params, &[parts, vector, y], grid)
 }
@@ -411,7 +414,7 @@ pub fn split_sum(
 /// As [`matmul`].
 pub fn matmul_naive(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let [n_tokens, _] = x.dims2("matmul_naive", "x")?;
-    let grid = |rows: u32| [rows.div_ceil(16), n_tokens.div_ceil(16), 1];
+    let grid = |rows: u32| (u64::from(rows.div_ceil(16)) * u64::from(n_tokens.div_ceil(16)), 1);
     let (tier, kernel) = (rec.device().tier(), &shaders::MATMUL_NAIVE);
     linear.dispatch(rec, &Way { tier, kernel, constants: Vec::new(), n_splits: 1 }, x, y, grid)
 }
@@ -426,7 +429,7 @@ pub fn matmul_naive(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor)
 pub fn matvec(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let n_tokens = quads("matvec", x)?;
     let (Choice { tier, size }, constants) = lanes(rec, &shaders::MATVEC, linear.w, linear.norm.is_some());
-    let grid = |rows: u32| lanes_grid(rows, size, n_tokens);
+    let grid = |rows: u32| (lanes_groups(rows, size), n_tokens);
     linear.dispatch(rec, &Way { tier, kernel: &shaders::MATVEC, constants, n_splits: 1 }, x, y, grid)
 }
 
@@ -480,11 +483,10 @@ pub(crate) fn is_sound(device: &Device, kernel: &Kernel, w: &Matrix, choice: Cho
         && rounds <= u64::from(LOOP_ROUNDS)
 }
 
-/// The grid for `rows` rows of `w`, four to each `lanes` invocations.
-pub(super) fn lanes_grid(rows: u32, lanes: u32, n_tokens: u32) -> [u32; 3] {
+/// The workgroups for `rows` rows of `w`, four to each `lanes` invocations; there are as many for each token, in z.
+pub(super) fn lanes_groups(rows: u32, lanes: u32) -> u64 {
     const ROWS: u32 = 4;
-    let [x, y, _] = fold(u64::from(rows), u64::from(ROWS * WG / lanes));
-    [x, y, n_tokens]
+    u64::from(rows.div_ceil(ROWS * WG / lanes))
 }
 
 /// The number of rows of `x`, whose elements come in fours.
@@ -569,11 +571,8 @@ pub fn matmul_plain(rec: &mut Recorder, x: &Tensor, b: &Tensor, y: &Tensor) -> R
     let choice = Tiling::usual(rec.device(), (&shaders::MATMUL_PLAIN, None), [m, n], is_whole);
     check_loop(rec.device(), "matmul_plain", tile_rounds(choice.tier, k), k, "columns")?;
     let tiling = Tiling::new(rec.device(), choice, m, k.is_multiple_of(BLOCK as u32), std::iter::once(n));
-    let grid = tiling.grid(m, n);
-    let axis = usize::from(grid[1] > grid[0]);
-    for run in runs(rec.device(), grid, axis, operations(m, n, k)) {
-        let mut params = PlainParams { m, n, k, _pad: 0, first_group: [0; 2] };
-        params.first_group[axis] = run.first;
+    for run in runs(rec.device(), tiling.n_tiles(m, n), operations(m, n, k)) {
+        let params = PlainParams { m, n, k, first_group: run.first };
         let Tiling { tier, constants, .. } = &tiling;
         rec.dispatch_as(*tier, &shaders::MATMUL_PLAIN, None, constants, params, &[x, b, y], run.grid)?;
     }

@@ -55,8 +55,7 @@ pub fn linear_norm(rec: &mut Recorder, linear: &Linear, norm: &LayerNorm, x: &Te
     let vector = vector(kernel.name, None, linear.bias, dim)?;
     // A vector that is not there is never read; x is at hand.
     let operands = [&slab.words, vector.unwrap_or(x), x, norm.weight, norm.bias.unwrap_or(x), y];
-    let grid = [n_tokens.div_ceil(ROWS), 1, 1];
-    for Run { first, grid } in runs(rec.device(), grid, 0, operations(n_tokens, n_out, dim)) {
+    for Run { first, grid } in runs(rec.device(), n_tokens.div_ceil(ROWS).into(), operations(n_tokens, n_out, dim)) {
         let params = LinearParams {
             n_tokens,
             n_out,
@@ -68,7 +67,8 @@ pub fn linear_norm(rec: &mut Recorder, linear: &Linear, norm: &LayerNorm, x: &Te
             flags,
             eps: norm.eps,
             split_blocks: linear.w.blocks(),
-            first_group: [first, 0],
+            first_group: first,
+            _pad: 0,
         };
         rec.dispatch_as(tier, kernel, Some(linear.w.weight()), &[constant], params, &operands, grid)?;
     }

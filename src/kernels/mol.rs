@@ -28,7 +28,8 @@ pub(crate) struct MolParams {
     pub item_components: u32,
     pub pairs: u32,
     pub flags: u32,
-    pub first_group: [u32; 2],
+    pub first_group: u32,
+    pub _pad: u32,
 }
 
 /// Flags of `MolParams`: the form's combination in the lowest two bits, its activation in the next two.
@@ -333,10 +334,10 @@ pub fn mol(
         ("BOUND", on(flag == BOUND)),
     ];
     let wg = if tier == Tier::Scalar { 8 } else { 64 };
-    let grid = [n_scores.div_ceil(wg), n_queries.div_ceil(queries_each), 1];
+    let n_groups = u64::from(n_scores.div_ceil(wg)) * u64::from(n_queries.div_ceil(queries_each));
     let each = if flag == BOUND { form.dot_operations(dim) } else { form.operations(dim) };
     let operations = u64::from(n_queries) * u64::from(n_scores) * each;
-    for run in runs(rec.device(), grid, 0, operations) {
+    for run in runs(rec.device(), n_groups, operations) {
         let params = MolParams {
             n_queries,
             n_items,
@@ -350,7 +351,8 @@ pub fn mol(
             item_components: form.item_components,
             pairs: form.n_pairs(),
             flags: form.flags() | flag,
-            first_group: [run.first, 0],
+            first_group: run.first,
+            _pad: 0,
         };
         let operands = [&slab.words, item_gates, queries, query_gates, &gate.packed, ids, scores];
         rec.dispatch_as(tier, kernel, Some(items.weight()), &constants, params, &operands, run.grid)?;

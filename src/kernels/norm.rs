@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{BIAS, by_row};
+use super::{BIAS, by_row, fold};
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders;
@@ -30,7 +30,7 @@ pub fn rms_norm(rec: &mut Recorder, x: &Tensor, weight: &Tensor, y: &Tensor, eps
     y.expect_shape("rms_norm", "y", &[n_tokens, dim])?;
     let params = NormParams { n_tokens, dim, eps, flags: 0 };
     let (tier, rows) = by_row(rec.device(), &shaders::RMS_NORM, dim);
-    let grid = [n_tokens.div_ceil(rows), 1, 1];
+    let grid = fold(rec.device(), n_tokens.div_ceil(rows).into());
     rec.dispatch_as(tier, &shaders::RMS_NORM, None, &[], params, &[x, weight, y], grid)
 }
 
@@ -68,6 +68,6 @@ pub fn layer_norm(rec: &mut Recorder, x: &Tensor, norm: &LayerNorm, y: &Tensor) 
     // A bias that is not there is never read; x is at hand.
     let operands = [x, norm.weight, norm.bias.unwrap_or(x), y];
     let (tier, rows) = by_row(rec.device(), &shaders::LAYER_NORM, dim);
-    let grid = [n_tokens.div_ceil(rows), 1, 1];
+    let grid = fold(rec.device(), n_tokens.div_ceil(rows).into());
     rec.dispatch_as(tier, &shaders::LAYER_NORM, None, &[], params, &operands, grid)
 }

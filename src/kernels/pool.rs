@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::check_loop;
+use super::{check_loop, fold};
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders;
@@ -16,6 +16,8 @@ pub(crate) struct PoolParams {
     pub dim: u32,
     pub pooling: u32,
     pub normalise: u32,
+    pub n_spans: u32,
+    pub _pad: [u32; 3],
 }
 
 /// What becomes of a sequence's rows.
@@ -68,6 +70,8 @@ pub fn pool(
     let per_row = if dim.is_multiple_of(4) { 1 } else { 5 };
     let rounds = u64::from(dim.div_ceil(1024)) * (u64::from(n_rows) * per_row + u64::from(n_rows / 64) + 8);
     check_loop(rec.device(), "pool", rounds, n_rows, "rows")?;
-    let params = PoolParams { n_rows, dim, pooling: pooling as u32, normalise: u32::from(normalise) };
-    rec.dispatch(&shaders::POOL, None, &[], params, &[spans, x, y], [n_spans, 1, 1])
+    let params =
+        PoolParams { n_rows, dim, pooling: pooling as u32, normalise: u32::from(normalise), n_spans, _pad: [0; 3] };
+    let grid = fold(rec.device(), n_spans.into());
+    rec.dispatch(&shaders::POOL, None, &[], params, &[spans, x, y], grid)
 }

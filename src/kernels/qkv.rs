@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::linear::{BIAS, NORM, Norm, lanes, lanes_grid, operations, quads, vector};
+use super::linear::{BIAS, NORM, Norm, lanes, lanes_groups, operations, quads, vector};
 use super::rope::{RopeConfig, RopeStyle, check};
 use super::{Run, StepState, runs};
 use crate::error::Error;
@@ -111,11 +111,14 @@ impl Qkv<'_> {
             _pad: 0,
         };
         let (choice, constants) = lanes(rec, &shaders::QKV, self.w, self.norm.is_some());
-        let grid = lanes_grid(n_out, choice.size, n_tokens);
+        let n_groups = lanes_groups(n_out, choice.size);
         // A vector that is not there is never read; x is at hand.
         let operands = [state.tensor(), self.table, &slab.words, vector.unwrap_or(x), x, q, k, v];
         let tier = choice.tier;
-        for Run { first, grid } in runs(rec.device(), grid, 0, operations(n_tokens, n_out, dim)) {
+        for Run { first, grid: [x_groups, y_groups, _] } in
+            runs(rec.device(), n_groups, operations(n_tokens, n_out, dim))
+        {
+            let grid = [x_groups, y_groups, n_tokens];
             rec.dispatch_as(tier, &shaders::QKV, Some(self.w.weight()), &constants, params(first), &operands, grid)?;
         }
         Ok(())

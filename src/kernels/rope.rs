@@ -17,8 +17,7 @@ pub(crate) struct RopeParams {
     pub head_dim: u32,
     pub rot_dims: u32,
     pub style: u32,
-    pub grid_x: u32,
-    pub _pad: [u32; 2],
+    pub _pad: [u32; 3],
 }
 
 /// Mirrors `Params` in `shaders/rope_kv.wgsl`.
@@ -32,7 +31,7 @@ pub(crate) struct RopeKvParams {
     pub rot_dims: u32,
     pub style: u32,
     pub capacity: u32,
-    pub grid_x: u32,
+    pub _pad: u32,
 }
 
 /// Mirrors `Params` in `shaders/rope_packed.wgsl`.
@@ -44,9 +43,8 @@ pub(crate) struct RopePackedParams {
     pub head_dim: u32,
     pub rot_dims: u32,
     pub style: u32,
-    pub grid_x: u32,
     pub stride: u32,
-    pub _pad: u32,
+    pub _pad: [u32; 2],
 }
 
 /// Which elements of a head form a pair.
@@ -158,15 +156,14 @@ pub fn rope(
     };
     check("rope", config, head_dim, table)?;
     y.expect_shape("rope", "y", x.shape())?;
-    let grid = fold(x.len() as u64 / 2, 64);
+    let grid = fold(rec.device(), (x.len() as u64 / 2).div_ceil(64));
     let params = RopeParams {
         n_tokens,
         n_heads,
         head_dim,
         rot_dims: config.rot_dims,
         style: u32::from(config.style == RopeStyle::Halves),
-        grid_x: grid[0],
-        _pad: [0; 2],
+        _pad: [0; 3],
     };
     rec.dispatch(&shaders::ROPE, None, &[], params, &[state.tensor(), table, x, y], grid)
 }
@@ -203,7 +200,7 @@ pub fn rope_kv(
     q.expect_shape("rope_kv", "q", &[n_tokens, n_heads * head_dim])?;
     v.expect_shape("rope_kv", "v", k.shape())?;
     qkv.expect_shape("rope_kv", "qkv", &[n_tokens, (n_heads + 2 * n_kv_heads) * head_dim])?;
-    let grid = fold(qkv.len() as u64 / 2, 64);
+    let grid = fold(rec.device(), (qkv.len() as u64 / 2).div_ceil(64));
     let params = RopeKvParams {
         n_tokens,
         n_heads,
@@ -212,7 +209,7 @@ pub fn rope_kv(
         rot_dims: config.rot_dims,
         style: u32::from(config.style == RopeStyle::Halves),
         capacity,
-        grid_x: grid[0],
+        _pad: 0,
     };
     rec.dispatch(&shaders::ROPE_KV, None, &[], params, &[state.tensor(), table, qkv, q, k, v], grid)
 }
@@ -239,16 +236,16 @@ pub fn rope_packed(
     tokens.expect_shape("rope_packed", "tokens", &[n_tokens, 3])?;
     qkv.expect_shape("rope_packed", "qkv", &[n_tokens, stride])?;
     let n_heads = n_heads + n_kv_heads;
-    let grid = fold(u64::from(n_tokens) * u64::from(n_heads) * u64::from(config.rot_dims / 2), 64);
+    let n_pairs = u64::from(n_tokens) * u64::from(n_heads) * u64::from(config.rot_dims / 2);
+    let grid = fold(rec.device(), n_pairs.div_ceil(64));
     let params = RopePackedParams {
         n_tokens,
         n_heads,
         head_dim,
         rot_dims: config.rot_dims,
         style: u32::from(config.style == RopeStyle::Halves),
-        grid_x: grid[0],
         stride,
-        _pad: 0,
+        _pad: [0; 2],
     };
     rec.dispatch(&shaders::ROPE_PACKED, None, &[], params, &[tokens, table, qkv], grid)
 }

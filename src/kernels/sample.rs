@@ -39,7 +39,7 @@ pub struct Sampling {
     pub repeat_last_n: u32,
 }
 
-/// Records the repetition penalty, in place. Shader: `shaders/penalize.wgsl`.
+/// Records the repetition penalty, in place. The work grows with the number of recent tokens. Shader: `shaders/penalize.wgsl`.
 ///
 /// # Shapes
 /// `sampling`: `[8]`; `tokens`: `[S]`; `logits`: `[1, V]`.
@@ -52,9 +52,13 @@ pub fn penalize(
     tokens: &Tensor,
     logits: &Tensor,
 ) -> Result<(), Error> {
+    /// Ids that a workgroup has to itself, as in the shader.
+    const CHUNK: u32 = 32_768;
     sampling.expect_shape("penalize", "sampling", &[8])?;
-    let params = SampleParams { n_vocab: logits.len() as u32, _pad: [0; 3] };
-    rec.dispatch(&shaders::PENALIZE, None, &[], params, &[sampling, state.tensor(), tokens, logits], [1, 1, 1])
+    let n_vocab = logits.len() as u32;
+    let params = SampleParams { n_vocab, _pad: [0; 3] };
+    let grid = [n_vocab.div_ceil(CHUNK), 1, 1];
+    rec.dispatch(&shaders::PENALIZE, None, &[], params, &[sampling, state.tensor(), tokens, logits], grid)
 }
 
 /// Records the draw of a token with temperature, top-k, top-p and min-p. Shader: `shaders/sample.wgsl`.

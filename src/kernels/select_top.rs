@@ -2,6 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::fold;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::recording::Recorder;
@@ -17,7 +18,8 @@ pub(crate) struct SelectTopParams {
     pub k: u32,
     pub first_id: u32,
     pub flags: u32,
-    pub _pad: [u32; 3],
+    pub n_rows: u32,
+    pub _pad: [u32; 2],
 }
 
 /// Mirrors `Params` in `shaders/merge_top.wgsl`.
@@ -26,7 +28,8 @@ pub(crate) struct SelectTopParams {
 pub(crate) struct MergeTopParams {
     pub n_splits: u32,
     pub k: u32,
-    pub _pad: [u32; 2],
+    pub n_rows: u32,
+    pub _pad: u32,
 }
 
 /// Flag: the lists are empty, whatever they hold.
@@ -95,11 +98,12 @@ pub fn select_top(rec: &mut Recorder, scores: &Tensor, strip: &TopStrip, lists: 
         return error("allowed", format!("at least {} words", end.div_ceil(32)), format!("of {}", allowed.len()));
     }
     let flags = if strip.begins { BEGINS } else { 0 } | if strip.allowed.is_some() { FILTERED } else { 0 };
-    let params = SelectTopParams { n_cols, n_splits, k, first_id: strip.first_id, flags, _pad: [0; 3] };
+    let params = SelectTopParams { n_cols, n_splits, k, first_id: strip.first_id, flags, n_rows, _pad: [0; 2] };
     // Never read where there is no filter.
     let none = Tensor::temporary("allowed", &[1], DType::U32)?;
     let operands = [scores, strip.allowed.unwrap_or(&none), lists];
-    rec.dispatch(&shaders::SELECT_TOP, None, &[], params, &operands, [n_splits, n_rows, 1])
+    let grid = fold(rec.device(), u64::from(n_rows) * u64::from(n_splits));
+    rec.dispatch(&shaders::SELECT_TOP, None, &[], params, &operands, grid)
 }
 
 /// Records the best of the lists that [`select_top`] left for the parts of each row. Shader: `shaders/merge_top.wgsl`.
@@ -113,8 +117,9 @@ pub fn merge_top(rec: &mut Recorder, lists: &Tensor, best: &Tensor) -> Result<()
     let [n_splits, k] = splits_and_k(kernel, lists)?;
     let n_rows = lists.shape()[0];
     best.expect_shape(kernel, "best", &[n_rows, k, 2])?;
-    let params = MergeTopParams { n_splits, k, _pad: [0; 2] };
-    rec.dispatch(&shaders::MERGE_TOP, None, &[], params, &[lists, best], [n_rows, 1, 1])
+    let params = MergeTopParams { n_splits, k, n_rows, _pad: 0 };
+    let grid = fold(rec.device(), n_rows.into());
+    rec.dispatch(&shaders::MERGE_TOP, None, &[], params, &[lists, best], grid)
 }
 
 /// S and K of lists.

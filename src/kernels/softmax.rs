@@ -14,8 +14,7 @@ use crate::tensor::Tensor;
 pub(crate) struct SoftmaxParams {
     pub n_rows: u32,
     pub dim: u32,
-    pub grid_x: u32,
-    pub _pad: u32,
+    pub _pad: [u32; 2],
 }
 
 /// Records the softmax of each row. Shader: `shaders/softmax.wgsl`.
@@ -28,7 +27,7 @@ pub fn softmax(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> 
     let [n_rows, dim] = x.dims2("softmax", "x")?;
     y.expect_shape("softmax", "y", &[n_rows, dim])?;
     let (tier, rows) = by_row(rec.device(), &shaders::SOFTMAX, dim);
-    let grid = fold(n_rows.into(), rows.into());
-    let params = SoftmaxParams { n_rows, dim, grid_x: grid[0], _pad: 0 };
+    let grid = fold(rec.device(), n_rows.div_ceil(rows).into());
+    let params = SoftmaxParams { n_rows, dim, _pad: [0; 2] };
     rec.dispatch_as(tier, &shaders::SOFTMAX, None, &[], params, &[x, y], grid)
 }

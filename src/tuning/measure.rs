@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use web_time::Instant;
 
-use super::{Bucket, Choice, MAX_NMSE, Tuning, compare};
+use super::{Bucket, Choice, Tuning, compare};
 use crate::bench::Spread;
 use crate::bench::kernels::{input, matrix};
 use crate::device::Device;
@@ -221,7 +221,7 @@ async fn measure(
             Err(error) if measured.is_empty() || matches!(error, Error::DeviceLost { .. }) => return Err(error),
             Err(_) => continue,
         };
-        if measured.iter().take(1).all(|usual| compare(&candidate.result, &usual.result, MAX_NMSE).is_ok()) {
+        if measured.iter().take(1).all(|usual| compare(&candidate.result, &usual.result).is_ok()) {
             let warm = Instant::now();
             candidate.run().await?;
             round += warm.elapsed();
@@ -261,7 +261,7 @@ async fn measure(
 }
 
 /// The usual choice, then all others that the device has, by how simple they are: without barriers, with barriers, with
-/// subgroups. Half precision and bytes are not among them: they would change results.
+/// subgroups. Half precision is not among them: it would change results.
 fn candidates(device: &Device, &Product { kernel, w, n_tokens, .. }: &Product<'_>) -> Vec<Choice> {
     let usual = usual(device, kernel, w, n_tokens);
     let sizes: Vec<u32> = if kernel.name == shaders::MATMUL.name {

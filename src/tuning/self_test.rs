@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{MAX_NMSE, Tuning, compare, file};
+use super::{Tuning, compare, file};
 use crate::bench::kernels::{input, matrix};
 use crate::device::Device;
 use crate::dtype::{DType, WeightType};
@@ -123,21 +123,11 @@ impl Check {
         self.kernels.iter().filter_map(of).collect()
     }
 
-    /// Largest normalised mean squared error of what the device computes.
-    fn max_nmse(&self, device: &Device) -> f64 {
-        /// Inputs are spread evenly over [-1, 1). Rounded to steps of 1/127 they are off by 1.6e-5 of their power, a 12th
-        /// of a step squared; a variant that computes wrongly is off by about all of it.
-        const OF_BYTES: f64 = 1e-4;
-        let is_rounded = self.variants(device).iter().any(|variant| variant.tier == Tier::Int8);
-        if is_rounded { OF_BYTES } else { MAX_NMSE }
-    }
-
     /// Whether the device computes what the CPU does, or what it does instead.
     async fn outcome(&self, device: &Device, cpu: &Device) -> Result<Result<(), String>, Error> {
-        let max_nmse = self.max_nmse(device);
         let want = self.outputs(cpu).await?;
         match self.outputs(device).await {
-            Ok(got) => Ok(got.iter().zip(&want).try_for_each(|(got, want)| compare(got, want, max_nmse))),
+            Ok(got) => Ok(got.iter().zip(&want).try_for_each(|(got, want)| compare(got, want))),
             Err(error @ Error::DeviceLost { .. }) => Err(error),
             // A compiler may also refuse a variant.
             Err(error) => Ok(Err(error.to_string())),

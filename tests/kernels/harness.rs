@@ -226,13 +226,19 @@ async fn snapshot(device: &Device, bound: &Bound) -> Result<Vec<Vec<u32>>, Error
     Ok(content)
 }
 
+/// A job's operands on a device, and what records it there.
+pub fn recorded(device: &Device, job: &Job) -> Result<(Bound, Recorder), Error> {
+    let slots: Result<Vec<Slot>, Error> = job.operands.iter().map(|operand| place(device, operand)).collect();
+    let bound = Bound(slots?);
+    let mut rec = Recorder::new(device);
+    (job.record)(&mut rec, &bound)?;
+    Ok((bound, rec))
+}
+
 /// Runs a job `rounds` times; each must give the same bits. Returns the largest normalised mean squared error.
 pub async fn execute(device: &Device, job: &Job, rounds: usize) -> Result<f64, String> {
     let gpu = |error: Error| error.to_string();
-    let slots: Result<Vec<Slot>, Error> = job.operands.iter().map(|operand| place(device, operand)).collect();
-    let bound = Bound(slots.map_err(gpu)?);
-    let mut rec = Recorder::new(device);
-    (job.record)(&mut rec, &bound).map_err(gpu)?;
+    let (bound, rec) = recorded(device, job).map_err(gpu)?;
     let recording = rec.finish(&mut Workspace::default());
 
     let mut first: Option<Vec<Vec<u32>>> = None;

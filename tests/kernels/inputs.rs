@@ -68,15 +68,13 @@ pub struct Source {
     pub rng: Rng,
     /// Whether the kernel rounds its operands to f16: they must then stay in its range.
     pub staged_f16: bool,
-    /// Whether `x` of a tiled product is rounded to 8 bits, where the weights are quantised by blocks as well.
-    pub rounds_x: bool,
     /// What masked elements hold.
     pub mask: f32,
 }
 
 impl Source {
-    pub fn new(inputs: Inputs, seed: u64, staged_f16: bool, rounds_x: bool) -> Source {
-        Source { inputs, rng: Rng::new(seed), staged_f16, rounds_x, mask: -1e9 }
+    pub fn new(inputs: Inputs, seed: u64, staged_f16: bool) -> Source {
+        Source { inputs, rng: Rng::new(seed), staged_f16, mask: -1e9 }
     }
 
     /// `[rows, cols]` of the case's family.

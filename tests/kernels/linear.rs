@@ -88,12 +88,7 @@ pub fn cases(cases: &mut Vec<Case>) {
             variant: format!("{weight}{bias}{accumulate}{beside}{norm}{act}"),
             sizes: format!("t={m},n={n},k={k}"),
             inputs,
-            build: Box::new(move |source| {
-                let is_tiled =
-                    matches!(name, "matmul" | "matmul_split") || (name == "linear" && (m >= 8 || !k.is_multiple_of(4)));
-                source.rounds_x &= is_tiled && matches!(weight, WeightType::Q8_0 | WeightType::Q4_0);
-                linear(source, kernel, weight, flags, [m, n, k])
-            }),
+            build: Box::new(move |source| linear(source, kernel, weight, flags, [m, n, k])),
         });
     };
     for weight in WeightType::ALL {
@@ -213,15 +208,12 @@ pub struct Rows {
     /// The factor and weights that elements are multiplied by after they may have been flushed to zero, row by row.
     pub gains: Vec<f64>,
     pub weight: Vec<f32>,
-    /// What an element is off by if it was rounded to the other side, where it is that close to the middle; none if
-    /// empty.
-    pub ties: Vec<f64>,
 }
 
 impl Rows {
     pub fn plain(x: &[f32], k: usize) -> Rows {
         let values = x.iter().map(|&v| f64::from(v)).collect();
-        Rows { values, rounding: 0.0, gains: vec![1.0; x.len() / k], weight: vec![1.0; k], ties: Vec::new() }
+        Rows { values, rounding: 0.0, gains: vec![1.0; x.len() / k], weight: vec![1.0; k] }
     }
 
     /// RMSNorm of each row.
@@ -234,27 +226,7 @@ impl Rows {
         let gains: Vec<f64> = x.chunks_exact(k).map(gain).collect();
         let normed = |(i, &v): (usize, &f32)| f64::from(v) * gains[i / k] * f64::from(weight[i % k]);
         let values = x.iter().enumerate().map(normed).collect();
-        Rows { values, rounding: sum_rounding(k), gains, weight, ties: Vec::new() }
-    }
-
-    /// The rows rounded to 8 bits: in each block of 32, to multiples of a 127th of the largest magnitude. A block whose
-    /// steps would be subnormal is zero.
-    pub fn in_bytes(mut self) -> Rows {
-        // A division may be off by 2.5 units in the last place of its f32, a product by half of one. As many steps are in
-        // an element at most.
-        let near = 127.0 * (6.0 * ROUND + 2.0 * self.rounding);
-        let k = self.weight.len();
-        for block in self.values.chunks_exact_mut(k).flat_map(|row| row.chunks_mut(32)) {
-            let largest = block.iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
-            let step = if largest < 2f64.powi(-119) { 0.0 } else { largest / 127.0 };
-            for value in block {
-                let quotient = if step == 0.0 { 0.0 } else { *value / step };
-                let is_tie = (quotient.abs().fract() - 0.5).abs() <= near;
-                self.ties.push(if is_tie { step } else { 0.0 });
-                *value = quotient.round_ties_even() * step;
-            }
-        }
-        self
+        Rows { values, rounding: sum_rounding(k), gains, weight }
     }
 }
 
@@ -289,9 +261,6 @@ pub fn product(source: &Source, x: &Rows, w: &[f64], more: &[[f64; 2]], [m, n, k
                 // Two roundings to 11 bits in each term, or to a multiple of 2^-24 where f16 is subnormal.
                 bound += magnitude / 1024.0;
                 floor += operands * ROUND;
-            }
-            if !x.ties.is_empty() {
-                floor += x.ties[row * k..][..k].iter().zip(w).map(|(tie, w)| tie * w.abs()).sum::<f64>();
             }
             let value = sum + a + b;
             want.push(Expected { value, bound, floor, power: (value * value).max(power) });
@@ -413,7 +382,6 @@ fn linear(source: &mut Source, kernel: Kernel, weight: WeightType, flags: usize,
     let target = Target { held, bias: bias_of, activation, accumulate, left: left as usize, n: n as usize };
     let sizes = [m as usize, n as usize, k as usize];
     let rows = if has_norm { Rows::normed(&x, norm.clone(), EPS) } else { Rows::plain(&x, k as usize) };
-    let rows = if source.rounds_x { rows.in_bytes() } else { rows };
     let product = product(source, &rows, &dequantise(weight, &bytes, k), &target.terms(m), sizes);
     let y = target.operand(m, &product, limit(source, sizes));
     let operands = vec![
@@ -440,7 +408,7 @@ fn products_with_what_is_not_finite_are_not_finite() {
     for device in tiers.chain([common::cpu()]) {
         for weight in [WeightType::Q8_0, WeightType::Q4_0] {
             for (col, value) in [(0, f32::INFINITY), (33, f32::NEG_INFINITY), (71, f32::NAN)] {
-                let mut source = Source::new(Inputs::Normal, 1, false, false);
+                let mut source = Source::new(Inputs::Normal, 1, false);
                 let mut x = source.rows(m, k);
                 x[(3 * k + col) as usize] = value;
                 let bytes = source.weights(weight, n, k);

@@ -18,6 +18,8 @@ mod draws;
 mod embed;
 #[cfg(not(target_arch = "wasm32"))]
 mod errors;
+#[cfg(not(target_arch = "wasm32"))]
+mod fold;
 mod fused;
 mod harness;
 mod inputs;
@@ -140,8 +142,7 @@ async fn conform(device: &Device, cases: &[Case]) -> (usize, usize) {
                 && device.tier().rounds_to_half()
                 && matches!(case.kernel, "matmul" | "matmul_split" | "matmul_plain" | "linear");
             let rounds = if i % REPEATED == 0 { REPEATS } else { 1 };
-            let rounds_x = device.is_gpu() && device.tier() == Tier::Int8;
-            let mut source = Source::new(case.inputs, case.seed(seed), staged_f16, rounds_x);
+            let mut source = Source::new(case.inputs, case.seed(seed), staged_f16);
             let job = (case.build)(&mut source);
             #[cfg(target_arch = "wasm32")]
             let outcome = execute(device, &job, rounds).await;
@@ -215,14 +216,12 @@ fn every_choice_matches_oracle() {
     let Some(device) = common::gpu(Some(Tier::Subgroups)).or_else(|| common::gpu(Some(Tier::Baseline))) else { return };
     // A device skips the cases of kernels that its tier has no variant of.
     let Some(baseline) = common::gpu(Some(Tier::Baseline)) else { return };
-    let Some(int8) = common::gpu(Some(Tier::Int8)) else { return };
     let shared = |tier| (0..=6).map(move |log| Choice { tier, size: 1 << log });
     let tiles = |tier| [64, 128].map(|size| Choice { tier, size });
     let alone = Choice { tier: Tier::Scalar, size: 1 };
     let of_rows = shared(Tier::Baseline).chain(shared(Tier::Subgroups)).chain([alone]);
     let runs = of_rows.map(|choice| (&device, &["matvec", "qkv", "gate_up"][..], choice));
     let of_tiles = tiles(Tier::Baseline).into_iter().chain([alone]).map(|choice| (&baseline, choice));
-    let of_tiles = of_tiles.chain(tiles(Tier::Int8).map(|choice| (&int8, choice)));
     let runs = runs.chain(of_tiles.map(|(device, choice)| (device, &["matmul"][..], choice)));
     let (mut executed, mut failed) = (0, 0);
     for (i, (device, kernels, choice)) in runs.enumerate() {

@@ -257,7 +257,7 @@ fn rows_do_not_depend_on_their_batch() {
     let tiers = [Tier::Baseline, Tier::Scalar].into_iter().filter_map(|tier| common::gpu(Some(tier)));
     for device in tiers {
         for weight in [WeightType::F32, WeightType::Q8_0, WeightType::Q4_K] {
-            let mut source = Source::new(Inputs::Normal, 3, false, false);
+            let mut source = Source::new(Inputs::Normal, 3, false);
             let (row, held) = (source.rows(1, k), source.rows(1, n));
             let w = Matrix::declare(&device, "w", weight, n, k).expect("valid");
             w.upload(&device, &[&source.weights(weight, n, k)]).expect("whole rows");

@@ -1,5 +1,7 @@
 //! `sample`, `penalize` and `advance`.
 
+use std::collections::HashSet;
+
 use tilewright::DType;
 use tilewright::kernels::{self, NON_FINITE, Sampling};
 
@@ -8,7 +10,7 @@ use crate::harness::{Case, Data, FLUSH, INPUT_PATTERN, Job, Operand, PATTERN, RO
 use crate::inputs::{Inputs, Source};
 
 /// V, tokens so far, how many of them count, penalty.
-const PENALIZE: [(u32, u32, u32, f32); 7] = [
+const PENALIZE: [(u32, u32, u32, f32); 8] = [
     (1, 1, 1, 1.3),
     (33, 5, 0, 1.3),
     (64, 64, 63, 1.1),
@@ -16,20 +18,31 @@ const PENALIZE: [(u32, u32, u32, f32); 7] = [
     (257, 300, 256, 1.5),
     (1000, 300, 257, 1.1),
     (4097, 700, 10_000, 2.0),
+    (4097, 9000, u32::MAX, 1.2),
+];
+
+/// The same for texts so long that comparing tokens with each other would not end: llvmpipe leaves an invocation's loops
+/// after 65,535 rounds, all of them together, so a kernel whose work grows with the square of the text is wrong here.
+/// Vocabularies end around those that a workgroup works on at once.
+const PENALIZE_LONG: [(u32, u32, u32, f32); 5] = [
+    (32_767, 20_000, u32::MAX, 1.3),
+    (32_769, 33_000, 32_768, 0.7),
+    (65_536, 70_000, u32::MAX, 1.1),
+    (152_064, 200_000, 150_000, 1.5),
+    (100, 300_000, u32::MAX, 1.1),
 ];
 
 pub fn cases(cases: &mut Vec<Case>) {
-    for inputs in Inputs::ALL {
-        for sizes in PENALIZE {
-            let (v, n, last_n, penalty) = sizes;
-            cases.push(Case {
-                kernel: "penalize",
-                variant: "F32".into(),
-                sizes: format!("v={v},n={n},last={last_n},penalty={penalty}"),
-                inputs,
-                build: Box::new(move |source| penalize(source, sizes)),
-            });
-        }
+    let all = Inputs::ALL.into_iter().flat_map(|inputs| PENALIZE.map(|sizes| (inputs, sizes)));
+    for (inputs, sizes) in all.chain(PENALIZE_LONG.map(|sizes| (Inputs::Normal, sizes))) {
+        let (v, n, last_n, penalty) = sizes;
+        cases.push(Case {
+            kernel: "penalize",
+            variant: "F32".into(),
+            sizes: format!("v={v},n={n},last={last_n},penalty={penalty}"),
+            inputs,
+            build: Box::new(move |source| penalize(source, sizes)),
+        });
     }
     for [pos, n_tokens, capacity] in [[0, 1, 1], [0, 1, 2], [5, 3, 9], [5, 3, 8], [63, 1, 64], [100, 28, 500]] {
         for id in [0, 41, NON_FINITE] {
@@ -87,7 +100,7 @@ fn penalize(source: &mut Source, (vocab, n, last_n, penalty): (u32, u32, u32, f3
     let tokens: Vec<u32> = (0..n + 2).map(|_| source.rng.below(vocab as usize * 2 / 3 + 9) as u32).collect();
     let pos = source.rng.below(n as usize) as u32;
     let start = n.saturating_sub(last_n) as usize;
-    let recent = &tokens[start..n as usize];
+    let recent: HashSet<u32> = tokens[start..n as usize].iter().copied().collect();
     let expected = |(id, &logit): (usize, &f32)| {
         let (value, penalty) = (f64::from(logit), f64::from(penalty));
         if !recent.contains(&(id as u32)) {

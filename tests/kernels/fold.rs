@@ -1,0 +1,97 @@
+//! Grids with more workgroups than a dimension may have.
+
+use std::collections::BTreeSet;
+
+use tilewright::kernels;
+use tilewright::{Device, DeviceLimits, Error, Recorder, Tier, Workspace, shaders};
+
+use crate::common::{self, Expected};
+use crate::harness::{Bound, Job, Operand, ROUND, execute, recorded};
+use crate::inputs::Source;
+use crate::{all_cases, is_own};
+
+/// Kernels whose grids do not grow with rows or columns of any operand, and those that only the benches use.
+const NEVER_FOLDED: [&str; 8] =
+    ["advance", "last_row", "matmul_naive", "mol_gate", "penalize", "probe_read", "sample", "weighted_sum"];
+
+/// The conformance cases again, on a device that pretends to allow a few workgroups in a dimension.
+#[test]
+fn folded_grids_match_oracle() {
+    /// One case in so many, another for each tier.
+    const SHARE: usize = 29;
+    let (mut folded, mut executed) = (BTreeSet::new(), 0);
+    for (i, tier) in [Tier::Baseline, Tier::Scalar, Tier::F16, Tier::Subgroups].into_iter().enumerate() {
+        let Some(device) = common::gpu(Some(tier)) else { continue };
+        let cases: Vec<_> = all_cases().into_iter().filter(|case| is_own(case, tier)).collect();
+        for case in cases.iter().skip(5 * i).step_by(SHARE) {
+            let staged_f16 = tier.rounds_to_half() && case.kernel.starts_with("matmul");
+            let job = (case.build)(&mut Source::new(case.inputs, case.seed(0), staged_f16, false));
+            // As few as will do.
+            for max_workgroups in [2, 5, 13, 64] {
+                let few = device.with_limits(DeviceLimits { max_workgroups, ..device.limits() });
+                let recording = match recorded(&few, &job) {
+                    Ok((_, rec)) => rec.finish(&mut Workspace::default()),
+                    Err(Error::Operand { operand: "grid", .. }) => continue,
+                    Err(error) => panic!("{}: {error}", case.name(tier.name(), 0)),
+                };
+                let steps = recording.labels().zip(recording.grids());
+                folded.extend(steps.filter(|(_, grid)| grid[1] > 1).map(|(label, _)| label));
+                let outcome = common::block_on(execute(&few, &job, 1));
+                assert!(outcome.is_ok(), "{} in grids of {max_workgroups}: {outcome:?}", case.name(tier.name(), 0));
+                executed += 1;
+                break;
+            }
+        }
+    }
+    if executed == 0 {
+        return; // no adapter
+    }
+    let kernels = shaders::ALL.iter().filter(|kernel| !NEVER_FOLDED.contains(&kernel.name));
+    for kernel in kernels {
+        let is_folded = folded.iter().any(|label| label.split('.').next() == Some(kernel.name));
+        assert!(is_folded, "no grid of `{}` was folded in {executed} cases", kernel.name);
+    }
+}
+
+/// More rows than any adapter's 65,535 workgroups in a dimension, one workgroup each.
+#[test]
+fn rows_beyond_a_dimension() {
+    const ROWS: u32 = 70_001;
+    const DIM: usize = 4;
+    let Some(device) = common::gpu(Some(Tier::Baseline)) else { return };
+    assert!(device.limits().max_workgroups < ROWS, "the adapter has room for all rows");
+    let x: Vec<f32> = common::uniform(ROWS as usize * DIM, 1);
+    let weight = common::uniform(DIM, 2);
+    let normed = |row: &[f32]| {
+        let mean_square = row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / DIM as f64;
+        let scale = 1.0 / (mean_square + 1e-5).sqrt();
+        let value = move |(&x, &weight): (&f32, &f32)| f64::from(x) * scale * f64::from(weight);
+        row.iter().zip(&weight).map(value).collect::<Vec<f64>>()
+    };
+    let want = x.chunks_exact(DIM).flat_map(normed).map(|y| Expected::new(y, 16.0 * ROUND * y.abs(), 0.0)).collect();
+    let operands = vec![
+        Operand::floats("x", &[ROWS, DIM as u32], x),
+        Operand::floats("weight", &[DIM as u32], weight),
+        Operand::close("y", &[ROWS, DIM as u32], want, 1e-10),
+    ];
+    let job = Job::new(operands, |rec: &mut Recorder, bound: &Bound| {
+        kernels::rms_norm(rec, bound.tensor(0), bound.tensor(1), bound.tensor(2), 1e-5)
+    });
+    let outcome = common::block_on(execute(&device, &job, 1));
+    assert!(outcome.is_ok(), "{outcome:?}");
+}
+
+/// What no folding makes room for is an error that names the kernel.
+#[test]
+fn grids_beyond_two_dimensions_are_refused() {
+    let device = Device::cpu();
+    let few = device.with_limits(DeviceLimits { max_workgroups: 3, ..device.limits() });
+    let declare =
+        |rows| tilewright::Tensor::declare("x", tilewright::Role::Activations, &[rows, 256], tilewright::DType::F32);
+    let silu = |rows| {
+        let [x, y] = [declare(rows), declare(rows)].map(|tensor| tensor.expect("the shape is valid"));
+        kernels::silu(&mut Recorder::new(&few), &x, &y)
+    };
+    assert!(silu(9).is_ok());
+    assert!(matches!(silu(10), Err(Error::Operand { kernel: "silu", operand: "grid", .. })));
+}
