@@ -21,6 +21,11 @@ const TYPES = {
   ".wasm": "application/wasm",
 };
 
+/** The MIME type of a file with this name. */
+export function typeOf(name) {
+  return TYPES[extname(name)] ?? "application/octet-stream";
+}
+
 /** The inclusive byte range a request asks for; undefined for all of it, null for one that the file does not have. */
 export function requestedRange(header, size) {
   const match = /^bytes=(\d*)-(\d*)$/.exec(header ?? "");
@@ -62,7 +67,7 @@ export async function serveFile(folder, pathname, request, response) {
     "accept-ranges": "bytes",
     // The browser may keep a file, and asks each time whether it is still the newest.
     "cache-control": "no-cache",
-    "content-type": TYPES[extname(path)] ?? "application/octet-stream",
+    "content-type": typeOf(path),
     etag,
     "last-modified": info.mtime.toUTCString(),
   };

@@ -1,7 +1,7 @@
 // The conversation: the prompt, the messages, and the answer while it is written. A model without a chat template continues
 // a text instead: then each prompt stands for itself, and prompt and continuation read as one.
 import type { ChatMessage, Generation, GenerateOptions, Model } from "./tilewright/index.js";
-import { byId, formatRate, make, perFrame } from "./dom.js";
+import { byId, formatRate, isComposing, make, perFrame } from "./dom.js";
 import { GrowingMarkdown } from "./markdown.js";
 import { announce, hideError } from "./messages.js";
 import type { Settings } from "./settings.js";
@@ -47,7 +47,7 @@ export class Chat {
     });
     this.prompt.addEventListener("keydown", (event) => {
       // While an input method composes a word, Enter chooses it.
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      if (event.key !== "Enter" || event.shiftKey || isComposing(event)) return;
       event.preventDefault();
       this.sendPrompt(this.prompt.value);
     });

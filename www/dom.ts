@@ -19,6 +19,14 @@ export function make<K extends keyof HTMLElementTagNameMap>(
 }
 
 /**
+ * Whether a key belongs to an input method that composes a word. Safari sends the Enter that chooses the word after the composition has
+ * ended; only the code 229 tells it from an Enter of the person's own.
+ */
+export function isComposing(event: KeyboardEvent): boolean {
+  return event.isComposing || event.keyCode === 229;
+}
+
+/**
  * Makes `update` run at most once a frame however often it is asked for, so that a fast model or disk does not fill the
  * main thread. A hidden tab has no frames; `now` brings the page up to date there.
  */

@@ -2,6 +2,7 @@
 //
 // Elements that tests and scripts may rely on:
 //
+//     html[data-version]    which version of the page this is, from scripts/build-web; the service worker tells them apart by it
 //     html[data-view]       chat or search: #tab-chat and #tab-search, #view-chat and #view-search
 //     html[data-state]      of the chat: loading, ready, generating, error (an error is shown) or empty (no model)
 //     html[data-mode]       story (the model continues a text) or chat
@@ -27,13 +28,13 @@
 //     #theme                aria-pressed: dark
 import { Model, type Progress } from "./tilewright/index.js";
 import { Chat } from "./chat.js";
-import { byId } from "./dom.js";
+import { byId, isComposing } from "./dom.js";
 import { announce, clearNotices, hideError, isFatal, onErrorClosed, showError, showNotice } from "./messages.js";
 import { showStored, startPicker } from "./picker.js";
 import { loadBegins, loadShown, Newest, showProgress } from "./progress.js";
 import { Search } from "./search.js";
 import { SettingsForm } from "./settings.js";
-import { BUILTIN, type ModelChoice } from "./sources.js";
+import { BUILTIN, located, type ModelChoice } from "./sources.js";
 import { showModel, showNothing } from "./status.js";
 import { currentView, showView, startViews } from "./views.js";
 
@@ -66,7 +67,7 @@ const chat = new Chat({
   ended: (error, again) => {
     if (error === undefined) rest();
     else if (isFatal(error)) {
-      dropModel();
+      void dropModel();
       fail(error, () => void load(choice));
     } else fail(error, again);
     if (model) void showModel(model).catch(fail);
@@ -78,12 +79,17 @@ function fail(error: unknown, again?: () => void): void {
   setState("error");
 }
 
-function dropModel(): void {
-  model?.free();
+let leaving = Promise.resolve();
+
+/** Lets the model go. Resolves when its memory is free, and that of those before it. */
+function dropModel(): Promise<void> {
+  const gone = model?.[Symbol.asyncDispose]();
+  leaving = leaving.then(() => gone);
   model = undefined;
   byId("model-name").textContent = "none";
   chat.setModel(undefined);
   showNothing("–");
+  return leaving;
 }
 
 /** Loads a model in place of the one that is there. A load that is still going on is cancelled. */
@@ -107,7 +113,7 @@ async function loadNow(next: ModelChoice, signal: AbortSignal): Promise<void> {
   hideError();
   clearNotices();
   // The old model goes first: both together may not fit the memory.
-  dropModel();
+  await dropModel();
   if (!sameModel) await chat.clear();
   showNothing("starting");
   const progress = showProgress("progress", loadBegins(next.label));
@@ -121,18 +127,19 @@ async function loadNow(next: ModelChoice, signal: AbortSignal): Promise<void> {
       onNotice: showNotice,
     };
     settings.applied();
-    model = next.source === "builtin" ? await Model.builtin(options) : await Model.load(next.source, options);
+    const { label, source } = await located(next, signal);
+    model = source === "builtin" ? await Model.builtin(options) : await Model.load(source, options);
     // A model that arrived together with the click on "Cancel".
     signal.throwIfAborted();
-    byId("model-name").textContent = next.source === "builtin" ? next.label : model.info.name || next.label;
+    byId("model-name").textContent = source === "builtin" ? label : model.info.name || label;
     chat.setModel(model);
     rest();
-    announce(`${next.label} is ready.`);
+    announce(`${label} is ready.`);
     // On a phone, a focused prompt would open the keyboard.
     if (document.activeElement === document.body && matchMedia("(hover: hover)").matches) byId("prompt").focus();
     await showModel(model);
   } catch (error) {
-    dropModel();
+    await dropModel();
     if (signal.aborted) rest();
     else fail(error, () => void load(next));
   } finally {
@@ -173,7 +180,7 @@ onErrorClosed(() => {
   else chat.focusPrompt();
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || event.isComposing) return;
+  if (event.key !== "Escape" || isComposing(event)) return;
   if (document.documentElement.dataset["panel"] === "open") closePanel();
   else if (currentView() === "search" && search.isBusy) void search.stop();
   else if (chat.isRunning) void chat.stop();

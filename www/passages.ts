@@ -1,4 +1,5 @@
 // Texts cut into passages, which is what a search finds. No DOM in here.
+import Papa from "./papaparse.js";
 
 /** Files that hold texts. */
 export const TEXT_FILE = /\.(txt|md|csv|jsonl)$/i;
@@ -14,10 +15,10 @@ const TEXT_KEYS = ["text", "content", "passage", "body"];
  * The passages of a file: records of `.csv` and `.jsonl`, else paragraphs. What is longer than a passage is cut, between sentences where
  * that is possible.
  *
- * Throws an `Error` that names the line for a `.jsonl` file that is none.
+ * Throws an `Error` that names the place for a `.jsonl` or `.csv` file that is none.
  */
 export function passagesOf(name: string, text: string): string[] {
-  const records = /\.csv$/i.test(name) ? csvRecords(text) : /\.jsonl$/i.test(name) ? jsonRecords(name, text) : paragraphs(text);
+  const records = /\.csv$/i.test(name) ? csvRecords(name, text) : /\.jsonl$/i.test(name) ? jsonRecords(name, text) : paragraphs(text);
   return records.map((record) => record.replaceAll(/\s+/g, " ").trim()).filter((record) => record !== "").flatMap(pieces);
 }
 
@@ -73,15 +74,16 @@ function isLong(length: number, nWords: number): boolean {
   return length > CHARACTERS || nWords > WORDS;
 }
 
-/** Records of comma-separated values (RFC 4180), each in one line; the first one, which names the columns, is none of them. */
-function csvRecords(text: string): string[] {
-  const records: string[][] = [[]];
-  // A field, in quotes or not, and what ends it.
-  for (const [, quoted, plain = "", end] of text.matchAll(/(?:"((?:[^"]|"")*)"|([^,"\r\n][^,\r\n]*)?)(,|\r?\n|\r|$)/g)) {
-    records.at(-1)?.push((quoted?.replaceAll('""', '"') ?? plain).trim());
-    if (end !== ",") records.push([]);
-  }
-  return records.slice(1).map((fields) => fields.filter((field) => field !== "").join(" · "));
+/**
+ * Records of comma-separated values (RFC 4180), or of such with semicolons or tabs between them, each in one line; the first one, which names
+ * the columns, is none of them.
+ */
+function csvRecords(name: string, text: string): string[] {
+  const { data, errors } = Papa.parse(text, { skipEmptyLines: "greedy" });
+  const cut = errors.find(({ code }) => code === "MissingQuotes");
+  // All that follows would be one field.
+  if (cut) throw new Error(`${name}: record ${(cut.row ?? 0) + 1} has a quote that nothing closes`);
+  return data.slice(1).map((fields) => fields.map((field) => field.trim()).filter((field) => field !== "").join(" · "));
 }
 
 /** A record for each line: a string, or an object with a text. */

@@ -42,7 +42,7 @@ export function startPicker(choose: (choice: ModelChoice) => void, read: (texts:
       address.setCustomValidity("");
       choose(choice);
     } catch {
-      address.setCustomValidity("This is no address of a file. It begins with https:// and ends in .gguf, or in / for a folder; on Hugging Face, owner/name is enough.");
+      address.setCustomValidity("This is no address of a file. It begins with https:// and ends in .gguf, or in / for a folder; on Hugging Face, owner/name is enough, and owner/name:Q8_0 chooses among GGUF files.");
       address.reportValidity();
     }
   });
@@ -138,16 +138,15 @@ async function droppedFiles(transfer: DataTransfer): Promise<File[]> {
   return inside;
 }
 
-/** The files of a folder and of the modules' folders in it. */
-async function filesIn(folder: FileSystemDirectoryEntry): Promise<File[]> {
-  const inside: File[] = [];
+/** The files of a folder and of the modules' folders in it, after those that were found before. */
+async function filesIn(folder: FileSystemDirectoryEntry, inside: File[] = []): Promise<File[]> {
   const reader = folder.createReader();
   // A reader gives a hundred entries at most in one go, and none at the end.
   for (;;) {
     const entries = await new Promise<FileSystemEntry[]>((resolve, reject) => reader.readEntries(resolve, reject));
     if (entries.length === 0) return inside;
     for (const entry of entries) {
-      if (entry.isDirectory && /^\d+_[A-Z]\w*$/.test(entry.name)) inside.push(...await filesIn(entry as FileSystemDirectoryEntry));
+      if (entry.isDirectory && /^\d+_[A-Z]\w*$/.test(entry.name)) await filesIn(entry as FileSystemDirectoryEntry, inside);
       if (!entry.isFile || !(/\.(gguf|safetensors|json)$/.test(entry.name) || TEXT_FILE.test(entry.name))) continue;
       const file = await new Promise<File>((resolve, reject) => (entry as FileSystemFileEntry).file(resolve, reject));
       // Its path, which browsers tell of picked files only, says to which module a file belongs.

@@ -11,7 +11,7 @@ import { passagesOf } from "./passages.js";
 import { loadBegins, loadShown, Newest, showProgress } from "./progress.js";
 import { SAMPLE } from "./sample.js";
 import type { Settings } from "./settings.js";
-import type { ModelChoice } from "./sources.js";
+import { located, type ModelChoice } from "./sources.js";
 import { showFacts } from "./status.js";
 
 /** Passages that are embedded together. Queries come in between, so that a search waits for a second at most. */
@@ -142,21 +142,23 @@ export class Search {
     this.refresh();
     let embedder: Embedder | undefined;
     try {
-      if (choice.source === "builtin") throw new Error("there is no built-in encoder");
-      embedder = await Embedder.load(choice.source, {
+      const { label, source } = await located(choice, signal);
+      if (source === "builtin") throw new Error("there is no built-in encoder");
+      this.choice = { label, source };
+      embedder = await Embedder.load(source, {
         device: this.settings().device,
         signal,
-        onProgress: (it) => progress.update(loadShown(choice.label, it)),
+        onProgress: (it) => progress.update(loadShown(label, it)),
         onNotice: showNotice,
       });
-      const index = await Index.create({ on: embedder, model: choice.label });
+      const index = await Index.create({ on: embedder, model: label });
       const mixture = await Mixture.load(embedder, signal);
       // An encoder that arrived together with the click on "Cancel".
       signal.throwIfAborted();
       this.loaded = { embedder, index, mixture };
-      announce(`${choice.label} is ready.`);
+      announce(`${label} is ready.`);
     } catch (error) {
-      embedder?.free();
+      await embedder?.[Symbol.asyncDispose]();
       this.loaded = undefined;
       if (!signal.aborted) showError(error, () => void this.load(choice));
     } finally {
@@ -164,15 +166,16 @@ export class Search {
     }
   }
 
-  /** Lets the encoder go. */
+  /** Lets the encoder go, and resolves when its memory is free. */
   private async drop(): Promise<void> {
     await Promise.all([this.work.stop(), this.queries.stop()]);
-    this.loaded?.embedder.free();
+    const gone = this.loaded?.embedder[Symbol.asyncDispose]();
     this.loaded = undefined;
     this.nDone = 0;
     showFacts("search-facts-list", []);
     this.showResults(NOTHING);
     this.refresh();
+    await gone;
   }
 
   private addText(name: string, text: string): void {
@@ -182,7 +185,8 @@ export class Search {
       return;
     }
     this.nTexts += 1;
-    this.passages.push(...found.map((text, i) => ({ text, source: name, number: i + 1 })));
+    // One by one: a call cannot have a hundred thousand arguments.
+    for (const [i, text] of found.entries()) this.passages.push({ text, source: name, number: i + 1 });
     announce(`${name}: ${counted(found.length, "passage")}.`);
     // Results need the room more than what was pasted does.
     byId<HTMLDetailsElement>("texts").open = false;

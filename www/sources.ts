@@ -1,9 +1,23 @@
 // Where a model is: what people type, paste or drop, turned into what the package loads. No DOM in here.
-import type { CacheEntry, ModelSource } from "./tilewright/index.js";
+import { TilewrightError, type CacheEntry, type ModelSource } from "./tilewright/index.js";
 
 /** Something to load, with a name for people. */
 export interface ModelChoice {
   label: string;
+  source: ModelSource | "builtin" | Repository;
+}
+
+/** A repository of Hugging Face, of which nobody has asked yet what it has. */
+export interface Repository {
+  /** `owner/name`. */
+  repository: string;
+  revision: string;
+  /** Which of its GGUF files is wanted, if that was said: `Q8_0`. */
+  quantisation?: string;
+}
+
+/** A choice of which it is known where it is. */
+export interface LocatedModel extends ModelChoice {
   source: ModelSource | "builtin";
 }
 
@@ -19,8 +33,13 @@ const SHARD = /-(\d{5})-of-(\d{5})(\.gguf)$/;
 const FOLDER_FILE = /\.(safetensors|json)$/;
 /** The folder of one of sentence-transformers' modules, inside the model's. */
 const MODULE_FOLDER = /\/\d+_[A-Z]\w*\/$/;
-/** A repository of Hugging Face: `owner/name`, which is no file's name. */
-const HUB_NAME = /^[\w-][\w.-]*\/(?!.*\.(?:gguf|safetensors|json)$)[\w-][\w.-]*$/i;
+const HUB = "https://huggingface.co";
+/** Milliseconds in which it has to say what a repository has. */
+const ASK_MS = 10_000;
+/** A repository of Hugging Face: `owner/name`, which is no file's name, and after a colon which of its GGUF files. */
+const HUB_NAME = /^([\w-][\w.-]*\/(?!.*\.(?:gguf|safetensors|json)$)[\w-][\w.-]*?)(?::([\w.-]+))?$/i;
+/** Weight types, as names of GGUF files have them: the first one that a repository has is taken. Small ones that write well come first. */
+const PREFERRED = ["Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q5_K_S", "Q6_K", "Q8_0", "F16", "BF16", "F32"];
 /** What of a model's folder is read, by its path in the folder: files of the folder itself, and of sentence-transformers' modules. */
 const IN_FOLDER = /^[^/]+\/(?:\d+_[A-Z]\w*\/)?[^/]+\.(?:gguf|safetensors|json)$/;
 
@@ -48,26 +67,66 @@ function shards(url: string): string[] | undefined {
 }
 
 /**
- * The model at an address that somebody typed, or with a name on Hugging Face, `owner/name`. Pages of Hugging Face are turned into the files they show: `/blob/` is the
- * page about a file and `/resolve/` the file, and a repository's page stands for its folder.
+ * What is at an address that somebody typed, or under a name of Hugging Face: `owner/name`, or `owner/name:Q8_0`. Of Hugging Face's pages,
+ * `/blob/` is one about a file, and stands for the file, which is at `/resolve/`; and a repository's page stands for the repository.
  *
  * Throws a `TypeError` for what is no address.
  */
 export function choiceOfAddress(typed: string, base: string): ModelChoice {
-  const name = typed.trim();
-  const url = new URL(HUB_NAME.test(name) ? `https://huggingface.co/${name}` : name, base);
+  const [, name, quantisation] = HUB_NAME.exec(typed.trim()) ?? [];
+  if (name !== undefined) {
+    return { label: lastPart(name), source: { repository: name, revision: "main", ...(quantisation === undefined ? {} : { quantisation }) } };
+  }
+  const url = new URL(typed.trim(), base);
   if (url.protocol !== "http:" && url.protocol !== "https:") {
     throw new TypeError(`expected an address with http or https, found ${url.protocol}`);
   }
-  if (url.hostname === "huggingface.co") {
+  if (url.origin === HUB) {
     url.pathname = url.pathname.replace(/^(\/[^/]+\/[^/]+)\/blob\//, "$1/resolve/");
-    const repository = /^(\/[^/]+\/[^/]+)(?:\/tree\/([^/]+))?\/?$/.exec(url.pathname);
-    if (repository) {
-      url.pathname = `${repository[1]}/resolve/${repository[2] ?? "main"}/`;
-      return { label: lastPart(repository[1] ?? url.href), source: url.href };
-    }
+    const [, repository, revision = "main"] = /^\/([^/]+\/[^/]+)(?:\/tree\/([^/]+))?\/?$/.exec(url.pathname) ?? [];
+    if (repository !== undefined) return { label: lastPart(repository), source: { repository, revision } };
   }
   return { label: lastPart(url.href), source: shards(url.href) ?? url.href };
+}
+
+/**
+ * Where a choice is. Of a repository it is the folder, or of one that has GGUF files alone the one that was asked for, else the first that
+ * `PREFERRED` names. Without an answer from `hub` it is the folder, which may be stored here.
+ *
+ * Throws a `TilewrightError` `http` that says what there is if the repository has no such GGUF file, or the signal's reason.
+ */
+export async function located({ label, source }: ModelChoice, signal: AbortSignal, hub = HUB): Promise<LocatedModel> {
+  if (typeof source !== "object" || !("revision" in source)) return { label, source };
+  const { repository, revision, quantisation } = source;
+  const folder = `${hub}/${repository}/resolve/${revision}/`;
+  const files = await filesOfRepository(`${hub}/api/models/${repository}/revision/${revision}`, signal);
+  const models = new Map<string, string>();
+  for (const path of files) {
+    const type = /(?:^|[-._/])((?:I?Q\d|BF16|F16|F32)[A-Z0-9_]*)(?:-\d{5}-of-\d{5})?\.gguf$/i.exec(path)?.[1];
+    // A projector of images is no model by itself, and the first part stands for all.
+    if (!path.endsWith(".gguf") || /mmproj/i.test(path) || (SHARD.test(path) && !/-00001-of-/.test(path))) continue;
+    models.set((type ?? path).toUpperCase(), path);
+  }
+  const hasFolder = files.includes("config.json") && files.some((path) => path.endsWith(".safetensors"));
+  if (quantisation === undefined && (hasFolder || models.size === 0)) return { label, source: folder };
+  const types = [...models.keys()];
+  const type = quantisation?.toUpperCase() ?? PREFERRED.find((it) => models.has(it)) ?? types[0] ?? "";
+  const path = models.get(type);
+  if (path === undefined) throw new TilewrightError("http", `${repository} has no GGUF file of ${quantisation}; it has ${types.join(", ") || "none at all"}`);
+  const url = folder + path.split("/").map(encodeURIComponent).join("/");
+  return { label: lastPart(path), source: shards(url) ?? url };
+}
+
+/** Paths of all files of a repository; none if the hub cannot be asked. */
+async function filesOfRepository(api: string, signal: AbortSignal): Promise<string[]> {
+  try {
+    const response = await fetch(api, { signal: AbortSignal.any([signal, AbortSignal.timeout(ASK_MS)]) });
+    const { siblings } = (await response.json()) as { siblings?: { rfilename?: unknown }[] };
+    return (siblings ?? []).map(({ rfilename }) => rfilename).filter((path) => typeof path === "string");
+  } catch {
+    signal.throwIfAborted();
+    return [];
+  }
 }
 
 /**

@@ -39,5 +39,11 @@ export function startViews(): void {
     showView(view);
     tab(view).focus();
   });
-  showView(VIEWS.find((view) => location.hash === `#${view}`) ?? "chat");
+  // Other names in the address are places in a view, such as those of the links that skip to the prompt and the query.
+  const named = (): View | undefined => VIEWS.find((view) => location.hash === `#${view}`);
+  addEventListener("hashchange", () => {
+    const view = location.hash === "" ? "chat" : named();
+    if (view !== undefined) showView(view);
+  });
+  showView(named() ?? "chat");
 }

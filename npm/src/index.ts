@@ -6,7 +6,7 @@ export { Embeddings } from "./embeddings.js";
 export { TilewrightError, type ErrorCode } from "./errors.js";
 export { Index, type IndexOptions, type LoadIndexOptions, type SearchOptions } from "./vector-index.js";
 export {
-  attention, devices, Kernels, matmul, rmsNorm, rope, softmax, type AttentionOptions, type DeviceTensor, type KernelOperand,
+  attention, devices, Kernels, layerNorm, matmul, rmsNorm, rope, softmax, type AttentionOptions, type DeviceTensor, type KernelOperand,
   type KernelOptions, type RopeOptions,
 } from "./kernels.js";
 export { type KeptOptions } from "./kept.js";

@@ -165,6 +165,15 @@ export class Kernels {
     return this.#run("rmsNorm", { x, weight }, { eps }, options);
   }
 
+  /** `weight * (x - mean(x)) / sqrt(variance(x) + eps) + bias`, row by row; `x` is `[rows, weight.length]`. */
+  layerNorm(x: KernelOperand, weight: KernelOperand, bias: KernelOperand, eps: number | undefined, options: { keep: true }): Promise<DeviceTensor>;
+  layerNorm(x: KernelOperand, weight: KernelOperand, bias: KernelOperand, eps?: number, options?: { keep?: false }): Promise<Float32Array>;
+  layerNorm(
+    x: KernelOperand, weight: KernelOperand, bias: KernelOperand, eps = 1e-5, options: { keep?: boolean } = {},
+  ): Promise<KernelOperand> {
+    return this.#run("layerNorm", { x, weight, bias }, { eps }, options);
+  }
+
   /** Softmax of each row; `x` is `[rows, columns]`. */
   softmax(x: KernelOperand, columns: number, options: { keep: true }): Promise<DeviceTensor>;
   softmax(x: KernelOperand, columns: number, options?: { keep?: false }): Promise<Float32Array>;
@@ -276,6 +285,11 @@ export function matmul(a: Float32Array, b: Float32Array, m: number, n: number, k
 /** {@link Kernels.rmsNorm} on a shared device. */
 export function rmsNorm(x: Float32Array, weight: Float32Array, eps = 1e-5): Promise<Float32Array> {
   return withShared((kernels) => kernels.rmsNorm(x, weight, eps));
+}
+
+/** {@link Kernels.layerNorm} on a shared device. */
+export function layerNorm(x: Float32Array, weight: Float32Array, bias: Float32Array, eps = 1e-5): Promise<Float32Array> {
+  return withShared((kernels) => kernels.layerNorm(x, weight, bias, eps));
 }
 
 /** {@link Kernels.softmax} on a shared device. */

@@ -50,6 +50,7 @@ export const OPTIONS = {
   "Kernels.open": DEVICE,
   "matmul": KEEP,
   "rmsNorm": KEEP,
+  "layerNorm": KEEP,
   "softmax": KEEP,
   "rope": {
     ...KEEP, nHeads: true, headDim: true, firstPos: true, theta: true, style: true,

@@ -108,6 +108,7 @@ interface KernelCall<Operands extends string, Options> {
 export interface KernelCalls {
   matmul: KernelCall<"a" | "b", { m: number; n: number; k: number }>;
   rmsNorm: KernelCall<"x" | "weight", { eps: number }>;
+  layerNorm: KernelCall<"x" | "weight" | "bias", { eps: number }>;
   softmax: KernelCall<"x", { columns: number }>;
   rope: KernelCall<"x", { nHeads: number; headDim: number; firstPos: number; theta: number; style: "interleaved" | "halves" }>;
   attention: KernelCall<"q" | "k" | "v", { nHeads: number; nKvHeads: number; headDim: number }>;

@@ -28,6 +28,7 @@ export class Device {
   upload(data: Float32Array, shape?: Uint32Array): Promise<DeviceTensor>;
   matmul(a: DeviceTensor, b: DeviceTensor, m: number, n: number, k: number): DeviceTensor;
   rmsNorm(x: DeviceTensor, weight: DeviceTensor, eps: number): DeviceTensor;
+  layerNorm(x: DeviceTensor, weight: DeviceTensor, bias: DeviceTensor, eps: number): DeviceTensor;
   softmax(x: DeviceTensor, columns: number): DeviceTensor;
   rope(x: DeviceTensor, nHeads: number, headDim: number, firstPos: number, theta: number, style: "interleaved" | "halves"): DeviceTensor;
   attention(q: DeviceTensor, k: DeviceTensor, v: DeviceTensor, nHeads: number, nKvHeads: number, headDim: number): DeviceTensor;

@@ -878,6 +878,8 @@ const handlers: Handlers = {
     inTurn(signal, () => compute([a, b], keep, (device, a, b) => device.matmul(a, b, m, n, k))),
   rmsNorm: ({ operands: { x, weight }, options: { eps }, keep }, { signal }) =>
     inTurn(signal, () => compute([x, weight], keep, (device, x, weight) => device.rmsNorm(x, weight, eps))),
+  layerNorm: ({ operands: { x, weight, bias }, options: { eps }, keep }, { signal }) =>
+    inTurn(signal, () => compute([x, weight, bias], keep, (device, x, weight, bias) => device.layerNorm(x, weight, bias, eps))),
   softmax: ({ operands: { x }, options: { columns }, keep }, { signal }) =>
     inTurn(signal, () => compute([x], keep, (device, x) => device.softmax(x, columns))),
   rope: ({ operands: { x }, options: { nHeads, headDim, firstPos, theta, style }, keep }, { signal }) =>

@@ -27,7 +27,7 @@ const TYPES = {
   "Index.search": "SearchOptions", "Mol.load": "MolOptions", "Mol.search": "MolSearchOptions", "Kernels.open": "KernelOptions",
   "rope": "RopeOptions", "attention": "AttentionOptions", "createChatCompletion": "ChatCompletionCallOptions",
 };
-const KERNELS = ["matmul", "rmsNorm", "softmax", "rope", "attention"];
+const KERNELS = ["matmul", "rmsNorm", "layerNorm", "softmax", "rope", "attention"];
 
 test("the table has the options that the types declare", () => {
   for (const [call, names] of Object.entries(OPTIONS)) {
@@ -87,6 +87,7 @@ test("every call refuses what it does not know, before it starts anything", asyn
     "Kernels.open": () => Kernels.open(unknown),
     "matmul": () => bare(Kernels).matmul(vectors, vectors, 1, 1, 2, unknown),
     "rmsNorm": () => bare(Kernels).rmsNorm(vectors, vectors, 1e-5, unknown),
+    "layerNorm": () => bare(Kernels).layerNorm(vectors, vectors, vectors, 1e-5, unknown),
     "softmax": () => bare(Kernels).softmax(vectors, 2, unknown),
     "rope": () => bare(Kernels).rope(vectors, { nHeads: 1, headDim: 2, ...unknown }),
     "attention": () => bare(Kernels).attention(vectors, vectors, vectors, { nHeads: 1, headDim: 2, ...unknown }),

@@ -9,7 +9,7 @@ use wasm_bindgen::prelude::*;
 use super::{Device, to_js_error};
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::{self, AttentionConfig, RopeConfig, RopeScaling, RopeStyle, StepState, rope_table};
+use crate::kernels::{self, AttentionConfig, LayerNorm, RopeConfig, RopeScaling, RopeStyle, StepState, rope_table};
 use crate::recording::{Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 
@@ -67,6 +67,24 @@ impl Device {
         self.result(x.shape(), |rec, y| {
             let weight = weight.of_shape("rms_norm", "weight", &x.shape()[1..])?;
             kernels::rms_norm(rec, &x, &weight, y, eps)
+        })
+    }
+
+    /// Layer normalisation of each row of `x`, as long as `weight` and `bias`.
+    #[wasm_bindgen(js_name = layerNorm)]
+    pub fn layer_norm(
+        &self,
+        x: &DeviceTensor,
+        weight: &DeviceTensor,
+        bias: &DeviceTensor,
+        eps: f32,
+    ) -> Result<DeviceTensor, JsValue> {
+        let dim = weight.tensor.len() as u64;
+        let x = x.of_rows("layer_norm", "x", dim).map_err(to_js_error)?;
+        self.result(x.shape(), |rec, y| {
+            let weight = weight.of_shape("layer_norm", "weight", &x.shape()[1..])?;
+            let bias = bias.of_shape("layer_norm", "bias", &x.shape()[1..])?;
+            kernels::layer_norm(rec, &x, &LayerNorm { weight: &weight, bias: Some(&bias), eps }, y)
         })
     }
 

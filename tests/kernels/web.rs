@@ -3,6 +3,7 @@
 use tilewright::{
     BrowserAdapter, DType, Device, DeviceChoice, Error, Recorder, Role, Tensor, Tier, Workspace, kernels,
 };
+use wasm_bindgen_futures::JsFuture;
 use wasm_bindgen_test::{wasm_bindgen_test, wasm_bindgen_test_configure};
 
 use crate::{all_cases, conform, judge};
@@ -18,8 +19,15 @@ const REQUEST_SUBGROUPS: &str = "
         return original.call(this, { ...descriptor, requiredFeatures: features });
     };";
 
-fn adapter() -> BrowserAdapter {
-    BrowserAdapter { name: "browser".into(), is_software: true, has_subgroups: true }
+/// Whether the browser's adapter has a feature. Chromium's software adapter has `subgroups`, Firefox on lavapipe `shader-f16`.
+async fn has(feature: &str) -> bool {
+    let asked = format!("navigator.gpu.requestAdapter().then((adapter) => adapter.features.has('{feature}'))");
+    let promise = js_sys::eval(&asked).expect("a browser with WebGPU");
+    JsFuture::from(js_sys::Promise::from(promise)).await.expect("an adapter").is_truthy()
+}
+
+async fn adapter() -> BrowserAdapter {
+    BrowserAdapter { name: "browser".into(), is_software: true, has_subgroups: has("subgroups").await }
 }
 
 #[wasm_bindgen_test]
@@ -32,8 +40,16 @@ async fn cpu_matches_oracle() {
 async fn gpu_matches_oracle() {
     js_sys::eval(REQUEST_SUBGROUPS).expect("a browser with WebGPU");
     let (mut executed, mut failed) = (0, 0);
-    for tier in [Tier::Baseline, Tier::Subgroups, Tier::Scalar] {
-        let device = Device::open(&DeviceChoice::Gpu, Some(&adapter()), Some(tier)).await.expect("an adapter");
+    let mut tiers = vec![Tier::Baseline, Tier::Scalar];
+    for (tier, feature) in [(Tier::Subgroups, "subgroups"), (Tier::F16, "shader-f16")] {
+        if has(feature).await {
+            tiers.push(tier);
+        }
+    }
+    assert!(tiers.len() > 2, "neither subgroups nor shader-f16");
+    let adapter = adapter().await;
+    for tier in tiers {
+        let device = Device::open(&DeviceChoice::Gpu, Some(&adapter), Some(tier)).await.expect("an adapter");
         let of_tier = conform(&device, &all_cases()).await;
         (executed, failed) = (executed + of_tier.0, failed + of_tier.1);
     }
@@ -57,8 +73,9 @@ const BREAK_SHADERS: &str = "
 
 #[wasm_bindgen_test]
 async fn a_shader_that_does_not_compile_is_an_error() {
+    let adapter = adapter().await;
     let softmax = async || -> Result<Vec<f32>, Error> {
-        let device = Device::open(&DeviceChoice::Gpu, Some(&adapter()), Some(Tier::Baseline)).await?;
+        let device = Device::open(&DeviceChoice::Gpu, Some(&adapter), Some(Tier::Baseline)).await?;
         let x = device.upload("x", &[1, 2], &[1.0f32, 1.0])?;
         let y = Tensor::declare("y", Role::Activations, &[1, 2], DType::F32)?;
         let mut rec = Recorder::new(&device);

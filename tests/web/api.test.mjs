@@ -463,6 +463,16 @@ const plain = {
     }
     return out;
   },
+  layerNorm(x, weight, bias, eps) {
+    const out = [];
+    for (let row = 0; row < x.length; row += weight.length) {
+      const values = x.slice(row, row + weight.length);
+      const mean = values.reduce((a, b) => a + b) / values.length;
+      const variance = values.reduce((sum, it) => sum + (it - mean) ** 2, 0) / values.length;
+      for (let i = 0; i < values.length; i++) out.push(((values[i] - mean) * weight[i]) / Math.sqrt(variance + eps) + bias[i]);
+    }
+    return out;
+  },
   softmax(x, columns) {
     const out = [];
     for (let row = 0; row < x.length; row += columns) {
@@ -524,6 +534,7 @@ function numbers(count, seed) {
 const kernelCases = [
   ...[[1, 1, 1], [3, 5, 7], [17, 33, 65], [64, 64, 64]].map(([m, n, k]) => ["matmul", [numbers(m * k, 1), numbers(k * n, 2), m, n, k]]),
   ...[[1, 1], [3, 255], [2, 257]].map(([rows, columns]) => ["rmsNorm", [numbers(rows * columns, 3), numbers(columns, 4), 1e-5]]),
+  ...[[1, 1], [3, 255], [2, 260]].map(([rows, columns]) => ["layerNorm", [numbers(rows * columns, 13), numbers(columns, 14), numbers(columns, 15), 1e-5]]),
   ...[[1, 1], [4, 33], [2, 1000]].map(([rows, columns]) => ["softmax", [numbers(rows * columns, 5), columns]]),
   ...["interleaved", "halves"].map((style) => ["rope", [numbers(3 * 2 * 8, 6), { nHeads: 2, headDim: 8, firstPos: 5, theta: 10000, style }]]),
   ["attention", [numbers(3 * 4 * 8, 7), numbers(5 * 2 * 8, 8), numbers(5 * 2 * 8, 9), { nHeads: 4, nKvHeads: 2, headDim: 8 }]],

@@ -23,14 +23,18 @@ const FLAGS = [
 ];
 const GPU_FLAGS = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"];
 
-/** A browser with a profile of its own, which `close` deletes. With `gpu: false` WebGPU is there and finds no adapter. */
-export async function openBrowser({ gpu = true } = {}) {
+/**
+ * A browser with a profile of its own, which `close` deletes. With `gpu: false` WebGPU is there and finds no adapter; with
+ * `serviceWorkers: "block"` pages cannot register any, and see what the server has at the moment.
+ */
+export async function openBrowser({ gpu = true, serviceWorkers = "allow" } = {}) {
   const profile = await mkdtemp(join(tmpdir(), "tilewright-chromium-"));
   const env = Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith("VK_")));
   const context = await chromium.launchPersistentContext(profile, {
     executablePath: EXECUTABLE,
     args: [...FLAGS, ...(gpu ? GPU_FLAGS : ["--disable-gpu", "--disable-features=WebGPU"])],
     env,
+    serviceWorkers,
   });
   context.setDefaultTimeout(120_000);
   return {

@@ -9,9 +9,9 @@ import { after, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import { pathToFileURL } from "node:url";
 
-import { chromium, everywhere, places, published, server, tinyEncoder } from "./places.mjs";
+import { chromium, everywhere, places, published, server } from "./places.mjs";
 import { dataFolder, repository } from "./server.mjs";
-import { tensors } from "./tensors.mjs";
+import { tensors, tinyEncoder } from "./tensors.mjs";
 
 const DIMS = 384;
 // SwiftShader takes seconds for a hundred tokens.

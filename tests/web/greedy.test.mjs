@@ -1,6 +1,6 @@
 // The same greedy tokens everywhere: in Chromium on WebGPU and on the CPU, in Node on Dawn and on the CPU, natively on
-// both, and in the references that the test data brings. Prints a table. On WebGPU texts are cut short unless
-// TILEWRIGHT_FULL is set.
+// both, and in the references that the test data brings. Prints a table. With TILEWRIGHT_FULL also in Firefox, WebKit and
+// Deno; without, texts are cut short on WebGPU.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -11,8 +11,11 @@ import { after, before, test } from "node:test";
 import { pathToFileURL } from "node:url";
 
 import { openBrowser } from "./browser.mjs";
+import { missingDeno, runInDeno } from "./deno.mjs";
+import { missingFirefox, openFirefox } from "./firefox.mjs";
 import { dataFolder, repository, startServer } from "./server.mjs";
 import { tensors } from "./tensors.mjs";
+import { missingWebKit, openWebKit } from "./webkit.mjs";
 
 // Below this margin between the two best logits, float32 arithmetic does not decide what the reference decided: twice
 // the tolerance that the data's README derives.
@@ -71,9 +74,8 @@ function allModels() {
   return models;
 }
 
-/** Runs in a page and in Node: all continuations of one model. */
-async function continueInPackage({ module, sources, device, cases }) {
-  const { Model } = await import(module);
+/** Runs in a page, in Node and in Deno: all continuations of one model. */
+async function continueWith({ Model }, { sources, device, cases }) {
   const model = await Model.load(sources.length === 1 ? sources[0] : sources, { device, cache: false });
   try {
     const continuations = [];
@@ -86,6 +88,11 @@ async function continueInPackage({ module, sources, device, cases }) {
   } finally {
     model.free();
   }
+}
+
+/** Runs in a page: as `continueWith`, of which it has the source. */
+async function continueInPage(source, given) {
+  return new Function(`return ${source}`)()(await import("/npm/index.js"), given);
 }
 
 /** All continuations of one model by the native library. */
@@ -105,12 +112,15 @@ const models = allModels();
 const byLane = new Map();
 let server;
 let chromium;
+/** Browsers that a lane has opened, by name. */
+const opened = new Map();
 
 before(async () => {
   server = await startServer();
   chromium = await openBrowser();
 });
 after(async () => {
+  for (const browser of opened.values()) await browser.close();
   await chromium?.close();
   await server?.stop();
 });
@@ -119,39 +129,45 @@ const roomFolder = { assets: join(repository, "assets"), data: dataFolder };
 const urlsOf = ({ room, files }) =>
   files.map((path) => `${server.origin}/${room}/${relative(roomFolder[room], path).split("/").map(encodeURIComponent).join("/")}`);
 
+const packageModule = pathToFileURL(join(repository, "npm/dist/index.js")).href;
+
+/** A lane in Chromium. */
+const inChromium = (device) => async (model, cases) => {
+  const page = await chromium.open(`${server.origin}/blank.html`);
+  const given = { sources: urlsOf(model), device, cases };
+  const result = await page.evaluate(([source, given]) => import("/npm/index.js").then((module) => new Function(`return ${source}`)()(module, given)),
+    [continueWith.toString(), given]);
+  await page.close();
+  return result;
+};
+
+/** A lane in a browser that is opened when the first model needs it. */
+const inBrowser = (name, open, device) => async (model, cases) => {
+  if (!opened.has(name)) opened.set(name, await open());
+  return opened.get(name).evaluate(`${server.origin}/blank.html`, continueInPage, continueWith.toString(), { sources: urlsOf(model), device, cases });
+};
+
+const inNode = (device) => async (model, cases) => continueWith(await import(packageModule), { sources: model.files, device, cases });
+const inDeno = (device) => (model, cases) => runInDeno(packageModule, continueWith, { sources: model.files, device, cases });
+
 // Those with whole texts come first: all others are compared with the first one.
 const lanes = {
-  "Chromium, CPU": async (model, cases) => {
-    const page = await chromium.open(`${server.origin}/blank.html`);
-    const result = await page.evaluate(continueInPackage, {
-      module: "/npm/index.js", sources: urlsOf(model), device: "cpu", cases,
-    });
-    await page.close();
-    assert.equal(result.on.backend, "cpu");
-    return result;
-  },
-  "Node, CPU": async (model, cases) => {
-    const module = pathToFileURL(join(repository, "npm/dist/index.js")).href;
-    return continueInPackage({ module, sources: model.files, device: "cpu", cases });
-  },
+  "Chromium, CPU": inChromium("cpu"),
+  "Node, CPU": inNode("cpu"),
   "native, CPU": (model, cases) => continueNatively({ native: model.native, device: "cpu", cases }),
   "native, GPU": (model, cases) => continueNatively({ native: model.native, device: "gpu", cases }),
-  "Chromium, WebGPU": async (model, cases) => {
-    const page = await chromium.open(`${server.origin}/blank.html`);
-    const result = await page.evaluate(continueInPackage, {
-      module: "/npm/index.js", sources: urlsOf(model), device: "gpu", cases,
-    });
-    await page.close();
-    assert.equal(result.on.backend, "webgpu");
-    return result;
-  },
-  "Node, Dawn": async (model, cases) => {
-    const module = pathToFileURL(join(repository, "npm/dist/index.js")).href;
-    const result = await continueInPackage({ module, sources: model.files, device: "gpu", cases });
-    assert.equal(result.on.backend, "webgpu");
-    return result;
-  },
+  "Chromium, WebGPU": inChromium("gpu"),
+  "Node, Dawn": inNode("gpu"),
+  // A text of the built-in model is in the tests of each of them.
+  ...(process.env.TILEWRIGHT_FULL ? {
+    "Firefox, CPU": inBrowser("Firefox", openFirefox, "cpu"),
+    "Firefox, WebGPU": inBrowser("Firefox", openFirefox, "gpu"),
+    "WebKit, CPU": inBrowser("WebKit", openWebKit, "cpu"),
+    "Deno, CPU": inDeno("cpu"),
+    "Deno, WebGPU": inDeno("gpu"),
+  } : {}),
 };
+const missing = { Firefox: missingFirefox, WebKit: missingWebKit, Deno: missingDeno };
 
 /** How many leading ids two continuations share. */
 function common(a, b) {
@@ -160,7 +176,8 @@ function common(a, b) {
 }
 
 for (const [lane, run] of Object.entries(lanes)) {
-  test(`${lane}: greedy tokens are the reference's up to its first near-tie`, { timeout: 1_200_000 }, async (t) => {
+  const skip = missing[lane.split(",")[0]] ?? false;
+  test(`${lane}: greedy tokens are the reference's up to its first near-tie`, { skip, timeout: 1_800_000 }, async (t) => {
     const results = new Map();
     let tokens = 0;
     for (const model of models) {
@@ -174,6 +191,7 @@ for (const [lane, run] of Object.entries(lanes)) {
         console.log(`skipped: ${lane}: ${error.message}`);
         return t.skip(error.message);
       }
+      assert.equal(result.on.backend, lane.startsWith("native") ? "native" : lane.endsWith("CPU") ? "cpu" : "webgpu");
       if (results.size === 0) t.diagnostic(`${lane} is ${result.on.name} (${result.on.backend})`);
       results.set(model.name, result.continuations);
       model.cases.forEach(({ name, ids, margins }, i) => {

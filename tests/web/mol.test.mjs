@@ -6,9 +6,9 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { test } from "node:test";
 
-import { everywhere, places, published, server, tinyEncoder } from "./places.mjs";
+import { everywhere, places, published, server } from "./places.mjs";
 import { bytesInMemory, repository } from "./server.mjs";
-import { tensors, uniform, withMetadata } from "./tensors.mjs";
+import { tensors, tinyEncoder, uniform, withMetadata } from "./tensors.mjs";
 
 const [COUNT, QUERIES, K] = [300, 4, 20];
 const [N, M, D] = [4, 4, 16];

@@ -7,6 +7,7 @@ import { mkdirSync, mkdtempSync, readFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
+import { pathToFileURL } from "node:url";
 
 import { bigModel } from "./big-model.mjs";
 import { openBrowser } from "./browser.mjs";
@@ -203,6 +204,44 @@ test("by keyboard alone: Tab reaches everything, Enter sends, Escape stops", lim
   await close(page);
 });
 
+test("the Enter that chooses a word of an input method sends nothing, in Safari neither", limited, async () => {
+  const page = await openDemo();
+  await page.fill("#prompt", "One day");
+  // Chromium and Firefox send it while they compose, Safari after that, with this code.
+  const ended = await page.locator("#prompt").evaluate((prompt) => [{ isComposing: true, keyCode: 229 }, { isComposing: false, keyCode: 229 }].map((kind) => {
+    const event = new KeyboardEvent("keydown", { key: "Enter", bubbles: true, cancelable: true, ...kind });
+    prompt.dispatchEvent(event);
+    return event.defaultPrevented;
+  }));
+  assert.deepEqual(ended, [false, false]);
+  assert.equal(await page.inputValue("#prompt"), "One day");
+  await through(page, "generating", "ready", () => page.press("#prompt", "Enter"));
+  assert.equal(await page.inputValue("#prompt"), "");
+  await close(page);
+});
+
+/** Runs in a page before its scripts: writes down when workers begin and end. */
+function recordWorkers() {
+  globalThis.workers = [];
+  globalThis.Worker = class extends Worker {
+    constructor(...given) {
+      super(...given);
+      workers.push("begins");
+    }
+    terminate() {
+      super.terminate();
+      workers.push("ends");
+    }
+  };
+}
+
+test("a model is gone, with all its memory, before the next one is loaded", limited, async () => {
+  const page = await openDemo(chromium, recordWorkers);
+  for (let i = 0; i < 2; i++) await through(page, "loading", "ready", () => page.click("#model-builtin"));
+  assert.deepEqual(await page.evaluate(() => workers), ["begins", "ends", "begins", "ends", "begins"]);
+  await close(page);
+});
+
 test("every control has a name for screen readers", limited, async () => {
   const page = await openDemo();
   await openSettings(page);
@@ -282,6 +321,50 @@ test("an address is loaded with progress, can be cancelled, is kept, and can be 
   await close(page);
 });
 
+test("a name of Hugging Face leads to the repository's folder, or to one of its GGUF files", limited, async () => {
+  const { choiceOfAddress, located } = await import(pathToFileURL(join(repository, "www/dist/sources.js")));
+  const hub = `${server.origin}/files`;
+  const publish = (name, paths, revision = "main") => {
+    const answer = JSON.stringify({ id: name, siblings: paths.map((rfilename) => ({ rfilename })) });
+    server.files.set(`api/models/${name}/revision/${revision}`, bytesInMemory(Buffer.from(answer), "application/json"));
+  };
+  const find = (typed) => located(choiceOfAddress(typed, "http://localhost/"), new AbortController().signal, hub);
+  publish("o/quants", ["README.md", "mmproj-F32.gguf", "a-F16.gguf", "a-Q8_0.gguf", "a.Q4_K_M.gguf", "a-IQ2_XS.gguf"]);
+  publish("o/parts", ["Q6_K/b-Q6_K-00001-of-00002.gguf", "Q6_K/b-Q6_K-00002-of-00002.gguf"]);
+  publish("o/odd", ["stories 1.gguf"]);
+  publish("o/both", ["config.json", "model.safetensors", "c-Q8_0.gguf"]);
+  publish("o/tensors", ["config.json", "model.safetensors"], "v2");
+  const at = (path) => `${hub}/${path}`;
+  assert.deepEqual(await find(" o/quants "), { label: "a.Q4_K_M.gguf", source: at("o/quants/resolve/main/a.Q4_K_M.gguf") });
+  assert.deepEqual(await find("o/quants:q8_0"), { label: "a-Q8_0.gguf", source: at("o/quants/resolve/main/a-Q8_0.gguf") });
+  assert.deepEqual((await find("https://huggingface.co/o/parts")).source, [1, 2].map((i) => at(`o/parts/resolve/main/Q6_K/b-Q6_K-0000${i}-of-00002.gguf`)));
+  assert.deepEqual((await find("o/odd")).source, at("o/odd/resolve/main/stories%201.gguf"));
+  assert.deepEqual(await find("o/both"), { label: "both", source: at("o/both/resolve/main/") });
+  assert.deepEqual((await find("o/both:Q8_0")).source, at("o/both/resolve/main/c-Q8_0.gguf"));
+  assert.deepEqual(await find("https://huggingface.co/o/tensors/tree/v2"), { label: "tensors", source: at("o/tensors/resolve/v2/") });
+  assert.deepEqual((await find("o/unknown")).source, at("o/unknown/resolve/main/"), "without an answer");
+  await assert.rejects(find("o/quants:Q5_K"), { code: "http", message: /no GGUF file of Q5_K; it has F16, Q8_0, Q4_K_M, IQ2_XS/ });
+  // A file's address is what it is.
+  assert.equal((await find("https://huggingface.co/o/quants/blob/main/a-F16.gguf?x=1")).source, "https://huggingface.co/o/quants/resolve/main/a-F16.gguf?x=1");
+
+  // And in the page, with the hub's answers from here.
+  const page = await openDemo();
+  await page.context().route("https://huggingface.co/**", (route) => {
+    const { pathname } = new URL(route.request().url());
+    const headers = { "access-control-allow-origin": "*" };
+    if (pathname === "/api/models/o/stories/revision/main") return route.fulfill({ headers, json: { siblings: [{ rfilename: "stories-Q4_0.gguf" }] } });
+    if (pathname === "/o/stories/resolve/main/stories-Q4_0.gguf") return route.fulfill({ headers, body: stories });
+    return route.fulfill({ status: 404, headers });
+  });
+  try {
+    await through(page, "loading", "ready", () => loadAddress(page, "o/stories"));
+    assert.ok(await page.locator("#error").isHidden());
+  } finally {
+    await page.context().unroute("https://huggingface.co/**");
+  }
+  await close(page);
+});
+
 test("what goes wrong with an address is told in a sentence", limited, async () => {
   const page = await openDemo();
   const addresses = {
@@ -324,6 +407,79 @@ test("after one visit the page, its model and a kept model work without a networ
     server.isDown = false;
   }
   await page.close();
+});
+
+/** Scripts of the page that tell which version they are of. */
+const MARKED = ["main.js", "progress.js", "picker.js"];
+
+/** Puts another version of the page on the server. */
+function publishVersion(version) {
+  const built = (name) => readFileSync(join(repository, "www/dist", name), "utf8");
+  server.besidePage.set("", built("index.html").replace(/data-version="[^"]*"/, `data-version="${version}"`));
+  for (const name of MARKED) server.besidePage.set(name, `(globalThis.versions ??= {})["${name}"] = "${version}";\n${built(name)}`);
+}
+
+/** Which version the page is of, and its scripts. */
+const versionsOf = (page) => page.evaluate((marked) => [document.documentElement.dataset.version, ...marked.map((name) => globalThis.versions?.[name])], MARKED);
+
+/** Waits until a function in the page resolves with something true; `waitForFunction` does not wait for what is asynchronous. */
+async function until(page, condition, given) {
+  while (!await page.evaluate(condition, given)) await page.waitForTimeout(50);
+}
+
+/** Waits until the service worker has kept a version as a whole. */
+const waitUntilKept = (page, version) => until(page, async (version) =>
+  await (await caches.match(new URL("./newest", location.href).href, { cacheName: "tilewright-versions" }))?.text() === version, version);
+
+test("without a network the page is of one version, also if another one came in part", limited, async () => {
+  const browser = await openBrowser({ gpu: false });
+  try {
+    publishVersion("a");
+    const page = await openDemo(browser);
+    await page.evaluate(() => navigator.serviceWorker.ready);
+    await page.reload();
+    await waitFor(page, "ready");
+    await page.waitForFunction(() => navigator.serviceWorker.controller !== null);
+
+    publishVersion("b");
+    const broke = new Promise((resolve) => server.besidePage.set("picker.js", (request) => resolve(request.socket.destroy())));
+    const visit = async (isOffline) => {
+      await browser.context.setOffline(isOffline);
+      await page.reload();
+      await waitFor(page, "ready");
+      return versionsOf(page);
+    };
+    // The line breaks while the new version is loaded.
+    await page.reload();
+    await broke;
+    assert.deepEqual(await visit(true), ["a", "a", "a", "a"]);
+
+    publishVersion("b");
+    assert.deepEqual(await visit(false), ["b", "b", "b", "b"], "a new version is seen at once");
+    await waitUntilKept(page, "b");
+    assert.deepEqual(await visit(true), ["b", "b", "b", "b"]);
+    // What nobody needs any more is deleted.
+    await until(page, async () => !(await caches.keys()).includes("tilewright-pagea"));
+  } finally {
+    server.besidePage.clear();
+    await browser.close();
+  }
+});
+
+test("a server that takes the request for the page and never answers does not keep it from opening", limited, async () => {
+  const browser = await openBrowser({ gpu: false });
+  try {
+    const page = await openDemo(browser);
+    await page.evaluate(() => navigator.serviceWorker.ready);
+    server.besidePage.set("", () => {});
+    await page.reload({ timeout: 30_000 });
+    await waitFor(page, "ready");
+    await ask(page, "Once upon a time");
+    await close(page);
+  } finally {
+    server.besidePage.clear();
+    await browser.close();
+  }
 });
 
 test("loading and generating leave the main thread what is to be drawn, once a frame", limited, async (t) => {

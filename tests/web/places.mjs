@@ -1,7 +1,7 @@
 // The same test code in a page of Chromium and in Node. Importing this opens a server and a browser for the file's tests.
 
 import assert from "node:assert/strict";
-import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { after, before, test } from "node:test";
@@ -37,14 +37,6 @@ export function published(place, name, files) {
     writeFileSync(join(at, name, file), content);
   }
   return `${join(at, name)}/`;
-}
-
-/** The files of a tiny model of `tests/data/encoders`, and its references. */
-export function tinyEncoder(name) {
-  const at = join(repository, "tests/data/encoders", name);
-  const names = readdirSync(at, { recursive: true }).filter((file) => statSync(join(at, file)).isFile());
-  const { "cases.json": cases, ...files } = Object.fromEntries(names.map((file) => [file, readFileSync(join(at, file))]));
-  return { files, ...JSON.parse(cases) };
 }
 
 /** By place: runs a function there with the package and what it is given, which gives plain data. */

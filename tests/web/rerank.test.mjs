@@ -4,7 +4,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { everywhere, places, published, tinyEncoder } from "./places.mjs";
+import { everywhere, places, published } from "./places.mjs";
+import { tinyEncoder } from "./tensors.mjs";
 
 // As in `tests/web/embed.test.mjs`: Mesa's driver takes minutes for the shaders as Dawn hands them over.
 const WITH_DAWN = Boolean(process.env.TILEWRIGHT_FULL);

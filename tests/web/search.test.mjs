@@ -21,8 +21,8 @@ before(async () => {
   server = await startServer();
   // One that was built with the page is for an encoder, which the tests need not have.
   server.besidePage.set("mol.safetensors", null);
-  // Without WebGPU the page takes the CPU, which is the fastest here.
-  chromium = await openBrowser({ gpu: false });
+  // Without WebGPU the page takes the CPU, which is the fastest here. What is beside the page changes from test to test.
+  chromium = await openBrowser({ gpu: false, serviceWorkers: "block" });
 });
 after(async () => {
   await chromium?.close();
@@ -168,6 +168,16 @@ withEncoder("texts that are dropped wait for an encoder; Stop keeps what is done
   await page.waitForFunction(() => document.querySelector("#texts-summary").textContent === "300 passages of 1 text");
   await waitFor(page, "ready");
   assert.match((await search(page, "Passage number 299 is about 11063 things")).join("\n"), /number 299/);
+  await close(page);
+});
+
+test("a file of a hundred thousand and more passages is taken as a whole", limited, async () => {
+  const page = await openSearch();
+  const lines = Buffer.from(Array.from({ length: 200_000 }, (_, i) => `Line ${i}.`).join("\n"));
+  await page.setInputFiles("#texts-file", [{ name: "lines.txt", mimeType: "text/plain", buffer: lines }]);
+  await page.waitForFunction(() => document.querySelector("#texts-summary").textContent !== "none yet" || document.querySelector(".notice[data-code=text]") !== null);
+  assert.deepEqual(await page.locator(".notice[data-code=text]").allInnerTexts(), []);
+  assert.match(await page.textContent("#texts-summary"), /^200,000 passages of 1 text/);
   await close(page);
 });
 
@@ -327,6 +337,17 @@ test("tabs follow the arrow keys, have their roles, and the address names the vi
     return panel.getAttribute("aria-labelledby") === tab.id && tab.parentElement.getAttribute("role") === "tablist";
   }));
   assert.deepEqual(relations, [true, true]);
+
+  // An address that is typed, or a step back to one, changes the view of the open page; a link within a view does not.
+  const go = (hash, view) => page.evaluate((hash) => void (location.hash = hash), hash)
+    .then(() => page.waitForFunction((view) => document.documentElement.dataset.view === view, view, { timeout: 10_000 }));
+  await go("#search", "search");
+  await page.goBack();
+  await page.waitForFunction(() => document.documentElement.dataset.view === "chat");
+  await go("#search", "search");
+  await go("#query", "search");
+  await go("#chat", "chat");
+  assert.equal(await page.evaluate(() => location.hash), "");
   assert.ok(await page.locator("#prompt").isVisible());
   assert.ok(await page.locator("#query").isHidden());
   await close(page);
@@ -356,6 +377,10 @@ test("texts become passages: paragraphs, records, and pieces of what is long", a
   assert.deepEqual(passagesOf("a.md", "# A\n\n## B\n\nText.\n\n# Last"), ["# A ## B Text.", "# Last"]);
   assert.deepEqual(passagesOf("lines.txt", "A line\nthat goes on.\nAnother one!\nLast"), ["A line that goes on.", "Another one!", "Last"]);
   assert.deepEqual(passagesOf("a.csv", 'x,y\r\n1,"a ""b"", c"\r\n,\r\n2,"two\nlines"'), ['1 · a "b", c', "2 · two lines"]);
+  // As spreadsheets of many countries write it, with a mark of the encoding in front.
+  assert.deepEqual(passagesOf("a.csv", '\ufeffname;note\r\nOwl;"It hunts; at night, alone"\r\nHen;"An ""egg"", daily"\r\n'), ["Owl · It hunts; at night, alone", 'Hen · An "egg", daily']);
+  assert.deepEqual(passagesOf("a.csv", "name\tnote\nOwl\tIt hunts, at night\n"), ["Owl · It hunts, at night"]);
+  assert.throws(() => passagesOf("a.csv", 'x,y\n1,fine\n2,"never closed\n3,4\n'), /a\.csv: record 3 has a quote that nothing closes/);
   assert.deepEqual(passagesOf("a.jsonl", '{"title":"t","text":"x"}\n\n"y"\n{"a":"b","n":1,"c":"d"}\n5'), ["x", "y", "b · d"]);
   assert.throws(() => passagesOf("a.jsonl", "{}\n{"), /a\.jsonl: line 2 is no JSON/);
   assert.deepEqual(passagesOf("a.txt", ""), []);

@@ -25,7 +25,7 @@ import { join, resolve, sep } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 
-import { requestedRange, serveFile } from "../../scripts/static-server.mjs";
+import { requestedRange, serveFile, typeOf } from "../../scripts/static-server.mjs";
 
 export const repository = fileURLToPath(new URL("../..", import.meta.url));
 
@@ -88,7 +88,10 @@ class Server {
   log = [];
   /** What `/files/NAME` gives: `{ size, etag, type, read(start, end) }`. */
   files = new Map();
-  /** What `/www/NAME` gives in the place of what was built; `null`: nothing. */
+  /**
+   * What `/www/NAME` gives in the place of what was built, with the type of a built file of that name; `null`: nothing. A function answers
+   * itself: `(request, response) => ..`.
+   */
   besidePage = new Map();
   /** While true, downloads are refused like by a machine that is off the network. */
   isDown = false;
@@ -152,8 +155,10 @@ class Server {
       if (request.method === "OPTIONS") return response.writeHead(204).end();
     }
     if (pathname === "/blank.html") return response.writeHead(200, { "content-type": "text/html" }).end(BLANK);
-    const beside = this.besidePage.get(pathname.replace(/^\/www\//, ""));
-    if (beside !== undefined) return beside ? response.writeHead(200).end(beside) : response.writeHead(404).end();
+    const name = pathname.replace(/^\/www\//, "");
+    const beside = this.besidePage.get(name);
+    if (typeof beside === "function") return beside(request, response);
+    if (beside !== undefined) return beside ? response.writeHead(200, { "content-type": typeOf(name || "index.html") }).end(beside) : response.writeHead(404).end();
     for (const [prefix, folder] of [["/npm/", "npm/dist"], ["/www/", "www/dist"]]) {
       if (pathname.startsWith(prefix)) {
         return serveFile(join(repository, folder), pathname.slice(prefix.length - 1), request, response);

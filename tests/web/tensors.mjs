@@ -1,6 +1,17 @@
-// Reference numbers of the test data, and small files of tensors.
+// Reference numbers of the test data, tiny models, and small files of tensors.
 
-import { readFileSync } from "node:fs";
+import { readdirSync, readFileSync, statSync } from "node:fs";
+import { join } from "node:path";
+
+import { repository } from "./server.mjs";
+
+/** The files of a tiny model of `tests/data/encoders`, and its references. */
+export function tinyEncoder(name) {
+  const at = join(repository, "tests/data/encoders", name);
+  const names = readdirSync(at, { recursive: true }).filter((file) => statSync(join(at, file)).isFile());
+  const { "cases.json": cases, ...files } = Object.fromEntries(names.map((file) => [file, readFileSync(join(at, file))]));
+  return { files, ...JSON.parse(cases) };
+}
 
 function headerOf(file) {
   const headerBytes = Number(file.readBigUInt64LE());
