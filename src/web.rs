@@ -29,16 +29,10 @@ use crate::error::Error;
 use crate::gpu::BrowserAdapter;
 use crate::shaders::{self, Tier};
 
-#[wasm_bindgen]
-extern "C" {
-    // Windows, workers, Node and Deno all have it.
-    #[wasm_bindgen(js_name = setTimeout)]
-    fn set_timeout(callback: &js_sys::Function, delay_ms: i32);
-}
-
 #[wasm_bindgen(start)]
 fn start() {
-    console_error_panic_hook::set_once();
+    // A panic ends the module with a trap that does not say why. The console adds the stack.
+    std::panic::set_hook(Box::new(|panic| web_sys::console::error_1(&panic.to_string().into())));
 }
 
 /// The crate's version.
@@ -165,7 +159,12 @@ impl Device {
 
 /// Resolves in the event loop's next turn.
 pub(crate) async fn next_turn() {
-    let promise = js_sys::Promise::new(&mut |resolve, _| set_timeout(&resolve, 0));
+    // Windows, Node and Deno are no workers, but have this method as well.
+    let scope = js_sys::global().unchecked_into::<web_sys::WorkerGlobalScope>();
+    let promise = js_sys::Promise::new(&mut |resolve, _| {
+        // Its errors are those of a callback that is text.
+        let _ = scope.set_timeout_with_callback_and_timeout_and_arguments_0(&resolve, 0);
+    });
     // The promise is never rejected.
     let _ = JsFuture::from(promise).await;
 }

@@ -15,6 +15,8 @@ export interface DownloadOptions {
   signal: AbortSignal;
   /** The browser's own HTTP cache; not used for what the package keeps itself. */
   httpCache: RequestCache;
+  /** Only asks for the file's size and version; the first read opens the connection. For files that are not read at once. */
+  lazily?: boolean;
   /** Called when a connection broke and is opened again. */
   onReconnect(message: string): void;
 }
@@ -40,6 +42,13 @@ class Broken extends Error {
 /** The file is another than the one that was asked for. */
 class Changed extends Error {}
 
+/** A web page in the place of a file, as some servers answer for any file that they do not have. */
+export class WebPage extends TilewrightError {
+  constructor(url: string) {
+    super("not_a_model", `${url} holds a web page, not a model file`);
+  }
+}
+
 /** The bytes of a file from some offset to its end. */
 export class Download {
   readonly #url: string;
@@ -61,7 +70,7 @@ export class Download {
   /** Opens a file at its start. */
   static async open(url: string, options: DownloadOptions): Promise<Download> {
     const download = new Download(url, options);
-    await download.#retrying(() => download.#connect(false));
+    await download.#retrying(() => options.lazily === true ? download.#ask() : download.#connect(false));
     return download;
   }
 
@@ -71,7 +80,7 @@ export class Download {
     download.#version = { ...version };
     download.#position = offset;
     try {
-      await download.#retrying(() => download.#connect(true));
+      await download.#retrying(() => options.lazily === true ? download.#ask() : download.#connect(true));
     } catch (error) {
       if (error instanceof Changed) {
         return undefined;
@@ -181,6 +190,15 @@ export class Download {
     }
   }
 
+  /** Finds out what the server has. */
+  async #ask(): Promise<void> {
+    const found = await requestVersion(this.#url, this.#options.signal);
+    if (differs(this.#version, found)) {
+      throw new Changed();
+    }
+    this.#version = { ...found, ...this.#version };
+  }
+
   /** Opens a connection at the position. `again`: the file is known, and another version of it is refused. */
   async #connect(again: boolean): Promise<void> {
     const offset = this.#position;
@@ -190,13 +208,7 @@ export class Download {
     if (again && (response.status === 416 || differs(expected, found))) {
       throw new Changed();
     }
-    if (!response.ok) {
-      const error = refused(this.#url, response.status);
-      throw TRANSIENT.has(response.status) ? new Broken(error) : error;
-    }
-    if (/^(text\/html|application\/xhtml)/.test(response.headers.get("content-type") ?? "")) {
-      throw new TilewrightError("not_a_model", `${this.#url} holds a web page, not a model file`);
-    }
+    checkAnswer(this.#url, response);
     if (response.status === 206 && !startsAt(response, offset, found, expected.size)) {
       throw new TilewrightError("range",
         `${this.#url}: the server was asked for the bytes from ${offset} on and sent ${response.headers.get("content-range") ?? "others"}`);
@@ -234,14 +246,57 @@ export class Download {
 
 /** What a server says of a file without sending it, or nothing when it does not say or cannot be reached. */
 export async function askVersion(url: string, signal: AbortSignal): Promise<FileVersion | undefined> {
-  const limit = AbortSignal.any([signal, AbortSignal.timeout(5000)]);
   try {
-    const response = await fetch(url, { method: "HEAD", cache: "no-store", signal: limit });
-    return response.ok ? versionOf(response, 0) : undefined;
+    return await requestVersion(url, AbortSignal.any([signal, AbortSignal.timeout(5000)]));
   } catch {
-    // Offline, no permission for this method, or too slow: the caller goes on without an answer.
+    // Offline, refused, or too slow: the caller goes on without an answer.
     signal.throwIfAborted();
     return undefined;
+  }
+}
+
+/** What a server says of a file without sending it. Throws what opening the file would. */
+async function requestVersion(url: string, signal: AbortSignal): Promise<FileVersion> {
+  const ask = async (init: RequestInit): Promise<Response> => {
+    const response = await fetch(url, { ...init, cache: "no-store", signal: AbortSignal.any([signal, AbortSignal.timeout(SILENCE_MS)]) });
+    // A server that ignores ranges sends the whole file.
+    response.body?.cancel().catch(() => {});
+    return response;
+  };
+  const head = await ask({ method: "HEAD" }).catch(() => undefined);
+  if (head?.ok === true) {
+    checkAnswer(url, head);
+    const version = versionOf(head, 0);
+    if (version.size !== undefined) {
+      return version;
+    }
+  }
+  signal.throwIfAborted();
+  // A signed address is for one method, some servers allow other sites' pages only that one, and some say no size: one byte tells it.
+  let answer: Response;
+  try {
+    answer = await ask({ headers: { range: "bytes=0-0" } });
+  } catch (error) {
+    throw unreachable(url, error);
+  }
+  // Of an empty file there is no such range.
+  const isEmpty = answer.status === 416;
+  if (!isEmpty) {
+    checkAnswer(url, answer);
+  }
+  const { size, ...version } = versionOf(answer, 0);
+  const isWhole = answer.status === 200 || /\/\d+$/.test(answer.headers.get("content-range") ?? "");
+  return isEmpty ? { ...version, size: 0 } : isWhole && size !== undefined ? { ...version, size } : version;
+}
+
+/** Throws if the answer is an error or a web page. */
+function checkAnswer(url: string, response: Response): void {
+  if (!response.ok) {
+    const error = refused(url, response.status);
+    throw TRANSIENT.has(response.status) ? new Broken(error) : error;
+  }
+  if (/^(text\/html|application\/xhtml)/.test(response.headers.get("content-type") ?? "")) {
+    throw new WebPage(url);
   }
 }
 
@@ -256,11 +311,14 @@ export function differs(a: FileVersion, b: FileVersion): boolean {
     || (a.lastModified !== undefined && b.lastModified !== undefined && a.lastModified !== b.lastModified);
 }
 
+/** What {@link describeImpostor} calls a web page. */
+export const A_WEB_PAGE = "a web page";
+
 /** Bytes that begin like something that people get instead of a model. Returns what it is. */
 export function describeImpostor(start: Uint8Array): string | undefined {
   const text = new TextDecoder("latin1").decode(start.subarray(0, 64)).trimStart().toLowerCase();
   if (/^<(!doctype|html|head|body)/.test(text)) {
-    return "a web page";
+    return A_WEB_PAGE;
   }
   if (/^<\?xml|^<error/.test(text)) {
     return "an XML document, often a server's error message";
@@ -331,7 +389,7 @@ function refused(url: string, status: number): TilewrightError {
     : status === 401 || status === 403 ? "the server does not give it to everyone"
     : status === 429 ? "the server asks for fewer requests"
     : status >= 500 ? "the server has a problem" : "the server refuses";
-  return new TilewrightError("http", `${url} could not be fetched: ${meaning} (HTTP status ${status})`);
+  return new TilewrightError("http", `${url} could not be fetched: ${meaning} (HTTP status ${status})`, { status });
 }
 
 function delay(milliseconds: number, signal: AbortSignal): Promise<void> {

@@ -3,6 +3,7 @@
 import { Embeddings } from "./embeddings.js";
 import { textOf, textsOf } from "./given.js";
 import { defined, Loaded, loadInto, progressOf } from "./loaded.js";
+import { known } from "./options.js";
 import { specOf } from "./spec.js";
 import type { EmbedderInfo, EmbedderOptions, EmbedOptions, ModelSource, PromptOptions } from "./types.js";
 
@@ -25,9 +26,9 @@ export class Embedder extends Loaded<EmbedderInfo> {
    * @throws {@link TilewrightError}, `unsupported` for a model of another kind; or the reason of `options.signal`.
    */
   static async load(source: ModelSource, options: EmbedderOptions = {}): Promise<Embedder> {
-    const { maxTokens, pooling, normalize, maxBatchTokens, cachedVectors, memoryLimit, ...common } = options;
+    const { maxTokens, pooling, normalize, maxBatchTokens, cachedVectors, memoryLimit, ...common } = known("Embedder.load", options);
     const settings = defined({ maxTokens, pooling, normalize, maxBatchTokens, cachedVectors, memoryLimit });
-    return new Embedder(await loadInto("loadEmbedder", specOf(source), { settings }, common));
+    return new Embedder(await loadInto("loadEmbedder", await specOf(source, common.signal), { settings }, common));
   }
 
   /**
@@ -38,14 +39,16 @@ export class Embedder extends Loaded<EmbedderInfo> {
   embed(text: string, options?: EmbedOptions): Promise<Float32Array>;
   /** The vectors of texts, in their order. */
   embed(texts: readonly string[], options?: EmbedOptions): Promise<Embeddings>;
-  async embed(given: string | readonly string[], { prompt, signal, onProgress }: EmbedOptions = {}): Promise<Float32Array | Embeddings> {
+  async embed(given: string | readonly string[], options: EmbedOptions = {}): Promise<Float32Array | Embeddings> {
+    const { prompt, signal, onProgress } = known("embed", options);
     const texts = typeof given === "string" ? [given] : textsOf("texts", given, "a text or ");
     const vectors = await this.engine.call("embed", { texts, ...defined({ prompt }) }, { signal, ...progressOf(texts, onProgress) });
     return typeof given === "string" ? vectors : new Embeddings(vectors, this.info.dims);
   }
 
   /** Token ids of a text as the encoder reads it: behind the prompt, with the tokens around it, and cut to `info.maxTokens`. */
-  async tokenize(text: string, { prompt }: PromptOptions = {}): Promise<Uint32Array> {
+  async tokenize(text: string, options: PromptOptions = {}): Promise<Uint32Array> {
+    const { prompt } = known("Embedder.tokenize", options);
     return this.engine.call("encode", { text: textOf("text", text), ...defined({ prompt }) });
   }
 }

@@ -3,7 +3,7 @@
 import { fromWire, messageOf, TilewrightError } from "./errors.js";
 import { importHidden, isNode } from "./platform.js";
 import type { CallName, Calls, FromWorker, ToWorker } from "./protocol.js";
-import type { DeviceInfo, Notice } from "./types.js";
+import type { DeviceInfo, Notice, Progress } from "./types.js";
 
 /** A worker of the browser or a thread of Node. */
 interface Thread {
@@ -37,10 +37,14 @@ export interface CallOptions<K extends CallName> {
 /** Milliseconds that an aborted load has to put things in order before its worker is ended. */
 const GRACE_MS = 2000;
 
+/** Bytes whose loss would be felt: the browser is asked to keep them. */
+const LARGE_BYTES = 50e6;
+
 /** A worker with an engine. */
 export class Engine {
   onNotice: ((notice: Notice) => void) | undefined;
   onDevice: ((device: DeviceInfo) => void) | undefined;
+  onProgress: ((progress: Progress) => void) | undefined;
   #thread: Thread | undefined;
   #pending = new Map<number, Pending>();
   #nextId = 0;
@@ -48,6 +52,7 @@ export class Engine {
   #ended: TilewrightError | undefined;
   #watch = new AbortController();
   #ready: (() => void) | undefined;
+  #storedBytes = 0;
 
   private constructor() {}
 
@@ -151,9 +156,26 @@ export class Engine {
       case "notice":
         this.onNotice?.(message.notice);
         break;
+      case "progress":
+        this.onProgress?.(message.progress);
+        break;
+      case "stored":
+        this.#keepStored(message.bytes);
+        break;
       case "device":
         this.onDevice?.(message.device);
         break;
+    }
+  }
+
+  /** Asks the browser once not to delete what is kept when its disk is full. Only pages may ask, not their workers. */
+  #keepStored(bytes: number): void {
+    const before = this.#storedBytes;
+    this.#storedBytes += bytes;
+    if (before < LARGE_BYTES && this.#storedBytes >= LARGE_BYTES) {
+      // A browser that refuses may delete the copy some day; then it is downloaded again.
+      const storage = globalThis.navigator?.storage as { persist?(): Promise<boolean> } | undefined;
+      storage?.persist?.().catch(() => {});
     }
   }
 

@@ -20,6 +20,8 @@ export type ErrorCode =
   | "template"
   /** The GPU device was lost and could not be rebuilt. */
   | "device_lost"
+  /** The GPU has no memory left for a buffer; smaller models, contexts or batches may still fit. */
+  | "out_of_memory"
   /** The GPU reported an error. */
   | "gpu"
   /** There is no adapter. */
@@ -38,7 +40,7 @@ export type ErrorCode =
   | "index"
   /** The connection failed and trying again did not help, or the server does not let other sites' pages read its files (CORS). */
   | "network"
-  /** The server answered with an error status. */
+  /** The server answered with an error status, which `status` has. */
   | "http"
   /** The address holds something else, such as a web page. */
   | "not_a_model"
@@ -66,10 +68,13 @@ export class TilewrightError extends Error {
   override readonly name = "TilewrightError";
   /** What went wrong, for programs. */
   readonly code: ErrorCode;
+  /** The HTTP status that the server answered with, where `code` is `http`. */
+  readonly status: number | undefined;
 
-  constructor(code: ErrorCode, message: string, options?: { cause?: unknown }) {
+  constructor(code: ErrorCode, message: string, { status, ...options }: { cause?: unknown; status?: number | undefined } = {}) {
     super(message, options);
     this.code = code;
+    this.status = status;
   }
 }
 
@@ -77,13 +82,14 @@ export class TilewrightError extends Error {
 export interface WireError {
   code: ErrorCode;
   message: string;
-  stack?: string;
+  status?: number | undefined;
+  stack?: string | undefined;
   fatal: boolean;
 }
 
 /** Codes that the engine in WASM gives to its errors. */
 const ENGINE_CODES: ReadonlySet<string> = new Set<ErrorCode>([
-  "format", "unsupported", "config", "memory", "option", "context_full", "tokenizer", "template", "device_lost", "gpu",
+  "format", "unsupported", "config", "memory", "option", "context_full", "tokenizer", "template", "device_lost", "out_of_memory", "gpu",
   "no_adapter", "limit", "non_finite", "truncated", "shape", "operand", "index",
 ]);
 
@@ -126,10 +132,10 @@ export function toWire(error: unknown): WireError {
   const fatal = isTrap(error);
   const message = fatal ? `the engine stopped: ${messageOf(error)}` : messageOf(error);
   const stack = error instanceof Error ? error.stack : undefined;
-  return stack === undefined ? { code: codeOf(error), message, fatal } : { code: codeOf(error), message, stack, fatal };
+  return { code: codeOf(error), message, status: error instanceof TilewrightError ? error.status : undefined, stack, fatal };
 }
 
 /** The error at the end of the journey; its cause has the stack of the other thread. */
-export function fromWire(error: WireError): TilewrightError {
-  return new TilewrightError(error.code, error.message, error.stack === undefined ? {} : { cause: error.stack });
+export function fromWire({ code, message, status, stack }: WireError): TilewrightError {
+  return new TilewrightError(code, message, { status, ...(stack === undefined ? {} : { cause: stack }) });
 }

@@ -2,6 +2,7 @@
 
 import { Engine } from "./engine.js";
 import { TilewrightError } from "./errors.js";
+import { known } from "./options.js";
 import type { KernelCalls, Operand } from "./protocol.js";
 import type { AvailableDevice, Counters, DeviceChoice, DeviceInfo, Notice, Tier } from "./types.js";
 
@@ -134,7 +135,7 @@ export class Kernels {
 
   /** Opens a device in a worker of its own. */
   static async open(options: KernelOptions = {}): Promise<Kernels> {
-    const { engine, device } = await openDevice(options);
+    const { engine, device } = await openDevice(known("Kernels.open", options));
     return new Kernels(engine, device);
   }
 
@@ -153,41 +154,39 @@ export class Kernels {
   /** `a` `[m, k]` times `b` `[k, n]`: `[m, n]`. */
   matmul(a: KernelOperand, b: KernelOperand, m: number, n: number, k: number, options: { keep: true }): Promise<DeviceTensor>;
   matmul(a: KernelOperand, b: KernelOperand, m: number, n: number, k: number, options?: { keep?: false }): Promise<Float32Array>;
-  matmul(a: KernelOperand, b: KernelOperand, m: number, n: number, k: number, { keep = false }: { keep?: boolean } = {}): Promise<KernelOperand> {
-    return this.#run("matmul", { a, b }, { m, n, k }, keep);
+  matmul(a: KernelOperand, b: KernelOperand, m: number, n: number, k: number, options: { keep?: boolean } = {}): Promise<KernelOperand> {
+    return this.#run("matmul", { a, b }, { m, n, k }, options);
   }
 
   /** `weight * x / sqrt(mean(x²) + eps)`, row by row; `x` is `[rows, weight.length]`. */
   rmsNorm(x: KernelOperand, weight: KernelOperand, eps: number | undefined, options: { keep: true }): Promise<DeviceTensor>;
   rmsNorm(x: KernelOperand, weight: KernelOperand, eps?: number, options?: { keep?: false }): Promise<Float32Array>;
-  rmsNorm(x: KernelOperand, weight: KernelOperand, eps = 1e-5, { keep = false }: { keep?: boolean } = {}): Promise<KernelOperand> {
-    return this.#run("rmsNorm", { x, weight }, { eps }, keep);
+  rmsNorm(x: KernelOperand, weight: KernelOperand, eps = 1e-5, options: { keep?: boolean } = {}): Promise<KernelOperand> {
+    return this.#run("rmsNorm", { x, weight }, { eps }, options);
   }
 
   /** `weight * (x - mean(x)) / sqrt(variance(x) + eps) + bias`, row by row; `x` is `[rows, weight.length]`. */
   layerNorm(x: KernelOperand, weight: KernelOperand, bias: KernelOperand, eps: number | undefined, options: { keep: true }): Promise<DeviceTensor>;
   layerNorm(x: KernelOperand, weight: KernelOperand, bias: KernelOperand, eps?: number, options?: { keep?: false }): Promise<Float32Array>;
   layerNorm(
-    x: KernelOperand, weight: KernelOperand, bias: KernelOperand, eps = 1e-5, { keep = false }: { keep?: boolean } = {},
+    x: KernelOperand, weight: KernelOperand, bias: KernelOperand, eps = 1e-5, options: { keep?: boolean } = {},
   ): Promise<KernelOperand> {
-    return this.#run("layerNorm", { x, weight, bias }, { eps }, keep);
+    return this.#run("layerNorm", { x, weight, bias }, { eps }, options);
   }
 
   /** Softmax of each row; `x` is `[rows, columns]`. */
   softmax(x: KernelOperand, columns: number, options: { keep: true }): Promise<DeviceTensor>;
   softmax(x: KernelOperand, columns: number, options?: { keep?: false }): Promise<Float32Array>;
-  softmax(x: KernelOperand, columns: number, { keep = false }: { keep?: boolean } = {}): Promise<KernelOperand> {
-    return this.#run("softmax", { x }, { columns }, keep);
+  softmax(x: KernelOperand, columns: number, options: { keep?: boolean } = {}): Promise<KernelOperand> {
+    return this.#run("softmax", { x }, { columns }, options);
   }
 
   /** Rotates each head by angles of its position; `x` is `[tokens, nHeads * headDim]`. */
   rope(x: KernelOperand, options: RopeOptions & { keep: true }): Promise<DeviceTensor>;
   rope(x: KernelOperand, options: RopeOptions & { keep?: false }): Promise<Float32Array>;
-  rope(
-    x: KernelOperand,
-    { nHeads, headDim, firstPos = 0, theta = 10000, style = "interleaved", keep = false }: RopeOptions & { keep?: boolean },
-  ): Promise<KernelOperand> {
-    return this.#run("rope", { x }, { nHeads, headDim, firstPos, theta, style }, keep);
+  rope(x: KernelOperand, options: RopeOptions & { keep?: boolean }): Promise<KernelOperand> {
+    const { nHeads, headDim, firstPos = 0, theta = 10000, style = "interleaved" } = options;
+    return this.#run("rope", { x }, { nHeads, headDim, firstPos, theta, style }, options);
   }
 
   /**
@@ -197,20 +196,19 @@ export class Kernels {
   attention(q: KernelOperand, k: KernelOperand, v: KernelOperand, options: AttentionOptions & { keep: true }): Promise<DeviceTensor>;
   attention(q: KernelOperand, k: KernelOperand, v: KernelOperand, options: AttentionOptions & { keep?: false }): Promise<Float32Array>;
   attention(
-    q: KernelOperand,
-    k: KernelOperand,
-    v: KernelOperand,
-    { nHeads, nKvHeads = nHeads, headDim, keep = false }: AttentionOptions & { keep?: boolean },
+    q: KernelOperand, k: KernelOperand, v: KernelOperand, options: AttentionOptions & { keep?: boolean },
   ): Promise<KernelOperand> {
-    return this.#run("attention", { q, k, v }, { nHeads, nKvHeads, headDim }, keep);
+    const { nHeads, nKvHeads = nHeads, headDim } = options;
+    return this.#run("attention", { q, k, v }, { nHeads, nKvHeads, headDim }, options);
   }
 
   async #run<K extends keyof KernelCalls>(
     kernel: K,
     operands: Record<keyof KernelCalls[K]["args"]["operands"], KernelOperand>,
-    options: KernelCalls[K]["args"]["options"],
-    keep: boolean,
+    settings: KernelCalls[K]["args"]["options"],
+    given: { keep?: boolean },
   ): Promise<KernelOperand> {
+    const { keep = false } = known(kernel, given);
     const transfer: ArrayBuffer[] = [];
     const send = ([name, operand]: [string, KernelOperand]): [string, Operand] => {
       if (operand instanceof WorkerTensor) {
@@ -221,7 +219,7 @@ export class Kernels {
       return [name, mine];
     };
     const sent = Object.fromEntries(Object.entries<KernelOperand>(operands).map(send));
-    const args = { operands: sent, options, keep } as KernelCalls[K]["args"];
+    const args = { operands: sent, options: settings, keep } as KernelCalls[K]["args"];
     const result = await this.#engine.call(kernel, args, { transfer });
     return "kept" in result ? new WorkerTensor(this.#engine, result.kept, result.shape) : result;
   }
@@ -269,7 +267,8 @@ async function withShared(run: (kernels: Kernels) => Promise<Float32Array>): Pro
     return await run(await opened);
   } catch (error) {
     const code = (error as { code?: unknown }).code;
-    if (shared === opened && code !== "shape" && code !== "operand") {
+    const isTheCallers = error instanceof TypeError || code === "shape" || code === "operand";
+    if (shared === opened && !isTheCallers) {
       shared = undefined;
       // If it did not open there is nothing to free.
       opened.then((kernels) => kernels.free(), () => {});

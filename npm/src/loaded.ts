@@ -17,23 +17,25 @@ export async function loadInto<K extends "loadModel" | "loadEmbedder" | "loadRer
   call: K,
   source: SourceSpec,
   own: Omit<Calls[K]["args"], keyof LoadRequest>,
-  { signal, onProgress, onNotice, device = "auto", tier, cache = true, subgroups = true }: CommonLoadOptions,
+  { signal, onProgress, onNotice, device = "auto", tier, cache = true, verify = true, subgroups = true }: CommonLoadOptions,
 ): Promise<Parts<Calls[K]["reply"]>> {
   signal?.throwIfAborted();
-  const common: LoadRequest = { source, device: { choice: device, subgroups, ...defined({ tier }) }, cache };
+  const common: LoadRequest = { source, device: { choice: device, subgroups, ...defined({ tier }) }, cache, verify };
   const engine = await Engine.start();
   let current: DeviceInfo | undefined;
   engine.onNotice = onNotice;
+  engine.onProgress = onProgress;
   engine.onDevice = (info) => {
     current = info;
   };
   try {
-    const info = await engine.call(call, { ...common, ...own } as Calls[K]["args"], { signal, ...defined({ onEvent: onProgress }) });
+    const info = await engine.call(call, { ...common, ...own } as Calls[K]["args"], { signal });
     if (current === undefined) {
       throw new TilewrightError("internal", "the engine did not say which device it runs on");
     }
     return { engine, info, device: current };
   } catch (error) {
+    engine.onProgress = undefined;
     // The worker puts its files in order; nobody needs to wait for that.
     void engine.close("the model was not loaded");
     throw error;

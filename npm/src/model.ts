@@ -2,6 +2,7 @@
 
 import type { Engine } from "./engine.js";
 import { defined, Loaded, loadInto } from "./loaded.js";
+import { known } from "./options.js";
 import type { Prompt, SourceSpec } from "./protocol.js";
 import { specOf } from "./spec.js";
 import type {
@@ -25,15 +26,16 @@ export class Model extends Loaded<ModelInfo> {
   /**
    * Loads a model. Its bytes are streamed to the device and never lie in memory as a whole.
    *
-   * @throws {@link TilewrightError}, or the reason of `options.signal`.
+   * @throws {@link TilewrightError}, or the reason of `options.signal`; TypeError for an option that there is not.
    */
   static async load(source: ModelSource, options: LoadOptions = {}): Promise<Model> {
-    return Model.#load(specOf(source), options);
+    const given = known("Model.load", options);
+    return Model.#load(await specOf(source, given.signal), given);
   }
 
   /** Loads the small story model that comes with the package (1.2 MB): it writes English children's stories, and nothing else. */
   static async builtin(options: LoadOptions = {}): Promise<Model> {
-    return Model.#load({ kind: "builtin" }, options);
+    return Model.#load({ kind: "builtin" }, known("Model.builtin", options));
   }
 
   static async #load(source: SourceSpec, { tune = false, contextLength, memoryLimit, ...common }: LoadOptions): Promise<Model> {
@@ -44,24 +46,29 @@ export class Model extends Loaded<ModelInfo> {
   /**
    * Continues a text, or a sequence of tokens as it is. What the prompt has in common with the sequence before it is not computed again.
    * The generation starts at once, also if nobody iterates over it.
+   *
+   * @throws TypeError, at once, for an option that there is not.
    */
   generate(prompt: string | Uint32Array | readonly number[], options: GenerateOptions = {}): Generation {
     return new Generation(this.engine, typeof prompt === "string"
       ? { kind: "text", text: prompt }
-      : { kind: "tokens", ids: Uint32Array.from(prompt) }, options);
+      : { kind: "tokens", ids: Uint32Array.from(prompt) }, known("generate", options));
   }
 
   /**
    * Answers a conversation, rendered by the model's chat template. Pass all messages each time: what is unchanged is not computed again.
    *
+   * @throws TypeError, at once, for an option that there is not.
    * @throws {@link TilewrightError} `template` from the generation if the model has no chat template.
    */
   chat(messages: readonly ChatMessage[], options: GenerateOptions = {}): Generation {
-    return new Generation(this.engine, { kind: "chat", messages: messages.map(({ role, content }) => ({ role, content })) }, options);
+    const prompt: Prompt = { kind: "chat", messages: messages.map(({ role, content }) => ({ role, content })) };
+    return new Generation(this.engine, prompt, known("chat", options));
   }
 
   /** Token ids of a text. */
-  tokenize(text: string, { addSpecial = true }: TokenizeOptions = {}): Promise<Uint32Array> {
+  async tokenize(text: string, options: TokenizeOptions = {}): Promise<Uint32Array> {
+    const { addSpecial = true } = known("tokenize", options);
     return this.engine.call("tokenize", { text, addSpecial });
   }
 

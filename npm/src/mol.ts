@@ -2,9 +2,10 @@
 
 import type { Embeddings } from "./embeddings.js";
 import { TilewrightError } from "./errors.js";
-import { bytesOf, idsOf, isArrayOf, isId, vectorsOf } from "./given.js";
+import { idsOf, isId, vectorsOf } from "./given.js";
 import { Kept, makeIn, type KeptOptions } from "./kept.js";
 import { defined } from "./loaded.js";
+import { known } from "./options.js";
 import { specOf } from "./spec.js";
 import type { FileSource, Hit, MolInfo, MolMethod, VectorStorage } from "./types.js";
 
@@ -44,16 +45,16 @@ export interface MolSearchOptions {
  */
 export class Mol extends Kept<MolInfo> {
   /**
-   * A mixture without items, from the content or the address of a safetensors file with the names of RAILS; in Node and Deno also a path.
+   * A mixture without items, from the content (or the `Response` that brings it) or the address of a safetensors file with the names of RAILS; in Node and Deno also a path.
    * Whether it was trained on the vectors of the encoder that it is `on`, `info.model` tells, where the file does.
    *
    * @throws {@link TilewrightError}: `format` or `config` for a file that is no mixture, or has one in a form that is not known; those of
    * downloads; or the reason of `options.signal`.
    */
-  static async load(source: Uint8Array | FileSource, { storage, cache = true, signal, ...place }: MolOptions = {}): Promise<Mol> {
+  static async load(source: FileSource, options: MolOptions = {}): Promise<Mol> {
+    const { storage, cache = true, signal, ...place } = known("Mol.load", options);
     signal?.throwIfAborted();
-    const file = isArrayOf("Uint8Array", source) ? new File([bytesOf("source", source)], "mol.safetensors") : source as FileSource;
-    const args = { source: specOf(file), cache, ...defined({ storage }) };
+    const args = { source: await specOf(source, signal), cache, ...defined({ storage }) };
     return new Mol(await makeIn(place, (engine) => engine.call("loadMol", args, { signal })), "mixture");
   }
 
@@ -73,7 +74,8 @@ export class Mol extends Kept<MolInfo> {
    * The best `k` items for each query, one behind the other in `queries`: higher scores first, among equals the lower id. There are fewer
    * where there are not as many.
    */
-  async search(queries: Float32Array | Embeddings, k: number, { method, users, signal }: MolSearchOptions = {}): Promise<Hit[][]> {
+  async search(queries: Float32Array | Embeddings, k: number, options: MolSearchOptions = {}): Promise<Hit[][]> {
+    const { method, users, signal } = known("Mol.search", options);
     if (!isId(k)) {
       throw new TilewrightError("option", `k is ${k}, expected a whole number from 1 on`);
     }

@@ -2,6 +2,7 @@
 
 import { TilewrightError } from "./errors.js";
 import type { Model } from "./model.js";
+import { known } from "./options.js";
 import type { ChatMessage, GenerateOptions, GenerateResult, StopReason } from "./types.js";
 
 /** A message of a request. */
@@ -133,7 +134,7 @@ export async function createChatCompletion(
 ): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
   refuseUnknown(request);
   const messages = request.messages.map(messageOf);
-  const generateOptions = optionsOf(request, options);
+  const generateOptions = optionsOf(request, known("createChatCompletion", options));
   // Pages without https have no `randomUUID`.
   const random = Array.from(crypto.getRandomValues(new Uint32Array(3)), (word) => word.toString(36)).join("");
   const head = { id: `chatcmpl-${random}`, created: Math.floor(Date.now() / 1000), model: request.model ?? model.info.name };

@@ -43,6 +43,8 @@ export interface LoadRequest {
   source: SourceSpec;
   device: DeviceRequest;
   cache: boolean;
+  /** Whether kept copies are compared with their digests after the load. */
+  verify: boolean;
 }
 
 /** What the worker needs to load a model. */
@@ -114,9 +116,9 @@ export interface KernelCalls {
 
 /** Everything that the worker does: arguments, what it sends meanwhile, what it replies. */
 export interface Calls extends KernelCalls {
-  loadModel: { args: ModelRequest; event: Progress; reply: ModelInfo };
-  loadEmbedder: { args: EmbedderRequest; event: Progress; reply: EmbedderInfo };
-  loadReranker: { args: RerankerRequest; event: Progress; reply: RerankerInfo };
+  loadModel: { args: ModelRequest; event: never; reply: ModelInfo };
+  loadEmbedder: { args: EmbedderRequest; event: never; reply: EmbedderInfo };
+  loadReranker: { args: RerankerRequest; event: never; reply: RerankerInfo };
   generate: { args: { prompt: Prompt; options: Omit<GenerateOptions, "signal"> }; event: Piece; reply: GenerateResult };
   tokenize: { args: { text: string; addSpecial: boolean }; event: never; reply: Uint32Array };
   detokenize: { args: { ids: Uint32Array }; event: never; reply: string };
@@ -175,4 +177,8 @@ export type FromWorker =
   /** The engine is broken; nothing that was asked will be answered. */
   | { type: "fatal"; error: WireError }
   | { type: "notice"; notice: Notice }
+  /** How far a load has come, the first one or one that replaces what was lost. */
+  | { type: "progress"; progress: Progress }
+  /** So many bytes more are kept in the browser's storage. */
+  | { type: "stored"; bytes: number }
   | { type: "device"; device: DeviceInfo };

@@ -3,6 +3,7 @@
 import { TilewrightError } from "./errors.js";
 import { isId, textOf, textsOf } from "./given.js";
 import { defined, Loaded, loadInto, progressOf } from "./loaded.js";
+import { known } from "./options.js";
 import { specOf } from "./spec.js";
 import type { ModelSource, Ranked, RerankerInfo, RerankerOptions, RerankOptions } from "./types.js";
 
@@ -25,13 +26,14 @@ export class Reranker extends Loaded<RerankerInfo> {
    * @throws {@link TilewrightError}, `unsupported` for a model of another kind; or the reason of `options.signal`.
    */
   static async load(source: ModelSource, options: RerankerOptions = {}): Promise<Reranker> {
-    const { maxTokens, sigmoid, maxBatchTokens, memoryLimit, ...common } = options;
+    const { maxTokens, sigmoid, maxBatchTokens, memoryLimit, ...common } = known("Reranker.load", options);
     const settings = defined({ maxTokens, sigmoid, maxBatchTokens, memoryLimit });
-    return new Reranker(await loadInto("loadReranker", specOf(source), { settings }, common));
+    return new Reranker(await loadInto("loadReranker", await specOf(source, common.signal), { settings }, common));
   }
 
   /** The documents by how well they answer the query, best first; of equal ones the one that was given first. */
-  async rerank(query: string, documents: readonly string[], { topK, signal, onProgress }: RerankOptions = {}): Promise<Ranked[]> {
+  async rerank(query: string, documents: readonly string[], options: RerankOptions = {}): Promise<Ranked[]> {
+    const { topK, signal, onProgress } = known("rerank", options);
     if (topK !== undefined && !isId(topK)) {
       throw new TilewrightError("option", `topK is ${topK}, expected a whole number`);
     }

@@ -1,6 +1,6 @@
 /** A model's files as byte streams, wherever they come from: addresses, blobs, paths. */
 
-import { askVersion, describeImpostor, differs, Download, type FileVersion } from "./download.js";
+import { askVersion, A_WEB_PAGE, describeImpostor, differs, Download, WebPage, type DownloadOptions, type FileVersion } from "./download.js";
 import { codeOf, messageOf, TilewrightError, type ErrorCode } from "./errors.js";
 import { importHidden } from "./platform.js";
 import type { FileSpec, PathSpec, SourceSpec } from "./protocol.js";
@@ -12,6 +12,12 @@ import type { Notice, Progress } from "./types.js";
 const CHUNK_BYTES = 1 << 20;
 /** Bytes after which a download's record is renewed. */
 const FLUSH_BYTES = 16 << 20;
+/** The most that a file may have that is read as a whole: more than any vocabulary needs. */
+const SMALL_FILE_BYTES = 256 << 20;
+/** Bytes of a kept copy that are compared at a time: about a millisecond of work. */
+const VERIFY_BYTES = 256 << 10;
+/** Milliseconds after which files that a folder did not have are looked for again. */
+const ABSENT_MS = 24 * 60 * 60 * 1000;
 
 /** One file of a model. Reading is sequential; going back is possible and may be slow. */
 export interface ModelFile {
@@ -41,6 +47,10 @@ export interface OpenContext {
   extras: readonly string[];
   newDigest(): Sha256;
   notify(notice: Notice): void;
+  /** Called when a file is read from a copy that an earlier load kept. */
+  onCopy(copy: KeptCopy): void;
+  /** Called when so many bytes are kept that were not before. */
+  onStored(bytes: number): void;
   /** Called when bytes of a file have arrived. */
   onBytes(file: ModelFile): void;
 }
@@ -70,26 +80,30 @@ export async function openFiles(source: SourceSpec, context: OpenContext): Promi
 }
 
 async function openAll(specs: FileSpec[], context: OpenContext, httpCache: RequestCache): Promise<ModelFile[]> {
-  const files: ModelFile[] = [];
-  try {
-    for (const spec of specs) {
-      const file = await openFile(spec, context, httpCache);
-      files.push(file);
-      if (specs.length > 1) {
-        file.pause();
-      }
-    }
-    return files;
-  } catch (error) {
-    await Promise.all(files.map((file) => file.close(isUseless(error))));
-    throw error;
-  }
+  return together(specs.map((spec) => openFile(spec, context, httpCache, specs.length > 1)));
 }
 
-async function openFile(spec: FileSpec, context: OpenContext, httpCache: RequestCache): Promise<ModelFile> {
+/** Files that are opened at the same time, without those that are not there. If one fails, none stays open. */
+async function together(opening: Promise<ModelFile | undefined>[]): Promise<ModelFile[]> {
+  const outcomes = await Promise.allSettled(opening);
+  const files = outcomes.flatMap((outcome) => outcome.status === "fulfilled" && outcome.value !== undefined ? [outcome.value] : []);
+  const failure = outcomes.find((outcome) => outcome.status === "rejected");
+  if (failure !== undefined) {
+    await closeAll(files, failure.reason);
+    throw failure.reason;
+  }
+  return files;
+}
+
+async function closeAll(files: ModelFile[], error: unknown): Promise<void> {
+  await Promise.all(files.map((file) => file.close(isUseless(error))));
+}
+
+/** Opens a file. `isOneOfMany`: others may be read before it, so it must hold no connection. */
+async function openFile(spec: FileSpec, context: OpenContext, httpCache: RequestCache, isOneOfMany: boolean): Promise<ModelFile> {
   switch (spec.kind) {
     case "url":
-      return UrlFile.open(spec, context, httpCache);
+      return UrlFile.open(spec, context, httpCache, isOneOfMany);
     case "blob":
       return new BlobFile(spec.name, spec.blob);
     case "path":
@@ -127,63 +141,68 @@ function shardsOf(index: string, where: string): string[] {
   return (good as string[]).sort();
 }
 
-/** Opens the files of a Hugging Face folder on a server. Which there are is only known by asking. */
+/**
+ * Opens the files of a Hugging Face folder on a server. Which there are is only known by asking, which happens for all at the same time;
+ * what the folder did not have is asked for again after a day, or when it has changed.
+ */
 async function openFolder(folder: string, context: OpenContext): Promise<ModelFile[]> {
-  const files: ModelFile[] = [];
-  const open = async (name: string, needed: boolean): Promise<ModelFile | undefined> => {
-    const url = new URL(name, folder).href;
-    try {
-      const file = await UrlFile.open({ name, url }, context, "no-store");
-      files.push(file);
-      // A browser opens few connections to one server, so none is held while others are needed.
-      file.pause();
-      return file;
-    } catch (error) {
-      if (!needed && await isAbsent(error, folder, context)) {
-        return undefined;
+  const specOf = (name: string): { name: string; url: string } => ({ name, url: new URL(name, folder).href });
+  const openSmall = async (name: string): Promise<SmallFile> => SmallFile.open(await UrlFile.open(specOf(name), context, "no-store", false));
+  const remembered = await context.store?.absent(folder).catch(() => undefined);
+  const needed = NEEDED_FILES.map(openSmall);
+  const isUnchanged = Promise.all(needed).then((files) => files.every(({ isKept }) => isKept), () => false);
+  const absent: string[] = [];
+  let hasAsked = false;
+  const openOptional = async (name: string): Promise<SmallFile | undefined> => {
+    const wasAbsent = remembered?.names.has(name) === true;
+    if (!wasAbsent || Date.now() - remembered.date > ABSENT_MS || !await isUnchanged) {
+      try {
+        const file = await openSmall(name);
+        hasAsked ||= !file.isKept;
+        return file;
+      } catch (error) {
+        // Without a network it is known from the load that kept the others.
+        if (!isAbsent(error) && !(wasAbsent && codeOf(error) === "network")) {
+          throw error;
+        }
+        hasAsked ||= isAbsent(error);
       }
-      throw error;
     }
+    absent.push(name);
+    return undefined;
   };
+  const files = await together([...needed, ...[OPTIONAL_FILE, ...context.extras, INDEX].map(openOptional)]);
   try {
-    for (const name of NEEDED_FILES) {
-      await open(name, true);
+    if (hasAsked && (absent.length > 0 || remembered !== undefined)) {
+      // It only spares requests, so a storage that refuses it is no loss.
+      await context.store?.setAbsent(folder, absent).catch(() => {});
     }
-    for (const name of [OPTIONAL_FILE, ...context.extras]) {
-      await open(name, false);
-    }
-    const index = await open(INDEX, false);
-    for (const name of index === undefined ? ["model.safetensors"] : shardsOf(await readText(index), `${folder}${INDEX}`)) {
-      await open(name, true);
-    }
-    return files;
+    const index = files.find(({ name }) => name === INDEX);
+    const shards = index === undefined ? ["model.safetensors"] : shardsOf(new TextDecoder().decode(await readAll(index)), `${folder}${INDEX}`);
+    return [...files, ...await together(shards.map((name) => UrlFile.open(specOf(name), context, "no-store", true)))];
   } catch (error) {
-    await Promise.all(files.map((file) => file.close(isUseless(error))));
+    await closeAll(files, error);
     throw error;
   }
 }
 
-/** Whether a file that need not be there is not there. Offline that is known from the load that kept the others. */
-async function isAbsent(error: unknown, folder: string, context: OpenContext): Promise<boolean> {
-  if (error instanceof TilewrightError && error.code === "http") {
-    return error.message.includes("there is no such file");
-  }
-  return codeOf(error) === "network" && await context.store?.has(new URL("config.json", folder).href) === true;
+/** Answers for a file that is not there: S3 refuses what it does not have, and some servers send their start page. */
+const ABSENT_STATUS: ReadonlySet<number | undefined> = new Set([401, 403, 404, 410]);
+
+function isAbsent(error: unknown): boolean {
+  return error instanceof WebPage || (error instanceof TilewrightError && error.code === "http" && ABSENT_STATUS.has(error.status));
 }
 
-async function readText(file: ModelFile): Promise<string> {
-  const bytes = await readAll(file);
-  file.pause();
-  return new TextDecoder().decode(bytes);
-}
-
-/** All bytes of a small file. */
-export async function readAll(file: ModelFile): Promise<Uint8Array> {
+/** All bytes of a file. Throws `format` for more than `limit`. */
+export async function readAll(file: ModelFile, limit = Infinity): Promise<Uint8Array> {
   const pieces: Uint8Array[] = [];
   let length = 0;
   for (let piece; (piece = await file.read(length)) !== undefined;) {
     pieces.push(piece);
     length += piece.length;
+    if (length > limit) {
+      throw new TilewrightError("format", `${file.name} is larger than ${limit} bytes, expected less`);
+    }
   }
   return join(pieces, length);
 }
@@ -225,6 +244,9 @@ async function listDirectory(folder: string, extras: readonly string[]): Promise
 /** Throws if a file begins like something else than a model. */
 function checkStart(name: string, bytes: Uint8Array): void {
   const impostor = describeImpostor(bytes);
+  if (impostor === A_WEB_PAGE) {
+    throw new WebPage(name);
+  }
   if (impostor !== undefined) {
     throw new TilewrightError("not_a_model", `${name} holds ${impostor}, not a model file`);
   }
@@ -327,6 +349,115 @@ function unreadable(path: string, cause: unknown): TilewrightError {
   return new TilewrightError("storage", `${path} cannot be read: ${messageOf(cause)}`, { cause });
 }
 
+/** A copy that was kept by an earlier load, and read without a look at its digest. */
+export class KeptCopy {
+  readonly url: string;
+  readonly #store: Store;
+  readonly #record: StoredRecord;
+  readonly #bytes: Blob;
+  readonly #newDigest: () => Sha256;
+
+  constructor(url: string, store: Store, record: StoredRecord, bytes: Blob, newDigest: () => Sha256) {
+    this.url = url;
+    this.#store = store;
+    this.#record = record;
+    this.#bytes = bytes;
+    this.#newDigest = newDigest;
+  }
+
+  /**
+   * Whether its bytes are those that were downloaded. `turn` is awaited before each piece. A copy can be unreadable because another one
+   * has taken its place.
+   */
+  async check(turn: () => Promise<void>): Promise<"good" | "damaged" | "unreadable"> {
+    const digest = this.#newDigest();
+    try {
+      for (let offset = 0; offset < this.#bytes.size; offset += VERIFY_BYTES) {
+        await turn();
+        let piece: ArrayBuffer;
+        try {
+          piece = await this.#bytes.slice(offset, offset + VERIFY_BYTES).arrayBuffer();
+        } catch {
+          return "unreadable";
+        }
+        digest.update(new Uint8Array(piece));
+      }
+      return this.#record.sha256 === undefined || digest.hex() === this.#record.sha256 ? "good" : "damaged";
+    } finally {
+      digest.free();
+    }
+  }
+
+  /** Deletes it, unless another one has taken its place. Throws `storage` while another tab loads it. */
+  async delete(signal: AbortSignal): Promise<void> {
+    const owned = await this.#store.claim(this.url, "exclusive", signal);
+    if (owned === undefined) {
+      throw new TilewrightError("storage", `the kept copy of ${this.url} is damaged, and another tab is loading it; try again after that`);
+    }
+    try {
+      if (owned.whole?.date === this.#record.date) {
+        await owned.removeWhole();
+      }
+    } finally {
+      owned.release();
+    }
+  }
+}
+
+/** A file that was read as a whole when it was opened, so that it needs no connection while others are read. */
+class SmallFile implements ModelFile {
+  readonly #file: UrlFile;
+  readonly #bytes: Uint8Array;
+
+  private constructor(file: UrlFile, bytes: Uint8Array) {
+    this.#file = file;
+    this.#bytes = bytes;
+  }
+
+  static async open(file: UrlFile): Promise<SmallFile> {
+    try {
+      return new SmallFile(file, await readAll(file, SMALL_FILE_BYTES));
+    } catch (error) {
+      await file.close(isUseless(error));
+      throw error;
+    }
+  }
+
+  get name(): string {
+    return this.#file.name;
+  }
+
+  get isKept(): boolean {
+    return this.#file.isKept;
+  }
+
+  get phase(): Progress["phase"] {
+    return this.#file.phase;
+  }
+
+  get size(): number {
+    return this.#bytes.length;
+  }
+
+  get arrived(): number {
+    return this.#file.arrived;
+  }
+
+  async read(offset: number): Promise<Uint8Array | undefined> {
+    return offset < this.size ? this.#bytes.subarray(offset, offset + CHUNK_BYTES) : undefined;
+  }
+
+  finish(): Promise<void> {
+    return this.#file.finish();
+  }
+
+  pause(): void {}
+
+  close(useless: boolean): Promise<void> {
+    return this.#file.close(useless);
+  }
+}
+
 /** A file on a server, with the part of it that is kept here already. */
 class UrlFile implements ModelFile {
   readonly name: string;
@@ -357,18 +488,27 @@ class UrlFile implements ModelFile {
     this.#httpCache = httpCache;
   }
 
-  static async open(spec: { name: string; url: string }, context: OpenContext, httpCache: RequestCache): Promise<UrlFile> {
+  /** Opens a file. `lazily`: the server is asked what there is, and no connection is held until the first read. */
+  static async open(
+    spec: { name: string; url: string }, context: OpenContext, httpCache: RequestCache, lazily: boolean,
+  ): Promise<UrlFile> {
     const file = new UrlFile(spec, context, httpCache);
     try {
       await file.#claim();
       if (!file.#isComplete) {
-        file.#download = await file.#resume() ?? await Download.open(spec.url, file.#downloadOptions);
+        const options = { ...file.#downloadOptions, lazily };
+        file.#download = await file.#resume(options) ?? await Download.open(spec.url, options);
       }
       return file;
     } catch (error) {
       await file.close(false);
       throw error;
     }
+  }
+
+  /** Whether all of it is from a copy that an earlier load kept. */
+  get isKept(): boolean {
+    return this.#isComplete;
   }
 
   get phase(): "cache" | "download" {
@@ -383,10 +523,10 @@ class UrlFile implements ModelFile {
     if (offset >= this.#lastOffset && offset < this.#lastOffset + this.#last.length) {
       return this.#last.subarray(offset - this.#lastOffset);
     }
-    if (offset < this.#position) {
+    if (offset < this.#position || this.#isComplete) {
       this.#position = offset;
     }
-    // Bytes before the offset belong to the kept file and to its digest although the engine does not want them.
+    // Bytes before the offset belong to the file that is kept and to its digest although the engine does not want them.
     for (;;) {
       const chunk = await this.#readChunk();
       if (chunk === undefined || offset < this.#position) {
@@ -396,23 +536,21 @@ class UrlFile implements ModelFile {
   }
 
   async finish(): Promise<void> {
+    if (this.#isComplete) {
+      this.arrived = this.#kept.size;
+      return;
+    }
     while ((await this.#readChunk()) !== undefined) {
       // Reading is all there is to do: each chunk is kept and digested on its way.
     }
     const sha256 = this.#digest?.hex();
-    if (this.#isComplete) {
-      if (sha256 !== this.#record?.sha256) {
-        throw new TilewrightError("storage",
-          `the kept copy of ${this.#url} is damaged (SHA-256 is ${sha256}, expected ${this.#record?.sha256}); it was deleted, load the model again`);
-      }
-      return;
-    }
     await this.#storing(async (stored) => {
       const writer = await this.#openWriter(stored);
       const size = await writer.flush(true);
-      await stored.save({ ...this.#newRecord(size), size, complete: true, ...(sha256 === undefined ? {} : { sha256 }) });
+      await stored.save({ ...this.#newRecord(stored, size), size, complete: true, ...(sha256 === undefined ? {} : { sha256 }) });
       writer.close();
       this.#writer = undefined;
+      this.#context.onStored(size);
     });
   }
 
@@ -424,7 +562,7 @@ class UrlFile implements ModelFile {
     this.#download?.close();
     this.#digest?.free();
     this.#digest = undefined;
-    if (useless) {
+    if (useless && !this.#isComplete) {
       await this.#drop();
     } else {
       await this.#storing((stored) => this.#saveProgress(stored));
@@ -439,44 +577,55 @@ class UrlFile implements ModelFile {
     return this.#record?.complete === true;
   }
 
-  get #downloadOptions() {
+  get #downloadOptions(): DownloadOptions {
     const { signal, notify } = this.#context;
     return { signal, httpCache: this.#httpCache, onReconnect: (message: string) => notify({ code: "reconnected", message }) };
   }
 
   /** Finds out what is kept, and keeps others from changing it. */
   async #claim(): Promise<void> {
-    const { store, newDigest, notify } = this.#context;
+    const { store, newDigest, notify, onCopy, signal } = this.#context;
     if (store === undefined) {
       return;
     }
     try {
-      const readable = await store.claim(this.#url, "shared");
-      const record = await readable?.record();
+      const readable = await store.claim(this.#url, "shared", signal);
+      const whole = readable?.whole;
       this.#stored = readable;
-      if (readable !== undefined && record?.complete === true && await this.#isCurrent(record)) {
-        this.#kept = await readable.bytes(record);
-        this.#record = record;
-        this.#digest = newDigest();
+      const bytes = readable !== undefined && whole !== undefined && await this.#isCurrent(whole) ? await this.#bytesOf(readable, whole) : undefined;
+      if (whole !== undefined && bytes !== undefined) {
+        this.#kept = bytes;
+        this.#record = whole;
+        onCopy(new KeptCopy(this.#url, store, whole, bytes, newDigest));
         return;
       }
       readable?.release();
-      this.#stored = await store.claim(this.#url, "exclusive");
+      this.#stored = readable && await store.claim(this.#url, "exclusive", signal);
       if (this.#stored === undefined) {
         notify({ code: "not_cached", message: `${this.#url} is being loaded in another tab as well; this tab does not keep its copy` });
         return;
       }
-      const part = await this.#stored.record();
-      if (part !== undefined && !part.complete && part.stored > 0) {
+      const { part } = this.#stored;
+      if (part !== undefined && part.stored > 0) {
         this.#kept = await this.#stored.bytes(part);
         this.#record = part;
       } else {
-        await this.#stored.remove();
+        await this.#stored.removePart();
       }
       this.#digest = newDigest();
     } catch (error) {
       this.#context.signal.throwIfAborted();
       await this.#giveUpStoring(error);
+    }
+  }
+
+  /** The bytes of a complete copy, unless some of them are missing. */
+  async #bytesOf(stored: StoredFile, whole: StoredRecord): Promise<Blob | undefined> {
+    try {
+      return await stored.bytes(whole);
+    } catch (error) {
+      this.#context.notify(damaged(this.#url, messageOf(error)));
+      return undefined;
     }
   }
 
@@ -495,11 +644,11 @@ class UrlFile implements ModelFile {
   }
 
   /** Goes on behind what is kept of an interrupted download, if the server still has the same file. */
-  async #resume(): Promise<Download | undefined> {
+  async #resume(options: DownloadOptions): Promise<Download | undefined> {
     if (this.#stored === undefined || this.#record === undefined) {
       return undefined;
     }
-    const download = await Download.resume(this.#url, this.#kept.size, versionOf(this.#record), this.#downloadOptions);
+    const download = await Download.resume(this.#url, this.#kept.size, versionOf(this.#record), options);
     if (download === undefined) {
       this.#context.notify({ code: "cache_outdated", message: `${this.#url} was replaced since its download was interrupted; it begins anew` });
       this.#kept = new Blob();
@@ -508,14 +657,14 @@ class UrlFile implements ModelFile {
     return download;
   }
 
-  #newRecord(stored: number): StoredRecord {
-    return { ...this.#download?.version, url: this.#url, stored, complete: false, date: Date.now() };
+  #newRecord({ address }: StoredFile, stored: number): StoredRecord {
+    return { ...this.#download?.version, url: address, stored, complete: false, date: Date.now() };
   }
 
   /** Writing begins with the first byte that is new: a browser gives nothing of a file to read any more once it is written to. */
   async #openWriter(stored: StoredFile): Promise<StoreWriter> {
     this.#written = this.#writer === undefined ? this.#kept.size : this.#written;
-    return this.#writer ??= await stored.write(this.#newRecord(this.#written));
+    return this.#writer ??= await stored.write(this.#newRecord(stored, this.#written));
   }
 
   async #saveProgress(stored: StoredFile): Promise<void> {
@@ -524,9 +673,9 @@ class UrlFile implements ModelFile {
     }
     const bytes = await this.#writer.flush(false);
     if (bytes > 0) {
-      await stored.save(this.#newRecord(bytes));
+      await stored.save(this.#newRecord(stored, bytes));
     } else {
-      await stored.remove();
+      await stored.removePart();
     }
   }
 
@@ -605,7 +754,7 @@ class UrlFile implements ModelFile {
   }
 
   async #giveUpStoring(error: unknown): Promise<void> {
-    const why = isFull(error) ? "the browser's storage for this page is full" : `the browser's storage failed (${messageOf(error)})`;
+    const why = isFull(error) ? `the browser's storage for this page is full (${messageOf(error)})` : `the browser's storage failed (${messageOf(error)})`;
     this.#context.notify({ code: "not_cached", message: `${this.#url} will not be kept for the next time: ${why}` });
     if (this.#position < this.#kept.size) {
       // Nothing was given out yet that the server could not give again.
@@ -615,7 +764,7 @@ class UrlFile implements ModelFile {
     await this.#drop();
   }
 
-  /** Deletes what is kept, and keeps nothing more. */
+  /** Deletes what is kept of this download, or the complete copy that cannot be read, and keeps nothing more. */
   async #drop(): Promise<void> {
     this.#writer?.close();
     this.#writer = undefined;
@@ -624,13 +773,18 @@ class UrlFile implements ModelFile {
     let owned: StoredFile | undefined;
     try {
       owned = await this.#context.store?.claim(this.#url, "exclusive");
-      await owned?.remove();
+      await owned?.removePart();
     } catch (error) {
       this.#context.notify({ code: "not_cached", message: `what was kept of ${this.#url} could not be deleted (${messageOf(error)})` });
     } finally {
       owned?.release();
     }
   }
+}
+
+/** The notice for a kept copy that is not what was downloaded. */
+export function damaged(url: string, why: string): Notice {
+  return { code: "cache_damaged", message: `the kept copy of ${url} is damaged (${why}); it is downloaded again` };
 }
 
 function versionOf({ size, etag, lastModified }: StoredRecord): FileVersion {

@@ -1,21 +1,27 @@
 /** What people give as a model's source, made into what the worker is told. */
 
-import { TilewrightError } from "./errors.js";
+import { messageOf, TilewrightError } from "./errors.js";
+import { isArrayOf } from "./given.js";
 import { hasPaths } from "./platform.js";
 import type { FileSpec, SourceSpec } from "./protocol.js";
 import type { FileSource, ModelSource } from "./types.js";
 
-/** The files of a source, with absolute addresses. */
-export function specOf(source: ModelSource): SourceSpec {
+/**
+ * The files of a source, with absolute addresses. The bytes of a `Response` are awaited.
+ *
+ * @throws {@link TilewrightError}: `option` for what is no source, `http` or `network` for a response that is an error or breaks;
+ * or the signal's reason.
+ */
+export async function specOf(source: ModelSource, signal: AbortSignal | undefined): Promise<SourceSpec> {
   if (Array.isArray(source)) {
     if (source.length === 0) {
       throw new TilewrightError("option", "source is an empty list, expected the files of a model");
     }
-    const files = (source as readonly FileSource[]).map(fileOf);
+    const files = await Promise.all((source as readonly FileSource[]).map((file) => fileOf(file, signal)));
     const config = files.find(({ name }) => name === "config.json");
     return { kind: "files", files, ...(config === undefined ? {} : named(placeOf(config).replace(/[^/\\]*$/, ""))) };
   }
-  const file = fileOf(source as FileSource);
+  const file = await fileOf(source as FileSource, signal);
   if (file.kind === "url" && new URL(file.url).pathname.endsWith("/")) {
     return { kind: "folder", url: file.url, ...named(placeOf(file)) };
   }
@@ -42,10 +48,21 @@ function named(folder: string): { name?: string } {
   return name === undefined || /^\.+$/.test(name) ? {} : { name };
 }
 
-function fileOf(source: FileSource): FileSpec {
+async function fileOf(source: FileSource, signal: AbortSignal | undefined): Promise<FileSpec> {
   if (source instanceof Blob) {
     const { name = UNNAMED, webkitRelativePath } = source as Partial<File>;
     return { kind: "blob", name: nameOf(webkitRelativePath || name), blob: source };
+  }
+  // Objects of other realms, such as frames, have other constructors, so their names have to tell.
+  const kind = Object.prototype.toString.call(source).slice(8, -1);
+  if (kind === "ArrayBuffer" || isArrayOf("Uint8Array", source)) {
+    return { kind: "blob", name: UNNAMED, blob: new Blob([source as ArrayBuffer | Uint8Array<ArrayBuffer>]) };
+  }
+  if (kind === "Response") {
+    return responseOf(source as Response, signal);
+  }
+  if (typeof source !== "string" && kind !== "URL") {
+    throw new TilewrightError("option", `source is ${kind}, expected ${EXPECTED}`);
   }
   const text = String(source);
   const isAddress = /^(https?|data|blob):/i.test(text);
@@ -57,11 +74,43 @@ function fileOf(source: FileSource): FileSpec {
   try {
     url = new URL(text, base);
   } catch (error) {
-    throw new TilewrightError("option", `source is ${JSON.stringify(text)}, expected an address, a file, or a list of them`, { cause: error });
+    throw new TilewrightError("option", `source is ${JSON.stringify(text)}, expected ${EXPECTED}`, { cause: error });
   }
   // What follows a # is the page's and never reaches a server.
   url.hash = "";
   return { kind: "url", name: decoded(nameOf(url.pathname)), url: url.href };
+}
+
+const EXPECTED = "an address, a file, bytes, a Response, or a list of them";
+
+/** What a request brought. Its bytes are awaited, because the engine may go back in a file, and may need it again. */
+async function responseOf(response: Response, signal: AbortSignal | undefined): Promise<FileSpec> {
+  const name = decoded(nameOf(/^https?:/i.test(response.url) ? new URL(response.url).pathname : ""));
+  const what = response.url === "" ? "the Response" : `the Response of ${response.url}`;
+  if (response.type === "opaque") {
+    throw new TilewrightError("option", `source is ${what}, which the browser lets no page read, expected one of a request in mode "cors"`);
+  }
+  if (!response.ok) {
+    throw new TilewrightError("http", `${what} is an error (HTTP status ${response.status})`, { status: response.status });
+  }
+  if (response.bodyUsed) {
+    throw new TilewrightError("option", `source is ${what}, whose bytes were read already, expected one that nobody has read`);
+  }
+  signal?.throwIfAborted();
+  try {
+    return { kind: "blob", name, blob: await orAborted(response.blob(), signal) };
+  } catch (error) {
+    signal?.throwIfAborted();
+    throw new TilewrightError("network", `${what} broke (${messageOf(error)})`, { cause: error });
+  }
+}
+
+function orAborted<T>(work: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
+  return new Promise((resolve, reject) => {
+    const abort = (): void => reject(signal?.reason);
+    signal?.addEventListener("abort", abort, { once: true });
+    work.then(resolve, reject).finally(() => signal?.removeEventListener("abort", abort));
+  });
 }
 
 /** A part of an address as people read it. */

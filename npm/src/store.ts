@@ -3,6 +3,7 @@
  *
  * A download is a record and its bytes, both named after the SHA-256 of the address. The record is what counts: it is written before
  * the first byte as incomplete, renewed as bytes are flushed, and says `complete` only when everything is there and its digest is known.
+ * There are two slots for each address, so that a complete copy stays until the one that replaces it is complete as well.
  * Whoever writes holds the file's Web Lock, so tabs do not get in each other's way.
  */
 
@@ -10,7 +11,11 @@ import { codeOf, messageOf, TilewrightError } from "./errors.js";
 import type { CacheEntry } from "./types.js";
 
 /** What is known of a download; `stored` bytes from the file's start are on the disk. */
-export type StoredRecord = CacheEntry & { lastModified?: string };
+export type StoredRecord = CacheEntry & {
+  lastModified?: string;
+  /** Of a folder rather than a file: names of files that it does not have. */
+  absent?: string[];
+};
 
 /** Appends to a download's bytes. */
 export interface StoreWriter {
@@ -68,6 +73,9 @@ function hasSyncHandles(): boolean {
   return "document" in globalThis || "createSyncAccessHandle" in (globalThis.FileSystemFileHandle?.prototype ?? {});
 }
 
+/** Milliseconds to wait for a lock: a worker that was told to stop still holds it while it puts its files in order. */
+const PATIENCE_MS = 1500;
+
 /** The storage, by address. */
 export class Store {
   readonly #backend: Backend;
@@ -76,37 +84,62 @@ export class Store {
     this.#backend = backend;
   }
 
-  /** All records, the newest first. */
+  /** A record for each address, that of the complete copy if there is one; the newest first. */
   async list(): Promise<StoredRecord[]> {
-    const records = await Promise.all((await this.#backend.keys()).map((key) => this.#backend.readRecord(key)));
-    return records.filter((record) => record !== undefined).sort((a, b) => b.date - a.date);
-  }
-
-  /** Whether a download is here as a whole. */
-  async has(url: string): Promise<boolean> {
-    return (await this.#backend.readRecord(await keyOf(url)))?.complete === true;
+    const read = await Promise.all((await this.#backend.keys()).map((key) => this.#backend.readRecord(key)));
+    const records = read.filter((record) => record !== undefined && record.absent === undefined) as StoredRecord[];
+    records.sort((a, b) => Number(b.complete) - Number(a.complete) || b.date - a.date);
+    const byAddress = new Map<string, StoredRecord>();
+    for (const record of records) {
+      if (!byAddress.has(record.url)) {
+        byAddress.set(record.url, record);
+      }
+    }
+    return [...byAddress.values()].sort((a, b) => b.date - a.date);
   }
 
   /** Deletes a download. Returns whether there was one. Throws `storage` while a tab loads it. */
   async delete(url: string): Promise<boolean> {
-    return this.#deleteKey(await keyOf(url));
+    return this.#deleteKey(await keyOf(storedAddress(url)));
   }
 
   /** Deletes all downloads. */
   async clear(): Promise<void> {
-    for (const key of await this.#backend.keys()) {
+    const keys = (await this.#backend.keys()).map((slot) => slot.replace(SECOND, ""));
+    for (const key of new Set(keys)) {
       await this.#deleteKey(key);
     }
   }
 
   /**
-   * Claims a download: shared to read a complete one, exclusive to write. Returns nothing when another tab is in the way.
-   * The caller releases it.
+   * Claims a download: shared to read a complete one, exclusive to write. Returns nothing when another tab is in the way for longer
+   * than it takes to put things in order. The caller releases it.
    */
-  async claim(url: string, mode: "shared" | "exclusive"): Promise<StoredFile | undefined> {
-    const key = await keyOf(url);
-    const release = await lock(key, mode);
-    return release === undefined ? undefined : new StoredFile(this.#backend, key, release);
+  async claim(url: string, mode: "shared" | "exclusive", signal?: AbortSignal): Promise<StoredFile | undefined> {
+    const address = storedAddress(url);
+    const key = await keyOf(address);
+    const release = await lock(key, mode, signal);
+    if (release === undefined) {
+      return undefined;
+    }
+    try {
+      return await StoredFile.open(this.#backend, key, address, release);
+    } catch (error) {
+      release();
+      throw error;
+    }
+  }
+
+  /** Files of a folder that were not there when they were looked for, and when that was; nothing if nobody looked. */
+  async absent(folder: string): Promise<{ names: ReadonlySet<string>; date: number } | undefined> {
+    const record = await this.#backend.readRecord(await keyOf(storedAddress(folder)));
+    return record?.absent === undefined ? undefined : { names: new Set(record.absent), date: record.date };
+  }
+
+  /** Remembers which files of a folder are not there. */
+  async setAbsent(folder: string, names: readonly string[]): Promise<void> {
+    const url = storedAddress(folder);
+    await this.#backend.writeRecord(await keyOf(url), { url, stored: 0, complete: false, date: Date.now(), absent: [...names] });
   }
 
   async #deleteKey(key: string): Promise<boolean> {
@@ -115,8 +148,11 @@ export class Store {
       throw new TilewrightError("storage", "this file is being loaded, here or in another tab; it can be deleted after that");
     }
     try {
-      const existed = (await this.#backend.readRecord(key)) !== undefined;
-      await this.#backend.remove(key);
+      let existed = false;
+      for (const slot of slotsOf(key)) {
+        existed = (await this.#backend.readRecord(slot)) !== undefined || existed;
+        await this.#backend.remove(slot);
+      }
       return existed;
     } finally {
       release();
@@ -124,43 +160,149 @@ export class Store {
   }
 }
 
-/** One download while it is claimed. */
+/** A download while it is claimed. */
 export class StoredFile {
   readonly #backend: Backend;
-  readonly #key: string;
+  /** What it is kept under: its address without what signs it. */
+  readonly address: string;
   readonly release: () => void;
+  /** Slot of the complete copy, or the one that it would have, and slot of one that is being written. */
+  readonly #wholeSlot: string;
+  readonly #partSlot: string;
+  #whole: StoredRecord | undefined;
+  #part: StoredRecord | undefined;
 
-  constructor(backend: Backend, key: string, release: () => void) {
+  private constructor(backend: Backend, address: string, release: () => void, whole: Slot, part: Slot) {
     this.#backend = backend;
-    this.#key = key;
+    this.address = address;
     this.release = release;
+    [this.#wholeSlot, this.#whole] = [whole.name, whole.record];
+    [this.#partSlot, this.#part] = [part.name, part.record];
   }
 
-  record(): Promise<StoredRecord | undefined> {
-    return this.#backend.readRecord(this.#key);
+  /** @internal */
+  static async open(backend: Backend, key: string, address: string, release: () => void): Promise<StoredFile> {
+    const [first, second] = slotsOf(key);
+    const slots = await Promise.all([first, second].map(async (name): Promise<Slot> => ({ name, record: await backend.readRecord(name) })));
+    // Of two complete ones the newer has just replaced the other, which could not be deleted any more.
+    const rank = ({ record }: Slot): number => record?.complete === true ? record.date : -1;
+    const [whole, part] = slots.sort((a, b) => rank(b) - rank(a)) as [Slot, Slot];
+    return rank(whole) >= 0
+      ? new StoredFile(backend, address, release, whole, part.record?.complete === true ? { name: part.name } : part)
+      : new StoredFile(backend, address, release, ...wherePartIs(whole, part));
   }
 
+  /** The complete copy. */
+  get whole(): StoredRecord | undefined {
+    return this.#whole;
+  }
+
+  /** A download that was interrupted. */
+  get part(): StoredRecord | undefined {
+    return this.#part;
+  }
+
+  /** The bytes that a record speaks of. */
   async bytes(record: StoredRecord): Promise<Blob> {
-    const blob = await this.#backend.readBytes(this.#key);
+    const blob = await this.#backend.readBytes(record === this.#whole ? this.#wholeSlot : this.#partSlot);
     if (blob.size < record.stored) {
       throw new TilewrightError("storage", `${record.stored} bytes of ${record.url} should be stored, found ${blob.size}`);
     }
     return blob.slice(0, record.stored);
   }
 
-  /** Begins to write, or goes on after `record.stored` bytes. */
+  /**
+   * Begins to write beside a complete copy, or goes on after `record.stored` bytes. Where the browser has no room for both, the complete
+   * copy makes room.
+   *
+   * @throws {@link TilewrightError} `quota` if the browser has no room for a file of the size that the record has.
+   */
   async write(record: StoredRecord): Promise<StoreWriter> {
-    await this.#backend.writeRecord(this.#key, record);
-    return this.#backend.openWriter(this.#key, record.stored);
+    const missing = (record.size ?? record.stored) - record.stored;
+    const room = await freeBytes();
+    if (missing > room) {
+      const whole = this.#whole?.stored ?? 0;
+      if (missing > room + whole) {
+        throw new TilewrightError("quota", `${missing} bytes are to be stored, and the browser has room for ${room + whole}`);
+      }
+      await this.removeWhole();
+    }
+    await this.save(record);
+    return this.#backend.openWriter(this.#partSlot, record.stored);
   }
 
-  save(record: StoredRecord): Promise<void> {
-    return this.#backend.writeRecord(this.#key, record);
+  /** Renews the record of the download that is being written. One that is complete replaces the complete copy. */
+  async save(record: StoredRecord): Promise<void> {
+    await this.#backend.writeRecord(this.#partSlot, record);
+    this.#part = record;
+    if (record.complete) {
+      // Where the old one cannot be deleted, the newer of the two counts.
+      await this.removeWhole().catch(() => {});
+    }
   }
 
-  remove(): Promise<void> {
-    return this.#backend.remove(this.#key);
+  /** Deletes what an interrupted download left. */
+  async removePart(): Promise<void> {
+    await this.#backend.remove(this.#partSlot);
+    this.#part = undefined;
   }
+
+  /** Deletes the complete copy. */
+  async removeWhole(): Promise<void> {
+    await this.#backend.remove(this.#wholeSlot);
+    this.#whole = undefined;
+  }
+}
+
+/** A place for a download, with what is there. */
+interface Slot {
+  name: string;
+  record?: StoredRecord | undefined;
+}
+
+/** The slots, neither of which is complete, with the one last that has the longer part. */
+function wherePartIs(a: Slot, b: Slot): [Slot, Slot] {
+  const [whole, part] = (a.record?.stored ?? 0) > (b.record?.stored ?? 0) ? [b, a] : [a, b];
+  return [{ name: whole.name }, part];
+}
+
+const SECOND = /-2$/;
+
+function slotsOf(key: string): [string, string] {
+  return [key, `${key}-2`];
+}
+
+/** Bytes that the browser would still store for this origin, as far as it says. */
+async function freeBytes(): Promise<number> {
+  try {
+    const { quota, usage } = await navigator.storage.estimate();
+    return quota === undefined || usage === undefined ? Infinity : Math.max(0, quota - usage);
+  } catch {
+    // Writing will show.
+    return Infinity;
+  }
+}
+
+/** Parameters of an address that sign it: they are others for each visit, and nobody else should read them. */
+const SIGNATURE = /^(x-amz-.*|x-goog-.*|x-oss-.*|x-bce-.*|q-(sign-|ak$|signature$).*|signature|sig|token|access_token|__token__|hdnt[lsa]?|hdnea)$/i;
+/** Parameters that are part of a signed address and say nothing of the file. */
+const SIGNED = new RegExp(
+  "^(expires|expiry|policy|key-pair-id|awsaccesskeyid|googleaccessid|ossaccesskeyid|security-token|response-.*|x-id"
+  + "|s[etprvsi]|sip|spr|srt|sk[a-z]{1,3}|saoid|suoid|scid|sdd|rsc[cdelt])$", "i");
+
+/** The address that a file is kept under: a signed one without its signature, and without a fragment. */
+export function storedAddress(url: string): string {
+  const address = new URL(url);
+  address.hash = "";
+  const names = [...address.searchParams.keys()];
+  if (names.some((name) => SIGNATURE.test(name))) {
+    for (const name of names) {
+      if (SIGNATURE.test(name) || SIGNED.test(name)) {
+        address.searchParams.delete(name);
+      }
+    }
+  }
+  return address.href;
 }
 
 async function keyOf(url: string): Promise<string> {
@@ -168,20 +310,27 @@ async function keyOf(url: string): Promise<string> {
   return Array.from(new Uint8Array(digest), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** Takes the lock at once or not at all; without Web Locks the exclusive file handles have to do. */
-function lock(key: string, mode: "shared" | "exclusive"): Promise<(() => void) | undefined> {
+/**
+ * Takes the lock, at once or when the one who holds it has put things in order; nothing if that takes too long. Without Web Locks the
+ * exclusive file handles have to do.
+ */
+async function lock(key: string, mode: "shared" | "exclusive", signal?: AbortSignal): Promise<(() => void) | undefined> {
   if (globalThis.navigator?.locks === undefined) {
-    return Promise.resolve(() => {});
+    return () => {};
   }
-  return new Promise((resolve, reject) => {
-    navigator.locks.request(`${FOLDER}/${key}`, { mode, ifAvailable: true }, (held) => {
-      if (held === null) {
-        resolve(undefined);
-        return undefined;
-      }
-      return new Promise<void>((release) => resolve(release));
-    }).catch(reject);
-  });
+  const patience = AbortSignal.timeout(PATIENCE_MS);
+  try {
+    return await new Promise((resolve, reject) => {
+      const options = { mode, signal: signal === undefined ? patience : AbortSignal.any([signal, patience]) };
+      navigator.locks.request(`${FOLDER}/${key}`, options, () => new Promise<void>((release) => resolve(release))).catch(reject);
+    });
+  } catch (error) {
+    signal?.throwIfAborted();
+    if (patience.aborted) {
+      return undefined;
+    }
+    throw error;
+  }
 }
 
 /** A record as it was read; anything else is no record. */

@@ -1,16 +1,19 @@
 /** The types that people who use the package see: sources, options, results. All sizes are bytes and all times seconds. */
 
-/** One file of a model: an address, a path (Node and Deno), or a file that the user picked. */
-export type FileSource = string | URL | Blob;
+/**
+ * One file of a model: an address, a path (Node and Deno), a file that the user picked, its bytes, or the answer to a request that
+ * the caller made, of which nothing was read yet.
+ */
+export type FileSource = string | URL | Blob | ArrayBuffer | Uint8Array | Response;
 
 /**
  * Where a model comes from.
  *
- * - an address or a `Blob`/`File`: a GGUF file,
+ * - an address, a `Blob`/`File`, an `ArrayBuffer`, a `Uint8Array` or a `Response`: a GGUF file,
  * - an address that ends in `/`, and in Node and Deno a folder's path: a Hugging Face folder with `config.json`, `tokenizer.json`
  *   and `*.safetensors`, and what sentence-transformers adds to them,
  * - an array: all shards of a split GGUF in order, or the files of a Hugging Face folder in any order, as from an
- *   `<input webkitdirectory>`. A `Blob` without a name is taken for GGUF.
+ *   `<input webkitdirectory>`. Bytes and a `Blob` without a name are taken for GGUF.
  *
  * Relative addresses are resolved against the page. In Node and Deno a string that is not an `http:`, `https:`, `file:`, `data:` or
  * `blob:` address is a path.
@@ -28,7 +31,10 @@ export type Tier = "baseline" | "f16" | "subgroups" | "scalar";
 
 /** Options of everything that is loaded. */
 export interface CommonLoadOptions {
-  /** Called about ten times a second while bytes arrive, and once at the end of each phase. */
+  /**
+   * Called about ten times a second while bytes arrive, and once at the end of each phase; also when the model is loaded again
+   * because its device was lost or its kept copy is damaged.
+   */
   onProgress?: (progress: Progress) => void;
   /** Called when something was decided that a user may want to know: no GPU, no room for the cache, a device that was rebuilt. */
   onNotice?: (notice: Notice) => void;
@@ -43,6 +49,12 @@ export interface CommonLoadOptions {
    * there nothing is kept, and paths are read from the disk.
    */
   cache?: boolean;
+  /**
+   * Whether a kept download is compared with the SHA-256 that it had when it was new. That happens after the load, while nothing is
+   * asked of the model. A damaged copy is deleted, downloaded again, and the model loaded from it, with the notice `cache_damaged`.
+   * Default `true`.
+   */
+  verify?: boolean;
   /** Bytes that weights, cache and activations may take together. Default: what the device allows. */
   memoryLimit?: number;
   /** Whether to use subgroup operations where the browser has them. Default `true`. */
@@ -150,8 +162,10 @@ export type NoticeCode =
   | "not_cached"
   /** The server could not be asked whether the kept file is still the newest; it was used as it is. */
   | "not_revalidated"
-  /** The server's file is another than the kept one; it is downloaded anew. */
+  /** The server's file is another than the kept one; it is downloaded anew, and the kept one is deleted when that is complete. */
   | "cache_outdated"
+  /** A kept file is not what was downloaded; it was deleted and is downloaded again. */
+  | "cache_damaged"
   /** A connection broke and was opened again. */
   | "reconnected"
   /** What was measured with `tune` could not be kept, or was of another version and is not used. */
@@ -421,13 +435,13 @@ export interface Counters {
 
 /** A file in the browser's storage. */
 export interface CacheEntry {
-  /** The address that it was downloaded from. */
+  /** The address that it was downloaded from, without what signs it. */
   url: string;
   /** Bytes of the whole file; missing while a server has not said. */
   size?: number;
   /** Bytes that are stored. */
   stored: number;
-  /** `false`: a download that was interrupted. The next load of this address goes on where it stopped. */
+  /** `false`: a download that was interrupted, and no earlier one is complete. The next load of this address goes on where it stopped. */
   complete: boolean;
   /** When it was stored, in milliseconds since 1970. */
   date: number;

@@ -5,6 +5,7 @@ import { TilewrightError } from "./errors.js";
 import { bytesOf, idsOf, isId, vectorsOf } from "./given.js";
 import { Kept, makeIn, type KeptOptions } from "./kept.js";
 import { defined } from "./loaded.js";
+import { known } from "./options.js";
 import type { ExpectedModel } from "./protocol.js";
 import type { Hit, IndexInfo, Metric, VectorStorage } from "./types.js";
 
@@ -47,7 +48,8 @@ export interface SearchOptions {
  */
 export class Index extends Kept<IndexInfo> {
   /** An empty index. */
-  static async create({ dims, metric, storage, model, ...place }: IndexOptions): Promise<Index> {
+  static async create(options: IndexOptions): Promise<Index> {
+    const { dims, metric, storage, model, ...place } = known("Index.create", options);
     const { on } = place;
     const settings = { ...defined({ metric, storage, model: model ?? on?.info.name, pooling: on?.info.pooling }), dims: dims ?? on?.info.dims };
     if (settings.dims === undefined) {
@@ -63,7 +65,8 @@ export class Index extends Kept<IndexInfo> {
    * @throws {@link TilewrightError}: `format` or `unsupported` for bytes that are none, `index` if it is for another model
    * than `options` name, for vectors of another length, or for ones that were pooled in another way.
    */
-  static async load(bytes: Uint8Array, { model, ...place }: LoadIndexOptions = {}): Promise<Index> {
+  static async load(bytes: Uint8Array, options: LoadIndexOptions = {}): Promise<Index> {
+    const { model, ...place } = known("Index.load", options);
     const mine = bytesOf("bytes", bytes);
     const { on } = place;
     const name = model ?? on?.info.name;
@@ -97,7 +100,8 @@ export class Index extends Kept<IndexInfo> {
    * The best `k` vectors (1 to 1024) for each query, one behind the other in `queries`: higher scores first, among equals the lower id.
    * There are fewer where there are not as many.
    */
-  async search(queries: Float32Array | Embeddings, k: number, { filter, signal }: SearchOptions = {}): Promise<Hit[][]> {
+  async search(queries: Float32Array | Embeddings, k: number, options: SearchOptions = {}): Promise<Hit[][]> {
+    const { filter, signal } = known("Index.search", options);
     if (!isId(k)) {
       throw new TilewrightError("option", `k is ${k}, expected a whole number from 1 to 1024`);
     }

@@ -7,7 +7,7 @@ import type {
   CallName, Calls, DeviceRequest, EmbedderRequest, FromWorker, KeptTensor, KeptVectors, LoadRequest, ModelRequest, Operand, Prompt,
   RerankerRequest, ToWorker,
 } from "./protocol.js";
-import { isUseless, openFiles, readAll, SENTENCE_FILES, type ModelFile } from "./source.js";
+import { damaged, isUseless, openFiles, readAll, SENTENCE_FILES, type KeptCopy, type ModelFile } from "./source.js";
 import { openStore, type Store } from "./store.js";
 import init, {
   Device, Index, Loader, Mol, Sha256, type Adapter, type DeviceTensor, type Embedder, type EngineOptions, type FileInfo, type Model,
@@ -31,9 +31,11 @@ interface Port {
 }
 
 /** Codes of errors after which another device may still do. */
-const GPU_FAILURES: ReadonlySet<ErrorCode> = new Set<ErrorCode>(["webgpu_unavailable", "device_lost", "gpu", "no_adapter"]);
+const GPU_FAILURES: ReadonlySet<ErrorCode> = new Set<ErrorCode>(["webgpu_unavailable", "device_lost", "out_of_memory", "gpu", "no_adapter"]);
 /** Milliseconds between two reports of progress. */
 const REPORT_MS = 100;
+/** Milliseconds between two looks whether anything is asked of the worker. */
+const IDLE_MS = 50;
 /** Milliseconds over which the rate is measured. */
 const RATE_MS = 3000;
 
@@ -112,13 +114,8 @@ function infoOf(device: Device): DeviceInfo {
 /** Measures how bytes arrive and reports it, not too often. */
 class ProgressMeter {
   files: ModelFile[] = [];
-  readonly #emit: (progress: Progress) => void;
   readonly #samples: { time: number; loaded: number }[] = [];
   #reported = -Infinity;
-
-  constructor(emit: (progress: Progress) => void) {
-    this.#emit = emit;
-  }
 
   report(phase: Progress["phase"], force: boolean): void {
     const time = performance.now();
@@ -143,15 +140,12 @@ class ProgressMeter {
         progress.secondsLeft = (total - loaded) / bytesPerSecond;
       }
     }
-    this.#emit(progress);
+    post({ type: "progress", progress });
   }
 }
 
 /** Something that this worker can hold. */
 type Resident = Model | Embedder | Reranker;
-
-/** Context of a call that loads. */
-type LoadContext = CallContext<"loadModel" | "loadEmbedder" | "loadReranker">;
 
 /** What is asked for, and how it is loaded. */
 interface Recipe<T extends Resident> {
@@ -163,11 +157,19 @@ interface Recipe<T extends Resident> {
   prepare(loader: Loader<T>, device: Device): Promise<void>;
 }
 
+/** Bytes that a model may take in WASM's memory, which has 4 GiB, beside what reads its files. */
+const HEAP_BYTES = 2 ** 32 - 2 ** 28;
+
+/** Settings that refuse what the CPU's memory cannot hold, before anything of it is read. */
+function fitting<S extends { memoryLimit?: number }>(settings: S, device: Device): S {
+  return device.isGpu() ? settings : { ...settings, memoryLimit: Math.min(settings.memoryLimit ?? Infinity, HEAP_BYTES) };
+}
+
 function modelRecipe(request: ModelRequest): Recipe<Model> {
   return {
     request,
     extras: [],
-    begin: (device, files) => Loader.model(device, files, request.settings),
+    begin: (device, files) => Loader.model(device, files, fitting(request.settings, device)),
     prepare: async (loader, device) => {
       if (device.isGpu()) {
         await tune(loader, device.info(), request.tune);
@@ -180,7 +182,7 @@ function embedderRecipe(request: EmbedderRequest): Recipe<Embedder> {
   return {
     request,
     extras: SENTENCE_FILES,
-    begin: (device, files) => Loader.embedder(device, files, request.settings),
+    begin: (device, files) => Loader.embedder(device, files, fitting(request.settings, device)),
     prepare: async () => {},
   };
 }
@@ -189,28 +191,68 @@ function rerankerRecipe(request: RerankerRequest): Recipe<Reranker> {
   return {
     request,
     extras: [],
-    begin: (device, files) => Loader.reranker(device, files, request.settings),
+    begin: (device, files) => Loader.reranker(device, files, fitting(request.settings, device)),
     prepare: async () => {},
   };
 }
 
-/** Opens what is to be loaded. */
+/** Opens what is to be loaded, and notes which copies of earlier loads it is read from. */
 async function open(
-  request: Pick<LoadRequest, "source" | "cache">, extras: readonly string[], signal: AbortSignal, onBytes: (file: ModelFile) => void,
+  request: Pick<LoadRequest, "source" | "cache">, extras: readonly string[], signal: AbortSignal, copies: KeptCopy[],
+  onBytes: (file: ModelFile) => void,
 ): Promise<ModelFile[]> {
   return openFiles(request.source, {
     signal, extras, onBytes,
+    onCopy: (copy) => copies.push(copy),
+    onStored: (bytes) => post({ type: "stored", bytes }),
     store: request.cache && request.source.kind !== "builtin" ? await openStoreIfAny(request) : undefined,
     newDigest: () => new Sha256(),
     notify: (notice) => post({ type: "notice", notice }),
   });
 }
 
+/**
+ * Does something with files, noting the kept copies among them. If it fails because one of them is damaged, that one is deleted, and it is
+ * done once more.
+ */
+async function withCopies<R>(signal: AbortSignal, work: (copies: KeptCopy[]) => Promise<R>): Promise<R> {
+  const copies: KeptCopy[] = [];
+  try {
+    return await work(copies);
+  } catch (error) {
+    // What is not supported was read well enough to know that.
+    if (!isUseless(error) || codeOf(error) === "unsupported" || !await deleteDamaged(copies, signal, async () => signal.throwIfAborted(), true)) {
+      throw error;
+    }
+    return await work([]);
+  }
+}
+
+/** Deletes the copies that are not what was downloaded. Returns whether there were any. */
+async function deleteDamaged(copies: KeptCopy[], signal: AbortSignal, turn: () => Promise<void>, unreadable: boolean): Promise<boolean> {
+  let found = false;
+  for (const copy of copies) {
+    const state = await copy.check(turn);
+    if (state === "damaged" || (state === "unreadable" && unreadable)) {
+      found = true;
+      await copy.delete(signal);
+      post({ type: "notice", notice: damaged(copy.url, state === "damaged" ? "its SHA-256 is another one" : "it cannot be read") });
+    }
+  }
+  return found;
+}
+
 /** Streams a model's files into a device. */
-async function loadOnto<T extends Resident>(device: Device, recipe: Recipe<T>, { signal, emit }: LoadContext): Promise<Omit<Loaded<T>, "device">> {
+function loadOnto<T extends Resident>(device: Device, recipe: Recipe<T>, signal: AbortSignal): Promise<Omit<Loaded<T>, "device">> {
+  return withCopies(signal, (copies) => loadOnce(device, recipe, signal, copies));
+}
+
+async function loadOnce<T extends Resident>(
+  device: Device, recipe: Recipe<T>, signal: AbortSignal, copies: KeptCopy[],
+): Promise<Omit<Loaded<T>, "device">> {
   const { request, extras } = recipe;
-  const meter = new ProgressMeter(emit);
-  const files = await open(request, extras, signal, (file) => meter.report(file.phase, false));
+  const meter = new ProgressMeter();
+  const files = await open(request, extras, signal, copies, (file) => meter.report(file.phase, false));
   meter.files = files;
   let useless = false;
   let loader: Loader<T> | undefined;
@@ -227,7 +269,7 @@ async function loadOnto<T extends Resident>(device: Device, recipe: Recipe<T>, {
     // From here on the loader belongs to the engine, also when it fails.
     loader = undefined;
     const resident = await finishing.finish();
-    return { resident, fileBytes: files.reduce((sum, file) => sum + file.arrived, 0) };
+    return { resident, fileBytes: files.reduce((sum, file) => sum + file.arrived, 0), copies };
   } catch (error) {
     useless = isUseless(error);
     if (isTrap(error)) {
@@ -310,22 +352,34 @@ interface Loaded<T extends Resident> {
   resident: T;
   /** Bytes of the model's files. */
   fileBytes: number;
+  /** Kept copies that it was loaded from. */
+  copies: KeptCopy[];
 }
 
-/** Opens a device and loads onto it. Unless a GPU is demanded, one that fails meanwhile is a reason to take the CPU. */
-async function openAndLoad<T extends Resident>(recipe: Recipe<T>, choice: DeviceRequest, context: LoadContext): Promise<Loaded<T>> {
+/**
+ * Opens a device and loads onto it. Unless a GPU is demanded, one that fails meanwhile is a reason to take the CPU, if that can hold the
+ * model.
+ */
+async function openAndLoad<T extends Resident>(recipe: Recipe<T>, choice: DeviceRequest, signal: AbortSignal): Promise<Loaded<T>> {
   let device = await openDevice(choice);
   try {
-    context.signal.throwIfAborted();
+    signal.throwIfAborted();
     try {
-      return { device, ...await loadOnto(device, recipe, context) };
+      return { device, ...await loadOnto(device, recipe, signal) };
     } catch (error) {
       if (choice.choice === "gpu" || !device.isGpu() || !GPU_FAILURES.has(codeOf(error))) {
         throw error;
       }
       device.free();
-      device = await openCpu(`the GPU failed while the model was loaded (${messageOf(error)})`);
-      return { device, ...await loadOnto(device, recipe, context) };
+      const failure = `the GPU failed while the model was loaded (${messageOf(error)})`;
+      device = await openCpu(failure);
+      try {
+        return { device, ...await loadOnto(device, recipe, signal) };
+      } catch (second) {
+        throw codeOf(second) === "memory"
+          ? new TilewrightError("memory", `${failure}, and the CPU cannot hold it either: ${messageOf(second)}`, { cause: error })
+          : second;
+      }
     }
   } catch (error) {
     if (!isTrap(error)) {
@@ -369,22 +423,32 @@ abstract class Engine<T extends Resident> {
   /** Frees everything; the worker ends afterwards. */
   close(): void {
     this.freeLost();
-    this.resident.free();
+    this.release();
     this.#device.free();
+  }
+
+  /** Loads the model again, onto the same device. If that fails there is none any more. */
+  async reload(signal: AbortSignal): Promise<void> {
+    this.release();
+    this.resident = (await loadOnto(this.#device, this.#recipe, signal)).resident;
+  }
+
+  /** Frees what is loaded. */
+  protected release(): void {
+    this.resident.free();
   }
 
   /** Opens a device in the place of the lost one and loads the model again. */
   protected async rebuild(lost: unknown, signal: AbortSignal): Promise<T> {
     const { request } = this.#recipe;
-    const context: LoadContext = { signal, emit: () => {} };
     let loaded: Loaded<T>;
     try {
-      loaded = await openAndLoad(this.#recipe, request.device, context);
+      loaded = await openAndLoad(this.#recipe, request.device, signal);
     } catch (error) {
       if (request.device.choice !== "gpu" || !GPU_FAILURES.has(codeOf(error))) {
         throw error;
       }
-      loaded = await openAndLoad(this.#recipe, { choice: "cpu", subgroups: false }, context);
+      loaded = await openAndLoad(this.#recipe, { choice: "cpu", subgroups: false }, signal);
       reasons.set(loaded.device, `the GPU was lost and could not be opened again (${messageOf(error)})`);
     }
     this.lost.push(this.#device);
@@ -430,9 +494,10 @@ class TextEngine extends Engine<Model> {
     }
   }
 
-  override close(): void {
+  protected override release(): void {
     this.#session?.free();
-    super.close();
+    this.#session = undefined;
+    super.release();
   }
 
   async #run(ids: Uint32Array, options: EngineOptions, { signal, emit }: CallContext<"generate">): Promise<GenerateResult> {
@@ -526,6 +591,8 @@ function nextTask(): Promise<void> {
 
 let engine: TextEngine | VectorEngine | ScoreEngine | undefined;
 let kernelDevice: Device | undefined;
+/** Settled, unless the model is being loaded again. */
+let reloading: Promise<void> = Promise.resolve();
 
 /** The engine, of the kind that a call needs. */
 function loaded<E>(kind: abstract new (...given: never[]) => E): E {
@@ -533,6 +600,12 @@ function loaded<E>(kind: abstract new (...given: never[]) => E): E {
     throw new TilewrightError("disposed", "no model is loaded");
   }
   return engine;
+}
+
+/** The same for calls that do not wait for their turn. */
+async function present<E>(kind: abstract new (...given: never[]) => E): Promise<E> {
+  await reloading;
+  return loaded(kind);
 }
 
 function kernels(): Device {
@@ -608,7 +681,11 @@ function molInfo(mol: Mol): MolInfo {
 }
 
 async function loadMol(request: Calls["loadMol"]["args"], signal: AbortSignal): Promise<KeptVectors<MolInfo>> {
-  const files = await open(request, [], signal, () => {});
+  return withCopies(signal, (copies) => loadMolOnce(request, signal, copies));
+}
+
+async function loadMolOnce(request: Calls["loadMol"]["args"], signal: AbortSignal, copies: KeptCopy[]): Promise<KeptVectors<MolInfo>> {
+  const files = await open(request, [], signal, copies, () => {});
   let useless = false;
   try {
     const [file] = files;
@@ -617,6 +694,12 @@ async function loadMol(request: Calls["loadMol"]["args"], signal: AbortSignal): 
     }
     const bytes = await readAll(file);
     await file.finish();
+    // It is small, and what it scores could not be taken back.
+    for (const copy of copies) {
+      if (await copy.check(async () => signal.throwIfAborted()) !== "good") {
+        throw new TilewrightError("storage", `the kept copy of ${copy.url} is damaged`);
+      }
+    }
     const mol = Mol.load(currentDevice(), bytes, request.storage);
     return { kept: mixtures.put(mol), info: molInfo(mol) };
   } catch (error) {
@@ -694,28 +777,55 @@ function inTurn<T>(signal: AbortSignal, action: () => T | Promise<T>): Promise<T
 function load<T extends Resident, E extends Engine<T> & NonNullable<typeof engine>>(
   kind: new (recipe: Recipe<T>, loaded: Loaded<T>) => E,
   recipe: Recipe<T>,
-  context: LoadContext,
+  signal: AbortSignal,
 ): Promise<ReturnType<E["info"]>> {
-  return inTurn(context.signal, async () => {
-    const loaded = new kind(recipe, await openAndLoad(recipe, recipe.request.device, context));
+  return inTurn(signal, async () => {
+    const parts = await openAndLoad(recipe, recipe.request.device, signal);
+    const loaded = new kind(recipe, parts);
     engine = loaded;
+    if (recipe.request.verify) {
+      void verify(parts.copies, loaded);
+    }
     return loaded.info() as ReturnType<E["info"]>;
   });
 }
 
+/** Compares the copies that something was loaded from with their digests. If one is damaged, all is loaded again. */
+async function verify(copies: KeptCopy[], loaded: Engine<Resident>): Promise<void> {
+  const { signal } = new AbortController();
+  try {
+    if (await deleteDamaged(copies, signal, idle, false)) {
+      await inTurn(signal, () => {
+        reloading = loaded.reload(signal);
+        return reloading;
+      });
+    }
+  } catch (error) {
+    const why = new TilewrightError(codeOf(error), `the model was loaded from a damaged copy and could not be loaded again: ${messageOf(error)}`);
+    post({ type: "fatal", error: { ...toWire(why), fatal: true } });
+  }
+}
+
+/** Resolves as soon as nothing is asked of the worker. */
+async function idle(): Promise<void> {
+  while (running.size > 0) {
+    await new Promise((resolve) => setTimeout(resolve, IDLE_MS));
+  }
+}
+
 const handlers: Handlers = {
-  loadModel: (request, context) => load(TextEngine, modelRecipe(request), context),
-  loadEmbedder: (request, context) => load(VectorEngine, embedderRecipe(request), context),
-  loadReranker: (request, context) => load(ScoreEngine, rerankerRecipe(request), context),
+  loadModel: (request, { signal }) => load(TextEngine, modelRecipe(request), signal),
+  loadEmbedder: (request, { signal }) => load(VectorEngine, embedderRecipe(request), signal),
+  loadReranker: (request, { signal }) => load(ScoreEngine, rerankerRecipe(request), signal),
   generate: (args, context) => inTurn(context.signal, () => loaded(TextEngine).generate(args, context)),
-  tokenize: ({ text, addSpecial }) => loaded(TextEngine).model.tokenize(text, addSpecial),
-  detokenize: ({ ids }) => loaded(TextEngine).model.detokenize(ids),
+  tokenize: async ({ text, addSpecial }) => (await present(TextEngine)).model.tokenize(text, addSpecial),
+  detokenize: async ({ ids }) => (await present(TextEngine)).model.detokenize(ids),
   embed: ({ texts, prompt }, { signal, emit }) =>
     inTurn(signal, () => loaded(VectorEngine).run(signal, (embedder) => embedder.embed(texts, prompt, emit))),
-  encode: (args) => loaded(VectorEngine).encode(args),
+  encode: async (args) => (await present(VectorEngine)).encode(args),
   rerank: ({ query, documents, topK }, { signal, emit }) =>
     inTurn(signal, () => loaded(ScoreEngine).run(signal, (reranker) => reranker.rerank(query, documents, topK, emit))),
-  memory: () => loaded(Engine<Resident>).memory(),
+  memory: async () => (await present(Engine<Resident>)).memory(),
   counters: () => currentDevice().counters(),
   destroyDevice() {
     currentDevice().destroy();

@@ -104,6 +104,69 @@ everywhere(
 );
 
 everywhere(
+  "options that there are not are a TypeError that names the right one",
+  async ({ Model, Index }) => {
+    const outcome = async (run) => {
+      try {
+        await run();
+        return "worked";
+      } catch (error) {
+        return `${error.name}: ${error.message}`;
+      }
+    };
+    const model = await Model.builtin({ device: "cpu" });
+    const outcomes = [
+      await outcome(() => model.generate("a", { max_tokens: 2 }).text()),
+      await outcome(() => model.chat([], { Temperature: 1 }).text()),
+      await outcome(() => Model.builtin({ contextlength: 64 })),
+      await outcome(() => Index.create({ dim: 3 })),
+    ];
+    model.free();
+    return outcomes;
+  },
+  (outcomes) => assert.deepEqual(outcomes, [
+    "TypeError: generate: there is no option `max_tokens`; did you mean `maxTokens`?",
+    "TypeError: chat: there is no option `Temperature`; did you mean `temperature`?",
+    "TypeError: Model.builtin: there is no option `contextlength`; did you mean `contextLength`?",
+    "TypeError: Index.create: there is no option `dim`; did you mean `dims`?",
+  ]),
+);
+
+everywhere(
+  "bytes and responses are sources, and what is none is an error that says what would be",
+  async ({ Model }, { base64, ids }) => {
+    const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
+    // Of a larger array, to see that only its part is read.
+    const around = new Uint8Array(bytes.length + 100);
+    around.set(bytes, 50);
+    const used = new Response(bytes);
+    await used.arrayBuffer();
+    const outcomes = [];
+    for (const source of [bytes, bytes.buffer, around.subarray(50, 50 + bytes.length), new Response(bytes), [new Response(bytes)]]) {
+      const model = await Model.load(source, { device: "cpu" });
+      const generated = [];
+      for await (const { id } of model.generate(ids, { maxTokens: 8 })) generated.push(id);
+      outcomes.push(generated);
+      model.free();
+    }
+    const errors = [];
+    for (const source of [new Response("no", { status: 403 }), used, {}, undefined, 7, new Float32Array(3)]) {
+      errors.push(await Model.load(source, { device: "cpu" }).then(() => "worked", ({ code, message, status }) => ({ code, message, status })));
+    }
+    return { outcomes, errors, length: bytes.length };
+  },
+  ({ outcomes, errors, length }) => {
+    assert.equal(length, stories.length);
+    for (const generated of outcomes) assert.deepEqual(generated, reference.greedy_ids.slice(0, 8));
+    assert.deepEqual(errors.map(({ code }) => code), ["http", "option", "option", "option", "option", "option"]);
+    assert.equal(errors[0].status, 403);
+    assert.match(errors[1].message, /read already/);
+    for (const { message } of errors.slice(2)) assert.match(message, /expected an address, a file, bytes, a Response, or a list of them/);
+  },
+  { base64: stories.toString("base64"), ids: reference.ids },
+);
+
+everywhere(
   "options that make no sense are errors with code `option`",
   async ({ Model, TilewrightError }) => {
     const model = await Model.builtin({ device: "cpu" });

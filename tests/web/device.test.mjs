@@ -5,6 +5,7 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 
+import { bigModel } from "./big-model.mjs";
 import { openBrowser } from "./browser.mjs";
 import { bytesInMemory, repository, startServer } from "./server.mjs";
 
@@ -33,6 +34,20 @@ GPUQueue.prototype.submit = function (...given) {
     self.devices.at(-1).destroy();
   }
 };
+// A GPU whose memory is full after the first few megabytes, and that does not call itself software.
+if (name === "full") {
+  for (const [key, value] of Object.entries({ vendor: "test", architecture: "test", description: "Test GPU", isFallbackAdapter: false })) {
+    Object.defineProperty(GPUAdapterInfo.prototype, key, { get: () => value });
+  }
+  const createBuffer = GPUDevice.prototype.createBuffer;
+  let bytes = 0;
+  GPUDevice.prototype.createBuffer = function (descriptor) {
+    const buffer = createBuffer.call(this, descriptor);
+    bytes += descriptor.size;
+    if (bytes > 16 << 20) this.destroy();
+    return buffer;
+  };
+}
 const createShaderModule = GPUDevice.prototype.createShaderModule;
 GPUDevice.prototype.createShaderModule = function (descriptor) {
   (self.shaders ??= []).push(descriptor.label);
@@ -76,7 +91,10 @@ async function spiedPage(name = "") {
 async function loadStories(options) {
   const { Model } = await import("/npm/index.js");
   globalThis.notices = [];
-  globalThis.model = await Model.builtin({ ...options, onNotice: (notice) => notices.push(notice) });
+  globalThis.phases = [];
+  globalThis.model = await Model.builtin({
+    ...options, onNotice: (notice) => notices.push(notice), onProgress: ({ phase }) => phases.push(phase),
+  });
   return model.device;
 }
 
@@ -210,7 +228,11 @@ test("a device that is lost in the middle is rebuilt, and the stream goes on wit
   const page = await spiedPage();
   await page.evaluate(loadStories, { device: "gpu" });
   await page.workers()[0].evaluate(destroyLater, false);
+  const phasesOfLoad = await page.evaluate(() => phases.splice(0));
   assert.deepEqual(await page.evaluate(continueStory, story), expected);
+  // The reload tells its progress as the load did.
+  assert.deepEqual([...new Set(await page.evaluate(() => phases))], [...new Set(phasesOfLoad)]);
+  assert.ok(phasesOfLoad.includes("prepare"));
   assert.ok((await page.evaluate(() => notices.map((notice) => notice.code))).includes("device_rebuilt"));
   assert.equal(await page.workers()[0].evaluate(() => self.devices.length), 2);
   assert.equal(await page.evaluate(() => model.device.backend), "webgpu");
@@ -255,6 +277,32 @@ test("a GPU process that crashes in the middle changes no token", limited, async
   } finally {
     await own.close();
   }
+});
+
+test("a model that neither the GPU nor the CPU can hold is refused before it is read", limited, async () => {
+  server.files.set("huge.gguf", bigModel(6e9));
+  server.files.set("large.gguf", bigModel(100e6));
+  const page = await spiedPage("full");
+  const load = (url) => page.evaluate(async (url) => {
+    const { Model } = await import("/npm/index.js");
+    const notices = [];
+    const seen = await Model.load(url, { cache: false, onNotice: ({ message }) => notices.push(message) }).then(
+      (model) => {
+        model.free();
+        return { backend: model.device.backend };
+      },
+      ({ code, message }) => ({ code, message }),
+    );
+    return { ...seen, notices };
+  }, url);
+  const large = server.url("files/large.gguf");
+  assert.equal((await load(large)).backend, "cpu");
+  const huge = server.url("files/huge.gguf");
+  const { code, message } = await load(huge);
+  assert.equal(code, "memory", message);
+  assert.match(message, /the GPU failed .* the CPU cannot hold it either: .* bytes needed .* the limit is/);
+  assert.ok(server.sent(huge) < 200e6, `${server.sent(huge)} bytes were sent`);
+  await page.close();
 });
 
 test("an invalid shader is an error, not zeros", limited, async () => {

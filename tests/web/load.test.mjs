@@ -276,31 +276,123 @@ test("a new file on the server replaces the kept one", limited, async () => {
   assert.equal(entryOf(seen, url).size, bytes.length);
 });
 
-/** Runs in a page: changes one byte in the middle of every complete file that the cache stores. */
-async function damageCache() {
+/** Runs in a page: changes bytes of every complete file that the cache stores, so far into it. */
+async function damageCache(share) {
   const root = await (await navigator.storage.getDirectory()).getDirectoryHandle("tilewright");
   let damaged = 0;
   for await (const [name, handle] of root.entries()) {
     if (!name.endsWith(".bin")) continue;
-    const middle = Math.trunc((await handle.getFile()).size / 2);
+    const position = Math.trunc((await handle.getFile()).size * share);
     const writable = await handle.createWritable({ keepExistingData: true });
-    await writable.write({ type: "write", position: middle, data: new Uint8Array([1, 2, 3, 4]) });
+    await writable.write({ type: "write", position, data: new Uint8Array(64).fill(0xaa) });
     await writable.close();
     damaged++;
   }
   return damaged;
 }
 
-test("a kept file that is damaged is noticed, thrown away and downloaded anew", limited, async () => {
+async function damage(share) {
+  const page = await chromium.open(`${server.origin}/blank.html`);
+  assert.ok((await page.evaluate(damageCache, share)) > 0);
+  await page.close();
+}
+
+test("a kept file that is damaged is noticed after the load, and the model is loaded from a new one by itself", limited, async () => {
   const url = server.url(STORIES);
   assertLoaded(await load(url));
+  await damage(0.7);
   const page = await chromium.open(`${server.origin}/blank.html`);
-  assert.ok((await page.evaluate(damageCache)) > 0);
+  const seen = await page.evaluate(async ({ url, prompt }) => {
+    const { Model, cache } = await import("/npm/index.js");
+    const seen = { notices: [], phases: [], tokens: [] };
+    const noticed = new Promise((resolve) => {
+      seen.load = async () => {
+        const model = await Model.load(url, {
+          device: "cpu",
+          onProgress: ({ phase }) => seen.phases.push(phase),
+          onNotice(notice) {
+            seen.notices.push(notice.code);
+            if (notice.code === "cache_damaged") resolve();
+          },
+        });
+        seen.phasesOfLoad = [...seen.phases];
+        return model;
+      };
+    });
+    const model = await seen.load();
+    await noticed;
+    for await (const { id } of model.generate(prompt, { maxTokens: 16, ignoreEos: true })) seen.tokens.push(id);
+    seen.info = { bytes: model.info.fileBytes, tokens: [...await model.tokenize("Once")].length };
+    model.free();
+    seen.cached = await cache.list();
+    delete seen.load;
+    return seen;
+  }, { url, prompt });
   await page.close();
-  const seen = await load(url);
-  assertRefused(seen, "storage", url);
-  assertLoaded(await load(url));
+  assert.ok(!seen.phasesOfLoad.includes("download"), seen.phasesOfLoad.join());
+  assert.ok(seen.phases.slice(seen.phasesOfLoad.length).includes("download"), "the second load tells its progress");
+  assert.deepEqual(seen.notices, ["cache_damaged"]);
+  assert.deepEqual(seen.tokens, expected.slice(0, 16));
   assert.equal(server.requests(url).length, 2);
+  assert.equal(entryOf(seen, url).sha256, createHash("sha256").update(bytes).digest("hex"));
+});
+
+test("a kept file that is too damaged to be loaded is downloaded again by itself", limited, async () => {
+  const url = server.url(STORIES);
+  assertLoaded(await load(url));
+  await damage(0);
+  const seen = await load(url);
+  assertLoaded(seen);
+  assert.deepEqual(noticeCodes(seen), ["cache_damaged"]);
+  assert.equal(server.requests(url).length, 2);
+  assertLoaded(await load(url));
+  assert.equal(server.requests(url).length, 2, "the new copy is kept");
+});
+
+test("a file's lock that another tab is just releasing is waited for", limited, async () => {
+  const url = server.url(STORIES);
+  const page = await chromium.open(`${server.origin}/blank.html`);
+  const seen = await page.evaluate(async ({ url }) => {
+    const { Model, cache } = await import("/npm/index.js");
+    const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", new TextEncoder().encode(url)));
+    const name = `tilewright/${Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("")}`;
+    const release = await new Promise((resolve) => void navigator.locks.request(name, () => new Promise((done) => resolve(done))));
+    const notices = [];
+    let isOver = false;
+    const loading = Model.load(url, { device: "cpu", onNotice: (notice) => notices.push(notice.code) }).finally(() => (isOver = true));
+    let hasWaited = false;
+    while (!hasWaited && !isOver) {
+      hasWaited = (await navigator.locks.query()).pending.some((lock) => lock.name === name);
+    }
+    release();
+    (await loading).free();
+    return { hasWaited, notices, cached: await cache.list() };
+  }, { url });
+  await page.close();
+  assert.equal(seen.hasWaited, true);
+  assert.deepEqual(seen.notices, []);
+  assert.equal(entryOf(seen, url)?.complete, true);
+});
+
+test("after a large download, and only then, the browser is asked to keep it", limited, async () => {
+  server.files.set("keep.gguf", bigModel(60 * MIB));
+  const page = await chromium.open(`${server.origin}/blank.html`);
+  const asked = await page.evaluate(async ({ small, large }) => {
+    let asked = 0;
+    navigator.storage.persist = async () => {
+      asked += 1;
+      return false;
+    };
+    const { Model } = await import("/npm/index.js");
+    const counts = [];
+    for (const url of [small, large, large]) {
+      (await Model.load(url, { device: "cpu" })).free();
+      counts.push(asked);
+    }
+    return counts;
+  }, { small: server.url(STORIES), large: server.url("files/keep.gguf") });
+  assert.deepEqual(asked, [0, 1, 1]);
+  await page.close();
 });
 
 test("cache.list, cache.delete and cache.clear", limited, async () => {
@@ -367,13 +459,14 @@ test("an insecure page has no storage, no WebGPU and no locks, and the model run
   assert.deepEqual(seen.cached, []);
 });
 
-test("a File, and an address relative to the page, load as well", limited, async () => {
+test("a File, an address relative to the page, bytes and a Response load as well", limited, async () => {
   const page = await chromium.open(`${server.origin}/blank.html`);
   const tokens = await page.evaluate(async ({ path, prompt }) => {
     const { Model } = await import("/npm/index.js");
-    const file = new File([await (await fetch(path)).arrayBuffer()], "stories.gguf");
+    const bytes = await (await fetch(path)).arrayBuffer();
+    const file = new File([bytes], "stories.gguf");
     const results = [];
-    for (const source of [file, path]) {
+    for (const source of [file, path, bytes, new Uint8Array(bytes), await fetch(path)]) {
       const model = await Model.load(source, { device: "cpu", cache: false });
       const ids = [];
       for await (const { id } of model.generate(prompt, { maxTokens: 16 })) ids.push(id);
@@ -382,7 +475,19 @@ test("a File, and an address relative to the page, load as well", limited, async
     }
     return results;
   }, { path: `/${STORIES}`, prompt });
-  assert.deepEqual(tokens, [expected.slice(0, 16), expected.slice(0, 16)]);
+  assert.deepEqual(tokens, Array(5).fill(expected.slice(0, 16)));
+  await page.close();
+});
+
+test("a page of Electron with Node's `process` is a browser", limited, async () => {
+  const page = await chromium.context.newPage();
+  await page.addInitScript(() => {
+    globalThis.process = { versions: { node: "20.18.0", electron: "33.0.0", chrome: "130.0.0" }, type: "renderer" };
+  });
+  await page.goto(`${server.origin}/blank.html`);
+  const seen = await page.evaluate(loadHere, argumentsFor(server.url(STORIES)));
+  assertLoaded(seen);
+  assert.equal(seen.cached.length > 0, true, "the browser's storage is used");
   await page.close();
 });
 

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { execFile, spawn } from "node:child_process";
 import { once } from "node:events";
-import { mkdtemp, rm, stat, writeFile } from "node:fs/promises";
+import { cp, mkdtemp, rm, stat, writeFile } from "node:fs/promises";
 import { createServer } from "node:http";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -23,6 +23,15 @@ for await (const { text } of model.generate("Once upon a time", { maxTokens: 24 
 }
 `;
 const NODE_EXAMPLE = EXAMPLE.replace("document.body.append", "process.stdout.write") + "model.free();\n";
+const FOLDER_EXAMPLE = `import { Embedder } from "tilewright";
+const show = (text) => document.body.append(text);
+try {
+  const embedder = await Embedder.load("/model/", { device: "cpu" });
+  show("vector of " + (await embedder.embed("the cat")).length + " numbers");
+} catch (error) {
+  show(error.code + ": " + error.message);
+}
+`;
 const HTML = '<!doctype html><html lang="en"><title>example</title><body><script type="module" src="/main.js"></script></body></html>\n';
 // The story model's greedy continuation, as in tests/data/builtin.
 const STORY = /a silly boy named Ben/;
@@ -62,10 +71,12 @@ test("it installs into an empty project", { timeout: 180_000 }, async () => {
   isInstalled = true;
 });
 
-async function showsStory(url) {
+const showsStory = (url) => shows(url, STORY);
+
+async function shows(url, text) {
   const page = await chromium.open(url);
   try {
-    await page.waitForFunction((story) => new RegExp(story).test(document.body.textContent), STORY.source, { timeout: 60_000 });
+    await page.waitForFunction((text) => new RegExp(text).test(document.body.textContent), text.source, { timeout: 60_000 });
     assert.deepEqual(page.problems, []);
   } finally {
     await page.close();
@@ -86,8 +97,8 @@ test("the five-line example runs from `vite build`", { timeout: 120_000 }, async
   }
 });
 
-test("the five-line example runs from Vite's development server", { timeout: 120_000 }, async (t) => {
-  if (!isInstalled) return t.skip("not installed");
+/** Starts Vite's development server in the project, for as long as `use` needs. */
+async function withVite(use) {
   const vite = spawn(join(folder, "node_modules/.bin/vite"), ["--host", "127.0.0.1", "--port", "0"], { cwd: folder, env: { ...process.env, NO_COLOR: "1" } });
   try {
     const url = await new Promise((resolve, reject) => {
@@ -101,10 +112,27 @@ test("the five-line example runs from Vite's development server", { timeout: 120
       vite.stderr.on("data", read);
       vite.once("exit", () => reject(new Error(`vite ended: ${output}`)));
     });
-    await showsStory(url);
+    await use(url);
   } finally {
     vite.kill();
   }
+}
+
+test("the five-line example runs from Vite's development server", { timeout: 120_000 }, async (t) => {
+  if (!isInstalled) return t.skip("not installed");
+  await withVite(showsStory);
+});
+
+test("a model's folder in Vite's `public` loads, though the server answers with its page for files that are not there", { timeout: 120_000 }, async (t) => {
+  if (!isInstalled) return t.skip("not installed");
+  await cp(join(repository, "tests/data/encoders/modernbert-bpe"), join(folder, "public/model"), { recursive: true });
+  await writeFile(join(folder, "folder.js"), FOLDER_EXAMPLE);
+  await writeFile(join(folder, "folder.html"), HTML.replace("/main.js", "/folder.js"));
+  await withVite(async (url) => {
+    const absent = await fetch(`${url}model/sentence_bert_config.json`, { headers: { accept: "*/*" } });
+    t.diagnostic(`what is not there is ${absent.status}, ${absent.headers.get("content-type")}`);
+    await shows(`${url}folder.html`, /vector of \d+ numbers/);
+  });
 });
 
 test("TypeScript accepts the example against the package's types", { timeout: 120_000 }, async (t) => {

@@ -1,0 +1,127 @@
+/** The names of all options that callers may give, and the error for any other. */
+
+import type { KeptOptions } from "./kept.js";
+import type { AttentionOptions, KernelOptions, RopeOptions } from "./kernels.js";
+import type { MolOptions, MolSearchOptions } from "./mol.js";
+import type { ChatCompletionCallOptions } from "./openai.js";
+import type {
+  CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, LoadOptions, PromptOptions, RerankerOptions, RerankOptions,
+  TextsOptions, TokenizeOptions,
+} from "./types.js";
+import type { IndexOptions, LoadIndexOptions, SearchOptions } from "./vector-index.js";
+
+/** Exactly the names that a type declares: the compiler refuses one too many and one too few. */
+type Names<Options> = Readonly<Record<keyof Options, true>>;
+
+const TEXTS: Names<TextsOptions> = { signal: true, onProgress: true };
+const PROMPT: Names<PromptOptions> = { prompt: true };
+const DEVICE: Names<KernelOptions> = { device: true, tier: true, subgroups: true, onNotice: true };
+const PLACE: Names<KeptOptions> = { ...DEVICE, on: true };
+const LOAD: Names<CommonLoadOptions> = {
+  ...DEVICE, onProgress: true, signal: true, cache: true, verify: true, memoryLimit: true,
+};
+const LOAD_INDEX: Names<LoadIndexOptions> = { ...PLACE, model: true };
+const GENERATE: Names<GenerateOptions> = {
+  signal: true, maxTokens: true, temperature: true, topK: true, topP: true, minP: true, repeatPenalty: true, repeatLastN: true,
+  seed: true, stop: true, ignoreEos: true, slide: true,
+};
+const LOAD_MODEL: Names<LoadOptions> = { ...LOAD, tune: true, contextLength: true };
+const KEEP: Names<{ keep?: boolean }> = { keep: true };
+
+/** The calls that have options, with the names of these. */
+export const OPTIONS = {
+  "Model.load": LOAD_MODEL,
+  "Model.builtin": LOAD_MODEL,
+  "generate": GENERATE,
+  "chat": GENERATE,
+  "tokenize": { addSpecial: true } satisfies Names<TokenizeOptions>,
+  "Embedder.load": {
+    ...LOAD, maxTokens: true, pooling: true, normalize: true, maxBatchTokens: true, cachedVectors: true,
+  } satisfies Names<EmbedderOptions>,
+  "embed": { ...TEXTS, ...PROMPT } satisfies Names<EmbedOptions>,
+  "Embedder.tokenize": PROMPT,
+  "Reranker.load": { ...LOAD, maxTokens: true, sigmoid: true, maxBatchTokens: true } satisfies Names<RerankerOptions>,
+  "rerank": { ...TEXTS, topK: true } satisfies Names<RerankOptions>,
+  "Index.create": { ...LOAD_INDEX, dims: true, metric: true, storage: true } satisfies Names<IndexOptions>,
+  "Index.load": LOAD_INDEX,
+  "Index.search": { filter: true, signal: true } satisfies Names<SearchOptions>,
+  "Mol.load": { ...PLACE, storage: true, cache: true, signal: true } satisfies Names<MolOptions>,
+  "Mol.search": { method: true, users: true, signal: true } satisfies Names<MolSearchOptions>,
+  "Kernels.open": DEVICE,
+  "matmul": KEEP,
+  "rmsNorm": KEEP,
+  "layerNorm": KEEP,
+  "softmax": KEEP,
+  "rope": {
+    ...KEEP, nHeads: true, headDim: true, firstPos: true, theta: true, style: true,
+  } satisfies Names<RopeOptions & { keep?: boolean }>,
+  "attention": { ...KEEP, nHeads: true, nKvHeads: true, headDim: true } satisfies Names<AttentionOptions & { keep?: boolean }>,
+  "createChatCompletion": { signal: true } satisfies Names<ChatCompletionCallOptions>,
+} as const;
+
+/**
+ * The options as they were given.
+ *
+ * @throws TypeError for a name that the call does not know, with the one that was probably meant, and for what is not an object.
+ */
+export function known<T extends object>(call: keyof typeof OPTIONS, options: T): T {
+  if (typeof options !== "object" || options === null) {
+    throw new TypeError(`${call}: options is ${options === null ? "null" : typeof options}, expected an object`);
+  }
+  const names = Object.keys(OPTIONS[call]);
+  for (const given of Object.keys(options)) {
+    if (!names.includes(given)) {
+      throw new TypeError(`${call}: there is no option \`${given}\`; ${advice(given, names)}`);
+    }
+  }
+  return options;
+}
+
+function advice(given: string, names: readonly string[]): string {
+  const best = nearest(given, names);
+  if (best !== undefined) {
+    return `did you mean \`${best}\`?`;
+  }
+  const elsewhere = Object.entries(OPTIONS).filter(([, others]) => Object.hasOwn(others, given)).map(([call]) => `\`${call}\``);
+  return elsewhere.length > 0
+    ? `it is one of ${elsewhere.join(", ")}`
+    : `there are ${names.map((name) => `\`${name}\``).join(", ")}`;
+}
+
+/** Words that other engines use, and ours. */
+const SYNONYMS: Readonly<Record<string, string>> = {
+  maxnewtokens: "maxTokens", maxcompletiontokens: "maxTokens", npredict: "maxTokens", maxlength: "maxTokens",
+  nctx: "contextLength", contextsize: "contextLength", numctx: "contextLength", contextwindowsize: "contextLength",
+  abortsignal: "signal", repetitionpenalty: "repeatPenalty", stopsequences: "stop", topn: "topK",
+  progresscallback: "onProgress", batchsize: "maxBatchTokens",
+};
+
+/** The name that was probably meant: the same but for case and separators, another engine's word for it, or a slip or two away. */
+function nearest(given: string, names: readonly string[]): string | undefined {
+  const plain = plainly(given);
+  const synonym = SYNONYMS[plain];
+  if (synonym !== undefined && names.includes(synonym)) {
+    return synonym;
+  }
+  const [best] = names.map((name) => ({ name, slips: distance(plain, plainly(name)) })).sort((a, b) => a.slips - b.slips);
+  // A third of the letters may be wrong: more is another word.
+  return best !== undefined && best.slips <= Math.floor(Math.max(plain.length, best.name.length) / 3) ? best.name : undefined;
+}
+
+function plainly(name: string): string {
+  return name.replace(/[^a-z0-9]/gi, "").toLowerCase();
+}
+
+/** Letters to insert, delete or replace to make one word of the other (Levenshtein). */
+function distance(a: string, b: string): number {
+  let row = Array.from({ length: b.length + 1 }, (_, j) => j);
+  for (let i = 1; i <= a.length; i += 1) {
+    const next = [i];
+    for (let j = 1; j <= b.length; j += 1) {
+      const replaced = (row[j - 1] ?? 0) + (a[i - 1] === b[j - 1] ? 0 : 1);
+      next.push(Math.min(replaced, (row[j] ?? 0) + 1, (next[j - 1] ?? 0) + 1));
+    }
+    row = next;
+  }
+  return row[b.length] ?? 0;
+}
