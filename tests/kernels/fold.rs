@@ -25,7 +25,7 @@ fn folded_grids_match_oracle() {
         let cases: Vec<_> = all_cases().into_iter().filter(|case| is_own(case, tier)).collect();
         for case in cases.iter().skip(5 * i).step_by(SHARE) {
             let staged_f16 = tier.rounds_to_half() && case.kernel.starts_with("matmul");
-            let job = (case.build)(&mut Source::new(case.inputs, case.seed(0), staged_f16, false));
+            let job = (case.build)(&mut Source::new(case.inputs, case.seed(0), staged_f16));
             // As few as will do.
             for max_workgroups in [2, 5, 13, 64] {
                 let few = device.with_limits(DeviceLimits { max_workgroups, ..device.limits() });
