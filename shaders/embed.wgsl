@@ -2,8 +2,11 @@
 //
 //     y[t, c] = w[tokens[pos + t], c]
 //
-// Dispatch (T folded over x and y). A table too large for one binding comes in slabs of rows, one dispatch each, which write the
-// tokens that they hold.
+// Rows that pad the pass, t >= n_tokens, and rows whose id is outside the vocabulary are zeros. They must be numbers:
+// their keys and values enter the cache, and attention multiplies those with the weight 0, which a NaN survives.
+//
+// Dispatch (T folded over x and y). A table too large for one binding comes in slabs of rows, one dispatch each, which
+// write the tokens that they hold; the first one also writes the zeros.
 #weights
 #import state
 #import fold
@@ -24,16 +27,23 @@ fn embed(
     @builtin(local_invocation_index) local: u32,
 ) {
     let token = group_index(group, grid);
-    let pos = state[POS] + token;
-    if (token >= params.n_tokens || pos >= arrayLength(&tokens)) { // padding of the last chunk
+    if (token >= params.n_tokens) {
         return;
     }
-    let row = tokens[pos] - params.slab_start;
-    if (row >= params.slab_rows) { // also for ids before the slab, which wrap
+    let pos = state[POS] + token;
+    var row = params.slab_rows; // in no slab
+    if (token < state[N_TOKENS] && pos < arrayLength(&tokens)) {
+        row = tokens[pos] - params.slab_start; // ids before the slab wrap
+    }
+    let is_held = row < params.slab_rows;
+    if (!is_held && params.slab_start > 0u) {
         return;
     }
     for (var quad = local; quad < params.blocks * 8u; quad += WG) {
-        let value = block_quad(row * params.blocks + quad / 8u, quad % 8u);
+        var value = vec4<f32>();
+        if (is_held) {
+            value = block_quad(row * params.blocks + quad / 8u, quad % 8u);
+        }
         let at = token * params.dim + quad * 4u;
         for (var i = 0u; i < 4u; i++) {
             if (quad * 4u + i < params.dim) {

@@ -1,11 +1,18 @@
 //! Logits to token ids to text: a loaded model, its sessions, and generation.
 
+mod generation;
 mod loader;
 mod model;
 mod options;
+mod passes;
+mod sequence;
 mod session;
+mod stats;
 mod stop;
 
+pub use generation::{CancelHandle, Generation, Piece, StopReason};
 pub use model::{LoadOptions, Model, Trace};
 pub use options::{ContextPolicy, GenerateOptions};
-pub use session::{CancelHandle, Generation, PASS_SIZES, Piece, Session, Snapshot, Stats, StopReason};
+pub use passes::PASS_SIZES;
+pub use session::{Session, Snapshot};
+pub use stats::Stats;

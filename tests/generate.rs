@@ -3,13 +3,16 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::ops::ControlFlow;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 
 use common::{block_on, largest_difference};
 use serde_json::Value;
 use tilewright::generate::{ContextPolicy, Generation, Piece, StopReason};
 use tilewright::load::{ModelFile, ModelShape};
-use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model, Session, Tier};
+use tilewright::{Counters, DType, Device, Error, GenerateOptions, LoadOptions, Model, Role, Session, Tensor, Tier};
 
 fn executors() -> Vec<Device> {
     [Some(common::cpu()), common::gpu(None)].into_iter().flatten().collect()
@@ -185,6 +188,150 @@ fn texts_do_not_depend_on_how_many_tokens_a_submission_computes() {
             for tokens_per_submit in [None, Some(3), Some(4), Some(16)] {
                 assert_eq!(run(tokens_per_submit), want, "{tokens_per_submit:?} on {}", device.info().name);
             }
+        }
+    }
+}
+
+/// How a generation ends before the passes that ran ahead of it were of use.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    StopText,
+    Eos,
+    Cancel,
+    Drop,
+    MaxTokens,
+}
+
+/// Generates up to an early end.
+fn run_to(end: End, session: &mut Session, usual: &[Piece], options: GenerateOptions) {
+    const N: usize = 3;
+    let options = match end {
+        End::StopText => GenerateOptions { stop: vec![usual[N].text.clone()], ..options },
+        End::Eos => GenerateOptions { stop_ids: vec![usual[N].id], ignore_eos: false, ..options },
+        End::MaxTokens => GenerateOptions { max_tokens: N, ..options },
+        End::Cancel | End::Drop => options,
+    };
+    let mut generation = session.generate("Once upon a time", &options).unwrap();
+    let reason = match end {
+        End::Cancel | End::Drop => {
+            (0..N).for_each(|_| drop(block_on(generation.next()).unwrap().unwrap()));
+            if matches!(end, End::Cancel) {
+                generation.cancel();
+            }
+            generation.stop_reason()
+        }
+        _ => Some(collect(generation).2),
+    };
+    let expected = match end {
+        End::StopText => Some(StopReason::StopText),
+        End::Eos => Some(StopReason::Eos),
+        End::Cancel => Some(StopReason::Cancelled),
+        End::Drop => None,
+        End::MaxTokens => Some(StopReason::MaxTokens),
+    };
+    assert_eq!(reason, expected);
+}
+
+#[test]
+fn new_ids_after_any_end_continue_as_in_a_session_that_gets_all_ids_at_once() {
+    for device in executors() {
+        let model = builtin(&device, Some(80)).with_max_pass(32).unwrap();
+        let new = model.encode(&" The red robot dog ran to the house and saw a big tree.".repeat(3)).unwrap();
+        let usual: Vec<Piece> = {
+            let mut session = model.session().unwrap();
+            let mut generation = session.generate("Once upon a time", &endless(8)).unwrap();
+            std::iter::from_fn(|| block_on(generation.next())).map(Result::unwrap).collect()
+        };
+        let mut fresh: HashMap<Vec<u32>, Vec<u32>> = HashMap::new();
+        let mut session = model.session().unwrap();
+        for tokens_per_submit in 1..=8 {
+            let options = GenerateOptions { tokens_per_submit: Some(tokens_per_submit), ..endless(14) };
+            for end in [End::StopText, End::Eos, End::Cancel, End::Drop, End::MaxTokens] {
+                for n_new in [1, 2, 5, 40] {
+                    session.clear();
+                    run_to(end, &mut session, &usual, options.clone());
+                    let all = [session.tokens(), &new[..n_new]].concat();
+                    let few = GenerateOptions { max_tokens: 3, ..options.clone() };
+                    let (got, ..) = collect(session.generate_ids(&new[..n_new], &few).unwrap());
+                    let want = fresh.entry(all).or_insert_with_key(|all| {
+                        collect(model.session().unwrap().generate_ids(all, &endless(3)).unwrap()).0
+                    });
+                    let name = &device.info().name;
+                    assert_eq!(&got, want, "{end:?} and {n_new} ids, {tokens_per_submit} a submit, on {name}");
+                }
+            }
+        }
+        assert!(fresh.len() >= 8, "kinds of ends and numbers of ids");
+    }
+}
+
+#[test]
+fn whoever_does_not_wait_for_a_token_loses_none() {
+    for device in executors() {
+        let model = builtin(&device, None);
+        for options in [endless(20), in_fours(endless(20))] {
+            let (want, ..) = collect(model.session().unwrap().generate("One day", &options).unwrap());
+            let mut session = model.session().unwrap();
+            let mut generation = session.generate("One day", &options).unwrap();
+            let mut got = Vec::new();
+            loop {
+                // A future that is not ready at once is dropped.
+                match pin!(generation.next()).poll(&mut Context::from_waker(Waker::noop())) {
+                    Poll::Pending => std::thread::yield_now(),
+                    Poll::Ready(None) => break,
+                    Poll::Ready(Some(piece)) => got.push(piece.unwrap().id),
+                }
+            }
+            assert_eq!(got, want, "on {}", device.info().name);
+        }
+    }
+}
+
+#[test]
+fn a_restored_session_knows_which_tokens_repeat() {
+    let options = GenerateOptions { repeat_penalty: 50.0, ..endless(20) };
+    for device in executors() {
+        let model = builtin(&device, None);
+        let mut session = model.session().unwrap();
+        collect(session.generate("Tom and Mia went to the", &endless(10)).unwrap());
+        let snapshot = session.snapshot().unwrap();
+        let (want, ..) = collect(session.generate_ids(&[], &options).unwrap());
+        let mut other = model.session().unwrap();
+        other.restore(&snapshot).unwrap();
+        assert_eq!(collect(other.generate_ids(&[], &options).unwrap()).0, want, "on {}", device.info().name);
+    }
+}
+
+/// Makes a device's pool give out memory with this word everywhere.
+fn poison_pool(device: &Device, word: u32) {
+    // Both together: a buffer goes back to the pool when its tensor is dropped.
+    let mut held = Vec::new();
+    for log_words in 2..=16 {
+        for n in [4, 5, 6, 7] {
+            for _ in 0..8 {
+                let tensor = Tensor::declare("poison", Role::Activations, &[n << (log_words - 2)], DType::F32).unwrap();
+                device.fill_buffer(&tensor, word).unwrap();
+                held.push(tensor);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_memory_held_before_changes_no_text() {
+    let prompts = ["Once upon a time", "The cat", "Tom and Mia went to the park. The old dog sat by the door."];
+    for tier in Tier::ALL {
+        let Some(device) = common::gpu(Some(tier)) else { continue };
+        let model = builtin(&device, Some(64));
+        let tell = || prompts.map(|prompt| collect(model.session().unwrap().generate(prompt, &endless(12)).unwrap()).0);
+        let want = tell();
+        // Ids far beyond the vocabulary, NaN as floats.
+        for word in [u32::MAX, 0x7fc0_0000] {
+            poison_pool(&device, word);
+            let before = device.counters();
+            assert_eq!(tell(), want, "{word:#x} on {} ({})", device.info().name, tier.name());
+            let did = device.counters() - before;
+            assert!(did.pool_hits > 10, "the poisoned memory was used: {did:?}");
         }
     }
 }

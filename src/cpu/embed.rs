@@ -17,16 +17,21 @@ fn gather<F: Format>(params: &EmbedParams, n_tokens: usize, operands: &mut [Oper
     let n_blocks = params.blocks as usize;
     let w = Packed::<F>::new(w.get(), params.w_scales);
     let mut row = vec![[0.0; BLOCK]; n_blocks];
-    let pos = state.get::<u32>()[0] as usize;
+    let [pos, n_in_pass] = [0, 1].map(|word| state.get::<u32>()[word] as usize);
     let dim = params.dim as usize;
-    // Padding of the last chunk may lie past the tokens.
     let tokens = tokens.get::<u32>().get(pos..).unwrap_or_default();
-    for (y, token) in y.get_mut::<f32>().chunks_exact_mut(dim).take(n_tokens).zip(tokens) {
-        let id = token.wrapping_sub(params.slab_start);
-        if id < params.slab_rows {
-            let packed = w.run(id as usize * n_blocks, n_blocks);
-            simd::run(Unpack { packed, weights: &mut row });
-            y.copy_from_slice(&row.as_flattened()[..dim]);
+    for (t, y) in y.get_mut::<f32>().chunks_exact_mut(dim).take(n_tokens).enumerate() {
+        // Rows after the last token pad the pass.
+        let token = tokens.get(t).filter(|_| t < n_in_pass);
+        match token.map(|token| token.wrapping_sub(params.slab_start)) {
+            Some(id) if id < params.slab_rows => {
+                let packed = w.run(id as usize * n_blocks, n_blocks);
+                simd::run(Unpack { packed, weights: &mut row });
+                y.copy_from_slice(&row.as_flattened()[..dim]);
+            }
+            // The first slab writes zeros where no token is, and those after it what they hold.
+            _ if params.slab_start == 0 => y.fill(0.0),
+            _ => {}
         }
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Session;
-use super::session::{PASS_SIZES, Passes};
+use super::passes::{PASS_SIZES, RecordedPasses};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
@@ -114,7 +114,7 @@ impl Model {
         let weights = Weights::declare(device, &config, &catalog)?;
         let llama = Llama { config, weights };
         let rope = rope_tensor(&llama.config, context_length)?;
-        let plan = Passes::declare(device, &llama, &rope, max_pass)?.plan();
+        let plan = RecordedPasses::declare(device, &llama, &rope, max_pass)?.plan();
         if let Some(limit_bytes) = memory_limit
             && plan.total_bytes() > limit_bytes
         {
@@ -196,7 +196,7 @@ impl Model {
     /// [`Error::Option`] if that is none of [`PASS_SIZES`].
     pub fn with_max_pass(&self, max_pass: u32) -> Result<Model, Error> {
         let max_pass = checked_max_pass(self.device(), Some(max_pass))?;
-        let plan = Passes::declare(self.device(), self.llama(), self.rope(), max_pass)?.plan();
+        let plan = RecordedPasses::declare(self.device(), self.llama(), self.rope(), max_pass)?.plan();
         Ok(Model { max_pass, plan, ..self.clone() })
     }
 
@@ -319,7 +319,7 @@ fn tokens_per_submit(is_real_gpu: bool, weights_bytes: u64) -> u32 {
 
 /// The memory of the weights and one session that generates.
 fn plan(device: &Device, llama: &Llama, context_length: u32, max_pass: u32) -> Result<MemoryPlan, Error> {
-    Ok(Passes::declare(device, llama, &rope_tensor(&llama.config, context_length)?, max_pass)?.plan())
+    Ok(RecordedPasses::declare(device, llama, &rope_tensor(&llama.config, context_length)?, max_pass)?.plan())
 }
 
 /// The refusal, with what would fit.

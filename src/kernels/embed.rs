@@ -40,7 +40,8 @@ pub(crate) struct EmbedSumParams {
 
 /// Records `y[t] = w[tokens[pos + t]]`. Shader: `shaders/embed.wgsl`, one dispatch for each slab of `w`.
 ///
-/// Ids must be below V; the tokenizer and the generation check that. A row whose id is not keeps what it held.
+/// Rows after the state's last token are zeros, and so are rows whose id is not below V: whatever the memory of tokens and
+/// rows held before, no row that pads a pass has a NaN.
 ///
 /// # Shapes
 /// `tokens`: `[S]`, token ids; `w`: `[V, C]`; `y`: `[T, C]`.

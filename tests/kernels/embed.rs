@@ -3,7 +3,7 @@
 use tilewright::WeightType;
 use tilewright::kernels;
 
-use crate::harness::{Case, Job, Operand, PATTERN};
+use crate::harness::{Case, Job, Operand};
 use crate::inputs::{Inputs, Source, dequantise};
 
 /// T, V, C, pos.
@@ -96,23 +96,27 @@ fn embed(source: &mut Source, weight: WeightType, [t, v, c, pos]: [u32; 4]) -> J
     let row_bytes = bytes.len() / v as usize;
     let mut tokens: Vec<u32> = (0..pos + t).map(|_| source.rng.below(v as usize) as u32).collect();
     tokens[pos as usize] = v - 1;
-    if t > 1 {
-        // An id outside the vocabulary leaves its row alone.
-        let last = tokens.len() - 1;
-        tokens[last] = if source.rng.below(2) == 0 { v } else { u32::MAX };
+    // The other rows pad the pass.
+    let n_tokens = t - source.rng.below(t.div_ceil(2) as usize) as u32;
+    if n_tokens > 1 {
+        // An id outside the vocabulary has zeros.
+        tokens[(pos + n_tokens) as usize - 1] = if source.rng.below(2) == 0 { v } else { u32::MAX };
     }
     let mut want = Vec::with_capacity((t * c) as usize);
-    for &id in &tokens[pos as usize..] {
-        if id >= v {
-            want.extend(std::iter::repeat_n(f32::from_bits(PATTERN), c as usize));
+    for (i, &id) in (0..).zip(&tokens[pos as usize..]) {
+        if id >= v || i >= n_tokens {
+            want.extend(std::iter::repeat_n(0.0, c as usize));
         } else {
             let at = id as usize * row_bytes;
             want.extend(dequantise(weight, &bytes[at..at + row_bytes], c).iter().map(|&v| v as f32));
         }
     }
+    let n_ids = if source.rng.below(2) == 0 { n_tokens } else { t };
+    tokens.truncate((pos + n_ids) as usize);
     let operands = vec![
-        Operand::state(pos, t),
-        Operand::words("tokens", &[pos + t], tokens),
+        Operand::state(pos, n_tokens),
+        // Where the rows that pad a pass would have their ids, there may be none.
+        Operand::words("tokens", &[pos + n_ids], tokens),
         Operand::weights(weight, &[v, c], bytes),
         Operand::exact_floats("y", &[t, c], &want),
     ];

@@ -10,7 +10,7 @@ use crate::harness::{Bound, Job, Operand, ROUND, execute, recorded};
 use crate::inputs::Source;
 use crate::{all_cases, is_own};
 
-/// Kernels whose grids do not grow with rows or columns of any operand, and those that only the benches use.
+/// Kernels whose grids do not grow with the rows of any operand, and those that only the benches use.
 const NEVER_FOLDED: [&str; 8] =
     ["advance", "last_row", "matmul_naive", "mol_gate", "penalize", "probe_read", "sample", "weighted_sum"];
 

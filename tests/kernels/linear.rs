@@ -2,6 +2,8 @@
 
 #[cfg(not(target_arch = "wasm32"))]
 use tilewright::Tier;
+#[cfg(not(target_arch = "wasm32"))]
+use tilewright::bench::yardsticks::matmul_naive;
 use tilewright::kernels::{self, Activation, Gelu, Linear, Norm};
 use tilewright::{Error, Recorder, Tensor, WeightType};
 
@@ -108,8 +110,9 @@ pub fn cases(cases: &mut Vec<Case>) {
             for (i, &sizes) in MATMUL.iter().enumerate() {
                 push("matmul", kernels::matmul, weight, i % 8, sizes, inputs);
             }
+            #[cfg(not(target_arch = "wasm32"))]
             for (i, &sizes) in MATMUL.iter().enumerate().skip(2).step_by(3) {
-                push("matmul_naive", kernels::matmul_naive, weight, i % 8, sizes, inputs);
+                push("matmul_naive", matmul_naive, weight, i % 8, sizes, inputs);
             }
         }
         // Up to three splits along K: as many as blocks, fewer, or a last one that is short.
@@ -133,7 +136,8 @@ pub fn cases(cases: &mut Vec<Case>) {
                 push("matmul", kernels::matmul, weight, flags, [17, 70, 36], inputs);
                 push("matmul", kernels::matmul, weight, 4 + flags, [65, 130, 132], inputs);
                 push("matmul", kernels::matmul, weight, flags, [64, 64, 64], inputs);
-                push("matmul_naive", kernels::matmul_naive, weight, flags, [3, 18, 33], inputs);
+                #[cfg(not(target_arch = "wasm32"))]
+                push("matmul_naive", matmul_naive, weight, flags, [3, 18, 33], inputs);
                 push("matmul_split", split, weight, flags, [9, 20, 129], inputs);
             }
         }

@@ -1,0 +1,326 @@
+//! The loop that generates: passes run ahead on the device, tokens are read and kept one at a time, and become text.
+
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use web_time::Instant;
+
+use super::Model;
+use super::options::{ContextPolicy, GenerateOptions};
+use super::session::Session;
+use super::stats::{Profile, Stats};
+use super::stop::StopFilter;
+use crate::device::Pending;
+use crate::error::Error;
+use crate::kernels::{NON_FINITE, StepState};
+use crate::model::Ending;
+use crate::tokenizer::StreamDecoder;
+
+/// Submissions ahead, the one that is being read included, so that a GPU does not wait for the host.
+const IN_FLIGHT: usize = 3;
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StopReason {
+    /// The model ended the text.
+    Eos,
+    /// A stop text came up.
+    StopText,
+    /// As many tokens as asked for.
+    MaxTokens,
+    /// No position is left in the context.
+    ContextFull,
+    /// [`Generation::cancel`] was called.
+    Cancelled,
+}
+
+/// A generated token and the text that it completes, which may be empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Token id.
+    pub id: u32,
+    /// Whole characters that are certain now.
+    pub text: String,
+}
+
+/// Ends a generation from elsewhere; the token in progress is the last.
+#[derive(Clone, Debug, Default)]
+pub struct CancelHandle(Arc<AtomicBool>);
+
+impl CancelHandle {
+    /// Ends the generation: [`Generation::next`] gives `None` soon.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A generation in progress: call [`Generation::next`] until it gives `None`. Dropping it keeps in the session what was
+/// generated so far.
+pub struct Generation<'s> {
+    session: &'s mut Session,
+    options: GenerateOptions,
+    ending: Ending,
+    decoder: Option<StreamDecoder>,
+    stop_filter: StopFilter,
+    eos_ids: Vec<u32>,
+    /// Submissions whose tokens were not read, in order.
+    unread: VecDeque<Pending>,
+    /// Tokens that were read and are not kept so far: those after them were not read.
+    read: VecDeque<u32>,
+    n_generated: usize,
+    stop_reason: Option<StopReason>,
+    /// Whether an error was the end.
+    failed: bool,
+    cancelled: CancelHandle,
+    prefill: Stats,
+    decode: Stats,
+    profile: Option<Profile>,
+}
+
+impl<'s> Generation<'s> {
+    pub(super) fn new(session: &'s mut Session, options: &GenerateOptions) -> Result<Self, Error> {
+        let tokenizer = session.model.tokenizer().ok();
+        let decoder = tokenizer.map(|tokenizer| {
+            let begins_text = session.tokens().iter().all(|&id| tokenizer.is_control(id));
+            if begins_text { tokenizer.decoder() } else { tokenizer.decoder().continuing() }
+        });
+        let eos_ids = match options.ignore_eos {
+            true => Vec::new(),
+            false => tokenizer.iter().flat_map(|t| t.eos_ids()).chain(&options.stop_ids).copied().collect(),
+        };
+        Ok(Generation {
+            ending: Ending::of(&options.sampling()),
+            decoder,
+            stop_filter: StopFilter::new(&options.stop),
+            eos_ids,
+            unread: VecDeque::new(),
+            read: VecDeque::new(),
+            n_generated: 0,
+            stop_reason: None,
+            failed: false,
+            cancelled: CancelHandle::default(),
+            prefill: Stats::default(),
+            decode: Stats::default(),
+            profile: None,
+            options: options.clone(),
+            session,
+        })
+    }
+
+    /// Times every kernel of the decode passes; they then run one at a time. See [`Generation::profile`].
+    pub fn enable_profile(&mut self) {
+        self.profile = Some(Profile::default());
+    }
+
+    /// Calls and total time of each kernel since [`Generation::enable_profile`], the slowest first.
+    pub fn profile(&self) -> Vec<(&'static str, u64, Duration)> {
+        self.profile.as_ref().map(Profile::rows).unwrap_or_default()
+    }
+
+    /// The session that generates.
+    pub fn session(&self) -> &Session {
+        self.session
+    }
+
+    /// Why the generation ended; `None` while it goes on.
+    pub fn stop_reason(&self) -> Option<StopReason> {
+        self.stop_reason
+    }
+
+    /// Tokens and time of the prompt.
+    pub fn prefill(&self) -> Stats {
+        self.prefill
+    }
+
+    /// Tokens and time of the generated tokens after the first, whose time is the prompt's.
+    pub fn decode(&self) -> Stats {
+        self.decode
+    }
+
+    /// Ends the generation: [`Generation::next`] gives `None` from now on.
+    pub fn cancel(&mut self) {
+        self.stop_reason.get_or_insert(StopReason::Cancelled);
+    }
+
+    /// Ends the generation from elsewhere, for instance while [`Generation::next`] computes a long prompt.
+    pub fn cancel_handle(&self) -> CancelHandle {
+        self.cancelled.clone()
+    }
+
+    /// Goes on after [`Error::DeviceLost`] with the same tokens, on the same model loaded anew on another device.
+    /// Everything is computed again there, and no token is given out twice. A generation that ended otherwise stays ended.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if it is not the same model with the same context length.
+    pub fn resume(&mut self, model: &Model) -> Result<(), Error> {
+        if self.failed {
+            self.session.move_to(model)?;
+            self.failed = false;
+            self.stop_reason = None;
+        }
+        Ok(())
+    }
+
+    /// The next token, or `None` at the end. The last piece also has the text that was held back because it might have
+    /// begun a stop text or been half a character.
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`] if no token could be chosen, errors of [`Device::run`](crate::Device::run). The generation is
+    /// over then. What the session has computed so far is computed again by the next one: an error may come long after
+    /// the pass that failed.
+    pub async fn next(&mut self) -> Option<Result<Piece, Error>> {
+        if self.stop_reason.is_some() {
+            return None;
+        }
+        match self.advance().await {
+            Ok(piece) => piece.map(Ok),
+            Err(error) => {
+                self.stop_reason = Some(StopReason::Cancelled);
+                self.failed = true;
+                self.unread.clear();
+                self.read.clear();
+                self.session.sequence.forget_cache();
+                Some(Err(error))
+            }
+        }
+    }
+
+    /// Passes every piece to `on_piece` as it is produced, until the generation ends or `on_piece` breaks it off.
+    ///
+    /// # Errors
+    /// As [`Generation::next`].
+    pub async fn for_each(&mut self, mut on_piece: impl FnMut(Piece) -> ControlFlow<()>) -> Result<StopReason, Error> {
+        while let Some(piece) = self.next().await {
+            if on_piece(piece?).is_break() {
+                self.cancel();
+            }
+        }
+        Ok(self.stop_reason.unwrap_or(StopReason::Cancelled))
+    }
+
+    async fn advance(&mut self) -> Result<Option<Piece>, Error> {
+        if self.n_generated >= self.options.max_tokens {
+            self.stop_reason = Some(StopReason::MaxTokens);
+            return Ok(None);
+        }
+        let start = Instant::now();
+        // Nothing follows a token that was chosen and cannot be read any more: whoever asked for it did not wait for it.
+        let follows = match self.session.sequence.n_ahead() {
+            Some(0) => true,
+            Some(_) => !self.unread.is_empty() || !self.read.is_empty(),
+            None => false,
+        };
+        let n_fed = if follows { Some(0) } else { self.feed().await? };
+        let Some(n_fed) = n_fed.filter(|_| !self.cancelled.0.load(Ordering::Relaxed)) else {
+            self.stop_reason = Some(StopReason::Cancelled);
+            return Ok(None);
+        };
+        if self.read.is_empty() {
+            self.run_ahead()?;
+            let words = match self.unread.front_mut() {
+                // It stays in the queue until it is there: whoever drops this future and calls again misses no token.
+                Some(pending) => {
+                    let words = pending.await?;
+                    self.unread.pop_front();
+                    words
+                }
+                None => self.step_profiled().await?,
+            };
+            self.read.extend(StepState::tokens(&words));
+        }
+        let id = self.read.pop_front();
+        let pos = self.session.tokens().len() as u32;
+        let id = id.filter(|&id| id != NON_FINITE).ok_or(Error::NonFinite { pos })?;
+        if n_fed > 0 {
+            self.prefill.add(n_fed, start.elapsed());
+        } else {
+            self.decode.add(1, start.elapsed());
+        }
+        self.session.sequence.keep(id);
+        self.n_generated += 1;
+        self.piece(id).map(Some)
+    }
+
+    /// Runs what is not cached, up to the first choice of a token. Returns how many tokens that were, or `None` if the
+    /// generation was cancelled meanwhile.
+    async fn feed(&mut self) -> Result<Option<usize>, Error> {
+        let fed = self.session.feed_and_choose(&self.options, self.ending, &self.cancelled.0).await?;
+        Ok(fed.map(|(n_fed, pending)| {
+            self.unread.push_back(pending);
+            n_fed
+        }))
+    }
+
+    /// Submits passes after those that are read next, as far as they can be needed. All tokens that were read are kept.
+    fn run_ahead(&mut self) -> Result<(), Error> {
+        // The CPU runs a pass when it is submitted, so there is nothing to gain; a profile runs them one at a time.
+        let model = &self.session.model;
+        let (depth, n_each) = match (model.device().is_gpu(), &self.profile) {
+            (true, None) => (IN_FLIGHT, self.options.tokens_per_submit.unwrap_or(model.tokens_per_submit())),
+            (false, None) => (1, 1),
+            (_, Some(_)) => (0, 0),
+        };
+        while self.unread.len() < depth {
+            let sequence = &self.session.sequence;
+            let wanted = self.options.max_tokens - self.n_generated - sequence.n_ahead().unwrap_or(0);
+            let n = wanted.min(self.session.passes.capacity() - sequence.next_position()).min(n_each as usize);
+            if n == 0 {
+                break;
+            }
+            self.unread.push_back(self.session.run_ahead(self.ending, n as u32)?);
+        }
+        Ok(())
+    }
+
+    /// Runs one pass with a clock around each kernel and gives the state after it.
+    async fn step_profiled(&mut self) -> Result<Vec<u32>, Error> {
+        let Session { model, passes, sequence } = &mut *self.session;
+        let recording = passes.get(1, self.ending)?;
+        sequence.submitted_ahead(1);
+        let times = model.device().run_profiled(recording).await?;
+        for (label, time) in times {
+            self.profile.get_or_insert_default().add(label, time);
+        }
+        model.device().read(passes.io.state.tensor()).await
+    }
+
+    /// The text that a token completes, and whether the generation ends with it.
+    fn piece(&mut self, id: u32) -> Result<Piece, Error> {
+        let is_full = self.session.tokens().len() > self.session.passes.capacity();
+        if self.eos_ids.contains(&id) {
+            self.stop_reason = Some(StopReason::Eos);
+        }
+        let mut text = match &mut self.decoder {
+            Some(decoder) => decoder.push(id)?,
+            None => String::new(),
+        };
+        let stopped;
+        (text, stopped) = self.stop_filter.push(&text);
+        if stopped {
+            self.stop_reason = Some(StopReason::StopText);
+            return Ok(Piece { id, text });
+        }
+        if self.stop_reason.is_none() && self.n_generated >= self.options.max_tokens {
+            self.stop_reason = Some(StopReason::MaxTokens);
+        } else if self.stop_reason.is_none() && is_full {
+            match self.options.context_policy {
+                ContextPolicy::Stop => self.stop_reason = Some(StopReason::ContextFull),
+                // All tokens have been read: nothing is submitted when the cache is full.
+                ContextPolicy::Slide => self.session.slide(),
+            }
+        }
+        if self.stop_reason.is_some() {
+            let rest = self.decoder.as_mut().map(StreamDecoder::finish).unwrap_or_default();
+            let (rest, stopped) = self.stop_filter.push(&rest);
+            text += &rest;
+            if !stopped {
+                text += &self.stop_filter.finish();
+            }
+        }
+        Ok(Piece { id, text })
+    }
+}

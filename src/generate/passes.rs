@@ -1,0 +1,111 @@
+//! The forward passes of a session: recorded once for a few numbers of tokens, with the tensors that they share.
+
+use std::collections::HashMap;
+
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::kernels::StepState;
+use crate::model::{Ending, KvCache, Llama, PassTensors};
+use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
+use crate::tensor::{Role, Tensor};
+
+/// Tokens that one pass can take. A session records those up to [`Model::max_pass`](super::Model::max_pass).
+pub const PASS_SIZES: [u32; 5] = [1, 8, 32, 128, 512];
+
+/// From this size on a pass takes about as long as its rows say, so that idle ones are worth avoiding.
+const LONG_PASS: u32 = 128;
+
+/// A session's tensors and the passes that are recorded over them.
+pub(super) struct RecordedPasses {
+    pub cache: KvCache,
+    pub io: PassTensors,
+    workspace: Workspace,
+    /// Those of [`PASS_SIZES`] that are recorded.
+    sizes: &'static [u32],
+    /// By what comes after the layers, and by size.
+    recordings: HashMap<(Ending, u32), Recording>,
+}
+
+impl RecordedPasses {
+    /// Declares tensors and records the passes of a greedy generation, for up to `max_pass` tokens; nothing is allocated.
+    /// The context is as long as the model's rotation table.
+    pub fn declare(device: &Device, llama: &Llama, rope: &Tensor, max_pass: u32) -> Result<RecordedPasses, Error> {
+        let config = &llama.config;
+        let context_length = rope.shape()[0];
+        // A pass for more tokens than the context has positions would never be full.
+        let [largest, enough] = [
+            PASS_SIZES.iter().rposition(|&size| size <= max_pass),
+            PASS_SIZES.iter().position(|&size| size >= context_length),
+        ];
+        let last = largest.unwrap_or(0).min(enough.unwrap_or(PASS_SIZES.len() - 1));
+        let sizes = &PASS_SIZES[..=last];
+        let word = |label: &str, shape: &[u32], dtype| Tensor::declare(label, Role::Activations, shape, dtype);
+        let cache = KvCache::declare(config, context_length)?;
+        let io = PassTensors {
+            state: StepState::declare()?,
+            // The last pass of a prompt may be padded beyond the context.
+            tokens: word("tokens", &[context_length.saturating_add(PASS_SIZES[last])], DType::U32)?,
+            rope: rope.clone(),
+            logits: word("logits", &[1, config.vocab_size], DType::F32)?,
+            sampling: word("sampling", &[8], DType::U32)?,
+            chosen: word("chosen", &[1], DType::U32)?,
+        };
+        let (workspace, recordings) = (Workspace::default(), HashMap::new());
+        let mut passes = RecordedPasses { cache, io, workspace, sizes, recordings };
+        passes.record(device, llama, Ending::Cache)?;
+        passes.record(device, llama, Ending::Greedy { penalize: false })?;
+        Ok(passes)
+    }
+
+    /// Records the passes of an ending unless that was done before.
+    pub fn record(&mut self, device: &Device, llama: &Llama, ending: Ending) -> Result<(), Error> {
+        let largest = self.largest();
+        for &size in self.sizes.iter().rev() {
+            // In the middle of a prompt only full passes run, and short ones never do.
+            let never_runs = ending == Ending::Cache && size < LONG_PASS.min(largest);
+            if never_runs || self.recordings.contains_key(&(ending, size)) {
+                continue;
+            }
+            let mut rec = Recorder::new(device);
+            llama.record_pass(&mut rec, &self.cache, &self.io, size, ending)?;
+            self.recordings.insert((ending, size), rec.finish(&mut self.workspace));
+        }
+        Ok(())
+    }
+
+    fn largest(&self) -> u32 {
+        self.sizes[self.sizes.len() - 1]
+    }
+
+    /// Positions of the cache.
+    pub fn capacity(&self) -> usize {
+        self.cache.capacity() as usize
+    }
+
+    /// Memory of these passes and the weights. The recordings use all of it but the sampling settings, which a greedy
+    /// pass does not read.
+    pub fn plan(&self) -> MemoryPlan {
+        MemoryPlan::of(self.recordings.values(), [&self.io.sampling])
+    }
+
+    /// The size of the next pass where `n_tokens` tokens are left: the smallest that takes them all or else the largest,
+    /// but a shorter one rather than a long one that would be at most half full.
+    pub fn size(&self, n_tokens: u32) -> u32 {
+        let at = self.sizes.iter().position(|&size| size >= n_tokens).unwrap_or(self.sizes.len() - 1);
+        match self.sizes[..at].last() {
+            Some(&shorter) if shorter >= LONG_PASS && n_tokens <= self.sizes[at] / 2 => shorter,
+            _ => self.sizes[at],
+        }
+    }
+
+    /// The recorded pass of a size, with what comes after its layers.
+    pub fn get(&self, size: u32, ending: Ending) -> Result<&Recording, Error> {
+        self.recordings.get(&(ending, size)).ok_or_else(|| Error::Operand {
+            kernel: "session",
+            operand: "pass",
+            expected: "one that was recorded".into(),
+            found: format!("{ending:?} of {size}"),
+        })
+    }
+}

@@ -1,0 +1,307 @@
+//! Which tokens a session keeps, and which of them have keys and values in the cache.
+
+/// A session's tokens, next to what its device was told to compute.
+///
+/// A GPU runs ahead of its reader: it chooses a token, computes that token's keys and values and chooses the next one
+/// before the host has read the first. Only the host decides which of these tokens are kept: a stop text, a cancelled
+/// generation or an end token leaves passes whose choice nobody keeps. So the two are counted apart:
+///
+/// ```text
+/// position       0   1   2   3   4   5   6
+/// ids            a   b   c   d                kept
+/// in the cache   a   b   c   d   e   f        the first `n_cached` are kept tokens; what comes after them counts for nothing
+/// n_ahead                        e   f   g    chosen on the device in this order, and not kept so far
+/// ```
+///
+/// [`Sequence::keep`] takes the oldest token that was chosen ahead. Every other change gives up all of them; whatever
+/// their passes wrote to the cache comes after the kept tokens, where the next passes overwrite it before they read it.
+///
+/// Always: `n_cached <= ids.len()`. While the device follows the sequence (`n_ahead` is there), it has the keys of all
+/// kept tokens, except those of the last one if nothing was submitted after that token's choice.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sequence {
+    ids: Vec<u32>,
+    n_cached: usize,
+    /// Tokens that submitted passes choose and that are not kept so far. `None` where the device's position and token are
+    /// not those of the sequence's end, so that the next pass cannot simply follow.
+    n_ahead: Option<usize>,
+}
+
+impl Sequence {
+    /// The kept tokens.
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// How many tokens, from the first one on, have their keys and values in the cache.
+    pub fn n_cached(&self) -> usize {
+        self.n_cached
+    }
+
+    /// The kept tokens whose keys and values are not in the cache.
+    pub fn uncached(&self) -> &[u32] {
+        &self.ids[self.n_cached..]
+    }
+
+    /// Tokens that submitted passes choose and that are not kept so far; `None` where the device does not follow the
+    /// sequence, so that a prompt's pass has to come next.
+    pub fn n_ahead(&self) -> Option<usize> {
+        self.n_ahead
+    }
+
+    /// The position of the next pass: how many positions of the cache submitted passes have used.
+    pub fn next_position(&self) -> usize {
+        // The first token that is chosen ahead has its keys once the next pass is submitted.
+        self.n_cached + self.n_ahead.map_or(0, |n| n.saturating_sub(1))
+    }
+
+    /// Adds tokens at the end.
+    pub fn append(&mut self, ids: &[u32]) {
+        self.n_ahead = None;
+        self.ids.extend_from_slice(ids);
+    }
+
+    /// Keeps the first `n` tokens.
+    pub fn truncate(&mut self, n: usize) {
+        self.n_ahead = None;
+        self.ids.truncate(n);
+        self.n_cached = self.n_cached.min(n);
+    }
+
+    /// Keeps the first token and the latest ones, `n` in all. Positions change, so nothing that is cached is of use.
+    pub fn slide(&mut self, n: usize) {
+        let n = n.max(1);
+        if self.ids.len() > n {
+            let latest = self.ids.len() - (n - 1);
+            self.ids.drain(1..latest);
+        }
+        self.forget_cache();
+    }
+
+    /// The cache has none of the tokens: it is another one, or nobody knows which passes filled it.
+    pub fn forget_cache(&mut self) {
+        self.n_ahead = None;
+        self.n_cached = 0;
+    }
+
+    /// Makes sure that a pass can be submitted whose last row is the last token: without one there is nothing to choose the
+    /// next token from, so the last token is computed once more if its keys are cached.
+    pub fn leave_the_last(&mut self) {
+        self.n_ahead = None;
+        self.n_cached = self.n_cached.min(self.ids.len().saturating_sub(1));
+    }
+
+    /// A pass over the next `n` tokens that are not cached was submitted.
+    pub fn submitted(&mut self, n: usize) {
+        self.n_ahead = None;
+        self.n_cached = (self.n_cached + n).min(self.ids.len());
+    }
+
+    /// The last pass that was submitted chooses the token that comes after all of them.
+    pub fn chooses_next(&mut self) {
+        self.n_ahead = (self.n_cached == self.ids.len()).then_some(1);
+    }
+
+    /// `n` further passes were submitted, each over the token that the one before it chooses.
+    pub fn submitted_ahead(&mut self, n: usize) {
+        self.n_ahead = self.n_ahead.map(|ahead| ahead + n);
+        if self.n_ahead.is_some_and(|ahead| ahead > 0) {
+            self.n_cached = self.ids.len();
+        }
+    }
+
+    /// Keeps the first of the tokens that were chosen ahead.
+    pub fn keep(&mut self, id: u32) {
+        self.ids.push(id);
+        // A token that no pass chose is like one that was appended.
+        self.n_ahead = self.n_ahead.and_then(|ahead| ahead.checked_sub(1));
+        if self.n_ahead.is_some_and(|ahead| ahead > 0) {
+            self.n_cached = self.ids.len();
+        }
+    }
+
+    /// The sequence as another session with a copy of the cache takes it over: nothing runs ahead of that one.
+    pub fn at_rest(&self) -> Sequence {
+        Sequence { n_ahead: None, ..self.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CAPACITY: usize = 24;
+
+    /// A device with a cache that holds, for each position, the token whose keys are there, and a queue of the tokens that
+    /// its passes chose. A pass checks that each position before its own has the keys of the sequence.
+    struct Simulated {
+        sequence: Sequence,
+        cache: Vec<Option<u32>>,
+        chosen: std::collections::VecDeque<u32>,
+        /// Position and token of the next pass that follows by itself.
+        state: (usize, u32),
+        next_id: u32,
+    }
+
+    impl Simulated {
+        fn new() -> Self {
+            let (sequence, cache) = (Sequence::default(), vec![None; CAPACITY]);
+            Simulated { sequence, cache, chosen: Default::default(), state: (0, 0), next_id: 1000 }
+        }
+
+        fn fresh_id(&mut self) -> u32 {
+            self.next_id += 1;
+            self.next_id
+        }
+
+        fn choose(&mut self, pos: usize) {
+            let id = self.fresh_id();
+            self.chosen.push_back(id);
+            self.state = (pos, id);
+        }
+
+        /// Feeds what is not cached, in passes of up to `size` tokens.
+        fn feed(&mut self, size: usize) {
+            self.chosen.clear();
+            self.sequence.leave_the_last();
+            while !self.sequence.uncached().is_empty() {
+                let pos = self.sequence.n_cached();
+                let n = self.sequence.uncached().len().min(size);
+                for i in pos..pos + n {
+                    self.cache[i] = Some(self.sequence.ids()[i]);
+                }
+                self.sequence.submitted(n);
+                self.check();
+            }
+            self.choose(self.sequence.ids().len());
+            self.sequence.chooses_next();
+        }
+
+        fn run_ahead(&mut self, n: usize) {
+            for _ in 0..n {
+                let (pos, id) = self.state;
+                self.cache[pos] = Some(id);
+                self.choose(pos + 1);
+            }
+            self.sequence.submitted_ahead(n);
+        }
+
+        fn keep(&mut self) {
+            let id = self.chosen.pop_front().unwrap();
+            self.sequence.keep(id);
+        }
+
+        /// What is said to be cached is cached, and what the device stands at is where the sequence says.
+        fn check(&self) {
+            let Sequence { ids, n_cached, n_ahead } = &self.sequence;
+            assert!(n_cached <= &ids.len());
+            let cached: Vec<Option<u32>> = ids[..*n_cached].iter().map(|&id| Some(id)).collect();
+            assert_eq!(self.cache[..*n_cached], cached, "{:?}", self.sequence);
+            if let Some(n_ahead) = n_ahead {
+                assert_eq!(*n_ahead, self.chosen.len());
+                assert_eq!(self.state.0, self.sequence.next_position(), "{:?}", self.sequence);
+                // The next pass sees the kept tokens and then those chosen ahead.
+                let mut want: Vec<u32> = ids.clone();
+                want.extend(&self.chosen);
+                assert_eq!(want.pop(), Some(self.state.1));
+                let want: Vec<Option<u32>> = want.into_iter().map(Some).collect();
+                assert_eq!(self.cache[..self.state.0], want, "{:?}", self.sequence);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_cached_is_always_what_is_kept() {
+        let mut seed = 7u64;
+        let mut below = |n: usize| {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            ((seed >> 33) as usize) % n
+        };
+        let (mut n_kept, mut n_given_up, mut n_slid) = (0, 0, 0);
+        for _ in 0..300 {
+            let mut device = Simulated::new();
+            for _ in 0..60 {
+                let len = device.sequence.ids().len();
+                match below(8) {
+                    0 => {
+                        let n = below(6).min(CAPACITY - 1 - len.min(CAPACITY - 1));
+                        let ids: Vec<u32> = (0..n).map(|_| device.fresh_id()).collect();
+                        n_given_up += device.sequence.n_ahead().unwrap_or(0);
+                        device.sequence.append(&ids);
+                    }
+                    1 => device.sequence.truncate(below(len + 1)),
+                    2 if below(4) == 0 => device.sequence.forget_cache(),
+                    3 if len > CAPACITY / 2 => {
+                        device.sequence.slide(CAPACITY / 2);
+                        n_slid += 1;
+                    }
+                    4 if len > 0 && len < CAPACITY => device.feed(1 + below(5)),
+                    5 if device.sequence.n_ahead().is_some() => {
+                        let room = CAPACITY - device.sequence.next_position();
+                        device.run_ahead((1 + below(4)).min(room));
+                    }
+                    6 | 7 if device.sequence.n_ahead().unwrap_or(0) > 0 && len < CAPACITY => {
+                        device.keep();
+                        n_kept += 1;
+                    }
+                    _ => {}
+                }
+                device.check();
+            }
+        }
+        assert!(n_kept > 500 && n_given_up > 100 && n_slid > 20, "{n_kept} {n_given_up} {n_slid}");
+    }
+
+    #[test]
+    fn new_tokens_never_meet_the_keys_of_tokens_that_nobody_kept() {
+        let mut sequence = Sequence::default();
+        sequence.append(&[1, 2, 3]);
+        sequence.leave_the_last();
+        sequence.submitted(3);
+        sequence.chooses_next();
+        sequence.submitted_ahead(4);
+        sequence.keep(4);
+        assert_eq!((sequence.n_cached(), sequence.next_position(), sequence.n_ahead()), (4, 7, Some(4)));
+        sequence.append(&[5, 6]);
+        assert_eq!((sequence.uncached(), sequence.n_ahead()), (&[5, 6][..], None));
+    }
+
+    #[test]
+    fn the_last_token_has_no_keys_until_a_pass_follows_its_choice() {
+        let mut sequence = Sequence::default();
+        sequence.append(&[1, 2]);
+        sequence.submitted(2);
+        sequence.chooses_next();
+        sequence.keep(3);
+        assert_eq!((sequence.n_cached(), sequence.next_position(), sequence.n_ahead()), (2, 2, Some(0)));
+        sequence.submitted_ahead(1);
+        assert_eq!((sequence.n_cached(), sequence.next_position(), sequence.n_ahead()), (3, 3, Some(1)));
+        assert_eq!(sequence.at_rest().n_cached(), 3);
+    }
+
+    #[test]
+    fn sliding_keeps_the_first_and_the_latest_tokens() {
+        for (n, want) in [(4, &[0, 7, 8, 9][..]), (1, &[0]), (0, &[0]), (10, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9])] {
+            let mut sequence = Sequence::default();
+            sequence.append(&(0..10).collect::<Vec<_>>());
+            sequence.submitted(10);
+            sequence.slide(n);
+            assert_eq!((sequence.ids(), sequence.n_cached()), (want, 0));
+        }
+    }
+
+    #[test]
+    fn what_never_happens_does_no_harm() {
+        // Choices that nothing was submitted for are tokens without keys.
+        let mut sequence = Sequence::default();
+        sequence.leave_the_last();
+        sequence.chooses_next();
+        sequence.append(&[1, 2]);
+        sequence.chooses_next();
+        sequence.submitted_ahead(3);
+        sequence.keep(3);
+        assert_eq!((sequence.n_cached(), sequence.n_ahead()), (0, None));
+        sequence.submitted(99);
+        assert_eq!(sequence.n_cached(), 3);
+    }
+}

@@ -1,0 +1,44 @@
+//! How much a generation computed, and how long that took.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// Tokens and time of a part of a generation.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+pub struct Stats {
+    /// Tokens computed.
+    pub tokens: usize,
+    /// Time they took.
+    pub seconds: f64,
+}
+
+impl Stats {
+    pub(super) fn add(&mut self, tokens: usize, time: Duration) {
+        self.tokens += tokens;
+        self.seconds += time.as_secs_f64();
+    }
+
+    /// Tokens per second; 0 if there were none.
+    pub fn rate(&self) -> f64 {
+        if self.seconds > 0.0 { self.tokens as f64 / self.seconds } else { 0.0 }
+    }
+}
+
+/// Calls and time of each kernel.
+#[derive(Debug, Default)]
+pub(super) struct Profile(HashMap<&'static str, (u64, Duration)>);
+
+impl Profile {
+    pub fn add(&mut self, label: &'static str, time: Duration) {
+        let (calls, total) = self.0.entry(label).or_default();
+        *calls += 1;
+        *total += time;
+    }
+
+    /// Label, calls and total time, the slowest first.
+    pub fn rows(&self) -> Vec<(&'static str, u64, Duration)> {
+        let mut rows: Vec<_> = self.0.iter().map(|(&label, &(calls, time))| (label, calls, time)).collect();
+        rows.sort_by_key(|&(label, _, time)| (std::cmp::Reverse(time), label));
+        rows
+    }
+}
