@@ -1,6 +1,6 @@
 //! Links, validates and describes every shader variant, so that a broken shader fails `cargo build`.
 //!
-//! A shader in `shaders/` may hold three directives, each on a line of its own:
+//! A shader in `shaders/`, or in `benches/shaders/` natively, may hold three directives, each on a line of its own:
 //!
 //! - `#import reduce` joins in `shaders/shared/reduce.wgsl`. `#import reduce t0=reduce t2=reduce_subgroup` links one
 //!   variant of the shader for each `tag=fragment`; several such lines give their cross product. A tag is a weight
@@ -20,6 +20,9 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use naga::valid::{Capabilities, ValidationFlags, Validator};
+
+/// Where shaders are: those of the library, and those that only benches use.
+const FOLDERS: [&str; 2] = ["shaders", "benches/shaders"];
 
 /// What WebGPU guarantees without asking for more; every baseline variant must fit.
 const MAX_STORAGE_BINDINGS: usize = 8;
@@ -61,25 +64,31 @@ struct Kernel {
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rerun-if-changed=shaders");
-    let dir = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("shaders");
-    let mut files: Vec<PathBuf> = fs::read_dir(&dir)
-        .expect("shaders/ is part of the package")
-        .map(|entry| entry.expect("readable").path())
-        .collect();
+    let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("cargo sets it"));
+    let mut files: Vec<PathBuf> = Vec::new();
+    // No browser measures with the kernels of the benches.
+    for folder in if is_wasm() { &FOLDERS[..1] } else { &FOLDERS[..] } {
+        println!("cargo::rerun-if-changed={folder}");
+        let entries = fs::read_dir(root.join(folder)).expect("the folder is part of the package");
+        files.extend(entries.map(|entry| entry.expect("readable").path()));
+    }
     files.retain(|path| path.extension().is_some_and(|ext| ext == "wgsl"));
     files.sort();
 
     let mut kernels: BTreeMap<String, Kernel> = BTreeMap::new();
     for file in &files {
-        if let Err(message) = link_file(&dir, file, &mut kernels) {
+        if let Err(message) = link_file(&root.join(FOLDERS[0]), file, &mut kernels) {
             for line in message.lines() {
-                println!("cargo::error=shaders/{}: {line}", file.file_name().unwrap_or_default().to_string_lossy());
+                println!("cargo::error={}: {line}", file.strip_prefix(&root).unwrap_or(file).display());
             }
         }
     }
     let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets it")).join("shaders.rs");
     fs::write(out, table(&kernels)).expect("OUT_DIR is writable");
+}
+
+fn is_wasm() -> bool {
+    env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "wasm32")
 }
 
 /// Links all variants of one file into `kernels`.
@@ -119,7 +128,7 @@ fn link_file(dir: &Path, file: &Path, kernels: &mut BTreeMap<String, Kernel>) ->
             .flat_map(|pick| choices.iter().map(move |choice| [pick.clone(), vec![choice.clone()]].concat()))
             .collect();
     }
-    if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "wasm32") {
+    if is_wasm() {
         picks.retain(|pick| pick.iter().all(|(tag, _)| !NATIVE_TIERS.contains(&tag.as_str())));
     }
     for pick in picks {
@@ -281,7 +290,7 @@ fn element_type(module: &naga::Module, ty: naga::Handle<naga::Type>) -> Result<&
 
 /// The Rust source of the table.
 fn table(kernels: &BTreeMap<String, Kernel>) -> String {
-    let mut out = String::from("// Written by build.rs from shaders/.\n");
+    let mut out = String::from("// Written by build.rs from the shaders.\n");
     for (name, kernel) in kernels {
         let mut bindings = String::new();
         for binding in kernel.bindings.iter().filter(|b| !b.uniform) {
@@ -315,7 +324,7 @@ fn table(kernels: &BTreeMap<String, Kernel>) -> String {
         }
         let _ = writeln!(
             out,
-            "/// `{name}`: see `shaders/{name}.wgsl`.\npub static {}: Kernel = Kernel {{\n    name: {name:?},\n    params_size: {},\n    bindings: &[{bindings}],\n    variants: &[{variants}\n    ],\n}};",
+            "/// `{name}`, see the shader of that name.\npub static {}: Kernel = Kernel {{\n    name: {name:?},\n    params_size: {},\n    bindings: &[{bindings}],\n    variants: &[{variants}\n    ],\n}};",
             name.to_uppercase(),
             kernel.params_size
         );

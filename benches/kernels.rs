@@ -13,10 +13,11 @@ use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput};
+use tilewright::bench::yardsticks::{PROBE_READS, ReadOrder, matmul_naive, probe_read};
 use tilewright::kernels::{
-    AttentionConfig, LayerNorm, Linear, Norm, PROBE_READS, Qkv, ReadOrder, RopeConfig, RopeScaling, RopeStyle,
-    StepState, TopStrip, attention, by_head, gate_up, head_norm, layer_norm, matmul, matmul_naive, matvec, merge_top,
-    probe_read, rms_norm, rope, rope_kv, rope_table, select_top, softmax, split_sum, swiglu, top_splits,
+    AttentionConfig, LayerNorm, Linear, Norm, Qkv, RopeConfig, RopeScaling, RopeStyle, StepState, TopStrip, attention,
+    by_head, gate_up, head_norm, layer_norm, matmul, matvec, merge_top, rms_norm, rope, rope_kv, rope_table,
+    select_top, softmax, split_sum, swiglu, top_splits,
 };
 use tilewright::{DType, Error, Matrix, Recorder, Role, Tensor, WeightType, Workspace, file_row_bytes};
 

@@ -11,13 +11,6 @@
 #import attention
 #import fold
 
-struct Params {
-    n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
-    capacity: u32, window: u32, scale: f32, soft_cap: f32,       // window, soft_cap 0: none
-    flags: u32, splits: u32, step: u32, first_group: u32,
-    query_stride: u32, key_stride: u32, head_stride: u32, n_tiles: u32, // strides and starts in quads
-    query_start: u32, key_start: u32, value_start: u32, pad: u32,
-}
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;    // step state
 @group(0) @binding(2) var<storage, read> q: array<vec4<f32>>;  // [T, H, D], D a multiple of 4 up to 256

@@ -2,11 +2,11 @@
 //
 //     y[t, c] = w[tokens[pos + t], c]
 //
-// Rows that pad the pass, t >= n_tokens of the state, and rows whose id is outside the vocabulary are zeros. They must be
-// numbers: their keys and values enter the cache, and attention multiplies those with the weight 0, which a NaN survives.
+// Rows that pad the pass, t >= n_tokens, and rows whose id is outside the vocabulary are zeros. They must be numbers:
+// their keys and values enter the cache, and attention multiplies those with the weight 0, which a NaN survives.
 //
-// Dispatch (T folded over x and y). A table too large for one binding comes in slabs of rows, one dispatch each, which write the
-// tokens that they hold; the first one also writes the zeros.
+// Dispatch (T folded over x and y). A table too large for one binding comes in slabs of rows, one dispatch each, which
+// write the tokens that they hold; the first one also writes the zeros.
 #weights
 #import state
 #import fold
@@ -27,7 +27,7 @@ fn embed(
     @builtin(local_invocation_index) local: u32,
 ) {
     let token = group_index(group, grid);
-    if (token >= params.n_tokens) { // past the rows of `y`
+    if (token >= params.n_tokens) {
         return;
     }
     let pos = state[POS] + token;

@@ -12,12 +12,8 @@
 #import tile
 #import tile_operands
 #import fold
+#import linear_params
 
-struct Params {
-    n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K
-    w_scales: u32, y_start: u32, y_stride: u32, flags: u32,
-    eps: f32, split_blocks: u32, first_group: u32, _pad: u32,
-}
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;       // [N, K], packed
 @group(0) @binding(2) var<storage, read> vector: array<vec4<f32>>;  // bias, [N]; any buffer where flags lack BIAS

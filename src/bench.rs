@@ -3,23 +3,27 @@
 //! Rates are those of a session, a single sequence, by the host's clock: what a user sees. [`Roofline`] says how many
 //! bytes and operations a token needs at least, [`Probes`] what the same device did in the same run with one kernel that
 //! does nothing but move bytes, and one that does nothing but multiply. [`kernels`] has the same for each
-//! kernel, [`embed`] for text encoders, [`mol`] for mixtures of logits.
+//! kernel, [`embed`] for text encoders, [`mol`] for mixtures of logits; [`yardsticks`] are kernels that are there to be compared with.
 
 pub mod embed;
 pub mod kernels;
 pub mod mol;
+pub mod yardsticks;
 
-use web_time::Instant;
+use std::time::Instant;
+
+use yardsticks::{PROBE_READS, ReadOrder, probe_read};
 
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::generate::{GenerateOptions, Session};
-use crate::kernels::{Linear, PROBE_READS, ReadOrder, matmul, probe_read, scale};
+use crate::kernels::{Linear, matmul, scale};
 use crate::matrix::Matrix;
 use crate::model::{KvCache, Llama};
 use crate::recording::{Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
+use crate::tuning::operands::{uniform, words};
 
 /// What several measurements of one thing gave.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
@@ -459,11 +463,6 @@ fn token_ids(vocab_size: u32, n: usize) -> Vec<u32> {
     words(n).map(|word| word % vocab_size).collect()
 }
 
-/// Seeded numbers in [-1, 1): a bench needs ordinary floats, not good randomness.
-pub(crate) fn uniform(n: usize) -> Vec<f32> {
-    words(n).map(|word| word as f32 / (1u64 << 31) as f32 - 1.0).collect()
-}
-
 /// Seeded numbers that are normally distributed, as well as sums of twelve uniform ones are.
 pub fn normal(seed: u64) -> impl Iterator<Item = f32> {
     let mut state = seed;
@@ -472,12 +471,6 @@ pub fn normal(seed: u64) -> impl Iterator<Item = f32> {
         (state >> 40) as f32 / (1 << 24) as f32
     };
     std::iter::repeat_with(move || (0..12).map(|_| uniform()).sum::<f32>() - 6.0)
-}
-
-/// Seeded words: the high bits of a linear congruential generator (Knuth, MMIX).
-pub(crate) fn words(n: usize) -> impl Iterator<Item = u32> {
-    let next = |state: u64| state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    std::iter::successors(Some(1), move |&state| Some(next(state))).skip(1).take(n).map(|state| (state >> 32) as u32)
 }
 
 #[cfg(test)]

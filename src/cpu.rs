@@ -25,9 +25,11 @@ mod embed;
 mod linear;
 mod matmul_plain;
 mod mol;
+#[cfg(not(target_arch = "wasm32"))]
 mod mol_parts;
 mod norm;
 mod pool;
+#[cfg(not(target_arch = "wasm32"))]
 mod probe;
 mod rope;
 mod sample;
@@ -35,7 +37,6 @@ mod select_top;
 mod simd;
 mod softmax;
 mod threads;
-mod top_k;
 
 pub(crate) use threads::for_each_chunk;
 
@@ -162,16 +163,14 @@ fn twin(kernel: &str) -> Option<Twin> {
         "last_row" => embed::last_row,
         "layer_norm" => norm::layer_norm,
         "linear_norm" => linear::linear_norm,
-        "matmul" | "matmul_naive" => linear::matmul,
+        "matmul" => linear::matmul,
         "matmul_plain" => matmul_plain::matmul_plain,
         "matvec" => linear::matvec,
         "merge_top" => select_top::merge_top,
         "mol" => mol::mol,
-        "mol_gate" => mol_parts::mol_gate,
         "penalize" => sample::penalize,
         "qkv" => linear::qkv,
         "pool" => pool::pool,
-        "probe_read" => probe::probe_read,
         "rms_norm" => norm::rms_norm,
         "rope" => rope::rope,
         "rope_kv" => rope::rope_kv,
@@ -184,7 +183,13 @@ fn twin(kernel: &str) -> Option<Twin> {
         "softmax" => softmax::softmax,
         "split_sum" => linear::split_sum,
         "swiglu" => activation::swiglu,
-        "top_k" => top_k::top_k,
+        #[cfg(not(target_arch = "wasm32"))]
+        "matmul_naive" => linear::matmul,
+        #[cfg(not(target_arch = "wasm32"))]
+        "mol_gate" => mol_parts::mol_gate,
+        #[cfg(not(target_arch = "wasm32"))]
+        "probe_read" => probe::probe_read,
+        #[cfg(not(target_arch = "wasm32"))]
         "weighted_sum" => mol_parts::weighted_sum,
         _ => return None,
     })

@@ -11,17 +11,14 @@ mod head_norm;
 mod linear;
 mod linear_norm;
 mod mol;
-mod mol_parts;
 mod norm;
 mod pool;
-mod probe;
 mod qkv;
 mod rope;
 mod sample;
 mod select_top;
 mod softmax;
 mod state;
-mod top_k;
 
 pub use activation::{Activation, Gelu, add, geglu, gelu, scale, silu, swiglu};
 pub use argmax::{ARGMAX_CHUNK, argmax};
@@ -30,20 +27,17 @@ pub use by_head::by_head;
 pub use embed::{embed, embed_sum};
 pub use gate_up::gate_up;
 pub use head_norm::head_norm;
-pub use linear::{Linear, Norm, matmul, matmul_naive, matmul_plain, matvec, split_sum};
+pub use linear::{Linear, Norm, matmul, matmul_plain, matvec, split_sum};
 pub use linear_norm::linear_norm;
 pub use mol::{Combination, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, Pairing, mol};
-pub use mol_parts::{mol_gate, weighted_sum};
 pub use norm::{LayerNorm, layer_norm, rms_norm};
 pub use pool::{Pooling, pool};
-pub use probe::{PROBE_READS, ReadOrder, probe_read};
 pub use qkv::Qkv;
 pub use rope::{RopeConfig, RopeScaling, RopeStyle, rope, rope_kv, rope_packed, rope_table};
 pub use sample::{NON_FINITE, Sampling, penalize, sample};
 pub use select_top::{MAX_TOP, NO_ITEM, TopStrip, merge_top, select_top, top_splits};
 pub use softmax::softmax;
 pub use state::{StepState, advance, last_row};
-pub use top_k::top_k;
 
 pub(crate) use activation::{AddParams, GatedParams, GeluParams, ScaleParams, SiluParams};
 pub(crate) use argmax::{ArgmaxMergeParams, ArgmaxParams};
@@ -52,6 +46,8 @@ pub(crate) use by_head::ByHeadParams;
 pub(crate) use embed::{EmbedParams, EmbedSumParams};
 pub(crate) use gate_up::GateUpParams;
 pub(crate) use head_norm::HeadNormParams;
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) use linear::Way;
 pub(crate) use linear::{
     ACCUMULATE, BIAS, GELU, GELU_TANH, INVARIANT, LinearParams, NORM, PlainParams, SplitSumParams, TANH, fold_norm,
     folds_norm, suits_few,
@@ -59,17 +55,14 @@ pub(crate) use linear::{
 pub(crate) use linear::{is_sound, usual};
 pub(crate) use linear_norm::{SHIFT, fuses_norm};
 pub(crate) use mol::{ACTIVATION_SHIFT, ALIGNED, BOUND, GATHERED, MOL_TILES, MolParams, mol_tile};
-pub(crate) use mol_parts::{MolGateParams, WeightedSumParams};
 pub(crate) use norm::NormParams;
 pub(crate) use pool::PoolParams;
-pub(crate) use probe::ProbeReadParams;
 pub(crate) use qkv::QkvParams;
 pub(crate) use rope::{RopeKvParams, RopePackedParams, RopeParams};
 pub(crate) use sample::SampleParams;
 pub(crate) use select_top::{BEGINS, FILTERED, MergeTopParams, SelectTopParams};
 pub(crate) use softmax::SoftmaxParams;
 pub(crate) use state::{AdvanceParams, LastRowParams};
-pub(crate) use top_k::TopKParams;
 
 use crate::device::Device;
 use crate::dtype::WeightType;
@@ -80,7 +73,7 @@ use crate::shaders::{Kernel, Tier};
 /// by `group_index` in `shaders/shared/fold.wgsl`. There may be workgroups past the end, fewer than there are in y.
 ///
 /// A recording for the CPU has all of them in x, and so does one for a GPU unless there are too many.
-fn fold(device: &Device, n_groups: u64) -> [u32; 3] {
+pub(crate) fn fold(device: &Device, n_groups: u64) -> [u32; 3] {
     let n_groups = n_groups.max(1);
     let y = n_groups.div_ceil(u64::from(device.limits().max_workgroups));
     // An absurd number saturates here and is refused by the recorder's grid check.

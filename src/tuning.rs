@@ -6,6 +6,7 @@
 #[cfg_attr(all(target_arch = "wasm32", not(feature = "web")), expect(dead_code))]
 mod file;
 mod measure;
+pub(crate) mod operands;
 #[cfg(not(target_arch = "wasm32"))]
 mod self_test;
 

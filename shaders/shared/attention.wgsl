@@ -10,6 +10,14 @@
 // D sums that are still to be divided, then highest score and sum of weights.
 #import state
 
+struct Params {
+    n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
+    capacity: u32, window: u32, scale: f32, soft_cap: f32,       // window, soft_cap 0: none
+    flags: u32, splits: u32, step: u32, first_group: u32,
+    query_stride: u32, key_stride: u32, head_stride: u32, n_tiles: u32, // strides and starts in quads
+    query_start: u32, key_start: u32, value_start: u32, pad: u32,
+}
+
 // Stands for minus infinity, which WGSL cannot write.
 const LOWEST: f32 = -3.4028234e38;
 

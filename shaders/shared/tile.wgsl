@@ -15,51 +15,91 @@ fn staged(k: u32, four: u32, fours: u32) -> u32 {
     return k * fours + (four + k / 4u) % fours;
 }
 
-// An invocation stages 4 rows x 4 k, half of them of w and the others, as many as there are rows for, of x.
-fn stage(local: u32, m0: u32, n0: u32, q0: u32) {
-    let quads = STAGED / COLS;
-    let i = local % 128u;
-    let q = i % quads;
-    let four = i / quads;
+// Which four rows of x or w an invocation stages, each time the same: half of the invocations stage w and the others, as
+// many as there are rows for, x.
+fn staged_four(local: u32) -> u32 {
+    return local % 128u / (STAGED / COLS);
+}
+
+fn stages_x(local: u32) -> bool {
+    return local < 128u && staged_four(local) < ROWS / 4u;
+}
+
+// An invocation stages 4 rows x 4 k, rows of x times their scales. Returns the largest magnitudes of its rows of x so far.
+fn stage(local: u32, m0: u32, n0: u32, q0: u32, scales: vec4<f32>, largest: vec4<u32>) -> vec4<u32> {
+    let q = local % (STAGED / COLS);
+    let four = staged_four(local);
     if (local >= 128u) {
         let block = w_block(n0 + four * 4u, q0 + q);
         for (var k = 0u; k < 4u; k++) {
             w_tile[staged(q * 4u + k, four, COLS / 4u)] = Staged(block[k]);
         }
-    } else if (four < ROWS / 4u) {
+    } else if (stages_x(local)) {
         let block = x_block(m0 + four * 4u, q0 + q);
         for (var k = 0u; k < 4u; k++) {
-            x_tile[staged(q * 4u + k, four, ROWS / 4u)] = Staged(block[k]);
+            x_tile[staged(q * 4u + k, four, ROWS / 4u)] = Staged(scaled(block[k], scales));
         }
+        return watched(largest, block);
     }
+    return largest;
 }
 
-fn outer(x: vec4<f32>, w: vec4<f32>) -> mat4x4<f32> {
-    return mat4x4<f32>(x.x * w, x.y * w, x.z * w, x.w * w);
+// Adds products to `sum` by `fma`, so that no compiler chooses for itself whether to round the products. It may choose
+// otherwise in each variant (TILE, GUARDED), and then a row would have other bits in a larger batch. WGSL lets `fma` be
+// a rounded product and a sum; but an operation of its own is expanded in one way by a driver, wherever it occurs. naga
+// 30 writes `Fma` of GLSL.std.450 in SPIR-V, `fma` in MSL and `mad` in HLSL; Tint does the same.
+fn add_outer(sum: mat4x4<f32>, x: vec4<f32>, w: vec4<f32>) -> mat4x4<f32> {
+    return mat4x4<f32>(
+        fma(vec4<f32>(x.x), w, sum[0]),
+        fma(vec4<f32>(x.y), w, sum[1]),
+        fma(vec4<f32>(x.z), w, sum[2]),
+        fma(vec4<f32>(x.w), w, sum[3]),
+    );
 }
 
-// Along K from one quad to another; both are multiples of 8, unless the second is the end of K.
+// Along K from one quad to another; both are multiples of 8, unless the second is the end of K. A second time if rows of
+// x must be scaled.
 fn tile_product(local: u32, m0: u32, n0: u32, quads: vec2<u32>) -> Products {
     let row = local / WIDTH;
     let col = local % WIDTH;
     let depth = STAGED / COLS;
     var acc = Products();
-    for (var q0 = quads.x; q0 < quads.y; q0 += depth) {
-        stage(local, m0, n0, q0);
-        workgroupBarrier();
-        for (var k = 0u; k < depth * 4u; k++) {
-            let x = vec4<f32>(x_tile[staged(k, row, ROWS / 4u)]);
-            let w = vec4<f32>(w_tile[staged(k, col, COLS / 4u)]);
-            acc.near_near += outer(x, w);
-            if (TILE > 64u) {
-                let far_x = vec4<f32>(x_tile[staged(k, row + 16u, ROWS / 4u)]);
-                let far_w = vec4<f32>(w_tile[staged(k, col + 16u, COLS / 4u)]);
-                acc.near_far += outer(x, far_w);
-                acc.far_near += outer(far_x, w);
-                acc.far_far += outer(far_x, far_w);
+    var scales = vec4<f32>(1.0);
+    var is_scaled = false;
+    open_rows(local);
+    loop {
+        var largest = vec4<u32>();
+        acc = Products();
+        for (var q0 = quads.x; q0 < quads.y; q0 += depth) {
+            largest = stage(local, m0, n0, q0, scales, largest);
+            workgroupBarrier();
+            for (var k = 0u; k < depth * 4u; k++) {
+                let x = vec4<f32>(x_tile[staged(k, row, ROWS / 4u)]);
+                let w = vec4<f32>(w_tile[staged(k, col, COLS / 4u)]);
+                acc.near_near = add_outer(acc.near_near, x, w);
+                if (TILE > 64u) {
+                    let far_x = vec4<f32>(x_tile[staged(k, row + 16u, ROWS / 4u)]);
+                    let far_w = vec4<f32>(w_tile[staged(k, col + 16u, COLS / 4u)]);
+                    acc.near_far = add_outer(acc.near_far, x, far_w);
+                    acc.far_near = add_outer(acc.far_near, far_x, w);
+                    acc.far_far = add_outer(acc.far_far, far_x, far_w);
+                }
             }
+            workgroupBarrier();
         }
-        workgroupBarrier();
+        if (is_scaled || !must_scale(local, stages_x(local), staged_four(local) * 4u, largest)) {
+            break;
+        }
+        is_scaled = true;
+        if (stages_x(local)) {
+            scales = row_scales(staged_four(local) * 4u);
+        }
+    }
+    acc.near_near = unscaled(row * 4u, acc.near_near);
+    if (TILE > 64u) {
+        acc.near_far = unscaled(row * 4u, acc.near_far);
+        acc.far_near = unscaled(row * 4u + 64u, acc.far_near);
+        acc.far_far = unscaled(row * 4u + 64u, acc.far_far);
     }
     return acc;
 }

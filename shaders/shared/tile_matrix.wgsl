@@ -27,16 +27,26 @@ struct Rights { a: Right, b: Right, c: Right, d: Right }
 struct Sums { a: Sum, b: Sum, c: Sum, d: Sum }
 struct Products { a: Sums, b: Sums, c: Sums, d: Sums }
 
-fn stage(local: u32, m0: u32, n0: u32, q0: u32) {
-    let quads = DEPTH / 4u;
-    for (var i = local; i < TILE / 4u * quads; i += WG) {
-        let q = i % quads;
-        let row = i / quads * 4u;
-        let x = transpose(x_block(m0 + row, q0 + q));
+// How many invocations stage the same four rows; there are no adapters with subgroups so small that none would.
+override SHARE: u32 = WG / (TILE / 4u);
+
+// The four rows of x and of w that an invocation stages, each time the same.
+fn staged_row(local: u32) -> u32 {
+    return local / SHARE * 4u;
+}
+
+// Rows of x are staged times their scales. Returns the largest magnitudes of the invocation's rows of x so far.
+fn stage(local: u32, m0: u32, n0: u32, q0: u32, scales: vec4<f32>, before: vec4<u32>) -> vec4<u32> {
+    var largest = before;
+    let row = staged_row(local);
+    for (var q = local % SHARE; q < DEPTH / 4u; q += SHARE) {
+        let block = x_block(m0 + row, q0 + q);
+        largest = watched(largest, block);
+        let x = transpose(block);
         let w = transpose(w_block(n0 + row, q0 + q));
         for (var j = 0u; j < 4u; j++) {
             let at = (row + j) * STRIDE + q * 4u;
-            let x_quad = vec4<f16>(x[j]);
+            let x_quad = vec4<f16>(scaled(x[j], vec4<f32>(scales[j])));
             x_tile[at] = x_quad.x;
             x_tile[at + 1u] = x_quad.y;
             x_tile[at + 2u] = x_quad.z;
@@ -48,6 +58,7 @@ fn stage(local: u32, m0: u32, n0: u32, q0: u32) {
             w_tile[at + 3u] = w_quad.w;
         }
     }
+    return largest;
 }
 
 fn left(row: u32, k: u32) -> Left {
@@ -70,31 +81,44 @@ fn multiplied(before: Sums, x: Left, w: Rights) -> Sums {
     return sum;
 }
 
-// Along K from one quad to another; both are multiples of 8, unless the second is the end of K.
+// Along K from one quad to another; both are multiples of 8, unless the second is the end of K. A second time if rows of
+// x must be scaled.
 fn tile_product(local: u32, m0: u32, n0: u32, quads: vec2<u32>) -> Products {
     let quarter = local / SUBGROUP;
     let row = quarter / 2u * (TILE / 2u);
     let col = quarter % 2u * (TILE / 2u);
     var sum = Products();
-    for (var q0 = quads.x; q0 < quads.y; q0 += DEPTH / 4u) {
-        stage(local, m0, n0, q0);
-        workgroupBarrier();
-        for (var k = 0u; k < DEPTH; k += SIZE) {
-            var w = Rights();
-            w.a = right(col, k);
-            w.b = right(col + SIZE, k);
-            if (LARGE) {
-                w.c = right(col + 2u * SIZE, k);
-                w.d = right(col + 3u * SIZE, k);
+    var scales = vec4<f32>(1.0);
+    var is_scaled = false;
+    open_rows(local);
+    loop {
+        var largest = vec4<u32>();
+        sum = Products();
+        for (var q0 = quads.x; q0 < quads.y; q0 += DEPTH / 4u) {
+            largest = stage(local, m0, n0, q0, scales, largest);
+            workgroupBarrier();
+            for (var k = 0u; k < DEPTH; k += SIZE) {
+                var w = Rights();
+                w.a = right(col, k);
+                w.b = right(col + SIZE, k);
+                if (LARGE) {
+                    w.c = right(col + 2u * SIZE, k);
+                    w.d = right(col + 3u * SIZE, k);
+                }
+                sum.a = multiplied(sum.a, left(row, k), w);
+                sum.b = multiplied(sum.b, left(row + SIZE, k), w);
+                if (LARGE) {
+                    sum.c = multiplied(sum.c, left(row + 2u * SIZE, k), w);
+                    sum.d = multiplied(sum.d, left(row + 3u * SIZE, k), w);
+                }
             }
-            sum.a = multiplied(sum.a, left(row, k), w);
-            sum.b = multiplied(sum.b, left(row + SIZE, k), w);
-            if (LARGE) {
-                sum.c = multiplied(sum.c, left(row + 2u * SIZE, k), w);
-                sum.d = multiplied(sum.d, left(row + 3u * SIZE, k), w);
-            }
+            workgroupBarrier();
         }
-        workgroupBarrier();
+        if (is_scaled || !must_scale(local, true, staged_row(local), largest)) {
+            break;
+        }
+        is_scaled = true;
+        scales = row_scales(staged_row(local));
     }
     return sum;
 }
@@ -104,7 +128,8 @@ fn put_sum(local: u32, m: u32, n: u32, sum: Sum) {
     coopStoreT(sum, &sums[first], SIZE);
     workgroupBarrier();
     for (var i = local % SUBGROUP; i < SIZE * SIZE; i += SUBGROUP) {
-        put(m + i / SIZE, n + i % SIZE, sums[first + i]);
+        let row = m + i / SIZE;
+        put(row, n + i % SIZE, sums[first + i] * row_inverse(row % TILE));
     }
     workgroupBarrier();
 }

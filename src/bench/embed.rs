@@ -1,14 +1,14 @@
 //! A text encoder on the roofline of a device: batches of texts, the fastest within limits, and what its pipeline gains.
 
 use std::ops::Range;
+use std::time::Instant;
 
-use web_time::Instant;
-
-use super::{Limits, Probes, Spread, words};
+use super::{Limits, Probes, Spread};
 use crate::embed::{EmbedOptions, Embedder, Tokens};
 use crate::error::Error;
 use crate::model::{Encoder, EncoderConfig};
 use crate::tensor::Tensor;
+use crate::tuning::operands::words;
 
 /// Texts of a batch at most.
 pub const MAX_BATCH: usize = 1 << 16;

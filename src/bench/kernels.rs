@@ -1,6 +1,6 @@
 //! Each kernel of a forward pass on its roofline.
 
-use super::{Probes, seconds, uniform, words};
+use super::{Probes, seconds};
 use crate::device::Device;
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
@@ -11,6 +11,7 @@ use crate::kernels::{
 use crate::matrix::Matrix;
 use crate::recording::{Recorder, Workspace};
 use crate::tensor::{Role, Tensor};
+use crate::tuning::operands::{input, matrix, words};
 
 /// Weight types whose matrices are measured; ratios are to the first.
 const WEIGHTS: [WeightType; 4] = [WeightType::F16, WeightType::Q8_0, WeightType::Q4_0, WeightType::Q4_K];
@@ -338,22 +339,6 @@ impl Pass<'_> {
     }
 }
 
-/// An input of numbers in [-1, 1).
-pub(crate) fn input(rec: &Recorder, shape: &[u32]) -> Result<Tensor, Error> {
-    rec.device().upload("x", shape, &uniform(shape.iter().product::<u32>() as usize))
-}
-
 fn output(shape: &[u32]) -> Result<Tensor, Error> {
     Tensor::declare("y", Role::Activations, shape, DType::F32)
-}
-
-/// A matrix whose words are ordinary numbers whichever way they are read, as floats, halves, scales or quants: subnormals
-/// and NaNs can take another time.
-pub(crate) fn matrix(device: &Device, weight: WeightType, rows: u32, cols: u32) -> Result<Matrix, Error> {
-    let matrix = Matrix::declare(device, "w", weight, rows, cols)?;
-    for tensor in matrix.tensors() {
-        let content: Vec<u32> = words(tensor.len()).map(|word| (word & 0x80ff_80ff) | 0x3800_3800).collect();
-        device.write(tensor, 0, &content)?;
-    }
-    Ok(matrix)
 }

@@ -1,7 +1,7 @@
 //! A mixture of logits on the roofline of a device, and the shapes of it that fit limits of time and memory.
 
-use super::kernels::{input, matrix};
-use super::{Limits, Probes, seconds, uniform};
+use super::yardsticks::{mol_gate, weighted_sum};
+use super::{Limits, Probes, seconds};
 use crate::device::Device;
 use crate::dtype::WeightType;
 use crate::error::Error;
@@ -11,6 +11,7 @@ use crate::kernels::{
 use crate::matrix::{Matrix, file_row_bytes};
 use crate::recording::{Recorder, Recording, Workspace};
 use crate::tensor::Tensor;
+use crate::tuning::operands::{input, matrix, uniform};
 use crate::tuning::{Bucket, Choice};
 
 /// A mixture of crossed pairs with the gate `z * sigmoid(z)`, and how it is used. Ding & Zhai 2024, arXiv:2407.15462.
@@ -227,9 +228,9 @@ impl Corpus {
         Linear { bias: Some(&b2), ..Linear::new(&w2) }.record(&mut rec, &hidden, &c)?;
         let cube = [n_items, n_queries, pairs];
         let parts = [&a, &b, &c.reshape(&cube)?];
-        kernels::mol_gate(&mut rec, Combination::GluSilu, parts, &gates.reshape(&cube)?)?;
+        mol_gate(&mut rec, Combination::GluSilu, parts, &gates.reshape(&cube)?)?;
         kernels::softmax(&mut rec, &gates, &pi)?;
-        kernels::weighted_sum(&mut rec, &pi, &l, &scores)?;
+        weighted_sum(&mut rec, &pi, &l, &scores)?;
         let recording = rec.finish(&mut Workspace::default());
         let bytes = recording.operand_bytes();
         Ok((recording, bytes))

@@ -1,7 +1,7 @@
 //! `probe_read`: memory in a chosen order.
 
 use super::{Call, threads};
-use crate::kernels::{PROBE_READS, ProbeReadParams};
+use crate::bench::yardsticks::{PROBE_READS, ProbeReadParams};
 
 pub(crate) fn probe_read(mut call: Call<'_>) {
     let params: ProbeReadParams = call.params();

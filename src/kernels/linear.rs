@@ -158,7 +158,7 @@ impl<'a> Linear<'a> {
 
     /// Records one dispatch for each slab of `w`, or several; `grid` gives the workgroups for a number of rows of `w`: those
     /// that may be cut and folded, and how many are side by side in z.
-    fn dispatch(
+    pub(crate) fn dispatch(
         &self,
         rec: &mut Recorder,
         way: &Way,
@@ -214,12 +214,12 @@ impl<'a> Linear<'a> {
 }
 
 /// How a product is taken.
-struct Way {
-    tier: Tier,
-    kernel: &'static Kernel,
-    constants: Vec<(&'static str, f64)>,
+pub(crate) struct Way {
+    pub tier: Tier,
+    pub kernel: &'static Kernel,
+    pub constants: Vec<(&'static str, f64)>,
     /// Splits of K, each with rows of its own in `y`.
-    n_splits: u32,
+    pub n_splits: u32,
 }
 
 /// The flags that are to be set.
@@ -404,19 +404,6 @@ pub fn split_sum(
         _pad: [0; 2],
     };
     rec.dispatch(&shaders::SPLIT_SUM, None, constants, params, &[parts, vector, y], grid)
-}
-
-/// Records a matrix product without any reuse: the baseline of the bench. Shader: `shaders/matmul_naive.wgsl`.
-///
-/// # Shapes
-/// As [`matmul`].
-/// # Errors
-/// As [`matmul`].
-pub fn matmul_naive(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
-    let [n_tokens, _] = x.dims2("matmul_naive", "x")?;
-    let grid = |rows: u32| (u64::from(rows.div_ceil(16)) * u64::from(n_tokens.div_ceil(16)), 1);
-    let (tier, kernel) = (rec.device().tier(), &shaders::MATMUL_NAIVE);
-    linear.dispatch(rec, &Way { tier, kernel, constants: Vec::new(), n_splits: 1 }, x, y, grid)
 }
 
 /// Records a matrix product for one token or a few. Shader: `shaders/matvec.wgsl`.

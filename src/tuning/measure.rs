@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use web_time::Instant;
 
+use super::operands::{input, matrix};
 use super::{Bucket, Choice, Tuning, compare};
-use crate::bench::Spread;
-use crate::bench::kernels::{input, matrix};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
@@ -161,6 +160,12 @@ impl Candidate {
         Ok(Candidate { choice, device, recording, result, times: Vec::new() })
     }
 
+    /// The time in the middle, the higher of two.
+    fn median(&mut self) -> f64 {
+        self.times.sort_by(f64::total_cmp);
+        self.times[self.times.len() / 2]
+    }
+
     /// Seconds of a run: by the device's clock if it has one. Browsers round theirs to 0.1 ms.
     #[cfg(not(target_arch = "wasm32"))]
     async fn run(&self) -> Result<f64, Error> {
@@ -239,7 +244,7 @@ async fn measure(
             candidate.times.push(seconds);
         }
     }
-    let medians: Vec<f64> = measured.iter_mut().map(|c| Spread::of(std::mem::take(&mut c.times)).median).collect();
+    let medians: Vec<f64> = measured.iter_mut().map(Candidate::median).collect();
     // The simpler ones come first, so each must clearly beat the best before it.
     let best = (1..medians.len()).fold(0, |best, i| if medians[i] < (1.0 - GAIN) * medians[best] { i } else { best });
     let timed = |i: usize| {

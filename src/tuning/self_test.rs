@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::operands::{input, matrix};
 use super::{Tuning, compare, file};
-use crate::bench::kernels::{input, matrix};
 use crate::device::Device;
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;

@@ -1,4 +1,4 @@
-//! What kernels are fed: twelve families of activations, and random weights in every file layout with their values.
+//! What kernels are fed: families of activations, and random weights in every file layout with their values.
 
 use tilewright::WeightType;
 
@@ -26,6 +26,8 @@ pub enum Inputs {
     SignedZeros,
     /// The same token again and again.
     Repeated,
+    /// Normal, each row of a size of its own from 1e-30 to 1e30. For products alone: a norm's squares would overflow.
+    Magnitudes,
 }
 
 impl Inputs {
@@ -58,6 +60,7 @@ impl Inputs {
             Inputs::Masked => "masked",
             Inputs::SignedZeros => "signed-zeros",
             Inputs::Repeated => "repeated",
+            Inputs::Magnitudes => "magnitudes",
         }
     }
 }
@@ -66,7 +69,7 @@ impl Inputs {
 pub struct Source {
     pub inputs: Inputs,
     pub rng: Rng,
-    /// Whether the kernel rounds its operands to f16: they must then stay in its range.
+    /// Whether the kernel rounds its operands to f16: weights must then stay in its range. Rows of x need not.
     pub staged_f16: bool,
     /// What masked elements hold.
     pub mask: f32,
@@ -85,6 +88,7 @@ impl Source {
         for row in 0..rows {
             // Sixteenths are exact in every format.
             let constant = (1 + self.rng.below(64)) as f32 / 16.0 * if self.rng.below(2) == 0 { 1.0 } else { -1.0 };
+            let size = if self.inputs == Inputs::Magnitudes { 10f64.powf(30.0 * self.rng.uniform()) } else { 1.0 };
             for col in 0..cols {
                 let rng = &mut self.rng;
                 let outlier = |rng: &mut Rng, factor: f64| rng.normal() * if col == channel { factor } else { 1.0 };
@@ -107,8 +111,9 @@ impl Source {
                     Inputs::SignedZeros => 0.0 * sign,
                     Inputs::Repeated if row > 0 => out[col],
                     Inputs::Repeated => rng.normal() as f32,
+                    Inputs::Magnitudes => (rng.normal() * size) as f32,
                 };
-                out.push(if self.staged_f16 { value.clamp(-65504.0, 65504.0) } else { value });
+                out.push(value);
             }
         }
         out

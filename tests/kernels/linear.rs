@@ -2,6 +2,8 @@
 
 #[cfg(not(target_arch = "wasm32"))]
 use tilewright::Tier;
+#[cfg(not(target_arch = "wasm32"))]
+use tilewright::bench::yardsticks::matmul_naive;
 use tilewright::kernels::{self, Activation, Gelu, Linear, Norm};
 use tilewright::{Error, Recorder, Tensor, WeightType};
 
@@ -13,6 +15,11 @@ use crate::inputs::{Inputs, Source, dequantise};
 use crate::{
     common,
     harness::{Want, execute},
+};
+#[cfg(not(target_arch = "wasm32"))]
+use tilewright::{
+    DType, Matrix, Role, Workspace,
+    tuning::{Bucket, Choice},
 };
 
 /// T, N, K: rows of w come in fours, K in blocks of 32 shared by up to 64 invocations.
@@ -103,8 +110,9 @@ pub fn cases(cases: &mut Vec<Case>) {
             for (i, &sizes) in MATMUL.iter().enumerate() {
                 push("matmul", kernels::matmul, weight, i % 8, sizes, inputs);
             }
+            #[cfg(not(target_arch = "wasm32"))]
             for (i, &sizes) in MATMUL.iter().enumerate().skip(2).step_by(3) {
-                push("matmul_naive", kernels::matmul_naive, weight, i % 8, sizes, inputs);
+                push("matmul_naive", matmul_naive, weight, i % 8, sizes, inputs);
             }
         }
         // Up to three splits along K: as many as blocks, fewer, or a last one that is short.
@@ -128,9 +136,19 @@ pub fn cases(cases: &mut Vec<Case>) {
                 push("matmul", kernels::matmul, weight, flags, [17, 70, 36], inputs);
                 push("matmul", kernels::matmul, weight, 4 + flags, [65, 130, 132], inputs);
                 push("matmul", kernels::matmul, weight, flags, [64, 64, 64], inputs);
-                push("matmul_naive", kernels::matmul_naive, weight, flags, [3, 18, 33], inputs);
+                #[cfg(not(target_arch = "wasm32"))]
+                push("matmul_naive", matmul_naive, weight, flags, [3, 18, 33], inputs);
                 push("matmul_split", split, weight, flags, [9, 20, 129], inputs);
             }
+        }
+        // The largest scales of other types would leave f32.
+        if matches!(weight, WeightType::F32 | WeightType::BF16 | WeightType::Q4_0) {
+            for (i, &sizes) in MATMUL.iter().enumerate() {
+                push("matmul", kernels::matmul, weight, i % 8, sizes, Inputs::Magnitudes);
+                push("matmul_split", split, weight, i % 8, sizes, Inputs::Magnitudes);
+            }
+            push("matmul", kernels::matmul, weight, 0, [256, 8192, 64], Inputs::Magnitudes);
+            push("matvec", kernels::matvec, weight, 0, [7, 33, 260], Inputs::Magnitudes);
         }
         push("matvec", kernels::matvec, weight, 0, [1, 65_537, 32], Inputs::Normal);
         push("matvec", kernels::matvec, weight, 3, [1, 4097, 1024], Inputs::Student);
@@ -174,7 +192,7 @@ pub fn cases(cases: &mut Vec<Case>) {
             build: Box::new(move |source| plain(source, [m, n, k])),
         });
     };
-    for inputs in Inputs::ALL {
+    for inputs in Inputs::ALL.into_iter().chain([Inputs::Magnitudes]) {
         MATMUL.into_iter().for_each(|sizes| push_plain(sizes, inputs));
     }
     for sizes in
@@ -258,9 +276,12 @@ pub fn product(source: &Source, x: &Rows, w: &[f64], more: &[[f64; 2]], [m, n, k
                 floor += FLUSH * (1.0 + x.gains[row]) * flushed(w);
             }
             if source.staged_f16 {
-                // Two roundings to 11 bits in each term, or to a multiple of 2^-24 where f16 is subnormal.
+                // Two roundings to 11 bits in each term, or to a multiple of 2^-24 where f16 is subnormal; but rows of x
+                // are scaled where they have nothing larger than 2^-10, or something beyond the largest f16.
                 bound += magnitude / 1024.0;
-                floor += operands * ROUND;
+                let largest = values.iter().fold(0.0, |largest: f64, x| largest.max(x.abs()));
+                let step = (largest / 16_384.0).min(ROUND).max(largest * 2f64.powi(-38));
+                floor += x_magnitude * ROUND + w_magnitudes[col] * step;
             }
             let value = sum + a + b;
             want.push(Expected { value, bound, floor, power: (value * value).max(power) });
@@ -275,6 +296,8 @@ const FEW_ROUNDINGS: usize = 256;
 pub fn limit(source: &Source, [m, n, k]: [usize; 3]) -> f64 {
     // An outlier's channel dwarfs the others: its roundings are all that counts.
     let channels = if matches!(source.inputs, Inputs::Channel1e3 | Inputs::Channel1e5) { 1 } else { k };
+    // So does the largest row the others, each of which is held against its own bound.
+    let m = if source.inputs == Inputs::Magnitudes { 1 } else { m };
     match source.staged_f16 {
         false => 1e-10,
         true if m.min(n) * channels < FEW_ROUNDINGS => 1e-6,
@@ -425,6 +448,76 @@ fn products_with_what_is_not_finite_are_not_finite() {
                 });
                 let outcome = common::block_on(execute(&device, &job, 1));
                 assert!(outcome.is_ok(), "{weight} on {:?}, {value} in column {col}: {outcome:?}", device.tier());
+            }
+        }
+    }
+}
+
+/// A row of a product that keeps its bits in every batch has the same ones whatever tile it comes in (TILE), whether the
+/// tiles cover the operands exactly (GUARDED), and with how many rows; so have rows beside one that half precision would
+/// not hold, and this one itself.
+#[cfg(not(target_arch = "wasm32"))]
+#[test]
+fn rows_have_the_same_bits_in_every_tile_and_batch() {
+    const ROWS: u32 = 257;
+    let [n, k] = [256u32, 288];
+    let tiers = Tier::ALL.into_iter().filter_map(|tier| common::gpu(Some(tier)));
+    for device in tiers.chain([common::cpu()]) {
+        let sizes = match device.tier() {
+            Tier::Scalar => vec![1],
+            tier => {
+                vec![tier.matrix_size().map_or(64, |size| 4 * size), tier.matrix_size().map_or(128, |size| 8 * size)]
+            }
+        };
+        let tier = match device.tier() {
+            // It has no product of its own.
+            Tier::Subgroups => Tier::Baseline,
+            tier => tier,
+        };
+        for weight in [WeightType::F32, WeightType::Q4_K] {
+            let mut source = Source::new(Inputs::Magnitudes, 5, false);
+            let sized = source.rows(ROWS, k);
+            source.inputs = Inputs::Student;
+            let mut x = source.rows(ROWS, k);
+            // Every seventh row is of any size.
+            for row in (3..ROWS as usize).step_by(7) {
+                let own = row * k as usize..(row + 1) * k as usize;
+                x[own.clone()].copy_from_slice(&sized[own]);
+            }
+            let bytes = source.weights(weight, n, k);
+            let bias = source.normal(n);
+            let mut reference: Option<Vec<u32>> = None;
+            for &size in &sizes {
+                let mut tuning = device.tuning().clone();
+                let logs = |n: u32| (0..n).map(|log| 1 << log);
+                for (rows, blocks, tokens) in
+                    logs(10).flat_map(|rows| logs(8).flat_map(move |b| logs(10).map(move |t| (rows, b, t))))
+                {
+                    tuning
+                        .choose(Bucket { kernel: "matmul", weight, rows, blocks, tokens }, Some(Choice { tier, size }));
+                }
+                let device = device.with_tuning(tuning);
+                // From the last row up, so that rows are at other places of a tile than at first.
+                for m in [ROWS, 128, 65, 1] {
+                    let first = (ROWS - m) as usize;
+                    let matrix = Matrix::declare(&device, "w", weight, n, k).expect("the matrix is valid");
+                    matrix.upload(&device, &[bytes.as_slice()]).expect("the weights fit");
+                    let x = device.upload("x", &[m, k], &x[first * k as usize..]).expect("x fits");
+                    let bias = device.upload("bias", &[n], &bias).expect("the bias fits");
+                    let y = Tensor::declare("y", Role::Activations, &[m, n], DType::F32).expect("y is valid");
+                    let mut rec = Recorder::new(&device);
+                    let activation = Some(Activation::Gelu(Gelu::Exact));
+                    let linear =
+                        Linear { bias: Some(&bias), activation, batch_invariant: true, ..Linear::new(&matrix) };
+                    kernels::matmul(&mut rec, &linear, &x, &y).expect("the operands fit");
+                    let recording = rec.finish(&mut Workspace::default());
+                    device.run(&recording).expect("the product runs");
+                    let found = common::block_on(device.read::<u32>(&y)).expect("y is read");
+                    let want = &reference.get_or_insert_with(|| found.clone())[first * n as usize..];
+                    let differs = found.iter().zip(want).position(|(a, b)| a != b);
+                    assert!(found.iter().all(|&bits| f32::from_bits(bits).is_finite()), "{:?} {weight}", device.tier());
+                    assert_eq!(differs, None, "{:?} {weight}: {m} rows in tiles of {size}", device.tier());
+                }
             }
         }
     }

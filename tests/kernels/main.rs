@@ -26,8 +26,11 @@ mod harness;
 mod inputs;
 mod linear;
 mod mol;
+#[cfg(not(target_arch = "wasm32"))]
+mod mol_parts;
 mod norm;
 mod pool;
+#[cfg(not(target_arch = "wasm32"))]
 mod probe;
 mod rope;
 mod sample;
@@ -84,11 +87,15 @@ fn all_cases() -> Vec<Case> {
     mol::cases(&mut cases);
     norm::cases(&mut cases);
     pool::cases(&mut cases);
-    probe::cases(&mut cases);
     rope::cases(&mut cases);
     sample::cases(&mut cases);
     select_top::cases(&mut cases);
     softmax::cases(&mut cases);
+    #[cfg(not(target_arch = "wasm32"))]
+    {
+        mol_parts::cases(&mut cases);
+        probe::cases(&mut cases);
+    }
     cases
 }
 

@@ -1,4 +1,4 @@
-//! `mol`, and what its parts are by themselves: `mol_gate`, `weighted_sum`.
+//! `mol`: mixtures of logits.
 
 use tilewright::kernels::{
     self, Combination, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, Pairing,
@@ -26,7 +26,6 @@ struct Shape {
 }
 
 pub fn cases(cases: &mut Vec<Case>) {
-    parts(cases);
     let mut push = |inputs, weight: WeightType, form: MolForm, shape: Shape, what: What| {
         let MolForm { query_components: n, item_components: m, hidden, pairing, combination, activation } = form;
         let Shape { n_queries, n_items, dim } = shape;
@@ -93,69 +92,9 @@ pub fn cases(cases: &mut Vec<Case>) {
     }
 }
 
-/// I, B, P: around the workgroups of 256 elements and 64 rows.
-const PARTS: [[u32; 3]; 6] = [[1, 1, 1], [3, 2, 5], [1, 32, 8], [13, 5, 4], [65, 1, 64], [7, 9, 33]];
-
-fn parts(cases: &mut Vec<Case>) {
-    for inputs in Inputs::ALL {
-        for [n_items, n_queries, pairs] in PARTS {
-            let mut push = |kernel, variant: &str, build: Box<dyn Fn(&mut Source) -> Job>| {
-                let sizes = format!("i={n_items},b={n_queries},p={pairs}");
-                cases.push(Case { kernel, variant: variant.into(), sizes, inputs, build });
-            };
-            for (name, combination) in [("sum", Combination::Sum), ("glu_silu", Combination::GluSilu)] {
-                push("mol_gate", name, Box::new(move |source| gate(source, combination, n_items, n_queries, pairs)));
-            }
-            push("weighted_sum", "F32", Box::new(move |source| weighted_sum(source, n_items * n_queries, pairs)));
-        }
-    }
-}
-
-fn gate(source: &mut Source, combination: Combination, n_items: u32, n_queries: u32, pairs: u32) -> Job {
-    let [a, b, c] = [n_queries, n_items, n_items * n_queries].map(|rows| source.rows(rows, pairs));
-    let (p, wide) = (pairs as usize, |x: f32| f64::from(x));
-    let value = |(i, &c): (usize, &f32)| {
-        let (item, query) = (i / p / n_queries as usize, i / p % n_queries as usize);
-        let (a, b, c) = (wide(a[query * p + i % p]), wide(b[item * p + i % p]), wide(c));
-        if combination == Combination::Sum {
-            return Expected::new(a + b + c, 2.0 * ROUND * (a.abs() + b.abs() + c.abs()), 4.0 * FLUSH);
-        }
-        let z = Near(a * b + c, 2.0 * ROUND * ((a * b).abs() + c.abs()) + FLUSH);
-        let Near(value, off) = gated(z, z);
-        Expected::new(value, off, FLUSH * (2.0 + z.0.abs()))
-    };
-    let want = c.iter().enumerate().map(value).collect();
-    let operands = vec![
-        Operand::floats("a", &[n_queries, pairs], a),
-        Operand::floats("b", &[n_items, pairs], b),
-        Operand::floats("c", &[n_items, n_queries, pairs], c),
-        Operand::close("y", &[n_items, n_queries, pairs], want, 1e-9),
-    ];
-    Job::new(operands, move |rec, bound| {
-        let parts = [bound.tensor(0), bound.tensor(1), bound.tensor(2)];
-        kernels::mol_gate(rec, combination, parts, bound.tensor(3))
-    })
-}
-
-fn weighted_sum(source: &mut Source, n_rows: u32, dim: u32) -> Job {
-    let (weight, x) = (source.rows(n_rows, dim), source.rows(n_rows, dim));
-    let rows = weight.chunks_exact(dim as usize).zip(x.chunks_exact(dim as usize));
-    let want = rows.map(|(weight, x)| {
-        let Near(value, off) = Near::dot(weight.iter().zip(x).map(|(&w, &x)| (f64::from(w), Near(f64::from(x), 0.0))));
-        let power: f64 = weight.iter().zip(x).map(|(w, x)| (f64::from(*w) * f64::from(*x)).powi(2)).sum();
-        Expected { power: power.max(value * value), ..Expected::new(value, off, FLUSH * f64::from(dim)) }
-    });
-    let operands = vec![
-        Operand::close("y", &[n_rows], want.collect(), 1e-9),
-        Operand::floats("weight", &[n_rows, dim], weight),
-        Operand::floats("x", &[n_rows, dim], x),
-    ];
-    Job::new(operands, |rec, bound| kernels::weighted_sum(rec, bound.tensor(1), bound.tensor(2), bound.tensor(0)))
-}
-
 /// A number and how far off f32 may have it.
 #[derive(Clone, Copy, Default)]
-struct Near(f64, f64);
+pub struct Near(pub f64, pub f64);
 
 impl Near {
     fn map(self, value: f64, slope: f64, rounding: f64) -> Near {
@@ -163,7 +102,7 @@ impl Near {
     }
 
     /// The sum of products with exact numbers.
-    fn dot(terms: impl Iterator<Item = (f64, Near)>) -> Near {
+    pub fn dot(terms: impl Iterator<Item = (f64, Near)>) -> Near {
         let (mut sum, mut size, mut error, mut n) = (0.0, 0.0, 0.0, 0);
         for (w, Near(x, off)) in terms {
             (sum, size, error, n) = (sum + w * x, size + (w * x).abs(), error + w.abs() * off, n + 1);
@@ -173,7 +112,7 @@ impl Near {
 }
 
 /// `z * sigmoid(inner)`, both off by as much as they say.
-fn gated(z: Near, inner: Near) -> Near {
+pub fn gated(z: Near, inner: Near) -> Near {
     let sigmoid = 1.0 / (1.0 + (-inner.0).exp());
     let value = z.0 * sigmoid;
     let slope = sigmoid * (1.0 - sigmoid);

@@ -1,6 +1,6 @@
 //! `probe_read`: words in every order, exact to the bit.
 
-use tilewright::kernels::{self, ReadOrder};
+use tilewright::bench::yardsticks::{self, ReadOrder};
 
 use crate::harness::{Case, Job, Operand};
 use crate::inputs::{Inputs, Source};
@@ -53,5 +53,5 @@ fn probe_read(source: &mut Source, n: u32, order: ReadOrder) -> Job {
         y[i % n as usize] ^= x[at as usize];
     }
     let operands = vec![Operand::words("x", &[len], x), Operand::exact_words("y", &[n], y)];
-    Job::new(operands, move |rec, bound| kernels::probe_read(rec, bound.tensor(0), bound.tensor(1), order))
+    Job::new(operands, move |rec, bound| yardsticks::probe_read(rec, bound.tensor(0), bound.tensor(1), order))
 }

@@ -2,8 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::fold;
 use crate::error::Error;
+use crate::kernels::fold;
 use crate::recording::Recorder;
 use crate::shaders;
 use crate::tensor::Tensor;
@@ -11,7 +11,7 @@ use crate::tensor::Tensor;
 /// Words that [`probe_read`] reads for each that it writes.
 pub const PROBE_READS: u32 = 16;
 
-/// Mirrors `Params` in `shaders/probe_read.wgsl`.
+/// Mirrors `Params` in `benches/shaders/probe_read.wgsl`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct ProbeReadParams {
@@ -34,7 +34,7 @@ pub enum ReadOrder {
 }
 
 /// Records reads of all of `x`, [`PROBE_READS`] words for each word of `y`, which becomes their exclusive or. Shader:
-/// `shaders/probe_read.wgsl`.
+/// `benches/shaders/probe_read.wgsl`.
 ///
 /// # Shapes
 /// `x`: `[PROBE_READS * N]`; `y`: `[N]`, N a power of two; words both.

@@ -1,15 +1,15 @@
 //! The steps of a mixture of logits that have no other kernel, one by one: a chain of these and of matrix products is what
-//! [`mol`](super::mol()) is measured against.
+//! [`mol`](crate::kernels::mol()) is measured against.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Combination, fold};
 use crate::error::Error;
+use crate::kernels::{Combination, fold};
 use crate::recording::Recorder;
 use crate::shaders;
 use crate::tensor::Tensor;
 
-/// Mirrors `Params` in `shaders/mol_gate.wgsl`.
+/// Mirrors `Params` in `benches/shaders/mol_gate.wgsl`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct MolGateParams {
@@ -21,7 +21,7 @@ pub(crate) struct MolGateParams {
     pub _pad: [u32; 3],
 }
 
-/// Mirrors `Params` in `shaders/weighted_sum.wgsl`.
+/// Mirrors `Params` in `benches/shaders/weighted_sum.wgsl`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct WeightedSumParams {
@@ -32,7 +32,7 @@ pub(crate) struct WeightedSumParams {
 }
 
 /// Records the gates of all pairs of queries and items from what sees the query, the item and the logits: `a`, `b` and
-/// `c`. Shader: `shaders/mol_gate.wgsl`.
+/// `c`. Shader: `benches/shaders/mol_gate.wgsl`.
 ///
 /// # Shapes
 /// `a`: `[B, P]`; `b`: `[I, P]`; `c`, `y`: `[I, B, P]`.
@@ -61,7 +61,7 @@ pub fn mol_gate(
     rec.dispatch(kernel, None, &[], params, &[a, b, c, y], grid)
 }
 
-/// Records the sum of each row of `x`, each element times its weight. Shader: `shaders/weighted_sum.wgsl`.
+/// Records the sum of each row of `x`, each element times its weight. Shader: `benches/shaders/weighted_sum.wgsl`.
 ///
 /// # Shapes
 /// `weight`, `x`: `[R, C]`; `y`: `[R]`.

@@ -1,0 +1,21 @@
+//! A matrix product without any reuse.
+
+use crate::error::Error;
+use crate::kernels::{Linear, Way};
+use crate::recording::Recorder;
+use crate::shaders;
+use crate::tensor::Tensor;
+
+/// Records a matrix product of which each invocation computes one output, and reads all operands of it from memory. Shader:
+/// `benches/shaders/matmul_naive.wgsl`.
+///
+/// # Shapes
+/// As [`matmul`](crate::kernels::matmul).
+/// # Errors
+/// As [`matmul`](crate::kernels::matmul).
+pub fn matmul_naive(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
+    let [n_tokens, _] = x.dims2("matmul_naive", "x")?;
+    let grid = |rows: u32| (u64::from(rows.div_ceil(16)) * u64::from(n_tokens.div_ceil(16)), 1);
+    let (tier, kernel) = (rec.device().tier(), &shaders::MATMUL_NAIVE);
+    linear.dispatch(rec, &Way { tier, kernel, constants: Vec::new(), n_splits: 1 }, x, y, grid)
+}

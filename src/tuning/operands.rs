@@ -1,0 +1,35 @@
+//! Operands of the tuner, the self-test and the benches: seeded, and ordinary numbers, not good randomness.
+
+use crate::device::Device;
+use crate::dtype::WeightType;
+use crate::error::Error;
+use crate::matrix::Matrix;
+use crate::recording::Recorder;
+use crate::tensor::Tensor;
+
+/// An input of numbers in [-1, 1).
+pub(crate) fn input(rec: &Recorder, shape: &[u32]) -> Result<Tensor, Error> {
+    rec.device().upload("x", shape, &uniform(shape.iter().product::<u32>() as usize))
+}
+
+/// A matrix whose words are ordinary numbers whichever way they are read, as floats, halves, scales or quants: subnormals
+/// and NaNs can take another time.
+pub(crate) fn matrix(device: &Device, weight: WeightType, rows: u32, cols: u32) -> Result<Matrix, Error> {
+    let matrix = Matrix::declare(device, "w", weight, rows, cols)?;
+    for tensor in matrix.tensors() {
+        let content: Vec<u32> = words(tensor.len()).map(|word| (word & 0x80ff_80ff) | 0x3800_3800).collect();
+        device.write(tensor, 0, &content)?;
+    }
+    Ok(matrix)
+}
+
+/// Seeded numbers in [-1, 1).
+pub(crate) fn uniform(n: usize) -> Vec<f32> {
+    words(n).map(|word| word as f32 / (1u64 << 31) as f32 - 1.0).collect()
+}
+
+/// Seeded words: the high bits of a linear congruential generator (Knuth, MMIX).
+pub(crate) fn words(n: usize) -> impl Iterator<Item = u32> {
+    let next = |state: u64| state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    std::iter::successors(Some(1), move |&state| Some(next(state))).skip(1).take(n).map(|state| (state >> 32) as u32)
+}
