@@ -20,6 +20,8 @@ export type ErrorCode =
   | "template"
   /** The GPU device was lost and could not be rebuilt. */
   | "device_lost"
+  /** The GPU has no memory left for a buffer; smaller models, contexts or batches may still fit. */
+  | "out_of_memory"
   /** The GPU reported an error. */
   | "gpu"
   /** There is no adapter. */
@@ -83,7 +85,7 @@ export interface WireError {
 
 /** Codes that the engine in WASM gives to its errors. */
 const ENGINE_CODES: ReadonlySet<string> = new Set<ErrorCode>([
-  "format", "unsupported", "config", "memory", "option", "context_full", "tokenizer", "template", "device_lost", "gpu",
+  "format", "unsupported", "config", "memory", "option", "context_full", "tokenizer", "template", "device_lost", "out_of_memory", "gpu",
   "no_adapter", "limit", "non_finite", "truncated", "shape", "operand", "index",
 ]);
 

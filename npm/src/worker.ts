@@ -31,7 +31,7 @@ interface Port {
 }
 
 /** Codes of errors after which another device may still do. */
-const GPU_FAILURES: ReadonlySet<ErrorCode> = new Set<ErrorCode>(["webgpu_unavailable", "device_lost", "gpu", "no_adapter"]);
+const GPU_FAILURES: ReadonlySet<ErrorCode> = new Set<ErrorCode>(["webgpu_unavailable", "device_lost", "out_of_memory", "gpu", "no_adapter"]);
 /** Milliseconds between two reports of progress. */
 const REPORT_MS = 100;
 /** Milliseconds over which the rate is measured. */
