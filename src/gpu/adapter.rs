@@ -1,4 +1,9 @@
-//! Which adapters there are and what they can do.
+//! Which adapters there are, what they can do, and which is preferred.
+//!
+//! On Windows a GPU without a Vulkan driver is there through DirectX 12. wgpu compiles shaders with DXC for it if
+//! `dxcompiler.dll` is on the `PATH`, else with FXC, which comes with Windows: then there are neither `shader-f16` nor
+//! subgroups, so the tiers that need them are refused, and compilation takes longer. wgpu's feature `static-dxc` would
+//! build DXC in. It stays off: its build script downloads a library that others compiled, for `x86_64` and MSVC alone.
 
 #[cfg(target_arch = "wasm32")]
 use crate::error::Error;
