@@ -7,6 +7,7 @@ mod embed;
 mod info;
 mod inspect;
 mod lost;
+mod quiet;
 mod rerank;
 mod run;
 mod tokenize;
@@ -16,7 +17,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tilewright::{Device, DeviceChoice, Error, Tier};
+use tilewright::{Device, DeviceChoice, Error, Power, Tier};
 
 /// Runs language models on any GPU through WebGPU, and on the CPU.
 ///
@@ -118,12 +119,19 @@ pub fn main() -> ExitCode {
 /// Which device to use.
 #[derive(clap::Args)]
 struct DeviceArgs {
-    /// Device: `auto`, `cpu`, `gpu`, or part of an adapter's name.
+    /// Device: `auto`, `cpu`, `gpu`, or part of an adapter's name. `auto` is a GPU that is not software, discrete before
+    /// integrated before virtual, Vulkan or Metal before DirectX; the CPU if there is none.
     #[arg(long, default_value = "auto", env = "TILEWRIGHT_DEVICE", value_name = "DEVICE")]
     device: DeviceChoice,
     /// GPU adapter, whatever `--device` says: `pci:0000:3b:00.0`, its number in `tilewright info`, or part of its name.
     #[arg(long, value_parser = parse_adapter, env = "TILEWRIGHT_ADAPTER", value_name = "ADAPTER")]
     adapter: Option<DeviceChoice>,
+    /// Which GPU `--device auto` prefers: `high` a discrete one, `low` an integrated one, which needs less power.
+    #[arg(long, value_parser = parse_power, default_value = "high", env = "TILEWRIGHT_POWER", value_name = "POWER")]
+    power: Power,
+    /// Show what GPU drivers print while a device is opened.
+    #[arg(long)]
+    verbose: bool,
     /// Shader tier instead of the one that suits the adapter; `f16`, `matrix8` and `matrix16` round operands.
     #[arg(long, value_parser = parse_tier, env = "TILEWRIGHT_TIER", value_name = "TIER")]
     tier: Option<Tier>,
@@ -141,7 +149,17 @@ impl DeviceArgs {
 
     /// Opens the device; its notices are still to be told.
     fn choose(&self) -> Result<Device, Error> {
-        pollster::block_on(Device::open(self.adapter.as_ref().unwrap_or(&self.device), self.tier))
+        let choice = match (&self.adapter, &self.device, self.power) {
+            (Some(adapter), _, _) => adapter,
+            (None, DeviceChoice::Auto, Power::Low) => &DeviceChoice::LowPower,
+            (None, device, _) => device,
+        };
+        self.quietly(|| pollster::block_on(Device::open(choice, self.tier)))
+    }
+
+    /// Runs what makes drivers print to stderr, without what they print, unless `--verbose` is given.
+    fn quietly<T>(&self, run: impl FnOnce() -> T) -> T {
+        if self.verbose { run() } else { quiet::quietly(run) }
     }
 }
 
@@ -152,6 +170,14 @@ fn parse_adapter(text: &str) -> Result<DeviceChoice, String> {
         }
         (None, Ok(number)) => Ok(DeviceChoice::Number(number)),
         (None, Err(_)) => Ok(DeviceChoice::Named(text.into())),
+    }
+}
+
+fn parse_power(text: &str) -> Result<Power, String> {
+    match text {
+        "low" => Ok(Power::Low),
+        "high" => Ok(Power::High),
+        _ => Err("expected low or high".into()),
     }
 }
 

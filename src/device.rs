@@ -14,7 +14,7 @@ use crate::counters::{Counters, LiveCounters};
 use crate::cpu::{Cpu, Memory};
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
-use crate::gpu::{AdapterReport, Gpu, PooledBuffer, PreparedSteps, ReadFuture};
+use crate::gpu::{AdapterKind, AdapterReport, Gpu, PooledBuffer, Power, PreparedSteps, ReadFuture};
 use crate::recording::Recording;
 use crate::shaders::{Kernel, Tier};
 use crate::tensor::{Role, Tensor};
@@ -53,12 +53,15 @@ pub struct DeviceLimits {
 /// Which device to open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// A real GPU if there is one, else the CPU.
+    /// A real GPU if there is one, else the CPU. Of several GPUs a discrete one, then an integrated one, a virtual one, one
+    /// of unknown kind; of equal ones Vulkan's or Metal's, then the one listed first.
     #[default]
     Auto,
+    /// As [`DeviceChoice::Auto`], but an integrated GPU before a discrete one: it needs less power.
+    LowPower,
     /// The CPU.
     Cpu,
-    /// The first adapter, software adapters last.
+    /// The first adapter in the order of [`DeviceChoice::Auto`], software adapters last.
     Gpu,
     /// The adapter whose name contains this, letter case aside.
     Named(String),
@@ -121,6 +124,8 @@ pub(crate) struct Setup<'a> {
     pub folder: Option<&'a Path>,
     /// Label of a shader variant that is to do nothing.
     pub broken: Option<&'static str>,
+    /// How long the GPU may need for a submission, where that is not the usual time.
+    pub timeout: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -182,7 +187,7 @@ impl Device {
     /// As [`Device::open`].
     #[cfg(not(target_arch = "wasm32"))]
     pub async fn open_in(choice: &DeviceChoice, tier: Option<Tier>, folder: Option<&Path>) -> Result<Device, Error> {
-        Device::set_up(choice, Setup { tier, folder, broken: None }).await
+        Device::set_up(choice, Setup { tier, folder, ..Setup::default() }).await
     }
 
     /// As [`Device::open_in`], with a shader variant that does nothing, so that a test can tell what becomes of it.
@@ -194,7 +199,7 @@ impl Device {
         folder: &Path,
         broken: &'static str,
     ) -> Result<Device, Error> {
-        Device::set_up(choice, Setup { tier, folder: Some(folder), broken: Some(broken) }).await
+        Device::set_up(choice, Setup { tier, folder: Some(folder), broken: Some(broken), timeout: None }).await
     }
 
     #[cfg(not(target_arch = "wasm32"))]
@@ -230,15 +235,18 @@ impl Device {
 
     /// Opens the one of these adapters that `choice` means, or the CPU.
     async fn open_one(choice: &DeviceChoice, reports: Vec<AdapterReport>, setup: Setup<'_>) -> Result<Device, Error> {
+        let real =
+            |power: Power| reports.iter().filter(|r| !r.is_software).min_by_key(|r| power.rank(r.kind, &r.backend));
         let found = match choice {
-            DeviceChoice::Auto | DeviceChoice::Cpu => reports.iter().find(|r| !r.is_software),
+            DeviceChoice::Auto | DeviceChoice::Cpu => real(Power::High),
+            DeviceChoice::LowPower => real(Power::Low),
             DeviceChoice::Gpu => reports.first(),
             DeviceChoice::Named(name) => reports.iter().find(|r| r.name.to_lowercase().contains(&name.to_lowercase())),
             DeviceChoice::Number(number) => reports.get(*number),
             DeviceChoice::Pci(_) => reports.iter().find(|r| DeviceChoice::pci(&r.pci_bus_id).as_ref() == Some(choice)),
         };
         let wanted = match choice {
-            DeviceChoice::Auto | DeviceChoice::Cpu => None,
+            DeviceChoice::Auto | DeviceChoice::LowPower | DeviceChoice::Cpu => None,
             DeviceChoice::Gpu => Some("gpu".to_string()),
             DeviceChoice::Named(name) => Some(name.clone()),
             DeviceChoice::Number(number) => Some(format!("number {number}")),
@@ -249,7 +257,12 @@ impl Device {
             (None, None, Some(software)) => {
                 return Ok(Device::on_cpu(format!("the only adapter is software ({})", software.name)));
             }
-            (None, Some(_), _) => "the first adapter that is not software".to_string(),
+            (None, Some(found), _) => {
+                let power = if *choice == DeviceChoice::LowPower { Power::Low } else { Power::High };
+                let others = reports.iter().filter(|r| !std::ptr::eq(*r, found) && !r.is_software);
+                let others: Vec<_> = others.map(|r| (r.name.as_str(), r.kind)).collect();
+                why(power, found.kind, &others)
+            }
             (Some(_), _, _) => "asked for".to_string(),
         };
         let Some(report) = found else {
@@ -410,7 +423,9 @@ impl Device {
     /// Allocates the tensor's memory if it has none yet. The content is undefined.
     ///
     /// # Errors
-    /// [`Error::Gpu`] or [`Error::DeviceLost`] if the adapter refuses.
+    /// [`Error::OutOfMemory`] if the device has no memory left, [`Error::Operand`] if the tensor is larger than any of the
+    /// adapter's buffers, [`Error::Gpu`] or [`Error::DeviceLost`] if the adapter refuses. In a browser the first read
+    /// after this returns the first of them.
     pub fn allocate(&self, tensor: &Tensor) -> Result<(), Error> {
         let Some(block) = tensor.storage.block.get() else {
             return Err(Error::Operand {
@@ -706,6 +721,19 @@ pub(crate) async fn pause() {
     crate::web::next_turn().await;
 }
 
+/// Why a real GPU was chosen of several: `others` are those that were not.
+fn why(power: Power, kind: AdapterKind, others: &[(&str, AdapterKind)]) -> String {
+    let preference = match power {
+        Power::High => "",
+        Power::Low => " and low power asked for",
+    };
+    match others.iter().find(|(_, other)| *other != kind).or(others.first()) {
+        None => "the only adapter that is not software".into(),
+        Some((_, other)) if *other == kind => format!("the first of {} that are {}", others.len() + 1, kind.name()),
+        Some((name, other)) => format!("{}{preference}; `{name}` is {}", kind.name(), other.name()),
+    }
+}
+
 fn dtype_of<T: Pod>() -> DType {
     if std::any::TypeId::of::<T>() == std::any::TypeId::of::<f32>() { DType::F32 } else { DType::U32 }
 }
@@ -743,6 +771,25 @@ impl Future for Pending {
         match &mut self.0 {
             PendingKind::Ready(words) => Poll::Ready(Ok(words.take().unwrap_or_default())),
             PendingKind::Gpu(future) => Pin::new(future).poll(cx).map(|mapped| mapped?.words()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reason_says_why_one_gpu_was_preferred() {
+        use AdapterKind::{Discrete, Integrated};
+        let cases = [
+            (Power::High, Discrete, &[][..], "the only adapter that is not software"),
+            (Power::High, Discrete, &[("Iris", Integrated)], "discrete; `Iris` is integrated"),
+            (Power::Low, Integrated, &[("GTX", Discrete)], "integrated and low power asked for; `GTX` is discrete"),
+            (Power::High, Discrete, &[("GTX", Discrete)], "the first of 2 that are discrete"),
+        ];
+        for (power, kind, others, reason) in cases {
+            assert_eq!(why(power, kind, others), reason);
         }
     }
 }

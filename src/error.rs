@@ -162,6 +162,21 @@ pub enum Error {
         found: u64,
     },
 
+    /// The device has no memory left for a buffer. Nothing was allocated, and a smaller request may still succeed.
+    #[error(
+        "gpu: out of memory: {size_bytes} bytes asked for `{label}`, {allocated_bytes} bytes are allocated: {message}"
+    )]
+    OutOfMemory {
+        /// Label of the tensor or buffer.
+        label: String,
+        /// Bytes asked for.
+        size_bytes: u64,
+        /// Bytes of all other buffers of the device, those kept for later use included.
+        allocated_bytes: u64,
+        /// The GPU API's own words.
+        message: String,
+    },
+
     /// The GPU reported an error while `context` was done.
     #[error("gpu: {context}: {message}")]
     Gpu {
@@ -239,7 +254,11 @@ impl Error {
     #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn in_model_file(self, path: &Path) -> Self {
         match self {
-            Error::Memory { .. } | Error::Option { .. } | Error::Gpu { .. } | Error::DeviceLost { .. } => self,
+            Error::Memory { .. }
+            | Error::Option { .. }
+            | Error::OutOfMemory { .. }
+            | Error::Gpu { .. }
+            | Error::DeviceLost { .. } => self,
             other => other.in_file(path),
         }
     }
@@ -274,6 +293,7 @@ impl Error {
             Error::Memory { .. } => "memory",
             Error::NoAdapter { .. } => "no_adapter",
             Error::Limit { .. } => "limit",
+            Error::OutOfMemory { .. } => "out_of_memory",
             Error::Gpu { .. } => "gpu",
             Error::DeviceLost { .. } => "device_lost",
             Error::NonFinite { .. } => "non_finite",

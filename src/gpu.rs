@@ -3,14 +3,18 @@
 mod adapter;
 mod buffer_pool;
 mod executor;
+mod outcome;
 mod pipeline;
 mod readback;
 
-pub use adapter::AdapterReport;
 #[cfg(not(target_arch = "wasm32"))]
 pub use adapter::adapters;
+pub use adapter::{AdapterKind, AdapterReport, Power};
 #[cfg(target_arch = "wasm32")]
 pub use adapter::{BrowserAdapter, browser_adapter};
 pub(crate) use buffer_pool::PooledBuffer;
 pub(crate) use executor::{Gpu, PreparedSteps};
 pub(crate) use readback::ReadFuture;
+
+#[cfg(all(test, not(target_arch = "wasm32")))]
+mod tests;

@@ -77,9 +77,9 @@ pub use dtype::{BLOCK, DType, WeightType};
 pub use embed::{EmbedOptions, Embedder, RerankOptions, Reranker};
 pub use error::Error;
 pub use generate::{GenerateOptions, LoadOptions, Model, Session};
-pub use gpu::AdapterReport;
 #[cfg(target_arch = "wasm32")]
 pub use gpu::BrowserAdapter;
+pub use gpu::{AdapterKind, AdapterReport, Power};
 pub use matrix::{Matrix, file_row_bytes};
 pub use recording::{MemoryPlan, Recorder, Recording, Workspace};
 pub use recovery::Recovery;

@@ -73,6 +73,18 @@ fn without_arguments_it_tells_a_story() {
     assert!(summary.contains("tokens/s") && summary.contains("seed 1"), "{summary}");
 }
 
+/// Drivers print to stderr themselves, Mesa's for instance where `XDG_RUNTIME_DIR` is not set.
+#[test]
+fn what_a_person_reads_is_ours_alone() {
+    for args in [&["info"][..], &["info", "--device", "gpu"], &["inspect", BUILTIN, "--device", "gpu"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+        command.args(args).env("TILEWRIGHT_CACHE_DIR", "").env_remove("XDG_RUNTIME_DIR").stdin(Stdio::null());
+        let message = text(&command.output().unwrap().stderr);
+        let ours = |line: &str| ["notice: ", "error: device: no adapter matches"].iter().any(|o| line.starts_with(o));
+        assert!(message.lines().all(ours), "{args:?}: {message}");
+    }
+}
+
 #[test]
 fn json_is_one_object_with_the_documented_fields() {
     let run = |args: &[&str]| -> Value {

@@ -18,7 +18,7 @@ pub struct InfoArgs {
 }
 
 pub fn info(args: &InfoArgs) -> Result<(), Failure> {
-    let adapters = pollster::block_on(Device::adapters());
+    let adapters = args.device.quietly(|| pollster::block_on(Device::adapters()));
     let device = args.device.open()?;
     let chosen = device.info();
     if args.json {
@@ -66,8 +66,7 @@ fn show_tuning(out: &mut impl Write, device: &Device) -> io::Result<()> {
 }
 
 fn show(out: &mut impl Write, number: usize, adapter: &AdapterReport) -> io::Result<()> {
-    let kind = if adapter.is_software { "software" } else { "gpu" };
-    writeln!(out, "\nadapter {number}: {} ({}, {kind})", adapter.name, adapter.backend)?;
+    writeln!(out, "\nadapter {number}: {} ({}, {})", adapter.name, adapter.backend, adapter.kind.name())?;
     writeln!(out, "  driver            {}", adapter.driver)?;
     if !adapter.pci_bus_id.is_empty() {
         writeln!(out, "  pci bus id        {}", adapter.pci_bus_id)?;

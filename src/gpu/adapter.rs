@@ -1,4 +1,9 @@
-//! Which adapters there are and what they can do.
+//! Which adapters there are, what they can do, and which is preferred.
+//!
+//! On Windows a GPU without a Vulkan driver is there through DirectX 12. wgpu compiles shaders with DXC for it if
+//! `dxcompiler.dll` is on the `PATH`, else with FXC, which comes with Windows: then there are neither `shader-f16` nor
+//! subgroups, so the tiers that need them are refused, and compilation takes longer. wgpu's feature `static-dxc` would
+//! build DXC in. It stays off: its build script downloads a library that others compiled, for `x86_64` and MSVC alone.
 
 #[cfg(target_arch = "wasm32")]
 use crate::error::Error;
@@ -7,6 +12,75 @@ use crate::shaders::Tier;
 /// What the tiers with cooperative matrices need.
 pub(super) const MATRICES: wgpu::Features =
     wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(wgpu::Features::SHADER_F16).union(wgpu::Features::SUBGROUP);
+
+/// What kind of device an adapter is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AdapterKind {
+    /// A GPU with memory of its own.
+    Discrete,
+    /// A GPU that shares the CPU's memory.
+    Integrated,
+    /// A GPU, or a part of one, lent to a virtual machine.
+    Virtual,
+    /// Not known. Browsers do not tell.
+    Other,
+    /// Software on the CPU's cores.
+    Software,
+}
+
+impl AdapterKind {
+    /// Name in texts.
+    pub fn name(self) -> &'static str {
+        match self {
+            AdapterKind::Discrete => "discrete",
+            AdapterKind::Integrated => "integrated",
+            AdapterKind::Virtual => "virtual",
+            AdapterKind::Other => "of unknown kind",
+            AdapterKind::Software => "software",
+        }
+    }
+
+    fn of(device_type: wgpu::DeviceType) -> AdapterKind {
+        match device_type {
+            wgpu::DeviceType::DiscreteGpu => AdapterKind::Discrete,
+            wgpu::DeviceType::IntegratedGpu => AdapterKind::Integrated,
+            wgpu::DeviceType::VirtualGpu => AdapterKind::Virtual,
+            wgpu::DeviceType::Other => AdapterKind::Other,
+            wgpu::DeviceType::Cpu => AdapterKind::Software,
+        }
+    }
+}
+
+/// Which of several GPUs is preferred.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Power {
+    /// The one that needs the least power: integrated before discrete.
+    Low,
+    /// The fastest: discrete before integrated.
+    #[default]
+    High,
+}
+
+impl Power {
+    /// Adapters with lower numbers are preferred: by kind, then by backend. One GPU may be there several times; Vulkan is
+    /// before DirectX 12, which offers fewer features with the shader compiler that Windows comes with.
+    pub(crate) fn rank(self, kind: AdapterKind, backend: &str) -> [u8; 2] {
+        let kind = match (self, kind) {
+            (Power::High, AdapterKind::Discrete) | (Power::Low, AdapterKind::Integrated) => 0,
+            (Power::High, AdapterKind::Integrated) | (Power::Low, AdapterKind::Discrete) => 1,
+            (_, AdapterKind::Virtual) => 2,
+            (_, AdapterKind::Other) => 3,
+            (_, AdapterKind::Software) => 4,
+        };
+        let backend = match backend {
+            "vulkan" | "metal" => 0,
+            "dx12" => 1,
+            _ => 2,
+        };
+        [kind, backend]
+    }
+}
 
 /// One GPU adapter.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -19,6 +93,8 @@ pub struct AdapterReport {
     pub driver: String,
     /// PCI bus id, where the backend tells.
     pub pci_bus_id: String,
+    /// What kind of device it is.
+    pub kind: AdapterKind,
     /// Whether the adapter runs on the CPU.
     pub is_software: bool,
     /// Whether it has `shader-f16`.
@@ -47,7 +123,7 @@ fn tier_name<S: serde::Serializer>(tier: &Tier, serializer: S) -> Result<S::Ok, 
     serializer.serialize_str(tier.name())
 }
 
-/// All adapters, real GPUs first, then in the backends' order.
+/// All adapters, in the order of [`Power::High`]; equal ones in the backends' order.
 #[cfg(not(target_arch = "wasm32"))]
 pub async fn adapters() -> Vec<AdapterReport> {
     let mut reports: Vec<AdapterReport> = instance(wgpu::Backends::PRIMARY)
@@ -56,7 +132,7 @@ pub async fn adapters() -> Vec<AdapterReport> {
         .into_iter()
         .map(report)
         .collect();
-    reports.sort_by_key(|r| r.is_software);
+    reports.sort_by_key(|r| Power::High.rank(r.kind, &r.backend));
     reports
 }
 
@@ -86,6 +162,7 @@ pub async fn browser_adapter(known: &BrowserAdapter) -> Result<AdapterReport, Er
     let mut report = report(adapter);
     report.name = known.name.clone();
     report.is_software = known.is_software;
+    report.kind = if known.is_software { AdapterKind::Software } else { AdapterKind::Other };
     // Their size is not told; kernels do not ask.
     report.subgroups = known.has_subgroups.then_some([1, 128]);
     report.tier = tier(report.is_software, known.has_subgroups);
@@ -140,6 +217,7 @@ fn report(adapter: wgpu::Adapter) -> AdapterReport {
         backend: info.backend.to_str().to_string(),
         driver: format!("{} {}", info.driver, info.driver_info).trim().to_string(),
         pci_bus_id: info.device_pci_bus_id.clone(),
+        kind: AdapterKind::of(info.device_type),
         is_software,
         has_f16: features.contains(wgpu::Features::SHADER_F16),
         subgroups: has_subgroups.then_some([info.subgroup_min_size, info.subgroup_max_size]),
@@ -150,5 +228,36 @@ fn report(adapter: wgpu::Adapter) -> AdapterReport {
         max_workgroup_bytes: limits.max_compute_workgroup_storage_size,
         tier: tier(is_software, has_subgroups),
         adapter,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use AdapterKind::{Discrete, Integrated, Other, Software, Virtual};
+
+    #[test]
+    fn adapters_are_ranked_by_kind_then_by_backend() {
+        // As Vulkan and DirectX list the GPUs of a laptop, the integrated one first, and some that no laptop has.
+        let found = [
+            ("Software", Software, "vulkan"),
+            ("Unknown", Other, "vulkan"),
+            ("Integrated", Integrated, "vulkan"),
+            ("Virtual", Virtual, "vulkan"),
+            ("Integrated dx12", Integrated, "dx12"),
+            ("Discrete dx12", Discrete, "dx12"),
+            ("Discrete", Discrete, "vulkan"),
+            ("Second discrete", Discrete, "vulkan"),
+        ];
+        let ranked = |power: Power| {
+            let mut found = found;
+            found.sort_by_key(|&(_, kind, backend)| power.rank(kind, backend));
+            found.map(|(name, ..)| name)
+        };
+        let rest = ["Virtual", "Unknown", "Software"];
+        let discrete = ["Discrete", "Second discrete", "Discrete dx12"];
+        let integrated = ["Integrated", "Integrated dx12"];
+        assert_eq!(ranked(Power::High).to_vec(), [&discrete[..], &integrated, &rest].concat());
+        assert_eq!(ranked(Power::Low).to_vec(), [&integrated[..], &discrete, &rest].concat());
     }
 }

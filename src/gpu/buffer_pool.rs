@@ -1,8 +1,11 @@
 //! Buffers by size class. A buffer that is dropped goes back to the pool and serves the next request of its size.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 
+use super::outcome::{Failure, Outcome, scoped};
 use crate::counters::LiveCounters;
 use crate::recording::size_class;
 
@@ -12,6 +15,8 @@ const MAX_IDLE_BYTES: u64 = 256 << 20;
 #[derive(Debug)]
 pub(crate) struct BufferPool {
     idle: Mutex<Idle>,
+    /// Bytes of the buffers that are on loan or idle.
+    allocated_bytes: AtomicU64,
     counters: Arc<LiveCounters>,
 }
 
@@ -23,11 +28,16 @@ struct Idle {
 
 impl BufferPool {
     pub fn new(counters: Arc<LiveCounters>) -> Arc<Self> {
-        Arc::new(BufferPool { idle: Mutex::default(), counters })
+        Arc::new(BufferPool { idle: Mutex::default(), allocated_bytes: AtomicU64::new(0), counters })
     }
 
     /// A buffer of at least `size_bytes`, from the pool or new.
-    pub fn take(self: &Arc<Self>, device: &wgpu::Device, label: &str, size_bytes: u64) -> PooledBuffer {
+    pub fn take(
+        self: &Arc<Self>,
+        device: &wgpu::Device,
+        label: &str,
+        size_bytes: u64,
+    ) -> Result<PooledBuffer, Failure> {
         // Large buffers, weights above all, are not rounded up: they are few and an eighth of them is much.
         let class = if size_bytes <= 1 << 20 { size_class(size_bytes) } else { size_bytes.next_multiple_of(256) };
         let reused = {
@@ -38,30 +48,55 @@ impl BufferPool {
             }
             buffer
         };
-        let buffer = match reused {
-            Some(buffer) => {
-                self.counters.pool_hits.add(1);
-                buffer
-            }
-            None => {
-                self.counters.pool_misses.add(1);
-                self.counters.buffers_created.add(1);
-                self.counters.bytes_allocated.add(class);
-                device.create_buffer(&wgpu::BufferDescriptor {
-                    label: Some(label),
-                    size: class,
-                    usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
-                    mapped_at_creation: false,
-                })
-            }
+        if let Some(buffer) = reused {
+            self.counters.pool_hits.add(1);
+            return Ok(PooledBuffer { buffer, outcome: None, pool: self.clone() });
+        }
+        self.counters.pool_misses.add(1);
+        let descriptor = wgpu::BufferDescriptor {
+            label: Some(label),
+            size: class,
+            usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
         };
-        PooledBuffer { buffer, pool: self.clone() }
+        let (mut buffer, mut outcome) = self.create(device, &descriptor);
+        if matches!(outcome, Err(Failure::OutOfMemory { .. })) && self.clear() > 0 {
+            // What lay idle may have been what was missing. Polling lets go of what the GPU has done with.
+            let _ = device.poll(wgpu::PollType::Poll);
+            (buffer, outcome) = self.create(device, &descriptor);
+        }
+        let outcome = outcome?;
+        self.counters.buffers_created.add(1);
+        self.counters.bytes_allocated.add(class);
+        self.allocated_bytes.fetch_add(class, Ordering::Relaxed);
+        Ok(PooledBuffer { buffer, outcome, pool: self.clone() })
     }
 
-    /// Frees all buffers that nothing uses.
-    pub fn clear(&self) {
+    /// A new buffer, which may be of another kind than the pool's, and what came of it.
+    pub fn create(
+        &self,
+        device: &wgpu::Device,
+        descriptor: &wgpu::BufferDescriptor<'_>,
+    ) -> (wgpu::Buffer, Result<Option<Outcome>, Failure>) {
+        let (label, size_bytes) = (descriptor.label.unwrap_or_default().to_string(), descriptor.size);
+        let allocated_bytes = self.allocated_bytes.load(Ordering::Relaxed);
+        let explain = move |error: wgpu::Error| {
+            let message = error.to_string();
+            match error {
+                wgpu::Error::OutOfMemory { .. } => Failure::OutOfMemory { label, size_bytes, allocated_bytes, message },
+                _ => Failure::Refused { context: format!("allocating {size_bytes} bytes for `{label}`"), message },
+            }
+        };
+        let filters = [wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Validation];
+        scoped(device, &filters, explain, || device.create_buffer(descriptor))
+    }
+
+    /// Frees all buffers that nothing uses, and says how many bytes they had.
+    pub fn clear(&self) -> u64 {
         let idle = std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner));
-        idle.by_size.into_values().flatten().for_each(|buffer| free(&buffer));
+        self.allocated_bytes.fetch_sub(idle.total_bytes, Ordering::Relaxed);
+        idle.by_size.into_values().flatten().for_each(free);
+        idle.total_bytes
     }
 }
 
@@ -69,23 +104,33 @@ impl BufferPool {
 #[derive(Debug)]
 pub(crate) struct PooledBuffer {
     pub buffer: wgpu::Buffer,
+    /// Whether it could be allocated, if that was not known at once.
+    pub outcome: Option<Outcome>,
     pool: Arc<BufferPool>,
 }
 
 impl Drop for PooledBuffer {
     fn drop(&mut self) {
         let size = self.buffer.size();
+        // Only what is known to be good serves again.
+        let is_good = self.outcome.as_ref().is_none_or(|outcome| outcome.now() == Poll::Ready(None));
         let mut idle = self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.total_bytes + size <= MAX_IDLE_BYTES {
+        if is_good && idle.total_bytes + size <= MAX_IDLE_BYTES {
             idle.total_bytes += size;
             idle.by_size.entry(size).or_default().push(self.buffer.clone());
         } else {
-            free(&self.buffer);
+            drop(idle);
+            self.pool.allocated_bytes.fetch_sub(size, Ordering::Relaxed);
+            free(self.buffer.clone());
         }
     }
 }
 
-/// In a browser a handle that is only dropped frees nothing until garbage is collected.
-fn free(buffer: &wgpu::Buffer) {
-    buffer.destroy();
+/// Frees a buffer. Natively it is freed when the last handle to it is gone. In a browser that would free nothing until
+/// garbage is collected, so the buffer is destroyed; natively `destroy` would wait until nobody waits for the GPU, which
+/// lets no two batches be in flight.
+pub(super) fn free(buffer: wgpu::Buffer) {
+    if cfg!(target_arch = "wasm32") {
+        buffer.destroy();
+    }
 }

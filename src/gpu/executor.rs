@@ -1,57 +1,23 @@
 //! The GPU executor: prepares recordings (pipelines, bind groups, params) once and replays them in one pass each.
 
+use std::future::poll_fn;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
+
+use wgpu::ErrorFilter::{Internal, OutOfMemory, Validation};
 
 use super::adapter::{AdapterReport, MATRICES};
 use super::buffer_pool::{BufferPool, PooledBuffer};
+use super::outcome::{Failure, Fault, Outcome, Unsettled, refused, scoped};
 use super::pipeline::{Pipeline, Pipelines};
-use super::readback::{Completion, Poller, ReadFuture, Staging, complete};
+use super::readback::{Completion, Poller, ReadFuture, Staging, complete, map};
 use crate::counters::LiveCounters;
 use crate::device::{Backing, DeviceLimits, Setup};
 use crate::error::Error;
 use crate::recording::Step;
 use crate::shaders::Tier;
-
-/// Kinds of things that a GPU reports outside any call. One further down explains those above it, and replaces them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Report {
-    /// Something was refused, perhaps only because of what comes below.
-    Refusal,
-    /// A shader did not compile.
-    Shader,
-    /// The device is gone.
-    Lost,
-}
-
-/// What the GPU reported and no call has returned yet.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Fault(Arc<Mutex<Option<(Report, String)>>>);
-
-impl Fault {
-    /// Keeps a report, unless there is one already that says as much.
-    pub fn set(&self, report: Report, message: String) {
-        let mut fault = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if fault.as_ref().is_none_or(|(known, _)| *known < report) {
-            *fault = Some((report, message));
-        }
-    }
-
-    /// Turns what the GPU reported since the last call into an error of `context`.
-    pub fn check(&self, context: &str) -> Result<(), Error> {
-        let mut fault = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match fault.take() {
-            None => Ok(()),
-            Some((Report::Lost, message)) => {
-                // A lost device stays lost: every later call says so again.
-                *fault = Some((Report::Lost, message.clone()));
-                Err(Error::DeviceLost { context: context.into(), message })
-            }
-            Some((Report::Refusal | Report::Shader, message)) => Err(Error::Gpu { context: context.into(), message }),
-        }
-    }
-}
 
 #[derive(Debug)]
 pub(crate) struct Gpu {
@@ -70,6 +36,7 @@ pub(crate) struct Gpu {
     max_subgroup: u32,
     max_splits: u32,
     fault: Fault,
+    unsettled: Unsettled,
     counters: Arc<LiveCounters>,
 }
 
@@ -77,6 +44,8 @@ pub(crate) struct Gpu {
 #[derive(Debug)]
 pub(crate) struct PreparedSteps {
     dispatches: Vec<(Arc<Pipeline>, wgpu::BindGroup, [u32; 3])>,
+    /// Compilations whose outcome was not known when this was prepared. Natively none.
+    checks: Vec<Outcome>,
 }
 
 impl Gpu {
@@ -124,17 +93,17 @@ impl Gpu {
         let fault = Fault::default();
         let uncaptured = fault.clone();
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
-            uncaptured.set(Report::Refusal, error.to_string());
+            uncaptured.stray(error.to_string());
         }));
         let lost = fault.clone();
         device.set_device_lost_callback(move |reason, message| {
-            lost.set(Report::Lost, format!("{reason:?}: {message}"));
+            lost.lose(format!("{reason:?}: {message}"));
         });
         Ok(Gpu {
             pool: BufferPool::new(counters.clone()),
-            pipelines: Pipelines::new(&device, &adapter.get_info(), setup, fault.clone(), counters.clone()),
+            pipelines: Pipelines::new(&device, &adapter.get_info(), setup, counters.clone()),
             staging: Staging::new(counters.clone()),
-            poller: Poller::new(device.clone()),
+            poller: Poller::new(&device, &queue, fault.clone(), setup.timeout),
             staged_bytes: AtomicUsize::new(0),
             // 100 ms of a processor with 1.3 GFLOP/s, of a discrete GPU with 2.7 TFLOP/s, and of a weak integrated one with
             // 170 GFLOP/s. A browser does not tell which kind a GPU is.
@@ -148,6 +117,7 @@ impl Gpu {
             adapter_name: report.name.clone(),
             is_software: report.is_software,
             fault,
+            unsettled: Unsettled::default(),
             counters,
             device,
             queue,
@@ -176,33 +146,57 @@ impl Gpu {
     }
 
     pub fn allocate(&self, label: &str, size_bytes: u64) -> Result<PooledBuffer, Error> {
+        let limit = self.device.limits().max_buffer_size;
+        if size_bytes > limit {
+            return Err(Error::Operand {
+                kernel: "allocate",
+                operand: "size_bytes",
+                expected: format!("at most {limit}, the max_buffer_size of `{}`", self.adapter_name),
+                found: format!("{size_bytes} for `{label}`"),
+            });
+        }
         let buffer = self.pool.take(&self.device, label, size_bytes);
-        self.fault.check(&format!("allocating {size_bytes} bytes for `{label}`"))?;
+        // A device that is gone refuses everything, and that it is gone says more.
+        self.fault.check_lost(&format!("allocating {size_bytes} bytes for `{label}`"))?;
+        let buffer = buffer.map_err(Failure::into_error)?;
+        self.unsettled.add(buffer.outcome.clone());
         Ok(buffer)
+    }
+
+    /// Returns the error of an operation that has failed, and leaves to the next read what is not known yet.
+    fn settle(&self, context: &str, outcome: Result<Option<Outcome>, Failure>) -> Result<(), Error> {
+        self.fault.check_lost(context)?;
+        self.unsettled.add(outcome.map_err(Failure::into_error)?);
+        Ok(())
     }
 
     pub fn write(&self, buffer: &PooledBuffer, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         /// Uploads are staged by wgpu until the next submission; this bounds how much waits.
         const MAX_STAGED: usize = 32 << 20;
-        for (i, piece) in bytes.chunks(MAX_STAGED).enumerate() {
-            self.queue.write_buffer(&buffer.buffer, offset + (i * MAX_STAGED) as u64, piece);
-            if self.staged_bytes.fetch_add(piece.len(), Ordering::Relaxed) + piece.len() >= MAX_STAGED {
-                self.staged_bytes.store(0, Ordering::Relaxed);
-                self.queue.submit([]);
+        let ((), outcome) = scoped(&self.device, &[Validation, OutOfMemory], refused("uploading"), || {
+            for (i, piece) in bytes.chunks(MAX_STAGED).enumerate() {
+                self.queue.write_buffer(&buffer.buffer, offset + (i * MAX_STAGED) as u64, piece);
+                if self.staged_bytes.fetch_add(piece.len(), Ordering::Relaxed) + piece.len() >= MAX_STAGED {
+                    self.staged_bytes.store(0, Ordering::Relaxed);
+                    self.queue.submit([]);
+                }
             }
-        }
-        self.fault.check("uploading")
+        });
+        self.settle("uploading", outcome)
     }
 
     /// Resolves when the GPU has done everything submitted and uploaded so far.
     pub async fn drained(&self) -> Result<(), Error> {
-        let index = self.queue.submit([]);
+        let (index, outcome) = scoped(&self.device, &[Validation], refused("uploading"), || self.queue.submit([]));
+        self.settle("uploading", outcome)?;
         let (signal, done) = Completion::new();
         let callback = signal.clone();
         self.queue.on_submitted_work_done(move || complete(&callback, Ok(())));
         self.poller.wait_for(index, signal);
+        let mut reports = self.unsettled.reports();
         done.await?;
-        self.fault.check("uploading")
+        self.fault.check("uploading")?;
+        poll_fn(|cx| reports.poll(cx)).await.map_err(Failure::into_error)
     }
 
     /// Frees the buffers that the pool keeps.
@@ -214,7 +208,7 @@ impl Gpu {
     pub fn destroy(&self) {
         self.device.destroy();
         // The callback may come late.
-        self.fault.set(Report::Lost, "it was destroyed".into());
+        self.fault.lose("it was destroyed".into());
     }
 
     pub fn prepare(&self, steps: &[Step]) -> Result<PreparedSteps, Error> {
@@ -223,20 +217,14 @@ impl Gpu {
         for (slot, step) in params.chunks_mut(stride).zip(steps) {
             slot[..step.params.len()].copy_from_slice(&step.params);
         }
-        self.counters.buffers_created.add(1);
-        self.counters.bytes_allocated.add(params.len() as u64);
-        let uniforms = self.device.create_buffer(&wgpu::BufferDescriptor {
-            label: Some("params"),
-            size: params.len() as u64,
-            usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
-            mapped_at_creation: false,
-        });
-        self.queue.write_buffer(&uniforms, 0, &params);
+        let uniforms = self.uniforms(&params)?;
 
-        let mut dispatches = Vec::with_capacity(steps.len());
+        let (mut dispatches, mut checks) = (Vec::with_capacity(steps.len()), Vec::new());
         for (i, step) in steps.iter().enumerate() {
+            let label = step.variant.label;
             let pipeline = self.pipelines.get(&self.device, step);
-            self.fault.check(&format!("compiling `{}`", step.variant.label))?;
+            self.fault.check_lost(&format!("compiling `{label}`"))?;
+            let pipeline = pipeline.map_err(Failure::into_error)?;
             let binding = |buffer, offset: usize, size: u64| {
                 let size = std::num::NonZeroU64::new(size);
                 wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer, offset: offset as u64, size })
@@ -256,22 +244,50 @@ impl Gpu {
                 entries.push(wgpu::BindGroupEntry { binding: slot, resource });
             }
             self.counters.bind_groups_created.add(1);
-            let group = self.device.create_bind_group(&wgpu::BindGroupDescriptor {
-                label: Some(step.variant.label),
-                layout: &pipeline.layout,
-                entries: &entries,
-            });
-            self.fault.check(&format!("binding `{}`", step.variant.label))?;
+            let context = format!("binding `{label}`");
+            let (group, outcome) =
+                scoped(&self.device, &[Validation, OutOfMemory, Internal], refused(context.clone()), || {
+                    self.device.create_bind_group(&wgpu::BindGroupDescriptor {
+                        label: Some(label),
+                        layout: &pipeline.layout,
+                        entries: &entries,
+                    })
+                });
+            self.settle(&context, outcome)?;
+            checks.extend(pipeline.check.clone());
             dispatches.push((pipeline, group, step.grid));
         }
-        Ok(PreparedSteps { dispatches })
+        Ok(PreparedSteps { dispatches, checks })
+    }
+
+    /// A buffer with the params of all dispatches of a recording.
+    fn uniforms(&self, params: &[u8]) -> Result<wgpu::Buffer, Error> {
+        self.counters.buffers_created.add(1);
+        self.counters.bytes_allocated.add(params.len() as u64);
+        let (buffer, outcome) = self.pool.create(
+            &self.device,
+            &wgpu::BufferDescriptor {
+                label: Some("params"),
+                size: params.len() as u64,
+                usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            },
+        );
+        self.settle("allocating params", outcome)?;
+        let context = "uploading params";
+        let ((), outcome) = scoped(&self.device, &[Validation, OutOfMemory], refused(context), || {
+            self.queue.write_buffer(&buffer, 0, params);
+        });
+        self.settle(context, outcome)?;
+        Ok(buffer)
     }
 
     /// Submits all dispatches in one pass.
     pub fn run(&self, steps: &PreparedSteps) -> Result<(), Error> {
+        self.expect_sound(steps)?;
         let mut encoder = self.encoder();
         self.encode(&mut encoder, steps);
-        self.submit(encoder).map(drop)
+        self.submit(encoder, || ()).map(drop)
     }
 
     /// Submits `n_runs` times all dispatches in one pass and, behind each pass, the copy of a buffer to the host.
@@ -282,13 +298,30 @@ impl Gpu {
         size: u64,
         n_runs: u32,
     ) -> Result<ReadFuture, Error> {
-        let staging = self.staging.take(&self.device, size * u64::from(n_runs));
+        self.expect_sound(steps)?;
+        let staging = self.staging(size * u64::from(n_runs))?;
         let mut encoder = self.encoder();
         for run in 0..u64::from(n_runs) {
             self.encode(&mut encoder, steps);
             encoder.copy_buffer_to_buffer(&buffer.buffer, 0, &staging, run * size, size);
         }
         self.submit_and_map(encoder, staging)
+    }
+
+    /// Refuses to run shaders that are known not to compile: in a browser they would run as if they wrote zeros. What is
+    /// not known yet, the next read waits for.
+    fn expect_sound(&self, steps: &PreparedSteps) -> Result<(), Error> {
+        for check in &steps.checks {
+            match check.now() {
+                Poll::Ready(None) => {}
+                Poll::Ready(Some(failure)) => {
+                    self.fault.check_lost("running")?;
+                    return Err(failure.into_error());
+                }
+                Poll::Pending => self.unsettled.add(Some(check.clone())),
+            }
+        }
+        Ok(())
     }
 
     fn encode(&self, encoder: &mut wgpu::CommandEncoder, steps: &PreparedSteps) {
@@ -311,7 +344,7 @@ impl Gpu {
         for (from, to, size) in copies {
             encoder.copy_buffer_to_buffer(&from.buffer, 0, &to.buffer, 0, *size);
         }
-        self.submit(encoder).map(drop)
+        self.submit(encoder, || ()).map(drop)
     }
 
     /// Runs each dispatch in a pass of its own between two timestamps.
@@ -320,23 +353,30 @@ impl Gpu {
             let limit = "feature timestamp-query";
             return Err(Error::Limit { adapter: self.adapter_name.clone(), limit, expected: 1, found: 0 });
         }
+        self.expect_sound(steps)?;
         let mut times = Vec::with_capacity(steps.dispatches.len());
         // A query set holds 4096 timestamps at most.
         for part in steps.dispatches.chunks(wgpu::QUERY_SET_MAX_QUERIES as usize / 2) {
             let count = 2 * part.len() as u32;
-            let queries = self.device.create_query_set(&wgpu::QuerySetDescriptor {
-                label: Some("profile"),
-                ty: wgpu::QueryType::Timestamp,
-                count,
-            });
             self.counters.buffers_created.add(1);
             let size = u64::from(count) * 8;
-            let resolved = self.device.create_buffer(&wgpu::BufferDescriptor {
-                label: Some("timestamps"),
-                size,
-                usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
-                mapped_at_creation: false,
-            });
+            let context = "making timestamps";
+            let ((queries, resolved), outcome) =
+                scoped(&self.device, &[Validation, OutOfMemory], refused(context), || {
+                    let queries = self.device.create_query_set(&wgpu::QuerySetDescriptor {
+                        label: Some("profile"),
+                        ty: wgpu::QueryType::Timestamp,
+                        count,
+                    });
+                    let resolved = self.device.create_buffer(&wgpu::BufferDescriptor {
+                        label: Some("timestamps"),
+                        size,
+                        usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
+                        mapped_at_creation: false,
+                    });
+                    (queries, resolved)
+                });
+            self.settle(context, outcome)?;
             let mut encoder = self.encoder();
             for (first, (pipeline, group, [x, y, z])) in (0..count).step_by(2).zip(part) {
                 let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor {
@@ -373,13 +413,31 @@ impl Gpu {
         self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default())
     }
 
-    fn submit(&self, encoder: wgpu::CommandEncoder) -> Result<wgpu::SubmissionIndex, Error> {
+    /// Submits commands, then does what belongs to the same operation.
+    fn submit<T>(
+        &self,
+        encoder: wgpu::CommandEncoder,
+        then: impl FnOnce() -> T,
+    ) -> Result<(wgpu::SubmissionIndex, T), Error> {
         // Nothing is submitted to a device that is gone: it would be dropped without a word.
         self.fault.check("submitting")?;
-        let index = self.queue.submit([encoder.finish()]);
+        // Errors of the commands are reported when their encoder is finished. A submission that runs out of memory loses
+        // the device.
+        let (submitted, outcome) = scoped(&self.device, &[Validation], refused("submitting"), || {
+            let index = self.queue.submit([encoder.finish()]);
+            (index, then())
+        });
         self.counters.submits.add(1);
-        self.fault.check("submitting")?;
-        Ok(index)
+        self.settle("submitting", outcome)?;
+        Ok(submitted)
+    }
+
+    fn staging(&self, size: u64) -> Result<wgpu::Buffer, Error> {
+        let staging = self.staging.take(&self.pool, &self.device, size);
+        self.fault.check_lost("allocating a staging buffer")?;
+        let (buffer, outcome) = staging.map_err(Failure::into_error)?;
+        self.unsettled.add(outcome);
+        Ok(buffer)
     }
 
     fn submit_and_read(
@@ -388,16 +446,15 @@ impl Gpu {
         buffer: &wgpu::Buffer,
         size: u64,
     ) -> Result<ReadFuture, Error> {
-        let staging = self.staging.take(&self.device, size);
+        let staging = self.staging(size)?;
         encoder.copy_buffer_to_buffer(buffer, 0, &staging, 0, size);
         self.submit_and_map(encoder, staging)
     }
 
     /// Submits commands that write to a staging buffer, and asks for its content.
     fn submit_and_map(&self, encoder: wgpu::CommandEncoder, staging: wgpu::Buffer) -> Result<ReadFuture, Error> {
-        let index = self.submit(encoder)?;
-        let future = ReadFuture::start(staging, self.staging.clone(), self.fault.clone(), self.pipelines.checks());
-        self.poller.wait_for(index, future.signal());
-        Ok(future)
+        let (index, mapped) = self.submit(encoder, || map(&staging))?;
+        self.poller.wait_for(index, mapped.signal());
+        Ok(ReadFuture::new(staging, self.staging.clone(), self.fault.clone(), self.unsettled.reports(), mapped))
     }
 }

@@ -3,11 +3,10 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Waker};
+use std::task::Poll;
 
-use super::executor::{Fault, Report};
+use super::outcome::{Failure, Outcome};
 use crate::counters::LiveCounters;
 use crate::device::Setup;
 use crate::error::Error;
@@ -18,26 +17,19 @@ use crate::shaders::Kernel;
 pub(crate) struct Pipeline {
     pub pipeline: wgpu::ComputePipeline,
     pub layout: wgpu::BindGroupLayout,
+    /// The outcome of its compilation, if that was not known at once.
+    pub check: Option<Outcome>,
 }
 
 /// Variant label and override values as bits.
 type Key = (&'static str, Vec<(&'static str, u64)>);
 
-/// Resolves when it is known whether the shaders compiled so far are sound.
-#[cfg(not(target_arch = "wasm32"))]
-pub(crate) type Checks = Pin<Box<dyn Future<Output = ()> + Send>>;
-/// Resolves when it is known whether the shaders compiled so far are sound.
-#[cfg(target_arch = "wasm32")]
-pub(crate) type Checks = Pin<Box<dyn Future<Output = ()>>>;
-
 pub(crate) struct Pipelines {
-    compiled: Mutex<HashMap<Key, Arc<Pipeline>>>,
+    /// What does not compile is remembered as well.
+    compiled: Mutex<HashMap<Key, Result<Arc<Pipeline>, Failure>>>,
     cache: Option<(wgpu::PipelineCache, PathBuf)>,
     /// Label of a variant that is to do nothing.
     broken: Option<&'static str>,
-    /// Compilations whose outcome has not been asked for.
-    checks: Mutex<Vec<Checks>>,
-    fault: Fault,
     counters: Arc<LiveCounters>,
 }
 
@@ -48,43 +40,29 @@ impl fmt::Debug for Pipelines {
 }
 
 impl Pipelines {
-    pub fn new(
-        device: &wgpu::Device,
-        info: &wgpu::AdapterInfo,
-        setup: Setup<'_>,
-        fault: Fault,
-        counters: Arc<LiveCounters>,
-    ) -> Self {
-        let (compiled, checks) = Default::default();
+    pub fn new(device: &wgpu::Device, info: &wgpu::AdapterInfo, setup: Setup<'_>, counters: Arc<LiveCounters>) -> Self {
         let cache = disk_cache(device, info, setup.folder);
-        Pipelines { compiled, cache, broken: setup.broken, checks, fault, counters }
+        Pipelines { compiled: Mutex::default(), cache, broken: setup.broken, counters }
     }
 
-    /// The outcome of compilations since the last call. A fault that they find is set before they resolve.
-    pub fn checks(&self) -> Option<Checks> {
-        let checks = std::mem::take(&mut *self.checks.lock().unwrap_or_else(PoisonError::into_inner));
-        if checks.is_empty() {
-            return None;
-        }
-        Some(Box::pin(async move {
-            for check in checks {
-                check.await;
-            }
-        }))
-    }
-
-    /// The pipeline for a step, compiled if this is its first use.
-    pub fn get(&self, device: &wgpu::Device, step: &Step) -> Arc<Pipeline> {
+    /// The pipeline for a step, compiled if this is its first use, or why it does not compile. Where that is known later,
+    /// [`Pipeline::check`] tells.
+    pub fn get(&self, device: &wgpu::Device, step: &Step) -> Result<Arc<Pipeline>, Failure> {
         let key = (step.variant.label, step.constants.iter().map(|&(name, value)| (name, value.to_bits())).collect());
         let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
-        compiled.entry(key).or_insert_with(|| Arc::new(self.compile(device, step))).clone()
+        let pipeline = compiled.entry(key).or_insert_with(|| self.compile(device, step).map(Arc::new)).clone()?;
+        match pipeline.check.as_ref().map(Outcome::now) {
+            Some(Poll::Ready(Some(failure))) => Err(failure),
+            _ => Ok(pipeline),
+        }
     }
 
-    fn compile(&self, device: &wgpu::Device, step: &Step) -> Pipeline {
+    fn compile(&self, device: &wgpu::Device, step: &Step) -> Result<Pipeline, Failure> {
         self.counters.pipelines_created.add(1);
         let label = Some(step.variant.label);
         // A browser compiles elsewhere and later, and runs what does not compile as if it wrote zeros.
-        let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let filters = [wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Validation];
+        let scopes = filters.map(|filter| device.push_error_scope(filter));
         let source = match self.broken {
             Some(label) if label == step.variant.label => step.variant.idle_source(step.kernel).into(),
             _ => step.variant.target_source(),
@@ -115,23 +93,26 @@ impl Pipelines {
             },
             cache: self.cache.as_ref().map(|(cache, _)| cache),
         });
-        let (fault, label) = (self.fault.clone(), step.variant.label);
-        let outcome = scope.pop();
-        let mut check: Checks = Box::pin(async move {
-            let Some(error) = outcome.await else { return };
+        let label = step.variant.label;
+        let [internal, out_of_memory, invalid] = scopes;
+        // They are a stack.
+        let popped = [invalid, out_of_memory, internal].map(wgpu::ErrorScopeGuard::pop);
+        let check = Outcome::of(Box::pin(async move {
+            let mut error = None;
+            for outcome in popped {
+                error = error.or(outcome.await);
+            }
+            let error = error?;
             let info = module.get_compilation_info().await;
             let messages = info.messages.iter().map(|message| match message.location {
                 Some(at) => format!("line {}: {}", at.line_number, message.message),
                 None => message.message.clone(),
             });
             let message = std::iter::once(error.to_string()).chain(messages).collect::<Vec<_>>().join("; ");
-            fault.set(Report::Shader, format!("`{label}` does not compile: {message}"));
-        });
-        // Natively the outcome is there at once.
-        if check.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-            self.checks.lock().unwrap_or_else(PoisonError::into_inner).push(check);
-        }
-        Pipeline { pipeline, layout }
+            let message = format!("`{label}` does not compile: {message}");
+            Some(Failure::Refused { context: format!("compiling `{label}`"), message })
+        }))?;
+        Ok(Pipeline { pipeline, layout, check })
     }
 
     /// Writes the cache to its file.

@@ -1,13 +1,12 @@
 //! Reading buffers without blocking: staging buffers that are reused, and a thread that waits for the GPU.
 
 use std::collections::HashMap;
-use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use super::executor::Fault;
-use super::pipeline::Checks;
+use super::buffer_pool::{BufferPool, free};
+use super::outcome::{Failure, Fault, Outcome, Reports};
 use crate::counters::LiveCounters;
 use crate::error::Error;
 
@@ -23,17 +22,28 @@ impl Staging {
         Arc::new(Staging { idle: Mutex::default(), counters })
     }
 
-    pub fn take(&self, device: &wgpu::Device, size: u64) -> wgpu::Buffer {
+    /// A buffer of this size and, if it is new and that is not known yet, whether it could be allocated.
+    pub fn take(
+        &self,
+        pool: &BufferPool,
+        device: &wgpu::Device,
+        size: u64,
+    ) -> Result<(wgpu::Buffer, Option<Outcome>), Failure> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&size).and_then(Vec::pop);
-        idle.unwrap_or_else(|| {
-            self.counters.buffers_created.add(1);
-            device.create_buffer(&wgpu::BufferDescriptor {
+        if let Some(buffer) = idle {
+            return Ok((buffer, None));
+        }
+        self.counters.buffers_created.add(1);
+        let (buffer, outcome) = pool.create(
+            device,
+            &wgpu::BufferDescriptor {
                 label: Some("staging"),
                 size,
                 usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
                 mapped_at_creation: false,
-            })
-        })
+            },
+        );
+        Ok((buffer, outcome?))
     }
 
     fn give_back(&self, buffer: wgpu::Buffer) {
@@ -43,8 +53,7 @@ impl Staging {
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
             idle.entry(buffer.size()).or_default().push(buffer);
         } else {
-            // In a browser a dropped handle frees nothing until garbage is collected.
-            buffer.destroy();
+            free(buffer);
         }
     }
 }
@@ -68,6 +77,17 @@ pub(crate) fn complete(signal: &Mutex<Signal>, result: Result<(), Error>) {
     }
 }
 
+/// Asks for a buffer to be mapped; the copy into it has been submitted.
+pub(crate) fn map(buffer: &wgpu::Buffer) -> Completion {
+    let (signal, mapped) = Completion::new();
+    buffer.slice(..).map_async(wgpu::MapMode::Read, move |result| {
+        let result =
+            result.map_err(|e| Error::DeviceLost { context: "reading a buffer".into(), message: e.to_string() });
+        complete(&signal, result);
+    });
+    mapped
+}
+
 /// Resolves when its signal is given.
 pub(crate) struct Completion(Arc<Mutex<Signal>>);
 
@@ -76,6 +96,10 @@ impl Completion {
     pub fn new() -> (Arc<Mutex<Signal>>, Completion) {
         let signal = Arc::new(Mutex::new(Signal::default()));
         (signal.clone(), Completion(signal))
+    }
+
+    pub fn signal(&self) -> Arc<Mutex<Signal>> {
+        self.0.clone()
     }
 }
 
@@ -94,32 +118,25 @@ impl Future for Completion {
     }
 }
 
-/// The content of a staging buffer, once the GPU has written it and every shader behind it is known to be sound.
+/// The content of a staging buffer, once the GPU has written it and everything that led to it is known to be sound.
 pub(crate) struct ReadFuture {
     /// `None` once given back.
     buffer: Option<wgpu::Buffer>,
     staging: Arc<Staging>,
     fault: Fault,
-    checks: Option<Checks>,
-    signal: Arc<Mutex<Signal>>,
+    reports: Reports,
     mapped: Completion,
 }
 
 impl ReadFuture {
-    /// Asks for the buffer to be mapped; the copy into it has been submitted.
-    pub fn start(buffer: wgpu::Buffer, staging: Arc<Staging>, fault: Fault, checks: Option<Checks>) -> Self {
-        let (signal, mapped) = Completion::new();
-        let callback = signal.clone();
-        buffer.slice(..).map_async(wgpu::MapMode::Read, move |result| {
-            let result =
-                result.map_err(|e| Error::DeviceLost { context: "reading a buffer".into(), message: e.to_string() });
-            complete(&callback, result);
-        });
-        ReadFuture { buffer: Some(buffer), staging, fault, checks, signal, mapped }
-    }
-
-    pub fn signal(&self) -> Arc<Mutex<Signal>> {
-        self.signal.clone()
+    pub fn new(
+        buffer: wgpu::Buffer,
+        staging: Arc<Staging>,
+        fault: Fault,
+        reports: Reports,
+        mapped: Completion,
+    ) -> Self {
+        ReadFuture { buffer: Some(buffer), staging, fault, reports, mapped }
     }
 }
 
@@ -127,15 +144,14 @@ impl Future for ReadFuture {
     type Output = Result<Mapped, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Some(checks) = &mut self.checks {
-            match checks.as_mut().poll(cx) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(()) => self.checks = None,
-            }
+        let Poll::Ready(sound) = self.reports.poll(cx) else { return Poll::Pending };
+        // What went wrong on the way says more than a buffer that cannot be mapped, or one full of zeros; and more than
+        // either, that the device is gone.
+        if let Err(failure) = sound {
+            return Poll::Ready(self.fault.check("running").and(Err(failure.into_error())));
         }
         let Poll::Ready(result) = Pin::new(&mut self.mapped).poll(cx) else { return Poll::Pending };
         let Some(buffer) = self.buffer.take() else { return Poll::Pending };
-        // What went wrong on the way says more than a buffer that cannot be mapped, or one full of zeros.
         let staging = self.staging.clone();
         Poll::Ready(self.fault.check("running").and(result).map(|()| Mapped { buffer, staging }))
     }
@@ -196,22 +212,26 @@ pub(crate) struct Poller {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
+/// Longer than any driver's watchdog: a device that needs this long is not going to answer.
+#[cfg(not(target_arch = "wasm32"))]
+const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(120);
+
 #[cfg(not(target_arch = "wasm32"))]
 impl Poller {
-    /// Longer than any driver's watchdog: a device that takes this long is not going to answer.
-    const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(120);
-
-    pub fn new(device: wgpu::Device) -> Self {
-        let (requests, queue) = std::sync::mpsc::channel::<(wgpu::SubmissionIndex, Arc<Mutex<Signal>>)>();
+    /// `timeout` instead of the usual one is for tests.
+    pub fn new(device: &wgpu::Device, queue: &wgpu::Queue, fault: Fault, timeout: Option<std::time::Duration>) -> Self {
+        let (requests, received) = std::sync::mpsc::channel::<(wgpu::SubmissionIndex, Arc<Mutex<Signal>>)>();
+        let (device, queue, timeout) = (device.clone(), queue.clone(), timeout.unwrap_or(TIMEOUT));
         let thread = std::thread::spawn(move || {
             // Ends when the sender is dropped with its device.
-            for (index, signal) in queue {
-                let wait = wgpu::PollType::Wait { submission_index: Some(index), timeout: Some(Self::TIMEOUT) };
-                if let Err(e) = device.poll(wait) {
-                    let lost = Error::DeviceLost { context: "waiting for a submission".into(), message: e.to_string() };
-                    complete(&signal, Err(lost));
-                }
-            }
+            serve(received, &fault, |index| {
+                let wait = wgpu::PollType::Wait { submission_index: Some(index), timeout: Some(timeout) };
+                device.poll(wait).map(drop).map_err(|e| {
+                    // Letting go of a queue waits for its work, without a limit: the process could not end.
+                    std::mem::forget((device.clone(), queue.clone()));
+                    format!("no answer within {} s: {e}", timeout.as_secs_f64())
+                })
+            });
         });
         Poller { requests: Some(requests), thread: Some(thread) }
     }
@@ -219,6 +239,27 @@ impl Poller {
     pub fn wait_for(&self, index: wgpu::SubmissionIndex, signal: Arc<Mutex<Signal>>) {
         // The thread lives as long as this sender.
         let _ = self.requests.as_ref().map(|requests| requests.send((index, signal)));
+    }
+}
+
+/// Waits for each submission in turn. One that cannot be waited for loses the device, and those after it fail at once.
+#[cfg(not(target_arch = "wasm32"))]
+fn serve<I>(
+    requests: impl IntoIterator<Item = (I, Arc<Mutex<Signal>>)>,
+    fault: &Fault,
+    mut wait: impl FnMut(I) -> Result<(), String>,
+) {
+    let context = "waiting for a submission";
+    for (index, signal) in requests {
+        let answer = fault.check_lost(context).and_then(|()| {
+            wait(index).or_else(|message| {
+                fault.lose(message);
+                fault.check_lost(context)
+            })
+        });
+        if let Err(lost) = answer {
+            complete(&signal, Err(lost));
+        }
     }
 }
 
@@ -236,9 +277,38 @@ impl Drop for Poller {
 
 #[cfg(target_arch = "wasm32")]
 impl Poller {
-    pub fn new(_device: wgpu::Device) -> Self {
+    pub fn new(_: &wgpu::Device, _: &wgpu::Queue, _: Fault, _: Option<std::time::Duration>) -> Self {
         Poller {}
     }
 
     pub fn wait_for(&self, _index: wgpu::SubmissionIndex, _signal: Arc<Mutex<Signal>>) {}
+}
+
+#[cfg(all(test, not(target_arch = "wasm32")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_submission_that_is_not_answered_is_waited_for_once() {
+        let fault = Fault::default();
+        let reads: Vec<_> = (0..5).map(|_| Completion::new()).collect();
+        let mut waited = Vec::new();
+        let requests = (0..).zip(reads.iter().map(|(signal, _)| signal.clone()));
+        serve(requests, &fault, |index: u32| {
+            waited.push(index);
+            if index < 2 { Ok(()) } else { Err("no answer".into()) }
+        });
+        assert_eq!(waited, [0, 1, 2], "those after the first without an answer fail at once");
+        let mut states =
+            reads.into_iter().map(|(_, mut read)| Pin::new(&mut read).poll(&mut Context::from_waker(Waker::noop())));
+        for answered in 0..2 {
+            // Their maps complete them.
+            assert!(matches!(states.next(), Some(Poll::Pending)), "{answered}");
+        }
+        for state in states {
+            let Poll::Ready(Err(Error::DeviceLost { message, .. })) = state else { panic!("{state:?}") };
+            assert_eq!(message, "no answer");
+        }
+        assert!(matches!(fault.check("running"), Err(Error::DeviceLost { .. })));
+    }
 }

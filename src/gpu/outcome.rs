@@ -1,0 +1,355 @@
+//! What came of operations on the GPU: error scopes around each, so that a call returns its own errors and no others.
+//!
+//! Natively the outcome of a scope is there when it is popped, and the call that opened it returns the error. In a browser
+//! it comes later. There the outcome is remembered, with the pipeline or buffer that it belongs to and in a list of the
+//! device, and the next read waits for it and returns the error, which names the operation that caused it.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+
+use crate::error::Error;
+
+/// Why an operation failed. Unlike an [`Error`] it can be copied, because it is reported as often as somebody asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// The GPU refused it.
+    Refused { context: String, message: String },
+    /// There is no memory for a buffer.
+    OutOfMemory { label: String, size_bytes: u64, allocated_bytes: u64, message: String },
+}
+
+impl Failure {
+    /// This failure as an error.
+    pub fn into_error(self) -> Error {
+        match self {
+            Failure::Refused { context, message } => Error::Gpu { context, message },
+            Failure::OutOfMemory { label, size_bytes, allocated_bytes, message } => {
+                Error::OutOfMemory { label, size_bytes, allocated_bytes, message }
+            }
+        }
+    }
+}
+
+/// Resolves to what went wrong, if anything did.
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) type Check = Pin<Box<dyn Future<Output = Option<Failure>> + Send>>;
+/// Resolves to what went wrong, if anything did.
+#[cfg(target_arch = "wasm32")]
+pub(crate) type Check = Pin<Box<dyn Future<Output = Option<Failure>>>>;
+
+/// What came of an operation, as far as it is known. Clones share it, and dropping one of them loses nothing.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    waiters: Arc<Waiters>,
+}
+
+enum State {
+    Pending(Check),
+    Known(Option<Failure>),
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*lock(&self.state) {
+            State::Pending(_) => f.write_str("pending"),
+            State::Known(failure) => failure.fmt(f),
+        }
+    }
+}
+
+/// All tasks that wait for one outcome. A check wakes only the task that polled it last, which may be gone by then.
+#[derive(Default)]
+struct Waiters(Mutex<Vec<Waker>>);
+
+impl Wake for Waiters {
+    fn wake(self: Arc<Self>) {
+        let waiters = std::mem::take(&mut *lock(&self.0));
+        waiters.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Outcome {
+    /// The outcome that `check` tells, now or later. `Ok(None)` if all is well already, so there is nothing to remember.
+    pub fn of(mut check: Check) -> Result<Option<Outcome>, Failure> {
+        match check.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(None) => Ok(None),
+            Poll::Ready(Some(failure)) => Err(failure),
+            Poll::Pending => {
+                let (state, waiters) = (Mutex::new(State::Pending(check)), Arc::default());
+                Ok(Some(Outcome(Arc::new(Shared { state, waiters }))))
+            }
+        }
+    }
+
+    /// The failure, or `None` if all is well, as soon as it is known.
+    pub fn poll(&self, cx: &mut Context<'_>) -> Poll<Option<Failure>> {
+        let mut state = lock(&self.0.state);
+        let State::Pending(check) = &mut *state else {
+            let State::Known(failure) = &*state else { return Poll::Pending };
+            return Poll::Ready(failure.clone());
+        };
+        {
+            let mut waiters = lock(&self.0.waiters.0);
+            if !waiters.iter().any(|waiter| waiter.will_wake(cx.waker())) {
+                waiters.push(cx.waker().clone());
+            }
+        }
+        let waker = Waker::from(self.0.waiters.clone());
+        let Poll::Ready(failure) = check.as_mut().poll(&mut Context::from_waker(&waker)) else { return Poll::Pending };
+        *state = State::Known(failure.clone());
+        drop(state);
+        // The others may have been asleep since before this task came.
+        waker.wake();
+        Poll::Ready(failure)
+    }
+
+    /// The failure, or `None` if all is well; pending if that is not known yet.
+    pub fn now(&self) -> Poll<Option<Failure>> {
+        match &*lock(&self.0.state) {
+            State::Known(failure) => return Poll::Ready(failure.clone()),
+            State::Pending(_) => {}
+        }
+        self.poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    fn is(&self, other: &Outcome) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// Outcomes of a device that no call has returned yet. Natively always empty.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Unsettled(Arc<Mutex<Vec<Outcome>>>);
+
+impl Unsettled {
+    /// Remembers an outcome for the next read.
+    pub fn add(&self, outcome: Option<Outcome>) {
+        if let Some(outcome) = outcome {
+            let mut outcomes = lock(&self.0);
+            if !outcomes.iter().any(|known| known.is(&outcome)) {
+                outcomes.push(outcome);
+            }
+        }
+    }
+
+    /// All of them, in the order of their operations, for a read that depends on them. They stay remembered until
+    /// [`Reports`] have been delivered, however many reads are given up before.
+    pub fn reports(&self) -> Reports {
+        let mut outcomes = lock(&self.0);
+        outcomes.retain(|outcome| outcome.now() != Poll::Ready(None));
+        Reports { waiting: outcomes.clone(), unsettled: self.clone() }
+    }
+}
+
+/// What a read waits for: the outcomes of everything submitted before it.
+pub(crate) struct Reports {
+    waiting: Vec<Outcome>,
+    unsettled: Unsettled,
+}
+
+impl Reports {
+    /// The first failure, once all outcomes are known.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        let mut first = None;
+        for outcome in &self.waiting {
+            match outcome.poll(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(failure) => first = first.or(failure),
+            }
+        }
+        // What follows from the first failure is not news.
+        let delivered = std::mem::take(&mut self.waiting);
+        if !delivered.is_empty() {
+            lock(&self.unsettled.0).retain(|outcome| !delivered.iter().any(|known| known.is(outcome)));
+        }
+        Poll::Ready(first.map_or(Ok(()), Err))
+    }
+}
+
+/// Runs an operation in error scopes for `filters`; `explain` makes a failure of the first error that they catch.
+pub(super) fn scoped<T>(
+    device: &wgpu::Device,
+    filters: &[wgpu::ErrorFilter],
+    explain: impl FnOnce(wgpu::Error) -> Failure + Send + 'static,
+    operation: impl FnOnce() -> T,
+) -> (T, Result<Option<Outcome>, Failure>) {
+    let scopes: Vec<_> = filters.iter().map(|&filter| device.push_error_scope(filter)).collect();
+    let done = operation();
+    // They are a stack.
+    let popped: Vec<_> = scopes.into_iter().rev().map(wgpu::ErrorScopeGuard::pop).collect();
+    let check = async move {
+        for error in popped {
+            if let Some(error) = error.await {
+                return Some(explain(error));
+            }
+        }
+        None
+    };
+    (done, Outcome::of(Box::pin(check)))
+}
+
+/// A failure of `context` in the GPU API's own words.
+pub(super) fn refused(context: impl Into<String>) -> impl FnOnce(wgpu::Error) -> Failure + Send + 'static {
+    let context = context.into();
+    move |error| Failure::Refused { context, message: error.to_string() }
+}
+
+/// What the GPU reports outside any operation: that it is gone, and errors that no scope caught.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fault(Arc<Mutex<Reported>>);
+
+#[derive(Debug, Default)]
+struct Reported {
+    lost: Option<String>,
+    stray: Option<String>,
+}
+
+impl Fault {
+    /// The device is gone; the first reason given counts.
+    pub fn lose(&self, message: String) {
+        lock(&self.0).lost.get_or_insert(message);
+    }
+
+    /// An error that belongs to no operation, for whoever asks next.
+    pub fn stray(&self, message: String) {
+        lock(&self.0).stray.get_or_insert(message);
+    }
+
+    /// Fails if the device is gone, now and at every later call.
+    pub fn check_lost(&self, context: &str) -> Result<(), Error> {
+        match &lock(&self.0).lost {
+            Some(message) => Err(Error::DeviceLost { context: context.into(), message: message.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Fails if the device is gone, or with what it reported since the last check.
+    pub fn check(&self, context: &str) -> Result<(), Error> {
+        self.check_lost(context)?;
+        match lock(&self.0).stray.take() {
+            Some(message) => Err(Error::Gpu { context: context.into(), message }),
+            None => Ok(()),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// A check that resolves when it is told to, as in a browser.
+    #[derive(Clone, Default)]
+    struct Later(Arc<Mutex<(Option<Option<Failure>>, Option<Waker>)>>);
+
+    impl Later {
+        fn outcome(&self) -> Outcome {
+            Outcome::of(Box::pin(self.clone())).unwrap().unwrap()
+        }
+
+        fn tell(&self, failure: Option<Failure>) {
+            let mut state = lock(&self.0);
+            state.0 = Some(failure);
+            if let Some(waker) = state.1.take() {
+                drop(state);
+                waker.wake();
+            }
+        }
+    }
+
+    impl Future for Later {
+        type Output = Option<Failure>;
+
+        fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+            let mut state = lock(&self.0);
+            // As with a promise: one waker, the last one.
+            state.1 = Some(cx.waker().clone());
+            state.0.take().map_or(Poll::Pending, Poll::Ready)
+        }
+    }
+
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn failure() -> Failure {
+        Failure::Refused { context: "compiling `softmax`".into(), message: "no such type".into() }
+    }
+
+    fn poll(reports: &mut Reports) -> Poll<Result<(), Failure>> {
+        reports.poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn reads_that_are_given_up_do_not_forget_an_outcome() {
+        for n_given_up in 0..3 {
+            let (later, unsettled) = (Later::default(), Unsettled::default());
+            unsettled.add(Some(later.outcome()));
+            for _ in 0..n_given_up {
+                let mut given_up = unsettled.reports();
+                assert_eq!(poll(&mut given_up), Poll::Pending);
+            }
+            later.tell(Some(failure()));
+            assert_eq!(poll(&mut unsettled.reports()), Poll::Ready(Err(failure())), "{n_given_up} given up");
+            // It has been told, and is no error of what comes later.
+            assert_eq!(poll(&mut unsettled.reports()), Poll::Ready(Ok(())));
+        }
+    }
+
+    #[test]
+    fn a_read_waits_for_all_outcomes_and_returns_the_first_failure() {
+        let (first, second, unsettled) = (Later::default(), Later::default(), Unsettled::default());
+        for later in [&first, &second] {
+            unsettled.add(Some(later.outcome()));
+        }
+        let mut reports = unsettled.reports();
+        let follows = Failure::Refused { context: "submitting".into(), message: "an invalid pipeline".into() };
+        second.tell(Some(follows));
+        assert_eq!(poll(&mut reports), Poll::Pending);
+        first.tell(Some(failure()));
+        assert_eq!(poll(&mut reports), Poll::Ready(Err(failure())));
+        assert_eq!(poll(&mut unsettled.reports()), Poll::Ready(Ok(())));
+    }
+
+    #[test]
+    fn an_outcome_wakes_every_task_that_waits_for_it() {
+        let later = Later::default();
+        let outcome = later.outcome();
+        let tasks = [(); 3].map(|()| Arc::new(Wakes::default()));
+        for task in &tasks {
+            assert!(outcome.clone().poll(&mut Context::from_waker(&Waker::from(task.clone()))).is_pending());
+        }
+        later.tell(None);
+        for task in &tasks {
+            assert_eq!(task.0.load(Ordering::Relaxed), 1);
+            assert_eq!(outcome.poll(&mut Context::from_waker(&Waker::from(task.clone()))), Poll::Ready(None));
+        }
+    }
+
+    #[test]
+    fn a_lost_device_stays_lost_and_a_stray_error_is_told_once() {
+        let fault = Fault::default();
+        fault.stray("stray".into());
+        assert!(matches!(fault.check("running"), Err(Error::Gpu { message, .. }) if message == "stray"));
+        assert!(fault.check("running").is_ok());
+        fault.lose("first".into());
+        fault.lose("second".into());
+        for _ in 0..2 {
+            assert!(matches!(fault.check("running"), Err(Error::DeviceLost { message, .. }) if message == "first"));
+        }
+    }
+}

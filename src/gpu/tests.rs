@@ -1,0 +1,176 @@
+//! Tests of what the executor does when the GPU fails, on the first adapter; without one they say that they are skipped.
+
+use std::pin::Pin;
+use std::process::Command;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use super::outcome::{Failure, Outcome};
+use super::{Gpu, PooledBuffer, adapters};
+use crate::counters::LiveCounters;
+use crate::device::Setup;
+use crate::error::Error;
+
+const MIB: u64 = 1 << 20;
+
+fn open(setup: Setup<'_>) -> Option<(Gpu, Arc<LiveCounters>)> {
+    let reports = pollster::block_on(adapters());
+    let Some(report) = reports.first() else {
+        assert!(std::env::var_os("REQUIRE_ADAPTER").is_none(), "REQUIRE_ADAPTER is set and there is no adapter");
+        println!("skipped: no adapter");
+        return None;
+    };
+    let counters = Arc::new(LiveCounters::default());
+    let gpu = pollster::block_on(Gpu::open(report, report.tier, setup, counters.clone())).unwrap();
+    Some((gpu, counters))
+}
+
+/// Submits work that keeps a software adapter busy for a second or more.
+fn keep_busy(gpu: &Gpu) -> [PooledBuffer; 2] {
+    let [a, b] = ["a", "b"].map(|label| gpu.allocate(label, 128 * MIB).unwrap());
+    gpu.copy(&vec![(&a, &b, 128 * MIB); 100]).unwrap();
+    [a, b]
+}
+
+#[test]
+fn an_error_belongs_to_the_call_that_caused_it() {
+    let Some((gpu, _)) = open(Setup::default()) else { return };
+    let [good, bad] = ["good", "bad"].map(|label| gpu.allocate(label, 4096).unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for i in 0..2000 {
+                let beyond = gpu.write(&bad, 1 << 30, &[0; 16]);
+                assert!(
+                    matches!(&beyond, Err(Error::Gpu { context, .. }) if context == "uploading"),
+                    "{i}: {beyond:?}"
+                );
+            }
+        });
+        scope.spawn(|| {
+            for i in 0..2000 {
+                let written = gpu.write(&good, 0, &[0; 16]);
+                assert!(written.is_ok(), "{i}: {written:?}");
+            }
+        });
+    });
+}
+
+#[test]
+fn only_buffers_that_are_known_to_be_good_are_pooled() {
+    let Some((gpu, counters)) = open(Setup::default()) else { return };
+    let failure = Failure::Refused { context: "allocating".into(), message: "refused".into() };
+    let resolved = |failure: Option<Failure>| {
+        // As in a browser: what came of it is known at the second look.
+        let mut asked = false;
+        let check = std::future::poll_fn(move |_| {
+            if std::mem::replace(&mut asked, true) { Poll::Ready(failure.clone()) } else { Poll::Pending }
+        });
+        Outcome::of(Box::pin(check)).unwrap()
+    };
+    let unknown = Outcome::of(Box::pin(std::future::pending())).unwrap();
+    let cases = [(None, 1), (resolved(None), 1), (resolved(Some(failure)), 0), (unknown, 0)];
+    for (i, (outcome, hits)) in cases.into_iter().enumerate() {
+        let size = 4096 << i;
+        let mut buffer = gpu.allocate("first", size).unwrap();
+        buffer.outcome = outcome;
+        drop(buffer);
+        let before = counters.snapshot();
+        let _second = gpu.allocate("second", size).unwrap();
+        assert_eq!((counters.snapshot() - before).pool_hits, hits, "case {i}");
+    }
+}
+
+#[test]
+fn a_buffer_beyond_the_limit_is_refused_with_the_limit() {
+    let Some((gpu, _)) = open(Setup::default()) else { return };
+    let refused = gpu.allocate("huge", 1 << 50);
+    let Err(Error::Operand { operand: "size_bytes", expected, found, .. }) = &refused else { panic!("{refused:?}") };
+    assert!(expected.contains("max_buffer_size") && found.contains("`huge`"), "{expected}; {found}");
+    assert!(gpu.allocate("small", 4096).is_ok());
+}
+
+/// In a process of its own, because its memory is limited: [`running_out_of_memory`] is what runs there.
+#[test]
+#[cfg(target_os = "linux")]
+fn running_out_of_memory_is_an_error_of_its_own_and_can_be_recovered_from() {
+    let Some((gpu, _)) = open(Setup::default()) else { return };
+    if !gpu.is_software() {
+        println!("skipped: the adapter's memory cannot be limited");
+        return;
+    }
+    let output = Command::new("sh")
+        .args([
+            "-c",
+            "ulimit -v 6000000 && exec \"$0\" --exact gpu::tests::running_out_of_memory --ignored --nocapture",
+        ])
+        .arg(std::env::current_exe().unwrap())
+        .output()
+        .unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && printed.contains("1 passed"), "{printed}{output:?}");
+}
+
+#[test]
+#[ignore = "run by running_out_of_memory_is_an_error_of_its_own_and_can_be_recovered_from"]
+fn running_out_of_memory() {
+    let Some((gpu, _)) = open(Setup::default()) else { return };
+    let mut buffers = Vec::new();
+    let error = loop {
+        assert!(buffers.len() < 40, "there is no limit");
+        match gpu.allocate("weights", 200 * MIB) {
+            Ok(buffer) => buffers.push(buffer),
+            Err(error) => break error,
+        }
+    };
+    let Error::OutOfMemory { label, size_bytes, allocated_bytes, .. } = &error else { panic!("{error}") };
+    assert_eq!((label.as_str(), *size_bytes), ("weights", 200 * MIB));
+    assert_eq!(*allocated_bytes, buffers.len() as u64 * 200 * MIB);
+    // What failed does not come back as if it were good.
+    let again = gpu.allocate("weights", 200 * MIB);
+    assert!(matches!(again, Err(Error::OutOfMemory { .. })), "{again:?}");
+    // A buffer that is given back makes room for smaller ones, although the pool keeps it for its own size.
+    drop(buffers.pop());
+    let smaller = gpu.allocate("smaller", 100 * MIB).unwrap();
+    gpu.write(&smaller, 0, &[7; 16]).unwrap();
+    let words = pollster::block_on(gpu.read(&smaller, 16).unwrap()).unwrap().words().unwrap();
+    assert_eq!(words, [0x0707_0707; 4]);
+}
+
+#[test]
+fn a_device_that_does_not_answer_is_lost_for_every_later_call() {
+    let Some((gpu, _)) = open(Setup { timeout: Some(Duration::from_nanos(1)), ..Setup::default() }) else { return };
+    if !gpu.is_software() {
+        println!("skipped: the adapter may be done before anybody waits");
+        return;
+    }
+    let [a, _b] = keep_busy(&gpu);
+    let reads: Vec<_> = (0..3).map(|_| gpu.read(&a, 16).unwrap()).collect();
+    for read in reads {
+        let read = pollster::block_on(read).map(|_| ());
+        let Err(Error::DeviceLost { message, .. }) = &read else { panic!("{read:?}") };
+        assert!(message.contains("no answer within"), "{message}");
+    }
+    assert!(matches!(gpu.allocate("c", 4096), Err(Error::DeviceLost { .. })));
+    assert!(matches!(gpu.write(&a, 0, &[0; 16]), Err(Error::DeviceLost { .. })));
+    assert!(matches!(gpu.read(&a, 16).map(|_| ()), Err(Error::DeviceLost { .. })));
+    assert!(matches!(pollster::block_on(gpu.drained()), Err(Error::DeviceLost { .. })));
+}
+
+#[test]
+fn freeing_a_buffer_does_not_wait_for_what_is_in_flight() {
+    let Some((gpu, _)) = open(Setup::default()) else { return };
+    if !gpu.is_software() {
+        println!("skipped: the adapter may be done before the buffer is freed");
+        return;
+    }
+    let large = gpu.allocate("larger than the pool keeps", 300 * MIB).unwrap();
+    let [a, _b] = keep_busy(&gpu);
+    let mut read = gpu.read(&a, 16).unwrap();
+    // So that somebody waits for it.
+    std::thread::sleep(Duration::from_millis(50));
+    drop(large);
+    let state = Pin::new(&mut read).poll(&mut Context::from_waker(Waker::noop()));
+    assert!(state.is_pending(), "freeing the buffer waited for the read");
+    pollster::block_on(read).unwrap();
+}
