@@ -1022,7 +1022,7 @@ fn a_vocabulary_needs_no_model_around_it() {
         fs::write(&path, tiny.bytes()).unwrap();
         path
     });
-    let ids = |path| tilewright::load::tokenizer(path).unwrap().encode("a b").unwrap();
+    let ids = |path| tilewright::load::tokenizer(path).unwrap().encode("a b", true).unwrap();
     assert_eq!(ids(&alone), ids(&model));
     assert!(!ids(&alone).is_empty());
     assert!(ModelFile::open(&alone).err().unwrap().to_string().contains("gemma4"));
