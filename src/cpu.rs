@@ -38,6 +38,7 @@ mod simd;
 mod softmax;
 mod threads;
 
+use threads::Threads;
 pub(crate) use threads::for_each_chunk;
 
 /// Memory of a tensor, in 4-byte words.
@@ -205,14 +206,15 @@ pub(crate) fn threads() -> usize {
 
 #[derive(Debug)]
 pub(crate) struct Cpu {
-    /// Recordings run one at a time, as on a queue.
+    /// Recordings run one at a time, as on a queue. Whoever has the lock waits for `threads` alone, which never need it.
     running: Mutex<()>,
+    threads: Threads,
     counters: Arc<LiveCounters>,
 }
 
 impl Cpu {
     pub fn new(counters: Arc<LiveCounters>) -> Self {
-        Cpu { running: Mutex::new(()), counters }
+        Cpu { running: Mutex::new(()), threads: Threads::new(), counters }
     }
 
     pub fn allocate(&self, size_bytes: u64) -> Memory {
@@ -221,21 +223,23 @@ impl Cpu {
         Memory(RwLock::new(Words::zeros(size_bytes as usize / 4)))
     }
 
-    pub fn run(&self, steps: &[Step]) -> Result<(), Error> {
+    pub fn run(&self, steps: &Arc<[Step]>) -> Result<(), Error> {
         let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        threads::enter(|| steps.iter().try_for_each(run_step))?;
+        let own = steps.clone();
+        self.threads.run(move || own.iter().try_for_each(run_step))??;
         self.counters.dispatches.add(steps.len() as u64);
         self.counters.submits.add(1);
         Ok(())
     }
 
-    pub fn run_profiled(&self, steps: &[Step]) -> Result<Vec<Duration>, Error> {
+    pub fn run_profiled(&self, steps: &Arc<[Step]>) -> Result<Vec<Duration>, Error> {
         let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let timed = |step| {
+        let own = steps.clone();
+        let timed = |step: &Step| {
             let start = Instant::now();
             run_step(step).map(|()| start.elapsed())
         };
-        let times = threads::enter(|| steps.iter().map(timed).collect::<Result<_, _>>())?;
+        let times = self.threads.run(move || own.iter().map(timed).collect::<Result<_, _>>())??;
         self.counters.dispatches.add(steps.len() as u64);
         self.counters.submits.add(1);
         Ok(times)

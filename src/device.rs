@@ -339,6 +339,17 @@ impl Device {
         matches!(*self.0.executor, Executor::Gpu(_))
     }
 
+    /// Bytes that tensors of this device can still take, where that can be known: on the CPU and on software adapters what
+    /// the system says, in a browser's CPU executor the heap of the module. Nobody tells that of a graphics card.
+    pub(crate) fn available_bytes(&self) -> Option<u64> {
+        match &*self.0.executor {
+            Executor::Cpu(_) => crate::memory::of_host(),
+            // In a browser the adapter's memory is not the module's.
+            Executor::Gpu(gpu) if gpu.is_software() && !cfg!(target_arch = "wasm32") => crate::memory::of_host(),
+            Executor::Gpu(_) => None,
+        }
+    }
+
     /// Whether kernels run on a GPU that is not software on the CPU's cores.
     pub(crate) fn is_real_gpu(&self) -> bool {
         matches!(&*self.0.executor, Executor::Gpu(gpu) if !gpu.is_software())

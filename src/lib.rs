@@ -60,6 +60,7 @@ mod gpu;
 pub mod kernels;
 pub mod load;
 mod matrix;
+mod memory;
 pub mod model;
 mod recording;
 mod recovery;

@@ -157,6 +157,27 @@ fn other_kind(architecture: &str, kind: &str) -> Error {
     }
 }
 
+/// The tokenizer of a GGUF file, which may be of any architecture and hold a vocabulary alone, or of a Hugging Face folder.
+///
+/// # Errors
+/// Those of [`ModelFile::open`] for a folder; for a GGUF file [`Error::InFile`] naming what is wrong with its vocabulary.
+#[cfg(not(target_arch = "wasm32"))]
+pub fn tokenizer(path: impl AsRef<Path>) -> Result<Tokenizer, Error> {
+    let path = path.as_ref();
+    if is_of_folder(path) {
+        return huggingface::open(path)?.header.tokenizer.map_err(|e| e.in_file(path));
+    }
+    let read = || vocab_from_gguf(&parse(&FileBytes::map(path)?)?.metadata).and_then(Tokenizer::from_vocab);
+    read().map_err(|e| e.in_file(path))
+}
+
+/// Whether a path names a Hugging Face folder, or a file in one.
+#[cfg(not(target_arch = "wasm32"))]
+fn is_of_folder(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    name.ends_with(".safetensors") || name.ends_with(".json") || path.is_dir()
+}
+
 /// A model in files that are there as a whole: mapped, or in memory.
 pub struct ModelFile {
     /// What the files say of the model.
@@ -174,9 +195,7 @@ impl ModelFile {
     #[cfg(not(target_arch = "wasm32"))]
     pub fn open(path: impl AsRef<Path>) -> Result<ModelFile, Error> {
         let path = path.as_ref();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-        let is_published = name.ends_with(".safetensors") || name.ends_with(".json");
-        if is_published || path.is_dir() {
+        if is_of_folder(path) {
             return huggingface::open(path);
         }
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();

@@ -137,7 +137,7 @@ impl Recorder {
     /// Ends the recording and places its temporaries in `workspace`.
     pub fn finish(self, workspace: &mut Workspace) -> Recording {
         workspace.place(&self.steps);
-        Recording { device: self.device, steps: self.steps, prepared: OnceLock::new() }
+        Recording { device: self.device, steps: self.steps.into(), prepared: OnceLock::new() }
     }
 }
 
@@ -201,7 +201,8 @@ pub(crate) fn size_class(size_bytes: u64) -> u64 {
 /// A step, ready to be replayed any number of times by [`Device::run`].
 pub struct Recording {
     device: Device,
-    pub(crate) steps: Vec<Step>,
+    /// Shared with the threads that run them.
+    pub(crate) steps: Arc<[Step]>,
     pub(crate) prepared: OnceLock<Prepared>,
 }
 
@@ -246,7 +247,7 @@ impl MemoryPlan {
         others: impl IntoIterator<Item = &'a Tensor>,
     ) -> MemoryPlan {
         let recordings: Vec<&Recording> = recordings.into_iter().collect();
-        let recorded = recordings.iter().flat_map(|r| &r.steps).flat_map(|s| &s.operands);
+        let recorded = recordings.iter().flat_map(|r| r.steps.iter()).flat_map(|s| &s.operands);
         let mut blocks: HashMap<*const Block, &Block> = HashMap::new();
         for tensor in recorded.chain(others) {
             if let Some(block) = tensor.storage.block.get() {

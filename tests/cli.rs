@@ -544,3 +544,36 @@ fn a_lost_device_changes_nothing_that_is_printed() {
         assert_eq!(notices.len(), n_losses, "{args:?}: {notices:?}");
     }
 }
+
+/// Ids from llama.cpp and Hugging Face; the files hold no model, and two of them are of architectures that none is run of.
+#[test]
+fn vocabularies_alone_are_enough_to_tokenize() {
+    let Some(folder) = common::data(&["vocab"]) else { return };
+    let folder = folder.join("vocab");
+    for name in ["llama-spm", "gpt-2", "bert-bge"] {
+        let cases = std::fs::read(folder.join(format!("{name}.cases.json"))).unwrap();
+        let cases: Value = serde_json::from_slice(&cases).unwrap();
+        let cases: Vec<&Value> = cases["cases"].as_array().unwrap().iter().filter(|case| case["text"] != "").collect();
+        assert!(cases.len() >= 8, "{name}");
+        let model = folder.join(format!("ggml-vocab-{name}.gguf"));
+        for case in cases.iter().step_by(cases.len() / 8) {
+            let text = case["text"].as_str().unwrap();
+            let model = model.to_str().unwrap();
+            let found = json_of(&["tokenize", "--model", model, "--no-special", "--json", "--", text]);
+            assert_eq!(found["token_ids"], case["ids"], "{name}: {text:?}");
+        }
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_model_larger_than_the_machine_is_refused_with_what_would_fit() {
+    // The built-in model with a context that is allowed and that no machine holds.
+    let mut bytes = std::fs::read(BUILTIN).unwrap();
+    let key = b"llama.context_length";
+    let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len() + 4;
+    bytes[at..at + 4].copy_from_slice(&(1_u32 << 24).to_le_bytes());
+    let model = file("long.gguf", &bytes);
+    let args = ["run", model.to_str().unwrap(), "--device", "cpu", "--ctx", "16777216", "--prompt", "Once"];
+    fails(&args, 1, &["memory: ", "a context of ", "memory that is left here"]);
+}

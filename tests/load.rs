@@ -19,7 +19,7 @@ use builder::{ARRAY, F32, GgufFile, STRING, U32, U64, array, entry, json_entry, 
 use common::{Rng, block_on, largest_difference};
 use serde_json::{Value, json};
 use tilewright::kernels::{RopeScaling, RopeStyle};
-use tilewright::load::ModelFile;
+use tilewright::load::{FileName, HeaderReader, ModelFile};
 use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model};
 
 const I32: u32 = 5;
@@ -982,4 +982,69 @@ fn a_long_context_is_not_allocated_because_a_file_claims_it() {
     assert!(matches!(error, Error::Memory { .. }), "{error}");
     assert_eq!(device.counters() - before, Default::default());
     assert!(peak < 1 << 20, "{peak} bytes");
+}
+
+/// Without a limit of the caller's own, the limit is what the machine has.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_model_that_the_machine_cannot_hold_is_refused_before_loading() {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
+    let kib = |key: &str| -> u64 {
+        let line = meminfo.lines().find(|line| line.starts_with(key)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    let machine_bytes = (kib("MemTotal:") + kib("SwapTotal:")) * 1024;
+    let device = common::cpu();
+    let mut tiny = TinyGguf::new();
+    tiny.set("llama.context_length", U32, (1_u32 << 30).to_le_bytes());
+    let file = ModelFile::from_gguf_bytes(tiny.bytes()).unwrap();
+    let plan = Model::plan_file(&device, &file, Some(1 << 28)).unwrap();
+    if plan.total_bytes() <= machine_bytes {
+        return println!("skipped: this machine has memory for any model of the test");
+    }
+    let before = device.counters();
+    let options = LoadOptions { context_length: Some(1 << 28), ..LoadOptions::default() };
+    let error = Model::from_file(&device, file, options).err().unwrap();
+    let Error::Memory { needed_bytes, limit_bytes, hint, .. } = &error else { panic!("{error}") };
+    assert!(*needed_bytes == plan.total_bytes() && *limit_bytes <= machine_bytes, "{error}");
+    assert!(hint.contains("would fit") && hint.contains("memory that is left here"), "{error}");
+    assert_eq!(device.counters() - before, Default::default());
+}
+
+#[test]
+fn a_vocabulary_needs_no_model_around_it() {
+    let mut alone = TinyGguf::new();
+    alone.set("general.architecture", STRING, text("gemma4"));
+    (alone.file.tensors, alone.data) = (Vec::new(), Vec::new());
+    let folder = Folder::new();
+    let [alone, model] = [("alone.gguf", alone), ("model.gguf", TinyGguf::new())].map(|(name, tiny)| {
+        let path = folder.0.join(name);
+        fs::write(&path, tiny.bytes()).unwrap();
+        path
+    });
+    let ids = |path| tilewright::load::tokenizer(path).unwrap().encode("a b", true).unwrap();
+    assert_eq!(ids(&alone), ids(&model));
+    assert!(!ids(&alone).is_empty());
+    assert!(ModelFile::open(&alone).err().unwrap().to_string().contains("gemma4"));
+
+    let mut without = TinyGguf::new();
+    without.remove("tokenizer.ggml.tokens");
+    fs::write(&alone, without.bytes()).unwrap();
+    let error = tilewright::load::tokenizer(&alone).err().unwrap().to_string();
+    assert!(error.contains("alone.gguf") && error.contains("tokenizer.ggml.tokens"), "{error}");
+}
+
+/// As a server may send it, without a size: a text or an array that would fill the memory before it is known to be wrong.
+#[test]
+fn a_header_that_never_ends_is_refused_by_its_offset() {
+    let mut endless = TinyGguf::new();
+    endless.set("general.name", STRING, (1_u64 << 40).to_le_bytes());
+    let bytes = endless.bytes();
+    let files = vec![FileName { name: "endless.gguf".into(), size: None }];
+    let mut reader = HeaderReader::new(files).unwrap();
+    let error = bytes.chunks(64).find_map(|piece| reader.push(piece).err()).expect("it is never refused");
+    let Error::InFile { path, source } = &error else { panic!("{error}") };
+    let Error::Format { field, offset, .. } = &**source else { panic!("{error}") };
+    assert_eq!((path.to_str(), &field[..]), (Some("endless.gguf"), "header"), "{error}");
+    assert!(*offset > 0 && *offset <= bytes.len() as u64, "{error}");
 }

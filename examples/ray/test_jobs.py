@@ -1,6 +1,6 @@
 """Jobs that lose a process midway: every row is in the result exactly once.
 
-    cargo build --release && pip install -r examples/ray/requirements.txt && python examples/ray/test_jobs.py
+    cargo build --release --features tables && pip install -r examples/ray/requirements.txt && python examples/ray/test_jobs.py
 """
 
 import collections

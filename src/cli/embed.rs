@@ -5,10 +5,9 @@ pub(super) mod input;
 pub(super) mod job;
 pub(super) mod log;
 mod output;
-#[cfg(feature = "parquet")]
-mod parquet;
 pub(super) mod rows;
-mod table;
+#[cfg_attr(not(feature = "tables"), path = "embed/no_tables.rs")]
+mod tables;
 #[cfg(test)]
 mod tests;
 
@@ -50,7 +49,7 @@ pub struct EmbedArgs {
     /// File for the vectors; `-` is stdout.
     #[arg(long, short, default_value = "-", env = "TILEWRIGHT_EMBED_OUTPUT", value_name = "FILE")]
     output: PathBuf,
-    /// What the input is.
+    /// What the input is. Arrow, CSV and Parquet need a build with `--features tables`.
     #[arg(long, value_enum, default_value = "auto", env = "TILEWRIGHT_EMBED_IO", value_name = "FORMAT")]
     io: InputFormat,
     /// What to write; by the output's extension if absent. On stdout: `arrow-stream` where that comes in, else `jsonl`.
@@ -124,7 +123,7 @@ impl EmbedArgs {
         let metadata = metadata(&embedder);
         let dims = embedder.dims();
         let input = source.open()?;
-        let input = if format.is_tabular() { input.tabled(&self.column)? } else { input };
+        let input = if format.is_tabular() { tables::tabled(input, &self.column)? } else { input };
         let output = Target { path: &self.output, format, column: &self.out_column, dims, metadata }.open(&input)?;
         let job = Job {
             column: &self.column,
@@ -156,7 +155,7 @@ impl EmbedArgs {
     fn check(&self) -> Result<OutputFormat, EmbedError> {
         let usage = |message: &str| Err(EmbedError::Usage(message.into()));
         let io = self.io.of(&self.input)?;
-        let format = self.format.map_or_else(|| OutputFormat::of(&self.output, io), Ok)?;
+        let format = self.format.map_or_else(|| OutputFormat::of(&self.output, io), Ok)?.available(&self.output)?;
         if format == OutputFormat::Npy && self.output.as_os_str() == "-" {
             return usage(
                 "npy begins with the number of rows, which is known at the end: it needs a file, --output FILE",

@@ -32,7 +32,7 @@ pub struct RerankArgs {
     /// What is asked.
     #[arg(long, value_name = "TEXT")]
     query: String,
-    /// What the input is.
+    /// What the input is. Arrow, CSV and Parquet need a build with `--features tables`.
     #[arg(long, value_enum, default_value = "auto", value_name = "FORMAT")]
     io: InputFormat,
     /// Column or field with the texts.

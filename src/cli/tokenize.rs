@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
-use tilewright::load::ModelFile;
+use tilewright::load::{self, ModelFile};
 use tilewright::tokenizer::EncodeOptions;
 
 use super::{Failure, print_json};
@@ -14,7 +14,7 @@ use super::{Failure, print_json};
 pub struct TokenizeArgs {
     /// Text to encode.
     text: String,
-    /// GGUF file or model folder; the built-in model if absent.
+    /// GGUF file, with a model of any kind or a vocabulary alone, or model folder; the built-in model if absent.
     #[arg(long, short)]
     model: Option<PathBuf>,
     /// Leave out the tokens that the model expects around a text.
@@ -30,7 +30,7 @@ pub struct TokenizeArgs {
 
 pub fn tokenize(args: &TokenizeArgs) -> Result<(), Failure> {
     let tokenizer = match &args.model {
-        Some(path) => ModelFile::open(path)?.header.tokenizer.map_err(|e| e.in_file(path))?,
+        Some(path) => load::tokenizer(path)?,
         None => ModelFile::builtin()?.header.tokenizer?,
     };
     let options = EncodeOptions { add_special: !args.no_special, parse_special: args.parse_special };

@@ -1,21 +1,85 @@
 //! Work shared out over the processor's threads; on the web there is one.
 
+#[cfg(not(target_arch = "wasm32"))]
+use std::io;
 use std::marker::PhantomData;
 use std::ops::Range;
+#[cfg(not(target_arch = "wasm32"))]
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+#[cfg(not(target_arch = "wasm32"))]
+use std::sync::{OnceLock, mpsc};
+
+use crate::error::Error;
 
 /// Operations below which a kernel stays on the calling thread: waking the others takes longer than this work.
 const PARALLEL_OPS: usize = 1 << 16;
 
-/// Does the work on one of the threads that share chunks out. Begun elsewhere, each kernel would put its chunks into
-/// their queue, wake them and go to sleep: about forty times as many switches of threads in decoding.
+/// The threads of one device; on the web, where there are none, the caller's.
+///
+/// They run kernels and nothing else, and a caller waits for them without doing other work meanwhile. In a pool that callers
+/// share, as rayon's global one, a caller that waits would take up another caller's work, which needs the executor that the
+/// first one has: it would wait for itself.
+#[derive(Debug)]
+pub(super) struct Threads {
+    #[cfg(not(target_arch = "wasm32"))]
+    pool: OnceLock<rayon::ThreadPool>,
+    /// As many as the pool has in which the device was opened: rayon's global one, `RAYON_NUM_THREADS`, or a caller's own.
+    #[cfg(not(target_arch = "wasm32"))]
+    n: usize,
+}
+
 #[cfg(not(target_arch = "wasm32"))]
-pub(super) fn enter<R: Send>(work: impl FnOnce() -> R + Send) -> R {
-    rayon::scope(|_| work())
+impl Threads {
+    pub fn new() -> Threads {
+        Threads { pool: OnceLock::new(), n: rayon::current_num_threads() }
+    }
+
+    /// Does the work on one of the threads, which shares chunks out to the others. Begun elsewhere, each kernel would put
+    /// its chunks into their queue, wake them and go to sleep: about forty times as many switches of threads in decoding.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system gives no threads.
+    pub fn run<R: Send + 'static>(&self, work: impl FnOnce() -> R + Send + 'static) -> Result<R, Error> {
+        let (done, wait) = mpsc::sync_channel(1);
+        self.pool()?.spawn(move || {
+            // A send fails where the caller is gone, and then nobody wants to know.
+            let _ = done.send(catch_unwind(AssertUnwindSafe(work)));
+        });
+        match wait.recv() {
+            Ok(Ok(result)) => Ok(result),
+            Ok(Err(panic)) => resume_unwind(panic),
+            Err(error) => Err(no_threads(io::Error::other(error))),
+        }
+    }
+
+    fn pool(&self) -> Result<&rayon::ThreadPool, Error> {
+        if let Some(pool) = self.pool.get() {
+            return Ok(pool);
+        }
+        let builder = rayon::ThreadPoolBuilder::new().num_threads(self.n).thread_name(|i| format!("tilewright {i}"));
+        let pool = builder.build().map_err(|error| no_threads(io::Error::other(error)))?;
+        Ok(self.pool.get_or_init(|| pool))
+    }
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+fn no_threads(source: io::Error) -> Error {
+    Error::Io { path: "threads of the CPU".into(), source }
 }
 
 #[cfg(target_arch = "wasm32")]
-pub(super) fn enter<R>(work: impl FnOnce() -> R) -> R {
-    work()
+impl Threads {
+    pub fn new() -> Threads {
+        Threads {}
+    }
+
+    /// Does the work.
+    ///
+    /// # Errors
+    /// None.
+    pub fn run<R>(&self, work: impl FnOnce() -> R) -> Result<R, Error> {
+        Ok(work())
+    }
 }
 
 /// Calls `work(i, chunk)` for each run of `chunk_len` elements of `y`, the last one perhaps shorter; on several threads

@@ -11,6 +11,7 @@ use crate::device::{Device, Pending, pause};
 use crate::error::Error;
 use crate::formats::BlockType;
 use crate::load::{Feed, ModelHeader, Widened};
+use crate::memory::Limit;
 use crate::model::{Encoder, EncoderConfig, EncoderWeights};
 use crate::recording::MemoryPlan;
 use crate::tokenizer::{EncodeOptions, EncodingCache, PairTemplate, Tokenizer};
@@ -111,10 +112,11 @@ impl Batcher {
             max_batch_tokens,
             in_flight,
         };
-        if let Some(limit_bytes) = limits.memory_limit {
+        if let Some(limit) = Limit::of(limits.memory_limit, device.available_bytes()) {
             let plan = batcher.plan()?;
-            if plan.total_bytes() > limit_bytes {
-                return Err(plan.refused(limit_bytes, "a smaller max_batch_tokens takes less".into()));
+            if plan.total_bytes() > limit.bytes {
+                let hint = "a smaller max_batch_tokens needs less".into();
+                return Err(plan.refused(limit.bytes, limit.explained(hint)));
             }
         }
         Ok((batcher, feed))

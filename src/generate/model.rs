@@ -12,6 +12,7 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::formats::BlockType;
 use crate::load::{Feed, ModelFile, ModelHeader};
+use crate::memory::Limit;
 use crate::model::{Llama, ModelConfig, Weights, rope_tensor, upload_rope};
 use crate::recording::{MemoryPlan, Recorder, Workspace};
 use crate::tensor::{Role, Tensor};
@@ -115,10 +116,10 @@ impl Model {
         let llama = Llama { config, weights };
         let rope = rope_tensor(&llama.config, context_length)?;
         let plan = RecordedPasses::declare(device, &llama, &rope, max_pass)?.plan();
-        if let Some(limit_bytes) = memory_limit
-            && plan.total_bytes() > limit_bytes
+        if let Some(limit) = Limit::of(memory_limit, device.available_bytes())
+            && plan.total_bytes() > limit.bytes
         {
-            return Err(too_large(device, &llama, &plan, limit_bytes, context_length, max_pass));
+            return Err(too_large(device, &llama, &plan, limit, context_length, max_pass));
         }
         let feed = Feed::new(&catalog, llama.weights.places());
         let encodings = match tokenizer {
@@ -327,18 +328,18 @@ fn too_large(
     device: &Device,
     llama: &Llama,
     plan: &MemoryPlan,
-    limit_bytes: u64,
+    limit: Limit,
     context_length: u32,
     max_pass: u32,
 ) -> Error {
     let plan_of = |context| self::plan(device, llama, context, max_pass);
-    let fits = |context: &u32| plan_of(*context).is_ok_and(|plan| plan.total_bytes() <= limit_bytes);
+    let fits = |context: &u32| plan_of(*context).is_ok_and(|plan| plan.total_bytes() <= limit.bytes);
     let halves = std::iter::successors(Some(context_length / 2), |context| Some(context / 2)).take_while(|&c| c >= 64);
     let hint = match halves.into_iter().find(fits) {
         Some(context) => format!("a context of {context} tokens would fit"),
         None => "no context length makes it fit; try a file with smaller weights".into(),
     };
-    plan.refused(limit_bytes, hint)
+    plan.refused(limit.bytes, limit.explained(hint))
 }
 
 #[cfg(test)]

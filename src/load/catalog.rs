@@ -128,6 +128,8 @@ pub(crate) struct Feed {
     edges: ScaleEdges,
     fed_bytes: u64,
     total_bytes: u64,
+    /// Bytes written to the device since [`Feed::take_uploaded`].
+    uploaded_bytes: u64,
 }
 
 impl Feed {
@@ -139,7 +141,7 @@ impl Feed {
         items.sort_by_key(|(entry, _)| (entry.file, entry.info.offset));
         let total_bytes = items.iter().map(|(entry, _)| entry.info.size_bytes).sum();
         let edges = ScaleEdges::default();
-        Feed { items, at: 0, done: 0, partial_row: Vec::new(), edges, fed_bytes: 0, total_bytes }
+        Feed { items, at: 0, done: 0, partial_row: Vec::new(), edges, fed_bytes: 0, total_bytes, uploaded_bytes: 0 }
     }
 
     /// The bytes wanted next; `None` at the end.
@@ -181,6 +183,11 @@ impl Feed {
         (self.fed_bytes, self.total_bytes)
     }
 
+    /// Bytes that were written to the device since this was last asked: more than were taken where they are expanded.
+    pub fn take_uploaded(&mut self) -> u64 {
+        std::mem::take(&mut self.uploaded_bytes)
+    }
+
     /// Takes bytes from [`Wanted::offset`] on, at most [`Wanted::len`].
     ///
     /// # Errors
@@ -198,7 +205,7 @@ impl Feed {
             self.partial_row.extend_from_slice(head);
             bytes = rest;
             if self.partial_row.len() == row_bytes {
-                write_rows(device, info, place, first_row, &self.partial_row, &mut self.edges)?;
+                self.uploaded_bytes += write_rows(device, info, place, first_row, &self.partial_row, &mut self.edges)?;
                 first_row += 1;
                 self.partial_row.clear();
             }
@@ -208,7 +215,7 @@ impl Feed {
         const PIECE: usize = 1 << 20;
         let piece_rows = (PIECE / row_bytes).max(1);
         for piece in rows.chunks(piece_rows * row_bytes) {
-            write_rows(device, info, place, first_row, piece, &mut self.edges)?;
+            self.uploaded_bytes += write_rows(device, info, place, first_row, piece, &mut self.edges)?;
             first_row += (piece.len() / row_bytes) as u32;
         }
         self.partial_row.extend_from_slice(rest);
@@ -222,7 +229,8 @@ impl Feed {
     }
 }
 
-/// Writes whole rows of a tensor where they belong, expanded to F32 if no kernel reads their type.
+/// Writes whole rows of a tensor where they belong, expanded to F32 if no kernel reads their type. Returns the bytes that
+/// this made.
 fn write_rows(
     device: &Device,
     info: &TensorInfo,
@@ -230,7 +238,7 @@ fn write_rows(
     first_row: u32,
     bytes: &[u8],
     edges: &mut ScaleEdges,
-) -> Result<(), Error> {
+) -> Result<u64, Error> {
     let values = || -> Result<Vec<f32>, Error> {
         let n_blocks = bytes.len() as u64 / info.block_type.block_bytes();
         let mut values = vec![0.0; (n_blocks * info.block_type.block_len()) as usize];
@@ -238,12 +246,47 @@ fn write_rows(
         Ok(values)
     };
     match place {
-        Place::Values { tensor, first } => device.write(tensor, *first, &values()?),
+        Place::Values { tensor, first } => {
+            let values = values()?;
+            device.write(tensor, *first, &values)?;
+            Ok(size_of_val(&values[..]) as u64)
+        }
         Place::Rows { matrix, first_row: top } => match matrix.weight() {
             WeightType::F32 if info.block_type != BlockType::F32 => {
-                matrix.write_rows(device, top + first_row, bytemuck::cast_slice(&values()?), edges)
+                let values = values()?;
+                matrix.write_rows(device, top + first_row, bytemuck::cast_slice(&values), edges)?;
+                Ok(size_of_val(&values[..]) as u64)
             }
-            _ => matrix.write_rows(device, top + first_row, bytes, edges),
+            _ => {
+                matrix.write_rows(device, top + first_row, bytes, edges)?;
+                Ok(bytes.len() as u64)
+            }
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::tensor::{Role, Tensor};
+
+    /// The device counts on its own what it was given.
+    #[test]
+    fn what_is_in_flight_counts_as_expanded() {
+        let device = Device::cpu();
+        let tensor = Tensor::declare("w", Role::Weights, &[1024], DType::F32).unwrap();
+        let info =
+            TensorInfo { name: "w".into(), shape: vec![1024], block_type: BlockType::F16, offset: 0, size_bytes: 2048 };
+        let mut catalog = Catalog::default();
+        catalog.insert("w".into(), 0, info);
+        let mut feed = Feed::new(&catalog, [("w", Place::Values { tensor, first: 0 })].into_iter());
+        let before = device.counters();
+        for (piece, uploaded) in [(1000, 0), (1048, 4096)] {
+            feed.push(&device, &vec![0; piece]).unwrap();
+            assert_eq!(feed.take_uploaded(), uploaded);
+        }
+        assert_eq!((device.counters() - before).bytes_uploaded, 4096);
+        assert_eq!((feed.take_uploaded(), feed.progress()), (0, (2048, 2048)));
     }
 }

@@ -1,5 +1,6 @@
 //! Loading from bytes that arrive piece by piece, as they do over a network.
 
+use super::catalog::Wanted;
 use super::{Feed, FileName, Head, HeaderReader, ModelHeader};
 use crate::device::Device;
 use crate::error::Error;
@@ -14,8 +15,8 @@ pub struct Loader<T> {
     pub(crate) device: Device,
     files: Vec<FileName>,
     stage: Stage<T>,
-    /// Bytes pushed since the device was last waited for.
-    in_flight_bytes: usize,
+    /// Bytes that went to the device since it was last waited for.
+    in_flight_bytes: u64,
 }
 
 /// From what the files say to what waits for its weights.
@@ -85,11 +86,33 @@ impl<T> Loader<T> {
     /// [`Error::InFile`] naming the file and what is wrong in it, [`Error::Memory`] if the model exceeds the limit,
     /// [`Error::Unsupported`] if it is of another kind, errors of [`Device::write`]. The loader is of no use then.
     pub async fn push(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        /// Bytes of weights between two looks at what is in flight; types that no kernel reads become sixteen times as many.
+        const PIECE: usize = 1 << 20;
+        let wanted = match &self.stage {
+            Stage::Weights(weights) => weights.feed.wanted(),
+            Stage::Header(..) | Stage::Failed => None,
+        };
+        let Some(Wanted { file, offset, .. }) = wanted else {
+            let pushed = self.push_header(bytes);
+            self.keep(pushed)?;
+            return self.settle().await;
+        };
+        for (i, piece) in bytes.chunks(PIECE).enumerate() {
+            let Stage::Weights(weights) = &mut self.stage else { break };
+            let fed = weights.feed(&self.device, file, offset + (i * PIECE) as u64, piece);
+            self.keep(fed)?;
+            self.settle().await?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the device where too much is on its way there.
+    async fn settle(&mut self) -> Result<(), Error> {
         /// Bytes that may be on their way to the device.
-        const MAX_IN_FLIGHT: usize = 32 << 20;
-        let pushed = self.push_now(bytes);
-        self.keep(pushed)?;
-        self.in_flight_bytes += bytes.len();
+        const MAX_IN_FLIGHT: u64 = 32 << 20;
+        if let Stage::Weights(weights) = &mut self.stage {
+            self.in_flight_bytes += weights.feed.take_uploaded();
+        }
         if self.in_flight_bytes >= MAX_IN_FLIGHT {
             self.in_flight_bytes = 0;
             let drained = self.device.drained().await;
@@ -155,14 +178,10 @@ impl<T> Loader<T> {
         }
     }
 
-    fn push_now(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        if let Stage::Header(reader, _) = &mut self.stage {
-            reader.push(bytes)?;
-            return self.begin_weights();
-        }
-        let Stage::Weights(weights) = &mut self.stage else { return Ok(()) };
-        let Some(first) = weights.feed.wanted() else { return Ok(()) };
-        weights.feed(&self.device, first.file, first.offset, bytes)
+    fn push_header(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let Stage::Header(reader, _) = &mut self.stage else { return Ok(()) };
+        reader.push(bytes)?;
+        self.begin_weights()
     }
 
     /// Goes over from headers to weights once the headers are there.

@@ -7,6 +7,9 @@ use crate::formats::gguf::Gguf;
 use crate::formats::safetensors::Safetensors;
 use crate::formats::{Parsed, TensorInfo, UNKNOWN_LEN};
 
+/// A longer header is refused: it is kept in memory until its end has come. The largest vocabularies take 20 MiB.
+const MAX_HEADER_BYTES: u64 = 256 << 20;
+
 /// A file by name, and its size if that is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileName {
@@ -245,8 +248,18 @@ impl HeaderReader {
                 take(headers, Safetensors::parse_prefix(bytes, len).map_err(|e| e.in_file(&file.name))?)
             }
         };
+        if let Some(needed) = needed.filter(|needed| *needed > MAX_HEADER_BYTES) {
+            let error = Error::Format {
+                format: if matches!(self.headers, Headers::Gguf(_)) { "gguf" } else { "safetensors" },
+                field: "header".into(),
+                offset: bytes.len() as u64,
+                expected: format!("its end within {MAX_HEADER_BYTES} bytes"),
+                found: format!("at least {needed} bytes long"),
+            };
+            return Err(error.in_file(&file.name));
+        }
         // Reading starts over each time, so it waits for twice as much.
-        self.needed = needed.map_or(0, |needed| needed.max(2 * bytes.len() as u64));
+        self.needed = needed.map_or(0, |needed| needed.max((2 * bytes.len() as u64).min(MAX_HEADER_BYTES)));
         if self.part_in_progress().is_none() {
             self.stage = match &self.headers {
                 Headers::Gguf(shards) => match gguf::config_tensor(shards) {

@@ -49,11 +49,11 @@ impl EmbedError {
         }
     }
 
-    /// The command line names a Parquet file.
-    #[cfg(not(feature = "parquet"))]
-    pub fn without_parquet(path: &Path) -> EmbedError {
-        let cure = "cargo install tilewright --features parquet";
-        EmbedError::Usage(format!("{}: this build cannot read or write Parquet; {cure}", path.display()))
+    /// The command line names a table, and this build has none.
+    pub fn without_tables(path: &Path) -> EmbedError {
+        let path = if path.as_os_str() == "-" { "the stream".into() } else { path.display().to_string() };
+        let cure = "build it with `--features tables`";
+        EmbedError::Usage(format!("{path}: this build cannot read or write Arrow, CSV and Parquet; {cure}"))
     }
 
     /// The input cannot be read as what it is said to be.

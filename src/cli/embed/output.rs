@@ -4,18 +4,13 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Seek, SeekFrom, Stdout, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use arrow_array::{ArrayRef, FixedSizeListArray, Float32Array, RecordBatch};
-use arrow_buffer::NullBuffer;
-use arrow_ipc::writer::{FileWriter, StreamWriter};
-use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use clap::ValueEnum;
 
 use super::error::EmbedError;
 use super::input::{Input, InputFormat};
-use super::rows::{Cells, Embedded};
-use super::table;
+use super::rows::Embedded;
+use super::tables::Writer;
 
 /// Bytes of an npy file before its numbers, so that the number of rows can be put in at the end.
 const NPY_HEADER_BYTES: usize = 128;
@@ -33,7 +28,7 @@ pub enum OutputFormat {
     ArrowStream,
     /// Arrow's IPC file.
     ArrowFile,
-    #[cfg(feature = "parquet")]
+    /// Parquet.
     Parquet,
 }
 
@@ -49,12 +44,17 @@ impl OutputFormat {
             "csv" => OutputFormat::Csv,
             "arrows" => OutputFormat::ArrowStream,
             "arrow" | "feather" => OutputFormat::ArrowFile,
-            #[cfg(feature = "parquet")]
             "parquet" => OutputFormat::Parquet,
-            #[cfg(not(feature = "parquet"))]
-            "parquet" => return Err(EmbedError::without_parquet(path)),
             _ => return Err(EmbedError::Usage(format!("{}: --format must say what to write", path.display()))),
         })
+    }
+
+    /// Itself, if this build can write it.
+    pub fn available(self, path: &Path) -> Result<OutputFormat, EmbedError> {
+        match self.is_tabular() && !cfg!(feature = "tables") {
+            true => Err(EmbedError::without_tables(path)),
+            false => Ok(self),
+        }
     }
 
     /// Whether it is made of columns.
@@ -77,6 +77,7 @@ pub struct Target<'a> {
     /// Elements of a vector.
     pub dims: u32,
     /// What a table says of its vectors.
+    #[cfg_attr(not(feature = "tables"), expect(dead_code, reason = "only tables have a place for it"))]
     pub metadata: HashMap<String, String>,
 }
 
@@ -85,48 +86,21 @@ pub struct Output {
     path: PathBuf,
     column: String,
     dims: u32,
-    /// Columns of what is written; empty for those that have none.
-    schema: SchemaRef,
     encoder: Encoder,
 }
 
 enum Encoder {
-    Npy {
-        sink: Sink,
-        n_rows: u64,
-    },
+    Npy { sink: Sink, n_rows: u64 },
     Jsonl(Sink),
-    Csv(Sink),
-    ArrowStream(StreamWriter<Sink>),
-    ArrowFile(FileWriter<Sink>),
-    #[cfg(feature = "parquet")]
-    Parquet(super::parquet::Writer),
+    Table(Writer),
 }
 
 impl Target<'_> {
     /// Opens the output for records of `input`, and writes what comes before them.
     pub fn open(&self, input: &Input) -> Result<Output, EmbedError> {
-        let mut schema = match &input.schema {
-            Some(schema) => Schema::clone(schema),
-            None => Schema::empty(),
-        };
-        if schema.field_with_name(self.column).is_ok() {
-            let fault = format!("has a column `{}` already; --out-column names another", self.column);
-            return Err(EmbedError::input(&input.name, fault));
+        if let Some(columns) = &input.columns {
+            columns.check_output(&input.name, self.column, self.format)?;
         }
-        if let (OutputFormat::Csv | OutputFormat::Jsonl, Some(field)) =
-            (self.format, schema.fields().iter().find(|field| !table::is_plain(field.data_type())))
-        {
-            let fault =
-                format!("column `{}` is {}, which neither JSON nor CSV can hold", field.name(), field.data_type());
-            return Err(EmbedError::input(&input.name, format!("{fault}; Arrow and Parquet can (--format)")));
-        }
-        let fields = schema.fields().iter().cloned().chain([Arc::new(vector_field(self.column, self.dims))]);
-        schema.fields = fields.collect();
-        schema.metadata.extend(self.metadata.clone());
-        let schema = Arc::new(schema);
-
-        let failed = |error: ArrowError| EmbedError::write(self.path, error);
         let mut sink = Sink::create(self.path).map_err(|error| EmbedError::write(self.path, error))?;
         let encoder = match self.format {
             OutputFormat::Npy => {
@@ -135,65 +109,30 @@ impl Target<'_> {
                 Encoder::Npy { sink, n_rows: 0 }
             }
             OutputFormat::Jsonl => Encoder::Jsonl(sink),
-            OutputFormat::Csv => {
-                let names = schema.fields().iter().map(|field| field.name().as_bytes().to_vec());
-                csv_record(&mut sink, names).map_err(|error| EmbedError::write(self.path, error))?;
-                Encoder::Csv(sink)
-            }
-            OutputFormat::ArrowStream => {
-                let mut writer = StreamWriter::try_new(sink, &schema).map_err(failed)?;
-                // Whoever reads may wait for the columns before sending anything.
-                writer.flush().map_err(failed)?;
-                Encoder::ArrowStream(writer)
-            }
-            OutputFormat::ArrowFile => Encoder::ArrowFile(FileWriter::try_new(sink, &schema).map_err(failed)?),
-            #[cfg(feature = "parquet")]
-            OutputFormat::Parquet => {
-                let writer = super::parquet::Writer::new(sink, &schema, self.column);
-                Encoder::Parquet(writer.map_err(|error| EmbedError::write(self.path, error))?)
-            }
+            _ => Encoder::Table(Writer::create(self, input, sink)?),
         };
-        Ok(Output { path: self.path.into(), column: self.column.into(), dims: self.dims, schema, encoder })
+        Ok(Output { path: self.path.into(), column: self.column.into(), dims: self.dims, encoder })
     }
-}
-
-fn vector_field(name: &str, dims: u32) -> Field {
-    Field::new(name, DataType::FixedSizeList(Arc::new(Field::new("item", DataType::Float32, true)), dims as i32), true)
 }
 
 impl Output {
     /// Writes a batch; whoever reads a pipe has it then.
     pub fn write(&mut self, batch: &Embedded) -> Result<(), EmbedError> {
-        let failed = |error: ArrowError| EmbedError::write(&self.path, error);
-        let (dims, column) = (self.dims as usize, &self.column);
+        let dims = self.dims as usize;
         match &mut self.encoder {
             Encoder::Npy { sink, n_rows } => {
                 *n_rows += (batch.vectors.len() / dims) as u64;
                 let bytes: Vec<u8> = batch.vectors.iter().flat_map(|number| number.to_le_bytes()).collect();
                 sink.write_all(&bytes)
             }
-            Encoder::Jsonl(sink) => jsonl(sink, batch, column, dims),
-            Encoder::Csv(sink) => csv(sink, batch, dims),
-            Encoder::ArrowStream(writer) => {
-                let table = with_vectors(batch, &self.schema, dims).map_err(failed)?;
-                return writer.write(&table).and_then(|()| writer.flush()).map_err(failed);
-            }
-            Encoder::ArrowFile(writer) => {
-                let table = with_vectors(batch, &self.schema, dims).map_err(failed)?;
-                return writer.write(&table).map_err(failed);
-            }
-            #[cfg(feature = "parquet")]
-            Encoder::Parquet(writer) => {
-                let table = with_vectors(batch, &self.schema, dims).map_err(failed)?;
-                return writer.write(&table).map_err(|error| EmbedError::write(&self.path, error));
-            }
+            Encoder::Jsonl(sink) => jsonl(sink, batch, &self.column, dims),
+            Encoder::Table(writer) => return writer.write(batch),
         }
         .map_err(|error| EmbedError::write(&self.path, error))
     }
 
-    /// Writes what comes behind the last record, and puts a file in its place: a broken job leaves none.
+    /// Writes what comes after the last record, and puts a file in its place: a broken job leaves none.
     pub fn finish(self) -> Result<(), EmbedError> {
-        let failed = |error: ArrowError| EmbedError::write(&self.path, error);
         let sink = match self.encoder {
             Encoder::Npy { mut sink, n_rows } => {
                 let header = npy_header(n_rows, self.dims);
@@ -201,35 +140,11 @@ impl Output {
                 patched.map_err(|error| EmbedError::write(&self.path, error))?;
                 sink
             }
-            Encoder::Jsonl(sink) | Encoder::Csv(sink) => sink,
-            Encoder::ArrowStream(writer) => writer.into_inner().map_err(failed)?,
-            Encoder::ArrowFile(writer) => writer.into_inner().map_err(failed)?,
-            #[cfg(feature = "parquet")]
-            Encoder::Parquet(writer) => writer.finish().map_err(|error| EmbedError::write(&self.path, error))?,
+            Encoder::Jsonl(sink) => sink,
+            Encoder::Table(writer) => writer.finish()?,
         };
         sink.finish(&self.path).map_err(|error| EmbedError::write(&self.path, error))
     }
-}
-
-/// The table of a batch with its vectors as one more column.
-fn with_vectors(batch: &Embedded, schema: &SchemaRef, dims: usize) -> Result<RecordBatch, ArrowError> {
-    let Cells::Table(table) = &batch.rows.cells else {
-        return Err(ArrowError::SchemaError("lines of JSON where columns are needed".into()));
-    };
-    let numbers = match batch.has_vector.contains(&false) {
-        false => Float32Array::from(batch.vectors.clone()),
-        // A null has numbers too, which count for nothing.
-        true => {
-            let nothing = vec![0.0; dims];
-            let vectors = batch.vectors(dims).map(|vector| vector.unwrap_or(&nothing));
-            Float32Array::from(vectors.collect::<Vec<_>>().concat())
-        }
-    };
-    let nulls = batch.has_vector.contains(&false).then(|| NullBuffer::from(batch.has_vector.clone()));
-    let item = Arc::new(Field::new("item", DataType::Float32, true));
-    let vectors = FixedSizeListArray::try_new(item, dims as i32, Arc::new(numbers), nulls)?;
-    let columns = table.columns().iter().cloned().chain([Arc::new(vectors) as ArrayRef]);
-    RecordBatch::try_new(schema.clone(), columns.collect())
 }
 
 fn jsonl(sink: &mut Sink, batch: &Embedded, column: &str, dims: usize) -> io::Result<()> {
@@ -241,25 +156,6 @@ fn jsonl(sink: &mut Sink, batch: &Embedded, column: &str, dims: usize) -> io::Re
         writeln!(sink, "{line}{comma}{}:{}}}", serde_json::to_string(column)?, serde_json::to_string(&vector)?)?;
     }
     sink.flush()
-}
-
-fn csv(sink: &mut Sink, batch: &Embedded, dims: usize) -> io::Result<()> {
-    let Cells::Table(table) = &batch.rows.cells else {
-        return Err(io::Error::other("lines of JSON where columns are needed"));
-    };
-    for (row, vector) in batch.vectors(dims).enumerate() {
-        let vector = vector.map(serde_json::to_vec).transpose()?.unwrap_or_default();
-        let cells = table.columns().iter().map(|column| table::plain(&table::cell(column, row)).into_bytes());
-        csv_record(sink, cells.chain([vector]))?;
-    }
-    sink.flush()
-}
-
-fn csv_record(sink: &mut Sink, cells: impl Iterator<Item = Vec<u8>>) -> io::Result<()> {
-    let mut writer = csv::Writer::from_writer(Vec::new());
-    writer.write_record(cells)?;
-    let line = writer.into_inner().map_err(|error| io::Error::other(error.to_string()))?;
-    sink.write_all(&line)
 }
 
 /// NEP 1, version 1.0: magic, version, length, and a Python dictionary, padded to a length that any number of rows fits.

@@ -2,13 +2,10 @@
 
 use std::collections::HashSet;
 
-use arrow_array::cast::AsArray;
-use arrow_array::{ArrayRef, RecordBatch};
-use arrow_schema::DataType;
 use serde_json::{Map, Value};
 
 use super::error::BadRecord;
-use super::table;
+use super::tables::Table;
 
 /// Records that were read together.
 pub struct Rows {
@@ -21,8 +18,9 @@ pub struct Rows {
 
 /// What the records hold besides vectors.
 pub enum Cells {
-    Table(RecordBatch),
-    /// Lines of JSON, kept as they were.
+    #[cfg_attr(not(feature = "tables"), expect(dead_code, reason = "nothing makes one"))]
+    Table(Table),
+    /// Lines of text or of JSON, kept as they were.
     Objects(Vec<Map<String, Value>>),
 }
 
@@ -38,7 +36,7 @@ pub struct Embedded {
 impl Rows {
     pub fn len(&self) -> usize {
         match &self.cells {
-            Cells::Table(batch) => batch.num_rows(),
+            Cells::Table(table) => table.n_rows(),
             Cells::Objects(objects) => objects.len(),
         }
     }
@@ -53,7 +51,7 @@ impl Rows {
     /// The text of each record; `None` where it is null or the record is bad.
     pub fn texts(&self, column: &str) -> Vec<Option<&str>> {
         let mut texts: Vec<Option<&str>> = match &self.cells {
-            Cells::Table(batch) => batch.column_by_name(column).map(strings).unwrap_or_default(),
+            Cells::Table(table) => table.texts(column),
             Cells::Objects(objects) => objects.iter().map(|object| object.get(column)?.as_str()).collect(),
         };
         self.bad_rows().into_iter().for_each(|row| texts[row] = None);
@@ -64,31 +62,12 @@ impl Rows {
     pub fn json(&self, row: usize) -> serde_json::Result<String> {
         match &self.cells {
             Cells::Objects(objects) => serde_json::to_string(&objects[row]),
-            Cells::Table(table) => {
-                let cells = table.schema_ref().fields().iter().zip(table.columns());
-                let object: Map<_, _> =
-                    cells.map(|(field, column)| (field.name().clone(), table::cell(column, row))).collect();
-                serde_json::to_string(&object)
-            }
+            Cells::Table(table) => table.json(row),
         }
     }
 
     fn bad_rows(&self) -> HashSet<usize> {
         self.bad.iter().map(|bad| (bad.record - self.first_record) as usize).collect()
-    }
-}
-
-/// Whether a column of this type can hold the texts.
-pub fn holds_text(data_type: &DataType) -> bool {
-    matches!(data_type, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View)
-}
-
-fn strings(column: &ArrayRef) -> Vec<Option<&str>> {
-    match column.data_type() {
-        DataType::Utf8 => column.as_string::<i32>().iter().collect(),
-        DataType::LargeUtf8 => column.as_string::<i64>().iter().collect(),
-        DataType::Utf8View => column.as_string_view().iter().collect(),
-        _ => vec![None; column.len()],
     }
 }
 

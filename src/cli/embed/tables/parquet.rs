@@ -1,4 +1,4 @@
-//! Parquet files, in builds with the feature `parquet`.
+//! Parquet files.
 
 use std::fs::File;
 
@@ -12,7 +12,7 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::schema::types::ColumnPath;
 
-use super::output::Sink;
+use super::super::output::Sink;
 
 /// Bytes of a row group: it is in memory until it is full.
 const ROW_GROUP_BYTES: usize = 128 << 20;
@@ -60,7 +60,7 @@ impl Writer {
         self.0.write(table)
     }
 
-    /// Writes what comes behind the last table.
+    /// Writes what comes after the last table.
     pub fn finish(self) -> Result<Sink, ParquetError> {
         self.0.into_inner()
     }

@@ -12,7 +12,7 @@ use arrow_array::{
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use serde_json::{Map, Value};
 
-use super::error::Fault;
+use super::super::error::Fault;
 
 type Object = Map<String, Value>;
 
@@ -96,7 +96,7 @@ pub fn plain(value: &Value) -> String {
 pub fn is_plain(data_type: &DataType) -> bool {
     data_type.is_numeric() && !matches!(data_type, DataType::Float16) && !is_decimal(data_type)
         || matches!(data_type, DataType::Null | DataType::Boolean)
-        || super::rows::holds_text(data_type)
+        || super::holds_text(data_type)
 }
 
 fn is_decimal(data_type: &DataType) -> bool {
