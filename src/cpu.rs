@@ -120,12 +120,10 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// A kernel's call: params as the shader sees them, weight type, grid, operands in binding order.
+/// A kernel's call: params as the shader sees them, weight type, operands in binding order.
 pub(crate) struct Call<'a> {
     params: &'a [u8],
     pub weight: Option<WeightType>,
-    /// Workgroups in x, y and z.
-    pub grid: [u32; 3],
     pub operands: Vec<Operand<'a>>,
 }
 
@@ -297,7 +295,7 @@ fn run_step(step: &Step) -> Result<(), Error> {
             None => Operand::Read(&[]),
         })
         .collect();
-    twin(Call { params: &step.params, weight: step.variant.weight, grid: step.grid, operands });
+    twin(Call { params: &step.params, weight: step.variant.weight, operands });
     Ok(())
 }
 

@@ -38,11 +38,14 @@ const PERIOD: Duration = Duration::from_secs(60);
 /// ```
 pub struct Recovery<'a, T> {
     open: Box<dyn FnMut() -> Result<Device, Error> + 'a>,
-    load: Box<dyn FnMut(&Device) -> Result<T, Error> + 'a>,
+    load: Box<Load<'a, T>>,
     tell: Box<dyn FnMut(&str) + 'a>,
     clock: Box<dyn Fn() -> Instant + 'a>,
     losses: Losses,
 }
+
+/// Loads onto a device.
+type Load<'a, T> = dyn FnMut(&Device) -> Result<T, Error> + 'a;
 
 impl<'a, T> Recovery<'a, T> {
     /// `open` opens the device, `load` loads onto a device, `tell` is given one sentence after each loss.

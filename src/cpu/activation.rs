@@ -178,7 +178,6 @@ mod tests {
             gelu(Call {
                 params: bytemuck::bytes_of(&params),
                 weight: None,
-                grid: [1; 3],
                 operands: vec![
                     Operand::Read(bytemuck::cast_slice(&x)),
                     Operand::Write(bytemuck::cast_slice_mut(&mut y)),

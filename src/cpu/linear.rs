@@ -432,7 +432,6 @@ mod tests {
             matmul(Call {
                 params: bytemuck::bytes_of(&params),
                 weight: Some(WeightType::F16),
-                grid: [1; 3],
                 operands: vec![
                     Operand::Read(&words),
                     Operand::Read(bytemuck::cast_slice(&bias)),

@@ -56,7 +56,6 @@ mod tests {
             matmul_plain(Call {
                 params: bytemuck::bytes_of(&params),
                 weight: None,
-                grid: [1; 3],
                 operands: vec![
                     Operand::Read(bytemuck::cast_slice(&x)),
                     Operand::Read(bytemuck::cast_slice(&b)),

@@ -46,7 +46,6 @@ mod tests {
         softmax(Call {
             params: bytemuck::bytes_of(&params),
             weight: None,
-            grid: [1; 3],
             operands: vec![Operand::Read(bytemuck::cast_slice(&x)), Operand::Write(bytemuck::cast_slice_mut(&mut y))],
         });
         assert_eq!(y[..7], [0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.5]);

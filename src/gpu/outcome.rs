@@ -249,7 +249,13 @@ mod tests {
 
     /// A check that resolves when it is told to, as in a browser.
     #[derive(Clone, Default)]
-    struct Later(Arc<Mutex<(Option<Option<Failure>>, Option<Waker>)>>);
+    struct Later(Arc<Mutex<Told>>);
+
+    #[derive(Default)]
+    struct Told {
+        outcome: Option<Option<Failure>>,
+        waker: Option<Waker>,
+    }
 
     impl Later {
         fn outcome(&self) -> Outcome {
@@ -258,8 +264,8 @@ mod tests {
 
         fn tell(&self, failure: Option<Failure>) {
             let mut state = lock(&self.0);
-            state.0 = Some(failure);
-            if let Some(waker) = state.1.take() {
+            state.outcome = Some(failure);
+            if let Some(waker) = state.waker.take() {
                 drop(state);
                 waker.wake();
             }
@@ -272,8 +278,8 @@ mod tests {
         fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
             let mut state = lock(&self.0);
             // As with a promise: one waker, the last one.
-            state.1 = Some(cx.waker().clone());
-            state.0.take().map_or(Poll::Pending, Poll::Ready)
+            state.waker = Some(cx.waker().clone());
+            state.outcome.take().map_or(Poll::Pending, Poll::Ready)
         }
     }
 

@@ -92,7 +92,7 @@ pub struct Output {
 enum Encoder {
     Npy { sink: Sink, n_rows: u64 },
     Jsonl(Sink),
-    Table(Writer),
+    Table(Box<Writer>),
 }
 
 impl Target<'_> {
@@ -109,7 +109,7 @@ impl Target<'_> {
                 Encoder::Npy { sink, n_rows: 0 }
             }
             OutputFormat::Jsonl => Encoder::Jsonl(sink),
-            _ => Encoder::Table(Writer::create(self, input, sink)?),
+            _ => Encoder::Table(Box::new(Writer::create(self, input, sink)?)),
         };
         Ok(Output { path: self.path.into(), column: self.column.into(), dims: self.dims, encoder })
     }

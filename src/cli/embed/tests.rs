@@ -67,8 +67,8 @@ impl Drop for Scratch {
 
 /// A job from file to file.
 pub(super) struct Run<'a> {
-    input: &'a Path,
-    output: &'a Path,
+    pub input: &'a Path,
+    pub output: &'a Path,
     pub errors: Option<&'a Path>,
     pub batch_size: usize,
 }
