@@ -124,7 +124,7 @@ pub(crate) struct Setup<'a> {
     pub folder: Option<&'a Path>,
     /// Label of a shader variant that is to do nothing.
     pub broken: Option<&'static str>,
-    /// How long the GPU may need for a submission, where that is not the usual time.
+    /// How long the GPU may need for a submission, where that is not the usual time; with zero it never answers.
     pub timeout: Option<Duration>,
 }
 
