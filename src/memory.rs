@@ -1,7 +1,7 @@
 //! How much memory there is for a model, as far as that can be known before one is loaded.
 //!
-//! What cannot be known is no reason to refuse a model: WebGPU and wgpu do not tell how much memory a graphics card has, so
-//! there the error for want of memory comes from the device, while the model loads.
+//! What is not known is no reason to refuse a model. WebGPU has no query for the memory of a graphics card, and nothing
+//! here asks a native driver; on a GPU the error for want of memory therefore comes from the device, while the model loads.
 
 /// Bytes that the process can still get from the system: free memory and caches that give way, with free swap, and no more
 /// than the container may use. `None` where the system does not say.

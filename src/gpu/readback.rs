@@ -227,7 +227,8 @@ impl Poller {
             serve(received, &fault, |index| {
                 let wait = wgpu::PollType::Wait { submission_index: Some(index), timeout: Some(timeout) };
                 // No time at all is a device that never answers, however fast it is.
-                let answer = if timeout.is_zero() { Err(wgpu::PollError::Timeout) } else { device.poll(wait).map(drop) };
+                let answer =
+                    if timeout.is_zero() { Err(wgpu::PollError::Timeout) } else { device.poll(wait).map(drop) };
                 answer.map_err(|e| {
                     // Letting go of a queue waits for its work, without a limit: the process could not end.
                     std::mem::forget((device.clone(), queue.clone()));
