@@ -54,7 +54,9 @@ pub(crate) use linear::{
 };
 pub(crate) use linear::{is_sound, usual};
 pub(crate) use linear_norm::{SHIFT, fuses_norm};
-pub(crate) use mol::{ACTIVATION_SHIFT, ALIGNED, BOUND, GATHERED, MOL_TILES, MolParams, mol_tile};
+pub(crate) use mol::{ACTIVATION_SHIFT, ALIGNED, BOUND, GATHERED, MolParams};
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) use mol::{MOL_TILES, mol_tile};
 pub(crate) use norm::NormParams;
 pub(crate) use pool::PoolParams;
 pub(crate) use qkv::QkvParams;

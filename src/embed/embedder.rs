@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::formats::BlockType;
 use crate::kernels::Pooling;
 use crate::load::{EncoderShape, Feed, FileName, Loader, ModelFile, ModelHeader};
-use crate::model::{Encoder, EncoderConfig};
+use crate::model::EncoderConfig;
 use crate::recording::MemoryPlan;
 use crate::tokenizer::EncodingCache;
 
@@ -175,7 +175,8 @@ impl Embedder {
         self.inner.batcher.config()
     }
 
-    pub(crate) fn encoder(&self) -> &Encoder {
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn encoder(&self) -> &crate::model::Encoder {
         self.inner.batcher.passes.encoder()
     }
 

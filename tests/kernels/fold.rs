@@ -30,7 +30,7 @@ fn folded_grids_match_oracle() {
             if n_folded.get(case.kernel).is_some_and(|&n| n >= ENOUGH) {
                 continue;
             }
-            let staged_f16 = tier.rounds_to_half() && case.kernel.starts_with("matmul");
+            let staged_f16 = case.is_staged_in_half(&device);
             let job = (case.build)(&mut Source::new(case.inputs, case.seed(0), staged_f16));
             // As few as will do.
             for max_workgroups in [2, 5, 13, 64] {

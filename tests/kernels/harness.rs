@@ -37,6 +37,13 @@ impl Case {
         format!("{}/{}/{executor}/{}/{}/seed={seed}", self.kernel, self.variant, self.sizes, self.inputs.name())
     }
 
+    /// Whether the device stages tiles of this case's products in half precision, which rounds operands.
+    pub fn is_staged_in_half(&self, device: &Device) -> bool {
+        device.is_gpu()
+            && device.tier().rounds_to_half()
+            && matches!(self.kernel, "matmul" | "matmul_split" | "matmul_plain" | "linear")
+    }
+
     /// A seed of the case's own, the same on every executor.
     pub fn seed(&self, seed: u64) -> u64 {
         hash(&self.name("", seed))

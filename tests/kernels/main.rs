@@ -165,9 +165,7 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
                 continue;
             }
             let case_start = Instant::now();
-            let staged_f16 = device.is_gpu()
-                && device.tier().rounds_to_half()
-                && matches!(case.kernel, "matmul" | "matmul_split" | "matmul_plain" | "linear");
+            let staged_f16 = case.is_staged_in_half(device);
             let rounds = if i % REPEATED == 0 { REPEATS } else { 1 };
             let mut source = Source::new(case.inputs, case.seed(seed), staged_f16);
             let job = (case.build)(&mut source);
