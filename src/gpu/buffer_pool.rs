@@ -22,8 +22,20 @@ pub(crate) struct BufferPool {
 
 #[derive(Debug, Default)]
 struct Idle {
-    by_size: HashMap<u64, Vec<wgpu::Buffer>>,
+    by_size: HashMap<u64, Vec<IdleBuffer>>,
     total_bytes: u64,
+}
+
+/// A buffer, and whether it could be allocated while that is not known, as may be in a browser.
+type IdleBuffer = (wgpu::Buffer, Option<Outcome>);
+
+/// What is still not known of an allocation; an error if it failed.
+fn still_unknown(outcome: Option<Outcome>) -> Result<Option<Outcome>, Failure> {
+    match outcome.as_ref().map(Outcome::now) {
+        None | Some(Poll::Ready(None)) => Ok(None),
+        Some(Poll::Ready(Some(failure))) => Err(failure),
+        Some(Poll::Pending) => Ok(outcome),
+    }
 }
 
 impl BufferPool {
@@ -40,17 +52,9 @@ impl BufferPool {
     ) -> Result<PooledBuffer, Failure> {
         // Large buffers, weights above all, are not rounded up: they are few and an eighth of them is much.
         let class = if size_bytes <= 1 << 20 { size_class(size_bytes) } else { size_bytes.next_multiple_of(256) };
-        let reused = {
-            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-            let buffer = idle.by_size.get_mut(&class).and_then(Vec::pop);
-            if buffer.is_some() {
-                idle.total_bytes -= class;
-            }
-            buffer
-        };
-        if let Some(buffer) = reused {
+        if let Some((buffer, outcome)) = self.reuse(class) {
             self.counters.pool_hits.add(1);
-            return Ok(PooledBuffer { buffer, outcome: None, pool: self.clone() });
+            return Ok(PooledBuffer { buffer, outcome, pool: self.clone() });
         }
         self.counters.pool_misses.add(1);
         let descriptor = wgpu::BufferDescriptor {
@@ -70,6 +74,28 @@ impl BufferPool {
         self.counters.bytes_allocated.add(class);
         self.allocated_bytes.fetch_add(class, Ordering::Relaxed);
         Ok(PooledBuffer { buffer, outcome, pool: self.clone() })
+    }
+
+    /// An idle buffer of a size. One whose allocation is known by now to have failed is given up instead.
+    fn reuse(&self, class: u64) -> Option<IdleBuffer> {
+        loop {
+            let (buffer, outcome) = {
+                let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+                let found = idle.by_size.get_mut(&class).and_then(Vec::pop)?;
+                idle.total_bytes -= class;
+                found
+            };
+            match still_unknown(outcome) {
+                Ok(outcome) => return Some((buffer, outcome)),
+                Err(_) => self.give_up(buffer),
+            }
+        }
+    }
+
+    /// Frees a buffer that does not go back to the pool.
+    fn give_up(&self, buffer: wgpu::Buffer) {
+        self.allocated_bytes.fetch_sub(buffer.size(), Ordering::Relaxed);
+        free(buffer);
     }
 
     /// A new buffer, which may be of another kind than the pool's, and what came of it.
@@ -95,7 +121,7 @@ impl BufferPool {
     pub fn clear(&self) -> u64 {
         let idle = std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner));
         self.allocated_bytes.fetch_sub(idle.total_bytes, Ordering::Relaxed);
-        idle.by_size.into_values().flatten().for_each(free);
+        idle.by_size.into_values().flatten().for_each(|(buffer, _)| free(buffer));
         idle.total_bytes
     }
 }
@@ -112,16 +138,18 @@ pub(crate) struct PooledBuffer {
 impl Drop for PooledBuffer {
     fn drop(&mut self) {
         let size = self.buffer.size();
-        // Only what is known to be good serves again.
-        let is_good = self.outcome.as_ref().is_none_or(|outcome| outcome.now() == Poll::Ready(None));
+        // What failed never serves again. What is not known yet keeps its outcome, which the next user is told.
+        let outcome = still_unknown(self.outcome.take());
         let mut idle = self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if is_good && idle.total_bytes + size <= MAX_IDLE_BYTES {
-            idle.total_bytes += size;
-            idle.by_size.entry(size).or_default().push(self.buffer.clone());
-        } else {
-            drop(idle);
-            self.pool.allocated_bytes.fetch_sub(size, Ordering::Relaxed);
-            free(self.buffer.clone());
+        match outcome {
+            Ok(outcome) if idle.total_bytes + size <= MAX_IDLE_BYTES => {
+                idle.total_bytes += size;
+                idle.by_size.entry(size).or_default().push((self.buffer.clone(), outcome));
+            }
+            _ => {
+                drop(idle);
+                self.pool.give_up(self.buffer.clone());
+            }
         }
     }
 }
