@@ -56,27 +56,37 @@ fn an_error_belongs_to_the_call_that_caused_it() {
 }
 
 #[test]
-fn only_buffers_that_are_known_to_be_good_are_pooled() {
+fn a_buffer_that_failed_never_serves_again() {
     let Some((gpu, counters)) = open(Setup::default()) else { return };
-    let failure = Failure::Refused { context: "allocating".into(), message: "refused".into() };
-    let resolved = |failure: Option<Failure>| {
-        // As in a browser: what came of it is known at the second look.
-        let mut asked = false;
+    let failure = || Some(Failure::Refused { context: "allocating".into(), message: "refused".into() });
+    // As in a browser: what came of it is known at a later look. The first one is at once, the second when the buffer is
+    // given back, the third when it would serve again.
+    let known_at = |look: u32, failure: Option<Failure>| {
+        let mut looks = 0;
         let check = std::future::poll_fn(move |_| {
-            if std::mem::replace(&mut asked, true) { Poll::Ready(failure.clone()) } else { Poll::Pending }
+            looks += 1;
+            if looks >= look { Poll::Ready(failure.clone()) } else { Poll::Pending }
         });
         Outcome::of(Box::pin(check)).unwrap()
     };
-    let unknown = Outcome::of(Box::pin(std::future::pending())).unwrap();
-    let cases = [(None, 1), (resolved(None), 1), (resolved(Some(failure)), 0), (unknown, 0)];
-    for (i, (outcome, hits)) in cases.into_iter().enumerate() {
+    // The outcome, whether the buffer serves again, and whether its next user is still to be told what came of it.
+    let cases = [
+        (None, true, false),
+        (known_at(2, None), true, false),
+        (known_at(3, None), true, false),
+        (known_at(u32::MAX, None), true, true),
+        (known_at(2, failure()), false, false),
+        (known_at(3, failure()), false, false),
+    ];
+    for (i, (outcome, serves, unknown)) in cases.into_iter().enumerate() {
         let size = 4096 << i;
         let mut buffer = gpu.allocate("first", size).unwrap();
         buffer.outcome = outcome;
         drop(buffer);
         let before = counters.snapshot();
-        let _second = gpu.allocate("second", size).unwrap();
-        assert_eq!((counters.snapshot() - before).pool_hits, hits, "case {i}");
+        let second = gpu.pool.take(&gpu.device, "second", size).unwrap();
+        assert_eq!((counters.snapshot() - before).pool_hits, u64::from(serves), "case {i}");
+        assert_eq!(second.outcome.is_some(), unknown, "case {i}");
     }
 }
 
