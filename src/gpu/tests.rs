@@ -84,7 +84,7 @@ fn a_buffer_that_failed_never_serves_again() {
         buffer.outcome = outcome;
         drop(buffer);
         let before = counters.snapshot();
-        let second = gpu.pool.take(&gpu.device, "second", size).unwrap();
+        let second = gpu.allocate("second", size).unwrap();
         assert_eq!((counters.snapshot() - before).pool_hits, u64::from(serves), "case {i}");
         assert_eq!(second.outcome.is_some(), unknown, "case {i}");
     }
