@@ -178,19 +178,34 @@ pub(super) fn scoped<T>(
     explain: impl FnOnce(wgpu::Error) -> Failure + Send + 'static,
     operation: impl FnOnce() -> T,
 ) -> (T, Result<Option<Outcome>, Failure>) {
-    let scopes: Vec<_> = filters.iter().map(|&filter| device.push_error_scope(filter)).collect();
+    let scopes = Scopes::open(device, filters);
     let done = operation();
-    // They are a stack.
-    let popped: Vec<_> = scopes.into_iter().rev().map(wgpu::ErrorScopeGuard::pop).collect();
-    let check = async move {
-        for error in popped {
-            if let Some(error) = error.await {
-                return Some(explain(error));
+    let error = scopes.close();
+    (done, Outcome::of(Box::pin(async move { error.await.map(explain) })))
+}
+
+/// Error scopes that are open.
+pub(super) struct Scopes(Vec<wgpu::ErrorScopeGuard>);
+
+impl Scopes {
+    /// Opens one scope for each filter, the last one innermost.
+    pub fn open(device: &wgpu::Device, filters: &[wgpu::ErrorFilter]) -> Scopes {
+        Scopes(filters.iter().map(|&filter| device.push_error_scope(filter)).collect())
+    }
+
+    /// Closes them. Resolves to the error that the innermost one caught, of those that caught any.
+    pub fn close(self) -> impl Future<Output = Option<wgpu::Error>> {
+        // They are a stack.
+        let popped: Vec<_> = self.0.into_iter().rev().map(wgpu::ErrorScopeGuard::pop).collect();
+        async move {
+            for error in popped {
+                if let Some(error) = error.await {
+                    return Some(error);
+                }
             }
+            None
         }
-        None
-    };
-    (done, Outcome::of(Box::pin(check)))
+    }
 }
 
 /// A failure of `context` in the GPU API's own words.

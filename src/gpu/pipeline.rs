@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
-use super::outcome::{Failure, Outcome};
+use super::outcome::{Failure, Outcome, Scopes};
 use crate::counters::LiveCounters;
 use crate::device::Setup;
 use crate::error::Error;
@@ -62,7 +62,7 @@ impl Pipelines {
         let label = Some(step.variant.label);
         // A browser compiles elsewhere and later, and runs what does not compile as if it wrote zeros.
         let filters = [wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Validation];
-        let scopes = filters.map(|filter| device.push_error_scope(filter));
+        let scopes = Scopes::open(device, &filters);
         let source = match self.broken {
             Some(label) if label == step.variant.label => step.variant.idle_source(step.kernel).into(),
             _ => step.variant.target_source(),
@@ -94,15 +94,9 @@ impl Pipelines {
             cache: self.cache.as_ref().map(|(cache, _)| cache),
         });
         let label = step.variant.label;
-        let [internal, out_of_memory, invalid] = scopes;
-        // They are a stack.
-        let popped = [invalid, out_of_memory, internal].map(wgpu::ErrorScopeGuard::pop);
+        let caught = scopes.close();
         let check = Outcome::of(Box::pin(async move {
-            let mut error = None;
-            for outcome in popped {
-                error = error.or(outcome.await);
-            }
-            let error = error?;
+            let error = caught.await?;
             let info = module.get_compilation_info().await;
             let messages = info.messages.iter().map(|message| match message.location {
                 Some(at) => format!("line {}: {}", at.line_number, message.message),
