@@ -69,7 +69,7 @@ impl Roofline {
     pub fn new(llama: &Llama, cache: &KvCache) -> Roofline {
         let (config, weights) = (&llama.config, &llama.weights);
         let bytes = |tensor: &Tensor| tensor.size_bytes();
-        let is_tied = weights.places().all(|(name, _)| name != "output.weight");
+        let is_tied = weights.destinations().all(|(name, _)| name != "output.weight");
         let table_bytes: u64 = if is_tied { 0 } else { weights.token_embd.tensors().map(bytes).sum() };
         let [dim, ffn_dim, vocab_size, n_layers] =
             [config.dim, config.ffn_dim, config.vocab_size, config.n_layers].map(u64::from);

@@ -84,14 +84,14 @@ pub(crate) fn fold(device: &Device, n_groups: u64) -> [u32; 3] {
 
 /// Workgroups of one dispatch: the number of the first, and the grid from there.
 #[derive(Clone, Copy)]
-struct Run {
+struct GridPart {
     first: u32,
     grid: [u32; 3],
 }
 
 /// Cuts `n_groups` workgroups, which have `operations` together, into dispatches that take no longer than the device lets
 /// one take and fit into a folded grid.
-fn runs(device: &Device, n_groups: u64, operations: u64) -> impl Iterator<Item = Run> + use<> {
+fn grid_parts(device: &Device, n_groups: u64, operations: u64) -> impl Iterator<Item = GridPart> + use<> {
     let limits = device.limits();
     let n_groups = n_groups.clamp(1, u64::from(u32::MAX)) as u32;
     let n = operations.div_ceil(limits.max_dispatch_operations).max(1);
@@ -100,7 +100,7 @@ fn runs(device: &Device, n_groups: u64, operations: u64) -> impl Iterator<Item =
     let device = device.clone();
     (0..n_groups).step_by(each as usize).map(move |first| {
         let grid = fold(&device, u64::from((n_groups - first).min(each)));
-        Run { first, grid }
+        GridPart { first, grid }
     })
 }
 

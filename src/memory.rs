@@ -16,7 +16,7 @@ pub(crate) fn of_host() -> Option<u64> {
 #[cfg(target_arch = "wasm32")]
 pub(crate) fn of_host() -> Option<u64> {
     const ALL: u64 = 1 << 32;
-    const OTHERS: u64 = 64 << 20;
+    const OTHERS: u64 = 256 << 20;
     Some(ALL - OTHERS)
 }
 
@@ -38,28 +38,52 @@ fn available(meminfo: &str, container: Option<&str>) -> Option<u64> {
     Some(host.min(container))
 }
 
+/// Whether no caller can know better than [`of_host`] what there is: addresses end, where a system could still make room.
+const IS_FIXED: bool = cfg!(target_arch = "wasm32");
+
 /// The most memory that a model may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limit {
     pub bytes: u64,
-    /// Whether the caller named it; else it is all there is.
-    is_chosen: bool,
+    source: Source,
+}
+
+/// Where a limit comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// The caller named it.
+    Chosen,
+    /// All there is, as far as the system says; a caller may know better.
+    Available,
+    /// All there can be.
+    Fixed,
 }
 
 impl Limit {
-    /// The caller's own limit, else what the device can hold, if that is known.
+    /// The caller's own limit, else what the device can hold, if that is known. Where that is fixed, the lesser of both.
     pub fn of(chosen: Option<u64>, available: Option<u64>) -> Option<Limit> {
-        match chosen {
-            Some(bytes) => Some(Limit { bytes, is_chosen: true }),
-            None => available.map(|bytes| Limit { bytes, is_chosen: false }),
+        Self::within(chosen, available, IS_FIXED)
+    }
+
+    fn within(chosen: Option<u64>, available: Option<u64>, is_fixed: bool) -> Option<Limit> {
+        match (chosen, available) {
+            (Some(bytes), Some(most)) if is_fixed && bytes > most => Some(Limit { bytes: most, source: Source::Fixed }),
+            (Some(bytes), _) => Some(Limit { bytes, source: Source::Chosen }),
+            (None, Some(bytes)) => {
+                Some(Limit { bytes, source: if is_fixed { Source::Fixed } else { Source::Available } })
+            }
+            (None, None) => None,
         }
     }
 
     /// What a refusal adds to its hint.
     pub fn explained(&self, hint: String) -> String {
-        match self.is_chosen {
-            true => hint,
-            false => format!("{hint}; the limit is the memory that is left here, and a memory limit replaces it"),
+        match self.source {
+            Source::Chosen => hint,
+            Source::Available => {
+                format!("{hint}; the limit is the memory that is left here, and a memory limit replaces it")
+            }
+            Source::Fixed => format!("{hint}; the limit is the memory that 32-bit addresses have for a model"),
         }
     }
 }
@@ -86,10 +110,20 @@ mod tests {
 
     #[test]
     fn a_limit_is_the_callers_or_what_there_is() {
-        assert_eq!(Limit::of(None, None), None);
-        assert_eq!(Limit::of(Some(9), Some(5)), Some(Limit { bytes: 9, is_chosen: true }));
-        let found = Limit::of(None, Some(5)).unwrap();
-        assert_eq!(found, Limit { bytes: 5, is_chosen: false });
+        assert_eq!(Limit::within(None, None, false), None);
+        assert_eq!(Limit::within(Some(9), Some(5), false), Some(Limit { bytes: 9, source: Source::Chosen }));
+        let found = Limit::within(None, Some(5), false).unwrap();
+        assert_eq!(found, Limit { bytes: 5, source: Source::Available });
         assert!(found.explained("a".into()).contains("memory that is left here"));
+    }
+
+    #[test]
+    fn nobody_chooses_more_than_addresses_allow() {
+        let fixed = Limit { bytes: 5, source: Source::Fixed };
+        assert_eq!(Limit::within(Some(9), Some(5), true), Some(fixed));
+        assert_eq!(Limit::within(None, Some(5), true), Some(fixed));
+        assert_eq!(Limit::within(Some(4), Some(5), true), Some(Limit { bytes: 4, source: Source::Chosen }));
+        assert_eq!(Limit::within(Some(9), None, true), Some(Limit { bytes: 9, source: Source::Chosen }));
+        assert!(!fixed.explained("a".into()).contains("replaces"));
     }
 }

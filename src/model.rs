@@ -14,5 +14,5 @@ pub use encoder::{
 pub use encoder_weights::{EncoderLayer, EncoderWeights, NormWeights, ScoreHead};
 pub use kv_cache::KvCache;
 pub use llama::{Ending, Llama, PassTensors, Tap};
-pub use weights::{LayerWeights, Place, SourceTensor, Stack, WeightSource, Weights};
+pub use weights::{Destination, LayerWeights, SourceTensor, Stack, WeightSource, Weights};
 pub(crate) use weights::{rope_tensor, upload_rope};

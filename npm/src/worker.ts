@@ -157,19 +157,11 @@ interface Recipe<T extends Resident> {
   prepare(loader: Loader<T>, device: Device): Promise<void>;
 }
 
-/** Bytes that a model may take in WASM's memory, which has 4 GiB, beside what reads its files. */
-const HEAP_BYTES = 2 ** 32 - 2 ** 28;
-
-/** Settings that refuse what the CPU's memory cannot hold, before anything of it is read. */
-function fitting<S extends { memoryLimit?: number }>(settings: S, device: Device): S {
-  return device.isGpu() ? settings : { ...settings, memoryLimit: Math.min(settings.memoryLimit ?? Infinity, HEAP_BYTES) };
-}
-
 function modelRecipe(request: ModelRequest): Recipe<Model> {
   return {
     request,
     extras: [],
-    begin: (device, files) => Loader.model(device, files, fitting(request.settings, device)),
+    begin: (device, files) => Loader.model(device, files, request.settings),
     prepare: async (loader, device) => {
       if (device.isGpu()) {
         await tune(loader, device.info(), request.tune);
@@ -182,7 +174,7 @@ function embedderRecipe(request: EmbedderRequest): Recipe<Embedder> {
   return {
     request,
     extras: SENTENCE_FILES,
-    begin: (device, files) => Loader.embedder(device, files, fitting(request.settings, device)),
+    begin: (device, files) => Loader.embedder(device, files, request.settings),
     prepare: async () => {},
   };
 }
@@ -191,7 +183,7 @@ function rerankerRecipe(request: RerankerRequest): Recipe<Reranker> {
   return {
     request,
     extras: [],
-    begin: (device, files) => Loader.reranker(device, files, fitting(request.settings, device)),
+    begin: (device, files) => Loader.reranker(device, files, request.settings),
     prepare: async () => {},
   };
 }

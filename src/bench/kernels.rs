@@ -67,7 +67,7 @@ pub async fn measure(device: &Device, shapes: &Shapes, probes: &Probes) -> Resul
     shapes.check()?;
     let mut rows = Vec::new();
     for n_tokens in [1, shapes.n_prompt] {
-        Pass { device, shapes, probes, n_tokens, rows: &mut rows }.measure().await?;
+        PassBench { device, shapes, probes, n_tokens, rows: &mut rows }.measure().await?;
     }
     Ok(rows)
 }
@@ -117,7 +117,7 @@ impl Shapes {
 }
 
 /// The kernels of a pass over `n_tokens` tokens.
-struct Pass<'a> {
+struct PassBench<'a> {
     device: &'a Device,
     shapes: &'a Shapes,
     probes: &'a Probes,
@@ -139,7 +139,7 @@ impl Work {
     }
 }
 
-impl Pass<'_> {
+impl PassBench<'_> {
     /// In the order of the forward pass.
     async fn measure(&mut self) -> Result<(), Error> {
         let Shapes { dim, n_cached, .. } = *self.shapes;

@@ -13,7 +13,7 @@ use super::embed::error::{EXIT_CODES, EmbedError};
 use super::embed::input::{InputFormat, Source};
 use super::embed::job::{OnError, of_texts};
 use super::embed::log::Log;
-use super::embed::rows::Rows;
+use super::embed::rows::Records;
 use super::lost::TestLosses;
 use super::run::with_loading_bar;
 
@@ -114,7 +114,7 @@ impl RerankArgs {
         &self,
         score: impl FnMut(&[&str]) -> Result<Vec<f32>, Error>,
         input: &str,
-        mut rows: Rows,
+        mut rows: Records,
         log: Log,
     ) -> Result<Vec<Scored>, EmbedError> {
         let (given, scores) = of_texts(&mut rows, input, &self.column, self.on_error, score)?;
@@ -129,7 +129,7 @@ impl RerankArgs {
         scored.collect::<serde_json::Result<_>>().map_err(|error| EmbedError::input(input, error))
     }
 
-    fn line(&self, rows: &Rows, row: usize, text: &str, score: f32) -> serde_json::Result<String> {
+    fn line(&self, rows: &Records, row: usize, text: &str, score: f32) -> serde_json::Result<String> {
         if !self.json {
             return Ok(format!("{score:.4}\t{}", text.replace(['\n', '\r', '\t'], " ")));
         }

@@ -76,7 +76,7 @@ pub(crate) fn attention(mut call: Call<'_>) {
         let (y, last) = y.split_at_mut(dim);
         let q = &q[in_quads(params.query_start) + t * in_quads(params.query_stride) + h * dim..][..dim];
         let (k, v) = (&k[key_start + cached..], &v[value_start + cached..]);
-        let (k, v) = (Rows { data: k, stride, dim, n }, Rows { data: v, stride, dim, n });
+        let (k, v) = (HeadRows { data: k, stride, dim, n }, HeadRows { data: v, stride, dim, n });
         let (mut highest, mut sum) = (f32::MIN, 0.0);
         let head = Head {
             q,
@@ -126,30 +126,30 @@ pub(crate) fn attention_merge(mut call: Call<'_>) {
 
 /// Keys or values of a head: `n` rows of `dim` elements, one every `stride`.
 #[derive(Clone, Copy)]
-struct Rows<'a> {
+struct HeadRows<'a> {
     data: &'a [f32],
     stride: usize,
     dim: usize,
     n: usize,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> HeadRows<'a> {
     #[inline(always)]
     fn row(self, i: usize) -> &'a [f32] {
         &self.data[i * self.stride..][..self.dim]
     }
 
     /// So many rows from `first` on, or those that are left.
-    fn from(self, first: usize, n: usize) -> Rows<'a> {
-        Rows { data: &self.data[first * self.stride..], n: n.min(self.n - first), ..self }
+    fn from(self, first: usize, n: usize) -> HeadRows<'a> {
+        HeadRows { data: &self.data[first * self.stride..], n: n.min(self.n - first), ..self }
     }
 }
 
 /// Attention of one query with visible keys and values.
 struct Head<'a> {
     q: &'a [f32],
-    k: Rows<'a>,
-    v: Rows<'a>,
+    k: HeadRows<'a>,
+    v: HeadRows<'a>,
     scale: f32,
     soft_cap: f32,
     /// Sums that are still to be divided.
@@ -226,7 +226,7 @@ fn fold(mut lanes: [f32; 16], pair: impl Fn(f32, f32) -> f32) -> f32 {
 
 /// `sums[i] = q . k[i]`.
 #[inline(always)]
-fn dots<const LEN: usize, L: Lanes<LEN>>(q: &[f32], k: Rows<'_>, sums: &mut [f32]) {
+fn dots<const LEN: usize, L: Lanes<LEN>>(q: &[f32], k: HeadRows<'_>, sums: &mut [f32]) {
     let (fours, last) = sums.as_chunks_mut::<4>();
     let n_fours = fours.len();
     for (i, sums) in fours.iter_mut().enumerate() {
@@ -265,7 +265,7 @@ fn four_dots<const LEN: usize, L: Lanes<LEN>>(q: &[f32], k: [&[f32]; 4]) -> [f32
 #[inline(always)]
 fn add_rows<const LEN: usize, L: Lanes<LEN>, const N: usize>(
     weights: &[f32],
-    v: Rows<'_>,
+    v: HeadRows<'_>,
     rescale: f32,
     y: &mut [f32],
 ) {

@@ -31,7 +31,7 @@ pub(crate) fn matmul(mut call: Call<'_>) {
     let n_blocks = params.blocks as usize;
     let x = activations(&x.get::<f32>()[..n_tokens * dim], vector.get(), [dim, n_blocks], params.flags, params.eps);
     let (start, stride) = (params.y_start as usize, params.y_stride as usize);
-    let to = Rows {
+    let to = OutputRows {
         y: &mut y.get_mut::<f32>()[..n_tokens * stride],
         start,
         stride,
@@ -43,7 +43,7 @@ pub(crate) fn matmul(mut call: Call<'_>) {
 }
 
 /// Where a product goes: `y = (y +) act(product (+ bias))`, columns of rows from `start` on.
-struct Rows<'a> {
+struct OutputRows<'a> {
     y: &'a mut [f32],
     start: usize,
     stride: usize,
@@ -51,10 +51,10 @@ struct Rows<'a> {
     flags: u32,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> OutputRows<'a> {
     /// The product alone.
-    fn plain(y: &'a mut [f32], n_out: usize) -> Rows<'a> {
-        Rows { y, start: 0, stride: n_out, bias: None, flags: 0 }
+    fn plain(y: &'a mut [f32], n_out: usize) -> OutputRows<'a> {
+        OutputRows { y, start: 0, stride: n_out, bias: None, flags: 0 }
     }
 }
 
@@ -123,7 +123,7 @@ pub(crate) fn linear_norm(mut call: Call<'_>) {
     let x = activations(&x.get::<f32>()[..n_tokens * dim], &[], [dim, n_blocks], params.flags, params.eps);
     let y = &mut y.get_mut::<f32>()[..n_tokens * n_out];
     let bias = (params.flags & BIAS != 0).then(|| &vector.get::<f32>()[..n_out]);
-    let to = Rows { bias, flags: params.flags, ..Rows::plain(&mut *y, n_out) };
+    let to = OutputRows { bias, flags: params.flags, ..OutputRows::plain(&mut *y, n_out) };
     let invariant = params.flags & INVARIANT != 0;
     Product { invariant, w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, n_blocks }.write(format, to);
 
@@ -163,7 +163,7 @@ pub(crate) fn gate_up(mut call: Call<'_>) {
     let n_out = 2 * ffn_dim;
     let mut sums = vec![0.0; n_tokens * n_out];
     Product { invariant: false, w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, n_blocks }
-        .write(weight, Rows::plain(&mut sums, n_out));
+        .write(weight, OutputRows::plain(&mut sums, n_out));
     for (y, sums) in y.get_mut::<f32>().chunks_exact_mut(ffn_dim).zip(sums.chunks_exact(n_out)) {
         let (gate, up) = sums.split_at(ffn_dim);
         swiglu_row(gate, up, y);
@@ -179,7 +179,7 @@ pub(crate) fn qkv(mut call: Call<'_>) {
     let x = activations(&x.get::<f32>()[..n_tokens * dim], vector.get(), [dim, n_blocks], params.flags, params.eps);
     let mut sums = vec![0.0; n_tokens * n_out];
     Product { invariant: false, w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, n_blocks }
-        .write(weight, Rows::plain(&mut sums, n_out));
+        .write(weight, OutputRows::plain(&mut sums, n_out));
 
     let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
     let (head_dim, capacity) = (params.head_dim as usize, params.capacity as usize);
@@ -250,12 +250,12 @@ struct Scratch {
 }
 
 impl Product<'_> {
-    fn write(&self, weight: Option<WeightType>, to: Rows<'_>) {
+    fn write(&self, weight: Option<WeightType>, to: OutputRows<'_>) {
         with_format!(weight, product(self, to))
     }
 }
 
-fn product<F: Format>(operands: &Product<'_>, to: Rows<'_>) {
+fn product<F: Format>(operands: &Product<'_>, to: OutputRows<'_>) {
     /// Tokens whose sums stay in the second-level cache with a panel.
     const MOST_TOKENS: usize = 512;
     let &Product { invariant, w, w_scales, x, n_tokens, n_out, n_blocks } = operands;
@@ -271,7 +271,7 @@ fn product<F: Format>(operands: &Product<'_>, to: Rows<'_>) {
         let most = (PANEL_LEN / (n_blocks * BLOCK)).next_multiple_of(16).clamp(16, 256);
         threads::chunk_len(n_passes * n_out, 16, most)
     };
-    let Rows { y, start, stride, bias, flags } = to;
+    let OutputRows { y, start, stride, bias, flags } = to;
     let ops = n_tokens * n_out * n_blocks * BLOCK;
     let write = |Scratch { unpacked, sums }: &mut Scratch, mut tile: Tile<'_>| {
         let n_rows = tile.columns.len();

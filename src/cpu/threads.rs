@@ -92,13 +92,26 @@ pub(crate) fn for_each_chunk<T: Send>(
 ) {
     #[cfg(not(target_arch = "wasm32"))]
     if ops >= PARALLEL_OPS && y.len() > chunk_len {
-        use rayon::prelude::*;
-        y.par_chunks_mut(chunk_len).enumerate().for_each(|(i, chunk)| work(i, chunk));
-        return;
+        return share_chunks(y, chunk_len, &work);
     }
     #[cfg(target_arch = "wasm32")]
     let _ = (ops, PARALLEL_OPS);
     y.chunks_mut(chunk_len).enumerate().for_each(|(i, chunk)| work(i, chunk));
+}
+
+/// Shares chunks out over the threads. Takes the work by reference, as [`share_numbers`] does, so that rayon's part of it is
+/// compiled once and not for each kernel.
+#[cfg(not(target_arch = "wasm32"))]
+fn share_chunks<T: Send>(y: &mut [T], chunk_len: usize, work: &(dyn Fn(usize, &mut [T]) + Sync)) {
+    use rayon::prelude::*;
+    y.par_chunks_mut(chunk_len).enumerate().for_each(|(i, chunk)| work(i, chunk));
+}
+
+/// Shares the numbers below `n` out over the threads. Each piece of them gets a worker of its own.
+#[cfg(not(target_arch = "wasm32"))]
+fn share_numbers<'a>(n: usize, worker: &(dyn Fn() -> Box<dyn FnMut(usize) + 'a> + Sync)) {
+    use rayon::prelude::*;
+    (0..n).into_par_iter().for_each_init(worker, |worker, i| worker(i));
 }
 
 /// Some columns of some rows of a matrix, which no other thread has.
@@ -153,9 +166,11 @@ pub(super) fn for_each_tile<S: Default>(
     };
     #[cfg(not(target_arch = "wasm32"))]
     if ops >= PARALLEL_OPS && down * across > 1 {
-        use rayon::prelude::*;
-        (0..down * across).into_par_iter().for_each_init(S::default, |scratch, i| work(scratch, tile(i)));
-        return;
+        let (work, tile) = (&work, &tile);
+        return share_numbers(down * across, &|| {
+            let mut scratch = S::default();
+            Box::new(move |i| work(&mut scratch, tile(i)))
+        });
     }
     #[cfg(target_arch = "wasm32")]
     let _ = (ops, PARALLEL_OPS);

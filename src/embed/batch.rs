@@ -53,7 +53,7 @@ pub(super) enum Head {
 }
 
 /// Passes over batches of all sizes that occur, each recorded once.
-pub(super) struct Passes {
+pub(super) struct EncoderPasses {
     device: Device,
     encoder: Encoder,
     head: Head,
@@ -62,22 +62,22 @@ pub(super) struct Passes {
 }
 
 struct State {
-    passes: LruCache<BatchSize, Arc<Pass>>,
+    passes: LruCache<BatchSize, Arc<RecordedBatch>>,
     /// Passes run one after the other, so they share their temporaries' memory.
     workspace: Workspace,
 }
 
-struct Pass {
+struct RecordedBatch {
     io: BatchTensors,
     /// A row for each text, `[B, width]`.
     rows: Tensor,
     recording: Recording,
 }
 
-impl Passes {
-    pub fn new(device: &Device, encoder: Encoder, head: Head, max_len: u32) -> Passes {
+impl EncoderPasses {
+    pub fn new(device: &Device, encoder: Encoder, head: Head, max_len: u32) -> EncoderPasses {
         let state = State { passes: LruCache::new(KEPT_PASSES), workspace: Workspace::default() };
-        Passes { device: device.clone(), encoder, head, max_len, state: Mutex::new(state) }
+        EncoderPasses { device: device.clone(), encoder, head, max_len, state: Mutex::new(state) }
     }
 
     pub fn device(&self) -> &Device {
@@ -145,7 +145,7 @@ impl Passes {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pass(&self, state: &mut State, size: BatchSize) -> Result<Arc<Pass>, Error> {
+    fn pass(&self, state: &mut State, size: BatchSize) -> Result<Arc<RecordedBatch>, Error> {
         if let Some(pass) = state.passes.get(&size) {
             return Ok(pass.clone());
         }
@@ -154,7 +154,7 @@ impl Passes {
         Ok(pass)
     }
 
-    fn record(&self, size: BatchSize, workspace: &mut Workspace) -> Result<Pass, Error> {
+    fn record(&self, size: BatchSize, workspace: &mut Workspace) -> Result<RecordedBatch, Error> {
         let io = BatchTensors::declare(&self.device, &self.encoder.config, size, self.max_len)?;
         let rows = Tensor::declare("rows", Role::Activations, &[size.n_sequences, self.width()], DType::F32)?;
         let mut rec = Recorder::new(&self.device);
@@ -165,7 +165,7 @@ impl Passes {
             }
             Head::Score(head) => self.encoder.record_scores(&mut rec, &io, &h, head, &rows)?,
         }
-        Ok(Pass { io, rows, recording: rec.finish(workspace) })
+        Ok(RecordedBatch { io, rows, recording: rec.finish(workspace) })
     }
 }
 

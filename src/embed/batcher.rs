@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use super::batch::{Head, Passes, Tokens, batches, size_for};
+use super::batch::{EncoderPasses, Head, Tokens, batches, size_for};
 use super::place::Second;
 use crate::device::{Device, Pending, pause};
 use crate::error::Error;
@@ -31,7 +31,7 @@ pub(super) struct Limits {
 pub(super) struct Batcher {
     pub device: Device,
     pub name: String,
-    pub passes: Arc<Passes>,
+    pub passes: Arc<EncoderPasses>,
     /// Another device with the same encoder.
     pub second: Option<Second>,
     reader: Result<Reader, String>,
@@ -99,8 +99,9 @@ impl Batcher {
             Head::Vector { .. } => None,
             Head::Score(head) => Some(head),
         };
-        let feed = Feed::new(&catalog, weights.places().chain(of_head.into_iter().flat_map(|head| head.places())));
-        let passes = Arc::new(Passes::new(device, Encoder { config, weights }, head, max_tokens));
+        let feed =
+            Feed::new(&catalog, weights.destinations().chain(of_head.into_iter().flat_map(|head| head.destinations())));
+        let passes = Arc::new(EncoderPasses::new(device, Encoder { config, weights }, head, max_tokens));
         let batcher = Batcher {
             device: device.clone(),
             name,
@@ -218,24 +219,24 @@ impl Batcher {
         /// of them begins.
         const AHEAD: usize = 8;
         let mut rows = vec![0.0; n * self.passes.width() as usize];
-        let mut run = Run { batcher: self, rows: &mut rows, flights: VecDeque::new(), done: 0, progress };
+        let mut submission = Submission { batcher: self, rows: &mut rows, flights: VecDeque::new(), done: 0, progress };
         let mut window = Vec::new();
         let mut n_tokens = 0;
         for i in 0..n {
             match item(i).map_err(|e| e.in_record(i))? {
-                Item::Known(row) => run.take(i, &row),
+                Item::Known(row) => submission.take(i, &row),
                 Item::Tokens(tokens) => {
                     n_tokens += tokens.ids.len();
                     window.push((i, tokens));
                 }
             }
             if n_tokens >= AHEAD * self.max_batch_tokens as usize {
-                run.submit(std::mem::take(&mut window)).await?;
+                submission.submit(std::mem::take(&mut window)).await?;
                 n_tokens = 0;
             }
         }
-        run.submit(window).await?;
-        run.land_all().await?;
+        submission.submit(window).await?;
+        submission.land_all().await?;
         Ok(rows)
     }
 }
@@ -271,7 +272,7 @@ fn fit([a, b]: [usize; 2], room: usize) -> [usize; 2] {
 }
 
 /// Texts on their way through the device.
-struct Run<'a> {
+struct Submission<'a> {
     batcher: &'a Batcher,
     /// `[n, width]`.
     rows: &'a mut [f32],
@@ -280,7 +281,7 @@ struct Run<'a> {
     progress: &'a mut dyn FnMut(usize),
 }
 
-impl Run<'_> {
+impl Submission<'_> {
     /// Submits texts, given with their numbers, batch by batch.
     async fn submit(&mut self, window: Vec<(usize, Tokens)>) -> Result<(), Error> {
         let Batcher { device, max_batch_tokens, in_flight, passes, second, .. } = self.batcher;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use web_time::Instant;
 
-use super::batch::{Passes, Tokens, size_for};
+use super::batch::{EncoderPasses, Tokens, size_for};
 use crate::error::Error;
 use crate::model::{BatchSize, EncoderConfig};
 use crate::tuning::PlaceKey;
@@ -27,23 +27,27 @@ pub struct Place {
 
 /// The second device's passes, and what is known of both.
 pub(super) struct Second {
-    passes: Arc<Passes>,
+    passes: Arc<EncoderPasses>,
     places: Mutex<BTreeMap<[u32; 2], Place>>,
 }
 
 impl Second {
-    pub fn new(passes: Arc<Passes>) -> Second {
+    pub fn new(passes: Arc<EncoderPasses>) -> Second {
         Second { passes, places: Mutex::default() }
     }
 
     /// The passes that a batch should go through, if the place of its size is known.
-    pub fn passes_for<'a>(&'a self, first: &'a Passes, texts: &[&Tokens]) -> Option<&'a Passes> {
+    pub fn passes_for<'a>(&'a self, first: &'a EncoderPasses, texts: &[&Tokens]) -> Option<&'a EncoderPasses> {
         let place = self.known(first, size_of(texts))?;
         Some(self.passes_at(first, place))
     }
 
     /// The same once it is known: the batch runs on both devices, a few times. `first` must have nothing in flight.
-    pub async fn measure<'a>(&'a self, first: &'a Passes, texts: &[&Tokens]) -> Result<&'a Passes, Error> {
+    pub async fn measure<'a>(
+        &'a self,
+        first: &'a EncoderPasses,
+        texts: &[&Tokens],
+    ) -> Result<&'a EncoderPasses, Error> {
         let BatchSize { n_tokens, n_sequences: n_texts } = size_of(texts);
         let seconds = [seconds(first, texts).await?, seconds(&self.passes, texts).await?];
         let place = Place { n_tokens, n_texts, is_second: seconds[1] < seconds[0], seconds: Some(seconds) };
@@ -51,12 +55,12 @@ impl Second {
         Ok(self.passes_at(first, place))
     }
 
-    fn passes_at<'a>(&'a self, first: &'a Passes, place: Place) -> &'a Passes {
+    fn passes_at<'a>(&'a self, first: &'a EncoderPasses, place: Place) -> &'a EncoderPasses {
         if place.is_second { &self.passes } else { first }
     }
 
     /// What was measured, or what the tuning of the first device says.
-    fn known(&self, first: &Passes, size: BatchSize) -> Option<Place> {
+    fn known(&self, first: &EncoderPasses, size: BatchSize) -> Option<Place> {
         let BatchSize { n_tokens, n_sequences: n_texts } = size;
         if let Some(&place) = self.places().get(&[n_tokens, n_texts]) {
             return Some(place);
@@ -67,7 +71,7 @@ impl Second {
         Some(place)
     }
 
-    fn key(&self, first: &Passes, size: BatchSize) -> PlaceKey {
+    fn key(&self, first: &EncoderPasses, size: BatchSize) -> PlaceKey {
         let EncoderConfig { architecture, n_layers, dim, ffn_dim, .. } = &first.encoder().config;
         PlaceKey {
             encoder: format!("{architecture} {n_layers} x {dim}, {ffn_dim}"),
@@ -84,7 +88,7 @@ impl Second {
 
     /// The tuning of the first device with these places.
     #[cfg(not(target_arch = "wasm32"))]
-    pub fn tuning(&self, first: &Passes) -> Tuning {
+    pub fn tuning(&self, first: &EncoderPasses) -> Tuning {
         let mut tuning = first.device().tuning().clone();
         for place in self.all() {
             let size = BatchSize { n_tokens: place.n_tokens, n_sequences: place.n_texts };
@@ -103,7 +107,7 @@ fn size_of(texts: &[&Tokens]) -> BatchSize {
 }
 
 /// Seconds of a batch: the shorter of two runs behind one that makes what they need.
-async fn seconds(passes: &Passes, texts: &[&Tokens]) -> Result<f64, Error> {
+async fn seconds(passes: &EncoderPasses, texts: &[&Tokens]) -> Result<f64, Error> {
     passes.run(texts)?.await?;
     let mut shortest = f64::INFINITY;
     for _ in 0..2 {

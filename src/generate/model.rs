@@ -121,7 +121,7 @@ impl Model {
         {
             return Err(too_large(device, &llama, &plan, limit, context_length, max_pass));
         }
-        let feed = Feed::new(&catalog, llama.weights.places());
+        let feed = Feed::new(&catalog, llama.weights.destinations());
         let encodings = match tokenizer {
             Ok(tokenizer) => Ok(EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE)),
             Err(error) => Err(error.to_string()),

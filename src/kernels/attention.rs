@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::linear::operations;
-use super::{LOOP_ROUNDS, StepState, fold, runs};
+use super::{LOOP_ROUNDS, StepState, fold, grid_parts};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
@@ -200,9 +200,9 @@ fn prefill(
     };
     // Of scores and of values.
     let operations = 2 * operations(n_tokens, n_heads * head_dim, n_keys);
-    for run in runs(rec.device(), n_groups, operations) {
-        let params = AttentionParams { first_group: run.first, ..params };
-        rec.dispatch_as(tier, &shaders::ATTENTION_PREFILL, None, &constants, params, operands, run.grid)?;
+    for part in grid_parts(rec.device(), n_groups, operations) {
+        let params = AttentionParams { first_group: part.first, ..params };
+        rec.dispatch_as(tier, &shaders::ATTENTION_PREFILL, None, &constants, params, operands, part.grid)?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::linear::{NORM, Norm, lanes, lanes_groups, operations, quads, vector};
-use super::{Run, runs};
+use super::{GridPart, grid_parts};
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -53,8 +53,8 @@ pub fn gate_up(rec: &mut Recorder, w: &Matrix, norm: Option<Norm<'_>>, x: &Tenso
     // A vector that is not there is never read; x is at hand.
     let operands = [&slab.words, vector.unwrap_or(x), x, y];
     let tier = choice.tier;
-    for Run { first, grid: [x_groups, y_groups, _] } in
-        runs(rec.device(), n_groups, operations(n_tokens, w.rows(), dim))
+    for GridPart { first, grid: [x_groups, y_groups, _] } in
+        grid_parts(rec.device(), n_groups, operations(n_tokens, w.rows(), dim))
     {
         let grid = [x_groups, y_groups, n_tokens];
         rec.dispatch_as(tier, &shaders::GATE_UP, Some(w.weight()), &constants, params(first), &operands, grid)?;

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Activation, Gelu, LOOP_ROUNDS, check_loop, fold, rms_norm, runs, tier_for};
+use super::{Activation, Gelu, LOOP_ROUNDS, check_loop, fold, grid_parts, rms_norm, tier_for};
 use crate::device::Device;
 use crate::dtype::{BLOCK, DType, WeightType};
 use crate::error::Error;
@@ -180,7 +180,7 @@ impl<'a> Linear<'a> {
         let constants = [constants, activation].concat();
         for slab in self.w.slabs() {
             let (n_groups, z) = grid(slab.rows);
-            for run in runs(rec.device(), n_groups, operations(n_tokens, slab.rows, dim)) {
+            for part in grid_parts(rec.device(), n_groups, operations(n_tokens, slab.rows, dim)) {
                 let params = LinearParams {
                     n_tokens,
                     n_out: slab.rows,
@@ -192,10 +192,10 @@ impl<'a> Linear<'a> {
                     flags: set(&flags) | activation_flags,
                     eps: self.norm.map_or(0.0, |norm| norm.eps),
                     split_blocks: self.w.blocks().div_ceil(*n_splits),
-                    first_group: run.first,
+                    first_group: part.first,
                     _pad: 0,
                 };
-                let [x_groups, y_groups, _] = run.grid;
+                let [x_groups, y_groups, _] = part.grid;
                 // A vector that is not there is never read; x is at hand.
                 let operands = [&slab.words, vector.unwrap_or(x), x, y];
                 rec.dispatch_as(
@@ -558,10 +558,10 @@ pub fn matmul_plain(rec: &mut Recorder, x: &Tensor, b: &Tensor, y: &Tensor) -> R
     let choice = Tiling::usual(rec.device(), (&shaders::MATMUL_PLAIN, None), [m, n], is_whole);
     check_loop(rec.device(), "matmul_plain", tile_rounds(choice.tier, k), k, "columns")?;
     let tiling = Tiling::new(rec.device(), choice, m, k.is_multiple_of(BLOCK as u32), std::iter::once(n));
-    for run in runs(rec.device(), tiling.n_tiles(m, n), operations(m, n, k)) {
-        let params = PlainParams { m, n, k, first_group: run.first };
+    for part in grid_parts(rec.device(), tiling.n_tiles(m, n), operations(m, n, k)) {
+        let params = PlainParams { m, n, k, first_group: part.first };
         let Tiling { tier, constants, .. } = &tiling;
-        rec.dispatch_as(*tier, &shaders::MATMUL_PLAIN, None, constants, params, &[x, b, y], run.grid)?;
+        rec.dispatch_as(*tier, &shaders::MATMUL_PLAIN, None, constants, params, &[x, b, y], part.grid)?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! A product, the residual stream and the layer normalisation behind them.
 
 use super::linear::{BIAS, INVARIANT, LinearParams, operations, set, vector};
-use super::{ACCUMULATE, LOOP_ROUNDS, LayerNorm, Linear, Run, add, layer_norm, matmul, runs};
+use super::{ACCUMULATE, GridPart, LOOP_ROUNDS, LayerNorm, Linear, add, grid_parts, layer_norm, matmul};
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders::{self, Tier};
@@ -55,7 +55,9 @@ pub fn linear_norm(rec: &mut Recorder, linear: &Linear, norm: &LayerNorm, x: &Te
     let vector = vector(kernel.name, None, linear.bias, dim)?;
     // A vector that is not there is never read; x is at hand.
     let operands = [&slab.words, vector.unwrap_or(x), x, norm.weight, norm.bias.unwrap_or(x), y];
-    for Run { first, grid } in runs(rec.device(), n_tokens.div_ceil(ROWS).into(), operations(n_tokens, n_out, dim)) {
+    for GridPart { first, grid } in
+        grid_parts(rec.device(), n_tokens.div_ceil(ROWS).into(), operations(n_tokens, n_out, dim))
+    {
         let params = LinearParams {
             n_tokens,
             n_out,

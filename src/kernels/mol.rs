@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{runs, tier_for};
+use super::{grid_parts, tier_for};
 use crate::device::Device;
 use crate::dtype::WeightType;
 use crate::error::Error;
@@ -337,7 +337,7 @@ pub fn mol(
     let n_groups = u64::from(n_scores.div_ceil(wg)) * u64::from(n_queries.div_ceil(queries_each));
     let each = if flag == BOUND { form.dot_operations(dim) } else { form.operations(dim) };
     let operations = u64::from(n_queries) * u64::from(n_scores) * each;
-    for run in runs(rec.device(), n_groups, operations) {
+    for part in grid_parts(rec.device(), n_groups, operations) {
         let params = MolParams {
             n_queries,
             n_items,
@@ -351,11 +351,11 @@ pub fn mol(
             item_components: form.item_components,
             pairs: form.n_pairs(),
             flags: form.flags() | flag,
-            first_group: run.first,
+            first_group: part.first,
             _pad: 0,
         };
         let operands = [&slab.words, item_gates, queries, query_gates, &gate.packed, ids, scores];
-        rec.dispatch_as(tier, kernel, Some(items.weight()), &constants, params, &operands, run.grid)?;
+        rec.dispatch_as(tier, kernel, Some(items.weight()), &constants, params, &operands, part.grid)?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::linear::{BIAS, NORM, Norm, lanes, lanes_groups, operations, quads, vector};
 use super::rope::{RopeConfig, RopeStyle, check};
-use super::{Run, StepState, runs};
+use super::{GridPart, StepState, grid_parts};
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -115,8 +115,8 @@ impl Qkv<'_> {
         // A vector that is not there is never read; x is at hand.
         let operands = [state.tensor(), self.table, &slab.words, vector.unwrap_or(x), x, q, k, v];
         let tier = choice.tier;
-        for Run { first, grid: [x_groups, y_groups, _] } in
-            runs(rec.device(), n_groups, operations(n_tokens, n_out, dim))
+        for GridPart { first, grid: [x_groups, y_groups, _] } in
+            grid_parts(rec.device(), n_groups, operations(n_tokens, n_out, dim))
         {
             let grid = [x_groups, y_groups, n_tokens];
             rec.dispatch_as(tier, &shaders::QKV, Some(self.w.weight()), &constants, params(first), &operands, grid)?;

@@ -8,7 +8,7 @@ use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::formats::{BlockType, TensorInfo, block};
 use crate::matrix::ScaleEdges;
-use crate::model::{Place, SourceTensor, WeightSource};
+use crate::model::{Destination, SourceTensor, WeightSource};
 
 /// Tensors under GGUF's names, and where each lies.
 #[derive(Debug, Default)]
@@ -119,7 +119,7 @@ pub(crate) struct Wanted {
 /// any size, and writes whole rows.
 pub(crate) struct Feed {
     /// Tensors in the order of the files.
-    items: Vec<(Entry, Place)>,
+    items: Vec<(Entry, Destination)>,
     /// The tensor in progress, and how much of it has come.
     at: usize,
     done: u64,
@@ -134,9 +134,9 @@ pub(crate) struct Feed {
 
 impl Feed {
     /// A feed of all tensors that weights were declared with.
-    pub fn new<'a>(catalog: &Catalog, places: impl Iterator<Item = (&'a str, Place)>) -> Feed {
+    pub fn new<'a>(catalog: &Catalog, destinations: impl Iterator<Item = (&'a str, Destination)>) -> Feed {
         // Weights were declared from this catalog, so each is in it.
-        let found = places.filter_map(|(name, place)| Some((catalog.tensors.get(name)?.clone(), place)));
+        let found = destinations.filter_map(|(name, place)| Some((catalog.tensors.get(name)?.clone(), place)));
         let mut items: Vec<_> = found.collect();
         items.sort_by_key(|(entry, _)| (entry.file, entry.info.offset));
         let total_bytes = items.iter().map(|(entry, _)| entry.info.size_bytes).sum();
@@ -196,8 +196,8 @@ impl Feed {
         let Some((Entry { info, .. }, place)) = self.items.get(self.at) else { return Ok(()) };
         let n_bytes = bytes.len() as u64;
         let row_bytes = match place {
-            Place::Rows { .. } => (info.size_bytes / info.shape.first().copied().unwrap_or(1)) as usize,
-            Place::Values { .. } => info.size_bytes as usize,
+            Destination::Rows { .. } => (info.size_bytes / info.shape.first().copied().unwrap_or(1)) as usize,
+            Destination::Values { .. } => info.size_bytes as usize,
         };
         let mut first_row = ((self.done - self.partial_row.len() as u64) / row_bytes as u64) as u32;
         if !self.partial_row.is_empty() {
@@ -234,7 +234,7 @@ impl Feed {
 fn write_rows(
     device: &Device,
     info: &TensorInfo,
-    place: &Place,
+    place: &Destination,
     first_row: u32,
     bytes: &[u8],
     edges: &mut ScaleEdges,
@@ -246,12 +246,12 @@ fn write_rows(
         Ok(values)
     };
     match place {
-        Place::Values { tensor, first } => {
+        Destination::Values { tensor, first } => {
             let values = values()?;
             device.write(tensor, *first, &values)?;
             Ok(size_of_val(&values[..]) as u64)
         }
-        Place::Rows { matrix, first_row: top } => match matrix.weight() {
+        Destination::Rows { matrix, first_row: top } => match matrix.weight() {
             WeightType::F32 if info.block_type != BlockType::F32 => {
                 let values = values()?;
                 matrix.write_rows(device, top + first_row, bytemuck::cast_slice(&values), edges)?;
@@ -280,7 +280,7 @@ mod tests {
             TensorInfo { name: "w".into(), shape: vec![1024], block_type: BlockType::F16, offset: 0, size_bytes: 2048 };
         let mut catalog = Catalog::default();
         catalog.insert("w".into(), 0, info);
-        let mut feed = Feed::new(&catalog, [("w", Place::Values { tensor, first: 0 })].into_iter());
+        let mut feed = Feed::new(&catalog, [("w", Destination::Values { tensor, first: 0 })].into_iter());
         let before = device.counters();
         for (piece, uploaded) in [(1000, 0), (1048, 4096)] {
             feed.push(&device, &vec![0; piece]).unwrap();

@@ -1,7 +1,7 @@
 //! An encoder's weights on a device, under GGUF's names.
 
 use super::encoder::{EncoderConfig, FeedForward, NormKind, Positions, ScoreConfig};
-use super::weights::{Place, Stack, WeightSource, describe};
+use super::weights::{Destination, Stack, WeightSource, describe};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
@@ -169,17 +169,18 @@ impl EncoderWeights {
     }
 
     /// Where the data of each source tensor belongs, by its name.
-    pub fn places(&self) -> impl Iterator<Item = (&str, Place)> {
+    pub fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
         let qk_norms = self.qk_norms().flat_map(|tensor| {
             // The label of such a tensor is the names of both its rows.
             let names = tensor.label().split('+');
             (0..).zip(names).map(|(row, name)| {
-                (name, Place::Values { tensor: tensor.clone(), first: row * tensor.shape()[1] as usize })
+                (name, Destination::Values { tensor: tensor.clone(), first: row * tensor.shape()[1] as usize })
             })
         });
-        let tables = self.tables().map(|tensor| (tensor.label(), Place::Values { tensor: tensor.clone(), first: 0 }));
-        let embd = Place::Rows { matrix: self.token_embd.clone(), first_row: 0 };
-        tables.chain(qk_norms).chain(self.stacks().flat_map(Stack::places)).chain([("token_embd.weight", embd)])
+        let tables =
+            self.tables().map(|tensor| (tensor.label(), Destination::Values { tensor: tensor.clone(), first: 0 }));
+        let embd = Destination::Rows { matrix: self.token_embd.clone(), first_row: 0 };
+        tables.chain(qk_norms).chain(self.stacks().flat_map(Stack::destinations)).chain([("token_embd.weight", embd)])
     }
 
     /// Every tensor.
@@ -224,10 +225,10 @@ impl ScoreHead {
     }
 
     /// Where the data of each source tensor belongs, by its name.
-    pub fn places(&self) -> impl Iterator<Item = (&str, Place)> {
+    pub fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
         let norm = self.norm.iter().flat_map(NormWeights::tensors);
-        let norm = norm.map(|tensor| (tensor.label(), Place::Values { tensor: tensor.clone(), first: 0 }));
-        norm.chain([&self.dense, &self.output].into_iter().flat_map(Stack::places))
+        let norm = norm.map(|tensor| (tensor.label(), Destination::Values { tensor: tensor.clone(), first: 0 }));
+        norm.chain([&self.dense, &self.output].into_iter().flat_map(Stack::destinations))
     }
 
     /// Every tensor.

@@ -27,7 +27,7 @@ pub trait WeightSource {
 
 /// Where the data of a source's tensor belongs.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum Destination {
     /// Rows of a matrix from `first_row` on.
     Rows {
         /// The matrix, whose [`WeightType`] the rows have.
@@ -181,14 +181,14 @@ impl Stack {
         self.parts.iter().flat_map(|part| part.matrix.tensors()).chain(biases)
     }
 
-    pub(super) fn places(&self) -> impl Iterator<Item = (&str, Place)> {
+    pub(super) fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
         let rows = self.parts.iter().flat_map(|part| {
             starts(&part.members)
-                .map(|(name, first_row)| (name, Place::Rows { matrix: part.matrix.clone(), first_row }))
+                .map(|(name, first_row)| (name, Destination::Rows { matrix: part.matrix.clone(), first_row }))
         });
         let biases = self.bias.iter().flat_map(|bias| {
             starts(&bias.members)
-                .map(|(name, first)| (name, Place::Values { tensor: bias.tensor.clone(), first: first as usize }))
+                .map(|(name, first)| (name, Destination::Values { tensor: bias.tensor.clone(), first: first as usize }))
         });
         rows.chain(biases)
     }
@@ -281,8 +281,8 @@ impl Weights {
     }
 
     /// Where the data of each source tensor belongs, by its name.
-    pub fn places(&self) -> impl Iterator<Item = (&str, Place)> {
-        let vector = |tensor: &'_ Tensor| Place::Values { tensor: tensor.clone(), first: 0 };
+    pub fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
+        let vector = |tensor: &'_ Tensor| Destination::Values { tensor: tensor.clone(), first: 0 };
         // A vector's label is its name in the source.
         let norms = self.layers.iter().flat_map(|layer| [&layer.attn_norm, &layer.ffn_norm]).chain([&self.output_norm]);
         let stacks = self
@@ -290,10 +290,10 @@ impl Weights {
             .iter()
             .flat_map(|layer| [&layer.attn_qkv, &layer.attn_output, &layer.ffn_gate_up, &layer.ffn_down])
             .chain(&self.output);
-        let embd = Place::Rows { matrix: self.token_embd.clone(), first_row: 0 };
+        let embd = Destination::Rows { matrix: self.token_embd.clone(), first_row: 0 };
         norms
             .map(move |norm| (norm.label(), vector(norm)))
-            .chain(stacks.flat_map(Stack::places))
+            .chain(stacks.flat_map(Stack::destinations))
             .chain([("token_embd.weight", embd)])
     }
 

@@ -147,7 +147,7 @@ struct Shape {
 }
 
 /// A recorded search and its ends.
-struct Pass {
+struct RecordedSearch {
     recording: Recording,
     /// `[B, columns]`.
     queries: Tensor,
@@ -157,9 +157,9 @@ struct Pass {
 
 /// Searches recorded so far. They use the same memory, one after the other.
 #[derive(Default)]
-struct Passes {
+struct RecordedSearches {
     workspace: Workspace,
-    by_shape: HashMap<Shape, Pass>,
+    by_shape: HashMap<Shape, RecordedSearch>,
 }
 
 /// Vectors on a device, and the search for the best of them.
@@ -175,7 +175,7 @@ pub struct Index {
     live: Bitset,
     /// The same for kernels, and room for a filter: a bit for each place in the shards.
     bits: Option<[Tensor; 2]>,
-    passes: Mutex<Passes>,
+    passes: Mutex<RecordedSearches>,
 }
 
 impl Index {
@@ -463,7 +463,7 @@ impl Index {
     /// Submits a search for up to [`MAX_BATCH`] queries. Nothing else comes between its writes and its run.
     fn start(&self, queries: &[f32], shape: Shape, filter: Option<&Bitset>) -> Result<Pending, Error> {
         let mut passes = self.passes.lock().unwrap_or_else(PoisonError::into_inner);
-        let Passes { workspace, by_shape } = &mut *passes;
+        let RecordedSearches { workspace, by_shape } = &mut *passes;
         let pass = match by_shape.entry(shape) {
             Entry::Occupied(pass) => pass.into_mut(),
             Entry::Vacant(place) => place.insert(self.record(shape, workspace)?),
@@ -481,7 +481,11 @@ impl Index {
         self.device.run_and_read(&pass.recording, &pass.best)
     }
 
-    fn record(&self, Shape { batch, k, is_filtered }: Shape, workspace: &mut Workspace) -> Result<Pass, Error> {
+    fn record(
+        &self,
+        Shape { batch, k, is_filtered }: Shape,
+        workspace: &mut Workspace,
+    ) -> Result<RecordedSearch, Error> {
         let cols = self.options.storage.cols(self.dims);
         let queries = Tensor::declare("queries", Role::Activations, &[batch, cols], DType::F32)?;
         let best = Tensor::declare("best", Role::Activations, &[batch, k, 2], DType::U32)?;
@@ -497,7 +501,7 @@ impl Index {
             select_top(&mut rec, &scores, &strip, &lists)?;
         }
         merge_top(&mut rec, &lists, &best)?;
-        Ok(Pass { recording: rec.finish(workspace), queries, best })
+        Ok(RecordedSearch { recording: rec.finish(workspace), queries, best })
     }
 }
 

@@ -47,14 +47,14 @@ impl Reranker {
         on_progress: js_sys::Function,
     ) -> Result<JsValue, JsValue> {
         #[derive(Serialize)]
-        struct Place {
+        struct RankedDocument {
             index: usize,
             score: f32,
         }
         match self.work.run(self.reranker.rank_with(&query, &documents, &mut telling(on_progress))).await {
             Some(ranked) => {
                 let best = ranked.map_err(to_js_error)?.into_iter().take(top_k.map_or(usize::MAX, |k| k as usize));
-                to_js(&best.map(|Ranked { index, score }| Place { index, score }).collect::<Vec<_>>())
+                to_js(&best.map(|Ranked { index, score }| RankedDocument { index, score }).collect::<Vec<_>>())
             }
             None => Ok(JsValue::UNDEFINED),
         }

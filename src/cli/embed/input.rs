@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use tilewright::Error;
 
 use super::error::{BadRecord, EmbedError, Fault};
-use super::rows::{Cells, Rows};
+use super::rows::{Cells, Records};
 use super::tables::{self, Columns};
 
 /// A longer line is refused: it would fill the memory.
@@ -74,7 +74,7 @@ pub struct Input {
     pub name: String,
     /// Columns; `None` for lines of text and of JSON.
     pub columns: Option<Columns>,
-    pub batches: Box<dyn Iterator<Item = Result<Rows, EmbedError>> + Send>,
+    pub batches: Box<dyn Iterator<Item = Result<Records, EmbedError>> + Send>,
 }
 
 /// What is read, and how.
@@ -153,7 +153,7 @@ impl Source<'_> {
                 objects.push(object);
                 bad.extend(fault.map(|fault| BadRecord { input: input.clone(), record: number, fault }));
             }
-            Ok(Rows { first_record: lines.first_record, cells: Cells::Objects(objects), bad })
+            Ok(Records { first_record: lines.first_record, cells: Cells::Objects(objects), bad })
         });
         Ok(Input { name, columns: None, batches: Box::new(batches) })
     }

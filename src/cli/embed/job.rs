@@ -16,7 +16,7 @@ use super::error::{BadRecord, EmbedError, Fault};
 use super::input::Input;
 use super::log::{Log, Progress};
 use super::output::Output;
-use super::rows::{Embedded, Rows};
+use super::rows::{Embedded, Records};
 
 /// Batches that wait between two stages.
 const AHEAD: usize = 2;
@@ -122,7 +122,7 @@ impl Job<'_> {
     fn embed(
         &mut self,
         name: &str,
-        mut rows: Rows,
+        mut rows: Records,
         n_before: u64,
         embed: &mut impl FnMut(&[&str], &mut dyn FnMut(usize)) -> Result<Vec<f32>, Error>,
     ) -> Result<Embedded, EmbedError> {
@@ -149,7 +149,7 @@ impl Job<'_> {
 /// What `model` makes of the texts of a batch, with the rows that have one. Where records may be skipped, one whose text
 /// the model refuses is a bad one, and the others are tried again.
 pub fn of_texts<T>(
-    rows: &mut Rows,
+    rows: &mut Records,
     name: &str,
     column: &str,
     on_error: OnError,

@@ -8,7 +8,7 @@ use super::error::BadRecord;
 use super::tables::Table;
 
 /// Records that were read together.
-pub struct Rows {
+pub struct Records {
     /// Number of the first, counted from 1.
     pub first_record: u64,
     pub cells: Cells,
@@ -26,14 +26,14 @@ pub enum Cells {
 
 /// Records with their vectors.
 pub struct Embedded {
-    pub rows: Rows,
+    pub rows: Records,
     /// Which records have a vector.
     pub has_vector: Vec<bool>,
     /// The vectors of those, one after the other.
     pub vectors: Vec<f32>,
 }
 
-impl Rows {
+impl Records {
     pub fn len(&self) -> usize {
         match &self.cells {
             Cells::Table(table) => table.n_rows(),

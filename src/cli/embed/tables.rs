@@ -21,7 +21,7 @@ use serde_json::Map;
 use super::error::{BadRecord, EmbedError};
 use super::input::{Input, InputFormat, Source};
 use super::output::{OutputFormat, Sink, Target};
-use super::rows::{Cells, Embedded, Rows};
+use super::rows::{Cells, Embedded, Records};
 
 /// Names and types of a table's columns, and what it says of itself.
 pub struct Columns(SchemaRef);
@@ -124,7 +124,7 @@ fn in_batches(
     let (mut first_record, input) = (1, name.clone());
     let batches = batches.map(move |batch| {
         let table = batch.map_err(|error| EmbedError::input(&input, error))?;
-        let rows = Rows { first_record, cells: Cells::Table(Table(table)), bad: Vec::new() };
+        let rows = Records { first_record, cells: Cells::Table(Table(table)), bad: Vec::new() };
         first_record += rows.len() as u64;
         Ok(rows)
     });
@@ -138,7 +138,7 @@ pub fn tabled(mut input: Input, text_column: &str) -> Result<Input, EmbedError> 
     }
     let first = input.batches.next().transpose()?;
     let records = match &first {
-        Some(Rows { cells: Cells::Objects(records), .. }) => &records[..],
+        Some(Records { cells: Cells::Objects(records), .. }) => &records[..],
         _ => &[],
     };
     let schema = objects::infer(records, text_column);

@@ -17,7 +17,7 @@ use super::input::{Input, InputFormat, Source};
 use super::job::{Job, OnError, Skipped};
 use super::log::{Log, Progress};
 use super::output::{OutputFormat, Target};
-use super::rows::{Cells, Rows};
+use super::rows::{Cells, Records};
 use super::{EmbedArgs, tables};
 
 pub(super) const DIMS: usize = 3;
@@ -66,16 +66,16 @@ impl Drop for Scratch {
 }
 
 /// A job from file to file.
-pub(super) struct Run<'a> {
+pub(super) struct FileJob<'a> {
     pub input: &'a Path,
     pub output: &'a Path,
     pub errors: Option<&'a Path>,
     pub batch_size: usize,
 }
 
-impl<'a> Run<'a> {
-    pub(super) fn new(input: &'a Path, output: &'a Path) -> Run<'a> {
-        Run { input, output, errors: None, batch_size: 2 }
+impl<'a> FileJob<'a> {
+    pub(super) fn new(input: &'a Path, output: &'a Path) -> FileJob<'a> {
+        FileJob { input, output, errors: None, batch_size: 2 }
     }
 
     pub(super) fn run(&self) -> Result<(), EmbedError> {
@@ -120,7 +120,7 @@ fn lines_keep_what_they_held() {
     let object = r#"{"text":"eleven","deep":{"a":[1,null]},"big":18446744073709551615,"x":1.0"#;
     let input = scratch.written("in.jsonl", format!("\u{feff}{object}}}\r\n\"alone\"\n{{\"text\":null}}"));
     let output = scratch.path("out.jsonl");
-    Run::new(&input, &output).run().unwrap();
+    FileJob::new(&input, &output).run().unwrap();
     let text = fs::read_to_string(&output).unwrap();
     let expected = [
         format!("{object},\"embedding\":[6.0,639.0,0.1]}}"),
@@ -137,7 +137,7 @@ fn an_input_without_records_makes_an_output_without() {
         let input = scratch.written(name, "");
         for extension in ["npy", "jsonl"] {
             let output = scratch.path(&format!("{name}.{extension}"));
-            Run::new(&input, &output).run().unwrap();
+            FileJob::new(&input, &output).run().unwrap();
             assert_eq!(fs::metadata(&output).unwrap().len(), if extension == "npy" { 128 } else { 0 });
         }
     }
@@ -148,7 +148,7 @@ fn text_is_read_as_it_is_written() {
     let scratch = Scratch::new("text");
     let input = scratch.written("in.txt", "\u{feff}one\r\n\ntwo words");
     let output = scratch.path("text.jsonl");
-    Run::new(&input, &output).run().unwrap();
+    FileJob::new(&input, &output).run().unwrap();
     let texts: Vec<Value> = lines(&output).iter().map(|line| line["text"].clone()).collect();
     assert_eq!(texts, ["one", "", "two words"]);
     let first: Vec<f32> = serde_json::from_value(lines(&output)[0]["embedding"].clone()).unwrap();
@@ -160,7 +160,7 @@ fn npy_has_a_row_for_each_text() {
     let scratch = Scratch::new("npy");
     let input = scratch.written("in.txt", "one\ntwo\nthree");
     let output = scratch.path("out.npy");
-    Run::new(&input, &output).run().unwrap();
+    FileJob::new(&input, &output).run().unwrap();
     let bytes = fs::read(&output).unwrap();
     let header = String::from_utf8_lossy(&bytes[10..128]);
     assert!(bytes.starts_with(b"\x93NUMPY\x01\x00\x76\x00") && header.ends_with(" \n"), "{header}");
@@ -170,11 +170,11 @@ fn npy_has_a_row_for_each_text() {
 
     // A null has no row.
     let input = scratch.written("null.jsonl", "\"a\"\n{\"text\":null}\n\"b\"\n\"c\"\n\"d\"");
-    let error = Run::new(&input, &output).run().unwrap_err();
+    let error = FileJob::new(&input, &output).run().unwrap_err();
     assert_eq!(error.code(), 6);
     assert!(error.to_string().contains("record 2: `text` is null"), "{error}");
     let errors = scratch.path("errors.jsonl");
-    Run { errors: Some(&errors), ..Run::new(&input, &output) }.run().unwrap();
+    FileJob { errors: Some(&errors), ..FileJob::new(&input, &output) }.run().unwrap();
     assert_eq!(lines(&errors)[0]["record"], 2);
     assert_eq!(fs::metadata(&output).unwrap().len(), 128 + 4 * DIMS as u64 * 4);
 }
@@ -192,13 +192,13 @@ pub(super) fn each_bad_record_is_named_or_skipped(
     for (name, content, record, fault) in cases {
         let input = scratch.written(name, content);
         let output = scratch.path(&format!("{name}.{extension}"));
-        let error = Run::new(&input, &output).run().unwrap_err();
+        let error = FileJob::new(&input, &output).run().unwrap_err();
         let message = format!("{}: record {record}: {fault}", input.display());
         assert!(error.to_string().starts_with(&message) && error.code() == 6, "{error}, not {message}");
         assert!(!output.exists(), "{name}: a job that failed leaves no file");
 
         let errors = scratch.path(&format!("{name}.errors"));
-        Run { errors: Some(&errors), ..Run::new(&input, &output) }.run().unwrap();
+        FileJob { errors: Some(&errors), ..FileJob::new(&input, &output) }.run().unwrap();
         let skipped = lines(&errors);
         assert_eq!((skipped.len(), &skipped[0]["record"]), (1, &json!(record)), "{name}");
         assert!(skipped[0]["error"].as_str().unwrap().starts_with(fault), "{name}");
@@ -254,7 +254,7 @@ fn errors_have_their_exit_codes() {
 
     let (input, output) = (scratch.written("in.txt", "a\nb\nc\nd"), scratch.path("out.jsonl"));
     let mut n_calls = 0;
-    let error = Run::new(&input, &output).run_with(|texts, _| {
+    let error = FileJob::new(&input, &output).run_with(|texts, _| {
         n_calls += 1;
         if n_calls == 2 { Err(Error::NonFinite { pos: 0 }) } else { model(texts) }
     });
@@ -262,7 +262,7 @@ fn errors_have_their_exit_codes() {
     assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 1, "a job that failed leaves no file");
 
     // A failure that is no text's fault names the record.
-    let error = Run::new(&input, &output)
+    let error = FileJob::new(&input, &output)
         .run_with(|_, _| Err(Error::InRecord { record: 1, source: Box::new(Error::NonFinite { pos: 0 }) }));
     let error = error.unwrap_err();
     assert_eq!(error.code(), 1);
@@ -275,7 +275,7 @@ fn the_next_batch_is_read_while_one_is_embedded() {
     let (read, was_read) = mpsc::channel();
     let rows = |first_record: u64| {
         let object = json!({ "text": "a" }).as_object().unwrap().clone();
-        Rows { first_record, cells: Cells::Objects(vec![object]), bad: Vec::new() }
+        Records { first_record, cells: Cells::Objects(vec![object]), bad: Vec::new() }
     };
     let batches = (1..=4).map(move |record| {
         read.send(record).unwrap();
@@ -288,7 +288,7 @@ fn the_next_batch_is_read_while_one_is_embedded() {
     let output = target.open(&input).unwrap();
     let was_read = Mutex::new(was_read);
     let mut n_calls = 0;
-    let job = Run::new(&path, &path).job(true);
+    let job = FileJob::new(&path, &path).job(true);
     job.run(input, output, |texts, _| {
         n_calls += 1;
         if n_calls == 1 {

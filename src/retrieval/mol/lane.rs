@@ -37,7 +37,7 @@ enum Task {
     Of { shard: usize, columns: u32 },
 }
 
-struct Pass {
+struct RecordedTask {
     recording: Recording,
     result: Tensor,
     /// Which items, where they are told.
@@ -59,7 +59,7 @@ pub(super) struct Lane {
     inputs: Inputs,
     /// The best items so far, by how many: `[B, splits, K, 2]`.
     lists: HashMap<u32, Tensor>,
-    passes: HashMap<Task, Pass>,
+    passes: HashMap<Task, RecordedTask>,
 }
 
 /// Queries as kernels take them.
@@ -145,7 +145,7 @@ impl Lane {
         Ok(bytemuck::cast_vec(words))
     }
 
-    fn pass(&mut self, mol: &Mol, task: Task) -> Result<&Pass, Error> {
+    fn pass(&mut self, mol: &Mol, task: Task) -> Result<&RecordedTask, Error> {
         if self.passes.len() >= MOST_PASSES && !self.passes.contains_key(&task) {
             self.passes.clear();
         }
@@ -179,7 +179,7 @@ impl Lane {
                 scores
             }
         };
-        Ok(place.insert(Pass { recording: rec.finish(workspace), result, ids }))
+        Ok(place.insert(RecordedTask { recording: rec.finish(workspace), result, ids }))
     }
 }
 

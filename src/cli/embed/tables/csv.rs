@@ -9,7 +9,7 @@ use arrow_schema::{DataType, Field, Schema};
 use super::super::error::{BadRecord, EmbedError, Fault};
 use super::super::input::{Input, MAX_BATCH_BYTES, MAX_LINE_BYTES, Source, utf8};
 use super::super::output::Sink;
-use super::super::rows::{Cells, Rows};
+use super::super::rows::{Cells, Records};
 use super::{Columns, Table};
 
 /// With a header; all columns are text.
@@ -51,7 +51,7 @@ pub fn read(source: &Source, name: String) -> Result<Input, EmbedError> {
         n_read += n_rows as u64;
         let arrays = cells.into_iter().map(|cells| Arc::new(StringArray::from(cells)) as ArrayRef);
         let table = RecordBatch::try_new(columns.clone(), arrays.collect());
-        let rows = table.map(|table| Rows { first_record, cells: Cells::Table(Table(table)), bad });
+        let rows = table.map(|table| Records { first_record, cells: Cells::Table(Table(table)), bad });
         Some(rows.map_err(|error| EmbedError::input(&input, error)))
     });
     Ok(Input { name, columns: Some(Columns(schema)), batches: Box::new(batches) })

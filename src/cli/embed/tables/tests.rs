@@ -13,7 +13,9 @@ use serde_json::{Value, json};
 
 use super::super::error::EmbedError;
 use super::super::input::{InputFormat, Source};
-use super::super::tests::{BadCase, DIMS, Run, Scratch, bad_lines, each_bad_record_is_named_or_skipped, lines, vector};
+use super::super::tests::{
+    BadCase, DIMS, FileJob, Scratch, bad_lines, each_bad_record_is_named_or_skipped, lines, vector,
+};
 use super::{objects, parquet};
 
 fn fixture(name: &str) -> PathBuf {
@@ -66,7 +68,7 @@ fn every_table_format_is_read_and_passed_through() {
     for name in ["utf8.arrows", "large_utf8.arrows", "utf8_view.arrows", "lz4.arrow"].iter().chain(&PARQUETS) {
         for extension in TABLES {
             let output = scratch.path(&format!("{name}.{extension}"));
-            Run::new(&fixture(name), &output).run().unwrap_or_else(|error| panic!("{name}: {error}"));
+            FileJob::new(&fixture(name), &output).run().unwrap_or_else(|error| panic!("{name}: {error}"));
             let schema = schema(&output);
             let (input, output) = (batches(&fixture(name)), batches(&output));
             assert_eq!(vectors(&output), expected(), "{name} to {extension}");
@@ -94,7 +96,7 @@ fn every_table_format_is_read_and_passed_through() {
 fn a_stream_has_a_batch_for_each_batch() {
     let scratch = Scratch::new("stream");
     let output = scratch.path("out.arrows");
-    Run { batch_size: 1000, ..Run::new(&fixture("utf8.arrows"), &output) }.run().unwrap();
+    FileJob { batch_size: 1000, ..FileJob::new(&fixture("utf8.arrows"), &output) }.run().unwrap();
     let sizes = |path: &Path| batches(path).iter().map(RecordBatch::num_rows).collect::<Vec<_>>();
     assert_eq!((sizes(&output), sizes(&fixture("utf8.arrows"))), (vec![2, 2, 1], vec![2, 2, 1]));
 }
@@ -109,7 +111,7 @@ fn lines_become_columns_by_what_they_hold_first() {
     ];
     let content = records.map(|record| record.to_string() + "\n").concat();
     let (input, output) = (scratch.written("in.jsonl", content), scratch.path("out.arrow"));
-    Run { batch_size: 3, ..Run::new(&input, &output) }.run().unwrap();
+    FileJob { batch_size: 3, ..FileJob::new(&input, &output) }.run().unwrap();
     let table = batches(&output);
     let types: Vec<String> =
         table[0].schema().fields().iter().map(|f| format!("{} {}", f.name(), f.data_type())).take(6).collect();
@@ -120,10 +122,10 @@ fn lines_become_columns_by_what_they_hold_first() {
 
     let late = [r#"{"text":"a","id":1}"#, r#"{"text":"b"}"#, r#"{"text":"c","id":"x"}"#, r#"{"text":"d","new":1}"#];
     let input = scratch.written("late.jsonl", late.join("\n"));
-    let error = Run::new(&input, &output).run().unwrap_err().to_string();
+    let error = FileJob::new(&input, &output).run().unwrap_err().to_string();
     assert!(error.ends_with("record 3: `id` is \"x\", expected Int64 as in the records before"), "{error}");
     let errors = scratch.path("errors.jsonl");
-    Run { errors: Some(&errors), ..Run::new(&input, &output) }.run().unwrap();
+    FileJob { errors: Some(&errors), ..FileJob::new(&input, &output) }.run().unwrap();
     let skipped: Vec<u64> = lines(&errors).iter().map(|line| line["record"].as_u64().unwrap()).collect();
     assert_eq!(skipped, [3, 4]);
     assert_eq!(vectors(&batches(&output)), [Some(vector("a").to_vec()), Some(vector("b").to_vec()), None, None]);
@@ -166,13 +168,13 @@ fn an_input_that_is_not_what_it_should_be_is_refused() {
     ];
     for (input, fault, output) in cases {
         let output = scratch.path(output);
-        let error = Run::new(&input, &output).run().unwrap_err();
+        let error = FileJob::new(&input, &output).run().unwrap_err();
         let message = error.to_string();
         assert!(message.starts_with(&format!("{}: {fault}", input.display())), "{message}");
         assert_eq!(error.code(), 6, "{message}");
         assert!(!output.exists());
     }
-    let error = Run::new(Path::new("/nowhere.csv"), &scratch.path("out.csv")).run().unwrap_err();
+    let error = FileJob::new(Path::new("/nowhere.csv"), &scratch.path("out.csv")).run().unwrap_err();
     assert_eq!((error.code(), error.to_string().starts_with("/nowhere.csv: ")), (1, true), "{error}");
 }
 
@@ -183,7 +185,7 @@ fn an_input_without_records_makes_a_table_without() {
         let input = scratch.written(name, if name == "in.csv" { "text\n" } else { "" });
         for extension in ["npy", "jsonl", "csv"].iter().chain(&TABLES) {
             let output = scratch.path(&format!("{name}.{extension}"));
-            Run::new(&input, &output).run().unwrap();
+            FileJob::new(&input, &output).run().unwrap();
             match *extension {
                 "jsonl" => assert_eq!(fs::read(&output).unwrap(), b""),
                 "csv" => assert_eq!(fs::read(&output).unwrap(), b"text,embedding\n"),
@@ -199,7 +201,7 @@ fn csv_is_read_as_it_is_written() {
     let scratch = Scratch::new("csv");
     let csv = "id,text\n1,\"Äpfel, \"\"Öl\"\"\nund Übermut\"\n2,\n,eleven\n";
     let (input, output) = (scratch.written("in.csv", csv), scratch.path("out.csv"));
-    Run::new(&input, &output).run().unwrap();
+    FileJob::new(&input, &output).run().unwrap();
     let [first, last] = [expected()[3].clone(), expected()[4].clone()].map(|v| serde_json::to_string(&v).unwrap());
     let quoted = csv.lines().collect::<Vec<_>>()[1..3].join("\n");
     let rows = format!("id,text,embedding\n{quoted},\"{first}\"\n2,,\n,eleven,\"{last}\"\n");
@@ -226,7 +228,7 @@ fn a_bad_record_of_a_table_is_named_or_skipped() {
 fn a_null_of_a_table_has_no_row_in_npy() {
     let scratch = Scratch::new("npy-tables");
     let (input, output) = (fixture("utf8.arrows"), scratch.path("out.npy"));
-    let error = Run::new(&input, &output).run().unwrap_err();
+    let error = FileJob::new(&input, &output).run().unwrap_err();
     assert!(error.code() == 6 && error.to_string().contains("record 2: `text` is null"), "{error}");
 }
 
