@@ -186,7 +186,7 @@ fn an_encoder_that_arrives_in_pieces_is_the_same() {
             (loaded, _) => panic!("{modules}: {:?}", loaded.map(|_| ())),
         }
     }
-    let decoder = [file("model.gguf", "stories260k/stories260k-q8_0.gguf")];
+    let decoder = [file("model.gguf", "tiny-random/llama-mha-bias/model-f16.gguf")];
     let error = in_pieces(&common::cpu(), &decoder, 5000).err().unwrap();
     assert_eq!(error.code(), "unsupported", "{error}");
     let mut short = tiny.to_vec();

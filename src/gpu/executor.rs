@@ -219,7 +219,8 @@ impl Gpu {
         }
         let uniforms = self.uniforms(&params)?;
 
-        let (mut dispatches, mut checks) = (Vec::with_capacity(steps.len()), Vec::new());
+        let mut dispatches: Vec<(Arc<Pipeline>, _, _)> = Vec::with_capacity(steps.len());
+        let mut checks = Vec::new();
         for (i, step) in steps.iter().enumerate() {
             let label = step.variant.label;
             let pipeline = self.pipelines.get(&self.device, step);
@@ -254,7 +255,9 @@ impl Gpu {
                     })
                 });
             self.settle(&context, outcome)?;
-            checks.extend(pipeline.check.clone());
+            if dispatches.iter().all(|(known, ..)| !Arc::ptr_eq(known, &pipeline)) {
+                checks.extend(pipeline.check.clone());
+            }
             dispatches.push((pipeline, group, step.grid));
         }
         Ok(PreparedSteps { dispatches, checks })
