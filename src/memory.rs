@@ -66,13 +66,12 @@ impl Limit {
     }
 
     fn within(chosen: Option<u64>, available: Option<u64>, is_fixed: bool) -> Option<Limit> {
-        match (chosen, available) {
-            (Some(bytes), Some(most)) if is_fixed && bytes > most => Some(Limit { bytes: most, source: Source::Fixed }),
+        let source = if is_fixed { Source::Fixed } else { Source::Available };
+        let most = available.map(|bytes| Limit { bytes, source });
+        match (chosen, most) {
+            (Some(bytes), Some(most)) if is_fixed && bytes > most.bytes => Some(most),
             (Some(bytes), _) => Some(Limit { bytes, source: Source::Chosen }),
-            (None, Some(bytes)) => {
-                Some(Limit { bytes, source: if is_fixed { Source::Fixed } else { Source::Available } })
-            }
-            (None, None) => None,
+            (None, most) => most,
         }
     }
 

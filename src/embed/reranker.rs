@@ -33,7 +33,7 @@ pub struct RerankOptions<'a> {
 }
 
 /// A document's place.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Ranked {
     /// Its number among those that were given.
     pub index: usize,

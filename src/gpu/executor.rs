@@ -255,8 +255,10 @@ impl Gpu {
                     })
                 });
             self.settle(&context, outcome)?;
-            if dispatches.iter().all(|(known, ..)| !Arc::ptr_eq(known, &pipeline)) {
-                checks.extend(pipeline.check.clone());
+            if let Some(check) = &pipeline.check
+                && dispatches.iter().all(|(known, ..)| !Arc::ptr_eq(known, &pipeline))
+            {
+                checks.push(check.clone());
             }
             dispatches.push((pipeline, group, step.grid));
         }

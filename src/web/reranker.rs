@@ -5,7 +5,7 @@ use wasm_bindgen::prelude::*;
 
 use super::encoder::{EncoderInfo, Work, telling};
 use super::{from_js, plan_to_js, to_js, to_js_error};
-use crate::embed::{Ranked, RerankOptions};
+use crate::embed::RerankOptions;
 
 /// A cross-encoder whose weights are on a device.
 #[wasm_bindgen]
@@ -46,15 +46,10 @@ impl Reranker {
         top_k: Option<u32>,
         on_progress: js_sys::Function,
     ) -> Result<JsValue, JsValue> {
-        #[derive(Serialize)]
-        struct RankedDocument {
-            index: usize,
-            score: f32,
-        }
         match self.work.run(self.reranker.rank_with(&query, &documents, &mut telling(on_progress))).await {
             Some(ranked) => {
                 let best = ranked.map_err(to_js_error)?.into_iter().take(top_k.map_or(usize::MAX, |k| k as usize));
-                to_js(&best.map(|Ranked { index, score }| RankedDocument { index, score }).collect::<Vec<_>>())
+                to_js(&best.collect::<Vec<_>>())
             }
             None => Ok(JsValue::UNDEFINED),
         }
