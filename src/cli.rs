@@ -141,9 +141,7 @@ impl DeviceArgs {
     /// Opens the device and says what went wrong and does no harm.
     fn open(&self) -> Result<Device, Error> {
         let device = self.choose()?;
-        for notice in &device.info().notices {
-            eprintln!("notice: {notice}");
-        }
+        device.info().notices.iter().for_each(|notice| eprintln!("notice: {notice}"));
         Ok(device)
     }
 
@@ -161,6 +159,11 @@ impl DeviceArgs {
     fn quietly<T>(&self, run: impl FnOnce() -> T) -> T {
         if self.verbose { run() } else { quiet::quietly(run) }
     }
+}
+
+/// Says what the self-test found since this was last called.
+fn tell_findings(device: &Device) {
+    device.take_notices().iter().for_each(|notice| eprintln!("notice: {notice}"));
 }
 
 fn parse_adapter(text: &str) -> Result<DeviceChoice, String> {

@@ -18,7 +18,7 @@ use crate::gpu::{AdapterKind, AdapterReport, Gpu, PooledBuffer, Power, PreparedS
 use crate::recording::Recording;
 use crate::shaders::{Kernel, Tier};
 use crate::tensor::{Role, Tensor};
-use crate::tuning::Tuning;
+use crate::tuning::{Tested, Tuning};
 
 /// Memory of one executor.
 #[derive(Debug)]
@@ -110,8 +110,7 @@ pub struct DeviceInfo {
     pub tier: String,
     /// Why this device was chosen.
     pub reason: String,
-    /// What went wrong while it was opened and does no harm: a tuning's file that was ignored or not written, a shader
-    /// variant that failed the self-test.
+    /// What went wrong while it was opened and does no harm: a tuning's file that was ignored.
     pub notices: Vec<String>,
 }
 
@@ -122,8 +121,8 @@ pub(crate) struct Setup<'a> {
     pub tier: Option<Tier>,
     /// Where compiled pipelines and the tuning are kept.
     pub folder: Option<&'a Path>,
-    /// Label of a shader variant that is to do nothing.
-    pub broken: Option<&'static str>,
+    /// Label of a shader variant that is to do nothing, or a pipeline of it as its key is written.
+    pub broken: Option<&'a str>,
     /// How long the GPU may need for a submission, where that is not the usual time; with zero it never answers.
     pub timeout: Option<Duration>,
 }
@@ -142,6 +141,8 @@ struct Inner {
     limits: DeviceLimits,
     counters: Arc<LiveCounters>,
     tuning: Tuning,
+    /// Of all handles.
+    tested: Arc<Tested>,
     tuning_file: Option<PathBuf>,
 }
 
@@ -167,13 +168,14 @@ impl Device {
 
     /// Opens the chosen device; `tier` overrides the shader tier that would be picked for it.
     ///
-    /// Where this program, adapter, driver and tier meet for the first time, shader variants are compared with the CPU
-    /// for up to 200 ms; those that compute wrongly are banned, see [`Device::tuning`]. What was found is kept in the
-    /// user's cache folder, or the one that `TILEWRIGHT_CACHE_DIR` names; if that is empty, in this process alone.
+    /// Where this program, adapter, driver and tier meet for the first time, the pipelines that a model, an encoder or an
+    /// index has recorded are compared with the CPU before their first result is given out; shader variants that compute
+    /// wrongly are banned, see [`Device::banned`]. What was found is kept in the user's cache folder, or the one that
+    /// `TILEWRIGHT_CACHE_DIR` names; if that is empty, in this process alone.
     ///
     /// # Errors
     /// [`Error::NoAdapter`] if the choice names a GPU that is not there, [`Error::Limit`] if it lacks what the tier or
-    /// the kernels need, [`Error::Gpu`] if it cannot be opened or a baseline variant computes wrongly. `Auto` falls
+    /// the kernels need, [`Error::Gpu`] if it cannot be opened. `Auto` falls
     /// back to the CPU only where no real GPU exists, never because one failed.
     #[cfg(not(target_arch = "wasm32"))]
     pub async fn open(choice: &DeviceChoice, tier: Option<Tier>) -> Result<Device, Error> {
@@ -190,14 +192,15 @@ impl Device {
         Device::set_up(choice, Setup { tier, folder, ..Setup::default() }).await
     }
 
-    /// As [`Device::open_in`], with a shader variant that does nothing, so that a test can tell what becomes of it.
+    /// As [`Device::open_in`], with a shader variant that does nothing, or one pipeline of it, written as in the tuning's
+    /// file, so that a test can tell what becomes of it.
     #[doc(hidden)]
     #[cfg(not(target_arch = "wasm32"))]
     pub async fn open_broken(
         choice: &DeviceChoice,
         tier: Option<Tier>,
         folder: &Path,
-        broken: &'static str,
+        broken: &str,
     ) -> Result<Device, Error> {
         Device::set_up(choice, Setup { tier, folder: Some(folder), broken: Some(broken), timeout: None }).await
     }
@@ -208,7 +211,11 @@ impl Device {
             DeviceChoice::Cpu => Ok(Device::cpu()),
             _ => {
                 let device = Device::open_one(choice, Device::adapters().await, setup).await?;
-                if device.is_gpu() { crate::tuning::examine(device, setup.folder).await } else { Ok(device) }
+                Ok(match setup.folder {
+                    Some(folder) if device.is_gpu() => crate::tuning::from_folder(&device, folder),
+                    None if device.is_gpu() => crate::tuning::of_process(&device),
+                    _ => device,
+                })
             }
         }
     }
@@ -229,7 +236,10 @@ impl Device {
         };
         match choice {
             DeviceChoice::Cpu => Ok(Device::cpu()),
-            _ => Device::open_one(choice, reports, Setup { tier, ..Setup::default() }).await,
+            _ => {
+                let device = Device::open_one(choice, reports, Setup { tier, ..Setup::default() }).await?;
+                Ok(if device.is_gpu() { crate::tuning::of_process(&device) } else { device })
+            }
         }
     }
 
@@ -294,8 +304,8 @@ impl Device {
         limits: DeviceLimits,
         counters: Arc<LiveCounters>,
     ) -> Device {
-        let (executor, tuning, tuning_file) = (Arc::new(executor), Tuning::default(), None);
-        Device(Arc::new(Inner { executor, info, tier, limits, counters, tuning, tuning_file }))
+        let (executor, tuning, tested) = (Arc::new(executor), Tuning::default(), Arc::default());
+        Device(Arc::new(Inner { executor, info, tier, limits, counters, tuning, tested, tuning_file: None }))
     }
 
     /// All GPU adapters of this machine, real ones first.
@@ -371,11 +381,36 @@ impl Device {
     /// Tier in which a kernel is recorded: the first in the order of the device's that has a variant which is not banned.
     pub(crate) fn tier_for(&self, kernel: &Kernel, weight: Option<WeightType>) -> Tier {
         let mut variants = kernel.variants_for(weight, self.0.tier);
-        let variant = variants.find(|v| !self.0.tuning.is_banned(v.label));
+        let variant = variants.find(|v| !self.0.tested.is_banned(v.label));
         variant.map_or(Tier::Baseline, |variant| variant.tier)
     }
 
-    /// Shader variants that are banned, and choices that recordings follow.
+    /// Labels of shader variants that compute wrongly, with what was found. Recordings from now on have others instead.
+    pub fn banned(&self) -> Vec<(&'static str, String)> {
+        self.0.tested.found().banned.into_iter().collect()
+    }
+
+    /// Number of pipelines, shader variants with the values of their overrides, that passed the self-test so far.
+    pub fn n_passed(&self) -> usize {
+        self.0.tested.found().passed.len()
+    }
+
+    /// What the self-test has had to say since this was last asked for: variants that were banned, pipelines that it has no
+    /// test for, an outcome that could not be kept.
+    pub fn take_notices(&self) -> Vec<String> {
+        self.0.tested.take_notices()
+    }
+
+    pub(crate) fn tested(&self) -> &Tested {
+        &self.0.tested
+    }
+
+    /// The same device that takes these variants to be tested.
+    pub(crate) fn with_tested(&self, tested: Tested) -> Device {
+        Device(Arc::new(Inner { tested: Arc::new(tested), ..(*self.0).clone() }))
+    }
+
+    /// Choices that recordings follow.
     pub fn tuning(&self) -> &Tuning {
         &self.0.tuning
     }
@@ -396,10 +431,15 @@ impl Device {
         Device(Arc::new(Inner { limits, ..(*self.0).clone() }))
     }
 
-    /// The same device with a file of its tuning, and notices about that.
-    #[cfg(not(target_arch = "wasm32"))]
-    pub(crate) fn with_file(&self, tuning_file: Option<PathBuf>, notices: Vec<String>) -> Device {
-        let mut inner = Inner { tuning_file, ..(*self.0).clone() };
+    /// The same device with what is known of it, the file where that is kept, and notices about the file.
+    pub(crate) fn with_known(
+        &self,
+        tuning: Tuning,
+        tested: Arc<Tested>,
+        tuning_file: Option<PathBuf>,
+        notices: Vec<String>,
+    ) -> Device {
+        let mut inner = Inner { tuning, tested, tuning_file, ..(*self.0).clone() };
         inner.info.notices = notices;
         Device(Arc::new(inner))
     }
@@ -410,7 +450,7 @@ impl Device {
     /// [`Error::Io`] if the file cannot be written; the device goes on working.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn save_tuning(&self) -> Result<(), Error> {
-        self.tuning_file().map_or(Ok(()), |path| crate::tuning::write(path, self.info(), self.tuning()))
+        crate::tuning::write(self, Some(self.tuning()))
     }
 
     /// Limits for recordings.
@@ -725,6 +765,16 @@ impl Device {
         }
     }
 }
+
+/// As `Send`, but in a browser, where a device stays on its thread, anything.
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) trait MaybeSend: Send {}
+#[cfg(not(target_arch = "wasm32"))]
+impl<T: Send> MaybeSend for T {}
+#[cfg(target_arch = "wasm32")]
+pub(crate) trait MaybeSend {}
+#[cfg(target_arch = "wasm32")]
+impl<T> MaybeSend for T {}
 
 /// Lets a browser's event loop take its turn in the middle of long work; elsewhere nothing waits for the calling thread.
 pub(crate) async fn pause() {

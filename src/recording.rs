@@ -5,6 +5,7 @@
 //! executor prepares the recording.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use bytemuck::Pod;
@@ -27,6 +28,29 @@ pub(crate) struct Step {
     pub operands: Vec<Tensor>,
     /// Workgroups in x, y and z.
     pub grid: [u32; 3],
+}
+
+impl Step {
+    /// What is compiled for it.
+    pub fn pipeline(&self) -> PipelineKey {
+        let constants = self.constants.iter().map(|&(name, value)| (name, value.to_bits())).collect();
+        PipelineKey { label: self.variant.label, constants }
+    }
+}
+
+/// A shader variant with the values of its overrides: what is compiled, once, into one pipeline.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct PipelineKey {
+    pub label: &'static str,
+    /// Names, and the values' bits.
+    constants: Vec<(&'static str, u64)>,
+}
+
+impl fmt::Display for PipelineKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.label)?;
+        self.constants.iter().try_for_each(|&(name, bits)| write!(f, " {name}={}", f64::from_bits(bits)))
+    }
 }
 
 /// Collects dispatches for a device.
@@ -137,7 +161,7 @@ impl Recorder {
     /// Ends the recording and places its temporaries in `workspace`.
     pub fn finish(self, workspace: &mut Workspace) -> Recording {
         workspace.place(&self.steps);
-        Recording { device: self.device, steps: self.steps.into(), prepared: OnceLock::new() }
+        Recording { device: self.device, steps: self.steps.into(), prepared: OnceLock::new(), tested: OnceLock::new() }
     }
 }
 
@@ -204,6 +228,8 @@ pub struct Recording {
     /// Shared with the threads that run them.
     pub(crate) steps: Arc<[Step]>,
     pub(crate) prepared: OnceLock<Prepared>,
+    /// Set once the self-test has nothing against its pipelines.
+    pub(crate) tested: OnceLock<()>,
 }
 
 impl Recording {

@@ -1,38 +1,38 @@
 //! What is known of an adapter and its driver beyond features and limits: shader variants that compute wrongly on it,
-//! and choices of variants that were measured to be faster than the usual ones. Natively both are kept in a file, in a
-//! browser by the page.
+//! found by the self-test before a result is given out, and choices of variants that were measured to be faster than the
+//! usual ones. Natively both are kept in a file, in a browser by the page if it asks for the measurements.
 
 // The build with kernels alone keeps nothing.
 #[cfg_attr(all(target_arch = "wasm32", not(feature = "web")), expect(dead_code))]
 mod file;
 mod measure;
 pub(crate) mod operands;
-#[cfg(not(target_arch = "wasm32"))]
 mod self_test;
+mod tested;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::dtype::{DType, WeightType};
 use crate::kernels::MolForm;
 use crate::matrix::Matrix;
 use crate::shaders::{self, Kernel, Tier};
 
+pub(crate) use file::of_process;
 #[cfg(not(target_arch = "wasm32"))]
-pub(crate) use file::write;
+pub(crate) use file::{from_folder, write};
 #[cfg(not(target_arch = "wasm32"))]
 pub use measure::tune;
 pub(crate) use measure::tune_products;
 pub use measure::{Timed, TunedRow};
-#[cfg(not(target_arch = "wasm32"))]
-pub(crate) use self_test::examine;
+pub(crate) use self_test::{record_tested, self_test, while_testing};
+pub(crate) use tested::Tested;
 
-/// Variants that are banned, and choices for matrix products; empty, it changes nothing.
+/// Choices for matrix products; empty, it changes nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tuning {
-    /// Labels of variants that passed the self-test.
-    passed: BTreeSet<&'static str>,
-    banned: BTreeMap<&'static str, String>,
     choices: BTreeMap<Bucket, Choice>,
+    /// What the self-test wants of all products of a kernel, whatever their bucket.
+    forced: Option<(&'static str, Choice)>,
     /// Batches that another device takes sooner (or not), where that was measured.
     places: BTreeMap<PlaceKey, bool>,
 }
@@ -92,19 +92,9 @@ impl Bucket {
 }
 
 impl Tuning {
-    /// Labels of variants that compute wrongly, with what was found; the baseline takes their place.
-    pub fn banned(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        self.banned.iter().map(|(&label, found)| (label, found.as_str()))
-    }
-
     /// Choices that differ from the usual ones.
     pub fn choices(&self) -> impl Iterator<Item = (Bucket, Choice)> {
         self.choices.iter().map(|(&bucket, &choice)| (bucket, choice))
-    }
-
-    /// Number of variants that passed the self-test so far.
-    pub fn n_passed(&self) -> usize {
-        self.passed.len()
     }
 
     /// Makes a choice for a bucket; `None` is the usual one. One that a device cannot follow is not followed.
@@ -123,17 +113,14 @@ impl Tuning {
         self.places.insert(key, is_second);
     }
 
-    /// What is banned alone.
-    fn without_choices(&self) -> Tuning {
-        Tuning { choices: BTreeMap::new(), ..self.clone() }
-    }
-
-    pub(crate) fn is_banned(&self, label: &str) -> bool {
-        self.banned.contains_key(label)
+    /// One choice for all products of a kernel.
+    fn forcing(kernel: &Kernel, choice: Choice) -> Tuning {
+        Tuning { forced: Some((kernel.name, choice)), ..Tuning::default() }
     }
 
     pub(crate) fn choice(&self, bucket: Bucket) -> Option<Choice> {
-        self.choices.get(&bucket).copied()
+        let forced = self.forced.filter(|(kernel, _)| *kernel == bucket.kernel).map(|(_, choice)| choice);
+        forced.or_else(|| self.choices.get(&bucket).copied())
     }
 }
 

@@ -10,9 +10,9 @@ use tilewright::chat::{ChatOptions, ChatTemplate, Message};
 use tilewright::generate::{CancelHandle, StopReason};
 use tilewright::{Error, GenerateOptions, Model, Recovery, Session};
 
-use super::Failure;
 use super::lost::each_piece;
 use super::run::{ModelArgs, SamplingArgs};
+use super::{Failure, tell_findings};
 
 /// Talk to a model.
 ///
@@ -67,7 +67,9 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
             Err(failure) => return Err(failure),
         }
     }
-    if let Err(error) = chat.session.model().device().save_pipeline_cache() {
+    let device = chat.session.model().device();
+    tell_findings(device);
+    if let Err(error) = device.save_pipeline_cache() {
         eprintln!("warning: the pipeline cache was not saved: {error}");
     }
     Ok(())

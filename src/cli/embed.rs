@@ -146,6 +146,7 @@ impl EmbedArgs {
             let fields = json!({ "tokens": n_tokens, "texts": n_texts, "place": place, "seconds": seconds });
             log.say("info", &format!("batches of up to {n_tokens} tokens and {n_texts} texts: {place}"), fields);
         }
+        log.findings(embedder.device());
         log.unsaved("pipeline cache", embedder.device().save_pipeline_cache());
         log.unsaved("tuning", embedder.save_places());
         Ok(())
@@ -183,7 +184,9 @@ impl EmbedArgs {
         let load = move |device: &Device| self.load_onto(device);
         let mut recovery =
             Recovery::new(move || self.device.choose(), load, move |notice| log.say("notice", notice, json!({})));
-        let embedder = recovery.load(&device).map_err(EmbedError::Model)?;
+        let loaded = recovery.load(&device).map_err(EmbedError::Model);
+        log.findings(&device);
+        let embedder = loaded?;
         let fields = json!({ "dims": embedder.dims(), "max_tokens": embedder.max_tokens() });
         log.loaded(embedder.name(), embedder.device().info(), fields);
         Ok((embedder, recovery))

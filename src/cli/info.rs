@@ -39,11 +39,11 @@ pub fn info(args: &InfoArgs) -> Result<(), Failure> {
 /// What is known of the device's driver.
 fn tuning(device: &Device) -> serde_json::Value {
     let tuning = device.tuning();
-    let banned = tuning.banned().map(|(variant, found)| json!({ "variant": variant, "found": found }));
+    let banned = device.banned().into_iter();
     json!({
         "file": device.tuning_file(),
-        "n_passed": tuning.n_passed(),
-        "banned": banned.collect::<Vec<_>>(),
+        "n_passed": device.n_passed(),
+        "banned": banned.map(|(variant, found)| json!({ "variant": variant, "found": found })).collect::<Vec<_>>(),
         "n_tuned": tuning.choices().count(),
     })
 }
@@ -53,10 +53,11 @@ fn show_tuning(out: &mut impl Write, device: &Device) -> io::Result<()> {
         return Ok(());
     }
     let tuning = device.tuning();
-    let [n_banned, n_tuned] = [tuning.banned().count(), tuning.choices().count()];
-    write!(out, "tuning    {} shader variants passed the self-test, {n_banned} banned", tuning.n_passed())?;
+    let banned = device.banned();
+    let (n_passed, n_banned, n_tuned) = (device.n_passed(), banned.len(), tuning.choices().count());
+    write!(out, "tuning    {n_passed} shader pipelines passed the self-test, {n_banned} variants banned")?;
     writeln!(out, "; {n_tuned} choices by `tilewright tune`")?;
-    for (variant, found) in tuning.banned() {
+    for (variant, found) in banned {
         writeln!(out, "  banned  {variant}: {found}")?;
     }
     match device.tuning_file() {

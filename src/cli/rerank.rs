@@ -80,7 +80,9 @@ impl RerankArgs {
         let load = |device: &Device| self.load(device);
         let tell = |notice: &str| log.say("notice", notice, json!({}));
         let mut recovery = Recovery::new(|| self.device.choose(), load, tell);
-        let mut reranker = recovery.load(&device).map_err(EmbedError::Model)?;
+        let loaded = recovery.load(&device).map_err(EmbedError::Model);
+        log.findings(&device);
+        let mut reranker = loaded?;
         drop(device);
         log.loaded(reranker.name(), reranker.device().info(), json!({}));
         let mut test = TestLosses::from_env();
@@ -105,6 +107,7 @@ impl RerankArgs {
             writeln!(out, "{}", scored.line).map_err(|error| EmbedError::write(stdout, error))?;
         }
         out.flush().map_err(|error| EmbedError::write(stdout, error))?;
+        log.findings(reranker.device());
         log.unsaved("pipeline cache", reranker.device().save_pipeline_cache());
         Ok(())
     }

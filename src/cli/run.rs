@@ -12,7 +12,7 @@ use tilewright::load::ModelFile;
 use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model, Recovery};
 
 use super::lost::each_piece;
-use super::{DeviceArgs, Failure, parse_bytes, print_json, show_bytes};
+use super::{DeviceArgs, Failure, parse_bytes, print_json, show_bytes, tell_findings};
 
 #[derive(Args)]
 pub struct RunArgs {
@@ -114,13 +114,15 @@ pub fn load(
     context_length: Option<u32>,
     memory_limit: Option<u64>,
 ) -> Result<Model, Error> {
-    with_loading_bar(|progress| {
+    let loaded = with_loading_bar(|progress| {
         let options = LoadOptions { context_length, memory_limit, progress: Some(progress), ..LoadOptions::default() };
         match path {
             Some(path) => Model::load(device, path, options),
             None => Model::from_file(device, ModelFile::builtin()?, options),
         }
-    })
+    });
+    tell_findings(device);
+    loaded
 }
 
 /// Loads something and shows the bytes of its weights on a bar, which is there only on a terminal.
@@ -195,6 +197,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     let before = if ended? > 0 { Counters::default() } else { before };
     let model = generation.session().model();
     let device = model.device();
+    tell_findings(device);
     if let Err(error) = device.save_pipeline_cache() {
         eprintln!("warning: the pipeline cache was not saved: {error}");
     }

@@ -12,6 +12,7 @@ use crate::kernels::Pooling;
 use crate::model::{BatchSize, BatchTensors, Encoder, ScoreHead};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
+use crate::tuning::record_tested;
 
 /// Passes that are kept: those for small batches and for four powers of two.
 const KEPT_PASSES: NonZeroUsize = NonZeroUsize::new(48).unwrap();
@@ -21,6 +22,11 @@ const KEPT_PASSES: NonZeroUsize = NonZeroUsize::new(48).unwrap();
 pub(super) fn size_for(n_tokens: u32, n_sequences: u32) -> BatchSize {
     let step = (n_tokens.max(1).next_power_of_two() / 16).max(4);
     BatchSize { n_tokens: n_tokens.max(1).next_multiple_of(step), n_sequences: n_sequences.next_power_of_two() }
+}
+
+/// The size of a batch of these texts.
+pub(super) fn size_of(texts: &[&Tokens]) -> BatchSize {
+    size_for(texts.iter().map(|text| text.ids.len() as u32).sum(), texts.len() as u32)
 }
 
 /// Cuts texts of these lengths into batches of at most `max_tokens`, whose texts are of like length: the numbers of the
@@ -100,10 +106,28 @@ impl EncoderPasses {
         }
     }
 
+    /// Sees to it that the self-test has nothing against the pass of a batch of these texts.
+    ///
+    /// # Errors
+    /// Those of the self-test.
+    pub async fn test(&self, texts: &[&Tokens]) -> Result<(), Error> {
+        self.test_size(size_of(texts)).await
+    }
+
+    /// The same for a size.
+    pub async fn test_size(&self, size: BatchSize) -> Result<(), Error> {
+        if self.state().passes.contains(&size) {
+            return Ok(());
+        }
+        // Recorded aside: nothing is allocated, and other threads go on meanwhile.
+        let record = || self.record(size, &mut Workspace::default());
+        record_tested(&self.device, record, |pass| &pass.recording).await.map(drop)
+    }
+
     /// Runs a batch: token ids of each text, with their token types. Its rows come one after the other.
     pub fn run(&self, texts: &[&Tokens]) -> Result<Pending, Error> {
         let lengths: Vec<u32> = texts.iter().map(|text| text.ids.len() as u32).collect();
-        let size = size_for(lengths.iter().sum(), lengths.len() as u32);
+        let size = size_of(texts);
         // Until the batch is submitted: another thread's tokens must not take the place of these.
         let mut state = self.state();
         let pass = self.pass(&mut state, size)?;

@@ -123,6 +123,11 @@ impl Batcher {
         Ok((batcher, feed))
     }
 
+    /// Tests the pass of a long text.
+    pub async fn test(&self) -> Result<(), Error> {
+        self.passes.test_size(size_for(self.max_tokens, 1)).await
+    }
+
     /// What no file holds, once the feed wants nothing more.
     pub fn complete(&self) -> Result<(), Error> {
         let Encoder { config, weights } = self.passes.encoder();
@@ -308,6 +313,7 @@ impl Submission<'_> {
                     }
                 },
             };
+            passes.test(&encoded).await?;
             let pending = passes.run(&encoded)?;
             self.flights.push_back((batch.iter().map(|&i| window[i].0).collect(), pending));
         }

@@ -19,6 +19,7 @@ use crate::load::{EncoderShape, Feed, FileName, Loader, ModelFile, ModelHeader};
 use crate::model::EncoderConfig;
 use crate::recording::MemoryPlan;
 use crate::tokenizer::EncodingCache;
+use crate::tuning::while_testing;
 
 /// How to load an encoder, and how it is used.
 #[derive(Default)]
@@ -86,8 +87,9 @@ impl Embedder {
         let ModelFile { header, files } = file;
         let EmbedOptions { progress, .. } = options;
         let (embedder, feed) = Embedder::declare(device, header, EmbedOptions { progress: None, ..options })?;
-        feed.take_all(device, &files, progress)?;
-        embedder.inner.batcher.complete()?;
+        let batcher = &embedder.inner.batcher;
+        while_testing(batcher.test(), || feed.take_all(device, &files, progress))?;
+        batcher.complete()?;
         Ok(embedder)
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use web_time::Instant;
 
-use super::batch::{EncoderPasses, Tokens, size_for};
+use super::batch::{EncoderPasses, Tokens, size_of};
 use crate::error::Error;
 use crate::model::{BatchSize, EncoderConfig};
 use crate::tuning::PlaceKey;
@@ -102,12 +102,9 @@ impl Second {
     }
 }
 
-fn size_of(texts: &[&Tokens]) -> BatchSize {
-    size_for(texts.iter().map(|text| text.ids.len() as u32).sum(), texts.len() as u32)
-}
-
 /// Seconds of a batch: the shorter of two runs behind one that makes what they need.
 async fn seconds(passes: &EncoderPasses, texts: &[&Tokens]) -> Result<f64, Error> {
+    passes.test(texts).await?;
     passes.run(texts)?.await?;
     let mut shortest = f64::INFINITY;
     for _ in 0..2 {

@@ -12,6 +12,7 @@ use crate::formats::BlockType;
 use crate::load::{Feed, FileName, Loader, ModelFile, ModelHeader};
 use crate::model::{EncoderConfig, ScoreHead};
 use crate::recording::MemoryPlan;
+use crate::tuning::while_testing;
 
 /// How to load a cross-encoder, and how it is used.
 #[derive(Default)]
@@ -73,8 +74,9 @@ impl Reranker {
         let ModelFile { header, files } = file;
         let RerankOptions { progress, .. } = options;
         let (reranker, feed) = Reranker::declare(device, header, RerankOptions { progress: None, ..options })?;
-        feed.take_all(device, &files, progress)?;
-        reranker.0.batcher.complete()?;
+        let batcher = &reranker.0.batcher;
+        while_testing(batcher.test(), || feed.take_all(device, &files, progress))?;
+        batcher.complete()?;
         Ok(reranker)
     }
 

@@ -13,10 +13,11 @@ use crate::error::Error;
 use crate::formats::BlockType;
 use crate::load::{Feed, ModelFile, ModelHeader};
 use crate::memory::Limit;
-use crate::model::{Llama, ModelConfig, Weights, rope_tensor, upload_rope};
+use crate::model::{Ending, Llama, ModelConfig, Weights, rope_tensor, upload_rope};
 use crate::recording::{MemoryPlan, Recorder, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tokenizer::{EncodeOptions, EncodingCache, Tokenizer};
+use crate::tuning::{record_tested, while_testing};
 
 /// Context length where neither the caller nor a shorter model says otherwise.
 const DEFAULT_CONTEXT: u32 = 4096;
@@ -95,8 +96,17 @@ impl Model {
         let ModelFile { header, files } = file;
         let LoadOptions { context_length, memory_limit, max_pass, .. } = options;
         let (model, feed) = Model::declare(device, header, context_length, memory_limit, max_pass)?;
-        feed.take_all(device, &files, options.progress)?;
+        while_testing(model.test(), || feed.take_all(device, &files, options.progress))?;
         model.complete(device.clone())
+    }
+
+    /// Tests the passes of all generations.
+    async fn test(&self) -> Result<(), Error> {
+        let mut passes = RecordedPasses::declare(&self.device, self.llama(), self.rope(), self.max_pass)?;
+        for ending in [Ending::Greedy { penalize: true }, Ending::Sample { penalize: true }] {
+            passes.record(&self.device, self.llama(), ending)?;
+        }
+        passes.test_all(&self.device, self.llama()).await
     }
 
     /// Declares a model whose weights the feed is still to take, and compares the plan with the limit; nothing is
@@ -262,19 +272,22 @@ impl Model {
         let session = Session::new(self)?;
         session.check_ids(ids)?;
         let n_tokens = ids.len() as u32;
-        let mut rec = Recorder::new(device);
-        let mut hidden = Vec::new();
-        // Each tap gets a tensor of its own: the residual stream itself is overwritten.
-        let mut tap = |rec: &mut Recorder, h: &Tensor| {
-            let kept = Tensor::declare("hidden", Role::Activations, h.shape(), DType::F32)?;
-            crate::kernels::scale(rec, h, &kept, 1.0)?;
-            hidden.push(kept);
-            Ok(())
+        let record = || {
+            let mut rec = Recorder::new(device);
+            let mut hidden = Vec::new();
+            // Each tap gets a tensor of its own: the residual stream itself is overwritten.
+            let mut tap = |rec: &mut Recorder, h: &Tensor| {
+                let kept = Tensor::declare("hidden", Role::Activations, h.shape(), DType::F32)?;
+                crate::kernels::scale(rec, h, &kept, 1.0)?;
+                hidden.push(kept);
+                Ok(())
+            };
+            let h = self.llama().record_layers(&mut rec, session.cache(), session.io(), n_tokens, &mut tap)?;
+            let logits = Tensor::declare("logits", Role::Activations, &[n_tokens, config.vocab_size], DType::F32)?;
+            self.llama().record_head(&mut rec, &h, &logits)?;
+            Ok((rec.finish(&mut Workspace::default()), logits, hidden))
         };
-        let h = self.llama().record_layers(&mut rec, session.cache(), session.io(), n_tokens, &mut tap)?;
-        let logits = Tensor::declare("logits", Role::Activations, &[n_tokens, config.vocab_size], DType::F32)?;
-        self.llama().record_head(&mut rec, &h, &logits)?;
-        let recording = rec.finish(&mut Workspace::default());
+        let (recording, logits, hidden) = record_tested(device, record, |(recording, ..)| recording).await?;
         device.write(&session.io().tokens, 0, ids)?;
         session.io().state.set(device, 0, n_tokens)?;
         device.run(&recording)?;

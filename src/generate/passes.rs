@@ -9,6 +9,7 @@ use crate::kernels::StepState;
 use crate::model::{Ending, KvCache, Llama, PassTensors};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
+use crate::tuning::self_test;
 
 /// Tokens that one pass can take. A session records those up to [`Model::max_pass`](super::Model::max_pass).
 pub const PASS_SIZES: [u32; 5] = [1, 8, 32, 128, 512];
@@ -53,9 +54,13 @@ impl RecordedPasses {
         };
         let (workspace, recordings) = (Workspace::default(), HashMap::new());
         let mut passes = RecordedPasses { cache, io, workspace, sizes, recordings };
-        passes.record(device, llama, Ending::Cache)?;
-        passes.record(device, llama, Ending::Greedy { penalize: false })?;
+        passes.record_greedy(device, llama)?;
         Ok(passes)
+    }
+
+    fn record_greedy(&mut self, device: &Device, llama: &Llama) -> Result<(), Error> {
+        self.record(device, llama, Ending::Cache)?;
+        self.record(device, llama, Ending::Greedy { penalize: false })
     }
 
     /// Records the passes of an ending unless that was done before.
@@ -70,6 +75,33 @@ impl RecordedPasses {
             let mut rec = Recorder::new(device);
             llama.record_pass(&mut rec, &self.cache, &self.io, size, ending)?;
             self.recordings.insert((ending, size), rec.finish(&mut self.workspace));
+        }
+        Ok(())
+    }
+
+    /// Sees to it that the self-test has nothing against a pass.
+    ///
+    /// # Errors
+    /// Those of the self-test and of [`RecordedPasses::record`].
+    pub async fn test(&mut self, device: &Device, llama: &Llama, size: u32, ending: Ending) -> Result<(), Error> {
+        loop {
+            self.record(device, llama, ending)?;
+            if self_test(device, self.get(size, ending)?).await? {
+                return Ok(());
+            }
+            self.recordings.clear();
+            self.record_greedy(device, llama)?;
+        }
+    }
+
+    /// The same for all passes that are recorded.
+    ///
+    /// # Errors
+    /// As [`RecordedPasses::test`].
+    pub async fn test_all(&mut self, device: &Device, llama: &Llama) -> Result<(), Error> {
+        let all: Vec<(Ending, u32)> = self.recordings.keys().copied().collect();
+        for (ending, size) in all {
+            self.test(device, llama, size, ending).await?;
         }
         Ok(())
     }

@@ -219,24 +219,27 @@ impl Session {
         ending: Ending,
         cancelled: &AtomicBool,
     ) -> Result<Option<(usize, Pending)>, Error> {
-        let device = self.model.device().clone();
-        self.passes.record(&device, self.model.llama(), ending)?;
+        let model = self.model.clone();
+        let device = model.device();
         self.sequence.leave_the_last();
-        let (first, io) = (self.sequence.n_cached(), &self.passes.io);
         let n_fed = self.sequence.uncached().len();
-        device.write(&io.tokens, first, self.sequence.uncached())?;
+        device.write(&self.passes.io.tokens, self.sequence.n_cached(), self.sequence.uncached())?;
         loop {
             let n_left = self.sequence.uncached().len();
             let size = self.passes.size(n_left as u32);
             let n_tokens = n_left.min(size as usize);
-            io.state.set(&device, self.sequence.n_cached() as u32, n_tokens as u32)?;
-            if n_tokens == n_left {
+            let ends = n_tokens == n_left;
+            let pass = if ends { ending } else { Ending::Cache };
+            self.passes.test(device, model.llama(), size, pass).await?;
+            let (pass, io) = (self.passes.get(size, pass)?, &self.passes.io);
+            io.state.set(device, self.sequence.n_cached() as u32, n_tokens as u32)?;
+            if ends {
                 let result = if ending == Ending::Logits { &io.logits } else { io.state.tensor() };
-                let pending = device.run_and_read(self.passes.get(size, ending)?, result)?;
+                let pending = device.run_and_read(pass, result)?;
                 self.sequence.submitted(n_tokens);
                 return Ok(Some((n_fed, pending)));
             }
-            device.run(self.passes.get(size, Ending::Cache)?)?;
+            device.run(pass)?;
             self.sequence.submitted(n_tokens);
             pause().await;
             if cancelled.load(Ordering::Relaxed) {
@@ -253,7 +256,10 @@ impl Session {
         cancelled: &AtomicBool,
     ) -> Result<Option<(usize, Pending)>, Error> {
         let sampling = options.sampling();
-        self.model.device().write(&self.passes.io.sampling, 0, bytemuck::cast_slice::<_, u32>(&[sampling]))?;
+        let model = self.model.clone();
+        // The pass that runs ahead, without waiting for anything.
+        self.passes.test(model.device(), model.llama(), 1, ending).await?;
+        model.device().write(&self.passes.io.sampling, 0, bytemuck::cast_slice::<_, u32>(&[sampling]))?;
         let fed = self.feed(ending, cancelled).await?;
         if fed.is_some() {
             self.sequence.chooses_next();

@@ -10,7 +10,7 @@ use super::outcome::{Failure, Outcome, Scopes};
 use crate::counters::LiveCounters;
 use crate::device::Setup;
 use crate::error::Error;
-use crate::recording::Step;
+use crate::recording::{PipelineKey, Step};
 use crate::shaders::Kernel;
 
 #[derive(Debug)]
@@ -21,15 +21,12 @@ pub(crate) struct Pipeline {
     pub check: Option<Outcome>,
 }
 
-/// Variant label and override values as bits.
-type Key = (&'static str, Vec<(&'static str, u64)>);
-
 pub(crate) struct Pipelines {
     /// What does not compile is remembered as well.
-    compiled: Mutex<HashMap<Key, Result<Arc<Pipeline>, Failure>>>,
+    compiled: Mutex<HashMap<PipelineKey, Result<Arc<Pipeline>, Failure>>>,
     cache: Option<(wgpu::PipelineCache, PathBuf)>,
-    /// Label of a variant that is to do nothing.
-    broken: Option<&'static str>,
+    /// See [`Setup::broken`].
+    broken: Option<String>,
     counters: Arc<LiveCounters>,
 }
 
@@ -42,15 +39,15 @@ impl fmt::Debug for Pipelines {
 impl Pipelines {
     pub fn new(device: &wgpu::Device, info: &wgpu::AdapterInfo, setup: Setup<'_>, counters: Arc<LiveCounters>) -> Self {
         let cache = disk_cache(device, info, setup.folder);
-        Pipelines { compiled: Mutex::default(), cache, broken: setup.broken, counters }
+        Pipelines { compiled: Mutex::default(), cache, broken: setup.broken.map(str::to_string), counters }
     }
 
     /// The pipeline for a step, compiled if this is its first use, or why it does not compile. Where that is known later,
     /// [`Pipeline::check`] tells.
     pub fn get(&self, device: &wgpu::Device, step: &Step) -> Result<Arc<Pipeline>, Failure> {
-        let key = (step.variant.label, step.constants.iter().map(|&(name, value)| (name, value.to_bits())).collect());
         let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
-        let pipeline = compiled.entry(key).or_insert_with(|| self.compile(device, step).map(Arc::new)).clone()?;
+        let pipeline =
+            compiled.entry(step.pipeline()).or_insert_with(|| self.compile(device, step).map(Arc::new)).clone()?;
         match pipeline.check.as_ref().map(Outcome::now) {
             Some(Poll::Ready(Some(failure))) => Err(failure),
             _ => Ok(pipeline),
@@ -63,8 +60,10 @@ impl Pipelines {
         // A browser compiles elsewhere and later, and runs what does not compile as if it wrote zeros.
         let filters = [wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Validation];
         let scopes = Scopes::open(device, &filters);
-        let source = match self.broken {
-            Some(label) if label == step.variant.label => step.variant.idle_source(step.kernel).into(),
+        let source = match &self.broken {
+            Some(broken) if *broken == step.variant.label || *broken == step.pipeline().to_string() => {
+                step.variant.idle_source(step.kernel).into()
+            }
             _ => step.variant.target_source(),
         };
         let source = wgpu::ShaderSource::Wgsl(source);

@@ -466,7 +466,7 @@ pub(crate) fn is_sound(device: &Device, kernel: &Kernel, w: &Matrix, choice: Cho
     };
     has_tier
         && has_size
-        && variant.is_some_and(|variant| !device.tuning().is_banned(variant.label))
+        && variant.is_some_and(|variant| !device.tested().is_banned(variant.label))
         && rounds <= u64::from(LOOP_ROUNDS)
 }
 

@@ -2,7 +2,7 @@
 
 use super::catalog::Wanted;
 use super::{Feed, FileName, Head, HeaderReader, ModelHeader};
-use crate::device::Device;
+use crate::device::{Device, MaybeSend};
 use crate::error::Error;
 
 /// Feeds a model's files into a device while they arrive; no more of them is kept than headers and a row. `T` is a
@@ -24,16 +24,6 @@ pub struct Loader<T> {
 type Declare<T> = Box<dyn FnOnce(&Device, ModelHeader) -> Result<(T, Feed), Error> + Send>;
 #[cfg(target_arch = "wasm32")]
 type Declare<T> = Box<dyn FnOnce(&Device, ModelHeader) -> Result<(T, Feed), Error>>;
-
-/// As `Send`, but in a browser, where a device stays on its thread, anything.
-#[cfg(not(target_arch = "wasm32"))]
-pub(crate) trait MaybeSend: Send {}
-#[cfg(not(target_arch = "wasm32"))]
-impl<T: Send> MaybeSend for T {}
-#[cfg(target_arch = "wasm32")]
-pub(crate) trait MaybeSend {}
-#[cfg(target_arch = "wasm32")]
-impl<T> MaybeSend for T {}
 
 enum Stage<T> {
     Header(Box<HeaderReader>, Declare<T>),

@@ -43,6 +43,7 @@ use crate::matrix::{Matrix, ScaleEdges};
 use crate::recording::{Recorder, Recording, Workspace};
 use crate::retrieval::{Hit, listed};
 use crate::tensor::{Role, Tensor};
+use crate::tuning::record_tested;
 
 /// What makes a vector good for a query.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -306,6 +307,7 @@ impl Index {
                 k: (k as u32).next_power_of_two().max(8),
                 is_filtered: filter.is_some(),
             };
+            self.test(shape).await?;
             let pending = self.start(queries, shape, filter)?;
             let words = pending.await?;
             for list in words.chunks_exact(2 * shape.k as usize).take(n) {
@@ -458,6 +460,17 @@ impl Index {
             Some([live, _]) if first < end => self.device.write(live, first, &self.live.words()[first..end]),
             _ => Ok(()),
         }
+    }
+
+    /// Sees to it that the self-test has nothing against the search of a shape.
+    async fn test(&self, shape: Shape) -> Result<(), Error> {
+        let is_known = self.passes.lock().unwrap_or_else(PoisonError::into_inner).by_shape.contains_key(&shape);
+        if is_known {
+            return Ok(());
+        }
+        // Recorded aside: nothing is allocated, and other searches go on meanwhile.
+        let record = || self.record(shape, &mut Workspace::default());
+        record_tested(&self.device, record, |search| &search.recording).await.map(drop)
     }
 
     /// Submits a search for up to [`MAX_BATCH`] queries. Nothing else comes between its writes and its run.

@@ -30,6 +30,7 @@ use crate::matrix::Matrix;
 use crate::recording::{Recorder, Workspace};
 use crate::retrieval::Hit;
 use crate::tensor::Tensor;
+use crate::tuning::record_tested;
 use encoder::Encoder;
 use lane::{By, Lane};
 use top::Top;
@@ -285,7 +286,7 @@ impl Mol {
         for (i, rows) in queries.chunks(BATCH * width).enumerate() {
             let n = rows.len() / width;
             let users = if n_users == 0 { users } else { &users[i * BATCH..][..n] };
-            let mut lane = self.take_lane(Lane::size_for(n))?;
+            let mut lane = self.take_lane(Lane::size_for(n)).await?;
             let norms = self.encode(&lane, rows, users, n).await?;
             let mut batch = Batch { mol: self, lane: &mut lane, norms };
             let MolHits { hits, scored } = batch.search(k, how).await?;
@@ -300,11 +301,14 @@ impl Mol {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take_lane(&self, batch: u32) -> Result<Lane, Error> {
-        let mut lanes = self.lanes();
-        match lanes.iter().position(|lane| lane.batch == batch) {
-            Some(at) => Ok(lanes.swap_remove(at)),
-            None => Lane::new(self, batch),
+    async fn take_lane(&self, batch: u32) -> Result<Lane, Error> {
+        let kept = {
+            let mut lanes = self.lanes();
+            lanes.iter().position(|lane| lane.batch == batch).map(|at| lanes.swap_remove(at))
+        };
+        match kept {
+            Some(lane) => Ok(lane),
+            None => Lane::new(self, batch).await,
         }
     }
 
@@ -489,10 +493,13 @@ impl Batch<'_> {
             let rows = &components[..n_queries * n * dim as usize];
             for (i, rows) in rows.chunks(n_rows * dim as usize).enumerate() {
                 let x = device.upload("mol.rows", &[(rows.len() / dim as usize) as u32, dim], rows)?;
-                let mut rec = Recorder::new(device);
-                let y = rec.temporary("logits", &[x.shape()[0], shard.components.rows()])?;
-                Linear::new(&shard.components).record(&mut rec, &x, &y)?;
-                let recording = rec.finish(&mut Workspace::default());
+                let record = || {
+                    let mut rec = Recorder::new(device);
+                    let y = rec.temporary("logits", &[x.shape()[0], shard.components.rows()])?;
+                    Linear::new(&shard.components).record(&mut rec, &x, &y)?;
+                    Ok((rec.finish(&mut Workspace::default()), y))
+                };
+                let (recording, y) = record_tested(device, record, |(recording, _)| recording).await?;
                 let logits: Vec<f32> = bytemuck::cast_vec(device.run_and_read(&recording, &y)?.await?);
                 for (row, logits) in logits.chunks_exact(m * shard.n_items).enumerate() {
                     let row = i * n_rows + row;

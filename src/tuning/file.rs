@@ -4,14 +4,17 @@
 use std::collections::BTreeMap;
 #[cfg(not(target_arch = "wasm32"))]
 use std::path::{Path, PathBuf};
+#[cfg(not(target_arch = "wasm32"))]
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::tested::{Found, Tested};
 use super::{Bucket, Choice, PlaceKey, Tuning};
 #[cfg(not(target_arch = "wasm32"))]
 use crate::cache;
-use crate::device::DeviceInfo;
+use crate::device::{Device, DeviceInfo};
 use crate::dtype::WeightType;
 #[cfg(not(target_arch = "wasm32"))]
 use crate::error::Error;
@@ -52,16 +55,16 @@ struct Row {
 
 /// The file of this device in the cache's folder.
 #[cfg(not(target_arch = "wasm32"))]
-pub(crate) fn path(folder: &Path, info: &DeviceInfo) -> PathBuf {
+fn path(folder: &Path, info: &DeviceInfo) -> PathBuf {
     let name = info.name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|part| !part.is_empty());
     let name = name.collect::<Vec<_>>().join("-").to_ascii_lowercase();
     folder.join(format!("{}-{name}.{}.tuning.json", info.backend, info.tier))
 }
 
 /// What a tuning is bound to. The fingerprint stands for the shaders, which may change without the version.
-pub(super) fn identity(info: &DeviceInfo) -> Map<String, Value> {
+fn identity(info: &DeviceInfo) -> Map<String, Value> {
     let fields = [
-        ("format", json!(1)),
+        ("format", json!(2)),
         ("version", json!(env!("CARGO_PKG_VERSION"))),
         ("shaders", json!(shaders::FINGERPRINT)),
         ("adapter", json!(info.name)),
@@ -72,12 +75,30 @@ pub(super) fn identity(info: &DeviceInfo) -> Map<String, Value> {
     fields.into_iter().map(|(field, value)| (field.to_string(), value)).collect()
 }
 
-/// Reads a tuning back; `None` if there is no file.
+/// A device with what its file in a folder says, and where to keep more.
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) fn from_folder(device: &Device, folder: &Path) -> Device {
+    let path = path(folder, device.info());
+    let (known, notices) = match read(&path, device.info()) {
+        Ok(known) => (known.unwrap_or_default(), Vec::new()),
+        Err(why) => (Default::default(), vec![format!("{} is ignored: {why}", path.display())]),
+    };
+    let (tuning, found) = known;
+    device.with_known(tuning, Arc::new(Tested::new(found)), Some(path), notices)
+}
+
+/// A device with what this process has found of it.
+pub(crate) fn of_process(device: &Device) -> Device {
+    let identity = Value::Object(identity(device.info())).to_string();
+    device.with_known(Tuning::default(), Tested::of_process(&identity), None, Vec::new())
+}
+
+/// Reads a file back; `None` if there is none.
 ///
 /// # Errors
 /// A sentence on why the file is of no use.
 #[cfg(not(target_arch = "wasm32"))]
-pub(super) fn read(path: &Path, info: &DeviceInfo) -> Result<Option<Tuning>, String> {
+fn read(path: &Path, info: &DeviceInfo) -> Result<Option<(Tuning, Found)>, String> {
     let size_bytes = match std::fs::metadata(path) {
         // Whether something else than a folder stands in the way is seen when the file is written.
         Err(_) => return Ok(None),
@@ -90,18 +111,31 @@ pub(super) fn read(path: &Path, info: &DeviceInfo) -> Result<Option<Tuning>, Str
     Tuning::parse(&bytes, info).map(Some)
 }
 
-/// Writes a tuning.
+/// Writes what is known of a device to its file, if it has one, together with what other processes found meanwhile; with
+/// `tuning` instead of the one that is in the file, or the device's own if there is no file.
 ///
 /// # Errors
 /// [`Error::Io`] if the file cannot be written.
 #[cfg(not(target_arch = "wasm32"))]
-pub(crate) fn write(path: &Path, info: &DeviceInfo, tuning: &Tuning) -> Result<(), Error> {
-    cache::write(path, tuning.text(info).as_bytes())
+pub(crate) fn write(device: &Device, tuning: Option<&Tuning>) -> Result<(), Error> {
+    let Some(path) = device.tuning_file() else { return Ok(()) };
+    let kept = read(path, device.info()).unwrap_or_default();
+    let mut found = device.tested().found();
+    let own = device.tuning();
+    let tuning = match &kept {
+        Some((kept, theirs)) => {
+            found.passed.extend(theirs.passed.iter().cloned());
+            found.banned.extend(theirs.banned.clone());
+            tuning.unwrap_or(kept)
+        }
+        None => tuning.unwrap_or(own),
+    };
+    cache::write(path, tuning.text(device.info(), &found).as_bytes())
 }
 
 impl Tuning {
-    /// The tuning of a device as JSON.
-    pub(crate) fn text(&self, info: &DeviceInfo) -> String {
+    /// The tuning of a device, and what its self-test found, as JSON.
+    pub(crate) fn text(&self, info: &DeviceInfo, found: &Found) -> String {
         let row = |(bucket, choice): (Bucket, Choice)| Row {
             kernel: bucket.kernel.into(),
             weight: bucket.weight.name().into(),
@@ -119,8 +153,8 @@ impl Tuning {
             is_second,
         };
         let content = Content {
-            passed: self.passed.iter().map(|label| label.to_string()).collect(),
-            banned: self.banned().map(|(label, found)| (label.to_string(), found.to_string())).collect(),
+            passed: found.passed.iter().cloned().collect(),
+            banned: found.banned.iter().map(|(label, found)| (label.to_string(), found.clone())).collect(),
             choices: self.choices().map(row).collect(),
             places: self.places.iter().map(place).collect(),
         };
@@ -135,7 +169,7 @@ impl Tuning {
     ///
     /// # Errors
     /// A sentence on why the text is of no use.
-    pub(crate) fn parse(text: &[u8], info: &DeviceInfo) -> Result<Tuning, String> {
+    pub(crate) fn parse(text: &[u8], info: &DeviceInfo) -> Result<(Tuning, Found), String> {
         let value: Value = serde_json::from_slice(text).map_err(|e| format!("it is no JSON: {e}"))?;
         for (field, expected) in identity(info) {
             let found = &value[&field];
@@ -144,22 +178,23 @@ impl Tuning {
             }
         }
         let content: Content = serde_json::from_value(value).map_err(|e| e.to_string())?;
-        tuning(content)
+        known(content)
     }
 }
 
 /// A text's content, each value of which must be one that could have been written.
-fn tuning(content: Content) -> Result<Tuning, String> {
-    let mut tuning = Tuning::default();
-    for label in content.passed {
-        tuning.passed.insert(variant(&label)?.label);
+fn known(content: Content) -> Result<(Tuning, Found), String> {
+    let (mut tuning, mut found) = (Tuning::default(), Found::default());
+    for pipeline in content.passed {
+        variant(pipeline.split(' ').next().unwrap_or_default())?;
+        found.passed.insert(pipeline);
     }
-    for (label, found) in content.banned {
+    for (label, why) in content.banned {
         let variant = variant(&label)?;
         if variant.tier == Tier::Baseline {
             return Err(format!("`{label}` is banned, which nothing could take the place of"));
         }
-        tuning.banned.insert(variant.label, found);
+        found.banned.insert(variant.label, why);
     }
     for row in content.choices {
         let kernel = shaders::ALL.iter().find(|kernel| kernel.name == row.kernel);
@@ -177,7 +212,7 @@ fn tuning(content: Content) -> Result<Tuning, String> {
     for PlaceRow { encoder, second, tokens, texts, is_second } in content.places {
         tuning.put(PlaceKey { encoder, second, n_tokens: tokens, n_texts: texts }, is_second);
     }
-    Ok(tuning)
+    Ok((tuning, found))
 }
 
 fn variant(label: &str) -> Result<&'static Variant, String> {

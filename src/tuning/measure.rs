@@ -6,7 +6,7 @@ use std::time::Duration;
 use web_time::Instant;
 
 use super::operands::{input, matrix};
-use super::{Bucket, Choice, Tuning, compare};
+use super::{Bucket, Choice, Tuning, compare, record_tested};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
@@ -75,8 +75,7 @@ pub struct TunedRow {
 
 /// Measures the products of a model's passes over one token and over a full part of a prompt on a device, by its clock if
 /// it has one, else by the host's. Returns the device's tuning with the choices that pay, and a row for each bucket. A
-/// candidate whose results are not those of the usual choice does not count. What opening the device left of the
-/// self-test comes first.
+/// candidate that fails the self-test, or whose results are not those of the usual choice, does not count.
 ///
 /// # Errors
 /// [`Error::Option`] for the CPU, which has nothing to choose among; [`Error::Config`] if the model lacks a weight;
@@ -90,14 +89,11 @@ pub async fn tune(device: &Device, model: &ModelFile) -> Result<(Tuning, Vec<Tun
             found: "cpu".into(),
         });
     }
-    let mut device = device.clone();
-    // What is banned stands in the tuning.
-    super::self_test::test(&mut device, Duration::MAX, &mut Vec::new()).await?;
-    let weights = Weights::declare(&device, model.header.shape.decoder()?, &model.header.catalog)?;
-    tune_products(&device, &weights, |_| BUDGET).await
+    let weights = Weights::declare(device, model.header.shape.decoder()?, &model.header.catalog)?;
+    tune_products(device, &weights, |_| BUDGET).await
 }
 
-/// As [`tune`], for weights that are declared, without the self-test; `budget` gives what a bucket may take from the
+/// As [`tune`], for weights that are declared; `budget` gives what a bucket may take from the
 /// number of buckets.
 ///
 /// # Errors
@@ -154,7 +150,8 @@ impl Candidate {
         let mut tuning = untuned.tuning().clone();
         tuning.choose(Bucket::of(kernel, &copies[0], n_tokens), Some(choice));
         let device = untuned.with_tuning(tuning);
-        let (recording, y) = record(&device, kernel, n_tokens, copies)?;
+        let recorded = || record(&device, kernel, n_tokens, copies);
+        let (recording, y) = record_tested(&device, recorded, |(recording, _)| recording).await?;
         device.run(&recording)?;
         let result = (y.dtype(), device.read(&y).await?);
         Ok(Candidate { choice, device, recording, result, times: Vec::new() })
@@ -210,7 +207,7 @@ async fn measure(
     for _ in 0..n_copies {
         copies.push(matrix(device, w.weight(), rows.max(1), w.cols())?);
     }
-    let untuned = device.with_tuning(device.tuning().without_choices());
+    let untuned = device.with_tuning(Tuning::default());
     let choices = candidates(&untuned, product);
 
     let mut measured: Vec<Candidate> = Vec::new();

@@ -1,281 +1,420 @@
-//! The self-test: each shader variant of a device's tier on small operands, compared with the CPU's twin. Drivers
-//! miscompile shaders; a variant that computes wrongly is banned, and the baseline takes its place.
-
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
-use std::sync::{LazyLock, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+//! The self-test: each pipeline that was recorded for a model, on small operands, compared with the CPU's twin. Drivers
+//! miscompile shaders, some of them only with certain values of the overrides; a variant that computes wrongly is banned,
+//! and another takes its place before a result is given out.
 
 use super::operands::{input, matrix};
-use super::{Tuning, compare, file};
-use crate::device::Device;
+use super::tested::{Found, Tested};
+use super::{Choice, Tuning, compare};
+use crate::device::{Device, MaybeSend};
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::kernels::{
-    AttentionConfig, Gelu, LayerNorm, Linear, Norm, Pooling, Qkv, RopeConfig, RopeScaling, RopeStyle, Sampling,
-    StepState, add, argmax, attention, embed, embed_sum, gate_up, geglu, gelu, head_norm, last_row, layer_norm,
-    linear_norm, matmul, matmul_plain, matvec, pool, rms_norm, rope_kv, rope_table, sample, softmax, split_sum, swiglu,
+    Activation, AttentionConfig, Combination, Gelu, LayerNorm, Linear, MolActivation, MolForm, MolGate, MolGateWeights,
+    MolOperands, MolScores, Norm, PackedTiles, Pairing, Pooling, Qkv, RopeConfig, RopeScaling, RopeStyle, Sampling,
+    StepState, TopStrip, add, advance, argmax, attention, attention_packed, embed, embed_sum, gate_up, geglu, gelu,
+    head_norm, last_row, layer_norm, linear_norm, matmul, matvec, merge_top, mol, penalize, pool, rms_norm, rope,
+    rope_kv, rope_packed, rope_table, sample, scale, select_top, silu, softmax, split_sum, swiglu,
 };
-use crate::recording::{Recorder, Workspace};
+use crate::recording::{PipelineKey, Recorder, Recording, Step, Workspace};
 use crate::shaders::{self, Kernel, Tier, Variant};
 use crate::tensor::Tensor;
 
-/// When no further check is begun, so that opening a device takes at most 200 ms longer. What is left is tested when it
-/// is opened next.
-const BUDGET: Duration = Duration::from_millis(170);
-
-/// What was found where there is no folder, by identity.
-static FOUND: LazyLock<Mutex<HashMap<String, Tuning>>> = LazyLock::new(Mutex::default);
-
-type Record = fn(&mut Recorder, WeightType) -> Result<Vec<Tensor>, Error>;
-
-/// Kernels that are recorded together, and how; the outputs are compared.
-struct Check {
-    kernels: &'static [&'static Kernel],
-    weight: Option<WeightType>,
-    record: Record,
-}
-
-/// A device with what is known of it: from its file in `folder`, from the memory of this process where there is no
-/// folder, and from tests of variants that neither knows.
+/// What `record` records, once the self-test has nothing against its pipelines; `of` gives the recording.
 ///
 /// # Errors
-/// [`Error::Gpu`] if a variant of the baseline computes wrongly; errors of [`Device::run`].
-pub(crate) async fn examine(mut device: Device, folder: Option<&Path>) -> Result<Device, Error> {
-    let mut notices = Vec::new();
-    let path: Option<PathBuf> = folder.map(|folder| file::path(folder, device.info()));
-    let identity = serde_json::Value::Object(file::identity(device.info())).to_string();
-    let known = match &path {
-        Some(path) => file::read(path, device.info()).unwrap_or_else(|why| {
-            notices.push(format!("{} is ignored: {why}", path.display()));
-            None
-        }),
-        None => FOUND.lock().unwrap_or_else(PoisonError::into_inner).get(&identity).cloned(),
-    };
-    device = device.with_tuning(known.unwrap_or_default());
-    if test(&mut device, BUDGET, &mut notices).await? {
+/// As [`self_test`]; errors of `record`.
+pub(crate) async fn record_tested<T>(
+    device: &Device,
+    mut record: impl FnMut() -> Result<T, Error>,
+    of: impl Fn(&T) -> &Recording,
+) -> Result<T, Error> {
+    loop {
+        let recorded = record()?;
+        if self_test(device, of(&recorded)).await? {
+            return Ok(recorded);
+        }
+    }
+}
+
+/// Does a loader's work while another thread tests what was recorded, so that the first result need not wait for it. In a
+/// browser there is no such thread: there the first result waits.
+///
+/// # Errors
+/// Those of `work`, then those of `test`.
+pub(crate) fn while_testing(
+    test: impl Future<Output = Result<(), Error>> + MaybeSend,
+    work: impl FnOnce() -> Result<(), Error>,
+) -> Result<(), Error> {
+    #[cfg(not(target_arch = "wasm32"))]
+    return std::thread::scope(|scope| {
+        let tested = scope.spawn(|| pollster::block_on(test));
+        work()?;
+        tested.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    #[cfg(target_arch = "wasm32")]
+    {
+        drop(test);
+        work()
+    }
+}
+
+/// Tests the pipelines of a recording that have not been tested on this driver. If one computes wrongly its variant is
+/// banned and this is `false`: recorded again, the same kernels take another.
+///
+/// # Errors
+/// [`Error::Gpu`] if a variant of the baseline computes wrongly, because nothing could take its place; errors of
+/// [`Device::run`].
+pub(crate) async fn self_test(device: &Device, recording: &Recording) -> Result<bool, Error> {
+    if !device.is_gpu() || recording.tested.get().is_some() {
+        return Ok(true);
+    }
+    let tested = device.tested();
+    let (mut is_any, mut is_right) = (false, true);
+    for step in recording.steps.iter() {
+        let pipeline = step.pipeline();
+        if tested.has_passed(&pipeline) {
+            continue;
+        }
+        // It was recorded before the variant was banned.
+        if tested.is_banned(pipeline.label) {
+            is_right = false;
+            break;
+        }
+        is_any = true;
+        is_right = test(device, step, pipeline).await?;
+        if !is_right {
+            break;
+        }
+    }
+    if is_any {
         device.free_unused();
-        let tuning = device.tuning();
-        match &path {
-            Some(path) => {
-                if let Err(error) = file::write(path, device.info(), tuning) {
-                    notices.push(format!("the self-test's outcome was not saved: {error}"));
-                }
-            }
-            None => {
-                let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
-                found.insert(identity, tuning.clone());
-            }
+        #[cfg(not(target_arch = "wasm32"))]
+        if let Err(error) = super::write(device, None) {
+            tested.note(format!("the self-test's outcome was not saved: {error}"));
         }
     }
-    Ok(device.with_file(path, notices))
+    if is_right {
+        // Another thread may have been first.
+        let _ = recording.tested.set(());
+    }
+    Ok(is_right)
 }
 
-/// Tests variants that have not been tested, as long as the budget lasts; returns whether there were any.
-pub(super) async fn test(device: &mut Device, budget: Duration, notices: &mut Vec<String>) -> Result<bool, Error> {
-    let start = Instant::now();
-    let cpu = Device::cpu();
-    let mut is_any = false;
-    for check in checks() {
-        // A variant that fails is banned, and the check made again with what takes its place.
-        loop {
-            let variants = check.variants(device);
-            if variants.iter().all(|variant| device.tuning().passed.contains(variant.label)) {
-                break;
-            }
-            if start.elapsed() >= budget {
-                return Ok(is_any);
-            }
-            is_any = true;
-            let mut tuning = device.tuning().clone();
-            match check.outcome(device, &cpu).await? {
-                Ok(()) => {
-                    tuning.passed.extend(variants.iter().map(|variant| variant.label));
-                    *device = device.with_tuning(tuning);
-                    break;
-                }
-                Err(found) => {
-                    let labels: Vec<_> =
-                        variants.iter().filter(|v| v.tier != Tier::Baseline).map(|v| v.label).collect();
-                    if labels.is_empty() {
-                        let labels: Vec<_> = variants.iter().map(|variant| variant.label).collect();
-                        return Err(Error::Gpu {
-                            context: format!("the self-test of `{}`", labels.join("`, `")),
-                            message: format!("{found}; nothing could take its place"),
-                        });
-                    }
-                    for label in labels {
-                        notices.push(format!("`{label}` is not used on this driver: {found}"));
-                        tuning.banned.insert(label, found.clone());
-                    }
-                    *device = device.with_tuning(tuning);
-                }
-            }
+/// Tests the pipeline of a step; `false` if its variant is banned from now on.
+async fn test(device: &Device, step: &Step, pipeline: PipelineKey) -> Result<bool, Error> {
+    let tested = device.tested();
+    let Some(check) = Check::new(device, step)? else {
+        tested.note(format!("`{pipeline}` is used untested"));
+        tested.pass([pipeline]);
+        return Ok(true);
+    };
+    let suspects = check.recording.steps.iter().filter(|step| !tested.has_passed(&step.pipeline()));
+    let suspects: Vec<&Step> = suspects.collect();
+    let Err(found) = check.outcome(device).await? else {
+        tested.pass(suspects.iter().map(|step| step.pipeline()));
+        return Ok(true);
+    };
+    let variants = suspects.iter().map(|step| step.variant).filter(|variant| variant.tier != Tier::Baseline);
+    let labels: Vec<&'static str> = variants.map(|variant| variant.label).collect();
+    if labels.is_empty() {
+        return Err(Error::Gpu {
+            context: format!("the self-test of `{pipeline}`"),
+            message: format!("{found}; nothing could take its place"),
+        });
+    }
+    labels.iter().for_each(|label| tested.ban(label, &found));
+    Ok(false)
+}
+
+type Record = fn(&mut Recorder, &Form<'_>) -> Result<Vec<Tensor>, Error>;
+
+/// What decides which pipeline a kernel becomes.
+struct Form<'a> {
+    weight: WeightType,
+    constants: &'a [(&'static str, f64)],
+}
+
+impl Form<'_> {
+    fn get(&self, name: &str) -> Option<u32> {
+        self.constants.iter().find(|(known, _)| *known == name).map(|&(_, value)| value as u32)
+    }
+
+    fn is(&self, name: &str) -> bool {
+        self.get(name).is_some_and(|value| value != 0)
+    }
+
+    fn activation(&self) -> Option<Activation> {
+        match (self.is("GELU"), self.is("GELU_TANH"), self.is("TANH")) {
+            (_, true, _) => Some(Activation::Gelu(Gelu::Tanh)),
+            (true, ..) => Some(Activation::Gelu(Gelu::Exact)),
+            (.., true) => Some(Activation::Tanh),
+            _ => None,
         }
     }
-    Ok(is_any)
 }
 
-impl Check {
-    /// The variants that the device takes.
-    fn variants(&self, device: &Device) -> Vec<&'static Variant> {
-        let of = |kernel: &&'static Kernel| kernel.variant(self.weight, device.tier_for(kernel, self.weight));
-        self.kernels.iter().filter_map(of).collect()
+/// Kernels on small operands, among whose pipelines is the one to be tested.
+struct Check<'a> {
+    record: Record,
+    form: Form<'a>,
+    recording: Recording,
+    outputs: Vec<Tensor>,
+}
+
+impl Check<'_> {
+    /// The check of a step's pipeline; `None` if there is none that would record it.
+    fn new<'a>(device: &Device, step: &'a Step) -> Result<Option<Check<'a>>, Error> {
+        let Some(&(_, record)) = CHECKS.iter().find(|(kernel, _)| kernel.name == step.kernel.name) else {
+            return Ok(None);
+        };
+        let Variant { tier, weight, .. } = *step.variant;
+        let form = Form { weight: weight.unwrap_or(WeightType::F32), constants: &step.constants };
+        let size = form.get("LANES").or(form.get("TILE")).or(form.get("QUERIES")).unwrap_or(1);
+        // Of the variants of the kernel this one alone.
+        let mut found = Found { banned: device.tested().found().banned, ..Found::default() };
+        let others = step.kernel.variants.iter().filter(|v| v.weight == weight && v.label != step.variant.label);
+        found.banned.extend(others.map(|variant| (variant.label, String::new())));
+        let tuning = Tuning::forcing(step.kernel, Choice { tier, size });
+        let mut rec = Recorder::new(&device.with_tuning(tuning).with_tested(Tested::new(found)));
+        let outputs = record(&mut rec, &form)?;
+        let recording = rec.finish(&mut Workspace::default());
+        let has_it = recording.steps.iter().any(|recorded| recorded.pipeline() == step.pipeline());
+        Ok(has_it.then_some(Check { record, form, recording, outputs }))
     }
 
     /// Whether the device computes what the CPU does, or what it does instead.
-    async fn outcome(&self, device: &Device, cpu: &Device) -> Result<Result<(), String>, Error> {
-        let want = self.outputs(cpu).await?;
-        match self.outputs(device).await {
+    async fn outcome(&self, device: &Device) -> Result<Result<(), String>, Error> {
+        let cpu = Device::cpu();
+        let mut rec = Recorder::new(&cpu);
+        let tensors = (self.record)(&mut rec, &self.form)?;
+        let want = outputs(&cpu, &rec.finish(&mut Workspace::default()), &tensors).await?;
+        match outputs(device, &self.recording, &self.outputs).await {
             Ok(got) => Ok(got.iter().zip(&want).try_for_each(|(got, want)| compare(got, want))),
-            Err(error @ Error::DeviceLost { .. }) => Err(error),
+            Err(error @ (Error::DeviceLost { .. } | Error::OutOfMemory { .. })) => Err(error),
             // A compiler may also refuse a variant.
             Err(error) => Ok(Err(error.to_string())),
         }
     }
+}
 
-    async fn outputs(&self, device: &Device) -> Result<Vec<(DType, Vec<u32>)>, Error> {
-        // A choice might take another variant than the one to be tested.
-        let mut rec = Recorder::new(&device.with_tuning(device.tuning().without_choices()));
-        let tensors = (self.record)(&mut rec, self.weight.unwrap_or(WeightType::F32))?;
-        device.run(&rec.finish(&mut Workspace::default()))?;
-        let mut outputs = Vec::with_capacity(tensors.len());
-        for tensor in &tensors {
-            outputs.push((tensor.dtype(), device.read(tensor).await?));
-        }
-        Ok(outputs)
+async fn outputs(device: &Device, recording: &Recording, tensors: &[Tensor]) -> Result<Vec<(DType, Vec<u32>)>, Error> {
+    device.run(recording)?;
+    let mut outputs = Vec::with_capacity(tensors.len());
+    for tensor in tensors {
+        outputs.push((tensor.dtype(), device.read(tensor).await?));
     }
+    Ok(outputs)
 }
 
-/// The kernels of forward passes, by how much depends on them.
-fn checks() -> impl Iterator<Item = Check> {
-    use WeightType::{BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
-    let plain = PLAIN.iter().map(|&(kernels, record)| Check { kernels, weight: None, record });
-    let products = [Q8_0, Q4_K, Q4_0, F16, Q6_K, F32, BF16, Q5_K].into_iter().flat_map(|weight| {
-        PRODUCTS.iter().map(move |&(kernels, record)| Check { kernels, weight: Some(weight), record })
-    });
-    let encoders = [F32, F16, Q8_0, Q4_K, Q4_0, Q6_K, BF16, Q5_K].into_iter().flat_map(|weight| {
-        ENCODERS.iter().map(move |&(kernels, record)| Check { kernels, weight: Some(weight), record })
-    });
-    plain.chain(products).chain(encoders)
-}
-
-/// Kernels without a matrix.
-static PLAIN: [(&[&Kernel], Record); 16] = [
-    (&[&shaders::RMS_NORM], |rec, _| {
+/// How the kernels of forward passes and searches are recorded, and what of it is compared.
+static CHECKS: [(&Kernel, Record); 34] = [
+    (&shaders::RMS_NORM, |rec, _| {
         let y = blank(rec, &[3, 260])?;
         rms_norm(rec, &input(rec, &[3, 260])?, &input(rec, &[260])?, &y, 1e-5)?;
         Ok(vec![y])
     }),
-    (&[&shaders::ATTENTION_DECODE, &shaders::ATTENTION_MERGE], |rec, _| attend(rec, 1, 1500, 1100)),
-    (&[&shaders::ATTENTION_PREFILL], |rec, _| attend(rec, 16, 64, 21)),
-    (&[&shaders::ARGMAX, &shaders::ARGMAX_MERGE], |rec, _| {
-        let ids = rec.device().upload("ids", &[1], &[0u32])?;
-        argmax(rec, &input(rec, &[1, 5000])?, &ids)?;
-        Ok(vec![ids])
-    }),
-    (&[&shaders::SAMPLE], draw),
-    (&[&shaders::SWIGLU], |rec, _| {
-        let y = blank(rec, &[2, 36])?;
-        swiglu(rec, &input(rec, &[2, 72])?, &y)?;
-        Ok(vec![y])
-    }),
-    (&[&shaders::ROPE_KV], |rec, _| rotate(rec)),
-    (&[&shaders::LAST_ROW], |rec, _| {
-        let y = blank(rec, &[1, 260])?;
-        last_row(rec, &state(rec, 2, 3)?, &input(rec, &[3, 260])?, &y)?;
-        Ok(vec![y])
-    }),
-    (&[&shaders::SOFTMAX], |rec, _| {
-        let y = blank(rec, &[3, 260])?;
-        softmax(rec, &input(rec, &[3, 260])?, &y)?;
-        Ok(vec![y])
-    }),
-    (&[&shaders::LAYER_NORM], |rec, _| {
+    (&shaders::LAYER_NORM, |rec, _| {
         let (x, vector, y) = (input(rec, &[3, 260])?, input(rec, &[260])?, blank(rec, &[3, 260])?);
         layer_norm(rec, &x, &LayerNorm { weight: &vector, bias: Some(&vector), eps: 1e-5 }, &y)?;
         Ok(vec![y])
     }),
-    (&[&shaders::GELU, &shaders::ADD], |rec, _| {
-        let (x, y) = (input(rec, &[300])?, blank(rec, &[300])?);
-        gelu(rec, &x, &y, Gelu::Tanh)?;
-        add(rec, &x, &y)?;
-        Ok(vec![y])
-    }),
-    (&[&shaders::GEGLU], |rec, _| {
-        let y = blank(rec, &[2, 36])?;
-        geglu(rec, &input(rec, &[2, 72])?, &y, Gelu::Exact)?;
-        Ok(vec![y])
-    }),
-    (&[&shaders::HEAD_NORM], |rec, _| {
+    (&shaders::HEAD_NORM, |rec, _| {
         let (weight, qkv) = (input(rec, &[2, 20])?, input(rec, &[3, 160])?);
         head_norm(rec, [4, 2, 20], &weight, 1e-5, &qkv)?;
         Ok(vec![qkv])
     }),
-    (&[&shaders::POOL], |rec, _| {
+    (&shaders::SOFTMAX, |rec, _| {
+        let y = blank(rec, &[3, 260])?;
+        softmax(rec, &input(rec, &[3, 260])?, &y)?;
+        Ok(vec![y])
+    }),
+    (&shaders::ADD, |rec, _| {
+        let y = blank(rec, &[300])?;
+        add(rec, &input(rec, &[300])?, &y)?;
+        Ok(vec![y])
+    }),
+    (&shaders::SCALE, |rec, _| {
+        let y = blank(rec, &[300])?;
+        scale(rec, &input(rec, &[300])?, &y, 0.5)?;
+        Ok(vec![y])
+    }),
+    (&shaders::SILU, |rec, _| {
+        let y = blank(rec, &[300])?;
+        silu(rec, &input(rec, &[300])?, &y)?;
+        Ok(vec![y])
+    }),
+    (&shaders::GELU, |rec, _| {
+        let (x, y, tanh) = (input(rec, &[300])?, blank(rec, &[300])?, blank(rec, &[300])?);
+        gelu(rec, &x, &y, Gelu::Exact)?;
+        gelu(rec, &x, &tanh, Gelu::Tanh)?;
+        Ok(vec![y, tanh])
+    }),
+    (&shaders::SWIGLU, |rec, _| {
+        let y = blank(rec, &[2, 36])?;
+        swiglu(rec, &input(rec, &[2, 72])?, &y)?;
+        Ok(vec![y])
+    }),
+    (&shaders::GEGLU, |rec, _| {
+        let y = blank(rec, &[2, 36])?;
+        geglu(rec, &input(rec, &[2, 72])?, &y, Gelu::Exact)?;
+        Ok(vec![y])
+    }),
+    (&shaders::ROPE, |rec, _| {
+        let table = rec.device().upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
+        let (x, y) = (input(rec, &[3, 2, 16])?, blank(rec, &[3, 2, 16])?);
+        rope(rec, &state(rec, 2, 3)?, &ROPE, &table, &x, &y)?;
+        Ok(vec![y])
+    }),
+    (&shaders::ROPE_KV, |rec, _| {
+        let table = rec.device().upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
+        let (q, k, v) = (blank(rec, &[3, 32])?, blank(rec, &[1, 8, 16])?, blank(rec, &[1, 8, 16])?);
+        rope_kv(rec, &state(rec, 2, 3)?, &ROPE, &table, &input(rec, &[3, 64])?, &q, &k, &v)?;
+        Ok(vec![q, k, v])
+    }),
+    (&shaders::ROPE_PACKED, |rec, _| {
+        let table = rec.device().upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
+        let tokens = rec.device().upload("tokens", &[3, 3], &[19u32, 0, 1, 0, 3, 0, 7, 1, 1])?;
+        let qkv = input(rec, &[3, 64])?;
+        rope_packed(rec, &ROPE, [2, 1, 16], &tokens, &table, &qkv)?;
+        Ok(vec![qkv])
+    }),
+    (&shaders::ATTENTION_DECODE, decode),
+    (&shaders::ATTENTION_MERGE, decode),
+    (&shaders::ATTENTION_PREFILL, |rec, form| {
+        // As many rows to a key and its value as the scalar tier takes eight of, or fewer.
+        let n_kv_heads = if form.get("ROWS") == Some(8) { 4 } else { 2 };
+        let head_dim = form.get("PARTS").map_or(32, |parts| 64 * parts);
+        let config = config([2 * n_kv_heads, n_kv_heads, head_dim]);
+        let y = attend(rec, &config, 16, 64, 21)?;
+        let Some(rows) = form.get("ROWS").filter(|&rows| rows < 8) else {
+            return Ok(vec![y, attend_packed(rec, &config, &[10, 6])?]);
+        };
+        debug_assert_eq!(rows, 4);
+        Ok(vec![y])
+    }),
+    (&shaders::ARGMAX, choose),
+    (&shaders::ARGMAX_MERGE, choose),
+    (&shaders::SAMPLE, |rec, _| {
+        // A draw among one: which token it is depends on no rounding.
+        let sampling = sampling(rec, Sampling { top_k: 1, ..SAMPLING })?;
+        let ids = rec.device().upload("ids", &[1], &[0u32])?;
+        sample(rec, &sampling, &state(rec, 2, 1)?, &input(rec, &[1, 3000])?, &ids)?;
+        Ok(vec![ids])
+    }),
+    (&shaders::PENALIZE, |rec, _| {
+        let sampling = sampling(rec, Sampling { repeat_penalty: 1.5, ..SAMPLING })?;
+        let tokens = rec.device().upload("tokens", &[8], &[3u32, 0, 19, 7, 2999, 18, 2, 4])?;
+        let logits = input(rec, &[1, 3000])?;
+        penalize(rec, &sampling, &state(rec, 4, 1)?, &tokens, &logits)?;
+        Ok(vec![logits])
+    }),
+    (&shaders::ADVANCE, |rec, _| {
+        let (ids, state) = (rec.device().upload("ids", &[1], &[5u32])?, state(rec, 2, 3)?);
+        let tokens = rec.device().upload("tokens", &[8], &[9u32; 8])?;
+        advance(rec, &state, &ids, &tokens)?;
+        Ok(vec![state.tensor().clone(), tokens])
+    }),
+    (&shaders::LAST_ROW, |rec, _| {
+        let y = blank(rec, &[1, 260])?;
+        last_row(rec, &state(rec, 2, 3)?, &input(rec, &[3, 260])?, &y)?;
+        Ok(vec![y])
+    }),
+    (&shaders::POOL, |rec, _| {
         let (x, y) = (input(rec, &[70, 260])?, blank(rec, &[2, 260])?);
         let spans = rec.device().upload("spans", &[2, 2], &[0u32, 3, 3, 70])?;
         pool(rec, Pooling::Mean, true, &spans, &x, &y)?;
         Ok(vec![y])
     }),
-    (&[&shaders::SPLIT_SUM], |rec, _| {
+    (&shaders::SELECT_TOP, best),
+    (&shaders::MERGE_TOP, best),
+    (&shaders::SPLIT_SUM, |rec, form| {
         let y = blank(rec, &[3, 70])?;
-        split_sum(rec, &input(rec, &[12, 70])?, Some(&input(rec, &[70])?), None, 0, true, &y)?;
+        let (parts, bias) = (input(rec, &[12, 70])?, input(rec, &[70])?);
+        split_sum(rec, &parts, Some(&bias), form.activation(), 0, true, &y)?;
         Ok(vec![y])
     }),
-    (&[&shaders::MATMUL_PLAIN], |rec, _| {
-        let y = blank(rec, &[20, 68])?;
-        matmul_plain(rec, &input(rec, &[20, 36])?, &input(rec, &[36, 68])?, &y)?;
+    (&shaders::MATVEC, |rec, form| {
+        let (w, vector) = (matrix(rec.device(), form.weight, 22, DIM)?, input(rec, &[DIM])?);
+        let (x, y) = (input(rec, &[2, DIM])?, blank(rec, &[2, 22])?);
+        let linear = Linear { norm: norm(form, &vector), activation: form.activation(), ..Linear::new(&w) };
+        matvec(rec, &linear, &x, &y)?;
         Ok(vec![y])
     }),
-];
-
-/// Kernels of text encoders with a matrix, which is of any type.
-static ENCODERS: [(&[&Kernel], Record); 2] = [
-    (&[&shaders::EMBED_SUM], |rec, weight| {
-        let (w, y) = (matrix(rec.device(), weight, 20, 512)?, blank(rec, &[3, 512])?);
-        let tokens = rec.device().upload("tokens", &[3, 3], &[19u32, 0, 1, 0, 3, 0, 7, 1, 1])?;
-        let (positions, types) = (input(rec, &[4, 512])?, input(rec, &[2, 512])?);
-        embed_sum(rec, &tokens, &w, Some(&positions), Some(&types), &y)?;
-        Ok(vec![y])
+    (&shaders::QKV, |rec, form| {
+        let table = rec.device().upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
+        let (w, vector) = (matrix(rec.device(), form.weight, 64, DIM)?, input(rec, &[DIM])?);
+        let (x, heads) = (input(rec, &[2, DIM])?, input(rec, &[64])?);
+        let (q, k, v) = (blank(rec, &[2, 32])?, blank(rec, &[1, 8, 16])?, blank(rec, &[1, 8, 16])?);
+        let norm = norm(form, &vector);
+        let bias = if norm.is_none() { Some(&heads) } else { None };
+        let qkv = Qkv { w: &w, bias, norm, first_head: 0, rope: &ROPE, table: &table };
+        qkv.record(rec, &state(rec, 2, 2)?, &x, &q, &k, &v)?;
+        Ok(vec![q, k, v])
     }),
-    (&[&shaders::LINEAR_NORM], |rec, weight| {
-        let (w, y) = (matrix(rec.device(), weight, 68, 512)?, blank(rec, &[20, 68])?);
-        let norm = LayerNorm { weight: &input(rec, &[68])?, bias: None, eps: 1e-5 };
-        linear_norm(rec, &Linear::new(&w), &norm, &input(rec, &[20, 512])?, &y)?;
-        Ok(vec![y])
-    }),
-];
-
-/// Kernels with a matrix, which is of any type.
-static PRODUCTS: [(&[&Kernel], Record); 5] = [
-    (&[&shaders::MATVEC], |rec, weight| {
-        let (w, y) = (matrix(rec.device(), weight, 22, DIM)?, blank(rec, &[2, 22])?);
-        matvec(rec, &Linear::new(&w), &input(rec, &[2, DIM])?, &y)?;
-        Ok(vec![y])
-    }),
-    (&[&shaders::QKV], project),
-    (&[&shaders::GATE_UP], |rec, weight| {
-        let (w, vector) = (matrix(rec.device(), weight, 22, DIM)?, input(rec, &[DIM])?);
+    (&shaders::GATE_UP, |rec, form| {
+        let (w, vector) = (matrix(rec.device(), form.weight, 22, DIM)?, input(rec, &[DIM])?);
         let (x, y) = (input(rec, &[2, DIM])?, blank(rec, &[2, 11])?);
-        gate_up(rec, &w, Some(Norm { weight: &vector, eps: 1e-5 }), &x, &y)?;
+        gate_up(rec, &w, norm(form, &vector), &x, &y)?;
         Ok(vec![y])
     }),
-    (&[&shaders::MATMUL], |rec, weight| {
-        let (w, y) = (matrix(rec.device(), weight, 70, 512)?, blank(rec, &[20, 70])?);
-        matmul(rec, &Linear::new(&w), &input(rec, &[20, 512])?, &y)?;
+    (&shaders::MATMUL, |rec, form| {
+        // Whole tiles have no guards.
+        let [m, n] = match form.get("TILE") {
+            Some(tile) if !form.is("GUARDED") => [tile, tile],
+            tile => [20, tile.unwrap_or(64) + 6],
+        };
+        let w = matrix(rec.device(), form.weight, n, TILED_DIM)?;
+        let (x, y) = (input(rec, &[m, TILED_DIM])?, blank(rec, &[m, n])?);
+        let linear = Linear { activation: form.activation(), splits: Some(1), ..Linear::new(&w) };
+        matmul(rec, &linear, &x, &y)?;
+        if linear.activation.is_some() {
+            return Ok(vec![y]);
+        }
+        let sum = blank(rec, &[m, n])?;
+        matmul(rec, &Linear { splits: Some(2), ..linear }, &x, &sum)?;
+        Ok(vec![y, sum])
+    }),
+    (&shaders::LINEAR_NORM, |rec, form| {
+        let n = form.get("WG").map_or(68, |invocations| 8 * invocations);
+        let (w, y) = (matrix(rec.device(), form.weight, n, TILED_DIM)?, blank(rec, &[20, n])?);
+        let norm = LayerNorm { weight: &input(rec, &[n])?, bias: None, eps: 1e-5 };
+        linear_norm(rec, &Linear::new(&w), &norm, &input(rec, &[20, TILED_DIM])?, &y)?;
         Ok(vec![y])
     }),
-    (&[&shaders::EMBED], |rec, weight| {
-        let (w, y) = (matrix(rec.device(), weight, 20, 512)?, blank(rec, &[3, 512])?);
+    (&shaders::EMBED, |rec, form| {
+        let (w, y) = (matrix(rec.device(), form.weight, 20, TILED_DIM)?, blank(rec, &[3, TILED_DIM])?);
         let tokens = rec.device().upload("tokens", &[8], &[3u32, 0, 19, 7, 1, 18, 2, 4])?;
         embed(rec, &state(rec, 2, 3)?, &tokens, &w, &y)?;
         Ok(vec![y])
     }),
+    (&shaders::EMBED_SUM, |rec, form| {
+        let (w, y) = (matrix(rec.device(), form.weight, 20, TILED_DIM)?, blank(rec, &[3, TILED_DIM])?);
+        let tokens = rec.device().upload("tokens", &[3, 3], &[19u32, 0, 1, 0, 3, 0, 7, 1, 1])?;
+        let (positions, types) = (input(rec, &[4, TILED_DIM])?, input(rec, &[2, TILED_DIM])?);
+        embed_sum(rec, &tokens, &w, Some(&positions), Some(&types), &y)?;
+        Ok(vec![y])
+    }),
+    (&shaders::MOL, mixture),
 ];
 
-/// Columns of the matrices: more blocks than lanes, in whole super-blocks.
+/// Columns of the matrices of products with vectors: more blocks than lanes, in whole super-blocks.
 const DIM: u32 = 2304;
+
+/// The same of products by tiles, which are long enough to be walked twice.
+const TILED_DIM: u32 = 512;
+
+const ROPE: RopeConfig =
+    RopeConfig { rot_dims: 16, theta: 1e4, style: RopeStyle::Interleaved, scaling: RopeScaling::None };
+
+const SAMPLING: Sampling = Sampling {
+    temperature: 0.8,
+    top_k: 40,
+    top_p: 0.95,
+    min_p: 0.05,
+    seed: [1, 0],
+    repeat_penalty: 1.0,
+    repeat_last_n: 64,
+};
 
 /// An output, so that a kernel that writes nothing is seen not to.
 fn blank(rec: &Recorder, shape: &[u32]) -> Result<Tensor, Error> {
@@ -284,59 +423,119 @@ fn blank(rec: &Recorder, shape: &[u32]) -> Result<Tensor, Error> {
 
 fn state(rec: &Recorder, pos: u32, n_tokens: u32) -> Result<StepState, Error> {
     let state = StepState::declare()?;
-    state.set(rec.device(), pos, n_tokens)?;
+    // Its last word means nothing, but it is compared.
+    rec.device().write(state.tensor(), 0, &[pos, n_tokens, 0, 0])?;
     Ok(state)
 }
 
-fn attend(rec: &mut Recorder, n_tokens: u32, capacity: u32, pos: u32) -> Result<Vec<Tensor>, Error> {
-    let config = AttentionConfig {
-        n_heads: 4,
-        n_kv_heads: 2,
-        head_dim: 32,
-        window: None,
-        scale: 1.0,
-        soft_cap: None,
-        causal: true,
-    };
-    let (q, y) = (input(rec, &[n_tokens, 128])?, blank(rec, &[n_tokens, 128])?);
-    let (k, v) = (input(rec, &[2, capacity, 32])?, input(rec, &[2, capacity, 32])?);
-    attention(rec, &state(rec, pos, n_tokens)?, &config, &q, &k, &v, &y)?;
-    Ok(vec![y])
+fn sampling(rec: &Recorder, settings: Sampling) -> Result<Tensor, Error> {
+    rec.device().upload::<u32>("sampling", &[8], bytemuck::cast_slice(&[settings]))
 }
 
-const ROPE: RopeConfig =
-    RopeConfig { rot_dims: 16, theta: 1e4, style: RopeStyle::Interleaved, scaling: RopeScaling::None };
-
-fn rotate(rec: &mut Recorder) -> Result<Vec<Tensor>, Error> {
-    let table = rec.device().upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
-    let (q, k, v) = (blank(rec, &[3, 32])?, blank(rec, &[1, 8, 16])?, blank(rec, &[1, 8, 16])?);
-    rope_kv(rec, &state(rec, 2, 3)?, &ROPE, &table, &input(rec, &[3, 64])?, &q, &k, &v)?;
-    Ok(vec![q, k, v])
+/// The norm in front of a product, if the pipeline has it.
+fn norm<'a>(form: &Form<'_>, weight: &'a Tensor) -> Option<Norm<'a>> {
+    form.is("NORM").then_some(Norm { weight, eps: 1e-5 })
 }
 
-fn project(rec: &mut Recorder, weight: WeightType) -> Result<Vec<Tensor>, Error> {
-    let table = rec.device().upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
-    let (w, vector, x) = (matrix(rec.device(), weight, 64, DIM)?, input(rec, &[DIM])?, input(rec, &[2, DIM])?);
-    let (q, k, v) = (blank(rec, &[2, 32])?, blank(rec, &[1, 8, 16])?, blank(rec, &[1, 8, 16])?);
-    let norm = Some(Norm { weight: &vector, eps: 1e-5 });
-    let qkv = Qkv { w: &w, bias: None, norm, first_head: 0, rope: &ROPE, table: &table };
-    qkv.record(rec, &state(rec, 2, 2)?, &x, &q, &k, &v)?;
-    Ok(vec![q, k, v])
+fn config([n_heads, n_kv_heads, head_dim]: [u32; 3]) -> AttentionConfig {
+    AttentionConfig { n_heads, n_kv_heads, head_dim, window: None, scale: 1.0, soft_cap: None, causal: true }
 }
 
-/// A draw among one: which token it is depends on no rounding.
-fn draw(rec: &mut Recorder, _: WeightType) -> Result<Vec<Tensor>, Error> {
-    let settings = Sampling {
-        temperature: 0.8,
-        top_k: 1,
-        top_p: 0.95,
-        min_p: 0.05,
-        seed: [1, 0],
-        repeat_penalty: 1.0,
-        repeat_last_n: 64,
-    };
-    let sampling = rec.device().upload::<u32>("sampling", &[8], bytemuck::cast_slice(&[settings]))?;
+fn attend(
+    rec: &mut Recorder,
+    config: &AttentionConfig,
+    n_tokens: u32,
+    capacity: u32,
+    pos: u32,
+) -> Result<Tensor, Error> {
+    let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = *config;
+    let (q, y) = (input(rec, &[n_tokens, n_heads * head_dim])?, blank(rec, &[n_tokens, n_heads * head_dim])?);
+    let cache = [n_kv_heads, capacity, head_dim];
+    attention(rec, &state(rec, pos, n_tokens)?, config, &q, &input(rec, &cache)?, &input(rec, &cache)?, &y)?;
+    Ok(y)
+}
+
+fn attend_packed(rec: &mut Recorder, config: &AttentionConfig, lengths: &[u32]) -> Result<Tensor, Error> {
+    let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = *config;
+    let n_tokens = lengths.iter().sum();
+    let sizes = [n_tokens, lengths.len() as u32, n_tokens];
+    let tiles = PackedTiles::declare(rec.device(), config, sizes)?;
+    rec.device().write(tiles.tensor(), 0, &tiles.of(lengths)?)?;
+    let qkv = input(rec, &[n_tokens, (n_heads + 2 * n_kv_heads) * head_dim])?;
+    let y = blank(rec, &[n_tokens, n_heads * head_dim])?;
+    attention_packed(rec, &tiles, config, &qkv, &y)?;
+    Ok(y)
+}
+
+/// One token, with a cache that is cut into parts and with one that is not.
+fn decode(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
+    let rows = form.get("ROWS").unwrap_or(2);
+    let config = config([2 * rows, 2, 32]);
+    Ok(vec![attend(rec, &config, 1, 1500, 1100)?, attend(rec, &config, 1, 100, 70)?])
+}
+
+/// The highest of more logits than a workgroup has.
+fn choose(rec: &mut Recorder, _: &Form<'_>) -> Result<Vec<Tensor>, Error> {
     let ids = rec.device().upload("ids", &[1], &[0u32])?;
-    sample(rec, &sampling, &state(rec, 2, 1)?, &input(rec, &[1, 3000])?, &ids)?;
+    argmax(rec, &input(rec, &[1, 5000])?, &ids)?;
     Ok(vec![ids])
+}
+
+/// The best of two strips of scores.
+fn best(rec: &mut Recorder, _: &Form<'_>) -> Result<Vec<Tensor>, Error> {
+    let lists = rec.device().upload("lists", &[2, 2, 8, 2], &[0u32; 64])?;
+    let best = rec.device().upload("best", &[2, 8, 2], &[0u32; 32])?;
+    for (first_id, n_cols) in [(0, 600), (600, 300)] {
+        let strip = TopStrip { first_id, begins: first_id == 0, allowed: None };
+        select_top(rec, &input(rec, &[2, n_cols])?, &strip, &lists)?;
+    }
+    merge_top(rec, &lists, &best)?;
+    Ok(vec![best])
+}
+
+/// A mixture of logits of the form that the overrides say, for as many queries as an invocation takes side by side.
+fn mixture(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
+    const HIDDEN: usize = 12;
+    const ITEMS: u32 = 70;
+    let [n4, blocks, queries] = ["N4", "BLOCKS", "QUERIES"].map(|name| form.get(name).unwrap_or(1));
+    let (pairing, [query_components, item_components]) = match form.is("ALIGNED") {
+        true => (Pairing::Aligned, [16 * blocks; 2]),
+        false => (Pairing::Cross, [4 * n4, 4 * (blocks / n4.max(1))]),
+    };
+    let combination = match form.get("COMBINE") {
+        Some(1) => Combination::GluSilu,
+        Some(2) => Combination::GluSiluLn,
+        _ => Combination::Sum,
+    };
+    let activation = match form.get("ACT") {
+        Some(1) => MolActivation::Relu,
+        Some(2) => MolActivation::Identity,
+        _ => MolActivation::Silu,
+    };
+    let hidden = HIDDEN as u32;
+    let form_of_gate = MolForm { query_components, item_components, hidden, pairing, combination, activation };
+    let pairs = form_of_gate.n_pairs() as usize;
+    let first = if pairing == Pairing::Cross { HIDDEN } else { 0 };
+    let weights = super::operands::uniform(HIDDEN * pairs);
+    let gate = MolGate::new(
+        rec.device(),
+        form_of_gate,
+        &MolGateWeights { w1: &weights[..first * pairs], b1: &weights[..first], w2: &weights, b2: &weights[..pairs] },
+    )?;
+    let dim = 256;
+    let columns = form_of_gate.gate_columns().max(4);
+    let items = matrix(rec.device(), form.weight, item_components * ITEMS, dim)?;
+    let item_gates = input(rec, &[ITEMS, columns])?;
+    let (vectors, query_gates) = (input(rec, &[queries, query_components * dim])?, input(rec, &[queries, columns])?);
+    let operands = MolOperands { items: &items, item_gates: &item_gates, queries: &vectors, query_gates: &query_gates };
+    let ids: Vec<u32> = (0..queries * 9).map(|i| i * 37 % ITEMS).collect();
+    let ids = rec.device().upload("ids", &[queries, 9], &ids)?;
+    let (what, n_scores) = match (form.is("GATHERED"), form.is("BOUND")) {
+        (true, _) => (MolScores::Of(&ids), 9),
+        (_, true) => (MolScores::Bounds, ITEMS),
+        _ => (MolScores::All, ITEMS),
+    };
+    let scores = blank(rec, &[queries, n_scores])?;
+    mol(rec, &gate, &operands, what, &scores)?;
+    Ok(vec![scores])
 }

@@ -100,8 +100,9 @@ impl Loader {
     pub fn use_tuning(&mut self, text: &str) -> Result<Option<String>, JsValue> {
         let loader = self.of_model()?;
         Ok(match Tuning::parse(text.as_bytes(), loader.device().info()) {
-            Ok(tuning) => {
+            Ok((tuning, found)) => {
                 loader.set_tuning(tuning);
+                loader.device().tested().merge(found);
                 None
             }
             Err(why) => Some(why),
@@ -114,7 +115,7 @@ impl Loader {
         let loader = self.of_model()?;
         loader.tune().await.map_err(to_js_error)?;
         let device = loader.device();
-        Ok(device.tuning().text(device.info()))
+        Ok(device.tuning().text(device.info(), &device.tested().found()))
     }
 
     /// The [`Model`], [`Embedder`] or [`Reranker`].

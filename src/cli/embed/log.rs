@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tilewright::DeviceInfo;
+use tilewright::{Device, DeviceInfo};
 
 use super::error::EmbedError;
 
@@ -32,6 +32,13 @@ impl Log {
     pub fn notices(self, device: &DeviceInfo) {
         for notice in &device.notices {
             self.say("notice", notice, json!({}));
+        }
+    }
+
+    /// What the self-test found since this was last called.
+    pub fn findings(self, device: &Device) {
+        for notice in device.take_notices() {
+            self.say("notice", &notice, json!({}));
         }
     }
 

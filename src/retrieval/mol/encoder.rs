@@ -8,6 +8,7 @@ use crate::kernels::{self, Gelu, Linear};
 use crate::matrix::Matrix;
 use crate::recording::{Recorder, Workspace};
 use crate::tensor::{Role, Tensor};
+use crate::tuning::record_tested;
 
 /// A layer on a device.
 struct Dense {
@@ -109,9 +110,13 @@ impl Encoder {
     /// Components and gates of rows that come once, one after the other; no gates if there is no such part.
     pub async fn encode(&self, device: &Device, x: &[f32], n_rows: usize) -> Result<[Vec<f32>; 2], Error> {
         let x = device.upload("x", &[n_rows as u32, (x.len() / n_rows) as u32], x)?;
-        let mut rec = Recorder::new(device);
-        let encoded = self.record(&mut rec, &x)?;
-        device.run(&rec.finish(&mut Workspace::default()))?;
+        let record = || {
+            let mut rec = Recorder::new(device);
+            let encoded = self.record(&mut rec, &x)?;
+            Ok((rec.finish(&mut Workspace::default()), encoded))
+        };
+        let (recording, encoded) = record_tested(device, record, |(recording, _)| recording).await?;
+        device.run(&recording)?;
         encoded.read(device).await
     }
 }

@@ -1,7 +1,6 @@
 //! What batches of queries of one size need on a device, recorded when it is first asked for.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 
 use super::encoder::Encoded;
 use super::{Mol, Shard};
@@ -11,6 +10,7 @@ use crate::kernels::{self, Linear, MolOperands, MolScores, TopStrip, merge_top, 
 use crate::recording::{Recorder, Recording, Workspace};
 use crate::retrieval::{Hit, listed};
 use crate::tensor::{Role, Tensor};
+use crate::tuning::record_tested;
 
 /// What items are scored by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,19 +79,22 @@ impl Lane {
         if n > 4 { n.next_multiple_of(4) } else { n.next_power_of_two() }
     }
 
-    pub fn new(mol: &Mol, batch: u32) -> Result<Lane, Error> {
+    pub async fn new(mol: &Mol, batch: u32) -> Result<Lane, Error> {
         let form = &mol.config.form;
         let declare = |label: &str, columns| Tensor::declare(label, Role::Activations, &[batch, columns], DType::F32);
         let x = declare("mol.x", mol.config.query_dim)?;
         let mut workspace = Workspace::default();
-        let mut rec = Recorder::new(&mol.device);
-        let encoded = mol.query_encoder.record(&mut rec, &x)?;
+        let record = || {
+            let mut rec = Recorder::new(&mol.device);
+            let encoded = mol.query_encoder.record(&mut rec, &x)?;
+            Ok((rec.finish(&mut workspace), encoded))
+        };
+        let (encoding, encoded) = record_tested(&mol.device, record, |(recording, _)| recording).await?;
         let inputs = Inputs {
             components: declare("mol.queries", form.query_components * mol.config.dim)?,
             gates: declare("mol.query_gates", form.gate_columns().max(4))?,
             sums: declare("mol.sums", mol.config.dim)?,
         };
-        let encoding = rec.finish(&mut workspace);
         Ok(Lane { batch, workspace, x, encoding, encoded, inputs, lists: HashMap::new(), passes: HashMap::new() })
     }
 
@@ -113,14 +116,14 @@ impl Lane {
     pub async fn best(&mut self, mol: &Mol, by: By, k: usize) -> Result<Vec<Vec<Hit>>, Error> {
         let rounded = k.next_power_of_two().max(8) as u32;
         for shard in 0..mol.shards.len() {
-            let pass = self.pass(mol, Task::Select { by, shard, k: rounded })?;
+            let pass = self.pass(mol, Task::Select { by, shard, k: rounded }).await?;
             mol.device.run(&pass.recording)?;
             // Software takes long, and what waits for it has a time limit.
             if !mol.device.is_real_gpu() {
                 mol.device.drained().await?;
             }
         }
-        let pass = self.pass(mol, Task::Merge { k: rounded })?;
+        let pass = self.pass(mol, Task::Merge { k: rounded }).await?;
         let words = mol.device.run_and_read(&pass.recording, &pass.result)?.await?;
         let lists = words.chunks_exact(2 * rounded as usize);
         Ok(lists.map(|list| listed(&list[..2 * k]).collect()).collect())
@@ -128,7 +131,7 @@ impl Lane {
 
     /// The scores of a shard, `[B, items]`.
     pub async fn scores(&mut self, mol: &Mol, by: By, shard: usize) -> Result<Vec<f32>, Error> {
-        let pass = self.pass(mol, Task::Scores { by, shard })?;
+        let pass = self.pass(mol, Task::Scores { by, shard }).await?;
         let words = mol.device.run_and_read(&pass.recording, &pass.result)?.await?;
         Ok(bytemuck::cast_vec(words))
     }
@@ -137,7 +140,7 @@ impl Lane {
     /// item's number has no score.
     pub async fn scores_of(&mut self, mol: &Mol, shard: usize, ids: &[u32]) -> Result<Vec<f32>, Error> {
         let columns = ids.len() as u32 / self.batch;
-        let pass = self.pass(mol, Task::Of { shard, columns })?;
+        let pass = self.pass(mol, Task::Of { shard, columns }).await?;
         if let Some(place) = &pass.ids {
             mol.device.write(place, 0, ids)?;
         }
@@ -145,15 +148,19 @@ impl Lane {
         Ok(bytemuck::cast_vec(words))
     }
 
-    fn pass(&mut self, mol: &Mol, task: Task) -> Result<&RecordedTask, Error> {
-        if self.passes.len() >= MOST_PASSES && !self.passes.contains_key(&task) {
-            self.passes.clear();
+    async fn pass(&mut self, mol: &Mol, task: Task) -> Result<&RecordedTask, Error> {
+        if !self.passes.contains_key(&task) {
+            let recorded = record_tested(&mol.device, || self.record(mol, task), |task| &task.recording).await?;
+            if self.passes.len() >= MOST_PASSES {
+                self.passes.clear();
+            }
+            self.passes.insert(task, recorded);
         }
-        let Lane { batch, workspace, inputs, lists, passes, .. } = self;
-        let place = match passes.entry(task) {
-            Entry::Occupied(pass) => return Ok(pass.into_mut()),
-            Entry::Vacant(place) => place,
-        };
+        Ok(&self.passes[&task])
+    }
+
+    fn record(&mut self, mol: &Mol, task: Task) -> Result<RecordedTask, Error> {
+        let Lane { batch, workspace, inputs, lists, .. } = self;
         let mut rec = Recorder::new(&mol.device);
         let mut ids = None;
         let result = match task {
@@ -179,7 +186,7 @@ impl Lane {
                 scores
             }
         };
-        Ok(place.insert(RecordedTask { recording: rec.finish(workspace), result, ids }))
+        Ok(RecordedTask { recording: rec.finish(workspace), result, ids })
     }
 }
 

@@ -1,0 +1,80 @@
+//! What the self-test found, shared by all handles of a device.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use crate::recording::PipelineKey;
+
+/// Pipelines that compute as the CPU does, and shader variants that do not.
+#[derive(Debug, Default)]
+pub(crate) struct Tested(Mutex<Found>);
+
+/// The same as values.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Found {
+    /// Pipelines as their keys are written.
+    pub passed: BTreeSet<String>,
+    /// Labels of variants, and what was found.
+    pub banned: BTreeMap<&'static str, String>,
+    /// What a user should know of.
+    pub notices: Vec<String>,
+}
+
+impl Tested {
+    /// What this process found on the adapter and driver that `identity` stands for.
+    pub fn of_process(identity: &str) -> Arc<Tested> {
+        static ALL: LazyLock<Mutex<HashMap<String, Arc<Tested>>>> = LazyLock::new(Mutex::default);
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        all.entry(identity.into()).or_default().clone()
+    }
+
+    pub fn new(found: Found) -> Tested {
+        Tested(Mutex::new(found))
+    }
+
+    pub fn found(&self) -> Found {
+        self.lock().clone()
+    }
+
+    /// Takes over what was found elsewhere on the same adapter and driver.
+    #[cfg(target_arch = "wasm32")]
+    pub fn merge(&self, found: Found) {
+        let mut own = self.lock();
+        own.passed.extend(found.passed);
+        own.banned.extend(found.banned);
+    }
+
+    pub fn has_passed(&self, pipeline: &PipelineKey) -> bool {
+        self.lock().passed.contains(&pipeline.to_string())
+    }
+
+    pub fn is_banned(&self, label: &str) -> bool {
+        self.lock().banned.contains_key(label)
+    }
+
+    pub fn pass(&self, pipelines: impl IntoIterator<Item = PipelineKey>) {
+        self.lock().passed.extend(pipelines.into_iter().map(|pipeline| pipeline.to_string()));
+    }
+
+    pub fn ban(&self, label: &'static str, found: &str) {
+        let mut own = self.lock();
+        if own.banned.insert(label, found.into()).is_none() {
+            own.notices.push(format!("`{label}` is not used on this driver: {found}"));
+        }
+    }
+
+    pub fn note(&self, notice: String) {
+        let mut own = self.lock();
+        if !own.notices.contains(&notice) {
+            own.notices.push(notice);
+        }
+    }
+
+    pub fn take_notices(&self) -> Vec<String> {
+        std::mem::take(&mut self.lock().notices)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Found> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
