@@ -213,7 +213,7 @@ impl Device {
                 let device = Device::open_one(choice, Device::adapters().await, setup).await?;
                 Ok(match setup.folder {
                     Some(folder) if device.is_gpu() => crate::tuning::from_folder(&device, folder),
-                    None if device.is_gpu() => crate::tuning::of_process(&device),
+                    None if device.is_gpu() => device.with_tested(Tested::of_process(device.info())),
                     _ => device,
                 })
             }
@@ -238,7 +238,7 @@ impl Device {
             DeviceChoice::Cpu => Ok(Device::cpu()),
             _ => {
                 let device = Device::open_one(choice, reports, Setup { tier, ..Setup::default() }).await?;
-                Ok(if device.is_gpu() { crate::tuning::of_process(&device) } else { device })
+                Ok(if device.is_gpu() { device.with_tested(Tested::of_process(device.info())) } else { device })
             }
         }
     }
@@ -405,9 +405,9 @@ impl Device {
         &self.0.tested
     }
 
-    /// The same device that takes these variants to be tested.
-    pub(crate) fn with_tested(&self, tested: Tested) -> Device {
-        Device(Arc::new(Inner { tested: Arc::new(tested), ..(*self.0).clone() }))
+    /// The same device that takes this to be what the self-test found.
+    pub(crate) fn with_tested(&self, tested: Arc<Tested>) -> Device {
+        Device(Arc::new(Inner { tested, ..(*self.0).clone() }))
     }
 
     /// Choices that recordings follow.

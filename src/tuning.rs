@@ -17,7 +17,6 @@ use crate::kernels::MolForm;
 use crate::matrix::Matrix;
 use crate::shaders::{self, Kernel, Tier};
 
-pub(crate) use file::of_process;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use file::{from_folder, write};
 #[cfg(not(target_arch = "wasm32"))]

@@ -145,6 +145,12 @@ impl Device {
         })
     }
 
+    /// What the self-test has had to say since this was last asked for.
+    #[wasm_bindgen(js_name = takeNotices)]
+    pub fn take_notices(&self) -> Vec<String> {
+        self.0.take_notices()
+    }
+
     /// Whether kernels run on a GPU adapter.
     #[wasm_bindgen(js_name = isGpu)]
     pub fn is_gpu(&self) -> bool {

@@ -121,6 +121,7 @@ fn check_tiny(folder: &str, file: &str) {
         let (prompt, want) = (references.ids("greedy.prompt"), references.ids("greedy.ids"));
         let margins = references.floats("greedy.margins");
         check_greedy(&model, &prompt, &want, &margins, TINY_TOLERANCE, &format!("{file} on {on}"));
+        common::assert_tested(&device);
     }
 }
 

@@ -23,6 +23,8 @@ export class Device {
   info(): DeviceInfo;
   counters(): Counters;
   isGpu(): boolean;
+  /** What the self-test has had to say since this was last asked for. */
+  takeNotices(): string[];
   destroy(): void;
   free(): void;
   upload(data: Float32Array, shape?: Uint32Array): Promise<DeviceTensor>;

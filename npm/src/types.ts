@@ -168,6 +168,8 @@ export type NoticeCode =
   | "cache_damaged"
   /** A connection broke and was opened again. */
   | "reconnected"
+  /** A shader computes wrongly on this driver, as a test before its first use found; another one is used. */
+  | "shader_replaced"
   /** What was measured with `tune` could not be kept, or was of another version and is not used. */
   | "tuning_ignored";
 

@@ -895,6 +895,9 @@ async function handle<K extends CallName>(id: number, name: K, args: Calls[K]["a
   running.set(id, controller);
   try {
     const value = await handlers[name](args, { signal: controller.signal, emit: (event) => post({ type: "event", id, value: event }) });
+    for (const notice of (engine?.device ?? kernelDevice)?.takeNotices() ?? []) {
+      notify("shader_replaced", notice);
+    }
     post({ type: "reply", id, value }, value instanceof Float32Array || value instanceof Uint8Array ? [value.buffer as ArrayBuffer] : []);
   } catch (error) {
     post({ type: "fail", id, error: toWire(error) });

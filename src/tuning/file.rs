@@ -87,12 +87,6 @@ pub(crate) fn from_folder(device: &Device, folder: &Path) -> Device {
     device.with_known(tuning, Arc::new(Tested::new(found)), Some(path), notices)
 }
 
-/// A device with what this process has found of it.
-pub(crate) fn of_process(device: &Device) -> Device {
-    let identity = Value::Object(identity(device.info())).to_string();
-    device.with_known(Tuning::default(), Tested::of_process(&identity), None, Vec::new())
-}
-
 /// Reads a file back; `None` if there is none.
 ///
 /// # Errors

@@ -2,6 +2,8 @@
 //! miscompile shaders, some of them only with certain values of the overrides; a variant that computes wrongly is banned,
 //! and another takes its place before a result is given out.
 
+use std::sync::Arc;
+
 use super::operands::{input, matrix};
 use super::tested::{Found, Tested};
 use super::{Choice, Tuning, compare};
@@ -175,7 +177,7 @@ impl Check<'_> {
         let others = step.kernel.variants.iter().filter(|v| v.weight == weight && v.label != step.variant.label);
         found.banned.extend(others.map(|variant| (variant.label, String::new())));
         let tuning = Tuning::forcing(step.kernel, Choice { tier, size });
-        let mut rec = Recorder::new(&device.with_tuning(tuning).with_tested(Tested::new(found)));
+        let mut rec = Recorder::new(&device.with_tuning(tuning).with_tested(Arc::new(Tested::new(found))));
         let outputs = record(&mut rec, &form)?;
         let recording = rec.finish(&mut Workspace::default());
         let has_it = recording.steps.iter().any(|recorded| recorded.pipeline() == step.pipeline());
@@ -396,6 +398,22 @@ static CHECKS: [(&Kernel, Record); 34] = [
     }),
     (&shaders::MOL, mixture),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::CHECKS;
+    use crate::shaders;
+
+    #[test]
+    fn every_kernel_of_a_forward_pass_or_a_search_has_a_check() {
+        // Of benches, and of calls of single kernels.
+        let others = ["by_head", "matmul_naive", "matmul_plain", "mol_gate", "probe_read", "top_k", "weighted_sum"];
+        for kernel in shaders::ALL {
+            let has_check = CHECKS.iter().any(|(known, _)| known.name == kernel.name);
+            assert_eq!(has_check, !others.contains(&kernel.name), "{}", kernel.name);
+        }
+    }
+}
 
 /// Columns of the matrices of products with vectors: more blocks than lanes, in whole super-blocks.
 const DIM: u32 = 2304;

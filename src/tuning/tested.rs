@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
+use crate::device::DeviceInfo;
 use crate::recording::PipelineKey;
 
 /// Pipelines that compute as the CPU does, and shader variants that do not.
@@ -21,11 +22,11 @@ pub(crate) struct Found {
 }
 
 impl Tested {
-    /// What this process found on the adapter and driver that `identity` stands for.
-    pub fn of_process(identity: &str) -> Arc<Tested> {
-        static ALL: LazyLock<Mutex<HashMap<String, Arc<Tested>>>> = LazyLock::new(Mutex::default);
-        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        all.entry(identity.into()).or_default().clone()
+    /// What this process found on an adapter with its driver, in a tier.
+    pub fn of_process(info: &DeviceInfo) -> Arc<Tested> {
+        static ALL: LazyLock<Mutex<HashMap<[String; 4], Arc<Tested>>>> = LazyLock::new(Mutex::default);
+        let identity = [&info.name, &info.backend, &info.driver, &info.tier].map(String::clone);
+        ALL.lock().unwrap_or_else(PoisonError::into_inner).entry(identity).or_default().clone()
     }
 
     pub fn new(found: Found) -> Tested {

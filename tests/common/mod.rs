@@ -21,6 +21,13 @@ pub fn gpu(tier: Option<Tier>) -> Option<Device> {
     gpu_from(open_gpu(tier)).inspect(assert_none_banned)
 }
 
+/// Fails if the self-test had anything to say, such as that it has no test for a pipeline.
+#[cfg(not(target_arch = "wasm32"))]
+pub fn assert_tested(device: &Device) {
+    let notices = device.take_notices();
+    assert!(notices.is_empty(), "{notices:?}");
+}
+
 /// The device that was opened; otherwise as [`gpu`].
 #[cfg(not(target_arch = "wasm32"))]
 pub fn gpu_from(opened: Result<Device, Error>) -> Option<Device> {

@@ -82,6 +82,7 @@ fn rerankers_match_their_references() {
             println!("{name} on {}, {}: {worst:.1e}", device.info().name, device.tier().name());
             assert!(worst <= tolerance, "{name}: {worst:.1e}");
         }
+        common::assert_tested(&device);
     }
 }
 

@@ -136,6 +136,7 @@ fn small_indices_are_sorted_as_on_the_cpu() {
                 assert_eq!(*found, wanted, "{n} x {dims} for {batch} in {}", device.info().name);
             }
         }
+        common::assert_tested(&device);
     }
 }
 

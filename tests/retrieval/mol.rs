@@ -241,6 +241,10 @@ fn scores_agree_with_the_formula() {
     }
     for (device, file) in devices().iter().flat_map(|device| forms.iter().map(move |file| (device, file))) {
         let mol = corpus(device, file, WeightType::F32, &items);
+        for how in [MolSearch::Naive { per_pair: 5 }, MolSearch::Highest { candidates: 9 }] {
+            search(&mol, &queries, 7, how);
+        }
+        common::assert_tested(device);
         let found = search(&mol, &queries, 70, MolSearch::BruteForce);
         let (mut noise, mut power) = (0.0, 0.0);
         for (query, hits) in found.hits.iter().enumerate() {
