@@ -176,7 +176,7 @@ pub struct Index {
     live: Bitset,
     /// The same for kernels, and room for a filter: a bit for each place in the shards.
     bits: Option<[Tensor; 2]>,
-    passes: Mutex<RecordedSearches>,
+    searches: Mutex<RecordedSearches>,
 }
 
 impl Index {
@@ -188,8 +188,8 @@ impl Index {
         if !(1..=MAX_DIMS).contains(&dims) {
             return Err(wrong("dims", format!("1 to {MAX_DIMS}"), dims.to_string()));
         }
-        let (shards, live, passes) = (Vec::new(), Bitset::new(0), Mutex::default());
-        Ok(Index { device: device.clone(), dims, options, shards, live, bits: None, passes })
+        let (shards, live, searches) = (Vec::new(), Bitset::new(0), Mutex::default());
+        Ok(Index { device: device.clone(), dims, options, shards, live, bits: None, searches })
     }
 
     /// Numbers of a vector.
@@ -420,7 +420,7 @@ impl Index {
         self.shards.append(&mut shards);
         self.bits = Some(bits);
         // What was recorded knows neither the new shards nor the new bits.
-        self.passes = Mutex::default();
+        self.searches = Mutex::default();
         Ok(start..end)
     }
 
@@ -464,7 +464,7 @@ impl Index {
 
     /// Sees to it that the self-test has nothing against the search of a shape.
     async fn test(&self, shape: Shape) -> Result<(), Error> {
-        let is_known = self.passes.lock().unwrap_or_else(PoisonError::into_inner).by_shape.contains_key(&shape);
+        let is_known = self.searches.lock().unwrap_or_else(PoisonError::into_inner).by_shape.contains_key(&shape);
         if is_known {
             return Ok(());
         }
@@ -475,10 +475,10 @@ impl Index {
 
     /// Submits a search for up to [`MAX_BATCH`] queries. Nothing else comes between its writes and its run.
     fn start(&self, queries: &[f32], shape: Shape, filter: Option<&Bitset>) -> Result<Pending, Error> {
-        let mut passes = self.passes.lock().unwrap_or_else(PoisonError::into_inner);
-        let RecordedSearches { workspace, by_shape } = &mut *passes;
-        let pass = match by_shape.entry(shape) {
-            Entry::Occupied(pass) => pass.into_mut(),
+        let mut searches = self.searches.lock().unwrap_or_else(PoisonError::into_inner);
+        let RecordedSearches { workspace, by_shape } = &mut *searches;
+        let search = match by_shape.entry(shape) {
+            Entry::Occupied(search) => search.into_mut(),
             Entry::Vacant(place) => place.insert(self.record(shape, workspace)?),
         };
         let (dims, cols) = (self.dims as usize, self.options.storage.cols(self.dims) as usize);
@@ -486,12 +486,12 @@ impl Index {
         for (query, row) in queries.chunks_exact(dims).zip(rows.chunks_exact_mut(cols)) {
             self.put(query, &mut row[..dims]);
         }
-        self.device.write(&pass.queries, 0, &rows)?;
+        self.device.write(&search.queries, 0, &rows)?;
         if let (Some(filter), Some([_, bits])) = (filter, &self.bits) {
             let words = self.live.words().iter().zip(filter.words()).map(|(live, filter)| live & filter);
             self.device.write(bits, 0, &words.collect::<Vec<u32>>())?;
         }
-        self.device.run_and_read(&pass.recording, &pass.best)
+        self.device.run_and_read(&search.recording, &search.best)
     }
 
     fn record(

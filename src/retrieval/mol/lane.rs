@@ -45,7 +45,7 @@ struct RecordedTask {
 }
 
 /// Recordings that are kept.
-const MOST_PASSES: usize = 512;
+const MOST_TASKS: usize = 512;
 
 /// Queries on their way: one search at a time has a lane. What it recorded uses the same memory, one after the other.
 pub(super) struct Lane {
@@ -59,7 +59,7 @@ pub(super) struct Lane {
     inputs: Inputs,
     /// The best items so far, by how many: `[B, splits, K, 2]`.
     lists: HashMap<u32, Tensor>,
-    passes: HashMap<Task, RecordedTask>,
+    tasks: HashMap<Task, RecordedTask>,
 }
 
 /// Queries as kernels take them.
@@ -95,7 +95,7 @@ impl Lane {
             gates: declare("mol.query_gates", form.gate_columns().max(4))?,
             sums: declare("mol.sums", mol.config.dim)?,
         };
-        Ok(Lane { batch, workspace, x, encoding, encoded, inputs, lists: HashMap::new(), passes: HashMap::new() })
+        Ok(Lane { batch, workspace, x, encoding, encoded, inputs, lists: HashMap::new(), tasks: HashMap::new() })
     }
 
     /// What the encoder makes of rows: components, and gates if there are any. Rows that are missing are zeros.
@@ -116,23 +116,23 @@ impl Lane {
     pub async fn best(&mut self, mol: &Mol, by: By, k: usize) -> Result<Vec<Vec<Hit>>, Error> {
         let rounded = k.next_power_of_two().max(8) as u32;
         for shard in 0..mol.shards.len() {
-            let pass = self.pass(mol, Task::Select { by, shard, k: rounded }).await?;
-            mol.device.run(&pass.recording)?;
+            let task = self.task(mol, Task::Select { by, shard, k: rounded }).await?;
+            mol.device.run(&task.recording)?;
             // Software takes long, and what waits for it has a time limit.
             if !mol.device.is_real_gpu() {
                 mol.device.drained().await?;
             }
         }
-        let pass = self.pass(mol, Task::Merge { k: rounded }).await?;
-        let words = mol.device.run_and_read(&pass.recording, &pass.result)?.await?;
+        let task = self.task(mol, Task::Merge { k: rounded }).await?;
+        let words = mol.device.run_and_read(&task.recording, &task.result)?.await?;
         let lists = words.chunks_exact(2 * rounded as usize);
         Ok(lists.map(|list| listed(&list[..2 * k]).collect()).collect())
     }
 
     /// The scores of a shard, `[B, items]`.
     pub async fn scores(&mut self, mol: &Mol, by: By, shard: usize) -> Result<Vec<f32>, Error> {
-        let pass = self.pass(mol, Task::Scores { by, shard }).await?;
-        let words = mol.device.run_and_read(&pass.recording, &pass.result)?.await?;
+        let task = self.task(mol, Task::Scores { by, shard }).await?;
+        let words = mol.device.run_and_read(&task.recording, &task.result)?.await?;
         Ok(bytemuck::cast_vec(words))
     }
 
@@ -140,23 +140,23 @@ impl Lane {
     /// item's number has no score.
     pub async fn scores_of(&mut self, mol: &Mol, shard: usize, ids: &[u32]) -> Result<Vec<f32>, Error> {
         let columns = ids.len() as u32 / self.batch;
-        let pass = self.pass(mol, Task::Of { shard, columns }).await?;
-        if let Some(place) = &pass.ids {
+        let task = self.task(mol, Task::Of { shard, columns }).await?;
+        if let Some(place) = &task.ids {
             mol.device.write(place, 0, ids)?;
         }
-        let words = mol.device.run_and_read(&pass.recording, &pass.result)?.await?;
+        let words = mol.device.run_and_read(&task.recording, &task.result)?.await?;
         Ok(bytemuck::cast_vec(words))
     }
 
-    async fn pass(&mut self, mol: &Mol, task: Task) -> Result<&RecordedTask, Error> {
-        if !self.passes.contains_key(&task) {
+    async fn task(&mut self, mol: &Mol, task: Task) -> Result<&RecordedTask, Error> {
+        if !self.tasks.contains_key(&task) {
             let recorded = record_tested(&mol.device, || self.record(mol, task), |task| &task.recording).await?;
-            if self.passes.len() >= MOST_PASSES {
-                self.passes.clear();
+            if self.tasks.len() >= MOST_TASKS {
+                self.tasks.clear();
             }
-            self.passes.insert(task, recorded);
+            self.tasks.insert(task, recorded);
         }
-        Ok(&self.passes[&task])
+        Ok(&self.tasks[&task])
     }
 
     fn record(&mut self, mol: &Mol, task: Task) -> Result<RecordedTask, Error> {
