@@ -20,6 +20,8 @@ const FLAGS = [
   "--disable-background-timer-throttling",
   "--disable-backgrounding-occluded-windows",
   "--disable-renderer-backgrounding",
+  // Tests may have memory collected.
+  "--js-flags=--expose-gc",
 ];
 const GPU_FLAGS = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"];
 
