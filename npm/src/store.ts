@@ -346,6 +346,12 @@ function parseRecord(text: string): StoredRecord | undefined {
   return valid ? record as StoredRecord : undefined;
 }
 
+/**
+ * Files that are just being opened to write. Chromium never settles the promise of `createSyncAccessHandle` if the file's handle is
+ * collected as garbage before the answer comes, and an `await` alone does not keep the handle alive.
+ */
+const opening = new Set<FileSystemFileHandle>();
+
 /** Records and bytes as files: `<key>.json` and `<key>.bin`. */
 class FileBackend implements Backend {
   readonly #folder: FileSystemDirectoryHandle;
@@ -386,7 +392,7 @@ class FileBackend implements Backend {
   }
 
   async writeRecord(key: string, record: StoredRecord): Promise<void> {
-    const handle = await (await this.#folder.getFileHandle(`${key}.json`, { create: true })).createSyncAccessHandle();
+    const handle = await this.#openToWrite(`${key}.json`);
     try {
       const bytes = new TextEncoder().encode(JSON.stringify(record));
       handle.truncate(0);
@@ -402,7 +408,7 @@ class FileBackend implements Backend {
   }
 
   async openWriter(key: string, at: number): Promise<StoreWriter> {
-    const handle = await (await this.#folder.getFileHandle(`${key}.bin`, { create: true })).createSyncAccessHandle();
+    const handle = await this.#openToWrite(`${key}.bin`);
     try {
       handle.truncate(at);
     } catch (error) {
@@ -428,6 +434,16 @@ class FileBackend implements Backend {
       if ((await this.#find(name)) !== undefined) {
         await this.#folder.removeEntry(name);
       }
+    }
+  }
+
+  async #openToWrite(name: string): Promise<FileSystemSyncAccessHandle> {
+    const file = await this.#folder.getFileHandle(name, { create: true });
+    opening.add(file);
+    try {
+      return await file.createSyncAccessHandle();
+    } finally {
+      opening.delete(file);
     }
   }
 

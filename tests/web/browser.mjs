@@ -20,6 +20,8 @@ const FLAGS = [
   "--disable-background-timer-throttling",
   "--disable-backgrounding-occluded-windows",
   "--disable-renderer-backgrounding",
+  // Tests may have memory collected.
+  "--js-flags=--expose-gc",
 ];
 const GPU_FLAGS = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"];
 
@@ -36,7 +38,13 @@ export async function openBrowser({ gpu = true, serviceWorkers = "allow" } = {})
     env,
     serviceWorkers,
   });
-  context.setDefaultTimeout(120_000);
+  // Less than a test has, so that what was waited for is named.
+  context.setDefaultTimeout(90_000);
+  const pages = new Set();
+  context.on("page", (page) => {
+    pages.add(page);
+    page.on("close", () => pages.delete(page));
+  });
   return {
     context,
     async close() {
@@ -55,6 +63,10 @@ export async function openBrowser({ gpu = true, serviceWorkers = "allow" } = {})
       page.on("pageerror", (error) => page.problems.push(error.message));
       await page.goto(url);
       return page;
+    },
+    /** Closes the pages that a test has left, with their workers and locks: one that failed or ran out of time closes none. */
+    async closePages() {
+      await Promise.all([...pages].map((page) => page.close()));
     },
   };
 }

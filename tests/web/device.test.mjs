@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { after, before, test } from "node:test";
+import { after, afterEach, before, test } from "node:test";
 
 import { bigModel } from "./big-model.mjs";
 import { openBrowser } from "./browser.mjs";
@@ -66,6 +66,7 @@ before(async () => {
   server.files.set("worker.js", script('import "/files/spy.js"; import "/npm/worker.js";'));
   chromium = await openBrowser();
 });
+afterEach(() => chromium.closePages());
 after(async () => {
   await chromium?.close();
   await server?.stop();

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { after, before, test } from "node:test";
+import { after, afterEach, before, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 
 import { bigModel } from "./big-model.mjs";
@@ -25,6 +25,7 @@ before(async () => {
   server = await startServer();
   chromium = await openBrowser();
 });
+afterEach(() => chromium.closePages());
 after(async () => {
   await chromium?.close();
   await server?.stop();
@@ -372,6 +373,46 @@ test("a file's lock that another tab is just releasing is waited for", limited, 
   assert.equal(seen.hasWaited, true);
   assert.deepEqual(seen.notices, []);
   assert.equal(entryOf(seen, url)?.complete, true);
+});
+
+/** Runs in a worker before its scripts: has memory collected whenever a file was just told to open, and counts how often. */
+function collectWhileOpening() {
+  globalThis.collected = 0;
+  const { prototype } = FileSystemFileHandle;
+  const { createSyncAccessHandle } = prototype;
+  prototype.createSyncAccessHandle = function (...given) {
+    const opening = Reflect.apply(createSyncAccessHandle, this, given);
+    // Later than this call, which refers to the handle, and before the browser's answer is looked at.
+    queueMicrotask(() => {
+      gc();
+      collected += 1;
+    });
+    return opening;
+  };
+}
+
+test("a file is opened to write although memory is collected meanwhile", limited, async () => {
+  const script = (text) => bytesInMemory(Buffer.from(text), "text/javascript");
+  server.files.set("collect.js", script(`(${collectWhileOpening})();`));
+  // Modules are evaluated in the order in which they are imported.
+  server.files.set("collecting-worker.js", script('import "/files/collect.js"; import "/npm/worker.js";'));
+  const page = await chromium.open(`${server.origin}/blank.html`);
+  const url = server.url(STORIES);
+  const cached = await page.evaluate(async (url) => {
+    const Original = Worker;
+    globalThis.Worker = class extends Original {
+      constructor(_, options) {
+        super("/files/collecting-worker.js", options);
+      }
+    };
+    const { Model, cache } = await import("/npm/index.js");
+    globalThis.model = await Model.load(url, { device: "cpu" });
+    return cache.list();
+  }, url);
+  // The record twice, as incomplete and as complete, and the bytes.
+  assert.equal(await page.workers()[0].evaluate(() => collected), 3);
+  assert.equal(entryOf({ cached }, url)?.complete, true);
+  await page.close();
 });
 
 test("after a large download, and only then, the browser is asked to keep it", limited, async () => {

@@ -6,7 +6,7 @@ import assert from "node:assert/strict";
 import { mkdirSync, mkdtempSync, readFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { after, before, test } from "node:test";
+import { after, afterEach, before, test } from "node:test";
 import { pathToFileURL } from "node:url";
 
 import { bigModel } from "./big-model.mjs";
@@ -28,6 +28,7 @@ before(async () => {
   server.files.set("broken.gguf", bytesInMemory(Buffer.concat([Buffer.from("GGUF\u0003\0\0\0"), Buffer.alloc(5000, 255)])));
   chromium = await openBrowser();
 });
+afterEach(() => chromium.closePages());
 after(async () => {
   await chromium?.close();
   await server?.stop();
@@ -84,8 +85,9 @@ async function through(page, first, last, action) {
   await action();
   await page.waitForFunction(([first, last]) => {
     const at = states.indexOf(first);
-    return at >= 0 && at < states.length - 1 && states.at(-1) === last;
+    return states.at(-1) === "error" || (at >= 0 && at < states.length - 1 && states.at(-1) === last);
   }, [first, last]);
+  assert.equal(await state(page), last, await page.locator("#error-text").textContent());
 }
 
 /** Opens the page, with functions that run before its scripts, and waits until the built-in model is there. */

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
-import { after, before, test } from "node:test";
+import { after, afterEach, before, test } from "node:test";
 import { pathToFileURL } from "node:url";
 
 import { openBrowser } from "./browser.mjs";
@@ -16,6 +16,7 @@ before(async () => {
   server = await startServer();
   chromium = await openBrowser();
 });
+afterEach(() => chromium.closePages());
 after(async () => {
   await chromium?.close();
   await server?.stop();

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { mkdirSync, mkdtempSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { after, before, test } from "node:test";
+import { after, afterEach, before, test } from "node:test";
 import { pathToFileURL } from "node:url";
 
 import { openBrowser } from "./browser.mjs";
@@ -24,6 +24,7 @@ before(async () => {
   // Without WebGPU the page takes the CPU, which is the fastest here. What is beside the page changes from test to test.
   chromium = await openBrowser({ gpu: false, serviceWorkers: "block" });
 });
+afterEach(() => chromium.closePages());
 after(async () => {
   await chromium?.close();
   await server?.stop();
