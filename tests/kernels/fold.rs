@@ -8,7 +8,7 @@ use tilewright::{Device, DeviceLimits, Error, Recorder, Tier, Workspace, shaders
 use crate::common::{self, Expected};
 use crate::harness::{Bound, Case, Job, Operand, ROUND, execute, recorded};
 use crate::inputs::Source;
-use crate::{all_cases, is_own, takes_all};
+use crate::{all_cases, is_own};
 
 /// Kernels whose grids do not grow with the rows of any operand, and those that only the benches use.
 const NEVER_FOLDED: [&str; 8] =
@@ -30,7 +30,7 @@ fn folded_grids_match_oracle() {
         for case in all_cases().into_iter().filter(|case| is_own(case, tier)) {
             by_kernel.entry(case.kernel).or_default().push(case);
         }
-        let stride = |n: usize| if takes_all() { 1 } else { n.div_ceil(LOOKED_AT) };
+        let stride = |n: usize| if common::is_full() { 1 } else { n.div_ceil(LOOKED_AT) };
         let cases = by_kernel.values().flat_map(|cases| cases.iter().step_by(stride(cases.len())));
         let mut n_folded: BTreeMap<&str, usize> = BTreeMap::new();
         for case in cases {

@@ -142,7 +142,7 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
     let start = Instant::now();
     let executor = if device.is_gpu() { device.tier().name() } else { "cpu" };
     let filter = filter();
-    let takes_all = share == Share::All || takes_all() || filter.is_some();
+    let takes_all = share == Share::All || common::is_full() || filter.is_some();
     let is_unchecked = std::env::var_os("TILEWRIGHT_CHECKED").is_some_and(|value| value == "0");
     let mut seen = HashSet::new();
     let n_seeds = std::env::var("TILEWRIGHT_ROUNDS").ok().map_or(1, |n| n.parse().expect("a number of rounds"));
@@ -203,18 +203,9 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
     (executed, failed)
 }
 
-/// Whether all cases are to be executed. A browser has no environment: there it is asked for when the tests are compiled.
-fn takes_all() -> bool {
-    if cfg!(target_arch = "wasm32") {
-        option_env!("TILEWRIGHT_FULL").is_some()
-    } else {
-        std::env::var_os("TILEWRIGHT_FULL").is_some()
-    }
-}
-
 fn judge(executed: usize, failed: usize, fewest: [usize; 2]) {
     assert!(failed == 0, "{failed} of {executed} cases failed; TILEWRIGHT_CASE=<line> runs one");
-    let fewest = fewest[usize::from(!takes_all())];
+    let fewest = fewest[usize::from(!common::is_full())];
     assert!(filter().is_some() || executed >= fewest, "only {executed} cases were executed, of {fewest} at least");
 }
 
@@ -250,7 +241,7 @@ fn gpu_matches_oracle() {
 #[test]
 fn every_choice_matches_oracle() {
     // One case in so many, another for each choice.
-    let share = if takes_all() { 37 } else { 80 };
+    let share = if common::is_full() { 37 } else { 80 };
     let Some(device) = common::gpu(Some(Tier::Subgroups)).or_else(|| common::gpu(Some(Tier::Baseline))) else { return };
     // A device skips the cases of kernels that its tier has no variant of.
     let Some(baseline) = common::gpu(Some(Tier::Baseline)) else { return };
