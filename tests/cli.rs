@@ -254,10 +254,13 @@ fn bench_measures_kernels() {
         assert!(row["vs_f16"].as_f64().is_none_or(|ratio| ratio == 1.0), "{row}");
     }
     assert_eq!(value["cache"]["rows"][0]["n_tokens"], 4);
-    let table = text(&tilewright(&tiny).stdout);
     assert!(value["reads"]["scattered_bytes_per_second"].as_f64().unwrap() > 1e6, "{value}");
-    for expected in ["of probe", "vs F16", "`probe_read`", "without ms", "gate_up"] {
-        assert!(table.contains(expected), "{table}");
+    // All is measured again for a table.
+    if common::is_full() {
+        let table = text(&tilewright(&tiny).stdout);
+        for expected in ["of probe", "vs F16", "`probe_read`", "without ms", "gate_up"] {
+            assert!(table.contains(expected), "{table}");
+        }
     }
 }
 
@@ -290,9 +293,12 @@ fn bench_plans_mixtures_of_logits() {
     let best = &searches["trials"][searches["best"].as_u64().unwrap() as usize];
     assert!(best["recall"].as_f64().unwrap() >= 0.9, "{searches}");
 
-    let csv = tilewright(&[&args[..args.len() - 5], &["--csv"]].concat());
-    let rows = text(&csv.stdout);
-    assert!(rows.lines().count() == 3 && rows.starts_with("device,tier,shape.query_components"), "{rows}");
+    // All is measured again.
+    if common::is_full() {
+        let csv = tilewright(&[&args[..args.len() - 5], &["--csv"]].concat());
+        let rows = text(&csv.stdout);
+        assert!(rows.lines().count() == 3 && rows.starts_with("device,tier,shape.query_components"), "{rows}");
+    }
     fails(&["bench", "mol", "--components", "8x"], 2, &["8x4"]);
     fails(&["bench", "mol", "--components", "9x9"], 2, &["64"]);
     fails(&["bench", "mol", "--storage", "q4_0"], 2, &["f32, f16 or q8_0"]);

@@ -141,7 +141,10 @@ fn an_engine_plays_ping_pong() {
 #[test]
 fn of_device_and_cpu_the_faster_takes_a_batch() {
     let Some(model) = minilm() else { return };
-    let references = references(&model);
+    let mut references = references(&model);
+    if !common::is_full() {
+        references.truncate(4);
+    }
     let input: String =
         references.iter().map(|(text, _)| serde_json::json!({ "text": text }).to_string() + "\n").collect();
     let both = [model.as_str(), "--io", "jsonl", "--or-cpu", "--json-logs"];

@@ -62,15 +62,22 @@ fn builtin_model_continues_as_its_reference_does() {
 /// The largest number of dispatches for a layer in one decode pass, whatever else the pass has.
 #[test]
 fn a_layer_takes_seven_dispatches_at_most() {
-    let Some(data) = common::data(&["stories260k", "stories260k-wide"]) else { return };
+    let repository = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    // Grouped queries, in all. In two layers of the last one, which is not in the repository, values have another weight
+    // type than queries and keys, which is a dispatch more; the scalar tier, where norms are kernels of their own, has none
+    // to spare for that.
+    let own = ["assets/stories.gguf", "tests/data/tiny-random/llama3-rope/model-f16.gguf"];
+    let mut files: Vec<_> = own.map(|file| (repository.join(file), 0)).into();
+    let mixed = "stories260k-wide/stories260k-wide-q4_k_m.gguf";
+    match common::find_data(mixed.as_ref()) {
+        Some(path) => files.push((path, 2)),
+        None => common::skip_part(format_args!("no test data `{mixed}`")),
+    }
     for device in common::gpus_beside_cpu(Tier::ALL).into_iter().chain([common::cpu()]) {
-        // Grouped queries, in both. In two layers of the second one, values have another weight type than queries and keys,
-        // which is a dispatch more; the scalar tier, where norms are kernels of their own, has none to spare for that.
-        for (file, n_mixed) in
-            [("stories260k/stories260k-q4_0.gguf", 0), ("stories260k-wide/stories260k-wide-q4_k_m.gguf", 2)]
-        {
-            let n_mixed = if device.tier() == Tier::Scalar { n_mixed } else { 0 };
-            let model = Model::load(&device, data.join(file), LoadOptions::default()).unwrap();
+        for (path, n_mixed) in &files {
+            let file = path.display();
+            let n_mixed = if device.tier() == Tier::Scalar { *n_mixed } else { 0 };
+            let model = Model::load(&device, path, LoadOptions::default()).unwrap();
             assert!(model.config().n_kv_heads < model.config().n_heads);
             let dispatches = model.session().unwrap().decode_dispatches() - 4;
             let n_layers = model.config().n_layers as usize;
@@ -180,7 +187,8 @@ fn texts_do_not_depend_on_how_many_tokens_a_submission_computes() {
             };
             let want = run(Some(1));
             assert_eq!(want.2, *expected, "{}", want.1);
-            for tokens_per_submit in [None, Some(3), Some(4), Some(16)] {
+            let all = [Some(3), Some(16), None, Some(4)];
+            for &tokens_per_submit in &all[..if common::is_full() { 4 } else { 2 }] {
                 assert_eq!(run(tokens_per_submit), want, "{tokens_per_submit:?} on {}", device.info().name);
             }
         }
@@ -239,10 +247,15 @@ fn new_ids_after_any_end_continue_as_in_a_session_that_gets_all_ids_at_once() {
         };
         let mut fresh: HashMap<Vec<u32>, Vec<u32>> = HashMap::new();
         let mut session = model.session().unwrap();
+        let lengths = [1, 2, 5, 40];
         for tokens_per_submit in 1..=8 {
             let options = GenerateOptions { tokens_per_submit: Some(tokens_per_submit), ..endless(14) };
-            for end in [End::StopText, End::Eos, End::Cancel, End::Drop, End::MaxTokens] {
-                for n_new in [1, 2, 5, 40] {
+            let ends = [End::StopText, End::Eos, End::Cancel, End::Drop, End::MaxTokens];
+            for (i, end) in ends.into_iter().enumerate() {
+                // One length by default, which is another one for the next end and for the next number of tokens.
+                let own = (tokens_per_submit as usize + i) % lengths.len();
+                let lengths = if common::is_full() { &lengths[..] } else { &lengths[own..=own] };
+                for &n_new in lengths {
                     session.clear();
                     run_to(end, &mut session, &usual, options.clone());
                     let all = [session.tokens(), &new[..n_new]].concat();
@@ -300,8 +313,7 @@ fn a_restored_session_knows_which_tokens_repeat() {
 #[test]
 fn what_memory_held_before_changes_no_text() {
     let prompts = ["Once upon a time", "The cat", "Tom and Mia went to the park. The old dog sat by the door."];
-    for tier in Tier::ALL {
-        let Some(device) = common::gpu(Some(tier)) else { continue };
+    for device in common::gpus(Tier::ALL) {
         let model = builtin(&device, Some(64));
         let tell = || prompts.map(|prompt| collect(model.session().unwrap().generate(prompt, &endless(12)).unwrap()).0);
         let want = tell();
@@ -309,7 +321,7 @@ fn what_memory_held_before_changes_no_text() {
         for word in [u32::MAX, 0x7fc0_0000] {
             common::poison_pool(&device, word);
             let before = device.counters();
-            assert_eq!(tell(), want, "{word:#x} on {} ({})", device.info().name, tier.name());
+            assert_eq!(tell(), want, "{word:#x} on {} ({})", device.info().name, device.tier().name());
             let did = device.counters() - before;
             assert!(did.pool_hits > 10, "the poisoned memory was used: {did:?}");
         }
@@ -335,7 +347,9 @@ fn prompts_give_the_same_tokens_in_passes_of_any_size() {
         let mut plans = Vec::new();
         for (n_tokens, passes) in cases {
             let mut want = None;
-            for (max_pass, n_passes) in passes {
+            // Passes of one token for long prompts take most of the time, and short prompts have them, too.
+            let is_usual = |(_, n_passes): &(u32, u64)| common::is_full() || *n_passes <= 40;
+            for (max_pass, n_passes) in passes.into_iter().filter(is_usual) {
                 let model = model.with_max_pass(max_pass).unwrap();
                 let mut session = model.session().unwrap();
                 assert_eq!((model.max_pass(), session.plan()), (max_pass, model.plan()));
@@ -365,10 +379,13 @@ fn decoding_with_the_cache_equals_recomputing_from_scratch() {
         let mut sequence = model.encode("One day").unwrap();
         let mut fresh = model.session().unwrap();
         for (i, &id) in ids.iter().enumerate() {
-            fresh.clear();
-            let logits = block_on(fresh.logits(&sequence)).unwrap();
-            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]).then(b.cmp(&a))).unwrap();
-            assert_eq!(best as u32, id, "token {i} on {}", device.info().name);
+            // By default the first tokens, and then some: what is wrong in the cache stays there.
+            if common::is_full() || i < 8 || i % 16 == 15 {
+                fresh.clear();
+                let logits = block_on(fresh.logits(&sequence)).unwrap();
+                let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]).then(b.cmp(&a))).unwrap();
+                assert_eq!(best as u32, id, "token {i} on {}", device.info().name);
+            }
             sequence.push(id);
         }
     }
@@ -402,7 +419,8 @@ fn a_prompt_in_pieces_equals_the_prompt_at_once() {
         let model = builtin(&device, None);
         let prompt: Vec<u32> = model.encode(&"Tom and Mia went to the park. ".repeat(20)).unwrap();
         let want = block_on(model.session().unwrap().logits(&prompt)).unwrap();
-        for cut in [1, 7, 8, 9, 31, 33, 127, 128, 129] {
+        let cuts = [1, 9, 33, 128, 7, 8, 31, 127, 129];
+        for &cut in &cuts[..if common::is_full() { 9 } else { 4 }] {
             let mut session = model.session().unwrap();
             block_on(session.logits(&prompt[..cut])).unwrap();
             let got = block_on(session.logits(&prompt[cut..])).unwrap();

@@ -22,6 +22,10 @@ fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
+fn margins(value: &Value) -> Vec<f32> {
+    value.as_array().unwrap().iter().map(|margin| margin.as_f64().unwrap() as f32).collect()
+}
+
 fn load(device: &Device, path: &Path) -> Model {
     Model::load(device, path, LoadOptions::default()).unwrap_or_else(|e| panic!("{e}"))
 }
@@ -39,61 +43,6 @@ fn check_greedy(model: &Model, prompt: &[u32], want: &[u32], margins: &[f32], to
     assert_eq!(got.len(), want.len(), "{what}");
     assert_eq!(got[..certain], want[..certain], "{what}");
     certain
-}
-
-/// All cases of one weight file, on all executors.
-fn check_stories(folder: &str, variant: &str, file: &str) {
-    let Some(data) = common::data(&[folder]) else { return };
-    let folder = data.join(folder);
-    let cases: Value = serde_json::from_slice(&std::fs::read(folder.join("cases.json")).unwrap()).unwrap();
-    let references = References::open(&folder.join("logits.safetensors"));
-    for device in executors() {
-        let model = load(&device, &folder.join(file));
-        let on = &device.info().name;
-        let (mut worst, mut n_logits, mut n_tokens) = (0.0f32, 0, 0);
-        let mut check_logits = |name: &str, ids: &[u32]| {
-            let got = block_on(model.session().unwrap().logits(ids)).unwrap();
-            let difference = largest_difference(&got, &references.floats(&format!("{variant}/{name}")));
-            assert!(difference <= TOLERANCE, "{file} on {on}, {name}: logits differ by {difference}");
-            worst = worst.max(difference);
-            n_logits += 1;
-        };
-        for case in cases["cases"].as_array().unwrap() {
-            let name = case["name"].as_str().unwrap();
-            let prompt = ids(&case["ids"]);
-            check_logits(name, &prompt);
-            if cases["prefix_of"] == *name {
-                for n in ids(&cases["prefixes"]) {
-                    check_logits(&format!("prefix_{n}"), &prompt[..n as usize]);
-                }
-            }
-            let greedy = &case["greedy"][variant];
-            let margins: Vec<f32> =
-                greedy["margins"].as_array().unwrap().iter().map(|m| m.as_f64().unwrap() as f32).collect();
-            let what = format!("{file} on {on}, greedy {name}");
-            n_tokens += check_greedy(&model, &prompt, &ids(&greedy["ids"]), &margins, TOLERANCE, &what);
-        }
-        println!("{file} on {on}: {n_logits} logit vectors, worst {worst:.1e}; {n_tokens} greedy tokens");
-    }
-}
-
-/// Logits of all positions and the residual stream after each block.
-fn check_trace(folder: &str, file: &str) {
-    let Some(data) = common::data(&[folder]) else { return };
-    let folder = data.join(folder);
-    let references = References::open(&folder.join("trace.safetensors"));
-    for device in executors() {
-        let model = load(&device, &folder.join(file));
-        let trace = block_on(model.trace(&references.ids("ids"))).unwrap();
-        let logits = largest_difference(&trace.logits, &references.floats("all_logits"));
-        let want = references.floats("hidden");
-        let got = trace.hidden.concat();
-        // The residual stream of one model reaches hundreds: its error is relative to that.
-        let scale = want.iter().fold(1.0f32, |scale, x| scale.max(x.abs()));
-        let hidden = largest_difference(&got, &want) / scale;
-        println!("{file} on {}: all logits within {logits:.1e}, hidden within {hidden:.1e}", device.info().name);
-        assert!(logits <= TOLERANCE && hidden <= TOLERANCE, "{file}: logits {logits}, hidden {hidden}");
-    }
 }
 
 /// A tiny random model: logits of all positions, hidden states, greedy continuation.
@@ -125,60 +74,6 @@ fn check_tiny(folder: &str, file: &str) {
     }
 }
 
-macro_rules! stories {
-    ($($name:ident: $folder:literal, $variant:literal, $file:literal;)*) => {
-        $(#[test]
-        fn $name() {
-            check_stories($folder, $variant, $file);
-        })*
-    };
-}
-
-stories! {
-    stories260k_f32: "stories260k", "f32", "stories260k-f32.gguf";
-    stories260k_safetensors: "stories260k", "f32", "model.safetensors";
-    stories260k_f16: "stories260k", "f16", "stories260k-f16.gguf";
-    stories260k_q8_0: "stories260k", "q8_0", "stories260k-q8_0.gguf";
-    stories260k_q4_0: "stories260k", "q4_0", "stories260k-q4_0.gguf";
-    stories260k_wide_q4_0: "stories260k-wide", "q4_0", "stories260k-wide-q4_0.gguf";
-    stories260k_wide_q4_k_m: "stories260k-wide", "q4_k_m", "stories260k-wide-q4_k_m.gguf";
-    stories260k_wide_q5_k_m: "stories260k-wide", "q5_k_m", "stories260k-wide-q5_k_m.gguf";
-    stories260k_wide_q6_k: "stories260k-wide", "q6_k", "stories260k-wide-q6_k.gguf";
-    stories260k_wide_mixed: "stories260k-wide", "mixed", "stories260k-wide-mixed.gguf";
-    tinystories656k_bf16: "tinystories656k", "bf16", "model.safetensors";
-    tinystories656k_q5_0: "tinystories656k", "q5_0", "tinystories656k-q5_0.gguf";
-    tinystories656k_q8_0: "tinystories656k", "q8_0", "tinystories656k-q8_0.gguf";
-}
-
-#[test]
-fn traces() {
-    check_trace("stories260k", "stories260k-f32.gguf");
-    check_trace("tinystories656k", "model.safetensors");
-}
-
-/// The adapter's own tier runs all cases; the others run a prompt of several passes and a continuation.
-#[test]
-fn every_tier_gives_the_same_text() {
-    let Some(data) = common::data(&["stories260k"]) else { return };
-    let folder = data.join("stories260k");
-    let cases: Value = serde_json::from_slice(&std::fs::read(folder.join("cases.json")).unwrap()).unwrap();
-    let references = References::open(&folder.join("logits.safetensors"));
-    let case = cases["cases"].as_array().unwrap().iter().find(|case| case["name"] == "long_400").unwrap();
-    let (prompt, greedy) = (ids(&case["ids"]), &case["greedy"]["q8_0"]);
-    let margins: Vec<f32> = greedy["margins"].as_array().unwrap().iter().map(|m| m.as_f64().unwrap() as f32).collect();
-    for device in common::gpus(Tier::ALL) {
-        let tier = device.tier();
-        // Half precision is only in the staging of tiles.
-        let tolerance = if tier.rounds_to_half() { HALF_TOLERANCE } else { TOLERANCE };
-        let model = load(&device, &folder.join("stories260k-q8_0.gguf"));
-        let got = block_on(model.session().unwrap().logits(&prompt)).unwrap();
-        let difference = largest_difference(&got, &references.floats("q8_0/long_400"));
-        assert!(difference <= tolerance, "{}: logits differ by {difference}", tier.name());
-        let n = check_greedy(&model, &prompt, &ids(&greedy["ids"]), &margins, tolerance, tier.name());
-        println!("{}: logits within {difference:.1e}, {n} greedy tokens", tier.name());
-    }
-}
-
 #[test]
 fn tiny_random_models() {
     for name in ["llama-mha-bias", "llama3-rope"] {
@@ -186,4 +81,141 @@ fn tiny_random_models() {
         check_tiny(name, "model-f16.gguf");
     }
     check_tiny("mistral-sliding", "model.safetensors");
+}
+
+/// The built-in model's first words, and a prompt of several passes, which all tiers continue alike.
+#[test]
+fn every_tier_gives_the_same_text() {
+    let reference = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/builtin/reference.json")).unwrap();
+    let reference: Value = serde_json::from_slice(&reference).unwrap();
+    let mut want: Option<Vec<f32>> = None;
+    for device in common::gpus(Tier::ALL) {
+        let tier = device.tier();
+        // Half precision is only in the staging of tiles.
+        let tolerance = if tier.rounds_to_half() { HALF_TOLERANCE } else { TOLERANCE };
+        let model = Model::builtin(&device).unwrap();
+        let mut text = Vec::new();
+        for case in reference["cases"].as_array().unwrap() {
+            let (prompt, greedy) = (ids(&case["ids"]), ids(&case["greedy_ids"]));
+            check_greedy(&model, &prompt, &greedy, &margins(&case["greedy_margins"]), tolerance, tier.name());
+            text.extend(prompt.into_iter().chain(greedy));
+        }
+        let logits = block_on(model.session().unwrap().logits(&text)).unwrap();
+        let difference = largest_difference(&logits, want.get_or_insert_with(|| logits.clone()));
+        println!("{}: logits behind {} tokens within {difference:.1e}", tier.name(), text.len());
+        assert!(difference <= tolerance, "{}: logits differ by {difference}", tier.name());
+    }
+}
+
+/// Of weights that are not in the repository: see `scripts/test`.
+mod further_data {
+    use super::*;
+
+    /// All cases of one weight file, on all executors.
+    fn check_stories(folder: &str, variant: &str, file: &str) {
+        let Some(data) = common::data(&[folder]) else { return };
+        let folder = data.join(folder);
+        let cases: Value = serde_json::from_slice(&std::fs::read(folder.join("cases.json")).unwrap()).unwrap();
+        let references = References::open(&folder.join("logits.safetensors"));
+        for device in executors() {
+            let model = load(&device, &folder.join(file));
+            let on = &device.info().name;
+            let (mut worst, mut n_logits, mut n_tokens) = (0.0f32, 0, 0);
+            let mut check_logits = |name: &str, ids: &[u32]| {
+                let got = block_on(model.session().unwrap().logits(ids)).unwrap();
+                let difference = largest_difference(&got, &references.floats(&format!("{variant}/{name}")));
+                assert!(difference <= TOLERANCE, "{file} on {on}, {name}: logits differ by {difference}");
+                worst = worst.max(difference);
+                n_logits += 1;
+            };
+            for case in cases["cases"].as_array().unwrap() {
+                let name = case["name"].as_str().unwrap();
+                let prompt = ids(&case["ids"]);
+                check_logits(name, &prompt);
+                if cases["prefix_of"] == *name {
+                    for n in ids(&cases["prefixes"]) {
+                        check_logits(&format!("prefix_{n}"), &prompt[..n as usize]);
+                    }
+                }
+                let greedy = &case["greedy"][variant];
+                let margins = margins(&greedy["margins"]);
+                let what = format!("{file} on {on}, greedy {name}");
+                n_tokens += check_greedy(&model, &prompt, &ids(&greedy["ids"]), &margins, TOLERANCE, &what);
+            }
+            println!("{file} on {on}: {n_logits} logit vectors, worst {worst:.1e}; {n_tokens} greedy tokens");
+        }
+    }
+
+    /// Logits of all positions and the residual stream after each block.
+    fn check_trace(folder: &str, file: &str) {
+        let Some(data) = common::data(&[folder]) else { return };
+        let folder = data.join(folder);
+        let references = References::open(&folder.join("trace.safetensors"));
+        for device in executors() {
+            let model = load(&device, &folder.join(file));
+            let trace = block_on(model.trace(&references.ids("ids"))).unwrap();
+            let logits = largest_difference(&trace.logits, &references.floats("all_logits"));
+            let want = references.floats("hidden");
+            let got = trace.hidden.concat();
+            // The residual stream of one model reaches hundreds: its error is relative to that.
+            let scale = want.iter().fold(1.0f32, |scale, x| scale.max(x.abs()));
+            let hidden = largest_difference(&got, &want) / scale;
+            println!("{file} on {}: all logits within {logits:.1e}, hidden within {hidden:.1e}", device.info().name);
+            assert!(logits <= TOLERANCE && hidden <= TOLERANCE, "{file}: logits {logits}, hidden {hidden}");
+        }
+    }
+
+    macro_rules! stories {
+        ($($name:ident: $folder:literal, $variant:literal, $file:literal;)*) => {
+            $(#[test]
+            fn $name() {
+                check_stories($folder, $variant, $file);
+            })*
+        };
+    }
+
+    stories! {
+        stories260k_f32: "stories260k", "f32", "stories260k-f32.gguf";
+        stories260k_safetensors: "stories260k", "f32", "model.safetensors";
+        stories260k_f16: "stories260k", "f16", "stories260k-f16.gguf";
+        stories260k_q8_0: "stories260k", "q8_0", "stories260k-q8_0.gguf";
+        stories260k_q4_0: "stories260k", "q4_0", "stories260k-q4_0.gguf";
+        stories260k_wide_q4_0: "stories260k-wide", "q4_0", "stories260k-wide-q4_0.gguf";
+        stories260k_wide_q4_k_m: "stories260k-wide", "q4_k_m", "stories260k-wide-q4_k_m.gguf";
+        stories260k_wide_q5_k_m: "stories260k-wide", "q5_k_m", "stories260k-wide-q5_k_m.gguf";
+        stories260k_wide_q6_k: "stories260k-wide", "q6_k", "stories260k-wide-q6_k.gguf";
+        stories260k_wide_mixed: "stories260k-wide", "mixed", "stories260k-wide-mixed.gguf";
+        tinystories656k_bf16: "tinystories656k", "bf16", "model.safetensors";
+        tinystories656k_q5_0: "tinystories656k", "q5_0", "tinystories656k-q5_0.gguf";
+        tinystories656k_q8_0: "tinystories656k", "q8_0", "tinystories656k-q8_0.gguf";
+    }
+
+    #[test]
+    fn traces() {
+        check_trace("stories260k", "stories260k-f32.gguf");
+        check_trace("tinystories656k", "model.safetensors");
+    }
+
+    /// The adapter's own tier runs all cases; the others run a prompt of several passes and a continuation.
+    #[test]
+    fn every_tier_continues_a_long_prompt() {
+        let Some(data) = common::data(&["stories260k"]) else { return };
+        let folder = data.join("stories260k");
+        let cases: Value = serde_json::from_slice(&std::fs::read(folder.join("cases.json")).unwrap()).unwrap();
+        let references = References::open(&folder.join("logits.safetensors"));
+        let case = cases["cases"].as_array().unwrap().iter().find(|case| case["name"] == "long_400").unwrap();
+        let (prompt, greedy) = (ids(&case["ids"]), &case["greedy"]["q8_0"]);
+        let margins = margins(&greedy["margins"]);
+        for device in common::gpus(Tier::ALL) {
+            let tier = device.tier();
+            // Half precision is only in the staging of tiles.
+            let tolerance = if tier.rounds_to_half() { HALF_TOLERANCE } else { TOLERANCE };
+            let model = load(&device, &folder.join("stories260k-q8_0.gguf"));
+            let got = block_on(model.session().unwrap().logits(&prompt)).unwrap();
+            let difference = largest_difference(&got, &references.floats("q8_0/long_400"));
+            assert!(difference <= tolerance, "{}: logits differ by {difference}", tier.name());
+            let n = check_greedy(&model, &prompt, &ids(&greedy["ids"]), &margins, tolerance, tier.name());
+            println!("{}: logits within {difference:.1e}, {n} greedy tokens", tier.name());
+        }
+    }
 }

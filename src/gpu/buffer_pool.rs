@@ -156,7 +156,8 @@ impl Drop for PooledBuffer {
 
 /// Frees a buffer. Natively it is freed when the last handle to it is gone. In a browser that would free nothing until
 /// garbage is collected, so the buffer is destroyed; natively `destroy` would wait until nobody waits for the GPU, which
-/// lets no two batches be in flight.
+/// lets no two batches be in flight. No test shows that: wgpu does not say whether somebody waits, so a test would have to
+/// guess by time.
 pub(super) fn free(buffer: wgpu::Buffer) {
     if cfg!(target_arch = "wasm32") {
         buffer.destroy();

@@ -87,6 +87,16 @@ fn there_or(opened: Result<Device, Error>, say: fn(String)) -> Option<Device> {
     }
 }
 
+/// Whether everything is to be tested (`scripts/test --full`). Otherwise a test that looks at many cases of one kind looks
+/// at some of each. A browser has no environment: there it is asked for when the tests are compiled.
+pub fn is_full() -> bool {
+    if cfg!(target_arch = "wasm32") {
+        option_env!("TILEWRIGHT_FULL").is_some()
+    } else {
+        std::env::var_os("TILEWRIGHT_FULL").is_some()
+    }
+}
+
 /// The CPU executor.
 pub fn cpu() -> Device {
     Device::cpu()

@@ -97,46 +97,51 @@ fn wrong_lengths_and_types_are_errors() {
     assert!(matches!(result, Err(Error::Unsupported { .. })), "{result:?}");
 }
 
-/// Each tensor of the smaller files stands for the float32 weights within half a step of its format.
-#[test]
-fn quantised_files_are_close_to_the_float_file() {
-    let Some(folder) = common::data(&["stories260k"]) else { return };
-    let open = |name: &str| {
-        let bytes = data::read(folder.join("stories260k").join(name));
-        (Gguf::parse(&bytes, bytes.len() as u64).unwrap(), bytes)
-    };
-    let values = |(gguf, bytes): &(Gguf, Vec<u8>), name: &str| {
-        let tensor = gguf.tensor(name).unwrap();
-        let mut values = vec![0.0; tensor.n_elements() as usize];
-        dequantize(tensor.block_type, tensor.bytes(bytes).unwrap(), &mut values).unwrap();
-        (tensor.block_type, values)
-    };
-    let float = open("stories260k-f32.gguf");
-    for file in ["stories260k-f16.gguf", "stories260k-q8_0.gguf", "stories260k-q4_0.gguf"] {
-        let other = open(file);
-        assert_eq!(other.0.tensors.len(), float.0.tensors.len());
-        let mut types = vec![];
-        for tensor in &float.0.tensors {
-            let (_, want) = values(&float, &tensor.name);
-            let (block_type, got) = values(&other, &tensor.name);
-            types.push(block_type.name());
-            for (want, got) in want.chunks(32).zip(got.chunks(32)) {
-                let largest = want.iter().fold(0_f32, |largest, value| largest.max(value.abs()));
-                // Half a step, or a whole one where the range is lopsided, and the rounding of the f16 scale.
-                let bound = match block_type {
-                    BlockType::F32 => 0.0,
-                    BlockType::F16 => largest / 2048.0 + 1e-7,
-                    BlockType::Q8_0 => largest / 127.0 * 0.5 + largest / 1024.0,
-                    BlockType::Q4_0 => largest / 8.0 + largest / 1024.0,
-                    other => panic!("{other} in {file}"),
-                };
-                for (want, got) in want.iter().zip(got) {
-                    assert!((want - got).abs() <= bound, "{file}, {}: {got} for {want}", tensor.name);
+/// Of files that are not in the repository: see `scripts/test`.
+mod further_data {
+    use super::*;
+
+    /// Each tensor of the smaller files stands for the float32 weights within half a step of its format.
+    #[test]
+    fn quantised_files_are_close_to_the_float_file() {
+        let Some(folder) = common::data(&["stories260k"]) else { return };
+        let open = |name: &str| {
+            let bytes = data::read(folder.join("stories260k").join(name));
+            (Gguf::parse(&bytes, bytes.len() as u64).unwrap(), bytes)
+        };
+        let values = |(gguf, bytes): &(Gguf, Vec<u8>), name: &str| {
+            let tensor = gguf.tensor(name).unwrap();
+            let mut values = vec![0.0; tensor.n_elements() as usize];
+            dequantize(tensor.block_type, tensor.bytes(bytes).unwrap(), &mut values).unwrap();
+            (tensor.block_type, values)
+        };
+        let float = open("stories260k-f32.gguf");
+        for file in ["stories260k-f16.gguf", "stories260k-q8_0.gguf", "stories260k-q4_0.gguf"] {
+            let other = open(file);
+            assert_eq!(other.0.tensors.len(), float.0.tensors.len());
+            let mut types = vec![];
+            for tensor in &float.0.tensors {
+                let (_, want) = values(&float, &tensor.name);
+                let (block_type, got) = values(&other, &tensor.name);
+                types.push(block_type.name());
+                for (want, got) in want.chunks(32).zip(got.chunks(32)) {
+                    let largest = want.iter().fold(0_f32, |largest, value| largest.max(value.abs()));
+                    // Half a step, or a whole one where the range is lopsided, and the rounding of the f16 scale.
+                    let bound = match block_type {
+                        BlockType::F32 => 0.0,
+                        BlockType::F16 => largest / 2048.0 + 1e-7,
+                        BlockType::Q8_0 => largest / 127.0 * 0.5 + largest / 1024.0,
+                        BlockType::Q4_0 => largest / 8.0 + largest / 1024.0,
+                        other => panic!("{other} in {file}"),
+                    };
+                    for (want, got) in want.iter().zip(got) {
+                        assert!((want - got).abs() <= bound, "{file}, {}: {got} for {want}", tensor.name);
+                    }
                 }
             }
+            types.sort_unstable();
+            types.dedup();
+            println!("{file}: {} tensors within bounds, {types:?}", other.0.tensors.len());
         }
-        types.sort_unstable();
-        types.dedup();
-        println!("{file}: {} tensors within bounds, {types:?}", other.0.tensors.len());
     }
 }

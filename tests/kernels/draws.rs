@@ -65,7 +65,9 @@ const DIFFERENT: f64 = 0.005;
 
 fn check_draws(device: &Device) {
     let (mut different, mut total) = (0, 0);
-    for (i, setting) in all_settings().iter().enumerate() {
+    // A GPU has a fifth by default, in which each vocabulary and each cut comes at least once.
+    let stride = if device.is_gpu() && !common::is_full() { 5 } else { 1 };
+    for (i, setting) in all_settings().iter().enumerate().step_by(stride) {
         let drawn = draws(device, setting).expect("the draws run");
         let probs = probabilities(&setting.logits, &setting.sampling);
         let label = format!("setting {i}: {} tokens, {:?}", probs.len(), setting.sampling);

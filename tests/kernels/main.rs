@@ -2,10 +2,10 @@
 //!
 //! A case is named by one line, `matvec/Q8_0/subgroups/t=2,n=65,k=96/student/seed=17`; failures print it, and
 //! `TILEWRIGHT_CASE=<line>` runs it alone (a part of the line runs all cases that contain it).
-//! All cases run with `TILEWRIGHT_FULL` (`scripts/test --full`), otherwise one in `SHARE`, chosen by its name, so another one
-//! in each tier, and another one again where shaders run without bounds checks (release builds, `TILEWRIGHT_CHECKED=0`);
-//! and the first of each variant of a kernel, so that each shader compiles and runs. In a browser every twelfth case runs.
-//! `TILEWRIGHT_ROUNDS=n` runs with n seeds.
+//! All cases run with `TILEWRIGHT_FULL` (`scripts/test --full`), in a browser one in twelve. Otherwise one in `SHARE` runs,
+//! chosen by its name, so another one in each tier, and the first of each variant of a kernel, so that each shader compiles
+//! and runs; in a browser the first of each kernel. With `TILEWRIGHT_CHECKED=0` (no bounds checks in shaders) other cases are
+//! the share, and no first ones run. `TILEWRIGHT_ROUNDS=n` runs with n seeds.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -52,15 +52,14 @@ use harness::{Case, execute, hash};
 use inputs::Source;
 use web_time::Instant;
 
-/// Cases that must have been executed: on the GPU's tiers together natively, in the browser; all of them, and by default.
-const FEWEST: [usize; 2] = if cfg!(target_arch = "wasm32") { [500, 500] } else { [12_000, 3000] };
+/// Cases that must have been executed on the GPU's tiers together: with `TILEWRIGHT_FULL`, and without.
+const FEWEST: [usize; 2] = if cfg!(target_arch = "wasm32") { [500, 300] } else { [12_000, 3000] };
 /// The same on the CPU.
-#[cfg(not(target_arch = "wasm32"))]
-const FEWEST_ON_CPU: [usize; 2] = [6000, 1000];
-/// One case in so many is executed in a browser.
+const FEWEST_ON_CPU: [usize; 2] = if cfg!(target_arch = "wasm32") { [500, 200] } else { [6000, 1000] };
+/// One case in so many is looked at in a browser.
 const STRIDE: usize = if cfg!(target_arch = "wasm32") { 12 } else { 1 };
-/// One case in so many is executed natively, unless `TILEWRIGHT_FULL` is set.
-const SHARE: u64 = 6;
+/// One case in so many of those is executed, unless `TILEWRIGHT_FULL` is set.
+const SHARE: u64 = if cfg!(target_arch = "wasm32") { 4 } else { 16 };
 /// One case in so many is run `REPEATS` times and must give the same bits each time.
 const REPEATED: usize = 40;
 const REPEATS: usize = 20;
@@ -143,19 +142,20 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
     let start = Instant::now();
     let executor = if device.is_gpu() { device.tier().name() } else { "cpu" };
     let filter = filter();
-    let takes_all = share == Share::All || takes_all() || filter.is_some();
-    // With bounds checks and without, other cases are chosen.
-    let of_share = u64::from(std::env::var_os("TILEWRIGHT_CHECKED").is_some_and(|value| value == "0"));
-    let mut variants_seen = HashSet::new();
+    let takes_all = share == Share::All || common::is_full() || filter.is_some();
+    let is_unchecked = std::env::var_os("TILEWRIGHT_CHECKED").is_some_and(|value| value == "0");
+    let mut seen = HashSet::new();
     let n_seeds = std::env::var("TILEWRIGHT_ROUNDS").ok().map_or(1, |n| n.parse().expect("a number of rounds"));
     let mut summaries: BTreeMap<&str, Summary> = BTreeMap::new();
     for (i, case) in cases.iter().enumerate().step_by(STRIDE) {
         if device.is_gpu() && !is_own(case, device.tier()) {
             continue;
         }
-        let is_first = variants_seen.insert((case.kernel, case.variant.as_str()));
-        // The upper half of the hash of the name: its lowest bits depend on little of it.
-        if !takes_all && !is_first && (hash(&case.name(executor, 0)) >> 32) % SHARE != of_share {
+        let variant = if cfg!(target_arch = "wasm32") { "" } else { case.variant.as_str() };
+        let is_first = seen.insert((case.kernel, variant)) && !is_unchecked;
+        // The upper half of the hash of the name: its lowest bits depend on little of it. Without checks, other cases.
+        let is_of_share = (hash(&case.name(executor, 0)) >> 32) % SHARE == u64::from(is_unchecked);
+        if !takes_all && !is_first && !is_of_share {
             continue;
         }
         let asked = filter.as_ref().and_then(|(_, seed)| *seed);
@@ -203,14 +203,9 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
     (executed, failed)
 }
 
-/// Whether all cases are to be executed.
-fn takes_all() -> bool {
-    cfg!(target_arch = "wasm32") || std::env::var_os("TILEWRIGHT_FULL").is_some()
-}
-
 fn judge(executed: usize, failed: usize, fewest: [usize; 2]) {
     assert!(failed == 0, "{failed} of {executed} cases failed; TILEWRIGHT_CASE=<line> runs one");
-    let fewest = fewest[usize::from(!takes_all())];
+    let fewest = fewest[usize::from(!common::is_full())];
     assert!(filter().is_some() || executed >= fewest, "only {executed} cases were executed, of {fewest} at least");
 }
 
@@ -245,8 +240,8 @@ fn gpu_matches_oracle() {
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
 fn every_choice_matches_oracle() {
-    /// One case in so many, another for each choice.
-    const SHARE: usize = 37;
+    // One case in so many, another for each choice.
+    let share = if common::is_full() { 37 } else { 80 };
     let Some(device) = common::gpu(Some(Tier::Subgroups)).or_else(|| common::gpu(Some(Tier::Baseline))) else { return };
     // A device skips the cases of kernels that its tier has no variant of.
     let Some(baseline) = common::gpu(Some(Tier::Baseline)) else { return };
@@ -272,7 +267,7 @@ fn every_choice_matches_oracle() {
         // Pipelines of all types would take a minute.
         let few = |case: &Case| ["F32", "Q8_0", "Q4_K"].iter().any(|weight| case.variant.starts_with(weight));
         let cases = all_cases().into_iter().filter(|case| kernels.contains(&case.kernel) && few(case));
-        let cases: Vec<Case> = cases.skip(i).step_by(SHARE).collect();
+        let cases: Vec<Case> = cases.skip(i).step_by(share).collect();
         println!("{choice:?}");
         let of_choice = common::block_on(conform(&device.with_tuning(tuning), &cases, Share::All));
         (executed, failed) = (executed + of_choice.0, failed + of_choice.1);

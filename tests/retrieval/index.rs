@@ -52,12 +52,13 @@ fn sorted(vectors: &[f32], query: &[f32], is_allowed: impl Fn(u32) -> bool) -> V
 /// 1,000,000 x 384 in half precision, where every thousandth vector is the same and the scores of the others are few:
 /// most of what is found is tied.
 #[test]
-fn a_million_vectors_are_sorted_as_on_the_cpu() {
-    const N: usize = 1_000_000;
+fn many_vectors_are_sorted_as_on_the_cpu() {
+    // More than one binding holds.
+    let n = if common::is_full() { 1_000_000 } else { 250_000 };
     const DIMS: usize = 384;
     const K: usize = 1000;
     let start = Instant::now();
-    let mut vectors = vec![0i8; N * DIMS];
+    let mut vectors = vec![0i8; n * DIMS];
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for eight in vectors.as_chunks_mut::<8>().0 {
         // xorshift64, Marsaglia 2003.
@@ -70,11 +71,11 @@ fn a_million_vectors_are_sorted_as_on_the_cpu() {
     rest.chunks_exact_mut(1000 * DIMS)
         .for_each(|thousand| thousand[7 * DIMS..8 * DIMS].copy_from_slice(&first[7 * DIMS..8 * DIMS]));
 
-    // The vector that is there a thousand times, and one that is nowhere.
+    // The vector that is there in each thousand, and one that is nowhere.
     let mut queries: Vec<f32> = vectors[7 * DIMS..8 * DIMS].iter().map(|&x| f32::from(x)).collect();
     queries.extend((0..DIMS).map(|i| (i % 3) as f32 - 1.0));
-    let deleted: Vec<u32> = (0..N as u32).step_by(70).collect();
-    let allowed = Bitset::from_fn(N as u32, |id| id % 3 != 1);
+    let deleted: Vec<u32> = (0..n as u32).step_by(70).collect();
+    let allowed = Bitset::from_fn(n as u32, |id| id % 3 != 1);
     let mut wanted = [vec![], vec![]];
     for (wanted, query) in wanted.iter_mut().zip(queries.chunks_exact(DIMS)) {
         let query: Vec<i32> = query.iter().map(|&x| x as i32).collect();
