@@ -399,22 +399,6 @@ static CHECKS: [(&Kernel, Record); 34] = [
     (&shaders::MOL, mixture),
 ];
 
-#[cfg(test)]
-mod tests {
-    use super::CHECKS;
-    use crate::shaders;
-
-    #[test]
-    fn every_kernel_of_a_forward_pass_or_a_search_has_a_check() {
-        // Of benches, and of calls of single kernels.
-        let others = ["by_head", "matmul_naive", "matmul_plain", "mol_gate", "probe_read", "top_k", "weighted_sum"];
-        for kernel in shaders::ALL {
-            let has_check = CHECKS.iter().any(|(known, _)| known.name == kernel.name);
-            assert_eq!(has_check, !others.contains(&kernel.name), "{}", kernel.name);
-        }
-    }
-}
-
 /// Columns of the matrices of products with vectors: more blocks than lanes, in whole super-blocks.
 const DIM: u32 = 2304;
 
@@ -556,4 +540,20 @@ fn mixture(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
     let scores = blank(rec, &[queries, n_scores])?;
     mol(rec, &gate, &operands, what, &scores)?;
     Ok(vec![scores])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CHECKS;
+    use crate::shaders;
+
+    #[test]
+    fn every_kernel_of_a_forward_pass_or_a_search_has_a_check() {
+        // Of benches, and of calls of single kernels.
+        let others = ["by_head", "matmul_naive", "matmul_plain", "mol_gate", "probe_read", "top_k", "weighted_sum"];
+        for kernel in shaders::ALL {
+            let has_check = CHECKS.iter().any(|(known, _)| known.name == kernel.name);
+            assert_eq!(has_check, !others.contains(&kernel.name), "{}", kernel.name);
+        }
+    }
 }
