@@ -12,7 +12,7 @@ use crate::kernels::Pooling;
 use crate::model::{BatchSize, BatchTensors, Encoder, ScoreHead};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
-use crate::tuning::record_tested;
+use crate::tuning::self_test;
 
 /// Passes that are kept: those for small batches and for four powers of two.
 const KEPT_PASSES: NonZeroUsize = NonZeroUsize::new(48).unwrap();
@@ -116,12 +116,13 @@ impl EncoderPasses {
 
     /// The same for a size.
     pub async fn test_size(&self, size: BatchSize) -> Result<(), Error> {
-        if self.state().passes.contains(&size) {
-            return Ok(());
+        loop {
+            let pass = self.pass(&mut self.state(), size)?;
+            if self_test(&self.device, &pass.recording).await? {
+                return Ok(());
+            }
+            self.state().passes.pop(&size);
         }
-        // Recorded aside: nothing is allocated, and other threads go on meanwhile.
-        let record = || self.record(size, &mut Workspace::default());
-        record_tested(&self.device, record, |pass| &pass.recording).await.map(drop)
     }
 
     /// Runs a batch: token ids of each text, with their token types. Its rows come one after the other.
