@@ -434,9 +434,12 @@ fn a_prompt_in_pieces_equals_the_prompt_at_once() {
 fn memory_plan_is_what_is_allocated() {
     for max_pass in [128, 512] {
         for device in executors() {
-            let before = device.counters();
-            let options = LoadOptions { max_pass: Some(max_pass), ..LoadOptions::default() };
-            let model = Model::from_file(&device, ModelFile::builtin().unwrap(), options).unwrap();
+            let load = |device: &Device| {
+                let options = LoadOptions { max_pass: Some(max_pass), ..LoadOptions::default() };
+                Model::from_file(device, ModelFile::builtin().unwrap(), options).unwrap()
+            };
+            let before = common::counters_of_tested(&device, |device| drop(load(device)));
+            let model = load(&device);
             let mut session = model.session().unwrap();
             let prompt = "The old dog and the cat sat by the door. ".repeat(30);
             collect(session.generate(&prompt, &endless(4)).unwrap());

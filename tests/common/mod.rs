@@ -28,6 +28,16 @@ pub fn assert_tested(device: &Device) {
     assert!(notices.is_empty(), "{notices:?}");
 }
 
+/// What a device has done, after the self-test of what `load` needs has run on a device of its own: it runs once in a
+/// process, and what it does there is not counted here.
+#[cfg(not(target_arch = "wasm32"))]
+pub fn counters_of_tested(device: &Device, load: impl FnOnce(&Device)) -> tilewright::Counters {
+    if device.is_gpu() {
+        load(&gpu(Some(device.tier())).expect("there is one in this tier"));
+    }
+    device.counters()
+}
+
 /// The device that was opened; otherwise as [`gpu`].
 #[cfg(not(target_arch = "wasm32"))]
 pub fn gpu_from(opened: Result<Device, Error>) -> Option<Device> {
