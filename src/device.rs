@@ -432,6 +432,7 @@ impl Device {
     }
 
     /// The same device with what is known of it, the file where that is kept, and notices about the file.
+    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn with_known(
         &self,
         tuning: Tuning,

@@ -10,11 +10,15 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::tested::{Found, Tested};
+use super::tested::Found;
+#[cfg(not(target_arch = "wasm32"))]
+use super::tested::Tested;
 use super::{Bucket, Choice, PlaceKey, Tuning};
 #[cfg(not(target_arch = "wasm32"))]
 use crate::cache;
-use crate::device::{Device, DeviceInfo};
+#[cfg(not(target_arch = "wasm32"))]
+use crate::device::Device;
+use crate::device::DeviceInfo;
 use crate::dtype::WeightType;
 #[cfg(not(target_arch = "wasm32"))]
 use crate::error::Error;

@@ -1,4 +1,5 @@
-//! Operands of the tuner, the self-test and the benches: seeded, and ordinary numbers, not good randomness.
+//! Operands of the tuner, the self-test and the benches: seeded, and ordinary numbers, not good randomness. Functions that
+//! the checks of the self-test call are not inlined: thirty-four times they would be a fiftieth of the WASM module.
 
 use crate::device::Device;
 use crate::dtype::WeightType;
@@ -8,12 +9,14 @@ use crate::recording::Recorder;
 use crate::tensor::Tensor;
 
 /// An input of numbers in [-1, 1).
+#[inline(never)]
 pub(crate) fn input(rec: &Recorder, shape: &[u32]) -> Result<Tensor, Error> {
     rec.device().upload("x", shape, &uniform(shape.iter().product::<u32>() as usize))
 }
 
 /// A matrix whose words are ordinary numbers whichever way they are read, as floats, halves, scales or quants: subnormals
 /// and NaNs can take another time.
+#[inline(never)]
 pub(crate) fn matrix(device: &Device, weight: WeightType, rows: u32, cols: u32) -> Result<Matrix, Error> {
     let matrix = Matrix::declare(device, "w", weight, rows, cols)?;
     for tensor in matrix.tensors() {

@@ -419,10 +419,12 @@ const SAMPLING: Sampling = Sampling {
 };
 
 /// An output, so that a kernel that writes nothing is seen not to.
+#[inline(never)]
 fn blank(rec: &Recorder, shape: &[u32]) -> Result<Tensor, Error> {
     rec.device().upload("y", shape, &vec![0f32; shape.iter().product::<u32>() as usize])
 }
 
+#[inline(never)]
 fn state(rec: &Recorder, pos: u32, n_tokens: u32) -> Result<StepState, Error> {
     let state = StepState::declare()?;
     // Its last word means nothing, but it is compared.
@@ -430,11 +432,13 @@ fn state(rec: &Recorder, pos: u32, n_tokens: u32) -> Result<StepState, Error> {
     Ok(state)
 }
 
+#[inline(never)]
 fn sampling(rec: &Recorder, settings: Sampling) -> Result<Tensor, Error> {
     rec.device().upload::<u32>("sampling", &[8], bytemuck::cast_slice(&[settings]))
 }
 
 /// The norm in front of a product, if the pipeline has it.
+#[inline(never)]
 fn norm<'a>(form: &Form<'_>, weight: &'a Tensor) -> Option<Norm<'a>> {
     form.is("NORM").then_some(Norm { weight, eps: 1e-5 })
 }
@@ -443,6 +447,7 @@ fn config([n_heads, n_kv_heads, head_dim]: [u32; 3]) -> AttentionConfig {
     AttentionConfig { n_heads, n_kv_heads, head_dim, window: None, scale: 1.0, soft_cap: None, causal: true }
 }
 
+#[inline(never)]
 fn attend(
     rec: &mut Recorder,
     config: &AttentionConfig,
@@ -457,6 +462,7 @@ fn attend(
     Ok(y)
 }
 
+#[inline(never)]
 fn attend_packed(rec: &mut Recorder, config: &AttentionConfig, lengths: &[u32]) -> Result<Tensor, Error> {
     let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = *config;
     let n_tokens = lengths.iter().sum();

@@ -52,10 +52,10 @@ use harness::{Case, execute, hash};
 use inputs::Source;
 use web_time::Instant;
 
-/// Cases that must have been executed on the GPU's tiers together: with `TILEWRIGHT_FULL`, and without.
-const FEWEST: [usize; 2] = if cfg!(target_arch = "wasm32") { [500, 300] } else { [12_000, 3000] };
+/// Cases that must have been executed on the GPU's tiers together: with `TILEWRIGHT_FULL`, without, and without first ones.
+const FEWEST: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 300, 300] } else { [12_000, 3000, 2000] };
 /// The same on the CPU.
-const FEWEST_ON_CPU: [usize; 2] = if cfg!(target_arch = "wasm32") { [500, 200] } else { [6000, 1000] };
+const FEWEST_ON_CPU: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 200, 200] } else { [6000, 1000, 700] };
 /// One case in so many is looked at in a browser.
 const STRIDE: usize = if cfg!(target_arch = "wasm32") { 12 } else { 1 };
 /// One case in so many of those is executed, unless `TILEWRIGHT_FULL` is set.
@@ -116,6 +116,11 @@ fn filter() -> Option<(String, Option<u64>)> {
     })
 }
 
+/// Whether shaders run without bounds checks.
+fn is_unchecked() -> bool {
+    std::env::var_os("TILEWRIGHT_CHECKED").is_some_and(|value| value == "0")
+}
+
 #[derive(Default)]
 struct Summary {
     executed: usize,
@@ -143,7 +148,7 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
     let executor = if device.is_gpu() { device.tier().name() } else { "cpu" };
     let filter = filter();
     let takes_all = share == Share::All || common::is_full() || filter.is_some();
-    let is_unchecked = std::env::var_os("TILEWRIGHT_CHECKED").is_some_and(|value| value == "0");
+    let is_unchecked = is_unchecked();
     let mut seen = HashSet::new();
     let n_seeds = std::env::var("TILEWRIGHT_ROUNDS").ok().map_or(1, |n| n.parse().expect("a number of rounds"));
     let mut summaries: BTreeMap<&str, Summary> = BTreeMap::new();
@@ -203,9 +208,9 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
     (executed, failed)
 }
 
-fn judge(executed: usize, failed: usize, fewest: [usize; 2]) {
+fn judge(executed: usize, failed: usize, fewest: [usize; 3]) {
     assert!(failed == 0, "{failed} of {executed} cases failed; TILEWRIGHT_CASE=<line> runs one");
-    let fewest = fewest[usize::from(!common::is_full())];
+    let fewest = fewest[if common::is_full() { 0 } else { 1 + usize::from(is_unchecked()) }];
     assert!(filter().is_some() || executed >= fewest, "only {executed} cases were executed, of {fewest} at least");
 }
 

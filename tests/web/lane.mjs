@@ -1,5 +1,5 @@
 // The package in a place besides Chromium and Node: what a program does with it, on the CPU and, where the place has one, on a GPU.
-// Greedy tokens of all models with a reference are `greedy.test.mjs`, with TILEWRIGHT_FULL.
+// With TILEWRIGHT_FULL the GPU runs an encoder, too; greedy tokens of all models with a reference are `greedy.test.mjs`.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -99,6 +99,8 @@ export function lane(name, { missing, open, devices }) {
       assert.deepEqual(continuations, taken.map(({ greedy_ids }) => greedy_ids));
     });
 
+    // Compiling an encoder's shaders is most of a minute in software, and it shows of the place what the model has shown.
+    if (device === "gpu" && !process.env.TILEWRIGHT_FULL) continue;
     test(`${name}, ${device}: an encoder has its reference's ids and vectors, and a text is nearest to itself`, options, async () => {
       const { files, texts } = tinyEncoder("nomic");
       delete files["model.gguf"];

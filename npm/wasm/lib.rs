@@ -1,0 +1,3 @@
+//! What the library exports to JavaScript (`tilewright::web`), linked into one module.
+
+pub use tilewright::*;
