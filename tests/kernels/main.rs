@@ -53,13 +53,13 @@ use inputs::Source;
 use web_time::Instant;
 
 /// Cases that must have been executed on the GPU's tiers together: with `TILEWRIGHT_FULL`, without, and without first ones.
-const FEWEST: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 300, 300] } else { [12_000, 3000, 2000] };
+const FEWEST: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 200, 200] } else { [12_000, 3000, 2000] };
 /// The same on the CPU.
-const FEWEST_ON_CPU: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 200, 200] } else { [6000, 1000, 700] };
+const FEWEST_ON_CPU: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 100, 100] } else { [6000, 1000, 700] };
 /// One case in so many is looked at in a browser.
 const STRIDE: usize = if cfg!(target_arch = "wasm32") { 12 } else { 1 };
 /// One case in so many of those is executed, unless `TILEWRIGHT_FULL` is set.
-const SHARE: u64 = if cfg!(target_arch = "wasm32") { 4 } else { 16 };
+const SHARE: u64 = if cfg!(target_arch = "wasm32") { 8 } else { 16 };
 /// One case in so many is run `REPEATS` times and must give the same bits each time.
 const REPEATED: usize = 40;
 const REPEATS: usize = 20;
