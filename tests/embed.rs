@@ -242,9 +242,11 @@ fn shortened(text: String) -> String {
 #[test]
 fn a_text_has_one_vector_in_every_batch() {
     // By default a third of the texts, the longest of 40 tokens or so, in fewer batches.
-    let (sizes, n_rounds) = if common::is_full() { (&[16, 100, 1024][..], 3) } else { (&[16, 1024][..], 2) };
-    let texts =
-        if common::is_full() { texts(24, 7) } else { texts(24, 7).into_iter().step_by(3).map(shortened).collect() };
+    let (texts, sizes, n_rounds) = if common::is_full() {
+        (texts(24, 7), &[16, 100, 1024][..], 3)
+    } else {
+        (texts(24, 7).into_iter().step_by(3).map(shortened).collect(), &[16, 1024][..], 2)
+    };
     for device in executors() {
         let mut alone: Vec<Vec<f32>> = Vec::new();
         for &max_batch_tokens in sizes {

@@ -53,13 +53,15 @@ use inputs::Source;
 use web_time::Instant;
 
 /// Cases that must have been executed on the GPU's tiers together: with `TILEWRIGHT_FULL`, without, and without first ones.
-const FEWEST: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 200, 200] } else { [12_000, 3000, 2000] };
+const FEWEST: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 300, 300] } else { [12_000, 3000, 2000] };
 /// The same on the CPU.
-const FEWEST_ON_CPU: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 100, 100] } else { [6000, 1000, 700] };
+const FEWEST_ON_CPU: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 200, 200] } else { [6000, 1000, 700] };
 /// One case in so many is looked at in a browser.
 const STRIDE: usize = if cfg!(target_arch = "wasm32") { 12 } else { 1 };
-/// One case in so many of those is executed, unless `TILEWRIGHT_FULL` is set.
+/// One case in so many of those is executed on a GPU, unless `TILEWRIGHT_FULL` is set.
 const SHARE: u64 = if cfg!(target_arch = "wasm32") { 8 } else { 16 };
+/// The same on the CPU.
+const SHARE_ON_CPU: u64 = if cfg!(target_arch = "wasm32") { 4 } else { 16 };
 /// One case in so many is run `REPEATS` times and must give the same bits each time.
 const REPEATED: usize = 40;
 const REPEATS: usize = 20;
@@ -137,7 +139,7 @@ const PRINTED: usize = 3;
 #[derive(Clone, Copy, PartialEq)]
 enum Share {
     All,
-    /// One in [`SHARE`], unless all were asked for.
+    /// One in [`SHARE`] or [`SHARE_ON_CPU`], unless all were asked for.
     Usual,
 }
 
@@ -159,7 +161,8 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
         let variant = if cfg!(target_arch = "wasm32") { "" } else { case.variant.as_str() };
         let is_first = seen.insert((case.kernel, variant)) && !is_unchecked;
         // The upper half of the hash of the name: its lowest bits depend on little of it. Without checks, other cases.
-        let is_of_share = (hash(&case.name(executor, 0)) >> 32) % SHARE == u64::from(is_unchecked);
+        let share_of_device = if device.is_gpu() { SHARE } else { SHARE_ON_CPU };
+        let is_of_share = (hash(&case.name(executor, 0)) >> 32) % share_of_device == u64::from(is_unchecked);
         if !takes_all && !is_first && !is_of_share {
             continue;
         }
