@@ -412,7 +412,8 @@ fn bench_measures_a_text_encoder() {
 fn bench_counts_submissions_of_an_encoder() {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/encoders/nomic");
     let args = ["bench", "embed", model, "--device", "gpu", "-b", "3", "-r", "2", "--json", "--no-naive"];
-    let args = [&args[..], &["--in-flight", "1,8"]].concat();
+    let in_flight = if common::is_full() { "1,8" } else { "0" };
+    let args = [&args[..], &["--in-flight", in_flight]].concat();
     let output = tilewright(&args);
     let message = text(&output.stderr);
     if lacks_adapter(&message) {
@@ -423,7 +424,7 @@ fn bench_counts_submissions_of_an_encoder() {
     let row = &value["rows"][0];
     // Three vectors go into a pass for four.
     assert_eq!([&row["submits"], &row["reads"], &row["bytes_read"]], [1.0, 1.0, 4.0 * 24.0 * 4.0]);
-    assert!(value["in_flight"][1]["ratio"].as_f64().unwrap() > 0.0, "{value}");
+    assert!(!common::is_full() || value["in_flight"][1]["ratio"].as_f64().unwrap() > 0.0, "{value}");
 }
 
 #[test]

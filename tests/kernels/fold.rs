@@ -17,11 +17,12 @@ const NEVER_FOLDED: [&str; 8] =
 /// The conformance cases again, on a device that pretends to allow a few workgroups in a dimension.
 #[test]
 fn folded_grids_match_oracle() {
-    /// So many folded cases of each kernel run on each tier.
-    const ENOUGH: usize = 2;
+    /// So many folded cases of each kernel run on each tier, and twice as many with `TILEWRIGHT_FULL`.
+    const ENOUGH: usize = 1;
     /// Among so many cases of each kernel, from the first to the last, and more until one was folded on some tier; among all
     /// with `TILEWRIGHT_FULL`. What takes long is to compute what is expected of them.
-    const LOOKED_AT: usize = 12;
+    const LOOKED_AT: usize = 6;
+    let enough = if common::is_full() { 2 * ENOUGH } else { ENOUGH };
     let (mut folded, mut executed) = (BTreeSet::new(), 0);
     let tiers = [Tier::Baseline, Tier::Scalar, Tier::F16, Tier::Subgroups];
     for device in common::gpus(tiers) {
@@ -50,7 +51,7 @@ fn folded_grids_match_oracle() {
                 let steps = recording.labels().zip(recording.grids());
                 let labels: Vec<_> = steps.filter(|(_, grid)| grid[1] > 1).map(|(label, _)| label).collect();
                 let kernels: BTreeSet<_> = labels.iter().filter_map(|label| label.split('.').next()).collect();
-                if kernels.iter().any(|kernel| n_folded.get(kernel).is_none_or(|&n| n < ENOUGH)) {
+                if kernels.iter().any(|kernel| n_folded.get(kernel).is_none_or(|&n| n < enough)) {
                     let outcome = common::block_on(execute(&few, &job, 1));
                     assert!(outcome.is_ok(), "{} in grids of {max_workgroups}: {outcome:?}", case.name(tier.name(), 0));
                     kernels.into_iter().for_each(|kernel| *n_folded.entry(kernel).or_default() += 1);

@@ -9,16 +9,14 @@ import { after, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import { pathToFileURL } from "node:url";
 
-import { chromium, everywhere, places, published, server } from "./places.mjs";
+import { chromium, devicesIn, everywhere, places, published, server } from "./places.mjs";
 import { dataPath, lacksData, repository } from "./server.mjs";
 import { tensors, tinyEncoder } from "./tensors.mjs";
 
 const DIMS = 384;
 // SwiftShader takes seconds for a hundred tokens.
 const SHORT = 100;
-// With an empty cache Mesa's driver takes two minutes of a core to compile the encoder's shaders as Dawn hands them over.
-const WITH_DAWN = Boolean(process.env.TILEWRIGHT_FULL);
-const limited = { timeout: WITH_DAWN ? 600_000 : 120_000 };
+const limited = { timeout: process.env.TILEWRIGHT_FULL ? 600_000 : 120_000 };
 
 /** A test that needs MiniLM, or a skipped one. */
 function withData(name, run) {
@@ -73,7 +71,7 @@ async function embedAll({ Embedder }, { source, device, batches }) {
 }
 
 for (const [place, execute] of Object.entries(places)) {
-  for (const device of place === "Node" && !WITH_DAWN ? ["cpu"] : ["cpu", "gpu"]) {
+  for (const device of devicesIn(place)) {
     withData(`${place}, ${device}: MiniLM has its references' ids and vectors, and a text has one vector alone and in a batch`, async (t) => {
       const cases = miniLm().filter(({ ids }) => device === "cpu" || ids.length <= SHORT);
       assert.equal(cases.length, device === "cpu" ? 30 : 28);

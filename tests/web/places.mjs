@@ -40,6 +40,13 @@ export function published(place, name, files) {
   return `${join(at, name)}/`;
 }
 
+/**
+ * Which devices a test of encoders runs on there. The module on the CPU is the same in both places. With an empty cache Mesa's
+ * driver takes two minutes of a core to compile an encoder's shaders as Dawn hands them over. So both are for full runs.
+ */
+export const devicesIn = (place) =>
+  process.env.TILEWRIGHT_FULL ? ["cpu", "gpu"] : [{ Chromium: "gpu", Node: "cpu" }[place]];
+
 /** By place: runs a function there with the package and what it is given, which gives plain data. */
 export const places = {
   async Chromium(run, given) {

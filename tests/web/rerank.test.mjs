@@ -4,12 +4,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { everywhere, places, published } from "./places.mjs";
+import { devicesIn, everywhere, places, published } from "./places.mjs";
 import { tinyEncoder } from "./tensors.mjs";
 
-// As in `tests/web/embed.test.mjs`: Mesa's driver takes minutes for the shaders as Dawn hands them over.
-const WITH_DAWN = Boolean(process.env.TILEWRIGHT_FULL);
-const limited = { timeout: WITH_DAWN ? 600_000 : 120_000 };
+const limited = { timeout: process.env.TILEWRIGHT_FULL ? 600_000 : 120_000 };
 
 const tiny = Object.fromEntries(["bert-reranker", "roberta-reranker"].map((name) => [name, tinyEncoder(name)]));
 
@@ -39,7 +37,7 @@ async function rerankAll({ Reranker }, { source, device, asked, sigmoid }) {
 const logistic = (logit) => 1 / (1 + Math.exp(-logit));
 
 for (const [place, execute] of Object.entries(places)) {
-  for (const device of place === "Node" && !WITH_DAWN ? ["cpu"] : ["cpu", "gpu"]) {
+  for (const device of devicesIn(place)) {
     for (const [name, sigmoid] of [["bert-reranker", false], ["roberta-reranker", true]]) {
       test(`${place}, ${device}: ${name} has its references' scores, best first`, limited, async (t) => {
         const asked = queries(name);
