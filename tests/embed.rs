@@ -57,10 +57,13 @@ fn minilm_matches_its_references() {
             let options = EmbedOptions { max_tokens: Some(max_tokens), ..EmbedOptions::default() };
             let embedder = load(&device, "minilm-l6-v2", options).unwrap();
             assert_eq!((embedder.dims(), embedder.pooling(), embedder.normalizes()), (384, Pooling::Mean, true));
-            // By default a GPU, slow where it is software, embeds a sixth of them.
-            let is_taken = |i: usize| !device.is_gpu() || common::is_full() || i.is_multiple_of(6) || max_tokens == 512;
+            // By default a GPU, slow where it is software, embeds a tenth of them, and not the one that was not cut.
+            let is_taken = |i: usize| !device.is_gpu() || common::is_full() || i.is_multiple_of(10) && max_tokens < 512;
             let own: Vec<usize> =
                 (0..cases.len()).filter(|&i| cases[i].max_tokens == max_tokens && is_taken(i)).collect();
+            if own.is_empty() {
+                continue;
+            }
             let texts: Vec<&str> = own.iter().map(|&i| cases[i].text.as_str()).collect();
             let vectors = block_on(embedder.embed(&texts)).unwrap();
             let mut worst = (0.0f64, 0.0f64, 0.0f32);
@@ -241,11 +244,11 @@ fn shortened(text: String) -> String {
 
 #[test]
 fn a_text_has_one_vector_in_every_batch() {
-    // By default a third of the texts, the longest of 40 tokens or so, in fewer batches.
+    // By default a sixth of the texts, the longest of 40 tokens or so, in fewer batches.
     let (texts, sizes, n_rounds) = if common::is_full() {
         (texts(24, 7), &[16, 100, 1024][..], 3)
     } else {
-        (texts(24, 7).into_iter().step_by(3).map(shortened).collect(), &[16, 1024][..], 2)
+        (texts(24, 7).into_iter().step_by(6).map(shortened).collect(), &[16, 1024][..], 2)
     };
     for device in executors() {
         let mut alone: Vec<Vec<f32>> = Vec::new();

@@ -1,6 +1,6 @@
 //! `add`, `geglu`, `gelu`, `scale`, `silu` and `swiglu`: element by element.
 
-use super::simd::{self, Function, Instructions, Map, exp, fma};
+use super::simd::{self, Function, Instructions, Map, Numbers, exp, polynomial};
 use super::{Call, threads};
 use crate::kernels::{AddParams, GatedParams, GeluParams, ScaleParams, SiluParams};
 
@@ -32,10 +32,10 @@ pub(super) struct GeluTanh;
 
 impl Function for GeluTanh {
     #[inline(always)]
-    fn at<I: Instructions>(&self, x: f32) -> f32 {
+    fn at<I: Instructions, X: Numbers>(&self, x: X) -> X {
         // 1 + tanh(u) = 2 / (1 + exp(-2 u)), which does not overflow where tanh itself might.
-        let u = 0.797_884_6 * (x + 0.044_715 * x * x * x);
-        x / (1.0 + exp::<I>(-2.0 * u))
+        let u = X::splat(0.797_884_6) * (x + X::splat(0.044_715) * x * x * x);
+        x / (X::splat(1.0) + exp::<I, X>(X::splat(-2.0) * u))
     }
 }
 
@@ -44,9 +44,10 @@ pub(super) struct Tanh;
 
 impl Function for Tanh {
     #[inline(always)]
-    fn at<I: Instructions>(&self, x: f32) -> f32 {
+    fn at<I: Instructions, X: Numbers>(&self, x: X) -> X {
         // By an exponential whose overflow does no harm.
-        1.0 - 2.0 / (1.0 + exp::<I>(2.0 * x))
+        let [one, two] = [X::splat(1.0), X::splat(2.0)];
+        one - two / (one + exp::<I, X>(two * x))
     }
 }
 
@@ -55,27 +56,31 @@ pub(super) struct GeluExact;
 
 impl Function for GeluExact {
     #[inline(always)]
-    fn at<I: Instructions>(&self, x: f32) -> f32 {
-        let magnitude = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
-        let tail = 0.5 * erfc_positive::<I>(if magnitude > 10.0 { 10.0 } else { magnitude });
-        if x > 0.0 { x * (1.0 - tail) } else { x * tail }
+    fn at<I: Instructions, X: Numbers>(&self, x: X) -> X {
+        let magnitude = x.abs() * X::splat(std::f32::consts::FRAC_1_SQRT_2);
+        let tail = X::splat(0.5) * erfc_positive::<I, X>(magnitude.at_most(10.0));
+        x * x.if_below(0.0, tail, X::splat(1.0) - tail)
     }
 }
 
 /// `1 - erf(a)` for `a` from 0 on, with the Chebyshev fit of `shaders/gelu.wgsl`.
 #[inline(always)]
-fn erfc_positive<I: Instructions>(a: f32) -> f32 {
-    let t = 1.0 / (1.0 + 0.5 * a);
-    let mut p = 0.170_872_77;
-    p = fma::<I>(p, t, -0.822_152_2);
-    p = fma::<I>(p, t, 1.488_515_9);
-    p = fma::<I>(p, t, -1.135_204);
-    p = fma::<I>(p, t, 0.278_868_07);
-    p = fma::<I>(p, t, -0.186_288_06);
-    p = fma::<I>(p, t, 0.096_784_18);
-    p = fma::<I>(p, t, 0.374_091_96);
-    p = fma::<I>(p, t, 1.000_023_7);
-    t * exp::<I>(fma::<I>(-a, a, fma::<I>(t, p, -1.265_512_2)))
+fn erfc_positive<I: Instructions, X: Numbers>(a: X) -> X {
+    const FIT: [f32; 9] = [
+        1.000_023_7,
+        0.374_091_96,
+        0.096_784_18,
+        -0.186_288_06,
+        0.278_868_07,
+        -1.135_204,
+        1.488_515_9,
+        -0.822_152_2,
+        0.170_872_77,
+    ];
+    let one = X::splat(1.0);
+    let t = one / (one + X::splat(0.5) * a);
+    let p = polynomial::<I, X, 9>(t, FIT);
+    t * exp::<I, X>((-a).fma::<I>(a, t.fma::<I>(p, X::splat(-1.265_512_2))))
 }
 
 pub(crate) fn gelu(mut call: Call<'_>) {
@@ -97,8 +102,8 @@ pub(super) struct Silu;
 
 impl Function for Silu {
     #[inline(always)]
-    fn at<I: Instructions>(&self, x: f32) -> f32 {
-        x / (1.0 + exp::<I>(-x))
+    fn at<I: Instructions, X: Numbers>(&self, x: X) -> X {
+        x / (X::splat(1.0) + exp::<I, X>(-x))
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::simd::{self, Lanes, WideWork, exp, fma};
+use super::simd::{self, Lanes, Numbers, WideWork, exp};
+use super::softmax::ExpBelow;
 use super::{Call, threads};
 use crate::kernels::{AttentionParams, CAUSAL, PACKED};
 
@@ -178,7 +179,7 @@ impl WideWork for Head<'_> {
             }
             if soft_cap > 0.0 {
                 for score in scores.iter_mut() {
-                    let small = exp::<L>(-2.0 * score.abs() / soft_cap);
+                    let small = exp::<L, f32>(-2.0 * score.abs() / soft_cap);
                     *score = (soft_cap * (1.0 - small) / (1.0 + small)).copysign(*score);
                 }
             }
@@ -191,10 +192,8 @@ impl WideWork for Head<'_> {
                 }
             }
             let next = fold(lanes, f32::max);
-            for weight in runs.as_flattened_mut() {
-                *weight = exp::<L>(*weight - next);
-            }
-            let rescale = exp::<L>(*highest - next);
+            simd::each::<L>(runs.as_flattened_mut(), &ExpBelow { highest: next });
+            let rescale = exp::<L, f32>(*highest - next);
             let mut lanes = [0.0; RUN];
             for run in runs.iter() {
                 for (sum, &weight) in lanes.iter_mut().zip(run) {
@@ -253,7 +252,7 @@ fn four_dots<const LEN: usize, L: Lanes<LEN>>(q: &[f32], k: [&[f32]; 4]) -> [f32
     let mut sums = L::sum_each(sums);
     for (sum, row) in sums.iter_mut().zip(k) {
         for (q, k) in q_rest.iter().zip(&row[row.len() - q_rest.len()..]) {
-            *sum = fma::<L>(*q, *k, *sum);
+            *sum = q.fma::<L>(*k, *sum);
         }
     }
     sums
@@ -292,11 +291,11 @@ fn add_rows<const LEN: usize, L: Lanes<LEN>, const N: usize>(
     let mut sums = [0.0; 32];
     for (row, &weight) in weights.iter().enumerate() {
         for (sum, &v) in sums.iter_mut().zip(&v.row(row)[n_columns..]) {
-            *sum = fma::<L>(weight, v, *sum);
+            *sum = weight.fma::<L>(v, *sum);
         }
     }
     for (y, sum) in rest.iter_mut().zip(sums) {
-        *y = fma::<L>(rescale, *y, sum);
+        *y = rescale.fma::<L>(*y, sum);
     }
 }
 

@@ -12,7 +12,7 @@ use super::block::{Block, Format, Packed, Unpack, with_format};
 use super::dots::Dots;
 use super::norm::{OPS as NORM_OPS, layer_norm_row, rms_norm_row};
 use super::rope::Rotation;
-use super::simd::{self, Function, Instructions, Lanes, Vector, WideWork, Work};
+use super::simd::{self, Function, Instructions, Lanes, Numbers, Vector, WideWork, Work};
 use super::threads::{self, Tile};
 use crate::dtype::{BLOCK, WeightType};
 use crate::kernels::{
@@ -83,25 +83,43 @@ impl<'y, 's, R: Iterator<Item = (&'y mut [f32], &'s [f32])>> Finish<'_, R> {
     fn with<I: Instructions, F: Function>(self, activation: F) {
         let Finish { rows, bias, flags } = self;
         for (y, sums) in rows {
-            match bias {
-                Some(bias) => {
-                    for ((y, &sum), &bias) in y.iter_mut().zip(sums).zip(bias) {
-                        put(y, activation.at::<I>(sum + bias), flags);
-                    }
-                }
-                None => {
-                    for (y, &sum) in y.iter_mut().zip(sums) {
-                        put(y, activation.at::<I>(sum), flags);
-                    }
-                }
+            let whole = y.len() / I::Numbers::LEN * I::Numbers::LEN;
+            let ((y, last_y), (sums, last_sums)) = (y.split_at_mut(whole), sums.split_at(whole));
+            let bias = bias.map(|bias| bias.split_at(whole));
+            finish::<I, I::Numbers>(&activation, y, sums, bias.map(|(bias, _)| bias), flags);
+            finish::<I, f32>(&activation, last_y, last_sums, bias.map(|(_, last)| last), flags);
+        }
+    }
+}
+
+/// `y = (y +) activation(sums (+ bias))` of as many as there are whole `X` in `y`.
+#[inline(always)]
+fn finish<I: Instructions, X: Numbers>(
+    activation: &impl Function,
+    y: &mut [f32],
+    sums: &[f32],
+    bias: Option<&[f32]>,
+    flags: u32,
+) {
+    let outputs = y.chunks_exact_mut(X::LEN).zip(sums.chunks_exact(X::LEN));
+    match bias {
+        Some(bias) => {
+            for ((y, sum), bias) in outputs.zip(bias.chunks_exact(X::LEN)) {
+                put(y, activation.at::<I, X>(X::load(sum) + X::load(bias)), flags);
+            }
+        }
+        None => {
+            for (y, sum) in outputs {
+                put(y, activation.at::<I, X>(X::load(sum)), flags);
             }
         }
     }
 }
 
 #[inline(always)]
-fn put(y: &mut f32, value: f32, flags: u32) {
-    *y = if flags & ACCUMULATE != 0 { value + *y } else { value };
+fn put<X: Numbers>(y: &mut [f32], value: X, flags: u32) {
+    let value = if flags & ACCUMULATE != 0 { value + X::load(y) } else { value };
+    value.store(y);
 }
 
 /// In place of an activation.
@@ -109,7 +127,7 @@ struct Same;
 
 impl Function for Same {
     #[inline(always)]
-    fn at<I: Instructions>(&self, x: f32) -> f32 {
+    fn at<I: Instructions, X: Numbers>(&self, x: X) -> X {
         x
     }
 }

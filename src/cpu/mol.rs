@@ -3,8 +3,9 @@
 //! Sixteen items are taken side by side, a panel: all three products are then of a small matrix, packed four rows at a time,
 //! with a panel, and their sums stay in registers. Each item's sums have one order, whichever items are next to it.
 
+use super::activation::Silu;
 use super::block::{Block, Format, Packed, Unpack, with_format};
-use super::simd::{self, Lanes, WideWork, exp};
+use super::simd::{self, Exp, Function, Instructions, Lanes, Numbers, WideWork};
 use super::{Call, threads};
 use crate::dtype::BLOCK;
 use crate::kernels::{ACTIVATION_SHIFT, ALIGNED, BOUND, GATHERED, MolParams};
@@ -279,8 +280,8 @@ impl Scores<'_, '_> {
             product::<LEN, L, V, FOURS>(&gate.w1, &panel.logits, &gate.b1, &mut panel.hidden);
         }
         match params.flags >> ACTIVATION_SHIFT & 3 {
-            0 => each(&mut panel.hidden, |z| z / (1.0 + exp::<L>(-z))),
-            1 => each(&mut panel.hidden, |z| if z < 0.0 { 0.0 } else { z }),
+            0 => simd::each::<L>(panel.hidden.as_flattened_mut(), &Silu),
+            1 => simd::each::<L>(panel.hidden.as_flattened_mut(), &Relu),
             _ => {}
         }
         panel.gate.resize(gate.width, Row::default());
@@ -304,14 +305,16 @@ impl Scores<'_, '_> {
                 factor = squares.map(|sum| 1.0 / (sum / n + 1e-5).sqrt());
             }
             for z in &mut panel.gate {
-                let inner = zip(zip(*z, mean, |z, mean| mean - z), factor, |z, factor| z * factor);
-                *z = zip(*z, inner, |z, inner| z / (1.0 + exp::<L>(inner)));
+                let mut inner = zip(zip(*z, mean, |z, mean| mean - z), factor, |z, factor| z * factor);
+                simd::each::<L>(&mut inner, &Exp);
+                *z = zip(*z, inner, |z, exp| z / (1.0 + exp));
             }
         }
         let top = gate.slots.iter().fold([f32::MIN; LANES], |top, &slot| zip(top, panel.gate[slot], f32::max));
         let (mut sum, mut weights) = (Row::default(), Row::default());
         for &slot in &gate.slots {
-            let e = zip(panel.gate[slot], top, |z, top| exp::<L>(z - top));
+            let mut e = zip(panel.gate[slot], top, |z, top| z - top);
+            simd::each::<L>(&mut e, &Exp);
             sum = zip(sum, zip(e, panel.logits[slot], |e, l| e * l), |a, b| a + b);
             weights = zip(weights, e, |a, b| a + b);
         }
@@ -329,10 +332,13 @@ fn zip(a: Row, b: Row, f: impl Fn(f32, f32) -> f32) -> Row {
     y
 }
 
-#[inline(always)]
-fn each(rows: &mut [Row], f: impl Fn(f32) -> f32) {
-    for x in rows.as_flattened_mut() {
-        *x = f(*x);
+/// Zero below zero.
+struct Relu;
+
+impl Function for Relu {
+    #[inline(always)]
+    fn at<I: Instructions, X: Numbers>(&self, x: X) -> X {
+        x.at_least(0.0)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Call;
 use super::argmax::order_key;
-use super::simd::{self, Function, Instructions, Map, exp};
+use super::simd::{self, Function, Instructions, Map, Numbers, exp};
 use super::softmax::ExpBelow;
 use crate::kernels::{AdvanceParams, NON_FINITE, SampleParams, Sampling};
 
@@ -52,8 +52,8 @@ struct Tempered {
 
 impl Function for Tempered {
     #[inline(always)]
-    fn at<I: Instructions>(&self, x: f32) -> f32 {
-        exp::<I>((x - self.highest) / self.temperature)
+    fn at<I: Instructions, X: Numbers>(&self, x: X) -> X {
+        exp::<I, X>((x - X::splat(self.highest)) / X::splat(self.temperature))
     }
 }
 

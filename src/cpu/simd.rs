@@ -1,6 +1,8 @@
 //! Inner loops for the processor at hand. They are written once over [`Vector`] and compiled twice on x86-64: for any
 //! such processor, and for those with AVX2, FMA and F16C. On the web they use vectors of 128 bits.
 
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
 /// A loop to be compiled for several instruction sets. Everything in it must be inlined to benefit.
 pub(super) trait Work {
     type Output;
@@ -26,6 +28,81 @@ pub(super) fn run<W: Work>(work: W) -> W::Output {
 pub(super) trait Instructions: Copy {
     /// Whether a fused multiply-add is one of them.
     const FUSED: bool;
+    /// What a [`Function`] takes at a time: one number where the compiler makes vectors of a loop by itself.
+    type Numbers: Numbers;
+}
+
+/// One number, or several side by side.
+pub(super) trait Numbers:
+    Copy + Neg<Output = Self> + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
+{
+    const LEN: usize;
+
+    fn splat(x: f32) -> Self;
+    /// The first `LEN` elements.
+    fn load(x: &[f32]) -> Self;
+    /// Writes the first `LEN` elements.
+    fn store(self, y: &mut [f32]);
+    /// `self * b + c`, fused only where that is no library call.
+    fn fma<I: Instructions>(self, b: Self, c: Self) -> Self;
+    fn abs(self) -> Self;
+    /// At least `limit`; NaN stays NaN.
+    fn at_least(self, limit: f32) -> Self;
+    /// At most `limit`; NaN stays NaN.
+    fn at_most(self, limit: f32) -> Self;
+    /// `then` where this is below `limit`, else `other`.
+    fn if_below(self, limit: f32, then: Self, other: Self) -> Self;
+    /// `2^n` for the whole number `n` that stands in the lowest bits.
+    fn two_to_lowest(self) -> Self;
+}
+
+impl Numbers for f32 {
+    const LEN: usize = 1;
+
+    #[inline(always)]
+    fn splat(x: f32) -> f32 {
+        x
+    }
+
+    #[inline(always)]
+    fn load(x: &[f32]) -> f32 {
+        x[0]
+    }
+
+    #[inline(always)]
+    fn store(self, y: &mut [f32]) {
+        y[0] = self;
+    }
+
+    #[inline(always)]
+    fn fma<I: Instructions>(self, b: f32, c: f32) -> f32 {
+        if I::FUSED { self.mul_add(b, c) } else { self * b + c }
+    }
+
+    #[inline(always)]
+    fn abs(self) -> f32 {
+        self.abs()
+    }
+
+    #[inline(always)]
+    fn at_least(self, limit: f32) -> f32 {
+        if self < limit { limit } else { self }
+    }
+
+    #[inline(always)]
+    fn at_most(self, limit: f32) -> f32 {
+        if self > limit { limit } else { self }
+    }
+
+    #[inline(always)]
+    fn if_below(self, limit: f32, then: f32, other: f32) -> f32 {
+        if self < limit { then } else { other }
+    }
+
+    #[inline(always)]
+    fn two_to_lowest(self) -> f32 {
+        f32::from_bits((self.to_bits() << 23).wrapping_add(1.0f32.to_bits()))
+    }
 }
 
 /// Floats side by side that are multiplied and added up, as many as the processor's widest vectors have.
@@ -145,6 +222,7 @@ pub(super) trait Vector: Instructions {
 
 impl Instructions for [f32; 8] {
     const FUSED: bool = cfg!(target_arch = "aarch64");
+    type Numbers = f32;
 }
 
 /// For any processor; the compiler uses what vectors the target has.
@@ -173,7 +251,7 @@ impl Vector for [f32; 8] {
 
     #[inline(always)]
     fn fma(self, b: Self, c: Self) -> Self {
-        std::array::from_fn(|i| fma::<Self>(self[i], b[i], c[i]))
+        std::array::from_fn(|i| self[i].fma::<Self>(b[i], c[i]))
     }
 
     #[inline(always)]
@@ -232,6 +310,7 @@ mod avx512 {
 
     impl Instructions for Sixteen {
         const FUSED: bool = true;
+        type Numbers = f32;
     }
 
     // SAFETY, for all blocks below: the processor has the features, as said above, and what is loaded or stored is as long as
@@ -317,6 +396,7 @@ mod avx2 {
 
     impl Instructions for Eight {
         const FUSED: bool = true;
+        type Numbers = f32;
     }
 
     // SAFETY, for all blocks below: the processor has the features, as said above, and what is loaded or stored is as
@@ -437,14 +517,102 @@ mod avx2 {
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd128 {
     use std::arch::wasm32::*;
+    use std::ops::{Add, Div, Mul, Neg, Sub};
 
-    use super::{Instructions, Vector, widen_f16};
+    use super::{Instructions, Numbers, Vector, widen_f16};
 
     #[derive(Clone, Copy)]
     pub struct Eight(v128, v128);
 
     impl Instructions for Eight {
         const FUSED: bool = false;
+        type Numbers = Four;
+    }
+
+    /// For functions of single numbers: the module is linked for size, and then the compiler makes no vectors of loops.
+    #[derive(Clone, Copy)]
+    pub struct Four(v128);
+
+    macro_rules! operators {
+        ($($operator:ident $method:ident $instruction:ident;)*) => {
+            $(impl $operator for Four {
+                type Output = Four;
+
+                #[inline(always)]
+                fn $method(self, other: Four) -> Four {
+                    Four($instruction(self.0, other.0))
+                }
+            })*
+        };
+    }
+    operators! {
+        Add add f32x4_add;
+        Sub sub f32x4_sub;
+        Mul mul f32x4_mul;
+        Div div f32x4_div;
+    }
+
+    impl Neg for Four {
+        type Output = Four;
+
+        #[inline(always)]
+        fn neg(self) -> Four {
+            Four(f32x4_neg(self.0))
+        }
+    }
+
+    // `pmin` and `pmax` give their first operand unless the second is less or more.
+    impl Numbers for Four {
+        const LEN: usize = 4;
+
+        #[inline(always)]
+        fn splat(x: f32) -> Four {
+            Four(f32x4_splat(x))
+        }
+
+        #[inline(always)]
+        fn load(x: &[f32]) -> Four {
+            let x: *const v128 = x[..4].as_ptr().cast();
+            // SAFETY: four floats are behind the pointer, which need not be aligned.
+            Four(unsafe { v128_load(x) })
+        }
+
+        #[inline(always)]
+        fn store(self, y: &mut [f32]) {
+            let y: *mut v128 = y[..4].as_mut_ptr().cast();
+            // SAFETY: there is room for four floats behind the pointer, which need not be aligned.
+            unsafe { v128_store(y, self.0) };
+        }
+
+        #[inline(always)]
+        fn fma<I: Instructions>(self, b: Four, c: Four) -> Four {
+            self * b + c
+        }
+
+        #[inline(always)]
+        fn abs(self) -> Four {
+            Four(f32x4_abs(self.0))
+        }
+
+        #[inline(always)]
+        fn at_least(self, limit: f32) -> Four {
+            Four(f32x4_pmax(self.0, f32x4_splat(limit)))
+        }
+
+        #[inline(always)]
+        fn at_most(self, limit: f32) -> Four {
+            Four(f32x4_pmin(self.0, f32x4_splat(limit)))
+        }
+
+        #[inline(always)]
+        fn if_below(self, limit: f32, then: Four, other: Four) -> Four {
+            Four(v128_bitselect(then.0, other.0, f32x4_lt(self.0, f32x4_splat(limit))))
+        }
+
+        #[inline(always)]
+        fn two_to_lowest(self) -> Four {
+            Four(i32x4_add(i32x4_shl(self.0, 23), f32x4_splat(1.0)))
+        }
     }
 
     // SAFETY, for all blocks below: what is loaded or stored is as long as the array behind the pointer; neither asks
@@ -553,43 +721,42 @@ pub(super) fn widen_f16(bits: u16) -> f32 {
     f32::from_bits(value | u32::from(bits & 0x8000) << 16)
 }
 
-/// `a * b + c`, fused only where that is no library call.
-#[inline(always)]
-pub(super) fn fma<I: Instructions>(a: f32, b: f32, c: f32) -> f32 {
-    if I::FUSED { a.mul_add(b, c) } else { a * b + c }
-}
-
 /// `e^x` to about one unit in the last place, without branches so that loops over it vectorise. Zero below -87, where
 /// the result would soon be subnormal; arguments above 88 count as 88, so that it is always finite. NaN stays NaN.
 ///
 /// `x = n ln 2 + r` with an integer `n`, and a polynomial for `e^r` with the coefficients of Cephes' `expf`.
 #[inline(always)]
-pub(super) fn exp<I: Instructions>(x: f32) -> f32 {
+pub(super) fn exp<I: Instructions, X: Numbers>(x: X) -> X {
     // Adding it rounds to an integer, which then stands in the lowest bits.
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
     // ln 2 in two parts; products of the first with an integer are exact.
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    let is_low = x < -87.0;
-    let x = if is_low { -87.0 } else { x };
-    let x = if x > 88.0 { 88.0 } else { x };
-    let rounded = fma::<I>(x, std::f32::consts::LOG2_E, ROUND);
-    let n = rounded - ROUND;
-    let r = fma::<I>(n, -LN_2_LOW, fma::<I>(n, -LN_2_HIGH, x));
-    let mut p = 1.987_569_1e-4;
-    p = fma::<I>(p, r, 1.398_2e-3);
-    p = fma::<I>(p, r, 8.333_452e-3);
-    p = fma::<I>(p, r, 4.166_579_6e-2);
-    p = fma::<I>(p, r, 1.666_666_5e-1);
-    p = fma::<I>(p, r, 0.5);
-    let power = fma::<I>(p, r * r, r) + 1.0;
-    let two_to_n = f32::from_bits((rounded.to_bits() << 23).wrapping_add(1.0f32.to_bits()));
-    if is_low { 0.0 } else { power * two_to_n }
+    const LOWEST: f32 = -87.0;
+    let within = x.at_least(LOWEST).at_most(88.0);
+    let rounded = within.fma::<I>(X::splat(std::f32::consts::LOG2_E), X::splat(ROUND));
+    let n = rounded - X::splat(ROUND);
+    let r = n.fma::<I>(X::splat(-LN_2_LOW), n.fma::<I>(X::splat(-LN_2_HIGH), within));
+    let p = polynomial::<I, X, 6>(r, [0.5, 1.666_666_5e-1, 4.166_579_6e-2, 8.333_452e-3, 1.398_2e-3, 1.987_569_1e-4]);
+    let power = p.fma::<I>(r * r, r) + X::splat(1.0);
+    x.if_below(LOWEST, X::splat(0.0), power * rounded.two_to_lowest())
+}
+
+/// The polynomial with these coefficients, that of `x^0` first.
+#[inline(always)]
+pub(super) fn polynomial<I: Instructions, X: Numbers, const N: usize>(x: X, coefficients: [f32; N]) -> X {
+    let mut sum = X::splat(coefficients[N - 1]);
+    let mut i = N - 1;
+    while i > 0 {
+        i -= 1;
+        sum = sum.fma::<I>(x, X::splat(coefficients[i]));
+    }
+    sum
 }
 
 /// A function of one number.
 pub(super) trait Function {
-    fn at<I: Instructions>(&self, x: f32) -> f32;
+    fn at<I: Instructions, X: Numbers>(&self, x: X) -> X;
 }
 
 /// Fills `y` with the function of each element of `x`.
@@ -602,23 +769,43 @@ pub(super) struct Map<'a, F> {
 impl<F: Function> WideWork for Map<'_, F> {
     #[inline(always)]
     fn run_wide<const LEN: usize, L: Lanes<LEN>>(self) {
-        for (y, &x) in self.y.iter_mut().zip(self.x) {
-            *y = self.function.at::<L>(x);
+        let Map { function, x, y } = self;
+        let n = L::Numbers::LEN;
+        for (y, x) in y.chunks_exact_mut(n).zip(x.chunks_exact(n)) {
+            function.at::<L, L::Numbers>(L::Numbers::load(x)).store(y);
         }
+        let whole = y.len() / n * n;
+        for (y, &x) in y[whole..].iter_mut().zip(&x[whole..]) {
+            *y = function.at::<L, f32>(x);
+        }
+    }
+}
+
+/// Replaces each element by the function of it.
+#[inline(always)]
+pub(super) fn each<I: Instructions>(x: &mut [f32], function: &impl Function) {
+    let mut several = x.chunks_exact_mut(I::Numbers::LEN);
+    for x in &mut several {
+        function.at::<I, I::Numbers>(I::Numbers::load(x)).store(x);
+    }
+    for x in several.into_remainder() {
+        *x = function.at::<I, f32>(*x);
+    }
+}
+
+/// The exponential.
+pub(super) struct Exp;
+
+impl Function for Exp {
+    #[inline(always)]
+    fn at<I: Instructions, X: Numbers>(&self, x: X) -> X {
+        exp::<I, X>(x)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    struct Exp;
-    impl Function for Exp {
-        #[inline(always)]
-        fn at<I: Instructions>(&self, x: f32) -> f32 {
-            exp::<I>(x)
-        }
-    }
 
     #[test]
     fn every_half_is_widened_as_by_half() {
@@ -708,11 +895,14 @@ mod tests {
         run_wide(Map { function: Exp, x: &x, y: &mut fused });
         for (&x, fused) in x.iter().zip(fused) {
             let want = f64::from(x).exp();
-            for found in [fused, exp::<[f32; 8]>(x)] {
+            for found in [fused, exp::<[f32; 8], f32>(x)] {
                 assert!((f64::from(found) / want - 1.0).abs() < 2.5e-7, "exp({x}) is {want}, found {found}");
             }
         }
-        assert_eq!([exp::<[f32; 8]>(0.0), exp::<[f32; 8]>(-1e4), exp::<[f32; 8]>(f32::NEG_INFINITY)], [1.0, 0.0, 0.0]);
-        assert!(exp::<[f32; 8]>(1e30).is_finite() && exp::<[f32; 8]>(f32::NAN).is_nan());
+        assert_eq!(
+            [exp::<[f32; 8], f32>(0.0), exp::<[f32; 8], f32>(-1e4), exp::<[f32; 8], f32>(f32::NEG_INFINITY)],
+            [1.0, 0.0, 0.0]
+        );
+        assert!(exp::<[f32; 8], f32>(1e30).is_finite() && exp::<[f32; 8], f32>(f32::NAN).is_nan());
     }
 }

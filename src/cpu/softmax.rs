@@ -1,6 +1,6 @@
 //! `softmax` of each row.
 
-use super::simd::{self, Function, Instructions, Map, exp};
+use super::simd::{self, Function, Instructions, Map, Numbers, exp};
 use super::{Call, threads};
 use crate::kernels::SoftmaxParams;
 
@@ -11,8 +11,8 @@ pub(super) struct ExpBelow {
 
 impl Function for ExpBelow {
     #[inline(always)]
-    fn at<I: Instructions>(&self, x: f32) -> f32 {
-        exp::<I>(x - self.highest)
+    fn at<I: Instructions, X: Numbers>(&self, x: X) -> X {
+        exp::<I, X>(x - X::splat(self.highest))
     }
 }
 

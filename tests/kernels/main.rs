@@ -53,7 +53,7 @@ use inputs::Source;
 use web_time::Instant;
 
 /// Cases that must have been executed on the GPU's tiers together: with `TILEWRIGHT_FULL`, without, and without first ones.
-const FEWEST: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 300, 300] } else { [12_000, 3000, 2000] };
+const FEWEST: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 200, 200] } else { [12_000, 3000, 2000] };
 /// The same on the CPU.
 const FEWEST_ON_CPU: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 200, 200] } else { [6000, 1000, 700] };
 /// One case in so many is looked at in a browser.
