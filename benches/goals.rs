@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 use tilewright::kernels::{
-    Activation, AttentionConfig, Gelu, LayerNorm, Linear, Norm, StepState, attention, embed, gelu, layer_norm,
-    linear_norm, matmul, matmul_plain, matvec, rms_norm, scale, softmax,
+    Activation, AttentionConfig, Embedding, Gelu, LayerNorm, Linear, Norm, StepState, attention, embed, gelu,
+    layer_norm, linear_norm, matmul, matmul_plain, matvec, rms_norm, scale, softmax,
 };
 use tilewright::load::{ModelFile, ModelShape};
 use tilewright::tokenizer::EncodeOptions;
@@ -105,7 +105,7 @@ fn dequantised(device: &Device) -> Result<Value, Error> {
     let (y, y_column) = (output(&[1, DIM])?, output(&[DIM, 1])?);
     let expanded = record(device, |rec| {
         let floats = rec.temporary("floats", &[DIM, DIM])?;
-        embed(rec, &state, &ids, &w, &floats)?;
+        embed(rec, &state, &ids, &Embedding::new(&w), &floats)?;
         matmul_plain(rec, &floats, &column, &y_column)
     })?;
     let packed = record(device, |rec| matvec(rec, &Linear::new(&w), &x, &y))?;

@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use criterion::{Criterion, Throughput};
 use tilewright::bench::yardsticks::{PROBE_READS, ReadOrder, matmul_naive, probe_read};
 use tilewright::kernels::{
-    AttentionConfig, LayerNorm, Linear, Norm, Qkv, RopeConfig, RopeScaling, RopeStyle, StepState, TopStrip, attention,
-    by_head, gate_up, head_norm, layer_norm, matmul, matvec, merge_top, rms_norm, rope, rope_kv, rope_table,
-    select_top, softmax, split_sum, swiglu, top_splits,
+    AttentionConfig, Gate, Heads, LayerNorm, Linear, Norm, QkNorm, Qkv, RopeConfig, RopeScaling, RopeStyle, StepState,
+    TopStrip, attention, by_head, gate_up, layer_norm, matmul, matvec, merge_top, rms_norm, rope, rope_kv, rope_packed,
+    rope_table, select_top, softmax, split_sum, swiglu, top_splits,
 };
 use tilewright::{DType, Error, Matrix, Recorder, Role, Tensor, WeightType, Workspace, file_row_bytes};
 
@@ -200,10 +200,12 @@ fn rows(bench: &mut Bench, n_rows: u32, dim: u32) {
     });
     if dim.is_multiple_of(128) && dim >= 512 {
         let n_kv_heads = dim / 512;
-        let heads = [dim / 128 - 2 * n_kv_heads, n_kv_heads, 128];
-        bench.measure("head_norm", &size, Work::Bytes(4 * (2 * len / 4 * 3 + 256)), |rec| {
-            let (weight, qkv) = (rec.device().upload("weight", &[2, 128], &common::uniform(256))?, x(rec)?);
-            head_norm(rec, heads, &weight, 1e-5, &qkv)?;
+        let n_heads = dim / 128 - 2 * n_kv_heads;
+        let heads = Heads { n_heads, n_kv_heads, head_dim: 128, rope: None, norm: None };
+        bench.measure("rope_packed, norm alone", &size, Work::Bytes(4 * (2 * len / 4 * 3 + 256)), |rec| {
+            let (weight, qkv) = (rec.device().upload("weight", &[256], &common::uniform(256))?, x(rec)?);
+            let tokens = rec.device().upload("tokens", &[n_rows, 3], &vec![0u32; 3 * n_rows as usize])?;
+            rope_packed(rec, &Heads { norm: Some((QkNorm::Heads, &weight, 1e-5)), ..heads }, &tokens, &qkv)?;
             Ok(qkv)
         });
     }
@@ -356,8 +358,9 @@ const FUSIONS: [(&str, Record, Record); 5] = [
         |layer, rec| {
             let (y, q) = (rec.temporary("y", &[1, 1536])?, rec.temporary("q", &[1, 1024])?);
             matvec(rec, &Linear::new(&layer.qkv), &layer.x, &y)?;
-            let [k, v] = &layer.cache;
-            rope_kv(rec, &layer.state, &layer.rope, &layer.table, &y, &q, k, v)?;
+            let ([k, v], rope) = (&layer.cache, Some((&layer.rope, &layer.table)));
+            let heads = Heads { n_heads: 16, n_kv_heads: 4, head_dim: 64, rope, norm: None };
+            rope_kv(rec, &layer.state, &heads, &y, &q, [k, v])?;
             Ok(q)
         },
         |layer, rec| layer.record_qkv(rec, None, &layer.x),
@@ -422,14 +425,14 @@ impl Layer {
     fn record_qkv(&self, rec: &mut Recorder, norm: Option<Norm<'_>>, x: &Tensor) -> Result<Tensor, Error> {
         let q = rec.temporary("q", &[1, 1024])?;
         let [k, v] = &self.cache;
-        let qkv = Qkv { w: &self.qkv, bias: None, norm, first_head: 0, rope: &self.rope, table: &self.table };
+        let qkv = Qkv { w: &self.qkv, bias: None, norm, first_head: 0, rope: Some((&self.rope, &self.table)) };
         qkv.record(rec, &self.state, x, &q, k, v)?;
         Ok(q)
     }
 
     fn record_gate_up(&self, rec: &mut Recorder, norm: Option<Norm<'_>>, x: &Tensor) -> Result<Tensor, Error> {
         let y = rec.temporary("y", &[1, 2816])?;
-        gate_up(rec, &self.gate_up, norm, x, &y)?;
+        gate_up(rec, &self.gate_up, norm, Gate::Silu, x, &y)?;
         Ok(y)
     }
 }

@@ -1,6 +1,6 @@
 // Embedding gather, one token at a time:
 //
-//     y[t, c] = w[tokens[pos + t], c]
+//     y[t, c] = factor * w[tokens[pos + t], c] (+ positions[pos + t, c])
 //
 // Rows that pad the pass, t >= n_tokens, and rows whose id is outside the vocabulary are zeros. They must be numbers:
 // their keys and values enter the cache, and attention multiplies those with the weight 0, which a NaN survives.
@@ -11,12 +11,13 @@
 #import state
 #import fold
 
-struct Params { dim: u32, blocks: u32, w_scales: u32, slab_start: u32, slab_rows: u32, n_tokens: u32, _pad0: u32, _pad1: u32 }
+struct Params { dim: u32, blocks: u32, w_scales: u32, slab_start: u32, slab_rows: u32, n_tokens: u32, factor: f32, n_positions: u32 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;     // step state
 @group(0) @binding(2) var<storage, read> tokens: array<u32>;    // [S]
 @group(0) @binding(3) var<storage, read> w: array<vec4<u32>>;   // [slab_rows, C], packed
-@group(0) @binding(4) var<storage, read_write> y: array<f32>;   // [T, C]
+@group(0) @binding(4) var<storage, read> positions: array<f32>; // [n_positions, C]; any buffer where there are none
+@group(0) @binding(5) var<storage, read_write> y: array<f32>;   // [T, C]
 
 const WG: u32 = 64u;
 
@@ -42,12 +43,15 @@ fn embed(
     for (var quad = local; quad < params.blocks * 8u; quad += WG) {
         var value = vec4<f32>();
         if (is_held) {
-            value = block_quad(row * params.blocks + quad / 8u, quad % 8u);
+            value = params.factor * block_quad(row * params.blocks + quad / 8u, quad % 8u);
         }
-        let at = token * params.dim + quad * 4u;
         for (var i = 0u; i < 4u; i++) {
-            if (quad * 4u + i < params.dim) {
-                y[at + i] = value[i];
+            let c = quad * 4u + i;
+            if (c < params.dim) {
+                if (is_held && params.n_positions > 0u) {
+                    value[i] += positions[min(pos, params.n_positions - 1u) * params.dim + c];
+                }
+                y[token * params.dim + c] = value[i];
             }
         }
     }

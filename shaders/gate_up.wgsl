@@ -1,13 +1,14 @@
 // The gated feed-forward's first half for one token or a few, in one go:
 //
-//     y[t, f] = silu(w[f] . x[t]) * (w[F + f] . x[t])
+//     y[t, f] = act(w[f] . x[t]) * (w[F + f] . x[t])
 //
-// which is `matvec` followed by `swiglu`, with NORM also preceded by `rms_norm`; see `shared/four_rows.wgsl`. LANES
+// which is `matvec` followed by `swiglu` or `geglu`, with NORM also preceded by `rms_norm`; see `shared/four_rows.wgsl`. LANES
 // invocations work two outputs, that is four rows of w. Dispatch (groups of outputs folded over x and y, T in z).
 #weights
 #import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
 #import four_rows
 #import silu
+#import gelu
 #import fold
 
 struct Params { n_tokens: u32, ffn_dim: u32, dim: u32, blocks: u32, w_scales: u32, eps: f32, flags: u32, first_group: u32 } // T, F, K
@@ -18,6 +19,17 @@ struct Params { n_tokens: u32, ffn_dim: u32, dim: u32, blocks: u32, w_scales: u3
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;       // [T, F]
 
 const WG: u32 = 64u;
+
+// What `act` is; SiLU where it is none of these.
+override GELU: bool = false;
+override GELU_TANH: bool = false;
+
+fn gated(gate: f32, up: f32) -> f32 {
+    if (GELU) {
+        return gelu_at(gate, GELU_TANH) * up;
+    }
+    return silu_at(gate) * up;
+}
 
 @compute @workgroup_size(WG)
 fn gate_up(
@@ -31,10 +43,10 @@ fn gate_up(
     if (local % LANES == 0u) {
         let at = group.z * params.ffn_dim + f;
         if (f < params.ffn_dim) {
-            y[at] = silu_at(sum.x) * sum.z;
+            y[at] = gated(sum.x, sum.z);
         }
         if (f + 1u < params.ffn_dim) {
-            y[at + 1u] = silu_at(sum.y) * sum.w;
+            y[at + 1u] = gated(sum.y, sum.w);
         }
     }
 }

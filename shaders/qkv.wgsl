@@ -52,7 +52,7 @@ fn put(token: u32, index: u32, sum: vec2<f32>) {
         let at = head * params.head_dim + pair(index % pairs);
         value += vec2<f32>(bias(at.x), bias(at.y));
     }
-    put_pair(token, head, index % pairs, value);
+    put_pair(token, head, index % pairs, value, vec2<f32>(1.0));
 }
 
 @compute @workgroup_size(WG)

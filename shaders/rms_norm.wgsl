@@ -1,18 +1,19 @@
 // Root-mean-square normalisation, one token at a time:
 //
-//     y[t, c] = weight[c] * x[t, c] / sqrt(mean over c of x[t, c]^2 + eps)
+//     y[t, c] = (y[t, c] +) weight[c] * x[t, c] / sqrt(mean over c of x[t, c]^2 + eps)
 //
 // Dispatch (T folded over x and y), one workgroup per token. Zhang & Sennrich 2019, arXiv:1910.07467.
 #import reduce t0=reduce t2=reduce_subgroup
 #import fold
 
-struct Params { n_tokens: u32, dim: u32, eps: f32, _pad: u32 } // T, C
+struct Params { n_tokens: u32, dim: u32, eps: f32, flags: u32 } // T, C
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> x: array<f32>;       // [T, C]
 @group(0) @binding(2) var<storage, read> weight: array<f32>;  // [C]
 @group(0) @binding(3) var<storage, read_write> y: array<f32>; // [T, C]
 
 const WG: u32 = 256u;
+const ACCUMULATE: u32 = 2u; // add to what y holds
 
 @compute @workgroup_size(WG)
 fn rms_norm(
@@ -32,6 +33,10 @@ fn rms_norm(
     }
     let scale = 1.0 / sqrt(workgroup_sum(local, sum_sq) / f32(params.dim) + params.eps);
     for (var c = local; c < params.dim; c += WG) {
-        y[row + c] = x[row + c] * scale * weight[c];
+        var value = x[row + c] * scale * weight[c];
+        if ((params.flags & ACCUMULATE) != 0u) {
+            value += y[row + c];
+        }
+        y[row + c] = value;
     }
 }

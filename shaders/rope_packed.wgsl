@@ -1,15 +1,22 @@
-// Rotary position embedding of packed sequences, in place: the first `n_heads` heads of each row of `qkv`, queries and keys,
-// are rotated by their tokens' positions; the values behind them stay. See `shared/rotate.wgsl`.
+// Queries and keys of packed sequences, normalised and rotated by their tokens' positions, in place; values stay:
 //
-// Dispatch (rotated pairs folded over x and y), one invocation per pair.
-#import rotate
+//     qkv[t] = q heads | k heads | v heads;   x[t, h] = turn(x[t, h]) for heads of q and k
+//
+// Dispatch (their heads folded over x and y), LANES invocations per head; see `shared/heads.wgsl` and
+// `shared/rotate.wgsl`.
+#import head_lanes t0=head_lanes scalar=head_lanes_alone
+#import heads
 #import fold
 
-struct Params { n_tokens: u32, n_heads: u32, head_dim: u32, rot_dims: u32, style: u32, stride: u32, _pad0: u32, _pad1: u32 } // T, H, D
+struct Params {
+    n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
+    rot_dims: u32, style: u32, eps: f32, norm: u32, // the last for the CPU, which knows no overrides
+}
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> tokens: array<u32>;      // [T, 3]: id, position, type
 @group(0) @binding(2) var<storage, read> table: array<vec2<f32>>; // [S, rot_dims / 2] of (cos, sin)
-@group(0) @binding(3) var<storage, read_write> qkv: array<f32>;   // [T, stride]
+@group(0) @binding(3) var<storage, read> weight: array<f32>;      // norms of queries and keys; any buffer without NORM
+@group(0) @binding(4) var<storage, read_write> qkv: array<f32>;   // [T, (H + 2 Hkv) D]
 
 const WG: u32 = 64u;
 
@@ -19,16 +26,24 @@ fn rope_packed(
     @builtin(num_workgroups) grid: vec3<u32>,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let id = group_index(group, grid) * WG + local;
-    let pairs = params.rot_dims / 2u;
-    let head = id / pairs; // over tokens and heads
-    if (head >= params.n_tokens * params.n_heads) {
+    let id = group_index(group, grid) * (WG / LANES) + local / LANES; // over tokens and heads of queries and keys
+    let turned_heads = params.n_heads + params.n_kv_heads;
+    let t = id / turned_heads;
+    let head = id % turned_heads;
+    let is_there = t < params.n_tokens;
+    let row = t * (turned_heads + params.n_kv_heads) * params.head_dim;
+    var scale = 1.0;
+    if (NORM != 0u) {
+        scale = head_scale(local, row, head, is_there);
+    }
+    if (!is_there) {
         return;
     }
-    let i = id % pairs;
-    let token = head / params.n_heads;
-    let at = token * params.stride + head % params.n_heads * params.head_dim + pair(i);
-    let turned = rotate(vec2<f32>(qkv[at.x], qkv[at.y]), tokens[3u * token + 1u], i);
-    qkv[at.x] = turned.x;
-    qkv[at.y] = turned.y;
+    for (var i = local % LANES; i < params.head_dim / 2u; i += LANES) {
+        let at = row + head * params.head_dim + pair(i);
+        let factors = head_factors(scale, head, i);
+        let turned = rotate(vec2<f32>(qkv[at.x], qkv[at.y]) * factors[0], tokens[3u * t + 1u], i) * factors[1];
+        qkv[at.x] = turned.x;
+        qkv[at.y] = turned.y;
+    }
 }

@@ -1,7 +1,12 @@
-// Multiplication by a number: y[i] = factor * x[i]. Dispatch (elements folded over x and y).
+// Multiplication by a number, and with a cap above 0 a soft bound:
+//
+//     y[i] = factor * x[i], or cap * tanh(factor * x[i] / cap)
+//
+// Dispatch (elements folded over x and y).
+#import tanh
 #import fold
 
-struct Params { len: u32, factor: f32, _pad0: u32, _pad1: u32 }
+struct Params { len: u32, factor: f32, cap: f32, _pad: u32 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> x: array<f32>;        // [len]
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;  // [len]
@@ -16,6 +21,11 @@ fn scale(
 ) {
     let id = group_index(group, grid) * WG + local;
     if (id < params.len) {
-        y[id] = params.factor * x[id];
+        let value = params.factor * x[id];
+        if (params.cap > 0.0) {
+            y[id] = params.cap * tanh_at(value / params.cap);
+        } else {
+            y[id] = value;
+        }
     }
 }

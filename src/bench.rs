@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::generate::{GenerateOptions, Session};
 use crate::kernels::{Linear, matmul, scale};
 use crate::matrix::Matrix;
-use crate::model::{KvCache, Llama};
+use crate::model::{Attention, Block, KvCache, ModelConfig, Transformer};
 use crate::recording::{Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::operands::{uniform, words};
@@ -48,58 +48,81 @@ impl Spread {
 /// The least that the tokens of a model need. Weights and cache count by their size on the device; the embedding table,
 /// of which a token reads one row, counts only where it is also the head. Activations are left out: in a model that is
 /// larger than the caches of its device they are less than a hundredth of the rest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Roofline {
     /// Bytes of the weights that every pass reads.
     pub weights_bytes: u64,
-    /// Bytes of the keys and values of one position.
-    pub position_bytes: u64,
     /// Operations with the weights of the layers, for each token.
     pub layers_flop: u64,
     /// Operations with the head, for each pass.
     pub head_flop: u64,
-    /// Operations for each key that a query sees, in all heads and layers.
+    /// What keys and values take in each layer.
+    pub layers: Vec<KeyCosts>,
+}
+
+/// What keys and their values take in one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyCosts {
+    /// Bytes of one position.
+    pub position_bytes: u64,
+    /// Operations for each key that a query sees, in all heads.
     pub key_flop: u64,
     /// Keys that a query sees at most, itself included.
     pub window: u64,
 }
 
+impl KeyCosts {
+    pub(super) fn of(attention: &Attention, position_bytes: u64) -> KeyCosts {
+        let window = attention.window.map_or(u64::MAX, u64::from);
+        KeyCosts { position_bytes, key_flop: 4 * u64::from(attention.q_dim()), window }
+    }
+}
+
+/// Weights of a block's products.
+fn products(config: &ModelConfig, block: &Block) -> u64 {
+    let Block { attention, feed_forward, .. } = block;
+    let of_block = [attention.qkv_dim(), attention.q_dim(), feed_forward.up_dim(), feed_forward.dim];
+    u64::from(config.dim) * of_block.map(u64::from).iter().sum::<u64>()
+}
+
 impl Roofline {
     /// The numbers of a model and its cache, which need not be allocated.
-    pub fn new(llama: &Llama, cache: &KvCache) -> Roofline {
-        let (config, weights) = (&llama.config, &llama.weights);
+    pub fn new(transformer: &Transformer, cache: &KvCache) -> Roofline {
+        let (config, weights) = (&transformer.config, &transformer.weights);
         let bytes = |tensor: &Tensor| tensor.size_bytes();
         let is_tied = weights.destinations().all(|(name, _)| name != "output.weight");
         let table_bytes: u64 = if is_tied { 0 } else { weights.token_embd.tensors().map(bytes).sum() };
-        let [dim, ffn_dim, vocab_size, n_layers] =
-            [config.dim, config.ffn_dim, config.vocab_size, config.n_layers].map(u64::from);
-        let (q_dim, qkv_dim) = (u64::from(config.q_dim()), u64::from(config.qkv_dim()));
+        let position_bytes = |l| {
+            let (k, v) = cache.layer(l);
+            (bytes(k) + bytes(v)) / u64::from(cache.capacity())
+        };
+        let layers = config.blocks.iter().enumerate();
         Roofline {
             weights_bytes: weights.tensors().map(bytes).sum::<u64>() - table_bytes,
-            position_bytes: cache.tensors().map(bytes).sum::<u64>() / u64::from(cache.capacity()),
-            layers_flop: 2 * n_layers * (dim * (qkv_dim + q_dim) + 3 * dim * ffn_dim),
-            head_flop: 2 * vocab_size * dim,
-            key_flop: 4 * n_layers * q_dim,
-            window: config.window.map_or(u64::MAX, u64::from),
+            layers_flop: 2 * config.blocks.iter().map(|block| products(config, block)).sum::<u64>(),
+            head_flop: 2 * u64::from(config.vocab_size) * u64::from(config.dim),
+            layers: layers.map(|(l, block)| KeyCosts::of(&block.attention, position_bytes(l))).collect(),
         }
     }
 
     /// Bytes of the pass over one token behind `n_cached` others: the weights once, the keys and values that it sees,
     /// and its own, which are written.
     pub fn decode_bytes(&self, n_cached: u64) -> u64 {
-        self.weights_bytes + self.position_bytes * (n_cached.min(self.window - 1) + 1)
+        self.prefill_bytes(1, n_cached)
     }
 
     /// Bytes of `n_tokens` tokens behind `n_cached` others, if they went through in one pass.
     pub fn prefill_bytes(&self, n_tokens: u64, n_cached: u64) -> u64 {
-        self.weights_bytes + self.position_bytes * (n_tokens + n_cached.min(self.window - 1))
+        let of_layer = |layer: &KeyCosts| layer.position_bytes * (n_tokens + n_cached.min(layer.window - 1));
+        self.weights_bytes + self.layers.iter().map(of_layer).sum::<u64>()
     }
 
     /// Operations of `n_tokens` tokens behind `n_cached` others, with logits of the last: a multiplication and an
     /// addition for each weight, and for each element of a key that is seen and of its value.
     pub fn flop(&self, n_tokens: u64, n_cached: u64) -> u64 {
-        let seen: u64 = (n_cached..n_cached + n_tokens).map(|pos| (pos + 1).min(self.window)).sum();
-        n_tokens * self.layers_flop + self.head_flop + self.key_flop * seen
+        let seen = |window: u64| (n_cached..n_cached + n_tokens).map(|pos| (pos + 1).min(window)).sum::<u64>();
+        let keys: u64 = self.layers.iter().map(|layer| layer.key_flop * seen(layer.window)).sum();
+        n_tokens * self.layers_flop + self.head_flop + keys
     }
 }
 
@@ -349,7 +372,7 @@ pub async fn measure(
     let counters = device.counters() - before;
     let per_token = |count: u64| count as f64 / n_counted as f64;
 
-    let roofline = Roofline::new(session.model().llama(), session.cache());
+    let roofline = Roofline::new(session.model().transformer(), session.cache());
     let (n, depth) = (n_tokens as u64, depth as u64);
     let (bytes, flop): (u64, u64) = match phase {
         Phase::Prefill => (roofline.prefill_bytes(n, depth), roofline.flop(n, depth)),
@@ -477,8 +500,8 @@ pub fn normal(seed: u64) -> impl Iterator<Item = f32> {
 mod tests {
     use super::*;
     use crate::dtype::WeightType;
-    use crate::kernels::{RopeConfig, RopeScaling, RopeStyle};
-    use crate::model::{ModelConfig, SourceTensor, WeightSource, Weights};
+    use crate::kernels::Gate;
+    use crate::model::{Between, FeedForward, NormKind, NormPlace, SourceTensor, WeightSource, Weights};
 
     /// Llama-3.2-1B in Q8_0, norms in F32.
     struct Llama1B {
@@ -504,24 +527,46 @@ mod tests {
     }
 
     fn roofline(is_tied: bool, window: Option<u32>) -> Roofline {
-        let rope = RopeConfig { rot_dims: 64, theta: 5e5, style: RopeStyle::Interleaved, scaling: RopeScaling::None };
-        let config = ModelConfig {
-            architecture: "llama".into(),
-            dim: 2048,
-            ffn_dim: 8192,
-            n_layers: 16,
+        let attention = Attention {
             n_heads: 32,
             n_kv_heads: 8,
             head_dim: 64,
+            window,
+            scale: 0.125,
+            soft_cap: None,
+            rope: None,
+            qk_norm: None,
+        };
+        let block = Block {
+            attention,
+            feed_forward: FeedForward { dim: 8192, between: Between::Gate(Gate::Silu) },
+            attn_norm: NormPlace::Before,
+            ffn_norm: NormPlace::Before,
+            parallel: false,
+        };
+        let config = ModelConfig {
+            architecture: "llama".into(),
+            dim: 2048,
             vocab_size: 128_256,
             max_seq_len: 8192,
+            blocks: vec![block; 16],
+            norm: NormKind::Rms,
             norm_eps: 1e-5,
-            rope,
-            window,
+            ropes: Vec::new(),
+            positions: None,
+            n_token_types: 0,
+            embd_norm: false,
+            output_norm: true,
+            embd_scale: 1.0,
+            residual_scale: 1.0,
+            logit_scale: 1.0,
+            logit_soft_cap: None,
+            causal: true,
+            has_head: true,
         };
         let cache = KvCache::declare(&config, 4096).unwrap();
         let weights = Weights::declare(&Device::cpu(), &config, &Llama1B { is_tied }).unwrap();
-        Roofline::new(&Llama { config, weights }, &cache)
+        Roofline::new(&Transformer::declare(config, weights, 4096).unwrap(), &cache)
     }
 
     #[test]
@@ -534,7 +579,7 @@ mod tests {
             // Q8_0 has 34 bytes for 32 weights; an embedding table beside the head changes nothing.
             assert_eq!(found.weights_bytes, (layers + head) / 32 * 34 + norms_bytes);
             // 8 heads of 64, keys and values, 16 layers, 4 bytes: twice the 32,768 of a cache in half precision.
-            assert_eq!(found.position_bytes, 65_536);
+            assert_eq!(found.layers.iter().map(|layer| layer.position_bytes).sum::<u64>(), 65_536);
             assert_eq!(found.decode_bytes(0), found.weights_bytes + 65_536);
             assert_eq!(found.decode_bytes(1000), found.weights_bytes + 1001 * 65_536);
             assert_eq!(found.prefill_bytes(128, 1000), found.weights_bytes + 1128 * 65_536);

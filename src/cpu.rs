@@ -173,7 +173,6 @@ fn twin(kernel: &str) -> Option<Twin> {
         "rms_norm" => norm::rms_norm,
         "rope" => rope::rope,
         "rope_kv" => rope::rope_kv,
-        "head_norm" => norm::head_norm,
         "rope_packed" => rope::rope_packed,
         "sample" => sample::sample,
         "scale" => activation::scale,

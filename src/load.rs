@@ -3,14 +3,17 @@
 //! `formats` reads bytes and knows no model; `model` records passes and knows no file. This room stands between them:
 //! it turns GGUF metadata or a `config.json` into a [`ModelShape`], and serves tensors under GGUF's names.
 
+mod architectures;
 mod catalog;
 mod encoder;
 mod file;
 mod gguf;
 mod gguf_encoder;
 mod huggingface;
+mod keys;
 mod loader;
 mod reader;
+mod scaling;
 mod vocab;
 
 use std::collections::BTreeMap;
@@ -20,7 +23,7 @@ use std::path::Path;
 use crate::error::Error;
 use crate::formats::gguf::Gguf;
 use crate::kernels::Pooling;
-use crate::model::{EncoderConfig, ModelConfig, ScoreConfig};
+use crate::model::{ModelConfig, ScoreConfig};
 use crate::tokenizer::Tokenizer;
 
 pub use catalog::Catalog;
@@ -57,7 +60,7 @@ pub enum ModelShape {
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderShape {
     /// The encoder.
-    pub config: EncoderConfig,
+    pub config: ModelConfig,
     /// How a text's vector is made from its tokens': `pooling_type`; `1_Pooling/config.json`. None if the files are of a
     /// cross-encoder and do not say.
     pub pooling: Option<Pooling>,
@@ -109,6 +112,14 @@ impl Scoring {
 }
 
 impl ModelShape {
+    /// The configuration, whatever the model does.
+    pub fn config(&self) -> &ModelConfig {
+        match self {
+            ModelShape::Decoder(config) => config,
+            ModelShape::Encoder(shape) => &shape.config,
+        }
+    }
+
     /// The shape of a model that continues texts.
     ///
     /// # Errors

@@ -1,18 +1,20 @@
 //! Models: configuration, weights on a device, key/value cache, and the forward pass that records kernels.
 
+mod block;
 mod config;
+mod decoder;
 mod encoder;
-mod encoder_weights;
+mod forward;
 mod kv_cache;
-mod llama;
+mod stack;
 mod weights;
 
-pub use config::ModelConfig;
-pub use encoder::{
-    BatchSize, BatchTensors, Encoder, EncoderConfig, FeedForward, LocalLayers, NormKind, Positions, ScoreConfig,
-};
-pub use encoder_weights::{EncoderLayer, EncoderWeights, NormWeights, ScoreHead};
+pub use block::{Attention, Between, Block, FeedForward, NormPlace};
+pub(crate) use config::{MAX_DIM, MAX_LAYERS};
+pub use config::{ModelConfig, NormKind, PositionTable};
+pub use decoder::{Ending, PassTensors};
+pub use encoder::{BatchSize, BatchTensors, ScoreConfig, ScoreHead};
+pub use forward::{Tap, Transformer};
 pub use kv_cache::KvCache;
-pub use llama::{Ending, Llama, PassTensors, Tap};
-pub use weights::{Destination, LayerWeights, SourceTensor, Stack, WeightSource, Weights};
-pub(crate) use weights::{rope_tensor, upload_rope};
+pub use stack::{Destination, SourceTensor, Stack, WeightSource};
+pub use weights::{BlockWeights, HalfNorms, NormWeights, Weights};

@@ -473,7 +473,7 @@ fn errors_are_one_sentence_and_an_exit_code() {
     let at = model.windows(9).position(|w| w == b"output_no").unwrap();
     let mut other = model.clone();
     other[at..at + 9].copy_from_slice(b"outpux_no");
-    run(&file("other_norm.gguf", &other), &["outpux_norm.weight", "no such tensor"]);
+    run(&file("other_norm.gguf", &other), &["output_norm.weight", "missing"]);
     run(&file("wrong.safetensors", b"\xff\xff\xff\xff\xff\xff\xff\xff"), &[]);
 }
 

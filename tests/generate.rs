@@ -78,9 +78,10 @@ fn a_layer_takes_seven_dispatches_at_most() {
             let file = path.display();
             let n_mixed = if device.tier() == Tier::Scalar { *n_mixed } else { 0 };
             let model = Model::load(&device, path, LoadOptions::default()).unwrap();
-            assert!(model.config().n_kv_heads < model.config().n_heads);
+            let attention = &model.config().blocks[0].attention;
+            assert!(attention.n_kv_heads < attention.n_heads);
             let dispatches = model.session().unwrap().decode_dispatches() - 4;
-            let n_layers = model.config().n_layers as usize;
+            let n_layers = model.config().blocks.len();
             let (tier, kind) = (device.tier().name(), if device.is_gpu() { "gpu" } else { "cpu" });
             println!("{file} on {kind} ({tier}): {dispatches} dispatches for {n_layers} layers and the head");
             assert!(
@@ -110,7 +111,7 @@ fn counts_of_32(generation: &mut Generation<'_>, device: &Device, n_before: usiz
 fn steady_decode_creates_nothing_and_reads_a_few_bytes() {
     for device in executors() {
         let model = builtin(&device, None);
-        let n_layers = model.config().n_layers as usize;
+        let n_layers = model.config().blocks.len();
         for options in [endless(60), GenerateOptions { ignore_eos: true, repeat_penalty: 1.1, ..Default::default() }] {
             let options = GenerateOptions { tokens_per_submit: Some(1), ..options };
             let mut session = model.session().unwrap();

@@ -45,42 +45,75 @@ fn check_greedy(model: &Model, prompt: &[u32], want: &[u32], margins: &[f32], to
     certain
 }
 
-/// A tiny random model: logits of all positions, hidden states, greedy continuation.
-fn check_tiny(folder: &str, file: &str) {
+/// A tiny random model in each of its formats: logits of all positions, hidden states, greedy continuation.
+fn check_tiny(name: &str) {
     let Some(data) = common::data(&["tiny-random"]) else { return };
-    let folder = data.join("tiny-random").join(folder);
-    let references = References::open(&folder.join("refs.safetensors"));
-    for device in executors() {
-        let model = load(&device, &folder.join(file));
-        let mut worst = 0.0f32;
-        for i in 0..4 {
-            let trace = block_on(model.trace(&references.ids(&format!("{i}.ids")))).unwrap();
-            worst = worst.max(largest_difference(&trace.logits, &references.floats(&format!("{i}.logits"))));
-            if i == 1 {
-                // The reference's last entry is behind the final norm, ours before it.
-                let want = references.floats("1.hidden");
-                let n_layers = model.config().n_layers as usize;
-                let got = trace.hidden[..n_layers].concat();
-                worst = worst.max(largest_difference(&got, &want[..got.len()]));
-            }
+    let folder = data.join("tiny-random").join(name);
+    for (path, references) in [(folder.clone(), "refs"), (folder.join("model-f16.gguf"), "refs_gguf")] {
+        if !path.exists() {
+            continue;
         }
-        let on = &device.info().name;
-        println!("{} {file} on {on}: worst {worst:.1e}", folder.display());
-        assert!(worst <= TINY_TOLERANCE, "{file} on {on}: {worst}");
-        let (prompt, want) = (references.ids("greedy.prompt"), references.ids("greedy.ids"));
-        let margins = references.floats("greedy.margins");
-        check_greedy(&model, &prompt, &want, &margins, TINY_TOLERANCE, &format!("{file} on {on}"));
-        common::assert_tested(&device);
+        let [own, usual] = [references, "refs"].map(|stem| folder.join(stem).with_extension("safetensors"));
+        let references = References::open(if own.exists() { &own } else { &usual });
+        for device in executors() {
+            check_tiny_file(&device, &path, &references);
+            common::assert_tested(&device);
+        }
     }
 }
 
-#[test]
-fn tiny_random_models() {
-    for name in ["llama-mha-bias", "llama3-rope"] {
-        check_tiny(name, "model.safetensors");
-        check_tiny(name, "model-f16.gguf");
+fn check_tiny_file(device: &Device, path: &Path, references: &References) {
+    let model = load(device, path);
+    let what = format!("{} on {} ({})", path.display(), device.info().name, device.tier().name());
+    let mut worst = [0.0f32; 2];
+    for i in 0..4 {
+        let trace = block_on(model.trace(&references.ids(&format!("{i}.ids")))).unwrap();
+        worst[0] = worst[0].max(largest_difference(&trace.logits, &references.floats(&format!("{i}.logits"))));
+        if i == 1 {
+            // The reference's last entry is after the final norm, ours before it.
+            let want = references.floats("1.hidden");
+            let got = trace.hidden[..model.config().blocks.len()].concat();
+            worst[1] = largest_difference(&got, &want[..got.len()]);
+        }
     }
-    check_tiny("mistral-sliding", "model.safetensors");
+    println!("{what}: logits within {:.1e}, hidden states within {:.1e}", worst[0], worst[1]);
+    assert!(worst.iter().all(|&worst| worst <= TINY_TOLERANCE), "{what}: {worst:?}");
+    let (prompt, want) = (references.ids("greedy.prompt"), references.ids("greedy.ids"));
+    let margins = references.floats("greedy.margins");
+    check_greedy(&model, &prompt, &want, &margins, TINY_TOLERANCE, &what);
+}
+
+/// One model for each set of features of an architecture; the data folder's README tells them.
+macro_rules! tiny_random_models {
+    ($($test:ident: $folder:literal,)*) => {
+        mod tiny_random_models {
+            $(#[test]
+            fn $test() {
+                super::check_tiny($folder);
+            })*
+        }
+    };
+}
+
+tiny_random_models! {
+    ernie4_5: "ernie4-5",
+    exaone4: "exaone4",
+    gemma: "gemma",
+    gemma2: "gemma2",
+    gemma3: "gemma3",
+    gpt2: "gpt2",
+    gpt_neox: "gpt-neox",
+    granite: "granite",
+    hunyuan_dense: "hunyuan-dense",
+    llama: "llama-mha-bias",
+    llama3: "llama3-rope",
+    mistral: "mistral-sliding",
+    olmo2: "olmo2",
+    olmo3: "olmo3",
+    phi3: "phi3",
+    qwen2: "qwen2",
+    qwen3: "qwen3",
+    smollm3: "smollm3",
 }
 
 /// The built-in model's first words, and a prompt of several passes, which all tiers continue alike.

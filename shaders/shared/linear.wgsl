@@ -1,5 +1,6 @@
 // What the variants of `matmul` and `matvec` share: y = (y +) act(x w^T (+ bias)).
 #import gelu
+#import tanh
 
 const BIAS: u32 = 1u;       // add the bias, which is in `vector`
 const ACCUMULATE: u32 = 2u; // add to what y holds
@@ -25,10 +26,7 @@ fn put(m: u32, n: u32, sum: f32) {
         value = gelu_at(value, GELU_TANH);
     }
     if (TANH) {
-        // By an exponential that cannot overflow, where tanh itself might.
-        let power = exp(-2.0 * abs(value));
-        let magnitude = (1.0 - power) / (1.0 + power);
-        value = select(magnitude, -magnitude, value < 0.0);
+        value = tanh_at(value);
     }
     let at = (first_row + m) * params.y_stride + params.y_start + n;
     if ((params.flags & ACCUMULATE) != 0u) {

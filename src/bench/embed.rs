@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use super::{Limits, Probes, Spread};
+use super::{KeyCosts, Limits, Probes, Spread, products};
 use crate::embed::{EmbedOptions, Embedder, Tokens};
 use crate::error::Error;
-use crate::model::{Encoder, EncoderConfig};
+use crate::model::{Block, ModelConfig, Transformer};
 use crate::tensor::Tensor;
 use crate::tuning::operands::words;
 
@@ -18,7 +18,7 @@ const ROUNDS: usize = 5;
 /// The least that batches of an encoder need. Weights count by their size on the device, once for a batch; a layer reads
 /// and writes the inputs and outputs of its products, of attention and of the residual stream, each once. Norms, rotations
 /// and pooling are left out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncoderRoofline {
     /// Bytes of the weights that every batch reads: all but the tables, of which a token reads a row.
     pub weights_bytes: u64,
@@ -28,43 +28,32 @@ pub struct EncoderRoofline {
     pub text_bytes: u64,
     /// Operations with the weights, for each token.
     pub token_flop: u64,
-    /// Operations for each key that a query sees, in all heads of a layer.
-    pub key_flop: u64,
-    /// Layers that see all tokens.
-    pub global_layers: u64,
-    /// Layers with a window.
-    pub local_layers: u64,
-    /// Tokens less than this away are seen in those.
-    pub window: u64,
+    /// What keys and values take in each layer; their bytes are among those of the token.
+    pub layers: Vec<KeyCosts>,
     /// Whether a token sees those before it alone.
     pub causal: bool,
 }
 
 impl EncoderRoofline {
     /// The numbers of an encoder, which need not be allocated.
-    pub fn new(encoder: &Encoder) -> EncoderRoofline {
-        let Encoder { config, weights } = encoder;
+    pub fn new(encoder: &Transformer) -> EncoderRoofline {
+        let Transformer { config, weights, .. } = encoder;
         let bytes = |tensor: &Tensor| tensor.size_bytes();
         let token_table: u64 = weights.token_embd.tensors().map(bytes).sum();
-        let tables = weights.positions.iter().chain(&weights.token_types).chain(&weights.rope);
+        let tables = weights.positions.iter().chain(&weights.token_types);
         let tables_bytes = token_table + tables.map(bytes).sum::<u64>();
-        let EncoderConfig { dim, ffn_dim, n_layers, vocab_size, causal, .. } = *config;
-        let [dim, ffn_dim, n_layers] = [dim, ffn_dim, n_layers].map(u64::from);
-        let [q_dim, kv_dim, up_dim] = [config.q_dim(), config.kv_dim(), config.up_dim()].map(u64::from);
-        let qkv_dim = q_dim + 2 * kv_dim;
+        let ModelConfig { dim, vocab_size, causal, ref blocks, .. } = *config;
         // Two products read the residual stream, and two add to it, which is reading and writing.
-        let activations = 6 * dim + 2 * qkv_dim + 2 * q_dim + 2 * ffn_dim;
-        let products = dim * qkv_dim + q_dim * dim + dim * up_dim + ffn_dim * dim;
-        let global_layers = config.local.map_or(n_layers, |local| n_layers.div_ceil(local.global_every.into()));
+        let activations = |block: &Block| {
+            let Block { attention, feed_forward, .. } = block;
+            u64::from(6 * dim + 2 * attention.qkv_dim() + 2 * attention.q_dim() + 2 * feed_forward.dim)
+        };
         EncoderRoofline {
             weights_bytes: weights.tensors().map(bytes).sum::<u64>() - tables_bytes,
-            token_bytes: token_table / u64::from(vocab_size) + 4 * n_layers * activations,
-            text_bytes: 4 * dim,
-            token_flop: 2 * n_layers * products,
-            key_flop: 4 * q_dim,
-            global_layers,
-            local_layers: n_layers - global_layers,
-            window: config.local.map_or(u64::MAX, |local| local.window.into()),
+            token_bytes: token_table / u64::from(vocab_size) + 4 * blocks.iter().map(activations).sum::<u64>(),
+            text_bytes: 4 * u64::from(dim),
+            token_flop: 2 * blocks.iter().map(|block| products(config, block)).sum::<u64>(),
+            layers: blocks.iter().map(|block| KeyCosts::of(&block.attention, 0)).collect(),
             causal,
         }
     }
@@ -80,8 +69,8 @@ impl EncoderRoofline {
     pub fn flop(&self, lengths: &[usize]) -> u64 {
         let of_text = |&len: &usize| {
             let len = len as u64;
-            let keys = self.global_layers * self.seen(len, u64::MAX) + self.local_layers * self.seen(len, self.window);
-            self.token_flop * len + self.key_flop * keys
+            let keys = self.layers.iter().map(|layer| layer.key_flop * self.seen(len, layer.window)).sum::<u64>();
+            self.token_flop * len + keys
         };
         lengths.iter().map(of_text).sum()
     }
@@ -468,17 +457,20 @@ mod tests {
     use super::*;
     use crate::device::Device;
     use crate::dtype::WeightType;
-    use crate::kernels::{Gelu, RopeConfig, RopeScaling, RopeStyle};
-    use crate::model::{EncoderWeights, FeedForward, LocalLayers, NormKind, Positions, SourceTensor, WeightSource};
+    use crate::kernels::{Gate, Gelu};
+    use crate::model::{
+        Attention, Between, FeedForward, NormKind, NormPlace, PositionTable, SourceTensor, WeightSource, Weights,
+    };
 
     /// Weights of an encoder whose matrices are of this type; its products have biases unless they are gated.
-    struct Source(WeightType, EncoderConfig);
+    struct Source(WeightType, ModelConfig);
 
     impl WeightSource for Source {
         fn describe(&self, name: &str) -> Option<SourceTensor> {
             let Source(matrices, config) = self;
-            let EncoderConfig { dim, ffn_dim, .. } = *config;
-            let is_gated = config.up_dim() > ffn_dim;
+            let (dim, Block { attention, feed_forward, .. }) = (config.dim, &config.blocks[0]);
+            let ffn_dim = feed_forward.dim;
+            let is_gated = feed_forward.up_dim() > ffn_dim;
             let (stem, kind) = name.rsplit_once('.')?;
             let vector = |len: u32| Some(SourceTensor { weight: WeightType::F32, shape: vec![len.into()] });
             let table = |weight, rows: u32| Some(SourceTensor { weight, shape: vec![rows.into(), dim.into()] });
@@ -487,9 +479,9 @@ mod tests {
                 "token_embd" => return table(*matrices, config.vocab_size),
                 "position_embd" => return table(WeightType::F32, config.max_seq_len),
                 "token_types" => return table(WeightType::F32, config.n_token_types),
-                "attn_q" => [config.q_dim(), dim],
-                "attn_k" | "attn_v" => [config.kv_dim(), dim],
-                "attn_output" => [dim, config.q_dim()],
+                "attn_q" => [attention.q_dim(), dim],
+                "attn_k" | "attn_v" => [attention.kv_dim(), dim],
+                "attn_output" => [dim, attention.q_dim()],
                 "ffn_gate" if is_gated => [ffn_dim, dim],
                 "ffn_up" => [ffn_dim, dim],
                 "ffn_down" => [dim, ffn_dim],
@@ -503,34 +495,50 @@ mod tests {
         }
     }
 
-    fn roofline(config: &EncoderConfig, matrices: WeightType) -> EncoderRoofline {
+    fn roofline(config: &ModelConfig, matrices: WeightType) -> EncoderRoofline {
         let source = Source(matrices, config.clone());
-        let weights = EncoderWeights::declare(&Device::cpu(), config, &source).expect("all tensors are there");
-        EncoderRoofline::new(&Encoder { config: config.clone(), weights })
+        let weights = Weights::declare(&Device::cpu(), config, &source).expect("all tensors are there");
+        EncoderRoofline::new(&Transformer::declare(config.clone(), weights, 512).expect("tables fit"))
     }
 
     /// MiniLM-L6.
-    fn minilm() -> EncoderConfig {
-        EncoderConfig {
-            architecture: "bert".into(),
-            dim: 384,
-            ffn_dim: 1536,
-            n_layers: 6,
+    fn minilm() -> ModelConfig {
+        let attention = Attention {
             n_heads: 12,
             n_kv_heads: 12,
             head_dim: 32,
+            window: None,
+            scale: 32.0f32.powf(-0.5),
+            soft_cap: None,
+            rope: None,
+            qk_norm: None,
+        };
+        let block = Block {
+            attention,
+            feed_forward: FeedForward { dim: 1536, between: Between::Gelu(Gelu::Exact) },
+            attn_norm: NormPlace::Sum,
+            ffn_norm: NormPlace::Sum,
+            parallel: false,
+        };
+        ModelConfig {
+            architecture: "bert".into(),
+            dim: 384,
             vocab_size: 30_522,
             max_seq_len: 512,
-            positions: Positions::Table { first: 0 },
-            n_token_types: 2,
-            norm_first: false,
+            blocks: vec![block; 6],
             norm: NormKind::Layer { bias: true },
-            embd_norm: true,
-            qk_norm: false,
-            causal: false,
             norm_eps: 1e-12,
-            local: None,
-            feed_forward: FeedForward::Gelu(Gelu::Exact),
+            ropes: Vec::new(),
+            positions: Some(PositionTable { first: 0 }),
+            n_token_types: 2,
+            embd_norm: true,
+            output_norm: false,
+            embd_scale: 1.0,
+            residual_scale: 1.0,
+            logit_scale: 1.0,
+            logit_soft_cap: None,
+            causal: false,
+            has_head: false,
         }
     }
 
@@ -555,16 +563,15 @@ mod tests {
 
     #[test]
     fn roofline_of_windows_and_groups() {
-        let rope = RopeConfig { rot_dims: 32, theta: 1e4, style: RopeStyle::Halves, scaling: RopeScaling::None };
-        let config = EncoderConfig {
-            n_layers: 7,
-            n_kv_heads: 4,
-            positions: Positions::Rotary { global: rope, local: None },
-            n_token_types: 0,
-            local: Some(LocalLayers { window: 3, global_every: 3 }),
-            feed_forward: FeedForward::SwiGlu,
-            ..minilm()
+        let block = |l: usize| {
+            let mut block = minilm().blocks[0].clone();
+            block.attention.n_kv_heads = 4;
+            block.attention.window = (!l.is_multiple_of(3)).then_some(3);
+            block.feed_forward.between = Between::Gate(Gate::Silu);
+            block
         };
+        let blocks = (0..7).map(block).collect();
+        let config = ModelConfig { blocks, positions: None, n_token_types: 0, ..minilm() };
         let found = roofline(&config, WeightType::F32);
         // 4 key/value heads of 32; gate and up.
         let matrices = 7 * (384 * (384 + 2 * 128) + 384 * 384 + 3 * 384 * 1536);
@@ -573,7 +580,7 @@ mod tests {
         // Layers 0, 3 and 6 see 5 x 5 keys; the others see 3, 4, 5, 4, 3.
         assert_eq!(found.flop(&[5]), 5 * 2 * matrices + 4 * 384 * (3 * 25 + 4 * 19));
         // As a decoder: 1 to 5 keys, and 1, 2, 3, 3, 3.
-        let causal = roofline(&EncoderConfig { causal: true, ..config }, WeightType::F32);
+        let causal = roofline(&ModelConfig { causal: true, ..config }, WeightType::F32);
         assert_eq!(causal.flop(&[5]), 5 * 2 * matrices + 4 * 384 * (3 * 15 + 4 * 12));
     }
 

@@ -5,8 +5,9 @@ use crate::device::Device;
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::kernels::{
-    AttentionConfig, Linear, Norm, Qkv, RopeConfig, RopeScaling, RopeStyle, Sampling, StepState, advance, argmax,
-    attention, embed, folds_norm, gate_up, last_row, rms_norm, rope_kv, rope_table, sample, swiglu,
+    AttentionConfig, Embedding, Gate, Heads, Linear, Norm, Qkv, RopeConfig, RopeScaling, RopeStyle, Sampling,
+    StepState, advance, argmax, attention, embed, folds_norm, gate_up, last_row, rms_norm, rope_kv, rope_table, sample,
+    swiglu,
 };
 use crate::matrix::Matrix;
 use crate::recording::{Recorder, Workspace};
@@ -154,7 +155,7 @@ impl PassBench<'_> {
         let table = matrix(self.device, WeightType::F16, vocab_size, dim)?;
         // A row of halves and one of floats for each token.
         self.kernel("embed", Work::words(t * dim / 2 * 3), |rec| {
-            embed(rec, &state, &tokens, &table, &output(&[t, dim])?)
+            embed(rec, &state, &tokens, &Embedding::new(&table), &output(&[t, dim])?)
         })
         .await?;
         self.kernel("norm", Work::words(2 * t * dim + dim), |rec| {
@@ -168,7 +169,7 @@ impl PassBench<'_> {
             self.product("gate_up", dim, 2 * ffn_dim, |rec, w| {
                 let (x, weight) = (input(rec, &[1, dim])?, input(rec, &[dim])?);
                 let norm = folds_norm(rec, &x, false).then_some(Norm { weight: &weight, eps: 1e-5 });
-                gate_up(rec, w, norm, &x, &output(&[1, ffn_dim])?)
+                gate_up(rec, w, norm, Gate::Silu, &x, &output(&[1, ffn_dim])?)
             })
             .await?;
         } else {
@@ -216,18 +217,25 @@ impl PassBench<'_> {
             RopeConfig { rot_dims: HEAD_DIM, theta: 1e4, style: RopeStyle::Interleaved, scaling: RopeScaling::None };
         let table = self.device.upload("table", &[capacity, HEAD_DIM / 2, 2], &rope_table(&rope, capacity))?;
         if t > 1 {
+            let heads = Heads {
+                n_heads: self.shapes.n_heads(),
+                n_kv_heads: self.shapes.n_kv_heads(),
+                head_dim: HEAD_DIM,
+                rope: Some((&rope, &table)),
+                norm: None,
+            };
             self.linear("qkv", t, dim, qkv_dim, false).await?;
             return self
                 .kernel("rotation, cache", Work::words(2 * t * qkv_dim + t * HEAD_DIM), |rec| {
                     let (k, v) = (output(&cache_shape)?, output(&cache_shape)?);
-                    rope_kv(rec, state, &rope, &table, &input(rec, &[t, qkv_dim])?, &output(&[t, dim])?, &k, &v)
+                    rope_kv(rec, state, &heads, &input(rec, &[t, qkv_dim])?, &output(&[t, dim])?, [&k, &v])
                 })
                 .await;
         }
         self.product("qkv", dim, qkv_dim, |rec, w| {
             let (x, weight) = (input(rec, &[1, dim])?, input(rec, &[dim])?);
             let norm = folds_norm(rec, &x, false).then_some(Norm { weight: &weight, eps: 1e-5 });
-            let qkv = Qkv { w, bias: None, norm, first_head: 0, rope: &rope, table: &table };
+            let qkv = Qkv { w, bias: None, norm, first_head: 0, rope: Some((&rope, &table)) };
             qkv.record(rec, state, &x, &output(&[1, dim])?, &output(&cache_shape)?, &output(&cache_shape)?)
         })
         .await

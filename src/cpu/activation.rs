@@ -24,6 +24,11 @@ pub(crate) fn scale(mut call: Call<'_>) {
     let x = x.get::<f32>();
     threads::for_each_chunk(&mut y.get_mut::<f32>()[..params.len as usize], CHUNK, params.len as usize, |i, y| {
         y.iter_mut().zip(&x[i * CHUNK..]).for_each(|(y, x)| *y = params.factor * x);
+        if params.cap > 0.0 {
+            let scaled: Vec<f32> = y.iter().map(|x| x / params.cap).collect();
+            simd::run_wide(Map { function: Tanh, x: &scaled, y: &mut *y });
+            y.iter_mut().for_each(|y| *y *= params.cap);
+        }
     });
 }
 
@@ -117,7 +122,7 @@ pub(crate) fn silu(mut call: Call<'_>) {
 }
 
 pub(crate) fn swiglu(call: Call<'_>) {
-    gated(call, swiglu_row);
+    gated(call, |gate, up, y| gated_row(Silu, gate, up, y));
 }
 
 pub(crate) fn geglu(call: Call<'_>) {
@@ -141,13 +146,8 @@ fn gated(mut call: Call<'_>, row: impl Fn(&[f32], &[f32], &mut [f32]) + Sync + S
     });
 }
 
-/// `y = silu(gate) * up`.
-pub(super) fn swiglu_row(gate: &[f32], up: &[f32], y: &mut [f32]) {
-    gated_row(Silu, gate, up, y);
-}
-
 /// `y = function(gate) * up`.
-fn gated_row(function: impl Function, gate: &[f32], up: &[f32], y: &mut [f32]) {
+pub(super) fn gated_row(function: impl Function, gate: &[f32], up: &[f32], y: &mut [f32]) {
     simd::run_wide(Map { function, x: gate, y: &mut *y });
     y.iter_mut().zip(up).for_each(|(y, up)| *y *= up);
 }

@@ -12,8 +12,8 @@ pub(crate) fn embed(mut call: Call<'_>) {
     with_format!(weight, gather(&params, n_tokens, operands));
 }
 
-fn gather<F: Format>(params: &EmbedParams, n_tokens: usize, operands: &mut [Operand<'_>; 4]) {
-    let [state, tokens, w, y] = operands;
+fn gather<F: Format>(params: &EmbedParams, n_tokens: usize, operands: &mut [Operand<'_>; 5]) {
+    let [state, tokens, w, positions, y] = operands;
     let n_blocks = params.blocks as usize;
     let w = Packed::<F>::new(w.get(), params.w_scales);
     let mut row = vec![[0.0; BLOCK]; n_blocks];
@@ -27,7 +27,11 @@ fn gather<F: Format>(params: &EmbedParams, n_tokens: usize, operands: &mut [Oper
             Some(id) if id < params.slab_rows => {
                 let packed = w.run(id as usize * n_blocks, n_blocks);
                 simd::run(Unpack { packed, weights: &mut row });
-                y.copy_from_slice(&row.as_flattened()[..dim]);
+                y.iter_mut().zip(row.as_flattened()).for_each(|(y, x)| *y = params.factor * x);
+                if let Some(last) = (params.n_positions as usize).checked_sub(1) {
+                    let row = &positions.get::<f32>()[(pos + t).min(last) * dim..][..dim];
+                    y.iter_mut().zip(row).for_each(|(y, x)| *y += x);
+                }
             }
             // The first slab writes zeros where no token is, and those after it what they hold.
             _ if params.slab_start == 0 => y.fill(0.0),

@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 
 use super::Call;
-use super::activation::{GeluExact, GeluTanh, Tanh, swiglu_row};
+use super::activation::{GeluExact, GeluTanh, Silu, Tanh, gated_row};
 use super::block::{Block, Format, Packed, Unpack, with_format};
 use super::dots::Dots;
 use super::norm::{OPS as NORM_OPS, layer_norm_row, rms_norm_row};
@@ -184,7 +184,11 @@ pub(crate) fn gate_up(mut call: Call<'_>) {
         .write(weight, OutputRows::plain(&mut sums, n_out));
     for (y, sums) in y.get_mut::<f32>().chunks_exact_mut(ffn_dim).zip(sums.chunks_exact(n_out)) {
         let (gate, up) = sums.split_at(ffn_dim);
-        swiglu_row(gate, up, y);
+        match params.flags & (GELU | GELU_TANH) {
+            0 => gated_row(Silu, gate, up, y),
+            GELU => gated_row(GeluExact, gate, up, y),
+            _ => gated_row(GeluTanh, gate, up, y),
+        }
     }
 }
 

@@ -1,13 +1,13 @@
-//! `rms_norm` and `layer_norm`, one token at a time, and `head_norm`, one head at a time, with sums in f64.
+//! `rms_norm` and `layer_norm`, one token at a time, with sums in f64.
 
 use super::{Call, threads};
-use crate::kernels::{BIAS, HeadNormParams, NormParams};
+use crate::kernels::{ACCUMULATE, BIAS, NormParams};
 
 /// Operations for an element, roughly.
 pub(super) const OPS: usize = 8;
 
 /// Mean over a row of a function of its elements, in eight sums side by side.
-fn mean(row: &[f32], function: impl Fn(f64) -> f64) -> f64 {
+pub(super) fn mean(row: &[f32], function: impl Fn(f64) -> f64) -> f64 {
     let (eights, rest) = row.as_chunks::<8>();
     let mut sums = [0.0; 8];
     for eight in eights {
@@ -43,8 +43,11 @@ pub(crate) fn rms_norm(mut call: Call<'_>) {
     let [x, weight, y] = call.operands();
     let (dim, len) = (params.dim as usize, params.n_tokens as usize * params.dim as usize);
     let (x, weight) = (x.get::<f32>(), &weight.get::<f32>()[..dim]);
+    let adds = params.flags & ACCUMULATE != 0;
     threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], dim, len * OPS, |t, y| {
+        let held = if adds { y.to_vec() } else { Vec::new() };
         rms_norm_row(&x[t * dim..][..dim], weight, params.eps, y);
+        y.iter_mut().zip(held).for_each(|(y, held)| *y += held);
     });
 }
 
@@ -57,22 +60,5 @@ pub(crate) fn layer_norm(mut call: Call<'_>) {
     threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], dim, len * OPS, |t, y| {
         y.copy_from_slice(&x[t * dim..][..dim]);
         layer_norm_row(y, weight, bias, params.eps);
-    });
-}
-
-pub(crate) fn head_norm(mut call: Call<'_>) {
-    let params: HeadNormParams = call.params();
-    let [weight, qkv] = call.operands();
-    let (head_dim, stride) = (4 * params.head_quads as usize, 4 * params.stride_quads as usize);
-    let (of_queries, of_keys) = weight.get::<f32>()[..2 * head_dim].split_at(head_dim);
-    let normed = params.n_heads as usize * head_dim;
-    let len = params.n_tokens as usize * stride;
-    threads::for_each_chunk(&mut qkv.get_mut::<f32>()[..len], stride, len * OPS, |_, row| {
-        let mut plain = vec![0.0; head_dim];
-        for (h, head) in row[..normed].chunks_exact_mut(head_dim).enumerate() {
-            plain.copy_from_slice(head);
-            let weight = if h < params.n_queries as usize { of_queries } else { of_keys };
-            rms_norm_row(&plain, weight, params.eps, head);
-        }
     });
 }

@@ -1,7 +1,8 @@
 //! `rope`, `rope_kv` and `rope_packed`: rotary position embedding; `shaders/shared/rotate.wgsl` defines the pairs.
 
+use super::norm::mean;
 use super::{Call, threads};
-use crate::kernels::{RopeKvParams, RopePackedParams, RopeParams};
+use crate::kernels::{QkNorm, RopeKvParams, RopePackedParams, RopeParams};
 
 /// Operations for an element, roughly.
 const OPS: usize = 4;
@@ -17,6 +18,9 @@ impl Rotation<'_> {
     /// One head at position `pos`.
     pub fn rotate(&self, pos: usize, x: &[f32], y: &mut [f32]) {
         let half = self.rot_dims / 2;
+        if half == 0 {
+            return y.copy_from_slice(x);
+        }
         // Padding of the last chunk may lie past the table; any angle will do for it.
         let pos = pos.min(self.table.len() / half - 1);
         for (i, &[cos, sin]) in self.table[pos * half..][..half].iter().enumerate() {
@@ -42,22 +46,76 @@ pub(crate) fn rope(mut call: Call<'_>) {
     });
 }
 
+/// The heads of a token's queries and keys on their way to attention.
+struct Turning<'a> {
+    rotation: Rotation<'a>,
+    norm: Option<QkNorm>,
+    /// Of queries, then of keys.
+    weight: &'a [f32],
+    eps: f32,
+    n_heads: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+}
+
+impl Turning<'_> {
+    /// The factor of a head's norm but its weights, and these; `row` is the token's projection.
+    fn norm(&self, row: &[f32], head: usize) -> Option<(f64, &[f32])> {
+        let &Turning { n_heads, n_kv_heads, head_dim, .. } = self;
+        let is_key = head >= n_heads;
+        let whole = match (self.norm?, is_key) {
+            (QkNorm::Whole, false) => 0..n_heads,
+            (QkNorm::Whole, true) => n_heads..n_heads + n_kv_heads,
+            _ => head..head + 1,
+        };
+        let weights = match self.norm? {
+            QkNorm::Whole => head,
+            _ => usize::from(is_key),
+        };
+        let elements = &row[whole.start * head_dim..whole.end * head_dim];
+        let scale = 1.0 / (mean(elements, |x| x * x) + f64::from(self.eps)).sqrt();
+        Some((scale, &self.weight[weights * head_dim..][..head_dim]))
+    }
+
+    /// A head of a token at position `pos`; `scratch` has room for a head.
+    fn turn(&self, pos: usize, row: &[f32], head: usize, scratch: &mut [f32], to: &mut [f32]) {
+        let from = &row[head * self.head_dim..][..self.head_dim];
+        let normed = |x: f32, scale: f64, weight: f32| (f64::from(x) * scale) as f32 * weight;
+        match self.norm(row, head) {
+            None => self.rotation.rotate(pos, from, to),
+            Some((scale, weights)) if self.norm == Some(QkNorm::RotatedHeads) => {
+                self.rotation.rotate(pos, from, to);
+                to.iter_mut().zip(weights).for_each(|(x, &weight)| *x = normed(*x, scale, weight));
+            }
+            Some((scale, weights)) => {
+                for ((x, &from), &weight) in scratch.iter_mut().zip(from).zip(weights) {
+                    *x = normed(from, scale, weight);
+                }
+                self.rotation.rotate(pos, scratch, to);
+            }
+        }
+    }
+}
+
 pub(crate) fn rope_kv(mut call: Call<'_>) {
     let params: RopeKvParams = call.params();
-    let [state, table, qkv, q, k, v] = call.operands();
+    let [state, table, weight, qkv, q, k, v] = call.operands();
     let (n_tokens, head_dim, capacity) = (params.n_tokens as usize, params.head_dim as usize, params.capacity as usize);
     let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
-    let row = (n_heads + 2 * n_kv_heads) * head_dim;
+    let row_len = (n_heads + 2 * n_kv_heads) * head_dim;
     let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };
+    let (norm, weight) = (QkNorm::of(params.norm), weight.get());
+    let turning = Turning { rotation, norm, weight, eps: params.eps, n_heads, n_kv_heads, head_dim };
     let pos = state.get::<u32>()[0] as usize;
     let qkv = qkv.get::<f32>();
-    let head = |t: usize, head: usize| &qkv[t * row + head * head_dim..][..head_dim];
+    let row = |t: usize| &qkv[t * row_len..][..row_len];
 
     let q_row = n_heads * head_dim;
     let ops = n_tokens * q_row * OPS;
     threads::for_each_chunk(&mut q.get_mut::<f32>()[..n_tokens * q_row], q_row, ops, |t, q| {
+        let mut scratch = vec![0.0; head_dim];
         for (h, q) in q.chunks_exact_mut(head_dim).enumerate() {
-            rotation.rotate(pos + t, head(t, h), q);
+            turning.turn(pos + t, row(t), h, &mut scratch, q);
         }
     });
     // Padding of the last chunk may lie past the cache.
@@ -65,31 +123,36 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
     let cached = n_kv_heads * capacity * head_dim;
     let ops = n_tokens * n_kv_heads * head_dim * OPS;
     threads::for_each_chunk(&mut k.get_mut::<f32>()[..cached], capacity * head_dim, ops, |g, k| {
+        let mut scratch = vec![0.0; head_dim];
         for t in 0..n_cached {
-            rotation.rotate(pos + t, head(t, n_heads + g), &mut k[(pos + t) * head_dim..][..head_dim]);
+            turning.turn(pos + t, row(t), n_heads + g, &mut scratch, &mut k[(pos + t) * head_dim..][..head_dim]);
         }
     });
     threads::for_each_chunk(&mut v.get_mut::<f32>()[..cached], capacity * head_dim, ops, |g, v| {
         for t in 0..n_cached {
-            v[(pos + t) * head_dim..][..head_dim].copy_from_slice(head(t, n_heads + n_kv_heads + g));
+            let head = &row(t)[(n_heads + n_kv_heads + g) * head_dim..][..head_dim];
+            v[(pos + t) * head_dim..][..head_dim].copy_from_slice(head);
         }
     });
 }
 
 pub(crate) fn rope_packed(mut call: Call<'_>) {
     let params: RopePackedParams = call.params();
-    let [tokens, table, qkv] = call.operands();
-    let (head_dim, stride) = (params.head_dim as usize, params.stride as usize);
+    let [tokens, table, weight, qkv] = call.operands();
+    let (n_heads, n_kv_heads, head_dim) =
+        (params.n_heads as usize, params.n_kv_heads as usize, params.head_dim as usize);
     let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };
+    let (norm, weight) = (QkNorm::of(params.norm), weight.get());
+    let turning = Turning { rotation, norm, weight, eps: params.eps, n_heads, n_kv_heads, head_dim };
     // Memory is padded, by less than a token.
     let tokens: &[[u32; 3]] = tokens.get::<u32>().as_chunks().0;
-    let rotated = params.n_heads as usize * head_dim;
-    let len = params.n_tokens as usize * stride;
-    threads::for_each_chunk(&mut qkv.get_mut::<f32>()[..len], stride, len * OPS, |t, row| {
-        let mut plain = vec![0.0; head_dim];
-        for head in row[..rotated].chunks_exact_mut(head_dim) {
-            plain.copy_from_slice(head);
-            rotation.rotate(tokens[t][1] as usize, &plain, head);
+    let row_len = (n_heads + 2 * n_kv_heads) * head_dim;
+    let turned = (n_heads + n_kv_heads) * head_dim;
+    let len = params.n_tokens as usize * row_len;
+    threads::for_each_chunk(&mut qkv.get_mut::<f32>()[..len], row_len, len * OPS, |t, row| {
+        let (plain, mut scratch) = (row[..turned].to_vec(), vec![0.0; head_dim]);
+        for (head, to) in row[..turned].chunks_exact_mut(head_dim).enumerate() {
+            turning.turn(tokens[t][1] as usize, &plain, head, &mut scratch, to);
         }
     });
 }

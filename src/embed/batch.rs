@@ -9,7 +9,7 @@ use crate::device::{Device, Pending};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::Pooling;
-use crate::model::{BatchSize, BatchTensors, Encoder, ScoreHead};
+use crate::model::{BatchSize, BatchTensors, ScoreHead, Transformer};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::self_test;
@@ -61,7 +61,7 @@ pub(super) enum Head {
 /// Passes over batches of all sizes that occur, each recorded once.
 pub(super) struct EncoderPasses {
     device: Device,
-    encoder: Encoder,
+    encoder: Transformer,
     head: Head,
     max_len: u32,
     state: Mutex<State>,
@@ -81,7 +81,7 @@ struct RecordedBatch {
 }
 
 impl EncoderPasses {
-    pub fn new(device: &Device, encoder: Encoder, head: Head, max_len: u32) -> EncoderPasses {
+    pub fn new(device: &Device, encoder: Transformer, head: Head, max_len: u32) -> EncoderPasses {
         let state = State { passes: LruCache::new(KEPT_PASSES), workspace: Workspace::default() };
         EncoderPasses { device: device.clone(), encoder, head, max_len, state: Mutex::new(state) }
     }
@@ -90,7 +90,7 @@ impl EncoderPasses {
         &self.device
     }
 
-    pub fn encoder(&self) -> &Encoder {
+    pub fn encoder(&self) -> &Transformer {
         &self.encoder
     }
 
@@ -183,7 +183,7 @@ impl EncoderPasses {
         let io = BatchTensors::declare(&self.device, &self.encoder.config, size, self.max_len)?;
         let rows = Tensor::declare("rows", Role::Activations, &[size.n_sequences, self.width()], DType::F32)?;
         let mut rec = Recorder::new(&self.device);
-        let h = self.encoder.record_layers(&mut rec, &io)?;
+        let h = self.encoder.record_batch(&mut rec, &io)?;
         match &self.head {
             &Head::Vector { pooling, normalize } => {
                 self.encoder.record_pooling(&mut rec, &io, &h, (pooling, normalize), &rows)?;

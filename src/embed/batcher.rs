@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::formats::BlockType;
 use crate::load::{Feed, ModelHeader, Widened};
 use crate::memory::Limit;
-use crate::model::{Encoder, EncoderConfig, EncoderWeights};
+use crate::model::{ModelConfig, Transformer, Weights};
 use crate::recording::MemoryPlan;
 use crate::tokenizer::{EncodeOptions, EncodingCache, PairTemplate, Tokenizer};
 
@@ -92,16 +92,18 @@ impl Batcher {
         }
 
         let weights = match device.is_gpu() {
-            true => EncoderWeights::declare(device, &config, &catalog)?,
-            false => EncoderWeights::declare(device, &config, &Widened(&catalog))?,
+            true => Weights::declare(device, &config, &catalog)?,
+            false => Weights::declare(device, &config, &Widened(&catalog))?,
         };
         let of_head = match &head {
             Head::Vector { .. } => None,
             Head::Score(head) => Some(head),
         };
-        let feed =
-            Feed::new(&catalog, weights.destinations().chain(of_head.into_iter().flat_map(|head| head.destinations())));
-        let passes = Arc::new(EncoderPasses::new(device, Encoder { config, weights }, head, max_tokens));
+        let read = || weights.destinations().chain(of_head.into_iter().flat_map(|head| head.destinations()));
+        catalog.check_read(read().map(|(name, _)| name))?;
+        let feed = Feed::new(&catalog, read());
+        let encoder = Transformer::declare(config, weights, limit)?;
+        let passes = Arc::new(EncoderPasses::new(device, encoder, head, max_tokens));
         let batcher = Batcher {
             device: device.clone(),
             name,
@@ -130,11 +132,10 @@ impl Batcher {
 
     /// What no file holds, once the feed wants nothing more.
     pub fn complete(&self) -> Result<(), Error> {
-        let Encoder { config, weights } = self.passes.encoder();
-        weights.upload_rope(&self.device, config)
+        self.passes.encoder().upload_ropes(&self.device)
     }
 
-    pub fn config(&self) -> &EncoderConfig {
+    pub fn config(&self) -> &ModelConfig {
         &self.passes.encoder().config
     }
 

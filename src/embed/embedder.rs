@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::formats::BlockType;
 use crate::kernels::Pooling;
 use crate::load::{EncoderShape, Feed, FileName, Loader, ModelFile, ModelHeader};
-use crate::model::EncoderConfig;
+use crate::model::ModelConfig;
 use crate::recording::MemoryPlan;
 use crate::tokenizer::EncodingCache;
 use crate::tuning::while_testing;
@@ -173,12 +173,12 @@ impl Embedder {
     }
 
     /// The model's shape.
-    pub fn config(&self) -> &EncoderConfig {
+    pub fn config(&self) -> &ModelConfig {
         self.inner.batcher.config()
     }
 
     #[cfg(not(target_arch = "wasm32"))]
-    pub(crate) fn encoder(&self) -> &crate::model::Encoder {
+    pub(crate) fn encoder(&self) -> &crate::model::Transformer {
         self.inner.batcher.passes.encoder()
     }
 

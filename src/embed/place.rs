@@ -7,7 +7,7 @@ use web_time::Instant;
 
 use super::batch::{EncoderPasses, Tokens, size_of};
 use crate::error::Error;
-use crate::model::{BatchSize, EncoderConfig};
+use crate::model::{BatchSize, ModelConfig};
 use crate::tuning::PlaceKey;
 #[cfg(not(target_arch = "wasm32"))]
 use crate::tuning::Tuning;
@@ -72,7 +72,8 @@ impl Second {
     }
 
     fn key(&self, first: &EncoderPasses, size: BatchSize) -> PlaceKey {
-        let EncoderConfig { architecture, n_layers, dim, ffn_dim, .. } = &first.encoder().config;
+        let ModelConfig { architecture, blocks, dim, .. } = &first.encoder().config;
+        let (n_layers, ffn_dim) = (blocks.len(), blocks.first().map_or(0, |block| block.feed_forward.dim));
         PlaceKey {
             encoder: format!("{architecture} {n_layers} x {dim}, {ffn_dim}"),
             second: self.passes.device().info().name.clone(),

@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::formats::BlockType;
 use crate::load::{Feed, FileName, Loader, ModelFile, ModelHeader};
-use crate::model::{EncoderConfig, ScoreHead};
+use crate::model::{ModelConfig, ScoreHead};
 use crate::recording::MemoryPlan;
 use crate::tuning::while_testing;
 
@@ -126,7 +126,7 @@ impl Reranker {
     }
 
     /// The encoder's shape.
-    pub fn config(&self) -> &EncoderConfig {
+    pub fn config(&self) -> &ModelConfig {
         self.0.batcher.config()
     }
 

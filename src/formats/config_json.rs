@@ -61,6 +61,21 @@ impl ConfigJson {
         Ok(None)
     }
 
+    /// The path of the first value for which `is_sought` holds; of an object with something in it, of what is in it.
+    pub fn find(&self, is_sought: impl Fn(&str, &Value) -> bool) -> Option<String> {
+        let mut left: Vec<(String, &Value)> = self.root.iter().rev().map(|(key, value)| (key.clone(), value)).collect();
+        while let Some((path, value)) = left.pop() {
+            match value {
+                _ if !is_sought(&path, value) => {}
+                Value::Object(values) => {
+                    left.extend(values.iter().rev().map(|(key, value)| (format!("{path}.{key}"), value)));
+                }
+                _ => return Some(path),
+            }
+        }
+        None
+    }
+
     /// An integer.
     pub fn get_u32(&self, path: &str) -> Result<Option<u32>, Error> {
         self.typed(path, "an integer from 0 to 4294967295", to_u32)

@@ -41,7 +41,7 @@ impl Loader<Model> {
             return Ok(Vec::new());
         }
         let (tuning, rows) =
-            tune_products(&self.device, &model.llama().weights, |n_buckets| BUDGET / n_buckets.max(1)).await?;
+            tune_products(&self.device, &model.transformer().weights, |n_buckets| BUDGET / n_buckets.max(1)).await?;
         self.set_tuning(tuning);
         Ok(rows)
     }

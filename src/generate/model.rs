@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::formats::BlockType;
 use crate::load::{Feed, ModelFile, ModelHeader};
 use crate::memory::Limit;
-use crate::model::{Ending, Llama, ModelConfig, Weights, rope_tensor, upload_rope};
+use crate::model::{Ending, ModelConfig, Transformer, Weights};
 use crate::recording::{MemoryPlan, Recorder, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tokenizer::{EncodeOptions, EncodingCache, Tokenizer};
@@ -49,9 +49,8 @@ pub struct Model {
 
 struct Inner {
     name: String,
-    llama: Llama,
-    /// Rotation table, `[context_length, rot_dims / 2, 2]`, the same for all sessions.
-    rope: Tensor,
+    transformer: Transformer,
+    context_length: u32,
     encodings: Result<EncodingCache, String>,
     chat_template: Option<String>,
     block_types: Vec<BlockType>,
@@ -102,11 +101,12 @@ impl Model {
 
     /// Tests the passes of all generations.
     async fn test(&self) -> Result<(), Error> {
-        let mut passes = RecordedPasses::declare(&self.device, self.llama(), self.rope(), self.max_pass)?;
+        let mut passes =
+            RecordedPasses::declare(&self.device, self.transformer(), self.context_length(), self.max_pass)?;
         for ending in [Ending::Greedy { penalize: true }, Ending::Sample { penalize: true }] {
-            passes.record(&self.device, self.llama(), ending)?;
+            passes.record(&self.device, self.transformer(), ending)?;
         }
-        passes.test_all(&self.device, self.llama()).await
+        passes.test_all(&self.device, self.transformer()).await
     }
 
     /// Declares a model whose weights the feed is still to take, and compares the plan with the limit; nothing is
@@ -123,29 +123,30 @@ impl Model {
         let context_length = checked_context(config.max_seq_len, context_length)?;
         let max_pass = checked_max_pass(device, max_pass)?;
         let weights = Weights::declare(device, &config, &catalog)?;
-        let llama = Llama { config, weights };
-        let rope = rope_tensor(&llama.config, context_length)?;
-        let plan = RecordedPasses::declare(device, &llama, &rope, max_pass)?.plan();
+        catalog.check_read(weights.destinations().map(|(name, _)| name))?;
+        let transformer = Transformer::declare(config, weights, context_length)?;
+        let plan = RecordedPasses::declare(device, &transformer, context_length, max_pass)?.plan();
         if let Some(limit) = Limit::of(memory_limit, device.available_bytes())
             && plan.total_bytes() > limit.bytes
         {
-            return Err(too_large(device, &llama, &plan, limit, context_length, max_pass));
+            return Err(too_large(device, &transformer, &plan, limit, context_length, max_pass));
         }
-        let feed = Feed::new(&catalog, llama.weights.destinations());
+        let feed = Feed::new(&catalog, transformer.weights.destinations());
         let encodings = match tokenizer {
             Ok(tokenizer) => Ok(EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE)),
             Err(error) => Err(error.to_string()),
         };
-        let weights_bytes = llama.weights.tensors().map(Tensor::size_bytes).sum();
+        let weights_bytes = transformer.weights.tensors().map(Tensor::size_bytes).sum();
         let tokens_per_submit = tokens_per_submit(device.is_real_gpu(), weights_bytes);
         let block_types = catalog.block_types();
-        let inner = Inner { name, llama, rope, encodings, chat_template, block_types, tokens_per_submit };
+        let inner =
+            Inner { name, transformer, context_length, encodings, chat_template, block_types, tokens_per_submit };
         Ok((Model { inner: Arc::new(inner), device: device.clone(), max_pass, plan }, feed))
     }
 
     /// Adds what is not in the files, once the feed wants nothing more. Sessions follow this device's tuning.
     pub(super) fn complete(self, device: Device) -> Result<Model, Error> {
-        upload_rope(&device, self.config(), self.rope())?;
+        self.transformer().upload_ropes(&device)?;
         Ok(Model { device, ..self })
     }
 
@@ -158,7 +159,9 @@ impl Model {
         let config = shape.decoder()?;
         let context_length = checked_context(config.max_seq_len, context_length)?;
         let weights = Weights::declare(device, config, catalog)?;
-        plan(device, &Llama { config: config.clone(), weights }, context_length, checked_max_pass(device, None)?)
+        catalog.check_read(weights.destinations().map(|(name, _)| name))?;
+        let transformer = Transformer::declare(config.clone(), weights, context_length)?;
+        Ok(RecordedPasses::declare(device, &transformer, context_length, checked_max_pass(device, None)?)?.plan())
     }
 
     /// The device that holds the weights.
@@ -183,12 +186,12 @@ impl Model {
 
     /// The model's shape.
     pub fn config(&self) -> &ModelConfig {
-        &self.inner.llama.config
+        &self.inner.transformer.config
     }
 
     /// Positions of a session's cache.
     pub fn context_length(&self) -> u32 {
-        self.inner.rope.shape()[0]
+        self.inner.context_length
     }
 
     /// Memory of the weights and one session.
@@ -207,7 +210,7 @@ impl Model {
     /// [`Error::Option`] if that is none of [`PASS_SIZES`].
     pub fn with_max_pass(&self, max_pass: u32) -> Result<Model, Error> {
         let max_pass = checked_max_pass(self.device(), Some(max_pass))?;
-        let plan = RecordedPasses::declare(self.device(), self.llama(), self.rope(), max_pass)?.plan();
+        let plan = RecordedPasses::declare(self.device(), self.transformer(), self.context_length(), max_pass)?.plan();
         Ok(Model { max_pass, plan, ..self.clone() })
     }
 
@@ -254,12 +257,8 @@ impl Model {
         Session::new(self)
     }
 
-    pub(super) fn rope(&self) -> &Tensor {
-        &self.inner.rope
-    }
-
-    pub(crate) fn llama(&self) -> &Llama {
-        &self.inner.llama
+    pub(crate) fn transformer(&self) -> &Transformer {
+        &self.inner.transformer
     }
 
     /// Runs all of `ids` in one pass and returns all logits and the residual stream after each block.
@@ -278,13 +277,14 @@ impl Model {
             // Each tap gets a tensor of its own: the residual stream itself is overwritten.
             let mut tap = |rec: &mut Recorder, h: &Tensor| {
                 let kept = Tensor::declare("hidden", Role::Activations, h.shape(), DType::F32)?;
-                crate::kernels::scale(rec, h, &kept, 1.0)?;
+                // The stream is kept divided.
+                crate::kernels::scale(rec, h, &kept, config.residual_scale)?;
                 hidden.push(kept);
                 Ok(())
             };
-            let h = self.llama().record_layers(&mut rec, session.cache(), session.io(), n_tokens, &mut tap)?;
+            let h = self.transformer().record_layers(&mut rec, session.cache(), session.io(), n_tokens, &mut tap)?;
             let logits = Tensor::declare("logits", Role::Activations, &[n_tokens, config.vocab_size], DType::F32)?;
-            self.llama().record_head(&mut rec, &h, &logits)?;
+            self.transformer().record_head(&mut rec, &h, &logits)?;
             Ok((rec.finish(&mut Workspace::default()), logits, hidden))
         };
         let (recording, logits, hidden) = record_tested(device, record, |(recording, ..)| recording).await?;
@@ -331,21 +331,20 @@ fn tokens_per_submit(is_real_gpu: bool, weights_bytes: u64) -> u32 {
     if is_real_gpu && weights_bytes < SMALL_BYTES { 4 } else { 1 }
 }
 
-/// The memory of the weights and one session that generates.
-fn plan(device: &Device, llama: &Llama, context_length: u32, max_pass: u32) -> Result<MemoryPlan, Error> {
-    Ok(RecordedPasses::declare(device, llama, &rope_tensor(&llama.config, context_length)?, max_pass)?.plan())
-}
-
 /// The refusal, with what would fit.
 fn too_large(
     device: &Device,
-    llama: &Llama,
+    transformer: &Transformer,
     plan: &MemoryPlan,
     limit: Limit,
     context_length: u32,
     max_pass: u32,
 ) -> Error {
-    let plan_of = |context| self::plan(device, llama, context, max_pass);
+    let plan_of = |context| {
+        let Transformer { config, weights, .. } = transformer.clone();
+        let shorter = Transformer::declare(config, weights, context)?;
+        Ok::<_, Error>(RecordedPasses::declare(device, &shorter, context, max_pass)?.plan())
+    };
     let fits = |context: &u32| plan_of(*context).is_ok_and(|plan| plan.total_bytes() <= limit.bytes);
     let halves = std::iter::successors(Some(context_length / 2), |context| Some(context / 2)).take_while(|&c| c >= 64);
     let hint = match halves.into_iter().find(fits) {

@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::StepState;
-use crate::model::{Ending, KvCache, Llama, PassTensors};
+use crate::model::{Ending, KvCache, PassTensors, Transformer};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::self_test;
@@ -30,10 +30,13 @@ pub(super) struct RecordedPasses {
 
 impl RecordedPasses {
     /// Declares tensors and records the passes of a greedy generation, for up to `max_pass` tokens; nothing is allocated.
-    /// The context is as long as the model's rotation table.
-    pub fn declare(device: &Device, llama: &Llama, rope: &Tensor, max_pass: u32) -> Result<RecordedPasses, Error> {
-        let config = &llama.config;
-        let context_length = rope.shape()[0];
+    pub fn declare(
+        device: &Device,
+        transformer: &Transformer,
+        context_length: u32,
+        max_pass: u32,
+    ) -> Result<RecordedPasses, Error> {
+        let config = &transformer.config;
         // A pass for more tokens than the context has positions would never be full.
         let [largest, enough] = [
             PASS_SIZES.iter().rposition(|&size| size <= max_pass),
@@ -47,24 +50,23 @@ impl RecordedPasses {
             state: StepState::declare()?,
             // The last pass of a prompt may be padded beyond the context.
             tokens: word("tokens", &[context_length.saturating_add(PASS_SIZES[last])], DType::U32)?,
-            rope: rope.clone(),
             logits: word("logits", &[1, config.vocab_size], DType::F32)?,
             sampling: word("sampling", &[8], DType::U32)?,
             chosen: word("chosen", &[1], DType::U32)?,
         };
         let (workspace, recordings) = (Workspace::default(), HashMap::new());
         let mut passes = RecordedPasses { cache, io, workspace, sizes, recordings };
-        passes.record_greedy(device, llama)?;
+        passes.record_greedy(device, transformer)?;
         Ok(passes)
     }
 
-    fn record_greedy(&mut self, device: &Device, llama: &Llama) -> Result<(), Error> {
-        self.record(device, llama, Ending::Cache)?;
-        self.record(device, llama, Ending::Greedy { penalize: false })
+    fn record_greedy(&mut self, device: &Device, transformer: &Transformer) -> Result<(), Error> {
+        self.record(device, transformer, Ending::Cache)?;
+        self.record(device, transformer, Ending::Greedy { penalize: false })
     }
 
     /// Records the passes of an ending unless that was done before.
-    pub fn record(&mut self, device: &Device, llama: &Llama, ending: Ending) -> Result<(), Error> {
+    pub fn record(&mut self, device: &Device, transformer: &Transformer, ending: Ending) -> Result<(), Error> {
         let largest = self.largest();
         for &size in self.sizes.iter().rev() {
             // In the middle of a prompt only full passes run, and short ones never do.
@@ -73,7 +75,7 @@ impl RecordedPasses {
                 continue;
             }
             let mut rec = Recorder::new(device);
-            llama.record_pass(&mut rec, &self.cache, &self.io, size, ending)?;
+            transformer.record_pass(&mut rec, &self.cache, &self.io, size, ending)?;
             self.recordings.insert((ending, size), rec.finish(&mut self.workspace));
         }
         Ok(())
@@ -83,14 +85,20 @@ impl RecordedPasses {
     ///
     /// # Errors
     /// Those of the self-test and of [`RecordedPasses::record`].
-    pub async fn test(&mut self, device: &Device, llama: &Llama, size: u32, ending: Ending) -> Result<(), Error> {
+    pub async fn test(
+        &mut self,
+        device: &Device,
+        transformer: &Transformer,
+        size: u32,
+        ending: Ending,
+    ) -> Result<(), Error> {
         loop {
-            self.record(device, llama, ending)?;
+            self.record(device, transformer, ending)?;
             if self_test(device, self.get(size, ending)?).await? {
                 return Ok(());
             }
             self.recordings.clear();
-            self.record_greedy(device, llama)?;
+            self.record_greedy(device, transformer)?;
         }
     }
 
@@ -98,10 +106,10 @@ impl RecordedPasses {
     ///
     /// # Errors
     /// As [`RecordedPasses::test`].
-    pub async fn test_all(&mut self, device: &Device, llama: &Llama) -> Result<(), Error> {
+    pub async fn test_all(&mut self, device: &Device, transformer: &Transformer) -> Result<(), Error> {
         let all: Vec<(Ending, u32)> = self.recordings.keys().copied().collect();
         for (ending, size) in all {
-            self.test(device, llama, size, ending).await?;
+            self.test(device, transformer, size, ending).await?;
         }
         Ok(())
     }

@@ -28,7 +28,8 @@ pub struct Snapshot {
 
 impl Session {
     pub(super) fn new(model: &Model) -> Result<Session, Error> {
-        let passes = RecordedPasses::declare(model.device(), model.llama(), model.rope(), model.max_pass())?;
+        let passes =
+            RecordedPasses::declare(model.device(), model.transformer(), model.context_length(), model.max_pass())?;
         Ok(Session { model: model.clone(), passes, sequence: Sequence::default() })
     }
 
@@ -182,7 +183,8 @@ impl Session {
                 found: format!("`{}` with {}", model.name(), model.context_length()),
             });
         }
-        self.passes = RecordedPasses::declare(model.device(), model.llama(), model.rope(), model.max_pass())?;
+        self.passes =
+            RecordedPasses::declare(model.device(), model.transformer(), model.context_length(), model.max_pass())?;
         self.model = model.clone();
         self.sequence.forget_cache();
         Ok(())
@@ -230,7 +232,7 @@ impl Session {
             let n_tokens = n_left.min(size as usize);
             let ends = n_tokens == n_left;
             let pass = if ends { ending } else { Ending::Cache };
-            self.passes.test(device, model.llama(), size, pass).await?;
+            self.passes.test(device, model.transformer(), size, pass).await?;
             let (pass, io) = (self.passes.get(size, pass)?, &self.passes.io);
             io.state.set(device, self.sequence.n_cached() as u32, n_tokens as u32)?;
             if ends {
@@ -258,7 +260,7 @@ impl Session {
         let sampling = options.sampling();
         let model = self.model.clone();
         // The pass that runs ahead, without waiting for anything.
-        self.passes.test(model.device(), model.llama(), 1, ending).await?;
+        self.passes.test(model.device(), model.transformer(), 1, ending).await?;
         model.device().write(&self.passes.io.sampling, 0, bytemuck::cast_slice::<_, u32>(&[sampling]))?;
         let fed = self.feed(ending, cancelled).await?;
         if fed.is_some() {

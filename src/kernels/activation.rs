@@ -51,7 +51,8 @@ pub(crate) struct SiluParams {
 pub(crate) struct ScaleParams {
     pub len: u32,
     pub factor: f32,
-    pub _pad: [u32; 2],
+    pub cap: f32,
+    pub _pad: u32,
 }
 
 /// Form of the Gaussian error linear unit.
@@ -61,6 +62,15 @@ pub enum Gelu {
     Exact,
     /// By the hyperbolic tangent, as GPT-2 and Gemma do.
     Tanh,
+}
+
+/// What a gated feed-forward applies to its gates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// The sigmoid linear unit.
+    Silu,
+    /// The Gaussian error linear unit.
+    Gelu(Gelu),
 }
 
 /// What a product applies to its sums.
@@ -79,7 +89,7 @@ pub enum Activation {
 /// # Errors
 /// [`Error::Shape`] if `gate_up` disagrees with `y`.
 pub fn swiglu(rec: &mut Recorder, gate_up: &Tensor, y: &Tensor) -> Result<(), Error> {
-    gated(rec, &shaders::SWIGLU, gate_up, y, 0)
+    halves(rec, &shaders::SWIGLU, gate_up, y, 0)
 }
 
 /// Records `y = gelu(gate) * up`, where `gate_up` holds both halves of each row, as ModernBERT's feed-forward does.
@@ -90,10 +100,23 @@ pub fn swiglu(rec: &mut Recorder, gate_up: &Tensor, y: &Tensor) -> Result<(), Er
 /// # Errors
 /// [`Error::Shape`] if `gate_up` disagrees with `y`.
 pub fn geglu(rec: &mut Recorder, gate_up: &Tensor, y: &Tensor, form: Gelu) -> Result<(), Error> {
-    gated(rec, &shaders::GEGLU, gate_up, y, u32::from(form == Gelu::Tanh))
+    halves(rec, &shaders::GEGLU, gate_up, y, u32::from(form == Gelu::Tanh))
 }
 
-fn gated(
+/// Records `y = act(gate) * up`: [`swiglu`] or [`geglu`].
+///
+/// # Shapes
+/// `gate_up`: `[T, 2 F]`; `y`: `[T, F]`.
+/// # Errors
+/// [`Error::Shape`] if `gate_up` disagrees with `y`.
+pub fn gated(rec: &mut Recorder, gate: Gate, gate_up: &Tensor, y: &Tensor) -> Result<(), Error> {
+    match gate {
+        Gate::Silu => swiglu(rec, gate_up, y),
+        Gate::Gelu(form) => geglu(rec, gate_up, y, form),
+    }
+}
+
+fn halves(
     rec: &mut Recorder,
     kernel: &'static Kernel,
     gate_up: &Tensor,
@@ -153,8 +176,22 @@ pub fn add(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
 /// # Errors
 /// [`Error::Shape`] if `y` disagrees with `x`.
 pub fn scale(rec: &mut Recorder, x: &Tensor, y: &Tensor, factor: f32) -> Result<(), Error> {
+    scaled(rec, x, y, factor, 0.0)
+}
+
+/// Records `y = cap * tanh(factor * x / cap)`, which approaches `cap`, a positive number. Shader: `shaders/scale.wgsl`.
+///
+/// # Shapes
+/// `x`, `y`: any, the same.
+/// # Errors
+/// [`Error::Shape`] if `y` disagrees with `x`.
+pub fn soft_cap(rec: &mut Recorder, x: &Tensor, y: &Tensor, factor: f32, cap: f32) -> Result<(), Error> {
+    scaled(rec, x, y, factor, cap)
+}
+
+fn scaled(rec: &mut Recorder, x: &Tensor, y: &Tensor, factor: f32, cap: f32) -> Result<(), Error> {
     y.expect_shape("scale", "y", x.shape())?;
     let grid = fold(rec.device(), (y.len() as u64).div_ceil(WG));
-    let params = ScaleParams { len: y.len() as u32, factor, _pad: [0; 2] };
+    let params = ScaleParams { len: y.len() as u32, factor, cap, _pad: 0 };
     rec.dispatch(&shaders::SCALE, None, &[], params, &[x, y], grid)
 }

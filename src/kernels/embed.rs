@@ -19,7 +19,8 @@ pub(crate) struct EmbedParams {
     pub slab_start: u32,
     pub slab_rows: u32,
     pub n_tokens: u32,
-    pub _pad: [u32; 2],
+    pub factor: f32,
+    pub n_positions: u32,
 }
 
 /// Mirrors `Params` in `shaders/embed_sum.wgsl`.
@@ -38,18 +39,47 @@ pub(crate) struct EmbedSumParams {
     pub _pad: [u32; 3],
 }
 
-/// Records `y[t] = w[tokens[pos + t]]`. Shader: `shaders/embed.wgsl`, one dispatch for each slab of `w`.
+/// Where the embeddings of a sequence's tokens come from.
+#[derive(Clone, Copy, Debug)]
+pub struct Embedding<'a> {
+    /// `[V, C]`.
+    pub w: &'a Matrix,
+    /// Factor of its rows.
+    pub factor: f32,
+    /// `[N, C]`, whose rows are added by position. The last one stands for positions past its end.
+    pub positions: Option<&'a Tensor>,
+}
+
+impl<'a> Embedding<'a> {
+    /// The rows of `w`.
+    pub fn new(w: &'a Matrix) -> Self {
+        Embedding { w, factor: 1.0, positions: None }
+    }
+}
+
+/// Records `y[t] = factor * w[tokens[pos + t]] (+ positions[pos + t])`. Shader: `shaders/embed.wgsl`, one dispatch for
+/// each slab of `w`.
 ///
 /// Rows after the state's last token are zeros, and so are rows whose id is not below V: whatever the memory of tokens and
 /// rows held before, no row that pads a pass has a NaN.
 ///
 /// # Shapes
-/// `tokens`: `[S]`, token ids; `w`: `[V, C]`; `y`: `[T, C]`.
+/// `tokens`: `[S]`, token ids; `y`: `[T, C]`.
 /// # Errors
-/// [`Error::Shape`] if `y` disagrees with `w`.
-pub fn embed(rec: &mut Recorder, state: &StepState, tokens: &Tensor, w: &Matrix, y: &Tensor) -> Result<(), Error> {
+/// [`Error::Shape`] if an operand disagrees with `w`.
+pub fn embed(
+    rec: &mut Recorder,
+    state: &StepState,
+    tokens: &Tensor,
+    embedding: &Embedding<'_>,
+    y: &Tensor,
+) -> Result<(), Error> {
+    let &Embedding { w, factor, positions } = embedding;
     let [n_tokens, _] = y.dims2("embed", "y")?;
     y.expect_shape("embed", "y", &[n_tokens, w.cols()])?;
+    let n_positions = table_rows("embed", "positions", positions, w)?;
+    // What stands for a table that is not there is never read.
+    let absent = rec.temporary("absent", &[1])?;
     let grid = fold(rec.device(), n_tokens.into());
     for slab in w.slabs() {
         let params = EmbedParams {
@@ -59,12 +89,21 @@ pub fn embed(rec: &mut Recorder, state: &StepState, tokens: &Tensor, w: &Matrix,
             slab_start: slab.first_row,
             slab_rows: slab.rows,
             n_tokens,
-            _pad: [0; 2],
+            factor,
+            n_positions,
         };
-        let operands = [state.tensor(), tokens, &slab.words, y];
+        let operands = [state.tensor(), tokens, &slab.words, positions.unwrap_or(&absent), y];
         rec.dispatch(&shaders::EMBED, Some(w.weight()), &[], params, &operands, grid)?;
     }
     Ok(())
+}
+
+/// Rows of a table that is added to the embeddings; 0 if there is none.
+fn table_rows(kernel: &'static str, operand: &'static str, table: Option<&Tensor>, w: &Matrix) -> Result<u32, Error> {
+    let Some(table) = table else { return Ok(0) };
+    let [rows, _] = table.dims2(kernel, operand)?;
+    table.expect_shape(kernel, operand, &[rows, w.cols()])?;
+    Ok(rows)
 }
 
 /// Records `y[t] = w[id] + positions[position] + types[type]`, as text encoders begin. A table that is not there adds
@@ -87,12 +126,7 @@ pub fn embed_sum(
     let [n_tokens, _] = y.dims2("embed_sum", "y")?;
     y.expect_shape("embed_sum", "y", &[n_tokens, w.cols()])?;
     tokens.expect_shape("embed_sum", "tokens", &[n_tokens, 3])?;
-    let rows = |operand, table: Option<&Tensor>| {
-        let Some(table) = table else { return Ok(0) };
-        let [rows, _] = table.dims2("embed_sum", operand)?;
-        table.expect_shape("embed_sum", operand, &[rows, w.cols()])?;
-        Ok::<u32, Error>(rows)
-    };
+    let rows = |operand, table| table_rows("embed_sum", operand, table, w);
     let (n_positions, n_types) = (rows("positions", positions)?, rows("types", types)?);
     // What stands for a table that is not there is never read.
     let absent = rec.temporary("absent", &[1])?;

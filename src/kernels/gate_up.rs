@@ -2,8 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::linear::{NORM, Norm, lanes, lanes_groups, operations, quads, vector};
-use super::{GridPart, grid_parts};
+use super::linear::{NORM, Norm, activated, lanes, lanes_groups, operations, quads, vector};
+use super::{Activation, Gate, GridPart, grid_parts};
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -24,20 +24,31 @@ pub(crate) struct GateUpParams {
     pub first_group: u32,
 }
 
-/// Records `y = silu(x gateᵀ) * (x upᵀ)`, where `w` holds the rows of `gate` and then those of `up`; `norm` normalises
+/// Records `y = act(x gateᵀ) * (x upᵀ)`, where `w` holds the rows of `gate` and then those of `up`; `norm` normalises
 /// `x` first. Shader: `shaders/gate_up.wgsl`.
 ///
 /// # Shapes
 /// `w`: `[2 F, K]` in one slab, see [`Matrix::n_slabs`]; `x`: `[T, K]`, K a multiple of 4; `y`: `[T, F]`.
 /// # Errors
 /// [`Error::Shape`] if an operand disagrees with `w`, [`Error::Operand`] if K is no multiple of 4 or `w` is in slabs.
-pub fn gate_up(rec: &mut Recorder, w: &Matrix, norm: Option<Norm<'_>>, x: &Tensor, y: &Tensor) -> Result<(), Error> {
+pub fn gate_up(
+    rec: &mut Recorder,
+    w: &Matrix,
+    norm: Option<Norm<'_>>,
+    gate: Gate,
+    x: &Tensor,
+    y: &Tensor,
+) -> Result<(), Error> {
     let n_tokens = quads("gate_up", x)?;
     let slab = w.only_slab("gate_up")?;
     let (dim, ffn_dim) = (w.cols(), w.rows() / 2);
     x.expect_shape("gate_up", "x", &[n_tokens, dim])?;
     y.expect_shape("gate_up", "y", &[n_tokens, ffn_dim])?;
     let vector = vector("gate_up", norm, None, dim)?;
+    let (activation_flags, activation) = activated(match gate {
+        Gate::Silu => None,
+        Gate::Gelu(form) => Some(Activation::Gelu(form)),
+    });
     let params = |first_group| GateUpParams {
         n_tokens,
         ffn_dim,
@@ -45,10 +56,11 @@ pub fn gate_up(rec: &mut Recorder, w: &Matrix, norm: Option<Norm<'_>>, x: &Tenso
         blocks: w.blocks(),
         w_scales: w.quants_words(slab),
         eps: norm.map_or(0.0, |norm| norm.eps),
-        flags: if norm.is_some() { NORM } else { 0 },
+        flags: activation_flags | if norm.is_some() { NORM } else { 0 },
         first_group,
     };
     let (choice, constants) = lanes(rec, &shaders::GATE_UP, w, norm.is_some());
+    let constants = [constants, activation.to_vec()].concat();
     let n_groups = lanes_groups(2 * ffn_dim.next_multiple_of(2), choice.size);
     // A vector that is not there is never read; x is at hand.
     let operands = [&slab.words, vector.unwrap_or(x), x, y];

@@ -228,7 +228,7 @@ pub(super) fn set(flags: &[(bool, u32)]) -> u32 {
 }
 
 /// The flags and the overrides that stand for an activation: the CPU's twins know no overrides.
-fn activated(activation: Option<Activation>) -> (u32, &'static [(&'static str, f64)]) {
+pub(super) fn activated(activation: Option<Activation>) -> (u32, &'static [(&'static str, f64)]) {
     match activation {
         None => (0, &[]),
         Some(Activation::Gelu(Gelu::Exact)) => (GELU, &[("GELU", 1.0)]),

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{BIAS, by_row, fold};
+use super::{ACCUMULATE, BIAS, by_row, fold};
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders;
@@ -25,10 +25,22 @@ pub(crate) struct NormParams {
 /// # Errors
 /// [`Error::Shape`] if `weight` or `y` disagrees with `x`.
 pub fn rms_norm(rec: &mut Recorder, x: &Tensor, weight: &Tensor, y: &Tensor, eps: f32) -> Result<(), Error> {
+    rms(rec, x, weight, y, eps, 0)
+}
+
+/// Records `y += weight * x / sqrt(mean(x²) + eps)`, otherwise as [`rms_norm`].
+///
+/// # Errors
+/// As [`rms_norm`].
+pub fn add_rms_norm(rec: &mut Recorder, x: &Tensor, weight: &Tensor, y: &Tensor, eps: f32) -> Result<(), Error> {
+    rms(rec, x, weight, y, eps, ACCUMULATE)
+}
+
+fn rms(rec: &mut Recorder, x: &Tensor, weight: &Tensor, y: &Tensor, eps: f32, flags: u32) -> Result<(), Error> {
     let [n_tokens, dim] = x.dims2("rms_norm", "x")?;
     weight.expect_shape("rms_norm", "weight", &[dim])?;
     y.expect_shape("rms_norm", "y", &[n_tokens, dim])?;
-    let params = NormParams { n_tokens, dim, eps, flags: 0 };
+    let params = NormParams { n_tokens, dim, eps, flags };
     let (tier, rows) = by_row(rec.device(), &shaders::RMS_NORM, dim);
     let grid = fold(rec.device(), n_tokens.div_ceil(rows).into());
     rec.dispatch_as(tier, &shaders::RMS_NORM, None, &[], params, &[x, weight, y], grid)

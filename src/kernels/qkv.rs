@@ -44,10 +44,8 @@ pub struct Qkv<'a> {
     pub norm: Option<Norm<'a>>,
     /// First head that `w` makes: queries come first, then keys, then values.
     pub first_head: u32,
-    /// How heads are rotated.
-    pub rope: &'a RopeConfig,
-    /// `[S, rot_dims / 2, 2]`.
-    pub table: &'a Tensor,
+    /// How queries and keys are rotated, and the table of angles, `[S, rot_dims / 2, 2]`. `None`: they are not.
+    pub rope: Option<(&'a RopeConfig, &'a Tensor)>,
 }
 
 impl Qkv<'_> {
@@ -75,7 +73,9 @@ impl Qkv<'_> {
         let &[n_kv_heads, capacity, head_dim] = k.shape() else {
             return Err(operand("k", "a tensor of three dimensions".into(), format!("of shape {:?}", k.shape())));
         };
-        check("qkv", self.rope, head_dim, self.table)?;
+        if let Some((config, table)) = self.rope {
+            check("qkv", config, head_dim, table)?;
+        }
         let [_, q_dim] = q.dims2("qkv", "q")?;
         let n_heads = q_dim / head_dim;
         x.expect_shape("qkv", "x", &[n_tokens, dim])?;
@@ -104,16 +104,17 @@ impl Qkv<'_> {
             n_heads,
             n_kv_heads,
             head_dim,
-            rot_dims: self.rope.rot_dims,
-            style: u32::from(self.rope.style == RopeStyle::Halves),
+            rot_dims: self.rope.map_or(0, |(config, _)| config.rot_dims),
+            style: u32::from(self.rope.is_some_and(|(config, _)| config.style == RopeStyle::Halves)),
             capacity,
             first_group,
             _pad: 0,
         };
         let (choice, constants) = lanes(rec, &shaders::QKV, self.w, self.norm.is_some());
         let n_groups = lanes_groups(n_out, choice.size);
-        // A vector that is not there is never read; x is at hand.
-        let operands = [state.tensor(), self.table, &slab.words, vector.unwrap_or(x), x, q, k, v];
+        // What is not there is never read; x is at hand.
+        let table = self.rope.map_or(x, |(_, table)| table);
+        let operands = [state.tensor(), table, &slab.words, vector.unwrap_or(x), x, q, k, v];
         let tier = choice.tier;
         for GridPart { first, grid: [x_groups, y_groups, _] } in
             grid_parts(rec.device(), n_groups, operations(n_tokens, n_out, dim))

@@ -1,11 +1,13 @@
 //! Rotary position embedding.
 
+use std::f64::consts::TAU;
+
 use bytemuck::{Pod, Zeroable};
 
 use super::{StepState, fold};
 use crate::error::Error;
 use crate::recording::Recorder;
-use crate::shaders;
+use crate::shaders::{self, Kernel, Tier};
 use crate::tensor::Tensor;
 
 /// Mirrors `Params` in `shaders/rope.wgsl`.
@@ -31,7 +33,9 @@ pub(crate) struct RopeKvParams {
     pub rot_dims: u32,
     pub style: u32,
     pub capacity: u32,
-    pub _pad: u32,
+    pub eps: f32,
+    pub norm: u32,
+    pub _pad: [u32; 3],
 }
 
 /// Mirrors `Params` in `shaders/rope_packed.wgsl`.
@@ -40,11 +44,12 @@ pub(crate) struct RopeKvParams {
 pub(crate) struct RopePackedParams {
     pub n_tokens: u32,
     pub n_heads: u32,
+    pub n_kv_heads: u32,
     pub head_dim: u32,
     pub rot_dims: u32,
     pub style: u32,
-    pub stride: u32,
-    pub _pad: [u32; 2],
+    pub eps: f32,
+    pub norm: u32,
 }
 
 /// Which elements of a head form a pair.
@@ -80,6 +85,22 @@ pub enum RopeScaling {
         /// Context length before scaling.
         original_max_seq_len: f64,
     },
+    /// YaRN (Peng et al. 2023, arXiv:2309.00071): low frequencies are divided by `factor`, high ones kept, those between
+    /// blended by their place, and the rotated elements grow.
+    Yarn {
+        /// Divides the low frequencies.
+        factor: f64,
+        /// Turns over the original context from which a frequency is high.
+        beta_fast: f64,
+        /// Turns up to which it is low.
+        beta_slow: f64,
+        /// Context length before scaling.
+        original_max_seq_len: f64,
+        /// Whether the places between which frequencies are blended are rounded outwards to whole pairs.
+        truncate: bool,
+        /// What rotated elements are multiplied by.
+        magnitude: f64,
+    },
 }
 
 /// Parameters of the embedding.
@@ -95,7 +116,7 @@ pub struct RopeConfig {
     pub scaling: RopeScaling,
 }
 
-/// The table of `(cos, sin)` for positions `0..n_pos`: `[n_pos, rot_dims / 2, 2]`, computed in f64.
+/// The table of `(cos, sin)`, times the magnitude, for positions `0..n_pos`: `[n_pos, rot_dims / 2, 2]`, computed in f64.
 pub fn rope_table(config: &RopeConfig, n_pos: u32) -> Vec<f32> {
     let half = config.rot_dims / 2;
     let frequency = |i: u32| {
@@ -106,15 +127,31 @@ pub fn rope_table(config: &RopeConfig, n_pos: u32) -> Vec<f32> {
             RopeScaling::Factors(factors) => plain / factors.get(i as usize).copied().map_or(1.0, f64::from),
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => {
                 // Turns over the original context tell how high a frequency is; the blend is linear in them.
-                let turns = original_max_seq_len * plain / std::f64::consts::TAU;
+                let turns = original_max_seq_len * plain / TAU;
                 let share = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
+                share * plain + (1.0 - share) * plain / factor
+            }
+            &RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_seq_len, truncate, .. } => {
+                // The pair that turns so often over the original context.
+                let dims = f64::from(config.rot_dims);
+                let pair_of =
+                    |turns: f64| dims * (original_max_seq_len / (turns * TAU)).ln() / (2.0 * config.theta.ln());
+                let (fast, slow) = (pair_of(beta_fast), pair_of(beta_slow));
+                let (fast, slow) = if truncate { (fast.floor(), slow.ceil()) } else { (fast, slow) };
+                let (fast, slow) = (fast.max(0.0), slow.min(dims - 1.0));
+                let width = if fast == slow { 0.001 } else { slow - fast };
+                let share = 1.0 - ((f64::from(i) - fast) / width).clamp(0.0, 1.0);
                 share * plain + (1.0 - share) * plain / factor
             }
         }
     };
+    let magnitude = match config.scaling {
+        RopeScaling::Yarn { magnitude, .. } => magnitude,
+        _ => 1.0,
+    };
     let frequencies: Vec<f64> = (0..half).map(frequency).collect();
     let angles = (0..n_pos).flat_map(|pos| frequencies.iter().map(move |f| f64::from(pos) * f));
-    angles.flat_map(|angle| [angle.cos() as f32, angle.sin() as f32]).collect()
+    angles.flat_map(|angle| [(magnitude * angle.cos()) as f32, (magnitude * angle.sin()) as f32]).collect()
 }
 
 /// Refuses a pairing that does not fit the head, or a table that does not fit the pairing.
@@ -168,84 +205,183 @@ pub fn rope(
     rec.dispatch(&shaders::ROPE, None, &[], params, &[state.tensor(), table, x, y], grid)
 }
 
-/// Records the split of a fused projection: rotated queries to `q`, rotated keys and values to the cache at
-/// `pos..`. Shader: `shaders/rope_kv.wgsl`.
+/// How queries and keys are normalised, to mean square 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Each head by itself, before it is rotated: Qwen3.
+    Heads,
+    /// Each head by itself, after it is rotated: Hunyuan.
+    RotatedHeads,
+    /// All queries of a token together, and all its keys, before they are rotated: OLMo 2.
+    Whole,
+}
+
+impl QkNorm {
+    /// The value of the override `NORM`, and of the params of the CPU's twins, which know no overrides; 0: no norm.
+    fn code(norm: Option<QkNorm>) -> u32 {
+        match norm {
+            None => 0,
+            Some(QkNorm::Heads) => 1,
+            Some(QkNorm::RotatedHeads) => 2,
+            Some(QkNorm::Whole) => 3,
+        }
+    }
+
+    /// The norm of a code.
+    pub(crate) fn of(code: u32) -> Option<QkNorm> {
+        [QkNorm::Heads, QkNorm::RotatedHeads, QkNorm::Whole].into_iter().find(|&norm| QkNorm::code(Some(norm)) == code)
+    }
+}
+
+/// What becomes of the heads of a projection before attention.
+#[derive(Clone, Copy, Debug)]
+pub struct Heads<'a> {
+    /// H.
+    pub n_heads: u32,
+    /// Hkv.
+    pub n_kv_heads: u32,
+    /// D, a multiple of 2.
+    pub head_dim: u32,
+    /// How queries and keys are rotated, and the table of angles, `[S, rot_dims / 2, 2]`. `None`: they are not.
+    pub rope: Option<(&'a RopeConfig, &'a Tensor)>,
+    /// How queries and keys are normalised; the weights of queries and then those of keys, `[2 D]` or for
+    /// [`QkNorm::Whole`] `[(H + Hkv) D]`; and what is added to the mean square.
+    pub norm: Option<(QkNorm, &'a Tensor, f32)>,
+}
+
+impl Heads<'_> {
+    /// Columns of queries, keys and values side by side.
+    fn qkv_dim(&self) -> u32 {
+        (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+    }
+
+    /// Refuses a table or weights that do not fit the heads.
+    fn check(&self, kernel: &'static str) -> Result<(), Error> {
+        if let Some((config, table)) = self.rope {
+            check(kernel, config, self.head_dim, table)?;
+        } else if !self.head_dim.is_multiple_of(2) {
+            let (expected, found) = ("an even number".into(), self.head_dim.to_string());
+            return Err(Error::Operand { kernel, operand: "head_dim", expected, found });
+        }
+        match self.norm {
+            Some((QkNorm::Whole, weight, _)) => {
+                weight.expect_shape(kernel, "weight", &[(self.n_heads + self.n_kv_heads) * self.head_dim])
+            }
+            Some((_, weight, _)) => weight.expect_shape(kernel, "weight", &[2 * self.head_dim]),
+            None => Ok(()),
+        }
+    }
+
+    fn rot_dims(&self) -> u32 {
+        self.rope.map_or(0, |(config, _)| config.rot_dims)
+    }
+
+    fn style(&self) -> u32 {
+        u32::from(self.rope.is_some_and(|(config, _)| config.style == RopeStyle::Halves))
+    }
+
+    /// Table and weights; what stands for one that is not there is never read.
+    fn operands(&self, rec: &mut Recorder) -> Result<[Tensor; 2], Error> {
+        let absent = rec.temporary("absent", &[2])?;
+        let table = self.rope.map_or(&absent, |(_, table)| table).clone();
+        Ok([table, self.norm.map_or(absent, |(_, weight, _)| weight.clone())])
+    }
+
+    fn code(&self) -> u32 {
+        QkNorm::code(self.norm.map(|(norm, ..)| norm))
+    }
+
+    fn eps(&self) -> f32 {
+        self.norm.map_or(0.0, |(.., eps)| eps)
+    }
+}
+
+/// Workgroups for so many heads in all.
+fn head_groups(rec: &Recorder, kernel: &Kernel, n_heads: u64) -> [u32; 3] {
+    // Heads of a workgroup of 64: an invocation each, or 16 of them for one.
+    let of_group = match rec.device().tier_for(kernel, None) {
+        Tier::Scalar => 64,
+        _ => 4,
+    };
+    fold(rec.device(), n_heads.div_ceil(of_group))
+}
+
+/// Records the split of a fused projection: queries, normalised and rotated, to `q`; keys, likewise, and values to the
+/// cache at `pos..`. Shader: `shaders/rope_kv.wgsl`.
 ///
 /// # Shapes
-/// `table`: `[S, rot_dims / 2, 2]`; `qkv`: `[T, (H + 2 Hkv) * D]`; `q`: `[T, H * D]`; `k`, `v`: `[Hkv, S, D]`.
+/// `qkv`: `[T, (H + 2 Hkv) * D]`; `q`: `[T, H * D]`; `k`, `v`: `[Hkv, S, D]`.
 /// # Errors
 /// [`Error::Shape`] or [`Error::Operand`] if the operands disagree.
-#[allow(clippy::too_many_arguments)]
 pub fn rope_kv(
     rec: &mut Recorder,
     state: &StepState,
-    config: &RopeConfig,
-    table: &Tensor,
+    heads: &Heads<'_>,
     qkv: &Tensor,
     q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
+    [k, v]: [&Tensor; 2],
 ) -> Result<(), Error> {
-    let [n_tokens, q_dim] = q.dims2("rope_kv", "q")?;
-    let &[n_kv_heads, capacity, head_dim] = k.shape() else {
-        return Err(Error::Operand {
-            kernel: "rope_kv",
-            operand: "k",
-            expected: "a tensor of three dimensions".into(),
-            found: format!("of shape {:?}", k.shape()),
-        });
-    };
-    check("rope_kv", config, head_dim, table)?;
-    let n_heads = q_dim / head_dim;
+    let &Heads { n_heads, n_kv_heads, head_dim, .. } = heads;
+    heads.check("rope_kv")?;
+    let [n_tokens, _] = qkv.dims2("rope_kv", "qkv")?;
+    qkv.expect_shape("rope_kv", "qkv", &[n_tokens, heads.qkv_dim()])?;
     q.expect_shape("rope_kv", "q", &[n_tokens, n_heads * head_dim])?;
+    let capacity = k.shape().get(1).copied().unwrap_or(0);
+    k.expect_shape("rope_kv", "k", &[n_kv_heads, capacity, head_dim])?;
     v.expect_shape("rope_kv", "v", k.shape())?;
-    qkv.expect_shape("rope_kv", "qkv", &[n_tokens, (n_heads + 2 * n_kv_heads) * head_dim])?;
-    let grid = fold(rec.device(), (qkv.len() as u64 / 2).div_ceil(64));
     let params = RopeKvParams {
         n_tokens,
         n_heads,
         n_kv_heads,
         head_dim,
-        rot_dims: config.rot_dims,
-        style: u32::from(config.style == RopeStyle::Halves),
+        rot_dims: heads.rot_dims(),
+        style: heads.style(),
         capacity,
-        _pad: 0,
+        eps: heads.eps(),
+        norm: heads.code(),
+        _pad: [0; 3],
     };
-    rec.dispatch(&shaders::ROPE_KV, None, &[], params, &[state.tensor(), table, qkv, q, k, v], grid)
+    let kernel = &shaders::ROPE_KV;
+    let [table, weight] = heads.operands(rec)?;
+    let grid = head_groups(rec, kernel, u64::from(n_tokens) * u64::from(n_heads + 2 * n_kv_heads));
+    let operands = [state.tensor(), &table, &weight, qkv, q, k, v];
+    rec.dispatch(kernel, None, &[("NORM", f64::from(params.norm))], params, &operands, grid)
 }
 
-/// Records the rotation of packed queries and keys where they stand; values stay as they are. Shader:
-/// `shaders/rope_packed.wgsl`.
+/// Records the norm and the rotation of packed queries and keys, where they stand, by their tokens' positions; values stay
+/// as they are. Shader: `shaders/rope_packed.wgsl`.
 ///
 /// # Shapes
-/// `tokens`: U32 `[T, 3]`, of which the second column are positions; `table`: `[S, rot_dims / 2, 2]`; `qkv`:
-/// `[T, (H + 2 Hkv) * D]`.
+/// `tokens`: `[T, 3]`, id, position and type of each token; `qkv`: `[T, (H + 2 Hkv) D]`.
 /// # Errors
-/// [`Error::Shape`] or [`Error::Operand`] if the operands disagree.
-pub fn rope_packed(
-    rec: &mut Recorder,
-    config: &RopeConfig,
-    [n_heads, n_kv_heads, head_dim]: [u32; 3],
-    tokens: &Tensor,
-    table: &Tensor,
-    qkv: &Tensor,
-) -> Result<(), Error> {
-    let [n_tokens, _] = tokens.dims2("rope_packed", "tokens")?;
-    check("rope_packed", config, head_dim, table)?;
-    let stride = (n_heads + 2 * n_kv_heads) * head_dim;
+/// [`Error::Shape`] if an operand disagrees with the heads, [`Error::Operand`] if these do not fit the rotation, or for
+/// [`QkNorm::Whole`], which cannot be taken in place.
+pub fn rope_packed(rec: &mut Recorder, heads: &Heads<'_>, tokens: &Tensor, qkv: &Tensor) -> Result<(), Error> {
+    let &Heads { n_heads, n_kv_heads, head_dim, .. } = heads;
+    heads.check("rope_packed")?;
+    if let Some((QkNorm::Whole, ..)) = heads.norm {
+        return Err(Error::Operand {
+            kernel: "rope_packed",
+            operand: "norm",
+            expected: "one of each head".into(),
+            found: "one of all heads together".into(),
+        });
+    }
+    let [n_tokens, _] = qkv.dims2("rope_packed", "qkv")?;
     tokens.expect_shape("rope_packed", "tokens", &[n_tokens, 3])?;
-    qkv.expect_shape("rope_packed", "qkv", &[n_tokens, stride])?;
-    let n_heads = n_heads + n_kv_heads;
-    let n_pairs = u64::from(n_tokens) * u64::from(n_heads) * u64::from(config.rot_dims / 2);
-    let grid = fold(rec.device(), n_pairs.div_ceil(64));
+    qkv.expect_shape("rope_packed", "qkv", &[n_tokens, heads.qkv_dim()])?;
     let params = RopePackedParams {
         n_tokens,
         n_heads,
+        n_kv_heads,
         head_dim,
-        rot_dims: config.rot_dims,
-        style: u32::from(config.style == RopeStyle::Halves),
-        stride,
-        _pad: [0; 2],
+        rot_dims: heads.rot_dims(),
+        style: heads.style(),
+        eps: heads.eps(),
+        norm: heads.code(),
     };
-    rec.dispatch(&shaders::ROPE_PACKED, None, &[], params, &[tokens, table, qkv], grid)
+    let kernel = &shaders::ROPE_PACKED;
+    let [table, weight] = heads.operands(rec)?;
+    let grid = head_groups(rec, kernel, u64::from(n_tokens) * u64::from(n_heads + n_kv_heads));
+    rec.dispatch(kernel, None, &[("NORM", f64::from(params.norm))], params, &[tokens, &table, &weight, qkv], grid)
 }

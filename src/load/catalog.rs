@@ -1,6 +1,6 @@
 //! The tensors of a model's files, and the way from their bytes to a device.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::FileBytes;
 use crate::device::Device;
@@ -21,12 +21,52 @@ struct Entry {
     /// Number of the file.
     file: usize,
     info: TensorInfo,
+    stored: Stored,
+}
+
+/// How a file keeps a tensor, where that is not as kernels read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stored {
+    /// It is.
+    AsRead,
+    /// Less one: Gemma's norms.
+    LessOne,
+    /// `[columns, rows]`: GPT-2's matrices.
+    Transposed,
+    /// The query, key and value of a head after those of the one before, for so many heads: GPT-NeoX.
+    QkvByHead {
+        /// H.
+        n_heads: u32,
+    },
+}
+
+impl Stored {
+    /// The bytes of a whole tensor in the order in which kernels read its rows; `None` if they are.
+    fn ordered(self, info: &TensorInfo, bytes: &[u8]) -> Option<Vec<u8>> {
+        let rows = info.shape.first().copied().unwrap_or(1) as usize;
+        match self {
+            Stored::AsRead | Stored::LessOne => None,
+            Stored::Transposed => {
+                let cols = info.shape.get(1).copied().unwrap_or(1) as usize;
+                let size = bytes.len() / (rows * cols);
+                let at = |i: usize| &bytes[(i % rows * cols + i / rows) * size..][..size];
+                Some((0..rows * cols).flat_map(at).copied().collect())
+            }
+            Stored::QkvByHead { n_heads } => {
+                // A head's rows of one kind are together.
+                let head_rows = rows / (3 * n_heads as usize);
+                let size = head_rows * (bytes.len() / rows);
+                let at = |i: usize| (i % n_heads as usize * 3 + i / n_heads as usize) * size;
+                Some((0..3 * n_heads as usize).flat_map(|i| &bytes[at(i)..][..size]).copied().collect())
+            }
+        }
+    }
 }
 
 impl Catalog {
     /// Adds a tensor of file number `file` under the name that GGUF gives it.
-    pub(super) fn insert(&mut self, name: String, file: usize, info: TensorInfo) {
-        self.tensors.insert(name, Entry { file, info });
+    pub(super) fn insert(&mut self, name: String, file: usize, info: TensorInfo, stored: Stored) {
+        self.tensors.insert(name, Entry { file, info, stored });
     }
 
     /// Number of a tensor's file, and where it lies there.
@@ -37,6 +77,30 @@ impl Catalog {
     /// Every tensor.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         self.tensors.values().map(|entry| &entry.info)
+    }
+
+    /// Refuses tensors that no pass would read: files with them are of another model, whose text ours would not be.
+    /// `read` are the names of those that are read.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming such a tensor.
+    pub(crate) fn check_read<'a>(&self, read: impl Iterator<Item = &'a str>) -> Result<(), Error> {
+        let read: HashSet<&str> = read.collect();
+        let is_known = |name: &str| {
+            // Those of the head stay unread where only vectors are wanted, and `rope_freqs` is read with the configuration.
+            // The first converters wrote the plain frequencies of each layer, which everyone computes anyway.
+            let whole = ["rope_freqs.weight", "output.weight", "output.bias"];
+            whole.contains(&name) || name.starts_with("cls.") || name.ends_with(".attn_rot_embd.weight")
+        };
+        let unread = self.tensors.iter().filter(|(name, _)| !read.contains(name.as_str()) && !is_known(name));
+        match unread.map(|(_, entry)| &entry.info.name).min() {
+            Some(name) => Err(Error::Config {
+                field: name.clone(),
+                expected: "no such tensor in a model of this configuration".into(),
+                found: "in the file".into(),
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Block types in use, the one with most bytes first.
@@ -53,8 +117,12 @@ impl Catalog {
 
 impl WeightSource for Catalog {
     fn describe(&self, name: &str) -> Option<SourceTensor> {
-        let (_, info) = self.find(name)?;
-        Some(SourceTensor { weight: weight_type(info.block_type), shape: info.shape.clone() })
+        let Entry { info, stored, .. } = self.tensors.get(name)?;
+        let mut shape = info.shape.clone();
+        if *stored == Stored::Transposed {
+            shape.reverse();
+        }
+        Some(SourceTensor { weight: weight_type(info.block_type), shape })
     }
 }
 
@@ -146,7 +214,7 @@ impl Feed {
 
     /// The bytes wanted next; `None` at the end.
     pub fn wanted(&self) -> Option<Wanted> {
-        let (Entry { file, info }, _) = self.items.get(self.at)?;
+        let (Entry { file, info, .. }, _) = self.items.get(self.at)?;
         Some(Wanted { file: *file, offset: info.offset + self.done, len: info.size_bytes - self.done })
     }
 
@@ -193,11 +261,15 @@ impl Feed {
     /// # Errors
     /// Errors of [`Device::write`].
     pub fn push(&mut self, device: &Device, mut bytes: &[u8]) -> Result<(), Error> {
-        let Some((Entry { info, .. }, place)) = self.items.get(self.at) else { return Ok(()) };
+        let Some((entry, place)) = self.items.get(self.at) else { return Ok(()) };
+        let info = &entry.info;
         let n_bytes = bytes.len() as u64;
         let row_bytes = match place {
-            Destination::Rows { .. } => (info.size_bytes / info.shape.first().copied().unwrap_or(1)) as usize,
-            Destination::Values { .. } => info.size_bytes as usize,
+            Destination::Rows { .. } if matches!(entry.stored, Stored::AsRead | Stored::LessOne) => {
+                (info.size_bytes / info.shape.first().copied().unwrap_or(1)) as usize
+            }
+            // Taken as a whole.
+            _ => info.size_bytes as usize,
         };
         let mut first_row = ((self.done - self.partial_row.len() as u64) / row_bytes as u64) as u32;
         if !self.partial_row.is_empty() {
@@ -205,7 +277,7 @@ impl Feed {
             self.partial_row.extend_from_slice(head);
             bytes = rest;
             if self.partial_row.len() == row_bytes {
-                self.uploaded_bytes += write_rows(device, info, place, first_row, &self.partial_row, &mut self.edges)?;
+                self.uploaded_bytes += write_rows(device, entry, place, first_row, &self.partial_row, &mut self.edges)?;
                 first_row += 1;
                 self.partial_row.clear();
             }
@@ -215,7 +287,7 @@ impl Feed {
         const PIECE: usize = 1 << 20;
         let piece_rows = (PIECE / row_bytes).max(1);
         for piece in rows.chunks(piece_rows * row_bytes) {
-            self.uploaded_bytes += write_rows(device, info, place, first_row, piece, &mut self.edges)?;
+            self.uploaded_bytes += write_rows(device, entry, place, first_row, piece, &mut self.edges)?;
             first_row += (piece.len() / row_bytes) as u32;
         }
         self.partial_row.extend_from_slice(rest);
@@ -233,12 +305,14 @@ impl Feed {
 /// this made.
 fn write_rows(
     device: &Device,
-    info: &TensorInfo,
+    Entry { info, stored, .. }: &Entry,
     place: &Destination,
     first_row: u32,
     bytes: &[u8],
     edges: &mut ScaleEdges,
 ) -> Result<u64, Error> {
+    let ordered = stored.ordered(info, bytes);
+    let bytes = ordered.as_deref().unwrap_or(bytes);
     let values = || -> Result<Vec<f32>, Error> {
         let n_blocks = bytes.len() as u64 / info.block_type.block_bytes();
         let mut values = vec![0.0; (n_blocks * info.block_type.block_len()) as usize];
@@ -247,7 +321,10 @@ fn write_rows(
     };
     match place {
         Destination::Values { tensor, first } => {
-            let values = values()?;
+            let mut values = values()?;
+            if *stored == Stored::LessOne {
+                values.iter_mut().for_each(|value| *value += 1.0);
+            }
             device.write(tensor, *first, &values)?;
             Ok(size_of_val(&values[..]) as u64)
         }
@@ -279,7 +356,7 @@ mod tests {
         let info =
             TensorInfo { name: "w".into(), shape: vec![1024], block_type: BlockType::F16, offset: 0, size_bytes: 2048 };
         let mut catalog = Catalog::default();
-        catalog.insert("w".into(), 0, info);
+        catalog.insert("w".into(), 0, info, Stored::AsRead);
         let mut feed = Feed::new(&catalog, [("w", Destination::Values { tensor, first: 0 })].into_iter());
         let before = device.counters();
         for (piece, uploaded) in [(1000, 0), (1048, 4096)] {

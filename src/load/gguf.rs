@@ -1,12 +1,12 @@
-//! GGUF files: those of the llama architecture, and what they have in common with those of encoders.
+//! GGUF files.
 
-use super::catalog::{Catalog, check_type, floats};
+use super::architectures::{self, Architecture};
+use super::catalog::{Catalog, Stored, check_type, floats};
+use super::keys::{Keys, Source};
 use super::{ModelHeader, ModelShape, gguf_encoder, vocab_from_gguf};
 use crate::error::Error;
 use crate::formats::TensorInfo;
 use crate::formats::gguf::{Gguf, Metadata};
-use crate::kernels::{RopeConfig, RopeScaling, RopeStyle};
-use crate::model::{ModelConfig, WeightSource};
 use crate::tokenizer::Tokenizer;
 
 /// Frequency factors of the rotary embedding.
@@ -46,20 +46,13 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: Option<&[u8]>) 
                 let name = tensor.name.escape_debug().to_string();
                 return Err(wrong(&name, "a tensor in one file of the model".into(), "a second one".into()));
             }
-            catalog.insert(tensor.name.clone(), file, tensor.clone());
+            catalog.insert(tensor.name.clone(), file, tensor.clone(), Stored::AsRead);
         }
     }
     let Some(first) = shards.first() else { return Err(missing("split.count")) };
     let metadata = &first.metadata;
-    let shape = match gguf_encoder::shape(metadata, &catalog)? {
-        Some(shape) => ModelShape::Encoder(shape),
-        None => ModelShape::Decoder(config(metadata, &catalog, config_data)?),
-    };
-    let vocab_size = match &shape {
-        ModelShape::Decoder(config) => config.vocab_size,
-        ModelShape::Encoder(shape) => shape.config.vocab_size,
-    };
-    shards.iter().try_for_each(|gguf| check_names(&gguf.tensors, &shape))?;
+    let shape = shape(metadata, &catalog, config_data)?;
+    let vocab_size = shape.config().vocab_size;
     let tokenizer = vocab_from_gguf(metadata).and_then(Tokenizer::from_vocab);
     if let Ok(tokenizer) = &tokenizer
         && tokenizer.vocab_size() > vocab_size as usize
@@ -79,153 +72,39 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: Option<&[u8]>) 
     })
 }
 
-/// The configuration, from the keys of the llama architecture.
-fn config(metadata: &Metadata, catalog: &Catalog, config_data: Option<&[u8]>) -> Result<ModelConfig, Error> {
-    let architecture = metadata.get_str("general.architecture")?.unwrap_or("missing");
-    if architecture != "llama" {
-        return Err(Error::Unsupported {
-            format: "gguf",
-            field: "general.architecture".into(),
-            found: format!("`{architecture}`"),
-            supported: "llama, bert, modern-bert, nomic-bert, and qwen3 with qwen3.pooling_type".into(),
-        });
-    }
-    let required = |key: &str| -> Result<u32, Error> {
-        let key = format!("llama.{key}");
-        metadata.get_u32(&key)?.ok_or_else(|| missing(&key))
+/// The shape that the keys give.
+fn shape(metadata: &Metadata, catalog: &Catalog, config_data: Option<&[u8]>) -> Result<ModelShape, Error> {
+    let name = metadata.get_str("general.architecture")?.unwrap_or("missing");
+    let architecture = Architecture::of_gguf(name).ok_or_else(|| Error::Unsupported {
+        format: "gguf",
+        field: "general.architecture".into(),
+        found: format!("`{}`", name.escape_debug()),
+        supported: architectures::supported(true),
+    })?;
+    let keys = Keys::new(Source::Gguf(metadata, catalog), name, gguf_encoder::embeds(name, metadata)?);
+    let config = architecture.config(&keys, |rot_dims| factors(catalog, config_data, rot_dims))?;
+    let shape = match config.has_head {
+        true => ModelShape::Decoder(config),
+        false => ModelShape::Encoder(gguf_encoder::shape(config, &keys)?),
     };
-    let optional = |key: &str| metadata.get_u32(&format!("llama.{key}"));
-    if let Some(experts @ 1..) = optional("expert_count")? {
-        return Err(Error::Unsupported {
-            format: "gguf",
-            field: "llama.expert_count".into(),
-            found: experts.to_string(),
-            supported: "models without experts".into(),
-        });
-    }
-    let dim = required("embedding_length")?;
-    let n_heads = required("attention.head_count")?;
-    let head_dim = match optional("attention.key_length")? {
-        Some(head_dim) => head_dim,
-        None => dim.checked_div(n_heads).filter(|d| d * n_heads == dim).ok_or_else(|| Error::Config {
-            field: "llama.attention.head_count".into(),
-            expected: format!("a divisor of the width {dim}"),
-            found: n_heads.to_string(),
-        })?,
-    };
-    let rot_dims = optional("rope.dimension_count")?.unwrap_or(head_dim);
-    let embd = catalog.describe("token_embd.weight").ok_or_else(|| missing("token_embd.weight"))?;
-    let vocab_size = embd.shape.first().and_then(|&rows| u32::try_from(rows).ok()).unwrap_or(0);
-    let config = ModelConfig {
-        architecture: architecture.into(),
-        dim,
-        ffn_dim: required("feed_forward_length")?,
-        n_layers: required("block_count")?,
-        n_heads,
-        n_kv_heads: optional("attention.head_count_kv")?.unwrap_or(n_heads),
-        head_dim,
-        vocab_size,
-        max_seq_len: required("context_length")?,
-        norm_eps: metadata
-            .get_f32("llama.attention.layer_norm_rms_epsilon")?
-            .ok_or_else(|| missing("llama.attention.layer_norm_rms_epsilon"))?,
-        rope: RopeConfig {
-            rot_dims,
-            theta: f64::from(metadata.get_f32("llama.rope.freq_base")?.unwrap_or(10_000.0)),
-            style: RopeStyle::Interleaved,
-            scaling: rope_scaling(metadata, catalog, config_data, rot_dims)?,
-        },
-        window: optional("attention.sliding_window")?,
-    };
-    config.check()?;
-    Ok(config)
+    keys.check_read()?;
+    Ok(shape)
 }
 
-/// Frequency factors where the file has them, else the scaling that its keys name.
-fn rope_scaling(
-    metadata: &Metadata,
-    catalog: &Catalog,
-    config_data: Option<&[u8]>,
-    rot_dims: u32,
-) -> Result<RopeScaling, Error> {
-    if let Some((_, freqs)) = catalog.find(ROPE_FREQS) {
-        let refused = |expected: String, found: String| Error::Config { field: ROPE_FREQS.into(), expected, found };
-        // Before it is read: a pair of dimensions has one factor, however large the tensor is.
-        let expected = [u64::from(rot_dims / 2)];
-        if freqs.shape != expected {
-            return Err(refused(format!("a tensor of shape {expected:?}"), format!("one of shape {:?}", freqs.shape)));
-        }
-        let factors = floats(freqs, config_data.ok_or_else(|| missing(ROPE_FREQS))?)?;
-        return match factors.iter().find(|factor| !(factor.is_finite() && **factor > 0.0)) {
-            Some(factor) => Err(refused("finite factors above 0".into(), factor.to_string())),
-            None => Ok(RopeScaling::Factors(factors)),
-        };
+/// Factors of the rotation's frequencies, where the file has them.
+fn factors(catalog: &Catalog, config_data: Option<&[u8]>, rot_dims: u32) -> Result<Option<Vec<f32>>, Error> {
+    let Some((_, freqs)) = catalog.find(ROPE_FREQS) else { return Ok(None) };
+    let refused = |expected: String, found: String| Error::Config { field: ROPE_FREQS.into(), expected, found };
+    // Before it is read: a pair of dimensions has one factor, however large the tensor is.
+    let expected = [u64::from(rot_dims / 2)];
+    if freqs.shape != expected {
+        return Err(refused(format!("a tensor of shape {expected:?}"), format!("one of shape {:?}", freqs.shape)));
     }
-    named_scaling("llama", metadata, "none, linear, or rope_freqs.weight")
-}
-
-/// The scaling that the architecture's keys name.
-pub(super) fn named_scaling(architecture: &str, metadata: &Metadata, supported: &str) -> Result<RopeScaling, Error> {
-    let key = |key: &str| format!("{architecture}.rope.scaling.{key}");
-    let factor = metadata.get_f32(&key("factor"))?;
-    match (metadata.get_str(&key("type"))?, factor) {
-        (None | Some("none"), _) | (Some("linear"), None) => Ok(RopeScaling::None),
-        (Some("linear"), Some(factor)) if factor.is_finite() && factor > 0.0 => {
-            Ok(RopeScaling::Linear { factor: f64::from(factor) })
-        }
-        (Some("linear"), Some(factor)) => Err(Error::Config {
-            field: key("factor"),
-            expected: "a finite number above 0".into(),
-            found: factor.to_string(),
-        }),
-        (Some(other), _) => Err(Error::Unsupported {
-            format: "gguf",
-            field: key("type"),
-            found: format!("`{other}`"),
-            supported: supported.into(),
-        }),
+    let factors = floats(freqs, config_data.ok_or_else(|| missing(ROPE_FREQS))?)?;
+    match factors.iter().find(|factor| !(factor.is_finite() && **factor > 0.0)) {
+        Some(factor) => Err(refused("finite factors above 0".into(), factor.to_string())),
+        None => Ok(Some(factors)),
     }
-}
-
-/// Refuses tensors that no pass would read: a file with them is of another model, whose text ours would not be.
-fn check_names(tensors: &[TensorInfo], shape: &ModelShape) -> Result<(), Error> {
-    let (architecture, n_layers) = match shape {
-        ModelShape::Decoder(config) => (&config.architecture, config.n_layers),
-        ModelShape::Encoder(shape) => (&shape.config.architecture, shape.config.n_layers),
-    };
-    let is_read = |name: &str| match shape {
-        ModelShape::Decoder(_) => reads(name, n_layers),
-        ModelShape::Encoder(shape) => gguf_encoder::reads(name, &shape.config),
-    };
-    match tensors.iter().find(|tensor| !is_read(&tensor.name)) {
-        Some(tensor) => Err(Error::Config {
-            field: tensor.name.clone(),
-            expected: format!("no such tensor in a {architecture} model of {n_layers} layers"),
-            found: "in the file".into(),
-        }),
-        None => Ok(()),
-    }
-}
-
-/// Whether a pass of a Llama of so many layers reads the tensor.
-fn reads(name: &str, n_layers: u32) -> bool {
-    const NORMS: [&str; 2] = ["attn_norm", "ffn_norm"];
-    const PROJECTIONS: [&str; 7] = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
-    let is_read = || {
-        let (stem, suffix) = name.rsplit_once('.')?;
-        let (has_weight, has_bias) = match stem.strip_prefix("blk.") {
-            None => (matches!(stem, "token_embd" | "output_norm" | "output" | "rope_freqs"), stem == "output"),
-            Some(rest) => {
-                let (layer, part) = rest.split_once('.')?;
-                layer.parse().ok().filter(|layer: &u32| *layer < n_layers)?;
-                let is_projection = PROJECTIONS.contains(&part);
-                // The first converters wrote the plain frequencies of each layer, which everyone computes anyway.
-                (is_projection || NORMS.contains(&part) || part == "attn_rot_embd", is_projection)
-            }
-        };
-        Some(suffix == "weight" && has_weight || suffix == "bias" && has_bias)
-    };
-    is_read() == Some(true)
 }
 
 fn missing(field: &str) -> Error {

@@ -3,15 +3,16 @@
 #[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
+use super::architectures::{self, Architecture};
 use super::catalog::{Catalog, check_type};
+use super::keys::{Key, Keys, Source};
 #[cfg(not(target_arch = "wasm32"))]
 use super::{FileBytes, ModelFile};
 use super::{ModelHeader, ModelShape, encoder};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::safetensors::{Safetensors, ShardIndex};
-use crate::kernels::{RopeConfig, RopeScaling, RopeStyle};
-use crate::model::{ModelConfig, WeightSource};
+use crate::model::WeightSource;
 use crate::tokenizer::{Tokenizer, TokenizerConfig};
 
 /// Name of the configuration in a folder.
@@ -67,26 +68,28 @@ pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)
     let in_file = |file: &'static str| move |error: Error| error.in_file(file);
     let bytes = texts.config.as_ref().ok_or_else(|| missing(CONFIG))?;
     let json = ConfigJson::parse(bytes).map_err(in_file(CONFIG))?;
-    let (shape, is_tied) = match encoder::shape(&json, texts)? {
-        Some(shape) => (ModelShape::Encoder(shape), true),
-        None => {
-            let (config, is_tied) = config(&json).map_err(in_file(CONFIG))?;
-            (ModelShape::Decoder(config), is_tied)
-        }
-    };
-    let gguf_name = |name: &str| match &shape {
-        ModelShape::Decoder(_) => gguf_name(name),
-        ModelShape::Encoder(shape) => encoder::gguf_name(&shape.config.architecture, name),
-    };
+    let (architecture, model_type) = architecture(&json).map_err(in_file(CONFIG))?;
+    let embeds = texts.modules.is_some() || texts.pooling.is_some();
+    let keys = Keys::new(Source::Json(&json), model_type, embeds);
+    let config = architecture.config(&keys, |_| Ok(None)).map_err(in_file(CONFIG))?;
     let mut catalog = Catalog::default();
+    let n_heads = config.blocks.first().map_or(1, |block| block.attention.n_heads);
     for (file, (file_name, header)) in weights.iter().enumerate() {
         for tensor in &header.tensors {
             // Other tensors, such as buffers that old checkpoints saved along, are not read.
-            let Some(name) = gguf_name(&tensor.name) else { continue };
+            let Some(name) = architecture.gguf_name(&tensor.name) else { continue };
             check_type("safetensors", tensor).map_err(|e| e.in_file(file_name))?;
-            catalog.insert(name, file, tensor.clone());
+            let stored = (architecture.stored)(&name, n_heads);
+            catalog.insert(name, file, tensor.clone(), stored);
         }
     }
+    let tied = keys.bool(Key("", "tie_word_embeddings")).map_err(in_file(CONFIG))?;
+    let is_tied = !config.has_head || tied.unwrap_or(architecture.tied);
+    let shape = match config.has_head {
+        true => ModelShape::Decoder(config),
+        false => ModelShape::Encoder(encoder::shape(config, &json, texts)?),
+    };
+    keys.check_read().map_err(in_file(CONFIG))?;
     if !is_tied && catalog.describe("output.weight").is_none() {
         return Err(missing("lm_head.weight"));
     }
@@ -204,141 +207,18 @@ pub(super) fn check_text_size(size: u64) -> Result<(), Error> {
     }
 }
 
-/// The configuration, from the keys of `LlamaForCausalLM` and `MistralForCausalLM`, as transformers 4 and 5 write them,
-/// and whether the embedding is also the head.
-fn config(json: &ConfigJson) -> Result<(ModelConfig, bool), Error> {
-    let architecture = json.get_str("model_type")?.unwrap_or("missing");
-    if !matches!(architecture, "llama" | "mistral") {
-        return Err(Error::Unsupported {
-            format: "config.json",
-            field: "model_type".into(),
-            found: format!("`{architecture}`"),
-            supported: "llama, mistral; bert, roberta, xlm-roberta, modernbert, nomic_bert, and qwen3 for embeddings"
-                .into(),
-        });
-    }
-    if let Some(activation) = json.get_str("hidden_act")?
-        && activation != "silu"
-    {
-        return Err(Error::Unsupported {
-            format: "config.json",
-            field: "hidden_act".into(),
-            found: format!("`{activation}`"),
-            supported: "silu".into(),
-        });
-    }
-    let required = |key: &str| json.get_u32(key)?.ok_or_else(|| missing(key));
-    let (dim, n_heads) = (required("hidden_size")?, required("num_attention_heads")?);
-    let head_dim = match json.get_u32("head_dim")? {
-        Some(head_dim) => head_dim,
-        None => dim.checked_div(n_heads).unwrap_or(0),
-    };
-    // transformers 5 keeps base and scaling together.
-    let theta = match json.get_f32("rope_parameters.rope_theta")? {
-        Some(theta) => Some(theta),
-        None => json.get_f32("rope_theta")?,
-    };
-    let config = ModelConfig {
-        architecture: architecture.into(),
-        dim,
-        ffn_dim: required("intermediate_size")?,
-        n_layers: required("num_hidden_layers")?,
-        n_heads,
-        n_kv_heads: json.get_u32("num_key_value_heads")?.unwrap_or(n_heads),
-        head_dim,
-        vocab_size: required("vocab_size")?,
-        max_seq_len: required("max_position_embeddings")?,
-        norm_eps: json.get_f32("rms_norm_eps")?.ok_or_else(|| missing("rms_norm_eps"))?,
-        rope: RopeConfig {
-            rot_dims: head_dim,
-            theta: f64::from(theta.unwrap_or(10_000.0)),
-            style: RopeStyle::Halves,
-            scaling: rope_scaling(json)?,
-        },
-        window: json.get_u32("sliding_window")?,
-    };
-    config.check()?;
-    Ok((config, json.get_bool("tie_word_embeddings")?.unwrap_or(false)))
-}
-
-pub(super) fn rope_scaling(json: &ConfigJson) -> Result<RopeScaling, Error> {
-    let section = ["rope_parameters", "rope_scaling"].into_iter().find_map(|section| match json.get(section) {
-        Ok(None) => None,
-        other => Some(other.map(|_| section)),
-    });
-    let Some(section) = section.transpose()? else { return Ok(RopeScaling::None) };
-    let key = |name: &str| format!("{section}.{name}");
-    // Older files say `type`.
-    let kind = match json.get_str(&key("rope_type"))? {
-        Some(kind) => Some(kind),
-        None => json.get_str(&key("type"))?,
-    };
-    let number = |name: &str| -> Result<f64, Error> {
-        let value = json.get_f32(&key(name))?.ok_or_else(|| missing(&key(name)))?;
-        match value.is_finite() && value > 0.0 {
-            true => Ok(f64::from(value)),
-            false => Err(Error::Config {
-                field: key(name),
-                expected: "a finite number above 0".into(),
-                found: value.to_string(),
-            }),
-        }
-    };
-    match kind {
-        None | Some("default") => Ok(RopeScaling::None),
-        Some("linear") => Ok(RopeScaling::Linear { factor: number("factor")? }),
-        Some("llama3") => {
-            let (low_freq_factor, high_freq_factor) = (number("low_freq_factor")?, number("high_freq_factor")?);
-            if low_freq_factor >= high_freq_factor {
-                return Err(Error::Config {
-                    field: key("high_freq_factor"),
-                    expected: format!("a number above low_freq_factor, {low_freq_factor}"),
-                    found: high_freq_factor.to_string(),
-                });
-            }
-            Ok(RopeScaling::Llama3 {
-                factor: number("factor")?,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_seq_len: number("original_max_position_embeddings")?,
-            })
-        }
-        Some(other) => Err(Error::Unsupported {
-            format: "config.json",
-            field: key("rope_type"),
-            found: format!("`{other}`"),
-            supported: "default, linear, llama3".into(),
-        }),
-    }
+/// The architecture that a `config.json` names, and its name there.
+fn architecture(json: &ConfigJson) -> Result<(&'static Architecture, &str), Error> {
+    let name = json.get_str("model_type")?.unwrap_or("missing");
+    let found = Architecture::of_json(name).ok_or_else(|| Error::Unsupported {
+        format: "config.json",
+        field: "model_type".into(),
+        found: format!("`{}`", name.escape_debug()),
+        supported: architectures::supported(false),
+    })?;
+    Ok((found, name))
 }
 
 pub(super) fn missing(field: &str) -> Error {
     Error::Config { field: field.into(), expected: "a value".into(), found: "missing".into() }
-}
-
-/// GGUF's name of the tensor that published Llama checkpoints call `name`; `None` if no pass reads it.
-fn gguf_name(name: &str) -> Option<String> {
-    let (stem, suffix) = name.rsplit_once('.').filter(|(_, suffix)| matches!(*suffix, "weight" | "bias"))?;
-    let plain = match stem {
-        "model.embed_tokens" => "token_embd",
-        "model.norm" => "output_norm",
-        "lm_head" => "output",
-        _ => {
-            let (layer, part) = stem.strip_prefix("model.layers.")?.split_once('.')?;
-            let part = match part {
-                "input_layernorm" => "attn_norm",
-                "self_attn.q_proj" => "attn_q",
-                "self_attn.k_proj" => "attn_k",
-                "self_attn.v_proj" => "attn_v",
-                "self_attn.o_proj" => "attn_output",
-                "post_attention_layernorm" => "ffn_norm",
-                "mlp.gate_proj" => "ffn_gate",
-                "mlp.up_proj" => "ffn_up",
-                "mlp.down_proj" => "ffn_down",
-                _ => return None,
-            };
-            return Some(format!("blk.{layer}.{part}.{suffix}"));
-        }
-    };
-    Some(format!("{plain}.{suffix}"))
 }

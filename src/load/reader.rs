@@ -273,7 +273,7 @@ impl HeaderReader {
         Ok(())
     }
 
-    /// Takes the configuration's tensor from what is there already: it mostly stands right behind the header.
+    /// Takes the configuration's tensor from what is there already: it mostly comes right after the header.
     fn take_config_data(&mut self) -> Result<(), Error> {
         let Stage::ConfigData { shard, tensor, .. } = &self.stage else { return Ok(()) };
         let bytes = &self.parts[self.weight_parts[*shard]].bytes;

@@ -1,47 +1,79 @@
 //! A model's configuration, whatever file it came from.
 
+use super::block::{Attention, Block, FeedForward, NormPlace};
 use crate::error::Error;
 use crate::kernels::RopeConfig;
 
-/// Shape of a Llama-family model. Each field names its key in GGUF metadata (`llama.` stands in front) and in
-/// `config.json`.
+/// Shape of a decoder or an encoder. Each field names its key in GGUF metadata (the architecture comes first) and
+/// in `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     /// `general.architecture`; `model_type`.
     pub architecture: String,
     /// C, model width: `embedding_length`; `hidden_size`.
     pub dim: u32,
-    /// F, feed-forward width: `feed_forward_length`; `intermediate_size`.
-    pub ffn_dim: u32,
-    /// `block_count`; `num_hidden_layers`.
-    pub n_layers: u32,
-    /// H: `attention.head_count`; `num_attention_heads`.
-    pub n_heads: u32,
-    /// Hkv: `attention.head_count_kv`; `num_key_value_heads`.
-    pub n_kv_heads: u32,
-    /// D: `attention.key_length`; `head_dim`. C / H if neither says.
-    pub head_dim: u32,
     /// V: rows of `token_embd.weight`; `vocab_size`.
     pub vocab_size: u32,
     /// Positions that the model was trained on: `context_length`; `max_position_embeddings`.
     pub max_seq_len: u32,
-    /// `attention.layer_norm_rms_epsilon`; `rms_norm_eps`.
+    /// Its layers in order.
+    pub blocks: Vec<Block>,
+    /// How rows are normalised.
+    pub norm: NormKind,
+    /// `attention.layer_norm_rms_epsilon`, `attention.layer_norm_epsilon`; `rms_norm_eps`, `layer_norm_eps`, `norm_eps`.
     pub norm_eps: f32,
-    /// `rope.dimension_count`, `rope.freq_base`, `rope.scaling.*`, `rope_freqs.weight`; `rope_theta`, `rope_scaling`.
-    pub rope: RopeConfig,
-    /// Keys that a query sees: `attention.sliding_window`; `sliding_window`.
-    pub window: Option<u32>,
+    /// The rotations that blocks choose from: `rope.*`; `rope_theta`, `rope_scaling`, `rope_parameters`.
+    pub ropes: Vec<RopeConfig>,
+    /// The table of positions whose rows are added to those of the tokens, if there is one.
+    pub positions: Option<PositionTable>,
+    /// Rows of the table of token types: `token_type_count`; `type_vocab_size`. 0: there is none.
+    pub n_token_types: u32,
+    /// Whether the sum of the embeddings is normalised.
+    pub embd_norm: bool,
+    /// Whether the last layer's output is normalised.
+    pub output_norm: bool,
+    /// Factor of the embeddings: `embedding_scale`; `embedding_multiplier`.
+    pub embd_scale: f32,
+    /// Factor of what a block's halves add to the residual stream: `residual_scale`; `residual_multiplier`.
+    pub residual_scale: f32,
+    /// Factor of the logits: the inverse of `logit_scale`; of `logits_scaling`.
+    pub logit_scale: f32,
+    /// Bound that logits approach: `final_logit_softcapping`.
+    pub logit_soft_cap: Option<f32>,
+    /// Whether a token sees no later ones.
+    pub causal: bool,
+    /// Whether it predicts tokens: with the matrix `output`, or with its embedding where that is missing.
+    pub has_head: bool,
+}
+
+/// How rows are normalised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// To mean 0 and variance 1.
+    Layer {
+        /// Whether a bias is added: `norm_bias`.
+        bias: bool,
+    },
+    /// To mean square 1.
+    Rms,
+}
+
+/// A table of positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PositionTable {
+    /// Row of a sequence's first token: 0, and in RoBERTa the row after the padding token's.
+    pub first: u32,
 }
 
 impl ModelConfig {
-    /// Width of the fused projection of queries, keys and values.
-    pub fn qkv_dim(&self) -> u32 {
-        (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+    /// Layers.
+    pub fn n_layers(&self) -> u32 {
+        self.blocks.len() as u32
     }
 
-    /// Width of all query heads.
-    pub fn q_dim(&self) -> u32 {
-        self.n_heads * self.head_dim
+    /// Row of a sequence's first token in the table of positions; 0 where there is none.
+    pub fn first_position(&self) -> u32 {
+        self.positions.map_or(0, |table| table.first)
     }
 
     /// Refuses values that no model has or that the kernels cannot compute, before anything is sized by them.
@@ -49,49 +81,101 @@ impl ModelConfig {
     /// # Errors
     /// [`Error::Config`] naming the field as GGUF and, in brackets, as `config.json` calls it.
     pub fn check(&self) -> Result<(), Error> {
-        /// Far above every published model, and low enough that no product below overflows.
-        const MAX_DIM: u32 = 1 << 20;
-        const MAX_LAYERS: u32 = 1 << 12;
-        const MAX_HEADS: u32 = 1 << 12;
         in_range("embedding_length (hidden_size)", self.dim, MAX_DIM)?;
-        in_range("feed_forward_length (intermediate_size)", self.ffn_dim, MAX_DIM)?;
-        in_range("block_count (num_hidden_layers)", self.n_layers, MAX_LAYERS)?;
-        in_range("attention.head_count (num_attention_heads)", self.n_heads, MAX_HEADS)?;
-        in_range("attention.head_count_kv (num_key_value_heads)", self.n_kv_heads, MAX_HEADS)?;
-        in_range("attention.key_length (head_dim)", self.head_dim, 256)?;
+        in_range("block_count (num_hidden_layers)", self.n_layers(), MAX_LAYERS)?;
         in_range("vocab_size", self.vocab_size, 1 << 24)?;
         in_range("context_length (max_position_embeddings)", self.max_seq_len, 1 << 28)?;
-        if !self.n_heads.is_multiple_of(self.n_kv_heads) {
-            let expected = format!("a divisor of the {} query heads", self.n_heads);
-            return Err(config_error("attention.head_count_kv (num_key_value_heads)", expected, self.n_kv_heads));
+        if self.n_token_types > 1 << 10 {
+            return Err(config_error("token_type_count (type_vocab_size)", "0 to 1024".into(), self.n_token_types));
         }
-        if !self.head_dim.is_multiple_of(4) {
-            return Err(config_error("attention.key_length (head_dim)", "a multiple of 4".into(), self.head_dim));
-        }
-        let rot_dims = self.rope.rot_dims;
-        if rot_dims == 0 || !rot_dims.is_multiple_of(2) || rot_dims > self.head_dim {
-            let expected = format!("an even number up to the head size {}", self.head_dim);
-            return Err(config_error("rope.dimension_count", expected, rot_dims));
+        if self.first_position() > 1 << 20 {
+            return Err(config_error("pad_token_id", "up to 1048575".into(), self.first_position() - 1));
         }
         if !(self.norm_eps >= 0.0 && self.norm_eps < 1.0) {
+            let field = match self.norm {
+                NormKind::Rms => "attention.layer_norm_rms_epsilon (rms_norm_eps)",
+                NormKind::Layer { .. } => "attention.layer_norm_epsilon (layer_norm_eps)",
+            };
+            return Err(config_error(field, "0 to 1".into(), self.norm_eps));
+        }
+        for (field, factor) in [
+            ("embedding_scale (embedding_multiplier)", self.embd_scale),
+            ("residual_scale (residual_multiplier)", self.residual_scale),
+            ("logit_scale (logits_scaling)", self.logit_scale),
+        ] {
+            if !factor.is_normal() {
+                return Err(config_error(field, "a finite number other than 0".into(), factor));
+            }
+        }
+        soft_cap("final_logit_softcapping", self.logit_soft_cap)?;
+        // The stream is kept divided by this factor, which norms of the stream alone undo.
+        let is_before = |block: &Block| block.attn_norm == NormPlace::Before && block.ffn_norm == NormPlace::Before;
+        if self.residual_scale != 1.0 && !(self.norm == NormKind::Rms && self.blocks.iter().all(is_before)) {
+            let field = "residual_scale (residual_multiplier)";
             return Err(config_error(
-                "attention.layer_norm_rms_epsilon (rms_norm_eps)",
-                "0 to 1".into(),
-                self.norm_eps,
+                field,
+                "1 where norms are not before each half alone".into(),
+                self.residual_scale,
             ));
         }
-        if !(self.rope.theta.is_finite() && self.rope.theta >= 1.0) {
-            return Err(config_error("rope.freq_base (rope_theta)", "a finite number from 1".into(), self.rope.theta));
+        for rope in &self.ropes {
+            if !(rope.theta.is_finite() && rope.theta >= 1.0) {
+                return Err(config_error("rope.freq_base (rope_theta)", "a finite number from 1".into(), rope.theta));
+            }
         }
-        if self.window == Some(0) {
-            return Err(config_error("attention.sliding_window", "at least 1".into(), 0));
+        self.blocks.iter().try_for_each(|block| {
+            self.check_attention(&block.attention)?;
+            check_feed_forward(&block.feed_forward)
+        })
+    }
+
+    fn check_attention(&self, attention: &Attention) -> Result<(), Error> {
+        let &Attention { n_heads, n_kv_heads, head_dim, window, scale, .. } = attention;
+        in_range("attention.head_count (num_attention_heads)", n_heads, MAX_HEADS)?;
+        in_range("attention.head_count_kv (num_key_value_heads)", n_kv_heads, MAX_HEADS)?;
+        in_range("attention.key_length (head_dim)", head_dim, 256)?;
+        if !n_heads.is_multiple_of(n_kv_heads) {
+            let expected = format!("a divisor of the {n_heads} query heads");
+            return Err(config_error("attention.head_count_kv (num_key_value_heads)", expected, n_kv_heads));
         }
-        Ok(())
+        if !head_dim.is_multiple_of(4) {
+            return Err(config_error("attention.key_length (head_dim)", "a multiple of 4".into(), head_dim));
+        }
+        if let Some(rope) = attention.rope.and_then(|rope| self.ropes.get(rope))
+            && (rope.rot_dims == 0 || !rope.rot_dims.is_multiple_of(2) || rope.rot_dims > head_dim)
+        {
+            let expected = format!("an even number up to the head size {head_dim}");
+            return Err(config_error("rope.dimension_count (partial_rotary_factor)", expected, rope.rot_dims));
+        }
+        if window == Some(0) {
+            return Err(config_error("attention.sliding_window (sliding_window)", "at least 1".into(), 0));
+        }
+        if !(scale.is_normal() && scale > 0.0) {
+            let field = "attention.scale (attention_multiplier, query_pre_attn_scalar)";
+            return Err(config_error(field, "a positive number".into(), scale));
+        }
+        soft_cap("attn_logit_softcapping", attention.soft_cap)
+    }
+}
+
+/// Far above every published model, and low enough that no product of sizes overflows.
+pub(crate) const MAX_DIM: u32 = 1 << 20;
+pub(crate) const MAX_LAYERS: u32 = 1 << 12;
+const MAX_HEADS: u32 = 1 << 12;
+
+fn check_feed_forward(feed_forward: &FeedForward) -> Result<(), Error> {
+    in_range("feed_forward_length (intermediate_size)", feed_forward.dim, MAX_DIM)
+}
+
+fn soft_cap(field: &str, cap: Option<f32>) -> Result<(), Error> {
+    match cap {
+        Some(cap) if !(cap.is_normal() && cap > 0.0) => Err(config_error(field, "a positive number".into(), cap)),
+        _ => Ok(()),
     }
 }
 
 /// Refuses a number outside of 1 to `max`.
-pub(super) fn in_range(field: &str, value: u32, max: u32) -> Result<(), Error> {
+fn in_range(field: &str, value: u32, max: u32) -> Result<(), Error> {
     match value {
         1.. if value <= max => Ok(()),
         _ => Err(config_error(field, format!("1 to {max}"), value)),

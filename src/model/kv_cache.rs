@@ -3,7 +3,7 @@
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::model::ModelConfig;
+use crate::model::{Block, ModelConfig};
 use crate::tensor::{Role, Tensor};
 
 /// Keys and values of all layers for up to `capacity` positions, `[Hkv, capacity, D]` each. Which of them are valid is
@@ -20,10 +20,12 @@ impl KvCache {
     /// # Errors
     /// [`Error::Operand`] if `capacity` is zero or too large for one tensor.
     pub fn declare(config: &ModelConfig, capacity: u32) -> Result<KvCache, Error> {
-        let shape = [config.n_kv_heads, capacity, config.head_dim];
-        let declare = |name: &str, l| Tensor::declare(format!("cache.{l}.{name}"), Role::Cache, &shape, DType::F32);
-        let layers =
-            (0..config.n_layers).map(|l| Ok((declare("k", l)?, declare("v", l)?))).collect::<Result<_, _>>()?;
+        let layer = |(l, block): (usize, &Block)| {
+            let shape = [block.attention.n_kv_heads, capacity, block.attention.head_dim];
+            let declare = |name: &str| Tensor::declare(format!("cache.{l}.{name}"), Role::Cache, &shape, DType::F32);
+            Ok((declare("k")?, declare("v")?))
+        };
+        let layers = config.blocks.iter().enumerate().map(layer).collect::<Result<_, Error>>()?;
         Ok(KvCache { layers, capacity })
     }
 

@@ -1,232 +1,153 @@
 //! A model's weights on a device, under GGUF's names.
 
+use super::block::{Attention, Between, Block, NormPlace};
+use super::config::{ModelConfig, NormKind};
+use super::stack::{Destination, Joined, Stack, WeightSource, describe};
 use crate::device::Device;
-use crate::dtype::{DType, WeightType};
+use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::{Activation, Linear, Norm, fold_norm, matmul, rope_table};
+use crate::kernels::{LayerNorm, Linear, Norm, QkNorm};
 use crate::matrix::Matrix;
-use crate::model::ModelConfig;
 use crate::recording::Recorder;
 use crate::shaders::{self, Kernel};
 use crate::tensor::{Role, Tensor};
 
-/// A tensor in a source: how its rows will be delivered, and its dimensions, the contiguous one last.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SourceTensor {
-    /// Weight type of the rows.
-    pub weight: WeightType,
-    /// `[rows, columns]`, or `[columns]`.
-    pub shape: Vec<u64>,
-}
-
-/// Which tensors a source has. Names are GGUF's: `token_embd.weight`, `blk.0.attn_q.weight` and so on.
-pub trait WeightSource {
-    /// Type and shape of a tensor, if it is there.
-    fn describe(&self, name: &str) -> Option<SourceTensor>;
-}
-
-/// Where the data of a source's tensor belongs.
+/// Weight and bias of a norm, `[C]` each.
 #[derive(Clone, Debug)]
-pub enum Destination {
-    /// Rows of a matrix from `first_row` on.
-    Rows {
-        /// The matrix, whose [`WeightType`] the rows have.
-        matrix: Matrix,
-        /// First row.
-        first_row: u32,
-    },
-    /// Elements of a vector from `first` on.
-    Values {
-        /// The vector.
-        tensor: Tensor,
-        /// First element.
-        first: usize,
-    },
+pub struct NormWeights {
+    weight: Tensor,
+    bias: Option<Tensor>,
 }
 
-/// Matrices side by side that share an input, such as Q, K and V: neighbours of one weight type are one matrix.
-#[derive(Clone, Debug)]
-pub struct Stack {
-    parts: Vec<Part>,
-    bias: Option<Bias>,
-}
-
-#[derive(Clone, Debug)]
-struct Part {
-    matrix: Matrix,
-    /// Source tensors from top to bottom, with their numbers of rows.
-    members: Vec<(String, u32)>,
-}
-
-#[derive(Clone, Debug)]
-struct Bias {
-    tensor: Tensor,
-    /// As [`Part::members`].
-    members: Vec<(String, u32)>,
-}
-
-impl Stack {
-    /// Declares the matrices `names`, each `[rows, cols]`, and their biases if the source has them.
-    pub(super) fn declare(
-        device: &Device,
-        source: &dyn WeightSource,
-        prefix: &str,
-        names: &[(&str, u32)],
-        cols: u32,
-    ) -> Result<Stack, Error> {
-        let mut groups: Vec<(WeightType, Vec<(String, u32)>)> = Vec::new();
-        for &(name, rows) in names {
-            let member = (format!("{prefix}{name}.weight"), rows);
-            let found = describe(source, &member.0, &[rows, cols])?;
-            match groups.last_mut() {
-                Some((weight, members)) if *weight == found.weight => members.push(member),
-                _ => groups.push((found.weight, vec![member])),
-            }
-        }
-        let part = |(weight, members): (WeightType, Vec<(String, u32)>)| {
-            let matrix = Matrix::declare(device, &label(&members), weight, n_rows(&members), cols)?;
-            Ok(Part { matrix, members })
+impl NormWeights {
+    pub(super) fn declare(source: &dyn WeightSource, name: &str, config: &ModelConfig) -> Result<NormWeights, Error> {
+        let vector = |suffix: &str| table(source, &format!("{name}.{suffix}"), &[config.dim]);
+        let bias = match config.norm {
+            NormKind::Layer { bias: true } => Some(vector("bias")?),
+            NormKind::Layer { bias: false } | NormKind::Rms => None,
         };
-        let parts = groups.into_iter().map(part).collect::<Result<_, Error>>()?;
-
-        let members: Vec<_> = names.iter().map(|(name, rows)| (format!("{prefix}{name}.bias"), *rows)).collect();
-        let bias = if members.iter().any(|(name, _)| source.describe(name).is_some()) {
-            for (name, rows) in &members {
-                describe(source, name, &[*rows])?;
-            }
-            let tensor = Tensor::declare(label(&members), Role::Weights, &[n_rows(&members)], DType::F32)?;
-            Some(Bias { tensor, members })
-        } else {
-            None
-        };
-        Ok(Stack { parts, bias })
+        Ok(NormWeights { weight: vector("weight")?, bias })
     }
 
-    /// Records `y = x wᵀ (+ bias)`, or `y += ..`, of `x` as it is or normalised.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if an operand disagrees.
-    pub fn record(
-        &self,
-        rec: &mut Recorder,
-        norm: Option<Norm<'_>>,
-        x: &Tensor,
-        y: &Tensor,
-        accumulate: bool,
-    ) -> Result<(), Error> {
-        let (x, norm) = fold_norm(rec, x, norm, self.bias.is_some())?;
-        for (w, y_start) in self.matrices() {
-            let linear = Linear { bias: self.bias(), norm, y_start, accumulate, ..Linear::new(w) };
-            linear.record(rec, &x, y)?;
-        }
-        Ok(())
+    /// The root-mean-square normalisation with its epsilon.
+    pub(super) fn rms(&self, eps: f32) -> Norm<'_> {
+        Norm { weight: &self.weight, eps }
     }
 
-    /// Records `y = act(x wᵀ (+ bias))`, or `y += ..`, as tiles however few rows `x` has: a row's result is then the same
-    /// whatever rows stand around it.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if an operand disagrees.
-    pub fn record_tiled(
-        &self,
-        rec: &mut Recorder,
-        x: &Tensor,
-        activation: Option<Activation>,
-        accumulate: bool,
-        y: &Tensor,
-    ) -> Result<(), Error> {
-        for (w, y_start) in self.matrices() {
-            matmul(rec, &Linear { activation, y_start, accumulate, ..self.tiled(w) }, x, y)?;
-        }
-        Ok(())
-    }
-
-    /// The stack as one such product, if it has a single matrix.
-    pub(super) fn as_tiled(&self) -> Option<Linear<'_>> {
-        match self.parts.as_slice() {
-            [part] => Some(self.tiled(&part.matrix)),
-            _ => None,
-        }
-    }
-
-    /// A product whose sums are in one order for every number of rows.
-    fn tiled<'a>(&'a self, w: &'a Matrix) -> Linear<'a> {
-        Linear { bias: self.bias(), batch_invariant: true, ..Linear::new(w) }
-    }
-
-    /// The matrices from top to bottom, and their first rows.
-    pub fn matrices(&self) -> impl Iterator<Item = (&Matrix, u32)> {
-        self.parts.iter().scan(0, |next, part| {
-            let first_row = *next;
-            *next += part.matrix.rows();
-            Some((&part.matrix, first_row))
-        })
-    }
-
-    /// One value for each row.
-    pub fn bias(&self) -> Option<&Tensor> {
-        self.bias.as_ref().map(|bias| &bias.tensor)
-    }
-
-    /// The stack as a single matrix without a bias in one slab, if it is one.
-    pub fn as_one(&self) -> Option<&Matrix> {
-        match (self.parts.as_slice(), &self.bias) {
-            ([part], None) if part.matrix.n_slabs() == 1 => Some(&part.matrix),
-            _ => None,
-        }
+    /// The layer normalisation with its epsilon.
+    pub(super) fn layer(&self, eps: f32) -> LayerNorm<'_> {
+        LayerNorm { weight: &self.weight, bias: self.bias.as_ref(), eps }
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let biases = self.bias.iter().map(|bias| &bias.tensor);
-        self.parts.iter().flat_map(|part| part.matrix.tensors()).chain(biases)
-    }
-
-    pub(super) fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
-        let rows = self.parts.iter().flat_map(|part| {
-            starts(&part.members)
-                .map(|(name, first_row)| (name, Destination::Rows { matrix: part.matrix.clone(), first_row }))
-        });
-        let biases = self.bias.iter().flat_map(|bias| {
-            starts(&bias.members)
-                .map(|(name, first)| (name, Destination::Values { tensor: bias.tensor.clone(), first: first as usize }))
-        });
-        rows.chain(biases)
+        [&self.weight].into_iter().chain(&self.bias)
     }
 }
 
-/// The name of several source tensors as one.
-fn label(members: &[(String, u32)]) -> String {
-    members.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join("+")
+/// The norms of a block's half.
+#[derive(Clone, Debug)]
+pub struct HalfNorms {
+    /// Of its input.
+    pub before: Option<NormWeights>,
+    /// Of its result, or of the sum.
+    pub after: Option<NormWeights>,
 }
 
-fn n_rows(members: &[(String, u32)]) -> u32 {
-    members.iter().map(|(_, rows)| rows).sum()
-}
+impl HalfNorms {
+    /// Declares those that the place asks for, whose names follow from what they normalise: the input, the result or the
+    /// sum.
+    fn declare(
+        source: &dyn WeightSource,
+        prefix: &str,
+        config: &ModelConfig,
+        place: NormPlace,
+        [input, result, sum]: [&str; 3],
+    ) -> Result<HalfNorms, Error> {
+        let norm = |name: &str| NormWeights::declare(source, &format!("{prefix}{name}"), config).map(Some);
+        Ok(HalfNorms {
+            before: if place.is_before() { norm(input)? } else { None },
+            after: match place {
+                NormPlace::Sum => norm(sum)?,
+                _ if place.is_on_result() => norm(result)?,
+                _ => None,
+            },
+        })
+    }
 
-/// Each member's name and first row.
-fn starts(members: &[(String, u32)]) -> impl Iterator<Item = (&str, u32)> {
-    members.iter().scan(0, |next, (name, rows)| {
-        let first = *next;
-        *next += rows;
-        Some((name.as_str(), first))
-    })
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.before.iter().chain(&self.after).flat_map(NormWeights::tensors)
+    }
 }
 
 /// One transformer block.
 #[derive(Clone, Debug)]
-pub struct LayerWeights {
-    /// `[C]`.
-    pub attn_norm: Tensor,
+pub struct BlockWeights {
+    /// Of attention.
+    pub attn_norms: HalfNorms,
     /// Q, K and V, `[(H + 2 Hkv) D, C]`.
     pub attn_qkv: Stack,
+    /// Norms of queries and of keys.
+    qk_norm: Option<Joined>,
     /// `[C, H D]`.
     pub attn_output: Stack,
-    /// `[C]`.
-    pub ffn_norm: Tensor,
-    /// Gate and up, `[2 F, C]`.
-    pub ffn_gate_up: Stack,
+    /// Of the feed-forward.
+    pub ffn_norms: HalfNorms,
+    /// `[F, C]`, or gate and up, `[2 F, C]`.
+    pub ffn_up: Stack,
     /// `[C, F]`.
     pub ffn_down: Stack,
+}
+
+impl BlockWeights {
+    fn declare(
+        device: &Device,
+        source: &dyn WeightSource,
+        config: &ModelConfig,
+        block: &Block,
+        prefix: &str,
+    ) -> Result<BlockWeights, Error> {
+        let (dim, attention, ffn) = (config.dim, &block.attention, &block.feed_forward);
+        let (q_dim, kv_dim) = (attention.q_dim(), attention.kv_dim());
+        let stack = |names: &[(&str, u32)], cols| Stack::declare(device, source, prefix, names, cols);
+        let norms = |place, names| HalfNorms::declare(source, prefix, config, place, names);
+        let rows = |name: &str| {
+            let described = source.describe(&format!("{prefix}{name}.weight"));
+            described.and_then(|tensor| tensor.shape.first().copied())
+        };
+        let qkv: &[(&str, u32)] = match rows("attn_qkv").is_some() {
+            true => &[("attn_qkv", attention.qkv_dim())],
+            false => &[("attn_q", q_dim), ("attn_k", kv_dim), ("attn_v", kv_dim)],
+        };
+        let up: &[(&str, u32)] = match ffn.between {
+            // One matrix, or two.
+            Between::Gate(_) if rows("ffn_gate").is_some() || rows("ffn_up") != Some(ffn.up_dim().into()) => {
+                &[("ffn_gate", ffn.dim), ("ffn_up", ffn.dim)]
+            }
+            _ => &[("ffn_up", ffn.up_dim())],
+        };
+        Ok(BlockWeights {
+            attn_norms: norms(block.attn_norm, ["attn_norm", "post_attention_norm", "attn_output_norm"])?,
+            attn_qkv: stack(qkv, dim)?,
+            qk_norm: qk_norm(source, prefix, attention)?,
+            attn_output: stack(&[("attn_output", dim)], q_dim)?,
+            ffn_norms: norms(block.ffn_norm, ["ffn_norm", "post_ffw_norm", "layer_output_norm"])?,
+            ffn_up: stack(up, dim)?,
+            ffn_down: stack(&[("ffn_down", dim)], ffn.dim)?,
+        })
+    }
+
+    /// Norms of queries and of keys, one after the other.
+    pub(super) fn qk_norm(&self) -> Option<&Tensor> {
+        self.qk_norm.as_ref().map(Joined::tensor)
+    }
+
+    fn stacks(&self) -> impl Iterator<Item = &Stack> {
+        [&self.attn_qkv, &self.attn_output, &self.ffn_up, &self.ffn_down].into_iter()
+    }
+
+    fn norms(&self) -> impl Iterator<Item = &Tensor> {
+        self.attn_norms.tensors().chain(self.ffn_norms.tensors())
+    }
 }
 
 /// All weights of a model, declared first and uploaded later.
@@ -234,11 +155,18 @@ pub struct LayerWeights {
 pub struct Weights {
     /// `[V, C]`.
     pub token_embd: Matrix,
+    /// `[positions, C]`.
+    pub positions: Option<Tensor>,
+    /// `[types, C]`.
+    pub token_types: Option<Tensor>,
+    /// Of the sum of these.
+    pub embd_norm: Option<NormWeights>,
     /// Blocks in order.
-    pub layers: Vec<LayerWeights>,
-    /// `[C]`.
-    pub output_norm: Tensor,
-    /// `[V, C]`; `None` if the embedding serves as the head.
+    pub blocks: Vec<BlockWeights>,
+    /// Of the last block's output.
+    pub output_norm: Option<NormWeights>,
+    /// The head, `[V, C]`, where the source has one: of an encoder it is not read, and a decoder without one takes the
+    /// embedding.
     output: Option<Stack>,
 }
 
@@ -248,65 +176,86 @@ impl Weights {
     /// # Errors
     /// [`Error::Config`] naming the tensor that is missing or has another shape.
     pub fn declare(device: &Device, config: &ModelConfig, source: &dyn WeightSource) -> Result<Weights, Error> {
-        let ModelConfig { dim, ffn_dim, vocab_size, .. } = *config;
-        let (q_dim, kv_dim) = (config.q_dim(), config.n_kv_heads * config.head_dim);
-        let norm = |name: &str| {
-            describe(source, name, &[dim])?;
-            Tensor::declare(name, Role::Weights, &[dim], DType::F32)
+        let &ModelConfig { dim, vocab_size, max_seq_len, n_token_types, .. } = config;
+        let norm = |name: &str, is_there| match is_there {
+            true => NormWeights::declare(source, name, config).map(Some),
+            false => Ok(None),
         };
-        let stack = |prefix: &str, names: &[(&str, u32)], cols| Stack::declare(device, source, prefix, names, cols);
         let embd = describe(source, "token_embd.weight", &[vocab_size, dim])?;
-        let mut layers = Vec::new();
-        for l in 0..config.n_layers {
-            let p = format!("blk.{l}.");
-            layers.push(LayerWeights {
-                attn_norm: norm(&format!("{p}attn_norm.weight"))?,
-                attn_qkv: stack(&p, &[("attn_q", q_dim), ("attn_k", kv_dim), ("attn_v", kv_dim)], dim)?,
-                attn_output: stack(&p, &[("attn_output", dim)], q_dim)?,
-                ffn_norm: norm(&format!("{p}ffn_norm.weight"))?,
-                ffn_gate_up: stack(&p, &[("ffn_gate", ffn_dim), ("ffn_up", ffn_dim)], dim)?,
-                ffn_down: stack(&p, &[("ffn_down", dim)], ffn_dim)?,
-            });
-        }
-        let output = match source.describe("output.weight") {
-            Some(_) => Some(stack("", &[("output", vocab_size)], dim)?),
+        let token_embd = Matrix::declare(device, "token_embd.weight", embd.weight, vocab_size, dim)?;
+        let blocks = config.blocks.iter().enumerate();
+        let blocks = blocks
+            .map(|(l, block)| BlockWeights::declare(device, source, config, block, &format!("blk.{l}.")))
+            .collect::<Result<_, _>>()?;
+        let positions = match config.positions {
+            Some(positions) => Some(table(source, "position_embd.weight", &[max_seq_len + positions.first, dim])?),
             None => None,
         };
+        let token_types = match n_token_types {
+            0 => None,
+            n => Some(table(source, "token_types.weight", &[n, dim])?),
+        };
+        let output = match source.describe("output.weight") {
+            Some(_) if config.has_head => Some(Stack::declare(device, source, "", &[("output", vocab_size)], dim)?),
+            _ => None,
+        };
         Ok(Weights {
-            token_embd: Matrix::declare(device, "token_embd.weight", embd.weight, vocab_size, dim)?,
-            layers,
-            output_norm: norm("output_norm.weight")?,
+            token_embd,
+            positions,
+            token_types,
+            embd_norm: norm("token_embd_norm", config.embd_norm)?,
+            blocks,
+            output_norm: norm("output_norm", config.output_norm)?,
             output,
         })
     }
 
+    fn stacks(&self) -> impl Iterator<Item = &Stack> {
+        self.blocks.iter().flat_map(BlockWeights::stacks).chain(&self.output)
+    }
+
+    fn qk_norms(&self) -> impl Iterator<Item = &Joined> {
+        self.blocks.iter().filter_map(|block| block.qk_norm.as_ref())
+    }
+
+    /// Tensors of F32, whose labels are their names in the source.
+    fn tables(&self) -> impl Iterator<Item = &Tensor> {
+        let norms = self.embd_norm.iter().chain(&self.output_norm).flat_map(NormWeights::tensors);
+        let norms = norms.chain(self.blocks.iter().flat_map(BlockWeights::norms));
+        norms.chain(&self.positions).chain(&self.token_types)
+    }
+
     /// Where the data of each source tensor belongs, by its name.
     pub fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
-        let vector = |tensor: &'_ Tensor| Destination::Values { tensor: tensor.clone(), first: 0 };
-        // A vector's label is its name in the source.
-        let norms = self.layers.iter().flat_map(|layer| [&layer.attn_norm, &layer.ffn_norm]).chain([&self.output_norm]);
-        let stacks = self
-            .layers
-            .iter()
-            .flat_map(|layer| [&layer.attn_qkv, &layer.attn_output, &layer.ffn_gate_up, &layer.ffn_down])
-            .chain(&self.output);
+        let tables = self.tables();
+        let tables = tables.map(|tensor| (tensor.label(), Destination::Values { tensor: tensor.clone(), first: 0 }));
         let embd = Destination::Rows { matrix: self.token_embd.clone(), first_row: 0 };
-        norms
-            .map(move |norm| (norm.label(), vector(norm)))
-            .chain(stacks.flat_map(Stack::destinations))
+        tables
+            .chain(self.qk_norms().flat_map(Joined::destinations))
+            .chain(self.stacks().flat_map(Stack::destinations))
             .chain([("token_embd.weight", embd)])
     }
 
-    /// Records the final norm and the head, with the embedding as `output` where they are tied:
-    /// `logits = norm(x) outputᵀ`.
+    /// Every tensor.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let tables = self.tables().chain(self.qk_norms().map(Joined::tensor));
+        tables.chain(self.stacks().flat_map(Stack::tensors)).chain(self.token_embd.tensors())
+    }
+
+    /// Records the head, `y = norm(x) outputᵀ`, with the embedding as `output` where they are tied.
     ///
     /// # Errors
     /// [`Error::Shape`] if an operand disagrees.
-    pub fn record_head(&self, rec: &mut Recorder, x: &Tensor, eps: f32, logits: &Tensor) -> Result<(), Error> {
-        let norm = Some(Norm { weight: &self.output_norm, eps });
+    pub(super) fn record_output(
+        &self,
+        rec: &mut Recorder,
+        norm: Option<Norm<'_>>,
+        x: &Tensor,
+        y: &Tensor,
+    ) -> Result<(), Error> {
         match &self.output {
-            Some(output) => output.record(rec, norm, x, logits, false),
-            None => Linear { norm, ..Linear::new(&self.token_embd) }.record(rec, x, logits),
+            Some(output) => output.record(rec, norm, x, y, false),
+            None => Linear { norm, ..Linear::new(&self.token_embd) }.record(rec, x, y),
         }
     }
 
@@ -319,51 +268,39 @@ impl Weights {
 
     /// Those of the layers alone.
     pub(crate) fn layer_products(&self) -> impl Iterator<Item = (&'static Kernel, &Matrix)> {
-        self.layers.iter().flat_map(|layer| {
-            let is_whole = layer.attn_qkv.matrices().all(|(w, _)| w.n_slabs() == 1);
-            let qkv = if is_whole { &shaders::QKV } else { &shaders::MATVEC };
-            let gate_up = if layer.ffn_gate_up.as_one().is_some() { &shaders::GATE_UP } else { &shaders::MATVEC };
-            of_stack(qkv, &layer.attn_qkv)
-                .chain(of_stack(&shaders::MATVEC, &layer.attn_output))
-                .chain(of_stack(gate_up, &layer.ffn_gate_up))
-                .chain(of_stack(&shaders::MATVEC, &layer.ffn_down))
+        self.blocks.iter().flat_map(|block| {
+            let qkv = if block.takes_qkv() { &shaders::QKV } else { &shaders::MATVEC };
+            let gate_up = if block.ffn_up.as_one().is_some() { &shaders::GATE_UP } else { &shaders::MATVEC };
+            of_stack(qkv, &block.attn_qkv)
+                .chain(of_stack(&shaders::MATVEC, &block.attn_output))
+                .chain(of_stack(gate_up, &block.ffn_up))
+                .chain(of_stack(&shaders::MATVEC, &block.ffn_down))
         })
     }
+}
 
-    /// Every tensor.
-    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let layers = self.layers.iter().flat_map(|layer| {
-            let norms = [&layer.attn_norm, &layer.ffn_norm].into_iter();
-            let stacks = [&layer.attn_qkv, &layer.attn_output, &layer.ffn_gate_up, &layer.ffn_down];
-            norms.chain(stacks.into_iter().flat_map(Stack::tensors))
-        });
-        let head = self.output.iter().flat_map(Stack::tensors);
-        self.token_embd.tensors().chain(layers).chain([&self.output_norm]).chain(head)
+impl BlockWeights {
+    /// Whether `qkv` takes the projection of a few tokens.
+    pub(super) fn takes_qkv(&self) -> bool {
+        self.qk_norm.is_none() && self.attn_qkv.matrices().all(|(w, _)| w.n_slabs() == 1)
     }
 }
 
-/// The rotation table of a model for `n_pos` positions, declared as `[n_pos, rot_dims / 2, 2]` and filled on demand.
-pub(crate) fn rope_tensor(config: &ModelConfig, n_pos: u32) -> Result<Tensor, Error> {
-    Tensor::declare("rope", Role::Cache, &[n_pos, config.rope.rot_dims / 2, 2], DType::F32)
+/// Declares the norms of a layer's queries and keys side by side, if it has them.
+fn qk_norm(source: &dyn WeightSource, prefix: &str, attention: &Attention) -> Result<Option<Joined>, Error> {
+    let (q_len, k_len) = match attention.qk_norm {
+        None => return Ok(None),
+        Some(QkNorm::Heads | QkNorm::RotatedHeads) => (attention.head_dim, attention.head_dim),
+        Some(QkNorm::Whole) => (attention.q_dim(), attention.kv_dim()),
+    };
+    let member = |name: &str, len| (format!("{prefix}{name}.weight"), len);
+    Joined::declare(source, vec![member("attn_q_norm", q_len), member("attn_k_norm", k_len)]).map(Some)
 }
 
-/// Fills a table from [`rope_tensor`].
-pub(crate) fn upload_rope(device: &Device, config: &ModelConfig, table: &Tensor) -> Result<(), Error> {
-    device.write(table, 0, &rope_table(&config.rope, table.shape()[0]))
-}
-
-/// The tensor `name`, which must have this shape.
-pub(super) fn describe(source: &dyn WeightSource, name: &str, shape: &[u32]) -> Result<SourceTensor, Error> {
-    let found = source.describe(name);
-    let expected: Vec<u64> = shape.iter().map(|&d| u64::from(d)).collect();
-    match found {
-        Some(tensor) if tensor.shape == expected => Ok(tensor),
-        found => Err(Error::Config {
-            field: name.into(),
-            expected: format!("a tensor of shape {expected:?}"),
-            found: found.map_or("missing".into(), |tensor| format!("one of shape {:?}", tensor.shape)),
-        }),
-    }
+/// Declares a tensor of F32 under its name in the source.
+fn table(source: &dyn WeightSource, name: &str, shape: &[u32]) -> Result<Tensor, Error> {
+    describe(source, name, shape)?;
+    Tensor::declare(name, Role::Weights, shape, DType::F32)
 }
 
 /// A stack's matrices with the kernel that takes them.

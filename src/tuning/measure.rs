@@ -11,8 +11,8 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{
-    Linear, Norm, Qkv, RopeConfig, RopeScaling, RopeStyle, StepState, folds_norm, gate_up, is_sound, matmul, matvec,
-    rope_table, usual,
+    Gate, Linear, Norm, Qkv, RopeConfig, RopeScaling, RopeStyle, StepState, folds_norm, gate_up, is_sound, matmul,
+    matvec, rope_table, usual,
 };
 #[cfg(not(target_arch = "wasm32"))]
 use crate::load::ModelFile;
@@ -303,10 +303,10 @@ fn record(
             "qkv" => {
                 let table = device.upload("table", &[1, head_dim / 2, 2], &rope_table(&rope, 1))?;
                 let cache = || Tensor::declare("cache", Role::Activations, &[1, 1, head_dim], DType::F32);
-                let qkv = Qkv { w, bias: None, norm, first_head: 0, rope: &rope, table: &table };
+                let qkv = Qkv { w, bias: None, norm, first_head: 0, rope: Some((&rope, &table)) };
                 qkv.record(&mut rec, &state, &x, &y, &cache()?, &cache()?)?;
             }
-            "gate_up" => gate_up(&mut rec, w, norm, &x, &y)?,
+            "gate_up" => gate_up(&mut rec, w, norm, Gate::Silu, &x, &y)?,
             "matmul" => matmul(&mut rec, &Linear::new(w), &x, &y)?,
             _ => matvec(&mut rec, &Linear::new(w), &x, &y)?,
         }

@@ -11,11 +11,11 @@ use crate::device::{Device, MaybeSend};
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::kernels::{
-    Activation, AttentionConfig, Combination, Gelu, LayerNorm, Linear, MolActivation, MolForm, MolGate, MolGateWeights,
-    MolOperands, MolScores, Norm, PackedTiles, Pairing, Pooling, Qkv, RopeConfig, RopeScaling, RopeStyle, Sampling,
-    StepState, TopStrip, add, advance, argmax, attention, attention_packed, embed, embed_sum, gate_up, geglu, gelu,
-    head_norm, last_row, layer_norm, linear_norm, matmul, matvec, merge_top, mol, penalize, pool, rms_norm, rope,
-    rope_kv, rope_packed, rope_table, sample, scale, select_top, silu, softmax, split_sum, swiglu,
+    Activation, AttentionConfig, Combination, Embedding, Gate, Gelu, Heads, LayerNorm, Linear, MolActivation, MolForm,
+    MolGate, MolGateWeights, MolOperands, MolScores, Norm, PackedTiles, Pairing, Pooling, QkNorm, Qkv, RopeConfig,
+    RopeScaling, RopeStyle, Sampling, StepState, TopStrip, add, advance, argmax, attention, attention_packed, embed,
+    embed_sum, gate_up, geglu, gelu, last_row, layer_norm, linear_norm, matmul, matvec, merge_top, mol, penalize, pool,
+    rms_norm, rope, rope_kv, rope_packed, rope_table, sample, scale, select_top, silu, softmax, split_sum, swiglu,
 };
 use crate::recording::{PipelineKey, Recorder, Recording, Step, Workspace};
 use crate::shaders::{self, Kernel, Tier, Variant};
@@ -209,7 +209,7 @@ async fn outputs(device: &Device, recording: &Recording, tensors: &[Tensor]) -> 
 }
 
 /// How the kernels of forward passes and searches are recorded, and what of it is compared.
-static CHECKS: [(&Kernel, Record); 34] = [
+static CHECKS: [(&Kernel, Record); 33] = [
     (&shaders::RMS_NORM, |rec, _| {
         let y = blank(rec, &[3, 260])?;
         rms_norm(rec, &input(rec, &[3, 260])?, &input(rec, &[260])?, &y, 1e-5)?;
@@ -219,11 +219,6 @@ static CHECKS: [(&Kernel, Record); 34] = [
         let (x, vector, y) = (input(rec, &[3, 260])?, input(rec, &[260])?, blank(rec, &[3, 260])?);
         layer_norm(rec, &x, &LayerNorm { weight: &vector, bias: Some(&vector), eps: 1e-5 }, &y)?;
         Ok(vec![y])
-    }),
-    (&shaders::HEAD_NORM, |rec, _| {
-        let (weight, qkv) = (input(rec, &[2, 20])?, input(rec, &[3, 160])?);
-        head_norm(rec, [4, 2, 20], &weight, 1e-5, &qkv)?;
-        Ok(vec![qkv])
     }),
     (&shaders::SOFTMAX, |rec, _| {
         let y = blank(rec, &[3, 260])?;
@@ -267,17 +262,19 @@ static CHECKS: [(&Kernel, Record); 34] = [
         rope(rec, &state(rec, 2, 3)?, &ROPE, &table, &x, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::ROPE_KV, |rec, _| {
+    (&shaders::ROPE_KV, |rec, form| {
         let table = rec.device().upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
         let (q, k, v) = (blank(rec, &[3, 32])?, blank(rec, &[1, 8, 16])?, blank(rec, &[1, 8, 16])?);
-        rope_kv(rec, &state(rec, 2, 3)?, &ROPE, &table, &input(rec, &[3, 64])?, &q, &k, &v)?;
+        let weight = head_norms(rec, form)?;
+        rope_kv(rec, &state(rec, 2, 3)?, &heads(form, &table, &weight), &input(rec, &[3, 64])?, &q, [&k, &v])?;
         Ok(vec![q, k, v])
     }),
-    (&shaders::ROPE_PACKED, |rec, _| {
+    (&shaders::ROPE_PACKED, |rec, form| {
         let table = rec.device().upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
         let tokens = rec.device().upload("tokens", &[3, 3], &[19u32, 0, 1, 0, 3, 0, 7, 1, 1])?;
         let qkv = input(rec, &[3, 64])?;
-        rope_packed(rec, &ROPE, [2, 1, 16], &tokens, &table, &qkv)?;
+        let weight = head_norms(rec, form)?;
+        rope_packed(rec, &heads(form, &table, &weight), &tokens, &qkv)?;
         Ok(vec![qkv])
     }),
     (&shaders::ATTENTION_DECODE, decode),
@@ -349,14 +346,18 @@ static CHECKS: [(&Kernel, Record); 34] = [
         let (q, k, v) = (blank(rec, &[2, 32])?, blank(rec, &[1, 8, 16])?, blank(rec, &[1, 8, 16])?);
         let norm = norm(form, &vector);
         let bias = if norm.is_none() { Some(&heads) } else { None };
-        let qkv = Qkv { w: &w, bias, norm, first_head: 0, rope: &ROPE, table: &table };
+        let qkv = Qkv { w: &w, bias, norm, first_head: 0, rope: Some((&ROPE, &table)) };
         qkv.record(rec, &state(rec, 2, 2)?, &x, &q, &k, &v)?;
         Ok(vec![q, k, v])
     }),
     (&shaders::GATE_UP, |rec, form| {
         let (w, vector) = (matrix(rec.device(), form.weight, 22, DIM)?, input(rec, &[DIM])?);
         let (x, y) = (input(rec, &[2, DIM])?, blank(rec, &[2, 11])?);
-        gate_up(rec, &w, norm(form, &vector), &x, &y)?;
+        let gate = match form.activation() {
+            Some(Activation::Gelu(form)) => Gate::Gelu(form),
+            _ => Gate::Silu,
+        };
+        gate_up(rec, &w, norm(form, &vector), gate, &x, &y)?;
         Ok(vec![y])
     }),
     (&shaders::MATMUL, |rec, form| {
@@ -386,7 +387,9 @@ static CHECKS: [(&Kernel, Record); 34] = [
     (&shaders::EMBED, |rec, form| {
         let (w, y) = (matrix(rec.device(), form.weight, 20, TILED_DIM)?, blank(rec, &[3, TILED_DIM])?);
         let tokens = rec.device().upload("tokens", &[8], &[3u32, 0, 19, 7, 1, 18, 2, 4])?;
-        embed(rec, &state(rec, 2, 3)?, &tokens, &w, &y)?;
+        let positions = input(rec, &[9, TILED_DIM])?;
+        let embedding = Embedding { w: &w, factor: 2.0, positions: Some(&positions) };
+        embed(rec, &state(rec, 2, 3)?, &tokens, &embedding, &y)?;
         Ok(vec![y])
     }),
     (&shaders::EMBED_SUM, |rec, form| {
@@ -499,6 +502,19 @@ fn best(rec: &mut Recorder, _: &Form<'_>) -> Result<Vec<Tensor>, Error> {
     }
     merge_top(rec, &lists, &best)?;
     Ok(vec![best])
+}
+
+/// Two query heads and one for keys and values, normalised as the overrides say.
+fn heads<'a>(form: &Form<'_>, table: &'a Tensor, weight: &'a Tensor) -> Heads<'a> {
+    let norm = QkNorm::of(form.get("NORM").unwrap_or(0));
+    let (rope, norm) = (Some((&ROPE, table)), norm.map(|norm| (norm, weight, 1e-5)));
+    Heads { n_heads: 2, n_kv_heads: 1, head_dim: 16, rope, norm }
+}
+
+/// The weights of those heads' norms.
+fn head_norms(rec: &Recorder, form: &Form<'_>) -> Result<Tensor, Error> {
+    let is_whole = QkNorm::of(form.get("NORM").unwrap_or(0)) == Some(QkNorm::Whole);
+    input(rec, &[if is_whole { 48 } else { 32 }])
 }
 
 /// A mixture of logits of the form that the overrides say, for as many queries as an invocation takes side by side.

@@ -9,7 +9,7 @@ use serde::Serialize;
 use wasm_bindgen::JsValue;
 
 use crate::formats::BlockType;
-use crate::model::EncoderConfig;
+use crate::model::ModelConfig;
 
 /// What both say of themselves, see `EncoderInfo` in the npm package.
 #[derive(Serialize)]
@@ -29,15 +29,15 @@ impl<'a> EncoderInfo<'a> {
     /// Of an encoder with this name and shape, which cuts texts and batches to so many tokens.
     pub fn new(
         name: &'a str,
-        config: &'a EncoderConfig,
+        config: &'a ModelConfig,
         [max_tokens, max_batch_tokens]: [u32; 2],
         block_types: &[BlockType],
     ) -> EncoderInfo<'a> {
         EncoderInfo {
             name,
             architecture: &config.architecture,
-            n_layers: config.n_layers,
-            n_heads: config.n_heads,
+            n_layers: config.n_layers(),
+            n_heads: config.blocks.first().map_or(0, |block| block.attention.n_heads),
             vocab_size: config.vocab_size,
             max_tokens,
             max_batch_tokens,

@@ -40,13 +40,14 @@ impl Model {
             chat_template: &'a str,
         }
         let config = self.model.config();
+        let [n_heads, n_kv_heads, _] = config.blocks.first().map_or([0; 3], |block| block.attention.heads());
         to_js(&Info {
             name: self.model.name(),
             architecture: &config.architecture,
             dim: config.dim,
-            n_layers: config.n_layers,
-            n_heads: config.n_heads,
-            n_kv_heads: config.n_kv_heads,
+            n_layers: config.n_layers(),
+            n_heads,
+            n_kv_heads,
             vocab_size: config.vocab_size,
             context_length: self.model.context_length(),
             max_context_length: config.max_seq_len,

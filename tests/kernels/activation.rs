@@ -16,7 +16,7 @@ const NMSE: f64 = 1e-10;
 type Build = fn(&mut Source, u32, u32) -> Job;
 
 pub fn cases(cases: &mut Vec<Case>) {
-    let kernels: [(&'static str, &str, Build); 8] = [
+    let kernels: [(&'static str, &str, Build); 9] = [
         ("swiglu", "F32", swiglu),
         ("silu", "F32", silu),
         ("geglu", "exact", |source, t, f| geglu(source, t, f, Gelu::Exact)),
@@ -24,7 +24,8 @@ pub fn cases(cases: &mut Vec<Case>) {
         ("gelu", "exact", |source, t, f| gelu(source, t, f, Gelu::Exact)),
         ("gelu", "tanh", |source, t, f| gelu(source, t, f, Gelu::Tanh)),
         ("add", "F32", add),
-        ("scale", "F32", scale),
+        ("scale", "F32", |source, t, f| scale(source, t, f, None)),
+        ("scale", "soft cap", |source, t, f| scale(source, t, f, Some(30.0))),
     ];
     for (kernel, variant, build) in kernels {
         let mut push = |inputs, [n_tokens, dim]: [u32; 2]| {
@@ -209,17 +210,29 @@ fn add(source: &mut Source, n_tokens: u32, dim: u32) -> Job {
     Job::new(vec![Operand::floats("x", &shape, x), y], |rec, bound| kernels::add(rec, bound.tensor(0), bound.tensor(1)))
 }
 
-fn scale(source: &mut Source, n_tokens: u32, dim: u32) -> Job {
+fn scale(source: &mut Source, n_tokens: u32, dim: u32, cap: Option<f32>) -> Job {
     let x = source.rows(n_tokens, dim);
     let factor = source.rng.normal() as f32;
     let product = |&x: &f32| {
         let value = f64::from(x) * f64::from(factor);
-        Expected::new(value, ROUND * value.abs(), FLUSH * (1.0 + f64::from(factor).abs()))
+        let product = Expected::new(value, ROUND * value.abs(), FLUSH * (1.0 + f64::from(factor).abs()));
+        let Some(cap) = cap.map(f64::from) else { return product };
+        let quotient = Expected {
+            value: value / cap,
+            bound: (product.bound + 3.0 * ROUND * value.abs()) / cap,
+            floor: product.floor,
+            power: product.power / (cap * cap),
+        };
+        let tanh = tanh_within(&quotient);
+        let value = cap * tanh.value;
+        let bound = cap * tanh.bound + ROUND * value.abs();
+        Expected { value, bound, floor: (1.0 + cap) * tanh.floor, power: cap * cap * tanh.power }
     };
     let want = x.iter().map(product).collect();
     let shape = [n_tokens, dim];
     let y = Operand::close("y", &shape, want, NMSE);
-    Job::new(vec![Operand::floats("x", &shape, x), y], move |rec, bound| {
-        kernels::scale(rec, bound.tensor(0), bound.tensor(1), factor)
+    Job::new(vec![Operand::floats("x", &shape, x), y], move |rec, bound| match cap {
+        Some(cap) => kernels::soft_cap(rec, bound.tensor(0), bound.tensor(1), factor, cap),
+        None => kernels::scale(rec, bound.tensor(0), bound.tensor(1), factor),
     })
 }

@@ -1,7 +1,7 @@
 //! `embed` and `last_row`, gathers, and `embed_sum`: exact to the bit.
 
 use tilewright::WeightType;
-use tilewright::kernels;
+use tilewright::kernels::{self, Embedding};
 
 use crate::harness::{Case, Job, Operand};
 use crate::inputs::{Inputs, Source, dequantise};
@@ -65,7 +65,7 @@ pub fn cases(cases: &mut Vec<Case>) {
             variant: weight.name().into(),
             sizes: format!("t={t},v={v},c={c},pos={pos}"),
             inputs,
-            build: Box::new(move |source| embed(source, weight, sizes)),
+            build: Box::new(move |source| embed(source, weight, sizes, inputs == Inputs::Uniform)),
         });
     };
     for weight in WeightType::ALL {
@@ -91,7 +91,11 @@ pub fn cases(cases: &mut Vec<Case>) {
     }
 }
 
-fn embed(source: &mut Source, weight: WeightType, [t, v, c, pos]: [u32; 4]) -> Job {
+/// With `more`, rows are multiplied by a power of two and those of a table of positions added, of which the last stands
+/// for those behind it: exact to the bit.
+fn embed(source: &mut Source, weight: WeightType, [t, v, c, pos]: [u32; 4], more: bool) -> Job {
+    let (factor, n_positions) = if more { (0.5, (pos + t).saturating_sub(1).max(1)) } else { (1.0, 1) };
+    let positions = source.normal(n_positions * c);
     let bytes = source.weights(weight, v, c);
     let row_bytes = bytes.len() / v as usize;
     let mut tokens: Vec<u32> = (0..pos + t).map(|_| source.rng.below(v as usize) as u32).collect();
@@ -108,7 +112,10 @@ fn embed(source: &mut Source, weight: WeightType, [t, v, c, pos]: [u32; 4]) -> J
             want.extend(std::iter::repeat_n(0.0, c as usize));
         } else {
             let at = id as usize * row_bytes;
-            want.extend(dequantise(weight, &bytes[at..at + row_bytes], c).iter().map(|&v| v as f32));
+            let row = (pos + i).min(n_positions - 1) as usize * c as usize;
+            let added = positions[row..].iter().map(|&v| if more { v } else { 0.0 });
+            let values = dequantise(weight, &bytes[at..at + row_bytes], c);
+            want.extend(values.iter().zip(added).map(|(&v, added)| factor * v as f32 + added));
         }
     }
     let n_ids = if source.rng.below(2) == 0 { n_tokens } else { t };
@@ -118,10 +125,13 @@ fn embed(source: &mut Source, weight: WeightType, [t, v, c, pos]: [u32; 4]) -> J
         // Where the rows that pad a pass would have their ids, there may be none.
         Operand::words("tokens", &[pos + n_ids], tokens),
         Operand::weights(weight, &[v, c], bytes),
+        Operand::floats("positions", &[n_positions, c], positions),
         Operand::exact_floats("y", &[t, c], &want),
     ];
-    Job::new(operands, |rec, bound| {
-        kernels::embed(rec, bound.state(0), bound.tensor(1), bound.matrix(2), bound.tensor(3))
+    Job::new(operands, move |rec, bound| {
+        let positions = more.then_some(bound.tensor(3));
+        let embedding = Embedding { w: bound.matrix(2), factor, positions };
+        kernels::embed(rec, bound.state(0), bound.tensor(1), &embedding, bound.tensor(4))
     })
 }
 

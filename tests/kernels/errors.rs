@@ -2,8 +2,9 @@
 
 use tilewright::bench::yardsticks::{ReadOrder, matmul_naive, mol_gate, probe_read, weighted_sum};
 use tilewright::kernels::{
-    self, AttentionConfig, Combination, Gelu, LayerNorm, Linear, MolActivation, MolForm, MolGate, MolGateWeights,
-    MolOperands, MolScores, Norm, Pairing, Pooling, Qkv, RopeConfig, RopeScaling, RopeStyle, StepState, TopStrip,
+    self, AttentionConfig, Combination, Embedding, Gate, Gelu, Heads, LayerNorm, Linear, MolActivation, MolForm,
+    MolGate, MolGateWeights, MolOperands, MolScores, Norm, Pairing, Pooling, QkNorm, Qkv, RopeConfig, RopeScaling,
+    RopeStyle, StepState, TopStrip,
 };
 use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, Tier, WeightType, Workspace};
 
@@ -83,15 +84,7 @@ fn elementwise_shapes() {
     check("silu", &both, |rec, _, t| kernels::silu(rec, &t[0], &t[1]));
     check("add", &both, |rec, _, t| kernels::add(rec, &t[0], &t[1]));
     check("scale", &both, |rec, _, t| kernels::scale(rec, &t[0], &t[1], 2.0));
-}
-
-#[test]
-fn heads_of_ragged_quads_are_refused() {
-    let device = Device::cpu();
-    let blank =
-        |shape: &[u32]| Tensor::declare("blank", Role::Activations, shape, DType::F32).expect("the shape is valid");
-    let result = kernels::head_norm(&mut Recorder::new(&device), [2, 1, 6], &blank(&[2, 6]), 1e-5, &blank(&[3, 24]));
-    assert!(matches!(result, Err(Error::Operand { kernel: "head_norm", operand: "qkv", .. })), "{result:?}");
+    check("scale", &both, |rec, _, t| kernels::soft_cap(rec, &t[0], &t[1], 2.0, 30.0));
 }
 
 #[test]
@@ -99,8 +92,6 @@ fn row_shapes() {
     let rms_norm: [Operand; 3] =
         [("x", &[2, 5], &[10], "x"), ("weight", &[5], &[6], "weight"), ("y", &[2, 5], &[2, 6], "y")];
     check("rms_norm", &rms_norm, |rec, _, t| kernels::rms_norm(rec, &t[0], &t[1], &t[2], 1e-5));
-    let head_norm: [Operand; 2] = [("weight", &[2, 8], &[2, 4], "weight"), ("qkv", &[3, 32], &[3, 24], "qkv")];
-    check("head_norm", &head_norm, |rec, _, t| kernels::head_norm(rec, [2, 1, 8], &t[0], 1e-5, &t[1]));
     let layer_norm: [Operand; 4] = [
         ("x", &[2, 5], &[10], "x"),
         ("weight", &[5], &[1, 5], "weight"),
@@ -188,7 +179,11 @@ fn linear_shapes() {
         let ragged: [Operand; 3] =
             [("bias", &[6], &[6], ""), ("x", &[2, 64], &[2, 63], "x"), ("y", &[2, 6], &[12], "y")];
         check("matvec", &ragged, |rec, _, t| linear(t, kernels::matvec, rec));
-        let embed: [Operand; 2] = [("tokens", &[4], &[4], ""), ("y", &[2, 64], &[2, 65], "y")];
+        let embed: [Operand; 3] = [
+            ("tokens", &[4], &[4], ""),
+            ("positions", &[9, 64], &[9, 63], "positions"),
+            ("y", &[2, 64], &[2, 65], "y"),
+        ];
         let embed_sum: [Operand; 4] = [
             ("tokens", &[2, 3], &[2, 2], "tokens"),
             ("positions", &[9, 64], &[9, 63], "positions"),
@@ -196,7 +191,9 @@ fn linear_shapes() {
             ("y", &[2, 64], &[2, 65], "y"),
         ];
         check("embed_sum", &embed_sum, |rec, _, t| kernels::embed_sum(rec, &t[0], &w, Some(&t[1]), Some(&t[2]), &t[3]));
-        check("embed", &embed, |rec, state, t| kernels::embed(rec, state, &t[0], &w, &t[1]));
+        check("embed", &embed, |rec, state, t| {
+            kernels::embed(rec, state, &t[0], &Embedding { w: &w, factor: 1.0, positions: Some(&t[1]) }, &t[2])
+        });
     }
     let plain: [Operand; 3] = [("x", &[2, 3], &[6], "x"), ("b", &[3, 4], &[4, 4], "b"), ("y", &[2, 4], &[4, 2], "y")];
     check("matmul_plain", &plain, |rec, _, t| kernels::matmul_plain(rec, &t[0], &t[1], &t[2]));
@@ -284,9 +281,32 @@ fn rope_shapes() {
         ("k", &[2, 9, 8], &[2, 72], "k"),
         ("v", &[2, 9, 8], &[2, 8, 9], "v"),
     ];
+    let heads = Heads { n_heads: 4, n_kv_heads: 2, head_dim: 8, rope: None, norm: None };
     check("rope_kv", &rope_kv, |rec, state, t| {
-        kernels::rope_kv(rec, state, &config(6), &t[0], &t[1], &t[2], &t[3], &t[4])
+        let rope = config(6);
+        kernels::rope_kv(rec, state, &Heads { rope: Some((&rope, &t[0])), ..heads }, &t[1], &t[2], [&t[3], &t[4]])
     });
+    let whole: [Operand; 5] = [
+        ("weight", &[48], &[16], "weight"),
+        ("qkv", &[2, 64], &[2, 56], "qkv"),
+        ("q", &[2, 32], &[2, 30], "q"),
+        ("k", &[2, 9, 8], &[2, 72], "k"),
+        ("v", &[2, 9, 8], &[2, 8, 9], "v"),
+    ];
+    check("rope_kv", &whole, |rec, state, t| {
+        let norm = Some((QkNorm::Whole, &t[0], 1e-5));
+        kernels::rope_kv(rec, state, &Heads { norm, ..heads }, &t[1], &t[2], [&t[3], &t[4]])
+    });
+    let packed: [Operand; 3] = [
+        ("weight", &[16], &[12], "weight"),
+        ("tokens", &[2, 3], &[2, 2], "tokens"),
+        ("qkv", &[2, 64], &[2, 56], "qkv"),
+    ];
+    for norm in [QkNorm::Heads, QkNorm::RotatedHeads] {
+        check("rope_packed", &packed, |rec, _, t| {
+            kernels::rope_packed(rec, &Heads { norm: Some((norm, &t[0], 1e-5)), ..heads }, &t[1], &t[2])
+        });
+    }
     for rot_dims in [0, 3, 10] {
         let tensors: Vec<Tensor> =
             rope.iter().map(|o| Tensor::declare(o.0, Role::Activations, o.1, DType::F32).expect("valid")).collect();
@@ -358,7 +378,7 @@ fn fused_shapes() {
     let gate_up: [Operand; 3] =
         [("norm", &[64], &[6], "norm"), ("x", &[2, 64], &[2, 68], "x"), ("y", &[2, 3], &[2, 6], "y")];
     check("gate_up", &gate_up, |rec, _, t| {
-        kernels::gate_up(rec, &w, Some(Norm { weight: &t[0], eps: 1e-5 }), &t[1], &t[2])
+        kernels::gate_up(rec, &w, Some(Norm { weight: &t[0], eps: 1e-5 }), Gate::Silu, &t[1], &t[2])
     });
     let rope = RopeConfig { rot_dims: 6, theta: 1e4, style: RopeStyle::Halves, scaling: RopeScaling::None };
     let w = Matrix::declare(&device, "w", WeightType::F16, 64, 32).expect("the matrix is valid");
@@ -367,7 +387,7 @@ fn fused_shapes() {
         move |rec: &mut Recorder, state: &StepState, t: &[Tensor]| {
             let norm = (named == "norm").then_some(Norm { weight: &t[0], eps: 1e-5 });
             let bias = (named == "bias").then_some(&t[0]);
-            let qkv = Qkv { w: &w, bias, norm, first_head, rope: &rope, table: &t[1] };
+            let qkv = Qkv { w: &w, bias, norm, first_head, rope: Some((&rope, &t[1])) };
             qkv.record(rec, state, &t[2], &t[3], &t[4], &t[5])
         }
     };

@@ -1,8 +1,9 @@
 //! `gate_up` and `qkv`: products that are normalised, rotated or gated on the way, against the chains that they replace.
 
 use tilewright::WeightType;
-use tilewright::kernels::{self, Norm, Qkv, RopeStyle};
+use tilewright::kernels::{self, Activation, Gate, Gelu, Norm, Qkv, RopeStyle};
 
+use crate::activation::activated_within;
 use crate::common::Expected;
 use crate::harness::{Case, FLUSH, Job, Operand, ROUND};
 use crate::inputs::{Inputs, Source, dequantise};
@@ -40,12 +41,18 @@ pub fn cases(cases: &mut Vec<Case>) {
         for inputs in Inputs::ALL {
             for (i, sizes @ [t, f, k]) in GATE_UP.into_iter().enumerate() {
                 let norm = i % 3 != 2;
+                let (act, gate) = [
+                    ("", Gate::Silu),
+                    ("+gelu", Gate::Gelu(Gelu::Exact)),
+                    ("", Gate::Silu),
+                    ("+gelu tanh", Gate::Gelu(Gelu::Tanh)),
+                ][i % 4];
                 cases.push(Case {
                     kernel: "gate_up",
-                    variant: format!("{weight}{}", if norm { "+norm" } else { "" }),
+                    variant: format!("{weight}{}{act}", if norm { "+norm" } else { "" }),
                     sizes: format!("t={t},f={f},k={k}"),
                     inputs,
-                    build: Box::new(move |source| gate_up(source, weight, norm, sizes)),
+                    build: Box::new(move |source| gate_up(source, weight, norm, gate, sizes)),
                 });
             }
             for (i, sizes @ [t, h, hkv, d, rot, pos, k]) in QKV.into_iter().enumerate() {
@@ -68,8 +75,20 @@ pub fn cases(cases: &mut Vec<Case>) {
     }
 }
 
+/// `gelu(gate) * up` of sums that are known within their bounds.
+fn geglu(gate: &Expected, up: &Expected, form: Gelu) -> Expected {
+    let gelu = activated_within(gate, Activation::Gelu(form));
+    let value = gelu.value * up.value;
+    Expected {
+        value,
+        bound: gelu.bound * (up.value.abs() + up.bound) + gelu.value.abs() * up.bound + ROUND * value.abs(),
+        floor: (gelu.floor + FLUSH) * (1.0 + up.value.abs() + up.floor) + gelu.value.abs() * (up.floor + FLUSH),
+        power: (value * value).max(gelu.power * up.value.powi(2) + gelu.value.powi(2) * up.power),
+    }
+}
+
 /// `silu(gate) * up` of sums that are known within their bounds. The derivative of silu is at most 1.1.
-fn gated(gate: &Expected, up: &Expected) -> Expected {
+fn swiglu(gate: &Expected, up: &Expected) -> Expected {
     let (z, u) = (gate.value, up.value);
     let silu = z / (1.0 + (-z).exp());
     let value = silu * u;
@@ -84,7 +103,7 @@ fn gated(gate: &Expected, up: &Expected) -> Expected {
     Expected { value, bound, floor, power }
 }
 
-fn gate_up(source: &mut Source, weight: WeightType, has_norm: bool, [t, f, k]: [u32; 3]) -> Job {
+fn gate_up(source: &mut Source, weight: WeightType, has_norm: bool, gate: Gate, [t, f, k]: [u32; 3]) -> Job {
     let x = source.rows(t, k);
     let bytes = source.weights(weight, 2 * f, k);
     let norm = source.normal(k);
@@ -95,7 +114,11 @@ fn gate_up(source: &mut Source, weight: WeightType, has_norm: bool, [t, f, k]: [
         .chunks_exact(2 * f as usize)
         .flat_map(|row| {
             let (gates, ups) = row.split_at(f as usize);
-            gates.iter().zip(ups).map(|(gate, up)| gated(gate, up)).collect::<Vec<_>>()
+            let gated = |(z, up): (&Expected, &Expected)| match gate {
+                Gate::Silu => swiglu(z, up),
+                Gate::Gelu(form) => geglu(z, up, form),
+            };
+            gates.iter().zip(ups).map(gated).collect::<Vec<_>>()
         })
         .collect();
     let operands = vec![
@@ -106,7 +129,7 @@ fn gate_up(source: &mut Source, weight: WeightType, has_norm: bool, [t, f, k]: [
     ];
     Job::new(operands, move |rec, bound| {
         let norm = has_norm.then_some(Norm { weight: bound.tensor(1), eps: EPS });
-        kernels::gate_up(rec, bound.matrix(0), norm, bound.tensor(2), bound.tensor(3))
+        kernels::gate_up(rec, bound.matrix(0), norm, gate, bound.tensor(2), bound.tensor(3))
     })
 }
 
@@ -158,8 +181,7 @@ fn qkv(
             bias: has_bias.then_some(tensor(4)),
             norm: has_norm.then_some(Norm { weight: tensor(3), eps: EPS }),
             first_head: heads.start,
-            rope: &config(style, rot),
-            table: tensor(1),
+            rope: Some((&config(style, rot), tensor(1))),
         };
         qkv.record(rec, bound.state(0), tensor(5), tensor(6), tensor(7), tensor(8))
     })

@@ -1,4 +1,4 @@
-//! `rms_norm`, `head_norm`, `layer_norm` and `linear_norm`.
+//! `rms_norm`, `layer_norm` and `linear_norm`.
 
 #[cfg(not(target_arch = "wasm32"))]
 use tilewright::Tier;
@@ -47,7 +47,7 @@ pub fn cases(cases: &mut Vec<Case>) {
                 variant: "F32".into(),
                 sizes: sizes.clone(),
                 inputs,
-                build: Box::new(move |source| rms_norm(source, n_tokens, dim, eps)),
+                build: Box::new(move |source| rms_norm(source, n_tokens, dim, eps, i % 3 == 1)),
             });
             let has_bias = i % 4 != 3;
             cases.push(Case {
@@ -56,18 +56,6 @@ pub fn cases(cases: &mut Vec<Case>) {
                 sizes,
                 inputs,
                 build: Box::new(move |source| layer_norm(source, n_tokens, dim, eps, has_bias)),
-            });
-        }
-    }
-    for inputs in Inputs::ALL {
-        for (i, sizes @ [t, h, hkv, d]) in HEADS.into_iter().enumerate() {
-            let eps = [1e-5, 1e-6][i % 2];
-            cases.push(Case {
-                kernel: "head_norm",
-                variant: "F32".into(),
-                sizes: format!("t={t},h={h},hkv={hkv},d={d},eps={eps:e}"),
-                inputs,
-                build: Box::new(move |source| head_norm(source, sizes, eps)),
             });
         }
     }
@@ -92,25 +80,13 @@ pub fn cases(cases: &mut Vec<Case>) {
             variant: "F32".into(),
             sizes: format!("t={n_tokens},c=5"),
             inputs: Inputs::Normal,
-            build: Box::new(move |source| rms_norm(source, n_tokens, 5, 1e-5)),
+            build: Box::new(move |source| rms_norm(source, n_tokens, 5, 1e-5, false)),
         });
     }
 }
 
-/// T, H, Hkv, D: a workgroup takes 16 heads, 16 invocations a head of quads.
-const HEADS: [[u32; 4]; 8] = [
-    [1, 1, 1, 4],
-    [1, 14, 1, 8],
-    [2, 4, 2, 24],
-    [1, 15, 2, 60],
-    [3, 5, 5, 64],
-    [5, 8, 2, 68],
-    [2, 16, 8, 128],
-    [33, 2, 1, 256],
-];
-
 /// One row behind the norm.
-fn rms_normed(row: &[f32], weight: &[f32], eps: f32) -> Vec<Expected> {
+pub fn rms_normed(row: &[f32], weight: &[f32], eps: f32) -> Vec<Expected> {
     let rounding = sum_rounding(row.len());
     let mean_sq = row.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / row.len() as f64;
     let gain = 1.0 / (mean_sq + f64::from(eps)).sqrt();
@@ -122,31 +98,29 @@ fn rms_normed(row: &[f32], weight: &[f32], eps: f32) -> Vec<Expected> {
     row.iter().zip(weight).map(element).collect()
 }
 
-fn head_norm(source: &mut Source, [t, h, hkv, d]: [u32; 4], eps: f32) -> Job {
-    let n_heads = h + 2 * hkv;
-    let (qkv, weight) = (source.rows(t, n_heads * d), source.normal(2 * d));
-    let head = |(i, row): (usize, &[f32])| match i as u32 % n_heads {
-        i if i < h => rms_normed(row, &weight[..d as usize], eps),
-        i if i < h + hkv => rms_normed(row, &weight[d as usize..], eps),
-        _ => row.iter().map(|&v| Expected::new(f64::from(v), 0.0, 0.0)).collect(),
-    };
-    let want = qkv.chunks_exact(d as usize).enumerate().flat_map(head).collect();
-    let operands = vec![
-        Operand::floats("weight", &[2, d], weight),
-        Operand::floats("qkv", &[t, n_heads * d], qkv).becomes(Want::Close(want, NMSE)),
-    ];
-    Job::new(operands, move |rec, bound| kernels::head_norm(rec, [h, hkv, d], bound.tensor(0), eps, bound.tensor(1)))
-}
-
-fn rms_norm(source: &mut Source, n_tokens: u32, dim: u32, eps: f32) -> Job {
+/// With `adds`, to what `y` holds.
+fn rms_norm(source: &mut Source, n_tokens: u32, dim: u32, eps: f32, adds: bool) -> Job {
     let (x, weight) = (source.rows(n_tokens, dim), source.normal(dim));
-    let want = x.chunks_exact(dim as usize).flat_map(|row| rms_normed(row, &weight, eps)).collect();
-    let operands = vec![
-        Operand::floats("x", &[n_tokens, dim], x),
-        Operand::floats("weight", &[dim], weight),
-        Operand::close("y", &[n_tokens, dim], want, NMSE),
-    ];
-    Job::new(operands, move |rec, bound| kernels::rms_norm(rec, bound.tensor(0), bound.tensor(1), bound.tensor(2), eps))
+    let held = source.normal(n_tokens * dim);
+    let normed = x.chunks_exact(dim as usize).flat_map(|row| rms_normed(row, &weight, eps));
+    let want = normed.zip(&held).map(|(normed, &held)| match adds {
+        true => {
+            let held = f64::from(held);
+            let bound = normed.bound + 2.0 * ROUND * (normed.value.abs() + held.abs());
+            let (value, power) = (normed.value + held, normed.power + held * held);
+            Expected { value, bound, floor: normed.floor + FLUSH, power }
+        }
+        false => normed,
+    });
+    let y = match adds {
+        true => Operand::floats("y", &[n_tokens, dim], held.clone()).becomes(Want::Close(want.collect(), NMSE)),
+        false => Operand::close("y", &[n_tokens, dim], want.collect(), NMSE),
+    };
+    let operands = vec![Operand::floats("x", &[n_tokens, dim], x), Operand::floats("weight", &[dim], weight), y];
+    Job::new(operands, move |rec, bound| {
+        let record = if adds { kernels::add_rms_norm } else { kernels::rms_norm };
+        record(rec, bound.tensor(0), bound.tensor(1), bound.tensor(2), eps)
+    })
 }
 
 fn layer_norm(source: &mut Source, n_tokens: u32, dim: u32, eps: f32, has_bias: bool) -> Job {

@@ -1,10 +1,11 @@
 //! `rope`, `rope_kv`, `rope_packed` and the table of angles.
 
-use tilewright::kernels::{self, RopeConfig, RopeScaling, RopeStyle, rope_table};
+use tilewright::kernels::{self, Heads, QkNorm, RopeConfig, RopeScaling, RopeStyle, rope_table};
 
 use crate::common::Expected;
-use crate::harness::{Case, FLUSH, Job, Operand, ROUND, Want};
+use crate::harness::{Case, FLUSH, Job, Operand, ROUND, Want, sum_rounding};
 use crate::inputs::{Inputs, Source};
+use crate::norm::rms_normed;
 
 /// T, H, Hkv, D, rotated, pos: pairs are shared out in workgroups of 64.
 const SIZES: [[u32; 6]; 12] = [
@@ -23,11 +24,20 @@ const SIZES: [[u32; 6]; 12] = [
 ];
 
 const NMSE: f64 = 1e-9;
+const EPS: f32 = 1e-5;
+
+/// Norms of heads with their names; none for most cases.
+const NORMS: [(&str, Option<QkNorm>); 4] = [
+    ("", None),
+    ("+heads", Some(QkNorm::Heads)),
+    ("+rotated heads", Some(QkNorm::RotatedHeads)),
+    ("+whole", Some(QkNorm::Whole)),
+];
 
 pub fn cases(cases: &mut Vec<Case>) {
     for inputs in Inputs::ALL {
         for (name, style) in [("interleaved", RopeStyle::Interleaved), ("halves", RopeStyle::Halves)] {
-            for sizes in SIZES {
+            for (i, sizes) in SIZES.into_iter().enumerate() {
                 let [t, h, hkv, d, rot, pos] = sizes;
                 cases.push(Case {
                     kernel: "rope",
@@ -36,22 +46,29 @@ pub fn cases(cases: &mut Vec<Case>) {
                     inputs,
                     build: Box::new(move |source| rope(source, style, sizes)),
                 });
-                cases.push(Case {
-                    kernel: "rope_packed",
-                    variant: name.into(),
-                    sizes: format!("t={t},h={h},hkv={hkv},d={d},rot={rot},s={}", pos + t),
-                    inputs,
-                    build: Box::new(move |source| rope_packed(source, style, sizes)),
-                });
-                // The second cache is too short for the pass: what lies past its end is dropped.
-                for capacity in [pos + t + 1, (pos + t - 1).max(1)] {
-                    cases.push(Case {
-                        kernel: "rope_kv",
-                        variant: name.into(),
-                        sizes: format!("t={t},h={h},hkv={hkv},d={d},rot={rot},pos={pos},s={capacity}"),
-                        inputs,
-                        build: Box::new(move |source| rope_kv(source, style, sizes, capacity)),
-                    });
+                // Without a norm, and with one or another; now and then without a rotation.
+                for (of_norm, norm) in [NORMS[0], NORMS[1 + i % 3]] {
+                    let style = Some(style).filter(|_| norm.is_none() || i % 4 != 3);
+                    let variant = if style.is_some() { format!("{name}{of_norm}") } else { of_norm[1..].into() };
+                    if norm != Some(QkNorm::Whole) {
+                        cases.push(Case {
+                            kernel: "rope_packed",
+                            variant: variant.clone(),
+                            sizes: format!("t={t},h={h},hkv={hkv},d={d},rot={rot},s={}", pos + t),
+                            inputs,
+                            build: Box::new(move |source| rope_packed(source, style, norm, sizes)),
+                        });
+                    }
+                    // The second cache is too short for the pass: what lies past its end is dropped.
+                    for capacity in [pos + t + 1, (pos + t - 1).max(1)] {
+                        cases.push(Case {
+                            kernel: "rope_kv",
+                            variant: variant.clone(),
+                            sizes: format!("t={t},h={h},hkv={hkv},d={d},rot={rot},pos={pos},s={capacity}"),
+                            inputs,
+                            build: Box::new(move |source| rope_kv(source, style, norm, sizes, capacity)),
+                        });
+                    }
                 }
             }
         }
@@ -98,6 +115,56 @@ fn turned(style: RopeStyle, table: &[f32], head: &[Expected], rot_dims: usize, p
         out[b] = expected(sin, cos);
     }
     out
+}
+
+/// The heads of a token's projection, queries and keys normalised as the weights say; and the factors of those that are
+/// normalised after the rotation.
+fn normed(
+    row: &[f32],
+    norm: Option<QkNorm>,
+    weight: &[f32],
+    [h, hkv, d]: [u32; 3],
+) -> (Vec<Expected>, Vec<Option<Vec<f64>>>) {
+    let (d, q_len, k_end) = (d as usize, (h * d) as usize, ((h + hkv) * d) as usize);
+    let heads = row.len() / d;
+    match norm {
+        None => (exact(row), vec![None; heads]),
+        Some(QkNorm::Whole) => {
+            let (of_q, of_k) = weight.split_at(q_len);
+            let parts = [rms_normed(&row[..q_len], of_q, EPS), rms_normed(&row[q_len..k_end], of_k, EPS)];
+            (parts.into_iter().flatten().chain(exact(&row[k_end..])).collect(), vec![None; heads])
+        }
+        Some(QkNorm::Heads) => {
+            let of = |(i, head): (usize, &[f32])| match i as u32 {
+                i if i < h => rms_normed(head, &weight[..d], EPS),
+                i if i < h + hkv => rms_normed(head, &weight[d..], EPS),
+                _ => exact(head),
+            };
+            (row.chunks_exact(d).enumerate().flat_map(of).collect(), vec![None; heads])
+        }
+        Some(QkNorm::RotatedHeads) => {
+            let factors = |(i, head): (usize, &[f32])| {
+                let mean_sq = head.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / d as f64;
+                let gain = 1.0 / (mean_sq + f64::from(EPS)).sqrt();
+                let of = if (i as u32) < h { &weight[..d] } else { &weight[d..] };
+                ((i as u32) < h + hkv).then(|| of.iter().map(|&w| gain * f64::from(w)).collect())
+            };
+            (exact(row), row.chunks_exact(d).enumerate().map(factors).collect())
+        }
+    }
+}
+
+/// Elements multiplied by factors that are known but for rounding.
+fn scaled(head: Vec<Expected>, factors: Option<&Vec<f64>>) -> Vec<Expected> {
+    let Some(factors) = factors else { return head };
+    let rounding = sum_rounding(head.len()) + 4.0 * ROUND;
+    let one = |(x, &factor): (Expected, &f64)| Expected {
+        value: x.value * factor,
+        bound: (x.bound + rounding * x.value.abs()) * factor.abs(),
+        floor: (x.floor + FLUSH) * (1.0 + factor.abs()),
+        power: x.power * factor * factor,
+    };
+    head.into_iter().zip(factors).map(one).collect()
 }
 
 /// What queries, keys and values are for projections `[T, (H + 2 Hkv) * D]`, of which there is nothing but `heads`.
@@ -156,15 +223,41 @@ fn rope(source: &mut Source, style: RopeStyle, [t, h, _, d, rot, pos]: [u32; 6])
     })
 }
 
-fn rope_kv(source: &mut Source, style: RopeStyle, [t, h, hkv, d, rot, pos]: [u32; 6], capacity: u32) -> Job {
+fn rope_kv(
+    source: &mut Source,
+    style: Option<RopeStyle>,
+    norm: Option<QkNorm>,
+    [t, h, hkv, d, rot, pos]: [u32; 6],
+    capacity: u32,
+) -> Job {
     let table = random_table(source, capacity, rot);
     let heads = h + 2 * hkv;
     let qkv = source.rows(t, heads * d);
-    let [q, k, v] = split(style, &table, &exact(&qkv), [t, h, hkv, d, rot, pos], capacity, 0..heads);
+    let weight = norm_weights(source, norm, [h, hkv, d]);
+    let rot_dims = if style.is_some() { rot } else { 0 };
+    let (mut projected, mut factors) = (Vec::new(), Vec::new());
+    for row in qkv.chunks_exact((heads * d) as usize) {
+        let (of_row, of_heads) = normed(row, norm, &weight, [h, hkv, d]);
+        projected.extend(of_row);
+        factors.extend(of_heads);
+    }
+    let plain = style.unwrap_or(RopeStyle::Halves);
+    let [q, k, v] = split(plain, &table, &projected, [t, h, hkv, d, rot_dims, pos], capacity, 0..heads);
+    // Heads of the results, each with its factors.
+    let by_head = |values: Vec<Expected>, head_of: &dyn Fn(u32) -> Option<u32>| -> Vec<Expected> {
+        let all = values.chunks_exact(d as usize).map(<[Expected]>::to_vec).zip(0..);
+        all.flat_map(|(head, i)| scaled(head, head_of(i).and_then(|at| factors[at as usize].as_ref()))).collect()
+    };
+    let q = by_head(q, &|i| Some(i / h * heads + i % h));
+    let k = by_head(k, &|i| {
+        let token = (i % capacity).checked_sub(pos).filter(|&token| token < t)?;
+        Some(token * heads + h + i / capacity)
+    });
     let cache = [hkv, capacity, d];
     let operands = vec![
         Operand::state(pos, t),
         Operand::floats("table", &[capacity, rot / 2, 2], table),
+        Operand::floats("weight", &[weight.len() as u32], weight),
         Operand::floats("qkv", &[t, heads * d], qkv),
         Operand::close("q", &[t, h * d], q, NMSE),
         Operand::close("k", &cache, k, NMSE),
@@ -172,32 +265,58 @@ fn rope_kv(source: &mut Source, style: RopeStyle, [t, h, hkv, d, rot, pos]: [u32
     ];
     Job::new(operands, move |rec, bound| {
         let tensor = |i| bound.tensor(i);
-        let config = config(style, rot);
-        kernels::rope_kv(rec, bound.state(0), &config, tensor(1), tensor(2), tensor(3), tensor(4), tensor(5))
+        let config = style.map(|style| config(style, rot));
+        let rope = config.as_ref().map(|config| (config, tensor(1)));
+        let norm = norm.map(|norm| (norm, tensor(2), EPS));
+        let heads = Heads { n_heads: h, n_kv_heads: hkv, head_dim: d, rope, norm };
+        kernels::rope_kv(rec, bound.state(0), &heads, tensor(3), tensor(4), [tensor(5), tensor(6)])
     })
 }
 
-fn rope_packed(source: &mut Source, style: RopeStyle, [t, h, hkv, d, rot, pos]: [u32; 6]) -> Job {
+/// Weights of a norm of heads.
+fn norm_weights(source: &mut Source, norm: Option<QkNorm>, [h, hkv, d]: [u32; 3]) -> Vec<f32> {
+    source.normal(if norm == Some(QkNorm::Whole) { (h + hkv) * d } else { 2 * d })
+}
+
+fn rope_packed(
+    source: &mut Source,
+    style: Option<RopeStyle>,
+    norm: Option<QkNorm>,
+    [t, h, hkv, d, rot, pos]: [u32; 6],
+) -> Job {
     let n_pos = pos + t;
     let table = random_table(source, n_pos, rot);
     let heads = h + 2 * hkv;
     let qkv = source.rows(t, heads * d);
+    let weight = norm_weights(source, norm, [h, hkv, d]);
+    let rot_dims = if style.is_some() { rot as usize } else { 0 };
     // Id, position and type; positions in any order.
     let tokens: Vec<u32> = (0..t).flat_map(|i| [7, (pos + 5 * i) % n_pos, 1]).collect();
-    let head = |(i, head): (usize, &[f32])| {
-        let (token, head_idx) = (i as u32 / heads, i as u32 % heads);
-        let position = tokens[token as usize * 3 + 1] as usize;
-        let plain = exact(head);
-        if head_idx < h + hkv { turned(style, &table, &plain, rot as usize, position) } else { plain }
-    };
-    let want = qkv.chunks_exact(d as usize).enumerate().flat_map(head).collect();
+    let mut want = Vec::with_capacity(qkv.len());
+    for (token, row) in qkv.chunks_exact((heads * d) as usize).enumerate() {
+        let position = tokens[token * 3 + 1] as usize;
+        let (of_row, factors) = normed(row, norm, &weight, [h, hkv, d]);
+        for ((i, head), factors) in (0..).zip(of_row.chunks_exact(d as usize)).zip(&factors) {
+            let plain = style.unwrap_or(RopeStyle::Halves);
+            let turned = match i < h + hkv {
+                true => turned(plain, &table, head, rot_dims, position),
+                false => head.to_vec(),
+            };
+            want.extend(scaled(turned, factors.as_ref()));
+        }
+    }
     let operands = vec![
         Operand::words("tokens", &[t, 3], tokens),
         Operand::floats("table", &[n_pos, rot / 2, 2], table),
+        Operand::floats("weight", &[weight.len() as u32], weight),
         Operand::floats("qkv", &[t, heads * d], qkv).becomes(Want::Close(want, NMSE)),
     ];
     Job::new(operands, move |rec, bound| {
-        kernels::rope_packed(rec, &config(style, rot), [h, hkv, d], bound.tensor(0), bound.tensor(1), bound.tensor(2))
+        let config = style.map(|style| config(style, rot));
+        let rope = config.as_ref().map(|config| (config, bound.tensor(1)));
+        let norm = norm.map(|norm| (norm, bound.tensor(2), EPS));
+        let heads = Heads { n_heads: h, n_kv_heads: hkv, head_dim: d, rope, norm };
+        kernels::rope_packed(rec, &heads, bound.tensor(0), bound.tensor(3))
     })
 }
 
@@ -219,8 +338,17 @@ fn rope_table_matches_formula() {
     let factors: Vec<f32> = (0..32).map(|i| 1.0 + i as f32 / 3.0).collect();
     let llama3 =
         RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_seq_len: 8192.0 };
-    let scalings = [RopeScaling::None, RopeScaling::Linear { factor: 4.0 }, RopeScaling::Factors(factors), llama3];
-    for (scaling, theta) in scalings.into_iter().zip([1e4, 1e4, 5e5, 5e5]) {
+    let yarn = |truncate, magnitude| RopeScaling::Yarn {
+        factor: 16.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        original_max_seq_len: 4096.0,
+        truncate,
+        magnitude,
+    };
+    let plain = [RopeScaling::None, RopeScaling::Linear { factor: 4.0 }, RopeScaling::Factors(factors)];
+    let scalings = plain.into_iter().chain([llama3, yarn(true, 1.25), yarn(false, 1.0)]);
+    for (scaling, theta) in scalings.zip([1e4, 1e4, 5e5, 5e5, 1.5e5, 1.5e5]) {
         let (rot_dims, n_pos) = (64u32, 3000u32);
         let config = RopeConfig { rot_dims, theta, style: RopeStyle::Halves, scaling };
         let table = rope_table(&config, n_pos);
@@ -235,17 +363,37 @@ fn rope_table_matches_formula() {
                 RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => {
                     llama3_frequency(plain, *factor, *low_freq_factor, *high_freq_factor, *original_max_seq_len)
                 }
+                RopeScaling::Yarn { factor, truncate, .. } => {
+                    yarn_frequency(f64::from(i), plain, theta, *factor, *truncate)
+                }
+            };
+            let magnitude = match config.scaling {
+                RopeScaling::Yarn { magnitude, .. } => magnitude,
+                _ => 1.0,
             };
             bands[usize::from(frequency != plain)] += 1;
             for pos in [0, 1, 2, 17, 511, 2999] {
                 let (sin, cos) = (f64::from(pos) * frequency).sin_cos();
                 let at = ((pos * rot_dims / 2 + i) * 2) as usize;
+                let [cos, sin] = [cos, sin].map(|value| value * magnitude);
                 let error = (f64::from(table[at]) - cos).abs().max((f64::from(table[at + 1]) - sin).abs());
                 assert!(error < 1e-7, "{:?}: position {pos}, pair {i}: off by {error:e}", config.scaling);
             }
         }
-        if matches!(config.scaling, RopeScaling::Llama3 { .. }) {
+        if matches!(config.scaling, RopeScaling::Llama3 { .. } | RopeScaling::Yarn { .. }) {
             assert!(bands[0] > 0 && bands[1] > 0, "the settings must reach all bands");
         }
     }
+}
+
+/// YaRN's frequency of pair `i` of 32, with 32 and 1 turns over 4096 positions as its ends: the ends are pairs 8.09 and
+/// 17.40 at a base of 150,000, as computed by hand.
+fn yarn_frequency(i: f64, plain: f64, theta: f64, factor: f64, truncate: bool) -> f64 {
+    let pair_of = |turns: f64| 32.0 * (4096.0 / (turns * std::f64::consts::TAU)).log(theta);
+    let [fast, slow] = match truncate {
+        true => [pair_of(32.0).floor(), pair_of(1.0).ceil()],
+        false => [pair_of(32.0), pair_of(1.0)],
+    };
+    let interpolated = ((i - fast) / (slow - fast)).clamp(0.0, 1.0);
+    plain * (1.0 - interpolated) + plain / factor * interpolated
 }

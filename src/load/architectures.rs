@@ -1,0 +1,334 @@
+//! The table of architectures: their keys, the names of their tensors and what their blocks are, for both formats.
+//!
+//! All begin as Llama; [`Architecture::describe`] changes what is different.
+
+mod bert;
+mod ernie;
+mod exaone4;
+mod gemma;
+mod gpt2;
+mod gpt_neox;
+mod granite;
+mod hunyuan;
+mod llama;
+mod modern_bert;
+mod nomic_bert;
+mod olmo;
+mod phi3;
+mod qwen;
+mod smollm3;
+
+use super::catalog::Stored;
+use super::keys::{Key, Keys};
+use super::scaling;
+use crate::error::Error;
+use crate::kernels::{Gate, Gelu, RopeConfig, RopeScaling, RopeStyle};
+use crate::model::{Attention, Between, Block, FeedForward, MAX_DIM, MAX_LAYERS, ModelConfig, NormKind, NormPlace};
+
+/// An architecture.
+pub(super) struct Architecture {
+    /// `general.architecture` in GGUF.
+    pub gguf: &'static str,
+    /// `model_type` in `config.json`.
+    pub json: &'static [&'static str],
+    /// Which elements of a head are pairs in its GGUF files, and in files beside a `config.json`.
+    pub pairs: [RopeStyle; 2],
+    /// Names of tensors in published checkpoints, with GGUF's, where they are not the usual ones; of a layer without
+    /// what stands before its number.
+    pub names: &'static [(&'static str, &'static str)],
+    /// How published checkpoints keep the tensor of this GGUF name, where that is not as kernels read it; in a model of so
+    /// many heads.
+    pub stored: fn(&str, u32) -> Stored,
+    /// Whether the embedding is also the head where a `config.json` does not say.
+    pub tied: bool,
+    /// The epsilon of its norms, and what a `config.json` that has none means.
+    pub eps: (Key, Option<f32>),
+    /// The activation of its feed-forward where the files do not say.
+    pub activation: &'static str,
+    /// Whether its feed-forward has gates.
+    pub gated: bool,
+    /// The width of its feed-forward in widths of the model, where the files do not say.
+    pub ffn_widths: Option<u32>,
+    /// Makes Llama's model this one.
+    pub describe: fn(&Keys<'_>, &mut ModelConfig) -> Result<(), Error>,
+}
+
+/// All of them.
+const ALL: [Architecture; 19] = [
+    llama::LLAMA,
+    qwen::QWEN2,
+    qwen::QWEN3,
+    gemma::GEMMA,
+    gemma::GEMMA2,
+    gemma::GEMMA3,
+    phi3::PHI3,
+    smollm3::SMOLLM3,
+    granite::GRANITE,
+    olmo::OLMO2,
+    olmo::OLMO3,
+    exaone4::EXAONE4,
+    ernie::ERNIE4_5,
+    hunyuan::HUNYUAN_DENSE,
+    gpt2::GPT2,
+    gpt_neox::GPT_NEOX,
+    bert::BERT,
+    modern_bert::MODERN_BERT,
+    nomic_bert::NOMIC_BERT,
+];
+
+/// The names of all, as an error lists them.
+pub(super) fn supported(is_gguf: bool) -> String {
+    let names = ALL.iter().flat_map(|architecture| match is_gguf {
+        true => std::slice::from_ref(&architecture.gguf),
+        false => architecture.json,
+    });
+    names.copied().filter(|name| !name.is_empty()).collect::<Vec<_>>().join(", ")
+}
+
+impl Architecture {
+    /// That of GGUF files.
+    pub fn of_gguf(name: &str) -> Option<&'static Architecture> {
+        const { &ALL }.iter().find(|architecture| architecture.gguf == name && !name.is_empty())
+    }
+
+    /// That of a `config.json`.
+    pub fn of_json(model_type: &str) -> Option<&'static Architecture> {
+        const { &ALL }.iter().find(|architecture| architecture.json.contains(&model_type))
+    }
+
+    /// GGUF's name of the tensor that published checkpoints call `name`; `None` if it has none.
+    pub fn gguf_name(&self, name: &str) -> Option<String> {
+        const PREFIXES: [&str; 7] =
+            ["model.language_model.", "model.", "transformer.", "gpt_neox.", "bert.", "roberta.", "nomic_bert."];
+        const LAYERS: [&str; 4] = ["layers.", "h.", "encoder.layer.", "encoder.layers."];
+        let without = |prefixes: &[&str], name| prefixes.iter().find_map(|&prefix| str::strip_prefix(name, prefix));
+        let (stem, suffix) = without(&PREFIXES, name).unwrap_or(name).rsplit_once('.')?;
+        // TensorFlow's names of a norm's weight and bias are in old checkpoints.
+        let suffix = match suffix {
+            "weight" | "gamma" => "weight",
+            "bias" | "beta" => "bias",
+            _ => return None,
+        };
+        let find = |part: &str| {
+            let mut names = self.names.iter().chain(&USUAL_NAMES);
+            names.find(|(theirs, _)| *theirs == part).map(|(_, ours)| *ours)
+        };
+        match without(&LAYERS, stem) {
+            None => find(stem).map(|plain| format!("{plain}.{suffix}")),
+            Some(rest) => {
+                let (layer, part) = rest.split_once('.')?;
+                Some(format!("blk.{layer}.{}.{suffix}", find(part)?))
+            }
+        }
+    }
+
+    /// The configuration that a model's keys give. `factors` gives those of the rotation's frequencies for so many
+    /// rotated elements, if the files have them.
+    ///
+    /// # Errors
+    /// [`Error::Config`] or [`Error::Unsupported`] naming the key.
+    pub fn config(
+        &self,
+        keys: &Keys<'_>,
+        factors: impl FnOnce(u32) -> Result<Option<Vec<f32>>, Error>,
+    ) -> Result<ModelConfig, Error> {
+        let mut config = self.llama_like(keys, factors)?;
+        (self.describe)(keys, &mut config)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Llama (Touvron et al. 2023, arXiv:2302.13971) of these keys.
+    fn llama_like(
+        &self,
+        keys: &Keys<'_>,
+        factors: impl FnOnce(u32) -> Result<Option<Vec<f32>>, Error>,
+    ) -> Result<ModelConfig, Error> {
+        // Before they are divided or counted to.
+        let limited = |key: Key, max: u32| match keys.required(key)? {
+            value if (1..=max).contains(&value) => Ok(value),
+            value => Err(keys.wrong(key, format!("1 to {max}"), value)),
+        };
+        let (dim, n_layers, n_heads) = (limited(WIDTH, MAX_DIM)?, limited(LAYERS, MAX_LAYERS)?, keys.required(HEADS)?);
+        let divided = (n_heads > 0 && dim.is_multiple_of(n_heads)).then(|| dim / n_heads);
+        let head_dim = keys.u32(Key("attention.key_length", "head_dim"))?.or(divided);
+        let head_dim = head_dim.ok_or_else(|| keys.wrong(HEADS, format!("a divisor of the width {dim}"), n_heads))?;
+        if let Some(found) = keys.u32(VALUE_DIM)?.filter(|&found| found != head_dim) {
+            return Err(keys.unsupported(VALUE_DIM, found, &format!("that of keys, {head_dim}")));
+        }
+        let share = keys.f32(Key("", "rope_parameters.partial_rotary_factor|partial_rotary_factor"))?.unwrap_or(1.0);
+        let rot_dims = keys.u32(Key("rope.dimension_count", ""))?.unwrap_or((head_dim as f32 * share) as u32);
+        let rope = RopeConfig {
+            rot_dims,
+            theta: keys.f32(THETA)?.unwrap_or(10_000.0).into(),
+            style: self.pairs[usize::from(!keys.is_gguf())],
+            scaling: match factors(rot_dims)? {
+                Some(factors) => RopeScaling::Factors(factors),
+                None => scaling::read(keys)?,
+            },
+        };
+        let attention = Attention {
+            n_heads,
+            n_kv_heads: keys.u32(Key("attention.head_count_kv", "num_key_value_heads"))?.unwrap_or(n_heads),
+            head_dim,
+            window: None,
+            scale: (head_dim as f32).powf(-0.5),
+            soft_cap: None,
+            rope: Some(0),
+            qk_norm: None,
+        };
+        let block = Block {
+            attention,
+            feed_forward: FeedForward {
+                dim: match (keys.u32(FFN_WIDTH)?, self.ffn_widths) {
+                    (Some(ffn_dim), _) => ffn_dim,
+                    (None, Some(widths)) => dim.saturating_mul(widths),
+                    (None, None) => return Err(keys.missing(FFN_WIDTH)),
+                },
+                between: self.between(keys)?,
+            },
+            attn_norm: NormPlace::Before,
+            ffn_norm: NormPlace::Before,
+            parallel: false,
+        };
+        let vocab_size = match keys.is_gguf() {
+            true => keys.rows("token_embd.weight")?,
+            false => keys.required(Key("", "vocab_size"))?,
+        };
+        let norm_eps = match (keys.f32(self.eps.0)?, self.eps.1) {
+            (Some(eps), _) => eps,
+            (None, Some(eps)) if !keys.is_gguf() => eps,
+            _ => return Err(keys.missing(self.eps.0)),
+        };
+        Ok(ModelConfig {
+            architecture: keys.architecture.into(),
+            dim,
+            vocab_size,
+            max_seq_len: keys.required(CONTEXT)?,
+            blocks: vec![block; n_layers as usize],
+            norm: NormKind::Rms,
+            norm_eps,
+            ropes: vec![rope],
+            positions: None,
+            n_token_types: 0,
+            embd_norm: false,
+            output_norm: true,
+            embd_scale: 1.0,
+            residual_scale: 1.0,
+            logit_scale: 1.0,
+            logit_soft_cap: None,
+            causal: true,
+            has_head: true,
+        })
+    }
+
+    /// What stands between the products of the feed-forward.
+    fn between(&self, keys: &Keys<'_>) -> Result<Between, Error> {
+        let key = Key("hidden_activation", "hidden_act|hidden_activation|activation_function");
+        let name = keys.str(key)?.unwrap_or(self.activation);
+        match (activation(name), self.gated) {
+            (Some(gate), true) => Ok(Between::Gate(gate)),
+            (Some(Gate::Gelu(form)), false) => Ok(Between::Gelu(form)),
+            (_, true) => Err(keys.unsupported(key, name, "silu, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh")),
+            (_, false) => Err(keys.unsupported(key, name, "gelu, gelu_new, gelu_fast, gelu_pytorch_tanh")),
+        }
+    }
+}
+
+/// The activation of this name; `None` if there is none.
+pub(super) fn activation(name: &str) -> Option<Gate> {
+    match name {
+        "silu" | "swish" | "swiglu" => Some(Gate::Silu),
+        "gelu" => Some(Gate::Gelu(Gelu::Exact)),
+        "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" => Some(Gate::Gelu(Gelu::Tanh)),
+        _ => None,
+    }
+}
+
+/// Makes a decoder an encoder, whose tokens see all others, unless they see only those before them.
+fn encoder(config: &mut ModelConfig, causal: bool) {
+    config.causal = causal;
+    config.has_head = false;
+}
+
+/// Which layers see near tokens alone: `layer_types`, or by GGUF's list or number. Where the files do not say, all but
+/// every so many.
+fn sliding(keys: &Keys<'_>, config: &ModelConfig, usual_every: u32) -> Result<Vec<bool>, Error> {
+    let pattern = Key("attention.sliding_window_pattern", "sliding_window_pattern|_sliding_window_pattern");
+    let n_layers = config.blocks.len();
+    keys.says(pattern);
+    if let Some(listed) = listed_sliding(keys, n_layers)? {
+        return Ok(listed);
+    }
+    if let Some(list) = keys.bools(pattern)? {
+        return match list.len() == n_layers {
+            true => Ok(list),
+            false => Err(keys.wrong(pattern, format!("one for each of {n_layers} layers"), list.len())),
+        };
+    }
+    match keys.u32(pattern)?.unwrap_or(usual_every) {
+        0 => Err(keys.wrong(pattern, "1 or more".into(), 0)),
+        every => Ok((1..=n_layers as u64).map(|l| !l.is_multiple_of(every.into())).collect()),
+    }
+}
+
+/// Which layers see near tokens alone, where a `config.json` lists them.
+fn listed_sliding(keys: &Keys<'_>, n_layers: usize) -> Result<Option<Vec<bool>>, Error> {
+    let key = Key("", "layer_types");
+    let Some(types) = keys.strs(key)? else { return Ok(None) };
+    let kind = |name: &&str| match *name {
+        "sliding_attention" => Ok(true),
+        "full_attention" => Ok(false),
+        other => Err(keys.unsupported(key, other, "sliding_attention, full_attention")),
+    };
+    let found = types.iter().map(kind).collect::<Result<Vec<_>, _>>()?;
+    match found.len() == n_layers {
+        true => Ok(Some(found)),
+        false => Err(keys.wrong(key, format!("one for each of {n_layers} layers"), found.len())),
+    }
+}
+
+/// Adds the rotation of layers with a window, which is not scaled, and says which it is.
+fn add_local_rope(keys: &Keys<'_>, config: &mut ModelConfig, usual_theta: f64) -> Result<usize, Error> {
+    let theta =
+        Key("rope.freq_base_swa", "rope_parameters.sliding_attention.rope_theta|rope_local_base_freq|local_rope_theta");
+    let kind = Key("", "rope_parameters.sliding_attention.rope_type");
+    if let Some(found) = keys.str(kind)?.filter(|&found| found != "default") {
+        return Err(keys.unsupported(kind, found, "default"));
+    }
+    let theta = keys.f32(theta)?.map_or(usual_theta, f64::from);
+    let local = RopeConfig { theta, scaling: RopeScaling::None, ..config.ropes[0].clone() };
+    config.ropes.push(local);
+    Ok(config.ropes.len() - 1)
+}
+
+const WIDTH: Key = Key("embedding_length", "hidden_size|n_embd");
+const FFN_WIDTH: Key = Key("feed_forward_length", "intermediate_size|n_inner");
+const LAYERS: Key = Key("block_count", "num_hidden_layers|n_layer");
+const HEADS: Key = Key("attention.head_count", "num_attention_heads|n_head");
+const CONTEXT: Key = Key("context_length", "max_position_embeddings|n_positions|n_ctx");
+const THETA: Key = Key(
+    "rope.freq_base",
+    "rope_parameters.full_attention.rope_theta|rope_parameters.rope_theta|rope_theta|global_rope_theta|rotary_emb_base",
+);
+const WINDOW: Key = Key("attention.sliding_window", "sliding_window");
+const VALUE_DIM: Key = Key("attention.value_length", "v_head_dim");
+const RMS_EPS: Key = Key("attention.layer_norm_rms_epsilon", "rms_norm_eps");
+
+/// Names of tensors in published checkpoints, with GGUF's.
+const USUAL_NAMES: [(&str, &str); 14] = [
+    ("embed_tokens", "token_embd"),
+    ("norm", "output_norm"),
+    ("lm_head", "output"),
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.o_proj", "attn_output"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];

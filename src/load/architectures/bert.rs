@@ -1,0 +1,65 @@
+//! BERT (Devlin et al. 2018, arXiv:1810.04805) and RoBERTa (Liu et al. 2019, arXiv:1907.11692), whose positions are
+//! counted otherwise.
+
+use super::llama::LLAMA;
+use super::{Architecture, CONTEXT, encoder};
+use crate::load::keys::Key;
+use crate::model::{NormKind, NormPlace, PositionTable};
+
+pub(super) const BERT: Architecture = Architecture {
+    gguf: "bert",
+    json: &["bert", "roberta", "xlm-roberta"],
+    names: &[
+        ("embeddings.word_embeddings", "token_embd"),
+        ("embeddings.position_embeddings", "position_embd"),
+        ("embeddings.token_type_embeddings", "token_types"),
+        ("embeddings.LayerNorm", "token_embd_norm"),
+        ("attention.self.query", "attn_q"),
+        ("attention.self.key", "attn_k"),
+        ("attention.self.value", "attn_v"),
+        ("attention.output.dense", "attn_output"),
+        ("attention.output.LayerNorm", "attn_output_norm"),
+        ("intermediate.dense", "ffn_up"),
+        ("output.dense", "ffn_down"),
+        ("output.LayerNorm", "layer_output_norm"),
+        ("pooler.dense", "cls"),
+        ("classifier.dense", "cls"),
+        ("classifier.out_proj", "cls.output"),
+        ("classifier", "cls.output"),
+    ],
+    eps: (Key("attention.layer_norm_epsilon", "layer_norm_eps"), Some(1e-12)),
+    activation: "gelu",
+    gated: false,
+    describe: |keys, config| {
+        let (kind, pad) = (Key("", "position_embedding_type"), Key("", "pad_token_id"));
+        if let Some(found @ ("relative_key" | "relative_key_query")) = keys.str(kind)? {
+            return Err(keys.unsupported(kind, found, "absolute"));
+        }
+        // RoBERTa's first token has the row after the padding token's; the converter cuts those before it off.
+        let first = match keys.architecture {
+            "bert" => 0,
+            _ => keys.u32(pad)?.unwrap_or(1).saturating_add(1),
+        };
+        if keys.is_gguf() {
+            config.max_seq_len = keys.rows("position_embd.weight")?;
+            config.n_token_types = keys.rows("token_types.weight").unwrap_or(0);
+        } else {
+            let n_rows = keys.required(CONTEXT)?;
+            let rest = n_rows.checked_sub(first);
+            config.max_seq_len =
+                rest.ok_or_else(|| keys.wrong(pad, format!("below the {n_rows} positions"), first.saturating_sub(1)))?;
+            config.n_token_types = keys.u32(Key("", "type_vocab_size"))?.unwrap_or(0);
+        }
+        encoder(config, false);
+        config.ropes.clear();
+        config.positions = Some(PositionTable { first });
+        config.norm = NormKind::Layer { bias: true };
+        (config.embd_norm, config.output_norm) = (true, false);
+        for block in &mut config.blocks {
+            block.attention.rope = None;
+            (block.attn_norm, block.ffn_norm) = (NormPlace::Sum, NormPlace::Sum);
+        }
+        Ok(())
+    },
+    ..LLAMA
+};

@@ -1,0 +1,93 @@
+//! Gemma (Gemma Team 2024, arXiv:2403.08295), Gemma 2 (arXiv:2408.00118) and Gemma 3 (2025, arXiv:2503.19786).
+
+use super::llama::LLAMA;
+use super::{Architecture, HEADS, WIDTH, WINDOW, add_local_rope, sliding};
+use crate::error::Error;
+use crate::kernels::{Gate, Gelu, QkNorm, RopeStyle};
+use crate::load::catalog::Stored;
+use crate::load::keys::{Key, Keys};
+use crate::model::{Between, ModelConfig, NormPlace};
+
+pub(super) const GEMMA: Architecture = Architecture {
+    gguf: "gemma",
+    json: &["gemma"],
+    pairs: [RopeStyle::Halves; 2],
+    // Published norms are what is added to 1.
+    stored: |name, _| if name.ends_with("norm.weight") { Stored::LessOne } else { Stored::AsRead },
+    tied: true,
+    activation: "gelu_pytorch_tanh",
+    describe: |_, config| {
+        config.embd_scale = (config.dim as f32).sqrt();
+        for block in &mut config.blocks {
+            // Also where a file says `gelu`.
+            block.feed_forward.between = Between::Gate(Gate::Gelu(Gelu::Tanh));
+        }
+        Ok(())
+    },
+    ..LLAMA
+};
+
+/// Norms before and after each half, soft caps, windows in every other layer.
+pub(super) const GEMMA2: Architecture = Architecture {
+    gguf: "gemma2",
+    json: &["gemma2"],
+    names: SANDWICH,
+    describe: |keys, config| {
+        (GEMMA.describe)(keys, config)?;
+        sandwich(keys, config, 46)?;
+        let soft_cap = keys.f32(Key("attn_logit_softcapping", "attn_logit_softcapping"))?;
+        config.logit_soft_cap = keys.f32(Key("final_logit_softcapping", "final_logit_softcapping"))?;
+        let (window, is_local) = (keys.u32(WINDOW)?, sliding(keys, config, 2)?);
+        for (block, is_local) in config.blocks.iter_mut().zip(is_local) {
+            block.attention.soft_cap = soft_cap;
+            block.attention.window = window.filter(|_| is_local);
+        }
+        Ok(())
+    },
+    ..GEMMA
+};
+
+/// Norms of queries and keys in place of soft caps; five layers with a window and angles of their own to one without.
+pub(super) const GEMMA3: Architecture = Architecture {
+    gguf: "gemma3",
+    json: &["gemma3_text"],
+    describe: |keys, config| {
+        (GEMMA.describe)(keys, config)?;
+        sandwich(keys, config, 62)?;
+        let local_rope = add_local_rope(keys, config, 10_000.0)?;
+        config.logit_soft_cap = keys.f32(Key("final_logit_softcapping", "final_logit_softcapping"))?;
+        let soft_cap = keys.f32(Key("attn_logit_softcapping", "attn_logit_softcapping"))?;
+        let (window, is_local) = (keys.u32(WINDOW)?, sliding(keys, config, 6)?);
+        for (block, is_local) in config.blocks.iter_mut().zip(is_local) {
+            block.attention.soft_cap = soft_cap;
+            block.attention.qk_norm = Some(QkNorm::Heads);
+            block.attention.window = window.filter(|_| is_local);
+            block.attention.rope = Some(if is_local { local_rope } else { 0 });
+        }
+        Ok(())
+    },
+    ..GEMMA2
+};
+
+/// Names of tensors where each half has a norm before it and one of its result.
+const SANDWICH: &[(&str, &str)] = &[
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+
+/// Norms of inputs and of results, and the factor of the scores. GGUF has no key for that: it is another in the model
+/// of 27 B, which is known by its layers.
+fn sandwich(keys: &Keys<'_>, config: &mut ModelConfig, layers_of_27b: usize) -> Result<(), Error> {
+    let is_27b = keys.is_gguf() && config.blocks.len() == layers_of_27b;
+    let share = keys.required(WIDTH)? as f32 / keys.required(HEADS)? as f32;
+    let scalar = keys.f32(Key("", "query_pre_attn_scalar"))?.or(is_27b.then_some(share));
+    for block in &mut config.blocks {
+        block.attn_norm = NormPlace::Both;
+        block.ffn_norm = NormPlace::Both;
+        if let Some(scalar) = scalar {
+            block.attention.scale = scalar.powf(-0.5);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,40 @@
+//! Qwen2 (Yang et al. 2024, arXiv:2407.10671), whose queries, keys and values have biases, and Qwen3 (2025,
+//! arXiv:2505.09388), which normalises each head of queries and keys instead. Qwen3 also serves as an encoder (Zhang et
+//! al. 2025, arXiv:2506.05176).
+
+use super::llama::LLAMA;
+use super::{Architecture, WINDOW, encoder, listed_sliding};
+use crate::error::Error;
+use crate::kernels::{QkNorm, RopeStyle};
+use crate::load::keys::{Key, Keys};
+use crate::model::ModelConfig;
+
+pub(super) const QWEN2: Architecture =
+    Architecture { gguf: "qwen2", json: &["qwen2"], pairs: [RopeStyle::Halves; 2], describe: windows, ..LLAMA };
+
+pub(super) const QWEN3: Architecture = Architecture {
+    gguf: "qwen3",
+    json: &["qwen3"],
+    describe: |keys, config| {
+        config.blocks.iter_mut().for_each(|block| block.attention.qk_norm = Some(QkNorm::Heads));
+        if keys.embeds {
+            encoder(config, keys.bool(Key("attention.causal", ""))?.unwrap_or(true));
+        }
+        windows(keys, config)
+    },
+    ..QWEN2
+};
+
+/// The window of the layers after the first few, where it is used at all. GGUF files have none.
+fn windows(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
+    let (window, first) = (keys.u32(Key("", WINDOW.1))?, keys.u32(Key("", "max_window_layers"))?);
+    let listed = listed_sliding(keys, config.blocks.len())?;
+    if keys.bool(Key("", "use_sliding_window"))? == Some(true) {
+        let first = first.unwrap_or(0) as usize;
+        for (l, block) in config.blocks.iter_mut().enumerate() {
+            let is_local = listed.as_ref().map_or(l >= first, |listed| listed[l]);
+            block.attention.window = window.filter(|_| is_local);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,106 @@
+//! How the angles of rotations are stretched, as files say.
+
+use super::keys::{Key, Keys};
+use crate::error::Error;
+use crate::kernels::RopeScaling;
+
+/// A key of GGUF's `rope.scaling` and of the object that stands for it in `config.json`, whose name changed twice.
+macro_rules! key {
+    ($gguf:literal, $json:literal) => {
+        Key(
+            concat!("rope.scaling.", $gguf),
+            concat!("rope_parameters.full_attention.", $json, "|rope_parameters.", $json, "|rope_scaling.", $json),
+        )
+    };
+    ($json:literal) => {
+        Key("", concat!("rope_parameters.full_attention.", $json, "|rope_parameters.", $json, "|rope_scaling.", $json))
+    };
+}
+
+/// Older files say `type`.
+const KIND: Key = Key(
+    "rope.scaling.type",
+    "rope_parameters.full_attention.rope_type|rope_parameters.rope_type|rope_scaling.rope_type|rope_scaling.type",
+);
+const FACTOR: Key = key!("factor", "factor");
+const LOW: Key = key!("low_freq_factor");
+const HIGH: Key = key!("high_freq_factor");
+/// Context length before scaling.
+pub(super) const ORIGINAL: Key = Key(
+    "rope.scaling.original_context_length",
+    "rope_parameters.full_attention.original_max_position_embeddings|rope_parameters.original_max_position_embeddings|\
+     rope_scaling.original_max_position_embeddings|original_max_position_embeddings",
+);
+
+/// The scaling of all layers, or of those that see all tokens.
+pub(super) fn read(keys: &Keys<'_>) -> Result<RopeScaling, Error> {
+    // A file that says something twice means it once. Models that are not scaled state the context as well.
+    for twin in [key!("type"), key!("rope_theta"), ORIGINAL] {
+        keys.says(twin);
+    }
+    let required = |key: Key| positive(keys, key)?.ok_or_else(|| keys.missing(key));
+    match keys.str(KIND)? {
+        None | Some("default" | "none") => Ok(RopeScaling::None),
+        // Converters write the type of models that are not scaled as well.
+        Some("linear") if keys.is_gguf() && keys.f32(FACTOR)?.is_none() => Ok(RopeScaling::None),
+        Some("linear") => Ok(RopeScaling::Linear { factor: required(FACTOR)? }),
+        Some("llama3") if !keys.is_gguf() => {
+            let (low_freq_factor, high_freq_factor) = (required(LOW)?, required(HIGH)?);
+            if low_freq_factor >= high_freq_factor {
+                let expected = format!("a number above low_freq_factor, {low_freq_factor}");
+                return Err(keys.wrong(HIGH, expected, high_freq_factor));
+            }
+            Ok(RopeScaling::Llama3 {
+                factor: required(FACTOR)?,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_seq_len: required(ORIGINAL)?,
+            })
+        }
+        Some("yarn") => yarn(keys, required(FACTOR)?, required(ORIGINAL)?),
+        Some(other) => {
+            let supported = match keys.is_gguf() {
+                true => "none, linear, yarn, or rope_freqs.weight",
+                false => "default, linear, llama3, yarn",
+            };
+            Err(keys.unsupported(KIND, other, supported))
+        }
+    }
+}
+
+/// YaRN's numbers, with the defaults of transformers. The rotated elements grow by a magnitude, which both formats may
+/// state as a quotient.
+fn yarn(keys: &Keys<'_>, factor: f64, original_max_seq_len: f64) -> Result<RopeScaling, Error> {
+    let optional = |key| positive(keys, key);
+    let growth = |share: f64| if factor <= 1.0 { 1.0 } else { 0.1 * share * factor.ln() + 1.0 };
+    let of_one = optional(key!("mscale"))?;
+    let of_all = optional(key!("yarn_log_multiplier", "mscale_all_dim"))?;
+    let usual = match of_all {
+        Some(of_all) if of_one.is_some() || keys.is_gguf() => growth(of_one.unwrap_or(1.0)) / growth(of_all),
+        _ => growth(1.0),
+    };
+    let magnitude = optional(key!("attn_factor", "attention_factor"))?;
+    Ok(RopeScaling::Yarn {
+        factor,
+        beta_fast: optional(key!("yarn_beta_fast", "beta_fast"))?.unwrap_or(32.0),
+        beta_slow: optional(key!("yarn_beta_slow", "beta_slow"))?.unwrap_or(1.0),
+        original_max_seq_len,
+        truncate: keys.bool(key!("truncate"))?.unwrap_or(true),
+        magnitude: match magnitude {
+            // GGUF's is a factor of the usual one.
+            Some(magnitude) if keys.is_gguf() => magnitude * usual,
+            Some(magnitude) => magnitude,
+            None => usual,
+        },
+    })
+}
+
+/// A finite number above 0.
+fn positive(keys: &Keys<'_>, key: Key) -> Result<Option<f64>, Error> {
+    match keys.f32(key)? {
+        Some(value) if !(value.is_finite() && value > 0.0) => {
+            Err(keys.wrong(key, "a finite number above 0".into(), value))
+        }
+        value => Ok(value.map(f64::from)),
+    }
+}

@@ -1,0 +1,132 @@
+//! The forward pass of decoders, recorded: what stands before and after the blocks.
+
+use super::forward::{Flow, Tap, Transformer};
+use super::kv_cache::KvCache;
+use crate::error::Error;
+use crate::kernels::{
+    Embedding, Sampling, StepState, advance, argmax, embed, last_row, penalize, sample, scale, soft_cap,
+};
+use crate::recording::Recorder;
+use crate::tensor::Tensor;
+
+/// Tensors that passes share with the host.
+#[derive(Clone, Debug)]
+pub struct PassTensors {
+    /// Position and number of tokens.
+    pub state: StepState,
+    /// Token ids by position, `[S]`.
+    pub tokens: Tensor,
+    /// Logits of the last token, `[1, V]`.
+    pub logits: Tensor,
+    /// Sampling settings, [`Sampling`]'s eight words.
+    pub sampling: Tensor,
+    /// The chosen token, `[1]`.
+    pub chosen: Tensor,
+}
+
+/// What a pass does after its last layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ending {
+    /// Nothing: only the cache is wanted.
+    Cache,
+    /// Logits of the last token.
+    Logits,
+    /// The most likely token, which then is the next pass's input.
+    Greedy {
+        /// Whether recent tokens are penalised.
+        penalize: bool,
+    },
+    /// A token drawn by the sampling settings, which then is the next pass's input.
+    Sample {
+        /// Whether recent tokens are penalised.
+        penalize: bool,
+    },
+}
+
+impl Ending {
+    /// The ending that follows from sampling settings: a temperature of 0 is greedy.
+    pub fn of(sampling: &Sampling) -> Ending {
+        let penalize = sampling.repeat_penalty != 1.0 && sampling.repeat_last_n > 0;
+        if sampling.temperature > 0.0 { Ending::Sample { penalize } } else { Ending::Greedy { penalize } }
+    }
+}
+
+impl Transformer {
+    /// Records a pass over `n_tokens` tokens at the state's position, up to the residual stream of all tokens,
+    /// `[T, C]`, which it returns.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] or [`Error::Operand`] if the tensors do not fit the configuration.
+    pub fn record_layers(
+        &self,
+        rec: &mut Recorder,
+        cache: &KvCache,
+        io: &PassTensors,
+        n_tokens: u32,
+        tap: Tap<'_>,
+    ) -> Result<Tensor, Error> {
+        let embedding = Embedding {
+            w: &self.weights.token_embd,
+            factor: self.config.embd_scale / self.config.residual_scale,
+            positions: self.weights.positions.as_ref(),
+        };
+        let h = rec.temporary("h", &[n_tokens, self.config.dim])?;
+        embed(rec, &io.state, &io.tokens, &embedding, &h)?; // [T, C]
+        self.record_blocks(rec, Flow::Cached(io, cache), h, tap)
+    }
+
+    /// Records the final norm and the head: the logits of each row of `h`.
+    ///
+    /// # Shapes
+    /// `h`: `[T, C]`; `logits`: `[T, V]`.
+    /// # Errors
+    /// [`Error::Shape`] if `h` or `logits` disagrees with the configuration.
+    pub fn record_head(&self, rec: &mut Recorder, h: &Tensor, logits: &Tensor) -> Result<(), Error> {
+        let (x, norm) = self.before(rec, self.weights.output_norm.as_ref(), h)?; // [T, C]
+        let (factor, cap) = (self.config.logit_scale, self.config.logit_soft_cap);
+        if factor == 1.0 && cap.is_none() {
+            return self.weights.record_output(rec, norm, &x, logits); // [T, V]
+        }
+        let plain = rec.temporary("plain", logits.shape())?;
+        self.weights.record_output(rec, norm, &x, &plain)?; // [T, V]
+        match cap {
+            Some(cap) => soft_cap(rec, &plain, logits, factor, cap),
+            None => scale(rec, &plain, logits, factor),
+        }
+    }
+
+    /// Records a pass over `n_tokens` tokens at the state's position with its ending.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] or [`Error::Operand`] if the tensors do not fit the configuration.
+    pub fn record_pass(
+        &self,
+        rec: &mut Recorder,
+        cache: &KvCache,
+        io: &PassTensors,
+        n_tokens: u32,
+        ending: Ending,
+    ) -> Result<(), Error> {
+        let h = self.record_layers(rec, cache, io, n_tokens, &mut |_, _| Ok(()))?; // [T, C]
+        if ending == Ending::Cache {
+            return Ok(());
+        }
+        let last = if n_tokens == 1 {
+            h
+        } else {
+            let last = rec.temporary("last", &[1, self.config.dim])?;
+            last_row(rec, &io.state, &h, &last)?; // [1, C]
+            last
+        };
+        self.record_head(rec, &last, &io.logits)?; // [1, V]
+        if let Ending::Greedy { penalize: true } | Ending::Sample { penalize: true } = ending {
+            penalize(rec, &io.sampling, &io.state, &io.tokens, &io.logits)?;
+        }
+        match ending {
+            Ending::Cache | Ending::Logits => return Ok(()),
+            Ending::Greedy { .. } => argmax(rec, &io.logits, &io.chosen)?, // [1]
+            Ending::Sample { .. } => sample(rec, &io.sampling, &io.state, &io.logits, &io.chosen)?, // [1]
+        }
+        advance(rec, &io.state, &io.chosen, &io.tokens)
+    }
+}

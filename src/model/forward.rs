@@ -1,0 +1,299 @@
+//! The forward pass of a transformer's blocks, recorded: the same for decoders and encoders.
+
+use super::block::{Between, NormPlace};
+use super::config::{ModelConfig, NormKind};
+use super::decoder::PassTensors;
+use super::encoder::BatchTensors;
+use super::kv_cache::KvCache;
+use super::stack::Stack;
+use super::weights::{BlockWeights, HalfNorms, NormWeights, Weights};
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::kernels::{
+    Activation, Heads, Linear, Norm, Qkv, add_rms_norm, attention, attention_packed, fold_norm, fuses_norm, gate_up,
+    gated, gelu, layer_norm, linear_norm, rms_norm, rope_kv, rope_packed, rope_table, suits_few,
+};
+use crate::recording::Recorder;
+use crate::tensor::{Role, Tensor};
+
+/// A model on a device.
+#[derive(Clone, Debug)]
+pub struct Transformer {
+    /// Its shape.
+    pub config: ModelConfig,
+    /// Its weights.
+    pub weights: Weights,
+    /// A table of angles for each of [`ModelConfig::ropes`], `[S, rot_dims / 2, 2]`.
+    ropes: Vec<Tensor>,
+}
+
+/// Where the tokens of a pass stand, and what they see.
+#[derive(Clone, Copy)]
+pub(super) enum Flow<'a> {
+    /// The next tokens of one sequence, which see the cached ones.
+    Cached(&'a PassTensors, &'a KvCache),
+    /// Whole sequences, one after the other, which see themselves alone. A row's result does not depend on the rows
+    /// around it.
+    Packed(&'a BatchTensors),
+}
+
+/// Receives the residual stream after the embedding and after each block.
+pub type Tap<'a> = &'a mut dyn FnMut(&mut Recorder, &Tensor) -> Result<(), Error>;
+
+impl Transformer {
+    /// A model whose rotations are known for `n_pos` positions; their tables are declared.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a table that is larger than a tensor can be.
+    pub fn declare(config: ModelConfig, weights: Weights, n_pos: u32) -> Result<Transformer, Error> {
+        let table = |rot_dims| Tensor::declare("rope", Role::Cache, &[n_pos, rot_dims / 2, 2], DType::F32);
+        let ropes = config.ropes.iter().map(|rope| table(rope.rot_dims)).collect::<Result<_, _>>()?;
+        Ok(Transformer { config, weights, ropes })
+    }
+
+    /// Fills the tables of angles.
+    ///
+    /// # Errors
+    /// Errors of [`Device::write`].
+    pub fn upload_ropes(&self, device: &Device) -> Result<(), Error> {
+        let mut tables = self.config.ropes.iter().zip(&self.ropes);
+        tables.try_for_each(|(rope, table)| device.write(table, 0, &rope_table(rope, table.shape()[0])))
+    }
+
+    /// Every tensor that stays on the device.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.weights.tensors().chain(&self.ropes)
+    }
+
+    /// Records all blocks: `[T, C]` to `[T, C]`.
+    pub(super) fn record_blocks(
+        &self,
+        rec: &mut Recorder,
+        flow: Flow<'_>,
+        mut h: Tensor,
+        tap: Tap<'_>,
+    ) -> Result<Tensor, Error> {
+        tap(rec, &h)?;
+        for l in 0..self.config.blocks.len() {
+            h = self.record_block(rec, flow, l, h)?; // [T, C]
+            tap(rec, &h)?;
+        }
+        Ok(h)
+    }
+
+    /// Records a block: `[T, C]` to `[T, C]`.
+    fn record_block(&self, rec: &mut Recorder, flow: Flow<'_>, l: usize, h: Tensor) -> Result<Tensor, Error> {
+        let (block, weights) = (&self.config.blocks[l], &self.weights.blocks[l]);
+        let mixed = self.record_attention(rec, flow, l, &h)?; // [T, H D]
+        let beside = if block.parallel { Some(self.record_activated(rec, flow, l, &h)?) } else { None }; // [T, F]
+        let h = self.record_sum(rec, flow, &weights.attn_output, (block.attn_norm, &weights.attn_norms), &mixed, h)?; // [T, C]
+        let activated = match beside {
+            Some(activated) => activated,
+            None => self.record_activated(rec, flow, l, &h)?, // [T, F]
+        };
+        self.record_sum(rec, flow, &weights.ffn_down, (block.ffn_norm, &weights.ffn_norms), &activated, h) // [T, C]
+    }
+
+    /// Records what tokens make of each other, `[T, H D]`, which it returns.
+    fn record_attention(&self, rec: &mut Recorder, flow: Flow<'_>, l: usize, h: &Tensor) -> Result<Tensor, Error> {
+        let (attention_config, weights) = (&self.config.blocks[l].attention, &self.weights.blocks[l]);
+        let kernel = attention_config.kernel(self.config.causal);
+        let n_tokens = h.shape()[0];
+        let mixed = rec.temporary("mixed", &[n_tokens, attention_config.q_dim()])?;
+        let qkv_shape = [n_tokens, attention_config.qkv_dim()];
+        match flow {
+            Flow::Cached(io, cache) => {
+                let (k, v) = cache.layer(l);
+                let q = rec.temporary("q", mixed.shape())?;
+                if suits_few(h) && weights.takes_qkv() {
+                    self.record_qkv(rec, io, l, h, &q, [k, v])?;
+                } else {
+                    let qkv = rec.temporary("qkv", &qkv_shape)?;
+                    self.record_product(rec, flow, &weights.attn_qkv, weights.attn_norms.before.as_ref(), h, &qkv)?;
+                    rope_kv(rec, &io.state, &self.heads(l), &qkv, &q, [k, v])?;
+                }
+                attention(rec, &io.state, &kernel, &q, k, v, &mixed)?; // [T, H D]
+            }
+            Flow::Packed(io) => {
+                let qkv = rec.temporary("qkv", &qkv_shape)?;
+                self.record_product(rec, flow, &weights.attn_qkv, weights.attn_norms.before.as_ref(), h, &qkv)?;
+                let heads = self.heads(l);
+                if heads.rope.is_some() || heads.norm.is_some() {
+                    rope_packed(rec, &heads, &io.tokens, &qkv)?;
+                }
+                attention_packed(rec, &io.tiles, &kernel, &qkv, &mixed)?; // [T, H D]
+            }
+        }
+        Ok(mixed)
+    }
+
+    /// Records the queries of a few tokens, and their keys and values, which go to the cache, in one kernel for each
+    /// matrix.
+    fn record_qkv(
+        &self,
+        rec: &mut Recorder,
+        io: &PassTensors,
+        l: usize,
+        h: &Tensor,
+        q: &Tensor,
+        [k, v]: [&Tensor; 2],
+    ) -> Result<(), Error> {
+        let BlockWeights { attn_qkv, attn_norms, .. } = &self.weights.blocks[l];
+        let Heads { rope, head_dim, .. } = self.heads(l);
+        let (x, norm) = self.before(rec, attn_norms.before.as_ref(), h)?;
+        let (x, norm) = fold_norm(rec, &x, norm, attn_qkv.bias().is_some())?; // [T, C]
+        for (w, first_row) in attn_qkv.matrices() {
+            let qkv = Qkv { w, bias: attn_qkv.bias(), norm, first_head: first_row / head_dim, rope };
+            qkv.record(rec, &io.state, &x, q, k, v)?;
+        }
+        Ok(())
+    }
+
+    /// What becomes of a block's projected heads.
+    fn heads(&self, l: usize) -> Heads<'_> {
+        let attention = &self.config.blocks[l].attention;
+        let norm = attention.qk_norm.zip(self.weights.blocks[l].qk_norm());
+        Heads {
+            n_heads: attention.n_heads,
+            n_kv_heads: attention.n_kv_heads,
+            head_dim: attention.head_dim,
+            rope: attention.rope.and_then(|rope| Some((self.config.ropes.get(rope)?, self.ropes.get(rope)?))),
+            norm: norm.map(|(norm, weight)| (norm, weight, self.config.norm_eps)),
+        }
+    }
+
+    /// Records a feed-forward up to its second product, `[T, F]`, which it returns.
+    fn record_activated(&self, rec: &mut Recorder, flow: Flow<'_>, l: usize, h: &Tensor) -> Result<Tensor, Error> {
+        let (ffn, weights) = (&self.config.blocks[l].feed_forward, &self.weights.blocks[l]);
+        let norm = weights.ffn_norms.before.as_ref();
+        let n_tokens = h.shape()[0];
+        let activated = rec.temporary("activated", &[n_tokens, ffn.dim])?;
+        let up = |rec: &mut Recorder| rec.temporary("up", &[n_tokens, ffn.up_dim()]);
+        match (ffn.between, flow) {
+            (Between::Gate(gate), Flow::Cached(..)) if suits_few(h) && weights.ffn_up.as_one().is_some() => {
+                let (x, norm) = self.before(rec, norm, h)?;
+                let (x, norm) = fold_norm(rec, &x, norm, false)?; // [T, C]
+                weights.ffn_up.as_one().map_or(Ok(()), |w| gate_up(rec, w, norm, gate, &x, &activated))?;
+            }
+            (Between::Gate(gate), _) => {
+                let up = up(rec)?;
+                self.record_product(rec, flow, &weights.ffn_up, norm, h, &up)?; // [T, 2 F]
+                gated(rec, gate, &up, &activated)?;
+            }
+            (Between::Gelu(form), Flow::Packed(_)) => {
+                let x = self.normed(rec, norm, h)?;
+                weights.ffn_up.record_tiled(rec, &x, Some(Activation::Gelu(form)), false, &activated)?;
+            }
+            (Between::Gelu(form), Flow::Cached(..)) => {
+                let up = up(rec)?;
+                self.record_product(rec, flow, &weights.ffn_up, norm, h, &up)?; // [T, F]
+                gelu(rec, &up, &activated, form)?;
+            }
+        }
+        Ok(activated)
+    }
+
+    /// Records the end of a block's half: its product, added to the residual stream, with the norms of the result and of
+    /// the sum. `x`: `[T, K]`; `h`: `[T, C]`.
+    fn record_sum(
+        &self,
+        rec: &mut Recorder,
+        flow: Flow<'_>,
+        product: &Stack,
+        (place, norms): (NormPlace, &HalfNorms),
+        x: &Tensor,
+        h: Tensor,
+    ) -> Result<Tensor, Error> {
+        let after = norms.after.as_ref();
+        if let Some(norm) = after.filter(|_| place.is_on_result()) {
+            let result = rec.temporary("result", h.shape())?;
+            self.record_product(rec, flow, product, None, x, &result)?;
+            self.add_normed(rec, norm, &result, &h)?;
+            return Ok(h);
+        }
+        match flow {
+            Flow::Cached(..) => product.record(rec, None, x, &h, true)?,
+            Flow::Packed(_) => {
+                let is_layer_norm = matches!(self.config.norm, NormKind::Layer { .. });
+                if let (Some(norm), Some(linear), true) = (after, product.as_tiled(), is_layer_norm) {
+                    let linear = Linear { accumulate: true, ..linear };
+                    if fuses_norm(rec, &linear) {
+                        linear_norm(rec, &linear, &norm.layer(self.eps()), x, &h)?;
+                        return Ok(h);
+                    }
+                }
+                product.record_tiled(rec, x, None, true, &h)?;
+            }
+        }
+        self.normed(rec, after, &h)
+    }
+
+    /// Records a product of rows, normalised first if there is a norm.
+    fn record_product(
+        &self,
+        rec: &mut Recorder,
+        flow: Flow<'_>,
+        product: &Stack,
+        norm: Option<&NormWeights>,
+        x: &Tensor,
+        y: &Tensor,
+    ) -> Result<(), Error> {
+        match flow {
+            Flow::Cached(..) => {
+                let (x, norm) = self.before(rec, norm, x)?;
+                product.record(rec, norm, &x, y, false)
+            }
+            Flow::Packed(_) => {
+                let x = self.normed(rec, norm, x)?;
+                product.record_tiled(rec, &x, None, false, y)
+            }
+        }
+    }
+
+    /// `x` and the norm for a product to fold in, or `x` normalised already where a product cannot.
+    pub(super) fn before<'a>(
+        &self,
+        rec: &mut Recorder,
+        norm: Option<&'a NormWeights>,
+        x: &Tensor,
+    ) -> Result<(Tensor, Option<Norm<'a>>), Error> {
+        match self.config.norm {
+            NormKind::Rms => Ok((x.clone(), norm.map(|norm| norm.rms(self.eps())))),
+            NormKind::Layer { .. } => Ok((self.normed(rec, norm, x)?, None)),
+        }
+    }
+
+    /// Records a norm, if there is one.
+    pub(super) fn normed(&self, rec: &mut Recorder, norm: Option<&NormWeights>, x: &Tensor) -> Result<Tensor, Error> {
+        let Some(norm) = norm else { return Ok(x.clone()) };
+        let normed = rec.temporary("normed", x.shape())?;
+        match self.config.norm {
+            NormKind::Layer { .. } => layer_norm(rec, x, &norm.layer(self.eps()), &normed)?,
+            NormKind::Rms => {
+                let Norm { weight, eps } = norm.rms(self.eps());
+                rms_norm(rec, x, weight, &normed, eps)?;
+            }
+        }
+        Ok(normed)
+    }
+
+    /// Records `h += norm(x)`.
+    fn add_normed(&self, rec: &mut Recorder, norm: &NormWeights, x: &Tensor, h: &Tensor) -> Result<(), Error> {
+        match self.config.norm {
+            NormKind::Rms => {
+                let Norm { weight, eps } = norm.rms(self.eps());
+                add_rms_norm(rec, x, weight, h, eps)
+            }
+            NormKind::Layer { .. } => {
+                let normed = self.normed(rec, Some(norm), x)?;
+                crate::kernels::add(rec, &normed, h)
+            }
+        }
+    }
+
+    /// Added to the mean squares of the residual stream, which is kept divided by [`ModelConfig::residual_scale`].
+    pub(super) fn eps(&self) -> f32 {
+        self.config.norm_eps / (self.config.residual_scale * self.config.residual_scale)
+    }
+}

@@ -1,0 +1,235 @@
+//! Where a model's tensors come from and where they go: matrices that share an input, and vectors side by side.
+
+use crate::device::Device;
+use crate::dtype::{DType, WeightType};
+use crate::error::Error;
+use crate::kernels::{Activation, Linear, Norm, fold_norm, matmul};
+use crate::matrix::Matrix;
+use crate::recording::Recorder;
+use crate::tensor::{Role, Tensor};
+
+/// A tensor in a source: how its rows will be delivered, and its dimensions, the contiguous one last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceTensor {
+    /// Weight type of the rows.
+    pub weight: WeightType,
+    /// `[rows, columns]`, or `[columns]`.
+    pub shape: Vec<u64>,
+}
+
+/// Which tensors a source has. Names are GGUF's: `token_embd.weight`, `blk.0.attn_q.weight` and so on.
+pub trait WeightSource {
+    /// Type and shape of a tensor, if it is there.
+    fn describe(&self, name: &str) -> Option<SourceTensor>;
+}
+
+/// Where the data of a source's tensor belongs.
+#[derive(Clone, Debug)]
+pub enum Destination {
+    /// Rows of a matrix from `first_row` on.
+    Rows {
+        /// The matrix, whose [`WeightType`] the rows have.
+        matrix: Matrix,
+        /// First row.
+        first_row: u32,
+    },
+    /// Elements of a vector from `first` on.
+    Values {
+        /// The vector.
+        tensor: Tensor,
+        /// First element.
+        first: usize,
+    },
+}
+
+/// Matrices side by side that share an input, such as Q, K and V: neighbours of one weight type are one matrix.
+#[derive(Clone, Debug)]
+pub struct Stack {
+    parts: Vec<Part>,
+    bias: Option<Joined>,
+}
+
+#[derive(Clone, Debug)]
+struct Part {
+    matrix: Matrix,
+    /// Source tensors from top to bottom, with their numbers of rows.
+    members: Vec<(String, u32)>,
+}
+
+/// Vectors of a source side by side in one tensor.
+#[derive(Clone, Debug)]
+pub(super) struct Joined {
+    tensor: Tensor,
+    /// As [`Part::members`].
+    members: Vec<(String, u32)>,
+}
+
+impl Joined {
+    /// Declares the vectors of these names and lengths.
+    pub fn declare(source: &dyn WeightSource, members: Vec<(String, u32)>) -> Result<Joined, Error> {
+        for (name, len) in &members {
+            describe(source, name, &[*len])?;
+        }
+        let tensor = Tensor::declare(label(&members), Role::Weights, &[n_rows(&members)], DType::F32)?;
+        Ok(Joined { tensor, members })
+    }
+
+    pub fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
+    pub fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
+        starts(&self.members)
+            .map(|(name, first)| (name, Destination::Values { tensor: self.tensor.clone(), first: first as usize }))
+    }
+}
+
+impl Stack {
+    /// Declares the matrices `names`, each `[rows, cols]`, and their biases if the source has them.
+    pub(super) fn declare(
+        device: &Device,
+        source: &dyn WeightSource,
+        prefix: &str,
+        names: &[(&str, u32)],
+        cols: u32,
+    ) -> Result<Stack, Error> {
+        let mut groups: Vec<(WeightType, Vec<(String, u32)>)> = Vec::new();
+        for &(name, rows) in names {
+            let member = (format!("{prefix}{name}.weight"), rows);
+            let found = describe(source, &member.0, &[rows, cols])?;
+            match groups.last_mut() {
+                Some((weight, members)) if *weight == found.weight => members.push(member),
+                _ => groups.push((found.weight, vec![member])),
+            }
+        }
+        let part = |(weight, members): (WeightType, Vec<(String, u32)>)| {
+            let matrix = Matrix::declare(device, &label(&members), weight, n_rows(&members), cols)?;
+            Ok(Part { matrix, members })
+        };
+        let parts = groups.into_iter().map(part).collect::<Result<_, Error>>()?;
+
+        let members: Vec<_> = names.iter().map(|(name, rows)| (format!("{prefix}{name}.bias"), *rows)).collect();
+        let has_bias = members.iter().any(|(name, _)| source.describe(name).is_some());
+        let bias = if has_bias { Some(Joined::declare(source, members)?) } else { None };
+        Ok(Stack { parts, bias })
+    }
+
+    /// Records `y = x wᵀ (+ bias)`, or `y += ..`, of `x` as it is or normalised.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if an operand disagrees.
+    pub fn record(
+        &self,
+        rec: &mut Recorder,
+        norm: Option<Norm<'_>>,
+        x: &Tensor,
+        y: &Tensor,
+        accumulate: bool,
+    ) -> Result<(), Error> {
+        let (x, norm) = fold_norm(rec, x, norm, self.bias.is_some())?;
+        for (w, y_start) in self.matrices() {
+            let linear = Linear { bias: self.bias(), norm, y_start, accumulate, ..Linear::new(w) };
+            linear.record(rec, &x, y)?;
+        }
+        Ok(())
+    }
+
+    /// Records `y = act(x wᵀ (+ bias))`, or `y += ..`, as tiles however few rows `x` has: a row's result is then the same
+    /// whatever rows stand around it.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if an operand disagrees.
+    pub fn record_tiled(
+        &self,
+        rec: &mut Recorder,
+        x: &Tensor,
+        activation: Option<Activation>,
+        accumulate: bool,
+        y: &Tensor,
+    ) -> Result<(), Error> {
+        for (w, y_start) in self.matrices() {
+            matmul(rec, &Linear { activation, y_start, accumulate, ..self.tiled(w) }, x, y)?;
+        }
+        Ok(())
+    }
+
+    /// The stack as one such product, if it has a single matrix.
+    pub(super) fn as_tiled(&self) -> Option<Linear<'_>> {
+        match self.parts.as_slice() {
+            [part] => Some(self.tiled(&part.matrix)),
+            _ => None,
+        }
+    }
+
+    /// A product whose sums are in one order for every number of rows.
+    fn tiled<'a>(&'a self, w: &'a Matrix) -> Linear<'a> {
+        Linear { bias: self.bias(), batch_invariant: true, ..Linear::new(w) }
+    }
+
+    /// The matrices from top to bottom, and their first rows.
+    pub fn matrices(&self) -> impl Iterator<Item = (&Matrix, u32)> {
+        self.parts.iter().scan(0, |next, part| {
+            let first_row = *next;
+            *next += part.matrix.rows();
+            Some((&part.matrix, first_row))
+        })
+    }
+
+    /// One value for each row.
+    pub fn bias(&self) -> Option<&Tensor> {
+        self.bias.as_ref().map(|bias| &bias.tensor)
+    }
+
+    /// The stack as a single matrix without a bias in one slab, if it is one.
+    pub fn as_one(&self) -> Option<&Matrix> {
+        match (self.parts.as_slice(), &self.bias) {
+            ([part], None) if part.matrix.n_slabs() == 1 => Some(&part.matrix),
+            _ => None,
+        }
+    }
+
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let biases = self.bias.iter().map(|bias| &bias.tensor);
+        self.parts.iter().flat_map(|part| part.matrix.tensors()).chain(biases)
+    }
+
+    pub(super) fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
+        let rows = self.parts.iter().flat_map(|part| {
+            starts(&part.members)
+                .map(|(name, first_row)| (name, Destination::Rows { matrix: part.matrix.clone(), first_row }))
+        });
+        rows.chain(self.bias.iter().flat_map(Joined::destinations))
+    }
+}
+
+/// The name of several source tensors as one.
+fn label(members: &[(String, u32)]) -> String {
+    members.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join("+")
+}
+
+fn n_rows(members: &[(String, u32)]) -> u32 {
+    members.iter().map(|(_, rows)| rows).sum()
+}
+
+/// Each member's name and first row.
+fn starts(members: &[(String, u32)]) -> impl Iterator<Item = (&str, u32)> {
+    members.iter().scan(0, |next, (name, rows)| {
+        let first = *next;
+        *next += rows;
+        Some((name.as_str(), first))
+    })
+}
+
+/// The tensor `name`, which must have this shape.
+pub(super) fn describe(source: &dyn WeightSource, name: &str, shape: &[u32]) -> Result<SourceTensor, Error> {
+    let found = source.describe(name);
+    let expected: Vec<u64> = shape.iter().map(|&d| u64::from(d)).collect();
+    match found {
+        Some(tensor) if tensor.shape == expected => Ok(tensor),
+        found => Err(Error::Config {
+            field: name.into(),
+            expected: format!("a tensor of shape {expected:?}"),
+            found: found.map_or("missing".into(), |tensor| format!("one of shape {:?}", tensor.shape)),
+        }),
+    }
+}
