@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use criterion::{Criterion, Throughput};
 use tilewright::bench::yardsticks::{PROBE_READS, ReadOrder, matmul_naive, probe_read};
 use tilewright::kernels::{
-    AttentionConfig, Gate, Heads, LayerNorm, Linear, Norm, QkNorm, Qkv, RopeConfig, RopeScaling, RopeStyle, StepState,
-    TopStrip, attention, by_head, gate_up, layer_norm, matmul, matvec, merge_top, rms_norm, rope, rope_kv, rope_packed,
+    AttentionConfig, Gate, Heads, LayerNorm, Linear, Norm, QkNorm, Qkv, RopeConfig, RopeStyle, StepState, TopStrip,
+    attention, by_head, gate_up, layer_norm, matmul, matvec, merge_top, rms_norm, rope, rope_kv, rope_packed,
     rope_table, select_top, softmax, split_sum, swiglu, top_splits,
 };
 use tilewright::{DType, Error, Matrix, Recorder, Role, Tensor, WeightType, Workspace, file_row_bytes};
@@ -228,7 +228,7 @@ fn ropes(bench: &mut Bench) {
     let len: u32 = shape.iter().product();
     let table_len = shape[0] * shape[2];
     bench.measure("rope", "128x32x64", Work::Bytes(4 * u64::from(2 * len + table_len)), |rec| {
-        let config = RopeConfig { rot_dims: 64, theta: 1e4, style: RopeStyle::Interleaved, scaling: RopeScaling::None };
+        let config = RopeConfig::new(64, 1e4, RopeStyle::Interleaved);
         let state = StepState::declare()?;
         state.set(rec.device(), 0, shape[0])?;
         let table = rec.device().upload("table", &[shape[0], 32, 2], &rope_table(&config, shape[0]))?;
@@ -403,7 +403,7 @@ impl Layer {
             let n_bytes = rows as usize * file_row_bytes(weight, 1024);
             w.upload(device, &[&weight_bytes(weight, n_bytes)]).map(|()| w)
         };
-        let rope = RopeConfig { rot_dims: 64, theta: 1e4, style: RopeStyle::Interleaved, scaling: RopeScaling::None };
+        let rope = RopeConfig::new(64, 1e4, RopeStyle::Interleaved);
         let state = StepState::declare()?;
         state.set(device, 100, 1)?;
         Ok(Layer {

@@ -16,11 +16,11 @@ struct Params {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // T, N, K
     w_scales: u32, eps: f32, first_head: u32, flags: u32,
     n_heads: u32, n_kv_heads: u32, head_dim: u32, rot_dims: u32, // H, Hkv, D
-    style: u32, capacity: u32, first_group: u32, _pad: u32,
+    style: u32, capacity: u32, first_group: u32, query_row: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;         // step state
-@group(0) @binding(2) var<storage, read> table: array<vec2<f32>>;   // [capacity, rot_dims / 2] of (cos, sin)
+@group(0) @binding(2) var<storage, read> table: array<vec2<f32>>;   // [rows, rot_dims / 2] of (cos, sin); those of queries from `query_row` on
 @group(0) @binding(3) var<storage, read> w: array<vec4<u32>>;       // [N, K], packed, N whole heads
 @group(0) @binding(4) var<storage, read> vector: array<vec4<f32>>;  // bias, [(H + 2 Hkv) D], or with NORM norm weight, [K]
 @group(0) @binding(5) var<storage, read> x: array<vec4<f32>>;       // [T, K], K a multiple of 4

@@ -31,7 +31,9 @@ pub use mol::{Combination, MolActivation, MolForm, MolGate, MolGateWeights, MolO
 pub use norm::{LayerNorm, add_rms_norm, layer_norm, rms_norm};
 pub use pool::{Pooling, pool};
 pub use qkv::Qkv;
-pub use rope::{Heads, QkNorm, RopeConfig, RopeScaling, RopeStyle, rope, rope_kv, rope_packed, rope_table};
+pub use rope::{
+    Heads, QkNorm, QueryGrowth, RopeConfig, RopeScaling, RopeStyle, rope, rope_kv, rope_packed, rope_table,
+};
 pub use sample::{NON_FINITE, Sampling, penalize, sample};
 pub use select_top::{MAX_TOP, NO_ITEM, TopStrip, merge_top, select_top, top_splits};
 pub use softmax::softmax;

@@ -231,11 +231,10 @@ impl ModelFile {
 
     fn from_shards(name: &str, files: Vec<FileBytes>) -> Result<ModelFile, Error> {
         let shards = files.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
-        let config_data = match gguf::config_tensor(&shards) {
-            Some((file, tensor)) => Some(tensor.bytes(&files[file])?),
-            None => None,
-        };
-        let header = gguf::header(name, shards, config_data)?;
+        let config_data = gguf::config_tensors(&shards)
+            .map(|(file, tensor)| Ok((tensor.name.clone(), tensor.bytes(&files[file])?.to_vec())))
+            .collect::<Result<_, Error>>()?;
+        let header = gguf::header(name, shards, &config_data)?;
         Ok(ModelFile { header, files })
     }
 

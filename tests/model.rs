@@ -107,13 +107,51 @@ tiny_random_models! {
     hunyuan_dense: "hunyuan-dense",
     llama: "llama-mha-bias",
     llama3: "llama3-rope",
+    ministral3: "ministral3",
     mistral: "mistral-sliding",
     olmo2: "olmo2",
     olmo3: "olmo3",
     phi3: "phi3",
+    phi3_longrope: "phi3-longrope",
     qwen2: "qwen2",
     qwen3: "qwen3",
     smollm3: "smollm3",
+}
+
+/// A text that outgrows the context up to which angles are short: every token is what a pass over all before it gives, also
+/// when the session goes back and on again.
+#[test]
+fn a_text_that_outgrows_its_angles_is_computed_anew() {
+    let Some(data) = common::data(&["tiny-random"]) else { return };
+    let path = data.join("tiny-random/phi3-longrope");
+    for device in executors() {
+        let model = load(&device, &path);
+        let options = |n, tokens_per_submit| GenerateOptions {
+            ignore_eos: true,
+            tokens_per_submit: Some(tokens_per_submit),
+            ..GenerateOptions::greedy(n)
+        };
+        let prompt: Vec<u32> = (10..30).collect();
+        let mut want = prompt.clone();
+        for _ in 0..24 {
+            let trace = block_on(model.trace(&want)).unwrap();
+            let last = &trace.logits[trace.logits.len() - model.config().vocab_size as usize..];
+            want.push((0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap() as u32);
+        }
+        let mut session = model.session().unwrap();
+        for (keep, tokens_per_submit) in [(0, 1), (31, 4), (33, 3), (40, 1), (20, 8)] {
+            session.truncate(keep);
+            let known = session.tokens().len();
+            let rest = if known == 0 { &prompt[..] } else { &[] };
+            let n = want.len() - known.max(prompt.len());
+            let mut generation = session.generate_ids(rest, &options(n, tokens_per_submit)).unwrap();
+            while let Some(piece) = block_on(generation.next()) {
+                piece.unwrap();
+            }
+            drop(generation);
+            assert_eq!(session.tokens(), want, "{} from {keep}", device.info().name);
+        }
+    }
 }
 
 /// The built-in model's first words, and a prompt of several passes, which all tiers continue alike.

@@ -5,9 +5,8 @@ use crate::device::Device;
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::kernels::{
-    AttentionConfig, Embedding, Gate, Heads, Linear, Norm, Qkv, RopeConfig, RopeScaling, RopeStyle, Sampling,
-    StepState, advance, argmax, attention, embed, folds_norm, gate_up, last_row, rms_norm, rope_kv, rope_table, sample,
-    swiglu,
+    AttentionConfig, Embedding, Gate, Heads, Linear, Norm, Qkv, RopeConfig, RopeStyle, Sampling, StepState, advance,
+    argmax, attention, embed, folds_norm, gate_up, last_row, rms_norm, rope_kv, rope_table, sample, swiglu,
 };
 use crate::matrix::Matrix;
 use crate::recording::{Recorder, Workspace};
@@ -213,8 +212,7 @@ impl PassBench<'_> {
     async fn qkv(&mut self, state: &StepState, capacity: u32) -> Result<(), Error> {
         let (t, dim, qkv_dim) = (self.n_tokens, self.shapes.dim, self.shapes.qkv_dim());
         let cache_shape = [self.shapes.n_kv_heads(), capacity, HEAD_DIM];
-        let rope =
-            RopeConfig { rot_dims: HEAD_DIM, theta: 1e4, style: RopeStyle::Interleaved, scaling: RopeScaling::None };
+        let rope = RopeConfig::new(HEAD_DIM, 1e4, RopeStyle::Interleaved);
         let table = self.device.upload("table", &[capacity, HEAD_DIM / 2, 2], &rope_table(&rope, capacity))?;
         if t > 1 {
             let heads = Heads {

@@ -207,9 +207,11 @@ pub(crate) fn qkv(mut call: Call<'_>) {
     let (head_dim, capacity) = (params.head_dim as usize, params.capacity as usize);
     let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };
     let bias = (params.flags & BIAS != 0).then(|| vector.get::<f32>());
-    for (t, row) in sums.chunks_exact_mut(n_out).enumerate() {
-        let pos = state.get::<u32>()[0] as usize + t;
-        for (i, head) in row.chunks_exact_mut(head_dim).enumerate() {
+    for (t, sums) in sums.chunks_exact_mut(n_out).enumerate() {
+        let [pos, angles] = [0, 3].map(|word| state.get::<u32>()[word] as usize);
+        let pos = pos + t;
+        let row = angles + pos;
+        for (i, head) in sums.chunks_exact_mut(head_dim).enumerate() {
             let i = params.first_head as usize + i;
             if let Some(bias) = bias {
                 head.iter_mut().zip(&bias[i * head_dim..]).for_each(|(sum, bias)| *sum += bias);
@@ -217,9 +219,13 @@ pub(crate) fn qkv(mut call: Call<'_>) {
             // Padding of the last chunk may lie past the cache.
             let cached = (i.saturating_sub(n_heads) % n_kv_heads * capacity + pos) * head_dim;
             if i < n_heads {
-                rotation.rotate(pos, head, &mut q.get_mut()[(t * n_heads + i) * head_dim..][..head_dim]);
+                rotation.rotate(
+                    row + params.query_row as usize,
+                    head,
+                    &mut q.get_mut()[(t * n_heads + i) * head_dim..][..head_dim],
+                );
             } else if pos < capacity && i < n_heads + n_kv_heads {
-                rotation.rotate(pos, head, &mut k.get_mut()[cached..][..head_dim]);
+                rotation.rotate(row, head, &mut k.get_mut()[cached..][..head_dim]);
             } else if pos < capacity {
                 v.get_mut()[cached..][..head_dim].copy_from_slice(head);
             }

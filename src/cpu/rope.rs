@@ -15,15 +15,15 @@ pub(super) struct Rotation<'a> {
 }
 
 impl Rotation<'_> {
-    /// One head at position `pos`.
-    pub fn rotate(&self, pos: usize, x: &[f32], y: &mut [f32]) {
+    /// One head by a row of the table.
+    pub fn rotate(&self, row: usize, x: &[f32], y: &mut [f32]) {
         let half = self.rot_dims / 2;
         if half == 0 {
             return y.copy_from_slice(x);
         }
         // Padding of the last chunk may lie past the table; any angle will do for it.
-        let pos = pos.min(self.table.len() / half - 1);
-        for (i, &[cos, sin]) in self.table[pos * half..][..half].iter().enumerate() {
+        let row = row.min(self.table.len() / half - 1);
+        for (i, &[cos, sin]) in self.table[row * half..][..half].iter().enumerate() {
             let [a, b] = if self.halves { [i, i + half] } else { [2 * i, 2 * i + 1] };
             y[a] = x[a] * cos - x[b] * sin;
             y[b] = x[a] * sin + x[b] * cos;
@@ -77,21 +77,21 @@ impl Turning<'_> {
         Some((scale, &self.weight[weights * head_dim..][..head_dim]))
     }
 
-    /// A head of a token at position `pos`; `scratch` has room for a head.
-    fn turn(&self, pos: usize, row: &[f32], head: usize, scratch: &mut [f32], to: &mut [f32]) {
+    /// A head of a token by a row of angles; `scratch` has room for a head.
+    fn turn(&self, angles: usize, row: &[f32], head: usize, scratch: &mut [f32], to: &mut [f32]) {
         let from = &row[head * self.head_dim..][..self.head_dim];
         let normed = |x: f32, scale: f64, weight: f32| (f64::from(x) * scale) as f32 * weight;
         match self.norm(row, head) {
-            None => self.rotation.rotate(pos, from, to),
+            None => self.rotation.rotate(angles, from, to),
             Some((scale, weights)) if self.norm == Some(QkNorm::RotatedHeads) => {
-                self.rotation.rotate(pos, from, to);
+                self.rotation.rotate(angles, from, to);
                 to.iter_mut().zip(weights).for_each(|(x, &weight)| *x = normed(*x, scale, weight));
             }
             Some((scale, weights)) => {
                 for ((x, &from), &weight) in scratch.iter_mut().zip(from).zip(weights) {
                     *x = normed(from, scale, weight);
                 }
-                self.rotation.rotate(pos, scratch, to);
+                self.rotation.rotate(angles, scratch, to);
             }
         }
     }
@@ -106,7 +106,9 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
     let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };
     let (norm, weight) = (QkNorm::of(params.norm), weight.get());
     let turning = Turning { rotation, norm, weight, eps: params.eps, n_heads, n_kv_heads, head_dim };
-    let pos = state.get::<u32>()[0] as usize;
+    let [pos, angles] = [0, 3].map(|word| state.get::<u32>()[word] as usize);
+    let angles = angles + pos;
+    let query_angles = angles + params.query_row as usize;
     let qkv = qkv.get::<f32>();
     let row = |t: usize| &qkv[t * row_len..][..row_len];
 
@@ -115,7 +117,7 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
     threads::for_each_chunk(&mut q.get_mut::<f32>()[..n_tokens * q_row], q_row, ops, |t, q| {
         let mut scratch = vec![0.0; head_dim];
         for (h, q) in q.chunks_exact_mut(head_dim).enumerate() {
-            turning.turn(pos + t, row(t), h, &mut scratch, q);
+            turning.turn(query_angles + t, row(t), h, &mut scratch, q);
         }
     });
     // Padding of the last chunk may lie past the cache.
@@ -125,7 +127,7 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
     threads::for_each_chunk(&mut k.get_mut::<f32>()[..cached], capacity * head_dim, ops, |g, k| {
         let mut scratch = vec![0.0; head_dim];
         for t in 0..n_cached {
-            turning.turn(pos + t, row(t), n_heads + g, &mut scratch, &mut k[(pos + t) * head_dim..][..head_dim]);
+            turning.turn(angles + t, row(t), n_heads + g, &mut scratch, &mut k[(pos + t) * head_dim..][..head_dim]);
         }
     });
     threads::for_each_chunk(&mut v.get_mut::<f32>()[..cached], capacity * head_dim, ops, |g, v| {

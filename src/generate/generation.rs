@@ -208,6 +208,9 @@ impl<'s> Generation<'s> {
             return Ok(None);
         }
         let start = Instant::now();
+        if self.read.is_empty() && self.unread.is_empty() {
+            self.session.choose_angles();
+        }
         // Nothing follows a token that was chosen and cannot be read any more: whoever asked for it did not wait for it.
         let follows = match self.session.sequence.n_ahead() {
             Some(0) => true,
@@ -267,7 +270,8 @@ impl<'s> Generation<'s> {
         while self.unread.len() < depth {
             let sequence = &self.session.sequence;
             let wanted = self.options.max_tokens - self.n_generated - sequence.n_ahead().unwrap_or(0);
-            let n = wanted.min(self.session.passes.capacity() - sequence.next_position()).min(n_each as usize);
+            let n =
+                wanted.min(self.session.n_positions().saturating_sub(sequence.next_position())).min(n_each as usize);
             if n == 0 {
                 break;
             }

@@ -289,7 +289,7 @@ impl Model {
         };
         let (recording, logits, hidden) = record_tested(device, record, |(recording, ..)| recording).await?;
         device.write(&session.io().tokens, 0, ids)?;
-        session.io().state.set(device, 0, n_tokens)?;
+        session.io().state.set_turned(device, 0, n_tokens, self.transformer().angles(n_tokens))?;
         device.run(&recording)?;
         let mut trace = Trace { logits: device.read(&logits).await?, hidden: Vec::new() };
         for kept in &hidden {

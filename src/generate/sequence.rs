@@ -25,6 +25,8 @@ pub(super) struct Sequence {
     /// Tokens that submitted passes choose and that are not kept so far. `None` where the device's position and token are
     /// not those of the sequence's end, so that the next pass cannot simply follow.
     n_ahead: Option<usize>,
+    /// The row of angles that position 0 has in the cached keys.
+    angles: u32,
 }
 
 impl Sequence {
@@ -82,6 +84,19 @@ impl Sequence {
     pub fn forget_cache(&mut self) {
         self.n_ahead = None;
         self.n_cached = 0;
+    }
+
+    /// The row of angles that position 0 has in the cached keys.
+    pub fn angles(&self) -> u32 {
+        self.angles
+    }
+
+    /// Keys are to be turned by angles from this row on; those that were turned otherwise are of no use.
+    pub fn turn_by(&mut self, angles: u32) {
+        if angles != self.angles {
+            self.forget_cache();
+            self.angles = angles;
+        }
     }
 
     /// Makes sure that a pass can be submitted whose last row is the last token: without one there is nothing to choose the
@@ -193,7 +208,7 @@ mod tests {
 
         /// What is said to be cached is cached, and what the device stands at is where the sequence says.
         fn check(&self) {
-            let Sequence { ids, n_cached, n_ahead } = &self.sequence;
+            let Sequence { ids, n_cached, n_ahead, .. } = &self.sequence;
             assert!(n_cached <= &ids.len());
             let cached: Vec<Option<u32>> = ids[..*n_cached].iter().map(|&id| Some(id)).collect();
             assert_eq!(self.cache[..*n_cached], cached, "{:?}", self.sequence);

@@ -210,6 +210,19 @@ impl Session {
         self.sequence.slide(self.passes.capacity() / 2);
     }
 
+    /// Forgets what is cached if a sequence of this length has other angles.
+    pub(super) fn choose_angles(&mut self) {
+        let angles = self.model.transformer().angles(self.tokens().len() as u32);
+        self.sequence.turn_by(angles);
+    }
+
+    /// Positions that passes can use before the next prompt's: those of the cache, or fewer where a longer sequence has other
+    /// angles.
+    pub(super) fn n_positions(&self) -> usize {
+        let end = self.model.transformer().angles_end(self.tokens().len() as u32);
+        self.passes.capacity().min(end as usize)
+    }
+
     /// Runs all tokens that are not cached yet and returns how many those are. The last pass has the ending, and what it
     /// gives is read after it: logits, or the state with the chosen token. `None` if it was cancelled between passes.
     ///
@@ -223,6 +236,7 @@ impl Session {
     ) -> Result<Option<(usize, Pending)>, Error> {
         let model = self.model.clone();
         let device = model.device();
+        self.choose_angles();
         self.sequence.leave_the_last();
         let n_fed = self.sequence.uncached().len();
         device.write(&self.passes.io.tokens, self.sequence.n_cached(), self.sequence.uncached())?;
@@ -234,7 +248,8 @@ impl Session {
             let pass = if ends { ending } else { Ending::Cache };
             self.passes.test(device, model.transformer(), size, pass).await?;
             let (pass, io) = (self.passes.get(size, pass)?, &self.passes.io);
-            io.state.set(device, self.sequence.n_cached() as u32, n_tokens as u32)?;
+            let position = self.sequence.n_cached() as u32;
+            io.state.set_turned(device, position, n_tokens as u32, self.sequence.angles())?;
             if ends {
                 let result = if ending == Ending::Logits { &io.logits } else { io.state.tensor() };
                 let pending = device.run_and_read(pass, result)?;

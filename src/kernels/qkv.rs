@@ -30,7 +30,7 @@ pub(crate) struct QkvParams {
     pub style: u32,
     pub capacity: u32,
     pub first_group: u32,
-    pub _pad: u32,
+    pub query_row: u32,
 }
 
 /// A projection to queries, keys and values, or to some of their heads.
@@ -44,7 +44,7 @@ pub struct Qkv<'a> {
     pub norm: Option<Norm<'a>>,
     /// First head that `w` makes: queries come first, then keys, then values.
     pub first_head: u32,
-    /// How queries and keys are rotated, and the table of angles, `[S, rot_dims / 2, 2]`. `None`: they are not.
+    /// How queries and keys are rotated, and the table of angles, `[rows, rot_dims / 2, 2]`. `None`: they are not.
     pub rope: Option<(&'a RopeConfig, &'a Tensor)>,
 }
 
@@ -108,7 +108,7 @@ impl Qkv<'_> {
             style: u32::from(self.rope.is_some_and(|(config, _)| config.style == RopeStyle::Halves)),
             capacity,
             first_group,
-            _pad: 0,
+            query_row: self.rope.map_or(0, |(config, table)| config.query_row(table)),
         };
         let (choice, constants) = lanes(rec, &shaders::QKV, self.w, self.norm.is_some());
         let n_groups = lanes_groups(n_out, choice.size);

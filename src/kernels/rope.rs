@@ -35,7 +35,8 @@ pub(crate) struct RopeKvParams {
     pub capacity: u32,
     pub eps: f32,
     pub norm: u32,
-    pub _pad: [u32; 3],
+    pub query_row: u32,
+    pub _pad: [u32; 2],
 }
 
 /// Mirrors `Params` in `shaders/rope_packed.wgsl`.
@@ -85,6 +86,18 @@ pub enum RopeScaling {
         /// Context length before scaling.
         original_max_seq_len: f64,
     },
+    /// LongRoPE (Ding et al. 2024, arXiv:2402.13753): each frequency divided by a factor of its own, which is another one
+    /// for all positions of a sequence that outgrows the original context; and rotated elements grow.
+    Long {
+        /// Factors of sequences within the original context, one for each pair.
+        short: Vec<f32>,
+        /// Those of longer ones.
+        long: Vec<f32>,
+        /// Context length before scaling.
+        original_max_seq_len: u32,
+        /// What rotated elements are multiplied by.
+        magnitude: f64,
+    },
     /// YaRN (Peng et al. 2023, arXiv:2309.00071): low frequencies are divided by `factor`, high ones kept, those between
     /// blended by their place, and the rotated elements grow.
     Yarn {
@@ -114,44 +127,112 @@ pub struct RopeConfig {
     pub style: RopeStyle,
     /// Stretching.
     pub scaling: RopeScaling,
+    /// How queries grow with their position, if they do.
+    pub query_growth: Option<QueryGrowth>,
 }
 
-/// The table of `(cos, sin)`, times the magnitude, for positions `0..n_pos`: `[n_pos, rot_dims / 2, 2]`, computed in f64.
-pub fn rope_table(config: &RopeConfig, n_pos: u32) -> Vec<f32> {
-    let half = config.rot_dims / 2;
-    let frequency = |i: u32| {
-        let plain = config.theta.powf(-f64::from(2 * i) / f64::from(config.rot_dims));
-        match &config.scaling {
-            RopeScaling::None => plain,
-            RopeScaling::Linear { factor } => plain / factor,
-            RopeScaling::Factors(factors) => plain / factors.get(i as usize).copied().map_or(1.0, f64::from),
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => {
-                // Turns over the original context tell how high a frequency is; the blend is linear in them.
-                let turns = original_max_seq_len * plain / TAU;
-                let share = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
-                share * plain + (1.0 - share) * plain / factor
-            }
-            &RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_seq_len, truncate, .. } => {
-                // The pair that turns so often over the original context.
-                let dims = f64::from(config.rot_dims);
-                let pair_of =
-                    |turns: f64| dims * (original_max_seq_len / (turns * TAU)).ln() / (2.0 * config.theta.ln());
-                let (fast, slow) = (pair_of(beta_fast), pair_of(beta_slow));
-                let (fast, slow) = if truncate { (fast.floor(), slow.ceil()) } else { (fast, slow) };
-                let (fast, slow) = (fast.max(0.0), slow.min(dims - 1.0));
-                let width = if fast == slow { 0.001 } else { slow - fast };
-                let share = 1.0 - ((f64::from(i) - fast) / width).clamp(0.0, 1.0);
-                share * plain + (1.0 - share) * plain / factor
-            }
+/// Queries grow with their position, `1 + beta ln(1 + floor(pos / length))`, as in Llama 4 and Ministral 3.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    /// How much.
+    pub beta: f64,
+    /// Positions after which a step is taken.
+    pub length: u32,
+}
+
+impl QueryGrowth {
+    /// The factor of a position.
+    fn at(self, pos: u32) -> f64 {
+        1.0 + self.beta * f64::from(1 + pos / self.length.max(1)).ln()
+    }
+}
+
+impl RopeConfig {
+    /// A plain rotation.
+    pub const fn new(rot_dims: u32, theta: f64, style: RopeStyle) -> RopeConfig {
+        RopeConfig { rot_dims, theta, style, scaling: RopeScaling::None, query_growth: None }
+    }
+
+    /// Rows of the table for positions below `n_pos`; see [`rope_table`].
+    pub fn n_rows(&self, n_pos: u32) -> u32 {
+        let of_keys = n_pos.saturating_add(self.long_row(n_pos));
+        of_keys.saturating_mul(if self.query_growth.is_some() { 2 } else { 1 })
+    }
+
+    /// The row of position 0 for a sequence of so many tokens in all, in a table for positions below `n_pos`.
+    pub fn first_row(&self, n_tokens: u32, n_pos: u32) -> u32 {
+        match self.scaling {
+            RopeScaling::Long { original_max_seq_len, .. } if n_tokens > original_max_seq_len => self.long_row(n_pos),
+            _ => 0,
         }
-    };
+    }
+
+    /// The row where those of long sequences begin.
+    fn long_row(&self, n_pos: u32) -> u32 {
+        match self.scaling {
+            RopeScaling::Long { original_max_seq_len, .. } => original_max_seq_len.min(n_pos),
+            _ => 0,
+        }
+    }
+
+    /// The row of a table where those of queries begin.
+    pub(crate) fn query_row(&self, table: &Tensor) -> u32 {
+        if self.query_growth.is_some() { table.shape()[0] / 2 } else { 0 }
+    }
+}
+
+/// The table of `(cos, sin)`, times the magnitude, for positions `0..n_pos`: `[n_rows, rot_dims / 2, 2]`, computed in f64.
+/// A row is a position; where long sequences have other angles, those come after the rows of short ones, and where queries
+/// grow, their rows come last.
+pub fn rope_table(config: &RopeConfig, n_pos: u32) -> Vec<f32> {
     let magnitude = match config.scaling {
-        RopeScaling::Yarn { magnitude, .. } => magnitude,
+        RopeScaling::Yarn { magnitude, .. } | RopeScaling::Long { magnitude, .. } => magnitude,
         _ => 1.0,
     };
-    let frequencies: Vec<f64> = (0..half).map(frequency).collect();
-    let angles = (0..n_pos).flat_map(|pos| frequencies.iter().map(move |f| f64::from(pos) * f));
-    angles.flat_map(|angle| [(magnitude * angle.cos()) as f32, (magnitude * angle.sin()) as f32]).collect()
+    let mut table = Vec::new();
+    for growth in [None].into_iter().chain(config.query_growth.map(Some)) {
+        for (n_pos, is_long) in [(config.long_row(n_pos), false), (n_pos, true)] {
+            let frequencies: Vec<f64> = (0..config.rot_dims / 2).map(|i| frequency(config, i, is_long)).collect();
+            for pos in 0..n_pos {
+                let grown = growth.map_or(1.0, |growth| growth.at(pos));
+                let angles = frequencies.iter().map(|frequency| f64::from(pos) * frequency);
+                let pairs = angles.flat_map(|angle| [angle.cos(), angle.sin()]);
+                table.extend(pairs.map(|value| (magnitude * grown * value) as f32));
+            }
+        }
+    }
+    table
+}
+
+/// By how much pair `i` turns from one position to the next; in a long sequence, where that makes a difference.
+fn frequency(config: &RopeConfig, i: u32, is_long: bool) -> f64 {
+    let plain = config.theta.powf(-f64::from(2 * i) / f64::from(config.rot_dims));
+    match &config.scaling {
+        RopeScaling::None => plain,
+        RopeScaling::Linear { factor } => plain / factor,
+        RopeScaling::Factors(factors) => plain / factors.get(i as usize).copied().map_or(1.0, f64::from),
+        RopeScaling::Long { short, long, .. } => {
+            let factors = if is_long { long } else { short };
+            plain / factors.get(i as usize).copied().map_or(1.0, f64::from)
+        }
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => {
+            // Turns over the original context tell how high a frequency is; the blend is linear in them.
+            let turns = original_max_seq_len * plain / TAU;
+            let share = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
+            share * plain + (1.0 - share) * plain / factor
+        }
+        &RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_seq_len, truncate, .. } => {
+            // The pair that turns so often over the original context.
+            let dims = f64::from(config.rot_dims);
+            let pair_of = |turns: f64| dims * (original_max_seq_len / (turns * TAU)).ln() / (2.0 * config.theta.ln());
+            let (fast, slow) = (pair_of(beta_fast), pair_of(beta_slow));
+            let (fast, slow) = if truncate { (fast.floor(), slow.ceil()) } else { (fast, slow) };
+            let (fast, slow) = (fast.max(0.0), slow.min(dims - 1.0));
+            let width = if fast == slow { 0.001 } else { slow - fast };
+            let share = 1.0 - ((f64::from(i) - fast) / width).clamp(0.0, 1.0);
+            share * plain + (1.0 - share) * plain / factor
+        }
+    }
 }
 
 /// Refuses a pairing that does not fit the head, or a table that does not fit the pairing.
@@ -339,7 +420,8 @@ pub fn rope_kv(
         capacity,
         eps: heads.eps(),
         norm: heads.code(),
-        _pad: [0; 3],
+        query_row: heads.rope.map_or(0, |(config, table)| config.query_row(table)),
+        _pad: [0; 2],
     };
     let kernel = &shaders::ROPE_KV;
     let [table, weight] = heads.operands(rec)?;

@@ -25,8 +25,8 @@ pub(crate) struct AdvanceParams {
     pub _pad: [u32; 3],
 }
 
-/// Position and number of tokens of the current pass, and the token chosen last. Four words: `pos`, `n_tokens`,
-/// `token`, unused; `shaders/shared/state.wgsl` names them.
+/// Position and number of tokens of the current pass, the token chosen last, and the row of the tables of angles that
+/// position 0 has. Four words: `pos`, `n_tokens`, `token`, `angles`; `shaders/shared/state.wgsl` names them.
 #[derive(Clone, Debug)]
 pub struct StepState(Tensor);
 
@@ -44,7 +44,16 @@ impl StepState {
     /// # Errors
     /// Errors of [`Device::write`].
     pub fn set(&self, device: &Device, pos: u32, n_tokens: u32) -> Result<(), Error> {
-        device.write(&self.0, 0, &[pos, n_tokens])
+        self.set_turned(device, pos, n_tokens, 0)
+    }
+
+    /// As [`StepState::set`], with the row of angles that position 0 has, see
+    /// [`RopeConfig::first_row`](super::RopeConfig::first_row).
+    ///
+    /// # Errors
+    /// Errors of [`Device::write`].
+    pub fn set_turned(&self, device: &Device, pos: u32, n_tokens: u32, angles: u32) -> Result<(), Error> {
+        device.write(&self.0, 0, &[pos, n_tokens, 0, angles])
     }
 
     /// The words; [`StepState::tokens`] takes them apart after a read.

@@ -54,8 +54,9 @@ pub(super) struct Architecture {
 }
 
 /// All of them.
-const ALL: [Architecture; 19] = [
+const ALL: [Architecture; 20] = [
     llama::LLAMA,
+    llama::MISTRAL3,
     qwen::QWEN2,
     qwen::QWEN3,
     gemma::GEMMA,
@@ -122,28 +123,19 @@ impl Architecture {
         }
     }
 
-    /// The configuration that a model's keys give. `factors` gives those of the rotation's frequencies for so many
-    /// rotated elements, if the files have them.
+    /// The configuration that a model's keys give.
     ///
     /// # Errors
     /// [`Error::Config`] or [`Error::Unsupported`] naming the key.
-    pub fn config(
-        &self,
-        keys: &Keys<'_>,
-        factors: impl FnOnce(u32) -> Result<Option<Vec<f32>>, Error>,
-    ) -> Result<ModelConfig, Error> {
-        let mut config = self.llama_like(keys, factors)?;
+    pub fn config(&self, keys: &Keys<'_>) -> Result<ModelConfig, Error> {
+        let mut config = self.llama_like(keys)?;
         (self.describe)(keys, &mut config)?;
         config.check()?;
         Ok(config)
     }
 
     /// Llama (Touvron et al. 2023, arXiv:2302.13971) of these keys.
-    fn llama_like(
-        &self,
-        keys: &Keys<'_>,
-        factors: impl FnOnce(u32) -> Result<Option<Vec<f32>>, Error>,
-    ) -> Result<ModelConfig, Error> {
+    fn llama_like(&self, keys: &Keys<'_>) -> Result<ModelConfig, Error> {
         // Before they are divided or counted to.
         let limited = |key: Key, max: u32| match keys.required(key)? {
             value if (1..=max).contains(&value) => Ok(value),
@@ -158,14 +150,13 @@ impl Architecture {
         }
         let share = keys.f32(Key("", "rope_parameters.partial_rotary_factor|partial_rotary_factor"))?.unwrap_or(1.0);
         let rot_dims = keys.u32(Key("rope.dimension_count", ""))?.unwrap_or((head_dim as f32 * share) as u32);
+        let max_seq_len = keys.required(CONTEXT)?;
         let rope = RopeConfig {
             rot_dims,
             theta: keys.f32(THETA)?.unwrap_or(10_000.0).into(),
             style: self.pairs[usize::from(!keys.is_gguf())],
-            scaling: match factors(rot_dims)? {
-                Some(factors) => RopeScaling::Factors(factors),
-                None => scaling::read(keys)?,
-            },
+            scaling: scaling::read(keys, rot_dims, max_seq_len)?,
+            query_growth: scaling::query_growth(keys)?,
         };
         let attention = Attention {
             n_heads,
@@ -204,7 +195,7 @@ impl Architecture {
             architecture: keys.architecture.into(),
             dim,
             vocab_size,
-            max_seq_len: keys.required(CONTEXT)?,
+            max_seq_len,
             blocks: vec![block; n_layers as usize],
             norm: NormKind::Rms,
             norm_eps,
@@ -297,7 +288,7 @@ fn add_local_rope(keys: &Keys<'_>, config: &mut ModelConfig, usual_theta: f64) -
         return Err(keys.unsupported(kind, found, "default"));
     }
     let theta = keys.f32(theta)?.map_or(usual_theta, f64::from);
-    let local = RopeConfig { theta, scaling: RopeScaling::None, ..config.ropes[0].clone() };
+    let local = RopeConfig { theta, scaling: RopeScaling::None, query_growth: None, ..config.ropes[0].clone() };
     config.ropes.push(local);
     Ok(config.ropes.len() - 1)
 }

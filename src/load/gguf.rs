@@ -9,25 +9,28 @@ use crate::formats::TensorInfo;
 use crate::formats::gguf::{Gguf, Metadata};
 use crate::tokenizer::Tokenizer;
 
-/// Frequency factors of the rotary embedding.
-const ROPE_FREQS: &str = "rope_freqs.weight";
+/// Factors of the rotation's frequencies: of all sequences, and of short and long ones.
+pub(super) const FACTORS: [&str; 3] = ["rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"];
+
+/// Data of tensors that belong to the configuration, by their names.
+pub(super) type ConfigData = Vec<(String, Vec<u8>)>;
 
 /// How many files the model of this one is split into.
 pub(super) fn n_shards(gguf: &Gguf) -> Result<usize, Error> {
     Ok(gguf.metadata.get_u32("split.count")?.unwrap_or(1).max(1) as usize)
 }
 
-/// The tensor whose data belongs to the configuration, and the number of its file.
-pub(super) fn config_tensor(shards: &[Gguf]) -> Option<(usize, &TensorInfo)> {
+/// The tensors whose data belongs to the configuration, and the numbers of their files.
+pub(super) fn config_tensors(shards: &[Gguf]) -> impl Iterator<Item = (usize, &TensorInfo)> {
     /// Far more than one factor for each pair of dimensions takes; what is larger is refused by its shape.
     const MAX_BYTES: u64 = 1 << 16;
-    let found = shards.iter().enumerate().find_map(|(file, gguf)| Some((file, gguf.tensor(ROPE_FREQS)?)));
-    found.filter(|(_, tensor)| tensor.size_bytes <= MAX_BYTES)
+    let find = |name| shards.iter().enumerate().find_map(move |(file, gguf)| Some((file, gguf.tensor(name)?)));
+    FACTORS.into_iter().filter_map(find).filter(|(_, tensor)| tensor.size_bytes <= MAX_BYTES)
 }
 
 /// What the headers of a GGUF file, or of all shards of one, say of the model. `config_data` is the data of
-/// [`config_tensor`].
-pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: Option<&[u8]>) -> Result<ModelHeader, Error> {
+/// [`config_tensors`].
+pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) -> Result<ModelHeader, Error> {
     let mut catalog = Catalog::default();
     let wrong = |field: &str, expected: String, found: String| Error::Config { field: field.into(), expected, found };
     for (file, gguf) in shards.iter().enumerate() {
@@ -73,7 +76,7 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: Option<&[u8]>) 
 }
 
 /// The shape that the keys give.
-fn shape(metadata: &Metadata, catalog: &Catalog, config_data: Option<&[u8]>) -> Result<ModelShape, Error> {
+fn shape(metadata: &Metadata, catalog: &Catalog, config_data: &ConfigData) -> Result<ModelShape, Error> {
     let name = metadata.get_str("general.architecture")?.unwrap_or("missing");
     let architecture = Architecture::of_gguf(name).ok_or_else(|| Error::Unsupported {
         format: "gguf",
@@ -81,8 +84,8 @@ fn shape(metadata: &Metadata, catalog: &Catalog, config_data: Option<&[u8]>) -> 
         found: format!("`{}`", name.escape_debug()),
         supported: architectures::supported(true),
     })?;
-    let keys = Keys::new(Source::Gguf(metadata, catalog), name, gguf_encoder::embeds(name, metadata)?);
-    let config = architecture.config(&keys, |rot_dims| factors(catalog, config_data, rot_dims))?;
+    let keys = Keys::new(Source::Gguf(metadata, catalog, config_data), name, gguf_encoder::embeds(name, metadata)?);
+    let config = architecture.config(&keys)?;
     let shape = match config.has_head {
         true => ModelShape::Decoder(config),
         false => ModelShape::Encoder(gguf_encoder::shape(config, &keys)?),
@@ -91,20 +94,22 @@ fn shape(metadata: &Metadata, catalog: &Catalog, config_data: Option<&[u8]>) -> 
     Ok(shape)
 }
 
-/// Factors of the rotation's frequencies, where the file has them.
-fn factors(catalog: &Catalog, config_data: Option<&[u8]>, rot_dims: u32) -> Result<Option<Vec<f32>>, Error> {
-    let Some((_, freqs)) = catalog.find(ROPE_FREQS) else { return Ok(None) };
-    let refused = |expected: String, found: String| Error::Config { field: ROPE_FREQS.into(), expected, found };
+/// Factors of the rotation's frequencies under this name, one for each of `n` pairs, where the file has them.
+pub(super) fn factors(
+    catalog: &Catalog,
+    config_data: &ConfigData,
+    name: &str,
+    n: u32,
+) -> Result<Option<Vec<f32>>, Error> {
+    let Some((_, tensor)) = catalog.find(name) else { return Ok(None) };
+    let refused = |expected: String, found: String| Error::Config { field: name.into(), expected, found };
     // Before it is read: a pair of dimensions has one factor, however large the tensor is.
-    let expected = [u64::from(rot_dims / 2)];
-    if freqs.shape != expected {
-        return Err(refused(format!("a tensor of shape {expected:?}"), format!("one of shape {:?}", freqs.shape)));
+    let expected = [u64::from(n)];
+    if tensor.shape != expected {
+        return Err(refused(format!("a tensor of shape {expected:?}"), format!("one of shape {:?}", tensor.shape)));
     }
-    let factors = floats(freqs, config_data.ok_or_else(|| missing(ROPE_FREQS))?)?;
-    match factors.iter().find(|factor| !(factor.is_finite() && **factor > 0.0)) {
-        Some(factor) => Err(refused("finite factors above 0".into(), factor.to_string())),
-        None => Ok(Some(factors)),
-    }
+    let data = config_data.iter().find(|(of, _)| of == name).ok_or_else(|| missing(name))?;
+    floats(tensor, &data.1).map(Some)
 }
 
 fn missing(field: &str) -> Error {

@@ -71,7 +71,7 @@ pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)
     let (architecture, model_type) = architecture(&json).map_err(in_file(CONFIG))?;
     let embeds = texts.modules.is_some() || texts.pooling.is_some();
     let keys = Keys::new(Source::Json(&json), model_type, embeds);
-    let config = architecture.config(&keys, |_| Ok(None)).map_err(in_file(CONFIG))?;
+    let config = architecture.config(&keys).map_err(in_file(CONFIG))?;
     let mut catalog = Catalog::default();
     let n_heads = config.blocks.first().map_or(1, |block| block.attention.n_heads);
     for (file, (file_name, header)) in weights.iter().enumerate() {

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use super::catalog::Catalog;
+use super::gguf::{self, ConfigData};
 use super::huggingface::missing;
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
@@ -18,8 +19,8 @@ pub(super) struct Key(pub &'static str, pub &'static str);
 /// Where keys are read.
 #[derive(Clone, Copy)]
 pub(super) enum Source<'a> {
-    /// Metadata of a GGUF file, and its tensors.
-    Gguf(&'a Metadata, &'a Catalog),
+    /// Metadata of a GGUF file, its tensors, and the data of some of them.
+    Gguf(&'a Metadata, &'a Catalog, &'a ConfigData),
     /// A `config.json`.
     Json(&'a ConfigJson),
 }
@@ -44,7 +45,7 @@ impl<'a> Keys<'a> {
     /// # Errors
     /// [`Error::Config`] if it is not there.
     pub fn rows(&self, tensor: &str) -> Result<u32, Error> {
-        let Source::Gguf(_, catalog) = self.source else { return Err(missing(tensor)) };
+        let Source::Gguf(_, catalog, _) = self.source else { return Err(missing(tensor)) };
         let rows = catalog.describe(tensor).and_then(|tensor| u32::try_from(*tensor.shape.first()?).ok());
         rows.ok_or_else(|| missing(tensor))
     }
@@ -74,7 +75,7 @@ impl<'a> Keys<'a> {
     ) -> Result<Option<T>, Error> {
         match self.source {
             Source::Gguf(..) if key.0.is_empty() => Ok(None),
-            Source::Gguf(metadata, _) => {
+            Source::Gguf(metadata, ..) => {
                 let name = self.name(key);
                 let found = in_gguf(metadata, &name);
                 self.asked.borrow_mut().insert(name);
@@ -167,6 +168,28 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// Factors of frequencies, one for each of `n` pairs: a tensor in GGUF, a key in `config.json`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if they are not as many, or not finite numbers above 0.
+    pub fn factors(&self, tensor: &str, key: Key, n: u32) -> Result<Option<Vec<f32>>, Error> {
+        let (field, found) = match self.source {
+            Source::Gguf(_, catalog, data) => (tensor.to_owned(), gguf::factors(catalog, data, tensor, n)?),
+            Source::Json(_) => (self.name(key), self.find(key, |_, _| Ok(None), ConfigJson::get_f32_array)?),
+        };
+        let refused = |expected: String, found: String| Err(Error::Config { field, expected, found });
+        match &found {
+            Some(factors) if factors.len() != n as usize => {
+                refused(format!("{n} factors, one for each pair"), factors.len().to_string())
+            }
+            Some(factors) => match factors.iter().find(|factor| !(factor.is_finite() && **factor > 0.0)) {
+                Some(factor) => refused("finite factors above 0".into(), factor.to_string()),
+                None => Ok(found),
+            },
+            None => Ok(None),
+        }
+    }
+
     /// Whether a key is there; it counts as read.
     pub fn says(&self, key: Key) -> bool {
         let found = self.find(
@@ -184,7 +207,7 @@ impl<'a> Keys<'a> {
     pub fn check_read(&self) -> Result<(), Error> {
         let asked = self.asked.borrow();
         let unread = match self.source {
-            Source::Gguf(metadata, _) => metadata.iter().find_map(|(name, value)| {
+            Source::Gguf(metadata, ..) => metadata.iter().find_map(|(name, value)| {
                 let key = name.strip_prefix(self.architecture)?.strip_prefix('.')?;
                 let is_known = asked.contains(name) || UNREAD_GGUF.contains(&key);
                 (!is_known && !is_nothing_in_gguf(value)).then(|| name.to_owned())

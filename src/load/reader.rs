@@ -1,7 +1,8 @@
 //! Reads what a model's files say of it while their bytes arrive, as they do over a network.
 
+use super::ModelHeader;
+use super::gguf::{self, ConfigData};
 use super::huggingface::{self, Texts};
-use super::{ModelHeader, gguf};
 use crate::error::Error;
 use crate::formats::gguf::Gguf;
 use crate::formats::safetensors::Safetensors;
@@ -50,10 +51,11 @@ enum Stage {
     Texts(usize),
     /// Reads headers of weight files.
     Headers,
-    /// Reads the data of the one tensor that belongs to the configuration: its file, and what of it has come.
-    ConfigData { shard: usize, tensor: TensorInfo, data: Vec<u8> },
+    /// Reads the data of the tensors that belong to the configuration: the last of those that are left, with its file, and
+    /// what of it has come.
+    ConfigData { left: Vec<(usize, TensorInfo)>, data: Vec<u8>, read: ConfigData },
     /// Everything is there.
-    Ready { config_data: Option<Vec<u8>> },
+    Ready { config_data: ConfigData },
 }
 
 /// Headers that have been read, in the order of the weight files.
@@ -114,7 +116,8 @@ impl HeaderReader {
                 let part = self.part_in_progress()?;
                 Some((part, self.parts.get(part)?.bytes.len() as u64))
             }
-            Stage::ConfigData { shard, tensor, data } => {
+            Stage::ConfigData { left, data, .. } => {
+                let (shard, tensor) = left.last()?;
                 Some((*self.weight_parts.get(*shard)?, tensor.offset + data.len() as u64))
             }
             Stage::Ready { .. } => None,
@@ -139,11 +142,14 @@ impl HeaderReader {
                 self.parts[part].bytes.extend_from_slice(bytes);
                 self.read_header(part)
             }
-            Stage::ConfigData { tensor, data, .. } => {
+            Stage::ConfigData { left, data, read } => {
+                let Some((_, tensor)) = left.last() else { return Ok(()) };
                 let missing = tensor.size_bytes as usize - data.len();
                 data.extend_from_slice(&bytes[..bytes.len().min(missing)]);
                 if data.len() as u64 == tensor.size_bytes {
-                    self.stage = Stage::Ready { config_data: Some(std::mem::take(data)) };
+                    read.push((tensor.name.clone(), std::mem::take(data)));
+                    left.pop();
+                    self.take_config_data()?;
                 }
                 Ok(())
             }
@@ -176,7 +182,10 @@ impl HeaderReader {
                 // A header that is still incomplete never will be.
                 if self.part_in_progress() == Some(part) { Err(self.truncated(part)) } else { Ok(()) }
             }
-            Stage::ConfigData { shard, .. } => Err(self.truncated(self.weight_parts[*shard])),
+            Stage::ConfigData { left, .. } => match left.last() {
+                Some((shard, _)) => Err(self.truncated(self.weight_parts[*shard])),
+                None => Ok(()),
+            },
             Stage::Ready { .. } => Ok(()),
         }
     }
@@ -191,7 +200,7 @@ impl HeaderReader {
         let header = match self.headers {
             Headers::Gguf(shards) => {
                 let name = first.strip_suffix(".gguf").unwrap_or(first);
-                gguf::header(name, shards, config_data.as_deref()).map_err(|e| e.in_file(first))?
+                gguf::header(name, shards, config_data).map_err(|e| e.in_file(first))?
             }
             Headers::Folder { texts, headers } => {
                 let names = self.weight_parts.iter().map(|&part| self.parts[part].file.name.clone());
@@ -262,20 +271,24 @@ impl HeaderReader {
         self.needed = needed.map_or(0, |needed| needed.max((2 * bytes.len() as u64).min(MAX_HEADER_BYTES)));
         if self.part_in_progress().is_none() {
             self.stage = match &self.headers {
-                Headers::Gguf(shards) => match gguf::config_tensor(shards) {
-                    Some((shard, tensor)) => Stage::ConfigData { shard, tensor: tensor.clone(), data: Vec::new() },
-                    None => Stage::Ready { config_data: None },
-                },
-                Headers::Folder { .. } => Stage::Ready { config_data: None },
+                Headers::Gguf(shards) => {
+                    let left = gguf::config_tensors(shards).map(|(shard, tensor)| (shard, tensor.clone())).collect();
+                    Stage::ConfigData { left, data: Vec::new(), read: ConfigData::default() }
+                }
+                Headers::Folder { .. } => Stage::Ready { config_data: ConfigData::default() },
             };
             self.take_config_data()?;
         }
         Ok(())
     }
 
-    /// Takes the configuration's tensor from what is there already: it mostly comes right after the header.
+    /// Takes the configuration's next tensor from what is there already: it mostly comes right after the header.
     fn take_config_data(&mut self) -> Result<(), Error> {
-        let Stage::ConfigData { shard, tensor, .. } = &self.stage else { return Ok(()) };
+        let Stage::ConfigData { left, read, .. } = &mut self.stage else { return Ok(()) };
+        let Some((shard, tensor)) = left.last() else {
+            self.stage = Stage::Ready { config_data: std::mem::take(read) };
+            return Ok(());
+        };
         let bytes = &self.parts[self.weight_parts[*shard]].bytes;
         let here = usize::try_from(tensor.offset).ok().and_then(|start| bytes.get(start..)).unwrap_or_default();
         let here = here[..here.len().min(tensor.size_bytes as usize)].to_vec();

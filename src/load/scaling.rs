@@ -2,7 +2,7 @@
 
 use super::keys::{Key, Keys};
 use crate::error::Error;
-use crate::kernels::RopeScaling;
+use crate::kernels::{QueryGrowth, RopeScaling};
 
 /// A key of GGUF's `rope.scaling` and of the object that stands for it in `config.json`, whose name changed twice.
 macro_rules! key {
@@ -22,6 +22,11 @@ const KIND: Key = Key(
     "rope.scaling.type",
     "rope_parameters.full_attention.rope_type|rope_parameters.rope_type|rope_scaling.rope_type|rope_scaling.type",
 );
+/// In neither format.
+const NONE: Key = Key("", "");
+const SHORT: Key = key!("short_factor");
+const LONG: Key = key!("long_factor");
+const MAGNITUDE: Key = key!("attn_factor", "attention_factor");
 const FACTOR: Key = key!("factor", "factor");
 const LOW: Key = key!("low_freq_factor");
 const HIGH: Key = key!("high_freq_factor");
@@ -33,10 +38,16 @@ pub(super) const ORIGINAL: Key = Key(
 );
 
 /// The scaling of all layers, or of those that see all tokens.
-pub(super) fn read(keys: &Keys<'_>) -> Result<RopeScaling, Error> {
+pub(super) fn read(keys: &Keys<'_>, rot_dims: u32, max_seq_len: u32) -> Result<RopeScaling, Error> {
     // A file that says something twice means it once. Models that are not scaled state the context as well.
     for twin in [key!("type"), key!("rope_theta"), ORIGINAL] {
         keys.says(twin);
+    }
+    if let Some(factors) = keys.factors("rope_freqs.weight", NONE, rot_dims / 2)? {
+        return Ok(RopeScaling::Factors(factors));
+    }
+    if let Some(long) = keys.factors("rope_factors_long.weight", LONG, rot_dims / 2)? {
+        return longrope(keys, long, max_seq_len);
     }
     let required = |key: Key| positive(keys, key)?.ok_or_else(|| keys.missing(key));
     match keys.str(KIND)? {
@@ -60,11 +71,41 @@ pub(super) fn read(keys: &Keys<'_>) -> Result<RopeScaling, Error> {
         Some("yarn") => yarn(keys, required(FACTOR)?, required(ORIGINAL)?),
         Some(other) => {
             let supported = match keys.is_gguf() {
-                true => "none, linear, yarn, or rope_freqs.weight",
-                false => "default, linear, llama3, yarn",
+                true => "none, linear, yarn, or tensors of factors",
+                false => "default, linear, llama3, yarn, longrope with its factors",
             };
             Err(keys.unsupported(KIND, other, supported))
         }
+    }
+}
+
+/// LongRoPE's numbers. Where files do not state by how much elements grow, it follows from the contexts.
+fn longrope(keys: &Keys<'_>, long: Vec<f32>, max_seq_len: u32) -> Result<RopeScaling, Error> {
+    if let Some(found) = keys.str(KIND)?.filter(|kind| !["longrope", "su"].contains(kind)) {
+        return Err(keys.unsupported(KIND, found, "longrope where factors of long sequences are given"));
+    }
+    let short = keys.factors("rope_factors_short.weight", SHORT, long.len() as u32)?;
+    let short = short.ok_or_else(|| keys.missing(SHORT))?;
+    let original = keys.required(ORIGINAL)?;
+    if original < 2 || original > max_seq_len {
+        return Err(keys.wrong(ORIGINAL, format!("2 to the context length {max_seq_len}"), original));
+    }
+    let stated = positive(keys, MAGNITUDE)?;
+    keys.says(FACTOR);
+    let growth = 1.0 + (f64::from(max_seq_len) / f64::from(original)).ln() / f64::from(original).ln();
+    let magnitude = stated.unwrap_or(growth.sqrt());
+    Ok(RopeScaling::Long { short, long, original_max_seq_len: original, magnitude })
+}
+
+/// How queries grow with their position, if they do.
+pub(super) fn query_growth(keys: &Keys<'_>) -> Result<Option<QueryGrowth>, Error> {
+    const BETA: Key = Key("attention.temperature_scale", "rope_parameters.llama_4_scaling_beta|llama_4_scaling_beta");
+    // The context, for which transformers has a name of its own here.
+    keys.says(key!("max_position_embeddings"));
+    let Some(beta) = positive(keys, BETA)? else { return Ok(None) };
+    match keys.required(ORIGINAL)? {
+        0 => Err(keys.wrong(ORIGINAL, "1 or more".into(), 0)),
+        length => Ok(Some(QueryGrowth { beta, length })),
     }
 }
 
@@ -79,7 +120,7 @@ fn yarn(keys: &Keys<'_>, factor: f64, original_max_seq_len: f64) -> Result<RopeS
         Some(of_all) if of_one.is_some() || keys.is_gguf() => growth(of_one.unwrap_or(1.0)) / growth(of_all),
         _ => growth(1.0),
     };
-    let magnitude = optional(key!("attn_factor", "attention_factor"))?;
+    let magnitude = optional(MAGNITUDE)?;
     Ok(RopeScaling::Yarn {
         factor,
         beta_fast: optional(key!("yarn_beta_fast", "beta_fast"))?.unwrap_or(32.0),

@@ -11,8 +11,9 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{
-    Activation, Heads, Linear, Norm, Qkv, add_rms_norm, attention, attention_packed, fold_norm, fuses_norm, gate_up,
-    gated, gelu, layer_norm, linear_norm, rms_norm, rope_kv, rope_packed, rope_table, suits_few,
+    Activation, Heads, Linear, Norm, Qkv, RopeConfig, RopeScaling, add_rms_norm, attention, attention_packed,
+    fold_norm, fuses_norm, gate_up, gated, gelu, layer_norm, linear_norm, rms_norm, rope_kv, rope_packed, rope_table,
+    suits_few,
 };
 use crate::recording::Recorder;
 use crate::tensor::{Role, Tensor};
@@ -24,8 +25,10 @@ pub struct Transformer {
     pub config: ModelConfig,
     /// Its weights.
     pub weights: Weights,
-    /// A table of angles for each of [`ModelConfig::ropes`], `[S, rot_dims / 2, 2]`.
+    /// A table of angles for each of [`ModelConfig::ropes`], `[rows, rot_dims / 2, 2]`.
     ropes: Vec<Tensor>,
+    /// S.
+    n_pos: u32,
 }
 
 /// Where the tokens of a pass stand, and what they see.
@@ -47,9 +50,11 @@ impl Transformer {
     /// # Errors
     /// [`Error::Shape`] for a table that is larger than a tensor can be.
     pub fn declare(config: ModelConfig, weights: Weights, n_pos: u32) -> Result<Transformer, Error> {
-        let table = |rot_dims| Tensor::declare("rope", Role::Cache, &[n_pos, rot_dims / 2, 2], DType::F32);
-        let ropes = config.ropes.iter().map(|rope| table(rope.rot_dims)).collect::<Result<_, _>>()?;
-        Ok(Transformer { config, weights, ropes })
+        let table = |rope: &RopeConfig| {
+            Tensor::declare("rope", Role::Cache, &[rope.n_rows(n_pos), rope.rot_dims / 2, 2], DType::F32)
+        };
+        let ropes = config.ropes.iter().map(table).collect::<Result<_, _>>()?;
+        Ok(Transformer { config, weights, ropes, n_pos })
     }
 
     /// Fills the tables of angles.
@@ -58,7 +63,21 @@ impl Transformer {
     /// Errors of [`Device::write`].
     pub fn upload_ropes(&self, device: &Device) -> Result<(), Error> {
         let mut tables = self.config.ropes.iter().zip(&self.ropes);
-        tables.try_for_each(|(rope, table)| device.write(table, 0, &rope_table(rope, table.shape()[0])))
+        tables.try_for_each(|(rope, table)| device.write(table, 0, &rope_table(rope, self.n_pos)))
+    }
+
+    /// The row of angles that position 0 has in a sequence of so many tokens; see [`RopeConfig::first_row`].
+    pub fn angles(&self, n_tokens: u32) -> u32 {
+        self.config.ropes.iter().map(|rope| rope.first_row(n_tokens, self.n_pos)).max().unwrap_or(0)
+    }
+
+    /// Tokens of a sequence up to which the angles stay as they are, for one of `n_tokens`.
+    pub fn angles_end(&self, n_tokens: u32) -> u32 {
+        let ends = self.config.ropes.iter().filter_map(|rope| match rope.scaling {
+            RopeScaling::Long { original_max_seq_len, .. } => Some(original_max_seq_len),
+            _ => None,
+        });
+        ends.filter(|&end| n_tokens <= end).min().unwrap_or(u32::MAX)
     }
 
     /// Every tensor that stays on the device.

@@ -11,8 +11,8 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{
-    Gate, Linear, Norm, Qkv, RopeConfig, RopeScaling, RopeStyle, StepState, folds_norm, gate_up, is_sound, matmul,
-    matvec, rope_table, usual,
+    Gate, Linear, Norm, Qkv, RopeConfig, RopeStyle, StepState, folds_norm, gate_up, is_sound, matmul, matvec,
+    rope_table, usual,
 };
 #[cfg(not(target_arch = "wasm32"))]
 use crate::load::ModelFile;
@@ -295,7 +295,7 @@ fn record(
     let y = Tensor::declare("y", Role::Activations, &[n_tokens, width], DType::F32)?;
     // All rows as queries: what becomes of a row's sum takes no time.
     let head_dim = 1 << rows.trailing_zeros().min(6);
-    let rope = RopeConfig { rot_dims: head_dim, theta: 1e4, style: RopeStyle::Interleaved, scaling: RopeScaling::None };
+    let rope = RopeConfig::new(head_dim, 1e4, RopeStyle::Interleaved);
     let state = StepState::declare()?;
     state.set(device, 0, 1)?;
     for w in copies {

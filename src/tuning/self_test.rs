@@ -13,9 +13,9 @@ use crate::error::Error;
 use crate::kernels::{
     Activation, AttentionConfig, Combination, Embedding, Gate, Gelu, Heads, LayerNorm, Linear, MolActivation, MolForm,
     MolGate, MolGateWeights, MolOperands, MolScores, Norm, PackedTiles, Pairing, Pooling, QkNorm, Qkv, RopeConfig,
-    RopeScaling, RopeStyle, Sampling, StepState, TopStrip, add, advance, argmax, attention, attention_packed, embed,
-    embed_sum, gate_up, geglu, gelu, last_row, layer_norm, linear_norm, matmul, matvec, merge_top, mol, penalize, pool,
-    rms_norm, rope, rope_kv, rope_packed, rope_table, sample, scale, select_top, silu, softmax, split_sum, swiglu,
+    RopeStyle, Sampling, StepState, TopStrip, add, advance, argmax, attention, attention_packed, embed, embed_sum,
+    gate_up, geglu, gelu, last_row, layer_norm, linear_norm, matmul, matvec, merge_top, mol, penalize, pool, rms_norm,
+    rope, rope_kv, rope_packed, rope_table, sample, scale, select_top, silu, softmax, split_sum, swiglu,
 };
 use crate::recording::{PipelineKey, Recorder, Recording, Step, Workspace};
 use crate::shaders::{self, Kernel, Tier, Variant};
@@ -408,8 +408,7 @@ const DIM: u32 = 2304;
 /// The same of products by tiles, which are long enough to be walked twice.
 const TILED_DIM: u32 = 512;
 
-const ROPE: RopeConfig =
-    RopeConfig { rot_dims: 16, theta: 1e4, style: RopeStyle::Interleaved, scaling: RopeScaling::None };
+static ROPE: RopeConfig = RopeConfig::new(16, 1e4, RopeStyle::Interleaved);
 
 const SAMPLING: Sampling = Sampling {
     temperature: 0.8,

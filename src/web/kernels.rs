@@ -9,7 +9,7 @@ use wasm_bindgen::prelude::*;
 use super::{Device, to_js_error};
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::{self, AttentionConfig, LayerNorm, RopeConfig, RopeScaling, RopeStyle, StepState, rope_table};
+use crate::kernels::{self, AttentionConfig, LayerNorm, RopeConfig, RopeStyle, StepState, rope_table};
 use crate::recording::{Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 
@@ -115,7 +115,7 @@ impl Device {
         let x = x.of_rows("rope", "x", u64::from(n_heads) * u64::from(head_dim)).map_err(to_js_error)?;
         self.result(x.shape(), |rec, y| {
             let n_tokens = x.shape()[0];
-            let config = RopeConfig { rot_dims: head_dim, theta, style, scaling: RopeScaling::None };
+            let config = RopeConfig::new(head_dim, theta, style);
             // Only the rows in use: the first token stands at the first of them.
             let table = rope_table(&config, n_tokens.saturating_add(first_pos));
             let table = &table[table.len() - n_tokens as usize * (head_dim / 2) as usize * 2..];

@@ -3,8 +3,8 @@
 use tilewright::bench::yardsticks::{ReadOrder, matmul_naive, mol_gate, probe_read, weighted_sum};
 use tilewright::kernels::{
     self, AttentionConfig, Combination, Embedding, Gate, Gelu, Heads, LayerNorm, Linear, MolActivation, MolForm,
-    MolGate, MolGateWeights, MolOperands, MolScores, Norm, Pairing, Pooling, QkNorm, Qkv, RopeConfig, RopeScaling,
-    RopeStyle, StepState, TopStrip,
+    MolGate, MolGateWeights, MolOperands, MolScores, Norm, Pairing, Pooling, QkNorm, Qkv, RopeConfig, RopeStyle,
+    StepState, TopStrip,
 };
 use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, Tier, WeightType, Workspace};
 
@@ -267,7 +267,7 @@ fn attention_shapes() {
 
 #[test]
 fn rope_shapes() {
-    let config = |rot_dims| RopeConfig { rot_dims, theta: 1e4, style: RopeStyle::Halves, scaling: RopeScaling::None };
+    let config = |rot_dims| RopeConfig::new(rot_dims, 1e4, RopeStyle::Halves);
     let rope: [Operand; 3] = [
         ("table", &[9, 3, 2], &[9, 4, 2], "table"),
         ("x", &[2, 4, 8], &[2, 32], "x"),
@@ -380,7 +380,7 @@ fn fused_shapes() {
     check("gate_up", &gate_up, |rec, _, t| {
         kernels::gate_up(rec, &w, Some(Norm { weight: &t[0], eps: 1e-5 }), Gate::Silu, &t[1], &t[2])
     });
-    let rope = RopeConfig { rot_dims: 6, theta: 1e4, style: RopeStyle::Halves, scaling: RopeScaling::None };
+    let rope = RopeConfig::new(6, 1e4, RopeStyle::Halves);
     let w = Matrix::declare(&device, "w", WeightType::F16, 64, 32).expect("the matrix is valid");
     let qkv = |named: &'static str, first_head: u32| {
         let (rope, w) = (rope.clone(), w.clone());

@@ -8,7 +8,7 @@ use crate::common::Expected;
 use crate::harness::{Case, FLUSH, Job, Operand, ROUND};
 use crate::inputs::{Inputs, Source, dequantise};
 use crate::linear::{EPS, Rows, limit, product};
-use crate::rope::{config, random_table, split};
+use crate::rope::{Angles, split};
 use crate::softmax::exp_rounding;
 
 /// T, F, K: outputs come in twos, K in blocks of 32 shared by up to 64 invocations.
@@ -144,7 +144,7 @@ fn qkv(
     capacity: u32,
 ) -> Job {
     let all = h + 2 * hkv;
-    let table = random_table(source, capacity, rot);
+    let angles = Angles::new(source, capacity, rot, pos % 3);
     let x = source.rows(t, k);
     let n = (heads.end - heads.start) * d;
     let bytes = source.weights(weight, n, k);
@@ -161,11 +161,11 @@ fn qkv(
     for (row, sums) in projected.chunks_exact_mut((all * d) as usize).zip(sums.chunks_exact(n as usize)) {
         row[own.clone()].copy_from_slice(sums);
     }
-    let [q, keys, values] = split(style, &table, &projected, [t, h, hkv, d, rot, pos], capacity, heads.clone());
+    let [q, keys, values] = split(style, &angles, &projected, [t, h, hkv, d, rot, pos], capacity, heads.clone());
     let (cache, nmse) = ([hkv, capacity, d], limit(source, sizes).max(1e-9));
     let operands = vec![
-        Operand::state(pos, t),
-        Operand::floats("table", &[capacity, rot / 2, 2], table),
+        angles.state(pos, t),
+        angles.operand(),
         Operand::weights(weight, &[n, k], bytes),
         Operand::floats("norm", &[k], norm),
         Operand::floats("bias", &[all * d], bias),
@@ -181,7 +181,7 @@ fn qkv(
             bias: has_bias.then_some(tensor(4)),
             norm: has_norm.then_some(Norm { weight: tensor(3), eps: EPS }),
             first_head: heads.start,
-            rope: Some((&config(style, rot), tensor(1))),
+            rope: Some((&angles.config(style), tensor(1))),
         };
         qkv.record(rec, bound.state(0), tensor(5), tensor(6), tensor(7), tensor(8))
     })

@@ -60,8 +60,8 @@ pub enum Data {
     Floats(Vec<f32>),
     Words(Vec<u32>),
     Weights(WeightType, Vec<u8>),
-    /// Step state: pos, n_tokens, token.
-    State([u32; 3]),
+    /// Step state: pos, n_tokens, token, row of angles.
+    State([u32; 4]),
     /// Nothing but the pattern.
     Blank(DType),
 }
@@ -112,7 +112,12 @@ impl Operand {
     }
 
     pub fn state(pos: u32, n_tokens: u32) -> Operand {
-        Operand::new("state", &[4], Data::State([pos, n_tokens, 7]), Want::Unchanged)
+        Operand::turned_state(pos, n_tokens, 0)
+    }
+
+    /// A state whose position 0 has the angles of this row.
+    pub fn turned_state(pos: u32, n_tokens: u32, angles: u32) -> Operand {
+        Operand::new("state", &[4], Data::State([pos, n_tokens, 7, angles]), Want::Unchanged)
     }
 
     /// An output of floats that is blank before the run.

@@ -1,6 +1,6 @@
 //! `rope`, `rope_kv`, `rope_packed` and the table of angles.
 
-use tilewright::kernels::{self, Heads, QkNorm, RopeConfig, RopeScaling, RopeStyle, rope_table};
+use tilewright::kernels::{self, Heads, QkNorm, QueryGrowth, RopeConfig, RopeScaling, RopeStyle, rope_table};
 
 use crate::common::Expected;
 use crate::harness::{Case, FLUSH, Job, Operand, ROUND, Want, sum_rounding};
@@ -82,7 +82,7 @@ pub fn random_table(source: &mut Source, n_pos: u32, rot_dims: u32) -> Vec<f32> 
 }
 
 pub fn config(style: RopeStyle, rot_dims: u32) -> RopeConfig {
-    RopeConfig { rot_dims, theta: 1e4, style, scaling: RopeScaling::None }
+    RopeConfig::new(rot_dims, 1e4, style)
 }
 
 /// Numbers that are what they are.
@@ -167,10 +167,42 @@ fn scaled(head: Vec<Expected>, factors: Option<&Vec<f64>>) -> Vec<Expected> {
     head.into_iter().zip(factors).map(one).collect()
 }
 
+/// Angles of positions below `capacity`, and the row that position 0 has; queries have rows of their own.
+pub struct Angles {
+    table: Vec<f32>,
+    first: u32,
+    rot: u32,
+}
+
+impl Angles {
+    pub fn new(source: &mut Source, capacity: u32, rot: u32, first: u32) -> Angles {
+        Angles { table: random_table(source, 2 * (capacity + first), rot), first, rot }
+    }
+
+    pub fn operand(&self) -> Operand {
+        Operand::floats("table", &[self.table.len() as u32 / self.rot, self.rot / 2, 2], self.table.clone())
+    }
+
+    pub fn state(&self, pos: u32, n_tokens: u32) -> Operand {
+        Operand::turned_state(pos, n_tokens, self.first)
+    }
+
+    /// How kernels are told of it.
+    pub fn config(&self, style: RopeStyle) -> RopeConfig {
+        RopeConfig { query_growth: Some(QueryGrowth { beta: 0.5, length: 9 }), ..config(style, self.rot) }
+    }
+
+    /// Rows of queries and of keys from position 0 on.
+    fn rows(&self) -> [&[f32]; 2] {
+        let skipped = (self.first * self.rot) as usize;
+        [&self.table[self.table.len() / 2 + skipped..], &self.table[skipped..self.table.len() / 2]]
+    }
+}
+
 /// What queries, keys and values are for projections `[T, (H + 2 Hkv) * D]`, of which there is nothing but `heads`.
 pub fn split(
     style: RopeStyle,
-    table: &[f32],
+    angles: &Angles,
     projected: &[Expected],
     [t, h, hkv, d, rot, pos]: [u32; 6],
     capacity: u32,
@@ -187,16 +219,17 @@ pub fn split(
         if !heads.contains(&head_idx) {
             continue;
         }
-        let turned = |at: u32| turned(style, table, head, rot as usize, at as usize);
+        let [of_queries, of_keys] = angles.rows();
+        let turned = |table: &[f32], at: u32| turned(style, table, head, rot as usize, at as usize);
         let place = |group: u32| ((group * capacity + at) * d) as usize;
         if head_idx < h {
             // There is no angle for a query past the cache.
-            let query = if at < capacity { turned(at) } else { vec![anything; d_len] };
+            let query = if at < capacity { turned(of_queries, at) } else { vec![anything; d_len] };
             let start = ((token * h + head_idx) * d) as usize;
             q[start..start + d_len].copy_from_slice(&query);
         } else if at < capacity && head_idx < h + hkv {
             let start = place(head_idx - h);
-            k[start..start + d_len].copy_from_slice(&turned(at));
+            k[start..start + d_len].copy_from_slice(&turned(of_keys, at));
         } else if at < capacity {
             let start = place(head_idx - h - hkv);
             v[start..start + d_len].copy_from_slice(head);
@@ -230,7 +263,7 @@ fn rope_kv(
     [t, h, hkv, d, rot, pos]: [u32; 6],
     capacity: u32,
 ) -> Job {
-    let table = random_table(source, capacity, rot);
+    let angles = Angles::new(source, capacity, rot, pos % 3);
     let heads = h + 2 * hkv;
     let qkv = source.rows(t, heads * d);
     let weight = norm_weights(source, norm, [h, hkv, d]);
@@ -242,7 +275,7 @@ fn rope_kv(
         factors.extend(of_heads);
     }
     let plain = style.unwrap_or(RopeStyle::Halves);
-    let [q, k, v] = split(plain, &table, &projected, [t, h, hkv, d, rot_dims, pos], capacity, 0..heads);
+    let [q, k, v] = split(plain, &angles, &projected, [t, h, hkv, d, rot_dims, pos], capacity, 0..heads);
     // Heads of the results, each with its factors.
     let by_head = |values: Vec<Expected>, head_of: &dyn Fn(u32) -> Option<u32>| -> Vec<Expected> {
         let all = values.chunks_exact(d as usize).map(<[Expected]>::to_vec).zip(0..);
@@ -255,8 +288,8 @@ fn rope_kv(
     });
     let cache = [hkv, capacity, d];
     let operands = vec![
-        Operand::state(pos, t),
-        Operand::floats("table", &[capacity, rot / 2, 2], table),
+        angles.state(pos, t),
+        angles.operand(),
         Operand::floats("weight", &[weight.len() as u32], weight),
         Operand::floats("qkv", &[t, heads * d], qkv),
         Operand::close("q", &[t, h * d], q, NMSE),
@@ -265,7 +298,7 @@ fn rope_kv(
     ];
     Job::new(operands, move |rec, bound| {
         let tensor = |i| bound.tensor(i);
-        let config = style.map(|style| config(style, rot));
+        let config = style.map(|style| angles.config(style));
         let rope = config.as_ref().map(|config| (config, tensor(1)));
         let norm = norm.map(|norm| (norm, tensor(2), EPS));
         let heads = Heads { n_heads: h, n_kv_heads: hkv, head_dim: d, rope, norm };
@@ -350,7 +383,7 @@ fn rope_table_matches_formula() {
     let scalings = plain.into_iter().chain([llama3, yarn(true, 1.25), yarn(false, 1.0)]);
     for (scaling, theta) in scalings.zip([1e4, 1e4, 5e5, 5e5, 1.5e5, 1.5e5]) {
         let (rot_dims, n_pos) = (64u32, 3000u32);
-        let config = RopeConfig { rot_dims, theta, style: RopeStyle::Halves, scaling };
+        let config = RopeConfig { rot_dims, theta, style: RopeStyle::Halves, scaling, query_growth: None };
         let table = rope_table(&config, n_pos);
         assert_eq!(table.len(), (n_pos * rot_dims) as usize);
         let mut bands = [0; 2]; // frequencies left as they are, and changed
@@ -363,6 +396,7 @@ fn rope_table_matches_formula() {
                 RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => {
                     llama3_frequency(plain, *factor, *low_freq_factor, *high_freq_factor, *original_max_seq_len)
                 }
+                RopeScaling::Long { .. } => unreachable!("it has a test of its own"),
                 RopeScaling::Yarn { factor, truncate, .. } => {
                     yarn_frequency(f64::from(i), plain, theta, *factor, *truncate)
                 }
@@ -396,4 +430,29 @@ fn yarn_frequency(i: f64, plain: f64, theta: f64, factor: f64, truncate: bool) -
     };
     let interpolated = ((i - fast) / (slow - fast)).clamp(0.0, 1.0);
     plain * (1.0 - interpolated) + plain / factor * interpolated
+}
+
+/// LongRoPE: rows of short sequences, then those of long ones; queries that grow have all of them again.
+#[test]
+fn a_table_has_rows_of_short_and_long_sequences_and_of_queries() {
+    let (short, long) = (vec![1.0, 2.0, 4.0, 8.0], vec![3.0, 5.0, 7.0, 9.0]);
+    let scaling = RopeScaling::Long { short, long, original_max_seq_len: 10, magnitude: 1.5 };
+    let growth = QueryGrowth { beta: 0.1, length: 4 };
+    let config = RopeConfig { scaling, query_growth: Some(growth), ..config(RopeStyle::Halves, 8) };
+    let table = rope_table(&config, 25);
+    assert_eq!((table.len(), config.n_rows(25)), (2 * 35 * 8, 70));
+    assert_eq!([1, 10, 11, 25].map(|n| config.first_row(n, 25)), [0, 0, 10, 10]);
+    for row in 0..70u32 {
+        let (pos, is_long) = if row % 35 < 10 { (row % 35, false) } else { (row % 35 - 10, true) };
+        let steps = if row < 35 { 0.0 } else { f64::from(pos / 4) };
+        for (i, factor) in [[1.0, 3.0], [2.0, 5.0], [4.0, 7.0], [8.0, 9.0]].into_iter().enumerate() {
+            let angle = f64::from(pos) / 1e4f64.powf(i as f64 / 4.0) / factor[usize::from(is_long)];
+            let grown = 1.5 * (1.0 + 0.1 * steps.ln_1p());
+            for (value, want) in table[(row as usize * 4 + i) * 2..][..2].iter().zip([angle.cos(), angle.sin()]) {
+                assert!((f64::from(*value) - grown * want).abs() < 1e-6, "row {row}, pair {i}: {value}");
+            }
+        }
+    }
+    // A context that never outgrows the original one.
+    assert_eq!((config.n_rows(6), [1, 6].map(|n| config.first_row(n, 6))), (24, [0, 0]));
 }

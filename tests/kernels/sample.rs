@@ -6,7 +6,7 @@ use tilewright::DType;
 use tilewright::kernels::{self, NON_FINITE, Sampling};
 
 use crate::common::Expected;
-use crate::harness::{Case, Data, FLUSH, INPUT_PATTERN, Job, Operand, PATTERN, ROUND, Want};
+use crate::harness::{Case, Data, FLUSH, Job, Operand, PATTERN, ROUND, Want};
 use crate::inputs::{Inputs, Source};
 
 /// V, tokens so far, how many of them count, penalty.
@@ -128,7 +128,7 @@ fn advance(pos: u32, n_tokens: u32, capacity: u32, id: u32) -> Job {
         *next = if id == NON_FINITE { 0 } else { id };
     }
     let operands = vec![
-        Operand::state(pos, n_tokens).becomes(Want::Exact(vec![pos + n_tokens, 1, id, INPUT_PATTERN])),
+        Operand::state(pos, n_tokens).becomes(Want::Exact(vec![pos + n_tokens, 1, id, 0])),
         Operand::words("ids", &[1], vec![id]),
         Operand::exact_words("tokens", &[capacity], tokens),
     ];

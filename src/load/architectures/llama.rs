@@ -1,4 +1,5 @@
-//! Llama (Touvron et al. 2023, arXiv:2302.13971) and Mistral (Jiang et al. 2023, arXiv:2310.06825), which adds a window.
+//! Llama (Touvron et al. 2023, arXiv:2302.13971) and Mistral (Jiang et al. 2023, arXiv:2310.06825), which adds a window;
+//! Ministral 3 (2025), whose queries grow with their position, which the rotation's keys say.
 
 use super::{Architecture, RMS_EPS, WINDOW};
 use crate::kernels::RopeStyle;
@@ -26,3 +27,5 @@ pub(super) const LLAMA: Architecture = Architecture {
         Ok(())
     },
 };
+
+pub(super) const MISTRAL3: Architecture = Architecture { gguf: "mistral3", json: &["ministral3"], ..LLAMA };
