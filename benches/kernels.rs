@@ -201,7 +201,7 @@ fn rows(bench: &mut Bench, n_rows: u32, dim: u32) {
     if dim.is_multiple_of(128) && dim >= 512 {
         let n_kv_heads = dim / 512;
         let n_heads = dim / 128 - 2 * n_kv_heads;
-        let heads = Heads { n_heads, n_kv_heads, head_dim: 128, rope: None, norm: None };
+        let heads = Heads { n_heads, n_kv_heads, head_dim: 128, first_column: 0, rope: None, norm: None };
         bench.measure("rope_packed, norm alone", &size, Work::Bytes(4 * (2 * len / 4 * 3 + 256)), |rec| {
             let (weight, qkv) = (rec.device().upload("weight", &[256], &common::uniform(256))?, x(rec)?);
             let tokens = rec.device().upload("tokens", &[n_rows, 3], &vec![0u32; 3 * n_rows as usize])?;
@@ -318,7 +318,7 @@ fn attentions(bench: &mut Bench, name: &str, n_tokens: u32, n_cached: u32) {
         let k = rec.device().upload("k", &cached, &common::uniform(cached_len))?;
         let v = rec.device().upload("v", &cached, &common::uniform(cached_len))?;
         let y = output("y", &[n_tokens, q_dim])?;
-        attention(rec, &state, &config, &q, &k, &v, &y)?;
+        attention(rec, &state, &config, None, &q, [&k, &v], &y)?;
         Ok(y)
     });
 }
@@ -359,7 +359,7 @@ const FUSIONS: [(&str, Record, Record); 5] = [
             let (y, q) = (rec.temporary("y", &[1, 1536])?, rec.temporary("q", &[1, 1024])?);
             matvec(rec, &Linear::new(&layer.qkv), &layer.x, &y)?;
             let ([k, v], rope) = (&layer.cache, Some((&layer.rope, &layer.table)));
-            let heads = Heads { n_heads: 16, n_kv_heads: 4, head_dim: 64, rope, norm: None };
+            let heads = Heads { n_heads: 16, n_kv_heads: 4, head_dim: 64, first_column: 0, rope, norm: None };
             rope_kv(rec, &layer.state, &heads, &y, &q, [k, v])?;
             Ok(q)
         },

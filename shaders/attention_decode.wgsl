@@ -9,6 +9,7 @@
 // arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135; Dao et al. 2023, "Flash-Decoding for long-context inference".
 #import reduce t0=reduce_four t2=reduce_four_subgroup
 #import attention
+#import sinks
 #import fold
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -16,7 +17,8 @@
 @group(0) @binding(2) var<storage, read> q: array<vec4<f32>>;  // [T, H, D], D a multiple of 4 up to 256
 @group(0) @binding(3) var<storage, read> k: array<vec4<f32>>;  // [Hkv, capacity, D]
 @group(0) @binding(4) var<storage, read> v: array<vec4<f32>>;  // [Hkv, capacity, D]
-@group(0) @binding(5) var<storage, read_write> y: array<vec4<f32>>; // [T, H, D], or parts [T, H, splits, D + 4]
+@group(0) @binding(5) var<storage, read> sinks: array<f32>;    // [H]; any buffer without SINKS
+@group(0) @binding(6) var<storage, read_write> y: array<vec4<f32>>; // [T, H, D], or parts [T, H, splits, D + 4]
 
 const WG: u32 = 64u;
 override ROWS: u32 = 4u; // 1 to 4
@@ -60,8 +62,8 @@ fn attention_decode(
     let slices = WG / quads;
     let quad = local % quads;
     let slice = local / quads;
-    var highest = vec4<f32>(LOWEST);
-    var sum = vec4<f32>(); // of this invocation's keys
+    var highest = first_scores(query, group.z == 0u);
+    var sum = first_weights(group.z == 0u && local == 0u); // of this invocation's keys
     var acc = array<vec4<f32>, 4>();
     for (var start = keys.x; start < keys.y; start += WG) {
         let s = start + local;

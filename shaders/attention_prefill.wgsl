@@ -5,6 +5,7 @@
 // the values, so that four numbers that it loads serve sixteen products. Tiles that no row sees are never touched.
 // Dispatch (Hkv * tiles folded over x and y), with tiles of 16 rows. Dao et al. 2022, arXiv:2205.14135.
 #import attention
+#import sinks
 #import fold
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -12,7 +13,8 @@
 @group(0) @binding(2) var<storage, read> q: array<vec4<f32>>;  // [T, H, D], D a multiple of 4 up to 256
 @group(0) @binding(3) var<storage, read> k: array<vec4<f32>>;  // [Hkv, capacity, D]
 @group(0) @binding(4) var<storage, read> v: array<vec4<f32>>;  // [Hkv, capacity, D]
-@group(0) @binding(5) var<storage, read_write> y: array<vec4<f32>>; // [T, H, D]
+@group(0) @binding(5) var<storage, read> sinks: array<f32>;    // [H]; any buffer without SINKS
+@group(0) @binding(6) var<storage, read_write> y: array<vec4<f32>>; // [T, H, D]
 
 const WG: u32 = 64u;
 const TILE_ROWS: u32 = 16u;
@@ -59,8 +61,8 @@ fn attention_prefill(
     let first = vec4<u32>(seen[0].x, seen[1].x, seen[2].x, seen[3].x);
     let end = vec4<u32>(seen[0].y, seen[1].y, seen[2].y, seen[3].y);
 
-    var highest = vec4<f32>(LOWEST);
-    var sum = vec4<f32>();
+    var highest = first_scores(query, true);
+    var sum = first_weights(true);
     var acc = array<mat4x4<f32>, 4>(); // by part; a column for each row
     for (var s = keys.x; s < keys.y; s += TILE_KEYS) {
         var near = vec4<f32>(); // products with key s + lane

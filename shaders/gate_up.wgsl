@@ -7,8 +7,7 @@
 #weights
 #import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
 #import four_rows
-#import silu
-#import gelu
+#import gated
 #import fold
 
 struct Params { n_tokens: u32, ffn_dim: u32, dim: u32, blocks: u32, w_scales: u32, eps: f32, flags: u32, first_group: u32 } // T, F, K
@@ -19,17 +18,6 @@ struct Params { n_tokens: u32, ffn_dim: u32, dim: u32, blocks: u32, w_scales: u3
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;       // [T, F]
 
 const WG: u32 = 64u;
-
-// What `act` is; SiLU where it is none of these.
-override GELU: bool = false;
-override GELU_TANH: bool = false;
-
-fn gated(gate: f32, up: f32) -> f32 {
-    if (GELU) {
-        return gelu_at(gate, GELU_TANH) * up;
-    }
-    return silu_at(gate) * up;
-}
 
 @compute @workgroup_size(WG)
 fn gate_up(

@@ -13,13 +13,13 @@
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
     rot_dims: u32, style: u32, capacity: u32, eps: f32,
-    norm: u32, query_row: u32, _pad0: u32, _pad1: u32, // the norm is for the CPU, which knows no overrides
+    norm: u32, query_row: u32, first: u32, _pad: u32, // the norm is for the CPU, which knows no overrides
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;       // step state
 @group(0) @binding(2) var<storage, read> table: array<vec2<f32>>; // [rows, rot_dims / 2] of (cos, sin); those of queries from `query_row` on
 @group(0) @binding(3) var<storage, read> weight: array<f32>;      // norms of queries and keys; any buffer without NORM
-@group(0) @binding(4) var<storage, read> qkv: array<f32>;         // [T, (H + 2 Hkv) D]
+@group(0) @binding(4) var<storage, read> qkv: array<f32>;         // [T, first + (H + 2 Hkv) D]
 @group(0) @binding(5) var<storage, read_write> q: array<f32>;     // [T, H, D]
 @group(0) @binding(6) var<storage, read_write> k: array<f32>;     // [Hkv, capacity, D]
 @group(0) @binding(7) var<storage, read_write> v: array<f32>;     // [Hkv, capacity, D]
@@ -38,7 +38,7 @@ fn rope_kv(
     let head = id % heads;
     let is_there = t < params.n_tokens;
     let is_turned = head < params.n_heads + params.n_kv_heads;
-    let row = t * heads * params.head_dim;
+    let row = t * (params.first + heads * params.head_dim) + params.first;
     var scale = 1.0;
     if (NORM != 0u) {
         scale = head_scale(local, row, head, is_there && is_turned);

@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::generate::{GenerateOptions, Session};
 use crate::kernels::{Linear, matmul, scale};
 use crate::matrix::Matrix;
-use crate::model::{Attention, Block, KvCache, ModelConfig, Transformer};
+use crate::model::{Attention, Block, KvCache, LayerCache, ModelConfig, Transformer};
 use crate::recording::{Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::operands::{uniform, words};
@@ -92,9 +92,9 @@ impl Roofline {
         let bytes = |tensor: &Tensor| tensor.size_bytes();
         let is_tied = weights.destinations().all(|(name, _)| name != "output.weight");
         let table_bytes: u64 = if is_tied { 0 } else { weights.token_embd.tensors().map(bytes).sum() };
-        let position_bytes = |l| {
-            let (k, v) = cache.layer(l);
-            (bytes(k) + bytes(v)) / u64::from(cache.capacity())
+        let position_bytes = |l| match cache.layer(l) {
+            LayerCache::Keys(k, v) => (bytes(k) + bytes(v)) / u64::from(cache.capacity()),
+            LayerCache::State { .. } => 0,
         };
         let layers = config.blocks.iter().enumerate();
         Roofline {
@@ -536,10 +536,13 @@ mod tests {
             soft_cap: None,
             rope: None,
             qk_norm: None,
+            sinks: false,
+            gated: false,
         };
         let block = Block {
+            recurrence: None,
             attention,
-            feed_forward: FeedForward { dim: 8192, between: Between::Gate(Gate::Silu) },
+            feed_forward: FeedForward { dim: 8192, between: Between::Gate(Gate::Silu), experts: None },
             attn_norm: NormPlace::Before,
             ffn_norm: NormPlace::Before,
             parallel: false,

@@ -7,6 +7,7 @@ mod embed;
 mod info;
 mod inspect;
 mod lost;
+mod quantize;
 mod quiet;
 mod rerank;
 mod run;
@@ -46,6 +47,7 @@ enum Command {
     Tokenize(tokenize::TokenizeArgs),
     /// Show metadata, tensors and memory plan of a model file.
     Inspect(inspect::InspectArgs),
+    Quantize(quantize::QuantizeArgs),
     /// Measure a model: tokens per second of prompts and of decoding, next to what the device can do.
     ///
     /// Tests are named as by llama-bench: `pp512` is a prompt of 512 tokens, `tg128` are 128 tokens generated one after
@@ -99,6 +101,7 @@ pub fn main() -> ExitCode {
         Some(Command::Info(args)) => info::info(&args),
         Some(Command::Tokenize(args)) => tokenize::tokenize(&args),
         Some(Command::Inspect(args)) => inspect::inspect(&args),
+        Some(Command::Quantize(args)) => quantize::quantize(&args),
         Some(Command::Bench(args)) => bench::bench(&args),
         Some(Command::Tune(args)) => tune::tune(&args),
     };

@@ -22,6 +22,7 @@ mod block;
 mod by_head;
 mod dots;
 mod embed;
+mod experts;
 mod linear;
 mod matmul_plain;
 mod mol;
@@ -31,6 +32,7 @@ mod norm;
 mod pool;
 #[cfg(not(target_arch = "wasm32"))]
 mod probe;
+mod recurrent;
 mod rope;
 mod sample;
 mod select_top;
@@ -154,8 +156,11 @@ fn twin(kernel: &str) -> Option<Twin> {
         "attention_decode" | "attention_prefill" => attention::attention,
         "attention_merge" => attention::attention_merge,
         "by_head" => by_head::by_head,
+        "delta_rule" => recurrent::delta_rule,
         "embed" => embed::embed,
         "embed_sum" => embed::embed_sum,
+        "expert_down" => experts::expert_down,
+        "expert_gate_up" => experts::expert_gate_up,
         "gate_up" => linear::gate_up,
         "geglu" => activation::geglu,
         "gelu" => activation::gelu,
@@ -172,11 +177,14 @@ fn twin(kernel: &str) -> Option<Twin> {
         "pool" => pool::pool,
         "rms_norm" => norm::rms_norm,
         "rope" => rope::rope,
+        "route" => experts::route,
         "rope_kv" => rope::rope_kv,
         "rope_packed" => rope::rope_packed,
         "sample" => sample::sample,
         "scale" => activation::scale,
         "select_top" => select_top::select_top,
+        "short_conv" => recurrent::short_conv,
+        "sigmoid_gate" => activation::sigmoid_gate,
         "silu" => activation::silu,
         "softmax" => softmax::softmax,
         "split_sum" => linear::split_sum,

@@ -12,6 +12,8 @@
 pub mod block;
 pub mod config_json;
 pub mod gguf;
+pub mod gguf_writer;
+pub mod quantize;
 pub mod safetensors;
 
 pub use block::BlockType;

@@ -6,6 +6,7 @@ mod argmax;
 mod attention;
 mod by_head;
 mod embed;
+mod experts;
 mod gate_up;
 mod linear;
 mod linear_norm;
@@ -13,17 +14,19 @@ mod mol;
 mod norm;
 mod pool;
 mod qkv;
+mod recurrent;
 mod rope;
 mod sample;
 mod select_top;
 mod softmax;
 mod state;
 
-pub use activation::{Activation, Gate, Gelu, add, gated, geglu, gelu, scale, silu, soft_cap, swiglu};
+pub use activation::{Activation, Gate, Gelu, add, gated, geglu, gelu, scale, sigmoid_gate, silu, soft_cap, swiglu};
 pub use argmax::{ARGMAX_CHUNK, argmax};
 pub use attention::{AttentionConfig, PackedTiles, attention, attention_packed};
 pub use by_head::by_head;
 pub use embed::{Embedding, embed, embed_sum};
+pub use experts::{ExpertDown, ExpertGateUp, ExpertScore, MAX_EXPERTS, Router, route};
 pub use gate_up::gate_up;
 pub use linear::{Linear, Norm, matmul, matmul_plain, matvec, split_sum};
 pub use linear_norm::linear_norm;
@@ -31,6 +34,7 @@ pub use mol::{Combination, MolActivation, MolForm, MolGate, MolGateWeights, MolO
 pub use norm::{LayerNorm, add_rms_norm, layer_norm, rms_norm};
 pub use pool::{Pooling, pool};
 pub use qkv::Qkv;
+pub use recurrent::{DeltaRule, MAX_PAST, N_STATES, ShortConv};
 pub use rope::{
     Heads, QkNorm, QueryGrowth, RopeConfig, RopeScaling, RopeStyle, rope, rope_kv, rope_packed, rope_table,
 };
@@ -39,17 +43,18 @@ pub use select_top::{MAX_TOP, NO_ITEM, TopStrip, merge_top, select_top, top_spli
 pub use softmax::softmax;
 pub use state::{StepState, advance, last_row};
 
-pub(crate) use activation::{AddParams, GatedParams, GeluParams, ScaleParams, SiluParams};
+pub(crate) use activation::{AddParams, GatedParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams};
 pub(crate) use argmax::{ArgmaxMergeParams, ArgmaxParams};
-pub(crate) use attention::{AttentionParams, CAUSAL, PACKED};
+pub(crate) use attention::{AttentionParams, CAUSAL, PACKED, SINKS};
 pub(crate) use by_head::ByHeadParams;
 pub(crate) use embed::{EmbedParams, EmbedSumParams};
+pub(crate) use experts::{ExpertDownParams, ExpertGateUpParams, ROUTE_BIAS, RouteParams, SHARES, SIGMOID};
 pub(crate) use gate_up::GateUpParams;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use linear::Way;
 pub(crate) use linear::{
-    ACCUMULATE, BIAS, GELU, GELU_TANH, INVARIANT, LinearParams, NORM, PlainParams, SplitSumParams, TANH, fold_norm,
-    folds_norm, suits_few,
+    ACCUMULATE, BIAS, CLAMPED, GELU, GELU_TANH, INVARIANT, LinearParams, NORM, PlainParams, SplitSumParams, TANH,
+    fold_norm, folds_norm, suits_few,
 };
 pub(crate) use linear::{is_sound, usual};
 pub(crate) use linear_norm::{SHIFT, fuses_norm};
@@ -59,6 +64,7 @@ pub(crate) use mol::{MOL_TILES, mol_tile};
 pub(crate) use norm::NormParams;
 pub(crate) use pool::PoolParams;
 pub(crate) use qkv::QkvParams;
+pub(crate) use recurrent::{CONV_BIAS, CONV_GATED, DeltaRuleParams, ShortConvParams};
 pub(crate) use rope::{RopeKvParams, RopePackedParams, RopeParams};
 pub(crate) use sample::SampleParams;
 pub(crate) use select_top::{BEGINS, FILTERED, MergeTopParams, SelectTopParams};

@@ -5,6 +5,8 @@
 
 mod architectures;
 mod catalog;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod convert;
 mod encoder;
 mod file;
 mod gguf;

@@ -9,12 +9,12 @@ mod kv_cache;
 mod stack;
 mod weights;
 
-pub use block::{Attention, Between, Block, FeedForward, NormPlace};
+pub use block::{Attention, Between, Block, Experts, FeedForward, NormPlace, Recurrence, SharedExpert};
 pub(crate) use config::{MAX_DIM, MAX_LAYERS};
 pub use config::{ModelConfig, NormKind, PositionTable};
 pub use decoder::{Ending, PassTensors};
 pub use encoder::{BatchSize, BatchTensors, ScoreConfig, ScoreHead};
 pub use forward::{Tap, Transformer};
-pub use kv_cache::KvCache;
+pub use kv_cache::{KvCache, LayerCache};
 pub use stack::{Destination, SourceTensor, Stack, WeightSource};
 pub use weights::{BlockWeights, HalfNorms, NormWeights, Weights};

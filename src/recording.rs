@@ -78,6 +78,14 @@ impl Recorder {
         Tensor::temporary(label, shape, DType::F32)
     }
 
+    /// A tensor of words that holds nothing outside of the recording.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if it is larger than a tensor can be.
+    pub(crate) fn temporary_words(&self, label: &str, shape: &[u32]) -> Result<Tensor, Error> {
+        Tensor::temporary(label, shape, DType::U32)
+    }
+
     /// Records one dispatch of `kernel` in the tier that the device has it in.
     pub(crate) fn dispatch<P: Pod>(
         &mut self,

@@ -713,3 +713,45 @@ fn a_generation_can_be_cancelled_within_its_prompt() {
     let resumed = ids(&mut session, &[]);
     assert_eq!(resumed, ids(&mut model.session().unwrap(), &prompt));
 }
+
+/// Models that keep a state of fixed size: three times the window of their convolutions and more, going back and on again
+/// at many points, gives what recomputing from scratch gives.
+#[test]
+fn recurrent_layers_go_back_and_on_again() {
+    let Some(data) = common::data(&["tiny-random"]) else { return };
+    let models = ["lfm2", "qwen35"].into_iter();
+    for (name, device) in models.flat_map(|name| executors().into_iter().map(move |device| (name, device))) {
+        let model = Model::load(&device, data.join("tiny-random").join(name), LoadOptions::default()).unwrap();
+        let what = |n: usize| format!("{name} on {}: {n}", device.info().name);
+        let ids: Vec<u32> = (0..60).map(|i| 3 + (i * i + 7 * i) % 290).collect();
+        let fresh = |ids: &[u32]| block_on(model.session().unwrap().logits(ids)).unwrap();
+        let (mut session, mut seed) = (model.session().unwrap(), 5usize);
+        let mut snapshot = None;
+        for round in 0..20 {
+            // Back to somewhere, by truncating or to a copy, then on by a few tokens in pieces.
+            seed = (seed * 37 + 11) % 101;
+            let len = session.tokens().len();
+            match &snapshot {
+                Some(snapshot) if round % 5 == 4 => session.restore(snapshot).unwrap(),
+                _ if round % 2 == 1 => session.truncate(len - seed % (len.min(7) + 1)),
+                _ => {}
+            }
+            let from = session.tokens().len().min(ids.len() - 9);
+            session.truncate(from);
+            let (first, second) = (1 + seed % 4, 1 + seed % 5);
+            block_on(session.logits(&ids[from..from + first])).unwrap();
+            if round % 4 == 2 {
+                snapshot = Some(session.snapshot().unwrap());
+            }
+            let end = from + first + second;
+            let got = block_on(session.logits(&ids[from + first..end])).unwrap();
+            let difference = largest_difference(&got, &fresh(&ids[..end]));
+            assert!(difference <= 2e-4, "{} tokens: off by {difference}", what(end));
+            // A generation that is broken off leaves states of tokens that nobody keeps.
+            let mut generation = session.generate_ids(&[], &GenerateOptions::greedy(8)).unwrap();
+            block_on(generation.next());
+            drop(generation);
+            session.truncate(end);
+        }
+    }
+}

@@ -4,6 +4,7 @@
 // Sums stay in `y`: registers cannot be indexed by a loop over D. Rows past the end repeat the last one and write the
 // same numbers, so all rows of a sum are read before one is written.
 #import attention
+#import sinks
 
 override ROWS: u32 = 8u; // 1 to 4, or 8
 const TILE: u32 = 8u;
@@ -33,7 +34,8 @@ fn begin(row: u32, tile: Tile, kv_head: u32, keys: vec2<u32>, split: u32) -> Row
             y[rows.out[r] + i] = vec4<f32>();
         }
     }
-    rows.highest = vec4<f32>(LOWEST);
+    rows.highest = first_scores(query, split == 0u);
+    rows.sum = first_weights(split == 0u);
     return rows;
 }
 

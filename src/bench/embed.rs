@@ -512,10 +512,13 @@ mod tests {
             soft_cap: None,
             rope: None,
             qk_norm: None,
+            sinks: false,
+            gated: false,
         };
         let block = Block {
+            recurrence: None,
             attention,
-            feed_forward: FeedForward { dim: 1536, between: Between::Gelu(Gelu::Exact) },
+            feed_forward: FeedForward { dim: 1536, between: Between::Gelu(Gelu::Exact), experts: None },
             attn_norm: NormPlace::Sum,
             ffn_norm: NormPlace::Sum,
             parallel: false,

@@ -219,6 +219,7 @@ impl PassBench<'_> {
                 n_heads: self.shapes.n_heads(),
                 n_kv_heads: self.shapes.n_kv_heads(),
                 head_dim: HEAD_DIM,
+                first_column: 0,
                 rope: Some((&rope, &table)),
                 norm: None,
             };
@@ -258,7 +259,7 @@ impl PassBench<'_> {
         };
         self.kernel("attention", work, |rec| {
             let (k, v) = (input(rec, &cache_shape)?, input(rec, &cache_shape)?);
-            attention(rec, state, &config, &input(rec, &[t, dim])?, &k, &v, &output(&[t, dim])?)
+            attention(rec, state, &config, None, &input(rec, &[t, dim])?, [&k, &v], &output(&[t, dim])?)
         })
         .await
     }

@@ -2,7 +2,7 @@
 
 use super::simd::{self, Function, Instructions, Map, Numbers, exp, polynomial};
 use super::{Call, threads};
-use crate::kernels::{AddParams, GatedParams, GeluParams, ScaleParams, SiluParams};
+use crate::kernels::{AddParams, GatedParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams};
 
 /// Elements that a thread takes at a time.
 const CHUNK: usize = 1 << 12;
@@ -143,6 +143,20 @@ fn gated(mut call: Call<'_>, row: impl Fn(&[f32], &[f32], &mut [f32]) + Sync + S
     threads::for_each_chunk(y, dim, n_tokens * dim * EXP_OPS, |t, y| {
         let (gate, up) = gate_up[t * 2 * dim..][..2 * dim].split_at(dim);
         row(gate, up, y);
+    });
+}
+
+pub(crate) fn sigmoid_gate(mut call: Call<'_>) {
+    let params: SigmoidGateParams = call.params();
+    let [gates, y] = call.operands();
+    let (dim, stride, start) = (params.dim as usize, params.gate_stride as usize, params.gate_start as usize);
+    let gates = gates.get::<f32>();
+    let len = params.n_rows as usize * dim;
+    threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], dim, len * EXP_OPS, |t, y| {
+        for (i, y) in y.iter_mut().enumerate() {
+            let gate = gates[t * stride + start + if params.one != 0 { 0 } else { i }];
+            *y *= 1.0 / (1.0 + (-gate).exp());
+        }
     });
 }
 

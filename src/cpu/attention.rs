@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::simd::{self, Lanes, Numbers, WideWork, exp};
 use super::softmax::ExpBelow;
 use super::{Call, threads};
-use crate::kernels::{AttentionParams, CAUSAL, PACKED};
+use crate::kernels::{AttentionParams, CAUSAL, PACKED, SINKS};
 
 impl AttentionParams {
     /// Keys of the sequence that a token belongs to; padding of the last chunk may lie past the cache.
@@ -48,7 +48,7 @@ impl AttentionParams {
 /// Both forms: all keys at once, or in parts that are still to be merged.
 pub(crate) fn attention(mut call: Call<'_>) {
     let params: AttentionParams = call.params();
-    let [state, q, k, v, y] = call.operands();
+    let [state, q, k, v, sinks, y] = call.operands();
     let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
     let (dim, splits) = (params.head_dim as usize, params.splits as usize);
     let in_quads = |quads: u32| 4 * quads as usize;
@@ -78,7 +78,9 @@ pub(crate) fn attention(mut call: Call<'_>) {
         let q = &q[in_quads(params.query_start) + t * in_quads(params.query_stride) + h * dim..][..dim];
         let (k, v) = (&k[key_start + cached..], &v[value_start + cached..]);
         let (k, v) = (HeadRows { data: k, stride, dim, n }, HeadRows { data: v, stride, dim, n });
-        let (mut highest, mut sum) = (f32::MIN, 0.0);
+        // A sink is what the softmax begins with, in one part.
+        let has_sink = params.flags & SINKS != 0 && split == 0;
+        let (mut highest, mut sum) = if has_sink { (sinks.get::<f32>()[h], 1.0) } else { (f32::MIN, 0.0) };
         let head = Head {
             q,
             k,

@@ -16,8 +16,8 @@ use super::simd::{self, Function, Instructions, Lanes, Numbers, Vector, WideWork
 use super::threads::{self, Tile};
 use crate::dtype::{BLOCK, WeightType};
 use crate::kernels::{
-    ACCUMULATE, BIAS, GELU, GELU_TANH, GateUpParams, INVARIANT, LinearParams, NORM, QkvParams, SHIFT, SplitSumParams,
-    TANH,
+    ACCUMULATE, BIAS, CLAMPED, GELU, GELU_TANH, GateUpParams, INVARIANT, LinearParams, NORM, QkvParams, SHIFT,
+    SplitSumParams, TANH,
 };
 
 /// From here on unpacking a panel once costs less than unpacking it again for each token.
@@ -39,7 +39,8 @@ pub(crate) fn matmul(mut call: Call<'_>) {
         flags: params.flags,
     };
     let invariant = params.flags & INVARIANT != 0;
-    Product { invariant, w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, n_blocks }.write(weight, to);
+    Product { invariant, w: w.get(), w_scales: params.w_scales, first_row: 0, x: &x, n_tokens, n_out, n_blocks }
+        .write(weight, to);
 }
 
 /// Where a product goes: `y = (y +) act(product (+ bias))`, columns of rows from `start` on.
@@ -143,7 +144,8 @@ pub(crate) fn linear_norm(mut call: Call<'_>) {
     let bias = (params.flags & BIAS != 0).then(|| &vector.get::<f32>()[..n_out]);
     let to = OutputRows { bias, flags: params.flags, ..OutputRows::plain(&mut *y, n_out) };
     let invariant = params.flags & INVARIANT != 0;
-    Product { invariant, w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, n_blocks }.write(format, to);
+    Product { invariant, w: w.get(), w_scales: params.w_scales, first_row: 0, x: &x, n_tokens, n_out, n_blocks }
+        .write(format, to);
 
     let shift = (params.flags & SHIFT != 0).then(|| &shift.get::<f32>()[..n_out]);
     let weight = &weight.get::<f32>()[..n_out];
@@ -180,15 +182,26 @@ pub(crate) fn gate_up(mut call: Call<'_>) {
     let x = activations(&x.get::<f32>()[..n_tokens * dim], vector.get(), [dim, n_blocks], params.flags, params.eps);
     let n_out = 2 * ffn_dim;
     let mut sums = vec![0.0; n_tokens * n_out];
-    Product { invariant: false, w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, n_blocks }
+    Product { invariant: false, w: w.get(), w_scales: params.w_scales, first_row: 0, x: &x, n_tokens, n_out, n_blocks }
         .write(weight, OutputRows::plain(&mut sums, n_out));
     for (y, sums) in y.get_mut::<f32>().chunks_exact_mut(ffn_dim).zip(sums.chunks_exact(n_out)) {
         let (gate, up) = sums.split_at(ffn_dim);
-        match params.flags & (GELU | GELU_TANH) {
-            0 => gated_row(Silu, gate, up, y),
-            GELU => gated_row(GeluExact, gate, up, y),
-            _ => gated_row(GeluTanh, gate, up, y),
+        gated_by(params.flags, gate, up, y);
+    }
+}
+
+/// `y = act(gate) * up` by the gate that the flags name.
+pub(super) fn gated_by(flags: u32, gate: &[f32], up: &[f32], y: &mut [f32]) {
+    match flags & (GELU | GELU_TANH | CLAMPED) {
+        0 => gated_row(Silu, gate, up, y),
+        CLAMPED => {
+            for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
+                let gate = gate.min(7.0);
+                *y = (up.clamp(-7.0, 7.0) + 1.0) * gate / (1.0 + (-1.702 * gate).exp());
+            }
         }
+        GELU => gated_row(GeluExact, gate, up, y),
+        _ => gated_row(GeluTanh, gate, up, y),
     }
 }
 
@@ -200,7 +213,7 @@ pub(crate) fn qkv(mut call: Call<'_>) {
     let n_blocks = params.blocks as usize;
     let x = activations(&x.get::<f32>()[..n_tokens * dim], vector.get(), [dim, n_blocks], params.flags, params.eps);
     let mut sums = vec![0.0; n_tokens * n_out];
-    Product { invariant: false, w: w.get(), w_scales: params.w_scales, x: &x, n_tokens, n_out, n_blocks }
+    Product { invariant: false, w: w.get(), w_scales: params.w_scales, first_row: 0, x: &x, n_tokens, n_out, n_blocks }
         .write(weight, OutputRows::plain(&mut sums, n_out));
 
     let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
@@ -235,7 +248,7 @@ pub(crate) fn qkv(mut call: Call<'_>) {
 
 /// The activations in whole blocks, normalised if the flags say so; rows of `dim` elements that end amid their blocks are
 /// padded with zeros.
-fn activations<'a>(
+pub(super) fn activations<'a>(
     x: &'a [f32],
     weight: &[f32],
     [dim, n_blocks]: [usize; 2],
@@ -258,15 +271,17 @@ fn activations<'a>(
 }
 
 /// `x wᵀ`, where `x` is `[n_tokens, n_blocks]` blocks and `w` packed `[n_out, n_blocks]`.
-struct Product<'a> {
+pub(super) struct Product<'a> {
     /// Whether a row's result is to be the same for every number of rows.
-    invariant: bool,
-    w: &'a [u32],
-    w_scales: u32,
-    x: &'a [Block],
-    n_tokens: usize,
-    n_out: usize,
-    n_blocks: usize,
+    pub invariant: bool,
+    pub w: &'a [u32],
+    pub w_scales: u32,
+    /// Rows of `w` to leave out before those of the product.
+    pub first_row: usize,
+    pub x: &'a [Block],
+    pub n_tokens: usize,
+    pub n_out: usize,
+    pub n_blocks: usize,
 }
 
 /// What a thread computes a panel in.
@@ -278,6 +293,13 @@ struct Scratch {
 }
 
 impl Product<'_> {
+    /// The product alone, `[n_tokens, n_out]`.
+    pub fn plain(&self, weight: Option<WeightType>) -> Vec<f32> {
+        let mut sums = vec![0.0; self.n_tokens * self.n_out];
+        self.write(weight, OutputRows::plain(&mut sums, self.n_out));
+        sums
+    }
+
     fn write(&self, weight: Option<WeightType>, to: OutputRows<'_>) {
         with_format!(weight, product(self, to))
     }
@@ -286,7 +308,7 @@ impl Product<'_> {
 fn product<F: Format>(operands: &Product<'_>, to: OutputRows<'_>) {
     /// Tokens whose sums stay in the second-level cache with a panel.
     const MOST_TOKENS: usize = 512;
-    let &Product { invariant, w, w_scales, x, n_tokens, n_out, n_blocks } = operands;
+    let &Product { invariant, w, w_scales, first_row, x, n_tokens, n_out, n_blocks } = operands;
     let w = Packed::<F>::new(w, w_scales);
     let in_registers = n_tokens < PANEL_TOKENS && !invariant;
     let n_passes = n_tokens.div_ceil(MOST_TOKENS).max(1);
@@ -303,7 +325,7 @@ fn product<F: Format>(operands: &Product<'_>, to: OutputRows<'_>) {
     let ops = n_tokens * n_out * n_blocks * BLOCK;
     let write = |Scratch { unpacked, sums }: &mut Scratch, mut tile: Tile<'_>| {
         let n_rows = tile.columns.len();
-        let rows = w.run(tile.columns.start * n_blocks, n_rows * n_blocks);
+        let rows = w.run((first_row + tile.columns.start) * n_blocks, n_rows * n_blocks);
         let x = &x[tile.rows.start * n_blocks..tile.rows.end * n_blocks];
         sums.resize(tile.rows.len() * n_rows, 0.0);
         if in_registers {

@@ -110,7 +110,8 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
     let angles = angles + pos;
     let query_angles = angles + params.query_row as usize;
     let qkv = qkv.get::<f32>();
-    let row = |t: usize| &qkv[t * row_len..][..row_len];
+    let first = params.first as usize;
+    let row = |t: usize| &qkv[t * (first + row_len) + first..][..row_len];
 
     let q_row = n_heads * head_dim;
     let ops = n_tokens * q_row * OPS;

@@ -322,7 +322,7 @@ fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
 }
 
 /// The sixteen levels of IQ4_NL and IQ4_XS (`kvalues_iq4nl` in ggml).
-const IQ4_LEVELS: [f32; 16] =
+pub(super) const IQ4_LEVELS: [f32; 16] =
     [-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0];
 
 fn iq4_nl(block: &[u8; 18], out: &mut [f32; 32]) {
@@ -350,14 +350,18 @@ fn iq4_xs(block: &[u8; 136], out: &mut [f32; 256]) {
 }
 
 /// Twice the values of a 4-bit float with 2 exponent bits (OCP microscaling 1.0, section 5.3.3).
-const FP4_DOUBLED: [f32; 16] =
+pub(super) const FP4_DOUBLED: [f32; 16] =
     [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0];
 
-/// Bytes: a biased exponent, 16 of quants. The scale is 2^(exponent - 127); half of it undoes the doubled values, and
-/// is subnormal for exponents 0 and 1.
+/// Half of the scale 2^(exponent - 127), which undoes the doubled values; it is subnormal for exponents 0 and 1.
+pub(super) fn half_scale(exponent: u8) -> f32 {
+    let exponent = u32::from(exponent);
+    f32::from_bits(if exponent < 2 { 0x0020_0000 << exponent } else { (exponent - 1) << 23 })
+}
+
+/// Bytes: a biased exponent, 16 of quants.
 fn mxfp4(block: &[u8; 17], out: &mut [f32; 32]) {
-    let exponent = block[0] as u32;
-    let half_scale = f32::from_bits(if exponent < 2 { 0x0020_0000 << exponent } else { (exponent - 1) << 23 });
+    let half_scale = half_scale(block[0]);
     for j in 0..16 {
         let quants = block[1 + j];
         out[j] = half_scale * FP4_DOUBLED[(quants & 15) as usize];

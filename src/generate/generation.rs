@@ -270,8 +270,8 @@ impl<'s> Generation<'s> {
         while self.unread.len() < depth {
             let sequence = &self.session.sequence;
             let wanted = self.options.max_tokens - self.n_generated - sequence.n_ahead().unwrap_or(0);
-            let n =
-                wanted.min(self.session.n_positions().saturating_sub(sequence.next_position())).min(n_each as usize);
+            let n = wanted.min(self.session.n_positions().saturating_sub(sequence.next_position()));
+            let n = n.min(n_each as usize).min(sequence.n_free_states());
             if n == 0 {
                 break;
             }

@@ -1,5 +1,10 @@
 //! Which tokens a session keeps, and which of them have keys and values in the cache.
 
+use crate::kernels;
+
+/// States that the device has room for.
+const N_STATES: usize = kernels::N_STATES as usize;
+
 /// A session's tokens, next to what its device was told to compute.
 ///
 /// A GPU runs ahead of its reader: it chooses a token, computes that token's keys and values and chooses the next one
@@ -27,9 +32,17 @@ pub(super) struct Sequence {
     n_ahead: Option<usize>,
     /// The row of angles that position 0 has in the cached keys.
     angles: u32,
+    /// Positions after which the device has the states of layers that keep one of fixed size, in the order of their slots.
+    /// `None` for a model without such layers: keys of every position are there.
+    states: Option<[usize; N_STATES]>,
 }
 
 impl Sequence {
+    /// An empty one, for a model that keeps states of fixed size or for one that does not.
+    pub fn new(is_recurrent: bool) -> Sequence {
+        Sequence { states: is_recurrent.then_some([0; N_STATES]), ..Sequence::default() }
+    }
+
     /// The kept tokens.
     pub fn ids(&self) -> &[u32] {
         &self.ids
@@ -59,15 +72,40 @@ impl Sequence {
 
     /// Adds tokens at the end.
     pub fn append(&mut self, ids: &[u32]) {
-        self.n_ahead = None;
+        self.go_back(self.n_cached);
         self.ids.extend_from_slice(ids);
     }
 
     /// Keeps the first `n` tokens.
     pub fn truncate(&mut self, n: usize) {
-        self.n_ahead = None;
         self.ids.truncate(n);
+        self.go_back(n);
+    }
+
+    /// Goes back to a position of at most `n` from which passes can go on: what was computed beyond it counts for nothing.
+    fn go_back(&mut self, n: usize) {
+        self.n_ahead = None;
         self.n_cached = self.n_cached.min(n);
+        if let Some(states) = &mut self.states {
+            let known = states.iter().copied().filter(|&position| position <= self.n_cached);
+            self.n_cached = known.max().unwrap_or(0);
+            states.iter_mut().filter(|position| **position > self.n_cached).for_each(|position| *position = 0);
+        }
+    }
+
+    /// A pass left the state after this position.
+    fn has_state(&mut self, position: usize) {
+        if let Some(states) = &mut self.states {
+            states[position % N_STATES] = position;
+        }
+    }
+
+    /// Positions from the next pass's on that passes can use before a state that may still be wanted is overwritten.
+    pub fn n_free_states(&self) -> usize {
+        match self.states {
+            Some(_) => N_STATES.saturating_sub(1 + self.n_ahead.unwrap_or(0)),
+            None => usize::MAX,
+        }
     }
 
     /// Keeps the first token and the latest ones, `n` in all. Positions change, so nothing that is cached is of use.
@@ -82,8 +120,7 @@ impl Sequence {
 
     /// The cache has none of the tokens: it is another one, or nobody knows which passes filled it.
     pub fn forget_cache(&mut self) {
-        self.n_ahead = None;
-        self.n_cached = 0;
+        self.go_back(0);
     }
 
     /// The row of angles that position 0 has in the cached keys.
@@ -102,14 +139,14 @@ impl Sequence {
     /// Makes sure that a pass can be submitted whose last row is the last token: without one there is nothing to choose the
     /// next token from, so the last token is computed once more if its keys are cached.
     pub fn leave_the_last(&mut self) {
-        self.n_ahead = None;
-        self.n_cached = self.n_cached.min(self.ids.len().saturating_sub(1));
+        self.go_back(self.ids.len().saturating_sub(1));
     }
 
     /// A pass over the next `n` tokens that are not cached was submitted.
     pub fn submitted(&mut self, n: usize) {
         self.n_ahead = None;
         self.n_cached = (self.n_cached + n).min(self.ids.len());
+        self.has_state(self.n_cached);
     }
 
     /// The last pass that was submitted chooses the token that comes after all of them.
@@ -119,6 +156,8 @@ impl Sequence {
 
     /// `n` further passes were submitted, each over the token that the one before it chooses.
     pub fn submitted_ahead(&mut self, n: usize) {
+        let next = self.next_position();
+        (next + 1..=next + n).for_each(|position| self.has_state(position));
         self.n_ahead = self.n_ahead.map(|ahead| ahead + n);
         if self.n_ahead.is_some_and(|ahead| ahead > 0) {
             self.n_cached = self.ids.len();
@@ -137,7 +176,9 @@ impl Sequence {
 
     /// The sequence as another session with a copy of the cache takes it over: nothing runs ahead of that one.
     pub fn at_rest(&self) -> Sequence {
-        Sequence { n_ahead: None, ..self.clone() }
+        let mut sequence = self.clone();
+        sequence.go_back(self.n_cached);
+        sequence
     }
 }
 

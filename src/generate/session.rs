@@ -30,7 +30,7 @@ impl Session {
     pub(super) fn new(model: &Model) -> Result<Session, Error> {
         let passes =
             RecordedPasses::declare(model.device(), model.transformer(), model.context_length(), model.max_pass())?;
-        Ok(Session { model: model.clone(), passes, sequence: Sequence::default() })
+        Ok(Session { model: model.clone(), passes, sequence: Sequence::new(model.config().is_recurrent()) })
     }
 
     pub(crate) fn cache(&self) -> &KvCache {

@@ -3,6 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fold;
+use super::linear::{CLAMPED, activated};
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders::{self, Kernel};
@@ -55,6 +56,18 @@ pub(crate) struct ScaleParams {
     pub _pad: u32,
 }
 
+/// Mirrors `Params` in `shaders/sigmoid_gate.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct SigmoidGateParams {
+    pub n_rows: u32,
+    pub dim: u32,
+    pub gate_stride: u32,
+    pub gate_start: u32,
+    pub one: u32,
+    pub _pad: [u32; 3],
+}
+
 /// Form of the Gaussian error linear unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gelu {
@@ -71,6 +84,19 @@ pub enum Gate {
     Silu,
     /// The Gaussian error linear unit.
     Gelu(Gelu),
+    /// gpt-oss: `(min(max(up, -7), 7) + 1) * g sigmoid(1.702 g)`, where `g = min(gate, 7)`.
+    Clamped,
+}
+
+impl Gate {
+    /// The flags and the overrides that tell a kernel of it.
+    pub(super) fn flags(self) -> (u32, &'static [(&'static str, f64)]) {
+        match self {
+            Gate::Silu => activated(None),
+            Gate::Gelu(form) => activated(Some(Activation::Gelu(form))),
+            Gate::Clamped => (CLAMPED, &[("CLAMPED", 1.0)]),
+        }
+    }
 }
 
 /// What a product applies to its sums.
@@ -108,12 +134,36 @@ pub fn geglu(rec: &mut Recorder, gate_up: &Tensor, y: &Tensor, form: Gelu) -> Re
 /// # Shapes
 /// `gate_up`: `[T, 2 F]`; `y`: `[T, F]`.
 /// # Errors
-/// [`Error::Shape`] if `gate_up` disagrees with `y`.
+/// [`Error::Shape`] if `gate_up` disagrees with `y`, [`Error::Operand`] for [`Gate::Clamped`].
 pub fn gated(rec: &mut Recorder, gate: Gate, gate_up: &Tensor, y: &Tensor) -> Result<(), Error> {
     match gate {
         Gate::Silu => swiglu(rec, gate_up, y),
         Gate::Gelu(form) => geglu(rec, gate_up, y, form),
+        Gate::Clamped => Err(Error::Operand {
+            kernel: "swiglu",
+            operand: "gate",
+            expected: "SiLU or GELU".into(),
+            found: "the gate of gpt-oss, which `gate_up` and experts alone have".into(),
+        }),
     }
+}
+
+/// Records `y[t, i] *= sigmoid(gates[t, start + i])`; a single column of gates is that of whole rows.
+/// Shader: `shaders/sigmoid_gate.wgsl`.
+///
+/// # Shapes
+/// `gates`: `[T, 1]`, or `[T, start + C]` or wider; `y`: `[T, C]`.
+/// # Errors
+/// [`Error::Shape`] if `gates` disagrees with `y`.
+pub fn sigmoid_gate(rec: &mut Recorder, gates: &Tensor, start: u32, y: &Tensor) -> Result<(), Error> {
+    let ([n_rows, dim], [_, gate_stride]) = (y.dims2("sigmoid_gate", "y")?, gates.dims2("sigmoid_gate", "gates")?);
+    let is_one = gate_stride == 1;
+    let least = if is_one { 1 } else { start.saturating_add(dim) };
+    gates.expect_shape("sigmoid_gate", "gates", &[n_rows, gate_stride.max(least)])?;
+    let params =
+        SigmoidGateParams { n_rows, dim, gate_stride, gate_start: start, one: u32::from(is_one), _pad: [0; 3] };
+    let grid = fold(rec.device(), (y.len() as u64).div_ceil(WG));
+    rec.dispatch(&shaders::SIGMOID_GATE, None, &[], params, &[gates, y], grid)
 }
 
 fn halves(

@@ -42,6 +42,8 @@ pub(crate) struct AttentionParams {
 pub(crate) const CAUSAL: u32 = 1;
 /// Flag: keys are packed with their queries, and a table says which rows are a sequence.
 pub(crate) const PACKED: u32 = 2;
+/// Flag, for the CPU: heads have sinks.
+pub(crate) const SINKS: u32 = 4;
 
 /// Shape of an attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -121,16 +123,17 @@ fn wrong(operand: &'static str, expected: &str, found: &dyn ToString) -> Error {
 /// into parts; more tokens take `shaders/attention_prefill.wgsl`.
 ///
 /// # Shapes
-/// `q`, `y`: `[T, H * D]`; `k`, `v`: `[Hkv, S, D]`.
+/// `sinks`: `[H]`, a score of each head that takes part in the softmax and has no value; `q`, `y`: `[T, H * D]`; `k`, `v`:
+/// `[Hkv, S, D]`.
 /// # Errors
 /// [`Error::Shape`] if an operand disagrees with the configuration, [`Error::Operand`] if that is out of range.
 pub fn attention(
     rec: &mut Recorder,
     state: &StepState,
     config: &AttentionConfig,
+    sinks: Option<&Tensor>,
     q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
+    [k, v]: [&Tensor; 2],
     y: &Tensor,
 ) -> Result<(), Error> {
     /// From here on there are rows enough to keep a device busy without cutting the keys.
@@ -145,6 +148,9 @@ pub fn attention(
     k.expect_shape("attention", "k", &[n_kv_heads, capacity, head_dim])?;
     v.expect_shape("attention", "v", &[n_kv_heads, capacity, head_dim])?;
     y.expect_shape("attention", "y", &[n_tokens, n_heads * head_dim])?;
+    if let Some(sinks) = sinks {
+        sinks.expect_shape("attention", "sinks", &[n_heads])?;
+    }
 
     let is_scalar = |kernel, rec: &Recorder| rec.device().tier_for(kernel, None) == Tier::Scalar;
     let scalar_prefill = is_scalar(&shaders::ATTENTION_PREFILL, rec);
@@ -152,7 +158,13 @@ pub fn attention(
     let n_rows = n_tokens * config.share(); // of a key/value head
     let rows = n_rows.min(4);
     let mut params = config.params(n_tokens, capacity);
-    let constants = [("ROWS", f64::from(rows))];
+    if sinks.is_some() {
+        params.flags |= SINKS;
+    }
+    let with_sinks = sinks.map(|_| ("SINKS", 1.0));
+    let constants: Vec<_> = [("ROWS", f64::from(rows))].into_iter().chain(with_sinks).collect();
+    // Sinks that are not there are never read; queries are at hand.
+    let sinks = sinks.unwrap_or(q);
     // A cache that is too long for one invocation is cut whatever the number of tokens.
     if n_tokens >= PREFILL_TOKENS && !(scalar_prefill && capacity > scalar_part(head_dim)) {
         let tile_rows = match scalar_prefill {
@@ -164,15 +176,16 @@ pub fn attention(
         params.n_tiles = n_rows.div_ceil(tile_rows);
         let tier = rec.device().tier_for(&shaders::ATTENTION_PREFILL, None);
         // All keys, as if the cache were full.
-        return prefill(rec, (tier, tile_rows), params, capacity, &[state.tensor(), q, k, v, y]);
+        return prefill(rec, (tier, tile_rows), params, capacity, &[state.tensor(), q, k, v, sinks, y]);
     }
     let fours = n_rows.div_ceil(rows);
     (params.splits, params.step) =
         if scalar_decode { scalar_splits(capacity, head_dim) } else { splits(capacity, n_kv_heads * fours) };
     let [x, y_groups, _] = fold(rec.device(), u64::from(n_kv_heads) * u64::from(fours));
     let grid = [x, y_groups, if scalar_decode { params.splits.div_ceil(8) } else { params.splits }];
-    let mut decode =
-        |y| rec.dispatch(&shaders::ATTENTION_DECODE, None, &constants, params, &[state.tensor(), q, k, v, y], grid);
+    let mut decode = |y| {
+        rec.dispatch(&shaders::ATTENTION_DECODE, None, &constants, params, &[state.tensor(), q, k, v, sinks, y], grid)
+    };
     if params.splits == 1 {
         return decode(y);
     }
@@ -189,15 +202,17 @@ fn prefill(
     (tier, tile_rows): (Tier, u32),
     params: AttentionParams,
     n_keys: u32,
-    operands: &[&Tensor; 5],
+    operands: &[&Tensor; 6],
 ) -> Result<(), Error> {
     let AttentionParams { n_tokens, n_heads, n_kv_heads, head_dim, n_tiles, .. } = params;
     let n_groups = u64::from(n_tiles) * u64::from(n_kv_heads);
-    let (constants, n_groups) = if tier == Tier::Scalar {
-        ([("ROWS", f64::from(tile_rows))], n_groups.div_ceil(8))
+    let (constant, n_groups) = if tier == Tier::Scalar {
+        (("ROWS", f64::from(tile_rows)), n_groups.div_ceil(8))
     } else {
-        ([("PARTS", f64::from(head_dim.div_ceil(64)))], n_groups)
+        (("PARTS", f64::from(head_dim.div_ceil(64))), n_groups)
     };
+    let with_sinks = (params.flags & SINKS != 0).then_some(("SINKS", 1.0));
+    let constants: Vec<_> = [constant].into_iter().chain(with_sinks).collect();
     // Of scores and of values.
     let operations = 2 * operations(n_tokens, n_heads * head_dim, n_keys);
     for part in grid_parts(rec.device(), n_groups, operations) {
@@ -306,7 +321,7 @@ pub fn attention_packed(
         n_tiles: (tiles.table.len() / 4) as u32,
         ..cached
     };
-    prefill(rec, (tiles.tier, tile_rows(tiles.tier)), params, tiles.max_len, &[&tiles.table, qkv, qkv, qkv, y])
+    prefill(rec, (tiles.tier, tile_rows(tiles.tier)), params, tiles.max_len, &[&tiles.table, qkv, qkv, qkv, qkv, y])
 }
 
 /// Rows of a tile of packed sequences.

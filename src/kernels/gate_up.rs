@@ -2,8 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::linear::{NORM, Norm, activated, lanes, lanes_groups, operations, quads, vector};
-use super::{Activation, Gate, GridPart, grid_parts};
+use super::linear::{NORM, Norm, lanes, lanes_groups, operations, quads, vector};
+use super::{Gate, GridPart, grid_parts};
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -45,10 +45,7 @@ pub fn gate_up(
     x.expect_shape("gate_up", "x", &[n_tokens, dim])?;
     y.expect_shape("gate_up", "y", &[n_tokens, ffn_dim])?;
     let vector = vector("gate_up", norm, None, dim)?;
-    let (activation_flags, activation) = activated(match gate {
-        Gate::Silu => None,
-        Gate::Gelu(form) => Some(Activation::Gelu(form)),
-    });
+    let (gate_flags, gate) = gate.flags();
     let params = |first_group| GateUpParams {
         n_tokens,
         ffn_dim,
@@ -56,11 +53,11 @@ pub fn gate_up(
         blocks: w.blocks(),
         w_scales: w.quants_words(slab),
         eps: norm.map_or(0.0, |norm| norm.eps),
-        flags: activation_flags | if norm.is_some() { NORM } else { 0 },
+        flags: gate_flags | if norm.is_some() { NORM } else { 0 },
         first_group,
     };
     let (choice, constants) = lanes(rec, &shaders::GATE_UP, w, norm.is_some());
-    let constants = [constants, activation.to_vec()].concat();
+    let constants = [constants, gate.to_vec()].concat();
     let n_groups = lanes_groups(2 * ffn_dim.next_multiple_of(2), choice.size);
     // A vector that is not there is never read; x is at hand.
     let operands = [&slab.words, vector.unwrap_or(x), x, y];

@@ -54,6 +54,9 @@ pub(crate) const GELU: u32 = 8;
 /// Flag beside `GELU`: by the tanh formula.
 pub(crate) const GELU_TANH: u32 = 16;
 
+/// Flag: the gate of gpt-oss.
+pub(crate) const CLAMPED: u32 = 256;
+
 /// Flag, for the CPU: a row's result is the same for every number of rows.
 pub(crate) const INVARIANT: u32 = 64;
 

@@ -36,7 +36,8 @@ pub(crate) struct RopeKvParams {
     pub eps: f32,
     pub norm: u32,
     pub query_row: u32,
-    pub _pad: [u32; 2],
+    pub first: u32,
+    pub _pad: u32,
 }
 
 /// Mirrors `Params` in `shaders/rope_packed.wgsl`.
@@ -323,6 +324,8 @@ pub struct Heads<'a> {
     pub n_kv_heads: u32,
     /// D, a multiple of 2.
     pub head_dim: u32,
+    /// Columns of a projection before those of the queries, which are something else's; 0 where heads are packed.
+    pub first_column: u32,
     /// How queries and keys are rotated, and the table of angles, `[S, rot_dims / 2, 2]`. `None`: they are not.
     pub rope: Option<(&'a RopeConfig, &'a Tensor)>,
     /// How queries and keys are normalised; the weights of queries and then those of keys, `[2 D]` or for
@@ -333,7 +336,7 @@ pub struct Heads<'a> {
 impl Heads<'_> {
     /// Columns of queries, keys and values side by side.
     fn qkv_dim(&self) -> u32 {
-        (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+        self.first_column + (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
     }
 
     /// Refuses a table or weights that do not fit the heads.
@@ -391,7 +394,7 @@ fn head_groups(rec: &Recorder, kernel: &Kernel, n_heads: u64) -> [u32; 3] {
 /// cache at `pos..`. Shader: `shaders/rope_kv.wgsl`.
 ///
 /// # Shapes
-/// `qkv`: `[T, (H + 2 Hkv) * D]`; `q`: `[T, H * D]`; `k`, `v`: `[Hkv, S, D]`.
+/// `qkv`: `[T, first + (H + 2 Hkv) * D]`; `q`: `[T, H * D]`; `k`, `v`: `[Hkv, S, D]`.
 /// # Errors
 /// [`Error::Shape`] or [`Error::Operand`] if the operands disagree.
 pub fn rope_kv(
@@ -421,7 +424,8 @@ pub fn rope_kv(
         eps: heads.eps(),
         norm: heads.code(),
         query_row: heads.rope.map_or(0, |(config, table)| config.query_row(table)),
-        _pad: [0; 2],
+        first: heads.first_column,
+        _pad: 0,
     };
     let kernel = &shaders::ROPE_KV;
     let [table, weight] = heads.operands(rec)?;
@@ -441,6 +445,14 @@ pub fn rope_kv(
 pub fn rope_packed(rec: &mut Recorder, heads: &Heads<'_>, tokens: &Tensor, qkv: &Tensor) -> Result<(), Error> {
     let &Heads { n_heads, n_kv_heads, head_dim, .. } = heads;
     heads.check("rope_packed")?;
+    if heads.first_column != 0 {
+        return Err(Error::Operand {
+            kernel: "rope_packed",
+            operand: "first_column",
+            expected: "0".into(),
+            found: heads.first_column.to_string(),
+        });
+    }
     if let Some((QkNorm::Whole, ..)) = heads.norm {
         return Err(Error::Operand {
             kernel: "rope_packed",

@@ -8,22 +8,27 @@ mod exaone4;
 mod gemma;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
 mod granite;
 mod hunyuan;
+mod lfm2;
 mod llama;
 mod modern_bert;
 mod nomic_bert;
 mod olmo;
 mod phi3;
 mod qwen;
+mod qwen35;
 mod smollm3;
 
 use super::catalog::Stored;
 use super::keys::{Key, Keys};
 use super::scaling;
 use crate::error::Error;
-use crate::kernels::{Gate, Gelu, RopeConfig, RopeScaling, RopeStyle};
-use crate::model::{Attention, Between, Block, FeedForward, MAX_DIM, MAX_LAYERS, ModelConfig, NormKind, NormPlace};
+use crate::kernels::{ExpertScore, Gate, Gelu, RopeConfig, RopeScaling, RopeStyle, Router};
+use crate::model::{
+    Attention, Between, Block, Experts, FeedForward, MAX_DIM, MAX_LAYERS, ModelConfig, NormKind, NormPlace,
+};
 
 /// An architecture.
 pub(super) struct Architecture {
@@ -36,9 +41,14 @@ pub(super) struct Architecture {
     /// Names of tensors in published checkpoints, with GGUF's, where they are not the usual ones; of a layer without
     /// what stands before its number.
     pub names: &'static [(&'static str, &'static str)],
+    /// Names of tensors in GGUF files, with those of the other architectures, where they differ; of a layer without what
+    /// stands before its number.
+    pub gguf_names: &'static [(&'static str, &'static str)],
     /// How published checkpoints keep the tensor of this GGUF name, where that is not as kernels read it; in a model of so
     /// many heads.
     pub stored: fn(&str, u32) -> Stored,
+    /// The same of GGUF files.
+    pub gguf_stored: fn(&str, u32) -> Stored,
     /// Whether the embedding is also the head where a `config.json` does not say.
     pub tied: bool,
     /// The epsilon of its norms, and what a `config.json` that has none means.
@@ -54,11 +64,15 @@ pub(super) struct Architecture {
 }
 
 /// All of them.
-const ALL: [Architecture; 20] = [
+const ALL: [Architecture; 28] = [
     llama::LLAMA,
     llama::MISTRAL3,
+    llama::MIXTRAL,
     qwen::QWEN2,
     qwen::QWEN3,
+    qwen::QWEN3_MOE,
+    qwen35::QWEN35,
+    qwen35::QWEN35_MOE,
     gemma::GEMMA,
     gemma::GEMMA2,
     gemma::GEMMA3,
@@ -67,6 +81,10 @@ const ALL: [Architecture; 20] = [
     granite::GRANITE,
     olmo::OLMO2,
     olmo::OLMO3,
+    olmo::OLMOE,
+    gpt_oss::GPT_OSS,
+    lfm2::LFM2,
+    lfm2::LFM2_MOE,
     exaone4::EXAONE4,
     ernie::ERNIE4_5,
     hunyuan::HUNYUAN_DENSE,
@@ -103,24 +121,45 @@ impl Architecture {
             ["model.language_model.", "model.", "transformer.", "gpt_neox.", "bert.", "roberta.", "nomic_bert."];
         const LAYERS: [&str; 4] = ["layers.", "h.", "encoder.layer.", "encoder.layers."];
         let without = |prefixes: &[&str], name| prefixes.iter().find_map(|&prefix| str::strip_prefix(name, prefix));
-        let (stem, suffix) = without(&PREFIXES, name).unwrap_or(name).rsplit_once('.')?;
-        // TensorFlow's names of a norm's weight and bias are in old checkpoints.
-        let suffix = match suffix {
-            "weight" | "gamma" => "weight",
-            "bias" | "beta" => "bias",
-            _ => return None,
+        let name = without(&PREFIXES, name).unwrap_or(name);
+        // TensorFlow's names of a norm's weight and bias are in old checkpoints; tensors of all experts and sinks have none.
+        let (stem, suffix) = match name.rsplit_once('.') {
+            Some((stem, "weight" | "gamma")) => (stem, "weight"),
+            Some((stem, "bias" | "beta")) => (stem, "bias"),
+            _ => name.strip_suffix("_bias").map_or((name, "weight"), |stem| (stem, "bias")),
         };
         let find = |part: &str| {
             let mut names = self.names.iter().chain(&USUAL_NAMES);
-            names.find(|(theirs, _)| *theirs == part).map(|(_, ours)| *ours)
+            names.find(|(theirs, _)| *theirs == part).map(|(_, ours)| (*ours).to_owned())
         };
         match without(&LAYERS, stem) {
             None => find(stem).map(|plain| format!("{plain}.{suffix}")),
             Some(rest) => {
                 let (layer, part) = rest.split_once('.')?;
-                Some(format!("blk.{layer}.{}.{suffix}", find(part)?))
+                let found = find(part).or_else(|| {
+                    // A tensor of one expert.
+                    let (before, after) = part.split_once(".experts.")?;
+                    let (expert, matrix) = after.split_once('.')?;
+                    Some(format!("{}.{expert}", find(&format!("{before}.experts.{matrix}"))?))
+                });
+                Some(format!("blk.{layer}.{}.{suffix}", found?))
             }
         }
+    }
+
+    /// What the other architectures call the tensor of a GGUF file.
+    pub fn usual_name(&self, name: &str) -> String {
+        let renamed = || {
+            let (before, rest) = match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
+                Some((layer, rest)) => (format!("blk.{layer}."), rest),
+                None => (String::new(), name),
+            };
+            // Some have no suffix.
+            let (stem, suffix) = rest.rsplit_once('.').unwrap_or((rest, "weight"));
+            let (_, ours) = self.gguf_names.iter().find(|(theirs, _)| *theirs == stem)?;
+            Some(format!("{before}{ours}.{suffix}"))
+        };
+        renamed().unwrap_or_else(|| name.to_owned())
     }
 
     /// The configuration that a model's keys give.
@@ -160,17 +199,21 @@ impl Architecture {
         };
         let attention = Attention {
             n_heads,
-            n_kv_heads: keys.u32(Key("attention.head_count_kv", "num_key_value_heads"))?.unwrap_or(n_heads),
+            n_kv_heads: n_heads,
             head_dim,
             window: None,
             scale: (head_dim as f32).powf(-0.5),
             soft_cap: None,
             rope: Some(0),
             qk_norm: None,
+            sinks: false,
+            gated: false,
         };
         let block = Block {
             attention,
+            recurrence: None,
             feed_forward: FeedForward {
+                experts: None,
                 dim: match (keys.u32(FFN_WIDTH)?, self.ffn_widths) {
                     (Some(ffn_dim), _) => ffn_dim,
                     (None, Some(widths)) => dim.saturating_mul(widths),
@@ -182,6 +225,10 @@ impl Architecture {
             ffn_norm: NormPlace::Before,
             parallel: false,
         };
+        let mut blocks = vec![block; n_layers as usize];
+        for (block, n_kv_heads) in blocks.iter_mut().zip(keys.each_u32(KV_HEADS, n_layers)?.into_iter().flatten()) {
+            block.attention.n_kv_heads = n_kv_heads;
+        }
         let vocab_size = match keys.is_gguf() {
             true => keys.rows("token_embd.weight")?,
             false => keys.required(Key("", "vocab_size"))?,
@@ -196,7 +243,7 @@ impl Architecture {
             dim,
             vocab_size,
             max_seq_len,
-            blocks: vec![block; n_layers as usize],
+            blocks,
             norm: NormKind::Rms,
             norm_eps,
             ropes: vec![rope],
@@ -236,6 +283,42 @@ pub(super) fn activation(name: &str) -> Option<Gate> {
     }
 }
 
+/// Makes the feed-forward of the layers for which `has_experts` a mixture of experts, where the files name some.
+fn mixture(
+    keys: &Keys<'_>,
+    config: &mut ModelConfig,
+    router: Router,
+    has_experts: impl Fn(usize) -> bool,
+) -> Result<(), Error> {
+    let Some(n) = keys.u32(EXPERTS)?.filter(|&n| n > 0) else { return Ok(()) };
+    let n_used = keys.required(Key("expert_used_count", "num_experts_per_tok|top_k_experts"))?;
+    let dim = keys.u32(Key("expert_feed_forward_length", "moe_intermediate_size"))?;
+    let shares = keys.bool(Key("expert_weights_norm", "norm_topk_prob"))?.unwrap_or(router.shares);
+    let scale = keys.f32(Key("expert_weights_scale", "routed_scaling_factor"))?.filter(|&scale| scale != 0.0);
+    let router = Router { shares, scale: scale.unwrap_or(router.scale), ..router };
+    let gating = Key("expert_gating_func", "");
+    if let Some(found) = keys.u32(gating)? {
+        // 1 and 3 are the softmax over all and over the chosen, which with shares are the same.
+        let known = match router.score {
+            ExpertScore::Softmax if router.shares => &[0, 1, 3][..],
+            ExpertScore::Softmax => &[0, 1],
+            ExpertScore::Sigmoid => &[0, 2],
+        };
+        if !known.contains(&found) {
+            return Err(keys.unsupported(gating, found, &format!("one of {known:?}")));
+        }
+    }
+    for (l, block) in config.blocks.iter_mut().enumerate().filter(|(l, _)| has_experts(*l)) {
+        let _ = l;
+        block.feed_forward.dim = dim.unwrap_or(block.feed_forward.dim);
+        block.feed_forward.experts = Some(Experts { n, n_used, router, choice_bias: false, shared: None });
+    }
+    Ok(())
+}
+
+/// The usual router: weights are shares of the scores of those that were chosen.
+const SHARES: Router = Router { score: ExpertScore::Softmax, shares: true, scale: 1.0 };
+
 /// Makes a decoder an encoder, whose tokens see all others, unless they see only those before them.
 fn encoder(config: &mut ModelConfig, causal: bool) {
     config.causal = causal;
@@ -265,12 +348,17 @@ fn sliding(keys: &Keys<'_>, config: &ModelConfig, usual_every: u32) -> Result<Ve
 
 /// Which layers see near tokens alone, where a `config.json` lists them.
 fn listed_sliding(keys: &Keys<'_>, n_layers: usize) -> Result<Option<Vec<bool>>, Error> {
+    let listed = listed_layers(keys, n_layers, &["full_attention", "sliding_attention"])?;
+    Ok(listed.map(|listed| listed.iter().map(|&kind| kind == 1).collect()))
+}
+
+/// The kinds of layers that a `config.json` lists, as places among those that are known.
+fn listed_layers(keys: &Keys<'_>, n_layers: usize, known: &[&str]) -> Result<Option<Vec<usize>>, Error> {
     let key = Key("", "layer_types");
     let Some(types) = keys.strs(key)? else { return Ok(None) };
-    let kind = |name: &&str| match *name {
-        "sliding_attention" => Ok(true),
-        "full_attention" => Ok(false),
-        other => Err(keys.unsupported(key, other, "sliding_attention, full_attention")),
+    let kind = |name: &&str| {
+        let place = known.iter().position(|known| known == name);
+        place.ok_or_else(|| keys.unsupported(key, name, &known.join(", ")))
     };
     let found = types.iter().map(kind).collect::<Result<Vec<_>, _>>()?;
     match found.len() == n_layers {
@@ -294,20 +382,23 @@ fn add_local_rope(keys: &Keys<'_>, config: &mut ModelConfig, usual_theta: f64) -
 }
 
 const WIDTH: Key = Key("embedding_length", "hidden_size|n_embd");
-const FFN_WIDTH: Key = Key("feed_forward_length", "intermediate_size|n_inner");
+const FFN_WIDTH: Key = Key("feed_forward_length", "intermediate_size|block_ff_dim|n_inner");
 const LAYERS: Key = Key("block_count", "num_hidden_layers|n_layer");
 const HEADS: Key = Key("attention.head_count", "num_attention_heads|n_head");
 const CONTEXT: Key = Key("context_length", "max_position_embeddings|n_positions|n_ctx");
 const THETA: Key = Key(
     "rope.freq_base",
-    "rope_parameters.full_attention.rope_theta|rope_parameters.rope_theta|rope_theta|global_rope_theta|rotary_emb_base",
+    "rope_parameters.full_attention.rope_theta|rope_parameters.rope_theta|rope_theta|\
+     global_rope_theta|rotary_emb_base|theta",
 );
 const WINDOW: Key = Key("attention.sliding_window", "sliding_window");
+const EXPERTS: Key = Key("expert_count", "num_local_experts|num_experts");
+const KV_HEADS: Key = Key("attention.head_count_kv", "num_key_value_heads");
 const VALUE_DIM: Key = Key("attention.value_length", "v_head_dim");
 const RMS_EPS: Key = Key("attention.layer_norm_rms_epsilon", "rms_norm_eps");
 
 /// Names of tensors in published checkpoints, with GGUF's.
-const USUAL_NAMES: [(&str, &str); 14] = [
+const USUAL_NAMES: [(&str, &str); 18] = [
     ("embed_tokens", "token_embd"),
     ("norm", "output_norm"),
     ("lm_head", "output"),
@@ -322,4 +413,8 @@ const USUAL_NAMES: [(&str, &str); 14] = [
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
+    ("mlp.gate", "ffn_gate_inp"),
+    ("mlp.experts.gate_proj", "ffn_gate_exps"),
+    ("mlp.experts.up_proj", "ffn_up_exps"),
+    ("mlp.experts.down_proj", "ffn_down_exps"),
 ];

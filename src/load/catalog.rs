@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::FileBytes;
+use super::gguf::FACTORS;
 use crate::device::Device;
 use crate::dtype::WeightType;
 use crate::error::Error;
@@ -33,31 +34,57 @@ pub(super) enum Stored {
     LessOne,
     /// `[columns, rows]`: GPT-2's matrices.
     Transposed,
-    /// The query, key and value of a head after those of the one before, for so many heads: GPT-NeoX.
-    QkvByHead {
+    /// Of each expert `[columns, rows]`, with gates and ups in turns where `paired`: gpt-oss.
+    ExpertsTransposed {
+        /// Whether rows are pairs of a gate and its up, which kernels read as all gates and then all ups.
+        paired: bool,
+    },
+    /// Rows of several kinds of a head after those of the one before, for so many heads: queries, keys and values of
+    /// GPT-NeoX; queries and gates of Qwen3.5, which kernels read in the other order.
+    ByHead {
         /// H.
         n_heads: u32,
+        /// Kinds of rows, in the order in which kernels read all heads' rows of each.
+        kinds: &'static [u32],
     },
+    /// The logarithm of the negated: time constants.
+    NegativeLog,
 }
 
 impl Stored {
     /// The bytes of a whole tensor in the order in which kernels read its rows; `None` if they are.
-    fn ordered(self, info: &TensorInfo, bytes: &[u8]) -> Option<Vec<u8>> {
+    pub(super) fn ordered(self, info: &TensorInfo, bytes: &[u8]) -> Option<Vec<u8>> {
         let rows = info.shape.first().copied().unwrap_or(1) as usize;
         match self {
-            Stored::AsRead | Stored::LessOne => None,
+            Stored::AsRead | Stored::LessOne | Stored::NegativeLog => None,
             Stored::Transposed => {
                 let cols = info.shape.get(1).copied().unwrap_or(1) as usize;
                 let size = bytes.len() / (rows * cols);
                 let at = |i: usize| &bytes[(i % rows * cols + i / rows) * size..][..size];
                 Some((0..rows * cols).flat_map(at).copied().collect())
             }
-            Stored::QkvByHead { n_heads } => {
+            Stored::ExpertsTransposed { paired } => {
+                // A vector of each expert is a matrix of one column.
+                let [n_experts, cols, rows] = match info.shape[..] {
+                    [n_experts, cols, rows] => [n_experts, cols, rows],
+                    [n_experts, rows] => [n_experts, 1, rows],
+                    _ => return None,
+                }
+                .map(|n| n as usize);
+                let size = bytes.len() / (n_experts * cols * rows);
+                let from = |row: usize| if paired { row % (rows / 2) * 2 + row / (rows / 2) } else { row };
+                let at = |i: usize| {
+                    let (expert, row, col) = (i / (rows * cols), i / cols % rows, i % cols);
+                    &bytes[((expert * cols + col) * rows + from(row)) * size..][..size]
+                };
+                Some((0..n_experts * cols * rows).flat_map(at).copied().collect())
+            }
+            Stored::ByHead { n_heads, kinds } => {
                 // A head's rows of one kind are together.
-                let head_rows = rows / (3 * n_heads as usize);
-                let size = head_rows * (bytes.len() / rows);
-                let at = |i: usize| (i % n_heads as usize * 3 + i / n_heads as usize) * size;
-                Some((0..3 * n_heads as usize).flat_map(|i| &bytes[at(i)..][..size]).copied().collect())
+                let (n_heads, n_kinds) = (n_heads as usize, kinds.len());
+                let size = rows / (n_kinds * n_heads) * (bytes.len() / rows);
+                let places = kinds.iter().flat_map(|&kind| (0..n_heads).map(move |h| h * n_kinds + kind as usize));
+                Some(places.flat_map(|place| &bytes[place * size..][..size]).copied().collect())
             }
         }
     }
@@ -72,6 +99,12 @@ impl Catalog {
     /// Number of a tensor's file, and where it lies there.
     pub(crate) fn find(&self, name: &str) -> Option<(usize, &TensorInfo)> {
         self.tensors.get(name).map(|entry| (entry.file, &entry.info))
+    }
+
+    /// Every tensor under the name that GGUF gives it, the number of its file, and how that keeps it.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(super) fn entries(&self) -> impl Iterator<Item = (&str, usize, &TensorInfo, Stored)> {
+        self.tensors.iter().map(|(name, entry)| (name.as_str(), entry.file, &entry.info, entry.stored))
     }
 
     /// Every tensor.
@@ -89,8 +122,10 @@ impl Catalog {
         let is_known = |name: &str| {
             // Those of the head stay unread where only vectors are wanted, and `rope_freqs` is read with the configuration.
             // The first converters wrote the plain frequencies of each layer, which everyone computes anyway.
-            let whole = ["rope_freqs.weight", "output.weight", "output.bias"];
-            whole.contains(&name) || name.starts_with("cls.") || name.ends_with(".attn_rot_embd.weight")
+            FACTORS.contains(&name)
+                || ["output.weight", "output.bias"].contains(&name)
+                || name.starts_with("cls.")
+                || name.ends_with(".attn_rot_embd.weight")
         };
         let unread = self.tensors.iter().filter(|(name, _)| !read.contains(name.as_str()) && !is_known(name));
         match unread.map(|(_, entry)| &entry.info.name).min() {
@@ -119,8 +154,24 @@ impl WeightSource for Catalog {
     fn describe(&self, name: &str) -> Option<SourceTensor> {
         let Entry { info, stored, .. } = self.tensors.get(name)?;
         let mut shape = info.shape.clone();
-        if *stored == Stored::Transposed {
-            shape.reverse();
+        match (stored, &mut shape[..]) {
+            (Stored::Transposed, shape) => shape.reverse(),
+            (Stored::ExpertsTransposed { .. }, [_, cols, rows]) => std::mem::swap(cols, rows),
+            _ => {}
+        }
+        // Of a convolution of each channel by itself there is one input.
+        if let (true, [channels, 1, taps]) = (name.contains("conv"), &shape[..]) {
+            shape = vec![*channels, *taps];
+        }
+        // A product with one row.
+        if let (true, [columns]) = (name.ends_with("ffn_gate_inp_shexp.weight"), &shape[..]) {
+            shape = vec![1, *columns];
+        }
+        // Those of all experts are one matrix, and one vector.
+        if name.contains("_exps.") {
+            let n_kept = usize::from(name.ends_with(".weight"));
+            let kept = shape.split_off(shape.len().saturating_sub(n_kept));
+            shape = std::iter::once(shape.into_iter().product()).chain(kept).collect();
         }
         Some(SourceTensor { weight: weight_type(info.block_type), shape })
     }
@@ -322,8 +373,10 @@ fn write_rows(
     match place {
         Destination::Values { tensor, first } => {
             let mut values = values()?;
-            if *stored == Stored::LessOne {
-                values.iter_mut().for_each(|value| *value += 1.0);
+            match stored {
+                Stored::LessOne => values.iter_mut().for_each(|value| *value += 1.0),
+                Stored::NegativeLog => values.iter_mut().for_each(|value| *value = -value.exp()),
+                _ => {}
             }
             device.write(tensor, *first, &values)?;
             Ok(size_of_val(&values[..]) as u64)

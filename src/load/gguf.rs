@@ -1,7 +1,7 @@
 //! GGUF files.
 
 use super::architectures::{self, Architecture};
-use super::catalog::{Catalog, Stored, check_type, floats};
+use super::catalog::{Catalog, check_type, floats};
 use super::keys::{Keys, Source};
 use super::{ModelHeader, ModelShape, gguf_encoder, vocab_from_gguf};
 use crate::error::Error;
@@ -31,6 +31,9 @@ pub(super) fn config_tensors(shards: &[Gguf]) -> impl Iterator<Item = (usize, &T
 /// What the headers of a GGUF file, or of all shards of one, say of the model. `config_data` is the data of
 /// [`config_tensors`].
 pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) -> Result<ModelHeader, Error> {
+    let Some(first) = shards.first() else { return Err(missing("split.count")) };
+    let (architecture, name_of_it) = architecture(&first.metadata)?;
+    let n_heads = first.metadata.get_u32(&format!("{name_of_it}.attention.head_count")).ok().flatten().unwrap_or(1);
     let mut catalog = Catalog::default();
     let wrong = |field: &str, expected: String, found: String| Error::Config { field: field.into(), expected, found };
     for (file, gguf) in shards.iter().enumerate() {
@@ -45,16 +48,17 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
         }
         for tensor in &gguf.tensors {
             check_type("gguf", tensor)?;
-            if catalog.find(&tensor.name).is_some() {
+            let name = architecture.usual_name(&tensor.name);
+            if catalog.find(&name).is_some() {
                 let name = tensor.name.escape_debug().to_string();
                 return Err(wrong(&name, "a tensor in one file of the model".into(), "a second one".into()));
             }
-            catalog.insert(tensor.name.clone(), file, tensor.clone(), Stored::AsRead);
+            let stored = (architecture.gguf_stored)(&name, n_heads);
+            catalog.insert(name, file, tensor.clone(), stored);
         }
     }
-    let Some(first) = shards.first() else { return Err(missing("split.count")) };
     let metadata = &first.metadata;
-    let shape = shape(metadata, &catalog, config_data)?;
+    let shape = shape(metadata, (architecture, name_of_it), &catalog, config_data)?;
     let vocab_size = shape.config().vocab_size;
     let tokenizer = vocab_from_gguf(metadata).and_then(Tokenizer::from_vocab);
     if let Ok(tokenizer) = &tokenizer
@@ -75,15 +79,25 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
     })
 }
 
-/// The shape that the keys give.
-fn shape(metadata: &Metadata, catalog: &Catalog, config_data: &ConfigData) -> Result<ModelShape, Error> {
+/// The architecture that a file names, and its name.
+fn architecture(metadata: &Metadata) -> Result<(&'static Architecture, &str), Error> {
     let name = metadata.get_str("general.architecture")?.unwrap_or("missing");
-    let architecture = Architecture::of_gguf(name).ok_or_else(|| Error::Unsupported {
+    let found = Architecture::of_gguf(name).ok_or_else(|| Error::Unsupported {
         format: "gguf",
         field: "general.architecture".into(),
         found: format!("`{}`", name.escape_debug()),
         supported: architectures::supported(true),
     })?;
+    Ok((found, name))
+}
+
+/// The shape that the keys give.
+fn shape(
+    metadata: &Metadata,
+    (architecture, name): (&Architecture, &str),
+    catalog: &Catalog,
+    config_data: &ConfigData,
+) -> Result<ModelShape, Error> {
     let keys = Keys::new(Source::Gguf(metadata, catalog, config_data), name, gguf_encoder::embeds(name, metadata)?);
     let config = architecture.config(&keys)?;
     let shape = match config.has_head {
@@ -112,6 +126,6 @@ pub(super) fn factors(
     floats(tensor, &data.1).map(Some)
 }
 
-fn missing(field: &str) -> Error {
+pub(super) fn missing(field: &str) -> Error {
     Error::Config { field: field.into(), expected: "a value".into(), found: "missing".into() }
 }

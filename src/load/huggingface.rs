@@ -186,7 +186,7 @@ pub(super) fn check_shards(texts: &Texts, weights: &[(String, Safetensors)]) -> 
 }
 
 #[cfg(not(target_arch = "wasm32"))]
-fn read(path: &Path) -> Result<Vec<u8>, Error> {
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
     let io = |source| Error::Io { path: path.into(), source };
     check_text_size(std::fs::metadata(path).map_err(io)?.len()).map_err(|e| e.in_file(path))?;
     std::fs::read(path).map_err(io)

@@ -115,6 +115,25 @@ impl<'a> Keys<'a> {
         self.find(key, Metadata::get_u32_array, ConfigJson::get_u32_array)
     }
 
+    /// An integer for each of `n` layers: one for all, or a list of them in GGUF.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a list of another length.
+    pub fn each_u32(&self, key: Key, n: u32) -> Result<Option<Vec<u32>>, Error> {
+        let is_list = |metadata: &'a Metadata, name: &str| {
+            Ok(metadata.get(name).filter(|value| value.as_integer().is_none()).map(drop))
+        };
+        if self.find(key, is_list, |_, _| Ok(None))?.is_none() {
+            return Ok(self.u32(key)?.map(|value| vec![value; n as usize]));
+        }
+        match self.u32s(key)? {
+            Some(list) if list.len() != n as usize => {
+                Err(self.wrong(key, format!("a number, or {n} of them"), list.len()))
+            }
+            list => Ok(list),
+        }
+    }
+
     /// Bools in GGUF; `None` where the key holds one number.
     pub fn bools(&self, key: Key) -> Result<Option<Vec<bool>>, Error> {
         let in_gguf = |metadata: &'a Metadata, name: &str| match metadata.get(name) {

@@ -1,12 +1,14 @@
 //! What one layer of a transformer does. Decoders and encoders are made of the same blocks.
 
-use crate::kernels::{AttentionConfig, Gate, Gelu, QkNorm};
+use crate::kernels::{AttentionConfig, DeltaRule, Gate, Gelu, QkNorm, Router};
 
 /// One layer: attention, then a feed-forward, each added to the residual stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Block {
     /// How tokens see each other.
     pub attention: Attention,
+    /// What the layer does in place of attention, if it keeps a state of fixed size.
+    pub recurrence: Option<Recurrence>,
     /// What is done with each token alone.
     pub feed_forward: FeedForward,
     /// Where attention's norms stand.
@@ -45,6 +47,73 @@ impl NormPlace {
     }
 }
 
+/// A feed-forward beside the experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedExpert {
+    /// Its width: `expert_shared_feed_forward_length`; `shared_expert_intermediate_size`.
+    pub dim: u32,
+    /// Whether it is multiplied by the sigmoid of a product with the token.
+    pub gated: bool,
+}
+
+/// What a layer that keeps a state of fixed size does with tokens in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recurrence {
+    /// A gated convolution with the last inputs: LFM2.
+    ShortConv {
+        /// Inputs that it sees, its own included: `shortconv.l_cache`; `conv_L_cache`.
+        taps: u32,
+    },
+    /// A gated delta rule over what a convolution makes of queries, keys and values: Qwen3.5.
+    DeltaNet {
+        /// Its shape: `ssm.group_count`, `ssm.time_step_rank`, `ssm.state_size`; `linear_num_key_heads` and so on.
+        rule: DeltaRule,
+        /// Inputs that the convolution sees: `ssm.conv_kernel`; `linear_conv_kernel_dim`.
+        taps: u32,
+    },
+}
+
+impl Recurrence {
+    /// Columns of its projection, for a model of width C.
+    pub fn inputs(&self, dim: u32) -> u32 {
+        match self {
+            Recurrence::ShortConv { .. } => 3 * dim,
+            Recurrence::DeltaNet { rule, .. } => rule.inputs(),
+        }
+    }
+
+    /// Columns of what it makes of them.
+    pub fn outputs(&self, dim: u32) -> u32 {
+        match self {
+            Recurrence::ShortConv { .. } => dim,
+            Recurrence::DeltaNet { rule, .. } => rule.n_heads * rule.value_dim,
+        }
+    }
+
+    /// Channels of its convolution.
+    pub fn channels(&self, dim: u32) -> u32 {
+        match self {
+            Recurrence::ShortConv { .. } => dim,
+            Recurrence::DeltaNet { rule, .. } => rule.channels(),
+        }
+    }
+
+    /// Inputs that its convolution sees.
+    pub fn taps(&self) -> u32 {
+        match *self {
+            Recurrence::ShortConv { taps } | Recurrence::DeltaNet { taps, .. } => taps,
+        }
+    }
+
+    /// Heads, rows and columns of the matrices that it keeps, if it does.
+    pub fn matrices(&self) -> Option<[u32; 3]> {
+        match self {
+            Recurrence::ShortConv { .. } => None,
+            Recurrence::DeltaNet { rule, .. } => Some([rule.n_heads, rule.key_dim, rule.value_dim]),
+        }
+    }
+}
+
 /// An attention layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
@@ -64,15 +133,37 @@ pub struct Attention {
     pub rope: Option<usize>,
     /// How queries and keys are normalised.
     pub qk_norm: Option<QkNorm>,
+    /// Whether each head has a score that takes part in the softmax and has no value.
+    pub sinks: bool,
+    /// Whether its results are multiplied by the sigmoid of gates, which are projected before the queries.
+    pub gated: bool,
 }
 
 /// A feed-forward.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FeedForward {
-    /// F, its width: `feed_forward_length`; `intermediate_size`.
+    /// F, its width, or that of each expert: `feed_forward_length`, `expert_feed_forward_length`; `intermediate_size`,
+    /// `moe_intermediate_size`.
     pub dim: u32,
     /// What stands between its two products.
     pub between: Between,
+    /// The experts that it consists of, if it does.
+    pub experts: Option<Experts>,
+}
+
+/// Feed-forwards of which each token has a few.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Experts {
+    /// E: `expert_count`; `num_experts`, `num_local_experts`.
+    pub n: u32,
+    /// K, those of a token: `expert_used_count`; `num_experts_per_tok`.
+    pub n_used: u32,
+    /// How they are chosen.
+    pub router: Router,
+    /// Whether each has a bias that counts for the choice alone.
+    pub choice_bias: bool,
+    /// A feed-forward beside them that every token has.
+    pub shared: Option<SharedExpert>,
 }
 
 /// What stands between the two products of a feed-forward.
@@ -95,9 +186,14 @@ impl Attention {
         self.n_kv_heads * self.head_dim
     }
 
-    /// Columns of queries, keys and values side by side.
+    /// Columns of the gates, which come first.
+    pub fn gate_dim(&self) -> u32 {
+        if self.gated { self.q_dim() } else { 0 }
+    }
+
+    /// Columns of gates, queries, keys and values side by side.
     pub fn qkv_dim(&self) -> u32 {
-        self.q_dim() + 2 * self.kv_dim()
+        self.gate_dim() + self.q_dim() + 2 * self.kv_dim()
     }
 
     /// H, Hkv and D.

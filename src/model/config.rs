@@ -1,8 +1,8 @@
 //! A model's configuration, whatever file it came from.
 
-use super::block::{Attention, Block, FeedForward, NormPlace};
+use super::block::{Attention, Block, Experts, FeedForward, NormPlace, Recurrence};
 use crate::error::Error;
-use crate::kernels::RopeConfig;
+use crate::kernels::{MAX_EXPERTS, MAX_PAST, RopeConfig};
 
 /// Shape of a decoder or an encoder. Each field names its key in GGUF metadata (the architecture comes first) and
 /// in `config.json`.
@@ -66,6 +66,11 @@ pub struct PositionTable {
 }
 
 impl ModelConfig {
+    /// Whether a layer keeps a state of fixed size, so that a sequence can only go back to positions whose state is kept.
+    pub fn is_recurrent(&self) -> bool {
+        self.blocks.iter().any(|block| block.recurrence.is_some())
+    }
+
     /// Layers.
     pub fn n_layers(&self) -> u32 {
         self.blocks.len() as u32
@@ -124,7 +129,10 @@ impl ModelConfig {
             }
         }
         self.blocks.iter().try_for_each(|block| {
-            self.check_attention(&block.attention)?;
+            match &block.recurrence {
+                Some(recurrence) => check_recurrence(recurrence)?,
+                None => self.check_attention(&block.attention)?,
+            }
             check_feed_forward(&block.feed_forward)
         })
     }
@@ -163,8 +171,40 @@ pub(crate) const MAX_DIM: u32 = 1 << 20;
 pub(crate) const MAX_LAYERS: u32 = 1 << 12;
 const MAX_HEADS: u32 = 1 << 12;
 
+fn check_recurrence(recurrence: &Recurrence) -> Result<(), Error> {
+    in_range("shortconv.l_cache, ssm.conv_kernel (linear_conv_kernel_dim)", recurrence.taps(), MAX_PAST + 1)?;
+    let Recurrence::DeltaNet { rule, .. } = recurrence else { return Ok(()) };
+    in_range("ssm.state_size (linear_key_head_dim)", rule.key_dim, 256)?;
+    in_range("ssm.inner_size (linear_value_head_dim)", rule.value_dim, 256)?;
+    in_range("ssm.group_count (linear_num_key_heads)", rule.n_key_heads, MAX_HEADS)?;
+    in_range("ssm.time_step_rank (linear_num_value_heads)", rule.n_heads, MAX_HEADS)?;
+    match rule.n_heads.is_multiple_of(rule.n_key_heads) {
+        true => Ok(()),
+        false => {
+            let expected = format!("a multiple of the {} key heads", rule.n_key_heads);
+            Err(config_error("ssm.time_step_rank (linear_num_value_heads)", expected, rule.n_heads))
+        }
+    }
+}
+
 fn check_feed_forward(feed_forward: &FeedForward) -> Result<(), Error> {
-    in_range("feed_forward_length (intermediate_size)", feed_forward.dim, MAX_DIM)
+    let Some(Experts { n, n_used, router, .. }) = feed_forward.experts else {
+        return in_range("feed_forward_length (intermediate_size)", feed_forward.dim, MAX_DIM);
+    };
+    let field = "expert_feed_forward_length (moe_intermediate_size)";
+    in_range(field, feed_forward.dim, MAX_DIM)?;
+    if !feed_forward.dim.is_multiple_of(4) {
+        return Err(config_error(field, "a multiple of 4".into(), feed_forward.dim));
+    }
+    in_range("expert_count (num_experts)", n, MAX_EXPERTS)?;
+    in_range("expert_used_count (num_experts_per_tok)", n_used, n)?;
+    if let Some(shared) = &feed_forward.experts.and_then(|experts| experts.shared) {
+        in_range("expert_shared_feed_forward_length (shared_expert_intermediate_size)", shared.dim, MAX_DIM)?;
+    }
+    match router.scale.is_normal() {
+        true => Ok(()),
+        false => Err(config_error("expert_weights_scale", "a finite number other than 0".into(), router.scale)),
+    }
 }
 
 fn soft_cap(field: &str, cap: Option<f32>) -> Result<(), Error> {

@@ -1,20 +1,21 @@
 //! The forward pass of a transformer's blocks, recorded: the same for decoders and encoders.
 
-use super::block::{Between, NormPlace};
+use super::block::{Between, Experts, NormPlace, Recurrence};
 use super::config::{ModelConfig, NormKind};
 use super::decoder::PassTensors;
 use super::encoder::BatchTensors;
-use super::kv_cache::KvCache;
+use super::kv_cache::{KvCache, LayerCache};
 use super::stack::Stack;
-use super::weights::{BlockWeights, HalfNorms, NormWeights, Weights};
+use super::weights::{BlockWeights, HalfNorms, NormWeights, RecurrenceWeights, RouterWeights, Weights};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{
-    Activation, Heads, Linear, Norm, Qkv, RopeConfig, RopeScaling, add_rms_norm, attention, attention_packed,
-    fold_norm, fuses_norm, gate_up, gated, gelu, layer_norm, linear_norm, rms_norm, rope_kv, rope_packed, rope_table,
-    suits_few,
+    Activation, ExpertDown, ExpertGateUp, Heads, Linear, Norm, Qkv, RopeConfig, RopeScaling, ShortConv, add_rms_norm,
+    attention, attention_packed, fold_norm, fuses_norm, gate_up, gated, gelu, layer_norm, linear_norm, rms_norm,
+    rope_kv, rope_packed, rope_table, route, sigmoid_gate, suits_few,
 };
+use crate::matrix::Matrix;
 use crate::recording::Recorder;
 use crate::tensor::{Role, Tensor};
 
@@ -107,6 +108,9 @@ impl Transformer {
         let mixed = self.record_attention(rec, flow, l, &h)?; // [T, H D]
         let beside = if block.parallel { Some(self.record_activated(rec, flow, l, &h)?) } else { None }; // [T, F]
         let h = self.record_sum(rec, flow, &weights.attn_output, (block.attn_norm, &weights.attn_norms), &mixed, h)?; // [T, C]
+        if let (Some(experts), Some(router)) = (&block.feed_forward.experts, &weights.router) {
+            return self.record_experts(rec, l, (experts, router), h); // [T, C]
+        }
         let activated = match beside {
             Some(activated) => activated,
             None => self.record_activated(rec, flow, l, &h)?, // [T, F]
@@ -117,22 +121,30 @@ impl Transformer {
     /// Records what tokens make of each other, `[T, H D]`, which it returns.
     fn record_attention(&self, rec: &mut Recorder, flow: Flow<'_>, l: usize, h: &Tensor) -> Result<Tensor, Error> {
         let (attention_config, weights) = (&self.config.blocks[l].attention, &self.weights.blocks[l]);
+        if let Some(recurrence) = &weights.recurrence {
+            return self.record_recurrence(rec, flow, l, recurrence, h);
+        }
         let kernel = attention_config.kernel(self.config.causal);
         let n_tokens = h.shape()[0];
         let mixed = rec.temporary("mixed", &[n_tokens, attention_config.q_dim()])?;
         let qkv_shape = [n_tokens, attention_config.qkv_dim()];
         match flow {
             Flow::Cached(io, cache) => {
-                let (k, v) = cache.layer(l);
+                let LayerCache::Keys(k, v) = cache.layer(l) else { return Err(wrong_cache(l)) };
                 let q = rec.temporary("q", mixed.shape())?;
-                if suits_few(h) && weights.takes_qkv() {
+                let mut gates = None;
+                if suits_few(h) && weights.takes_qkv() && !attention_config.gated {
                     self.record_qkv(rec, io, l, h, &q, [k, v])?;
                 } else {
                     let qkv = rec.temporary("qkv", &qkv_shape)?;
                     self.record_product(rec, flow, &weights.attn_qkv, weights.attn_norms.before.as_ref(), h, &qkv)?;
                     rope_kv(rec, &io.state, &self.heads(l), &qkv, &q, [k, v])?;
+                    gates = attention_config.gated.then_some(qkv);
                 }
-                attention(rec, &io.state, &kernel, &q, k, v, &mixed)?; // [T, H D]
+                attention(rec, &io.state, &kernel, weights.attn_sinks.as_ref(), &q, [k, v], &mixed)?; // [T, H D]
+                if let Some(gates) = gates {
+                    sigmoid_gate(rec, &gates, 0, &mixed)?; // [T, H D]
+                }
             }
             Flow::Packed(io) => {
                 let qkv = rec.temporary("qkv", &qkv_shape)?;
@@ -142,6 +154,39 @@ impl Transformer {
                     rope_packed(rec, &heads, &io.tokens, &qkv)?;
                 }
                 attention_packed(rec, &io.tiles, &kernel, &qkv, &mixed)?; // [T, H D]
+            }
+        }
+        Ok(mixed)
+    }
+
+    /// Records what a layer makes of tokens in order, `[T, K]`, which it returns.
+    fn record_recurrence(
+        &self,
+        rec: &mut Recorder,
+        flow: Flow<'_>,
+        l: usize,
+        weights: &RecurrenceWeights,
+        h: &Tensor,
+    ) -> Result<Tensor, Error> {
+        let (dim, n_tokens) = (self.config.dim, h.shape()[0]);
+        let Some(recurrence) = &self.config.blocks[l].recurrence else { return Err(wrong_cache(l)) };
+        let Flow::Cached(io, cache) = flow else { return Err(wrong_cache(l)) };
+        let LayerCache::State { past, matrices } = cache.layer(l) else { return Err(wrong_cache(l)) };
+        let BlockWeights { attn_qkv, attn_norms, .. } = &self.weights.blocks[l];
+        let inputs = rec.temporary("inputs", &[n_tokens, recurrence.inputs(dim)])?;
+        self.record_product(rec, flow, attn_qkv, attn_norms.before.as_ref(), h, &inputs)?;
+        let mixed = rec.temporary("mixed", &[n_tokens, recurrence.outputs(dim)])?;
+        match recurrence {
+            Recurrence::ShortConv { .. } => {
+                let conv = ShortConv { weight: &weights.conv, bias: weights.conv_bias.as_ref(), gated: true };
+                conv.record(rec, &io.state, &inputs, past, &mixed)?; // [T, C]
+            }
+            Recurrence::DeltaNet { rule, .. } => {
+                let (Some(matrices), Some(heads)) = (matrices, weights.heads()) else { return Err(wrong_cache(l)) };
+                let qkv = rec.temporary("qkv", &[n_tokens, rule.channels()])?;
+                let conv = ShortConv { weight: &weights.conv, bias: weights.conv_bias.as_ref(), gated: false };
+                conv.record(rec, &io.state, &inputs, past, &qkv)?; // [T, channels]
+                rule.record(rec, &io.state, [&qkv, &inputs, heads], self.config.norm_eps, matrices, &mixed)?; // [T, H Dv]
             }
         }
         Ok(mixed)
@@ -177,6 +222,7 @@ impl Transformer {
             n_heads: attention.n_heads,
             n_kv_heads: attention.n_kv_heads,
             head_dim: attention.head_dim,
+            first_column: attention.gate_dim(),
             rope: attention.rope.and_then(|rope| Some((self.config.ropes.get(rope)?, self.ropes.get(rope)?))),
             norm: norm.map(|(norm, weight)| (norm, weight, self.config.norm_eps)),
         }
@@ -211,6 +257,66 @@ impl Transformer {
             }
         }
         Ok(activated)
+    }
+
+    /// Records a feed-forward by experts, with the norms of its input and its result: `[T, C]` to `[T, C]`.
+    fn record_experts(
+        &self,
+        rec: &mut Recorder,
+        l: usize,
+        (experts, router): (&Experts, &RouterWeights),
+        h: Tensor,
+    ) -> Result<Tensor, Error> {
+        let (block, weights) = (&self.config.blocks[l], &self.weights.blocks[l]);
+        let (ffn, norms) = (&block.feed_forward, &weights.ffn_norms);
+        let Between::Gate(gate) = ffn.between else { return Err(ungated_experts()) };
+        let (w_up, w_down) = (whole(&weights.ffn_up)?, whole(&weights.ffn_down)?);
+        let (up_bias, n_tokens) = (weights.ffn_up.bias(), h.shape()[0]);
+        let n_slots = n_tokens * experts.n_used;
+
+        let (x, norm) = self.before(rec, norms.before.as_ref(), &h)?;
+        let has_bias = up_bias.is_some() || router.logits.bias().is_some();
+        let (x, norm) = fold_norm(rec, &x, norm, has_bias)?; // [T, C]
+        let logits = rec.temporary("router", &[n_tokens, experts.n])?;
+        router.logits.record(rec, norm, &x, &logits, false)?; // [T, E]
+        let routes = rec.temporary_words("routes", &[n_tokens, experts.n_used, 2])?;
+        route(rec, &experts.router, &logits, router.choice_bias.as_ref(), &routes)?; // [T, K]
+        let activated = rec.temporary("activated", &[n_slots, ffn.dim])?;
+        let (n_experts, by_expert) = (experts.n, router.by_expert);
+        let by_experts = ExpertGateUp { w: w_up, bias: up_bias, norm, n_experts, by_expert, gate };
+        by_experts.record(rec, &x, &routes, &activated)?; // [T K, F]
+
+        // Before the residual stream changes, which may be what they read.
+        let mut beside = None;
+        if let (Some(of), Some(shared)) = (&experts.shared, &router.shared) {
+            let activated = rec.temporary("shared", &[n_tokens, of.dim])?;
+            match shared.up.as_one().filter(|_| suits_few(&x)) {
+                Some(w) => gate_up(rec, w, norm, gate, &x, &activated)?,
+                None => {
+                    let up = rec.temporary("up", &[n_tokens, 2 * of.dim])?;
+                    shared.up.record(rec, norm, &x, &up, false)?;
+                    gated(rec, gate, &up, &activated)?;
+                }
+            } // [T, F]
+            if let Some(product) = &shared.gate {
+                let logit = rec.temporary("gate", &[n_tokens, 1])?;
+                product.record(rec, norm, &x, &logit, false)?; // [T, 1]
+                sigmoid_gate(rec, &logit, 0, &activated)?;
+            }
+            beside = Some((&shared.down, activated));
+        }
+        let after = norms.after.as_ref();
+        let on_result = after.filter(|_| block.ffn_norm.is_on_result());
+        let result = if on_result.is_some() { rec.temporary("result", h.shape())? } else { h.clone() };
+        let down = ExpertDown { w: w_down, bias: weights.ffn_down.bias(), accumulate: on_result.is_none() };
+        down.record(rec, &activated, &routes, &result)?; // [T, C]
+        if let Some((product, activated)) = beside {
+            product.record(rec, None, &activated, &result, true)?; // [T, C]
+        }
+        match on_result {
+            Some(norm) => self.add_normed(rec, norm, &result, &h).map(|()| h),
+            None => self.normed(rec, after, &h),
+        }
     }
 
     /// Records the end of a block's half: its product, added to the residual stream, with the norms of the result and of
@@ -314,5 +420,39 @@ impl Transformer {
     /// Added to the mean squares of the residual stream, which is kept divided by [`ModelConfig::residual_scale`].
     pub(super) fn eps(&self) -> f32 {
         self.config.norm_eps / (self.config.residual_scale * self.config.residual_scale)
+    }
+}
+
+/// The matrix of all experts.
+fn whole(stack: &Stack) -> Result<&Matrix, Error> {
+    let mut matrices = stack.matrices().map(|(w, _)| w);
+    match (matrices.next(), matrices.next()) {
+        (Some(w), None) => Ok(w),
+        (_, second) => Err(Error::Unsupported {
+            format: "model",
+            field: "experts".into(),
+            found: second
+                .map_or("no matrix".into(), |w| format!("matrices of {} beside another type", w.weight().name())),
+            supported: "gates and ups of one type in a layer".into(),
+        }),
+    }
+}
+
+/// A cache of another configuration, or none.
+fn wrong_cache(l: usize) -> Error {
+    Error::Operand {
+        kernel: "model",
+        operand: "cache",
+        expected: format!("what layer {l} keeps of a sequence"),
+        found: "something else".into(),
+    }
+}
+
+fn ungated_experts() -> Error {
+    Error::Unsupported {
+        format: "model",
+        field: "experts".into(),
+        found: "experts without gates".into(),
+        supported: "gated ones".into(),
     }
 }

@@ -1,17 +1,42 @@
-//! Cached keys and values, on the device.
+//! What layers keep of the tokens before, on the device.
 
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
+use crate::kernels::{MAX_PAST, N_STATES};
 use crate::model::{Block, ModelConfig};
 use crate::tensor::{Role, Tensor};
 
-/// Keys and values of all layers for up to `capacity` positions, `[Hkv, capacity, D]` each. Which of them are valid is
-/// known to the session: truncating and clearing only move its position.
+/// What all layers keep for up to `capacity` positions. Which of it is valid is known to the session: truncating and
+/// clearing only move its position.
 #[derive(Clone, Debug)]
 pub struct KvCache {
-    layers: Vec<(Tensor, Tensor)>,
+    layers: Vec<LayerCache>,
     capacity: u32,
+}
+
+/// What a layer keeps.
+#[derive(Clone, Debug)]
+pub enum LayerCache {
+    /// Keys and values of all positions, `[Hkv, capacity, D]` each.
+    Keys(Tensor, Tensor),
+    /// States after some positions, in turns.
+    State {
+        /// Inputs of the convolution, `[N_STATES, 3, channels]`.
+        past: Tensor,
+        /// The matrix of each head, `[N_STATES, H, Dk, Dv]`, where there is one.
+        matrices: Option<Tensor>,
+    },
+}
+
+impl LayerCache {
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let (first, second) = match self {
+            LayerCache::Keys(k, v) => (k, Some(v)),
+            LayerCache::State { past, matrices } => (past, matrices.as_ref()),
+        };
+        std::iter::once(first).chain(second)
+    }
 }
 
 impl KvCache {
@@ -21,9 +46,22 @@ impl KvCache {
     /// [`Error::Operand`] if `capacity` is zero or too large for one tensor.
     pub fn declare(config: &ModelConfig, capacity: u32) -> Result<KvCache, Error> {
         let layer = |(l, block): (usize, &Block)| {
-            let shape = [block.attention.n_kv_heads, capacity, block.attention.head_dim];
-            let declare = |name: &str| Tensor::declare(format!("cache.{l}.{name}"), Role::Cache, &shape, DType::F32);
-            Ok((declare("k")?, declare("v")?))
+            let declare = |name: &str, shape: &[u32]| {
+                Tensor::declare(format!("cache.{l}.{name}"), Role::Cache, shape, DType::F32)
+            };
+            Ok(match &block.recurrence {
+                Some(recurrence) => LayerCache::State {
+                    past: declare("past", &[N_STATES, MAX_PAST, recurrence.channels(config.dim)])?,
+                    matrices: match recurrence.matrices() {
+                        Some([n_heads, rows, cols]) => Some(declare("state", &[N_STATES, n_heads, rows, cols])?),
+                        None => None,
+                    },
+                },
+                None => {
+                    let shape = [block.attention.n_kv_heads, capacity, block.attention.head_dim];
+                    LayerCache::Keys(declare("k", &shape)?, declare("v", &shape)?)
+                }
+            })
         };
         let layers = config.blocks.iter().enumerate().map(layer).collect::<Result<_, Error>>()?;
         Ok(KvCache { layers, capacity })
@@ -34,15 +72,14 @@ impl KvCache {
         self.capacity
     }
 
-    /// Keys and values of a layer.
-    pub fn layer(&self, layer_idx: usize) -> (&Tensor, &Tensor) {
-        let (k, v) = &self.layers[layer_idx];
-        (k, v)
+    /// What a layer keeps.
+    pub fn layer(&self, layer_idx: usize) -> &LayerCache {
+        &self.layers[layer_idx]
     }
 
     /// All tensors.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.layers.iter().flat_map(|(k, v)| [k, v])
+        self.layers.iter().flat_map(LayerCache::tensors)
     }
 
     /// Copies another cache's content into this one, on the device.

@@ -1,6 +1,6 @@
 //! A model's weights on a device, under GGUF's names.
 
-use super::block::{Attention, Between, Block, NormPlace};
+use super::block::{Attention, Between, Block, FeedForward, NormPlace, Recurrence};
 use super::config::{ModelConfig, NormKind};
 use super::stack::{Destination, Joined, Stack, WeightSource, describe};
 use crate::device::Device;
@@ -84,18 +84,102 @@ impl HalfNorms {
 pub struct BlockWeights {
     /// Of attention.
     pub attn_norms: HalfNorms,
-    /// Q, K and V, `[(H + 2 Hkv) D, C]`.
+    /// Q, K and V, `[(H + 2 Hkv) D, C]`, or the inputs of what the layer does in place of attention.
     pub attn_qkv: Stack,
+    /// Of what it does in place of attention.
+    pub recurrence: Option<RecurrenceWeights>,
     /// Norms of queries and of keys.
     qk_norm: Option<Joined>,
+    /// Scores of the heads that have no value, `[H]`.
+    pub attn_sinks: Option<Tensor>,
     /// `[C, H D]`.
     pub attn_output: Stack,
     /// Of the feed-forward.
     pub ffn_norms: HalfNorms,
-    /// `[F, C]`, or gate and up, `[2 F, C]`.
+    /// `[F, C]`, or gate and up, `[2 F, C]`; of all experts, `[2 E F, C]`.
     pub ffn_up: Stack,
-    /// `[C, F]`.
+    /// `[C, F]`; of all experts, `[E C, F]`.
     pub ffn_down: Stack,
+    /// How experts are chosen.
+    pub router: Option<RouterWeights>,
+}
+
+/// The vectors of a layer that keeps a state of fixed size.
+#[derive(Clone, Debug)]
+pub struct RecurrenceWeights {
+    /// Of the convolution, `[channels, taps]`.
+    pub conv: Tensor,
+    /// Of the convolution, `[channels]`.
+    pub conv_bias: Option<Tensor>,
+    /// Of the heads of a delta rule: decays, time steps, and the weights of the norm, `[2 H + Dv]`.
+    heads: Option<Joined>,
+}
+
+impl RecurrenceWeights {
+    fn declare(
+        source: &dyn WeightSource,
+        prefix: &str,
+        recurrence: &Recurrence,
+        dim: u32,
+    ) -> Result<RecurrenceWeights, Error> {
+        let conv = match recurrence {
+            Recurrence::ShortConv { .. } => "shortconv.conv",
+            Recurrence::DeltaNet { .. } => "ssm_conv1d",
+        };
+        let heads = match recurrence {
+            Recurrence::DeltaNet { rule, .. } => {
+                let member = |name: &str, len| (format!("{prefix}{name}"), len);
+                let members = vec![
+                    member("ssm_a.weight", rule.n_heads),
+                    member("ssm_dt.bias", rule.n_heads),
+                    member("ssm_norm.weight", rule.value_dim),
+                ];
+                Some(Joined::declare(source, members)?)
+            }
+            Recurrence::ShortConv { .. } => None,
+        };
+        let channels = recurrence.channels(dim);
+        let bias = format!("{prefix}{conv}.bias");
+        let conv_bias = match source.describe(&bias) {
+            Some(_) => Some(table(source, &bias, &[channels])?),
+            None => None,
+        };
+        let conv = table(source, &format!("{prefix}{conv}.weight"), &[channels, recurrence.taps()])?;
+        Ok(RecurrenceWeights { conv, conv_bias, heads })
+    }
+
+    /// What the heads of a delta rule have.
+    pub(super) fn heads(&self) -> Option<&Tensor> {
+        self.heads.as_ref().map(Joined::tensor)
+    }
+
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        std::iter::once(&self.conv).chain(&self.conv_bias)
+    }
+}
+
+/// The feed-forward beside the experts of a layer.
+#[derive(Clone, Debug)]
+pub struct SharedWeights {
+    /// `[2 F, C]`.
+    pub up: Stack,
+    /// `[C, F]`.
+    pub down: Stack,
+    /// `[1, C]`.
+    pub gate: Option<Stack>,
+}
+
+/// How the experts of a layer are chosen.
+#[derive(Clone, Debug)]
+pub struct RouterWeights {
+    /// `[E, C]`.
+    pub logits: Stack,
+    /// Biases that count for the choice alone, `[E]`.
+    pub choice_bias: Option<Tensor>,
+    /// Of the feed-forward beside them.
+    pub shared: Option<SharedWeights>,
+    /// Whether the matrix of gates and ups has them expert by expert.
+    pub by_expert: bool,
 }
 
 impl BlockWeights {
@@ -114,25 +198,75 @@ impl BlockWeights {
             let described = source.describe(&format!("{prefix}{name}.weight"));
             described.and_then(|tensor| tensor.shape.first().copied())
         };
-        let qkv: &[(&str, u32)] = match rows("attn_qkv").is_some() {
-            true => &[("attn_qkv", attention.qkv_dim())],
-            false => &[("attn_q", q_dim), ("attn_k", kv_dim), ("attn_v", kv_dim)],
-        };
-        let up: &[(&str, u32)] = match ffn.between {
-            // One matrix, or two.
-            Between::Gate(_) if rows("ffn_gate").is_some() || rows("ffn_up") != Some(ffn.up_dim().into()) => {
-                &[("ffn_gate", ffn.dim), ("ffn_up", ffn.dim)]
+        let (inputs, output) = match &block.recurrence {
+            Some(Recurrence::DeltaNet { rule, .. }) => {
+                let (n, inner) = (rule.n_heads, rule.n_heads * rule.value_dim);
+                let inputs =
+                    vec![("attn_qkv", rule.channels()), ("attn_gate", inner), ("ssm_beta", n), ("ssm_alpha", n)];
+                (inputs, ("ssm_out", inner))
             }
-            _ => &[("ffn_up", ffn.up_dim())],
+            Some(recurrence @ Recurrence::ShortConv { .. }) => {
+                (vec![("shortconv.in_proj", recurrence.inputs(dim))], ("shortconv.out_proj", dim))
+            }
+            None if rows("attn_qkv").is_some() => (vec![("attn_qkv", attention.qkv_dim())], ("attn_output", q_dim)),
+            None => {
+                let queries = attention.gate_dim() + q_dim;
+                (vec![("attn_q", queries), ("attn_k", kv_dim), ("attn_v", kv_dim)], ("attn_output", q_dim))
+            }
+        };
+        let (up, down, router) = match ffn.experts {
+            Some(experts) => {
+                let (up, down, by_expert) = expert_tensors(&rows, experts.n, [dim, ffn.dim]);
+                let router = RouterWeights {
+                    logits: stack(&[("ffn_gate_inp", experts.n)], dim)?,
+                    choice_bias: match experts.choice_bias {
+                        true => Some(table(source, &format!("{prefix}exp_probs_b.bias"), &[experts.n])?),
+                        false => None,
+                    },
+                    by_expert,
+                    shared: match experts.shared {
+                        Some(shared) => Some(SharedWeights {
+                            up: stack(&[("ffn_gate_shexp", shared.dim), ("ffn_up_shexp", shared.dim)], dim)?,
+                            down: stack(&[("ffn_down_shexp", dim)], shared.dim)?,
+                            gate: match shared.gated {
+                                true => Some(stack(&[("ffn_gate_inp_shexp", 1)], dim)?),
+                                false => None,
+                            },
+                        }),
+                        None => None,
+                    },
+                };
+                (up, down, Some(router))
+            }
+            None => {
+                let up = dense_up(&rows, ffn);
+                (up, vec![("ffn_down".to_owned(), dim)], None)
+            }
+        };
+        let owned = |names: &[(String, u32)], cols| {
+            let names: Vec<(&str, u32)> = names.iter().map(|(name, rows)| (name.as_str(), *rows)).collect();
+            Stack::declare(device, source, prefix, &names, cols)
         };
         Ok(BlockWeights {
             attn_norms: norms(block.attn_norm, ["attn_norm", "post_attention_norm", "attn_output_norm"])?,
-            attn_qkv: stack(qkv, dim)?,
-            qk_norm: qk_norm(source, prefix, attention)?,
-            attn_output: stack(&[("attn_output", dim)], q_dim)?,
+            attn_qkv: stack(&inputs, dim)?,
+            qk_norm: match block.recurrence {
+                Some(_) => None,
+                None => qk_norm(source, prefix, attention)?,
+            },
+            recurrence: match &block.recurrence {
+                Some(recurrence) => Some(RecurrenceWeights::declare(source, prefix, recurrence, dim)?),
+                None => None,
+            },
+            attn_sinks: match attention.sinks {
+                true => Some(table(source, &format!("{prefix}attn_sinks.weight"), &[attention.n_heads])?),
+                false => None,
+            },
+            attn_output: stack(&[(output.0, dim)], output.1)?,
             ffn_norms: norms(block.ffn_norm, ["ffn_norm", "post_ffw_norm", "layer_output_norm"])?,
-            ffn_up: stack(up, dim)?,
-            ffn_down: stack(&[("ffn_down", dim)], ffn.dim)?,
+            ffn_up: owned(&up, dim)?,
+            ffn_down: owned(&down, ffn.dim)?,
+            router,
         })
     }
 
@@ -142,11 +276,22 @@ impl BlockWeights {
     }
 
     fn stacks(&self) -> impl Iterator<Item = &Stack> {
-        [&self.attn_qkv, &self.attn_output, &self.ffn_up, &self.ffn_down].into_iter()
+        let router = self.router.iter().map(|router| &router.logits);
+        let shared = self.router.iter().filter_map(|router| router.shared.as_ref());
+        let shared = shared.flat_map(|shared| [&shared.up, &shared.down].into_iter().chain(&shared.gate));
+        [&self.attn_qkv, &self.attn_output, &self.ffn_up, &self.ffn_down].into_iter().chain(router).chain(shared)
     }
 
-    fn norms(&self) -> impl Iterator<Item = &Tensor> {
-        self.attn_norms.tensors().chain(self.ffn_norms.tensors())
+    /// Vectors of F32 under their own names.
+    fn vectors(&self) -> impl Iterator<Item = &Tensor> {
+        let recurrence = self.recurrence.iter().flat_map(RecurrenceWeights::tensors);
+        let choice_bias = self.router.iter().filter_map(|router| router.choice_bias.as_ref());
+        self.attn_norms
+            .tensors()
+            .chain(self.ffn_norms.tensors())
+            .chain(&self.attn_sinks)
+            .chain(choice_bias)
+            .chain(recurrence)
     }
 }
 
@@ -214,14 +359,17 @@ impl Weights {
         self.blocks.iter().flat_map(BlockWeights::stacks).chain(&self.output)
     }
 
-    fn qk_norms(&self) -> impl Iterator<Item = &Joined> {
-        self.blocks.iter().filter_map(|block| block.qk_norm.as_ref())
+    fn joined(&self) -> impl Iterator<Item = &Joined> {
+        self.blocks.iter().flat_map(|block| {
+            let heads = block.recurrence.iter().filter_map(|recurrence| recurrence.heads.as_ref());
+            block.qk_norm.iter().chain(heads)
+        })
     }
 
     /// Tensors of F32, whose labels are their names in the source.
     fn tables(&self) -> impl Iterator<Item = &Tensor> {
         let norms = self.embd_norm.iter().chain(&self.output_norm).flat_map(NormWeights::tensors);
-        let norms = norms.chain(self.blocks.iter().flat_map(BlockWeights::norms));
+        let norms = norms.chain(self.blocks.iter().flat_map(BlockWeights::vectors));
         norms.chain(&self.positions).chain(&self.token_types)
     }
 
@@ -231,14 +379,14 @@ impl Weights {
         let tables = tables.map(|tensor| (tensor.label(), Destination::Values { tensor: tensor.clone(), first: 0 }));
         let embd = Destination::Rows { matrix: self.token_embd.clone(), first_row: 0 };
         tables
-            .chain(self.qk_norms().flat_map(Joined::destinations))
+            .chain(self.joined().flat_map(Joined::destinations))
             .chain(self.stacks().flat_map(Stack::destinations))
             .chain([("token_embd.weight", embd)])
     }
 
     /// Every tensor.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let tables = self.tables().chain(self.qk_norms().map(Joined::tensor));
+        let tables = self.tables().chain(self.joined().map(Joined::tensor));
         tables.chain(self.stacks().flat_map(Stack::tensors)).chain(self.token_embd.tensors())
     }
 
@@ -270,11 +418,17 @@ impl Weights {
     pub(crate) fn layer_products(&self) -> impl Iterator<Item = (&'static Kernel, &Matrix)> {
         self.blocks.iter().flat_map(|block| {
             let qkv = if block.takes_qkv() { &shaders::QKV } else { &shaders::MATVEC };
-            let gate_up = if block.ffn_up.as_one().is_some() { &shaders::GATE_UP } else { &shaders::MATVEC };
+            let (up, down) = match (&block.router, block.ffn_up.as_one()) {
+                (Some(_), _) => (&shaders::EXPERT_GATE_UP, &shaders::EXPERT_DOWN),
+                (None, Some(_)) => (&shaders::GATE_UP, &shaders::MATVEC),
+                (None, None) => (&shaders::MATVEC, &shaders::MATVEC),
+            };
+            let router = block.router.iter().flat_map(|router| of_stack(&shaders::MATVEC, &router.logits));
             of_stack(qkv, &block.attn_qkv)
                 .chain(of_stack(&shaders::MATVEC, &block.attn_output))
-                .chain(of_stack(gate_up, &block.ffn_up))
-                .chain(of_stack(&shaders::MATVEC, &block.ffn_down))
+                .chain(router)
+                .chain(of_stack(up, &block.ffn_up))
+                .chain(of_stack(down, &block.ffn_down))
         })
     }
 }
@@ -282,8 +436,38 @@ impl Weights {
 impl BlockWeights {
     /// Whether `qkv` takes the projection of a few tokens.
     pub(super) fn takes_qkv(&self) -> bool {
-        self.qk_norm.is_none() && self.attn_qkv.matrices().all(|(w, _)| w.n_slabs() == 1)
+        self.qk_norm.is_none() && self.recurrence.is_none() && self.attn_qkv.matrices().all(|(w, _)| w.n_slabs() == 1)
     }
+}
+
+/// Tensors of a layer with their rows.
+type Members = Vec<(String, u32)>;
+
+/// The first matrices of a feed-forward without experts, and their rows. `rows` gives those of a tensor of the layer.
+fn dense_up(rows: &dyn Fn(&str) -> Option<u64>, ffn: &FeedForward) -> Members {
+    let named = |name: &str, rows| (name.to_owned(), rows);
+    match ffn.between {
+        // One matrix, or two.
+        Between::Gate(_) if rows("ffn_gate").is_some() || rows("ffn_up") != Some(ffn.up_dim().into()) => {
+            vec![named("ffn_gate", ffn.dim), named("ffn_up", ffn.dim)]
+        }
+        _ => vec![named("ffn_up", ffn.up_dim())],
+    }
+}
+
+/// The matrices of `n` experts of width F, and their rows: those before the gate and those after it; and whether gates and
+/// ups come expert by expert. Files have them together, or a tensor for each expert.
+fn expert_tensors(rows: &dyn Fn(&str) -> Option<u64>, n: u32, [dim, ffn_dim]: [u32; 2]) -> (Members, Members, bool) {
+    let all = |name: &str, rows_each: u32| match rows(&format!("{name}.0")).is_some() {
+        true => (0..n).map(|e| (format!("{name}.{e}"), rows_each)).collect(),
+        false => vec![(name.to_owned(), n.saturating_mul(rows_each))],
+    };
+    let by_expert = rows("ffn_gate_up_exps").is_some();
+    let up = match by_expert {
+        true => all("ffn_gate_up_exps", 2 * ffn_dim),
+        false => [all("ffn_gate_exps", ffn_dim), all("ffn_up_exps", ffn_dim)].concat(),
+    };
+    (up, all("ffn_down_exps", dim), by_expert)
 }
 
 /// Declares the norms of a layer's queries and keys side by side, if it has them.

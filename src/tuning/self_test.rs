@@ -11,11 +11,12 @@ use crate::device::{Device, MaybeSend};
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::kernels::{
-    Activation, AttentionConfig, Combination, Embedding, Gate, Gelu, Heads, LayerNorm, Linear, MolActivation, MolForm,
-    MolGate, MolGateWeights, MolOperands, MolScores, Norm, PackedTiles, Pairing, Pooling, QkNorm, Qkv, RopeConfig,
-    RopeStyle, Sampling, StepState, TopStrip, add, advance, argmax, attention, attention_packed, embed, embed_sum,
-    gate_up, geglu, gelu, last_row, layer_norm, linear_norm, matmul, matvec, merge_top, mol, penalize, pool, rms_norm,
-    rope, rope_kv, rope_packed, rope_table, sample, scale, select_top, silu, softmax, split_sum, swiglu,
+    Activation, AttentionConfig, Combination, DeltaRule, Embedding, ExpertDown, ExpertGateUp, ExpertScore, Gate, Gelu,
+    Heads, LayerNorm, Linear, MAX_PAST, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores,
+    N_STATES, Norm, PackedTiles, Pairing, Pooling, QkNorm, Qkv, RopeConfig, RopeStyle, Router, Sampling, ShortConv,
+    StepState, TopStrip, add, advance, argmax, attention, attention_packed, embed, embed_sum, gate_up, geglu, gelu,
+    last_row, layer_norm, linear_norm, matmul, matvec, merge_top, mol, penalize, pool, rms_norm, rope, rope_kv,
+    rope_packed, rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum, swiglu,
 };
 use crate::recording::{PipelineKey, Recorder, Recording, Step, Workspace};
 use crate::shaders::{self, Kernel, Tier, Variant};
@@ -145,6 +146,14 @@ impl Form<'_> {
         self.get(name).is_some_and(|value| value != 0)
     }
 
+    fn gate(&self) -> Gate {
+        match self.activation() {
+            _ if self.is("CLAMPED") => Gate::Clamped,
+            Some(Activation::Gelu(form)) => Gate::Gelu(form),
+            _ => Gate::Silu,
+        }
+    }
+
     fn activation(&self) -> Option<Activation> {
         match (self.is("GELU"), self.is("GELU_TANH"), self.is("TANH")) {
             (_, true, _) => Some(Activation::Gelu(Gelu::Tanh)),
@@ -209,7 +218,7 @@ async fn outputs(device: &Device, recording: &Recording, tensors: &[Tensor]) -> 
 }
 
 /// How the kernels of forward passes and searches are recorded, and what of it is compared.
-static CHECKS: [(&Kernel, Record); 33] = [
+static CHECKS: [(&Kernel, Record); 39] = [
     (&shaders::RMS_NORM, |rec, _| {
         let y = blank(rec, &[3, 260])?;
         rms_norm(rec, &input(rec, &[3, 260])?, &input(rec, &[260])?, &y, 1e-5)?;
@@ -284,7 +293,10 @@ static CHECKS: [(&Kernel, Record); 33] = [
         let n_kv_heads = if form.get("ROWS") == Some(8) { 4 } else { 2 };
         let head_dim = form.get("PARTS").map_or(32, |parts| 64 * parts);
         let config = config([2 * n_kv_heads, n_kv_heads, head_dim]);
-        let y = attend(rec, &config, 16, 64, 21)?;
+        let y = attend(rec, form, &config, 16, 64, 21)?;
+        if form.is("SINKS") {
+            return Ok(vec![y]);
+        }
         let Some(rows) = form.get("ROWS").filter(|&rows| rows < 8) else {
             return Ok(vec![y, attend_packed(rec, &config, &[10, 6])?]);
         };
@@ -353,11 +365,53 @@ static CHECKS: [(&Kernel, Record); 33] = [
     (&shaders::GATE_UP, |rec, form| {
         let (w, vector) = (matrix(rec.device(), form.weight, 22, DIM)?, input(rec, &[DIM])?);
         let (x, y) = (input(rec, &[2, DIM])?, blank(rec, &[2, 11])?);
-        let gate = match form.activation() {
-            Some(Activation::Gelu(form)) => Gate::Gelu(form),
-            _ => Gate::Silu,
-        };
-        gate_up(rec, &w, norm(form, &vector), gate, &x, &y)?;
+        gate_up(rec, &w, norm(form, &vector), form.gate(), &x, &y)?;
+        Ok(vec![y])
+    }),
+    (&shaders::SHORT_CONV, |rec, _| {
+        let (weight, past) = (input(rec, &[70, 3])?, input(rec, &[N_STATES, MAX_PAST, 70])?);
+        let (x, y, plain) = (input(rec, &[3, 210])?, blank(rec, &[3, 70])?, blank(rec, &[3, 70])?);
+        let gated = ShortConv { weight: &weight, bias: None, gated: true };
+        gated.record(rec, &state(rec, 5, 3)?, &x, &past, &y)?;
+        ShortConv { gated: false, ..gated }.record(rec, &state(rec, 2, 3)?, &x, &past, &plain)?;
+        Ok(vec![y, plain, past])
+    }),
+    (&shaders::DELTA_RULE, |rec, _| {
+        let rule = DeltaRule { n_key_heads: 1, n_heads: 2, key_dim: 20, value_dim: 12, grouped: true };
+        let (qkv, x) = (input(rec, &[3, rule.channels()])?, input(rec, &[3, rule.inputs()])?);
+        let (heads, y) = (input(rec, &[16])?, blank(rec, &[3, 24])?);
+        let matrices = input(rec, &[N_STATES, 2, 20, 12])?;
+        rule.record(rec, &state(rec, 5, 3)?, [&qkv, &x, &heads], 1e-5, &matrices, &y)?;
+        Ok(vec![y, matrices])
+    }),
+    (&shaders::SIGMOID_GATE, |rec, _| {
+        let (gates, y) = (input(rec, &[3, 50])?, input(rec, &[3, 40])?);
+        sigmoid_gate(rec, &gates, 7, &y)?;
+        Ok(vec![y])
+    }),
+    (&shaders::ROUTE, |rec, _| {
+        let routes = rec.device().upload::<u32>("routes", &[3, 4, 2], &[0; 24])?;
+        let router = Router { score: ExpertScore::Softmax, shares: true, scale: 1.0 };
+        route(rec, &router, &input(rec, &[3, 70])?, None, &routes)?;
+        // Experts that are nearly as good may change places: only what their weights make of numbers is compared.
+        let (w, x, y) =
+            (matrix(rec.device(), WeightType::F32, 70 * 4, DIM)?, input(rec, &[12, DIM])?, blank(rec, &[3, 4])?);
+        ExpertDown { w: &w, bias: None, accumulate: false }.record(rec, &x, &routes, &y)?;
+        Ok(vec![y])
+    }),
+    (&shaders::EXPERT_GATE_UP, |rec, form| {
+        let (w, vector) = (matrix(rec.device(), form.weight, 3 * 22, DIM)?, input(rec, &[DIM])?);
+        let (x, y, routes) = (input(rec, &[2, DIM])?, blank(rec, &[4, 11])?, some_routes(rec)?);
+        let gate = form.gate();
+        let norm = norm(form, &vector);
+        let gate_up = ExpertGateUp { w: &w, bias: None, norm, n_experts: 3, by_expert: true, gate };
+        gate_up.record(rec, &x, &routes, &y)?;
+        Ok(vec![y])
+    }),
+    (&shaders::EXPERT_DOWN, |rec, form| {
+        let (w, x, y) =
+            (matrix(rec.device(), form.weight, 3 * 10, DIM)?, input(rec, &[4, DIM])?, blank(rec, &[2, 10])?);
+        ExpertDown { w: &w, bias: None, accumulate: false }.record(rec, &x, &some_routes(rec)?, &y)?;
         Ok(vec![y])
     }),
     (&shaders::MATMUL, |rec, form| {
@@ -426,6 +480,14 @@ fn blank(rec: &Recorder, shape: &[u32]) -> Result<Tensor, Error> {
     rec.device().upload("y", shape, &vec![0f32; shape.iter().product::<u32>() as usize])
 }
 
+/// Two of three experts for each of two tokens.
+#[inline(never)]
+fn some_routes(rec: &Recorder) -> Result<Tensor, Error> {
+    let routes = [(2, 0.5f32), (0, 0.25), (1, 1.5), (2, -0.75)];
+    let words: Vec<u32> = routes.iter().flat_map(|&(expert, weight)| [expert, weight.to_bits()]).collect();
+    rec.device().upload("routes", &[2, 2, 2], &words)
+}
+
 #[inline(never)]
 fn state(rec: &Recorder, pos: u32, n_tokens: u32) -> Result<StepState, Error> {
     let state = StepState::declare()?;
@@ -452,6 +514,7 @@ fn config([n_heads, n_kv_heads, head_dim]: [u32; 3]) -> AttentionConfig {
 #[inline(never)]
 fn attend(
     rec: &mut Recorder,
+    form: &Form<'_>,
     config: &AttentionConfig,
     n_tokens: u32,
     capacity: u32,
@@ -460,7 +523,9 @@ fn attend(
     let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = *config;
     let (q, y) = (input(rec, &[n_tokens, n_heads * head_dim])?, blank(rec, &[n_tokens, n_heads * head_dim])?);
     let cache = [n_kv_heads, capacity, head_dim];
-    attention(rec, &state(rec, pos, n_tokens)?, config, &q, &input(rec, &cache)?, &input(rec, &cache)?, &y)?;
+    let (state, k, v) = (state(rec, pos, n_tokens)?, input(rec, &cache)?, input(rec, &cache)?);
+    let sinks = if form.is("SINKS") { Some(input(rec, &[n_heads])?) } else { None };
+    attention(rec, &state, config, sinks.as_ref(), &q, [&k, &v], &y)?;
     Ok(y)
 }
 
@@ -481,7 +546,7 @@ fn attend_packed(rec: &mut Recorder, config: &AttentionConfig, lengths: &[u32]) 
 fn decode(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
     let rows = form.get("ROWS").unwrap_or(2);
     let config = config([2 * rows, 2, 32]);
-    Ok(vec![attend(rec, &config, 1, 1500, 1100)?, attend(rec, &config, 1, 100, 70)?])
+    Ok(vec![attend(rec, form, &config, 1, 1500, 1100)?, attend(rec, form, &config, 1, 100, 70)?])
 }
 
 /// The highest of more logits than a workgroup has.
@@ -507,7 +572,7 @@ fn best(rec: &mut Recorder, _: &Form<'_>) -> Result<Vec<Tensor>, Error> {
 fn heads<'a>(form: &Form<'_>, table: &'a Tensor, weight: &'a Tensor) -> Heads<'a> {
     let norm = QkNorm::of(form.get("NORM").unwrap_or(0));
     let (rope, norm) = (Some((&ROPE, table)), norm.map(|norm| (norm, weight, 1e-5)));
-    Heads { n_heads: 2, n_kv_heads: 1, head_dim: 16, rope, norm }
+    Heads { n_heads: 2, n_kv_heads: 1, head_dim: 16, first_column: 0, rope, norm }
 }
 
 /// The weights of those heads' norms.

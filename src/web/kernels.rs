@@ -157,7 +157,7 @@ impl Device {
             let scale = (head_dim as f32).sqrt().recip();
             let config =
                 AttentionConfig { n_heads, n_kv_heads, head_dim, window: None, scale, soft_cap: None, causal: true };
-            kernels::attention(rec, &state, &config, &q, &keys, &values, y)
+            kernels::attention(rec, &state, &config, None, &q, [&keys, &values], y)
         })
     }
 }

@@ -175,6 +175,7 @@ fn row(rows: &[f32], i: usize, dim: usize) -> Vec<f64> {
 fn oracle(
     [t, h, hkv, d]: [u32; 4],
     soft_cap: Option<f32>,
+    sinks: Option<&[f32]>,
     visible: impl Fn(u32) -> Range<u32>,
     query: impl Fn(u32, u32) -> Vec<f64>,
     key: impl Fn(u32, u32) -> Vec<f64>,
@@ -205,9 +206,10 @@ fn oracle(
         let factor = f64::from(scale);
         let cap = soft_cap.map(f64::from);
         let capped = |score: f64| cap.map_or(score * factor, |cap| cap * (score * factor / cap).tanh());
-        let highest = of_query.iter().map(|(score, _)| capped(*score)).fold(f64::MIN, f64::max);
+        let sink = sinks.map(|sinks| f64::from(sinks[head as usize]));
+        let highest = of_query.iter().map(|(score, _)| capped(*score)).fold(sink.unwrap_or(f64::MIN), f64::max);
         let weights: Vec<f64> = of_query.iter().map(|(score, _)| (capped(*score) - highest).exp()).collect();
-        let total: f64 = weights.iter().sum();
+        let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - highest).exp());
         // What rounding does to a score it does to its weight, relatively; `exp` adds its own.
         let relative = |(score, magnitude): &(f64, f64)| {
             let of_cap = cap.map_or(0.0, |cap| cap_rounding(score * factor, cap));
@@ -254,7 +256,7 @@ fn packed(source: &mut Source, lengths: &'static [u32], [h, hkv, d, window]: [u3
         first.max((token + 1).saturating_sub(window))..end.min(token + window)
     };
     let (scale, want) =
-        oracle([n_tokens, h, hkv, d], None, visible, row, |g, s| row(s, h + g), |g, s| row(s, h + hkv + g));
+        oracle([n_tokens, h, hkv, d], None, None, visible, row, |g, s| row(s, h + g), |g, s| row(s, h + hkv + g));
     let window = (window > 0).then_some(window);
     let config = AttentionConfig { n_heads: h, n_kv_heads: hkv, head_dim: d, window, scale, soft_cap: None, causal };
     let operands = vec![
@@ -298,8 +300,12 @@ fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6], options
         }
     };
     let query = |t: u32, head: u32| row(&q, (t * h + head) as usize, d as usize);
+    // Every other case has sinks, of scores that matter beside those of the keys.
+    let has_sinks = (pos + h) % 2 == 1;
+    let sinks: Vec<f32> = source.normal(h).into_iter().map(|sink| 2.0 * sink + 3.0).collect();
+    let own_sinks = has_sinks.then_some(&sinks[..]);
     let (scale, want) =
-        oracle([t, h, hkv, d], soft_cap, visible, query, |g, s| cached(&k, g, s), |g, s| cached(&v, g, s));
+        oracle([t, h, hkv, d], soft_cap, own_sinks, visible, query, |g, s| cached(&k, g, s), |g, s| cached(&v, g, s));
     let config = AttentionConfig {
         n_heads: h,
         n_kv_heads: hkv,
@@ -315,10 +321,12 @@ fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6], options
         Operand::floats("q", &[t, h * d], q),
         Operand::floats("k", &cache, k),
         Operand::floats("v", &cache, v),
+        Operand::floats("sinks", &[h], sinks),
         Operand::close("y", &[t, h * d], want, 1e-9),
     ];
     Job::new(operands, move |rec, bound| {
         let tensor = |i| bound.tensor(i);
-        kernels::attention(rec, bound.state(0), &config, tensor(1), tensor(2), tensor(3), tensor(4))
+        let sinks = has_sinks.then(|| tensor(4));
+        kernels::attention(rec, bound.state(0), &config, sinks, tensor(1), [tensor(2), tensor(3)], tensor(5))
     })
 }

@@ -236,7 +236,7 @@ fn attention_shapes() {
     ];
     let run = |config: AttentionConfig| {
         move |rec: &mut Recorder, state: &StepState, t: &[Tensor]| {
-            kernels::attention(rec, state, &config, &t[0], &t[1], &t[2], &t[3])
+            kernels::attention(rec, state, &config, None, &t[0], [&t[1], &t[2]], &t[3])
         }
     };
     check("attention", &operands, run(config));
@@ -281,7 +281,7 @@ fn rope_shapes() {
         ("k", &[2, 9, 8], &[2, 72], "k"),
         ("v", &[2, 9, 8], &[2, 8, 9], "v"),
     ];
-    let heads = Heads { n_heads: 4, n_kv_heads: 2, head_dim: 8, rope: None, norm: None };
+    let heads = Heads { n_heads: 4, n_kv_heads: 2, head_dim: 8, first_column: 0, rope: None, norm: None };
     check("rope_kv", &rope_kv, |rec, state, t| {
         let rope = config(6);
         kernels::rope_kv(rec, state, &Heads { rope: Some((&rope, &t[0])), ..heads }, &t[1], &t[2], [&t[3], &t[4]])

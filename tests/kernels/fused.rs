@@ -46,7 +46,8 @@ pub fn cases(cases: &mut Vec<Case>) {
                     ("+gelu", Gate::Gelu(Gelu::Exact)),
                     ("", Gate::Silu),
                     ("+gelu tanh", Gate::Gelu(Gelu::Tanh)),
-                ][i % 4];
+                    ("+clamped", Gate::Clamped),
+                ][i % 5];
                 cases.push(Case {
                     kernel: "gate_up",
                     variant: format!("{weight}{}{act}", if norm { "+norm" } else { "" }),
@@ -76,7 +77,7 @@ pub fn cases(cases: &mut Vec<Case>) {
 }
 
 /// `gelu(gate) * up` of sums that are known within their bounds.
-fn geglu(gate: &Expected, up: &Expected, form: Gelu) -> Expected {
+pub fn geglu(gate: &Expected, up: &Expected, form: Gelu) -> Expected {
     let gelu = activated_within(gate, Activation::Gelu(form));
     let value = gelu.value * up.value;
     Expected {
@@ -88,7 +89,7 @@ fn geglu(gate: &Expected, up: &Expected, form: Gelu) -> Expected {
 }
 
 /// `silu(gate) * up` of sums that are known within their bounds. The derivative of silu is at most 1.1.
-fn swiglu(gate: &Expected, up: &Expected) -> Expected {
+pub fn swiglu(gate: &Expected, up: &Expected) -> Expected {
     let (z, u) = (gate.value, up.value);
     let silu = z / (1.0 + (-z).exp());
     let value = silu * u;
@@ -100,6 +101,22 @@ fn swiglu(gate: &Expected, up: &Expected) -> Expected {
     let all = spread(gate.bound + gate.floor, up.bound + up.floor);
     let floor = all - spread(gate.bound, up.bound) + FLUSH * (1.0 + z.abs()) * (1.0 + u.abs());
     let power = value.powi(2).max(1.21 * gate.power * u * u + silu * silu * up.power);
+    Expected { value, bound, floor, power }
+}
+
+/// gpt-oss's gate of sums that are known within their bounds. The derivative of `g sigmoid(1.702 g)` is at most 1.1.
+pub fn clamped(gate: &Expected, up: &Expected) -> Expected {
+    let (g, u) = (gate.value.min(7.0), up.value.clamp(-7.0, 7.0) + 1.0);
+    let unit = g / (1.0 + (-1.702 * g).exp());
+    let value = unit * u;
+    let share = 1.0 / (1.0 + (1.702 * g).exp());
+    let rounding = (exp_rounding((1.702 * g).min(88.0)) + 4.0 * ROUND * (1.702 * g).abs()) * share + 12.0 * ROUND;
+    let spread = |gate: f64, up: f64| 1.1 * gate * u.abs() + (unit.abs() + 1.1 * gate) * up;
+    let up_bound = up.bound + ROUND * u.abs().max(1.0);
+    let bound = spread(gate.bound, up_bound) + rounding * (value.abs() + spread(gate.bound, up_bound));
+    let all = spread(gate.bound + gate.floor, up_bound + up.floor);
+    let floor = all - spread(gate.bound, up_bound) + FLUSH * (1.0 + g.abs()) * (1.0 + u.abs());
+    let power = value.powi(2).max(1.21 * gate.power * u * u + unit * unit * up.power.max(1.0));
     Expected { value, bound, floor, power }
 }
 
@@ -117,6 +134,7 @@ fn gate_up(source: &mut Source, weight: WeightType, has_norm: bool, gate: Gate, 
             let gated = |(z, up): (&Expected, &Expected)| match gate {
                 Gate::Silu => swiglu(z, up),
                 Gate::Gelu(form) => geglu(z, up, form),
+                Gate::Clamped => clamped(z, up),
             };
             gates.iter().zip(ups).map(gated).collect::<Vec<_>>()
         })

@@ -19,6 +19,7 @@ mod draws;
 mod embed;
 #[cfg(not(target_arch = "wasm32"))]
 mod errors;
+mod experts;
 #[cfg(not(target_arch = "wasm32"))]
 mod fold;
 mod fused;
@@ -32,6 +33,7 @@ mod norm;
 mod pool;
 #[cfg(not(target_arch = "wasm32"))]
 mod probe;
+mod recurrent;
 mod rope;
 mod sample;
 mod select_top;
@@ -83,11 +85,13 @@ fn all_cases() -> Vec<Case> {
     attention::cases(&mut cases);
     by_head::cases(&mut cases);
     embed::cases(&mut cases);
+    experts::cases(&mut cases);
     fused::cases(&mut cases);
     linear::cases(&mut cases);
     mol::cases(&mut cases);
     norm::cases(&mut cases);
     pool::cases(&mut cases);
+    recurrent::cases(&mut cases);
     rope::cases(&mut cases);
     sample::cases(&mut cases);
     select_top::cases(&mut cases);

@@ -265,12 +265,14 @@ fn rope_kv(
 ) -> Job {
     let angles = Angles::new(source, capacity, rot, pos % 3);
     let heads = h + 2 * hkv;
-    let qkv = source.rows(t, heads * d);
+    // Now and then something else's columns come first.
+    let first = if h % 2 == 0 { 12 } else { 0 };
+    let qkv = source.rows(t, first + heads * d);
     let weight = norm_weights(source, norm, [h, hkv, d]);
     let rot_dims = if style.is_some() { rot } else { 0 };
     let (mut projected, mut factors) = (Vec::new(), Vec::new());
-    for row in qkv.chunks_exact((heads * d) as usize) {
-        let (of_row, of_heads) = normed(row, norm, &weight, [h, hkv, d]);
+    for row in qkv.chunks_exact((first + heads * d) as usize) {
+        let (of_row, of_heads) = normed(&row[first as usize..], norm, &weight, [h, hkv, d]);
         projected.extend(of_row);
         factors.extend(of_heads);
     }
@@ -291,7 +293,7 @@ fn rope_kv(
         angles.state(pos, t),
         angles.operand(),
         Operand::floats("weight", &[weight.len() as u32], weight),
-        Operand::floats("qkv", &[t, heads * d], qkv),
+        Operand::floats("qkv", &[t, first + heads * d], qkv),
         Operand::close("q", &[t, h * d], q, NMSE),
         Operand::close("k", &cache, k, NMSE),
         Operand::close("v", &cache, v, NMSE),
@@ -301,7 +303,7 @@ fn rope_kv(
         let config = style.map(|style| angles.config(style));
         let rope = config.as_ref().map(|config| (config, tensor(1)));
         let norm = norm.map(|norm| (norm, tensor(2), EPS));
-        let heads = Heads { n_heads: h, n_kv_heads: hkv, head_dim: d, rope, norm };
+        let heads = Heads { n_heads: h, n_kv_heads: hkv, head_dim: d, first_column: first, rope, norm };
         kernels::rope_kv(rec, bound.state(0), &heads, tensor(3), tensor(4), [tensor(5), tensor(6)])
     })
 }
@@ -348,7 +350,7 @@ fn rope_packed(
         let config = style.map(|style| config(style, rot));
         let rope = config.as_ref().map(|config| (config, bound.tensor(1)));
         let norm = norm.map(|norm| (norm, bound.tensor(2), EPS));
-        let heads = Heads { n_heads: h, n_kv_heads: hkv, head_dim: d, rope, norm };
+        let heads = Heads { n_heads: h, n_kv_heads: hkv, head_dim: d, first_column: 0, rope, norm };
         kernels::rope_packed(rec, &heads, bound.tensor(0), bound.tensor(3))
     })
 }

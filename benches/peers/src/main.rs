@@ -106,7 +106,7 @@ fn ours(op: Op, device: &Device) -> Result<Contender> {
             let k = device.upload("k", &cache, &by_head(2))?;
             let v = device.upload("v", &cache, &by_head(3))?;
             let y = output(&[tokens, heads * head_dim])?;
-            kernels::attention(&mut rec, &state, &config, &q, &k, &v, &y)?;
+            kernels::attention(&mut rec, &state, &config, None, &q, [&k, &v], &y)?;
             y
         }
     };

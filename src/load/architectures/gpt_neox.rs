@@ -22,7 +22,7 @@ pub(super) const GPT_NEOX: Architecture = Architecture {
         ("mlp.dense_4h_to_h", "ffn_down"),
     ],
     stored: |name, n_heads| match name.contains(".attn_qkv.") {
-        true => Stored::QkvByHead { n_heads },
+        true => Stored::ByHead { n_heads, kinds: &[0, 1, 2] },
         false => Stored::AsRead,
     },
     eps: (Key("attention.layer_norm_epsilon", "layer_norm_eps"), Some(1e-5)),

@@ -1,26 +1,27 @@
 //! Llama (Touvron et al. 2023, arXiv:2302.13971) and Mistral (Jiang et al. 2023, arXiv:2310.06825), which adds a window;
 //! Ministral 3 (2025), whose queries grow with their position, which the rotation's keys say.
 
-use super::{Architecture, RMS_EPS, WINDOW};
+use super::{Architecture, RMS_EPS, SHARES, WINDOW, mixture};
 use crate::kernels::RopeStyle;
 use crate::load::catalog::Stored;
-use crate::load::keys::Key;
 
 pub(super) const LLAMA: Architecture = Architecture {
     gguf: "llama",
     json: &["llama", "mistral"],
     pairs: [RopeStyle::Interleaved, RopeStyle::Halves],
     names: &[],
+    gguf_names: &[],
     stored: |_, _| Stored::AsRead,
+    gguf_stored: |_, _| Stored::AsRead,
     tied: false,
     eps: (RMS_EPS, None),
     activation: "silu",
     gated: true,
     ffn_widths: None,
     describe: |keys, config| {
-        let experts = Key("expert_count", "num_local_experts");
-        if let Some(n @ 1..) = keys.u32(experts)? {
-            return Err(keys.unsupported(experts, n, "models without experts"));
+        // Mixtral in GGUF.
+        if keys.is_gguf() {
+            mixture(keys, config, SHARES, |_| true)?;
         }
         let window = keys.u32(WINDOW)?;
         config.blocks.iter_mut().for_each(|block| block.attention.window = window);
@@ -29,3 +30,20 @@ pub(super) const LLAMA: Architecture = Architecture {
 };
 
 pub(super) const MISTRAL3: Architecture = Architecture { gguf: "mistral3", json: &["ministral3"], ..LLAMA };
+
+/// A mixture of experts (Jiang et al. 2024, arXiv:2401.04088). GGUF files of it say that they are Llama, hence no name.
+pub(super) const MIXTRAL: Architecture = Architecture {
+    gguf: "",
+    json: &["mixtral"],
+    names: &[
+        ("block_sparse_moe.gate", "ffn_gate_inp"),
+        ("block_sparse_moe.experts.w1", "ffn_gate_exps"),
+        ("block_sparse_moe.experts.w3", "ffn_up_exps"),
+        ("block_sparse_moe.experts.w2", "ffn_down_exps"),
+    ],
+    describe: |keys, config| {
+        mixture(keys, config, SHARES, |_| true)?;
+        (LLAMA.describe)(keys, config)
+    },
+    ..LLAMA
+};

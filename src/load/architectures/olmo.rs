@@ -2,8 +2,8 @@
 //! and another rotation beyond them.
 
 use super::llama::LLAMA;
-use super::{Architecture, WINDOW, add_local_rope, sliding};
-use crate::kernels::{QkNorm, RopeStyle};
+use super::{Architecture, SHARES, WINDOW, add_local_rope, mixture, sliding};
+use crate::kernels::{QkNorm, RopeStyle, Router};
 use crate::model::NormPlace;
 
 pub(super) const OLMO2: Architecture = Architecture {
@@ -31,3 +31,16 @@ pub(super) const OLMO2: Architecture = Architecture {
 
 /// GGUF files of it say that they are OLMo 2, hence no name.
 pub(super) const OLMO3: Architecture = Architecture { gguf: "", json: &["olmo3"], ..OLMO2 };
+
+/// Experts whose weights are their scores (Muennighoff et al. 2024, arXiv:2409.02060), and norms of inputs.
+pub(super) const OLMOE: Architecture = Architecture {
+    gguf: "olmoe",
+    json: &["olmoe"],
+    names: &[],
+    describe: |keys, config| {
+        mixture(keys, config, Router { shares: false, ..SHARES }, |_| true)?;
+        config.blocks.iter_mut().for_each(|block| block.attention.qk_norm = Some(QkNorm::Whole));
+        Ok(())
+    },
+    ..OLMO2
+};

@@ -3,7 +3,7 @@
 //! al. 2025, arXiv:2506.05176).
 
 use super::llama::LLAMA;
-use super::{Architecture, WINDOW, encoder, listed_sliding};
+use super::{Architecture, SHARES, WINDOW, encoder, listed_sliding, mixture};
 use crate::error::Error;
 use crate::kernels::{QkNorm, RopeStyle};
 use crate::load::keys::{Key, Keys};
@@ -23,6 +23,19 @@ pub(super) const QWEN3: Architecture = Architecture {
         windows(keys, config)
     },
     ..QWEN2
+};
+
+/// Experts in all layers, or in every so many, but those that are listed.
+pub(super) const QWEN3_MOE: Architecture = Architecture {
+    gguf: "qwen3moe",
+    json: &["qwen3_moe"],
+    describe: |keys, config| {
+        let every = keys.u32(Key("", "decoder_sparse_step"))?.unwrap_or(1).max(1) as usize;
+        let dense = keys.u32s(Key("", "mlp_only_layers"))?.unwrap_or_default();
+        mixture(keys, config, SHARES, |l| (l + 1) % every == 0 && !dense.contains(&(l as u32)))?;
+        (QWEN3.describe)(keys, config)
+    },
+    ..QWEN3
 };
 
 /// The window of the layers after the first few, where it is used at all. GGUF files have none.

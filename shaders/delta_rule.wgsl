@@ -1,0 +1,110 @@
+// The gated delta rule (Yang et al. 2024, arXiv:2412.06464) of each value head, token after token, and the gated norm of what
+// it gives:
+//
+//     S = exp(a softplus(alpha[t] + dt)) S;   S += k[t] (beta[t] (v[t] - S^T k[t]))^T;   o = S^T q[t] / sqrt(Dk)
+//     y[t] = weight * o / sqrt(mean of o^2 + eps) * silu(z[t])
+//
+// with q and k of length 1 and beta = sigmoid. The matrix S before the pass is in one of N_STATES slots by its position, and
+// the last one goes to another. Dispatch (heads folded over x and y), one workgroup per value head.
+#import reduce t0=reduce t2=reduce_subgroup
+#import state
+#import silu
+#import fold
+
+struct Params {
+    n_tokens: u32, n_key_heads: u32, n_heads: u32, key_dim: u32, // T, Hk, H, Dk
+    value_dim: u32, n_states: u32, x_stride: u32, grouped: u32,  // Dv
+    eps: f32, _pad0: u32, _pad1: u32, _pad2: u32,
+}
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> state: array<u32>;      // step state
+@group(0) @binding(2) var<storage, read> qkv: array<f32>;        // [T, 2 Hk Dk + H Dv]
+@group(0) @binding(3) var<storage, read> x: array<f32>;          // [T, x_stride]: q, k, v as they were, then z, beta, alpha
+@group(0) @binding(4) var<storage, read> heads: array<f32>;      // a, [H]; dt, [H]; norm weight, [Dv]
+@group(0) @binding(5) var<storage, read_write> matrices: array<f32>; // [N_STATES, H, Dk, Dv]
+@group(0) @binding(6) var<storage, read_write> y: array<f32>;    // [T, H Dv]
+
+const WG: u32 = 128u;
+const MOST: u32 = 256u; // Dk, Dv
+const LENGTH_EPS: f32 = 1e-6;
+
+var<workgroup> key: array<f32, MOST>;
+var<workgroup> query: array<f32, MOST>;
+var<workgroup> outs: array<f32, MOST>;
+
+fn softplus(z: f32) -> f32 {
+    return max(z, 0.0) + log(1.0 + exp(-abs(z)));
+}
+
+@compute @workgroup_size(WG)
+fn delta_rule(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let head = group_index(group, grid);
+    if (head >= params.n_heads) {
+        return;
+    }
+    let share = params.n_heads / params.n_key_heads;
+    let key_head = select(head % params.n_key_heads, head / share, params.grouped != 0u);
+    let keys = params.n_key_heads * params.key_dim;
+    let channels = 2u * keys + params.n_heads * params.value_dim;
+    let size = params.key_dim * params.value_dim;
+    let pos = state[POS];
+    let n = min(state[N_TOKENS], params.n_tokens);
+    let to = ((pos + n) % params.n_states * params.n_heads + head) * size;
+    var at = (pos % params.n_states * params.n_heads + head) * size;
+    for (var t = 0u; t < n; t++) {
+        let row = t * channels;
+        var squares = vec2<f32>();
+        for (var i = local; i < params.key_dim; i += WG) {
+            query[i] = qkv[row + key_head * params.key_dim + i];
+            key[i] = qkv[row + keys + key_head * params.key_dim + i];
+            squares += vec2<f32>(query[i] * query[i], key[i] * key[i]);
+        }
+        let query_scale = 1.0 / sqrt((workgroup_sum(local, squares.x) + LENGTH_EPS) * f32(params.key_dim));
+        let key_scale = 1.0 / sqrt(workgroup_sum(local, squares.y) + LENGTH_EPS);
+        let gates = t * params.x_stride + channels;
+        let after_z = gates + params.n_heads * params.value_dim;
+        let beta = 1.0 / (1.0 + exp(min(-x[after_z + head], 88.0)));
+        let step = softplus(x[after_z + params.n_heads + head] + heads[params.n_heads + head]);
+        let decay = exp(heads[head] * step);
+        let begins = t == 0u && pos == 0u;
+        var sum_sq = 0.0;
+        for (var c = local; c < params.value_dim; c += WG) {
+            var known = 0.0;
+            if (!begins) {
+                for (var i = 0u; i < params.key_dim; i++) {
+                    known += matrices[at + i * params.value_dim + c] * key[i];
+                }
+            }
+            let value = qkv[row + 2u * keys + head * params.value_dim + c];
+            let delta = beta * (value - decay * key_scale * known) * key_scale;
+            var out = 0.0;
+            for (var i = 0u; i < params.key_dim; i++) {
+                var element = key[i] * delta;
+                if (!begins) {
+                    element += decay * matrices[at + i * params.value_dim + c];
+                }
+                matrices[to + i * params.value_dim + c] = element;
+                out += element * query[i];
+            }
+            outs[c] = out * query_scale;
+            sum_sq += outs[c] * outs[c];
+        }
+        let scale = 1.0 / sqrt(workgroup_sum(local, sum_sq) / f32(params.value_dim) + params.eps);
+        for (var c = local; c < params.value_dim; c += WG) {
+            let z = x[gates + head * params.value_dim + c];
+            y[(t * params.n_heads + head) * params.value_dim + c] =
+                heads[2u * params.n_heads + c] * outs[c] * scale * silu_at(z);
+        }
+        at = to;
+    }
+    // Rows of padding.
+    for (var t = n; t < params.n_tokens; t++) {
+        for (var c = local; c < params.value_dim; c += WG) {
+            y[(t * params.n_heads + head) * params.value_dim + c] = 0.0;
+        }
+    }
+}

@@ -1,0 +1,58 @@
+// The second product of each token's experts, weighted and added up:
+//
+//     y[t, n] = (y[t, n] +) sum over s of weight[t, s] * (w[e, n] . x[t, s] (+ bias[e, n])),   e = routes[t, s]
+//
+// LANES invocations share four rows of each expert. Dispatch (groups of rows folded over x and y, T in z).
+#weights
+#import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
+#import rows_part
+#import fold
+
+struct Params {
+    n_used: u32, n_out: u32, dim: u32, blocks: u32, // K, C, F
+    w_scales: u32, flags: u32, first_group: u32, n_tokens: u32,
+    n_experts: u32, _pad0: u32, _pad1: u32, _pad2: u32,
+}
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;       // [E C, F], packed
+@group(0) @binding(2) var<storage, read> bias: array<f32>;          // [E C]; any buffer without BIAS
+@group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;       // [T, K, F], F a multiple of 4
+@group(0) @binding(4) var<storage, read> routes: array<vec2<u32>>;  // [T, K] of (expert, bits of its weight)
+@group(0) @binding(5) var<storage, read_write> y: array<f32>;       // [T, C]
+
+const WG: u32 = 64u;
+const BIAS: u32 = 1u;
+const ACCUMULATE: u32 = 2u; // add to what y holds
+
+@compute @workgroup_size(WG)
+fn expert_down(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let n = ((params.first_group + group_index(group, grid)) * (WG / LANES) + local / LANES) * 4u;
+    let t = group.z;
+    // Rows past the end repeat the last one.
+    let rows = min(vec4<u32>(n, n + 1u, n + 2u, n + 3u), vec4<u32>(params.n_out - 1u));
+    var sum = vec4<f32>();
+    for (var s = 0u; s < params.n_used; s++) {
+        let slot = t * params.n_used + s;
+        let weight = bitcast<f32>(routes[slot].y);
+        let of_expert = routes[slot].x * params.n_out + rows;
+        sum += weight * rows_part(local, of_expert, slot);
+        if ((params.flags & BIAS) != 0u && local % LANES == 0u) {
+            sum += weight * vec4<f32>(bias[of_expert.x], bias[of_expert.y], bias[of_expert.z], bias[of_expert.w]);
+        }
+    }
+    sum = lanes_sum(local, sum);
+    if (local % LANES == 0u) {
+        for (var i = 0u; i < 4u && n + i < params.n_out; i++) {
+            let at = t * params.n_out + n + i;
+            if ((params.flags & ACCUMULATE) != 0u) {
+                y[at] += sum[i];
+            } else {
+                y[at] = sum[i];
+            }
+        }
+    }
+}

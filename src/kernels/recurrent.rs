@@ -1,0 +1,190 @@
+//! Layers that keep a state of fixed size in place of keys and values.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{StepState, check_loop, fold};
+use crate::error::Error;
+use crate::recording::Recorder;
+use crate::shaders;
+use crate::tensor::Tensor;
+
+/// Mirrors `Params` in `shaders/short_conv.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct ShortConvParams {
+    pub n_tokens: u32,
+    pub channels: u32,
+    pub taps: u32,
+    pub n_states: u32,
+    pub x_stride: u32,
+    pub x_start: u32,
+    pub flags: u32,
+    pub _pad: u32,
+}
+
+/// Mirrors `Params` in `shaders/delta_rule.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct DeltaRuleParams {
+    pub n_tokens: u32,
+    pub n_key_heads: u32,
+    pub n_heads: u32,
+    pub key_dim: u32,
+    pub value_dim: u32,
+    pub n_states: u32,
+    pub x_stride: u32,
+    pub grouped: u32,
+    pub eps: f32,
+    pub _pad: [u32; 3],
+}
+
+/// Flags of `short_conv`.
+pub(crate) const CONV_GATED: u32 = 1;
+pub(crate) const CONV_BIAS: u32 = 2;
+
+/// States that a layer has room for, in turns: those after the last passes, so that a sequence can go back by as many.
+pub const N_STATES: u32 = 4;
+
+/// Inputs before the pass that a convolution sees at most.
+pub const MAX_PAST: u32 = 3;
+
+/// A causal convolution of each channel.
+#[derive(Clone, Copy, Debug)]
+pub struct ShortConv<'a> {
+    /// `[C, taps]`, up to four taps, the newest input's last.
+    pub weight: &'a Tensor,
+    /// `[C]`.
+    pub bias: Option<&'a Tensor>,
+    /// Whether inputs are products of two thirds of `x`, and the last third multiplies outputs; else outputs go through
+    /// SiLU.
+    pub gated: bool,
+}
+
+impl ShortConv<'_> {
+    /// Records the convolution of the pass's tokens with those before them, whose inputs are in `past`.
+    /// Shader: `shaders/short_conv.wgsl`.
+    ///
+    /// # Shapes
+    /// `x`: `[T, 3 C]` if gated, else `[T, C]` or wider, of which the first C columns count; `past`:
+    /// `[N_STATES, 3, C]`; `y`: `[T, C]`.
+    /// # Errors
+    /// [`Error::Shape`] if the operands disagree, [`Error::Operand`] for more than four taps.
+    pub fn record(
+        &self,
+        rec: &mut Recorder,
+        state: &StepState,
+        x: &Tensor,
+        past: &Tensor,
+        y: &Tensor,
+    ) -> Result<(), Error> {
+        const KERNEL: &str = "short_conv";
+        let ([n_tokens, channels], [_, x_stride]) = (y.dims2(KERNEL, "y")?, x.dims2(KERNEL, "x")?);
+        let [_, taps] = self.weight.dims2(KERNEL, "weight")?;
+        self.weight.expect_shape(KERNEL, "weight", &[channels, taps])?;
+        if taps == 0 || taps > MAX_PAST + 1 {
+            let expected = format!("1 to {} taps", MAX_PAST + 1);
+            return Err(Error::Operand { kernel: KERNEL, operand: "weight", expected, found: taps.to_string() });
+        }
+        let least = if self.gated { 3 * channels } else { channels.max(x_stride) };
+        x.expect_shape(KERNEL, "x", &[n_tokens, least])?;
+        past.expect_shape(KERNEL, "past", &[N_STATES, MAX_PAST, channels])?;
+        if let Some(bias) = self.bias {
+            bias.expect_shape(KERNEL, "bias", &[channels])?;
+        }
+        let gated = if self.gated { CONV_GATED } else { 0 };
+        let params = ShortConvParams {
+            n_tokens,
+            channels,
+            taps,
+            n_states: N_STATES,
+            x_stride,
+            x_start: 0,
+            flags: gated | if self.bias.is_some() { CONV_BIAS } else { 0 },
+            _pad: 0,
+        };
+        let operands = [state.tensor(), x, self.weight, self.bias.unwrap_or(self.weight), past, y];
+        let grid = fold(rec.device(), u64::from(channels.div_ceil(64)));
+        rec.dispatch(&shaders::SHORT_CONV, None, &[], params, &operands, grid)
+    }
+}
+
+/// Shape of the gated delta rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaRule {
+    /// Hk, heads of queries and keys.
+    pub n_key_heads: u32,
+    /// H, heads of values; a multiple of Hk.
+    pub n_heads: u32,
+    /// Dk, up to 256.
+    pub key_dim: u32,
+    /// Dv, up to 256.
+    pub value_dim: u32,
+    /// Whether neighbouring value heads share a key head, rather than every Hk-th.
+    pub grouped: bool,
+}
+
+impl DeltaRule {
+    /// Columns of queries, keys and values side by side.
+    pub fn channels(&self) -> u32 {
+        2 * self.n_key_heads * self.key_dim + self.n_heads * self.value_dim
+    }
+
+    /// Columns of queries, keys, values, the gates of the results, and two numbers for each head.
+    pub fn inputs(&self) -> u32 {
+        self.channels() + self.n_heads * (self.value_dim + 2)
+    }
+
+    /// Records the rule over the pass's tokens, and the gated norm of its results. Shader: `shaders/delta_rule.wgsl`.
+    ///
+    /// # Shapes
+    /// `qkv`: `[T, channels]`; `x`: `[T, inputs]`, of which the columns after the channels count; `heads`: decays, `[H]`,
+    /// time steps, `[H]`, and the norm's weights, `[Dv]`, one after the other; `matrices`: `[N_STATES, H, Dk, Dv]`; `y`:
+    /// `[T, H Dv]`.
+    /// # Errors
+    /// [`Error::Shape`] if the operands disagree, [`Error::Operand`] for a shape that is out of range.
+    pub fn record(
+        &self,
+        rec: &mut Recorder,
+        state: &StepState,
+        [qkv, x, heads]: [&Tensor; 3],
+        eps: f32,
+        matrices: &Tensor,
+        y: &Tensor,
+    ) -> Result<(), Error> {
+        const KERNEL: &str = "delta_rule";
+        let &DeltaRule { n_key_heads, n_heads, key_dim, value_dim, grouped } = self;
+        let wrong = |operand, expected: &str, found: u32| {
+            Err(Error::Operand { kernel: KERNEL, operand, expected: expected.into(), found: found.to_string() })
+        };
+        if key_dim == 0 || key_dim > 256 || value_dim == 0 || value_dim > 256 {
+            return wrong("head_dim", "1 to 256", key_dim.max(value_dim));
+        }
+        if n_key_heads == 0 || !n_heads.is_multiple_of(n_key_heads) {
+            return wrong("n_heads", "a multiple of the key heads", n_heads);
+        }
+        let [n_tokens, _] = y.dims2(KERNEL, "y")?;
+        y.expect_shape(KERNEL, "y", &[n_tokens, n_heads * value_dim])?;
+        qkv.expect_shape(KERNEL, "qkv", &[n_tokens, self.channels()])?;
+        x.expect_shape(KERNEL, "x", &[n_tokens, self.inputs()])?;
+        heads.expect_shape(KERNEL, "heads", &[2 * n_heads + value_dim])?;
+        matrices.expect_shape(KERNEL, "matrices", &[N_STATES, n_heads, key_dim, value_dim])?;
+        let columns = u64::from(value_dim.div_ceil(128));
+        let rounds = u64::from(n_tokens) * (2 * columns * u64::from(key_dim) + 8);
+        check_loop(rec.device(), KERNEL, rounds, n_tokens, "tokens")?;
+        let params = DeltaRuleParams {
+            n_tokens,
+            n_key_heads,
+            n_heads,
+            key_dim,
+            value_dim,
+            n_states: N_STATES,
+            x_stride: self.inputs(),
+            grouped: u32::from(grouped),
+            eps,
+            _pad: [0; 3],
+        };
+        let operands = [state.tensor(), qkv, x, heads, matrices, y];
+        let grid = fold(rec.device(), n_heads.into());
+        rec.dispatch(&shaders::DELTA_RULE, None, &[], params, &operands, grid)
+    }
+}

@@ -1,0 +1,46 @@
+//! gpt-oss (OpenAI 2025, arXiv:2508.10925): experts with a gate of their own, sinks, biases, and a window in every other
+//! layer.
+
+use super::llama::LLAMA;
+use super::{Architecture, SHARES, WINDOW, mixture, sliding};
+use crate::kernels::{Gate, RopeScaling, RopeStyle};
+use crate::load::catalog::Stored;
+use crate::load::keys::Key;
+use crate::model::Between;
+
+pub(super) const GPT_OSS: Architecture = Architecture {
+    gguf: "gpt-oss",
+    json: &["gpt_oss"],
+    pairs: [RopeStyle::Halves; 2],
+    names: &[
+        ("self_attn.sinks", "attn_sinks"),
+        ("mlp.router", "ffn_gate_inp"),
+        ("mlp.experts.gate_up_proj", "ffn_gate_up_exps"),
+        ("mlp.experts.down_proj", "ffn_down_exps"),
+    ],
+    gguf_names: &[("post_attention_norm", "ffn_norm")],
+    stored: |name, _| match name {
+        _ if name.contains(".ffn_gate_up_exps.") => Stored::ExpertsTransposed { paired: true },
+        _ if name.ends_with(".ffn_down_exps.weight") => Stored::ExpertsTransposed { paired: false },
+        _ => Stored::AsRead,
+    },
+    describe: |keys, config| {
+        for (key, known) in [(Key("", "swiglu_alpha"), 1.702), (Key("", "swiglu_limit"), 7.0)] {
+            if let Some(found) = keys.f32(key)?.filter(|&found| found != known) {
+                return Err(keys.unsupported(key, found, &known.to_string()));
+            }
+        }
+        mixture(keys, config, SHARES, |_| true)?;
+        if let Some(RopeScaling::Yarn { truncate, .. }) = config.ropes.first_mut().map(|rope| &mut rope.scaling) {
+            *truncate = false;
+        }
+        let (window, is_local) = (keys.u32(WINDOW)?, sliding(keys, config, 2)?);
+        for (block, is_local) in config.blocks.iter_mut().zip(is_local) {
+            block.attention.sinks = true;
+            block.attention.window = window.filter(|_| is_local);
+            block.feed_forward.between = Between::Gate(Gate::Clamped);
+        }
+        Ok(())
+    },
+    ..LLAMA
+};

@@ -1,0 +1,288 @@
+//! Model files to GGUF files of another type: which tensors are quantised, and the way from one file to the other.
+//!
+//! ```text
+//! GGUF file or folder -> Plan: keys, tensors with their types -> header -> tensor after tensor, a few rows at a time
+//! ```
+//! The rules are those of llama.cpp's quantiser (`src/llama-quant.cpp`) with `--pure`: all matrices get the same type,
+//! except where a row is no whole number of blocks.
+
+mod folder;
+mod importance;
+mod plan;
+mod vocab;
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+
+use super::FileBytes;
+use crate::error::Error;
+use crate::formats::block::dequantize;
+use crate::formats::quantize::{QUANTIZABLE, quantize_row};
+use crate::formats::{BlockType, TensorInfo};
+pub use importance::ImportanceMatrix;
+use plan::{Plan, PlannedTensor};
+
+/// What [`quantize_file`] makes of a file.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct QuantizeOptions {
+    /// Type of the matrices, one of [`QUANTIZABLE`].
+    pub block_type: BlockType,
+    /// How much each column of a matrix matters.
+    pub importance: Option<ImportanceMatrix>,
+    /// Whether a file that is there is replaced.
+    pub overwrite: bool,
+}
+
+impl QuantizeOptions {
+    /// All matrices of this type, without an importance matrix; nothing is replaced.
+    pub fn new(block_type: BlockType) -> QuantizeOptions {
+        QuantizeOptions { block_type, importance: None, overwrite: false }
+    }
+}
+
+/// A tensor that was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrittenTensor {
+    /// Name in the new file.
+    pub name: String,
+    /// Dimensions with the contiguous one last.
+    pub shape: Vec<u64>,
+    /// Type it had.
+    pub from: BlockType,
+    /// Type it has.
+    pub to: BlockType,
+    /// Bytes it has.
+    pub size_bytes: u64,
+    /// Whether its rows are no whole number of blocks of the type asked for, and another was taken.
+    pub fell_back: bool,
+    /// Whether the importance matrix was used for it.
+    pub weighted: bool,
+}
+
+/// What [`quantize_file`] wrote.
+#[derive(Clone, Debug)]
+pub struct QuantizeReport {
+    /// All tensors in the order of the file.
+    pub tensors: Vec<WrittenTensor>,
+    /// Bytes of the files that were read.
+    pub source_bytes: u64,
+    /// Bytes of the new file.
+    pub written_bytes: u64,
+}
+
+impl QuantizeReport {
+    /// Tensors and their bytes by type, the type with most bytes first.
+    pub fn by_type(&self) -> Vec<(BlockType, usize, u64)> {
+        let mut found: Vec<(BlockType, usize, u64)> = Vec::new();
+        for tensor in &self.tensors {
+            match found.iter_mut().find(|(block_type, ..)| *block_type == tensor.to) {
+                Some((_, n, bytes)) => (*n, *bytes) = (*n + 1, *bytes + tensor.size_bytes),
+                None => found.push((tensor.to, 1, tensor.size_bytes)),
+            }
+        }
+        found.sort_by_key(|&(block_type, _, bytes)| (std::cmp::Reverse(bytes), block_type.name()));
+        found
+    }
+}
+
+/// Writes the model at `input` to a new GGUF file whose matrices are of another type.
+///
+/// `input` is a GGUF file (all its shards, if it is the first of several) of any architecture, or a Hugging Face
+/// folder. One-dimensional tensors, norms and a few small matrices keep their type, and all keys stay but those that
+/// the new type changes. The file is written beside `output` under another name, and renamed when it is whole. Memory
+/// is needed for some rows at a time. `progress` is told the tensor in hand, and bytes read so far and in all.
+///
+/// # Errors
+/// [`Error::Io`] if a file cannot be read or written, or is there already; [`Error::InFile`] naming the input and what
+/// is wrong in it, with the tensor's name: numbers that are not finite or too large for the type, types without a
+/// decoder; [`Error::Unsupported`] for a type that is not [`QUANTIZABLE`].
+pub fn quantize_file(
+    input: &Path,
+    output: &Path,
+    options: &QuantizeOptions,
+    progress: &mut dyn FnMut(&str, u64, u64),
+) -> Result<QuantizeReport, Error> {
+    if !QUANTIZABLE.contains(&options.block_type) {
+        return Err(Error::Unsupported {
+            format: "quantize",
+            field: "type".into(),
+            found: options.block_type.name().into(),
+            supported: QUANTIZABLE.map(BlockType::name).join(" "),
+        });
+    }
+    let is_input = output.exists() && input.canonicalize().ok() == output.canonicalize().ok();
+    if output.exists() && (is_input || !options.overwrite) {
+        let what = if is_input { "is the input, which is never replaced" } else { "exists already" };
+        let source = io::Error::new(io::ErrorKind::AlreadyExists, what);
+        return Err(Error::Io { path: output.into(), source });
+    }
+    let plan = Plan::of(input, options)?;
+    let header = plan.header.to_bytes();
+    let mut out = Output::beside(output)?;
+    out.write(&header)?;
+    let source_bytes = plan.files.iter().map(|file| file.len() as u64).sum();
+    let total: u64 = plan.tensors.iter().map(|tensor| tensor.source.size_bytes).sum();
+    let mut done = 0;
+    for tensor in &plan.tensors {
+        let name = &tensor.written.name;
+        progress(name, done, total);
+        write_tensor(&plan, tensor, options, &mut out, &mut |bytes| progress(name, done + bytes, total))?;
+        let padding = plan.header.padding(tensor.written.size_bytes);
+        out.write(&[0; 4096][..padding.min(4096)])?;
+        for _ in 0..padding.saturating_sub(4096) {
+            out.write(&[0])?;
+        }
+        done += tensor.source.size_bytes;
+    }
+    let written_bytes = out.finish()?;
+    let tensors = plan.tensors.into_iter().map(|tensor| tensor.written).collect();
+    Ok(QuantizeReport { tensors, source_bytes, written_bytes })
+}
+
+/// Writes a tensor's data, some rows at a time.
+fn write_tensor(
+    plan: &Plan,
+    tensor: &PlannedTensor,
+    options: &QuantizeOptions,
+    out: &mut Output,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(), Error> {
+    /// Elements that are taken at a time: 8 MiB of floats.
+    const PIECE: usize = 2 << 20;
+    let in_file = |error: Error| error.in_file(&plan.paths[tensor.file]);
+    let source = &tensor.source;
+    let data = source.bytes(&plan.files[tensor.file]).map_err(in_file)?;
+    let ordered = tensor.stored.ordered(source, data);
+    let data = ordered.as_deref().unwrap_or(data);
+    let to = tensor.written.to;
+    if tensor.is_copied() && !is_float(to) {
+        return out.write(data);
+    }
+    // A bias is ordered as the rows of its matrix are.
+    let is_ordered_bias = tensor.order != Order::Same && tensor.written.shape.len() == 1;
+    let row_len = if is_ordered_bias { 1 } else { tensor.written.shape.last().copied().unwrap_or(1) as usize };
+    let bytes_of_row =
+        |block_type: BlockType| row_len / block_type.block_len() as usize * block_type.block_bytes() as usize;
+    let (source_row, to_row) = (bytes_of_row(source.block_type), bytes_of_row(to));
+    let n_rows = data.len() / source_row;
+    // Each expert has importances of its own.
+    let rows_per_matrix = tensor.written.shape.iter().rev().nth(1).copied().unwrap_or(1) as usize;
+    let importance = tensor.written.weighted.then(|| options.importance.as_ref()?.get(&tensor.written.name)).flatten();
+    let piece_rows = (PIECE / row_len).clamp(1, n_rows.max(1));
+    let mut blocks = vec![0; piece_rows * to_row];
+    for first in (0..n_rows).step_by(piece_rows) {
+        let n = piece_rows.min(n_rows - first);
+        let blocks = &mut blocks[..n * to_row];
+        blocks
+            .par_chunks_mut(to_row)
+            .enumerate()
+            .try_for_each_init(
+                || vec![0.0; row_len],
+                |values, (i, blocks)| {
+                    let row = first + i;
+                    let at = tensor.order.source_row(row);
+                    let bytes = data.get(at * source_row..(at + 1) * source_row).unwrap_or_default();
+                    dequantize(source.block_type, bytes, values)?;
+                    if tensor.adds_one {
+                        values.iter_mut().for_each(|value| *value += 1.0);
+                    }
+                    let importance = importance.and_then(|all| all.chunks_exact(row_len).nth(row / rows_per_matrix));
+                    quantize_row(to, values, importance, blocks).map_err(|error| at_tensor(error, source, row))
+                },
+            )
+            .map_err(in_file)?;
+        out.write(blocks)?;
+        progress(((first + n) * source_row) as u64);
+    }
+    Ok(())
+}
+
+fn is_float(block_type: BlockType) -> bool {
+    matches!(block_type, BlockType::F32 | BlockType::F16 | BlockType::BF16)
+}
+
+/// Names the tensor and the row in which a number cannot be written.
+fn at_tensor(error: Error, tensor: &TensorInfo, row: usize) -> Error {
+    match error {
+        Error::Operand { expected, found, .. } => Error::Format {
+            format: "quantize",
+            field: format!("row {row} of tensor `{}`", tensor.name.escape_debug()),
+            offset: tensor.offset,
+            expected,
+            found,
+        },
+        other => other,
+    }
+}
+
+/// A file that is not there under its name until it is whole.
+struct Output {
+    path: PathBuf,
+    partial: PathBuf,
+    file: Option<BufWriter<File>>,
+    written_bytes: u64,
+}
+
+impl Output {
+    /// Opens a file of another name in the folder of `path`.
+    fn beside(path: &Path) -> Result<Output, Error> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let partial = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
+        let opened = OpenOptions::new().write(true).create_new(true).open(&partial);
+        let file = opened.map_err(|source| Error::Io { path: partial.clone(), source })?;
+        Ok(Output { path: path.into(), partial, file: Some(BufWriter::with_capacity(1 << 20, file)), written_bytes: 0 })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let Some(file) = &mut self.file else { return Ok(()) };
+        file.write_all(bytes).map_err(|source| Error::Io { path: self.partial.clone(), source })?;
+        self.written_bytes += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Gives the whole file its name. Returns its bytes.
+    fn finish(mut self) -> Result<u64, Error> {
+        let io = |source| Error::Io { path: self.path.clone(), source };
+        if let Some(file) = self.file.take() {
+            let file = file.into_inner().map_err(|error| io(error.into_error()))?;
+            file.sync_all().map_err(io)?;
+        }
+        std::fs::rename(&self.partial, &self.path).map_err(io)?;
+        Ok(self.written_bytes)
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        // After `finish` there is no such file.
+        drop(self.file.take());
+        let _ = std::fs::remove_file(&self.partial);
+    }
+}
+
+/// Which row of the source stands at which place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// As they are.
+    Same,
+    /// In each head of so many rows, the pairs (i, i + half) next to each other: rotated halves to rotated pairs.
+    Pairs(usize),
+}
+
+impl Order {
+    fn source_row(self, row: usize) -> usize {
+        match self {
+            Order::Same => row,
+            Order::Pairs(head) => row / head * head + row % head / 2 + row % 2 * (head / 2),
+        }
+    }
+}
+
+/// A mapped file, and its path for messages.
+fn map(path: &Path) -> Result<(PathBuf, FileBytes), Error> {
+    Ok((path.into(), FileBytes::map(path)?))
+}

@@ -1,0 +1,203 @@
+//! `short_conv`, `delta_rule` and `sigmoid_gate`: layers that keep a state of fixed size.
+
+use tilewright::kernels::{self, DeltaRule, MAX_PAST, N_STATES, ShortConv};
+
+use crate::harness::{Case, Job, Operand, Want};
+use crate::inputs::{Inputs, Source};
+
+/// T, C, taps, pos, tokens in the pass.
+const CONV: [[u32; 5]; 8] = [
+    [1, 1, 1, 0, 1],
+    [1, 3, 2, 1, 1],
+    [5, 31, 3, 0, 5],
+    [1, 64, 3, 3, 1],
+    [2, 65, 4, 2, 2],
+    [8, 7, 4, 9, 5],
+    [4, 130, 3, 4, 4],
+    [33, 5, 4, 1, 33],
+];
+
+/// T, Hk, H, Dk, Dv, pos, tokens in the pass.
+const DELTA: [[u32; 7]; 7] = [
+    [1, 1, 1, 1, 1, 0, 1],
+    [1, 1, 2, 16, 16, 3, 1],
+    [6, 2, 4, 8, 20, 0, 6],
+    [3, 1, 3, 33, 4, 7, 2],
+    [2, 2, 2, 128, 128, 1, 2],
+    [9, 1, 1, 20, 130, 2, 9],
+    [4, 3, 6, 64, 32, 4, 4],
+];
+
+/// T, C, first column of the gates; 0 and a single column for whole rows.
+const GATE: [[u32; 3]; 5] = [[1, 1, 0], [3, 40, 7], [2, 257, 0], [5, 64, 100], [1, 1000, 3]];
+
+pub fn cases(cases: &mut Vec<Case>) {
+    // What follows divides by lengths and multiplies over and over: other families say nothing of the kernels.
+    let inputs = Inputs::Normal;
+    for (i, sizes @ [t, c, taps, pos, n]) in CONV.into_iter().enumerate() {
+        for gated in [true, false] {
+            let has_bias = i % 2 == 1 && !gated;
+            cases.push(Case {
+                kernel: "short_conv",
+                variant: if gated { "gated" } else { "silu" }.into(),
+                sizes: format!("t={t},c={c},taps={taps},pos={pos},n={n}"),
+                inputs,
+                build: Box::new(move |source| conv(source, gated, has_bias, sizes)),
+            });
+        }
+    }
+    for (i, sizes @ [t, hk, h, dk, dv, pos, n]) in DELTA.into_iter().enumerate() {
+        cases.push(Case {
+            kernel: "delta_rule",
+            variant: if i % 2 == 0 { "grouped" } else { "in turns" }.into(),
+            sizes: format!("t={t},hk={hk},h={h},dk={dk},dv={dv},pos={pos},n={n}"),
+            inputs,
+            build: Box::new(move |source| delta(source, i % 2 == 0, sizes)),
+        });
+    }
+    for sizes @ [t, c, start] in GATE {
+        cases.push(Case {
+            kernel: "sigmoid_gate",
+            variant: "plain".into(),
+            sizes: format!("t={t},c={c},start={start}"),
+            inputs,
+            build: Box::new(move |source| gate(source, sizes)),
+        });
+    }
+}
+
+/// Floats within so much of what is expected, relative to the largest of them.
+fn close(want: Vec<f64>, share: f64) -> Want {
+    let largest = want.iter().fold(1e-3f64, |largest, value| largest.max(value.abs()));
+    Want::Check(Box::new(move |words: &[u32]| {
+        for (i, (&word, &want)) in words.iter().zip(&want).enumerate() {
+            let got = f64::from(f32::from_bits(word));
+            if (got - want).abs() > share * largest || !got.is_finite() {
+                return Err(format!("[{i}] is {got}, expected {want} within {share:e} of {largest}"));
+            }
+        }
+        Ok(())
+    }))
+}
+
+fn silu(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
+fn conv(source: &mut Source, gated: bool, has_bias: bool, [t, c, taps, pos, n]: [u32; 5]) -> Job {
+    let width = if gated { 3 * c } else { c + 5 };
+    let (x, weight, bias) = (source.rows(t, width), source.normal(c * taps), source.normal(c));
+    let past = source.normal(N_STATES * MAX_PAST * c);
+    let [t_len, c_len, n_len, taps_len, width_len] = [t, c, n, taps, width].map(|n| n as usize);
+    let slot = |position: u32| (position % N_STATES * MAX_PAST * c) as usize;
+    // Inputs of a channel, the three before the pass first.
+    let inputs = |channel: usize| -> Vec<f64> {
+        let before = (0..3).map(|i| if pos == 0 { 0.0 } else { past[slot(pos) + i * c_len + channel] }.into());
+        let own = (0..n_len).map(|t| {
+            let row = &x[t * width_len..];
+            f64::from(row[channel]) * if gated { f64::from(row[2 * c_len + channel]) } else { 1.0 }
+        });
+        before.chain(own).collect()
+    };
+    let mut want = vec![0.0; t_len * c_len];
+    let mut after: Vec<f64> = past.iter().map(|&value| value.into()).collect();
+    for channel in 0..c_len {
+        let inputs = inputs(channel);
+        for t in 0..n_len {
+            let taps = (0..taps_len).map(|i| f64::from(weight[channel * taps_len + i]) * inputs[t + 4 - taps_len + i]);
+            let sum = taps.sum::<f64>() + if has_bias { f64::from(bias[channel]) } else { 0.0 };
+            let gate = if gated { f64::from(x[t * width_len + c_len + channel]) } else { 0.0 };
+            want[t * c_len + channel] = if gated { sum * gate } else { silu(sum) };
+        }
+        for i in 0..3 {
+            after[slot(pos + n) + i * c_len + channel] = inputs[n_len + i];
+        }
+    }
+    let operands = vec![
+        Operand::state(pos, n),
+        Operand::floats("x", &[t, width], x),
+        Operand::floats("weight", &[c, taps], weight),
+        Operand::floats("bias", &[c], bias),
+        Operand::floats("past", &[N_STATES, MAX_PAST, c], past).becomes(close(after, 1e-6)),
+        Operand::close("y", &[t, c], Vec::new(), 0.0).becomes(close(want, 2e-6)),
+    ];
+    Job::new(operands, move |rec, bound| {
+        let tensor = |i| bound.tensor(i);
+        let conv = ShortConv { weight: tensor(2), bias: has_bias.then(|| tensor(3)), gated };
+        conv.record(rec, bound.state(0), tensor(1), tensor(4), tensor(5))
+    })
+}
+
+fn delta(source: &mut Source, grouped: bool, [t, hk, h, dk, dv, pos, n]: [u32; 7]) -> Job {
+    let rule = DeltaRule { n_key_heads: hk, n_heads: h, key_dim: dk, value_dim: dv, grouped };
+    let (qkv, x) = (source.rows(t, rule.channels()), source.rows(t, rule.inputs()));
+    // Decays of some per cent, as models have them.
+    let mut heads = source.normal(2 * h + dv);
+    heads[..h as usize].iter_mut().for_each(|a| *a = -0.05 - a.abs() / 4.0);
+    let matrices = source.normal(N_STATES * h * dk * dv);
+    let eps = 1e-5f32;
+    let [hk_len, h_len, dk_len, dv_len] = [hk, h, dk, dv].map(|n| n as usize);
+    let (keys, channels) = (hk_len * dk_len, rule.channels() as usize);
+    let slot = |position: u32, head: usize| ((position % N_STATES) as usize * h_len + head) * dk_len * dv_len;
+    let mut want = vec![0.0; t as usize * h_len * dv_len];
+    let mut after: Vec<f64> = matrices.iter().map(|&value| value.into()).collect();
+    for head in 0..h_len {
+        let key_head = if grouped { head / (h_len / hk_len) } else { head % hk_len };
+        let mut state: Vec<f64> = (0..dk_len * dv_len)
+            .map(|i| if pos == 0 { 0.0 } else { f64::from(matrices[slot(pos, head) + i]) })
+            .collect();
+        for t in 0..n as usize {
+            let row: Vec<f64> = qkv[t * channels..][..channels].iter().map(|&x| x.into()).collect();
+            let unit = |from: usize| -> Vec<f64> {
+                let vector = &row[from + key_head * dk_len..][..dk_len];
+                let length = (vector.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
+                vector.iter().map(|x| x / length).collect()
+            };
+            let (q, k) = (unit(0), unit(keys));
+            let gates: Vec<f64> = x[t * rule.inputs() as usize + channels..].iter().map(|&x| f64::from(x)).collect();
+            let rest = &gates[h_len * dv_len..];
+            let beta = 1.0 / (1.0 + (-rest[head]).exp());
+            let step = (rest[h_len + head] + f64::from(heads[h_len + head])).exp().ln_1p();
+            let decay = (f64::from(heads[head]) * step).exp();
+            state.iter_mut().for_each(|element| *element *= decay);
+            let mut out = vec![0.0; dv_len];
+            for c in 0..dv_len {
+                let known: f64 = (0..dk_len).map(|i| state[i * dv_len + c] * k[i]).sum();
+                let delta = beta * (row[2 * keys + head * dv_len + c] - known);
+                (0..dk_len).for_each(|i| state[i * dv_len + c] += k[i] * delta);
+                out[c] = (0..dk_len).map(|i| state[i * dv_len + c] * q[i]).sum::<f64>() / f64::from(dk).sqrt();
+            }
+            let mean = out.iter().map(|x| x * x).sum::<f64>() / f64::from(dv);
+            for c in 0..dv_len {
+                let normed = f64::from(heads[2 * h_len + c]) * out[c] / (mean + f64::from(eps)).sqrt();
+                want[(t * h_len + head) * dv_len + c] = normed * silu(gates[head * dv_len + c]);
+            }
+        }
+        after[slot(pos + n, head)..][..dk_len * dv_len].copy_from_slice(&state);
+    }
+    let operands = vec![
+        Operand::state(pos, n),
+        Operand::floats("qkv", &[t, rule.channels()], qkv),
+        Operand::floats("x", &[t, rule.inputs()], x),
+        Operand::floats("heads", &[2 * h + dv], heads),
+        Operand::floats("matrices", &[N_STATES, h, dk, dv], matrices).becomes(close(after, 3e-6)),
+        Operand::close("y", &[t, h * dv], Vec::new(), 0.0).becomes(close(want, 3e-5)),
+    ];
+    Job::new(operands, move |rec, bound| {
+        let tensor = |i| bound.tensor(i);
+        rule.record(rec, bound.state(0), [tensor(1), tensor(2), tensor(3)], eps, tensor(4), tensor(5))
+    })
+}
+
+fn gate(source: &mut Source, [t, c, start]: [u32; 3]) -> Job {
+    let width = if start == 0 { 1 } else { start + c + 2 };
+    let (gates, y) = (source.rows(t, width), source.rows(t, c));
+    let want = (0..t * c).map(|i| {
+        let (row, column) = (i / c, if width == 1 { 0 } else { start + i % c });
+        f64::from(y[i as usize]) / (1.0 + (-f64::from(gates[(row * width + column) as usize])).exp())
+    });
+    let want = want.collect();
+    let operands =
+        vec![Operand::floats("gates", &[t, width], gates), Operand::floats("y", &[t, c], y).becomes(close(want, 1e-6))];
+    Job::new(operands, move |rec, bound| kernels::sigmoid_gate(rec, bound.tensor(0), start, bound.tensor(1)))
+}

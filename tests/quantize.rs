@@ -1,0 +1,11 @@
+//! Quantisers against llama.cpp's bytes, and files that `quantize_file` writes.
+
+#[path = "quantize/blocks.rs"]
+mod blocks;
+#[path = "quantize/command.rs"]
+mod command;
+mod common;
+#[path = "quantize/files.rs"]
+mod files;
+#[path = "quantize/folders.rs"]
+mod folders;
