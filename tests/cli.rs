@@ -477,6 +477,30 @@ fn errors_are_one_sentence_and_an_exit_code() {
     run(&file("wrong.safetensors", b"\xff\xff\xff\xff\xff\xff\xff\xff"), &[]);
 }
 
+/// Without a vocabulary, ids go in and come out: those of the references.
+#[test]
+fn token_ids_are_continued_without_a_vocabulary() {
+    let Some(data) = common::data(&["tiny-random"]) else { return };
+    for path in
+        ["tiny-random/qwen3", "tiny-random/qwen3/model-f16.gguf", "tiny-random/lfm2"].map(|path| data.join(path))
+    {
+        let folder = if path.is_dir() { path.clone() } else { path.parent().unwrap().to_owned() };
+        let references = common::References::open(&folder.join("refs.safetensors"));
+        let listed = |ids: &[u32]| ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        let (prompt, want) = (references.ids("greedy.prompt"), references.ids("greedy.ids"));
+        let (ids, n, path) = (listed(&prompt), want.len().to_string(), path.to_str().unwrap());
+        let args =
+            ["run", path, "--prompt-ids", &ids, "-n", &n, "--temperature", "0", "--ignore-eos", "--device", "cpu"];
+        let json = json_of(&[&args[..], &["--json"]].concat());
+        assert_eq!(json["prompt_token_ids"], serde_json::json!(prompt), "{path}");
+        assert_eq!(json["token_ids"], serde_json::json!(want), "{path}");
+        let output = tilewright(&args);
+        assert_eq!(text(&output.stdout).trim_end(), listed(&want), "{path}");
+    }
+    fails(&["run", "--prompt-ids", "1,x"], 2, &["prompt-ids"]);
+    fails(&["run", "--prompt-ids", "1,99999", "--device", "cpu"], 1, &["99999"]);
+}
+
 #[test]
 fn a_pipeline_cache_that_cannot_be_written_is_a_warning() {
     let blocker = file("not_a_folder", b"");

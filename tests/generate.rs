@@ -92,6 +92,46 @@ fn a_layer_takes_seven_dispatches_at_most() {
     }
 }
 
+/// Dispatches of a layer for one token, by family; what stands before the first layer and after the last one is left out.
+#[test]
+fn layers_of_all_families_take_few_dispatches() {
+    let Some(data) = common::data(&["tiny-random"]) else { return };
+    // OLMo 2, EXAONE 4 and Gemma 3 are one above the 7 that are wanted, Qwen3.5 MoE four above 9.
+    let families = [
+        ("llama3-rope", 6),
+        ("phi3", 6),
+        ("smollm3", 6),
+        ("granite", 6),
+        ("qwen3", 7),
+        ("hunyuan-dense", 7),
+        ("olmo2", 8),
+        ("exaone4", 8),
+        ("gemma2", 7),
+        ("gemma3", 8),
+        ("mixtral", 9),
+        ("qwen3-moe", 9),
+        ("olmoe", 9),
+        ("gpt-oss", 9),
+        ("lfm2", 8),
+        ("lfm2-moe", 9),
+        ("qwen35", 8),
+        ("qwen35-moe", 13),
+    ];
+    for device in common::gpus([Tier::Baseline, Tier::Subgroups]) {
+        for (name, most) in families {
+            let model = Model::load(&device, data.join("tiny-random").join(name), LoadOptions::default()).unwrap();
+            let (config, tier) = (model.config(), device.tier().name());
+            // Embedding, head, two of the choice and the next state; the head's factor is one of its own.
+            let has_factor = config.logit_scale != 1.0 || config.logit_soft_cap.is_some();
+            let others = 5 + usize::from(has_factor);
+            let total = model.session().unwrap().decode_dispatches() - others;
+            let n_layers = config.blocks.len();
+            println!("{name} ({tier}): {:.2} dispatches for a layer", total as f64 / n_layers as f64);
+            assert!(total <= most * n_layers, "{name} ({tier}): {total} for {n_layers} layers");
+        }
+    }
+}
+
 /// What the device does for 32 tokens after the first `n_before`: it creates nothing.
 fn counts_of_32(generation: &mut Generation<'_>, device: &Device, n_before: usize) -> Counters {
     let mut take = |n_tokens| {

@@ -82,6 +82,9 @@ pub struct GenerateArgs {
     /// File with the text to continue; `-` is stdin.
     #[arg(long, value_name = "FILE")]
     prompt_file: Option<PathBuf>,
+    /// Token ids to continue, such as 1,5,9, in place of text: works without a vocabulary, and prints token ids.
+    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with_all = ["prompt", "prompt_file"])]
+    prompt_ids: Option<Vec<u32>>,
     /// Tokens that one submission to a GPU computes, 1 to 16; what suits model and device if absent.
     #[arg(long, value_name = "N")]
     tokens_per_submit: Option<u32>,
@@ -164,11 +167,17 @@ impl SamplingArgs {
 pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     let options = GenerateOptions { tokens_per_submit: args.tokens_per_submit, ..args.sampling.options() };
     options.check()?;
-    let prompt = prompt(args)?;
+    let prompt = match args.prompt_ids {
+        Some(_) => String::new(),
+        None => prompt(args)?,
+    };
     let mut recovery = args.model.recovery(path);
     let mut session = recovery.load(&args.model.open()?)?.session()?;
     let before = session.model().device().counters();
-    let prompt_ids = session.model().encode(&prompt)?;
+    let prompt_ids = match &args.prompt_ids {
+        Some(ids) => ids.clone(),
+        None => session.model().encode(&prompt)?,
+    };
     let mut generation = session.generate_ids(&prompt_ids, &options)?;
     if args.profile {
         generation.enable_profile();
@@ -183,7 +192,10 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         token_ids.push(piece.id);
         text += &piece.text;
         if !args.json {
-            write!(out, "{}", piece.text)?;
+            match args.prompt_ids {
+                Some(_) => write!(out, "{}{}", if token_ids.len() > 1 { "," } else { "" }, piece.id)?,
+                None => write!(out, "{}", piece.text)?,
+            }
             out.flush()?;
         }
         Ok(())
