@@ -308,8 +308,7 @@ fn mixture(
             return Err(keys.unsupported(gating, found, &format!("one of {known:?}")));
         }
     }
-    for (l, block) in config.blocks.iter_mut().enumerate().filter(|(l, _)| has_experts(*l)) {
-        let _ = l;
+    for (_, block) in config.blocks.iter_mut().enumerate().filter(|(l, _)| has_experts(*l)) {
         block.feed_forward.dim = dim.unwrap_or(block.feed_forward.dim);
         block.feed_forward.experts = Some(Experts { n, n_used, router, choice_bias: false, shared: None });
     }
