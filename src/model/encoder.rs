@@ -148,7 +148,7 @@ impl Transformer {
     /// Records the scores of all sequences, `[B, 1]`, from the last layer's output.
     ///
     /// # Errors
-    /// As [`Encoder::record_pooling`].
+    /// As [`Transformer::record_pooling`].
     pub fn record_scores(
         &self,
         rec: &mut Recorder,

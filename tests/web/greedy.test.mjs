@@ -67,7 +67,9 @@ function allModels() {
     for (const [variant, weights] of Object.entries(files)) add(`${name} ${variant}`, name, weights, ofVariant(variant));
     if (name === "stories260k") add(`${name} safetensors`, name, "model.safetensors", ofVariant("f32"));
   }
-  for (const name of ["llama-mha-bias", "llama3-rope", "mistral-sliding"]) {
+  // Plain ones, norms of heads, experts, sinks, convolutions and the delta rule.
+  const tiny = ["llama-mha-bias", "llama3-rope", "mistral-sliding", "qwen3", "qwen3-moe", "gpt-oss", "lfm2", "qwen35"];
+  for (const name of tiny) {
     const set = `tiny-random/${name}`;
     const folder = dataPath(set);
     const tensor = tensors(join(folder, "refs.safetensors"));
