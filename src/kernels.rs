@@ -21,7 +21,9 @@ mod select_top;
 mod softmax;
 mod state;
 
-pub use activation::{Activation, Gate, Gelu, add, gated, geglu, gelu, scale, sigmoid_gate, silu, soft_cap, swiglu};
+pub use activation::{
+    Activation, Gate, Gelu, add, gated, geglu, gelu, multiply, scale, sigmoid_gate, silu, soft_cap, swiglu,
+};
 pub use argmax::{ARGMAX_CHUNK, argmax};
 pub use attention::{AttentionConfig, PackedTiles, attention, attention_packed};
 pub use by_head::by_head;
@@ -53,8 +55,8 @@ pub(crate) use gate_up::GateUpParams;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use linear::Way;
 pub(crate) use linear::{
-    ACCUMULATE, BIAS, CLAMPED, GELU, GELU_TANH, INVARIANT, LinearParams, NORM, PlainParams, SplitSumParams, TANH,
-    fold_norm, folds_norm, suits_few,
+    ACCUMULATE, BIAS, CLAMPED, FACTOR, GELU, GELU_TANH, INVARIANT, LinearParams, NORM, PlainParams, SplitSumParams,
+    TANH, fold_norm, folds_norm, suits_few,
 };
 pub(crate) use linear::{is_sound, usual};
 pub(crate) use linear_norm::{SHIFT, fuses_norm};

@@ -6,15 +6,17 @@ mod decoder;
 mod encoder;
 mod forward;
 mod kv_cache;
+mod per_layer;
 mod stack;
 mod weights;
 
 pub use block::{Attention, Between, Block, Experts, FeedForward, NormPlace, Recurrence, SharedExpert};
 pub(crate) use config::{MAX_DIM, MAX_LAYERS};
-pub use config::{ModelConfig, NormKind, PositionTable};
+pub use config::{ModelConfig, NormKind, PerLayer, PositionTable};
 pub use decoder::{Ending, PassTensors};
 pub use encoder::{BatchSize, BatchTensors, ScoreConfig, ScoreHead};
 pub use forward::{Tap, Transformer};
 pub use kv_cache::{KvCache, LayerCache};
+pub use per_layer::{PerLayerHalf, PerLayerWeights};
 pub use stack::{Destination, SourceTensor, Stack, WeightSource};
 pub use weights::{BlockWeights, HalfNorms, NormWeights, Weights};

@@ -108,6 +108,7 @@ fn layers_of_all_families_take_few_dispatches() {
         ("exaone4", 8),
         ("gemma2", 7),
         ("gemma3", 8),
+        ("gemma4", 12),
         ("mixtral", 9),
         ("qwen3-moe", 9),
         ("olmoe", 9),

@@ -103,6 +103,7 @@ tiny_random_models! {
     gemma: "gemma",
     gemma2: "gemma2",
     gemma3: "gemma3",
+    gemma4: "gemma4",
     gpt2: "gpt2",
     gpt_neox: "gpt-neox",
     gpt_oss: "gpt-oss",

@@ -43,6 +43,16 @@ impl ConfigJson {
         Ok(Self { root })
     }
 
+    /// The part that reads texts, of a model that also takes pictures or sounds; or all of it. Whether the embedding is the
+    /// head may be said outside of that part.
+    pub fn text_part(mut self) -> Self {
+        let Some(Value::Object(mut part)) = self.root.remove("text_config") else { return self };
+        if let Some(tied) = self.root.remove("tie_word_embeddings") {
+            part.entry("tie_word_embeddings").or_insert(tied);
+        }
+        Self { root: part }
+    }
+
     /// The value at `path`, of whatever type it is.
     ///
     /// # Errors

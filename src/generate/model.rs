@@ -123,7 +123,9 @@ impl Model {
         let context_length = checked_context(config.max_seq_len, context_length)?;
         let max_pass = checked_max_pass(device, max_pass)?;
         let weights = Weights::declare(device, &config, &catalog)?;
-        catalog.check_read(weights.destinations().map(|(name, _)| name))?;
+        catalog.check_read(
+            weights.destinations().map(|(name, _)| name).chain(config.unread().iter().map(String::as_str)),
+        )?;
         let transformer = Transformer::declare(config, weights, context_length)?;
         let plan = RecordedPasses::declare(device, &transformer, context_length, max_pass)?.plan();
         if let Some(limit) = Limit::of(memory_limit, device.available_bytes())
@@ -159,7 +161,9 @@ impl Model {
         let config = shape.decoder()?;
         let context_length = checked_context(config.max_seq_len, context_length)?;
         let weights = Weights::declare(device, config, catalog)?;
-        catalog.check_read(weights.destinations().map(|(name, _)| name))?;
+        catalog.check_read(
+            weights.destinations().map(|(name, _)| name).chain(config.unread().iter().map(String::as_str)),
+        )?;
         let transformer = Transformer::declare(config.clone(), weights, context_length)?;
         Ok(RecordedPasses::declare(device, &transformer, context_length, checked_max_pass(device, None)?)?.plan())
     }

@@ -6,6 +6,7 @@ mod bert;
 mod ernie;
 mod exaone4;
 mod gemma;
+mod gemma4;
 mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
@@ -64,7 +65,7 @@ pub(super) struct Architecture {
 }
 
 /// All of them.
-const ALL: [Architecture; 28] = [
+const ALL: [Architecture; 29] = [
     llama::LLAMA,
     llama::MISTRAL3,
     llama::MIXTRAL,
@@ -76,6 +77,7 @@ const ALL: [Architecture; 28] = [
     gemma::GEMMA,
     gemma::GEMMA2,
     gemma::GEMMA3,
+    gemma4::GEMMA4,
     phi3::PHI3,
     smollm3::SMOLLM3,
     granite::GRANITE,
@@ -208,14 +210,16 @@ impl Architecture {
             qk_norm: None,
             sinks: false,
             gated: false,
+            keys_of: None,
         };
+        let widths = keys.each_u32(FFN_WIDTH, n_layers)?;
         let block = Block {
             attention,
             recurrence: None,
             feed_forward: FeedForward {
                 experts: None,
-                dim: match (keys.u32(FFN_WIDTH)?, self.ffn_widths) {
-                    (Some(ffn_dim), _) => ffn_dim,
+                dim: match (widths.as_ref().and_then(|widths| widths.first()), self.ffn_widths) {
+                    (Some(&ffn_dim), _) => ffn_dim,
                     (None, Some(widths)) => dim.saturating_mul(widths),
                     (None, None) => return Err(keys.missing(FFN_WIDTH)),
                 },
@@ -223,11 +227,16 @@ impl Architecture {
             },
             attn_norm: NormPlace::Before,
             ffn_norm: NormPlace::Before,
+            per_layer: false,
+            output_scale: false,
             parallel: false,
         };
         let mut blocks = vec![block; n_layers as usize];
         for (block, n_kv_heads) in blocks.iter_mut().zip(keys.each_u32(KV_HEADS, n_layers)?.into_iter().flatten()) {
             block.attention.n_kv_heads = n_kv_heads;
+        }
+        for (block, ffn_dim) in blocks.iter_mut().zip(widths.into_iter().flatten()) {
+            block.feed_forward.dim = ffn_dim;
         }
         let vocab_size = match keys.is_gguf() {
             true => keys.rows("token_embd.weight")?,
@@ -249,6 +258,7 @@ impl Architecture {
             ropes: vec![rope],
             positions: None,
             n_token_types: 0,
+            per_layer: None,
             embd_norm: false,
             output_norm: true,
             embd_scale: 1.0,
@@ -391,6 +401,7 @@ const THETA: Key = Key(
      global_rope_theta|rotary_emb_base|theta",
 );
 const WINDOW: Key = Key("attention.sliding_window", "sliding_window");
+const FINAL_SOFT_CAP: Key = Key("final_logit_softcapping", "final_logit_softcapping");
 const EXPERTS: Key = Key("expert_count", "num_local_experts|num_experts");
 const KV_HEADS: Key = Key("attention.head_count_kv", "num_key_value_heads");
 const VALUE_DIM: Key = Key("attention.value_length", "v_head_dim");

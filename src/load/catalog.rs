@@ -184,7 +184,8 @@ pub(crate) struct Widened<'a>(pub &'a Catalog);
 impl WeightSource for Widened<'_> {
     fn describe(&self, name: &str) -> Option<SourceTensor> {
         let tensor = self.0.describe(name)?;
-        let widens = matches!(tensor.weight, WeightType::F16 | WeightType::BF16) && name != "token_embd.weight";
+        let is_table = ["token_embd.weight", "per_layer_token_embd.weight"].contains(&name);
+        let widens = matches!(tensor.weight, WeightType::F16 | WeightType::BF16) && !is_table;
         Some(SourceTensor { weight: if widens { WeightType::F32 } else { tensor.weight }, ..tensor })
     }
 }

@@ -67,7 +67,7 @@ impl Texts {
 pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)]) -> Result<ModelHeader, Error> {
     let in_file = |file: &'static str| move |error: Error| error.in_file(file);
     let bytes = texts.config.as_ref().ok_or_else(|| missing(CONFIG))?;
-    let json = ConfigJson::parse(bytes).map_err(in_file(CONFIG))?;
+    let json = ConfigJson::parse(bytes).map_err(in_file(CONFIG))?.text_part();
     let (architecture, model_type) = architecture(&json).map_err(in_file(CONFIG))?;
     let embeds = texts.modules.is_some() || texts.pooling.is_some();
     let keys = Keys::new(Source::Json(&json), model_type, embeds);

@@ -15,6 +15,11 @@ pub struct Block {
     pub attn_norm: NormPlace,
     /// Where the feed-forward's norms stand.
     pub ffn_norm: NormPlace,
+    /// Whether a third half adds what the layer makes of its part of the token's per-layer embedding:
+    /// [`ModelConfig::per_layer`](super::ModelConfig::per_layer).
+    pub per_layer: bool,
+    /// Whether the stream is multiplied by a number of the layer's own at its end: Gemma 4.
+    pub output_scale: bool,
     /// Whether both halves read the same residual stream, as in GPT-NeoX, rather than the second one the sum after the
     /// first.
     pub parallel: bool,
@@ -137,6 +142,8 @@ pub struct Attention {
     pub sinks: bool,
     /// Whether its results are multiplied by the sigmoid of gates, which are projected before the queries.
     pub gated: bool,
+    /// The earlier layer whose keys and values it reads, in place of some of its own.
+    pub keys_of: Option<usize>,
 }
 
 /// A feed-forward.
@@ -191,9 +198,14 @@ impl Attention {
         if self.gated { self.q_dim() } else { 0 }
     }
 
-    /// Columns of gates, queries, keys and values side by side.
+    /// Key/value heads that it projects.
+    pub fn own_kv_heads(&self) -> u32 {
+        if self.keys_of.is_some() { 0 } else { self.n_kv_heads }
+    }
+
+    /// Columns of gates, queries, and its own keys and values side by side.
     pub fn qkv_dim(&self) -> u32 {
-        self.gate_dim() + self.q_dim() + 2 * self.kv_dim()
+        self.gate_dim() + self.q_dim() + 2 * self.own_kv_heads() * self.head_dim
     }
 
     /// H, Hkv and D.

@@ -28,6 +28,8 @@ pub struct ModelConfig {
     pub positions: Option<PositionTable>,
     /// Rows of the table of token types: `token_type_count`; `type_vocab_size`. 0: there is none.
     pub n_token_types: u32,
+    /// The second table of tokens, of which each layer reads a part, if there is one.
+    pub per_layer: Option<PerLayer>,
     /// Whether the sum of the embeddings is normalised.
     pub embd_norm: bool,
     /// Whether the last layer's output is normalised.
@@ -58,6 +60,15 @@ pub enum NormKind {
     Rms,
 }
 
+/// A second table of tokens, whose rows have a part for each layer: Gemma 4's per-layer embeddings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PerLayer {
+    /// P, width of a layer's part: `embedding_length_per_layer_input`; `hidden_size_per_layer_input`.
+    pub dim: u32,
+    /// Its rows: those of `per_layer_token_embd.weight`; `vocab_size_per_layer_input`.
+    pub vocab_size: u32,
+}
+
 /// A table of positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PositionTable {
@@ -69,6 +80,13 @@ impl ModelConfig {
     /// Whether a layer keeps a state of fixed size, so that a sequence can only go back to positions whose state is kept.
     pub fn is_recurrent(&self) -> bool {
         self.blocks.iter().any(|block| block.recurrence.is_some())
+    }
+
+    /// Names of tensors that files may have and that no pass reads: keys and values of layers that read another's.
+    pub(crate) fn unread(&self) -> Vec<String> {
+        const NAMES: [&str; 3] = ["attn_k", "attn_v", "attn_k_norm"];
+        let shared = self.blocks.iter().enumerate().filter(|(_, block)| block.attention.keys_of.is_some());
+        shared.flat_map(|(l, _)| NAMES.map(|name| format!("blk.{l}.{name}.weight"))).collect()
     }
 
     /// Layers.
@@ -128,6 +146,18 @@ impl ModelConfig {
                 return Err(config_error("rope.freq_base (rope_theta)", "a finite number from 1".into(), rope.theta));
             }
         }
+        if let Some(PerLayer { dim, vocab_size }) = self.per_layer {
+            in_range("embedding_length_per_layer_input (hidden_size_per_layer_input)", dim, MAX_DIM)?;
+            in_range("vocab_size_per_layer_input", vocab_size, 1 << 24)?;
+        }
+        for (l, block) in self.blocks.iter().enumerate() {
+            self.check_shared_keys(l, &block.attention)?;
+            let is_dense = block.feed_forward.experts.is_none() && block.ffn_norm.is_on_result();
+            if block.output_scale && !block.per_layer && !is_dense {
+                let expected = "a norm of the layer's last result, which no mixture of experts is".into();
+                return Err(config_error("layer_output_scale (layer_scalar)", expected, format!("layer {l}")));
+            }
+        }
         self.blocks.iter().try_for_each(|block| {
             match &block.recurrence {
                 Some(recurrence) => check_recurrence(recurrence)?,
@@ -135,6 +165,23 @@ impl ModelConfig {
             }
             check_feed_forward(&block.feed_forward)
         })
+    }
+
+    /// Refuses a layer that reads keys which no earlier layer has in its shape.
+    fn check_shared_keys(&self, l: usize, attention: &Attention) -> Result<(), Error> {
+        let Some(of) = attention.keys_of else { return Ok(()) };
+        let has_such_keys = |block: &Block| {
+            let Attention { n_kv_heads, head_dim, keys_of, .. } = block.attention;
+            let is_alike = (n_kv_heads, head_dim) == (attention.n_kv_heads, attention.head_dim);
+            block.recurrence.is_none() && keys_of.is_none() && is_alike
+        };
+        match self.blocks.get(of).is_some_and(|block| of < l && has_such_keys(block)) {
+            true => Ok(()),
+            false => {
+                let expected = format!("an earlier layer with keys of the same heads for layer {l}");
+                Err(config_error("attention.shared_kv_layers (num_kv_shared_layers)", expected, format!("layer {of}")))
+            }
+        }
     }
 
     fn check_attention(&self, attention: &Attention) -> Result<(), Error> {

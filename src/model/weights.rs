@@ -2,15 +2,15 @@
 
 use super::block::{Attention, Between, Block, FeedForward, NormPlace, Recurrence};
 use super::config::{ModelConfig, NormKind};
-use super::stack::{Destination, Joined, Stack, WeightSource, describe};
+use super::per_layer::{PerLayerHalf, PerLayerWeights};
+use super::stack::{Destination, Joined, Stack, WeightSource, describe, table};
 use crate::device::Device;
-use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{LayerNorm, Linear, Norm, QkNorm};
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
 use crate::shaders::{self, Kernel};
-use crate::tensor::{Role, Tensor};
+use crate::tensor::Tensor;
 
 /// Weight and bias of a norm, `[C]` each.
 #[derive(Clone, Debug)]
@@ -102,6 +102,10 @@ pub struct BlockWeights {
     pub ffn_down: Stack,
     /// How experts are chosen.
     pub router: Option<RouterWeights>,
+    /// Of the third half.
+    pub per_layer: Option<PerLayerHalf>,
+    /// What the stream is multiplied by at the end, `[1]`.
+    pub output_scale: Option<Tensor>,
 }
 
 /// The vectors of a layer that keeps a state of fixed size.
@@ -210,8 +214,11 @@ impl BlockWeights {
             }
             None if rows("attn_qkv").is_some() => (vec![("attn_qkv", attention.qkv_dim())], ("attn_output", q_dim)),
             None => {
-                let queries = attention.gate_dim() + q_dim;
-                (vec![("attn_q", queries), ("attn_k", kv_dim), ("attn_v", kv_dim)], ("attn_output", q_dim))
+                let mut inputs = vec![("attn_q", attention.gate_dim() + q_dim)];
+                if attention.keys_of.is_none() {
+                    inputs.extend([("attn_k", kv_dim), ("attn_v", kv_dim)]);
+                }
+                (inputs, ("attn_output", q_dim))
             }
         };
         let (up, down, router) = match ffn.experts {
@@ -267,6 +274,14 @@ impl BlockWeights {
             ffn_up: owned(&up, dim)?,
             ffn_down: owned(&down, ffn.dim)?,
             router,
+            per_layer: match config.per_layer.filter(|_| block.per_layer) {
+                Some(part) => Some(PerLayerHalf::declare(device, source, config, prefix, part.dim)?),
+                None => None,
+            },
+            output_scale: match block.output_scale {
+                true => Some(table(source, &format!("{prefix}layer_output_scale.weight"), &[1])?),
+                false => None,
+            },
         })
     }
 
@@ -279,7 +294,9 @@ impl BlockWeights {
         let router = self.router.iter().map(|router| &router.logits);
         let shared = self.router.iter().filter_map(|router| router.shared.as_ref());
         let shared = shared.flat_map(|shared| [&shared.up, &shared.down].into_iter().chain(&shared.gate));
-        [&self.attn_qkv, &self.attn_output, &self.ffn_up, &self.ffn_down].into_iter().chain(router).chain(shared)
+        let per_layer = self.per_layer.iter().flat_map(|half| [&half.gate, &half.proj]);
+        let halves = [&self.attn_qkv, &self.attn_output, &self.ffn_up, &self.ffn_down].into_iter();
+        halves.chain(router).chain(shared).chain(per_layer)
     }
 
     /// Vectors of F32 under their own names.
@@ -292,6 +309,8 @@ impl BlockWeights {
             .chain(&self.attn_sinks)
             .chain(choice_bias)
             .chain(recurrence)
+            .chain(self.per_layer.iter().flat_map(|half| half.norm.tensors()))
+            .chain(&self.output_scale)
     }
 }
 
@@ -304,6 +323,8 @@ pub struct Weights {
     pub positions: Option<Tensor>,
     /// `[types, C]`.
     pub token_types: Option<Tensor>,
+    /// Of the second table of tokens, of which each layer reads a part.
+    pub per_layer: Option<PerLayerWeights>,
     /// Of the sum of these.
     pub embd_norm: Option<NormWeights>,
     /// Blocks in order.
@@ -348,6 +369,10 @@ impl Weights {
             token_embd,
             positions,
             token_types,
+            per_layer: match config.per_layer {
+                Some(per_layer) => Some(PerLayerWeights::declare(device, source, config, per_layer)?),
+                None => None,
+            },
             embd_norm: norm("token_embd_norm", config.embd_norm)?,
             blocks,
             output_norm: norm("output_norm", config.output_norm)?,
@@ -356,7 +381,8 @@ impl Weights {
     }
 
     fn stacks(&self) -> impl Iterator<Item = &Stack> {
-        self.blocks.iter().flat_map(BlockWeights::stacks).chain(&self.output)
+        let per_layer = self.per_layer.iter().map(|per_layer| &per_layer.proj);
+        self.blocks.iter().flat_map(BlockWeights::stacks).chain(&self.output).chain(per_layer)
     }
 
     fn joined(&self) -> impl Iterator<Item = &Joined> {
@@ -370,7 +396,8 @@ impl Weights {
     fn tables(&self) -> impl Iterator<Item = &Tensor> {
         let norms = self.embd_norm.iter().chain(&self.output_norm).flat_map(NormWeights::tensors);
         let norms = norms.chain(self.blocks.iter().flat_map(BlockWeights::vectors));
-        norms.chain(&self.positions).chain(&self.token_types)
+        let per_layer = self.per_layer.iter().map(|per_layer| &per_layer.norm);
+        norms.chain(&self.positions).chain(&self.token_types).chain(per_layer)
     }
 
     /// Where the data of each source tensor belongs, by its name.
@@ -382,12 +409,14 @@ impl Weights {
             .chain(self.joined().flat_map(Joined::destinations))
             .chain(self.stacks().flat_map(Stack::destinations))
             .chain([("token_embd.weight", embd)])
+            .chain(self.per_layer.iter().map(PerLayerWeights::destination))
     }
 
     /// Every tensor.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let tables = self.tables().chain(self.joined().map(Joined::tensor));
-        tables.chain(self.stacks().flat_map(Stack::tensors)).chain(self.token_embd.tensors())
+        let per_layer = self.per_layer.iter().flat_map(|per_layer| per_layer.token_embd.tensors());
+        tables.chain(self.stacks().flat_map(Stack::tensors)).chain(self.token_embd.tensors()).chain(per_layer)
     }
 
     /// Records the head, `y = norm(x) outputᵀ`, with the embedding as `output` where they are tied.
@@ -424,7 +453,9 @@ impl Weights {
                 (None, None) => (&shaders::MATVEC, &shaders::MATVEC),
             };
             let router = block.router.iter().flat_map(|router| of_stack(&shaders::MATVEC, &router.logits));
+            let per_layer = block.per_layer.iter().flat_map(|half| [&half.gate, &half.proj]);
             of_stack(qkv, &block.attn_qkv)
+                .chain(per_layer.flat_map(|stack| of_stack(&shaders::MATVEC, stack)))
                 .chain(of_stack(&shaders::MATVEC, &block.attn_output))
                 .chain(router)
                 .chain(of_stack(up, &block.ffn_up))
@@ -434,7 +465,7 @@ impl Weights {
 }
 
 impl BlockWeights {
-    /// Whether `qkv` takes the projection of a few tokens.
+    /// Whether `qkv` takes the projection of a few tokens, of its own keys too.
     pub(super) fn takes_qkv(&self) -> bool {
         self.qk_norm.is_none() && self.recurrence.is_none() && self.attn_qkv.matrices().all(|(w, _)| w.n_slabs() == 1)
     }
@@ -474,17 +505,13 @@ fn expert_tensors(rows: &dyn Fn(&str) -> Option<u64>, n: u32, [dim, ffn_dim]: [u
 fn qk_norm(source: &dyn WeightSource, prefix: &str, attention: &Attention) -> Result<Option<Joined>, Error> {
     let (q_len, k_len) = match attention.qk_norm {
         None => return Ok(None),
-        Some(QkNorm::Heads | QkNorm::RotatedHeads) => (attention.head_dim, attention.head_dim),
+        Some(QkNorm::Heads | QkNorm::RotatedHeads | QkNorm::HeadsAndValues) => (attention.head_dim, attention.head_dim),
         Some(QkNorm::Whole) => (attention.q_dim(), attention.kv_dim()),
     };
     let member = |name: &str, len| (format!("{prefix}{name}.weight"), len);
-    Joined::declare(source, vec![member("attn_q_norm", q_len), member("attn_k_norm", k_len)]).map(Some)
-}
-
-/// Declares a tensor of F32 under its name in the source.
-fn table(source: &dyn WeightSource, name: &str, shape: &[u32]) -> Result<Tensor, Error> {
-    describe(source, name, shape)?;
-    Tensor::declare(name, Role::Weights, shape, DType::F32)
+    let of_keys = attention.keys_of.is_none().then(|| member("attn_k_norm", k_len));
+    let members = [member("attn_q_norm", q_len)].into_iter().chain(of_keys).collect();
+    Joined::declare(source, members).map(Some)
 }
 
 /// A stack's matrices with the kernel that takes them.

@@ -56,13 +56,15 @@ pub fn cases(cases: &mut Vec<Case>) {
         });
     }
     for sizes @ [t, c, start] in GATE {
-        cases.push(Case {
-            kernel: "sigmoid_gate",
-            variant: "plain".into(),
-            sizes: format!("t={t},c={c},start={start}"),
-            inputs,
-            build: Box::new(move |source| gate(source, sizes)),
-        });
+        for is_plain in [false, true] {
+            cases.push(Case {
+                kernel: "sigmoid_gate",
+                variant: if is_plain { "plain" } else { "sigmoid" }.into(),
+                sizes: format!("t={t},c={c},start={start}"),
+                inputs,
+                build: Box::new(move |source| gate(source, is_plain, sizes)),
+            });
+        }
     }
 }
 
@@ -189,15 +191,17 @@ fn delta(source: &mut Source, grouped: bool, [t, hk, h, dk, dv, pos, n]: [u32; 7
     })
 }
 
-fn gate(source: &mut Source, [t, c, start]: [u32; 3]) -> Job {
+fn gate(source: &mut Source, is_plain: bool, [t, c, start]: [u32; 3]) -> Job {
     let width = if start == 0 { 1 } else { start + c + 2 };
     let (gates, y) = (source.rows(t, width), source.rows(t, c));
     let want = (0..t * c).map(|i| {
         let (row, column) = (i / c, if width == 1 { 0 } else { start + i % c });
-        f64::from(y[i as usize]) / (1.0 + (-f64::from(gates[(row * width + column) as usize])).exp())
+        let gate = f64::from(gates[(row * width + column) as usize]);
+        f64::from(y[i as usize]) * if is_plain { gate } else { 1.0 / (1.0 + (-gate).exp()) }
     });
     let want = want.collect();
     let operands =
         vec![Operand::floats("gates", &[t, width], gates), Operand::floats("y", &[t, c], y).becomes(close(want, 1e-6))];
-    Job::new(operands, move |rec, bound| kernels::sigmoid_gate(rec, bound.tensor(0), start, bound.tensor(1)))
+    let record = if is_plain { kernels::multiply } else { kernels::sigmoid_gate };
+    Job::new(operands, move |rec, bound| record(rec, bound.tensor(0), start, bound.tensor(1)))
 }
