@@ -36,7 +36,7 @@ pub use mol::{Combination, MolActivation, MolForm, MolGate, MolGateWeights, MolO
 pub use norm::{LayerNorm, add_rms_norm, layer_norm, rms_norm};
 pub use pool::{Pooling, pool};
 pub use qkv::Qkv;
-pub use recurrent::{DeltaRule, MAX_PAST, N_STATES, ShortConv};
+pub use recurrent::{DeltaRule, MAX_PAST, N_STATES, SelectiveScan, ShortConv};
 pub use rope::{
     Heads, QkNorm, QueryGrowth, RopeConfig, RopeScaling, RopeStyle, rope, rope_kv, rope_packed, rope_table,
 };
@@ -47,7 +47,7 @@ pub use state::{StepState, advance, last_row};
 
 pub(crate) use activation::{AddParams, GatedParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams};
 pub(crate) use argmax::{ArgmaxMergeParams, ArgmaxParams};
-pub(crate) use attention::{AttentionParams, CAUSAL, PACKED, SINKS};
+pub(crate) use attention::{AttentionParams, CAUSAL, MAX_HEAD_DIM, PACKED, SINKS};
 pub(crate) use by_head::ByHeadParams;
 pub(crate) use embed::{EmbedParams, EmbedSumParams};
 pub(crate) use experts::{ExpertDownParams, ExpertGateUpParams, ROUTE_BIAS, RouteParams, SHARES, SIGMOID};
@@ -66,7 +66,7 @@ pub(crate) use mol::{MOL_TILES, mol_tile};
 pub(crate) use norm::NormParams;
 pub(crate) use pool::PoolParams;
 pub(crate) use qkv::QkvParams;
-pub(crate) use recurrent::{CONV_BIAS, CONV_GATED, DeltaRuleParams, ShortConvParams};
+pub(crate) use recurrent::{CONV_BIAS, CONV_GATED, DeltaRuleParams, SelectiveScanParams, ShortConvParams};
 pub(crate) use rope::{RopeKvParams, RopePackedParams, RopeParams};
 pub(crate) use sample::SampleParams;
 pub(crate) use select_top::{BEGINS, FILTERED, MergeTopParams, SelectTopParams};

@@ -11,6 +11,7 @@ mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
+mod granite_hybrid;
 mod hunyuan;
 mod lfm2;
 mod llama;
@@ -65,7 +66,7 @@ pub(super) struct Architecture {
 }
 
 /// All of them.
-const ALL: [Architecture; 29] = [
+const ALL: [Architecture; 30] = [
     llama::LLAMA,
     llama::MISTRAL3,
     llama::MIXTRAL,
@@ -81,6 +82,7 @@ const ALL: [Architecture; 29] = [
     phi3::PHI3,
     smollm3::SMOLLM3,
     granite::GRANITE,
+    granite_hybrid::GRANITE_HYBRID,
     olmo::OLMO2,
     olmo::OLMO3,
     olmo::OLMOE,

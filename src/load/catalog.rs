@@ -163,6 +163,10 @@ impl WeightSource for Catalog {
         if let (true, [channels, 1, taps]) = (name.contains("conv"), &shape[..]) {
             shape = vec![*channels, *taps];
         }
+        // Numbers of heads are columns, and a norm of all of them is a row.
+        if [".ssm_a.", ".ssm_d.", ".ssm_norm."].iter().any(|part| name.contains(part)) {
+            shape = vec![shape.iter().product()];
+        }
         // A product with one row.
         if let (true, [columns]) = (name.ends_with("ffn_gate_inp_shexp.weight"), &shape[..]) {
             shape = vec![1, *columns];

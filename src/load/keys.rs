@@ -152,6 +152,11 @@ impl<'a> Keys<'a> {
         self.find(key, in_gguf, |_, _| Ok(None))
     }
 
+    /// A value of a `config.json`, whatever it is.
+    pub fn json(&self, key: Key) -> Option<&'a serde_json::Value> {
+        self.find(key, |_, _| Ok(None), ConfigJson::get).ok().flatten()
+    }
+
     /// Texts.
     pub fn strs(&self, key: Key) -> Result<Option<Vec<&'a str>>, Error> {
         self.find(key, |metadata, name| metadata.get_str_array(name), |json, name| json.get_str_array(name))

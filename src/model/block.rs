@@ -1,6 +1,6 @@
 //! What one layer of a transformer does. Decoders and encoders are made of the same blocks.
 
-use crate::kernels::{AttentionConfig, DeltaRule, Gate, Gelu, QkNorm, Router};
+use crate::kernels::{AttentionConfig, DeltaRule, Gate, Gelu, QkNorm, Router, SelectiveScan};
 
 /// One layer: attention, then a feed-forward, each added to the residual stream.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,6 +76,13 @@ pub enum Recurrence {
         /// Inputs that the convolution sees: `ssm.conv_kernel`; `linear_conv_kernel_dim`.
         taps: u32,
     },
+    /// A selective scan over what a convolution makes of values, and of what states are written and read by: Mamba 2.
+    Mamba2 {
+        /// Its shape: `ssm.group_count`, `ssm.time_step_rank`, `ssm.state_size`; `mamba_n_groups` and so on.
+        scan: SelectiveScan,
+        /// Inputs that the convolution sees: `ssm.conv_kernel`; `mamba_d_conv`.
+        taps: u32,
+    },
 }
 
 impl Recurrence {
@@ -84,6 +91,7 @@ impl Recurrence {
         match self {
             Recurrence::ShortConv { .. } => 3 * dim,
             Recurrence::DeltaNet { rule, .. } => rule.inputs(),
+            Recurrence::Mamba2 { scan, .. } => scan.inputs(),
         }
     }
 
@@ -92,6 +100,7 @@ impl Recurrence {
         match self {
             Recurrence::ShortConv { .. } => dim,
             Recurrence::DeltaNet { rule, .. } => rule.n_heads * rule.value_dim,
+            Recurrence::Mamba2 { scan, .. } => scan.inner_dim(),
         }
     }
 
@@ -100,13 +109,16 @@ impl Recurrence {
         match self {
             Recurrence::ShortConv { .. } => dim,
             Recurrence::DeltaNet { rule, .. } => rule.channels(),
+            Recurrence::Mamba2 { scan, .. } => scan.channels(),
         }
     }
 
     /// Inputs that its convolution sees.
     pub fn taps(&self) -> u32 {
         match *self {
-            Recurrence::ShortConv { taps } | Recurrence::DeltaNet { taps, .. } => taps,
+            Recurrence::ShortConv { taps } | Recurrence::DeltaNet { taps, .. } | Recurrence::Mamba2 { taps, .. } => {
+                taps
+            }
         }
     }
 
@@ -115,6 +127,7 @@ impl Recurrence {
         match self {
             Recurrence::ShortConv { .. } => None,
             Recurrence::DeltaNet { rule, .. } => Some([rule.n_heads, rule.key_dim, rule.value_dim]),
+            Recurrence::Mamba2 { scan, .. } => Some([scan.n_heads, scan.state_dim, scan.head_dim]),
         }
     }
 }

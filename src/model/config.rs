@@ -2,7 +2,7 @@
 
 use super::block::{Attention, Block, Experts, FeedForward, NormPlace, Recurrence};
 use crate::error::Error;
-use crate::kernels::{MAX_EXPERTS, MAX_PAST, RopeConfig};
+use crate::kernels::{MAX_EXPERTS, MAX_HEAD_DIM, MAX_PAST, RopeConfig, SelectiveScan};
 
 /// Shape of a decoder or an encoder. Each field names its key in GGUF metadata (the architecture comes first) and
 /// in `config.json`.
@@ -188,7 +188,7 @@ impl ModelConfig {
         let &Attention { n_heads, n_kv_heads, head_dim, window, scale, .. } = attention;
         in_range("attention.head_count (num_attention_heads)", n_heads, MAX_HEADS)?;
         in_range("attention.head_count_kv (num_key_value_heads)", n_kv_heads, MAX_HEADS)?;
-        in_range("attention.key_length (head_dim)", head_dim, 256)?;
+        in_range("attention.key_length (head_dim)", head_dim, MAX_HEAD_DIM)?;
         if !n_heads.is_multiple_of(n_kv_heads) {
             let expected = format!("a divisor of the {n_heads} query heads");
             return Err(config_error("attention.head_count_kv (num_key_value_heads)", expected, n_kv_heads));
@@ -219,8 +219,13 @@ pub(crate) const MAX_LAYERS: u32 = 1 << 12;
 const MAX_HEADS: u32 = 1 << 12;
 
 fn check_recurrence(recurrence: &Recurrence) -> Result<(), Error> {
-    in_range("shortconv.l_cache, ssm.conv_kernel (linear_conv_kernel_dim)", recurrence.taps(), MAX_PAST + 1)?;
-    let Recurrence::DeltaNet { rule, .. } = recurrence else { return Ok(()) };
+    let field = "shortconv.l_cache, ssm.conv_kernel (linear_conv_kernel_dim, mamba_d_conv)";
+    in_range(field, recurrence.taps(), MAX_PAST + 1)?;
+    let rule = match recurrence {
+        Recurrence::ShortConv { .. } => return Ok(()),
+        Recurrence::Mamba2 { scan, .. } => return check_scan(scan),
+        Recurrence::DeltaNet { rule, .. } => rule,
+    };
     in_range("ssm.state_size (linear_key_head_dim)", rule.key_dim, 256)?;
     in_range("ssm.inner_size (linear_value_head_dim)", rule.value_dim, 256)?;
     in_range("ssm.group_count (linear_num_key_heads)", rule.n_key_heads, MAX_HEADS)?;
@@ -231,6 +236,17 @@ fn check_recurrence(recurrence: &Recurrence) -> Result<(), Error> {
             let expected = format!("a multiple of the {} key heads", rule.n_key_heads);
             Err(config_error("ssm.time_step_rank (linear_num_value_heads)", expected, rule.n_heads))
         }
+    }
+}
+
+fn check_scan(scan: &SelectiveScan) -> Result<(), Error> {
+    in_range("ssm.state_size (mamba_d_state)", scan.state_dim, 256)?;
+    in_range("ssm.inner_size (mamba_expand)", scan.head_dim, 256)?;
+    in_range("ssm.time_step_rank (mamba_n_heads)", scan.n_heads, MAX_HEADS)?;
+    // With more, the results of each would be normalised by themselves.
+    match scan.n_groups {
+        1 => Ok(()),
+        n => Err(config_error("ssm.group_count (mamba_n_groups)", "1".into(), n)),
     }
 }
 

@@ -123,9 +123,10 @@ impl Transformer {
         let (block, weights) = (&self.config.blocks[l], &self.weights.blocks[l]);
         let mixed = self.record_attention(rec, flow, l, &h)?; // [T, H D]
         let beside = if block.parallel { Some(self.record_activated(rec, flow, l, &h)?) } else { None }; // [T, F]
+        let scanned = weights.recurrence.as_ref().and_then(|recurrence| recurrence.norm.as_ref());
         let end = HalfEnd {
             product: &weights.attn_output,
-            norm: None,
+            norm: scanned.map(|weight| Norm { weight, eps: self.config.norm_eps }),
             place: block.attn_norm,
             norms: &weights.attn_norms,
             factor: None,
@@ -211,15 +212,29 @@ impl Transformer {
         let mixed = rec.temporary("mixed", &[n_tokens, recurrence.outputs(dim)])?;
         match recurrence {
             Recurrence::ShortConv { .. } => {
-                let conv = ShortConv { weight: &weights.conv, bias: weights.conv_bias.as_ref(), gated: true };
+                let conv =
+                    ShortConv { weight: &weights.conv, bias: weights.conv_bias.as_ref(), gated: true, first_column: 0 };
                 conv.record(rec, &io.state, &inputs, past, &mixed)?; // [T, C]
             }
             Recurrence::DeltaNet { rule, .. } => {
                 let (Some(matrices), Some(heads)) = (matrices, weights.heads()) else { return Err(wrong_cache(l)) };
                 let qkv = rec.temporary("qkv", &[n_tokens, rule.channels()])?;
-                let conv = ShortConv { weight: &weights.conv, bias: weights.conv_bias.as_ref(), gated: false };
+                let conv = ShortConv {
+                    weight: &weights.conv,
+                    bias: weights.conv_bias.as_ref(),
+                    gated: false,
+                    first_column: 0,
+                };
                 conv.record(rec, &io.state, &inputs, past, &qkv)?; // [T, channels]
                 rule.record(rec, &io.state, [&qkv, &inputs, heads], self.config.norm_eps, matrices, &mixed)?; // [T, H Dv]
+            }
+            Recurrence::Mamba2 { scan, .. } => {
+                let (Some(matrices), Some(heads)) = (matrices, weights.heads()) else { return Err(wrong_cache(l)) };
+                let vbc = rec.temporary("vbc", &[n_tokens, scan.channels()])?;
+                let (weight, bias) = (&weights.conv, weights.conv_bias.as_ref());
+                let conv = ShortConv { weight, bias, gated: false, first_column: scan.inner_dim() };
+                conv.record(rec, &io.state, &inputs, past, &vbc)?; // [T, channels]
+                scan.record(rec, &io.state, [&vbc, &inputs, heads], matrices, &mixed)?; // [T, H P]
             }
         }
         Ok(mixed)

@@ -1,6 +1,6 @@
 //! A model's weights on a device, under GGUF's names.
 
-use super::block::{Attention, Between, Block, FeedForward, NormPlace, Recurrence};
+use super::block::{Attention, Block, NormPlace, Recurrence};
 use super::config::{ModelConfig, NormKind};
 use super::per_layer::{PerLayerHalf, PerLayerWeights};
 use super::stack::{Destination, Joined, Stack, WeightSource, describe, table};
@@ -115,8 +115,11 @@ pub struct RecurrenceWeights {
     pub conv: Tensor,
     /// Of the convolution, `[channels]`.
     pub conv_bias: Option<Tensor>,
-    /// Of the heads of a delta rule: decays, time steps, and the weights of the norm, `[2 H + Dv]`.
+    /// Of the heads of a delta rule: decays, time steps, and the weights of the norm, `[2 H + Dv]`; of a selective scan:
+    /// decays, time steps, and factors of the values that are added, `[3 H]`.
     heads: Option<Joined>,
+    /// Norm of what a selective scan gives, `[H P]`.
+    pub norm: Option<Tensor>,
 }
 
 impl RecurrenceWeights {
@@ -128,11 +131,11 @@ impl RecurrenceWeights {
     ) -> Result<RecurrenceWeights, Error> {
         let conv = match recurrence {
             Recurrence::ShortConv { .. } => "shortconv.conv",
-            Recurrence::DeltaNet { .. } => "ssm_conv1d",
+            Recurrence::DeltaNet { .. } | Recurrence::Mamba2 { .. } => "ssm_conv1d",
         };
+        let member = |name: &str, len| (format!("{prefix}{name}"), len);
         let heads = match recurrence {
             Recurrence::DeltaNet { rule, .. } => {
-                let member = |name: &str, len| (format!("{prefix}{name}"), len);
                 let members = vec![
                     member("ssm_a.weight", rule.n_heads),
                     member("ssm_dt.bias", rule.n_heads),
@@ -140,7 +143,17 @@ impl RecurrenceWeights {
                 ];
                 Some(Joined::declare(source, members)?)
             }
+            Recurrence::Mamba2 { scan, .. } => {
+                let names = ["ssm_a.weight", "ssm_dt.bias", "ssm_d.weight"];
+                Some(Joined::declare(source, names.map(|name| member(name, scan.n_heads)).into())?)
+            }
             Recurrence::ShortConv { .. } => None,
+        };
+        let norm = match recurrence {
+            Recurrence::Mamba2 { scan, .. } => {
+                Some(table(source, &format!("{prefix}ssm_norm.weight"), &[scan.inner_dim()])?)
+            }
+            Recurrence::DeltaNet { .. } | Recurrence::ShortConv { .. } => None,
         };
         let channels = recurrence.channels(dim);
         let bias = format!("{prefix}{conv}.bias");
@@ -149,16 +162,16 @@ impl RecurrenceWeights {
             None => None,
         };
         let conv = table(source, &format!("{prefix}{conv}.weight"), &[channels, recurrence.taps()])?;
-        Ok(RecurrenceWeights { conv, conv_bias, heads })
+        Ok(RecurrenceWeights { conv, conv_bias, heads, norm })
     }
 
-    /// What the heads of a delta rule have.
+    /// What the heads of a delta rule or a selective scan have.
     pub(super) fn heads(&self) -> Option<&Tensor> {
         self.heads.as_ref().map(Joined::tensor)
     }
 
     fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        std::iter::once(&self.conv).chain(&self.conv_bias)
+        std::iter::once(&self.conv).chain(&self.conv_bias).chain(&self.norm)
     }
 }
 
@@ -209,6 +222,7 @@ impl BlockWeights {
                     vec![("attn_qkv", rule.channels()), ("attn_gate", inner), ("ssm_beta", n), ("ssm_alpha", n)];
                 (inputs, ("ssm_out", inner))
             }
+            Some(Recurrence::Mamba2 { scan, .. }) => (vec![("ssm_in", scan.inputs())], ("ssm_out", scan.inner_dim())),
             Some(recurrence @ Recurrence::ShortConv { .. }) => {
                 (vec![("shortconv.in_proj", recurrence.inputs(dim))], ("shortconv.out_proj", dim))
             }
@@ -220,6 +234,10 @@ impl BlockWeights {
                 }
                 (inputs, ("attn_output", q_dim))
             }
+        };
+        let owned = |names: &[(String, u32)], cols| {
+            let names: Vec<(&str, u32)> = names.iter().map(|(name, rows)| (name.as_str(), *rows)).collect();
+            Stack::declare(device, source, prefix, &names, cols)
         };
         let (up, down, router) = match ffn.experts {
             Some(experts) => {
@@ -233,7 +251,7 @@ impl BlockWeights {
                     by_expert,
                     shared: match experts.shared {
                         Some(shared) => Some(SharedWeights {
-                            up: stack(&[("ffn_gate_shexp", shared.dim), ("ffn_up_shexp", shared.dim)], dim)?,
+                            up: owned(&dense_up(&rows, "_shexp", [shared.dim, 2 * shared.dim]), dim)?,
                             down: stack(&[("ffn_down_shexp", dim)], shared.dim)?,
                             gate: match shared.gated {
                                 true => Some(stack(&[("ffn_gate_inp_shexp", 1)], dim)?),
@@ -246,13 +264,14 @@ impl BlockWeights {
                 (up, down, Some(router))
             }
             None => {
-                let up = dense_up(&rows, ffn);
-                (up, vec![("ffn_down".to_owned(), dim)], None)
+                // A feed-forward beside no experts.
+                let suffix = match (rows("ffn_down"), rows("ffn_down_shexp")) {
+                    (None, Some(_)) => "_shexp",
+                    _ => "",
+                };
+                let up = dense_up(&rows, suffix, [ffn.dim, ffn.up_dim()]);
+                (up, vec![(format!("ffn_down{suffix}"), dim)], None)
             }
-        };
-        let owned = |names: &[(String, u32)], cols| {
-            let names: Vec<(&str, u32)> = names.iter().map(|(name, rows)| (name.as_str(), *rows)).collect();
-            Stack::declare(device, source, prefix, &names, cols)
         };
         Ok(BlockWeights {
             attn_norms: norms(block.attn_norm, ["attn_norm", "post_attention_norm", "attn_output_norm"])?,
@@ -474,15 +493,13 @@ impl BlockWeights {
 /// Tensors of a layer with their rows.
 type Members = Vec<(String, u32)>;
 
-/// The first matrices of a feed-forward without experts, and their rows. `rows` gives those of a tensor of the layer.
-fn dense_up(rows: &dyn Fn(&str) -> Option<u64>, ffn: &FeedForward) -> Members {
-    let named = |name: &str, rows| (name.to_owned(), rows);
-    match ffn.between {
-        // One matrix, or two.
-        Between::Gate(_) if rows("ffn_gate").is_some() || rows("ffn_up") != Some(ffn.up_dim().into()) => {
-            vec![named("ffn_gate", ffn.dim), named("ffn_up", ffn.dim)]
-        }
-        _ => vec![named("ffn_up", ffn.up_dim())],
+/// The first matrices of a feed-forward of this width, which have so many rows together: one matrix, or gates and ups.
+/// `rows` gives those of a tensor of the layer, whose names end in `suffix`.
+fn dense_up(rows: &dyn Fn(&str) -> Option<u64>, suffix: &str, [ffn_dim, up_dim]: [u32; 2]) -> Members {
+    let [gate, up] = ["gate", "up"].map(|name| format!("ffn_{name}{suffix}"));
+    match up_dim > ffn_dim && (rows(&gate).is_some() || rows(&up) != Some(up_dim.into())) {
+        true => vec![(gate, ffn_dim), (up, ffn_dim)],
+        false => vec![(up, up_dim)],
     }
 }
 

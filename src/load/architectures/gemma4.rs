@@ -133,7 +133,7 @@ fn per_layer(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
         true => keys.rows("per_layer_token_embd.weight")?,
         false => rows.unwrap_or(config.vocab_size),
     };
-    config.per_layer = Some(PerLayer { dim: dim.min(MAX_DIM), vocab_size });
+    config.per_layer = Some(PerLayer { dim, vocab_size });
     config.blocks.iter_mut().for_each(|block| block.per_layer = true);
     Ok(())
 }
