@@ -65,11 +65,11 @@ pub(super) fn read(keys: &Keys<'_>, rot_dims: u32, max_seq_len: u32) -> Result<R
                 factor: required(FACTOR)?,
                 low_freq_factor,
                 high_freq_factor,
-                original_max_seq_len: required(ORIGINAL)?,
+                original_max_seq_len: original(keys)?,
             })
         }
         Some("proportional") if !keys.is_gguf() => proportional(keys, rot_dims),
-        Some("yarn") => yarn(keys, required(FACTOR)?, required(ORIGINAL)?),
+        Some("yarn") => yarn(keys, required(FACTOR)?, original(keys)?),
         Some(other) => {
             let supported = match keys.is_gguf() {
                 true => "none, linear, yarn, or tensors of factors",
@@ -77,6 +77,14 @@ pub(super) fn read(keys: &Keys<'_>, rot_dims: u32, max_seq_len: u32) -> Result<R
             };
             Err(keys.unsupported(KIND, other, supported))
         }
+    }
+}
+
+/// The context length before scaling, which must be there.
+fn original(keys: &Keys<'_>) -> Result<f64, Error> {
+    match keys.required(ORIGINAL)? {
+        0 => Err(keys.wrong(ORIGINAL, "1 or more".into(), 0)),
+        length => Ok(f64::from(length)),
     }
 }
 
@@ -119,10 +127,7 @@ pub(super) fn query_growth(keys: &Keys<'_>) -> Result<Option<QueryGrowth>, Error
     // The context, for which transformers has a name of its own here.
     keys.says(key!("max_position_embeddings"));
     let Some(beta) = positive(keys, BETA)? else { return Ok(None) };
-    match keys.required(ORIGINAL)? {
-        0 => Err(keys.wrong(ORIGINAL, "1 or more".into(), 0)),
-        length => Ok(Some(QueryGrowth { beta, length })),
-    }
+    Ok(Some(QueryGrowth { beta, length: original(keys)? as u32 }))
 }
 
 /// YaRN's numbers, with the defaults of transformers. The rotated elements grow by a magnitude, which both formats may

@@ -118,7 +118,12 @@ pub fn cases(cases: &mut Vec<Case>) {
         |[t, _, _, _, pos, _]: [u32; 6]| Options { capacity: pos + t + 3, n_real: t, soft_cap: None, causal: true };
     for inputs in Inputs::ALL {
         for sizes in DECODE.into_iter().chain(PREFILL) {
-            push(inputs, if sizes[5] == 0 { "causal" } else { "window" }, sizes, usual(sizes));
+            let variant = match (sizes[3] > 256, sizes[5] > 0) {
+                (true, _) => "wide heads",
+                (false, true) => "window",
+                (false, false) => "causal",
+            };
+            push(inputs, variant, sizes, usual(sizes));
         }
         // A short text in a long cache, and the last chunk of a long one, whose padding lies past the cache.
         for sizes in [[1, 4, 2, 16, 0, 0], [1, 2, 1, 64, 63, 0], [3, 2, 1, 16, 64, 20], [9, 2, 1, 16, 20, 0]] {
