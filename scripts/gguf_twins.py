@@ -110,7 +110,7 @@ class Twin:
         writer.add_feed_forward_length(self.feed_forward_lengths())
         writer.add_head_count_kv(self.head_counts_kv())
         writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
-        rope = config["rope_parameters"]
+        rope = config.get("rope_parameters", {"rope_type": "default"} | config)
         rope = rope.get("full_attention", rope)
         writer.add_rope_freq_base(rope["rope_theta"])
         if rope["rope_type"] == "yarn":
@@ -353,16 +353,9 @@ class Qwen35(Twin):
             yield name, values + 1 if name == "output_norm.weight" else values
 
 
-class GraniteHybrid(Twin):
-    arch = "granitehybrid"
+class GraniteMoe(Twin):
+    arch = "granitemoe"
     layer = LAYER | {
-        "mamba.in_proj": "ssm_in",
-        "mamba.conv1d": "ssm_conv1d",
-        "mamba.A_log": "ssm_a",
-        "mamba.D": "ssm_d",
-        "mamba.dt": "ssm_dt",
-        "mamba.norm": "ssm_norm",
-        "mamba.out_proj": "ssm_out",
         "block_sparse_moe.router.layer": "ffn_gate_inp",
         "block_sparse_moe.output_linear": "ffn_down_exps",
         "shared_mlp.output_linear": "ffn_down_shexp",
@@ -375,6 +368,33 @@ class GraniteHybrid(Twin):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+
+    def in_layer(self, number, stem, suffix, values):
+        heads = {"self_attn.q_proj": "num_attention_heads", "self_attn.k_proj": "num_key_value_heads"}
+        if stem.endswith("input_linear"):
+            gate, up = np.split(values, 2, axis=-2)
+            kind = "exps" if stem.startswith("block_sparse_moe") else "shexp"
+            return {f"ffn_gate_{kind}": gate, f"ffn_up_{kind}": up}
+        if stem in heads:
+            values = interleaved(values, self.config[heads[stem]])
+        return super().in_layer(number, stem, suffix, values)
+
+
+class GraniteHybrid(GraniteMoe):
+    arch = "granitehybrid"
+    layer = GraniteMoe.layer | {
+        "mamba.in_proj": "ssm_in",
+        "mamba.conv1d": "ssm_conv1d",
+        "mamba.A_log": "ssm_a",
+        "mamba.D": "ssm_d",
+        "mamba.dt": "ssm_dt",
+        "mamba.norm": "ssm_norm",
+        "mamba.out_proj": "ssm_out",
+    }
+
+    def keys(self, writer):
+        super().keys(writer)
+        config = self.config
         writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
         writer.add_ssm_conv_kernel(config["mamba_d_conv"])
         writer.add_ssm_state_size(config["mamba_d_state"])
@@ -392,14 +412,7 @@ class GraniteHybrid(Twin):
         return (number, "mamba.dt", "bias") if stem == "mamba.dt_bias" else (number, stem, suffix)
 
     def in_layer(self, number, stem, suffix, values):
-        heads = {"self_attn.q_proj": "num_attention_heads", "self_attn.k_proj": "num_key_value_heads"}
-        if stem.endswith("input_linear"):
-            gate, up = np.split(values, 2, axis=-2)
-            kind = "exps" if stem.startswith("block_sparse_moe") else "shexp"
-            return {f"ffn_gate_{kind}": gate, f"ffn_up_{kind}": up}
-        if stem in heads:
-            values = interleaved(values, self.config[heads[stem]])
-        elif stem == "mamba.conv1d" and suffix == "weight":
+        if stem == "mamba.conv1d" and suffix == "weight":
             values = values[:, 0]
         elif stem == "mamba.A_log":
             values = -np.exp(values[:, None])
@@ -464,6 +477,7 @@ TWINS = {
     "gemma4": Gemma4,
     "gpt-oss": GptOss,
     "granite-hybrid": GraniteHybrid,
+    "granite-moe": GraniteMoe,
     "hunyuan-dense": Hunyuan,
     "lfm2": Lfm2,
     "ministral3": Ministral,

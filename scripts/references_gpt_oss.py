@@ -101,9 +101,10 @@ def rounded(gate_up):
 
 
 def write(path, values):
+    """A safetensors file; 16-bit words are BF16."""
     header, at = {}, 0
     for name, array in values.items():
-        kind = "I32" if array.dtype == np.int32 else "F32"
+        kind = {np.dtype(np.int32): "I32", np.dtype(np.uint16): "BF16"}.get(array.dtype, "F32")
         header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [at, at + array.nbytes]}
         at += array.nbytes
     header = json.dumps(header).encode()

@@ -135,6 +135,17 @@ impl ModelShape {
         }
     }
 
+    /// As [`ModelShape::decoder`], of a shape that nobody needs any more.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if it is another.
+    pub fn into_decoder(self) -> Result<ModelConfig, Error> {
+        match self {
+            ModelShape::Decoder(config) => Ok(config),
+            other => other.decoder().cloned(),
+        }
+    }
+
     /// The shape of a model that turns texts into vectors.
     ///
     /// # Errors

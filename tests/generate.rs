@@ -104,6 +104,7 @@ fn layers_of_all_families_take_few_dispatches() {
         ("smollm3", 6),
         ("granite", 6),
         ("granite-hybrid", 10),
+        ("granite-moe", 9),
         ("qwen3", 7),
         ("hunyuan-dense", 7),
         ("olmo2", 8),

@@ -117,6 +117,7 @@ tiny_random_models! {
     gpt_oss: "gpt-oss",
     granite: "granite",
     granite_hybrid: "granite-hybrid",
+    granite_moe: "granite-moe",
     hunyuan_dense: "hunyuan-dense",
     lfm2: "lfm2",
     lfm2_moe: "lfm2-moe",

@@ -119,7 +119,7 @@ impl Model {
         max_pass: Option<u32>,
     ) -> Result<(Model, Feed), Error> {
         let ModelHeader { name, shape, tokenizer, chat_template, catalog } = header;
-        let config = shape.decoder()?.clone();
+        let config = shape.into_decoder()?;
         let context_length = checked_context(config.max_seq_len, context_length)?;
         let max_pass = checked_max_pass(device, max_pass)?;
         let weights = Weights::declare(device, &config, &catalog)?;

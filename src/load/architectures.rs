@@ -69,7 +69,7 @@ pub(super) struct Architecture {
 }
 
 /// All of them.
-const ALL: [Architecture; 30] = [
+const ALL: [Architecture; 31] = [
     llama::LLAMA,
     llama::MISTRAL3,
     llama::MIXTRAL,
@@ -86,6 +86,7 @@ const ALL: [Architecture; 30] = [
     smollm3::SMOLLM3,
     granite::GRANITE,
     granite_hybrid::GRANITE_HYBRID,
+    granite_hybrid::GRANITE_MOE,
     olmo::OLMO2,
     olmo::OLMO3,
     olmo::OLMOE,

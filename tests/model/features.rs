@@ -101,6 +101,7 @@ const FAMILIES: &[(&str, &[Feature])] = &[
             ("the logits' factor", |config| config.logit_scale = 1.0),
         ],
     ),
+    ("granite-moe", &[SCALE, EMBEDDING, SHARES, PAIRS]),
     ("hunyuan-dense", &[BEFORE]),
     ("lfm2", &[BEFORE]),
     (

@@ -1,5 +1,5 @@
-//! Granite 4 hybrid (IBM 2025): layers of Mamba 2 between those of attention, which have no positions; experts and a
-//! feed-forward beside them, or that alone; Granite's four factors.
+//! Granite 3 with experts and Granite 4 hybrid (IBM 2024 and 2025): Granite's four factors, experts and a feed-forward
+//! beside them, or one of the two; the latter with layers of Mamba 2 between those of attention, which have no positions.
 
 use super::granite::GRANITE;
 use super::{Architecture, SHARES, WIDTH, listed_layers, mixture};
@@ -8,6 +8,17 @@ use crate::kernels::SelectiveScan;
 use crate::load::catalog::Stored;
 use crate::load::keys::{Key, Keys};
 use crate::model::{ModelConfig, Recurrence, SharedExpert};
+
+/// Experts in all layers.
+pub(super) const GRANITE_MOE: Architecture = Architecture {
+    gguf: "granitemoe",
+    json: &["granitemoe", "granitemoeshared"],
+    describe: |keys, config| {
+        (GRANITE.describe)(keys, config)?;
+        feed_forwards(keys, config)
+    },
+    ..GRANITE_HYBRID
+};
 
 pub(super) const GRANITE_HYBRID: Architecture = Architecture {
     gguf: "granitehybrid",
