@@ -71,7 +71,7 @@ def weights():
             "block_sparse_moe.input_linear": [n, 2 * FFN, DIM],
             "block_sparse_moe.output_linear": [n, DIM, FFN],
         }.items():
-            found[f"{prefix}{name}.weight"] = normal(shape, 0.5)
+            found[f"{prefix}{name}.weight"] = normal(shape, 0.3)
         for name in ("input_layernorm", "post_attention_layernorm"):
             found[f"{prefix}{name}.weight"] = normal([DIM], 0.2, 1.0)
     return found
