@@ -8,8 +8,8 @@ use crate::device::Device;
 use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::formats::{BlockType, TensorInfo, block};
-use crate::matrix::ScaleEdges;
-use crate::model::{Destination, SourceTensor, WeightSource};
+use crate::matrix::{Matrix, ScaleEdges, file_row_bytes};
+use crate::model::{Destination, RowPlaces, SourceTensor, WeightSource};
 
 /// Tensors under GGUF's names, and where each lies.
 #[derive(Debug, Default)]
@@ -317,7 +317,7 @@ impl Feed {
         let n_bytes = bytes.len() as u64;
         let row_bytes = match place {
             Destination::Rows { .. } if matches!(entry.stored, Stored::AsRead | Stored::LessOne) => {
-                (info.size_bytes / info.shape.first().copied().unwrap_or(1)) as usize
+                (info.size_bytes / n_rows(info)) as usize
             }
             // Taken as a whole.
             _ => info.size_bytes as usize,
@@ -345,6 +345,7 @@ impl Feed {
         self.fed_bytes += n_bytes;
         self.done += n_bytes;
         if self.done >= info.size_bytes {
+            self.uploaded_bytes += write_gaps(device, entry, place, &mut self.edges)?;
             self.at += 1;
             self.done = 0;
         }
@@ -364,35 +365,117 @@ fn write_rows(
 ) -> Result<u64, Error> {
     let ordered = stored.ordered(info, bytes);
     let bytes = ordered.as_deref().unwrap_or(bytes);
-    let values = || -> Result<Vec<f32>, Error> {
-        let n_blocks = bytes.len() as u64 / info.block_type.block_bytes();
-        let mut values = vec![0.0; (n_blocks * info.block_type.block_len()) as usize];
-        block::dequantize(info.block_type, bytes, &mut values)?;
-        Ok(values)
-    };
     match place {
-        Destination::Values { tensor, first } => {
-            let mut values = values()?;
+        Destination::Values { tensor, places } => {
+            let mut values = dequantized(info, bytes)?;
             match stored {
                 Stored::LessOne => values.iter_mut().for_each(|value| *value += 1.0),
                 Stored::NegativeLog => values.iter_mut().for_each(|value| *value = -value.exp()),
                 _ => {}
             }
-            device.write(tensor, *first, &values)?;
+            let mut rest = &values[..];
+            for (place, n) in places.places(0, values.len() as u32) {
+                let (run, after) = rest.split_at(n as usize);
+                device.write(tensor, place as usize, run)?;
+                rest = after;
+            }
             Ok(size_of_val(&values[..]) as u64)
         }
-        Destination::Rows { matrix, first_row: top } => match matrix.weight() {
-            WeightType::F32 if info.block_type != BlockType::F32 => {
-                let values = values()?;
-                matrix.write_rows(device, top + first_row, bytemuck::cast_slice(&values), edges)?;
-                Ok(size_of_val(&values[..]) as u64)
-            }
-            _ => {
-                matrix.write_rows(device, top + first_row, bytes, edges)?;
-                Ok(bytes.len() as u64)
+        Destination::Rows { matrix, places } => match places.slice {
+            None => write_plain(device, info, matrix, *places, first_row, bytes, edges),
+            Some(columns) => {
+                let mut written = 0;
+                for (i, slice) in slices(info, matrix, bytes, columns)?.into_iter().enumerate() {
+                    let places = RowPlaces::from(places.first + i as u32 * places.stride);
+                    written += write_plain(device, info, matrix, places, first_row, &slice, edges)?;
+                }
+                Ok(written)
             }
         },
     }
+}
+
+/// Rows of a tensor: all dimensions but the last.
+fn n_rows(info: &TensorInfo) -> u64 {
+    info.shape.split_last().map_or(1, |(_, rows)| rows.iter().product())
+}
+
+/// Writes whole rows in the type of a file to their places.
+fn write_plain(
+    device: &Device,
+    info: &TensorInfo,
+    matrix: &Matrix,
+    places: RowPlaces,
+    first_row: u32,
+    bytes: &[u8],
+    edges: &mut ScaleEdges,
+) -> Result<u64, Error> {
+    let values;
+    let bytes = match matrix.weight() {
+        WeightType::F32 if info.block_type != BlockType::F32 => {
+            values = dequantized(info, bytes)?;
+            bytemuck::cast_slice(&values)
+        }
+        _ => bytes,
+    };
+    let row_bytes = file_row_bytes(matrix.weight(), matrix.cols() as usize);
+    let mut rest = bytes;
+    for (place, n) in places.places(first_row, (bytes.len() / row_bytes) as u32) {
+        let (run, after) = rest.split_at(n as usize * row_bytes);
+        matrix.write_rows(device, place, run, edges)?;
+        rest = after;
+    }
+    Ok(bytes.len() as u64)
+}
+
+/// Rows of a file cut into slices of so many columns, each as rows of the matrix, zero where they have no more.
+fn slices(info: &TensorInfo, matrix: &Matrix, bytes: &[u8], columns: u32) -> Result<Vec<Vec<u8>>, Error> {
+    let (block_len, block_bytes) = (info.block_type.block_len(), info.block_type.block_bytes());
+    let (columns, all) = (u64::from(columns), info.shape.last().copied().unwrap_or(1));
+    if !columns.is_multiple_of(block_len) && columns < all {
+        return Err(Error::Config {
+            field: info.name.clone(),
+            expected: format!("blocks that end every {columns} columns, where experts do"),
+            found: format!("{}, in blocks of {block_len}", info.block_type),
+        });
+    }
+    let bytes_of = |columns: u64| (columns.div_ceil(block_len) * block_bytes) as usize;
+    let (slice_bytes, row_bytes) = (bytes_of(columns), bytes_of(all));
+    let padded_bytes = bytes_of(matrix.cols().into());
+    let slice = |i: usize| {
+        let rows = bytes.chunks_exact(row_bytes).flat_map(|row| {
+            let of_row = &row[i * slice_bytes..row_bytes.min((i + 1) * slice_bytes)];
+            of_row.iter().copied().chain(std::iter::repeat_n(0, padded_bytes - of_row.len()))
+        });
+        rows.collect()
+    };
+    Ok((0..all.div_ceil(columns) as usize).map(slice).collect())
+}
+
+/// Writes zeros where a tensor leaves places free.
+fn write_gaps(
+    device: &Device,
+    Entry { info, .. }: &Entry,
+    place: &Destination,
+    edges: &mut ScaleEdges,
+) -> Result<u64, Error> {
+    let Destination::Rows { matrix, places } = place else { return Ok(0) };
+    let row_bytes = file_row_bytes(matrix.weight(), matrix.cols() as usize);
+    let mut written = 0;
+    for (first, n) in places.gaps(n_rows(info) as u32) {
+        let zeros = vec![0; n as usize * row_bytes];
+        matrix.write_rows(device, first, &zeros, edges)?;
+        written += zeros.len() as u64;
+    }
+    Ok(written)
+}
+
+/// The values of some blocks of a tensor.
+fn dequantized(info: &TensorInfo, bytes: &[u8]) -> Result<Vec<f32>, Error> {
+    let n_blocks = bytes.len() as u64 / info.block_type.block_bytes();
+    let mut values = vec![0.0; (n_blocks * info.block_type.block_len()) as usize];
+    block::dequantize(info.block_type, bytes, &mut values)?;
+    Ok(values)
 }
 
 #[cfg(test)]
@@ -410,7 +493,8 @@ mod tests {
             TensorInfo { name: "w".into(), shape: vec![1024], block_type: BlockType::F16, offset: 0, size_bytes: 2048 };
         let mut catalog = Catalog::default();
         catalog.insert("w".into(), 0, info, Stored::AsRead);
-        let mut feed = Feed::new(&catalog, [("w", Destination::Values { tensor, first: 0 })].into_iter());
+        let mut feed =
+            Feed::new(&catalog, [("w", Destination::Values { tensor, places: RowPlaces::from(0) })].into_iter());
         let before = device.counters();
         for (piece, uploaded) in [(1000, 0), (1048, 4096)] {
             feed.push(&device, &vec![0; piece]).unwrap();
