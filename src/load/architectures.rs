@@ -117,8 +117,18 @@ impl Architecture {
 
     /// GGUF's name of the tensor that published checkpoints call `name`; `None` if it has none.
     pub fn gguf_name(&self, name: &str) -> Option<String> {
-        const PREFIXES: [&str; 7] =
-            ["model.language_model.", "model.", "transformer.", "gpt_neox.", "bert.", "roberta.", "nomic_bert."];
+        // Of the text part of a model of several kinds of input first.
+        const PREFIXES: [&str; 9] = [
+            "model.language_model.",
+            "language_model.model.",
+            "language_model.",
+            "model.",
+            "transformer.",
+            "gpt_neox.",
+            "bert.",
+            "roberta.",
+            "nomic_bert.",
+        ];
         const LAYERS: [&str; 4] = ["layers.", "h.", "encoder.layer.", "encoder.layers."];
         let without = |prefixes: &[&str], name| prefixes.iter().find_map(|&prefix| str::strip_prefix(name, prefix));
         let name = without(&PREFIXES, name).unwrap_or(name);
@@ -169,6 +179,14 @@ impl Architecture {
     pub fn config(&self, keys: &Keys<'_>) -> Result<ModelConfig, Error> {
         let mut config = self.llama_like(keys)?;
         (self.describe)(keys, &mut config)?;
+        if keys.is_gguf() {
+            // Layers that predict further tokens come last and are counted there.
+            let (n_layers, n_further) = (config.n_layers(), keys.u32(FURTHER_LAYERS)?.unwrap_or(0));
+            if n_further >= n_layers {
+                return Err(keys.wrong(FURTHER_LAYERS, format!("fewer than the {n_layers} layers"), n_further));
+            }
+            config.blocks.truncate((n_layers - n_further) as usize);
+        }
         config.check()?;
         Ok(config)
     }
@@ -391,6 +409,7 @@ const THETA: Key = Key(
      global_rope_theta|rotary_emb_base|theta",
 );
 const WINDOW: Key = Key("attention.sliding_window", "sliding_window");
+pub(super) const FURTHER_LAYERS: Key = Key("nextn_predict_layers", "num_nextn_predict_layers");
 const EXPERTS: Key = Key("expert_count", "num_local_experts|num_experts");
 const KV_HEADS: Key = Key("attention.head_count_kv", "num_key_value_heads");
 const VALUE_DIM: Key = Key("attention.value_length", "v_head_dim");
