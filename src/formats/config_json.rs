@@ -81,6 +81,17 @@ impl ConfigJson {
         }
     }
 
+    /// This configuration with those of the keys of `defaults`, an object in JSON, that it lacks.
+    ///
+    /// # Errors
+    /// [`Error::Format`] if `defaults` is no object.
+    pub fn or_defaults(mut self, defaults: &str) -> Result<ConfigJson, Error> {
+        for (key, value) in ConfigJson::parse(defaults.as_bytes())?.root {
+            self.root.entry(key).or_insert(value);
+        }
+        Ok(self)
+    }
+
     /// The path of the first value for which `is_sought` holds; of an object with something in it, of what is in it.
     pub fn find(&self, is_sought: impl Fn(&str, &Value) -> bool) -> Option<String> {
         let mut left: Vec<(String, &Value)> = self.root.iter().rev().map(|(key, value)| (key.clone(), value)).collect();

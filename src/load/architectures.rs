@@ -27,7 +27,7 @@ use super::scaling;
 use crate::error::Error;
 use crate::kernels::{ExpertScore, Gate, Gelu, RopeConfig, RopeScaling, RopeStyle, Router};
 use crate::model::{
-    Attention, Between, Block, Experts, FeedForward, MAX_DIM, MAX_LAYERS, ModelConfig, NormKind, NormPlace,
+    Attention, Between, Block, Experts, FeedForward, MAX_CONTEXT, MAX_DIM, MAX_LAYERS, ModelConfig, NormKind, NormPlace,
 };
 
 /// An architecture.
@@ -59,6 +59,8 @@ pub(super) struct Architecture {
     pub gated: bool,
     /// The width of its feed-forward in widths of the model, where the files do not say.
     pub ffn_widths: Option<u32>,
+    /// What published configurations leave out because transformers knows it: an object in JSON.
+    pub defaults: &'static str,
     /// Makes Llama's model this one.
     pub describe: fn(&Keys<'_>, &mut ModelConfig) -> Result<(), Error>,
 }
@@ -207,7 +209,7 @@ impl Architecture {
         }
         let share = keys.f32(Key("", "rope_parameters.partial_rotary_factor|partial_rotary_factor"))?.unwrap_or(1.0);
         let rot_dims = keys.u32(Key("rope.dimension_count", ""))?.unwrap_or((head_dim as f32 * share) as u32);
-        let max_seq_len = keys.required(CONTEXT)?;
+        let max_seq_len = limited(CONTEXT, MAX_CONTEXT)?;
         let rope = RopeConfig {
             rot_dims,
             theta: keys.f32(THETA)?.unwrap_or(10_000.0).into(),

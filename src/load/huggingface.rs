@@ -72,8 +72,10 @@ pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)
     let bytes = texts.config.as_ref().ok_or_else(|| missing(CONFIG))?;
     let json = ConfigJson::parse(bytes).and_then(text_part).map_err(in_file(CONFIG))?;
     let (architecture, model_type) = architecture(&json).map_err(in_file(CONFIG))?;
+    let model_type = model_type.to_owned();
+    let json = json.or_defaults(architecture.defaults).map_err(in_file(CONFIG))?;
     let embeds = texts.modules.is_some() || texts.pooling.is_some();
-    let keys = Keys::new(Source::Json(&json), model_type, embeds);
+    let keys = Keys::new(Source::Json(&json), &model_type, embeds);
     let config = architecture.config(&keys).map_err(in_file(CONFIG))?;
     let n_heads = config.blocks.first().map_or(1, |block| block.attention.n_heads);
     let (mut catalog, unread) = catalog(architecture, n_heads, !config.has_head, weights)?;

@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 use tilewright::load::ModelFile;
-use tilewright::{Device, Error, Model};
+use tilewright::{Device, Embedder, Error, Model};
 
 use super::checkpoint::{Checkpoint, checkpoint};
 use super::{Folder, allocator, common};
@@ -32,11 +32,15 @@ fn models() -> Vec<String> {
 
 /// Opens a folder and plans its memory: all that comes before the first byte on a device.
 fn open(folder: &Folder) -> Result<(), Error> {
-    let file = ModelFile::open(&folder.0)?;
-    if file.header.shape.decoder().is_ok() {
-        Model::plan_file(&Device::cpu(), &file, None)?;
+    plan(ModelFile::open(&folder.0)?)
+}
+
+fn plan(file: ModelFile) -> Result<(), Error> {
+    let device = Device::cpu();
+    match file.header.shape.decoder() {
+        Ok(_) => Model::plan_file(&device, &file, None).map(drop),
+        Err(_) => Embedder::plan_file(&device, file).map(drop),
     }
-    Ok(())
 }
 
 /// Integers that size something or count something: no model has 0 of them, nor 2^31.
@@ -286,11 +290,9 @@ fn every_number_of_a_gguf_file_is_checked() {
                 let mut bytes = whole.clone();
                 bytes[at..at + 4].copy_from_slice(&value);
                 let path = folder.write("model.gguf", &bytes);
-                let opened = ModelFile::open(&path).and_then(|file| match file.header.shape.decoder() {
-                    Ok(_) => Model::plan_file(&Device::cpu(), &file, None).map(drop),
-                    Err(_) => Ok(()),
-                });
-                let Err(error) = opened else { panic!("{model}: {name} {value:?} is not refused") };
+                let Err(error) = ModelFile::open(&path).and_then(plan) else {
+                    panic!("{model}: {name} {value:?} is not refused")
+                };
                 let text = error.to_string();
                 let typed = |error: &Error| matches!(error, Error::Config { .. } | Error::Unsupported { .. });
                 let is_typed = matches!(&error, Error::InFile { source, .. } if typed(source)) || typed(&error);

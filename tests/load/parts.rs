@@ -5,7 +5,7 @@ use tilewright::load::ModelFile;
 use tilewright::{Device, Model};
 
 use super::checkpoint::{Checkpoint, Stored, check_references, checkpoint, model};
-use super::common;
+use super::{Folder, common};
 
 /// A tensor of a part that is not read.
 fn other() -> Stored {
@@ -133,7 +133,7 @@ fn tensors_of_folders_that_nothing_reads_are_refused() {
     }
     refused("gpt2", "transformer.h.0.attn.c_attn.scale");
     refused("qwen35", "model.layers.0.linear_attn.in_proj_ba.weight");
-    refused("gpt-oss", "model.layers.0.mlp.experts.0.down_proj.weight");
+    refused("gpt-oss", "model.layers.0.mlp.experts.1.down_proj.weight");
 }
 
 /// Buffers of old checkpoints, of any type.
@@ -169,4 +169,33 @@ fn layers_that_predict_further_tokens_are_left_out() {
     check_references("qwen3-moe", &device, &folder.0, "a layer more");
     assert!(device.take_notices().iter().any(|notice| notice.contains("further tokens")));
     assert_eq!(model(&device, &folder).config().blocks.len(), 2);
+}
+
+/// The folder of Gemma 3 4B says of its text part what is not usual.
+#[test]
+fn what_transformers_knows_need_not_be_said() {
+    let folder = Folder::new();
+    let config = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10_240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "rope_scaling": { "factor": 8.0, "rope_type": "linear" },
+            "sliding_window": 1024,
+        },
+        "vision_config": { "hidden_size": 1152 },
+    });
+    folder.write("config.json", config.to_string());
+    folder.write("model.safetensors", super::text("{}"));
+    let file = ModelFile::open(&folder.0).unwrap_or_else(|e| panic!("{e}"));
+    let config = file.header.shape.decoder().unwrap();
+    assert_eq!((config.vocab_size, config.max_seq_len, config.norm_eps), (262_208, 131_072, 1e-6));
+    assert_eq!((config.ropes[0].theta, config.n_layers()), (1e6, 34));
+    let attention = &config.blocks[0].attention;
+    assert_eq!((attention.n_heads, attention.n_kv_heads, attention.head_dim), (8, 4, 256));
+    assert_eq!((attention.window, attention.scale), (Some(1024), 1.0 / 16.0));
+    assert_eq!(config.blocks[5].attention.window, None);
 }
