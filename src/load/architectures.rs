@@ -202,12 +202,21 @@ impl Architecture {
         };
         let (dim, n_layers, n_heads) = (limited(WIDTH, MAX_DIM)?, limited(LAYERS, MAX_LAYERS)?, keys.required(HEADS)?);
         let divided = (n_heads > 0 && dim.is_multiple_of(n_heads)).then(|| dim / n_heads);
-        let head_dim = keys.u32(Key("attention.key_length", "head_dim"))?.or(divided);
+        const HEAD_DIM: Key = Key("attention.key_length", "head_dim");
+        let stated = keys.u32(HEAD_DIM)?;
+        if let Some(found) = stated.filter(|found| !(1..=MAX_DIM).contains(found)) {
+            return Err(keys.wrong(HEAD_DIM, format!("1 to {MAX_DIM}"), found));
+        }
+        let head_dim = stated.or(divided);
         let head_dim = head_dim.ok_or_else(|| keys.wrong(HEADS, format!("a divisor of the width {dim}"), n_heads))?;
         if let Some(found) = keys.u32(VALUE_DIM)?.filter(|&found| found != head_dim) {
             return Err(keys.unsupported(VALUE_DIM, found, &format!("that of keys, {head_dim}")));
         }
-        let share = keys.f32(Key("", "rope_parameters.partial_rotary_factor|partial_rotary_factor"))?.unwrap_or(1.0);
+        const SHARE: Key = Key("", "rope_parameters.partial_rotary_factor|partial_rotary_factor");
+        let share = keys.f32(SHARE)?.unwrap_or(1.0);
+        if !(share > 0.0 && share <= 1.0) {
+            return Err(keys.wrong(SHARE, "a number above 0, up to 1".into(), share));
+        }
         let rot_dims = keys.u32(Key("rope.dimension_count", ""))?.unwrap_or((head_dim as f32 * share) as u32);
         let max_seq_len = limited(CONTEXT, MAX_CONTEXT)?;
         let rope = RopeConfig {
