@@ -1,6 +1,6 @@
 //! GGUF files.
 
-use super::architectures::{self, Architecture, FURTHER_LAYERS};
+use super::architectures::{Architecture, FURTHER_LAYERS, refused};
 use super::catalog::{Catalog, check_type, floats};
 use super::keys::{Keys, Source};
 use super::unread::FURTHER_TOKENS;
@@ -89,12 +89,7 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
 /// The architecture that a file names, and its name.
 fn architecture(metadata: &Metadata) -> Result<(&'static Architecture, &str), Error> {
     let name = metadata.get_str("general.architecture")?.unwrap_or("missing");
-    let found = Architecture::of_gguf(name).ok_or_else(|| Error::Unsupported {
-        format: "gguf",
-        field: "general.architecture".into(),
-        found: format!("`{}`", name.escape_debug()),
-        supported: architectures::supported(true),
-    })?;
+    let found = Architecture::of_gguf(name).ok_or_else(|| refused("gguf", "general.architecture", name))?;
     Ok((found, name))
 }
 
