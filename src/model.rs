@@ -11,7 +11,7 @@ mod stack;
 mod weights;
 
 pub use block::{Attention, Between, Block, Experts, FeedForward, NormPlace, Recurrence, SharedExpert};
-pub(crate) use config::{MAX_DIM, MAX_LAYERS};
+pub(crate) use config::{MAX_CONTEXT, MAX_DIM, MAX_LAYERS};
 pub use config::{ModelConfig, NormKind, PositionTable};
 pub use decoder::{Ending, PassTensors};
 pub use encoder::{BatchSize, BatchTensors, ScoreConfig, ScoreHead};
