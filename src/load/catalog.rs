@@ -8,7 +8,7 @@ use crate::device::Device;
 use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::formats::{BlockType, TensorInfo, block};
-use crate::matrix::ScaleEdges;
+use crate::matrix::TailEdges;
 use crate::model::{Destination, SourceTensor, WeightSource};
 
 /// Tensors under GGUF's names, and where each lies.
@@ -192,16 +192,7 @@ impl WeightSource for Widened<'_> {
 /// The weight type under which a tensor's rows are stored on a device: its own where kernels have it, else F32, which
 /// is exact.
 fn weight_type(block_type: BlockType) -> WeightType {
-    match block_type {
-        BlockType::F16 => WeightType::F16,
-        BlockType::BF16 => WeightType::BF16,
-        BlockType::Q8_0 => WeightType::Q8_0,
-        BlockType::Q4_0 => WeightType::Q4_0,
-        BlockType::Q4_K => WeightType::Q4_K,
-        BlockType::Q5_K => WeightType::Q5_K,
-        BlockType::Q6_K => WeightType::Q6_K,
-        _ => WeightType::F32,
-    }
+    WeightType::ALL.into_iter().find(|weight| weight.block_type() == block_type).unwrap_or(WeightType::F32)
 }
 
 /// Refuses a tensor whose type has no decoder, before anything is allocated for the model.
@@ -244,7 +235,7 @@ pub(crate) struct Feed {
     done: u64,
     /// The beginning of a row whose end has not come.
     partial_row: Vec<u8>,
-    edges: ScaleEdges,
+    edges: TailEdges,
     fed_bytes: u64,
     total_bytes: u64,
     /// Bytes written to the device since [`Feed::take_uploaded`].
@@ -259,7 +250,7 @@ impl Feed {
         let mut items: Vec<_> = found.collect();
         items.sort_by_key(|(entry, _)| (entry.file, entry.info.offset));
         let total_bytes = items.iter().map(|(entry, _)| entry.info.size_bytes).sum();
-        let edges = ScaleEdges::default();
+        let edges = TailEdges::default();
         Feed { items, at: 0, done: 0, partial_row: Vec::new(), edges, fed_bytes: 0, total_bytes, uploaded_bytes: 0 }
     }
 
@@ -360,7 +351,7 @@ fn write_rows(
     place: &Destination,
     first_row: u32,
     bytes: &[u8],
-    edges: &mut ScaleEdges,
+    edges: &mut TailEdges,
 ) -> Result<u64, Error> {
     let ordered = stored.ordered(info, bytes);
     let bytes = ordered.as_deref().unwrap_or(bytes);
