@@ -288,12 +288,8 @@ fn word(tail: &[u16]) -> u32 {
     u32::from(tail[0]) | u32::from(tail[1]) << 16
 }
 
-/// Nibbles of quants of three bits: two in each byte of `lower`, where quads take turns with the words, and one of `third`.
-#[inline(always)]
-fn nibbles(lower: &[u32; 2], third: u32) -> [u32; 4] {
-    let quad = |q: usize| lower[q % 2] >> (2 * (q / 2)) & 0x0303_0303 | (third >> q & 0x0101_0101) << 2;
-    std::array::from_fn(|q| quad(q) | quad(q + 4) << 4)
-}
+/// No nibbles under the upper bits of [`Vector::from_quads`], which are sixteen times the quant then.
+const NONE: [u32; 4] = [0; 4];
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -309,8 +305,8 @@ impl Format for Q2K {
 
     #[inline(always)]
     fn block<V: Vector>(unit: &Q2K, tail: &[u16], _: &Scales, at: usize) -> [V; 4] {
-        let [a, b, c, d] = V::from_quads(&nibbles(&unit.quants[at], 0), &[], 0);
-        let (scale, min) = (widen_f16(tail[0]), -widen_f16(tail[1]));
+        let [a, b, c, d] = V::from_quads(&NONE, &unit.quants[at], 0);
+        let (scale, min) = (widen_f16(tail[0]) / 16.0, -widen_f16(tail[1]));
         let of = |group: u8| [scale * i32::from(group & 15) as f32, min * i32::from(group >> 4) as f32];
         let ([s, m], [t, n]) = (of(unit.groups[2 * at]), of(unit.groups[2 * at + 1]));
         let (s, m, t, n) = (V::splat(s), V::splat(m), V::splat(t), V::splat(n));
@@ -352,10 +348,20 @@ impl Format for Q3K {
 
     #[inline(always)]
     fn block<V: Vector>(unit: &ThreeBits, _: &[u16], _: &Scales, at: usize) -> [V; 4] {
-        let scale = widen_f16(unit.scale as u16);
+        let scale = widen_f16(unit.scale as u16) / 16.0;
         let [low, high] = unit.scales(at).map(|group| scale * (group - 32.0));
-        by_halves(V::from_quads(&nibbles(&unit.lower[at], unit.thirds[at]), &[], 4), low, high)
+        let [a, b, c, d] = V::from_quads(&NONE, &unit.lower[at], 0);
+        // A third bit that is not set takes four away.
+        let [e, f, g, h] = V::from_quads(&NONE, &[unit.thirds[at]], 16);
+        let four = V::splat(4.0);
+        by_halves([e.fma(four, a), f.fma(four, b), g.fma(four, c), h.fma(four, d)], low, high)
     }
+}
+
+/// The levels 8, 25 and 43 of 0, 16 and 32.
+#[inline(always)]
+fn level<V: Vector>(counts: V) -> V {
+    counts.fma(V::splat(0.5 / 256.0), V::splat(16.5 / 16.0)).fma(counts, V::splat(8.0))
 }
 
 #[derive(Clone, Copy)]
@@ -367,10 +373,14 @@ impl Format for Iq2 {
 
     #[inline(always)]
     fn block<V: Vector>(unit: &ThreeBits, _: &[u16], _: &Scales, at: usize) -> [V; 4] {
-        const LEVELS: [i8; 16] = [8, 25, 43, 0, -8, -25, -43, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-        let scale = 0.25 * widen_f16(unit.scale as u16);
+        // Signs are -8 and 8, the wrong way round.
+        let scale = widen_f16(unit.scale as u16) / -32.0;
         let [low, high] = unit.scales(at).map(|group| scale * (group + 0.5));
-        by_halves(V::from_levels(&nibbles(&unit.lower[at], unit.thirds[at]), &LEVELS), low, high)
+        let [a, b, c, d] = V::from_quads(&NONE, &unit.lower[at], 0);
+        let [e, f, g, h] = V::from_quads(&NONE, &[unit.thirds[at]], 8);
+        let zero = V::splat(0.0);
+        let signed = [e.fma(level(a), zero), f.fma(level(b), zero), g.fma(level(c), zero), h.fma(level(d), zero)];
+        by_halves(signed, low, high)
     }
 }
 
@@ -478,12 +488,12 @@ impl Format for Q2 {
 
     #[inline(always)]
     fn scale<V: Vector>(tail: &[u16]) -> V {
-        V::splat_f16(tail[0])
+        V::splat(widen_f16(tail[0]) / 16.0)
     }
 
     #[inline(always)]
     fn block<V: Vector>(unit: &[[u32; 2]; 2], _: &[u16], _: &Scales, at: usize) -> [V; 4] {
-        V::from_quads(&nibbles(&unit[at], 0), &[], 1)
+        V::from_quads(&NONE, &unit[at], 16)
     }
 }
 
@@ -496,14 +506,12 @@ impl Format for Q1 {
 
     #[inline(always)]
     fn scale<V: Vector>(tail: &[u16]) -> V {
-        V::splat_f16(tail[0])
+        V::splat(widen_f16(tail[0]) / 8.0)
     }
 
     #[inline(always)]
     fn block<V: Vector>(unit: &[u32; 4], _: &[u16], _: &Scales, at: usize) -> [V; 4] {
-        // Bits 0 and 1 in the place of 2, less 1.
-        let [a, b, c, d] = nibbles(&[0; 2], unit[at]);
-        V::from_quads(&[a >> 1, b >> 1, c >> 1, d >> 1], &[], 1)
+        V::from_quads(&NONE, &[unit[at]], 8)
     }
 }
 

@@ -228,6 +228,7 @@ fn spread_bits(bits: u32) -> u32 {
 
 /// The four lowest pairs of bits, each in a byte of its own.
 fn spread_pairs(pairs: u32) -> u32 {
+    let pairs = pairs & 255;
     (pairs | pairs << 6 | pairs << 12 | pairs << 18) & 0x0303_0303
 }
 
