@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::formats::{BlockType, TensorInfo, block};
-use crate::matrix::{Matrix, ScaleEdges, file_row_bytes};
+use crate::matrix::{Matrix, TailEdges, file_row_bytes};
 use crate::model::{Destination, RowPlaces, SourceTensor, WeightSource};
 
 /// Tensors under GGUF's names, and where each lies.
@@ -232,16 +232,7 @@ impl WeightSource for Widened<'_> {
 /// The weight type under which a tensor's rows are stored on a device: its own where kernels have it, else F32, which
 /// is exact.
 fn weight_type(block_type: BlockType) -> WeightType {
-    match block_type {
-        BlockType::F16 => WeightType::F16,
-        BlockType::BF16 => WeightType::BF16,
-        BlockType::Q8_0 => WeightType::Q8_0,
-        BlockType::Q4_0 => WeightType::Q4_0,
-        BlockType::Q4_K => WeightType::Q4_K,
-        BlockType::Q5_K => WeightType::Q5_K,
-        BlockType::Q6_K => WeightType::Q6_K,
-        _ => WeightType::F32,
-    }
+    WeightType::ALL.into_iter().find(|weight| weight.block_type() == block_type).unwrap_or(WeightType::F32)
 }
 
 /// Refuses a tensor whose type has no decoder, before anything is allocated for the model.
@@ -286,7 +277,7 @@ pub(crate) struct Feed {
     done: u64,
     /// The beginning of a row whose end has not come.
     partial_row: Vec<u8>,
-    edges: ScaleEdges,
+    edges: TailEdges,
     fed_bytes: u64,
     total_bytes: u64,
     /// Bytes written to the device since [`Feed::take_uploaded`].
@@ -302,7 +293,7 @@ impl Feed {
         items.sort_by_key(|(entry, _)| (entry.file, entry.info.offset));
         let scales_bytes = |entry: &Entry| entry.scales.as_ref().map_or(0, |(_, scales)| scales.size_bytes);
         let total_bytes = items.iter().map(|(entry, _)| entry.info.size_bytes + scales_bytes(entry)).sum();
-        let edges = ScaleEdges::default();
+        let edges = TailEdges::default();
         Feed {
             items,
             scales: Vec::new(),
@@ -449,7 +440,7 @@ fn write_rows(
     place: &Destination,
     first_row: u32,
     bytes: &[u8],
-    edges: &mut ScaleEdges,
+    edges: &mut TailEdges,
 ) -> Result<u64, Error> {
     let ordered = stored.ordered(info, bytes);
     let bytes = ordered.as_deref().unwrap_or(bytes);
@@ -496,7 +487,7 @@ fn write_plain(
     places: RowPlaces,
     first_row: u32,
     bytes: &[u8],
-    edges: &mut ScaleEdges,
+    edges: &mut TailEdges,
 ) -> Result<u64, Error> {
     let values;
     let bytes = match matrix.weight() {
@@ -545,7 +536,7 @@ fn write_gaps(
     device: &Device,
     Entry { info, .. }: &Entry,
     place: &Destination,
-    edges: &mut ScaleEdges,
+    edges: &mut TailEdges,
 ) -> Result<u64, Error> {
     let Destination::Rows { matrix, places } = place else { return Ok(0) };
     let row_bytes = file_row_bytes(matrix.weight(), matrix.cols() as usize);

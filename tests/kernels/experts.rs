@@ -10,7 +10,7 @@ use tilewright::kernels::{
 use crate::common::Expected;
 use crate::fused::{clamped, geglu, swiglu};
 use crate::harness::{Case, Data, FLUSH, Job, Operand, ROUND, Want};
-use crate::inputs::{Inputs, Source, dequantise};
+use crate::inputs::{Inputs, Source, dequantise, has_case};
 use crate::linear::{EPS, Rows, limit, product};
 
 /// T, E, K.
@@ -82,7 +82,8 @@ pub fn cases(cases: &mut Vec<Case>) {
             }
         }
         for weight in WeightType::ALL {
-            for (i, sizes @ [t, e, k, f, c]) in PRODUCTS.into_iter().enumerate() {
+            let of = |&(i, _): &(usize, [u32; 5])| has_case(weight, i, PRODUCTS.len());
+            for (i, sizes @ [t, e, k, f, c]) in PRODUCTS.into_iter().enumerate().filter(of) {
                 let gate =
                     [Gate::Silu, Gate::Clamped, Gate::Gelu(Gelu::Exact), Gate::Silu, Gate::Gelu(Gelu::Tanh)][i % 5];
                 let vector = ["+norm", "+bias", ""][i % 3];
