@@ -24,6 +24,8 @@ pub(super) const CONFIG: &str = "config.json";
 pub(super) const TOKENIZER: &str = "tokenizer.json";
 /// Name of the tokenizer's configuration, which may be missing.
 pub(super) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+/// Name of the defaults for generation, which may be missing.
+pub(super) const GENERATION_CONFIG: &str = "generation_config.json";
 /// Name of the chat template where it is a file of its own.
 pub(super) const CHAT_TEMPLATE: &str = "chat_template.jinja";
 /// Names of what sentence-transformers adds to a folder.
@@ -40,6 +42,7 @@ pub(super) struct Texts {
     pub config: Option<Vec<u8>>,
     pub tokenizer: Option<Vec<u8>>,
     pub tokenizer_config: Option<Vec<u8>>,
+    pub generation_config: Option<Vec<u8>>,
     pub chat_template: Option<Vec<u8>>,
     pub index: Option<Vec<u8>>,
     pub modules: Option<Vec<u8>>,
@@ -55,6 +58,7 @@ impl Texts {
             CONFIG => &mut self.config,
             TOKENIZER => &mut self.tokenizer,
             TOKENIZER_CONFIG => &mut self.tokenizer_config,
+            GENERATION_CONFIG => &mut self.generation_config,
             CHAT_TEMPLATE => &mut self.chat_template,
             INDEX => &mut self.index,
             MODULES => &mut self.modules,
@@ -99,7 +103,12 @@ pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)
         Some(bytes) => TokenizerConfig::from_json(bytes).map_err(in_file(TOKENIZER_CONFIG)),
         None => Ok(TokenizerConfig::default()),
     };
-    let tokenizer = tokenizer_config.and_then(|config| {
+    let tokenizer = tokenizer_config.and_then(|mut config| {
+        config.add_end_ids(json.get("eos_token_id")?).map_err(in_file(CONFIG))?;
+        if let Some(bytes) = &texts.generation_config {
+            let add = |json: ConfigJson| config.add_end_ids(json.get("eos_token_id")?);
+            ConfigJson::parse(bytes).and_then(add).map_err(in_file(GENERATION_CONFIG))?;
+        }
         let bytes = texts.tokenizer.as_ref().ok_or_else(|| missing(TOKENIZER))?;
         Tokenizer::from_json(bytes, &config).map_err(in_file(TOKENIZER))
     });
@@ -192,8 +201,18 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
         false => path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new(".")),
     };
     let mut texts = Texts::default();
-    for name in [CONFIG, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, INDEX, MODULES, POOLING, SENTENCE_CONFIG, PROMPTS]
-    {
+    for name in [
+        CONFIG,
+        TOKENIZER,
+        TOKENIZER_CONFIG,
+        GENERATION_CONFIG,
+        CHAT_TEMPLATE,
+        INDEX,
+        MODULES,
+        POOLING,
+        SENTENCE_CONFIG,
+        PROMPTS,
+    ] {
         let path = folder.join(name);
         if let Some(slot) = texts.slot(name)
             && path.exists()
