@@ -4,7 +4,7 @@
 use super::config::{ModelConfig, PerLayer};
 use super::decoder::PassTensors;
 use super::forward::Transformer;
-use super::stack::{Destination, Stack, WeightSource, describe, table};
+use super::stack::{Destination, RowPlaces, Stack, WeightSource, describe, table};
 use super::weights::NormWeights;
 use crate::device::Device;
 use crate::error::Error;
@@ -44,7 +44,7 @@ impl PerLayerWeights {
 
     /// Where the rows of the table belong.
     pub(super) fn destination(&self) -> (&str, Destination) {
-        (Self::TABLE, Destination::Rows { matrix: self.token_embd.clone(), first_row: 0 })
+        (Self::TABLE, Destination::Rows { matrix: self.token_embd.clone(), places: RowPlaces::from(0) })
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) const GRANITE_HYBRID: Architecture = Architecture {
         ("block_sparse_moe.router.layer", "ffn_gate_inp"),
         ("block_sparse_moe.input_linear", "ffn_gate_up_exps"),
         ("block_sparse_moe.output_linear", "ffn_down_exps"),
-        ("shared_mlp.input_linear", "ffn_up_shexp"),
+        ("shared_mlp.input_linear", "ffn_gate_up_shexp"),
         ("shared_mlp.output_linear", "ffn_down_shexp"),
     ],
     gguf_names: &[("ssm_a", "ssm_a"), ("ssm_d", "ssm_d")],
