@@ -38,15 +38,31 @@ impl Matrix {
     /// # Errors
     /// [`Error::Operand`] if a dimension is zero or one row alone exceeds the limit.
     pub fn declare(device: &Device, label: &str, weight: WeightType, rows: u32, cols: u32) -> Result<Matrix, Error> {
+        Matrix::declare_whole(device, label, weight, rows, cols, 1)
+    }
+
+    /// The same, where `whole` rows at a time stay in one slab.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if a dimension is zero or these rows exceed the limit.
+    pub(crate) fn declare_whole(
+        device: &Device,
+        label: &str,
+        weight: WeightType,
+        rows: u32,
+        cols: u32,
+        whole: u32,
+    ) -> Result<Matrix, Error> {
         let limit = device.limits().max_binding_bytes;
         let row_bytes = (packed_words(weight, 1, cols) * 4).max(16);
         // A slab's end is rounded up to 16 bytes.
         let slab_rows = u32::try_from((limit - 16) / row_bytes).unwrap_or(u32::MAX).min(rows);
+        let slab_rows = slab_rows / whole.max(1) * whole;
         if rows == 0 || cols == 0 || slab_rows == 0 {
             return Err(Error::Operand {
                 kernel: "matrix",
                 operand: "shape",
-                expected: format!("two dimensions, and rows of at most {limit} bytes"),
+                expected: format!("two dimensions, and {whole} rows of at most {limit} bytes"),
                 found: format!("[{rows}, {cols}] in {weight}"),
             });
         }
