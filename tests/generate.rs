@@ -92,6 +92,25 @@ fn a_layer_takes_seven_dispatches_at_most() {
     }
 }
 
+/// Of the same shape, a file whose layers have queries, keys and values of three types, and gates and ups of two, takes one more
+/// dispatch for each further type, and one for the gate, which then is a kernel of its own.
+#[test]
+fn layers_of_several_weight_types_take_few_more_dispatches() {
+    let files = ["q4_0", "mixed"].map(|kind| format!("stories260k-wide/stories260k-wide-{kind}.gguf"));
+    let [Some(plain), Some(mixed)] = files.map(|file| common::find_data(file.as_ref())) else {
+        return common::skip("no test data `stories260k-wide`");
+    };
+    for device in common::gpus_beside_cpu([Tier::Baseline, Tier::Subgroups]).into_iter().chain([common::cpu()]) {
+        let [plain, mixed] = [&plain, &mixed].map(|path| {
+            let model = Model::load(&device, path, LoadOptions::default()).unwrap();
+            (model.session().unwrap().decode_dispatches(), model.config().blocks.len())
+        });
+        let more = mixed.0 - plain.0;
+        println!("{} ({}): {more} more dispatches in {} layers", device.info().name, device.tier().name(), mixed.1);
+        assert!(more <= 4 * mixed.1, "{more} more dispatches in {} layers", mixed.1);
+    }
+}
+
 /// Dispatches of a layer for one token, by family; what stands before the first layer and after the last one is left out.
 #[test]
 fn layers_of_all_families_take_few_dispatches() {

@@ -665,8 +665,28 @@ fn mixture(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::CHECKS;
-    use crate::shaders;
+    use super::*;
+    use crate::device::DeviceChoice;
+    use crate::matrix::Matrix;
+
+    /// The operands of each weight type are such that a GPU and the CPU agree on what they stand for.
+    #[test]
+    fn products_with_every_weight_type_pass() {
+        let Ok(device) = pollster::block_on(Device::open_in(&DeviceChoice::Gpu, Some(Tier::Baseline), None)) else {
+            assert!(std::env::var_os("REQUIRE_ADAPTER").is_none(), "REQUIRE_ADAPTER is set and there is no adapter");
+            println!("skipped: no adapter");
+            return;
+        };
+        for weight in WeightType::ALL {
+            let w = Matrix::declare(&device, "w", weight, 8, 64).expect("the shape is valid");
+            let mut rec = Recorder::new(&device);
+            let (x, y) = (input(&rec, &[1, 64]).expect("x fits"), blank(&rec, &[1, 8]).expect("y fits"));
+            matvec(&mut rec, &Linear::new(&w), &x, &y).expect("the operands fit");
+            let recording = rec.finish(&mut Workspace::default());
+            let is_right = pollster::block_on(self_test(&device, &recording));
+            assert!(matches!(is_right, Ok(true)), "{weight}: {is_right:?}");
+        }
+    }
 
     #[test]
     fn every_kernel_of_a_forward_pass_or_a_search_has_a_check() {
