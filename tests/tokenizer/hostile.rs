@@ -104,9 +104,12 @@ fn files() -> Vec<(&'static str, Value, &'static str)> {
     ]
 }
 
-/// All of them: what is wrong, the field at fault, and the attempt to build a tokenizer from it.
-pub fn all() -> Vec<(String, &'static str, Box<dyn FnOnce() -> Result<Tokenizer, Error>>)> {
-    let mut all: Vec<(String, &'static str, Box<dyn FnOnce() -> Result<Tokenizer, Error>>)> = Vec::new();
+/// An attempt to build a tokenizer from something hostile.
+pub type Attempt = Box<dyn FnOnce() -> Result<Tokenizer, Error>>;
+
+/// All of them: what is wrong, the field at fault, and the attempt.
+pub fn all() -> Vec<(String, &'static str, Attempt)> {
+    let mut all: Vec<(String, &'static str, Attempt)> = Vec::new();
     for (at, (model, field, change)) in VOCABULARIES.into_iter().enumerate() {
         let mut vocab = large(model);
         change(&mut vocab);
