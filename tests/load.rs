@@ -7,9 +7,19 @@ mod allocator;
 #[path = "formats/builder.rs"]
 #[allow(dead_code)] // the format tests use the rest
 mod builder;
+#[path = "load/checkpoint.rs"]
+mod checkpoint;
 mod common;
+#[path = "load/experts.rs"]
+mod experts;
+#[path = "load/hostile_config.rs"]
+mod hostile_config;
+#[path = "load/parts.rs"]
+mod parts;
 #[path = "load/pieces.rs"]
 mod pieces;
+#[path = "load/plan.rs"]
+mod plan;
 
 use std::fs;
 use std::path::{Path, PathBuf};

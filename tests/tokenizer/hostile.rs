@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use tilewright::Error;
 use tilewright::tokenizer::{TokenType, Tokenizer, TokenizerConfig, Vocab};
 
-/// As many tokens, and merges, as Llama 3 has.
-const N_TOKENS: usize = 131_072;
+/// More tokens, and merges, than GPT-2 has.
+const N_TOKENS: usize = 65_536;
 
 /// A vocabulary of that size, of a kind.
 fn large(model: &str) -> Vocab {
@@ -43,22 +43,22 @@ type Change = fn(&mut Vocab);
 
 /// The model, the field at fault, and what is done to a good vocabulary.
 const VOCABULARIES: [(&str, &str, Change); 24] = [
-    ("llama", "tokens[131071]", |vocab| vocab.tokens[N_TOKENS - 1] = "t3".into()),
-    ("gpt2", "tokens[131071]", |vocab| vocab.tokens[N_TOKENS - 1] = "t3".into()),
-    ("t5", "scores[131071]", |vocab| vocab.scores[N_TOKENS - 1] = f32::NAN),
+    ("llama", "tokens[65535]", |vocab| vocab.tokens[N_TOKENS - 1] = "t3".into()),
+    ("gpt2", "tokens[65535]", |vocab| vocab.tokens[N_TOKENS - 1] = "t3".into()),
+    ("t5", "scores[65535]", |vocab| vocab.scores[N_TOKENS - 1] = f32::NAN),
     ("llama", "scores", |vocab| vocab.scores.truncate(N_TOKENS - 1)),
     ("llama", "tokens[9]", |vocab| vocab.tokens[9] = "x".repeat(1 << 24)),
     ("t5", "tokens", |vocab| {
-        vocab.tokens.iter_mut().skip(3).step_by(110).for_each(|token| token.push_str(&"x".repeat(60_000)))
+        vocab.tokens.iter_mut().skip(3).step_by(55).for_each(|token| token.push_str(&"x".repeat(60_000)))
     }),
     ("llama", "tokens[9]", |vocab| vocab.token_types[9] = TokenType::Byte),
     ("gemma4", "tokens[9]", |vocab| vocab.token_types[9] = TokenType::Byte),
     ("llama", "token_types", |vocab| vocab.token_types.push(TokenType::Normal)),
-    ("gpt2", "merges[131071]", |vocab| vocab.merges[N_TOKENS - 1] = "t3 ".into()),
-    ("gpt2", "merges[131071]", |vocab| vocab.merges[N_TOKENS - 1] = "t3 t5".into()),
+    ("gpt2", "merges[65535]", |vocab| vocab.merges[N_TOKENS - 1] = "t3 ".into()),
+    ("gpt2", "merges[65535]", |vocab| vocab.merges[N_TOKENS - 1] = "t3 t5".into()),
     ("gpt2", "merges[0]", |vocab| vocab.merges[0] = "t3t4 t3t4".into()),
     ("gpt2", "merges[1]", |vocab| vocab.merges[1] = "<s> t3".into()),
-    ("gemma4", "merges[131071]", |vocab| vocab.merges[N_TOKENS - 1] = "t3 t5".into()),
+    ("gemma4", "merges[65535]", |vocab| vocab.merges[N_TOKENS - 1] = "t3 t5".into()),
     ("gemma4", "merges", |vocab| vocab.merges.clear()),
     ("gpt2", "bos_id", |vocab| vocab.bos_id = Some(1 << 31)),
     ("gpt2", "eom_id", |vocab| vocab.eom_id = Some(N_TOKENS as u32)),
@@ -92,11 +92,11 @@ fn files() -> Vec<(&'static str, Value, &'static str)> {
         })
     };
     vec![
-        ("/model/vocab/t131070", json!(1u64 << 31), "model.vocab"),
-        ("/model/vocab/t131070", json!(3), "token id 3"),
-        ("/model/vocab/t131070", json!(-1), "model.vocab"),
-        ("/model/merges/131071", json!(["t3", "t5"]), "model.merges[131071]"),
-        ("/model/merges/131071", json!("t3"), "model.merges[131071]"),
+        ("/model/vocab/t65534", json!(1u64 << 31), "model.vocab"),
+        ("/model/vocab/t65534", json!(3), "token id 3"),
+        ("/model/vocab/t65534", json!(-1), "model.vocab"),
+        ("/model/merges/65535", json!(["t3", "t5"]), "model.merges[65535]"),
+        ("/model/merges/65535", json!("t3"), "model.merges[65535]"),
         ("/added_tokens", json!([{ "id": 1u64 << 40, "content": "x", "special": true }]), "added_tokens[0]"),
         ("/added_tokens", json!([{ "id": 7, "content": "t9", "special": true }]), "added_tokens[0]"),
         ("/post_processor", template(1 << 20), "post_processor"),
