@@ -98,6 +98,9 @@ pub struct Vocab {
     pub remove_extra_spaces: Option<bool>,
     /// `tokenizer.ggml.precompiled_charsmap`: which characters Unigram takes for which others.
     pub charsmap: Vec<u8>,
+    /// Special tokens that end or begin turns swallow the white space behind them. GGUF has no key for it: it is so in Phi-3's
+    /// `tokenizer.json`.
+    pub special_strips_right: bool,
     /// `tokenizer.ggml.normalizer.lowercase`: WordPiece lower-cases and strips accents.
     pub lowercase: Option<bool>,
 }
