@@ -300,7 +300,7 @@ fn encode(tokenizer: &Tokenizer, text: &Text) -> Result<Vec<u32>, Error> {
     let bos_id = tokenizer.bos_id();
     let has_bos = tokens.first().is_some_and(|token| token.at == 0 && !token.by_user && Some(token.id) == bos_id);
     let mut ids = Vec::new();
-    if !has_bos && bos_id.is_some() && tokenizer.encode("", true)?.first().copied() == bos_id {
+    if !has_bos && tokenizer.adds_bos()? {
         ids.extend(bos_id);
     }
     let n_before = ids.len();
