@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use tilewright::Error;
 use tilewright::chat::{ChatOptions, ChatTemplate, Message, SpecialTexts};
 use tilewright::formats::Gguf;
@@ -49,7 +50,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 fn special() -> SpecialTexts {
-    SpecialTexts { bos: Some("<s>".into()), eos: Some("</s>".into()) }
+    serde_json::from_value(serde_json::json!({"bos_token": "<s>", "eos_token": "</s>"})).unwrap()
 }
 
 fn template(source: &str) -> ChatTemplate {
@@ -64,48 +65,86 @@ fn user(content: &str) -> Vec<Message> {
     vec![Message::new("user", content)]
 }
 
-/// Renders every template of a file that `scripts/chat_reference.py` wrote; returns how many texts agreed and what did not.
-fn compare(path: &Path) -> (usize, Vec<String>) {
-    let file: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
-    let (mut agreed, mut differ) = (0, Vec::new());
-    for case in file["templates"].as_array().unwrap() {
-        for result in case["results"].as_array().unwrap() {
-            let conversation = &file["conversations"][result["conversation"].as_str().unwrap()];
-            let messages: Vec<Message> = serde_json::from_value(conversation["messages"].clone()).unwrap();
-            let mut variables = conversation["variables"].as_object().unwrap().clone();
-            let prompt = variables.remove("add_generation_prompt").is_none_or(|prompt| prompt == true);
-            let options = ChatOptions { add_generation_prompt: prompt, variables, now: file["now"].as_i64() };
-            let rendered = ChatTemplate::from_source(case["template"].as_str().unwrap(), special())
-                .and_then(|template| template.render(&messages, &options));
-            let same = match (&rendered, result["text"].as_str()) {
-                (Ok(rendered), Some(text)) => rendered.text() == text,
-                (Err(Error::Template { .. }), None) => true,
-                _ => false,
-            };
-            if same {
-                agreed += 1;
-                continue;
-            }
-            let found = rendered.map_or_else(|error| format!("{error}"), |rendered| rendered.text().to_owned());
-            let expected = result.get("text").or(result.get("error")).unwrap();
-            differ.push(format!(
-                "{} / {}:\n found {found:?}\n expected {expected}",
-                case["name"], result["conversation"]
-            ));
-        }
-    }
-    (agreed, differ)
+fn sha256(text: &str) -> String {
+    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn test_data(name: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/chat").join(name);
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+/// Renders a conversation of a file that `scripts/chat_reference.py` wrote.
+fn render_conversation(file: &Value, template: &str, conversation: &Value) -> Result<String, Error> {
+    let messages: Vec<Message> = serde_json::from_value(conversation["messages"].clone()).unwrap();
+    let mut variables = conversation["options"].as_object().unwrap().clone();
+    let mut taken = |name: &str| variables.remove(name).unwrap_or_default();
+    let options = ChatOptions {
+        add_generation_prompt: taken("add_generation_prompt") != false,
+        continue_final_message: taken("continue_final_message") == true,
+        tools: serde_json::from_value(taken("tools")).unwrap(),
+        documents: serde_json::from_value(taken("documents")).unwrap(),
+        now: file["now"].as_i64(),
+        template: None,
+        variables,
+    };
+    let template = ChatTemplate::from_source(template, file["special"].as_object().unwrap().clone())?;
+    template.render(&messages, &options).map(|rendered| rendered.text().to_owned())
 }
 
 #[test]
-fn templates_render_as_in_jinja2() {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/chat/cases.json");
-    let other = std::env::var_os("TILEWRIGHT_CHAT_CASES").map(PathBuf::from);
-    for path in [Some(own), other].into_iter().flatten() {
-        let (agreed, differ) = compare(&path);
-        println!("{}: {agreed} texts agree, {} differ", path.display(), differ.len());
-        assert!(differ.is_empty() && agreed > 50, "{}", differ.join("\n"));
+fn templates_render_as_with_transformers() {
+    let file = test_data("cases.json");
+    let (mut n_texts, mut differ) = (0, Vec::new());
+    for case in file["templates"].as_array().unwrap() {
+        for result in case["results"].as_array().unwrap() {
+            let conversation = &file["conversations"][result["conversation"].as_str().unwrap()];
+            let rendered = render_conversation(&file, case["template"].as_str().unwrap(), conversation);
+            n_texts += 1;
+            match (&rendered, result["text"].as_str()) {
+                (Ok(rendered), Some(text)) if rendered == text => {}
+                (Err(Error::Template { .. }), None) => {}
+                _ => {
+                    let expected = result.get("text").or(result.get("error")).unwrap();
+                    let names = format!("{} / {}", case["name"], result["conversation"]);
+                    differ.push(format!("{names}:\n found {rendered:?}\n expected {expected}"));
+                }
+            }
+        }
     }
+    println!("{n_texts} texts, {} differ", differ.len());
+    assert!(differ.is_empty() && n_texts > 100, "{}", differ.join("\n"));
+}
+
+#[test]
+fn templates_of_models_render_as_with_transformers() {
+    let Some(folder) = common::find_data(Path::new("chat-templates")) else {
+        common::skip("no test data `chat-templates`: scripts/test-data fetches it");
+        return;
+    };
+    let file = test_data("real.json");
+    let (mut n_equal, mut n_refused, mut n_templates, mut differ) = (0, 0, 0, Vec::new());
+    for (name, results) in file["templates"].as_object().unwrap() {
+        let template = fs::read_to_string(folder.join(format!("{name}.jinja"))).unwrap();
+        let n_equal_before = n_equal;
+        for (conversation, expected) in results.as_object().unwrap() {
+            let rendered = render_conversation(&file, &template, &file["conversations"][conversation]);
+            let found = rendered.as_ref().map(|text| format!("{} {:.16}", text.chars().count(), sha256(text)));
+            match (&found, expected.as_str().unwrap()) {
+                (Ok(found), expected) if found == expected => n_equal += 1,
+                (Err(Error::Template { .. }), expected) if expected.starts_with("refused") => n_refused += 1,
+                _ => differ.push(format!(
+                    "{name} / {conversation}: expected {expected} (scripts/chat_reference.py '{name}' '{conversation}' \
+                     prints it), found {rendered:?}"
+                )),
+            }
+        }
+        n_templates += usize::from(n_equal - n_equal_before >= 20);
+    }
+    println!("{n_equal} texts equal, {n_refused} refused as expected, {} differ; ", differ.len());
+    println!("{n_templates} templates with 20 texts and more");
+    assert!(differ.is_empty(), "{} differ\n{}", differ.len(), differ.join("\n"));
+    assert!(n_templates >= 25, "{n_templates}");
 }
 
 #[test]
@@ -250,7 +289,7 @@ fn templates_that_double_a_text_run_out_of_bytes() {
 #[test]
 fn templates_that_nest_are_refused_before_they_overflow_the_stack() {
     let nested = |open: &str, close: &str, n: usize| open.repeat(n) + &close.repeat(n);
-    fails(&nested("{% if true %}", "{% endif %}", 10_000), "recursion");
+    fails(&nested("{% if true %}", "{% endif %}", 10_000), "inside each other");
     fails(&format!("{{{{ {} }}}}", nested("(", ")", 50_000)), "operators");
     fails(&format!("{{{{ {} }}}}", nested("[", "]", 50_000)), "operators");
     fails(&format!("{{{{ {}1 }}}}", "not ".repeat(50_000)), "operators");
@@ -267,7 +306,6 @@ fn templates_that_nest_are_refused_before_they_overflow_the_stack() {
     fails("{% for x in [[1]] recursive %}{{ loop(x) }}{% endfor %}", "recursive loop");
     fails(&"x".repeat(300_000), "source");
     fails("{{ 1 + 1 ", "syntax");
-    fails(&format!("{{{{ [{}] }}}}", "x,".repeat(70_000)), "65535");
 }
 
 #[test]
@@ -291,7 +329,9 @@ fn long_chains_of_operators_do_not_overflow_the_stack() {
             Err(error) => panic!("{first}{more}: {error}"),
         }
     }
-    fails(&format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(20_000)), "branches");
+    let many =
+        format!("{{% if 0 %}}{}{{% endif %}}{{{{ [{}]|length }}}}", "{% elif 0 %}".repeat(10_000), "x,".repeat(50_000));
+    assert_eq!(render(&many, &user("x")).unwrap(), "50000");
     fails(&format!("{{{{ {}1{} }}}}", "(".repeat(60), "+1+1+1+1+1)".repeat(60)), "operators");
 }
 
@@ -306,10 +346,10 @@ fn what_a_template_may_not_use_is_named() {
         ("{{ 'x'|nofilter }}", "nofilter is unknown"),
         ("{{ 'x' is notest }}", "notest is unknown"),
         ("{% include 'x' %}", "another template"),
-        ("{% extends 'x' %}", "named block"),
-        ("{% block x %}{% endblock %}", "named block"),
+        ("{% extends 'x' %}", "another template"),
+        ("{% block x %}{% endblock %}", "`block`"),
         ("{% import 'x' as y %}", "another template"),
-        ("{% autoescape true %}{% endautoescape %}", "escapes"),
+        ("{% autoescape true %}{% endautoescape %}", "`autoescape`"),
         ("\n\n{{ 1 / 'a' }}", "line 3"),
         ("a\n{{ raise_exception('only ' ~ messages[0].content) }}", "refused: only x"),
         ("{{ 1 // 0 }}", "expression"),
@@ -329,10 +369,7 @@ fn what_a_template_may_not_use_is_named() {
 
 #[test]
 fn ordinary_conversations_stay_far_from_the_budget() {
-    let file: Value = serde_json::from_slice(
-        &fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/chat/cases.json")).unwrap(),
-    )
-    .unwrap();
+    let file = test_data("cases.json");
     let turn = |at: usize| Message::new(["user", "assistant"][at % 2], format!("{at} {}", "word ".repeat(at % 700)));
     let long: Vec<Message> = (0..2000).map(turn).collect();
     let huge = user(&"text ".repeat(2_000_000));
@@ -610,7 +647,7 @@ fn the_beginning_of_a_text_comes_once() {
         "{{ messages[0].content }}",
         "<s>[INST]{{ messages[0].content }}[/INST]",
     ] {
-        let template = ChatTemplate::from_source(source, SpecialTexts::default()).unwrap();
+        let template = ChatTemplate::from_source(source, SpecialTexts::new()).unwrap();
         for text in ["hello", "<s>", "", "<s><s>hello"] {
             let ids = template.encode(&tokenizer, &user(text), &ChatOptions::default()).unwrap();
             assert_eq!(ids.first(), Some(&bos), "{source} {text}");

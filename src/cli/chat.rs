@@ -79,7 +79,7 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
 fn template(model: &Model, args: &ChatArgs) -> Result<ChatTemplate, Error> {
     let found = match &args.template {
         Some(name) => ChatTemplate::known(name),
-        None => ChatTemplate::for_model(model.chat_template(), model.tokenizer()?)?,
+        None => ChatTemplate::for_model(model.chat_source(), model.tokenizer()?)?,
     };
     found.ok_or_else(|| Error::Template {
         field: "chat template".into(),

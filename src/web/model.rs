@@ -109,7 +109,7 @@ impl Model {
 impl Model {
     pub(super) fn new(model: crate::Model) -> Model {
         let template = match model.tokenizer() {
-            Ok(tokenizer) => ChatTemplate::for_model(model.chat_template(), tokenizer),
+            Ok(tokenizer) => ChatTemplate::for_model(model.chat_source(), tokenizer),
             Err(_) => Ok(None),
         };
         Model { model, template }
