@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use tilewright::Error;
 use tilewright::chat::{ChatOptions, ChatTemplate, Message, SpecialTexts};
 use tilewright::formats::Gguf;
-use tilewright::load::vocab_from_gguf;
+use tilewright::load::{ChatSource, ModelFile, vocab_from_gguf};
 use tilewright::tokenizer::{EncodeOptions, TokenType, Tokenizer, TokenizerConfig, Vocab};
 
 /// Counts what a thread has allocated, to check that a budget of work is one of memory, too.
@@ -171,6 +171,7 @@ fn known_templates_write_what_their_models_were_trained_with() {
              <|start_header_id|>assistant<|end_header_id|>\n\n",
         ),
         ("mistral", "<s>[INST] Be brief.\n\n Hi  [/INST] Hello</s>[INST] Bye [/INST]"),
+        ("mistral-v3", "<s>[INST] Be brief.\n\n Hi [/INST] Hello</s>[INST] Bye[/INST]"),
         (
             "zephyr",
             "<|system|>\nBe brief.</s>\n<|user|>\n Hi </s>\n<|assistant|>\nHello</s>\n<|user|>\nBye</s>\n<|assistant|>\n",
@@ -181,8 +182,19 @@ fn known_templates_write_what_their_models_were_trained_with() {
              <start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n",
         ),
         (
+            "gemma4",
+            "<bos><|turn>system\nBe brief.<turn|>\n<|turn>user\nHi<turn|>\n<|turn>model\nHello<turn|>\n\
+             <|turn>user\nBye<turn|>\n<|turn>model\n<|channel>thought\n<channel|>",
+        ),
+        (
             "phi3",
             "<|system|>\nBe brief.<|end|>\n<|user|>\n Hi <|end|>\n<|assistant|>\nHello<|end|>\n<|user|>\nBye<|end|>\n<|assistant|>\n",
+        ),
+        (
+            "phi4",
+            "<|im_start|>system<|im_sep|>Be brief.<|im_end|><|im_start|>user<|im_sep|> Hi <|im_end|>\
+             <|im_start|>assistant<|im_sep|>Hello<|im_end|><|im_start|>user<|im_sep|>Bye<|im_end|>\
+             <|im_start|>assistant<|im_sep|>",
         ),
         (
             "alpaca",
@@ -199,13 +211,130 @@ fn known_templates_write_what_their_models_were_trained_with() {
 }
 
 #[test]
+fn known_templates_are_those_of_the_publishers() {
+    let file = test_data("real.json");
+    for (name, real, conversations) in [
+        ("chatml", "Qwen-Qwen2.5-7B-Instruct", &["system", "system and turns"][..]),
+        ("gemma", "google-gemma-2-2b-it", &["one", "turns"]),
+        ("gemma4", "google-gemma-4-31B-it", &["one", "system", "turns", "system and turns"]),
+        ("phi3", "microsoft-Phi-3.5-mini-instruct", &["one", "system", "turns", "system and turns"]),
+    ] {
+        for conversation in conversations {
+            let messages = file["conversations"][conversation]["messages"].clone();
+            let messages: Vec<Message> = serde_json::from_value(messages).unwrap();
+            let rendered = ChatTemplate::known(name).unwrap().render(&messages, &ChatOptions::default()).unwrap();
+            let text = rendered.text().replace("<bos>", "<s>");
+            let expected = &file["templates"][real][conversation];
+            assert_eq!(format!("{} {:.16}", text.chars().count(), sha256(&text)), *expected, "{name}: {text:?}");
+        }
+    }
+}
+
+/// A GGUF file of the model in `assets/` with further keys in front of its own, padded so that its weights keep their
+/// alignment.
+fn with_keys(default: &str, named: &[(&str, &str)]) -> Vec<u8> {
+    fn text(text: &str) -> Vec<u8> {
+        [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+    }
+    let string = 8u32.to_le_bytes();
+    let mut keys = [text("tokenizer.chat_templates"), 9u32.to_le_bytes().to_vec(), string.to_vec()].concat();
+    keys.extend((named.len() as u64).to_le_bytes());
+    keys.extend(named.iter().flat_map(|(name, _)| text(name)));
+    for (name, template) in named {
+        keys.extend([text(&format!("tokenizer.chat_template.{name}")), string.to_vec(), text(template)].concat());
+    }
+    keys.extend([text("tokenizer.chat_template"), string.to_vec()].concat());
+    // The padding is a comment of the template.
+    let length = keys.len() + text(&format!("{default}{{##}}")).len();
+    keys.extend(text(&format!("{default}{{#{}#}}", " ".repeat((32 - length % 32) % 32))));
+    let file = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf")).unwrap();
+    let n_keys = u64::from_le_bytes(file[16..24].try_into().unwrap()) + 2 + named.len() as u64;
+    [&file[..16], &n_keys.to_le_bytes(), &keys, &file[24..]].concat()
+}
+
+#[test]
+fn the_templates_of_a_gguf_file_have_names() {
+    let file = with_keys("plain", &[("rag", "{{ unk_token }}"), ("tool_use", "tools")]);
+    let header = ModelFile::from_gguf_bytes(file).unwrap().header;
+    let names: Vec<&str> = header.chat.templates.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["default", "rag", "tool_use"]);
+    let template = ChatTemplate::for_model(&header.chat, &header.tokenizer.unwrap()).unwrap().unwrap();
+    let text = |options: ChatOptions| template.render(&user("x"), &options).map(|text| text.text().to_owned());
+    let named = |name: &str| ChatOptions { template: Some(name.into()), ..ChatOptions::default() };
+    let with_tools = |tools: Vec<Value>| ChatOptions { tools: Some(tools), ..ChatOptions::default() };
+    assert_eq!(text(ChatOptions::default()).unwrap(), "plain");
+    assert_eq!(text(with_tools(Vec::new())).unwrap(), "tools");
+    assert_eq!(text(ChatOptions { tools: Some(Vec::new()), ..named("default") }).unwrap(), "plain");
+    assert_eq!(text(named("rag")).unwrap(), "<unk>");
+    let message = text(named("nope")).unwrap_err().to_string();
+    assert!(message.contains("nope") && message.contains("default, rag, tool_use"), "{message}");
+}
+
+#[test]
+fn the_templates_of_a_folder_are_in_several_files() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("chat_folder");
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(folder.join("additional_chat_templates")).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny-random/qwen2");
+        fs::copy(model.join(name), folder.join(name)).unwrap();
+    }
+    let chat = || ModelFile::open(&folder).unwrap().header.chat;
+    let named = |templates: &[(&str, &str)]| -> Vec<(String, String)> {
+        templates.iter().map(|(name, template)| ((*name).to_owned(), (*template).to_owned())).collect()
+    };
+    let write = |name: &str, text: &str| fs::write(folder.join(name), text).unwrap();
+    assert_eq!(chat(), ChatSource::default());
+    write(
+        "tokenizer_config.json",
+        r#"{"chat_template": "a", "bos_token": {"content": "<b>"}, "pad_token": "<p>", "unk_token": null,
+            "additional_special_tokens": ["<x>", {"content": "<y>"}], "model_max_length": 5}"#,
+    );
+    assert_eq!(chat().templates, named(&[("default", "a")]));
+    let special =
+        serde_json::json!({"bos_token": "<b>", "pad_token": "<p>", "additional_special_tokens": ["<x>", "<y>"]});
+    assert_eq!(Value::from(chat().special_tokens), special);
+    let list = r#"[{"name": "default", "template": "b"}, {"name": "rag", "template": "c"}]"#;
+    write("tokenizer_config.json", &format!(r#"{{"chat_template": {list}}}"#));
+    assert_eq!(chat().templates, named(&[("default", "b"), ("rag", "c")]));
+    write("chat_template.json", r#"{"chat_template": "d"}"#);
+    assert_eq!(chat().templates, named(&[("rag", "c"), ("default", "d")]));
+    write("chat_template.jinja", "e");
+    write("additional_chat_templates/tool_use.jinja", "f");
+    assert_eq!(chat().templates, named(&[("rag", "c"), ("default", "e"), ("tool_use", "f")]));
+    // What is broken is no template; the tokenizer says so.
+    write("tokenizer_config.json", "{");
+    assert_eq!(chat().templates, named(&[("default", "e"), ("tool_use", "f")]));
+}
+
+#[test]
+fn a_message_that_cannot_be_gone_on_with_is_refused() {
+    let options = ChatOptions { continue_final_message: true, ..ChatOptions::default() };
+    let fails = |source: &str, messages: &[Message]| {
+        let error = template(source).render(messages, &options).unwrap_err().to_string();
+        assert!(error.contains("continue_final_message"), "{error}");
+    };
+    fails("{{ messages }}", &[]);
+    fails("nothing of it", &user("x"));
+    let without_text = Message { content: Value::Null, ..Message::new("assistant", "") };
+    fails("{{ messages[0].role }}", &[without_text]);
+    let picture = serde_json::json!([{"type": "image"}]);
+    fails("{{ messages[0].role }}", &[Message { content: picture, ..Message::new("user", "") }]);
+    // What is there is the user's, whatever comes behind it is cut off.
+    let text = template("<{{ messages[-1].content|trim }}>{{ add_generation_prompt }}").render(&user("a "), &options);
+    assert_eq!(text.unwrap().text(), "<a");
+}
+
+#[test]
 fn the_dialect_is_detected_by_the_special_tokens() {
     let detect = |names: &[&str]| ChatTemplate::detect(|name| names.contains(&name)).map(|t| t.name().to_owned());
     assert_eq!(detect(&["<|im_start|>", "<|im_end|>", "<|endoftext|>"]).as_deref(), Some("chatml"));
     assert_eq!(detect(&["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]).as_deref(), Some("llama3"));
     assert_eq!(detect(&["<start_of_turn>", "<end_of_turn>"]).as_deref(), Some("gemma"));
     assert_eq!(detect(&["<|user|>", "<|assistant|>", "<|end|>"]).as_deref(), Some("phi3"));
-    assert_eq!(detect(&["[INST]", "[/INST]"]).as_deref(), Some("mistral"));
+    assert_eq!(detect(&["[INST]", "[/INST]"]).as_deref(), Some("mistral-v3"));
+    assert_eq!(detect(&["<|turn>", "<turn|>"]).as_deref(), Some("gemma4"));
+    assert_eq!(detect(&["<|im_start|>", "<|im_sep|>", "<|im_end|>"]).as_deref(), Some("phi4"));
     assert_eq!(detect(&["<s>", "</s>", "<unk>", "<|im_end|>"]), None);
 }
 
@@ -701,6 +830,46 @@ mod command_line {
         // A command that ends early does not read its input.
         let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
         child.wait_with_output().unwrap()
+    }
+
+    /// A model with a template of its own, and the answer to a message with these arguments.
+    fn answer_of(name: &str, args: &[&str]) -> String {
+        let told = "{% for t in tools or [] %}<{{ t.function.name }}>{% endfor %}{% for d in documents or [] %}\
+                    ({{ d.title }}){% endfor %}{{ mood|default('') }}{% for m in messages %} {{ m.role }}: {{ m.content }}\
+                    {% endfor %}{% if add_generation_prompt %} assistant:{% endif %}";
+        let path = |ending: &str| format!("{}/{name}{ending}", env!("CARGO_TARGET_TMPDIR"));
+        std::fs::write(path(".gguf"), super::with_keys(told, &[])).unwrap();
+        std::fs::write(path("_tools.json"), r#"[{"type": "function", "function": {"name": "sun"}}]"#).unwrap();
+        std::fs::write(path("_documents.json"), r#"[{"title": "A day"}]"#).unwrap();
+        let args: Vec<String> = args.iter().map(|arg| arg.replace("AT", &path(""))).collect();
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let output = chat(&[&[path(".gguf").as_str(), "--temperature", "0"], &args[..]].concat(), "a dog\n");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn continuation(prompt: &str) -> String {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+        command.args(["run", "--device", "cpu", "-n", "12", "--temperature", "0", "--json", "--prompt", prompt]);
+        let output = command.env("TILEWRIGHT_CACHE_DIR", "").env_remove("TILEWRIGHT_DEVICE").output().unwrap();
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+        json["text"].as_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn the_template_is_told_of_tools_documents_and_variables() {
+        let args = ["--tools", "AT_tools.json", "--documents", "AT_documents.json", "--template-var", "mood=Happy"];
+        let expected = continuation("<sun>(A day)Happy user: a dog assistant:");
+        assert_eq!(answer_of("chat_told", &args), expected + "\n");
+        assert_eq!(chat(&["--template-var", "x"], "").status.code(), Some(2));
+        let output = chat(&["--template", "alpaca", "--tools", "/nowhere.json"], "");
+        assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    #[test]
+    fn an_answer_begins_as_it_is_told_to() {
+        let begun = answer_of("chat_begun", &["--prefill", "Once upon"]);
+        assert_eq!(begun, format!("Once upon{}\n", continuation(" user: a dog assistant: Once upon")));
     }
 
     fn saved(name: &str, lines: &str) -> (Value, Output) {

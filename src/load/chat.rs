@@ -67,7 +67,7 @@ impl ChatSource {
             }
         }
         for (name, value) in config.as_ref().and_then(Value::as_object).into_iter().flatten() {
-            let text = |token: &Value| Some(Value::from(token.as_str().or(token.get("content")?.as_str())?));
+            let text = |token: &Value| Some(Value::from(token.as_str().or_else(|| token.get("content")?.as_str())?));
             let value = match value {
                 Value::Array(tokens) if name == "additional_special_tokens" => {
                     Some(tokens.iter().filter_map(text).collect())
