@@ -118,7 +118,7 @@ impl Model {
         memory_limit: Option<u64>,
         max_pass: Option<u32>,
     ) -> Result<(Model, Feed), Error> {
-        let ModelHeader { name, shape, tokenizer, chat, catalog } = header;
+        let ModelHeader { name, shape, tokenizer, chat, catalog, unread } = header;
         let config = shape.decoder()?.clone();
         let context_length = checked_context(config.max_seq_len, context_length)?;
         let max_pass = checked_max_pass(device, max_pass)?;
@@ -130,6 +130,11 @@ impl Model {
             && plan.total_bytes() > limit.bytes
         {
             return Err(too_large(device, &transformer, &plan, limit, context_length, max_pass));
+        }
+        if !unread.is_empty() {
+            device
+                .tested()
+                .note(format!("of the model text alone is read: its parts for {} are left out", unread.join(", ")));
         }
         let feed = Feed::new(&catalog, transformer.weights.destinations());
         let encodings = match tokenizer {

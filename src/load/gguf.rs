@@ -1,8 +1,9 @@
 //! GGUF files.
 
-use super::architectures::{self, Architecture};
+use super::architectures::{Architecture, FURTHER_LAYERS, refused};
 use super::catalog::{Catalog, check_type, floats};
 use super::keys::{Keys, Source};
+use super::unread::FURTHER_TOKENS;
 use super::{ChatSource, ModelHeader, ModelShape, gguf_encoder, vocab_from_gguf};
 use crate::error::Error;
 use crate::formats::TensorInfo;
@@ -59,6 +60,11 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
     }
     let metadata = &first.metadata;
     let shape = shape(metadata, (architecture, name_of_it), &catalog, config_data)?;
+    let mut unread = Vec::new();
+    let further = metadata.get_u32(&format!("{name_of_it}.{}", FURTHER_LAYERS.0))?;
+    if further.is_some_and(|n| n > 0) && catalog.drop_layers(shape.config().n_layers()) {
+        unread.push(FURTHER_TOKENS);
+    }
     let vocab_size = shape.config().vocab_size;
     let tokenizer = vocab_from_gguf(metadata).and_then(Tokenizer::from_vocab);
     if let Ok(tokenizer) = &tokenizer
@@ -72,18 +78,13 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
     }
     let chat = ChatSource::of_gguf(metadata, tokenizer.as_ref().ok())?;
     let name = metadata.get_str("general.name")?.unwrap_or(name).to_owned();
-    Ok(ModelHeader { name, shape, tokenizer, chat, catalog })
+    Ok(ModelHeader { name, shape, tokenizer, chat, catalog, unread })
 }
 
 /// The architecture that a file names, and its name.
 fn architecture(metadata: &Metadata) -> Result<(&'static Architecture, &str), Error> {
     let name = metadata.get_str("general.architecture")?.unwrap_or("missing");
-    let found = Architecture::of_gguf(name).ok_or_else(|| Error::Unsupported {
-        format: "gguf",
-        field: "general.architecture".into(),
-        found: format!("`{}`", name.escape_debug()),
-        supported: architectures::supported(true),
-    })?;
+    let found = Architecture::of_gguf(name).ok_or_else(|| refused("gguf", "general.architecture", name))?;
     Ok((found, name))
 }
 

@@ -6,7 +6,7 @@ use tilewright::kernels::{self, Activation, Gate, Gelu, Norm, Qkv, RopeStyle};
 use crate::activation::activated_within;
 use crate::common::Expected;
 use crate::harness::{Case, FLUSH, Job, Operand, ROUND};
-use crate::inputs::{Inputs, Source, dequantise};
+use crate::inputs::{Inputs, Source, dequantise, has_case};
 use crate::linear::{EPS, Rows, limit, product};
 use crate::rope::{Angles, split};
 use crate::softmax::exp_rounding;
@@ -39,7 +39,7 @@ const QKV: [[u32; 7]; 8] = [
 pub fn cases(cases: &mut Vec<Case>) {
     for weight in WeightType::ALL {
         for inputs in Inputs::ALL {
-            for (i, sizes @ [t, f, k]) in GATE_UP.into_iter().enumerate() {
+            for (i, sizes @ [t, f, k]) in GATE_UP.into_iter().enumerate().filter(|&(i, _)| has_case(weight, i, 6)) {
                 let norm = i % 3 != 2;
                 let (act, gate) = [
                     ("", Gate::Silu),
@@ -56,7 +56,8 @@ pub fn cases(cases: &mut Vec<Case>) {
                     build: Box::new(move |source| gate_up(source, weight, norm, gate, sizes)),
                 });
             }
-            for (i, sizes @ [t, h, hkv, d, rot, pos, k]) in QKV.into_iter().enumerate() {
+            let of = |&(i, _): &(usize, [u32; 7])| has_case(weight, i, 8);
+            for (i, sizes @ [t, h, hkv, d, rot, pos, k]) in QKV.into_iter().enumerate().filter(of) {
                 // All heads, those of queries and keys, those of values.
                 let (part, heads) =
                     [("", 0..h + 2 * hkv), ("+qk", 0..h + hkv), ("+v", h + hkv..h + 2 * hkv)][i % 3].clone();
