@@ -8,9 +8,9 @@ use super::architectures::{Architecture, FURTHER_LAYERS, refused};
 use super::catalog::{Catalog, Stored, check_type};
 use super::keys::{Key, Keys, Source};
 use super::unread::{self, FURTHER_TOKENS};
+use super::{ChatSource, ModelHeader, ModelShape, encoder, mxfp4};
 #[cfg(not(target_arch = "wasm32"))]
 use super::{FileBytes, ModelFile};
-use super::{ChatSource, ModelHeader, ModelShape, encoder, mxfp4};
 use crate::error::Error;
 use crate::formats::TensorInfo;
 use crate::formats::config_json::ConfigJson;
