@@ -11,7 +11,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::formats::BlockType;
-use crate::load::{Feed, ModelFile, ModelHeader};
+use crate::load::{ChatSource, Feed, ModelFile, ModelHeader};
 use crate::memory::Limit;
 use crate::model::{Ending, ModelConfig, Transformer, Weights};
 use crate::recording::{MemoryPlan, Recorder, Workspace};
@@ -52,7 +52,7 @@ struct Inner {
     transformer: Transformer,
     context_length: u32,
     encodings: Result<EncodingCache, String>,
-    chat_template: Option<String>,
+    chat: ChatSource,
     block_types: Vec<BlockType>,
     tokens_per_submit: u32,
 }
@@ -118,7 +118,7 @@ impl Model {
         memory_limit: Option<u64>,
         max_pass: Option<u32>,
     ) -> Result<(Model, Feed), Error> {
-        let ModelHeader { name, shape, tokenizer, chat_template, catalog, unread } = header;
+        let ModelHeader { name, shape, tokenizer, chat, catalog, unread } = header;
         let config = shape.into_decoder()?;
         let context_length = checked_context(config.max_seq_len, context_length)?;
         let max_pass = checked_max_pass(device, max_pass)?;
@@ -146,8 +146,7 @@ impl Model {
         let weights_bytes = transformer.weights.tensors().map(Tensor::size_bytes).sum();
         let tokens_per_submit = tokens_per_submit(device.is_real_gpu(), weights_bytes);
         let block_types = catalog.block_types();
-        let inner =
-            Inner { name, transformer, context_length, encodings, chat_template, block_types, tokens_per_submit };
+        let inner = Inner { name, transformer, context_length, encodings, chat, block_types, tokens_per_submit };
         Ok((Model { inner: Arc::new(inner), device: device.clone(), max_pass, plan }, feed))
     }
 
@@ -188,9 +187,9 @@ impl Model {
         &self.inner.block_types
     }
 
-    /// The file's own chat template, in Jinja.
-    pub fn chat_template(&self) -> Option<&str> {
-        self.inner.chat_template.as_deref()
+    /// The chat templates of the model's files.
+    pub fn chat_source(&self) -> &ChatSource {
+        &self.inner.chat
     }
 
     /// The model's shape.
