@@ -195,18 +195,14 @@ impl Architecture {
     /// Llama (Touvron et al. 2023, arXiv:2302.13971) of these keys.
     fn llama_like(&self, keys: &Keys<'_>) -> Result<ModelConfig, Error> {
         // Before they are divided or counted to.
-        let limited = |key: Key, max: u32| match keys.required(key)? {
-            value if (1..=max).contains(&value) => Ok(value),
-            value => Err(keys.wrong(key, format!("1 to {max}"), value)),
+        let optional = |key: Key, max: u32| match keys.u32(key)? {
+            Some(value) if !(1..=max).contains(&value) => Err(keys.wrong(key, format!("1 to {max}"), value)),
+            value => Ok(value),
         };
+        let limited = |key: Key, max: u32| optional(key, max)?.ok_or_else(|| keys.missing(key));
         let (dim, n_layers, n_heads) = (limited(WIDTH, MAX_DIM)?, limited(LAYERS, MAX_LAYERS)?, keys.required(HEADS)?);
         let divided = (n_heads > 0 && dim.is_multiple_of(n_heads)).then(|| dim / n_heads);
-        const HEAD_DIM: Key = Key("attention.key_length", "head_dim");
-        let stated = keys.u32(HEAD_DIM)?;
-        if let Some(found) = stated.filter(|found| !(1..=MAX_DIM).contains(found)) {
-            return Err(keys.wrong(HEAD_DIM, format!("1 to {MAX_DIM}"), found));
-        }
-        let head_dim = stated.or(divided);
+        let head_dim = optional(Key("attention.key_length", "head_dim"), MAX_DIM)?.or(divided);
         let head_dim = head_dim.ok_or_else(|| keys.wrong(HEADS, format!("a divisor of the width {dim}"), n_heads))?;
         if let Some(found) = keys.u32(VALUE_DIM)?.filter(|&found| found != head_dim) {
             return Err(keys.unsupported(VALUE_DIM, found, &format!("that of keys, {head_dim}")));
@@ -216,7 +212,7 @@ impl Architecture {
         if !(share > 0.0 && share <= 1.0) {
             return Err(keys.wrong(SHARE, "a number above 0, up to 1".into(), share));
         }
-        let rot_dims = keys.u32(Key("rope.dimension_count", ""))?.unwrap_or((head_dim as f32 * share) as u32);
+        let rot_dims = optional(Key("rope.dimension_count", ""), MAX_DIM)?.unwrap_or((head_dim as f32 * share) as u32);
         let max_seq_len = limited(CONTEXT, MAX_CONTEXT)?;
         let rope = RopeConfig {
             rot_dims,
