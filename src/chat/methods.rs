@@ -239,7 +239,7 @@ fn split(args: &Args, from_end: bool, budget: &Budget) -> Result<Value> {
     let mut parts: Vec<&str> = Vec::new();
     match separator.map(Value::as_str) {
         Some(None) => return wrong("split() takes a string"),
-        Some(Some(separator)) if separator.is_empty() => return wrong("split(): the separator is empty"),
+        Some(Some("")) => return wrong("split(): the separator is empty"),
         Some(Some(separator)) => match from_end {
             true => {
                 parts.extend(text.text.rsplitn(most.saturating_add(1), separator));
