@@ -3,6 +3,8 @@
 //     qkv[t] = q heads | k heads | v heads
 //     q[t, h] = turn(..);   k[g, pos + t] = turn(..), v[g, pos + t] = ..
 //
+// Without key heads there are queries alone, and the cache is not written.
+//
 // Dispatch (heads of all tokens folded over x and y), LANES invocations per head; see `shared/heads.wgsl` and
 // `shared/rotate.wgsl`.
 #import head_lanes t0=head_lanes scalar=head_lanes_alone
@@ -41,7 +43,7 @@ fn rope_kv(
     let row = t * (params.first + heads * params.head_dim) + params.first;
     var scale = 1.0;
     if (NORM != 0u) {
-        scale = head_scale(local, row, head, is_there && is_turned);
+        scale = head_scale(local, row, head, is_there && (is_turned || NORM == NORM_VALUES));
     }
     if (!is_there) {
         return;
@@ -53,7 +55,7 @@ fn rope_kv(
             let factors = head_factors(scale, head, i);
             put_pair(t, head, i, value * factors[0], factors[1]);
         } else {
-            put_pair(t, head, i, value, vec2<f32>(1.0));
+            put_pair(t, head, i, value * select(1.0, scale, NORM == NORM_VALUES), vec2<f32>(1.0));
         }
     }
 }

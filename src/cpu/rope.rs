@@ -134,7 +134,12 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
     threads::for_each_chunk(&mut v.get_mut::<f32>()[..cached], capacity * head_dim, ops, |g, v| {
         for t in 0..n_cached {
             let head = &row(t)[(n_heads + n_kv_heads + g) * head_dim..][..head_dim];
-            v[(pos + t) * head_dim..][..head_dim].copy_from_slice(head);
+            let to = &mut v[(pos + t) * head_dim..][..head_dim];
+            to.copy_from_slice(head);
+            if norm == Some(QkNorm::HeadsAndValues) {
+                let scale = 1.0 / (mean(head, |x| x * x) + f64::from(params.eps)).sqrt();
+                to.iter_mut().for_each(|x| *x = (f64::from(*x) * scale) as f32);
+            }
         }
     });
 }

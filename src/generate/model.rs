@@ -11,7 +11,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::formats::BlockType;
-use crate::load::{Feed, ModelFile, ModelHeader};
+use crate::load::{ChatSource, Feed, ModelFile, ModelHeader};
 use crate::memory::Limit;
 use crate::model::{Ending, ModelConfig, Transformer, Weights};
 use crate::recording::{MemoryPlan, Recorder, Workspace};
@@ -52,7 +52,7 @@ struct Inner {
     transformer: Transformer,
     context_length: u32,
     encodings: Result<EncodingCache, String>,
-    chat_template: Option<String>,
+    chat: ChatSource,
     block_types: Vec<BlockType>,
     tokens_per_submit: u32,
 }
@@ -118,12 +118,14 @@ impl Model {
         memory_limit: Option<u64>,
         max_pass: Option<u32>,
     ) -> Result<(Model, Feed), Error> {
-        let ModelHeader { name, shape, tokenizer, chat_template, catalog, unread } = header;
-        let config = shape.decoder()?.clone();
+        let ModelHeader { name, shape, tokenizer, chat, catalog, unread } = header;
+        let config = shape.into_decoder()?;
         let context_length = checked_context(config.max_seq_len, context_length)?;
         let max_pass = checked_max_pass(device, max_pass)?;
         let weights = Weights::declare(device, &config, &catalog)?;
-        catalog.check_read(weights.destinations().map(|(name, _)| name))?;
+        catalog.check_read(
+            weights.destinations().map(|(name, _)| name).chain(config.unread().iter().map(String::as_str)),
+        )?;
         let transformer = Transformer::declare(config, weights, context_length)?;
         let plan = RecordedPasses::declare(device, &transformer, context_length, max_pass)?.plan();
         if let Some(limit) = Limit::of(memory_limit, device.available_bytes())
@@ -144,8 +146,7 @@ impl Model {
         let weights_bytes = transformer.weights.tensors().map(Tensor::size_bytes).sum();
         let tokens_per_submit = tokens_per_submit(device.is_real_gpu(), weights_bytes);
         let block_types = catalog.block_types();
-        let inner =
-            Inner { name, transformer, context_length, encodings, chat_template, block_types, tokens_per_submit };
+        let inner = Inner { name, transformer, context_length, encodings, chat, block_types, tokens_per_submit };
         Ok((Model { inner: Arc::new(inner), device: device.clone(), max_pass, plan }, feed))
     }
 
@@ -164,7 +165,9 @@ impl Model {
         let config = shape.decoder()?;
         let context_length = checked_context(config.max_seq_len, context_length)?;
         let weights = Weights::declare(device, config, catalog)?;
-        catalog.check_read(weights.destinations().map(|(name, _)| name))?;
+        catalog.check_read(
+            weights.destinations().map(|(name, _)| name).chain(config.unread().iter().map(String::as_str)),
+        )?;
         let transformer = Transformer::declare(config.clone(), weights, context_length)?;
         Ok(RecordedPasses::declare(device, &transformer, context_length, checked_max_pass(device, None)?)?.plan())
     }
@@ -184,9 +187,9 @@ impl Model {
         &self.inner.block_types
     }
 
-    /// The file's own chat template, in Jinja.
-    pub fn chat_template(&self) -> Option<&str> {
-        self.inner.chat_template.as_deref()
+    /// The chat templates of the model's files.
+    pub fn chat_source(&self) -> &ChatSource {
+        &self.inner.chat
     }
 
     /// The model's shape.

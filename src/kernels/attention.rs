@@ -45,6 +45,11 @@ pub(crate) const PACKED: u32 = 2;
 /// Flag, for the CPU: heads have sinks.
 pub(crate) const SINKS: u32 = 4;
 
+/// The largest head.
+pub(crate) const MAX_HEAD_DIM: u32 = 512;
+/// Columns of the values that a workgroup has.
+const COLUMNS: u32 = 256;
+
 /// Shape of an attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionConfig {
@@ -52,7 +57,7 @@ pub struct AttentionConfig {
     pub n_heads: u32,
     /// Hkv, key/value heads.
     pub n_kv_heads: u32,
-    /// D, size of a head: a multiple of 4 up to 256.
+    /// D, size of a head: a multiple of 4 up to 512.
     pub head_dim: u32,
     /// How far a query sees: only keys less than this away from it, so as many in front as the window says with its own.
     /// `None`: all of them.
@@ -69,8 +74,8 @@ impl AttentionConfig {
     /// Refuses what the kernels have no room for.
     fn check(&self) -> Result<(), Error> {
         let AttentionConfig { n_heads, n_kv_heads, head_dim, soft_cap, .. } = *self;
-        if head_dim == 0 || !head_dim.is_multiple_of(4) || head_dim > 256 {
-            return Err(wrong("head_dim", "a multiple of 4 up to 256", &head_dim));
+        if head_dim == 0 || !head_dim.is_multiple_of(4) || head_dim > MAX_HEAD_DIM {
+            return Err(wrong("head_dim", &format!("a multiple of 4 up to {MAX_HEAD_DIM}"), &head_dim));
         }
         if n_heads == 0 || n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
             return Err(wrong("n_kv_heads", "a divisor of n_heads", &n_kv_heads));
@@ -156,7 +161,8 @@ pub fn attention(
     let scalar_prefill = is_scalar(&shaders::ATTENTION_PREFILL, rec);
     let scalar_decode = is_scalar(&shaders::ATTENTION_DECODE, rec);
     let n_rows = n_tokens * config.share(); // of a key/value head
-    let rows = n_rows.min(4);
+    // Queries of a workgroup of decoding together have 1024 numbers.
+    let rows = n_rows.min(if head_dim > COLUMNS { 2 } else { 4 });
     let mut params = config.params(n_tokens, capacity);
     if sinks.is_some() {
         params.flags |= SINKS;
@@ -181,7 +187,8 @@ pub fn attention(
     let fours = n_rows.div_ceil(rows);
     (params.splits, params.step) =
         if scalar_decode { scalar_splits(capacity, head_dim) } else { splits(capacity, n_kv_heads * fours) };
-    let [x, y_groups, _] = fold(rec.device(), u64::from(n_kv_heads) * u64::from(fours));
+    let columns = if scalar_decode { 1 } else { head_dim.div_ceil(COLUMNS) };
+    let [x, y_groups, _] = fold(rec.device(), u64::from(n_kv_heads * columns) * u64::from(fours));
     let grid = [x, y_groups, if scalar_decode { params.splits.div_ceil(8) } else { params.splits }];
     let mut decode = |y| {
         rec.dispatch(&shaders::ATTENTION_DECODE, None, &constants, params, &[state.tensor(), q, k, v, sinks, y], grid)
@@ -209,7 +216,7 @@ fn prefill(
     let (constant, n_groups) = if tier == Tier::Scalar {
         (("ROWS", f64::from(tile_rows)), n_groups.div_ceil(8))
     } else {
-        (("PARTS", f64::from(head_dim.div_ceil(64))), n_groups)
+        (("PARTS", f64::from(head_dim.div_ceil(64))), n_groups * u64::from(head_dim.div_ceil(COLUMNS)))
     };
     let with_sinks = (params.flags & SINKS != 0).then_some(("SINKS", 1.0));
     let constants: Vec<_> = [constant].into_iter().chain(with_sinks).collect();

@@ -296,6 +296,8 @@ pub enum QkNorm {
     RotatedHeads,
     /// All queries of a token together, and all its keys, before they are rotated: OLMo 2.
     Whole,
+    /// Each head by itself, before it is rotated, and each head of values, without weights: Gemma 4.
+    HeadsAndValues,
 }
 
 impl QkNorm {
@@ -306,12 +308,14 @@ impl QkNorm {
             Some(QkNorm::Heads) => 1,
             Some(QkNorm::RotatedHeads) => 2,
             Some(QkNorm::Whole) => 3,
+            Some(QkNorm::HeadsAndValues) => 4,
         }
     }
 
     /// The norm of a code.
     pub(crate) fn of(code: u32) -> Option<QkNorm> {
-        [QkNorm::Heads, QkNorm::RotatedHeads, QkNorm::Whole].into_iter().find(|&norm| QkNorm::code(Some(norm)) == code)
+        let all = [QkNorm::Heads, QkNorm::RotatedHeads, QkNorm::Whole, QkNorm::HeadsAndValues];
+        all.into_iter().find(|&norm| QkNorm::code(Some(norm)) == code)
     }
 }
 
@@ -320,7 +324,7 @@ impl QkNorm {
 pub struct Heads<'a> {
     /// H.
     pub n_heads: u32,
-    /// Hkv.
+    /// Hkv. 0 where there are queries alone.
     pub n_kv_heads: u32,
     /// D, a multiple of 2.
     pub head_dim: u32,
@@ -328,7 +332,7 @@ pub struct Heads<'a> {
     pub first_column: u32,
     /// How queries and keys are rotated, and the table of angles, `[S, rot_dims / 2, 2]`. `None`: they are not.
     pub rope: Option<(&'a RopeConfig, &'a Tensor)>,
-    /// How queries and keys are normalised; the weights of queries and then those of keys, `[2 D]` or for
+    /// How queries and keys are normalised; the weights of queries and then those of keys, if there are any, `[2 D]` or for
     /// [`QkNorm::Whole`] `[(H + Hkv) D]`; and what is added to the mean square.
     pub norm: Option<(QkNorm, &'a Tensor, f32)>,
 }
@@ -351,7 +355,10 @@ impl Heads<'_> {
             Some((QkNorm::Whole, weight, _)) => {
                 weight.expect_shape(kernel, "weight", &[(self.n_heads + self.n_kv_heads) * self.head_dim])
             }
-            Some((_, weight, _)) => weight.expect_shape(kernel, "weight", &[2 * self.head_dim]),
+            Some((_, weight, _)) => {
+                let n_kinds = if self.n_kv_heads == 0 { 1 } else { 2 };
+                weight.expect_shape(kernel, "weight", &[n_kinds * self.head_dim])
+            }
             None => Ok(()),
         }
     }
@@ -394,7 +401,8 @@ fn head_groups(rec: &Recorder, kernel: &Kernel, n_heads: u64) -> [u32; 3] {
 /// cache at `pos..`. Shader: `shaders/rope_kv.wgsl`.
 ///
 /// # Shapes
-/// `qkv`: `[T, first + (H + 2 Hkv) * D]`; `q`: `[T, H * D]`; `k`, `v`: `[Hkv, S, D]`.
+/// `qkv`: `[T, first + (H + 2 Hkv) * D]`; `q`: `[T, H * D]`; `k`, `v`: `[Hkv, S, D]`, or with queries alone those of
+/// other heads, which stay as they are.
 /// # Errors
 /// [`Error::Shape`] or [`Error::Operand`] if the operands disagree.
 pub fn rope_kv(
@@ -411,8 +419,10 @@ pub fn rope_kv(
     qkv.expect_shape("rope_kv", "qkv", &[n_tokens, heads.qkv_dim()])?;
     q.expect_shape("rope_kv", "q", &[n_tokens, n_heads * head_dim])?;
     let capacity = k.shape().get(1).copied().unwrap_or(0);
-    k.expect_shape("rope_kv", "k", &[n_kv_heads, capacity, head_dim])?;
-    v.expect_shape("rope_kv", "v", k.shape())?;
+    if n_kv_heads > 0 {
+        k.expect_shape("rope_kv", "k", &[n_kv_heads, capacity, head_dim])?;
+        v.expect_shape("rope_kv", "v", k.shape())?;
+    }
     let params = RopeKvParams {
         n_tokens,
         n_heads,
@@ -441,7 +451,7 @@ pub fn rope_kv(
 /// `tokens`: `[T, 3]`, id, position and type of each token; `qkv`: `[T, (H + 2 Hkv) D]`.
 /// # Errors
 /// [`Error::Shape`] if an operand disagrees with the heads, [`Error::Operand`] if these do not fit the rotation, or for
-/// [`QkNorm::Whole`], which cannot be taken in place.
+/// [`QkNorm::Whole`], which cannot be taken in place, and [`QkNorm::HeadsAndValues`], which no encoder has.
 pub fn rope_packed(rec: &mut Recorder, heads: &Heads<'_>, tokens: &Tensor, qkv: &Tensor) -> Result<(), Error> {
     let &Heads { n_heads, n_kv_heads, head_dim, .. } = heads;
     heads.check("rope_packed")?;
@@ -453,12 +463,12 @@ pub fn rope_packed(rec: &mut Recorder, heads: &Heads<'_>, tokens: &Tensor, qkv: 
             found: heads.first_column.to_string(),
         });
     }
-    if let Some((QkNorm::Whole, ..)) = heads.norm {
+    if let Some((norm @ (QkNorm::Whole | QkNorm::HeadsAndValues), ..)) = heads.norm {
         return Err(Error::Operand {
             kernel: "rope_packed",
             operand: "norm",
-            expected: "one of each head".into(),
-            found: "one of all heads together".into(),
+            expected: "one of each head of queries and keys".into(),
+            found: format!("{norm:?}"),
         });
     }
     let [n_tokens, _] = qkv.dims2("rope_packed", "qkv")?;

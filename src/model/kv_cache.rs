@@ -11,7 +11,9 @@ use crate::tensor::{Role, Tensor};
 /// clearing only move its position.
 #[derive(Clone, Debug)]
 pub struct KvCache {
-    layers: Vec<LayerCache>,
+    kept: Vec<LayerCache>,
+    /// Which of them each layer reads.
+    of: Vec<usize>,
     capacity: u32,
 }
 
@@ -63,8 +65,15 @@ impl KvCache {
                 }
             })
         };
-        let layers = config.blocks.iter().enumerate().map(layer).collect::<Result<_, Error>>()?;
-        Ok(KvCache { layers, capacity })
+        let (mut kept, mut of) = (Vec::new(), Vec::<usize>::new());
+        for (l, block) in config.blocks.iter().enumerate() {
+            let shared = block.attention.keys_of.and_then(|earlier| of.get(earlier).copied());
+            of.push(shared.unwrap_or(kept.len()));
+            if shared.is_none() {
+                kept.push(layer((l, block))?);
+            }
+        }
+        Ok(KvCache { kept, of, capacity })
     }
 
     /// Positions that fit.
@@ -72,14 +81,14 @@ impl KvCache {
         self.capacity
     }
 
-    /// What a layer keeps.
+    /// What a layer keeps, or the layer whose keys it reads.
     pub fn layer(&self, layer_idx: usize) -> &LayerCache {
-        &self.layers[layer_idx]
+        &self.kept[self.of[layer_idx]]
     }
 
     /// All tensors.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.layers.iter().flat_map(LayerCache::tensors)
+        self.kept.iter().flat_map(LayerCache::tensors)
     }
 
     /// Copies another cache's content into this one, on the device.

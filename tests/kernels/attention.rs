@@ -11,7 +11,7 @@ use crate::softmax::exp_rounding;
 
 /// T, H, Hkv, D, pos, window (0: none), in a cache that ends soon behind the last key. Decoding walks keys in tiles of 64
 /// (8 in the `scalar` tier), cuts a cache of more than 256 into parts and takes four rows at a time.
-const DECODE: [[u32; 6]; 37] = [
+const DECODE: [[u32; 6]; 42] = [
     [1, 1, 1, 4, 0, 0],
     [2, 1, 1, 8, 0, 0],
     [3, 2, 1, 16, 1, 0],
@@ -49,10 +49,15 @@ const DECODE: [[u32; 6]; 37] = [
     [3, 8, 1, 16, 700, 300],
     [7, 1, 1, 12, 600, 2],
     [7, 7, 7, 4, 127, 0],
+    [1, 8, 1, 512, 63, 0],
+    [1, 4, 2, 320, 300, 0],
+    [3, 2, 1, 512, 700, 300],
+    [5, 3, 3, 260, 20, 0],
+    [1, 1, 1, 508, 900, 0],
 ];
 
 /// The same for many tokens, whose rows are taken by 16 (8 or fewer in the `scalar` tier), keys by 32 (8) and columns by 64.
-const PREFILL: [[u32; 6]; 17] = [
+const PREFILL: [[u32; 6]; 20] = [
     [54, 3, 3, 20, 4, 0],
     [8, 1, 1, 4, 0, 0],
     [8, 4, 1, 60, 31, 0],
@@ -70,6 +75,9 @@ const PREFILL: [[u32; 6]; 17] = [
     [40, 2, 1, 32, 100, 1],
     [33, 6, 2, 32, 70, 31],
     [24, 2, 2, 64, 90, 33],
+    [20, 8, 1, 512, 30, 0],
+    [9, 2, 2, 260, 40, 17],
+    [17, 3, 1, 400, 3, 0],
 ];
 
 /// Lengths of packed sequences; H, Hkv, D, window.
@@ -110,7 +118,12 @@ pub fn cases(cases: &mut Vec<Case>) {
         |[t, _, _, _, pos, _]: [u32; 6]| Options { capacity: pos + t + 3, n_real: t, soft_cap: None, causal: true };
     for inputs in Inputs::ALL {
         for sizes in DECODE.into_iter().chain(PREFILL) {
-            push(inputs, if sizes[5] == 0 { "causal" } else { "window" }, sizes, usual(sizes));
+            let variant = match (sizes[3] > 256, sizes[5] > 0) {
+                (true, _) => "wide heads",
+                (false, true) => "window",
+                (false, false) => "causal",
+            };
+            push(inputs, variant, sizes, usual(sizes));
         }
         // A short text in a long cache, and the last chunk of a long one, whose padding lies past the cache.
         for sizes in [[1, 4, 2, 16, 0, 0], [1, 2, 1, 64, 63, 0], [3, 2, 1, 16, 64, 20], [9, 2, 1, 16, 20, 0]] {

@@ -27,12 +27,16 @@ const NMSE: f64 = 1e-9;
 const EPS: f32 = 1e-5;
 
 /// Norms of heads with their names; none for most cases.
-const NORMS: [(&str, Option<QkNorm>); 4] = [
+const NORMS: [(&str, Option<QkNorm>); 5] = [
     ("", None),
     ("+heads", Some(QkNorm::Heads)),
     ("+rotated heads", Some(QkNorm::RotatedHeads)),
     ("+whole", Some(QkNorm::Whole)),
+    ("+values", Some(QkNorm::HeadsAndValues)),
 ];
+
+/// Queries whose keys are those of another layer.
+const QUERIES: [[u32; 6]; 3] = [[1, 1, 0, 2, 2, 0], [3, 4, 0, 40, 20, 31], [17, 3, 0, 256, 64, 7]];
 
 pub fn cases(cases: &mut Vec<Case>) {
     for inputs in Inputs::ALL {
@@ -47,10 +51,10 @@ pub fn cases(cases: &mut Vec<Case>) {
                     build: Box::new(move |source| rope(source, style, sizes)),
                 });
                 // Without a norm, and with one or another; now and then without a rotation.
-                for (of_norm, norm) in [NORMS[0], NORMS[1 + i % 3]] {
+                for (of_norm, norm) in [NORMS[0], NORMS[1 + (i + i / 4) % 4]] {
                     let style = Some(style).filter(|_| norm.is_none() || i % 4 != 3);
                     let variant = if style.is_some() { format!("{name}{of_norm}") } else { of_norm[1..].into() };
-                    if norm != Some(QkNorm::Whole) {
+                    if !matches!(norm, Some(QkNorm::Whole | QkNorm::HeadsAndValues)) {
                         cases.push(Case {
                             kernel: "rope_packed",
                             variant: variant.clone(),
@@ -70,6 +74,16 @@ pub fn cases(cases: &mut Vec<Case>) {
                         });
                     }
                 }
+            }
+            for (i, sizes @ [t, h, _, d, rot, pos]) in QUERIES.into_iter().enumerate() {
+                let norm = NORMS[[0, 4, 1][i]].1;
+                cases.push(Case {
+                    kernel: "rope_kv",
+                    variant: format!("{name}, queries alone"),
+                    sizes: format!("t={t},h={h},d={d},rot={rot},pos={pos},norm={i}"),
+                    inputs,
+                    build: Box::new(move |source| rope_kv(source, Some(style), norm, sizes, pos + t)),
+                });
             }
         }
     }
@@ -134,10 +148,11 @@ fn normed(
             let parts = [rms_normed(&row[..q_len], of_q, EPS), rms_normed(&row[q_len..k_end], of_k, EPS)];
             (parts.into_iter().flatten().chain(exact(&row[k_end..])).collect(), vec![None; heads])
         }
-        Some(QkNorm::Heads) => {
+        Some(norm @ (QkNorm::Heads | QkNorm::HeadsAndValues)) => {
             let of = |(i, head): (usize, &[f32])| match i as u32 {
                 i if i < h => rms_normed(head, &weight[..d], EPS),
                 i if i < h + hkv => rms_normed(head, &weight[d..], EPS),
+                _ if norm == QkNorm::HeadsAndValues => rms_normed(head, &vec![1.0; d], EPS),
                 _ => exact(head),
             };
             (row.chunks_exact(d).enumerate().flat_map(of).collect(), vec![None; heads])
@@ -288,15 +303,20 @@ fn rope_kv(
         let token = (i % capacity).checked_sub(pos).filter(|&token| token < t)?;
         Some(token * heads + h + i / capacity)
     });
-    let cache = [hkv, capacity, d];
+    let cache = [hkv.max(1), capacity, d];
+    let held = source.normal(capacity * d);
+    let of_cache = |label, want| match hkv {
+        0 => Operand::floats(label, &cache, held.clone()),
+        _ => Operand::close(label, &cache, want, NMSE),
+    };
     let operands = vec![
         angles.state(pos, t),
         angles.operand(),
         Operand::floats("weight", &[weight.len() as u32], weight),
         Operand::floats("qkv", &[t, first + heads * d], qkv),
         Operand::close("q", &[t, h * d], q, NMSE),
-        Operand::close("k", &cache, k, NMSE),
-        Operand::close("v", &cache, v, NMSE),
+        of_cache("k", k),
+        of_cache("v", v),
     ];
     Job::new(operands, move |rec, bound| {
         let tensor = |i| bound.tensor(i);
@@ -310,7 +330,10 @@ fn rope_kv(
 
 /// Weights of a norm of heads.
 fn norm_weights(source: &mut Source, norm: Option<QkNorm>, [h, hkv, d]: [u32; 3]) -> Vec<f32> {
-    source.normal(if norm == Some(QkNorm::Whole) { (h + hkv) * d } else { 2 * d })
+    match norm {
+        Some(QkNorm::Whole) => source.normal((h + hkv) * d),
+        _ => source.normal(if hkv == 0 { d } else { 2 * d }),
+    }
 }
 
 fn rope_packed(

@@ -72,7 +72,7 @@ fn experts_beyond_one_binding_are_cut_where_experts_end() {
             let (limit, limits) = ((2 * of_expert + 64).max(32 << 10), device.limits());
             let slabs = (u64::from(of_all.n) * of_expert).div_ceil(limit);
             let cut = device.with_limits(tilewright::DeviceLimits { max_binding_bytes: limit, ..limits });
-            let options = || LoadOptions { context_length: Some(64), max_pass: Some(32), ..LoadOptions::default() };
+            let options = || LoadOptions { context_length: Some(64), max_pass: Some(8), ..LoadOptions::default() };
             let model = Model::load(&cut, &whole.0, options()).unwrap_or_else(|e| panic!("{of}: {e}"));
             let dispatches = decode_dispatches(&model);
             println!("{of} on {}: {dispatches} dispatches, {plain} without a limit", name(&device));
