@@ -18,6 +18,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::generate::{GenerateOptions, Session};
+use crate::kernels::CachedKeys;
 use crate::kernels::{Linear, matmul, scale};
 use crate::matrix::Matrix;
 use crate::model::{Attention, Block, KvCache, LayerCache, ModelConfig, Transformer};
@@ -93,7 +94,10 @@ impl Roofline {
         let is_tied = weights.destinations().all(|(name, _)| name != "output.weight");
         let table_bytes: u64 = if is_tied { 0 } else { weights.token_embd.tensors().map(bytes).sum() };
         let position_bytes = |l| match cache.layer(l) {
-            LayerCache::Keys(k, v) => (bytes(k) + bytes(v)) / u64::from(cache.capacity()),
+            // A row of each head, of keys and of values.
+            LayerCache::Keys(CachedKeys { k, v, .. }) => {
+                [k, v].map(|rows| bytes(rows) / u64::from(rows.shape()[1])).iter().sum()
+            }
             LayerCache::State { .. } => 0,
         };
         let layers = config.blocks.iter().enumerate();
@@ -567,7 +571,7 @@ mod tests {
             causal: true,
             has_head: true,
         };
-        let cache = KvCache::declare(&config, 4096).unwrap();
+        let cache = KvCache::declare(&config, KvType::F32, 4096).unwrap();
         let weights = Weights::declare(&Device::cpu(), &config, &Llama1B { is_tied }).unwrap();
         Roofline::new(&Transformer::declare(config, weights, 4096).unwrap(), &cache)
     }

@@ -96,26 +96,26 @@ fn a_layer_takes_seven_dispatches_at_most() {
 #[test]
 fn layers_of_all_families_take_few_dispatches() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
-    // OLMo 2, EXAONE 4 and Gemma 3 are one above the 7 that are wanted, Qwen3.5 MoE four above 9.
+    // Qwen3.5 MoE is above the 9 that are wanted.
     let families = [
-        ("llama3-rope", 6),
-        ("phi3", 6),
-        ("smollm3", 6),
-        ("granite", 6),
-        ("qwen3", 7),
-        ("hunyuan-dense", 7),
-        ("olmo2", 8),
-        ("exaone4", 8),
+        ("llama3-rope", 5),
+        ("phi3", 5),
+        ("smollm3", 5),
+        ("granite", 5),
+        ("qwen3", 5),
+        ("hunyuan-dense", 5),
+        ("olmo2", 7),
+        ("exaone4", 7),
         ("gemma2", 7),
-        ("gemma3", 8),
-        ("mixtral", 9),
-        ("qwen3-moe", 9),
-        ("olmoe", 9),
+        ("gemma3", 7),
+        ("mixtral", 7),
+        ("qwen3-moe", 7),
+        ("olmoe", 7),
         ("gpt-oss", 9),
-        ("lfm2", 8),
-        ("lfm2-moe", 9),
-        ("qwen35", 8),
-        ("qwen35-moe", 13),
+        ("lfm2", 6),
+        ("lfm2-moe", 8),
+        ("qwen35", 7),
+        ("qwen35-moe", 12),
     ];
     for device in common::gpus([Tier::Baseline, Tier::Subgroups]) {
         for (name, most) in families {

@@ -38,8 +38,8 @@ export class Model extends Loaded<ModelInfo> {
     return Model.#load({ kind: "builtin" }, known("Model.builtin", options));
   }
 
-  static async #load(source: SourceSpec, { tune = false, contextLength, memoryLimit, ...common }: LoadOptions): Promise<Model> {
-    const settings = defined({ contextLength, memoryLimit });
+  static async #load(source: SourceSpec, { tune = false, contextLength, kvType, memoryLimit, ...common }: LoadOptions): Promise<Model> {
+    const settings = defined({ contextLength, kvType, memoryLimit });
     return new Model(await loadInto("loadModel", source, { tune, settings }, common));
   }
 

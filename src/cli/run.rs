@@ -8,6 +8,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use tilewright::generate::{ContextPolicy, Generation, Stats, StopReason};
+use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
 use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model, Recovery};
 
@@ -33,6 +34,16 @@ pub struct ModelArgs {
     /// Refuse a model that needs more memory, such as 512M or 2G.
     #[arg(long, value_parser = parse_bytes, env = "TILEWRIGHT_MEMORY_LIMIT", value_name = "BYTES")]
     memory_limit: Option<u64>,
+    #[command(flatten)]
+    cache: CacheArgs,
+}
+
+/// What keys and values are cached as.
+#[derive(Args)]
+pub struct CacheArgs {
+    /// What keys and values are cached as: f32, f16 or q8_0.
+    #[arg(long, value_name = "TYPE", default_value_t)]
+    pub kv_type: KvType,
 }
 
 /// How tokens are chosen and when to stop.
@@ -105,20 +116,23 @@ impl ModelArgs {
     pub fn recovery<'a>(&'a self, path: Option<&'a Path>) -> Recovery<'a, Model> {
         // What its opening had to say was said at the first time.
         let open = move || self.device.choose();
-        let load = move |device: &Device| load(path, device, self.ctx, self.memory_limit);
+        let load = move |device: &Device| {
+            let options = LoadOptions {
+                context_length: self.ctx,
+                memory_limit: self.memory_limit,
+                kv_type: self.cache.kv_type,
+                ..LoadOptions::default()
+            };
+            load(path, device, options)
+        };
         Recovery::new(open, load, |notice| eprintln!("notice: {notice}"))
     }
 }
 
 /// Loads a model, the built-in one without a path, behind a progress bar, which shows only on a terminal.
-pub fn load(
-    path: Option<&Path>,
-    device: &Device,
-    context_length: Option<u32>,
-    memory_limit: Option<u64>,
-) -> Result<Model, Error> {
+pub fn load(path: Option<&Path>, device: &Device, options: LoadOptions<'_>) -> Result<Model, Error> {
     let loaded = with_loading_bar(|progress| {
-        let options = LoadOptions { context_length, memory_limit, progress: Some(progress), ..LoadOptions::default() };
+        let options = LoadOptions { progress: Some(progress), ..options };
         match path {
             Some(path) => Model::load(device, path, options),
             None => Model::from_file(device, ModelFile::builtin()?, options),

@@ -6,11 +6,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Session;
-use super::passes::{PASS_SIZES, RecordedPasses};
+use super::passes::{PASS_SIZES, RecordedPasses, Room};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::formats::BlockType;
+use crate::kernels::KvType;
 use crate::load::{Feed, ModelFile, ModelHeader};
 use crate::memory::Limit;
 use crate::model::{Ending, ModelConfig, Transformer, Weights};
@@ -34,6 +35,8 @@ pub struct LoadOptions<'a> {
     pub memory_limit: Option<u64>,
     /// See [`Model::max_pass`]: one of [`PASS_SIZES`]. 512 on a GPU, 128 on the CPU and on software adapters if `None`.
     pub max_pass: Option<u32>,
+    /// What keys and values are cached as.
+    pub kv_type: KvType,
     /// Told bytes of weights that were read and uploaded, and their sum.
     pub progress: Option<&'a mut dyn FnMut(u64, u64)>,
 }
@@ -43,14 +46,13 @@ pub struct LoadOptions<'a> {
 pub struct Model {
     inner: Arc<Inner>,
     device: Device,
-    max_pass: u32,
+    room: Room,
     plan: MemoryPlan,
 }
 
 struct Inner {
     name: String,
     transformer: Transformer,
-    context_length: u32,
     encodings: Result<EncodingCache, String>,
     chat_template: Option<String>,
     block_types: Vec<BlockType>,
@@ -93,16 +95,14 @@ impl Model {
     /// or a size of passes out of range; [`Error::Config`] if a weight is missing; errors of [`Device::write`].
     pub fn from_file(device: &Device, file: ModelFile, options: LoadOptions<'_>) -> Result<Model, Error> {
         let ModelFile { header, files } = file;
-        let LoadOptions { context_length, memory_limit, max_pass, .. } = options;
-        let (model, feed) = Model::declare(device, header, context_length, memory_limit, max_pass)?;
+        let (model, feed) = Model::declare(device, header, &options)?;
         while_testing(model.test(), || feed.take_all(device, &files, options.progress))?;
         model.complete(device.clone())
     }
 
     /// Tests the passes of all generations.
     async fn test(&self) -> Result<(), Error> {
-        let mut passes =
-            RecordedPasses::declare(&self.device, self.transformer(), self.context_length(), self.max_pass)?;
+        let mut passes = RecordedPasses::declare(&self.device, self.transformer(), self.room)?;
         for ending in [Ending::Greedy { penalize: true }, Ending::Sample { penalize: true }] {
             passes.record(&self.device, self.transformer(), ending)?;
         }
@@ -114,22 +114,19 @@ impl Model {
     pub(super) fn declare(
         device: &Device,
         header: ModelHeader,
-        context_length: Option<u32>,
-        memory_limit: Option<u64>,
-        max_pass: Option<u32>,
+        options: &LoadOptions<'_>,
     ) -> Result<(Model, Feed), Error> {
         let ModelHeader { name, shape, tokenizer, chat_template, catalog } = header;
         let config = shape.decoder()?.clone();
-        let context_length = checked_context(config.max_seq_len, context_length)?;
-        let max_pass = checked_max_pass(device, max_pass)?;
+        let room = checked_room(device, config.max_seq_len, options)?;
         let weights = Weights::declare(device, &config, &catalog)?;
         catalog.check_read(weights.destinations().map(|(name, _)| name))?;
-        let transformer = Transformer::declare(config, weights, context_length)?;
-        let plan = RecordedPasses::declare(device, &transformer, context_length, max_pass)?.plan();
-        if let Some(limit) = Limit::of(memory_limit, device.available_bytes())
+        let transformer = Transformer::declare(config, weights, room.context_length)?;
+        let plan = RecordedPasses::declare(device, &transformer, room)?.plan();
+        if let Some(limit) = Limit::of(options.memory_limit, device.available_bytes())
             && plan.total_bytes() > limit.bytes
         {
-            return Err(too_large(device, &transformer, &plan, limit, context_length, max_pass));
+            return Err(too_large(device, &transformer, &plan, limit, room));
         }
         let feed = Feed::new(&catalog, transformer.weights.destinations());
         let encodings = match tokenizer {
@@ -139,9 +136,8 @@ impl Model {
         let weights_bytes = transformer.weights.tensors().map(Tensor::size_bytes).sum();
         let tokens_per_submit = tokens_per_submit(device.is_real_gpu(), weights_bytes);
         let block_types = catalog.block_types();
-        let inner =
-            Inner { name, transformer, context_length, encodings, chat_template, block_types, tokens_per_submit };
-        Ok((Model { inner: Arc::new(inner), device: device.clone(), max_pass, plan }, feed))
+        let inner = Inner { name, transformer, encodings, chat_template, block_types, tokens_per_submit };
+        Ok((Model { inner: Arc::new(inner), device: device.clone(), room, plan }, feed))
     }
 
     /// Adds what is not in the files, once the feed wants nothing more. Sessions follow this device's tuning.
@@ -150,18 +146,18 @@ impl Model {
         Ok(Model { device, ..self })
     }
 
-    /// Memory that a file's weights and one session would take on a device; nothing is allocated.
+    /// Memory that a file's weights and one session would take on a device, whatever the limit; nothing is allocated.
     ///
     /// # Errors
     /// [`Error::Config`] if a weight is missing or has another shape than the configuration says.
-    pub fn plan_file(device: &Device, file: &ModelFile, context_length: Option<u32>) -> Result<MemoryPlan, Error> {
+    pub fn plan_file(device: &Device, file: &ModelFile, options: &LoadOptions<'_>) -> Result<MemoryPlan, Error> {
         let ModelHeader { shape, catalog, .. } = &file.header;
         let config = shape.decoder()?;
-        let context_length = checked_context(config.max_seq_len, context_length)?;
+        let room = checked_room(device, config.max_seq_len, options)?;
         let weights = Weights::declare(device, config, catalog)?;
         catalog.check_read(weights.destinations().map(|(name, _)| name))?;
-        let transformer = Transformer::declare(config.clone(), weights, context_length)?;
-        Ok(RecordedPasses::declare(device, &transformer, context_length, checked_max_pass(device, None)?)?.plan())
+        let transformer = Transformer::declare(config.clone(), weights, room.context_length)?;
+        Ok(RecordedPasses::declare(device, &transformer, room)?.plan())
     }
 
     /// The device that holds the weights.
@@ -191,7 +187,7 @@ impl Model {
 
     /// Positions of a session's cache.
     pub fn context_length(&self) -> u32 {
-        self.inner.context_length
+        self.room.context_length
     }
 
     /// Memory of the weights and one session.
@@ -201,7 +197,16 @@ impl Model {
 
     /// Tokens of a prompt that one pass of a session takes at most.
     pub fn max_pass(&self) -> u32 {
-        self.max_pass
+        self.room.max_pass
+    }
+
+    /// What keys and values are cached as.
+    pub fn kv_type(&self) -> KvType {
+        self.room.kv_type
+    }
+
+    pub(super) fn room(&self) -> Room {
+        self.room
     }
 
     /// The same model, whose sessions have passes for up to `max_pass` tokens; the weights are shared.
@@ -209,9 +214,9 @@ impl Model {
     /// # Errors
     /// [`Error::Option`] if that is none of [`PASS_SIZES`].
     pub fn with_max_pass(&self, max_pass: u32) -> Result<Model, Error> {
-        let max_pass = checked_max_pass(self.device(), Some(max_pass))?;
-        let plan = RecordedPasses::declare(self.device(), self.transformer(), self.context_length(), max_pass)?.plan();
-        Ok(Model { max_pass, plan, ..self.clone() })
+        let room = Room { max_pass: checked_max_pass(self.device(), Some(max_pass))?, ..self.room };
+        let plan = RecordedPasses::declare(self.device(), self.transformer(), room)?.plan();
+        Ok(Model { room, plan, ..self.clone() })
     }
 
     /// Tokens that one submission computes unless a generation asks for another number: 4 on a GPU, not software, that is
@@ -299,6 +304,13 @@ impl Model {
     }
 }
 
+/// What a session has room for, as the options say.
+fn checked_room(device: &Device, limit: u32, options: &LoadOptions<'_>) -> Result<Room, Error> {
+    let &LoadOptions { context_length, max_pass, kv_type, .. } = options;
+    let context_length = checked_context(limit, context_length)?;
+    Ok(Room { context_length, max_pass: checked_max_pass(device, max_pass)?, kv_type })
+}
+
 /// The context length asked for, within what the model was trained on, or the default.
 fn checked_context(limit: u32, asked: Option<u32>) -> Result<u32, Error> {
     let context_length = asked.unwrap_or(DEFAULT_CONTEXT.min(limit));
@@ -332,21 +344,15 @@ fn tokens_per_submit(is_real_gpu: bool, weights_bytes: u64) -> u32 {
 }
 
 /// The refusal, with what would fit.
-fn too_large(
-    device: &Device,
-    transformer: &Transformer,
-    plan: &MemoryPlan,
-    limit: Limit,
-    context_length: u32,
-    max_pass: u32,
-) -> Error {
-    let plan_of = |context| {
+fn too_large(device: &Device, transformer: &Transformer, plan: &MemoryPlan, limit: Limit, room: Room) -> Error {
+    let plan_of = |context_length| {
         let Transformer { config, weights, .. } = transformer.clone();
-        let shorter = Transformer::declare(config, weights, context)?;
-        Ok::<_, Error>(RecordedPasses::declare(device, &shorter, context, max_pass)?.plan())
+        let shorter = Transformer::declare(config, weights, context_length)?;
+        Ok::<_, Error>(RecordedPasses::declare(device, &shorter, Room { context_length, ..room })?.plan())
     };
     let fits = |context: &u32| plan_of(*context).is_ok_and(|plan| plan.total_bytes() <= limit.bytes);
-    let halves = std::iter::successors(Some(context_length / 2), |context| Some(context / 2)).take_while(|&c| c >= 64);
+    let halves =
+        std::iter::successors(Some(room.context_length / 2), |context| Some(context / 2)).take_while(|&c| c >= 64);
     let hint = match halves.into_iter().find(fits) {
         Some(context) => format!("a context of {context} tokens would fit"),
         None => "no context length makes it fit; try a file with smaller weights".into(),

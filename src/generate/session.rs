@@ -28,8 +28,7 @@ pub struct Snapshot {
 
 impl Session {
     pub(super) fn new(model: &Model) -> Result<Session, Error> {
-        let passes =
-            RecordedPasses::declare(model.device(), model.transformer(), model.context_length(), model.max_pass())?;
+        let passes = RecordedPasses::declare(model.device(), model.transformer(), model.room())?;
         Ok(Session { model: model.clone(), passes, sequence: Sequence::new(model.config().is_recurrent()) })
     }
 
@@ -79,7 +78,7 @@ impl Session {
         let device = self.model.device();
         // Before the first pass the cache has no memory to copy from.
         self.passes.cache.tensors().try_for_each(|tensor| device.allocate(tensor))?;
-        let cache = KvCache::declare(self.model.config(), self.passes.cache.capacity())?;
+        let cache = self.passes.cache.declare_like()?;
         // Submitted after all passes, so that it has what they wrote.
         cache.copy_from(device, &self.passes.cache)?;
         Ok(Snapshot { cache, sequence: self.sequence.at_rest() })
@@ -183,8 +182,7 @@ impl Session {
                 found: format!("`{}` with {}", model.name(), model.context_length()),
             });
         }
-        self.passes =
-            RecordedPasses::declare(model.device(), model.transformer(), model.context_length(), model.max_pass())?;
+        self.passes = RecordedPasses::declare(model.device(), model.transformer(), model.room())?;
         self.model = model.clone();
         self.sequence.forget_cache();
         Ok(())

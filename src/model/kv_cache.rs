@@ -3,7 +3,7 @@
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::{MAX_PAST, N_STATES};
+use crate::kernels::{CachedKeys, KvType, MAX_PAST, N_STATES};
 use crate::model::{Block, ModelConfig};
 use crate::tensor::{Role, Tensor};
 
@@ -18,8 +18,8 @@ pub struct KvCache {
 /// What a layer keeps.
 #[derive(Clone, Debug)]
 pub enum LayerCache {
-    /// Keys and values of all positions, `[Hkv, capacity, D]` each.
-    Keys(Tensor, Tensor),
+    /// Keys and values of all positions.
+    Keys(CachedKeys),
     /// States after some positions, in turns.
     State {
         /// Inputs of the convolution, `[N_STATES, 3, channels]`.
@@ -32,7 +32,7 @@ pub enum LayerCache {
 impl LayerCache {
     fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let (first, second) = match self {
-            LayerCache::Keys(k, v) => (k, Some(v)),
+            LayerCache::Keys(CachedKeys { k, v, .. }) => (k, Some(v)),
             LayerCache::State { past, matrices } => (past, matrices.as_ref()),
         };
         std::iter::once(first).chain(second)
@@ -40,11 +40,11 @@ impl LayerCache {
 }
 
 impl KvCache {
-    /// Declares a cache.
+    /// Declares a cache with keys and values of a type.
     ///
     /// # Errors
     /// [`Error::Operand`] if `capacity` is zero or too large for one tensor.
-    pub fn declare(config: &ModelConfig, capacity: u32) -> Result<KvCache, Error> {
+    pub fn declare(config: &ModelConfig, kind: KvType, capacity: u32) -> Result<KvCache, Error> {
         let layer = |(l, block): (usize, &Block)| {
             let declare = |name: &str, shape: &[u32]| {
                 Tensor::declare(format!("cache.{l}.{name}"), Role::Cache, shape, DType::F32)
@@ -59,7 +59,7 @@ impl KvCache {
                 },
                 None => {
                     let shape = [block.attention.n_kv_heads, capacity, block.attention.head_dim];
-                    LayerCache::Keys(declare("k", &shape)?, declare("v", &shape)?)
+                    LayerCache::Keys(CachedKeys::declare(&format!("cache.{l}"), kind, shape, capacity)?)
                 }
             })
         };
@@ -80,6 +80,26 @@ impl KvCache {
     /// All tensors.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         self.layers.iter().flat_map(LayerCache::tensors)
+    }
+
+    /// Declares another cache of the same shape.
+    ///
+    /// # Errors
+    /// As [`KvCache::declare`].
+    pub fn declare_like(&self) -> Result<KvCache, Error> {
+        let like = |tensor: &Tensor| Tensor::declare(tensor.label(), Role::Cache, tensor.shape(), tensor.dtype());
+        let layer = |layer: &LayerCache| {
+            Ok(match layer {
+                LayerCache::Keys(cached) => {
+                    LayerCache::Keys(CachedKeys { k: like(&cached.k)?, v: like(&cached.v)?, ..cached.clone() })
+                }
+                LayerCache::State { past, matrices } => {
+                    LayerCache::State { past: like(past)?, matrices: matrices.as_ref().map(like).transpose()? }
+                }
+            })
+        };
+        let layers = self.layers.iter().map(layer).collect::<Result<_, Error>>()?;
+        Ok(KvCache { layers, ..*self })
     }
 
     /// Copies another cache's content into this one, on the device.

@@ -417,26 +417,18 @@ impl Weights {
     /// Those of the layers alone.
     pub(crate) fn layer_products(&self) -> impl Iterator<Item = (&'static Kernel, &Matrix)> {
         self.blocks.iter().flat_map(|block| {
-            let qkv = if block.takes_qkv() { &shaders::QKV } else { &shaders::MATVEC };
             let (up, down) = match (&block.router, block.ffn_up.as_one()) {
                 (Some(_), _) => (&shaders::EXPERT_GATE_UP, &shaders::EXPERT_DOWN),
                 (None, Some(_)) => (&shaders::GATE_UP, &shaders::MATVEC),
                 (None, None) => (&shaders::MATVEC, &shaders::MATVEC),
             };
             let router = block.router.iter().flat_map(|router| of_stack(&shaders::MATVEC, &router.logits));
-            of_stack(qkv, &block.attn_qkv)
+            of_stack(&shaders::MATVEC, &block.attn_qkv)
                 .chain(of_stack(&shaders::MATVEC, &block.attn_output))
                 .chain(router)
                 .chain(of_stack(up, &block.ffn_up))
                 .chain(of_stack(down, &block.ffn_down))
         })
-    }
-}
-
-impl BlockWeights {
-    /// Whether `qkv` takes the projection of a few tokens.
-    pub(super) fn takes_qkv(&self) -> bool {
-        self.qk_norm.is_none() && self.recurrence.is_none() && self.attn_qkv.matrices().all(|(w, _)| w.n_slabs() == 1)
     }
 }
 
