@@ -11,7 +11,7 @@
 //! - `#kernel matmul scalar` says that the file is the `scalar` variant of the kernel `matmul`, with its bindings.
 //!
 //! The result is `$OUT_DIR/shaders.rs`: one `Kernel` for each kernel name with its bindings, the size of its params
-//! and its variants.
+//! and its variants. A variant's source is a list of parts, each a file's text, of which the table has one copy.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -51,8 +51,15 @@ struct Binding {
 struct Variant {
     tier: String,
     weight: Option<String>,
-    source: String,
+    /// Numbers of its parts.
+    parts: Vec<usize>,
     workgroup_bytes: u32,
+}
+
+/// The texts that variants consist of, each once.
+#[derive(Default)]
+struct Parts {
+    texts: Vec<String>,
 }
 
 #[derive(Default)]
@@ -75,16 +82,16 @@ fn main() {
     files.retain(|path| path.extension().is_some_and(|ext| ext == "wgsl"));
     files.sort();
 
-    let mut kernels: BTreeMap<String, Kernel> = BTreeMap::new();
+    let (mut kernels, mut parts) = (BTreeMap::new(), Parts::default());
     for file in &files {
-        if let Err(message) = link_file(&root.join(FOLDERS[0]), file, &mut kernels) {
+        if let Err(message) = link_file(&root.join(FOLDERS[0]), file, &mut kernels, &mut parts) {
             for line in message.lines() {
                 println!("cargo::error={}: {line}", file.strip_prefix(&root).unwrap_or(file).display());
             }
         }
     }
     let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets it")).join("shaders.rs");
-    fs::write(out, table(&kernels)).expect("OUT_DIR is writable");
+    fs::write(out, table(&kernels, &parts)).expect("OUT_DIR is writable");
 }
 
 fn is_wasm() -> bool {
@@ -92,7 +99,7 @@ fn is_wasm() -> bool {
 }
 
 /// Links all variants of one file into `kernels`.
-fn link_file(dir: &Path, file: &Path, kernels: &mut BTreeMap<String, Kernel>) -> Result<(), String> {
+fn link_file(dir: &Path, file: &Path, kernels: &mut BTreeMap<String, Kernel>, parts: &mut Parts) -> Result<(), String> {
     let text = fs::read_to_string(file).map_err(|e| e.to_string())?;
     let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let (mut name, mut file_tier) = (stem.clone(), "t0".to_string());
@@ -133,7 +140,7 @@ fn link_file(dir: &Path, file: &Path, kernels: &mut BTreeMap<String, Kernel>) ->
     }
     for pick in picks {
         let (mut tier, mut weight) = (file_tier.clone(), None);
-        let (mut joined, mut enables, mut fragments) = (Vec::new(), String::new(), String::new());
+        let (mut joined, mut enables, mut linked) = (Vec::new(), String::new(), vec![parts.number(&body)]);
         for (tag, fragment) in &pick {
             if TIERS.contains(&tag.as_str()) {
                 if tag != "t0" {
@@ -142,15 +149,19 @@ fn link_file(dir: &Path, file: &Path, kernels: &mut BTreeMap<String, Kernel>) ->
             } else if !tag.is_empty() {
                 weight = Some(tag.clone());
             }
-            join_fragment(dir, fragment, &mut joined, &mut enables, &mut fragments)?;
+            join_fragment(dir, fragment, &mut joined, &mut enables, &mut linked, parts)?;
+        }
+        // The file's own text leads, so that naga's line numbers are the file's for everything before the imports; but
+        // nothing may stand before directives.
+        if !enables.is_empty() {
+            linked.insert(0, parts.number(&enables));
         }
         let label = [Some(stem.as_str()), weight.as_deref(), Some(tier.as_str())]
             .into_iter()
             .flatten()
             .collect::<Vec<_>>()
             .join(".");
-        // The file's own text leads, so that naga's line numbers are the file's for everything before the imports.
-        let source = format!("{enables}{}\n{}", strip_comments(&body), strip_comments(&fragments));
+        let source: String = linked.iter().map(|&part| parts.texts[part].as_str()).collect();
         let described = describe(&name, &tier, &source).map_err(|e| format!("{label}: {e}"))?;
         let kernel = kernels.entry(name.clone()).or_default();
         if kernel.variants.is_empty() {
@@ -161,18 +172,19 @@ fn link_file(dir: &Path, file: &Path, kernels: &mut BTreeMap<String, Kernel>) ->
         if kernel.variants.iter().any(|v| v.tier == tier && v.weight == weight) {
             return Err(format!("{label}: a second variant of `{name}` with these tags"));
         }
-        kernel.variants.push(Variant { tier, weight, source, workgroup_bytes: described.workgroup_bytes });
+        kernel.variants.push(Variant { tier, weight, parts: linked, workgroup_bytes: described.workgroup_bytes });
     }
     Ok(())
 }
 
-/// Adds a fragment and what it imports itself, each once; `enable` lines go to the front of the file.
+/// Adds a fragment after what it imports itself, each once; `enable` lines go to the front of the file.
 fn join_fragment(
     dir: &Path,
     fragment: &str,
     joined: &mut Vec<String>,
     enables: &mut String,
-    fragments: &mut String,
+    linked: &mut Vec<usize>,
+    parts: &mut Parts,
 ) -> Result<(), String> {
     if joined.iter().any(|name| name == fragment) {
         return Ok(());
@@ -180,21 +192,31 @@ fn join_fragment(
     joined.push(fragment.to_string());
     let path = dir.join("shared").join(format!("{fragment}.wgsl"));
     let source = fs::read_to_string(&path).map_err(|e| format!("#import {fragment}: {e}"))?;
+    let mut own = String::new();
     for line in source.lines() {
         if let Some(inner) = line.strip_prefix("#import ") {
-            join_fragment(dir, inner.trim(), joined, enables, fragments)?;
+            join_fragment(dir, inner.trim(), joined, enables, linked, parts)?;
             continue;
         }
-        let target = if line.starts_with("enable ") { &mut *enables } else { &mut *fragments };
+        let target = if line.starts_with("enable ") { &mut *enables } else { &mut own };
         target.push_str(line);
         target.push('\n');
     }
+    linked.push(parts.number(&own));
     Ok(())
 }
 
-/// Comments would be shipped in every binary; line breaks stay, so that messages still point at a line.
-fn strip_comments(source: &str) -> String {
-    source.lines().map(|line| line.split("//").next().unwrap_or_default().trim_end()).collect::<Vec<_>>().join("\n")
+impl Parts {
+    /// The number of a text, which is added if it is new. Comments would be shipped in every binary; line breaks stay, so
+    /// that messages still point at a line.
+    fn number(&mut self, text: &str) -> usize {
+        let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default().trim_end());
+        let text: String = lines.flat_map(|line| [line, "\n"]).collect();
+        self.texts.iter().position(|known| *known == text).unwrap_or_else(|| {
+            self.texts.push(text);
+            self.texts.len() - 1
+        })
+    }
 }
 
 fn same_bindings(a: &[Binding], b: &[Binding]) -> bool {
@@ -289,8 +311,9 @@ fn element_type(module: &naga::Module, ty: naga::Handle<naga::Type>) -> Result<&
 }
 
 /// The Rust source of the table.
-fn table(kernels: &BTreeMap<String, Kernel>) -> String {
+fn table(kernels: &BTreeMap<String, Kernel>, parts: &Parts) -> String {
     let mut out = String::from("// Written by build.rs from the shaders.\n");
+    let _ = writeln!(out, "static PARTS: [&str; {}] = {:#?};", parts.texts.len(), parts.texts);
     for (name, kernel) in kernels {
         let mut bindings = String::new();
         for binding in kernel.bindings.iter().filter(|b| !b.uniform) {
@@ -318,8 +341,8 @@ fn table(kernels: &BTreeMap<String, Kernel>) -> String {
                 .join(".");
             let _ = write!(
                 variants,
-                "\n        Variant {{ label: {label:?}, tier: Tier::{tier}, weight: {weight}, workgroup_bytes: {}, source: {:?} }},",
-                v.workgroup_bytes, v.source
+                "\n        Variant {{ label: {label:?}, tier: Tier::{tier}, weight: {weight}, workgroup_bytes: {}, parts: &{:?} }},",
+                v.workgroup_bytes, v.parts
             );
         }
         let _ = writeln!(

@@ -1,7 +1,5 @@
 //! The table of kernels that `build.rs` links from `shaders/`.
 
-use std::borrow::Cow;
-
 use crate::dtype::{DType, WeightType};
 
 /// What a shader variant asks of the adapter. Every kernel has a baseline variant; the others replace it where the
@@ -89,29 +87,35 @@ pub struct Variant {
     pub weight: Option<WeightType>,
     /// Workgroup memory in bytes.
     pub workgroup_bytes: u32,
-    /// The linked WGSL.
-    pub source: &'static str,
+    /// Which of `PARTS` its source consists of.
+    parts: &'static [u16],
 }
 
 impl Variant {
+    /// The linked WGSL.
+    pub fn source(&self) -> String {
+        self.parts.iter().map(|&part| PARTS[usize::from(part)]).collect()
+    }
+
     /// The source as browsers want it: they require a directive for subgroups, which naga refuses.
-    pub fn browser_source(&self) -> Cow<'static, str> {
+    pub fn browser_source(&self) -> String {
         match self.tier {
-            Tier::Subgroups => format!("enable subgroups;\n{}", self.source).into(),
-            _ => self.source.into(),
+            Tier::Subgroups => format!("enable subgroups;\n{}", self.source()),
+            _ => self.source(),
         }
     }
 
     /// The source with an entry point that returns at once: a variant that computes wrongly, for tests.
     pub(crate) fn idle_source(&self, kernel: &Kernel) -> String {
-        let entry = self.source.find(&format!("fn {}(", kernel.name)).unwrap_or_default();
-        let body = self.source[entry..].find('{').map_or(0, |at| entry + at + 1);
-        format!("{} if (true) {{ return; }}{}", &self.source[..body], &self.source[body..])
+        let source = self.source();
+        let entry = source.find(&format!("fn {}(", kernel.name)).unwrap_or_default();
+        let body = source[entry..].find('{').map_or(0, |at| entry + at + 1);
+        format!("{} if (true) {{ return; }}{}", &source[..body], &source[body..])
     }
 
     /// The source for the platform that this is compiled for.
-    pub(crate) fn target_source(&self) -> Cow<'static, str> {
-        if cfg!(target_arch = "wasm32") { self.browser_source() } else { self.source.into() }
+    pub(crate) fn target_source(&self) -> String {
+        if cfg!(target_arch = "wasm32") { self.browser_source() } else { self.source() }
     }
 }
 

@@ -56,7 +56,7 @@ pub fn shader_variants() -> Result<JsValue, JsValue> {
         label: variant.label,
         tier: variant.tier.name(),
         entry_point: kernel.name,
-        source: variant.browser_source().into_owned(),
+        source: variant.browser_source(),
     };
     let all: Vec<_> = shaders::ALL
         .iter()

@@ -448,6 +448,10 @@ fn other_architectures_are_refused_by_name() {
             tiny.set("general.architecture", STRING, text(architecture));
         });
     }
+    // Of what is known and not there, what it would need.
+    hostile.refused("deepseek", &["`deepseek2`, which needs multi-head latent attention"], |tiny| {
+        tiny.set("general.architecture", STRING, text("deepseek2"));
+    });
     hostile.refused("no architecture", &["general.architecture", "missing"], |tiny| {
         tiny.remove("general.architecture");
     });

@@ -62,11 +62,11 @@ impl Pipelines {
         let scopes = Scopes::open(device, &filters);
         let source = match &self.broken {
             Some(broken) if *broken == step.variant.label || *broken == step.pipeline().to_string() => {
-                step.variant.idle_source(step.kernel).into()
+                step.variant.idle_source(step.kernel)
             }
             _ => step.variant.target_source(),
         };
-        let source = wgpu::ShaderSource::Wgsl(source);
+        let source = wgpu::ShaderSource::Wgsl(source.into());
         let descriptor = wgpu::ShaderModuleDescriptor { label, source };
         let module = if checked() {
             device.create_shader_module(descriptor)

@@ -19,7 +19,10 @@ mod olmo;
 mod phi3;
 mod qwen;
 mod qwen35;
+mod refused;
 mod smollm3;
+
+pub(super) use refused::refused;
 
 use super::catalog::Stored;
 use super::keys::{Key, Keys};
@@ -94,15 +97,6 @@ const ALL: [Architecture; 28] = [
     modern_bert::MODERN_BERT,
     nomic_bert::NOMIC_BERT,
 ];
-
-/// The names of all, as an error lists them.
-pub(super) fn supported(is_gguf: bool) -> String {
-    let names = ALL.iter().flat_map(|architecture| match is_gguf {
-        true => std::slice::from_ref(&architecture.gguf),
-        false => architecture.json,
-    });
-    names.copied().filter(|name| !name.is_empty()).collect::<Vec<_>>().join(", ")
-}
 
 impl Architecture {
     /// That of GGUF files.

@@ -1,6 +1,6 @@
 //! GGUF files.
 
-use super::architectures::{self, Architecture};
+use super::architectures::{Architecture, refused};
 use super::catalog::{Catalog, check_type, floats};
 use super::keys::{Keys, Source};
 use super::{ModelHeader, ModelShape, gguf_encoder, vocab_from_gguf};
@@ -82,12 +82,7 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
 /// The architecture that a file names, and its name.
 fn architecture(metadata: &Metadata) -> Result<(&'static Architecture, &str), Error> {
     let name = metadata.get_str("general.architecture")?.unwrap_or("missing");
-    let found = Architecture::of_gguf(name).ok_or_else(|| Error::Unsupported {
-        format: "gguf",
-        field: "general.architecture".into(),
-        found: format!("`{}`", name.escape_debug()),
-        supported: architectures::supported(true),
-    })?;
+    let found = Architecture::of_gguf(name).ok_or_else(|| refused("gguf", "general.architecture", name))?;
     Ok((found, name))
 }
 

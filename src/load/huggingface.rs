@@ -3,7 +3,7 @@
 #[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
-use super::architectures::{self, Architecture};
+use super::architectures::{Architecture, refused};
 use super::catalog::{Catalog, check_type};
 use super::keys::{Key, Keys, Source};
 #[cfg(not(target_arch = "wasm32"))]
@@ -210,12 +210,7 @@ pub(super) fn check_text_size(size: u64) -> Result<(), Error> {
 /// The architecture that a `config.json` names, and its name there.
 fn architecture(json: &ConfigJson) -> Result<(&'static Architecture, &str), Error> {
     let name = json.get_str("model_type")?.unwrap_or("missing");
-    let found = Architecture::of_json(name).ok_or_else(|| Error::Unsupported {
-        format: "config.json",
-        field: "model_type".into(),
-        found: format!("`{}`", name.escape_debug()),
-        supported: architectures::supported(false),
-    })?;
+    let found = Architecture::of_json(name).ok_or_else(|| refused("config.json", "model_type", name))?;
     Ok((found, name))
 }
 
