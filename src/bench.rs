@@ -504,7 +504,7 @@ pub fn normal(seed: u64) -> impl Iterator<Item = f32> {
 mod tests {
     use super::*;
     use crate::dtype::WeightType;
-    use crate::kernels::Gate;
+    use crate::kernels::{Gate, KvType};
     use crate::model::{Between, FeedForward, NormKind, NormPlace, SourceTensor, WeightSource, Weights};
 
     /// Llama-3.2-1B in Q8_0, norms in F32.
@@ -571,7 +571,7 @@ mod tests {
             causal: true,
             has_head: true,
         };
-        let cache = KvCache::declare(&config, KvType::F32, 4096).unwrap();
+        let cache = KvCache::declare(&config, KvType::F32, 4096, 512).unwrap();
         let weights = Weights::declare(&Device::cpu(), &config, &Llama1B { is_tied }).unwrap();
         Roofline::new(&Transformer::declare(config, weights, 4096).unwrap(), &cache)
     }

@@ -15,6 +15,6 @@ pub use config::{ModelConfig, NormKind, PositionTable};
 pub use decoder::{Ending, PassTensors};
 pub use encoder::{BatchSize, BatchTensors, ScoreConfig, ScoreHead};
 pub use forward::{Tap, Transformer};
-pub use kv_cache::{KvCache, LayerCache};
+pub use kv_cache::{KvCache, LayerCache, Ring};
 pub use stack::{Destination, SourceTensor, Stack, WeightSource};
 pub use weights::{BlockWeights, HalfNorms, NormWeights, Weights};

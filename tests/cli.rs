@@ -121,6 +121,7 @@ fn flags_reach_the_generation() {
     assert_eq!(ids(&["--top-p", "0.000001", "--seed", "4"]), greedy);
     assert_eq!(ids(&["--min-p", "1", "--seed", "4"]), greedy);
     assert_eq!(ids(&["--temperature", "0", "--tokens-per-submit", "4"]), greedy);
+    assert_eq!(ids(&["--temperature", "0", "--kv-type", "f32"]), greedy);
     assert_ne!(ids(&["--temperature", "0", "--repeat-penalty", "5"]), greedy);
     assert_ne!(ids(&["--temperature", "3", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--seed", "3"]), greedy);
 }
@@ -429,11 +430,28 @@ fn bench_counts_submissions_of_an_encoder() {
 }
 
 #[test]
+fn a_cache_can_be_smaller_and_a_context_can_adapt() {
+    let plan = |args: &[&str]| {
+        let inspected = json_of(&[&["inspect", BUILTIN, "--device", "cpu", "--json"], args].concat());
+        ["weights_bytes", "cache_bytes", "activations_bytes"].map(|part| inspected["memory"][part].as_u64().unwrap())
+    };
+    let [f32, f16, q8_0] = ["f32", "f16", "q8_0"].map(|kv_type| plan(&["--kv-type", kv_type])[1]);
+    assert!(q8_0 < f16 && f16 < f32, "{f32} {f16} {q8_0}");
+    let limit = plan(&["--ctx", "128"]).iter().sum::<u64>().to_string();
+    let limited = ["--device", "cpu", "-n", "4", "--memory-limit", &limit];
+    fails(&limited, 1, &["memory", "128 tokens would fit"]);
+    let output = tilewright(&[&limited[..], &["--ctx", "auto"]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[test]
 fn errors_are_one_sentence_and_an_exit_code() {
     fails(&["--no-such-flag"], 2, &["--no-such-flag"]);
     fails(&["run", "--temperature", "hot"], 2, &["--temperature"]);
     fails(&["--device", "cpu", "--temperature=-1"], 2, &["temperature"]);
     fails(&["--device", "cpu", "--ctx", "100000"], 2, &["context_length", "100000"]);
+    fails(&["--ctx", "lots"], 2, &["--ctx", "auto"]);
+    fails(&["--kv-type", "f8"], 2, &["--kv-type", "f32, f16, q8_0"]);
     fails(&["--tier", "t9"], 2, &["--tier"]);
     fails(&["--memory-limit", "much"], 2, &["--memory-limit"]);
     fails(&["--prompt", "a", "--prompt-file", "b"], 2, &["--prompt-file"]);

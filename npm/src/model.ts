@@ -39,7 +39,8 @@ export class Model extends Loaded<ModelInfo> {
   }
 
   static async #load(source: SourceSpec, { tune = false, contextLength, kvType, memoryLimit, ...common }: LoadOptions): Promise<Model> {
-    const settings = defined({ contextLength, kvType, memoryLimit });
+    const fitContext = contextLength === "auto" ? true : undefined;
+    const settings = defined({ contextLength: contextLength === "auto" ? undefined : contextLength, fitContext, kvType, memoryLimit });
     return new Model(await loadInto("loadModel", source, { tune, settings }, common));
   }
 

@@ -68,8 +68,11 @@ export interface LoadOptions extends CommonLoadOptions {
    * slow. What is found changes no result and is kept in the browser; later loads follow it without measuring. Default `false`.
    */
   tune?: boolean;
-  /** Tokens that the context holds. Default: what the model was trained for, at most 4096. */
-  contextLength?: number;
+  /**
+   * Tokens that the context holds, or `"auto"`: as many as `memoryLimit` or the machine's memory allows, where that is known. Default:
+   * what the model was trained for, at most 4096.
+   */
+  contextLength?: number | "auto";
   /** What keys and values are cached as. Default `"f16"`. */
   kvType?: KvType;
 }

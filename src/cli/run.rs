@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
@@ -28,14 +29,34 @@ pub struct RunArgs {
 pub struct ModelArgs {
     #[command(flatten)]
     device: DeviceArgs,
-    /// Context length in tokens; the smaller of 4096 and the model's own if absent.
-    #[arg(long, value_name = "N")]
-    ctx: Option<u32>,
+    /// Context length in tokens, or `auto`: the longest that fits the memory. The smaller of 4096 and the model's own if
+    /// absent.
+    #[arg(long, value_name = "N|auto")]
+    ctx: Option<Ctx>,
     /// Refuse a model that needs more memory, such as 512M or 2G.
     #[arg(long, value_parser = parse_bytes, env = "TILEWRIGHT_MEMORY_LIMIT", value_name = "BYTES")]
     memory_limit: Option<u64>,
     #[command(flatten)]
     cache: CacheArgs,
+}
+
+/// A context length.
+#[derive(Clone, Copy)]
+enum Ctx {
+    /// The longest that fits.
+    Auto,
+    Of(u32),
+}
+
+impl FromStr for Ctx {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Ctx, String> {
+        match text {
+            "auto" => Ok(Ctx::Auto),
+            n => n.parse().map(Ctx::Of).map_err(|error| format!("`{n}`: {error}; expected a number or `auto`")),
+        }
+    }
 }
 
 /// What keys and values are cached as.
@@ -118,7 +139,8 @@ impl ModelArgs {
         let open = move || self.device.choose();
         let load = move |device: &Device| {
             let options = LoadOptions {
-                context_length: self.ctx,
+                context_length: self.ctx.and_then(|ctx| if let Ctx::Of(n) = ctx { Some(n) } else { None }),
+                fit_context: matches!(self.ctx, Some(Ctx::Auto)),
                 memory_limit: self.memory_limit,
                 kv_type: self.cache.kv_type,
                 ..LoadOptions::default()

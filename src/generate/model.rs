@@ -14,7 +14,7 @@ use crate::formats::BlockType;
 use crate::kernels::KvType;
 use crate::load::{Feed, ModelFile, ModelHeader};
 use crate::memory::Limit;
-use crate::model::{Ending, ModelConfig, Transformer, Weights};
+use crate::model::{Ending, KvCache, ModelConfig, Transformer, Weights};
 use crate::recording::{MemoryPlan, Recorder, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tokenizer::{EncodeOptions, EncodingCache, Tokenizer};
@@ -31,6 +31,9 @@ const ENCODING_CACHE: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 pub struct LoadOptions<'a> {
     /// Positions of the key/value cache: 1 up to the model's own limit. The smaller of 4096 and that limit if `None`.
     pub context_length: Option<u32>,
+    /// Take the longest context that fits the memory, where that can be known, in place of refusing the model: up to
+    /// `context_length`, or to the model's own limit if that is `None`. Where memory is not known this changes nothing.
+    pub fit_context: bool,
     /// Bytes that weights, cache and activations may take together.
     pub memory_limit: Option<u64>,
     /// See [`Model::max_pass`]: one of [`PASS_SIZES`]. 512 on a GPU, 128 on the CPU and on software adapters if `None`.
@@ -118,16 +121,34 @@ impl Model {
     ) -> Result<(Model, Feed), Error> {
         let ModelHeader { name, shape, tokenizer, chat_template, catalog } = header;
         let config = shape.decoder()?.clone();
-        let room = checked_room(device, config.max_seq_len, options)?;
+        let limit = Limit::of(options.memory_limit, device.available_bytes());
+        let room = checked_room(device, config.max_seq_len, limit.is_some(), options)?;
         let weights = Weights::declare(device, &config, &catalog)?;
         catalog.check_read(weights.destinations().map(|(name, _)| name))?;
-        let transformer = Transformer::declare(config, weights, room.context_length)?;
-        let plan = RecordedPasses::declare(device, &transformer, room)?.plan();
-        if let Some(limit) = Limit::of(options.memory_limit, device.available_bytes())
-            && plan.total_bytes() > limit.bytes
-        {
-            return Err(too_large(device, &transformer, &plan, limit, room));
-        }
+        let declare = |context_length| {
+            let room = Room { context_length, ..room };
+            let transformer = Transformer::declare(config.clone(), weights.clone(), context_length)?;
+            let plan = RecordedPasses::declare(device, &transformer, room)?.plan();
+            Ok::<_, Error>((room, transformer, plan))
+        };
+        let fits = |plan: &MemoryPlan| limit.as_ref().is_none_or(|limit| plan.total_bytes() <= limit.bytes);
+        let (room, transformer, plan) = match declare(room.context_length) {
+            Ok(asked) if fits(&asked.2) => asked,
+            Err(error) if !options.fit_context => return Err(error),
+            asked => {
+                // Half the context, half of that and so on, down to what is still of use.
+                let halves = std::iter::successors(Some(room.context_length / 2), |context| Some(context / 2));
+                let halves = halves.take_while(|&context| context >= 64);
+                let shorter = halves.filter_map(|context| declare(context).ok()).find(|(.., plan)| fits(plan));
+                match (asked, shorter, limit) {
+                    (_, Some(shorter), _) if options.fit_context => shorter,
+                    (Ok((.., plan)), shorter, Some(limit)) => {
+                        return Err(too_large(&plan, limit, shorter.map(|(room, ..)| room.context_length)));
+                    }
+                    (asked, ..) => asked?,
+                }
+            }
+        };
         let feed = Feed::new(&catalog, transformer.weights.destinations());
         let encodings = match tokenizer {
             Ok(tokenizer) => Ok(EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE)),
@@ -153,7 +174,7 @@ impl Model {
     pub fn plan_file(device: &Device, file: &ModelFile, options: &LoadOptions<'_>) -> Result<MemoryPlan, Error> {
         let ModelHeader { shape, catalog, .. } = &file.header;
         let config = shape.decoder()?;
-        let room = checked_room(device, config.max_seq_len, options)?;
+        let room = checked_room(device, config.max_seq_len, false, options)?;
         let weights = Weights::declare(device, config, catalog)?;
         catalog.check_read(weights.destinations().map(|(name, _)| name))?;
         let transformer = Transformer::declare(config.clone(), weights, room.context_length)?;
@@ -276,6 +297,8 @@ impl Model {
         let session = Session::new(self)?;
         session.check_ids(ids)?;
         let n_tokens = ids.len() as u32;
+        // Of its own: a pass of that many tokens may take more room than those of a session.
+        let cache = KvCache::declare(config, self.kv_type(), self.context_length(), n_tokens)?;
         let record = || {
             let mut rec = Recorder::new(device);
             let mut hidden = Vec::new();
@@ -287,7 +310,7 @@ impl Model {
                 hidden.push(kept);
                 Ok(())
             };
-            let h = self.transformer().record_layers(&mut rec, session.cache(), session.io(), n_tokens, &mut tap)?;
+            let h = self.transformer().record_layers(&mut rec, &cache, session.io(), n_tokens, &mut tap)?;
             let logits = Tensor::declare("logits", Role::Activations, &[n_tokens, config.vocab_size], DType::F32)?;
             self.transformer().record_head(&mut rec, &h, &logits)?;
             Ok((rec.finish(&mut Workspace::default()), logits, hidden))
@@ -305,9 +328,10 @@ impl Model {
 }
 
 /// What a session has room for, as the options say.
-fn checked_room(device: &Device, limit: u32, options: &LoadOptions<'_>) -> Result<Room, Error> {
-    let &LoadOptions { context_length, max_pass, kv_type, .. } = options;
-    let context_length = checked_context(limit, context_length)?;
+fn checked_room(device: &Device, limit: u32, knows_memory: bool, options: &LoadOptions<'_>) -> Result<Room, Error> {
+    let &LoadOptions { context_length, fit_context, max_pass, kv_type, .. } = options;
+    let longest = (fit_context && knows_memory).then_some(limit);
+    let context_length = checked_context(limit, context_length.or(longest))?;
     Ok(Room { context_length, max_pass: checked_max_pass(device, max_pass)?, kv_type })
 }
 
@@ -343,17 +367,9 @@ fn tokens_per_submit(is_real_gpu: bool, weights_bytes: u64) -> u32 {
     if is_real_gpu && weights_bytes < SMALL_BYTES { 4 } else { 1 }
 }
 
-/// The refusal, with what would fit.
-fn too_large(device: &Device, transformer: &Transformer, plan: &MemoryPlan, limit: Limit, room: Room) -> Error {
-    let plan_of = |context_length| {
-        let Transformer { config, weights, .. } = transformer.clone();
-        let shorter = Transformer::declare(config, weights, context_length)?;
-        Ok::<_, Error>(RecordedPasses::declare(device, &shorter, Room { context_length, ..room })?.plan())
-    };
-    let fits = |context: &u32| plan_of(*context).is_ok_and(|plan| plan.total_bytes() <= limit.bytes);
-    let halves =
-        std::iter::successors(Some(room.context_length / 2), |context| Some(context / 2)).take_while(|&c| c >= 64);
-    let hint = match halves.into_iter().find(fits) {
+/// The refusal, with the context that would fit.
+fn too_large(plan: &MemoryPlan, limit: Limit, fitting: Option<u32>) -> Error {
+    let hint = match fitting {
         Some(context) => format!("a context of {context} tokens would fit"),
         None => "no context length makes it fit; try a file with smaller weights".into(),
     };

@@ -52,7 +52,7 @@ impl RecordedPasses {
         let last = largest.unwrap_or(0).min(enough.unwrap_or(PASS_SIZES.len() - 1));
         let sizes = &PASS_SIZES[..=last];
         let word = |label: &str, shape: &[u32], dtype| Tensor::declare(label, Role::Activations, shape, dtype);
-        let cache = KvCache::declare(config, kv_type, context_length)?;
+        let cache = KvCache::declare(config, kv_type, context_length, PASS_SIZES[last])?;
         let io = PassTensors {
             state: StepState::declare()?,
             // The last pass of a prompt may be padded beyond the context.

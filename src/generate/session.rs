@@ -29,7 +29,8 @@ pub struct Snapshot {
 impl Session {
     pub(super) fn new(model: &Model) -> Result<Session, Error> {
         let passes = RecordedPasses::declare(model.device(), model.transformer(), model.room())?;
-        Ok(Session { model: model.clone(), passes, sequence: Sequence::new(model.config().is_recurrent()) })
+        let sequence = Sequence::new(model.config().is_recurrent(), passes.cache.ring());
+        Ok(Session { model: model.clone(), passes, sequence })
     }
 
     pub(crate) fn cache(&self) -> &KvCache {
@@ -251,11 +252,11 @@ impl Session {
             if ends {
                 let result = if ending == Ending::Logits { &io.logits } else { io.state.tensor() };
                 let pending = device.run_and_read(pass, result)?;
-                self.sequence.submitted(n_tokens);
+                self.sequence.submitted(n_tokens, size as usize);
                 return Ok(Some((n_fed, pending)));
             }
             device.run(pass)?;
-            self.sequence.submitted(n_tokens);
+            self.sequence.submitted(n_tokens, size as usize);
             pause().await;
             if cancelled.load(Ordering::Relaxed) {
                 return Ok(None);

@@ -13,7 +13,20 @@ use crate::tensor::{Role, Tensor};
 pub struct KvCache {
     layers: Vec<LayerCache>,
     capacity: u32,
+    ring: Option<Ring>,
 }
+
+/// Layers with a window keep what passes can see and a little more: later positions take the slots of earlier ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ring {
+    /// Positions that each of these layers keeps at least.
+    pub slots: u32,
+    /// How many positions before the last one that was written a pass can begin.
+    pub back: u32,
+}
+
+/// Positions that a sequence goes back at least without being computed again: those of tokens that ran ahead.
+const LEAST_BACK: u32 = 16;
 
 /// What a layer keeps.
 #[derive(Clone, Debug)]
@@ -40,11 +53,17 @@ impl LayerCache {
 }
 
 impl KvCache {
-    /// Declares a cache with keys and values of a type.
+    /// Declares a cache with keys and values of a type, for passes of up to `max_pass` tokens.
     ///
     /// # Errors
     /// [`Error::Operand`] if `capacity` is zero or too large for one tensor.
-    pub fn declare(config: &ModelConfig, kind: KvType, capacity: u32) -> Result<KvCache, Error> {
+    pub fn declare(config: &ModelConfig, kind: KvType, capacity: u32, max_pass: u32) -> Result<KvCache, Error> {
+        let back = max_pass.max(LEAST_BACK);
+        // What the first token of a pass sees beside itself, and the pass, padding included.
+        let slots_of = |block: &Block| match block.attention.window {
+            Some(window) => capacity.min((window - 1).saturating_add(back)),
+            None => capacity,
+        };
         let layer = |(l, block): (usize, &Block)| {
             let declare = |name: &str, shape: &[u32]| {
                 Tensor::declare(format!("cache.{l}.{name}"), Role::Cache, shape, DType::F32)
@@ -58,13 +77,20 @@ impl KvCache {
                     },
                 },
                 None => {
-                    let shape = [block.attention.n_kv_heads, capacity, block.attention.head_dim];
+                    let shape = [block.attention.n_kv_heads, slots_of(block), block.attention.head_dim];
                     LayerCache::Keys(CachedKeys::declare(&format!("cache.{l}"), kind, shape, capacity)?)
                 }
             })
         };
         let layers = config.blocks.iter().enumerate().map(layer).collect::<Result<_, Error>>()?;
-        Ok(KvCache { layers, capacity })
+        let with_keys = config.blocks.iter().filter(|block| block.recurrence.is_none());
+        let slots = with_keys.map(slots_of).min().filter(|&slots| slots < capacity);
+        Ok(KvCache { layers, capacity, ring: slots.map(|slots| Ring { slots, back }) })
+    }
+
+    /// The layers that do not keep all positions, if there are any.
+    pub fn ring(&self) -> Option<Ring> {
+        self.ring
     }
 
     /// Positions that fit.
