@@ -32,8 +32,11 @@ const MAX_INVOCATIONS: u32 = 256;
 /// Cooperative matrices need f16 tiles large enough to be reused, and every adapter that has them has this much.
 const MAX_MATRIX_WORKGROUP_BYTES: u32 = 32 << 10;
 
-/// Types that packed weights have; the names are those of `WeightType`.
-const WEIGHTS: [&str; 8] = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"];
+/// Types that packed weights have; the names are those of `WeightType`'s layouts.
+const WEIGHTS: [&str; 21] = [
+    "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
+    "IQ4_XS", "IQ3_S", "IQ2_S", "MXFP4", "NVFP4", "Q2_0", "Q1_0",
+];
 
 const TIERS: [&str; 6] = ["t0", "t1", "t2", "scalar", "matrix8", "matrix16"];
 

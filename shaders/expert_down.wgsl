@@ -2,7 +2,7 @@
 //
 //     y[t, n] = (y[t, n] +) sum over s of weight[t, s] * (w[e, n] . x[t, s] (+ bias[e, n])),   e = routes[t, s]
 //
-// LANES invocations share four rows of each expert. Dispatch (groups of rows folded over x and y, T in z).
+// over the experts that w has. LANES invocations share four rows of each expert. Dispatch (groups of rows folded over x and y, T in z).
 #weights
 #import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
 #import rows_part
@@ -11,11 +11,11 @@
 struct Params {
     n_used: u32, n_out: u32, dim: u32, blocks: u32, // K, C, F
     w_scales: u32, flags: u32, first_group: u32, n_tokens: u32,
-    n_experts: u32, _pad0: u32, _pad1: u32, _pad2: u32,
+    first_expert: u32, n_experts: u32, _pad0: u32, _pad1: u32, // those that w has
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;       // [E C, F], packed
-@group(0) @binding(2) var<storage, read> bias: array<f32>;          // [E C]; any buffer without BIAS
+@group(0) @binding(2) var<storage, read> bias: array<f32>;          // of all experts, [E C]; any buffer without BIAS
 @group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;       // [T, K, F], F a multiple of 4
 @group(0) @binding(4) var<storage, read> routes: array<vec2<u32>>;  // [T, K] of (expert, bits of its weight)
 @group(0) @binding(5) var<storage, read_write> y: array<f32>;       // [T, C]
@@ -38,10 +38,15 @@ fn expert_down(
     for (var s = 0u; s < params.n_used; s++) {
         let slot = t * params.n_used + s;
         let weight = bitcast<f32>(routes[slot].y);
-        let of_expert = routes[slot].x * params.n_out + rows;
-        sum += weight * rows_part(local, of_expert, slot);
+        // Experts before the first are far past the end.
+        let of_w = routes[slot].x - params.first_expert;
+        if (of_w >= params.n_experts) {
+            continue;
+        }
+        sum += weight * rows_part(local, of_w * params.n_out + rows, slot);
         if ((params.flags & BIAS) != 0u && local % LANES == 0u) {
-            sum += weight * vec4<f32>(bias[of_expert.x], bias[of_expert.y], bias[of_expert.z], bias[of_expert.w]);
+            let at = routes[slot].x * params.n_out + rows;
+            sum += weight * vec4<f32>(bias[at.x], bias[at.y], bias[at.z], bias[at.w]);
         }
     }
     sum = lanes_sum(local, sum);

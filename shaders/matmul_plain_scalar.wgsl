@@ -4,6 +4,7 @@
 // Dispatch (tiles of 16 x 64 outputs, row after row, folded over x and y).
 #kernel matmul_plain scalar
 #import tile_alone
+#import x_quads
 #import fold
 
 struct Params { m: u32, n: u32, k: u32, first_group: u32 } // M, N, K

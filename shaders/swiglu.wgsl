@@ -2,11 +2,13 @@
 //
 //     y[t, f] = silu(gate_up[t, f]) * gate_up[t, F + f],   silu(z) = z / (1 + exp(-z))
 //
+// or, with CLAMPED, gpt-oss's variant of it; see `shared/gated.wgsl`.
+//
 // Dispatch (elements folded over x and y). Shazeer 2020, arXiv:2002.05202.
-#import silu
+#import gated
 #import fold
 
-struct Params { n_tokens: u32, ffn_dim: u32, _pad0: u32, _pad1: u32 } // T, F
+struct Params { n_tokens: u32, ffn_dim: u32, flags: u32, _pad: u32 } // T, F
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> gate_up: array<f32>;  // [T, 2 F]
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;  // [T, F]
@@ -24,5 +26,5 @@ fn swiglu(
         return;
     }
     let at = id / params.ffn_dim * 2u * params.ffn_dim + id % params.ffn_dim;
-    y[id] = silu_at(gate_up[at]) * gate_up[at + params.ffn_dim];
+    y[id] = gated(gate_up[at], gate_up[at + params.ffn_dim]);
 }

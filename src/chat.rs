@@ -213,7 +213,11 @@ impl ChatTemplate {
         let Some((_, after)) = rendered.text().split_once(ANSWER) else { return Ok(Vec::new()) };
         let longest = tokenizer.special_tokens().filter(|(name, _)| after.trim_start().starts_with(name));
         let longest = longest.max_by_key(|(name, _)| name.len()).map(|(_, id)| id);
-        Ok(longest.filter(|id| tokenizer.is_control(*id) && !tokenizer.eos_ids().contains(id)).into_iter().collect())
+        let is_new = |id: &u32| {
+            let ends = !tokenizer.eos_ids().contains(id) && tokenizer.message_end_id() != Some(*id);
+            tokenizer.is_control(*id) && ends
+        };
+        Ok(longest.filter(is_new).into_iter().collect())
     }
 
     fn render_with(

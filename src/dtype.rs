@@ -1,5 +1,7 @@
 //! Element types of tensors and weight types of packed matrices.
 
+use crate::formats::BlockType;
+
 /// What an element of a [`Tensor`](crate::Tensor) is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
@@ -16,84 +18,83 @@ impl DType {
     }
 }
 
-/// How the weights of a [`Matrix`](crate::Matrix) are stored; the names are those of the files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(non_camel_case_types)]
-pub enum WeightType {
-    /// 32-bit float.
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// The upper half of an F32.
-    BF16,
-    /// Blocks of 32 signed bytes with one F16 scale.
-    Q8_0,
-    /// Blocks of 32 nibbles with one F16 scale.
-    Q4_0,
-    /// Super-blocks of 256 nibbles: a 6-bit scale and min for each 32, and two F16 scales of these.
-    Q4_K,
-    /// As Q4_K with 5-bit quants.
-    Q5_K,
-    /// Super-blocks of 256 6-bit quants: an 8-bit scale for each 16, and one F16 scale of these.
-    Q6_K,
+macro_rules! weight_types {
+    ($($name:ident, $layout:ident, $len:expr, $bytes:expr, $tail:expr, $doc:expr;)*) => {
+        /// How the weights of a [`Matrix`](crate::Matrix) come from files; the names are those of the files.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[allow(non_camel_case_types)]
+        pub enum WeightType {
+            $(#[doc = $doc] $name,)*
+        }
+
+        impl WeightType {
+            /// All weight types.
+            pub const ALL: [WeightType; [$(WeightType::$name),*].len()] = [$(WeightType::$name),*];
+
+            /// Name as the files spell it.
+            pub fn name(self) -> &'static str {
+                match self { $(WeightType::$name => stringify!($name),)* }
+            }
+
+            /// How files store such weights.
+            pub(crate) fn block_type(self) -> BlockType {
+                match self { $(WeightType::$name => BlockType::$name,)* }
+            }
+
+            /// The type whose packed form and kernels it has: its own, unless it fits another one's to the bit.
+            pub fn layout(self) -> WeightType {
+                match self { $(WeightType::$name => WeightType::$layout,)* }
+            }
+
+            /// Weights in a unit, which is a block, a few of them or a super-block of eight: rows are padded with zeros to
+            /// a multiple of it.
+            pub fn unit_len(self) -> usize {
+                match self { $(WeightType::$name => $len,)* }
+            }
+
+            /// Bytes of a unit in packed form, without its tail; a multiple of 16.
+            pub fn unit_bytes(self) -> usize {
+                match self { $(WeightType::$name => $bytes,)* }
+            }
+
+            /// 16-bit words of a unit behind all units: its f16 scale and what else would not fill 16 bytes.
+            pub fn tail_len(self) -> usize {
+                match self { $(WeightType::$name => $tail,)* }
+            }
+        }
+    };
+}
+
+// Name, layout, weights and bytes of a unit, 16-bit words of its tail.
+weight_types! {
+    F32, F32, 32, 128, 0, "32-bit float.";
+    F16, F16, 32, 64, 0, "IEEE half precision.";
+    BF16, BF16, 32, 64, 0, "The upper half of an F32.";
+    Q8_0, Q8_0, 32, 32, 1, "Blocks of 32 signed bytes with one F16 scale.";
+    Q4_0, Q4_0, 32, 16, 1, "Blocks of 32 nibbles with one F16 scale.";
+    Q4_1, Q4_1, 32, 16, 2, "As Q4_0 with an F16 min.";
+    Q5_0, Q5_0, 32, 16, 3, "As Q4_0 with 5-bit quants.";
+    Q5_1, Q5_1, 32, 16, 4, "As Q5_0 with an F16 min.";
+    Q2_K, Q2_K, 256, 80, 2, "Super-blocks of 256 2-bit quants: a 4-bit scale and min for each 16, and two F16 scales of these.";
+    Q3_K, Q3_K, 256, 112, 0, "Super-blocks of 256 3-bit quants: a 6-bit scale for each 16, and one F16 scale of these.";
+    Q4_K, Q4_K, 256, 144, 0, "Super-blocks of 256 nibbles: a 6-bit scale and min for each 32, and two F16 scales of these.";
+    Q5_K, Q5_K, 256, 176, 0, "As Q4_K with 5-bit quants.";
+    Q6_K, Q6_K, 256, 208, 1, "Super-blocks of 256 6-bit quants: an 8-bit scale for each 16, and one F16 scale of these.";
+    IQ4_NL, IQ4_NL, 32, 16, 1, "Blocks of 32 indices of 16 uneven levels, with one F16 scale.";
+    IQ4_XS, IQ4_XS, 256, 128, 4, "The levels of IQ4_NL: a 6-bit scale for each 32, and one F16 scale of these.";
+    IQ3_S, IQ3_S, 256, 128, 4, "Fours of weights from a codebook of 512, signs, a 4-bit scale for each 32, and one F16 scale of these.";
+    IQ3_XXS, IQ3_S, 256, 128, 4, "As IQ3_S, from a codebook of 256.";
+    IQ2_S, IQ2_S, 256, 112, 0, "Eights of weights from a codebook of 1024, signs, a 4-bit scale for each 16, and one F16 scale of these.";
+    IQ2_XS, IQ2_S, 256, 112, 0, "As IQ2_S, from a codebook of 512.";
+    IQ2_XXS, IQ2_S, 256, 112, 0, "As IQ2_S, from a codebook of 256, with a scale for each 32.";
+    MXFP4, MXFP4, 64, 32, 1, "Blocks of 32 4-bit floats with a power of two as scale.";
+    NVFP4, NVFP4, 64, 32, 2, "Blocks of 64 4-bit floats with an 8-bit float as scale for each 16.";
+    Q2_0, Q2_0, 64, 16, 1, "Blocks of 64 2-bit quants with one F16 scale.";
+    Q1_0, Q1_0, 128, 16, 1, "Blocks of 128 signs with one F16 scale.";
 }
 
 /// Weights in a block of any type; kernels unpack one at a time.
 pub const BLOCK: usize = 32;
-
-impl WeightType {
-    /// All weight types.
-    pub const ALL: [WeightType; 8] = [
-        WeightType::F32,
-        WeightType::F16,
-        WeightType::BF16,
-        WeightType::Q8_0,
-        WeightType::Q4_0,
-        WeightType::Q4_K,
-        WeightType::Q5_K,
-        WeightType::Q6_K,
-    ];
-
-    /// Name as the files spell it.
-    pub fn name(self) -> &'static str {
-        match self {
-            WeightType::F32 => "F32",
-            WeightType::F16 => "F16",
-            WeightType::BF16 => "BF16",
-            WeightType::Q8_0 => "Q8_0",
-            WeightType::Q4_0 => "Q4_0",
-            WeightType::Q4_K => "Q4_K",
-            WeightType::Q5_K => "Q5_K",
-            WeightType::Q6_K => "Q6_K",
-        }
-    }
-
-    /// Weights in a unit, which is a block or a super-block of eight: rows are padded with zeros to a multiple of it.
-    pub fn unit_len(self) -> usize {
-        match self {
-            WeightType::Q4_K | WeightType::Q5_K | WeightType::Q6_K => 8 * BLOCK,
-            _ => BLOCK,
-        }
-    }
-
-    /// Bytes of a unit in packed form, without the scale behind all units; a multiple of 16.
-    pub fn unit_bytes(self) -> usize {
-        match self {
-            WeightType::F32 => 128,
-            WeightType::F16 | WeightType::BF16 => 64,
-            WeightType::Q8_0 => 32,
-            WeightType::Q4_0 => 16,
-            WeightType::Q4_K => 144,
-            WeightType::Q5_K => 176,
-            WeightType::Q6_K => 208,
-        }
-    }
-
-    /// Whether each unit has an F16 scale behind all units.
-    pub fn has_scale(self) -> bool {
-        matches!(self, WeightType::Q8_0 | WeightType::Q4_0 | WeightType::Q6_K)
-    }
-}
 
 /// Its name.
 impl serde::Serialize for WeightType {

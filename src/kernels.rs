@@ -27,7 +27,10 @@ pub use attention::{AttentionConfig, PackedTiles, attention, attention_next, att
 pub use by_head::by_head;
 pub use cached::{CachedKeys, KvType};
 pub use embed::{Embedding, embed, embed_sum};
-pub use experts::{ExpertDown, ExpertGateUp, ExpertScore, MAX_EXPERTS, Router, route};
+pub use experts::{
+    ExpertDown, ExpertGateUp, ExpertProduct, ExpertRows, ExpertScore, ExpertTiles, MAX_EXPERTS, MAX_SHARED, Router,
+    SharedExperts, expert_sum, route,
+};
 pub use gate_up::gate_up;
 pub use linear::{Linear, Norm, matmul, matmul_plain, matvec, split_sum};
 pub use linear_norm::linear_norm;
@@ -48,7 +51,10 @@ pub(crate) use argmax::{ArgmaxMergeParams, ArgmaxParams};
 pub(crate) use attention::{AttentionParams, CAUSAL, PACKED, SINKS};
 pub(crate) use by_head::ByHeadParams;
 pub(crate) use embed::{EmbedParams, EmbedSumParams};
-pub(crate) use experts::{ExpertDownParams, ExpertGateUpParams, ROUTE_BIAS, RouteParams, SHARES, SIGMOID};
+pub(crate) use experts::{
+    APART, ExpertDownParams, ExpertGateUpParams, ExpertMatmulParams, ExpertSumParams, ExpertTilesParams, GATED,
+    ROUTE_BIAS, RouteParams, SHARES, SIGMOID, UPS,
+};
 pub(crate) use gate_up::GateUpParams;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use linear::Way;

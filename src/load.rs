@@ -14,8 +14,10 @@ mod gguf_encoder;
 mod huggingface;
 mod keys;
 mod loader;
+mod mxfp4;
 mod reader;
 mod scaling;
+mod unread;
 mod vocab;
 
 use std::collections::BTreeMap;
@@ -47,6 +49,8 @@ pub struct ModelHeader {
     pub chat_template: Option<String>,
     /// Its tensors.
     pub catalog: Catalog,
+    /// Parts of the model that are in its files and are not read, such as a vision tower.
+    pub unread: Vec<&'static str>,
 }
 
 /// Shape of a model, by what it does.

@@ -1,9 +1,9 @@
 //! Packed weight matrices: the layout that kernels read, and packing from the layout of files.
 //!
-//! A matrix `[N, K]` is stored row by row in units along K: blocks of 32 weights, or super-blocks of eight blocks for the
-//! K-quants; rows are padded with zeros to whole units. First come all units, each a multiple of 16 bytes, so that a
-//! kernel loads `vec4<u32>`; then, for types whose units have one, the scales of all units as f16, two to a word. A
-//! matrix larger than one binding may be is cut into slabs of rows.
+//! A matrix `[N, K]` is stored row by row in units along K: blocks of 32 weights, a few of them, or super-blocks of eight;
+//! rows are padded with zeros to whole units. First come all units, each a multiple of 16 bytes, so that a kernel loads
+//! `vec4<u32>`; then, for types whose units have one, the tails of all units, which are scales as f16 and what else would
+//! not fill 16 bytes, two 16-bit words to a word. A matrix larger than one binding may be is cut into slabs of rows.
 
 mod unit;
 
@@ -38,15 +38,31 @@ impl Matrix {
     /// # Errors
     /// [`Error::Operand`] if a dimension is zero or one row alone exceeds the limit.
     pub fn declare(device: &Device, label: &str, weight: WeightType, rows: u32, cols: u32) -> Result<Matrix, Error> {
+        Matrix::declare_whole(device, label, weight, rows, cols, 1)
+    }
+
+    /// The same, where `whole` rows at a time stay in one slab.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if a dimension is zero or these rows exceed the limit.
+    pub(crate) fn declare_whole(
+        device: &Device,
+        label: &str,
+        weight: WeightType,
+        rows: u32,
+        cols: u32,
+        whole: u32,
+    ) -> Result<Matrix, Error> {
         let limit = device.limits().max_binding_bytes;
         let row_bytes = (packed_words(weight, 1, cols) * 4).max(16);
         // A slab's end is rounded up to 16 bytes.
         let slab_rows = u32::try_from((limit - 16) / row_bytes).unwrap_or(u32::MAX).min(rows);
+        let slab_rows = slab_rows / whole.max(1) * whole;
         if rows == 0 || cols == 0 || slab_rows == 0 {
             return Err(Error::Operand {
                 kernel: "matrix",
                 operand: "shape",
-                expected: format!("two dimensions, and rows of at most {limit} bytes"),
+                expected: format!("two dimensions, and {whole} rows of at most {limit} bytes"),
                 found: format!("[{rows}, {cols}] in {weight}"),
             });
         }
@@ -91,7 +107,7 @@ impl Matrix {
                 found: format!("parts of {:?} bytes", parts.iter().map(|p| p.len()).collect::<Vec<_>>()),
             });
         }
-        let mut edges = ScaleEdges::default();
+        let mut edges = TailEdges::default();
         let mut first_row = 0;
         for part in parts {
             self.write_rows(device, first_row, part, &mut edges)?;
@@ -110,7 +126,7 @@ impl Matrix {
         device: &Device,
         first_row: u32,
         bytes: &[u8],
-        edges: &mut ScaleEdges,
+        edges: &mut TailEdges,
     ) -> Result<(), Error> {
         let row_bytes = file_row_bytes(self.weight, self.cols as usize);
         let n_rows = bytes.len() / row_bytes;
@@ -123,6 +139,7 @@ impl Matrix {
             });
         }
         let (n_units, unit_words) = (self.units() as usize, self.weight.unit_bytes() / 4);
+        let n_tail = n_units * self.weight.tail_len();
         let mut rows = bytes.chunks_exact(row_bytes);
         let mut row = first_row;
         for slab in &self.slabs {
@@ -132,19 +149,19 @@ impl Matrix {
                 continue;
             }
             let mut units = vec![0u32; n * n_units * unit_words];
-            let mut scales = vec![0u16; if self.weight.has_scale() { n * n_units } else { 0 }];
+            let mut tails = vec![0u16; n * n_tail];
             let row_words = units.chunks_exact_mut(n_units * unit_words);
             for (i, (from, units)) in rows.by_ref().take(n).zip(row_words).enumerate() {
-                unit::pack_row(self.weight, from, units, scales.get_mut(i * n_units..).unwrap_or_default());
+                unit::pack_row(self.weight, from, units, &mut tails[i * n_tail..][..n_tail]);
             }
             device.write(&slab.words, first as usize * n_units * unit_words, &units)?;
-            if self.weight.has_scale() {
-                let places = ScalePlaces {
+            if n_tail > 0 {
+                let places = TailPlaces {
                     words: &slab.words,
                     first_word: self.quants_words(slab) as usize,
-                    n_scales: slab.rows as usize * n_units,
+                    len: slab.rows as usize * n_tail,
                 };
-                edges.write(device, &places, first as usize * n_units, &scales)?;
+                edges.write(device, &places, first as usize * n_tail, &tails)?;
             }
             row += n as u32;
         }
@@ -203,65 +220,62 @@ impl Matrix {
         self.slabs.iter().map(|slab| &slab.words)
     }
 
-    /// Words of a slab before its scales.
+    /// Words of a slab before its tails.
     pub(crate) fn quants_words(&self, slab: &Slab) -> u32 {
         slab.rows * self.units() * (self.weight.unit_bytes() / 4) as u32
     }
 }
 
-/// Words of scales of which one half has come so far: rows with an odd number of units share a word of scales with their
+/// Words of tails of which one half has come so far: rows whose tails are an odd number of halves share a word with their
 /// neighbours, and these may come much later.
 #[derive(Default)]
-pub(crate) struct ScaleEdges {
+pub(crate) struct TailEdges {
     /// By the slab's memory and the word in it.
     halves: HashMap<(usize, usize), u16>,
 }
 
-impl ScaleEdges {
-    /// Writes scales from the slab's scale `first` on.
-    fn write(&mut self, device: &Device, places: &ScalePlaces<'_>, first: usize, scales: &[u16]) -> Result<(), Error> {
-        let (head, rest) = scales.split_at((first % 2).min(scales.len()));
+impl TailEdges {
+    /// Writes halves from the slab's half `first` on.
+    fn write(&mut self, device: &Device, places: &TailPlaces<'_>, first: usize, tails: &[u16]) -> Result<(), Error> {
+        let (head, rest) = tails.split_at((first % 2).min(tails.len()));
         let (pairs, tail) = rest.as_chunks::<2>();
         let words: Vec<u32> = pairs.iter().map(|&[low, high]| u32::from(low) | u32::from(high) << 16).collect();
         device.write(places.words, places.first_word + first.div_ceil(2), &words)?;
-        let last = first + scales.len() - 1;
+        let last = first + tails.len() - 1;
         let halves = head.iter().map(|&half| (first, half)).chain(tail.iter().map(|&half| (last, half)));
-        for (scale, half) in halves {
-            let key = (Arc::as_ptr(&places.words.storage) as usize, scale / 2);
-            // The last scale of all may have no neighbour.
-            let is_alone = scale % 2 == 0 && scale + 1 == places.n_scales;
+        for (at, half) in halves {
+            let key = (Arc::as_ptr(&places.words.storage) as usize, at / 2);
+            // The last half of all may have no neighbour.
+            let is_alone = at % 2 == 0 && at + 1 == places.len;
             let Some(other) = self.halves.remove(&key).or(is_alone.then_some(0)) else {
                 self.halves.insert(key, half);
                 continue;
             };
-            let [low, high] = if scale % 2 == 0 { [half, other] } else { [other, half] };
+            let [low, high] = if at % 2 == 0 { [half, other] } else { [other, half] };
             let word = u32::from(low) | u32::from(high) << 16;
-            device.write(places.words, places.first_word + scale / 2, &[word])?;
+            device.write(places.words, places.first_word + at / 2, &[word])?;
         }
         Ok(())
     }
 }
 
-/// Where a slab keeps its scales.
-struct ScalePlaces<'a> {
+/// Where a slab keeps its tails.
+struct TailPlaces<'a> {
     words: &'a Tensor,
-    /// First word of scales.
+    /// First word of tails.
     first_word: usize,
-    n_scales: usize,
+    /// Halves in all.
+    len: usize,
 }
 
 /// 4-byte words of a packed matrix.
 fn packed_words(weight: WeightType, rows: u32, cols: u32) -> u64 {
     let units = u64::from(rows) * u64::from(cols.div_ceil(weight.unit_len() as u32));
-    let scales = if weight.has_scale() { units.div_ceil(2) } else { 0 };
-    units * weight.unit_bytes() as u64 / 4 + scales
+    units * weight.unit_bytes() as u64 / 4 + (units * weight.tail_len() as u64).div_ceil(2)
 }
 
-/// Bytes of a row as files store it; the units of quantised types must be whole there.
+/// Bytes of a row as files store it; the blocks of quantised types must be whole there.
 pub fn file_row_bytes(weight: WeightType, cols: usize) -> usize {
-    match weight {
-        WeightType::F32 => cols * 4,
-        WeightType::F16 | WeightType::BF16 => cols * 2,
-        _ => cols.div_ceil(weight.unit_len()) * unit::file_bytes(weight),
-    }
+    let block_type = weight.block_type();
+    cols.div_ceil(block_type.block_len() as usize) * block_type.block_bytes() as usize
 }

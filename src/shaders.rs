@@ -138,8 +138,9 @@ impl Kernel {
         self.variants_for(weight, tier).next()
     }
 
-    /// All variants for a weight type that a tier may take, in its order.
+    /// All variants for a weight type's layout that a tier may take, in its order.
     pub fn variants_for(&self, weight: Option<WeightType>, tier: Tier) -> impl Iterator<Item = &'static Variant> {
+        let weight = weight.map(WeightType::layout);
         let of = move |tier: &Tier| self.variants.iter().find(|v| v.weight == weight && v.tier == *tier);
         tier.order().iter().filter_map(of)
     }

@@ -19,6 +19,8 @@ mod json;
 mod merge;
 mod pipeline;
 mod pre_tokenizer;
+mod raw;
+mod roles;
 mod special;
 mod spm;
 mod unigram;
@@ -61,6 +63,7 @@ pub struct Tokenizer {
     special_ids: HashMap<Box<str>, u32>,
     bos_id: Option<u32>,
     eos_ids: Vec<u32>,
+    message_end_id: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -124,22 +127,6 @@ enum Algorithm {
     Unigram(Unigram),
 }
 
-/// Names under which vocabularies carry further tokens that end an answer.
-const END_TOKENS: [&str; 12] = [
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<end_of_turn>",
-    "<end_of_utterance>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "<｜end▁of▁sentence｜>",
-];
-
 impl Tokenizer {
     /// Builds a tokenizer from a vocabulary.
     ///
@@ -151,26 +138,31 @@ impl Tokenizer {
         match vocab.model.as_str() {
             "llama" => {
                 // Files may leave out what every SentencePiece vocabulary of the family has.
-                let control =
-                    |id: u32| vocab.iter().any(|token| (token.0, token.2) == (id, TokenType::Control)).then_some(id);
                 (vocab.bos_id, vocab.eos_id, vocab.unk_id) = (
-                    vocab.bos_id.or_else(|| control(1)),
-                    vocab.eos_id.or_else(|| control(2)),
+                    vocab.bos_id.or_else(|| control(&vocab, 1)),
+                    vocab.eos_id.or_else(|| control(&vocab, 2)),
                     vocab.unk_id.or_else(|| unknown(&vocab)),
                 );
                 let around = bos_and_eos(&vocab, true, false)?;
-                let pieces = sentence_pieces(&vocab)?;
+                let pieces = sentence_pieces(&vocab, usize::from(vocab.add_space_prefix.unwrap_or(true)))?;
                 let algorithm = Algorithm::Spm(Spm::new(&vocab)?);
                 Self::own(&vocab, algorithm, Matchers::by_kind(&vocab)?, pieces, around)
             }
             "t5" => {
                 vocab.unk_id = vocab.unk_id.or_else(|| unknown(&vocab));
+                // T5's own, where a file is silent.
+                vocab.eos_id = vocab.eos_id.or_else(|| control(&vocab, 1));
                 vocab.add_eos = vocab.add_eos.or(Some(true));
                 // XLM-RoBERTa's separator between two texts.
                 let around = bos_and_eos(&vocab, false, true)?;
                 let algorithm = Algorithm::Unigram(Unigram::new(&vocab)?);
-                let pieces = sentence_pieces(&vocab)?;
+                let pieces = sentence_pieces(&vocab, usize::from(vocab.add_space_prefix.unwrap_or(true)))?;
                 Self::own(&vocab, algorithm, Matchers::by_kind(&vocab)?, pieces, around)
+            }
+            "gemma4" => Self::raw(vocab, "gemma4"),
+            "gpt2" if vocab.pre.as_deref().is_some_and(|pre| raw::NAMES.contains(&pre)) => {
+                let name = vocab.pre.clone().unwrap_or_default();
+                Self::raw(vocab, &name)
             }
             "gpt2" => {
                 let pre_tokenizer = PreTokenizer::by_name(vocab.pre.as_deref())?;
@@ -194,7 +186,7 @@ impl Tokenizer {
                 format: "tokenizer",
                 field: "model".into(),
                 found: vocab::shown(other),
-                supported: "llama, gpt2, bert, t5".into(),
+                supported: "llama, gpt2, gemma4, bert, t5".into(),
             }),
         }
     }
@@ -223,11 +215,19 @@ impl Tokenizer {
     /// # Errors
     /// As [`encode`](Self::encode).
     pub fn encode_with(&self, text: &str, options: EncodeOptions) -> Result<Vec<u32>, Error> {
-        match &self.encoder {
+        let mut ids = match &self.encoder {
             Encoder::Own(own) => own.encode(text, options),
             #[cfg(feature = "tokenizer-json")]
             Encoder::Foreign(foreign) => foreign.encode(text, options, &self.pieces),
+        }?;
+        // A text that begins with BOS by name needs no other one. llama.cpp warns of two (#7332), and models answer worse.
+        if let (true, [first, second, ..]) = (options.add_special && options.parse_special, &ids[..])
+            && first == second
+            && Some(*first) == self.bos_id
+        {
+            ids.remove(0);
         }
+        Ok(ids)
     }
 
     /// Tokens around two texts.
@@ -320,6 +320,25 @@ impl Tokenizer {
         self.pieces.kind(id) == Some(TokenType::Control)
     }
 
+    /// A token that ends a message after which the same answer goes on, where the vocabulary has one.
+    pub(crate) fn message_end_id(&self) -> Option<u32> {
+        self.message_end_id
+    }
+
+    /// BPE over characters, from a GGUF file.
+    fn raw(mut vocab: Vocab, name: &str) -> Result<Self, Error> {
+        vocab.unk_id = vocab.unk_id.or_else(|| unknown(&vocab));
+        if name == "gemma4" {
+            vocab.bos_id = vocab.bos_id.or_else(|| vocab.iter().find(|token| token.1 == "<bos>").map(|token| token.0));
+            // See `roles::needs_bos`.
+            vocab.add_bos = Some(true);
+        }
+        let around = bos_and_eos(&vocab, false, false)?;
+        let pieces = sentence_pieces(&vocab, 0)?;
+        let algorithm = Algorithm::Bpe(Box::new(raw::bpe(&vocab, name)?));
+        Self::own(&vocab, algorithm, Matchers::by_kind(&vocab)?, pieces, around)
+    }
+
     /// Byte-level BPE with given words and surroundings.
     fn byte_level(vocab: &Vocab, pre_tokenizer: PreTokenizer, around: Surroundings) -> Result<Self, Error> {
         let pieces = pieces(vocab, Strip::Spaces(0), |_, token, kind| match kind {
@@ -345,12 +364,18 @@ impl Tokenizer {
         around: Surroundings,
     ) -> Result<Self, Error> {
         let named = vocab.iter().filter(|token| token.2.is_special() || token.2 == TokenType::UserDefined);
+        let by_text: HashMap<&str, (u32, TokenType)> =
+            vocab.iter().map(|(id, text, kind)| (text, (id, kind))).collect();
+        let find = |text: &str| by_text.get(text).copied();
+        let named_ends =
+            [vocab.eos_id, vocab.eot_id, vocab.eom_id].into_iter().flatten().chain(vocab.end_ids.iter().copied());
         Ok(Tokenizer {
             encoder: Encoder::Own(Box::new(OwnEncoder { algorithm, tokens, around })),
             pieces: Arc::new(pieces),
             special_ids: named.map(|(id, token, _)| (token.into(), id)).collect(),
             bos_id: vocab.bos_id.or(vocab.cls_id),
-            eos_ids: end_ids([vocab.eos_id, vocab.eot_id], |name| vocab.control_id(name)),
+            eos_ids: roles::ends(named_ends, find),
+            message_end_id: roles::message_end(find),
         })
     }
 }
@@ -400,17 +425,6 @@ fn bos_and_eos(vocab: &Vocab, default_bos: bool, default_sep: bool) -> Result<Su
     Ok(Surroundings { prefix, suffix, pair: Some(pair) })
 }
 
-/// The named ids and those of [`END_TOKENS`] that are there, each once.
-fn end_ids(named: [Option<u32>; 2], find: impl Fn(&str) -> Option<u32>) -> Vec<u32> {
-    let mut ids = Vec::new();
-    for id in named.into_iter().chain(END_TOKENS.into_iter().map(find)).flatten() {
-        if !ids.contains(&id) {
-            ids.push(id);
-        }
-    }
-    ids
-}
-
 fn pieces(
     vocab: &Vocab,
     strip: Strip,
@@ -422,15 +436,19 @@ fn pieces(
     Ok(Pieces::new(tokens?.into_iter(), strip))
 }
 
+/// `id`, if it is that of a control token.
+fn control(vocab: &Vocab, id: u32) -> Option<u32> {
+    vocab.iter().any(|token| (token.0, token.2) == (id, TokenType::Control)).then_some(id)
+}
+
 /// The token for what no other covers, by its type.
 fn unknown(vocab: &Vocab) -> Option<u32> {
     vocab.iter().find(|token| token.2 == TokenType::Unknown).map(|token| token.0)
 }
 
-/// The pieces of SentencePiece's vocabularies.
-fn sentence_pieces(vocab: &Vocab) -> Result<Pieces, Error> {
-    let strip = Strip::Spaces(usize::from(vocab.add_space_prefix.unwrap_or(true)));
-    pieces(vocab, strip, |id, token, kind| match kind {
+/// The pieces of vocabularies that write spaces as U+2581. A text loses `n_spaces` at its start.
+fn sentence_pieces(vocab: &Vocab, n_spaces: usize) -> Result<Pieces, Error> {
+    pieces(vocab, Strip::Spaces(n_spaces), |id, token, kind| match kind {
         TokenType::Byte => Ok(vec![vocab::parse_byte(id, token)?]),
         TokenType::Control | TokenType::Unknown => Ok(token.into()),
         _ => Ok(token.replace(ESCAPED_SPACE, " ").into()),

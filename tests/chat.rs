@@ -430,6 +430,68 @@ fn tokenizers() -> Vec<(String, Tokenizer)> {
     tokenizers
 }
 
+/// Gemma 4's kind of vocabulary, of which files say that no BOS is to be added, although the model needs one.
+fn gemma4() -> Vocab {
+    let mut vocab = gguf_vocab(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf"));
+    for name in ["<bos>", "<|turn>", "<turn|>"] {
+        vocab.tokens.push(name.into());
+        vocab.token_types.push(TokenType::Control);
+    }
+    vocab.scores.clear();
+    vocab.merges = vec!["t h".into()];
+    vocab.bos_id = vocab.tokens.iter().position(|token| token == "<bos>").map(|id| id as u32);
+    Vocab { model: "gemma4".into(), ..vocab }
+}
+
+/// Whether a file says that BOS is to be added, and whether a template writes it: there is one if either does, or if the
+/// model needs it, and never a second. What a user writes is no BOS.
+#[test]
+fn there_is_one_bos_whatever_file_and_template_say() {
+    let own = |name: &str| gguf_vocab(Path::new(env!("CARGO_MANIFEST_DIR")).join(name));
+    let bytes = own("tests/data/encoders/qwen3-embedding/model.gguf");
+    let control = bytes.token_types.iter().position(|kind| *kind == TokenType::Control).unwrap() as u32;
+    let bytes = Vocab { bos_id: Some(control), ..bytes };
+    for (vocab, needs_bos) in [(own("assets/stories.gguf"), false), (bytes, false), (gemma4(), true)] {
+        for (add_bos, writes_bos) in [(false, false), (false, true), (true, false), (true, true)] {
+            let tokenizer = Tokenizer::from_vocab(Vocab { add_bos: Some(add_bos), ..vocab.clone() }).unwrap();
+            let bos = tokenizer.bos_id().unwrap();
+            let name = String::from_utf8(tokenizer.token_bytes(bos).unwrap().to_vec()).unwrap();
+            let first = if writes_bos { "{{ bos_token }}" } else { "" };
+            let source =
+                format!("{first}{{% for m in messages %}}{{{{ m.role }}}}: {{{{ m.content }}}}\n{{% endfor %}}");
+            let template = ChatTemplate::from_source(&source, SpecialTexts::default()).unwrap();
+            let mut messages = harmless();
+            for attack in [false, true] {
+                if attack {
+                    messages.insert(0, Message::new("user", name.clone()));
+                }
+                let ids = template.encode(&tokenizer, &messages, &ChatOptions::default()).unwrap();
+                let places: Vec<usize> = (0..ids.len()).filter(|&at| ids[at] == bos).collect();
+                let expected: &[usize] = if add_bos || writes_bos || needs_bos { &[0] } else { &[] };
+                assert_eq!(places, expected, "{}, add_bos {add_bos}, writes {writes_bos}", vocab.model);
+            }
+        }
+    }
+}
+
+/// gpt-oss ends its messages with a token after which the same answer goes on.
+#[test]
+fn the_end_of_a_message_is_not_taken_for_that_of_an_answer() {
+    let mut vocab = gguf_vocab(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf"));
+    for name in ["<|end|>", "<|return|>", "<|call|>", "<|stop|>"] {
+        vocab.tokens.push(name.into());
+        vocab.token_types.push(TokenType::Control);
+        vocab.scores.push(0.0);
+    }
+    let tokenizer = Tokenizer::from_vocab(vocab).unwrap();
+    let stops = |end: &str| {
+        let source = format!("{{% for m in messages %}}{{{{ m.content }}}}{end}{{% endfor %}}");
+        ChatTemplate::from_source(&source, SpecialTexts::default()).unwrap().stop_ids(&tokenizer).unwrap()
+    };
+    assert_eq!(stops("<|end|>"), [0u32; 0]);
+    assert_eq!(stops("<|stop|>"), [tokenizer.special_id("<|stop|>").unwrap()]);
+}
+
 /// A conversation that contains no name of a control token.
 fn harmless() -> Vec<Message> {
     vec![

@@ -7,9 +7,19 @@ mod allocator;
 #[path = "formats/builder.rs"]
 #[allow(dead_code)] // the format tests use the rest
 mod builder;
+#[path = "load/checkpoint.rs"]
+mod checkpoint;
 mod common;
+#[path = "load/experts.rs"]
+mod experts;
+#[path = "load/hostile_config.rs"]
+mod hostile_config;
+#[path = "load/parts.rs"]
+mod parts;
 #[path = "load/pieces.rs"]
 mod pieces;
+#[path = "load/plan.rs"]
+mod plan;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +28,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use builder::{ARRAY, F32, GgufFile, STRING, U32, U64, array, entry, json_entry, text};
 use common::{Rng, block_on, largest_difference};
 use serde_json::{Value, json};
-use tilewright::kernels::{RopeScaling, RopeStyle};
+use tilewright::kernels::{KvType, RopeScaling, RopeStyle};
 use tilewright::load::{FileName, HeaderReader, ModelFile};
 use tilewright::model::Block;
 use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model};
@@ -207,7 +217,8 @@ impl TinyGguf {
 
     fn model(&self, device: &Device) -> Model {
         let file = ModelFile::from_gguf_bytes(self.bytes()).unwrap_or_else(|e| panic!("{e}"));
-        Model::from_file(device, file, LoadOptions::default()).unwrap_or_else(|e| panic!("{e}"))
+        Model::from_file(device, file, LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() })
+            .unwrap_or_else(|e| panic!("{e}"))
     }
 }
 
@@ -238,7 +249,7 @@ impl Drop for Folder {
 }
 
 fn load(device: &Device, path: &Path) -> Result<Model, Error> {
-    Model::load(device, path, LoadOptions::default())
+    Model::load(device, path, LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() })
 }
 
 /// A prompt long enough that a rotation by position matters.
@@ -923,6 +934,33 @@ fn a_folder_without_a_tokenizer_works_on_ids() {
     says("tokenizer.json");
     folder.write("tokenizer_config.json", "[");
     says("tokenizer_config.json");
+}
+
+/// Tokens that end an answer are named in three files of a folder.
+#[test]
+fn a_folder_names_the_ends_of_answers_in_three_files() {
+    let folder = published();
+    let vocab: serde_json::Map<String, Value> = (0..VOCAB).map(|id| (format!("t{id}"), json!(id))).collect();
+    let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
+    let tokenizer = json!({
+        "added_tokens": [], "normalizer": null, "pre_tokenizer": byte_level, "post_processor": null, "decoder": byte_level,
+        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    });
+    folder.write("tokenizer.json", tokenizer.to_string());
+    folder.write("tokenizer_config.json", r#"{ "eos_token": "t2" }"#);
+    let ends = || tilewright::load::tokenizer(&folder.0).map(|tokenizer| tokenizer.eos_ids().to_vec());
+    assert_eq!(ends().unwrap(), [2]);
+    folder.write("generation_config.json", r#"{ "eos_token_id": [4, 2, 3, 100000] }"#);
+    assert_eq!(ends().unwrap(), [2, 4, 3]);
+    let mut config = config_json();
+    config["eos_token_id"] = json!(5);
+    folder.write("config.json", config.to_string());
+    assert_eq!(ends().unwrap(), [2, 5, 4, 3]);
+    for broken in [r#"{ "eos_token_id": "x" }"#, r#"{ "eos_token_id": [-1] }"#, "{"] {
+        folder.write("generation_config.json", broken);
+        let message = ends().unwrap_err().to_string();
+        assert!(message.contains("generation_config.json"), "{message}");
+    }
 }
 
 #[test]

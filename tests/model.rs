@@ -8,6 +8,7 @@ use std::path::Path;
 
 use common::{References, block_on, executors, largest_difference};
 use serde_json::Value;
+use tilewright::formats::Gguf;
 use tilewright::kernels::KvType;
 use tilewright::{Device, GenerateOptions, LoadOptions, Model, Tier};
 
@@ -291,6 +292,8 @@ mod further_data {
         stories260k_f16: "stories260k", "f16", "stories260k-f16.gguf";
         stories260k_q8_0: "stories260k", "q8_0", "stories260k-q8_0.gguf";
         stories260k_q4_0: "stories260k", "q4_0", "stories260k-q4_0.gguf";
+        stories260k_wide_q2_k: "stories260k-wide", "q2_k", "stories260k-wide-q2_k.gguf";
+        stories260k_wide_q3_k_m: "stories260k-wide", "q3_k_m", "stories260k-wide-q3_k_m.gguf";
         stories260k_wide_q4_0: "stories260k-wide", "q4_0", "stories260k-wide-q4_0.gguf";
         stories260k_wide_q4_k_m: "stories260k-wide", "q4_k_m", "stories260k-wide-q4_k_m.gguf";
         stories260k_wide_q5_k_m: "stories260k-wide", "q5_k_m", "stories260k-wide-q5_k_m.gguf";
@@ -299,6 +302,25 @@ mod further_data {
         tinystories656k_bf16: "tinystories656k", "bf16", "model.safetensors";
         tinystories656k_q5_0: "tinystories656k", "q5_0", "tinystories656k-q5_0.gguf";
         tinystories656k_q8_0: "tinystories656k", "q8_0", "tinystories656k-q8_0.gguf";
+    }
+
+    /// Weights of thirteen types take as many bytes on a GPU as in the file, but for what rounds them up: nothing is expanded.
+    #[test]
+    fn mixed_weights_stay_packed() {
+        let Some(data) = common::data(&["stories260k-wide"]) else { return };
+        let path = data.join("stories260k-wide/stories260k-wide-mixed.gguf");
+        let bytes = std::fs::read(&path).unwrap();
+        let tensors = Gguf::parse(&bytes, bytes.len() as u64).unwrap().tensors;
+        let in_file: u64 = tensors.iter().map(|tensor| tensor.size_bytes).sum();
+        for device in common::gpus([Tier::Baseline]) {
+            let model = load(&device, &path);
+            let config = model.config();
+            let angles = u64::from(model.context_length()) * u64::from(config.blocks[0].attention.head_dim) * 4;
+            let on_device = model.plan().weights_bytes - angles;
+            println!("{in_file} bytes in the file, {on_device} on the device");
+            assert!(on_device < in_file + in_file / 50, "{in_file} bytes in the file, {on_device} on the device");
+            assert!(on_device > in_file - in_file / 50, "{in_file} bytes in the file, {on_device} on the device");
+        }
     }
 
     #[test]

@@ -2,6 +2,12 @@
 //! and against hostile vocabularies.
 
 mod common;
+#[path = "tokenizer/families.rs"]
+mod families;
+#[path = "tokenizer/gemma4.rs"]
+mod gemma4;
+#[path = "tokenizer/roles.rs"]
+mod roles;
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,6 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use common::Data;
 use serde_json::{Value, json};
 use tilewright::Error;
@@ -84,10 +92,14 @@ fn stories() -> Tokenizer {
     Tokenizer::from_vocab(stories_vocab()).unwrap()
 }
 
-/// The same as a `tokenizer.json` that Hugging Face's converter would make of it: a pair of tokens merges if the vocabulary
-/// has the two as one, the best scores first.
+/// The same as a `tokenizer.json`.
 fn stories_json() -> Value {
-    let vocab = stories_vocab();
+    spm_json(&stories_vocab())
+}
+
+/// The `tokenizer.json` that Hugging Face's converter would make of a vocabulary of SentencePiece's BPE: a pair of tokens
+/// merges if the vocabulary has the two as one, the best scores first.
+fn spm_json(vocab: &Vocab) -> Value {
     let ids: HashMap<&str, usize> = vocab.tokens.iter().map(String::as_str).zip(0..).collect();
     let is_text = |id: usize| vocab.token_types[id] == TokenType::Normal;
     let mut merges: Vec<(f32, [&str; 2])> = Vec::new();
@@ -178,19 +190,26 @@ fn check_cases(name: &str, tokenizer: &Tokenizer, file: &Value, decoded: bool) -
     cases.len()
 }
 
+/// Compares with llama.cpp's texts beside a file and their ids, and returns how many there are.
+fn assert_texts(name: &str, tokenizer: &Tokenizer, file: &Path) -> usize {
+    let read = |suffix: &str| fs::read_to_string(format!("{}{suffix}", file.display())).unwrap();
+    let (texts, lines) = (read(".inp"), read(".out"));
+    let texts: Vec<&str> = texts.split("\n__ggml_vocab_test__\n").collect();
+    assert!(texts.len() > 40, "{name}: {} texts", texts.len());
+    for (text, line) in texts.iter().zip(lines.lines().chain(std::iter::repeat(""))) {
+        let want: Vec<u32> = line.split_whitespace().map(|id| id.parse().unwrap()).collect();
+        assert_eq!(tokenizer.encode(text, false).unwrap(), want, "{name}: {text:?}");
+    }
+    texts.len()
+}
+
 #[test]
 fn llama_cpp_texts_give_its_ids() {
     let Some(data) = common::data(&["vocab"]) else { return };
     for (name, tokenizer, file) in vocabularies(&data) {
-        let read = |suffix: &str| fs::read_to_string(data.join(format!("vocab/{file}{suffix}"))).unwrap();
-        let (texts, lines) = (read(".inp"), read(".out"));
-        let texts: Vec<&str> = texts.split("\n__ggml_vocab_test__\n").collect();
-        assert!(texts.len() > 40, "{name}: {} texts", texts.len());
-        for (text, line) in texts.iter().zip(lines.lines().chain(std::iter::repeat(""))) {
-            let want: Vec<u32> = line.split_whitespace().map(|id| id.parse().unwrap()).collect();
-            assert_eq!(tokenizer.encode(text, false).unwrap(), want, "{name}: {text:?}");
-        }
-        println!("{name}: {} texts of llama.cpp exact", texts.len());
+        // One file of each is always there, and the others lie beside it.
+        let texts = data.join(format!("vocab/{file}.inp")).with_extension("");
+        println!("{name}: {} texts of llama.cpp exact", assert_texts(name, &tokenizer, &texts));
     }
 }
 
@@ -498,8 +517,9 @@ fn byte_level_json(vocab: &Vocab, normalizer: Value, pre_tokenizer: Value, post_
     let typed = || vocab.tokens.iter().zip(&vocab.token_types).enumerate();
     let tokens =
         typed().filter(|(_, (_, kind))| **kind == TokenType::Normal).map(|(id, (token, _))| (token.clone(), json!(id)));
-    let added = typed().filter(|(_, (_, kind))| **kind == TokenType::Control).map(|(id, (token, _))| {
-        json!({ "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true })
+    let is_added = |kind: TokenType| matches!(kind, TokenType::Control | TokenType::UserDefined);
+    let added = typed().filter(|(_, (_, kind))| is_added(**kind)).map(|(id, (token, kind))| {
+        json!({ "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": *kind == TokenType::Control })
     });
     json!({
         "version": "1.0",
@@ -1148,7 +1168,7 @@ fn broken_vocabularies_are_refused_by_field() {
     for (want, message) in cases {
         assert!(message.contains(want) && message.len() < 200, "{want}: {message}");
     }
-    assert!(spm_fault(|vocab| vocab.model = "plamo".into()).contains("llama, gpt2, bert, t5"));
+    assert!(spm_fault(|vocab| vocab.model = "plamo".into()).contains("llama, gpt2, gemma4, bert, t5"));
     assert!(matches!(TokenType::try_from(7), Err(Error::Tokenizer { .. })));
 }
 

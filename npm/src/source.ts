@@ -116,9 +116,9 @@ function builtinSpec(): FileSpec {
   return url.protocol === "file:" ? { kind: "path", name: "stories.gguf", path: url.href } : { kind: "url", name: "stories.gguf", url: url.href };
 }
 
-/** Files of a Hugging Face folder besides its weights: those that every model needs, and one that it may have. */
+/** Files of a Hugging Face folder besides its weights: those that every model needs, and those that it may have. */
 const NEEDED_FILES = ["config.json", "tokenizer.json"];
-const OPTIONAL_FILE = "tokenizer_config.json";
+const OPTIONAL_FILES = ["tokenizer_config.json", "generation_config.json"];
 /** What sentence-transformers adds to a folder. */
 export const SENTENCE_FILES: readonly string[] = [
   "modules.json", "1_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json",
@@ -171,7 +171,7 @@ async function openFolder(folder: string, context: OpenContext): Promise<ModelFi
     absent.push(name);
     return undefined;
   };
-  const files = await together([...needed, ...[OPTIONAL_FILE, ...context.extras, INDEX].map(openOptional)]);
+  const files = await together([...needed, ...[...OPTIONAL_FILES, ...context.extras, INDEX].map(openOptional)]);
   try {
     if (hasAsked && (absent.length > 0 || remembered !== undefined)) {
       // It only spares requests, so a storage that refuses it is no loss.
@@ -230,7 +230,7 @@ async function listDirectory(folder: string, extras: readonly string[]): Promise
   const at = (name: string): string => joinPath(folder, name);
   const names = [...NEEDED_FILES];
   let shards = ["model.safetensors"];
-  for (const name of [OPTIONAL_FILE, ...extras, INDEX]) {
+  for (const name of [...OPTIONAL_FILES, ...extras, INDEX]) {
     if (await access(at(name)).then(() => true, () => false)) {
       names.push(name);
     }

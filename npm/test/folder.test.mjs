@@ -164,7 +164,7 @@ test("a server that knows no HEAD, as for a signed address, is asked for one byt
 test("what a folder does not have is remembered, until the folder changes or the network is back after a day", async (t) => {
   const store = new Store(new MemoryBackend());
   const first = await load({ store });
-  const missing = ["tokenizer_config.json", ...SENTENCE_FILES, "model.safetensors.index.json"];
+  const missing = ["tokenizer_config.json", "generation_config.json", ...SENTENCE_FILES, "model.safetensors.index.json"];
   for (const name of missing) assert.deepEqual(asked(name), ["GET"], name);
 
   requests = [];

@@ -11,8 +11,19 @@ fn half_value(word: u32) -> f32 {
     return unpack2x16float(bits).x;
 }
 
-// The scale of a unit, block or super-block: f16, two a word, behind all quants.
+// Half `i` of all tails, which lie behind all units, below another one or zeros.
+fn tail_half(i: u32) -> u32 {
+    let word = params.w_scales + (i >> 1u);
+    return w[word >> 2u][word & 3u] >> ((i & 1u) * 16u);
+}
+
+// Word `i` of all tails.
+fn tail_word(i: u32) -> u32 {
+    let word = params.w_scales + i;
+    return w[word >> 2u][word & 3u];
+}
+
+// The scale of a unit whose tail is an f16.
 fn unit_scale(unit: u32) -> f32 {
-    let word = params.w_scales + (unit >> 1u);
-    return half_value(w[word >> 2u][word & 3u] >> ((unit & 1u) * 16u));
+    return half_value(tail_half(unit));
 }

@@ -1,5 +1,6 @@
 // What `matmul` and `linear_norm` share where an invocation makes 16 x 8 outputs alone.
 #import tile_alone
+#import x_quads
 
 fn x_shape() -> vec2<u32> {
     return vec2<u32>(params.n_tokens, params.dim / 4u);

@@ -1,16 +1,10 @@
-// A tile of 16 x 8 outputs in the registers of one invocation, for software adapters. The kernel says what x is by
-// `x_shape`, its rows and the quads of a row, and writes four by four outputs by `put_all`.
+// A tile of 16 x 8 outputs in the registers of one invocation, for software adapters. The kernel gives four
+// rows of x by `x_quads` and writes four by four outputs by `put_all`.
 
 // Four rows each, in columns; left and right columns of the tile.
 struct Tile {
     left0: mat4x4<f32>, left1: mat4x4<f32>, left2: mat4x4<f32>, left3: mat4x4<f32>,
     right0: mat4x4<f32>, right1: mat4x4<f32>, right2: mat4x4<f32>, right3: mat4x4<f32>,
-}
-
-// Columns: a quad of four rows of x from `m` on. Rows past the end repeat the last one and must not be written.
-fn x_quads(m: u32, quad: u32) -> mat4x4<f32> {
-    let row = min(vec4<u32>(m, m + 1u, m + 2u, m + 3u), vec4<u32>(x_shape().x - 1u)) * x_shape().y + quad;
-    return mat4x4<f32>(x[row.x], x[row.y], x[row.z], x[row.w]);
 }
 
 // Adds the products of a quad of 16 rows of x with `left` and `right`, four elements of four columns each. llvmpipe

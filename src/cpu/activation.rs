@@ -1,5 +1,6 @@
 //! `add`, `geglu`, `gelu`, `scale`, `silu` and `swiglu`: element by element.
 
+use super::linear::gated_by;
 use super::simd::{self, Function, Instructions, Map, Numbers, exp, polynomial};
 use super::{Call, threads};
 use crate::kernels::{AddParams, GatedParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams};
@@ -122,12 +123,13 @@ pub(crate) fn silu(mut call: Call<'_>) {
 }
 
 pub(crate) fn swiglu(call: Call<'_>) {
-    gated(call, |gate, up, y| gated_row(Silu, gate, up, y));
+    let params: GatedParams = call.params();
+    gated(call, |gate, up, y| gated_by(params.flags, gate, up, y));
 }
 
 pub(crate) fn geglu(call: Call<'_>) {
     let params: GatedParams = call.params();
-    if params.tanh_form != 0 {
+    if params.flags != 0 {
         gated(call, |gate, up, y| gated_row(GeluTanh, gate, up, y));
     } else {
         gated(call, |gate, up, y| gated_row(GeluExact, gate, up, y));

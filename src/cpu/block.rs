@@ -2,34 +2,34 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::simd::{Vector, Work, widen_f16};
-use crate::dtype::BLOCK;
+use super::simd::{self, Vector, Work, widen_f16};
+use crate::dtype::{BLOCK, WeightType};
+use crate::formats::block::{FP4_DOUBLED, IQ4_LEVELS as IQ4_FLOATS, half_scale};
 
 /// Activations that meet one block of weights.
 pub(super) type Block = [f32; BLOCK];
 
 /// How weights are stored.
-pub(super) trait Format: Copy + Sync {
-    /// A block or a super-block, without the scale behind all of them.
+trait Format: Copy + Sync {
+    /// A block, a few or a super-block, without its tail.
     type Unit: Pod + Sync;
     /// Blocks in a unit.
     const BLOCKS: usize;
-    /// Whether each unit has a scale behind all of them.
-    const SCALED: bool;
 
-    /// The weights, where they lie as floats already.
-    fn floats(_units: &[Self::Unit]) -> Option<&[f32]> {
-        None
+    /// What all weights of a unit are multiplied by, as its tail says.
+    #[inline(always)]
+    fn scale<V: Vector>(_tail: &[u16]) -> V {
+        V::splat(1.0)
     }
 
     /// What a unit says of its blocks' scales.
     #[inline(always)]
-    fn scales(_unit: &Self::Unit) -> Scales {
+    fn scales(_unit: &Self::Unit, _tail: &[u16]) -> Scales {
         Scales::default()
     }
 
-    /// Weights of block `at` of a unit, before the scale behind all units. `scales` are the unit's own.
-    fn block<V: Vector>(unit: &Self::Unit, scales: &Scales, at: usize) -> [V; 4];
+    /// Weights of block `at` of a unit, before [`Format::scale`]. `scales` are the unit's own.
+    fn block<V: Vector>(unit: &Self::Unit, tail: &[u16], scales: &Scales, at: usize) -> [V; 4];
 }
 
 /// Of a super-block's blocks: eight scales and eight mins, or two scales for each.
@@ -51,75 +51,76 @@ fn affine<V: Vector>(quants: [V; 4], scale: f32, min: f32) -> [V; 4] {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct F32;
+struct F32;
 
 impl Format for F32 {
     type Unit = Block;
     const BLOCKS: usize = 1;
-    const SCALED: bool = false;
-
-    fn floats(units: &[Block]) -> Option<&[f32]> {
-        Some(units.as_flattened())
-    }
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &Block, _: &Scales, _: usize) -> [V; 4] {
+    fn block<V: Vector>(unit: &Block, _: &[u16], _: &Scales, _: usize) -> [V; 4] {
         widen(unit, V::load)
     }
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct F16;
+struct F16;
 
 impl Format for F16 {
     type Unit = [u16; BLOCK];
     const BLOCKS: usize = 1;
-    const SCALED: bool = false;
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &[u16; BLOCK], _: &Scales, _: usize) -> [V; 4] {
+    fn block<V: Vector>(unit: &[u16; BLOCK], _: &[u16], _: &Scales, _: usize) -> [V; 4] {
         widen(unit, V::from_f16)
     }
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Bf16;
+struct Bf16;
 
 impl Format for Bf16 {
     type Unit = [u16; BLOCK];
     const BLOCKS: usize = 1;
-    const SCALED: bool = false;
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &[u16; BLOCK], _: &Scales, _: usize) -> [V; 4] {
+    fn block<V: Vector>(unit: &[u16; BLOCK], _: &[u16], _: &Scales, _: usize) -> [V; 4] {
         widen(unit, V::from_bf16)
     }
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Q8;
+struct Q8;
 
 impl Format for Q8 {
     type Unit = [i8; BLOCK];
     const BLOCKS: usize = 1;
-    const SCALED: bool = true;
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &[i8; BLOCK], _: &Scales, _: usize) -> [V; 4] {
+    fn scale<V: Vector>(tail: &[u16]) -> V {
+        V::splat_f16(tail[0])
+    }
+
+    #[inline(always)]
+    fn block<V: Vector>(unit: &[i8; BLOCK], _: &[u16], _: &Scales, _: usize) -> [V; 4] {
         widen(unit, V::from_i8)
     }
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Q4;
+struct Q4;
 
 impl Format for Q4 {
     type Unit = [u32; 4];
     const BLOCKS: usize = 1;
-    const SCALED: bool = true;
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &[u32; 4], _: &Scales, _: usize) -> [V; 4] {
+    fn scale<V: Vector>(tail: &[u16]) -> V {
+        V::splat_f16(tail[0])
+    }
+
+    #[inline(always)]
+    fn block<V: Vector>(unit: &[u32; 4], _: &[u16], _: &Scales, _: usize) -> [V; 4] {
         V::from_quads(unit, &[], 8)
     }
 }
@@ -127,7 +128,7 @@ impl Format for Q4 {
 /// Scales and mins at the head of a Q4_K or Q5_K super-block.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct Head {
+struct Head {
     /// f16, of all scales and of all mins.
     of_all: [u16; 2],
     /// Low nibbles of eight scales, and of eight mins.
@@ -150,7 +151,7 @@ impl Head {
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct Q4K {
+struct Q4K {
     head: Head,
     nibbles: [[u32; 4]; 8],
 }
@@ -158,22 +159,21 @@ pub(super) struct Q4K {
 impl Format for Q4K {
     type Unit = Q4K;
     const BLOCKS: usize = 8;
-    const SCALED: bool = false;
 
     #[inline(always)]
-    fn scales(unit: &Q4K) -> Scales {
+    fn scales(unit: &Q4K, _: &[u16]) -> Scales {
         unit.head.scales()
     }
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &Q4K, [scales, mins]: &Scales, at: usize) -> [V; 4] {
+    fn block<V: Vector>(unit: &Q4K, _: &[u16], [scales, mins]: &Scales, at: usize) -> [V; 4] {
         affine(V::from_quads(&unit.nibbles[at], &[], 0), scales[at], mins[at])
     }
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct Q5K {
+struct Q5K {
     head: Head,
     fifths: [[u32; 1]; 8],
     nibbles: [[u32; 4]; 8],
@@ -182,22 +182,21 @@ pub(super) struct Q5K {
 impl Format for Q5K {
     type Unit = Q5K;
     const BLOCKS: usize = 8;
-    const SCALED: bool = false;
 
     #[inline(always)]
-    fn scales(unit: &Q5K) -> Scales {
+    fn scales(unit: &Q5K, _: &[u16]) -> Scales {
         unit.head.scales()
     }
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &Q5K, [scales, mins]: &Scales, at: usize) -> [V; 4] {
+    fn block<V: Vector>(unit: &Q5K, _: &[u16], [scales, mins]: &Scales, at: usize) -> [V; 4] {
         affine(V::from_quads(&unit.nibbles[at], &unit.fifths[at], 0), scales[at], mins[at])
     }
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct Q6K {
+struct Q6K {
     scales: [i8; 16],
     uppers: [[u32; 2]; 8],
     nibbles: [[u32; 4]; 8],
@@ -206,82 +205,451 @@ pub(super) struct Q6K {
 impl Format for Q6K {
     type Unit = Q6K;
     const BLOCKS: usize = 8;
-    const SCALED: bool = true;
 
     #[inline(always)]
-    fn scales(unit: &Q6K) -> Scales {
+    fn scale<V: Vector>(tail: &[u16]) -> V {
+        V::splat_f16(tail[0])
+    }
+
+    #[inline(always)]
+    fn scales(unit: &Q6K, _: &[u16]) -> Scales {
         let (scales, _) = unit.scales.as_chunks::<8>();
         [scales[0].map(f32::from), scales[1].map(f32::from)]
     }
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &Q6K, scales: &Scales, at: usize) -> [V; 4] {
-        let [a, b, c, d] = V::from_quads(&unit.nibbles[at], &unit.uppers[at], 32);
-        let (scales, at) = (&scales[at / 4], at % 4 * 2);
-        let (low, high, zero) = (V::splat(scales[at]), V::splat(scales[at + 1]), V::splat(0.0));
-        [a.fma(low, zero), b.fma(low, zero), c.fma(high, zero), d.fma(high, zero)]
+    fn block<V: Vector>(unit: &Q6K, _: &[u16], scales: &Scales, at: usize) -> [V; 4] {
+        let (scales, first) = (&scales[at / 4], at % 4 * 2);
+        by_halves(V::from_quads(&unit.nibbles[at], &unit.uppers[at], 32), scales[first], scales[first + 1])
     }
 }
 
-/// Units of a packed matrix, one after the other.
+/// `scale * weight` with a scale for each half of a block.
+#[inline(always)]
+fn by_halves<V: Vector>([a, b, c, d]: [V; 4], low: f32, high: f32) -> [V; 4] {
+    let (low, high, zero) = (V::splat(low), V::splat(high), V::splat(0.0));
+    [a.fma(low, zero), b.fma(low, zero), c.fma(high, zero), d.fma(high, zero)]
+}
+
 #[derive(Clone, Copy)]
-pub(super) struct Packed<'a, F: Format> {
-    units: &'a [F::Unit],
-    /// f16; none if the format has no scales behind the units, else at least one for each.
-    scales: &'a [u16],
+struct Q4With1;
+
+impl Format for Q4With1 {
+    type Unit = [u32; 4];
+    const BLOCKS: usize = 1;
+
+    #[inline(always)]
+    fn block<V: Vector>(unit: &[u32; 4], tail: &[u16], _: &Scales, _: usize) -> [V; 4] {
+        with_min(V::from_quads(unit, &[], 0), &tail[..2])
+    }
 }
 
-impl<'a, F: Format> Packed<'a, F> {
-    /// The units of a slab whose scales begin at word `w_scales`.
-    pub fn new(words: &'a [u32], w_scales: u32) -> Self {
-        let (units, scales) = words.split_at(w_scales as usize);
-        Packed { units: bytemuck::cast_slice(units), scales: bytemuck::cast_slice(scales) }
+/// `scale * quant + min`, both f16.
+#[inline(always)]
+fn with_min<V: Vector>([a, b, c, d]: [V; 4], tail: &[u16]) -> [V; 4] {
+    let (scale, min) = (V::splat_f16(tail[0]), V::splat_f16(tail[1]));
+    [a.fma(scale, min), b.fma(scale, min), c.fma(scale, min), d.fma(scale, min)]
+}
+
+#[derive(Clone, Copy)]
+struct Q5;
+
+impl Format for Q5 {
+    type Unit = [u32; 4];
+    const BLOCKS: usize = 1;
+
+    #[inline(always)]
+    fn scale<V: Vector>(tail: &[u16]) -> V {
+        V::splat_f16(tail[0])
     }
 
-    /// Units with their scales, if the format has any behind them.
-    pub fn of(units: &'a [F::Unit], scales: &'a [u16]) -> Self {
-        Packed { units, scales }
+    #[inline(always)]
+    fn block<V: Vector>(unit: &[u32; 4], tail: &[u16], _: &Scales, _: usize) -> [V; 4] {
+        V::from_quads(unit, &[word(&tail[1..])], 16)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Q5With1;
+
+impl Format for Q5With1 {
+    type Unit = [u32; 4];
+    const BLOCKS: usize = 1;
+
+    #[inline(always)]
+    fn block<V: Vector>(unit: &[u32; 4], tail: &[u16], _: &Scales, _: usize) -> [V; 4] {
+        with_min(V::from_quads(unit, &[word(tail)], 0), &tail[2..])
+    }
+}
+
+/// A word of two halves.
+#[inline(always)]
+fn word(tail: &[u16]) -> u32 {
+    u32::from(tail[0]) | u32::from(tail[1]) << 16
+}
+
+/// No nibbles under the upper bits of [`Vector::from_quads`], which are sixteen times the quant then.
+const NONE: [u32; 4] = [0; 4];
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Q2K {
+    /// Nibbles of scale and min.
+    groups: [u8; 16],
+    quants: [[u32; 2]; 8],
+}
+
+impl Format for Q2K {
+    type Unit = Q2K;
+    const BLOCKS: usize = 8;
+
+    #[inline(always)]
+    fn block<V: Vector>(unit: &Q2K, tail: &[u16], _: &Scales, at: usize) -> [V; 4] {
+        let [a, b, c, d] = V::from_quads(&NONE, &unit.quants[at], 0);
+        let (scale, min) = (widen_f16(tail[0]) / 16.0, -widen_f16(tail[1]));
+        let of = |group: u8| [scale * i32::from(group & 15) as f32, min * i32::from(group >> 4) as f32];
+        let ([s, m], [t, n]) = (of(unit.groups[2 * at]), of(unit.groups[2 * at + 1]));
+        let (s, m, t, n) = (V::splat(s), V::splat(m), V::splat(t), V::splat(n));
+        [a.fma(s, m), b.fma(s, m), c.fma(t, n), d.fma(t, n)]
+    }
+}
+
+/// Super-blocks of 3-bit quants, Q3_K's and IQ2's.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct ThreeBits {
+    /// An f16.
+    scale: u32,
+    /// Low nibbles of sixteen scales.
+    low: [u32; 2],
+    /// Upper two bits of them.
+    high: u32,
+    lower: [[u32; 2]; 8],
+    thirds: [u32; 8],
+}
+
+impl ThreeBits {
+    /// The scales of both halves of a block, as numbers of six bits.
+    #[inline(always)]
+    fn scales(&self, at: usize) -> [f32; 2] {
+        [0, 1].map(|half| {
+            let low = self.low[at / 4] >> (8 * (at % 4) + 4 * half) & 15;
+            (low | (self.high >> (4 * at + 2 * half) & 3) << 4) as i32 as f32
+        })
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Q3K;
+
+impl Format for Q3K {
+    type Unit = ThreeBits;
+    const BLOCKS: usize = 8;
+
+    #[inline(always)]
+    fn block<V: Vector>(unit: &ThreeBits, _: &[u16], _: &Scales, at: usize) -> [V; 4] {
+        let scale = widen_f16(unit.scale as u16) / 16.0;
+        let [low, high] = unit.scales(at).map(|group| scale * (group - 32.0));
+        let [a, b, c, d] = V::from_quads(&NONE, &unit.lower[at], 0);
+        // A third bit that is not set takes four away.
+        let [e, f, g, h] = V::from_quads(&NONE, &[unit.thirds[at]], 16);
+        let four = V::splat(4.0);
+        by_halves([e.fma(four, a), f.fma(four, b), g.fma(four, c), h.fma(four, d)], low, high)
+    }
+}
+
+/// The levels 8, 25 and 43 of 0, 16 and 32.
+#[inline(always)]
+fn level<V: Vector>(counts: V) -> V {
+    counts.fma(V::splat(0.5 / 256.0), V::splat(16.5 / 16.0)).fma(counts, V::splat(8.0))
+}
+
+#[derive(Clone, Copy)]
+struct Iq2;
+
+impl Format for Iq2 {
+    type Unit = ThreeBits;
+    const BLOCKS: usize = 8;
+
+    #[inline(always)]
+    fn block<V: Vector>(unit: &ThreeBits, _: &[u16], _: &Scales, at: usize) -> [V; 4] {
+        // Signs are -8 and 8, the wrong way round.
+        let scale = widen_f16(unit.scale as u16) / -32.0;
+        let [low, high] = unit.scales(at).map(|group| scale * (group + 0.5));
+        let [a, b, c, d] = V::from_quads(&NONE, &unit.lower[at], 0);
+        let [e, f, g, h] = V::from_quads(&NONE, &[unit.thirds[at]], 8);
+        let zero = V::splat(0.0);
+        let signed = [e.fma(level(a), zero), f.fma(level(b), zero), g.fma(level(c), zero), h.fma(level(d), zero)];
+        by_halves(signed, low, high)
+    }
+}
+
+/// Of IQ4_NL and IQ4_XS, as `formats` has them.
+const IQ4_LEVELS: [i8; 16] = levels(IQ4_FLOATS);
+/// Twice the 4-bit floats.
+const FP4_LEVELS: [i8; 16] = levels(FP4_DOUBLED);
+
+/// Whole numbers as bytes.
+const fn levels(floats: [f32; 16]) -> [i8; 16] {
+    let (mut levels, mut i) = ([0; 16], 0);
+    while i < 16 {
+        levels[i] = floats[i] as i8;
+        i += 1;
+    }
+    levels
+}
+
+#[derive(Clone, Copy)]
+struct Iq4;
+
+impl Format for Iq4 {
+    type Unit = [u32; 4];
+    const BLOCKS: usize = 1;
+
+    #[inline(always)]
+    fn scale<V: Vector>(tail: &[u16]) -> V {
+        V::splat_f16(tail[0])
+    }
+
+    #[inline(always)]
+    fn block<V: Vector>(unit: &[u32; 4], _: &[u16], _: &Scales, _: usize) -> [V; 4] {
+        V::from_levels(unit, &IQ4_LEVELS)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Iq4Xs;
+
+impl Format for Iq4Xs {
+    type Unit = [[u32; 4]; 8];
+    const BLOCKS: usize = 8;
+
+    #[inline(always)]
+    fn block<V: Vector>(unit: &[[u32; 4]; 8], tail: &[u16], _: &Scales, at: usize) -> [V; 4] {
+        let group = word(&tail[2..]) >> (4 * at) & 15 | (u32::from(tail[1]) >> (2 * at) & 3) << 4;
+        let scale = widen_f16(tail[0]) * (group as i32 as f32 - 32.0);
+        by_halves(V::from_levels(&unit[at], &IQ4_LEVELS), scale, scale)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Iq3;
+
+impl Format for Iq3 {
+    type Unit = [[u32; 4]; 8];
+    const BLOCKS: usize = 8;
+
+    #[inline(always)]
+    fn block<V: Vector>(unit: &[[u32; 4]; 8], tail: &[u16], _: &Scales, at: usize) -> [V; 4] {
+        // Twice the levels, as the outermost one may be 15.5.
+        let mut levels: [i8; 16] = std::array::from_fn(|i| 4 * i as i8 - 30);
+        let outermost = (2.0 * widen_f16(tail[1])) as i8;
+        (levels[0], levels[15]) = (-outermost, outermost);
+        let scale = 0.5 * widen_f16(tail[0]) * (2 * (word(&tail[2..]) >> (4 * at) & 15) + 1) as i32 as f32;
+        by_halves(V::from_levels(&unit[at], &levels), scale, scale)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Mx;
+
+impl Format for Mx {
+    type Unit = [[u32; 4]; 2];
+    const BLOCKS: usize = 2;
+
+    #[inline(always)]
+    fn block<V: Vector>(unit: &[[u32; 4]; 2], tail: &[u16], _: &Scales, at: usize) -> [V; 4] {
+        let scale = half_scale((tail[0] >> (8 * at)) as u8);
+        by_halves(V::from_levels(&unit[at], &FP4_LEVELS), scale, scale)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Nv;
+
+impl Format for Nv {
+    type Unit = [[u32; 4]; 2];
+    const BLOCKS: usize = 2;
+
+    #[inline(always)]
+    fn block<V: Vector>(unit: &[[u32; 4]; 2], tail: &[u16], _: &Scales, at: usize) -> [V; 4] {
+        // As f16 these 8-bit floats are too small by 2^8, of which one is for the doubled levels.
+        let [low, high] = [tail[at], tail[at] >> 8].map(|bits| 128.0 * widen_f16((bits & 127) << 7));
+        by_halves(V::from_levels(&unit[at], &FP4_LEVELS), low, high)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Q2;
+
+impl Format for Q2 {
+    type Unit = [[u32; 2]; 2];
+    const BLOCKS: usize = 2;
+
+    #[inline(always)]
+    fn scale<V: Vector>(tail: &[u16]) -> V {
+        V::splat(widen_f16(tail[0]) / 16.0)
+    }
+
+    #[inline(always)]
+    fn block<V: Vector>(unit: &[[u32; 2]; 2], _: &[u16], _: &Scales, at: usize) -> [V; 4] {
+        V::from_quads(&NONE, &unit[at], 16)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Q1;
+
+impl Format for Q1 {
+    type Unit = [u32; 4];
+    const BLOCKS: usize = 4;
+
+    #[inline(always)]
+    fn scale<V: Vector>(tail: &[u16]) -> V {
+        V::splat(widen_f16(tail[0]) / 8.0)
+    }
+
+    #[inline(always)]
+    fn block<V: Vector>(unit: &[u32; 4], _: &[u16], _: &Scales, at: usize) -> [V; 4] {
+        V::from_quads(&NONE, &[unit[at]], 8)
+    }
+}
+
+/// Calls a function that is generic over [`Format`] with the format of a weight type.
+macro_rules! with_format {
+    ($weight:expr, $function:ident($($argument:expr),*)) => {
+        match $weight.layout() {
+            WeightType::F32 => $function::<F32>($($argument),*),
+            WeightType::F16 => $function::<F16>($($argument),*),
+            WeightType::BF16 => $function::<Bf16>($($argument),*),
+            WeightType::Q8_0 => $function::<Q8>($($argument),*),
+            WeightType::Q4_0 => $function::<Q4>($($argument),*),
+            WeightType::Q4_1 => $function::<Q4With1>($($argument),*),
+            WeightType::Q5_0 => $function::<Q5>($($argument),*),
+            WeightType::Q5_1 => $function::<Q5With1>($($argument),*),
+            WeightType::Q2_K => $function::<Q2K>($($argument),*),
+            WeightType::Q3_K => $function::<Q3K>($($argument),*),
+            WeightType::Q4_K => $function::<Q4K>($($argument),*),
+            WeightType::Q5_K => $function::<Q5K>($($argument),*),
+            WeightType::Q6_K => $function::<Q6K>($($argument),*),
+            WeightType::IQ4_NL => $function::<Iq4>($($argument),*),
+            WeightType::IQ4_XS => $function::<Iq4Xs>($($argument),*),
+            WeightType::IQ3_S | WeightType::IQ3_XXS => $function::<Iq3>($($argument),*),
+            WeightType::IQ2_S | WeightType::IQ2_XS | WeightType::IQ2_XXS => $function::<Iq2>($($argument),*),
+            WeightType::MXFP4 => $function::<Mx>($($argument),*),
+            WeightType::NVFP4 => $function::<Nv>($($argument),*),
+            WeightType::Q2_0 => $function::<Q2>($($argument),*),
+            WeightType::Q1_0 => $function::<Q1>($($argument),*),
+        }
+    };
+}
+
+/// Blocks of a packed matrix in whole units, one after the other. Only what depends on the format is compiled for each of
+/// them.
+#[derive(Clone, Copy)]
+pub(super) struct Packed<'a> {
+    weight: WeightType,
+    units: &'a [u32],
+    /// At least those of the units.
+    tails: &'a [u16],
+}
+
+impl<'a> Packed<'a> {
+    /// The units of a slab whose tails begin at word `w_tails`.
+    ///
+    /// # Panics
+    /// Without a weight type: the recorder gives kernels of packed weights one.
+    pub fn new(weight: Option<WeightType>, words: &'a [u32], w_tails: u32) -> Self {
+        let Some(weight) = weight else { unreachable!("the recorder gives this kernel a weight type") };
+        let (units, tails) = words.split_at(w_tails as usize);
+        Packed { weight, units, tails: bytemuck::cast_slice(tails) }
+    }
+
+    /// Units with their tails.
+    pub fn of(self, units: &'a [u32], tails: &'a [u16]) -> Self {
+        Packed { units, tails, ..self }
+    }
+
+    /// Words and halves of `n` blocks.
+    fn sizes(&self, n: usize) -> [usize; 2] {
+        let n_units = n / (self.weight.unit_len() / BLOCK);
+        [n_units * self.weight.unit_bytes() / 4, n_units * self.weight.tail_len()]
     }
 
     /// `n` blocks from the one at `first` on, in whole units.
-    #[inline(always)]
     pub fn run(&self, first: usize, n: usize) -> Self {
-        let units = first / F::BLOCKS..(first + n) / F::BLOCKS;
-        let scales = if F::SCALED { &self.scales[units.clone()] } else { &[] };
-        Packed { units: &self.units[units], scales }
+        let ([word, half], [n_words, n_halves]) = (self.sizes(first), self.sizes(n));
+        Packed { units: &self.units[word..][..n_words], tails: &self.tails[half..][..n_halves], ..*self }
     }
 
-    /// Copies of `n` blocks from each of those on, in whole units, and of their scales.
-    pub fn gather(&self, first: &[usize], n: usize) -> (Vec<F::Unit>, Vec<u16>) {
-        fn runs<T: Copy>(all: &[T], first: impl ExactSizeIterator<Item = usize>, n: usize) -> Vec<T> {
-            let mut copies = Vec::with_capacity(first.len() * n);
-            first.for_each(|first| copies.extend_from_slice(&all[first..][..n]));
-            copies
+    /// Copies of `n` blocks from each of those on, in whole units, and of their tails.
+    pub fn gather(&self, first: &[usize], n: usize) -> (Vec<u32>, Vec<u16>) {
+        let [n_words, n_halves] = self.sizes(n);
+        let (mut units, mut tails) =
+            (Vec::with_capacity(first.len() * n_words), Vec::with_capacity(first.len() * n_halves));
+        for &first in first {
+            units.extend_from_slice(&self.units[self.sizes(first)[0]..][..n_words]);
         }
-        let (first, n) = (first.iter().map(|first| first / F::BLOCKS), n / F::BLOCKS);
-        let scales = if F::SCALED { runs(self.scales, first.clone(), n) } else { Vec::new() };
-        (runs(self.units, first, n), scales)
+        for &first in first {
+            tails.extend_from_slice(&self.tails[self.sizes(first)[1]..][..n_halves]);
+        }
+        (units, tails)
     }
 
     /// The weights, where they lie as floats already.
     pub fn floats(&self) -> Option<&'a [f32]> {
-        F::floats(self.units)
+        (self.weight == WeightType::F32).then(|| bytemuck::cast_slice(self.units))
+    }
+
+    /// Unpacks all blocks.
+    pub fn unpack(&self, weights: &mut [Block]) {
+        with_format!(self.weight, unpack(self, weights))
+    }
+
+    /// Dot products of rows of `n_blocks` with the activations of a few tokens: `sums` is `[T, rows]`.
+    pub fn dots(&self, x: &[Block], n_blocks: usize, sums: &mut [f32]) {
+        with_format!(self.weight, dots(self, x, n_blocks, sums))
+    }
+}
+
+fn unpack<F: Format>(packed: &Packed<'_>, weights: &mut [Block]) {
+    simd::run(Unpack::<F> { units: Units::of(packed), weights });
+}
+
+fn dots<F: Format>(packed: &Packed<'_>, x: &[Block], n_blocks: usize, sums: &mut [f32]) {
+    simd::run(RowDots::<F> { rows: Units::of(packed), x, n_blocks, sums });
+}
+
+/// Units of one format.
+#[derive(Clone, Copy)]
+struct Units<'a, F: Format> {
+    units: &'a [F::Unit],
+    tails: &'a [u16],
+    tail_len: usize,
+}
+
+impl<'a, F: Format> Units<'a, F> {
+    fn of(packed: &Packed<'a>) -> Self {
+        let tail_len = packed.weight.tail_len();
+        Units { units: bytemuck::cast_slice(packed.units), tails: packed.tails, tail_len }
     }
 
     #[inline(always)]
-    fn scale<V: Vector>(&self, unit: usize) -> V {
-        if F::SCALED { V::splat_f16(self.scales[unit]) } else { V::splat(1.0) }
+    fn tail(&self, unit: usize) -> &'a [u16] {
+        &self.tails[unit * self.tail_len..][..self.tail_len]
     }
 
-    /// Sum over all blocks of weight times `x`.
+    /// Sum over all blocks of units from `first` on of weight times `x`.
     #[inline(always)]
-    pub fn dot<V: Vector>(&self, x: &[Block]) -> f32 {
+    fn dot<V: Vector>(&self, first: usize, x: &[Block]) -> f32 {
         let mut sum = V::splat(0.0);
-        for (i, (unit, x)) in self.units.iter().zip(x.chunks_exact(F::BLOCKS)).enumerate() {
-            let (scale, scales) = (self.scale::<V>(i), F::scales(unit));
+        let units = self.units[first..].iter().zip(x.chunks_exact(F::BLOCKS));
+        for (i, (unit, x)) in units.enumerate() {
+            let tail = self.tail(first + i);
+            let (scale, scales) = (F::scale::<V>(tail), F::scales(unit, tail));
             for (at, x) in x.iter().enumerate() {
                 let mut part = V::splat(0.0);
-                for (weights, x) in F::block::<V>(unit, &scales, at).iter().zip(x.as_chunks().0) {
+                for (weights, x) in F::block::<V>(unit, tail, &scales, at).iter().zip(x.as_chunks().0) {
                     part = weights.fma(V::load(x), part);
                 }
                 sum = part.fma(scale, sum);
@@ -291,10 +659,30 @@ impl<'a, F: Format> Packed<'a, F> {
     }
 }
 
-/// Unpacks all blocks of `packed` into `weights`.
-pub(super) struct Unpack<'a, F: Format> {
-    pub packed: Packed<'a, F>,
-    pub weights: &'a mut [Block],
+struct RowDots<'a, F: Format> {
+    rows: Units<'a, F>,
+    x: &'a [Block],
+    n_blocks: usize,
+    sums: &'a mut [f32],
+}
+
+impl<F: Format> Work for RowDots<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector>(self) {
+        let n_rows = self.sums.len() * self.n_blocks / self.x.len();
+        for n in 0..n_rows {
+            for (t, x) in self.x.chunks_exact(self.n_blocks).enumerate() {
+                self.sums[t * n_rows + n] = self.rows.dot::<V>(n * self.n_blocks / F::BLOCKS, x);
+            }
+        }
+    }
+}
+
+struct Unpack<'a, F: Format> {
+    units: Units<'a, F>,
+    weights: &'a mut [Block],
 }
 
 impl<F: Format> Work for Unpack<'_, F> {
@@ -302,10 +690,12 @@ impl<F: Format> Work for Unpack<'_, F> {
 
     #[inline(always)]
     fn run<V: Vector>(self) {
-        for (i, (unit, weights)) in self.packed.units.iter().zip(self.weights.chunks_exact_mut(F::BLOCKS)).enumerate() {
-            let (scale, scales) = (self.packed.scale::<V>(i), F::scales(unit));
+        for (i, (unit, weights)) in self.units.units.iter().zip(self.weights.chunks_exact_mut(F::BLOCKS)).enumerate() {
+            let tail = self.units.tail(i);
+            let (scale, scales) = (F::scale::<V>(tail), F::scales(unit, tail));
             for (at, weights) in weights.iter_mut().enumerate() {
-                for (eight, weights) in F::block::<V>(unit, &scales, at).iter().zip(weights.as_chunks_mut().0) {
+                let block = F::block::<V>(unit, tail, &scales, at);
+                for (eight, weights) in block.iter().zip(weights.as_chunks_mut().0) {
                     *weights = eight.fma(scale, V::splat(0.0)).lanes();
                 }
             }
@@ -313,122 +703,49 @@ impl<F: Format> Work for Unpack<'_, F> {
     }
 }
 
-/// Calls a function that is generic over [`Format`] with the format of a weight type.
-macro_rules! with_format {
-    ($weight:expr, $function:ident($($argument:expr),*)) => {
-        match $weight {
-            Some($crate::dtype::WeightType::F32) => $function::<$crate::cpu::block::F32>($($argument),*),
-            Some($crate::dtype::WeightType::F16) => $function::<$crate::cpu::block::F16>($($argument),*),
-            Some($crate::dtype::WeightType::BF16) => $function::<$crate::cpu::block::Bf16>($($argument),*),
-            Some($crate::dtype::WeightType::Q8_0) => $function::<$crate::cpu::block::Q8>($($argument),*),
-            Some($crate::dtype::WeightType::Q4_0) => $function::<$crate::cpu::block::Q4>($($argument),*),
-            Some($crate::dtype::WeightType::Q4_K) => $function::<$crate::cpu::block::Q4K>($($argument),*),
-            Some($crate::dtype::WeightType::Q5_K) => $function::<$crate::cpu::block::Q5K>($($argument),*),
-            Some($crate::dtype::WeightType::Q6_K) => $function::<$crate::cpu::block::Q6K>($($argument),*),
-            None => unreachable!("the recorder gives this kernel a weight type"),
-        }
-    };
-}
-pub(super) use with_format;
-
 #[cfg(test)]
 mod tests {
-    use half::f16;
-
     use super::*;
-    use crate::cpu::simd;
     use crate::device::Device;
-    use crate::dtype::WeightType;
-    use crate::formats::BlockType;
-    use crate::formats::block::dequantize;
+    use crate::formats::Safetensors;
     use crate::matrix::Matrix;
 
-    struct Dot<'a, F: Format>(Packed<'a, F>, &'a [Block]);
-    impl<F: Format> Work for Dot<'_, F> {
-        type Output = f32;
-        #[inline(always)]
-        fn run<V: Vector>(self) -> f32 {
-            self.0.dot::<V>(self.1)
-        }
+    /// The sum without special instructions.
+    fn plain_dot<F: Format>(packed: &Packed<'_>, x: &[Block]) -> f32 {
+        Units::<F>::of(packed).dot::<[f32; 8]>(0, x)
     }
 
-    /// Two blocks, whose scales share a word and one of which is subnormal.
+    /// Blocks and values by ggml: values are equal, and dot products agree, with and without special instructions.
     #[test]
-    fn quantised_blocks_are_unpacked_and_multiplied_by_definition() {
-        let scales = [f16::from_f32(-0.75), f16::from_bits(3)];
-        let scale_word = u32::from(scales[0].to_bits()) | u32::from(scales[1].to_bits()) << 16;
-        let bytes: Vec<u8> = (0..64).map(|i: u8| i.wrapping_mul(151).wrapping_add(7)).collect();
-        let x: Vec<Block> = (0..2).map(|b| std::array::from_fn(|i| (b * 32 + i) as f32 - 20.0)).collect();
-        let check = |want: Vec<f64>, weights: Vec<Block>, dots: [f32; 2]| {
-            let exact: f64 = want.iter().zip(x.as_flattened()).map(|(w, &x)| w * f64::from(x)).sum();
-            let found: Vec<f64> = weights.as_flattened().iter().map(|&w| f64::from(w)).collect();
-            assert_eq!(found, want);
-            for dot in dots {
-                assert!((f64::from(dot) / exact - 1.0).abs() < 1e-6, "{dot}, expected {exact}");
-            }
-        };
-        let scale_of = |block: usize| f64::from(scales[block].to_f32());
-        let words = |bytes: &[u8]| [bytemuck::pod_collect_to_vec::<u8, u32>(bytes), vec![scale_word]].concat();
-
-        let words_q8 = words(&bytes);
-        let packed = Packed::<Q8>::new(&words_q8, 16);
-        let mut weights = vec![[0.0; 32]; 2];
-        simd::run(Unpack { packed, weights: &mut weights });
-        let want = (0..64).map(|i| scale_of(i / 32) * f64::from(bytes[i] as i8)).collect();
-        check(want, weights, [packed.dot::<[f32; 8]>(&x), simd::run(Dot(packed, &x))]);
-
-        let words_q4 = words(&bytes[..32]);
-        let packed = Packed::<Q4>::new(&words_q4, 8);
-        let mut weights = vec![[0.0; 32]; 2];
-        simd::run(Unpack { packed, weights: &mut weights });
-        let nibble = |i: usize| {
-            let byte = bytes[i / 32 * 16 + i % 16];
-            if i % 32 < 16 { byte % 16 } else { byte / 16 }
-        };
-        let want = (0..64).map(|i| scale_of(i / 32) * (f64::from(nibble(i)) - 8.0)).collect();
-        check(want, weights, [packed.dot::<[f32; 8]>(&x), simd::run(Dot(packed, &x))]);
-    }
-
-    /// Super-blocks with any bits, scales of every size: the decoder's values to the bit, and their dot products.
-    fn super_blocks_agree_with_the_decoder<F: Format>(weight: WeightType, block_type: BlockType, halves: &[usize]) {
-        const N: usize = 5;
-        let mut state = 1u32;
-        let mut byte = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 24) as u8
-        };
-        let size = block_type.block_bytes() as usize;
-        let mut file: Vec<u8> = (0..N * size).map(|_| byte()).collect();
-        for (block, exponent) in file.chunks_exact_mut(size).zip([0x80, 0x00, 0x08, 0x20, 0xa8]) {
-            halves.iter().for_each(|&at| block[at + 1] = exponent | block[at + 1] & 3);
-        }
-        let mut want = vec![[0.0f32; BLOCK]; N * 8];
-        dequantize(block_type, &file, want.as_flattened_mut()).expect("lengths agree");
-
+    fn blocks_are_packed_unpacked_and_multiplied_by_definition() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/quant-vectors/more.safetensors");
+        let bytes = std::fs::read(path).expect("it is in the repository");
+        let vectors = Safetensors::parse(&bytes, bytes.len() as u64).expect("it is valid");
+        let tensor =
+            |name: String| vectors.tensor(&name).expect("it has all types").bytes(&bytes).expect("it is whole");
         let device = Device::cpu();
-        let matrix = Matrix::declare(&device, "w", weight, 1, (N * 256) as u32).expect("the shape is valid");
-        matrix.upload(&device, &[&file]).expect("one row");
-        let slab = &matrix.slabs()[0];
-        let words: Vec<u32> = pollster::block_on(device.read(&slab.words)).expect("the tensor is there");
-        assert_eq!(words.len(), file.len().div_ceil(4), "as many bytes as in the file");
-        let packed = Packed::<F>::new(&words, matrix.quants_words(slab));
-        let mut weights = vec![[0.0; BLOCK]; N * 8];
-        simd::run(Unpack { packed, weights: &mut weights });
-        for (i, (found, want)) in weights.as_flattened().iter().zip(want.as_flattened()).enumerate() {
-            assert_eq!(found, want, "{weight}, weight {i}");
+        let quantised = WeightType::ALL.into_iter().filter(|weight| weight.block_type().block_len() > 1);
+        for weight in quantised {
+            let want: Vec<f32> = bytemuck::pod_collect_to_vec(tensor(format!("{weight}.values")));
+            let matrix = Matrix::declare(&device, "w", weight, 1, want.len() as u32).expect("the shape is valid");
+            matrix.upload(&device, &[tensor(format!("{weight}.blocks"))]).expect("one row");
+            let slab = &matrix.slabs()[0];
+            let words: Vec<u32> = pollster::block_on(device.read(&slab.words)).expect("the tensor is there");
+            let packed = Packed::new(Some(weight), &words, matrix.quants_words(slab));
+            let mut weights = vec![[0.0; BLOCK]; matrix.blocks() as usize];
+            packed.unpack(&mut weights);
+            for (i, (found, want)) in weights.as_flattened().iter().zip(&want).enumerate() {
+                assert_eq!(found, want, "{weight}, weight {i}");
+            }
+            let x = |b: usize| std::array::from_fn(|i| ((b * 37 + i * 11) % 64) as f32);
+            let x: Vec<Block> = (0..weights.len()).map(x).collect();
+            let terms = want.iter().zip(x.as_flattened()).map(|(&w, &x)| f64::from(w) * f64::from(x));
+            let (exact, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+            let mut sums = [0.0];
+            packed.dots(&x, x.len(), &mut sums);
+            for dot in [sums[0], with_format!(weight, plain_dot(&packed, &x))] {
+                assert!((f64::from(dot) - exact).abs() < 1e-6 * size, "{weight}: {dot}, expected {exact}");
+            }
         }
-        let x: Vec<Block> = (0..N * 8).map(|b| std::array::from_fn(|i| ((b * 37 + i * 11) % 64) as f32)).collect();
-        let terms = want.as_flattened().iter().zip(x.as_flattened()).map(|(&w, &x)| f64::from(w) * f64::from(x));
-        let (exact, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
-        for dot in [packed.dot::<[f32; 8]>(&x), simd::run(Dot(packed, &x))] {
-            assert!((f64::from(dot) - exact).abs() < 1e-6 * size, "{weight}: {dot}, expected {exact}");
-        }
-    }
-
-    #[test]
-    fn super_blocks_are_packed_unpacked_and_multiplied_by_definition() {
-        super_blocks_agree_with_the_decoder::<Q4K>(WeightType::Q4_K, BlockType::Q4_K, &[0, 2]);
-        super_blocks_agree_with_the_decoder::<Q5K>(WeightType::Q5_K, BlockType::Q5_K, &[0, 2]);
-        super_blocks_agree_with_the_decoder::<Q6K>(WeightType::Q6_K, BlockType::Q6_K, &[208]);
     }
 }

@@ -1,21 +1,16 @@
 //! `embed` and `embed_sum`, the gathers of embeddings, and `last_row`.
 
-use super::block::{Format, Packed, Unpack, with_format};
-use super::{Call, Operand, simd, threads};
+use super::block::Packed;
+use super::{Call, threads};
 use crate::dtype::BLOCK;
 use crate::kernels::{EmbedParams, EmbedSumParams, LastRowParams};
 
 pub(crate) fn embed(mut call: Call<'_>) {
     let params: EmbedParams = call.params();
     let (weight, n_tokens) = (call.weight, params.n_tokens as usize);
-    let operands = call.operands();
-    with_format!(weight, gather(&params, n_tokens, operands));
-}
-
-fn gather<F: Format>(params: &EmbedParams, n_tokens: usize, operands: &mut [Operand<'_>; 5]) {
-    let [state, tokens, w, positions, y] = operands;
+    let [state, tokens, w, positions, y] = call.operands();
     let n_blocks = params.blocks as usize;
-    let w = Packed::<F>::new(w.get(), params.w_scales);
+    let w = Packed::new(weight, w.get(), params.w_scales);
     let mut row = vec![[0.0; BLOCK]; n_blocks];
     let [pos, n_in_pass] = [0, 1].map(|word| state.get::<u32>()[word] as usize);
     let dim = params.dim as usize;
@@ -25,8 +20,7 @@ fn gather<F: Format>(params: &EmbedParams, n_tokens: usize, operands: &mut [Oper
         let token = tokens.get(t).filter(|_| t < n_in_pass);
         match token.map(|token| token.wrapping_sub(params.slab_start)) {
             Some(id) if id < params.slab_rows => {
-                let packed = w.run(id as usize * n_blocks, n_blocks);
-                simd::run(Unpack { packed, weights: &mut row });
+                w.run(id as usize * n_blocks, n_blocks).unpack(&mut row);
                 y.iter_mut().zip(row.as_flattened()).for_each(|(y, x)| *y = params.factor * x);
                 if let Some(last) = (params.n_positions as usize).checked_sub(1) {
                     let row = &positions.get::<f32>()[(pos + t).min(last) * dim..][..dim];
@@ -43,14 +37,9 @@ fn gather<F: Format>(params: &EmbedParams, n_tokens: usize, operands: &mut [Oper
 pub(crate) fn embed_sum(mut call: Call<'_>) {
     let params: EmbedSumParams = call.params();
     let (weight, n_tokens) = (call.weight, params.n_tokens as usize);
-    let operands = call.operands();
-    with_format!(weight, gather_sum(&params, n_tokens, operands));
-}
-
-fn gather_sum<F: Format>(params: &EmbedSumParams, n_tokens: usize, operands: &mut [Operand<'_>; 5]) {
-    let [tokens, w, positions, types, y] = operands;
+    let [tokens, w, positions, types, y] = call.operands();
     let (n_blocks, dim) = (params.blocks as usize, params.dim as usize);
-    let w = Packed::<F>::new(w.get(), params.w_scales);
+    let w = Packed::new(weight, w.get(), params.w_scales);
     let tables = [(positions.get::<f32>(), params.n_positions), (types.get(), params.n_types)];
     // Their memory is rounded up, perhaps to no whole number of triples.
     let (tokens, _) = tokens.get::<u32>().as_chunks::<3>();
@@ -62,8 +51,7 @@ fn gather_sum<F: Format>(params: &EmbedSumParams, n_tokens: usize, operands: &mu
             return;
         }
         let mut row = vec![[0.0; BLOCK]; n_blocks];
-        let packed = w.run(id as usize * n_blocks, n_blocks);
-        simd::run(Unpack { packed, weights: &mut row });
+        w.run(id as usize * n_blocks, n_blocks).unpack(&mut row);
         y.copy_from_slice(&row.as_flattened()[..dim]);
         for ((table, n_rows), number) in tables.iter().zip(numbers) {
             let Some(last) = n_rows.checked_sub(1) else { continue };

@@ -8,10 +8,10 @@ use std::borrow::Cow;
 
 use super::Call;
 use super::activation::{GeluExact, GeluTanh, Silu, Tanh, gated_row};
-use super::block::{Block, Format, Packed, Unpack, with_format};
+use super::block::{Block, Packed};
 use super::dots::Dots;
 use super::norm::{OPS as NORM_OPS, layer_norm_row, rms_norm_row};
-use super::simd::{self, Function, Instructions, Lanes, Numbers, Vector, WideWork, Work};
+use super::simd::{self, Function, Instructions, Lanes, Numbers, WideWork};
 use super::threads::{self, Tile};
 use crate::dtype::{BLOCK, WeightType};
 use crate::kernels::{
@@ -259,69 +259,42 @@ impl Product<'_> {
     }
 
     fn write(&self, weight: Option<WeightType>, to: OutputRows<'_>) {
-        with_format!(weight, product(self, to))
-    }
-}
-
-fn product<F: Format>(operands: &Product<'_>, to: OutputRows<'_>) {
-    /// Tokens whose sums stay in the second-level cache with a panel.
-    const MOST_TOKENS: usize = 512;
-    let &Product { invariant, w, w_scales, first_row, x, n_tokens, n_out, n_blocks } = operands;
-    let w = Packed::<F>::new(w, w_scales);
-    let in_registers = n_tokens < PANEL_TOKENS && !invariant;
-    let n_passes = n_tokens.div_ceil(MOST_TOKENS).max(1);
-    let height = n_tokens.div_ceil(n_passes).max(1);
-    let width = if in_registers {
-        threads::chunk_len(n_out, 4, 256)
-    } else {
-        /// Floats of an unpacked panel that stay there while all tokens meet them.
-        const PANEL_LEN: usize = 1 << 18;
-        let most = (PANEL_LEN / (n_blocks * BLOCK)).next_multiple_of(16).clamp(16, 256);
-        threads::chunk_len(n_passes * n_out, 16, most)
-    };
-    let OutputRows { y, start, stride, bias, flags } = to;
-    let ops = n_tokens * n_out * n_blocks * BLOCK;
-    let write = |Scratch { unpacked, sums }: &mut Scratch, mut tile: Tile<'_>| {
-        let n_rows = tile.columns.len();
-        let rows = w.run((first_row + tile.columns.start) * n_blocks, n_rows * n_blocks);
-        let x = &x[tile.rows.start * n_blocks..tile.rows.end * n_blocks];
-        sums.resize(tile.rows.len() * n_rows, 0.0);
-        if in_registers {
-            simd::run(RowDots { rows, x, n_blocks, sums });
+        /// Tokens whose sums stay in the second-level cache with a panel.
+        const MOST_TOKENS: usize = 512;
+        let &Product { invariant, w, w_scales, first_row, x, n_tokens, n_out, n_blocks } = self;
+        let w = Packed::new(weight, w, w_scales);
+        let in_registers = n_tokens < PANEL_TOKENS && !invariant;
+        let n_passes = n_tokens.div_ceil(MOST_TOKENS).max(1);
+        let height = n_tokens.div_ceil(n_passes).max(1);
+        let width = if in_registers {
+            threads::chunk_len(n_out, 4, 256)
         } else {
-            let weights = rows.floats().unwrap_or_else(|| {
-                unpacked.resize(n_rows * n_blocks, [0.0; BLOCK]);
-                simd::run(Unpack { packed: rows, weights: &mut *unpacked });
-                unpacked.as_flattened()
-            });
-            simd::run_wide(Dots { w: weights, x: x.as_flattened(), dim: n_blocks * BLOCK, sums });
-        }
-        let bias = bias.map(|bias| &bias[tile.columns.start..]);
-        simd::run_wide(Finish { rows: tile.rows_mut().zip(sums.chunks_exact(n_rows)), bias, flags });
-    };
-    threads::for_each_tile(y, stride, start..start + n_out, [height, width], ops, write);
-}
-
-/// Dot products of packed rows with the activations of a few tokens: `sums` is `[T, rows]`.
-struct RowDots<'a, F: Format> {
-    rows: Packed<'a, F>,
-    x: &'a [Block],
-    n_blocks: usize,
-    sums: &'a mut [f32],
-}
-
-impl<F: Format> Work for RowDots<'_, F> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<V: Vector>(self) {
-        let n_rows = self.sums.len() * self.n_blocks / self.x.len();
-        for n in 0..n_rows {
-            let row = self.rows.run(n * self.n_blocks, self.n_blocks);
-            for (t, x) in self.x.chunks_exact(self.n_blocks).enumerate() {
-                self.sums[t * n_rows + n] = row.dot::<V>(x);
+            /// Floats of an unpacked panel that stay there while all tokens meet them.
+            const PANEL_LEN: usize = 1 << 18;
+            let most = (PANEL_LEN / (n_blocks * BLOCK)).next_multiple_of(16).clamp(16, 256);
+            threads::chunk_len(n_passes * n_out, 16, most)
+        };
+        let OutputRows { y, start, stride, bias, flags } = to;
+        let ops = n_tokens * n_out * n_blocks * BLOCK;
+        let write = |Scratch { unpacked, sums }: &mut Scratch, mut tile: Tile<'_>| {
+            let n_rows = tile.columns.len();
+            let rows = w.run((first_row + tile.columns.start) * n_blocks, n_rows * n_blocks);
+            let x = &x[tile.rows.start * n_blocks..tile.rows.end * n_blocks];
+            sums.resize(tile.rows.len() * n_rows, 0.0);
+            if in_registers {
+                rows.dots(x, n_blocks, sums);
+            } else {
+                let weights = rows.floats().unwrap_or_else(|| {
+                    unpacked.resize(n_rows * n_blocks, [0.0; BLOCK]);
+                    rows.unpack(unpacked);
+                    unpacked.as_flattened()
+                });
+                simd::run_wide(Dots { w: weights, x: x.as_flattened(), dim: n_blocks * BLOCK, sums });
             }
-        }
+            let bias = bias.map(|bias| &bias[tile.columns.start..]);
+            simd::run_wide(Finish { rows: tile.rows_mut().zip(sums.chunks_exact(n_rows)), bias, flags });
+        };
+        threads::for_each_tile(y, stride, start..start + n_out, [height, width], ops, write);
     }
 }
 

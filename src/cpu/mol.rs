@@ -4,7 +4,7 @@
 //! with a panel, and their sums stay in registers. Each item's sums have one order, whichever items are next to it.
 
 use super::activation::Silu;
-use super::block::{Block, Format, Packed, Unpack, with_format};
+use super::block::{Block, Packed};
 use super::simd::{self, Exp, Function, Instructions, Lanes, Numbers, WideWork};
 use super::{Call, threads};
 use crate::dtype::BLOCK;
@@ -35,7 +35,13 @@ pub(crate) fn mol(mut call: Call<'_>) {
         query_gates: query_gates.get(),
         gate: Gate::new(&params, gate.get()),
     };
-    with_format!(weight, run(&mol, w.get(), ids.get(), scores.get_mut()));
+    let w = Packed::new(weight, w.get(), params.w_scales);
+    let unpack = |first: &[usize], weights: &mut [Block]| {
+        // Chosen items lie anywhere in memory. Copied right after each other they are all waited for at once.
+        let (units, tails) = w.gather(first, params.blocks as usize);
+        w.of(&units, &tails).unpack(weights);
+    };
+    score(&mol, &unpack, ids.get(), scores.get_mut());
 }
 
 /// The gate's weights by slots of pairs, padding included.
@@ -104,18 +110,6 @@ struct Mol<'a> {
 
 /// Unpacks components, each from its first block on.
 type UnpackEach<'a> = &'a (dyn Fn(&[usize], &mut [Block]) + Sync);
-
-/// All that depends on the format. The rest is the same code for all of them, because it is much and unpacking is little of
-/// the work.
-fn run<F: Format>(mol: &Mol<'_>, w: &[u32], ids: &[u32], scores: &mut [f32]) {
-    let w = Packed::<F>::new(w, mol.params.w_scales);
-    let unpack = |first: &[usize], weights: &mut [Block]| {
-        // Chosen items lie anywhere in memory. Copied right after each other they are all waited for at once.
-        let (units, scales) = w.gather(first, mol.params.blocks as usize);
-        simd::run(Unpack { packed: Packed::<F>::of(&units, &scales), weights });
-    };
-    score(mol, &unpack, ids, scores);
-}
 
 fn score(mol: &Mol<'_>, unpack: UnpackEach<'_>, ids: &[u32], scores: &mut [f32]) {
     let params = &mol.params;

@@ -201,6 +201,8 @@ pub(super) trait Vector: Instructions {
     /// The 32 quants of a block less `offset`: nibbles with `B` further bits each above them, at most two. Of a block's
     /// eight quads of `B` bits, quad q lies in word q % B at bits B (q / B) of each byte.
     fn from_quads<const B: usize>(nibbles: &[u32; 4], upper: &[u32; B], offset: i8) -> [Self; 4];
+    /// The levels that a block's nibbles count, quads as above.
+    fn from_levels(nibbles: &[u32; 4], levels: &[i8; 16]) -> [Self; 4];
 
     /// Says that these are needed soon.
     #[inline(always)]
@@ -282,6 +284,16 @@ impl Vector for [f32; 8] {
             [a, b, c, d, e, f, g, h]
         };
         [eight(0), eight(1), eight(2), eight(3)]
+    }
+
+    #[inline(always)]
+    fn from_levels(nibbles: &[u32; 4], levels: &[i8; 16]) -> [Self; 4] {
+        std::array::from_fn(|at| {
+            std::array::from_fn(|i| {
+                let quad = 2 * at + i / 4;
+                f32::from(levels[(nibbles[quad % 4] >> (4 * (quad / 4) + i % 4 * 8) & 15) as usize])
+            })
+        })
     }
 }
 
@@ -402,6 +414,16 @@ mod avx2 {
     // SAFETY, for all blocks below: the processor has the features, as said above, and what is loaded or stored is as
     // long as the array behind the pointer; none of the instructions asks for alignment.
     impl Eight {
+        /// Thirty-two signed bytes.
+        #[inline(always)]
+        fn from_bytes(bytes: __m256i) -> [Eight; 4] {
+            unsafe {
+                let eight = |bytes: __m128i| Eight(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
+                let [a, b] = [_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes)];
+                [eight(a), eight(_mm_srli_si128::<8>(a)), eight(b), eight(_mm_srli_si128::<8>(b))]
+            }
+        }
+
         /// The sums of four vectors' lanes.
         #[inline(always)]
         fn sum_four([a, b, c, d]: [Eight; 4]) -> [f32; 4] {
@@ -504,9 +526,17 @@ mod avx2 {
                 };
                 let quants = _mm256_or_si256(low, _mm256_slli_epi32::<4>(high));
                 let bytes = _mm256_sub_epi8(quants, _mm256_set1_epi8(offset));
-                let eight = |bytes: __m128i| Eight(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
-                let [a, b] = [_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes)];
-                [eight(a), eight(_mm_srli_si128::<8>(a)), eight(b), eight(_mm_srli_si128::<8>(b))]
+                Self::from_bytes(bytes)
+            }
+        }
+
+        #[inline(always)]
+        fn from_levels(nibbles: &[u32; 4], levels: &[i8; 16]) -> [Self; 4] {
+            unsafe {
+                let both = _mm256_broadcastsi128_si256(_mm_loadu_si128(nibbles.as_ptr().cast()));
+                let shifted = _mm256_srlv_epi32(both, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
+                let levels = _mm256_broadcastsi128_si256(_mm_loadu_si128(levels.as_ptr().cast()));
+                Self::from_bytes(_mm256_shuffle_epi8(levels, _mm256_and_si256(shifted, _mm256_set1_epi8(15))))
             }
         }
     }
@@ -686,14 +716,28 @@ mod simd128 {
                 high = v128_or(high, v128_and(u32x4_shr(further, 4 - B as u32), mask));
             }
             let offset = i8x16_splat(offset);
-            let (low, high) = (i8x16_sub(low, offset), i8x16_sub(high, offset));
-            [
-                from_i16(i16x8_extend_low_i8x16(low)),
-                from_i16(i16x8_extend_high_i8x16(low)),
-                from_i16(i16x8_extend_low_i8x16(high)),
-                from_i16(i16x8_extend_high_i8x16(high)),
-            ]
+            from_bytes(i8x16_sub(low, offset), i8x16_sub(high, offset))
         }
+
+        #[inline(always)]
+        fn from_levels(nibbles: &[u32; 4], levels: &[i8; 16]) -> [Self; 4] {
+            let nibbles = unsafe { v128_load(nibbles.as_ptr().cast()) };
+            let levels = unsafe { v128_load(levels.as_ptr().cast()) };
+            let mask = u8x16_splat(15);
+            let (low, high) = (v128_and(nibbles, mask), v128_and(u32x4_shr(nibbles, 4), mask));
+            from_bytes(i8x16_swizzle(levels, low), i8x16_swizzle(levels, high))
+        }
+    }
+
+    /// Thirty-two signed bytes.
+    #[inline(always)]
+    fn from_bytes(low: v128, high: v128) -> [Eight; 4] {
+        [
+            from_i16(i16x8_extend_low_i8x16(low)),
+            from_i16(i16x8_extend_high_i8x16(low)),
+            from_i16(i16x8_extend_low_i8x16(high)),
+            from_i16(i16x8_extend_high_i8x16(high)),
+        ]
     }
 
     #[inline(always)]
@@ -829,6 +873,7 @@ mod tests {
                 V::from_quads(&words, &[], 8),
                 V::from_quads(&words, &[words[1]], 0),
                 V::from_quads(&words, &[words[2], words[3]], 32),
+                V::from_levels(&words, &self.0.map(|byte| byte.wrapping_mul(77) as i8)),
             ];
             let converted = [V::from_f16(&halves), V::from_bf16(&halves), from_bytes].into_iter().chain(quads.concat());
             converted.flat_map(|vector| vector.lanes()).collect()

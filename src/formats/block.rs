@@ -3,7 +3,10 @@
 //! A block is a group of consecutive weights of one row. Its layout is that of ggml's `ggml-common.h`, and its values
 //! are computed in the order of ggml's `dequantize_row_*`, so that they agree bit for bit.
 
+pub(crate) mod codebook;
+
 use super::Error;
+use codebook::{IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
 
 macro_rules! block_types {
     ($($name:ident, $ggml_id:expr, $in_safetensors:expr, $len:expr, $size_bytes:expr, $doc:expr;)*) => {
@@ -84,6 +87,7 @@ block_types! {
     MXFP4, Some(39), false, 32, 17, "4-bit floats, one power of two for 32 (OCP microscaling).";
     NVFP4, Some(40), false, 64, 36, "4-bit floats, an 8-bit float scale for each 16 of 64.";
     Q1_0, Some(41), false, 128, 18, "Signs, one f16 scale for 128.";
+    Q2_0, Some(42), false, 64, 18, "2-bit quants, one f16 scale for 64.";
     BOOL, None, true, 1, 1, "A byte, 0 or 1.";
     U8, None, true, 1, 1, "8-bit unsigned integer.";
     U16, None, true, 1, 2, "16-bit unsigned integer.";
@@ -124,7 +128,7 @@ impl std::fmt::Display for BlockType {
 ///
 /// # Errors
 /// [`Error::Operand`] if the lengths disagree, [`Error::Unsupported`] for a type without a decoder (integers, the
-/// codebook types and the activation formats).
+/// activation formats and the smaller floats of safetensors).
 pub fn dequantize(block_type: BlockType, bytes: &[u8], out: &mut [f32]) -> Result<(), Error> {
     let decode: fn(&[u8], &mut [f32]) = match block_type {
         BlockType::F32 => |bytes, out| each_block::<4, 1>(bytes, out, |block, out| *out = [f32::from_le_bytes(*block)]),
@@ -142,13 +146,25 @@ pub fn dequantize(block_type: BlockType, bytes: &[u8], out: &mut [f32]) -> Resul
         BlockType::Q6_K => |bytes, out| each_block(bytes, out, q6_k),
         BlockType::IQ4_NL => |bytes, out| each_block(bytes, out, iq4_nl),
         BlockType::IQ4_XS => |bytes, out| each_block(bytes, out, iq4_xs),
+        BlockType::IQ3_S => |bytes, out| each_block::<110, 256>(bytes, out, |block, out| IQ3_S.decode(block, out)),
+        BlockType::IQ3_XXS => |bytes, out| each_block::<98, 256>(bytes, out, |block, out| IQ3_XXS.decode(block, out)),
+        BlockType::IQ2_S => |bytes, out| each_block::<82, 256>(bytes, out, |block, out| IQ2_S.decode(block, out)),
+        BlockType::IQ2_XS => |bytes, out| each_block::<74, 256>(bytes, out, |block, out| IQ2_XS.decode(block, out)),
+        BlockType::IQ2_XXS => |bytes, out| each_block::<66, 256>(bytes, out, |block, out| IQ2_XXS.decode(block, out)),
+        BlockType::IQ1_S => |bytes, out| each_block(bytes, out, codebook::iq1_s),
+        BlockType::IQ1_M => |bytes, out| each_block(bytes, out, codebook::iq1_m),
+        BlockType::TQ1_0 => |bytes, out| each_block(bytes, out, tq1_0),
+        BlockType::TQ2_0 => |bytes, out| each_block(bytes, out, tq2_0),
         BlockType::MXFP4 => |bytes, out| each_block(bytes, out, mxfp4),
+        BlockType::NVFP4 => |bytes, out| each_block(bytes, out, nvfp4),
+        BlockType::Q2_0 => |bytes, out| each_block(bytes, out, q2_0),
+        BlockType::Q1_0 => |bytes, out| each_block(bytes, out, q1_0),
         other => {
             return Err(Error::Unsupported {
                 format: "dequantize",
                 field: "block type".into(),
                 found: other.name().into(),
-                supported: "F32 F16 BF16, Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL IQ4_XS MXFP4".into(),
+                supported: "F32 F16 BF16, Q1_0 to Q8_0, Q2_K to Q6_K, IQ1_S to IQ4_XS, TQ1_0 TQ2_0, MXFP4 NVFP4".into(),
             });
         }
     };
@@ -322,7 +338,7 @@ fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
 }
 
 /// The sixteen levels of IQ4_NL and IQ4_XS (`kvalues_iq4nl` in ggml).
-pub(super) const IQ4_LEVELS: [f32; 16] =
+pub(crate) const IQ4_LEVELS: [f32; 16] =
     [-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0];
 
 fn iq4_nl(block: &[u8; 18], out: &mut [f32; 32]) {
@@ -350,11 +366,11 @@ fn iq4_xs(block: &[u8; 136], out: &mut [f32; 256]) {
 }
 
 /// Twice the values of a 4-bit float with 2 exponent bits (OCP microscaling 1.0, section 5.3.3).
-pub(super) const FP4_DOUBLED: [f32; 16] =
+pub(crate) const FP4_DOUBLED: [f32; 16] =
     [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0];
 
 /// Half of the scale 2^(exponent - 127), which undoes the doubled values; it is subnormal for exponents 0 and 1.
-pub(super) fn half_scale(exponent: u8) -> f32 {
+pub(crate) fn half_scale(exponent: u8) -> f32 {
     let exponent = u32::from(exponent);
     f32::from_bits(if exponent < 2 { 0x0020_0000 << exponent } else { (exponent - 1) << 23 })
 }
@@ -366,5 +382,61 @@ fn mxfp4(block: &[u8; 17], out: &mut [f32; 32]) {
         let quants = block[1 + j];
         out[j] = half_scale * FP4_DOUBLED[(quants & 15) as usize];
         out[j + 16] = half_scale * FP4_DOUBLED[(quants >> 4) as usize];
+    }
+}
+
+/// The value of an 8-bit float of 4 exponent bits without a sign, less a factor of two, which undoes the doubled values. The
+/// number that would stand for none means 0, and the eighth bit nothing.
+fn half_float_scale(bits: u8) -> f32 {
+    match (bits, bits >> 3 & 15, f32::from(bits & 7)) {
+        (0x7f, ..) => 0.0,
+        (_, 0, fraction) => fraction * 2f32.powi(-10),
+        (_, exponent, fraction) => (8.0 + fraction) * 2f32.powi(i32::from(exponent) - 11),
+    }
+}
+
+/// Bytes: four scales, 32 of quants: eight bytes hold 16 elements, the first eight in their low nibbles.
+fn nvfp4(block: &[u8; 36], out: &mut [f32; 64]) {
+    for (i, value) in out.iter_mut().enumerate() {
+        let (run, j) = (i / 16, i % 16);
+        let quant = block[4 + 8 * run + j % 8] >> (4 * (j / 8)) & 15;
+        *value = half_float_scale(block[run]) * FP4_DOUBLED[quant as usize];
+    }
+}
+
+fn q2_0(block: &[u8; 18], out: &mut [f32; 64]) {
+    let scale = f16_at(block, 0);
+    for (i, value) in out.iter_mut().enumerate() {
+        *value = (f32::from(block[2 + i / 4] >> (2 * (i % 4)) & 3) - 1.0) * scale;
+    }
+}
+
+fn q1_0(block: &[u8; 18], out: &mut [f32; 128]) {
+    let scale = f16_at(block, 0);
+    for (i, value) in out.iter_mut().enumerate() {
+        *value = if block[2 + i / 8] >> (i % 8) & 1 == 1 { scale } else { -scale };
+    }
+}
+
+/// Bytes: 48 with five ternary digits each, four with four, scale. A byte is a fraction of 256 whose leading digits count; one
+/// run of 32 bytes and one of 16 hold the first digits of each, then the second ones and so on.
+fn tq1_0(block: &[u8; 54], out: &mut [f32; 256]) {
+    let scale = f16_at(block, 52);
+    let runs: [(usize, usize, u32); 3] = [(0, 32, 5), (32, 16, 5), (48, 4, 4)];
+    let digits = runs.into_iter().flat_map(|(start, len, n_digits)| {
+        (0..n_digits).flat_map(move |n| (start..start + len).map(move |at| (at, n)))
+    });
+    for (value, (at, n)) in out.iter_mut().zip(digits) {
+        let digit = u16::from(block[at].wrapping_mul(3u8.wrapping_pow(n))) * 3 >> 8;
+        *value = (f32::from(digit) - 1.0) * scale;
+    }
+}
+
+/// Bytes: 64 of quants, scale. Part k of 32 elements of a half is bits 2k and 2k + 1 of each of 32 bytes.
+fn tq2_0(block: &[u8; 66], out: &mut [f32; 256]) {
+    let scale = f16_at(block, 64);
+    for (i, value) in out.iter_mut().enumerate() {
+        let (half, part, l) = (i / 128, i / 32 % 4, i % 32);
+        *value = (f32::from(block[half * 32 + l] >> (2 * part) & 3) - 1.0) * scale;
     }
 }

@@ -61,6 +61,37 @@ impl ConfigJson {
         Ok(None)
     }
 
+    /// The object under `key` as a configuration, with those of the keys `shared` that it lacks from around it; this one if
+    /// there is none.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if something else stands there.
+    pub fn part(mut self, key: &str, shared: &[&str]) -> Result<ConfigJson, Error> {
+        match self.root.remove(key) {
+            None | Some(Value::Null) => Ok(self),
+            Some(Value::Object(mut part)) => {
+                for &name in shared {
+                    if let Some(value) = self.root.remove(name) {
+                        part.entry(name).or_insert(value);
+                    }
+                }
+                Ok(ConfigJson { root: part })
+            }
+            Some(other) => Err(wrong(key, "an object", &other)),
+        }
+    }
+
+    /// This configuration with those of the keys of `defaults`, an object in JSON, that it lacks.
+    ///
+    /// # Errors
+    /// [`Error::Format`] if `defaults` is no object.
+    pub fn or_defaults(mut self, defaults: &str) -> Result<ConfigJson, Error> {
+        for (key, value) in ConfigJson::parse(defaults.as_bytes())?.root {
+            self.root.entry(key).or_insert(value);
+        }
+        Ok(self)
+    }
+
     /// The path of the first value for which `is_sought` holds; of an object with something in it, of what is in it.
     pub fn find(&self, is_sought: impl Fn(&str, &Value) -> bool) -> Option<String> {
         let mut left: Vec<(String, &Value)> = self.root.iter().rev().map(|(key, value)| (key.clone(), value)).collect();

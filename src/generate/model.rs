@@ -119,7 +119,7 @@ impl Model {
         header: ModelHeader,
         options: &LoadOptions<'_>,
     ) -> Result<(Model, Feed), Error> {
-        let ModelHeader { name, shape, tokenizer, chat_template, catalog } = header;
+        let ModelHeader { name, shape, tokenizer, chat_template, catalog, unread } = header;
         let config = shape.decoder()?.clone();
         let limit = Limit::of(options.memory_limit, device.available_bytes());
         let room = checked_room(device, config.max_seq_len, limit.is_some(), options)?;
@@ -149,6 +149,11 @@ impl Model {
                 }
             }
         };
+        if !unread.is_empty() {
+            device
+                .tested()
+                .note(format!("of the model text alone is read: its parts for {} are left out", unread.join(", ")));
+        }
         let feed = Feed::new(&catalog, transformer.weights.destinations());
         let encodings = match tokenizer {
             Ok(tokenizer) => Ok(EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE)),

@@ -11,13 +11,13 @@ use crate::tensor::Tensor;
 
 const WG: u64 = 256;
 
-/// Mirrors `Params` in `shaders/swiglu.wgsl` and, with `tanh_form`, in `shaders/geglu.wgsl`.
+/// Mirrors `Params` in `shaders/swiglu.wgsl` and in `shaders/geglu.wgsl`, where `flags` is whether the form is that by tanh.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct GatedParams {
     pub n_tokens: u32,
     pub ffn_dim: u32,
-    pub tanh_form: u32,
+    pub flags: u32,
     pub _pad: u32,
 }
 
@@ -115,7 +115,7 @@ pub enum Activation {
 /// # Errors
 /// [`Error::Shape`] if `gate_up` disagrees with `y`.
 pub fn swiglu(rec: &mut Recorder, gate_up: &Tensor, y: &Tensor) -> Result<(), Error> {
-    halves(rec, &shaders::SWIGLU, gate_up, y, 0)
+    halves(rec, &shaders::SWIGLU, gate_up, y, (0, &[]))
 }
 
 /// Records `y = gelu(gate) * up`, where `gate_up` holds both halves of each row, as ModernBERT's feed-forward does.
@@ -126,25 +126,20 @@ pub fn swiglu(rec: &mut Recorder, gate_up: &Tensor, y: &Tensor) -> Result<(), Er
 /// # Errors
 /// [`Error::Shape`] if `gate_up` disagrees with `y`.
 pub fn geglu(rec: &mut Recorder, gate_up: &Tensor, y: &Tensor, form: Gelu) -> Result<(), Error> {
-    halves(rec, &shaders::GEGLU, gate_up, y, u32::from(form == Gelu::Tanh))
+    halves(rec, &shaders::GEGLU, gate_up, y, (u32::from(form == Gelu::Tanh), &[]))
 }
 
-/// Records `y = act(gate) * up`: [`swiglu`] or [`geglu`].
+/// Records `y = act(gate) * up`: [`swiglu`], which has a variant for [`Gate::Clamped`], or [`geglu`].
 ///
 /// # Shapes
 /// `gate_up`: `[T, 2 F]`; `y`: `[T, F]`.
 /// # Errors
-/// [`Error::Shape`] if `gate_up` disagrees with `y`, [`Error::Operand`] for [`Gate::Clamped`].
+/// [`Error::Shape`] if `gate_up` disagrees with `y`.
 pub fn gated(rec: &mut Recorder, gate: Gate, gate_up: &Tensor, y: &Tensor) -> Result<(), Error> {
     match gate {
         Gate::Silu => swiglu(rec, gate_up, y),
         Gate::Gelu(form) => geglu(rec, gate_up, y, form),
-        Gate::Clamped => Err(Error::Operand {
-            kernel: "swiglu",
-            operand: "gate",
-            expected: "SiLU or GELU".into(),
-            found: "the gate of gpt-oss, which `gate_up` and experts alone have".into(),
-        }),
+        Gate::Clamped => halves(rec, &shaders::SWIGLU, gate_up, y, gate.flags()),
     }
 }
 
@@ -171,13 +166,13 @@ fn halves(
     kernel: &'static Kernel,
     gate_up: &Tensor,
     y: &Tensor,
-    tanh_form: u32,
+    (flags, constants): (u32, &[(&'static str, f64)]),
 ) -> Result<(), Error> {
     let [n_tokens, ffn_dim] = y.dims2(kernel.name, "y")?;
     gate_up.expect_shape(kernel.name, "gate_up", &[n_tokens, 2 * ffn_dim])?;
     let grid = fold(rec.device(), (y.len() as u64).div_ceil(WG));
-    let params = GatedParams { n_tokens, ffn_dim, tanh_form, _pad: 0 };
-    rec.dispatch(kernel, None, &[], params, &[gate_up, y], grid)
+    let params = GatedParams { n_tokens, ffn_dim, flags, _pad: 0 };
+    rec.dispatch(kernel, None, constants, params, &[gate_up, y], grid)
 }
 
 /// Records `y = gelu(x)`. Shader: `shaders/gelu.wgsl`.

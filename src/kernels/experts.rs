@@ -1,11 +1,19 @@
 //! Mixtures of experts (Shazeer et al. 2017, arXiv:1701.06538): the choice of each token's experts and their two products.
+//!
+//! For a few tokens a workgroup has rows of one expert for one token, see [`ExpertGateUp`] and [`ExpertDown`]. For many,
+//! the rows of each expert's tokens are together, see [`ExpertTiles`].
+
+mod tiles;
+
+pub(crate) use tiles::{ExpertMatmulParams, ExpertSumParams, ExpertTilesParams};
+pub use tiles::{ExpertProduct, ExpertTiles, expert_sum};
 
 use bytemuck::{Pod, Zeroable};
 
-use super::linear::{ACCUMULATE, BIAS, NORM, Norm, lanes, lanes_groups, operations, quads, vector};
+use super::linear::{ACCUMULATE, BIAS, NORM, Norm, lanes, lanes_groups, operations, quads, set, vector};
 use super::{Gate, GridPart, fold, grid_parts};
 use crate::error::Error;
-use crate::matrix::Matrix;
+use crate::matrix::{Matrix, Slab};
 use crate::recording::Recorder;
 use crate::shaders;
 use crate::tensor::Tensor;
@@ -19,7 +27,8 @@ pub(crate) struct RouteParams {
     pub n_used: u32,
     pub flags: u32,
     pub scale: f32,
-    pub _pad: [u32; 3],
+    pub n_shared: u32,
+    pub _pad: [u32; 2],
 }
 
 /// Mirrors `Params` in `shaders/expert_gate_up.wgsl`.
@@ -34,10 +43,10 @@ pub(crate) struct ExpertGateUpParams {
     pub eps: f32,
     pub flags: u32,
     pub first_group: u32,
-    pub expert_rows: u32,
-    pub up_row: u32,
-    pub n_tokens: u32,
+    pub first_expert: u32,
     pub n_experts: u32,
+    pub n_tokens: u32,
+    pub _pad: u32,
 }
 
 /// Mirrors `Params` in `shaders/expert_down.wgsl`.
@@ -52,17 +61,25 @@ pub(crate) struct ExpertDownParams {
     pub flags: u32,
     pub first_group: u32,
     pub n_tokens: u32,
+    pub first_expert: u32,
     pub n_experts: u32,
-    pub _pad: [u32; 3],
+    pub _pad: [u32; 2],
 }
 
 /// Flags of `route`, beside `ROUTE_BIAS`.
 pub(crate) const SIGMOID: u32 = 1;
 pub(crate) const ROUTE_BIAS: u32 = 2;
 pub(crate) const SHARES: u32 = 4;
+pub(crate) const GATED: u32 = 8;
+
+/// Flags of `expert_gate_up`: `w` has rows of one kind, and which.
+pub(crate) const APART: u32 = 1 << 16;
+pub(crate) const UPS: u32 = 1 << 17;
 
 /// Most experts of a layer, and most that a token has.
 pub const MAX_EXPERTS: u32 = 1024;
+/// Most experts that all tokens have.
+pub const MAX_SHARED: u32 = 64;
 
 /// How experts are scored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,171 +101,247 @@ pub struct Router {
     pub scale: f32,
 }
 
+/// Experts that all tokens have: numbers from E on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SharedExperts {
+    /// M.
+    pub n: u32,
+    /// Whether their weight is the sigmoid of one more logit, rather than 1.
+    pub gated: bool,
+}
+
 /// Records the choice of each token's experts: the numbers of the K with the highest scores, `bias` added for the choice
-/// alone, and their weights. Shader: `shaders/route.wgsl`.
+/// alone, and their weights; then the `shared` ones. Shader: `shaders/route.wgsl`.
 ///
 /// # Shapes
-/// `logits`: `[T, E]`; `bias`: `[E]`; `routes`: `[T, K, 2]` words, the expert and its weight's bits.
+/// `logits`: `[T, E]`, or `[T, E + 1]` where shared experts are gated; `bias`: `[E]`; `routes`: `[T, K + M, 2]` words, the
+/// expert and its weight's bits.
 /// # Errors
-/// [`Error::Shape`] if the operands disagree, [`Error::Operand`] if E is above [`MAX_EXPERTS`] or K above E.
+/// [`Error::Shape`] if the operands disagree, [`Error::Operand`] if E is above [`MAX_EXPERTS`], M above [`MAX_SHARED`] or K
+/// above E.
 pub fn route(
     rec: &mut Recorder,
     router: &Router,
+    shared: SharedExperts,
     logits: &Tensor,
     bias: Option<&Tensor>,
     routes: &Tensor,
 ) -> Result<(), Error> {
-    let [n_tokens, n_experts] = logits.dims2("route", "logits")?;
-    let n_used = routes.shape().get(1).copied().unwrap_or(0);
-    routes.expect_shape("route", "routes", &[n_tokens, n_used, 2])?;
+    let [n_tokens, n_logits] = logits.dims2("route", "logits")?;
+    let n_experts = n_logits - u32::from(shared.gated);
+    let n_slots = routes.shape().get(1).copied().unwrap_or(0);
+    routes.expect_shape("route", "routes", &[n_tokens, n_slots, 2])?;
     let operand = |operand, expected: String, found: u32| {
         Err(Error::Operand { kernel: "route", operand, expected, found: found.to_string() })
     };
     if n_experts > MAX_EXPERTS {
-        return operand("logits", format!("up to {MAX_EXPERTS} columns"), n_experts);
+        return operand("logits", format!("up to {MAX_EXPERTS} experts"), n_experts);
     }
+    if shared.n > MAX_SHARED {
+        return operand("routes", format!("up to {MAX_SHARED} experts for all tokens"), shared.n);
+    }
+    let n_used = n_slots.saturating_sub(shared.n);
     if n_used == 0 || n_used > n_experts {
         return operand("routes", format!("1 to {n_experts} experts for a token"), n_used);
     }
     if let Some(bias) = bias {
         bias.expect_shape("route", "bias", &[n_experts])?;
     }
-    let flags =
-        [(router.score == ExpertScore::Sigmoid, SIGMOID), (bias.is_some(), ROUTE_BIAS), (router.shares, SHARES)];
-    let flags = flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum();
-    let params = RouteParams { n_tokens, n_experts, n_used, flags, scale: router.scale, _pad: [0; 3] };
+    let flags = set(&[
+        (router.score == ExpertScore::Sigmoid, SIGMOID),
+        (bias.is_some(), ROUTE_BIAS),
+        (router.shares, SHARES),
+        (shared.gated, GATED),
+    ]);
+    let params =
+        RouteParams { n_tokens, n_experts, n_used, flags, scale: router.scale, n_shared: shared.n, _pad: [0; 2] };
     // A bias that is not there is never read; the logits are at hand.
     let operands = [logits, bias.unwrap_or(logits), routes];
     let grid = fold(rec.device(), n_tokens.into());
     rec.dispatch(&shaders::ROUTE, None, &[], params, &operands, grid)
 }
 
-/// The gates and ups of all experts in one matrix.
+/// Rows of a matrix of gates and ups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertRows {
+    /// Of each expert its F gates and then its F ups.
+    Both,
+    /// Gates alone. What becomes of them waits in `y` for the ups.
+    Gates,
+    /// Ups alone, after the gates.
+    Ups,
+}
+
+/// Gates and ups of some experts.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertGateUp<'a> {
-    /// `[2 E F, C]` in one slab, see [`Matrix::n_slabs`].
+    /// `[2 N F, C]`, or `[N F, C]` where it has rows of one kind; an expert's rows in one slab.
     pub w: &'a Matrix,
-    /// `[2 E F]`; not together with a norm.
+    /// Which rows it has.
+    pub rows: ExpertRows,
+    /// Number of its first expert; it has N.
+    pub first_expert: u32,
+    /// Of all experts, `[2 E F]`, of each its gates' and then its ups'; not together with a norm.
     pub bias: Option<&'a Tensor>,
     /// Normalises `x` first.
     pub norm: Option<Norm<'a>>,
-    /// E.
-    pub n_experts: u32,
-    /// Whether each expert's gates come before its own ups, rather than all gates before all ups.
-    pub by_expert: bool,
     /// What is applied to the gates.
     pub gate: Gate,
 }
 
 impl ExpertGateUp<'_> {
-    /// Records `y[t, s] = act(x[t] gateᵀ) * (x[t] upᵀ)` by the experts that `routes` names.
-    /// Shader: `shaders/expert_gate_up.wgsl`.
+    /// Records `y[t, s] = act(x[t] gateᵀ) * (x[t] upᵀ)` by those experts that `routes` names and `w` has, a dispatch for each
+    /// slab of `w`. Shader: `shaders/expert_gate_up.wgsl`.
     ///
     /// # Shapes
     /// `x`: `[T, C]`, C a multiple of 4; `routes`: `[T, K, 2]`; `y`: `[T * K, F]`.
     /// # Errors
-    /// [`Error::Shape`] if the operands disagree, [`Error::Operand`] if C is no multiple of 4 or `w` is in slabs.
+    /// [`Error::Shape`] if the operands disagree, [`Error::Operand`] if C is no multiple of 4 or an expert is cut.
     pub fn record(&self, rec: &mut Recorder, x: &Tensor, routes: &Tensor, y: &Tensor) -> Result<(), Error> {
         const KERNEL: &str = "expert_gate_up";
-        let n_tokens = quads(KERNEL, x)?;
-        let slab = self.w.only_slab(KERNEL)?;
-        let (dim, ffn_dim) = (self.w.cols(), self.w.rows() / (2 * self.n_experts.max(1)));
+        let (n_tokens, dim) = (quads(KERNEL, x)?, self.w.cols());
+        let [n_slots, ffn_dim] = y.dims2(KERNEL, "y")?;
         let n_used = routes.shape().get(1).copied().unwrap_or(0);
         x.expect_shape(KERNEL, "x", &[n_tokens, dim])?;
         routes.expect_shape(KERNEL, "routes", &[n_tokens, n_used, 2])?;
         y.expect_shape(KERNEL, "y", &[n_tokens * n_used, ffn_dim])?;
-        if let Some(bias) = self.bias {
-            bias.expect_shape(KERNEL, "bias", &[self.w.rows()])?;
-        }
+        expect_biases(KERNEL, self.bias, 2 * ffn_dim)?;
         let vector = vector(KERNEL, self.norm, self.bias, dim)?;
         let (gate_flags, gate) = self.gate.flags();
-        let flags = if self.norm.is_some() { NORM } else { 0 } | if self.bias.is_some() { BIAS } else { 0 };
-        let (expert_rows, up_row) = match self.by_expert {
-            true => (2 * ffn_dim, ffn_dim),
-            false => (ffn_dim, self.n_experts * ffn_dim),
-        };
-        let params = |first_group| ExpertGateUpParams {
-            n_used,
-            ffn_dim,
-            dim,
-            blocks: self.w.blocks(),
-            w_scales: self.w.quants_words(slab),
-            eps: self.norm.map_or(0.0, |norm| norm.eps),
-            flags: flags | gate_flags,
-            first_group,
-            expert_rows,
-            up_row,
-            n_tokens,
-            n_experts: self.n_experts,
-        };
+        let (is_apart, is_ups) = (self.rows != ExpertRows::Both, self.rows == ExpertRows::Ups);
+        let flags = [(self.norm.is_some(), NORM), (self.bias.is_some(), BIAS), (is_apart, APART), (is_ups, UPS)];
         let (choice, constants) = lanes(rec, &shaders::EXPERT_GATE_UP, self.w, self.norm.is_some());
-        let constants = [constants, gate.to_vec()].concat();
-        let n_groups = lanes_groups(2 * ffn_dim.next_multiple_of(2), choice.size);
-        // A vector that is not there is never read; x is at hand.
-        let operands = [&slab.words, vector.unwrap_or(x), x, routes, y];
-        let of_slots = operations(n_tokens * n_used, 2 * ffn_dim, dim);
-        for GridPart { first, grid: [x_groups, y_groups, _] } in grid_parts(rec.device(), n_groups, of_slots) {
-            let (kernel, grid) = (&shaders::EXPERT_GATE_UP, [x_groups, y_groups, n_tokens * n_used]);
-            rec.dispatch_as(choice.tier, kernel, Some(self.w.weight()), &constants, params(first), &operands, grid)?;
+        let kinds = [(is_apart, ("APART", 1.0)), (is_ups, ("UPS", 1.0))];
+        let kinds = kinds.into_iter().filter(|(is_set, _)| *is_set).map(|(_, constant)| constant);
+        let constants: Vec<_> = constants.into_iter().chain(gate.iter().copied()).chain(kinds).collect();
+        let n_rows = if is_apart { ffn_dim } else { 2 * ffn_dim.next_multiple_of(2) };
+        let n_groups = lanes_groups(n_rows, choice.size);
+        for slab in self.w.slabs() {
+            let experts = Experts::of(KERNEL, slab, self.first_expert, if is_apart { ffn_dim } else { 2 * ffn_dim })?;
+            let params = |first_group| ExpertGateUpParams {
+                n_used,
+                ffn_dim,
+                dim,
+                blocks: self.w.blocks(),
+                w_scales: self.w.quants_words(slab),
+                eps: self.norm.map_or(0.0, |norm| norm.eps),
+                flags: set(&flags) | gate_flags,
+                first_group,
+                first_expert: experts.first,
+                n_experts: experts.n,
+                n_tokens,
+                _pad: 0,
+            };
+            // A vector that is not there is never read; x is at hand.
+            let operands = [&slab.words, vector.unwrap_or(x), x, routes, y];
+            let of_slots = operations(n_slots, n_rows, dim);
+            for GridPart { first, grid: [x_groups, y_groups, _] } in grid_parts(rec.device(), n_groups, of_slots) {
+                let (kernel, grid) = (&shaders::EXPERT_GATE_UP, [x_groups, y_groups, n_slots]);
+                rec.dispatch_as(
+                    choice.tier,
+                    kernel,
+                    Some(self.w.weight()),
+                    &constants,
+                    params(first),
+                    &operands,
+                    grid,
+                )?;
+            }
         }
         Ok(())
     }
 }
 
-/// The second matrices of all experts in one.
+/// The second matrices of some experts.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertDown<'a> {
-    /// `[E C, F]` in one slab, see [`Matrix::n_slabs`].
+    /// `[N C, F]`, an expert's rows in one slab.
     pub w: &'a Matrix,
-    /// `[E C]`.
+    /// Number of its first expert; it has N.
+    pub first_expert: u32,
+    /// Of all experts, `[E C]`.
     pub bias: Option<&'a Tensor>,
     /// Whether to add to `y` instead of overwriting it.
     pub accumulate: bool,
 }
 
 impl ExpertDown<'_> {
-    /// Records `y[t] = (y[t] +)` the sum of `weight * (w x[t, s] (+ bias))` over the experts that `routes` names.
-    /// Shader: `shaders/expert_down.wgsl`.
+    /// Records `y[t] = (y[t] +)` the sum of `weight * (w x[t, s] (+ bias))` over those experts that `routes` names and `w`
+    /// has, a dispatch for each slab of `w`. Shader: `shaders/expert_down.wgsl`.
     ///
     /// # Shapes
     /// `x`: `[T * K, F]`, F a multiple of 4; `routes`: `[T, K, 2]`; `y`: `[T, C]`.
     /// # Errors
-    /// [`Error::Shape`] if the operands disagree, [`Error::Operand`] if F is no multiple of 4 or `w` is in slabs.
+    /// [`Error::Shape`] if the operands disagree, [`Error::Operand`] if F is no multiple of 4 or an expert is cut.
     pub fn record(&self, rec: &mut Recorder, x: &Tensor, routes: &Tensor, y: &Tensor) -> Result<(), Error> {
         const KERNEL: &str = "expert_down";
         let n_slots = quads(KERNEL, x)?;
-        let slab = self.w.only_slab(KERNEL)?;
         let ([n_tokens, n_out], dim) = (y.dims2(KERNEL, "y")?, self.w.cols());
         let n_used = routes.shape().get(1).copied().unwrap_or(0);
         x.expect_shape(KERNEL, "x", &[n_slots, dim])?;
         routes.expect_shape(KERNEL, "routes", &[n_tokens, n_used, 2])?;
         x.expect_shape(KERNEL, "x", &[n_tokens * n_used, dim])?;
-        let n_experts = self.w.rows() / n_out;
-        if let Some(bias) = self.bias {
-            bias.expect_shape(KERNEL, "bias", &[self.w.rows()])?;
-        }
-        let flags = if self.bias.is_some() { BIAS } else { 0 } | if self.accumulate { ACCUMULATE } else { 0 };
-        let params = |first_group| ExpertDownParams {
-            n_used,
-            n_out,
-            dim,
-            blocks: self.w.blocks(),
-            w_scales: self.w.quants_words(slab),
-            flags,
-            first_group,
-            n_tokens,
-            n_experts,
-            _pad: [0; 3],
-        };
+        expect_biases(KERNEL, self.bias, n_out)?;
         let (choice, constants) = lanes(rec, &shaders::EXPERT_DOWN, self.w, false);
         let n_groups = lanes_groups(n_out, choice.size);
-        let operands = [&slab.words, self.bias.unwrap_or(x), x, routes, y];
-        for GridPart { first, grid: [x_groups, y_groups, _] } in
-            grid_parts(rec.device(), n_groups, operations(n_slots, n_out, dim))
-        {
-            let (kernel, grid) = (&shaders::EXPERT_DOWN, [x_groups, y_groups, n_tokens]);
-            rec.dispatch_as(choice.tier, kernel, Some(self.w.weight()), &constants, params(first), &operands, grid)?;
+        for (i, slab) in self.w.slabs().iter().enumerate() {
+            let experts = Experts::of(KERNEL, slab, self.first_expert, n_out)?;
+            let params = |first_group| ExpertDownParams {
+                n_used,
+                n_out,
+                dim,
+                blocks: self.w.blocks(),
+                w_scales: self.w.quants_words(slab),
+                flags: set(&[(self.bias.is_some(), BIAS), (self.accumulate || i > 0, ACCUMULATE)]),
+                first_group,
+                n_tokens,
+                first_expert: experts.first,
+                n_experts: experts.n,
+                _pad: [0; 2],
+            };
+            let operands = [&slab.words, self.bias.unwrap_or(x), x, routes, y];
+            let of_slots = operations(n_slots, n_out, dim);
+            for GridPart { first, grid: [x_groups, y_groups, _] } in grid_parts(rec.device(), n_groups, of_slots) {
+                let (kernel, grid) = (&shaders::EXPERT_DOWN, [x_groups, y_groups, n_tokens]);
+                rec.dispatch_as(
+                    choice.tier,
+                    kernel,
+                    Some(self.w.weight()),
+                    &constants,
+                    params(first),
+                    &operands,
+                    grid,
+                )?;
+            }
         }
         Ok(())
     }
+}
+
+/// The experts of a slab.
+struct Experts {
+    first: u32,
+    n: u32,
+}
+
+impl Experts {
+    /// Those of a slab of a matrix that begins with expert `first`; an expert has so many rows.
+    fn of(kernel: &'static str, slab: &Slab, first: u32, rows: u32) -> Result<Experts, Error> {
+        if rows == 0 || !slab.first_row.is_multiple_of(rows) || !slab.rows.is_multiple_of(rows) {
+            return Err(Error::Operand {
+                kernel,
+                operand: "w",
+                expected: format!("slabs of whole experts, of {rows} rows each"),
+                found: format!("one of {} rows from row {} on", slab.rows, slab.first_row),
+            });
+        }
+        Ok(Experts { first: first + slab.first_row / rows, n: slab.rows / rows })
+    }
+}
+
+/// Refuses biases that are not so many for each expert.
+fn expect_biases(kernel: &'static str, bias: Option<&Tensor>, of_each: u32) -> Result<(), Error> {
+    let Some(bias) = bias else { return Ok(()) };
+    let n_experts = (bias.len() as u32).checked_div(of_each).unwrap_or(0).max(1);
+    bias.expect_shape(kernel, "bias", &[n_experts * of_each])
 }

@@ -30,7 +30,7 @@ use super::scaling;
 use crate::error::Error;
 use crate::kernels::{ExpertScore, Gate, Gelu, RopeConfig, RopeScaling, RopeStyle, Router};
 use crate::model::{
-    Attention, Between, Block, Experts, FeedForward, MAX_DIM, MAX_LAYERS, ModelConfig, NormKind, NormPlace,
+    Attention, Between, Block, Experts, FeedForward, MAX_CONTEXT, MAX_DIM, MAX_LAYERS, ModelConfig, NormKind, NormPlace,
 };
 
 /// An architecture.
@@ -62,6 +62,8 @@ pub(super) struct Architecture {
     pub gated: bool,
     /// The width of its feed-forward in widths of the model, where the files do not say.
     pub ffn_widths: Option<u32>,
+    /// What published configurations leave out because transformers knows it: an object in JSON.
+    pub defaults: &'static str,
     /// Makes Llama's model this one.
     pub describe: fn(&Keys<'_>, &mut ModelConfig) -> Result<(), Error>,
 }
@@ -111,8 +113,18 @@ impl Architecture {
 
     /// GGUF's name of the tensor that published checkpoints call `name`; `None` if it has none.
     pub fn gguf_name(&self, name: &str) -> Option<String> {
-        const PREFIXES: [&str; 7] =
-            ["model.language_model.", "model.", "transformer.", "gpt_neox.", "bert.", "roberta.", "nomic_bert."];
+        // Of the text part of a model of several kinds of input first.
+        const PREFIXES: [&str; 9] = [
+            "model.language_model.",
+            "language_model.model.",
+            "language_model.",
+            "model.",
+            "transformer.",
+            "gpt_neox.",
+            "bert.",
+            "roberta.",
+            "nomic_bert.",
+        ];
         const LAYERS: [&str; 4] = ["layers.", "h.", "encoder.layer.", "encoder.layers."];
         let without = |prefixes: &[&str], name| prefixes.iter().find_map(|&prefix| str::strip_prefix(name, prefix));
         let name = without(&PREFIXES, name).unwrap_or(name);
@@ -163,6 +175,14 @@ impl Architecture {
     pub fn config(&self, keys: &Keys<'_>) -> Result<ModelConfig, Error> {
         let mut config = self.llama_like(keys)?;
         (self.describe)(keys, &mut config)?;
+        if keys.is_gguf() {
+            // Layers that predict further tokens come last and are counted there.
+            let (n_layers, n_further) = (config.n_layers(), keys.u32(FURTHER_LAYERS)?.unwrap_or(0));
+            if n_further >= n_layers {
+                return Err(keys.wrong(FURTHER_LAYERS, format!("fewer than the {n_layers} layers"), n_further));
+            }
+            config.blocks.truncate((n_layers - n_further) as usize);
+        }
         config.check()?;
         Ok(config)
     }
@@ -176,14 +196,23 @@ impl Architecture {
         };
         let (dim, n_layers, n_heads) = (limited(WIDTH, MAX_DIM)?, limited(LAYERS, MAX_LAYERS)?, keys.required(HEADS)?);
         let divided = (n_heads > 0 && dim.is_multiple_of(n_heads)).then(|| dim / n_heads);
-        let head_dim = keys.u32(Key("attention.key_length", "head_dim"))?.or(divided);
+        const HEAD_DIM: Key = Key("attention.key_length", "head_dim");
+        let stated = keys.u32(HEAD_DIM)?;
+        if let Some(found) = stated.filter(|found| !(1..=MAX_DIM).contains(found)) {
+            return Err(keys.wrong(HEAD_DIM, format!("1 to {MAX_DIM}"), found));
+        }
+        let head_dim = stated.or(divided);
         let head_dim = head_dim.ok_or_else(|| keys.wrong(HEADS, format!("a divisor of the width {dim}"), n_heads))?;
         if let Some(found) = keys.u32(VALUE_DIM)?.filter(|&found| found != head_dim) {
             return Err(keys.unsupported(VALUE_DIM, found, &format!("that of keys, {head_dim}")));
         }
-        let share = keys.f32(Key("", "rope_parameters.partial_rotary_factor|partial_rotary_factor"))?.unwrap_or(1.0);
+        const SHARE: Key = Key("", "rope_parameters.partial_rotary_factor|partial_rotary_factor");
+        let share = keys.f32(SHARE)?.unwrap_or(1.0);
+        if !(share > 0.0 && share <= 1.0) {
+            return Err(keys.wrong(SHARE, "a number above 0, up to 1".into(), share));
+        }
         let rot_dims = keys.u32(Key("rope.dimension_count", ""))?.unwrap_or((head_dim as f32 * share) as u32);
-        let max_seq_len = keys.required(CONTEXT)?;
+        let max_seq_len = limited(CONTEXT, MAX_CONTEXT)?;
         let rope = RopeConfig {
             rot_dims,
             theta: keys.f32(THETA)?.unwrap_or(10_000.0).into(),
@@ -385,6 +414,7 @@ const THETA: Key = Key(
      global_rope_theta|rotary_emb_base|theta",
 );
 const WINDOW: Key = Key("attention.sliding_window", "sliding_window");
+pub(super) const FURTHER_LAYERS: Key = Key("nextn_predict_layers", "num_nextn_predict_layers");
 const EXPERTS: Key = Key("expert_count", "num_local_experts|num_experts");
 const KV_HEADS: Key = Key("attention.head_count_kv", "num_key_value_heads");
 const VALUE_DIM: Key = Key("attention.value_length", "v_head_dim");

@@ -1,15 +1,16 @@
 //! The tensors of a model's files, and the way from their bytes to a device.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
-use super::FileBytes;
 use super::gguf::FACTORS;
+use super::{FileBytes, mxfp4};
 use crate::device::Device;
 use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::formats::{BlockType, TensorInfo, block};
-use crate::matrix::ScaleEdges;
-use crate::model::{Destination, SourceTensor, WeightSource};
+use crate::matrix::{Matrix, TailEdges, file_row_bytes};
+use crate::model::{Destination, RowPlaces, SourceTensor, WeightSource};
 
 /// Tensors under GGUF's names, and where each lies.
 #[derive(Debug, Default)]
@@ -23,6 +24,18 @@ struct Entry {
     file: usize,
     info: TensorInfo,
     stored: Stored,
+    /// Number of the file of a tensor that belongs to this one, and where it lies there; see [`mxfp4`].
+    scales: Option<(usize, TensorInfo)>,
+}
+
+impl Entry {
+    /// Rows and groups of each expert's matrix, if it is of two tensors.
+    fn groups(&self) -> Option<[usize; 2]> {
+        self.scales.as_ref().and_then(|(_, scales)| match scales.shape[..] {
+            [_, rows, groups] => Some([rows as usize, groups as usize]),
+            _ => None,
+        })
+    }
 }
 
 /// How a file keeps a tensor, where that is not as kernels read it.
@@ -39,6 +52,8 @@ pub(super) enum Stored {
         /// Whether rows are pairs of a gate and its up, which kernels read as all gates and then all ups.
         paired: bool,
     },
+    /// Of each expert its gates and ups in turns.
+    Paired,
     /// Rows of several kinds of a head after those of the one before, for so many heads: queries, keys and values of
     /// GPT-NeoX; queries and gates of Qwen3.5, which kernels read in the other order.
     ByHead {
@@ -56,7 +71,7 @@ impl Stored {
     pub(super) fn ordered(self, info: &TensorInfo, bytes: &[u8]) -> Option<Vec<u8>> {
         let rows = info.shape.first().copied().unwrap_or(1) as usize;
         match self {
-            Stored::AsRead | Stored::LessOne | Stored::NegativeLog => None,
+            Stored::AsRead | Stored::LessOne | Stored::NegativeLog | Stored::Paired => None,
             Stored::Transposed => {
                 let cols = info.shape.get(1).copied().unwrap_or(1) as usize;
                 let size = bytes.len() / (rows * cols);
@@ -93,7 +108,32 @@ impl Stored {
 impl Catalog {
     /// Adds a tensor of file number `file` under the name that GGUF gives it.
     pub(super) fn insert(&mut self, name: String, file: usize, info: TensorInfo, stored: Stored) {
-        self.tensors.insert(name, Entry { file, info, stored });
+        self.tensors.insert(name, Entry { file, info, stored, scales: None });
+    }
+
+    /// Adds a tensor of MXFP4 whose exponents are in a tensor of their own.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the two do not fit each other.
+    pub(super) fn insert_scaled(
+        &mut self,
+        name: String,
+        (file, blocks): (usize, &TensorInfo),
+        scales: (usize, TensorInfo),
+        paired: bool,
+    ) -> Result<(), Error> {
+        let info = mxfp4::joined(&blocks.name, blocks, &scales.1)?;
+        let stored = if paired { Stored::Paired } else { Stored::AsRead };
+        self.tensors.insert(name, Entry { file, info, stored, scales: Some(scales) });
+        Ok(())
+    }
+
+    /// Leaves out the tensors of layers from `n_layers` on. Returns whether there were any.
+    pub(super) fn drop_layers(&mut self, n_layers: u32) -> bool {
+        let n_before = self.tensors.len();
+        let layer = |name: &str| name.strip_prefix("blk.")?.split_once('.')?.0.parse::<u32>().ok();
+        self.tensors.retain(|name, _| layer(name).is_none_or(|layer| layer < n_layers));
+        self.tensors.len() < n_before
     }
 
     /// Number of a tensor's file, and where it lies there.
@@ -192,16 +232,7 @@ impl WeightSource for Widened<'_> {
 /// The weight type under which a tensor's rows are stored on a device: its own where kernels have it, else F32, which
 /// is exact.
 fn weight_type(block_type: BlockType) -> WeightType {
-    match block_type {
-        BlockType::F16 => WeightType::F16,
-        BlockType::BF16 => WeightType::BF16,
-        BlockType::Q8_0 => WeightType::Q8_0,
-        BlockType::Q4_0 => WeightType::Q4_0,
-        BlockType::Q4_K => WeightType::Q4_K,
-        BlockType::Q5_K => WeightType::Q5_K,
-        BlockType::Q6_K => WeightType::Q6_K,
-        _ => WeightType::F32,
-    }
+    WeightType::ALL.into_iter().find(|weight| weight.block_type() == block_type).unwrap_or(WeightType::F32)
 }
 
 /// Refuses a tensor whose type has no decoder, before anything is allocated for the model.
@@ -237,14 +268,16 @@ pub(crate) struct Wanted {
 /// Weights on their way from files to a device: takes the bytes of every tensor in the order of the files, in pieces of
 /// any size, and writes whole rows.
 pub(crate) struct Feed {
-    /// Tensors in the order of the files.
+    /// Tensors in the order of the files, but scales right before what they scale.
     items: Vec<(Entry, Destination)>,
+    /// The scales of the tensor in progress, as far as they have come; all of them come before its blocks.
+    scales: Vec<u8>,
     /// The tensor in progress, and how much of it has come.
     at: usize,
     done: u64,
     /// The beginning of a row whose end has not come.
     partial_row: Vec<u8>,
-    edges: ScaleEdges,
+    edges: TailEdges,
     fed_bytes: u64,
     total_bytes: u64,
     /// Bytes written to the device since [`Feed::take_uploaded`].
@@ -258,20 +291,46 @@ impl Feed {
         let found = destinations.filter_map(|(name, place)| Some((catalog.tensors.get(name)?.clone(), place)));
         let mut items: Vec<_> = found.collect();
         items.sort_by_key(|(entry, _)| (entry.file, entry.info.offset));
-        let total_bytes = items.iter().map(|(entry, _)| entry.info.size_bytes).sum();
-        let edges = ScaleEdges::default();
-        Feed { items, at: 0, done: 0, partial_row: Vec::new(), edges, fed_bytes: 0, total_bytes, uploaded_bytes: 0 }
+        let scales_bytes = |entry: &Entry| entry.scales.as_ref().map_or(0, |(_, scales)| scales.size_bytes);
+        let total_bytes = items.iter().map(|(entry, _)| entry.info.size_bytes + scales_bytes(entry)).sum();
+        let edges = TailEdges::default();
+        Feed {
+            items,
+            scales: Vec::new(),
+            at: 0,
+            done: 0,
+            partial_row: Vec::new(),
+            edges,
+            fed_bytes: 0,
+            total_bytes,
+            uploaded_bytes: 0,
+        }
     }
 
     /// The bytes wanted next; `None` at the end.
     pub fn wanted(&self) -> Option<Wanted> {
-        let (Entry { file, info, .. }, _) = self.items.get(self.at)?;
-        Some(Wanted { file: *file, offset: info.offset + self.done, len: info.size_bytes - self.done })
+        let (file, info) = self.in_progress()?;
+        let done = if self.takes_scales() { self.scales.len() as u64 } else { self.done };
+        Some(Wanted { file, offset: info.offset + done, len: info.size_bytes - done })
     }
 
     /// The tensor whose bytes are wanted.
     pub fn tensor(&self) -> Option<&TensorInfo> {
-        self.items.get(self.at).map(|(entry, _)| &entry.info)
+        self.in_progress().map(|(_, info)| info)
+    }
+
+    fn in_progress(&self) -> Option<(usize, &TensorInfo)> {
+        let (entry, _) = self.items.get(self.at)?;
+        match &entry.scales {
+            Some((file, scales)) if self.takes_scales() => Some((*file, scales)),
+            _ => Some((entry.file, &entry.info)),
+        }
+    }
+
+    /// Whether what comes next are scales.
+    fn takes_scales(&self) -> bool {
+        let scales = self.items.get(self.at).and_then(|(entry, _)| entry.scales.as_ref());
+        scales.is_some_and(|(_, scales)| (self.scales.len() as u64) < scales.size_bytes)
     }
 
     /// Takes everything from files that are there as a whole. `progress` is told bytes taken so far, and in all.
@@ -312,24 +371,34 @@ impl Feed {
     /// # Errors
     /// Errors of [`Device::write`].
     pub fn push(&mut self, device: &Device, mut bytes: &[u8]) -> Result<(), Error> {
+        let takes_scales = self.takes_scales();
         let Some((entry, place)) = self.items.get(self.at) else { return Ok(()) };
         let info = &entry.info;
         let n_bytes = bytes.len() as u64;
+        if takes_scales {
+            self.scales.extend_from_slice(bytes);
+            self.fed_bytes += n_bytes;
+            return Ok(());
+        }
+        let unit = entry.groups().map_or(1, |[rows, _]| rows as u32);
         let row_bytes = match place {
+            // An expert's rows, which are put in order.
+            _ if entry.scales.is_some() => (info.size_bytes / info.shape.first().copied().unwrap_or(1)) as usize,
             Destination::Rows { .. } if matches!(entry.stored, Stored::AsRead | Stored::LessOne) => {
-                (info.size_bytes / info.shape.first().copied().unwrap_or(1)) as usize
+                (info.size_bytes / n_rows(info)) as usize
             }
             // Taken as a whole.
             _ => info.size_bytes as usize,
         };
-        let mut first_row = ((self.done - self.partial_row.len() as u64) / row_bytes as u64) as u32;
+        let mut first_row = ((self.done - self.partial_row.len() as u64) / row_bytes as u64) as u32 * unit;
         if !self.partial_row.is_empty() {
             let (head, rest) = bytes.split_at(bytes.len().min(row_bytes - self.partial_row.len()));
             self.partial_row.extend_from_slice(head);
             bytes = rest;
             if self.partial_row.len() == row_bytes {
-                self.uploaded_bytes += write_rows(device, entry, place, first_row, &self.partial_row, &mut self.edges)?;
-                first_row += 1;
+                let rows = repacked(entry, first_row, &self.partial_row, &self.scales);
+                self.uploaded_bytes += write_rows(device, entry, place, first_row, &rows, &mut self.edges)?;
+                first_row += unit;
                 self.partial_row.clear();
             }
         }
@@ -338,18 +407,29 @@ impl Feed {
         const PIECE: usize = 1 << 20;
         let piece_rows = (PIECE / row_bytes).max(1);
         for piece in rows.chunks(piece_rows * row_bytes) {
-            self.uploaded_bytes += write_rows(device, entry, place, first_row, piece, &mut self.edges)?;
-            first_row += (piece.len() / row_bytes) as u32;
+            let rows = repacked(entry, first_row, piece, &self.scales);
+            self.uploaded_bytes += write_rows(device, entry, place, first_row, &rows, &mut self.edges)?;
+            first_row += (piece.len() / row_bytes) as u32 * unit;
         }
         self.partial_row.extend_from_slice(rest);
         self.fed_bytes += n_bytes;
         self.done += n_bytes;
         if self.done >= info.size_bytes {
+            self.uploaded_bytes += write_gaps(device, entry, place, &mut self.edges)?;
             self.at += 1;
             self.done = 0;
+            self.scales.clear();
         }
         Ok(())
     }
+}
+
+/// Rows from `first_row` on as GGUF files have them: those of two tensors are put together.
+fn repacked<'a>(entry: &Entry, first_row: u32, bytes: &'a [u8], scales: &[u8]) -> Cow<'a, [u8]> {
+    let Some([rows, groups]) = entry.groups() else { return Cow::Borrowed(bytes) };
+    let first = first_row as usize * groups;
+    let of_rows = &scales[first..first + bytes.len() / mxfp4::GROUP];
+    Cow::Owned(mxfp4::repacked(bytes, of_rows, [rows, groups], entry.stored == Stored::Paired))
 }
 
 /// Writes whole rows of a tensor where they belong, expanded to F32 if no kernel reads their type. Returns the bytes that
@@ -360,39 +440,121 @@ fn write_rows(
     place: &Destination,
     first_row: u32,
     bytes: &[u8],
-    edges: &mut ScaleEdges,
+    edges: &mut TailEdges,
 ) -> Result<u64, Error> {
     let ordered = stored.ordered(info, bytes);
     let bytes = ordered.as_deref().unwrap_or(bytes);
-    let values = || -> Result<Vec<f32>, Error> {
-        let n_blocks = bytes.len() as u64 / info.block_type.block_bytes();
-        let mut values = vec![0.0; (n_blocks * info.block_type.block_len()) as usize];
-        block::dequantize(info.block_type, bytes, &mut values)?;
-        Ok(values)
-    };
     match place {
-        Destination::Values { tensor, first } => {
-            let mut values = values()?;
+        Destination::Values { tensor, places } => {
+            let mut values = dequantized(info, bytes)?;
             match stored {
                 Stored::LessOne => values.iter_mut().for_each(|value| *value += 1.0),
                 Stored::NegativeLog => values.iter_mut().for_each(|value| *value = -value.exp()),
                 _ => {}
             }
-            device.write(tensor, *first, &values)?;
+            let mut rest = &values[..];
+            for (place, n) in places.places(0, values.len() as u32) {
+                let (run, after) = rest.split_at(n as usize);
+                device.write(tensor, place as usize, run)?;
+                rest = after;
+            }
             Ok(size_of_val(&values[..]) as u64)
         }
-        Destination::Rows { matrix, first_row: top } => match matrix.weight() {
-            WeightType::F32 if info.block_type != BlockType::F32 => {
-                let values = values()?;
-                matrix.write_rows(device, top + first_row, bytemuck::cast_slice(&values), edges)?;
-                Ok(size_of_val(&values[..]) as u64)
-            }
-            _ => {
-                matrix.write_rows(device, top + first_row, bytes, edges)?;
-                Ok(bytes.len() as u64)
+        Destination::Rows { matrix, places } => match places.slice {
+            None => write_plain(device, info, matrix, *places, first_row, bytes, edges),
+            Some(columns) => {
+                let mut written = 0;
+                for (i, slice) in slices(info, matrix, bytes, columns)?.into_iter().enumerate() {
+                    let places = RowPlaces::from(places.first + i as u32 * places.stride);
+                    written += write_plain(device, info, matrix, places, first_row, &slice, edges)?;
+                }
+                Ok(written)
             }
         },
     }
+}
+
+/// Rows of a tensor: all dimensions but the last.
+fn n_rows(info: &TensorInfo) -> u64 {
+    info.shape.split_last().map_or(1, |(_, rows)| rows.iter().product())
+}
+
+/// Writes whole rows in the type of a file to their places.
+fn write_plain(
+    device: &Device,
+    info: &TensorInfo,
+    matrix: &Matrix,
+    places: RowPlaces,
+    first_row: u32,
+    bytes: &[u8],
+    edges: &mut TailEdges,
+) -> Result<u64, Error> {
+    let values;
+    let bytes = match matrix.weight() {
+        WeightType::F32 if info.block_type != BlockType::F32 => {
+            values = dequantized(info, bytes)?;
+            bytemuck::cast_slice(&values)
+        }
+        _ => bytes,
+    };
+    let row_bytes = file_row_bytes(matrix.weight(), matrix.cols() as usize);
+    let mut rest = bytes;
+    for (place, n) in places.places(first_row, (bytes.len() / row_bytes) as u32) {
+        let (run, after) = rest.split_at(n as usize * row_bytes);
+        matrix.write_rows(device, place, run, edges)?;
+        rest = after;
+    }
+    Ok(bytes.len() as u64)
+}
+
+/// Rows of a file cut into slices of so many columns, each as rows of the matrix, zero where they have no more.
+fn slices(info: &TensorInfo, matrix: &Matrix, bytes: &[u8], columns: u32) -> Result<Vec<Vec<u8>>, Error> {
+    let (block_len, block_bytes) = (info.block_type.block_len(), info.block_type.block_bytes());
+    let (columns, all) = (u64::from(columns), info.shape.last().copied().unwrap_or(1));
+    if !columns.is_multiple_of(block_len) && columns < all {
+        return Err(Error::Config {
+            field: info.name.clone(),
+            expected: format!("blocks that end every {columns} columns, where experts do"),
+            found: format!("{}, in blocks of {block_len}", info.block_type),
+        });
+    }
+    let bytes_of = |columns: u64| (columns.div_ceil(block_len) * block_bytes) as usize;
+    let (slice_bytes, row_bytes) = (bytes_of(columns), bytes_of(all));
+    let padded_bytes = bytes_of(matrix.cols().into());
+    let slice = |i: usize| {
+        let rows = bytes.chunks_exact(row_bytes).flat_map(|row| {
+            let of_row = &row[i * slice_bytes..row_bytes.min((i + 1) * slice_bytes)];
+            of_row.iter().copied().chain(std::iter::repeat_n(0, padded_bytes - of_row.len()))
+        });
+        rows.collect()
+    };
+    Ok((0..all.div_ceil(columns) as usize).map(slice).collect())
+}
+
+/// Writes zeros where a tensor leaves places free.
+fn write_gaps(
+    device: &Device,
+    Entry { info, .. }: &Entry,
+    place: &Destination,
+    edges: &mut TailEdges,
+) -> Result<u64, Error> {
+    let Destination::Rows { matrix, places } = place else { return Ok(0) };
+    let row_bytes = file_row_bytes(matrix.weight(), matrix.cols() as usize);
+    let mut written = 0;
+    for (first, n) in places.gaps(n_rows(info) as u32) {
+        let zeros = vec![0; n as usize * row_bytes];
+        matrix.write_rows(device, first, &zeros, edges)?;
+        written += zeros.len() as u64;
+    }
+    Ok(written)
+}
+
+/// The values of some blocks of a tensor.
+fn dequantized(info: &TensorInfo, bytes: &[u8]) -> Result<Vec<f32>, Error> {
+    let n_blocks = bytes.len() as u64 / info.block_type.block_bytes();
+    let mut values = vec![0.0; (n_blocks * info.block_type.block_len()) as usize];
+    block::dequantize(info.block_type, bytes, &mut values)?;
+    Ok(values)
 }
 
 #[cfg(test)]
@@ -410,7 +572,8 @@ mod tests {
             TensorInfo { name: "w".into(), shape: vec![1024], block_type: BlockType::F16, offset: 0, size_bytes: 2048 };
         let mut catalog = Catalog::default();
         catalog.insert("w".into(), 0, info, Stored::AsRead);
-        let mut feed = Feed::new(&catalog, [("w", Destination::Values { tensor, first: 0 })].into_iter());
+        let mut feed =
+            Feed::new(&catalog, [("w", Destination::Values { tensor, places: RowPlaces::from(0) })].into_iter());
         let before = device.counters();
         for (piece, uploaded) in [(1000, 0), (1048, 4096)] {
             feed.push(&device, &vec![0; piece]).unwrap();

@@ -1,8 +1,9 @@
 //! GGUF files.
 
-use super::architectures::{Architecture, refused};
+use super::architectures::{Architecture, FURTHER_LAYERS, refused};
 use super::catalog::{Catalog, check_type, floats};
 use super::keys::{Keys, Source};
+use super::unread::FURTHER_TOKENS;
 use super::{ModelHeader, ModelShape, gguf_encoder, vocab_from_gguf};
 use crate::error::Error;
 use crate::formats::TensorInfo;
@@ -59,6 +60,11 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
     }
     let metadata = &first.metadata;
     let shape = shape(metadata, (architecture, name_of_it), &catalog, config_data)?;
+    let mut unread = Vec::new();
+    let further = metadata.get_u32(&format!("{name_of_it}.{}", FURTHER_LAYERS.0))?;
+    if further.is_some_and(|n| n > 0) && catalog.drop_layers(shape.config().n_layers()) {
+        unread.push(FURTHER_TOKENS);
+    }
     let vocab_size = shape.config().vocab_size;
     let tokenizer = vocab_from_gguf(metadata).and_then(Tokenizer::from_vocab);
     if let Ok(tokenizer) = &tokenizer
@@ -76,6 +82,7 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
         tokenizer,
         chat_template: metadata.get_str("tokenizer.chat_template")?.map(str::to_owned),
         catalog,
+        unread,
     })
 }
 

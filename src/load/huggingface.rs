@@ -1,15 +1,18 @@
 //! Hugging Face folders: `config.json`, `model.safetensors` or its sharded index, `tokenizer.json`.
 
+use std::collections::{BTreeSet, HashMap};
 #[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
-use super::architectures::{Architecture, refused};
-use super::catalog::{Catalog, check_type};
+use super::architectures::{Architecture, FURTHER_LAYERS, refused};
+use super::catalog::{Catalog, Stored, check_type};
 use super::keys::{Key, Keys, Source};
+use super::unread::{self, FURTHER_TOKENS};
 #[cfg(not(target_arch = "wasm32"))]
 use super::{FileBytes, ModelFile};
-use super::{ModelHeader, ModelShape, encoder};
+use super::{ModelHeader, ModelShape, encoder, mxfp4};
 use crate::error::Error;
+use crate::formats::TensorInfo;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::safetensors::{Safetensors, ShardIndex};
 use crate::model::WeightSource;
@@ -21,6 +24,8 @@ pub(super) const CONFIG: &str = "config.json";
 pub(super) const TOKENIZER: &str = "tokenizer.json";
 /// Name of the tokenizer's configuration, which may be missing.
 pub(super) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+/// Name of the defaults for generation, which may be missing.
+pub(super) const GENERATION_CONFIG: &str = "generation_config.json";
 /// Name of the chat template where it is a file of its own.
 pub(super) const CHAT_TEMPLATE: &str = "chat_template.jinja";
 /// Names of what sentence-transformers adds to a folder.
@@ -37,6 +42,7 @@ pub(super) struct Texts {
     pub config: Option<Vec<u8>>,
     pub tokenizer: Option<Vec<u8>>,
     pub tokenizer_config: Option<Vec<u8>>,
+    pub generation_config: Option<Vec<u8>>,
     pub chat_template: Option<Vec<u8>>,
     pub index: Option<Vec<u8>>,
     pub modules: Option<Vec<u8>>,
@@ -52,6 +58,7 @@ impl Texts {
             CONFIG => &mut self.config,
             TOKENIZER => &mut self.tokenizer,
             TOKENIZER_CONFIG => &mut self.tokenizer_config,
+            GENERATION_CONFIG => &mut self.generation_config,
             CHAT_TEMPLATE => &mut self.chat_template,
             INDEX => &mut self.index,
             MODULES => &mut self.modules,
@@ -67,21 +74,20 @@ impl Texts {
 pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)]) -> Result<ModelHeader, Error> {
     let in_file = |file: &'static str| move |error: Error| error.in_file(file);
     let bytes = texts.config.as_ref().ok_or_else(|| missing(CONFIG))?;
-    let json = ConfigJson::parse(bytes).map_err(in_file(CONFIG))?;
+    let json = ConfigJson::parse(bytes).and_then(text_part).map_err(in_file(CONFIG))?;
     let (architecture, model_type) = architecture(&json).map_err(in_file(CONFIG))?;
+    let model_type = model_type.to_owned();
+    let json = json.or_defaults(architecture.defaults).map_err(in_file(CONFIG))?;
     let embeds = texts.modules.is_some() || texts.pooling.is_some();
-    let keys = Keys::new(Source::Json(&json), model_type, embeds);
+    let keys = Keys::new(Source::Json(&json), &model_type, embeds);
     let config = architecture.config(&keys).map_err(in_file(CONFIG))?;
-    let mut catalog = Catalog::default();
     let n_heads = config.blocks.first().map_or(1, |block| block.attention.n_heads);
-    for (file, (file_name, header)) in weights.iter().enumerate() {
-        for tensor in &header.tensors {
-            // Other tensors, such as buffers that old checkpoints saved along, are not read.
-            let Some(name) = architecture.gguf_name(&tensor.name) else { continue };
-            check_type("safetensors", tensor).map_err(|e| e.in_file(file_name))?;
-            let stored = (architecture.stored)(&name, n_heads);
-            catalog.insert(name, file, tensor.clone(), stored);
-        }
+    let (mut catalog, unread) = catalog(architecture, n_heads, !config.has_head, weights)?;
+    let mut unread: Vec<&'static str> = unread.into_iter().collect();
+    if keys.u32(FURTHER_LAYERS).map_err(in_file(CONFIG))?.is_some_and(|n| n > 0)
+        && catalog.drop_layers(config.n_layers())
+    {
+        unread.push(FURTHER_TOKENS);
     }
     let tied = keys.bool(Key("", "tie_word_embeddings")).map_err(in_file(CONFIG))?;
     let is_tied = !config.has_head || tied.unwrap_or(architecture.tied);
@@ -97,7 +103,12 @@ pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)
         Some(bytes) => TokenizerConfig::from_json(bytes).map_err(in_file(TOKENIZER_CONFIG)),
         None => Ok(TokenizerConfig::default()),
     };
-    let tokenizer = tokenizer_config.and_then(|config| {
+    let tokenizer = tokenizer_config.and_then(|mut config| {
+        config.add_end_ids(json.get("eos_token_id")?).map_err(in_file(CONFIG))?;
+        if let Some(bytes) = &texts.generation_config {
+            let add = |json: ConfigJson| config.add_end_ids(json.get("eos_token_id")?);
+            ConfigJson::parse(bytes).and_then(add).map_err(in_file(GENERATION_CONFIG))?;
+        }
         let bytes = texts.tokenizer.as_ref().ok_or_else(|| missing(TOKENIZER))?;
         Tokenizer::from_json(bytes, &config).map_err(in_file(TOKENIZER))
     });
@@ -107,7 +118,66 @@ pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)
         (None, Some(bytes)) => template_in(bytes).unwrap_or_default(),
         (None, None) => None,
     };
-    Ok(ModelHeader { name: name.to_owned(), shape, tokenizer, chat_template, catalog })
+    Ok(ModelHeader { name: name.to_owned(), shape, tokenizer, chat_template, catalog, unread })
+}
+
+/// The part of a configuration that is about text, where others are about pictures and sounds. What stands beside it of all
+/// of them counts where it says nothing itself.
+fn text_part(json: ConfigJson) -> Result<ConfigJson, Error> {
+    json.part("text_config", &["model_type", "tie_word_embeddings", "quantization_config"])
+}
+
+/// The tensors of weight files under GGUF's names, and what is left out.
+fn catalog(
+    architecture: &Architecture,
+    n_heads: u32,
+    is_encoder: bool,
+    weights: &[(String, Safetensors)],
+) -> Result<(Catalog, BTreeSet<&'static str>), Error> {
+    let (mut catalog, mut unread) = (Catalog::default(), BTreeSet::new());
+    let all = || weights.iter().enumerate().flat_map(|(i, (_, header))| header.tensors.iter().map(move |t| (i, t)));
+    // Scales, which may be in another file than what they scale.
+    let scales = all().filter_map(|(file, tensor)| match mxfp4::half(&tensor.name) {
+        Some((stem, true)) => Some((stem, (file, tensor))),
+        _ => None,
+    });
+    let mut scales: HashMap<&str, (usize, &TensorInfo)> = scales.collect();
+    let mut halves = Vec::new();
+    for (file, tensor) in all() {
+        let in_file = |error: Error| error.in_file(&weights[file].0);
+        if let Some((stem, is_scales)) = mxfp4::half(&tensor.name)
+            && let Some(name) = architecture.gguf_name(stem)
+        {
+            if !is_scales {
+                halves.push((name, stem, file, tensor));
+            }
+            continue;
+        }
+        let Some(name) = architecture.gguf_name(&tensor.name) else {
+            let part = unread::part(&tensor.name, is_encoder).ok_or_else(|| in_file(unknown(tensor)))?;
+            unread.extend((!part.is_empty()).then_some(part));
+            continue;
+        };
+        check_type("safetensors", tensor).map_err(in_file)?;
+        let stored = (architecture.stored)(&name, n_heads);
+        catalog.insert(name, file, tensor.clone(), stored);
+    }
+    for (name, stem, file, blocks) in halves {
+        let in_file = |error: Error| error.in_file(&weights[file].0);
+        let scales = scales.remove(stem).ok_or_else(|| in_file(missing(&format!("{stem}_scales"))))?;
+        let paired = (architecture.stored)(&name, n_heads) == Stored::ExpertsTransposed { paired: true };
+        catalog.insert_scaled(name, (file, blocks), (scales.0, scales.1.clone()), paired).map_err(in_file)?;
+    }
+    Ok((catalog, unread))
+}
+
+/// Refuses a tensor that nothing reads.
+fn unknown(tensor: &TensorInfo) -> Error {
+    Error::Config {
+        field: tensor.name.escape_debug().to_string(),
+        expected: "no such tensor in a model of this architecture".into(),
+        found: "in the file".into(),
+    }
 }
 
 /// The chat template in a `tokenizer_config.json`: a text, or the one called `default` in a list.
@@ -131,8 +201,18 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
         false => path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new(".")),
     };
     let mut texts = Texts::default();
-    for name in [CONFIG, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, INDEX, MODULES, POOLING, SENTENCE_CONFIG, PROMPTS]
-    {
+    for name in [
+        CONFIG,
+        TOKENIZER,
+        TOKENIZER_CONFIG,
+        GENERATION_CONFIG,
+        CHAT_TEMPLATE,
+        INDEX,
+        MODULES,
+        POOLING,
+        SENTENCE_CONFIG,
+        PROMPTS,
+    ] {
         let path = folder.join(name);
         if let Some(slot) = texts.slot(name)
             && path.exists()

@@ -271,7 +271,7 @@ const UNREAD_GGUF: [&str; 2] = ["vocab_size", "tensor_data_layout"];
 /// Whether a key of `config.json` says nothing of the forward pass, or what tensors say as well: names and versions,
 /// tokens, training, biases, and the heads of other uses.
 fn is_unread_json(path: &str) -> bool {
-    const BEGINS: [&str; 6] = ["_", "init", "summary_", "classifier_", "use_flash", "sentence_transformers"];
+    const BEGINS: [&str; 7] = ["_", "init", "summary_", "classifier_", "use_flash", "sentence_transformers", "mtp_"];
     const ENDS: [&str; 9] =
         ["_token_id", "dropout", "dropout_prob", "pdrop", "bias", "loss_coef", "_implementation", "_version", "dtype"];
     const NAMES: [&str; 34] = [

@@ -45,6 +45,8 @@ pub fn vocab_from_gguf(metadata: &Metadata) -> Result<Vocab, Error> {
         bos_id: metadata.get_u32("tokenizer.ggml.bos_token_id")?,
         eos_id: metadata.get_u32("tokenizer.ggml.eos_token_id")?,
         eot_id: metadata.get_u32("tokenizer.ggml.eot_token_id")?,
+        eom_id: metadata.get_u32("tokenizer.ggml.eom_token_id")?,
+        end_ids: Vec::new(),
         unk_id: metadata.get_u32("tokenizer.ggml.unknown_token_id")?,
         sep_id,
         cls_id: metadata.get_u32("tokenizer.ggml.cls_token_id")?,

@@ -89,7 +89,7 @@ impl ModelConfig {
         in_range("embedding_length (hidden_size)", self.dim, MAX_DIM)?;
         in_range("block_count (num_hidden_layers)", self.n_layers(), MAX_LAYERS)?;
         in_range("vocab_size", self.vocab_size, 1 << 24)?;
-        in_range("context_length (max_position_embeddings)", self.max_seq_len, 1 << 28)?;
+        in_range("context_length (max_position_embeddings)", self.max_seq_len, MAX_CONTEXT)?;
         if self.n_token_types > 1 << 10 {
             return Err(config_error("token_type_count (type_vocab_size)", "0 to 1024".into(), self.n_token_types));
         }
@@ -108,8 +108,8 @@ impl ModelConfig {
             ("residual_scale (residual_multiplier)", self.residual_scale),
             ("logit_scale (logits_scaling)", self.logit_scale),
         ] {
-            if !factor.is_normal() {
-                return Err(config_error(field, "a finite number other than 0".into(), factor));
+            if !(factor.is_normal() && factor > 0.0) {
+                return Err(config_error(field, "a positive number".into(), factor));
             }
         }
         soft_cap("final_logit_softcapping", self.logit_soft_cap)?;
@@ -153,7 +153,11 @@ impl ModelConfig {
             && (rope.rot_dims == 0 || !rope.rot_dims.is_multiple_of(2) || rope.rot_dims > head_dim)
         {
             let expected = format!("an even number up to the head size {head_dim}");
-            return Err(config_error("rope.dimension_count (partial_rotary_factor)", expected, rope.rot_dims));
+            return Err(config_error(
+                "rope.dimension_count (partial_rotary_factor, rotary_pct)",
+                expected,
+                rope.rot_dims,
+            ));
         }
         if window == Some(0) {
             return Err(config_error("attention.sliding_window (sliding_window)", "at least 1".into(), 0));
@@ -169,6 +173,7 @@ impl ModelConfig {
 /// Far above every published model, and low enough that no product of sizes overflows.
 pub(crate) const MAX_DIM: u32 = 1 << 20;
 pub(crate) const MAX_LAYERS: u32 = 1 << 12;
+pub(crate) const MAX_CONTEXT: u32 = 1 << 28;
 const MAX_HEADS: u32 = 1 << 12;
 
 fn check_recurrence(recurrence: &Recurrence) -> Result<(), Error> {
@@ -201,9 +206,12 @@ fn check_feed_forward(feed_forward: &FeedForward) -> Result<(), Error> {
     if let Some(shared) = &feed_forward.experts.and_then(|experts| experts.shared) {
         in_range("expert_shared_feed_forward_length (shared_expert_intermediate_size)", shared.dim, MAX_DIM)?;
     }
-    match router.scale.is_normal() {
+    match router.scale.is_normal() && router.scale > 0.0 {
         true => Ok(()),
-        false => Err(config_error("expert_weights_scale", "a finite number other than 0".into(), router.scale)),
+        false => {
+            let field = "expert_weights_scale (routed_scaling_factor)";
+            Err(config_error(field, "a positive number".into(), router.scale))
+        }
     }
 }
 

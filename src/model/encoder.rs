@@ -3,7 +3,7 @@
 
 use super::config::{ModelConfig, config_error};
 use super::forward::{Flow, Transformer};
-use super::stack::{Destination, Stack, WeightSource};
+use super::stack::{Destination, RowPlaces, Stack, WeightSource};
 use super::weights::NormWeights;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -103,7 +103,8 @@ impl ScoreHead {
     /// Where the data of each source tensor belongs, by its name.
     pub fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
         let norm = self.norm.iter().flat_map(NormWeights::tensors);
-        let norm = norm.map(|tensor| (tensor.label(), Destination::Values { tensor: tensor.clone(), first: 0 }));
+        let norm = norm
+            .map(|tensor| (tensor.label(), Destination::Values { tensor: tensor.clone(), places: RowPlaces::from(0) }));
         norm.chain([&self.dense, &self.output].into_iter().flat_map(Stack::destinations))
     }
 

@@ -1,21 +1,20 @@
 //! The forward pass of a transformer's blocks, recorded: the same for decoders and encoders.
 
-use super::block::{Between, Experts, NormPlace, Recurrence};
+use super::block::{Between, NormPlace, Recurrence};
 use super::config::{ModelConfig, NormKind};
 use super::decoder::PassTensors;
 use super::encoder::BatchTensors;
 use super::kv_cache::{KvCache, LayerCache};
 use super::stack::Stack;
-use super::weights::{BlockWeights, HalfNorms, NormWeights, RecurrenceWeights, RouterWeights, Weights};
+use super::weights::{BlockWeights, HalfNorms, NormWeights, RecurrenceWeights, Weights};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{
-    Activation, ExpertDown, ExpertGateUp, Heads, Linear, Norm, RopeConfig, RopeScaling, ShortConv, add_rms_norm,
-    attention, attention_next, attention_packed, fold_norm, fuses_norm, gate_up, gated, gelu, layer_norm, linear_norm,
-    rms_norm, rope_kv, rope_packed, rope_table, route, sigmoid_gate, suits_few,
+    Activation, Heads, Linear, Norm, RopeConfig, RopeScaling, ShortConv, add_rms_norm, attention, attention_next,
+    attention_packed, fold_norm, fuses_norm, gate_up, gated, gelu, layer_norm, linear_norm, rms_norm, rope_kv,
+    rope_packed, rope_table, sigmoid_gate, suits_few,
 };
-use crate::matrix::Matrix;
 use crate::recording::Recorder;
 use crate::tensor::{Role, Tensor};
 
@@ -108,8 +107,8 @@ impl Transformer {
         let mixed = self.record_attention(rec, flow, l, &h)?; // [T, H D]
         let beside = if block.parallel { Some(self.record_activated(rec, flow, l, &h)?) } else { None }; // [T, F]
         let h = self.record_sum(rec, flow, &weights.attn_output, (block.attn_norm, &weights.attn_norms), &mixed, h)?; // [T, C]
-        if let (Some(experts), Some(router)) = (&block.feed_forward.experts, &weights.router) {
-            return self.record_experts(rec, l, (experts, router), h); // [T, C]
+        if let (Some(experts), Some(of_experts)) = (&block.feed_forward.experts, &weights.experts) {
+            return self.record_experts(rec, l, (experts, of_experts), h); // [T, C]
         }
         let activated = match beside {
             Some(activated) => activated,
@@ -236,66 +235,6 @@ impl Transformer {
         Ok(activated)
     }
 
-    /// Records a feed-forward by experts, with the norms of its input and its result: `[T, C]` to `[T, C]`.
-    fn record_experts(
-        &self,
-        rec: &mut Recorder,
-        l: usize,
-        (experts, router): (&Experts, &RouterWeights),
-        h: Tensor,
-    ) -> Result<Tensor, Error> {
-        let (block, weights) = (&self.config.blocks[l], &self.weights.blocks[l]);
-        let (ffn, norms) = (&block.feed_forward, &weights.ffn_norms);
-        let Between::Gate(gate) = ffn.between else { return Err(ungated_experts()) };
-        let (w_up, w_down) = (whole(&weights.ffn_up)?, whole(&weights.ffn_down)?);
-        let (up_bias, n_tokens) = (weights.ffn_up.bias(), h.shape()[0]);
-        let n_slots = n_tokens * experts.n_used;
-
-        let (x, norm) = self.before(rec, norms.before.as_ref(), &h)?;
-        let has_bias = up_bias.is_some() || router.logits.bias().is_some();
-        let (x, norm) = fold_norm(rec, &x, norm, has_bias)?; // [T, C]
-        let logits = rec.temporary("router", &[n_tokens, experts.n])?;
-        router.logits.record(rec, norm, &x, &logits, false)?; // [T, E]
-        let routes = rec.temporary_words("routes", &[n_tokens, experts.n_used, 2])?;
-        route(rec, &experts.router, &logits, router.choice_bias.as_ref(), &routes)?; // [T, K]
-        let activated = rec.temporary("activated", &[n_slots, ffn.dim])?;
-        let (n_experts, by_expert) = (experts.n, router.by_expert);
-        let by_experts = ExpertGateUp { w: w_up, bias: up_bias, norm, n_experts, by_expert, gate };
-        by_experts.record(rec, &x, &routes, &activated)?; // [T K, F]
-
-        // Before the residual stream changes, which may be what they read.
-        let mut beside = None;
-        if let (Some(of), Some(shared)) = (&experts.shared, &router.shared) {
-            let activated = rec.temporary("shared", &[n_tokens, of.dim])?;
-            match shared.up.as_one().filter(|_| suits_few(&x)) {
-                Some(w) => gate_up(rec, w, norm, gate, &x, &activated)?,
-                None => {
-                    let up = rec.temporary("up", &[n_tokens, 2 * of.dim])?;
-                    shared.up.record(rec, norm, &x, &up, false)?;
-                    gated(rec, gate, &up, &activated)?;
-                }
-            } // [T, F]
-            if let Some(product) = &shared.gate {
-                let logit = rec.temporary("gate", &[n_tokens, 1])?;
-                product.record(rec, norm, &x, &logit, false)?; // [T, 1]
-                sigmoid_gate(rec, &logit, 0, &activated)?;
-            }
-            beside = Some((&shared.down, activated));
-        }
-        let after = norms.after.as_ref();
-        let on_result = after.filter(|_| block.ffn_norm.is_on_result());
-        let result = if on_result.is_some() { rec.temporary("result", h.shape())? } else { h.clone() };
-        let down = ExpertDown { w: w_down, bias: weights.ffn_down.bias(), accumulate: on_result.is_none() };
-        down.record(rec, &activated, &routes, &result)?; // [T, C]
-        if let Some((product, activated)) = beside {
-            product.record(rec, None, &activated, &result, true)?; // [T, C]
-        }
-        match on_result {
-            Some(norm) => self.add_normed(rec, norm, &result, &h).map(|()| h),
-            None => self.normed(rec, after, &h),
-        }
-    }
-
     /// Records the end of a block's half: its product, added to the residual stream, with the norms of the result and of
     /// the sum. `x`: `[T, K]`; `h`: `[T, C]`.
     fn record_sum(
@@ -381,7 +320,13 @@ impl Transformer {
     }
 
     /// Records `h += norm(x)`.
-    fn add_normed(&self, rec: &mut Recorder, norm: &NormWeights, x: &Tensor, h: &Tensor) -> Result<(), Error> {
+    pub(super) fn add_normed(
+        &self,
+        rec: &mut Recorder,
+        norm: &NormWeights,
+        x: &Tensor,
+        h: &Tensor,
+    ) -> Result<(), Error> {
         match self.config.norm {
             NormKind::Rms => {
                 let Norm { weight, eps } = norm.rms(self.eps());
@@ -400,21 +345,6 @@ impl Transformer {
     }
 }
 
-/// The matrix of all experts.
-fn whole(stack: &Stack) -> Result<&Matrix, Error> {
-    let mut matrices = stack.matrices().map(|(w, _)| w);
-    match (matrices.next(), matrices.next()) {
-        (Some(w), None) => Ok(w),
-        (_, second) => Err(Error::Unsupported {
-            format: "model",
-            field: "experts".into(),
-            found: second
-                .map_or("no matrix".into(), |w| format!("matrices of {} beside another type", w.weight().name())),
-            supported: "gates and ups of one type in a layer".into(),
-        }),
-    }
-}
-
 /// A cache of another configuration, or none.
 fn wrong_cache(l: usize) -> Error {
     Error::Operand {
@@ -422,14 +352,5 @@ fn wrong_cache(l: usize) -> Error {
         operand: "cache",
         expected: format!("what layer {l} keeps of a sequence"),
         found: "something else".into(),
-    }
-}
-
-fn ungated_experts() -> Error {
-    Error::Unsupported {
-        format: "model",
-        field: "experts".into(),
-        found: "experts without gates".into(),
-        supported: "gated ones".into(),
     }
 }

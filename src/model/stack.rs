@@ -26,20 +26,74 @@ pub trait WeightSource {
 /// Where the data of a source's tensor belongs.
 #[derive(Clone, Debug)]
 pub enum Destination {
-    /// Rows of a matrix from `first_row` on.
+    /// Rows of a matrix.
     Rows {
         /// The matrix, whose [`WeightType`] the rows have.
         matrix: Matrix,
-        /// First row.
-        first_row: u32,
+        /// Which.
+        places: RowPlaces,
     },
-    /// Elements of a vector from `first` on.
+    /// Elements of a vector.
     Values {
         /// The vector.
         tensor: Tensor,
-        /// First element.
-        first: usize,
+        /// Which.
+        places: RowPlaces,
     },
+}
+
+/// Places of a tensor's rows in a matrix, or of its elements in a vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowPlaces {
+    /// That of the first row.
+    pub first: u32,
+    /// Rows that stay together.
+    pub run: u32,
+    /// Places from where a run of rows begins to where the next one does.
+    pub stride: u32,
+    /// Places that a run has; those without a row are zero.
+    pub height: u32,
+    /// Columns of the rows that are put there, where a row is cut: its next columns are as many places further as the
+    /// tensor has rows, `stride`. What the last columns lack is zero.
+    pub slice: Option<u32>,
+}
+
+impl RowPlaces {
+    /// One after the other.
+    pub fn from(first: u32) -> RowPlaces {
+        RowPlaces { first, run: u32::MAX, stride: 0, height: 0, slice: None }
+    }
+
+    /// Runs of so many rows.
+    pub fn runs(first: u32, run: u32, stride: u32, height: u32) -> RowPlaces {
+        RowPlaces { first, run, stride, height, slice: None }
+    }
+
+    /// `rows` rows, cut into slices of so many columns.
+    pub fn slices(first: u32, rows: u32, columns: u32) -> RowPlaces {
+        RowPlaces { stride: rows, slice: Some(columns), ..RowPlaces::from(first) }
+    }
+
+    /// Rows `row..row + n` of the tensor as runs of places: the first place of each, and how many.
+    pub fn places(self, row: u32, n: u32) -> impl Iterator<Item = (u32, u32)> {
+        let mut left = row..row + n;
+        std::iter::from_fn(move || {
+            let row = left.start;
+            let (i, within) = (row / self.run, row % self.run);
+            let n = (self.run - within).min(left.len() as u32);
+            left.start += n;
+            (n > 0).then_some((self.first + i * self.stride + within, n))
+        })
+    }
+
+    /// Runs of places that are left free by a tensor of so many rows.
+    pub fn gaps(self, n_rows: u32) -> impl Iterator<Item = (u32, u32)> {
+        let n_runs = if self.height > 0 { n_rows.div_ceil(self.run) } else { 0 };
+        (0..n_runs).filter_map(move |i| {
+            let n = self.run.min(n_rows - i * self.run);
+            (n < self.height).then(|| (self.first + i * self.stride + n, self.height - n))
+        })
+    }
 }
 
 /// Matrices side by side that share an input, such as Q, K and V: neighbours of one weight type are one matrix.
@@ -60,18 +114,31 @@ struct Part {
 #[derive(Clone, Debug)]
 pub(super) struct Joined {
     tensor: Tensor,
-    /// As [`Part::members`].
-    members: Vec<(String, u32)>,
+    /// Source tensors with their places.
+    members: Vec<(String, RowPlaces)>,
 }
 
 impl Joined {
-    /// Declares the vectors of these names and lengths.
+    /// Declares the vectors of these names and lengths, one after the other.
     pub fn declare(source: &dyn WeightSource, members: Vec<(String, u32)>) -> Result<Joined, Error> {
-        for (name, len) in &members {
+        let len = n_rows(&members);
+        let firsts: Vec<u32> = starts(&members).map(|(_, first)| first).collect();
+        let at = |((name, len), first): ((String, u32), u32)| (name, RowPlaces::from(first), len);
+        Joined::declare_at(source, members.into_iter().zip(firsts).map(at).collect(), len)
+    }
+
+    /// Declares vectors by their names, places and lengths, in a tensor of `len` elements.
+    pub fn declare_at(
+        source: &dyn WeightSource,
+        members: Vec<(String, RowPlaces, u32)>,
+        len: u32,
+    ) -> Result<Joined, Error> {
+        for (name, _, len) in &members {
             describe(source, name, &[*len])?;
         }
-        let tensor = Tensor::declare(label(&members), Role::Weights, &[n_rows(&members)], DType::F32)?;
-        Ok(Joined { tensor, members })
+        let label = members.iter().map(|(name, ..)| name.as_str()).collect::<Vec<_>>().join("+");
+        let tensor = Tensor::declare(label, Role::Weights, &[len], DType::F32)?;
+        Ok(Joined { tensor, members: members.into_iter().map(|(name, places, _)| (name, places)).collect() })
     }
 
     pub fn tensor(&self) -> &Tensor {
@@ -79,8 +146,8 @@ impl Joined {
     }
 
     pub fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
-        starts(&self.members)
-            .map(|(name, first)| (name, Destination::Values { tensor: self.tensor.clone(), first: first as usize }))
+        let to = |places: &RowPlaces| Destination::Values { tensor: self.tensor.clone(), places: *places };
+        self.members.iter().map(move |(name, places)| (name.as_str(), to(places)))
     }
 }
 
@@ -195,8 +262,9 @@ impl Stack {
 
     pub(super) fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
         let rows = self.parts.iter().flat_map(|part| {
-            starts(&part.members)
-                .map(|(name, first_row)| (name, Destination::Rows { matrix: part.matrix.clone(), first_row }))
+            starts(&part.members).map(|(name, first)| {
+                (name, Destination::Rows { matrix: part.matrix.clone(), places: RowPlaces::from(first) })
+            })
         });
         rows.chain(self.bias.iter().flat_map(Joined::destinations))
     }

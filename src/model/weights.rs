@@ -2,7 +2,8 @@
 
 use super::block::{Attention, Between, Block, FeedForward, NormPlace, Recurrence};
 use super::config::{ModelConfig, NormKind};
-use super::stack::{Destination, Joined, Stack, WeightSource, describe};
+use super::experts::ExpertWeights;
+use super::stack::{Destination, Joined, RowPlaces, Stack, WeightSource, describe};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
@@ -96,12 +97,12 @@ pub struct BlockWeights {
     pub attn_output: Stack,
     /// Of the feed-forward.
     pub ffn_norms: HalfNorms,
-    /// `[F, C]`, or gate and up, `[2 F, C]`; of all experts, `[2 E F, C]`.
+    /// `[F, C]`, or gate and up, `[2 F, C]`; nothing where there are experts.
     pub ffn_up: Stack,
-    /// `[C, F]`; of all experts, `[E C, F]`.
+    /// `[C, F]`; nothing where there are experts.
     pub ffn_down: Stack,
-    /// How experts are chosen.
-    pub router: Option<RouterWeights>,
+    /// The experts that the feed-forward consists of, if it does.
+    pub experts: Option<ExpertWeights>,
 }
 
 /// The vectors of a layer that keeps a state of fixed size.
@@ -158,30 +159,6 @@ impl RecurrenceWeights {
     }
 }
 
-/// The feed-forward beside the experts of a layer.
-#[derive(Clone, Debug)]
-pub struct SharedWeights {
-    /// `[2 F, C]`.
-    pub up: Stack,
-    /// `[C, F]`.
-    pub down: Stack,
-    /// `[1, C]`.
-    pub gate: Option<Stack>,
-}
-
-/// How the experts of a layer are chosen.
-#[derive(Clone, Debug)]
-pub struct RouterWeights {
-    /// `[E, C]`.
-    pub logits: Stack,
-    /// Biases that count for the choice alone, `[E]`.
-    pub choice_bias: Option<Tensor>,
-    /// Of the feed-forward beside them.
-    pub shared: Option<SharedWeights>,
-    /// Whether the matrix of gates and ups has them expert by expert.
-    pub by_expert: bool,
-}
-
 impl BlockWeights {
     fn declare(
         device: &Device,
@@ -214,34 +191,11 @@ impl BlockWeights {
                 (vec![("attn_q", queries), ("attn_k", kv_dim), ("attn_v", kv_dim)], ("attn_output", q_dim))
             }
         };
-        let (up, down, router) = match ffn.experts {
+        let (up, down, experts) = match &ffn.experts {
             Some(experts) => {
-                let (up, down, by_expert) = expert_tensors(&rows, experts.n, [dim, ffn.dim]);
-                let router = RouterWeights {
-                    logits: stack(&[("ffn_gate_inp", experts.n)], dim)?,
-                    choice_bias: match experts.choice_bias {
-                        true => Some(table(source, &format!("{prefix}exp_probs_b.bias"), &[experts.n])?),
-                        false => None,
-                    },
-                    by_expert,
-                    shared: match experts.shared {
-                        Some(shared) => Some(SharedWeights {
-                            up: stack(&[("ffn_gate_shexp", shared.dim), ("ffn_up_shexp", shared.dim)], dim)?,
-                            down: stack(&[("ffn_down_shexp", dim)], shared.dim)?,
-                            gate: match shared.gated {
-                                true => Some(stack(&[("ffn_gate_inp_shexp", 1)], dim)?),
-                                false => None,
-                            },
-                        }),
-                        None => None,
-                    },
-                };
-                (up, down, Some(router))
+                (vec![], vec![], Some(ExpertWeights::declare(device, source, prefix, experts, [dim, ffn.dim])?))
             }
-            None => {
-                let up = dense_up(&rows, ffn);
-                (up, vec![("ffn_down".to_owned(), dim)], None)
-            }
+            None => (dense_up(&rows, ffn), vec![("ffn_down".to_owned(), dim)], None),
         };
         let owned = |names: &[(String, u32)], cols| {
             let names: Vec<(&str, u32)> = names.iter().map(|(name, rows)| (name.as_str(), *rows)).collect();
@@ -266,7 +220,7 @@ impl BlockWeights {
             ffn_norms: norms(block.ffn_norm, ["ffn_norm", "post_ffw_norm", "layer_output_norm"])?,
             ffn_up: owned(&up, dim)?,
             ffn_down: owned(&down, ffn.dim)?,
-            router,
+            experts,
         })
     }
 
@@ -276,16 +230,14 @@ impl BlockWeights {
     }
 
     fn stacks(&self) -> impl Iterator<Item = &Stack> {
-        let router = self.router.iter().map(|router| &router.logits);
-        let shared = self.router.iter().filter_map(|router| router.shared.as_ref());
-        let shared = shared.flat_map(|shared| [&shared.up, &shared.down].into_iter().chain(&shared.gate));
-        [&self.attn_qkv, &self.attn_output, &self.ffn_up, &self.ffn_down].into_iter().chain(router).chain(shared)
+        let router = self.experts.iter().map(|experts| &experts.logits);
+        [&self.attn_qkv, &self.attn_output, &self.ffn_up, &self.ffn_down].into_iter().chain(router)
     }
 
     /// Vectors of F32 under their own names.
     fn vectors(&self) -> impl Iterator<Item = &Tensor> {
         let recurrence = self.recurrence.iter().flat_map(RecurrenceWeights::tensors);
-        let choice_bias = self.router.iter().filter_map(|router| router.choice_bias.as_ref());
+        let choice_bias = self.experts.iter().filter_map(|experts| experts.choice_bias.as_ref());
         self.attn_norms
             .tensors()
             .chain(self.ffn_norms.tensors())
@@ -359,6 +311,10 @@ impl Weights {
         self.blocks.iter().flat_map(BlockWeights::stacks).chain(&self.output)
     }
 
+    fn experts(&self) -> impl Iterator<Item = &ExpertWeights> {
+        self.blocks.iter().filter_map(|block| block.experts.as_ref())
+    }
+
     fn joined(&self) -> impl Iterator<Item = &Joined> {
         self.blocks.iter().flat_map(|block| {
             let heads = block.recurrence.iter().filter_map(|recurrence| recurrence.heads.as_ref());
@@ -376,18 +332,21 @@ impl Weights {
     /// Where the data of each source tensor belongs, by its name.
     pub fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
         let tables = self.tables();
-        let tables = tables.map(|tensor| (tensor.label(), Destination::Values { tensor: tensor.clone(), first: 0 }));
-        let embd = Destination::Rows { matrix: self.token_embd.clone(), first_row: 0 };
+        let tables = tables
+            .map(|tensor| (tensor.label(), Destination::Values { tensor: tensor.clone(), places: RowPlaces::from(0) }));
+        let embd = Destination::Rows { matrix: self.token_embd.clone(), places: RowPlaces::from(0) };
         tables
             .chain(self.joined().flat_map(Joined::destinations))
             .chain(self.stacks().flat_map(Stack::destinations))
+            .chain(self.experts().flat_map(ExpertWeights::destinations))
             .chain([("token_embd.weight", embd)])
     }
 
     /// Every tensor.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let tables = self.tables().chain(self.joined().map(Joined::tensor));
-        tables.chain(self.stacks().flat_map(Stack::tensors)).chain(self.token_embd.tensors())
+        let experts = self.experts().flat_map(ExpertWeights::tensors);
+        tables.chain(self.stacks().flat_map(Stack::tensors)).chain(experts).chain(self.token_embd.tensors())
     }
 
     /// Records the head, `y = norm(x) outputᵀ`, with the embedding as `output` where they are tied.
@@ -417,17 +376,18 @@ impl Weights {
     /// Those of the layers alone.
     pub(crate) fn layer_products(&self) -> impl Iterator<Item = (&'static Kernel, &Matrix)> {
         self.blocks.iter().flat_map(|block| {
-            let (up, down) = match (&block.router, block.ffn_up.as_one()) {
-                (Some(_), _) => (&shaders::EXPERT_GATE_UP, &shaders::EXPERT_DOWN),
-                (None, Some(_)) => (&shaders::GATE_UP, &shaders::MATVEC),
-                (None, None) => (&shaders::MATVEC, &shaders::MATVEC),
-            };
-            let router = block.router.iter().flat_map(|router| of_stack(&shaders::MATVEC, &router.logits));
+            let up = if block.ffn_up.as_one().is_some() { &shaders::GATE_UP } else { &shaders::MATVEC };
+            let experts = block.experts.iter().flat_map(|experts| {
+                let [up, down] = experts.matrices();
+                of_stack(&shaders::MATVEC, &experts.logits)
+                    .chain(up.map(|w| (&shaders::EXPERT_GATE_UP, w)))
+                    .chain(down.map(|w| (&shaders::EXPERT_DOWN, w)))
+            });
             of_stack(&shaders::MATVEC, &block.attn_qkv)
                 .chain(of_stack(&shaders::MATVEC, &block.attn_output))
-                .chain(router)
+                .chain(experts)
                 .chain(of_stack(up, &block.ffn_up))
-                .chain(of_stack(down, &block.ffn_down))
+                .chain(of_stack(&shaders::MATVEC, &block.ffn_down))
         })
     }
 }
@@ -447,21 +407,6 @@ fn dense_up(rows: &dyn Fn(&str) -> Option<u64>, ffn: &FeedForward) -> Members {
     }
 }
 
-/// The matrices of `n` experts of width F, and their rows: those before the gate and those after it; and whether gates and
-/// ups come expert by expert. Files have them together, or a tensor for each expert.
-fn expert_tensors(rows: &dyn Fn(&str) -> Option<u64>, n: u32, [dim, ffn_dim]: [u32; 2]) -> (Members, Members, bool) {
-    let all = |name: &str, rows_each: u32| match rows(&format!("{name}.0")).is_some() {
-        true => (0..n).map(|e| (format!("{name}.{e}"), rows_each)).collect(),
-        false => vec![(name.to_owned(), n.saturating_mul(rows_each))],
-    };
-    let by_expert = rows("ffn_gate_up_exps").is_some();
-    let up = match by_expert {
-        true => all("ffn_gate_up_exps", 2 * ffn_dim),
-        false => [all("ffn_gate_exps", ffn_dim), all("ffn_up_exps", ffn_dim)].concat(),
-    };
-    (up, all("ffn_down_exps", dim), by_expert)
-}
-
 /// Declares the norms of a layer's queries and keys side by side, if it has them.
 fn qk_norm(source: &dyn WeightSource, prefix: &str, attention: &Attention) -> Result<Option<Joined>, Error> {
     let (q_len, k_len) = match attention.qk_norm {
@@ -474,7 +419,7 @@ fn qk_norm(source: &dyn WeightSource, prefix: &str, attention: &Attention) -> Re
 }
 
 /// Declares a tensor of F32 under its name in the source.
-fn table(source: &dyn WeightSource, name: &str, shape: &[u32]) -> Result<Tensor, Error> {
+pub(super) fn table(source: &dyn WeightSource, name: &str, shape: &[u32]) -> Result<Tensor, Error> {
     describe(source, name, shape)?;
     Tensor::declare(name, Role::Weights, shape, DType::F32)
 }

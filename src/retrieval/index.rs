@@ -39,7 +39,7 @@ use crate::dtype::{BLOCK, DType, WeightType};
 use crate::error::Error;
 use crate::file_row_bytes;
 use crate::kernels::{Linear, MAX_TOP, NO_ITEM, TopStrip, merge_top, select_top, top_splits};
-use crate::matrix::{Matrix, ScaleEdges};
+use crate::matrix::{Matrix, TailEdges};
 use crate::recording::{Recorder, Recording, Workspace};
 use crate::retrieval::{Hit, listed};
 use crate::tensor::{Role, Tensor};
@@ -439,7 +439,7 @@ impl Index {
             if first < last {
                 let rows = &bytes[(first - first_id) as usize * row_bytes..(last - first_id) as usize * row_bytes];
                 // No two rows share a word of scales, so nothing is kept.
-                let mut edges = ScaleEdges::default();
+                let mut edges = TailEdges::default();
                 shard.vectors.write_rows(&self.device, first - shard.first_id, rows, &mut edges)?;
             }
         }

@@ -2,7 +2,7 @@
 //! the merge.
 //!
 //! Sennrich et al. 2016, arXiv:1508.07909; on bytes since GPT-2, whose vocabularies spell the 256 bytes as 256
-//! printable characters ([`byte_of_char`]); on characters in a `tokenizer.json` made from SentencePiece.
+//! printable characters ([`byte_of_char`]); on characters in a `tokenizer.json` made from SentencePiece and in Gemma 4's files.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -59,17 +59,8 @@ impl Bpe {
                 words.entry(bytes.into()).or_insert(id);
             }
         }
-        let pairs = (0u32..).zip(&vocab.merges).map(|(rank, merge)| {
-            // No half is empty, so a first character that is a space belongs to the left half.
-            let space = merge.char_indices().skip(1).find(|&(_, c)| c == ' ').map(|(at, _)| at);
-            let halves = space.and_then(|at| Some((merge.get(..at)?, merge.get(at + 1..)?)));
-            let (left, right) = halves
-                .filter(|(_, right)| !right.is_empty())
-                .ok_or_else(|| fault(merge_field(rank), "two tokens with a space between", shown(merge)))?;
-            Ok((rank, left, right))
-        });
         Ok(Bpe {
-            merges: merges(vocab.iter(), pairs)?,
+            merges: merges(vocab.iter(), pairs(&vocab.merges))?,
             alphabet: Alphabet::Bytes { ids: byte_ids, pre_tokenizer },
             words,
             unk_id: vocab.unk_id,
@@ -185,6 +176,19 @@ impl Characters {
             }
         }
     }
+}
+
+/// The halves of `"left right"`, with ranks.
+pub(super) fn pairs(merges: &[String]) -> impl Iterator<Item = Result<(u32, &str, &str), Error>> {
+    (0u32..).zip(merges).map(|(rank, merge)| {
+        // No half is empty, so a first character that is a space belongs to the left half.
+        let space = merge.char_indices().skip(1).find(|&(_, c)| c == ' ').map(|(at, _)| at);
+        let halves = space.and_then(|at| Some((merge.get(..at)?, merge.get(at + 1..)?)));
+        let (left, right) = halves
+            .filter(|(_, right)| !right.is_empty())
+            .ok_or_else(|| fault(merge_field(rank), "two tokens with a space between", shown(merge)))?;
+        Ok((rank, left, right))
+    })
 }
 
 /// The table of merges from their ranks and halves. Of a pair listed twice the one that comes first counts.

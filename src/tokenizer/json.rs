@@ -31,6 +31,16 @@ pub struct TokenizerConfig {
     pub bos_token: Option<String>,
     /// `eos_token`: ends a text.
     pub eos_token: Option<String>,
+    /// Further tokens that end an answer: `eos_token_id` of a `generation_config.json` or a `config.json`. Those outside the
+    /// vocabulary are left out.
+    pub end_ids: Vec<u32>,
+}
+
+/// The ids that a file's configuration names.
+struct Named {
+    bos_id: Option<u32>,
+    eos_id: Option<u32>,
+    end_ids: Vec<u32>,
 }
 
 impl TokenizerConfig {
@@ -48,7 +58,26 @@ impl TokenizerConfig {
                 None => Err(fault(field, "a string or an object with `content`", shown(&other.to_string()))),
             },
         };
-        Ok(TokenizerConfig { bos_token: token("bos_token")?, eos_token: token("eos_token")? })
+        Ok(TokenizerConfig { bos_token: token("bos_token")?, eos_token: token("eos_token")?, end_ids: Vec::new() })
+    }
+
+    /// Takes the `eos_token_id` of a `generation_config.json` or a `config.json` along: a number, or a list of them.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if it is neither.
+    pub(crate) fn add_end_ids(&mut self, eos_token_id: Option<&Value>) -> Result<(), Error> {
+        let ids = match eos_token_id {
+            None | Some(Value::Null) => return Ok(()),
+            Some(Value::Array(ids)) => ids.as_slice(),
+            Some(id) => std::slice::from_ref(id),
+        };
+        for id in ids {
+            let number = id.as_u64().and_then(|id| u32::try_from(id).ok());
+            let number =
+                number.ok_or_else(|| fault("eos_token_id", "an id or a list of ids", shown(&id.to_string())))?;
+            self.end_ids.push(number);
+        }
+        Ok(())
     }
 }
 
@@ -77,19 +106,22 @@ pub(super) fn load(bytes: &[u8], config: &TokenizerConfig) -> Result<Tokenizer, 
             None => Err(fault(field, "a token of the vocabulary", shown(name))),
         },
     };
-    let bos_id = special("bos_token", &config.bos_token)?;
-    let eos_id = special("eos_token", &config.eos_token)?;
+    let named = Named {
+        bos_id: special("bos_token", &config.bos_token)?,
+        eos_id: special("eos_token", &config.eos_token)?,
+        end_ids: config.end_ids.iter().copied().filter(|&id| (id as usize) < file.tokens.len()).collect(),
+    };
     let loader = match kind(file.model()) {
         "WordPiece" => bert::load,
         // Old files have no `type`; only BPE has merges.
         "BPE" | "" if file.model().get("merges").is_some() && file.is_byte_level() => byte_level::load,
         "BPE" | "" if file.model().get("merges").is_some() => characters::load,
         "Unigram" => unigram::load,
-        _ => |file: &File, _, _| Err(not_ours("model", kind(file.model()), "BPE, WordPiece, Unigram")),
+        _ => |file: &File, _: &Named| Err(not_ours("model", kind(file.model()), "BPE, WordPiece, Unigram")),
     };
-    match loader(&file, bos_id, eos_id) {
+    match loader(&file, &named) {
         #[cfg(feature = "tokenizer-json")]
-        Err(Error::Unsupported { .. }) => foreign::load(file, bos_id, eos_id),
+        Err(Error::Unsupported { .. }) => foreign::load(file, &named),
         result => result,
     }
 }
@@ -97,6 +129,11 @@ pub(super) fn load(bytes: &[u8], config: &TokenizerConfig) -> Result<Tokenizer, 
 impl File {
     fn model(&self) -> &Value {
         self.json.get("model").unwrap_or(&Value::Null)
+    }
+
+    /// A token's id and type by its text.
+    fn find(&self, text: &str) -> Option<(u32, TokenType)> {
+        (0..).zip(&self.tokens).find(|(_, token)| token.text == text).map(|(id, token)| (id, token.kind))
     }
 
     /// Whether tokens are spelled in GPT-2's characters for bytes.

@@ -46,6 +46,9 @@ pub(super) enum Cut {
     Metaspace { replacement: char, prepend: Prepend, split: bool },
     /// Cuts at white space, which goes.
     Spaces,
+    /// Sets runs of line breaks apart. Where words begin with a character, it is put in front of what lies between, unless
+    /// it is there, and each of it begins a word.
+    Lines { word_start: Option<char> },
 }
 
 /// Where a space is put that is not there already.
@@ -178,6 +181,27 @@ impl Cut {
                     for part in word.split_whitespace() {
                         cut.text.push_str(part);
                         cut.cut();
+                    }
+                }
+                Cut::Lines { word_start } => {
+                    let mut rest = word;
+                    while let Some(first) = rest.chars().next() {
+                        let end = rest.find(|c| (c == '\n') != (first == '\n')).unwrap_or(rest.len());
+                        let (part, after) = rest.split_at_checked(end).unwrap_or((rest, ""));
+                        match word_start.filter(|_| first != '\n') {
+                            Some(start) => {
+                                for (at, text) in part.strip_prefix(start).unwrap_or(part).split(start).enumerate() {
+                                    if at > 0 {
+                                        cut.cut();
+                                    }
+                                    cut.text.push(start);
+                                    cut.text.push_str(text);
+                                }
+                            }
+                            None => cut.text.push_str(part),
+                        }
+                        cut.cut();
+                        rest = after;
                     }
                 }
                 Cut::Split { pattern, before, behind } => {

@@ -122,7 +122,7 @@ fn is_single_word(text: &str, range: Range<usize>) -> bool {
 }
 
 /// `\w`, after Unicode's technical standard 18.
-fn is_word(c: char) -> bool {
+pub(super) fn is_word(c: char) -> bool {
     let joins = || matches!(c, '\u{200C}' | '\u{200D}') || c.general_category_group() == Group::Mark;
     let category = || matches!(c.general_category(), Category::DecimalNumber | Category::ConnectorPunctuation);
     c.is_alphabetic() || category() || joins()

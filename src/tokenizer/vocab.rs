@@ -54,7 +54,8 @@ impl TryFrom<u32> for TokenType {
 /// then does what llama.cpp does for that kind of vocabulary.
 #[derive(Debug, Clone, Default)]
 pub struct Vocab {
-    /// `tokenizer.ggml.model`: `llama` (SentencePiece), `gpt2` (byte-level BPE), `bert` (WordPiece) or `t5` (Unigram).
+    /// `tokenizer.ggml.model`: `llama` (SentencePiece), `gpt2` (byte-level BPE), `gemma4` (BPE over characters), `bert`
+    /// (WordPiece) or `t5` (Unigram).
     pub model: String,
     /// `tokenizer.ggml.pre`: how byte-level BPE splits text into words.
     pub pre: Option<String>,
@@ -73,6 +74,10 @@ pub struct Vocab {
     pub eos_id: Option<u32>,
     /// `tokenizer.ggml.eot_token_id`: ends a turn of a conversation.
     pub eot_id: Option<u32>,
+    /// `tokenizer.ggml.eom_token_id`: ends a message that a tool is to answer.
+    pub eom_id: Option<u32>,
+    /// Further tokens that end an answer, from a `generation_config.json`; GGUF has no key for them.
+    pub end_ids: Vec<u32>,
     /// `tokenizer.ggml.unknown_token_id`.
     pub unk_id: Option<u32>,
     /// `tokenizer.ggml.separator_token_id`: ends a text for BERT.
@@ -113,12 +118,13 @@ impl Vocab {
             ("bos_id", self.bos_id),
             ("eos_id", self.eos_id),
             ("eot_id", self.eot_id),
+            ("eom_id", self.eom_id),
             ("unk_id", self.unk_id),
             ("sep_id", self.sep_id),
             ("cls_id", self.cls_id),
             ("pad_id", self.pad_id),
         ];
-        for (field, id) in ids {
+        for (field, id) in ids.into_iter().chain(self.end_ids.iter().map(|&id| ("end_ids", Some(id)))) {
             if let Some(id) = id.filter(|&id| id as usize >= n_tokens) {
                 return Err(fault(field, format!("below the vocabulary size {n_tokens}"), id));
             }
@@ -135,9 +141,12 @@ impl Vocab {
         }
         if self.token_types.is_empty() {
             self.token_types = vec![TokenType::Normal; n_tokens];
-            let control = [self.bos_id, self.eos_id, self.eot_id, self.sep_id, self.cls_id].into_iter().flatten();
-            for (id, kind) in
-                control.map(|id| (id, TokenType::Control)).chain(self.unk_id.map(|id| (id, TokenType::Unknown)))
+            let control = [self.bos_id, self.eos_id, self.eot_id, self.eom_id, self.sep_id, self.cls_id];
+            for (id, kind) in control
+                .into_iter()
+                .flatten()
+                .map(|id| (id, TokenType::Control))
+                .chain(self.unk_id.map(|id| (id, TokenType::Unknown)))
             {
                 if let Some(slot) = self.token_types.get_mut(id as usize) {
                     *slot = kind;
@@ -151,11 +160,6 @@ impl Vocab {
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &str, TokenType)> {
         let typed = self.tokens.iter().zip(&self.token_types).zip(0u32..);
         typed.map(|((token, &kind), id)| (id, token.as_str(), kind)).filter(|(_, token, _)| !token.is_empty())
-    }
-
-    /// The id of `token`, if it is a control token.
-    pub(super) fn control_id(&self, token: &str) -> Option<u32> {
-        self.iter().find(|&(_, text, kind)| kind == TokenType::Control && text == token).map(|(id, ..)| id)
     }
 }
 

@@ -36,9 +36,15 @@ pub(crate) fn keys(device: &Device, kind: KvType, shape: [u32; 3]) -> Result<Cac
 #[inline(never)]
 pub(crate) fn matrix(device: &Device, weight: WeightType, rows: u32, cols: u32) -> Result<Matrix, Error> {
     let matrix = Matrix::declare(device, "w", weight, rows, cols)?;
-    for tensor in matrix.tensors() {
-        let content: Vec<u32> = words(tensor.len()).map(|word| (word & 0x80ff_80ff) | 0x3800_3800).collect();
-        device.write(tensor, 0, &content)?;
+    for slab in matrix.slabs() {
+        let n_quants = matrix.quants_words(slab) as usize;
+        let ordinary = |(i, word): (usize, u32)| match weight {
+            // Its tails are exponents of eight bits.
+            WeightType::MXFP4 if i >= n_quants => (word & 0x0707_0707) | 0x7878_7878,
+            _ => (word & 0x80ff_80ff) | 0x3800_3800,
+        };
+        let content: Vec<u32> = words(slab.words.len()).enumerate().map(ordinary).collect();
+        device.write(&slab.words, 0, &content)?;
     }
     Ok(matrix)
 }

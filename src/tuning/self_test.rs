@@ -12,13 +12,13 @@ use crate::device::{Device, MaybeSend};
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::kernels::{
-    Activation, AttentionConfig, Combination, DeltaRule, Embedding, ExpertDown, ExpertGateUp, ExpertScore, Gate, Gelu,
-    Heads, KvType, LayerNorm, Linear, MAX_PAST, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands,
-    MolScores, N_STATES, Norm, PackedTiles, Pairing, Pooling, QkNorm, RopeConfig, RopeStyle, Router, Sampling,
-    ShortConv, StepState, TopStrip, add, advance, argmax, attention, attention_next, attention_packed, embed,
-    embed_sum, gate_up, geglu, gelu, last_row, layer_norm, linear_norm, matmul, matvec, merge_top, mol, penalize, pool,
-    rms_norm, rope, rope_kv, rope_packed, rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax,
-    split_sum, swiglu,
+    Activation, AttentionConfig, Combination, DeltaRule, Embedding, ExpertDown, ExpertGateUp, ExpertProduct,
+    ExpertRows, ExpertScore, ExpertTiles, Gate, Gelu, Heads, KvType, LayerNorm, Linear, MAX_PAST, MolActivation,
+    MolForm, MolGate, MolGateWeights, MolOperands, MolScores, N_STATES, Norm, PackedTiles, Pairing, Pooling, QkNorm,
+    RopeConfig, RopeStyle, Router, Sampling, SharedExperts, ShortConv, StepState, TopStrip, add, advance, argmax,
+    attention, attention_next, attention_packed, embed, embed_sum, expert_sum, gate_up, gated, geglu, gelu, last_row,
+    layer_norm, linear_norm, matmul, matvec, merge_top, mol, penalize, pool, rms_norm, rope, rope_kv, rope_packed,
+    rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum,
 };
 use crate::recording::{PipelineKey, Recorder, Recording, Step, Workspace};
 use crate::shaders::{self, Kernel, Tier, Variant};
@@ -246,7 +246,7 @@ fn unpacked(kind: KvType, words: &[u32], row: usize) -> Vec<u32> {
 }
 
 /// How the kernels of forward passes and searches are recorded, and what of it is compared.
-static CHECKS: [(&Kernel, Record); 38] = [
+static CHECKS: [(&Kernel, Record); 41] = [
     (&shaders::RMS_NORM, |rec, _| {
         let y = blank(rec, &[3, 260])?;
         rms_norm(rec, &input(rec, &[3, 260])?, &input(rec, &[260])?, &y, 1e-5)?;
@@ -283,9 +283,9 @@ static CHECKS: [(&Kernel, Record); 38] = [
         gelu(rec, &x, &tanh, Gelu::Tanh)?;
         Ok(vec![y, tanh])
     }),
-    (&shaders::SWIGLU, |rec, _| {
+    (&shaders::SWIGLU, |rec, form| {
         let y = blank(rec, &[2, 36])?;
-        swiglu(rec, &input(rec, &[2, 72])?, &y)?;
+        gated(rec, form.gate(), &input(rec, &[2, 72])?, &y)?;
         Ok(vec![y])
     }),
     (&shaders::GEGLU, |rec, _| {
@@ -410,26 +410,52 @@ static CHECKS: [(&Kernel, Record); 38] = [
     (&shaders::ROUTE, |rec, _| {
         let routes = rec.device().upload::<u32>("routes", &[3, 4, 2], &[0; 24])?;
         let router = Router { score: ExpertScore::Softmax, shares: true, scale: 1.0 };
-        route(rec, &router, &input(rec, &[3, 70])?, None, &routes)?;
+        route(rec, &router, SharedExperts { n: 1, gated: true }, &input(rec, &[3, 71])?, None, &routes)?;
         // Experts that are nearly as good may change places: only what their weights make of numbers is compared.
         let (w, x, y) =
-            (matrix(rec.device(), WeightType::F32, 70 * 4, DIM)?, input(rec, &[12, DIM])?, blank(rec, &[3, 4])?);
-        ExpertDown { w: &w, bias: None, accumulate: false }.record(rec, &x, &routes, &y)?;
+            (matrix(rec.device(), WeightType::F32, 71 * 4, DIM)?, input(rec, &[12, DIM])?, blank(rec, &[3, 4])?);
+        ExpertDown { w: &w, first_expert: 0, bias: None, accumulate: false }.record(rec, &x, &routes, &y)?;
         Ok(vec![y])
     }),
     (&shaders::EXPERT_GATE_UP, |rec, form| {
-        let (w, vector) = (matrix(rec.device(), form.weight, 3 * 22, DIM)?, input(rec, &[DIM])?);
-        let (x, y, routes) = (input(rec, &[2, DIM])?, blank(rec, &[4, 11])?, some_routes(rec)?);
-        let gate = form.gate();
-        let norm = norm(form, &vector);
-        let gate_up = ExpertGateUp { w: &w, bias: None, norm, n_experts: 3, by_expert: true, gate };
+        let rows = match (form.is("APART"), form.is("UPS")) {
+            (false, _) => ExpertRows::Both,
+            (true, false) => ExpertRows::Gates,
+            (true, true) => ExpertRows::Ups,
+        };
+        let n_rows = if rows == ExpertRows::Both { 22 } else { 11 };
+        let (w, vector) = (matrix(rec.device(), form.weight, 3 * n_rows, DIM)?, input(rec, &[DIM])?);
+        let (x, y, routes) = (input(rec, &[2, DIM])?, input(rec, &[4, 11])?, some_routes(rec)?);
+        let (norm, gate) = (norm(form, &vector), form.gate());
+        let gate_up = ExpertGateUp { w: &w, rows, first_expert: 0, bias: None, norm, gate };
         gate_up.record(rec, &x, &routes, &y)?;
         Ok(vec![y])
     }),
     (&shaders::EXPERT_DOWN, |rec, form| {
         let (w, x, y) =
             (matrix(rec.device(), form.weight, 3 * 10, DIM)?, input(rec, &[4, DIM])?, blank(rec, &[2, 10])?);
-        ExpertDown { w: &w, bias: None, accumulate: false }.record(rec, &x, &some_routes(rec)?, &y)?;
+        ExpertDown { w: &w, first_expert: 0, bias: None, accumulate: false }.record(rec, &x, &some_routes(rec)?, &y)?;
+        Ok(vec![y])
+    }),
+    (&shaders::EXPERT_TILES, |rec, _| {
+        let [slots, tiles] = ExpertTiles::record(rec, &some_routes(rec)?, 3)?.tensors().map(Tensor::clone);
+        Ok(vec![slots, tiles])
+    }),
+    (&shaders::EXPERT_MATMUL, |rec, form| {
+        // Tiles of 64 rows where experts have as many on average.
+        let n_tokens = if form.get("WIDTH").is_none() { 100 } else { 2 };
+        let pairs = (0..2 * n_tokens).flat_map(|slot| [slot % 3, 0]).collect::<Vec<u32>>();
+        let routes = rec.device().upload("routes", &[n_tokens, 2, 2], &pairs)?;
+        let w = matrix(rec.device(), form.weight, 3 * 70, TILED_DIM)?;
+        let (x, y) = (input(rec, &[n_tokens, TILED_DIM])?, blank(rec, &[2 * n_tokens, 70])?);
+        let tiles = ExpertTiles::record(rec, &routes, 3)?;
+        let product = ExpertProduct { w: &w, rows: 70, first_expert: 0, bias: None, y_start: 0 };
+        product.record(rec, &tiles, &x, &y)?;
+        Ok(vec![y])
+    }),
+    (&shaders::EXPERT_SUM, |rec, _| {
+        let (x, y) = (input(rec, &[4, 70])?, input(rec, &[2, 70])?);
+        expert_sum(rec, &x, &some_routes(rec)?, true, &y)?;
         Ok(vec![y])
     }),
     (&shaders::MATMUL, |rec, form| {

@@ -6,7 +6,8 @@ use tilewright::Error;
 use tilewright::formats::block::dequantize;
 use tilewright::formats::{BlockType, Gguf};
 
-const DECODED: [BlockType; 13] = [
+/// Quantised types.
+const DECODED: [BlockType; 25] = [
     BlockType::Q4_0,
     BlockType::Q4_1,
     BlockType::Q5_0,
@@ -19,22 +20,38 @@ const DECODED: [BlockType; 13] = [
     BlockType::Q6_K,
     BlockType::IQ4_NL,
     BlockType::IQ4_XS,
+    BlockType::IQ3_S,
+    BlockType::IQ3_XXS,
+    BlockType::IQ2_S,
+    BlockType::IQ2_XS,
+    BlockType::IQ2_XXS,
+    BlockType::IQ1_S,
+    BlockType::TQ1_0,
+    BlockType::TQ2_0,
     BlockType::MXFP4,
+    // Only in the second file.
+    BlockType::IQ1_M,
+    BlockType::NVFP4,
+    BlockType::Q2_0,
+    BlockType::Q1_0,
 ];
 
-/// The values equal those of ggml bit for bit, on random bits with scales of every kind, subnormals among them.
+/// The values equal those of ggml bit for bit, on random bits with scales of every kind, subnormals among them, and on every
+/// entry of every codebook.
 #[test]
 fn blocks_match_the_vectors() {
     let Some(data) = common::data(&["quant-vectors"]) else { return };
-    let vectors = Reference::open(data.join("quant-vectors/vectors.safetensors"));
-    for block_type in DECODED {
-        let want = vectors.f32s(&format!("{block_type}.values"));
-        let mut got = vec![f32::NAN; want.len()];
-        dequantize(block_type, vectors.bytes(&format!("{block_type}.blocks")), &mut got).unwrap();
-        for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-            assert_eq!(got.to_bits(), want.to_bits(), "{block_type}, value {i}: {got:e} instead of {want:e}");
+    for (file, n_types) in [("vectors.safetensors", 21), ("more.safetensors", 25)] {
+        let vectors = Reference::open(data.join("quant-vectors").join(file));
+        for block_type in &DECODED[..n_types] {
+            let want = vectors.f32s(&format!("{block_type}.values"));
+            let mut got = vec![f32::NAN; want.len()];
+            dequantize(*block_type, vectors.bytes(&format!("{block_type}.blocks")), &mut got).unwrap();
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                assert_eq!(got.to_bits(), want.to_bits(), "{block_type}, value {i}: {got:e} instead of {want:e}");
+            }
+            println!("{file}: {block_type}: {} values equal", want.len());
         }
-        println!("{block_type}: {} values equal", want.len());
     }
 }
 
@@ -45,7 +62,7 @@ fn block_sizes_match_the_vectors() {
     let vectors = Reference::open(data.join("quant-vectors/vectors.safetensors"));
     let mut n_types = 0;
     for &block_type in BlockType::ALL {
-        if block_type.block_len() > 4 && !matches!(block_type.name(), "Q8_1" | "Q8_K" | "IQ1_M" | "NVFP4" | "Q1_0") {
+        if DECODED[..21].contains(&block_type) {
             let bytes = vectors.bytes(&format!("{block_type}.blocks")).len() as u64;
             assert_eq!(bytes, 6 * 512 / block_type.block_len() * block_type.block_bytes(), "{block_type}");
             n_types += 1;
@@ -93,7 +110,7 @@ fn wrong_lengths_and_types_are_errors() {
             assert!(matches!(result, Err(Error::Operand { operand: "bytes", .. })), "{block_type}: {result:?}");
         }
     }
-    let result = dequantize(BlockType::IQ1_M, &[0; 56], &mut [0.0; 256]);
+    let result = dequantize(BlockType::Q8_K, &[0; 292], &mut [0.0; 256]);
     assert!(matches!(result, Err(Error::Unsupported { .. })), "{result:?}");
 }
 

@@ -2,9 +2,16 @@
 
 use tilewright::WeightType;
 use tilewright::kernels::{self, Embedding};
+#[cfg(not(target_arch = "wasm32"))]
+use tilewright::{Tier, formats::Safetensors, kernels::Linear};
 
 use crate::harness::{Case, Job, Operand};
 use crate::inputs::{Inputs, Source, dequantise};
+#[cfg(not(target_arch = "wasm32"))]
+use crate::{
+    common::{self, Expected},
+    harness::{Want, execute},
+};
 
 /// T, V, C, pos.
 const EMBED: [[u32; 4]; 12] = [
@@ -177,4 +184,56 @@ fn last_row(source: &mut Source, [t, c, n]: [u32; 3]) -> Job {
     let y = Operand::exact_floats("y", &[1, c], &x[start..start + c as usize]);
     let operands = vec![Operand::state(5, n), Operand::floats("x", &[t, c], x), y];
     Job::new(operands, |rec, bound| kernels::last_row(rec, bound.state(0), bound.tensor(1), bound.tensor(2)))
+}
+
+/// Blocks that nobody chose, packed and read back by a kernel, have the values that ggml gives them.
+#[cfg(not(target_arch = "wasm32"))]
+#[test]
+fn blocks_of_the_vectors_have_their_values() {
+    let Some(data) = common::data(&["quant-vectors"]) else { return };
+    for file in ["vectors.safetensors", "more.safetensors"] {
+        let bytes = std::fs::read(data.join("quant-vectors").join(file)).expect("the file is there");
+        let vectors = Safetensors::parse(&bytes, bytes.len() as u64).expect("the file is valid");
+        let tensor = |name: String| Some(vectors.tensor(&name)?.bytes(&bytes).expect("the file is whole"));
+        for device in common::gpus_beside_cpu([Tier::Baseline, Tier::Subgroups]).into_iter().chain([common::cpu()]) {
+            let (mut n_types, mut worst) = (0, 0.0f64);
+            for weight in WeightType::ALL {
+                let blocks = tensor(format!("{weight}.blocks")).zip(tensor(format!("{weight}.values")));
+                let Some((blocks, values)) = blocks else { continue };
+                let values: Vec<f32> = values.as_chunks().0.iter().map(|&value| f32::from_le_bytes(value)).collect();
+                let n = values.len() as u32;
+                let x: Vec<f32> = (0..n).map(|i| (i * 37 % 64) as f32 / 64.0 - 0.5).collect();
+                let product: f64 = values.iter().zip(&x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum();
+                let power: f64 = values.iter().zip(&x).map(|(&w, &x)| (f64::from(w) * f64::from(x)).powi(2)).sum();
+                let want = Expected { value: product, bound: f64::MAX, floor: 0.0, power: power.max(product.powi(2)) };
+                let check = move |found: &[u32]| match found.iter().zip(&values).position(|(&found, want)| {
+                    // A GPU may flush what is subnormal.
+                    let is_flushed = want.is_subnormal() && f32::from_bits(found) == 0.0;
+                    f32::from_bits(found) != *want && !is_flushed
+                }) {
+                    Some(at) => Err(format!("weight {at} is {:e}, not {:e}", f32::from_bits(found[at]), values[at])),
+                    None => Ok(()),
+                };
+                let operands = vec![
+                    Operand::state(0, 1),
+                    Operand::words("tokens", &[1], vec![0]),
+                    Operand::weights(weight, &[1, n], blocks.to_vec()),
+                    Operand::exact_floats("y", &[1, n], &[]).becomes(Want::Check(Box::new(check))),
+                    Operand::floats("x", &[1, n], x),
+                    Operand::close("product", &[1, 1], vec![want], 1e-10),
+                ];
+                let job = Job::new(operands, |rec, bound| {
+                    let embedding = Embedding { w: bound.matrix(2), factor: 1.0, positions: None };
+                    kernels::embed(rec, bound.state(0), bound.tensor(1), &embedding, bound.tensor(3))?;
+                    kernels::matvec(rec, &Linear::new(bound.matrix(2)), bound.tensor(4), bound.tensor(5))
+                });
+                match common::block_on(execute(&device, &job, 1)) {
+                    Ok(nmse) => worst = worst.max(nmse),
+                    Err(reason) => panic!("{file}, {weight} on {}: {reason}", device.tier().name()),
+                }
+                n_types += 1;
+            }
+            println!("{file} on {}: {n_types} types, worst NMSE {worst:.1e}", device.info().name);
+        }
+    }
 }

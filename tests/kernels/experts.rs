@@ -1,12 +1,16 @@
-//! `route`, `expert_gate_up` and `expert_down`: mixtures of experts.
+//! `route`, `expert_gate_up`, `expert_down`, and `expert_tiles`, `expert_matmul` and `expert_sum` for many tokens: mixtures of
+//! experts.
 
 use tilewright::WeightType;
-use tilewright::kernels::{self, ExpertDown, ExpertGateUp, ExpertScore, Gate, Gelu, Norm, Router};
+use tilewright::kernels::{
+    self, ExpertDown, ExpertGateUp, ExpertProduct, ExpertRows, ExpertScore, ExpertTiles, Gate, Gelu, Norm, Router,
+    SharedExperts,
+};
 
 use crate::common::Expected;
 use crate::fused::{clamped, geglu, swiglu};
 use crate::harness::{Case, Data, FLUSH, Job, Operand, ROUND, Want};
-use crate::inputs::{Inputs, Source, dequantise};
+use crate::inputs::{Inputs, Source, dequantise, has_case};
 use crate::linear::{EPS, Rows, limit, product};
 
 /// T, E, K.
@@ -24,64 +28,165 @@ const PRODUCTS: [[u32; 5]; 7] = [
     [1, 8, 4, 68, 128],
 ];
 
+/// T, E, K: around the tiles of 16 and 64 rows, and experts that no token has.
+const TILES: [[u32; 3]; 8] =
+    [[1, 1, 1], [3, 5, 2], [16, 1, 1], [17, 1, 1], [40, 3, 2], [70, 2, 1], [33, 130, 4], [260, 3, 3]];
+
+/// T, E, K, rows of an expert, columns.
+const TILED: [[u32; 5]; 6] = [
+    [1, 1, 1, 4, 4],
+    [9, 3, 2, 20, 32],
+    [17, 1, 1, 70, 60],
+    [70, 2, 2, 64, 64],
+    [200, 3, 1, 300, 36],
+    [30, 8, 4, 260, 260],
+];
+
+/// Where a matrix has some experts alone: the first, and how many.
+const MIDDLE: [u32; 2] = [1, 2];
+
 pub fn cases(cases: &mut Vec<Case>) {
     for inputs in Inputs::ALL {
         for (i, sizes @ [t, e, k]) in ROUTE.into_iter().enumerate() {
             let score = [ExpertScore::Softmax, ExpertScore::Sigmoid][i % 2];
             let router = Router { score, shares: i % 3 != 1, scale: [1.0, 2.5][i % 2] };
             let has_bias = i % 4 == 3;
+            let shared =
+                [(0, false), (1, true), (3, false), (2, true)].map(|(n, gated)| SharedExperts { n, gated })[i % 4];
             cases.push(Case {
                 kernel: "route",
                 variant: format!("{score:?}{}", if has_bias { "+bias" } else { "" }),
-                sizes: format!("t={t},e={e},k={k}"),
+                sizes: format!("t={t},e={e},k={k},m={}", shared.n),
                 inputs,
-                build: Box::new(move |source| route(source, router, has_bias, sizes)),
+                build: Box::new(move |source| route(source, router, shared, has_bias, sizes)),
             });
         }
+        for sizes @ [t, e, k] in TILES {
+            let sizes_text = format!("t={t},e={e},k={k}");
+            let sum_sizes = sizes_text.clone();
+            cases.push(Case {
+                kernel: "expert_tiles",
+                variant: String::new(),
+                sizes: sizes_text,
+                inputs,
+                build: Box::new(move |source| tiles(source, sizes)),
+            });
+            for accumulate in [false, true] {
+                cases.push(Case {
+                    kernel: "expert_sum",
+                    variant: if accumulate { "+accumulate" } else { "" }.into(),
+                    sizes: format!("{sum_sizes},c={}", 4 * e + 3),
+                    inputs,
+                    build: Box::new(move |source| sum(source, accumulate, [t, e, k, 4 * e + 3])),
+                });
+            }
+        }
         for weight in WeightType::ALL {
-            for (i, sizes @ [t, e, k, f, c]) in PRODUCTS.into_iter().enumerate() {
+            let of = |&(i, _): &(usize, [u32; 5])| has_case(weight, i, PRODUCTS.len());
+            for (i, sizes @ [t, e, k, f, c]) in PRODUCTS.into_iter().enumerate().filter(of) {
                 let gate =
                     [Gate::Silu, Gate::Clamped, Gate::Gelu(Gelu::Exact), Gate::Silu, Gate::Gelu(Gelu::Tanh)][i % 5];
-                let (vector, by_expert) = (["+norm", "+bias", ""][i % 3], i % 2 == 1);
+                let vector = ["+norm", "+bias", ""][i % 3];
                 let sizes_text = format!("t={t},e={e},k={k},f={f},c={c}");
-                cases.push(Case {
-                    kernel: "expert_gate_up",
-                    variant: format!("{weight}{vector}+{gate:?}{}", if by_expert { "+by expert" } else { "" }),
-                    sizes: sizes_text.clone(),
-                    inputs,
-                    build: Box::new(move |source| gate_up(source, weight, (vector, by_expert), gate, sizes)),
-                });
+                for (way, name) in [(Way::Whole, ""), (Way::Apart, "+apart"), (Way::Middle, "+middle")] {
+                    cases.push(Case {
+                        kernel: "expert_gate_up",
+                        variant: format!("{weight}{vector}+{gate:?}{name}"),
+                        sizes: sizes_text.clone(),
+                        inputs,
+                        build: Box::new(move |source| gate_up(source, weight, (vector, way), gate, sizes)),
+                    });
+                }
                 let (has_bias, accumulate) = (i % 2 == 0, i % 3 != 0);
                 let (bias, sum) = (if has_bias { "+bias" } else { "" }, if accumulate { "+accumulate" } else { "" });
+                for (way, name) in [(Way::Whole, ""), (Way::Middle, "+middle")] {
+                    cases.push(Case {
+                        kernel: "expert_down",
+                        variant: format!("{weight}{bias}{sum}{name}"),
+                        sizes: sizes_text.clone(),
+                        inputs,
+                        build: Box::new(move |source| down(source, weight, (has_bias, way), accumulate, sizes)),
+                    });
+                }
+            }
+            for (i, sizes @ [t, e, k, n, c]) in TILED.into_iter().enumerate() {
+                let (has_bias, by_slot, way) = (i % 2 == 0, i % 3 == 1, [Way::Whole, Way::Middle][i / 2 % 2]);
+                let bias = if has_bias { "+bias" } else { "" };
                 cases.push(Case {
-                    kernel: "expert_down",
-                    variant: format!("{weight}{bias}{sum}"),
-                    sizes: sizes_text,
+                    kernel: "expert_matmul",
+                    variant: format!("{weight}{bias}"),
+                    sizes: format!("t={t},e={e},k={k},n={n},c={c}"),
                     inputs,
-                    build: Box::new(move |source| down(source, weight, has_bias, accumulate, sizes)),
+                    build: Box::new(move |source| matmul(source, weight, (has_bias, by_slot, way), sizes)),
                 });
             }
         }
     }
 }
 
-fn route(source: &mut Source, router: Router, has_bias: bool, [t, e, k]: [u32; 3]) -> Job {
-    let (logits, bias) = (source.rows(t, e), source.normal(e));
+/// What of all experts' matrices is there.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    /// All, in one matrix.
+    Whole,
+    /// All, gates and ups in a matrix each.
+    Apart,
+    /// Those of some experts.
+    Middle,
+}
+
+impl Way {
+    /// The first of the experts that are there, and how many they are, if there are `e` in all.
+    fn experts(self, e: u32) -> [u32; 2] {
+        match self {
+            Way::Middle if e > MIDDLE[0] => [MIDDLE[0], MIDDLE[1].min(e - MIDDLE[0])],
+            _ => [0, e],
+        }
+    }
+
+    fn has(self, e: u32, expert: u32) -> bool {
+        let [first, n] = self.experts(e);
+        (first..first + n).contains(&expert)
+    }
+}
+
+fn route(source: &mut Source, router: Router, shared: SharedExperts, has_bias: bool, [t, e, k]: [u32; 3]) -> Job {
+    let n_logits = e + u32::from(shared.gated);
+    let (logits, bias) = (source.rows(t, n_logits), source.normal(e));
     let own_bias = if has_bias { bias.clone() } else { vec![0.0; e as usize] };
     let rows = logits.clone();
     let check = move |words: &[u32]| {
-        let routes = words.chunks_exact(2 * k as usize);
-        for (t, (row, routes)) in rows.chunks_exact(e as usize).zip(routes).enumerate() {
-            check_route(router, row, &own_bias, routes).map_err(|message| format!("token {t}: {message}"))?;
+        let routes = words.chunks_exact(2 * (k + shared.n) as usize);
+        for (t, (row, routes)) in rows.chunks_exact(n_logits as usize).zip(routes).enumerate() {
+            let ((row, gate), (routes, beside)) = (row.split_at(e as usize), routes.split_at(2 * k as usize));
+            let chosen = check_route(router, row, &own_bias, routes);
+            let all = chosen.and_then(|()| check_shared(e, gate, beside));
+            all.map_err(|message| format!("token {t}: {message}"))?;
         }
         Ok(())
     };
-    let routes = Operand::exact_words("routes", &[t, k, 2], Vec::new()).becomes(Want::Check(Box::new(check)));
-    let operands = vec![Operand::floats("logits", &[t, e], logits), Operand::floats("bias", &[e], bias), routes];
+    let routes =
+        Operand::exact_words("routes", &[t, k + shared.n, 2], Vec::new()).becomes(Want::Check(Box::new(check)));
+    let operands = vec![Operand::floats("logits", &[t, n_logits], logits), Operand::floats("bias", &[e], bias), routes];
     Job::new(operands, move |rec, bound| {
         let bias = has_bias.then(|| bound.tensor(1));
-        kernels::route(rec, &router, bound.tensor(0), bias, bound.tensor(2))
+        kernels::route(rec, &router, shared, bound.tensor(0), bias, bound.tensor(2))
     })
+}
+
+/// Whether pairs after a token's own experts are those that all tokens have.
+fn check_shared(e: u32, gate: &[f32], routes: &[u32]) -> Result<(), String> {
+    let want = gate.first().map_or(1.0, |&logit| 1.0 / (1.0 + (-f64::from(logit)).exp()));
+    for (expert, route) in (e..).zip(routes.chunks_exact(2)) {
+        let weight = f64::from(f32::from_bits(route[1]));
+        if route[0] != expert || (weight - want).abs() > 3e-5 * want + FLUSH {
+            return Err(format!(
+                "expert {} of all tokens has the weight {weight}, expected {expert} and {want}",
+                route[0]
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Whether pairs of an expert and the bits of its weight are a token's, by their definition in f64. Experts whose scores
@@ -131,7 +236,7 @@ fn routes(source: &mut Source, [t, e, k]: [u32; 3]) -> Vec<u32> {
 fn gate_up(
     source: &mut Source,
     weight: WeightType,
-    (vector, by_expert): (&'static str, bool),
+    (vector, way): (&'static str, Way),
     gate: Gate,
     [t, e, k, f, c]: [u32; 5],
 ) -> Job {
@@ -146,42 +251,68 @@ fn gate_up(
     let sums = product(source, &rows, &dequantise(weight, &bytes, c), &more, sizes);
     let at = |slot: u32, f_at: u32| {
         let (token, expert) = (slot / k, routes[2 * slot as usize]);
-        let [gate_row, up_row] = match by_expert {
-            true => [2 * expert * f + f_at, (2 * expert + 1) * f + f_at],
-            false => [expert * f + f_at, (e + expert) * f + f_at],
-        };
-        [gate_row, up_row].map(|row| &sums[(token * n_rows + row) as usize])
+        [2 * expert * f + f_at, (2 * expert + 1) * f + f_at].map(|row| &sums[(token * n_rows + row) as usize])
     };
     let gated = |[z, up]: [&Expected; 2]| match gate {
         Gate::Silu => swiglu(z, up),
         Gate::Gelu(form) => geglu(z, up, form),
         Gate::Clamped => clamped(z, up),
     };
+    let untouched = || Expected::new(f64::NAN, 0.0, 0.0);
     let want = (0..t * k).flat_map(|slot| (0..f).map(move |f_at| (slot, f_at)));
-    let want = want.map(|(slot, f_at)| gated(at(slot, f_at))).collect();
+    let want = want.map(|(slot, f_at)| match way.has(e, routes[2 * slot as usize]) {
+        true => gated(at(slot, f_at)),
+        false => untouched(),
+    });
+    let want = want.collect();
+    let (first, n) = (way.experts(e)[0], way.experts(e)[1]);
+    // Of the bytes of all, those of some experts; or those of one kind.
+    let of_rows = |rows: std::ops::Range<u32>| {
+        let row_bytes = bytes.len() / n_rows as usize;
+        bytes[rows.start as usize * row_bytes..rows.end as usize * row_bytes].to_vec()
+    };
+    let of_kind = |kind: u32| (0..e).flat_map(|e| of_rows((2 * e + kind) * f..(2 * e + kind + 1) * f)).collect();
+    let (both, second): (Vec<u8>, Vec<u8>) = match way {
+        Way::Apart => (of_kind(0), of_kind(1)),
+        _ => (of_rows(2 * first * f..2 * (first + n) * f), of_rows(0..f)),
+    };
+    let both_rows = if way == Way::Apart { e * f } else { 2 * n * f };
+    let second_rows = if way == Way::Apart { e * f } else { f };
     let operands = vec![
-        Operand::weights(weight, &[n_rows, c], bytes),
+        Operand::weights(weight, &[both_rows, c], both),
         Operand::floats("norm", &[c], norm),
         Operand::floats("bias", &[n_rows], bias),
         Operand::floats("x", &[t, c], x),
         Operand::words("routes", &[t, k, 2], routes.clone()),
         Operand::close("y", &[t * k, f], want, limit(source, sizes).max(1e-9)),
+        Operand::weights(weight, &[second_rows, c], second),
     ];
     Job::new(operands, move |rec, bound| {
         let tensor = |i| bound.tensor(i);
         let gate_up = ExpertGateUp {
             w: bound.matrix(0),
+            rows: if way == Way::Apart { ExpertRows::Gates } else { ExpertRows::Both },
+            first_expert: first,
             bias: has_bias.then(|| tensor(2)),
             norm: has_norm.then(|| Norm { weight: tensor(1), eps: EPS }),
-            n_experts: e,
-            by_expert,
             gate,
         };
-        gate_up.record(rec, tensor(3), tensor(4), tensor(5))
+        gate_up.record(rec, tensor(3), tensor(4), tensor(5))?;
+        if way == Way::Apart {
+            let ups = ExpertGateUp { w: bound.matrix(6), rows: ExpertRows::Ups, ..gate_up };
+            ups.record(rec, tensor(3), tensor(4), tensor(5))?;
+        }
+        Ok(())
     })
 }
 
-fn down(source: &mut Source, weight: WeightType, has_bias: bool, accumulate: bool, [t, e, k, f, c]: [u32; 5]) -> Job {
+fn down(
+    source: &mut Source,
+    weight: WeightType,
+    (has_bias, way): (bool, Way),
+    accumulate: bool,
+    [t, e, k, f, c]: [u32; 5],
+) -> Job {
     let (n_rows, n_slots) = (e * c, t * k);
     let (x, bytes) = (source.rows(n_slots, f), source.weights(weight, n_rows, f));
     let (bias, routes, before) = (source.normal(n_rows), routes(source, [t, e, k]), source.normal(t * c));
@@ -189,14 +320,50 @@ fn down(source: &mut Source, weight: WeightType, has_bias: bool, accumulate: boo
     let more = |i: usize| [if has_bias { f64::from(bias[i % bias.len()]) } else { 0.0 }, 0.0];
     let more: Vec<[f64; 2]> = (0..sizes[0] * sizes[1]).map(more).collect();
     let sums = product(source, &Rows::plain(&x, f as usize), &dequantise(weight, &bytes, f), &more, sizes);
+    let of_slot = |slot: u32, n: u32| {
+        let expert = routes[2 * slot as usize];
+        way.has(e, expert).then(|| &sums[(slot * n_rows + expert * c + n) as usize])
+    };
+    let want = weighted([t, k, c], &routes, accumulate.then_some(&before), of_slot);
+    let nmse = limit(source, sizes).max(1e-9);
+    let y = match accumulate {
+        true => Operand::floats("y", &[t, c], before.clone()).becomes(Want::Close(want, nmse)),
+        false => Operand::close("y", &[t, c], want, nmse),
+    };
+    debug_assert!(matches!(y.data, Data::Floats(_) | Data::Blank(_)));
+    let [first, n] = way.experts(e);
+    let row_bytes = bytes.len() / n_rows as usize;
+    let own = bytes[(first * c) as usize * row_bytes..((first + n) * c) as usize * row_bytes].to_vec();
+    let operands = vec![
+        Operand::weights(weight, &[n * c, f], own),
+        Operand::floats("bias", &[n_rows], bias),
+        Operand::floats("x", &[n_slots, f], x),
+        Operand::words("routes", &[t, k, 2], routes),
+        y,
+    ];
+    Job::new(operands, move |rec, bound| {
+        let tensor = |i| bound.tensor(i);
+        let bias = has_bias.then(|| tensor(1));
+        let down = ExpertDown { w: bound.matrix(0), first_expert: first, bias, accumulate };
+        down.record(rec, tensor(2), tensor(3), tensor(4))
+    })
+}
+
+/// What tokens' experts make, by their weights: `of_slot` gives what one makes in column n, if it makes something.
+fn weighted<'a>(
+    [t, k, c]: [u32; 3],
+    routes: &[u32],
+    before: Option<&Vec<f32>>,
+    of_slot: impl Fn(u32, u32) -> Option<&'a Expected>,
+) -> Vec<Expected> {
     let want = (0..t * c).map(|i| {
         let (token, n) = (i / c, i % c);
-        let first = if accumulate { f64::from(before[i as usize]) } else { 0.0 };
+        let first = before.map_or(0.0, |before| f64::from(before[i as usize]));
         let mut total = Expected::new(first, 0.0, FLUSH);
         let mut magnitude = first.abs();
         for slot in token * k..(token + 1) * k {
-            let (expert, share) = (routes[2 * slot as usize], f32::from_bits(routes[2 * slot as usize + 1]));
-            let (sum, share) = (&sums[(slot * n_rows + expert * c + n) as usize], f64::from(share));
+            let Some(sum) = of_slot(slot, n) else { continue };
+            let share = f64::from(f32::from_bits(routes[2 * slot as usize + 1]));
             total.value += share * sum.value;
             total.bound += share.abs() * sum.bound;
             total.floor += share.abs() * sum.floor + FLUSH;
@@ -207,22 +374,84 @@ fn down(source: &mut Source, weight: WeightType, has_bias: bool, accumulate: boo
         total.power = total.power.max(total.value * total.value);
         total
     });
-    let (want, nmse) = (want.collect(), limit(source, sizes).max(1e-9));
-    let y = match accumulate {
-        true => Operand::floats("y", &[t, c], before.clone()).becomes(Want::Close(want, nmse)),
-        false => Operand::close("y", &[t, c], want, nmse),
-    };
-    debug_assert!(matches!(y.data, Data::Floats(_) | Data::Blank(_)));
+    want.collect()
+}
+
+/// The order of slots by their experts, told by the tiles: each slot is in one tile of its expert, and tiles are as full
+/// as they can be.
+fn tiles(source: &mut Source, [t, e, k]: [u32; 3]) -> Job {
+    let routes = routes(source, [t, e, k]);
+    let (n_slots, by_slot) = (t * k, routes.clone());
+    // The product of ones with each expert's number, by tiles, tells which expert a slot met.
+    let want: Vec<f32> = by_slot.chunks_exact(2).flat_map(|route| [4.0 * (route[0] + 1) as f32; 4]).collect();
+    let w: Vec<u8> = (0..e).flat_map(|e| [(e + 1) as f32; 16]).flat_map(f32::to_le_bytes).collect();
     let operands = vec![
-        Operand::weights(weight, &[n_rows, f], bytes),
-        Operand::floats("bias", &[n_rows], bias),
-        Operand::floats("x", &[n_slots, f], x),
         Operand::words("routes", &[t, k, 2], routes),
-        y,
+        Operand::weights(WeightType::F32, &[4 * e, 4], w),
+        Operand::floats("x", &[t, 4], vec![1.0; 4 * t as usize]),
+        Operand::exact_floats("y", &[n_slots, 4], &want),
     ];
     Job::new(operands, move |rec, bound| {
-        let tensor = |i| bound.tensor(i);
-        let down = ExpertDown { w: bound.matrix(0), bias: has_bias.then(|| tensor(1)), accumulate };
-        down.record(rec, tensor(2), tensor(3), tensor(4))
+        let tiles = ExpertTiles::record(rec, bound.tensor(0), e)?;
+        let product = ExpertProduct { w: bound.matrix(1), rows: 4, first_expert: 0, bias: None, y_start: 0 };
+        product.record(rec, &tiles, bound.tensor(2), bound.tensor(3))
+    })
+}
+
+fn matmul(
+    source: &mut Source,
+    weight: WeightType,
+    (has_bias, by_slot, way): (bool, bool, Way),
+    [t, e, k, n_out, c]: [u32; 5],
+) -> Job {
+    let (n_rows, n_x) = (e * n_out, if by_slot { t * k } else { t });
+    let (x, bytes) = (source.rows(n_x, c), source.weights(weight, n_rows, c));
+    // Columns before and after those that are written.
+    let (start, stride) = (3, n_out + 5);
+    let (bias, routes) = (source.normal(e * stride), routes(source, [t, e, k]));
+    let sizes = [n_x as usize, n_rows as usize, c as usize];
+    let bias_of = |row: u32| bias[(row / n_out * stride + start + row % n_out) as usize];
+    let more = |i: usize| [if has_bias { f64::from(bias_of(i as u32 % n_rows)) } else { 0.0 }, 0.0];
+    let more: Vec<[f64; 2]> = (0..sizes[0] * sizes[1]).map(more).collect();
+    let sums = product(source, &Rows::plain(&x, c as usize), &dequantise(weight, &bytes, c), &more, sizes);
+    let want = (0..t * k * stride).map(|i| {
+        let (slot, expert) = (i / stride, routes[2 * (i / stride) as usize]);
+        let row = if by_slot { slot } else { slot / k };
+        match (i % stride).checked_sub(start).filter(|&n| n < n_out && way.has(e, expert)) {
+            Some(n) => sums[(row * n_rows + expert * n_out + n) as usize],
+            None => Expected::new(f64::NAN, 0.0, 0.0),
+        }
+    });
+    let want = want.collect();
+    let [first, n] = way.experts(e);
+    let row_bytes = bytes.len() / n_rows as usize;
+    let own = bytes[(first * n_out) as usize * row_bytes..((first + n) * n_out) as usize * row_bytes].to_vec();
+    let operands = vec![
+        Operand::weights(weight, &[n * n_out, c], own),
+        Operand::floats("bias", &[e * stride], bias),
+        Operand::floats("x", &[n_x, c], x),
+        Operand::words("routes", &[t, k, 2], routes),
+        Operand::close("y", &[t * k, stride], want, limit(source, sizes).max(1e-9)),
+    ];
+    Job::new(operands, move |rec, bound| {
+        let tiles = ExpertTiles::record(rec, bound.tensor(3), e)?;
+        let bias = has_bias.then(|| bound.tensor(1));
+        let product = ExpertProduct { w: bound.matrix(0), rows: n_out, first_expert: first, bias, y_start: start };
+        product.record(rec, &tiles, bound.tensor(2), bound.tensor(4))
+    })
+}
+
+fn sum(source: &mut Source, accumulate: bool, [t, e, k, c]: [u32; 4]) -> Job {
+    let (x, routes, before) = (source.rows(t * k, c), routes(source, [t, e, k]), source.normal(t * c));
+    let each: Vec<Expected> = x.iter().map(|&x| Expected::new(f64::from(x), 0.0, 0.0)).collect();
+    let of_slot = |slot: u32, n: u32| Some(&each[(slot * c + n) as usize]);
+    let want = weighted([t, k, c], &routes, accumulate.then_some(&before), of_slot);
+    let y = match accumulate {
+        true => Operand::floats("y", &[t, c], before.clone()).becomes(Want::Close(want, 1e-9)),
+        false => Operand::close("y", &[t, c], want, 1e-9),
+    };
+    let operands = vec![Operand::floats("x", &[t * k, c], x), Operand::words("routes", &[t, k, 2], routes), y];
+    Job::new(operands, move |rec, bound| {
+        kernels::expert_sum(rec, bound.tensor(0), bound.tensor(1), accumulate, bound.tensor(2))
     })
 }

@@ -1,8 +1,25 @@
 //! What kernels are fed: families of activations, and random weights in every file layout with their values.
 
 use tilewright::WeightType;
+use tilewright::formats::{BlockType, block};
 
 use crate::common::Rng;
+
+/// Whether case `i` of a list is one for a weight type; one in `share` is. Kernels of different types differ by the fragment
+/// that unpacks a block, so for most types a few sizes and one form of a kernel do.
+pub fn has_case(weight: WeightType, i: usize, share: usize) -> bool {
+    const EVERY: [WeightType; 8] = [
+        WeightType::F32,
+        WeightType::F16,
+        WeightType::BF16,
+        WeightType::Q8_0,
+        WeightType::Q4_0,
+        WeightType::Q4_K,
+        WeightType::Q5_K,
+        WeightType::Q6_K,
+    ];
+    EVERY.contains(&weight) || i % share == weight as usize % share
+}
 
 /// Distribution of a kernel's activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,9 +189,44 @@ impl Source {
                     }
                     block[place..place + 2].copy_from_slice(&scale.to_le_bytes());
                 }),
+                _ => {
+                    let (len, size, halves) = layout(weight);
+                    for _ in 0..cols.div_ceil(len as u32) {
+                        let start = bytes.len();
+                        bytes.extend((0..size).map(|_| self.rng.word() as u8));
+                        self.put_scales(weight, halves, extreme, &mut bytes[start..]);
+                    }
+                }
             }
         }
         bytes
+    }
+
+    /// Makes ordinary numbers of a block's scales.
+    fn put_scales(&mut self, weight: WeightType, halves: &[usize], extreme: bool, block: &mut [u8]) {
+        let staged = self.staged_f16;
+        for (i, &at) in halves.iter().enumerate() {
+            let mut bits = self.half(extreme, 30);
+            if staged {
+                // Of one size, for the reasons above.
+                bits = (bits & 0x83ff) | 12 << 10;
+            }
+            if let (true, 1, &[first, _]) = (staged, i, halves) {
+                bits = u16::from_le_bytes([block[first], block[first + 1]]);
+                match weight {
+                    WeightType::Q4_1 => bits = (bits ^ 0x8000) + (3 << 10),
+                    WeightType::Q5_1 => bits = (bits ^ 0x8000) + (4 << 10),
+                    _ => block[..16].iter_mut().for_each(|byte| *byte = *byte % 16 * 17),
+                }
+            }
+            block[at..at + 2].copy_from_slice(&bits.to_le_bytes());
+        }
+        match weight {
+            // Exponents of 1 and numbers near it.
+            WeightType::MXFP4 => block[0] = if staged { 126 } else { 112 + block[0] % 32 },
+            WeightType::NVFP4 if staged => block[..4].iter_mut().for_each(|byte| *byte = *byte % 8 + 0x38),
+            _ => {}
+        }
     }
 
     fn magnitude(&mut self) -> f32 {
@@ -223,6 +275,90 @@ fn k_affine(block: &[u8], i: usize, quant: u8) -> f64 {
     half_at(0) * f64::from(scale) * f64::from(quant) - half_at(2) * f64::from(min)
 }
 
+/// Weights and bytes of a block in files, and where its f16 numbers are.
+fn layout(weight: WeightType) -> (usize, usize, &'static [usize]) {
+    match weight {
+        WeightType::Q4_1 => (32, 20, &[0, 2]),
+        WeightType::Q5_0 => (32, 22, &[0]),
+        WeightType::Q5_1 => (32, 24, &[0, 2]),
+        WeightType::Q2_K => (256, 84, &[80, 82]),
+        WeightType::Q3_K => (256, 110, &[108]),
+        WeightType::IQ4_NL => (32, 18, &[0]),
+        WeightType::IQ4_XS => (256, 136, &[0]),
+        WeightType::IQ3_S => (256, 110, &[0]),
+        WeightType::IQ3_XXS => (256, 98, &[0]),
+        WeightType::IQ2_S => (256, 82, &[0]),
+        WeightType::IQ2_XS => (256, 74, &[0]),
+        WeightType::IQ2_XXS => (256, 66, &[0]),
+        WeightType::MXFP4 => (32, 17, &[]),
+        WeightType::NVFP4 => (64, 36, &[]),
+        WeightType::Q2_0 => (64, 18, &[0]),
+        WeightType::Q1_0 => (128, 18, &[0]),
+        other => panic!("{other} has arms of its own"),
+    }
+}
+
+/// Weight `i` of a block of the types in [`layout`], codebooks apart.
+fn block_value(weight: WeightType, block: &[u8], i: usize) -> f64 {
+    const IQ4: [f64; 16] = [-127., -104., -83., -65., -49., -35., -22., -10., 1., 13., 25., 38., 53., 69., 89., 113.];
+    // Sign, two bits of exponent, one of fraction.
+    let fp4 = |bits: u8| {
+        let magnitude = match bits >> 1 & 3 {
+            0 => f64::from(bits & 1) / 2.0,
+            exponent => (1.0 + f64::from(bits & 1) / 2.0) * 2f64.powi(i32::from(exponent) - 1),
+        };
+        if bits & 8 != 0 { -magnitude } else { magnitude }
+    };
+    let half_at = |at: usize| half_value(u16::from_le_bytes([block[at], block[at + 1]]));
+    // Two bits of a K-quant: 32 bytes have 128 weights.
+    let pair = |quants: &[u8]| quants[i / 128 * 32 + i % 32] >> (2 * (i / 32 % 4)) & 3;
+    let bit = |bytes: &[u8], i: usize| bytes[i / 8] >> (i % 8) & 1;
+    match weight {
+        WeightType::Q4_1 => half_at(0) * f64::from(nibble(&block[4..], i, 16)) + half_at(2),
+        WeightType::Q5_0 => {
+            let quant = nibble(&block[6..], i, 16) + 16 * bit(&block[2..], i);
+            half_at(0) * (f64::from(quant) - 16.0)
+        }
+        WeightType::Q5_1 => {
+            let quant = nibble(&block[8..], i, 16) + 16 * bit(&block[4..], i);
+            half_at(0) * f64::from(quant) + half_at(2)
+        }
+        WeightType::Q2_K => {
+            let group = block[i / 16];
+            let scaled = half_at(80) * f64::from(group % 16) * f64::from(pair(&block[16..]));
+            scaled - half_at(82) * f64::from(group / 16)
+        }
+        WeightType::Q3_K => {
+            let group = i / 16;
+            let low = if group < 8 { block[96 + group] % 16 } else { block[88 + group] / 16 };
+            let high = block[104 + group % 4] >> (2 * (group / 4)) & 3;
+            // Bit b of byte l is the third of weight l of block b.
+            let quant = pair(&block[32..]) + 4 * (block[i % 32] >> (i / 32) & 1);
+            half_at(108) * (f64::from(low + 16 * high) - 32.0) * (f64::from(quant) - 4.0)
+        }
+        WeightType::IQ4_NL => half_at(0) * IQ4[usize::from(nibble(&block[2..], i, 16))],
+        WeightType::IQ4_XS => {
+            let group = i / 32;
+            let low = block[4 + group / 2] >> (4 * (group % 2)) & 15;
+            let high = block[2 + group / 4] >> (2 * (group % 4)) & 3;
+            half_at(0) * (f64::from(low + 16 * high) - 32.0) * IQ4[usize::from(nibble(&block[8..], i, 16))]
+        }
+        WeightType::MXFP4 => 2f64.powi(i32::from(block[0]) - 127) * fp4(nibble(&block[1..], i, 16)),
+        WeightType::NVFP4 => {
+            let (scale, quant) = (block[i / 16], nibble(&block[4..], i, 8));
+            let value = match (scale, scale >> 3 & 15) {
+                (0x7f, _) => 0.0,
+                (_, 0) => f64::from(scale % 8) / 8.0 * 2f64.powi(-6),
+                (_, exponent) => (1.0 + f64::from(scale % 8) / 8.0) * 2f64.powi(i32::from(exponent) - 7),
+            };
+            value * fp4(quant)
+        }
+        WeightType::Q2_0 => half_at(0) * (f64::from(block[2 + i / 4] >> (2 * (i % 4)) & 3) - 1.0),
+        WeightType::Q1_0 => half_at(0) * (2.0 * f64::from(bit(&block[2..], i)) - 1.0),
+        other => panic!("{other} has arms of its own"),
+    }
+}
+
 /// The values of a matrix in the layout of files, `[rows, cols]`.
 pub fn dequantise(weight: WeightType, bytes: &[u8], cols: u32) -> Vec<f64> {
     let cols = cols as usize;
@@ -233,6 +369,16 @@ pub fn dequantise(weight: WeightType, bytes: &[u8], cols: u32) -> Vec<f64> {
         |row: usize, col: usize, len: usize, size: usize| ((row * cols.div_ceil(len) + col / len) * size, col % len);
     let place = |row: usize, col: usize, size: usize| place_in(row, col, 32, size);
     let row_bytes = tilewright::file_row_bytes(weight, cols);
+    // Codebooks by the decoder, which the shared vectors hold to ggml's values for every entry.
+    let codebook = BlockType::ALL.iter().find(|known| {
+        known.name() == weight.name() && (known.name().starts_with("IQ2") || known.name().starts_with("IQ3"))
+    });
+    if let Some(&codebook) = codebook {
+        let padded = cols.next_multiple_of(256);
+        let mut values = vec![0.0; bytes.len() / row_bytes * padded];
+        block::dequantize(codebook, bytes, &mut values).expect("whole rows");
+        return values.chunks(padded).flat_map(|row| &row[..cols]).map(|&value| f64::from(value)).collect();
+    }
     let value = |row: usize, col: usize| match weight {
         WeightType::F32 => {
             let at = (row * cols + col) * 4;
@@ -265,6 +411,11 @@ pub fn dequantise(weight: WeightType, bytes: &[u8], cols: u32) -> Vec<f64> {
             let quant = nibble(&bytes[at..], i, 64) + 16 * upper;
             let scale = f64::from(bytes[at + 192 + i / 16] as i8);
             half_value(half_at(at + 208)) * scale * (f64::from(quant) - 32.0)
+        }
+        _ => {
+            let (len, size, _) = layout(weight);
+            let (at, i) = place_in(row, col, len, size);
+            block_value(weight, &bytes[at..], i)
         }
     };
     (0..bytes.len() / row_bytes)

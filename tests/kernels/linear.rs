@@ -10,7 +10,7 @@ use tilewright::{Error, Recorder, Tensor, WeightType};
 use crate::activation::activated_within;
 use crate::common::Expected;
 use crate::harness::{Bound, Case, Data, FLUSH, Job, Operand, ROUND, sum_rounding};
-use crate::inputs::{Inputs, Source, dequantise};
+use crate::inputs::{Inputs, Source, dequantise, has_case};
 #[cfg(not(target_arch = "wasm32"))]
 use crate::{
     common,
@@ -99,24 +99,25 @@ pub fn cases(cases: &mut Vec<Case>) {
         });
     };
     for weight in WeightType::ALL {
+        let of = |&(i, _): &(usize, &[u32; 3])| has_case(weight, i, 8);
         for inputs in Inputs::ALL {
-            for (i, &sizes) in MATVEC.iter().enumerate() {
+            for (i, &sizes) in MATVEC.iter().enumerate().filter(of) {
                 push("matvec", kernels::matvec, weight, i % 8, sizes, inputs);
             }
             // A norm leaves no room for a bias.
-            for (i, &sizes) in MATVEC.iter().enumerate().skip(1).step_by(3) {
+            for (i, &sizes) in MATVEC.iter().enumerate().skip(1).step_by(3).filter(of) {
                 push("matvec", kernels::matvec, weight, 8 + (i % 4) * 2, sizes, inputs);
             }
-            for (i, &sizes) in MATMUL.iter().enumerate() {
+            for (i, &sizes) in MATMUL.iter().enumerate().filter(of) {
                 push("matmul", kernels::matmul, weight, i % 8, sizes, inputs);
             }
             #[cfg(not(target_arch = "wasm32"))]
-            for (i, &sizes) in MATMUL.iter().enumerate().skip(2).step_by(3) {
+            for (i, &sizes) in MATMUL.iter().enumerate().skip(2).step_by(3).filter(of) {
                 push("matmul_naive", matmul_naive, weight, i % 8, sizes, inputs);
             }
         }
         // Up to three splits along K: as many as blocks, fewer, or a last one that is short.
-        for (i, &sizes) in MATMUL.iter().enumerate() {
+        for (i, &sizes) in MATMUL.iter().enumerate().filter(of) {
             push("matmul_split", split, weight, i % 8, sizes, Inputs::Student);
         }
         // Either side of where matvec hands over to matmul, and a K that only matmul takes.
@@ -150,9 +151,16 @@ pub fn cases(cases: &mut Vec<Case>) {
             push("matmul", kernels::matmul, weight, 0, [256, 8192, 64], Inputs::Magnitudes);
             push("matvec", kernels::matvec, weight, 0, [7, 33, 260], Inputs::Magnitudes);
         }
-        push("matvec", kernels::matvec, weight, 0, [1, 65_537, 32], Inputs::Normal);
-        push("matvec", kernels::matvec, weight, 3, [1, 4097, 1024], Inputs::Student);
-        push("matmul", kernels::matmul, weight, 0, [2, 65_537, 4], Inputs::Normal);
+        let large: [(&str, Kernel, usize, [u32; 3], Inputs); 3] = [
+            ("matvec", kernels::matvec, 0, [1, 65_537, 32], Inputs::Normal),
+            ("matvec", kernels::matvec, 3, [1, 4097, 1024], Inputs::Student),
+            ("matmul", kernels::matmul, 0, [2, 65_537, 4], Inputs::Normal),
+        ];
+        for (i, (name, kernel, flags, sizes, inputs)) in large.into_iter().enumerate() {
+            if has_case(weight, i, 16) {
+                push(name, kernel, weight, flags, sizes, inputs);
+            }
+        }
     }
     // Rows so long that llvmpipe would leave the loop of an invocation that takes one alone.
     push("matvec", kernels::matvec, WeightType::Q8_0, 0, [1, 2, 262_144], Inputs::Normal);

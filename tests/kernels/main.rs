@@ -111,7 +111,10 @@ fn is_own(case: &Case, tier: Tier) -> bool {
     let Some(kernel) = shaders::ALL.iter().find(|kernel| kernel.name == case.kernel) else { return true };
     let weight = WeightType::ALL.into_iter().find(|weight| case.variant.split('+').next() == Some(weight.name()));
     tier == Tier::Baseline
-        || kernel.variants.iter().any(|v| v.tier == tier && (v.weight.is_none() || v.weight == weight))
+        || kernel
+            .variants
+            .iter()
+            .any(|v| v.tier == tier && (v.weight.is_none() || v.weight == weight.map(WeightType::layout)))
 }
 
 /// The case asked for by name, without its seed, and the seed.

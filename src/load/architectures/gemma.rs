@@ -51,6 +51,11 @@ pub(super) const GEMMA2: Architecture = Architecture {
 pub(super) const GEMMA3: Architecture = Architecture {
     gguf: "gemma3",
     json: &["gemma3_text"],
+    // Of `Gemma3TextConfig`; the larger models' folders say little of their text parts.
+    defaults: r#"{
+        "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+        "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "query_pre_attn_scalar": 256
+    }"#,
     describe: |keys, config| {
         (GEMMA.describe)(keys, config)?;
         sandwich(keys, config, 62)?;

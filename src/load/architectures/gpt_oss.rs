@@ -30,6 +30,14 @@ pub(super) const GPT_OSS: Architecture = Architecture {
                 return Err(keys.unsupported(key, found, &known.to_string()));
             }
         }
+        let quantized = Key("", "quantization_config.quant_method");
+        if let Some(found) = keys.str(quantized)?.filter(|&found| found != "mxfp4") {
+            return Err(keys.unsupported(quantized, found, "mxfp4"));
+        }
+        // What tensors and other keys say as well.
+        for name in ["quantization_config.modules_to_not_convert", "experts_per_token", "initial_context_length"] {
+            keys.says(Key("", name));
+        }
         mixture(keys, config, SHARES, |_| true)?;
         if let Some(RopeScaling::Yarn { truncate, .. }) = config.ropes.first_mut().map(|rope| &mut rope.scaling) {
             *truncate = false;

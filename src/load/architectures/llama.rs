@@ -18,6 +18,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     activation: "silu",
     gated: true,
     ffn_widths: None,
+    defaults: "{}",
     describe: |keys, config| {
         // Mixtral in GGUF.
         if keys.is_gguf() {

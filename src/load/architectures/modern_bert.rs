@@ -37,7 +37,11 @@ pub(super) const MODERN_BERT: Architecture = Architecture {
         let local_rope = add_local_rope(keys, config, 10_000.0)?;
 
         // As many tokens to both sides together, in all layers but the first of every three.
-        let window = keys.u32(Key("attention.sliding_window", "local_attention"))?;
+        let key = Key("attention.sliding_window", "local_attention");
+        let window = keys.u32(key)?;
+        if window == Some(0) && !keys.is_gguf() {
+            return Err(keys.wrong(key, "1 or more".into(), 0));
+        }
         let window = if keys.is_gguf() { window.filter(|&window| window > 0) } else { window.or(Some(128)) };
         let pattern = Key("attention.sliding_window_pattern", "global_attn_every_n_layers");
         let every = keys.u32(pattern)?.unwrap_or(3) as usize;

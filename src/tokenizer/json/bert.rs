@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{File, check_literal, flag, kind, not_ours, steps, surroundings};
+use super::{File, Named, check_literal, flag, kind, not_ours, steps, surroundings};
 use crate::error::Error;
 use crate::tokenizer::spm::ESCAPED_SPACE;
 use crate::tokenizer::vocab::{TokenType, Vocab};
@@ -13,7 +13,7 @@ const CONTINUES: &str = "##";
 
 /// # Errors
 /// [`Error::Unsupported`] naming the part of the pipeline that is not one of those known here.
-pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Result<Tokenizer, Error> {
+pub(super) fn load(file: &File, named: &Named) -> Result<Tokenizer, Error> {
     let (json, model) = (&file.json, file.model());
     let known = |is_known: bool, field: &str, ours: &str| {
         if is_known { Ok(()) } else { Err(not_ours(field, "something else", ours)) }
@@ -51,8 +51,9 @@ pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Res
         model: "bert".into(),
         tokens: tokens.collect(),
         token_types: file.tokens.iter().map(|token| token.kind).collect(),
-        bos_id,
-        eos_id,
+        bos_id: named.bos_id,
+        eos_id: named.eos_id,
+        end_ids: named.end_ids.clone(),
         unk_id: Some(unk_id),
         lowercase: Some(lowercase),
         ..Vocab::default()

@@ -2,15 +2,15 @@
 
 use serde_json::Value;
 
-use super::{File, check_literal, flag, has_affixes, kind, not_ours, steps, surroundings};
+use super::{File, Named, check_literal, flag, has_affixes, kind, not_ours, steps, surroundings};
 use crate::error::Error;
 use crate::tokenizer::Tokenizer;
-use crate::tokenizer::pre_tokenizer::PreTokenizer;
+use crate::tokenizer::pre_tokenizer::{PreTokenizer, Step};
 use crate::tokenizer::vocab::Vocab;
 
 /// # Errors
 /// [`Error::Unsupported`] naming the part of the pipeline that is not one of those known here.
-pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Result<Tokenizer, Error> {
+pub(super) fn load(file: &File, named: &Named) -> Result<Tokenizer, Error> {
     let (json, model) = (&file.json, file.model());
     if has_affixes(model) || flag(model, "byte_fallback", false) {
         return Err(not_ours("model", "affixes or byte fallback", "byte-level BPE without"));
@@ -21,8 +21,7 @@ pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Res
         _ => return Err(not_ours("normalizer", "something else", "none or NFC")),
     };
     let ignore_merges = flag(model, "ignore_merges", false);
-    let pre_tokenizer = pre_tokenizer(json.get("pre_tokenizer"), nfc, ignore_merges)
-        .ok_or_else(|| not_ours("pre_tokenizer", "something else", "ByteLevel behind splits of known models"))?;
+    let pre_tokenizer = pre_tokenizer(json.get("pre_tokenizer"), nfc, ignore_merges)?;
     let around = surroundings(json.get("post_processor"))?;
     if !matches!(json.get("decoder"), Some(decoder) if kind(decoder) == "ByteLevel") {
         return Err(not_ours("decoder", "something else", "ByteLevel"));
@@ -39,29 +38,58 @@ pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Res
         tokens: file.tokens.iter().map(|token| token.text.clone()).collect(),
         token_types: file.tokens.iter().map(|token| token.kind).collect(),
         merges: merges.collect(),
-        bos_id,
-        eos_id,
+        bos_id: named.bos_id,
+        eos_id: named.eos_id,
+        end_ids: named.end_ids.clone(),
         unk_id: unk.and_then(|unk| (0u32..).zip(&file.tokens).find(|(_, token)| token.text == unk)).map(|(id, _)| id),
         ..Vocab::default()
     };
     Tokenizer::byte_level(&vocab.checked()?, pre_tokenizer, around)
 }
 
-fn pre_tokenizer(component: Option<&Value>, nfc: bool, ignore_merges: bool) -> Option<PreTokenizer> {
-    let steps = steps(component, "pretokenizers");
-    let (last, before) = steps.split_last()?;
-    if kind(last) != "ByteLevel" || flag(last, "add_prefix_space", true) {
-        return None;
+/// Published files have up to six steps.
+const MAX_STEPS: usize = 16;
+
+fn pre_tokenizer(component: Option<&Value>, nfc: bool, ignore_merges: bool) -> Result<PreTokenizer, Error> {
+    let listed = steps(component, "pretokenizers");
+    let refuse = |found: &str, known: &str| not_ours("pre_tokenizer", found, known);
+    if listed.len() > MAX_STEPS {
+        return Err(refuse(&format!("{} steps", listed.len()), &format!("up to {MAX_STEPS} steps")));
     }
-    let (digits, splits) = match before.split_first() {
-        Some((step, splits)) if kind(step) == "Digits" && flag(step, "individual_digits", false) => (true, splits),
-        _ => (false, before),
-    };
-    if flag(last, "use_regex", true) {
-        return splits.is_empty().then(|| PreTokenizer::gpt2(digits, nfc, ignore_merges));
+    let mut steps = Vec::new();
+    let mut spelled = false;
+    for step in listed {
+        let text = step.to_string();
+        let refuse = |known: &str| refuse(&text, known);
+        match kind(step) {
+            "ByteLevel" if !spelled && !flag(step, "add_prefix_space", true) => {
+                spelled = true;
+                steps.extend(flag(step, "use_regex", true).then_some(Step::Gpt2));
+            }
+            "Split" => {
+                let regex = isolating_regex(step).ok_or_else(|| refuse("Split that isolates a regular expression"))?;
+                // What follows works on bytes as GPT-2 spells them; digits of ASCII are the same there.
+                if spelled && regex != "[0-9][0-9][0-9]" {
+                    return Err(refuse("no such step after ByteLevel"));
+                }
+                steps.push(Step::Regex(regex));
+            }
+            "Digits" if !spelled => steps.push(Step::Digits { each: flag(step, "individual_digits", false) }),
+            "Punctuation" if !spelled => match step.get("behavior").and_then(Value::as_str) {
+                None | Some("Isolated") => steps.push(Step::Punctuation { each: true }),
+                Some("Contiguous") => steps.push(Step::Punctuation { each: false }),
+                _ => return Err(refuse("Punctuation that is kept")),
+            },
+            _ => return Err(refuse("Split, Digits and Punctuation, then ByteLevel without a space in front")),
+        }
     }
-    let expressions: Option<Vec<&str>> = splits.iter().map(|step| isolating_regex(step)).collect();
-    PreTokenizer::by_expressions(&expressions?, digits, nfc, ignore_merges)
+    if !spelled {
+        return Err(refuse("no ByteLevel", "one"));
+    }
+    PreTokenizer::by_steps(&steps, nfc, ignore_merges).map_err(|step| match step {
+        Step::Regex(expression) => refuse(expression, "the expressions of known models"),
+        _ => refuse("another step", "known ones"),
+    })
 }
 
 /// The expression of a split that keeps matches and what lies between them as words.

@@ -6,14 +6,14 @@ use std::collections::HashMap;
 use serde_json::Value;
 
 use super::parts::{ModelVocab, Parts, strict_flag};
-use super::{File, has_affixes, not_ours};
+use super::{File, Named, has_affixes, not_ours};
 use crate::error::Error;
 use crate::tokenizer::bpe::{self, Bpe, Characters};
 use crate::tokenizer::{Algorithm, Tokenizer};
 
 /// # Errors
 /// [`Error::Unsupported`] naming the part of the pipeline that is not one of those known here.
-pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Result<Tokenizer, Error> {
+pub(super) fn load(file: &File, named: &Named) -> Result<Tokenizer, Error> {
     let model = file.model();
     if has_affixes(model) {
         return Err(not_ours("model", "tokens that continue or end words", "BPE without"));
@@ -31,7 +31,7 @@ pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Res
     let words = if strict_flag(model, "model", "ignore_merges")? { words(&vocab) } else { HashMap::new() };
     let unk_id = unk_id(&vocab, model)?;
     let merges = merges(&vocab, model)?;
-    parts.tokenizer(file, [bos_id, eos_id, unk_id], |pipeline| {
+    parts.tokenizer(file, named, unk_id, |pipeline| {
         Algorithm::Bpe(Box::new(Bpe::over_characters(characters, pipeline, merges, words, unk_id)))
     })
 }

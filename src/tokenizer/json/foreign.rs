@@ -8,12 +8,12 @@ use std::sync::{Arc, OnceLock};
 use serde_json::Value;
 use tokenizers::Tokenizer as Pipeline;
 
-use super::File;
 use super::decoder::Decoder;
+use super::{File, Named};
 use crate::error::Error;
 use crate::tokenizer::decode::Pieces;
 use crate::tokenizer::vocab::{TokenType, fault, shown};
-use crate::tokenizer::{EncodeOptions, Encoder, PairTemplate, Tokenizer, end_ids};
+use crate::tokenizer::{EncodeOptions, Encoder, PairTemplate, Tokenizer, roles};
 
 /// The regex engine gives up in silence after a million steps back and then splits text elsewhere; what follows a
 /// run of n characters costs about n steps.
@@ -29,7 +29,7 @@ pub(crate) struct ForeignEncoder {
     max_text_bytes: usize,
 }
 
-pub(super) fn load(file: File, bos_id: Option<u32>, eos_id: Option<u32>) -> Result<Tokenizer, Error> {
+pub(super) fn load(file: File, named: &Named) -> Result<Tokenizer, Error> {
     let File { mut json, tokens } = file;
     let decoder = Decoder::new(json.get("decoder"))?;
     let backtracks = uses_lookaround(json.get("normalizer")) || uses_lookaround(json.get("pre_tokenizer"));
@@ -57,20 +57,20 @@ pub(super) fn load(file: File, bos_id: Option<u32>, eos_id: Option<u32>) -> Resu
         pieces.push((decoder.piece(id, &text.unwrap_or_default()), token.kind));
     }
 
-    let find = |name: &str, wanted: &dyn Fn(TokenType) -> bool| {
-        (0u32..).zip(&tokens).find(|(_, token)| token.text == name && wanted(token.kind)).map(|(id, _)| id)
-    };
+    let find =
+        |text: &str| (0u32..).zip(&tokens).find(|(_, token)| token.text == text).map(|(id, token)| (id, token.kind));
     let special = |kind: TokenType| kind.is_special() || kind == TokenType::UserDefined;
-    let named = (0u32..).zip(&tokens).filter(|(_, token)| special(token.kind));
+    let with_names = (0u32..).zip(&tokens).filter(|(_, token)| special(token.kind));
     let foreign = ForeignEncoder {
         plain,
         parsing: OnceLock::new(),
         max_text_bytes: if backtracks { MAX_REGEX_TEXT_BYTES } else { u32::MAX as usize },
     };
     Ok(Tokenizer {
-        special_ids: named.map(|(id, token)| (token.text.as_str().into(), id)).collect(),
-        eos_ids: end_ids([eos_id, None], |name| find(name, &|kind| kind == TokenType::Control)),
-        bos_id,
+        special_ids: with_names.map(|(id, token)| (token.text.as_str().into(), id)).collect(),
+        eos_ids: roles::ends(named.eos_id.into_iter().chain(named.end_ids.iter().copied()), find),
+        message_end_id: roles::message_end(find),
+        bos_id: named.bos_id,
         pieces: Arc::new(Pieces::new(pieces.into_iter(), decoder.strip)),
         encoder: Encoder::Foreign(Box::new(foreign)),
     })

@@ -8,14 +8,14 @@ use base64::prelude::BASE64_STANDARD;
 use serde_json::Value;
 
 use super::decoder::Decoder;
-use super::{File, added_tokens, kind, not_ours, steps, surroundings};
+use super::{File, Named, added_tokens, kind, not_ours, steps, surroundings};
 use crate::error::Error;
 use crate::tokenizer::charsmap::Charsmap;
 use crate::tokenizer::decode::{Pieces, Strip};
 use crate::tokenizer::pipeline::{Cut, Pipeline, Prepend, Rewrite, rewrite};
 use crate::tokenizer::special::{Matchers, Rule};
 use crate::tokenizer::vocab::{TokenType, Vocab, fault, shown};
-use crate::tokenizer::{Algorithm, Surroundings, Tokenizer};
+use crate::tokenizer::{Algorithm, Surroundings, Tokenizer, roles};
 
 /// All of a pipeline but its model.
 pub(super) struct Parts {
@@ -50,18 +50,24 @@ impl Parts {
     pub fn tokenizer(
         self,
         file: &File,
-        [bos_id, eos_id, unk_id]: [Option<u32>; 3],
+        named: &Named,
+        unk_id: Option<u32>,
         model: impl FnOnce(Pipeline) -> Algorithm,
     ) -> Result<Tokenizer, Error> {
         let vocab = Vocab {
             tokens: file.tokens.iter().map(|token| token.text.clone()).collect(),
             token_types: file.tokens.iter().map(|token| token.kind).collect(),
-            bos_id,
-            eos_id,
+            bos_id: named.bos_id,
+            eos_id: named.eos_id,
+            end_ids: named.end_ids.clone(),
             unk_id,
             ..Vocab::default()
         };
-        Tokenizer::own(&vocab.checked()?, model(self.pipeline), self.tokens, self.pieces, self.around)
+        let mut around = self.around;
+        if around.prefix.is_empty() && roles::needs_bos(|text| file.find(text)) {
+            around.prefix.extend(named.bos_id);
+        }
+        Tokenizer::own(&vocab.checked()?, model(self.pipeline), self.tokens, self.pieces, around)
     }
 }
 

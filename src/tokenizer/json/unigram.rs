@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::parts::{ModelVocab, Parts};
-use super::{File, not_ours};
+use super::{File, Named, not_ours};
 use crate::error::Error;
 use crate::tokenizer::unigram::{Model, Unigram};
 use crate::tokenizer::vocab::TokenType;
@@ -12,7 +12,7 @@ use crate::tokenizer::{Algorithm, Tokenizer};
 
 /// # Errors
 /// [`Error::Unsupported`] naming the part of the pipeline that is not one of those known here.
-pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Result<Tokenizer, Error> {
+pub(super) fn load(file: &File, named: &Named) -> Result<Tokenizer, Error> {
     let model = file.model();
     let entries = model.get("vocab").and_then(Value::as_array);
     let entries = entries.ok_or_else(|| not_ours("model.vocab", "no list", "a list of tokens and scores"))?;
@@ -26,5 +26,5 @@ pub(super) fn load(file: &File, bos_id: Option<u32>, eos_id: Option<u32>) -> Res
     let lowest = scores.iter().copied().fold(f64::INFINITY, f64::min);
     let unk_id = model.get("unk_id").and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok());
     let words = Model::new(tokens, lowest, unk_id, vocab.byte_ids(model)?);
-    parts.tokenizer(file, [bos_id, eos_id, unk_id], |pipeline| Algorithm::Unigram(Unigram::of_words(pipeline, words)))
+    parts.tokenizer(file, named, unk_id, |pipeline| Algorithm::Unigram(Unigram::of_words(pipeline, words)))
 }

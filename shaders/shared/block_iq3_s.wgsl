@@ -1,0 +1,20 @@
+// Weight blocks of IQ3_S and IQ3_XXS, whose codebooks were looked up: weight = unit scale * (2 scale + 1) * level. A super-block
+// of eight is eight vec4 of nibbles in the order of Q4_0, which count the odd numbers from -15 up to 15; its tail has the
+// f16 scale, an f16 in place of 15, and a word of eight 4-bit scales.
+#import block_scale
+#import block_halves
+#import nibbles
+
+struct Block { scales: vec2<f32>, words: vec4<u32>, outermost: f32 }
+
+fn block_at(block: u32) -> Block {
+    let unit = block >> 3u;
+    let head = tail_word(2u * unit);
+    let scale = (tail_word(2u * unit + 1u) >> (4u * (block & 7u))) & 15u;
+    return Block(vec2<f32>(half_value(head) * f32(2u * scale + 1u)), w[block], half_value(head >> 16u));
+}
+
+fn quants(b: Block, quad: u32) -> vec4<f32> {
+    let levels = 2.0 * vec4<f32>(unpack4xU8(nibbles_of(b.words, quad))) - 15.0;
+    return select(levels, sign(levels) * b.outermost, abs(levels) == vec4<f32>(15.0));
+}

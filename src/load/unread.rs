@@ -1,0 +1,39 @@
+//! Tensors of published folders that no pass over text reads, and what they belong to. All others must be read.
+
+/// What a tensor belongs to that a folder has and that is left out; an empty text for what says nothing that the
+/// configuration does not. `None` for a tensor that is not known.
+pub(super) fn part(name: &str, is_encoder: bool) -> Option<&'static str> {
+    /// Beginnings of names, also after `model.`.
+    const PARTS: [(&str, &str); 11] = [
+        ("vision_tower.", "vision"),
+        ("vision_model.", "vision"),
+        ("visual.", "vision"),
+        ("multi_modal_projector.", "vision"),
+        ("embed_vision.", "vision"),
+        ("audio_tower.", "audio"),
+        ("embed_audio.", "audio"),
+        ("mtp.", FURTHER_TOKENS),
+        ("nextn.", FURTHER_TOKENS),
+        // What a checkpoint was trained with.
+        ("cls.predictions.", "masked tokens"),
+        ("cls.seq_relationship.", "masked tokens"),
+    ];
+    /// Ends of buffers that old checkpoints saved along: angles, masks, positions that count up.
+    const BUFFERS: [&str; 7] = [
+        "rotary_emb.inv_freq",
+        "rotary_emb.original_inv_freq",
+        "attn.bias",
+        "attn.masked_bias",
+        "attention.bias",
+        "attention.masked_bias",
+        "position_ids",
+    ];
+    let plain = name.strip_prefix("model.").unwrap_or(name);
+    let known = PARTS.iter().find(|(begin, _)| plain.starts_with(begin)).map(|(_, part)| *part);
+    let of_masked =
+        || (is_encoder && (name.starts_with("lm_head.") || name.starts_with("decoder."))).then_some("masked tokens");
+    known.or_else(of_masked).or_else(|| BUFFERS.iter().any(|end| name.ends_with(end)).then_some(""))
+}
+
+/// Heads that predict the tokens after the next one.
+pub(super) const FURTHER_TOKENS: &str = "the prediction of further tokens";

@@ -1,0 +1,371 @@
+//! Layers whose feed-forward is a mixture of experts: their weights, and their part of the forward pass.
+
+use super::block::{Between, Experts, SharedExpert};
+use super::forward::Transformer;
+use super::stack::{Destination, Joined, RowPlaces, Stack, WeightSource, describe};
+use super::weights::table;
+use crate::device::Device;
+use crate::dtype::WeightType;
+use crate::error::Error;
+use crate::kernels::{
+    ExpertDown, ExpertGateUp, ExpertProduct, ExpertRows, ExpertTiles, SharedExperts, expert_sum, fold_norm, gated,
+    route, suits_few,
+};
+use crate::matrix::Matrix;
+use crate::recording::Recorder;
+use crate::tensor::Tensor;
+
+/// The experts of a layer, and how they are chosen. A feed-forward that all tokens have beside them is cut into experts of
+/// the same width, whose numbers come after theirs: see [`SharedExperts`].
+#[derive(Clone, Debug)]
+pub struct ExpertWeights {
+    /// `[E, C]`, and a row more for the gate of what all tokens have.
+    pub logits: Stack,
+    /// Biases that count for the choice alone, `[E]`.
+    pub(super) choice_bias: Option<Tensor>,
+    shared: SharedExperts,
+    up: Vec<UpPart>,
+    down: Vec<Part>,
+    up_bias: Option<Joined>,
+    down_bias: Option<Joined>,
+}
+
+/// Matrices of some experts, of one weight type.
+#[derive(Clone, Debug)]
+struct Part {
+    first_expert: u32,
+    matrix: Matrix,
+    members: Vec<(String, RowPlaces)>,
+}
+
+/// Gates, ups or both of some experts.
+#[derive(Clone, Debug)]
+struct UpPart {
+    rows: ExpertRows,
+    part: Part,
+}
+
+/// Tensors that hold the matrices of neighbouring experts.
+struct Tensors {
+    /// Experts that they make.
+    n: u32,
+    /// Rows that gates and ups have together for each of them, and rows in all.
+    run: u32,
+    rows: u32,
+    up: UpTensors,
+    down: String,
+    /// Rows and columns of `down`, and whether its columns are those of several experts.
+    down_shape: [u32; 2],
+}
+
+enum UpTensors {
+    /// Of each expert gates and then ups.
+    Joint(String),
+    Apart(String, String),
+}
+
+impl ExpertWeights {
+    /// Declares the experts of a layer whose tensors begin with `prefix`, of widths C and F.
+    pub(super) fn declare(
+        device: &Device,
+        source: &dyn WeightSource,
+        prefix: &str,
+        experts: &Experts,
+        [dim, ffn_dim]: [u32; 2],
+    ) -> Result<ExpertWeights, Error> {
+        let mut tensors = routed(source, prefix, experts.n, [dim, ffn_dim]);
+        let mut shared = SharedExperts::default();
+        let mut logits = vec![("ffn_gate_inp", experts.n)];
+        if let Some(of) = &experts.shared {
+            let beside = cut(prefix, of, [dim, ffn_dim]);
+            shared = SharedExperts { n: beside.n, gated: of.gated };
+            tensors.push(beside);
+            if of.gated {
+                logits.push(("ffn_gate_inp_shexp", 1));
+            }
+        }
+        let up = up_parts(device, source, &tensors, [dim, ffn_dim])?;
+        let down = down_parts(device, source, &tensors, [dim, ffn_dim])?;
+        let of_all = |names: Vec<(String, RowPlaces, u32)>, len| {
+            let named = names.iter().map(|(name, places, n)| (format!("{prefix}{name}.bias"), *places, *n)).collect();
+            let is_there = names.iter().any(|(name, ..)| source.describe(&format!("{prefix}{name}.bias")).is_some());
+            match (is_there, shared.n) {
+                (false, _) => Ok(None),
+                (true, 0) => Joined::declare_at(source, named, len).map(Some),
+                (true, _) => Err(unsupported("biases of experts beside a feed-forward of all tokens")),
+            }
+        };
+        let n_rows = experts.n * ffn_dim;
+        let up_bias = match source.describe(&format!("{prefix}ffn_gate_up_exps.weight")) {
+            Some(_) => vec![("ffn_gate_up_exps".to_owned(), RowPlaces::from(0), 2 * n_rows)],
+            None => {
+                let places = |first| RowPlaces::runs(first, ffn_dim, 2 * ffn_dim, ffn_dim);
+                vec![
+                    ("ffn_gate_exps".to_owned(), places(0), n_rows),
+                    ("ffn_up_exps".to_owned(), places(ffn_dim), n_rows),
+                ]
+            }
+        };
+        let down_bias = vec![("ffn_down_exps".to_owned(), RowPlaces::from(0), experts.n * dim)];
+        Ok(ExpertWeights {
+            logits: Stack::declare(device, source, prefix, &logits, dim)?,
+            choice_bias: match experts.choice_bias {
+                true => Some(table(source, &format!("{prefix}exp_probs_b.bias"), &[experts.n])?),
+                false => None,
+            },
+            shared,
+            up,
+            down,
+            up_bias: of_all(up_bias, 2 * n_rows)?,
+            down_bias: of_all(down_bias, experts.n * dim)?,
+        })
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &Part> {
+        self.up.iter().map(|up| &up.part).chain(&self.down)
+    }
+
+    /// The matrices of gates and ups, and the second ones.
+    pub(super) fn matrices(&self) -> [impl Iterator<Item = &Matrix>; 2] {
+        let (up, down): (Vec<_>, Vec<_>) =
+            (self.up.iter().map(|up| &up.part.matrix).collect(), self.down.iter().map(|part| &part.matrix).collect());
+        [up.into_iter(), down.into_iter()]
+    }
+
+    /// All tensors but those of the router.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let biases = self.up_bias.iter().chain(&self.down_bias).map(Joined::tensor);
+        self.parts().flat_map(|part| part.matrix.tensors()).chain(biases)
+    }
+
+    /// Where their data belongs.
+    pub(super) fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
+        let rows = self.parts().flat_map(|part| {
+            let to = |places: &RowPlaces| Destination::Rows { matrix: part.matrix.clone(), places: *places };
+            part.members.iter().map(move |(name, places)| (name.as_str(), to(places)))
+        });
+        rows.chain(self.up_bias.iter().chain(&self.down_bias).flat_map(Joined::destinations))
+    }
+}
+
+/// The tensors of `n` experts of widths C and F. Files have them together, or tensors for each expert.
+fn routed(source: &dyn WeightSource, prefix: &str, n: u32, [dim, ffn_dim]: [u32; 2]) -> Vec<Tensors> {
+    let is_there = |name: &str| source.describe(&format!("{prefix}{name}.weight")).is_some();
+    let name = |stem: &str, suffix: &str| format!("{prefix}{stem}{suffix}.weight");
+    let tensors = |n: u32, suffix: &str| Tensors {
+        n,
+        run: ffn_dim,
+        rows: n * ffn_dim,
+        up: match is_there(&format!("ffn_gate_up_exps{suffix}")) {
+            true => UpTensors::Joint(name("ffn_gate_up_exps", suffix)),
+            false => UpTensors::Apart(name("ffn_gate_exps", suffix), name("ffn_up_exps", suffix)),
+        },
+        down: name("ffn_down_exps", suffix),
+        down_shape: [n * dim, ffn_dim],
+    };
+    match is_there("ffn_down_exps.0") {
+        true => (0..n).map(|e| tensors(1, &format!(".{e}"))).collect(),
+        false => vec![tensors(n, "")],
+    }
+}
+
+/// A feed-forward that all tokens have, as experts of width F: what it lacks to whole ones is zero.
+fn cut(prefix: &str, of: &SharedExpert, [dim, ffn_dim]: [u32; 2]) -> Tensors {
+    /// Columns that no block of a file reaches across.
+    const WHOLE: u32 = 256;
+    let run = match ffn_dim {
+        _ if of.dim <= ffn_dim => of.dim,
+        WHOLE.. => ffn_dim / WHOLE * WHOLE,
+        _ => ffn_dim,
+    };
+    let name = |stem: &str| format!("{prefix}{stem}.weight");
+    Tensors {
+        n: of.dim.div_ceil(run.max(1)),
+        run,
+        rows: of.dim,
+        up: UpTensors::Apart(name("ffn_gate_shexp"), name("ffn_up_shexp")),
+        down: name("ffn_down_shexp"),
+        down_shape: [dim, of.dim],
+    }
+}
+
+/// Neighbours that are alike: the number of their first expert, in what they are alike, and their tensors.
+type Group<'a, K> = (u32, K, Vec<&'a Tensors>);
+
+/// Runs of neighbours that are alike in what `of` says of them.
+fn alike<K: PartialEq>(
+    tensors: &[Tensors],
+    of: impl Fn(&Tensors) -> Result<K, Error>,
+) -> Result<Vec<Group<'_, K>>, Error> {
+    let mut groups: Vec<Group<'_, K>> = Vec::new();
+    let mut first = 0;
+    for tensors in tensors {
+        let kind = of(tensors)?;
+        match groups.last_mut() {
+            Some((_, of_group, members)) if *of_group == kind => members.push(tensors),
+            _ => groups.push((first, kind, vec![tensors])),
+        }
+        first += tensors.n;
+    }
+    Ok(groups)
+}
+
+/// Declares gates and ups: neighbours of the same types are one matrix, or two where gates and ups are of different ones.
+fn up_parts(
+    device: &Device,
+    source: &dyn WeightSource,
+    tensors: &[Tensors],
+    [dim, ffn_dim]: [u32; 2],
+) -> Result<Vec<UpPart>, Error> {
+    let types = |tensors: &Tensors| match &tensors.up {
+        UpTensors::Joint(name) => {
+            let weight = describe(source, name, &[2 * tensors.rows, dim])?.weight;
+            Ok((weight, weight))
+        }
+        UpTensors::Apart(gate, up) => {
+            let weight = |name: &str| Ok::<_, Error>(describe(source, name, &[tensors.rows, dim])?.weight);
+            Ok((weight(gate)?, weight(up)?))
+        }
+    };
+    let mut parts = Vec::new();
+    for (first_expert, (gate, up), group) in alike(tensors, types)? {
+        let kinds = match gate == up {
+            true => vec![(ExpertRows::Both, gate)],
+            false => vec![(ExpertRows::Gates, gate), (ExpertRows::Ups, up)],
+        };
+        for (rows, weight) in kinds {
+            let of_each = if rows == ExpertRows::Both { 2 * ffn_dim } else { ffn_dim };
+            let mut members = Vec::new();
+            let mut n = 0;
+            for tensors in &group {
+                let first = n * of_each;
+                let places = |first| RowPlaces::runs(first, tensors.run, of_each, ffn_dim);
+                match (&tensors.up, rows) {
+                    (UpTensors::Joint(name), _) => members.push((name.clone(), RowPlaces::from(first))),
+                    (UpTensors::Apart(gate, up), ExpertRows::Both) => {
+                        members.extend([(gate.clone(), places(first)), (up.clone(), places(first + ffn_dim))]);
+                    }
+                    (UpTensors::Apart(gate, _), ExpertRows::Gates) => members.push((gate.clone(), places(first))),
+                    (UpTensors::Apart(_, up), ExpertRows::Ups) => members.push((up.clone(), places(first))),
+                }
+                n += tensors.n;
+            }
+            let part = Part::declare(device, first_expert, (weight, members), n, [of_each, dim])?;
+            parts.push(UpPart { rows, part });
+        }
+    }
+    Ok(parts)
+}
+
+/// Declares the second matrices: neighbours of one type are one.
+fn down_parts(
+    device: &Device,
+    source: &dyn WeightSource,
+    tensors: &[Tensors],
+    [dim, ffn_dim]: [u32; 2],
+) -> Result<Vec<Part>, Error> {
+    let weight = |tensors: &Tensors| Ok(describe(source, &tensors.down, &tensors.down_shape)?.weight);
+    let part = |(first_expert, weight, group): Group<'_, WeightType>| {
+        let mut n = 0;
+        let mut members = Vec::new();
+        for tensors in group {
+            let (first, [rows, cols]) = (n * dim, tensors.down_shape);
+            let is_cut = cols != ffn_dim;
+            let places = if is_cut { RowPlaces::slices(first, rows, tensors.run) } else { RowPlaces::from(first) };
+            members.push((tensors.down.clone(), places));
+            n += tensors.n;
+        }
+        Part::declare(device, first_expert, (weight, members), n, [dim, ffn_dim])
+    };
+    alike(tensors, weight)?.into_iter().map(part).collect()
+}
+
+impl Part {
+    /// Declares the matrix of `n` experts with so many rows and columns each.
+    fn declare(
+        device: &Device,
+        first_expert: u32,
+        (weight, members): (WeightType, Vec<(String, RowPlaces)>),
+        n: u32,
+        [rows, cols]: [u32; 2],
+    ) -> Result<Part, Error> {
+        let label = members.first().map_or("", |(name, _)| name);
+        let matrix = Matrix::declare_whole(device, label, weight, n * rows, cols, rows)?;
+        Ok(Part { first_expert, matrix, members })
+    }
+}
+
+impl Transformer {
+    /// Records a feed-forward by experts, with the norms of its input and its result: `[T, C]` to `[T, C]`.
+    pub(super) fn record_experts(
+        &self,
+        rec: &mut Recorder,
+        l: usize,
+        (experts, weights): (&Experts, &ExpertWeights),
+        h: Tensor,
+    ) -> Result<Tensor, Error> {
+        let (block, norms) = (&self.config.blocks[l], &self.weights.blocks[l].ffn_norms);
+        let Between::Gate(gate) = block.feed_forward.between else { return Err(unsupported("experts without gates")) };
+        let (ffn_dim, n_tokens) = (block.feed_forward.dim, h.shape()[0]);
+        let [up_bias, down_bias] = [&weights.up_bias, &weights.down_bias].map(|bias| bias.as_ref().map(Joined::tensor));
+
+        let (x, norm) = self.before(rec, norms.before.as_ref(), &h)?;
+        let (x, norm) = fold_norm(rec, &x, norm, up_bias.is_some() || weights.logits.bias().is_some())?; // [T, C]
+        let logits = rec.temporary("router", &[n_tokens, experts.n + u32::from(weights.shared.gated)])?;
+        weights.logits.record(rec, norm, &x, &logits, false)?; // [T, E]
+        let n_used = experts.n_used + weights.shared.n;
+        let routes = rec.temporary_words("routes", &[n_tokens, n_used, 2])?;
+        route(rec, &experts.router, weights.shared, &logits, weights.choice_bias.as_ref(), &routes)?; // [T, K]
+
+        let after = norms.after.as_ref();
+        let on_result = after.filter(|_| block.ffn_norm.is_on_result());
+        let result = if on_result.is_some() { rec.temporary("result", h.shape())? } else { h.clone() };
+        let (n_slots, n_experts, accumulate) = (n_tokens * n_used, experts.n + weights.shared.n, on_result.is_none());
+        let activated = rec.temporary("activated", &[n_slots, ffn_dim])?;
+        if !suits_few(&x) && ExpertTiles::suit(rec.device(), n_slots, n_experts) {
+            let tiles = ExpertTiles::record(rec, &routes, n_experts)?;
+            let up = rec.temporary("up", &[n_slots, 2 * ffn_dim])?;
+            for UpPart { rows, part: Part { first_expert, matrix: w, .. } } in &weights.up {
+                let (rows, y_start) = match rows {
+                    ExpertRows::Both => (2 * ffn_dim, 0),
+                    ExpertRows::Gates => (ffn_dim, 0),
+                    ExpertRows::Ups => (ffn_dim, ffn_dim),
+                };
+                let product = ExpertProduct { w, rows, first_expert: *first_expert, bias: up_bias, y_start };
+                product.record(rec, &tiles, &x, &up)?; // [T K, 2 F]
+            }
+            gated(rec, gate, &up, &activated)?; // [T K, F]
+            let each = rec.temporary("each", &[n_slots, self.config.dim])?;
+            for Part { first_expert, matrix: w, .. } in &weights.down {
+                let (rows, first_expert) = (self.config.dim, *first_expert);
+                let product = ExpertProduct { w, rows, first_expert, bias: down_bias, y_start: 0 };
+                product.record(rec, &tiles, &activated, &each)?; // [T K, C]
+            }
+            expert_sum(rec, &each, &routes, accumulate, &result)?; // [T, C]
+        } else {
+            for UpPart { rows, part: Part { first_expert, matrix: w, .. } } in &weights.up {
+                let (rows, first_expert) = (*rows, *first_expert);
+                let product = ExpertGateUp { w, rows, first_expert, bias: up_bias, norm, gate };
+                product.record(rec, &x, &routes, &activated)?; // [T K, F]
+            }
+            for (i, Part { first_expert, matrix: w, .. }) in weights.down.iter().enumerate() {
+                let (first_expert, accumulate) = (*first_expert, accumulate || i > 0);
+                let product = ExpertDown { w, first_expert, bias: down_bias, accumulate };
+                product.record(rec, &activated, &routes, &result)?; // [T, C]
+            }
+        }
+        match on_result {
+            Some(norm) => self.add_normed(rec, norm, &result, &h).map(|()| h),
+            None => self.normed(rec, after, &h),
+        }
+    }
+}
+
+fn unsupported(found: &str) -> Error {
+    Error::Unsupported {
+        format: "model",
+        field: "experts".into(),
+        found: found.into(),
+        supported: "gated ones, without biases where all tokens have a feed-forward beside them".into(),
+    }
+}
