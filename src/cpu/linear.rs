@@ -304,6 +304,7 @@ mod tests {
 
     use super::*;
     use crate::cpu::Operand;
+    use crate::cpu::simd::Work;
 
     /// Numbers in [-1, 1) without a pattern.
     fn numbers(n: usize, seed: u32) -> Vec<f32> {
