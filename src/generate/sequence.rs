@@ -138,6 +138,12 @@ impl Sequence {
         self.go_back(0);
     }
 
+    /// The sequence goes on with another cache, which has none of the tokens.
+    pub fn move_to(&mut self, ring: Option<Ring>) {
+        self.ring = ring;
+        self.forget_cache();
+    }
+
     /// The row of angles that position 0 has in the cached keys.
     pub fn angles(&self) -> u32 {
         self.angles
@@ -383,6 +389,22 @@ mod tests {
             sequence.submitted(10, 10);
             sequence.slide(n);
             assert_eq!((sequence.ids(), sequence.n_cached()), (want, 0));
+        }
+    }
+
+    #[test]
+    fn another_cache_has_a_ring_of_its_own() {
+        for (ring, n_cached) in [(None, 50), (Some(Ring { slots: 40, back: 16 }), 0)] {
+            let mut sequence = Sequence::new(false, None);
+            sequence.append(&(0..100).collect::<Vec<_>>());
+            sequence.submitted(100, 128);
+            sequence.move_to(ring);
+            assert_eq!(sequence.n_cached(), 0);
+            sequence.submitted(100, 100);
+            sequence.truncate(90);
+            assert_eq!(sequence.n_cached(), 90);
+            sequence.truncate(50);
+            assert_eq!(sequence.n_cached(), n_cached);
         }
     }
 

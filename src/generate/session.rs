@@ -185,7 +185,7 @@ impl Session {
         }
         self.passes = RecordedPasses::declare(model.device(), model.transformer(), model.room())?;
         self.model = model.clone();
-        self.sequence.forget_cache();
+        self.sequence.move_to(self.passes.cache.ring());
         Ok(())
     }
 
