@@ -1,5 +1,6 @@
-//! How long it takes to refuse each hostile file of `tests/formats/`: the ten slowest classes, and all that took longer than
-//! the 250 ms that are promised, in which case it fails.
+//! How long it takes to refuse each hostile file of `tests/formats/`, each hostile vocabulary of `tests/tokenizer/`, each chat
+//! template of `tests/chat/bombs.rs`, and each `config.json` of the test data with another value in place of each of its
+//! numbers: the ten slowest, and all that took longer than the 250 ms that are promised, in which case it fails.
 //!
 //!     cargo bench --bench hostile
 
@@ -8,6 +9,9 @@
 
 #[path = "../tests/formats/allocator.rs"]
 mod allocator;
+#[cfg(feature = "chat")]
+#[path = "../tests/chat/bombs.rs"]
+mod bombs;
 #[path = "../tests/formats/builder.rs"]
 mod builder;
 #[path = "../tests/formats/hostile.rs"]
@@ -16,24 +20,85 @@ mod hostile;
 mod hostile_gguf;
 #[path = "../tests/formats/hostile_safetensors.rs"]
 mod hostile_safetensors;
+#[path = "../tests/tokenizer/hostile.rs"]
+mod hostile_vocabularies;
 
-use std::time::Duration;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
 use tilewright::formats::{Gguf, Safetensors, ShardIndex};
+use tilewright::load::ModelFile;
 
 const PROMISED: Duration = Duration::from_millis(250);
 
 fn main() {
-    let mut refused = hostile::refuse_all(hostile_gguf::CLASSES, Gguf::parse);
-    refused.extend(hostile::refuse_all(hostile_safetensors::CLASSES, Safetensors::parse));
-    refused.extend(hostile::refuse_all(hostile_safetensors::INDEX_CLASSES, |json, _| ShardIndex::parse(json)));
-    refused.sort_by_key(|file| std::cmp::Reverse(file.elapsed));
-    let slow = refused.iter().filter(|file| file.elapsed > PROMISED).count();
-    for file in refused.iter().take(slow.max(10)) {
-        println!("{:8.2} ms  {file}", file.elapsed.as_secs_f64() * 1e3);
+    let mut files = hostile::refuse_all(hostile_gguf::CLASSES, Gguf::parse);
+    files.extend(hostile::refuse_all(hostile_safetensors::CLASSES, Safetensors::parse));
+    files.extend(hostile::refuse_all(hostile_safetensors::INDEX_CLASSES, |json, _| ShardIndex::parse(json)));
+    let files = files.iter().map(|file| (file.elapsed, file.to_string()));
+    let mut refused: Vec<(Duration, String)> = files.chain(vocabularies()).chain(configurations()).collect();
+    #[cfg(feature = "chat")]
+    refused.extend(templates());
+    refused.sort_by_key(|(elapsed, _)| std::cmp::Reverse(*elapsed));
+    let slow = refused.iter().filter(|(elapsed, _)| *elapsed > PROMISED).count();
+    for (elapsed, what) in refused.iter().take(slow.max(10)) {
+        println!("{:8.2} ms  {what}", elapsed.as_secs_f64() * 1e3);
     }
     println!("{} files, {slow} of them in more than {PROMISED:?}", refused.len());
     if slow > 0 {
         std::process::exit(1);
     }
+}
+
+fn vocabularies() -> Vec<(Duration, String)> {
+    let refuse = |(name, _, load): (String, &str, hostile_vocabularies::Attempt)| {
+        let start = Instant::now();
+        let result = load();
+        assert!(result.is_err(), "{name} was accepted");
+        (start.elapsed(), name)
+    };
+    hostile_vocabularies::all().into_iter().map(refuse).collect()
+}
+
+#[cfg(feature = "chat")]
+fn templates() -> impl Iterator<Item = (Duration, String)> {
+    use tilewright::chat::{ChatOptions, ChatTemplate, Message};
+    bombs::all().into_iter().map(|(source, _)| {
+        let start = Instant::now();
+        let template = ChatTemplate::from_source(&source, Default::default());
+        let rendered = template.and_then(|it| it.render(&[Message::new("user", "x")], &ChatOptions::default()));
+        let elapsed = start.elapsed();
+        let error = rendered.map_or_else(|error| error.to_string(), |_| "rendered".into());
+        (elapsed, format!("{:?}: {error}", source.chars().take(100).collect::<String>()))
+    })
+}
+
+/// Opens a folder without weights for each number of each configuration of the test data and each value that no model has.
+fn configurations() -> Vec<(Duration, String)> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hostile-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("the build's folder is writable");
+    std::fs::write(folder.join("model.safetensors"), builder::safetensors("{}", 0)).expect("it is writable");
+    let models = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tiny-random"));
+    let mut opened = Vec::new();
+    for model in models.into_iter().flatten().flatten().map(|entry| entry.path()) {
+        let Ok(bytes) = std::fs::read(model.join("config.json")) else { continue };
+        let config: Value = serde_json::from_slice(&bytes).expect("a configuration");
+        let numbers = config.as_object().into_iter().flatten().filter(|(_, value)| value.is_number());
+        for (key, _) in numbers {
+            for value in [json!(-1), json!(0), json!(0.5), json!(1u64 << 31), json!(u32::MAX), json!(1e39), json!("1")]
+            {
+                let mut changed = config.clone();
+                changed[key] = value.clone();
+                std::fs::write(folder.join("config.json"), changed.to_string()).expect("it is writable");
+                let start = Instant::now();
+                // Some values are harmless; how long it takes counts for them as well.
+                drop(ModelFile::open(&folder));
+                opened.push((start.elapsed(), format!("{} with {key} {value}", model.display())));
+            }
+        }
+    }
+    // What is left behind is in the build's own folder.
+    let _ = std::fs::remove_dir_all(&folder);
+    opened
 }

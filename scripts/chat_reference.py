@@ -1,57 +1,45 @@
 #!/usr/bin/env python3
-"""Renders chat templates with Python's jinja2, as Hugging Face does, for tests to compare with.
+"""Renders chat templates with `transformers`' own `apply_chat_template`, for `tests/chat.rs` to compare with.
 
-    python3 -m venv venv && venv/bin/pip install jinja2==3.1.6
-    venv/bin/python scripts/chat_reference.py > tests/data/chat/cases.json
-    venv/bin/python scripts/chat_reference.py FOLDER > other.json     # *.jinja from elsewhere
-    TILEWRIGHT_CHAT_CASES=other.json cargo test --test chat           # compares with those as well
+    python3 -m venv venv && venv/bin/pip install jinja2==3.1.6 transformers==5.24.0
+    scripts/test-data                                # the templates of real models, into target/test-data/chat-templates
+    venv/bin/python scripts/chat_reference.py        # writes tests/data/chat/{cases,real}.json
+    venv/bin/python scripts/chat_reference.py Qwen-Qwen3-0.6B parallel        # prints one text
 
-A case is a template, a conversation and either the text or the fact that the template refuses it.
+`cases.json` has templates of our own, each for a part of the language, with the texts that they render to. `real.json` has
+conversations and, for each template of a model and each conversation, how long the text is and how its SHA-256 begins, or
+that the template refuses: templates of models are not ours to copy.
 """
 
 import datetime
+import hashlib
 import json
 import pathlib
 import sys
 
 import jinja2
-import jinja2.ext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+import tokenizers
+import transformers
+from transformers.utils import chat_template_utils
 
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+REAL = REPOSITORY / "target/test-data/chat-templates"
 NOW = 1_700_000_000  # 14 November 2023, 22:13:20 UTC
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
-class Generation(jinja2.ext.Extension):
-    """Hugging Face's mark of what a model is trained on: it renders its content."""
+class Clock(datetime.datetime):
+    """Stands still, in UTC."""
 
-    tags = {"generation"}
-
-    def parse(self, parser):
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
-
-    def _content(self, caller):
-        return caller()
+    @classmethod
+    def now(cls, tz=None):
+        return cls.fromtimestamp(NOW, datetime.timezone.utc)
 
 
-def raise_exception(message):
-    raise jinja2.exceptions.TemplateError(message)
-
-
-def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def strftime_now(pattern):
-    return datetime.datetime.fromtimestamp(NOW, datetime.timezone.utc).strftime(pattern)
-
-
-env = ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols, jinja2.ext.do]
+chat_template_utils.datetime = Clock
+tokenizer = transformers.PreTrainedTokenizerFast(
+    tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0}, "<unk>")), **SPECIAL
 )
-env.filters["tojson"] = tojson
-env.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
 
 TOOLS = [
     {
@@ -183,31 +171,175 @@ TEMPLATES = {
 }
 
 
-def render(source, messages, variables):
-    options = {"add_generation_prompt": True, "bos_token": "<s>", "eos_token": "</s>", **variables}
-    return env.from_string(source).render(messages=messages, **options)
+def user(content):
+    return {"role": "user", "content": content}
+
+
+def system(content):
+    return {"role": "system", "content": content}
+
+
+def assistant(content, **fields):
+    return {"role": "assistant", "content": content, **fields}
+
+
+def call(number, name, **arguments):
+    return {"id": f"call0000{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def result(number, name, content):
+    return {"role": "tool", "content": content, "name": name, "tool_call_id": f"call0000{number}"}
+
+
+MORE_TOOLS = [
+    *TOOLS,
+    {
+        "type": "function",
+        "function": {
+            "name": "convert",
+            "description": "Converts an amount.\n\nRates are of the day.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "amount": {"type": "number", "description": "How much", "default": 1.5},
+                    "to": {"type": "array", "items": {"type": "string"}, "description": "Currencies"},
+                    "options": {
+                        "type": "object",
+                        "properties": {"round": {"type": "boolean"}, "mode": {"type": ["string", "null"]}},
+                    },
+                },
+                "required": ["amount", "to"],
+            },
+            "return": {"type": "number"},
+        },
+    },
+    {"type": "function", "function": {"name": "now", "description": "The time", "parameters": {"type": "object", "properties": {}}}},
+]
+DOCUMENTS = [
+    {"title": "Köln", "text": "A city on the Rhine.\nIt has a cathedral.", "doc_id": 1},
+    {"title": "\"Bonn\"", "text": "", "doc_id": 2},
+]
+WEATHER = [user("Weather in Köln?"), assistant("", tool_calls=[call(1, "weather", city="Köln", days=2)])]
+
+# What `apply_chat_template` is given: messages, and arguments beyond them.
+REAL_CONVERSATIONS = {
+    "one": ([user("Hello!")], {}),
+    "no prompt": ([user("Hello!"), assistant("Hi.")], {"add_generation_prompt": False}),
+    "system": ([system("You are terse.  "), user("  What's 1 < 2?\n\nTell \"me\"\\n. ")], {}),
+    "turns": ([user("One"), assistant("1"), user("Two"), assistant("2"), user("Three")], {}),
+    "system and turns": ([system("Count."), user("One"), assistant("1"), user("Two"), assistant("2"), user("3?")], {}),
+    "unicode": ([system("ünïcödé \u200b"), user("日本語 🎈\ttab {{ x }} {% y %} {# z #}"), assistant("é\u0301 ｜▁"), user("ß")], {}),
+    "empty": ([system(""), user(""), assistant(""), user("\n")], {}),
+    "thoughts in text": ([user("1+1?"), assistant("<think>\nIt is 2.\n</think>\n\nTwo."), user("2+2?")], {}),
+    "thoughts apart": ([user("1+1?"), assistant("Two.", reasoning_content="It is 2.\n"), user("2+2?")], {}),
+    "thoughts last": ([user("1+1?"), assistant("Two.", reasoning_content="It is 2.")], {"add_generation_prompt": False}),
+    "thinking": ([user("Why?")], {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}),
+    "no thinking": ([system("Hm."), user("Why?")], {"enable_thinking": False, "thinking": False, "reasoning_effort": "low"}),
+    "tools": ([user("Weather?")], {"tools": TOOLS}),
+    "tools and system": ([system("Use tools."), user("Weather?")], {"tools": MORE_TOOLS}),
+    "call": (WEATHER, {"tools": TOOLS, "add_generation_prompt": False}),
+    "result": ([*WEATHER, result(1, "weather", '{"sun": true, "note": "<b>"}')], {"tools": TOOLS}),
+    "result and answer": (
+        [system("Use tools."), *WEATHER, result(1, "weather", "sunny"), assistant("Sunny."), user("And in Bonn?")],
+        {"tools": MORE_TOOLS},
+    ),
+    "parallel": (
+        [
+            user("Weather in Köln and Bonn, and 5 EUR?"),
+            assistant(
+                "I look it up.",
+                tool_calls=[
+                    call(1, "weather", city="Köln"),
+                    call(2, "weather", city='a "b"', days=1),
+                    call(3, "convert", amount=5.0, to=["USD", "JPY"], options={"round": True, "mode": None}),
+                ],
+            ),
+            result(1, "weather", "sunny"),
+            result(2, "weather", "rain"),
+            result(3, "convert", "[5.4, 800]"),
+        ],
+        {"tools": MORE_TOOLS},
+    ),
+    "call with thoughts": (
+        [
+            user("Weather in Köln?"),
+            assistant("", reasoning_content="I need the weather.", tool_calls=[call(1, "weather", city="Köln")]),
+            result(1, "weather", "sunny"),
+        ],
+        {"tools": TOOLS, "enable_thinking": True},
+    ),
+    "call without content": (
+        [user("Time?"), {"role": "assistant", "content": None, "tool_calls": [call(1, "now")]}, result(1, "now", "12:00")],
+        {"tools": MORE_TOOLS},
+    ),
+    "parts": (
+        [
+            {"role": "system", "content": [{"type": "text", "text": "Be kind."}]},
+            {"role": "user", "content": [{"type": "text", "text": "One "}, {"type": "text", "text": "two"}]},
+        ],
+        {},
+    ),
+    "documents": ([system("Cite."), user("Where is Köln?")], {"documents": DOCUMENTS}),
+    "prefill": ([user("Count"), assistant("One, two, ")], {"continue_final_message": True}),
+    "prefill and system": ([system("Count."), user("Go"), assistant("One,\n\n  two")], {"continue_final_message": True}),
+    "prefill of parts": (
+        [user("Count"), {"role": "assistant", "content": [{"type": "text", "text": "One"}, {"type": "text", "text": " two"}]}],
+        {"continue_final_message": True},
+    ),
+    "assistant first": ([assistant("Welcome."), user("Hi")], {}),
+    "same role twice": ([user("Hi"), user("Hello?"), assistant("Yes")], {"add_generation_prompt": False}),
+    "developer": ([{"role": "developer", "content": "Be brief."}, user("Hi")], {}),
+}
+
+
+def render(source, messages, options):
+    arguments = {"tokenize": False, "add_generation_prompt": "continue_final_message" not in options, **options}
+    return tokenizer.apply_chat_template(messages, chat_template=source, **arguments)
+
+
+def results(source, conversations):
+    """The text, or the error, by conversation."""
+    for name, (messages, options) in conversations.items():
+        try:
+            yield name, render(source, messages, options), None
+        # Whatever Python raises on the way: the template cannot be rendered.
+        except Exception as error:
+            yield name, None, f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def described(conversations):
+    return {name: {"messages": messages, "options": options} for name, (messages, options) in conversations.items()}
+
+
+def write(name, about):
+    origin = f"scripts/chat_reference.py, transformers {transformers.__version__}, jinja2 {jinja2.__version__}"
+    text = json.dumps({"origin": origin, "now": NOW, "special": SPECIAL, **about}, ensure_ascii=False, indent=1)
+    (REPOSITORY / "tests/data/chat" / name).write_text(text + "\n", encoding="utf-8")
 
 
 def main():
-    templates = TEMPLATES
+    real = {file.stem: file.read_text(encoding="utf-8") for file in sorted(REAL.glob("*.jinja"))}
     if len(sys.argv) > 1:
-        files = sorted(pathlib.Path(sys.argv[1]).glob("*.jinja"))
-        templates = {file.stem: file.read_text() for file in files}
+        template, conversation = sys.argv[1:]
+        sys.stdout.write(render(real[template], *REAL_CONVERSATIONS[conversation]))
+        return
     cases = []
-    for name, source in templates.items():
-        results = []
-        for conversation, (messages, variables) in CONVERSATIONS.items():
-            try:
-                results.append({"conversation": conversation, "text": render(source, messages, variables)})
-            except (jinja2.exceptions.TemplateError, TypeError, KeyError, ValueError) as error:
-                results.append({"conversation": conversation, "error": str(error)})
-        cases.append({"name": name, "template": source, "results": results})
-    conversations = {
-        name: {"messages": messages, "variables": variables} for name, (messages, variables) in CONVERSATIONS.items()
-    }
-    output = {"origin": f"scripts/chat_reference.py, jinja2 {jinja2.__version__}", "now": NOW}
-    json.dump({**output, "conversations": conversations, "templates": cases}, sys.stdout, ensure_ascii=False, indent=1)
-    print()
+    for name, source in TEMPLATES.items():
+        texts = [
+            {"conversation": conversation, **({"error": error} if error else {"text": text})}
+            for conversation, text, error in results(source, CONVERSATIONS)
+        ]
+        cases.append({"name": name, "template": source, "results": texts})
+    write("cases.json", {"conversations": described(CONVERSATIONS), "templates": cases})
+    if not real:
+        sys.exit(f"there are no templates in {REAL}: run scripts/test-data")
+    digests = {}
+    for name, source in real.items():
+        digests[name] = {
+            conversation: f"refused: {error}"[:60] if error else f"{len(text)} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+            for conversation, text, error in results(source, REAL_CONVERSATIONS)
+        }
+    write("real.json", {"conversations": described(REAL_CONVERSATIONS), "templates": digests})
 
 
 main()

@@ -10,8 +10,9 @@
 // queries; with several parts, `attention_merge` puts them together. The token's own key belongs to the first part. All
 // workgroups of that part make it for themselves, and one of them writes it to the cache, where nobody reads it in this
 // dispatch. A streaming softmax walks the keys in tiles of WG and rescales what it has when a larger score appears.
-// Dispatch (Hkv * ceil(H / Hkv / ROWS) folded over x and y, splits). Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et al.
-// 2022, arXiv:2205.14135; Dao et al. 2023, "Flash-Decoding for long-context inference".
+// Of heads wider than 256 a workgroup has 256 columns of the values. Dispatch (Hkv * ceil(D / 256) * ceil(H / Hkv / ROWS)
+// folded over x and y, splits). Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135; Dao et al.
+// 2023, "Flash-Decoding for long-context inference".
 #import reduce t0=reduce_four t2=reduce_four_subgroup
 #import cache F32=cache_f32 F16=cache_f16 Q8_0=cache_q8_0
 #import attention
@@ -25,16 +26,17 @@
 @group(0) @binding(1) var<storage, read> state: array<u32>;       // step state
 @group(0) @binding(2) var<storage, read> table: array<vec2<f32>>; // [rows, rot_dims / 2] of (cos, sin); those of queries from `query_row` on
 @group(0) @binding(3) var<storage, read> weight: array<f32>;      // norms of queries and keys; any buffer without NORM
-@group(0) @binding(4) var<storage, read> qkv: array<f32>;         // [4 query_start + (H + 2 Hkv) D], D a multiple of 4 up to 256
+@group(0) @binding(4) var<storage, read> qkv: array<f32>;         // [4 query_start + (H + 2 Hkv) D], D a multiple of 4 up to 512
 @group(0) @binding(5) var<storage, read> sinks: array<f32>;       // [H]; any buffer without SINKS
 @group(0) @binding(6) var<storage, read_write> k: array<vec4<u32>>; // [Hkv, slots, row]
 @group(0) @binding(7) var<storage, read_write> v: array<vec4<u32>>; // [Hkv, slots, row]
 @group(0) @binding(8) var<storage, read_write> y: array<vec4<f32>>; // [H, D], or parts [H, splits, D + 4]
 
 const WG: u32 = 64u;
-override ROWS: u32 = 4u; // 1 to 4
+override ROWS: u32 = 4u; // 1 to 4, and up to 2 of more than 256 columns
+const COLUMNS: u32 = 64u; // quads of the values
 
-var<workgroup> quads_of_rows: array<vec4<f32>, 256>; // four queries, then sums of slices
+var<workgroup> quads_of_rows: array<vec4<f32>, 256>; // queries side by side, then sums of slices
 var<workgroup> weights: array<vec4<f32>, WG>;
 
 @compute @workgroup_size(WG)
@@ -44,13 +46,16 @@ fn attention_decode(
     @builtin(local_invocation_index) local: u32,
 ) {
     let kv_head = group_index(group, grid) % params.n_kv_heads;
-    let first_row = group_index(group, grid) / params.n_kv_heads * ROWS;
+    let quads = params.head_dim / 4u;
+    let n_columns = (quads + COLUMNS - 1u) / COLUMNS;
+    let part = group_index(group, grid) / params.n_kv_heads % n_columns * COLUMNS; // its first quad
+    let first_row = group_index(group, grid) / params.n_kv_heads / n_columns * ROWS;
     let keys = part_range(group.z);
     let is_first = group.z == 0u;
     if ((keys.x >= keys.y && !is_first) || first_row >= n_rows()) {
         return;
     }
-    let quads = params.head_dim / 4u;
+    let stride = 256u / ROWS;
     let query = queries_of(rows_from(first_row, all_rows()), kv_head); // query heads, with a single token
     let row = 4u * params.query_start;
     let pos = state[POS];
@@ -67,34 +72,40 @@ fn attention_decode(
         }
     }
     for (var r = 0u; r < ROWS; r++) {
-        if (local < quads) {
-            quads_of_rows[r * WG + local] = head_quad(head_at(row, query[r], scale[r], pos), local);
+        for (var i = local; i < quads; i += WG) {
+            quads_of_rows[r * stride + i] = head_quad(head_at(row, query[r], scale[r], pos), i);
         }
     }
     workgroupBarrier();
 
     // For the scores an invocation takes one key of a tile. For the values it takes four columns, of every `slices`-th
     // key, so that small heads keep the whole workgroup busy; the slices are added up at the end.
-    let slices = WG / quads;
-    let quad = local % quads;
-    let slice = local / quads;
+    let columns = min(COLUMNS, quads - part);
+    let slices = WG / columns;
+    let quad = part + local % columns;
+    let slice = local / columns;
     var highest = first_scores(query, is_first);
     var sum = first_weights(is_first && local == 0u); // of this invocation's keys
     var acc = array<vec4<f32>, 4>();
-    if (is_first) {
-        let n = params.n_heads + kv_head;
-        var key_scale = 1.0;
+    if (is_first && has_own()) {
+        let of_key = params.n_heads + kv_head;
+        let of_value = of_key + params.n_kv_heads;
+        var own_scale = vec2<f32>(1.0); // of the key and of the value
         if (NORM != 0u) {
-            let squares = norm_squares(row, n, local, WG);
-            key_scale = norm_scale(n, workgroup_sum(local, vec4<f32>(squares, 0.0, 0.0, 0.0)).x);
+            var squares = vec4<f32>(norm_squares(row, of_key, local, WG), 0.0, 0.0, 0.0);
+            if (NORM == NORM_VALUES) {
+                squares.y = norm_squares(row, of_value, local, WG);
+            }
+            let all = workgroup_sum(local, squares);
+            own_scale = vec2<f32>(norm_scale(of_key, all.x), norm_scale(of_value, all.y));
         }
-        let key = head_at(row, n, key_scale, pos);
-        let value = head_at(row, n + params.n_kv_heads, 1.0, pos);
+        let key = head_at(row, of_key, own_scale.x, pos);
+        let value = head_at(row, of_value, own_scale.y, pos);
         var products = vec4<f32>();
-        if (local < quads) {
-            let own = cached_quad(key, local);
+        for (var i = local; i < quads; i += WG) {
+            let own = cached_quad(key, i);
             for (var r = 0u; r < ROWS; r++) {
-                products[r] = dot(quads_of_rows[r * WG + local], own);
+                products[r] += dot(quads_of_rows[r * stride + i], own);
             }
         }
         let score = scores(workgroup_sum(local, products));
@@ -108,7 +119,7 @@ fn attention_decode(
                 acc[r] = weight[r] * own;
             }
         }
-        if (first_row == 0u && pos < params.capacity) {
+        if (first_row == 0u && part == 0u && pos < params.capacity) {
             let to = slot_at(kv_head, pos);
             for (var u = local; u < row_units(); u += WG) {
                 k[to + u] = row_unit(key, u);
@@ -126,7 +137,7 @@ fn attention_decode(
             for (var i = 0u; i < quads; i++) {
                 let key = key_quad(at, i);
                 for (var r = 0u; r < ROWS; r++) {
-                    products[r] += dot(quads_of_rows[r * WG + i], key);
+                    products[r] += dot(quads_of_rows[r * stride + i], key);
                 }
             }
             score = scores(products);
@@ -158,17 +169,17 @@ fn attention_decode(
         quads_of_rows[r * WG + local] = acc[r];
     }
     workgroupBarrier();
-    if (local < quads) {
+    if (local < columns) {
         for (var r = 0u; r < ROWS; r++) {
             var out = vec4<f32>();
             for (var i = 0u; i < slices; i++) {
-                out += quads_of_rows[r * WG + i * quads + local];
+                out += quads_of_rows[r * WG + i * columns + local];
             }
             let start = part_start(query[r], group.z);
             if (params.splits == 1u) {
-                y[start + local] = out / total[r];
+                y[start + part + local] = out / total[r];
             } else {
-                y[start + local] = out;
+                y[start + part + local] = out;
                 y[start + quads] = vec4<f32>(highest[r], total[r], 0.0, 0.0);
             }
         }

@@ -15,7 +15,7 @@
 @group(0) @binding(1) var<storage, read> state: array<u32>;       // step state
 @group(0) @binding(2) var<storage, read> table: array<vec2<f32>>; // [rows, rot_dims / 2] of (cos, sin); those of queries from `query_row` on
 @group(0) @binding(3) var<storage, read> weight: array<f32>;      // norms of queries and keys; any buffer without NORM
-@group(0) @binding(4) var<storage, read> qkv: array<f32>;         // [4 query_start + (H + 2 Hkv) D], D a multiple of 4 up to 256
+@group(0) @binding(4) var<storage, read> qkv: array<f32>;         // [4 query_start + (H + 2 Hkv) D], D a multiple of 4 up to 512
 @group(0) @binding(5) var<storage, read> sinks: array<f32>;       // [H]; any buffer without SINKS
 @group(0) @binding(6) var<storage, read_write> k: array<vec4<u32>>; // [Hkv, slots, row]
 @group(0) @binding(7) var<storage, read_write> v: array<vec4<u32>>; // [Hkv, slots, row]
@@ -41,7 +41,7 @@ fn query_quad(at: u32) -> vec4<f32> {
 fn own_head(n: u32) -> Head {
     let row = 4u * params.query_start;
     var scale = 1.0;
-    if (NORM != 0u && n < params.n_heads + params.n_kv_heads) {
+    if (NORM != 0u && (n < params.n_heads + params.n_kv_heads || NORM == NORM_VALUES)) {
         scale = norm_scale(n, norm_squares(row, n, 0u, 1u));
     }
     return head_at(row, n, scale, state[POS]);
@@ -71,7 +71,7 @@ fn attention_decode(
         }
     }
     var rows = begin(first_row, all_rows(), kv_head, keys, split);
-    if (split == 0u) {
+    if (split == 0u && has_own()) {
         add_own(&rows, kv_head);
         let pos = state[POS];
         if (first_row == 0u && pos < params.capacity) {

@@ -7,7 +7,8 @@
 // A workgroup takes 16 rows of a key/value head and walks the keys that any of them sees in tiles of 32, both in parts of
 // 64 columns. An invocation has four rows and, of each tile, two keys for the scores and four columns of each part for
 // the values, so that four numbers that it loads serve sixteen products. Tiles that no row sees are never touched.
-// Dispatch (Hkv * tiles folded over x and y), with tiles of 16 rows. Dao et al. 2022, arXiv:2205.14135.
+// Of heads wider than 256 a workgroup has 256 columns of the values. Dispatch (Hkv * ceil(D / 256) * tiles folded over x
+// and y), with tiles of 16 rows. Dao et al. 2022, arXiv:2205.14135.
 #import keys F32=keys_f32 F16=keys_f16 Q8_0=keys_q8_0
 #import attention
 #import sinks
@@ -15,7 +16,7 @@
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;    // step state
-@group(0) @binding(2) var<storage, read> q: array<vec4<f32>>;  // [T, H, D], D a multiple of 4 up to 256
+@group(0) @binding(2) var<storage, read> q: array<vec4<f32>>;  // [T, H, D], D a multiple of 4 up to 512
 @group(0) @binding(3) var<storage, read> k: array<vec4<u32>>;  // [Hkv, slots, row]
 @group(0) @binding(4) var<storage, read> v: array<vec4<u32>>;  // [Hkv, slots, row]
 @group(0) @binding(5) var<storage, read> sinks: array<f32>;    // [H]; any buffer without SINKS
@@ -27,6 +28,7 @@ const TILE_KEYS: u32 = 32u;
 const PART: u32 = 16u;                 // quads of a row that are staged at a time
 const STRIDE: u32 = PART + 1u;         // rows of keys start in different banks
 override PARTS: u32 = 4u;              // ceil(D / 64)
+const MOST: u32 = 4u;                  // parts of the values that it has
 
 var<workgroup> queries: array<vec4<f32>, TILE_ROWS * PART>;
 var<workgroup> staged: array<vec4<f32>, TILE_KEYS * STRIDE>; // keys, then values
@@ -41,10 +43,13 @@ fn attention_prefill(
     let quads = params.head_dim / 4u;
     let index = params.first_group + group_index(group, grid);
     let kv_head = index % params.n_kv_heads;
-    if (index / params.n_kv_heads >= params.n_tiles) {
+    let n_columns = (PARTS + MOST - 1u) / MOST;
+    let first_part = index / params.n_kv_heads % n_columns * MOST;
+    let tile_index = index / params.n_kv_heads / n_columns;
+    if (tile_index >= params.n_tiles) {
         return;
     }
-    let tile = tile_at(index / params.n_kv_heads, TILE_ROWS);
+    let tile = tile_at(tile_index, TILE_ROWS);
     if (tile.first >= tile.end) {
         return;
     }
@@ -66,7 +71,7 @@ fn attention_prefill(
 
     var highest = first_scores(query, true);
     var sum = first_weights(true);
-    var acc = array<mat4x4<f32>, 4>(); // by part; a column for each row
+    var acc = array<mat4x4<f32>, MOST>(); // by part; a column for each row
     for (var s = keys.x; s < keys.y; s += TILE_KEYS) {
         var near = vec4<f32>(); // products with key s + lane
         var far = vec4<f32>();  // and with key s + 16 + lane
@@ -112,12 +117,13 @@ fn attention_prefill(
         weights[four * TILE_KEYS + lane] = select(vec4<f32>(), exp(near - next), sees_near);
         weights[four * TILE_KEYS + lane + 16u] = select(vec4<f32>(), exp(far - next), sees_far);
         var tile_sum = vec4<f32>();
-        for (var part = 0u; part < PARTS; part++) {
-            let n = min(PART, quads - part * PART);
+        for (var part = 0u; part < min(PARTS, MOST); part++) {
+            let start = (first_part + part) * PART;
+            let n = min(PART, quads - min(start, quads));
             if (lane < n) {
                 for (var i = four; i < TILE_KEYS; i += 4u) {
                     let at = params.value_start + slot_at(kv_head, min(s + i, keys.y - 1u));
-                    staged[i * STRIDE + lane] = value_quad(at, part * PART + lane);
+                    staged[i * STRIDE + lane] = value_quad(at, start + lane);
                 }
             }
             workgroupBarrier();
@@ -139,8 +145,8 @@ fn attention_prefill(
         }
         sum = sum * rescale + tile_sum;
     }
-    for (var part = 0u; part < PARTS; part++) {
-        let quad = part * PART + lane;
+    for (var part = 0u; part < min(PARTS, MOST); part++) {
+        let quad = (first_part + part) * PART + lane;
         for (var r = 0u; r < 4u; r++) {
             if (quad < quads && row + r < tile.end) {
                 y[query[r] * quads + quad] = acc[part][r] / sum[r];

@@ -8,7 +8,7 @@
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;    // step state
-@group(0) @binding(2) var<storage, read> q: array<vec4<f32>>;  // [T, H, D], D a multiple of 4 up to 256
+@group(0) @binding(2) var<storage, read> q: array<vec4<f32>>;  // [T, H, D], D a multiple of 4 up to 512
 @group(0) @binding(3) var<storage, read> k: array<vec4<u32>>;  // [Hkv, slots, row]
 @group(0) @binding(4) var<storage, read> v: array<vec4<u32>>;  // [Hkv, slots, row]
 @group(0) @binding(5) var<storage, read> sinks: array<f32>;    // [H]; any buffer without SINKS

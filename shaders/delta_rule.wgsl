@@ -9,6 +9,7 @@
 #import reduce t0=reduce t2=reduce_subgroup
 #import state
 #import silu
+#import softplus
 #import fold
 
 struct Params {
@@ -31,10 +32,6 @@ const LENGTH_EPS: f32 = 1e-6;
 var<workgroup> key: array<f32, MOST>;
 var<workgroup> query: array<f32, MOST>;
 var<workgroup> outs: array<f32, MOST>;
-
-fn softplus(z: f32) -> f32 {
-    return max(z, 0.0) + log(1.0 + exp(-abs(z)));
-}
 
 @compute @workgroup_size(WG)
 fn delta_rule(

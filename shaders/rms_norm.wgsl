@@ -1,6 +1,6 @@
 // Root-mean-square normalisation, one token at a time:
 //
-//     y[t, c] = (y[t, c] +) weight[c] * x[t, c] / sqrt(mean over c of x[t, c]^2 + eps)
+//     y[t, c] = ((y[t, c] +) weight[c] * x[t, c] / sqrt(mean over c of x[t, c]^2 + eps)) (* factor)
 //
 // Dispatch (T folded over x and y), one workgroup per token. Zhang & Sennrich 2019, arXiv:1910.07467.
 #import reduce t0=reduce t2=reduce_subgroup
@@ -10,10 +10,12 @@ struct Params { n_tokens: u32, dim: u32, eps: f32, flags: u32 } // T, C
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> x: array<f32>;       // [T, C]
 @group(0) @binding(2) var<storage, read> weight: array<f32>;  // [C]
-@group(0) @binding(3) var<storage, read_write> y: array<f32>; // [T, C]
+@group(0) @binding(3) var<storage, read> factor: array<f32>;  // [1]; any buffer without FACTOR
+@group(0) @binding(4) var<storage, read_write> y: array<f32>; // [T, C]
 
 const WG: u32 = 256u;
 const ACCUMULATE: u32 = 2u; // add to what y holds
+const FACTOR: u32 = 4u;     // multiply the sum
 
 @compute @workgroup_size(WG)
 fn rms_norm(
@@ -32,11 +34,15 @@ fn rms_norm(
         sum_sq += x[row + c] * x[row + c];
     }
     let scale = 1.0 / sqrt(workgroup_sum(local, sum_sq) / f32(params.dim) + params.eps);
+    var gain = 1.0;
+    if ((params.flags & FACTOR) != 0u) {
+        gain = factor[0];
+    }
     for (var c = local; c < params.dim; c += WG) {
         var value = x[row + c] * scale * weight[c];
         if ((params.flags & ACCUMULATE) != 0u) {
             value += y[row + c];
         }
-        y[row + c] = value;
+        y[row + c] = value * gain;
     }
 }

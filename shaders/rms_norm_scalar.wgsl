@@ -9,10 +9,12 @@ struct Params { n_tokens: u32, dim: u32, eps: f32, flags: u32 } // T, C
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;       // [T, C]
 @group(0) @binding(2) var<storage, read> weight: array<vec4<f32>>;  // [C]
-@group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>; // [T, C]
+@group(0) @binding(3) var<storage, read> factor: array<f32>;        // [1]; any buffer without FACTOR
+@group(0) @binding(4) var<storage, read_write> y: array<vec4<f32>>; // [T, C]
 
 const WG: u32 = 8u;
 const ACCUMULATE: u32 = 2u; // add to what y holds
+const FACTOR: u32 = 4u;     // multiply the sum
 const RUN: u32 = 64u; // summed on its own first: adding elements one by one to a long sum would lose digits
 
 // What is added to a quad: what y holds, or nothing.
@@ -50,11 +52,16 @@ fn rms_norm(
         sum_sq += part;
     }
     let scale = 1.0 / sqrt(sum_sq / f32(params.dim) + params.eps);
+    var gain = 1.0;
+    if ((params.flags & FACTOR) != 0u) {
+        gain = factor[0];
+    }
     for (var i = 0u; i < quads; i++) {
-        y[quad + i] = x[quad + i] * scale * weight[i] + held(y[quad + i]);
+        y[quad + i] = (x[quad + i] * scale * weight[i] + held(y[quad + i])) * gain;
     }
     for (var c = quads * 4u; c < params.dim; c++) {
         let at = row + c;
-        y[at / 4u][at % 4u] = x[at / 4u][at % 4u] * scale * weight[c / 4u][c % 4u] + held(y[at / 4u])[at % 4u];
+        let normed = x[at / 4u][at % 4u] * scale * weight[c / 4u][c % 4u];
+        y[at / 4u][at % 4u] = (normed + held(y[at / 4u])[at % 4u]) * gain;
     }
 }

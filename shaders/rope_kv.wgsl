@@ -3,6 +3,8 @@
 //     qkv[t] = q heads | k heads | v heads
 //     q[t, h] = turn(..);   k[g, slot] = turn(..), v[g, slot] = ..,   slot = (pos + t) % slots
 //
+// Without key heads there are queries alone, and the cache is not written.
+//
 // Dispatch (heads of all tokens folded over x and y), LANES invocations per head; see `shared/heads.wgsl`,
 // `shared/turn.wgsl` and, for what a row of the cache is, `shared/row_f32.wgsl` and its like.
 #import head_lanes t0=head_lanes scalar=head_lanes_alone
@@ -43,7 +45,7 @@ fn rope_kv(
     var scale = 1.0;
     if (NORM != 0u) {
         var squares = 0.0;
-        if (is_there && n < params.n_heads + params.n_kv_heads) {
+        if (is_there && (n < params.n_heads + params.n_kv_heads || NORM == NORM_VALUES)) {
             squares = norm_squares(row, n, lane, LANES);
         }
         scale = norm_scale(n, head_sum(local, squares));

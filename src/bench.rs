@@ -92,7 +92,10 @@ impl Roofline {
         let (config, weights) = (&transformer.config, &transformer.weights);
         let bytes = |tensor: &Tensor| tensor.size_bytes();
         let is_tied = weights.destinations().all(|(name, _)| name != "output.weight");
-        let table_bytes: u64 = if is_tied { 0 } else { weights.token_embd.tensors().map(bytes).sum() };
+        // A pass reads a row of tables of tokens.
+        let per_layer = weights.per_layer.iter().map(|per_layer| &per_layer.token_embd);
+        let tables = per_layer.chain((!is_tied).then_some(&weights.token_embd));
+        let table_bytes: u64 = tables.flat_map(Matrix::tensors).map(bytes).sum();
         let position_bytes = |l| match cache.layer(l) {
             // A row of each head, of keys and of values.
             LayerCache::Keys(CachedKeys { k, v, .. }) => {
@@ -542,6 +545,7 @@ mod tests {
             qk_norm: None,
             sinks: false,
             gated: false,
+            keys_of: None,
         };
         let block = Block {
             recurrence: None,
@@ -549,6 +553,8 @@ mod tests {
             feed_forward: FeedForward { dim: 8192, between: Between::Gate(Gate::Silu), experts: None },
             attn_norm: NormPlace::Before,
             ffn_norm: NormPlace::Before,
+            per_layer: false,
+            output_scale: false,
             parallel: false,
         };
         let config = ModelConfig {
@@ -562,6 +568,7 @@ mod tests {
             ropes: Vec::new(),
             positions: None,
             n_token_types: 0,
+            per_layer: None,
             embd_norm: false,
             output_norm: true,
             embd_scale: 1.0,

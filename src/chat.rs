@@ -10,42 +10,69 @@
 mod date;
 mod engine;
 mod filters;
+mod functions;
 mod known;
+mod lexer;
+mod methods;
 mod operators;
+mod parser;
 mod values;
 
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use aho_corasick::{AhoCorasick, MatchKind};
-use minijinja::Value;
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 
 use crate::error::Error;
+use crate::load::ChatSource;
 use crate::tokenizer::{EncodeOptions, Tokenizer};
-use values::{Budget, Map, Seq, Text};
+use parser::Template;
+use values::{Budget, Dict, Fault, Seq, Text, Value};
 
 /// Roles that programs give to messages. A template may build a control token from one of them (`<|user|>`), and from
 /// no other.
 const ROLES: [&str; 9] =
     ["system", "user", "assistant", "tool", "developer", "function", "model", "ipython", "tool_response"];
 
+/// Templates in use have up to 20 KB.
+const MAX_SOURCE_BYTES: usize = 1 << 18;
+
+/// Steps for a conversation of any length, and more for each message: real templates take 20 to 1500 for one.
+const STEPS: u64 = 1_000_000;
+const STEPS_PER_MESSAGE: u64 = 10_000;
+
+/// Bytes of work for a conversation of any length, and more for each byte of it.
+const WORK_BYTES: u64 = 64 << 20;
+const WORK_PER_INPUT_BYTE: u64 = 256;
+
+/// The field at fault where a template itself refuses a conversation.
+const REFUSED: &str = "conversation";
+
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Message {
     /// Who speaks: `system`, `user`, `assistant`, `tool`.
     pub role: String,
-    /// What is said.
-    #[serde(default)]
-    pub content: String,
-    /// What else the template may look for, such as `tool_calls`.
+    /// What is said: a text, a list of parts such as `{"type": "text", "text": "..."}`, or nothing.
+    #[serde(default, skip_serializing_if = "Json::is_null")]
+    pub content: Json,
+    /// What else the template may look for: `tool_calls`, `name`, `reasoning_content` and the like.
     #[serde(flatten)]
-    pub fields: serde_json::Map<String, serde_json::Value>,
+    pub fields: serde_json::Map<String, Json>,
 }
 
 impl Message {
     /// A message of that role.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Message { role: role.into(), content: content.into(), fields: serde_json::Map::new() }
+        Message { role: role.into(), content: Json::String(content.into()), fields: serde_json::Map::new() }
+    }
+
+    /// What is said, where that is a text.
+    pub fn text(&self) -> Option<&str> {
+        self.content.as_str()
     }
 }
 
@@ -55,26 +82,39 @@ impl Message {
 pub struct ChatOptions {
     /// Ends with the beginning of the assistant's answer.
     pub add_generation_prompt: bool,
-    /// Further variables of the template: `tools`, `enable_thinking` and the like.
-    pub variables: serde_json::Map<String, serde_json::Value>,
+    /// Leaves the last message open, for the model to go on with it, instead of beginning an answer.
+    pub continue_final_message: bool,
+    /// What the model may call, each in the shape `{"type": "function", "function": {...}}`.
+    pub tools: Option<Vec<Json>>,
+    /// Texts to answer from, usually `{"title": "...", "text": "..."}`.
+    pub documents: Option<Vec<Json>>,
+    /// Further variables of the template: `enable_thinking`, `reasoning_effort` and the like.
+    #[serde(rename = "templateVariables")]
+    pub variables: serde_json::Map<String, Json>,
+    /// Which of several templates of a model; without it `tool_use` where there are tools, or else `default`.
+    #[serde(rename = "templateName")]
+    pub template: Option<String>,
     /// Seconds since 1970 UTC, for templates that mention the date; without it they take one of their own.
     pub now: Option<i64>,
 }
 
 impl Default for ChatOptions {
     fn default() -> Self {
-        ChatOptions { add_generation_prompt: true, variables: serde_json::Map::new(), now: None }
+        ChatOptions {
+            add_generation_prompt: true,
+            continue_final_message: false,
+            tools: None,
+            documents: None,
+            variables: serde_json::Map::new(),
+            template: None,
+            now: None,
+        }
     }
 }
 
-/// The names of tokens that templates ask for.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SpecialTexts {
-    /// `bos_token`: begins a text.
-    pub bos: Option<String>,
-    /// `eos_token`: ends a text.
-    pub eos: Option<String>,
-}
+/// The texts of special tokens by the names that templates have for them: `bos_token`, `eos_token`, `unk_token`,
+/// `pad_token` and the like, each a text, or `additional_special_tokens`, a list of texts.
+pub type SpecialTexts = serde_json::Map<String, Json>;
 
 /// A rendered conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,7 +134,7 @@ impl Rendered {
     }
 }
 
-/// A chat template. Cloning shares it.
+/// A chat template, or the several that a model has for different purposes. Cloning shares it.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
     inner: Arc<Inner>,
@@ -103,8 +143,7 @@ pub struct ChatTemplate {
 #[derive(Debug)]
 struct Inner {
     name: &'static str,
-    /// The source as it is compiled.
-    source: String,
+    templates: Vec<(String, Template)>,
     special: SpecialTexts,
     /// What the model's publisher uses, where neither caller nor vocabulary says.
     default_special: SpecialTexts,
@@ -112,38 +151,51 @@ struct Inner {
 }
 
 impl ChatTemplate {
-    /// A template from a model's file: `tokenizer.chat_template` of GGUF, `chat_template.jinja`.
+    /// A template from its source in Jinja.
     ///
     /// # Errors
-    /// [`Error::Template`] with the line that cannot be compiled, or for a source of more than 256 KiB.
+    /// [`Error::Template`] with the line that cannot be read, or for a source of more than 256 KiB.
     pub fn from_source(source: &str, special: SpecialTexts) -> Result<Self, Error> {
-        let source = engine::prepare(source)?;
-        engine::compile(&source)?;
-        let inner = Inner { name: "file", source, special, default_special: SpecialTexts::default(), stop_texts: &[] };
+        let templates = vec![("default".to_owned(), source.to_owned())];
+        ChatTemplate::from_files(&ChatSource { templates, special_tokens: special })
+    }
+
+    /// The templates of a model's files.
+    fn from_files(source: &ChatSource) -> Result<Self, Error> {
+        let parse = |(name, source): &(String, String)| Ok((name.clone(), parse(source)?));
+        let templates: Result<Vec<(String, Template)>, Error> = source.templates.iter().map(parse).collect();
+        let inner = Inner {
+            name: "file",
+            templates: templates?,
+            special: source.special_tokens.clone(),
+            default_special: SpecialTexts::new(),
+            stop_texts: &[],
+        };
         Ok(ChatTemplate { inner: Arc::new(inner) })
     }
 
-    /// The template of a model: that of its file, or the known one that its vocabulary was made for. `None` for a base
+    /// The template of a model: that of its files, or the known one that its vocabulary was made for. `None` for a base
     /// model.
     ///
     /// # Errors
     /// As [`ChatTemplate::from_source`].
-    pub fn for_model(source: Option<&str>, tokenizer: &Tokenizer) -> Result<Option<Self>, Error> {
-        match source {
-            Some(source) => ChatTemplate::from_source(source, SpecialTexts::default()).map(Some),
-            None => Ok(ChatTemplate::detect(|name| tokenizer.special_id(name).is_some())),
+    pub fn for_model(source: &ChatSource, tokenizer: &Tokenizer) -> Result<Option<Self>, Error> {
+        match source.templates.is_empty() {
+            false => ChatTemplate::from_files(source).map(Some),
+            true => Ok(ChatTemplate::detect(|name| tokenizer.special_id(name).is_some())),
         }
     }
 
     /// A template that is built in: one of [`ChatTemplate::KNOWN`].
     pub fn known(name: &str) -> Option<Self> {
         let known = known::TEMPLATES.iter().find(|known| known.name == name)?;
-        let special = |text: &str| Some(text.to_owned());
+        let special = [("bos_token", known.bos), ("eos_token", known.eos)];
         let inner = Inner {
             name: known.name,
-            source: known.source.to_owned(),
-            special: SpecialTexts::default(),
-            default_special: SpecialTexts { bos: special(known.bos), eos: special(known.eos) },
+            // Tests render each of them.
+            templates: vec![("default".into(), parse(known.source).ok()?)],
+            special: SpecialTexts::new(),
+            default_special: special.map(|(name, text)| (name.to_owned(), Json::from(text))).into_iter().collect(),
             stop_texts: known.stop_texts,
         };
         Some(ChatTemplate { inner: Arc::new(inner) })
@@ -174,11 +226,11 @@ impl ChatTemplate {
     /// # Errors
     /// [`Error::Template`] if the template refuses the conversation, is wrong, or exceeds its budget.
     pub fn render(&self, messages: &[Message], options: &ChatOptions) -> Result<Rendered, Error> {
-        self.render_with(messages, options, &SpecialTexts::default())
+        self.render_with(messages, options, &SpecialTexts::new())
     }
 
     /// The token ids of a conversation, with the tokens that the vocabulary expects in front of a text. Nothing that a
-    /// message, a role or a variable contains becomes a control token.
+    /// message, a role, a tool, a document or a variable contains becomes a control token.
     ///
     /// # Errors
     /// As [`ChatTemplate::render`], and those of [`Tokenizer::encode`].
@@ -190,9 +242,9 @@ impl ChatTemplate {
     ) -> Result<Vec<u32>, Error> {
         let name = |id: u32| tokenizer.token_bytes(id).ok().and_then(|name| String::from_utf8(name.to_vec()).ok());
         // The first of them is the vocabulary's own, the others only end an answer as well.
-        let eos = tokenizer.eos_ids().first().copied();
-        let of_vocab = SpecialTexts { bos: tokenizer.bos_id().and_then(name), eos: eos.and_then(name) };
-        encode(tokenizer, &self.render_with(messages, options, &of_vocab)?.text)
+        let ids = [("bos_token", tokenizer.bos_id()), ("eos_token", tokenizer.eos_ids().first().copied())];
+        let texts = ids.into_iter().filter_map(|(key, id)| Some((key.to_owned(), Json::from(name(id?)?))));
+        encode(tokenizer, &self.render_with(messages, options, &texts.collect())?.text)
     }
 
     /// Control tokens that end the assistant's turn beyond those of [`Tokenizer::eos_ids`]: those that the template
@@ -207,7 +259,7 @@ impl ChatTemplate {
         let messages = [Message::new("user", "question"), Message::new("assistant", ANSWER)];
         let options = ChatOptions { add_generation_prompt: false, ..ChatOptions::default() };
         let rendered = match self.render(&messages, &options) {
-            Err(Error::Template { field, .. }) if field == engine::REFUSED => return Ok(Vec::new()),
+            Err(Error::Template { field, .. }) if field == REFUSED => return Ok(Vec::new()),
             rendered => rendered?,
         };
         let Some((_, after)) = rendered.text().split_once(ANSWER) else { return Ok(Vec::new()) };
@@ -220,38 +272,133 @@ impl ChatTemplate {
         Ok(longest.filter(is_new).into_iter().collect())
     }
 
+    /// The one of several templates that is asked for, as Hugging Face chooses.
+    fn choose(&self, options: &ChatOptions) -> Result<&Template, Error> {
+        let named = |wanted: &str| self.inner.templates.iter().find(|(name, _)| name == wanted);
+        let found = match &options.template {
+            Some(name) => named(name),
+            None => options.tools.as_ref().and_then(|_| named("tool_use")).or_else(|| named("default")),
+        };
+        found.map(|(_, template)| template).ok_or_else(|| {
+            let names: Vec<&str> = self.inner.templates.iter().map(|(name, _)| name.as_str()).collect();
+            Error::Template {
+                field: "name of the template".into(),
+                expected: format!("one that the model has: {}", names.join(", ")),
+                found: options.template.clone().unwrap_or_else(|| "missing".into()),
+            }
+        })
+    }
+
     fn render_with(
         &self,
         messages: &[Message],
         options: &ChatOptions,
         of_vocab: &SpecialTexts,
     ) -> Result<Rendered, Error> {
-        let inner = &*self.inner;
-        let special = SpecialTexts {
-            bos: inner.special.bos.as_ref().or(of_vocab.bos.as_ref()).or(inner.default_special.bos.as_ref()).cloned(),
-            eos: inner.special.eos.as_ref().or(of_vocab.eos.as_ref()).or(inner.default_special.eos.as_ref()).cloned(),
+        let template = self.choose(options)?;
+        let mut special = self.inner.default_special.clone();
+        special.extend(of_vocab.clone());
+        special.extend(self.inner.special.clone());
+        let messages = match options.continue_final_message {
+            true => Cow::from(with_tag(messages)?),
+            false => Cow::from(messages),
         };
-        let input_bytes = messages.iter().map(message_bytes).sum::<usize>()
-            + options.variables.iter().map(|(name, value)| name.len() + json_bytes(value)).sum::<usize>();
-        let budget = engine::budget(input_bytes);
-        let context = context(messages, options, &special, &budget).map_err(|error| Error::Template {
+        let lists = options.tools.iter().chain(&options.documents).flatten().map(json_bytes);
+        let variables = options.variables.iter().map(|(name, value)| name.len() + json_bytes(value));
+        let input_bytes: usize = messages.iter().map(message_bytes).chain(lists).chain(variables).sum();
+        let steps = STEPS.saturating_add(STEPS_PER_MESSAGE.saturating_mul(messages.len() as u64)).min(1 << 30);
+        let bytes = WORK_BYTES.saturating_add(WORK_PER_INPUT_BYTE.saturating_mul(input_bytes as u64));
+        let budget = Budget::new(steps, bytes);
+        let variables = context(&messages, options, &special, &budget).map_err(|fault| Error::Template {
             field: "messages".into(),
             expected: "plain values that are not nested deeply".into(),
-            found: error.to_string(),
+            found: match fault {
+                Fault::Wrong(message) => message,
+                _ => "too large".into(),
+            },
         })?;
-        let text = engine::render(&inner.source, context, messages.len(), options.now, &budget)?;
-        Ok(Rendered { text })
+        let text = engine::render(template, variables, options.now, &budget)
+            .map_err(|(fault, line)| failure(fault, line, Some(&budget)))?;
+        match options.continue_final_message {
+            true => without_tag(text).map(|text| Rendered { text }),
+            false => Ok(Rendered { text }),
+        }
     }
+}
+
+/// Reads a source.
+fn parse(source: &str) -> Result<Template, Error> {
+    if source.len() > MAX_SOURCE_BYTES {
+        return Err(Error::Template {
+            field: "source".into(),
+            expected: format!("at most {MAX_SOURCE_BYTES} bytes"),
+            found: format!("{} bytes", source.len()),
+        });
+    }
+    parser::parse(source).map_err(|(fault, line)| failure(fault, line, None))
+}
+
+/// Why a template could not be read, or rendered within a budget.
+fn failure(fault: Fault, line: u32, budget: Option<&Budget>) -> Error {
+    /// A message comes from the file, or repeats a whole text.
+    const MAX_CHARS: usize = 300;
+    let shortened = |text: String| -> String { text.chars().take(MAX_CHARS).collect() };
+    let (steps, bytes) = budget.map_or((0, 0), |budget| (budget.steps, budget.bytes));
+    let (field, expected, found) = match fault {
+        Fault::Raised(message) => {
+            let found = format!("refused: {}", shortened(message));
+            return Error::Template { field: REFUSED.into(), expected: "one that the template accepts".into(), found };
+        }
+        Fault::Steps => ("steps", format!("at most {steps}"), "more".into()),
+        Fault::Work => ("work", format!("at most {bytes} bytes read and written"), "more".into()),
+        Fault::Depth => ("recursion", "a few statements and calls inside each other".into(), "deeper".into()),
+        Fault::Wrong(message) if budget.is_some() => {
+            ("expression", "one that can be computed".into(), shortened(message))
+        }
+        Fault::Wrong(message) => ("syntax", "a Jinja template".into(), shortened(message)),
+    };
+    Error::Template { field: format!("{field} in line {line}"), expected, found }
+}
+
+/// Marks where the model goes on, as `transformers` does: what a template puts behind it is cut off. The space tells
+/// whether the template trims what it is given.
+const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+fn open_message(found: &str) -> Error {
+    let expected = "a last message with a text, which the template keeps".into();
+    Error::Template { field: "continue_final_message".into(), expected, found: found.into() }
+}
+
+/// The messages, the last of which ends in the mark.
+fn with_tag(messages: &[Message]) -> Result<Vec<Message>, Error> {
+    let mut messages = messages.to_vec();
+    let last = messages.last_mut().ok_or_else(|| open_message("no message"))?;
+    let text = match &mut last.content {
+        Json::Array(parts) => parts.iter_mut().rev().find_map(|part| part.get_mut("text")),
+        content => Some(content),
+    };
+    match text {
+        Some(Json::String(text)) => text.push_str(TAG),
+        _ => return Err(open_message("one without a text")),
+    }
+    Ok(messages)
+}
+
+/// A text up to the mark.
+fn without_tag(text: Text) -> Result<Text, Error> {
+    let at = text.text.rfind(TAG.trim_end()).ok_or_else(|| open_message("one that the template leaves out"))?;
+    let is_whole = text.text.get(at..).is_some_and(|rest| rest.starts_with(TAG));
+    let before = text.text.get(..at).unwrap_or_default();
+    Ok(text.slice(0..if is_whole { at } else { before.trim_end().len() }))
 }
 
 /// Roughly what a message takes as text.
 fn message_bytes(message: &Message) -> usize {
     let fields = message.fields.iter().map(|(name, value)| name.len() + json_bytes(value));
-    64 + message.role.len() + message.content.len() + fields.sum::<usize>()
+    64 + message.role.len() + json_bytes(&message.content) + fields.sum::<usize>()
 }
 
-fn json_bytes(value: &serde_json::Value) -> usize {
-    use serde_json::Value as Json;
+fn json_bytes(value: &Json) -> usize {
     16 + match value {
         Json::String(text) => text.len(),
         Json::Array(items) => items.iter().map(json_bytes).sum(),
@@ -260,38 +407,63 @@ fn json_bytes(value: &serde_json::Value) -> usize {
     }
 }
 
+/// What the template sees of a message. Fields without a value are left out.
+fn message_value(message: &Message, budget: &Budget) -> values::Result<Value> {
+    /// Names that programs have for the same field; templates look for the first, gpt-oss's for the second.
+    const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+    let role = match ROLES.contains(&message.role.as_str()) {
+        true => Text::template(&message.role),
+        false => Text::user(&message.role),
+    };
+    let mut fields = vec![(Text::template("role").into(), role.into())];
+    let content = [("content", &message.content)];
+    let others = message.fields.iter().map(|(name, value)| (name.as_str(), value));
+    for (name, value) in content.into_iter().chain(others).filter(|(_, value)| !value.is_null()) {
+        fields.push((Text::user(name).into(), values::from_json(value, budget)?));
+    }
+    let given = |name: &&str| message.fields.get(*name).is_some_and(|value| !value.is_null());
+    if let Some(reasoning) = REASONING.iter().find(|name| given(name)).and_then(|name| message.fields.get(*name)) {
+        for name in REASONING.iter().take(2).filter(|name| !given(name)) {
+            fields.push((Text::template(*name).into(), values::from_json(reasoning, budget)?));
+        }
+    }
+    Dict::build(fields, budget)
+}
+
 /// What the template sees.
 fn context(
     messages: &[Message],
     options: &ChatOptions,
     special: &SpecialTexts,
     budget: &Budget,
-) -> Result<Value, minijinja::Error> {
-    let own = |text: &str| Text::template(values::without_marks(text)).into_value();
-    let mut all = Vec::with_capacity(messages.len());
-    for message in messages {
-        let role = match ROLES.contains(&message.role.as_str()) {
-            true => own(&message.role),
-            false => Text::user(values::without_marks(&message.role)).into_value(),
+) -> values::Result<HashMap<Arc<str>, Value>> {
+    let mut all = HashMap::new();
+    for (name, value) in special {
+        let own = |text: &Json| Value::from(Text::template(text.as_str().unwrap_or_default()));
+        let value = match value {
+            Json::Array(texts) => Seq::list(texts.iter().map(own).collect(), budget)?,
+            text => own(text),
         };
-        let content = Text::user(values::without_marks(&message.content)).into_value();
-        let mut fields = vec![(Value::from("role"), role), (Value::from("content"), content)];
-        for (name, value) in &message.fields {
-            fields.push((Value::from(values::without_marks(name).as_ref()), values::from_json(value, budget)?));
-        }
-        all.push(Map::build(fields, budget)?);
-    }
-    let mut variables = vec![
-        (Value::from("messages"), Seq::list(all, budget)?),
-        (Value::from("add_generation_prompt"), Value::from(options.add_generation_prompt)),
-    ];
-    for (name, text) in [("bos_token", &special.bos), ("eos_token", &special.eos)] {
-        variables.extend(text.as_ref().map(|text| (Value::from(name), own(text))));
+        all.insert(name.as_str().into(), value);
     }
     for (name, value) in &options.variables {
-        variables.push((Value::from(values::without_marks(name).as_ref()), values::from_json(value, budget)?));
+        all.insert(name.as_str().into(), values::from_json(value, budget)?);
     }
-    Map::build(variables, budget)
+    let messages: values::Result<Vec<Value>> = messages.iter().map(|message| message_value(message, budget)).collect();
+    all.insert("messages".into(), Seq::list(messages?, budget)?);
+    for (name, given) in [("tools", &options.tools), ("documents", &options.documents)] {
+        let value = match given {
+            Some(items) => {
+                let items = items.iter().map(|item| values::from_json(item, budget));
+                Seq::list(items.collect::<values::Result<_>>()?, budget)?
+            }
+            None => Value::None,
+        };
+        all.insert(name.into(), value);
+    }
+    let prompts = options.add_generation_prompt && !options.continue_final_message;
+    all.insert("add_generation_prompt".into(), Value::Bool(prompts));
+    Ok(all)
 }
 
 /// The ids of a text whose control tokens are those in the template's own stretches.
@@ -300,7 +472,7 @@ fn encode(tokenizer: &Tokenizer, text: &Text) -> Result<Vec<u32>, Error> {
     let bos_id = tokenizer.bos_id();
     let has_bos = tokens.first().is_some_and(|token| token.at == 0 && !token.by_user && Some(token.id) == bos_id);
     let mut ids = Vec::new();
-    if !has_bos && bos_id.is_some() && tokenizer.encode("", true)?.first().copied() == bos_id {
+    if !has_bos && tokenizer.adds_bos()? {
         ids.extend(bos_id);
     }
     let n_before = ids.len();

@@ -159,6 +159,7 @@ fn twin(kernel: &str) -> Option<Twin> {
         "attention_prefill" => attention::attention_prefill,
         "by_head" => by_head::by_head,
         "delta_rule" => recurrent::delta_rule,
+        "selective_scan" => recurrent::selective_scan,
         "embed" => embed::embed,
         "embed_sum" => embed::embed_sum,
         "expert_down" => experts::expert_down,

@@ -82,9 +82,9 @@ weight_types! {
     Q6_K, Q6_K, 256, 208, 1, "Super-blocks of 256 6-bit quants: an 8-bit scale for each 16, and one F16 scale of these.";
     IQ4_NL, IQ4_NL, 32, 16, 1, "Blocks of 32 indices of 16 uneven levels, with one F16 scale.";
     IQ4_XS, IQ4_XS, 256, 128, 4, "The levels of IQ4_NL: a 6-bit scale for each 32, and one F16 scale of these.";
-    IQ3_S, IQ3_S, 256, 128, 4, "Fours of weights from a codebook of 512, signs, a 4-bit scale for each 32, and one F16 scale of these.";
+    IQ3_S, IQ3_S, 256, 128, 4, "Fours of weights from a codebook of 512; signs, a 4-bit scale for 32, one F16 scale of these.";
     IQ3_XXS, IQ3_S, 256, 128, 4, "As IQ3_S, from a codebook of 256.";
-    IQ2_S, IQ2_S, 256, 112, 0, "Eights of weights from a codebook of 1024, signs, a 4-bit scale for each 16, and one F16 scale of these.";
+    IQ2_S, IQ2_S, 256, 112, 0, "Eights of weights from a codebook of 1024; signs, a 4-bit scale for 16, one F16 scale of these.";
     IQ2_XS, IQ2_S, 256, 112, 0, "As IQ2_S, from a codebook of 512.";
     IQ2_XXS, IQ2_S, 256, 112, 0, "As IQ2_S, from a codebook of 256, with a scale for each 32.";
     MXFP4, MXFP4, 64, 32, 1, "Blocks of 32 4-bit floats with a power of two as scale.";

@@ -21,7 +21,9 @@ mod select_top;
 mod softmax;
 mod state;
 
-pub use activation::{Activation, Gate, Gelu, add, gated, geglu, gelu, scale, sigmoid_gate, silu, soft_cap, swiglu};
+pub use activation::{
+    Activation, Gate, Gelu, add, gated, geglu, gelu, multiply, scale, sigmoid_gate, silu, soft_cap, swiglu,
+};
 pub use argmax::{ARGMAX_CHUNK, argmax};
 pub use attention::{AttentionConfig, PackedTiles, attention, attention_next, attention_packed};
 pub use by_head::by_head;
@@ -37,7 +39,7 @@ pub use linear_norm::linear_norm;
 pub use mol::{Combination, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, Pairing, mol};
 pub use norm::{LayerNorm, add_rms_norm, layer_norm, rms_norm};
 pub use pool::{Pooling, pool};
-pub use recurrent::{DeltaRule, MAX_PAST, N_STATES, ShortConv};
+pub use recurrent::{DeltaRule, MAX_PAST, N_STATES, SelectiveScan, ShortConv};
 pub use rope::{
     Heads, QkNorm, QueryGrowth, RopeConfig, RopeScaling, RopeStyle, rope, rope_kv, rope_packed, rope_table,
 };
@@ -48,7 +50,7 @@ pub use state::{StepState, advance, last_row};
 
 pub(crate) use activation::{AddParams, GatedParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams};
 pub(crate) use argmax::{ArgmaxMergeParams, ArgmaxParams};
-pub(crate) use attention::{AttentionParams, CAUSAL, PACKED, SINKS};
+pub(crate) use attention::{AttentionParams, CAUSAL, MAX_HEAD_DIM, OWN_KEYS, PACKED, SINKS};
 pub(crate) use by_head::ByHeadParams;
 pub(crate) use embed::{EmbedParams, EmbedSumParams};
 pub(crate) use experts::{
@@ -59,8 +61,8 @@ pub(crate) use gate_up::GateUpParams;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use linear::Way;
 pub(crate) use linear::{
-    ACCUMULATE, BIAS, CLAMPED, GELU, GELU_TANH, INVARIANT, LinearParams, NORM, PlainParams, SplitSumParams, TANH,
-    fold_norm, folds_norm, suits_few,
+    ACCUMULATE, BIAS, CLAMPED, FACTOR, GELU, GELU_TANH, INVARIANT, LinearParams, NORM, PlainParams, SplitSumParams,
+    TANH, fold_norm, folds_norm, suits_few,
 };
 pub(crate) use linear::{is_sound, usual};
 pub(crate) use linear_norm::{SHIFT, fuses_norm};
@@ -69,7 +71,7 @@ pub(crate) use mol::{ACTIVATION_SHIFT, ALIGNED, BOUND, GATHERED, MolParams};
 pub(crate) use mol::{MOL_TILES, mol_tile};
 pub(crate) use norm::NormParams;
 pub(crate) use pool::PoolParams;
-pub(crate) use recurrent::{CONV_BIAS, CONV_GATED, DeltaRuleParams, ShortConvParams};
+pub(crate) use recurrent::{CONV_BIAS, CONV_GATED, DeltaRuleParams, SelectiveScanParams, ShortConvParams};
 pub(crate) use rope::{RopeKvParams, RopePackedParams, RopeParams};
 pub(crate) use sample::SampleParams;
 pub(crate) use select_top::{BEGINS, FILTERED, MergeTopParams, SelectTopParams};

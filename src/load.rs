@@ -5,6 +5,7 @@
 
 mod architectures;
 mod catalog;
+mod chat;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod convert;
 mod encoder;
@@ -32,6 +33,7 @@ use crate::tokenizer::Tokenizer;
 
 pub use catalog::Catalog;
 pub(crate) use catalog::{Feed, Widened};
+pub use chat::ChatSource;
 pub use file::FileBytes;
 pub use loader::Loader;
 pub use reader::{FileName, Head, HeaderReader};
@@ -45,8 +47,8 @@ pub struct ModelHeader {
     pub shape: ModelShape,
     /// Its tokenizer, or why there is none.
     pub tokenizer: Result<Tokenizer, Error>,
-    /// Its chat template, in Jinja.
-    pub chat_template: Option<String>,
+    /// Its chat templates.
+    pub chat: ChatSource,
     /// Its tensors.
     pub catalog: Catalog,
     /// Parts of the model that are in its files and are not read, such as a vision tower.
@@ -136,6 +138,17 @@ impl ModelShape {
             ModelShape::Encoder(EncoderShape { config, .. }) => {
                 Err(other_kind(&config.architecture, "an encoder, which makes vectors of texts"))
             }
+        }
+    }
+
+    /// As [`ModelShape::decoder`], of a shape that nobody needs any more.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if it is another.
+    pub fn into_decoder(self) -> Result<ModelConfig, Error> {
+        match self {
+            ModelShape::Decoder(config) => Ok(config),
+            other => other.decoder().cloned(),
         }
     }
 

@@ -295,6 +295,19 @@ impl Tokenizer {
         self.bos_id
     }
 
+    /// Whether `add_special` puts BOS in front of a text.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub(crate) fn adds_bos(&self) -> Result<bool, Error> {
+        let first = match &self.encoder {
+            Encoder::Own(own) => own.around.prefix.first().copied(),
+            #[cfg(feature = "tokenizer-json")]
+            Encoder::Foreign(_) => self.encode("", true)?.first().copied(),
+        };
+        Ok(self.bos_id.is_some() && first == self.bos_id)
+    }
+
     /// Tokens that end a text or a turn: generation stops at any of them.
     pub fn eos_ids(&self) -> &[u32] {
         &self.eos_ids

@@ -1,6 +1,8 @@
 //! Chat templates: against Python's jinja2, against hostile templates, and against users who write control tokens.
 #![cfg(feature = "chat")]
 
+#[path = "chat/bombs.rs"]
+mod bombs;
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -10,10 +12,11 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use tilewright::Error;
 use tilewright::chat::{ChatOptions, ChatTemplate, Message, SpecialTexts};
 use tilewright::formats::Gguf;
-use tilewright::load::vocab_from_gguf;
+use tilewright::load::{ChatSource, ModelFile, vocab_from_gguf};
 use tilewright::tokenizer::{EncodeOptions, TokenType, Tokenizer, TokenizerConfig, Vocab};
 
 /// Counts what a thread has allocated, to check that a budget of work is one of memory, too.
@@ -49,7 +52,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 fn special() -> SpecialTexts {
-    SpecialTexts { bos: Some("<s>".into()), eos: Some("</s>".into()) }
+    serde_json::from_value(serde_json::json!({"bos_token": "<s>", "eos_token": "</s>"})).unwrap()
 }
 
 fn template(source: &str) -> ChatTemplate {
@@ -64,48 +67,86 @@ fn user(content: &str) -> Vec<Message> {
     vec![Message::new("user", content)]
 }
 
-/// Renders every template of a file that `scripts/chat_reference.py` wrote; returns how many texts agreed and what did not.
-fn compare(path: &Path) -> (usize, Vec<String>) {
-    let file: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
-    let (mut agreed, mut differ) = (0, Vec::new());
-    for case in file["templates"].as_array().unwrap() {
-        for result in case["results"].as_array().unwrap() {
-            let conversation = &file["conversations"][result["conversation"].as_str().unwrap()];
-            let messages: Vec<Message> = serde_json::from_value(conversation["messages"].clone()).unwrap();
-            let mut variables = conversation["variables"].as_object().unwrap().clone();
-            let prompt = variables.remove("add_generation_prompt").is_none_or(|prompt| prompt == true);
-            let options = ChatOptions { add_generation_prompt: prompt, variables, now: file["now"].as_i64() };
-            let rendered = ChatTemplate::from_source(case["template"].as_str().unwrap(), special())
-                .and_then(|template| template.render(&messages, &options));
-            let same = match (&rendered, result["text"].as_str()) {
-                (Ok(rendered), Some(text)) => rendered.text() == text,
-                (Err(Error::Template { .. }), None) => true,
-                _ => false,
-            };
-            if same {
-                agreed += 1;
-                continue;
-            }
-            let found = rendered.map_or_else(|error| format!("{error}"), |rendered| rendered.text().to_owned());
-            let expected = result.get("text").or(result.get("error")).unwrap();
-            differ.push(format!(
-                "{} / {}:\n found {found:?}\n expected {expected}",
-                case["name"], result["conversation"]
-            ));
-        }
-    }
-    (agreed, differ)
+fn sha256(text: &str) -> String {
+    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn test_data(name: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/chat").join(name);
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+/// Renders a conversation of a file that `scripts/chat_reference.py` wrote.
+fn render_conversation(file: &Value, template: &str, conversation: &Value) -> Result<String, Error> {
+    let messages: Vec<Message> = serde_json::from_value(conversation["messages"].clone()).unwrap();
+    let mut variables = conversation["options"].as_object().unwrap().clone();
+    let mut taken = |name: &str| variables.remove(name).unwrap_or_default();
+    let options = ChatOptions {
+        add_generation_prompt: taken("add_generation_prompt") != false,
+        continue_final_message: taken("continue_final_message") == true,
+        tools: serde_json::from_value(taken("tools")).unwrap(),
+        documents: serde_json::from_value(taken("documents")).unwrap(),
+        now: file["now"].as_i64(),
+        template: None,
+        variables,
+    };
+    let template = ChatTemplate::from_source(template, file["special"].as_object().unwrap().clone())?;
+    template.render(&messages, &options).map(|rendered| rendered.text().to_owned())
 }
 
 #[test]
-fn templates_render_as_in_jinja2() {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/chat/cases.json");
-    let other = std::env::var_os("TILEWRIGHT_CHAT_CASES").map(PathBuf::from);
-    for path in [Some(own), other].into_iter().flatten() {
-        let (agreed, differ) = compare(&path);
-        println!("{}: {agreed} texts agree, {} differ", path.display(), differ.len());
-        assert!(differ.is_empty() && agreed > 50, "{}", differ.join("\n"));
+fn templates_render_as_with_transformers() {
+    let file = test_data("cases.json");
+    let (mut n_texts, mut differ) = (0, Vec::new());
+    for case in file["templates"].as_array().unwrap() {
+        for result in case["results"].as_array().unwrap() {
+            let conversation = &file["conversations"][result["conversation"].as_str().unwrap()];
+            let rendered = render_conversation(&file, case["template"].as_str().unwrap(), conversation);
+            n_texts += 1;
+            match (&rendered, result["text"].as_str()) {
+                (Ok(rendered), Some(text)) if rendered == text => {}
+                (Err(Error::Template { .. }), None) => {}
+                _ => {
+                    let expected = result.get("text").or(result.get("error")).unwrap();
+                    let names = format!("{} / {}", case["name"], result["conversation"]);
+                    differ.push(format!("{names}:\n found {rendered:?}\n expected {expected}"));
+                }
+            }
+        }
     }
+    println!("{n_texts} texts, {} differ", differ.len());
+    assert!(differ.is_empty() && n_texts > 100, "{}", differ.join("\n"));
+}
+
+#[test]
+fn templates_of_models_render_as_with_transformers() {
+    let Some(folder) = common::find_data(Path::new("chat-templates")) else {
+        common::skip("no test data `chat-templates`: scripts/test-data fetches it");
+        return;
+    };
+    let file = test_data("real.json");
+    let (mut n_equal, mut n_refused, mut n_templates, mut differ) = (0, 0, 0, Vec::new());
+    for (name, results) in file["templates"].as_object().unwrap() {
+        let template = fs::read_to_string(folder.join(format!("{name}.jinja"))).unwrap();
+        let n_equal_before = n_equal;
+        for (conversation, expected) in results.as_object().unwrap() {
+            let rendered = render_conversation(&file, &template, &file["conversations"][conversation]);
+            let found = rendered.as_ref().map(|text| format!("{} {:.16}", text.chars().count(), sha256(text)));
+            match (&found, expected.as_str().unwrap()) {
+                (Ok(found), expected) if found == expected => n_equal += 1,
+                (Err(Error::Template { .. }), expected) if expected.starts_with("refused") => n_refused += 1,
+                _ => differ.push(format!(
+                    "{name} / {conversation}: expected {expected} (scripts/chat_reference.py '{name}' '{conversation}' \
+                     prints it), found {rendered:?}"
+                )),
+            }
+        }
+        n_templates += usize::from(n_equal - n_equal_before >= 20);
+    }
+    println!("{n_equal} texts equal, {n_refused} refused as expected, {} differ; ", differ.len());
+    println!("{n_templates} templates with 20 texts and more");
+    assert!(differ.is_empty(), "{} differ\n{}", differ.len(), differ.join("\n"));
+    assert!(n_templates >= 25, "{n_templates}");
 }
 
 #[test]
@@ -132,6 +173,7 @@ fn known_templates_write_what_their_models_were_trained_with() {
              <|start_header_id|>assistant<|end_header_id|>\n\n",
         ),
         ("mistral", "<s>[INST] Be brief.\n\n Hi  [/INST] Hello</s>[INST] Bye [/INST]"),
+        ("mistral-v3", "<s>[INST] Be brief.\n\n Hi [/INST] Hello</s>[INST] Bye[/INST]"),
         (
             "zephyr",
             "<|system|>\nBe brief.</s>\n<|user|>\n Hi </s>\n<|assistant|>\nHello</s>\n<|user|>\nBye</s>\n<|assistant|>\n",
@@ -142,8 +184,19 @@ fn known_templates_write_what_their_models_were_trained_with() {
              <start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n",
         ),
         (
+            "gemma4",
+            "<bos><|turn>system\nBe brief.<turn|>\n<|turn>user\nHi<turn|>\n<|turn>model\nHello<turn|>\n\
+             <|turn>user\nBye<turn|>\n<|turn>model\n<|channel>thought\n<channel|>",
+        ),
+        (
             "phi3",
             "<|system|>\nBe brief.<|end|>\n<|user|>\n Hi <|end|>\n<|assistant|>\nHello<|end|>\n<|user|>\nBye<|end|>\n<|assistant|>\n",
+        ),
+        (
+            "phi4",
+            "<|im_start|>system<|im_sep|>Be brief.<|im_end|><|im_start|>user<|im_sep|> Hi <|im_end|>\
+             <|im_start|>assistant<|im_sep|>Hello<|im_end|><|im_start|>user<|im_sep|>Bye<|im_end|>\
+             <|im_start|>assistant<|im_sep|>",
         ),
         (
             "alpaca",
@@ -160,13 +213,130 @@ fn known_templates_write_what_their_models_were_trained_with() {
 }
 
 #[test]
+fn known_templates_are_those_of_the_publishers() {
+    let file = test_data("real.json");
+    for (name, real, conversations) in [
+        ("chatml", "Qwen-Qwen2.5-7B-Instruct", &["system", "system and turns"][..]),
+        ("gemma", "google-gemma-2-2b-it", &["one", "turns"]),
+        ("gemma4", "google-gemma-4-31B-it", &["one", "system", "turns", "system and turns"]),
+        ("phi3", "microsoft-Phi-3.5-mini-instruct", &["one", "system", "turns", "system and turns"]),
+    ] {
+        for conversation in conversations {
+            let messages = file["conversations"][conversation]["messages"].clone();
+            let messages: Vec<Message> = serde_json::from_value(messages).unwrap();
+            let rendered = ChatTemplate::known(name).unwrap().render(&messages, &ChatOptions::default()).unwrap();
+            let text = rendered.text().replace("<bos>", "<s>");
+            let expected = &file["templates"][real][conversation];
+            assert_eq!(format!("{} {:.16}", text.chars().count(), sha256(&text)), *expected, "{name}: {text:?}");
+        }
+    }
+}
+
+/// A GGUF file of the model in `assets/` with further keys in front of its own, padded so that its weights keep their
+/// alignment.
+fn with_keys(default: &str, named: &[(&str, &str)]) -> Vec<u8> {
+    fn text(text: &str) -> Vec<u8> {
+        [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+    }
+    let string = 8u32.to_le_bytes();
+    let mut keys = [text("tokenizer.chat_templates"), 9u32.to_le_bytes().to_vec(), string.to_vec()].concat();
+    keys.extend((named.len() as u64).to_le_bytes());
+    keys.extend(named.iter().flat_map(|(name, _)| text(name)));
+    for (name, template) in named {
+        keys.extend([text(&format!("tokenizer.chat_template.{name}")), string.to_vec(), text(template)].concat());
+    }
+    keys.extend([text("tokenizer.chat_template"), string.to_vec()].concat());
+    // The padding is a comment of the template.
+    let length = keys.len() + text(&format!("{default}{{##}}")).len();
+    keys.extend(text(&format!("{default}{{#{}#}}", " ".repeat((32 - length % 32) % 32))));
+    let file = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf")).unwrap();
+    let n_keys = u64::from_le_bytes(file[16..24].try_into().unwrap()) + 2 + named.len() as u64;
+    [&file[..16], &n_keys.to_le_bytes(), &keys, &file[24..]].concat()
+}
+
+#[test]
+fn the_templates_of_a_gguf_file_have_names() {
+    let file = with_keys("plain", &[("rag", "{{ unk_token }}"), ("tool_use", "tools")]);
+    let header = ModelFile::from_gguf_bytes(file).unwrap().header;
+    let names: Vec<&str> = header.chat.templates.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["default", "rag", "tool_use"]);
+    let template = ChatTemplate::for_model(&header.chat, &header.tokenizer.unwrap()).unwrap().unwrap();
+    let text = |options: ChatOptions| template.render(&user("x"), &options).map(|text| text.text().to_owned());
+    let named = |name: &str| ChatOptions { template: Some(name.into()), ..ChatOptions::default() };
+    let with_tools = |tools: Vec<Value>| ChatOptions { tools: Some(tools), ..ChatOptions::default() };
+    assert_eq!(text(ChatOptions::default()).unwrap(), "plain");
+    assert_eq!(text(with_tools(Vec::new())).unwrap(), "tools");
+    assert_eq!(text(ChatOptions { tools: Some(Vec::new()), ..named("default") }).unwrap(), "plain");
+    assert_eq!(text(named("rag")).unwrap(), "<unk>");
+    let message = text(named("nope")).unwrap_err().to_string();
+    assert!(message.contains("nope") && message.contains("default, rag, tool_use"), "{message}");
+}
+
+#[test]
+fn the_templates_of_a_folder_are_in_several_files() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("chat_folder");
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(folder.join("additional_chat_templates")).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny-random/qwen2");
+        fs::copy(model.join(name), folder.join(name)).unwrap();
+    }
+    let chat = || ModelFile::open(&folder).unwrap().header.chat;
+    let named = |templates: &[(&str, &str)]| -> Vec<(String, String)> {
+        templates.iter().map(|(name, template)| ((*name).to_owned(), (*template).to_owned())).collect()
+    };
+    let write = |name: &str, text: &str| fs::write(folder.join(name), text).unwrap();
+    assert_eq!(chat(), ChatSource::default());
+    write(
+        "tokenizer_config.json",
+        r#"{"chat_template": "a", "bos_token": {"content": "<b>"}, "pad_token": "<p>", "unk_token": null,
+            "additional_special_tokens": ["<x>", {"content": "<y>"}], "model_max_length": 5}"#,
+    );
+    assert_eq!(chat().templates, named(&[("default", "a")]));
+    let special =
+        serde_json::json!({"bos_token": "<b>", "pad_token": "<p>", "additional_special_tokens": ["<x>", "<y>"]});
+    assert_eq!(Value::from(chat().special_tokens), special);
+    let list = r#"[{"name": "default", "template": "b"}, {"name": "rag", "template": "c"}]"#;
+    write("tokenizer_config.json", &format!(r#"{{"chat_template": {list}}}"#));
+    assert_eq!(chat().templates, named(&[("default", "b"), ("rag", "c")]));
+    write("chat_template.json", r#"{"chat_template": "d"}"#);
+    assert_eq!(chat().templates, named(&[("rag", "c"), ("default", "d")]));
+    write("chat_template.jinja", "e");
+    write("additional_chat_templates/tool_use.jinja", "f");
+    assert_eq!(chat().templates, named(&[("rag", "c"), ("default", "e"), ("tool_use", "f")]));
+    // What is broken is no template; the tokenizer says so.
+    write("tokenizer_config.json", "{");
+    assert_eq!(chat().templates, named(&[("default", "e"), ("tool_use", "f")]));
+}
+
+#[test]
+fn a_message_that_cannot_be_gone_on_with_is_refused() {
+    let options = ChatOptions { continue_final_message: true, ..ChatOptions::default() };
+    let fails = |source: &str, messages: &[Message]| {
+        let error = template(source).render(messages, &options).unwrap_err().to_string();
+        assert!(error.contains("continue_final_message"), "{error}");
+    };
+    fails("{{ messages }}", &[]);
+    fails("nothing of it", &user("x"));
+    let without_text = Message { content: Value::Null, ..Message::new("assistant", "") };
+    fails("{{ messages[0].role }}", &[without_text]);
+    let picture = serde_json::json!([{"type": "image"}]);
+    fails("{{ messages[0].role }}", &[Message { content: picture, ..Message::new("user", "") }]);
+    // What is there is the user's, whatever comes behind it is cut off.
+    let text = template("<{{ messages[-1].content|trim }}>{{ add_generation_prompt }}").render(&user("a "), &options);
+    assert_eq!(text.unwrap().text(), "<a");
+}
+
+#[test]
 fn the_dialect_is_detected_by_the_special_tokens() {
     let detect = |names: &[&str]| ChatTemplate::detect(|name| names.contains(&name)).map(|t| t.name().to_owned());
     assert_eq!(detect(&["<|im_start|>", "<|im_end|>", "<|endoftext|>"]).as_deref(), Some("chatml"));
     assert_eq!(detect(&["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]).as_deref(), Some("llama3"));
     assert_eq!(detect(&["<start_of_turn>", "<end_of_turn>"]).as_deref(), Some("gemma"));
     assert_eq!(detect(&["<|user|>", "<|assistant|>", "<|end|>"]).as_deref(), Some("phi3"));
-    assert_eq!(detect(&["[INST]", "[/INST]"]).as_deref(), Some("mistral"));
+    assert_eq!(detect(&["[INST]", "[/INST]"]).as_deref(), Some("mistral-v3"));
+    assert_eq!(detect(&["<|turn>", "<turn|>"]).as_deref(), Some("gemma4"));
+    assert_eq!(detect(&["<|im_start|>", "<|im_sep|>", "<|im_end|>"]).as_deref(), Some("phi4"));
     assert_eq!(detect(&["<s>", "</s>", "<unk>", "<|im_end|>"]), None);
 }
 
@@ -185,89 +355,8 @@ fn fails(source: &str, expected: &str) {
 }
 
 #[test]
-fn templates_that_never_end_run_out_of_steps() {
-    let loops = |body: &str| {
-        "{% for a in range(1000) %}{% for b in range(1000) %}{% for c in range(1000) %}".to_owned()
-            + body
-            + "{% endfor %}{% endfor %}{% endfor %}"
-    };
-    fails(&loops("{% set x = 1 %}"), "steps");
-    fails(&loops("{% set x = [1] %}"), "more");
-    fails("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion");
-    fails("{% macro f(n) %}{% for i in range(9) %}{{ f(n) }}{% endfor %}{% endmacro %}{{ f(1) }}", "recursion");
-    fails("{% for x in range(1000000000000) %}{% endfor %}", "range()");
-    fails("{% for x in range(0, -9000000000000000000, -1) %}{% endfor %}", "range()");
-}
-
-#[test]
-fn templates_that_double_a_text_run_out_of_bytes() {
-    let doubling = |step: &str| {
-        format!("{{% set ns = namespace(s='xy', l=[1, 2]) %}}{{% for i in range(60) %}}{step}{{% endfor %}}")
-    };
-    for step in [
-        "{% set ns.s = ns.s ~ ns.s %}",
-        "{% set ns.s = ns.s + ns.s %}",
-        "{% set ns.s = ns.s * 2 %}",
-        "{% set ns.s = 2 * ns.s %}",
-        "{% set s %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = s %}",
-        "{% set ns.s = [ns.s, ns.s]|join('-') %}",
-        "{% set ns.s = ns.s.replace('x', ns.s) %}",
-        "{% set ns.s = ns.s|replace('x', 'xx') %}",
-        "{% set ns.s = '{0}{0}'.format(ns.s) %}",
-        "{% set ns.s = ns.s.join(['a', 'b', 'c']) %}",
-        "{% set ns.s = [ns.s, ns.s]|string %}",
-        "{% set ns.s = {'a': ns.s, 'b': ns.s}|tojson %}",
-        "{% set ns.s = (ns.s ~ '\\n')|indent(1000, true) * 2 %}",
-        "{% set ns.s = ns.s|e ~ ns.s[::-1] %}",
-        "{% set ns.l = ns.l + ns.l %}",
-        "{% set ns.l = ns.l * 2 %}",
-        "{% set ns.l = [ns.l, ns.l] %}{% set ns.s = ns.l|string %}",
-        "{% set ns.l = [ns.l, ns.l] %}{% if ns.l == [ns.l, ns.l] %}{% endif %}",
-        "{% set ns.l = (ns.l|string ~ ns.l|string)|list %}",
-        "{% macro m(a) %}{{ a }}{{ a }}{% endmacro %}{% set ns.s = m(ns.s) %}",
-        "{% macro m() %}{{ caller() }}{{ caller() }}{% endmacro %}{% set s %}{% call m() %}{{ ns.s }}{% endcall %}{% endset %}{% set ns.s = s %}",
-        "{% set ns.s %}{% filter upper %}{{ ns.s }}{{ ns.s }}{% endfilter %}{% endset %}",
-    ] {
-        fails(&doubling(step), "work");
-    }
-    let long = "x".repeat(60_000);
-    fails(&format!("{{% for i in range(100000) %}}{long}{{% endfor %}}"), "work");
-    fails(&format!("{{% set s %}}{{% for i in range(100000) %}}{long}{{% endfor %}}{{% endset %}}"), "work");
-    fails("{{ 'x' * 1000000000 }}", "work");
-    fails("{{ 1000000000000 * ['x'] }}", "work");
-    fails("{{ ('x' * 100000000) ~ ('y' * 100000000) ~ ('z' * 100000000) }}", "work");
-    fails("{{ '' * 9000000000000000000 }}", "work");
-    fails("{% set s = 'x' * 15000000 %}{% for c in s %}{% endfor %}", "work");
-    fails("{% set s = 'x' * 1000000 %}{% for i in range(100000) %}{% if s in s %}{% endif %}{% endfor %}", "work");
-    fails("{% set s = 'x' * 1000000 %}{% for i in range(100000) %}{% if s < s < s %}{% endif %}{% endfor %}", "work");
-    fails("{% set s = 'x' * 1000000 %}{% set d = {s: 1} %}{% for i in range(100000) %}{{ d[s] }}{% endfor %}", "work");
-    fails(
-        "{% set ns = namespace(l=range(100000)) %}{% for i in range(9999) %}{% set ns.l = ns.l|sort %}{% endfor %}",
-        "work",
-    );
-}
-
-#[test]
-fn templates_that_nest_are_refused_before_they_overflow_the_stack() {
-    let nested = |open: &str, close: &str, n: usize| open.repeat(n) + &close.repeat(n);
-    fails(&nested("{% if true %}", "{% endif %}", 10_000), "recursion");
-    fails(&format!("{{{{ {} }}}}", nested("(", ")", 50_000)), "operators");
-    fails(&format!("{{{{ {} }}}}", nested("[", "]", 50_000)), "operators");
-    fails(&format!("{{{{ {}1 }}}}", "not ".repeat(50_000)), "operators");
-    fails(&format!("{{{{ {}1 }}}}", "-".repeat(100_000)), "operators");
-    let step =
-        |step: &str| format!("{{% set ns = namespace(l=[]) %}}{{% for i in range(100000) %}}{step}{{% endfor %}}");
-    fails(&step("{% set ns.l = [ns.l] %}"), "containers inside each other");
-    fails(&step("{% set ns.l = {'a': ns.l} %}"), "containers inside each other");
-    fails(&step("{% set ns.l = (ns.l,) %}"), "containers inside each other");
-    fails(&step("{% set ns.l = namespace(l=ns.l) %}"), "cannot hold");
-    fails(&step("{% set ns.l = ns %}"), "cannot hold");
-    fails(&step("{% set ns.l = [ns] %}"), "cannot hold");
-    fails(&step("{% set ns.l = loop %}"), "cannot hold");
-    fails("{% for x in [[1]] recursive %}{{ loop(x) }}{% endfor %}", "recursive loop");
-    fails(&"x".repeat(300_000), "source");
-    fails("{{ 1 + 1 ", "syntax");
-    fails(&format!("{{{{ [{}] }}}}", "x,".repeat(70_000)), "65535");
+fn templates_that_do_not_end_are_ended() {
+    bombs::all().iter().for_each(|(source, expected)| fails(source, expected));
 }
 
 #[test]
@@ -291,7 +380,9 @@ fn long_chains_of_operators_do_not_overflow_the_stack() {
             Err(error) => panic!("{first}{more}: {error}"),
         }
     }
-    fails(&format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(20_000)), "branches");
+    let many =
+        format!("{{% if 0 %}}{}{{% endif %}}{{{{ [{}]|length }}}}", "{% elif 0 %}".repeat(10_000), "x,".repeat(50_000));
+    assert_eq!(render(&many, &user("x")).unwrap(), "50000");
     fails(&format!("{{{{ {}1{} }}}}", "(".repeat(60), "+1+1+1+1+1)".repeat(60)), "operators");
 }
 
@@ -306,10 +397,10 @@ fn what_a_template_may_not_use_is_named() {
         ("{{ 'x'|nofilter }}", "nofilter is unknown"),
         ("{{ 'x' is notest }}", "notest is unknown"),
         ("{% include 'x' %}", "another template"),
-        ("{% extends 'x' %}", "named block"),
-        ("{% block x %}{% endblock %}", "named block"),
+        ("{% extends 'x' %}", "another template"),
+        ("{% block x %}{% endblock %}", "`block`"),
         ("{% import 'x' as y %}", "another template"),
-        ("{% autoescape true %}{% endautoescape %}", "escapes"),
+        ("{% autoescape true %}{% endautoescape %}", "`autoescape`"),
         ("\n\n{{ 1 / 'a' }}", "line 3"),
         ("a\n{{ raise_exception('only ' ~ messages[0].content) }}", "refused: only x"),
         ("{{ 1 // 0 }}", "expression"),
@@ -329,10 +420,7 @@ fn what_a_template_may_not_use_is_named() {
 
 #[test]
 fn ordinary_conversations_stay_far_from_the_budget() {
-    let file: Value = serde_json::from_slice(
-        &fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/chat/cases.json")).unwrap(),
-    )
-    .unwrap();
+    let file = test_data("cases.json");
     let turn = |at: usize| Message::new(["user", "assistant"][at % 2], format!("{at} {}", "word ".repeat(at % 700)));
     let long: Vec<Message> = (0..2000).map(turn).collect();
     let huge = user(&"text ".repeat(2_000_000));
@@ -672,7 +760,7 @@ fn the_beginning_of_a_text_comes_once() {
         "{{ messages[0].content }}",
         "<s>[INST]{{ messages[0].content }}[/INST]",
     ] {
-        let template = ChatTemplate::from_source(source, SpecialTexts::default()).unwrap();
+        let template = ChatTemplate::from_source(source, SpecialTexts::new()).unwrap();
         for text in ["hello", "<s>", "", "<s><s>hello"] {
             let ids = template.encode(&tokenizer, &user(text), &ChatOptions::default()).unwrap();
             assert_eq!(ids.first(), Some(&bos), "{source} {text}");
@@ -726,6 +814,46 @@ mod command_line {
         // A command that ends early does not read its input.
         let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
         child.wait_with_output().unwrap()
+    }
+
+    /// A model with a template of its own, and the answer to a message with these arguments.
+    fn answer_of(name: &str, args: &[&str]) -> String {
+        let told = "{% for t in tools or [] %}<{{ t.function.name }}>{% endfor %}{% for d in documents or [] %}\
+                    ({{ d.title }}){% endfor %}{{ mood|default('') }}{% for m in messages %} {{ m.role }}: {{ m.content }}\
+                    {% endfor %}{% if add_generation_prompt %} assistant:{% endif %}";
+        let path = |ending: &str| format!("{}/{name}{ending}", env!("CARGO_TARGET_TMPDIR"));
+        std::fs::write(path(".gguf"), super::with_keys(told, &[])).unwrap();
+        std::fs::write(path("_tools.json"), r#"[{"type": "function", "function": {"name": "sun"}}]"#).unwrap();
+        std::fs::write(path("_documents.json"), r#"[{"title": "A day"}]"#).unwrap();
+        let args: Vec<String> = args.iter().map(|arg| arg.replace("AT", &path(""))).collect();
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let output = chat(&[&[path(".gguf").as_str(), "--temperature", "0"], &args[..]].concat(), "a dog\n");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn continuation(prompt: &str) -> String {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+        command.args(["run", "--device", "cpu", "-n", "12", "--temperature", "0", "--json", "--prompt", prompt]);
+        let output = command.env("TILEWRIGHT_CACHE_DIR", "").env_remove("TILEWRIGHT_DEVICE").output().unwrap();
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+        json["text"].as_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn the_template_is_told_of_tools_documents_and_variables() {
+        let args = ["--tools", "AT_tools.json", "--documents", "AT_documents.json", "--template-var", "mood=Happy"];
+        let expected = continuation("<sun>(A day)Happy user: a dog assistant:");
+        assert_eq!(answer_of("chat_told", &args), expected + "\n");
+        assert_eq!(chat(&["--template-var", "x"], "").status.code(), Some(2));
+        let output = chat(&["--template", "alpaca", "--tools", "/nowhere.json"], "");
+        assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    #[test]
+    fn an_answer_begins_as_it_is_told_to() {
+        let begun = answer_of("chat_begun", &["--prefill", "Once upon"]);
+        assert_eq!(begun, format!("Once upon{}\n", continuation(" user: a dog assistant: Once upon")));
     }
 
     fn saved(name: &str, lines: &str) -> (Value, Output) {

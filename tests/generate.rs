@@ -100,21 +100,44 @@ fn a_layer_takes_seven_dispatches_at_most() {
     }
 }
 
+/// Of the same shape, a file whose layers have queries, keys and values of three types, and gates and ups of two, takes one more
+/// dispatch for each further type, and one for the gate, which then is a kernel of its own.
+#[test]
+fn layers_of_several_weight_types_take_few_more_dispatches() {
+    let files = ["q4_0", "mixed"].map(|kind| format!("stories260k-wide/stories260k-wide-{kind}.gguf"));
+    let [Some(plain), Some(mixed)] = files.map(|file| common::find_data(file.as_ref())) else {
+        return common::skip("no test data `stories260k-wide`");
+    };
+    for device in common::gpus_beside_cpu([Tier::Baseline, Tier::Subgroups]).into_iter().chain([common::cpu()]) {
+        let [plain, mixed] = [&plain, &mixed].map(|path| {
+            let model = Model::load(&device, path, LoadOptions::default()).unwrap();
+            (model.session().unwrap().decode_dispatches(), model.config().blocks.len())
+        });
+        let more = mixed.0 - plain.0;
+        println!("{} ({}): {more} more dispatches in {} layers", device.info().name, device.tier().name(), mixed.1);
+        assert!(more <= 4 * mixed.1, "{more} more dispatches in {} layers", mixed.1);
+    }
+}
+
 /// Dispatches of a layer for one token, by family; what stands before the first layer and after the last one is left out.
 #[test]
 fn layers_of_all_families_take_few_dispatches() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
+    // Gemma 4 has four more than the 7 that are wanted for its per-layer embeddings.
     let families = [
         ("llama3-rope", 5),
         ("phi3", 5),
         ("smollm3", 5),
         ("granite", 5),
+        ("granite-hybrid", 10),
+        ("granite-moe", 9),
         ("qwen3", 5),
         ("hunyuan-dense", 5),
         ("olmo2", 7),
         ("exaone4", 7),
         ("gemma2", 7),
         ("gemma3", 7),
+        ("gemma4", 11),
         ("mixtral", 7),
         ("qwen3-moe", 7),
         ("olmoe", 7),
@@ -128,9 +151,10 @@ fn layers_of_all_families_take_few_dispatches() {
         for (name, most) in families {
             let model = Model::load(&device, data.join("tiny-random").join(name), LoadOptions::default()).unwrap();
             let (config, tier) = (model.config(), device.tier().name());
-            // Embedding, head, two of the choice and the next state; the head's factor is one of its own.
+            // Embedding, head, two of the choice and the next state; the head's factor is one of its own. Per-layer
+            // embeddings are three in front of the layers.
             let has_factor = config.logit_scale != 1.0 || config.logit_soft_cap.is_some();
-            let others = 5 + usize::from(has_factor);
+            let others = 5 + usize::from(has_factor) + if config.per_layer.is_some() { 3 } else { 0 };
             let total = model.session().unwrap().decode_dispatches() - others;
             let n_layers = config.blocks.len();
             println!("{name} ({tier}): {:.2} dispatches for a layer", total as f64 / n_layers as f64);
@@ -818,7 +842,7 @@ fn a_generation_can_be_cancelled_within_its_prompt() {
 #[test]
 fn recurrent_layers_go_back_and_on_again() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
-    let models = ["lfm2", "qwen35"].into_iter();
+    let models = ["lfm2", "qwen35", "granite-hybrid"].into_iter();
     for (name, device) in models.flat_map(|name| executors().into_iter().map(move |device| (name, device))) {
         let options = LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() };
         let model = Model::load(&device, data.join("tiny-random").join(name), options).unwrap();

@@ -6,6 +6,8 @@ mod common;
 mod families;
 #[path = "tokenizer/gemma4.rs"]
 mod gemma4;
+#[path = "tokenizer/hostile.rs"]
+mod hostile;
 #[path = "tokenizer/roles.rs"]
 mod roles;
 

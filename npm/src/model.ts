@@ -6,7 +6,7 @@ import { known } from "./options.js";
 import type { Prompt, SourceSpec } from "./protocol.js";
 import { specOf } from "./spec.js";
 import type {
-  ChatMessage, GenerateOptions, GenerateResult, LoadOptions, ModelInfo, ModelSource, Piece, TokenizeOptions,
+  ChatMessage, ChatOptions, GenerateOptions, GenerateResult, LoadOptions, ModelInfo, ModelSource, Piece, TokenizeOptions,
 } from "./types.js";
 
 /**
@@ -60,11 +60,12 @@ export class Model extends Loaded<ModelInfo> {
    * Answers a conversation, rendered by the model's chat template. Pass all messages each time: what is unchanged is not computed again.
    *
    * @throws TypeError, at once, for an option that there is not.
-   * @throws {@link TilewrightError} `template` from the generation if the model has no chat template.
+   * @throws {@link TilewrightError} `template` from the generation if the model has no chat template, or one that refuses the messages.
    */
-  chat(messages: readonly ChatMessage[], options: GenerateOptions = {}): Generation {
-    const prompt: Prompt = { kind: "chat", messages: messages.map(({ role, content }) => ({ role, content })) };
-    return new Generation(this.engine, prompt, known("chat", options));
+  chat(messages: readonly ChatMessage[], options: ChatOptions = {}): Generation {
+    const { tools, documents, templateVariables, templateName, continueFinalMessage, ...generate } = known("chat", options);
+    const told = defined({ tools, documents, templateVariables, templateName, continueFinalMessage });
+    return new Generation(this.engine, { kind: "chat", messages: messages.map((message) => ({ ...message })), told }, generate);
   }
 
   /** Token ids of a text. */

@@ -5,7 +5,7 @@ import type { AttentionOptions, KernelOptions, RopeOptions } from "./kernels.js"
 import type { MolOptions, MolSearchOptions } from "./mol.js";
 import type { ChatCompletionCallOptions } from "./openai.js";
 import type {
-  CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, LoadOptions, PromptOptions, RerankerOptions, RerankOptions,
+  ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, LoadOptions, PromptOptions, RerankerOptions, RerankOptions,
   TextsOptions, TokenizeOptions,
 } from "./types.js";
 import type { IndexOptions, LoadIndexOptions, SearchOptions } from "./vector-index.js";
@@ -33,7 +33,9 @@ export const OPTIONS = {
   "Model.load": LOAD_MODEL,
   "Model.builtin": LOAD_MODEL,
   "generate": GENERATE,
-  "chat": GENERATE,
+  "chat": {
+    ...GENERATE, tools: true, documents: true, templateVariables: true, templateName: true, continueFinalMessage: true,
+  } satisfies Names<ChatOptions>,
   "tokenize": { addSpecial: true } satisfies Names<TokenizeOptions>,
   "Embedder.load": {
     ...LOAD, maxTokens: true, pooling: true, normalize: true, maxBatchTokens: true, cachedVectors: true,
@@ -93,7 +95,7 @@ const SYNONYMS: Readonly<Record<string, string>> = {
   maxnewtokens: "maxTokens", maxcompletiontokens: "maxTokens", npredict: "maxTokens", maxlength: "maxTokens",
   cachetypek: "kvType", cachetypev: "kvType", cachetype: "kvType",
   nctx: "contextLength", contextsize: "contextLength", numctx: "contextLength", contextwindowsize: "contextLength",
-  abortsignal: "signal", repetitionpenalty: "repeatPenalty", stopsequences: "stop", topn: "topK",
+  chattemplatekwargs: "templateVariables", abortsignal: "signal", repetitionpenalty: "repeatPenalty", stopsequences: "stop", topn: "topK",
   progresscallback: "onProgress", batchsize: "maxBatchTokens",
 };
 

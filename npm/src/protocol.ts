@@ -2,7 +2,7 @@
 
 import type { WireError } from "./errors.js";
 import type {
-  AvailableDevice, ChatMessage, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderOptions, GenerateOptions, GenerateResult, Hit,
+  AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderOptions, GenerateOptions, GenerateResult, Hit,
   IndexInfo, LoadOptions, MemoryInfo, ModelInfo, MolInfo, MolMethod, Notice, Piece, Progress, PromptOptions, Ranked, RerankerInfo,
   RerankerOptions, Tier, VectorStorage,
 } from "./types.js";
@@ -74,7 +74,10 @@ export type RerankerSettings = Pick<RerankerOptions, "maxTokens" | "sigmoid" | "
 export type Prompt =
   | { kind: "text"; text: string }
   | { kind: "tokens"; ids: Uint32Array }
-  | { kind: "chat"; messages: ChatMessage[] };
+  | { kind: "chat"; messages: ChatMessage[]; told: TemplateOptions };
+
+/** What a chat template is told besides the messages. */
+export type TemplateOptions = Omit<ChatOptions, keyof GenerateOptions>;
 
 /** A tensor that the worker keeps, by its number. */
 export interface KeptTensor {

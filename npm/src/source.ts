@@ -119,6 +119,8 @@ function builtinSpec(): FileSpec {
 /** Files of a Hugging Face folder besides its weights: those that every model needs, and those that it may have. */
 const NEEDED_FILES = ["config.json", "tokenizer.json"];
 const OPTIONAL_FILES = ["tokenizer_config.json", "generation_config.json"];
+/** Where newer folders have the chat template. */
+export const CHAT_FILES: readonly string[] = ["chat_template.jinja"];
 /** What sentence-transformers adds to a folder. */
 export const SENTENCE_FILES: readonly string[] = [
   "modules.json", "1_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json",

@@ -67,7 +67,7 @@ export class Model {
   memory(): Omit<MemoryInfo, "wasmHeapBytes">;
   tokenize(text: string, addSpecial: boolean): Uint32Array;
   detokenize(ids: Uint32Array): string;
-  chatTokens(messages: { role: string; content: string }[], options: { now?: number }): Uint32Array;
+  chatTokens(messages: readonly object[], options: { now?: number }): Uint32Array;
   /** What ends the assistant's turn besides the tokens that end a text. */
   chatStops(): { ids: number[]; texts: string[] };
   session(): Session;

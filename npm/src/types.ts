@@ -219,6 +219,20 @@ export interface GenerateOptions {
   slide?: boolean | undefined;
 }
 
+/** Options of {@link Model.chat}: those of a generation, and what the template is told besides the messages. */
+export interface ChatOptions extends GenerateOptions {
+  /** What the model may call, each in the shape `{ type: "function", function: { name, description, parameters } }`. */
+  tools?: readonly object[] | undefined;
+  /** Texts to answer from, such as `{ title, text }`, for templates that know documents. */
+  documents?: readonly object[] | undefined;
+  /** Variables of the template, such as `enable_thinking` or `reasoning_effort`. */
+  templateVariables?: Readonly<Record<string, unknown>> | undefined;
+  /** Which of several templates of the model. Default: `tool_use` where there are tools, or else `default`. */
+  templateName?: string | undefined;
+  /** Goes on with the last message, usually the assistant's, instead of beginning an answer. Default `false`. */
+  continueFinalMessage?: boolean | undefined;
+}
+
 /** A piece of generated text. One token may give no text yet: bytes of a character are held back until it is complete. */
 export interface Piece {
   /** The token. */
@@ -246,10 +260,12 @@ export interface GenerateResult {
 
 /** A message of a conversation. */
 export interface ChatMessage {
-  /** Usually `system`, `user` or `assistant`; the model's template decides. */
+  /** Usually `system`, `user`, `assistant` or `tool`; the model's template decides. */
   role: string;
-  /** Plain text; control tokens that are spelt out in it stay text. */
-  content: string;
+  /** Plain text, or parts such as `{ type: "text", text }`; control tokens that are spelt out in it stay text. */
+  content?: string | readonly object[] | null;
+  /** What else the template may look for: `tool_calls`, `tool_call_id`, `name`, `reasoning_content`. */
+  [field: string]: unknown;
 }
 
 /** Options of {@link Model.tokenize}. */

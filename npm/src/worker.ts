@@ -7,7 +7,7 @@ import type {
   CallName, Calls, DeviceRequest, EmbedderRequest, FromWorker, KeptTensor, KeptVectors, LoadRequest, ModelRequest, Operand, Prompt,
   RerankerRequest, ToWorker,
 } from "./protocol.js";
-import { damaged, isUseless, openFiles, readAll, SENTENCE_FILES, type KeptCopy, type ModelFile } from "./source.js";
+import { CHAT_FILES, damaged, isUseless, openFiles, readAll, SENTENCE_FILES, type KeptCopy, type ModelFile } from "./source.js";
 import { openStore, type Store } from "./store.js";
 import init, {
   Device, Index, Loader, Mol, Sha256, type Adapter, type DeviceTensor, type Embedder, type EngineOptions, type FileInfo, type Model,
@@ -160,7 +160,7 @@ interface Recipe<T extends Resident> {
 function modelRecipe(request: ModelRequest): Recipe<Model> {
   return {
     request,
-    extras: [],
+    extras: CHAT_FILES,
     begin: (device, files) => Loader.model(device, files, request.settings),
     prepare: async (loader, device) => {
       if (device.isGpu()) {
@@ -516,7 +516,7 @@ class TextEngine extends Engine<Model> {
       case "tokens":
         return prompt.ids;
       case "chat":
-        return this.resident.chatTokens(prompt.messages, { now: Math.floor(Date.now() / 1000) });
+        return this.resident.chatTokens(prompt.messages, { ...prompt.told, now: Math.floor(Date.now() / 1000) });
     }
   }
 

@@ -21,7 +21,7 @@ function declared(name) {
 }
 
 const TYPES = {
-  "Model.load": "LoadOptions", "Model.builtin": "LoadOptions", "generate": "GenerateOptions", "chat": "GenerateOptions",
+  "Model.load": "LoadOptions", "Model.builtin": "LoadOptions", "generate": "GenerateOptions", "chat": "ChatOptions",
   "tokenize": "TokenizeOptions", "Embedder.load": "EmbedderOptions", "embed": "EmbedOptions", "Embedder.tokenize": "PromptOptions",
   "Reranker.load": "RerankerOptions", "rerank": "RerankOptions", "Index.create": "IndexOptions", "Index.load": "LoadIndexOptions",
   "Index.search": "SearchOptions", "Mol.load": "MolOptions", "Mol.search": "MolSearchOptions", "Kernels.open": "KernelOptions",

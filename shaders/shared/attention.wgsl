@@ -23,6 +23,7 @@ const LOWEST: f32 = -3.4028234e38;
 
 const CAUSAL: u32 = 1u;
 const PACKED: u32 = 2u;
+const OWN_KEYS: u32 = 8u; // the token has keys and values of its own, which are to be cached
 
 fn n_rows() -> u32 {
     return params.n_tokens * (params.n_heads / params.n_kv_heads);

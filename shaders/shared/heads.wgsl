@@ -1,11 +1,12 @@
 // The norm of queries and keys, to mean square 1: of each head by itself (Dehghani et al. 2023, arXiv:2302.05442), before
-// or after it is rotated, or of all heads of a token together.
+// or after it is rotated, or of all heads of a token together; and of values, without weights.
 #import rotate
 
 override NORM: u32 = 0u; // none of these: no norm
 const NORM_HEADS: u32 = 1u;
 const NORM_ROTATED: u32 = 2u;
 const NORM_WHOLE: u32 = 3u;
+const NORM_VALUES: u32 = 4u; // as NORM_HEADS, and of values
 
 // Elements that a head is normalised with.
 fn norm_len(head: u32) -> u32 {

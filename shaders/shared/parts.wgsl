@@ -1,10 +1,14 @@
 // Decoding has few rows and cuts the cached keys into parts instead, `splits` at most, each a multiple of `step` keys. A
 // part is D sums that are still to be divided, then highest score and sum of weights. The first part also has the key of
-// the token itself. With `attention`.
+// the token itself, unless another layer has cached it. With `attention`.
 
-// Cached keys that the token sees: without its own.
+fn has_own() -> bool {
+    return (params.flags & OWN_KEYS) != 0u;
+}
+
+// Cached keys that the token sees: without those of its own that this pass is to cache.
 fn cached_range() -> vec2<u32> {
-    let end = min(state[POS], params.capacity);
+    let end = min(state[POS] + select(1u, 0u, has_own()), params.capacity);
     return vec2<u32>(min(visible(0u, vec2<u32>(0u, state[POS] + 1u)).x, end), end);
 }
 

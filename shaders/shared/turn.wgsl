@@ -1,4 +1,5 @@
-// A projected head on its way to attention: queries and keys are normalised and rotated, values stay. With `heads`.
+// A projected head on its way to attention: queries and keys are normalised and rotated, values stay or are normalised
+// without weights. With `heads`.
 #import state
 
 struct Head {
@@ -17,7 +18,7 @@ fn head_at(row: u32, head: u32, scale: f32, pos: u32) -> Head {
 // Element `e`, normalised if that comes before the rotation.
 fn element(head: Head, e: u32) -> f32 {
     let value = qkv[head.row + head.head * params.head_dim + e];
-    if (NORM == NORM_HEADS || NORM == NORM_WHOLE) {
+    if (NORM == NORM_HEADS || NORM == NORM_WHOLE || NORM == NORM_VALUES) {
         return value * head.scale * head_weight(head.head, e);
     }
     return value;
@@ -48,7 +49,8 @@ fn head_quad(head: Head, i: u32) -> vec4<f32> {
         if (head.head < params.n_heads + params.n_kv_heads) {
             quad[j] = turned_element(head, 4u * i + j);
         } else {
-            quad[j] = qkv[head.row + head.head * params.head_dim + 4u * i + j];
+            let value = qkv[head.row + head.head * params.head_dim + 4u * i + j];
+            quad[j] = select(value, value * head.scale, NORM == NORM_VALUES);
         }
     }
     return quad;

@@ -514,6 +514,7 @@ mod tests {
             qk_norm: None,
             sinks: false,
             gated: false,
+            keys_of: None,
         };
         let block = Block {
             recurrence: None,
@@ -521,6 +522,8 @@ mod tests {
             feed_forward: FeedForward { dim: 1536, between: Between::Gelu(Gelu::Exact), experts: None },
             attn_norm: NormPlace::Sum,
             ffn_norm: NormPlace::Sum,
+            per_layer: false,
+            output_scale: false,
             parallel: false,
         };
         ModelConfig {
@@ -534,6 +537,7 @@ mod tests {
             ropes: Vec::new(),
             positions: Some(PositionTable { first: 0 }),
             n_token_types: 2,
+            per_layer: None,
             embd_norm: true,
             output_norm: false,
             embd_scale: 1.0,

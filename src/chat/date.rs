@@ -1,8 +1,6 @@
 //! Dates for templates that mention today. There is no clock here: on WASM there is none, and tests want none.
 
-use minijinja::Error;
-
-use super::values::refused;
+use super::values::{Result, wrong};
 
 const MONTHS: [&str; 12] = [
     "January",
@@ -25,7 +23,7 @@ const SECONDS_PER_DAY: i64 = 86_400;
 ///
 /// # Errors
 /// For a directive that is not known.
-pub fn format(format: &str, now: i64) -> Result<String, Error> {
+pub fn format(format: &str, now: i64) -> Result<String> {
     let (days, second) = (now.div_euclid(SECONDS_PER_DAY), now.rem_euclid(SECONDS_PER_DAY));
     let (year, month, day) = civil(days);
     let (hour, minute) = (second / 3600, second / 60 % 60);
@@ -66,7 +64,7 @@ pub fn format(format: &str, now: i64) -> Result<String, Error> {
             Some('F') => format!("{year}-{month:02}-{day:02}"),
             Some('T') => format!("{hour:02}:{minute:02}:{:02}", second % 60),
             Some('%') => "%".to_owned(),
-            other => return Err(refused(format!("strftime_now: the directive {other:?} is not known"))),
+            other => return wrong(format!("strftime_now: the directive {other:?} is not known")),
         };
     }
     Ok(text)

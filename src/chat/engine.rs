@@ -1,334 +1,500 @@
-//! Runs one template: compiles it, puts its operators under our control, and renders a conversation.
+//! Runs a template over a conversation.
 //!
-//! The engine has a limit on steps of its own, but one step may double a string. So every instruction that makes or
-//! compares values of unbounded size is replaced by a call of a function in [`operators`](super::operators), which pays
-//! for its work from a [`Budget`]. The same functions keep track of who wrote a text.
+//! Each statement and each operand of an expression is a step, every operation pays for the bytes it touches, and the
+//! depth of all that is being computed is limited. Strings know throughout who wrote them.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
-use minijinja::machinery::{self, CodeGenerator, Instruction, Instructions, Token};
-use minijinja::syntax::SyntaxConfig;
-use minijinja::{AutoEscape, Environment, ErrorKind, Value};
+use super::parser::{Arg, Constant, Expr, ExprKind, For, Stmt, StmtKind, Target, Template};
+use super::values::{
+    Budget, Dict, Fault, Kind, Loop, Result, SLOT_BYTES, Seq, Text, Value, cost, set_attribute, wrong,
+};
+use super::{filters, functions, methods, operators};
 
-use super::operators;
-use super::values::{Budget, CLOSE, OPEN, Text, to_text, without_marks};
-use crate::error::Error;
+/// Statements, operands and calls inside each other.
+const MAX_DEPTH: u32 = 200;
 
-/// Templates in use have up to 20 KB.
-pub const MAX_SOURCE_BYTES: usize = 1 << 18;
-
-/// The compiler recurses once for each operator of a chain such as `a + b + c`, without a limit of its own.
-const MAX_OPERATORS: usize = 256;
-
-/// And once for each `elif`.
-const MAX_BRANCHES: usize = 256;
-
-/// Steps for a conversation of any length, and more for each message: real templates take 20 to 500 for one.
-const STEPS: u64 = 1_000_000;
-const STEPS_PER_MESSAGE: u64 = 10_000;
-
-/// Macros may call each other to a depth of a quarter of this.
-const MAX_RECURSION: usize = 120;
-
-/// Bytes of work for a conversation of any length, and more for each byte of it.
-const WORK_BYTES: u64 = 64 << 20;
-const WORK_PER_INPUT_BYTE: u64 = 256;
-
-/// Names in a template's source cannot have a space, so these are out of its reach.
-pub const ADD: &str = " add";
-pub const CONCAT: &str = " concat";
-pub const MULTIPLY: &str = " multiply";
-pub const SLICE: &str = " slice";
-pub const ITEM: &str = " item";
-pub const LIST: &str = " list";
-pub const TUPLE: &str = " tuple";
-pub const DICT: &str = " dict";
-pub const SET: &str = " set";
-pub const ITERATE: &str = " iterate";
-pub const PAY: &str = " pay";
-pub const EQUAL: &str = " equal";
-pub const UNEQUAL: &str = " unequal";
-pub const LESS: &str = " less";
-pub const LESS_OR_EQUAL: &str = " less or equal";
-pub const GREATER: &str = " greater";
-pub const GREATER_OR_EQUAL: &str = " greater or equal";
-pub const IN: &str = " in";
-
-/// The field at fault where a template itself refuses a conversation.
-pub const REFUSED: &str = "conversation";
-
-/// A factor that the compiler does not know, so that it multiplies no constants: `"a" * 1000000000`.
-const ONE: &str = "__one";
-
-/// The budget for a conversation of so many bytes.
-pub fn budget(input_bytes: usize) -> Arc<Budget> {
-    Budget::new(WORK_BYTES.saturating_add(WORK_PER_INPUT_BYTE.saturating_mul(input_bytes as u64)))
+/// What a call passes.
+#[derive(Default)]
+pub struct Args {
+    pub values: Vec<Value>,
+    pub named: Vec<(Arc<str>, Value)>,
 }
 
-/// The source as it is compiled. Line numbers stay.
-///
-/// # Errors
-/// [`Error::Template`] for a source that is too long or cannot be read.
-pub fn prepare(source: &str) -> Result<String, Error> {
-    if source.len() > MAX_SOURCE_BYTES {
-        return Err(Error::Template {
-            field: "source".into(),
-            expected: format!("at most {MAX_SOURCE_BYTES} bytes"),
-            found: format!("{} bytes", source.len()),
-        });
+impl Args {
+    /// The argument at a place, or of a name.
+    pub fn get(&self, at: usize, name: &str) -> Option<&Value> {
+        let named = || self.named.iter().find(|(given, _)| **given == *name).map(|(_, value)| value);
+        self.values.get(at).or_else(named)
     }
-    let source = without_generation_tags(&without_marks(source));
-    let mut prepared = String::with_capacity(source.len());
-    let (mut done, mut after_operand, mut n_branches) = (0, false, 0);
-    // Operators of each open bracket, those of closed ones within included: how deep the tree of the expression may be.
-    let mut operators = vec![0usize];
-    for token in machinery::tokenize(&source, false, syntax()) {
-        let (token, span) = token.map_err(|error| failure(&error, None))?;
-        let line = Some(u32::from(span.start_line));
-        // In `f(*args)` the star comes where an operand would begin.
-        if matches!(token, Token::Mul) && after_operand {
-            let end = span.end_offset as usize;
-            prepared.push_str(source.get(done..end).unwrap_or_default());
-            prepared.push_str(ONE);
-            prepared.push('*');
-            done = end;
+
+    /// The argument at a place.
+    ///
+    /// # Errors
+    /// If it is missing.
+    pub fn need(&self, at: usize) -> Result<&Value> {
+        self.values.get(at).map_or_else(|| wrong(format!("argument {} is missing", at + 1)), Ok)
+    }
+
+    pub fn rest(&self, from: usize) -> &[Value] {
+        self.values.get(from..).unwrap_or_default()
+    }
+}
+
+/// What is known where a statement stands.
+struct Scope {
+    names: HashMap<Arc<str>, Value>,
+    parent: Option<usize>,
+    /// How many loops it is in.
+    loops: usize,
+}
+
+enum Flow {
+    Next,
+    Break,
+    Continue,
+}
+
+/// A rendering in progress.
+pub struct Run<'t> {
+    template: &'t Template,
+    constants: Vec<Value>,
+    /// Those that are being executed: a macro's knows where it was defined, which is one of those before it.
+    scopes: Vec<Scope>,
+    /// The text of the innermost block whose text is kept.
+    out: Text,
+    /// What [`ExprKind::Captured`] stands for.
+    captured: Value,
+    depth: u32,
+    now: Option<i64>,
+    budget: &'t Budget,
+    /// Of the statement in progress.
+    line: u32,
+}
+
+/// Renders a template. On failure, also the line at fault.
+pub fn render(
+    template: &Template,
+    variables: HashMap<Arc<str>, Value>,
+    now: Option<i64>,
+    budget: &Budget,
+) -> std::result::Result<Text, (Fault, u32)> {
+    let constant = |constant: &Constant| match constant {
+        Constant::None => Value::None,
+        Constant::Bool(bool) => Value::Bool(*bool),
+        Constant::Int(number) => Value::Int(*number),
+        Constant::Float(number) => Value::Float(*number),
+        Constant::Str(text) => Text::template(&**text).into(),
+    };
+    let mut run = Run {
+        template,
+        constants: template.constants.iter().map(constant).collect(),
+        scopes: vec![Scope { names: variables, parent: None, loops: 0 }],
+        out: Text::default(),
+        captured: Value::Undefined,
+        depth: 0,
+        now,
+        budget,
+        line: 1,
+    };
+    match run.body(&template.body) {
+        Ok(_) => Ok(run.out),
+        Err(fault) => Err((fault, run.line)),
+    }
+}
+
+impl<'t> Run<'t> {
+    fn deeper<T>(&mut self, part: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        if self.depth >= MAX_DEPTH {
+            return Err(Fault::Depth);
         }
-        let is_word = |name: &str| matches!(name, "in" | "and" | "or" | "not" | "if" | "else" | "is");
-        match token {
-            Token::BlockStart | Token::VariableStart => operators = vec![0],
-            Token::BracketOpen | Token::ParenOpen | Token::BraceOpen => operators.push(1),
-            Token::BracketClose | Token::ParenClose | Token::BraceClose => {
-                let inner = operators.pop().unwrap_or_default();
-                match operators.last_mut() {
-                    Some(outer) => *outer += inner,
-                    None => operators.push(inner),
+        self.budget.step()?;
+        self.depth += 1;
+        let part = part(self);
+        self.depth -= 1;
+        part
+    }
+
+    fn lookup(&self, name: &str) -> Result<Option<&Value>> {
+        let mut scope = self.scopes.last();
+        while let Some(inner) = scope {
+            self.budget.charge(SLOT_BYTES)?;
+            if let Some(value) = inner.names.get(name) {
+                return Ok(Some(value));
+            }
+            scope = inner.parent.and_then(|parent| self.scopes.get(parent));
+        }
+        Ok(None)
+    }
+
+    fn set(&mut self, name: &Arc<str>, value: Value) -> Result<()> {
+        self.budget.charge(SLOT_BYTES + name.len())?;
+        self.scopes.last_mut().map(|scope| scope.names.insert(Arc::clone(name), value));
+        Ok(())
+    }
+
+    /// Runs a part in a scope of its own, inside of `parent`.
+    fn scoped<T>(&mut self, parent: usize, part: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let loops = self.scopes.get(parent).map_or(0, |scope| scope.loops);
+        self.scopes.push(Scope { names: HashMap::new(), parent: Some(parent), loops });
+        let part = part(self);
+        self.scopes.pop();
+        part
+    }
+
+    fn innermost(&self) -> usize {
+        self.scopes.len().saturating_sub(1)
+    }
+
+    /// Runs statements and returns what they print.
+    fn capture(&mut self, part: impl FnOnce(&mut Self) -> Result<()>) -> Result<Text> {
+        let outer = std::mem::take(&mut self.out);
+        let part = part(self);
+        let captured = std::mem::replace(&mut self.out, outer);
+        part.map(|()| captured)
+    }
+
+    fn print(&mut self, value: &Value) -> Result<()> {
+        let text = value.to_text(self.budget)?;
+        self.budget.charge(text.size())?;
+        self.out.push_text(&text);
+        Ok(())
+    }
+
+    // Statements.
+
+    fn body(&mut self, body: &'t [Stmt]) -> Result<Flow> {
+        for statement in body {
+            self.line = statement.line;
+            match self.deeper(|run| run.statement(&statement.kind))? {
+                Flow::Next => {}
+                flow => return Ok(flow),
+            }
+        }
+        Ok(Flow::Next)
+    }
+
+    /// A body that no loop is left from.
+    fn closed_body(&mut self, body: &'t [Stmt]) -> Result<()> {
+        match self.body(body)? {
+            Flow::Next => Ok(()),
+            _ => wrong("`break` or `continue` outside of a loop"),
+        }
+    }
+
+    fn statement(&mut self, statement: &'t StmtKind) -> Result<Flow> {
+        match statement {
+            StmtKind::Data(text) => self.constant(*text).and_then(|text| self.print(&text))?,
+            StmtKind::Print(expr) => self.eval(expr).and_then(|value| self.print(&value))?,
+            StmtKind::If(branches, otherwise) => {
+                for (condition, body) in branches {
+                    if self.eval(condition)?.is_true() {
+                        return self.body(body);
+                    }
+                }
+                return self.body(otherwise);
+            }
+            StmtKind::For(for_loop) => self.for_loop(for_loop)?,
+            StmtKind::Set(target, expr) => {
+                let value = self.eval(expr)?;
+                self.assign(target, value)?;
+            }
+            StmtKind::SetBlock(target, filters, body) => {
+                let parent = self.innermost();
+                let value = self.capture(|run| run.scoped(parent, |run| run.closed_body(body)))?;
+                let value = self.filtered(filters, value)?;
+                self.assign(target, value)?;
+            }
+            StmtKind::Macro(number) => {
+                let scope = self.innermost();
+                let name = self.template.macros.get(*number).map(|definition| Arc::clone(&definition.name));
+                name.map_or(Ok(()), |name| self.set(&name, Value::Macro(*number, scope)))?;
+            }
+            StmtKind::Call(caller, call) => self.call_block(*caller, call)?,
+            StmtKind::Filter(filters, body) => {
+                let parent = self.innermost();
+                let value = self.capture(|run| run.scoped(parent, |run| run.closed_body(body)))?;
+                let value = self.filtered(filters, value)?;
+                self.print(&value)?;
+            }
+            StmtKind::With(sets, body) => {
+                let parent = self.innermost();
+                return self.scoped(parent, |run| {
+                    for (target, expr) in sets {
+                        let value = run.eval(expr)?;
+                        run.assign(target, value)?;
+                    }
+                    run.body(body)
+                });
+            }
+            StmtKind::Do(expr) => self.eval(expr).map(|_| ())?,
+            StmtKind::Break => return Ok(Flow::Break),
+            StmtKind::Continue => return Ok(Flow::Continue),
+        }
+        Ok(Flow::Next)
+    }
+
+    fn filtered(&mut self, filters: &'t Expr, text: Text) -> Result<Value> {
+        let outer = std::mem::replace(&mut self.captured, text.into());
+        let value = self.eval(filters);
+        self.captured = outer;
+        value
+    }
+
+    fn assign(&mut self, target: &'t Target, value: Value) -> Result<()> {
+        match target {
+            Target::Name(name) => self.set(name, value),
+            Target::Attr(namespace, name) => {
+                let namespace = self.lookup(namespace)?.cloned().unwrap_or_default();
+                set_attribute(&namespace, name, value, self.budget)
+            }
+            Target::Tuple(targets) => {
+                let values = value.items(self.budget)?;
+                if values.len() != targets.len() {
+                    return wrong(format!("{} values for {} names", values.len(), targets.len()));
+                }
+                targets.iter().zip(values).try_for_each(|(target, value)| self.assign(target, value))
+            }
+        }
+    }
+
+    fn for_loop(&mut self, for_loop: &'t For) -> Result<()> {
+        let iter = self.eval(&for_loop.iter)?;
+        let mut items = iter.items(self.budget)?;
+        let parent = self.innermost();
+        if let Some(filter) = &for_loop.filter {
+            let mut kept = Vec::new();
+            for item in items {
+                let value = item.clone();
+                let keeps = self.scoped(parent, |run| {
+                    run.assign(&for_loop.target, value)?;
+                    run.eval(filter)
+                })?;
+                if keeps.is_true() {
+                    kept.push(item);
                 }
             }
-            Token::Comma => operators.last_mut().into_iter().for_each(|top| *top = 0),
-            Token::Ident("elif") => n_branches += 1,
-            Token::Ident(name) if !is_word(name) => {}
-            Token::Str(_) | Token::String(_) | Token::Int(_) | Token::Int128(_) | Token::Float(_) => {}
-            Token::TemplateData(_) | Token::VariableEnd | Token::BlockEnd => {}
-            _ => operators.last_mut().into_iter().for_each(|top| *top += 1),
+            items = kept;
         }
-        let limits = [
-            ("operators in an expression", operators.iter().sum(), MAX_OPERATORS),
-            ("branches", n_branches, MAX_BRANCHES),
-        ];
-        if let Some((field, found, limit)) = limits.into_iter().find(|(_, found, limit)| found > limit) {
-            return Err(Error::Template {
-                field: at_line(field, line),
-                expected: format!("at most {limit}"),
-                found: format!("{found} and more"),
-            });
+        if items.is_empty() {
+            return self.scoped(parent, |run| run.closed_body(&for_loop.otherwise));
         }
-        after_operand = match token {
-            Token::Ident(name) => !is_word(name),
-            Token::Str(_) | Token::String(_) | Token::Int(_) | Token::Int128(_) | Token::Float(_) => true,
-            Token::BracketClose | Token::ParenClose | Token::BraceClose => true,
-            _ => false,
-        };
-    }
-    prepared.push_str(source.get(done..).unwrap_or_default());
-    Ok(prepared)
-}
-
-/// `{% generation %}` marks what a model is trained on, and renders its content.
-fn without_generation_tags(source: &str) -> String {
-    let mut replaced = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let (before, tag) = rest.split_at(start);
-        replaced.push_str(before);
-        let end = tag.find("%}").map_or(tag.len(), |end| end + 2);
-        let (tag, after) = tag.split_at(end);
-        let name = tag.trim_start_matches("{%").trim_end_matches("%}").trim_matches(['-', '+']).trim();
-        match name {
-            "generation" => replaced.push_str(&tag.replacen("generation", "if true", 1)),
-            "endgeneration" => replaced.push_str(&tag.replacen("endgeneration", "endif", 1)),
-            _ => replaced.push_str(tag),
+        let items = Rc::new(items);
+        let last = Rc::default();
+        let depth = self.scopes.last().map_or(0, |scope| scope.loops) + 1;
+        for at in 0..items.len() {
+            let state = Loop { items: Rc::clone(&items), at, depth, last: Rc::clone(&last) };
+            let flow = self.scoped(parent, |run| {
+                run.scopes.last_mut().into_iter().for_each(|scope| scope.loops = depth);
+                run.set(&"loop".into(), Value::Loop(Rc::new(state)))?;
+                run.assign(&for_loop.target, items.get(at).cloned().unwrap_or_default())?;
+                run.body(&for_loop.body)
+            })?;
+            self.budget.step()?;
+            if matches!(flow, Flow::Break) {
+                break;
+            }
         }
-        rest = after;
+        Ok(())
     }
-    replaced.push_str(rest);
-    replaced
-}
 
-fn syntax() -> SyntaxConfig {
-    let mut syntax = SyntaxConfig::builder();
-    syntax.trim_blocks(true).lstrip_blocks(true);
-    // Delimiters are the standard ones, which are valid.
-    syntax.build().unwrap_or_default()
-}
-
-/// Compiles a prepared source.
-///
-/// # Errors
-/// [`Error::Template`] with the line of what cannot be compiled.
-pub fn compile(source: &str) -> Result<Instructions<'_>, Error> {
-    let ast = machinery::parse(source, "chat", syntax()).map_err(|error| failure(&error, None))?;
-    let mut generator = CodeGenerator::new("chat", source);
-    generator.compile_stmt(&ast);
-    let (instructions, _) = generator.finish();
-    controlled(&instructions)
-}
-
-/// The instructions with our functions in place of what could take unbounded memory or time.
-fn controlled<'s>(plain: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
-    // Constants are few and as long as the source, so they need no budget to speak of.
-    let budget = Budget::new(WORK_BYTES);
-    let mut blocks = Vec::new();
-    // Where each instruction begins in the new order; one more for the end.
-    let mut starts = vec![0u32];
-    for at in 0.. {
-        let Some(instruction) = plain.get(at) else { break };
-        let line = plain.get_line(at).and_then(|line| u32::try_from(line).ok());
-        let block = replacement(instruction, &budget, line)?;
-        starts.push(starts.last().copied().unwrap_or(0) + block.len() as u32);
-        blocks.push((block, line));
+    fn call_block(&mut self, caller: usize, call: &'t Expr) -> Result<()> {
+        let ExprKind::Call(callee, args) = &call.kind else { return wrong("`call` needs a call of a macro") };
+        let Value::Macro(number, scope) = self.eval(callee)? else { return wrong("`call` needs a macro") };
+        let args = self.args(args, None)?;
+        let caller = Value::Macro(caller, self.innermost());
+        let text = self.call_macro(number, scope, &args, Some(caller))?;
+        self.print(&text)
     }
-    let target = |old: &mut u32| *old = starts.get(*old as usize).copied().unwrap_or(*old);
-    let mut instructions = Instructions::new(plain.name(), plain.source());
-    for (mut instruction, line) in
-        blocks.into_iter().flat_map(|(block, line)| block.into_iter().map(move |i| (i, line)))
-    {
-        match &mut instruction {
-            Instruction::Iterate(to)
-            | Instruction::Jump(to)
-            | Instruction::JumpIfFalse(to)
-            | Instruction::JumpIfFalseOrPop(to)
-            | Instruction::JumpIfTrueOrPop(to)
-            | Instruction::BuildMacro(_, to, _) => target(to),
+
+    // Expressions.
+
+    fn constant(&self, number: usize) -> Result<Value> {
+        Ok(self.constants.get(number).cloned().unwrap_or_default())
+    }
+
+    fn eval(&mut self, expr: &'t Expr) -> Result<Value> {
+        self.deeper(|run| match &expr.kind {
+            ExprKind::Const(number) => run.constant(*number),
+            ExprKind::Name(name) => Ok(match run.lookup(name)? {
+                Some(value) => value.clone(),
+                None if functions::find(name, run.now).is_some() => Value::Function,
+                None => Value::Undefined,
+            }),
+            ExprKind::Captured => Ok(run.captured.clone()),
+            ExprKind::List(items) => run.seq(items, Kind::List),
+            ExprKind::Tuple(items) => run.seq(items, Kind::Tuple),
+            ExprKind::Dict(pairs) => run.dict(pairs),
+            ExprKind::Attr(of, name) => {
+                let of = run.eval(of)?;
+                operators::attribute(&of, name)
+            }
+            ExprKind::Item(of, key) => {
+                let (of, key) = (run.eval(of)?, run.eval(key)?);
+                operators::item(&of, &key, run.budget)
+            }
+            ExprKind::Slice(of, bounds) => run.slice(of, bounds),
+            ExprKind::Call(callee, args) => run.call(callee, args),
+            ExprKind::Filter(of, name, args) => run.filter(of, name, args),
+            ExprKind::Test(of, name, args) => run.test(of, name, args),
+            ExprKind::Unary(operator, of) => {
+                let of = run.eval(of)?;
+                operators::unary(operator, &of)
+            }
+            ExprKind::Binary(operator, left, right) => run.binary(operator, left, right),
+            ExprKind::Compare(first, rest) => run.compare(first, rest),
+            ExprKind::If(condition, then, otherwise) => match run.eval(condition)?.is_true() {
+                true => run.eval(then),
+                false => otherwise.as_ref().map_or(Ok(Value::Undefined), |expr| run.eval(expr)),
+            },
+        })
+    }
+
+    fn seq(&mut self, items: &'t [Expr], kind: Kind) -> Result<Value> {
+        let items: Result<Vec<Value>> = items.iter().map(|item| self.eval(item)).collect();
+        Seq::build(items?, kind, self.budget)
+    }
+
+    fn dict(&mut self, pairs: &'t [(Expr, Expr)]) -> Result<Value> {
+        let pairs: Result<Vec<(Value, Value)>> =
+            pairs.iter().map(|(key, value)| Ok((self.eval(key)?, self.eval(value)?))).collect();
+        Dict::build(pairs?, self.budget)
+    }
+
+    fn slice(&mut self, of: &'t Expr, bounds: &'t [Option<Expr>; 3]) -> Result<Value> {
+        let of = self.eval(of)?;
+        let mut numbers = [None; 3];
+        for (number, bound) in numbers.iter_mut().zip(bounds) {
+            let value = bound.as_ref().map_or(Ok(Value::None), |bound| self.eval(bound))?;
+            *number = match value.as_int() {
+                None if !value.is_none() => return wrong("a slice has whole numbers as bounds"),
+                number => number,
+            };
+        }
+        operators::slice(&of, numbers, self.budget)
+    }
+
+    fn binary(&mut self, operator: &str, left: &'t Expr, right: &'t Expr) -> Result<Value> {
+        let left = self.eval(left)?;
+        match operator {
+            "and" if !left.is_true() => return Ok(left),
+            "or" if left.is_true() => return Ok(left),
             _ => {}
         }
-        instructions.add_with_line(instruction, line.and_then(|line| u16::try_from(line).ok()).unwrap_or(u16::MAX));
-    }
-    Ok(instructions)
-}
-
-fn replacement<'s>(
-    instruction: &Instruction<'s>,
-    budget: &Budget,
-    line: Option<u32>,
-) -> Result<Vec<Instruction<'s>>, Error> {
-    let unsupported = |what: &str| {
-        let (expected, found) = ("what chat templates use".into(), what.into());
-        Err(Error::Template { field: at_line("syntax", line), expected, found })
-    };
-    let call = |name: &'static str, n_args: u16| Ok(vec![Instruction::CallFunction(name, Some(n_args))]);
-    // Pays for the operand on top and leaves it there.
-    let pay = || [Instruction::DupTop, Instruction::CallFunction(PAY, Some(1)), Instruction::DiscardTop];
-    let after_paying = || Ok(pay().into_iter().chain([instruction.clone()]).collect());
-    let literal = |name: &'static str, n_items: Option<usize>| match n_items.map(u16::try_from) {
-        None => Ok(vec![Instruction::CallFunction(name, None)]),
-        Some(Ok(n_items)) => Ok(vec![Instruction::CallFunction(name, Some(n_items))]),
-        Some(Err(_)) => unsupported("a list or dict of more than 65535 items"),
-    };
-    match instruction {
-        Instruction::EmitRaw(raw) => {
-            Ok(vec![Instruction::LoadConst(Value::from_safe_string((*raw).to_owned())), Instruction::Emit])
+        let right = self.eval(right)?;
+        match operator {
+            "and" | "or" => Ok(right),
+            _ => operators::binary(operator, &left, &right, self.budget),
         }
-        Instruction::LoadConst(value) => {
-            Ok(vec![Instruction::LoadConst(operators::constant(value, budget).map_err(|e| failure(&e, None))?)])
-        }
-        Instruction::Add => call(ADD, 2),
-        Instruction::StringConcat => call(CONCAT, 2),
-        Instruction::Mul => call(MULTIPLY, 2),
-        Instruction::Slice => call(SLICE, 4),
-        Instruction::GetItem => call(ITEM, 2),
-        Instruction::Eq => call(EQUAL, 2),
-        Instruction::Ne => call(UNEQUAL, 2),
-        Instruction::Lt => call(LESS, 2),
-        Instruction::Lte => call(LESS_OR_EQUAL, 2),
-        Instruction::Gt => call(GREATER, 2),
-        Instruction::Gte => call(GREATER_OR_EQUAL, 2),
-        Instruction::In => call(IN, 2),
-        Instruction::BuildList(n_items) => literal(LIST, *n_items),
-        Instruction::BuildTuple(n_items) => literal(TUPLE, *n_items),
-        Instruction::BuildMap(n_pairs) => literal(DICT, Some(n_pairs.saturating_mul(2))),
-        Instruction::SetAttr(name) => Ok(vec![
-            Instruction::LoadConst(Value::from_safe_string((*name).to_owned())),
-            Instruction::CallFunction(SET, Some(3)),
-            Instruction::DiscardTop,
-        ]),
-        Instruction::CompareAndPreserve(_) | Instruction::UnpackList(_) => after_paying(),
-        Instruction::UnpackLists(1) | Instruction::MergeKwargs(1) => after_paying(),
-        Instruction::UnpackLists(_) => unsupported("a call with several lists of arguments"),
-        Instruction::MergeKwargs(_) => unsupported("a call with several dicts of arguments"),
-        // The flag of a loop that calls itself.
-        Instruction::PushLoop(flags) if flags & 2 != 0 => unsupported("a recursive loop"),
-        Instruction::FastRecurse => unsupported("a recursive loop"),
-        Instruction::PushLoop(_) => Ok(vec![Instruction::CallFunction(ITERATE, Some(1)), instruction.clone()]),
-        Instruction::PushAutoEscape => unsupported("a block with escapes"),
-        Instruction::CallBlock(_) | Instruction::LoadBlocks | Instruction::FastSuper => unsupported("a named block"),
-        Instruction::Include(_) | Instruction::ExportLocals => unsupported("another template"),
-        _ => Ok(vec![instruction.clone()]),
     }
-}
 
-/// Renders a prepared source. `context` is what the template sees.
-///
-/// # Errors
-/// [`Error::Template`] with the line at fault.
-pub fn render(
-    source: &str,
-    context: Value,
-    n_messages: usize,
-    now: Option<i64>,
-    budget: &Arc<Budget>,
-) -> Result<Text, Error> {
-    let instructions = compile(source)?;
-    let steps = STEPS.saturating_add(STEPS_PER_MESSAGE.saturating_mul(n_messages as u64)).min(1 << 30);
-    let mut env = Environment::empty();
-    env.set_fuel(Some(steps));
-    env.set_recursion_limit(MAX_RECURSION);
-    env.add_global(ONE, 1);
-    operators::register(&mut env, budget, now);
-    let paying = Arc::clone(budget);
-    env.set_formatter(move |out, _, value| {
-        let text = to_text(value, &paying)?;
-        paying.charge_len(text.text.len() + 8 * text.user.len())?;
-        text.stretches().try_for_each(|(piece, is_user)| match is_user {
-            true => write!(out, "{OPEN}{piece}{CLOSE}"),
-            false => out.write_str(piece),
+    fn compare(&mut self, first: &'t Expr, rest: &'t [(&'static str, Expr)]) -> Result<Value> {
+        let mut left = self.eval(first)?;
+        for (operator, right) in rest {
+            let right = self.eval(right)?;
+            if !operators::compare(operator, &left, &right, self.budget)? {
+                return Ok(Value::Bool(false));
+            }
+            left = right;
+        }
+        Ok(Value::Bool(true))
+    }
+
+    /// The arguments of a call; those of filters, tests and methods begin with the value.
+    fn args(&mut self, args: &'t [Arg], first: Option<Value>) -> Result<Args> {
+        let mut all = Args { values: first.into_iter().collect(), named: Vec::new() };
+        for arg in args {
+            match arg {
+                Arg::Value(expr) => all.values.push(self.eval(expr)?),
+                Arg::Named(name, expr) => all.named.push((Arc::clone(name), self.eval(expr)?)),
+                Arg::List(expr) => all.values.extend(self.eval(expr)?.items(self.budget)?),
+                Arg::Dict(expr) => {
+                    let dict = self.eval(expr)?;
+                    self.budget.charge(cost(&dict))?;
+                    let named =
+                        dict.pairs()?.iter().map(|(name, value)| (name.as_str().unwrap_or("").into(), value.clone()));
+                    all.named.extend(named);
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    fn filter(&mut self, of: &'t Expr, name: &str, args: &'t [Arg]) -> Result<Value> {
+        let of = self.eval(of)?;
+        let args = self.args(args, Some(of))?;
+        filters::apply(name, &args, self.budget)
+    }
+
+    fn test(&mut self, of: &'t Expr, name: &str, args: &'t [Arg]) -> Result<Value> {
+        let of = self.eval(of)?;
+        let args = self.args(args, Some(of))?;
+        filters::test(name, &args, self.budget).map(Value::Bool)
+    }
+
+    fn call(&mut self, callee: &'t Expr, args: &'t [Arg]) -> Result<Value> {
+        match &callee.kind {
+            ExprKind::Attr(of, name) => {
+                let of = self.eval(of)?;
+                if of.is_undefined() {
+                    return wrong(format!("`{name}` of an undefined value"));
+                }
+                let args = self.args(args, Some(of))?;
+                methods::call(name, &args, self.budget)
+            }
+            ExprKind::Name(name) => match self.lookup(name)?.cloned() {
+                Some(Value::Macro(number, scope)) => {
+                    let args = self.args(args, None)?;
+                    self.call_macro(number, scope, &args, None)
+                }
+                Some(Value::Loop(_)) => wrong("a recursive loop is not for chat templates"),
+                Some(value) => {
+                    wrong(format!("`{name}` is a value of type {}, which cannot be called", value.type_name()))
+                }
+                None => {
+                    let Some(function) = functions::find(name, self.now) else {
+                        return wrong(format!("the function {name} is unknown"));
+                    };
+                    let args = self.args(args, None)?;
+                    function(&args, self.budget, self.now.unwrap_or_default())
+                }
+            },
+            _ => match self.eval(callee)? {
+                Value::Macro(number, scope) => {
+                    let args = self.args(args, None)?;
+                    self.call_macro(number, scope, &args, None)
+                }
+                value => wrong(format!("a value of type {} cannot be called", value.type_name())),
+            },
+        }
+    }
+
+    fn call_macro(&mut self, number: usize, scope: usize, args: &Args, caller: Option<Value>) -> Result<Value> {
+        let Some(definition) = self.template.macros.get(number) else { return Ok(Value::Undefined) };
+        let is_known = |name: &Arc<str>| definition.params.iter().any(|(param, _)| param == name);
+        if args.values.len() > definition.params.len() || !args.named.iter().all(|(name, _)| is_known(name)) {
+            return wrong(format!("the macro {} is given an argument that it does not have", definition.name));
+        }
+        let line = self.line;
+        let text = self.capture(|run| {
+            run.scoped(scope, |run| {
+                for (at, (name, default)) in definition.params.iter().enumerate() {
+                    let value = match (args.get(at, name), default) {
+                        (Some(value), _) => value.clone(),
+                        (None, Some(default)) => run.eval(default)?,
+                        (None, None) => Value::Undefined,
+                    };
+                    run.set(name, value)?;
+                }
+                if let Some(caller) = caller {
+                    run.set(&"caller".into(), caller)?;
+                }
+                run.closed_body(&definition.body)
+            })
         })?;
-        Ok(())
-    });
-    let mut output = String::new();
-    let blocks = BTreeMap::new();
-    let escape = AutoEscape::Custom("authors".into());
-    let mut out = machinery::make_string_output(&mut output);
-    let result = machinery::eval(&env, &instructions, context, &blocks, &mut out, escape).map(|_| ());
-    result.map_err(|error| failure(&error, Some((budget, steps))))?;
-    Ok(Text::parse(&output))
-}
-
-fn at_line(field: &str, line: Option<u32>) -> String {
-    line.map_or_else(|| field.to_owned(), |line| format!("{field} in line {line}"))
-}
-
-/// The engine's error as ours.
-fn failure(error: &minijinja::Error, run: Option<(&Budget, u64)>) -> Error {
-    /// A message comes from the file, or repeats a whole text.
-    const MAX_CHARS: usize = 300;
-    let line = error.line().and_then(|line| u32::try_from(line).ok());
-    let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
-    let detail: String = detail.chars().take(MAX_CHARS).collect();
-    let fault =
-        |field: &str, expected: String, found: String| Error::Template { field: at_line(field, line), expected, found };
-    match (error.kind(), run) {
-        (ErrorKind::OutOfFuel, Some((_, steps))) => fault("steps", format!("at most {steps}"), "more".into()),
-        (_, Some((budget, _))) if budget.exhausted() => {
-            fault("work", format!("at most {} bytes read and written", budget.bytes()), "more".into())
-        }
-        (ErrorKind::SyntaxError, _) => fault("syntax", "a Jinja template".into(), detail),
-        (_, None) => fault("syntax", "a Jinja template".into(), detail),
-        _ if operators::is_raised(error) => Error::Template {
-            field: REFUSED.into(),
-            expected: "one that the template accepts".into(),
-            found: format!("refused: {detail}"),
-        },
-        _ => fault("expression", "one that can be computed".into(), detail),
+        self.line = line;
+        Ok(text.into())
     }
 }

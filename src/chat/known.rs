@@ -22,15 +22,18 @@ pub const NAMES: [&str; TEMPLATES.len()] = {
 };
 
 /// Templates by the special tokens that only their vocabularies have; the first that fits is taken.
-pub const MARKERS: [(&str, &[&str]); 5] = [
+pub const MARKERS: [(&str, &[&str]); 7] = [
+    ("phi4", &["<|im_start|>", "<|im_sep|>", "<|im_end|>"]),
     ("chatml", &["<|im_start|>", "<|im_end|>"]),
     ("llama3", &["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]),
     ("gemma", &["<start_of_turn>", "<end_of_turn>"]),
+    ("gemma4", &["<|turn>", "<turn|>"]),
     ("phi3", &["<|user|>", "<|assistant|>", "<|end|>"]),
-    ("mistral", &["[INST]", "[/INST]"]),
+    // In the vocabularies of the first versions these are plain text.
+    ("mistral-v3", &["[INST]", "[/INST]"]),
 ];
 
-pub const TEMPLATES: [Known; 8] = [
+pub const TEMPLATES: [Known; 11] = [
     // Qwen, Yi, Hermes, SmolLM and many others.
     Known {
         name: "chatml",
@@ -94,6 +97,26 @@ pub const TEMPLATES: [Known; 8] = [
         eos: "</s>",
         stop_texts: &[],
     },
+    // As version 3, whose markers are control tokens.
+    Known {
+        name: "mistral-v3",
+        source: "\
+{{- bos_token -}}
+{%- set ns = namespace(system='') -%}
+{%- for message in messages -%}
+{%- if message.role == 'system' -%}
+{%- set ns.system = message.content + '\\n\\n' -%}
+{%- elif message.role == 'assistant' -%}
+{{- ' ' + message.content|trim + eos_token -}}
+{%- else -%}
+{{- '[INST] ' + ns.system + message.content + '[/INST]' -}}
+{%- set ns.system = '' -%}
+{%- endif -%}
+{%- endfor -%}",
+        bos: "<s>",
+        eos: "</s>",
+        stop_texts: &[],
+    },
     // Its role markers are plain text in the vocabulary of the model it was trained from.
     Known {
         name: "zephyr",
@@ -126,6 +149,20 @@ pub const TEMPLATES: [Known; 8] = [
         eos: "<end_of_turn>",
         stop_texts: &[],
     },
+    // With an empty thought, as its publisher's template has it where none is asked for.
+    Known {
+        name: "gemma4",
+        source: "\
+{{- bos_token -}}
+{%- for message in messages -%}
+{%- set role = 'model' if message.role == 'assistant' else message.role -%}
+{{- '<|turn>' + role + '\\n' + message.content|trim + '<turn|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|turn>model\\n<|channel>thought\\n<channel|>' -}}{%- endif -%}",
+        bos: "<bos>",
+        eos: "<turn|>",
+        stop_texts: &[],
+    },
     Known {
         name: "phi3",
         source: "\
@@ -135,6 +172,17 @@ pub const TEMPLATES: [Known; 8] = [
 {%- if add_generation_prompt -%}{{- '<|assistant|>\\n' -}}{%- endif -%}",
         bos: "<s>",
         eos: "<|end|>",
+        stop_texts: &[],
+    },
+    Known {
+        name: "phi4",
+        source: "\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '<|im_sep|>' + message.content + '<|im_end|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant<|im_sep|>' -}}{%- endif -%}",
+        bos: "<|endoftext|>",
+        eos: "<|im_end|>",
         stop_texts: &[],
     },
     // Made for one instruction; a conversation is several of them.

@@ -1,74 +1,59 @@
 //! What a template computes with: text that knows who wrote it, containers of known size, and the budget.
-//!
-//! The engine tells two kinds of strings apart by the flag it has for HTML, "safe". A string without the flag was
-//! written by a user, all of it. A string with the flag is the template's own, but for stretches between [`OPEN`] and
-//! [`CLOSE`], which are a user's. So provenance survives whatever a template does, and only the template's own text is
-//! searched for control tokens.
 
-use std::borrow::Cow;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-
-use minijinja::value::{Enumerator, Object, ObjectRepr, ValueKind};
-use minijinja::{Error, ErrorKind, Value};
-
-/// Begins a user's text inside a template's. A noncharacter: no text has it, and input that does loses it.
-pub const OPEN: char = '\u{FDD0}';
-/// Ends it.
-pub const CLOSE: char = '\u{FDD1}';
+use std::rc::Rc;
 
 /// Containers may be nested this deep, which is far more than any tool description is.
 const MAX_DEPTH: u32 = 64;
 
 /// What a reference to a value takes in memory, roughly.
-pub const SLOT_BYTES: u64 = 32;
+pub const SLOT_BYTES: usize = 32;
 
-/// The bytes that a rendering may still read and write. Every operation whose work depends on its operands' size pays,
-/// and nothing is paid back, so what is alive at any moment is less.
+/// Why a rendering ends early.
+#[derive(Debug)]
+pub enum Fault {
+    /// The template raised an exception itself.
+    Raised(String),
+    Steps,
+    Work,
+    Depth,
+    /// What the template asks for cannot be computed.
+    Wrong(String),
+}
+
+pub type Result<T> = std::result::Result<T, Fault>;
+
+pub fn wrong<T>(message: impl Into<String>) -> Result<T> {
+    Err(Fault::Wrong(message.into()))
+}
+
+/// The work that a rendering may still do. Nothing is paid back, so what is alive at any moment is less.
 #[derive(Debug)]
 pub struct Budget {
-    bytes: u64,
-    left: AtomicU64,
+    pub steps: u64,
+    /// Every operation whose work depends on its operands' size pays for the bytes that it reads and writes.
+    pub bytes: u64,
+    steps_left: Cell<u64>,
+    bytes_left: Cell<u64>,
 }
 
 impl Budget {
-    pub fn new(bytes: u64) -> Arc<Self> {
-        Arc::new(Budget { bytes, left: AtomicU64::new(bytes) })
+    pub fn new(steps: u64, bytes: u64) -> Self {
+        Budget { steps, bytes, steps_left: Cell::new(steps), bytes_left: Cell::new(bytes) }
     }
 
-    /// # Errors
-    /// An error of the engine if the budget does not cover it; [`Budget::exhausted`] is true from then on.
-    pub fn charge(&self, bytes: u64) -> Result<(), Error> {
-        let pay = |left: u64| left.checked_sub(bytes);
-        match self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay) {
-            Ok(_) => Ok(()),
-            Err(_) => {
-                self.left.store(0, Ordering::Relaxed);
-                Err(refused(format!("more than {} bytes of work", self.bytes)))
-            }
-        }
+    pub fn step(&self) -> Result<()> {
+        self.steps_left.set(self.steps_left.get().checked_sub(1).ok_or(Fault::Steps)?);
+        Ok(())
     }
 
-    pub fn charge_len(&self, len: usize) -> Result<(), Error> {
-        self.charge(len as u64)
+    pub fn charge(&self, bytes: usize) -> Result<()> {
+        self.bytes_left.set(self.bytes_left.get().checked_sub(bytes as u64).ok_or(Fault::Work)?);
+        Ok(())
     }
-
-    pub fn exhausted(&self) -> bool {
-        self.left.load(Ordering::Relaxed) == 0
-    }
-
-    /// The bytes in all.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-}
-
-/// An error of the engine with a message.
-pub fn refused(message: impl Into<Cow<'static, str>>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, message)
 }
 
 /// A string, with the stretches that a user wrote.
@@ -77,6 +62,8 @@ pub struct Text {
     pub text: String,
     /// In order, apart from each other, none empty.
     pub user: Vec<Range<usize>>,
+    /// Whether it is marked as HTML (`safe`, `escape`): with `+`, Jinja escapes what is added to it.
+    pub is_html: bool,
 }
 
 impl Text {
@@ -87,29 +74,12 @@ impl Text {
     }
 
     pub fn template(text: impl Into<String>) -> Self {
-        Text { text: text.into(), user: Vec::new() }
+        Text { text: text.into(), ..Text::default() }
     }
 
-    /// Reads the marks of a string that the template and users wrote together.
-    pub fn parse(marked: &str) -> Self {
-        let mut parsed = Text::default();
-        let mut rest = marked;
-        let mut is_user = false;
-        while !rest.is_empty() {
-            let end = rest.find([OPEN, CLOSE]).unwrap_or(rest.len());
-            let (piece, after) = rest.split_at(end);
-            parsed.push(piece, is_user);
-            let mut after = after.chars();
-            is_user = after.next() == Some(OPEN);
-            rest = after.as_str();
-        }
-        parsed
-    }
-
-    /// The text of a string value; `None` for other values.
-    pub fn of_string(value: &Value) -> Option<Self> {
-        let text = value.as_str()?;
-        Some(if value.is_safe() { Text::parse(text) } else { Text::user(text) })
+    /// What reading it costs, in bytes.
+    pub fn size(&self) -> usize {
+        self.text.len() + 32 * self.user.len()
     }
 
     pub fn push(&mut self, piece: &str, is_user: bool) {
@@ -141,9 +111,10 @@ impl Text {
 
     /// A part of it.
     pub fn slice(&self, part: Range<usize>) -> Text {
-        let mut cut = Text { text: self.text.get(part.clone()).unwrap_or_default().to_owned(), user: Vec::new() };
-        let inside = self.user.iter().map(|user| user.start.max(part.start)..user.end.min(part.end));
-        let inside = inside.filter(|user| user.start < user.end);
+        let mut cut = Text::template(self.text.get(part.clone()).unwrap_or_default());
+        let first = self.user.partition_point(|user| user.end <= part.start);
+        let inside = self.user.iter().skip(first).take_while(|user| user.start < part.end);
+        let inside = inside.map(|user| user.start.max(part.start)..user.end.min(part.end));
         cut.user.extend(inside.map(|user| user.start - part.start..user.end - part.start));
         cut
     }
@@ -154,126 +125,285 @@ impl Text {
         self.slice(start..start + trimmed.len())
     }
 
+    /// Its characters.
+    pub fn chars(&self) -> impl DoubleEndedIterator<Item = Value> {
+        self.text.char_indices().map(|(at, c)| self.slice(at..at + c.len_utf8()).into())
+    }
+
+    /// As HTML that says it; unchanged where it is some.
+    pub fn escaped(&self) -> Text {
+        if self.is_html { self.clone() } else { Text { is_html: true, ..self.map(escape_html) } }
+    }
+
     /// Changes each stretch on its own.
     pub fn map(&self, change: impl Fn(&str) -> String) -> Text {
         let mut changed = Text::default();
         self.stretches().for_each(|(piece, is_user)| changed.push(&change(piece), is_user));
         changed
     }
+}
 
-    pub fn into_value(self) -> Value {
-        match self.user.first() {
-            None => Value::from_safe_string(self.text),
-            Some(range) if range.start == 0 && range.end == self.text.len() => Value::from(self.text),
-            Some(_) => {
-                let mut marked = String::with_capacity(self.text.len() + 6 * self.user.len());
-                self.stretches().for_each(|(piece, is_user)| push_marked(&mut marked, piece, is_user));
-                Value::from_safe_string(marked)
+/// A text in which no character has a meaning in HTML.
+fn escape_html(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&#34;"),
+            '\'' => escaped.push_str("&#39;"),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+/// A value of the template language.
+#[derive(Debug, Clone, Default)]
+pub enum Value {
+    #[default]
+    Undefined,
+    None,
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    Str(Rc<Text>),
+    Seq(Rc<Seq>),
+    Dict(Rc<Dict>),
+    Namespace(Rc<RefCell<HashMap<Rc<str>, Value>>>),
+    /// The variable `loop`.
+    Loop(Rc<Loop>),
+    /// A macro, by its number, and the scope in which it was defined.
+    Macro(usize, usize),
+    /// A function or a method that is not called.
+    Function,
+}
+
+impl From<Text> for Value {
+    fn from(text: Text) -> Value {
+        Value::Str(Rc::new(text))
+    }
+}
+
+impl From<bool> for Value {
+    fn from(bool: bool) -> Value {
+        Value::Bool(bool)
+    }
+}
+
+impl From<usize> for Value {
+    fn from(number: usize) -> Value {
+        Value::Int(i64::try_from(number).unwrap_or(i64::MAX))
+    }
+}
+
+impl Value {
+    pub fn is_undefined(&self) -> bool {
+        matches!(self, Value::Undefined)
+    }
+
+    pub fn is_none(&self) -> bool {
+        matches!(self, Value::None)
+    }
+
+    pub fn is_true(&self) -> bool {
+        match self {
+            Value::Undefined | Value::None => false,
+            Value::Bool(bool) => *bool,
+            Value::Int(number) => *number != 0,
+            Value::Float(number) => *number != 0.0,
+            Value::Str(text) => !text.text.is_empty(),
+            // Python does not know whether a generator yields anything.
+            Value::Seq(seq) => seq.kind == Kind::Generator || !seq.items.is_empty(),
+            Value::Dict(dict) => !dict.pairs.is_empty(),
+            Value::Namespace(_) | Value::Loop(_) | Value::Macro(..) | Value::Function => true,
+        }
+    }
+
+    /// What a string says, whoever wrote it.
+    pub fn as_str(&self) -> Option<&str> {
+        match self {
+            Value::Str(text) => Some(&text.text),
+            _ => None,
+        }
+    }
+
+    /// A whole number; truth is one, as in Python.
+    pub fn as_int(&self) -> Option<i64> {
+        match self {
+            Value::Int(number) => Some(*number),
+            Value::Bool(bool) => Some(i64::from(*bool)),
+            _ => None,
+        }
+    }
+
+    pub fn as_float(&self) -> Option<f64> {
+        match self {
+            Value::Float(number) => Some(*number),
+            _ => self.as_int().map(|number| number as f64),
+        }
+    }
+
+    pub fn type_name(&self) -> &'static str {
+        match self {
+            Value::Undefined => "undefined",
+            Value::None => "none",
+            Value::Bool(_) => "bool",
+            Value::Int(_) => "int",
+            Value::Float(_) => "float",
+            Value::Str(_) => "string",
+            Value::Seq(seq) => match seq.kind {
+                Kind::List => "list",
+                Kind::Tuple => "tuple",
+                Kind::View => "view",
+                Kind::Generator => "generator",
+            },
+            Value::Dict(_) => "dict",
+            Value::Namespace(_) => "namespace",
+            Value::Loop(_) => "loop",
+            Value::Macro(..) => "macro",
+            Value::Function => "function",
+        }
+    }
+
+    /// Equality of what is said, whoever said it.
+    pub fn equals(&self, other: &Value, budget: &Budget) -> Result<bool> {
+        budget.charge(cost(self).min(cost(other)))?;
+        Ok(self.is_same(other))
+    }
+
+    fn is_same(&self, other: &Value) -> bool {
+        match (self, other) {
+            (Value::Undefined, Value::Undefined) | (Value::None, Value::None) => true,
+            (Value::Str(left), Value::Str(right)) => left.text == right.text,
+            (Value::Seq(left), Value::Seq(right)) => {
+                let pairs = || left.items.iter().zip(&right.items);
+                left.kind == right.kind
+                    && left.items.len() == right.items.len()
+                    && pairs().all(|(left, right)| left.is_same(right))
             }
-        }
-    }
-}
-
-fn push_marked(marked: &mut String, piece: &str, is_user: bool) {
-    if is_user {
-        marked.extend([OPEN]);
-        marked.push_str(piece);
-        marked.extend([CLOSE]);
-    } else {
-        marked.push_str(piece);
-    }
-}
-
-/// A string without the characters that mark.
-pub fn without_marks(text: &str) -> Cow<'_, str> {
-    match text.contains([OPEN, CLOSE]) {
-        true => text.replace([OPEN, CLOSE], "\u{FFFD}").into(),
-        false => text.into(),
-    }
-}
-
-/// What a string says, whoever wrote it; `None` for other values.
-pub fn plain(value: &Value) -> Option<Cow<'_, str>> {
-    let text = value.as_str()?;
-    Some(match value.is_safe() && text.contains(OPEN) {
-        true => text.replace([OPEN, CLOSE], "").into(),
-        false => text.into(),
-    })
-}
-
-/// A value as it is printed. Containers are printed as Python does, and count as a user's.
-///
-/// # Errors
-/// If the budget does not cover it.
-pub fn to_text(value: &Value, budget: &Budget) -> Result<Text, Error> {
-    if let Some(text) = Text::of_string(value) {
-        budget.charge_len(text.text.len())?;
-        return Ok(text);
-    }
-    let mut text = String::new();
-    write_value(&mut text, value, budget, false)?;
-    Ok(match value.as_object() {
-        Some(_) => Text::user(text),
-        None => Text::template(text),
-    })
-}
-
-fn write_value(text: &mut String, value: &Value, budget: &Budget, nested: bool) -> Result<(), Error> {
-    let before = text.len();
-    match value.kind() {
-        ValueKind::Undefined if !nested => {}
-        ValueKind::Undefined => text.push_str("Undefined"),
-        ValueKind::None => text.push_str("None"),
-        ValueKind::Bool => text.push_str(if value.is_true() { "True" } else { "False" }),
-        ValueKind::Number => text.push_str(&number(value)),
-        ValueKind::String => {
-            let string = plain(value).unwrap_or_default();
-            budget.charge_len(string.len())?;
-            write_python_string(text, &string);
-        }
-        ValueKind::Map => {
-            text.push('{');
-            for (at, (key, item)) in pairs(value)?.into_iter().enumerate() {
-                text.push_str(if at > 0 { ", " } else { "" });
-                write_value(text, &key, budget, true)?;
-                text.push_str(": ");
-                write_value(text, &item, budget, true)?;
+            (Value::Dict(left), Value::Dict(right)) => {
+                let has = |(key, value): &(Value, Value)| right.get(key).is_some_and(|other| other.is_same(value));
+                left.pairs.len() == right.pairs.len() && left.pairs.iter().all(has)
             }
-            text.push('}');
+            _ => match (self.as_int(), other.as_int()) {
+                (Some(left), Some(right)) => left == right,
+                _ => self.as_float().zip(other.as_float()).is_some_and(|(left, right)| left == right),
+            },
         }
-        ValueKind::Seq | ValueKind::Iterable => {
-            let (open, close) = if Seq::is_tuple(value) { ('(', ")") } else { ('[', "]") };
-            text.push(open);
-            let items = items(value, budget)?;
-            for (at, item) in items.iter().enumerate() {
-                text.push_str(if at > 0 { ", " } else { "" });
-                write_value(text, item, budget, true)?;
-            }
-            text.push_str(if Seq::is_tuple(value) && items.len() == 1 { "," } else { "" });
-            text.push_str(close);
-        }
-        other => return Err(refused(format!("a value of type {other} cannot be printed"))),
     }
-    budget.charge_len(text.len() - before)
-}
 
-/// A number as Python writes it.
-pub fn number(value: &Value) -> String {
-    if value.is_integer() {
-        return value.to_string();
-    }
-    match f64::try_from(value.clone()) {
-        Ok(float) if float.is_nan() => "nan".into(),
-        Ok(float) if float.is_infinite() => (if float > 0.0 { "inf" } else { "-inf" }).into(),
-        Ok(float) if float != 0.0 && !(1e-4..1e16).contains(&float.abs()) => {
-            // Python writes at least two digits of an exponent, and its sign.
-            let text = format!("{float:e}");
-            let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-            let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
-            format!("{mantissa}e{sign}{digits:0>2}")
+    /// The items of a list, the characters of a string, the keys of a dict.
+    pub fn items(&self, budget: &Budget) -> Result<Vec<Value>> {
+        match self {
+            Value::Undefined => Ok(Vec::new()),
+            Value::Seq(seq) => {
+                budget.charge(SLOT_BYTES * seq.items.len())?;
+                Ok(seq.items.clone())
+            }
+            Value::Str(text) => {
+                budget.charge(6 * SLOT_BYTES * text.text.len())?;
+                Ok(text.chars().collect())
+            }
+            Value::Dict(dict) => {
+                budget.charge(SLOT_BYTES * dict.pairs.len())?;
+                Ok(dict.pairs.iter().map(|(key, _)| key.clone()).collect())
+            }
+            _ => wrong(format!("a value of type {} cannot be iterated over", self.type_name())),
         }
-        Ok(float) => format!("{float:?}"),
-        Err(_) => value.to_string(),
+    }
+
+    /// The number of items or characters.
+    pub fn len(&self, budget: &Budget) -> Result<usize> {
+        match self {
+            Value::Undefined => Ok(0),
+            Value::Str(text) => {
+                budget.charge(text.text.len())?;
+                Ok(text.text.chars().count())
+            }
+            Value::Seq(seq) if seq.kind != Kind::Generator => Ok(seq.items.len()),
+            Value::Dict(dict) => Ok(dict.pairs.len()),
+            _ => wrong(format!("a value of type {} has no length", self.type_name())),
+        }
+    }
+
+    /// The keys and values of a dict.
+    pub fn pairs(&self) -> Result<&[(Value, Value)]> {
+        match self {
+            Value::Dict(dict) => Ok(&dict.pairs),
+            _ => wrong(format!("a dict was expected, not a value of type {}", self.type_name())),
+        }
+    }
+
+    /// The value as it is printed. Containers are printed as Python does, and count as a user's.
+    pub fn to_text(&self, budget: &Budget) -> Result<Rc<Text>> {
+        if let Value::Str(text) = self {
+            budget.charge(text.size())?;
+            return Ok(Rc::clone(text));
+        }
+        let mut text = String::new();
+        if !self.is_undefined() {
+            self.write_python(&mut text, budget)?;
+        }
+        Ok(Rc::new(match self {
+            Value::Seq(_) | Value::Dict(_) => Text::user(text),
+            _ => Text::template(text),
+        }))
+    }
+
+    fn write_python(&self, text: &mut String, budget: &Budget) -> Result<()> {
+        let before = text.len();
+        match self {
+            Value::Undefined => text.push_str("Undefined"),
+            Value::None => text.push_str("None"),
+            Value::Bool(bool) => text.push_str(if *bool { "True" } else { "False" }),
+            Value::Int(_) | Value::Float(_) => text.push_str(&self.number()),
+            Value::Str(string) => {
+                budget.charge(string.text.len())?;
+                write_python_string(text, &string.text);
+            }
+            Value::Dict(dict) => {
+                text.push('{');
+                for (at, (key, item)) in dict.pairs.iter().enumerate() {
+                    text.push_str(if at > 0 { ", " } else { "" });
+                    key.write_python(text, budget)?;
+                    text.push_str(": ");
+                    item.write_python(text, budget)?;
+                }
+                text.push('}');
+            }
+            Value::Seq(seq) if matches!(seq.kind, Kind::List | Kind::Tuple) => {
+                let (open, close) = if seq.kind == Kind::Tuple { ('(', ')') } else { ('[', ']') };
+                text.push(open);
+                for (at, item) in seq.items.iter().enumerate() {
+                    text.push_str(if at > 0 { ", " } else { "" });
+                    item.write_python(text, budget)?;
+                }
+                text.push_str(if seq.kind == Kind::Tuple && seq.items.len() == 1 { "," } else { "" });
+                text.push(close);
+            }
+            _ => return wrong(format!("a value of type {} cannot be printed", self.type_name())),
+        }
+        budget.charge(text.len() - before)
+    }
+
+    /// A number as Python writes it; empty for what is none.
+    pub fn number(&self) -> String {
+        match self {
+            Value::Int(number) => number.to_string(),
+            Value::Float(float) if float.is_nan() => "nan".into(),
+            Value::Float(float) if float.is_infinite() => (if *float > 0.0 { "inf" } else { "-inf" }).into(),
+            Value::Float(float) if *float != 0.0 && !(1e-4..1e16).contains(&float.abs()) => {
+                // Python writes at least two digits of an exponent, and its sign.
+                let text = format!("{float:e}");
+                let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+                let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
+                format!("{mantissa}e{sign}{digits:0>2}")
+            }
+            Value::Float(float) => format!("{float:?}"),
+            _ => String::new(),
+        }
     }
 }
 
@@ -291,6 +421,19 @@ fn write_python_string(text: &mut String, string: &str) {
                 // Writing to a string cannot fail.
                 let _ = write!(text, "\\x{:02x}", u32::from(c));
             }
+            // What Python calls not printable, as far as it can be met here.
+            '\u{AD}' | '\u{A0}' => {
+                let _ = write!(text, "\\x{:02x}", u32::from(c));
+            }
+            '\u{200B}'..='\u{200F}'
+            | '\u{2000}'..='\u{200A}'
+            | '\u{2028}'..='\u{202F}'
+            | '\u{2060}'..='\u{206F}'
+            | '\u{3000}'
+            | '\u{E000}'..='\u{F8FF}'
+            | '\u{FEFF}' => {
+                let _ = write!(text, "\\u{:04x}", u32::from(c));
+            }
             c => text.push(c),
         }
     }
@@ -298,224 +441,199 @@ fn write_python_string(text: &mut String, string: &str) {
 }
 
 /// What comparing, printing or searching a value costs: the size of all it holds, counted once for each mention.
-pub fn cost(value: &Value) -> u64 {
-    if let Some(text) = value.as_str() {
-        return text.len() as u64 + 16;
+pub fn cost(value: &Value) -> usize {
+    match value {
+        Value::Str(text) => text.size() + 16,
+        Value::Seq(seq) => seq.size.cost,
+        Value::Dict(dict) => dict.size.cost,
+        _ => 16,
     }
-    if let Some(seq) = value.downcast_object_ref::<Seq>() {
-        return seq.size.cost;
-    }
-    value.downcast_object_ref::<Map>().map_or(16, |map| map.size.cost)
 }
 
 /// Bounds of a container, kept with it so that they need not be counted.
 #[derive(Debug, Clone, Copy)]
 struct Size {
-    cost: u64,
+    cost: usize,
     depth: u32,
 }
 
 impl Size {
-    fn of<'v>(values: impl Iterator<Item = &'v Value>) -> Result<Self, Error> {
+    fn of<'v>(values: impl Iterator<Item = &'v Value>) -> Result<Self> {
         let mut size = Size { cost: SLOT_BYTES, depth: 1 };
         for value in values {
-            let seq = value.downcast_object_ref::<Seq>().map(|seq| seq.size);
-            let inner = seq.or_else(|| value.downcast_object_ref::<Map>().map(|map| map.size));
-            if inner.is_none() && value.as_object().is_some() {
-                // Namespaces, loops and macros could hold each other in a circle.
-                return Err(refused(format!("a list, dict or namespace cannot hold a value of type {}", value.kind())));
-            }
-            size.depth = size.depth.max(1 + inner.map_or(0, |inner| inner.depth));
+            let inner = match value {
+                Value::Seq(seq) => seq.size.depth,
+                Value::Dict(dict) => dict.size.depth,
+                // They could hold each other in a circle, and a macro is good only while its scope is there.
+                Value::Namespace(_) | Value::Loop(_) | Value::Macro(..) => {
+                    return wrong(format!(
+                        "a list, dict or namespace cannot hold a value of type {}",
+                        value.type_name()
+                    ));
+                }
+                _ => 0,
+            };
+            size.depth = size.depth.max(1 + inner);
             size.cost = size.cost.saturating_add(SLOT_BYTES).saturating_add(cost(value));
         }
         match size.depth > MAX_DEPTH {
-            true => Err(refused(format!("more than {MAX_DEPTH} containers inside each other"))),
+            true => wrong(format!("more than {MAX_DEPTH} containers inside each other")),
             false => Ok(size),
         }
     }
 }
 
-/// A list or tuple.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    List,
+    Tuple,
+    /// The keys, values or items of a dict: it has a length, but is no JSON.
+    View,
+    /// What filters such as `map` yield: without a length, and always true.
+    Generator,
+}
+
+/// A list, or what is like one.
 #[derive(Debug)]
 pub struct Seq {
-    items: Vec<Value>,
-    is_tuple: bool,
+    pub items: Vec<Value>,
+    pub kind: Kind,
     size: Size,
 }
 
 impl Seq {
     /// # Errors
     /// If the budget does not cover it, or an item is no plain value.
-    pub fn list(items: Vec<Value>, budget: &Budget) -> Result<Value, Error> {
-        Seq::build(items, false, budget)
-    }
-
-    /// # Errors
-    /// As [`Seq::list`].
-    pub fn tuple(items: Vec<Value>, budget: &Budget) -> Result<Value, Error> {
-        Seq::build(items, true, budget)
-    }
-
-    pub fn build(items: Vec<Value>, is_tuple: bool, budget: &Budget) -> Result<Value, Error> {
-        budget.charge(SLOT_BYTES * items.len() as u64)?;
+    pub fn build(items: Vec<Value>, kind: Kind, budget: &Budget) -> Result<Value> {
+        budget.charge(SLOT_BYTES.saturating_mul(items.len() + 1))?;
         let size = Size::of(items.iter())?;
-        Ok(Value::from_object(Seq { items, is_tuple, size }))
+        Ok(Value::Seq(Rc::new(Seq { items, kind, size })))
     }
 
-    pub fn is_tuple(value: &Value) -> bool {
-        value.downcast_object_ref::<Seq>().is_some_and(|seq| seq.is_tuple)
-    }
-}
-
-impl Object for Seq {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Seq
-    }
-
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.items.get(key.as_usize()?).cloned()
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Seq(self.items.len())
+    pub fn list(items: Vec<Value>, budget: &Budget) -> Result<Value> {
+        Seq::build(items, Kind::List, budget)
     }
 }
 
 /// A dict; it keeps the order of its keys.
 #[derive(Debug)]
-pub struct Map {
-    pairs: Vec<(Value, Value)>,
-    at: HashMap<Value, usize>,
+pub struct Dict {
+    pub pairs: Vec<(Value, Value)>,
+    at: HashMap<String, usize>,
     size: Size,
 }
 
-impl Map {
+impl Dict {
     /// # Errors
-    /// If the budget does not cover it, or a value is no plain one.
-    pub fn build(entries: Vec<(Value, Value)>, budget: &Budget) -> Result<Value, Error> {
-        let keys_cost: u64 = entries.iter().map(|(key, _)| cost(key)).fold(0, u64::saturating_add);
-        budget.charge(keys_cost.saturating_add(4 * SLOT_BYTES * entries.len() as u64))?;
-        let mut map =
-            Map { pairs: Vec::new(), at: HashMap::new(), size: Size::of(entries.iter().flat_map(|(k, v)| [k, v]))? };
+    /// If the budget does not cover it, a value is no plain one, or a key no string, number, truth or none.
+    pub fn build(entries: Vec<(Value, Value)>, budget: &Budget) -> Result<Value> {
+        let keys_cost: usize = entries.iter().map(|(key, _)| cost(key)).fold(0, usize::saturating_add);
+        budget.charge(keys_cost.saturating_add(4 * SLOT_BYTES * (entries.len() + 1)))?;
+        let size = Size::of(entries.iter().flat_map(|(key, value)| [key, value]))?;
+        let mut dict = Dict { pairs: Vec::with_capacity(entries.len()), at: HashMap::new(), size };
         for (key, value) in entries {
-            // A key is what it says, whoever wrote it.
-            let key = plain(&key).map(|text| Value::from(text.as_ref())).unwrap_or(key);
-            match map.at.get(&key).and_then(|&at| map.pairs.get_mut(at)) {
+            let Some(name) = key_name(&key) else {
+                return wrong(format!("a value of type {} cannot be a key", key.type_name()));
+            };
+            match dict.at.get(&name).and_then(|&at| dict.pairs.get_mut(at)) {
                 Some(pair) => pair.1 = value,
                 None => {
-                    map.at.insert(key.clone(), map.pairs.len());
-                    map.pairs.push((key, value));
+                    dict.at.insert(name, dict.pairs.len());
+                    dict.pairs.push((key, value));
                 }
             }
         }
-        Ok(Value::from_object(map))
+        Ok(Value::Dict(Rc::new(dict)))
+    }
+
+    pub fn get(&self, key: &Value) -> Option<&Value> {
+        Some(&self.pairs.get(*self.at.get(&key_name(key)?)?)?.1)
+    }
+
+    pub fn get_str(&self, key: &str) -> Option<&Value> {
+        Some(&self.pairs.get(*self.at.get(&format!("s{key}"))?)?.1)
     }
 }
 
-impl Object for Map {
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        let (_, value) = self.pairs.get(*self.at.get(key)?)?;
-        Some(value.clone())
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Values(self.pairs.iter().map(|(key, _)| key.clone()).collect())
-    }
-
-    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
-        Some(self.pairs.len())
-    }
+/// Equal for equal keys, whoever wrote them; numbers are equal as in Python.
+fn key_name(key: &Value) -> Option<String> {
+    Some(match key {
+        Value::Str(text) => format!("s{}", text.text),
+        Value::None => "none".into(),
+        Value::Float(float) if float.fract() != 0.0 => format!("f{float:?}"),
+        Value::Float(float) => format!("i{}", *float as i64),
+        _ => format!("i{}", key.as_int()?),
+    })
 }
 
-/// What `namespace()` makes: attributes that can be set anywhere.
-#[derive(Debug, Default)]
-pub struct Namespace {
-    values: Mutex<HashMap<String, Value>>,
-}
-
-impl Namespace {
-    /// # Errors
-    /// If the budget does not cover it, or the value is no plain one.
-    pub fn set(&self, name: &str, value: Value, budget: &Budget) -> Result<(), Error> {
-        budget.charge(SLOT_BYTES + name.len() as u64)?;
-        Size::of([&value].into_iter())?;
-        self.values.lock().unwrap_or_else(PoisonError::into_inner).insert(name.into(), value);
-        Ok(())
-    }
-}
-
-impl Object for Namespace {
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.values.lock().unwrap_or_else(PoisonError::into_inner).get(key.as_str()?).cloned()
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::NonEnumerable
-    }
-}
-
-/// The items of a list, the characters of a string, the keys of a dict.
+/// Sets an attribute of a namespace.
 ///
 /// # Errors
-/// If the value has none, or the budget does not cover them.
-pub fn items(value: &Value, budget: &Budget) -> Result<Vec<Value>, Error> {
-    if let Some(seq) = value.downcast_object_ref::<Seq>() {
-        budget.charge(SLOT_BYTES * seq.items.len() as u64)?;
-        return Ok(seq.items.clone());
-    }
-    if let Some(text) = Text::of_string(value) {
-        budget.charge(2 * SLOT_BYTES * text.text.len() as u64)?;
-        let chars = text.text.char_indices();
-        return Ok(chars.map(|(at, c)| text.slice(at..at + c.len_utf8()).into_value()).collect());
-    }
-    if value.is_undefined() {
-        return Ok(Vec::new());
-    }
-    let mut items = Vec::new();
-    for item in value.try_iter()? {
-        budget.charge(SLOT_BYTES)?;
-        items.push(item);
-    }
-    Ok(items)
+/// If the target is none, the budget does not cover it, or the value is no plain one.
+pub fn set_attribute(target: &Value, name: &str, value: Value, budget: &Budget) -> Result<()> {
+    let Value::Namespace(namespace) = target else {
+        return wrong(format!("only a namespace has attributes to set, not a {}", target.type_name()));
+    };
+    budget.charge(SLOT_BYTES + name.len())?;
+    Size::of([&value].into_iter())?;
+    namespace.borrow_mut().insert(name.into(), value);
+    Ok(())
 }
 
-/// The keys and values of a dict.
-///
-/// # Errors
-/// If the value is none.
-pub fn pairs(value: &Value) -> Result<Vec<(Value, Value)>, Error> {
-    if let Some(map) = value.downcast_object_ref::<Map>() {
-        return Ok(map.pairs.clone());
+/// A loop in progress.
+#[derive(Debug)]
+pub struct Loop {
+    pub items: Rc<Vec<Value>>,
+    pub at: usize,
+    pub depth: usize,
+    /// What `loop.changed` was last asked about.
+    pub last: Rc<RefCell<Option<Value>>>,
+}
+
+impl Loop {
+    pub fn attribute(&self, name: &str) -> Value {
+        let n_items = self.items.len();
+        let neighbour = |at: Option<usize>| at.and_then(|at| self.items.get(at)).cloned().unwrap_or_default();
+        match name {
+            "index" => (self.at + 1).into(),
+            "index0" => self.at.into(),
+            "revindex" => n_items.saturating_sub(self.at).into(),
+            "revindex0" => n_items.saturating_sub(self.at + 1).into(),
+            "first" => (self.at == 0).into(),
+            "last" => (self.at + 1 == n_items).into(),
+            "length" => n_items.into(),
+            "depth" => self.depth.into(),
+            "depth0" => self.depth.saturating_sub(1).into(),
+            "previtem" => neighbour(self.at.checked_sub(1)),
+            "nextitem" => neighbour(self.at.checked_add(1)),
+            "cycle" | "changed" => Value::Function,
+            _ => Value::Undefined,
+        }
     }
-    let pairs = value.as_object().filter(|object| object.repr() == ObjectRepr::Map);
-    let pairs = pairs.and_then(|object| object.try_iter_pairs());
-    Ok(pairs.ok_or_else(|| refused(format!("a dict was expected, not a value of type {}", value.kind())))?.collect())
 }
 
 /// JSON from outside as a value; all of its strings are a user's.
 ///
 /// # Errors
 /// If it is nested too deep or the budget does not cover it.
-pub fn from_json(json: &serde_json::Value, budget: &Budget) -> Result<Value, Error> {
+pub fn from_json(json: &serde_json::Value, budget: &Budget) -> Result<Value> {
     use serde_json::Value as Json;
     Ok(match json {
-        Json::Null => Value::from(()),
-        Json::Bool(bool) => Value::from(*bool),
-        Json::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
-            (Some(number), ..) => Value::from(number),
-            (_, Some(number), _) => Value::from(number),
-            (.., number) => Value::from(number.unwrap_or(f64::NAN)),
+        Json::Null => Value::None,
+        Json::Bool(bool) => Value::Bool(*bool),
+        Json::Number(number) => match (number.as_i64(), number.as_f64()) {
+            (Some(number), _) => Value::Int(number),
+            (_, number) => Value::Float(number.unwrap_or(f64::NAN)),
         },
-        Json::String(text) => Value::from(without_marks(text).as_ref()),
+        Json::String(text) => Text::user(text).into(),
         Json::Array(items) => {
-            let items: Result<Vec<Value>, Error> = items.iter().map(|item| from_json(item, budget)).collect();
+            let items: Result<Vec<Value>> = items.iter().map(|item| from_json(item, budget)).collect();
             Seq::list(items?, budget)?
         }
         Json::Object(fields) => {
-            let pair =
-                |(key, value): (&String, _)| Ok((Value::from(without_marks(key).as_ref()), from_json(value, budget)?));
-            let pairs: Result<Vec<_>, Error> = fields.iter().map(pair).collect();
-            Map::build(pairs?, budget)?
+            let pair = |(key, value): (&String, _)| Ok((Text::user(key).into(), from_json(value, budget)?));
+            let pairs: Result<Vec<_>> = fields.iter().map(pair).collect();
+            Dict::build(pairs?, budget)?
         }
     })
 }

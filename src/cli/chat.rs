@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
+use serde_json::Value as Json;
 use tilewright::chat::{ChatOptions, ChatTemplate, Message};
 use tilewright::generate::{CancelHandle, StopReason};
 use tilewright::{Error, GenerateOptions, Model, Recovery, Session};
@@ -32,6 +33,58 @@ pub struct ChatArgs {
     /// Template that is built in, instead of the file's own.
     #[arg(long, value_parser = ChatTemplate::KNOWN, value_name = "NAME")]
     template: Option<String>,
+    #[command(flatten)]
+    told: TemplateArgs,
+    /// Text with which each answer begins.
+    #[arg(long, value_name = "TEXT")]
+    prefill: Option<String>,
+}
+
+/// What the template is told besides the messages.
+#[derive(Args)]
+struct TemplateArgs {
+    /// JSON file with a list of what the model may call: {"type": "function", "function": {...}}.
+    #[arg(long, value_name = "FILE")]
+    tools: Option<PathBuf>,
+    /// JSON file with a list of texts to answer from, such as {"title": "...", "text": "..."}.
+    #[arg(long, value_name = "FILE")]
+    documents: Option<PathBuf>,
+    /// Variable of the template, such as enable_thinking=false or reasoning_effort=high; can be given several times.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
+    template_var: Vec<(String, Json)>,
+    /// Which of several templates of the file; tool_use with --tools, or else default, if absent.
+    #[arg(long, value_name = "NAME", conflicts_with = "template")]
+    template_name: Option<String>,
+}
+
+impl TemplateArgs {
+    fn options(&self) -> Result<ChatOptions, Error> {
+        let list = |path: &Option<PathBuf>| path.as_deref().map(read_list).transpose();
+        Ok(ChatOptions {
+            tools: list(&self.tools)?,
+            documents: list(&self.documents)?,
+            variables: self.template_var.iter().cloned().collect(),
+            template: self.template_name.clone(),
+            ..ChatOptions::default()
+        })
+    }
+}
+
+/// A variable's name and its value: JSON, or else a text.
+fn parse_variable(given: &str) -> Result<(String, Json), String> {
+    let (name, value) = given.split_once('=').ok_or("expected NAME=VALUE")?;
+    Ok((name.to_owned(), serde_json::from_str(value).unwrap_or_else(|_| Json::from(value))))
+}
+
+/// A list of JSON objects in a file.
+fn read_list(path: &Path) -> Result<Vec<Json>, Error> {
+    let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
+    let objects = |list: &Vec<Json>| list.iter().all(Json::is_object);
+    let parsed = serde_json::from_str(&text).map_err(|error| error.to_string());
+    parsed.and_then(|list| if objects(&list) { Ok(list) } else { Err("another list".into()) }).map_err(|found| {
+        let (field, expected) = (path.display().to_string(), "a JSON list of objects".into());
+        Error::Template { field, expected, found }
+    })
 }
 
 const HELP: &str = "\
@@ -46,11 +99,13 @@ Ctrl-C stops an answer, and ends where there is none. A backslash at the end of 
 pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     let options = args.sampling.options();
     options.check()?;
+    let told = args.told.options()?;
     let interrupt = Interrupt::install()?;
     let mut recovery = args.device.recovery(args.model.as_deref());
     let session = recovery.load(&args.device.open()?)?.session()?;
     let template = template(session.model(), args)?;
-    let mut chat = Chat::new(session, recovery, template, options, interrupt)?;
+    let mut chat = Chat::new(session, recovery, template, told, options, interrupt)?;
+    chat.prefill.clone_from(&args.prefill);
     chat.set_system(args.system.as_deref().unwrap_or(""));
     let talks = io::stdin().is_terminal();
     if talks {
@@ -79,7 +134,7 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
 fn template(model: &Model, args: &ChatArgs) -> Result<ChatTemplate, Error> {
     let found = match &args.template {
         Some(name) => ChatTemplate::known(name),
-        None => ChatTemplate::for_model(model.chat_template(), model.tokenizer()?)?,
+        None => ChatTemplate::for_model(model.chat_source(), model.tokenizer()?)?,
     };
     found.ok_or_else(|| Error::Template {
         field: "chat template".into(),
@@ -142,8 +197,11 @@ struct Chat<'a> {
     session: Session,
     recovery: Recovery<'a, Model>,
     template: ChatTemplate,
+    told: ChatOptions,
     options: GenerateOptions,
     interrupt: Interrupt,
+    /// How each answer begins.
+    prefill: Option<String>,
     system: Option<Message>,
     messages: Vec<Message>,
 }
@@ -153,12 +211,14 @@ impl<'a> Chat<'a> {
         session: Session,
         recovery: Recovery<'a, Model>,
         template: ChatTemplate,
+        told: ChatOptions,
         mut options: GenerateOptions,
         interrupt: Interrupt,
     ) -> Result<Self, Error> {
         options.stop_ids = template.stop_ids(session.model().tokenizer()?)?;
         options.stop.extend(template.stop_texts().iter().map(|text| text.to_string()));
-        Ok(Chat { session, recovery, template, options, interrupt, system: None, messages: Vec::new() })
+        let (prefill, system, messages) = (None, None, Vec::new());
+        Ok(Chat { session, recovery, template, told, options, interrupt, prefill, system, messages })
     }
 
     /// Does what a line says; false at the end of the conversation.
@@ -216,13 +276,17 @@ impl<'a> Chat<'a> {
     fn answer(&mut self) -> Result<(), Failure> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).ok();
         let now = now.and_then(|since| i64::try_from(since.as_secs()).ok());
-        let chat_options = ChatOptions { now, ..ChatOptions::default() };
+        let mut conversation = self.conversation();
+        conversation.extend(self.prefill.as_ref().map(|begin| Message::new("assistant", begin)));
+        let continue_final_message = self.prefill.is_some();
+        let chat_options = ChatOptions { now, continue_final_message, ..self.told.clone() };
         let tokenizer = self.session.model().tokenizer()?;
-        let ids = self.template.encode(tokenizer, &self.conversation(), &chat_options)?;
+        let ids = self.template.encode(tokenizer, &conversation, &chat_options)?;
         let mut generation = self.session.generate_from(&ids, &self.options)?;
         *self.interrupt.current() = Some(generation.cancel_handle());
         let mut out = io::stdout().lock();
-        let mut text = String::new();
+        let mut text = self.prefill.clone().unwrap_or_default();
+        write!(out, "{text}")?;
         let ended = each_piece(&mut generation, &mut self.recovery, |piece| {
             text += &piece.text;
             write!(out, "{}", piece.text)?;

@@ -157,7 +157,7 @@ pub(crate) fn sigmoid_gate(mut call: Call<'_>) {
     threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], dim, len * EXP_OPS, |t, y| {
         for (i, y) in y.iter_mut().enumerate() {
             let gate = gates[t * stride + start + if params.one != 0 { 0 } else { i }];
-            *y *= 1.0 / (1.0 + (-gate).exp());
+            *y *= if params.plain != 0 { gate } else { 1.0 / (1.0 + (-gate).exp()) };
         }
     });
 }

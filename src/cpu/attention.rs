@@ -7,7 +7,7 @@ use super::rope::{Rotation, Turning};
 use super::simd::{self, Lanes, Numbers, WideWork, exp};
 use super::softmax::ExpBelow;
 use super::{Call, threads};
-use crate::kernels::{AttentionParams, CAUSAL, KvType, PACKED, QkNorm, SINKS};
+use crate::kernels::{AttentionParams, CAUSAL, KvType, OWN_KEYS, PACKED, QkNorm, SINKS};
 
 impl AttentionParams {
     /// Keys of the sequence that a token belongs to; padding of the last chunk may lie past the cache.
@@ -52,7 +52,9 @@ pub(crate) fn attention_decode(mut call: Call<'_>) {
     let params: AttentionParams = call.params();
     let kind = KvType::of(call.weight).unwrap_or(KvType::F32);
     let [state, table, weight, qkv, sinks, k, v, y] = call.operands();
-    let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
+    // Those that it projects.
+    let has_keys = params.flags & OWN_KEYS != 0;
+    let (n_heads, n_kv_heads) = (params.n_heads as usize, if has_keys { params.n_kv_heads as usize } else { 0 });
     let (head_dim, slots) = (params.head_dim as usize, params.slots as usize);
     let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };
     let (norm, weight) = (QkNorm::of(params.norm), weight.get());
@@ -69,11 +71,10 @@ pub(crate) fn attention_decode(mut call: Call<'_>) {
     let (q, keys) = turned.split_at(n_heads * head_dim);
     if pos < params.capacity as usize {
         let words = kind.row_words(params.head_dim) as usize;
-        let values = row[(n_heads + n_kv_heads) * head_dim..].chunks_exact(head_dim);
-        for (g, (key, value)) in keys.chunks_exact(head_dim).zip(values).enumerate() {
+        for (g, key) in keys.chunks_exact(head_dim).enumerate() {
             let at = (g * slots + pos % slots) * words;
             write_row(kind, key, &mut k.get_mut()[at..][..words]);
-            write_row(kind, value, &mut v.get_mut()[at..][..words]);
+            write_row(kind, &turning.value(row, g), &mut v.get_mut()[at..][..words]);
         }
     }
     let params = AttentionParams { query_start: 0, ..params };

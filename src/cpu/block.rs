@@ -358,7 +358,7 @@ impl Format for Q3K {
     }
 }
 
-/// The levels 8, 25 and 43 of 0, 16 and 32.
+/// The levels 8, 25 and 43 of 0, 16 and 32, and 62 of 48, which no codebook has.
 #[inline(always)]
 fn level<V: Vector>(counts: V) -> V {
     counts.fma(V::splat(0.5 / 256.0), V::splat(16.5 / 16.0)).fma(counts, V::splat(8.0))

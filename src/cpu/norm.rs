@@ -1,7 +1,7 @@
 //! `rms_norm` and `layer_norm`, one token at a time, with sums in f64.
 
 use super::{Call, threads};
-use crate::kernels::{ACCUMULATE, BIAS, NormParams};
+use crate::kernels::{ACCUMULATE, BIAS, FACTOR, NormParams};
 
 /// Operations for an element, roughly.
 pub(super) const OPS: usize = 8;
@@ -40,14 +40,18 @@ pub(super) fn layer_norm_row(row: &mut [f32], weight: &[f32], bias: Option<&[f32
 
 pub(crate) fn rms_norm(mut call: Call<'_>) {
     let params: NormParams = call.params();
-    let [x, weight, y] = call.operands();
+    let [x, weight, factor, y] = call.operands();
     let (dim, len) = (params.dim as usize, params.n_tokens as usize * params.dim as usize);
     let (x, weight) = (x.get::<f32>(), &weight.get::<f32>()[..dim]);
     let adds = params.flags & ACCUMULATE != 0;
+    let factor = if params.flags & FACTOR != 0 { factor.get::<f32>()[0] } else { 1.0 };
     threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], dim, len * OPS, |t, y| {
         let held = if adds { y.to_vec() } else { Vec::new() };
         rms_norm_row(&x[t * dim..][..dim], weight, params.eps, y);
         y.iter_mut().zip(held).for_each(|(y, held)| *y += held);
+        if factor != 1.0 {
+            y.iter_mut().for_each(|y| *y *= factor);
+        }
     });
 }
 

@@ -1,7 +1,7 @@
-//! `short_conv` and `delta_rule`: layers that keep a state of fixed size.
+//! `short_conv`, `delta_rule` and `selective_scan`: layers that keep a state of fixed size.
 
 use super::{Call, threads};
-use crate::kernels::{CONV_BIAS, CONV_GATED, DeltaRuleParams, ShortConvParams};
+use crate::kernels::{CONV_BIAS, CONV_GATED, DeltaRuleParams, SelectiveScanParams, ShortConvParams};
 
 /// The slot of `past` that a position has.
 fn slot(position: u32, n_states: u32, len: usize) -> std::ops::Range<usize> {
@@ -50,6 +50,12 @@ pub(crate) fn short_conv(mut call: Call<'_>) {
     });
 }
 
+/// `ln(1 + exp(z))`, without the overflow of a large z.
+fn softplus(z: f32) -> f64 {
+    let z = f64::from(z);
+    z.max(0.0) + (-z.abs()).exp().ln_1p()
+}
+
 /// What one value head of `delta_rule` needs.
 struct Head<'a> {
     params: &'a DeltaRuleParams,
@@ -83,10 +89,8 @@ impl Head<'_> {
         let gates = &self.x[t * params.x_stride as usize + channels..][..n_heads * (value_dim + 2)];
         let (z, rest) = gates.split_at(n_heads * value_dim);
         let beta = (1.0 / (1.0 + (-f64::from(rest[self.head])).exp())) as f32;
-        let step = rest[n_heads + self.head] + self.heads[n_heads + self.head];
-        let step = f64::from(step);
-        let softplus = step.max(0.0) + (-step.abs()).exp().ln_1p();
-        let decay = (f64::from(self.heads[self.head]) * softplus).exp() as f32;
+        let step = softplus(rest[n_heads + self.head] + self.heads[n_heads + self.head]);
+        let decay = (f64::from(self.heads[self.head]) * step).exp() as f32;
 
         let mut delta = vec![0.0; value_dim];
         for (row, key) in matrix.chunks_exact_mut(value_dim).zip(&key) {
@@ -141,6 +145,59 @@ pub(crate) fn delta_rule(mut call: Call<'_>) {
     for (t, row) in y.chunks_exact_mut(n_heads * value_dim).enumerate().take(n_tokens) {
         for (row, (out, _)) in row.chunks_exact_mut(value_dim).zip(&each) {
             row.copy_from_slice(&out[t * value_dim..][..value_dim]);
+        }
+    }
+    matrices[slot(pos + n, params.n_states, n_heads * size)].copy_from_slice(&current);
+}
+
+pub(crate) fn selective_scan(mut call: Call<'_>) {
+    let params: SelectiveScanParams = call.params();
+    let [state, vbc, x, heads, matrices, y] = call.operands();
+    let (n_heads, head_dim, state_dim) = (params.n_heads as usize, params.head_dim as usize, params.state_dim as usize);
+    let (width, size) = (n_heads * head_dim, state_dim * head_dim);
+    let of_groups = params.n_groups as usize * state_dim;
+    let &[pos, n_in_pass, ..] = state.get::<u32>() else { return };
+    let n = n_in_pass.min(params.n_tokens);
+    let n_tokens = n as usize;
+    let matrices = matrices.get_mut::<f32>();
+    let mut current = match pos {
+        0 => vec![0.0; n_heads * size],
+        _ => matrices[slot(pos, params.n_states, n_heads * size)].to_vec(),
+    };
+    let (vbc, x, heads) = (vbc.get::<f32>(), x.get::<f32>(), heads.get::<f32>());
+    let step = |head: usize, t: usize, matrix: &mut [f32], out: &mut [f32]| {
+        let row = &vbc[t * (width + 2 * of_groups)..][..width + 2 * of_groups];
+        let x = &x[t * params.x_stride as usize..][..params.x_stride as usize];
+        let group = head / (n_heads / params.n_groups as usize);
+        let values = &row[head * head_dim..][..head_dim];
+        let b = &row[width + group * state_dim..][..state_dim];
+        let c = &row[width + of_groups + group * state_dim..][..state_dim];
+        let step = softplus(x[params.dt_start as usize + head] + heads[n_heads + head]);
+        let (decay, step) = ((f64::from(heads[head]) * step).exp() as f32, step as f32);
+        out.fill(0.0);
+        for ((row, b), c) in matrix.chunks_exact_mut(head_dim).zip(b).zip(c) {
+            for ((element, value), out) in row.iter_mut().zip(values).zip(&mut *out) {
+                *element = decay * *element + step * b * value;
+                *out += *element * c;
+            }
+        }
+        for ((out, value), z) in out.iter_mut().zip(values).zip(&x[head * head_dim..]) {
+            *out = (*out + heads[2 * n_heads + head] * value) * z / (1.0 + (-z).exp());
+        }
+    };
+    // Results by head first: heads are independent, tokens are not.
+    let mut each: Vec<(Vec<f32>, &mut [f32])> =
+        current.chunks_exact_mut(size).map(|matrix| (vec![0.0; n_tokens * head_dim], matrix)).collect();
+    threads::for_each_chunk(&mut each, 1, 3 * n_tokens * n_heads * size, |head, each| {
+        for (out, matrix) in each {
+            out.chunks_exact_mut(head_dim).enumerate().for_each(|(t, out)| step(head, t, matrix, out));
+        }
+    });
+    let y = &mut y.get_mut::<f32>()[..params.n_tokens as usize * width];
+    y.fill(0.0);
+    for (t, row) in y.chunks_exact_mut(width).enumerate().take(n_tokens) {
+        for (row, (out, _)) in row.chunks_exact_mut(head_dim).zip(&each) {
+            row.copy_from_slice(&out[t * head_dim..][..head_dim]);
         }
     }
     matrices[slot(pos + n, params.n_states, n_heads * size)].copy_from_slice(&current);

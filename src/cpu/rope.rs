@@ -78,6 +78,16 @@ impl Turning<'_> {
         Some((scale, &self.weight[weights * head_dim..][..head_dim]))
     }
 
+    /// A head of the values of a token, normalised if they are.
+    pub fn value(&self, row: &[f32], g: usize) -> Vec<f32> {
+        let mut head = row[(self.n_heads + self.n_kv_heads + g) * self.head_dim..][..self.head_dim].to_vec();
+        if self.norm == Some(QkNorm::HeadsAndValues) {
+            let scale = 1.0 / (mean(&head, |x| x * x) + f64::from(self.eps)).sqrt();
+            head.iter_mut().for_each(|x| *x = (f64::from(*x) * scale) as f32);
+        }
+        head
+    }
+
     /// A head of a token by a row of angles; `scratch` has room for a head.
     pub fn turn(&self, angles: usize, row: &[f32], head: usize, scratch: &mut [f32], to: &mut [f32]) {
         let from = &row[head * self.head_dim..][..self.head_dim];
@@ -137,8 +147,7 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
     });
     threads::for_each_chunk(&mut v.get_mut()[..n_kv_heads * slots * words], slots * words, ops, |g, v| {
         for t in 0..n_cached {
-            let head = &row(t)[(n_heads + n_kv_heads + g) * head_dim..][..head_dim];
-            write_row(kind, head, &mut v[(pos + t) % slots * words..][..words]);
+            write_row(kind, &turning.value(row(t), g), &mut v[(pos + t) % slots * words..][..words]);
         }
     });
 }

@@ -12,7 +12,7 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::formats::BlockType;
 use crate::kernels::KvType;
-use crate::load::{Feed, ModelFile, ModelHeader};
+use crate::load::{ChatSource, Feed, ModelFile, ModelHeader};
 use crate::memory::Limit;
 use crate::model::{Ending, KvCache, ModelConfig, Transformer, Weights};
 use crate::recording::{MemoryPlan, Recorder, Workspace};
@@ -57,7 +57,7 @@ struct Inner {
     name: String,
     transformer: Transformer,
     encodings: Result<EncodingCache, String>,
-    chat_template: Option<String>,
+    chat: ChatSource,
     block_types: Vec<BlockType>,
     tokens_per_submit: u32,
 }
@@ -119,12 +119,14 @@ impl Model {
         header: ModelHeader,
         options: &LoadOptions<'_>,
     ) -> Result<(Model, Feed), Error> {
-        let ModelHeader { name, shape, tokenizer, chat_template, catalog, unread } = header;
-        let config = shape.decoder()?.clone();
+        let ModelHeader { name, shape, tokenizer, chat, catalog, unread } = header;
+        let config = shape.into_decoder()?;
         let limit = Limit::of(options.memory_limit, device.available_bytes());
         let room = checked_room(device, config.max_seq_len, limit.is_some(), options)?;
         let weights = Weights::declare(device, &config, &catalog)?;
-        catalog.check_read(weights.destinations().map(|(name, _)| name))?;
+        catalog.check_read(
+            weights.destinations().map(|(name, _)| name).chain(config.unread().iter().map(String::as_str)),
+        )?;
         let declare = |context_length| {
             let room = Room { context_length, ..room };
             let transformer = Transformer::declare(config.clone(), weights.clone(), context_length)?;
@@ -162,7 +164,7 @@ impl Model {
         let weights_bytes = transformer.weights.tensors().map(Tensor::size_bytes).sum();
         let tokens_per_submit = tokens_per_submit(device.is_real_gpu(), weights_bytes);
         let block_types = catalog.block_types();
-        let inner = Inner { name, transformer, encodings, chat_template, block_types, tokens_per_submit };
+        let inner = Inner { name, transformer, encodings, chat, block_types, tokens_per_submit };
         Ok((Model { inner: Arc::new(inner), device: device.clone(), room, plan }, feed))
     }
 
@@ -181,7 +183,9 @@ impl Model {
         let config = shape.decoder()?;
         let room = checked_room(device, config.max_seq_len, false, options)?;
         let weights = Weights::declare(device, config, catalog)?;
-        catalog.check_read(weights.destinations().map(|(name, _)| name))?;
+        catalog.check_read(
+            weights.destinations().map(|(name, _)| name).chain(config.unread().iter().map(String::as_str)),
+        )?;
         let transformer = Transformer::declare(config.clone(), weights, room.context_length)?;
         Ok(RecordedPasses::declare(device, &transformer, room)?.plan())
     }
@@ -201,9 +205,9 @@ impl Model {
         &self.inner.block_types
     }
 
-    /// The file's own chat template, in Jinja.
-    pub fn chat_template(&self) -> Option<&str> {
-        self.inner.chat_template.as_deref()
+    /// The chat templates of the model's files.
+    pub fn chat_source(&self) -> &ChatSource {
+        &self.inner.chat
     }
 
     /// The model's shape.

@@ -65,7 +65,8 @@ pub(crate) struct SigmoidGateParams {
     pub gate_stride: u32,
     pub gate_start: u32,
     pub one: u32,
-    pub _pad: [u32; 3],
+    pub plain: u32,
+    pub _pad: [u32; 2],
 }
 
 /// Form of the Gaussian error linear unit.
@@ -151,12 +152,26 @@ pub fn gated(rec: &mut Recorder, gate: Gate, gate_up: &Tensor, y: &Tensor) -> Re
 /// # Errors
 /// [`Error::Shape`] if `gates` disagrees with `y`.
 pub fn sigmoid_gate(rec: &mut Recorder, gates: &Tensor, start: u32, y: &Tensor) -> Result<(), Error> {
+    gate_rows(rec, gates, start, y, false)
+}
+
+/// Records `y[t, i] *= factors[t, start + i]`, otherwise as [`sigmoid_gate`].
+///
+/// # Shapes
+/// `factors`: `[T, 1]`, or `[T, start + C]` or wider; `y`: `[T, C]`.
+/// # Errors
+/// As [`sigmoid_gate`].
+pub fn multiply(rec: &mut Recorder, factors: &Tensor, start: u32, y: &Tensor) -> Result<(), Error> {
+    gate_rows(rec, factors, start, y, true)
+}
+
+fn gate_rows(rec: &mut Recorder, gates: &Tensor, start: u32, y: &Tensor, is_plain: bool) -> Result<(), Error> {
     let ([n_rows, dim], [_, gate_stride]) = (y.dims2("sigmoid_gate", "y")?, gates.dims2("sigmoid_gate", "gates")?);
     let is_one = gate_stride == 1;
     let least = if is_one { 1 } else { start.saturating_add(dim) };
     gates.expect_shape("sigmoid_gate", "gates", &[n_rows, gate_stride.max(least)])?;
-    let params =
-        SigmoidGateParams { n_rows, dim, gate_stride, gate_start: start, one: u32::from(is_one), _pad: [0; 3] };
+    let (one, plain) = (u32::from(is_one), u32::from(is_plain));
+    let params = SigmoidGateParams { n_rows, dim, gate_stride, gate_start: start, one, plain, _pad: [0; 2] };
     let grid = fold(rec.device(), (y.len() as u64).div_ceil(WG));
     rec.dispatch(&shaders::SIGMOID_GATE, None, &[], params, &[gates, y], grid)
 }

@@ -50,6 +50,13 @@ pub(crate) const CAUSAL: u32 = 1;
 pub(crate) const PACKED: u32 = 2;
 /// Flag, for the CPU: heads have sinks.
 pub(crate) const SINKS: u32 = 4;
+/// Flag: the token has keys and values of its own, which are to be cached.
+pub(crate) const OWN_KEYS: u32 = 8;
+
+/// The largest head.
+pub(crate) const MAX_HEAD_DIM: u32 = 512;
+/// Columns of the values that a workgroup has.
+const COLUMNS: u32 = 256;
 
 /// Shape of an attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -58,7 +65,7 @@ pub struct AttentionConfig {
     pub n_heads: u32,
     /// Hkv, key/value heads.
     pub n_kv_heads: u32,
-    /// D, size of a head: a multiple of 4 up to 256.
+    /// D, size of a head: a multiple of 4 up to 512.
     pub head_dim: u32,
     /// How far a query sees: only keys less than this away from it, so as many in front as the window says with its own.
     /// `None`: all of them.
@@ -75,8 +82,8 @@ impl AttentionConfig {
     /// Refuses what the kernels have no room for.
     fn check(&self) -> Result<(), Error> {
         let AttentionConfig { n_heads, n_kv_heads, head_dim, soft_cap, .. } = *self;
-        if head_dim == 0 || !head_dim.is_multiple_of(4) || head_dim > 256 {
-            return Err(wrong("head_dim", "a multiple of 4 up to 256", &head_dim));
+        if head_dim == 0 || !head_dim.is_multiple_of(4) || head_dim > MAX_HEAD_DIM {
+            return Err(wrong("head_dim", &format!("a multiple of 4 up to {MAX_HEAD_DIM}"), &head_dim));
         }
         if n_heads == 0 || n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
             return Err(wrong("n_kv_heads", "a divisor of n_heads", &n_kv_heads));
@@ -198,7 +205,9 @@ pub fn attention_next(
     config.check()?;
     heads.check("attention")?;
     let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = *config;
-    let found = [heads.n_heads, heads.n_kv_heads, heads.head_dim];
+    // Without keys of its own it sees those that another layer has cached, of the token too.
+    let has_keys = heads.n_kv_heads > 0;
+    let found = [heads.n_heads, if has_keys { heads.n_kv_heads } else { n_kv_heads }, heads.head_dim];
     if found != [n_heads, n_kv_heads, head_dim] || !heads.first_column.is_multiple_of(4) {
         let expected = format!("{:?} from a column that is a multiple of 4 on", [n_heads, n_kv_heads, head_dim]);
         return Err(wrong("heads", &expected, &format!("{found:?} from column {} on", heads.first_column)));
@@ -211,8 +220,9 @@ pub fn attention_next(
     }
     let (kernel, variant) = (&shaders::ATTENTION_DECODE, Some(cached.kind.variant()));
     let is_scalar = rec.device().tier_for(kernel, variant) == Tier::Scalar;
-    // Queries of an invocation of the `scalar` tier have room for 512 elements.
-    let rows = config.share().min(if is_scalar && head_dim > 128 { 2 } else { 4 });
+    // Queries of a workgroup together have 1024 elements, those of an invocation of the `scalar` tier 512.
+    let room = if is_scalar { 512 / head_dim } else { 1024 / head_dim };
+    let rows = config.share().min(room.clamp(1, 4));
     let fours = config.share().div_ceil(rows);
     let groups = n_kv_heads * fours;
     let (splits, step) = match is_scalar {
@@ -220,7 +230,7 @@ pub fn attention_next(
         false => splits(slots, groups),
     };
     let params = AttentionParams {
-        flags: config.flags() | if sinks.is_some() { SINKS } else { 0 },
+        flags: config.flags() | if sinks.is_some() { SINKS } else { 0 } | if has_keys { OWN_KEYS } else { 0 },
         splits,
         step,
         query_start: heads.first_column / 4,
@@ -234,7 +244,8 @@ pub fn attention_next(
     let with_sinks = sinks.map(|_| ("SINKS", 1.0));
     let constants: Vec<_> = [("ROWS", f64::from(rows)), heads.constant()].into_iter().chain(with_sinks).collect();
     let [table, weight] = heads.operands(rec)?;
-    let [x, y_groups, _] = fold(rec.device(), u64::from(groups));
+    let columns = if is_scalar { 1 } else { head_dim.div_ceil(COLUMNS) };
+    let [x, y_groups, _] = fold(rec.device(), u64::from(groups) * u64::from(columns));
     let grid = [x, y_groups, if is_scalar { splits.div_ceil(8) } else { splits }];
     let mut decode = |y: &Tensor| {
         let operands = [state.tensor(), &table, &weight, qkv, sinks.unwrap_or(qkv), &cached.k, &cached.v, y];
@@ -271,7 +282,7 @@ fn prefill(
     let (constant, n_groups) = if tier == Tier::Scalar {
         (("ROWS", f64::from(tile_rows)), n_groups.div_ceil(8))
     } else {
-        (("PARTS", f64::from(head_dim.div_ceil(64))), n_groups)
+        (("PARTS", f64::from(head_dim.div_ceil(64))), n_groups * u64::from(head_dim.div_ceil(COLUMNS)))
     };
     let with_sinks = (params.flags & SINKS != 0).then_some(("SINKS", 1.0));
     let constants: Vec<_> = [constant].into_iter().chain(with_sinks).collect();

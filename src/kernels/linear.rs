@@ -47,6 +47,8 @@ pub(crate) struct SplitSumParams {
 pub(crate) const BIAS: u32 = 1;
 /// Flag: add to what `y` holds.
 pub(crate) const ACCUMULATE: u32 = 2;
+/// Flag of `rms_norm`: multiply by a factor.
+pub(crate) const FACTOR: u32 = 4;
 /// Flag: normalise `x`.
 pub(crate) const NORM: u32 = 4;
 /// Flag: apply GELU to the sum with its bias.

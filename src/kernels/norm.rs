@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{ACCUMULATE, BIAS, by_row, fold};
+use super::{ACCUMULATE, BIAS, FACTOR, by_row, fold};
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders;
@@ -25,25 +25,48 @@ pub(crate) struct NormParams {
 /// # Errors
 /// [`Error::Shape`] if `weight` or `y` disagrees with `x`.
 pub fn rms_norm(rec: &mut Recorder, x: &Tensor, weight: &Tensor, y: &Tensor, eps: f32) -> Result<(), Error> {
-    rms(rec, x, weight, y, eps, 0)
+    rms(rec, x, weight, None, y, eps, 0)
 }
 
-/// Records `y += weight * x / sqrt(mean(x²) + eps)`, otherwise as [`rms_norm`].
+/// Records `y = (y + weight * x / sqrt(mean(x²) + eps)) (* factor)`, otherwise as [`rms_norm`].
 ///
+/// # Shapes
+/// `factor`: `[1]`.
 /// # Errors
 /// As [`rms_norm`].
-pub fn add_rms_norm(rec: &mut Recorder, x: &Tensor, weight: &Tensor, y: &Tensor, eps: f32) -> Result<(), Error> {
-    rms(rec, x, weight, y, eps, ACCUMULATE)
+pub fn add_rms_norm(
+    rec: &mut Recorder,
+    x: &Tensor,
+    weight: &Tensor,
+    factor: Option<&Tensor>,
+    y: &Tensor,
+    eps: f32,
+) -> Result<(), Error> {
+    rms(rec, x, weight, factor, y, eps, ACCUMULATE)
 }
 
-fn rms(rec: &mut Recorder, x: &Tensor, weight: &Tensor, y: &Tensor, eps: f32, flags: u32) -> Result<(), Error> {
+fn rms(
+    rec: &mut Recorder,
+    x: &Tensor,
+    weight: &Tensor,
+    factor: Option<&Tensor>,
+    y: &Tensor,
+    eps: f32,
+    flags: u32,
+) -> Result<(), Error> {
     let [n_tokens, dim] = x.dims2("rms_norm", "x")?;
     weight.expect_shape("rms_norm", "weight", &[dim])?;
     y.expect_shape("rms_norm", "y", &[n_tokens, dim])?;
-    let params = NormParams { n_tokens, dim, eps, flags };
+    let has_factor = match factor {
+        Some(factor) => factor.expect_shape("rms_norm", "factor", &[1]).map(|()| FACTOR)?,
+        None => 0,
+    };
+    let params = NormParams { n_tokens, dim, eps, flags: flags | has_factor };
     let (tier, rows) = by_row(rec.device(), &shaders::RMS_NORM, dim);
     let grid = fold(rec.device(), n_tokens.div_ceil(rows).into());
-    rec.dispatch_as(tier, &shaders::RMS_NORM, None, &[], params, &[x, weight, y], grid)
+    // A factor that is not there is never read; the weight is at hand.
+    let operands = [x, weight, factor.unwrap_or(weight), y];
+    rec.dispatch_as(tier, &shaders::RMS_NORM, None, &[], params, &operands, grid)
 }
 
 /// A layer normalisation.

@@ -38,6 +38,20 @@ pub(crate) struct DeltaRuleParams {
     pub _pad: [u32; 3],
 }
 
+/// Mirrors `Params` in `shaders/selective_scan.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct SelectiveScanParams {
+    pub n_tokens: u32,
+    pub n_heads: u32,
+    pub n_groups: u32,
+    pub head_dim: u32,
+    pub state_dim: u32,
+    pub n_states: u32,
+    pub x_stride: u32,
+    pub dt_start: u32,
+}
+
 /// Flags of `short_conv`.
 pub(crate) const CONV_GATED: u32 = 1;
 pub(crate) const CONV_BIAS: u32 = 2;
@@ -58,6 +72,8 @@ pub struct ShortConv<'a> {
     /// Whether inputs are products of two thirds of `x`, and the last third multiplies outputs; else outputs go through
     /// SiLU.
     pub gated: bool,
+    /// First column of inputs that are not gated.
+    pub first_column: u32,
 }
 
 impl ShortConv<'_> {
@@ -65,8 +81,7 @@ impl ShortConv<'_> {
     /// Shader: `shaders/short_conv.wgsl`.
     ///
     /// # Shapes
-    /// `x`: `[T, 3 C]` if gated, else `[T, C]` or wider, of which the first C columns count; `past`:
-    /// `[N_STATES, 3, C]`; `y`: `[T, C]`.
+    /// `x`: `[T, 3 C]` if gated, else `[T, first + C]` or wider; `past`: `[N_STATES, 3, C]`; `y`: `[T, C]`.
     /// # Errors
     /// [`Error::Shape`] if the operands disagree, [`Error::Operand`] for more than four taps.
     pub fn record(
@@ -85,7 +100,7 @@ impl ShortConv<'_> {
             let expected = format!("1 to {} taps", MAX_PAST + 1);
             return Err(Error::Operand { kernel: KERNEL, operand: "weight", expected, found: taps.to_string() });
         }
-        let least = if self.gated { 3 * channels } else { channels.max(x_stride) };
+        let least = if self.gated { 3 * channels } else { x_stride.max(self.first_column.saturating_add(channels)) };
         x.expect_shape(KERNEL, "x", &[n_tokens, least])?;
         past.expect_shape(KERNEL, "past", &[N_STATES, MAX_PAST, channels])?;
         if let Some(bias) = self.bias {
@@ -98,7 +113,7 @@ impl ShortConv<'_> {
             taps,
             n_states: N_STATES,
             x_stride,
-            x_start: 0,
+            x_start: if self.gated { 0 } else { self.first_column },
             flags: gated | if self.bias.is_some() { CONV_BIAS } else { 0 },
             _pad: 0,
         };
@@ -186,5 +201,84 @@ impl DeltaRule {
         let operands = [state.tensor(), qkv, x, heads, matrices, y];
         let grid = fold(rec.device(), n_heads.into());
         rec.dispatch(&shaders::DELTA_RULE, None, &[], params, &operands, grid)
+    }
+}
+
+/// Shape of Mamba 2's selective scan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SelectiveScan {
+    /// G, groups of heads that read and write their states alike.
+    pub n_groups: u32,
+    /// H, a multiple of G.
+    pub n_heads: u32,
+    /// N, rows of a state, up to 256.
+    pub state_dim: u32,
+    /// P, columns of a state: width of a head, up to 256.
+    pub head_dim: u32,
+}
+
+impl SelectiveScan {
+    /// Columns of the values of all heads.
+    pub fn inner_dim(&self) -> u32 {
+        self.n_heads * self.head_dim
+    }
+
+    /// Columns of values, and of what groups write and read by.
+    pub fn channels(&self) -> u32 {
+        self.inner_dim() + 2 * self.n_groups * self.state_dim
+    }
+
+    /// Columns of gates, channels and time steps.
+    pub fn inputs(&self) -> u32 {
+        self.inner_dim() + self.channels() + self.n_heads
+    }
+
+    /// Records the scan over the pass's tokens, and the gate of its results. Shader: `shaders/selective_scan.wgsl`.
+    ///
+    /// # Shapes
+    /// `vbc`: `[T, channels]`; `x`: `[T, inputs]`, of which gates and time steps count; `heads`: `[3 H]`, decays, biases of
+    /// the time steps, and factors of the values that are added; `matrices`: `[N_STATES, H, N, P]`; `y`: `[T, H P]`.
+    /// # Errors
+    /// [`Error::Shape`] if the operands disagree, [`Error::Operand`] for a shape that is out of range.
+    pub fn record(
+        &self,
+        rec: &mut Recorder,
+        state: &StepState,
+        [vbc, x, heads]: [&Tensor; 3],
+        matrices: &Tensor,
+        y: &Tensor,
+    ) -> Result<(), Error> {
+        const KERNEL: &str = "selective_scan";
+        let &SelectiveScan { n_groups, n_heads, state_dim, head_dim } = self;
+        let wrong = |operand, expected: &str, found: u32| {
+            Err(Error::Operand { kernel: KERNEL, operand, expected: expected.into(), found: found.to_string() })
+        };
+        if state_dim == 0 || state_dim > 256 || head_dim == 0 || head_dim > 256 {
+            return wrong("head_dim", "1 to 256, as the state's rows", head_dim.max(state_dim));
+        }
+        if n_groups == 0 || !n_heads.is_multiple_of(n_groups) {
+            return wrong("n_heads", "a multiple of the groups", n_heads);
+        }
+        let [n_tokens, _] = y.dims2(KERNEL, "y")?;
+        y.expect_shape(KERNEL, "y", &[n_tokens, self.inner_dim()])?;
+        vbc.expect_shape(KERNEL, "vbc", &[n_tokens, self.channels()])?;
+        x.expect_shape(KERNEL, "x", &[n_tokens, self.inputs()])?;
+        heads.expect_shape(KERNEL, "heads", &[3 * n_heads])?;
+        matrices.expect_shape(KERNEL, "matrices", &[N_STATES, n_heads, state_dim, head_dim])?;
+        let rounds = u64::from(n_tokens) * (u64::from(state_dim) + 1);
+        check_loop(rec.device(), KERNEL, rounds, n_tokens, "tokens")?;
+        let params = SelectiveScanParams {
+            n_tokens,
+            n_heads,
+            n_groups,
+            head_dim,
+            state_dim,
+            n_states: N_STATES,
+            x_stride: self.inputs(),
+            dt_start: self.inner_dim() + self.channels(),
+        };
+        let operands = [state.tensor(), vbc, x, heads, matrices, y];
+        let grid = fold(rec.device(), u64::from(self.inner_dim().div_ceil(64)));
+        rec.dispatch(&shaders::SELECTIVE_SCAN, None, &[], params, &operands, grid)
     }
 }

@@ -297,6 +297,8 @@ pub enum QkNorm {
     RotatedHeads,
     /// All queries of a token together, and all its keys, before they are rotated: OLMo 2.
     Whole,
+    /// Each head by itself, before it is rotated, and each head of values, without weights: Gemma 4.
+    HeadsAndValues,
 }
 
 impl QkNorm {
@@ -307,12 +309,14 @@ impl QkNorm {
             Some(QkNorm::Heads) => 1,
             Some(QkNorm::RotatedHeads) => 2,
             Some(QkNorm::Whole) => 3,
+            Some(QkNorm::HeadsAndValues) => 4,
         }
     }
 
     /// The norm of a code.
     pub(crate) fn of(code: u32) -> Option<QkNorm> {
-        [QkNorm::Heads, QkNorm::RotatedHeads, QkNorm::Whole].into_iter().find(|&norm| QkNorm::code(Some(norm)) == code)
+        let all = [QkNorm::Heads, QkNorm::RotatedHeads, QkNorm::Whole, QkNorm::HeadsAndValues];
+        all.into_iter().find(|&norm| QkNorm::code(Some(norm)) == code)
     }
 }
 
@@ -321,7 +325,7 @@ impl QkNorm {
 pub struct Heads<'a> {
     /// H.
     pub n_heads: u32,
-    /// Hkv.
+    /// Hkv. 0 where there are queries alone.
     pub n_kv_heads: u32,
     /// D, a multiple of 2.
     pub head_dim: u32,
@@ -329,7 +333,7 @@ pub struct Heads<'a> {
     pub first_column: u32,
     /// How queries and keys are rotated, and the table of angles, `[S, rot_dims / 2, 2]`. `None`: they are not.
     pub rope: Option<(&'a RopeConfig, &'a Tensor)>,
-    /// How queries and keys are normalised; the weights of queries and then those of keys, `[2 D]` or for
+    /// How queries and keys are normalised; the weights of queries and then those of keys, if there are any, `[2 D]` or for
     /// [`QkNorm::Whole`] `[(H + Hkv) D]`; and what is added to the mean square.
     pub norm: Option<(QkNorm, &'a Tensor, f32)>,
 }
@@ -352,7 +356,10 @@ impl Heads<'_> {
             Some((QkNorm::Whole, weight, _)) => {
                 weight.expect_shape(kernel, "weight", &[(self.n_heads + self.n_kv_heads) * self.head_dim])
             }
-            Some((_, weight, _)) => weight.expect_shape(kernel, "weight", &[2 * self.head_dim]),
+            Some((_, weight, _)) => {
+                let n_kinds = if self.n_kv_heads == 0 { 1 } else { 2 };
+                weight.expect_shape(kernel, "weight", &[n_kinds * self.head_dim])
+            }
             None => Ok(()),
         }
     }
@@ -405,7 +412,8 @@ fn head_groups(rec: &Recorder, kernel: &Kernel, variant: Option<WeightType>, n_h
 /// cache at `pos..`. Shader: `shaders/rope_kv.wgsl`.
 ///
 /// # Shapes
-/// `qkv`: `[T, first + (H + 2 Hkv) * D]`, D a multiple of 4; `q`: `[T, H * D]`.
+/// `qkv`: `[T, first + (H + 2 Hkv) * D]`, D a multiple of 4; `q`: `[T, H * D]`. With queries alone the cache is that of
+/// other heads, which stays as it is.
 /// # Errors
 /// [`Error::Shape`] or [`Error::Operand`] if the operands disagree.
 pub fn rope_kv(
@@ -425,7 +433,7 @@ pub fn rope_kv(
     let [n_tokens, _] = qkv.dims2("rope_kv", "qkv")?;
     qkv.expect_shape("rope_kv", "qkv", &[n_tokens, heads.qkv_dim()])?;
     q.expect_shape("rope_kv", "q", &[n_tokens, n_heads * head_dim])?;
-    let slots = cached.slots("rope_kv", n_kv_heads, head_dim)?;
+    let slots = if n_kv_heads > 0 { cached.slots("rope_kv", n_kv_heads, head_dim)? } else { 1 };
     let params = RopeKvParams {
         n_tokens,
         n_heads,
@@ -454,7 +462,7 @@ pub fn rope_kv(
 /// `tokens`: `[T, 3]`, id, position and type of each token; `qkv`: `[T, (H + 2 Hkv) D]`.
 /// # Errors
 /// [`Error::Shape`] if an operand disagrees with the heads, [`Error::Operand`] if these do not fit the rotation, or for
-/// [`QkNorm::Whole`], which cannot be taken in place.
+/// [`QkNorm::Whole`], which cannot be taken in place, and [`QkNorm::HeadsAndValues`], which no encoder has.
 pub fn rope_packed(rec: &mut Recorder, heads: &Heads<'_>, tokens: &Tensor, qkv: &Tensor) -> Result<(), Error> {
     let &Heads { n_heads, n_kv_heads, head_dim, .. } = heads;
     heads.check("rope_packed")?;
@@ -466,12 +474,12 @@ pub fn rope_packed(rec: &mut Recorder, heads: &Heads<'_>, tokens: &Tensor, qkv: 
             found: heads.first_column.to_string(),
         });
     }
-    if let Some((QkNorm::Whole, ..)) = heads.norm {
+    if let Some((norm @ (QkNorm::Whole | QkNorm::HeadsAndValues), ..)) = heads.norm {
         return Err(Error::Operand {
             kernel: "rope_packed",
             operand: "norm",
-            expected: "one of each head".into(),
-            found: "one of all heads together".into(),
+            expected: "one of each head of queries and keys".into(),
+            found: format!("{norm:?}"),
         });
     }
     let [n_tokens, _] = qkv.dims2("rope_packed", "qkv")?;

@@ -6,10 +6,12 @@ mod bert;
 mod ernie;
 mod exaone4;
 mod gemma;
+mod gemma4;
 mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
+mod granite_hybrid;
 mod hunyuan;
 mod lfm2;
 mod llama;
@@ -69,7 +71,7 @@ pub(super) struct Architecture {
 }
 
 /// All of them.
-const ALL: [Architecture; 28] = [
+const ALL: [Architecture; 31] = [
     llama::LLAMA,
     llama::MISTRAL3,
     llama::MIXTRAL,
@@ -81,9 +83,12 @@ const ALL: [Architecture; 28] = [
     gemma::GEMMA,
     gemma::GEMMA2,
     gemma::GEMMA3,
+    gemma4::GEMMA4,
     phi3::PHI3,
     smollm3::SMOLLM3,
     granite::GRANITE,
+    granite_hybrid::GRANITE_HYBRID,
+    granite_hybrid::GRANITE_MOE,
     olmo::OLMO2,
     olmo::OLMO3,
     olmo::OLMOE,
@@ -190,18 +195,14 @@ impl Architecture {
     /// Llama (Touvron et al. 2023, arXiv:2302.13971) of these keys.
     fn llama_like(&self, keys: &Keys<'_>) -> Result<ModelConfig, Error> {
         // Before they are divided or counted to.
-        let limited = |key: Key, max: u32| match keys.required(key)? {
-            value if (1..=max).contains(&value) => Ok(value),
-            value => Err(keys.wrong(key, format!("1 to {max}"), value)),
+        let optional = |key: Key, max: u32| match keys.u32(key)? {
+            Some(value) if !(1..=max).contains(&value) => Err(keys.wrong(key, format!("1 to {max}"), value)),
+            value => Ok(value),
         };
+        let limited = |key: Key, max: u32| optional(key, max)?.ok_or_else(|| keys.missing(key));
         let (dim, n_layers, n_heads) = (limited(WIDTH, MAX_DIM)?, limited(LAYERS, MAX_LAYERS)?, keys.required(HEADS)?);
         let divided = (n_heads > 0 && dim.is_multiple_of(n_heads)).then(|| dim / n_heads);
-        const HEAD_DIM: Key = Key("attention.key_length", "head_dim");
-        let stated = keys.u32(HEAD_DIM)?;
-        if let Some(found) = stated.filter(|found| !(1..=MAX_DIM).contains(found)) {
-            return Err(keys.wrong(HEAD_DIM, format!("1 to {MAX_DIM}"), found));
-        }
-        let head_dim = stated.or(divided);
+        let head_dim = optional(Key("attention.key_length", "head_dim"), MAX_DIM)?.or(divided);
         let head_dim = head_dim.ok_or_else(|| keys.wrong(HEADS, format!("a divisor of the width {dim}"), n_heads))?;
         if let Some(found) = keys.u32(VALUE_DIM)?.filter(|&found| found != head_dim) {
             return Err(keys.unsupported(VALUE_DIM, found, &format!("that of keys, {head_dim}")));
@@ -211,7 +212,7 @@ impl Architecture {
         if !(share > 0.0 && share <= 1.0) {
             return Err(keys.wrong(SHARE, "a number above 0, up to 1".into(), share));
         }
-        let rot_dims = keys.u32(Key("rope.dimension_count", ""))?.unwrap_or((head_dim as f32 * share) as u32);
+        let rot_dims = optional(Key("rope.dimension_count", ""), MAX_DIM)?.unwrap_or((head_dim as f32 * share) as u32);
         let max_seq_len = limited(CONTEXT, MAX_CONTEXT)?;
         let rope = RopeConfig {
             rot_dims,
@@ -231,14 +232,16 @@ impl Architecture {
             qk_norm: None,
             sinks: false,
             gated: false,
+            keys_of: None,
         };
+        let widths = keys.each_u32(FFN_WIDTH, n_layers)?;
         let block = Block {
             attention,
             recurrence: None,
             feed_forward: FeedForward {
                 experts: None,
-                dim: match (keys.u32(FFN_WIDTH)?, self.ffn_widths) {
-                    (Some(ffn_dim), _) => ffn_dim,
+                dim: match (widths.as_ref().and_then(|widths| widths.first()), self.ffn_widths) {
+                    (Some(&ffn_dim), _) => ffn_dim,
                     (None, Some(widths)) => dim.saturating_mul(widths),
                     (None, None) => return Err(keys.missing(FFN_WIDTH)),
                 },
@@ -246,11 +249,16 @@ impl Architecture {
             },
             attn_norm: NormPlace::Before,
             ffn_norm: NormPlace::Before,
+            per_layer: false,
+            output_scale: false,
             parallel: false,
         };
         let mut blocks = vec![block; n_layers as usize];
         for (block, n_kv_heads) in blocks.iter_mut().zip(keys.each_u32(KV_HEADS, n_layers)?.into_iter().flatten()) {
             block.attention.n_kv_heads = n_kv_heads;
+        }
+        for (block, ffn_dim) in blocks.iter_mut().zip(widths.into_iter().flatten()) {
+            block.feed_forward.dim = ffn_dim;
         }
         let vocab_size = match keys.is_gguf() {
             true => keys.rows("token_embd.weight")?,
@@ -272,6 +280,7 @@ impl Architecture {
             ropes: vec![rope],
             positions: None,
             n_token_types: 0,
+            per_layer: None,
             embd_norm: false,
             output_norm: true,
             embd_scale: 1.0,
@@ -414,6 +423,7 @@ const THETA: Key = Key(
      global_rope_theta|rotary_emb_base|theta",
 );
 const WINDOW: Key = Key("attention.sliding_window", "sliding_window");
+const FINAL_SOFT_CAP: Key = Key("final_logit_softcapping", "final_logit_softcapping");
 pub(super) const FURTHER_LAYERS: Key = Key("nextn_predict_layers", "num_nextn_predict_layers");
 const EXPERTS: Key = Key("expert_count", "num_local_experts|num_experts");
 const KV_HEADS: Key = Key("attention.head_count_kv", "num_key_value_heads");

@@ -111,6 +111,19 @@ impl Catalog {
         self.tensors.insert(name, Entry { file, info, stored, scales: None });
     }
 
+    /// Adds a tensor whose rows are those of two of a layer, the first half and the second.
+    pub(super) fn insert_halves(&mut self, layer: &str, names: [&str; 2], file: usize, info: &TensorInfo) {
+        let mut half = info.clone();
+        half.size_bytes /= 2;
+        if let Some(rows) = half.shape.first_mut() {
+            *rows /= 2;
+        }
+        for (i, name) in names.into_iter().enumerate() {
+            let offset = info.offset + i as u64 * half.size_bytes;
+            self.insert(format!("{layer}.{name}.weight"), file, TensorInfo { offset, ..half.clone() }, Stored::AsRead);
+        }
+    }
+
     /// Adds a tensor of MXFP4 whose exponents are in a tensor of their own.
     ///
     /// # Errors
@@ -203,6 +216,10 @@ impl WeightSource for Catalog {
         if let (true, [channels, 1, taps]) = (name.contains("conv"), &shape[..]) {
             shape = vec![*channels, *taps];
         }
+        // Numbers of heads are columns, and a norm of all of them is a row.
+        if [".ssm_a.", ".ssm_d.", ".ssm_norm."].iter().any(|part| name.contains(part)) {
+            shape = vec![shape.iter().product()];
+        }
         // A product with one row.
         if let (true, [columns]) = (name.ends_with("ffn_gate_inp_shexp.weight"), &shape[..]) {
             shape = vec![1, *columns];
@@ -224,7 +241,8 @@ pub(crate) struct Widened<'a>(pub &'a Catalog);
 impl WeightSource for Widened<'_> {
     fn describe(&self, name: &str) -> Option<SourceTensor> {
         let tensor = self.0.describe(name)?;
-        let widens = matches!(tensor.weight, WeightType::F16 | WeightType::BF16) && name != "token_embd.weight";
+        let is_table = ["token_embd.weight", "per_layer_token_embd.weight"].contains(&name);
+        let widens = matches!(tensor.weight, WeightType::F16 | WeightType::BF16) && !is_table;
         Some(SourceTensor { weight: if widens { WeightType::F32 } else { tensor.weight }, ..tensor })
     }
 }

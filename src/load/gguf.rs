@@ -4,7 +4,7 @@ use super::architectures::{Architecture, FURTHER_LAYERS, refused};
 use super::catalog::{Catalog, check_type, floats};
 use super::keys::{Keys, Source};
 use super::unread::FURTHER_TOKENS;
-use super::{ModelHeader, ModelShape, gguf_encoder, vocab_from_gguf};
+use super::{ChatSource, ModelHeader, ModelShape, gguf_encoder, vocab_from_gguf};
 use crate::error::Error;
 use crate::formats::TensorInfo;
 use crate::formats::gguf::{Gguf, Metadata};
@@ -76,14 +76,9 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
             found: tokenizer.vocab_size().to_string(),
         });
     }
-    Ok(ModelHeader {
-        name: metadata.get_str("general.name")?.unwrap_or(name).to_owned(),
-        shape,
-        tokenizer,
-        chat_template: metadata.get_str("tokenizer.chat_template")?.map(str::to_owned),
-        catalog,
-        unread,
-    })
+    let chat = ChatSource::of_gguf(metadata, tokenizer.as_ref().ok())?;
+    let name = metadata.get_str("general.name")?.unwrap_or(name).to_owned();
+    Ok(ModelHeader { name, shape, tokenizer, chat, catalog, unread })
 }
 
 /// The architecture that a file names, and its name.

@@ -8,9 +8,9 @@ use super::architectures::{Architecture, FURTHER_LAYERS, refused};
 use super::catalog::{Catalog, Stored, check_type};
 use super::keys::{Key, Keys, Source};
 use super::unread::{self, FURTHER_TOKENS};
+use super::{ChatSource, ModelHeader, ModelShape, encoder, mxfp4};
 #[cfg(not(target_arch = "wasm32"))]
 use super::{FileBytes, ModelFile};
-use super::{ModelHeader, ModelShape, encoder, mxfp4};
 use crate::error::Error;
 use crate::formats::TensorInfo;
 use crate::formats::config_json::ConfigJson;
@@ -25,9 +25,13 @@ pub(super) const TOKENIZER: &str = "tokenizer.json";
 /// Name of the tokenizer's configuration, which may be missing.
 pub(super) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// Name of the defaults for generation, which may be missing.
-pub(super) const GENERATION_CONFIG: &str = "generation_config.json";
-/// Name of the chat template where it is a file of its own.
-pub(super) const CHAT_TEMPLATE: &str = "chat_template.jinja";
+const GENERATION_CONFIG: &str = "generation_config.json";
+/// Names of the chat template where it is a file of its own.
+const CHAT_TEMPLATE: &str = "chat_template.jinja";
+const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
+/// Names of further templates, as `transformers` writes them.
+const TOOL_TEMPLATE: &str = "additional_chat_templates/tool_use.jinja";
+const RAG_TEMPLATE: &str = "additional_chat_templates/rag.jinja";
 /// Names of what sentence-transformers adds to a folder.
 pub(super) const MODULES: &str = "modules.json";
 pub(super) const POOLING: &str = "1_Pooling/config.json";
@@ -35,6 +39,23 @@ pub(super) const SENTENCE_CONFIG: &str = "sentence_bert_config.json";
 pub(super) const PROMPTS: &str = "config_sentence_transformers.json";
 /// Name of the list of shards, which may be missing.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
+
+/// The small files of a folder.
+const TEXTS: [&str; 13] = [
+    CONFIG,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    GENERATION_CONFIG,
+    CHAT_TEMPLATE,
+    CHAT_TEMPLATE_JSON,
+    TOOL_TEMPLATE,
+    RAG_TEMPLATE,
+    INDEX,
+    MODULES,
+    POOLING,
+    SENTENCE_CONFIG,
+    PROMPTS,
+];
 
 /// The small files of a folder, those that are there.
 #[derive(Debug, Default)]
@@ -44,6 +65,9 @@ pub(super) struct Texts {
     pub tokenizer_config: Option<Vec<u8>>,
     pub generation_config: Option<Vec<u8>>,
     pub chat_template: Option<Vec<u8>>,
+    pub chat_template_json: Option<Vec<u8>>,
+    pub tool_template: Option<Vec<u8>>,
+    pub rag_template: Option<Vec<u8>>,
     pub index: Option<Vec<u8>>,
     pub modules: Option<Vec<u8>>,
     pub pooling: Option<Vec<u8>>,
@@ -60,6 +84,9 @@ impl Texts {
             TOKENIZER_CONFIG => &mut self.tokenizer_config,
             GENERATION_CONFIG => &mut self.generation_config,
             CHAT_TEMPLATE => &mut self.chat_template,
+            CHAT_TEMPLATE_JSON => &mut self.chat_template_json,
+            TOOL_TEMPLATE => &mut self.tool_template,
+            RAG_TEMPLATE => &mut self.rag_template,
             INDEX => &mut self.index,
             MODULES => &mut self.modules,
             POOLING => &mut self.pooling,
@@ -112,13 +139,7 @@ pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)
         let bytes = texts.tokenizer.as_ref().ok_or_else(|| missing(TOKENIZER))?;
         Tokenizer::from_json(bytes, &config).map_err(in_file(TOKENIZER))
     });
-    let chat_template = match (&texts.chat_template, &texts.tokenizer_config) {
-        (Some(bytes), _) => Some(String::from_utf8_lossy(bytes).into_owned()),
-        // A broken file is the tokenizer's error.
-        (None, Some(bytes)) => template_in(bytes).unwrap_or_default(),
-        (None, None) => None,
-    };
-    Ok(ModelHeader { name: name.to_owned(), shape, tokenizer, chat_template, catalog, unread })
+    Ok(ModelHeader { name: name.to_owned(), shape, tokenizer, chat: ChatSource::of_folder(texts), catalog, unread })
 }
 
 /// The part of a configuration that is about text, where others are about pictures and sounds. What stands beside it of all
@@ -160,7 +181,10 @@ fn catalog(
         };
         check_type("safetensors", tensor).map_err(in_file)?;
         let stored = (architecture.stored)(&name, n_heads);
-        catalog.insert(name, file, tensor.clone(), stored);
+        match name.strip_suffix(".ffn_gate_up_shexp.weight") {
+            Some(layer) => catalog.insert_halves(layer, ["ffn_gate_shexp", "ffn_up_shexp"], file, tensor),
+            None => catalog.insert(name, file, tensor.clone(), stored),
+        }
     }
     for (name, stem, file, blocks) in halves {
         let in_file = |error: Error| error.in_file(&weights[file].0);
@@ -180,19 +204,6 @@ fn unknown(tensor: &TensorInfo) -> Error {
     }
 }
 
-/// The chat template in a `tokenizer_config.json`: a text, or the one called `default` in a list.
-fn template_in(json: &[u8]) -> Result<Option<String>, Error> {
-    let json = ConfigJson::parse(json)?;
-    let template = match json.get("chat_template")? {
-        Some(serde_json::Value::Array(named)) => named
-            .iter()
-            .find(|entry| entry.get("name").is_some_and(|name| name == "default"))
-            .and_then(|entry| entry.get("template")),
-        other => other,
-    };
-    Ok(template.and_then(|template| template.as_str()).map(str::to_owned))
-}
-
 /// Opens a folder, or one `.safetensors` file with the `config.json` beside it.
 #[cfg(not(target_arch = "wasm32"))]
 pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
@@ -201,18 +212,7 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
         false => path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new(".")),
     };
     let mut texts = Texts::default();
-    for name in [
-        CONFIG,
-        TOKENIZER,
-        TOKENIZER_CONFIG,
-        GENERATION_CONFIG,
-        CHAT_TEMPLATE,
-        INDEX,
-        MODULES,
-        POOLING,
-        SENTENCE_CONFIG,
-        PROMPTS,
-    ] {
+    for name in TEXTS {
         let path = folder.join(name);
         if let Some(slot) = texts.slot(name)
             && path.exists()

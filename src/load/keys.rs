@@ -95,6 +95,15 @@ impl<'a> Keys<'a> {
         self.find(key, Metadata::get_u32, ConfigJson::get_u32)
     }
 
+    /// An integer that a `config.json` has for one layer alone, under the name that it has for all.
+    pub fn of_layer(&self, layer: usize, name: &str) -> Result<Option<u32>, Error> {
+        let Source::Json(json) = self.source else { return Ok(None) };
+        let path = format!("per_layer_config.{layer}.{name}");
+        let found = json.get_u32(&path);
+        self.asked.borrow_mut().insert(path);
+        found
+    }
+
     /// A number.
     pub fn f32(&self, key: Key) -> Result<Option<f32>, Error> {
         self.find(key, Metadata::get_f32, ConfigJson::get_f32)
@@ -141,6 +150,11 @@ impl<'a> Keys<'a> {
             _ => metadata.get_bool_array(name),
         };
         self.find(key, in_gguf, |_, _| Ok(None))
+    }
+
+    /// A value of a `config.json`, whatever it is.
+    pub fn json(&self, key: Key) -> Option<&'a serde_json::Value> {
+        self.find(key, |_, _| Ok(None), ConfigJson::get).ok().flatten()
     }
 
     /// Texts.

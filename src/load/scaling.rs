@@ -65,18 +65,42 @@ pub(super) fn read(keys: &Keys<'_>, rot_dims: u32, max_seq_len: u32) -> Result<R
                 factor: required(FACTOR)?,
                 low_freq_factor,
                 high_freq_factor,
-                original_max_seq_len: required(ORIGINAL)?,
+                original_max_seq_len: original(keys)?,
             })
         }
-        Some("yarn") => yarn(keys, required(FACTOR)?, required(ORIGINAL)?),
+        Some("proportional") if !keys.is_gguf() => proportional(keys, rot_dims),
+        Some("yarn") => yarn(keys, required(FACTOR)?, original(keys)?),
         Some(other) => {
             let supported = match keys.is_gguf() {
                 true => "none, linear, yarn, or tensors of factors",
-                false => "default, linear, llama3, yarn, longrope with its factors",
+                false => "default, linear, llama3, yarn, proportional, longrope with its factors",
             };
             Err(keys.unsupported(KIND, other, supported))
         }
     }
+}
+
+/// The context length before scaling, which must be there.
+fn original(keys: &Keys<'_>) -> Result<f64, Error> {
+    match keys.required(ORIGINAL)? {
+        0 => Err(keys.wrong(ORIGINAL, "1 or more".into(), 0)),
+        length => Ok(f64::from(length)),
+    }
+}
+
+/// Gemma 4's: a share of the pairs turns, with the frequencies that they have among all; the others stay.
+fn proportional(keys: &Keys<'_>, rot_dims: u32) -> Result<RopeScaling, Error> {
+    /// As GGUF files have it in place of infinity.
+    const STILL: f32 = 1e30;
+    const SHARE: Key = key!("partial_rotary_factor");
+    let share = keys.f32(SHARE)?.unwrap_or(1.0);
+    if !(share > 0.0 && share <= 1.0) {
+        return Err(keys.wrong(SHARE, "a number above 0, up to 1".into(), share));
+    }
+    let factor = positive(keys, FACTOR)?.unwrap_or(1.0) as f32;
+    let n_turning = (share * rot_dims as f32 / 2.0) as u32;
+    let of_pair = |i| if i < n_turning { factor } else { STILL };
+    Ok(RopeScaling::Factors((0..rot_dims / 2).map(of_pair).collect()))
 }
 
 /// LongRoPE's numbers. Where files do not state by how much elements grow, it follows from the contexts.
@@ -103,10 +127,7 @@ pub(super) fn query_growth(keys: &Keys<'_>) -> Result<Option<QueryGrowth>, Error
     // The context, for which transformers has a name of its own here.
     keys.says(key!("max_position_embeddings"));
     let Some(beta) = positive(keys, BETA)? else { return Ok(None) };
-    match keys.required(ORIGINAL)? {
-        0 => Err(keys.wrong(ORIGINAL, "1 or more".into(), 0)),
-        length => Ok(Some(QueryGrowth { beta, length })),
-    }
+    Ok(Some(QueryGrowth { beta, length: original(keys)? as u32 }))
 }
 
 /// YaRN's numbers, with the defaults of transformers. The rotated elements grow by a magnitude, which both formats may

@@ -34,6 +34,8 @@ pub fn vocab_from_gguf(metadata: &Metadata) -> Result<Vocab, Error> {
         Some("modern-bert") => Some(false),
         _ => metadata.get_bool("tokenizer.ggml.add_sep_token")?,
     };
+    // SentencePiece's vocabulary of Phi-3 and 3.5. Phi-4's is another.
+    let is_phi3 = model == "llama" && metadata.get_str("general.architecture")? == Some("phi3");
     let owned = |texts: Vec<&str>| texts.into_iter().map(str::to_owned).collect();
     Ok(Vocab {
         model: model.into(),
@@ -57,6 +59,7 @@ pub fn vocab_from_gguf(metadata: &Metadata) -> Result<Vocab, Error> {
         add_space_prefix: metadata.get_bool("tokenizer.ggml.add_space_prefix")?,
         remove_extra_spaces: metadata.get_bool("tokenizer.ggml.remove_extra_whitespaces")?,
         charsmap: metadata.get_byte_array("tokenizer.ggml.precompiled_charsmap")?.unwrap_or_default(),
+        special_strips_right: is_phi3,
         lowercase: metadata.get_bool("tokenizer.ggml.normalizer.lowercase")?,
     })
 }

@@ -1,6 +1,6 @@
 //! What one layer of a transformer does. Decoders and encoders are made of the same blocks.
 
-use crate::kernels::{AttentionConfig, DeltaRule, Gate, Gelu, QkNorm, Router};
+use crate::kernels::{AttentionConfig, DeltaRule, Gate, Gelu, QkNorm, Router, SelectiveScan};
 
 /// One layer: attention, then a feed-forward, each added to the residual stream.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,6 +15,11 @@ pub struct Block {
     pub attn_norm: NormPlace,
     /// Where the feed-forward's norms stand.
     pub ffn_norm: NormPlace,
+    /// Whether a third half adds what the layer makes of its part of the token's per-layer embedding:
+    /// [`ModelConfig::per_layer`](super::ModelConfig::per_layer).
+    pub per_layer: bool,
+    /// Whether the stream is multiplied by a number of the layer's own at its end: Gemma 4.
+    pub output_scale: bool,
     /// Whether both halves read the same residual stream, as in GPT-NeoX, rather than the second one the sum after the
     /// first.
     pub parallel: bool,
@@ -71,6 +76,13 @@ pub enum Recurrence {
         /// Inputs that the convolution sees: `ssm.conv_kernel`; `linear_conv_kernel_dim`.
         taps: u32,
     },
+    /// A selective scan over what a convolution makes of values, and of what states are written and read by: Mamba 2.
+    Mamba2 {
+        /// Its shape: `ssm.group_count`, `ssm.time_step_rank`, `ssm.state_size`; `mamba_n_groups` and so on.
+        scan: SelectiveScan,
+        /// Inputs that the convolution sees: `ssm.conv_kernel`; `mamba_d_conv`.
+        taps: u32,
+    },
 }
 
 impl Recurrence {
@@ -79,6 +91,7 @@ impl Recurrence {
         match self {
             Recurrence::ShortConv { .. } => 3 * dim,
             Recurrence::DeltaNet { rule, .. } => rule.inputs(),
+            Recurrence::Mamba2 { scan, .. } => scan.inputs(),
         }
     }
 
@@ -87,6 +100,7 @@ impl Recurrence {
         match self {
             Recurrence::ShortConv { .. } => dim,
             Recurrence::DeltaNet { rule, .. } => rule.n_heads * rule.value_dim,
+            Recurrence::Mamba2 { scan, .. } => scan.inner_dim(),
         }
     }
 
@@ -95,13 +109,16 @@ impl Recurrence {
         match self {
             Recurrence::ShortConv { .. } => dim,
             Recurrence::DeltaNet { rule, .. } => rule.channels(),
+            Recurrence::Mamba2 { scan, .. } => scan.channels(),
         }
     }
 
     /// Inputs that its convolution sees.
     pub fn taps(&self) -> u32 {
         match *self {
-            Recurrence::ShortConv { taps } | Recurrence::DeltaNet { taps, .. } => taps,
+            Recurrence::ShortConv { taps } | Recurrence::DeltaNet { taps, .. } | Recurrence::Mamba2 { taps, .. } => {
+                taps
+            }
         }
     }
 
@@ -110,6 +127,7 @@ impl Recurrence {
         match self {
             Recurrence::ShortConv { .. } => None,
             Recurrence::DeltaNet { rule, .. } => Some([rule.n_heads, rule.key_dim, rule.value_dim]),
+            Recurrence::Mamba2 { scan, .. } => Some([scan.n_heads, scan.state_dim, scan.head_dim]),
         }
     }
 }
@@ -137,6 +155,8 @@ pub struct Attention {
     pub sinks: bool,
     /// Whether its results are multiplied by the sigmoid of gates, which are projected before the queries.
     pub gated: bool,
+    /// The earlier layer whose keys and values it reads, in place of some of its own.
+    pub keys_of: Option<usize>,
 }
 
 /// A feed-forward.
@@ -191,9 +211,14 @@ impl Attention {
         if self.gated { self.q_dim() } else { 0 }
     }
 
-    /// Columns of gates, queries, keys and values side by side.
+    /// Key/value heads that it projects.
+    pub fn own_kv_heads(&self) -> u32 {
+        if self.keys_of.is_some() { 0 } else { self.n_kv_heads }
+    }
+
+    /// Columns of gates, queries, and its own keys and values side by side.
     pub fn qkv_dim(&self) -> u32 {
-        self.gate_dim() + self.q_dim() + 2 * self.kv_dim()
+        self.gate_dim() + self.q_dim() + 2 * self.own_kv_heads() * self.head_dim
     }
 
     /// H, Hkv and D.

@@ -2,7 +2,7 @@
 
 use super::block::{Attention, Block, Experts, FeedForward, NormPlace, Recurrence};
 use crate::error::Error;
-use crate::kernels::{MAX_EXPERTS, MAX_PAST, RopeConfig};
+use crate::kernels::{MAX_EXPERTS, MAX_HEAD_DIM, MAX_PAST, RopeConfig, SelectiveScan};
 
 /// Shape of a decoder or an encoder. Each field names its key in GGUF metadata (the architecture comes first) and
 /// in `config.json`.
@@ -28,6 +28,8 @@ pub struct ModelConfig {
     pub positions: Option<PositionTable>,
     /// Rows of the table of token types: `token_type_count`; `type_vocab_size`. 0: there is none.
     pub n_token_types: u32,
+    /// The second table of tokens, of which each layer reads a part, if there is one.
+    pub per_layer: Option<PerLayer>,
     /// Whether the sum of the embeddings is normalised.
     pub embd_norm: bool,
     /// Whether the last layer's output is normalised.
@@ -58,6 +60,15 @@ pub enum NormKind {
     Rms,
 }
 
+/// A second table of tokens, whose rows have a part for each layer: Gemma 4's per-layer embeddings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PerLayer {
+    /// P, width of a layer's part: `embedding_length_per_layer_input`; `hidden_size_per_layer_input`.
+    pub dim: u32,
+    /// Its rows: those of `per_layer_token_embd.weight`; `vocab_size_per_layer_input`.
+    pub vocab_size: u32,
+}
+
 /// A table of positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PositionTable {
@@ -69,6 +80,13 @@ impl ModelConfig {
     /// Whether a layer keeps a state of fixed size, so that a sequence can only go back to positions whose state is kept.
     pub fn is_recurrent(&self) -> bool {
         self.blocks.iter().any(|block| block.recurrence.is_some())
+    }
+
+    /// Names of tensors that files may have and that no pass reads: keys and values of layers that read another's.
+    pub(crate) fn unread(&self) -> Vec<String> {
+        const NAMES: [&str; 3] = ["attn_k", "attn_v", "attn_k_norm"];
+        let shared = self.blocks.iter().enumerate().filter(|(_, block)| block.attention.keys_of.is_some());
+        shared.flat_map(|(l, _)| NAMES.map(|name| format!("blk.{l}.{name}.weight"))).collect()
     }
 
     /// Layers.
@@ -128,6 +146,18 @@ impl ModelConfig {
                 return Err(config_error("rope.freq_base (rope_theta)", "a finite number from 1".into(), rope.theta));
             }
         }
+        if let Some(PerLayer { dim, vocab_size }) = self.per_layer {
+            in_range("embedding_length_per_layer_input (hidden_size_per_layer_input)", dim, MAX_DIM)?;
+            in_range("vocab_size_per_layer_input", vocab_size, 1 << 24)?;
+        }
+        for (l, block) in self.blocks.iter().enumerate() {
+            self.check_shared_keys(l, &block.attention)?;
+            let is_dense = block.feed_forward.experts.is_none() && block.ffn_norm.is_on_result();
+            if block.output_scale && !block.per_layer && !is_dense {
+                let expected = "a norm of the layer's last result, which no mixture of experts is".into();
+                return Err(config_error("layer_output_scale (layer_scalar)", expected, format!("layer {l}")));
+            }
+        }
         self.blocks.iter().try_for_each(|block| {
             match &block.recurrence {
                 Some(recurrence) => check_recurrence(recurrence)?,
@@ -137,11 +167,28 @@ impl ModelConfig {
         })
     }
 
+    /// Refuses a layer that reads keys which no earlier layer has in its shape.
+    fn check_shared_keys(&self, l: usize, attention: &Attention) -> Result<(), Error> {
+        let Some(of) = attention.keys_of else { return Ok(()) };
+        let has_such_keys = |block: &Block| {
+            let Attention { n_kv_heads, head_dim, keys_of, .. } = block.attention;
+            let is_alike = (n_kv_heads, head_dim) == (attention.n_kv_heads, attention.head_dim);
+            block.recurrence.is_none() && keys_of.is_none() && is_alike
+        };
+        match self.blocks.get(of).is_some_and(|block| of < l && has_such_keys(block)) {
+            true => Ok(()),
+            false => {
+                let expected = format!("an earlier layer with keys of the same heads for layer {l}");
+                Err(config_error("attention.shared_kv_layers (num_kv_shared_layers)", expected, format!("layer {of}")))
+            }
+        }
+    }
+
     fn check_attention(&self, attention: &Attention) -> Result<(), Error> {
         let &Attention { n_heads, n_kv_heads, head_dim, window, scale, .. } = attention;
         in_range("attention.head_count (num_attention_heads)", n_heads, MAX_HEADS)?;
         in_range("attention.head_count_kv (num_key_value_heads)", n_kv_heads, MAX_HEADS)?;
-        in_range("attention.key_length (head_dim)", head_dim, 256)?;
+        in_range("attention.key_length (head_dim)", head_dim, MAX_HEAD_DIM)?;
         if !n_heads.is_multiple_of(n_kv_heads) {
             let expected = format!("a divisor of the {n_heads} query heads");
             return Err(config_error("attention.head_count_kv (num_key_value_heads)", expected, n_kv_heads));
@@ -177,8 +224,13 @@ pub(crate) const MAX_CONTEXT: u32 = 1 << 28;
 const MAX_HEADS: u32 = 1 << 12;
 
 fn check_recurrence(recurrence: &Recurrence) -> Result<(), Error> {
-    in_range("shortconv.l_cache, ssm.conv_kernel (linear_conv_kernel_dim)", recurrence.taps(), MAX_PAST + 1)?;
-    let Recurrence::DeltaNet { rule, .. } = recurrence else { return Ok(()) };
+    let field = "shortconv.l_cache, ssm.conv_kernel (linear_conv_kernel_dim, mamba_d_conv)";
+    in_range(field, recurrence.taps(), MAX_PAST + 1)?;
+    let rule = match recurrence {
+        Recurrence::ShortConv { .. } => return Ok(()),
+        Recurrence::Mamba2 { scan, .. } => return check_scan(scan),
+        Recurrence::DeltaNet { rule, .. } => rule,
+    };
     in_range("ssm.state_size (linear_key_head_dim)", rule.key_dim, 256)?;
     in_range("ssm.inner_size (linear_value_head_dim)", rule.value_dim, 256)?;
     in_range("ssm.group_count (linear_num_key_heads)", rule.n_key_heads, MAX_HEADS)?;
@@ -189,6 +241,17 @@ fn check_recurrence(recurrence: &Recurrence) -> Result<(), Error> {
             let expected = format!("a multiple of the {} key heads", rule.n_key_heads);
             Err(config_error("ssm.time_step_rank (linear_num_value_heads)", expected, rule.n_heads))
         }
+    }
+}
+
+fn check_scan(scan: &SelectiveScan) -> Result<(), Error> {
+    in_range("ssm.state_size (mamba_d_state)", scan.state_dim, 256)?;
+    in_range("ssm.inner_size (mamba_expand)", scan.head_dim, 256)?;
+    in_range("ssm.time_step_rank (mamba_n_heads)", scan.n_heads, MAX_HEADS)?;
+    // With more, the results of each would be normalised by themselves.
+    match scan.n_groups {
+        1 => Ok(()),
+        n => Err(config_error("ssm.group_count (mamba_n_groups)", "1".into(), n)),
     }
 }
 

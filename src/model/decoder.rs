@@ -72,7 +72,8 @@ impl Transformer {
         };
         let h = rec.temporary("h", &[n_tokens, self.config.dim])?;
         embed(rec, &io.state, &io.tokens, &embedding, &h)?; // [T, C]
-        self.record_blocks(rec, Flow::Cached(io, cache), h, tap)
+        let parts = self.record_parts(rec, io, &h)?; // [T, L P]
+        self.record_blocks(rec, Flow::Cached(io, cache), parts.as_ref(), h, tap)
     }
 
     /// Records the final norm and the head: the logits of each row of `h`.

@@ -127,7 +127,7 @@ impl Transformer {
         let tables = [&weights.positions, &weights.token_types].map(Option::as_ref);
         embed_sum(rec, &io.tokens, &weights.token_embd, tables[0], tables[1], &sum)?; // [T, C]
         let h = self.normed(rec, weights.embd_norm.as_ref(), &sum)?; // [T, C]
-        let h = self.record_blocks(rec, Flow::Packed(io), h, &mut |_, _| Ok(()))?; // [T, C]
+        let h = self.record_blocks(rec, Flow::Packed(io), None, h, &mut |_, _| Ok(()))?; // [T, C]
         self.normed(rec, weights.output_norm.as_ref(), &h) // [T, C]
     }
 

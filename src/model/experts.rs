@@ -2,8 +2,7 @@
 
 use super::block::{Between, Experts, SharedExpert};
 use super::forward::Transformer;
-use super::stack::{Destination, Joined, RowPlaces, Stack, WeightSource, describe};
-use super::weights::table;
+use super::stack::{Destination, Joined, RowPlaces, Stack, WeightSource, describe, table};
 use crate::device::Device;
 use crate::dtype::WeightType;
 use crate::error::Error;
@@ -355,7 +354,7 @@ impl Transformer {
             }
         }
         match on_result {
-            Some(norm) => self.add_normed(rec, norm, &result, &h).map(|()| h),
+            Some(norm) => self.add_normed(rec, norm, None, &result, &h).map(|()| h),
             None => self.normed(rec, after, &h),
         }
     }

@@ -41,6 +41,18 @@ pub(super) enum Flow<'a> {
     Packed(&'a BatchTensors),
 }
 
+/// The end of a block's half: a product, added to the residual stream.
+struct HalfEnd<'a> {
+    product: &'a Stack,
+    /// Of its input, where that is no residual stream.
+    norm: Option<Norm<'a>>,
+    /// Where the half's norms stand, and these.
+    place: NormPlace,
+    norms: &'a HalfNorms,
+    /// What the sum is multiplied by, where the result is normalised.
+    factor: Option<&'a Tensor>,
+}
+
 /// Receives the residual stream after the embedding and after each block.
 pub type Tap<'a> = &'a mut dyn FnMut(&mut Recorder, &Tensor) -> Result<(), Error>;
 
@@ -85,17 +97,21 @@ impl Transformer {
         self.weights.tensors().chain(&self.ropes)
     }
 
-    /// Records all blocks: `[T, C]` to `[T, C]`.
+    /// Records all blocks: `[T, C]` to `[T, C]`. `parts`: all layers' per-layer embeddings, where there are some.
     pub(super) fn record_blocks(
         &self,
         rec: &mut Recorder,
         flow: Flow<'_>,
+        parts: Option<&Tensor>,
         mut h: Tensor,
         tap: Tap<'_>,
     ) -> Result<Tensor, Error> {
         tap(rec, &h)?;
         for l in 0..self.config.blocks.len() {
             h = self.record_block(rec, flow, l, h)?; // [T, C]
+            if let (Some(half), Some(parts)) = (&self.weights.blocks[l].per_layer, parts) {
+                self.record_per_layer(rec, l, half, parts, &h)?; // [T, C]
+            }
             tap(rec, &h)?;
         }
         Ok(h)
@@ -106,7 +122,15 @@ impl Transformer {
         let (block, weights) = (&self.config.blocks[l], &self.weights.blocks[l]);
         let mixed = self.record_attention(rec, flow, l, &h)?; // [T, H D]
         let beside = if block.parallel { Some(self.record_activated(rec, flow, l, &h)?) } else { None }; // [T, F]
-        let h = self.record_sum(rec, flow, &weights.attn_output, (block.attn_norm, &weights.attn_norms), &mixed, h)?; // [T, C]
+        let scanned = weights.recurrence.as_ref().and_then(|recurrence| recurrence.norm.as_ref());
+        let end = HalfEnd {
+            product: &weights.attn_output,
+            norm: scanned.map(|weight| Norm { weight, eps: self.config.norm_eps }),
+            place: block.attn_norm,
+            norms: &weights.attn_norms,
+            factor: None,
+        };
+        let h = self.record_end(rec, flow, &end, &mixed, h)?; // [T, C]
         if let (Some(experts), Some(of_experts)) = (&block.feed_forward.experts, &weights.experts) {
             return self.record_experts(rec, l, (experts, of_experts), h); // [T, C]
         }
@@ -114,7 +138,16 @@ impl Transformer {
             Some(activated) => activated,
             None => self.record_activated(rec, flow, l, &h)?, // [T, F]
         };
-        self.record_sum(rec, flow, &weights.ffn_down, (block.ffn_norm, &weights.ffn_norms), &activated, h) // [T, C]
+        // Where a third half follows, the factor stands at its end.
+        let factor = weights.output_scale.as_ref().filter(|_| weights.per_layer.is_none());
+        let end = HalfEnd {
+            product: &weights.ffn_down,
+            norm: None,
+            place: block.ffn_norm,
+            norms: &weights.ffn_norms,
+            factor,
+        };
+        self.record_end(rec, flow, &end, &activated, h) // [T, C]
     }
 
     /// Records what tokens make of each other, `[T, H D]`, which it returns.
@@ -176,15 +209,29 @@ impl Transformer {
         let mixed = rec.temporary("mixed", &[n_tokens, recurrence.outputs(dim)])?;
         match recurrence {
             Recurrence::ShortConv { .. } => {
-                let conv = ShortConv { weight: &weights.conv, bias: weights.conv_bias.as_ref(), gated: true };
+                let conv =
+                    ShortConv { weight: &weights.conv, bias: weights.conv_bias.as_ref(), gated: true, first_column: 0 };
                 conv.record(rec, &io.state, &inputs, past, &mixed)?; // [T, C]
             }
             Recurrence::DeltaNet { rule, .. } => {
                 let (Some(matrices), Some(heads)) = (matrices, weights.heads()) else { return Err(wrong_cache(l)) };
                 let qkv = rec.temporary("qkv", &[n_tokens, rule.channels()])?;
-                let conv = ShortConv { weight: &weights.conv, bias: weights.conv_bias.as_ref(), gated: false };
+                let conv = ShortConv {
+                    weight: &weights.conv,
+                    bias: weights.conv_bias.as_ref(),
+                    gated: false,
+                    first_column: 0,
+                };
                 conv.record(rec, &io.state, &inputs, past, &qkv)?; // [T, channels]
                 rule.record(rec, &io.state, [&qkv, &inputs, heads], self.config.norm_eps, matrices, &mixed)?; // [T, H Dv]
+            }
+            Recurrence::Mamba2 { scan, .. } => {
+                let (Some(matrices), Some(heads)) = (matrices, weights.heads()) else { return Err(wrong_cache(l)) };
+                let vbc = rec.temporary("vbc", &[n_tokens, scan.channels()])?;
+                let (weight, bias) = (&weights.conv, weights.conv_bias.as_ref());
+                let conv = ShortConv { weight, bias, gated: false, first_column: scan.inner_dim() };
+                conv.record(rec, &io.state, &inputs, past, &vbc)?; // [T, channels]
+                scan.record(rec, &io.state, [&vbc, &inputs, heads], matrices, &mixed)?; // [T, H P]
             }
         }
         Ok(mixed)
@@ -196,7 +243,7 @@ impl Transformer {
         let norm = attention.qk_norm.zip(self.weights.blocks[l].qk_norm());
         Heads {
             n_heads: attention.n_heads,
-            n_kv_heads: attention.n_kv_heads,
+            n_kv_heads: attention.own_kv_heads(),
             head_dim: attention.head_dim,
             first_column: attention.gate_dim(),
             rope: attention.rope.and_then(|rope| Some((self.config.ropes.get(rope)?, self.ropes.get(rope)?))),
@@ -235,26 +282,25 @@ impl Transformer {
         Ok(activated)
     }
 
-    /// Records the end of a block's half: its product, added to the residual stream, with the norms of the result and of
-    /// the sum. `x`: `[T, K]`; `h`: `[T, C]`.
-    fn record_sum(
+    /// Records the end of a block's half. `x`: `[T, K]`; `h`: `[T, C]`.
+    fn record_end(
         &self,
         rec: &mut Recorder,
         flow: Flow<'_>,
-        product: &Stack,
-        (place, norms): (NormPlace, &HalfNorms),
+        end: &HalfEnd<'_>,
         x: &Tensor,
         h: Tensor,
     ) -> Result<Tensor, Error> {
+        let &HalfEnd { product, norm, place, norms, factor } = end;
         let after = norms.after.as_ref();
-        if let Some(norm) = after.filter(|_| place.is_on_result()) {
+        if let Some(after) = after.filter(|_| place.is_on_result()) {
             let result = rec.temporary("result", h.shape())?;
             self.record_product(rec, flow, product, None, x, &result)?;
-            self.add_normed(rec, norm, &result, &h)?;
+            self.add_normed(rec, after, factor, &result, &h)?;
             return Ok(h);
         }
         match flow {
-            Flow::Cached(..) => product.record(rec, None, x, &h, true)?,
+            Flow::Cached(..) => product.record(rec, norm, x, &h, true)?,
             Flow::Packed(_) => {
                 let is_layer_norm = matches!(self.config.norm, NormKind::Layer { .. });
                 if let (Some(norm), Some(linear), true) = (after, product.as_tiled(), is_layer_norm) {
@@ -319,18 +365,19 @@ impl Transformer {
         Ok(normed)
     }
 
-    /// Records `h += norm(x)`.
+    /// Records `h = (h + norm(x)) (* factor)`.
     pub(super) fn add_normed(
         &self,
         rec: &mut Recorder,
         norm: &NormWeights,
+        factor: Option<&Tensor>,
         x: &Tensor,
         h: &Tensor,
     ) -> Result<(), Error> {
         match self.config.norm {
             NormKind::Rms => {
                 let Norm { weight, eps } = norm.rms(self.eps());
-                add_rms_norm(rec, x, weight, h, eps)
+                add_rms_norm(rec, x, weight, factor, h, eps)
             }
             NormKind::Layer { .. } => {
                 let normed = self.normed(rec, Some(norm), x)?;

@@ -11,7 +11,9 @@ use crate::tensor::{Role, Tensor};
 /// clearing only move its position.
 #[derive(Clone, Debug)]
 pub struct KvCache {
-    layers: Vec<LayerCache>,
+    kept: Vec<LayerCache>,
+    /// Which of them each layer reads.
+    of: Vec<usize>,
     capacity: u32,
     ring: Option<Ring>,
 }
@@ -82,10 +84,17 @@ impl KvCache {
                 }
             })
         };
-        let layers = config.blocks.iter().enumerate().map(layer).collect::<Result<_, Error>>()?;
+        let (mut kept, mut of) = (Vec::new(), Vec::<usize>::new());
+        for (l, block) in config.blocks.iter().enumerate() {
+            let shared = block.attention.keys_of.and_then(|earlier| of.get(earlier).copied());
+            of.push(shared.unwrap_or(kept.len()));
+            if shared.is_none() {
+                kept.push(layer((l, block))?);
+            }
+        }
         let with_keys = config.blocks.iter().filter(|block| block.recurrence.is_none());
         let slots = with_keys.map(slots_of).min().filter(|&slots| slots < capacity);
-        Ok(KvCache { layers, capacity, ring: slots.map(|slots| Ring { slots, back }) })
+        Ok(KvCache { kept, of, capacity, ring: slots.map(|slots| Ring { slots, back }) })
     }
 
     /// The layers that do not keep all positions, if there are any.
@@ -98,14 +107,14 @@ impl KvCache {
         self.capacity
     }
 
-    /// What a layer keeps.
+    /// What a layer keeps, or the layer whose keys it reads.
     pub fn layer(&self, layer_idx: usize) -> &LayerCache {
-        &self.layers[layer_idx]
+        &self.kept[self.of[layer_idx]]
     }
 
     /// All tensors.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.layers.iter().flat_map(LayerCache::tensors)
+        self.kept.iter().flat_map(LayerCache::tensors)
     }
 
     /// Declares another cache of the same shape.
@@ -124,8 +133,8 @@ impl KvCache {
                 }
             })
         };
-        let layers = self.layers.iter().map(layer).collect::<Result<_, Error>>()?;
-        Ok(KvCache { layers, ..*self })
+        let kept = self.kept.iter().map(layer).collect::<Result<_, Error>>()?;
+        Ok(KvCache { kept, of: self.of.clone(), ..*self })
     }
 
     /// Copies another cache's content into this one, on the device.

@@ -201,6 +201,23 @@ impl Stack {
         Ok(())
     }
 
+    /// Records `y = act(x wᵀ (+ bias))`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if an operand disagrees.
+    pub fn record_activated(
+        &self,
+        rec: &mut Recorder,
+        x: &Tensor,
+        activation: Activation,
+        y: &Tensor,
+    ) -> Result<(), Error> {
+        self.matrices().try_for_each(|(w, y_start)| {
+            let activation = Some(activation);
+            Linear { bias: self.bias(), activation, y_start, ..Linear::new(w) }.record(rec, x, y)
+        })
+    }
+
     /// Records `y = act(x wᵀ (+ bias))`, or `y += ..`, as tiles however few rows `x` has: a row's result is then the same
     /// whatever rows stand around it.
     ///
@@ -300,4 +317,10 @@ pub(super) fn describe(source: &dyn WeightSource, name: &str, shape: &[u32]) -> 
             found: found.map_or("missing".into(), |tensor| format!("one of shape {:?}", tensor.shape)),
         }),
     }
+}
+
+/// Declares a tensor of F32 under its name in the source.
+pub(super) fn table(source: &dyn WeightSource, name: &str, shape: &[u32]) -> Result<Tensor, Error> {
+    describe(source, name, shape)?;
+    Tensor::declare(name, Role::Weights, shape, DType::F32)
 }

@@ -1,17 +1,17 @@
 //! A model's weights on a device, under GGUF's names.
 
-use super::block::{Attention, Between, Block, FeedForward, NormPlace, Recurrence};
+use super::block::{Attention, Block, NormPlace, Recurrence};
 use super::config::{ModelConfig, NormKind};
 use super::experts::ExpertWeights;
-use super::stack::{Destination, Joined, RowPlaces, Stack, WeightSource, describe};
+use super::per_layer::{PerLayerHalf, PerLayerWeights};
+use super::stack::{Destination, Joined, RowPlaces, Stack, WeightSource, describe, table};
 use crate::device::Device;
-use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{LayerNorm, Linear, Norm, QkNorm};
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
 use crate::shaders::{self, Kernel};
-use crate::tensor::{Role, Tensor};
+use crate::tensor::Tensor;
 
 /// Weight and bias of a norm, `[C]` each.
 #[derive(Clone, Debug)]
@@ -103,6 +103,10 @@ pub struct BlockWeights {
     pub ffn_down: Stack,
     /// The experts that the feed-forward consists of, if it does.
     pub experts: Option<ExpertWeights>,
+    /// Of the third half.
+    pub per_layer: Option<PerLayerHalf>,
+    /// What the stream is multiplied by at the end, `[1]`.
+    pub output_scale: Option<Tensor>,
 }
 
 /// The vectors of a layer that keeps a state of fixed size.
@@ -112,8 +116,11 @@ pub struct RecurrenceWeights {
     pub conv: Tensor,
     /// Of the convolution, `[channels]`.
     pub conv_bias: Option<Tensor>,
-    /// Of the heads of a delta rule: decays, time steps, and the weights of the norm, `[2 H + Dv]`.
+    /// Of the heads of a delta rule: decays, time steps, and the weights of the norm, `[2 H + Dv]`; of a selective scan:
+    /// decays, time steps, and factors of the values that are added, `[3 H]`.
     heads: Option<Joined>,
+    /// Norm of what a selective scan gives, `[H P]`.
+    pub norm: Option<Tensor>,
 }
 
 impl RecurrenceWeights {
@@ -125,11 +132,11 @@ impl RecurrenceWeights {
     ) -> Result<RecurrenceWeights, Error> {
         let conv = match recurrence {
             Recurrence::ShortConv { .. } => "shortconv.conv",
-            Recurrence::DeltaNet { .. } => "ssm_conv1d",
+            Recurrence::DeltaNet { .. } | Recurrence::Mamba2 { .. } => "ssm_conv1d",
         };
+        let member = |name: &str, len| (format!("{prefix}{name}"), len);
         let heads = match recurrence {
             Recurrence::DeltaNet { rule, .. } => {
-                let member = |name: &str, len| (format!("{prefix}{name}"), len);
                 let members = vec![
                     member("ssm_a.weight", rule.n_heads),
                     member("ssm_dt.bias", rule.n_heads),
@@ -137,7 +144,17 @@ impl RecurrenceWeights {
                 ];
                 Some(Joined::declare(source, members)?)
             }
+            Recurrence::Mamba2 { scan, .. } => {
+                let names = ["ssm_a.weight", "ssm_dt.bias", "ssm_d.weight"];
+                Some(Joined::declare(source, names.map(|name| member(name, scan.n_heads)).into())?)
+            }
             Recurrence::ShortConv { .. } => None,
+        };
+        let norm = match recurrence {
+            Recurrence::Mamba2 { scan, .. } => {
+                Some(table(source, &format!("{prefix}ssm_norm.weight"), &[scan.inner_dim()])?)
+            }
+            Recurrence::DeltaNet { .. } | Recurrence::ShortConv { .. } => None,
         };
         let channels = recurrence.channels(dim);
         let bias = format!("{prefix}{conv}.bias");
@@ -146,16 +163,16 @@ impl RecurrenceWeights {
             None => None,
         };
         let conv = table(source, &format!("{prefix}{conv}.weight"), &[channels, recurrence.taps()])?;
-        Ok(RecurrenceWeights { conv, conv_bias, heads })
+        Ok(RecurrenceWeights { conv, conv_bias, heads, norm })
     }
 
-    /// What the heads of a delta rule have.
+    /// What the heads of a delta rule or a selective scan have.
     pub(super) fn heads(&self) -> Option<&Tensor> {
         self.heads.as_ref().map(Joined::tensor)
     }
 
     fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        std::iter::once(&self.conv).chain(&self.conv_bias)
+        std::iter::once(&self.conv).chain(&self.conv_bias).chain(&self.norm)
     }
 }
 
@@ -182,24 +199,36 @@ impl BlockWeights {
                     vec![("attn_qkv", rule.channels()), ("attn_gate", inner), ("ssm_beta", n), ("ssm_alpha", n)];
                 (inputs, ("ssm_out", inner))
             }
+            Some(Recurrence::Mamba2 { scan, .. }) => (vec![("ssm_in", scan.inputs())], ("ssm_out", scan.inner_dim())),
             Some(recurrence @ Recurrence::ShortConv { .. }) => {
                 (vec![("shortconv.in_proj", recurrence.inputs(dim))], ("shortconv.out_proj", dim))
             }
             None if rows("attn_qkv").is_some() => (vec![("attn_qkv", attention.qkv_dim())], ("attn_output", q_dim)),
             None => {
-                let queries = attention.gate_dim() + q_dim;
-                (vec![("attn_q", queries), ("attn_k", kv_dim), ("attn_v", kv_dim)], ("attn_output", q_dim))
+                let mut inputs = vec![("attn_q", attention.gate_dim() + q_dim)];
+                if attention.keys_of.is_none() {
+                    inputs.extend([("attn_k", kv_dim), ("attn_v", kv_dim)]);
+                }
+                (inputs, ("attn_output", q_dim))
             }
+        };
+        let owned = |names: &[(String, u32)], cols| {
+            let names: Vec<(&str, u32)> = names.iter().map(|(name, rows)| (name.as_str(), *rows)).collect();
+            Stack::declare(device, source, prefix, &names, cols)
         };
         let (up, down, experts) = match &ffn.experts {
             Some(experts) => {
                 (vec![], vec![], Some(ExpertWeights::declare(device, source, prefix, experts, [dim, ffn.dim])?))
             }
-            None => (dense_up(&rows, ffn), vec![("ffn_down".to_owned(), dim)], None),
-        };
-        let owned = |names: &[(String, u32)], cols| {
-            let names: Vec<(&str, u32)> = names.iter().map(|(name, rows)| (name.as_str(), *rows)).collect();
-            Stack::declare(device, source, prefix, &names, cols)
+            None => {
+                // A feed-forward beside no experts.
+                let suffix = match (rows("ffn_down"), rows("ffn_down_shexp")) {
+                    (None, Some(_)) => "_shexp",
+                    _ => "",
+                };
+                let up = dense_up(&rows, suffix, [ffn.dim, ffn.up_dim()]);
+                (up, vec![(format!("ffn_down{suffix}"), dim)], None)
+            }
         };
         Ok(BlockWeights {
             attn_norms: norms(block.attn_norm, ["attn_norm", "post_attention_norm", "attn_output_norm"])?,
@@ -221,6 +250,14 @@ impl BlockWeights {
             ffn_up: owned(&up, dim)?,
             ffn_down: owned(&down, ffn.dim)?,
             experts,
+            per_layer: match config.per_layer.filter(|_| block.per_layer) {
+                Some(part) => Some(PerLayerHalf::declare(device, source, config, prefix, part.dim)?),
+                None => None,
+            },
+            output_scale: match block.output_scale {
+                true => Some(table(source, &format!("{prefix}layer_output_scale.weight"), &[1])?),
+                false => None,
+            },
         })
     }
 
@@ -231,7 +268,9 @@ impl BlockWeights {
 
     fn stacks(&self) -> impl Iterator<Item = &Stack> {
         let router = self.experts.iter().map(|experts| &experts.logits);
-        [&self.attn_qkv, &self.attn_output, &self.ffn_up, &self.ffn_down].into_iter().chain(router)
+        let per_layer = self.per_layer.iter().flat_map(|half| [&half.gate, &half.proj]);
+        let halves = [&self.attn_qkv, &self.attn_output, &self.ffn_up, &self.ffn_down].into_iter();
+        halves.chain(router).chain(per_layer)
     }
 
     /// Vectors of F32 under their own names.
@@ -244,6 +283,8 @@ impl BlockWeights {
             .chain(&self.attn_sinks)
             .chain(choice_bias)
             .chain(recurrence)
+            .chain(self.per_layer.iter().flat_map(|half| half.norm.tensors()))
+            .chain(&self.output_scale)
     }
 }
 
@@ -256,6 +297,8 @@ pub struct Weights {
     pub positions: Option<Tensor>,
     /// `[types, C]`.
     pub token_types: Option<Tensor>,
+    /// Of the second table of tokens, of which each layer reads a part.
+    pub per_layer: Option<PerLayerWeights>,
     /// Of the sum of these.
     pub embd_norm: Option<NormWeights>,
     /// Blocks in order.
@@ -300,6 +343,10 @@ impl Weights {
             token_embd,
             positions,
             token_types,
+            per_layer: match config.per_layer {
+                Some(per_layer) => Some(PerLayerWeights::declare(device, source, config, per_layer)?),
+                None => None,
+            },
             embd_norm: norm("token_embd_norm", config.embd_norm)?,
             blocks,
             output_norm: norm("output_norm", config.output_norm)?,
@@ -308,7 +355,8 @@ impl Weights {
     }
 
     fn stacks(&self) -> impl Iterator<Item = &Stack> {
-        self.blocks.iter().flat_map(BlockWeights::stacks).chain(&self.output)
+        let per_layer = self.per_layer.iter().map(|per_layer| &per_layer.proj);
+        self.blocks.iter().flat_map(BlockWeights::stacks).chain(&self.output).chain(per_layer)
     }
 
     fn experts(&self) -> impl Iterator<Item = &ExpertWeights> {
@@ -326,7 +374,8 @@ impl Weights {
     fn tables(&self) -> impl Iterator<Item = &Tensor> {
         let norms = self.embd_norm.iter().chain(&self.output_norm).flat_map(NormWeights::tensors);
         let norms = norms.chain(self.blocks.iter().flat_map(BlockWeights::vectors));
-        norms.chain(&self.positions).chain(&self.token_types)
+        let per_layer = self.per_layer.iter().map(|per_layer| &per_layer.norm);
+        norms.chain(&self.positions).chain(&self.token_types).chain(per_layer)
     }
 
     /// Where the data of each source tensor belongs, by its name.
@@ -340,13 +389,16 @@ impl Weights {
             .chain(self.stacks().flat_map(Stack::destinations))
             .chain(self.experts().flat_map(ExpertWeights::destinations))
             .chain([("token_embd.weight", embd)])
+            .chain(self.per_layer.iter().map(PerLayerWeights::destination))
     }
 
     /// Every tensor.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let tables = self.tables().chain(self.joined().map(Joined::tensor));
         let experts = self.experts().flat_map(ExpertWeights::tensors);
-        tables.chain(self.stacks().flat_map(Stack::tensors)).chain(experts).chain(self.token_embd.tensors())
+        let per_layer = self.per_layer.iter().flat_map(|per_layer| per_layer.token_embd.tensors());
+        let stacks = self.stacks().flat_map(Stack::tensors).chain(experts);
+        tables.chain(stacks).chain(self.token_embd.tensors()).chain(per_layer)
     }
 
     /// Records the head, `y = norm(x) outputᵀ`, with the embedding as `output` where they are tied.
@@ -383,7 +435,9 @@ impl Weights {
                     .chain(up.map(|w| (&shaders::EXPERT_GATE_UP, w)))
                     .chain(down.map(|w| (&shaders::EXPERT_DOWN, w)))
             });
+            let per_layer = block.per_layer.iter().flat_map(|half| [&half.gate, &half.proj]);
             of_stack(&shaders::MATVEC, &block.attn_qkv)
+                .chain(per_layer.flat_map(|stack| of_stack(&shaders::MATVEC, stack)))
                 .chain(of_stack(&shaders::MATVEC, &block.attn_output))
                 .chain(experts)
                 .chain(of_stack(up, &block.ffn_up))
@@ -395,15 +449,13 @@ impl Weights {
 /// Tensors of a layer with their rows.
 type Members = Vec<(String, u32)>;
 
-/// The first matrices of a feed-forward without experts, and their rows. `rows` gives those of a tensor of the layer.
-fn dense_up(rows: &dyn Fn(&str) -> Option<u64>, ffn: &FeedForward) -> Members {
-    let named = |name: &str, rows| (name.to_owned(), rows);
-    match ffn.between {
-        // One matrix, or two.
-        Between::Gate(_) if rows("ffn_gate").is_some() || rows("ffn_up") != Some(ffn.up_dim().into()) => {
-            vec![named("ffn_gate", ffn.dim), named("ffn_up", ffn.dim)]
-        }
-        _ => vec![named("ffn_up", ffn.up_dim())],
+/// The first matrices of a feed-forward of this width, which have so many rows together: one matrix, or gates and ups.
+/// `rows` gives those of a tensor of the layer, whose names end in `suffix`.
+fn dense_up(rows: &dyn Fn(&str) -> Option<u64>, suffix: &str, [ffn_dim, up_dim]: [u32; 2]) -> Members {
+    let [gate, up] = ["gate", "up"].map(|name| format!("ffn_{name}{suffix}"));
+    match up_dim > ffn_dim && (rows(&gate).is_some() || rows(&up) != Some(up_dim.into())) {
+        true => vec![(gate, ffn_dim), (up, ffn_dim)],
+        false => vec![(up, up_dim)],
     }
 }
 
@@ -411,17 +463,13 @@ fn dense_up(rows: &dyn Fn(&str) -> Option<u64>, ffn: &FeedForward) -> Members {
 fn qk_norm(source: &dyn WeightSource, prefix: &str, attention: &Attention) -> Result<Option<Joined>, Error> {
     let (q_len, k_len) = match attention.qk_norm {
         None => return Ok(None),
-        Some(QkNorm::Heads | QkNorm::RotatedHeads) => (attention.head_dim, attention.head_dim),
+        Some(QkNorm::Heads | QkNorm::RotatedHeads | QkNorm::HeadsAndValues) => (attention.head_dim, attention.head_dim),
         Some(QkNorm::Whole) => (attention.q_dim(), attention.kv_dim()),
     };
     let member = |name: &str, len| (format!("{prefix}{name}.weight"), len);
-    Joined::declare(source, vec![member("attn_q_norm", q_len), member("attn_k_norm", k_len)]).map(Some)
-}
-
-/// Declares a tensor of F32 under its name in the source.
-pub(super) fn table(source: &dyn WeightSource, name: &str, shape: &[u32]) -> Result<Tensor, Error> {
-    describe(source, name, shape)?;
-    Tensor::declare(name, Role::Weights, shape, DType::F32)
+    let of_keys = attention.keys_of.is_none().then(|| member("attn_k_norm", k_len));
+    let members = [member("attn_q_norm", q_len)].into_iter().chain(of_keys).collect();
+    Joined::declare(source, members).map(Some)
 }
 
 /// A stack's matrices with the kernel that takes them.

@@ -93,10 +93,13 @@ pub(super) struct Matchers {
 impl Matchers {
     /// User-defined tokens, which text always becomes, and these with the special ones.
     pub fn by_kind(vocab: &Vocab) -> Result<Self, Error> {
+        let rule = |token: &str| Rule {
+            rstrip: vocab.special_strips_right && !["<unk>", "<s>", "<|endoftext|>"].contains(&token),
+            ..Rule::default()
+        };
         let of_kind = |wanted: fn(TokenType) -> bool| {
-            Matcher::new(
-                vocab.iter().filter(|token| wanted(token.2)).map(|(id, token, _)| (id, token, Rule::default())),
-            )
+            let tokens = vocab.iter().filter(|token| wanted(token.2));
+            Matcher::new(tokens.map(|(id, token, _)| (id, token, rule(token))))
         };
         Ok(Matchers {
             plain: of_kind(|kind| kind == TokenType::UserDefined)?,

@@ -98,6 +98,9 @@ pub struct Vocab {
     pub remove_extra_spaces: Option<bool>,
     /// `tokenizer.ggml.precompiled_charsmap`: which characters Unigram takes for which others.
     pub charsmap: Vec<u8>,
+    /// Special tokens that end or begin turns swallow the white space behind them. GGUF has no key for it: it is so in Phi-3's
+    /// `tokenizer.json`.
+    pub special_strips_right: bool,
     /// `tokenizer.ggml.normalizer.lowercase`: WordPiece lower-cases and strips accents.
     pub lowercase: Option<bool>,
 }
@@ -132,6 +135,7 @@ impl Vocab {
         if let Some(id) = self.scores.iter().position(|score| score.is_nan()) {
             return Err(fault(format!("scores[{id}]"), "a number", "NaN"));
         }
+        check_texts(self.tokens.iter().map(String::as_str))?;
         let mut seen = HashMap::with_capacity(n_tokens);
         for (id, token) in self.tokens.iter().enumerate().filter(|(_, token)| !token.is_empty()) {
             if let Some(first) = seen.insert(token.as_str(), id) {
@@ -160,6 +164,26 @@ impl Vocab {
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &str, TokenType)> {
         let typed = self.tokens.iter().zip(&self.token_types).zip(0u32..);
         typed.map(|((token, &kind), id)| (id, token.as_str(), kind)).filter(|(_, token, _)| !token.is_empty())
+    }
+}
+
+/// Refuses tokens that only serve to exhaust memory: tables over them take several times their bytes.
+pub(super) fn check_texts<'v>(tokens: impl Iterator<Item = &'v str>) -> Result<(), Error> {
+    /// Of one token. Published ones have hundreds at most.
+    const MAX_BYTES: usize = 1 << 16;
+    /// Of all. Published vocabularies have a few million.
+    const MAX_ALL_BYTES: usize = 1 << 26;
+    let mut all = 0;
+    for (id, token) in tokens.enumerate() {
+        if token.len() > MAX_BYTES {
+            let found = format!("{} with {} bytes", shown(token), token.len());
+            return Err(fault(format!("tokens[{id}]"), format!("at most {MAX_BYTES} bytes"), found));
+        }
+        all += token.len();
+    }
+    match all <= MAX_ALL_BYTES {
+        true => Ok(()),
+        false => Err(fault("tokens", format!("at most {MAX_ALL_BYTES} bytes in all"), all)),
     }
 }
 

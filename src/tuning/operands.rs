@@ -38,9 +38,11 @@ pub(crate) fn matrix(device: &Device, weight: WeightType, rows: u32, cols: u32) 
     let matrix = Matrix::declare(device, "w", weight, rows, cols)?;
     for slab in matrix.slabs() {
         let n_quants = matrix.quants_words(slab) as usize;
-        let ordinary = |(i, word): (usize, u32)| match weight {
+        let ordinary = |(i, word): (usize, u32)| match (weight.layout(), i.checked_sub(n_quants)) {
             // Its tails are exponents of eight bits.
-            WeightType::MXFP4 if i >= n_quants => (word & 0x0707_0707) | 0x7878_7878,
+            (WeightType::MXFP4, Some(_)) => (word & 0x0707_0707) | 0x7878_7878,
+            // An outermost level is 15 or 15.5.
+            (WeightType::IQ3_S, Some(at)) if at % 2 == 0 => (word & 0x80ff) | 0x4b80_3800,
             _ => (word & 0x80ff_80ff) | 0x3800_3800,
         };
         let content: Vec<u32> = words(slab.words.len()).enumerate().map(ordinary).collect();

@@ -15,10 +15,10 @@ use crate::kernels::{
     Activation, AttentionConfig, Combination, DeltaRule, Embedding, ExpertDown, ExpertGateUp, ExpertProduct,
     ExpertRows, ExpertScore, ExpertTiles, Gate, Gelu, Heads, KvType, LayerNorm, Linear, MAX_PAST, MolActivation,
     MolForm, MolGate, MolGateWeights, MolOperands, MolScores, N_STATES, Norm, PackedTiles, Pairing, Pooling, QkNorm,
-    RopeConfig, RopeStyle, Router, Sampling, SharedExperts, ShortConv, StepState, TopStrip, add, advance, argmax,
-    attention, attention_next, attention_packed, embed, embed_sum, expert_sum, gate_up, gated, geglu, gelu, last_row,
-    layer_norm, linear_norm, matmul, matvec, merge_top, mol, penalize, pool, rms_norm, rope, rope_kv, rope_packed,
-    rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum,
+    RopeConfig, RopeStyle, Router, Sampling, SelectiveScan, SharedExperts, ShortConv, StepState, TopStrip, add,
+    advance, argmax, attention, attention_next, attention_packed, embed, embed_sum, expert_sum, gate_up, gated, geglu,
+    gelu, last_row, layer_norm, linear_norm, matmul, matvec, merge_top, mol, penalize, pool, rms_norm, rope, rope_kv,
+    rope_packed, rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum,
 };
 use crate::recording::{PipelineKey, Recorder, Recording, Step, Workspace};
 use crate::shaders::{self, Kernel, Tier, Variant};
@@ -246,7 +246,7 @@ fn unpacked(kind: KvType, words: &[u32], row: usize) -> Vec<u32> {
 }
 
 /// How the kernels of forward passes and searches are recorded, and what of it is compared.
-static CHECKS: [(&Kernel, Record); 41] = [
+static CHECKS: [(&Kernel, Record); 42] = [
     (&shaders::RMS_NORM, |rec, _| {
         let y = blank(rec, &[3, 260])?;
         rms_norm(rec, &input(rec, &[3, 260])?, &input(rec, &[260])?, &y, 1e-5)?;
@@ -389,9 +389,9 @@ static CHECKS: [(&Kernel, Record); 41] = [
     (&shaders::SHORT_CONV, |rec, _| {
         let (weight, past) = (input(rec, &[70, 3])?, input(rec, &[N_STATES, MAX_PAST, 70])?);
         let (x, y, plain) = (input(rec, &[3, 210])?, blank(rec, &[3, 70])?, blank(rec, &[3, 70])?);
-        let gated = ShortConv { weight: &weight, bias: None, gated: true };
+        let gated = ShortConv { weight: &weight, bias: None, gated: true, first_column: 0 };
         gated.record(rec, &state(rec, 5, 3)?, &x, &past, &y)?;
-        ShortConv { gated: false, ..gated }.record(rec, &state(rec, 2, 3)?, &x, &past, &plain)?;
+        ShortConv { gated: false, first_column: 5, ..gated }.record(rec, &state(rec, 2, 3)?, &x, &past, &plain)?;
         Ok(vec![y, plain, past])
     }),
     (&shaders::DELTA_RULE, |rec, _| {
@@ -400,6 +400,14 @@ static CHECKS: [(&Kernel, Record); 41] = [
         let (heads, y) = (input(rec, &[16])?, blank(rec, &[3, 24])?);
         let matrices = input(rec, &[N_STATES, 2, 20, 12])?;
         rule.record(rec, &state(rec, 5, 3)?, [&qkv, &x, &heads], 1e-5, &matrices, &y)?;
+        Ok(vec![y, matrices])
+    }),
+    (&shaders::SELECTIVE_SCAN, |rec, _| {
+        let scan = SelectiveScan { n_groups: 1, n_heads: 2, state_dim: 20, head_dim: 12 };
+        let (vbc, x) = (input(rec, &[3, scan.channels()])?, input(rec, &[3, scan.inputs()])?);
+        let (heads, y) = (input(rec, &[6])?, blank(rec, &[3, 24])?);
+        let matrices = input(rec, &[N_STATES, 2, 20, 12])?;
+        scan.record(rec, &state(rec, 5, 3)?, [&vbc, &x, &heads], &matrices, &y)?;
         Ok(vec![y, matrices])
     }),
     (&shaders::SIGMOID_GATE, |rec, _| {
@@ -682,8 +690,28 @@ fn mixture(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::CHECKS;
-    use crate::shaders;
+    use super::*;
+    use crate::device::DeviceChoice;
+    use crate::matrix::Matrix;
+
+    /// The operands of each weight type are such that a GPU and the CPU agree on what they stand for.
+    #[test]
+    fn products_with_every_weight_type_pass() {
+        let Ok(device) = pollster::block_on(Device::open_in(&DeviceChoice::Gpu, Some(Tier::Baseline), None)) else {
+            assert!(std::env::var_os("REQUIRE_ADAPTER").is_none(), "REQUIRE_ADAPTER is set and there is no adapter");
+            println!("skipped: no adapter");
+            return;
+        };
+        for weight in WeightType::ALL {
+            let w = Matrix::declare(&device, "w", weight, 8, 64).expect("the shape is valid");
+            let mut rec = Recorder::new(&device);
+            let (x, y) = (input(&rec, &[1, 64]).expect("x fits"), blank(&rec, &[1, 8]).expect("y fits"));
+            matvec(&mut rec, &Linear::new(&w), &x, &y).expect("the operands fit");
+            let recording = rec.finish(&mut Workspace::default());
+            let is_right = pollster::block_on(self_test(&device, &recording));
+            assert!(matches!(is_right, Ok(true)), "{weight}: {is_right:?}");
+        }
+    }
 
     #[test]
     fn every_kernel_of_a_forward_pass_or_a_search_has_a_check() {

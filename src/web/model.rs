@@ -76,9 +76,9 @@ impl Model {
         self.model.tokenizer().and_then(|tokenizer| tokenizer.decode(ids, true)).map_err(to_js_error)
     }
 
-    /// Token ids of a conversation, `{ role, content }[]`, up to where the assistant's answer begins. Nothing that a
-    /// message contains becomes a control token. `options`: `{ addGenerationPrompt?, variables?, now? }`, with `now` in
-    /// seconds since 1970.
+    /// Token ids of a conversation, `{ role, content, ... }[]`, up to where the assistant's answer begins. Nothing that a
+    /// message contains becomes a control token. `options`: those of [`ChatOptions`], see there and in the npm package,
+    /// with `now` in seconds since 1970.
     #[wasm_bindgen(js_name = chatTokens)]
     pub fn chat_tokens(&self, messages: JsValue, options: JsValue) -> Result<Vec<u32>, JsValue> {
         let messages: Vec<Message> = from_js("messages", messages)?;
@@ -111,7 +111,7 @@ impl Model {
 impl Model {
     pub(super) fn new(model: crate::Model) -> Model {
         let template = match model.tokenizer() {
-            Ok(tokenizer) => ChatTemplate::for_model(model.chat_template(), tokenizer),
+            Ok(tokenizer) => ChatTemplate::for_model(model.chat_source(), tokenizer),
             Err(_) => Ok(None),
         };
         Model { model, template }

@@ -13,7 +13,7 @@ use crate::softmax::exp_rounding;
 
 /// T, H, Hkv, D, pos, window (0: none), in a cache that ends soon behind the last key. Decoding walks keys in tiles of 64
 /// (8 in the `scalar` tier), cuts a cache of more than 256 into parts and takes four rows at a time.
-const DECODE: [[u32; 6]; 37] = [
+const DECODE: [[u32; 6]; 42] = [
     [1, 1, 1, 4, 0, 0],
     [2, 1, 1, 8, 0, 0],
     [3, 2, 1, 16, 1, 0],
@@ -51,10 +51,15 @@ const DECODE: [[u32; 6]; 37] = [
     [3, 8, 1, 16, 700, 300],
     [7, 1, 1, 12, 600, 2],
     [7, 7, 7, 4, 127, 0],
+    [1, 8, 1, 512, 63, 0],
+    [1, 4, 2, 320, 300, 0],
+    [3, 2, 1, 512, 700, 300],
+    [5, 3, 3, 260, 20, 0],
+    [1, 1, 1, 508, 900, 0],
 ];
 
 /// The same for many tokens, whose rows are taken by 16 (8 or fewer in the `scalar` tier), keys by 32 (8) and columns by 64.
-const PREFILL: [[u32; 6]; 17] = [
+const PREFILL: [[u32; 6]; 20] = [
     [54, 3, 3, 20, 4, 0],
     [8, 1, 1, 4, 0, 0],
     [8, 4, 1, 60, 31, 0],
@@ -72,6 +77,9 @@ const PREFILL: [[u32; 6]; 17] = [
     [40, 2, 1, 32, 100, 1],
     [33, 6, 2, 32, 70, 31],
     [24, 2, 2, 64, 90, 33],
+    [20, 8, 1, 512, 30, 0],
+    [9, 2, 2, 260, 40, 17],
+    [17, 3, 1, 400, 3, 0],
 ];
 
 /// Lengths of packed sequences; H, Hkv, D, window.
@@ -100,9 +108,12 @@ const RINGS: [[u32; 6]; 6] = [
 struct Turn {
     norm: Option<QkNorm>,
     style: Option<RopeStyle>,
+    /// Whether its key is another layer's, which is cached already.
+    is_shared: bool,
 }
 
-const NORMS: [Option<QkNorm>; 4] = [Some(QkNorm::Heads), None, Some(QkNorm::RotatedHeads), Some(QkNorm::Whole)];
+const NORMS: [Option<QkNorm>; 5] =
+    [Some(QkNorm::Heads), None, Some(QkNorm::RotatedHeads), Some(QkNorm::Whole), Some(QkNorm::HeadsAndValues)];
 const STYLES: [Option<RopeStyle>; 3] = [Some(RopeStyle::Halves), Some(RopeStyle::Interleaved), None];
 
 impl Turn {
@@ -112,13 +123,15 @@ impl Turn {
             Some(QkNorm::Heads) => "+heads",
             Some(QkNorm::RotatedHeads) => "+rotated heads",
             Some(QkNorm::Whole) => "+whole",
+            Some(QkNorm::HeadsAndValues) => "+values",
         };
+        let of_keys = if self.is_shared { "+shared" } else { "" };
         let style = match self.style {
             None => "",
             Some(RopeStyle::Halves) => "+halves",
             Some(RopeStyle::Interleaved) => "+interleaved",
         };
-        format!("{norm}{style}")
+        format!("{norm}{style}{of_keys}")
     }
 }
 
@@ -148,9 +161,11 @@ pub fn cases(cases: &mut Vec<Case>) {
             cases.push(case(variant.into(), Box::new(move |source| attention(source, sizes, options))));
             return;
         }
-        // Without a norm and a rotation, and with one or another of both.
-        let own = Turn { norm: NORMS[((h + pos) % 4) as usize], style: STYLES[((h + d / 4) % 3) as usize] };
-        for turn in [Turn { norm: None, style: None }, own] {
+        // Without a norm and a rotation, with one or another of both, and with the keys of another layer.
+        let plain = Turn { norm: None, style: None, is_shared: false };
+        let (norm, style) = (NORMS[((h + pos) % 5) as usize], STYLES[((h + d / 4) % 3) as usize]);
+        let queries = Turn { norm: norm.filter(|norm| *norm != QkNorm::Whole), style, is_shared: true };
+        for turn in [plain, Turn { norm, style, ..plain }, queries] {
             let variant = format!("{variant}+next{}", turn.name());
             cases.push(case(variant, Box::new(move |source| next(source, sizes, options, turn))));
         }
@@ -162,7 +177,11 @@ pub fn cases(cases: &mut Vec<Case>) {
     let others = [KvType::F16, KvType::Q8_0];
     for inputs in Inputs::ALL {
         for sizes in DECODE.into_iter().chain(PREFILL) {
-            let variant = if sizes[5] == 0 { "causal" } else { "window" };
+            let variant = match (sizes[3] > 256, sizes[5] > 0) {
+                (true, _) => "wide heads",
+                (false, true) => "window",
+                (false, false) => "causal",
+            };
             push(inputs, variant, sizes, usual(sizes));
             push(inputs, variant, sizes, Options { kind: others[(sizes[1] + sizes[4]) as usize % 2], ..usual(sizes) });
         }
@@ -403,7 +422,9 @@ fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6], options
 /// One token from its projection on.
 fn next(source: &mut Source, [_, h, hkv, d, pos, window]: [u32; 6], options: Options, turn: Turn) -> Job {
     let Options { kind, capacity, slots, soft_cap, .. } = options;
-    let (dim, heads) = (d as usize, h + 2 * hkv);
+    // Key/value heads of its own.
+    let own_hkv = if turn.is_shared { 0 } else { hkv };
+    let (dim, heads) = (d as usize, h + 2 * own_hkv);
     let first = if window > 0 { (pos + 1).saturating_sub(window) } else { 0 };
     // Now and then something else's columns come first.
     let before = if h % 2 == 0 { 12 } else { 0 };
@@ -413,11 +434,11 @@ fn next(source: &mut Source, [_, h, hkv, d, pos, window]: [u32; 6], options: Opt
     let exact = rows::unpack(kind, &rows::pack(kind, &qkv[own..], d), d);
     qkv[own..].copy_from_slice(&exact);
 
-    let Turn { norm, style } = turn;
+    let Turn { norm, style, .. } = turn;
     let rot = if dim % 8 == 4 { d } else { d / 2 };
     let angles = Angles::new(source, capacity, rot, pos % 3);
-    let weight = norm_weights(source, norm, [h, hkv, d]);
-    let (projected, factors) = normed(&qkv[before as usize..], norm, &weight, [h, hkv, d]);
+    let weight = norm_weights(source, norm, [h, own_hkv, d]);
+    let (projected, factors) = normed(&qkv[before as usize..], norm, &weight, [h, own_hkv, d]);
     let [of_queries, of_keys] = angles.rows();
     let own_heads: Vec<Vec<Expected>> = projected
         .chunks_exact(dim)
@@ -425,15 +446,16 @@ fn next(source: &mut Source, [_, h, hkv, d, pos, window]: [u32; 6], options: Opt
         .map(|(i, head)| {
             let table = if (i as u32) < h { of_queries } else { of_keys };
             match style {
-                Some(style) if (i as u32) < h + hkv => {
+                Some(style) if (i as u32) < h + own_hkv => {
                     scaled(turned(style, table, head, rot as usize, pos as usize), factors[i].as_ref())
                 }
                 _ => scaled(head.to_vec(), factors[i].as_ref()),
             }
         })
         .collect();
+    let cached_keys = first..if turn.is_shared { pos + 1 } else { pos };
     let ((k_words, k), (v_words, v)) =
-        (cache(source, [hkv, d], options, first..pos), cache(source, [hkv, d], options, first..pos));
+        (cache(source, [hkv, d], options, cached_keys.clone()), cache(source, [hkv, d], options, cached_keys));
     let values = |head: &[Expected]| head.iter().map(|x| x.value).collect::<Vec<f64>>();
     // A key is rounded when it is cached, the token's own as well.
     let rounded = |head: &[Expected]| -> Vec<f64> {
@@ -441,11 +463,11 @@ fn next(source: &mut Source, [_, h, hkv, d, pos, window]: [u32; 6], options: Opt
         rows::unpack(kind, &rows::pack(kind, &floats, d), d).into_iter().map(f64::from).collect()
     };
     let cached = |cache: &[f32], group: u32, s: u32| row(cache, (group * slots + s % slots) as usize, dim);
-    let key = |g: u32, s: u32| match s == pos {
+    let key = |g: u32, s: u32| match s == pos && !turn.is_shared {
         true => rounded(&own_heads[(h + g) as usize]),
         false => cached(&k, g, s),
     };
-    let value = |g: u32, s: u32| match s == pos {
+    let value = |g: u32, s: u32| match s == pos && !turn.is_shared {
         true => rounded(&own_heads[(h + hkv + g) as usize]),
         false => cached(&v, g, s),
     };
@@ -463,12 +485,18 @@ fn next(source: &mut Source, [_, h, hkv, d, pos, window]: [u32; 6], options: Opt
     };
     let visible = |_| first..pos + 1;
     let query = |_, head: u32| values(&own_heads[head as usize]);
-    let (scale, want) = oracle([1, h, hkv, d], soft_cap, own_sinks, visible, query, key, value, exactness);
+    let (scale, mut want) = oracle([1, h, hkv, d], soft_cap, own_sinks, visible, query, key, value, exactness);
+    if norm == Some(QkNorm::HeadsAndValues) && kind != KvType::F32 {
+        // So may that of a value.
+        let values = own_heads.iter().skip((h + own_hkv) as usize).flatten();
+        let largest = values.map(|x| x.value.abs()).fold(0.0, f64::max);
+        want.iter_mut().for_each(|x| x.bound += exactness * largest);
+    }
 
     // All rows but that of the token stay as they are.
     let written = |of: u32, before: Vec<u32>| {
         let blank = vec![Expected::new(f64::NAN, 0.0, 0.0); dim];
-        let want = (0..hkv * slots).flat_map(|row| match row % slots == pos % slots {
+        let want = (0..hkv * slots).flat_map(|row| match row % slots == pos % slots && !turn.is_shared {
             true => own_heads[(of + row / slots) as usize].clone(),
             false => blank.clone(),
         });
@@ -492,7 +520,7 @@ fn next(source: &mut Source, [_, h, hkv, d, pos, window]: [u32; 6], options: Opt
         let rope = style.map(|style| angles.config(style));
         let heads = Heads {
             n_heads: h,
-            n_kv_heads: hkv,
+            n_kv_heads: own_hkv,
             head_dim: d,
             first_column: before,
             rope: rope.as_ref().map(|rope| (rope, tensor(1))),

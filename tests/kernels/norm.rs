@@ -47,7 +47,7 @@ pub fn cases(cases: &mut Vec<Case>) {
                 variant: "F32".into(),
                 sizes: sizes.clone(),
                 inputs,
-                build: Box::new(move |source| rms_norm(source, n_tokens, dim, eps, i % 3 == 1)),
+                build: Box::new(move |source| rms_norm(source, n_tokens, dim, eps, [i % 3 == 1, i % 6 == 1])),
             });
             let has_bias = i % 4 != 3;
             cases.push(Case {
@@ -80,7 +80,7 @@ pub fn cases(cases: &mut Vec<Case>) {
             variant: "F32".into(),
             sizes: format!("t={n_tokens},c=5"),
             inputs: Inputs::Normal,
-            build: Box::new(move |source| rms_norm(source, n_tokens, 5, 1e-5, false)),
+            build: Box::new(move |source| rms_norm(source, n_tokens, 5, 1e-5, [false; 2])),
         });
     }
 }
@@ -98,17 +98,20 @@ pub fn rms_normed(row: &[f32], weight: &[f32], eps: f32) -> Vec<Expected> {
     row.iter().zip(weight).map(element).collect()
 }
 
-/// With `adds`, to what `y` holds.
-fn rms_norm(source: &mut Source, n_tokens: u32, dim: u32, eps: f32, adds: bool) -> Job {
+/// With `adds`, to what `y` holds, and with a factor of the sum.
+fn rms_norm(source: &mut Source, n_tokens: u32, dim: u32, eps: f32, [adds, has_factor]: [bool; 2]) -> Job {
     let (x, weight) = (source.rows(n_tokens, dim), source.normal(dim));
     let held = source.normal(n_tokens * dim);
+    let factor = source.normal(1);
+    let gain = if has_factor { f64::from(factor[0]) } else { 1.0 };
     let normed = x.chunks_exact(dim as usize).flat_map(|row| rms_normed(row, &weight, eps));
     let want = normed.zip(&held).map(|(normed, &held)| match adds {
         true => {
             let held = f64::from(held);
             let bound = normed.bound + 2.0 * ROUND * (normed.value.abs() + held.abs());
-            let (value, power) = (normed.value + held, normed.power + held * held);
-            Expected { value, bound, floor: normed.floor + FLUSH, power }
+            let (value, power) = ((normed.value + held) * gain, (normed.power + held * held) * gain * gain);
+            let bound = bound * gain.abs() + ROUND * value.abs();
+            Expected { value, bound, floor: (normed.floor + FLUSH) * (1.0 + gain.abs()), power }
         }
         false => normed,
     });
@@ -116,10 +119,18 @@ fn rms_norm(source: &mut Source, n_tokens: u32, dim: u32, eps: f32, adds: bool) 
         true => Operand::floats("y", &[n_tokens, dim], held.clone()).becomes(Want::Close(want.collect(), NMSE)),
         false => Operand::close("y", &[n_tokens, dim], want.collect(), NMSE),
     };
-    let operands = vec![Operand::floats("x", &[n_tokens, dim], x), Operand::floats("weight", &[dim], weight), y];
+    let operands = vec![
+        Operand::floats("x", &[n_tokens, dim], x),
+        Operand::floats("weight", &[dim], weight),
+        Operand::floats("factor", &[1], factor),
+        y,
+    ];
     Job::new(operands, move |rec, bound| {
-        let record = if adds { kernels::add_rms_norm } else { kernels::rms_norm };
-        record(rec, bound.tensor(0), bound.tensor(1), bound.tensor(2), eps)
+        let [x, weight, factor, y] = [0, 1, 2, 3].map(|i| bound.tensor(i));
+        match adds {
+            true => kernels::add_rms_norm(rec, x, weight, has_factor.then_some(factor), y, eps),
+            false => kernels::rms_norm(rec, x, weight, y, eps),
+        }
     })
 }
 

@@ -1,6 +1,6 @@
-//! `short_conv`, `delta_rule` and `sigmoid_gate`: layers that keep a state of fixed size.
+//! `short_conv`, `delta_rule`, `selective_scan` and `sigmoid_gate`: layers that keep a state of fixed size.
 
-use tilewright::kernels::{self, DeltaRule, MAX_PAST, N_STATES, ShortConv};
+use tilewright::kernels::{self, DeltaRule, MAX_PAST, N_STATES, SelectiveScan, ShortConv};
 
 use crate::harness::{Case, Job, Operand, Want};
 use crate::inputs::{Inputs, Source};
@@ -26,6 +26,18 @@ const DELTA: [[u32; 7]; 7] = [
     [2, 2, 2, 128, 128, 1, 2],
     [9, 1, 1, 20, 130, 2, 9],
     [4, 3, 6, 64, 32, 4, 4],
+];
+
+/// T, G, H, N, P, pos, tokens in the pass.
+const SCAN: [[u32; 7]; 8] = [
+    [1, 1, 1, 1, 1, 0, 1],
+    [1, 1, 2, 16, 16, 3, 1],
+    [6, 2, 4, 8, 20, 0, 6],
+    [3, 1, 3, 33, 4, 7, 2],
+    [2, 1, 2, 128, 64, 1, 2],
+    [9, 1, 1, 20, 130, 2, 9],
+    [4, 3, 6, 64, 32, 4, 4],
+    [8, 1, 5, 256, 13, 6, 7],
 ];
 
 /// T, C, first column of the gates; 0 and a single column for whole rows.
@@ -55,14 +67,25 @@ pub fn cases(cases: &mut Vec<Case>) {
             build: Box::new(move |source| delta(source, i % 2 == 0, sizes)),
         });
     }
-    for sizes @ [t, c, start] in GATE {
+    for sizes @ [t, g, h, n_rows, p, pos, n] in SCAN {
         cases.push(Case {
-            kernel: "sigmoid_gate",
-            variant: "plain".into(),
-            sizes: format!("t={t},c={c},start={start}"),
+            kernel: "selective_scan",
+            variant: "F32".into(),
+            sizes: format!("t={t},g={g},h={h},rows={n_rows},p={p},pos={pos},n={n}"),
             inputs,
-            build: Box::new(move |source| gate(source, sizes)),
+            build: Box::new(move |source| scan(source, sizes)),
         });
+    }
+    for sizes @ [t, c, start] in GATE {
+        for is_plain in [false, true] {
+            cases.push(Case {
+                kernel: "sigmoid_gate",
+                variant: if is_plain { "plain" } else { "sigmoid" }.into(),
+                sizes: format!("t={t},c={c},start={start}"),
+                inputs,
+                build: Box::new(move |source| gate(source, is_plain, sizes)),
+            });
+        }
     }
 }
 
@@ -85,17 +108,17 @@ fn silu(x: f64) -> f64 {
 }
 
 fn conv(source: &mut Source, gated: bool, has_bias: bool, [t, c, taps, pos, n]: [u32; 5]) -> Job {
-    let width = if gated { 3 * c } else { c + 5 };
+    let (width, first) = if gated { (3 * c, 0) } else { (c + 5, 3) };
     let (x, weight, bias) = (source.rows(t, width), source.normal(c * taps), source.normal(c));
     let past = source.normal(N_STATES * MAX_PAST * c);
-    let [t_len, c_len, n_len, taps_len, width_len] = [t, c, n, taps, width].map(|n| n as usize);
+    let [t_len, c_len, n_len, taps_len, width_len, first_len] = [t, c, n, taps, width, first].map(|n| n as usize);
     let slot = |position: u32| (position % N_STATES * MAX_PAST * c) as usize;
     // Inputs of a channel, the three before the pass first.
     let inputs = |channel: usize| -> Vec<f64> {
         let before = (0..3).map(|i| if pos == 0 { 0.0 } else { past[slot(pos) + i * c_len + channel] }.into());
         let own = (0..n_len).map(|t| {
             let row = &x[t * width_len..];
-            f64::from(row[channel]) * if gated { f64::from(row[2 * c_len + channel]) } else { 1.0 }
+            f64::from(row[first_len + channel]) * if gated { f64::from(row[2 * c_len + channel]) } else { 1.0 }
         });
         before.chain(own).collect()
     };
@@ -123,7 +146,7 @@ fn conv(source: &mut Source, gated: bool, has_bias: bool, [t, c, taps, pos, n]: 
     ];
     Job::new(operands, move |rec, bound| {
         let tensor = |i| bound.tensor(i);
-        let conv = ShortConv { weight: tensor(2), bias: has_bias.then(|| tensor(3)), gated };
+        let conv = ShortConv { weight: tensor(2), bias: has_bias.then(|| tensor(3)), gated, first_column: first };
         conv.record(rec, bound.state(0), tensor(1), tensor(4), tensor(5))
     })
 }
@@ -189,15 +212,68 @@ fn delta(source: &mut Source, grouped: bool, [t, hk, h, dk, dv, pos, n]: [u32; 7
     })
 }
 
-fn gate(source: &mut Source, [t, c, start]: [u32; 3]) -> Job {
+fn scan(source: &mut Source, [t, g, h, n_rows, p, pos, n]: [u32; 7]) -> Job {
+    let scan = SelectiveScan { n_groups: g, n_heads: h, state_dim: n_rows, head_dim: p };
+    let (vbc, x) = (source.rows(t, scan.channels()), source.rows(t, scan.inputs()));
+    // Decays of some per cent, as models have them.
+    let mut heads = source.normal(3 * h);
+    heads[..h as usize].iter_mut().for_each(|a| *a = -0.05 - a.abs() / 4.0);
+    let matrices = source.normal(N_STATES * h * n_rows * p);
+    let [g_len, h_len, rows_len, p_len] = [g, h, n_rows, p].map(|n| n as usize);
+    let (inner, channels, inputs) = (h_len * p_len, scan.channels() as usize, scan.inputs() as usize);
+    let slot = |position: u32, head: usize| ((position % N_STATES) as usize * h_len + head) * rows_len * p_len;
+    let mut want = vec![0.0; t as usize * inner];
+    let mut after: Vec<f64> = matrices.iter().map(|&value| value.into()).collect();
+    for head in 0..h_len {
+        let group = head * g_len / h_len;
+        for column in 0..p_len {
+            let first =
+                |i: usize| if pos == 0 { 0.0 } else { f64::from(matrices[slot(pos, head) + i * p_len + column]) };
+            let mut states: Vec<f64> = (0..rows_len).map(first).collect();
+            for t in 0..n as usize {
+                let row: Vec<f64> = vbc[t * channels..][..channels].iter().map(|&v| v.into()).collect();
+                let x: Vec<f64> = x[t * inputs..][..inputs].iter().map(|&v| v.into()).collect();
+                let step = (x[inner + channels + head] + f64::from(heads[h_len + head])).exp().ln_1p();
+                let decay = (f64::from(heads[head]) * step).exp();
+                let value = row[head * p_len + column];
+                let of_group = &row[inner + group * rows_len..];
+                let mut out = f64::from(heads[2 * h_len + head]) * value;
+                for (i, state) in states.iter_mut().enumerate() {
+                    *state = decay * *state + step * of_group[i] * value;
+                    out += *state * of_group[g_len * rows_len + i];
+                }
+                want[t * inner + head * p_len + column] = out * silu(x[head * p_len + column]);
+            }
+            for (i, state) in states.into_iter().enumerate() {
+                after[slot(pos + n, head) + i * p_len + column] = state;
+            }
+        }
+    }
+    let operands = vec![
+        Operand::state(pos, n),
+        Operand::floats("vbc", &[t, scan.channels()], vbc),
+        Operand::floats("x", &[t, scan.inputs()], x),
+        Operand::floats("heads", &[3 * h], heads),
+        Operand::floats("matrices", &[N_STATES, h, n_rows, p], matrices).becomes(close(after, 3e-6)),
+        Operand::close("y", &[t, h * p], Vec::new(), 0.0).becomes(close(want, 1e-5)),
+    ];
+    Job::new(operands, move |rec, bound| {
+        let tensor = |i| bound.tensor(i);
+        scan.record(rec, bound.state(0), [tensor(1), tensor(2), tensor(3)], tensor(4), tensor(5))
+    })
+}
+
+fn gate(source: &mut Source, is_plain: bool, [t, c, start]: [u32; 3]) -> Job {
     let width = if start == 0 { 1 } else { start + c + 2 };
     let (gates, y) = (source.rows(t, width), source.rows(t, c));
     let want = (0..t * c).map(|i| {
         let (row, column) = (i / c, if width == 1 { 0 } else { start + i % c });
-        f64::from(y[i as usize]) / (1.0 + (-f64::from(gates[(row * width + column) as usize])).exp())
+        let gate = f64::from(gates[(row * width + column) as usize]);
+        f64::from(y[i as usize]) * if is_plain { gate } else { 1.0 / (1.0 + (-gate).exp()) }
     });
     let want = want.collect();
     let operands =
         vec![Operand::floats("gates", &[t, width], gates), Operand::floats("y", &[t, c], y).becomes(close(want, 1e-6))];
-    Job::new(operands, move |rec, bound| kernels::sigmoid_gate(rec, bound.tensor(0), start, bound.tensor(1)))
+    let record = if is_plain { kernels::multiply } else { kernels::sigmoid_gate };
+    Job::new(operands, move |rec, bound| record(rec, bound.tensor(0), start, bound.tensor(1)))
 }

@@ -28,12 +28,16 @@ const NMSE: f64 = 1e-9;
 pub const EPS: f32 = 1e-5;
 
 /// Norms of heads with their names; none for most cases.
-const NORMS: [(&str, Option<QkNorm>); 4] = [
+const NORMS: [(&str, Option<QkNorm>); 5] = [
     ("", None),
     ("+heads", Some(QkNorm::Heads)),
     ("+rotated heads", Some(QkNorm::RotatedHeads)),
     ("+whole", Some(QkNorm::Whole)),
+    ("+values", Some(QkNorm::HeadsAndValues)),
 ];
+
+/// Queries whose keys are those of another layer.
+const QUERIES: [[u32; 6]; 3] = [[1, 1, 0, 4, 2, 0], [3, 4, 0, 40, 20, 31], [17, 3, 0, 256, 64, 7]];
 
 pub fn cases(cases: &mut Vec<Case>) {
     for inputs in Inputs::ALL {
@@ -48,10 +52,10 @@ pub fn cases(cases: &mut Vec<Case>) {
                     build: Box::new(move |source| rope(source, style, sizes)),
                 });
                 // Without a norm, and with one or another; now and then without a rotation.
-                for (of_norm, norm) in [NORMS[0], NORMS[1 + i % 3]] {
+                for (of_norm, norm) in [NORMS[0], NORMS[1 + (i + i / 4) % 4]] {
                     let style = Some(style).filter(|_| norm.is_none() || i % 4 != 3);
                     let variant = if style.is_some() { format!("{name}{of_norm}") } else { of_norm[1..].into() };
-                    if norm != Some(QkNorm::Whole) {
+                    if !matches!(norm, Some(QkNorm::Whole | QkNorm::HeadsAndValues)) {
                         cases.push(Case {
                             kernel: "rope_packed",
                             variant: variant.clone(),
@@ -79,6 +83,16 @@ pub fn cases(cases: &mut Vec<Case>) {
                         });
                     }
                 }
+            }
+            for (i, sizes @ [t, h, _, d, rot, pos]) in QUERIES.into_iter().enumerate() {
+                let (norm, kind, end) = (NORMS[[0, 4, 1][i]].1, KvType::ALL[i], pos + t);
+                cases.push(Case {
+                    kernel: "rope_kv",
+                    variant: format!("{}+{name}, queries alone", rows::tag(kind)),
+                    sizes: format!("t={t},h={h},d={d},rot={rot},pos={pos},norm={i}"),
+                    inputs,
+                    build: Box::new(move |source| rope_kv(source, Some(style), norm, sizes, (kind, [end; 2]))),
+                });
             }
         }
     }
@@ -143,10 +157,11 @@ pub fn normed(
             let parts = [rms_normed(&row[..q_len], of_q, EPS), rms_normed(&row[q_len..k_end], of_k, EPS)];
             (parts.into_iter().flatten().chain(exact(&row[k_end..])).collect(), vec![None; heads])
         }
-        Some(QkNorm::Heads) => {
+        Some(norm @ (QkNorm::Heads | QkNorm::HeadsAndValues)) => {
             let of = |(i, head): (usize, &[f32])| match i as u32 {
                 i if i < h => rms_normed(head, &weight[..d], EPS),
                 i if i < h + hkv => rms_normed(head, &weight[d..], EPS),
+                _ if norm == QkNorm::HeadsAndValues => rms_normed(head, &vec![1.0; d], EPS),
                 _ => exact(head),
             };
             (row.chunks_exact(d).enumerate().flat_map(of).collect(), vec![None; heads])
@@ -293,9 +308,10 @@ fn rope_kv(
         let token = (0..t).find(|token| (pos + token) % slots == i % slots)?;
         Some(token * heads + h + i / slots)
     });
-    let row = |label, want| {
-        let want = rows::check(kind, want, d, None);
-        Operand::exact_words(label, &[hkv, slots, rows::words(kind, d)], Vec::new()).becomes(want)
+    let shape = [hkv.max(1), slots, rows::words(kind, d)];
+    let row = |label, want| match hkv {
+        0 => Operand::words(label, &shape, vec![7; shape.iter().product::<u32>() as usize]),
+        _ => Operand::exact_words(label, &shape, Vec::new()).becomes(rows::check(kind, want, d, None)),
     };
     let operands = vec![
         angles.state(pos, t),
@@ -325,7 +341,10 @@ fn rope_kv(
 
 /// Weights of a norm of heads.
 pub fn norm_weights(source: &mut Source, norm: Option<QkNorm>, [h, hkv, d]: [u32; 3]) -> Vec<f32> {
-    source.normal(if norm == Some(QkNorm::Whole) { (h + hkv) * d } else { 2 * d })
+    match norm {
+        Some(QkNorm::Whole) => source.normal((h + hkv) * d),
+        _ => source.normal(if hkv == 0 { d } else { 2 * d }),
+    }
 }
 
 fn rope_packed(

@@ -76,7 +76,7 @@ fn experts_beyond_one_binding_are_cut_where_experts_end() {
             let options = || LoadOptions {
                 context_length: Some(64),
                 kv_type: KvType::F32,
-                max_pass: Some(32),
+                max_pass: Some(8),
                 ..LoadOptions::default()
             };
             let model = Model::load(&cut, &whole.0, options()).unwrap_or_else(|e| panic!("{of}: {e}"));

@@ -5,7 +5,7 @@ use tilewright::load::ModelFile;
 use tilewright::{Device, LoadOptions, Model};
 
 use super::checkpoint::{Checkpoint, Stored, check_references, checkpoint, model};
-use super::{Folder, common};
+use super::{Folder, TinyGguf, U32, common, logits};
 
 /// A tensor of a part that is not read.
 fn other() -> Stored {
@@ -169,6 +169,27 @@ fn layers_that_predict_further_tokens_are_left_out() {
     check_references("qwen3-moe", &device, &folder.0, "a layer more");
     assert!(device.take_notices().iter().any(|notice| notice.contains("further tokens")));
     assert_eq!(model(&device, &folder).config().blocks.len(), 2);
+}
+
+/// The same in GGUF files, which count them among the layers.
+#[test]
+fn layers_of_gguf_files_that_predict_further_tokens_are_left_out() {
+    let device = common::cpu();
+    let want = logits(&TinyGguf::new().model(&device));
+    let mut further = TinyGguf::new();
+    further.set("llama.block_count", U32, 3_u32.to_le_bytes());
+    further.set("llama.nextn_predict_layers", U32, 1_u32.to_le_bytes());
+    for name in ["blk.2.attn_norm.weight", "blk.2.nextn.eh_proj.weight"] {
+        further.put(name, &[32], 0, vec![0; 128]);
+    }
+    let model = further.model(&device);
+    assert_eq!((model.config().blocks.len(), logits(&model)), (2, want));
+    assert!(device.take_notices().iter().any(|notice| notice.contains("further tokens")));
+    for n in [3, 4, 1 << 31] {
+        further.set("llama.nextn_predict_layers", U32, (n as u32).to_le_bytes());
+        let error = ModelFile::from_gguf_bytes(further.bytes()).err().unwrap().to_string();
+        assert!(error.contains("llama.nextn_predict_layers") && error.contains("fewer than the 3 layers"), "{error}");
+    }
 }
 
 /// The folder of Gemma 3 4B says of its text part what is not usual.

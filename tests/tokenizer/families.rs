@@ -138,6 +138,32 @@ fn steps_that_are_not_known_are_left_to_the_crate() {
     }
 }
 
+/// What follows a turn's token of Phi-3 is not read, as in its `tokenizer.json`, which says so token by token.
+#[test]
+fn tokens_of_phi_3_swallow_white_space() {
+    let Some(data) = common::data(&["vocab/ggml-vocab-phi-3.gguf"]) else { return };
+    let vocab = published(&data, "phi-3");
+    let mut file = spm_json(&vocab);
+    file["added_tokens"] = Value::Array(Vec::new());
+    for (id, name) in vocab.tokens.iter().enumerate().filter(|(id, _)| *id < 3 || (32000..32011).contains(id)) {
+        let rstrip = !["<unk>", "<s>", "<|endoftext|>"].contains(&name.as_str());
+        file["added_tokens"].as_array_mut().unwrap().push(json!({
+            "id": id, "content": name, "special": name != "</s>", "normalized": false, "lstrip": false, "rstrip": rstrip,
+            "single_word": false,
+        }));
+    }
+    let oracle = oracle(file);
+    let own = Tokenizer::from_vocab(vocab).unwrap();
+    for text in [
+        "<|user|>\nHow are you?<|end|>\n<|assistant|>\n",
+        "<s><|system|> \n Be brief.<|end|>  <|user|>x",
+        "<|endoftext|> a </s> b <|assistant|>",
+    ] {
+        let want = oracle.encode_fast(text, false).unwrap();
+        assert_eq!(own.encode_with(text, PARSE_SPECIAL).unwrap(), want.get_ids(), "{text:?}");
+    }
+}
+
 /// Baichuan's vocabulary has 64,000 tokens for SentencePiece's BPE.
 #[test]
 fn a_published_sentencepiece_vocabulary_equals_the_tokenizers_crate() {

@@ -387,6 +387,39 @@ everywhere(
   { file: chatModel.toString("base64") },
 );
 
+const TOLD = "{% for t in tools or [] %}<{{ t.function.name }}>{% endfor %}{% for d in documents or [] %}({{ d.title }}){% endfor %}"
+  + "{{ mood|default('') }}{% for m in messages %} {{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}"
+  + "{{ m.content|map(attribute='text')|join }}{% endif %}{% endfor %}{% if add_generation_prompt %} assistant:{% endif %}";
+
+everywhere(
+  "chat tells the template of tools, documents and variables, takes parts, and goes on with the last message",
+  async ({ Model }, { file }) => {
+    const blob = new Blob([Uint8Array.from(atob(file), (c) => c.charCodeAt(0))]);
+    const model = await Model.load(blob, { device: "cpu" });
+    const chat = (messages, options) => model.chat(messages, { maxTokens: 6, ...options }).text();
+    const generate = async (text) => model.generate(await model.tokenize(text), { maxTokens: 6 }).text();
+    const user = { role: "user", content: [{ type: "text", text: "a " }, { type: "text", text: "dog" }] };
+    const told = {
+      tools: [{ type: "function", function: { name: "sun" } }], documents: [{ title: "A day" }], templateVariables: { mood: "Happy" },
+    };
+    const texts = [
+      [await chat([user], told), await generate("<sun>(A day)Happy user: a dog assistant:")],
+      [
+        await chat([user, { role: "assistant", content: "Once upon" }], { continueFinalMessage: true }),
+        await generate(" user: a dog assistant: Once upon"),
+      ],
+    ];
+    const unknown = await chat([user], { templateName: "rag" }).catch(({ code, message }) => `${code}: ${message}`);
+    model.free();
+    return { texts, unknown };
+  },
+  ({ texts, unknown }) => {
+    for (const [found, expected] of texts) assert.equal(found, expected);
+    assert.match(unknown, /^template: .*rag.*default/);
+  },
+  { file: withTemplate(TOLD).toString("base64") },
+);
+
 everywhere(
   "hostile templates end in an error with code `template`",
   async ({ Model }, { files }) => {

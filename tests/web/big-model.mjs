@@ -1,5 +1,6 @@
-// A Llama in GGUF of any size, whose bytes are made while they are read: a real header and weights that are all zero.
-// Its logits are zero as well, so it generates token 0; what it shows is how a large file is loaded.
+// Llamas in GGUF whose weights are all zero. One is of any size, and its bytes are made while they are read behind a real header.
+// Its logits are zero as well, so it generates token 0; what it shows is how a large file is loaded. The other has a
+// published vocabulary.
 
 const ALIGNMENT = 32;
 const Q8_0 = { id: 8, blockBytes: 34, blockLength: 32 };
@@ -58,52 +59,15 @@ class Writer {
 
 const aligned = (bytes) => Math.ceil(bytes / ALIGNMENT) * ALIGNMENT;
 
-/** A download of at least `size` bytes, for `server.files`. */
-export function bigModel(size) {
-  const [dim, ffn, heads] = [2048, 8192, 16];
-  // Unknown, begin, end, and one token for each byte: the smallest vocabulary of its kind.
-  const bytes = Array.from({ length: 256 }, (_, i) => `<0x${i.toString(16).toUpperCase().padStart(2, "0")}>`);
-  const tokens = ["<unk>", "<s>", "</s>", ...bytes];
-  const types = [2, 3, 3, ...bytes.map(() => 6)];
-
-  const layer = [
-    ["attn_norm", [dim], F32], ["ffn_norm", [dim], F32],
-    ["attn_q", [dim, dim], Q8_0], ["attn_k", [dim, dim], Q8_0], ["attn_v", [dim, dim], Q8_0], ["attn_output", [dim, dim], Q8_0],
-    ["ffn_gate", [dim, ffn], Q8_0], ["ffn_up", [dim, ffn], Q8_0], ["ffn_down", [ffn, dim], Q8_0],
-  ];
-  const bytesOf = ([, shape, type]) => (shape.reduce((a, b) => a * b) / type.blockLength) * type.blockBytes;
-  const layers = Math.ceil(size / layer.reduce((sum, tensor) => sum + bytesOf(tensor), 0));
-  const table = [["token_embd", [dim, tokens.length], Q8_0], ["output_norm", [dim], F32]];
-  for (let i = 0; i < layers; i++) table.push(...layer.map(([name, ...rest]) => [`blk.${i}.${name}`, ...rest]));
-
-  const keys = [
-    ["general.architecture", STRING, "llama"],
-    ["general.name", STRING, "zeros"],
-    ["general.alignment", UINT32, ALIGNMENT],
-    ["llama.block_count", UINT32, layers],
-    ["llama.context_length", UINT32, 512],
-    ["llama.embedding_length", UINT32, dim],
-    ["llama.feed_forward_length", UINT32, ffn],
-    ["llama.attention.head_count", UINT32, heads],
-    ["llama.attention.head_count_kv", UINT32, heads],
-    ["llama.attention.layer_norm_rms_epsilon", FLOAT32, 1e-5],
-    ["llama.rope.dimension_count", UINT32, dim / heads],
-    ["llama.rope.freq_base", FLOAT32, 10000],
-    ["llama.vocab_size", UINT32, tokens.length],
-    ["tokenizer.ggml.model", STRING, "llama"],
-    ["tokenizer.ggml.tokens", STRING, tokens],
-    ["tokenizer.ggml.scores", FLOAT32, tokens.map(() => 0)],
-    ["tokenizer.ggml.token_type", INT32, types],
-    ["tokenizer.ggml.unknown_token_id", UINT32, 0],
-    ["tokenizer.ggml.bos_token_id", UINT32, 1],
-    ["tokenizer.ggml.eos_token_id", UINT32, 2],
-  ];
+/** The start of a GGUF file with these keys and tensors, up to the tensors' bytes, and how many of those there are. `more` are keys as bytes. */
+function start(keys, table, more = []) {
   const writer = new Writer();
   writer.parts.push(Buffer.from("GGUF"));
   writer.u32(3);
   writer.u64(table.length);
-  writer.u64(keys.length);
+  writer.u64(keys.length + more.length);
   for (const key of keys) writer.key(...key);
+  writer.parts.push(...more);
   let dataBytes = 0;
   for (const tensor of table) {
     const [name, shape, type] = tensor;
@@ -115,7 +79,102 @@ export function bigModel(size) {
     dataBytes = aligned(dataBytes + bytesOf(tensor));
   }
   const written = Buffer.concat(writer.parts);
-  const header = Buffer.concat([written, Buffer.alloc(aligned(written.length) - written.length)]);
+  return { header: Buffer.concat([written, Buffer.alloc(aligned(written.length) - written.length)]), dataBytes };
+}
+
+const bytesOf = ([, shape, type]) => (shape.reduce((a, b) => a * b) / type.blockLength) * type.blockBytes;
+
+/** The tensors of one layer. */
+const layerOf = (dim, ffn) => [
+  ["attn_norm", [dim], F32], ["ffn_norm", [dim], F32],
+  ["attn_q", [dim, dim], Q8_0], ["attn_k", [dim, dim], Q8_0], ["attn_v", [dim, dim], Q8_0], ["attn_output", [dim, dim], Q8_0],
+  ["ffn_gate", [dim, ffn], Q8_0], ["ffn_up", [dim, ffn], Q8_0], ["ffn_down", [ffn, dim], Q8_0],
+];
+
+/** The keys of a model without a vocabulary. */
+const keysOf = ({ layers, dim, ffn, heads, vocabSize }) => [
+  ["general.architecture", STRING, "llama"],
+  ["general.name", STRING, "zeros"],
+  ["general.alignment", UINT32, ALIGNMENT],
+  ["llama.block_count", UINT32, layers],
+  ["llama.context_length", UINT32, 512],
+  ["llama.embedding_length", UINT32, dim],
+  ["llama.feed_forward_length", UINT32, ffn],
+  ["llama.attention.head_count", UINT32, heads],
+  ["llama.attention.head_count_kv", UINT32, heads],
+  ["llama.attention.layer_norm_rms_epsilon", FLOAT32, 1e-5],
+  ["llama.rope.dimension_count", UINT32, dim / heads],
+  ["llama.rope.freq_base", FLOAT32, 10000],
+  ["llama.vocab_size", UINT32, vocabSize],
+];
+
+/** The keys of a GGUF file whose names begin so, as bytes, and the number of its tokens. */
+function keysIn(file, prefix) {
+  const SIZES = [1, 1, 2, 2, 4, 4, 4, 1, undefined, undefined, 8, 8, 8];
+  let at = 24;
+  const text = () => {
+    const length = Number(file.readBigUInt64LE(at));
+    at += 8 + length;
+    return file.toString("utf8", at - length, at);
+  };
+  const skip = (type) => {
+    if (type === STRING) text();
+    else at += SIZES[type];
+  };
+  const keys = [];
+  let vocabSize;
+  for (let n = Number(file.readBigUInt64LE(16)); n > 0; n--) {
+    const begin = at;
+    const name = text();
+    const type = file.readUInt32LE(at);
+    at += 4;
+    if (type === ARRAY) {
+      const [itemType, length] = [file.readUInt32LE(at), Number(file.readBigUInt64LE(at + 4))];
+      at += 12;
+      for (let i = 0; i < length; i++) skip(itemType);
+      if (name === "tokenizer.ggml.tokens") vocabSize = length;
+    } else {
+      skip(type);
+    }
+    if (name.startsWith(prefix)) keys.push(file.subarray(begin, at));
+  }
+  return { keys, vocabSize };
+}
+
+/** The smallest model that has the vocabulary of this GGUF file. */
+export function smallModel(vocabulary) {
+  const { keys, vocabSize } = keysIn(vocabulary, "tokenizer.");
+  const [dim, ffn, heads, layers] = [32, 32, 1, 1];
+  const table = [["token_embd", [dim, vocabSize], Q8_0], ["output_norm", [dim], F32]];
+  table.push(...layerOf(dim, ffn).map(([name, ...rest]) => [`blk.0.${name}`, ...rest]));
+  const { header, dataBytes } = start(keysOf({ layers, dim, ffn, heads, vocabSize }), table, keys);
+  return Buffer.concat([header, Buffer.alloc(dataBytes)]);
+}
+
+/** A download of at least `size` bytes, for `server.files`. */
+export function bigModel(size) {
+  const [dim, ffn, heads] = [2048, 8192, 16];
+  // Unknown, begin, end, and one token for each byte: the smallest vocabulary of its kind.
+  const bytes = Array.from({ length: 256 }, (_, i) => `<0x${i.toString(16).toUpperCase().padStart(2, "0")}>`);
+  const tokens = ["<unk>", "<s>", "</s>", ...bytes];
+  const types = [2, 3, 3, ...bytes.map(() => 6)];
+
+  const layer = layerOf(dim, ffn);
+  const layers = Math.ceil(size / layer.reduce((sum, tensor) => sum + bytesOf(tensor), 0));
+  const table = [["token_embd", [dim, tokens.length], Q8_0], ["output_norm", [dim], F32]];
+  for (let i = 0; i < layers; i++) table.push(...layer.map(([name, ...rest]) => [`blk.${i}.${name}`, ...rest]));
+
+  const keys = [
+    ...keysOf({ layers, dim, ffn, heads, vocabSize: tokens.length }),
+    ["tokenizer.ggml.model", STRING, "llama"],
+    ["tokenizer.ggml.tokens", STRING, tokens],
+    ["tokenizer.ggml.scores", FLOAT32, tokens.map(() => 0)],
+    ["tokenizer.ggml.token_type", INT32, types],
+    ["tokenizer.ggml.unknown_token_id", UINT32, 0],
+    ["tokenizer.ggml.bos_token_id", UINT32, 1],
+    ["tokenizer.ggml.eos_token_id", UINT32, 2],
+  ];
+  const { header, dataBytes } = start(keys, table);
   const zeros = Buffer.alloc(CHUNK);
   return {
     size: header.length + dataBytes,

@@ -1,7 +1,7 @@
 //! Gemma (Gemma Team 2024, arXiv:2403.08295), Gemma 2 (arXiv:2408.00118) and Gemma 3 (2025, arXiv:2503.19786).
 
 use super::llama::LLAMA;
-use super::{Architecture, HEADS, WIDTH, WINDOW, add_local_rope, sliding};
+use super::{Architecture, FINAL_SOFT_CAP, HEADS, WIDTH, WINDOW, add_local_rope, sliding};
 use crate::error::Error;
 use crate::kernels::{Gate, Gelu, QkNorm, RopeStyle};
 use crate::load::catalog::Stored;
@@ -36,7 +36,7 @@ pub(super) const GEMMA2: Architecture = Architecture {
         (GEMMA.describe)(keys, config)?;
         sandwich(keys, config, 46)?;
         let soft_cap = keys.f32(Key("attn_logit_softcapping", "attn_logit_softcapping"))?;
-        config.logit_soft_cap = keys.f32(Key("final_logit_softcapping", "final_logit_softcapping"))?;
+        config.logit_soft_cap = keys.f32(FINAL_SOFT_CAP)?;
         let (window, is_local) = (keys.u32(WINDOW)?, sliding(keys, config, 2)?);
         for (block, is_local) in config.blocks.iter_mut().zip(is_local) {
             block.attention.soft_cap = soft_cap;
@@ -60,7 +60,7 @@ pub(super) const GEMMA3: Architecture = Architecture {
         (GEMMA.describe)(keys, config)?;
         sandwich(keys, config, 62)?;
         let local_rope = add_local_rope(keys, config, 10_000.0)?;
-        config.logit_soft_cap = keys.f32(Key("final_logit_softcapping", "final_logit_softcapping"))?;
+        config.logit_soft_cap = keys.f32(FINAL_SOFT_CAP)?;
         let soft_cap = keys.f32(Key("attn_logit_softcapping", "attn_logit_softcapping"))?;
         let (window, is_local) = (keys.u32(WINDOW)?, sliding(keys, config, 6)?);
         for (block, is_local) in config.blocks.iter_mut().zip(is_local) {
@@ -75,7 +75,7 @@ pub(super) const GEMMA3: Architecture = Architecture {
 };
 
 /// Names of tensors where each half has a norm before it and one of its result.
-const SANDWICH: &[(&str, &str)] = &[
+pub(super) const SANDWICH: &[(&str, &str)] = &[
     ("post_attention_layernorm", "post_attention_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),

@@ -58,9 +58,7 @@ pub(super) fn plan(input: &Path, options: &QuantizeOptions) -> Result<Plan, Erro
         Some(vocab) => vocab::set(&mut header, &vocab)?,
         None => header.set("tokenizer.ggml.model", Value::Str("no_vocab"))?,
     }
-    if let Some(template) = &model.chat_template {
-        header.set("tokenizer.chat_template", Value::Str(template))?;
-    }
+    model.chat.write(&mut header)?;
     set_type(&mut header, options)?;
 
     let tied = json.get_bool("tie_word_embeddings").map_err(in_folder)?.unwrap_or(architecture.tied);

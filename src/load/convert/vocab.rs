@@ -1,6 +1,7 @@
 //! The vocabulary of a `tokenizer.json` under GGUF's keys.
 //!
-//! Byte-level BPE becomes `gpt2`, the BPE that SentencePiece models are converted to becomes `llama`. What GGUF says
+//! Byte-level BPE becomes `gpt2`, the BPE that SentencePiece models are converted to becomes `llama`, and Gemma 4's
+//! `gemma4`. What GGUF says
 //! in other words, how texts are split and what is put around them, is found by trial: the vocabulary is read again,
 //! and must give the ids that the folder's tokenizer gives.
 
@@ -19,7 +20,7 @@ use crate::tokenizer::{TokenType, Tokenizer, TokenizerConfig, Vocab};
 
 /// GGUF's names of the ways to split texts, the usual ones first; and whether merges are ignored for words that are
 /// tokens.
-const SPLITS: [(&str, bool); 11] = [
+const SPLITS: [(&str, bool); 28] = [
     ("qwen2", false),
     ("llama-bpe", true),
     ("gpt-2", false),
@@ -31,6 +32,23 @@ const SPLITS: [(&str, bool); 11] = [
     ("deepseek-v3", false),
     ("qwen35", false),
     ("command-r", false),
+    ("mpt", false),
+    ("glm4", true),
+    ("granite-embed-multi-97m", true),
+    ("falcon", false),
+    ("deepseek-llm", false),
+    ("deepseek-coder", false),
+    ("tiny_aya", false),
+    ("bloom", false),
+    ("viking", false),
+    ("superbpe", false),
+    ("youtu", true),
+    ("minicpm5", true),
+    ("exaone-moe", false),
+    ("seed-coder", false),
+    ("ufakzeka", false),
+    ("jais-2", false),
+    ("spark2_5", false),
 ];
 
 /// What tokenizers split in different ways: numbers, case, contractions, marks, spaces, lines, scripts, symbols.
@@ -84,6 +102,7 @@ pub(super) fn of_folder(
             .filter(|(_, ignores)| *ignores == ignore_merges)
             .map(|(name, _)| Vocab { pre: Some((*name).into()), ..base.clone() })
             .collect(),
+        "gemma4" => vec![base],
         _ => [true, false].map(|prefix| Vocab { add_space_prefix: Some(prefix), ..base.clone() }).into(),
     };
     match candidates.into_iter().find(|candidate| gives_the_same(candidate, tokenizer)) {
@@ -189,10 +208,15 @@ fn vocab(
     let (add_bos, add_eos) = (Some(!before.is_empty()), Some(!after.is_empty()));
     let unk_id = id_of(unk).or_else(|| id_of(name("unk_token").as_deref()));
     let pad_id = id_of(name("pad_token").as_deref());
-    let scores = if is_byte_level { vec![] } else { scores(&tokens, &token_types, &merges) };
+    let is_gemma4 = ["<|turn>", "<turn|>"].iter().all(|name| tokenizer.special_id(name).is_some());
+    let (model, merges, scores) = match (is_byte_level, is_gemma4) {
+        (true, _) => ("gpt2", merges, vec![]),
+        (false, true) => ("gemma4", merges, vec![]),
+        (false, false) => ("llama", vec![], scores(&tokens, &token_types, &merges)),
+    };
     Ok(Vocab {
-        model: if is_byte_level { "gpt2" } else { "llama" }.into(),
-        merges: if is_byte_level { merges } else { vec![] },
+        model: model.into(),
+        merges,
         scores,
         bos_id,
         eos_id,

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Token, kind, steps, unsupported};
 use crate::error::Error;
-use crate::tokenizer::vocab::{TokenType, fault, parse_byte, shown};
+use crate::tokenizer::vocab::{TokenType, check_texts, fault, parse_byte, shown};
 
 /// Ids may leave some numbers out, but a table over all of them must stay in proportion to the file.
 const MAX_HOLES: usize = 1 << 16;
@@ -20,6 +20,10 @@ pub(super) fn file(json: &Value) -> Result<Vec<Token>, Error> {
     let model = json.get("model").filter(|model| model.is_object());
     let model = model.ok_or_else(|| fault("model", "an object", "none"))?;
     let mut ids = vocab(model)?;
+    check_texts(ids.keys().copied()).map_err(|error| match error {
+        Error::Tokenizer { expected, found, .. } => fault("model.vocab", expected, found),
+        other => other,
+    })?;
     let in_model = ids.len();
     let mut kinds = HashMap::new();
     for (at, token) in array(json, "added_tokens")?.iter().enumerate() {

@@ -1,0 +1,139 @@
+//! Gemma 4 (Google 2026): Gemma 3 with norms of values, a shape of heads for each kind of layer, last layers that read the
+//! keys of earlier ones, per-layer embeddings, and a factor at each layer's end.
+
+use super::gemma::{GEMMA, SANDWICH};
+use super::{Architecture, FINAL_SOFT_CAP, WINDOW, add_local_rope, sliding};
+use crate::error::Error;
+use crate::kernels::QkNorm;
+use crate::load::catalog::Stored;
+use crate::load::keys::{Key, Keys};
+use crate::load::scaling;
+use crate::model::{Block, MAX_DIM, ModelConfig, NormPlace, PerLayer};
+
+pub(super) const GEMMA4: Architecture = Architecture {
+    gguf: "gemma4",
+    json: &["gemma4_text", "gemma4"],
+    names: &[
+        SANDWICH[0],
+        SANDWICH[1],
+        SANDWICH[2],
+        ("embed_tokens_per_layer", "per_layer_token_embd"),
+        ("per_layer_model_projection", "per_layer_model_proj"),
+        ("per_layer_projection_norm", "per_layer_proj_norm"),
+        ("per_layer_input_gate", "inp_gate"),
+        ("per_layer_projection", "proj"),
+        ("post_per_layer_input_norm", "post_norm"),
+        ("layer_scalar", "layer_output_scale"),
+    ],
+    stored: |_, _| Stored::AsRead,
+    describe: |keys, config| {
+        (GEMMA.describe)(keys, config)?;
+        refuse_unknown(keys)?;
+        config.logit_soft_cap = keys.f32(FINAL_SOFT_CAP)?;
+        let is_local = sliding(keys, config, 6)?;
+        layers(keys, config, &is_local)?;
+        share_keys(keys, config, &is_local)?;
+        per_layer(keys, config)
+    },
+    ..GEMMA
+};
+
+/// Experts beside a feed-forward, values that are the keys, and tokens that see later ones: the larger models.
+fn refuse_unknown(keys: &Keys<'_>) -> Result<(), Error> {
+    for name in ["enable_moe_block", "attention_k_eq_v"] {
+        keys.only_bool(Key("", name), false)?;
+    }
+    let experts = Key("expert_count", "num_experts");
+    if let Some(found) = keys.u32(experts)?.filter(|&n| n > 0) {
+        return Err(keys.unsupported(experts, found, "0: Gemma 4 without experts, as in E2B and E4B"));
+    }
+    let both_ways = Key("", "use_bidirectional_attention");
+    match keys.str(both_ways)? {
+        // Of pictures alone.
+        None | Some("vision") => Ok(()),
+        Some(found) => Err(keys.unsupported(both_ways, found, "vision")),
+    }
+}
+
+/// The heads and rotation of each kind of layer. The keys for all are of those that see near tokens alone in a
+/// `config.json`, and of the others in GGUF.
+fn layers(keys: &Keys<'_>, config: &mut ModelConfig, is_local: &[bool]) -> Result<(), Error> {
+    let of_all = config.blocks.first().map_or(0, |block| block.attention.head_dim);
+    let [local, global] = match keys.is_gguf() {
+        true => [keys.u32(Key("attention.key_length_swa", ""))?.unwrap_or(of_all), of_all],
+        false => [of_all, keys.u32(Key("", "global_head_dim"))?.unwrap_or(of_all)],
+    };
+    keys.says(Key("attention.value_length_swa", ""));
+    let global_kv_heads = keys.u32(Key("", "num_global_key_value_heads"))?;
+    let window = keys.u32(WINDOW)?;
+    for (l, (block, &is_local)) in config.blocks.iter_mut().zip(is_local).enumerate() {
+        let attention = &mut block.attention;
+        let head_dim = keys.of_layer(l, "head_dim")?.unwrap_or(if is_local { local } else { global });
+        let n_kv_heads = keys.of_layer(l, "num_key_value_heads")?.or(global_kv_heads.filter(|_| !is_local));
+        // Before they are multiplied.
+        attention.head_dim = head_dim.min(MAX_DIM);
+        attention.n_kv_heads = n_kv_heads.unwrap_or(attention.n_kv_heads);
+        attention.scale = 1.0;
+        attention.window = window.filter(|_| is_local);
+        attention.qk_norm = Some(QkNorm::HeadsAndValues);
+        block.attn_norm = NormPlace::Both;
+        block.ffn_norm = NormPlace::Both;
+        block.output_scale = true;
+    }
+    let local_rope = add_local_rope(keys, config, 10_000.0)?;
+    let kind = |wanted: bool| {
+        let found = config.blocks.iter().zip(is_local).find(|&(_, &is_local)| is_local == wanted);
+        found.map(|(block, _)| block.attention.head_dim)
+    };
+    let [of_local, of_global] = [kind(true), kind(false)];
+    if let Some(head_dim) = of_local {
+        config.ropes[local_rope].rot_dims = keys.u32(Key("rope.dimension_count_swa", ""))?.unwrap_or(head_dim);
+    }
+    if let Some(head_dim) = of_global.filter(|_| !keys.is_gguf()) {
+        let scaling = scaling::read(keys, head_dim, config.max_seq_len)?;
+        let rope = &mut config.ropes[0];
+        (rope.rot_dims, rope.scaling) = (head_dim, scaling);
+    }
+    for (block, &is_local) in config.blocks.iter_mut().zip(is_local) {
+        block.attention.rope = Some(if is_local { local_rope } else { 0 });
+    }
+    Ok(())
+}
+
+/// The last layers read the keys of the last one of their kind before them; there a `config.json` may double the width
+/// of the feed-forward, which GGUF lists.
+fn share_keys(keys: &Keys<'_>, config: &mut ModelConfig, is_local: &[bool]) -> Result<(), Error> {
+    let key = Key("attention.shared_kv_layers", "num_kv_shared_layers");
+    let n_shared = keys.u32(key)?.unwrap_or(0) as usize;
+    let doubles = keys.bool(Key("", "use_double_wide_mlp"))?.unwrap_or(false);
+    let n_layers = config.blocks.len();
+    let Some(n_own) = n_layers.checked_sub(n_shared) else {
+        return Err(keys.wrong(key, format!("0 to {n_layers}"), n_shared));
+    };
+    for l in n_own..n_layers {
+        let of = (0..n_own).rfind(|&of| is_local[of] == is_local[l]);
+        let Some(of) = of else {
+            return Err(keys.wrong(key, format!("an earlier layer of layer {l}'s kind"), n_shared));
+        };
+        let Block { attention, feed_forward, .. } = &mut config.blocks[l];
+        attention.keys_of = Some(of);
+        feed_forward.dim = feed_forward.dim.saturating_mul(if doubles { 2 } else { 1 });
+    }
+    Ok(())
+}
+
+/// The second table of tokens.
+fn per_layer(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
+    let dim = keys.u32(Key("embedding_length_per_layer_input", "hidden_size_per_layer_input"))?.unwrap_or(0);
+    let rows = keys.u32(Key("", "vocab_size_per_layer_input"))?;
+    if dim == 0 {
+        return Ok(());
+    }
+    let vocab_size = match keys.is_gguf() {
+        true => keys.rows("per_layer_token_embd.weight")?,
+        false => rows.unwrap_or(config.vocab_size),
+    };
+    config.per_layer = Some(PerLayer { dim, vocab_size });
+    config.blocks.iter_mut().for_each(|block| block.per_layer = true);
+    Ok(())
+}

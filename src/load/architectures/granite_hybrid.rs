@@ -1,0 +1,113 @@
+//! Granite 3 with experts and Granite 4 hybrid (IBM 2024 and 2025): Granite's four factors, experts and a feed-forward
+//! beside them, or one of the two; the latter with layers of Mamba 2 between those of attention, which have no positions.
+
+use super::granite::GRANITE;
+use super::{Architecture, SHARES, WIDTH, listed_layers, mixture};
+use crate::error::Error;
+use crate::kernels::SelectiveScan;
+use crate::load::catalog::Stored;
+use crate::load::keys::{Key, Keys};
+use crate::model::{ModelConfig, Recurrence, SharedExpert};
+
+/// Experts in all layers.
+pub(super) const GRANITE_MOE: Architecture = Architecture {
+    gguf: "granitemoe",
+    json: &["granitemoe", "granitemoeshared"],
+    describe: |keys, config| {
+        (GRANITE.describe)(keys, config)?;
+        feed_forwards(keys, config)
+    },
+    ..GRANITE_HYBRID
+};
+
+pub(super) const GRANITE_HYBRID: Architecture = Architecture {
+    gguf: "granitehybrid",
+    json: &["granitemoehybrid"],
+    names: &[
+        ("mamba.in_proj", "ssm_in"),
+        ("mamba.conv1d", "ssm_conv1d"),
+        ("mamba.A_log", "ssm_a"),
+        ("mamba.D", "ssm_d"),
+        ("mamba.dt", "ssm_dt"),
+        ("mamba.norm", "ssm_norm"),
+        ("mamba.out_proj", "ssm_out"),
+        ("block_sparse_moe.router.layer", "ffn_gate_inp"),
+        ("block_sparse_moe.input_linear", "ffn_gate_up_exps"),
+        ("block_sparse_moe.output_linear", "ffn_down_exps"),
+        ("shared_mlp.input_linear", "ffn_gate_up_shexp"),
+        ("shared_mlp.output_linear", "ffn_down_shexp"),
+    ],
+    gguf_names: &[("ssm_a", "ssm_a"), ("ssm_d", "ssm_d")],
+    stored: |name, _| if name.ends_with("ssm_a.weight") { Stored::NegativeLog } else { Stored::AsRead },
+    describe: |keys, config| {
+        (GRANITE.describe)(keys, config)?;
+        feed_forwards(keys, config)?;
+        layers(keys, config)
+    },
+    ..GRANITE
+};
+
+/// Experts, or the feed-forward beside them alone, whose width a `config.json` states as that of experts' companion.
+fn feed_forwards(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
+    let shared = keys.u32(Key("expert_shared_feed_forward_length", "shared_intermediate_size"))?.filter(|&dim| dim > 0);
+    mixture(keys, config, SHARES, |_| true)?;
+    for feed_forward in config.blocks.iter_mut().map(|block| &mut block.feed_forward) {
+        match &mut feed_forward.experts {
+            Some(experts) => experts.shared = shared.map(|dim| SharedExpert { dim, gated: false }),
+            None if keys.is_gguf() => {}
+            None => feed_forward.dim = shared.unwrap_or(feed_forward.dim),
+        }
+    }
+    Ok(())
+}
+
+/// Which layers attend, and the shape of the others, which have no key/value heads in GGUF.
+fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
+    let n_layers = config.blocks.len();
+    let kinds = listed_layers(keys, n_layers, &["full_attention", "attention", "linear_attention", "mamba"])?;
+    let attends: Vec<bool> = match (kinds, keys.is_gguf()) {
+        (Some(kinds), _) => kinds.iter().map(|&kind| kind < 2).collect(),
+        (None, true) => config.blocks.iter().map(|block| block.attention.n_kv_heads > 0).collect(),
+        (None, false) => vec![false; n_layers],
+    };
+    let rotates = match keys.is_gguf() {
+        true => keys.bool(Key("rope.scaling.finetuned", ""))?.unwrap_or(true),
+        false => keys.str(Key("", "position_embedding_type"))? == Some("rope"),
+    };
+    let heads = Key("ssm.time_step_rank", "mamba_n_heads");
+    let inner = match keys.u32(Key("ssm.inner_size", ""))? {
+        Some(inner) => inner,
+        None => keys.required(WIDTH)?.saturating_mul(keys.u32(Key("", "mamba_expand"))?.unwrap_or(2)),
+    };
+    let n_heads = keys.required(heads)?;
+    if n_heads == 0 || !inner.is_multiple_of(n_heads) {
+        return Err(keys.wrong(heads, format!("a divisor of the inner width {inner}"), n_heads));
+    }
+    let scan = SelectiveScan {
+        n_groups: keys.required(Key("ssm.group_count", "mamba_n_groups"))?,
+        n_heads,
+        state_dim: keys.required(Key("ssm.state_size", "mamba_d_state"))?,
+        head_dim: inner / n_heads,
+    };
+    let taps = keys.required(Key("ssm.conv_kernel", "mamba_d_conv"))?;
+    // What the width of a head is follows from the others, and how many tokens others take at a time is theirs.
+    keys.says(Key("", "mamba_d_head"));
+    keys.says(Key("", "mamba_chunk_size"));
+    check_time_steps(keys)?;
+    for (block, attends) in config.blocks.iter_mut().zip(attends) {
+        block.recurrence = (!attends).then_some(Recurrence::Mamba2 { scan, taps });
+        block.attention.rope = block.attention.rope.filter(|_| rotates);
+    }
+    Ok(())
+}
+
+/// Refuses bounds of the time steps: published models have none.
+fn check_time_steps(keys: &Keys<'_>) -> Result<(), Error> {
+    let bounds = Key("", "time_step_limit");
+    let Some(serde_json::Value::Array(found)) = keys.json(bounds) else { return Ok(()) };
+    match &found[..] {
+        // Infinity is an object there.
+        [first, serde_json::Value::Object(_)] if first.as_f64() == Some(0.0) => Ok(()),
+        _ => Err(keys.unsupported(bounds, serde_json::Value::Array(found.clone()), "0 to infinity")),
+    }
+}

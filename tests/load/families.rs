@@ -1,0 +1,85 @@
+//! Configurations of single families: other spellings of the same model, and what no kernel computes.
+
+use std::fs;
+
+use serde_json::{Value, json};
+use tilewright::Error;
+use tilewright::load::ModelFile;
+use tilewright::model::ModelConfig;
+
+use super::Folder;
+use super::common;
+
+/// What a tiny random model's configuration says once `change` has changed its file.
+fn changed(name: &str, change: impl FnOnce(&mut Value)) -> Option<Result<ModelConfig, Error>> {
+    let source = common::data(&["tiny-random"])?.join("tiny-random").join(name);
+    let copy = Folder::new();
+    fs::copy(source.join("model.safetensors"), copy.0.join("model.safetensors")).unwrap();
+    let mut config = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
+    change(&mut config);
+    fs::write(copy.0.join("config.json"), config.to_string()).unwrap();
+    Some(ModelFile::open(&copy.0).map(|file| file.header.shape.config().clone()))
+}
+
+/// Published files of Gemma 4 have the part that reads texts beside those that see and hear, and one size of heads for
+/// all layers that see all tokens.
+#[test]
+fn published_gemma4_means_the_same() {
+    let Some(plain) = changed("gemma4", |_| {}) else { return };
+    let published = changed("gemma4", |config| {
+        let text = config.as_object_mut().unwrap();
+        text.remove("per_layer_config");
+        text.remove("tie_word_embeddings");
+        text.extend([("global_head_dim".into(), json!(32)), ("num_global_key_value_heads".into(), Value::Null)]);
+        *config = json!({
+            "architectures": ["Gemma4ForConditionalGeneration"],
+            "model_type": "gemma4",
+            "text_config": config.take(),
+            "vision_config": { "model_type": "gemma4_vision", "hidden_size": 768 },
+            "tie_word_embeddings": true,
+        });
+    });
+    let (plain, published) = (plain.unwrap(), published.unwrap().unwrap());
+    assert_eq!(plain, published);
+    let of = |l: usize| &plain.blocks[l].attention;
+    let heads: Vec<_> = (0..6).map(|l| (of(l).head_dim, of(l).window, of(l).keys_of)).collect();
+    let (local, global) = ((16, Some(8)), (32, None));
+    let want = [local, local, global, local, local, global].map(|(head_dim, window)| (head_dim, window));
+    let keys_of = [None, None, None, None, Some(3), Some(2)];
+    assert_eq!(heads, want.into_iter().zip(keys_of).map(|((d, w), of)| (d, w, of)).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_no_kernel_computes_is_refused_by_its_key() {
+    for (name, key, value, field) in [
+        ("gemma4", "enable_moe_block", json!(true), "enable_moe_block"),
+        ("gemma4", "num_experts", json!(8), "num_experts"),
+        ("gemma4", "attention_k_eq_v", json!(true), "attention_k_eq_v"),
+        ("gemma4", "use_bidirectional_attention", json!("all"), "use_bidirectional_attention"),
+        ("gemma4", "num_kv_shared_layers", json!(7), "num_kv_shared_layers"),
+        ("gemma4", "num_kv_shared_layers", json!(4), "num_kv_shared_layers"),
+        ("gemma4", "hidden_size_per_layer_input", json!(u32::MAX), "hidden_size_per_layer_input"),
+        ("gemma4", "vocab_size_per_layer_input", json!(0), "vocab_size_per_layer_input"),
+        (
+            "gemma4",
+            "per_layer_config",
+            json!({ "2": { "head_dim": u32::MAX }, "5": { "head_dim": u32::MAX } }),
+            "head_dim",
+        ),
+        ("gemma4", "per_layer_config", json!({ "5": { "head_dim": 48 } }), "num_kv_shared_layers"),
+        ("gemma4", "per_layer_config", json!({ "5": { "other": 1 } }), "per_layer_config.5.other"),
+        ("gemma4", "layer_types", json!(["full_attention"]), "layer_types"),
+        ("granite-hybrid", "mamba_n_groups", json!(2), "mamba_n_groups"),
+        ("granite-hybrid", "mamba_n_groups", json!(0), "mamba_n_groups"),
+        ("granite-hybrid", "mamba_n_heads", json!(7), "mamba_n_heads"),
+        ("granite-hybrid", "mamba_n_heads", json!(0), "mamba_n_heads"),
+        ("granite-hybrid", "mamba_d_state", json!(512), "mamba_d_state"),
+        ("granite-hybrid", "mamba_d_conv", json!(9), "mamba_d_conv"),
+        ("granite-hybrid", "mamba_expand", json!(u32::MAX), "mamba_n_heads"),
+        ("granite-hybrid", "time_step_limit", json!([0.1, 1.0]), "time_step_limit"),
+    ] {
+        let Some(found) = changed(name, |config| config[key] = value.clone()) else { return };
+        let error = found.err().unwrap_or_else(|| panic!("{name} with {key} {value} is taken")).to_string();
+        assert!(error.contains(field), "{name} with {key} {value}: {error}");
+    }
+}
