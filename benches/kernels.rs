@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use criterion::{Criterion, Throughput};
 use tilewright::bench::yardsticks::{PROBE_READS, ReadOrder, matmul_naive, probe_read};
 use tilewright::kernels::{
-    AttentionConfig, Gate, Heads, LayerNorm, Linear, Norm, QkNorm, Qkv, RopeConfig, RopeStyle, StepState, TopStrip,
-    attention, by_head, gate_up, layer_norm, matmul, matvec, merge_top, rms_norm, rope, rope_kv, rope_packed,
-    rope_table, select_top, softmax, split_sum, swiglu, top_splits,
+    AttentionConfig, CachedKeys, Gate, Heads, KvType, LayerNorm, Linear, Norm, QkNorm, RopeConfig, RopeStyle,
+    StepState, TopStrip, attention, attention_next, by_head, gate_up, layer_norm, matmul, matvec, merge_top, rms_norm,
+    rope, rope_kv, rope_packed, rope_table, select_top, softmax, split_sum, swiglu, top_splits,
 };
 use tilewright::{DType, Error, Matrix, Recorder, Role, Tensor, WeightType, Workspace, file_row_bytes};
 
@@ -132,10 +132,12 @@ fn main() {
         }
     }
     let cached: &[u32] = if is_full { &[20, 256, 1024, 4096] } else { &[20, 1024] };
-    for &n_cached in cached {
-        attentions(&mut bench, "attention/decode", 1, n_cached);
+    for kind in KvType::ALL {
+        for &n_cached in cached {
+            attentions(&mut bench, &format!("attention/decode/{kind}"), kind, 1, n_cached);
+        }
+        attentions(&mut bench, &format!("attention/prefill/{kind}"), kind, 128, 0);
     }
-    attentions(&mut bench, "attention/prefill", 128, 0);
     bench.print();
     let targets = std::mem::take(&mut bench.targets);
     criterion.final_summary();
@@ -295,7 +297,7 @@ fn selections(bench: &mut Bench, n_rows: u32, k: u32) {
 }
 
 /// `n_tokens` queries of 32 heads behind `n_cached` keys, 8 key/value heads.
-fn attentions(bench: &mut Bench, name: &str, n_tokens: u32, n_cached: u32) {
+fn attentions(bench: &mut Bench, name: &str, kind: KvType, n_tokens: u32, n_cached: u32) {
     let config = AttentionConfig {
         n_heads: 32,
         n_kv_heads: 8,
@@ -312,16 +314,36 @@ fn attentions(bench: &mut Bench, name: &str, n_tokens: u32, n_cached: u32) {
     bench.measure(name, &format!("{n_tokens}x{capacity}"), work, |rec| {
         let state = StepState::declare()?;
         state.set(rec.device(), n_cached, n_tokens)?;
-        let cached = [config.n_kv_heads, capacity, config.head_dim];
-        let cached_len = cached.iter().product::<u32>() as usize;
-        let q = rec.device().upload("q", &[n_tokens, q_dim], &common::uniform((n_tokens * q_dim) as usize))?;
-        let k = rec.device().upload("k", &cached, &common::uniform(cached_len))?;
-        let v = rec.device().upload("v", &cached, &common::uniform(cached_len))?;
+        let shape = [config.n_kv_heads, capacity, config.head_dim];
+        let cached = CachedKeys::declare("cache", kind, shape, capacity)?;
+        for rows in [&cached.k, &cached.v] {
+            // Pairs of 1.0 of any type but Q8_0, for which they are small numbers.
+            rec.device().write(rows, 0, &vec![0x3c00_3c00u32; rows.len()])?;
+        }
         let y = output("y", &[n_tokens, q_dim])?;
-        attention(rec, &state, &config, None, &q, [&k, &v], &y)?;
+        if n_tokens == 1 {
+            let qkv_dim = q_dim + 2 * config.n_kv_heads * config.head_dim;
+            let qkv = rec.device().upload("qkv", &[1, qkv_dim], &common::uniform(qkv_dim as usize))?;
+            let (n_heads, n_kv_heads, head_dim) = (config.n_heads, config.n_kv_heads, config.head_dim);
+            let heads = Heads { n_heads, n_kv_heads, head_dim, first_column: 0, rope: None, norm: None };
+            attention_next(rec, &state, &config, &heads, None, &qkv, &cached, &y)?;
+        } else {
+            let q = rec.device().upload("q", &[n_tokens, q_dim], &common::uniform((n_tokens * q_dim) as usize))?;
+            attention(rec, &state, &config, None, &q, &cached, &y)?;
+        }
         Ok(y)
     });
 }
+
+const ATTENTION: AttentionConfig = AttentionConfig {
+    n_heads: 16,
+    n_kv_heads: 4,
+    head_dim: 64,
+    window: None,
+    scale: 0.125,
+    soft_cap: None,
+    causal: true,
+};
 
 /// A layer of width 1024 with 16 heads and 4 key/value heads of 64, and its feed-forward of 2816, on one token.
 struct Layer {
@@ -329,16 +351,18 @@ struct Layer {
     qkv: Matrix,
     gate_up: Matrix,
     x: Tensor,
+    /// A token's projection.
+    one: Tensor,
     state: StepState,
     rope: RopeConfig,
     table: Tensor,
-    cache: [Tensor; 2],
+    cache: CachedKeys,
 }
 
 type Record = fn(&Layer, &mut Recorder) -> Result<Tensor, Error>;
 
 /// Fused kernels and the chains that they replace.
-const FUSIONS: [(&str, Record, Record); 5] = [
+const FUSIONS: [(&str, Record, Record); 4] = [
     (
         "norm in matvec",
         |layer, rec| {
@@ -354,25 +378,18 @@ const FUSIONS: [(&str, Record, Record); 5] = [
         },
     ),
     (
-        "qkv",
+        "turn in attention",
         |layer, rec| {
-            let (y, q) = (rec.temporary("y", &[1, 1536])?, rec.temporary("q", &[1, 1024])?);
-            matvec(rec, &Linear::new(&layer.qkv), &layer.x, &y)?;
-            let ([k, v], rope) = (&layer.cache, Some((&layer.rope, &layer.table)));
-            let heads = Heads { n_heads: 16, n_kv_heads: 4, head_dim: 64, first_column: 0, rope, norm: None };
-            rope_kv(rec, &layer.state, &heads, &y, &q, [k, v])?;
-            Ok(q)
+            let (q, y) = (rec.temporary("q", &[1, 1024])?, rec.temporary("y", &[1, 1024])?);
+            rope_kv(rec, &layer.state, &layer.heads(), &layer.one, &q, &layer.cache)?;
+            attention(rec, &layer.state, &ATTENTION, None, &q, &layer.cache, &y)?;
+            Ok(y)
         },
-        |layer, rec| layer.record_qkv(rec, None, &layer.x),
-    ),
-    (
-        "norm in qkv",
         |layer, rec| {
-            let normed = rec.temporary("normed", &[1, 1024])?;
-            rms_norm(rec, &layer.x, &layer.norm, &normed, 1e-5)?;
-            layer.record_qkv(rec, None, &normed)
+            let y = rec.temporary("y", &[1, 1024])?;
+            attention_next(rec, &layer.state, &ATTENTION, &layer.heads(), None, &layer.one, &layer.cache, &y)?;
+            Ok(y)
         },
-        |layer, rec| layer.record_qkv(rec, Some(layer.norm()), &layer.x),
     ),
     (
         "gate_up",
@@ -414,7 +431,8 @@ impl Layer {
             state,
             table: device.upload("table", &[256, 32, 2], &rope_table(&rope, 256))?,
             rope,
-            cache: [output("k", &[4, 256, 64])?, output("v", &[4, 256, 64])?],
+            one: device.upload("one", &[1, 1536], &common::uniform(1536))?,
+            cache: CachedKeys::declare("cache", KvType::F16, [4, 256, 64], 256)?,
         })
     }
 
@@ -422,12 +440,9 @@ impl Layer {
         Norm { weight: &self.norm, eps: 1e-5 }
     }
 
-    fn record_qkv(&self, rec: &mut Recorder, norm: Option<Norm<'_>>, x: &Tensor) -> Result<Tensor, Error> {
-        let q = rec.temporary("q", &[1, 1024])?;
-        let [k, v] = &self.cache;
-        let qkv = Qkv { w: &self.qkv, bias: None, norm, first_head: 0, rope: Some((&self.rope, &self.table)) };
-        qkv.record(rec, &self.state, x, &q, k, v)?;
-        Ok(q)
+    fn heads(&self) -> Heads<'_> {
+        let rope = Some((&self.rope, &self.table));
+        Heads { n_heads: 16, n_kv_heads: 4, head_dim: 64, first_column: 0, rope, norm: None }
     }
 
     fn record_gate_up(&self, rec: &mut Recorder, norm: Option<Norm<'_>>, x: &Tensor) -> Result<Tensor, Error> {

@@ -8,6 +8,7 @@ use std::io::{BufRead, stdin};
 use std::path::PathBuf;
 
 use serde::Deserialize;
+use tilewright::kernels::KvType;
 use tilewright::{Device, DeviceChoice, GenerateOptions, LoadOptions, Model};
 
 #[derive(Deserialize)]
@@ -30,7 +31,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             _ => {
                 let choice: DeviceChoice = case.device.parse()?;
                 let device = pollster::block_on(Device::open(&choice, None))?;
-                Model::load(&device, &case.model, LoadOptions::default())?
+                // Nothing is rounded that the others do not round.
+                let options = LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() };
+                Model::load(&device, &case.model, options)?
             }
         };
         let mut session = model.session()?;

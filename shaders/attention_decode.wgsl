@@ -1,25 +1,36 @@
-// Attention of few queries with cached keys and values, with grouped queries, an optional window and a soft cap:
+// Attention of one token, from its projection on: normalises and rotates its queries and keys, writes keys and values to
+// their cache slots, and weighs the values of all keys that the token sees, with grouped queries, an optional window and
+// a soft cap:
 //
-//     y[t, h] = sum over s of softmax over s of score(q[t, h], k[g, s]) * v[g, s],   s <= pos + t,  g = h * Hkv / H
+//     qkv = q heads | k heads | v heads;   k[g, pos] = turn(..), v[g, pos] = ..
+//     y[h] = sum over s of softmax over s of score(turn(q[h]), k[g, s]) * v[g, s],   s <= pos,  g = h * Hkv / H
 //     score(q, k) = scale * q . k, or cap * tanh(scale * q . k / cap)
 //
-// A workgroup takes ROWS rows of a key/value head and one part of the keys, so that a loaded key serves ROWS queries; with
-// several parts, `attention_merge` puts them together. A streaming softmax walks the keys in tiles of WG and rescales
-// what it has when a larger score appears. Of wider heads it has 256 columns of the values. Dispatch (Hkv * ceil(D / 256) *
-// ceil(T * H / Hkv / ROWS) folded over x and y, splits). Milakov & Gimelshein 2018,
-// arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135; Dao et al. 2023, "Flash-Decoding for long-context inference".
+// A workgroup takes ROWS query heads of a key/value head and one part of the cached keys, so that a loaded key serves ROWS
+// queries; with several parts, `attention_merge` puts them together. The token's own key belongs to the first part. All
+// workgroups of that part make it for themselves, and one of them writes it to the cache, where nobody reads it in this
+// dispatch. A streaming softmax walks the keys in tiles of WG and rescales what it has when a larger score appears.
+// Of heads wider than 256 a workgroup has 256 columns of the values. Dispatch (Hkv * ceil(D / 256) * ceil(H / Hkv / ROWS)
+// folded over x and y, splits). Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135; Dao et al.
+// 2023, "Flash-Decoding for long-context inference".
 #import reduce t0=reduce_four t2=reduce_four_subgroup
+#import cache F32=cache_f32 F16=cache_f16 Q8_0=cache_q8_0
 #import attention
+#import parts
 #import sinks
+#import heads
+#import turn
 #import fold
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> state: array<u32>;    // step state
-@group(0) @binding(2) var<storage, read> q: array<vec4<f32>>;  // [T, H, D], D a multiple of 4 up to 512
-@group(0) @binding(3) var<storage, read> k: array<vec4<f32>>;  // [Hkv, capacity, D]
-@group(0) @binding(4) var<storage, read> v: array<vec4<f32>>;  // [Hkv, capacity, D]
-@group(0) @binding(5) var<storage, read> sinks: array<f32>;    // [H]; any buffer without SINKS
-@group(0) @binding(6) var<storage, read_write> y: array<vec4<f32>>; // [T, H, D], or parts [T, H, splits, D + 4]
+@group(0) @binding(1) var<storage, read> state: array<u32>;       // step state
+@group(0) @binding(2) var<storage, read> table: array<vec2<f32>>; // [rows, rot_dims / 2] of (cos, sin); those of queries from `query_row` on
+@group(0) @binding(3) var<storage, read> weight: array<f32>;      // norms of queries and keys; any buffer without NORM
+@group(0) @binding(4) var<storage, read> qkv: array<f32>;         // [4 query_start + (H + 2 Hkv) D], D a multiple of 4 up to 512
+@group(0) @binding(5) var<storage, read> sinks: array<f32>;       // [H]; any buffer without SINKS
+@group(0) @binding(6) var<storage, read_write> k: array<vec4<u32>>; // [Hkv, slots, row]
+@group(0) @binding(7) var<storage, read_write> v: array<vec4<u32>>; // [Hkv, slots, row]
+@group(0) @binding(8) var<storage, read_write> y: array<vec4<f32>>; // [H, D], or parts [H, splits, D + 4]
 
 const WG: u32 = 64u;
 override ROWS: u32 = 4u; // 1 to 4, and up to 2 of more than 256 columns
@@ -36,57 +47,103 @@ fn attention_decode(
 ) {
     let kv_head = group_index(group, grid) % params.n_kv_heads;
     let quads = params.head_dim / 4u;
-    let n_parts = (quads + COLUMNS - 1u) / COLUMNS;
-    let part = group_index(group, grid) / params.n_kv_heads % n_parts * COLUMNS; // its first quad
-    let first_row = group_index(group, grid) / params.n_kv_heads / n_parts * ROWS;
+    let n_columns = (quads + COLUMNS - 1u) / COLUMNS;
+    let part = group_index(group, grid) / params.n_kv_heads % n_columns * COLUMNS; // its first quad
+    let first_row = group_index(group, grid) / params.n_kv_heads / n_columns * ROWS;
     let keys = part_range(group.z);
-    if (keys.x >= keys.y || first_row >= n_rows()) {
+    let is_first = group.z == 0u;
+    if ((keys.x >= keys.y && !is_first) || first_row >= n_rows()) {
         return;
     }
     let stride = 256u / ROWS;
-    let all = all_rows();
-    let rows = rows_from(first_row, all);
-    let query = queries_of(rows, kv_head);
-    let query_from = queries_from(rows, kv_head);
-    let keys_from = params.key_start + cached_from(kv_head);
-    let values_from = params.value_start + cached_from(kv_head);
-    let token = tokens_of(rows);
-    var first = vec4<u32>();
-    var end = vec4<u32>();
+    let query = queries_of(rows_from(first_row, all_rows()), kv_head); // query heads, with a single token
+    let row = 4u * params.query_start;
+    let pos = state[POS];
+
+    var scale = vec4<f32>(1.0);
+    if (NORM != 0u) {
+        var squares = vec4<f32>();
+        for (var r = 0u; r < ROWS; r++) {
+            squares[r] = norm_squares(row, query[r], local, WG);
+        }
+        let all = workgroup_sum(local, squares);
+        for (var r = 0u; r < ROWS; r++) {
+            scale[r] = norm_scale(query[r], all[r]);
+        }
+    }
     for (var r = 0u; r < ROWS; r++) {
-        let seen = visible(token[r], all.keys);
-        first[r] = seen.x;
-        end[r] = min(seen.y, keys.y);
         for (var i = local; i < quads; i += WG) {
-            quads_of_rows[r * stride + i] = q[query_from[r] + i];
+            quads_of_rows[r * stride + i] = head_quad(head_at(row, query[r], scale[r], pos), i);
         }
     }
     workgroupBarrier();
+
     // For the scores an invocation takes one key of a tile. For the values it takes four columns, of every `slices`-th
     // key, so that small heads keep the whole workgroup busy; the slices are added up at the end.
     let columns = min(COLUMNS, quads - part);
     let slices = WG / columns;
     let quad = part + local % columns;
     let slice = local / columns;
-    var highest = first_scores(query, group.z == 0u);
-    var sum = first_weights(group.z == 0u && local == 0u); // of this invocation's keys
+    var highest = first_scores(query, is_first);
+    var sum = first_weights(is_first && local == 0u); // of this invocation's keys
     var acc = array<vec4<f32>, 4>();
+    if (is_first && has_own()) {
+        let of_key = params.n_heads + kv_head;
+        let of_value = of_key + params.n_kv_heads;
+        var own_scale = vec2<f32>(1.0); // of the key and of the value
+        if (NORM != 0u) {
+            var squares = vec4<f32>(norm_squares(row, of_key, local, WG), 0.0, 0.0, 0.0);
+            if (NORM == NORM_VALUES) {
+                squares.y = norm_squares(row, of_value, local, WG);
+            }
+            let all = workgroup_sum(local, squares);
+            own_scale = vec2<f32>(norm_scale(of_key, all.x), norm_scale(of_value, all.y));
+        }
+        let key = head_at(row, of_key, own_scale.x, pos);
+        let value = head_at(row, of_value, own_scale.y, pos);
+        var products = vec4<f32>();
+        for (var i = local; i < quads; i += WG) {
+            let own = cached_quad(key, i);
+            for (var r = 0u; r < ROWS; r++) {
+                products[r] += dot(quads_of_rows[r * stride + i], own);
+            }
+        }
+        let score = scores(workgroup_sum(local, products));
+        let next = max(highest, score);
+        let weight = exp(score - next);
+        sum = sum * exp(highest - next) + select(vec4<f32>(), weight, local == 0u);
+        highest = next;
+        if (slice == 0u) {
+            let own = cached_quad(value, quad);
+            for (var r = 0u; r < ROWS; r++) {
+                acc[r] = weight[r] * own;
+            }
+        }
+        if (first_row == 0u && part == 0u && pos < params.capacity) {
+            let to = slot_at(kv_head, pos);
+            for (var u = local; u < row_units(); u += WG) {
+                k[to + u] = row_unit(key, u);
+                v[to + u] = row_unit(value, u);
+            }
+        }
+    }
     for (var start = keys.x; start < keys.y; start += WG) {
         let s = start + local;
-        let seen = sees(s, first, end);
+        let is_there = s < keys.y;
         var score = vec4<f32>(LOWEST);
-        if (s < keys.y) {
+        if (is_there) {
+            let at = slot_at(kv_head, s);
             var products = vec4<f32>();
             for (var i = 0u; i < quads; i++) {
-                let key = k[keys_from + s * params.key_stride + i];
+                let key = key_quad(at, i);
                 for (var r = 0u; r < ROWS; r++) {
                     products[r] += dot(quads_of_rows[r * stride + i], key);
                 }
             }
-            score = select(score, scores(products), seen);
+            score = scores(products);
         }
         let next = max(highest, workgroup_max(local, score)); // its barriers also allow to overwrite `weights`
-        let weight = select(vec4<f32>(), exp(score - next), seen);
+        let weight = select(vec4<f32>(), exp(score - next), vec4<bool>(is_there));
         let rescale = exp(highest - next);
         highest = next;
         sum = sum * rescale + weight;
@@ -97,7 +154,7 @@ fn attention_decode(
         if (slice < slices) {
             let n = min(WG, keys.y - start);
             for (var j = slice; j < n; j += slices) {
-                let value = v[values_from + (start + j) * params.key_stride + quad];
+                let value = value_quad(slot_at(kv_head, start + j), quad);
                 for (var r = 0u; r < ROWS; r++) {
                     tile[r] += weights[j][r] * value;
                 }
@@ -120,12 +177,10 @@ fn attention_decode(
             }
             let start = part_start(query[r], group.z);
             if (params.splits == 1u) {
-                y[start + quad] = out / total[r];
+                y[start + part + local] = out / total[r];
             } else {
-                y[start + quad] = out;
-                if (part == 0u) {
-                    y[start + quads] = vec4<f32>(highest[r], total[r], 0.0, 0.0);
-                }
+                y[start + part + local] = out;
+                y[start + quads] = vec4<f32>(highest[r], total[r], 0.0, 0.0);
             }
         }
     }

@@ -1,20 +1,51 @@
-// `attention_decode` without workgroup memory or barriers: one invocation takes ROWS rows and a part of the keys alone, for
-// software adapters.
+// `attention_decode` without barriers: one invocation takes ROWS query heads and a part of the keys alone, for software
+// adapters. Its queries lie in its own share of workgroup memory, because registers cannot be indexed there: ROWS * D is at
+// most 512.
 //
-// Dispatch (Hkv * ceil(T * H / Hkv / ROWS) folded over x and y, ceil(splits / 8)).
+// Dispatch (Hkv * ceil(H / Hkv / ROWS) folded over x and y, ceil(splits / 8)).
 #kernel attention_decode scalar
+#import cache F32=cache_f32 F16=cache_f16 Q8_0=cache_q8_0
 #import attend
+#import parts
+#import heads
+#import turn
 #import fold
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> state: array<u32>;    // step state
-@group(0) @binding(2) var<storage, read> q: array<vec4<f32>>;  // [T, H, D], D a multiple of 4 up to 512
-@group(0) @binding(3) var<storage, read> k: array<vec4<f32>>;  // [Hkv, capacity, D]
-@group(0) @binding(4) var<storage, read> v: array<vec4<f32>>;  // [Hkv, capacity, D]
-@group(0) @binding(5) var<storage, read> sinks: array<f32>;    // [H]; any buffer without SINKS
-@group(0) @binding(6) var<storage, read_write> y: array<vec4<f32>>; // [T, H, D], or parts [T, H, splits, D + 4]
+@group(0) @binding(1) var<storage, read> state: array<u32>;       // step state
+@group(0) @binding(2) var<storage, read> table: array<vec2<f32>>; // [rows, rot_dims / 2] of (cos, sin); those of queries from `query_row` on
+@group(0) @binding(3) var<storage, read> weight: array<f32>;      // norms of queries and keys; any buffer without NORM
+@group(0) @binding(4) var<storage, read> qkv: array<f32>;         // [4 query_start + (H + 2 Hkv) D], D a multiple of 4 up to 512
+@group(0) @binding(5) var<storage, read> sinks: array<f32>;       // [H]; any buffer without SINKS
+@group(0) @binding(6) var<storage, read_write> k: array<vec4<u32>>; // [Hkv, slots, row]
+@group(0) @binding(7) var<storage, read_write> v: array<vec4<u32>>; // [Hkv, slots, row]
+@group(0) @binding(8) var<storage, read_write> y: array<vec4<f32>>; // [H, D], or parts [H, splits, D + 4]
 
 const WG: u32 = 8u;
+const SHARE: u32 = 128u;
+
+var<workgroup> turned: array<vec4<f32>, WG * SHARE>;
+var<private> own_share: u32 = 0u;
+
+// Where the queries of rows start, for `query_quad`.
+fn query_places(rows: vec4<u32>, kv_head: u32) -> vec4<u32> {
+    let quads = params.head_dim / 4u;
+    return own_share + (rows - vec4<u32>(rows.x)) * quads;
+}
+
+fn query_quad(at: u32) -> vec4<f32> {
+    return turned[at];
+}
+
+// Head `n` of the token, normalised with what its norm takes.
+fn own_head(n: u32) -> Head {
+    let row = 4u * params.query_start;
+    var scale = 1.0;
+    if (NORM != 0u && (n < params.n_heads + params.n_kv_heads || NORM == NORM_VALUES)) {
+        scale = norm_scale(n, norm_squares(row, n, 0u, 1u));
+    }
+    return head_at(row, n, scale, state[POS]);
+}
 
 @compute @workgroup_size(WG)
 fn attention_decode(
@@ -26,7 +57,51 @@ fn attention_decode(
     let first_row = group_index(group, grid) / params.n_kv_heads * ROWS;
     let split = group.z * WG + local;
     let keys = part_range(split);
-    if (split < params.splits && keys.x < keys.y && first_row < n_rows()) {
-        attend(first_row, all_rows(), kv_head, keys, split);
+    if (split >= params.splits || (keys.x >= keys.y && split > 0u) || first_row >= n_rows()) {
+        return;
+    }
+    own_share = local * SHARE;
+    let quads = params.head_dim / 4u;
+    let four = rows_from(first_row, all_rows());
+    let query = queries_of(four, kv_head); // query heads, with a single token
+    for (var r = 0u; r < ROWS; r++) {
+        let head = own_head(query[r]);
+        for (var i = 0u; i < quads; i++) {
+            turned[query_places(four, kv_head)[r] + i] = head_quad(head, i);
+        }
+    }
+    var rows = begin(first_row, all_rows(), kv_head, keys, split);
+    if (split == 0u && has_own()) {
+        add_own(&rows, kv_head);
+        let pos = state[POS];
+        if (first_row == 0u && pos < params.capacity) {
+            let key = own_head(params.n_heads + kv_head);
+            let value = own_head(params.n_heads + params.n_kv_heads + kv_head);
+            for (var u = 0u; u < row_units(); u++) {
+                k[slot_at(kv_head, pos) + u] = row_unit(key, u);
+                v[slot_at(kv_head, pos) + u] = row_unit(value, u);
+            }
+        }
+    }
+    var none = Rows();
+    attend(&rows, &none, false, kv_head, keys);
+}
+
+// Begins the softmax with the token's own key.
+fn add_own(rows: ptr<function, Rows>, kv_head: u32) {
+    let key = own_head(params.n_heads + kv_head);
+    let value = own_head(params.n_heads + params.n_kv_heads + kv_head);
+    let quads = params.head_dim / 4u;
+    var sums = vec4<f32>();
+    for (var i = 0u; i < quads; i++) {
+        sums += products(cached_quad(key, i), queries_at((*rows).query, i));
+    }
+    let score = scores(sums);
+    let next = max((*rows).highest, score);
+    let weight = exp(score - next);
+    (*rows).sum = (*rows).sum * exp((*rows).highest - next) + weight;
+    (*rows).highest = next;
+    for (var i = 0u; i < quads; i++) {
+        accumulate((*rows).out, i, vec4<f32>(), weighed(cached_quad(value, i), weight));
     }
 }

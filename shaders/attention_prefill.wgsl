@@ -1,10 +1,15 @@
-// Attention of many queries with cached keys and values: what `attention_decode` computes, tile by tile.
+// Attention of the queries of several tokens with cached keys and values, with grouped queries, an optional window and a
+// soft cap, tile by tile:
+//
+//     y[t, h] = sum over s of softmax over s of score(q[t, h], k[g, s]) * v[g, s],   s <= pos + t,  g = h * Hkv / H
+//     score(q, k) = scale * q . k, or cap * tanh(scale * q . k / cap)
 //
 // A workgroup takes 16 rows of a key/value head and walks the keys that any of them sees in tiles of 32, both in parts of
 // 64 columns. An invocation has four rows and, of each tile, two keys for the scores and four columns of each part for
 // the values, so that four numbers that it loads serve sixteen products. Tiles that no row sees are never touched.
-// Of heads wider than 256 a workgroup has 256 columns of the values. Dispatch (Hkv * ceil(D / 256) * tiles folded over x and y),
-// with tiles of 16 rows. Dao et al. 2022, arXiv:2205.14135.
+// Of heads wider than 256 a workgroup has 256 columns of the values. Dispatch (Hkv * ceil(D / 256) * tiles folded over x
+// and y), with tiles of 16 rows. Dao et al. 2022, arXiv:2205.14135.
+#import keys F32=keys_f32 F16=keys_f16 Q8_0=keys_q8_0
 #import attention
 #import sinks
 #import fold
@@ -12,8 +17,8 @@
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;    // step state
 @group(0) @binding(2) var<storage, read> q: array<vec4<f32>>;  // [T, H, D], D a multiple of 4 up to 512
-@group(0) @binding(3) var<storage, read> k: array<vec4<f32>>;  // [Hkv, capacity, D]
-@group(0) @binding(4) var<storage, read> v: array<vec4<f32>>;  // [Hkv, capacity, D]
+@group(0) @binding(3) var<storage, read> k: array<vec4<u32>>;  // [Hkv, slots, row]
+@group(0) @binding(4) var<storage, read> v: array<vec4<u32>>;  // [Hkv, slots, row]
 @group(0) @binding(5) var<storage, read> sinks: array<f32>;    // [H]; any buffer without SINKS
 @group(0) @binding(6) var<storage, read_write> y: array<vec4<f32>>; // [T, H, D]
 
@@ -48,8 +53,6 @@ fn attention_prefill(
     if (tile.first >= tile.end) {
         return;
     }
-    let keys_from = params.key_start + cached_from(kv_head);
-    let values_from = params.value_start + cached_from(kv_head);
     let keys = visible_to(tile);
     let lane = local % 16u;
     let four = local / 16u;
@@ -80,8 +83,8 @@ fn attention_prefill(
                     queries[i * PART + lane] = q[at + part * PART + lane];
                 }
                 for (var i = four; i < TILE_KEYS; i += 4u) {
-                    let at = keys_from + min(s + i, keys.y - 1u) * params.key_stride;
-                    staged[i * STRIDE + lane] = k[at + part * PART + lane];
+                    let at = params.key_start + slot_at(kv_head, min(s + i, keys.y - 1u));
+                    staged[i * STRIDE + lane] = key_quad(at, part * PART + lane);
                 }
             }
             workgroupBarrier();
@@ -119,8 +122,8 @@ fn attention_prefill(
             let n = min(PART, quads - min(start, quads));
             if (lane < n) {
                 for (var i = four; i < TILE_KEYS; i += 4u) {
-                    let at = values_from + min(s + i, keys.y - 1u) * params.key_stride;
-                    staged[i * STRIDE + lane] = v[at + start + lane];
+                    let at = params.value_start + slot_at(kv_head, min(s + i, keys.y - 1u));
+                    staged[i * STRIDE + lane] = value_quad(at, start + lane);
                 }
             }
             workgroupBarrier();

@@ -20,6 +20,16 @@ struct Params {
 
 const WG: u32 = 64u;
 
+// The factors of pair i of a head, before it is rotated and after.
+fn head_factors(scale: f32, head: u32, i: u32) -> array<vec2<f32>, 2> {
+    var factors = array<vec2<f32>, 2>(vec2<f32>(1.0), vec2<f32>(1.0));
+    if (NORM != 0u) {
+        let at = pair(i);
+        factors[select(0u, 1u, NORM == NORM_ROTATED)] = scale * vec2<f32>(head_weight(head, at.x), head_weight(head, at.y));
+    }
+    return factors;
+}
+
 @compute @workgroup_size(WG)
 fn rope_packed(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -34,7 +44,11 @@ fn rope_packed(
     let row = t * (turned_heads + params.n_kv_heads) * params.head_dim;
     var scale = 1.0;
     if (NORM != 0u) {
-        scale = head_scale(local, row, head, is_there);
+        var squares = 0.0;
+        if (is_there) {
+            squares = norm_squares(row, head, local % LANES, LANES);
+        }
+        scale = norm_scale(head, head_sum(local, squares));
     }
     if (!is_there) {
         return;

@@ -18,6 +18,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::generate::{GenerateOptions, Session};
+use crate::kernels::CachedKeys;
 use crate::kernels::{Linear, matmul, scale};
 use crate::matrix::Matrix;
 use crate::model::{Attention, Block, KvCache, LayerCache, ModelConfig, Transformer};
@@ -96,7 +97,10 @@ impl Roofline {
         let tables = per_layer.chain((!is_tied).then_some(&weights.token_embd));
         let table_bytes: u64 = tables.flat_map(Matrix::tensors).map(bytes).sum();
         let position_bytes = |l| match cache.layer(l) {
-            LayerCache::Keys(k, v) => (bytes(k) + bytes(v)) / u64::from(cache.capacity()),
+            // A row of each head, of keys and of values.
+            LayerCache::Keys(CachedKeys { k, v, .. }) => {
+                [k, v].map(|rows| bytes(rows) / u64::from(rows.shape()[1])).iter().sum()
+            }
             LayerCache::State { .. } => 0,
         };
         let layers = config.blocks.iter().enumerate();
@@ -503,7 +507,7 @@ pub fn normal(seed: u64) -> impl Iterator<Item = f32> {
 mod tests {
     use super::*;
     use crate::dtype::WeightType;
-    use crate::kernels::Gate;
+    use crate::kernels::{Gate, KvType};
     use crate::model::{Between, FeedForward, NormKind, NormPlace, SourceTensor, WeightSource, Weights};
 
     /// Llama-3.2-1B in Q8_0, norms in F32.
@@ -574,7 +578,7 @@ mod tests {
             causal: true,
             has_head: true,
         };
-        let cache = KvCache::declare(&config, 4096).unwrap();
+        let cache = KvCache::declare(&config, KvType::F32, 4096, 512).unwrap();
         let weights = Weights::declare(&Device::cpu(), &config, &Llama1B { is_tied }).unwrap();
         Roofline::new(&Transformer::declare(config, weights, 4096).unwrap(), &cache)
     }

@@ -20,6 +20,7 @@ mod argmax;
 mod attention;
 mod block;
 mod by_head;
+pub(crate) mod cached;
 mod dots;
 mod embed;
 mod experts;
@@ -153,8 +154,9 @@ fn twin(kernel: &str) -> Option<Twin> {
         "advance" => sample::advance,
         "argmax" => argmax::argmax,
         "argmax_merge" => argmax::argmax_merge,
-        "attention_decode" | "attention_prefill" => attention::attention,
+        "attention_decode" => attention::attention_decode,
         "attention_merge" => attention::attention_merge,
+        "attention_prefill" => attention::attention_prefill,
         "by_head" => by_head::by_head,
         "delta_rule" => recurrent::delta_rule,
         "selective_scan" => recurrent::selective_scan,
@@ -177,7 +179,6 @@ fn twin(kernel: &str) -> Option<Twin> {
         "merge_top" => select_top::merge_top,
         "mol" => mol::mol,
         "penalize" => sample::penalize,
-        "qkv" => linear::qkv,
         "pool" => pool::pool,
         "rms_norm" => norm::rms_norm,
         "rope" => rope::rope,

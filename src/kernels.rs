@@ -5,6 +5,7 @@ mod activation;
 mod argmax;
 mod attention;
 mod by_head;
+mod cached;
 mod embed;
 mod experts;
 mod gate_up;
@@ -13,7 +14,6 @@ mod linear_norm;
 mod mol;
 mod norm;
 mod pool;
-mod qkv;
 mod recurrent;
 mod rope;
 mod sample;
@@ -25,8 +25,9 @@ pub use activation::{
     Activation, Gate, Gelu, add, gated, geglu, gelu, multiply, scale, sigmoid_gate, silu, soft_cap, swiglu,
 };
 pub use argmax::{ARGMAX_CHUNK, argmax};
-pub use attention::{AttentionConfig, PackedTiles, attention, attention_packed};
+pub use attention::{AttentionConfig, PackedTiles, attention, attention_next, attention_packed};
 pub use by_head::by_head;
+pub use cached::{CachedKeys, KvType};
 pub use embed::{Embedding, embed, embed_sum};
 pub use experts::{
     ExpertDown, ExpertGateUp, ExpertProduct, ExpertRows, ExpertScore, ExpertTiles, MAX_EXPERTS, MAX_SHARED, Router,
@@ -38,7 +39,6 @@ pub use linear_norm::linear_norm;
 pub use mol::{Combination, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, Pairing, mol};
 pub use norm::{LayerNorm, add_rms_norm, layer_norm, rms_norm};
 pub use pool::{Pooling, pool};
-pub use qkv::Qkv;
 pub use recurrent::{DeltaRule, MAX_PAST, N_STATES, SelectiveScan, ShortConv};
 pub use rope::{
     Heads, QkNorm, QueryGrowth, RopeConfig, RopeScaling, RopeStyle, rope, rope_kv, rope_packed, rope_table,
@@ -50,7 +50,7 @@ pub use state::{StepState, advance, last_row};
 
 pub(crate) use activation::{AddParams, GatedParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams};
 pub(crate) use argmax::{ArgmaxMergeParams, ArgmaxParams};
-pub(crate) use attention::{AttentionParams, CAUSAL, MAX_HEAD_DIM, PACKED, SINKS};
+pub(crate) use attention::{AttentionParams, CAUSAL, MAX_HEAD_DIM, OWN_KEYS, PACKED, SINKS};
 pub(crate) use by_head::ByHeadParams;
 pub(crate) use embed::{EmbedParams, EmbedSumParams};
 pub(crate) use experts::{
@@ -71,7 +71,6 @@ pub(crate) use mol::{ACTIVATION_SHIFT, ALIGNED, BOUND, GATHERED, MolParams};
 pub(crate) use mol::{MOL_TILES, mol_tile};
 pub(crate) use norm::NormParams;
 pub(crate) use pool::PoolParams;
-pub(crate) use qkv::QkvParams;
 pub(crate) use recurrent::{CONV_BIAS, CONV_GATED, DeltaRuleParams, SelectiveScanParams, ShortConvParams};
 pub(crate) use rope::{RopeKvParams, RopePackedParams, RopeParams};
 pub(crate) use sample::SampleParams;

@@ -18,7 +18,7 @@ pub use decoder::{Ending, PassTensors};
 pub use encoder::{BatchSize, BatchTensors, ScoreConfig, ScoreHead};
 pub use experts::ExpertWeights;
 pub use forward::{Tap, Transformer};
-pub use kv_cache::{KvCache, LayerCache};
+pub use kv_cache::{KvCache, LayerCache, Ring};
 pub use per_layer::{PerLayerHalf, PerLayerWeights};
 pub use stack::{Destination, RowPlaces, SourceTensor, Stack, WeightSource};
 pub use weights::{BlockWeights, HalfNorms, NormWeights, Weights};

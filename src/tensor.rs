@@ -127,6 +127,16 @@ impl Tensor {
         Ok(Tensor { storage: self.storage.clone(), shape: shape.to_vec(), dtype: self.dtype })
     }
 
+    /// The same memory as words, for kernels that tell by other means what is in them.
+    pub(crate) fn words(&self) -> Tensor {
+        Tensor { dtype: DType::U32, ..self.clone() }
+    }
+
+    /// Whether it was declared as a part of a cache.
+    pub(crate) fn is_cache(&self) -> bool {
+        self.storage.block.get().is_some_and(|block| matches!(block.role, Role::Cache))
+    }
+
     /// The dimensions of a matrix.
     pub(crate) fn dims2(&self, kernel: &'static str, operand: &'static str) -> Result<[u32; 2], Error> {
         match *self.shape {

@@ -51,7 +51,7 @@ pub(crate) struct PlaceKey {
 /// Matrix products, or mixtures of logits, for which one choice is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bucket {
-    /// `matvec`, `qkv`, `gate_up`, `matmul` or `mol`.
+    /// `matvec`, `gate_up`, `matmul` or `mol`.
     pub kernel: &'static str,
     /// Weight type of the matrix.
     pub weight: WeightType,

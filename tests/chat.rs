@@ -526,7 +526,7 @@ fn gemma4() -> Vocab {
         vocab.token_types.push(TokenType::Control);
     }
     vocab.scores.clear();
-    vocab.merges = vec!["t h".into()];
+    vocab.merges = vec!["h e".into()];
     vocab.bos_id = vocab.tokens.iter().position(|token| token == "<bos>").map(|id| id as u32);
     Vocab { model: "gemma4".into(), ..vocab }
 }
@@ -611,8 +611,9 @@ fn harmless_text_is_encoded_as_the_whole_rendered_text_would_be() {
             }
             let mut expected =
                 tokenizer.encode_with(&text, EncodeOptions { add_special: false, parse_special: true }).unwrap();
-            let adds_bos =
-                tokenizer.encode("", true).unwrap().first().copied().filter(|id| Some(*id) == tokenizer.bos_id());
+            // Of a text, for an empty one may be EOS alone, and that the same token.
+            let first = |add_special| tokenizer.encode("a", add_special).unwrap().first().copied();
+            let adds_bos = first(true).filter(|id| Some(*id) == tokenizer.bos_id() && first(true) != first(false));
             if let Some(bos) = adds_bos
                 && expected.first() != Some(&bos)
             {

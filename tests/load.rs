@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use builder::{ARRAY, F32, GgufFile, STRING, U32, U64, array, entry, json_entry, text};
 use common::{Rng, block_on, largest_difference};
 use serde_json::{Value, json};
-use tilewright::kernels::{RopeScaling, RopeStyle};
+use tilewright::kernels::{KvType, RopeScaling, RopeStyle};
 use tilewright::load::{FileName, HeaderReader, ModelFile};
 use tilewright::model::Block;
 use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model};
@@ -219,7 +219,8 @@ impl TinyGguf {
 
     fn model(&self, device: &Device) -> Model {
         let file = ModelFile::from_gguf_bytes(self.bytes()).unwrap_or_else(|e| panic!("{e}"));
-        Model::from_file(device, file, LoadOptions::default()).unwrap_or_else(|e| panic!("{e}"))
+        Model::from_file(device, file, LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() })
+            .unwrap_or_else(|e| panic!("{e}"))
     }
 }
 
@@ -250,7 +251,7 @@ impl Drop for Folder {
 }
 
 fn load(device: &Device, path: &Path) -> Result<Model, Error> {
-    Model::load(device, path, LoadOptions::default())
+    Model::load(device, path, LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() })
 }
 
 /// A prompt long enough that a rotation by position matters.
@@ -1042,7 +1043,7 @@ fn a_model_over_the_limit_says_which_context_would_fit() {
         let options = LoadOptions { context_length, memory_limit: Some(memory_limit), ..LoadOptions::default() };
         Model::from_file(&device, open(), options).map(|model| model.plan().total_bytes())
     };
-    let plan = Model::plan_file(&device, &open(), None).unwrap();
+    let plan = Model::plan_file(&device, &open(), &LoadOptions::default()).unwrap();
     assert_eq!(try_with(None, plan.total_bytes()).unwrap(), plan.total_bytes());
 
     for limit in [plan.total_bytes() - 1, plan.total_bytes() - plan.cache_bytes / 2 - 20_000] {
@@ -1095,7 +1096,9 @@ fn a_model_that_the_machine_cannot_hold_is_refused_before_loading() {
     let mut tiny = TinyGguf::new();
     tiny.set("llama.context_length", U32, (1_u32 << 28).to_le_bytes());
     let file = ModelFile::from_gguf_bytes(tiny.bytes()).unwrap();
-    let plan = Model::plan_file(&device, &file, Some(1 << 28)).unwrap();
+    let plan =
+        Model::plan_file(&device, &file, &LoadOptions { context_length: Some(1 << 28), ..LoadOptions::default() })
+            .unwrap();
     if plan.total_bytes() <= machine_bytes {
         return common::skip("this machine has memory for any model of the test");
     }

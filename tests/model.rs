@@ -11,6 +11,7 @@ use std::path::Path;
 use common::{References, block_on, executors, largest_difference};
 use serde_json::Value;
 use tilewright::formats::Gguf;
+use tilewright::kernels::KvType;
 use tilewright::{Device, GenerateOptions, LoadOptions, Model, Tier};
 
 /// Float32 arithmetic on any weight type.
@@ -29,8 +30,13 @@ fn margins(value: &Value) -> Vec<f32> {
     value.as_array().unwrap().iter().map(|margin| margin.as_f64().unwrap() as f32).collect()
 }
 
+/// With a cache that rounds nothing.
 fn load(device: &Device, path: &Path) -> Model {
-    Model::load(device, path, LoadOptions::default()).unwrap_or_else(|e| panic!("{e}"))
+    load_as(device, path, KvType::F32)
+}
+
+fn load_as(device: &Device, path: &Path, kv_type: KvType) -> Model {
+    Model::load(device, path, LoadOptions { kv_type, ..LoadOptions::default() }).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// Generates greedily and compares with the reference up to the first near-tie.
@@ -92,6 +98,37 @@ fn check_tiny_file(device: &Device, path: &Path, references: &References) {
     let (prompt, want) = (references.ids("greedy.prompt"), references.ids("greedy.ids"));
     let margins = references.floats("greedy.margins");
     check_greedy(&model, &prompt, &want, &margins, TINY_TOLERANCE, &what);
+    check_tiny_caches(device, path, references, &what);
+}
+
+/// The longest case with caches that round.
+fn check_tiny_caches(device: &Device, path: &Path, references: &References, what: &str) {
+    let (ids, want) = (references.ids("3.ids"), references.floats("3.logits"));
+    let [lowest, highest] = [f32::min, f32::max].map(|pick| want.iter().copied().fold(want[0], pick));
+    for (kv_type, tolerance) in [(KvType::F16, HALF_TOLERANCE), (KvType::Q8_0, 0.03 * (highest - lowest))] {
+        let model = load_as(device, path, kv_type);
+        let vocab_size = model.config().vocab_size as usize;
+        let got = block_on(model.trace(&ids)).unwrap().logits;
+        let positions = got.chunks_exact(vocab_size).zip(want.chunks_exact(vocab_size));
+        let off: Vec<f32> = positions.map(|(got, want)| largest_difference(got, want)).collect();
+        let n_off = off.iter().filter(|&&off| off > tolerance).count();
+        let worst = off.iter().copied().fold(0.0, f32::max);
+        println!("{what}, {kv_type}: logits within {worst:.1e} of {:.1}, {n_off} further off", highest - lowest);
+        // Eight bits may choose another expert where two are nearly as good, here among random ones.
+        let has_experts = model.config().blocks.iter().any(|block| block.feed_forward.experts.is_some());
+        let most = if has_experts && kv_type == KvType::Q8_0 { ids.len() / 2 } else { 0 };
+        assert!(n_off <= most, "{what}, {kv_type}: {n_off} positions are off, by up to {worst}");
+        // What follows, token by token, is what a prompt of all is.
+        let mut session = model.session().unwrap();
+        block_on(session.logits(&ids[..ids.len() - 4])).unwrap();
+        let mut last = Vec::new();
+        for &id in &ids[ids.len() - 4..] {
+            last = block_on(session.logits(&[id])).unwrap();
+        }
+        let difference = largest_difference(&last, &got[got.len() - vocab_size..]);
+        assert!(difference <= tolerance, "{what}, {kv_type}, token by token: {difference}");
+    }
+    assert_eq!(LoadOptions::default().kv_type, KvType::F16);
 }
 
 /// One model for each set of features of an architecture; the data folder's README tells them.

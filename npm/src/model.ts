@@ -38,8 +38,9 @@ export class Model extends Loaded<ModelInfo> {
     return Model.#load({ kind: "builtin" }, known("Model.builtin", options));
   }
 
-  static async #load(source: SourceSpec, { tune = false, contextLength, memoryLimit, ...common }: LoadOptions): Promise<Model> {
-    const settings = defined({ contextLength, memoryLimit });
+  static async #load(source: SourceSpec, { tune = false, contextLength, kvType, memoryLimit, ...common }: LoadOptions): Promise<Model> {
+    const fitContext = contextLength === "auto" ? true : undefined;
+    const settings = defined({ contextLength: contextLength === "auto" ? undefined : contextLength, fitContext, kvType, memoryLimit });
     return new Model(await loadInto("loadModel", source, { tune, settings }, common));
   }
 

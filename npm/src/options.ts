@@ -25,7 +25,7 @@ const GENERATE: Names<GenerateOptions> = {
   signal: true, maxTokens: true, temperature: true, topK: true, topP: true, minP: true, repeatPenalty: true, repeatLastN: true,
   seed: true, stop: true, ignoreEos: true, slide: true,
 };
-const LOAD_MODEL: Names<LoadOptions> = { ...LOAD, tune: true, contextLength: true };
+const LOAD_MODEL: Names<LoadOptions> = { ...LOAD, tune: true, contextLength: true, kvType: true };
 const KEEP: Names<{ keep?: boolean }> = { keep: true };
 
 /** The calls that have options, with the names of these. */
@@ -93,6 +93,7 @@ function advice(given: string, names: readonly string[]): string {
 /** Words that other engines use, and ours. */
 const SYNONYMS: Readonly<Record<string, string>> = {
   maxnewtokens: "maxTokens", maxcompletiontokens: "maxTokens", npredict: "maxTokens", maxlength: "maxTokens",
+  cachetypek: "kvType", cachetypev: "kvType", cachetype: "kvType",
   nctx: "contextLength", contextsize: "contextLength", numctx: "contextLength", contextwindowsize: "contextLength",
   chattemplatekwargs: "templateVariables", abortsignal: "signal", repetitionpenalty: "repeatPenalty", stopsequences: "stop", topn: "topK",
   progresscallback: "onProgress", batchsize: "maxBatchTokens",

@@ -65,7 +65,7 @@ export interface RerankerRequest extends LoadRequest {
 }
 
 /** Options that the engine reads. */
-export type ModelSettings = Pick<LoadOptions, "contextLength" | "memoryLimit">;
+export type ModelSettings = Pick<LoadOptions, "kvType" | "memoryLimit"> & { contextLength?: number; fitContext?: boolean };
 export type EmbedderSettings =
   Pick<EmbedderOptions, "maxTokens" | "pooling" | "normalize" | "maxBatchTokens" | "cachedVectors" | "memoryLimit">;
 export type RerankerSettings = Pick<RerankerOptions, "maxTokens" | "sigmoid" | "maxBatchTokens" | "memoryLimit">;

@@ -68,9 +68,17 @@ export interface LoadOptions extends CommonLoadOptions {
    * slow. What is found changes no result and is kept in the browser; later loads follow it without measuring. Default `false`.
    */
   tune?: boolean;
-  /** Tokens that the context holds. Default: what the model was trained for, at most 4096. */
-  contextLength?: number;
+  /**
+   * Tokens that the context holds, or `"auto"`: as many as `memoryLimit` or the machine's memory allows, where that is known. Default:
+   * what the model was trained for, at most 4096.
+   */
+  contextLength?: number | "auto";
+  /** What keys and values are cached as. Default `"f16"`. */
+  kvType?: KvType;
 }
+
+/** What keys and values are cached as: as they are computed, rounded to half precision, or in blocks of 32 signed bytes. */
+export type KvType = "f32" | "f16" | "q8_0";
 
 /** How an encoder makes one vector of those of a text's tokens: their mean, the first one (of `[CLS]`), or the last one. */
 export type Pooling = "mean" | "cls" | "last";
@@ -281,6 +289,8 @@ export interface ModelInfo {
   contextLength: number;
   /** Tokens that the model was trained for. */
   maxContextLength: number;
+  /** What keys and values are cached as. */
+  kvType: KvType;
   /** Types of the stored weights, such as `Q4_0`. */
   weightTypes: string[];
   /** Bytes of the model's files. */

@@ -2,7 +2,7 @@
 // tiles, early and late, so that a loaded query serves 2 TILE keys and a loaded key ROWS queries: a load costs a software
 // adapter dozens of products. One tile of 16 keys would be the same loads, but llvmpipe does not unroll loops that long.
 // Sums stay in `y`: registers cannot be indexed by a loop over D. Rows past the end repeat the last one and write the
-// same numbers, so all rows of a sum are read before one is written.
+// same numbers, so all rows of a sum are read before one is written. `query_places` and `query_quad` say where queries are.
 #import attention
 #import sinks
 
@@ -23,7 +23,7 @@ fn begin(row: u32, tile: Tile, kv_head: u32, keys: vec2<u32>, split: u32) -> Row
     var rows = Rows();
     let four = rows_from(row, tile);
     let query = queries_of(four, kv_head);
-    rows.query = queries_from(four, kv_head);
+    rows.query = query_places(four, kv_head);
     let token = tokens_of(four);
     for (var r = 0u; r < min(ROWS, 4u); r++) {
         let seen = visible(token[r], tile.keys);
@@ -43,7 +43,7 @@ fn begin(row: u32, tile: Tile, kv_head: u32, keys: vec2<u32>, split: u32) -> Row
 fn queries_at(query: vec4<u32>, i: u32) -> mat4x4<f32> {
     var quads = mat4x4<f32>();
     for (var r = 0u; r < min(ROWS, 4u); r++) {
-        quads[r] = q[query[r] + i];
+        quads[r] = query_quad(query[r] + i);
     }
     return quads;
 }
@@ -132,7 +132,7 @@ fn add_products(
     i: u32,
 ) {
     for (var j = 0u; j < TILE; j++) {
-        let key = k[params.key_start + at[j] + i];
+        let key = key_quad(params.key_start + at[j], i);
         (*near)[j] += products(key, near_queries);
         if (ROWS > 4u) {
             (*far)[j] += products(key, far_queries);
@@ -155,7 +155,7 @@ fn add_values(
     i: u32,
 ) {
     for (var j = 0u; j < TILE; j++) {
-        let value = v[params.value_start + at[j] + i];
+        let value = value_quad(params.value_start + at[j], i);
         (*sums).near += weighed(value, near[j]);
         if (ROWS > 4u) {
             (*sums).far += weighed(value, far[j]);
@@ -167,21 +167,14 @@ fn add_values(
 fn places(kv_head: u32, s: u32, end: u32) -> array<u32, TILE> {
     var at = array<u32, TILE>();
     for (var j = 0u; j < TILE; j++) {
-        at[j] = cached_from(kv_head) + min(s + j, end - 1u) * params.key_stride;
+        at[j] = slot_at(kv_head, min(s + j, end - 1u));
     }
     return at;
 }
 
-// Attention of the tile's rows from `row` on.
-fn attend(row: u32, tile: Tile, kv_head: u32, keys: vec2<u32>, split: u32) {
+// Attention of the tile's rows from `row` on, `near` and, in a tile of eight, `far`.
+fn attend(near: ptr<function, Rows>, far: ptr<function, Rows>, has_far: bool, kv_head: u32, keys: vec2<u32>) {
     let quads = params.head_dim / 4u;
-    var near = begin(row, tile, kv_head, keys, split);
-    // Rows of the end would be those of `near` again.
-    let has_far = ROWS > 4u && row + 4u < tile.end;
-    var far = Rows();
-    if (has_far) {
-        far = begin(row + 4u, tile, kv_head, keys, split);
-    }
     for (var s = keys.x; s < keys.y; s += 2u * TILE) {
         let early = places(kv_head, s, keys.y);
         let late = places(kv_head, s + TILE, keys.y);
@@ -190,31 +183,31 @@ fn attend(row: u32, tile: Tile, kv_head: u32, keys: vec2<u32>, split: u32) {
         var far_early = array<vec4<f32>, TILE>();
         var far_late = array<vec4<f32>, TILE>();
         for (var i = 0u; i < quads; i++) {
-            let near_queries = queries_at(near.query, i);
+            let near_queries = queries_at((*near).query, i);
             var far_queries = mat4x4<f32>();
             if (ROWS > 4u) {
-                far_queries = queries_at(far.query, i);
+                far_queries = queries_at((*far).query, i);
             }
             add_products(&near_early, &far_early, near_queries, far_queries, early, i);
             add_products(&near_late, &far_late, near_queries, far_queries, late, i);
         }
-        let near_rescale = weigh(&near, &near_early, &near_late, s);
+        let near_rescale = weigh(near, &near_early, &near_late, s);
         var far_rescale = vec4<f32>();
         if (ROWS > 4u) {
-            far_rescale = weigh(&far, &far_early, &far_late, s);
+            far_rescale = weigh(far, &far_early, &far_late, s);
         }
         for (var i = 0u; i < quads; i++) {
             var sums = Weighed();
             add_values(&sums, near_early, far_early, early, i);
             add_values(&sums, near_late, far_late, late, i);
-            accumulate(near.out, i, near_rescale, sums.near);
+            accumulate((*near).out, i, near_rescale, sums.near);
             if (has_far) {
-                accumulate(far.out, i, far_rescale, sums.far);
+                accumulate((*far).out, i, far_rescale, sums.far);
             }
         }
     }
-    finish(near);
+    finish(*near);
     if (has_far) {
-        finish(far);
+        finish(*far);
     }
 }

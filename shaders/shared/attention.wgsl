@@ -1,21 +1,21 @@
 // What the kernels of attention have in common.
 //
-// Keys are either cached, `[Hkv, capacity, D]`, and all queries see the same ones; or they are packed with their queries,
-// rows of `[T, (H + 2 Hkv) D]`, where a table of tiles says which rows are a sequence.
+// Keys are either cached, `[Hkv, slots, row]`, and all queries see the same ones; or they are packed with their queries,
+// rows of `[T, (H + 2 Hkv) D]`, where a table of tiles says which rows are a sequence. The key of position s is in slot
+// s % slots: a layer with a window keeps what passes can see, not all positions.
 //
 // Query heads that share a key/value head are taken together: row r of key/value head g is query head
 // g * share + r % share of token r / share, with share = H / Hkv. The T * share rows of a head read the same keys.
-//
-// Decoding has few rows and cuts the keys into parts instead, `splits` at most, each a multiple of `step` keys. A part is
-// D sums that are still to be divided, then highest score and sum of weights.
 #import state
 
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
     capacity: u32, window: u32, scale: f32, soft_cap: f32,       // window, soft_cap 0: none
     flags: u32, splits: u32, step: u32, first_group: u32,
-    query_stride: u32, key_stride: u32, head_stride: u32, n_tiles: u32, // strides and starts in quads
-    query_start: u32, key_start: u32, value_start: u32, pad: u32,
+    query_stride: u32, key_stride: u32, head_stride: u32, n_tiles: u32, // in quads, or in units of a cache's rows
+    query_start: u32, key_start: u32, value_start: u32, slots: u32,
+    rot_dims: u32, style: u32, eps: f32, query_row: u32, // what decoding makes of a projection; see `turn`
+    norm: u32, pad_a: u32, pad_b: u32, pad_c: u32,       // for the CPU, which knows no overrides
 }
 
 // Stands for minus infinity, which WGSL cannot write.
@@ -23,6 +23,7 @@ const LOWEST: f32 = -3.4028234e38;
 
 const CAUSAL: u32 = 1u;
 const PACKED: u32 = 2u;
+const OWN_KEYS: u32 = 8u; // the token has keys and values of its own, which are to be cached
 
 fn n_rows() -> u32 {
     return params.n_tokens * (params.n_heads / params.n_kv_heads);
@@ -76,9 +77,9 @@ fn queries_from(rows: vec4<u32>, kv_head: u32) -> vec4<u32> {
     return params.query_start + rows / share * params.query_stride + head * (params.head_dim / 4u);
 }
 
-// Where the keys of a head start, in quads, without the start that keys and values have.
-fn cached_from(kv_head: u32) -> u32 {
-    return kv_head * params.head_stride;
+// Where key `s` of a head starts, in quads or units, without the start that keys and values have.
+fn slot_at(kv_head: u32, s: u32) -> u32 {
+    return kv_head * params.head_stride + s % params.slots * params.key_stride;
 }
 
 // Places of rows among all tokens and heads.
@@ -120,19 +121,6 @@ fn scores(products: vec4<f32>) -> vec4<f32> {
     }
     let small = exp(-2.0 * abs(x) / params.soft_cap);
     return params.soft_cap * sign(x) * (1.0 - small) / (1.0 + small);
-}
-
-// Keys of a part that covers `n_keys` together with the others.
-fn part_keys(n_keys: u32) -> u32 {
-    let each = (n_keys + params.splits - 1u) / params.splits;
-    return (each + params.step - 1u) / params.step * params.step;
-}
-
-// The range of keys that a part has in this pass; empty where the first are enough.
-fn part_range(split: u32) -> vec2<u32> {
-    let all = visible_to(all_rows());
-    let n = part_keys(all.y - all.x);
-    return min(all.x + split * n + vec2<u32>(0u, n), vec2<u32>(all.y));
 }
 
 // Where a part of a query starts in the output, in quads; with a single part that is its row of the result.

@@ -5,13 +5,14 @@ use crate::device::Device;
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::kernels::{
-    AttentionConfig, Embedding, Gate, Heads, Linear, Norm, Qkv, RopeConfig, RopeStyle, Sampling, StepState, advance,
-    argmax, attention, embed, folds_norm, gate_up, last_row, rms_norm, rope_kv, rope_table, sample, swiglu,
+    AttentionConfig, Embedding, Gate, Heads, KvType, Linear, Norm, RopeConfig, RopeStyle, Sampling, StepState, advance,
+    argmax, attention, attention_next, embed, folds_norm, gate_up, last_row, rms_norm, rope_kv, rope_table, sample,
+    swiglu,
 };
 use crate::matrix::Matrix;
 use crate::recording::{Recorder, Workspace};
 use crate::tensor::{Role, Tensor};
-use crate::tuning::operands::{input, matrix, words};
+use crate::tuning::operands::{input, keys, matrix, words};
 
 /// Weight types whose matrices are measured; ratios are to the first.
 const WEIGHTS: [WeightType; 4] = [WeightType::F16, WeightType::Q8_0, WeightType::Q4_0, WeightType::Q4_K];
@@ -161,7 +162,12 @@ impl PassBench<'_> {
             rms_norm(rec, &input(rec, &[t, dim])?, &input(rec, &[dim])?, &output(&[t, dim])?, 1e-5)
         })
         .await?;
-        self.qkv(&state, capacity).await?;
+        self.product("qkv", dim, self.shapes.qkv_dim(), |rec, w| {
+            let (x, weight) = (input(rec, &[t, dim])?, input(rec, &[dim])?);
+            let norm = folds_norm(rec, &x, false).then_some(Norm { weight: &weight, eps: 1e-5 });
+            Linear { norm, ..Linear::new(w) }.record(rec, &x, &output(&[t, w.rows()])?)
+        })
+        .await?;
         self.attention(&state, capacity).await?;
         self.linear("attn_output", t, dim, dim, true).await?;
         if t == 1 {
@@ -208,42 +214,16 @@ impl PassBench<'_> {
         self.kernel("next token", Work::words(8), |rec| advance(rec, &state, &ids, &tokens)).await
     }
 
-    /// Projections, rotation and cache write: one kernel for a token, two for more.
-    async fn qkv(&mut self, state: &StepState, capacity: u32) -> Result<(), Error> {
+    /// Rotation, cache write and attention: one kernel for a token, two for more.
+    async fn attention(&mut self, state: &StepState, capacity: u32) -> Result<(), Error> {
         let (t, dim, qkv_dim) = (self.n_tokens, self.shapes.dim, self.shapes.qkv_dim());
-        let cache_shape = [self.shapes.n_kv_heads(), capacity, HEAD_DIM];
+        let (n_heads, n_kv_heads) = (self.shapes.n_heads(), self.shapes.n_kv_heads());
         let rope = RopeConfig::new(HEAD_DIM, 1e4, RopeStyle::Interleaved);
         let table = self.device.upload("table", &[capacity, HEAD_DIM / 2, 2], &rope_table(&rope, capacity))?;
-        if t > 1 {
-            let heads = Heads {
-                n_heads: self.shapes.n_heads(),
-                n_kv_heads: self.shapes.n_kv_heads(),
-                head_dim: HEAD_DIM,
-                first_column: 0,
-                rope: Some((&rope, &table)),
-                norm: None,
-            };
-            self.linear("qkv", t, dim, qkv_dim, false).await?;
-            return self
-                .kernel("rotation, cache", Work::words(2 * t * qkv_dim + t * HEAD_DIM), |rec| {
-                    let (k, v) = (output(&cache_shape)?, output(&cache_shape)?);
-                    rope_kv(rec, state, &heads, &input(rec, &[t, qkv_dim])?, &output(&[t, dim])?, [&k, &v])
-                })
-                .await;
-        }
-        self.product("qkv", dim, qkv_dim, |rec, w| {
-            let (x, weight) = (input(rec, &[1, dim])?, input(rec, &[dim])?);
-            let norm = folds_norm(rec, &x, false).then_some(Norm { weight: &weight, eps: 1e-5 });
-            let qkv = Qkv { w, bias: None, norm, first_head: 0, rope: Some((&rope, &table)) };
-            qkv.record(rec, state, &x, &output(&[1, dim])?, &output(&cache_shape)?, &output(&cache_shape)?)
-        })
-        .await
-    }
-
-    async fn attention(&mut self, state: &StepState, capacity: u32) -> Result<(), Error> {
-        let (t, dim, n_kv_heads) = (self.n_tokens, self.shapes.dim, self.shapes.n_kv_heads());
+        let rope = Some((&rope, &table));
+        let heads = Heads { n_heads, n_kv_heads, head_dim: HEAD_DIM, first_column: 0, rope, norm: None };
         let config = AttentionConfig {
-            n_heads: self.shapes.n_heads(),
+            n_heads,
             n_kv_heads,
             head_dim: HEAD_DIM,
             window: None,
@@ -251,15 +231,29 @@ impl PassBench<'_> {
             soft_cap: None,
             causal: true,
         };
-        let cache_shape = [n_kv_heads, capacity, HEAD_DIM];
+        let kind = KvType::default();
+        let shape = [n_kv_heads, capacity, HEAD_DIM];
+        let cache_words = 2 * n_kv_heads * capacity * kind.row_words(HEAD_DIM);
         let seen: u64 = (capacity - t + 1..=capacity).map(u64::from).sum();
-        let work = Work {
-            flop: 4 * u64::from(dim) * seen,
-            ..Work::words(2 * t * dim + 2 * cache_shape.iter().product::<u32>())
-        };
+        let flop = 4 * u64::from(dim) * seen;
+        if t == 1 {
+            let work = Work { flop, ..Work::words(qkv_dim + dim + cache_words) };
+            return self
+                .kernel("attention", work, |rec| {
+                    let (qkv, cached) = (input(rec, &[1, qkv_dim])?, keys(rec.device(), kind, shape)?);
+                    attention_next(rec, state, &config, &heads, None, &qkv, &cached, &output(&[1, dim])?)
+                })
+                .await;
+        }
+        self.kernel("rotation, cache", Work::words(2 * t * qkv_dim + t * HEAD_DIM), |rec| {
+            let cached = keys(rec.device(), kind, shape)?;
+            rope_kv(rec, state, &heads, &input(rec, &[t, qkv_dim])?, &output(&[t, dim])?, &cached)
+        })
+        .await?;
+        let work = Work { flop, ..Work::words(2 * t * dim + cache_words) };
         self.kernel("attention", work, |rec| {
-            let (k, v) = (input(rec, &cache_shape)?, input(rec, &cache_shape)?);
-            attention(rec, state, &config, None, &input(rec, &[t, dim])?, [&k, &v], &output(&[t, dim])?)
+            let cached = keys(rec.device(), kind, shape)?;
+            attention(rec, state, &config, None, &input(rec, &[t, dim])?, &cached, &output(&[t, dim])?)
         })
         .await
     }

@@ -12,11 +12,11 @@ use serde_json::json;
 use tilewright::bench::kernels::{KernelRow, Shapes};
 use tilewright::bench::{self, CacheRow, Case, Phase, Probes, Reads, Row};
 use tilewright::generate::PASS_SIZES;
-use tilewright::{Device, DeviceInfo, Error, GenerateOptions, Model};
+use tilewright::{Device, DeviceInfo, Error, GenerateOptions, LoadOptions, Model};
 
 use self::embed::EmbedBenchArgs;
 use self::mol::MolBenchArgs;
-use super::run::load;
+use super::run::{CacheArgs, load};
 use super::{DeviceArgs, Failure, print_json, show_bytes};
 
 #[derive(Args)]
@@ -69,6 +69,8 @@ struct ModelBenchArgs {
     /// Tokens that one submission to a GPU generates, 1 to 16; what suits model and device if absent.
     #[arg(long, value_name = "N")]
     tokens_per_submit: Option<u32>,
+    #[command(flatten)]
+    cache: CacheArgs,
     /// Repetitions of each test, after a warm-up.
     #[arg(long, short = 'r', default_value_t = 5, value_name = "N")]
     repetitions: usize,
@@ -155,7 +157,9 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
     let context = u32::try_from(positions).map_err(|_| option("depth", "a context that fits a model", positions))?;
 
     let device = args.device.open()?;
-    let model = load(args.model.as_deref(), &device, Some(context), None)?;
+    let kv_type = args.cache.kv_type;
+    let options = LoadOptions { context_length: Some(context), kv_type, ..LoadOptions::default() };
+    let model = load(args.model.as_deref(), &device, options)?;
     let probes = pollster::block_on(Probes::measure(&device))?;
     let models: Vec<Model> = match args.batch_size.as_slice() {
         [] => vec![model.clone()],
@@ -175,6 +179,7 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
             "device": device.info(),
             "sequences": 1,
             "tokens_per_submit": tokens_per_submit,
+            "kv_type": kv_type.name(),
             "repetitions": args.repetitions,
             "probes": probes,
             "rows": rows,
@@ -205,7 +210,7 @@ fn bench_kernels(args: &KernelBenchArgs) -> Result<(), Failure> {
     }
     let rows = pollster::block_on(bench::kernels::measure(&device, &shapes, &probes))?;
     let context = args.texts.iter().max().copied().unwrap_or(0).max(1) as u32;
-    let model = load(None, &device, Some(context), None)?;
+    let model = load(None, &device, LoadOptions { context_length: Some(context), ..LoadOptions::default() })?;
     let mut session = model.session()?;
     let texts = args.texts.iter().filter(|&&n| n > 0);
     let texts: Vec<CacheRow> =

@@ -9,8 +9,9 @@ use tilewright::formats::TensorInfo;
 use tilewright::formats::gguf::{Gguf, Value};
 use tilewright::formats::safetensors::Safetensors;
 use tilewright::load::{FileBytes, ModelFile, ModelShape};
-use tilewright::{Embedder, Error, MemoryPlan, Model, Reranker};
+use tilewright::{Embedder, Error, LoadOptions, MemoryPlan, Model, Reranker};
 
+use super::run::CacheArgs;
 use super::{DeviceArgs, Failure, print_json, show_bytes};
 
 #[derive(Args)]
@@ -22,6 +23,8 @@ pub struct InspectArgs {
     /// Context length of the memory plan; a text encoder's is for a full batch.
     #[arg(long, value_name = "N")]
     ctx: Option<u32>,
+    #[command(flatten)]
+    cache: CacheArgs,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -45,8 +48,9 @@ pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
     };
     // A file that cannot be run can still be looked at; the plan's place then says why.
     let device = args.device.open()?;
+    let options = LoadOptions { context_length: args.ctx, kv_type: args.cache.kv_type, ..LoadOptions::default() };
     let plan = file.and_then(|file| match &file.header.shape {
-        ModelShape::Decoder(_) => Model::plan_file(&device, &file, args.ctx),
+        ModelShape::Decoder(_) => Model::plan_file(&device, &file, &options),
         ModelShape::Encoder(shape) if shape.scoring.is_some() => Reranker::plan_file(&device, file),
         ModelShape::Encoder(_) => Embedder::plan_file(&device, file),
     });

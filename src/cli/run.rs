@@ -2,12 +2,14 @@
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use tilewright::generate::{ContextPolicy, Generation, Stats, StopReason};
+use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
 use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model, Recovery};
 
@@ -27,12 +29,42 @@ pub struct RunArgs {
 pub struct ModelArgs {
     #[command(flatten)]
     device: DeviceArgs,
-    /// Context length in tokens; the smaller of 4096 and the model's own if absent.
-    #[arg(long, value_name = "N")]
-    ctx: Option<u32>,
+    /// Context length in tokens, or `auto`: the longest that fits the memory. The smaller of 4096 and the model's own if
+    /// absent.
+    #[arg(long, value_name = "N|auto")]
+    ctx: Option<Ctx>,
     /// Refuse a model that needs more memory, such as 512M or 2G.
     #[arg(long, value_parser = parse_bytes, env = "TILEWRIGHT_MEMORY_LIMIT", value_name = "BYTES")]
     memory_limit: Option<u64>,
+    #[command(flatten)]
+    cache: CacheArgs,
+}
+
+/// A context length.
+#[derive(Clone, Copy)]
+enum Ctx {
+    /// The longest that fits.
+    Auto,
+    Of(u32),
+}
+
+impl FromStr for Ctx {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Ctx, String> {
+        match text {
+            "auto" => Ok(Ctx::Auto),
+            n => n.parse().map(Ctx::Of).map_err(|error| format!("`{n}`: {error}; expected a number or `auto`")),
+        }
+    }
+}
+
+/// What keys and values are cached as.
+#[derive(Args)]
+pub struct CacheArgs {
+    /// What keys and values are cached as: f32, f16 or q8_0.
+    #[arg(long, value_name = "TYPE", default_value_t)]
+    pub kv_type: KvType,
 }
 
 /// How tokens are chosen and when to stop.
@@ -105,20 +137,24 @@ impl ModelArgs {
     pub fn recovery<'a>(&'a self, path: Option<&'a Path>) -> Recovery<'a, Model> {
         // What its opening had to say was said at the first time.
         let open = move || self.device.choose();
-        let load = move |device: &Device| load(path, device, self.ctx, self.memory_limit);
+        let load = move |device: &Device| {
+            let options = LoadOptions {
+                context_length: self.ctx.and_then(|ctx| if let Ctx::Of(n) = ctx { Some(n) } else { None }),
+                fit_context: matches!(self.ctx, Some(Ctx::Auto)),
+                memory_limit: self.memory_limit,
+                kv_type: self.cache.kv_type,
+                ..LoadOptions::default()
+            };
+            load(path, device, options)
+        };
         Recovery::new(open, load, |notice| eprintln!("notice: {notice}"))
     }
 }
 
 /// Loads a model, the built-in one without a path, behind a progress bar, which shows only on a terminal.
-pub fn load(
-    path: Option<&Path>,
-    device: &Device,
-    context_length: Option<u32>,
-    memory_limit: Option<u64>,
-) -> Result<Model, Error> {
+pub fn load(path: Option<&Path>, device: &Device, options: LoadOptions<'_>) -> Result<Model, Error> {
     let loaded = with_loading_bar(|progress| {
-        let options = LoadOptions { context_length, memory_limit, progress: Some(progress), ..LoadOptions::default() };
+        let options = LoadOptions { progress: Some(progress), ..options };
         match path {
             Some(path) => Model::load(device, path, options),
             None => Model::from_file(device, ModelFile::builtin()?, options),

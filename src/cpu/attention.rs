@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 
+use super::cached::{read_row, write_row};
+use super::rope::{Rotation, Turning};
 use super::simd::{self, Lanes, Numbers, WideWork, exp};
 use super::softmax::ExpBelow;
 use super::{Call, threads};
-use crate::kernels::{AttentionParams, CAUSAL, PACKED, SINKS};
+use crate::kernels::{AttentionParams, CAUSAL, KvType, OWN_KEYS, PACKED, QkNorm, SINKS};
 
 impl AttentionParams {
     /// Keys of the sequence that a token belongs to; padding of the last chunk may lie past the cache.
@@ -45,16 +47,62 @@ impl AttentionParams {
     }
 }
 
-/// Both forms: all keys at once, or in parts that are still to be merged.
-pub(crate) fn attention(mut call: Call<'_>) {
+/// One token: its heads are turned and its key and value are cached first; then it is a query like any other.
+pub(crate) fn attention_decode(mut call: Call<'_>) {
     let params: AttentionParams = call.params();
+    let kind = KvType::of(call.weight).unwrap_or(KvType::F32);
+    let [state, table, weight, qkv, sinks, k, v, y] = call.operands();
+    // Those that it projects.
+    let has_keys = params.flags & OWN_KEYS != 0;
+    let (n_heads, n_kv_heads) = (params.n_heads as usize, if has_keys { params.n_kv_heads as usize } else { 0 });
+    let (head_dim, slots) = (params.head_dim as usize, params.slots as usize);
+    let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };
+    let (norm, weight) = (QkNorm::of(params.norm), weight.get());
+    let turning = Turning { rotation, norm, weight, eps: params.eps, n_heads, n_kv_heads, head_dim };
+    let state = state.get::<u32>();
+    let (pos, angles) = (state[0] as usize, (state[0] + state[3]) as usize);
+    let row = &qkv.get::<f32>()[4 * params.query_start as usize..][..(n_heads + 2 * n_kv_heads) * head_dim];
+    let mut scratch = vec![0.0; head_dim];
+    let mut turned = vec![0.0; (n_heads + n_kv_heads) * head_dim];
+    for (head, to) in turned.chunks_exact_mut(head_dim).enumerate() {
+        let angles = if head < n_heads { angles + params.query_row as usize } else { angles };
+        turning.turn(angles, row, head, &mut scratch, to);
+    }
+    let (q, keys) = turned.split_at(n_heads * head_dim);
+    if pos < params.capacity as usize {
+        let words = kind.row_words(params.head_dim) as usize;
+        for (g, key) in keys.chunks_exact(head_dim).enumerate() {
+            let at = (g * slots + pos % slots) * words;
+            write_row(kind, key, &mut k.get_mut()[at..][..words]);
+            write_row(kind, &turning.value(row, g), &mut v.get_mut()[at..][..words]);
+        }
+    }
+    let params = AttentionParams { query_start: 0, ..params };
+    attention(&params, kind, state, q, [k.get(), v.get()], sinks.get(), y.get_mut());
+}
+
+/// Queries of several tokens, which are turned already, as their keys and values are.
+pub(crate) fn attention_prefill(mut call: Call<'_>) {
+    let params: AttentionParams = call.params();
+    let kind = KvType::of(call.weight).unwrap_or(KvType::F32);
     let [state, q, k, v, sinks, y] = call.operands();
+    attention(&params, kind, state.get(), q.get(), [k.get(), v.get()], sinks.get(), y.get_mut());
+}
+
+/// Both forms: all keys at once, or in parts that are still to be merged.
+fn attention(
+    params: &AttentionParams,
+    kind: KvType,
+    state: &[u32],
+    q: &[f32],
+    [k, v]: [&[u32]; 2],
+    sinks: &[f32],
+    y: &mut [f32],
+) {
     let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
-    let (dim, splits) = (params.head_dim as usize, params.splits as usize);
-    let in_quads = |quads: u32| 4 * quads as usize;
-    let (stride, key_start, value_start) =
-        (in_quads(params.key_stride), in_quads(params.key_start), in_quads(params.value_start));
-    let (state, q, k, v) = (state.get::<u32>(), q.get::<f32>(), k.get::<f32>(), v.get::<f32>());
+    let (dim, splits, slots) = (params.head_dim as usize, params.splits as usize, params.slots as usize);
+    let in_words = |units: u32| 4 * units as usize;
+    let stride = in_words(params.key_stride);
     let visible: Vec<Range<usize>> = (0..params.n_tokens as usize).map(|t| params.visible(state, t)).collect();
     // Sequences that are packed are not cut into parts.
     let all = if splits > 1 { params.visible_to_all(state) } else { 0..usize::MAX };
@@ -62,7 +110,7 @@ pub(crate) fn attention(mut call: Call<'_>) {
     let n_queries = params.n_tokens as usize * n_heads;
     let part_len = if splits > 1 { dim + 4 } else { dim };
     let ops = 2 * n_heads * dim * visible.iter().map(Range::len).sum::<usize>();
-    threads::for_each_chunk(&mut y.get_mut::<f32>()[..n_queries * splits * part_len], part_len, ops, |i, y| {
+    threads::for_each_chunk(&mut y[..n_queries * splits * part_len], part_len, ops, |i, y| {
         let (query, split) = (i / splits, i % splits);
         let (t, h) = (query / n_heads, query % n_heads);
         let visible = &visible[t];
@@ -72,19 +120,20 @@ pub(crate) fn attention(mut call: Call<'_>) {
         }
         let first = visible.start.max(part.start);
         let end = visible.end.min(part.end).max(first);
-        let cached = h * n_kv_heads / n_heads * in_quads(params.head_stride) + first * stride;
-        let n = end - first;
+        let head = h * n_kv_heads / n_heads * in_words(params.head_stride);
         let (y, last) = y.split_at_mut(dim);
-        let q = &q[in_quads(params.query_start) + t * in_quads(params.query_stride) + h * dim..][..dim];
-        let (k, v) = (&k[key_start + cached..], &v[value_start + cached..]);
-        let (k, v) = (HeadRows { data: k, stride, dim, n }, HeadRows { data: v, stride, dim, n });
+        let q = &q[in_words(params.query_start) + t * in_words(params.query_stride) + h * dim..][..dim];
+        let rows = |words| HeadRows { words, kind, stride, dim, slots };
+        let k = rows(&k[in_words(params.key_start) + head..]);
+        let v = rows(&v[in_words(params.value_start) + head..]);
         // A sink is what the softmax begins with, in one part.
         let has_sink = params.flags & SINKS != 0 && split == 0;
-        let (mut highest, mut sum) = if has_sink { (sinks.get::<f32>()[h], 1.0) } else { (f32::MIN, 0.0) };
+        let (mut highest, mut sum) = if has_sink { (sinks[h], 1.0) } else { (f32::MIN, 0.0) };
         let head = Head {
             q,
             k,
             v,
+            seen: first..end,
             scale: params.scale,
             soft_cap: params.soft_cap,
             y: &mut *y,
@@ -127,24 +176,48 @@ pub(crate) fn attention_merge(mut call: Call<'_>) {
     });
 }
 
-/// Keys or values of a head: `n` rows of `dim` elements, one every `stride`.
+/// Keys or values of a head: the row of position s is in slot s % slots, and slots are `stride` words apart.
 #[derive(Clone, Copy)]
 struct HeadRows<'a> {
+    words: &'a [u32],
+    kind: KvType,
+    stride: usize,
+    dim: usize,
+    slots: usize,
+}
+
+impl<'a> HeadRows<'a> {
+    /// The rows of positions that lie in slots one after the other: as they are, or made in `scratch`.
+    #[inline(always)]
+    fn tile<'t>(self, positions: Range<usize>, scratch: &'t mut [f32]) -> Tile<'t>
+    where
+        'a: 't,
+    {
+        let (n, dim) = (positions.len(), self.dim);
+        let words = &self.words[positions.start % self.slots * self.stride..];
+        if self.kind == KvType::F32 {
+            return Tile { data: bytemuck::cast_slice(words), stride: self.stride, dim, n };
+        }
+        for (row, to) in words.chunks(self.stride).zip(scratch.chunks_exact_mut(dim)).take(n) {
+            read_row(self.kind, row, to);
+        }
+        Tile { data: scratch, stride: dim, dim, n }
+    }
+}
+
+/// Some rows of a head: `n` of `dim` elements, one every `stride`.
+#[derive(Clone, Copy)]
+struct Tile<'a> {
     data: &'a [f32],
     stride: usize,
     dim: usize,
     n: usize,
 }
 
-impl<'a> HeadRows<'a> {
+impl<'a> Tile<'a> {
     #[inline(always)]
     fn row(self, i: usize) -> &'a [f32] {
         &self.data[i * self.stride..][..self.dim]
-    }
-
-    /// So many rows from `first` on, or those that are left.
-    fn from(self, first: usize, n: usize) -> HeadRows<'a> {
-        HeadRows { data: &self.data[first * self.stride..], n: n.min(self.n - first), ..self }
     }
 }
 
@@ -153,6 +226,8 @@ struct Head<'a> {
     q: &'a [f32],
     k: HeadRows<'a>,
     v: HeadRows<'a>,
+    /// Positions that it sees.
+    seen: Range<usize>,
     scale: f32,
     soft_cap: f32,
     /// Sums that are still to be divided.
@@ -169,10 +244,15 @@ impl WideWork for Head<'_> {
     fn run_wide<const LEN: usize, L: Lanes<LEN>>(self) {
         const TILE: usize = 64;
         const RUN: usize = 16;
-        let Head { q, k, v, scale, soft_cap, y, highest, sum } = self;
+        let Head { q, k: keys, v: values, seen, scale, soft_cap, y, highest, sum } = self;
         y.fill(0.0);
-        for first in (0..k.n).step_by(TILE) {
-            let (k, v) = (k.from(first, TILE), v.from(first, TILE));
+        let mut scratch = vec![0.0; if keys.kind == KvType::F32 { 0 } else { TILE * keys.dim }];
+        let mut first = seen.start;
+        while first < seen.end {
+            // Up to the end of the slots, where the next position is in the first one.
+            let positions = first..seen.end.min(first + TILE).min(first + keys.slots - first % keys.slots);
+            first = positions.end;
+            let k = keys.tile(positions.clone(), &mut scratch);
             let mut weights = [f32::MIN; TILE];
             let scores = &mut weights[..k.n];
             dots::<LEN, L>(q, k, scores);
@@ -203,7 +283,8 @@ impl WideWork for Head<'_> {
                 }
             }
             *sum = *sum * rescale + fold(lanes, |a, b| a + b);
-            let weights = &weights[..k.n];
+            let n = k.n;
+            let (v, weights) = (values.tile(positions, &mut scratch), &weights[..n]);
             *highest = next;
             // Runs of 32 columns.
             match LEN {
@@ -227,7 +308,7 @@ fn fold(mut lanes: [f32; 16], pair: impl Fn(f32, f32) -> f32) -> f32 {
 
 /// `sums[i] = q . k[i]`.
 #[inline(always)]
-fn dots<const LEN: usize, L: Lanes<LEN>>(q: &[f32], k: HeadRows<'_>, sums: &mut [f32]) {
+fn dots<const LEN: usize, L: Lanes<LEN>>(q: &[f32], k: Tile<'_>, sums: &mut [f32]) {
     let (fours, last) = sums.as_chunks_mut::<4>();
     let n_fours = fours.len();
     for (i, sums) in fours.iter_mut().enumerate() {
@@ -266,7 +347,7 @@ fn four_dots<const LEN: usize, L: Lanes<LEN>>(q: &[f32], k: [&[f32]; 4]) -> [f32
 #[inline(always)]
 fn add_rows<const LEN: usize, L: Lanes<LEN>, const N: usize>(
     weights: &[f32],
-    v: HeadRows<'_>,
+    v: Tile<'_>,
     rescale: f32,
     y: &mut [f32],
 ) {

@@ -1,4 +1,4 @@
-//! `matmul`, `matmul_naive` and `matvec`: `y = (y +) act(x wᵀ (+ bias))` with packed `w`; `qkv`, `gate_up` and
+//! `matmul`, `matmul_naive` and `matvec`: `y = (y +) act(x wᵀ (+ bias))` with packed `w`; `gate_up` and
 //! `linear_norm`, which go on with the product; `split_sum`, which ends one.
 //!
 //! Rows of `w` are shared out over threads, a panel of them at a time. For a few tokens, the weights are multiplied as
@@ -11,13 +11,12 @@ use super::activation::{GeluExact, GeluTanh, Silu, Tanh, gated_row};
 use super::block::{Block, Packed};
 use super::dots::Dots;
 use super::norm::{OPS as NORM_OPS, layer_norm_row, rms_norm_row};
-use super::rope::Rotation;
 use super::simd::{self, Function, Instructions, Lanes, Numbers, WideWork};
 use super::threads::{self, Tile};
 use crate::dtype::{BLOCK, WeightType};
 use crate::kernels::{
-    ACCUMULATE, BIAS, CLAMPED, GELU, GELU_TANH, GateUpParams, INVARIANT, LinearParams, NORM, QkvParams, SHIFT,
-    SplitSumParams, TANH,
+    ACCUMULATE, BIAS, CLAMPED, GELU, GELU_TANH, GateUpParams, INVARIANT, LinearParams, NORM, SHIFT, SplitSumParams,
+    TANH,
 };
 
 /// From here on unpacking a panel once costs less than unpacking it again for each token.
@@ -202,47 +201,6 @@ pub(super) fn gated_by(flags: u32, gate: &[f32], up: &[f32], y: &mut [f32]) {
         }
         GELU => gated_row(GeluExact, gate, up, y),
         _ => gated_row(GeluTanh, gate, up, y),
-    }
-}
-
-pub(crate) fn qkv(mut call: Call<'_>) {
-    let params: QkvParams = call.params();
-    let weight = call.weight;
-    let [state, table, w, vector, x, q, k, v] = call.operands();
-    let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
-    let n_blocks = params.blocks as usize;
-    let x = activations(&x.get::<f32>()[..n_tokens * dim], vector.get(), [dim, n_blocks], params.flags, params.eps);
-    let mut sums = vec![0.0; n_tokens * n_out];
-    Product { invariant: false, w: w.get(), w_scales: params.w_scales, first_row: 0, x: &x, n_tokens, n_out, n_blocks }
-        .write(weight, OutputRows::plain(&mut sums, n_out));
-
-    let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
-    let (head_dim, capacity) = (params.head_dim as usize, params.capacity as usize);
-    let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };
-    let bias = (params.flags & BIAS != 0).then(|| vector.get::<f32>());
-    for (t, sums) in sums.chunks_exact_mut(n_out).enumerate() {
-        let [pos, angles] = [0, 3].map(|word| state.get::<u32>()[word] as usize);
-        let pos = pos + t;
-        let row = angles + pos;
-        for (i, head) in sums.chunks_exact_mut(head_dim).enumerate() {
-            let i = params.first_head as usize + i;
-            if let Some(bias) = bias {
-                head.iter_mut().zip(&bias[i * head_dim..]).for_each(|(sum, bias)| *sum += bias);
-            }
-            // Padding of the last chunk may lie past the cache.
-            let cached = (i.saturating_sub(n_heads) % n_kv_heads * capacity + pos) * head_dim;
-            if i < n_heads {
-                rotation.rotate(
-                    row + params.query_row as usize,
-                    head,
-                    &mut q.get_mut()[(t * n_heads + i) * head_dim..][..head_dim],
-                );
-            } else if pos < capacity && i < n_heads + n_kv_heads {
-                rotation.rotate(row, head, &mut k.get_mut()[cached..][..head_dim]);
-            } else if pos < capacity {
-                v.get_mut()[cached..][..head_dim].copy_from_slice(head);
-            }
-        }
     }
 }
 

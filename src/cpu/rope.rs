@@ -1,8 +1,9 @@
 //! `rope`, `rope_kv` and `rope_packed`: rotary position embedding; `shaders/shared/rotate.wgsl` defines the pairs.
 
+use super::cached::write_row;
 use super::norm::mean;
 use super::{Call, threads};
-use crate::kernels::{QkNorm, RopeKvParams, RopePackedParams, RopeParams};
+use crate::kernels::{KvType, QkNorm, RopeKvParams, RopePackedParams, RopeParams};
 
 /// Operations for an element, roughly.
 const OPS: usize = 4;
@@ -47,15 +48,15 @@ pub(crate) fn rope(mut call: Call<'_>) {
 }
 
 /// The heads of a token's queries and keys on their way to attention.
-struct Turning<'a> {
-    rotation: Rotation<'a>,
-    norm: Option<QkNorm>,
+pub(super) struct Turning<'a> {
+    pub rotation: Rotation<'a>,
+    pub norm: Option<QkNorm>,
     /// Of queries, then of keys.
-    weight: &'a [f32],
-    eps: f32,
-    n_heads: usize,
-    n_kv_heads: usize,
-    head_dim: usize,
+    pub weight: &'a [f32],
+    pub eps: f32,
+    pub n_heads: usize,
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
 }
 
 impl Turning<'_> {
@@ -77,8 +78,18 @@ impl Turning<'_> {
         Some((scale, &self.weight[weights * head_dim..][..head_dim]))
     }
 
+    /// A head of the values of a token, normalised if they are.
+    pub fn value(&self, row: &[f32], g: usize) -> Vec<f32> {
+        let mut head = row[(self.n_heads + self.n_kv_heads + g) * self.head_dim..][..self.head_dim].to_vec();
+        if self.norm == Some(QkNorm::HeadsAndValues) {
+            let scale = 1.0 / (mean(&head, |x| x * x) + f64::from(self.eps)).sqrt();
+            head.iter_mut().for_each(|x| *x = (f64::from(*x) * scale) as f32);
+        }
+        head
+    }
+
     /// A head of a token by a row of angles; `scratch` has room for a head.
-    fn turn(&self, angles: usize, row: &[f32], head: usize, scratch: &mut [f32], to: &mut [f32]) {
+    pub fn turn(&self, angles: usize, row: &[f32], head: usize, scratch: &mut [f32], to: &mut [f32]) {
         let from = &row[head * self.head_dim..][..self.head_dim];
         let normed = |x: f32, scale: f64, weight: f32| (f64::from(x) * scale) as f32 * weight;
         match self.norm(row, head) {
@@ -99,9 +110,11 @@ impl Turning<'_> {
 
 pub(crate) fn rope_kv(mut call: Call<'_>) {
     let params: RopeKvParams = call.params();
+    let kind = KvType::of(call.weight).unwrap_or(KvType::F32);
     let [state, table, weight, qkv, q, k, v] = call.operands();
-    let (n_tokens, head_dim, capacity) = (params.n_tokens as usize, params.head_dim as usize, params.capacity as usize);
+    let (n_tokens, head_dim) = (params.n_tokens as usize, params.head_dim as usize);
     let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
+    let (capacity, slots) = (params.capacity as usize, params.slots as usize);
     let row_len = (n_heads + 2 * n_kv_heads) * head_dim;
     let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };
     let (norm, weight) = (QkNorm::of(params.norm), weight.get());
@@ -123,23 +136,18 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
     });
     // Padding of the last chunk may lie past the cache.
     let n_cached = n_tokens.min(capacity.saturating_sub(pos));
-    let cached = n_kv_heads * capacity * head_dim;
+    let words = kind.row_words(params.head_dim) as usize;
     let ops = n_tokens * n_kv_heads * head_dim * OPS;
-    threads::for_each_chunk(&mut k.get_mut::<f32>()[..cached], capacity * head_dim, ops, |g, k| {
-        let mut scratch = vec![0.0; head_dim];
+    threads::for_each_chunk(&mut k.get_mut()[..n_kv_heads * slots * words], slots * words, ops, |g, k| {
+        let [mut scratch, mut key] = [vec![0.0; head_dim], vec![0.0; head_dim]];
         for t in 0..n_cached {
-            turning.turn(angles + t, row(t), n_heads + g, &mut scratch, &mut k[(pos + t) * head_dim..][..head_dim]);
+            turning.turn(angles + t, row(t), n_heads + g, &mut scratch, &mut key);
+            write_row(kind, &key, &mut k[(pos + t) % slots * words..][..words]);
         }
     });
-    threads::for_each_chunk(&mut v.get_mut::<f32>()[..cached], capacity * head_dim, ops, |g, v| {
+    threads::for_each_chunk(&mut v.get_mut()[..n_kv_heads * slots * words], slots * words, ops, |g, v| {
         for t in 0..n_cached {
-            let head = &row(t)[(n_heads + n_kv_heads + g) * head_dim..][..head_dim];
-            let to = &mut v[(pos + t) * head_dim..][..head_dim];
-            to.copy_from_slice(head);
-            if norm == Some(QkNorm::HeadsAndValues) {
-                let scale = 1.0 / (mean(head, |x| x * x) + f64::from(params.eps)).sqrt();
-                to.iter_mut().for_each(|x| *x = (f64::from(*x) * scale) as f32);
-            }
+            write_row(kind, &turning.value(row(t), g), &mut v[(pos + t) % slots * words..][..words]);
         }
     });
 }

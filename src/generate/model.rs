@@ -6,14 +6,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Session;
-use super::passes::{PASS_SIZES, RecordedPasses};
+use super::passes::{PASS_SIZES, RecordedPasses, Room};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::formats::BlockType;
+use crate::kernels::KvType;
 use crate::load::{ChatSource, Feed, ModelFile, ModelHeader};
 use crate::memory::Limit;
-use crate::model::{Ending, ModelConfig, Transformer, Weights};
+use crate::model::{Ending, KvCache, ModelConfig, Transformer, Weights};
 use crate::recording::{MemoryPlan, Recorder, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tokenizer::{EncodeOptions, EncodingCache, Tokenizer};
@@ -30,10 +31,15 @@ const ENCODING_CACHE: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 pub struct LoadOptions<'a> {
     /// Positions of the key/value cache: 1 up to the model's own limit. The smaller of 4096 and that limit if `None`.
     pub context_length: Option<u32>,
+    /// Take the longest context that fits the memory, where that can be known, in place of refusing the model: up to
+    /// `context_length`, or to the model's own limit if that is `None`. Where memory is not known this changes nothing.
+    pub fit_context: bool,
     /// Bytes that weights, cache and activations may take together.
     pub memory_limit: Option<u64>,
     /// See [`Model::max_pass`]: one of [`PASS_SIZES`]. 512 on a GPU, 128 on the CPU and on software adapters if `None`.
     pub max_pass: Option<u32>,
+    /// What keys and values are cached as.
+    pub kv_type: KvType,
     /// Told bytes of weights that were read and uploaded, and their sum.
     pub progress: Option<&'a mut dyn FnMut(u64, u64)>,
 }
@@ -43,14 +49,13 @@ pub struct LoadOptions<'a> {
 pub struct Model {
     inner: Arc<Inner>,
     device: Device,
-    max_pass: u32,
+    room: Room,
     plan: MemoryPlan,
 }
 
 struct Inner {
     name: String,
     transformer: Transformer,
-    context_length: u32,
     encodings: Result<EncodingCache, String>,
     chat: ChatSource,
     block_types: Vec<BlockType>,
@@ -93,16 +98,14 @@ impl Model {
     /// or a size of passes out of range; [`Error::Config`] if a weight is missing; errors of [`Device::write`].
     pub fn from_file(device: &Device, file: ModelFile, options: LoadOptions<'_>) -> Result<Model, Error> {
         let ModelFile { header, files } = file;
-        let LoadOptions { context_length, memory_limit, max_pass, .. } = options;
-        let (model, feed) = Model::declare(device, header, context_length, memory_limit, max_pass)?;
+        let (model, feed) = Model::declare(device, header, &options)?;
         while_testing(model.test(), || feed.take_all(device, &files, options.progress))?;
         model.complete(device.clone())
     }
 
     /// Tests the passes of all generations.
     async fn test(&self) -> Result<(), Error> {
-        let mut passes =
-            RecordedPasses::declare(&self.device, self.transformer(), self.context_length(), self.max_pass)?;
+        let mut passes = RecordedPasses::declare(&self.device, self.transformer(), self.room)?;
         for ending in [Ending::Greedy { penalize: true }, Ending::Sample { penalize: true }] {
             passes.record(&self.device, self.transformer(), ending)?;
         }
@@ -114,25 +117,40 @@ impl Model {
     pub(super) fn declare(
         device: &Device,
         header: ModelHeader,
-        context_length: Option<u32>,
-        memory_limit: Option<u64>,
-        max_pass: Option<u32>,
+        options: &LoadOptions<'_>,
     ) -> Result<(Model, Feed), Error> {
         let ModelHeader { name, shape, tokenizer, chat, catalog, unread } = header;
         let config = shape.into_decoder()?;
-        let context_length = checked_context(config.max_seq_len, context_length)?;
-        let max_pass = checked_max_pass(device, max_pass)?;
+        let limit = Limit::of(options.memory_limit, device.available_bytes());
+        let room = checked_room(device, config.max_seq_len, limit.is_some(), options)?;
         let weights = Weights::declare(device, &config, &catalog)?;
         catalog.check_read(
             weights.destinations().map(|(name, _)| name).chain(config.unread().iter().map(String::as_str)),
         )?;
-        let transformer = Transformer::declare(config, weights, context_length)?;
-        let plan = RecordedPasses::declare(device, &transformer, context_length, max_pass)?.plan();
-        if let Some(limit) = Limit::of(memory_limit, device.available_bytes())
-            && plan.total_bytes() > limit.bytes
-        {
-            return Err(too_large(device, &transformer, &plan, limit, context_length, max_pass));
-        }
+        let declare = |context_length| {
+            let room = Room { context_length, ..room };
+            let transformer = Transformer::declare(config.clone(), weights.clone(), context_length)?;
+            let plan = RecordedPasses::declare(device, &transformer, room)?.plan();
+            Ok::<_, Error>((room, transformer, plan))
+        };
+        let fits = |plan: &MemoryPlan| limit.as_ref().is_none_or(|limit| plan.total_bytes() <= limit.bytes);
+        let (room, transformer, plan) = match declare(room.context_length) {
+            Ok(asked) if fits(&asked.2) => asked,
+            Err(error) if !options.fit_context => return Err(error),
+            asked => {
+                // Half the context, half of that and so on, down to what is still of use.
+                let halves = std::iter::successors(Some(room.context_length / 2), |context| Some(context / 2));
+                let halves = halves.take_while(|&context| context >= 64);
+                let shorter = halves.filter_map(|context| declare(context).ok()).find(|(.., plan)| fits(plan));
+                match (asked, shorter, limit) {
+                    (_, Some(shorter), _) if options.fit_context => shorter,
+                    (Ok((.., plan)), shorter, Some(limit)) => {
+                        return Err(too_large(&plan, limit, shorter.map(|(room, ..)| room.context_length)));
+                    }
+                    (asked, ..) => asked?,
+                }
+            }
+        };
         if !unread.is_empty() {
             device
                 .tested()
@@ -146,8 +164,8 @@ impl Model {
         let weights_bytes = transformer.weights.tensors().map(Tensor::size_bytes).sum();
         let tokens_per_submit = tokens_per_submit(device.is_real_gpu(), weights_bytes);
         let block_types = catalog.block_types();
-        let inner = Inner { name, transformer, context_length, encodings, chat, block_types, tokens_per_submit };
-        Ok((Model { inner: Arc::new(inner), device: device.clone(), max_pass, plan }, feed))
+        let inner = Inner { name, transformer, encodings, chat, block_types, tokens_per_submit };
+        Ok((Model { inner: Arc::new(inner), device: device.clone(), room, plan }, feed))
     }
 
     /// Adds what is not in the files, once the feed wants nothing more. Sessions follow this device's tuning.
@@ -156,20 +174,20 @@ impl Model {
         Ok(Model { device, ..self })
     }
 
-    /// Memory that a file's weights and one session would take on a device; nothing is allocated.
+    /// Memory that a file's weights and one session would take on a device, whatever the limit; nothing is allocated.
     ///
     /// # Errors
     /// [`Error::Config`] if a weight is missing or has another shape than the configuration says.
-    pub fn plan_file(device: &Device, file: &ModelFile, context_length: Option<u32>) -> Result<MemoryPlan, Error> {
+    pub fn plan_file(device: &Device, file: &ModelFile, options: &LoadOptions<'_>) -> Result<MemoryPlan, Error> {
         let ModelHeader { shape, catalog, .. } = &file.header;
         let config = shape.decoder()?;
-        let context_length = checked_context(config.max_seq_len, context_length)?;
+        let room = checked_room(device, config.max_seq_len, false, options)?;
         let weights = Weights::declare(device, config, catalog)?;
         catalog.check_read(
             weights.destinations().map(|(name, _)| name).chain(config.unread().iter().map(String::as_str)),
         )?;
-        let transformer = Transformer::declare(config.clone(), weights, context_length)?;
-        Ok(RecordedPasses::declare(device, &transformer, context_length, checked_max_pass(device, None)?)?.plan())
+        let transformer = Transformer::declare(config.clone(), weights, room.context_length)?;
+        Ok(RecordedPasses::declare(device, &transformer, room)?.plan())
     }
 
     /// The device that holds the weights.
@@ -199,7 +217,7 @@ impl Model {
 
     /// Positions of a session's cache.
     pub fn context_length(&self) -> u32 {
-        self.inner.context_length
+        self.room.context_length
     }
 
     /// Memory of the weights and one session.
@@ -209,7 +227,16 @@ impl Model {
 
     /// Tokens of a prompt that one pass of a session takes at most.
     pub fn max_pass(&self) -> u32 {
-        self.max_pass
+        self.room.max_pass
+    }
+
+    /// What keys and values are cached as.
+    pub fn kv_type(&self) -> KvType {
+        self.room.kv_type
+    }
+
+    pub(super) fn room(&self) -> Room {
+        self.room
     }
 
     /// The same model, whose sessions have passes for up to `max_pass` tokens; the weights are shared.
@@ -217,9 +244,9 @@ impl Model {
     /// # Errors
     /// [`Error::Option`] if that is none of [`PASS_SIZES`].
     pub fn with_max_pass(&self, max_pass: u32) -> Result<Model, Error> {
-        let max_pass = checked_max_pass(self.device(), Some(max_pass))?;
-        let plan = RecordedPasses::declare(self.device(), self.transformer(), self.context_length(), max_pass)?.plan();
-        Ok(Model { max_pass, plan, ..self.clone() })
+        let room = Room { max_pass: checked_max_pass(self.device(), Some(max_pass))?, ..self.room };
+        let plan = RecordedPasses::declare(self.device(), self.transformer(), room)?.plan();
+        Ok(Model { room, plan, ..self.clone() })
     }
 
     /// Tokens that one submission computes unless a generation asks for another number: 4 on a GPU, not software, that is
@@ -279,6 +306,8 @@ impl Model {
         let session = Session::new(self)?;
         session.check_ids(ids)?;
         let n_tokens = ids.len() as u32;
+        // Of its own: a pass of that many tokens may take more room than those of a session.
+        let cache = KvCache::declare(config, self.kv_type(), self.context_length(), n_tokens)?;
         let record = || {
             let mut rec = Recorder::new(device);
             let mut hidden = Vec::new();
@@ -290,7 +319,7 @@ impl Model {
                 hidden.push(kept);
                 Ok(())
             };
-            let h = self.transformer().record_layers(&mut rec, session.cache(), session.io(), n_tokens, &mut tap)?;
+            let h = self.transformer().record_layers(&mut rec, &cache, session.io(), n_tokens, &mut tap)?;
             let logits = Tensor::declare("logits", Role::Activations, &[n_tokens, config.vocab_size], DType::F32)?;
             self.transformer().record_head(&mut rec, &h, &logits)?;
             Ok((rec.finish(&mut Workspace::default()), logits, hidden))
@@ -305,6 +334,14 @@ impl Model {
         }
         Ok(trace)
     }
+}
+
+/// What a session has room for, as the options say.
+fn checked_room(device: &Device, limit: u32, knows_memory: bool, options: &LoadOptions<'_>) -> Result<Room, Error> {
+    let &LoadOptions { context_length, fit_context, max_pass, kv_type, .. } = options;
+    let longest = (fit_context && knows_memory).then_some(limit);
+    let context_length = checked_context(limit, context_length.or(longest))?;
+    Ok(Room { context_length, max_pass: checked_max_pass(device, max_pass)?, kv_type })
 }
 
 /// The context length asked for, within what the model was trained on, or the default.
@@ -339,23 +376,9 @@ fn tokens_per_submit(is_real_gpu: bool, weights_bytes: u64) -> u32 {
     if is_real_gpu && weights_bytes < SMALL_BYTES { 4 } else { 1 }
 }
 
-/// The refusal, with what would fit.
-fn too_large(
-    device: &Device,
-    transformer: &Transformer,
-    plan: &MemoryPlan,
-    limit: Limit,
-    context_length: u32,
-    max_pass: u32,
-) -> Error {
-    let plan_of = |context| {
-        let Transformer { config, weights, .. } = transformer.clone();
-        let shorter = Transformer::declare(config, weights, context)?;
-        Ok::<_, Error>(RecordedPasses::declare(device, &shorter, context, max_pass)?.plan())
-    };
-    let fits = |context: &u32| plan_of(*context).is_ok_and(|plan| plan.total_bytes() <= limit.bytes);
-    let halves = std::iter::successors(Some(context_length / 2), |context| Some(context / 2)).take_while(|&c| c >= 64);
-    let hint = match halves.into_iter().find(fits) {
+/// The refusal, with the context that would fit.
+fn too_large(plan: &MemoryPlan, limit: Limit, fitting: Option<u32>) -> Error {
+    let hint = match fitting {
         Some(context) => format!("a context of {context} tokens would fit"),
         None => "no context length makes it fit; try a file with smaller weights".into(),
     };

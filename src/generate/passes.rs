@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::StepState;
+use crate::kernels::{KvType, StepState};
 use crate::model::{Ending, KvCache, PassTensors, Transformer};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
@@ -16,6 +16,17 @@ pub const PASS_SIZES: [u32; 5] = [1, 8, 32, 128, 512];
 
 /// From this size on a pass takes about as long as its rows say, so that idle ones are worth avoiding.
 const LONG_PASS: u32 = 128;
+
+/// What a session has room for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// Positions of its cache.
+    pub context_length: u32,
+    /// Tokens that one pass takes at most.
+    pub max_pass: u32,
+    /// What keys and values are cached as.
+    pub kv_type: KvType,
+}
 
 /// A session's tensors and the passes that are recorded over them.
 pub(super) struct RecordedPasses {
@@ -29,13 +40,9 @@ pub(super) struct RecordedPasses {
 }
 
 impl RecordedPasses {
-    /// Declares tensors and records the passes of a greedy generation, for up to `max_pass` tokens; nothing is allocated.
-    pub fn declare(
-        device: &Device,
-        transformer: &Transformer,
-        context_length: u32,
-        max_pass: u32,
-    ) -> Result<RecordedPasses, Error> {
+    /// Declares tensors and records the passes of a greedy generation; nothing is allocated.
+    pub fn declare(device: &Device, transformer: &Transformer, room: Room) -> Result<RecordedPasses, Error> {
+        let Room { context_length, max_pass, kv_type } = room;
         let config = &transformer.config;
         // A pass for more tokens than the context has positions would never be full.
         let [largest, enough] = [
@@ -45,7 +52,7 @@ impl RecordedPasses {
         let last = largest.unwrap_or(0).min(enough.unwrap_or(PASS_SIZES.len() - 1));
         let sizes = &PASS_SIZES[..=last];
         let word = |label: &str, shape: &[u32], dtype| Tensor::declare(label, Role::Activations, shape, dtype);
-        let cache = KvCache::declare(config, context_length)?;
+        let cache = KvCache::declare(config, kv_type, context_length, PASS_SIZES[last])?;
         let io = PassTensors {
             state: StepState::declare()?,
             // The last pass of a prompt may be padded beyond the context.

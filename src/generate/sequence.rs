@@ -1,6 +1,7 @@
 //! Which tokens a session keeps, and which of them have keys and values in the cache.
 
 use crate::kernels;
+use crate::model::Ring;
 
 /// States that the device has room for.
 const N_STATES: usize = kernels::N_STATES as usize;
@@ -35,12 +36,17 @@ pub(super) struct Sequence {
     /// Positions after which the device has the states of layers that keep one of fixed size, in the order of their slots.
     /// `None` for a model without such layers: keys of every position are there.
     states: Option<[usize; N_STATES]>,
+    /// What layers with a window keep, if they do not keep all positions.
+    ring: Option<Ring>,
+    /// The position after the last one that passes wrote since they began at the first one, padding included.
+    written: usize,
 }
 
 impl Sequence {
-    /// An empty one, for a model that keeps states of fixed size or for one that does not.
-    pub fn new(is_recurrent: bool) -> Sequence {
-        Sequence { states: is_recurrent.then_some([0; N_STATES]), ..Sequence::default() }
+    /// An empty one, for a model that keeps states of fixed size or for one that does not, and that keeps keys of all
+    /// positions or in some layers of the latest ones.
+    pub fn new(is_recurrent: bool, ring: Option<Ring>) -> Sequence {
+        Sequence { states: is_recurrent.then_some([0; N_STATES]), ring, ..Sequence::default() }
     }
 
     /// The kept tokens.
@@ -91,6 +97,15 @@ impl Sequence {
             self.n_cached = known.max().unwrap_or(0);
             states.iter_mut().filter(|position| **position > self.n_cached).for_each(|position| *position = 0);
         }
+        // Keys that the next pass would see are overwritten. What they were computed from is, too: all is computed again.
+        let has_all =
+            |ring: Ring| self.written <= ring.slots as usize || self.n_cached + ring.back as usize >= self.written;
+        if !self.ring.is_none_or(has_all) {
+            self.n_cached = 0;
+        }
+        if self.n_cached == 0 {
+            self.written = 0;
+        }
     }
 
     /// A pass left the state after this position.
@@ -123,6 +138,12 @@ impl Sequence {
         self.go_back(0);
     }
 
+    /// The sequence goes on with another cache, which has none of the tokens.
+    pub fn move_to(&mut self, ring: Option<Ring>) {
+        self.ring = ring;
+        self.forget_cache();
+    }
+
     /// The row of angles that position 0 has in the cached keys.
     pub fn angles(&self) -> u32 {
         self.angles
@@ -142,9 +163,10 @@ impl Sequence {
         self.go_back(self.ids.len().saturating_sub(1));
     }
 
-    /// A pass over the next `n` tokens that are not cached was submitted.
-    pub fn submitted(&mut self, n: usize) {
+    /// A pass of `size` rows over the next `n` tokens that are not cached was submitted.
+    pub fn submitted(&mut self, n: usize, size: usize) {
         self.n_ahead = None;
+        self.written = self.written.max(self.n_cached + size);
         self.n_cached = (self.n_cached + n).min(self.ids.len());
         self.has_state(self.n_cached);
     }
@@ -157,6 +179,7 @@ impl Sequence {
     /// `n` further passes were submitted, each over the token that the one before it chooses.
     pub fn submitted_ahead(&mut self, n: usize) {
         let next = self.next_position();
+        self.written = self.written.max(next + n);
         (next + 1..=next + n).for_each(|position| self.has_state(position));
         self.n_ahead = self.n_ahead.map(|ahead| ahead + n);
         if self.n_ahead.is_some_and(|ahead| ahead > 0) {
@@ -187,12 +210,16 @@ mod tests {
     use super::*;
 
     const CAPACITY: usize = 24;
+    const WINDOW: usize = 4;
 
     /// A device with a cache that holds, for each position, the token whose keys are there, and a queue of the tokens that
-    /// its passes chose. A pass checks that each position before its own has the keys of the sequence.
+    /// its passes chose. A pass checks that each position before its own has the keys of the sequence; with a ring, those
+    /// that a window of [`WINDOW`] shows it.
     struct Simulated {
         sequence: Sequence,
         cache: Vec<Option<u32>>,
+        /// Positions of a window's ring and the tokens whose keys are there.
+        slots: Vec<Option<(usize, u32)>>,
         chosen: std::collections::VecDeque<u32>,
         /// Position and token of the next pass that follows by itself.
         state: (usize, u32),
@@ -200,9 +227,27 @@ mod tests {
     }
 
     impl Simulated {
-        fn new() -> Self {
-            let (sequence, cache) = (Sequence::default(), vec![None; CAPACITY]);
-            Simulated { sequence, cache, chosen: Default::default(), state: (0, 0), next_id: 1000 }
+        fn new(ring: Option<Ring>) -> Self {
+            let (sequence, cache) = (Sequence::new(false, ring), vec![None; CAPACITY]);
+            let slots = vec![None; ring.map_or(0, |ring| ring.slots as usize)];
+            Simulated { sequence, cache, slots, chosen: Default::default(), state: (0, 0), next_id: 1000 }
+        }
+
+        /// A pass writes the keys of its tokens, and something at the positions of its padding.
+        fn write(&mut self, pos: usize, ids: &[u32], size: usize) {
+            for (i, pos) in (pos..(pos + size).min(CAPACITY)).enumerate() {
+                let id = ids.get(i).copied().unwrap_or(u32::MAX);
+                self.cache[pos] = Some(id);
+                if !self.slots.is_empty() {
+                    let n = self.slots.len();
+                    self.slots[pos % n] = Some((pos, id));
+                }
+            }
+            // What the first token of the pass sees.
+            for seen in (pos + 1).saturating_sub(WINDOW)..pos {
+                let slot = self.slots.get(seen % self.slots.len().max(1));
+                assert!(slot.is_none_or(|slot| *slot == self.cache[seen].map(|id| (seen, id))), "{:?}", self.sequence);
+            }
         }
 
         fn fresh_id(&mut self) -> u32 {
@@ -223,10 +268,9 @@ mod tests {
             while !self.sequence.uncached().is_empty() {
                 let pos = self.sequence.n_cached();
                 let n = self.sequence.uncached().len().min(size);
-                for i in pos..pos + n {
-                    self.cache[i] = Some(self.sequence.ids()[i]);
-                }
-                self.sequence.submitted(n);
+                let ids = self.sequence.ids()[pos..pos + n].to_vec();
+                self.write(pos, &ids, size);
+                self.sequence.submitted(n, size);
                 self.check();
             }
             self.choose(self.sequence.ids().len());
@@ -236,7 +280,7 @@ mod tests {
         fn run_ahead(&mut self, n: usize) {
             for _ in 0..n {
                 let (pos, id) = self.state;
-                self.cache[pos] = Some(id);
+                self.write(pos, &[id], 1);
                 self.choose(pos + 1);
             }
             self.sequence.submitted_ahead(n);
@@ -274,8 +318,10 @@ mod tests {
             ((seed >> 33) as usize) % n
         };
         let (mut n_kept, mut n_given_up, mut n_slid) = (0, 0, 0);
-        for _ in 0..300 {
-            let mut device = Simulated::new();
+        for round in 0..600 {
+            // Passes have up to five rows.
+            let ring = Ring { slots: WINDOW as u32 - 1 + 5, back: 5 };
+            let mut device = Simulated::new((round % 2 == 1).then_some(ring));
             for _ in 0..60 {
                 let len = device.sequence.ids().len();
                 match below(8) {
@@ -313,7 +359,7 @@ mod tests {
         let mut sequence = Sequence::default();
         sequence.append(&[1, 2, 3]);
         sequence.leave_the_last();
-        sequence.submitted(3);
+        sequence.submitted(3, 3);
         sequence.chooses_next();
         sequence.submitted_ahead(4);
         sequence.keep(4);
@@ -326,7 +372,7 @@ mod tests {
     fn the_last_token_has_no_keys_until_a_pass_follows_its_choice() {
         let mut sequence = Sequence::default();
         sequence.append(&[1, 2]);
-        sequence.submitted(2);
+        sequence.submitted(2, 2);
         sequence.chooses_next();
         sequence.keep(3);
         assert_eq!((sequence.n_cached(), sequence.next_position(), sequence.n_ahead()), (2, 2, Some(0)));
@@ -340,9 +386,25 @@ mod tests {
         for (n, want) in [(4, &[0, 7, 8, 9][..]), (1, &[0]), (0, &[0]), (10, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9])] {
             let mut sequence = Sequence::default();
             sequence.append(&(0..10).collect::<Vec<_>>());
-            sequence.submitted(10);
+            sequence.submitted(10, 10);
             sequence.slide(n);
             assert_eq!((sequence.ids(), sequence.n_cached()), (want, 0));
+        }
+    }
+
+    #[test]
+    fn another_cache_has_a_ring_of_its_own() {
+        for (ring, n_cached) in [(None, 50), (Some(Ring { slots: 40, back: 16 }), 0)] {
+            let mut sequence = Sequence::new(false, None);
+            sequence.append(&(0..100).collect::<Vec<_>>());
+            sequence.submitted(100, 128);
+            sequence.move_to(ring);
+            assert_eq!(sequence.n_cached(), 0);
+            sequence.submitted(100, 100);
+            sequence.truncate(90);
+            assert_eq!(sequence.n_cached(), 90);
+            sequence.truncate(50);
+            assert_eq!(sequence.n_cached(), n_cached);
         }
     }
 
@@ -357,7 +419,7 @@ mod tests {
         sequence.submitted_ahead(3);
         sequence.keep(3);
         assert_eq!((sequence.n_cached(), sequence.n_ahead()), (0, None));
-        sequence.submitted(99);
+        sequence.submitted(99, 99);
         assert_eq!(sequence.n_cached(), 3);
     }
 }

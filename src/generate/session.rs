@@ -28,9 +28,9 @@ pub struct Snapshot {
 
 impl Session {
     pub(super) fn new(model: &Model) -> Result<Session, Error> {
-        let passes =
-            RecordedPasses::declare(model.device(), model.transformer(), model.context_length(), model.max_pass())?;
-        Ok(Session { model: model.clone(), passes, sequence: Sequence::new(model.config().is_recurrent()) })
+        let passes = RecordedPasses::declare(model.device(), model.transformer(), model.room())?;
+        let sequence = Sequence::new(model.config().is_recurrent(), passes.cache.ring());
+        Ok(Session { model: model.clone(), passes, sequence })
     }
 
     pub(crate) fn cache(&self) -> &KvCache {
@@ -79,7 +79,7 @@ impl Session {
         let device = self.model.device();
         // Before the first pass the cache has no memory to copy from.
         self.passes.cache.tensors().try_for_each(|tensor| device.allocate(tensor))?;
-        let cache = KvCache::declare(self.model.config(), self.passes.cache.capacity())?;
+        let cache = self.passes.cache.declare_like()?;
         // Submitted after all passes, so that it has what they wrote.
         cache.copy_from(device, &self.passes.cache)?;
         Ok(Snapshot { cache, sequence: self.sequence.at_rest() })
@@ -183,10 +183,9 @@ impl Session {
                 found: format!("`{}` with {}", model.name(), model.context_length()),
             });
         }
-        self.passes =
-            RecordedPasses::declare(model.device(), model.transformer(), model.context_length(), model.max_pass())?;
+        self.passes = RecordedPasses::declare(model.device(), model.transformer(), model.room())?;
         self.model = model.clone();
-        self.sequence.forget_cache();
+        self.sequence.move_to(self.passes.cache.ring());
         Ok(())
     }
 
@@ -253,11 +252,11 @@ impl Session {
             if ends {
                 let result = if ending == Ending::Logits { &io.logits } else { io.state.tensor() };
                 let pending = device.run_and_read(pass, result)?;
-                self.sequence.submitted(n_tokens);
+                self.sequence.submitted(n_tokens, size as usize);
                 return Ok(Some((n_fed, pending)));
             }
             device.run(pass)?;
-            self.sequence.submitted(n_tokens);
+            self.sequence.submitted(n_tokens, size as usize);
             pause().await;
             if cancelled.load(Ordering::Relaxed) {
                 return Ok(None);

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::linear::operations;
-use super::{LOOP_ROUNDS, StepState, fold, grid_parts};
+use super::{CachedKeys, Heads, KvType, LOOP_ROUNDS, StepState, fold, grid_parts};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
@@ -35,7 +35,13 @@ pub(crate) struct AttentionParams {
     pub query_start: u32,
     pub key_start: u32,
     pub value_start: u32,
-    pub pad: u32,
+    pub slots: u32,
+    pub rot_dims: u32,
+    pub style: u32,
+    pub eps: f32,
+    pub query_row: u32,
+    pub norm: u32,
+    pub pad: [u32; 3],
 }
 
 /// Flag: a query sees no key behind its own.
@@ -44,6 +50,8 @@ pub(crate) const CAUSAL: u32 = 1;
 pub(crate) const PACKED: u32 = 2;
 /// Flag, for the CPU: heads have sinks.
 pub(crate) const SINKS: u32 = 4;
+/// Flag: the token has keys and values of its own, which are to be cached.
+pub(crate) const OWN_KEYS: u32 = 8;
 
 /// The largest head.
 pub(crate) const MAX_HEAD_DIM: u32 = 512;
@@ -86,9 +94,9 @@ impl AttentionConfig {
         Ok(())
     }
 
-    /// Parameters for keys and values in tensors of their own, `[Hkv, capacity, D]`.
-    fn params(&self, n_tokens: u32, capacity: u32) -> AttentionParams {
-        let quads = self.head_dim / 4;
+    /// Parameters for keys and values in tensors of their own, `[Hkv, slots, row]`.
+    fn params(&self, n_tokens: u32, kind: KvType, [slots, capacity]: [u32; 2]) -> AttentionParams {
+        let (quads, units) = (self.head_dim / 4, kind.row_words(self.head_dim) / 4);
         AttentionParams {
             n_tokens,
             n_heads: self.n_heads,
@@ -98,19 +106,29 @@ impl AttentionConfig {
             window: self.window.unwrap_or(0),
             scale: self.scale,
             soft_cap: self.soft_cap.unwrap_or(0.0),
-            flags: if self.causal { CAUSAL } else { 0 },
+            flags: self.flags(),
             splits: 1,
             step: 1,
             first_group: 0,
             query_stride: self.n_heads * quads,
-            key_stride: quads,
-            head_stride: capacity * quads,
+            key_stride: units,
+            head_stride: slots * units,
             n_tiles: 0,
             query_start: 0,
             key_start: 0,
             value_start: 0,
-            pad: 0,
+            slots,
+            rot_dims: 0,
+            style: 0,
+            eps: 0.0,
+            query_row: 0,
+            norm: 0,
+            pad: [0; 3],
         }
+    }
+
+    fn flags(&self) -> u32 {
+        if self.causal { CAUSAL } else { 0 }
     }
 
     /// Query heads that share a key/value head.
@@ -123,13 +141,11 @@ fn wrong(operand: &'static str, expected: &str, found: &dyn ToString) -> Error {
     Error::Operand { kernel: "attention", operand, expected: expected.into(), found: found.to_string() }
 }
 
-/// Records attention of the pass's queries with cached keys, with a streaming softmax. A few tokens take one dispatch of
-/// `shaders/attention_decode.wgsl`, and a second one, `shaders/attention_merge.wgsl`, if the cache is long enough to be cut
-/// into parts; more tokens take `shaders/attention_prefill.wgsl`.
+/// Records attention of the pass's queries with cached keys, with a streaming softmax. Shader:
+/// `shaders/attention_prefill.wgsl`. A single token takes [`attention_next`].
 ///
 /// # Shapes
-/// `sinks`: `[H]`, a score of each head that takes part in the softmax and has no value; `q`, `y`: `[T, H * D]`; `k`, `v`:
-/// `[Hkv, S, D]`.
+/// `sinks`: `[H]`, a score of each head that takes part in the softmax and has no value; `q`, `y`: `[T, H * D]`.
 /// # Errors
 /// [`Error::Shape`] if an operand disagrees with the configuration, [`Error::Operand`] if that is out of range.
 pub fn attention(
@@ -138,75 +154,125 @@ pub fn attention(
     config: &AttentionConfig,
     sinks: Option<&Tensor>,
     q: &Tensor,
-    [k, v]: [&Tensor; 2],
+    cached: &CachedKeys,
     y: &Tensor,
 ) -> Result<(), Error> {
-    /// From here on there are rows enough to keep a device busy without cutting the keys.
-    const PREFILL_TOKENS: u32 = 8;
     config.check()?;
     let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = *config;
     let [n_tokens, _] = q.dims2("attention", "q")?;
-    let &[_, capacity, _] = k.shape() else {
-        return Err(wrong("k", "a tensor of three dimensions", &k.shape().len()));
-    };
     q.expect_shape("attention", "q", &[n_tokens, n_heads * head_dim])?;
-    k.expect_shape("attention", "k", &[n_kv_heads, capacity, head_dim])?;
-    v.expect_shape("attention", "v", &[n_kv_heads, capacity, head_dim])?;
+    let slots = cached.slots("attention", n_kv_heads, head_dim)?;
     y.expect_shape("attention", "y", &[n_tokens, n_heads * head_dim])?;
     if let Some(sinks) = sinks {
         sinks.expect_shape("attention", "sinks", &[n_heads])?;
     }
-
-    let is_scalar = |kernel, rec: &Recorder| rec.device().tier_for(kernel, None) == Tier::Scalar;
-    let scalar_prefill = is_scalar(&shaders::ATTENTION_PREFILL, rec);
-    let scalar_decode = is_scalar(&shaders::ATTENTION_DECODE, rec);
+    let tier = prefill_tier(rec.device(), cached.kind, slots, head_dim);
     let n_rows = n_tokens * config.share(); // of a key/value head
-    // Queries of a workgroup of decoding together have 1024 numbers.
-    let rows = n_rows.min(if head_dim > COLUMNS { 2 } else { 4 });
-    let mut params = config.params(n_tokens, capacity);
-    if sinks.is_some() {
-        params.flags |= SINKS;
-    }
-    let with_sinks = sinks.map(|_| ("SINKS", 1.0));
-    let constants: Vec<_> = [("ROWS", f64::from(rows))].into_iter().chain(with_sinks).collect();
-    // Sinks that are not there are never read; queries are at hand.
-    let sinks = sinks.unwrap_or(q);
-    // A cache that is too long for one invocation is cut whatever the number of tokens.
-    if n_tokens >= PREFILL_TOKENS && !(scalar_prefill && capacity > scalar_part(head_dim)) {
-        let tile_rows = match scalar_prefill {
-            // Eight if there are enough for all invocations of two workgroups, else as decoding takes them.
-            true if n_rows / SCALAR_ROWS * n_kv_heads < 16 => rows,
-            true => SCALAR_ROWS,
-            false => TILE_ROWS,
-        };
-        params.n_tiles = n_rows.div_ceil(tile_rows);
-        let tier = rec.device().tier_for(&shaders::ATTENTION_PREFILL, None);
-        // All keys, as if the cache were full.
-        return prefill(rec, (tier, tile_rows), params, capacity, &[state.tensor(), q, k, v, sinks, y]);
-    }
-    let fours = n_rows.div_ceil(rows);
-    (params.splits, params.step) =
-        if scalar_decode { scalar_splits(capacity, head_dim) } else { splits(capacity, n_kv_heads * fours) };
-    let columns = if scalar_decode { 1 } else { head_dim.div_ceil(COLUMNS) };
-    let [x, y_groups, _] = fold(rec.device(), u64::from(n_kv_heads * columns) * u64::from(fours));
-    let grid = [x, y_groups, if scalar_decode { params.splits.div_ceil(8) } else { params.splits }];
-    let mut decode = |y| {
-        rec.dispatch(&shaders::ATTENTION_DECODE, None, &constants, params, &[state.tensor(), q, k, v, sinks, y], grid)
+    let tile_rows = match tier {
+        // Eight if there are enough for all invocations of two workgroups.
+        Tier::Scalar if n_rows / SCALAR_ROWS * n_kv_heads < 16 => n_rows.min(4),
+        tier => tile_rows(tier),
     };
-    if params.splits == 1 {
+    let params = AttentionParams {
+        flags: config.flags() | if sinks.is_some() { SINKS } else { 0 },
+        n_tiles: n_rows.div_ceil(tile_rows),
+        ..config.params(n_tokens, cached.kind, [slots, cached.capacity])
+    };
+    // Sinks that are not there are never read; queries are at hand. All keys, as if the cache were full.
+    let operands = [state.tensor(), q, &cached.k, &cached.v, sinks.unwrap_or(q), y];
+    prefill(rec, (tier, cached.kind, tile_rows), params, slots, &operands)
+}
+
+/// Records attention of a single token from its projection on: what [`rope_kv`](super::rope_kv) and [`attention`] do for
+/// several. One dispatch of `shaders/attention_decode.wgsl`, and a second one, `shaders/attention_merge.wgsl`, if the cache
+/// is long enough to be cut into parts.
+///
+/// # Shapes
+/// `sinks`: `[H]`; `qkv`: `[1, first + (H + 2 Hkv) * D]`; `y`: `[1, H * D]`.
+/// # Errors
+/// [`Error::Shape`] if an operand disagrees with the configuration, [`Error::Operand`] if that is out of range.
+#[expect(clippy::too_many_arguments)]
+pub fn attention_next(
+    rec: &mut Recorder,
+    state: &StepState,
+    config: &AttentionConfig,
+    heads: &Heads<'_>,
+    sinks: Option<&Tensor>,
+    qkv: &Tensor,
+    cached: &CachedKeys,
+    y: &Tensor,
+) -> Result<(), Error> {
+    config.check()?;
+    heads.check("attention")?;
+    let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = *config;
+    // Without keys of its own it sees those that another layer has cached, of the token too.
+    let has_keys = heads.n_kv_heads > 0;
+    let found = [heads.n_heads, if has_keys { heads.n_kv_heads } else { n_kv_heads }, heads.head_dim];
+    if found != [n_heads, n_kv_heads, head_dim] || !heads.first_column.is_multiple_of(4) {
+        let expected = format!("{:?} from a column that is a multiple of 4 on", [n_heads, n_kv_heads, head_dim]);
+        return Err(wrong("heads", &expected, &format!("{found:?} from column {} on", heads.first_column)));
+    }
+    qkv.expect_shape("attention", "qkv", &[1, heads.qkv_dim()])?;
+    let slots = cached.slots("attention", n_kv_heads, head_dim)?;
+    y.expect_shape("attention", "y", &[1, n_heads * head_dim])?;
+    if let Some(sinks) = sinks {
+        sinks.expect_shape("attention", "sinks", &[n_heads])?;
+    }
+    let (kernel, variant) = (&shaders::ATTENTION_DECODE, Some(cached.kind.variant()));
+    let is_scalar = rec.device().tier_for(kernel, variant) == Tier::Scalar;
+    // Queries of a workgroup together have 1024 elements, those of an invocation of the `scalar` tier 512.
+    let room = if is_scalar { 512 / head_dim } else { 1024 / head_dim };
+    let rows = config.share().min(room.clamp(1, 4));
+    let fours = config.share().div_ceil(rows);
+    let groups = n_kv_heads * fours;
+    let (splits, step) = match is_scalar {
+        true => scalar_splits(slots, head_dim, (n_heads + n_kv_heads) * head_dim / 4),
+        false => splits(slots, groups),
+    };
+    let params = AttentionParams {
+        flags: config.flags() | if sinks.is_some() { SINKS } else { 0 } | if has_keys { OWN_KEYS } else { 0 },
+        splits,
+        step,
+        query_start: heads.first_column / 4,
+        rot_dims: heads.rot_dims(),
+        style: heads.style(),
+        eps: heads.eps(),
+        query_row: heads.query_row(),
+        norm: heads.code(),
+        ..config.params(1, cached.kind, [slots, cached.capacity])
+    };
+    let with_sinks = sinks.map(|_| ("SINKS", 1.0));
+    let constants: Vec<_> = [("ROWS", f64::from(rows)), heads.constant()].into_iter().chain(with_sinks).collect();
+    let [table, weight] = heads.operands(rec)?;
+    let columns = if is_scalar { 1 } else { head_dim.div_ceil(COLUMNS) };
+    let [x, y_groups, _] = fold(rec.device(), u64::from(groups) * u64::from(columns));
+    let grid = [x, y_groups, if is_scalar { splits.div_ceil(8) } else { splits }];
+    let mut decode = |y: &Tensor| {
+        let operands = [state.tensor(), &table, &weight, qkv, sinks.unwrap_or(qkv), &cached.k, &cached.v, y];
+        rec.dispatch(kernel, variant, &constants, params, &operands, grid)
+    };
+    if splits == 1 {
         return decode(y);
     }
-    let parts = Tensor::temporary("parts", &[n_tokens * n_heads, params.splits, head_dim + 4], DType::F32)?;
+    let parts = Tensor::temporary("parts", &[n_heads, splits, head_dim + 4], DType::F32)?;
     decode(&parts)?;
-    let n_quads = u64::from(n_tokens) * u64::from(n_heads * (head_dim / 4));
-    let grid = fold(rec.device(), n_quads.div_ceil(64));
+    let grid = fold(rec.device(), u64::from(n_heads * (head_dim / 4)).div_ceil(64));
     rec.dispatch(&shaders::ATTENTION_MERGE, None, &[], params, &[state.tensor(), &parts, y], grid)
+}
+
+/// The tier that `attention_prefill` has for queries that see up to so many keys: more than one invocation of the `scalar`
+/// tier walks take the baseline.
+fn prefill_tier(device: &Device, kind: KvType, n_keys: u32, head_dim: u32) -> Tier {
+    match device.tier_for(&shaders::ATTENTION_PREFILL, Some(kind.variant())) {
+        Tier::Scalar if n_keys > scalar_part(head_dim, 0) => Tier::Baseline,
+        tier => tier,
+    }
 }
 
 /// Records `attention_prefill`, whose queries see at most so many keys each.
 fn prefill(
     rec: &mut Recorder,
-    (tier, tile_rows): (Tier, u32),
+    (tier, kind, tile_rows): (Tier, KvType, u32),
     params: AttentionParams,
     n_keys: u32,
     operands: &[&Tensor; 6],
@@ -224,7 +290,8 @@ fn prefill(
     let operations = 2 * operations(n_tokens, n_heads * head_dim, n_keys);
     for part in grid_parts(rec.device(), n_groups, operations) {
         let params = AttentionParams { first_group: part.first, ..params };
-        rec.dispatch_as(tier, &shaders::ATTENTION_PREFILL, None, &constants, params, operands, part.grid)?;
+        let variant = Some(kind.variant());
+        rec.dispatch_as(tier, &shaders::ATTENTION_PREFILL, variant, &constants, params, operands, part.grid)?;
     }
     Ok(())
 }
@@ -251,10 +318,7 @@ impl PackedTiles {
         [n_tokens, max_sequences, max_len]: [u32; 3],
     ) -> Result<PackedTiles, Error> {
         config.check()?;
-        let tier = match device.tier_for(&shaders::ATTENTION_PREFILL, None) {
-            Tier::Scalar if max_len > scalar_part(config.head_dim) => Tier::Baseline,
-            tier => tier,
-        };
+        let tier = prefill_tier(device, KvType::F32, max_len, config.head_dim);
         // Each sequence may leave a tile unfilled.
         let n_tiles = (n_tokens * config.share()).div_ceil(tile_rows(tier)) + max_sequences;
         let table = Tensor::declare("tiles", Role::Activations, &[n_tiles, 4], DType::U32)?;
@@ -317,18 +381,18 @@ pub fn attention_packed(
     }
     let quads = head_dim / 4;
     let stride = (n_heads + 2 * n_kv_heads) * quads;
-    let cached = config.params(n_tokens, n_tokens);
     let params = AttentionParams {
-        flags: cached.flags | PACKED,
+        flags: config.flags() | PACKED,
         query_stride: stride,
         key_stride: stride,
         head_stride: quads,
         key_start: n_heads * quads,
         value_start: (n_heads + n_kv_heads) * quads,
         n_tiles: (tiles.table.len() / 4) as u32,
-        ..cached
+        ..config.params(n_tokens, KvType::F32, [n_tokens; 2])
     };
-    prefill(rec, (tiles.tier, tile_rows(tiles.tier)), params, tiles.max_len, &[&tiles.table, qkv, qkv, qkv, qkv, y])
+    let (form, words) = ((tiles.tier, KvType::F32, tile_rows(tiles.tier)), qkv.words());
+    prefill(rec, form, params, tiles.max_len, &[&tiles.table, qkv, &words, &words, qkv, y])
 }
 
 /// Rows of a tile of packed sequences.
@@ -358,15 +422,17 @@ const SCALAR_TILE: u32 = 8;
 
 /// The same for the `scalar` tier, where a part is one lane of a processor's vector: two vectors for each key/value head
 /// once a cache is long enough to pay for a second dispatch, and more where an invocation could not walk its part to the
-/// end.
-fn scalar_splits(capacity: u32, head_dim: u32) -> (u32, u32) {
+/// end. `norm_rounds`: rounds that the squares of all queries and keys take.
+fn scalar_splits(slots: u32, head_dim: u32, norm_rounds: u32) -> (u32, u32) {
     const LONGEST: u32 = 512;
-    let splits = if capacity > LONGEST { 16 } else { 1 };
-    (splits.max(capacity.div_ceil(scalar_part(head_dim))), SCALAR_TILE)
+    let splits = if slots > LONGEST { 16 } else { 1 };
+    // Heads are made quad by quad, and those of a block see its other quads too.
+    let own = norm_rounds.saturating_add(16 * head_dim);
+    (splits.max(slots.div_ceil(scalar_part(head_dim, own))), SCALAR_TILE)
 }
 
-/// Most keys that one invocation walks: for a tile, or two, it takes a loop over a head's quads for keys and one for
-/// values.
-fn scalar_part(head_dim: u32) -> u32 {
-    LOOP_ROUNDS / (head_dim / 2 + 1) * SCALAR_TILE
+/// Most keys that one invocation walks after `own` rounds of other loops: for a tile, or two, it takes a loop over a head's
+/// quads for keys and one for values.
+fn scalar_part(head_dim: u32, own: u32) -> u32 {
+    LOOP_ROUNDS.saturating_sub(own).max(LOOP_ROUNDS / 2) / (head_dim / 2 + 1) * SCALAR_TILE
 }

@@ -425,7 +425,7 @@ pub fn matvec(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Re
     linear.dispatch(rec, &Way { tier, kernel: &shaders::MATVEC, constants, n_splits: 1 }, x, y, grid)
 }
 
-/// Invocations of a workgroup of `matvec`, `qkv` and `gate_up`.
+/// Invocations of a workgroup of `matvec` and `gate_up`.
 const WG: u32 = 64;
 
 /// The tier in which `kernel` takes rows of `w`, how many invocations share four of them, and the overrides that say so.

@@ -4,7 +4,8 @@ use std::f64::consts::TAU;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{StepState, fold};
+use super::{CachedKeys, StepState, fold};
+use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders::{self, Kernel, Tier};
@@ -37,7 +38,7 @@ pub(crate) struct RopeKvParams {
     pub norm: u32,
     pub query_row: u32,
     pub first: u32,
-    pub _pad: u32,
+    pub slots: u32,
 }
 
 /// Mirrors `Params` in `shaders/rope_packed.wgsl`.
@@ -339,12 +340,12 @@ pub struct Heads<'a> {
 
 impl Heads<'_> {
     /// Columns of queries, keys and values side by side.
-    fn qkv_dim(&self) -> u32 {
+    pub(super) fn qkv_dim(&self) -> u32 {
         self.first_column + (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
     }
 
     /// Refuses a table or weights that do not fit the heads.
-    fn check(&self, kernel: &'static str) -> Result<(), Error> {
+    pub(super) fn check(&self, kernel: &'static str) -> Result<(), Error> {
         if let Some((config, table)) = self.rope {
             check(kernel, config, self.head_dim, table)?;
         } else if !self.head_dim.is_multiple_of(2) {
@@ -363,34 +364,44 @@ impl Heads<'_> {
         }
     }
 
-    fn rot_dims(&self) -> u32 {
+    pub(super) fn rot_dims(&self) -> u32 {
         self.rope.map_or(0, |(config, _)| config.rot_dims)
     }
 
-    fn style(&self) -> u32 {
+    pub(super) fn style(&self) -> u32 {
         u32::from(self.rope.is_some_and(|(config, _)| config.style == RopeStyle::Halves))
     }
 
     /// Table and weights; what stands for one that is not there is never read.
-    fn operands(&self, rec: &mut Recorder) -> Result<[Tensor; 2], Error> {
+    pub(super) fn operands(&self, rec: &mut Recorder) -> Result<[Tensor; 2], Error> {
         let absent = rec.temporary("absent", &[2])?;
         let table = self.rope.map_or(&absent, |(_, table)| table).clone();
         Ok([table, self.norm.map_or(absent, |(_, weight, _)| weight.clone())])
     }
 
-    fn code(&self) -> u32 {
+    pub(super) fn code(&self) -> u32 {
         QkNorm::code(self.norm.map(|(norm, ..)| norm))
     }
 
-    fn eps(&self) -> f32 {
+    /// The value of the override `NORM`.
+    pub(super) fn constant(&self) -> (&'static str, f64) {
+        ("NORM", f64::from(self.code()))
+    }
+
+    /// Row of the table that queries have, counted from that of keys.
+    pub(super) fn query_row(&self) -> u32 {
+        self.rope.map_or(0, |(config, table)| config.query_row(table))
+    }
+
+    pub(super) fn eps(&self) -> f32 {
         self.norm.map_or(0.0, |(.., eps)| eps)
     }
 }
 
 /// Workgroups for so many heads in all.
-fn head_groups(rec: &Recorder, kernel: &Kernel, n_heads: u64) -> [u32; 3] {
+fn head_groups(rec: &Recorder, kernel: &Kernel, variant: Option<WeightType>, n_heads: u64) -> [u32; 3] {
     // Heads of a workgroup of 64: an invocation each, or 16 of them for one.
-    let of_group = match rec.device().tier_for(kernel, None) {
+    let of_group = match rec.device().tier_for(kernel, variant) {
         Tier::Scalar => 64,
         _ => 4,
     };
@@ -401,8 +412,8 @@ fn head_groups(rec: &Recorder, kernel: &Kernel, n_heads: u64) -> [u32; 3] {
 /// cache at `pos..`. Shader: `shaders/rope_kv.wgsl`.
 ///
 /// # Shapes
-/// `qkv`: `[T, first + (H + 2 Hkv) * D]`; `q`: `[T, H * D]`; `k`, `v`: `[Hkv, S, D]`, or with queries alone those of
-/// other heads, which stay as they are.
+/// `qkv`: `[T, first + (H + 2 Hkv) * D]`, D a multiple of 4; `q`: `[T, H * D]`. With queries alone the cache is that of
+/// other heads, which stays as it is.
 /// # Errors
 /// [`Error::Shape`] or [`Error::Operand`] if the operands disagree.
 pub fn rope_kv(
@@ -411,18 +422,18 @@ pub fn rope_kv(
     heads: &Heads<'_>,
     qkv: &Tensor,
     q: &Tensor,
-    [k, v]: [&Tensor; 2],
+    cached: &CachedKeys,
 ) -> Result<(), Error> {
     let &Heads { n_heads, n_kv_heads, head_dim, .. } = heads;
     heads.check("rope_kv")?;
+    if !head_dim.is_multiple_of(4) {
+        let (expected, found) = ("a multiple of 4".into(), head_dim.to_string());
+        return Err(Error::Operand { kernel: "rope_kv", operand: "head_dim", expected, found });
+    }
     let [n_tokens, _] = qkv.dims2("rope_kv", "qkv")?;
     qkv.expect_shape("rope_kv", "qkv", &[n_tokens, heads.qkv_dim()])?;
     q.expect_shape("rope_kv", "q", &[n_tokens, n_heads * head_dim])?;
-    let capacity = k.shape().get(1).copied().unwrap_or(0);
-    if n_kv_heads > 0 {
-        k.expect_shape("rope_kv", "k", &[n_kv_heads, capacity, head_dim])?;
-        v.expect_shape("rope_kv", "v", k.shape())?;
-    }
+    let slots = if n_kv_heads > 0 { cached.slots("rope_kv", n_kv_heads, head_dim)? } else { 1 };
     let params = RopeKvParams {
         n_tokens,
         n_heads,
@@ -430,18 +441,18 @@ pub fn rope_kv(
         head_dim,
         rot_dims: heads.rot_dims(),
         style: heads.style(),
-        capacity,
+        capacity: cached.capacity,
         eps: heads.eps(),
         norm: heads.code(),
-        query_row: heads.rope.map_or(0, |(config, table)| config.query_row(table)),
+        query_row: heads.query_row(),
         first: heads.first_column,
-        _pad: 0,
+        slots,
     };
-    let kernel = &shaders::ROPE_KV;
+    let (kernel, variant) = (&shaders::ROPE_KV, Some(cached.kind.variant()));
     let [table, weight] = heads.operands(rec)?;
-    let grid = head_groups(rec, kernel, u64::from(n_tokens) * u64::from(n_heads + 2 * n_kv_heads));
-    let operands = [state.tensor(), &table, &weight, qkv, q, k, v];
-    rec.dispatch(kernel, None, &[("NORM", f64::from(params.norm))], params, &operands, grid)
+    let grid = head_groups(rec, kernel, variant, u64::from(n_tokens) * u64::from(n_heads + 2 * n_kv_heads));
+    let operands = [state.tensor(), &table, &weight, qkv, q, &cached.k, &cached.v];
+    rec.dispatch(kernel, variant, &[heads.constant()], params, &operands, grid)
 }
 
 /// Records the norm and the rotation of packed queries and keys, where they stand, by their tokens' positions; values stay
@@ -486,6 +497,6 @@ pub fn rope_packed(rec: &mut Recorder, heads: &Heads<'_>, tokens: &Tensor, qkv: 
     };
     let kernel = &shaders::ROPE_PACKED;
     let [table, weight] = heads.operands(rec)?;
-    let grid = head_groups(rec, kernel, u64::from(n_tokens) * u64::from(n_heads + n_kv_heads));
-    rec.dispatch(kernel, None, &[("NORM", f64::from(params.norm))], params, &[tokens, &table, &weight, qkv], grid)
+    let grid = head_groups(rec, kernel, None, u64::from(n_tokens) * u64::from(n_heads + n_kv_heads));
+    rec.dispatch(kernel, None, &[heads.constant()], params, &[tokens, &table, &weight, qkv], grid)
 }

@@ -11,7 +11,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{
-    Activation, Heads, Linear, Norm, Qkv, RopeConfig, RopeScaling, ShortConv, add_rms_norm, attention,
+    Activation, Heads, Linear, Norm, RopeConfig, RopeScaling, ShortConv, add_rms_norm, attention, attention_next,
     attention_packed, fold_norm, fuses_norm, gate_up, gated, gelu, layer_norm, linear_norm, rms_norm, rope_kv,
     rope_packed, rope_table, sigmoid_gate, suits_few,
 };
@@ -162,21 +162,19 @@ impl Transformer {
         let qkv_shape = [n_tokens, attention_config.qkv_dim()];
         match flow {
             Flow::Cached(io, cache) => {
-                let LayerCache::Keys(k, v) = cache.layer(l) else { return Err(wrong_cache(l)) };
-                let q = rec.temporary("q", mixed.shape())?;
-                let mut gates = None;
-                let is_plain = !attention_config.gated && attention_config.keys_of.is_none();
-                if suits_few(h) && weights.takes_qkv() && is_plain {
-                    self.record_qkv(rec, io, l, h, &q, [k, v])?;
+                let LayerCache::Keys(cached) = cache.layer(l) else { return Err(wrong_cache(l)) };
+                let qkv = rec.temporary("qkv", &qkv_shape)?;
+                self.record_product(rec, flow, &weights.attn_qkv, weights.attn_norms.before.as_ref(), h, &qkv)?;
+                let (heads, sinks) = (self.heads(l), weights.attn_sinks.as_ref());
+                if n_tokens == 1 {
+                    attention_next(rec, &io.state, &kernel, &heads, sinks, &qkv, cached, &mixed)?; // [1, H D]
                 } else {
-                    let qkv = rec.temporary("qkv", &qkv_shape)?;
-                    self.record_product(rec, flow, &weights.attn_qkv, weights.attn_norms.before.as_ref(), h, &qkv)?;
-                    rope_kv(rec, &io.state, &self.heads(l), &qkv, &q, [k, v])?;
-                    gates = attention_config.gated.then_some(qkv);
+                    let q = rec.temporary("q", mixed.shape())?;
+                    rope_kv(rec, &io.state, &heads, &qkv, &q, cached)?;
+                    attention(rec, &io.state, &kernel, sinks, &q, cached, &mixed)?; // [T, H D]
                 }
-                attention(rec, &io.state, &kernel, weights.attn_sinks.as_ref(), &q, [k, v], &mixed)?; // [T, H D]
-                if let Some(gates) = gates {
-                    sigmoid_gate(rec, &gates, 0, &mixed)?; // [T, H D]
+                if attention_config.gated {
+                    sigmoid_gate(rec, &qkv, 0, &mixed)?; // [T, H D]
                 }
             }
             Flow::Packed(io) => {
@@ -237,28 +235,6 @@ impl Transformer {
             }
         }
         Ok(mixed)
-    }
-
-    /// Records the queries of a few tokens, and their keys and values, which go to the cache, in one kernel for each
-    /// matrix.
-    fn record_qkv(
-        &self,
-        rec: &mut Recorder,
-        io: &PassTensors,
-        l: usize,
-        h: &Tensor,
-        q: &Tensor,
-        [k, v]: [&Tensor; 2],
-    ) -> Result<(), Error> {
-        let BlockWeights { attn_qkv, attn_norms, .. } = &self.weights.blocks[l];
-        let Heads { rope, head_dim, .. } = self.heads(l);
-        let (x, norm) = self.before(rec, attn_norms.before.as_ref(), h)?;
-        let (x, norm) = fold_norm(rec, &x, norm, attn_qkv.bias().is_some())?; // [T, C]
-        for (w, first_row) in attn_qkv.matrices() {
-            let qkv = Qkv { w, bias: attn_qkv.bias(), norm, first_head: first_row / head_dim, rope };
-            qkv.record(rec, &io.state, &x, q, k, v)?;
-        }
-        Ok(())
     }
 
     /// What becomes of a block's projected heads.

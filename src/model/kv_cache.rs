@@ -3,7 +3,7 @@
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::{MAX_PAST, N_STATES};
+use crate::kernels::{CachedKeys, KvType, MAX_PAST, N_STATES};
 use crate::model::{Block, ModelConfig};
 use crate::tensor::{Role, Tensor};
 
@@ -15,13 +15,26 @@ pub struct KvCache {
     /// Which of them each layer reads.
     of: Vec<usize>,
     capacity: u32,
+    ring: Option<Ring>,
 }
+
+/// Layers with a window keep what passes can see and a little more: later positions take the slots of earlier ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ring {
+    /// Positions that each of these layers keeps at least.
+    pub slots: u32,
+    /// How many positions before the last one that was written a pass can begin.
+    pub back: u32,
+}
+
+/// Positions that a sequence goes back at least without being computed again: those of tokens that ran ahead.
+const LEAST_BACK: u32 = 16;
 
 /// What a layer keeps.
 #[derive(Clone, Debug)]
 pub enum LayerCache {
-    /// Keys and values of all positions, `[Hkv, capacity, D]` each.
-    Keys(Tensor, Tensor),
+    /// Keys and values of all positions.
+    Keys(CachedKeys),
     /// States after some positions, in turns.
     State {
         /// Inputs of the convolution, `[N_STATES, 3, channels]`.
@@ -34,7 +47,7 @@ pub enum LayerCache {
 impl LayerCache {
     fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let (first, second) = match self {
-            LayerCache::Keys(k, v) => (k, Some(v)),
+            LayerCache::Keys(CachedKeys { k, v, .. }) => (k, Some(v)),
             LayerCache::State { past, matrices } => (past, matrices.as_ref()),
         };
         std::iter::once(first).chain(second)
@@ -42,11 +55,17 @@ impl LayerCache {
 }
 
 impl KvCache {
-    /// Declares a cache.
+    /// Declares a cache with keys and values of a type, for passes of up to `max_pass` tokens.
     ///
     /// # Errors
     /// [`Error::Operand`] if `capacity` is zero or too large for one tensor.
-    pub fn declare(config: &ModelConfig, capacity: u32) -> Result<KvCache, Error> {
+    pub fn declare(config: &ModelConfig, kind: KvType, capacity: u32, max_pass: u32) -> Result<KvCache, Error> {
+        let back = max_pass.max(LEAST_BACK);
+        // What the first token of a pass sees beside itself, and the pass, padding included.
+        let slots_of = |block: &Block| match block.attention.window {
+            Some(window) => capacity.min((window - 1).saturating_add(back)),
+            None => capacity,
+        };
         let layer = |(l, block): (usize, &Block)| {
             let declare = |name: &str, shape: &[u32]| {
                 Tensor::declare(format!("cache.{l}.{name}"), Role::Cache, shape, DType::F32)
@@ -60,8 +79,8 @@ impl KvCache {
                     },
                 },
                 None => {
-                    let shape = [block.attention.n_kv_heads, capacity, block.attention.head_dim];
-                    LayerCache::Keys(declare("k", &shape)?, declare("v", &shape)?)
+                    let shape = [block.attention.n_kv_heads, slots_of(block), block.attention.head_dim];
+                    LayerCache::Keys(CachedKeys::declare(&format!("cache.{l}"), kind, shape, capacity)?)
                 }
             })
         };
@@ -73,7 +92,14 @@ impl KvCache {
                 kept.push(layer((l, block))?);
             }
         }
-        Ok(KvCache { kept, of, capacity })
+        let with_keys = config.blocks.iter().filter(|block| block.recurrence.is_none());
+        let slots = with_keys.map(slots_of).min().filter(|&slots| slots < capacity);
+        Ok(KvCache { kept, of, capacity, ring: slots.map(|slots| Ring { slots, back }) })
+    }
+
+    /// The layers that do not keep all positions, if there are any.
+    pub fn ring(&self) -> Option<Ring> {
+        self.ring
     }
 
     /// Positions that fit.
@@ -89,6 +115,26 @@ impl KvCache {
     /// All tensors.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         self.kept.iter().flat_map(LayerCache::tensors)
+    }
+
+    /// Declares another cache of the same shape.
+    ///
+    /// # Errors
+    /// As [`KvCache::declare`].
+    pub fn declare_like(&self) -> Result<KvCache, Error> {
+        let like = |tensor: &Tensor| Tensor::declare(tensor.label(), Role::Cache, tensor.shape(), tensor.dtype());
+        let layer = |layer: &LayerCache| {
+            Ok(match layer {
+                LayerCache::Keys(cached) => {
+                    LayerCache::Keys(CachedKeys { k: like(&cached.k)?, v: like(&cached.v)?, ..cached.clone() })
+                }
+                LayerCache::State { past, matrices } => {
+                    LayerCache::State { past: like(past)?, matrices: matrices.as_ref().map(like).transpose()? }
+                }
+            })
+        };
+        let kept = self.kept.iter().map(layer).collect::<Result<_, Error>>()?;
+        Ok(KvCache { kept, of: self.of.clone(), ..*self })
     }
 
     /// Copies another cache's content into this one, on the device.

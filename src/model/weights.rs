@@ -428,7 +428,6 @@ impl Weights {
     /// Those of the layers alone.
     pub(crate) fn layer_products(&self) -> impl Iterator<Item = (&'static Kernel, &Matrix)> {
         self.blocks.iter().flat_map(|block| {
-            let qkv = if block.takes_qkv() { &shaders::QKV } else { &shaders::MATVEC };
             let up = if block.ffn_up.as_one().is_some() { &shaders::GATE_UP } else { &shaders::MATVEC };
             let experts = block.experts.iter().flat_map(|experts| {
                 let [up, down] = experts.matrices();
@@ -437,20 +436,13 @@ impl Weights {
                     .chain(down.map(|w| (&shaders::EXPERT_DOWN, w)))
             });
             let per_layer = block.per_layer.iter().flat_map(|half| [&half.gate, &half.proj]);
-            of_stack(qkv, &block.attn_qkv)
+            of_stack(&shaders::MATVEC, &block.attn_qkv)
                 .chain(per_layer.flat_map(|stack| of_stack(&shaders::MATVEC, stack)))
                 .chain(of_stack(&shaders::MATVEC, &block.attn_output))
                 .chain(experts)
                 .chain(of_stack(up, &block.ffn_up))
                 .chain(of_stack(&shaders::MATVEC, &block.ffn_down))
         })
-    }
-}
-
-impl BlockWeights {
-    /// Whether `qkv` takes the projection of a few tokens, of its own keys too.
-    pub(super) fn takes_qkv(&self) -> bool {
-        self.qk_norm.is_none() && self.recurrence.is_none() && self.attn_qkv.matrices().all(|(w, _)| w.n_slabs() == 1)
     }
 }
 

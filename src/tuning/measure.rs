@@ -10,10 +10,7 @@ use super::{Bucket, Choice, Tuning, compare, record_tested};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::{
-    Gate, Linear, Norm, Qkv, RopeConfig, RopeStyle, StepState, folds_norm, gate_up, is_sound, matmul, matvec,
-    rope_table, usual,
-};
+use crate::kernels::{Gate, Linear, Norm, folds_norm, gate_up, is_sound, matmul, matvec, usual};
 #[cfg(not(target_arch = "wasm32"))]
 use crate::load::ModelFile;
 use crate::matrix::Matrix;
@@ -293,19 +290,8 @@ fn record(
     let norm = folds_norm(&rec, &x, false).then_some(Norm { weight: &vector, eps: 1e-5 });
     let width = if kernel.name == shaders::GATE_UP.name { rows / 2 } else { rows };
     let y = Tensor::declare("y", Role::Activations, &[n_tokens, width], DType::F32)?;
-    // All rows as queries: what becomes of a row's sum takes no time.
-    let head_dim = 1 << rows.trailing_zeros().min(6);
-    let rope = RopeConfig::new(head_dim, 1e4, RopeStyle::Interleaved);
-    let state = StepState::declare()?;
-    state.set(device, 0, 1)?;
     for w in copies {
         match kernel.name {
-            "qkv" => {
-                let table = device.upload("table", &[1, head_dim / 2, 2], &rope_table(&rope, 1))?;
-                let cache = || Tensor::declare("cache", Role::Activations, &[1, 1, head_dim], DType::F32);
-                let qkv = Qkv { w, bias: None, norm, first_head: 0, rope: Some((&rope, &table)) };
-                qkv.record(&mut rec, &state, &x, &y, &cache()?, &cache()?)?;
-            }
             "gate_up" => gate_up(&mut rec, w, norm, Gate::Silu, &x, &y)?,
             "matmul" => matmul(&mut rec, &Linear::new(w), &x, &y)?,
             _ => matvec(&mut rec, &Linear::new(w), &x, &y)?,

@@ -1,9 +1,11 @@
 //! Operands of the tuner, the self-test and the benches: seeded, and ordinary numbers, not good randomness. Functions that
 //! the checks of the self-test call are not inlined: thirty-four times they would be a fiftieth of the WASM module.
 
+use crate::cpu::cached::write_row;
 use crate::device::Device;
 use crate::dtype::WeightType;
 use crate::error::Error;
+use crate::kernels::{CachedKeys, KvType};
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
 use crate::tensor::Tensor;
@@ -12,6 +14,21 @@ use crate::tensor::Tensor;
 #[inline(never)]
 pub(crate) fn input(rec: &Recorder, shape: &[u32]) -> Result<Tensor, Error> {
     rec.device().upload("x", shape, &uniform(shape.iter().product::<u32>() as usize))
+}
+
+/// Cached keys and values of numbers in [-1, 1).
+#[inline(never)]
+pub(crate) fn keys(device: &Device, kind: KvType, shape: [u32; 3]) -> Result<CachedKeys, Error> {
+    let [_, slots, head_dim] = shape;
+    let cached = CachedKeys::declare("cache", kind, shape, slots)?;
+    for tensor in [&cached.k, &cached.v] {
+        let mut content = vec![0; tensor.len()];
+        let heads = uniform(shape.iter().product::<u32>() as usize);
+        let rows = content.chunks_exact_mut(kind.row_words(head_dim) as usize);
+        rows.zip(heads.chunks_exact(head_dim as usize)).for_each(|(row, head)| write_row(kind, head, row));
+        device.write(tensor, 0, &content)?;
+    }
+    Ok(cached)
 }
 
 /// A matrix whose words are ordinary numbers whichever way they are read, as floats, halves, scales or quants: subnormals

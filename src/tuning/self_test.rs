@@ -4,20 +4,21 @@
 
 use std::sync::Arc;
 
-use super::operands::{input, matrix};
+use super::operands::{input, keys, matrix};
 use super::tested::{Found, Tested};
 use super::{Choice, Tuning, compare};
+use crate::cpu::cached::read_row;
 use crate::device::{Device, MaybeSend};
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::kernels::{
     Activation, AttentionConfig, Combination, DeltaRule, Embedding, ExpertDown, ExpertGateUp, ExpertProduct,
-    ExpertRows, ExpertScore, ExpertTiles, Gate, Gelu, Heads, LayerNorm, Linear, MAX_PAST, MolActivation, MolForm,
-    MolGate, MolGateWeights, MolOperands, MolScores, N_STATES, Norm, PackedTiles, Pairing, Pooling, QkNorm, Qkv,
+    ExpertRows, ExpertScore, ExpertTiles, Gate, Gelu, Heads, KvType, LayerNorm, Linear, MAX_PAST, MolActivation,
+    MolForm, MolGate, MolGateWeights, MolOperands, MolScores, N_STATES, Norm, PackedTiles, Pairing, Pooling, QkNorm,
     RopeConfig, RopeStyle, Router, Sampling, SelectiveScan, SharedExperts, ShortConv, StepState, TopStrip, add,
-    advance, argmax, attention, attention_packed, embed, embed_sum, expert_sum, gate_up, gated, geglu, gelu, last_row,
-    layer_norm, linear_norm, matmul, matvec, merge_top, mol, penalize, pool, rms_norm, rope, rope_kv, rope_packed,
-    rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum,
+    advance, argmax, attention, attention_next, attention_packed, embed, embed_sum, expert_sum, gate_up, gated, geglu,
+    gelu, last_row, layer_norm, linear_norm, matmul, matvec, merge_top, mol, penalize, pool, rms_norm, rope, rope_kv,
+    rope_packed, rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum,
 };
 use crate::recording::{PipelineKey, Recorder, Recording, Step, Workspace};
 use crate::shaders::{self, Kernel, Tier, Variant};
@@ -143,6 +144,11 @@ impl Form<'_> {
         self.constants.iter().find(|(known, _)| *known == name).map(|&(_, value)| value as u32)
     }
 
+    /// What keys and values are cached as.
+    fn kind(&self) -> KvType {
+        KvType::of(Some(self.weight)).unwrap_or_default()
+    }
+
     fn is(&self, name: &str) -> bool {
         self.get(name).is_some_and(|value| value != 0)
     }
@@ -199,27 +205,48 @@ impl Check<'_> {
         let cpu = Device::cpu();
         let mut rec = Recorder::new(&cpu);
         let tensors = (self.record)(&mut rec, &self.form)?;
-        let want = outputs(&cpu, &rec.finish(&mut Workspace::default()), &tensors).await?;
-        match outputs(device, &self.recording, &self.outputs).await {
+        let want = self.outputs(&cpu, &rec.finish(&mut Workspace::default()), &tensors).await?;
+        match self.outputs(device, &self.recording, &self.outputs).await {
             Ok(got) => Ok(got.iter().zip(&want).try_for_each(|(got, want)| compare(got, want))),
             Err(error @ (Error::DeviceLost { .. } | Error::OutOfMemory { .. })) => Err(error),
             // A compiler may also refuse a variant.
             Err(error) => Ok(Err(error.to_string())),
         }
     }
+
+    /// What the tensors hold after a run. Cached rows are numbers: their last digit may differ.
+    async fn outputs(
+        &self,
+        device: &Device,
+        recording: &Recording,
+        tensors: &[Tensor],
+    ) -> Result<Vec<(DType, Vec<u32>)>, Error> {
+        device.run(recording)?;
+        let mut outputs = Vec::with_capacity(tensors.len());
+        for tensor in tensors {
+            let words: Vec<u32> = device.read(tensor).await?;
+            outputs.push(match *tensor.shape() {
+                [_, _, row] if tensor.is_cache() => (DType::F32, unpacked(self.form.kind(), &words, row as usize)),
+                _ => (tensor.dtype(), words),
+            });
+        }
+        Ok(outputs)
+    }
 }
 
-async fn outputs(device: &Device, recording: &Recording, tensors: &[Tensor]) -> Result<Vec<(DType, Vec<u32>)>, Error> {
-    device.run(recording)?;
-    let mut outputs = Vec::with_capacity(tensors.len());
-    for tensor in tensors {
-        outputs.push((tensor.dtype(), device.read(tensor).await?));
-    }
-    Ok(outputs)
+/// The floats of rows of so many words.
+fn unpacked(kind: KvType, words: &[u32], row: usize) -> Vec<u32> {
+    let dim = (1..=row * 4).rev().find(|&dim| kind.row_words(dim as u32) == row as u32).unwrap_or(row);
+    let mut head = vec![0.0f32; dim];
+    let rows = words.chunks_exact(row).flat_map(|words| {
+        read_row(kind, words, &mut head);
+        head.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+    });
+    rows.collect()
 }
 
 /// How the kernels of forward passes and searches are recorded, and what of it is compared.
-static CHECKS: [(&Kernel, Record); 43] = [
+static CHECKS: [(&Kernel, Record); 42] = [
     (&shaders::RMS_NORM, |rec, _| {
         let y = blank(rec, &[3, 260])?;
         rms_norm(rec, &input(rec, &[3, 260])?, &input(rec, &[260])?, &y, 1e-5)?;
@@ -274,10 +301,10 @@ static CHECKS: [(&Kernel, Record); 43] = [
     }),
     (&shaders::ROPE_KV, |rec, form| {
         let table = rec.device().upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
-        let (q, k, v) = (blank(rec, &[3, 32])?, blank(rec, &[1, 8, 16])?, blank(rec, &[1, 8, 16])?);
+        let (q, cached) = (blank(rec, &[3, 32])?, keys(rec.device(), form.kind(), [1, 8, 16])?);
         let weight = head_norms(rec, form)?;
-        rope_kv(rec, &state(rec, 2, 3)?, &heads(form, &table, &weight), &input(rec, &[3, 64])?, &q, [&k, &v])?;
-        Ok(vec![q, k, v])
+        rope_kv(rec, &state(rec, 2, 3)?, &heads(form, &table, &weight), &input(rec, &[3, 64])?, &q, &cached)?;
+        Ok(vec![q, cached.k, cached.v])
     }),
     (&shaders::ROPE_PACKED, |rec, form| {
         let table = rec.device().upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
@@ -294,8 +321,9 @@ static CHECKS: [(&Kernel, Record); 43] = [
         let n_kv_heads = if form.get("ROWS") == Some(8) { 4 } else { 2 };
         let head_dim = form.get("PARTS").map_or(32, |parts| 64 * parts);
         let config = config([2 * n_kv_heads, n_kv_heads, head_dim]);
-        let y = attend(rec, form, &config, 16, 64, 21)?;
-        if form.is("SINKS") {
+        let y = attend(rec, form, &config)?;
+        // Packed sequences are of f32.
+        if form.is("SINKS") || form.kind() != KvType::F32 {
             return Ok(vec![y]);
         }
         let Some(rows) = form.get("ROWS").filter(|&rows| rows < 8) else {
@@ -351,17 +379,6 @@ static CHECKS: [(&Kernel, Record); 43] = [
         let linear = Linear { norm: norm(form, &vector), activation: form.activation(), ..Linear::new(&w) };
         matvec(rec, &linear, &x, &y)?;
         Ok(vec![y])
-    }),
-    (&shaders::QKV, |rec, form| {
-        let table = rec.device().upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
-        let (w, vector) = (matrix(rec.device(), form.weight, 64, DIM)?, input(rec, &[DIM])?);
-        let (x, heads) = (input(rec, &[2, DIM])?, input(rec, &[64])?);
-        let (q, k, v) = (blank(rec, &[2, 32])?, blank(rec, &[1, 8, 16])?, blank(rec, &[1, 8, 16])?);
-        let norm = norm(form, &vector);
-        let bias = if norm.is_none() { Some(&heads) } else { None };
-        let qkv = Qkv { w: &w, bias, norm, first_head: 0, rope: Some((&ROPE, &table)) };
-        qkv.record(rec, &state(rec, 2, 2)?, &x, &q, &k, &v)?;
-        Ok(vec![q, k, v])
     }),
     (&shaders::GATE_UP, |rec, form| {
         let (w, vector) = (matrix(rec.device(), form.weight, 22, DIM)?, input(rec, &[DIM])?);
@@ -547,20 +564,12 @@ fn config([n_heads, n_kv_heads, head_dim]: [u32; 3]) -> AttentionConfig {
 }
 
 #[inline(never)]
-fn attend(
-    rec: &mut Recorder,
-    form: &Form<'_>,
-    config: &AttentionConfig,
-    n_tokens: u32,
-    capacity: u32,
-    pos: u32,
-) -> Result<Tensor, Error> {
+fn attend(rec: &mut Recorder, form: &Form<'_>, config: &AttentionConfig) -> Result<Tensor, Error> {
     let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = *config;
-    let (q, y) = (input(rec, &[n_tokens, n_heads * head_dim])?, blank(rec, &[n_tokens, n_heads * head_dim])?);
-    let cache = [n_kv_heads, capacity, head_dim];
-    let (state, k, v) = (state(rec, pos, n_tokens)?, input(rec, &cache)?, input(rec, &cache)?);
+    let (q, y) = (input(rec, &[16, n_heads * head_dim])?, blank(rec, &[16, n_heads * head_dim])?);
+    let (state, cached) = (state(rec, 21, 16)?, keys(rec.device(), form.kind(), [n_kv_heads, 64, head_dim])?);
     let sinks = if form.is("SINKS") { Some(input(rec, &[n_heads])?) } else { None };
-    attention(rec, &state, config, sinks.as_ref(), &q, [&k, &v], &y)?;
+    attention(rec, &state, config, sinks.as_ref(), &q, &cached, &y)?;
     Ok(y)
 }
 
@@ -581,7 +590,23 @@ fn attend_packed(rec: &mut Recorder, config: &AttentionConfig, lengths: &[u32]) 
 fn decode(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
     let rows = form.get("ROWS").unwrap_or(2);
     let config = config([2 * rows, 2, 32]);
-    Ok(vec![attend(rec, form, &config, 1, 1500, 1100)?, attend(rec, form, &config, 1, 100, 70)?])
+    let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = config;
+    let table = rec.device().upload("table", &[1200, 8, 2], &rope_table(&ROPE, 1200))?;
+    let norm = QkNorm::of(form.get("NORM").unwrap_or(0));
+    let weight =
+        input(rec, &[if norm == Some(QkNorm::Whole) { (n_heads + n_kv_heads) * head_dim } else { 2 * head_dim }])?;
+    let norm = norm.map(|norm| (norm, &weight, 1e-5));
+    let heads = Heads { n_heads, n_kv_heads, head_dim, first_column: 0, rope: Some((&ROPE, &table)), norm };
+    let qkv = input(rec, &[1, (n_heads + 2 * n_kv_heads) * head_dim])?;
+    let sinks = if form.is("SINKS") { Some(input(rec, &[n_heads])?) } else { None };
+    let mut outputs = Vec::new();
+    for (slots, pos) in [(1500, 1100), (100, 70)] {
+        let (y, state) = (blank(rec, &[1, n_heads * head_dim])?, state(rec, pos, 1)?);
+        let cached = keys(rec.device(), form.kind(), [n_kv_heads, slots, head_dim])?;
+        attention_next(rec, &state, &config, &heads, sinks.as_ref(), &qkv, &cached, &y)?;
+        outputs.extend([y, cached.k, cached.v]);
+    }
+    Ok(outputs)
 }
 
 /// The highest of more logits than a workgroup has.

@@ -9,7 +9,9 @@ use wasm_bindgen::prelude::*;
 use super::{Device, to_js_error};
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::{self, AttentionConfig, LayerNorm, RopeConfig, RopeStyle, StepState, rope_table};
+use crate::kernels::{
+    self, AttentionConfig, CachedKeys, KvType, LayerNorm, RopeConfig, RopeStyle, StepState, rope_table,
+};
 use crate::recording::{Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 
@@ -157,7 +159,9 @@ impl Device {
             let scale = (head_dim as f32).sqrt().recip();
             let config =
                 AttentionConfig { n_heads, n_kv_heads, head_dim, window: None, scale, soft_cap: None, causal: true };
-            kernels::attention(rec, &state, &config, None, &q, [&keys, &values], y)
+            let (k, v) = (keys.words(), values.words());
+            let cached = CachedKeys { k, v, kind: KvType::F32, capacity: n_keys };
+            kernels::attention(rec, &state, &config, None, &q, &cached, y)
         })
     }
 }

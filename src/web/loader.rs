@@ -42,17 +42,20 @@ struct Wanted {
 
 #[wasm_bindgen]
 impl Loader {
-    /// A loader of a [`Model`]. `files`: `{ name, size? }[]`; `options`: `{ contextLength?, memoryLimit? }`.
+    /// A loader of a [`Model`]. `files`: `{ name, size? }[]`; `options`: `{ contextLength?, fitContext?, kvType?, memoryLimit? }`.
     pub fn model(device: &Device, files: JsValue, options: JsValue) -> Result<Loader, JsValue> {
         #[derive(Deserialize, Default)]
         #[serde(rename_all = "camelCase", default)]
         struct Options {
             context_length: Option<u32>,
+            fit_context: bool,
+            kv_type: Option<String>,
             memory_limit: Option<u64>,
         }
         let options: Option<Options> = from_js("options", options)?;
-        let Options { context_length, memory_limit } = options.unwrap_or_default();
-        let options = LoadOptions { context_length, memory_limit, ..LoadOptions::default() };
+        let Options { context_length, fit_context, kv_type, memory_limit } = options.unwrap_or_default();
+        let kv_type = kv_type.map(|name| name.parse()).transpose().map_err(to_js_error)?.unwrap_or_default();
+        let options = LoadOptions { context_length, fit_context, kv_type, memory_limit, ..LoadOptions::default() };
         let loader = crate::Model::loader(&device.0, read_files(files)?, options).map_err(to_js_error)?;
         Ok(Loader(Kind::Model(loader)))
     }

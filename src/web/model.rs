@@ -36,6 +36,7 @@ impl Model {
             vocab_size: u32,
             context_length: u32,
             max_context_length: u32,
+            kv_type: &'a str,
             weight_types: Vec<String>,
             chat_template: &'a str,
         }
@@ -51,6 +52,7 @@ impl Model {
             vocab_size: config.vocab_size,
             context_length: self.model.context_length(),
             max_context_length: config.max_seq_len,
+            kv_type: self.model.kv_type().name(),
             weight_types: self.model.block_types().iter().map(ToString::to_string).collect(),
             chat_template: match &self.template {
                 Ok(template) => template.as_ref().map_or("none", ChatTemplate::name),

@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 
-use tilewright::kernels::{self, AttentionConfig, PackedTiles};
+use tilewright::kernels::{self, AttentionConfig, Heads, KvType, PackedTiles, QkNorm, RopeStyle};
 
 use crate::common::Expected;
 use crate::harness::{Case, FLUSH, Job, Operand, ROUND, sum_rounding};
 use crate::inputs::{Inputs, Source};
+use crate::rope::{Angles, norm_weights, normed, scaled, turned};
+use crate::rows::{self, NAN_WORD};
 use crate::softmax::exp_rounding;
 
 /// T, H, Hkv, D, pos, window (0: none), in a cache that ends soon behind the last key. Decoding walks keys in tiles of 64
@@ -91,10 +93,55 @@ const PACKED: [(&[u32], [u32; 4]); 7] = [
     (&[5, 130], [1, 1, 132, 65]),
 ];
 
+/// Windows in caches that have been filled several times.
+const RINGS: [[u32; 6]; 6] = [
+    [1, 4, 2, 32, 40, 8],
+    [1, 2, 1, 20, 1000, 300],
+    [1, 8, 2, 64, 77, 1],
+    [5, 2, 1, 16, 61, 9],
+    [16, 4, 2, 32, 100, 8],
+    [40, 2, 2, 68, 333, 33],
+];
+
+/// What becomes of a token's heads.
+#[derive(Clone, Copy)]
+struct Turn {
+    norm: Option<QkNorm>,
+    style: Option<RopeStyle>,
+    /// Whether its key is another layer's, which is cached already.
+    is_shared: bool,
+}
+
+const NORMS: [Option<QkNorm>; 5] =
+    [Some(QkNorm::Heads), None, Some(QkNorm::RotatedHeads), Some(QkNorm::Whole), Some(QkNorm::HeadsAndValues)];
+const STYLES: [Option<RopeStyle>; 3] = [Some(RopeStyle::Halves), Some(RopeStyle::Interleaved), None];
+
+impl Turn {
+    fn name(self) -> String {
+        let norm = match self.norm {
+            None => "",
+            Some(QkNorm::Heads) => "+heads",
+            Some(QkNorm::RotatedHeads) => "+rotated heads",
+            Some(QkNorm::Whole) => "+whole",
+            Some(QkNorm::HeadsAndValues) => "+values",
+        };
+        let of_keys = if self.is_shared { "+shared" } else { "" };
+        let style = match self.style {
+            None => "",
+            Some(RopeStyle::Halves) => "+halves",
+            Some(RopeStyle::Interleaved) => "+interleaved",
+        };
+        format!("{norm}{style}{of_keys}")
+    }
+}
+
 /// What a case is besides its sizes.
 #[derive(Clone, Copy)]
 struct Options {
+    kind: KvType,
     capacity: u32,
+    /// Positions that the cache has at a time.
+    slots: u32,
     /// Tokens that are no padding.
     n_real: u32,
     soft_cap: Option<f32>,
@@ -104,18 +151,30 @@ struct Options {
 pub fn cases(cases: &mut Vec<Case>) {
     let mut push = |inputs, variant: &str, sizes: [u32; 6], options: Options| {
         let [t, h, hkv, d, pos, window] = sizes;
-        let Options { capacity, n_real, .. } = options;
-        let end = format!("pos={pos},window={window},real={n_real},capacity={capacity}");
-        cases.push(Case {
-            kernel: "attention",
-            variant: variant.into(),
-            sizes: format!("t={t},h={h},hkv={hkv},d={d},{end}"),
-            inputs,
-            build: Box::new(move |source| attention(source, sizes, options)),
-        });
+        let Options { kind, capacity, slots, n_real, .. } = options;
+        let end = format!("pos={pos},window={window},real={n_real},capacity={slots}/{capacity}");
+        let case = |variant: String, build: Box<dyn Fn(&mut Source) -> Job>| {
+            let sizes = format!("t={t},h={h},hkv={hkv},d={d},{end}");
+            Case { kernel: "attention", variant: format!("{}+{variant}", rows::tag(kind)), sizes, inputs, build }
+        };
+        if t > 1 {
+            cases.push(case(variant.into(), Box::new(move |source| attention(source, sizes, options))));
+            return;
+        }
+        // Without a norm and a rotation, with one or another of both, and with the keys of another layer.
+        let plain = Turn { norm: None, style: None, is_shared: false };
+        let (norm, style) = (NORMS[((h + pos) % 5) as usize], STYLES[((h + d / 4) % 3) as usize]);
+        let queries = Turn { norm: norm.filter(|norm| *norm != QkNorm::Whole), style, is_shared: true };
+        for turn in [plain, Turn { norm, style, ..plain }, queries] {
+            let variant = format!("{variant}+next{}", turn.name());
+            cases.push(case(variant, Box::new(move |source| next(source, sizes, options, turn))));
+        }
     };
-    let usual =
-        |[t, _, _, _, pos, _]: [u32; 6]| Options { capacity: pos + t + 3, n_real: t, soft_cap: None, causal: true };
+    let usual = |[t, _, _, _, pos, _]: [u32; 6]| {
+        let capacity = pos + t + 3;
+        Options { kind: KvType::F32, capacity, slots: capacity, n_real: t, soft_cap: None, causal: true }
+    };
+    let others = [KvType::F16, KvType::Q8_0];
     for inputs in Inputs::ALL {
         for sizes in DECODE.into_iter().chain(PREFILL) {
             let variant = match (sizes[3] > 256, sizes[5] > 0) {
@@ -124,16 +183,26 @@ pub fn cases(cases: &mut Vec<Case>) {
                 (false, false) => "causal",
             };
             push(inputs, variant, sizes, usual(sizes));
+            push(inputs, variant, sizes, Options { kind: others[(sizes[1] + sizes[4]) as usize % 2], ..usual(sizes) });
+        }
+        // Windows in no more slots than they need: those of a pass and what its first token sees.
+        for sizes in DECODE.into_iter().chain(PREFILL).chain(RINGS).filter(|sizes| sizes[5] > 0) {
+            for (kind, more) in [(KvType::F32, 0), (KvType::F32, 3), (others[sizes[4] as usize % 2], 1)] {
+                let usual = usual(sizes);
+                let slots = (sizes[5] + sizes[0] - 1 + more).min(usual.capacity);
+                push(inputs, "ring", sizes, Options { kind, slots, ..usual });
+            }
         }
         // A short text in a long cache, and the last chunk of a long one, whose padding lies past the cache.
         for sizes in [[1, 4, 2, 16, 0, 0], [1, 2, 1, 64, 63, 0], [3, 2, 1, 16, 64, 20], [9, 2, 1, 16, 20, 0]] {
-            push(inputs, "causal", sizes, Options { capacity: 2100, ..usual(sizes) });
+            push(inputs, "causal", sizes, Options { capacity: 2100, slots: 2100, ..usual(sizes) });
         }
         // What the cache may hold is more than a software adapter takes in one dispatch.
         let large = [64, 8, 8, 64, 30, 0];
-        push(inputs, "causal", large, Options { capacity: 4096, ..usual(large) });
+        push(inputs, "causal", large, Options { capacity: 4096, slots: 4096, ..usual(large) });
         for (sizes, n_real) in [([6, 4, 1, 16, 508, 0], 4), ([16, 4, 2, 16, 90, 0], 6), ([16, 2, 2, 68, 40, 7], 1)] {
-            push(inputs, "padded", sizes, Options { capacity: sizes[4] + n_real, n_real, ..usual(sizes) });
+            let capacity = sizes[4] + n_real;
+            push(inputs, "padded", sizes, Options { capacity, slots: capacity, n_real, ..usual(sizes) });
         }
         for sizes in [[1, 6, 2, 64, 300, 0], [2, 1, 1, 16, 20, 9], [17, 4, 2, 32, 40, 0], [12, 3, 1, 80, 3, 5]] {
             for cap in [5.0, 50.0] {
@@ -184,7 +253,9 @@ fn row(rows: &[f32], i: usize, dim: usize) -> Vec<f64> {
     rows[i * dim..][..dim].iter().map(|&v| f64::from(v)).collect()
 }
 
-/// The scale to take, and `[T, H D]` expected numbers. Rows are found by token and head, or by group and key.
+/// The scale to take, and `[T, H D]` expected numbers. Rows are found by token and head, or by group and key; `turned` is
+/// how far queries and keys may be off, relative to their lengths.
+#[allow(clippy::too_many_arguments)]
 fn oracle(
     [t, h, hkv, d]: [u32; 4],
     soft_cap: Option<f32>,
@@ -193,11 +264,15 @@ fn oracle(
     query: impl Fn(u32, u32) -> Vec<f64>,
     key: impl Fn(u32, u32) -> Vec<f64>,
     value: impl Fn(u32, u32) -> Vec<f64>,
+    turned: f64,
 ) -> (f32, Vec<Expected>) {
     let dim = d as usize;
+    let length = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>().sqrt();
     let terms = |query: &[f64], key: &[f64]| -> (f64, f64) {
         let terms = query.iter().zip(key).map(|(&q, &k)| q * k);
-        terms.fold((0.0, 0.0), |(sum, magnitude), term| (sum + term, magnitude + term.abs()))
+        let (sum, magnitude) = terms.fold((0.0, 0.0), |(sum, magnitude), term| (sum + term, magnitude + term.abs()));
+        // An error of queries and keys counts as one of the sum.
+        (sum, magnitude + turned / sum_rounding(dim) * length(query) * length(key))
     };
     // One pass over all visible pairs finds the largest score. Scores beyond a few dozen turn softmax into a choice
     // that their last digit decides, in any arithmetic: the factor keeps them in that range.
@@ -269,7 +344,7 @@ fn packed(source: &mut Source, lengths: &'static [u32], [h, hkv, d, window]: [u3
         first.max((token + 1).saturating_sub(window))..end.min(token + window)
     };
     let (scale, want) =
-        oracle([n_tokens, h, hkv, d], None, None, visible, row, |g, s| row(s, h + g), |g, s| row(s, h + hkv + g));
+        oracle([n_tokens, h, hkv, d], None, None, visible, row, |g, s| row(s, h + g), |g, s| row(s, h + hkv + g), 0.0);
     let window = (window > 0).then_some(window);
     let config = AttentionConfig { n_heads: h, n_kv_heads: hkv, head_dim: d, window, scale, soft_cap: None, causal };
     let operands = vec![
@@ -285,23 +360,25 @@ fn packed(source: &mut Source, lengths: &'static [u32], [h, hkv, d, window]: [u3
     })
 }
 
-fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6], options: Options) -> Job {
-    let Options { capacity, n_real, soft_cap, causal } = options;
-    let n_keys = capacity.min(pos + if causal { t } else { n_real });
-    // Rows past the last key are never to be read: they hold NaN.
-    let q = source.rows(t, h * d);
-    let cache = |source: &mut Source| {
-        let mut rows = source.rows(hkv * capacity, d);
-        for (i, row) in rows.chunks_exact_mut(d as usize).enumerate() {
-            if i as u32 % capacity >= n_keys {
-                row.fill(f32::NAN);
-            }
+/// A cache of `[Hkv, slots, row]`: its words, and what they stand for, in slots that passes may read. The others hold NaN.
+fn cache(source: &mut Source, [hkv, d]: [u32; 2], options: Options, seen: Range<u32>) -> (Vec<u32>, Vec<f32>) {
+    let Options { kind, slots, .. } = options;
+    let rows = source.rows(hkv * slots, d);
+    let mut packed = rows::pack(kind, &rows, d);
+    let is_seen = |slot: u32| seen.clone().any(|s| s % slots == slot);
+    for (i, row) in packed.chunks_exact_mut(rows::words(kind, d) as usize).enumerate() {
+        if !is_seen(i as u32 % slots) {
+            row.fill(NAN_WORD);
         }
-        rows
-    };
-    let (k, v) = (cache(source), cache(source));
+    }
+    let floats = rows::unpack(kind, &packed, d);
+    (packed, floats)
+}
 
-    let cached = |cache: &'_ [f32], group: u32, s: u32| row(cache, (group * capacity + s) as usize, d as usize);
+fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6], options: Options) -> Job {
+    let Options { kind, capacity, slots, n_real, soft_cap, causal } = options;
+    let n_keys = capacity.min(pos + if causal { t } else { n_real });
+    let q = source.rows(t, h * d);
     // First key that a token sees, and the end.
     let visible = |token: u32| {
         let own = pos + token;
@@ -312,34 +389,145 @@ fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6], options
             (_, false) => (own + 1).saturating_sub(window)..end.min(own + window),
         }
     };
+    let all = (0..t).map(visible).fold(n_keys..0, |all, seen| all.start.min(seen.start)..all.end.max(seen.end));
+    let ((k_words, k), (v_words, v)) =
+        (cache(source, [hkv, d], options, all.clone()), cache(source, [hkv, d], options, all));
+    let cached = |cache: &'_ [f32], group: u32, s: u32| row(cache, (group * slots + s % slots) as usize, d as usize);
     let query = |t: u32, head: u32| row(&q, (t * h + head) as usize, d as usize);
     // Every other case has sinks, of scores that matter beside those of the keys.
     let has_sinks = (pos + h) % 2 == 1;
     let sinks: Vec<f32> = source.normal(h).into_iter().map(|sink| 2.0 * sink + 3.0).collect();
     let own_sinks = has_sinks.then_some(&sinks[..]);
-    let (scale, want) =
-        oracle([t, h, hkv, d], soft_cap, own_sinks, visible, query, |g, s| cached(&k, g, s), |g, s| cached(&v, g, s));
-    let config = AttentionConfig {
-        n_heads: h,
-        n_kv_heads: hkv,
-        head_dim: d,
-        window: if window == 0 { None } else { Some(window) },
-        scale,
-        soft_cap,
-        causal,
-    };
-    let cache = [hkv, capacity, d];
+    let (key, value) = (|g, s| cached(&k, g, s), |g, s| cached(&v, g, s));
+    let (scale, want) = oracle([t, h, hkv, d], soft_cap, own_sinks, visible, query, key, value, 0.0);
+    let window = (window > 0).then_some(window);
+    let config = AttentionConfig { n_heads: h, n_kv_heads: hkv, head_dim: d, window, scale, soft_cap, causal };
+    let shape = [hkv, slots, rows::words(kind, d)];
     let operands = vec![
         Operand::state(pos, n_real),
         Operand::floats("q", &[t, h * d], q),
-        Operand::floats("k", &cache, k),
-        Operand::floats("v", &cache, v),
+        Operand::words("k", &shape, k_words),
+        Operand::words("v", &shape, v_words),
         Operand::floats("sinks", &[h], sinks),
         Operand::close("y", &[t, h * d], want, 1e-9),
     ];
     Job::new(operands, move |rec, bound| {
         let tensor = |i| bound.tensor(i);
         let sinks = has_sinks.then(|| tensor(4));
-        kernels::attention(rec, bound.state(0), &config, sinks, tensor(1), [tensor(2), tensor(3)], tensor(5))
+        let cached = rows::cached(kind, [tensor(2), tensor(3)], capacity)?;
+        kernels::attention(rec, bound.state(0), &config, sinks, tensor(1), &cached, tensor(5))
+    })
+}
+
+/// One token from its projection on.
+fn next(source: &mut Source, [_, h, hkv, d, pos, window]: [u32; 6], options: Options, turn: Turn) -> Job {
+    let Options { kind, capacity, slots, soft_cap, .. } = options;
+    // Key/value heads of its own.
+    let own_hkv = if turn.is_shared { 0 } else { hkv };
+    let (dim, heads) = (d as usize, h + 2 * own_hkv);
+    let first = if window > 0 { (pos + 1).saturating_sub(window) } else { 0 };
+    // Now and then something else's columns come first.
+    let before = if h % 2 == 0 { 12 } else { 0 };
+    let mut qkv = source.rows(1, before + heads * d);
+    // Keys and values that are cached as they are, but for a rotation: the token sees its own as others will.
+    let own = (before + h * d) as usize;
+    let exact = rows::unpack(kind, &rows::pack(kind, &qkv[own..], d), d);
+    qkv[own..].copy_from_slice(&exact);
+
+    let Turn { norm, style, .. } = turn;
+    let rot = if dim % 8 == 4 { d } else { d / 2 };
+    let angles = Angles::new(source, capacity, rot, pos % 3);
+    let weight = norm_weights(source, norm, [h, own_hkv, d]);
+    let (projected, factors) = normed(&qkv[before as usize..], norm, &weight, [h, own_hkv, d]);
+    let [of_queries, of_keys] = angles.rows();
+    let own_heads: Vec<Vec<Expected>> = projected
+        .chunks_exact(dim)
+        .enumerate()
+        .map(|(i, head)| {
+            let table = if (i as u32) < h { of_queries } else { of_keys };
+            match style {
+                Some(style) if (i as u32) < h + own_hkv => {
+                    scaled(turned(style, table, head, rot as usize, pos as usize), factors[i].as_ref())
+                }
+                _ => scaled(head.to_vec(), factors[i].as_ref()),
+            }
+        })
+        .collect();
+    let cached_keys = first..if turn.is_shared { pos + 1 } else { pos };
+    let ((k_words, k), (v_words, v)) =
+        (cache(source, [hkv, d], options, cached_keys.clone()), cache(source, [hkv, d], options, cached_keys));
+    let values = |head: &[Expected]| head.iter().map(|x| x.value).collect::<Vec<f64>>();
+    // A key is rounded when it is cached, the token's own as well.
+    let rounded = |head: &[Expected]| -> Vec<f64> {
+        let floats: Vec<f32> = head.iter().map(|x| x.value as f32).collect();
+        rows::unpack(kind, &rows::pack(kind, &floats, d), d).into_iter().map(f64::from).collect()
+    };
+    let cached = |cache: &[f32], group: u32, s: u32| row(cache, (group * slots + s % slots) as usize, dim);
+    let key = |g: u32, s: u32| match s == pos && !turn.is_shared {
+        true => rounded(&own_heads[(h + g) as usize]),
+        false => cached(&k, g, s),
+    };
+    let value = |g: u32, s: u32| match s == pos && !turn.is_shared {
+        true => rounded(&own_heads[(h + hkv + g) as usize]),
+        false => cached(&v, g, s),
+    };
+    let has_sinks = (pos + h) % 2 == 1;
+    let sinks: Vec<f32> = source.normal(h).into_iter().map(|sink| 2.0 * sink + 3.0).collect();
+    let own_sinks = has_sinks.then_some(&sinks[..]);
+    let is_turned = norm.is_some() || style.is_some();
+    let (exactness, nmse) = match (is_turned, kind) {
+        (false, _) => (0.0, 1e-9),
+        // Of a norm's sum and of products.
+        (true, KvType::F32) => (2.0 * sum_rounding(dim.max((h * d) as usize)), 1e-9),
+        // The last digit of a key may be another one.
+        (true, KvType::F16) => (1.0 / 1024.0, 1e-5),
+        (true, KvType::Q8_0) => (1.0 / 127.0, 1e-3),
+    };
+    let visible = |_| first..pos + 1;
+    let query = |_, head: u32| values(&own_heads[head as usize]);
+    let (scale, mut want) = oracle([1, h, hkv, d], soft_cap, own_sinks, visible, query, key, value, exactness);
+    if norm == Some(QkNorm::HeadsAndValues) && kind != KvType::F32 {
+        // So may that of a value.
+        let values = own_heads.iter().skip((h + own_hkv) as usize).flatten();
+        let largest = values.map(|x| x.value.abs()).fold(0.0, f64::max);
+        want.iter_mut().for_each(|x| x.bound += exactness * largest);
+    }
+
+    // All rows but that of the token stay as they are.
+    let written = |of: u32, before: Vec<u32>| {
+        let blank = vec![Expected::new(f64::NAN, 0.0, 0.0); dim];
+        let want = (0..hkv * slots).flat_map(|row| match row % slots == pos % slots && !turn.is_shared {
+            true => own_heads[(of + row / slots) as usize].clone(),
+            false => blank.clone(),
+        });
+        rows::check(kind, want.collect(), d, Some(before))
+    };
+    let shape = [hkv, slots, rows::words(kind, d)];
+    let operands = vec![
+        angles.state(pos, 1),
+        angles.operand(),
+        Operand::floats("weight", &[weight.len() as u32], weight),
+        Operand::floats("qkv", &[1, before + heads * d], qkv),
+        Operand::words("k", &shape, k_words.clone()).becomes(written(h, k_words)),
+        Operand::words("v", &shape, v_words.clone()).becomes(written(h + hkv, v_words)),
+        Operand::floats("sinks", &[h], sinks),
+        Operand::close("y", &[1, h * d], want, nmse),
+    ];
+    let window = (window > 0).then_some(window);
+    let config = AttentionConfig { n_heads: h, n_kv_heads: hkv, head_dim: d, window, scale, soft_cap, causal: true };
+    Job::new(operands, move |rec, bound| {
+        let tensor = |i| bound.tensor(i);
+        let rope = style.map(|style| angles.config(style));
+        let heads = Heads {
+            n_heads: h,
+            n_kv_heads: own_hkv,
+            head_dim: d,
+            first_column: before,
+            rope: rope.as_ref().map(|rope| (rope, tensor(1))),
+            norm: norm.map(|norm| (norm, tensor(2), crate::rope::EPS)),
+        };
+        let cached = rows::cached(kind, [tensor(4), tensor(5)], capacity)?;
+        let sinks = has_sinks.then(|| tensor(6));
+        kernels::attention_next(rec, bound.state(0), &config, &heads, sinks, tensor(3), &cached, tensor(7))
     })
 }

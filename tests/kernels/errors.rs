@@ -2,9 +2,9 @@
 
 use tilewright::bench::yardsticks::{ReadOrder, matmul_naive, mol_gate, probe_read, weighted_sum};
 use tilewright::kernels::{
-    self, AttentionConfig, Combination, Embedding, Gate, Gelu, Heads, LayerNorm, Linear, MolActivation, MolForm,
-    MolGate, MolGateWeights, MolOperands, MolScores, Norm, Pairing, Pooling, QkNorm, Qkv, RopeConfig, RopeStyle,
-    StepState, TopStrip,
+    self, AttentionConfig, CachedKeys, Combination, Embedding, Gate, Gelu, Heads, KvType, LayerNorm, Linear,
+    MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, Norm, Pairing, Pooling, QkNorm,
+    RopeConfig, RopeStyle, StepState, TopStrip,
 };
 use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, Tier, WeightType, Workspace};
 
@@ -16,8 +16,13 @@ type Operand = (&'static str, &'static [u32], &'static [u32], &'static str);
 
 /// What the elements of an operand are, by its name.
 fn element_type(name: &str) -> DType {
-    const WORDS: [&str; 7] = ["ids", "tokens", "sampling", "spans", "allowed", "lists", "best"];
+    const WORDS: [&str; 9] = ["ids", "tokens", "sampling", "spans", "allowed", "lists", "best", "k", "v"];
     if WORDS.contains(&name) { DType::U32 } else { DType::F32 }
+}
+
+/// Two tensors as a layer's cache of f32.
+fn cached(k: &Tensor, v: &Tensor) -> CachedKeys {
+    CachedKeys { k: k.clone(), v: v.clone(), kind: KvType::F32, capacity: 9 }
 }
 
 fn check(
@@ -236,7 +241,7 @@ fn attention_shapes() {
     ];
     let run = |config: AttentionConfig| {
         move |rec: &mut Recorder, state: &StepState, t: &[Tensor]| {
-            kernels::attention(rec, state, &config, None, &t[0], [&t[1], &t[2]], &t[3])
+            kernels::attention(rec, state, &config, None, &t[0], &cached(&t[1], &t[2]), &t[3])
         }
     };
     check("attention", &operands, run(config));
@@ -257,11 +262,50 @@ fn attention_shapes() {
         (AttentionConfig { soft_cap: Some(f32::NAN), ..config }, "soft_cap"),
     ] {
         let device = Device::cpu();
-        let shapes: Vec<Tensor> =
-            operands.iter().map(|o| Tensor::declare(o.0, Role::Activations, o.1, DType::F32).expect("valid")).collect();
+        let shapes: Vec<Tensor> = operands
+            .iter()
+            .map(|o| Tensor::declare(o.0, Role::Activations, o.1, element_type(o.0)).expect("valid"))
+            .collect();
         let state = StepState::declare().expect("the state is declared");
         let error = run(broken)(&mut Recorder::new(&device), &state, &shapes).expect_err("out of range");
         assert!(matches!(error, Error::Operand { kernel: "attention", operand, .. } if operand == named), "{error}");
+    }
+}
+
+#[test]
+fn shapes_of_a_token_from_its_projection_on() {
+    let config = AttentionConfig {
+        n_heads: 4,
+        n_kv_heads: 2,
+        head_dim: 8,
+        window: None,
+        scale: 1.0,
+        soft_cap: None,
+        causal: true,
+    };
+    let rope = RopeConfig::new(6, 1e4, RopeStyle::Halves);
+    let operands: [Operand; 7] = [
+        ("table", &[9, 3, 2], &[9, 4, 2], "table"),
+        ("weight", &[16], &[12], "weight"),
+        ("qkv", &[1, 64], &[2, 64], "qkv"),
+        ("sinks", &[4], &[2], "sinks"),
+        ("k", &[2, 9, 8], &[2, 9, 4], "k"),
+        ("v", &[2, 9, 8], &[2, 8, 8], "v"),
+        ("y", &[1, 32], &[2, 32], "y"),
+    ];
+    let heads = Heads { n_heads: 4, n_kv_heads: 2, head_dim: 8, first_column: 0, rope: None, norm: None };
+    let run = |heads: Heads<'_>, rec: &mut Recorder, state: &StepState, t: &[Tensor]| {
+        let (rope, norm) = (Some((&rope, &t[0])), Some((QkNorm::Heads, &t[1], 1e-5)));
+        let heads = Heads { rope, norm, ..heads };
+        kernels::attention_next(rec, state, &config, &heads, Some(&t[3]), &t[2], &cached(&t[4], &t[5]), &t[6])
+    };
+    check("attention", &operands, |rec, state, t| run(heads, rec, state, t));
+    for broken in [Heads { n_heads: 2, ..heads }, Heads { first_column: 2, ..heads }] {
+        let declare = |o: &Operand| Tensor::declare(o.0, Role::Activations, o.1, element_type(o.0)).expect("valid");
+        let tensors: Vec<Tensor> = operands.iter().map(declare).collect();
+        let state = StepState::declare().expect("the state is declared");
+        let error = run(broken, &mut Recorder::new(&Device::cpu()), &state, &tensors).expect_err("other heads");
+        assert!(matches!(error, Error::Operand { kernel: "attention", operand: "heads", .. }), "{error}");
     }
 }
 
@@ -284,7 +328,14 @@ fn rope_shapes() {
     let heads = Heads { n_heads: 4, n_kv_heads: 2, head_dim: 8, first_column: 0, rope: None, norm: None };
     check("rope_kv", &rope_kv, |rec, state, t| {
         let rope = config(6);
-        kernels::rope_kv(rec, state, &Heads { rope: Some((&rope, &t[0])), ..heads }, &t[1], &t[2], [&t[3], &t[4]])
+        kernels::rope_kv(
+            rec,
+            state,
+            &Heads { rope: Some((&rope, &t[0])), ..heads },
+            &t[1],
+            &t[2],
+            &cached(&t[3], &t[4]),
+        )
     });
     let whole: [Operand; 5] = [
         ("weight", &[48], &[16], "weight"),
@@ -295,7 +346,7 @@ fn rope_shapes() {
     ];
     check("rope_kv", &whole, |rec, state, t| {
         let norm = Some((QkNorm::Whole, &t[0], 1e-5));
-        kernels::rope_kv(rec, state, &Heads { norm, ..heads }, &t[1], &t[2], [&t[3], &t[4]])
+        kernels::rope_kv(rec, state, &Heads { norm, ..heads }, &t[1], &t[2], &cached(&t[3], &t[4]))
     });
     let packed: [Operand; 3] = [
         ("weight", &[16], &[12], "weight"),
@@ -380,42 +431,17 @@ fn fused_shapes() {
     check("gate_up", &gate_up, |rec, _, t| {
         kernels::gate_up(rec, &w, Some(Norm { weight: &t[0], eps: 1e-5 }), Gate::Silu, &t[1], &t[2])
     });
-    let rope = RopeConfig::new(6, 1e4, RopeStyle::Halves);
+    // A norm together with a bias.
     let w = Matrix::declare(&device, "w", WeightType::F16, 64, 32).expect("the matrix is valid");
-    let qkv = |named: &'static str, first_head: u32| {
-        let (rope, w) = (rope.clone(), w.clone());
-        move |rec: &mut Recorder, state: &StepState, t: &[Tensor]| {
-            let norm = (named == "norm").then_some(Norm { weight: &t[0], eps: 1e-5 });
-            let bias = (named == "bias").then_some(&t[0]);
-            let qkv = Qkv { w: &w, bias, norm, first_head, rope: Some((&rope, &t[1])) };
-            qkv.record(rec, state, &t[2], &t[3], &t[4], &t[5])
-        }
-    };
-    for (named, len) in [("norm", 32), ("bias", 64)] {
-        let shape: &[u32] = if len == 32 { &[32] } else { &[64] };
-        let operands: [Operand; 6] = [
-            (named, shape, &[33], named),
-            ("table", &[9, 3, 2], &[9, 3], "table"),
-            ("x", &[2, 32], &[2, 36], "x"),
-            ("q", &[2, 32], &[2, 30], "q"),
-            ("k", &[2, 9, 8], &[2, 72], "k"),
-            ("v", &[2, 9, 8], &[2, 8, 9], "v"),
-        ];
-        check("qkv", &operands, qkv(named, 0));
-    }
-    // More heads than there are, and a norm together with a bias.
-    let state = StepState::declare().expect("the state is declared");
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
-    let t = [&[32][..], &[9, 3, 2], &[2, 32], &[2, 32], &[2, 9, 8], &[2, 9, 8]].map(declare);
-    let error = qkv("norm", 1)(&mut Recorder::new(&device), &state, &t).expect_err("one head too many");
-    assert!(matches!(error, Error::Operand { kernel: "qkv", operand: "w", .. }), "{error}");
+    let (norm, x) = (declare(&[32]), declare(&[2, 32]));
     let y = declare(&[2, 64]);
-    let norm = Some(Norm { weight: &t[0], eps: 1e-5 });
+    let norm = Some(Norm { weight: &norm, eps: 1e-5 });
     let bias = declare(&[64]);
     let both = Linear { bias: Some(&bias), norm, ..Linear::new(&w) };
-    let error = kernels::matvec(&mut Recorder::new(&device), &both, &t[2], &y).expect_err("both");
+    let error = kernels::matvec(&mut Recorder::new(&device), &both, &x, &y).expect_err("both");
     assert!(matches!(error, Error::Operand { kernel: "matvec", operand: "bias", .. }), "{error}");
-    let error = kernels::matmul(&mut Recorder::new(&device), &Linear { bias: None, ..both }, &t[2], &y);
+    let error = kernels::matmul(&mut Recorder::new(&device), &Linear { bias: None, ..both }, &x, &y);
     let error = error.expect_err("`matmul` folds no norm");
     assert!(matches!(error, Error::Operand { kernel: "matmul", operand: "norm", .. }), "{error}");
 }

@@ -1,14 +1,13 @@
-//! `gate_up` and `qkv`: products that are normalised, rotated or gated on the way, against the chains that they replace.
+//! `gate_up`: a product that is normalised and gated on the way, against the chain that it replaces.
 
 use tilewright::WeightType;
-use tilewright::kernels::{self, Activation, Gate, Gelu, Norm, Qkv, RopeStyle};
+use tilewright::kernels::{self, Activation, Gate, Gelu, Norm};
 
 use crate::activation::activated_within;
 use crate::common::Expected;
 use crate::harness::{Case, FLUSH, Job, Operand, ROUND};
 use crate::inputs::{Inputs, Source, dequantise, has_case};
 use crate::linear::{EPS, Rows, limit, product};
-use crate::rope::{Angles, split};
 use crate::softmax::exp_rounding;
 
 /// T, F, K: outputs come in twos, K in blocks of 32 shared by up to 64 invocations.
@@ -22,18 +21,6 @@ const GATE_UP: [[u32; 3]; 9] = [
     [2, 65, 96],
     [1, 5, 2052],
     [7, 129, 64],
-];
-
-/// T, H, Hkv, D, rotated, pos, K.
-const QKV: [[u32; 7]; 8] = [
-    [1, 1, 1, 2, 2, 0, 4],
-    [1, 2, 1, 6, 4, 3, 32],
-    [2, 3, 1, 32, 32, 1, 36],
-    [3, 4, 2, 10, 10, 31, 64],
-    [1, 4, 4, 64, 64, 63, 132],
-    [5, 7, 1, 24, 12, 64, 96],
-    [1, 8, 2, 80, 80, 1000, 64],
-    [1, 1, 1, 4, 4, 9, 2052],
 ];
 
 pub fn cases(cases: &mut Vec<Case>) {
@@ -54,23 +41,6 @@ pub fn cases(cases: &mut Vec<Case>) {
                     sizes: format!("t={t},f={f},k={k}"),
                     inputs,
                     build: Box::new(move |source| gate_up(source, weight, norm, gate, sizes)),
-                });
-            }
-            let of = |&(i, _): &(usize, [u32; 7])| has_case(weight, i, 8);
-            for (i, sizes @ [t, h, hkv, d, rot, pos, k]) in QKV.into_iter().enumerate().filter(of) {
-                // All heads, those of queries and keys, those of values.
-                let (part, heads) =
-                    [("", 0..h + 2 * hkv), ("+qk", 0..h + hkv), ("+v", h + hkv..h + 2 * hkv)][i % 3].clone();
-                let (name, style) = [("interleaved", RopeStyle::Interleaved), ("halves", RopeStyle::Halves)][i / 3 % 2];
-                let vector = ["+norm", "+bias", "+norm", ""][i % 4];
-                // Now and then the cache is too short for the pass: what lies past its end is dropped.
-                let capacity = if i % 4 == 2 { (pos + t - 1).max(1) } else { pos + t + 1 };
-                cases.push(Case {
-                    kernel: "qkv",
-                    variant: format!("{weight}+{name}{part}{vector}"),
-                    sizes: format!("t={t},h={h},hkv={hkv},d={d},rot={rot},pos={pos},s={capacity},k={k}"),
-                    inputs,
-                    build: Box::new(move |source| qkv(source, weight, style, heads.clone(), vector, sizes, capacity)),
                 });
             }
         }
@@ -149,59 +119,5 @@ fn gate_up(source: &mut Source, weight: WeightType, has_norm: bool, gate: Gate, 
     Job::new(operands, move |rec, bound| {
         let norm = has_norm.then_some(Norm { weight: bound.tensor(1), eps: EPS });
         kernels::gate_up(rec, bound.matrix(0), norm, gate, bound.tensor(2), bound.tensor(3))
-    })
-}
-
-#[allow(clippy::too_many_arguments)]
-fn qkv(
-    source: &mut Source,
-    weight: WeightType,
-    style: RopeStyle,
-    heads: std::ops::Range<u32>,
-    vector: &'static str,
-    [t, h, hkv, d, rot, pos, k]: [u32; 7],
-    capacity: u32,
-) -> Job {
-    let all = h + 2 * hkv;
-    let angles = Angles::new(source, capacity, rot, pos % 3);
-    let x = source.rows(t, k);
-    let n = (heads.end - heads.start) * d;
-    let bytes = source.weights(weight, n, k);
-    let (norm, bias) = (source.normal(k), source.normal(all * d));
-    let (has_norm, has_bias) = (vector == "+norm", vector == "+bias");
-    let rows = if has_norm { Rows::normed(&x, norm.clone(), EPS) } else { Rows::plain(&x, k as usize) };
-    let sizes = [t as usize, n as usize, k as usize];
-    let own = (heads.start * d) as usize..(heads.end * d) as usize;
-    let of = |bias: f32| [if has_bias { f64::from(bias) } else { 0.0 }, 0.0];
-    let more: Vec<[f64; 2]> = (0..t).flat_map(|_| bias[own.clone()].iter().map(|&bias| of(bias))).collect();
-    let sums = product(source, &rows, &dequantise(weight, &bytes, k), &more, sizes);
-    // The heads that this matrix makes, amid those that it does not.
-    let mut projected = vec![Expected::new(0.0, 0.0, 0.0); (t * all * d) as usize];
-    for (row, sums) in projected.chunks_exact_mut((all * d) as usize).zip(sums.chunks_exact(n as usize)) {
-        row[own.clone()].copy_from_slice(sums);
-    }
-    let [q, keys, values] = split(style, &angles, &projected, [t, h, hkv, d, rot, pos], capacity, heads.clone());
-    let (cache, nmse) = ([hkv, capacity, d], limit(source, sizes).max(1e-9));
-    let operands = vec![
-        angles.state(pos, t),
-        angles.operand(),
-        Operand::weights(weight, &[n, k], bytes),
-        Operand::floats("norm", &[k], norm),
-        Operand::floats("bias", &[all * d], bias),
-        Operand::floats("x", &[t, k], x),
-        Operand::close("q", &[t, h * d], q, nmse),
-        Operand::close("k", &cache, keys, nmse),
-        Operand::close("v", &cache, values, nmse),
-    ];
-    Job::new(operands, move |rec, bound| {
-        let tensor = |i| bound.tensor(i);
-        let qkv = Qkv {
-            w: bound.matrix(2),
-            bias: has_bias.then_some(tensor(4)),
-            norm: has_norm.then_some(Norm { weight: tensor(3), eps: EPS }),
-            first_head: heads.start,
-            rope: Some((&angles.config(style), tensor(1))),
-        };
-        qkv.record(rec, bound.state(0), tensor(5), tensor(6), tensor(7), tensor(8))
     })
 }

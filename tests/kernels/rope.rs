@@ -1,11 +1,12 @@
 //! `rope`, `rope_kv`, `rope_packed` and the table of angles.
 
-use tilewright::kernels::{self, Heads, QkNorm, QueryGrowth, RopeConfig, RopeScaling, RopeStyle, rope_table};
+use tilewright::kernels::{self, Heads, KvType, QkNorm, QueryGrowth, RopeConfig, RopeScaling, RopeStyle, rope_table};
 
 use crate::common::Expected;
 use crate::harness::{Case, FLUSH, Job, Operand, ROUND, Want, sum_rounding};
 use crate::inputs::{Inputs, Source};
 use crate::norm::rms_normed;
+use crate::rows;
 
 /// T, H, Hkv, D, rotated, pos: pairs are shared out in workgroups of 64.
 const SIZES: [[u32; 6]; 12] = [
@@ -24,7 +25,7 @@ const SIZES: [[u32; 6]; 12] = [
 ];
 
 const NMSE: f64 = 1e-9;
-const EPS: f32 = 1e-5;
+pub const EPS: f32 = 1e-5;
 
 /// Norms of heads with their names; none for most cases.
 const NORMS: [(&str, Option<QkNorm>); 5] = [
@@ -36,7 +37,7 @@ const NORMS: [(&str, Option<QkNorm>); 5] = [
 ];
 
 /// Queries whose keys are those of another layer.
-const QUERIES: [[u32; 6]; 3] = [[1, 1, 0, 2, 2, 0], [3, 4, 0, 40, 20, 31], [17, 3, 0, 256, 64, 7]];
+const QUERIES: [[u32; 6]; 3] = [[1, 1, 0, 4, 2, 0], [3, 4, 0, 40, 20, 31], [17, 3, 0, 256, 64, 7]];
 
 pub fn cases(cases: &mut Vec<Case>) {
     for inputs in Inputs::ALL {
@@ -63,26 +64,34 @@ pub fn cases(cases: &mut Vec<Case>) {
                             build: Box::new(move |source| rope_packed(source, style, norm, sizes)),
                         });
                     }
-                    // The second cache is too short for the pass: what lies past its end is dropped.
-                    for capacity in [pos + t + 1, (pos + t - 1).max(1)] {
+                    // The second cache is too short for the pass: what lies past its end is dropped. The third one has
+                    // fewer slots than positions.
+                    let d = d.next_multiple_of(4);
+                    let sizes = [t, h, hkv, d, rot, pos];
+                    let all = pos + t + 1;
+                    let rooms = [[all; 2], [(pos + t - 1).max(1); 2], [all.div_ceil(2).max(t), all]];
+                    // All of f32, and one or another of the other types.
+                    let others = [KvType::F16, KvType::Q8_0].map(|kind| (kind, rooms[i % 3]));
+                    for (kind, room) in rooms.map(|room| (KvType::F32, room)).into_iter().chain(others) {
+                        let [slots, capacity] = room;
                         cases.push(Case {
                             kernel: "rope_kv",
-                            variant: variant.clone(),
-                            sizes: format!("t={t},h={h},hkv={hkv},d={d},rot={rot},pos={pos},s={capacity}"),
+                            variant: format!("{}+{variant}", rows::tag(kind)),
+                            sizes: format!("t={t},h={h},hkv={hkv},d={d},rot={rot},pos={pos},s={slots}/{capacity}"),
                             inputs,
-                            build: Box::new(move |source| rope_kv(source, style, norm, sizes, capacity)),
+                            build: Box::new(move |source| rope_kv(source, style, norm, sizes, (kind, room))),
                         });
                     }
                 }
             }
             for (i, sizes @ [t, h, _, d, rot, pos]) in QUERIES.into_iter().enumerate() {
-                let norm = NORMS[[0, 4, 1][i]].1;
+                let (norm, kind, end) = (NORMS[[0, 4, 1][i]].1, KvType::ALL[i], pos + t);
                 cases.push(Case {
                     kernel: "rope_kv",
-                    variant: format!("{name}, queries alone"),
+                    variant: format!("{}+{name}, queries alone", rows::tag(kind)),
                     sizes: format!("t={t},h={h},d={d},rot={rot},pos={pos},norm={i}"),
                     inputs,
-                    build: Box::new(move |source| rope_kv(source, Some(style), norm, sizes, pos + t)),
+                    build: Box::new(move |source| rope_kv(source, Some(style), norm, sizes, (kind, [end; 2]))),
                 });
             }
         }
@@ -105,7 +114,7 @@ fn exact(values: &[f32]) -> Vec<Expected> {
 }
 
 /// One head turned: pair by pair as the definition says, whatever the order of storage.
-fn turned(style: RopeStyle, table: &[f32], head: &[Expected], rot_dims: usize, pos: usize) -> Vec<Expected> {
+pub fn turned(style: RopeStyle, table: &[f32], head: &[Expected], rot_dims: usize, pos: usize) -> Vec<Expected> {
     let half = rot_dims / 2;
     let mut out = head.to_vec();
     for i in 0..half {
@@ -133,7 +142,7 @@ fn turned(style: RopeStyle, table: &[f32], head: &[Expected], rot_dims: usize, p
 
 /// The heads of a token's projection, queries and keys normalised as the weights say; and the factors of those that are
 /// normalised after the rotation.
-fn normed(
+pub fn normed(
     row: &[f32],
     norm: Option<QkNorm>,
     weight: &[f32],
@@ -170,7 +179,7 @@ fn normed(
 }
 
 /// Elements multiplied by factors that are known but for rounding.
-fn scaled(head: Vec<Expected>, factors: Option<&Vec<f64>>) -> Vec<Expected> {
+pub fn scaled(head: Vec<Expected>, factors: Option<&Vec<f64>>) -> Vec<Expected> {
     let Some(factors) = factors else { return head };
     let rounding = sum_rounding(head.len()) + 4.0 * ROUND;
     let one = |(x, &factor): (Expected, &f64)| Expected {
@@ -208,35 +217,31 @@ impl Angles {
     }
 
     /// Rows of queries and of keys from position 0 on.
-    fn rows(&self) -> [&[f32]; 2] {
+    pub fn rows(&self) -> [&[f32]; 2] {
         let skipped = (self.first * self.rot) as usize;
         [&self.table[self.table.len() / 2 + skipped..], &self.table[skipped..self.table.len() / 2]]
     }
 }
 
-/// What queries, keys and values are for projections `[T, (H + 2 Hkv) * D]`, of which there is nothing but `heads`.
-pub fn split(
+/// What queries, keys and values are for projections `[T, (H + 2 Hkv) * D]`, in a cache of so many slots.
+fn split(
     style: RopeStyle,
     angles: &Angles,
     projected: &[Expected],
     [t, h, hkv, d, rot, pos]: [u32; 6],
-    capacity: u32,
-    heads: std::ops::Range<u32>,
+    [slots, capacity]: [u32; 2],
 ) -> [Vec<Expected>; 3] {
     let blank = Expected::new(f64::NAN, 0.0, 0.0);
     let anything = Expected::new(f64::INFINITY, 0.0, 0.0);
-    let (d_len, cache_len) = (d as usize, (hkv * capacity * d) as usize);
+    let (d_len, cache_len) = (d as usize, (hkv * slots * d) as usize);
     let mut q = vec![blank; (t * h * d) as usize];
     let (mut k, mut v) = (vec![blank; cache_len], vec![blank; cache_len]);
     for (i, head) in projected.chunks_exact(d_len).enumerate() {
         let (token, head_idx) = (i as u32 / (h + 2 * hkv), i as u32 % (h + 2 * hkv));
         let at = pos + token;
-        if !heads.contains(&head_idx) {
-            continue;
-        }
         let [of_queries, of_keys] = angles.rows();
         let turned = |table: &[f32], at: u32| turned(style, table, head, rot as usize, at as usize);
-        let place = |group: u32| ((group * capacity + at) * d) as usize;
+        let place = |group: u32| ((group * slots + at % slots) * d) as usize;
         if head_idx < h {
             // There is no angle for a query past the cache.
             let query = if at < capacity { turned(of_queries, at) } else { vec![anything; d_len] };
@@ -276,7 +281,7 @@ fn rope_kv(
     style: Option<RopeStyle>,
     norm: Option<QkNorm>,
     [t, h, hkv, d, rot, pos]: [u32; 6],
-    capacity: u32,
+    (kind, [slots, capacity]): (KvType, [u32; 2]),
 ) -> Job {
     let angles = Angles::new(source, capacity, rot, pos % 3);
     let heads = h + 2 * hkv;
@@ -292,7 +297,7 @@ fn rope_kv(
         factors.extend(of_heads);
     }
     let plain = style.unwrap_or(RopeStyle::Halves);
-    let [q, k, v] = split(plain, &angles, &projected, [t, h, hkv, d, rot_dims, pos], capacity, 0..heads);
+    let [q, k, v] = split(plain, &angles, &projected, [t, h, hkv, d, rot_dims, pos], [slots, capacity]);
     // Heads of the results, each with its factors.
     let by_head = |values: Vec<Expected>, head_of: &dyn Fn(u32) -> Option<u32>| -> Vec<Expected> {
         let all = values.chunks_exact(d as usize).map(<[Expected]>::to_vec).zip(0..);
@@ -300,14 +305,13 @@ fn rope_kv(
     };
     let q = by_head(q, &|i| Some(i / h * heads + i % h));
     let k = by_head(k, &|i| {
-        let token = (i % capacity).checked_sub(pos).filter(|&token| token < t)?;
-        Some(token * heads + h + i / capacity)
+        let token = (0..t).find(|token| (pos + token) % slots == i % slots)?;
+        Some(token * heads + h + i / slots)
     });
-    let cache = [hkv.max(1), capacity, d];
-    let held = source.normal(capacity * d);
-    let of_cache = |label, want| match hkv {
-        0 => Operand::floats(label, &cache, held.clone()),
-        _ => Operand::close(label, &cache, want, NMSE),
+    let shape = [hkv.max(1), slots, rows::words(kind, d)];
+    let row = |label, want| match hkv {
+        0 => Operand::words(label, &shape, vec![7; shape.iter().product::<u32>() as usize]),
+        _ => Operand::exact_words(label, &shape, Vec::new()).becomes(rows::check(kind, want, d, None)),
     };
     let operands = vec![
         angles.state(pos, t),
@@ -315,8 +319,8 @@ fn rope_kv(
         Operand::floats("weight", &[weight.len() as u32], weight),
         Operand::floats("qkv", &[t, first + heads * d], qkv),
         Operand::close("q", &[t, h * d], q, NMSE),
-        of_cache("k", k),
-        of_cache("v", v),
+        row("k", k),
+        row("v", v),
     ];
     Job::new(operands, move |rec, bound| {
         let tensor = |i| bound.tensor(i);
@@ -324,12 +328,19 @@ fn rope_kv(
         let rope = config.as_ref().map(|config| (config, tensor(1)));
         let norm = norm.map(|norm| (norm, tensor(2), EPS));
         let heads = Heads { n_heads: h, n_kv_heads: hkv, head_dim: d, first_column: first, rope, norm };
-        kernels::rope_kv(rec, bound.state(0), &heads, tensor(3), tensor(4), [tensor(5), tensor(6)])
+        kernels::rope_kv(
+            rec,
+            bound.state(0),
+            &heads,
+            tensor(3),
+            tensor(4),
+            &rows::cached(kind, [tensor(5), tensor(6)], capacity)?,
+        )
     })
 }
 
 /// Weights of a norm of heads.
-fn norm_weights(source: &mut Source, norm: Option<QkNorm>, [h, hkv, d]: [u32; 3]) -> Vec<f32> {
+pub fn norm_weights(source: &mut Source, norm: Option<QkNorm>, [h, hkv, d]: [u32; 3]) -> Vec<f32> {
     match norm {
         Some(QkNorm::Whole) => source.normal((h + hkv) * d),
         _ => source.normal(if hkv == 0 { d } else { 2 * d }),

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use tilewright::formats::safetensors::Safetensors;
+use tilewright::kernels::KvType;
 use tilewright::{Device, LoadOptions, Model};
 
 use super::builder::{json_entry, text};
@@ -103,5 +104,7 @@ fn check_model(references: &References, model: &Model, what: &str) {
 
 /// A model of a folder with the default options.
 pub fn model(device: &Device, folder: &Folder) -> Model {
-    Model::load(device, &folder.0, LoadOptions::default()).unwrap_or_else(|e| panic!("{e}"))
+    // References are of exact keys and values.
+    Model::load(device, &folder.0, LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() })
+        .unwrap_or_else(|e| panic!("{e}"))
 }

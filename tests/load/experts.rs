@@ -1,6 +1,7 @@
 //! Mixtures of experts in all forms that files have: of several weight types, beyond one binding, in MXFP4, in pieces.
 
 use serde_json::json;
+use tilewright::kernels::KvType;
 use tilewright::load::FileName;
 use tilewright::{Device, LoadOptions, Model, Tier};
 
@@ -72,7 +73,12 @@ fn experts_beyond_one_binding_are_cut_where_experts_end() {
             let (limit, limits) = ((2 * of_expert + 64).max(32 << 10), device.limits());
             let slabs = (u64::from(of_all.n) * of_expert).div_ceil(limit);
             let cut = device.with_limits(tilewright::DeviceLimits { max_binding_bytes: limit, ..limits });
-            let options = || LoadOptions { context_length: Some(64), max_pass: Some(8), ..LoadOptions::default() };
+            let options = || LoadOptions {
+                context_length: Some(64),
+                kv_type: KvType::F32,
+                max_pass: Some(8),
+                ..LoadOptions::default()
+            };
             let model = Model::load(&cut, &whole.0, options()).unwrap_or_else(|e| panic!("{of}: {e}"));
             let dispatches = decode_dispatches(&model);
             println!("{of} on {}: {dispatches} dispatches, {plain} without a limit", name(&device));
@@ -187,7 +193,8 @@ fn in_pieces(device: &Device, folder: &Folder, longest: usize) -> Model {
         (FileName { name: name.into(), size: Some(content.len() as u64) }, content)
     });
     let names = files.iter().map(|(name, _)| name.clone()).collect();
-    let mut loader = Model::loader(device, names, LoadOptions::default()).unwrap();
+    let mut loader =
+        Model::loader(device, names, LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() }).unwrap();
     let mut rng = Rng::new(longest as u64);
     while let Some((file, offset)) = loader.wanted() {
         let rest = &files[file].1[offset as usize..];

@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 use tilewright::load::ModelFile;
-use tilewright::{Device, Embedder, Error, Model};
+use tilewright::{Device, Embedder, Error, LoadOptions, Model};
 
 use super::checkpoint::{Checkpoint, checkpoint};
 use super::{Folder, allocator, common};
@@ -38,7 +38,7 @@ fn open(folder: &Folder) -> Result<(), Error> {
 fn plan(file: ModelFile) -> Result<(), Error> {
     let device = Device::cpu();
     match file.header.shape.decoder() {
-        Ok(_) => Model::plan_file(&device, &file, None).map(drop),
+        Ok(_) => Model::plan_file(&device, &file, &LoadOptions::default()).map(drop),
         Err(_) => Embedder::plan_file(&device, file).map(drop),
     }
 }

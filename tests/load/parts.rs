@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use tilewright::load::ModelFile;
-use tilewright::{Device, Model};
+use tilewright::{Device, LoadOptions, Model};
 
 use super::checkpoint::{Checkpoint, Stored, check_references, checkpoint, model};
 use super::{Folder, TinyGguf, U32, common, logits};
@@ -111,7 +111,7 @@ fn tensors_of_folders_that_nothing_reads_are_refused() {
         let folder = changed.write();
         let error = match ModelFile::open(&folder.0) {
             Err(error) => error,
-            Ok(file) => match Model::plan_file(&Device::cpu(), &file, None) {
+            Ok(file) => match Model::plan_file(&Device::cpu(), &file, &LoadOptions::default()) {
                 Err(error) => error,
                 Ok(_) => panic!("{of} with {name} is not refused"),
             },

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use super::common::{self, block_on};
 use super::files::{folder, open, quantized, values};
 use tilewright::formats::BlockType;
+use tilewright::kernels::KvType;
 use tilewright::load::convert::QuantizeOptions;
 use tilewright::{LoadOptions, Model};
 
@@ -26,7 +27,8 @@ fn copy(name: &str, replaced: &[(&str, &str)]) -> PathBuf {
 }
 
 fn logits(path: &Path) -> Vec<f32> {
-    let model = Model::load(&common::cpu(), path, LoadOptions::default()).unwrap();
+    let model =
+        Model::load(&common::cpu(), path, LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() }).unwrap();
     let ids: Vec<u32> = (0..24).map(|i| i * 11 % 290).collect();
     block_on(model.session().unwrap().logits(&ids)).unwrap()
 }

@@ -65,7 +65,7 @@ const VOCABULARIES: [(&str, &str, Change); 24] = [
     ("gpt2", "end_ids", |vocab| vocab.end_ids = vec![2, u32::MAX]),
     ("gpt2", "bos_id", |vocab| (vocab.bos_id, vocab.add_bos) = (None, Some(true))),
     ("gpt2", "pre", |vocab| vocab.pre = Some("nobody's".repeat(1 << 20))),
-    ("t5", "charsmap", |vocab| vocab.charsmap = charsmap(&[1 << 31 | 77], b"a\0")),
+    ("t5", "charsmap", |vocab| vocab.charsmap = charsmap(&[(1 << 31) | 77], b"a\0")),
     ("t5", "charsmap", |vocab| vocab.charsmap = charsmap(&[1 << 31], &[b'a'; 1 << 20])),
     ("t5", "charsmap", |vocab| vocab.charsmap = [&u32::MAX.to_le_bytes()[..], &[0; 1 << 20]].concat()),
     ("t5", "tokens", |vocab| vocab.token_types.fill(TokenType::Control)),

@@ -204,7 +204,7 @@ test("what is measured is kept and followed, and changes no token", limited, asy
 
   // A choice that nothing but a kept tuning makes.
   tuning.choices = [];
-  for (const kernel of ["matvec", "qkv", "gate_up"]) {
+  for (const kernel of ["matvec", "gate_up"]) {
     for (let log = 0; log < 200; log++) {
       tuning.choices.push({ kernel, weight: "Q8_0", rows: 2 ** (log % 20), blocks: 2 ** Math.floor(log / 20), tokens: 1, tier: "baseline", size: 2 });
     }

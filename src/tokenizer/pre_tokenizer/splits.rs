@@ -91,9 +91,7 @@ pub(super) const QWEN2: Split = Split {
 
 /// The same for every text: possessive where backtracking finds nothing, and one line break behind a greedy `\s*`.
 pub(super) const BAILING: Split = Split {
-    expression: concat!(
-        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
-    ),
+    expression: r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
     ..QWEN2
 };
 
