@@ -490,10 +490,24 @@ fn weight_bytes(weight: WeightType, n: usize) -> Vec<u8> {
         WeightType::F16 => (2, 0x38, &[1]),
         WeightType::BF16 => (2, 0x3f, &[1]),
         WeightType::Q8_0 => (34, 0x20, &[1]),
-        WeightType::Q4_0 => (18, 0x20, &[1]),
+        WeightType::Q4_0 | WeightType::IQ4_NL | WeightType::Q2_0 | WeightType::Q1_0 => (18, 0x20, &[1]),
+        WeightType::Q4_1 => (20, 0x20, &[1, 3]),
+        WeightType::Q5_0 => (22, 0x20, &[1]),
+        WeightType::Q5_1 => (24, 0x20, &[1, 3]),
+        WeightType::Q2_K => (84, 0x20, &[81, 83]),
+        WeightType::Q3_K => (110, 0x20, &[109]),
         WeightType::Q4_K => (144, 0x20, &[1, 3]),
         WeightType::Q5_K => (176, 0x20, &[1, 3]),
         WeightType::Q6_K => (210, 0x20, &[209]),
+        WeightType::IQ4_XS => (136, 0x20, &[1]),
+        WeightType::IQ3_S => (110, 0x20, &[1]),
+        WeightType::IQ3_XXS => (98, 0x20, &[1]),
+        WeightType::IQ2_S => (82, 0x20, &[1]),
+        WeightType::IQ2_XS => (74, 0x20, &[1]),
+        WeightType::IQ2_XXS => (66, 0x20, &[1]),
+        // Scales are exponents, or floats of eight bits.
+        WeightType::MXFP4 => (17, 0x78, &[0]),
+        WeightType::NVFP4 => (36, 0x38, &[0, 1, 2, 3]),
     };
     for element in bytes.chunks_exact_mut(unit) {
         places.iter().for_each(|&place| element[place] = high);

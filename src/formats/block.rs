@@ -427,7 +427,7 @@ fn tq1_0(block: &[u8; 54], out: &mut [f32; 256]) {
         (0..n_digits).flat_map(move |n| (start..start + len).map(move |at| (at, n)))
     });
     for (value, (at, n)) in out.iter_mut().zip(digits) {
-        let digit = u16::from(block[at].wrapping_mul(3u8.wrapping_pow(n))) * 3 >> 8;
+        let digit = (u16::from(block[at].wrapping_mul(3u8.wrapping_pow(n))) * 3) >> 8;
         *value = (f32::from(digit) - 1.0) * scale;
     }
 }
