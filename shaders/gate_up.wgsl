@@ -2,8 +2,9 @@
 //
 //     y[t, f] = act(w[f] . x[t]) * (w[F + f] . x[t])
 //
-// which is `matvec` followed by `swiglu` or `geglu`, with NORM also preceded by `rms_norm`; see `shared/four_rows.wgsl`. LANES
-// invocations work two outputs, that is four rows of w. Dispatch (groups of outputs folded over x and y, T in z).
+// which is `matvec` followed by `swiglu` or `geglu`, with NORM also preceded by `rms_norm`; see `shared/four_rows.wgsl`. With
+// UPS, w has the ups alone, and the gates' products wait in y. LANES invocations work four rows of w. Dispatch (groups of
+// rows folded over x and y, T in z).
 #weights
 #import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
 #import four_rows
@@ -12,12 +13,14 @@
 
 struct Params { n_tokens: u32, ffn_dim: u32, dim: u32, blocks: u32, w_scales: u32, eps: f32, flags: u32, first_group: u32 } // T, F, K
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;       // [2 F, K], packed: gate, then up
+@group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;       // [2 F, K], packed: gate, then up; or [F, K]
 @group(0) @binding(2) var<storage, read> vector: array<vec4<f32>>;  // [K], norm weight; any buffer without NORM
 @group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;       // [T, K], K a multiple of 4
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;       // [T, F]
 
 const WG: u32 = 64u;
+
+override UPS: bool = false; // w has ups alone
 
 @compute @workgroup_size(WG)
 fn gate_up(
@@ -25,16 +28,26 @@ fn gate_up(
     @builtin(num_workgroups) grid: vec3<u32>,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let f = ((params.first_group + group_index(group, grid)) * (WG / LANES) + local / LANES) * 2u;
-    let gates = min(vec2<u32>(f, f + 1u), vec2<u32>(params.ffn_dim - 1u));
-    let sum = four_rows(local, vec4<u32>(gates, gates + params.ffn_dim), group.z);
-    if (local % LANES == 0u) {
-        let at = group.z * params.ffn_dim + f;
-        if (f < params.ffn_dim) {
-            y[at] = gated(sum.x, sum.z);
+    let four = (params.first_group + group_index(group, grid)) * (WG / LANES) + local / LANES;
+    let first = group.z * params.ffn_dim;
+    // Rows past the end repeat the last one.
+    if (UPS) {
+        let f = four * 4u;
+        let rows = min(vec4<u32>(f, f + 1u, f + 2u, f + 3u), vec4<u32>(params.ffn_dim - 1u));
+        let sum = four_rows(local, rows, group.z);
+        if (local % LANES == 0u) {
+            for (var i = 0u; i < 4u && f + i < params.ffn_dim; i++) {
+                y[first + f + i] = gated(y[first + f + i], sum[i]);
+            }
         }
-        if (f + 1u < params.ffn_dim) {
-            y[at + 1u] = gated(sum.y, sum.w);
+    } else {
+        let f = four * 2u;
+        let gates = min(vec2<u32>(f, f + 1u), vec2<u32>(params.ffn_dim - 1u));
+        let sum = four_rows(local, vec4<u32>(gates, gates + params.ffn_dim), group.z);
+        if (local % LANES == 0u) {
+            for (var i = 0u; i < 2u && f + i < params.ffn_dim; i++) {
+                y[first + f + i] = gated(sum[i], sum[i + 2u]);
+            }
         }
     }
 }

@@ -33,7 +33,7 @@ pub use experts::{
     ExpertDown, ExpertGateUp, ExpertProduct, ExpertRows, ExpertScore, ExpertTiles, MAX_EXPERTS, MAX_SHARED, Router,
     SharedExperts, expert_sum, route,
 };
-pub use gate_up::gate_up;
+pub use gate_up::{gate_up, up_gated};
 pub use linear::{Linear, Norm, matmul, matmul_plain, matvec, split_sum};
 pub use linear_norm::linear_norm;
 pub use mol::{Combination, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, Pairing, mol};
@@ -55,9 +55,9 @@ pub(crate) use by_head::ByHeadParams;
 pub(crate) use embed::{EmbedParams, EmbedSumParams};
 pub(crate) use experts::{
     APART, ExpertDownParams, ExpertGateUpParams, ExpertMatmulParams, ExpertSumParams, ExpertTilesParams, GATED,
-    ROUTE_BIAS, RouteParams, SHARES, SIGMOID, UPS,
+    ROUTE_BIAS, RouteParams, SHARES, SIGMOID,
 };
-pub(crate) use gate_up::GateUpParams;
+pub(crate) use gate_up::{GateUpParams, UPS};
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use linear::Way;
 pub(crate) use linear::{

@@ -16,7 +16,7 @@ use super::threads::{self, Tile};
 use crate::dtype::{BLOCK, WeightType};
 use crate::kernels::{
     ACCUMULATE, BIAS, CLAMPED, GELU, GELU_TANH, GateUpParams, INVARIANT, LinearParams, NORM, SHIFT, SplitSumParams,
-    TANH,
+    TANH, UPS,
 };
 
 /// From here on unpacking a panel once costs less than unpacking it again for each token.
@@ -179,12 +179,14 @@ pub(crate) fn gate_up(mut call: Call<'_>) {
     let (n_tokens, ffn_dim, dim) = (params.n_tokens as usize, params.ffn_dim as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
     let x = activations(&x.get::<f32>()[..n_tokens * dim], vector.get(), [dim, n_blocks], params.flags, params.eps);
-    let n_out = 2 * ffn_dim;
-    let mut sums = vec![0.0; n_tokens * n_out];
-    Product { invariant: false, w: w.get(), w_scales: params.w_scales, first_row: 0, x: &x, n_tokens, n_out, n_blocks }
-        .write(weight, OutputRows::plain(&mut sums, n_out));
+    let is_ups = params.flags & UPS != 0;
+    let n_out = if is_ups { ffn_dim } else { 2 * ffn_dim };
+    let w_scales = params.w_scales;
+    let product = Product { invariant: false, w: w.get(), w_scales, first_row: 0, x: &x, n_tokens, n_out, n_blocks };
+    let sums = product.plain(weight);
     for (y, sums) in y.get_mut::<f32>().chunks_exact_mut(ffn_dim).zip(sums.chunks_exact(n_out)) {
-        let (gate, up) = sums.split_at(ffn_dim);
+        let waiting = if is_ups { y.to_vec() } else { Vec::new() };
+        let (gate, up) = if is_ups { (&waiting[..], sums) } else { sums.split_at(ffn_dim) };
         gated_by(params.flags, gate, up, y);
     }
 }

@@ -10,6 +10,7 @@ pub use tiles::{ExpertProduct, ExpertTiles, expert_sum};
 
 use bytemuck::{Pod, Zeroable};
 
+use super::gate_up::UPS;
 use super::linear::{ACCUMULATE, BIAS, NORM, Norm, lanes, lanes_groups, operations, quads, set, vector};
 use super::{Gate, GridPart, fold, grid_parts};
 use crate::error::Error;
@@ -72,9 +73,8 @@ pub(crate) const ROUTE_BIAS: u32 = 2;
 pub(crate) const SHARES: u32 = 4;
 pub(crate) const GATED: u32 = 8;
 
-/// Flags of `expert_gate_up`: `w` has rows of one kind, and which.
+/// Flag of `expert_gate_up`: `w` has rows of one kind, with `UPS` ups.
 pub(crate) const APART: u32 = 1 << 16;
-pub(crate) const UPS: u32 = 1 << 17;
 
 /// Most experts of a layer, and most that a token has.
 pub const MAX_EXPERTS: u32 = 1024;

@@ -24,6 +24,9 @@ pub(crate) struct GateUpParams {
     pub first_group: u32,
 }
 
+/// Flag of `gate_up` and `expert_gate_up`: `w` has ups alone.
+pub(crate) const UPS: u32 = 1 << 17;
+
 /// Records `y = act(x gateᵀ) * (x upᵀ)`, where `w` holds the rows of `gate` and then those of `up`; `norm` normalises
 /// `x` first. Shader: `shaders/gate_up.wgsl`.
 ///
@@ -39,13 +42,43 @@ pub fn gate_up(
     x: &Tensor,
     y: &Tensor,
 ) -> Result<(), Error> {
+    record(rec, (w, false), norm, gate, x, y)
+}
+
+/// Records `y = act(y) * (x wᵀ)`: the ups, where the gates are of another weight type and their products wait in `y`.
+/// Shader: `shaders/gate_up.wgsl`.
+///
+/// # Shapes
+/// `w`: `[F, K]` in one slab; `x`: `[T, K]`, K a multiple of 4; `y`: `[T, F]`.
+/// # Errors
+/// As [`gate_up`].
+pub fn up_gated(
+    rec: &mut Recorder,
+    w: &Matrix,
+    norm: Option<Norm<'_>>,
+    gate: Gate,
+    x: &Tensor,
+    y: &Tensor,
+) -> Result<(), Error> {
+    record(rec, (w, true), norm, gate, x, y)
+}
+
+fn record(
+    rec: &mut Recorder,
+    (w, is_ups): (&Matrix, bool),
+    norm: Option<Norm<'_>>,
+    gate: Gate,
+    x: &Tensor,
+    y: &Tensor,
+) -> Result<(), Error> {
     let n_tokens = quads("gate_up", x)?;
     let slab = w.only_slab("gate_up")?;
-    let (dim, ffn_dim) = (w.cols(), w.rows() / 2);
+    let (dim, ffn_dim) = (w.cols(), if is_ups { w.rows() } else { w.rows() / 2 });
     x.expect_shape("gate_up", "x", &[n_tokens, dim])?;
     y.expect_shape("gate_up", "y", &[n_tokens, ffn_dim])?;
     let vector = vector("gate_up", norm, None, dim)?;
     let (gate_flags, gate) = gate.flags();
+    let flags = [(norm.is_some(), NORM), (is_ups, UPS)].map(|(is_set, flag)| if is_set { flag } else { 0 });
     let params = |first_group| GateUpParams {
         n_tokens,
         ffn_dim,
@@ -53,12 +86,14 @@ pub fn gate_up(
         blocks: w.blocks(),
         w_scales: w.quants_words(slab),
         eps: norm.map_or(0.0, |norm| norm.eps),
-        flags: gate_flags | if norm.is_some() { NORM } else { 0 },
+        flags: gate_flags | flags[0] | flags[1],
         first_group,
     };
     let (choice, constants) = lanes(rec, &shaders::GATE_UP, w, norm.is_some());
-    let constants = [constants, gate.to_vec()].concat();
-    let n_groups = lanes_groups(2 * ffn_dim.next_multiple_of(2), choice.size);
+    let kind = is_ups.then_some(("UPS", 1.0));
+    let constants: Vec<_> = constants.into_iter().chain(gate.iter().copied()).chain(kind).collect();
+    let n_rows = if is_ups { ffn_dim } else { 2 * ffn_dim.next_multiple_of(2) };
+    let n_groups = lanes_groups(n_rows, choice.size);
     // A vector that is not there is never read; x is at hand.
     let operands = [&slab.words, vector.unwrap_or(x), x, y];
     let tier = choice.tier;

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::kernels::{
     Activation, Heads, Linear, Norm, RopeConfig, RopeScaling, ShortConv, add_rms_norm, attention, attention_next,
     attention_packed, fold_norm, fuses_norm, gate_up, gated, gelu, layer_norm, linear_norm, rms_norm, rope_kv,
-    rope_packed, rope_table, sigmoid_gate, suits_few,
+    rope_packed, rope_table, sigmoid_gate, suits_few, up_gated,
 };
 use crate::recording::Recorder;
 use crate::tensor::{Role, Tensor};
@@ -258,22 +258,29 @@ impl Transformer {
         let n_tokens = h.shape()[0];
         let activated = rec.temporary("activated", &[n_tokens, ffn.dim])?;
         let up = |rec: &mut Recorder| rec.temporary("up", &[n_tokens, ffn.up_dim()]);
-        match (ffn.between, flow) {
-            (Between::Gate(gate), Flow::Cached(..)) if suits_few(h) && weights.ffn_up.as_one().is_some() => {
+        let for_few = weights.ffn_up.as_gate_up().filter(|_| suits_few(h));
+        match (ffn.between, flow, for_few) {
+            (Between::Gate(gate), Flow::Cached(..), Some((gates, w))) => {
                 let (x, norm) = self.before(rec, norm, h)?;
                 let (x, norm) = fold_norm(rec, &x, norm, false)?; // [T, C]
-                weights.ffn_up.as_one().map_or(Ok(()), |w| gate_up(rec, w, norm, gate, &x, &activated))?;
+                match gates {
+                    None => gate_up(rec, w, norm, gate, &x, &activated)?, // [T, F]
+                    Some(gates) => {
+                        Linear { norm, ..Linear::new(gates) }.record(rec, &x, &activated)?; // [T, F]
+                        up_gated(rec, w, norm, gate, &x, &activated)?; // [T, F]
+                    }
+                }
             }
-            (Between::Gate(gate), _) => {
+            (Between::Gate(gate), ..) => {
                 let up = up(rec)?;
                 self.record_product(rec, flow, &weights.ffn_up, norm, h, &up)?; // [T, 2 F]
                 gated(rec, gate, &up, &activated)?;
             }
-            (Between::Gelu(form), Flow::Packed(_)) => {
+            (Between::Gelu(form), Flow::Packed(_), _) => {
                 let x = self.normed(rec, norm, h)?;
                 weights.ffn_up.record_tiled(rec, &x, Some(Activation::Gelu(form)), false, &activated)?;
             }
-            (Between::Gelu(form), Flow::Cached(..)) => {
+            (Between::Gelu(form), Flow::Cached(..), _) => {
                 let up = up(rec)?;
                 self.record_product(rec, flow, &weights.ffn_up, norm, h, &up)?; // [T, F]
                 gelu(rec, &up, &activated, form)?;

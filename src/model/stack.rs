@@ -272,6 +272,16 @@ impl Stack {
         }
     }
 
+    /// The stack as matrices for `gate_up`: one that has gates and ups, or gates and ups of different types apart.
+    pub(super) fn as_gate_up(&self) -> Option<(Option<&Matrix>, &Matrix)> {
+        match (self.parts.as_slice(), &self.bias) {
+            ([gates, ups], None) if gates.matrix.rows() == ups.matrix.rows() && ups.matrix.n_slabs() == 1 => {
+                Some((Some(&gates.matrix), &ups.matrix))
+            }
+            _ => self.as_one().map(|w| (None, w)),
+        }
+    }
+
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let biases = self.bias.iter().map(|bias| &bias.tensor);
         self.parts.iter().flat_map(|part| part.matrix.tensors()).chain(biases)

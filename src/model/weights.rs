@@ -428,6 +428,7 @@ impl Weights {
     /// Those of the layers alone.
     pub(crate) fn layer_products(&self) -> impl Iterator<Item = (&'static Kernel, &Matrix)> {
         self.blocks.iter().flat_map(|block| {
+            // Ups apart from their gates are measured as a plain product.
             let up = if block.ffn_up.as_one().is_some() { &shaders::GATE_UP } else { &shaders::MATVEC };
             let experts = block.experts.iter().flat_map(|experts| {
                 let [up, down] = experts.matrices();

@@ -18,7 +18,7 @@ use crate::kernels::{
     RopeConfig, RopeStyle, Router, Sampling, SelectiveScan, SharedExperts, ShortConv, StepState, TopStrip, add,
     advance, argmax, attention, attention_next, attention_packed, embed, embed_sum, expert_sum, gate_up, gated, geglu,
     gelu, last_row, layer_norm, linear_norm, matmul, matvec, merge_top, mol, penalize, pool, rms_norm, rope, rope_kv,
-    rope_packed, rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum,
+    rope_packed, rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum, up_gated,
 };
 use crate::recording::{PipelineKey, Recorder, Recording, Step, Workspace};
 use crate::shaders::{self, Kernel, Tier, Variant};
@@ -381,9 +381,15 @@ static CHECKS: [(&Kernel, Record); 42] = [
         Ok(vec![y])
     }),
     (&shaders::GATE_UP, |rec, form| {
-        let (w, vector) = (matrix(rec.device(), form.weight, 22, DIM)?, input(rec, &[DIM])?);
-        let (x, y) = (input(rec, &[2, DIM])?, blank(rec, &[2, 11])?);
-        gate_up(rec, &w, norm(form, &vector), form.gate(), &x, &y)?;
+        let (x, vector) = (input(rec, &[2, DIM])?, input(rec, &[DIM])?);
+        let norm = norm(form, &vector);
+        if form.is("UPS") {
+            let (w, y) = (matrix(rec.device(), form.weight, 11, DIM)?, input(rec, &[2, 11])?);
+            up_gated(rec, &w, norm, form.gate(), &x, &y)?;
+            return Ok(vec![y]);
+        }
+        let (w, y) = (matrix(rec.device(), form.weight, 22, DIM)?, blank(rec, &[2, 11])?);
+        gate_up(rec, &w, norm, form.gate(), &x, &y)?;
         Ok(vec![y])
     }),
     (&shaders::SHORT_CONV, |rec, _| {

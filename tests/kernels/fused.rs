@@ -1,7 +1,7 @@
 //! `gate_up`: a product that is normalised and gated on the way, against the chain that it replaces.
 
 use tilewright::WeightType;
-use tilewright::kernels::{self, Activation, Gate, Gelu, Norm};
+use tilewright::kernels::{self, Activation, Gate, Gelu, Linear, Norm};
 
 use crate::activation::activated_within;
 use crate::common::Expected;
@@ -40,7 +40,16 @@ pub fn cases(cases: &mut Vec<Case>) {
                     variant: format!("{weight}{}{act}", if norm { "+norm" } else { "" }),
                     sizes: format!("t={t},f={f},k={k}"),
                     inputs,
-                    build: Box::new(move |source| gate_up(source, weight, norm, gate, sizes)),
+                    build: Box::new(move |source| gate_up(source, (weight, None), norm, gate, sizes)),
+                });
+                // Gates of another type wait for their ups.
+                let gates = if weight == WeightType::Q8_0 { WeightType::F32 } else { WeightType::Q8_0 };
+                cases.push(Case {
+                    kernel: "gate_up",
+                    variant: format!("{weight}+ups{}{act}", if norm { "+norm" } else { "" }),
+                    sizes: format!("t={t},f={f},k={k}"),
+                    inputs,
+                    build: Box::new(move |source| gate_up(source, (weight, Some(gates)), norm, gate, sizes)),
                 });
             }
         }
@@ -91,13 +100,24 @@ pub fn clamped(gate: &Expected, up: &Expected) -> Expected {
     Expected { value, bound, floor, power }
 }
 
-fn gate_up(source: &mut Source, weight: WeightType, has_norm: bool, gate: Gate, [t, f, k]: [u32; 3]) -> Job {
+/// With gates and ups in one matrix, or with gates of another type.
+fn gate_up(
+    source: &mut Source,
+    (weight, gates): (WeightType, Option<WeightType>),
+    has_norm: bool,
+    gate: Gate,
+    [t, f, k]: [u32; 3],
+) -> Job {
     let x = source.rows(t, k);
-    let bytes = source.weights(weight, 2 * f, k);
+    let apart = gates.map(|gates| (gates, source.weights(gates, f, k)));
+    let n_rows = if apart.is_some() { f } else { 2 * f };
+    let bytes = source.weights(weight, n_rows, k);
     let norm = source.normal(k);
     let rows = if has_norm { Rows::normed(&x, norm.clone(), EPS) } else { Rows::plain(&x, k as usize) };
     let sizes = [t as usize, 2 * f as usize, k as usize];
-    let sums = product(source, &rows, &dequantise(weight, &bytes, k), &vec![[0.0; 2]; sizes[0] * sizes[1]], sizes);
+    let gate_values = apart.iter().flat_map(|(gates, bytes)| dequantise(*gates, bytes, k));
+    let values: Vec<_> = gate_values.chain(dequantise(weight, &bytes, k)).collect();
+    let sums = product(source, &rows, &values, &vec![[0.0; 2]; sizes[0] * sizes[1]], sizes);
     let want = sums
         .chunks_exact(2 * f as usize)
         .flat_map(|row| {
@@ -110,14 +130,20 @@ fn gate_up(source: &mut Source, weight: WeightType, has_norm: bool, gate: Gate, 
             gates.iter().zip(ups).map(gated).collect::<Vec<_>>()
         })
         .collect();
-    let operands = vec![
-        Operand::weights(weight, &[2 * f, k], bytes),
+    let mut operands = vec![
+        Operand::weights(weight, &[n_rows, k], bytes),
         Operand::floats("norm", &[k], norm),
         Operand::floats("x", &[t, k], x),
         Operand::close("y", &[t, f], want, limit(source, sizes)),
     ];
+    operands.extend(apart.map(|(gates, bytes)| Operand::weights(gates, &[f, k], bytes)));
     Job::new(operands, move |rec, bound| {
         let norm = has_norm.then_some(Norm { weight: bound.tensor(1), eps: EPS });
-        kernels::gate_up(rec, bound.matrix(0), norm, gate, bound.tensor(2), bound.tensor(3))
+        let (w, x, y) = (bound.matrix(0), bound.tensor(2), bound.tensor(3));
+        if gates.is_none() {
+            return kernels::gate_up(rec, w, norm, gate, x, y);
+        }
+        kernels::matvec(rec, &Linear { norm, ..Linear::new(bound.matrix(4)) }, x, y)?;
+        kernels::up_gated(rec, w, norm, gate, x, y)
     })
 }
