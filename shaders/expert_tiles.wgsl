@@ -4,7 +4,9 @@
 //     tiles[..] = (expert, its first place in slots, rows: R or what is left), of all experts in order; past the last: rows 0
 //
 // A slot is a token's place for one of its experts. Each workgroup counts all slots and places those of its own experts, so
-// that none waits for another. Dispatch (ceil(E / WG)).
+// that none waits for another. Dispatch (ceil(E / WG) folded over x and y).
+#import fold
+
 struct Params { n_slots: u32, n_experts: u32, tile_rows: u32, n_tiles: u32 } // T K, E, R
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> routes: array<vec2<u32>>;      // [T K] of (expert, bits of its weight)
@@ -21,7 +23,15 @@ fn n_tiles(count: u32) -> u32 {
 }
 
 @compute @workgroup_size(WG)
-fn expert_tiles(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+fn expert_tiles(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let own = group_index(group, grid) * WG + local;
+    if (own - local >= params.n_experts) {
+        return;
+    }
     for (var e = local; e < MOST; e += WG) {
         atomicStore(&counts[e], 0u);
     }
@@ -30,7 +40,6 @@ fn expert_tiles(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocati
         atomicAdd(&counts[min(routes[slot].x, MOST - 1u)], 1u);
     }
     workgroupBarrier();
-    let own = group.x * WG + local;
     var before = 0u; // slots of the experts before
     var tile = 0u;   // their tiles
     var all = 0u;    // tiles of all experts
