@@ -72,7 +72,9 @@ fn check_tiny(name: &str) {
         let named = [references, "refs_f64", "refs"].map(|stem| folder.join(stem).with_extension("safetensors"));
         let named = if references == "refs" { &named[1..] } else { &named[..] };
         let references = References::open(named.iter().find(|path| path.exists()).unwrap());
-        for device in executors() {
+        let tiers = [Tier::Subgroups, Tier::Baseline];
+        let tiers = if common::is_full() { &tiers[..] } else { &tiers[..1] };
+        for device in std::iter::once(common::cpu()).chain(common::gpus_beside_cpu(tiers.iter().copied())) {
             check_tiny_file(&device, &path, &references);
             common::assert_tested(&device);
         }
@@ -98,14 +100,24 @@ fn check_tiny_file(device: &Device, path: &Path, references: &References) {
     let (prompt, want) = (references.ids("greedy.prompt"), references.ids("greedy.ids"));
     let margins = references.floats("greedy.margins");
     check_greedy(&model, &prompt, &want, &margins, TINY_TOLERANCE, &what);
-    check_tiny_caches(device, path, references, &what);
+    if path.is_dir() || common::is_full() {
+        check_tiny_caches(device, path, references, &what);
+    }
 }
 
 /// The longest case with caches that round.
 fn check_tiny_caches(device: &Device, path: &Path, references: &References, what: &str) {
     let (ids, want) = (references.ids("3.ids"), references.floats("3.logits"));
     let [lowest, highest] = [f32::min, f32::max].map(|pick| want.iter().copied().fold(want[0], pick));
-    for (kv_type, tolerance) in [(KvType::F16, HALF_TOLERANCE), (KvType::Q8_0, 0.03 * (highest - lowest))] {
+    // Eight bits round the largest value of a block 2^4 times as coarsely as f16, and one of a quarter of it 2^6 times. A
+    // model that makes much of any rounding is held to that.
+    const COARSER: f32 = 64.0;
+    let mut off_by_half = 0.0;
+    for kv_type in [KvType::F16, KvType::Q8_0] {
+        let tolerance = match kv_type {
+            KvType::F16 => HALF_TOLERANCE,
+            _ => f32::max(0.03 * (highest - lowest), COARSER * off_by_half),
+        };
         let model = load_as(device, path, kv_type);
         let vocab_size = model.config().vocab_size as usize;
         let got = block_on(model.trace(&ids)).unwrap().logits;
@@ -113,6 +125,9 @@ fn check_tiny_caches(device: &Device, path: &Path, references: &References, what
         let off: Vec<f32> = positions.map(|(got, want)| largest_difference(got, want)).collect();
         let n_off = off.iter().filter(|&&off| off > tolerance).count();
         let worst = off.iter().copied().fold(0.0, f32::max);
+        if kv_type == KvType::F16 {
+            off_by_half = worst;
+        }
         println!("{what}, {kv_type}: logits within {worst:.1e} of {:.1}, {n_off} further off", highest - lowest);
         // Eight bits may choose another expert where two are nearly as good, here among random ones.
         let has_experts = model.config().blocks.iter().any(|block| block.feed_forward.experts.is_some());

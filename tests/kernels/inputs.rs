@@ -5,19 +5,21 @@ use tilewright::formats::{BlockType, block};
 
 use crate::common::Rng;
 
+/// Types of which every case runs.
+pub const EVERY: [WeightType; 8] = [
+    WeightType::F32,
+    WeightType::F16,
+    WeightType::BF16,
+    WeightType::Q8_0,
+    WeightType::Q4_0,
+    WeightType::Q4_K,
+    WeightType::Q5_K,
+    WeightType::Q6_K,
+];
+
 /// Whether case `i` of a list is one for a weight type; one in `share` is. Kernels of different types differ by the fragment
 /// that unpacks a block, so for most types a few sizes and one form of a kernel do.
 pub fn has_case(weight: WeightType, i: usize, share: usize) -> bool {
-    const EVERY: [WeightType; 8] = [
-        WeightType::F32,
-        WeightType::F16,
-        WeightType::BF16,
-        WeightType::Q8_0,
-        WeightType::Q4_0,
-        WeightType::Q4_K,
-        WeightType::Q5_K,
-        WeightType::Q6_K,
-    ];
     EVERY.contains(&weight) || i % share == weight as usize % share
 }
 

@@ -52,7 +52,7 @@ use tilewright::tuning::{Bucket, Choice};
 use tilewright::{Device, Tier, WeightType, shaders};
 
 use harness::{Case, execute, hash};
-use inputs::Source;
+use inputs::{EVERY, Source};
 use web_time::Instant;
 
 /// Cases that must have been executed on the GPU's tiers together: with `TILEWRIGHT_FULL`, without, and without first ones.
@@ -109,12 +109,24 @@ fn all_cases() -> Vec<Case> {
 /// baseline has one for each. Names that are no kernel's stand for a choice between kernels and run everywhere.
 fn is_own(case: &Case, tier: Tier) -> bool {
     let Some(kernel) = shaders::ALL.iter().find(|kernel| kernel.name == case.kernel) else { return true };
-    let weight = WeightType::ALL.into_iter().find(|weight| case.variant.split('+').next() == Some(weight.name()));
+    let weight = weight_of(case);
     tier == Tier::Baseline
         || kernel
             .variants
             .iter()
             .any(|v| v.tier == tier && (v.weight.is_none() || v.weight == weight.map(WeightType::layout)))
+}
+
+/// The weight type that a case's variant begins with.
+fn weight_of(case: &Case) -> Option<WeightType> {
+    WeightType::ALL.into_iter().find(|weight| case.variant.split('+').next() == Some(weight.name()))
+}
+
+/// Whether a case is one of those of which some run where not all do. What unpacks the blocks of a type is the same text in
+/// every kernel, so most types run in three kernels alone, which read blocks in all ways that there are.
+fn is_usual(case: &Case) -> bool {
+    let is_plain = weight_of(case).is_none_or(|weight| EVERY.contains(&weight));
+    is_plain || (["embed", "matmul", "matvec"].contains(&case.kernel) && !is_unchecked())
 }
 
 /// The case asked for by name, without its seed, and the seed.
@@ -163,7 +175,7 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
     let n_seeds = std::env::var("TILEWRIGHT_ROUNDS").ok().map_or(1, |n| n.parse().expect("a number of rounds"));
     let mut summaries: BTreeMap<&str, Summary> = BTreeMap::new();
     for (i, case) in cases.iter().enumerate().step_by(STRIDE) {
-        if device.is_gpu() && !is_own(case, device.tier()) {
+        if device.is_gpu() && !is_own(case, device.tier()) || !takes_all && !is_usual(case) {
             continue;
         }
         let variant = if cfg!(target_arch = "wasm32") { "" } else { case.variant.as_str() };

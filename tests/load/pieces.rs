@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use tilewright::kernels::KvType;
 use tilewright::load::FileName;
 use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model};
 
@@ -21,7 +22,7 @@ fn in_pieces(
 ) -> Result<Model, Error> {
     let size = |content: &[u8]| tell_sizes.then_some(content.len() as u64);
     let names = files.iter().map(|(name, content)| FileName { name: name.clone(), size: size(content) }).collect();
-    let mut loader = Model::loader(device, names, LoadOptions::default())?;
+    let mut loader = Model::loader(device, names, LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() })?;
     let mut last = None;
     while let Some(wanted @ (file, offset)) = loader.wanted() {
         assert_ne!(last, Some(wanted), "the loader does not move on");
