@@ -61,8 +61,9 @@ const FEWEST: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 200, 200] } e
 const FEWEST_ON_CPU: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 200, 200] } else { [6000, 1000, 700] };
 /// One case in so many is looked at in a browser.
 const STRIDE: usize = if cfg!(target_arch = "wasm32") { 12 } else { 1 };
-/// One case in so many of those is executed on a GPU, unless `TILEWRIGHT_FULL` is set.
-const SHARE: u64 = 16;
+/// One case in so many of those is executed on a GPU, unless `TILEWRIGHT_FULL` is set: with bounds checks, where the first of
+/// each variant runs as well, and without.
+const SHARE: [u64; 2] = [40, 16];
 /// The same on the CPU.
 const SHARE_ON_CPU: u64 = if cfg!(target_arch = "wasm32") { 4 } else { 16 };
 /// One case in so many is run `REPEATS` times and must give the same bits each time.
@@ -181,7 +182,7 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
         let variant = if cfg!(target_arch = "wasm32") { "" } else { case.variant.as_str() };
         let is_first = seen.insert((case.kernel, variant)) && !is_unchecked;
         // The upper half of the hash of the name: its lowest bits depend on little of it. Without checks, other cases.
-        let share_of_device = if device.is_gpu() { SHARE } else { SHARE_ON_CPU };
+        let share_of_device = if device.is_gpu() { SHARE[usize::from(is_unchecked)] } else { SHARE_ON_CPU };
         let is_of_share = (hash(&case.name(executor, 0)) >> 32) % share_of_device == u64::from(is_unchecked);
         if !takes_all && !is_first && !is_of_share {
             continue;
