@@ -74,7 +74,10 @@ fn check_tiny(name: &str) {
         let references = References::open(named.iter().find(|path| path.exists()).unwrap());
         let tiers = [Tier::Subgroups, Tier::Baseline];
         let tiers = if common::is_full() { &tiers[..] } else { &tiers[..1] };
-        for device in std::iter::once(common::cpu()).chain(common::gpus_beside_cpu(tiers.iter().copied())) {
+        // The later GGUF files have the folders' numbers: what an adapter is opened in by itself runs on the others alone.
+        let is_later = !path.is_dir() && !path.ends_with("model-f16.gguf");
+        let usual = if is_later { vec![common::cpu()] } else { executors() };
+        for device in usual.into_iter().chain(common::gpus_beside_cpu(tiers.iter().copied())) {
             check_tiny_file(&device, &path, &references);
             common::assert_tested(&device);
         }
