@@ -28,10 +28,12 @@ fn expert_tiles(
     @builtin(num_workgroups) grid: vec3<u32>,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let own = group_index(group, grid) * WG + local;
-    if (own - local >= params.n_experts) {
+    // The whole workgroup leaves: the barriers below want control flow that is uniform.
+    let first_own = group_index(group, grid) * WG;
+    if (first_own >= params.n_experts) {
         return;
     }
+    let own = first_own + local;
     for (var e = local; e < MOST; e += WG) {
         atomicStore(&counts[e], 0u);
     }
