@@ -8,6 +8,7 @@
 pub mod embed;
 pub mod kernels;
 pub mod mol;
+pub mod predict;
 pub mod shapes;
 pub mod yardsticks;
 
