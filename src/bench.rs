@@ -11,6 +11,8 @@ pub mod embed;
 pub mod kernels;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod mol;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod predict;
 pub mod report;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod shapes;

@@ -2,6 +2,7 @@
 
 mod embed;
 mod mol;
+mod predict;
 mod report;
 
 use std::io::{self, Write};
@@ -82,6 +83,10 @@ struct ModelBenchArgs {
     /// For a report: measure one weight type instead of four, and each thing for a shorter time.
     #[arg(long, requires = "report")]
     quick: bool,
+    /// Measure nothing: predict passes of well-known models on a GPU that is not here, from its maker's figures. `list`
+    /// prints the GPUs that are known.
+    #[arg(long, value_name = "GPU", conflicts_with_all = ["model", "csv", "report"])]
+    predict: Option<String>,
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -130,7 +135,10 @@ fn parse_batch_size(text: &str) -> Result<u32, String> {
 
 pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
     match &args.command {
-        None => bench_model(&args.model),
+        None => match &args.model.predict {
+            Some(gpu) => predict::bench(gpu, args.model.format.json),
+            None => bench_model(&args.model),
+        },
         Some(BenchCommand::Kernels(args)) => bench_kernels(args),
         Some(BenchCommand::Embed(args)) => embed::bench(args),
         Some(BenchCommand::Mol(args)) => mol::bench(args),
