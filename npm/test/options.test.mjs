@@ -85,6 +85,7 @@ test("every call refuses what it does not know, before it starts anything", asyn
     "Mol.load": () => Mol.load("mol.safetensors", unknown),
     "Mol.search": () => bare(Mol).search(vectors, 1, unknown),
     "Kernels.open": () => Kernels.open(unknown),
+    "bench": () => tilewright.bench(unknown),
     "matmul": () => bare(Kernels).matmul(vectors, vectors, 1, 1, 2, unknown),
     "rmsNorm": () => bare(Kernels).rmsNorm(vectors, vectors, 1e-5, unknown),
     "layerNorm": () => bare(Kernels).layerNorm(vectors, vectors, vectors, 1e-5, unknown),
