@@ -1,6 +1,6 @@
 //! Links, validates and describes every shader variant, so that a broken shader fails `cargo build`.
 //!
-//! A shader in `shaders/`, or in `benches/shaders/` natively, may hold three directives, each on a line of its own:
+//! A shader in `shaders/` or `benches/shaders/`, of which the WASM module has a few alone, may hold three directives, each on a line of its own:
 //!
 //! - `#import reduce` joins in `shaders/shared/reduce.wgsl`. `#import reduce t0=reduce t2=reduce_subgroup` links one
 //!   variant of the shader for each `tag=fragment`; several such lines give their cross product. A tag is a weight
@@ -23,6 +23,9 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 /// Where shaders are: those of the library, and those that only benches use.
 const FOLDERS: [&str; 2] = ["shaders", "benches/shaders"];
+
+/// Kernels of the benches that a page measures with; the WASM module goes without the others.
+const BROWSER_PROBES: [&str; 4] = ["probe_copy", "probe_fma", "probe_read", "probe_reduce"];
 
 /// What WebGPU guarantees without asking for more; every baseline variant must fit.
 const MAX_STORAGE_BINDINGS: usize = 8;
@@ -76,13 +79,16 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let mut files: Vec<PathBuf> = Vec::new();
-    // No browser measures with the kernels of the benches.
-    for folder in if is_wasm() { &FOLDERS[..1] } else { &FOLDERS[..] } {
+    for folder in FOLDERS {
         println!("cargo::rerun-if-changed={folder}");
         let entries = fs::read_dir(root.join(folder)).expect("the folder is part of the package");
         files.extend(entries.map(|entry| entry.expect("readable").path()));
     }
     files.retain(|path| path.extension().is_some_and(|ext| ext == "wgsl"));
+    if is_wasm() {
+        let is_probe = |path: &PathBuf| BROWSER_PROBES.iter().any(|name| path.ends_with(format!("{name}.wgsl")));
+        files.retain(|path| path.starts_with(root.join(FOLDERS[0])) || is_probe(path));
+    }
     files.sort();
 
     let (mut kernels, mut parts) = (BTreeMap::new(), Parts::default());

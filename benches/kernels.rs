@@ -13,7 +13,9 @@ use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput};
-use tilewright::bench::yardsticks::{PROBE_READS, ReadOrder, matmul_naive, probe_read};
+use tilewright::bench::yardsticks::{
+    FmaRounds, PROBE_FMA_FLOP, PROBE_READS, ReadOrder, matmul_naive, probe_copy, probe_fma, probe_read, probe_reduce,
+};
 use tilewright::kernels::{
     AttentionConfig, CachedKeys, Gate, Heads, KvType, LayerNorm, Linear, Norm, QkNorm, RopeConfig, RopeStyle,
     StepState, TopStrip, attention, attention_next, by_head, gate_up, layer_norm, matmul, matvec, merge_top, rms_norm,
@@ -127,6 +129,7 @@ fn main() {
     ropes(&mut bench);
     layouts(&mut bench);
     reads(&mut bench);
+    probes(&mut bench);
     for n_rows in [1, 32] {
         for k in [16, 1024] {
             selections(&mut bench, n_rows, k);
@@ -268,6 +271,38 @@ fn reads(bench: &mut Bench) {
             Ok(y)
         });
     }
+}
+
+/// What devices are measured by besides: copies, sums, multiplications. Those of matrices are in reports alone: how much
+/// they do depends on the device.
+fn probes(bench: &mut Bench) {
+    let [rows, columns]: [u32; 2] = [1 << 10, 1 << 12];
+    let len = rows * columns;
+    let declare = |shape: &[u32], dtype| Tensor::declare("y", Role::Activations, shape, dtype);
+    bench.measure("probe_copy", &len.to_string(), Work::Bytes(8 * u64::from(len)), |device, rec| {
+        let x = device.upload("x", &[len], &common::words(len as usize).collect::<Vec<u32>>())?;
+        let y = declare(&[len], DType::U32)?;
+        probe_copy(rec, &x, &y)?;
+        Ok(y)
+    });
+    bench.measure(
+        "probe_reduce",
+        &format!("{rows}x{columns}"),
+        Work::Bytes(4 * u64::from(len + rows)),
+        |device, rec| {
+            let x = device.upload("x", &[rows, columns], &common::uniform(len as usize))?;
+            let y = declare(&[rows], DType::F32)?;
+            probe_reduce(rec, &x, &y)?;
+            Ok(y)
+        },
+    );
+    let what = FmaRounds { rounds: 256, factor: 1.0, step: 1.0 };
+    let flop = u64::from(rows) * u64::from(what.rounds) * PROBE_FMA_FLOP;
+    bench.measure("probe_fma", &format!("{rows}x{}", what.rounds), Work::Operations(flop), |_, rec| {
+        let y = declare(&[rows], DType::F32)?;
+        probe_fma(rec, what, &y)?;
+        Ok(y)
+    });
 }
 
 /// The scores of 65,536 items for lists that are full of others as good, and what makes one list of them.

@@ -4,16 +4,21 @@
 //! bytes and operations a token needs at least, [`Probes`] what the same device did in the same run with one kernel that
 //! does nothing but move bytes, and one that does nothing but multiply. [`kernels`] has the same for each
 //! kernel, [`embed`] for text encoders, [`mol`] for mixtures of logits; [`yardsticks`] are kernels that are there to be compared with.
+//! A [`report`] has it all for one device, in a form that others can read.
 
+#[cfg(not(target_arch = "wasm32"))]
 pub mod embed;
 pub mod kernels;
+#[cfg(not(target_arch = "wasm32"))]
 pub mod mol;
+#[cfg(not(target_arch = "wasm32"))]
 pub mod predict;
+pub mod report;
+#[cfg(not(target_arch = "wasm32"))]
 pub mod shapes;
 pub mod yardsticks;
 
-use std::time::Instant;
-
+use web_time::Instant;
 use yardsticks::{PROBE_READS, ReadOrder, probe_read};
 
 use crate::device::Device;
@@ -193,7 +198,8 @@ impl Reads {
         for (rate, order) in rates.iter_mut().zip(orders) {
             let mut rec = device.recorder();
             probe_read(&mut rec, &x, &y, order)?;
-            *rate = tensor_bytes as f64 / seconds(device, &rec.finish(&mut Workspace::default())).await?;
+            *rate =
+                tensor_bytes as f64 / seconds(device, &rec.finish(&mut Workspace::default()), Effort::USUAL).await?;
         }
         let [sequential_bytes_per_second, strided_bytes_per_second, scattered_bytes_per_second] = rates;
         Ok(Reads { sequential_bytes_per_second, strided_bytes_per_second, scattered_bytes_per_second, tensor_bytes })
@@ -215,7 +221,7 @@ impl Probes {
         let y = Tensor::declare("y", Role::Activations, &shape, DType::F32)?;
         let mut rec = device.recorder();
         scale(&mut rec, &x, &y, 0.5)?;
-        let copy_seconds = seconds(device, &rec.finish(&mut Workspace::default())).await?;
+        let copy_seconds = seconds(device, &rec.finish(&mut Workspace::default()), Effort::USUAL).await?;
         drop((x, y));
 
         let mut matmul_rates = Vec::new();
@@ -226,7 +232,7 @@ impl Probes {
             let y = Tensor::declare("y", Role::Activations, &[size, size], DType::F32)?;
             let mut rec = device.recorder();
             matmul(&mut rec, &Linear::new(&w), &x, &y)?;
-            let seconds = seconds(device, &rec.finish(&mut Workspace::default())).await?;
+            let seconds = seconds(device, &rec.finish(&mut Workspace::default()), Effort::USUAL).await?;
             matmul_rates.push(ProductRate { size, flop_per_second: 2.0 * f64::from(size).powi(3) / seconds });
             if seconds > LONG_SECONDS {
                 break;
@@ -465,11 +471,20 @@ async fn generate(
     Ok([generation.prefill().rate(), generation.decode().rate()])
 }
 
-/// Seconds of one run of a recording, which may be in flight behind others: the median of a few samples.
-async fn seconds(device: &Device, recording: &Recording) -> Result<f64, Error> {
-    const SAMPLES: usize = 5;
+/// How long something is measured.
+#[derive(Clone, Copy, Debug)]
+struct Effort {
+    samples: usize,
     /// A sample is long against the clock and the wait behind it, unless that takes too many runs.
-    const SAMPLE_SECONDS: f64 = 0.02;
+    sample_seconds: f64,
+}
+
+impl Effort {
+    const USUAL: Effort = Effort { samples: 5, sample_seconds: 0.02 };
+}
+
+/// Seconds of one run of a recording, which may be in flight behind others: the median of a few samples.
+async fn seconds(device: &Device, recording: &Recording, effort: Effort) -> Result<f64, Error> {
     const MAX_RUNS: usize = 512;
 
     let sample = async |n_runs: usize| {
@@ -482,9 +497,9 @@ async fn seconds(device: &Device, recording: &Recording) -> Result<f64, Error> {
     };
     sample(1).await?;
     let once = sample(1).await?;
-    let n_runs = ((SAMPLE_SECONDS / once.max(1e-9)).ceil() as usize).clamp(1, MAX_RUNS);
+    let n_runs = ((effort.sample_seconds / once.max(1e-9)).ceil() as usize).clamp(1, MAX_RUNS);
     let mut times = Vec::new();
-    for _ in 0..SAMPLES {
+    for _ in 0..effort.samples {
         times.push(sample(n_runs).await? / n_runs as f64);
     }
     Ok(Spread::of(times).median)

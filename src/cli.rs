@@ -57,6 +57,9 @@ enum Command {
     ///
     /// The share in the last column is of what two kernels reach on the same device in the same run: `scale`, which
     /// copies a large tensor, for decoding, and `matmul` with F32 weights for prompts.
+    ///
+    /// With `--report` the device is measured as a whole: probes of memory and arithmetic, each kernel with its share of
+    /// them, and the model. `www/bench.html` writes the same in a browser.
     Bench(Box<bench::BenchArgs>),
     /// Measure the ways to take a model's matrix products on this device, and keep the fastest for all later runs.
     ///

@@ -30,7 +30,6 @@ mod mol;
 mod mol_parts;
 mod norm;
 mod pool;
-#[cfg(not(target_arch = "wasm32"))]
 mod probe;
 mod recurrent;
 mod rope;
@@ -197,8 +196,12 @@ fn twin(kernel: &str) -> Option<Twin> {
         "matmul_naive" => linear::matmul,
         #[cfg(not(target_arch = "wasm32"))]
         "mol_gate" => mol_parts::mol_gate,
+        "probe_copy" => probe::probe_copy,
+        "probe_fma" => probe::probe_fma,
         #[cfg(not(target_arch = "wasm32"))]
+        "probe_matrix" => probe::probe_matrix,
         "probe_read" => probe::probe_read,
+        "probe_reduce" => probe::probe_reduce,
         #[cfg(not(target_arch = "wasm32"))]
         "weighted_sum" => mol_parts::weighted_sum,
         _ => return None,

@@ -42,7 +42,6 @@
 //! ```
 #![deny(missing_docs)]
 
-#[cfg(not(target_arch = "wasm32"))]
 pub mod bench;
 mod cache;
 #[cfg(feature = "chat")]

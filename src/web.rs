@@ -3,6 +3,8 @@
 //! Objects of JavaScript have camelCase keys. Errors are `Error` objects whose `code` is [`Error::code`].
 
 #[cfg(feature = "web")]
+mod bench;
+#[cfg(feature = "web")]
 mod embedder;
 #[cfg(feature = "web")]
 mod encoder;

@@ -201,6 +201,40 @@ fn bench_measures_a_model() {
 }
 
 #[test]
+fn bench_writes_a_report() {
+    let path = file("report.json", b"");
+    let path = path.to_str().unwrap();
+    let tiny = ["bench", BUILTIN, "--device", "cpu", "-p", "8", "-n", "4", "-r", "1", "--quick", "--report", path];
+    // The second time over the first report.
+    for _ in 0..if common::is_full() { 2 } else { 1 } {
+        let output = tilewright(&tiny);
+        assert!(output.status.success() && output.stdout.is_empty(), "{}", text(&output.stderr));
+        assert!(text(&output.stderr).contains("benches/record/community"), "{}", text(&output.stderr));
+    }
+    let value: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    assert_eq!((&value["schema"], &value["source"]), (&"tilewright-bench/1".into(), &"cli".into()));
+    assert_eq!((&value["device"]["backend"], &value["adapter"]), (&"cpu".into(), &Value::Null));
+    let names = |rows: &str, field: &str| -> Vec<String> {
+        value[rows].as_array().unwrap().iter().map(|row| row[field].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names("probes", "probe"), ["copy", "read", "read_strided", "read_random", "reduce", "fma_f32"]);
+    assert_eq!(names("kernels", "kernel").len(), 21);
+    let tests: Vec<&Value> = value["models"][0]["tests"].as_array().unwrap().iter().map(|row| &row["test"]).collect();
+    assert_eq!(tests, ["pp8", "tg4"]);
+    let checker = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/record/community/check.mjs");
+    match Command::new("node").args([checker, path]).output() {
+        Ok(output) => assert!(output.status.success(), "{}", text(&output.stdout)),
+        Err(error) => common::skip_part(format_args!("the checker of reports: node: {error}")),
+    }
+
+    // What is no report is not written over, and nothing is measured first.
+    fails(&["bench", "--report", BUILTIN], 2, &["report", "a new file, or a report to write over"]);
+    fails(&["bench", "--report", env!("CARGO_MANIFEST_DIR")], 2, &["report", "a new file"]);
+    fails(&["bench", "--report", "--json"], 2, &["--json"]);
+    fails(&["bench", "--quick"], 2, &["--report"]);
+}
+
+#[test]
 fn bench_takes_prompts_in_passes_of_a_given_size() {
     let sizes = ["bench", BUILTIN, "--device", "cpu", "-p", "20", "-n", "2", "-d", "0,3", "-r", "1", "-b", "1,8,128"];
     let value = json_of(&[&sizes[..], &["--json"]].concat());

@@ -1,6 +1,7 @@
 /** The GPU before the engine touches it: whether there is one, what it is, and the `subgroups` feature. */
 
 import { messageOf } from "./errors.js";
+import type { BenchAdapter } from "./bench.js";
 import { importHidden, isNode } from "./platform.js";
 import type { Adapter } from "./tilewright.js";
 
@@ -9,6 +10,7 @@ interface GpuAdapter {
   readonly features: ReadonlySet<string>;
   readonly info?: { vendor?: string; architecture?: string; device?: string; description?: string; isFallbackAdapter?: boolean };
   readonly isFallbackAdapter?: boolean;
+  readonly limits: object;
 }
 interface Gpu {
   requestAdapter(options?: { powerPreference?: "high-performance" }): Promise<GpuAdapter | null>;
@@ -21,8 +23,8 @@ interface AdapterPrototype {
 /** Names of adapters that compute on the CPU. */
 const SOFTWARE = /swiftshader|llvmpipe|lavapipe|softpipe|basic render|\bwarp\b/i;
 
-/** Why there is no GPU, or the adapter. */
-export type GpuReport = { adapter: Adapter } | { adapter?: undefined; reason: string };
+/** Why there is no GPU, or the adapter and what else it tells. */
+export type GpuReport = { adapter: Adapter; described: BenchAdapter } | { adapter?: undefined; reason: string };
 
 /** Asks for an adapter. Never throws: what goes wrong is the reason why there is none. */
 export async function inspectGpu(): Promise<GpuReport> {
@@ -42,14 +44,33 @@ export async function inspectGpu(): Promise<GpuReport> {
   }
   const { vendor = "", architecture = "", device = "", description = "", isFallbackAdapter } = adapter.info ?? {};
   const words = [vendor, architecture, device, description];
+  const isSoftware = Boolean(isFallbackAdapter ?? adapter.isFallbackAdapter) || words.some((word) => SOFTWARE.test(word));
   return {
     adapter: {
       name: description || [vendor, architecture || device].filter((word) => word !== "").join(" ") || "unnamed adapter",
-      isSoftware: Boolean(isFallbackAdapter ?? adapter.isFallbackAdapter) || words.some((word) => SOFTWARE.test(word)),
+      isSoftware,
       hasSubgroups: adapter.features.has("subgroups"),
       hasF16: adapter.features.has("shader-f16"),
     },
+    described: {
+      vendor, architecture, description,
+      kind: isSoftware ? "software" : "other",
+      features: [...adapter.features].sort(),
+      limits: limitsOf(adapter),
+    },
   };
+}
+
+/** An adapter's limits. They are getters of its prototype. */
+function limitsOf({ limits }: GpuAdapter): Record<string, number> {
+  const found: Record<string, number> = {};
+  for (const name in limits) {
+    const value = (limits as Record<string, unknown>)[name];
+    if (typeof value === "number") {
+      found[name] = value;
+    }
+  }
+  return found;
 }
 
 let wrapped: AdapterPrototype["requestDevice"] | undefined;

@@ -1,5 +1,9 @@
 /** What the package exports. */
 
+export {
+  bench, type BenchAdapter, type BenchKernel, type BenchModel, type BenchOptions, type BenchProbe, type BenchProgress, type BenchReport,
+  type BenchTest,
+} from "./bench.js";
 export { cache } from "./cache.js";
 export { Embedder } from "./embedder.js";
 export { Embeddings } from "./embeddings.js";

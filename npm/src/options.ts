@@ -1,5 +1,6 @@
 /** The names of all options that callers may give, and the error for any other. */
 
+import type { BenchOptions } from "./bench.js";
 import type { KeptOptions } from "./kept.js";
 import type { AttentionOptions, KernelOptions, RopeOptions } from "./kernels.js";
 import type { MolOptions, MolSearchOptions } from "./mol.js";
@@ -50,6 +51,7 @@ export const OPTIONS = {
   "Mol.load": { ...PLACE, storage: true, cache: true, signal: true } satisfies Names<MolOptions>,
   "Mol.search": { method: true, users: true, signal: true } satisfies Names<MolSearchOptions>,
   "Kernels.open": DEVICE,
+  "bench": { ...DEVICE, quick: true, signal: true, onProgress: true } satisfies Names<BenchOptions>,
   "matmul": KEEP,
   "rmsNorm": KEEP,
   "layerNorm": KEEP,

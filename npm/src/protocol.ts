@@ -1,5 +1,6 @@
 /** The messages between the caller's thread and the worker that owns the engine. */
 
+import type { BenchProgress, BenchReport } from "./bench.js";
 import type { WireError } from "./errors.js";
 import type {
   AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderOptions, GenerateOptions, GenerateResult, Hit,
@@ -138,6 +139,8 @@ export interface Calls extends KernelCalls {
   close: { args: Record<string, never>; event: never; reply: undefined };
   devices: { args: Record<string, never>; event: never; reply: AvailableDevice[] };
   openDevice: { args: DeviceRequest; event: never; reply: DeviceInfo };
+  /** On the device that is open; tells each row as soon as it is there. */
+  bench: { args: { quick: boolean }; event: BenchProgress; reply: BenchReport };
   keepTensor: { args: { data: Float32Array; shape: number[] }; event: never; reply: KeptTensor };
   readTensor: { args: { kept: number }; event: never; reply: Float32Array };
   freeTensor: { args: { kept: number }; event: never; reply: undefined };

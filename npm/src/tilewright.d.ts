@@ -27,6 +27,8 @@ export class Device {
   takeNotices(): string[];
   destroy(): void;
   free(): void;
+  /** Measures what the device does; `half` is the same adapter in the tier `f16`, and goes with the call. Rows and result are JSON. */
+  bench(half: Device | undefined, quick: boolean, onRow: (json: string, done: number, total: number) => void): Promise<string>;
   upload(data: Float32Array, shape?: Uint32Array): Promise<DeviceTensor>;
   matmul(a: DeviceTensor, b: DeviceTensor, m: number, n: number, k: number): DeviceTensor;
   rmsNorm(x: DeviceTensor, weight: DeviceTensor, eps: number): DeviceTensor;

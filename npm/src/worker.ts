@@ -1,5 +1,6 @@
 /** The worker: owns the engine in WASM and its device, loads models, encoders and cross-encoders, runs them. Everything comes and goes as messages. */
 
+import type { BenchKernel, BenchProbe, BenchProgress, BenchReport } from "./bench.js";
 import { codeOf, isTrap, messageOf, TilewrightError, toWire, type ErrorCode } from "./errors.js";
 import { inspectGpu, requestSubgroups } from "./gpu.js";
 import { importHidden, isNode } from "./platform.js";
@@ -753,6 +754,37 @@ async function compute<const Operands extends readonly Operand[]>(
   }
 }
 
+/** Measures the device that is open, and completes what the engine says of it to a report. */
+async function measure({ quick }: Calls["bench"]["args"], emit: (progress: BenchProgress) => void): Promise<BenchReport> {
+  const device = kernels();
+  const report = device.isGpu() ? await inspectGpu() : undefined;
+  const adapter = report?.adapter === undefined ? undefined : report;
+  // What the usual tier leaves unused needs a device of its own. Without one there is a probe less.
+  const half = adapter?.adapter.hasF16 ? await Device.open("gpu", adapter.adapter, "f16").catch(() => undefined) : undefined;
+  const probes: BenchProbe[] = [];
+  const rows: BenchKernel[] = [];
+  const onRow = (json: string, done: number, total: number): void => {
+    const row = JSON.parse(json) as Pick<BenchProgress, "probe" | "kernel">;
+    probes.push(...row.probe === undefined ? [] : [row.probe]);
+    rows.push(...row.kernel === undefined ? [] : [row.kernel]);
+    emit({ ...row, done, total });
+  };
+  const head = JSON.parse(await device.bench(half, quick, onRow)) as Pick<BenchReport, "schema" | "tilewright" | "device" | "settings">;
+  return {
+    schema: head.schema,
+    tilewright: head.tilewright,
+    source: "web",
+    unix_time: Math.floor(Date.now() / 1000),
+    host: { os: null, arch: null, browser: globalThis.navigator?.userAgent ?? null },
+    device: head.device,
+    adapter: adapter?.described ?? null,
+    settings: head.settings,
+    probes,
+    kernels: rows,
+    models: [],
+  };
+}
+
 /** Runs calls that use the device's compute one after the other. */
 let queue: Promise<unknown> = Promise.resolve();
 function inTurn<T>(signal: AbortSignal, action: () => T | Promise<T>): Promise<T> {
@@ -842,6 +874,7 @@ const handlers: Handlers = {
     kernelDevice = await openDevice(request);
     return infoOf(kernelDevice);
   }),
+  bench: (args, { signal, emit }) => inTurn(signal, () => measure(args, emit)),
   keepTensor: ({ data, shape }, { signal }) => inTurn(signal, async () => remember(await kernels().upload(data, Uint32Array.from(shape)))),
   readTensor: ({ kept: id }, { signal }) => inTurn(signal, () => tensors.get(id).read()),
   freeTensor: ({ kept: id }, { signal }) => inTurn(signal, () => tensors.free(id)),

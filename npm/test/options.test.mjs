@@ -9,7 +9,7 @@ import { known, OPTIONS } from "../dist/options.js";
 
 /** Names that the interface declares, those of the interfaces that it extends included. */
 function declared(name) {
-  for (const file of ["types", "kernels", "kept", "mol", "vector-index", "openai"]) {
+  for (const file of ["types", "bench", "kernels", "kept", "mol", "vector-index", "openai"]) {
     const text = readFileSync(new URL(`../dist/${file}.d.ts`, import.meta.url), "utf8");
     const found = new RegExp(`export interface ${name}(?: extends ([\\w, ]+))? \\{([^]*?)\\n\\}`).exec(text);
     if (found === null) continue;
@@ -25,7 +25,7 @@ const TYPES = {
   "tokenize": "TokenizeOptions", "Embedder.load": "EmbedderOptions", "embed": "EmbedOptions", "Embedder.tokenize": "PromptOptions",
   "Reranker.load": "RerankerOptions", "rerank": "RerankOptions", "Index.create": "IndexOptions", "Index.load": "LoadIndexOptions",
   "Index.search": "SearchOptions", "Mol.load": "MolOptions", "Mol.search": "MolSearchOptions", "Kernels.open": "KernelOptions",
-  "rope": "RopeOptions", "attention": "AttentionOptions", "createChatCompletion": "ChatCompletionCallOptions",
+  "bench": "BenchOptions", "rope": "RopeOptions", "attention": "AttentionOptions", "createChatCompletion": "ChatCompletionCallOptions",
 };
 const KERNELS = ["matmul", "rmsNorm", "layerNorm", "softmax", "rope", "attention"];
 
@@ -85,6 +85,7 @@ test("every call refuses what it does not know, before it starts anything", asyn
     "Mol.load": () => Mol.load("mol.safetensors", unknown),
     "Mol.search": () => bare(Mol).search(vectors, 1, unknown),
     "Kernels.open": () => Kernels.open(unknown),
+    "bench": () => tilewright.bench(unknown),
     "matmul": () => bare(Kernels).matmul(vectors, vectors, 1, 1, 2, unknown),
     "rmsNorm": () => bare(Kernels).rmsNorm(vectors, vectors, 1e-5, unknown),
     "layerNorm": () => bare(Kernels).layerNorm(vectors, vectors, vectors, 1e-5, unknown),

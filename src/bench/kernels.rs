@@ -1,6 +1,7 @@
-//! Each kernel of a forward pass on its roofline.
+//! Each kernel of a forward pass on its roofline. Functions that are called from few places are not inlined all the same:
+//! the future that all of it is part of in the WASM module would be several times as long.
 
-use super::{Probes, seconds};
+use super::{Effort, Probes, seconds};
 use crate::device::Device;
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
@@ -15,7 +16,7 @@ use crate::tensor::{Role, Tensor};
 use crate::tuning::operands::{input, keys, matrix, words};
 
 /// Weight types whose matrices are measured; ratios are to the first.
-const WEIGHTS: [WeightType; 4] = [WeightType::F16, WeightType::Q8_0, WeightType::Q4_0, WeightType::Q4_K];
+pub(super) const WEIGHTS: [WeightType; 4] = [WeightType::F16, WeightType::Q8_0, WeightType::Q4_0, WeightType::Q4_K];
 
 /// Size of a head.
 const HEAD_DIM: u32 = 64;
@@ -60,17 +61,52 @@ impl KernelRow {
     }
 }
 
+/// What is measured, and with how much work at a time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan<'a> {
+    pub shapes: &'a Shapes,
+    /// Weight types whose matrices are measured; ratios are to the first.
+    pub weights: &'static [WeightType],
+    /// Bytes of operands, as far as copies of them go, so that no cache holds them from run to run.
+    pub cold_bytes: u64,
+    /// Operations in a run, as far as copies of it go.
+    pub long_flop: u64,
+    pub effort: Effort,
+}
+
+impl Plan<'_> {
+    /// Rows that [`measure_each`] gives.
+    pub fn n_rows(&self) -> usize {
+        // The kernels of decoding and of prompts without a matrix, and the products with one.
+        12 + 9 * self.weights.len()
+    }
+}
+
 /// Measures all kernels of a decode pass, then those of a prefill pass.
 ///
 /// # Errors
 /// [`Error::Option`] if a shape is out of range; errors of [`Device::run`].
+#[cfg(not(target_arch = "wasm32"))]
 pub async fn measure(device: &Device, shapes: &Shapes, probes: &Probes) -> Result<Vec<KernelRow>, Error> {
-    shapes.check()?;
+    // Ten times what the caches of large GPUs hold.
+    let plan = Plan { shapes, weights: &WEIGHTS, cold_bytes: 1 << 29, long_flop: 1 << 32, effort: Effort::USUAL };
     let mut rows = Vec::new();
-    for n_tokens in [1, shapes.n_prompt] {
-        PassBench { device, shapes, probes, n_tokens, rows: &mut rows }.measure().await?;
-    }
+    measure_each(device, &plan, probes, &mut |row| rows.push(row)).await?;
     Ok(rows)
+}
+
+/// As [`measure`]: hands out each row as soon as it is there.
+pub(super) async fn measure_each(
+    device: &Device,
+    plan: &Plan<'_>,
+    probes: &Probes,
+    on_row: &mut dyn FnMut(KernelRow),
+) -> Result<(), Error> {
+    plan.shapes.check()?;
+    for n_tokens in [1, plan.shapes.n_prompt] {
+        Pass::new(device, plan, n_tokens)?.measure(probes, on_row).await?;
+    }
+    Ok(())
 }
 
 impl Shapes {
@@ -104,6 +140,7 @@ impl Shapes {
         if self.n_heads().is_multiple_of(4) { self.n_heads() / 4 } else { self.n_heads() }
     }
 
+    #[inline(never)]
     fn qkv_dim(&self) -> u32 {
         self.dim + 2 * self.n_kv_heads() * HEAD_DIM
     }
@@ -115,15 +152,6 @@ impl Shapes {
     fn vocab_size(&self) -> u32 {
         16 * self.dim
     }
-}
-
-/// The kernels of a pass over `n_tokens` tokens.
-struct PassBench<'a> {
-    device: &'a Device,
-    shapes: &'a Shapes,
-    probes: &'a Probes,
-    n_tokens: u32,
-    rows: &'a mut Vec<KernelRow>,
 }
 
 /// What a kernel needs at least.
@@ -140,65 +168,117 @@ impl Work {
     }
 }
 
-impl PassBench<'_> {
-    /// In the order of the forward pass.
-    async fn measure(&mut self) -> Result<(), Error> {
-        let device = self.device;
-        let Shapes { dim, n_cached, .. } = *self.shapes;
-        let (t, vocab_size) = (self.n_tokens, self.shapes.vocab_size());
-        let ffn_dim = self.shapes.ffn_dim();
-        let capacity = n_cached + t;
+/// A kernel's part in a pass.
+#[derive(Clone, Copy, PartialEq)]
+enum Operation {
+    Embed,
+    Norm,
+    Qkv,
+    /// Of more than one token; a single one's is part of its attention.
+    Rotation,
+    Attention,
+    AttnOutput,
+    GateUp,
+    /// Of more than one token; a single one's is part of its product.
+    Gate,
+    FfnDown,
+    LastRow,
+    Head,
+    Choice,
+    Draw,
+    NextToken,
+}
 
+impl Operation {
+    /// Those for a single token, in the order of the forward pass. The last one moves the state on.
+    const OF_DECODING: [Operation; 11] = [
+        Operation::Embed,
+        Operation::Norm,
+        Operation::Qkv,
+        Operation::Attention,
+        Operation::AttnOutput,
+        Operation::GateUp,
+        Operation::FfnDown,
+        Operation::Head,
+        Operation::Choice,
+        Operation::Draw,
+        Operation::NextToken,
+    ];
+
+    /// Those for more.
+    const OF_PROMPTS: [Operation; 10] = [
+        Operation::Embed,
+        Operation::Norm,
+        Operation::Qkv,
+        Operation::Rotation,
+        Operation::Attention,
+        Operation::AttnOutput,
+        Operation::GateUp,
+        Operation::Gate,
+        Operation::FfnDown,
+        Operation::LastRow,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Operation::Embed => "embed",
+            Operation::Norm => "norm",
+            Operation::Qkv => "qkv",
+            Operation::Rotation => "rotation, cache",
+            Operation::Attention => "attention",
+            Operation::AttnOutput => "attn_output",
+            Operation::GateUp => "gate_up",
+            Operation::Gate => "gate",
+            Operation::FfnDown => "ffn_down",
+            Operation::LastRow => "last row",
+            Operation::Head => "head",
+            Operation::Choice => "greedy choice",
+            Operation::Draw => "draw",
+            Operation::NextToken => "next token",
+        }
+    }
+
+    /// N and K of its matrix, if it has one.
+    #[inline(never)]
+    fn matrix(self, shapes: &Shapes) -> Option<[u32; 2]> {
+        let (dim, ffn_dim) = (shapes.dim, shapes.ffn_dim());
+        match self {
+            Operation::Qkv => Some([shapes.qkv_dim(), dim]),
+            Operation::AttnOutput => Some([dim, dim]),
+            Operation::GateUp => Some([2 * ffn_dim, dim]),
+            Operation::FfnDown => Some([dim, ffn_dim]),
+            Operation::Head => Some([shapes.vocab_size(), dim]),
+            _ => None,
+        }
+    }
+}
+
+/// The kernels of a pass over `n_tokens` tokens, and what they share.
+struct Pass<'a> {
+    device: &'a Device,
+    plan: &'a Plan<'a>,
+    shapes: &'a Shapes,
+    n_tokens: u32,
+    state: StepState,
+    /// Ids of the tokens, [capacity].
+    tokens: Tensor,
+    /// Of embeddings.
+    table: Matrix,
+    /// Of the rotation.
+    angles: Tensor,
+    /// The id that is chosen.
+    id: Tensor,
+    sampling: Tensor,
+}
+
+impl Pass<'_> {
+    #[inline(never)]
+    fn new<'a>(device: &'a Device, plan: &'a Plan<'a>, n_tokens: u32) -> Result<Pass<'a>, Error> {
+        let shapes = plan.shapes;
+        let (vocab_size, capacity) = (shapes.vocab_size(), shapes.n_cached + n_tokens);
         let state = StepState::declare()?;
-        state.set(self.device, n_cached, t)?;
+        state.set(device, shapes.n_cached, n_tokens)?;
         let ids: Vec<u32> = words(capacity as usize).map(|word| word % vocab_size).collect();
-        let tokens = self.device.upload("tokens", &[capacity], &ids)?;
-        let table = matrix(self.device, WeightType::F16, vocab_size, dim)?;
-        // A row of halves and one of floats for each token.
-        self.kernel("embed", Work::words(t * dim / 2 * 3), |rec| {
-            embed(rec, &state, &tokens, &Embedding::new(&table), &output(&[t, dim])?)
-        })
-        .await?;
-        self.kernel("norm", Work::words(2 * t * dim + dim), |rec| {
-            rms_norm(rec, &input(device, &[t, dim])?, &input(device, &[dim])?, &output(&[t, dim])?, 1e-5)
-        })
-        .await?;
-        self.product("qkv", dim, self.shapes.qkv_dim(), |rec, w| {
-            let (x, weight) = (input(device, &[t, dim])?, input(device, &[dim])?);
-            let norm = folds_norm(rec, &x, false).then_some(Norm { weight: &weight, eps: 1e-5 });
-            Linear { norm, ..Linear::new(w) }.record(rec, &x, &output(&[t, w.rows()])?)
-        })
-        .await?;
-        self.attention(&state, capacity).await?;
-        self.linear("attn_output", t, dim, dim, true).await?;
-        if t == 1 {
-            self.product("gate_up", dim, 2 * ffn_dim, |rec, w| {
-                let (x, weight) = (input(device, &[1, dim])?, input(device, &[dim])?);
-                let norm = folds_norm(rec, &x, false).then_some(Norm { weight: &weight, eps: 1e-5 });
-                gate_up(rec, w, norm, Gate::Silu, &x, &output(&[1, ffn_dim])?)
-            })
-            .await?;
-        } else {
-            self.linear("gate_up", t, dim, 2 * ffn_dim, false).await?;
-            self.kernel("gate", Work::words(3 * t * ffn_dim), |rec| {
-                swiglu(rec, &input(device, &[t, 2 * ffn_dim])?, &output(&[t, ffn_dim])?)
-            })
-            .await?;
-        }
-        self.linear("ffn_down", t, ffn_dim, dim, true).await?;
-        if t > 1 {
-            let work = Work::words(2 * dim);
-            return self
-                .kernel("last row", work, |rec| last_row(rec, &state, &input(device, &[t, dim])?, &output(&[1, dim])?))
-                .await;
-        }
-
-        self.linear("head", 1, dim, vocab_size, false).await?;
-        let ids = Tensor::declare("ids", Role::Activations, &[1], DType::U32)?;
-        self.kernel("greedy choice", Work::words(vocab_size), |rec| {
-            argmax(rec, &input(device, &[1, vocab_size])?, &ids)
-        })
-        .await?;
         let settings = Sampling {
             temperature: 0.8,
             top_k: 40,
@@ -208,23 +288,160 @@ impl PassBench<'_> {
             repeat_penalty: 1.0,
             repeat_last_n: 64,
         };
-        let sampling = self.device.upload::<u32>("sampling", &[8], bytemuck::cast_slice(&[settings]))?;
-        self.kernel("draw", Work::words(vocab_size), |rec| {
-            sample(rec, &sampling, &state, &input(device, &[1, vocab_size])?, &ids)
+        let angles = rope_table(&rotation(), capacity);
+        Ok(Pass {
+            device,
+            plan,
+            shapes,
+            n_tokens,
+            state,
+            tokens: device.upload("tokens", &[capacity], &ids)?,
+            table: matrix(device, WeightType::F16, vocab_size, shapes.dim)?,
+            angles: device.upload("table", &[capacity, HEAD_DIM / 2, 2], &angles)?,
+            id: Tensor::declare("ids", Role::Activations, &[1], DType::U32)?,
+            sampling: device.upload::<u32>("sampling", &[8], bytemuck::cast_slice(&[settings]))?,
         })
-        .await?;
-        // It moves the state on, so it comes last.
-        self.kernel("next token", Work::words(8), |rec| advance(rec, &state, &ids, &tokens)).await
+    }
+
+    /// Times each kernel, those with a matrix for each weight type.
+    async fn measure(&self, probes: &Probes, on_row: &mut dyn FnMut(KernelRow)) -> Result<(), Error> {
+        let operations: &[Operation] =
+            if self.n_tokens == 1 { &Operation::OF_DECODING } else { &Operation::OF_PROMPTS };
+        let mut f16_seconds = 0.0;
+        for &operation in operations {
+            let has_matrix = operation.matrix(self.shapes).is_some();
+            let weights = if has_matrix { self.plan.weights } else { &[WeightType::F16] };
+            for (i, &weight) in weights.iter().enumerate() {
+                let mut row = self.run(operation, weight, probes).await?;
+                if i == 0 {
+                    f16_seconds = row.seconds;
+                }
+                row.vs_f16 = has_matrix.then(|| f16_seconds / row.seconds);
+                on_row(row);
+            }
+        }
+        Ok(())
+    }
+
+    /// Times a kernel. It is recorded several times, each time with operands of its own, so that one submission has work
+    /// enough to hide what it costs itself, and caches do not hold what a model's other layers would have driven out.
+    async fn run(&self, operation: Operation, weight: WeightType, probes: &Probes) -> Result<KernelRow, Error> {
+        const MAX_COPIES: u64 = 64;
+
+        let work = self.work(operation, weight)?;
+        let Plan { cold_bytes, long_flop, effort, .. } = *self.plan;
+        let n_copies = (cold_bytes / work.bytes).min(long_flop / work.flop.max(1)).clamp(1, MAX_COPIES);
+        let mut rec = self.device.recorder();
+        for _ in 0..n_copies {
+            self.record(&mut rec, operation, weight)?;
+        }
+        let recording = rec.finish(&mut Workspace::default());
+        let seconds = seconds(self.device, &recording, effort).await? / n_copies as f64;
+        Ok(KernelRow {
+            kernel: recording.labels().next().unwrap_or_default(),
+            operation: operation.name(),
+            n_tokens: self.n_tokens,
+            seconds,
+            bytes: work.bytes,
+            flop: work.flop,
+            share: probes.least_seconds(work.bytes as f64, work.flop as f64) / seconds,
+            vs_f16: None,
+        })
+    }
+
+    /// Words of the keys and values that a pass sees.
+    fn cache_words(&self) -> u32 {
+        let capacity = self.shapes.n_cached + self.n_tokens;
+        2 * self.shapes.n_kv_heads() * capacity * KvType::default().row_words(HEAD_DIM)
+    }
+
+    #[inline(never)]
+    fn work(&self, operation: Operation, weight: WeightType) -> Result<Work, Error> {
+        let (t, dim, qkv_dim) = (self.n_tokens, self.shapes.dim, self.shapes.qkv_dim());
+        let vocab_size = self.shapes.vocab_size();
+        if let Some([n, k]) = operation.matrix(self.shapes) {
+            let matrix = Matrix::declare(&self.device.target(), "w", weight, n, k)?;
+            let weights_bytes: u64 = matrix.tensors().map(Tensor::size_bytes).sum();
+            return Ok(Work {
+                bytes: weights_bytes + 4 * u64::from(t * (k + n)),
+                flop: 2 * u64::from(t) * u64::from(k) * u64::from(n),
+            });
+        }
+        Ok(match operation {
+            // A row of halves and one of floats for each token.
+            Operation::Embed => Work::words(t * dim / 2 * 3),
+            Operation::Norm => Work::words(2 * t * dim + dim),
+            Operation::Rotation => Work::words(2 * t * qkv_dim + t * HEAD_DIM),
+            Operation::Attention => {
+                let capacity = self.shapes.n_cached + t;
+                let seen: u64 = (capacity - t + 1..=capacity).map(u64::from).sum();
+                let rows = if t == 1 { qkv_dim + dim } else { 2 * t * dim };
+                Work { flop: 4 * u64::from(dim) * seen, ..Work::words(rows + self.cache_words()) }
+            }
+            Operation::Gate => Work::words(3 * t * self.shapes.ffn_dim()),
+            Operation::LastRow => Work::words(2 * dim),
+            Operation::Choice | Operation::Draw => Work::words(vocab_size),
+            _ => Work::words(8),
+        })
+    }
+
+    /// Rows and columns of what a kernel reads and of what it writes, without its matrix and the cache. An operand that a
+    /// kernel lacks has one element.
+    #[inline(never)]
+    fn shapes(&self, operation: Operation) -> [[u32; 2]; 2] {
+        let (t, dim, vocab_size) = (self.n_tokens, self.shapes.dim, self.shapes.vocab_size());
+        let (qkv_dim, ffn_dim) = (self.shapes.qkv_dim(), self.shapes.ffn_dim());
+        match operation {
+            Operation::Embed => [[1, 1], [t, dim]],
+            Operation::Norm | Operation::AttnOutput => [[t, dim]; 2],
+            Operation::Qkv => [[t, dim], [t, qkv_dim]],
+            Operation::Rotation => [[t, qkv_dim], [t, dim]],
+            Operation::Attention => [[t, if t == 1 { qkv_dim } else { dim }], [t, dim]],
+            Operation::GateUp => [[t, dim], [t, if t == 1 { ffn_dim } else { 2 * ffn_dim }]],
+            Operation::Gate => [[t, 2 * ffn_dim], [t, ffn_dim]],
+            Operation::FfnDown => [[t, ffn_dim], [t, dim]],
+            Operation::LastRow => [[t, dim], [1, dim]],
+            Operation::Head => [[1, dim], [1, vocab_size]],
+            Operation::Choice | Operation::Draw => [[1, vocab_size], [1, 1]],
+            Operation::NextToken => [[1, 1]; 2],
+        }
+    }
+
+    /// Records a kernel with operands of its own.
+    #[inline(never)]
+    fn record(&self, rec: &mut Recorder, operation: Operation, weight: WeightType) -> Result<(), Error> {
+        let (t, state) = (self.n_tokens, &self.state);
+        let [x_shape, y_shape] = self.shapes(operation);
+        let (x, y) = (input(self.device, &x_shape)?, Tensor::declare("y", Role::Activations, &y_shape, DType::F32)?);
+        let gain = input(self.device, &x_shape[1..])?;
+        if let Some([n, k]) = operation.matrix(self.shapes) {
+            let w = matrix(self.device, weight, n, k)?;
+            let is_gate = operation == Operation::GateUp && t == 1;
+            let is_normed = (is_gate || operation == Operation::Qkv) && folds_norm(rec, &x, false);
+            let norm = is_normed.then_some(Norm { weight: &gain, eps: 1e-5 });
+            let accumulate = matches!(operation, Operation::AttnOutput | Operation::FfnDown);
+            return match is_gate {
+                true => gate_up(rec, &w, norm, Gate::Silu, &x, &y),
+                false => Linear { norm, accumulate, ..Linear::new(&w) }.record(rec, &x, &y),
+            };
+        }
+        match operation {
+            Operation::Embed => embed(rec, state, &self.tokens, &Embedding::new(&self.table), &y),
+            Operation::Norm => rms_norm(rec, &x, &gain, &y, 1e-5),
+            Operation::Rotation | Operation::Attention => self.record_attention(rec, operation, &x, &y),
+            Operation::Gate => swiglu(rec, &x, &y),
+            Operation::LastRow => last_row(rec, state, &x, &y),
+            Operation::Choice => argmax(rec, &x, &self.id),
+            Operation::Draw => sample(rec, &self.sampling, state, &x, &self.id),
+            _ => advance(rec, state, &self.id, &self.tokens),
+        }
     }
 
     /// Rotation, cache write and attention: one kernel for a token, two for more.
-    async fn attention(&mut self, state: &StepState, capacity: u32) -> Result<(), Error> {
-        let device = self.device;
-        let (t, dim, qkv_dim) = (self.n_tokens, self.shapes.dim, self.shapes.qkv_dim());
+    fn record_attention(&self, rec: &mut Recorder, operation: Operation, x: &Tensor, y: &Tensor) -> Result<(), Error> {
         let (n_heads, n_kv_heads) = (self.shapes.n_heads(), self.shapes.n_kv_heads());
-        let rope = RopeConfig::new(HEAD_DIM, 1e4, RopeStyle::Interleaved);
-        let table = self.device.upload("table", &[capacity, HEAD_DIM / 2, 2], &rope_table(&rope, capacity))?;
-        let rope = Some((&rope, &table));
+        let rotation = rotation();
+        let rope = Some((&rotation, &self.angles));
         let heads = Heads { n_heads, n_kv_heads, head_dim: HEAD_DIM, first_column: 0, rope, norm: None };
         let config = AttentionConfig {
             n_heads,
@@ -235,117 +452,16 @@ impl PassBench<'_> {
             soft_cap: None,
             causal: true,
         };
-        let kind = KvType::default();
-        let shape = [n_kv_heads, capacity, HEAD_DIM];
-        let cache_words = 2 * n_kv_heads * capacity * kind.row_words(HEAD_DIM);
-        let seen: u64 = (capacity - t + 1..=capacity).map(u64::from).sum();
-        let flop = 4 * u64::from(dim) * seen;
-        if t == 1 {
-            let work = Work { flop, ..Work::words(qkv_dim + dim + cache_words) };
-            return self
-                .kernel("attention", work, |rec| {
-                    let (qkv, cached) = (input(device, &[1, qkv_dim])?, keys(device, kind, shape)?);
-                    attention_next(rec, state, &config, &heads, None, &qkv, &cached, &output(&[1, dim])?)
-                })
-                .await;
+        let capacity = self.shapes.n_cached + self.n_tokens;
+        let cached = keys(self.device, KvType::default(), [n_kv_heads, capacity, HEAD_DIM])?;
+        match operation {
+            Operation::Rotation => rope_kv(rec, &self.state, &heads, x, y, &cached),
+            _ if self.n_tokens == 1 => attention_next(rec, &self.state, &config, &heads, None, x, &cached, y),
+            _ => attention(rec, &self.state, &config, None, x, &cached, y),
         }
-        self.kernel("rotation, cache", Work::words(2 * t * qkv_dim + t * HEAD_DIM), |rec| {
-            let cached = keys(device, kind, shape)?;
-            rope_kv(rec, state, &heads, &input(device, &[t, qkv_dim])?, &output(&[t, dim])?, &cached)
-        })
-        .await?;
-        let work = Work { flop, ..Work::words(2 * t * dim + cache_words) };
-        self.kernel("attention", work, |rec| {
-            let cached = keys(device, kind, shape)?;
-            attention(rec, state, &config, None, &input(device, &[t, dim])?, &cached, &output(&[t, dim])?)
-        })
-        .await
-    }
-
-    /// A linear layer with each weight type.
-    async fn linear(&mut self, operation: &'static str, t: u32, k: u32, n: u32, accumulate: bool) -> Result<(), Error> {
-        let device = self.device;
-        self.product(operation, k, n, |rec, w| {
-            let linear = Linear { accumulate, ..Linear::new(w) };
-            linear.record(rec, &input(device, &[t, k])?, &output(&[t, n])?)
-        })
-        .await
-    }
-
-    /// A kernel with a matrix `[n, k]`, with each weight type.
-    async fn product(
-        &mut self,
-        operation: &'static str,
-        k: u32,
-        n: u32,
-        mut record: impl FnMut(&mut Recorder, &Matrix) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let device = self.device;
-        let mut f16_seconds = None;
-        let t = self.n_tokens;
-        for weight in WEIGHTS {
-            let weights_bytes: u64 =
-                Matrix::declare(&self.device.target(), "w", weight, n, k)?.tensors().map(Tensor::size_bytes).sum();
-            let work = Work {
-                bytes: weights_bytes + 4 * u64::from(t * (k + n)),
-                flop: 2 * u64::from(t) * u64::from(k) * u64::from(n),
-            };
-            let mut row = self
-                .run(operation, work, |rec| {
-                    let w = matrix(device, weight, n, k)?;
-                    record(rec, &w)
-                })
-                .await?;
-            row.vs_f16 = Some(*f16_seconds.get_or_insert(row.seconds) / row.seconds);
-            self.rows.push(row);
-        }
-        Ok(())
-    }
-
-    async fn kernel(
-        &mut self,
-        operation: &'static str,
-        work: Work,
-        record: impl FnMut(&mut Recorder) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let row = self.run(operation, work, record).await?;
-        self.rows.push(row);
-        Ok(())
-    }
-
-    /// Times a kernel. It is recorded several times, each time with operands of its own, so that one submission has work
-    /// enough to hide what it costs itself, and caches do not hold what a model's other layers would have driven out.
-    async fn run(
-        &self,
-        operation: &'static str,
-        work: Work,
-        mut record: impl FnMut(&mut Recorder) -> Result<(), Error>,
-    ) -> Result<KernelRow, Error> {
-        // Ten times what the caches of large GPUs hold.
-        const COLD_BYTES: u64 = 1 << 29;
-        const LONG_FLOP: u64 = 1 << 32;
-        const MAX_COPIES: u64 = 64;
-
-        let n_copies = (COLD_BYTES / work.bytes).min(LONG_FLOP / work.flop.max(1)).clamp(1, MAX_COPIES);
-        let mut rec = self.device.recorder();
-        for _ in 0..n_copies {
-            record(&mut rec)?;
-        }
-        let recording = rec.finish(&mut Workspace::default());
-        let seconds = seconds(self.device, &recording).await? / n_copies as f64;
-        Ok(KernelRow {
-            kernel: recording.labels().next().unwrap_or_default(),
-            operation,
-            n_tokens: self.n_tokens,
-            seconds,
-            bytes: work.bytes,
-            flop: work.flop,
-            share: self.probes.least_seconds(work.bytes as f64, work.flop as f64) / seconds,
-            vs_f16: None,
-        })
     }
 }
 
-fn output(shape: &[u32]) -> Result<Tensor, Error> {
-    Tensor::declare("y", Role::Activations, shape, DType::F32)
+fn rotation() -> RopeConfig {
+    RopeConfig::new(HEAD_DIM, 1e4, RopeStyle::Interleaved)
 }

@@ -1,7 +1,7 @@
 //! A mixture of logits on the roofline of a device, and the shapes of it that fit limits of time and memory.
 
 use super::yardsticks::{mol_gate, weighted_sum};
-use super::{Limits, Probes, seconds};
+use super::{Effort, Limits, Probes, seconds};
 use crate::device::Device;
 use crate::dtype::WeightType;
 use crate::error::Error;
@@ -277,7 +277,7 @@ pub async fn measure(device: &Device, shape: MolShape, n_items: u32, probes: &Pr
     let mut times = runs.each_ref().map(|_| Vec::new());
     for _ in 0..ROUNDS {
         for ((_, recording, _), times) in runs.iter().zip(&mut times) {
-            times.push(seconds(device, recording).await?);
+            times.push(seconds(device, recording, Effort::USUAL).await?);
         }
     }
     let row = |((operation, recording, work), times): ((&'static str, Recording, MolWork), Vec<f64>)| MolRow {
@@ -395,7 +395,7 @@ pub async fn settle(device: &Device, plan: &mut MolPlan, n_items: u64) -> Result
     let mut tuning = device.tuning().clone();
     tuning.choose(bucket, None);
     let usual = device.with_tuning(tuning.clone());
-    let mut best = (seconds(&usual, &corpus.mixture(&usual, MolScores::All)?).await?, None);
+    let mut best = (seconds(&usual, &corpus.mixture(&usual, MolScores::All)?, Effort::USUAL).await?, None);
     if device.is_gpu() {
         let own = kernels::mol_tile(&usual.target(), &plan.shape.form(), &corpus.items, plan.shape.n_queries);
         let most = plan.shape.n_queries.next_power_of_two();
@@ -405,7 +405,7 @@ pub async fn settle(device: &Device, plan: &mut MolPlan, n_items: u64) -> Result
                 Some(Choice { tier: device.target().tier_for(&crate::shaders::MOL, Some(plan.shape.storage)), size }),
             );
             let tuned = device.with_tuning(tuning.clone());
-            let time = seconds(&tuned, &corpus.mixture(&tuned, MolScores::All)?).await?;
+            let time = seconds(&tuned, &corpus.mixture(&tuned, MolScores::All)?, Effort::USUAL).await?;
             if time < GAIN * best.0 {
                 best = (time, Some(tuned));
             }

@@ -3,6 +3,7 @@
 mod embed;
 mod mol;
 mod predict;
+mod report;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -75,9 +76,16 @@ struct ModelBenchArgs {
     /// Repetitions of each test, after a warm-up.
     #[arg(long, short = 'r', default_value_t = 5, value_name = "N")]
     repetitions: usize,
+    /// Measure the device and its kernels as well, and write everything as a report in JSON that others can compare, to
+    /// a file or to stdout. `benches/record/community/README.md` says what it has, and where to send it.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", conflicts_with_all = ["json", "csv"])]
+    report: Option<PathBuf>,
+    /// For a report: measure one weight type instead of four, and each thing for a shorter time.
+    #[arg(long, requires = "report")]
+    quick: bool,
     /// Measure nothing: predict passes of well-known models on a GPU that is not here, from its maker's figures. `list`
     /// prints the GPUs that are known.
-    #[arg(long, value_name = "GPU", conflicts_with_all = ["model", "csv"])]
+    #[arg(long, value_name = "GPU", conflicts_with_all = ["model", "csv", "report"])]
     predict: Option<String>,
     #[command(flatten)]
     device: DeviceArgs,
@@ -164,11 +172,18 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
     };
     let context = u32::try_from(positions).map_err(|_| option("depth", "a context that fits a model", positions))?;
 
+    if let Some(path) = &args.report {
+        report::check(path)?;
+    }
     let device = args.device.open()?;
     let kv_type = args.cache.kv_type;
     let options = LoadOptions { context_length: Some(context), kv_type, ..LoadOptions::default() };
     let model = load(args.model.as_deref(), &device, options)?;
-    let probes = pollster::block_on(Probes::measure(&device))?;
+    let measured = args.report.as_ref().map(|_| report::measure(&device, args.quick)).transpose()?;
+    let probes = match &measured {
+        Some(measured) => measured.probes(),
+        None => pollster::block_on(Probes::measure(&device))?,
+    };
     let models: Vec<Model> = match args.batch_size.as_slice() {
         [] => vec![model.clone()],
         sizes => sizes.iter().map(|&size| model.with_max_pass(size)).collect::<Result<_, Error>>()?,
@@ -180,6 +195,9 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
             let measured = bench::measure(&mut session, case, tokens_per_submit, args.repetitions, &probes);
             rows.push(pollster::block_on(measured)?);
         }
+    }
+    if let (Some(path), Some(measured)) = (&args.report, &measured) {
+        return report::write(path, measured, &device, &model, &rows);
     }
     if args.format.json {
         return print_json(&json!({

@@ -33,7 +33,6 @@ impl Session {
         Ok(Session { model: model.clone(), passes, sequence })
     }
 
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn cache(&self) -> &KvCache {
         &self.passes.cache
     }

@@ -121,6 +121,36 @@ pub struct AdapterReport {
 }
 
 impl AdapterReport {
+    /// The vendor's number on the PCI bus, in hexadecimal digits.
+    pub fn vendor(&self) -> String {
+        format!("{:#06x}", self.adapter.get_info().vendor)
+    }
+
+    /// Features that kernels use or could use, by their names in WebGPU; `cooperative-matrix` is wgpu's.
+    pub fn features(&self) -> Vec<&'static str> {
+        let known = [
+            ("cooperative-matrix", wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX),
+            ("shader-f16", wgpu::Features::SHADER_F16),
+            ("subgroups", wgpu::Features::SUBGROUP),
+            ("timestamp-query", wgpu::Features::TIMESTAMP_QUERY),
+        ];
+        let features = self.adapter.features();
+        known.into_iter().filter(|(_, feature)| features.contains(*feature)).map(|(name, _)| name).collect()
+    }
+
+    /// Limits that bound kernels, by their names in WebGPU.
+    pub fn limits(&self) -> Vec<(&'static str, u64)> {
+        let limits = self.adapter.limits();
+        vec![
+            ("maxBufferSize", limits.max_buffer_size),
+            ("maxComputeInvocationsPerWorkgroup", limits.max_compute_invocations_per_workgroup.into()),
+            ("maxComputeWorkgroupStorageSize", limits.max_compute_workgroup_storage_size.into()),
+            ("maxComputeWorkgroupsPerDimension", limits.max_compute_workgroups_per_dimension.into()),
+            ("maxStorageBufferBindingSize", limits.max_storage_buffer_binding_size),
+            ("maxStorageBuffersPerShaderStage", limits.max_storage_buffers_per_shader_stage.into()),
+        ]
+    }
+
     /// What recordings for this adapter are made for, in a tier.
     pub fn target(&self, tier: Tier) -> Target {
         let limits = self.adapter.limits();

@@ -756,10 +756,11 @@ mod tests {
     #[test]
     fn every_kernel_of_a_forward_pass_or_a_search_has_a_check() {
         // Of benches, and of calls of single kernels.
-        let others = ["by_head", "matmul_naive", "matmul_plain", "mol_gate", "probe_read", "top_k", "weighted_sum"];
+        let others = ["by_head", "matmul_naive", "matmul_plain", "mol_gate", "top_k", "weighted_sum"];
         for kernel in shaders::ALL {
             let has_check = CHECKS.iter().any(|(known, _)| known.name == kernel.name);
-            assert_eq!(has_check, !others.contains(&kernel.name), "{}", kernel.name);
+            let is_other = others.contains(&kernel.name) || kernel.name.starts_with("probe_");
+            assert_eq!(has_check, !is_other, "{}", kernel.name);
         }
     }
 }

@@ -1,6 +1,9 @@
 //! Operands of the wrong shape: each is refused by an error that names the kernel and the operand.
 
-use tilewright::bench::yardsticks::{ReadOrder, matmul_naive, mol_gate, probe_read, weighted_sum};
+use tilewright::bench::yardsticks::{
+    FmaRounds, ReadOrder, matmul_naive, mol_gate, probe_copy, probe_fma, probe_matrix, probe_read, probe_reduce,
+    weighted_sum,
+};
 use tilewright::kernels::{
     self, AttentionConfig, CachedKeys, Combination, Embedding, Gate, Gelu, Heads, KvType, LayerNorm, Linear,
     MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, Norm, Pairing, Pooling, QkNorm,
@@ -76,6 +79,36 @@ fn probe_read_shapes() {
     assert_eq!(record(48, 3, ReadOrder::Scattered), Err("y"));
     for stride in [0, 3, 128] {
         assert_eq!(record(64, 4, ReadOrder::Strided(stride)), Err("order"), "{stride}");
+    }
+}
+
+#[test]
+fn probe_shapes() {
+    let reduce: [Operand; 2] = [("x", &[3, 8], &[3, 6], "x"), ("y", &[3], &[4], "y")];
+    check("probe_reduce", &reduce, |rec, _, t| probe_reduce(rec, &t[0], &t[1]));
+    let fma: [Operand; 1] = [("y", &[3], &[1, 3], "y")];
+    let rounds = |rounds| FmaRounds { rounds, factor: 1.0, step: 1.0 };
+    check("probe_fma", &fma, |rec, _, t| probe_fma(rec, rounds(4), &t[0]));
+    let matrix: [Operand; 2] = [("x", &[6, 8, 8], &[6, 4, 16], "x"), ("y", &[4, 2, 4, 8, 8], &[3, 2, 4, 8, 8], "y")];
+    check("probe_matrix", &matrix, |rec, _, t| probe_matrix(rec, &t[0], &t[1], 1));
+
+    let device = Device::cpu();
+    let declare = |shape: &[u32], dtype| Tensor::declare("t", Role::Activations, shape, dtype).expect("it is valid");
+    let copy = |x: &[u32], y: &[u32]| {
+        let [x, y] = [x, y].map(|shape| declare(shape, DType::U32));
+        probe_copy(&mut device.recorder(), &x, &y).map_err(|e| match e {
+            Error::Shape { operand, .. } | Error::Operand { operand, .. } => operand,
+            other => panic!("{other}"),
+        })
+    };
+    assert_eq!(copy(&[8], &[8]), Ok(()));
+    assert_eq!(copy(&[2, 4], &[2, 4]), Err("x"));
+    assert_eq!(copy(&[6], &[6]), Err("x"));
+    assert_eq!(copy(&[8], &[12]), Err("y"));
+    let y = declare(&[3], DType::F32);
+    for bad in [3, (1 << 16) + 4] {
+        let refused = probe_fma(&mut device.recorder(), rounds(bad), &y);
+        assert!(matches!(refused, Err(Error::Operand { operand: "rounds", .. })), "{bad}: {refused:?}");
     }
 }
 

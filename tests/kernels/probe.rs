@@ -1,8 +1,11 @@
-//! `probe_read`: words in every order, exact to the bit.
+//! The probes: words in every order, sums and products of small whole numbers, all exact to the bit.
 
-use tilewright::bench::yardsticks::{self, ReadOrder};
+use tilewright::bench::yardsticks::{self, FmaRounds, ReadOrder};
 
-use crate::harness::{Case, Job, Operand};
+use tilewright::Tier;
+
+use crate::common;
+use crate::harness::{Case, Job, Operand, execute};
 use crate::inputs::{Inputs, Source};
 
 /// N: around the workgroup of 256, and beyond a chunk of the CPU.
@@ -23,6 +26,89 @@ pub fn cases(cases: &mut Vec<Case>) {
             });
         }
     }
+    let mut case = |kernel, variant: &str, sizes: String, build: Build| {
+        cases.push(Case { kernel, variant: variant.into(), sizes, inputs: Inputs::Normal, build });
+    };
+    for n in [4, 252, 1024, 1028, 262_148] {
+        case("probe_copy", "U32", format!("n={n}"), Box::new(move |source| probe_copy(source, n)));
+    }
+    for [rows, columns] in [[1, 4], [3, 60], [1, 1020], [5, 1024], [2, 1028], [300, 16], [7, 16_384]] {
+        let sizes = format!("r={rows},c={columns}");
+        case("probe_reduce", "F32", sizes, Box::new(move |source| probe_reduce(source, rows, columns)));
+    }
+    for n in [1, 31, 255, 257, 1021] {
+        for (rounds, factor, step) in
+            [(0, 1.0, 1.0), (4, 0.5, 0.0), (4, 1.0, 3.0), (8, -1.0, 2.0), (132, 1.0, 1.0), (1024, 1.0, 1.0)]
+        {
+            let what = FmaRounds { rounds, factor, step };
+            let sizes = format!("n={n},rounds={rounds},factor={factor},step={step}");
+            case("probe_fma", "F32", sizes, Box::new(move |_| probe_fma(n, what)));
+        }
+    }
+}
+
+type Build = Box<dyn Fn(&mut Source) -> Job>;
+
+/// Whole numbers from -8 to 8, of which every type has exact sums and products.
+fn whole(source: &mut Source, n: u32) -> Vec<f32> {
+    (0..n).map(|_| source.rng.below(17) as f32 - 8.0).collect()
+}
+
+fn probe_copy(source: &mut Source, n: u32) -> Job {
+    let x: Vec<u32> = source.rows(1, n).into_iter().map(f32::to_bits).collect();
+    let operands = vec![Operand::words("x", &[n], x.clone()), Operand::exact_words("y", &[n], x)];
+    Job::new(operands, |rec, bound| yardsticks::probe_copy(rec, bound.tensor(0), bound.tensor(1)))
+}
+
+fn probe_reduce(source: &mut Source, rows: u32, columns: u32) -> Job {
+    let x = whole(source, rows * columns);
+    let sums: Vec<f32> =
+        x.chunks_exact(columns as usize).map(|row| row.iter().map(|&x| f64::from(x)).sum::<f64>() as f32).collect();
+    let operands = vec![Operand::floats("x", &[rows, columns], x), Operand::exact_floats("y", &[rows], &sums)];
+    Job::new(operands, |rec, bound| yardsticks::probe_reduce(rec, bound.tensor(0), bound.tensor(1)))
+}
+
+/// By the closed form: `a f^r + s (1 + f + .. + f^(r - 1))`.
+fn probe_fma(n: u32, what: FmaRounds) -> Job {
+    let FmaRounds { rounds, factor, step } = what;
+    let (f, s) = (f64::from(factor), f64::from(step));
+    let power = f.powi(rounds as i32);
+    let series = if f == 1.0 { f64::from(rounds) } else { (1.0 - power) / (1.0 - f) };
+    let sum = |i: u32| (0..32).map(|n| f64::from(i % 32 + n) * power + s * series).sum::<f64>() as f32;
+    let want: Vec<f32> = (0..n).map(sum).collect();
+    let operands = vec![Operand::exact_floats("y", &[n], &want)];
+    Job::new(operands, move |rec, bound| yardsticks::probe_fma(rec, what, bound.tensor(0)))
+}
+
+/// No case: the side of the matrices is the device's.
+#[test]
+fn probe_matrix_matches_oracle() {
+    let mut devices = vec![common::cpu()];
+    devices.extend(common::gpus(Tier::ALL));
+    for device in devices {
+        let size = yardsticks::probe_matrix_size(&device.target());
+        for (n, rounds) in [(4, 1), (12, 0), (20, 7), (8, 64)] {
+            let job = probe_matrix(&mut Source::new(Inputs::Normal, u64::from(n), false), size, n, rounds);
+            let outcome = common::block_on(execute(&device, &job, 1));
+            assert!(outcome.is_ok(), "{}, {n} subgroups, {rounds} rounds: {outcome:?}", device.info().tier);
+        }
+    }
+}
+
+fn probe_matrix(source: &mut Source, size: u32, n: u32, rounds: u32) -> Job {
+    let x = whole(source, 6 * size * size);
+    let at = |matrix: u32, row: u32, column: u32| f64::from(x[((matrix * size + row) * size + column) as usize]);
+    let mut product = Vec::new();
+    for (a, b) in (0..2).flat_map(|a| (2..6).map(move |b| (a, b))) {
+        for (row, column) in (0..size).flat_map(|row| (0..size).map(move |column| (row, column))) {
+            let sum: f64 = (0..size).map(|k| at(a, row, k) * at(b, k, column)).sum();
+            product.push((f64::from(rounds) * sum) as f32);
+        }
+    }
+    let want = product.repeat(n as usize);
+    let operands =
+        vec![Operand::floats("x", &[6, size, size], x), Operand::exact_floats("y", &[n, 2, 4, size, size], &want)];
+    Job::new(operands, move |rec, bound| yardsticks::probe_matrix(rec, bound.tensor(0), bound.tensor(1), rounds))
 }
 
 /// Word numbers in the order in which they are read.

@@ -1,0 +1,2 @@
+enable f16;
+alias Numbers = vec4<f16>;

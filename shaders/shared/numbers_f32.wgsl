@@ -1,0 +1,1 @@
+alias Numbers = vec4<f32>;
