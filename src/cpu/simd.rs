@@ -113,6 +113,9 @@ pub(super) trait Lanes<const LEN: usize>: Instructions {
     fn splat(x: f32) -> Self;
     fn load(x: &[f32; LEN]) -> Self;
     fn store(self, y: &mut [f32; LEN]);
+    /// The values of f16.
+    fn from_f16(bits: &[u16; LEN]) -> Self;
+    fn from_i8(x: &[i8; LEN]) -> Self;
     /// `self * b + c`.
     fn fma(self, b: Self, c: Self) -> Self;
     /// Says that these are needed soon.
@@ -137,6 +140,16 @@ impl<V: Vector> Lanes<8> for V {
     #[inline(always)]
     fn store(self, y: &mut [f32; 8]) {
         *y = self.lanes();
+    }
+
+    #[inline(always)]
+    fn from_f16(bits: &[u16; 8]) -> V {
+        Vector::from_f16(bits)
+    }
+
+    #[inline(always)]
+    fn from_i8(x: &[i8; 8]) -> V {
+        Vector::from_i8(x)
     }
 
     #[inline(always)]
@@ -366,6 +379,16 @@ mod avx512 {
         #[inline(always)]
         fn store(self, y: &mut [f32; 16]) {
             unsafe { _mm512_storeu_ps(y.as_mut_ptr(), self.0) }
+        }
+
+        #[inline(always)]
+        fn from_f16(bits: &[u16; 16]) -> Self {
+            Sixteen(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(bits.as_ptr().cast())) })
+        }
+
+        #[inline(always)]
+        fn from_i8(x: &[i8; 16]) -> Self {
+            Sixteen(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))) })
         }
 
         #[inline(always)]
@@ -684,7 +707,8 @@ mod simd128 {
 
         #[inline(always)]
         fn from_f16(bits: &[u16; 8]) -> Self {
-            Self::load(&bits.map(widen_f16))
+            let bits = unsafe { v128_load(bits.as_ptr().cast()) };
+            Eight(widen_four(u32x4_extend_low_u16x8(bits)), widen_four(u32x4_extend_high_u16x8(bits)))
         }
 
         #[inline(always)]
@@ -727,6 +751,18 @@ mod simd128 {
             let (low, high) = (v128_and(nibbles, mask), v128_and(u32x4_shr(nibbles, 4), mask));
             from_bytes(i8x16_swizzle(levels, low), i8x16_swizzle(levels, high))
         }
+    }
+
+    /// The values of four f16, each in the lower half of a lane.
+    #[inline(always)]
+    fn widen_four(bits: v128) -> v128 {
+        // Exponent and mantissa at their places in a float that is too small by this power of two, also a subnormal one.
+        let magnitude = i32x4_shl(v128_and(bits, u32x4_splat(0x7fff)), 13);
+        let value = f32x4_mul(magnitude, f32x4_splat(f32::from_bits((127 + 112) << 23)));
+        // Infinities and NaNs keep the highest exponent.
+        let is_finite = u32x4_lt(magnitude, u32x4_splat(0x7c00 << 13));
+        let value = v128_or(value, v128_andnot(u32x4_splat(0x7f80_0000), is_finite));
+        v128_or(value, i32x4_shl(v128_and(bits, u32x4_splat(0x8000)), 16))
     }
 
     /// Thirty-two signed bytes.
