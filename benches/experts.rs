@@ -8,7 +8,7 @@
 use std::time::Instant;
 
 use tilewright::kernels::{ExpertDown, ExpertGateUp, ExpertProduct, ExpertRows, ExpertTiles, Gate, expert_sum, gated};
-use tilewright::{DType, Device, Error, Matrix, Recorder, Recording, Role, Tensor, Tier, WeightType, Workspace};
+use tilewright::{DType, Device, Error, Matrix, Recording, Role, Tensor, Tier, WeightType, Workspace};
 
 /// Rounds; the first, which compiles, is not counted.
 const ROUNDS: usize = 5;
@@ -88,7 +88,7 @@ fn matrix(device: &Device, rows: u32, cols: u32) -> Result<Matrix, Error> {
     let quants = numbers(rows * cols).map(|word| word as u8).collect::<Vec<u8>>();
     let bytes: Vec<u8> =
         blocks.chunks_exact(2).zip(quants.chunks_exact(32)).flat_map(|(s, q)| [s, q].concat()).collect();
-    let matrix = Matrix::declare(device, "w", WeightType::Q8_0, rows, cols)?;
+    let matrix = Matrix::declare(&device.target(), "w", WeightType::Q8_0, rows, cols)?;
     matrix.upload(device, &[&bytes])?;
     Ok(matrix)
 }
@@ -119,7 +119,7 @@ impl Case {
     /// A product for each slot, so many tokens at a time.
     fn by_slot(&self, device: &Device, n: u32) -> Result<Recording, Error> {
         let [t, _, k, _, f] = self.sizes;
-        let mut rec = Recorder::new(device);
+        let mut rec = device.recorder();
         for first in (0..t).step_by(n as usize) {
             let [x, routes, y] = self.operands(device, first, n)?;
             let activated = rec.temporary("activated", &[n * k, f])?;
@@ -135,7 +135,7 @@ impl Case {
     fn by_tiles(&self, device: &Device) -> Result<Recording, Error> {
         let [t, e, k, c, f] = self.sizes;
         let [x, routes, y] = self.operands(device, 0, t)?;
-        let mut rec = Recorder::new(device);
+        let mut rec = device.recorder();
         let tiles = ExpertTiles::record(&mut rec, &routes, e)?;
         let up = rec.temporary("up", &[t * k, 2 * f])?;
         let (activated, each) = (rec.temporary("activated", &[t * k, f])?, rec.temporary("each", &[t * k, c])?);

@@ -96,7 +96,7 @@ fn dequantised(device: &Device) -> Result<Value, Error> {
     let mut bytes: Vec<u8> = common::words(n_bytes / 4).flat_map(u32::to_le_bytes).collect();
     // Scales of ordinary size: subnormals and NaNs can need another time.
     bytes.chunks_exact_mut(144).for_each(|unit| [1, 3].into_iter().for_each(|place| unit[place] = 0x20));
-    let w = Matrix::declare(device, "w", WeightType::Q4_K, DIM, DIM)?;
+    let w = Matrix::declare(&device.target(), "w", WeightType::Q4_K, DIM, DIM)?;
     w.upload(device, &[&bytes])?;
     let ids: Vec<u32> = (0..DIM).collect();
     let (ids, state) = (device.upload("ids", &[DIM], &ids)?, StepState::declare()?);
@@ -266,13 +266,13 @@ fn median(mut times: Vec<f64>) -> f64 {
 }
 
 fn record(device: &Device, body: impl FnOnce(&mut Recorder) -> Result<(), Error>) -> Result<Recording, Error> {
-    let mut rec = Recorder::new(device);
+    let mut rec = device.recorder();
     body(&mut rec)?;
     Ok(rec.finish(&mut Workspace::default()))
 }
 
 fn matrix(device: &Device, rows: u32, cols: u32) -> Result<Matrix, Error> {
-    Matrix::from_f32(device, "w", rows, cols, &common::uniform((rows * cols) as usize))
+    device.upload_matrix("w", [rows, cols], &common::uniform((rows * cols) as usize))
 }
 
 fn input(device: &Device, shape: &[u32]) -> Result<Tensor, Error> {

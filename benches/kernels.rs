@@ -19,7 +19,7 @@ use tilewright::kernels::{
     StepState, TopStrip, attention, attention_next, by_head, gate_up, layer_norm, matmul, matvec, merge_top, rms_norm,
     rope, rope_kv, rope_packed, rope_table, select_top, softmax, split_sum, swiglu, top_splits,
 };
-use tilewright::{DType, Error, Matrix, Recorder, Role, Tensor, WeightType, Workspace, file_row_bytes};
+use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, WeightType, Workspace, file_row_bytes};
 
 use common::Target;
 
@@ -53,7 +53,7 @@ impl Bench<'_> {
         kernel: &str,
         size: &str,
         work: Work,
-        record: impl Fn(&mut Recorder) -> Result<Tensor, Error>,
+        record: impl Fn(&Device, &mut Recorder) -> Result<Tensor, Error>,
     ) {
         let name = format!("{kernel}/{size}");
         let mut group = self.criterion.benchmark_group(&name);
@@ -62,8 +62,9 @@ impl Bench<'_> {
             Work::Operations(n) => Throughput::Elements(n),
         });
         for target in self.targets.iter().filter(|target| target.has_own(kernel)) {
-            let mut rec = Recorder::new(&target.device);
-            let result = record(&mut rec).unwrap_or_else(|error| panic!("{name} on {}: {error}", target.name));
+            let mut rec = target.device.recorder();
+            let result =
+                record(&target.device, &mut rec).unwrap_or_else(|error| panic!("{name} on {}: {error}", target.name));
             let recording = rec.finish(&mut Workspace::default());
             let times = RefCell::new(Vec::new());
             group.bench_function(target.name, |bencher| {
@@ -150,10 +151,10 @@ fn matmuls(bench: &mut Bench, size: u32) {
     let kernels: [(&str, Product); 2] = [("matmul_naive", matmul_naive), ("matmul", matmul)];
     for (name, kernel) in kernels {
         let work = Work::Operations(2 * u64::from(size).pow(3));
-        bench.measure(name, &size.to_string(), work, |rec| {
+        bench.measure(name, &size.to_string(), work, |device, rec| {
             let values = common::uniform((size * size) as usize);
-            let w = Matrix::from_f32(rec.device(), "w", size, size, &values)?;
-            let x = rec.device().upload("x", &[size, size], &values)?;
+            let w = device.upload_matrix("w", [size, size], &values)?;
+            let x = device.upload("x", &[size, size], &values)?;
             let y = output("y", &[size, size])?;
             kernel(rec, &Linear::new(&w), &x, &y)?;
             Ok(y)
@@ -165,10 +166,10 @@ fn matmuls(bench: &mut Bench, size: u32) {
 fn matvecs(bench: &mut Bench, weight: WeightType, size: u32) {
     let row_bytes = file_row_bytes(weight, size as usize) as u64;
     let work = Work::Bytes(u64::from(size) * row_bytes + 2 * 4 * u64::from(size));
-    bench.measure("matvec", &format!("{weight}/{size}"), work, |rec| {
-        let w = Matrix::declare(rec.device(), "w", weight, size, size)?;
-        w.upload(rec.device(), &[&weight_bytes(weight, (u64::from(size) * row_bytes) as usize)])?;
-        let x = rec.device().upload("x", &[1, size], &common::uniform(size as usize))?;
+    bench.measure("matvec", &format!("{weight}/{size}"), work, |device, rec| {
+        let w = Matrix::declare(&device.target(), "w", weight, size, size)?;
+        w.upload(device, &[&weight_bytes(weight, (u64::from(size) * row_bytes) as usize)])?;
+        let x = device.upload("x", &[1, size], &common::uniform(size as usize))?;
         let y = output("y", &[1, size])?;
         matvec(rec, &Linear::new(&w), &x, &y)?;
         Ok(y)
@@ -179,9 +180,9 @@ fn matvecs(bench: &mut Bench, weight: WeightType, size: u32) {
 fn split_sums(bench: &mut Bench) {
     let [n_splits, n_tokens, n_out] = [8, 32, 2048];
     let work = Work::Bytes(4 * u64::from((n_splits + 1) * n_tokens * n_out));
-    bench.measure("split_sum", "8x32x2048", work, |rec| {
+    bench.measure("split_sum", "8x32x2048", work, |device, rec| {
         let shape = [n_splits * n_tokens, n_out];
-        let parts = rec.device().upload("parts", &shape, &common::uniform((shape[0] * shape[1]) as usize))?;
+        let parts = device.upload("parts", &shape, &common::uniform((shape[0] * shape[1]) as usize))?;
         let y = output("y", &[n_tokens, n_out])?;
         split_sum(rec, &parts, None, None, 0, false, &y)?;
         Ok(y)
@@ -193,33 +194,33 @@ fn rows(bench: &mut Bench, n_rows: u32, dim: u32) {
     let shape = [n_rows, dim];
     let (len, row) = (u64::from(n_rows * dim), u64::from(dim));
     let size = format!("{n_rows}x{dim}");
-    let x = |rec: &Recorder| rec.device().upload("x", &shape, &common::uniform(len as usize));
-    let weight = |rec: &Recorder| rec.device().upload("weight", &[dim], &common::uniform(dim as usize));
-    bench.measure("rms_norm", &size, Work::Bytes(4 * (2 * len + row)), |rec| {
+    let x = |device: &Device| device.upload("x", &shape, &common::uniform(len as usize));
+    let weight = |device: &Device| device.upload("weight", &[dim], &common::uniform(dim as usize));
+    bench.measure("rms_norm", &size, Work::Bytes(4 * (2 * len + row)), |device, rec| {
         let y = output("y", &shape)?;
-        rms_norm(rec, &x(rec)?, &weight(rec)?, &y, 1e-5)?;
+        rms_norm(rec, &x(device)?, &weight(device)?, &y, 1e-5)?;
         Ok(y)
     });
     if dim.is_multiple_of(128) && dim >= 512 {
         let n_kv_heads = dim / 512;
         let n_heads = dim / 128 - 2 * n_kv_heads;
         let heads = Heads { n_heads, n_kv_heads, head_dim: 128, first_column: 0, rope: None, norm: None };
-        bench.measure("rope_packed, norm alone", &size, Work::Bytes(4 * (2 * len / 4 * 3 + 256)), |rec| {
-            let (weight, qkv) = (rec.device().upload("weight", &[256], &common::uniform(256))?, x(rec)?);
-            let tokens = rec.device().upload("tokens", &[n_rows, 3], &vec![0u32; 3 * n_rows as usize])?;
+        bench.measure("rope_packed, norm alone", &size, Work::Bytes(4 * (2 * len / 4 * 3 + 256)), |device, rec| {
+            let (weight, qkv) = (device.upload("weight", &[256], &common::uniform(256))?, x(device)?);
+            let tokens = device.upload("tokens", &[n_rows, 3], &vec![0u32; 3 * n_rows as usize])?;
             rope_packed(rec, &Heads { norm: Some((QkNorm::Heads, &weight, 1e-5)), ..heads }, &tokens, &qkv)?;
             Ok(qkv)
         });
     }
-    bench.measure("layer_norm", &size, Work::Bytes(4 * (2 * len + 2 * row)), |rec| {
+    bench.measure("layer_norm", &size, Work::Bytes(4 * (2 * len + 2 * row)), |device, rec| {
         let y = output("y", &shape)?;
-        let (weight, bias) = (weight(rec)?, weight(rec)?);
-        layer_norm(rec, &x(rec)?, &LayerNorm { weight: &weight, bias: Some(&bias), eps: 1e-5 }, &y)?;
+        let (weight, bias) = (weight(device)?, weight(device)?);
+        layer_norm(rec, &x(device)?, &LayerNorm { weight: &weight, bias: Some(&bias), eps: 1e-5 }, &y)?;
         Ok(y)
     });
-    bench.measure("softmax", &size, Work::Bytes(4 * 2 * len), |rec| {
+    bench.measure("softmax", &size, Work::Bytes(4 * 2 * len), |device, rec| {
         let y = output("y", &shape)?;
-        softmax(rec, &x(rec)?, &y)?;
+        softmax(rec, &x(device)?, &y)?;
         Ok(y)
     });
 }
@@ -229,12 +230,12 @@ fn ropes(bench: &mut Bench) {
     let shape = [128, 32, 64]; // [T, H, D]
     let len: u32 = shape.iter().product();
     let table_len = shape[0] * shape[2];
-    bench.measure("rope", "128x32x64", Work::Bytes(4 * u64::from(2 * len + table_len)), |rec| {
+    bench.measure("rope", "128x32x64", Work::Bytes(4 * u64::from(2 * len + table_len)), |device, rec| {
         let config = RopeConfig::new(64, 1e4, RopeStyle::Interleaved);
         let state = StepState::declare()?;
-        state.set(rec.device(), 0, shape[0])?;
-        let table = rec.device().upload("table", &[shape[0], 32, 2], &rope_table(&config, shape[0]))?;
-        let x = rec.device().upload("x", &shape, &common::uniform(len as usize))?;
+        state.set(device, 0, shape[0])?;
+        let table = device.upload("table", &[shape[0], 32, 2], &rope_table(&config, shape[0]))?;
+        let x = device.upload("x", &shape, &common::uniform(len as usize))?;
         let y = output("y", &shape)?;
         rope(rec, &state, &config, &table, &x, &y)?;
         Ok(y)
@@ -245,8 +246,8 @@ fn ropes(bench: &mut Bench) {
 fn layouts(bench: &mut Bench) {
     let [n_rows, n_heads, head_dim] = [128, 8, 64]; // [S, H, D]
     let len = n_rows * n_heads * head_dim;
-    bench.measure("by_head", "128x8x64", Work::Bytes(4 * u64::from(2 * len)), |rec| {
-        let x = rec.device().upload("x", &[n_rows, n_heads * head_dim], &common::uniform(len as usize))?;
+    bench.measure("by_head", "128x8x64", Work::Bytes(4 * u64::from(2 * len)), |device, rec| {
+        let x = device.upload("x", &[n_rows, n_heads * head_dim], &common::uniform(len as usize))?;
         let y = output("y", &[n_heads, n_rows, head_dim])?;
         by_head(rec, &x, &y)?;
         Ok(y)
@@ -260,8 +261,8 @@ fn reads(bench: &mut Bench) {
     let orders =
         [("sequence", ReadOrder::Strided(1)), ("stride", ReadOrder::Strided(32)), ("scattered", ReadOrder::Scattered)];
     for (name, order) in orders {
-        bench.measure("probe_read", &format!("{name}/{len}"), Work::Bytes(4 * u64::from(len + n)), |rec| {
-            let x = rec.device().upload("x", &[len], &common::words(len as usize).collect::<Vec<u32>>())?;
+        bench.measure("probe_read", &format!("{name}/{len}"), Work::Bytes(4 * u64::from(len + n)), |device, rec| {
+            let x = device.upload("x", &[len], &common::words(len as usize).collect::<Vec<u32>>())?;
             let y = Tensor::declare("y", Role::Activations, &[n], DType::U32)?;
             probe_read(rec, &x, &y, order)?;
             Ok(y)
@@ -275,21 +276,21 @@ fn selections(bench: &mut Bench, n_rows: u32, k: u32) {
     let n_splits = top_splits(n_rows, shape[1]);
     let len = (shape[0] * shape[1]) as usize;
     let size = format!("{n_rows}x{}/{k}", shape[1]);
-    let lists = |rec: &Recorder| {
-        let scores = rec.device().upload("scores", &shape, &common::uniform(len))?;
+    let lists = |device: &Device| {
+        let scores = device.upload("scores", &shape, &common::uniform(len))?;
         let lists = Tensor::declare("lists", Role::Activations, &[n_rows, n_splits, k, 2], DType::U32)?;
-        let mut first = Recorder::new(rec.device());
+        let mut first = device.recorder();
         select_top(&mut first, &scores, &TopStrip { first_id: 0, begins: true, allowed: None }, &lists)?;
-        rec.device().run(&first.finish(&mut Workspace::default()))?;
+        device.run(&first.finish(&mut Workspace::default()))?;
         Ok::<_, Error>((scores, lists))
     };
-    bench.measure("select_top", &size, Work::Bytes(4 * len as u64), |rec| {
-        let (scores, lists) = lists(rec)?;
+    bench.measure("select_top", &size, Work::Bytes(4 * len as u64), |device, rec| {
+        let (scores, lists) = lists(device)?;
         select_top(rec, &scores, &TopStrip { first_id: shape[1], begins: false, allowed: None }, &lists)?;
         Ok(lists)
     });
-    bench.measure("merge_top", &size, Work::Bytes(8 * u64::from(n_rows * n_splits * k)), |rec| {
-        let (_, lists) = lists(rec)?;
+    bench.measure("merge_top", &size, Work::Bytes(8 * u64::from(n_rows * n_splits * k)), |device, rec| {
+        let (_, lists) = lists(device)?;
         let best = Tensor::declare("best", Role::Activations, &[n_rows, k, 2], DType::U32)?;
         merge_top(rec, &lists, &best)?;
         Ok(best)
@@ -311,24 +312,24 @@ fn attentions(bench: &mut Bench, name: &str, kind: KvType, n_tokens: u32, n_cach
     let visible: u64 = (0..n_tokens).map(|t| u64::from(n_cached + t + 1)).sum();
     // A multiplication and an addition for each element of a visible key, and of its value.
     let work = Work::Operations(4 * u64::from(q_dim) * visible);
-    bench.measure(name, &format!("{n_tokens}x{capacity}"), work, |rec| {
+    bench.measure(name, &format!("{n_tokens}x{capacity}"), work, |device, rec| {
         let state = StepState::declare()?;
-        state.set(rec.device(), n_cached, n_tokens)?;
+        state.set(device, n_cached, n_tokens)?;
         let shape = [config.n_kv_heads, capacity, config.head_dim];
         let cached = CachedKeys::declare("cache", kind, shape, capacity)?;
         for rows in [&cached.k, &cached.v] {
             // Pairs of 1.0 of any type but Q8_0, for which they are small numbers.
-            rec.device().write(rows, 0, &vec![0x3c00_3c00u32; rows.len()])?;
+            device.write(rows, 0, &vec![0x3c00_3c00u32; rows.len()])?;
         }
         let y = output("y", &[n_tokens, q_dim])?;
         if n_tokens == 1 {
             let qkv_dim = q_dim + 2 * config.n_kv_heads * config.head_dim;
-            let qkv = rec.device().upload("qkv", &[1, qkv_dim], &common::uniform(qkv_dim as usize))?;
+            let qkv = device.upload("qkv", &[1, qkv_dim], &common::uniform(qkv_dim as usize))?;
             let (n_heads, n_kv_heads, head_dim) = (config.n_heads, config.n_kv_heads, config.head_dim);
             let heads = Heads { n_heads, n_kv_heads, head_dim, first_column: 0, rope: None, norm: None };
             attention_next(rec, &state, &config, &heads, None, &qkv, &cached, &y)?;
         } else {
-            let q = rec.device().upload("q", &[n_tokens, q_dim], &common::uniform((n_tokens * q_dim) as usize))?;
+            let q = device.upload("q", &[n_tokens, q_dim], &common::uniform((n_tokens * q_dim) as usize))?;
             attention(rec, &state, &config, None, &q, &cached, &y)?;
         }
         Ok(y)
@@ -416,7 +417,7 @@ impl Layer {
     fn new(target: &Target, weight: WeightType) -> Result<Layer, Error> {
         let device = &target.device;
         let matrix = |rows: u32| {
-            let w = Matrix::declare(device, "w", weight, rows, 1024)?;
+            let w = Matrix::declare(&device.target(), "w", weight, rows, 1024)?;
             let n_bytes = rows as usize * file_row_bytes(weight, 1024);
             w.upload(device, &[&weight_bytes(weight, n_bytes)]).map(|()| w)
         };
@@ -464,7 +465,7 @@ fn fusions(targets: &[Target]) {
         let layer = Layer::new(target, weight).expect("the layer is valid");
         for (name, chain, fused) in FUSIONS {
             let recordings = [chain, fused].map(|record| {
-                let mut rec = Recorder::new(&target.device);
+                let mut rec = target.device.recorder();
                 (0..COPIES).for_each(|_| drop(record(&layer, &mut rec).expect("shapes agree")));
                 rec.finish(&mut Workspace::default())
             });

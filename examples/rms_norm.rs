@@ -3,7 +3,7 @@
 //! `cargo run --release --example rms_norm`
 
 use tilewright::kernels::rms_norm;
-use tilewright::{DType, Device, Error, Recorder, Role, Tensor, Workspace};
+use tilewright::{DType, Device, Error, Role, Tensor, Workspace};
 
 fn main() -> Result<(), Error> {
     pollster::block_on(async {
@@ -12,7 +12,7 @@ fn main() -> Result<(), Error> {
         let weight = device.upload("weight", &[4], &[1f32, 1.0, 1.0, 2.0])?; // [C]
         let y = Tensor::declare("y", Role::Activations, &[2, 4], DType::F32)?; // [T, C]
 
-        let mut rec = Recorder::new(&device);
+        let mut rec = device.recorder();
         rms_norm(&mut rec, &x, &weight, &y, 1e-5)?;
         let recording = rec.finish(&mut Workspace::default()); // can be run any number of times
         device.run(&recording)?;

@@ -22,7 +22,7 @@ use crate::kernels::CachedKeys;
 use crate::kernels::{Linear, matmul, scale};
 use crate::matrix::Matrix;
 use crate::model::{Attention, Block, KvCache, LayerCache, ModelConfig, Transformer};
-use crate::recording::{Recorder, Recording, Workspace};
+use crate::recording::{Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::operands::{uniform, words};
 
@@ -189,7 +189,7 @@ impl Reads {
         let mut rates = [0.0; 3];
         let orders = [ReadOrder::Strided(1), ReadOrder::Strided(STRIDE), ReadOrder::Scattered];
         for (rate, order) in rates.iter_mut().zip(orders) {
-            let mut rec = Recorder::new(device);
+            let mut rec = device.recorder();
             probe_read(&mut rec, &x, &y, order)?;
             *rate = tensor_bytes as f64 / seconds(device, &rec.finish(&mut Workspace::default())).await?;
         }
@@ -211,7 +211,7 @@ impl Probes {
         let shape = [(copy_tensor_bytes / 4) as u32];
         let x = device.upload("x", &shape, &uniform(shape[0] as usize))?;
         let y = Tensor::declare("y", Role::Activations, &shape, DType::F32)?;
-        let mut rec = Recorder::new(device);
+        let mut rec = device.recorder();
         scale(&mut rec, &x, &y, 0.5)?;
         let copy_seconds = seconds(device, &rec.finish(&mut Workspace::default())).await?;
         drop((x, y));
@@ -219,10 +219,10 @@ impl Probes {
         let mut matmul_rates = Vec::new();
         for size in [256u32, 512, 1024, 2048, 4096] {
             let values = uniform((size * size) as usize);
-            let w = Matrix::from_f32(device, "w", size, size, &values)?;
+            let w = device.upload_matrix("w", [size, size], &values)?;
             let x = device.upload("x", &[size, size], &values)?;
             let y = Tensor::declare("y", Role::Activations, &[size, size], DType::F32)?;
-            let mut rec = Recorder::new(device);
+            let mut rec = device.recorder();
             matmul(&mut rec, &Linear::new(&w), &x, &y)?;
             let seconds = seconds(device, &rec.finish(&mut Workspace::default())).await?;
             matmul_rates.push(ProductRate { size, flop_per_second: 2.0 * f64::from(size).powi(3) / seconds });
@@ -391,7 +391,7 @@ pub async fn measure(
     let (bytes_per_token, flop_per_token) = (bytes as f64 / n as f64, flop as f64 / n as f64);
     let tokens_per_second = Spread::of(rates);
     let batch_size = session.model().max_pass();
-    let is_usual = batch_size == device.usual_max_pass();
+    let is_usual = batch_size == device.target().usual_max_pass();
     Ok(Row {
         test: if is_usual { case.name() } else { format!("{} b{batch_size}", case.name()) },
         phase,
@@ -579,7 +579,7 @@ mod tests {
             has_head: true,
         };
         let cache = KvCache::declare(&config, KvType::F32, 4096, 512).unwrap();
-        let weights = Weights::declare(&Device::cpu(), &config, &Llama1B { is_tied }).unwrap();
+        let weights = Weights::declare(&Device::cpu().target(), &config, &Llama1B { is_tied }).unwrap();
         Roofline::new(&Transformer::declare(config, weights, 4096).unwrap(), &cache)
     }
 

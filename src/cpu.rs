@@ -9,7 +9,6 @@ use bytemuck::Pod;
 use web_time::Instant;
 
 use crate::counters::LiveCounters;
-use crate::device::Backing;
 use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::recording::Step;
@@ -236,6 +235,33 @@ impl Cpu {
         Memory(RwLock::new(Words::zeros(size_bytes as usize / 4)))
     }
 
+    pub fn write(&self, tensor: &Tensor, first: usize, words: &[u32]) -> Result<(), Error> {
+        tensor.memory::<Memory>()?.write(first, words);
+        Ok(())
+    }
+
+    pub fn read(&self, tensor: &Tensor) -> Result<Vec<u32>, Error> {
+        Ok(tensor.memory::<Memory>()?.read(0, tensor.size_bytes() as usize / 4))
+    }
+
+    /// Fills a tensor's memory, with what lies between the tensor's end and its own.
+    pub fn fill(&self, tensor: &Tensor, word: u32) -> Result<(), Error> {
+        let memory: &Memory = tensor.memory()?;
+        memory.write(0, &vec![word; memory.len()]);
+        Ok(())
+    }
+
+    /// Reads a tensor's memory to its end.
+    pub fn read_all(&self, tensor: &Tensor) -> Result<Vec<u32>, Error> {
+        let memory: &Memory = tensor.memory()?;
+        Ok(memory.read(0, memory.len()))
+    }
+
+    /// Copies whole tensors of equal sizes, in order.
+    pub fn copy(&self, pairs: &[(&Tensor, &Tensor)]) -> Result<(), Error> {
+        pairs.iter().try_for_each(|(from, to)| self.write(to, 0, &self.read(from)?))
+    }
+
     /// Runs the steps. Where `rounds` says so, the activations of a few tokens are rounded to bytes where they meet quantised
     /// weights.
     pub fn run(&self, steps: &Arc<[Step]>, rounds: bool) -> Result<(), Error> {
@@ -277,7 +303,7 @@ fn run_step(step: &Step, rounds: bool) -> Result<(), Error> {
     let mut memories: Vec<(&Memory, bool)> = Vec::with_capacity(step.operands.len());
     let mut slots = Vec::with_capacity(step.operands.len());
     for (operand, binding) in step.operands.iter().zip(step.kernel.bindings) {
-        let memory = memory(operand)?;
+        let memory: &Memory = operand.memory()?;
         let slot = memories.iter().position(|(other, _)| std::ptr::eq(*other, memory)).unwrap_or_else(|| {
             memories.push((memory, binding.writes));
             memories.len() - 1
@@ -314,16 +340,4 @@ fn run_step(step: &Step, rounds: bool) -> Result<(), Error> {
         .collect();
     twin(Call { params: &step.params, weight: step.variant.weight, rounds, operands });
     Ok(())
-}
-
-fn memory(tensor: &Tensor) -> Result<&Memory, Error> {
-    match tensor.backing()? {
-        Backing::Cpu(memory) => Ok(memory),
-        Backing::Gpu(_) => Err(Error::Operand {
-            kernel: "device",
-            operand: "tensor",
-            expected: "a tensor of this device".into(),
-            found: format!("`{}` of another device", tensor.label()),
-        }),
-    }
 }

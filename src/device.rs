@@ -11,44 +11,16 @@ use std::time::Duration;
 use bytemuck::Pod;
 
 use crate::counters::{Counters, LiveCounters};
-use crate::cpu::{Cpu, Memory};
+use crate::cpu::Cpu;
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
-use crate::gpu::{AdapterKind, AdapterReport, Gpu, PooledBuffer, Power, PreparedSteps, ReadFuture};
-use crate::recording::Recording;
-use crate::shaders::{Kernel, Tier};
-use crate::tensor::{Role, Tensor};
-use crate::tuning::{Tested, Tuning};
-
-/// Memory of one executor.
-#[derive(Debug)]
-pub(crate) enum Backing {
-    Gpu(PooledBuffer),
-    Cpu(Memory),
-}
-
-/// What an executor derived from a recording, once.
-#[derive(Debug)]
-pub(crate) enum Prepared {
-    Gpu(PreparedSteps),
-    Cpu,
-}
-
-/// Limits that recordings must keep.
-#[derive(Clone, Copy, Debug)]
-pub struct DeviceLimits {
-    /// Workgroups in each dimension of a grid.
-    pub max_workgroups: u32,
-    /// Bytes of a tensor that a kernel reads or writes.
-    pub max_binding_bytes: u64,
-    /// Floating-point operations of a product or of attention that go into one dispatch. More are cut into several: a
-    /// dispatch of over 100 ms makes a page stutter, and after some seconds drivers take the device away.
-    pub max_dispatch_operations: u64,
-    /// Invocations of the largest subgroup; 0 without subgroups.
-    pub max_subgroup: u32,
-    /// Splits of K into which a product is cut, if nobody asks for more, to occupy the device; 1 where a few cores do all.
-    pub max_splits: u32,
-}
+use crate::gpu::{AdapterKind, AdapterReport, Gpu, Power, ReadFuture, Setup};
+use crate::matrix::Matrix;
+use crate::recording::{Recorder, Recording};
+use crate::shaders::Tier;
+use crate::target::{Target, TargetKind, TargetLimits, Tuning};
+use crate::tensor::{Role, Tensor, TensorWriter};
+use crate::tuning::Tested;
 
 /// Which device to open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -114,19 +86,6 @@ pub struct DeviceInfo {
     pub notices: Vec<String>,
 }
 
-/// How to open a device.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Setup<'a> {
-    /// Tier instead of the adapter's own.
-    pub tier: Option<Tier>,
-    /// Where compiled pipelines and the tuning are kept.
-    pub folder: Option<&'a Path>,
-    /// Label of a shader variant that is to do nothing, or a pipeline of it as its key is written.
-    pub broken: Option<&'a str>,
-    /// How long the GPU may need for a submission, where that is not the usual time; with zero it never answers.
-    pub timeout: Option<Duration>,
-}
-
 #[derive(Debug)]
 enum Executor {
     Gpu(Box<Gpu>),
@@ -137,10 +96,9 @@ enum Executor {
 struct Inner {
     executor: Arc<Executor>,
     info: DeviceInfo,
-    tier: Tier,
-    limits: DeviceLimits,
+    /// What recordings are made for, but for what the self-test has banned so far.
+    target: Target,
     counters: Arc<LiveCounters>,
-    tuning: Tuning,
     /// Of all handles.
     tested: Arc<Tested>,
     tuning_file: Option<PathBuf>,
@@ -308,20 +266,14 @@ impl Device {
             reason,
             notices: Vec::new(),
         };
-        let limits = gpu.limits();
-        Ok(Device::new(Executor::Gpu(Box::new(gpu)), info, tier, limits, counters))
+        let target = report.target(tier);
+        Ok(Device::new(Executor::Gpu(Box::new(gpu)), info, target, counters))
     }
 
-    fn new(
-        executor: Executor,
-        info: DeviceInfo,
-        tier: Tier,
-        limits: DeviceLimits,
-        counters: Arc<LiveCounters>,
-    ) -> Device {
-        let (executor, tuning, tested) = (Arc::new(executor), Tuning::default(), Arc::default());
+    fn new(executor: Executor, info: DeviceInfo, target: Target, counters: Arc<LiveCounters>) -> Device {
+        let (executor, tested) = (Arc::new(executor), Arc::default());
         let rounding = if crate::cpu::has_byte_dots() { Rounding::OfModels } else { Rounding::Never };
-        Device(Arc::new(Inner { executor, info, tier, limits, counters, tuning, tested, tuning_file: None, rounding }))
+        Device(Arc::new(Inner { executor, info, target, counters, tested, tuning_file: None, rounding }))
     }
 
     /// All GPU adapters of this machine, real ones first.
@@ -343,16 +295,9 @@ impl Device {
             reason,
             notices: Vec::new(),
         };
-        let limits = DeviceLimits {
-            max_workgroups: u32::MAX,
-            max_binding_bytes: u64::MAX,
-            max_dispatch_operations: u64::MAX,
-            max_subgroup: 0,
-            max_splits: 1,
-        };
         let counters = Arc::new(LiveCounters::default());
         let executor = Executor::Cpu(Cpu::new(counters.clone()));
-        Device::new(executor, info, Tier::Baseline, limits, counters)
+        Device::new(executor, info, Target::cpu(), counters)
     }
 
     /// What this device is and why it was chosen.
@@ -360,45 +305,40 @@ impl Device {
         &self.0.info
     }
 
+    /// What recordings are made for from now on.
+    pub fn target(&self) -> Target {
+        self.0.target.clone().without(self.0.tested.banned())
+    }
+
+    /// An empty recorder for this device.
+    pub fn recorder(&self) -> Recorder {
+        Recorder::new(self.target())
+    }
+
     /// Whether kernels run on a GPU adapter.
     pub fn is_gpu(&self) -> bool {
-        matches!(*self.0.executor, Executor::Gpu(_))
+        self.0.target.is_gpu()
     }
 
     /// Bytes that tensors of this device can still take, where that can be known: on the CPU and on software adapters what
     /// the system says, in a browser's CPU executor the heap of the module. Nobody tells that of a graphics card.
     pub(crate) fn available_bytes(&self) -> Option<u64> {
-        match &*self.0.executor {
-            Executor::Cpu(_) => crate::memory::of_host(),
+        match self.0.target.kind() {
+            TargetKind::Cpu => crate::memory::of_host(),
             // In a browser the adapter's memory is not the module's.
-            Executor::Gpu(gpu) if gpu.is_software() && !cfg!(target_arch = "wasm32") => crate::memory::of_host(),
-            Executor::Gpu(_) => None,
+            TargetKind::SoftwareGpu if !cfg!(target_arch = "wasm32") => crate::memory::of_host(),
+            TargetKind::SoftwareGpu | TargetKind::Gpu => None,
         }
     }
 
     /// Whether kernels run on a GPU that is not software on the CPU's cores.
     pub(crate) fn is_real_gpu(&self) -> bool {
-        matches!(&*self.0.executor, Executor::Gpu(gpu) if !gpu.is_software())
-    }
-
-    /// Tokens that a pass takes at most unless something else is asked for, see
-    /// [`Model::max_pass`](crate::Model::max_pass). A large GPU is not busy with 128 rows: 2048 columns of them are 64
-    /// tiles, fewer than it has cores. A CPU is, and so is a software adapter, which runs on the same cores: larger passes
-    /// only take more memory there.
-    pub(crate) fn usual_max_pass(&self) -> u32 {
-        if self.is_real_gpu() { 512 } else { 128 }
+        self.0.target.kind() == TargetKind::Gpu
     }
 
     /// Tier whose shader variants are recorded.
     pub fn tier(&self) -> Tier {
-        self.0.tier
-    }
-
-    /// Tier in which a kernel is recorded: the first in the order of the device's that has a variant which is not banned.
-    pub(crate) fn tier_for(&self, kernel: &Kernel, weight: Option<WeightType>) -> Tier {
-        let mut variants = kernel.variants_for(weight, self.0.tier);
-        let variant = variants.find(|v| !self.0.tested.is_banned(v.label));
-        variant.map_or(Tier::Baseline, |variant| variant.tier)
+        self.0.target.tier()
     }
 
     /// Labels of shader variants that compute wrongly, with what was found. Recordings from now on have others instead.
@@ -428,7 +368,7 @@ impl Device {
 
     /// Choices that recordings follow.
     pub fn tuning(&self) -> &Tuning {
-        &self.0.tuning
+        self.0.target.tuning()
     }
 
     /// The file of the tuning, whether it is there or not; `None` for the CPU and where files are turned off.
@@ -438,7 +378,8 @@ impl Device {
 
     /// The same device with another tuning for what is recorded from now on; tensors and recordings are of both.
     pub fn with_tuning(&self, tuning: Tuning) -> Device {
-        Device(Arc::new(Inner { tuning, ..(*self.0).clone() }))
+        let target = self.0.target.clone().with_tuning(tuning);
+        Device(Arc::new(Inner { target, ..(*self.0).clone() }))
     }
 
     /// The same device for a model, which is to be `exact` or need not be.
@@ -446,7 +387,7 @@ impl Device {
         let rounding = match self.0.rounding {
             Rounding::OfModels if !exact && !self.is_gpu() => Rounding::Activations,
             Rounding::Activations if exact => Rounding::Never,
-            same => same,
+            _ => return self.clone(),
         };
         Device(Arc::new(Inner { rounding, ..(*self.0).clone() }))
     }
@@ -458,8 +399,9 @@ impl Device {
 
     /// The same device with other limits for what is recorded from now on, so that a test meets them with little work.
     #[doc(hidden)]
-    pub fn with_limits(&self, limits: DeviceLimits) -> Device {
-        Device(Arc::new(Inner { limits, ..(*self.0).clone() }))
+    pub fn with_limits(&self, limits: TargetLimits) -> Device {
+        let target = self.0.target.clone().with_limits(limits);
+        Device(Arc::new(Inner { target, ..(*self.0).clone() }))
     }
 
     /// The same device with what is known of it, the file where that is kept, and notices about the file.
@@ -471,7 +413,8 @@ impl Device {
         tuning_file: Option<PathBuf>,
         notices: Vec<String>,
     ) -> Device {
-        let mut inner = Inner { tuning, tested, tuning_file, ..(*self.0).clone() };
+        let target = self.0.target.clone().with_tuning(tuning);
+        let mut inner = Inner { target, tested, tuning_file, ..(*self.0).clone() };
         inner.info.notices = notices;
         Device(Arc::new(inner))
     }
@@ -486,21 +429,13 @@ impl Device {
     }
 
     /// Limits for recordings.
-    pub fn limits(&self) -> DeviceLimits {
-        self.0.limits
+    pub fn limits(&self) -> TargetLimits {
+        self.0.target.limits()
     }
 
     /// Totals so far.
     pub fn counters(&self) -> Counters {
         self.0.counters.snapshot()
-    }
-
-    /// Bytes that the params of `n` dispatches take.
-    pub(crate) fn params_bytes(&self, n: usize) -> u64 {
-        match &*self.0.executor {
-            Executor::Gpu(gpu) => (n * gpu.params_stride()) as u64,
-            Executor::Cpu(_) => 0,
-        }
     }
 
     /// Allocates the tensor's memory if it has none yet. The content is undefined.
@@ -518,13 +453,11 @@ impl Device {
                 found: format!("the temporary `{}`", tensor.label()),
             });
         };
-        if block.backing.get().is_none() {
-            let backing = match &*self.0.executor {
-                Executor::Gpu(gpu) => Backing::Gpu(gpu.allocate(tensor.label(), block.size_bytes)?),
-                Executor::Cpu(cpu) => Backing::Cpu(cpu.allocate(block.size_bytes)),
-            };
-            // Another thread may have been first; its memory is as good.
-            let _ = block.backing.set(backing);
+        if block.memory.is_empty() {
+            match &*self.0.executor {
+                Executor::Gpu(gpu) => block.memory.attach(gpu.allocate(tensor.label(), block.size_bytes)?),
+                Executor::Cpu(cpu) => block.memory.attach(cpu.allocate(block.size_bytes)),
+            }
         }
         Ok(())
     }
@@ -539,30 +472,36 @@ impl Device {
         Ok(tensor)
     }
 
-    /// Writes elements from `first` on, allocating the tensor if needed. Runs recorded later see them.
+    /// Declares, allocates and fills a matrix of plain floats, `[rows, cols]` row by row.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if `data` has another length or the matrix no rows or columns; errors of [`Device::allocate`].
+    pub fn upload_matrix(&self, label: &str, [rows, cols]: [u32; 2], data: &[f32]) -> Result<Matrix, Error> {
+        let matrix = Matrix::declare(&self.target(), label, WeightType::F32, rows, cols)?;
+        matrix.upload(self, &[bytemuck::cast_slice(data)])?;
+        Ok(matrix)
+    }
+
+    /// Writes elements, of a 4-byte type, from `first` on, allocating the tensor if needed. Runs recorded later see them.
     ///
     /// # Errors
     /// [`Error::Operand`] if they do not fit; errors of [`Device::allocate`].
     pub fn write<T: Pod>(&self, tensor: &Tensor, first: usize, data: &[T]) -> Result<(), Error> {
         self.allocate(tensor)?;
-        let bytes: &[u8] = bytemuck::cast_slice(data);
+        let size_bytes = size_of_val(data) as u64;
         let offset = first as u64 * 4;
-        if size_of::<T>() != 4 || offset + bytes.len() as u64 > tensor.size_bytes() {
+        if size_of::<T>() != 4 || offset + size_bytes > tensor.size_bytes() {
             return Err(Error::Operand {
                 kernel: "write",
                 operand: "data",
                 expected: format!("4-byte elements within the {} bytes of `{}`", tensor.size_bytes(), tensor.label()),
-                found: format!("{} bytes at byte {offset}", bytes.len()),
+                found: format!("{size_bytes} bytes at byte {offset}"),
             });
         }
-        self.0.counters.bytes_uploaded.add(bytes.len() as u64);
-        match (&*self.0.executor, tensor.backing()?) {
-            (Executor::Gpu(gpu), Backing::Gpu(buffer)) => gpu.write(buffer, offset, bytes),
-            (Executor::Cpu(_), Backing::Cpu(memory)) => {
-                memory.write(first, bytemuck::cast_slice(data));
-                Ok(())
-            }
-            _ => Err(foreign(tensor)),
+        self.0.counters.bytes_uploaded.add(size_bytes);
+        match &*self.0.executor {
+            Executor::Gpu(gpu) => gpu.write(tensor, offset, bytemuck::cast_slice(data)),
+            Executor::Cpu(cpu) => cpu.write(tensor, first, bytemuck::cast_slice(data)),
         }
     }
 
@@ -604,15 +543,10 @@ impl Device {
     fn start_read(&self, tensor: &Tensor) -> Result<Pending, Error> {
         self.0.counters.reads.add(1);
         self.0.counters.bytes_read.add(tensor.size_bytes());
-        match (&*self.0.executor, tensor.backing()?) {
-            (Executor::Gpu(gpu), Backing::Gpu(buffer)) => {
-                Ok(Pending(PendingKind::Gpu(gpu.read(buffer, tensor.size_bytes())?)))
-            }
-            (Executor::Cpu(_), Backing::Cpu(memory)) => {
-                Ok(Pending(PendingKind::Ready(Some(memory.read(0, tensor.size_bytes() as usize / 4)))))
-            }
-            _ => Err(foreign(tensor)),
-        }
+        Ok(Pending(match &*self.0.executor {
+            Executor::Gpu(gpu) => PendingKind::Gpu(gpu.read(tensor)?),
+            Executor::Cpu(cpu) => PendingKind::Ready(Some(cpu.read(tensor)?)),
+        }))
     }
 
     /// Fills everything behind the tensor with one word, the slack between its end and its buffer's end included, so
@@ -620,25 +554,18 @@ impl Device {
     #[doc(hidden)]
     pub fn fill_buffer(&self, tensor: &Tensor, word: u32) -> Result<(), Error> {
         self.allocate(tensor)?;
-        match (&*self.0.executor, tensor.backing()?) {
-            (Executor::Gpu(gpu), Backing::Gpu(buffer)) => {
-                gpu.write(buffer, 0, bytemuck::cast_slice(&vec![word; buffer.buffer.size() as usize / 4]))
-            }
-            (Executor::Cpu(_), Backing::Cpu(memory)) => {
-                memory.write(0, &vec![word; memory.len()]);
-                Ok(())
-            }
-            _ => Err(foreign(tensor)),
+        match &*self.0.executor {
+            Executor::Gpu(gpu) => gpu.fill(tensor, word),
+            Executor::Cpu(cpu) => cpu.fill(tensor, word),
         }
     }
 
     /// Reads everything behind the tensor, slack included.
     #[doc(hidden)]
     pub async fn read_buffer(&self, tensor: &Tensor) -> Result<Vec<u32>, Error> {
-        match (&*self.0.executor, tensor.backing()?) {
-            (Executor::Gpu(gpu), Backing::Gpu(buffer)) => gpu.read(buffer, buffer.buffer.size())?.await?.words(),
-            (Executor::Cpu(_), Backing::Cpu(memory)) => Ok(memory.read(0, memory.len())),
-            _ => Err(foreign(tensor)),
+        match &*self.0.executor {
+            Executor::Gpu(gpu) => gpu.read_all(tensor)?.await?.words(),
+            Executor::Cpu(cpu) => cpu.read_all(tensor),
         }
     }
 
@@ -648,10 +575,9 @@ impl Device {
     /// [`Error::Gpu`] or [`Error::DeviceLost`] if the device refused; errors of [`Device::allocate`] at the first run.
     pub fn run(&self, recording: &Recording) -> Result<(), Error> {
         self.prepare(recording)?;
-        match (&*self.0.executor, recording.prepared.get()) {
-            (Executor::Gpu(gpu), Some(Prepared::Gpu(steps))) => gpu.run(steps),
-            (Executor::Cpu(cpu), Some(Prepared::Cpu)) => cpu.run(&recording.steps, self.rounds()),
-            _ => Err(foreign_recording()),
+        match &*self.0.executor {
+            Executor::Gpu(gpu) => gpu.run(recording),
+            Executor::Cpu(cpu) => cpu.run(&recording.steps, self.rounds()),
         }
     }
 
@@ -677,22 +603,17 @@ impl Device {
         self.prepare(recording)?;
         self.0.counters.reads.add(1);
         self.0.counters.bytes_read.add(tensor.size_bytes() * u64::from(n_runs));
-        let pending = match (&*self.0.executor, tensor.backing()?) {
-            (Executor::Gpu(gpu), Backing::Gpu(buffer)) => {
-                let Some(Prepared::Gpu(steps)) = recording.prepared.get() else { return Err(foreign_recording()) };
-                PendingKind::Gpu(gpu.run_and_read(steps, buffer, tensor.size_bytes(), n_runs)?)
-            }
-            (Executor::Cpu(cpu), Backing::Cpu(memory)) => {
+        Ok(Pending(match &*self.0.executor {
+            Executor::Gpu(gpu) => PendingKind::Gpu(gpu.run_and_read(recording, tensor, n_runs)?),
+            Executor::Cpu(cpu) => {
                 let mut words = Vec::new();
                 for _ in 0..n_runs {
                     cpu.run(&recording.steps, self.rounds())?;
-                    words.extend(memory.read(0, tensor.size_bytes() as usize / 4));
+                    words.extend(cpu.read(tensor)?);
                 }
                 PendingKind::Ready(Some(words))
             }
-            _ => return Err(foreign(tensor)),
-        };
-        Ok(Pending(pending))
+        }))
     }
 
     /// Runs a recording kernel by kernel with a clock around each, and waits for it. Returns each kernel's label and
@@ -702,10 +623,9 @@ impl Device {
     /// [`Error::Limit`] if the adapter has no timestamps, and errors of [`Device::run`].
     pub async fn run_profiled(&self, recording: &Recording) -> Result<Vec<(&'static str, Duration)>, Error> {
         self.prepare(recording)?;
-        let times = match (&*self.0.executor, recording.prepared.get()) {
-            (Executor::Gpu(gpu), Some(Prepared::Gpu(steps))) => gpu.run_profiled(steps).await?,
-            (Executor::Cpu(cpu), Some(Prepared::Cpu)) => cpu.run_profiled(&recording.steps, self.rounds())?,
-            _ => return Err(foreign_recording()),
+        let times = match &*self.0.executor {
+            Executor::Gpu(gpu) => gpu.run_profiled(recording).await?,
+            Executor::Cpu(cpu) => cpu.run_profiled(&recording.steps, self.rounds())?,
         };
         Ok(recording.labels().zip(times).collect())
     }
@@ -720,25 +640,8 @@ impl Device {
             self.allocate(to)?;
         }
         match &*self.0.executor {
-            Executor::Gpu(gpu) => {
-                let mut copies = Vec::with_capacity(pairs.len());
-                for (from, to) in pairs {
-                    match (from.backing()?, to.backing()?) {
-                        (Backing::Gpu(a), Backing::Gpu(b)) => copies.push((a, b, from.size_bytes())),
-                        _ => return Err(foreign(from)),
-                    }
-                }
-                gpu.copy(&copies)
-            }
-            Executor::Cpu(_) => {
-                for (from, to) in pairs {
-                    match (from.backing()?, to.backing()?) {
-                        (Backing::Cpu(a), Backing::Cpu(b)) => b.write(0, &a.read(0, from.size_bytes() as usize / 4)),
-                        _ => return Err(foreign(from)),
-                    }
-                }
-                Ok(())
-            }
+            Executor::Gpu(gpu) => gpu.copy(pairs),
+            Executor::Cpu(cpu) => cpu.copy(pairs),
         }
     }
 
@@ -747,17 +650,17 @@ impl Device {
     /// # Errors
     /// As [`Device::run`].
     pub fn prepare(&self, recording: &Recording) -> Result<(), Error> {
-        if recording.prepared.get().is_some() {
+        if !recording.prepared.is_empty() {
             return Ok(());
         }
         for operand in recording.steps.iter().flat_map(|step| &step.operands) {
             self.allocate(operand)?;
         }
-        let prepared = match &*self.0.executor {
-            Executor::Gpu(gpu) => Prepared::Gpu(gpu.prepare(&recording.steps)?),
-            Executor::Cpu(_) => Prepared::Cpu,
-        };
-        let _ = recording.prepared.set(prepared);
+        match &*self.0.executor {
+            Executor::Gpu(gpu) => recording.prepared.attach(gpu.prepare(&recording.steps)?),
+            // It runs the steps as they are.
+            Executor::Cpu(_) => recording.prepared.attach(()),
+        }
         Ok(())
     }
 
@@ -798,6 +701,12 @@ impl Device {
     }
 }
 
+impl TensorWriter for Device {
+    fn write_words(&self, tensor: &Tensor, first: usize, words: &[u32]) -> Result<(), Error> {
+        self.write(tensor, first, words)
+    }
+}
+
 /// As `Send`, but in a browser, where a device stays on its thread, anything.
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) trait MaybeSend: Send {}
@@ -829,24 +738,6 @@ fn why(power: Power, kind: AdapterKind, others: &[(&str, AdapterKind)]) -> Strin
 
 fn dtype_of<T: Pod>() -> DType {
     if std::any::TypeId::of::<T>() == std::any::TypeId::of::<f32>() { DType::F32 } else { DType::U32 }
-}
-
-fn foreign(tensor: &Tensor) -> Error {
-    Error::Operand {
-        kernel: "device",
-        operand: "tensor",
-        expected: "a tensor of this device".into(),
-        found: format!("`{}` of another device", tensor.label()),
-    }
-}
-
-fn foreign_recording() -> Error {
-    Error::Operand {
-        kernel: "device",
-        operand: "recording",
-        expected: "a recording of this device".into(),
-        found: "one of another device".into(),
-    }
 }
 
 /// Words of a tensor on their way from the device.

@@ -12,8 +12,7 @@ pub use adapter::adapters;
 pub use adapter::{AdapterKind, AdapterReport, Power};
 #[cfg(target_arch = "wasm32")]
 pub use adapter::{BrowserAdapter, browser_adapter};
-pub(crate) use buffer_pool::PooledBuffer;
-pub(crate) use executor::{Gpu, PreparedSteps};
+pub(crate) use executor::{Gpu, Setup};
 pub(crate) use readback::ReadFuture;
 
 #[cfg(all(test, not(target_arch = "wasm32")))]

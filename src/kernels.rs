@@ -78,18 +78,18 @@ pub(crate) use select_top::{BEGINS, FILTERED, MergeTopParams, SelectTopParams};
 pub(crate) use softmax::SoftmaxParams;
 pub(crate) use state::{AdvanceParams, LastRowParams};
 
-use crate::device::Device;
 use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::shaders::{Kernel, Tier};
+use crate::target::Target;
 
 /// A grid of so many workgroups, folded over x and y because a dimension is limited; a shader finds a workgroup's number
 /// by `group_index` in `shaders/shared/fold.wgsl`. There may be workgroups past the end, fewer than there are in y.
 ///
 /// A recording for the CPU has all of them in x, and so does one for a GPU unless there are too many.
-pub(crate) fn fold(device: &Device, n_groups: u64) -> [u32; 3] {
+pub(crate) fn fold(target: &Target, n_groups: u64) -> [u32; 3] {
     let n_groups = n_groups.max(1);
-    let y = n_groups.div_ceil(u64::from(device.limits().max_workgroups));
+    let y = n_groups.div_ceil(u64::from(target.limits().max_workgroups));
     // An absurd number saturates here and is refused by the recorder's grid check.
     [n_groups.div_ceil(y), y, 1].map(|n| u32::try_from(n).unwrap_or(u32::MAX))
 }
@@ -101,17 +101,17 @@ struct GridPart {
     grid: [u32; 3],
 }
 
-/// Cuts `n_groups` workgroups, which have `operations` together, into dispatches that take no longer than the device lets
+/// Cuts `n_groups` workgroups, which have `operations` together, into dispatches that take no longer than the target lets
 /// one take and fit into a folded grid.
-fn grid_parts(device: &Device, n_groups: u64, operations: u64) -> impl Iterator<Item = GridPart> + use<> {
-    let limits = device.limits();
+fn grid_parts(target: &Target, n_groups: u64, operations: u64) -> impl Iterator<Item = GridPart> + use<> {
+    let limits = target.limits();
     let n_groups = n_groups.clamp(1, u64::from(u32::MAX)) as u32;
     let n = operations.div_ceil(limits.max_dispatch_operations).max(1);
     let most = u64::from(limits.max_workgroups).saturating_mul(u64::from(limits.max_workgroups));
     let each = (u64::from(n_groups) / n).clamp(1, most.clamp(1, u64::from(u32::MAX))) as u32;
-    let device = device.clone();
+    let target = target.clone();
     (0..n_groups).step_by(each as usize).map(move |first| {
-        let grid = fold(&device, u64::from((n_groups - first).min(each)));
+        let grid = fold(&target, u64::from((n_groups - first).min(each)));
         GridPart { first, grid }
     })
 }
@@ -119,18 +119,18 @@ fn grid_parts(device: &Device, n_groups: u64, operations: u64) -> impl Iterator<
 /// What llvmpipe counts before it leaves an invocation's loops, all of them together and without a word; less a reserve.
 const LOOP_ROUNDS: u32 = 65_535 - 4096;
 
-/// The device's tier for a kernel, or the baseline where one invocation of the `scalar` tier would go round its loops
+/// The target's tier for a kernel, or the baseline where one invocation of the `scalar` tier would go round its loops
 /// too often.
-fn tier_for(device: &Device, kernel: &Kernel, weight: Option<WeightType>, rounds: u64) -> Tier {
-    match device.tier_for(kernel, weight) {
+fn tier_for(target: &Target, kernel: &Kernel, weight: Option<WeightType>, rounds: u64) -> Tier {
+    match target.tier_for(kernel, weight) {
         Tier::Scalar if rounds > u64::from(LOOP_ROUNDS) => Tier::Baseline,
         tier => tier,
     }
 }
 
 /// Refuses rows or columns of `x`, as `what` says, that one invocation could not walk to the end on software adapters, whose tier is `scalar`.
-fn check_loop(device: &Device, kernel: &'static str, rounds: u64, n: u32, what: &str) -> Result<(), Error> {
-    if device.tier() != Tier::Scalar || rounds <= u64::from(LOOP_ROUNDS) {
+fn check_loop(target: &Target, kernel: &'static str, rounds: u64, n: u32, what: &str) -> Result<(), Error> {
+    if target.tier() != Tier::Scalar || rounds <= u64::from(LOOP_ROUNDS) {
         return Ok(());
     }
     Err(Error::Operand {
@@ -144,8 +144,8 @@ fn check_loop(device: &Device, kernel: &'static str, rounds: u64, n: u32, what: 
 /// The tier in which a kernel takes rows of `dim` elements, and rows for each workgroup: in the `scalar` tier each
 /// invocation takes one. On lavapipe that is faster even for a single row: RMSNorm of 1 x 2048 took 28 us, and 38 us in
 /// the baseline.
-fn by_row(device: &Device, kernel: &Kernel, dim: u32) -> (Tier, u32) {
+fn by_row(target: &Target, kernel: &Kernel, dim: u32) -> (Tier, u32) {
     // Three loops over the row, which take an element at a time at worst, in runs of 64.
-    let tier = tier_for(device, kernel, None, 4 * u64::from(dim));
+    let tier = tier_for(target, kernel, None, 4 * u64::from(dim));
     (tier, if tier == Tier::Scalar { 8 } else { 1 })
 }

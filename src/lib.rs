@@ -26,13 +26,13 @@
 //! A kernel on its own: upload tensors, record, run, read.
 //!
 //! ```
-//! use tilewright::{Device, Recorder, Workspace, kernels};
+//! use tilewright::{Device, Workspace, kernels};
 //!
 //! # pollster::block_on(async {
 //! let device = Device::auto().await;
 //! let x = device.upload("x", &[2, 3], &[1.0f32, 2.0, 3.0, 1.0, 1.0, 1.0])?;
 //! let y = device.upload("y", &[2, 3], &[0.0f32; 6])?;
-//! let mut rec = Recorder::new(&device);
+//! let mut rec = device.recorder();
 //! kernels::softmax(&mut rec, &x, &y)?;
 //! device.run(&rec.finish(&mut Workspace::default()))?;
 //! let probs: Vec<f32> = device.read(&y).await?;
@@ -66,6 +66,7 @@ mod recording;
 mod recovery;
 pub mod retrieval;
 pub mod shaders;
+mod target;
 mod tensor;
 pub mod tokenizer;
 pub mod tuning;
@@ -73,7 +74,7 @@ pub mod tuning;
 pub mod web;
 
 pub use counters::Counters;
-pub use device::{Device, DeviceChoice, DeviceInfo, DeviceLimits, Pending};
+pub use device::{Device, DeviceChoice, DeviceInfo, Pending};
 pub use dtype::{BLOCK, DType, WeightType};
 pub use embed::{EmbedOptions, Embedder, RerankOptions, Reranker};
 pub use error::Error;
@@ -85,5 +86,5 @@ pub use matrix::{Matrix, file_row_bytes};
 pub use recording::{MemoryPlan, Recorder, Recording, Workspace};
 pub use recovery::Recovery;
 pub use shaders::Tier;
-pub use tensor::{Role, Tensor};
-pub use tuning::Tuning;
+pub use target::{Bucket, Choice, Target, TargetKind, TargetLimits, Tuning};
+pub use tensor::{Role, Tensor, TensorWriter};

@@ -10,10 +10,10 @@ mod unit;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::device::Device;
 use crate::dtype::{BLOCK, DType, WeightType};
 use crate::error::Error;
-use crate::tensor::{Role, Tensor};
+use crate::target::Target;
+use crate::tensor::{Role, Tensor, TensorWriter};
 
 /// A weight matrix `[rows, cols]` on a device, packed.
 #[derive(Clone, Debug)]
@@ -33,12 +33,12 @@ pub(crate) struct Slab {
 }
 
 impl Matrix {
-    /// Declares a matrix for a device, in as many slabs as the device's binding limit demands.
+    /// Declares a matrix for a target, in as many slabs as the target's limit of a binding demands.
     ///
     /// # Errors
     /// [`Error::Operand`] if a dimension is zero or one row alone exceeds the limit.
-    pub fn declare(device: &Device, label: &str, weight: WeightType, rows: u32, cols: u32) -> Result<Matrix, Error> {
-        Matrix::declare_whole(device, label, weight, rows, cols, 1)
+    pub fn declare(target: &Target, label: &str, weight: WeightType, rows: u32, cols: u32) -> Result<Matrix, Error> {
+        Matrix::declare_whole(target, label, weight, rows, cols, 1)
     }
 
     /// The same, where `whole` rows at a time stay in one slab.
@@ -46,14 +46,14 @@ impl Matrix {
     /// # Errors
     /// [`Error::Operand`] if a dimension is zero or these rows exceed the limit.
     pub(crate) fn declare_whole(
-        device: &Device,
+        target: &Target,
         label: &str,
         weight: WeightType,
         rows: u32,
         cols: u32,
         whole: u32,
     ) -> Result<Matrix, Error> {
-        let limit = device.limits().max_binding_bytes;
+        let limit = target.limits().max_binding_bytes;
         let row_bytes = (packed_words(weight, 1, cols) * 4).max(16);
         // A slab's end is rounded up to 16 bytes.
         let slab_rows = u32::try_from((limit - 16) / row_bytes).unwrap_or(u32::MAX).min(rows);
@@ -82,21 +82,11 @@ impl Matrix {
         Ok(Matrix { slabs, rows, cols, weight })
     }
 
-    /// A matrix of plain floats, `[rows, cols]` row by row.
-    ///
-    /// # Errors
-    /// [`Error::Operand`] if `data` has another length; errors of [`Device::write`].
-    pub fn from_f32(device: &Device, label: &str, rows: u32, cols: u32, data: &[f32]) -> Result<Matrix, Error> {
-        let matrix = Matrix::declare(device, label, WeightType::F32, rows, cols)?;
-        matrix.upload(device, &[bytemuck::cast_slice(data)])?;
-        Ok(matrix)
-    }
-
     /// Fills the matrix from rows as files store them; several parts are stacked, for instance Q, K and V.
     ///
     /// # Errors
-    /// [`Error::Operand`] if the parts are not whole rows or not as many as declared; errors of [`Device::write`].
-    pub fn upload(&self, device: &Device, parts: &[&[u8]]) -> Result<(), Error> {
+    /// [`Error::Operand`] if the parts are not whole rows or not as many as declared; errors of [`TensorWriter::write_words`].
+    pub fn upload(&self, device: &dyn TensorWriter, parts: &[&[u8]]) -> Result<(), Error> {
         let row_bytes = file_row_bytes(self.weight, self.cols as usize);
         let n_rows: usize = parts.iter().map(|part| part.len() / row_bytes).sum();
         if parts.iter().any(|part| part.len() % row_bytes != 0) || n_rows != self.rows as usize {
@@ -120,10 +110,10 @@ impl Matrix {
     /// the same `edges` for the whole matrix.
     ///
     /// # Errors
-    /// [`Error::Operand`] if these are not whole rows of the matrix; errors of [`Device::write`].
+    /// [`Error::Operand`] if these are not whole rows of the matrix; errors of [`TensorWriter::write_words`].
     pub(crate) fn write_rows(
         &self,
-        device: &Device,
+        device: &dyn TensorWriter,
         first_row: u32,
         bytes: &[u8],
         edges: &mut TailEdges,
@@ -154,7 +144,7 @@ impl Matrix {
             for (i, (from, units)) in rows.by_ref().take(n).zip(row_words).enumerate() {
                 unit::pack_row(self.weight, from, units, &mut tails[i * n_tail..][..n_tail]);
             }
-            device.write(&slab.words, first as usize * n_units * unit_words, &units)?;
+            device.write_words(&slab.words, first as usize * n_units * unit_words, &units)?;
             if n_tail > 0 {
                 let places = TailPlaces {
                     words: &slab.words,
@@ -236,11 +226,17 @@ pub(crate) struct TailEdges {
 
 impl TailEdges {
     /// Writes halves from the slab's half `first` on.
-    fn write(&mut self, device: &Device, places: &TailPlaces<'_>, first: usize, tails: &[u16]) -> Result<(), Error> {
+    fn write(
+        &mut self,
+        device: &dyn TensorWriter,
+        places: &TailPlaces<'_>,
+        first: usize,
+        tails: &[u16],
+    ) -> Result<(), Error> {
         let (head, rest) = tails.split_at((first % 2).min(tails.len()));
         let (pairs, tail) = rest.as_chunks::<2>();
         let words: Vec<u32> = pairs.iter().map(|&[low, high]| u32::from(low) | u32::from(high) << 16).collect();
-        device.write(places.words, places.first_word + first.div_ceil(2), &words)?;
+        device.write_words(places.words, places.first_word + first.div_ceil(2), &words)?;
         let last = first + tails.len() - 1;
         let halves = head.iter().map(|&half| (first, half)).chain(tail.iter().map(|&half| (last, half)));
         for (at, half) in halves {
@@ -253,7 +249,7 @@ impl TailEdges {
             };
             let [low, high] = if at % 2 == 0 { [half, other] } else { [other, half] };
             let word = u32::from(low) | u32::from(high) << 16;
-            device.write(places.words, places.first_word + at / 2, &[word])?;
+            device.write_words(places.words, places.first_word + at / 2, &[word])?;
         }
         Ok(())
     }

@@ -10,11 +10,11 @@ use std::sync::{Arc, OnceLock};
 
 use bytemuck::Pod;
 
-use crate::device::{Device, Prepared};
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::shaders::{Kernel, Tier, Variant};
-use crate::tensor::{Block, Role, Storage, Tensor};
+use crate::target::Target;
+use crate::tensor::{Attached, Block, Role, Storage, Tensor};
 
 /// One dispatch.
 #[derive(Debug)]
@@ -53,21 +53,21 @@ impl fmt::Display for PipelineKey {
     }
 }
 
-/// Collects dispatches for a device.
+/// Collects dispatches for a target.
 pub struct Recorder {
-    device: Device,
+    target: Target,
     steps: Vec<Step>,
 }
 
 impl Recorder {
-    /// An empty recorder; the device decides which shader variants are recorded and what limits hold.
-    pub fn new(device: &Device) -> Recorder {
-        Recorder { device: device.clone(), steps: Vec::new() }
+    /// An empty recorder; the target decides which shader variants are recorded and what limits hold.
+    pub fn new(target: Target) -> Recorder {
+        Recorder { target, steps: Vec::new() }
     }
 
-    /// The device recorded for.
-    pub fn device(&self) -> &Device {
-        &self.device
+    /// The target recorded for.
+    pub fn target(&self) -> &Target {
+        &self.target
     }
 
     /// Declares a temporary: it lives from its first to its last use in this recording.
@@ -86,7 +86,7 @@ impl Recorder {
         Tensor::temporary(label, shape, DType::U32)
     }
 
-    /// Records one dispatch of `kernel` in the tier that the device has it in.
+    /// Records one dispatch of `kernel` in the tier that the target has it in.
     pub(crate) fn dispatch<P: Pod>(
         &mut self,
         kernel: &'static Kernel,
@@ -96,10 +96,10 @@ impl Recorder {
         operands: &[&Tensor],
         grid: [u32; 3],
     ) -> Result<(), Error> {
-        self.dispatch_as(self.device.tier_for(kernel, weight), kernel, weight, constants, params, operands, grid)
+        self.dispatch_as(self.target.tier_for(kernel, weight), kernel, weight, constants, params, operands, grid)
     }
 
-    /// Records one dispatch of `kernel` in a tier that follows from [`Device::tier_for`] and the operands' sizes.
+    /// Records one dispatch of `kernel` in a tier that follows from [`Target::tier_for`] and the operands' sizes.
     #[expect(clippy::too_many_arguments)]
     pub(crate) fn dispatch_as<P: Pod>(
         &mut self,
@@ -119,7 +119,7 @@ impl Recorder {
             expected: "a weight type of the kernel".into(),
             found: format!("{weight:?}"),
         })?;
-        let limits = self.device.limits();
+        let limits = self.target.limits();
         if let Some(&found) = grid.iter().find(|&&n| n > limits.max_workgroups) {
             return Err(Error::Operand {
                 kernel: kernel.name,
@@ -169,7 +169,12 @@ impl Recorder {
     /// Ends the recording and places its temporaries in `workspace`.
     pub fn finish(self, workspace: &mut Workspace) -> Recording {
         workspace.place(&self.steps);
-        Recording { device: self.device, steps: self.steps.into(), prepared: OnceLock::new(), tested: OnceLock::new() }
+        Recording {
+            params_bytes: self.target.params_bytes(self.steps.len()),
+            steps: self.steps.into(),
+            prepared: Attached::default(),
+            tested: OnceLock::new(),
+        }
     }
 }
 
@@ -230,12 +235,14 @@ pub(crate) fn size_class(size_bytes: u64) -> u64 {
     size_bytes.next_multiple_of(step)
 }
 
-/// A step, ready to be replayed any number of times by [`Device::run`].
+/// A step, ready to be replayed any number of times by [`Device::run`](crate::Device::run).
 pub struct Recording {
-    device: Device,
+    /// Bytes that the params of its dispatches take on the target.
+    params_bytes: u64,
     /// Shared with the threads that run them.
     pub(crate) steps: Arc<[Step]>,
-    pub(crate) prepared: OnceLock<Prepared>,
+    /// What the executor made of it to replay it.
+    pub(crate) prepared: Attached,
     /// Set once the self-test has nothing against its pipelines.
     pub(crate) tested: OnceLock<()>,
 }
@@ -289,7 +296,7 @@ impl MemoryPlan {
                 blocks.insert(Arc::as_ptr(block), block);
             }
         }
-        let params_bytes = recordings.iter().map(|r| r.device.params_bytes(r.steps.len())).sum();
+        let params_bytes = recordings.iter().map(|r| r.params_bytes).sum();
         let mut plan = MemoryPlan { activations_bytes: params_bytes, ..MemoryPlan::default() };
         for block in blocks.values() {
             match block.role {

@@ -3,9 +3,10 @@
 //! A tensor is *declared* first and *allocated* later, so that a [`MemoryPlan`](crate::MemoryPlan) can be stated before
 //! anything is allocated, and temporaries of a recording can share memory.
 
+use std::any::Any;
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use crate::device::Backing;
 use crate::dtype::DType;
 use crate::error::Error;
 
@@ -20,17 +21,69 @@ pub enum Role {
     Activations,
 }
 
+/// What an executor attaches to a block or to a recording, once: a type of its own, which nobody else looks into.
+#[derive(Default)]
+pub(crate) struct Attached(OnceLock<Box<Anything>>);
+
+#[cfg(not(target_arch = "wasm32"))]
+type Anything = dyn Any + Send + Sync;
+// In a browser an executor's handles stay on their thread.
+#[cfg(target_arch = "wasm32")]
+type Anything = dyn Any;
+
+/// What can be attached.
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) trait Attachable: Any + Send + Sync {}
+#[cfg(not(target_arch = "wasm32"))]
+impl<T: Any + Send + Sync> Attachable for T {}
+#[cfg(target_arch = "wasm32")]
+pub(crate) trait Attachable: Any {}
+#[cfg(target_arch = "wasm32")]
+impl<T: Any> Attachable for T {}
+
+impl Attached {
+    /// Whether nothing is attached yet.
+    pub fn is_empty(&self) -> bool {
+        self.0.get().is_none()
+    }
+
+    /// Attaches something, unless another thread was first: its own is as good.
+    pub fn attach<T: Attachable>(&self, value: T) {
+        let _ = self.0.set(Box::new(value));
+    }
+
+    /// What is attached, if it is a `T`.
+    pub fn get<T: Attachable>(&self) -> Option<&T> {
+        self.0.get().and_then(|value| value.downcast_ref())
+    }
+}
+
+impl fmt::Debug for Attached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_empty() { "nothing attached" } else { "attached" })
+    }
+}
+
+/// Writes to tensors: an open device, for the rooms that know none.
+pub trait TensorWriter {
+    /// Writes words from word `first` on, allocating the tensor if needed. What runs later sees them.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if they do not fit, and errors of the device.
+    fn write_words(&self, tensor: &Tensor, first: usize, words: &[u32]) -> Result<(), Error>;
+}
+
 /// A piece of memory of an executor; several temporaries may live in one, at different times.
 #[derive(Debug)]
 pub(crate) struct Block {
     pub size_bytes: u64,
     pub role: Role,
-    pub backing: OnceLock<Backing>,
+    pub memory: Attached,
 }
 
 impl Block {
     pub fn new(size_bytes: u64, role: Role) -> Arc<Self> {
-        Arc::new(Block { size_bytes, role, backing: OnceLock::new() })
+        Arc::new(Block { size_bytes, role, memory: Attached::default() })
     }
 }
 
@@ -164,16 +217,20 @@ impl Tensor {
         Error::Shape { kernel, operand, expected: expected.to_vec(), found: self.shape.clone() }
     }
 
-    /// The memory behind this tensor.
+    /// The memory behind this tensor, which an executor with memory of type `M` attached.
     ///
     /// # Errors
-    /// [`Error::Operand`] if nothing has been allocated yet.
-    pub(crate) fn backing(&self) -> Result<&Backing, Error> {
-        self.storage.block.get().and_then(|block| block.backing.get()).ok_or_else(|| Error::Operand {
+    /// [`Error::Operand`] if nothing has been allocated yet, or by another executor.
+    pub(crate) fn memory<M: Attachable>(&self) -> Result<&M, Error> {
+        let attached = self.storage.block.get().map(|block| &block.memory).filter(|memory| !memory.is_empty());
+        attached.and_then(Attached::get).ok_or_else(|| Error::Operand {
             kernel: "tensor",
             operand: "storage",
-            expected: "allocated memory".into(),
-            found: format!("only declared (`{}`)", self.storage.label),
+            expected: "memory of this device".into(),
+            found: match attached {
+                None => format!("only declared (`{}`)", self.storage.label),
+                Some(_) => format!("`{}` of another device", self.storage.label),
+            },
         })
     }
 }

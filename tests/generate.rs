@@ -542,7 +542,7 @@ fn a_model_over_the_memory_limit_is_refused_before_allocating() {
 
 /// Bytes of a plan for the built-in model.
 fn cache_bytes(device: &Device, options: &LoadOptions<'_>) -> u64 {
-    Model::plan_file(device, &ModelFile::builtin().unwrap(), options).unwrap().cache_bytes
+    Model::plan_file(&device.target(), &ModelFile::builtin().unwrap(), options).unwrap().cache_bytes
 }
 
 #[test]

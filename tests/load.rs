@@ -1043,7 +1043,7 @@ fn a_model_over_the_limit_says_which_context_would_fit() {
         let options = LoadOptions { context_length, memory_limit: Some(memory_limit), ..LoadOptions::default() };
         Model::from_file(&device, open(), options).map(|model| model.plan().total_bytes())
     };
-    let plan = Model::plan_file(&device, &open(), &LoadOptions::default()).unwrap();
+    let plan = Model::plan_file(&device.target(), &open(), &LoadOptions::default()).unwrap();
     assert_eq!(try_with(None, plan.total_bytes()).unwrap(), plan.total_bytes());
 
     for limit in [plan.total_bytes() - 1, plan.total_bytes() - plan.cache_bytes / 2 - 20_000] {
@@ -1096,9 +1096,12 @@ fn a_model_that_the_machine_cannot_hold_is_refused_before_loading() {
     let mut tiny = TinyGguf::new();
     tiny.set("llama.context_length", U32, (1_u32 << 28).to_le_bytes());
     let file = ModelFile::from_gguf_bytes(tiny.bytes()).unwrap();
-    let plan =
-        Model::plan_file(&device, &file, &LoadOptions { context_length: Some(1 << 28), ..LoadOptions::default() })
-            .unwrap();
+    let plan = Model::plan_file(
+        &device.target(),
+        &file,
+        &LoadOptions { context_length: Some(1 << 28), ..LoadOptions::default() },
+    )
+    .unwrap();
     if plan.total_bytes() <= machine_bytes {
         return common::skip("this machine has memory for any model of the test");
     }

@@ -10,9 +10,10 @@ use common::block_on;
 use serde_json::Value;
 use tilewright::kernels;
 use tilewright::load::ModelFile;
-use tilewright::tuning::{Bucket, Choice, tune};
+use tilewright::tuning::tune;
 use tilewright::{
-    Device, DeviceChoice, Error, GenerateOptions, Matrix, Model, Recorder, Tier, Tuning, WeightType, Workspace, shaders,
+    Bucket, Choice, Device, DeviceChoice, Error, GenerateOptions, Matrix, Model, Tier, Tuning, WeightType, Workspace,
+    shaders,
 };
 
 /// An empty folder of a test's own.
@@ -104,10 +105,10 @@ fn what_one_handle_finds_does_not_undo_what_another_kept() {
 fn a_choice_is_followed_where_it_can_be() {
     let Some(device) = common::gpu(Some(Tier::Baseline)) else { return };
     let label = |device: &Device| {
-        let w = Matrix::declare(device, "w", WeightType::Q8_0, 100, 128).unwrap();
+        let w = Matrix::declare(&device.target(), "w", WeightType::Q8_0, 100, 128).unwrap();
         let x = device.upload("x", &[1, 128], &[0f32; 128]).unwrap();
         let y = device.upload("y", &[1, 100], &[0f32; 100]).unwrap();
-        let mut rec = Recorder::new(device);
+        let mut rec = device.recorder();
         kernels::matvec(&mut rec, &kernels::Linear::new(&w), &x, &y).unwrap();
         rec.finish(&mut Workspace::default()).labels().next().unwrap()
     };

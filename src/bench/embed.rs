@@ -497,7 +497,7 @@ mod tests {
 
     fn roofline(config: &ModelConfig, matrices: WeightType) -> EncoderRoofline {
         let source = Source(matrices, config.clone());
-        let weights = Weights::declare(&Device::cpu(), config, &source).expect("all tensors are there");
+        let weights = Weights::declare(&Device::cpu().target(), config, &source).expect("all tensors are there");
         EncoderRoofline::new(&Transformer::declare(config.clone(), weights, 512).expect("tables fit"))
     }
 

@@ -143,6 +143,7 @@ impl Work {
 impl PassBench<'_> {
     /// In the order of the forward pass.
     async fn measure(&mut self) -> Result<(), Error> {
+        let device = self.device;
         let Shapes { dim, n_cached, .. } = *self.shapes;
         let (t, vocab_size) = (self.n_tokens, self.shapes.vocab_size());
         let ffn_dim = self.shapes.ffn_dim();
@@ -159,11 +160,11 @@ impl PassBench<'_> {
         })
         .await?;
         self.kernel("norm", Work::words(2 * t * dim + dim), |rec| {
-            rms_norm(rec, &input(rec, &[t, dim])?, &input(rec, &[dim])?, &output(&[t, dim])?, 1e-5)
+            rms_norm(rec, &input(device, &[t, dim])?, &input(device, &[dim])?, &output(&[t, dim])?, 1e-5)
         })
         .await?;
         self.product("qkv", dim, self.shapes.qkv_dim(), |rec, w| {
-            let (x, weight) = (input(rec, &[t, dim])?, input(rec, &[dim])?);
+            let (x, weight) = (input(device, &[t, dim])?, input(device, &[dim])?);
             let norm = folds_norm(rec, &x, false).then_some(Norm { weight: &weight, eps: 1e-5 });
             Linear { norm, ..Linear::new(w) }.record(rec, &x, &output(&[t, w.rows()])?)
         })
@@ -172,7 +173,7 @@ impl PassBench<'_> {
         self.linear("attn_output", t, dim, dim, true).await?;
         if t == 1 {
             self.product("gate_up", dim, 2 * ffn_dim, |rec, w| {
-                let (x, weight) = (input(rec, &[1, dim])?, input(rec, &[dim])?);
+                let (x, weight) = (input(device, &[1, dim])?, input(device, &[dim])?);
                 let norm = folds_norm(rec, &x, false).then_some(Norm { weight: &weight, eps: 1e-5 });
                 gate_up(rec, w, norm, Gate::Silu, &x, &output(&[1, ffn_dim])?)
             })
@@ -180,7 +181,7 @@ impl PassBench<'_> {
         } else {
             self.linear("gate_up", t, dim, 2 * ffn_dim, false).await?;
             self.kernel("gate", Work::words(3 * t * ffn_dim), |rec| {
-                swiglu(rec, &input(rec, &[t, 2 * ffn_dim])?, &output(&[t, ffn_dim])?)
+                swiglu(rec, &input(device, &[t, 2 * ffn_dim])?, &output(&[t, ffn_dim])?)
             })
             .await?;
         }
@@ -188,14 +189,16 @@ impl PassBench<'_> {
         if t > 1 {
             let work = Work::words(2 * dim);
             return self
-                .kernel("last row", work, |rec| last_row(rec, &state, &input(rec, &[t, dim])?, &output(&[1, dim])?))
+                .kernel("last row", work, |rec| last_row(rec, &state, &input(device, &[t, dim])?, &output(&[1, dim])?))
                 .await;
         }
 
         self.linear("head", 1, dim, vocab_size, false).await?;
         let ids = Tensor::declare("ids", Role::Activations, &[1], DType::U32)?;
-        self.kernel("greedy choice", Work::words(vocab_size), |rec| argmax(rec, &input(rec, &[1, vocab_size])?, &ids))
-            .await?;
+        self.kernel("greedy choice", Work::words(vocab_size), |rec| {
+            argmax(rec, &input(device, &[1, vocab_size])?, &ids)
+        })
+        .await?;
         let settings = Sampling {
             temperature: 0.8,
             top_k: 40,
@@ -207,7 +210,7 @@ impl PassBench<'_> {
         };
         let sampling = self.device.upload::<u32>("sampling", &[8], bytemuck::cast_slice(&[settings]))?;
         self.kernel("draw", Work::words(vocab_size), |rec| {
-            sample(rec, &sampling, &state, &input(rec, &[1, vocab_size])?, &ids)
+            sample(rec, &sampling, &state, &input(device, &[1, vocab_size])?, &ids)
         })
         .await?;
         // It moves the state on, so it comes last.
@@ -216,6 +219,7 @@ impl PassBench<'_> {
 
     /// Rotation, cache write and attention: one kernel for a token, two for more.
     async fn attention(&mut self, state: &StepState, capacity: u32) -> Result<(), Error> {
+        let device = self.device;
         let (t, dim, qkv_dim) = (self.n_tokens, self.shapes.dim, self.shapes.qkv_dim());
         let (n_heads, n_kv_heads) = (self.shapes.n_heads(), self.shapes.n_kv_heads());
         let rope = RopeConfig::new(HEAD_DIM, 1e4, RopeStyle::Interleaved);
@@ -240,29 +244,30 @@ impl PassBench<'_> {
             let work = Work { flop, ..Work::words(qkv_dim + dim + cache_words) };
             return self
                 .kernel("attention", work, |rec| {
-                    let (qkv, cached) = (input(rec, &[1, qkv_dim])?, keys(rec.device(), kind, shape)?);
+                    let (qkv, cached) = (input(device, &[1, qkv_dim])?, keys(device, kind, shape)?);
                     attention_next(rec, state, &config, &heads, None, &qkv, &cached, &output(&[1, dim])?)
                 })
                 .await;
         }
         self.kernel("rotation, cache", Work::words(2 * t * qkv_dim + t * HEAD_DIM), |rec| {
-            let cached = keys(rec.device(), kind, shape)?;
-            rope_kv(rec, state, &heads, &input(rec, &[t, qkv_dim])?, &output(&[t, dim])?, &cached)
+            let cached = keys(device, kind, shape)?;
+            rope_kv(rec, state, &heads, &input(device, &[t, qkv_dim])?, &output(&[t, dim])?, &cached)
         })
         .await?;
         let work = Work { flop, ..Work::words(2 * t * dim + cache_words) };
         self.kernel("attention", work, |rec| {
-            let cached = keys(rec.device(), kind, shape)?;
-            attention(rec, state, &config, None, &input(rec, &[t, dim])?, &cached, &output(&[t, dim])?)
+            let cached = keys(device, kind, shape)?;
+            attention(rec, state, &config, None, &input(device, &[t, dim])?, &cached, &output(&[t, dim])?)
         })
         .await
     }
 
     /// A linear layer with each weight type.
     async fn linear(&mut self, operation: &'static str, t: u32, k: u32, n: u32, accumulate: bool) -> Result<(), Error> {
+        let device = self.device;
         self.product(operation, k, n, |rec, w| {
             let linear = Linear { accumulate, ..Linear::new(w) };
-            linear.record(rec, &input(rec, &[t, k])?, &output(&[t, n])?)
+            linear.record(rec, &input(device, &[t, k])?, &output(&[t, n])?)
         })
         .await
     }
@@ -275,18 +280,19 @@ impl PassBench<'_> {
         n: u32,
         mut record: impl FnMut(&mut Recorder, &Matrix) -> Result<(), Error>,
     ) -> Result<(), Error> {
+        let device = self.device;
         let mut f16_seconds = None;
         let t = self.n_tokens;
         for weight in WEIGHTS {
             let weights_bytes: u64 =
-                Matrix::declare(self.device, "w", weight, n, k)?.tensors().map(Tensor::size_bytes).sum();
+                Matrix::declare(&self.device.target(), "w", weight, n, k)?.tensors().map(Tensor::size_bytes).sum();
             let work = Work {
                 bytes: weights_bytes + 4 * u64::from(t * (k + n)),
                 flop: 2 * u64::from(t) * u64::from(k) * u64::from(n),
             };
             let mut row = self
                 .run(operation, work, |rec| {
-                    let w = matrix(rec.device(), weight, n, k)?;
+                    let w = matrix(device, weight, n, k)?;
                     record(rec, &w)
                 })
                 .await?;
@@ -321,7 +327,7 @@ impl PassBench<'_> {
         const MAX_COPIES: u64 = 64;
 
         let n_copies = (COLD_BYTES / work.bytes).min(LONG_FLOP / work.flop.max(1)).clamp(1, MAX_COPIES);
-        let mut rec = Recorder::new(self.device);
+        let mut rec = self.device.recorder();
         for _ in 0..n_copies {
             record(&mut rec)?;
         }

@@ -9,10 +9,10 @@ use crate::kernels::{
     self, Combination, Linear, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, Pairing,
 };
 use crate::matrix::{Matrix, file_row_bytes};
-use crate::recording::{Recorder, Recording, Workspace};
+use crate::recording::{Recording, Workspace};
+use crate::target::{Bucket, Choice};
 use crate::tensor::Tensor;
 use crate::tuning::operands::{input, matrix, uniform};
-use crate::tuning::{Bucket, Choice};
 
 /// A mixture of crossed pairs with the gate `z * sigmoid(z)`, and how it is used. Ding & Zhai 2024, arXiv:2407.15462.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -184,7 +184,7 @@ impl Corpus {
     }
 
     fn mixture(&self, device: &Device, what: MolScores<'_>) -> Result<Recording, Error> {
-        let mut rec = Recorder::new(device);
+        let mut rec = device.recorder();
         let form = self.gate.form();
         let rows = |values: &[f32], n| device.upload("gates", &[n, form.gate_columns()], &form.gate_rows(values));
         let (query_gates, item_gates) =
@@ -207,12 +207,12 @@ impl Corpus {
         let (n_items, pairs) = (self.n_items, self.shape.form().n_pairs());
         let rows = n_items * n_queries;
         let [w1, b1, w2, b2] = &self.weights;
-        let w1 = Matrix::from_f32(device, "w1", hidden, pairs, w1)?;
-        let w2 = Matrix::from_f32(device, "w2", pairs, hidden, w2)?;
+        let w1 = device.upload_matrix("w1", [hidden, pairs], w1)?;
+        let w2 = device.upload_matrix("w2", [pairs, hidden], w2)?;
         let (b1, b2) = (device.upload("b1", &[hidden], b1)?, device.upload("b2", &[pairs], b2)?);
         let a = device.upload("a", &[n_queries, pairs], &self.gates[0])?;
         let b = device.upload("b", &[n_items, pairs], &self.gates[1])?;
-        let mut rec = Recorder::new(device);
+        let mut rec = device.recorder();
         let blank = |shape: &[u32]| rec.temporary("y", shape);
         let logits = blank(&[n_queries * n, self.items.rows()])?;
         let by_item = blank(&[n_items, n_queries * pairs, 1])?;
@@ -244,8 +244,8 @@ impl Corpus {
         let block = file_row_bytes(storage, 32) as u64;
         let dim = 32 * bytes.div_ceil(block) as u32;
         let items = matrix(device, storage, self.n_items, dim)?;
-        let mut rec = Recorder::new(device);
-        let x = input(&rec, &[n_queries, dim])?;
+        let mut rec = device.recorder();
+        let x = input(device, &[n_queries, dim])?;
         let y = rec.temporary("y", &[n_queries, self.n_items])?;
         Linear::new(&items).record(&mut rec, &x, &y)?;
         let (n_items, n_scores) = (u64::from(self.n_items), u64::from(self.n_items * n_queries));
@@ -387,18 +387,22 @@ pub async fn settle(device: &Device, plan: &mut MolPlan, n_items: u64) -> Result
     let longest = device.limits().max_binding_bytes / (plan.shape.item_bytes().max(4 * 32) * 2);
     let strip = (LONG_FLOP / flop).clamp(256, 1 << 16).min(longest).min(n_items).max(1) as u32;
     let corpus = Corpus::new(device, plan.shape, strip)?;
-    let bucket = Bucket::of_mixture(&plan.shape.form(), &corpus.items, plan.shape.n_queries);
+    let bucket = Bucket::of(
+        &crate::shaders::MOL,
+        corpus.items.weight(),
+        [plan.shape.form().n_pairs(), corpus.items.blocks(), plan.shape.n_queries],
+    );
     let mut tuning = device.tuning().clone();
     tuning.choose(bucket, None);
     let usual = device.with_tuning(tuning.clone());
     let mut best = (seconds(&usual, &corpus.mixture(&usual, MolScores::All)?).await?, None);
     if device.is_gpu() {
-        let own = kernels::mol_tile(&usual, &plan.shape.form(), &corpus.items, plan.shape.n_queries);
+        let own = kernels::mol_tile(&usual.target(), &plan.shape.form(), &corpus.items, plan.shape.n_queries);
         let most = plan.shape.n_queries.next_power_of_two();
         for size in kernels::MOL_TILES.into_iter().filter(|&size| size != own && size <= most) {
             tuning.choose(
                 bucket,
-                Some(Choice { tier: device.tier_for(&crate::shaders::MOL, Some(plan.shape.storage)), size }),
+                Some(Choice { tier: device.target().tier_for(&crate::shaders::MOL, Some(plan.shape.storage)), size }),
             );
             let tuned = device.with_tuning(tuning.clone());
             let time = seconds(&tuned, &corpus.mixture(&tuned, MolScores::All)?).await?;
@@ -410,8 +414,9 @@ pub async fn settle(device: &Device, plan: &mut MolPlan, n_items: u64) -> Result
     let (time, tuned) = best;
     let device = tuned.unwrap_or(usual);
     plan.measured_seconds = Some(time * n_items as f64 / f64::from(strip));
-    plan.tile =
-        device.is_gpu().then(|| kernels::mol_tile(&device, &plan.shape.form(), &corpus.items, plan.shape.n_queries));
+    plan.tile = device
+        .is_gpu()
+        .then(|| kernels::mol_tile(&device.target(), &plan.shape.form(), &corpus.items, plan.shape.n_queries));
     Ok(device)
 }
 

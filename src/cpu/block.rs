@@ -731,7 +731,8 @@ mod tests {
         let quantised = WeightType::ALL.into_iter().filter(|weight| weight.block_type().block_len() > 1);
         for weight in quantised {
             let want: Vec<f32> = bytemuck::pod_collect_to_vec(tensor(format!("{weight}.values")));
-            let matrix = Matrix::declare(&device, "w", weight, 1, want.len() as u32).expect("the shape is valid");
+            let matrix =
+                Matrix::declare(&device.target(), "w", weight, 1, want.len() as u32).expect("the shape is valid");
             matrix.upload(&device, &[tensor(format!("{weight}.blocks"))]).expect("one row");
             let slab = &matrix.slabs()[0];
             let words: Vec<u32> = pollster::block_on(device.read(&slab.words)).expect("the tensor is there");

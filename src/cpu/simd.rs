@@ -636,8 +636,9 @@ mod avx512 {
 
         #[inline(always)]
         fn total(self) -> f32 {
-            let [sum, ..] = Self::sum_four([self; 4]);
-            sum
+            // Rows may be of a few blocks.
+            let halves = unsafe { [_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0)] };
+            Eight(unsafe { _mm256_add_ps(halves[0], halves[1]) }).sum()
         }
     }
 

@@ -10,7 +10,7 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::Pooling;
 use crate::model::{BatchSize, BatchTensors, ScoreHead, Transformer};
-use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
+use crate::recording::{MemoryPlan, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::self_test;
 
@@ -180,9 +180,9 @@ impl EncoderPasses {
     }
 
     fn record(&self, size: BatchSize, workspace: &mut Workspace) -> Result<RecordedBatch, Error> {
-        let io = BatchTensors::declare(&self.device, &self.encoder.config, size, self.max_len)?;
+        let io = BatchTensors::declare(&self.device.target(), &self.encoder.config, size, self.max_len)?;
         let rows = Tensor::declare("rows", Role::Activations, &[size.n_sequences, self.width()], DType::F32)?;
-        let mut rec = Recorder::new(&self.device);
+        let mut rec = self.device.recorder();
         let h = self.encoder.record_batch(&mut rec, &io)?;
         match &self.head {
             &Head::Vector { pooling, normalize } => {

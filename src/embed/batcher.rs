@@ -92,8 +92,8 @@ impl Batcher {
         }
 
         let weights = match device.is_gpu() {
-            true => Weights::declare(device, &config, &catalog)?,
-            false => Weights::declare(device, &config, &Widened(&catalog))?,
+            true => Weights::declare(&device.target(), &config, &catalog)?,
+            false => Weights::declare(&device.target(), &config, &Widened(&catalog))?,
         };
         let of_head = match &head {
             Head::Vector { .. } => None,

@@ -8,9 +8,9 @@ use web_time::Instant;
 use super::batch::{EncoderPasses, Tokens, size_of};
 use crate::error::Error;
 use crate::model::{BatchSize, ModelConfig};
-use crate::tuning::PlaceKey;
+use crate::target::PlaceKey;
 #[cfg(not(target_arch = "wasm32"))]
-use crate::tuning::Tuning;
+use crate::target::Tuning;
 
 /// Where batches of a size go.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -110,7 +110,7 @@ impl Reranker {
         let sigmoid = scoring.sigmoid()?;
         let (batcher, feed) = Batcher::declare(device, header, &limits, |header| {
             let config = &header.shape.encoder()?.config;
-            Ok(Head::Score(Box::new(ScoreHead::declare(device, config, scoring.head, &header.catalog)?)))
+            Ok(Head::Score(Box::new(ScoreHead::declare(&device.target(), config, scoring.head, &header.catalog)?)))
         })?;
         Ok((Reranker(Arc::new(Inner { batcher, sigmoid: options.sigmoid.unwrap_or(sigmoid) })), feed))
     }

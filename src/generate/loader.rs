@@ -6,7 +6,8 @@ use super::{LoadOptions, Model};
 use crate::device::Device;
 use crate::error::Error;
 use crate::load::{FileName, Loader};
-use crate::tuning::{TunedRow, Tuning, tune_products};
+use crate::target::Tuning;
+use crate::tuning::{TunedRow, tune_products};
 
 impl Model {
     /// A loader of these files. `options.progress` is not called: [`Loader::progress`] tells.

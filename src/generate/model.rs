@@ -16,6 +16,7 @@ use crate::load::{ChatSource, Feed, ModelFile, ModelHeader};
 use crate::memory::Limit;
 use crate::model::{Ending, KvCache, ModelConfig, Transformer, Weights};
 use crate::recording::{MemoryPlan, Recorder, Workspace};
+use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 use crate::tokenizer::{EncodeOptions, EncodingCache, Tokenizer};
 use crate::tuning::{record_tested, while_testing};
@@ -110,9 +111,9 @@ impl Model {
 
     /// Tests the passes of all generations.
     async fn test(&self) -> Result<(), Error> {
-        let mut passes = RecordedPasses::declare(&self.device, self.transformer(), self.room)?;
+        let mut passes = RecordedPasses::declare(&self.device.target(), self.transformer(), self.room)?;
         for ending in [Ending::Greedy { penalize: true }, Ending::Sample { penalize: true }] {
-            passes.record(&self.device, self.transformer(), ending)?;
+            passes.record(&self.device.target(), self.transformer(), ending)?;
         }
         passes.test_all(&self.device, self.transformer()).await
     }
@@ -127,15 +128,16 @@ impl Model {
         let ModelHeader { name, shape, tokenizer, chat, catalog, unread } = header;
         let config = shape.into_decoder()?;
         let limit = Limit::of(options.memory_limit, device.available_bytes());
-        let room = checked_room(device, config.max_seq_len, limit.is_some(), options)?;
-        let weights = Weights::declare(device, &config, &catalog)?;
+        let target = device.target();
+        let room = checked_room(&target, config.max_seq_len, limit.is_some(), options)?;
+        let weights = Weights::declare(&target, &config, &catalog)?;
         catalog.check_read(
             weights.destinations().map(|(name, _)| name).chain(config.unread().iter().map(String::as_str)),
         )?;
         let declare = |context_length| {
             let room = Room { context_length, ..room };
             let transformer = Transformer::declare(config.clone(), weights.clone(), context_length)?;
-            let plan = RecordedPasses::declare(device, &transformer, room)?.plan();
+            let plan = RecordedPasses::declare(&target, &transformer, room)?.plan();
             Ok::<_, Error>((room, transformer, plan))
         };
         let fits = |plan: &MemoryPlan| limit.as_ref().is_none_or(|limit| plan.total_bytes() <= limit.bytes);
@@ -184,16 +186,16 @@ impl Model {
     ///
     /// # Errors
     /// [`Error::Config`] if a weight is missing or has another shape than the configuration says.
-    pub fn plan_file(device: &Device, file: &ModelFile, options: &LoadOptions<'_>) -> Result<MemoryPlan, Error> {
+    pub fn plan_file(target: &Target, file: &ModelFile, options: &LoadOptions<'_>) -> Result<MemoryPlan, Error> {
         let ModelHeader { shape, catalog, .. } = &file.header;
         let config = shape.decoder()?;
-        let room = checked_room(device, config.max_seq_len, false, options)?;
-        let weights = Weights::declare(device, config, catalog)?;
+        let room = checked_room(target, config.max_seq_len, false, options)?;
+        let weights = Weights::declare(target, config, catalog)?;
         catalog.check_read(
             weights.destinations().map(|(name, _)| name).chain(config.unread().iter().map(String::as_str)),
         )?;
         let transformer = Transformer::declare(config.clone(), weights, room.context_length)?;
-        Ok(RecordedPasses::declare(device, &transformer, room)?.plan())
+        Ok(RecordedPasses::declare(target, &transformer, room)?.plan())
     }
 
     /// The device that holds the weights.
@@ -255,8 +257,8 @@ impl Model {
     /// # Errors
     /// [`Error::Option`] if that is none of [`PASS_SIZES`].
     pub fn with_max_pass(&self, max_pass: u32) -> Result<Model, Error> {
-        let room = Room { max_pass: checked_max_pass(self.device(), Some(max_pass))?, ..self.room };
-        let plan = RecordedPasses::declare(self.device(), self.transformer(), room)?.plan();
+        let room = Room { max_pass: checked_max_pass(&self.device.target(), Some(max_pass))?, ..self.room };
+        let plan = RecordedPasses::declare(&self.device.target(), self.transformer(), room)?.plan();
         Ok(Model { room, plan, ..self.clone() })
     }
 
@@ -320,7 +322,7 @@ impl Model {
         // Of its own: a pass of that many tokens may take more room than those of a session.
         let cache = KvCache::declare(config, self.kv_type(), self.context_length(), n_tokens)?;
         let record = || {
-            let mut rec = Recorder::new(device);
+            let mut rec = device.recorder();
             let mut hidden = Vec::new();
             // Each tap gets a tensor of its own: the residual stream itself is overwritten.
             let mut tap = |rec: &mut Recorder, h: &Tensor| {
@@ -348,11 +350,11 @@ impl Model {
 }
 
 /// What a session has room for, as the options say.
-fn checked_room(device: &Device, limit: u32, knows_memory: bool, options: &LoadOptions<'_>) -> Result<Room, Error> {
+fn checked_room(target: &Target, limit: u32, knows_memory: bool, options: &LoadOptions<'_>) -> Result<Room, Error> {
     let &LoadOptions { context_length, fit_context, max_pass, kv_type, .. } = options;
     let longest = (fit_context && knows_memory).then_some(limit);
     let context_length = checked_context(limit, context_length.or(longest))?;
-    Ok(Room { context_length, max_pass: checked_max_pass(device, max_pass)?, kv_type })
+    Ok(Room { context_length, max_pass: checked_max_pass(target, max_pass)?, kv_type })
 }
 
 /// The context length asked for, within what the model was trained on, or the default.
@@ -368,9 +370,9 @@ fn checked_context(limit: u32, asked: Option<u32>) -> Result<u32, Error> {
     Ok(context_length)
 }
 
-/// The largest pass that was asked for, one of [`PASS_SIZES`], or the device's usual one.
-fn checked_max_pass(device: &Device, asked: Option<u32>) -> Result<u32, Error> {
-    let max_pass = asked.unwrap_or(device.usual_max_pass());
+/// The largest pass that was asked for, one of [`PASS_SIZES`], or the target's usual one.
+fn checked_max_pass(target: &Target, asked: Option<u32>) -> Result<u32, Error> {
+    let max_pass = asked.unwrap_or(target.usual_max_pass());
     if !PASS_SIZES.contains(&max_pass) {
         let (expected, found) = (format!("one of {PASS_SIZES:?}"), max_pass.to_string());
         return Err(Error::Option { option: "max_pass", expected, found });

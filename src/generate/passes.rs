@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::kernels::{KvType, StepState};
 use crate::model::{Ending, KvCache, PassTensors, Transformer};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
+use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 use crate::tuning::self_test;
 
@@ -41,7 +42,7 @@ pub(super) struct RecordedPasses {
 
 impl RecordedPasses {
     /// Declares tensors and records the passes of a greedy generation; nothing is allocated.
-    pub fn declare(device: &Device, transformer: &Transformer, room: Room) -> Result<RecordedPasses, Error> {
+    pub fn declare(target: &Target, transformer: &Transformer, room: Room) -> Result<RecordedPasses, Error> {
         let Room { context_length, max_pass, kv_type } = room;
         let config = &transformer.config;
         // A pass for more tokens than the context has positions would never be full.
@@ -63,17 +64,17 @@ impl RecordedPasses {
         };
         let (workspace, recordings) = (Workspace::default(), HashMap::new());
         let mut passes = RecordedPasses { cache, io, workspace, sizes, recordings };
-        passes.record_greedy(device, transformer)?;
+        passes.record_greedy(target, transformer)?;
         Ok(passes)
     }
 
-    fn record_greedy(&mut self, device: &Device, transformer: &Transformer) -> Result<(), Error> {
-        self.record(device, transformer, Ending::Cache)?;
-        self.record(device, transformer, Ending::Greedy { penalize: false })
+    fn record_greedy(&mut self, target: &Target, transformer: &Transformer) -> Result<(), Error> {
+        self.record(target, transformer, Ending::Cache)?;
+        self.record(target, transformer, Ending::Greedy { penalize: false })
     }
 
     /// Records the passes of an ending unless that was done before.
-    pub fn record(&mut self, device: &Device, transformer: &Transformer, ending: Ending) -> Result<(), Error> {
+    pub fn record(&mut self, target: &Target, transformer: &Transformer, ending: Ending) -> Result<(), Error> {
         let largest = self.largest();
         for &size in self.sizes.iter().rev() {
             // In the middle of a prompt only full passes run, and short ones never do.
@@ -81,7 +82,7 @@ impl RecordedPasses {
             if never_runs || self.recordings.contains_key(&(ending, size)) {
                 continue;
             }
-            let mut rec = Recorder::new(device);
+            let mut rec = Recorder::new(target.clone());
             transformer.record_pass(&mut rec, &self.cache, &self.io, size, ending)?;
             self.recordings.insert((ending, size), rec.finish(&mut self.workspace));
         }
@@ -100,12 +101,12 @@ impl RecordedPasses {
         ending: Ending,
     ) -> Result<(), Error> {
         loop {
-            self.record(device, transformer, ending)?;
+            self.record(&device.target(), transformer, ending)?;
             if self_test(device, self.get(size, ending)?).await? {
                 return Ok(());
             }
             self.recordings.clear();
-            self.record_greedy(device, transformer)?;
+            self.record_greedy(&device.target(), transformer)?;
         }
     }
 

@@ -28,11 +28,12 @@ pub struct Snapshot {
 
 impl Session {
     pub(super) fn new(model: &Model) -> Result<Session, Error> {
-        let passes = RecordedPasses::declare(model.device(), model.transformer(), model.room())?;
+        let passes = RecordedPasses::declare(&model.device().target(), model.transformer(), model.room())?;
         let sequence = Sequence::new(model.config().is_recurrent(), passes.cache.ring());
         Ok(Session { model: model.clone(), passes, sequence })
     }
 
+    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn cache(&self) -> &KvCache {
         &self.passes.cache
     }
@@ -81,7 +82,7 @@ impl Session {
         self.passes.cache.tensors().try_for_each(|tensor| device.allocate(tensor))?;
         let cache = self.passes.cache.declare_like()?;
         // Submitted after all passes, so that it has what they wrote.
-        cache.copy_from(device, &self.passes.cache)?;
+        device.copy(&cache.copies_of(&self.passes.cache))?;
         Ok(Snapshot { cache, sequence: self.sequence.at_rest() })
     }
 
@@ -92,7 +93,7 @@ impl Session {
     /// [`Device::copy`](crate::Device::copy).
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), Error> {
         let device = self.model.device();
-        self.passes.cache.copy_from(device, &snapshot.cache)?;
+        device.copy(&self.passes.cache.copies_of(&snapshot.cache))?;
         // Passes read the tokens before their own position too, to penalise those that repeat.
         device.write(&self.passes.io.tokens, 0, snapshot.sequence.ids())?;
         self.sequence = snapshot.sequence.clone();
@@ -183,7 +184,7 @@ impl Session {
                 found: format!("`{}` with {}", model.name(), model.context_length()),
             });
         }
-        self.passes = RecordedPasses::declare(model.device(), model.transformer(), model.room())?;
+        self.passes = RecordedPasses::declare(&model.device().target(), model.transformer(), model.room())?;
         self.model = model.clone();
         self.sequence.move_to(self.passes.cache.ring());
         Ok(())

@@ -8,6 +8,7 @@
 #[cfg(target_arch = "wasm32")]
 use crate::error::Error;
 use crate::shaders::Tier;
+use crate::target::{Target, TargetKind, TargetLimits};
 
 /// What the tiers with cooperative matrices need.
 pub(super) const MATRICES: wgpu::Features =
@@ -117,6 +118,34 @@ pub struct AdapterReport {
     pub tier: Tier,
     #[serde(skip)]
     pub(crate) adapter: wgpu::Adapter,
+}
+
+impl AdapterReport {
+    /// What recordings for this adapter are made for, in a tier.
+    pub fn target(&self, tier: Tier) -> Target {
+        let limits = self.adapter.limits();
+        let limits = TargetLimits {
+            max_workgroups: limits.max_compute_workgroups_per_dimension,
+            // Buffers of 2 GiB and more are refused or wrong on some backends whatever the adapter says.
+            max_binding_bytes: limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min((1 << 31) - 256),
+            // 100 ms of a processor with 1.3 GFLOP/s, of a discrete GPU with 2.7 TFLOP/s, and of a weak integrated one with
+            // 170 GFLOP/s. A browser does not tell which kind a GPU is.
+            max_dispatch_operations: match self.kind {
+                _ if self.is_software => 1 << 27,
+                AdapterKind::Discrete => 1 << 38,
+                _ => 1 << 34,
+            },
+            max_subgroup: self.subgroups.map_or(0, |[_, max]| max),
+            max_splits: if self.is_software { 1 } else { 8 },
+            params_stride: params_stride(&limits),
+        };
+        Target::new(if self.is_software { TargetKind::SoftwareGpu } else { TargetKind::Gpu }, tier, limits)
+    }
+}
+
+/// Bytes from the params of one dispatch to those of the next in a recording's uniform buffer.
+pub(super) fn params_stride(limits: &wgpu::Limits) -> u32 {
+    limits.min_uniform_buffer_offset_alignment.max(256)
 }
 
 fn tier_name<S: serde::Serializer>(tier: &Tier, serializer: S) -> Result<S::Ok, S::Error> {

@@ -1,6 +1,7 @@
 //! The GPU executor: prepares recordings (pipelines, bind groups, params) once and replays them in one pass each.
 
 use std::future::poll_fn;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
@@ -8,16 +9,29 @@ use std::time::Duration;
 
 use wgpu::ErrorFilter::{Internal, OutOfMemory, Validation};
 
-use super::adapter::{AdapterReport, MATRICES};
+use super::adapter::{AdapterReport, MATRICES, params_stride};
 use super::buffer_pool::{BufferPool, PooledBuffer};
 use super::outcome::{Failure, Fault, Outcome, Unsettled, refused, scoped};
 use super::pipeline::{Pipeline, Pipelines};
 use super::readback::{Completion, Poller, ReadFuture, Staging, complete, map};
 use crate::counters::LiveCounters;
-use crate::device::{Backing, DeviceLimits, Setup};
 use crate::error::Error;
-use crate::recording::Step;
+use crate::recording::{Recording, Step};
 use crate::shaders::Tier;
+use crate::tensor::Tensor;
+
+/// How to open a device.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Setup<'a> {
+    /// Tier instead of the adapter's own.
+    pub tier: Option<Tier>,
+    /// Where compiled pipelines and the tuning are kept.
+    pub folder: Option<&'a Path>,
+    /// Label of a shader variant that is to do nothing, or a pipeline of it as its key is written.
+    pub broken: Option<&'a str>,
+    /// How long the GPU may need for a submission, where that is not the usual time; with zero it never answers.
+    pub timeout: Option<Duration>,
+}
 
 #[derive(Debug)]
 pub(crate) struct Gpu {
@@ -30,11 +44,6 @@ pub(crate) struct Gpu {
     poller: Poller,
     /// Bytes uploaded since the last submission that they caused.
     staged_bytes: AtomicUsize,
-    max_dispatch_operations: u64,
-    /// Whether the adapter runs on the CPU.
-    is_software: bool,
-    max_subgroup: u32,
-    max_splits: u32,
     fault: Fault,
     unsettled: Unsettled,
     counters: Arc<LiveCounters>,
@@ -105,44 +114,13 @@ impl Gpu {
             staging: Staging::new(counters.clone()),
             poller: Poller::new(&device, &queue, fault.clone(), setup.timeout),
             staged_bytes: AtomicUsize::new(0),
-            // 100 ms of a processor with 1.3 GFLOP/s, of a discrete GPU with 2.7 TFLOP/s, and of a weak integrated one with
-            // 170 GFLOP/s. A browser does not tell which kind a GPU is.
-            max_dispatch_operations: match adapter.get_info().device_type {
-                _ if report.is_software => 1 << 27,
-                wgpu::DeviceType::DiscreteGpu => 1 << 38,
-                _ => 1 << 34,
-            },
-            max_splits: if report.is_software { 1 } else { 8 },
-            max_subgroup: report.subgroups.map_or(0, |[_, max]| max),
             adapter_name: report.name.clone(),
-            is_software: report.is_software,
             fault,
             unsettled: Unsettled::default(),
             counters,
             device,
             queue,
         })
-    }
-
-    pub fn limits(&self) -> DeviceLimits {
-        let limits = self.device.limits();
-        DeviceLimits {
-            max_workgroups: limits.max_compute_workgroups_per_dimension,
-            // Buffers of 2 GiB and more are refused or wrong on some backends whatever the adapter says.
-            max_binding_bytes: limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min((1 << 31) - 256),
-            max_dispatch_operations: self.max_dispatch_operations,
-            max_subgroup: self.max_subgroup,
-            max_splits: self.max_splits,
-        }
-    }
-
-    pub fn is_software(&self) -> bool {
-        self.is_software
-    }
-
-    /// Distance of the params of two dispatches in a recording's uniform buffer.
-    pub fn params_stride(&self) -> usize {
-        (self.device.limits().min_uniform_buffer_offset_alignment as usize).max(256)
     }
 
     pub fn allocate(&self, label: &str, size_bytes: u64) -> Result<PooledBuffer, Error> {
@@ -170,7 +148,17 @@ impl Gpu {
         Ok(())
     }
 
-    pub fn write(&self, buffer: &PooledBuffer, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+    pub fn write(&self, tensor: &Tensor, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.write_buffer(tensor.memory()?, offset, bytes)
+    }
+
+    /// Fills a tensor's buffer, with what lies between the tensor's end and its own.
+    pub fn fill(&self, tensor: &Tensor, word: u32) -> Result<(), Error> {
+        let buffer: &PooledBuffer = tensor.memory()?;
+        self.write_buffer(buffer, 0, bytemuck::cast_slice(&vec![word; buffer.buffer.size() as usize / 4]))
+    }
+
+    fn write_buffer(&self, buffer: &PooledBuffer, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         /// Uploads are staged by wgpu until the next submission; this bounds how much waits.
         const MAX_STAGED: usize = 32 << 20;
         let ((), outcome) = scoped(&self.device, &[Validation, OutOfMemory], refused("uploading"), || {
@@ -212,7 +200,7 @@ impl Gpu {
     }
 
     pub fn prepare(&self, steps: &[Step]) -> Result<PreparedSteps, Error> {
-        let stride = self.params_stride();
+        let stride = params_stride(&self.device.limits()) as usize;
         let mut params = vec![0u8; stride * steps.len().max(1)];
         for (slot, step) in params.chunks_mut(stride).zip(steps) {
             slot[..step.params.len()].copy_from_slice(&step.params);
@@ -235,12 +223,7 @@ impl Gpu {
                 resource: binding(&uniforms, i * stride, step.params.len() as u64),
             }];
             for (slot, operand) in (1..).zip(&step.operands) {
-                let Backing::Gpu(buffer) = operand.backing()? else {
-                    return Err(Error::Gpu {
-                        context: format!("binding `{}`", operand.label()),
-                        message: "the tensor belongs to another device".into(),
-                    });
-                };
+                let buffer: &PooledBuffer = operand.memory()?;
                 let resource = binding(&buffer.buffer, 0, operand.size_bytes());
                 entries.push(wgpu::BindGroupEntry { binding: slot, resource });
             }
@@ -288,21 +271,17 @@ impl Gpu {
     }
 
     /// Submits all dispatches in one pass.
-    pub fn run(&self, steps: &PreparedSteps) -> Result<(), Error> {
+    pub fn run(&self, recording: &Recording) -> Result<(), Error> {
+        let steps = prepared(recording)?;
         self.expect_sound(steps)?;
         let mut encoder = self.encoder();
         self.encode(&mut encoder, steps);
         self.submit(encoder, || ()).map(drop)
     }
 
-    /// Submits `n_runs` times all dispatches in one pass and, behind each pass, the copy of a buffer to the host.
-    pub fn run_and_read(
-        &self,
-        steps: &PreparedSteps,
-        buffer: &PooledBuffer,
-        size: u64,
-        n_runs: u32,
-    ) -> Result<ReadFuture, Error> {
+    /// Submits `n_runs` times all dispatches in one pass and, after each pass, the copy of a tensor to the host.
+    pub fn run_and_read(&self, recording: &Recording, tensor: &Tensor, n_runs: u32) -> Result<ReadFuture, Error> {
+        let (steps, buffer, size) = (prepared(recording)?, tensor.memory::<PooledBuffer>()?, tensor.size_bytes());
         self.expect_sound(steps)?;
         let staging = self.staging(size * u64::from(n_runs))?;
         let mut encoder = self.encoder();
@@ -340,20 +319,29 @@ impl Gpu {
         self.counters.dispatches.add(steps.dispatches.len() as u64);
     }
 
-    pub fn read(&self, buffer: &PooledBuffer, size: u64) -> Result<ReadFuture, Error> {
-        self.submit_and_read(self.encoder(), &buffer.buffer, size)
+    pub fn read(&self, tensor: &Tensor) -> Result<ReadFuture, Error> {
+        self.submit_and_read(self.encoder(), &tensor.memory::<PooledBuffer>()?.buffer, tensor.size_bytes())
     }
 
-    pub fn copy(&self, copies: &[(&PooledBuffer, &PooledBuffer, u64)]) -> Result<(), Error> {
+    /// Reads a tensor's buffer to its end.
+    pub fn read_all(&self, tensor: &Tensor) -> Result<ReadFuture, Error> {
+        let buffer = &tensor.memory::<PooledBuffer>()?.buffer;
+        self.submit_and_read(self.encoder(), buffer, buffer.size())
+    }
+
+    /// Copies whole tensors of equal sizes, in order.
+    pub fn copy(&self, pairs: &[(&Tensor, &Tensor)]) -> Result<(), Error> {
         let mut encoder = self.encoder();
-        for (from, to, size) in copies {
-            encoder.copy_buffer_to_buffer(&from.buffer, 0, &to.buffer, 0, *size);
+        for (from, to) in pairs {
+            let [source, destination] = [from.memory::<PooledBuffer>()?, to.memory()?];
+            encoder.copy_buffer_to_buffer(&source.buffer, 0, &destination.buffer, 0, from.size_bytes());
         }
         self.submit(encoder, || ()).map(drop)
     }
 
     /// Runs each dispatch in a pass of its own between two timestamps.
-    pub async fn run_profiled(&self, steps: &PreparedSteps) -> Result<Vec<Duration>, Error> {
+    pub async fn run_profiled(&self, recording: &Recording) -> Result<Vec<Duration>, Error> {
+        let steps = prepared(recording)?;
         if !self.device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
             let limit = "feature timestamp-query";
             return Err(Error::Limit { adapter: self.adapter_name.clone(), limit, expected: 1, found: 0 });
@@ -462,4 +450,14 @@ impl Gpu {
         self.poller.wait_for(index, mapped.signal());
         Ok(ReadFuture::new(staging, self.staging.clone(), self.fault.clone(), self.unsettled.reports(), mapped))
     }
+}
+
+/// What [`Gpu::prepare`] made of a recording.
+fn prepared(recording: &Recording) -> Result<&PreparedSteps, Error> {
+    recording.prepared.get().ok_or_else(|| Error::Operand {
+        kernel: "device",
+        operand: "recording",
+        expected: "a recording of this device".into(),
+        found: "one of another device".into(),
+    })
 }

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
+use super::executor::Setup;
 use super::outcome::{Failure, Outcome, Scopes};
 use crate::counters::LiveCounters;
-use crate::device::Setup;
 use crate::error::Error;
 use crate::recording::{PipelineKey, Step};
 use crate::shaders::Kernel;

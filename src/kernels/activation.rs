@@ -172,7 +172,7 @@ fn gate_rows(rec: &mut Recorder, gates: &Tensor, start: u32, y: &Tensor, is_plai
     gates.expect_shape("sigmoid_gate", "gates", &[n_rows, gate_stride.max(least)])?;
     let (one, plain) = (u32::from(is_one), u32::from(is_plain));
     let params = SigmoidGateParams { n_rows, dim, gate_stride, gate_start: start, one, plain, _pad: [0; 2] };
-    let grid = fold(rec.device(), (y.len() as u64).div_ceil(WG));
+    let grid = fold(rec.target(), (y.len() as u64).div_ceil(WG));
     rec.dispatch(&shaders::SIGMOID_GATE, None, &[], params, &[gates, y], grid)
 }
 
@@ -185,7 +185,7 @@ fn halves(
 ) -> Result<(), Error> {
     let [n_tokens, ffn_dim] = y.dims2(kernel.name, "y")?;
     gate_up.expect_shape(kernel.name, "gate_up", &[n_tokens, 2 * ffn_dim])?;
-    let grid = fold(rec.device(), (y.len() as u64).div_ceil(WG));
+    let grid = fold(rec.target(), (y.len() as u64).div_ceil(WG));
     let params = GatedParams { n_tokens, ffn_dim, flags, _pad: 0 };
     rec.dispatch(kernel, None, constants, params, &[gate_up, y], grid)
 }
@@ -198,7 +198,7 @@ fn halves(
 /// [`Error::Shape`] if `y` disagrees with `x`.
 pub fn gelu(rec: &mut Recorder, x: &Tensor, y: &Tensor, form: Gelu) -> Result<(), Error> {
     y.expect_shape("gelu", "y", x.shape())?;
-    let grid = fold(rec.device(), (y.len() as u64).div_ceil(WG));
+    let grid = fold(rec.target(), (y.len() as u64).div_ceil(WG));
     let params = GeluParams { len: y.len() as u32, tanh_form: u32::from(form == Gelu::Tanh), _pad: [0; 2] };
     rec.dispatch(&shaders::GELU, None, &[], params, &[x, y], grid)
 }
@@ -211,7 +211,7 @@ pub fn gelu(rec: &mut Recorder, x: &Tensor, y: &Tensor, form: Gelu) -> Result<()
 /// [`Error::Shape`] if `y` disagrees with `x`.
 pub fn silu(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     y.expect_shape("silu", "y", x.shape())?;
-    let grid = fold(rec.device(), (y.len() as u64).div_ceil(WG));
+    let grid = fold(rec.target(), (y.len() as u64).div_ceil(WG));
     let params = SiluParams { len: y.len() as u32, _pad: [0; 3] };
     rec.dispatch(&shaders::SILU, None, &[], params, &[x, y], grid)
 }
@@ -224,7 +224,7 @@ pub fn silu(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
 /// [`Error::Shape`] if `y` disagrees with `x`.
 pub fn add(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     y.expect_shape("add", "y", x.shape())?;
-    let grid = fold(rec.device(), (y.len() as u64).div_ceil(WG));
+    let grid = fold(rec.target(), (y.len() as u64).div_ceil(WG));
     let params = AddParams { len: y.len() as u32, _pad: [0; 3] };
     rec.dispatch(&shaders::ADD, None, &[], params, &[x, y], grid)
 }
@@ -251,7 +251,7 @@ pub fn soft_cap(rec: &mut Recorder, x: &Tensor, y: &Tensor, factor: f32, cap: f3
 
 fn scaled(rec: &mut Recorder, x: &Tensor, y: &Tensor, factor: f32, cap: f32) -> Result<(), Error> {
     y.expect_shape("scale", "y", x.shape())?;
-    let grid = fold(rec.device(), (y.len() as u64).div_ceil(WG));
+    let grid = fold(rec.target(), (y.len() as u64).div_ceil(WG));
     let params = ScaleParams { len: y.len() as u32, factor, cap, _pad: 0 };
     rec.dispatch(&shaders::SCALE, None, &[], params, &[x, y], grid)
 }

@@ -45,9 +45,9 @@ pub fn argmax(rec: &mut Recorder, x: &Tensor, ids: &Tensor) -> Result<(), Error>
     let n_chunks = dim.div_ceil(ARGMAX_CHUNK);
     let best = Tensor::temporary("argmax.best", &[n_rows, n_chunks, 2], DType::U32)?;
     let params = ArgmaxParams { dim, chunk: ARGMAX_CHUNK, n_chunks, n_rows };
-    let grid = fold(rec.device(), u64::from(n_rows) * u64::from(n_chunks));
+    let grid = fold(rec.target(), u64::from(n_rows) * u64::from(n_chunks));
     rec.dispatch(&shaders::ARGMAX, None, &[], params, &[x, &best], grid)?;
     let params = ArgmaxMergeParams { n_chunks, n_rows, _pad: [0; 2] };
-    let grid = fold(rec.device(), n_rows.into());
+    let grid = fold(rec.target(), n_rows.into());
     rec.dispatch(&shaders::ARGMAX_MERGE, None, &[], params, &[&best, ids], grid)
 }

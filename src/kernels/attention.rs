@@ -4,11 +4,11 @@ use bytemuck::{Pod, Zeroable};
 
 use super::linear::operations;
 use super::{CachedKeys, Heads, KvType, LOOP_ROUNDS, StepState, fold, grid_parts};
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders::{self, Tier};
+use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 
 /// Mirrors `Params` in `shaders/attention_decode.wgsl`, `shaders/attention_prefill.wgsl` and
@@ -166,7 +166,7 @@ pub fn attention(
     if let Some(sinks) = sinks {
         sinks.expect_shape("attention", "sinks", &[n_heads])?;
     }
-    let tier = prefill_tier(rec.device(), cached.kind, slots, head_dim);
+    let tier = prefill_tier(rec.target(), cached.kind, slots, head_dim);
     let n_rows = n_tokens * config.share(); // of a key/value head
     let tile_rows = match tier {
         // Eight if there are enough for all invocations of two workgroups.
@@ -219,7 +219,7 @@ pub fn attention_next(
         sinks.expect_shape("attention", "sinks", &[n_heads])?;
     }
     let (kernel, variant) = (&shaders::ATTENTION_DECODE, Some(cached.kind.variant()));
-    let is_scalar = rec.device().tier_for(kernel, variant) == Tier::Scalar;
+    let is_scalar = rec.target().tier_for(kernel, variant) == Tier::Scalar;
     // Queries of a workgroup together have 1024 elements, those of an invocation of the `scalar` tier 512.
     let room = if is_scalar { 512 / head_dim } else { 1024 / head_dim };
     let rows = config.share().min(room.clamp(1, 4));
@@ -245,7 +245,7 @@ pub fn attention_next(
     let constants: Vec<_> = [("ROWS", f64::from(rows)), heads.constant()].into_iter().chain(with_sinks).collect();
     let [table, weight] = heads.operands(rec)?;
     let columns = if is_scalar { 1 } else { head_dim.div_ceil(COLUMNS) };
-    let [x, y_groups, _] = fold(rec.device(), u64::from(groups) * u64::from(columns));
+    let [x, y_groups, _] = fold(rec.target(), u64::from(groups) * u64::from(columns));
     let grid = [x, y_groups, if is_scalar { splits.div_ceil(8) } else { splits }];
     let mut decode = |y: &Tensor| {
         let operands = [state.tensor(), &table, &weight, qkv, sinks.unwrap_or(qkv), &cached.k, &cached.v, y];
@@ -256,14 +256,14 @@ pub fn attention_next(
     }
     let parts = Tensor::temporary("parts", &[n_heads, splits, head_dim + 4], DType::F32)?;
     decode(&parts)?;
-    let grid = fold(rec.device(), u64::from(n_heads * (head_dim / 4)).div_ceil(64));
+    let grid = fold(rec.target(), u64::from(n_heads * (head_dim / 4)).div_ceil(64));
     rec.dispatch(&shaders::ATTENTION_MERGE, None, &[], params, &[state.tensor(), &parts, y], grid)
 }
 
 /// The tier that `attention_prefill` has for queries that see up to so many keys: more than one invocation of the `scalar`
 /// tier walks take the baseline.
-fn prefill_tier(device: &Device, kind: KvType, n_keys: u32, head_dim: u32) -> Tier {
-    match device.tier_for(&shaders::ATTENTION_PREFILL, Some(kind.variant())) {
+fn prefill_tier(target: &Target, kind: KvType, n_keys: u32, head_dim: u32) -> Tier {
+    match target.tier_for(&shaders::ATTENTION_PREFILL, Some(kind.variant())) {
         Tier::Scalar if n_keys > scalar_part(head_dim, 0) => Tier::Baseline,
         tier => tier,
     }
@@ -288,7 +288,7 @@ fn prefill(
     let constants: Vec<_> = [constant].into_iter().chain(with_sinks).collect();
     // Of scores and of values.
     let operations = 2 * operations(n_tokens, n_heads * head_dim, n_keys);
-    for part in grid_parts(rec.device(), n_groups, operations) {
+    for part in grid_parts(rec.target(), n_groups, operations) {
         let params = AttentionParams { first_group: part.first, ..params };
         let variant = Some(kind.variant());
         rec.dispatch_as(tier, &shaders::ATTENTION_PREFILL, variant, &constants, params, operands, part.grid)?;
@@ -313,12 +313,12 @@ impl PackedTiles {
     /// # Errors
     /// [`Error::Operand`] if the configuration is out of range, [`Error::Shape`] for more tiles than a tensor holds.
     pub fn declare(
-        device: &Device,
+        target: &Target,
         config: &AttentionConfig,
         [n_tokens, max_sequences, max_len]: [u32; 3],
     ) -> Result<PackedTiles, Error> {
         config.check()?;
-        let tier = prefill_tier(device, KvType::F32, max_len, config.head_dim);
+        let tier = prefill_tier(target, KvType::F32, max_len, config.head_dim);
         // Each sequence may leave a tile unfilled.
         let n_tiles = (n_tokens * config.share()).div_ceil(tile_rows(tier)) + max_sequences;
         let table = Tensor::declare("tiles", Role::Activations, &[n_tiles, 4], DType::U32)?;

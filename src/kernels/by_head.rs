@@ -35,7 +35,7 @@ pub fn by_head(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> 
         });
     };
     x.expect_shape("by_head", "x", &[n_rows, n_heads * head_dim])?;
-    let grid = fold(rec.device(), (y.len() as u64).div_ceil(256));
+    let grid = fold(rec.target(), (y.len() as u64).div_ceil(256));
     let params = ByHeadParams { n_rows, n_heads, head_dim, _pad: 0 };
     rec.dispatch(&shaders::BY_HEAD, None, &[], params, &[x, y], grid)
 }

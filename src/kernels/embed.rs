@@ -80,7 +80,7 @@ pub fn embed(
     let n_positions = table_rows("embed", "positions", positions, w)?;
     // What stands for a table that is not there is never read.
     let absent = rec.temporary("absent", &[1])?;
-    let grid = fold(rec.device(), n_tokens.into());
+    let grid = fold(rec.target(), n_tokens.into());
     for slab in w.slabs() {
         let params = EmbedParams {
             dim: w.cols(),
@@ -131,7 +131,7 @@ pub fn embed_sum(
     // What stands for a table that is not there is never read.
     let absent = rec.temporary("absent", &[1])?;
     let tables = [positions, types].map(|table| table.unwrap_or(&absent));
-    let grid = fold(rec.device(), n_tokens.into());
+    let grid = fold(rec.target(), n_tokens.into());
     for slab in w.slabs() {
         let params = EmbedSumParams {
             dim: w.cols(),

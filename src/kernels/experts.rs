@@ -157,7 +157,7 @@ pub fn route(
         RouteParams { n_tokens, n_experts, n_used, flags, scale: router.scale, n_shared: shared.n, _pad: [0; 2] };
     // A bias that is not there is never read; the logits are at hand.
     let operands = [logits, bias.unwrap_or(logits), routes];
-    let grid = fold(rec.device(), n_tokens.into());
+    let grid = fold(rec.target(), n_tokens.into());
     rec.dispatch(&shaders::ROUTE, None, &[], params, &operands, grid)
 }
 
@@ -235,7 +235,7 @@ impl ExpertGateUp<'_> {
             // A vector that is not there is never read; x is at hand.
             let operands = [&slab.words, vector.unwrap_or(x), x, routes, y];
             let of_slots = operations(n_slots, n_rows, dim);
-            for GridPart { first, grid: [x_groups, y_groups, _] } in grid_parts(rec.device(), n_groups, of_slots) {
+            for GridPart { first, grid: [x_groups, y_groups, _] } in grid_parts(rec.target(), n_groups, of_slots) {
                 let (kernel, grid) = (&shaders::EXPERT_GATE_UP, [x_groups, y_groups, n_slots]);
                 rec.dispatch_as(
                     choice.tier,
@@ -301,7 +301,7 @@ impl ExpertDown<'_> {
             };
             let operands = [&slab.words, self.bias.unwrap_or(x), x, routes, y];
             let of_slots = operations(n_slots, n_out, dim);
-            for GridPart { first, grid: [x_groups, y_groups, _] } in grid_parts(rec.device(), n_groups, of_slots) {
+            for GridPart { first, grid: [x_groups, y_groups, _] } in grid_parts(rec.target(), n_groups, of_slots) {
                 let (kernel, grid) = (&shaders::EXPERT_DOWN, [x_groups, y_groups, n_tokens]);
                 rec.dispatch_as(
                     choice.tier,

@@ -98,7 +98,7 @@ fn record(
     let operands = [&slab.words, vector.unwrap_or(x), x, y];
     let tier = choice.tier;
     for GridPart { first, grid: [x_groups, y_groups, _] } in
-        grid_parts(rec.device(), n_groups, operations(n_tokens, w.rows(), dim))
+        grid_parts(rec.target(), n_groups, operations(n_tokens, w.rows(), dim))
     {
         let grid = [x_groups, y_groups, n_tokens];
         rec.dispatch_as(tier, &shaders::GATE_UP, Some(w.weight()), &constants, params(first), &operands, grid)?;

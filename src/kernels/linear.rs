@@ -3,14 +3,13 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{Activation, Gelu, LOOP_ROUNDS, check_loop, fold, grid_parts, rms_norm, tier_for};
-use crate::device::Device;
 use crate::dtype::{BLOCK, DType, WeightType};
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
 use crate::shaders::{self, Kernel, Tier};
+use crate::target::{Bucket, Choice, Target};
 use crate::tensor::Tensor;
-use crate::tuning::{Bucket, Choice};
 
 /// Mirrors `Params` in `shaders/matmul.wgsl` and `shaders/matvec.wgsl`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -185,7 +184,7 @@ impl<'a> Linear<'a> {
         let constants = [constants, activation].concat();
         for slab in self.w.slabs() {
             let (n_groups, z) = grid(slab.rows);
-            for part in grid_parts(rec.device(), n_groups, operations(n_tokens, slab.rows, dim)) {
+            for part in grid_parts(rec.target(), n_groups, operations(n_tokens, slab.rows, dim)) {
                 let params = LinearParams {
                     n_tokens,
                     n_out: slab.rows,
@@ -260,7 +259,7 @@ impl Tiling {
     /// For `x` of `[m, k]` and `n` columns of `y`, where nothing was measured. The scalar kernels need operands whose rows
     /// are whole quads.
     fn usual(
-        device: &Device,
+        target: &Target,
         (kernel, weight): (&Kernel, Option<WeightType>),
         [m, n]: [u32; 2],
         is_whole: bool,
@@ -272,7 +271,7 @@ impl Tiling {
             let is_large = m > small && u64::from(m.div_ceil(large)) * u64::from(n.div_ceil(large)) >= ENOUGH;
             Choice { tier, size: if is_large { large } else { small } }
         };
-        match device.tier_for(kernel, weight) {
+        match target.tier_for(kernel, weight) {
             Tier::Scalar if is_whole => Choice { tier: Tier::Scalar, size: 1 },
             Tier::Scalar => tiled(Tier::Baseline),
             tier => tiled(tier),
@@ -281,7 +280,7 @@ impl Tiling {
 
     /// For `m` rows, so many columns of `y` in each dispatch, and rows of `x` that end where blocks do or before.
     fn new(
-        device: &Device,
+        target: &Target,
         Choice { tier, size }: Choice,
         m: u32,
         ends_with_block: bool,
@@ -293,7 +292,7 @@ impl Tiling {
                 let covers = |n: u32| n.is_multiple_of(size);
                 let is_exact = covers(m) && ends_with_block && cols.all(covers);
                 let mut constants = vec![("TILE", f64::from(size)), ("GUARDED", f64::from(!is_exact))];
-                constants.extend(tier.matrix_size().map(|_| ("SUBGROUP", f64::from(device.limits().max_subgroup))));
+                constants.extend(tier.matrix_size().map(|_| ("SUBGROUP", f64::from(target.limits().max_subgroup))));
                 Tiling { tier, constants, rows: size, cols: size }
             }
         }
@@ -306,16 +305,16 @@ impl Tiling {
 
     /// Splits of K: as many as were asked for, else what occupies the device if there are few tiles and K is long. From
     /// llama.cpp's Vulkan backend are the shortest K and the largest number of splits; no device was measured.
-    fn splits(&self, device: &Device, linear: &Linear, m: u32) -> u32 {
+    fn splits(&self, target: &Target, linear: &Linear, m: u32) -> u32 {
         /// Fewer tiles leave half of a large GPU idle.
         const FEW: u32 = 64;
         const LONG: u32 = 2048;
-        if !device.is_gpu() || self.tier == Tier::Scalar {
+        if !target.is_gpu() || self.tier == Tier::Scalar {
             return 1;
         }
         let n_tiles = u32::try_from(self.n_tiles(m, linear.w.rows())).unwrap_or(u32::MAX).max(1);
         let is_idle = linear.w.cols() >= LONG && n_tiles < FEW;
-        let usual = if is_idle { (2 * FEW / n_tiles).min(device.limits().max_splits) } else { 1 };
+        let usual = if is_idle { (2 * FEW / n_tiles).min(target.limits().max_splits) } else { 1 };
         let blocks = linear.w.blocks();
         let wanted = if linear.batch_invariant { 1 } else { linear.splits.unwrap_or(usual).clamp(1, blocks) };
         // Each has whole blocks, so there may be fewer.
@@ -350,13 +349,13 @@ fn rounds(w: &Matrix) -> u64 {
 pub fn matmul(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let [n_tokens, dim] = x.dims2("matmul", "x")?;
     let kernel = &shaders::MATMUL;
-    let choice = choice(rec.device(), kernel, linear.w, n_tokens);
-    check_loop(rec.device(), kernel.name, tile_rounds(choice.tier, dim), dim, "columns")?;
+    let choice = choice(rec.target(), kernel, linear.w, n_tokens);
+    check_loop(rec.target(), kernel.name, tile_rounds(choice.tier, dim), dim, "columns")?;
     // Super-blocks are longer than blocks.
     let ends_with_block = u64::from(linear.w.blocks()) * BLOCK as u64 == u64::from(dim);
     let rows_of_slabs = linear.w.slabs().iter().map(|slab| slab.rows);
-    let tiling = Tiling::new(rec.device(), choice, n_tokens, ends_with_block, rows_of_slabs);
-    let n_splits = tiling.splits(rec.device(), linear, n_tokens);
+    let tiling = Tiling::new(rec.target(), choice, n_tokens, ends_with_block, rows_of_slabs);
+    let n_splits = tiling.splits(rec.target(), linear, n_tokens);
     let way = Way { tier: tiling.tier, kernel, constants: tiling.constants.clone(), n_splits };
     let grid = |rows| (tiling.n_tiles(n_tokens, rows), n_splits);
     if n_splits == 1 {
@@ -396,7 +395,7 @@ pub fn split_sum(
         bias.expect_shape(kernel, "bias", &[y_stride])?;
     }
     let vector = vector(kernel, None, bias, n_out)?.unwrap_or(parts);
-    let grid = fold(rec.device(), (u64::from(n_tokens) * u64::from(n_out)).div_ceil(256));
+    let grid = fold(rec.target(), (u64::from(n_tokens) * u64::from(n_out)).div_ceil(256));
     let flags = [(bias.is_some(), BIAS), (accumulate, ACCUMULATE)];
     let (activation_flags, constants) = activated(activation);
     let params = SplitSumParams {
@@ -430,36 +429,36 @@ const WG: u32 = 64;
 
 /// The tier in which `kernel` takes rows of `w`, how many invocations share four of them, and the overrides that say so.
 pub(super) fn lanes(rec: &Recorder, kernel: &Kernel, w: &Matrix, norm: bool) -> (Choice, Vec<(&'static str, f64)>) {
-    let choice = choice(rec.device(), kernel, w, 1);
+    let choice = choice(rec.target(), kernel, w, 1);
     let lanes = (choice.tier != Tier::Scalar).then_some(("LANES", f64::from(choice.size)));
     (choice, lanes.into_iter().chain(norm.then_some(("NORM", 1.0))).collect())
 }
 
-/// How `kernel` takes the product of so many tokens with `w`. The device's tuning comes first.
-fn choice(device: &Device, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Choice {
-    let tuned = device.tuning().choice(Bucket::of(kernel, w, n_tokens));
-    tuned.filter(|&choice| is_sound(device, kernel, w, choice)).unwrap_or_else(|| usual(device, kernel, w, n_tokens))
+/// How `kernel` takes the product of so many tokens with `w`. The target's tuning comes first.
+fn choice(target: &Target, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Choice {
+    let tuned = target.tuning().choice(Bucket::of(kernel, w.weight(), [w.rows(), w.blocks(), n_tokens]));
+    tuned.filter(|&choice| is_sound(target, kernel, w, choice)).unwrap_or_else(|| usual(target, kernel, w, n_tokens))
 }
 
 /// The choice where nothing was measured. In the `scalar` tier an invocation takes four rows alone, unless they are so
 /// long that they must be shared.
-pub(crate) fn usual(device: &Device, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Choice {
+pub(crate) fn usual(target: &Target, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Choice {
     if kernel.name == shaders::MATMUL.name {
-        return Tiling::usual(device, (kernel, Some(w.weight())), [n_tokens, w.rows()], w.cols().is_multiple_of(4));
+        return Tiling::usual(target, (kernel, Some(w.weight())), [n_tokens, w.rows()], w.cols().is_multiple_of(4));
     }
-    match tier_for(device, kernel, Some(w.weight()), rounds(w)) {
+    match tier_for(target, kernel, Some(w.weight()), rounds(w)) {
         Tier::Scalar => Choice { tier: Tier::Scalar, size: 1 },
         // As many invocations as there are blocks to share out.
         tier => Choice { tier, size: w.blocks().next_power_of_two().min(WG) },
     }
 }
 
-/// Whether the device has the choice's variant, and no invocation of it goes round its loops too often.
-pub(crate) fn is_sound(device: &Device, kernel: &Kernel, w: &Matrix, choice: Choice) -> bool {
+/// Whether the target has the choice's variant, and no invocation of it goes round its loops too often.
+pub(crate) fn is_sound(target: &Target, kernel: &Kernel, w: &Matrix, choice: Choice) -> bool {
     let has_tier = match choice.tier {
         Tier::Baseline => true,
         Tier::Scalar => choice.size == 1 && w.cols().is_multiple_of(4),
-        tier => device.tier().order().contains(&tier),
+        tier => target.tier().order().contains(&tier),
     };
     let variant = kernel.variant(Some(w.weight()), choice.tier).filter(|variant| variant.tier == choice.tier);
     let (has_size, rounds) = if kernel.name == shaders::MATMUL.name {
@@ -471,7 +470,7 @@ pub(crate) fn is_sound(device: &Device, kernel: &Kernel, w: &Matrix, choice: Cho
     };
     has_tier
         && has_size
-        && variant.is_some_and(|variant| !device.tested().is_banned(variant.label))
+        && variant.is_some_and(|variant| !target.is_banned(variant.label))
         && rounds <= u64::from(LOOP_ROUNDS)
 }
 
@@ -523,7 +522,7 @@ pub(super) fn vector<'a>(
 /// Whether it pays to fold a norm into a product: not for many tokens, nor where each invocation would add up the squares of
 /// all of `x` by itself. A kernel takes a norm or a bias.
 pub(crate) fn folds_norm(rec: &Recorder, x: &Tensor, has_bias: bool) -> bool {
-    suits_few(x) && !has_bias && rec.device().tier() != Tier::Scalar
+    suits_few(x) && !has_bias && rec.target().tier() != Tier::Scalar
 }
 
 /// `x` and the norm for a kernel to fold in, or `x` normalised already where folding does not pay.
@@ -560,10 +559,10 @@ pub fn matmul_plain(rec: &mut Recorder, x: &Tensor, b: &Tensor, y: &Tensor) -> R
     b.expect_shape("matmul_plain", "b", &[k, n])?;
     y.expect_shape("matmul_plain", "y", &[m, n])?;
     let is_whole = k.is_multiple_of(4) && n.is_multiple_of(4);
-    let choice = Tiling::usual(rec.device(), (&shaders::MATMUL_PLAIN, None), [m, n], is_whole);
-    check_loop(rec.device(), "matmul_plain", tile_rounds(choice.tier, k), k, "columns")?;
-    let tiling = Tiling::new(rec.device(), choice, m, k.is_multiple_of(BLOCK as u32), std::iter::once(n));
-    for part in grid_parts(rec.device(), tiling.n_tiles(m, n), operations(m, n, k)) {
+    let choice = Tiling::usual(rec.target(), (&shaders::MATMUL_PLAIN, None), [m, n], is_whole);
+    check_loop(rec.target(), "matmul_plain", tile_rounds(choice.tier, k), k, "columns")?;
+    let tiling = Tiling::new(rec.target(), choice, m, k.is_multiple_of(BLOCK as u32), std::iter::once(n));
+    for part in grid_parts(rec.target(), tiling.n_tiles(m, n), operations(m, n, k)) {
         let params = PlainParams { m, n, k, first_group: part.first };
         let Tiling { tier, constants, .. } = &tiling;
         rec.dispatch_as(*tier, &shaders::MATMUL_PLAIN, None, constants, params, &[x, b, y], part.grid)?;

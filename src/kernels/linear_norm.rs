@@ -34,7 +34,7 @@ pub fn linear_norm(rec: &mut Recorder, linear: &Linear, norm: &LayerNorm, x: &Te
     norm.check(kernel.name, ["weight", "shift"], n_out)?;
 
     let is_whole = n_out.is_multiple_of(4) && dim.is_multiple_of(4);
-    let tier = match rec.device().tier_for(kernel, Some(linear.w.weight())) {
+    let tier = match rec.target().tier_for(kernel, Some(linear.w.weight())) {
         Tier::Scalar if !is_whole => Tier::Baseline,
         tier => tier,
     };
@@ -56,7 +56,7 @@ pub fn linear_norm(rec: &mut Recorder, linear: &Linear, norm: &LayerNorm, x: &Te
     // A vector that is not there is never read; x is at hand.
     let operands = [&slab.words, vector.unwrap_or(x), x, norm.weight, norm.bias.unwrap_or(x), y];
     for GridPart { first, grid } in
-        grid_parts(rec.device(), n_tokens.div_ceil(ROWS).into(), operations(n_tokens, n_out, dim))
+        grid_parts(rec.target(), n_tokens.div_ceil(ROWS).into(), operations(n_tokens, n_out, dim))
     {
         let params = LinearParams {
             n_tokens,
@@ -90,9 +90,9 @@ fn takes_whole(linear: &Linear) -> bool {
 /// Whether a product is taken together with the norm behind it. A workgroup has all columns of its rows, so there are few
 /// of them: on a GPU, only where K is short.
 pub(crate) fn fuses_norm(rec: &Recorder, linear: &Linear) -> bool {
-    let device = rec.device();
+    let target = rec.target();
     let is_short = linear.w.cols() <= linear.w.rows();
-    takes_whole(linear) && (is_short || !device.is_gpu() || device.tier() == Tier::Scalar)
+    takes_whole(linear) && (is_short || !target.is_gpu() || target.tier() == Tier::Scalar)
 }
 
 /// The same by kernels of their own.

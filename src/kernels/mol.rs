@@ -3,14 +3,13 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{grid_parts, tier_for};
-use crate::device::Device;
-use crate::dtype::WeightType;
+use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::matrix::{Matrix, file_row_bytes};
 use crate::recording::Recorder;
 use crate::shaders::{self, Tier};
-use crate::tensor::Tensor;
-use crate::tuning::Bucket;
+use crate::target::{Bucket, Target};
+use crate::tensor::{Role, Tensor, TensorWriter};
 
 /// Mirrors `Params` in `shaders/mol.wgsl`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -210,8 +209,8 @@ impl MolGate {
     ///
     /// # Errors
     /// [`Error::Operand`] if the form is none that the kernel has, or a weight has another length; errors of
-    /// [`Device::upload`].
-    pub fn new(device: &Device, form: MolForm, weights: &MolGateWeights<'_>) -> Result<MolGate, Error> {
+    /// [`TensorWriter::write_words`].
+    pub fn new(device: &dyn TensorWriter, form: MolForm, weights: &MolGateWeights<'_>) -> Result<MolGate, Error> {
         form.check()?;
         let (hidden, pairs) = (form.hidden as usize, form.n_pairs() as usize);
         let first = if form.pairing == Pairing::Cross { hidden } else { 0 };
@@ -241,8 +240,9 @@ impl MolGate {
             tail[form.slot(p)] = b2;
             tail[width + form.slot(p)] = 1.0;
         }
-        let packed = device.upload("mol.gate", &[packed.len() as u32], &packed)?;
-        Ok(MolGate { form, packed })
+        let tensor = Tensor::declare("mol.gate", Role::Activations, &[packed.len() as u32], DType::F32)?;
+        device.write_words(&tensor, 0, bytemuck::cast_slice(&packed))?;
+        Ok(MolGate { form, packed: tensor })
     }
 
     /// The form that the weights are of.
@@ -319,9 +319,9 @@ pub fn mol(
         scores.expect_shape(kernel.name, "scores", &[n_queries, n_items])?;
     }
     let quads = dim / 4;
-    let tier = tier_for(rec.device(), kernel, Some(items.weight()), u64::from(quads) + u64::from(form.hidden) + 1);
+    let tier = tier_for(rec.target(), kernel, Some(items.weight()), u64::from(quads) + u64::from(form.hidden) + 1);
     let is_cross = form.pairing == Pairing::Cross;
-    let queries_each = if flag == GATHERED { 1 } else { mol_tile(rec.device(), &form, items, n_queries) };
+    let queries_each = if flag == GATHERED { 1 } else { mol_tile(rec.target(), &form, items, n_queries) };
     let on = |set: bool| f64::from(u8::from(set));
     let constants = [
         ("QUERIES", f64::from(queries_each)),
@@ -337,7 +337,7 @@ pub fn mol(
     let n_groups = u64::from(n_scores.div_ceil(wg)) * u64::from(n_queries.div_ceil(queries_each));
     let each = if flag == BOUND { form.dot_operations(dim) } else { form.operations(dim) };
     let operations = u64::from(n_queries) * u64::from(n_scores) * each;
-    for part in grid_parts(rec.device(), n_groups, operations) {
+    for part in grid_parts(rec.target(), n_groups, operations) {
         let params = MolParams {
             n_queries,
             n_items,
@@ -364,13 +364,14 @@ pub fn mol(
 pub(crate) const MOL_TILES: [u32; 3] = [1, 2, 4];
 
 /// Queries that an invocation takes side by side where all items are scored, so that each weight of the gate that it loads
-/// serves as many. The device's tuning comes first.
-pub(crate) fn mol_tile(device: &Device, form: &MolForm, items: &Matrix, n_queries: u32) -> u32 {
+/// serves as many. The target's tuning comes first.
+pub(crate) fn mol_tile(target: &Target, form: &MolForm, items: &Matrix, n_queries: u32) -> u32 {
     if form.pairing == Pairing::Aligned {
         return 1;
     }
-    let tier = device.tier_for(&shaders::MOL, Some(items.weight()));
-    let tuned = device.tuning().choice(Bucket::of_mixture(form, items, n_queries));
+    let tier = target.tier_for(&shaders::MOL, Some(items.weight()));
+    let tuned =
+        target.tuning().choice(Bucket::of(&shaders::MOL, items.weight(), [form.n_pairs(), items.blocks(), n_queries]));
     let tuned = tuned.filter(|choice| choice.tier == tier && MOL_TILES.contains(&choice.size));
     let usual = if tier == Tier::Scalar { 4 } else { 2 };
     tuned.map_or(usual, |choice| choice.size).min(n_queries.next_power_of_two())

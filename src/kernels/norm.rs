@@ -62,8 +62,8 @@ fn rms(
         None => 0,
     };
     let params = NormParams { n_tokens, dim, eps, flags: flags | has_factor };
-    let (tier, rows) = by_row(rec.device(), &shaders::RMS_NORM, dim);
-    let grid = fold(rec.device(), n_tokens.div_ceil(rows).into());
+    let (tier, rows) = by_row(rec.target(), &shaders::RMS_NORM, dim);
+    let grid = fold(rec.target(), n_tokens.div_ceil(rows).into());
     // A factor that is not there is never read; the weight is at hand.
     let operands = [x, weight, factor.unwrap_or(weight), y];
     rec.dispatch_as(tier, &shaders::RMS_NORM, None, &[], params, &operands, grid)
@@ -102,7 +102,7 @@ pub fn layer_norm(rec: &mut Recorder, x: &Tensor, norm: &LayerNorm, y: &Tensor) 
     let params = NormParams { n_tokens, dim, eps: norm.eps, flags: if norm.bias.is_some() { BIAS } else { 0 } };
     // A bias that is not there is never read; x is at hand.
     let operands = [x, norm.weight, norm.bias.unwrap_or(x), y];
-    let (tier, rows) = by_row(rec.device(), &shaders::LAYER_NORM, dim);
-    let grid = fold(rec.device(), n_tokens.div_ceil(rows).into());
+    let (tier, rows) = by_row(rec.target(), &shaders::LAYER_NORM, dim);
+    let grid = fold(rec.target(), n_tokens.div_ceil(rows).into());
     rec.dispatch_as(tier, &shaders::LAYER_NORM, None, &[], params, &operands, grid)
 }

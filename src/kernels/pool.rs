@@ -69,9 +69,9 @@ pub fn pool(
     // An invocation walks all rows of a sequence for each of its quads, and ragged quads by elements.
     let per_row = if dim.is_multiple_of(4) { 1 } else { 5 };
     let rounds = u64::from(dim.div_ceil(1024)) * (u64::from(n_rows) * per_row + u64::from(n_rows / 64) + 8);
-    check_loop(rec.device(), "pool", rounds, n_rows, "rows")?;
+    check_loop(rec.target(), "pool", rounds, n_rows, "rows")?;
     let params =
         PoolParams { n_rows, dim, pooling: pooling as u32, normalise: u32::from(normalise), n_spans, _pad: [0; 3] };
-    let grid = fold(rec.device(), n_spans.into());
+    let grid = fold(rec.target(), n_spans.into());
     rec.dispatch(&shaders::POOL, None, &[], params, &[spans, x, y], grid)
 }

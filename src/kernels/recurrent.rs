@@ -118,7 +118,7 @@ impl ShortConv<'_> {
             _pad: 0,
         };
         let operands = [state.tensor(), x, self.weight, self.bias.unwrap_or(self.weight), past, y];
-        let grid = fold(rec.device(), u64::from(channels.div_ceil(64)));
+        let grid = fold(rec.target(), u64::from(channels.div_ceil(64)));
         rec.dispatch(&shaders::SHORT_CONV, None, &[], params, &operands, grid)
     }
 }
@@ -185,7 +185,7 @@ impl DeltaRule {
         matrices.expect_shape(KERNEL, "matrices", &[N_STATES, n_heads, key_dim, value_dim])?;
         let columns = u64::from(value_dim.div_ceil(128));
         let rounds = u64::from(n_tokens) * (2 * columns * u64::from(key_dim) + 8);
-        check_loop(rec.device(), KERNEL, rounds, n_tokens, "tokens")?;
+        check_loop(rec.target(), KERNEL, rounds, n_tokens, "tokens")?;
         let params = DeltaRuleParams {
             n_tokens,
             n_key_heads,
@@ -199,7 +199,7 @@ impl DeltaRule {
             _pad: [0; 3],
         };
         let operands = [state.tensor(), qkv, x, heads, matrices, y];
-        let grid = fold(rec.device(), n_heads.into());
+        let grid = fold(rec.target(), n_heads.into());
         rec.dispatch(&shaders::DELTA_RULE, None, &[], params, &operands, grid)
     }
 }
@@ -266,7 +266,7 @@ impl SelectiveScan {
         heads.expect_shape(KERNEL, "heads", &[3 * n_heads])?;
         matrices.expect_shape(KERNEL, "matrices", &[N_STATES, n_heads, state_dim, head_dim])?;
         let rounds = u64::from(n_tokens) * (u64::from(state_dim) + 1);
-        check_loop(rec.device(), KERNEL, rounds, n_tokens, "tokens")?;
+        check_loop(rec.target(), KERNEL, rounds, n_tokens, "tokens")?;
         let params = SelectiveScanParams {
             n_tokens,
             n_heads,
@@ -278,7 +278,7 @@ impl SelectiveScan {
             dt_start: self.inner_dim() + self.channels(),
         };
         let operands = [state.tensor(), vbc, x, heads, matrices, y];
-        let grid = fold(rec.device(), u64::from(self.inner_dim().div_ceil(64)));
+        let grid = fold(rec.target(), u64::from(self.inner_dim().div_ceil(64)));
         rec.dispatch(&shaders::SELECTIVE_SCAN, None, &[], params, &operands, grid)
     }
 }

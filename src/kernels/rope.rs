@@ -276,7 +276,7 @@ pub fn rope(
     };
     check("rope", config, head_dim, table)?;
     y.expect_shape("rope", "y", x.shape())?;
-    let grid = fold(rec.device(), (x.len() as u64 / 2).div_ceil(64));
+    let grid = fold(rec.target(), (x.len() as u64 / 2).div_ceil(64));
     let params = RopeParams {
         n_tokens,
         n_heads,
@@ -401,11 +401,11 @@ impl Heads<'_> {
 /// Workgroups for so many heads in all.
 fn head_groups(rec: &Recorder, kernel: &Kernel, variant: Option<WeightType>, n_heads: u64) -> [u32; 3] {
     // Heads of a workgroup of 64: an invocation each, or 16 of them for one.
-    let of_group = match rec.device().tier_for(kernel, variant) {
+    let of_group = match rec.target().tier_for(kernel, variant) {
         Tier::Scalar => 64,
         _ => 4,
     };
-    fold(rec.device(), n_heads.div_ceil(of_group))
+    fold(rec.target(), n_heads.div_ceil(of_group))
 }
 
 /// Records the split of a fused projection: queries, normalised and rotated, to `q`; keys, likewise, and values to the

@@ -102,7 +102,7 @@ pub fn select_top(rec: &mut Recorder, scores: &Tensor, strip: &TopStrip, lists: 
     // Never read where there is no filter.
     let none = Tensor::temporary("allowed", &[1], DType::U32)?;
     let operands = [scores, strip.allowed.unwrap_or(&none), lists];
-    let grid = fold(rec.device(), u64::from(n_rows) * u64::from(n_splits));
+    let grid = fold(rec.target(), u64::from(n_rows) * u64::from(n_splits));
     rec.dispatch(&shaders::SELECT_TOP, None, &[], params, &operands, grid)
 }
 
@@ -118,7 +118,7 @@ pub fn merge_top(rec: &mut Recorder, lists: &Tensor, best: &Tensor) -> Result<()
     let n_rows = lists.shape()[0];
     best.expect_shape(kernel, "best", &[n_rows, k, 2])?;
     let params = MergeTopParams { n_splits, k, n_rows, _pad: 0 };
-    let grid = fold(rec.device(), n_rows.into());
+    let grid = fold(rec.target(), n_rows.into());
     rec.dispatch(&shaders::MERGE_TOP, None, &[], params, &[lists, best], grid)
 }
 

@@ -26,8 +26,8 @@ pub(crate) struct SoftmaxParams {
 pub fn softmax(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let [n_rows, dim] = x.dims2("softmax", "x")?;
     y.expect_shape("softmax", "y", &[n_rows, dim])?;
-    let (tier, rows) = by_row(rec.device(), &shaders::SOFTMAX, dim);
-    let grid = fold(rec.device(), n_rows.div_ceil(rows).into());
+    let (tier, rows) = by_row(rec.target(), &shaders::SOFTMAX, dim);
+    let grid = fold(rec.target(), n_rows.div_ceil(rows).into());
     let params = SoftmaxParams { n_rows, dim, _pad: [0; 2] };
     rec.dispatch_as(tier, &shaders::SOFTMAX, None, &[], params, &[x, y], grid)
 }

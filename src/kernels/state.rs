@@ -2,12 +2,11 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders;
-use crate::tensor::{Role, Tensor};
+use crate::tensor::{Role, Tensor, TensorWriter};
 
 /// Mirrors `Params` in `shaders/last_row.wgsl`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -42,8 +41,8 @@ impl StepState {
     /// Sets position and number of tokens for the next pass.
     ///
     /// # Errors
-    /// Errors of [`Device::write`].
-    pub fn set(&self, device: &Device, pos: u32, n_tokens: u32) -> Result<(), Error> {
+    /// Errors of [`TensorWriter::write_words`].
+    pub fn set(&self, device: &dyn TensorWriter, pos: u32, n_tokens: u32) -> Result<(), Error> {
         self.set_turned(device, pos, n_tokens, 0)
     }
 
@@ -51,9 +50,9 @@ impl StepState {
     /// [`RopeConfig::first_row`](super::RopeConfig::first_row).
     ///
     /// # Errors
-    /// Errors of [`Device::write`].
-    pub fn set_turned(&self, device: &Device, pos: u32, n_tokens: u32, angles: u32) -> Result<(), Error> {
-        device.write(&self.0, 0, &[pos, n_tokens, 0, angles])
+    /// Errors of [`TensorWriter::write_words`].
+    pub fn set_turned(&self, device: &dyn TensorWriter, pos: u32, n_tokens: u32, angles: u32) -> Result<(), Error> {
+        device.write_words(&self.0, 0, &[pos, n_tokens, 0, angles])
     }
 
     /// The words; [`StepState::tokens`] takes them apart after a read.

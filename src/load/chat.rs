@@ -84,6 +84,7 @@ impl ChatSource {
     ///
     /// # Errors
     /// Those of [`GgufHeader::set`].
+    #[cfg_attr(target_arch = "wasm32", expect(dead_code))]
     pub(super) fn write(&self, header: &mut GgufHeader) -> Result<(), Error> {
         let mut names = Vec::new();
         for (name, template) in &self.templates {

@@ -41,6 +41,7 @@ pub(super) const PROMPTS: &str = "config_sentence_transformers.json";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 
 /// The small files of a folder.
+#[cfg(not(target_arch = "wasm32"))]
 const TEXTS: [&str; 13] = [
     CONFIG,
     TOKENIZER,

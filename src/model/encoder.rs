@@ -5,11 +5,11 @@ use super::config::{ModelConfig, config_error};
 use super::forward::{Flow, Transformer};
 use super::stack::{Destination, RowPlaces, Stack, WeightSource};
 use super::weights::NormWeights;
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{Activation, PackedTiles, Pooling, embed_sum, pool};
 use crate::recording::Recorder;
+use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 
 /// What makes a score of a sequence: its pooled row, a product with an activation, a norm, and a row of weights.
@@ -49,7 +49,7 @@ impl BatchTensors {
     /// # Errors
     /// [`Error::Shape`] or [`Error::Operand`] if they are too large.
     pub fn declare(
-        device: &Device,
+        target: &Target,
         config: &ModelConfig,
         size: BatchSize,
         max_len: u32,
@@ -65,7 +65,7 @@ impl BatchTensors {
         let tensor = |label, shape: &[u32], dtype| Tensor::declare(label, Role::Activations, shape, dtype);
         Ok(BatchTensors {
             tokens: tensor("tokens", &[n_tokens, 3], DType::U32)?,
-            tiles: PackedTiles::declare(device, &heads, [n_tokens, n_sequences, max_len])?,
+            tiles: PackedTiles::declare(target, &heads, [n_tokens, n_sequences, max_len])?,
             spans: tensor("spans", &[n_sequences, 2], DType::U32)?,
         })
     }
@@ -90,12 +90,12 @@ impl ScoreHead {
     /// # Errors
     /// [`Error::Config`] naming the tensor that is missing or has another shape.
     pub fn declare(
-        device: &Device,
+        target: &Target,
         encoder: &ModelConfig,
         config: ScoreConfig,
         source: &dyn WeightSource,
     ) -> Result<ScoreHead, Error> {
-        let stack = |name, rows| Stack::declare(device, source, "", &[(name, rows)], encoder.dim);
+        let stack = |name, rows| Stack::declare(target, source, "", &[(name, rows)], encoder.dim);
         let norm = if config.norm { Some(NormWeights::declare(source, "cls.norm", encoder)?) } else { None };
         Ok(ScoreHead { config, dense: stack("cls", encoder.dim)?, norm, output: stack("cls.output", 1)? })
     }

@@ -3,7 +3,6 @@
 use super::block::{Between, Experts, SharedExpert};
 use super::forward::Transformer;
 use super::stack::{Destination, Joined, RowPlaces, Stack, WeightSource, describe, table};
-use crate::device::Device;
 use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::kernels::{
@@ -12,6 +11,7 @@ use crate::kernels::{
 };
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
+use crate::target::Target;
 use crate::tensor::Tensor;
 
 /// The experts of a layer, and how they are chosen. A feed-forward that all tokens have beside them is cut into experts of
@@ -66,7 +66,7 @@ enum UpTensors {
 impl ExpertWeights {
     /// Declares the experts of a layer whose tensors begin with `prefix`, of widths C and F.
     pub(super) fn declare(
-        device: &Device,
+        target: &Target,
         source: &dyn WeightSource,
         prefix: &str,
         experts: &Experts,
@@ -83,8 +83,8 @@ impl ExpertWeights {
                 logits.push(("ffn_gate_inp_shexp", 1));
             }
         }
-        let up = up_parts(device, source, &tensors, [dim, ffn_dim])?;
-        let down = down_parts(device, source, &tensors, [dim, ffn_dim])?;
+        let up = up_parts(target, source, &tensors, [dim, ffn_dim])?;
+        let down = down_parts(target, source, &tensors, [dim, ffn_dim])?;
         let of_all = |names: Vec<(String, RowPlaces, u32)>, len| {
             let named = names.iter().map(|(name, places, n)| (format!("{prefix}{name}.bias"), *places, *n)).collect();
             let is_there = names.iter().any(|(name, ..)| source.describe(&format!("{prefix}{name}.bias")).is_some());
@@ -107,7 +107,7 @@ impl ExpertWeights {
         };
         let down_bias = vec![("ffn_down_exps".to_owned(), RowPlaces::from(0), experts.n * dim)];
         Ok(ExpertWeights {
-            logits: Stack::declare(device, source, prefix, &logits, dim)?,
+            logits: Stack::declare(target, source, prefix, &logits, dim)?,
             choice_bias: match experts.choice_bias {
                 true => Some(table(source, &format!("{prefix}exp_probs_b.bias"), &[experts.n])?),
                 false => None,
@@ -211,7 +211,7 @@ fn alike<K: PartialEq>(
 
 /// Declares gates and ups: neighbours of the same types are one matrix, or two where gates and ups are of different ones.
 fn up_parts(
-    device: &Device,
+    target: &Target,
     source: &dyn WeightSource,
     tensors: &[Tensors],
     [dim, ffn_dim]: [u32; 2],
@@ -249,7 +249,7 @@ fn up_parts(
                 }
                 n += tensors.n;
             }
-            let part = Part::declare(device, first_expert, (weight, members), n, [of_each, dim])?;
+            let part = Part::declare(target, first_expert, (weight, members), n, [of_each, dim])?;
             parts.push(UpPart { rows, part });
         }
     }
@@ -258,7 +258,7 @@ fn up_parts(
 
 /// Declares the second matrices: neighbours of one type are one.
 fn down_parts(
-    device: &Device,
+    target: &Target,
     source: &dyn WeightSource,
     tensors: &[Tensors],
     [dim, ffn_dim]: [u32; 2],
@@ -274,7 +274,7 @@ fn down_parts(
             members.push((tensors.down.clone(), places));
             n += tensors.n;
         }
-        Part::declare(device, first_expert, (weight, members), n, [dim, ffn_dim])
+        Part::declare(target, first_expert, (weight, members), n, [dim, ffn_dim])
     };
     alike(tensors, weight)?.into_iter().map(part).collect()
 }
@@ -282,14 +282,14 @@ fn down_parts(
 impl Part {
     /// Declares the matrix of `n` experts with so many rows and columns each.
     fn declare(
-        device: &Device,
+        target: &Target,
         first_expert: u32,
         (weight, members): (WeightType, Vec<(String, RowPlaces)>),
         n: u32,
         [rows, cols]: [u32; 2],
     ) -> Result<Part, Error> {
         let label = members.first().map_or("", |(name, _)| name);
-        let matrix = Matrix::declare_whole(device, label, weight, n * rows, cols, rows)?;
+        let matrix = Matrix::declare_whole(target, label, weight, n * rows, cols, rows)?;
         Ok(Part { first_expert, matrix, members })
     }
 }
@@ -321,7 +321,7 @@ impl Transformer {
         let result = if on_result.is_some() { rec.temporary("result", h.shape())? } else { h.clone() };
         let (n_slots, n_experts, accumulate) = (n_tokens * n_used, experts.n + weights.shared.n, on_result.is_none());
         let activated = rec.temporary("activated", &[n_slots, ffn_dim])?;
-        if !suits_few(&x) && ExpertTiles::suit(rec.device(), n_slots, n_experts) {
+        if !suits_few(&x) && ExpertTiles::suit(rec.target(), n_slots, n_experts) {
             let tiles = ExpertTiles::record(rec, &routes, n_experts)?;
             let up = rec.temporary("up", &[n_slots, 2 * ffn_dim])?;
             for UpPart { rows, part: Part { first_expert, matrix: w, .. } } in &weights.up {

@@ -7,7 +7,6 @@ use super::encoder::BatchTensors;
 use super::kv_cache::{KvCache, LayerCache};
 use super::stack::Stack;
 use super::weights::{BlockWeights, HalfNorms, NormWeights, RecurrenceWeights, Weights};
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{
@@ -16,7 +15,7 @@ use crate::kernels::{
     rope_packed, rope_table, sigmoid_gate, suits_few, up_gated,
 };
 use crate::recording::Recorder;
-use crate::tensor::{Role, Tensor};
+use crate::tensor::{Role, Tensor, TensorWriter};
 
 /// A model on a device.
 #[derive(Clone, Debug)]
@@ -72,10 +71,12 @@ impl Transformer {
     /// Fills the tables of angles.
     ///
     /// # Errors
-    /// Errors of [`Device::write`].
-    pub fn upload_ropes(&self, device: &Device) -> Result<(), Error> {
+    /// Errors of [`TensorWriter::write_words`].
+    pub fn upload_ropes(&self, device: &dyn TensorWriter) -> Result<(), Error> {
         let mut tables = self.config.ropes.iter().zip(&self.ropes);
-        tables.try_for_each(|(rope, table)| device.write(table, 0, &rope_table(rope, self.n_pos)))
+        tables.try_for_each(|(rope, table)| {
+            device.write_words(table, 0, bytemuck::cast_slice(&rope_table(rope, self.n_pos)))
+        })
     }
 
     /// The row of angles that position 0 has in a sequence of so many tokens; see [`RopeConfig::first_row`].

@@ -1,6 +1,5 @@
 //! What layers keep of the tokens before, on the device.
 
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{CachedKeys, KvType, MAX_PAST, N_STATES};
@@ -137,12 +136,8 @@ impl KvCache {
         Ok(KvCache { kept, of: self.of.clone(), ..*self })
     }
 
-    /// Copies another cache's content into this one, on the device.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if the caches differ; errors of [`Device::copy`].
-    pub fn copy_from(&self, device: &Device, other: &KvCache) -> Result<(), Error> {
-        let pairs: Vec<(&Tensor, &Tensor)> = other.tensors().zip(self.tensors()).collect();
-        device.copy(&pairs)
+    /// What is to be copied from another cache of the same model, and to where, for this one to have its content.
+    pub fn copies_of<'a>(&'a self, other: &'a KvCache) -> Vec<(&'a Tensor, &'a Tensor)> {
+        other.tensors().zip(self.tensors()).collect()
     }
 }

@@ -6,11 +6,11 @@ use super::decoder::PassTensors;
 use super::forward::Transformer;
 use super::stack::{Destination, RowPlaces, Stack, WeightSource, describe, table};
 use super::weights::NormWeights;
-use crate::device::Device;
 use crate::error::Error;
 use crate::kernels::{Activation, Embedding, Gelu, add_rms_norm, embed, multiply};
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
+use crate::target::Target;
 use crate::tensor::Tensor;
 
 /// What a model has of them beside its layers.
@@ -28,7 +28,7 @@ impl PerLayerWeights {
     const TABLE: &str = "per_layer_token_embd.weight";
 
     pub(super) fn declare(
-        device: &Device,
+        target: &Target,
         source: &dyn WeightSource,
         config: &ModelConfig,
         PerLayer { dim, vocab_size }: PerLayer,
@@ -36,8 +36,8 @@ impl PerLayerWeights {
         let width = dim.saturating_mul(config.n_layers());
         let found = describe(source, Self::TABLE, &[vocab_size, width])?;
         Ok(PerLayerWeights {
-            token_embd: Matrix::declare(device, Self::TABLE, found.weight, vocab_size, width)?,
-            proj: Stack::declare(device, source, "", &[("per_layer_model_proj", width)], config.dim)?,
+            token_embd: Matrix::declare(target, Self::TABLE, found.weight, vocab_size, width)?,
+            proj: Stack::declare(target, source, "", &[("per_layer_model_proj", width)], config.dim)?,
             norm: table(source, "per_layer_proj_norm.weight", &[dim])?,
         })
     }
@@ -61,13 +61,13 @@ pub struct PerLayerHalf {
 
 impl PerLayerHalf {
     pub(super) fn declare(
-        device: &Device,
+        target: &Target,
         source: &dyn WeightSource,
         config: &ModelConfig,
         prefix: &str,
         width: u32,
     ) -> Result<PerLayerHalf, Error> {
-        let stack = |name, rows, cols| Stack::declare(device, source, prefix, &[(name, rows)], cols);
+        let stack = |name, rows, cols| Stack::declare(target, source, prefix, &[(name, rows)], cols);
         Ok(PerLayerHalf {
             gate: stack("inp_gate", width, config.dim)?,
             proj: stack("proj", config.dim, width)?,

@@ -1,11 +1,11 @@
 //! Where a model's tensors come from and where they go: matrices that share an input, and vectors side by side.
 
-use crate::device::Device;
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::kernels::{Activation, Linear, Norm, fold_norm, matmul};
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
+use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 
 /// A tensor in a source: how its rows will be delivered, and its dimensions, the contiguous one last.
@@ -154,7 +154,7 @@ impl Joined {
 impl Stack {
     /// Declares the matrices `names`, each `[rows, cols]`, and their biases if the source has them.
     pub(super) fn declare(
-        device: &Device,
+        target: &Target,
         source: &dyn WeightSource,
         prefix: &str,
         names: &[(&str, u32)],
@@ -170,7 +170,7 @@ impl Stack {
             }
         }
         let part = |(weight, members): (WeightType, Vec<(String, u32)>)| {
-            let matrix = Matrix::declare(device, &label(&members), weight, n_rows(&members), cols)?;
+            let matrix = Matrix::declare(target, &label(&members), weight, n_rows(&members), cols)?;
             Ok(Part { matrix, members })
         };
         let parts = groups.into_iter().map(part).collect::<Result<_, Error>>()?;

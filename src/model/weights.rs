@@ -5,12 +5,12 @@ use super::config::{ModelConfig, NormKind};
 use super::experts::ExpertWeights;
 use super::per_layer::{PerLayerHalf, PerLayerWeights};
 use super::stack::{Destination, Joined, RowPlaces, Stack, WeightSource, describe, table};
-use crate::device::Device;
 use crate::error::Error;
 use crate::kernels::{LayerNorm, Linear, Norm, QkNorm};
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
 use crate::shaders::{self, Kernel};
+use crate::target::Target;
 use crate::tensor::Tensor;
 
 /// Weight and bias of a norm, `[C]` each.
@@ -178,7 +178,7 @@ impl RecurrenceWeights {
 
 impl BlockWeights {
     fn declare(
-        device: &Device,
+        target: &Target,
         source: &dyn WeightSource,
         config: &ModelConfig,
         block: &Block,
@@ -186,7 +186,7 @@ impl BlockWeights {
     ) -> Result<BlockWeights, Error> {
         let (dim, attention, ffn) = (config.dim, &block.attention, &block.feed_forward);
         let (q_dim, kv_dim) = (attention.q_dim(), attention.kv_dim());
-        let stack = |names: &[(&str, u32)], cols| Stack::declare(device, source, prefix, names, cols);
+        let stack = |names: &[(&str, u32)], cols| Stack::declare(target, source, prefix, names, cols);
         let norms = |place, names| HalfNorms::declare(source, prefix, config, place, names);
         let rows = |name: &str| {
             let described = source.describe(&format!("{prefix}{name}.weight"));
@@ -214,11 +214,11 @@ impl BlockWeights {
         };
         let owned = |names: &[(String, u32)], cols| {
             let names: Vec<(&str, u32)> = names.iter().map(|(name, rows)| (name.as_str(), *rows)).collect();
-            Stack::declare(device, source, prefix, &names, cols)
+            Stack::declare(target, source, prefix, &names, cols)
         };
         let (up, down, experts) = match &ffn.experts {
             Some(experts) => {
-                (vec![], vec![], Some(ExpertWeights::declare(device, source, prefix, experts, [dim, ffn.dim])?))
+                (vec![], vec![], Some(ExpertWeights::declare(target, source, prefix, experts, [dim, ffn.dim])?))
             }
             None => {
                 // A feed-forward beside no experts.
@@ -251,7 +251,7 @@ impl BlockWeights {
             ffn_down: owned(&down, ffn.dim)?,
             experts,
             per_layer: match config.per_layer.filter(|_| block.per_layer) {
-                Some(part) => Some(PerLayerHalf::declare(device, source, config, prefix, part.dim)?),
+                Some(part) => Some(PerLayerHalf::declare(target, source, config, prefix, part.dim)?),
                 None => None,
             },
             output_scale: match block.output_scale {
@@ -315,17 +315,17 @@ impl Weights {
     ///
     /// # Errors
     /// [`Error::Config`] naming the tensor that is missing or has another shape.
-    pub fn declare(device: &Device, config: &ModelConfig, source: &dyn WeightSource) -> Result<Weights, Error> {
+    pub fn declare(target: &Target, config: &ModelConfig, source: &dyn WeightSource) -> Result<Weights, Error> {
         let &ModelConfig { dim, vocab_size, max_seq_len, n_token_types, .. } = config;
         let norm = |name: &str, is_there| match is_there {
             true => NormWeights::declare(source, name, config).map(Some),
             false => Ok(None),
         };
         let embd = describe(source, "token_embd.weight", &[vocab_size, dim])?;
-        let token_embd = Matrix::declare(device, "token_embd.weight", embd.weight, vocab_size, dim)?;
+        let token_embd = Matrix::declare(target, "token_embd.weight", embd.weight, vocab_size, dim)?;
         let blocks = config.blocks.iter().enumerate();
         let blocks = blocks
-            .map(|(l, block)| BlockWeights::declare(device, source, config, block, &format!("blk.{l}.")))
+            .map(|(l, block)| BlockWeights::declare(target, source, config, block, &format!("blk.{l}.")))
             .collect::<Result<_, _>>()?;
         let positions = match config.positions {
             Some(positions) => Some(table(source, "position_embd.weight", &[max_seq_len + positions.first, dim])?),
@@ -336,7 +336,7 @@ impl Weights {
             n => Some(table(source, "token_types.weight", &[n, dim])?),
         };
         let output = match source.describe("output.weight") {
-            Some(_) if config.has_head => Some(Stack::declare(device, source, "", &[("output", vocab_size)], dim)?),
+            Some(_) if config.has_head => Some(Stack::declare(target, source, "", &[("output", vocab_size)], dim)?),
             _ => None,
         };
         Ok(Weights {
@@ -344,7 +344,7 @@ impl Weights {
             positions,
             token_types,
             per_layer: match config.per_layer {
-                Some(per_layer) => Some(PerLayerWeights::declare(device, source, config, per_layer)?),
+                Some(per_layer) => Some(PerLayerWeights::declare(target, source, config, per_layer)?),
                 None => None,
             },
             embd_norm: norm("token_embd_norm", config.embd_norm)?,

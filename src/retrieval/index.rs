@@ -40,7 +40,7 @@ use crate::error::Error;
 use crate::file_row_bytes;
 use crate::kernels::{Linear, MAX_TOP, NO_ITEM, TopStrip, merge_top, select_top, top_splits};
 use crate::matrix::{Matrix, TailEdges};
-use crate::recording::{Recorder, Recording, Workspace};
+use crate::recording::{Recording, Workspace};
 use crate::retrieval::{Hit, listed};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::record_tested;
@@ -404,7 +404,8 @@ impl Index {
         let mut shards = Vec::new();
         while capacity < end {
             let wanted = (capacity / 2).max(end - capacity).max(SHARD_ROWS.start).next_multiple_of(ROW_STEP).min(most);
-            let vectors = Matrix::declare(&self.device, "vectors", self.options.storage.weight(), wanted, cols)?;
+            let vectors =
+                Matrix::declare(&self.device.target(), "vectors", self.options.storage.weight(), wanted, cols)?;
             vectors.tensors().try_for_each(|words| self.device.allocate(words))?;
             shards.push(Shard { vectors, first_id: capacity });
             capacity += wanted;
@@ -505,7 +506,7 @@ impl Index {
         let longest = self.shards.iter().map(|shard| shard.vectors.rows()).max().unwrap_or(1);
         let n_splits = top_splits(batch, longest);
         let lists = Tensor::temporary("lists", &[batch, n_splits, k, 2], DType::U32)?;
-        let mut rec = Recorder::new(&self.device);
+        let mut rec = self.device.recorder();
         for shard in &self.shards {
             let scores = rec.temporary("scores", &[batch, shard.vectors.rows()])?;
             Linear::new(&shard.vectors).record(&mut rec, &queries, &scores)?;

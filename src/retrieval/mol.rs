@@ -27,7 +27,7 @@ use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::kernels::{Linear, MAX_TOP, MolGate, MolGateWeights, Pairing};
 use crate::matrix::Matrix;
-use crate::recording::{Recorder, Workspace};
+use crate::recording::Workspace;
 use crate::retrieval::Hit;
 use crate::tensor::Tensor;
 use crate::tuning::record_tested;
@@ -240,7 +240,7 @@ impl Mol {
         let columns = form.gate_columns().max(4);
         gates.resize(n_items * columns as usize, 0.0);
         let matrix = |label: &str, weight, rows: usize, values: &[f32]| {
-            let matrix = Matrix::declare(device, label, weight, rows as u32, dim)?;
+            let matrix = Matrix::declare(&device.target(), label, weight, rows as u32, dim)?;
             matrix.upload(device, &[&packed(weight, values, d)])?;
             Ok::<_, Error>(matrix)
         };
@@ -494,7 +494,7 @@ impl Batch<'_> {
             for (i, rows) in rows.chunks(n_rows * dim as usize).enumerate() {
                 let x = device.upload("mol.rows", &[(rows.len() / dim as usize) as u32, dim], rows)?;
                 let record = || {
-                    let mut rec = Recorder::new(device);
+                    let mut rec = device.recorder();
                     let y = rec.temporary("logits", &[x.shape()[0], shard.components.rows()])?;
                     Linear::new(&shard.components).record(&mut rec, &x, &y)?;
                     Ok((rec.finish(&mut Workspace::default()), y))

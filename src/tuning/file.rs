@@ -13,7 +13,6 @@ use serde_json::{Map, Value, json};
 use super::tested::Found;
 #[cfg(not(target_arch = "wasm32"))]
 use super::tested::Tested;
-use super::{Bucket, Choice, PlaceKey, Tuning};
 #[cfg(not(target_arch = "wasm32"))]
 use crate::cache;
 #[cfg(not(target_arch = "wasm32"))]
@@ -23,6 +22,7 @@ use crate::dtype::WeightType;
 #[cfg(not(target_arch = "wasm32"))]
 use crate::error::Error;
 use crate::shaders::{self, Tier, Variant};
+use crate::target::{Bucket, Choice, PlaceKey, Tuning};
 
 /// The largest file that is read: far more than all buckets there are.
 #[cfg(not(target_arch = "wasm32"))]
@@ -143,7 +143,7 @@ impl Tuning {
             tier: choice.tier.name().into(),
             size: choice.size,
         };
-        let place = |(key, &is_second): (&PlaceKey, &bool)| PlaceRow {
+        let place = |(key, is_second): (&PlaceKey, bool)| PlaceRow {
             encoder: key.encoder.clone(),
             second: key.second.clone(),
             tokens: key.n_tokens,
@@ -154,7 +154,7 @@ impl Tuning {
             passed: found.passed.iter().cloned().collect(),
             banned: found.banned.iter().map(|(label, found)| (label.to_string(), found.clone())).collect(),
             choices: self.choices().map(row).collect(),
-            places: self.places.iter().map(place).collect(),
+            places: self.places().map(place).collect(),
         };
         let mut fields = identity(info);
         if let Value::Object(content) = json!(content) {

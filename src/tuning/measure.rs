@@ -6,7 +6,7 @@ use std::time::Duration;
 use web_time::Instant;
 
 use super::operands::{input, matrix};
-use super::{Bucket, Choice, Tuning, compare, record_tested};
+use super::{compare, record_tested};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
@@ -15,8 +15,9 @@ use crate::kernels::{Gate, Linear, Norm, folds_norm, gate_up, is_sound, matmul, 
 use crate::load::ModelFile;
 use crate::matrix::Matrix;
 use crate::model::Weights;
-use crate::recording::{Recorder, Recording, Workspace};
+use crate::recording::{Recording, Workspace};
 use crate::shaders::{self, Kernel, Tier};
+use crate::target::{Bucket, Choice, Tuning};
 use crate::tensor::{Role, Tensor};
 
 /// What one bucket may take, uploads and compilations included.
@@ -86,7 +87,7 @@ pub async fn tune(device: &Device, model: &ModelFile) -> Result<(Tuning, Vec<Tun
             found: "cpu".into(),
         });
     }
-    let weights = Weights::declare(device, model.header.shape.decoder()?, &model.header.catalog)?;
+    let weights = Weights::declare(&device.target(), model.header.shape.decoder()?, &model.header.catalog)?;
     tune_products(device, &weights, |_| BUDGET).await
 }
 
@@ -100,10 +101,10 @@ pub(crate) async fn tune_products(
     weights: &Weights,
     budget: impl Fn(u32) -> Duration,
 ) -> Result<(Tuning, Vec<TunedRow>), Error> {
-    let of_prompts = weights.layer_products().map(|(_, w)| (&shaders::MATMUL, w, device.usual_max_pass()));
+    let of_prompts = weights.layer_products().map(|(_, w)| (&shaders::MATMUL, w, device.target().usual_max_pass()));
     let mut products: Vec<Product> = Vec::new();
     for (kernel, w, n_tokens) in weights.products().map(|(kernel, w)| (kernel, w, 1)).chain(of_prompts) {
-        let bucket = Bucket::of(kernel, w, n_tokens);
+        let bucket = Bucket::of(kernel, w.weight(), [w.rows(), w.blocks(), n_tokens]);
         if products.iter().all(|known| known.bucket != bucket) {
             products.push(Product { kernel, w, n_tokens, bucket });
         }
@@ -145,7 +146,10 @@ impl Candidate {
         copies: &[Matrix],
     ) -> Result<Candidate, Error> {
         let mut tuning = untuned.tuning().clone();
-        tuning.choose(Bucket::of(kernel, &copies[0], n_tokens), Some(choice));
+        tuning.choose(
+            Bucket::of(kernel, copies[0].weight(), [copies[0].rows(), copies[0].blocks(), n_tokens]),
+            Some(choice),
+        );
         let device = untuned.with_tuning(tuning);
         let recorded = || record(&device, kernel, n_tokens, copies);
         let (recording, y) = record_tested(&device, recorded, |(recording, _)| recording).await?;
@@ -262,7 +266,8 @@ async fn measure(
 /// The usual choice, then all others that the device has, by how simple they are: without barriers, with barriers, with
 /// subgroups. Half precision is not among them: it would change results.
 fn candidates(device: &Device, &Product { kernel, w, n_tokens, .. }: &Product<'_>) -> Vec<Choice> {
-    let usual = usual(device, kernel, w, n_tokens);
+    let target = device.target();
+    let usual = usual(&target, kernel, w, n_tokens);
     let sizes: Vec<u32> = if kernel.name == shaders::MATMUL.name {
         vec![64, 128]
     } else {
@@ -273,7 +278,7 @@ fn candidates(device: &Device, &Product { kernel, w, n_tokens, .. }: &Product<'_
         .into_iter()
         .chain(shared(Tier::Baseline))
         .chain(shared(Tier::Subgroups))
-        .filter(|choice| *choice != usual && is_sound(device, kernel, w, *choice));
+        .filter(|choice| *choice != usual && is_sound(&target, kernel, w, *choice));
     std::iter::once(usual).chain(all).collect()
 }
 
@@ -284,9 +289,9 @@ fn record(
     n_tokens: u32,
     copies: &[Matrix],
 ) -> Result<(Recording, Tensor), Error> {
-    let mut rec = Recorder::new(device);
+    let mut rec = device.recorder();
     let (rows, cols) = (copies[0].rows(), copies[0].cols());
-    let (x, vector) = (input(&rec, &[n_tokens, cols])?, input(&rec, &[cols])?);
+    let (x, vector) = (input(device, &[n_tokens, cols])?, input(device, &[cols])?);
     let norm = folds_norm(&rec, &x, false).then_some(Norm { weight: &vector, eps: 1e-5 });
     let width = if kernel.name == shaders::GATE_UP.name { rows / 2 } else { rows };
     let y = Tensor::declare("y", Role::Activations, &[n_tokens, width], DType::F32)?;

@@ -7,13 +7,12 @@ use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::kernels::{CachedKeys, KvType};
 use crate::matrix::Matrix;
-use crate::recording::Recorder;
 use crate::tensor::Tensor;
 
 /// An input of numbers in [-1, 1).
 #[inline(never)]
-pub(crate) fn input(rec: &Recorder, shape: &[u32]) -> Result<Tensor, Error> {
-    rec.device().upload("x", shape, &uniform(shape.iter().product::<u32>() as usize))
+pub(crate) fn input(device: &Device, shape: &[u32]) -> Result<Tensor, Error> {
+    device.upload("x", shape, &uniform(shape.iter().product::<u32>() as usize))
 }
 
 /// Cached keys and values of numbers in [-1, 1).
@@ -35,7 +34,7 @@ pub(crate) fn keys(device: &Device, kind: KvType, shape: [u32; 3]) -> Result<Cac
 /// and NaNs can take another time.
 #[inline(never)]
 pub(crate) fn matrix(device: &Device, weight: WeightType, rows: u32, cols: u32) -> Result<Matrix, Error> {
-    let matrix = Matrix::declare(device, "w", weight, rows, cols)?;
+    let matrix = Matrix::declare(&device.target(), "w", weight, rows, cols)?;
     for slab in matrix.slabs() {
         let n_quants = matrix.quants_words(slab) as usize;
         let ordinary = |(i, word): (usize, u32)| match (weight.layout(), i.checked_sub(n_quants)) {

@@ -2,11 +2,8 @@
 //! miscompile shaders, some of them only with certain values of the overrides; a variant that computes wrongly is banned,
 //! and another takes its place before a result is given out.
 
-use std::sync::Arc;
-
+use super::compare;
 use super::operands::{input, keys, matrix};
-use super::tested::{Found, Tested};
-use super::{Choice, Tuning, compare};
 use crate::cpu::cached::read_row;
 use crate::device::{Device, MaybeSend};
 use crate::dtype::{DType, WeightType};
@@ -22,6 +19,7 @@ use crate::kernels::{
 };
 use crate::recording::{PipelineKey, Recorder, Recording, Step, Workspace};
 use crate::shaders::{self, Kernel, Tier, Variant};
+use crate::target::{Choice, Tuning};
 use crate::tensor::Tensor;
 
 /// What `record` records, once the self-test has nothing against its pipelines; `of` gives the recording.
@@ -135,6 +133,8 @@ type Record = fn(&mut Recorder, &Form<'_>) -> Result<Vec<Tensor>, Error>;
 
 /// What decides which pipeline a kernel becomes.
 struct Form<'a> {
+    /// Where it runs, with the tensors.
+    device: &'a Device,
     weight: WeightType,
     constants: &'a [(&'static str, f64)],
 }
@@ -181,19 +181,19 @@ struct Check<'a> {
 
 impl Check<'_> {
     /// The check of a step's pipeline; `None` if there is none that would record it.
-    fn new<'a>(device: &Device, step: &'a Step) -> Result<Option<Check<'a>>, Error> {
+    fn new<'a>(device: &'a Device, step: &'a Step) -> Result<Option<Check<'a>>, Error> {
         let Some(&(_, record)) = CHECKS.iter().find(|(kernel, _)| kernel.name == step.kernel.name) else {
             return Ok(None);
         };
         let Variant { tier, weight, .. } = *step.variant;
-        let form = Form { weight: weight.unwrap_or(WeightType::F32), constants: &step.constants };
+        let form = Form { device, weight: weight.unwrap_or(WeightType::F32), constants: &step.constants };
         let size = form.get("LANES").or(form.get("TILE")).or(form.get("QUERIES")).unwrap_or(1);
         // Of the variants of the kernel this one alone.
-        let mut found = Found { banned: device.tested().found().banned, ..Found::default() };
         let others = step.kernel.variants.iter().filter(|v| v.weight == weight && v.label != step.variant.label);
-        found.banned.extend(others.map(|variant| (variant.label, String::new())));
+        let mut banned = device.tested().banned();
+        banned.extend(others.map(|variant| variant.label));
         let tuning = Tuning::forcing(step.kernel, Choice { tier, size });
-        let mut rec = Recorder::new(&device.with_tuning(tuning).with_tested(Arc::new(Tested::new(found))));
+        let mut rec = Recorder::new(device.target().with_tuning(tuning).without(banned));
         let outputs = record(&mut rec, &form)?;
         let recording = rec.finish(&mut Workspace::default());
         let has_it = recording.steps.iter().any(|recorded| recorded.pipeline() == step.pipeline());
@@ -203,8 +203,8 @@ impl Check<'_> {
     /// Whether the device computes what the CPU does, or what it does instead.
     async fn outcome(&self, device: &Device) -> Result<Result<(), String>, Error> {
         let cpu = Device::cpu();
-        let mut rec = Recorder::new(&cpu);
-        let tensors = (self.record)(&mut rec, &self.form)?;
+        let mut rec = cpu.recorder();
+        let tensors = (self.record)(&mut rec, &Form { device: &cpu, ..self.form })?;
         let want = self.outputs(&cpu, &rec.finish(&mut Workspace::default()), &tensors).await?;
         match self.outputs(device, &self.recording, &self.outputs).await {
             Ok(got) => Ok(got.iter().zip(&want).try_for_each(|(got, want)| compare(got, want))),
@@ -247,70 +247,78 @@ fn unpacked(kind: KvType, words: &[u32], row: usize) -> Vec<u32> {
 
 /// How the kernels of forward passes and searches are recorded, and what of it is compared.
 static CHECKS: [(&Kernel, Record); 42] = [
-    (&shaders::RMS_NORM, |rec, _| {
-        let y = blank(rec, &[3, 260])?;
-        rms_norm(rec, &input(rec, &[3, 260])?, &input(rec, &[260])?, &y, 1e-5)?;
+    (&shaders::RMS_NORM, |rec, form| {
+        let y = blank(form.device, &[3, 260])?;
+        rms_norm(rec, &input(form.device, &[3, 260])?, &input(form.device, &[260])?, &y, 1e-5)?;
         Ok(vec![y])
     }),
-    (&shaders::LAYER_NORM, |rec, _| {
-        let (x, vector, y) = (input(rec, &[3, 260])?, input(rec, &[260])?, blank(rec, &[3, 260])?);
+    (&shaders::LAYER_NORM, |rec, form| {
+        let (x, vector, y) =
+            (input(form.device, &[3, 260])?, input(form.device, &[260])?, blank(form.device, &[3, 260])?);
         layer_norm(rec, &x, &LayerNorm { weight: &vector, bias: Some(&vector), eps: 1e-5 }, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::SOFTMAX, |rec, _| {
-        let y = blank(rec, &[3, 260])?;
-        softmax(rec, &input(rec, &[3, 260])?, &y)?;
+    (&shaders::SOFTMAX, |rec, form| {
+        let y = blank(form.device, &[3, 260])?;
+        softmax(rec, &input(form.device, &[3, 260])?, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::ADD, |rec, _| {
-        let y = blank(rec, &[300])?;
-        add(rec, &input(rec, &[300])?, &y)?;
+    (&shaders::ADD, |rec, form| {
+        let y = blank(form.device, &[300])?;
+        add(rec, &input(form.device, &[300])?, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::SCALE, |rec, _| {
-        let y = blank(rec, &[300])?;
-        scale(rec, &input(rec, &[300])?, &y, 0.5)?;
+    (&shaders::SCALE, |rec, form| {
+        let y = blank(form.device, &[300])?;
+        scale(rec, &input(form.device, &[300])?, &y, 0.5)?;
         Ok(vec![y])
     }),
-    (&shaders::SILU, |rec, _| {
-        let y = blank(rec, &[300])?;
-        silu(rec, &input(rec, &[300])?, &y)?;
+    (&shaders::SILU, |rec, form| {
+        let y = blank(form.device, &[300])?;
+        silu(rec, &input(form.device, &[300])?, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::GELU, |rec, _| {
-        let (x, y, tanh) = (input(rec, &[300])?, blank(rec, &[300])?, blank(rec, &[300])?);
+    (&shaders::GELU, |rec, form| {
+        let (x, y, tanh) = (input(form.device, &[300])?, blank(form.device, &[300])?, blank(form.device, &[300])?);
         gelu(rec, &x, &y, Gelu::Exact)?;
         gelu(rec, &x, &tanh, Gelu::Tanh)?;
         Ok(vec![y, tanh])
     }),
     (&shaders::SWIGLU, |rec, form| {
-        let y = blank(rec, &[2, 36])?;
-        gated(rec, form.gate(), &input(rec, &[2, 72])?, &y)?;
+        let y = blank(form.device, &[2, 36])?;
+        gated(rec, form.gate(), &input(form.device, &[2, 72])?, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::GEGLU, |rec, _| {
-        let y = blank(rec, &[2, 36])?;
-        geglu(rec, &input(rec, &[2, 72])?, &y, Gelu::Exact)?;
+    (&shaders::GEGLU, |rec, form| {
+        let y = blank(form.device, &[2, 36])?;
+        geglu(rec, &input(form.device, &[2, 72])?, &y, Gelu::Exact)?;
         Ok(vec![y])
     }),
-    (&shaders::ROPE, |rec, _| {
-        let table = rec.device().upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
-        let (x, y) = (input(rec, &[3, 2, 16])?, blank(rec, &[3, 2, 16])?);
-        rope(rec, &state(rec, 2, 3)?, &ROPE, &table, &x, &y)?;
+    (&shaders::ROPE, |rec, form| {
+        let table = form.device.upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
+        let (x, y) = (input(form.device, &[3, 2, 16])?, blank(form.device, &[3, 2, 16])?);
+        rope(rec, &state(form.device, 2, 3)?, &ROPE, &table, &x, &y)?;
         Ok(vec![y])
     }),
     (&shaders::ROPE_KV, |rec, form| {
-        let table = rec.device().upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
-        let (q, cached) = (blank(rec, &[3, 32])?, keys(rec.device(), form.kind(), [1, 8, 16])?);
-        let weight = head_norms(rec, form)?;
-        rope_kv(rec, &state(rec, 2, 3)?, &heads(form, &table, &weight), &input(rec, &[3, 64])?, &q, &cached)?;
+        let table = form.device.upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
+        let (q, cached) = (blank(form.device, &[3, 32])?, keys(form.device, form.kind(), [1, 8, 16])?);
+        let weight = head_norms(form)?;
+        rope_kv(
+            rec,
+            &state(form.device, 2, 3)?,
+            &heads(form, &table, &weight),
+            &input(form.device, &[3, 64])?,
+            &q,
+            &cached,
+        )?;
         Ok(vec![q, cached.k, cached.v])
     }),
     (&shaders::ROPE_PACKED, |rec, form| {
-        let table = rec.device().upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
-        let tokens = rec.device().upload("tokens", &[3, 3], &[19u32, 0, 1, 0, 3, 0, 7, 1, 1])?;
-        let qkv = input(rec, &[3, 64])?;
-        let weight = head_norms(rec, form)?;
+        let table = form.device.upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
+        let tokens = form.device.upload("tokens", &[3, 3], &[19u32, 0, 1, 0, 3, 0, 7, 1, 1])?;
+        let qkv = input(form.device, &[3, 64])?;
+        let weight = head_norms(form)?;
         rope_packed(rec, &heads(form, &table, &weight), &tokens, &qkv)?;
         Ok(vec![qkv])
     }),
@@ -327,107 +335,117 @@ static CHECKS: [(&Kernel, Record); 42] = [
             return Ok(vec![y]);
         }
         let Some(rows) = form.get("ROWS").filter(|&rows| rows < 8) else {
-            return Ok(vec![y, attend_packed(rec, &config, &[10, 6])?]);
+            return Ok(vec![y, attend_packed(rec, form, &config, &[10, 6])?]);
         };
         debug_assert_eq!(rows, 4);
         Ok(vec![y])
     }),
     (&shaders::ARGMAX, choose),
     (&shaders::ARGMAX_MERGE, choose),
-    (&shaders::SAMPLE, |rec, _| {
+    (&shaders::SAMPLE, |rec, form| {
         // A draw among one: which token it is depends on no rounding.
-        let sampling = sampling(rec, Sampling { top_k: 1, ..SAMPLING })?;
-        let ids = rec.device().upload("ids", &[1], &[0u32])?;
-        sample(rec, &sampling, &state(rec, 2, 1)?, &input(rec, &[1, 3000])?, &ids)?;
+        let sampling = sampling(form.device, Sampling { top_k: 1, ..SAMPLING })?;
+        let ids = form.device.upload("ids", &[1], &[0u32])?;
+        sample(rec, &sampling, &state(form.device, 2, 1)?, &input(form.device, &[1, 3000])?, &ids)?;
         Ok(vec![ids])
     }),
-    (&shaders::PENALIZE, |rec, _| {
-        let sampling = sampling(rec, Sampling { repeat_penalty: 1.5, ..SAMPLING })?;
-        let tokens = rec.device().upload("tokens", &[8], &[3u32, 0, 19, 7, 2999, 18, 2, 4])?;
-        let logits = input(rec, &[1, 3000])?;
-        penalize(rec, &sampling, &state(rec, 4, 1)?, &tokens, &logits)?;
+    (&shaders::PENALIZE, |rec, form| {
+        let sampling = sampling(form.device, Sampling { repeat_penalty: 1.5, ..SAMPLING })?;
+        let tokens = form.device.upload("tokens", &[8], &[3u32, 0, 19, 7, 2999, 18, 2, 4])?;
+        let logits = input(form.device, &[1, 3000])?;
+        penalize(rec, &sampling, &state(form.device, 4, 1)?, &tokens, &logits)?;
         Ok(vec![logits])
     }),
-    (&shaders::ADVANCE, |rec, _| {
-        let (ids, state) = (rec.device().upload("ids", &[1], &[5u32])?, state(rec, 2, 3)?);
-        let tokens = rec.device().upload("tokens", &[8], &[9u32; 8])?;
+    (&shaders::ADVANCE, |rec, form| {
+        let (ids, state) = (form.device.upload("ids", &[1], &[5u32])?, state(form.device, 2, 3)?);
+        let tokens = form.device.upload("tokens", &[8], &[9u32; 8])?;
         advance(rec, &state, &ids, &tokens)?;
         Ok(vec![state.tensor().clone(), tokens])
     }),
-    (&shaders::LAST_ROW, |rec, _| {
-        let y = blank(rec, &[1, 260])?;
-        last_row(rec, &state(rec, 2, 3)?, &input(rec, &[3, 260])?, &y)?;
+    (&shaders::LAST_ROW, |rec, form| {
+        let y = blank(form.device, &[1, 260])?;
+        last_row(rec, &state(form.device, 2, 3)?, &input(form.device, &[3, 260])?, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::POOL, |rec, _| {
-        let (x, y) = (input(rec, &[70, 260])?, blank(rec, &[2, 260])?);
-        let spans = rec.device().upload("spans", &[2, 2], &[0u32, 3, 3, 70])?;
+    (&shaders::POOL, |rec, form| {
+        let (x, y) = (input(form.device, &[70, 260])?, blank(form.device, &[2, 260])?);
+        let spans = form.device.upload("spans", &[2, 2], &[0u32, 3, 3, 70])?;
         pool(rec, Pooling::Mean, true, &spans, &x, &y)?;
         Ok(vec![y])
     }),
     (&shaders::SELECT_TOP, best),
     (&shaders::MERGE_TOP, best),
     (&shaders::SPLIT_SUM, |rec, form| {
-        let y = blank(rec, &[3, 70])?;
-        let (parts, bias) = (input(rec, &[12, 70])?, input(rec, &[70])?);
+        let y = blank(form.device, &[3, 70])?;
+        let (parts, bias) = (input(form.device, &[12, 70])?, input(form.device, &[70])?);
         split_sum(rec, &parts, Some(&bias), form.activation(), 0, true, &y)?;
         Ok(vec![y])
     }),
     (&shaders::MATVEC, |rec, form| {
-        let (w, vector) = (matrix(rec.device(), form.weight, 22, DIM)?, input(rec, &[DIM])?);
-        let (x, y) = (input(rec, &[2, DIM])?, blank(rec, &[2, 22])?);
+        let (w, vector) = (matrix(form.device, form.weight, 22, DIM)?, input(form.device, &[DIM])?);
+        let (x, y) = (input(form.device, &[2, DIM])?, blank(form.device, &[2, 22])?);
         let linear = Linear { norm: norm(form, &vector), activation: form.activation(), ..Linear::new(&w) };
         matvec(rec, &linear, &x, &y)?;
         Ok(vec![y])
     }),
     (&shaders::GATE_UP, |rec, form| {
-        let (x, vector) = (input(rec, &[2, DIM])?, input(rec, &[DIM])?);
+        let (x, vector) = (input(form.device, &[2, DIM])?, input(form.device, &[DIM])?);
         let norm = norm(form, &vector);
         if form.is("UPS") {
-            let (w, y) = (matrix(rec.device(), form.weight, 11, DIM)?, input(rec, &[2, 11])?);
+            let (w, y) = (matrix(form.device, form.weight, 11, DIM)?, input(form.device, &[2, 11])?);
             up_gated(rec, &w, norm, form.gate(), &x, &y)?;
             return Ok(vec![y]);
         }
-        let (w, y) = (matrix(rec.device(), form.weight, 22, DIM)?, blank(rec, &[2, 11])?);
+        let (w, y) = (matrix(form.device, form.weight, 22, DIM)?, blank(form.device, &[2, 11])?);
         gate_up(rec, &w, norm, form.gate(), &x, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::SHORT_CONV, |rec, _| {
-        let (weight, past) = (input(rec, &[70, 3])?, input(rec, &[N_STATES, MAX_PAST, 70])?);
-        let (x, y, plain) = (input(rec, &[3, 210])?, blank(rec, &[3, 70])?, blank(rec, &[3, 70])?);
+    (&shaders::SHORT_CONV, |rec, form| {
+        let (weight, past) = (input(form.device, &[70, 3])?, input(form.device, &[N_STATES, MAX_PAST, 70])?);
+        let (x, y, plain) =
+            (input(form.device, &[3, 210])?, blank(form.device, &[3, 70])?, blank(form.device, &[3, 70])?);
         let gated = ShortConv { weight: &weight, bias: None, gated: true, first_column: 0 };
-        gated.record(rec, &state(rec, 5, 3)?, &x, &past, &y)?;
-        ShortConv { gated: false, first_column: 5, ..gated }.record(rec, &state(rec, 2, 3)?, &x, &past, &plain)?;
+        gated.record(rec, &state(form.device, 5, 3)?, &x, &past, &y)?;
+        ShortConv { gated: false, first_column: 5, ..gated }.record(
+            rec,
+            &state(form.device, 2, 3)?,
+            &x,
+            &past,
+            &plain,
+        )?;
         Ok(vec![y, plain, past])
     }),
-    (&shaders::DELTA_RULE, |rec, _| {
+    (&shaders::DELTA_RULE, |rec, form| {
         let rule = DeltaRule { n_key_heads: 1, n_heads: 2, key_dim: 20, value_dim: 12, grouped: true };
-        let (qkv, x) = (input(rec, &[3, rule.channels()])?, input(rec, &[3, rule.inputs()])?);
-        let (heads, y) = (input(rec, &[16])?, blank(rec, &[3, 24])?);
-        let matrices = input(rec, &[N_STATES, 2, 20, 12])?;
-        rule.record(rec, &state(rec, 5, 3)?, [&qkv, &x, &heads], 1e-5, &matrices, &y)?;
+        let (qkv, x) = (input(form.device, &[3, rule.channels()])?, input(form.device, &[3, rule.inputs()])?);
+        let (heads, y) = (input(form.device, &[16])?, blank(form.device, &[3, 24])?);
+        let matrices = input(form.device, &[N_STATES, 2, 20, 12])?;
+        rule.record(rec, &state(form.device, 5, 3)?, [&qkv, &x, &heads], 1e-5, &matrices, &y)?;
         Ok(vec![y, matrices])
     }),
-    (&shaders::SELECTIVE_SCAN, |rec, _| {
+    (&shaders::SELECTIVE_SCAN, |rec, form| {
         let scan = SelectiveScan { n_groups: 1, n_heads: 2, state_dim: 20, head_dim: 12 };
-        let (vbc, x) = (input(rec, &[3, scan.channels()])?, input(rec, &[3, scan.inputs()])?);
-        let (heads, y) = (input(rec, &[6])?, blank(rec, &[3, 24])?);
-        let matrices = input(rec, &[N_STATES, 2, 20, 12])?;
-        scan.record(rec, &state(rec, 5, 3)?, [&vbc, &x, &heads], &matrices, &y)?;
+        let (vbc, x) = (input(form.device, &[3, scan.channels()])?, input(form.device, &[3, scan.inputs()])?);
+        let (heads, y) = (input(form.device, &[6])?, blank(form.device, &[3, 24])?);
+        let matrices = input(form.device, &[N_STATES, 2, 20, 12])?;
+        scan.record(rec, &state(form.device, 5, 3)?, [&vbc, &x, &heads], &matrices, &y)?;
         Ok(vec![y, matrices])
     }),
-    (&shaders::SIGMOID_GATE, |rec, _| {
-        let (gates, y) = (input(rec, &[3, 50])?, input(rec, &[3, 40])?);
+    (&shaders::SIGMOID_GATE, |rec, form| {
+        let (gates, y) = (input(form.device, &[3, 50])?, input(form.device, &[3, 40])?);
         sigmoid_gate(rec, &gates, 7, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::ROUTE, |rec, _| {
-        let routes = rec.device().upload::<u32>("routes", &[3, 4, 2], &[0; 24])?;
+    (&shaders::ROUTE, |rec, form| {
+        let routes = form.device.upload::<u32>("routes", &[3, 4, 2], &[0; 24])?;
         let router = Router { score: ExpertScore::Softmax, shares: true, scale: 1.0 };
-        route(rec, &router, SharedExperts { n: 1, gated: true }, &input(rec, &[3, 71])?, None, &routes)?;
+        route(rec, &router, SharedExperts { n: 1, gated: true }, &input(form.device, &[3, 71])?, None, &routes)?;
         // Experts that are nearly as good may change places: only what their weights make of numbers is compared.
-        let (w, x, y) =
-            (matrix(rec.device(), WeightType::F32, 71 * 4, DIM)?, input(rec, &[12, DIM])?, blank(rec, &[3, 4])?);
+        let (w, x, y) = (
+            matrix(form.device, WeightType::F32, 71 * 4, DIM)?,
+            input(form.device, &[12, DIM])?,
+            blank(form.device, &[3, 4])?,
+        );
         ExpertDown { w: &w, first_expert: 0, bias: None, accumulate: false }.record(rec, &x, &routes, &y)?;
         Ok(vec![y])
     }),
@@ -438,38 +456,46 @@ static CHECKS: [(&Kernel, Record); 42] = [
             (true, true) => ExpertRows::Ups,
         };
         let n_rows = if rows == ExpertRows::Both { 22 } else { 11 };
-        let (w, vector) = (matrix(rec.device(), form.weight, 3 * n_rows, DIM)?, input(rec, &[DIM])?);
-        let (x, y, routes) = (input(rec, &[2, DIM])?, input(rec, &[4, 11])?, some_routes(rec)?);
+        let (w, vector) = (matrix(form.device, form.weight, 3 * n_rows, DIM)?, input(form.device, &[DIM])?);
+        let (x, y, routes) = (input(form.device, &[2, DIM])?, input(form.device, &[4, 11])?, some_routes(form.device)?);
         let (norm, gate) = (norm(form, &vector), form.gate());
         let gate_up = ExpertGateUp { w: &w, rows, first_expert: 0, bias: None, norm, gate };
         gate_up.record(rec, &x, &routes, &y)?;
         Ok(vec![y])
     }),
     (&shaders::EXPERT_DOWN, |rec, form| {
-        let (w, x, y) =
-            (matrix(rec.device(), form.weight, 3 * 10, DIM)?, input(rec, &[4, DIM])?, blank(rec, &[2, 10])?);
-        ExpertDown { w: &w, first_expert: 0, bias: None, accumulate: false }.record(rec, &x, &some_routes(rec)?, &y)?;
+        let (w, x, y) = (
+            matrix(form.device, form.weight, 3 * 10, DIM)?,
+            input(form.device, &[4, DIM])?,
+            blank(form.device, &[2, 10])?,
+        );
+        ExpertDown { w: &w, first_expert: 0, bias: None, accumulate: false }.record(
+            rec,
+            &x,
+            &some_routes(form.device)?,
+            &y,
+        )?;
         Ok(vec![y])
     }),
-    (&shaders::EXPERT_TILES, |rec, _| {
-        let [slots, tiles] = ExpertTiles::record(rec, &some_routes(rec)?, 3)?.tensors().map(Tensor::clone);
+    (&shaders::EXPERT_TILES, |rec, form| {
+        let [slots, tiles] = ExpertTiles::record(rec, &some_routes(form.device)?, 3)?.tensors().map(Tensor::clone);
         Ok(vec![slots, tiles])
     }),
     (&shaders::EXPERT_MATMUL, |rec, form| {
         // Tiles of 64 rows where experts have as many on average.
         let n_tokens = if form.get("WIDTH").is_none() { 100 } else { 2 };
         let pairs = (0..2 * n_tokens).flat_map(|slot| [slot % 3, 0]).collect::<Vec<u32>>();
-        let routes = rec.device().upload("routes", &[n_tokens, 2, 2], &pairs)?;
-        let w = matrix(rec.device(), form.weight, 3 * 70, TILED_DIM)?;
-        let (x, y) = (input(rec, &[n_tokens, TILED_DIM])?, blank(rec, &[2 * n_tokens, 70])?);
+        let routes = form.device.upload("routes", &[n_tokens, 2, 2], &pairs)?;
+        let w = matrix(form.device, form.weight, 3 * 70, TILED_DIM)?;
+        let (x, y) = (input(form.device, &[n_tokens, TILED_DIM])?, blank(form.device, &[2 * n_tokens, 70])?);
         let tiles = ExpertTiles::record(rec, &routes, 3)?;
         let product = ExpertProduct { w: &w, rows: 70, first_expert: 0, bias: None, y_start: 0 };
         product.record(rec, &tiles, &x, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::EXPERT_SUM, |rec, _| {
-        let (x, y) = (input(rec, &[4, 70])?, input(rec, &[2, 70])?);
-        expert_sum(rec, &x, &some_routes(rec)?, true, &y)?;
+    (&shaders::EXPERT_SUM, |rec, form| {
+        let (x, y) = (input(form.device, &[4, 70])?, input(form.device, &[2, 70])?);
+        expert_sum(rec, &x, &some_routes(form.device)?, true, &y)?;
         Ok(vec![y])
     }),
     (&shaders::MATMUL, |rec, form| {
@@ -478,36 +504,36 @@ static CHECKS: [(&Kernel, Record); 42] = [
             Some(tile) if !form.is("GUARDED") => [tile, tile],
             tile => [20, tile.unwrap_or(64) + 6],
         };
-        let w = matrix(rec.device(), form.weight, n, TILED_DIM)?;
-        let (x, y) = (input(rec, &[m, TILED_DIM])?, blank(rec, &[m, n])?);
+        let w = matrix(form.device, form.weight, n, TILED_DIM)?;
+        let (x, y) = (input(form.device, &[m, TILED_DIM])?, blank(form.device, &[m, n])?);
         let linear = Linear { activation: form.activation(), splits: Some(1), ..Linear::new(&w) };
         matmul(rec, &linear, &x, &y)?;
         if linear.activation.is_some() {
             return Ok(vec![y]);
         }
-        let sum = blank(rec, &[m, n])?;
+        let sum = blank(form.device, &[m, n])?;
         matmul(rec, &Linear { splits: Some(2), ..linear }, &x, &sum)?;
         Ok(vec![y, sum])
     }),
     (&shaders::LINEAR_NORM, |rec, form| {
         let n = form.get("WG").map_or(68, |invocations| 8 * invocations);
-        let (w, y) = (matrix(rec.device(), form.weight, n, TILED_DIM)?, blank(rec, &[20, n])?);
-        let norm = LayerNorm { weight: &input(rec, &[n])?, bias: None, eps: 1e-5 };
-        linear_norm(rec, &Linear::new(&w), &norm, &input(rec, &[20, TILED_DIM])?, &y)?;
+        let (w, y) = (matrix(form.device, form.weight, n, TILED_DIM)?, blank(form.device, &[20, n])?);
+        let norm = LayerNorm { weight: &input(form.device, &[n])?, bias: None, eps: 1e-5 };
+        linear_norm(rec, &Linear::new(&w), &norm, &input(form.device, &[20, TILED_DIM])?, &y)?;
         Ok(vec![y])
     }),
     (&shaders::EMBED, |rec, form| {
-        let (w, y) = (matrix(rec.device(), form.weight, 20, TILED_DIM)?, blank(rec, &[3, TILED_DIM])?);
-        let tokens = rec.device().upload("tokens", &[8], &[3u32, 0, 19, 7, 1, 18, 2, 4])?;
-        let positions = input(rec, &[9, TILED_DIM])?;
+        let (w, y) = (matrix(form.device, form.weight, 20, TILED_DIM)?, blank(form.device, &[3, TILED_DIM])?);
+        let tokens = form.device.upload("tokens", &[8], &[3u32, 0, 19, 7, 1, 18, 2, 4])?;
+        let positions = input(form.device, &[9, TILED_DIM])?;
         let embedding = Embedding { w: &w, factor: 2.0, positions: Some(&positions) };
-        embed(rec, &state(rec, 2, 3)?, &tokens, &embedding, &y)?;
+        embed(rec, &state(form.device, 2, 3)?, &tokens, &embedding, &y)?;
         Ok(vec![y])
     }),
     (&shaders::EMBED_SUM, |rec, form| {
-        let (w, y) = (matrix(rec.device(), form.weight, 20, TILED_DIM)?, blank(rec, &[3, TILED_DIM])?);
-        let tokens = rec.device().upload("tokens", &[3, 3], &[19u32, 0, 1, 0, 3, 0, 7, 1, 1])?;
-        let (positions, types) = (input(rec, &[4, TILED_DIM])?, input(rec, &[2, TILED_DIM])?);
+        let (w, y) = (matrix(form.device, form.weight, 20, TILED_DIM)?, blank(form.device, &[3, TILED_DIM])?);
+        let tokens = form.device.upload("tokens", &[3, 3], &[19u32, 0, 1, 0, 3, 0, 7, 1, 1])?;
+        let (positions, types) = (input(form.device, &[4, TILED_DIM])?, input(form.device, &[2, TILED_DIM])?);
         embed_sum(rec, &tokens, &w, Some(&positions), Some(&types), &y)?;
         Ok(vec![y])
     }),
@@ -534,29 +560,29 @@ const SAMPLING: Sampling = Sampling {
 
 /// An output, so that a kernel that writes nothing is seen not to.
 #[inline(never)]
-fn blank(rec: &Recorder, shape: &[u32]) -> Result<Tensor, Error> {
-    rec.device().upload("y", shape, &vec![0f32; shape.iter().product::<u32>() as usize])
+fn blank(device: &Device, shape: &[u32]) -> Result<Tensor, Error> {
+    device.upload("y", shape, &vec![0f32; shape.iter().product::<u32>() as usize])
 }
 
 /// Two of three experts for each of two tokens.
 #[inline(never)]
-fn some_routes(rec: &Recorder) -> Result<Tensor, Error> {
+fn some_routes(device: &Device) -> Result<Tensor, Error> {
     let routes = [(2, 0.5f32), (0, 0.25), (1, 1.5), (2, -0.75)];
     let words: Vec<u32> = routes.iter().flat_map(|&(expert, weight)| [expert, weight.to_bits()]).collect();
-    rec.device().upload("routes", &[2, 2, 2], &words)
+    device.upload("routes", &[2, 2, 2], &words)
 }
 
 #[inline(never)]
-fn state(rec: &Recorder, pos: u32, n_tokens: u32) -> Result<StepState, Error> {
+fn state(device: &Device, pos: u32, n_tokens: u32) -> Result<StepState, Error> {
     let state = StepState::declare()?;
     // Its last word means nothing, but it is compared.
-    rec.device().write(state.tensor(), 0, &[pos, n_tokens, 0, 0])?;
+    device.write(state.tensor(), 0, &[pos, n_tokens, 0, 0])?;
     Ok(state)
 }
 
 #[inline(never)]
-fn sampling(rec: &Recorder, settings: Sampling) -> Result<Tensor, Error> {
-    rec.device().upload::<u32>("sampling", &[8], bytemuck::cast_slice(&[settings]))
+fn sampling(device: &Device, settings: Sampling) -> Result<Tensor, Error> {
+    device.upload::<u32>("sampling", &[8], bytemuck::cast_slice(&[settings]))
 }
 
 /// The norm in front of a product, if the pipeline has it.
@@ -572,22 +598,27 @@ fn config([n_heads, n_kv_heads, head_dim]: [u32; 3]) -> AttentionConfig {
 #[inline(never)]
 fn attend(rec: &mut Recorder, form: &Form<'_>, config: &AttentionConfig) -> Result<Tensor, Error> {
     let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = *config;
-    let (q, y) = (input(rec, &[16, n_heads * head_dim])?, blank(rec, &[16, n_heads * head_dim])?);
-    let (state, cached) = (state(rec, 21, 16)?, keys(rec.device(), form.kind(), [n_kv_heads, 64, head_dim])?);
-    let sinks = if form.is("SINKS") { Some(input(rec, &[n_heads])?) } else { None };
+    let (q, y) = (input(form.device, &[16, n_heads * head_dim])?, blank(form.device, &[16, n_heads * head_dim])?);
+    let (state, cached) = (state(form.device, 21, 16)?, keys(form.device, form.kind(), [n_kv_heads, 64, head_dim])?);
+    let sinks = if form.is("SINKS") { Some(input(form.device, &[n_heads])?) } else { None };
     attention(rec, &state, config, sinks.as_ref(), &q, &cached, &y)?;
     Ok(y)
 }
 
 #[inline(never)]
-fn attend_packed(rec: &mut Recorder, config: &AttentionConfig, lengths: &[u32]) -> Result<Tensor, Error> {
+fn attend_packed(
+    rec: &mut Recorder,
+    form: &Form<'_>,
+    config: &AttentionConfig,
+    lengths: &[u32],
+) -> Result<Tensor, Error> {
     let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = *config;
     let n_tokens = lengths.iter().sum();
     let sizes = [n_tokens, lengths.len() as u32, n_tokens];
-    let tiles = PackedTiles::declare(rec.device(), config, sizes)?;
-    rec.device().write(tiles.tensor(), 0, &tiles.of(lengths)?)?;
-    let qkv = input(rec, &[n_tokens, (n_heads + 2 * n_kv_heads) * head_dim])?;
-    let y = blank(rec, &[n_tokens, n_heads * head_dim])?;
+    let tiles = PackedTiles::declare(rec.target(), config, sizes)?;
+    form.device.write(tiles.tensor(), 0, &tiles.of(lengths)?)?;
+    let qkv = input(form.device, &[n_tokens, (n_heads + 2 * n_kv_heads) * head_dim])?;
+    let y = blank(form.device, &[n_tokens, n_heads * head_dim])?;
     attention_packed(rec, &tiles, config, &qkv, &y)?;
     Ok(y)
 }
@@ -597,18 +628,20 @@ fn decode(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
     let rows = form.get("ROWS").unwrap_or(2);
     let config = config([2 * rows, 2, 32]);
     let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = config;
-    let table = rec.device().upload("table", &[1200, 8, 2], &rope_table(&ROPE, 1200))?;
+    let table = form.device.upload("table", &[1200, 8, 2], &rope_table(&ROPE, 1200))?;
     let norm = QkNorm::of(form.get("NORM").unwrap_or(0));
-    let weight =
-        input(rec, &[if norm == Some(QkNorm::Whole) { (n_heads + n_kv_heads) * head_dim } else { 2 * head_dim }])?;
+    let weight = input(
+        form.device,
+        &[if norm == Some(QkNorm::Whole) { (n_heads + n_kv_heads) * head_dim } else { 2 * head_dim }],
+    )?;
     let norm = norm.map(|norm| (norm, &weight, 1e-5));
     let heads = Heads { n_heads, n_kv_heads, head_dim, first_column: 0, rope: Some((&ROPE, &table)), norm };
-    let qkv = input(rec, &[1, (n_heads + 2 * n_kv_heads) * head_dim])?;
-    let sinks = if form.is("SINKS") { Some(input(rec, &[n_heads])?) } else { None };
+    let qkv = input(form.device, &[1, (n_heads + 2 * n_kv_heads) * head_dim])?;
+    let sinks = if form.is("SINKS") { Some(input(form.device, &[n_heads])?) } else { None };
     let mut outputs = Vec::new();
     for (slots, pos) in [(1500, 1100), (100, 70)] {
-        let (y, state) = (blank(rec, &[1, n_heads * head_dim])?, state(rec, pos, 1)?);
-        let cached = keys(rec.device(), form.kind(), [n_kv_heads, slots, head_dim])?;
+        let (y, state) = (blank(form.device, &[1, n_heads * head_dim])?, state(form.device, pos, 1)?);
+        let cached = keys(form.device, form.kind(), [n_kv_heads, slots, head_dim])?;
         attention_next(rec, &state, &config, &heads, sinks.as_ref(), &qkv, &cached, &y)?;
         outputs.extend([y, cached.k, cached.v]);
     }
@@ -616,19 +649,19 @@ fn decode(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
 }
 
 /// The highest of more logits than a workgroup has.
-fn choose(rec: &mut Recorder, _: &Form<'_>) -> Result<Vec<Tensor>, Error> {
-    let ids = rec.device().upload("ids", &[1], &[0u32])?;
-    argmax(rec, &input(rec, &[1, 5000])?, &ids)?;
+fn choose(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
+    let ids = form.device.upload("ids", &[1], &[0u32])?;
+    argmax(rec, &input(form.device, &[1, 5000])?, &ids)?;
     Ok(vec![ids])
 }
 
 /// The best of two strips of scores.
-fn best(rec: &mut Recorder, _: &Form<'_>) -> Result<Vec<Tensor>, Error> {
-    let lists = rec.device().upload("lists", &[2, 2, 8, 2], &[0u32; 64])?;
-    let best = rec.device().upload("best", &[2, 8, 2], &[0u32; 32])?;
+fn best(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
+    let lists = form.device.upload("lists", &[2, 2, 8, 2], &[0u32; 64])?;
+    let best = form.device.upload("best", &[2, 8, 2], &[0u32; 32])?;
     for (first_id, n_cols) in [(0, 600), (600, 300)] {
         let strip = TopStrip { first_id, begins: first_id == 0, allowed: None };
-        select_top(rec, &input(rec, &[2, n_cols])?, &strip, &lists)?;
+        select_top(rec, &input(form.device, &[2, n_cols])?, &strip, &lists)?;
     }
     merge_top(rec, &lists, &best)?;
     Ok(vec![best])
@@ -642,9 +675,9 @@ fn heads<'a>(form: &Form<'_>, table: &'a Tensor, weight: &'a Tensor) -> Heads<'a
 }
 
 /// The weights of those heads' norms.
-fn head_norms(rec: &Recorder, form: &Form<'_>) -> Result<Tensor, Error> {
+fn head_norms(form: &Form<'_>) -> Result<Tensor, Error> {
     let is_whole = QkNorm::of(form.get("NORM").unwrap_or(0)) == Some(QkNorm::Whole);
-    input(rec, &[if is_whole { 48 } else { 32 }])
+    input(form.device, &[if is_whole { 48 } else { 32 }])
 }
 
 /// A mixture of logits of the form that the overrides say, for as many queries as an invocation takes side by side.
@@ -672,24 +705,25 @@ fn mixture(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
     let first = if pairing == Pairing::Cross { HIDDEN } else { 0 };
     let weights = super::operands::uniform(HIDDEN * pairs);
     let gate = MolGate::new(
-        rec.device(),
+        form.device,
         form_of_gate,
         &MolGateWeights { w1: &weights[..first * pairs], b1: &weights[..first], w2: &weights, b2: &weights[..pairs] },
     )?;
     let dim = 256;
     let columns = form_of_gate.gate_columns().max(4);
-    let items = matrix(rec.device(), form.weight, item_components * ITEMS, dim)?;
-    let item_gates = input(rec, &[ITEMS, columns])?;
-    let (vectors, query_gates) = (input(rec, &[queries, query_components * dim])?, input(rec, &[queries, columns])?);
+    let items = matrix(form.device, form.weight, item_components * ITEMS, dim)?;
+    let item_gates = input(form.device, &[ITEMS, columns])?;
+    let (vectors, query_gates) =
+        (input(form.device, &[queries, query_components * dim])?, input(form.device, &[queries, columns])?);
     let operands = MolOperands { items: &items, item_gates: &item_gates, queries: &vectors, query_gates: &query_gates };
     let ids: Vec<u32> = (0..queries * 9).map(|i| i * 37 % ITEMS).collect();
-    let ids = rec.device().upload("ids", &[queries, 9], &ids)?;
+    let ids = form.device.upload("ids", &[queries, 9], &ids)?;
     let (what, n_scores) = match (form.is("GATHERED"), form.is("BOUND")) {
         (true, _) => (MolScores::Of(&ids), 9),
         (_, true) => (MolScores::Bounds, ITEMS),
         _ => (MolScores::All, ITEMS),
     };
-    let scores = blank(rec, &[queries, n_scores])?;
+    let scores = blank(form.device, &[queries, n_scores])?;
     mol(rec, &gate, &operands, what, &scores)?;
     Ok(vec![scores])
 }
@@ -709,9 +743,9 @@ mod tests {
             return;
         };
         for weight in WeightType::ALL {
-            let w = Matrix::declare(&device, "w", weight, 8, 64).expect("the shape is valid");
-            let mut rec = Recorder::new(&device);
-            let (x, y) = (input(&rec, &[1, 64]).expect("x fits"), blank(&rec, &[1, 8]).expect("y fits"));
+            let w = Matrix::declare(&device.target(), "w", weight, 8, 64).expect("the shape is valid");
+            let mut rec = device.recorder();
+            let (x, y) = (input(&device, &[1, 64]).expect("x fits"), blank(&device, &[1, 8]).expect("y fits"));
             matvec(&mut rec, &Linear::new(&w), &x, &y).expect("the operands fit");
             let recording = rec.finish(&mut Workspace::default());
             let is_right = pollster::block_on(self_test(&device, &recording));

@@ -121,9 +121,9 @@ impl Device {
             // Only the rows in use: the first token stands at the first of them.
             let table = rope_table(&config, n_tokens.saturating_add(first_pos));
             let table = &table[table.len() - n_tokens as usize * (head_dim / 2) as usize * 2..];
-            let table = rec.device().upload("table", &[n_tokens, head_dim / 2, 2], table)?;
+            let table = self.0.upload("table", &[n_tokens, head_dim / 2, 2], table)?;
             let state = StepState::declare()?;
-            state.set(rec.device(), 0, n_tokens)?;
+            state.set(&self.0, 0, n_tokens)?;
             let heads = [n_tokens, n_heads, head_dim];
             kernels::rope(rec, &state, &config, &table, &x.reshape(&heads)?, &y.reshape(&heads)?)
         })
@@ -155,7 +155,7 @@ impl Device {
             kernels::by_head(rec, &k, &keys)?;
             kernels::by_head(rec, &v, &values)?;
             let state = StepState::declare()?;
-            state.set(rec.device(), first_pos, n_tokens)?;
+            state.set(&self.0, first_pos, n_tokens)?;
             let scale = (head_dim as f32).sqrt().recip();
             let config =
                 AttentionConfig { n_heads, n_kv_heads, head_dim, window: None, scale, soft_cap: None, causal: true };
@@ -201,7 +201,7 @@ impl Device {
         let device = &self.0;
         let work = || {
             let y = Tensor::declare("y", Role::Activations, shape, DType::F32)?;
-            let mut rec = Recorder::new(device);
+            let mut rec = device.recorder();
             record(&mut rec, &y)?;
             let recording = Cell::new(Some(rec.finish(&mut Workspace::default())));
             Ok(DeviceTensor { device: device.clone(), tensor: y, recording, has_shape: true })

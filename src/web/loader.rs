@@ -10,7 +10,7 @@ use super::{Device, from_js, to_js, to_js_error};
 use crate::error::Error;
 use crate::generate::LoadOptions;
 use crate::load::{self, FileName};
-use crate::tuning::Tuning;
+use crate::target::Tuning;
 
 /// Feeds the files of a model, an embedder or a reranker into a device while they arrive.
 #[wasm_bindgen]

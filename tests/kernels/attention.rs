@@ -354,8 +354,8 @@ fn packed(source: &mut Source, lengths: &'static [u32], [h, hkv, d, window]: [u3
     Job::new(operands, move |rec, bound| {
         let longest = lengths.iter().copied().max().unwrap_or(0);
         // More room than these sequences take.
-        let tiles = PackedTiles::declare(rec.device(), &config, [n_tokens + 20, lengths.len() as u32 + 3, longest])?;
-        rec.device().write(tiles.tensor(), 0, &tiles.of(lengths)?)?;
+        let tiles = PackedTiles::declare(rec.target(), &config, [n_tokens + 20, lengths.len() as u32 + 3, longest])?;
+        bound.device.write(tiles.tensor(), 0, &tiles.of(lengths)?)?;
         kernels::attention_packed(rec, &tiles, &config, bound.tensor(0), bound.tensor(1))
     })
 }

@@ -1,7 +1,7 @@
 //! Draws of `sample` and `advance` in a loop: each against the oracle, and all against their probabilities.
 
 use tilewright::kernels::{self, Sampling, StepState};
-use tilewright::{DType, Device, Error, Recorder, Role, Tensor, Tier, Workspace};
+use tilewright::{DType, Device, Error, Role, Tensor, Tier, Workspace};
 
 use crate::common::{self, Rng, block_on};
 use crate::sample::{probabilities, random, sampling_words, settings};
@@ -48,7 +48,7 @@ fn draws(device: &Device, setting: &Setting) -> Result<Vec<u32>, Error> {
     let ids = Tensor::declare("ids", Role::Activations, &[1], DType::U32)?;
     let tokens = Tensor::declare("tokens", Role::Activations, &[DRAWS + 1], DType::U32)?;
     let state = StepState::declare()?;
-    let mut rec = Recorder::new(device);
+    let mut rec = device.recorder();
     for _ in 0..DRAWS {
         kernels::sample(&mut rec, &sampling, &state, &logits, &ids)?;
         kernels::advance(&mut rec, &state, &ids, &tokens)?;

@@ -42,7 +42,7 @@ fn check(
         };
         let tensors: Vec<Tensor> = operands.iter().enumerate().map(declare).collect();
         let state = StepState::declare().expect("the state is declared");
-        record(&mut Recorder::new(&device), &state, &tensors)
+        record(&mut device.recorder(), &state, &tensors)
     };
     run(None, None).unwrap_or_else(|e| panic!("{kernel}: the fitting shapes are refused: {e}"));
     for (i, &(name, good, bad, named)) in operands.iter().enumerate() {
@@ -66,7 +66,7 @@ fn probe_read_shapes() {
     let device = Device::cpu();
     let words = |n: u32| Tensor::declare("words", Role::Activations, &[n], DType::U32).expect("the shape is valid");
     let record = |n_in, n_out, order| {
-        probe_read(&mut Recorder::new(&device), &words(n_in), &words(n_out), order).map_err(|e| match e {
+        probe_read(&mut device.recorder(), &words(n_in), &words(n_out), order).map_err(|e| match e {
             Error::Shape { operand, .. } | Error::Operand { operand, .. } => operand,
             other => panic!("{other}"),
         })
@@ -106,7 +106,7 @@ fn row_shapes() {
     check("layer_norm", &layer_norm, |rec, _, t| {
         kernels::layer_norm(rec, &t[0], &LayerNorm { weight: &t[1], bias: Some(&t[2]), eps: 1e-5 }, &t[3])
     });
-    let w = Matrix::declare(&Device::cpu(), "w", WeightType::F32, 5, 4).expect("the matrix is valid");
+    let w = Matrix::declare(&Device::cpu().target(), "w", WeightType::F32, 5, 4).expect("the matrix is valid");
     let linear_norm: [Operand; 5] = [
         ("bias", &[5], &[6], "bias"),
         ("x", &[2, 4], &[2, 5], "x"),
@@ -155,14 +155,14 @@ fn top_shapes() {
         (30, [1, 1, 5, 2], u32::MAX - 29, "first_id"),
     ] {
         let (scores, lists) = (declare(&[1, n_cols], DType::F32), declare(&lists, DType::U32));
-        let error = kernels::select_top(&mut Recorder::new(&Device::cpu()), &scores, &strip(None, first_id), &lists)
+        let error = kernels::select_top(&mut Device::cpu().recorder(), &scores, &strip(None, first_id), &lists)
             .expect_err("out of range");
         assert!(matches!(error, Error::Operand { kernel: "select_top", operand, .. } if operand == named), "{error}");
     }
     for (n_rows, n_cols) in [(1, 1), (1, 1 << 20), (32, 1 << 16), (1, 1 << 23), (200, 1 << 23)] {
         let n_splits = kernels::top_splits(n_rows, n_cols);
         let (scores, lists) = (declare(&[n_rows, n_cols], DType::F32), declare(&[n_rows, n_splits, 3, 2], DType::U32));
-        kernels::select_top(&mut Recorder::new(&Device::cpu()), &scores, &strip(None, 0), &lists).expect("it fits");
+        kernels::select_top(&mut Device::cpu().recorder(), &scores, &strip(None, 0), &lists).expect("it fits");
     }
 }
 
@@ -170,7 +170,7 @@ fn top_shapes() {
 fn linear_shapes() {
     let device = Device::cpu();
     for weight in WeightType::ALL {
-        let w = Matrix::declare(&device, "w", weight, 6, 64).expect("the matrix is valid");
+        let w = Matrix::declare(&device.target(), "w", weight, 6, 64).expect("the matrix is valid");
         let operands: [Operand; 3] =
             [("bias", &[6], &[7], "bias"), ("x", &[2, 64], &[2, 68], "x"), ("y", &[2, 6], &[2, 5], "y")];
         let linear = |t: &[Tensor],
@@ -211,10 +211,10 @@ fn linear_shapes() {
 fn matrix_shapes() {
     let device = Device::cpu();
     for [rows, cols] in [[0, 4], [4, 0]] {
-        let error = Matrix::declare(&device, "w", WeightType::Q4_0, rows, cols).expect_err("nothing to hold");
+        let error = Matrix::declare(&device.target(), "w", WeightType::Q4_0, rows, cols).expect_err("nothing to hold");
         assert!(matches!(error, Error::Operand { kernel: "matrix", operand: "shape", .. }), "{error}");
     }
-    let matrix = Matrix::declare(&device, "w", WeightType::F16, 3, 5).expect("the matrix is valid");
+    let matrix = Matrix::declare(&device.target(), "w", WeightType::F16, 3, 5).expect("the matrix is valid");
     for parts in [&[&[0u8; 20][..]][..], &[&[0; 30], &[0; 10]], &[&[0; 29]], &[]] {
         let error = matrix.upload(&device, parts).expect_err("not three rows");
         assert!(matches!(error, Error::Operand { kernel: "matrix", operand: "parts", .. }), "{error}");
@@ -267,7 +267,7 @@ fn attention_shapes() {
             .map(|o| Tensor::declare(o.0, Role::Activations, o.1, element_type(o.0)).expect("valid"))
             .collect();
         let state = StepState::declare().expect("the state is declared");
-        let error = run(broken)(&mut Recorder::new(&device), &state, &shapes).expect_err("out of range");
+        let error = run(broken)(&mut device.recorder(), &state, &shapes).expect_err("out of range");
         assert!(matches!(error, Error::Operand { kernel: "attention", operand, .. } if operand == named), "{error}");
     }
 }
@@ -304,7 +304,7 @@ fn shapes_of_a_token_from_its_projection_on() {
         let declare = |o: &Operand| Tensor::declare(o.0, Role::Activations, o.1, element_type(o.0)).expect("valid");
         let tensors: Vec<Tensor> = operands.iter().map(declare).collect();
         let state = StepState::declare().expect("the state is declared");
-        let error = run(broken, &mut Recorder::new(&Device::cpu()), &state, &tensors).expect_err("other heads");
+        let error = run(broken, &mut Device::cpu().recorder(), &state, &tensors).expect_err("other heads");
         assert!(matches!(error, Error::Operand { kernel: "attention", operand: "heads", .. }), "{error}");
     }
 }
@@ -362,7 +362,7 @@ fn rope_shapes() {
         let tensors: Vec<Tensor> =
             rope.iter().map(|o| Tensor::declare(o.0, Role::Activations, o.1, DType::F32).expect("valid")).collect();
         let state = StepState::declare().expect("the state is declared");
-        let mut rec = Recorder::new(&Device::cpu());
+        let mut rec = Device::cpu().recorder();
         let error = kernels::rope(&mut rec, &state, &config(rot_dims), &tensors[0], &tensors[1], &tensors[2])
             .expect_err("out of range");
         assert!(matches!(error, Error::Operand { kernel: "rope", operand: "rot_dims", .. }), "{error}");
@@ -376,8 +376,8 @@ fn rows_that_an_invocation_cannot_walk_are_refused() {
     let long = 1 << 18;
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
     let (x, b, y) = (declare(&[8, long]), declare(&[long, 2]), declare(&[8, 2]));
-    let w = Matrix::declare(&device, "w", WeightType::Q4_0, 2, long).expect("the matrix is valid");
-    let mut rec = Recorder::new(&device);
+    let w = Matrix::declare(&device.target(), "w", WeightType::Q4_0, 2, long).expect("the matrix is valid");
+    let mut rec = device.recorder();
     for error in [kernels::matmul(&mut rec, &Linear::new(&w), &x, &y), kernels::matmul_plain(&mut rec, &x, &b, &y)] {
         let error = error.expect_err("too long");
         assert!(matches!(error, Error::Operand { operand: "x", .. }), "{error}");
@@ -390,8 +390,8 @@ fn long_work_is_cut_into_dispatches() {
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
     for device in common::executors() {
         let (x, y) = (declare(&[128, 1024]), declare(&[128, 2816]));
-        let w = Matrix::declare(&device, "w", WeightType::Q4_0, 2816, 1024).expect("the matrix is valid");
-        let mut rec = Recorder::new(&device);
+        let w = Matrix::declare(&device.target(), "w", WeightType::Q4_0, 2816, 1024).expect("the matrix is valid");
+        let mut rec = device.recorder();
         kernels::matmul(&mut rec, &Linear::new(&w), &x, &y).expect("it can be recorded");
         let recorded = rec.finish(&mut Workspace::default()).n_dispatches();
         let operations = 2 * 128 * 1024 * 2816_u64;
@@ -406,9 +406,9 @@ fn products_are_split_where_it_was_asked_for() {
     let Some(device) = common::gpu(Some(Tier::Baseline)) else { return };
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
     let x = declare(&[8, 2048]);
-    let w = Matrix::declare(&device, "w", WeightType::Q4_0, 64, 2048).expect("the matrix is valid");
+    let w = Matrix::declare(&device.target(), "w", WeightType::Q4_0, 64, 2048).expect("the matrix is valid");
     let record = |splits, y: &Tensor| {
-        let mut rec = Recorder::new(&device);
+        let mut rec = device.recorder();
         kernels::matmul(&mut rec, &Linear { splits, ..Linear::new(&w) }, &x, y)?;
         Ok::<_, Error>(rec.finish(&mut Workspace::default()).n_dispatches())
     };
@@ -425,23 +425,23 @@ fn products_are_split_where_it_was_asked_for() {
 #[test]
 fn fused_shapes() {
     let device = Device::cpu();
-    let w = Matrix::declare(&device, "w", WeightType::Q8_0, 6, 64).expect("the matrix is valid");
+    let w = Matrix::declare(&device.target(), "w", WeightType::Q8_0, 6, 64).expect("the matrix is valid");
     let gate_up: [Operand; 3] =
         [("norm", &[64], &[6], "norm"), ("x", &[2, 64], &[2, 68], "x"), ("y", &[2, 3], &[2, 6], "y")];
     check("gate_up", &gate_up, |rec, _, t| {
         kernels::gate_up(rec, &w, Some(Norm { weight: &t[0], eps: 1e-5 }), Gate::Silu, &t[1], &t[2])
     });
     // A norm together with a bias.
-    let w = Matrix::declare(&device, "w", WeightType::F16, 64, 32).expect("the matrix is valid");
+    let w = Matrix::declare(&device.target(), "w", WeightType::F16, 64, 32).expect("the matrix is valid");
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
     let (norm, x) = (declare(&[32]), declare(&[2, 32]));
     let y = declare(&[2, 64]);
     let norm = Some(Norm { weight: &norm, eps: 1e-5 });
     let bias = declare(&[64]);
     let both = Linear { bias: Some(&bias), norm, ..Linear::new(&w) };
-    let error = kernels::matvec(&mut Recorder::new(&device), &both, &x, &y).expect_err("both");
+    let error = kernels::matvec(&mut device.recorder(), &both, &x, &y).expect_err("both");
     assert!(matches!(error, Error::Operand { kernel: "matvec", operand: "bias", .. }), "{error}");
-    let error = kernels::matmul(&mut Recorder::new(&device), &Linear { bias: None, ..both }, &x, &y);
+    let error = kernels::matmul(&mut device.recorder(), &Linear { bias: None, ..both }, &x, &y);
     let error = error.expect_err("`matmul` folds no norm");
     assert!(matches!(error, Error::Operand { kernel: "matmul", operand: "norm", .. }), "{error}");
 }
@@ -460,8 +460,7 @@ fn shapes_of_a_mixture_in_parts() {
     let tensors = of_gate.map(|(name, shape, ..)| {
         Tensor::declare(name, Role::Activations, shape, DType::F32).expect("the shape is valid")
     });
-    let error =
-        record(&mut Recorder::new(&Device::cpu()), Combination::GluSiluLn, &tensors).expect_err("no pair alone");
+    let error = record(&mut Device::cpu().recorder(), Combination::GluSiluLn, &tensors).expect_err("no pair alone");
     assert!(matches!(error, Error::Operand { kernel: "mol_gate", operand: "combination", .. }), "{error}");
     let of_sum: [Operand; 3] =
         [("weight", &[2, 3], &[3, 2], "weight"), ("x", &[2, 3], &[6], "x"), ("y", &[2], &[3], "y")];
@@ -481,7 +480,7 @@ fn mol_shapes() {
     };
     let weights = MolGateWeights { w1: &[0.0; 30], b1: &[0.0; 2], w2: &[0.0; 30], b2: &[0.0; 15] };
     let gate = MolGate::new(&device, form(3, 5), &weights).expect("the form is valid");
-    let w = Matrix::declare(&device, "w", WeightType::F16, 5 * 7, 8).expect("the matrix is valid");
+    let w = Matrix::declare(&device.target(), "w", WeightType::F16, 5 * 7, 8).expect("the matrix is valid");
     let operands: [Operand; 5] = [
         ("item_gates", &[7, 32], &[7, 15], "item_gates"),
         ("queries", &[2, 24], &[2, 23], "queries"),
@@ -499,8 +498,8 @@ fn mol_shapes() {
     });
     // Rows that are no multiple of the components, columns that are none of 4, a type without a variant.
     for (weight, rows, cols) in [(WeightType::F16, 36, 8), (WeightType::F16, 35, 6), (WeightType::Q4_0, 35, 8)] {
-        let w = Matrix::declare(&device, "w", weight, rows, cols).expect("the matrix is valid");
-        match record(&mut Recorder::new(&device), &w, &tensors) {
+        let w = Matrix::declare(&device.target(), "w", weight, rows, cols).expect("the matrix is valid");
+        match record(&mut device.recorder(), &w, &tensors) {
             Err(Error::Operand { operand: "w", .. }) => {}
             other => panic!("{rows} x {cols} of {weight} gives {other:?}"),
         }
@@ -535,6 +534,6 @@ fn sampling_shapes() {
 fn outputs_share_nothing() {
     let device = Device::cpu();
     let x = Tensor::declare("x", Role::Activations, &[2, 5], DType::F32).expect("valid");
-    let error = kernels::softmax(&mut Recorder::new(&device), &x, &x).expect_err("x is its own output");
+    let error = kernels::softmax(&mut device.recorder(), &x, &x).expect_err("x is its own output");
     assert!(matches!(error, Error::Operand { kernel: "softmax", operand: "y", .. }), "{error}");
 }

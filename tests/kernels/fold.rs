@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tilewright::kernels;
-use tilewright::{Device, DeviceLimits, Error, Recorder, Tier, Workspace, shaders};
+use tilewright::{Device, Error, Recorder, TargetLimits, Tier, Workspace, shaders};
 
 use crate::common::{self, Expected};
 use crate::harness::{Bound, Case, Job, Operand, ROUND, execute, recorded};
@@ -42,7 +42,7 @@ fn folded_grids_match_oracle() {
             let job = (case.build)(&mut Source::new(case.inputs, case.seed(0), staged_f16));
             // As few as will do.
             for max_workgroups in [2, 5, 13, 64] {
-                let few = device.with_limits(DeviceLimits { max_workgroups, ..device.limits() });
+                let few = device.with_limits(TargetLimits { max_workgroups, ..device.limits() });
                 let recording = match recorded(&few, &job) {
                     Ok((_, rec)) => rec.finish(&mut Workspace::default()),
                     Err(Error::Operand { operand: "grid", .. }) => continue,
@@ -110,12 +110,12 @@ fn rows_beyond_a_dimension() {
 #[test]
 fn grids_beyond_two_dimensions_are_refused() {
     let device = Device::cpu();
-    let few = device.with_limits(DeviceLimits { max_workgroups: 3, ..device.limits() });
+    let few = device.with_limits(TargetLimits { max_workgroups: 3, ..device.limits() });
     let declare =
         |rows| tilewright::Tensor::declare("x", tilewright::Role::Activations, &[rows, 256], tilewright::DType::F32);
     let silu = |rows| {
         let [x, y] = [declare(rows), declare(rows)].map(|tensor| tensor.expect("the shape is valid"));
-        kernels::silu(&mut Recorder::new(&few), &x, &y)
+        kernels::silu(&mut few.recorder(), &x, &y)
     };
     assert!(silu(9).is_ok());
     assert!(matches!(silu(10), Err(Error::Operand { kernel: "silu", operand: "grid", .. })));

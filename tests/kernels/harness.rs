@@ -163,12 +163,15 @@ enum Slot {
     State(StepState),
 }
 
-/// A job's operands on a device, in order.
-pub struct Bound(Vec<Slot>);
+/// A job's operands, in order, and the device that they are on.
+pub struct Bound {
+    slots: Vec<Slot>,
+    pub device: Device,
+}
 
 impl Bound {
     pub fn tensor(&self, i: usize) -> &Tensor {
-        match &self.0[i] {
+        match &self.slots[i] {
             Slot::Tensor(tensor) => tensor,
             Slot::State(state) => state.tensor(),
             Slot::Matrix(_) => panic!("operand {i} is a matrix"),
@@ -176,14 +179,14 @@ impl Bound {
     }
 
     pub fn matrix(&self, i: usize) -> &Matrix {
-        match &self.0[i] {
+        match &self.slots[i] {
             Slot::Matrix(matrix) => matrix,
             _ => panic!("operand {i} is no matrix"),
         }
     }
 
     pub fn state(&self, i: usize) -> &StepState {
-        match &self.0[i] {
+        match &self.slots[i] {
             Slot::State(state) => state,
             _ => panic!("operand {i} is no step state"),
         }
@@ -199,7 +202,7 @@ fn place(device: &Device, operand: &Operand) -> Result<Slot, Error> {
         Data::State(_) => Slot::State(StepState::declare()?),
         Data::Weights(weight, _) => {
             let [rows, cols] = operand.shape[..] else { panic!("a matrix has two dimensions") };
-            Slot::Matrix(Matrix::declare(device, operand.label, *weight, rows, cols)?)
+            Slot::Matrix(Matrix::declare(&device.target(), operand.label, *weight, rows, cols)?)
         }
     })
 }
@@ -226,7 +229,7 @@ const LARGEST_READ: u64 = 4 << 20;
 /// Everything behind the operands, slack included.
 async fn snapshot(device: &Device, bound: &Bound) -> Result<Vec<Vec<u32>>, Error> {
     let mut content = Vec::new();
-    for slot in &bound.0 {
+    for slot in &bound.slots {
         content.push(match slot {
             Slot::Tensor(tensor) => device.read_buffer(tensor).await?,
             Slot::State(state) => device.read_buffer(state.tensor()).await?,
@@ -245,8 +248,8 @@ async fn snapshot(device: &Device, bound: &Bound) -> Result<Vec<Vec<u32>>, Error
 /// A job's operands on a device, and what records it there.
 pub fn recorded(device: &Device, job: &Job) -> Result<(Bound, Recorder), Error> {
     let slots: Result<Vec<Slot>, Error> = job.operands.iter().map(|operand| place(device, operand)).collect();
-    let bound = Bound(slots?);
-    let mut rec = Recorder::new(device);
+    let bound = Bound { slots: slots?, device: device.clone() };
+    let mut rec = device.recorder();
     (job.record)(&mut rec, &bound)?;
     Ok((bound, rec))
 }
@@ -260,7 +263,7 @@ pub async fn execute(device: &Device, job: &Job, rounds: usize) -> Result<f64, S
     let mut first: Option<Vec<Vec<u32>>> = None;
     let mut worst = 0.0f64;
     for round in 0..rounds {
-        for (slot, operand) in bound.0.iter().zip(&job.operands) {
+        for (slot, operand) in bound.slots.iter().zip(&job.operands) {
             fill(device, slot, &operand.data).map_err(gpu)?;
         }
         let before = if round == 0 { Some(snapshot(device, &bound).await.map_err(gpu)?) } else { None };

@@ -17,10 +17,7 @@ use crate::{
     harness::{Want, execute},
 };
 #[cfg(not(target_arch = "wasm32"))]
-use tilewright::{
-    DType, Matrix, Role, Workspace,
-    tuning::{Bucket, Choice},
-};
+use tilewright::{Bucket, Choice, DType, Matrix, Role, Workspace};
 
 /// T, N, K: rows of w come in fours, K in blocks of 32 shared by up to 64 invocations.
 const MATVEC: [[u32; 3]; 21] = [
@@ -507,12 +504,12 @@ fn rows_have_the_same_bits_in_every_tile_and_batch() {
                 // From the last row up, so that rows are at other places of a tile than at first.
                 for m in [ROWS, 128, 65, 1] {
                     let first = (ROWS - m) as usize;
-                    let matrix = Matrix::declare(&device, "w", weight, n, k).expect("the matrix is valid");
+                    let matrix = Matrix::declare(&device.target(), "w", weight, n, k).expect("the matrix is valid");
                     matrix.upload(&device, &[bytes.as_slice()]).expect("the weights fit");
                     let x = device.upload("x", &[m, k], &x[first * k as usize..]).expect("x fits");
                     let bias = device.upload("bias", &[n], &bias).expect("the bias fits");
                     let y = Tensor::declare("y", Role::Activations, &[m, n], DType::F32).expect("y is valid");
-                    let mut rec = Recorder::new(&device);
+                    let mut rec = device.recorder();
                     let activation = Some(Activation::Gelu(Gelu::Exact));
                     let linear =
                         Linear { bias: Some(&bias), activation, batch_invariant: true, ..Linear::new(&matrix) };

@@ -48,7 +48,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 #[cfg(not(target_arch = "wasm32"))]
-use tilewright::tuning::{Bucket, Choice};
+use tilewright::{Bucket, Choice};
 use tilewright::{Device, Tier, WeightType, shaders};
 
 use harness::{Case, execute, hash};

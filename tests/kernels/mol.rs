@@ -1,9 +1,9 @@
 //! `mol`: mixtures of logits.
 
+use tilewright::WeightType;
 use tilewright::kernels::{
     self, Combination, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, Pairing,
 };
-use tilewright::{Device, WeightType};
 
 use crate::common::Expected;
 use crate::harness::{Case, FLUSH, Job, Operand, ROUND, sum_rounding};
@@ -280,8 +280,7 @@ fn mol(source: &mut Source, weight: WeightType, form: MolForm, shape: Shape, wha
         Operand::close("scores", &[n_queries, n_scores], want, 1e-9),
     ];
     Job::new(operands, move |rec, bound| {
-        let device: Device = rec.device().clone();
-        let gate = MolGate::new(&device, form, &MolGateWeights { w1: &w1, b1: &b1, w2: &w2, b2: &b2 })?;
+        let gate = MolGate::new(&bound.device, form, &MolGateWeights { w1: &w1, b1: &b1, w2: &w2, b2: &b2 })?;
         let operands = MolOperands {
             items: bound.matrix(0),
             item_gates: bound.tensor(1),

@@ -237,13 +237,13 @@ fn linear_norm(source: &mut Source, weight: WeightType, flags: usize, [m, n, k]:
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
 fn rows_do_not_depend_on_their_batch() {
-    use tilewright::{DType, Matrix, Recorder, Role, Tensor, Workspace};
+    use tilewright::{DType, Matrix, Role, Tensor, Workspace};
     let [n, k] = [100, 260];
     for device in common::gpus([Tier::Baseline, Tier::Scalar]) {
         for weight in [WeightType::F32, WeightType::Q8_0, WeightType::Q4_K] {
             let mut source = Source::new(Inputs::Normal, 3, false);
             let (row, held) = (source.rows(1, k), source.rows(1, n));
-            let w = Matrix::declare(&device, "w", weight, n, k).expect("valid");
+            let w = Matrix::declare(&device.target(), "w", weight, n, k).expect("valid");
             w.upload(&device, &[&source.weights(weight, n, k)]).expect("whole rows");
             let gain = device.upload("weight", &[n], &source.normal(n)).expect("a tensor");
             let mut first: Option<Vec<f32>> = None;
@@ -254,7 +254,7 @@ fn rows_do_not_depend_on_their_batch() {
                 let x = device.upload("x", &[t, k], &x).expect("a tensor");
                 let y = Tensor::declare("y", Role::Activations, &[t, n], DType::F32).expect("valid");
                 device.write(&y, 0, &before).expect("as long");
-                let mut rec = Recorder::new(&device);
+                let mut rec = device.recorder();
                 let linear = Linear { accumulate: true, ..Linear::new(&w) };
                 let norm = LayerNorm { weight: &gain, bias: None, eps: 1e-12 };
                 kernels::linear_norm(&mut rec, &linear, &norm, &x, &y).expect("it fits");

@@ -1,8 +1,6 @@
 //! Conformance in a browser: the same cases, through WebGPU as the page sees it.
 
-use tilewright::{
-    BrowserAdapter, DType, Device, DeviceChoice, Error, Recorder, Role, Tensor, Tier, Workspace, kernels,
-};
+use tilewright::{BrowserAdapter, DType, Device, DeviceChoice, Error, Role, Tensor, Tier, Workspace, kernels};
 use wasm_bindgen_futures::JsFuture;
 use wasm_bindgen_test::{wasm_bindgen_test, wasm_bindgen_test_configure};
 
@@ -78,7 +76,7 @@ async fn a_shader_that_does_not_compile_is_an_error() {
         let device = Device::open(&DeviceChoice::Gpu, Some(&adapter), Some(Tier::Baseline)).await?;
         let x = device.upload("x", &[1, 2], &[1.0f32, 1.0])?;
         let y = Tensor::declare("y", Role::Activations, &[1, 2], DType::F32)?;
-        let mut rec = Recorder::new(&device);
+        let mut rec = device.recorder();
         kernels::softmax(&mut rec, &x, &y)?;
         device.run(&rec.finish(&mut Workspace::default()))?;
         device.read(&y).await

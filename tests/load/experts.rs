@@ -72,7 +72,7 @@ fn experts_beyond_one_binding_are_cut_where_experts_end() {
             let of_expert = u64::from(2 * 2 * block.dim * config.dim);
             let (limit, limits) = ((2 * of_expert + 64).max(32 << 10), device.limits());
             let slabs = (u64::from(of_all.n) * of_expert).div_ceil(limit);
-            let cut = device.with_limits(tilewright::DeviceLimits { max_binding_bytes: limit, ..limits });
+            let cut = device.with_limits(tilewright::TargetLimits { max_binding_bytes: limit, ..limits });
             let options = || LoadOptions {
                 context_length: Some(64),
                 kv_type: KvType::F32,

@@ -38,7 +38,7 @@ fn open(folder: &Folder) -> Result<(), Error> {
 fn plan(file: ModelFile) -> Result<(), Error> {
     let device = Device::cpu();
     match file.header.shape.decoder() {
-        Ok(_) => Model::plan_file(&device, &file, &LoadOptions::default()).map(drop),
+        Ok(_) => Model::plan_file(&device.target(), &file, &LoadOptions::default()).map(drop),
         Err(_) => Embedder::plan_file(&device, file).map(drop),
     }
 }

@@ -111,7 +111,7 @@ fn tensors_of_folders_that_nothing_reads_are_refused() {
         let folder = changed.write();
         let error = match ModelFile::open(&folder.0) {
             Err(error) => error,
-            Ok(file) => match Model::plan_file(&Device::cpu(), &file, &LoadOptions::default()) {
+            Ok(file) => match Model::plan_file(&Device::cpu().target(), &file, &LoadOptions::default()) {
                 Err(error) => error,
                 Ok(_) => panic!("{of} with {name} is not refused"),
             },

@@ -167,8 +167,12 @@ fn thirty_billion_weights_are_planned_without_loading_them() {
         let before = device.counters();
         let (plan, peak) = super::allocator::peak_bytes(|| {
             let file = ModelFile::open(&path).unwrap();
-            Model::plan_file(&device, &file, &LoadOptions { context_length: Some(4096), ..LoadOptions::default() })
-                .unwrap()
+            Model::plan_file(
+                &device.target(),
+                &file,
+                &LoadOptions { context_length: Some(4096), ..LoadOptions::default() },
+            )
+            .unwrap()
         });
         assert_eq!(device.counters() - before, Default::default());
         assert!(peak < 64 << 20, "{peak} bytes held");
@@ -189,9 +193,12 @@ fn what_is_allocated_was_planned() {
     let path = SMALL.write(&folder);
     for device in devices() {
         let file = ModelFile::open(&path).unwrap();
-        let plan =
-            Model::plan_file(&device, &file, &LoadOptions { context_length: Some(512), ..LoadOptions::default() })
-                .unwrap();
+        let plan = Model::plan_file(
+            &device.target(),
+            &file,
+            &LoadOptions { context_length: Some(512), ..LoadOptions::default() },
+        )
+        .unwrap();
         close("weights", plan.weights_bytes, SMALL.weights_bytes());
         let before = device.counters();
         let options = LoadOptions { context_length: Some(512), ..LoadOptions::default() };

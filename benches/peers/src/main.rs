@@ -68,10 +68,10 @@ struct Contender {
 
 fn ours(op: Op, device: &Device) -> Result<Contender> {
     let output = |shape: &[u32]| Tensor::declare("y", Role::Activations, shape, DType::F32);
-    let mut rec = Recorder::new(device);
+    let mut rec = device.recorder();
     let y = match op {
         Op::Matmul { m, k, n } => {
-            let w = Matrix::from_f32(device, "w", n, k, &values(n * k, 2))?;
+            let w = device.upload_matrix("w", [n, k], &values(n * k, 2))?;
             let (x, y) = (device.upload("x", &[m, k], &values(m * k, 1))?, output(&[m, n])?);
             Linear::new(&w).record(&mut rec, &x, &y)?;
             y

@@ -55,7 +55,7 @@ pub fn mol_gate(
         let found = format!("{combination:?}");
         return Err(Error::Operand { kernel: kernel.name, operand: "combination", expected, found });
     }
-    let grid = fold(rec.device(), (y.len() as u64).div_ceil(256));
+    let grid = fold(rec.target(), (y.len() as u64).div_ceil(256));
     let is_sum = u32::from(combination == Combination::Sum);
     let params = MolGateParams { n_items, n_queries, pairs, grid_x: grid[0], is_sum, _pad: [0; 3] };
     rec.dispatch(kernel, None, &[], params, &[a, b, c, y], grid)
@@ -72,7 +72,7 @@ pub fn weighted_sum(rec: &mut Recorder, weight: &Tensor, x: &Tensor, y: &Tensor)
     let [n_rows, dim] = x.dims2(kernel.name, "x")?;
     weight.expect_shape(kernel.name, "weight", &[n_rows, dim])?;
     y.expect_shape(kernel.name, "y", &[n_rows])?;
-    let grid = fold(rec.device(), n_rows.div_ceil(64).into());
+    let grid = fold(rec.target(), n_rows.div_ceil(64).into());
     let params = WeightedSumParams { n_rows, dim, grid_x: grid[0], _pad: 0 };
     rec.dispatch(kernel, None, &[], params, &[weight, x, y], grid)
 }

@@ -56,7 +56,7 @@ pub fn probe_read(rec: &mut Recorder, x: &Tensor, y: &Tensor, order: ReadOrder) 
     if !stride.is_power_of_two() || stride > len {
         return Err(operand("order", format!("a power of two up to {len}"), stride.to_string()));
     }
-    let grid = fold(rec.device(), n_out.div_ceil(256).into());
+    let grid = fold(rec.target(), n_out.div_ceil(256).into());
     let params = ProbeReadParams {
         len,
         n_out,

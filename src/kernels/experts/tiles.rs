@@ -3,13 +3,13 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{Experts, expect_biases};
-use crate::device::Device;
 use crate::error::Error;
 use crate::kernels::linear::{ACCUMULATE, BIAS, operations, quads, set};
 use crate::kernels::{MAX_EXPERTS, MAX_SHARED, check_loop, fold, grid_parts};
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
 use crate::shaders::{self, Tier};
+use crate::target::Target;
 use crate::tensor::Tensor;
 
 /// Mirrors `Params` in `shaders/expert_tiles.wgsl`.
@@ -68,12 +68,12 @@ pub struct ExpertTiles {
 impl ExpertTiles {
     /// Whether tiles suit so many slots of so many experts better than a product for each slot. On the CPU that product
     /// takes an expert's slots together by itself.
-    pub fn suit(device: &Device, n_slots: u32, n_experts: u32) -> bool {
+    pub fn suit(target: &Target, n_slots: u32, n_experts: u32) -> bool {
         // Rows of an expert, on average, from which on a tile of 16 rows is less work than a product for each. On lavapipe,
         // 32 experts of width 256 for a model of 512 were 0.6 times as fast by tiles with 4 rows of each, 1.1 with 8 and
         // 1.7 with 16. On GPUs, where a product for each reads all weights once more, half as many are enough.
-        let fewest = if device.tier() == Tier::Scalar { 8 } else { 4 };
-        device.is_gpu() && n_slots >= n_experts.saturating_mul(fewest)
+        let fewest = if target.tier() == Tier::Scalar { 8 } else { 4 };
+        target.is_gpu() && n_slots >= n_experts.saturating_mul(fewest)
     }
 
     /// Records the order of the slots that `routes` has, and their tiles. Shader: `shaders/expert_tiles.wgsl`.
@@ -97,14 +97,14 @@ impl ExpertTiles {
             });
         }
         let n_slots = n_tokens.saturating_mul(n_used);
-        let is_scalar = rec.device().tier() == Tier::Scalar;
+        let is_scalar = rec.target().tier() == Tier::Scalar;
         let tile_rows = ROWS[usize::from(!is_scalar && n_slots / n_experts.max(1) >= ROWS[1])];
         // Each expert has one tile at most that is not full.
         let n_tiles = n_slots / tile_rows + n_experts.min(n_slots);
         let slots = rec.temporary_words("slots", &[n_slots])?;
         let tiles = rec.temporary_words("tiles", &[n_tiles, 4])?;
         let params = ExpertTilesParams { n_slots, n_experts, tile_rows, n_tiles };
-        let grid = fold(rec.device(), u64::from(n_experts).div_ceil(TILES_WG));
+        let grid = fold(rec.target(), u64::from(n_experts).div_ceil(TILES_WG));
         rec.dispatch(&shaders::EXPERT_TILES, None, &[], params, &[routes, &slots, &tiles], grid)?;
         Ok(ExpertTiles { slots, tiles, tile_rows })
     }
@@ -150,10 +150,10 @@ impl ExpertProduct<'_> {
             return Err(Error::Operand { kernel: KERNEL, operand: "x", expected, found });
         }
         expect_biases(KERNEL, self.bias, y_stride)?;
-        let tier = rec.device().tier_for(&shaders::EXPERT_MATMUL, Some(self.w.weight()));
+        let tier = rec.target().tier_for(&shaders::EXPERT_MATMUL, Some(self.w.weight()));
         let (cols, constants) = match (tier, tiles.tile_rows) {
             (Tier::Scalar, _) => {
-                check_loop(rec.device(), KERNEL, u64::from(dim / 4), dim, "columns")?;
+                check_loop(rec.target(), KERNEL, u64::from(dim / 4), dim, "columns")?;
                 (64, vec![])
             }
             (_, 16) => (256, vec![("TILE", 64.0), ("WIDTH", 64.0)]),
@@ -163,7 +163,7 @@ impl ExpertProduct<'_> {
         let n_groups = u64::from(n_tiles) * u64::from(self.rows.div_ceil(cols));
         for slab in self.w.slabs() {
             let experts = Experts::of(KERNEL, slab, self.first_expert, self.rows)?;
-            for part in grid_parts(rec.device(), n_groups, operations(n_slots, self.rows, dim)) {
+            for part in grid_parts(rec.target(), n_groups, operations(n_slots, self.rows, dim)) {
                 let params = ExpertMatmulParams {
                     n_used: n_slots / n_rows,
                     n_out: self.rows,
@@ -200,6 +200,6 @@ pub fn expert_sum(rec: &mut Recorder, x: &Tensor, routes: &Tensor, accumulate: b
     routes.expect_shape("expert_sum", "routes", &[n_tokens, n_used, 2])?;
     x.expect_shape("expert_sum", "x", &[n_tokens * n_used, dim])?;
     let params = ExpertSumParams { n_tokens, n_used, dim, flags: set(&[(accumulate, ACCUMULATE)]) };
-    let grid = fold(rec.device(), (y.len() as u64).div_ceil(256));
+    let grid = fold(rec.target(), (y.len() as u64).div_ceil(256));
     rec.dispatch(&shaders::EXPERT_SUM, None, &[], params, &[x, routes, y], grid)
 }

@@ -19,7 +19,7 @@ struct Dense {
 impl Dense {
     fn new(device: &Device, label: &str, layer: &Layer) -> Result<Dense, Error> {
         Ok(Dense {
-            w: Matrix::from_f32(device, label, layer.n_out, layer.n_in, &layer.w)?,
+            w: device.upload_matrix(label, [layer.n_out, layer.n_in], &layer.w)?,
             bias: device.upload(label, &[layer.n_out], &layer.b)?,
         })
     }
@@ -111,7 +111,7 @@ impl Encoder {
     pub async fn encode(&self, device: &Device, x: &[f32], n_rows: usize) -> Result<[Vec<f32>; 2], Error> {
         let x = device.upload("x", &[n_rows as u32, (x.len() / n_rows) as u32], x)?;
         let record = || {
-            let mut rec = Recorder::new(device);
+            let mut rec = device.recorder();
             let encoded = self.record(&mut rec, &x)?;
             Ok((rec.finish(&mut Workspace::default()), encoded))
         };

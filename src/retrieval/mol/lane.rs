@@ -85,7 +85,7 @@ impl Lane {
         let x = declare("mol.x", mol.config.query_dim)?;
         let mut workspace = Workspace::default();
         let record = || {
-            let mut rec = Recorder::new(&mol.device);
+            let mut rec = mol.device.recorder();
             let encoded = mol.query_encoder.record(&mut rec, &x)?;
             Ok((rec.finish(&mut workspace), encoded))
         };
@@ -161,7 +161,7 @@ impl Lane {
 
     fn record(&mut self, mol: &Mol, task: Task) -> Result<RecordedTask, Error> {
         let Lane { batch, workspace, inputs, lists, .. } = self;
-        let mut rec = Recorder::new(&mol.device);
+        let mut rec = mol.device.recorder();
         let mut ids = None;
         let result = match task {
             Task::Select { by, shard, k } => {
