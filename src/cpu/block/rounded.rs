@@ -501,7 +501,8 @@ mod tests {
             let values: Vec<f32> = bytemuck::pod_collect_to_vec(tensor(format!("{weight}.values")));
             // Two rows, the second one the first half of the vectors again.
             let n_blocks = values.len() / BLOCK / 2;
-            let matrix = Matrix::declare(&device, "w", weight, 2, values.len() as u32 / 2).expect("the shape is valid");
+            let matrix =
+                Matrix::declare(&device.target(), "w", weight, 2, values.len() as u32 / 2).expect("the shape is valid");
             matrix.upload(&device, &[tensor(format!("{weight}.blocks"))]).expect("two rows");
             let slab = &matrix.slabs()[0];
             let words: Vec<u32> = pollster::block_on(device.read(&slab.words)).expect("the tensor is there");
@@ -557,7 +558,8 @@ mod tests {
             let mut bytes = vec![0; floats.len() / of_file.block_len() as usize * of_file.block_bytes() as usize];
             quantize_row(of_file, &floats, None, &mut bytes).expect("the row is whole blocks");
             let shape = [n_rows as u32, (n_blocks * BLOCK) as u32];
-            let matrix = Matrix::declare(&device, "w", weight, shape[0], shape[1]).expect("the shape is valid");
+            let matrix =
+                Matrix::declare(&device.target(), "w", weight, shape[0], shape[1]).expect("the shape is valid");
             matrix.upload(&device, &[&bytes]).expect("all rows");
             let slab = &matrix.slabs()[0];
             let words: Vec<u32> = pollster::block_on(device.read(&slab.words)).expect("the tensor is there");
