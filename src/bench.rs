@@ -8,6 +8,8 @@
 pub mod embed;
 pub mod kernels;
 pub mod mol;
+pub mod predict;
+pub mod shapes;
 pub mod yardsticks;
 
 use std::time::Instant;

@@ -7,6 +7,8 @@ mod place;
 mod reranker;
 
 pub use batch::Tokens;
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) use batch::{Head, record_texts};
 pub use embedder::{EmbedOptions, Embedder};
 pub use place::Place;
 pub use reranker::{Ranked, RerankOptions, Reranker};

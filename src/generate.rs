@@ -14,5 +14,7 @@ pub use generation::{CancelHandle, Generation, Piece, StopReason};
 pub use model::{LoadOptions, Model, Trace};
 pub use options::{ContextPolicy, GenerateOptions};
 pub use passes::PASS_SIZES;
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) use passes::record_pass;
 pub use session::{Session, Snapshot};
 pub use stats::Stats;

@@ -35,6 +35,8 @@ pub use catalog::Catalog;
 pub(crate) use catalog::{Feed, Widened};
 pub use chat::ChatSource;
 pub use file::FileBytes;
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) use huggingface::config_of_json;
 pub use loader::Loader;
 pub use reader::{FileName, Head, HeaderReader};
 pub use vocab::vocab_from_gguf;

@@ -259,6 +259,11 @@ impl Recording {
         self.steps.iter().flat_map(|step| &step.operands).map(Tensor::size_bytes).sum()
     }
 
+    /// Its dispatches in order.
+    pub fn dispatches(&self) -> impl Iterator<Item = Dispatch<'_>> {
+        self.steps.iter().map(Dispatch)
+    }
+
     /// Labels of the shader variants in order.
     pub fn labels(&self) -> impl Iterator<Item = &'static str> {
         self.steps.iter().map(|step| step.variant.label)
@@ -268,6 +273,47 @@ impl Recording {
     #[doc(hidden)]
     pub fn grids(&self) -> impl Iterator<Item = [u32; 3]> {
         self.steps.iter().map(|step| step.grid)
+    }
+}
+
+/// One dispatch of a recording, for tools that compile or count what would run.
+#[derive(Clone, Copy, Debug)]
+pub struct Dispatch<'a>(&'a Step);
+
+impl<'a> Dispatch<'a> {
+    /// The kernel.
+    pub fn kernel(&self) -> &'static Kernel {
+        self.0.kernel
+    }
+
+    /// The shader variant.
+    pub fn variant(&self) -> &'static Variant {
+        self.0.variant
+    }
+
+    /// The variant's label.
+    pub fn label(&self) -> &'static str {
+        self.0.variant.label
+    }
+
+    /// Values of the shader's overrides.
+    pub fn constants(&self) -> &'a [(&'static str, f64)] {
+        &self.0.constants
+    }
+
+    /// The kernel's params, as its `Params` in WGSL.
+    pub fn params(&self) -> &'a [u8] {
+        &self.0.params
+    }
+
+    /// The operands in binding order.
+    pub fn operands(&self) -> &'a [Tensor] {
+        &self.0.operands
+    }
+
+    /// Workgroups in x, y and z.
+    pub fn grid(&self) -> [u32; 3] {
+        self.0.grid
     }
 }
 

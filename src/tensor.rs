@@ -185,6 +185,12 @@ impl Tensor {
         Tensor { dtype: DType::U32, ..self.clone() }
     }
 
+    /// Whether both are the same content, whatever their shapes.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn is_same(&self, other: &Tensor) -> bool {
+        Arc::ptr_eq(&self.storage, &other.storage)
+    }
+
     /// Whether it was declared as a part of a cache.
     pub(crate) fn is_cache(&self) -> bool {
         self.storage.block.get().is_some_and(|block| matches!(block.role, Role::Cache))

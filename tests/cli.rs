@@ -243,6 +243,28 @@ fn bench_counts_submissions_that_hold_several_tokens() {
 }
 
 #[test]
+fn bench_predicts_a_gpu_that_is_not_here_and_says_so() {
+    let value = json_of(&["bench", "--predict", "rtx 4090", "--json"]);
+    assert_eq!((&value["prediction"], value["gpu"]["name"].as_str()), (&Value::Bool(true), Some("RTX 4090")));
+    let passes = value["passes"].as_array().unwrap();
+    // Four decoders with a token and a prompt, and an encoder.
+    assert_eq!(passes.len(), 9, "{value}");
+    for pass in passes {
+        let [seconds, bytes] = ["seconds", "bytes"].map(|field| {
+            pass["dispatches"].as_array().unwrap().iter().map(|row| row[field].as_f64().unwrap()).sum::<f64>()
+        });
+        assert!((seconds / pass["seconds"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{pass}");
+        let share = bytes / seconds / value["gpu"]["memory_rate"].as_f64().unwrap();
+        assert!((share / pass["memory_share"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{pass}");
+    }
+    let table = text(&tilewright(&["bench", "--predict", "h100"]).stdout);
+    assert!(table.starts_with("PREDICTION for H100 SXM, where nothing was measured"), "{table}");
+    assert_eq!(text(&tilewright(&["bench", "--predict", "list"]).stdout).lines().count(), 8);
+    let unknown = tilewright(&["bench", "--predict", "rtx 9090"]);
+    assert!(!unknown.status.success() && text(&unknown.stderr).contains("RTX 4090"), "{unknown:?}");
+}
+
+#[test]
 fn bench_measures_kernels() {
     let tiny = ["bench", "kernels", "--device", "cpu", "--dim", "64", "-p", "8", "-d", "8", "--texts", "4"];
     let value = json_of(&[&tiny[..], &["--json"]].concat());

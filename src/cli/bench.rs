@@ -2,6 +2,7 @@
 
 mod embed;
 mod mol;
+mod predict;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -74,6 +75,10 @@ struct ModelBenchArgs {
     /// Repetitions of each test, after a warm-up.
     #[arg(long, short = 'r', default_value_t = 5, value_name = "N")]
     repetitions: usize,
+    /// Measure nothing: predict passes of well-known models on a GPU that is not here, from its maker's figures. `list`
+    /// prints the GPUs that are known.
+    #[arg(long, value_name = "GPU", conflicts_with_all = ["model", "csv"])]
+    predict: Option<String>,
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -122,7 +127,10 @@ fn parse_batch_size(text: &str) -> Result<u32, String> {
 
 pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
     match &args.command {
-        None => bench_model(&args.model),
+        None => match &args.model.predict {
+            Some(gpu) => predict::bench(gpu, args.model.format.json),
+            None => bench_model(&args.model),
+        },
         Some(BenchCommand::Kernels(args)) => bench_kernels(args),
         Some(BenchCommand::Embed(args)) => embed::bench(args),
         Some(BenchCommand::Mol(args)) => mol::bench(args),

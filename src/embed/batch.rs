@@ -10,7 +10,8 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::Pooling;
 use crate::model::{BatchSize, BatchTensors, ScoreHead, Transformer};
-use crate::recording::{MemoryPlan, Recording, Workspace};
+use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
+use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 use crate::tuning::self_test;
 
@@ -51,11 +52,21 @@ pub(super) fn batches(lengths: &[usize], max_tokens: usize) -> Vec<Vec<usize>> {
 
 /// What is made of the last layer's output: a row for each text.
 #[derive(Clone, Debug)]
-pub(super) enum Head {
+pub(crate) enum Head {
     /// A vector.
     Vector { pooling: Pooling, normalize: bool },
     /// A score.
     Score(Box<ScoreHead>),
+}
+
+impl Head {
+    /// Elements of a text's row.
+    fn width(&self, encoder: &Transformer) -> u32 {
+        match self {
+            Head::Vector { .. } => encoder.config.dim,
+            Head::Score(_) => 1,
+        }
+    }
 }
 
 /// Passes over batches of all sizes that occur, each recorded once.
@@ -100,10 +111,7 @@ impl EncoderPasses {
 
     /// Elements of a text's row.
     pub fn width(&self) -> u32 {
-        match self.head {
-            Head::Vector { .. } => self.encoder.config.dim,
-            Head::Score(_) => 1,
-        }
+        self.head.width(&self.encoder)
     }
 
     /// Sees to it that the self-test has nothing against the pass of a batch of these texts.
@@ -180,18 +188,46 @@ impl EncoderPasses {
     }
 
     fn record(&self, size: BatchSize, workspace: &mut Workspace) -> Result<RecordedBatch, Error> {
-        let io = BatchTensors::declare(&self.device.target(), &self.encoder.config, size, self.max_len)?;
-        let rows = Tensor::declare("rows", Role::Activations, &[size.n_sequences, self.width()], DType::F32)?;
-        let mut rec = self.device.recorder();
-        let h = self.encoder.record_batch(&mut rec, &io)?;
-        match &self.head {
+        RecordedBatch::record(&self.device.target(), (&self.encoder, &self.head), size, self.max_len, workspace)
+    }
+}
+
+impl RecordedBatch {
+    fn record(
+        target: &Target,
+        (encoder, head): (&Transformer, &Head),
+        size: BatchSize,
+        max_len: u32,
+        workspace: &mut Workspace,
+    ) -> Result<RecordedBatch, Error> {
+        let io = BatchTensors::declare(target, &encoder.config, size, max_len)?;
+        let rows = Tensor::declare("rows", Role::Activations, &[size.n_sequences, head.width(encoder)], DType::F32)?;
+        let mut rec = Recorder::new(target.clone());
+        let h = encoder.record_batch(&mut rec, &io)?;
+        match head {
             &Head::Vector { pooling, normalize } => {
-                self.encoder.record_pooling(&mut rec, &io, &h, (pooling, normalize), &rows)?;
+                encoder.record_pooling(&mut rec, &io, &h, (pooling, normalize), &rows)?;
             }
-            Head::Score(head) => self.encoder.record_scores(&mut rec, &io, &h, head, &rows)?,
+            Head::Score(head) => encoder.record_scores(&mut rec, &io, &h, head, &rows)?,
         }
         Ok(RecordedBatch { io, rows, recording: rec.finish(workspace) })
     }
+}
+
+/// Records the pass of one batch, of an encoder whose weights may be nowhere.
+///
+/// # Errors
+/// [`Error::Operand`] or [`Error::Shape`] if the target's limits are too small for it.
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) fn record_texts(
+    target: &Target,
+    encoder: &Transformer,
+    head: &Head,
+    size: BatchSize,
+    max_len: u32,
+) -> Result<Recording, Error> {
+    let batch = RecordedBatch::record(target, (encoder, head), size, max_len, &mut Workspace::default())?;
+    Ok(batch.recording)
 }
 
 /// A text, or a pair of texts, as the encoder reads it.

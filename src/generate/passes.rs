@@ -3,13 +3,11 @@
 use std::collections::HashMap;
 
 use crate::device::Device;
-use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::{KvType, StepState};
+use crate::kernels::KvType;
 use crate::model::{Ending, KvCache, PassTensors, Transformer};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::target::Target;
-use crate::tensor::{Role, Tensor};
 use crate::tuning::self_test;
 
 /// Tokens that one pass can take. A session records those up to [`Model::max_pass`](super::Model::max_pass).
@@ -27,6 +25,25 @@ pub(super) struct Room {
     pub max_pass: u32,
     /// What keys and values are cached as.
     pub kv_type: KvType,
+}
+
+/// Records one pass with a greedy choice, of a model whose weights may be nowhere.
+///
+/// # Errors
+/// [`Error::Operand`] or [`Error::Shape`] if the target's limits are too small for it.
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) fn record_pass(
+    target: &Target,
+    transformer: &Transformer,
+    context_length: u32,
+    n_tokens: u32,
+) -> Result<Recording, Error> {
+    let config = &transformer.config;
+    let cache = KvCache::declare(config, KvType::default(), context_length, n_tokens)?;
+    let io = PassTensors::declare(config, context_length, n_tokens)?;
+    let mut rec = Recorder::new(target.clone());
+    transformer.record_pass(&mut rec, &cache, &io, n_tokens, Ending::Greedy { penalize: false })?;
+    Ok(rec.finish(&mut Workspace::default()))
 }
 
 /// A session's tensors and the passes that are recorded over them.
@@ -52,16 +69,8 @@ impl RecordedPasses {
         ];
         let last = largest.unwrap_or(0).min(enough.unwrap_or(PASS_SIZES.len() - 1));
         let sizes = &PASS_SIZES[..=last];
-        let word = |label: &str, shape: &[u32], dtype| Tensor::declare(label, Role::Activations, shape, dtype);
         let cache = KvCache::declare(config, kv_type, context_length, PASS_SIZES[last])?;
-        let io = PassTensors {
-            state: StepState::declare()?,
-            // The last pass of a prompt may be padded beyond the context.
-            tokens: word("tokens", &[context_length.saturating_add(PASS_SIZES[last])], DType::U32)?,
-            logits: word("logits", &[1, config.vocab_size], DType::F32)?,
-            sampling: word("sampling", &[8], DType::U32)?,
-            chosen: word("chosen", &[1], DType::U32)?,
-        };
+        let io = PassTensors::declare(config, context_length, PASS_SIZES[last])?;
         let (workspace, recordings) = (Workspace::default(), HashMap::new());
         let mut passes = RecordedPasses { cache, io, workspace, sizes, recordings };
         passes.record_greedy(target, transformer)?;

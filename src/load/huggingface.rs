@@ -15,6 +15,8 @@ use crate::error::Error;
 use crate::formats::TensorInfo;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::safetensors::{Safetensors, ShardIndex};
+#[cfg(not(target_arch = "wasm32"))]
+use crate::model::ModelConfig;
 use crate::model::WeightSource;
 use crate::tokenizer::{Tokenizer, TokenizerConfig};
 
@@ -96,6 +98,19 @@ impl Texts {
             _ => return None,
         })
     }
+}
+
+/// The configuration that a `config.json` describes, whatever lies beside it.
+///
+/// # Errors
+/// [`Error::Config`] or [`Error::Unsupported`] naming the key.
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) fn config_of_json(bytes: &[u8]) -> Result<ModelConfig, Error> {
+    let json = ConfigJson::parse(bytes).and_then(text_part)?;
+    let (architecture, model_type) = architecture(&json)?;
+    let model_type = model_type.to_owned();
+    let json = json.or_defaults(architecture.defaults)?;
+    architecture.config(&Keys::new(Source::Json(&json), &model_type, false))
 }
 
 /// What a folder's files say of the model. `weights` are the headers of its weight files with their names.

@@ -1,13 +1,15 @@
 //! The forward pass of decoders, recorded: what stands before and after the blocks.
 
+use super::config::ModelConfig;
 use super::forward::{Flow, Tap, Transformer};
 use super::kv_cache::KvCache;
+use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{
     Embedding, Sampling, StepState, advance, argmax, embed, last_row, penalize, sample, scale, soft_cap,
 };
 use crate::recording::Recorder;
-use crate::tensor::Tensor;
+use crate::tensor::{Role, Tensor};
 
 /// Tensors that passes share with the host.
 #[derive(Clone, Debug)]
@@ -22,6 +24,24 @@ pub struct PassTensors {
     pub sampling: Tensor,
     /// The chosen token, `[1]`.
     pub chosen: Tensor,
+}
+
+impl PassTensors {
+    /// Declares them for a context of so many positions and passes of up to `max_pass` tokens.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if one is larger than a tensor can be.
+    pub fn declare(config: &ModelConfig, context_length: u32, max_pass: u32) -> Result<PassTensors, Error> {
+        let tensor = |label: &str, shape: &[u32], dtype| Tensor::declare(label, Role::Activations, shape, dtype);
+        Ok(PassTensors {
+            state: StepState::declare()?,
+            // The last pass of a prompt may be padded beyond the context.
+            tokens: tensor("tokens", &[context_length.saturating_add(max_pass)], DType::U32)?,
+            logits: tensor("logits", &[1, config.vocab_size], DType::F32)?,
+            sampling: tensor("sampling", &[8], DType::U32)?,
+            chosen: tensor("chosen", &[1], DType::U32)?,
+        })
+    }
 }
 
 /// What a pass does after its last layer.

@@ -1,0 +1,397 @@
+//! A prediction of what a pass takes on a GPU that is not here, from what is recorded for it and its maker's figures. No
+//! figure of it was measured; it says what bounds each kernel, and which changes would pay.
+//!
+//! A dispatch takes as long as the slowest of what it needs, and what none of these hides:
+//!
+//! - bytes from memory: each operand once, of a cache what is filled, of a table the rows that are read;
+//! - instructions of lanes, counted in the ISA that RADV makes for RDNA 3 ([`unpacking`], `benches/record/isa/navi31.md`)
+//!   and taken to be alike elsewhere;
+//! - operations of matrix units, at the maker's rate, where the variant has them; they take the lanes' time where
+//!   [`MatrixUnits::on_lanes`] says so;
+//! - bytes of workgroup memory;
+//! - [`START`], for what begins after what was before has ended, and the tail that workgroups leave on the last cores.
+
+use crate::dtype::WeightType;
+use crate::kernels::{AttentionParams, GateUpParams, LinearParams};
+use crate::recording::{Dispatch, Recording};
+
+mod machines;
+
+pub use machines::{MACHINES, Machine, MatrixUnits};
+
+/// Share of the memory's peak rate that a reading kernel reaches at most, as copies on these GPUs do.
+const MEMORY_SHARE: f64 = 0.92;
+/// Seconds from the end of a dispatch to when the next one computes at full rate: a barrier of 0.9 us (a chain of tiny
+/// dispatches on a W7900 by Vulkan, ROCm issue 10834) and the first loads.
+const START: f64 = 1.8e-6;
+/// Share of the peak rate that units reach between barriers, with loads in flight.
+const BUSY_SHARE: f64 = 0.85;
+/// Seconds that a load from memory takes.
+const LATENCY: f64 = 0.6e-6;
+
+/// What bounds a dispatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BoundBy {
+    /// Bytes from memory.
+    Memory,
+    /// Too few loads in flight to keep memory busy.
+    Latency,
+    /// Instructions of lanes.
+    Instructions,
+    /// Operations of matrix units.
+    Matrix,
+    /// Bytes of workgroup memory.
+    SharedMemory,
+    /// The time until it computes at all.
+    Start,
+}
+
+impl BoundBy {
+    /// As a table says it.
+    pub fn name(self) -> &'static str {
+        match self {
+            BoundBy::Memory => "memory",
+            BoundBy::Latency => "latency",
+            BoundBy::Instructions => "instructions",
+            BoundBy::Matrix => "matrix units",
+            BoundBy::SharedMemory => "workgroup memory",
+            BoundBy::Start => "its start",
+        }
+    }
+}
+
+/// What one dispatch needs, and what it is predicted to take.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct PredictedDispatch {
+    /// Label of the shader variant.
+    pub label: &'static str,
+    /// Bytes from and to memory.
+    pub bytes: f64,
+    /// Multiplications and additions.
+    pub operations: f64,
+    /// Instructions of lanes.
+    pub instructions: f64,
+    /// Seconds, [`START`] included.
+    pub seconds: f64,
+    /// What takes longest.
+    pub bound_by: BoundBy,
+}
+
+/// A pass.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Prediction {
+    /// Its dispatches in order.
+    pub dispatches: Vec<PredictedDispatch>,
+    /// Seconds of all.
+    pub seconds: f64,
+    /// Bytes from memory in these seconds, over the memory's peak.
+    pub memory_share: f64,
+    /// Operations in these seconds, over the peak of the matrix units, or of the lanes where none are used.
+    pub compute_share: f64,
+}
+
+impl Machine {
+    /// Predicts a pass whose cache holds `filled` positions before it.
+    pub fn predict(&self, recording: &Recording, filled: u32) -> Prediction {
+        let dispatches: Vec<PredictedDispatch> =
+            recording.dispatches().map(|dispatch| self.dispatch(&Work::of(&dispatch, filled), &dispatch)).collect();
+        let sum = |of: fn(&PredictedDispatch) -> f64| dispatches.iter().map(of).sum::<f64>();
+        let (seconds, bytes, operations) = (sum(|d| d.seconds), sum(|d| d.bytes), sum(|d| d.operations));
+        let has_matrices = dispatches.iter().any(|dispatch| dispatch.label.contains(".matrix"));
+        let peak = match self.matrix {
+            Some(units) if has_matrices => units.rate,
+            _ => 2.0 * self.lane_rate(),
+        };
+        Prediction {
+            memory_share: bytes / seconds / self.memory_rate,
+            compute_share: operations / seconds / peak,
+            seconds,
+            dispatches,
+        }
+    }
+
+    fn dispatch(&self, work: &Work, dispatch: &Dispatch<'_>) -> PredictedDispatch {
+        let groups: f64 = dispatch.grid().iter().map(|&n| f64::from(n)).product();
+        let cores = f64::from(self.n_cores);
+        let slots = cores * work.groups_per_core;
+        // The last round of workgroups leaves places free. Of fewer workgroups than there are places, a core is busy with
+        // two subgroups for each of its units: four sums side by side hide how long an addition takes.
+        let busy = match groups >= slots {
+            true => groups / ((groups / slots).ceil() * slots),
+            false => (groups * work.group_lanes / (cores * 2.0 * f64::from(self.lanes))).min(1.0),
+        };
+        let lanes_rate = self.lane_rate() * busy * BUSY_SHARE;
+        let in_flight = groups.min(slots) * work.bytes_in_flight;
+        let reach = (in_flight / LATENCY).min(self.memory_rate * MEMORY_SHARE);
+        let matrix = match self.matrix {
+            Some(units) if work.on_matrices => work.operations / (units.rate * busy * BUSY_SHARE),
+            _ => 0.0,
+        };
+        let instructions = work.instructions / lanes_rate;
+        let on_lanes = self.matrix.is_some_and(|units| units.on_lanes);
+        let parts = [
+            (BoundBy::Memory, work.bytes / (self.memory_rate * MEMORY_SHARE)),
+            (BoundBy::Latency, work.bytes / reach),
+            (BoundBy::Instructions, if on_lanes { instructions + matrix } else { instructions }),
+            (BoundBy::Matrix, matrix),
+            (BoundBy::SharedMemory, work.shared_bytes / (self.shared_memory_rate() * busy * BUSY_SHARE)),
+            (BoundBy::Start, START),
+        ];
+        let mut longest = parts[0];
+        for part in parts {
+            // Of equal ones the first.
+            if part.1 > longest.1 {
+                longest = part;
+            }
+        }
+        let seconds = START + if longest.0 == BoundBy::Start { 0.0 } else { longest.1 };
+        PredictedDispatch {
+            label: dispatch.label(),
+            bytes: work.bytes,
+            operations: work.operations,
+            instructions: work.instructions,
+            seconds,
+            bound_by: longest.0,
+        }
+    }
+}
+
+/// What a dispatch needs, whatever runs it.
+struct Work {
+    bytes: f64,
+    operations: f64,
+    /// Whether matrix units do the operations.
+    on_matrices: bool,
+    /// Of lanes, without what matrix units do.
+    instructions: f64,
+    shared_bytes: f64,
+    /// Invocations of a workgroup.
+    group_lanes: f64,
+    /// Workgroups that a core runs at once.
+    groups_per_core: f64,
+    /// Bytes that a workgroup has asked for and not got.
+    bytes_in_flight: f64,
+}
+
+impl Work {
+    fn of(dispatch: &Dispatch<'_>, filled: u32) -> Work {
+        let bytes = operand_bytes(dispatch, filled);
+        // Rows of numbers: a few instructions for each word that is read or written, by workgroups of 64 to 256.
+        let rows = Work {
+            bytes,
+            operations: bytes / 4.0,
+            on_matrices: false,
+            instructions: 4.0 * bytes / 4.0,
+            shared_bytes: 0.0,
+            group_lanes: 64.0,
+            groups_per_core: 8.0,
+            bytes_in_flight: 4096.0,
+        };
+        match dispatch.kernel().name {
+            "matvec" => vector_product(dispatch, rows, {
+                let params: LinearParams = params(dispatch);
+                [params.n_tokens, params.n_out, params.dim]
+            }),
+            "gate_up" => vector_product(dispatch, rows, {
+                let params: GateUpParams = params(dispatch);
+                [params.n_tokens, 2 * params.ffn_dim, params.dim]
+            }),
+            "matmul" | "linear_norm" => {
+                let params: LinearParams = params(dispatch);
+                tiled_product(dispatch, rows, [params.n_tokens, params.n_out, params.dim])
+            }
+            "attention_decode" | "attention_prefill" => attention(dispatch, rows, filled),
+            _ => rows,
+        }
+    }
+}
+
+/// A kernel's params.
+fn params<P: bytemuck::AnyBitPattern>(dispatch: &Dispatch<'_>) -> P {
+    bytemuck::pod_read_unaligned(dispatch.params())
+}
+
+/// Bytes of all operands, each once, but of caches and tables only what is read.
+fn operand_bytes(dispatch: &Dispatch<'_>, filled: u32) -> f64 {
+    let (kernel, operands) = (dispatch.kernel(), dispatch.operands());
+    let is_lookup = kernel.name.starts_with("embed");
+    let written = kernel.bindings.iter().zip(operands).rfind(|(binding, _)| binding.writes);
+    let result = written.map_or(0.0, |(_, tensor)| tensor.size_bytes() as f64);
+    let heads = kernel.bindings.iter().position(|binding| ["qkv", "x"].contains(&binding.name));
+    let n_tokens = heads.map_or(1.0, |at| f64::from(operands[at].shape()[0]));
+    let bytes = kernel.bindings.iter().zip(operands).enumerate().map(|(i, (binding, tensor))| {
+        let size = tensor.size_bytes() as f64;
+        match binding.name {
+            // An operand that is not used is any other tensor.
+            _ if operands[..i].iter().any(|other| other.is_same(tensor)) => 0.0,
+            // A row for each token, no longer than the row that is made of it.
+            _ if is_lookup => size.min(result),
+            "table" => size.min(n_tokens * size / f64::from(tensor.shape()[0])),
+            _ if tensor.is_cache() => size * share_of_cache(dispatch, filled),
+            _ => size,
+        }
+    });
+    bytes.sum()
+}
+
+/// How much of a layer's cache a kernel reads or writes.
+fn share_of_cache(dispatch: &Dispatch<'_>, filled: u32) -> f64 {
+    match dispatch.kernel().name {
+        "attention_decode" | "attention_prefill" => {
+            let params: AttentionParams = params(dispatch);
+            f64::from(seen(&params, filled).min(params.slots)) / f64::from(params.slots.max(1))
+        }
+        // It writes a row for each token.
+        _ => 0.0,
+    }
+}
+
+/// Positions that the last token of a pass sees.
+fn seen(params: &AttentionParams, filled: u32) -> u32 {
+    let all = filled + params.n_tokens;
+    if params.window > 0 { all.min(params.window + params.n_tokens) } else { all }
+}
+
+/// Instructions for each weight of `matvec` and its kin in the ISA of RDNA 3 (`benches/record/isa/navi31.md`, "per weight"),
+/// and for each weight that a tile unpacks.
+fn unpacking(weight: WeightType) -> [f64; 2] {
+    match weight.layout() {
+        WeightType::F32 => [2.0, 3.0],
+        WeightType::F16 => [1.9, 4.5],
+        WeightType::BF16 => [2.9, 4.5],
+        WeightType::Q8_0 => [4.5, 10.0],
+        WeightType::Q4_0 | WeightType::Q4_1 => [4.7, 10.5],
+        WeightType::Q4_K => [5.4, 14.5],
+        WeightType::Q5_K | WeightType::Q6_K | WeightType::Q5_0 | WeightType::Q5_1 => [6.3, 18.5],
+        WeightType::MXFP4 | WeightType::NVFP4 => [9.5, 20.0],
+        _ => [12.0, 25.0],
+    }
+}
+
+fn weight(dispatch: &Dispatch<'_>) -> WeightType {
+    dispatch.variant().weight.unwrap_or(WeightType::F32)
+}
+
+fn constant(dispatch: &Dispatch<'_>, name: &str) -> Option<f64> {
+    dispatch.constants().iter().find(|(known, _)| *known == name).map(|&(_, value)| value)
+}
+
+/// A product of a few tokens with a matrix: every weight once for each token.
+fn vector_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u32; 3]) -> Work {
+    let products = f64::from(n_tokens) * f64::from(n_out) * f64::from(dim);
+    // A norm in front multiplies each element of x, which four rows share.
+    let norm = if constant(dispatch, "NORM").is_some() { 0.65 } else { 0.0 };
+    Work {
+        operations: 2.0 * products,
+        instructions: products * (unpacking(weight(dispatch))[0] + norm),
+        // Four rows of a block for each of 64 lanes.
+        bytes_in_flight: 64.0 * 4.0 * 16.0,
+        groups_per_core: 16.0,
+        ..rows
+    }
+}
+
+/// A product by tiles: each workgroup unpacks its weights once and takes its operands from workgroup memory.
+fn tiled_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u32; 3]) -> Work {
+    let [m, n, k] = [n_tokens, n_out, dim].map(f64::from);
+    let tile = constant(dispatch, "TILE").unwrap_or(64.0);
+    let [tile_rows, tile_cols] = [(m / tile).ceil(), (n / tile).ceil()];
+    let products = tile_rows * tile * tile_cols * tile * k;
+    let unpacked =
+        unpacking(weight(dispatch))[1] * n * k * tile_rows + unpacking(WeightType::F32)[1] * m * k * tile_cols;
+    let on_matrices = dispatch.variant().tier.matrix_size().is_some();
+    // An invocation has 8 x 8 sums of a large tile, 4 x 4 of a small one: each step along K takes as many operands, and
+    // four instructions beside 64 or 16 multiplications. Units have matrices of 16 x 16.
+    let side = if tile > 64.0 { 8.0 } else { 4.0 };
+    let (multiplied, operand_bytes) = match on_matrices {
+        true => (products / 256.0, products * 2.0 * 2.0 / (tile / 2.0)),
+        false => (products * (1.0 + 2.0 / side), products * 2.0 * 4.0 / side),
+    };
+    Work {
+        operations: 2.0 * m * n * k,
+        on_matrices,
+        instructions: unpacked + multiplied,
+        shared_bytes: operand_bytes,
+        group_lanes: 256.0,
+        groups_per_core: if tile > 64.0 { 2.0 } else { 4.0 },
+        bytes_in_flight: 8192.0,
+        ..rows
+    }
+}
+
+/// Scores and sums of values: each query with the keys that it sees.
+fn attention(dispatch: &Dispatch<'_>, rows: Work, filled: u32) -> Work {
+    let params: AttentionParams = params(dispatch);
+    let per_token = f64::from(params.n_heads) * f64::from(params.head_dim);
+    let keys = f64::from(seen(&params, filled)) - f64::from(params.n_tokens) / 2.0;
+    let products = 2.0 * f64::from(params.n_tokens) * per_token * keys.max(1.0);
+    Work {
+        operations: 2.0 * products,
+        // RDNA 3's listing of both kernels: about 1.3 and 1.4 instructions for each multiplication.
+        instructions: 1.4 * products,
+        shared_bytes: products,
+        groups_per_core: 4.0,
+        bytes_in_flight: 64.0 * 4.0 * 16.0,
+        ..rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::shapes::{SHAPES, ShapePass};
+
+    fn predict(machine: &Machine, shape: usize, n_tokens: u32, filled: u32) -> Prediction {
+        let pass = ShapePass { n_tokens, context_length: 4096 };
+        let recording = SHAPES[shape].record(&machine.target(), WeightType::Q8_0, pass).expect("it is recorded");
+        machine.predict(&recording, filled)
+    }
+
+    #[test]
+    fn a_decoded_token_reads_every_weight_and_what_is_cached() {
+        // Llama-3.2-1B: its weights in blocks of 34 bytes for 32, norms, and keys and values of 16 layers in half precision.
+        let (weights, norms) = (1_235_746_816.0 / 32.0 * 34.0, 33.0 * 2048.0 * 4.0);
+        for filled in [0u32, 1000] {
+            let found: f64 = predict(&MACHINES[0], 0, 1, filled).dispatches.iter().map(|d| d.bytes).sum();
+            let cached = f64::from(filled + 1) * 2.0 * 16.0 * 512.0 * 2.0;
+            let known = weights + norms + cached;
+            // Beside them activations and logits.
+            assert!(found > known && found < 1.01 * known, "{filled}: {found} of {known}");
+        }
+    }
+
+    #[test]
+    fn a_prompt_has_two_operations_for_each_weight_and_token() {
+        let found: f64 = predict(&MACHINES[0], 0, 512, 0).dispatches.iter().map(|d| d.operations).sum();
+        // Without the embedding, of which the last token alone takes a product; keys before each token, on average 256.
+        let products = 2.0 * 512.0 * 973_078_528.0 + 2.0 * 262_668_288.0;
+        let attention = 4.0 * 16.0 * 2048.0 * 512.0 * 256.0;
+        assert!((found / (products + attention) - 1.0).abs() < 0.01, "{found} of {}", products + attention);
+    }
+
+    #[test]
+    fn no_pass_is_faster_than_what_bounds_it() {
+        for machine in &MACHINES {
+            for (i, shape) in SHAPES.iter().enumerate() {
+                for n_tokens in [1, 512] {
+                    let prediction = predict(machine, i, n_tokens, 0);
+                    let name = format!("{} {} {n_tokens}", machine.name, shape.name);
+                    assert!(prediction.memory_share > 0.0 && prediction.memory_share < 1.0, "{name}: {prediction:?}");
+                    assert!(prediction.compute_share > 0.0 && prediction.compute_share < 1.0, "{name}");
+                    let sum: f64 = prediction.dispatches.iter().map(|d| d.seconds).sum();
+                    assert!((sum - prediction.seconds).abs() < 1e-9, "{name}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn machines_are_found_by_parts_of_their_names() {
+        let found = |name| Machine::named(name).map(|machine| machine.name);
+        assert_eq!(found("rtx4090"), Some("RTX 4090"));
+        assert_eq!(found("7900 xtx"), Some("RX 7900 XTX"));
+        assert_eq!(found("m3 max"), Some("Apple M3 Max"));
+        assert_eq!([found(""), found("RTX 9090")], [None, None]);
+    }
+}

@@ -1,0 +1,179 @@
+//! Passes of well-known models without their weights, for a target that need not be here: what would be compiled and run
+//! there can be looked at and counted.
+
+use crate::dtype::WeightType;
+use crate::embed::{Head, record_texts};
+use crate::error::Error;
+use crate::generate::record_pass;
+use crate::kernels::Pooling;
+use crate::load::config_of_json;
+use crate::model::{BatchSize, ModelConfig, SourceTensor, Transformer, WeightSource, Weights};
+use crate::recording::Recording;
+use crate::target::Target;
+
+/// A model as its `config.json` describes it.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Its name.
+    pub name: &'static str,
+    json: &'static str,
+}
+
+/// Small and large decoders of three families, and a text encoder. Numbers from the models' own files.
+pub const SHAPES: [Shape; 5] = [
+    Shape {
+        name: "Llama-3.2-1B",
+        json: r#"{"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 8192, "vocab_size": 128256,
+            "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu",
+            "tie_word_embeddings": true}"#,
+    },
+    Shape {
+        name: "Qwen3-0.6B",
+        json: r#"{"model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
+            "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936,
+            "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu",
+            "tie_word_embeddings": true}"#,
+    },
+    Shape {
+        name: "Llama-3.1-8B",
+        json: r#"{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 14336, "vocab_size": 128256,
+            "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu",
+            "tie_word_embeddings": false}"#,
+    },
+    Shape {
+        name: "Gemma-3-1B",
+        json: r#"{"model_type": "gemma3_text", "hidden_size": 1152, "num_hidden_layers": 26, "num_attention_heads": 4,
+            "num_key_value_heads": 1, "head_dim": 256, "intermediate_size": 6912, "vocab_size": 262144,
+            "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+            "rope_local_base_freq": 10000.0, "sliding_window": 512, "sliding_window_pattern": 6,
+            "query_pre_attn_scalar": 256, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": true}"#,
+    },
+    Shape {
+        name: "MiniLM-L6",
+        json: r#"{"model_type": "bert", "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12,
+            "intermediate_size": 1536, "vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2,
+            "layer_norm_eps": 1e-12, "hidden_act": "gelu"}"#,
+    },
+];
+
+/// One pass of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShapePass {
+    /// Tokens of the pass: 1 when a decoder adds to a text. An encoder has them in one text.
+    pub n_tokens: u32,
+    /// Positions that a decoder's cache has room for.
+    pub context_length: u32,
+}
+
+impl Shape {
+    /// The model's configuration.
+    ///
+    /// # Errors
+    /// None in practice: the descriptions are the ones above.
+    pub fn config(&self) -> Result<ModelConfig, Error> {
+        config_of_json(self.json.as_bytes())
+    }
+
+    /// Records a pass, of a decoder with a greedy choice at its end, of an encoder with the mean of its rows.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if the target's limits are too small for it.
+    pub fn record(&self, target: &Target, weight: WeightType, pass: ShapePass) -> Result<Recording, Error> {
+        let ShapePass { n_tokens, context_length } = pass;
+        let config = self.config()?;
+        let is_decoder = config.has_head;
+        let weights = Weights::declare(target, &config, &Imagined { config: &config, weight })?;
+        let n_pos = if is_decoder { context_length } else { config.max_seq_len };
+        let transformer = Transformer::declare(config, weights, n_pos)?;
+        if is_decoder {
+            return record_pass(target, &transformer, context_length, n_tokens);
+        }
+        let head = Head::Vector { pooling: Pooling::Mean, normalize: true };
+        record_texts(target, &transformer, &head, BatchSize { n_tokens, n_sequences: 1 }, n_pos)
+    }
+}
+
+/// Tensors as a model of a configuration has them: matrices of one type, everything else of F32.
+struct Imagined<'a> {
+    config: &'a ModelConfig,
+    weight: WeightType,
+}
+
+impl WeightSource for Imagined<'_> {
+    fn describe(&self, name: &str) -> Option<SourceTensor> {
+        let ModelConfig { dim, vocab_size, .. } = *self.config;
+        let (stem, suffix) = name.rsplit_once('.')?;
+        let (layer, part) = match stem.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
+            Some((layer, part)) => (layer.parse().ok()?, part),
+            None => (0, stem),
+        };
+        let block = self.config.blocks.get::<usize>(layer)?;
+        let heads = &block.attention;
+        let (queries, keys) = (heads.n_heads * heads.head_dim, heads.n_kv_heads * heads.head_dim);
+        let matrix = match part {
+            "token_embd" => Some([vocab_size, dim]),
+            // Where a decoder's head is not the embedding.
+            "output" if dim >= 4096 => Some([vocab_size, dim]),
+            "attn_q" => Some([queries, dim]),
+            "attn_k" | "attn_v" => Some([keys, dim]),
+            "attn_output" => Some([dim, queries]),
+            "ffn_gate" | "ffn_up" => Some([block.feed_forward.dim, dim]),
+            "ffn_down" => Some([dim, block.feed_forward.dim]),
+            _ => None,
+        };
+        // BERT's products and norms have biases.
+        let is_bert = !self.config.causal;
+        let shape: Vec<u32> = match (matrix, part, suffix) {
+            (Some([rows, _]), _, "bias") if is_bert => vec![rows],
+            (Some(shape), _, "weight") => shape.to_vec(),
+            (None, "attn_q_norm" | "attn_k_norm", "weight") => vec![heads.head_dim],
+            (None, "position_embd", "weight") => vec![self.config.max_seq_len, dim],
+            (None, "token_types", "weight") => vec![self.config.n_token_types, dim],
+            (None, part, _) if part.ends_with("_norm") && (is_bert || suffix == "weight") => vec![dim],
+            _ => return None,
+        };
+        let weight = if matrix.is_some() && suffix == "weight" { self.weight } else { WeightType::F32 };
+        Some(SourceTensor { weight, shape: shape.into_iter().map(u64::from).collect() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recording::MemoryPlan;
+
+    #[test]
+    fn models_have_the_weights_that_they_are_known_for() {
+        // Millions, as the models' cards say.
+        let known = [1236.0, 596.0, 8030.0, 1000.0, 22.7];
+        for (shape, millions) in SHAPES.iter().zip(known) {
+            let pass = ShapePass { n_tokens: 1, context_length: 128 };
+            let recording = shape.record(&Target::cpu(), WeightType::F32, pass).expect("it is recorded");
+            let found = MemoryPlan::of([&recording], []).weights_bytes as f64 / 4e6;
+            assert!((found / millions - 1.0).abs() < 0.01, "{}: {found} millions", shape.name);
+        }
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_here_gets_its_own_variants() {
+        use crate::shaders::Tier;
+        use crate::target::{TargetKind, TargetLimits};
+        let limits = TargetLimits {
+            max_workgroups: 65_535,
+            max_binding_bytes: 2 << 30,
+            max_dispatch_operations: 1 << 38,
+            max_subgroup: 32,
+            max_splits: 8,
+            params_stride: 256,
+        };
+        let target = Target::new(TargetKind::Gpu, Tier::Matrix16, limits);
+        for shape in SHAPES {
+            let pass = ShapePass { n_tokens: 512, context_length: 4096 };
+            let recording = shape.record(&target, WeightType::Q4_0, pass).expect("it is recorded");
+            let has = recording.dispatches().any(|dispatch| dispatch.label() == "matmul.Q4_0.matrix16");
+            assert!(has, "{}: {:?}", shape.name, recording.labels().collect::<Vec<_>>());
+        }
+    }
+}
