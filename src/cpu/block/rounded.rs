@@ -63,11 +63,13 @@ impl simd::Work for Round<'_> {
             for (whole, x) in wholes.iter_mut().zip(x) {
                 *whole = (x * inverse + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
             }
-            let total: i32 = wholes.iter().sum();
-            *less = -total;
+            // Of the bytes: what is not finite leaves any whole number, and many of them would overflow.
+            let mut total = 0;
             for (quant, whole) in quants.iter_mut().zip(wholes) {
                 *quant = whole as i8;
+                total += i32::from(*quant);
             }
+            *less = -total;
             *sum = *scale * total as f32;
         }
     }
@@ -367,7 +369,7 @@ struct Row<V, const T: usize> {
 }
 
 impl<V: Vector, const T: usize> Row<V, T> {
-    /// Adds the products of unit `i`; whether its first block is an odd one.
+    /// Adds the products of unit `i`; `is_odd` says whether its first block is an odd one.
     #[inline(always)]
     fn add<D: ByteDots<Eight = V>, F: Quantised>(
         &mut self,
@@ -463,7 +465,7 @@ mod tests {
     fn what_is_not_finite_stays_so() {
         for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = activations(3);
-            x[1][17] = odd;
+            x[1][4..23].fill(odd);
             let Rounded { blocks, sums } = Rounded::of(&x);
             let is_finite = |b: usize| blocks[b].scale.is_finite() && sums[b].is_finite();
             assert_eq!([is_finite(0), is_finite(1), is_finite(2)], [true, false, true], "{odd}");
