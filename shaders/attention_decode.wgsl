@@ -26,7 +26,7 @@
 @group(0) @binding(1) var<storage, read> state: array<u32>;       // step state
 @group(0) @binding(2) var<storage, read> table: array<vec2<f32>>; // [rows, rot_dims / 2] of (cos, sin); those of queries from `query_row` on
 @group(0) @binding(3) var<storage, read> weight: array<f32>;      // norms of queries and keys; any buffer without NORM
-@group(0) @binding(4) var<storage, read> qkv: array<f32>;         // [4 query_start + (H + 2 Hkv) D], D a multiple of 4 up to 512
+@group(0) @binding(4) var<storage, read> qkv: array<vec4<f32>>;   // [4 query_start + (H + 2 Hkv) D], D a multiple of 4 up to 512
 @group(0) @binding(5) var<storage, read> sinks: array<f32>;       // [H]; any buffer without SINKS
 @group(0) @binding(6) var<storage, read_write> k: array<vec4<u32>>; // [Hkv, slots, row]
 @group(0) @binding(7) var<storage, read_write> v: array<vec4<u32>>; // [Hkv, slots, row]

@@ -42,6 +42,19 @@ fn w_block(n: u32, quad: u32) -> mat4x4<f32> {
     return mat4x4<f32>(b_quad(k, n), b_quad(k + 1u, n), b_quad(k + 2u, n), b_quad(k + 3u, n));
 }
 
+// Four quads of a column of b from `quad` on.
+fn w_run(n: u32, quad: u32) -> mat4x4<f32> {
+    var run = mat4x4<f32>();
+    for (var i = 0u; i < 16u; i++) {
+        let k = quad * 4u + i;
+        if (!GUARDED || (n < params.n && k < params.k)) {
+            let at = k * params.n + n;
+            run[i / 4u][i % 4u] = b[at / 4u][at % 4u];
+        }
+    }
+    return run;
+}
+
 fn put(m: u32, n: u32, sum: f32) {
     if (!GUARDED || (m < params.m && n < params.n)) {
         y[m * params.n + n] = sum;

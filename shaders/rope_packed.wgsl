@@ -20,6 +20,15 @@ struct Params {
 
 const WG: u32 = 64u;
 
+// The squares of four elements from `at` on, or of fewer up to `end`, added up: a head may end within a quad.
+fn quad_squares(at: u32, end: u32) -> f32 {
+    var sum = 0.0;
+    for (var i = at; i < min(at + 4u, end); i++) {
+        sum += qkv[i] * qkv[i];
+    }
+    return sum;
+}
+
 // The factors of pair i of a head, before it is rotated and after.
 fn head_factors(scale: f32, head: u32, i: u32) -> array<vec2<f32>, 2> {
     var factors = array<vec2<f32>, 2>(vec2<f32>(1.0), vec2<f32>(1.0));

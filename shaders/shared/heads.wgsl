@@ -25,10 +25,7 @@ fn norm_squares(row: u32, head: u32, lane: u32, lanes: u32) -> f32 {
     }
     var sum = 0.0;
     for (var i = 4u * lane; i < norm_len(head); i += 4u * lanes) {
-        for (var j = i; j < min(i + 4u, norm_len(head)); j++) {
-            let value = qkv[row + start + j];
-            sum += value * value;
-        }
+        sum += quad_squares(row + start + i, row + start + norm_len(head));
     }
     return sum;
 }

@@ -11,12 +11,18 @@ fn pair(i: u32) -> vec2<u32> {
     return vec2<u32>(2u * i, 2u * i + 1u);
 }
 
-// Pair i of a head by a row of the table. Padding of the last chunk may lie past it; any angle will do for it.
+// Where a row of the table begins. Padding of the last chunk may lie past the last one; any angle will do for it.
+fn angle_row(row: u32) -> u32 {
+    let half = params.rot_dims / 2u;
+    return min(row, arrayLength(&table) / half - 1u) * half;
+}
+
+// Pair i of a head by a row of the table.
 fn rotate(value: vec2<f32>, row: u32, i: u32) -> vec2<f32> {
     let half = params.rot_dims / 2u;
     if (i >= half) {
         return value;
     }
-    let angle = table[min(row, arrayLength(&table) / half - 1u) * half + i]; // (cos, sin)
+    let angle = table[angle_row(row) + i]; // (cos, sin)
     return vec2<f32>(value.x * angle.x - value.y * angle.y, value.x * angle.y + value.y * angle.x);
 }

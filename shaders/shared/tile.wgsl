@@ -57,6 +57,20 @@ fn add_outer(sum: mat4x4<f32>, x: vec4<f32>, w: vec4<f32>) -> mat4x4<f32> {
     );
 }
 
+// Adds the products of element `k` of a quad along K, whose four rows of x and of w begin at `near`, and at `far` 64 rows on.
+fn add_products(acc: ptr<function, Products>, near: vec2<u32>, far: vec2<u32>, k: u32) {
+    let x = vec4<f32>(x_tile[near.x + k * (ROWS / 4u)]);
+    let w = vec4<f32>(w_tile[near.y + k * (COLS / 4u)]);
+    (*acc).near_near = add_outer((*acc).near_near, x, w);
+    if (TILE > 64u) {
+        let far_x = vec4<f32>(x_tile[far.x + k * (ROWS / 4u)]);
+        let far_w = vec4<f32>(w_tile[far.y + k * (COLS / 4u)]);
+        (*acc).near_far = add_outer((*acc).near_far, x, far_w);
+        (*acc).far_near = add_outer((*acc).far_near, far_x, w);
+        (*acc).far_far = add_outer((*acc).far_far, far_x, far_w);
+    }
+}
+
 // Along K from one quad to another; both are multiples of 8, unless the second is the end of K. A second time if rows of
 // x must be scaled.
 fn tile_product(local: u32, m0: u32, n0: u32, quads: vec2<u32>) -> Products {
@@ -73,17 +87,18 @@ fn tile_product(local: u32, m0: u32, n0: u32, quads: vec2<u32>) -> Products {
         for (var q0 = quads.x; q0 < quads.y; q0 += depth) {
             largest = stage(local, m0, n0, q0, scales, largest);
             workgroupBarrier();
-            for (var k = 0u; k < depth * 4u; k++) {
-                let x = vec4<f32>(x_tile[staged(k, row, ROWS / 4u)]);
-                let w = vec4<f32>(w_tile[staged(k, col, COLS / 4u)]);
-                acc.near_near = add_outer(acc.near_near, x, w);
+            for (var q = 0u; q < depth; q++) {
+                let near = vec2<u32>(staged(4u * q, row, ROWS / 4u), staged(4u * q, col, COLS / 4u));
+                var far = vec2<u32>();
                 if (TILE > 64u) {
-                    let far_x = vec4<f32>(x_tile[staged(k, row + 16u, ROWS / 4u)]);
-                    let far_w = vec4<f32>(w_tile[staged(k, col + 16u, COLS / 4u)]);
-                    acc.near_far = add_outer(acc.near_far, x, far_w);
-                    acc.far_near = add_outer(acc.far_near, far_x, w);
-                    acc.far_far = add_outer(acc.far_far, far_x, far_w);
+                    far = vec2<u32>(staged(4u * q, row + 16u, ROWS / 4u), staged(4u * q, col + 16u, COLS / 4u));
                 }
+                // One after the other and not in a loop: a quad's four k are staged equally far apart, so that their
+                // places are constants beside that of the first.
+                add_products(&acc, near, far, 0u);
+                add_products(&acc, near, far, 1u);
+                add_products(&acc, near, far, 2u);
+                add_products(&acc, near, far, 3u);
             }
             workgroupBarrier();
         }

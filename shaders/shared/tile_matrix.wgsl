@@ -7,7 +7,7 @@
 // take: cooperative operations must be reached by all invocations.
 //
 // `x_block(m, q)` gives rows m .. m + 4 at 4 q .. 4 q + 4 along K, a column for each k, and zero outside the matrix;
-// `w_block(n, q)` likewise. The kernel that imports this fragment defines them, and `put(m, n, sum)`.
+// `w_run(n, q)` gives row n at 4 q .. 4 q + 16, a column for each quad, q being a multiple of 4. The kernel that imports this fragment defines them, and `put(m, n, sum)`.
 
 override TILE: u32 = 4u * SIZE; // or 8 * SIZE
 override GUARDED: bool = true; // false where tiles cover the matrices exactly, so that no element lies outside
@@ -30,7 +30,7 @@ struct Products { a: Sums, b: Sums, c: Sums, d: Sums }
 // How many invocations stage the same four rows; there are no adapters with subgroups so small that none would.
 override SHARE: u32 = WG / (TILE / 4u);
 
-// The four rows of x and of w that an invocation stages, each time the same.
+// The four rows of x that an invocation stages, each time the same.
 fn staged_row(local: u32) -> u32 {
     return local / SHARE * 4u;
 }
@@ -43,7 +43,6 @@ fn stage(local: u32, m0: u32, n0: u32, q0: u32, scales: vec4<f32>, before: vec4<
         let block = x_block(m0 + row, q0 + q);
         largest = watched(largest, block);
         let x = transpose(block);
-        let w = transpose(w_block(n0 + row, q0 + q));
         for (var j = 0u; j < 4u; j++) {
             let at = (row + j) * STRIDE + q * 4u;
             let x_quad = vec4<f16>(scaled(x[j], vec4<f32>(scales[j])));
@@ -51,7 +50,15 @@ fn stage(local: u32, m0: u32, n0: u32, q0: u32, scales: vec4<f32>, before: vec4<
             x_tile[at + 1u] = x_quad.y;
             x_tile[at + 2u] = x_quad.z;
             x_tile[at + 3u] = x_quad.w;
-            let w_quad = vec4<f16>(w[j]);
+        }
+    }
+    // Half a block of a row each, so that its scale is found once.
+    for (var i = local; i < 2u * TILE; i += WG) {
+        let first = i % 2u * 4u;
+        let run = w_run(n0 + i / 2u, q0 + first);
+        for (var j = 0u; j < 4u; j++) {
+            let at = i / 2u * STRIDE + (first + j) * 4u;
+            let w_quad = vec4<f16>(run[j]);
             w_tile[at] = w_quad.x;
             w_tile[at + 1u] = w_quad.y;
             w_tile[at + 2u] = w_quad.z;

@@ -1,5 +1,5 @@
 // A projected head on its way to attention: queries and keys are normalised and rotated, values stay or are normalised
-// without weights. With `heads`.
+// without weights. With `heads`; the kernel defines `qkv`, whose heads are whole quads.
 #import state
 
 struct Head {
@@ -15,43 +15,84 @@ fn head_at(row: u32, head: u32, scale: f32, pos: u32) -> Head {
     return Head(row, head, scale, select(angles, angles + params.query_row, head < params.n_heads));
 }
 
-// Element `e`, normalised if that comes before the rotation.
-fn element(head: Head, e: u32) -> f32 {
-    let value = qkv[head.row + head.head * params.head_dim + e];
-    if (NORM == NORM_HEADS || NORM == NORM_WHOLE || NORM == NORM_VALUES) {
-        return value * head.scale * head_weight(head.head, e);
-    }
-    return value;
+// Quad `i` as it comes from the projection.
+fn projected(head: Head, i: u32) -> vec4<f32> {
+    return qkv[(head.row + head.head * params.head_dim) / 4u + i];
 }
 
-// Element `e` as attention takes it.
-fn turned_element(head: Head, e: u32) -> f32 {
-    var value = element(head, e);
-    if (e < params.rot_dims) {
-        let half = params.rot_dims / 2u;
-        let halves = params.style == HALVES;
-        let is_second = select((e & 1u) == 1u, e >= half, halves);
-        let i = select(e / 2u, e - select(0u, half, is_second), halves);
-        let other = element(head, select(e ^ 1u, select(e + half, e - half, is_second), halves));
-        let turned = rotate(select(vec2<f32>(value, other), vec2<f32>(other, value), is_second), head.angles, i);
-        value = select(turned.x, turned.y, is_second);
+// The factors of quad `i` that its norm gives.
+fn norm_factors(head: Head, i: u32) -> vec4<f32> {
+    let e = 4u * i;
+    return head.scale * vec4<f32>(
+        head_weight(head.head, e),
+        head_weight(head.head, e + 1u),
+        head_weight(head.head, e + 2u),
+        head_weight(head.head, e + 3u),
+    );
+}
+
+// Quad `i`, normalised if that comes before the rotation.
+fn unturned_quad(head: Head, i: u32) -> vec4<f32> {
+    let quad = projected(head, i);
+    if (NORM == NORM_HEADS || NORM == NORM_WHOLE || NORM == NORM_VALUES) {
+        return quad * norm_factors(head, i);
     }
-    if (NORM == NORM_ROTATED) {
-        value *= head.scale * head_weight(head.head, e);
+    return quad;
+}
+
+// The elements that those of a quad are turned with, for pairs of (i, i + half).
+fn partners(head: Head, at: vec4<u32>) -> vec4<f32> {
+    // As a rule they are a quad as well.
+    if (params.rot_dims % 8u == 0u) {
+        return unturned_quad(head, at.x / 4u);
     }
-    return value;
+    return vec4<f32>(
+        unturned_quad(head, at.x / 4u)[at.x % 4u],
+        unturned_quad(head, at.y / 4u)[at.y % 4u],
+        unturned_quad(head, at.z / 4u)[at.z % 4u],
+        unturned_quad(head, at.w / 4u)[at.w % 4u],
+    );
+}
+
+// Quad `i` of a query or a key by its angles.
+fn turned_quad(head: Head, i: u32) -> vec4<f32> {
+    let quad = unturned_quad(head, i);
+    if (4u * i >= params.rot_dims) {
+        return quad;
+    }
+    if (params.style != HALVES) {
+        return vec4<f32>(rotate(quad.xy, head.angles, 2u * i), rotate(quad.zw, head.angles, 2u * i + 1u));
+    }
+    let half = params.rot_dims / 2u;
+    let e = 4u * i + vec4<u32>(0u, 1u, 2u, 3u);
+    let is_second = e >= vec4<u32>(half);
+    let is_turned = e < vec4<u32>(params.rot_dims);
+    let partner = select(e, select(e + half, e - half, is_second), is_turned);
+    let other = partners(head, partner);
+    let pair = min(select(e, partner, is_second), vec4<u32>(half - 1u));
+    let row = angle_row(head.angles);
+    let a = vec4<f32>(table[row + pair.x], table[row + pair.y]);
+    let b = vec4<f32>(table[row + pair.z], table[row + pair.w]);
+    let cosine = vec4<f32>(a.xz, b.xz);
+    let sine = vec4<f32>(a.yw, b.yw);
+    return select(quad, quad * cosine + select(-other, other, is_second) * sine, is_turned);
 }
 
 // Quad `i` as attention takes it.
 fn head_quad(head: Head, i: u32) -> vec4<f32> {
-    var quad = vec4<f32>();
-    for (var j = 0u; j < 4u; j++) {
-        if (head.head < params.n_heads + params.n_kv_heads) {
-            quad[j] = turned_element(head, 4u * i + j);
-        } else {
-            let value = qkv[head.row + head.head * params.head_dim + 4u * i + j];
-            quad[j] = select(value, value * head.scale, NORM == NORM_VALUES);
-        }
+    if (head.head >= params.n_heads + params.n_kv_heads) {
+        let value = projected(head, i);
+        return select(value, value * head.scale, NORM == NORM_VALUES);
+    }
+    let quad = turned_quad(head, i);
+    if (NORM == NORM_ROTATED) {
+        return quad * norm_factors(head, i);
     }
     return quad;
+}
+
+// The squares of a quad of the projection that lies at element `at`, added up.
+fn quad_squares(at: u32, end: u32) -> f32 {
+    let quad = qkv[at / 4u];
+    return dot(quad, quad);
 }

@@ -292,29 +292,47 @@ fn vector_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [
     }
 }
 
+/// Instructions beside those of matrix units that each of 256 lanes takes to stage 32 columns of two tiles and to load their
+/// matrices, of tiles of 64 and of 128: `matmul`'s "hot loop" in the ISA of RDNA 3, less its matrix instructions.
+fn staging(weight: WeightType) -> [f64; 2] {
+    match weight.layout() {
+        WeightType::F32 => [191.0, 243.0],
+        WeightType::F16 | WeightType::BF16 => [226.0, 278.0],
+        WeightType::Q8_0 | WeightType::Q4_0 | WeightType::Q4_1 | WeightType::Q4_K => [266.0, 318.0],
+        WeightType::Q5_K | WeightType::Q6_K | WeightType::Q5_0 | WeightType::Q5_1 => [333.0, 385.0],
+        _ => [400.0, 450.0],
+    }
+}
+
 /// A product by tiles: each workgroup unpacks its weights once and takes its operands from workgroup memory.
 fn tiled_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u32; 3]) -> Work {
     let [m, n, k] = [n_tokens, n_out, dim].map(f64::from);
+    let weight = weight(dispatch);
     let tile = constant(dispatch, "TILE").unwrap_or(64.0);
+    let on_matrices = dispatch.variant().tier.matrix_size().is_some();
+    let is_large = tile > 64.0;
     let [tile_rows, tile_cols] = [(m / tile).ceil(), (n / tile).ceil()];
     let products = tile_rows * tile * tile_cols * tile * k;
-    let unpacked =
-        unpacking(weight(dispatch))[1] * n * k * tile_rows + unpacking(WeightType::F32)[1] * m * k * tile_cols;
-    let on_matrices = dispatch.variant().tier.matrix_size().is_some();
-    // An invocation has 8 x 8 sums of a large tile, 4 x 4 of a small one: each step along K takes as many operands, and
-    // four instructions beside 64 or 16 multiplications. Units have matrices of 16 x 16.
-    let side = if tile > 64.0 { 8.0 } else { 4.0 };
-    let (multiplied, operand_bytes) = match on_matrices {
-        true => (products / 256.0, products * 2.0 * 2.0 / (tile / 2.0)),
-        false => (products * (1.0 + 2.0 / side), products * 2.0 * 4.0 / side),
+    // Each invocation has 8 x 8 sums of a large tile, 4 x 4 of a small one.
+    let side = if is_large { 8.0 } else { 4.0 };
+    let (instructions, shared_bytes) = match on_matrices {
+        true => {
+            let each = staging(weight)[usize::from(is_large)];
+            (each * 256.0 * products / (tile * tile * 32.0), products * 2.0 * 2.0 / (tile / 2.0))
+        }
+        false => {
+            let staged = unpacking(weight)[1] * n * k * tile_rows + unpacking(WeightType::F32)[1] * m * k * tile_cols;
+            // A step along K takes as many operands as a side has twice, for as many products as its square.
+            (staged + products * (1.0 + 2.0 / side), products * 2.0 * 4.0 / side)
+        }
     };
     Work {
         operations: 2.0 * m * n * k,
         on_matrices,
-        instructions: unpacked + multiplied,
-        shared_bytes: operand_bytes,
+        instructions,
+        shared_bytes,
         group_lanes: 256.0,
-        groups_per_core: if tile > 64.0 { 2.0 } else { 4.0 },
+        groups_per_core: if is_large { 2.0 } else { 4.0 },
         bytes_in_flight: 8192.0,
         ..rows
     }

@@ -373,6 +373,12 @@ pub(crate) fn mol_tile(target: &Target, form: &MolForm, items: &Matrix, n_querie
     let tuned =
         target.tuning().choice(Bucket::of(&shaders::MOL, items.weight(), [form.n_pairs(), items.blocks(), n_queries]));
     let tuned = tuned.filter(|choice| choice.tier == tier && MOL_TILES.contains(&choice.size));
-    let usual = if tier == Tier::Scalar { 4 } else { 2 };
+    let usual = match (tier, form.blocks()) {
+        (Tier::Scalar, _) | (_, 1) => 4,
+        // More do not fit a GPU's registers: RADV spills 213 of 2 queries' 64 pairs, and what it predicts for a query is a
+        // third of one query's rate (benches/record/isa).
+        (_, 2) => 2,
+        _ => 1,
+    };
     tuned.map_or(usual, |choice| choice.size).min(n_queries.next_power_of_two())
 }

@@ -412,7 +412,7 @@ fn head_groups(rec: &Recorder, kernel: &Kernel, variant: Option<WeightType>, n_h
 /// cache at `pos..`. Shader: `shaders/rope_kv.wgsl`.
 ///
 /// # Shapes
-/// `qkv`: `[T, first + (H + 2 Hkv) * D]`, D a multiple of 4; `q`: `[T, H * D]`. With queries alone the cache is that of
+/// `qkv`: `[T, first + (H + 2 Hkv) * D]`, first and D multiples of 4; `q`: `[T, H * D]`. With queries alone the cache is that of
 /// other heads, which stays as it is.
 /// # Errors
 /// [`Error::Shape`] or [`Error::Operand`] if the operands disagree.
@@ -426,9 +426,11 @@ pub fn rope_kv(
 ) -> Result<(), Error> {
     let &Heads { n_heads, n_kv_heads, head_dim, .. } = heads;
     heads.check("rope_kv")?;
-    if !head_dim.is_multiple_of(4) {
-        let (expected, found) = ("a multiple of 4".into(), head_dim.to_string());
-        return Err(Error::Operand { kernel: "rope_kv", operand: "head_dim", expected, found });
+    for (operand, found) in [("head_dim", head_dim), ("first_column", heads.first_column)] {
+        if !found.is_multiple_of(4) {
+            let (expected, found) = ("a multiple of 4".into(), found.to_string());
+            return Err(Error::Operand { kernel: "rope_kv", operand, expected, found });
+        }
     }
     let [n_tokens, _] = qkv.dims2("rope_kv", "qkv")?;
     qkv.expect_shape("rope_kv", "qkv", &[n_tokens, heads.qkv_dim()])?;

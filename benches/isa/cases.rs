@@ -1,0 +1,129 @@
+//! What is compiled: variants of shaders with values of their overrides.
+
+use tilewright::bench::shapes::{SHAPES, ShapePass};
+use tilewright::shaders::{self, Kernel, Variant};
+use tilewright::{Error, Target, TargetKind, TargetLimits, Tier, WeightType};
+
+/// One shader as a device would compile it.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// The title of the table that it is in: the kernel, or the pass of a model.
+    pub group: String,
+    /// The variant's label and the constants.
+    pub label: String,
+    /// The kernel, which is the entry point.
+    pub kernel: &'static str,
+    pub weight: Option<WeightType>,
+    pub tier: Tier,
+    pub source: String,
+    pub constants: Vec<(String, f64)>,
+}
+
+/// Weight types that are looked at by default, one of each kind of block; the code of others differs little.
+const SAMPLED: [WeightType; 6] =
+    [WeightType::F32, WeightType::F16, WeightType::Q8_0, WeightType::Q4_0, WeightType::Q4_K, WeightType::Q6_K];
+
+/// Every variant that a GPU may run, with constants that models of 1 to 8 billion weights give it.
+pub fn variants() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for kernel in shaders::ALL {
+        // Software adapters have the scalar tier, and Apple's GPUs matrices of 8 x 8.
+        for variant in kernel.variants.iter().filter(|v| !matches!(v.tier, Tier::Scalar | Tier::Matrix8)) {
+            let constants = constants(kernel.name, variant.tier);
+            cases.extend(constants.iter().map(|constants| Case::new(kernel.name, kernel, variant, constants)));
+        }
+    }
+    cases
+}
+
+/// The pipelines of passes of some models, as a discrete GPU would run them: a prompt's and that of one token. Each is in
+/// the first tier that has it.
+pub fn passes(has_matrices: bool) -> Result<Vec<Case>, Error> {
+    // What RADV reports, and what `AdapterReport::target` makes of it.
+    let limits = TargetLimits {
+        max_workgroups: 65_535,
+        max_binding_bytes: (1 << 31) - 256,
+        max_dispatch_operations: 1 << 38,
+        max_subgroup: 64,
+        max_splits: 8,
+        params_stride: 256,
+    };
+    let mut cases: Vec<Case> = Vec::new();
+    // The usual tier, and those that a user may choose.
+    let tiers = [Tier::Subgroups, Tier::F16, Tier::Matrix16];
+    for tier in tiers.into_iter().filter(|tier| has_matrices || tier.matrix_size().is_none()) {
+        let target = Target::new(TargetKind::Gpu, tier, limits);
+        for shape in SHAPES {
+            for n_tokens in [1, 512] {
+                let pass = ShapePass { n_tokens, context_length: 4096 };
+                let recording = shape.record(&target, WeightType::Q4_K, pass)?;
+                let tokens = if n_tokens == 1 { "token" } else { "tokens" };
+                let name = format!("{}, {n_tokens} {tokens}, ", shape.name);
+                let group = format!("{name}tier {}", tier.name());
+                for dispatch in recording.dispatches() {
+                    let case = Case::new(&group, dispatch.kernel(), dispatch.variant(), dispatch.constants());
+                    let is_known = |known: &Case| known.group.starts_with(&name) && known.label == case.label;
+                    if !cases.iter().any(is_known) {
+                        cases.push(case);
+                    }
+                }
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// The constants of a kernel's pipelines in a tier, one list for each pipeline.
+fn constants(kernel: &str, tier: Tier) -> Vec<Vec<(&'static str, f64)>> {
+    let sizes = |small: f64, more: &[(&'static str, f64)]| {
+        [small, 2.0 * small].map(|size| [&[("TILE", size), ("GUARDED", 0.0)], more].concat()).to_vec()
+    };
+    match (kernel, tier) {
+        // The norm in front of a layer's halves is folded in, not in front of what they add.
+        ("matvec" | "gate_up" | "expert_gate_up", _) => {
+            vec![vec![("LANES", 64.0)], vec![("LANES", 64.0), ("NORM", 1.0)]]
+        }
+        ("expert_down", _) => vec![vec![("LANES", 64.0)]],
+        ("matmul" | "matmul_plain", Tier::Matrix16) => sizes(64.0, &[("SUBGROUP", 64.0)]),
+        ("matmul" | "matmul_plain", _) => sizes(64.0, &[]),
+        // Heads of 64 and 128 elements, and norms of heads.
+        ("attention_prefill", _) => vec![vec![("PARTS", 1.0)], vec![("PARTS", 2.0)]],
+        ("attention_decode", _) => vec![vec![("ROWS", 4.0)], vec![("ROWS", 2.0), ("NORM", 1.0)]],
+        ("rope_kv", _) => vec![vec![], vec![("NORM", 1.0)]],
+        // 4 x 4, 4 x 8 and 8 x 8 components, each with as many queries as the host takes together.
+        ("mol", _) => [[4.0, 1.0, 1.0], [2.0, 1.0, 2.0], [1.0, 2.0, 4.0]]
+            .map(|[queries, n4, blocks]| vec![("QUERIES", queries), ("N4", n4), ("BLOCKS", blocks)])
+            .to_vec(),
+        _ => vec![vec![]],
+    }
+}
+
+impl Case {
+    fn new(group: &str, kernel: &'static Kernel, variant: &Variant, constants: &[(&str, f64)]) -> Case {
+        let named = constants.iter().map(|(name, value)| format!(" {name}={value}"));
+        Case {
+            group: group.to_string(),
+            label: format!("{}{}", variant.label, named.collect::<String>()),
+            kernel: kernel.name,
+            weight: variant.weight,
+            tier: variant.tier,
+            source: variant.source(),
+            constants: constants.iter().map(|&(name, value)| (name.to_string(), value)).collect(),
+        }
+    }
+
+    /// Whether it is looked at by default: all variants would be eight times as many.
+    pub fn is_sampled(&self) -> bool {
+        self.weight.is_none_or(|weight| SAMPLED.contains(&weight))
+    }
+
+    pub fn has_matrices(&self) -> bool {
+        self.tier.matrix_size().is_some()
+    }
+
+    /// Weights that an invocation multiplies in one round of its hot loop, where that is a product of a packed matrix
+    /// with a vector: a block of four rows.
+    pub fn weights_per_round(&self) -> Option<u32> {
+        matches!(self.kernel, "matvec" | "gate_up" | "expert_gate_up" | "expert_down").then_some(4 * 32)
+    }
+}

@@ -1,0 +1,218 @@
+//! What must hold of the shaders as a real compiler makes them, so that a change that ruins one is seen without a GPU.
+
+use std::collections::HashSet;
+use std::process::ExitCode;
+
+use tilewright::WeightType;
+
+use crate::cases::{self, Case};
+use crate::compiler::{Compiled, Compiler, Gpu};
+use crate::{linux, report};
+
+/// Runs as a test does, and ends with the line that `scripts/test` counts.
+pub fn main(arguments: &[String]) -> ExitCode {
+    // What the other tests are given, such as `--show-output`, has no meaning here; a name leaves out all others.
+    let flags_with_value = ["--skip", "--format", "--test-threads", "--color"];
+    let named = arguments.iter().enumerate().filter(|&(at, argument)| {
+        !argument.starts_with('-')
+            && at.checked_sub(1).is_none_or(|at| !flags_with_value.contains(&arguments[at].as_str()))
+    });
+    let names: Vec<&String> = named.map(|(_, argument)| argument).collect();
+    let tests: [Test; 3] = [("listing", listing), ("navi21", navi21), ("navi31", navi31)];
+    let [mut passed, mut failed, mut skipped, mut left_out] = [0; 4];
+    for (name, test) in tests {
+        if !names.is_empty() && !names.iter().any(|part| name.contains(part.as_str())) {
+            left_out += 1;
+            continue;
+        }
+        match test() {
+            Ok(Ran::Passed) => {
+                println!("test {name} ... ok");
+                passed += 1;
+            }
+            Ok(Ran::Skipped(reason)) => {
+                println!("test {name} ... ignored\nskipped: {reason}");
+                skipped += 1;
+            }
+            Err(message) => {
+                println!("test {name} ... FAILED\n{message}");
+                failed += 1;
+            }
+        }
+    }
+    let verdict = if failed == 0 { "ok" } else { "FAILED" };
+    println!(
+        "\ntest result: {verdict}. {passed} passed; {failed} failed; {skipped} ignored; 0 measured; {left_out} filtered out\n"
+    );
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+type Test = (&'static str, fn() -> Result<Ran, String>);
+
+enum Ran {
+    Passed,
+    Skipped(String),
+}
+
+fn navi21() -> Result<Ran, String> {
+    match Gpu::navi21() {
+        Ok(gpu) => check(&gpu),
+        Err(reason) if std::env::var_os("REQUIRE_ADAPTER").is_some() => {
+            Err(format!("REQUIRE_ADAPTER is set: {reason}"))
+        }
+        Err(reason) => Ok(Ran::Skipped(reason)),
+    }
+}
+
+fn navi31() -> Result<Ran, String> {
+    match Gpu::navi31() {
+        Ok(gpu) => check(&gpu),
+        Err(reason) => Ok(Ran::Skipped(reason)),
+    }
+}
+
+fn check(gpu: &Gpu) -> Result<Ran, String> {
+    let (_, has_matrices) = Compiler::new(gpu.clone()).about()?;
+    let is_full = std::env::var_os("TILEWRIGHT_FULL").is_some();
+    let mut cases = cases::passes(has_matrices).map_err(|e| e.to_string())?;
+    let n_of_passes = cases.len();
+    cases.extend(cases::variants().into_iter().filter(|case| is_full || case.is_sampled()));
+    cases.retain(|case| has_matrices || !case.has_matrices());
+    // Many are in several passes.
+    let mut known = HashSet::new();
+    cases.retain(|case| known.insert(case.label.clone()));
+    if n_of_passes < 60 || cases.len() < 200 {
+        return Err(format!("only {n_of_passes} pipelines of passes, and {} in all", cases.len()));
+    }
+    let outcomes = linux::compile_all(gpu, cases);
+    let faults: Vec<String> = outcomes
+        .iter()
+        .flat_map(|(case, compiled)| {
+            let faults = compiled.as_ref().map_or_else(|error| vec![error.clone()], |compiled| faults(case, compiled));
+            faults.into_iter().map(|fault| format!("{}: {}: {fault}", gpu.family, case.label)).collect::<Vec<_>>()
+        })
+        .collect();
+    if faults.is_empty() { Ok(Ran::Passed) } else { Err(faults.join("\n")) }
+}
+
+/// What is wrong with a compiled shader.
+fn faults(case: &Case, compiled: &Compiled) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut at_most = |what: &str, found: f64, limit: f64| {
+        if found > limit {
+            faults.push(format!("{found:.2} {what}, expected at most {limit}"));
+        }
+    };
+    let total = &compiled.listing.total;
+    at_most("spilled registers", compiled.spills() as f64, 0.0);
+    at_most("bytes of scratch", compiled.get("Scratch size") as f64, 0.0);
+    at_most("accesses of scratch", total.scratch.into(), 0.0);
+    at_most("registers by index", total.indirect.into(), 0.0);
+    if let (Some(per_weight), Some(weight)) = (report::per_weight(case, compiled), case.weight) {
+        at_most("instructions for each weight", per_weight, instructions_per_weight(weight));
+    }
+    if let (true, Some(feeding)) = (case.weight.is_some() && is_product(case), compiled.listing.feeding()) {
+        // Tails of units are read by the word.
+        at_most("loads of less than 16 bytes", feeding.counts.narrow_loads.into(), narrow_loads(case));
+        if feeding.counts.wide_loads == 0 {
+            faults.push("no loads of 16 bytes in the loop along K".into());
+        }
+    }
+    if compiled.waves() < waves(case) {
+        faults.push(format!("{} waves, expected at least {}", compiled.waves(), waves(case)));
+    }
+    faults
+}
+
+/// Whether the kernel multiplies packed matrices.
+fn is_product(case: &Case) -> bool {
+    matches!(
+        case.kernel,
+        "matvec" | "gate_up" | "matmul" | "expert_gate_up" | "expert_down" | "expert_matmul" | "linear_norm"
+    )
+}
+
+/// Waves that a SIMD must have room for: what the kernels have, so that one that loses a step of them is seen.
+fn waves(case: &Case) -> u64 {
+    match case.kernel {
+        "mol" => 4,
+        "attention_prefill" => 6,
+        "matvec" | "gate_up" | "expert_gate_up" | "expert_down" | "matmul" | "matmul_plain" | "route" => 8,
+        "attention_decode" => 12,
+        "expert_tiles" => 14,
+        "expert_matmul" | "linear_norm" | "advance" => 16,
+        _ => 20,
+    }
+}
+
+/// Instructions of the loop of a product with a vector for each weight: what the worst variant has, and 5 to 10 % more.
+fn instructions_per_weight(weight: WeightType) -> f64 {
+    match weight.layout() {
+        WeightType::F32 | WeightType::F16 => 3.1,
+        WeightType::BF16 => 4.1,
+        WeightType::Q8_0 => 5.5,
+        WeightType::Q4_0 | WeightType::Q4_1 | WeightType::Q2_0 | WeightType::Q1_0 => 6.2,
+        WeightType::Q4_K => 6.9,
+        WeightType::Q5_0 | WeightType::Q5_1 | WeightType::Q2_K => 7.3,
+        WeightType::Q3_K | WeightType::Q5_K | WeightType::Q6_K => 7.8,
+        WeightType::MXFP4 | WeightType::NVFP4 => 11.0,
+        WeightType::IQ3_S | WeightType::IQ2_S => 13.2,
+        _ => 16.4,
+    }
+}
+
+/// Loads of less than 16 bytes in the loop of a product along K.
+fn narrow_loads(case: &Case) -> f64 {
+    match case.kernel {
+        "linear_norm" => 20.0,
+        "matmul" | "expert_matmul" => 16.0,
+        _ => 8.0,
+    }
+}
+
+/// The reader of listings, on one that is short enough to count by hand.
+fn listing() -> Result<Ran, String> {
+    let text = "\
+BB0:
+	s_load_dwordx4 s[0:3], s[2:3], null                         ; f4080001 fa000000
+	v_mov_b32_e32 v0, 0                                         ; 7e000280
+BB1:
+	s_cbranch_scc0 BB9                                          ; bf840335
+BB2:
+	buffer_load_dwordx4 v[4:7], v1, s[0:3], 0 offen             ; e0381000 80000401
+	buffer_load_dword v8, v1, s[0:3], 0 offen                   ; e0301000 80000801
+	s_waitcnt vmcnt(0)                                          ; bf8c3f70
+BB3:
+	ds_read2_b64 v[8:11], v2 offset1:1                          ; d9dc0100 08000002
+	v_dual_fmac_f32 v0, v4, v8 :: v_dual_mov_b32 v3, v9         ; c8100104 00020303
+	v_fmac_f32_e32 v0, v5, v9                                   ; 56001305
+	s_cbranch_scc0 BB3                                          ; bf84fffb
+BB4:
+	s_barrier                                                   ; bf8a0000
+	s_branch BB1                                                ; bf82fff4
+BB9:
+	s_endpgm                                                    ; bf810000
+";
+    let listing = crate::listing::Listing::parse(text);
+    let (Some(hot), Some(feeding)) = (listing.hot(), listing.feeding()) else {
+        return Err("no loop".into());
+    };
+    let found = [
+        ("loops", listing.loops.len() as u32, 2),
+        ("instructions", listing.total.all, 12),
+        ("instructions of the inner loop", hot.counts.all, 4),
+        ("products and sums", hot.counts.math, 2),
+        ("bytes of workgroup memory", hot.counts.lds_bytes, 16),
+        ("instructions of the outer loop", feeding.counts.all, 9),
+        ("loads of 16 bytes", feeding.counts.wide_loads, 1),
+        ("loads of fewer", feeding.counts.narrow_loads, 1),
+        ("bytes loaded", feeding.counts.load_bytes, 20),
+        ("barriers", feeding.counts.barriers, 1),
+    ];
+    let wrong: Vec<String> = found
+        .iter()
+        .filter(|(_, found, expected)| found != expected)
+        .map(|(what, found, expected)| format!("{what}: {found}, expected {expected}"))
+        .collect();
+    if wrong.is_empty() { Ok(Ran::Passed) } else { Err(wrong.join("\n")) }
+}

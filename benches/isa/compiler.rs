@@ -1,0 +1,182 @@
+//! Processes of `radv.rs`, how long they may take, and what they answer.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::listing::Listing;
+use crate::radv;
+
+/// The argument that makes this program such a process.
+pub const WORKER: &str = "--compile-for-radv";
+
+/// Most shaders take less than a second. On a loaded machine the slowest that compiles takes some.
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// A GPU to compile for, with the driver that knows it.
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    /// As RADV calls the family.
+    pub family: &'static str,
+    /// The driver's manifest.
+    manifest: PathBuf,
+}
+
+impl Gpu {
+    /// RDNA 2, which the Mesa of Debian 12 knows.
+    pub fn navi21() -> Result<Gpu, String> {
+        let folders = ["/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d"];
+        let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
+        let is_radv =
+            |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("radeon_icd"));
+        let manifest = entries.map(|entry| entry.path()).find(is_radv);
+        let manifest = manifest.ok_or("RADV is not installed (mesa-vulkan-drivers)")?;
+        Ok(Gpu { family: "navi21", manifest })
+    }
+
+    /// RDNA 3, which has matrix units and which the Mesa knows that `scripts/mesa-backport` unpacks.
+    pub fn navi31() -> Result<Gpu, String> {
+        let library = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/lavapipe/files/usr/lib");
+        let folders = std::fs::read_dir(&library).into_iter().flatten().flatten();
+        let library = folders.map(|folder| folder.path().join("libvulkan_radeon.so")).find(|path| path.exists());
+        let library = library.ok_or("there is no newer RADV (scripts/mesa-backport fetches it)")?;
+        let manifest = Path::new(env!("CARGO_TARGET_TMPDIR")).join("radeon-backport.json");
+        let text = serde_json::json!({
+            "file_format_version": "1.0.0",
+            "ICD": { "library_path": library, "api_version": "1.4.0" },
+        });
+        crate::write(&manifest, &text.to_string())?;
+        Ok(Gpu { family: "navi31", manifest })
+    }
+}
+
+/// What RADV says of one shader.
+#[derive(Debug)]
+pub struct Compiled {
+    pub subgroup: u64,
+    pub isa: String,
+    pub listing: Listing,
+    statistics: Value,
+}
+
+impl Compiled {
+    /// A statistic by RADV's name.
+    pub fn get(&self, name: &str) -> u64 {
+        self.statistics[name].as_u64().unwrap_or_default()
+    }
+
+    pub fn spills(&self) -> u64 {
+        self.get("Spilled SGPRs") + self.get("Spilled VGPRs")
+    }
+
+    pub fn waves(&self) -> u64 {
+        self.get("Subgroups per SIMD")
+    }
+}
+
+/// A compiler for one GPU. It starts its process again when that has crashed or was given up.
+pub struct Compiler {
+    gpu: Gpu,
+    worker: Option<Worker>,
+}
+
+struct Worker {
+    child: Child,
+    input: ChildStdin,
+    answers: Receiver<String>,
+    hello: Value,
+}
+
+impl Compiler {
+    pub fn new(gpu: Gpu) -> Compiler {
+        Compiler { gpu, worker: None }
+    }
+
+    /// The driver's version, and whether the GPU has matrix units.
+    pub fn about(&mut self) -> Result<(String, bool), String> {
+        let hello = &self.worker()?.hello;
+        let driver = hello["driver"].as_str().unwrap_or_default().to_string();
+        Ok((driver, hello["has_matrices"].as_bool().unwrap_or_default()))
+    }
+
+    pub fn compile(&mut self, entry: &str, words: &[u32]) -> Result<Compiled, String> {
+        let answer = self.worker()?.ask(&radv::request(entry, words));
+        if answer.is_err() {
+            self.worker = None;
+        }
+        let answer = answer?;
+        if let Some(error) = answer["error"].as_str() {
+            return Err(error.to_string());
+        }
+        let isa = answer["isa"].as_str().ok_or("an answer without a listing")?.to_string();
+        Ok(Compiled {
+            subgroup: answer["subgroup"].as_u64().unwrap_or_default(),
+            listing: Listing::parse(&isa),
+            statistics: answer["statistics"].clone(),
+            isa,
+        })
+    }
+
+    fn worker(&mut self) -> Result<&mut Worker, String> {
+        if self.worker.is_none() {
+            self.worker = Some(Worker::start(&self.gpu)?);
+        }
+        self.worker.as_mut().ok_or_else(|| "no compiler".into())
+    }
+}
+
+impl Worker {
+    fn start(gpu: &Gpu) -> Result<Worker, String> {
+        let program = std::env::current_exe().map_err(|e| e.to_string())?;
+        let mut child = Command::new(program)
+            .arg(WORKER)
+            .env("RADV_FORCE_FAMILY", gpu.family)
+            .env("VK_DRIVER_FILES", &gpu.manifest)
+            .env("VK_ICD_FILENAMES", &gpu.manifest)
+            .env("MESA_SHADER_CACHE_DISABLE", "true")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|e| e.to_string())?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("a process without pipes".into());
+        };
+        let (sender, answers) = mpsc::channel();
+        std::thread::spawn(move || {
+            let lines = BufReader::new(output).lines().map_while(Result::ok);
+            lines.map_while(|line| sender.send(line).ok()).for_each(drop);
+        });
+        let mut worker = Worker { child, input, answers, hello: Value::Null };
+        worker.hello = worker.answer()?;
+        Ok(worker)
+    }
+
+    fn ask(&mut self, request: &[u8]) -> Result<Value, String> {
+        self.input
+            .write_all(request)
+            .and_then(|()| self.input.flush())
+            .map_err(|e| format!("the compiler is gone: {e}"))?;
+        self.answer()
+    }
+
+    fn answer(&mut self) -> Result<Value, String> {
+        let line = self.answers.recv_timeout(LIMIT).map_err(|error| match error {
+            mpsc::RecvTimeoutError::Timeout => format!("no end after {} s", LIMIT.as_secs()),
+            mpsc::RecvTimeoutError::Disconnected => "the compiler crashed".into(),
+        })?;
+        serde_json::from_str(&line).map_err(|e| e.to_string())
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // It may be gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
