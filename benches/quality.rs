@@ -1,12 +1,13 @@
-//! What quantising costs: perplexity, and how often the most likely token is still the one of the unquantised weights.
+//! What quantising costs: perplexity, and how often the most likely token is still the one of the unquantised weights. Then
+//! what it costs to round the activations of decoding to bytes, as the CPU does unless a model is loaded to be exact.
 //!
 //! Models come from the folder of test models. Texts are stories that the built-in model writes at a temperature: of the
 //! kind that all of these models were trained on, and written by none of those measured. The CPU executor computes
-//! everything in F32, so that the weights alone make the difference.
+//! everything in F32 in the first table, so that the weights alone make the difference.
 
 use std::path::{Path, PathBuf};
 
-use tilewright::{Device, GenerateOptions, LoadOptions, Model};
+use tilewright::{Device, DeviceChoice, GenerateOptions, LoadOptions, Model};
 
 /// Weights that quantised ones are compared with, and those. The wide model computes the same function as the narrow one.
 const MODELS: [(&str, &[&str]); 3] = [
@@ -47,6 +48,65 @@ fn main() {
             report(file, Some((&path, base)), &texts, &logits(&load(&cpu, &path), &texts), &exact);
         }
     }
+    println!();
+    rounding(&folder, &stories);
+}
+
+/// The same tokens one after the other, with activations as they are and rounded.
+fn rounding(folder: &Path, stories: &[String]) {
+    let (cpu, rounding) = (Device::cpu(), pollster::block_on(Device::open(&DeviceChoice::Cpu, None)));
+    let rounding = rounding.expect("there is always a CPU");
+    let [exact, rounded, top] = ["exact", "rounded", "top-1 as exact"];
+    println!("{:<50} {:>8} {:>11} {:>11} {:>11} {top:>14}", "activations", "tokens", exact, rounded, "logits NMSE");
+    for file in MODELS.into_iter().flat_map(|(_, quantised)| quantised) {
+        let path = folder.join(file);
+        let model = load(&rounding, &path);
+        if !model.rounds() {
+            println!("skipped: this processor rounds nothing");
+            return;
+        }
+        let texts = encode(&model, stories);
+        let (exact, rounded) = (decoded(&load(&cpu, &path), &texts), decoded(&model, &texts));
+        let pairs = || exact.iter().flatten().zip(rounded.iter().flatten());
+        let n_rows = pairs().count();
+        let n_same = pairs().filter(|(a, b)| best(a) == best(b)).count();
+        let (mut error, mut size) = (0.0, 0.0);
+        for (a, b) in pairs().flat_map(|(a, b)| a.iter().zip(b)) {
+            error += f64::from(a - b).powi(2);
+            size += f64::from(*a).powi(2);
+        }
+        let [before, after] = [&exact, &rounded].map(|logits| perplexity(&texts, logits));
+        let agreement = 100.0 * n_same as f64 / n_rows as f64;
+        println!("{file:<50} {n_rows:>8} {before:>11.3} {after:>11.3} {:>11.1e} {agreement:>12.2} %", error / size);
+    }
+}
+
+/// Logits behind each token of each text, which are taken one by one.
+fn decoded(model: &Model, texts: &[Vec<u32>]) -> Vec<Vec<Vec<f32>>> {
+    let of = |text: &Vec<u32>| {
+        let mut session = model.session().expect("it is small");
+        let mut next = |id: &u32| pollster::block_on(session.logits(&[*id])).expect("the text fits");
+        text.iter().map(&mut next).collect()
+    };
+    texts.iter().map(of).collect()
+}
+
+/// The most likely token.
+fn best(row: &[f32]) -> Option<usize> {
+    (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]))
+}
+
+fn perplexity(texts: &[Vec<u32>], logits: &[Vec<Vec<f32>>]) -> f64 {
+    let (mut surprise, mut n_predicted) = (0.0, 0);
+    for (text, logits) in texts.iter().zip(logits) {
+        for (row, &next) in logits.iter().zip(&text[1..]) {
+            let highest = row.iter().copied().fold(f32::MIN, f32::max);
+            let sum: f64 = row.iter().map(|&logit| f64::from(logit - highest).exp()).sum();
+            surprise += sum.ln() - f64::from(row[next as usize] - highest);
+            n_predicted += 1;
+        }
+    }
+    (surprise / f64::from(n_predicted)).exp()
 }
 
 fn encode(model: &Model, stories: &[String]) -> Vec<Vec<u32>> {
@@ -93,19 +153,12 @@ fn report(
     logits: &[Vec<Vec<f32>>],
     exact: &[Vec<Vec<f32>>],
 ) -> f64 {
-    let best = |row: &Vec<f32>| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]));
-    let (mut surprise, mut n_predicted, mut n_same, mut n_rows) = (0.0, 0, 0, 0);
-    for ((text, logits), exact) in texts.iter().zip(logits).zip(exact) {
+    let (mut n_same, mut n_rows) = (0, 0);
+    for (logits, exact) in logits.iter().zip(exact) {
         n_rows += logits.len();
         n_same += logits.iter().zip(exact).filter(|(a, b)| best(a) == best(b)).count();
-        for (row, &next) in logits.iter().zip(&text[1..]) {
-            let highest = row.iter().copied().fold(f32::MIN, f32::max);
-            let sum: f64 = row.iter().map(|&logit| f64::from(logit - highest).exp()).sum();
-            surprise += sum.ln() - f64::from(row[next as usize] - highest);
-            n_predicted += 1;
-        }
     }
-    let perplexity = (surprise / f64::from(n_predicted)).exp();
+    let perplexity = perplexity(texts, logits);
     let agreement = 100.0 * n_same as f64 / n_rows as f64;
     let (bytes, ratio) = match quantised {
         Some((path, base)) => {

@@ -39,6 +39,7 @@ mod simd;
 mod softmax;
 mod threads;
 
+pub(crate) use simd::has_byte_dots;
 use threads::Threads;
 pub(crate) use threads::for_each_chunk;
 
@@ -125,6 +126,8 @@ impl<'a> Operand<'a> {
 pub(crate) struct Call<'a> {
     params: &'a [u8],
     pub weight: Option<WeightType>,
+    /// Whether activations that meet quantised weights may be rounded.
+    pub rounds: bool,
     pub operands: Vec<Operand<'a>>,
 }
 
@@ -262,21 +265,23 @@ impl Cpu {
         pairs.iter().try_for_each(|(from, to)| self.write(to, 0, &self.read(from)?))
     }
 
-    pub fn run(&self, steps: &Arc<[Step]>) -> Result<(), Error> {
+    /// Runs the steps. Where `rounds` says so, the activations of a few tokens are rounded to bytes where they meet quantised
+    /// weights.
+    pub fn run(&self, steps: &Arc<[Step]>, rounds: bool) -> Result<(), Error> {
         let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let own = steps.clone();
-        self.threads.run(move || own.iter().try_for_each(run_step))??;
+        self.threads.run(move || own.iter().try_for_each(|step| run_step(step, rounds)))??;
         self.counters.dispatches.add(steps.len() as u64);
         self.counters.submits.add(1);
         Ok(())
     }
 
-    pub fn run_profiled(&self, steps: &Arc<[Step]>) -> Result<Vec<Duration>, Error> {
+    pub fn run_profiled(&self, steps: &Arc<[Step]>, rounds: bool) -> Result<Vec<Duration>, Error> {
         let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let own = steps.clone();
-        let timed = |step: &Step| {
+        let timed = move |step: &Step| {
             let start = Instant::now();
-            run_step(step).map(|()| start.elapsed())
+            run_step(step, rounds).map(|()| start.elapsed())
         };
         let times = self.threads.run(move || own.iter().map(timed).collect::<Result<_, _>>())??;
         self.counters.dispatches.add(steps.len() as u64);
@@ -290,7 +295,7 @@ enum Guard<'a> {
     Write(RwLockWriteGuard<'a, Words>),
 }
 
-fn run_step(step: &Step) -> Result<(), Error> {
+fn run_step(step: &Step, rounds: bool) -> Result<(), Error> {
     let twin = twin(step.kernel.name).ok_or_else(|| Error::Operand {
         kernel: step.kernel.name,
         operand: "device",
@@ -336,6 +341,6 @@ fn run_step(step: &Step) -> Result<(), Error> {
             None => Operand::Read(&[]),
         })
         .collect();
-    twin(Call { params: &step.params, weight: step.variant.weight, operands });
+    twin(Call { params: &step.params, weight: step.variant.weight, rounds, operands });
     Ok(())
 }

@@ -102,6 +102,19 @@ struct Inner {
     /// Of all handles.
     tested: Arc<Tested>,
     tuning_file: Option<PathBuf>,
+    rounding: Rounding,
+}
+
+/// What the CPU rounds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Rounding {
+    /// Nothing.
+    #[default]
+    Never,
+    /// What models run, unless they are loaded to be exact.
+    OfModels,
+    /// Activations of a few tokens where they meet quantised weights.
+    Activations,
 }
 
 /// A handle to an open device; clones share it.
@@ -119,9 +132,11 @@ impl Device {
         }
     }
 
-    /// The CPU executor.
+    /// The CPU executor, all of whose arithmetic is in 32-bit floats: what other devices are compared with. A device that
+    /// [`Device::open`] opens may round, see [`LoadOptions::exact`](crate::LoadOptions::exact).
     pub fn cpu() -> Device {
-        Device::on_cpu("asked for".into())
+        let device = Device::on_cpu("asked for".into());
+        Device(Arc::new(Inner { rounding: Rounding::Never, ..(*device.0).clone() }))
     }
 
     /// Opens the chosen device; `tier` overrides the shader tier that would be picked for it.
@@ -166,7 +181,7 @@ impl Device {
     #[cfg(not(target_arch = "wasm32"))]
     async fn set_up(choice: &DeviceChoice, setup: Setup<'_>) -> Result<Device, Error> {
         match choice {
-            DeviceChoice::Cpu => Ok(Device::cpu()),
+            DeviceChoice::Cpu => Ok(Device::on_cpu("asked for".into())),
             _ => {
                 let device = Device::open_one(choice, Device::adapters().await, setup).await?;
                 Ok(match setup.folder {
@@ -193,7 +208,7 @@ impl Device {
             _ => Vec::new(),
         };
         match choice {
-            DeviceChoice::Cpu => Ok(Device::cpu()),
+            DeviceChoice::Cpu => Ok(Device::on_cpu("asked for".into())),
             _ => {
                 let device = Device::open_one(choice, reports, Setup { tier, ..Setup::default() }).await?;
                 Ok(if device.is_gpu() { device.with_tested(Tested::of_process(device.info())) } else { device })
@@ -257,7 +272,8 @@ impl Device {
 
     fn new(executor: Executor, info: DeviceInfo, target: Target, counters: Arc<LiveCounters>) -> Device {
         let (executor, tested) = (Arc::new(executor), Arc::default());
-        Device(Arc::new(Inner { executor, info, target, counters, tested, tuning_file: None }))
+        let rounding = if crate::cpu::has_byte_dots() { Rounding::OfModels } else { Rounding::Never };
+        Device(Arc::new(Inner { executor, info, target, counters, tested, tuning_file: None, rounding }))
     }
 
     /// All GPU adapters of this machine, real ones first.
@@ -364,6 +380,21 @@ impl Device {
     pub fn with_tuning(&self, tuning: Tuning) -> Device {
         let target = self.0.target.clone().with_tuning(tuning);
         Device(Arc::new(Inner { target, ..(*self.0).clone() }))
+    }
+
+    /// The same device for a model, which is to be `exact` or need not be.
+    pub(crate) fn for_model(&self, exact: bool) -> Device {
+        let rounding = match self.0.rounding {
+            Rounding::OfModels if !exact && !self.is_gpu() => Rounding::Activations,
+            Rounding::Activations if exact => Rounding::Never,
+            _ => return self.clone(),
+        };
+        Device(Arc::new(Inner { rounding, ..(*self.0).clone() }))
+    }
+
+    /// Whether activations are rounded where they meet quantised weights on the CPU.
+    pub(crate) fn rounds(&self) -> bool {
+        self.0.rounding == Rounding::Activations
     }
 
     /// The same device with other limits for what is recorded from now on, so that a test meets them with little work.
@@ -546,7 +577,7 @@ impl Device {
         self.prepare(recording)?;
         match &*self.0.executor {
             Executor::Gpu(gpu) => gpu.run(recording),
-            Executor::Cpu(cpu) => cpu.run(&recording.steps),
+            Executor::Cpu(cpu) => cpu.run(&recording.steps, self.rounds()),
         }
     }
 
@@ -577,7 +608,7 @@ impl Device {
             Executor::Cpu(cpu) => {
                 let mut words = Vec::new();
                 for _ in 0..n_runs {
-                    cpu.run(&recording.steps)?;
+                    cpu.run(&recording.steps, self.rounds())?;
                     words.extend(cpu.read(tensor)?);
                 }
                 PendingKind::Ready(Some(words))
@@ -594,7 +625,7 @@ impl Device {
         self.prepare(recording)?;
         let times = match &*self.0.executor {
             Executor::Gpu(gpu) => gpu.run_profiled(recording).await?,
-            Executor::Cpu(cpu) => cpu.run_profiled(&recording.steps)?,
+            Executor::Cpu(cpu) => cpu.run_profiled(&recording.steps, self.rounds())?,
         };
         Ok(recording.labels().zip(times).collect())
     }

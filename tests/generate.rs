@@ -14,7 +14,7 @@ use tilewright::generate::{ContextPolicy, Generation, Piece, StopReason};
 use tilewright::kernels::{KvType, RopeConfig};
 use tilewright::load::{ModelFile, ModelShape};
 use tilewright::model::Block;
-use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model, Session, Tier};
+use tilewright::{Counters, Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Session, Tier};
 
 fn builtin(device: &Device, context_length: Option<u32>) -> Model {
     let options = LoadOptions { context_length, ..LoadOptions::default() };
@@ -835,6 +835,44 @@ fn a_generation_can_be_cancelled_within_its_prompt() {
     };
     let resumed = ids(&mut session, &[]);
     assert_eq!(resumed, ids(&mut model.session().unwrap(), &prompt));
+}
+
+/// A CPU that was opened rounds activations to bytes where a model is not to be exact, in passes of a few tokens alone;
+/// the one that other devices are compared with never does.
+#[test]
+fn an_opened_cpu_rounds_unless_it_is_to_be_exact() {
+    #[cfg(target_arch = "x86_64")]
+    let has_bytes =
+        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+    #[cfg(not(target_arch = "x86_64"))]
+    let has_bytes = false;
+    let opened = block_on(Device::open(&DeviceChoice::Cpu, None)).unwrap();
+    let load = |device: &Device, exact| {
+        let options = LoadOptions { exact, ..LoadOptions::default() };
+        Model::from_file(device, ModelFile::builtin().unwrap(), options).unwrap()
+    };
+    let (reference, rounding) = (load(&Device::cpu(), false), load(&opened, false));
+    assert_eq!([reference.rounds(), rounding.rounds()], [false, has_bytes]);
+    let ids = reference.encode("Once upon a time, there was a little girl who had a red ball and a dog.").unwrap();
+    assert!(ids.len() > 16);
+    let logits_of = |model: &Model, first: usize| {
+        let mut session = model.session().unwrap();
+        block_on(session.logits(&ids[..first])).unwrap();
+        block_on(session.logits(&ids[first..])).unwrap()
+    };
+    // In one piece, and the last token by itself.
+    let (many, one) = (logits_of(&reference, 1), logits_of(&reference, ids.len() - 1));
+    for device in [&opened, rounding.device()] {
+        let exact = load(device, true);
+        assert!(!exact.rounds());
+        assert_eq!([logits_of(&exact, 1), logits_of(&exact, ids.len() - 1)], [many.clone(), one.clone()]);
+    }
+    let rounded = logits_of(&rounding, ids.len() - 1);
+    assert_eq!(rounded != one, has_bytes);
+    let [lowest, highest] = [f32::min, f32::max].map(|of: fn(f32, f32) -> f32| one.iter().copied().fold(one[0], of));
+    let difference = largest_difference(&rounded, &one);
+    println!("logits from {lowest} to {highest}, rounded within {difference}");
+    assert!(difference < 0.03 * (highest - lowest), "{difference} of {lowest} to {highest}");
 }
 
 /// Models that keep a state of fixed size: three times the window of their convolutions and more, going back and on again

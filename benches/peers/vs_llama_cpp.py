@@ -4,8 +4,8 @@ usage: vs_llama_cpp.py MODEL.gguf [--tilewright target/release/tilewright --prom
 
 Needs `pip install llama-cpp-python`. Each round measures one engine, then the other; a rate is the median of the rounds,
 with the lowest and the highest. Both sides compute a prompt with logits of its last token, then tokens one after the
-other. Loading and a warm-up are not counted. llama.cpp is spared the choice of a token, as in llama-bench, and its cache
-is in half precision; ours chooses greedily, and its cache is in single precision.
+other. Loading and a warm-up are not counted. llama.cpp is spared the choice of a token, as in llama-bench; ours chooses
+greedily. Both caches are in half precision, and both round activations to bytes.
 """
 import argparse
 import json

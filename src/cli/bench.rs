@@ -18,7 +18,7 @@ use tilewright::{Device, DeviceInfo, Error, GenerateOptions, LoadOptions, Model}
 
 use self::embed::EmbedBenchArgs;
 use self::mol::MolBenchArgs;
-use super::run::{CacheArgs, load};
+use super::run::{PrecisionArgs, load};
 use super::{DeviceArgs, Failure, print_json, show_bytes};
 
 #[derive(Args)]
@@ -72,7 +72,7 @@ struct ModelBenchArgs {
     #[arg(long, value_name = "N")]
     tokens_per_submit: Option<u32>,
     #[command(flatten)]
-    cache: CacheArgs,
+    precision: PrecisionArgs,
     /// Repetitions of each test, after a warm-up.
     #[arg(long, short = 'r', default_value_t = 5, value_name = "N")]
     repetitions: usize,
@@ -176,8 +176,8 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
         report::check(path)?;
     }
     let device = args.device.open()?;
-    let kv_type = args.cache.kv_type;
-    let options = LoadOptions { context_length: Some(context), kv_type, ..LoadOptions::default() };
+    let PrecisionArgs { kv_type, exact } = args.precision;
+    let options = LoadOptions { context_length: Some(context), kv_type, exact, ..LoadOptions::default() };
     let model = load(args.model.as_deref(), &device, options)?;
     let measured = args.report.as_ref().map(|_| report::measure(&device, args.quick)).transpose()?;
     let probes = match &measured {
@@ -206,6 +206,7 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
             "sequences": 1,
             "tokens_per_submit": tokens_per_submit,
             "kv_type": kv_type.name(),
+            "rounds": model.rounds(),
             "repetitions": args.repetitions,
             "probes": probes,
             "rows": rows,
@@ -262,7 +263,8 @@ fn bench_kernels(args: &KernelBenchArgs) -> Result<(), Failure> {
 
 fn about(model: &Model) -> String {
     let types: Vec<&str> = model.block_types().iter().map(|t| t.name()).collect();
-    format!("{} ({}, weights {})", model.name(), types.join(" "), show_bytes(model.plan().weights_bytes))
+    let rounds = if model.rounds() { ", activations rounded" } else { "" };
+    format!("{} ({}, weights {}{rounds})", model.name(), types.join(" "), show_bytes(model.plan().weights_bytes))
 }
 
 fn print_device(out: &mut impl Write, info: &DeviceInfo, probes: &Probes) -> io::Result<()> {

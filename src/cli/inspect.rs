@@ -11,7 +11,7 @@ use tilewright::formats::safetensors::Safetensors;
 use tilewright::load::{FileBytes, ModelFile, ModelShape};
 use tilewright::{Embedder, Error, LoadOptions, MemoryPlan, Model, Reranker};
 
-use super::run::CacheArgs;
+use super::run::PrecisionArgs;
 use super::{DeviceArgs, Failure, print_json, show_bytes};
 
 #[derive(Args)]
@@ -24,7 +24,7 @@ pub struct InspectArgs {
     #[arg(long, value_name = "N")]
     ctx: Option<u32>,
     #[command(flatten)]
-    cache: CacheArgs,
+    precision: PrecisionArgs,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -48,7 +48,8 @@ pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
     };
     // A file that cannot be run can still be looked at; the plan's place then says why.
     let device = args.device.open()?;
-    let options = LoadOptions { context_length: args.ctx, kv_type: args.cache.kv_type, ..LoadOptions::default() };
+    let PrecisionArgs { kv_type, exact } = args.precision;
+    let options = LoadOptions { context_length: args.ctx, kv_type, exact, ..LoadOptions::default() };
     let plan = file.and_then(|file| match &file.header.shape {
         ModelShape::Decoder(_) => Model::plan_file(&device.target(), &file, &options),
         ModelShape::Encoder(shape) if shape.scoring.is_some() => Reranker::plan_file(&device, file),

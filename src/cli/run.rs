@@ -37,7 +37,7 @@ pub struct ModelArgs {
     #[arg(long, value_parser = parse_bytes, env = "TILEWRIGHT_MEMORY_LIMIT", value_name = "BYTES")]
     memory_limit: Option<u64>,
     #[command(flatten)]
-    cache: CacheArgs,
+    precision: PrecisionArgs,
 }
 
 /// A context length.
@@ -59,12 +59,15 @@ impl FromStr for Ctx {
     }
 }
 
-/// What keys and values are cached as.
+/// What is rounded.
 #[derive(Args)]
-pub struct CacheArgs {
+pub struct PrecisionArgs {
     /// What keys and values are cached as: f32, f16 or q8_0.
     #[arg(long, value_name = "TYPE", default_value_t)]
     pub kv_type: KvType,
+    /// On the CPU, do not round activations to bytes where those of a few tokens meet quantised weights: slower.
+    #[arg(long)]
+    pub exact: bool,
 }
 
 /// How tokens are chosen and when to stop.
@@ -142,7 +145,8 @@ impl ModelArgs {
                 context_length: self.ctx.and_then(|ctx| if let Ctx::Of(n) = ctx { Some(n) } else { None }),
                 fit_context: matches!(self.ctx, Some(Ctx::Auto)),
                 memory_limit: self.memory_limit,
-                kv_type: self.cache.kv_type,
+                kv_type: self.precision.kv_type,
+                exact: self.precision.exact,
                 ..LoadOptions::default()
             };
             load(path, device, options)

@@ -199,6 +199,7 @@ mod tests {
             gelu(Call {
                 params: bytemuck::bytes_of(&params),
                 weight: None,
+                rounds: false,
                 operands: vec![
                     Operand::Read(bytemuck::cast_slice(&x)),
                     Operand::Write(bytemuck::cast_slice_mut(&mut y)),

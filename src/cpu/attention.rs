@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::cached::{read_row, write_row};
+use super::cached::{Floats, Halves, Quants, Stored, write_row};
 use super::rope::{Rotation, Turning};
 use super::simd::{self, Lanes, Numbers, WideWork, exp};
 use super::softmax::ExpBelow;
@@ -187,37 +187,28 @@ struct HeadRows<'a> {
 }
 
 impl<'a> HeadRows<'a> {
-    /// The rows of positions that lie in slots one after the other: as they are, or made in `scratch`.
+    /// The rows of positions that lie in slots one after the other.
     #[inline(always)]
-    fn tile<'t>(self, positions: Range<usize>, scratch: &'t mut [f32]) -> Tile<'t>
-    where
-        'a: 't,
-    {
-        let (n, dim) = (positions.len(), self.dim);
+    fn tile(self, positions: Range<usize>) -> Tile<'a> {
         let words = &self.words[positions.start % self.slots * self.stride..];
-        if self.kind == KvType::F32 {
-            return Tile { data: bytemuck::cast_slice(words), stride: self.stride, dim, n };
-        }
-        for (row, to) in words.chunks(self.stride).zip(scratch.chunks_exact_mut(dim)).take(n) {
-            read_row(self.kind, row, to);
-        }
-        Tile { data: scratch, stride: dim, dim, n }
+        Tile { words, stride: self.stride, dim: self.dim, n: positions.len() }
     }
 }
 
-/// Some rows of a head: `n` of `dim` elements, one every `stride`.
+/// Some rows of a head: `n` of `dim` elements, one every `stride` words.
 #[derive(Clone, Copy)]
 struct Tile<'a> {
-    data: &'a [f32],
+    words: &'a [u32],
     stride: usize,
     dim: usize,
     n: usize,
 }
 
 impl<'a> Tile<'a> {
+    /// The row, and what may lie behind it.
     #[inline(always)]
-    fn row(self, i: usize) -> &'a [f32] {
-        &self.data[i * self.stride..][..self.dim]
+    fn row(self, i: usize) -> &'a [u32] {
+        &self.words[i * self.stride..]
     }
 }
 
@@ -246,16 +237,19 @@ impl WideWork for Head<'_> {
         const RUN: usize = 16;
         let Head { q, k: keys, v: values, seen, scale, soft_cap, y, highest, sum } = self;
         y.fill(0.0);
-        let mut scratch = vec![0.0; if keys.kind == KvType::F32 { 0 } else { TILE * keys.dim }];
         let mut first = seen.start;
         while first < seen.end {
             // Up to the end of the slots, where the next position is in the first one.
             let positions = first..seen.end.min(first + TILE).min(first + keys.slots - first % keys.slots);
             first = positions.end;
-            let k = keys.tile(positions.clone(), &mut scratch);
+            let k = keys.tile(positions.clone());
             let mut weights = [f32::MIN; TILE];
             let scores = &mut weights[..k.n];
-            dots::<LEN, L>(q, k, scores);
+            match keys.kind {
+                KvType::F32 => dots::<LEN, L, Floats>(q, k, scores),
+                KvType::F16 => dots::<LEN, L, Halves>(q, k, scores),
+                KvType::Q8_0 => dots::<LEN, L, Quants>(q, k, scores),
+            }
             for score in scores.iter_mut() {
                 *score *= scale;
             }
@@ -283,13 +277,12 @@ impl WideWork for Head<'_> {
                 }
             }
             *sum = *sum * rescale + fold(lanes, |a, b| a + b);
-            let n = k.n;
-            let (v, weights) = (values.tile(positions, &mut scratch), &weights[..n]);
+            let (v, weights) = (values.tile(positions), &weights[..k.n]);
             *highest = next;
-            // Runs of 32 columns.
-            match LEN {
-                16 => add_rows::<LEN, L, 2>(weights, v, rescale, y),
-                _ => add_rows::<LEN, L, 4>(weights, v, rescale, y),
+            match values.kind {
+                KvType::F32 => add_rows::<LEN, L, Floats>(weights, v, rescale, y),
+                KvType::F16 => add_rows::<LEN, L, Halves>(weights, v, rescale, y),
+                KvType::Q8_0 => add_rows::<LEN, L, Quants>(weights, v, rescale, y),
             }
         }
     }
@@ -308,72 +301,67 @@ fn fold(mut lanes: [f32; 16], pair: impl Fn(f32, f32) -> f32) -> f32 {
 
 /// `sums[i] = q . k[i]`.
 #[inline(always)]
-fn dots<const LEN: usize, L: Lanes<LEN>>(q: &[f32], k: Tile<'_>, sums: &mut [f32]) {
+fn dots<const LEN: usize, L: Lanes<LEN>, S: Stored>(q: &[f32], k: Tile<'_>, sums: &mut [f32]) {
     let (fours, last) = sums.as_chunks_mut::<4>();
     let n_fours = fours.len();
     for (i, sums) in fours.iter_mut().enumerate() {
-        *sums = four_dots::<LEN, L>(q, std::array::from_fn(|j| k.row(4 * i + j)));
+        *sums = four_dots::<LEN, L, S>(q, std::array::from_fn(|j| k.row(4 * i + j)));
     }
     if !last.is_empty() {
         // Rows past the end repeat the last one.
-        let found = four_dots::<LEN, L>(q, std::array::from_fn(|j| k.row((4 * n_fours + j).min(k.n - 1))));
+        let found = four_dots::<LEN, L, S>(q, std::array::from_fn(|j| k.row((4 * n_fours + j).min(k.n - 1))));
         last.iter_mut().zip(found).for_each(|(sum, found)| *sum = found);
     }
 }
 
 #[inline(always)]
-fn four_dots<const LEN: usize, L: Lanes<LEN>>(q: &[f32], k: [&[f32]; 4]) -> [f32; 4] {
+fn four_dots<const LEN: usize, L: Lanes<LEN>, S: Stored>(q: &[f32], k: [&[u32]; 4]) -> [f32; 4] {
+    let dim = q.len();
     let (q, q_rest) = q.as_chunks::<LEN>();
-    let runs = k.map(|row| &row.as_chunks::<LEN>().0[..q.len()]);
     let mut sums = [L::splat(0.0); 4];
+    // Loops, since what a closure calls may be compiled for any processor.
+    let mut runs = [S::runs::<LEN>(k[0], dim, 0, q.len()); 4];
+    for (runs, row) in runs.iter_mut().zip(k).skip(1) {
+        *runs = S::runs::<LEN>(row, dim, 0, q.len());
+    }
     for (at, q) in q.iter().enumerate() {
         let q = L::load(q);
-        for (sum, row) in sums.iter_mut().zip(runs) {
-            *sum = L::load(&row[at]).fma(q, *sum);
+        for (sum, runs) in sums.iter_mut().zip(runs) {
+            *sum = S::load::<LEN, L>(runs, at).fma(q, *sum);
         }
     }
     let mut sums = L::sum_each(sums);
-    for (sum, row) in sums.iter_mut().zip(k) {
-        for (q, k) in q_rest.iter().zip(&row[row.len() - q_rest.len()..]) {
-            *sum = q.fma::<L>(*k, *sum);
+    if !q_rest.is_empty() {
+        for (sum, row) in sums.iter_mut().zip(k) {
+            for (q, k) in q_rest.iter().zip(S::rest::<LEN>(row, dim, dim - q_rest.len())) {
+                *sum = q.fma::<L>(k, *sum);
+            }
         }
     }
     sums
 }
 
 /// `y = rescale * y + rows of v, weighted`. A tile is summed on its own first, since adding keys one by one to a long sum
-/// would lose digits. Columns are taken in runs of `N` vectors whose sums stay in registers, of even rows and of odd ones,
-/// so that none waits for the one before.
+/// would lose digits. Columns are taken in runs of up to 32.
 #[inline(always)]
-fn add_rows<const LEN: usize, L: Lanes<LEN>, const N: usize>(
-    weights: &[f32],
-    v: Tile<'_>,
-    rescale: f32,
-    y: &mut [f32],
-) {
-    let n_columns = y.len() / (LEN * N) * (LEN * N);
-    let (runs, rest) = y.split_at_mut(n_columns);
-    for (i, y) in runs.chunks_exact_mut(LEN * N).enumerate() {
-        let [mut even, mut odd] = [[L::splat(0.0); N]; 2];
-        let (pairs, last) = weights.as_chunks::<2>();
-        for (pair, weights) in pairs.iter().enumerate() {
-            add_row(weights[0], &v.row(2 * pair)[i * LEN * N..], &mut even);
-            add_row(weights[1], &v.row(2 * pair + 1)[i * LEN * N..], &mut odd);
-        }
-        if let [weight] = last {
-            add_row(*weight, &v.row(v.n - 1)[i * LEN * N..], &mut even);
-        }
-        let (one, rescale) = (L::splat(1.0), L::splat(rescale));
-        for ((y, even), odd) in y.as_chunks_mut().0.iter_mut().zip(even).zip(odd) {
-            rescale.fma(L::load(y), even.fma(one, odd)).store(y);
-        }
+fn add_rows<const LEN: usize, L: Lanes<LEN>, S: Stored>(weights: &[f32], v: Tile<'_>, rescale: f32, y: &mut [f32]) {
+    let (runs, rest) = y.as_chunks_mut::<LEN>();
+    let n_runs = runs.len();
+    let mut first = 0;
+    while first < n_runs {
+        // Four vectors of eight, or two of sixteen.
+        first += match (n_runs - first, LEN) {
+            (4.., 8) => add_runs::<LEN, L, S, 4>(weights, v, rescale, first, runs),
+            (2.., _) => add_runs::<LEN, L, S, 2>(weights, v, rescale, first, runs),
+            _ => add_runs::<LEN, L, S, 1>(weights, v, rescale, first, runs),
+        };
     }
     if rest.is_empty() {
         return;
     }
-    let mut sums = [0.0; 32];
+    let mut sums = [0.0; LEN];
     for (row, &weight) in weights.iter().enumerate() {
-        for (sum, &v) in sums.iter_mut().zip(&v.row(row)[n_columns..]) {
+        for (sum, v) in sums.iter_mut().zip(S::rest::<LEN>(v.row(row), v.dim, n_runs * LEN)) {
             *sum = weight.fma::<L>(v, *sum);
         }
     }
@@ -382,11 +370,41 @@ fn add_rows<const LEN: usize, L: Lanes<LEN>, const N: usize>(
     }
 }
 
+/// `N` vectors of columns, whose sums stay in registers, of even rows and of odd ones, so that none waits for the one
+/// before. Returns `N`.
+#[inline(always)]
+fn add_runs<const LEN: usize, L: Lanes<LEN>, S: Stored, const N: usize>(
+    weights: &[f32],
+    v: Tile<'_>,
+    rescale: f32,
+    first: usize,
+    y: &mut [[f32; LEN]],
+) -> usize {
+    let [mut even, mut odd] = [[L::splat(0.0); N]; 2];
+    let (pairs, last) = weights.as_chunks::<2>();
+    for (pair, weights) in pairs.iter().enumerate() {
+        add_row::<LEN, L, S, N>(weights[0], S::runs(v.row(2 * pair), v.dim, first, N), &mut even);
+        add_row::<LEN, L, S, N>(weights[1], S::runs(v.row(2 * pair + 1), v.dim, first, N), &mut odd);
+    }
+    if let [weight] = last {
+        add_row::<LEN, L, S, N>(*weight, S::runs(v.row(v.n - 1), v.dim, first, N), &mut even);
+    }
+    let (one, rescale) = (L::splat(1.0), L::splat(rescale));
+    for ((y, even), odd) in y[first..][..N].iter_mut().zip(even).zip(odd) {
+        rescale.fma(L::load(y), even.fma(one, odd)).store(y);
+    }
+    N
+}
+
 /// `sums += weight * v`.
 #[inline(always)]
-fn add_row<const LEN: usize, L: Lanes<LEN>, const N: usize>(weight: f32, v: &[f32], sums: &mut [L; N]) {
+fn add_row<const LEN: usize, L: Lanes<LEN>, S: Stored, const N: usize>(
+    weight: f32,
+    v: S::Runs<'_, LEN>,
+    sums: &mut [L; N],
+) {
     let weight = L::splat(weight);
-    for (sum, v) in sums.iter_mut().zip(&v.as_chunks().0[..N]) {
-        *sum = weight.fma(L::load(v), *sum);
+    for (at, sum) in sums.iter_mut().enumerate() {
+        *sum = weight.fma(S::load::<LEN, L>(v, at), *sum);
     }
 }

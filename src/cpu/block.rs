@@ -2,7 +2,10 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::simd::{self, Vector, Work, widen_f16};
+mod rounded;
+
+pub(super) use self::rounded::Rounded;
+use super::simd::{self, BlockWork, Sums, Vector, Wide, widen_f16};
 use crate::dtype::{BLOCK, WeightType};
 use crate::formats::block::{FP4_DOUBLED, IQ4_LEVELS as IQ4_FLOATS, half_scale};
 
@@ -18,36 +21,27 @@ trait Format: Copy + Sync {
 
     /// What all weights of a unit are multiplied by, as its tail says.
     #[inline(always)]
-    fn scale<V: Vector>(_tail: &[u16]) -> V {
-        V::splat(1.0)
+    fn scale<S: Sums>(_tail: &[u16]) -> S {
+        S::splat(1.0)
     }
 
     /// What a unit says of its blocks' scales.
     #[inline(always)]
-    fn scales(_unit: &Self::Unit, _tail: &[u16]) -> Scales {
+    fn scales<V: Vector>(_unit: &Self::Unit, _tail: &[u16]) -> Scales {
         Scales::default()
     }
 
     /// Weights of block `at` of a unit, before [`Format::scale`]. `scales` are the unit's own.
-    fn block<V: Vector>(unit: &Self::Unit, tail: &[u16], scales: &Scales, at: usize) -> [V; 4];
+    fn block<W: Wide>(unit: &Self::Unit, tail: &[u16], scales: &Scales, at: usize) -> W;
 }
 
 /// Of a super-block's blocks: eight scales and eight mins, or two scales for each.
 type Scales = [[f32; 8]; 2];
 
-/// Thirty-two elements, widened eight at a time.
-#[inline(always)]
-fn widen<T, V>(elements: &[T; BLOCK], eight: impl Fn(&[T; 8]) -> V) -> [V; 4] {
-    let (eights, _) = elements.as_chunks();
-    [eight(&eights[0]), eight(&eights[1]), eight(&eights[2]), eight(&eights[3])]
-}
-
 /// `scale * quant - min`, exact but for the rounding of the difference.
 #[inline(always)]
-fn affine<V: Vector>(quants: [V; 4], scale: f32, min: f32) -> [V; 4] {
-    let [a, b, c, d] = quants;
-    let (scale, min) = (V::splat(scale), V::splat(-min));
-    [a.fma(scale, min), b.fma(scale, min), c.fma(scale, min), d.fma(scale, min)]
+fn affine<W: Wide>(quants: W, scale: f32, min: f32) -> W {
+    quants.fma(W::splat(scale), W::splat(-min))
 }
 
 #[derive(Clone, Copy)]
@@ -58,8 +52,8 @@ impl Format for F32 {
     const BLOCKS: usize = 1;
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &Block, _: &[u16], _: &Scales, _: usize) -> [V; 4] {
-        widen(unit, V::load)
+    fn block<W: Wide>(unit: &Block, _: &[u16], _: &Scales, _: usize) -> W {
+        W::load(unit)
     }
 }
 
@@ -71,8 +65,8 @@ impl Format for F16 {
     const BLOCKS: usize = 1;
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &[u16; BLOCK], _: &[u16], _: &Scales, _: usize) -> [V; 4] {
-        widen(unit, V::from_f16)
+    fn block<W: Wide>(unit: &[u16; BLOCK], _: &[u16], _: &Scales, _: usize) -> W {
+        W::from_f16(unit)
     }
 }
 
@@ -84,8 +78,8 @@ impl Format for Bf16 {
     const BLOCKS: usize = 1;
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &[u16; BLOCK], _: &[u16], _: &Scales, _: usize) -> [V; 4] {
-        widen(unit, V::from_bf16)
+    fn block<W: Wide>(unit: &[u16; BLOCK], _: &[u16], _: &Scales, _: usize) -> W {
+        W::from_bf16(unit)
     }
 }
 
@@ -97,13 +91,13 @@ impl Format for Q8 {
     const BLOCKS: usize = 1;
 
     #[inline(always)]
-    fn scale<V: Vector>(tail: &[u16]) -> V {
-        V::splat_f16(tail[0])
+    fn scale<S: Sums>(tail: &[u16]) -> S {
+        S::splat_f16(tail[0])
     }
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &[i8; BLOCK], _: &[u16], _: &Scales, _: usize) -> [V; 4] {
-        widen(unit, V::from_i8)
+    fn block<W: Wide>(unit: &[i8; BLOCK], _: &[u16], _: &Scales, _: usize) -> W {
+        W::from_i8(unit)
     }
 }
 
@@ -115,13 +109,13 @@ impl Format for Q4 {
     const BLOCKS: usize = 1;
 
     #[inline(always)]
-    fn scale<V: Vector>(tail: &[u16]) -> V {
-        V::splat_f16(tail[0])
+    fn scale<S: Sums>(tail: &[u16]) -> S {
+        S::splat_f16(tail[0])
     }
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &[u32; 4], _: &[u16], _: &Scales, _: usize) -> [V; 4] {
-        V::from_quads(unit, &[], 8)
+    fn block<W: Wide>(unit: &[u32; 4], _: &[u16], _: &Scales, _: usize) -> W {
+        W::from_quads(unit, &[], 8)
     }
 }
 
@@ -139,13 +133,11 @@ struct Head {
 
 impl Head {
     #[inline(always)]
-    fn scales(&self) -> Scales {
-        let of = |i: usize| -> [f32; 8] {
-            let (of_all, low, high) = (widen_f16(self.of_all[i]), self.low[i], u32::from(self.high[i]));
-            // Only signed integers become floats in one instruction.
-            std::array::from_fn(|at| of_all * (low >> (4 * at) & 15 | (high >> (2 * at) & 3) << 4) as i32 as f32)
-        };
-        [of(0), of(1)]
+    fn scales<V: Vector>(&self) -> Scales {
+        let (zero, [of_scales, of_mins]) = (Vector::splat(0.0), self.of_all);
+        let scales = V::six_bits(self.low[0], self.high[0]).fma(Vector::splat_f16(of_scales), zero);
+        let mins = V::six_bits(self.low[1], self.high[1]).fma(Vector::splat_f16(of_mins), zero);
+        [scales.lanes(), mins.lanes()]
     }
 }
 
@@ -161,13 +153,13 @@ impl Format for Q4K {
     const BLOCKS: usize = 8;
 
     #[inline(always)]
-    fn scales(unit: &Q4K, _: &[u16]) -> Scales {
-        unit.head.scales()
+    fn scales<V: Vector>(unit: &Q4K, _: &[u16]) -> Scales {
+        unit.head.scales::<V>()
     }
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &Q4K, _: &[u16], [scales, mins]: &Scales, at: usize) -> [V; 4] {
-        affine(V::from_quads(&unit.nibbles[at], &[], 0), scales[at], mins[at])
+    fn block<W: Wide>(unit: &Q4K, _: &[u16], [scales, mins]: &Scales, at: usize) -> W {
+        affine(W::from_quads(&unit.nibbles[at], &[], 0), scales[at], mins[at])
     }
 }
 
@@ -184,13 +176,13 @@ impl Format for Q5K {
     const BLOCKS: usize = 8;
 
     #[inline(always)]
-    fn scales(unit: &Q5K, _: &[u16]) -> Scales {
-        unit.head.scales()
+    fn scales<V: Vector>(unit: &Q5K, _: &[u16]) -> Scales {
+        unit.head.scales::<V>()
     }
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &Q5K, _: &[u16], [scales, mins]: &Scales, at: usize) -> [V; 4] {
-        affine(V::from_quads(&unit.nibbles[at], &unit.fifths[at], 0), scales[at], mins[at])
+    fn block<W: Wide>(unit: &Q5K, _: &[u16], [scales, mins]: &Scales, at: usize) -> W {
+        affine(W::from_quads(&unit.nibbles[at], &unit.fifths[at], 0), scales[at], mins[at])
     }
 }
 
@@ -207,28 +199,27 @@ impl Format for Q6K {
     const BLOCKS: usize = 8;
 
     #[inline(always)]
-    fn scale<V: Vector>(tail: &[u16]) -> V {
-        V::splat_f16(tail[0])
+    fn scale<S: Sums>(tail: &[u16]) -> S {
+        S::splat_f16(tail[0])
     }
 
     #[inline(always)]
-    fn scales(unit: &Q6K, _: &[u16]) -> Scales {
+    fn scales<V: Vector>(unit: &Q6K, _: &[u16]) -> Scales {
         let (scales, _) = unit.scales.as_chunks::<8>();
-        [scales[0].map(f32::from), scales[1].map(f32::from)]
+        [V::from_i8(&scales[0]).lanes(), V::from_i8(&scales[1]).lanes()]
     }
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &Q6K, _: &[u16], scales: &Scales, at: usize) -> [V; 4] {
+    fn block<W: Wide>(unit: &Q6K, _: &[u16], scales: &Scales, at: usize) -> W {
         let (scales, first) = (&scales[at / 4], at % 4 * 2);
-        by_halves(V::from_quads(&unit.nibbles[at], &unit.uppers[at], 32), scales[first], scales[first + 1])
+        by_halves(W::from_quads(&unit.nibbles[at], &unit.uppers[at], 32), scales[first], scales[first + 1])
     }
 }
 
 /// `scale * weight` with a scale for each half of a block.
 #[inline(always)]
-fn by_halves<V: Vector>([a, b, c, d]: [V; 4], low: f32, high: f32) -> [V; 4] {
-    let (low, high, zero) = (V::splat(low), V::splat(high), V::splat(0.0));
-    [a.fma(low, zero), b.fma(low, zero), c.fma(high, zero), d.fma(high, zero)]
+fn by_halves<W: Wide>(weights: W, low: f32, high: f32) -> W {
+    weights.fma(W::halves(low, high), W::splat(0.0))
 }
 
 #[derive(Clone, Copy)]
@@ -239,16 +230,15 @@ impl Format for Q4With1 {
     const BLOCKS: usize = 1;
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &[u32; 4], tail: &[u16], _: &Scales, _: usize) -> [V; 4] {
-        with_min(V::from_quads(unit, &[], 0), &tail[..2])
+    fn block<W: Wide>(unit: &[u32; 4], tail: &[u16], _: &Scales, _: usize) -> W {
+        with_min(W::from_quads(unit, &[], 0), &tail[..2])
     }
 }
 
 /// `scale * quant + min`, both f16.
 #[inline(always)]
-fn with_min<V: Vector>([a, b, c, d]: [V; 4], tail: &[u16]) -> [V; 4] {
-    let (scale, min) = (V::splat_f16(tail[0]), V::splat_f16(tail[1]));
-    [a.fma(scale, min), b.fma(scale, min), c.fma(scale, min), d.fma(scale, min)]
+fn with_min<W: Wide>(quants: W, tail: &[u16]) -> W {
+    quants.fma(W::splat_f16(tail[0]), W::splat_f16(tail[1]))
 }
 
 #[derive(Clone, Copy)]
@@ -259,13 +249,13 @@ impl Format for Q5 {
     const BLOCKS: usize = 1;
 
     #[inline(always)]
-    fn scale<V: Vector>(tail: &[u16]) -> V {
-        V::splat_f16(tail[0])
+    fn scale<S: Sums>(tail: &[u16]) -> S {
+        S::splat_f16(tail[0])
     }
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &[u32; 4], tail: &[u16], _: &Scales, _: usize) -> [V; 4] {
-        V::from_quads(unit, &[word(&tail[1..])], 16)
+    fn block<W: Wide>(unit: &[u32; 4], tail: &[u16], _: &Scales, _: usize) -> W {
+        W::from_quads(unit, &[word(&tail[1..])], 16)
     }
 }
 
@@ -277,8 +267,8 @@ impl Format for Q5With1 {
     const BLOCKS: usize = 1;
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &[u32; 4], tail: &[u16], _: &Scales, _: usize) -> [V; 4] {
-        with_min(V::from_quads(unit, &[word(tail)], 0), &tail[2..])
+    fn block<W: Wide>(unit: &[u32; 4], tail: &[u16], _: &Scales, _: usize) -> W {
+        with_min(W::from_quads(unit, &[word(tail)], 0), &tail[2..])
     }
 }
 
@@ -304,13 +294,12 @@ impl Format for Q2K {
     const BLOCKS: usize = 8;
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &Q2K, tail: &[u16], _: &Scales, at: usize) -> [V; 4] {
-        let [a, b, c, d] = V::from_quads(&NONE, &unit.quants[at], 0);
+    fn block<W: Wide>(unit: &Q2K, tail: &[u16], _: &Scales, at: usize) -> W {
+        let quants = W::from_quads(&NONE, &unit.quants[at], 0);
         let (scale, min) = (widen_f16(tail[0]) / 16.0, -widen_f16(tail[1]));
         let of = |group: u8| [scale * i32::from(group & 15) as f32, min * i32::from(group >> 4) as f32];
         let ([s, m], [t, n]) = (of(unit.groups[2 * at]), of(unit.groups[2 * at + 1]));
-        let (s, m, t, n) = (V::splat(s), V::splat(m), V::splat(t), V::splat(n));
-        [a.fma(s, m), b.fma(s, m), c.fma(t, n), d.fma(t, n)]
+        quants.fma(W::halves(s, t), W::halves(m, n))
     }
 }
 
@@ -347,21 +336,20 @@ impl Format for Q3K {
     const BLOCKS: usize = 8;
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &ThreeBits, _: &[u16], _: &Scales, at: usize) -> [V; 4] {
+    fn block<W: Wide>(unit: &ThreeBits, _: &[u16], _: &Scales, at: usize) -> W {
         let scale = widen_f16(unit.scale as u16) / 16.0;
         let [low, high] = unit.scales(at).map(|group| scale * (group - 32.0));
-        let [a, b, c, d] = V::from_quads(&NONE, &unit.lower[at], 0);
+        let lower = W::from_quads(&NONE, &unit.lower[at], 0);
         // A third bit that is not set takes four away.
-        let [e, f, g, h] = V::from_quads(&NONE, &[unit.thirds[at]], 16);
-        let four = V::splat(4.0);
-        by_halves([e.fma(four, a), f.fma(four, b), g.fma(four, c), h.fma(four, d)], low, high)
+        let thirds = W::from_quads(&NONE, &[unit.thirds[at]], 16);
+        by_halves(thirds.fma(W::splat(4.0), lower), low, high)
     }
 }
 
 /// The levels 8, 25 and 43 of 0, 16 and 32, and 62 of 48, which no codebook has.
 #[inline(always)]
-fn level<V: Vector>(counts: V) -> V {
-    counts.fma(V::splat(0.5 / 256.0), V::splat(16.5 / 16.0)).fma(counts, V::splat(8.0))
+fn level<W: Wide>(counts: W) -> W {
+    counts.fma(W::splat(0.5 / 256.0), W::splat(16.5 / 16.0)).fma(counts, W::splat(8.0))
 }
 
 #[derive(Clone, Copy)]
@@ -372,15 +360,13 @@ impl Format for Iq2 {
     const BLOCKS: usize = 8;
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &ThreeBits, _: &[u16], _: &Scales, at: usize) -> [V; 4] {
+    fn block<W: Wide>(unit: &ThreeBits, _: &[u16], _: &Scales, at: usize) -> W {
         // Signs are -8 and 8, the wrong way round.
         let scale = widen_f16(unit.scale as u16) / -32.0;
         let [low, high] = unit.scales(at).map(|group| scale * (group + 0.5));
-        let [a, b, c, d] = V::from_quads(&NONE, &unit.lower[at], 0);
-        let [e, f, g, h] = V::from_quads(&NONE, &[unit.thirds[at]], 8);
-        let zero = V::splat(0.0);
-        let signed = [e.fma(level(a), zero), f.fma(level(b), zero), g.fma(level(c), zero), h.fma(level(d), zero)];
-        by_halves(signed, low, high)
+        let counts = W::from_quads(&NONE, &unit.lower[at], 0);
+        let signs = W::from_quads(&NONE, &[unit.thirds[at]], 8);
+        by_halves(signs.fma(level(counts), W::splat(0.0)), low, high)
     }
 }
 
@@ -407,14 +393,21 @@ impl Format for Iq4 {
     const BLOCKS: usize = 1;
 
     #[inline(always)]
-    fn scale<V: Vector>(tail: &[u16]) -> V {
-        V::splat_f16(tail[0])
+    fn scale<S: Sums>(tail: &[u16]) -> S {
+        S::splat_f16(tail[0])
     }
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &[u32; 4], _: &[u16], _: &Scales, _: usize) -> [V; 4] {
-        V::from_levels(unit, &IQ4_LEVELS)
+    fn block<W: Wide>(unit: &[u32; 4], _: &[u16], _: &Scales, _: usize) -> W {
+        W::from_levels(unit, &IQ4_LEVELS)
     }
+}
+
+/// The scale of a block of IQ4_XS.
+#[inline(always)]
+fn iq4_scale(tail: &[u16], at: usize) -> f32 {
+    let group = word(&tail[2..]) >> (4 * at) & 15 | (u32::from(tail[1]) >> (2 * at) & 3) << 4;
+    widen_f16(tail[0]) * (group as i32 as f32 - 32.0)
 }
 
 #[derive(Clone, Copy)]
@@ -425,10 +418,9 @@ impl Format for Iq4Xs {
     const BLOCKS: usize = 8;
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &[[u32; 4]; 8], tail: &[u16], _: &Scales, at: usize) -> [V; 4] {
-        let group = word(&tail[2..]) >> (4 * at) & 15 | (u32::from(tail[1]) >> (2 * at) & 3) << 4;
-        let scale = widen_f16(tail[0]) * (group as i32 as f32 - 32.0);
-        by_halves(V::from_levels(&unit[at], &IQ4_LEVELS), scale, scale)
+    fn block<W: Wide>(unit: &[[u32; 4]; 8], tail: &[u16], _: &Scales, at: usize) -> W {
+        let scale = iq4_scale(tail, at);
+        by_halves(W::from_levels(&unit[at], &IQ4_LEVELS), scale, scale)
     }
 }
 
@@ -440,13 +432,13 @@ impl Format for Iq3 {
     const BLOCKS: usize = 8;
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &[[u32; 4]; 8], tail: &[u16], _: &Scales, at: usize) -> [V; 4] {
+    fn block<W: Wide>(unit: &[[u32; 4]; 8], tail: &[u16], _: &Scales, at: usize) -> W {
         // Twice the levels, as the outermost one may be 15.5.
         let mut levels: [i8; 16] = std::array::from_fn(|i| 4 * i as i8 - 30);
         let outermost = (2.0 * widen_f16(tail[1])) as i8;
         (levels[0], levels[15]) = (-outermost, outermost);
         let scale = 0.5 * widen_f16(tail[0]) * (2 * (word(&tail[2..]) >> (4 * at) & 15) + 1) as i32 as f32;
-        by_halves(V::from_levels(&unit[at], &levels), scale, scale)
+        by_halves(W::from_levels(&unit[at], &levels), scale, scale)
     }
 }
 
@@ -458,9 +450,9 @@ impl Format for Mx {
     const BLOCKS: usize = 2;
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &[[u32; 4]; 2], tail: &[u16], _: &Scales, at: usize) -> [V; 4] {
+    fn block<W: Wide>(unit: &[[u32; 4]; 2], tail: &[u16], _: &Scales, at: usize) -> W {
         let scale = half_scale((tail[0] >> (8 * at)) as u8);
-        by_halves(V::from_levels(&unit[at], &FP4_LEVELS), scale, scale)
+        by_halves(W::from_levels(&unit[at], &FP4_LEVELS), scale, scale)
     }
 }
 
@@ -472,10 +464,10 @@ impl Format for Nv {
     const BLOCKS: usize = 2;
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &[[u32; 4]; 2], tail: &[u16], _: &Scales, at: usize) -> [V; 4] {
+    fn block<W: Wide>(unit: &[[u32; 4]; 2], tail: &[u16], _: &Scales, at: usize) -> W {
         // As f16 these 8-bit floats are too small by 2^8, of which one is for the doubled levels.
         let [low, high] = [tail[at], tail[at] >> 8].map(|bits| 128.0 * widen_f16((bits & 127) << 7));
-        by_halves(V::from_levels(&unit[at], &FP4_LEVELS), low, high)
+        by_halves(W::from_levels(&unit[at], &FP4_LEVELS), low, high)
     }
 }
 
@@ -487,13 +479,13 @@ impl Format for Q2 {
     const BLOCKS: usize = 2;
 
     #[inline(always)]
-    fn scale<V: Vector>(tail: &[u16]) -> V {
-        V::splat(widen_f16(tail[0]) / 16.0)
+    fn scale<S: Sums>(tail: &[u16]) -> S {
+        S::splat(widen_f16(tail[0]) / 16.0)
     }
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &[[u32; 2]; 2], _: &[u16], _: &Scales, at: usize) -> [V; 4] {
-        V::from_quads(&NONE, &unit[at], 16)
+    fn block<W: Wide>(unit: &[[u32; 2]; 2], _: &[u16], _: &Scales, at: usize) -> W {
+        W::from_quads(&NONE, &unit[at], 16)
     }
 }
 
@@ -505,13 +497,13 @@ impl Format for Q1 {
     const BLOCKS: usize = 4;
 
     #[inline(always)]
-    fn scale<V: Vector>(tail: &[u16]) -> V {
-        V::splat(widen_f16(tail[0]) / 8.0)
+    fn scale<S: Sums>(tail: &[u16]) -> S {
+        S::splat(widen_f16(tail[0]) / 8.0)
     }
 
     #[inline(always)]
-    fn block<V: Vector>(unit: &[u32; 4], _: &[u16], _: &Scales, at: usize) -> [V; 4] {
-        V::from_quads(&NONE, &[unit[at]], 8)
+    fn block<W: Wide>(unit: &[u32; 4], _: &[u16], _: &Scales, at: usize) -> W {
+        W::from_quads(&NONE, &[unit[at]], 8)
     }
 }
 
@@ -613,11 +605,11 @@ impl<'a> Packed<'a> {
 }
 
 fn unpack<F: Format>(packed: &Packed<'_>, weights: &mut [Block]) {
-    simd::run(Unpack::<F> { units: Units::of(packed), weights });
+    simd::run_blocks(Unpack::<F> { units: Units::of(packed), weights });
 }
 
 fn dots<F: Format>(packed: &Packed<'_>, x: &[Block], n_blocks: usize, sums: &mut [f32]) {
-    simd::run(RowDots::<F> { rows: Units::of(packed), x, n_blocks, sums });
+    simd::run_blocks(RowDots::<F> { rows: Units::of(packed), x, n_blocks, sums });
 }
 
 /// Units of one format.
@@ -639,23 +631,27 @@ impl<'a, F: Format> Units<'a, F> {
         &self.tails[unit * self.tail_len..][..self.tail_len]
     }
 
-    /// Sum over all blocks of units from `first` on of weight times `x`.
+    /// Sums over all blocks of units from `first` on of weight times each `x`.
     #[inline(always)]
-    fn dot<V: Vector>(&self, first: usize, x: &[Block]) -> f32 {
-        let mut sum = V::splat(0.0);
-        let units = self.units[first..].iter().zip(x.chunks_exact(F::BLOCKS));
-        for (i, (unit, x)) in units.enumerate() {
+    fn dots<W: Wide, const T: usize>(&self, first: usize, x: [&[Block]; T]) -> [f32; T] {
+        let n_units = x[0].len() / F::BLOCKS;
+        let x = x.map(|x| &x[..n_units * F::BLOCKS]);
+        let mut sums = [W::Sum::splat(0.0); T];
+        for (i, unit) in self.units[first..][..n_units].iter().enumerate() {
             let tail = self.tail(first + i);
-            let (scale, scales) = (F::scale::<V>(tail), F::scales(unit, tail));
-            for (at, x) in x.iter().enumerate() {
-                let mut part = V::splat(0.0);
-                for (weights, x) in F::block::<V>(unit, tail, &scales, at).iter().zip(x.as_chunks().0) {
-                    part = weights.fma(V::load(x), part);
+            let (scale, scales) = (F::scale::<W::Sum>(tail), F::scales::<W::Eight>(unit, tail));
+            for at in 0..F::BLOCKS {
+                let weights = F::block::<W>(unit, tail, &scales, at);
+                for (sum, x) in sums.iter_mut().zip(x) {
+                    *sum = weights.add_dot(&x[i * F::BLOCKS + at], scale, *sum);
                 }
-                sum = part.fma(scale, sum);
             }
         }
-        sum.sum()
+        let mut found = [0.0; T];
+        for (found, sum) in found.iter_mut().zip(sums) {
+            *found = sum.total();
+        }
+        found
     }
 }
 
@@ -666,15 +662,27 @@ struct RowDots<'a, F: Format> {
     sums: &'a mut [f32],
 }
 
-impl<F: Format> Work for RowDots<'_, F> {
-    type Output = ();
-
+impl<F: Format> BlockWork for RowDots<'_, F> {
     #[inline(always)]
-    fn run<V: Vector>(self) {
-        let n_rows = self.sums.len() * self.n_blocks / self.x.len();
+    fn run_blocks<W: Wide>(self) {
+        /// Tokens that meet a block while it is in registers. One on the web, where the code's size counts.
+        const T: usize = if cfg!(target_arch = "wasm32") { 1 } else { 4 };
+        let (n_tokens, n_units) = (self.x.len() / self.n_blocks, self.n_blocks / F::BLOCKS);
+        let n_rows = self.sums.len() / n_tokens;
+        let x = |t: usize| &self.x[t * self.n_blocks..][..self.n_blocks];
         for n in 0..n_rows {
-            for (t, x) in self.x.chunks_exact(self.n_blocks).enumerate() {
-                self.sums[t * n_rows + n] = self.rows.dot::<V>(n * self.n_blocks / F::BLOCKS, x);
+            let mut t = 0;
+            while t + T <= n_tokens {
+                let found = self.rows.dots::<W, T>(n * n_units, std::array::from_fn(|i| x(t + i)));
+                for (i, found) in found.into_iter().enumerate() {
+                    self.sums[(t + i) * n_rows + n] = found;
+                }
+                t += T;
+            }
+            if T > 1 {
+                for t in t..n_tokens {
+                    [self.sums[t * n_rows + n]] = self.rows.dots::<W, 1>(n * n_units, [x(t)]);
+                }
             }
         }
     }
@@ -685,19 +693,14 @@ struct Unpack<'a, F: Format> {
     weights: &'a mut [Block],
 }
 
-impl<F: Format> Work for Unpack<'_, F> {
-    type Output = ();
-
+impl<F: Format> BlockWork for Unpack<'_, F> {
     #[inline(always)]
-    fn run<V: Vector>(self) {
+    fn run_blocks<W: Wide>(self) {
         for (i, (unit, weights)) in self.units.units.iter().zip(self.weights.chunks_exact_mut(F::BLOCKS)).enumerate() {
             let tail = self.units.tail(i);
-            let (scale, scales) = (F::scale::<V>(tail), F::scales(unit, tail));
+            let (scale, scales) = (F::scale::<W::Sum>(tail), F::scales::<W::Eight>(unit, tail));
             for (at, weights) in weights.iter_mut().enumerate() {
-                let block = F::block::<V>(unit, tail, &scales, at);
-                for (eight, weights) in block.iter().zip(weights.as_chunks_mut().0) {
-                    *weights = eight.fma(scale, V::splat(0.0)).lanes();
-                }
+                F::block::<W>(unit, tail, &scales, at).scaled(scale).store(weights);
             }
         }
     }
@@ -712,7 +715,8 @@ mod tests {
 
     /// The sum without special instructions.
     fn plain_dot<F: Format>(packed: &Packed<'_>, x: &[Block]) -> f32 {
-        Units::<F>::of(packed).dot::<[f32; 8]>(0, x)
+        let [sum] = Units::<F>::of(packed).dots::<[[f32; 8]; 4], 1>(0, [x]);
+        sum
     }
 
     /// Blocks and values by ggml: values are equal, and dot products agree, with and without special instructions.

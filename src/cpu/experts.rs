@@ -3,7 +3,7 @@
 
 use super::Call;
 use super::block::Block;
-use super::linear::{Product, activations, gated_by};
+use super::linear::{Form, Product, activations, gated_by};
 use crate::kernels::{
     ACCUMULATE, APART, BIAS, ExpertDownParams, ExpertGateUpParams, ExpertMatmulParams, ExpertSumParams,
     ExpertTilesParams, GATED, ROUTE_BIAS, RouteParams, SHARES, SIGMOID, UPS,
@@ -65,7 +65,7 @@ fn gather(x: &[Block], n_blocks: usize, rows: impl Iterator<Item = usize>) -> Ve
 
 pub(crate) fn expert_gate_up(mut call: Call<'_>) {
     let params: ExpertGateUpParams = call.params();
-    let weight = call.weight;
+    let (weight, form) = (call.weight, Form::of(0, call.rounds));
     let [w, vector, x, routes, y] = call.operands();
     let (n_tokens, n_used, ffn_dim) = (params.n_tokens as usize, params.n_used as usize, params.ffn_dim as usize);
     let (dim, n_blocks) = (params.dim as usize, params.blocks as usize);
@@ -78,7 +78,7 @@ pub(crate) fn expert_gate_up(mut call: Call<'_>) {
         let rows = gather(&x, n_blocks, slots.iter().map(|slot| slot / n_used));
         let n_out = if is_apart { ffn_dim } else { 2 * ffn_dim };
         let product = Product {
-            invariant: false,
+            form,
             w: w.get(),
             w_scales: params.w_scales,
             first_row: of_w * n_out,
@@ -111,7 +111,7 @@ pub(crate) fn expert_gate_up(mut call: Call<'_>) {
 
 pub(crate) fn expert_down(mut call: Call<'_>) {
     let params: ExpertDownParams = call.params();
-    let weight = call.weight;
+    let (weight, form) = (call.weight, Form::of(0, call.rounds));
     let [w, bias, x, routes, y] = call.operands();
     let (n_tokens, n_used, n_out) = (params.n_tokens as usize, params.n_used as usize, params.n_out as usize);
     let (dim, n_blocks) = (params.dim as usize, params.blocks as usize);
@@ -124,7 +124,7 @@ pub(crate) fn expert_down(mut call: Call<'_>) {
     for (of_w, slots) in slots_by_expert(routes, params.first_expert, params.n_experts) {
         let rows = gather(&x, n_blocks, slots.iter().copied());
         let product = Product {
-            invariant: false,
+            form,
             w: w.get(),
             w_scales: params.w_scales,
             first_row: of_w * n_out,
@@ -189,7 +189,7 @@ pub(crate) fn expert_tiles(mut call: Call<'_>) {
 
 pub(crate) fn expert_matmul(mut call: Call<'_>) {
     let params: ExpertMatmulParams = call.params();
-    let weight = call.weight;
+    let (weight, form) = (call.weight, Form::of(0, call.rounds));
     let [w, bias, x, slots, tiles, y] = call.operands();
     let (n_used, n_out) = (params.n_used as usize, params.n_out as usize);
     let (dim, n_blocks) = (params.dim as usize, params.blocks as usize);
@@ -205,7 +205,7 @@ pub(crate) fn expert_matmul(mut call: Call<'_>) {
         let slots = &slots.get::<u32>()[first as usize..][..n as usize];
         let rows = gather(&x, n_blocks, slots.iter().map(|&slot| slot as usize / n_used));
         let product = Product {
-            invariant: false,
+            form,
             w: w.get(),
             w_scales: params.w_scales,
             first_row: of_w as usize * n_out,

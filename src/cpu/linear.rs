@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use super::Call;
 use super::activation::{GeluExact, GeluTanh, Silu, Tanh, gated_row};
-use super::block::{Block, Packed};
+use super::block::{Block, Packed, Rounded};
 use super::dots::Dots;
 use super::norm::{OPS as NORM_OPS, layer_norm_row, rms_norm_row};
 use super::simd::{self, Function, Instructions, Lanes, Numbers, WideWork};
@@ -24,7 +24,7 @@ const PANEL_TOKENS: usize = 12;
 
 pub(crate) fn matmul(mut call: Call<'_>) {
     let params: LinearParams = call.params();
-    let weight = call.weight;
+    let (weight, rounds) = (call.weight, call.rounds);
     let [w, vector, x, y] = call.operands();
     let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
@@ -37,8 +37,8 @@ pub(crate) fn matmul(mut call: Call<'_>) {
         bias: (params.flags & BIAS != 0).then(|| &vector.get::<f32>()[start..][..n_out]),
         flags: params.flags,
     };
-    let invariant = params.flags & INVARIANT != 0;
-    Product { invariant, w: w.get(), w_scales: params.w_scales, first_row: 0, x: &x, n_tokens, n_out, n_blocks }
+    let form = Form::of(params.flags, rounds);
+    Product { form, w: w.get(), w_scales: params.w_scales, first_row: 0, x: &x, n_tokens, n_out, n_blocks }
         .write(weight, to);
 }
 
@@ -134,7 +134,7 @@ impl Function for Same {
 
 pub(crate) fn linear_norm(mut call: Call<'_>) {
     let params: LinearParams = call.params();
-    let format = call.weight;
+    let (format, rounds) = (call.weight, call.rounds);
     let [w, vector, x, weight, shift, y] = call.operands();
     let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
@@ -142,8 +142,8 @@ pub(crate) fn linear_norm(mut call: Call<'_>) {
     let y = &mut y.get_mut::<f32>()[..n_tokens * n_out];
     let bias = (params.flags & BIAS != 0).then(|| &vector.get::<f32>()[..n_out]);
     let to = OutputRows { bias, flags: params.flags, ..OutputRows::plain(&mut *y, n_out) };
-    let invariant = params.flags & INVARIANT != 0;
-    Product { invariant, w: w.get(), w_scales: params.w_scales, first_row: 0, x: &x, n_tokens, n_out, n_blocks }
+    let form = Form::of(params.flags, rounds);
+    Product { form, w: w.get(), w_scales: params.w_scales, first_row: 0, x: &x, n_tokens, n_out, n_blocks }
         .write(format, to);
 
     let shift = (params.flags & SHIFT != 0).then(|| &shift.get::<f32>()[..n_out]);
@@ -174,7 +174,7 @@ pub(crate) fn split_sum(mut call: Call<'_>) {
 
 pub(crate) fn gate_up(mut call: Call<'_>) {
     let params: GateUpParams = call.params();
-    let weight = call.weight;
+    let (weight, form) = (call.weight, Form::of(params.flags, call.rounds));
     let [w, vector, x, y] = call.operands();
     let (n_tokens, ffn_dim, dim) = (params.n_tokens as usize, params.ffn_dim as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
@@ -182,7 +182,7 @@ pub(crate) fn gate_up(mut call: Call<'_>) {
     let is_ups = params.flags & UPS != 0;
     let n_out = if is_ups { ffn_dim } else { 2 * ffn_dim };
     let w_scales = params.w_scales;
-    let product = Product { invariant: false, w: w.get(), w_scales, first_row: 0, x: &x, n_tokens, n_out, n_blocks };
+    let product = Product { form, w: w.get(), w_scales, first_row: 0, x: &x, n_tokens, n_out, n_blocks };
     let sums = product.plain(weight);
     for (y, sums) in y.get_mut::<f32>().chunks_exact_mut(ffn_dim).zip(sums.chunks_exact(n_out)) {
         let waiting = if is_ups { y.to_vec() } else { Vec::new() };
@@ -230,10 +230,29 @@ pub(super) fn activations<'a>(
     Cow::Owned(blocks)
 }
 
+/// What a product may do with a few tokens.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// What it does with many, so that a row's result is the same for every number of rows.
+    Invariant,
+    Exact,
+    /// Round the activations where that is faster.
+    Rounded,
+}
+
+impl Form {
+    pub fn of(flags: u32, rounds: bool) -> Form {
+        match (flags & INVARIANT != 0, rounds) {
+            (true, _) => Form::Invariant,
+            (false, true) => Form::Rounded,
+            (false, false) => Form::Exact,
+        }
+    }
+}
+
 /// `x wᵀ`, where `x` is `[n_tokens, n_blocks]` blocks and `w` packed `[n_out, n_blocks]`.
 pub(super) struct Product<'a> {
-    /// Whether a row's result is to be the same for every number of rows.
-    pub invariant: bool,
+    pub form: Form,
     pub w: &'a [u32],
     pub w_scales: u32,
     /// Rows of `w` to leave out before those of the product.
@@ -263,9 +282,10 @@ impl Product<'_> {
     fn write(&self, weight: Option<WeightType>, to: OutputRows<'_>) {
         /// Tokens whose sums stay in the second-level cache with a panel.
         const MOST_TOKENS: usize = 512;
-        let &Product { invariant, w, w_scales, first_row, x, n_tokens, n_out, n_blocks } = self;
+        let &Product { form, w, w_scales, first_row, x, n_tokens, n_out, n_blocks } = self;
         let w = Packed::new(weight, w, w_scales);
-        let in_registers = n_tokens < PANEL_TOKENS && !invariant;
+        let in_registers = n_tokens < PANEL_TOKENS && form != Form::Invariant;
+        let rounded = (in_registers && form == Form::Rounded && w.rounds()).then(|| Rounded::of(x));
         let n_passes = n_tokens.div_ceil(MOST_TOKENS).max(1);
         let height = n_tokens.div_ceil(n_passes).max(1);
         let width = if in_registers {
@@ -283,7 +303,9 @@ impl Product<'_> {
             let rows = w.run((first_row + tile.columns.start) * n_blocks, n_rows * n_blocks);
             let x = &x[tile.rows.start * n_blocks..tile.rows.end * n_blocks];
             sums.resize(tile.rows.len() * n_rows, 0.0);
-            if in_registers {
+            if let Some(x) = &rounded {
+                rows.rounded_dots(x, n_blocks, sums);
+            } else if in_registers {
                 rows.dots(x, n_blocks, sums);
             } else {
                 let weights = rows.floats().unwrap_or_else(|| {
@@ -416,6 +438,7 @@ mod tests {
             matmul(Call {
                 params: bytemuck::bytes_of(&params),
                 weight: Some(WeightType::F16),
+                rounds: false,
                 operands: vec![
                     Operand::Read(&words),
                     Operand::Read(bytemuck::cast_slice(&bias)),

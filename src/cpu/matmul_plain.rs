@@ -56,6 +56,7 @@ mod tests {
             matmul_plain(Call {
                 params: bytemuck::bytes_of(&params),
                 weight: None,
+                rounds: false,
                 operands: vec![
                     Operand::Read(bytemuck::cast_slice(&x)),
                     Operand::Read(bytemuck::cast_slice(&b)),

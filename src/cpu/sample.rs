@@ -185,6 +185,7 @@ mod tests {
         sample(Call {
             params: bytemuck::bytes_of(&SampleParams { n_vocab: logits.len() as u32, _pad: [0; 3] }),
             weight: None,
+            rounds: false,
             operands: vec![
                 Operand::Read(bytemuck::cast_slice(&[sampling])),
                 Operand::Read(&[pos - 1, 1, 0, 0]),
@@ -202,11 +203,13 @@ mod tests {
         argmax::argmax(Call {
             params: bytemuck::bytes_of(&params),
             weight: None,
+            rounds: false,
             operands: vec![Operand::Read(bytemuck::cast_slice(logits)), Operand::Write(&mut best)],
         });
         argmax::argmax_merge(Call {
             params: bytemuck::bytes_of(&ArgmaxMergeParams { n_chunks: params.n_chunks, n_rows: 1, _pad: [0; 2] }),
             weight: None,
+            rounds: false,
             operands: vec![Operand::Read(&best), Operand::Write(&mut ids)],
         });
         ids[0]

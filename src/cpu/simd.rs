@@ -14,7 +14,7 @@ pub(super) trait Work {
 /// Does the work with the best instructions that this processor has.
 pub(super) fn run<W: Work>(work: W) -> W::Output {
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+    if avx2::is_there() {
         // SAFETY: the processor has these features, as just checked.
         return unsafe { avx2::run(work) };
     }
@@ -113,6 +113,9 @@ pub(super) trait Lanes<const LEN: usize>: Instructions {
     fn splat(x: f32) -> Self;
     fn load(x: &[f32; LEN]) -> Self;
     fn store(self, y: &mut [f32; LEN]);
+    /// The values of f16.
+    fn from_f16(bits: &[u16; LEN]) -> Self;
+    fn from_i8(x: &[i8; LEN]) -> Self;
     /// `self * b + c`.
     fn fma(self, b: Self, c: Self) -> Self;
     /// Says that these are needed soon.
@@ -137,6 +140,16 @@ impl<V: Vector> Lanes<8> for V {
     #[inline(always)]
     fn store(self, y: &mut [f32; 8]) {
         *y = self.lanes();
+    }
+
+    #[inline(always)]
+    fn from_f16(bits: &[u16; 8]) -> V {
+        Vector::from_f16(bits)
+    }
+
+    #[inline(always)]
+    fn from_i8(x: &[i8; 8]) -> V {
+        Vector::from_i8(x)
     }
 
     #[inline(always)]
@@ -180,12 +193,244 @@ pub(super) fn run_wide<W: WideWork>(work: W) {
     run(work)
 }
 
+/// Thirty-two signed bytes, the quants of a block.
+pub(super) trait Bytes: Copy {
+    /// Quants less `offset`: nibbles with `B` further bits each above them, at most two. Of a block's eight quads of `B`
+    /// bits, quad q lies in word q % B at bits B (q / B) of each byte.
+    fn from_quads<const B: usize>(nibbles: &[u32; 4], upper: &[u32; B], offset: i8) -> Self;
+    /// The levels that a block's nibbles count, quads as above.
+    fn from_levels(nibbles: &[u32; 4], levels: &[i8; 16]) -> Self;
+    fn from_i8(x: &[i8; 32]) -> Self;
+}
+
+/// The thirty-two floats of a block.
+pub(super) trait Wide: Copy {
+    type Eight: Vector;
+    /// Lanes in which products are added up.
+    type Sum: Sums;
+
+    fn splat(x: f32) -> Self;
+    /// One number in the first sixteen, another one in the others.
+    fn halves(low: f32, high: f32) -> Self;
+    fn splat_f16(bits: u16) -> Self;
+    fn load(x: &[f32; 32]) -> Self;
+    fn store(self, y: &mut [f32; 32]);
+    fn from_f16(bits: &[u16; 32]) -> Self;
+    fn from_bf16(bits: &[u16; 32]) -> Self;
+    fn from_i8(x: &[i8; 32]) -> Self;
+    /// As [`Bytes::from_quads`].
+    fn from_quads<const B: usize>(nibbles: &[u32; 4], upper: &[u32; B], offset: i8) -> Self;
+    /// As [`Bytes::from_levels`].
+    fn from_levels(nibbles: &[u32; 4], levels: &[i8; 16]) -> Self;
+    /// `self * b + c`.
+    fn fma(self, b: Self, c: Self) -> Self;
+    /// All of them times `scale`.
+    fn scaled(self, scale: Self::Sum) -> Self;
+    /// `sum + scale * (self . x)`.
+    fn add_dot(self, x: &[f32; 32], scale: Self::Sum, sum: Self::Sum) -> Self::Sum;
+}
+
+/// Lanes in which products are added up.
+pub(super) trait Sums: Copy {
+    fn splat(x: f32) -> Self;
+    /// The value of an f16 in all lanes.
+    fn splat_f16(bits: u16) -> Self;
+    fn total(self) -> f32;
+}
+
+impl<V: Vector> Sums for V {
+    #[inline(always)]
+    fn splat(x: f32) -> V {
+        Vector::splat(x)
+    }
+
+    #[inline(always)]
+    fn splat_f16(bits: u16) -> V {
+        Vector::splat_f16(bits)
+    }
+
+    #[inline(always)]
+    fn total(self) -> f32 {
+        self.sum()
+    }
+}
+
+impl<V: Vector> Wide for [V; 4] {
+    type Eight = V;
+    type Sum = V;
+
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        [Vector::splat(x); 4]
+    }
+
+    #[inline(always)]
+    fn halves(low: f32, high: f32) -> Self {
+        let (low, high) = (Vector::splat(low), Vector::splat(high));
+        [low, low, high, high]
+    }
+
+    #[inline(always)]
+    fn splat_f16(bits: u16) -> Self {
+        [Vector::splat_f16(bits); 4]
+    }
+
+    #[inline(always)]
+    fn load(x: &[f32; 32]) -> Self {
+        let (x, _) = x.as_chunks();
+        [Vector::load(&x[0]), Vector::load(&x[1]), Vector::load(&x[2]), Vector::load(&x[3])]
+    }
+
+    #[inline(always)]
+    fn store(self, y: &mut [f32; 32]) {
+        for (y, eight) in y.as_chunks_mut().0.iter_mut().zip(self) {
+            *y = eight.lanes();
+        }
+    }
+
+    #[inline(always)]
+    fn from_f16(bits: &[u16; 32]) -> Self {
+        let (x, _) = bits.as_chunks();
+        [Vector::from_f16(&x[0]), Vector::from_f16(&x[1]), Vector::from_f16(&x[2]), Vector::from_f16(&x[3])]
+    }
+
+    #[inline(always)]
+    fn from_bf16(bits: &[u16; 32]) -> Self {
+        let (x, _) = bits.as_chunks();
+        [V::from_bf16(&x[0]), V::from_bf16(&x[1]), V::from_bf16(&x[2]), V::from_bf16(&x[3])]
+    }
+
+    #[inline(always)]
+    fn from_i8(x: &[i8; 32]) -> Self {
+        let (x, _) = x.as_chunks();
+        [Vector::from_i8(&x[0]), Vector::from_i8(&x[1]), Vector::from_i8(&x[2]), Vector::from_i8(&x[3])]
+    }
+
+    #[inline(always)]
+    fn from_quads<const B: usize>(nibbles: &[u32; 4], upper: &[u32; B], offset: i8) -> Self {
+        V::from_bytes(V::Bytes::from_quads(nibbles, upper, offset))
+    }
+
+    #[inline(always)]
+    fn from_levels(nibbles: &[u32; 4], levels: &[i8; 16]) -> Self {
+        V::from_bytes(V::Bytes::from_levels(nibbles, levels))
+    }
+
+    #[inline(always)]
+    fn fma(self, b: Self, c: Self) -> Self {
+        let [s, t, u, v] = self;
+        [Vector::fma(s, b[0], c[0]), Vector::fma(t, b[1], c[1]), Vector::fma(u, b[2], c[2]), Vector::fma(v, b[3], c[3])]
+    }
+
+    #[inline(always)]
+    fn scaled(self, scale: V) -> Self {
+        Wide::fma(self, [scale; 4], Wide::splat(0.0))
+    }
+
+    #[inline(always)]
+    fn add_dot(self, x: &[f32; 32], scale: V, sum: V) -> V {
+        let mut part = Vector::splat(0.0);
+        for (eight, x) in self.into_iter().zip(x.as_chunks().0) {
+            part = Vector::fma(eight, Vector::load(x), part);
+        }
+        Vector::fma(part, scale, sum)
+    }
+}
+
+/// A loop over blocks.
+pub(super) trait BlockWork {
+    /// Does the work.
+    fn run_blocks<W: Wide>(self);
+}
+
+/// Does the work with the best instructions that this processor has.
+pub(super) fn run_blocks<W: BlockWork>(work: W) {
+    #[cfg(target_arch = "x86_64")]
+    if avx512::is_there() {
+        // SAFETY: the processor has the features, as just checked.
+        return unsafe { avx512::run_blocks(work) };
+    }
+    run(OfVectors(work));
+}
+
+/// Blocks of four vectors of eight.
+struct OfVectors<W>(W);
+
+impl<W: BlockWork> Work for OfVectors<W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector>(self) {
+        self.0.run_blocks::<[V; 4]>();
+    }
+}
+
+/// Products of bytes.
+pub(super) trait ByteDots {
+    type Eight: Vector;
+
+    /// In each of eight lanes `start` and the sum of four products, exactly. Those of `x` are -127 to 127; where not `signed`,
+    /// no quant is negative.
+    fn dot(quants: <Self::Eight as Vector>::Bytes, x: &[i8; 32], signed: bool, start: i32) -> Self::Eight;
+}
+
+/// For any processor.
+pub(super) struct Plain;
+
+impl ByteDots for Plain {
+    type Eight = [f32; 8];
+
+    #[inline(always)]
+    fn dot(quants: [i8; 32], x: &[i8; 32], _: bool, start: i32) -> [f32; 8] {
+        let (quants, x) = (quants.as_chunks::<4>().0, x.as_chunks::<4>().0);
+        std::array::from_fn(|lane| {
+            let products = quants[lane].iter().zip(&x[lane]).map(|(&quant, &x)| i32::from(quant) * i32::from(x));
+            (start + products.sum::<i32>()) as f32
+        })
+    }
+}
+
+/// A loop over products of bytes.
+pub(super) trait ByteWork {
+    /// Does the work.
+    fn run_bytes<D: ByteDots>(self);
+}
+
+/// Whether products of bytes are faster here than those of floats.
+pub(crate) fn has_byte_dots() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return avx2::is_there();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// Does the work with the best instructions that this processor has.
+pub(super) fn run_bytes<W: ByteWork>(work: W) {
+    #[cfg(target_arch = "x86_64")]
+    if avx2::is_there() {
+        // SAFETY: the processor has the features, as just checked.
+        return unsafe {
+            if avx512::is_there() && is_x86_feature_detected!("avx512vnni") {
+                avx2::run_vnni512(work)
+            } else if is_x86_feature_detected!("avxvnni") {
+                avx2::run_vnni(work)
+            } else {
+                avx2::run_bytes(work)
+            }
+        };
+    }
+    work.run_bytes::<Plain>();
+}
+
 /// Eight floats side by side.
 pub(super) trait Vector: Instructions {
+    type Bytes: Bytes;
     /// Sums that a loop can keep in registers while it multiplies.
     const SUMS: usize;
 
     fn splat(x: f32) -> Self;
+    /// One number in the first four lanes, another one in the others.
+    fn halves(low: f32, high: f32) -> Self;
     /// The value of an f16 in all lanes.
     fn splat_f16(bits: u16) -> Self;
     fn load(x: &[f32; 8]) -> Self;
@@ -198,11 +443,9 @@ pub(super) trait Vector: Instructions {
     /// The values of eight BF16.
     fn from_bf16(bits: &[u16; 8]) -> Self;
     fn from_i8(x: &[i8; 8]) -> Self;
-    /// The 32 quants of a block less `offset`: nibbles with `B` further bits each above them, at most two. Of a block's
-    /// eight quads of `B` bits, quad q lies in word q % B at bits B (q / B) of each byte.
-    fn from_quads<const B: usize>(nibbles: &[u32; 4], upper: &[u32; B], offset: i8) -> [Self; 4];
-    /// The levels that a block's nibbles count, quads as above.
-    fn from_levels(nibbles: &[u32; 4], levels: &[i8; 16]) -> [Self; 4];
+    fn from_bytes(bytes: Self::Bytes) -> [Self; 4];
+    /// Eight numbers of six bits: their low nibbles, and their upper two bits.
+    fn six_bits(low: u32, high: u16) -> Self;
 
     /// Says that these are needed soon.
     #[inline(always)]
@@ -229,11 +472,17 @@ impl Instructions for [f32; 8] {
 
 /// For any processor; the compiler uses what vectors the target has.
 impl Vector for [f32; 8] {
+    type Bytes = [i8; 32];
     const SUMS: usize = if cfg!(target_arch = "aarch64") { 12 } else { 4 };
 
     #[inline(always)]
     fn splat(x: f32) -> Self {
         [x; 8]
+    }
+
+    #[inline(always)]
+    fn halves(low: f32, high: f32) -> Self {
+        [low, low, low, low, high, high, high, high]
     }
 
     #[inline(always)]
@@ -272,28 +521,39 @@ impl Vector for [f32; 8] {
     }
 
     #[inline(always)]
-    fn from_quads<const B: usize>(nibbles: &[u32; 4], upper: &[u32; B], offset: i8) -> [Self; 4] {
-        let mask = ((1 << B) - 1) * 0x0101_0101;
-        let quad = |q: usize| {
-            let low = nibbles[q % 4] >> (4 * (q / 4)) & 0x0f0f_0f0f;
-            let high = if B == 0 { 0 } else { upper[q % B] >> (B * (q / B)) & mask };
-            (low | high << 4).to_le_bytes().map(|quant| f32::from(quant) - f32::from(offset))
-        };
-        let eight = |at: usize| {
-            let ([a, b, c, d], [e, f, g, h]) = (quad(2 * at), quad(2 * at + 1));
-            [a, b, c, d, e, f, g, h]
-        };
-        [eight(0), eight(1), eight(2), eight(3)]
+    fn from_bytes(bytes: [i8; 32]) -> [Self; 4] {
+        let (eights, _) = bytes.as_chunks::<8>();
+        std::array::from_fn(|i| eights[i].map(f32::from))
     }
 
     #[inline(always)]
-    fn from_levels(nibbles: &[u32; 4], levels: &[i8; 16]) -> [Self; 4] {
-        std::array::from_fn(|at| {
-            std::array::from_fn(|i| {
-                let quad = 2 * at + i / 4;
-                f32::from(levels[(nibbles[quad % 4] >> (4 * (quad / 4) + i % 4 * 8) & 15) as usize])
-            })
-        })
+    fn six_bits(low: u32, high: u16) -> Self {
+        // Only signed integers become floats in one instruction.
+        std::array::from_fn(|i| (low >> (4 * i) & 15 | (u32::from(high) >> (2 * i) & 3) << 4) as i32 as f32)
+    }
+}
+
+impl Bytes for [i8; 32] {
+    #[inline(always)]
+    fn from_quads<const B: usize>(nibbles: &[u32; 4], upper: &[u32; B], offset: i8) -> Self {
+        let mask = ((1 << B) - 1) * 0x0101_0101;
+        let mut bytes = [0; 32];
+        for (q, to) in bytes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let low = nibbles[q % 4] >> (4 * (q / 4)) & 0x0f0f_0f0f;
+            let high = if B == 0 { 0 } else { upper[q % B] >> (B * (q / B)) & mask };
+            *to = (low | high << 4).to_le_bytes().map(|quant| (quant as i8).wrapping_sub(offset));
+        }
+        bytes
+    }
+
+    #[inline(always)]
+    fn from_levels(nibbles: &[u32; 4], levels: &[i8; 16]) -> Self {
+        std::array::from_fn(|i| levels[(nibbles[i / 4 % 4] >> (i / 16 * 4 + i % 4 * 8) & 15) as usize])
+    }
+
+    #[inline(always)]
+    fn from_i8(x: &[i8; 32]) -> Self {
+        *x
     }
 }
 
@@ -301,8 +561,8 @@ impl Vector for [f32; 8] {
 mod avx512 {
     use std::arch::x86_64::*;
 
-    use super::avx2::Eight;
-    use super::{Instructions, Lanes, Vector, WideWork};
+    use super::avx2::{Eight, Register};
+    use super::{BlockWork, Bytes, Instructions, Lanes, Sums, Vector, Wide, WideWork};
 
     pub fn is_there() -> bool {
         is_x86_feature_detected!("avx512f")
@@ -316,7 +576,12 @@ mod avx512 {
         work.run_wide::<16, Sixteen>();
     }
 
-    /// Only [`run`] names it, so its methods are only called where the processor has the features.
+    #[target_feature(enable = "avx512f,avx512vl,avx512dq")]
+    pub fn run_blocks<W: BlockWork>(work: W) {
+        work.run_blocks::<[Sixteen; 2]>();
+    }
+
+    /// Only [`run`] and [`run_blocks`] name it, so its methods are only called where the processor has the features.
     #[derive(Clone, Copy)]
     struct Sixteen(__m512);
 
@@ -334,6 +599,14 @@ mod avx512 {
             unsafe { _mm512_add_ps(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4::<0b01_00_11_10>(a, b)) }
         }
 
+        #[inline(always)]
+        fn from_bf16(bits: &[u16; 16]) -> Self {
+            Sixteen(unsafe {
+                let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(bits.as_ptr().cast()));
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+            })
+        }
+
         /// The sums of four vectors' lanes: pairs of quarters, then quarters, then lanes.
         #[inline(always)]
         fn sum_four([a, b, c, d]: [Sixteen; 4]) -> [f32; 4] {
@@ -347,6 +620,120 @@ mod avx512 {
                 _mm_storeu_ps(sums.as_mut_ptr(), _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, whole)));
             }
             sums
+        }
+    }
+
+    impl Sums for Sixteen {
+        #[inline(always)]
+        fn splat(x: f32) -> Self {
+            Sixteen(unsafe { _mm512_set1_ps(x) })
+        }
+
+        #[inline(always)]
+        fn splat_f16(bits: u16) -> Self {
+            Sixteen(unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(bits as i16)) })
+        }
+
+        #[inline(always)]
+        fn total(self) -> f32 {
+            // Rows may be of a few blocks.
+            let halves = unsafe { [_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0)] };
+            Eight(unsafe { _mm256_add_ps(halves[0], halves[1]) }).sum()
+        }
+    }
+
+    impl Wide for [Sixteen; 2] {
+        type Eight = Eight;
+        type Sum = Sixteen;
+
+        #[inline(always)]
+        fn splat(x: f32) -> Self {
+            [Sums::splat(x); 2]
+        }
+
+        #[inline(always)]
+        fn halves(low: f32, high: f32) -> Self {
+            [Sums::splat(low), Sums::splat(high)]
+        }
+
+        #[inline(always)]
+        fn splat_f16(bits: u16) -> Self {
+            [Sums::splat_f16(bits); 2]
+        }
+
+        #[inline(always)]
+        fn load(x: &[f32; 32]) -> Self {
+            let (x, _) = x.as_chunks();
+            [Lanes::load(&x[0]), Lanes::load(&x[1])]
+        }
+
+        #[inline(always)]
+        fn store(self, y: &mut [f32; 32]) {
+            for (y, sixteen) in y.as_chunks_mut().0.iter_mut().zip(self) {
+                sixteen.store(y);
+            }
+        }
+
+        #[inline(always)]
+        fn from_f16(bits: &[u16; 32]) -> Self {
+            let (x, _) = bits.as_chunks();
+            [Lanes::from_f16(&x[0]), Lanes::from_f16(&x[1])]
+        }
+
+        #[inline(always)]
+        fn from_bf16(bits: &[u16; 32]) -> Self {
+            let (x, _) = bits.as_chunks();
+            [Sixteen::from_bf16(&x[0]), Sixteen::from_bf16(&x[1])]
+        }
+
+        #[inline(always)]
+        fn from_i8(x: &[i8; 32]) -> Self {
+            let (x, _) = x.as_chunks();
+            [Lanes::from_i8(&x[0]), Lanes::from_i8(&x[1])]
+        }
+
+        #[inline(always)]
+        fn from_quads<const B: usize>(nibbles: &[u32; 4], upper: &[u32; B], offset: i8) -> Self {
+            if B == 0 {
+                // Sixteen floats to choose from fit a register.
+                let levels: [i8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15].map(|i: i8| i - offset);
+                return Self::from_levels(nibbles, &levels);
+            }
+            let Register(bytes) = Register::from_quads(nibbles, upper, offset);
+            unsafe {
+                let [low, high] = [_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes)];
+                [low, high].map(|bytes| Sixteen(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))))
+            }
+        }
+
+        #[inline(always)]
+        fn from_levels(nibbles: &[u32; 4], levels: &[i8; 16]) -> Self {
+            let Sixteen(levels) = Lanes::from_i8(levels);
+            unsafe {
+                // A permutation only reads the lowest four bits of each lane.
+                let low = _mm512_cvtepu8_epi32(_mm_loadu_si128(nibbles.as_ptr().cast()));
+                let high = _mm512_srli_epi32::<4>(low);
+                [Sixteen(_mm512_permutexvar_ps(low, levels)), Sixteen(_mm512_permutexvar_ps(high, levels))]
+            }
+        }
+
+        #[inline(always)]
+        fn fma(self, b: Self, c: Self) -> Self {
+            let [s, t] = self;
+            [Lanes::fma(s, b[0], c[0]), Lanes::fma(t, b[1], c[1])]
+        }
+
+        #[inline(always)]
+        fn scaled(self, scale: Sixteen) -> Self {
+            let zero = Sums::splat(0.0);
+            self.fma([scale; 2], [zero; 2])
+        }
+
+        #[inline(always)]
+        fn add_dot(self, x: &[f32; 32], scale: Sixteen, sum: Sixteen) -> Sixteen {
+            let ([low, high], (x, _)) = (self, x.as_chunks());
+            let part = Lanes::fma(high, Lanes::load(&x[1]), Lanes::fma(low, Lanes::load(&x[0]), Sums::splat(0.0)));
+            Lanes::fma(part, scale, sum)
         }
     }
 
@@ -366,6 +753,16 @@ mod avx512 {
         #[inline(always)]
         fn store(self, y: &mut [f32; 16]) {
             unsafe { _mm512_storeu_ps(y.as_mut_ptr(), self.0) }
+        }
+
+        #[inline(always)]
+        fn from_f16(bits: &[u16; 16]) -> Self {
+            Sixteen(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(bits.as_ptr().cast())) })
+        }
+
+        #[inline(always)]
+        fn from_i8(x: &[i8; 16]) -> Self {
+            Sixteen(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))) })
         }
 
         #[inline(always)]
@@ -395,11 +792,30 @@ mod avx512 {
 mod avx2 {
     use std::arch::x86_64::*;
 
-    use super::{Instructions, Vector, Work};
+    use super::{ByteDots, ByteWork, Bytes, Instructions, Vector, Work};
+
+    pub fn is_there() -> bool {
+        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+    }
 
     #[target_feature(enable = "avx2,fma,f16c")]
     pub fn run<W: Work>(work: W) -> W::Output {
         work.run::<Eight>()
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub fn run_bytes<W: ByteWork>(work: W) {
+        work.run_bytes::<Pairwise>();
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+    pub fn run_vnni<W: ByteWork>(work: W) {
+        work.run_bytes::<Vnni>();
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512dq,avx512vnni")]
+    pub fn run_vnni512<W: ByteWork>(work: W) {
+        work.run_bytes::<Vnni512>();
     }
 
     /// Only [`run`] and what needs AVX-512 name it, so its methods are only called where the processor has the features.
@@ -414,16 +830,6 @@ mod avx2 {
     // SAFETY, for all blocks below: the processor has the features, as said above, and what is loaded or stored is as
     // long as the array behind the pointer; none of the instructions asks for alignment.
     impl Eight {
-        /// Thirty-two signed bytes.
-        #[inline(always)]
-        fn from_bytes(bytes: __m256i) -> [Eight; 4] {
-            unsafe {
-                let eight = |bytes: __m128i| Eight(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
-                let [a, b] = [_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes)];
-                [eight(a), eight(_mm_srli_si128::<8>(a)), eight(b), eight(_mm_srli_si128::<8>(b))]
-            }
-        }
-
         /// The sums of four vectors' lanes.
         #[inline(always)]
         fn sum_four([a, b, c, d]: [Eight; 4]) -> [f32; 4] {
@@ -438,11 +844,17 @@ mod avx2 {
     }
 
     impl Vector for Eight {
+        type Bytes = Register;
         const SUMS: usize = 12;
 
         #[inline(always)]
         fn splat(x: f32) -> Self {
             Eight(unsafe { _mm256_set1_ps(x) })
+        }
+
+        #[inline(always)]
+        fn halves(low: f32, high: f32) -> Self {
+            Eight(unsafe { _mm256_setr_m128(_mm_set1_ps(low), _mm_set1_ps(high)) })
         }
 
         #[inline(always)]
@@ -506,7 +918,37 @@ mod avx2 {
         }
 
         #[inline(always)]
-        fn from_quads<const B: usize>(nibbles: &[u32; 4], upper: &[u32; B], offset: i8) -> [Self; 4] {
+        fn from_bytes(Register(bytes): Register) -> [Eight; 4] {
+            unsafe {
+                let eight = |bytes: __m128i| Eight(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
+                let [a, b] = [_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes)];
+                [eight(a), eight(_mm_srli_si128::<8>(a)), eight(b), eight(_mm_srli_si128::<8>(b))]
+            }
+        }
+
+        #[inline(always)]
+        fn six_bits(low: u32, high: u16) -> Self {
+            Eight(unsafe {
+                let low =
+                    _mm256_srlv_epi32(_mm256_set1_epi32(low as i32), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+                let high = _mm256_srlv_epi32(
+                    _mm256_set1_epi32(i32::from(high) << 4),
+                    _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14),
+                );
+                let low = _mm256_and_si256(low, _mm256_set1_epi32(15));
+                let high = _mm256_and_si256(high, _mm256_set1_epi32(3 << 4));
+                _mm256_cvtepi32_ps(_mm256_or_si256(low, high))
+            })
+        }
+    }
+
+    /// As [`Eight`].
+    #[derive(Clone, Copy)]
+    pub struct Register(pub __m256i);
+
+    impl Bytes for Register {
+        #[inline(always)]
+        fn from_quads<const B: usize>(nibbles: &[u32; 4], upper: &[u32; B], offset: i8) -> Self {
             unsafe {
                 let both = _mm256_broadcastsi128_si256(_mm_loadu_si128(nibbles.as_ptr().cast()));
                 let shifted = _mm256_srlv_epi32(both, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
@@ -525,20 +967,65 @@ mod avx2 {
                     _ => _mm256_setzero_si256(),
                 };
                 let quants = _mm256_or_si256(low, _mm256_slli_epi32::<4>(high));
-                let bytes = _mm256_sub_epi8(quants, _mm256_set1_epi8(offset));
-                Self::from_bytes(bytes)
+                Register(_mm256_sub_epi8(quants, _mm256_set1_epi8(offset)))
             }
         }
 
         #[inline(always)]
-        fn from_levels(nibbles: &[u32; 4], levels: &[i8; 16]) -> [Self; 4] {
+        fn from_levels(nibbles: &[u32; 4], levels: &[i8; 16]) -> Self {
             unsafe {
                 let both = _mm256_broadcastsi128_si256(_mm_loadu_si128(nibbles.as_ptr().cast()));
                 let shifted = _mm256_srlv_epi32(both, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
                 let levels = _mm256_broadcastsi128_si256(_mm_loadu_si128(levels.as_ptr().cast()));
-                Self::from_bytes(_mm256_shuffle_epi8(levels, _mm256_and_si256(shifted, _mm256_set1_epi8(15))))
+                Register(_mm256_shuffle_epi8(levels, _mm256_and_si256(shifted, _mm256_set1_epi8(15))))
             }
         }
+
+        #[inline(always)]
+        fn from_i8(x: &[i8; 32]) -> Self {
+            Register(unsafe { _mm256_loadu_si256(x.as_ptr().cast()) })
+        }
+    }
+
+    /// Defines products of bytes by what adds products of unsigned and signed ones to nothing. As unsigned, signed ones lose
+    /// their sign to the other operand.
+    macro_rules! byte_dots {
+        ($name:ident, $doc:expr, |$start:ident, $unsigned:ident, $signed:ident| $products:expr) => {
+            #[doc = $doc]
+            pub struct $name;
+
+            impl ByteDots for $name {
+                type Eight = Eight;
+
+                #[inline(always)]
+                fn dot(Register(quants): Register, x: &[i8; 32], signed: bool, start: i32) -> Eight {
+                    unsafe {
+                        let $start = _mm256_set1_epi32(start);
+                        let Register(x) = Register::from_i8(x);
+                        let ($unsigned, $signed) = match signed {
+                            true => (_mm256_abs_epi8(quants), _mm256_sign_epi8(x, quants)),
+                            false => (quants, x),
+                        };
+                        Eight(_mm256_cvtepi32_ps($products))
+                    }
+                }
+            }
+        };
+    }
+    byte_dots! {
+        Pairwise, "Pairs of products in 16 bits first, which hold two of 128 times 127.",
+        |start, a, b| {
+            let pairs = _mm256_maddubs_epi16(a, b);
+            _mm256_add_epi32(start, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        }
+    }
+    byte_dots! {
+        Vnni, "For processors with AVX-VNNI.",
+        |start, a, b| _mm256_dpbusd_avx_epi32(start, a, b)
+    }
+    byte_dots! {
+        Vnni512, "For processors with AVX-512's VNNI.",
+        |start, a, b| _mm256_dpbusd_epi32(start, a, b)
     }
 }
 
@@ -549,7 +1036,7 @@ mod simd128 {
     use std::arch::wasm32::*;
     use std::ops::{Add, Div, Mul, Neg, Sub};
 
-    use super::{Instructions, Numbers, Vector, widen_f16};
+    use super::{Bytes, Instructions, Numbers, Vector, widen_f16};
 
     #[derive(Clone, Copy)]
     pub struct Eight(v128, v128);
@@ -648,11 +1135,17 @@ mod simd128 {
     // SAFETY, for all blocks below: what is loaded or stored is as long as the array behind the pointer; neither asks
     // for alignment.
     impl Vector for Eight {
+        type Bytes = Pair;
         const SUMS: usize = 4;
 
         #[inline(always)]
         fn splat(x: f32) -> Self {
             Eight(f32x4_splat(x), f32x4_splat(x))
+        }
+
+        #[inline(always)]
+        fn halves(low: f32, high: f32) -> Self {
+            Eight(f32x4_splat(low), f32x4_splat(high))
         }
 
         #[inline(always)]
@@ -684,7 +1177,8 @@ mod simd128 {
 
         #[inline(always)]
         fn from_f16(bits: &[u16; 8]) -> Self {
-            Self::load(&bits.map(widen_f16))
+            let bits = unsafe { v128_load(bits.as_ptr().cast()) };
+            Eight(widen_four(u32x4_extend_low_u16x8(bits)), widen_four(u32x4_extend_high_u16x8(bits)))
         }
 
         #[inline(always)]
@@ -699,7 +1193,31 @@ mod simd128 {
         }
 
         #[inline(always)]
-        fn from_quads<const B: usize>(nibbles: &[u32; 4], upper: &[u32; B], offset: i8) -> [Self; 4] {
+        fn from_bytes(Pair(low, high): Pair) -> [Eight; 4] {
+            [
+                from_i16(i16x8_extend_low_i8x16(low)),
+                from_i16(i16x8_extend_high_i8x16(low)),
+                from_i16(i16x8_extend_low_i8x16(high)),
+                from_i16(i16x8_extend_high_i8x16(high)),
+            ]
+        }
+
+        #[inline(always)]
+        fn six_bits(low: u32, high: u16) -> Self {
+            // A word for each lane, as vectors cannot be shifted by different amounts.
+            let of = |i: u32| low >> (4 * i) & 15 | (u32::from(high) >> (2 * i) & 3) << 4;
+            let four = |i: u32| f32x4_convert_i32x4(u32x4(of(i), of(i + 1), of(i + 2), of(i + 3)));
+            Eight(four(0), four(4))
+        }
+    }
+
+    /// The first half, and the second one.
+    #[derive(Clone, Copy)]
+    pub struct Pair(v128, v128);
+
+    impl Bytes for Pair {
+        #[inline(always)]
+        fn from_quads<const B: usize>(nibbles: &[u32; 4], upper: &[u32; B], offset: i8) -> Self {
             let nibbles = unsafe { v128_load(nibbles.as_ptr().cast()) };
             let mask = u8x16_splat(15);
             let (mut low, mut high) = (v128_and(nibbles, mask), v128_and(u32x4_shr(nibbles, 4), mask));
@@ -716,28 +1234,35 @@ mod simd128 {
                 high = v128_or(high, v128_and(u32x4_shr(further, 4 - B as u32), mask));
             }
             let offset = i8x16_splat(offset);
-            from_bytes(i8x16_sub(low, offset), i8x16_sub(high, offset))
+            Pair(i8x16_sub(low, offset), i8x16_sub(high, offset))
         }
 
         #[inline(always)]
-        fn from_levels(nibbles: &[u32; 4], levels: &[i8; 16]) -> [Self; 4] {
+        fn from_levels(nibbles: &[u32; 4], levels: &[i8; 16]) -> Self {
             let nibbles = unsafe { v128_load(nibbles.as_ptr().cast()) };
             let levels = unsafe { v128_load(levels.as_ptr().cast()) };
             let mask = u8x16_splat(15);
             let (low, high) = (v128_and(nibbles, mask), v128_and(u32x4_shr(nibbles, 4), mask));
-            from_bytes(i8x16_swizzle(levels, low), i8x16_swizzle(levels, high))
+            Pair(i8x16_swizzle(levels, low), i8x16_swizzle(levels, high))
+        }
+
+        #[inline(always)]
+        fn from_i8(x: &[i8; 32]) -> Self {
+            let x: *const v128 = x.as_ptr().cast();
+            unsafe { Pair(v128_load(x), v128_load(x.add(1))) }
         }
     }
 
-    /// Thirty-two signed bytes.
+    /// The values of four f16, each in the lower half of a lane.
     #[inline(always)]
-    fn from_bytes(low: v128, high: v128) -> [Eight; 4] {
-        [
-            from_i16(i16x8_extend_low_i8x16(low)),
-            from_i16(i16x8_extend_high_i8x16(low)),
-            from_i16(i16x8_extend_low_i8x16(high)),
-            from_i16(i16x8_extend_high_i8x16(high)),
-        ]
+    fn widen_four(bits: v128) -> v128 {
+        // Exponent and mantissa at their places in a float that is too small by this power of two, also a subnormal one.
+        let magnitude = i32x4_shl(v128_and(bits, u32x4_splat(0x7fff)), 13);
+        let value = f32x4_mul(magnitude, f32x4_splat(f32::from_bits((127 + 112) << 23)));
+        // Infinities and NaNs keep the highest exponent.
+        let is_finite = u32x4_lt(magnitude, u32x4_splat(0x7c00 << 13));
+        let value = v128_or(value, v128_andnot(u32x4_splat(0x7f80_0000), is_finite));
+        v128_or(value, i32x4_shl(v128_and(bits, u32x4_splat(0x8000)), 16))
     }
 
     #[inline(always)]
@@ -870,10 +1395,10 @@ mod tests {
             let from_bytes = V::from_i8(&bytes[0].map(|byte| byte as i8));
             let words: [u32; 4] = bytemuck::cast(*self.0);
             let quads = [
-                V::from_quads(&words, &[], 8),
-                V::from_quads(&words, &[words[1]], 0),
-                V::from_quads(&words, &[words[2], words[3]], 32),
-                V::from_levels(&words, &self.0.map(|byte| byte.wrapping_mul(77) as i8)),
+                <[V; 4]>::from_quads(&words, &[], 8),
+                <[V; 4]>::from_quads(&words, &[words[1]], 0),
+                <[V; 4]>::from_quads(&words, &[words[2], words[3]], 32),
+                <[V; 4]>::from_levels(&words, &self.0.map(|byte| byte.wrapping_mul(77) as i8)),
             ];
             let converted = [V::from_f16(&halves), V::from_bf16(&halves), from_bytes].into_iter().chain(quads.concat());
             converted.flat_map(|vector| vector.lanes()).collect()
@@ -886,6 +1411,127 @@ mod tests {
             let bytes = std::array::from_fn(|i| start.wrapping_add((31 * i) as u8));
             let [found, want] = [run(Everything(&bytes)), Everything(&bytes).run::<[f32; 8]>()];
             assert!(found.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())));
+        }
+    }
+
+    /// What blocks of each kind hold.
+    struct Blocks<'a>(&'a [u8; 64], &'a mut Vec<f32>);
+    impl BlockWork for Blocks<'_> {
+        #[inline(always)]
+        fn run_blocks<W: Wide>(self) {
+            let (bytes, _) = self.0.as_chunks::<32>();
+            let words: [u32; 8] = bytemuck::cast(bytes[0]);
+            let (nibbles, _) = words.as_chunks::<4>();
+            let quants = bytes[0].map(|byte| byte as i8);
+            let halves: [u16; 32] = bytemuck::cast(*self.0);
+            let levels: [i8; 16] = std::array::from_fn(|i| quants[i].wrapping_mul(77));
+            let blocks = [
+                W::from_i8(&quants),
+                W::from_f16(&halves.map(|bits| bits & 0xbfff)),
+                W::from_bf16(&halves.map(|bits| bits & 0xbfff)),
+                W::from_quads(&nibbles[0], &[], 8),
+                W::from_quads(&nibbles[0], &[words[5]], 16),
+                W::from_quads(&nibbles[0], &[words[6], words[7]], 32),
+                W::from_levels(&nibbles[1], &levels),
+                W::halves(1.0, 2.0),
+                W::splat_f16(halves[0] & 0xbfff).scaled(W::Sum::splat(3.0)),
+            ];
+            let mut sum = W::Sum::splat(0.0);
+            for block in blocks {
+                let mut values = [0.0; 32];
+                block.store(&mut values);
+                self.1.extend(values);
+                sum = W::load(&values).add_dot(&std::array::from_fn(|i| i as f32), W::Sum::splat_f16(0x4000), sum);
+            }
+            // Lanes are summed in an order of their own.
+            self.1.push(sum.total());
+        }
+    }
+
+    #[test]
+    fn blocks_agree_whatever_their_vectors() {
+        for start in 0..=255u8 {
+            let bytes = std::array::from_fn(|i| start.wrapping_add((31 * i) as u8));
+            let [mut best, mut short, mut want] = [const { Vec::new() }; 3];
+            run_blocks(Blocks(&bytes, &mut best));
+            run(OfVectors(Blocks(&bytes, &mut short)));
+            Blocks(&bytes, &mut want).run_blocks::<[[f32; 8]; 4]>();
+            let terms = want[..want.len() - 1].iter().enumerate().map(|(i, x)| 2.0 * f64::from(*x) * (i % 32) as f64);
+            let (exact, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+            for found in [&best, &short, &want] {
+                assert_eq!(found[..found.len() - 1], want[..want.len() - 1]);
+                let sum = found[found.len() - 1];
+                assert!((f64::from(sum) - exact).abs() <= 1e-6 * size, "{sum}, expected {exact}");
+            }
+        }
+    }
+
+    #[test]
+    fn six_bits_are_put_together() {
+        struct SixBits(u32, u16);
+        impl Work for SixBits {
+            type Output = [f32; 8];
+            #[inline(always)]
+            fn run<V: Vector>(self) -> [f32; 8] {
+                V::six_bits(self.0, self.1).lanes()
+            }
+        }
+        let numbers = [63, 0, 1, 16, 15, 48, 37, 26];
+        let low = numbers.iter().rev().fold(0, |word, number| word << 4 | number & 15);
+        let high = numbers.iter().rev().fold(0, |word, number| word << 2 | (number >> 4) as u16);
+        let want = numbers.map(|number| number as f32);
+        assert_eq!([run(SixBits(low, high)), SixBits(low, high).run::<[f32; 8]>()], [want; 2]);
+    }
+
+    /// Products of bytes in all lanes.
+    struct ByteProducts<'a>(&'a [i8; 32], &'a [i8; 32], i32, &'a mut Vec<[f32; 8]>);
+    impl ByteWork for ByteProducts<'_> {
+        #[inline(always)]
+        fn run_bytes<D: ByteDots>(self) {
+            let quants = || <<D::Eight as Vector>::Bytes as Bytes>::from_i8(self.0);
+            self.3.push(D::dot(quants(), self.1, true, self.2).lanes());
+            if self.0.iter().all(|&quant| quant >= 0) {
+                self.3.push(D::dot(quants(), self.1, false, self.2).lanes());
+            }
+        }
+    }
+
+    /// By the definition, in whole numbers, with all instructions that this processor has.
+    #[test]
+    fn products_of_bytes_are_exact() {
+        let mut state = 1u32;
+        let mut byte = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as i8
+        };
+        let mut pairs: Vec<([i8; 32], [i8; 32])> = vec![
+            ([i8::MIN; 32], [127; 32]),
+            ([i8::MIN; 32], [-127; 32]),
+            ([127; 32], [-127; 32]),
+            ([0; 32], [127; 32]),
+            ([127; 32], [127; 32]),
+        ];
+        for _ in 0..1000 {
+            let x = std::array::from_fn(|_| byte().max(-127));
+            pairs.push((std::array::from_fn(|_| byte()), x));
+            pairs.push((std::array::from_fn(|_| byte() & 127), x));
+        }
+        for (i, (quants, x)) in pairs.iter().enumerate() {
+            let start = i as i32 * 37 - 5000;
+            let want: [f32; 8] = std::array::from_fn(|lane| {
+                let of = 4 * lane..4 * lane + 4;
+                let products = of.map(|i| i32::from(quants[i]) * i32::from(x[i]));
+                (start + products.sum::<i32>()) as f32
+            });
+            let mut found = Vec::new();
+            run_bytes(ByteProducts(quants, x, start, &mut found));
+            ByteProducts(quants, x, start, &mut found).run_bytes::<Plain>();
+            #[cfg(target_arch = "x86_64")]
+            if avx2::is_there() {
+                // SAFETY: the processor has the features, as just checked.
+                unsafe { avx2::run_bytes(ByteProducts(quants, x, start, &mut found)) };
+            }
+            assert!(found.iter().all(|found| *found == want), "{quants:?} {x:?}: {found:?}, expected {want:?}");
         }
     }
 

@@ -46,6 +46,7 @@ mod tests {
         softmax(Call {
             params: bytemuck::bytes_of(&params),
             weight: None,
+            rounds: false,
             operands: vec![Operand::Read(bytemuck::cast_slice(&x)), Operand::Write(bytemuck::cast_slice_mut(&mut y))],
         });
         assert_eq!(y[..7], [0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.5]);

@@ -15,9 +15,10 @@ impl Model {
     /// # Errors
     /// [`Error::Config`] if there are no files.
     pub fn loader(device: &Device, files: Vec<FileName>, options: LoadOptions<'_>) -> Result<Loader<Model>, Error> {
-        let LoadOptions { context_length, fit_context, memory_limit, max_pass, kv_type, .. } = options;
+        let LoadOptions { context_length, fit_context, memory_limit, max_pass, kv_type, exact, .. } = options;
         Loader::new(device, files, move |device, header| {
-            let options = LoadOptions { context_length, fit_context, memory_limit, max_pass, kv_type, progress: None };
+            let options =
+                LoadOptions { context_length, fit_context, memory_limit, max_pass, kv_type, exact, progress: None };
             Model::declare(device, header, &options)
         })
     }

@@ -41,6 +41,11 @@ pub struct LoadOptions<'a> {
     pub max_pass: Option<u32>,
     /// What keys and values are cached as.
     pub kv_type: KvType,
+    /// Never round activations on the CPU. A device that [`Device::open`] opened rounds those of a few tokens, decoding above
+    /// all, where they meet quantised weights: to signed bytes, 32 of them with one scale, as llama.cpp does, if the
+    /// processor multiplies bytes faster than floats (x86-64 with AVX2). [`Device::cpu`] never does, and GPUs have nothing to
+    /// do with it.
+    pub exact: bool,
     /// Told bytes of weights that were read and uploaded, and their sum.
     pub progress: Option<&'a mut dyn FnMut(u64, u64)>,
 }
@@ -167,13 +172,14 @@ impl Model {
         let tokens_per_submit = tokens_per_submit(device.is_real_gpu(), weights_bytes);
         let block_types = catalog.block_types();
         let inner = Inner { name, transformer, encodings, chat, block_types, tokens_per_submit };
-        Ok((Model { inner: Arc::new(inner), device: device.clone(), room, plan }, feed))
+        let device = device.for_model(options.exact);
+        Ok((Model { inner: Arc::new(inner), device, room, plan }, feed))
     }
 
     /// Adds what is not in the files, once the feed wants nothing more. Sessions follow this device's tuning.
     pub(super) fn complete(self, device: Device) -> Result<Model, Error> {
         self.transformer().upload_ropes(&device)?;
-        Ok(Model { device, ..self })
+        Ok(Model { device: device.for_model(!self.rounds()), ..self })
     }
 
     /// Memory that a file's weights and one session would take on a device, whatever the limit; nothing is allocated.
@@ -195,6 +201,11 @@ impl Model {
     /// The device that holds the weights.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Whether activations are rounded, see [`LoadOptions::exact`].
+    pub fn rounds(&self) -> bool {
+        self.device.rounds()
     }
 
     /// The model's name.
