@@ -135,8 +135,12 @@ impl Device {
     /// The CPU executor, all of whose arithmetic is in 32-bit floats: what other devices are compared with. A device that
     /// [`Device::open`] opens may round, see [`LoadOptions::exact`](crate::LoadOptions::exact).
     pub fn cpu() -> Device {
-        let device = Device::on_cpu("asked for".into());
-        Device(Arc::new(Inner { rounding: Rounding::Never, ..(*device.0).clone() }))
+        Device::on_cpu("asked for".into()).exact()
+    }
+
+    /// The same device, on which no model rounds.
+    pub(crate) fn exact(&self) -> Device {
+        Device(Arc::new(Inner { rounding: Rounding::Never, ..(*self.0).clone() }))
     }
 
     /// Opens the chosen device; `tier` overrides the shader tier that would be picked for it.

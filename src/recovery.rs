@@ -120,7 +120,8 @@ impl<'a, T> Recovery<'a, T> {
                 Err(error) => return Err(error),
             }
         };
-        let device = Device::on_cpu(reason);
+        // Exact, so that a text goes on as on the GPU.
+        let device = Device::on_cpu(reason).exact();
         let loaded = (self.load)(&device)?;
         Ok((loaded, device))
     }
