@@ -4,12 +4,13 @@
 //! A dispatch takes as long as the slowest of what it needs, and what none of these hides:
 //!
 //! - bytes from memory: each operand once, of a cache what is filled, of a table the rows that are read;
-//! - instructions of lanes, counted in the ISA that RADV makes for RDNA 3 ([`unpacking`], `benches/record/isa/navi31.md`)
-//!   and taken to be alike elsewhere;
+//! - instructions of lanes, counted in the ISA that RADV makes for RDNA 3 (`benches/record/isa/navi31.md`) and taken to
+//!   be alike elsewhere;
 //! - operations of matrix units, at the maker's rate, where the variant has them; they take the lanes' time where
 //!   [`MatrixUnits::on_lanes`] says so;
 //! - bytes of workgroup memory;
-//! - [`START`], for what begins after what was before has ended, and the tail that workgroups leave on the last cores.
+//! - the time from a dispatch's end to the next one's beginning, 1.8 us, and the tail that workgroups leave on
+//!   the last cores.
 
 use crate::dtype::WeightType;
 use crate::kernels::{AttentionParams, GateUpParams, LinearParams};
@@ -72,7 +73,7 @@ pub struct PredictedDispatch {
     pub operations: f64,
     /// Instructions of lanes.
     pub instructions: f64,
-    /// Seconds, [`START`] included.
+    /// Seconds, with those until it begins.
     pub seconds: f64,
     /// What takes longest.
     pub bound_by: BoundBy,

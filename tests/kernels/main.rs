@@ -63,7 +63,7 @@ const FEWEST_ON_CPU: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 200, 2
 const STRIDE: usize = if cfg!(target_arch = "wasm32") { 12 } else { 1 };
 /// One case in so many of those is executed on a GPU, unless `TILEWRIGHT_FULL` is set: with bounds checks, where the first of
 /// each variant runs as well, and without.
-const SHARE: [u64; 2] = [40, 16];
+const SHARE: [u64; 2] = if cfg!(target_arch = "wasm32") { [20, 16] } else { [40, 16] };
 /// The same on the CPU.
 const SHARE_ON_CPU: u64 = if cfg!(target_arch = "wasm32") { 4 } else { 16 };
 /// One case in so many is run `REPEATS` times and must give the same bits each time.
