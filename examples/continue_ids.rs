@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let choice: DeviceChoice = case.device.parse()?;
                 let device = pollster::block_on(Device::open(&choice, None))?;
                 // Nothing is rounded that the others do not round.
-                let options = LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() };
+                let options = LoadOptions { kv_type: KvType::F32, exact: true, ..LoadOptions::default() };
                 Model::load(&device, &case.model, options)?
             }
         };
