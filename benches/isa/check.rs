@@ -138,6 +138,8 @@ fn waves(case: &Case) -> u64 {
         "mol" => 4,
         "attention_prefill" => 6,
         "matvec" | "gate_up" | "expert_gate_up" | "expert_down" | "matmul" | "matmul_plain" | "route" => 8,
+        // Sums that fill registers are what it is for.
+        "probe_matrix" => 8,
         "attention_decode" => 12,
         "expert_tiles" => 14,
         "expert_matmul" | "linear_norm" | "advance" => 16,
