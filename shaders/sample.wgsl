@@ -1,4 +1,4 @@
-// Draws a token from logits with temperature, top-k, top-p and min-p, in one workgroup and without sorting:
+// Draws a token from logits with temperature, top-k, top-p and min-p, in one workgroup and without sorting by probability:
 //
 //     1. highest logit; NON_FINITE is drawn if any logit is NaN or infinite
 //     2. top-k:  the largest key with at least k logits at or above it (all ties with the k-th stay)
@@ -10,27 +10,38 @@
 // histograms of counts or of fixed-point probability. Integer sums do not depend on order, so the result is
 // deterministic. Holtzman et al. 2020, arXiv:1904.09751 (top-p); Nguyen et al. 2024, arXiv:2407.01082 (min-p).
 //
+// Step 1 reads what `candidates` found in each part of the vocabulary. With top-k step 2 walks its lists, and what is left
+// waits in workgroup memory, by id, for the steps that follow. They walk all logits where there are no lists, and where
+// ties with the k-th are too many for lists. The sums of steps 3 and 5 have the same terms in the same order either way, so
+// the token is the same.
+//
 // Dispatch (1, 1, 1).
 #import reduce
 #import order
 #import sampling
 #import state
+#import radix
 
-struct Params { n_vocab: u32, _pad0: u32, _pad1: u32, _pad2: u32 }
+struct Params { n_vocab: u32, n_parts: u32, _pad0: u32, _pad1: u32 } // V, P
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> sampling: array<u32>;   // sampling settings
-@group(0) @binding(2) var<storage, read> state: array<u32>;      // step state
-@group(0) @binding(3) var<storage, read> logits: array<f32>;     // [V]
-@group(0) @binding(4) var<storage, read_write> ids: array<u32>;  // [1]
+@group(0) @binding(1) var<storage, read> sampling: array<u32>;    // sampling settings
+@group(0) @binding(2) var<storage, read> state: array<u32>;       // step state
+@group(0) @binding(3) var<storage, read> logits: array<f32>;      // [V]
+@group(0) @binding(4) var<storage, read> found: array<vec2<u32>>; // of `candidates`
+@group(0) @binding(5) var<storage, read_write> ids: array<u32>;   // [1]
 
 const WG: u32 = 256u;
 const FIXED: f32 = 1073741824.0; // 2^30 stands for probability 1: sums of a whole vocabulary stay below 2^32
 
-var<workgroup> histogram: array<atomic<u32>, 256>;
-var<workgroup> bin: u32;
-var<workgroup> remaining: u32;
+// Where tokens in question are.
+const LOGITS: u32 = 0u; // all of them
+const LISTS: u32 = 1u;  // of `candidates`
+const KEPT: u32 = 2u;   // `kept`
+
+var<workgroup> kept: array<vec2<u32>, MOST>; // (key, id), by id
+var<workgroup> n_waiting: atomic<u32>;
+var<workgroup> n_kept: u32;
 var<workgroup> sums: array<f32, WG>;
-var<workgroup> chosen: u32;
 
 // PCG hash, Jarzynski & Olano 2020, "Hash Functions for GPU Rendering".
 fn pcg(input: u32) -> u32 {
@@ -39,53 +50,137 @@ fn pcg(input: u32) -> u32 {
     return (word >> 22u) ^ word;
 }
 
-// The largest key such that the weights of all logits whose key is at least that (and at least `cut`) reach `target`.
-// A logit's weight is 1, or its probability in fixed point where `by_mass`.
-fn select_key(local: u32, cut: u32, target_weight: u32, by_mass: bool, highest: f32, total: f32) -> u32 {
+// Key and id of a token in question.
+fn token(source: u32, i: u32) -> vec2<u32> {
+    switch source {
+        case LISTS: {
+            return found[params.n_parts + i];
+        }
+        case KEPT: {
+            return kept[i];
+        }
+        default: {
+            return vec2<u32>(order_key(logits[i]), i);
+        }
+    }
+}
+
+fn logit_of(key: u32) -> f32 {
+    return bitcast<f32>(select(~key, key & 0x7fffffffu, key >= 0x80000000u));
+}
+
+// The largest key such that the weights of all tokens whose key is at least that (and at least `cut`) reach `wanted`. A
+// token's weight is 1, or its probability in fixed point where `by_mass`.
+fn select_key(local: u32, source: u32, n: u32, cut: u32, wanted: u32, by_mass: bool, highest: f32, total: f32) -> u32 {
     var prefix = 0u;
-    var wanted = target_weight;
+    var need = wanted;
     for (var shift = 24i; shift >= 0i; shift -= 8i) {
-        atomicStore(&histogram[local], 0u);
-        workgroupBarrier();
-        for (var c = local; c < params.n_vocab; c += WG) {
-            let key = order_key(logits[c]);
-            // Shifts by 32 are not defined, so the first pass compares nothing.
-            let in_prefix = shift == 24i || (key >> (u32(shift) + 8u)) == (prefix >> (u32(shift) + 8u));
-            if (in_prefix && key >= cut) {
+        clear_bins(local);
+        for (var i = local; i < n; i += WG) {
+            let key = token(source, i).x;
+            if (key >= cut && has_prefix(key, prefix, u32(shift))) {
                 var weight = 1u;
                 if (by_mass) {
-                    weight = u32(exp(logits[c] - highest) / total * FIXED);
+                    weight = u32(exp(logit_of(key) - highest) / total * FIXED);
                 }
                 atomicAdd(&histogram[(key >> u32(shift)) & 255u], weight);
             }
         }
-        workgroupBarrier();
-        if (local == 0u) {
-            // From the highest bin down to the one that reaches the target; rounding may leave none, then the lowest.
-            var need = wanted;
-            var at = 255u;
-            while (at > 0u && atomicLoad(&histogram[at]) < need) {
-                need -= atomicLoad(&histogram[at]);
-                at--;
-            }
-            bin = at;
-            remaining = need;
-        }
-        prefix |= workgroupUniformLoad(&bin) << u32(shift);
-        wanted = workgroupUniformLoad(&remaining);
+        // Rounding may leave none that reaches it, then the lowest.
+        let at = find_bin(local, need);
+        prefix |= at.x << u32(shift);
+        need = at.y;
     }
     return prefix;
+}
+
+// The k-th highest key of all lists.
+fn cut_of_lists(local: u32, k: u32, highest: f32) -> u32 {
+    let n = params.n_parts * k;
+    if (n > WG * EACH) {
+        return select_key(local, LISTS, n, 0u, k, false, highest, 1.0);
+    }
+    var keys = array<u32, EACH>();
+    for (var j = 0u; j < EACH; j++) {
+        let i = j * WG + local;
+        if (i < n) {
+            keys[j] = token(LISTS, i).x;
+        }
+    }
+    return kth_key(local, &keys, k).x;
+}
+
+// Puts the tokens of the lists whose key is at least `cut` into `kept` and returns how many they are: more than MOST if
+// there is no room for all, or if a list left one out.
+fn keep(local: u32, cut: u32) -> u32 {
+    if (local == 0u) {
+        atomicStore(&n_waiting, 0u);
+    }
+    workgroupBarrier();
+    for (var p = local; p < params.n_parts; p += WG) {
+        if (found[p].y == cut) {
+            atomicAdd(&n_waiting, MOST + 1u);
+        }
+    }
+    let n_listed = params.n_parts * sampling[TOP_K];
+    // In rounds whose loads do not wait for each other.
+    for (var start = 0u; start < n_listed; start += WG * EACH) {
+        var pairs = array<vec2<u32>, EACH>();
+        for (var j = 0u; j < EACH; j++) {
+            let i = start + j * WG + local;
+            if (i < n_listed) {
+                pairs[j] = token(LISTS, i);
+            }
+        }
+        for (var j = 0u; j < EACH; j++) {
+            if (pairs[j].x >= cut) {
+                let place = atomicAdd(&n_waiting, 1u);
+                if (place < MOST) {
+                    kept[place] = pairs[j];
+                }
+            }
+        }
+    }
+    workgroupBarrier();
+    if (local == 0u) {
+        n_kept = atomicLoad(&n_waiting);
+    }
+    let n = workgroupUniformLoad(&n_kept);
+
+    // Each goes where the number of lower ids says.
+    const MOVED: u32 = MOST / WG;
+    var moved = array<vec2<u32>, MOVED>();
+    var places = array<u32, MOVED>();
+    let n_moved = min(n, MOST);
+    for (var j = 0u; j < MOVED; j++) {
+        let i = j * WG + local;
+        if (i < n_moved) {
+            moved[j] = kept[i];
+            for (var other = 0u; other < n_moved; other++) {
+                places[j] += select(0u, 1u, kept[other].y < moved[j].y);
+            }
+        }
+    }
+    workgroupBarrier();
+    for (var j = 0u; j < MOVED; j++) {
+        if (j * WG + local < n_moved) {
+            kept[places[j]] = moved[j];
+        }
+    }
+    workgroupBarrier();
+    return n;
 }
 
 @compute @workgroup_size(WG)
 fn sample(@builtin(local_invocation_index) local: u32) {
     var highest = LOWEST;
     var broken = 0.0;
-    for (var c = local; c < params.n_vocab; c += WG) {
-        if (is_finite(logits[c])) {
-            highest = max(highest, logits[c]);
-        } else {
+    for (var p = local; p < params.n_parts; p += WG) {
+        let key = found[p].x;
+        if (key == NON_FINITE) {
             broken = 1.0;
+        } else {
+            highest = max(highest, logit_of(key));
         }
     }
     highest = workgroup_max(local, highest);
@@ -96,21 +191,34 @@ fn sample(@builtin(local_invocation_index) local: u32) {
         return;
     }
 
+    var source = LOGITS;
+    var n = params.n_vocab;
     var cut = 0u;
     let k = sampling[TOP_K];
-    if (k > 0u && k < params.n_vocab) {
-        cut = select_key(local, 0u, k, false, highest, 1.0);
+    if (has_lists(k, n)) {
+        cut = cut_of_lists(local, k, highest);
+        let n_left = keep(local, cut);
+        if (n_left <= MOST) {
+            source = KEPT;
+            n = n_left;
+        }
+    } else if (k > 0u && k < n) {
+        cut = select_key(local, LOGITS, n, 0u, k, false, highest, 1.0);
     }
+    let is_kept = source == KEPT;
     let top_p = bitcast<f32>(sampling[TOP_P]);
     if (top_p < 1.0) {
+        // Each invocation adds up every WG-th id.
         var mass = 0.0;
-        for (var c = local; c < params.n_vocab; c += WG) {
-            if (order_key(logits[c]) >= cut) {
-                mass += exp(logits[c] - highest);
+        let step = select(WG, 1u, is_kept);
+        for (var i = select(local, 0u, is_kept); i < n; i += step) {
+            let pair = token(source, i);
+            if (pair.x >= cut && pair.y % WG == local) {
+                mass += exp(logit_of(pair.x) - highest);
             }
         }
         let total = workgroup_sum(local, mass);
-        cut = max(cut, select_key(local, cut, max(u32(top_p * FIXED), 1u), true, highest, total));
+        cut = max(cut, select_key(local, source, n, cut, max(u32(top_p * FIXED), 1u), true, highest, total));
     }
     let min_p = bitcast<f32>(sampling[MIN_P]);
     if (min_p > 0.0) {
@@ -121,12 +229,13 @@ fn sample(@builtin(local_invocation_index) local: u32) {
     // Each invocation owns a run of ids; the run in which the draw falls is then walked by its owner.
     let temperature = bitcast<f32>(sampling[TEMPERATURE]);
     let run = (params.n_vocab + WG - 1u) / WG;
-    let start = min(local * run, params.n_vocab);
-    let end = min(start + run, params.n_vocab);
+    let start = select(min(local * run, n), 0u, is_kept);
+    let end = select(min(start + run, n), n, is_kept);
     var sum = 0.0;
-    for (var c = start; c < end; c++) {
-        if (order_key(logits[c]) >= cut) {
-            sum += exp((logits[c] - highest) / temperature);
+    for (var i = start; i < end; i++) {
+        let pair = token(source, i);
+        if (pair.x >= cut && pair.y / run == local) {
+            sum += exp((logit_of(pair.x) - highest) / temperature);
         }
     }
     sums[local] = sum;
@@ -145,11 +254,12 @@ fn sample(@builtin(local_invocation_index) local: u32) {
     if (sum > 0.0 && before <= threshold && threshold < before + sum) {
         // Rounding may leave the walk short of the threshold; then the run's last candidate is the one.
         var mark = before;
-        var last = start;
-        for (var c = start; c < end; c++) {
-            if (order_key(logits[c]) >= cut) {
-                last = c;
-                mark += exp((logits[c] - highest) / temperature);
+        var last = 0u;
+        for (var i = start; i < end; i++) {
+            let pair = token(source, i);
+            if (pair.x >= cut && pair.y / run == local) {
+                last = pair.y;
+                mark += exp((logit_of(pair.x) - highest) / temperature);
                 if (mark > threshold) {
                     break;
                 }

@@ -186,6 +186,7 @@ fn twin(kernel: &str) -> Option<Twin> {
         "route" => experts::route,
         "rope_kv" => rope::rope_kv,
         "rope_packed" => rope::rope_packed,
+        "candidates" => sample::candidates,
         "sample" => sample::sample,
         "scale" => activation::scale,
         "select_top" => select_top::select_top,

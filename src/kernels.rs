@@ -73,7 +73,9 @@ pub(crate) use norm::NormParams;
 pub(crate) use pool::PoolParams;
 pub(crate) use recurrent::{CONV_BIAS, CONV_GATED, DeltaRuleParams, SelectiveScanParams, ShortConvParams};
 pub(crate) use rope::{RopeKvParams, RopePackedParams, RopeParams};
-pub(crate) use sample::SampleParams;
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) use sample::MOST;
+pub(crate) use sample::{PART, PenalizeParams, SampleParams};
 pub(crate) use select_top::{BEGINS, FILTERED, MergeTopParams, SelectTopParams};
 pub(crate) use softmax::SoftmaxParams;
 pub(crate) use state::{AdvanceParams, LastRowParams};

@@ -194,9 +194,9 @@ fn steady_decode_creates_nothing_and_reads_a_few_bytes() {
             assert_eq!(did.submits, 32, "one submit a token: {did:?}");
             assert_eq!(did.bytes_uploaded, 0, "{did:?}");
             assert!(did.bytes_read <= 32 * 64, "{did:?}");
-            if options.temperature == 0.0 {
-                assert_eq!(did.dispatches, 32 * dispatches as u64, "{did:?}");
-            }
+            // A draw is two dispatches as well; the penalty in front of it is one.
+            let more = u64::from(options.temperature > 0.0);
+            assert_eq!(did.dispatches, 32 * (dispatches as u64 + more), "{did:?}");
             println!("{}: {dispatches} dispatches a token, {} bytes read", device.info().name, did.bytes_read / 32);
         }
     }

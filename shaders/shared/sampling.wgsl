@@ -7,3 +7,9 @@ const SEED_LOW: u32 = 4u;
 const SEED_HIGH: u32 = 5u;
 const REPEAT_PENALTY: u32 = 6u; // 1: off
 const REPEAT_LAST_N: u32 = 7u;
+
+const MOST: u32 = 1024u; // top-k of which `candidates` makes lists
+
+fn has_lists(k: u32, n_vocab: u32) -> bool {
+    return k > 0u && k <= MOST && k < n_vocab;
+}

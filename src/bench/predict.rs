@@ -9,6 +9,7 @@
 //! - operations of matrix units, at the maker's rate, where the variant has them; they take the lanes' time where
 //!   [`MatrixUnits::on_lanes`] says so;
 //! - bytes of workgroup memory;
+//! - where a dispatch is one chain of barriers and of loads that wait for each other, the length of that;
 //! - the time from a dispatch's end to the next one's beginning, 1.8 us, and the tail that workgroups leave on
 //!   the last cores.
 
@@ -17,6 +18,7 @@ use crate::kernels::{AttentionParams, GateUpParams, LinearParams};
 use crate::recording::{Dispatch, Recording};
 
 mod machines;
+mod sampling;
 
 pub use machines::{MACHINES, Machine, MatrixUnits};
 
@@ -134,6 +136,7 @@ impl Machine {
         let parts = [
             (BoundBy::Memory, work.bytes / (self.memory_rate * MEMORY_SHARE)),
             (BoundBy::Latency, work.bytes / reach),
+            (BoundBy::Latency, work.cycles / self.clock + work.trips * LATENCY),
             (BoundBy::Instructions, if on_lanes { instructions + matrix } else { instructions }),
             (BoundBy::Matrix, matrix),
             (BoundBy::SharedMemory, work.shared_bytes / (self.shared_memory_rate() * busy * BUSY_SHARE)),
@@ -173,6 +176,10 @@ struct Work {
     groups_per_core: f64,
     /// Bytes that a workgroup has asked for and not got.
     bytes_in_flight: f64,
+    /// Cycles that an invocation spends one after the other: barriers, and loads that wait for those before.
+    cycles: f64,
+    /// Loads from memory that wait for those before.
+    trips: f64,
 }
 
 impl Work {
@@ -188,6 +195,8 @@ impl Work {
             group_lanes: 64.0,
             groups_per_core: 8.0,
             bytes_in_flight: 4096.0,
+            cycles: 0.0,
+            trips: 0.0,
         };
         match dispatch.kernel().name {
             "matvec" => vector_product(dispatch, rows, {
@@ -203,6 +212,8 @@ impl Work {
                 tiled_product(dispatch, rows, [params.n_tokens, params.n_out, params.dim])
             }
             "attention_decode" | "attention_prefill" => attention(dispatch, rows, filled),
+            "candidates" => sampling::candidates(dispatch, rows),
+            "sample" => sampling::sample(dispatch, rows),
             _ => rows,
         }
     }
@@ -378,6 +389,20 @@ mod tests {
             // Beside them activations and logits.
             assert!(found > known && found < 1.01 * known, "{filled}: {found} of {known}");
         }
+    }
+
+    #[test]
+    fn a_draw_from_a_large_vocabulary_takes_a_fiftieth_of_the_token_at_most() {
+        let gemma = SHAPES.iter().find(|shape| shape.name == "Gemma-3-1B").expect("it is there");
+        let pass = ShapePass { n_tokens: 1, context_length: 4096 };
+        let machine = Machine::named("RTX 4090").expect("it is there");
+        let recording = gemma.record_sampled(&machine.target(), WeightType::Q4_K, pass).expect("it is recorded");
+        let prediction = machine.predict(&recording, 512);
+        let is_draw = |label: &str| label.starts_with("candidates") || label.starts_with("sample");
+        let draws: Vec<f64> = prediction.dispatches.iter().filter(|d| is_draw(d.label)).map(|d| d.seconds).collect();
+        assert_eq!(draws.len(), 2);
+        assert!(draws.iter().sum::<f64>() <= 0.02 * prediction.seconds, "{draws:?} of {} s", prediction.seconds);
+        println!("{draws:?} of {} s", prediction.seconds);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::generate::record_pass;
 use crate::kernels::Pooling;
 use crate::load::config_of_json;
-use crate::model::{BatchSize, ModelConfig, SourceTensor, Transformer, WeightSource, Weights};
+use crate::model::{BatchSize, Ending, ModelConfig, SourceTensor, Transformer, WeightSource, Weights};
 use crate::recording::Recording;
 use crate::target::Target;
 
@@ -81,6 +81,24 @@ impl Shape {
     /// # Errors
     /// [`Error::Operand`] if the target's limits are too small for it.
     pub fn record(&self, target: &Target, weight: WeightType, pass: ShapePass) -> Result<Recording, Error> {
+        self.record_to(target, weight, pass, Ending::Greedy { penalize: false })
+    }
+
+    /// As [`Shape::record`], with a draw at a decoder's end.
+    ///
+    /// # Errors
+    /// As [`Shape::record`].
+    pub fn record_sampled(&self, target: &Target, weight: WeightType, pass: ShapePass) -> Result<Recording, Error> {
+        self.record_to(target, weight, pass, Ending::Sample { penalize: false })
+    }
+
+    fn record_to(
+        &self,
+        target: &Target,
+        weight: WeightType,
+        pass: ShapePass,
+        ending: Ending,
+    ) -> Result<Recording, Error> {
         let ShapePass { n_tokens, context_length } = pass;
         let config = self.config()?;
         let is_decoder = config.has_head;
@@ -88,7 +106,7 @@ impl Shape {
         let n_pos = if is_decoder { context_length } else { config.max_seq_len };
         let transformer = Transformer::declare(config, weights, n_pos)?;
         if is_decoder {
-            return record_pass(target, &transformer, context_length, n_tokens);
+            return record_pass(target, &transformer, context_length, n_tokens, ending);
         }
         let head = Head::Vector { pooling: Pooling::Mean, normalize: true };
         record_texts(target, &transformer, &head, BatchSize { n_tokens, n_sequences: 1 }, n_pos)

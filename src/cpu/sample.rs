@@ -1,10 +1,10 @@
-//! `sample`, `penalize` and `advance`: the end of a pass.
+//! `candidates`, `sample`, `penalize` and `advance`: the end of a pass.
 
-use super::Call;
 use super::argmax::order_key;
 use super::simd::{self, Function, Instructions, Map, Numbers, exp};
 use super::softmax::ExpBelow;
-use crate::kernels::{AdvanceParams, NON_FINITE, SampleParams, Sampling};
+use super::{Call, threads};
+use crate::kernels::{AdvanceParams, NON_FINITE, PART, PenalizeParams, SampleParams, Sampling};
 
 pub(crate) fn advance(mut call: Call<'_>) {
     let params: AdvanceParams = call.params();
@@ -19,7 +19,7 @@ pub(crate) fn advance(mut call: Call<'_>) {
 }
 
 pub(crate) fn penalize(mut call: Call<'_>) {
-    let params: SampleParams = call.params();
+    let params: PenalizeParams = call.params();
     let [sampling, state, tokens, logits] = call.operands();
     let sampling = sampling.get::<Sampling>()[0];
     let state = state.get::<u32>();
@@ -58,13 +58,22 @@ impl Function for Tempered {
 }
 
 /// Tokens still in question, in the order of ids.
-#[derive(Default)]
 struct Candidates {
     ids: Vec<u32>,
     logits: Vec<f32>,
 }
 
 impl Candidates {
+    fn all(logits: &[f32]) -> Candidates {
+        Candidates { ids: (0..logits.len() as u32).collect(), logits: logits.to_vec() }
+    }
+
+    /// Those of pairs of an order key and an id.
+    fn listed(pairs: impl Iterator<Item = [u32; 2]>) -> Candidates {
+        let (ids, logits) = pairs.map(|[key, id]| (id, logit_of(key))).unzip();
+        Candidates { ids, logits }
+    }
+
     /// Those whose order key is at least `cut`.
     fn from(&self, cut: u32) -> Candidates {
         let kept = self.ids.iter().zip(&self.logits).filter(|&(_, &logit)| order_key(logit) >= cut);
@@ -99,6 +108,44 @@ impl Candidates {
     }
 }
 
+/// The number of an order key.
+fn logit_of(key: u32) -> f32 {
+    f32::from_bits(if key >> 31 == 1 { key & 0x7fff_ffff } else { !key })
+}
+
+pub(crate) fn candidates(mut call: Call<'_>) {
+    let params: SampleParams = call.params();
+    let [sampling, logits, found] = call.operands();
+    let sampling = sampling.get::<Sampling>()[0];
+    let logits = &logits.get::<f32>()[..params.n_vocab as usize];
+    let k = if sampling.has_lists(params.n_vocab) { sampling.top_k as usize } else { 0 };
+    let (heads, lists) = found.get_mut::<[u32; 2]>().split_at_mut(params.n_parts as usize);
+    let part = |p: usize| {
+        let first = p * PART as usize;
+        let end = logits.len().min(first + PART as usize);
+        (first..end).map(|id| [order_key(logits[id]), id as u32])
+    };
+    if k > 0 {
+        threads::for_each_chunk(&mut lists[..k * params.n_parts as usize], k, logits.len(), |p, list| {
+            let mut pairs: Vec<[u32; 2]> = part(p).collect();
+            if pairs.len() > k {
+                pairs.select_nth_unstable_by_key(k - 1, |&[key, _]| !key);
+            }
+            pairs.resize(k.max(pairs.len()), [0; 2]);
+            list.copy_from_slice(&pairs[..k]);
+        });
+    }
+    threads::for_each_chunk(heads, 1, logits.len(), |p, head| {
+        let list = &lists[p * k..][..k];
+        let cut = list.iter().map(|&[key, _]| key).min().unwrap_or(0);
+        let n_tied = |pairs: &mut dyn Iterator<Item = [u32; 2]>| pairs.filter(|&[key, _]| key == cut).count();
+        let leaves_out = cut > 0 && n_tied(&mut part(p)) > n_tied(&mut list.iter().copied());
+        let is_finite = part(p).all(|[key, _]| logit_of(key).is_finite());
+        let highest = part(p).map(|[key, _]| key).max().filter(|_| is_finite);
+        head[0] = [highest.unwrap_or(NON_FINITE), if leaves_out { cut } else { 0 }];
+    });
+}
+
 pub(crate) fn sample(mut call: Call<'_>) {
     /// Stands for probability 1.
     const FIXED: f32 = (1 << 30) as f32;
@@ -106,20 +153,35 @@ pub(crate) fn sample(mut call: Call<'_>) {
     const RUNS: u32 = 256;
 
     let params: SampleParams = call.params();
-    let [sampling, state, logits, ids] = call.operands();
+    let [sampling, state, logits, found, ids] = call.operands();
     let sampling = sampling.get::<Sampling>()[0];
     let state = state.get::<u32>();
     let logits = &logits.get::<f32>()[..params.n_vocab as usize];
     let drawn = &mut ids.get_mut::<u32>()[0];
-    if logits.iter().any(|logit| !logit.is_finite()) {
+    let (heads, lists) = found.get::<[u32; 2]>().split_at(params.n_parts as usize);
+    let highest = heads.iter().map(|&[highest, _]| highest).max().unwrap_or(NON_FINITE);
+    if highest == NON_FINITE {
         *drawn = NON_FINITE;
         return;
     }
-    let highest = logits.iter().copied().fold(f32::MIN, f32::max);
+    let highest = logit_of(highest);
 
-    let mut left = Candidates { ids: (0..params.n_vocab).collect(), logits: logits.to_vec() };
-    if sampling.top_k > 0 && sampling.top_k < params.n_vocab {
-        left = left.from(left.select_key(sampling.top_k, |_| 1));
+    let mut left;
+    if sampling.has_lists(params.n_vocab) {
+        let mut listed = lists[..heads.len() * sampling.top_k as usize].to_vec();
+        let cut = Candidates::listed(listed.iter().copied()).select_key(sampling.top_k, |_| 1);
+        listed.retain(|&[key, _]| key >= cut);
+        listed.sort_unstable_by_key(|&[_, id]| id);
+        left = Candidates::listed(listed.into_iter());
+        // A part left ties with the k-th out.
+        if heads.iter().any(|&[_, left_out]| left_out == cut) {
+            left = Candidates::all(logits).from(cut);
+        }
+    } else {
+        left = Candidates::all(logits);
+        if sampling.top_k > 0 && sampling.top_k < params.n_vocab {
+            left = left.from(left.select_key(sampling.top_k, |_| 1));
+        }
     }
     if sampling.top_p < 1.0 {
         let mut probs = vec![0.0; left.logits.len()];
@@ -181,15 +243,28 @@ mod tests {
 
     /// The token drawn for position `pos`.
     fn draw(sampling: Sampling, logits: &[f32], pos: u32) -> u32 {
-        let mut ids = [7u32; 4];
+        let n_vocab = logits.len() as u32;
+        let params = SampleParams { n_vocab, n_parts: n_vocab.div_ceil(PART), _pad: [0; 2] };
+        let (mut found, mut ids) = (vec![0; 2 * params.n_parts as usize * (n_vocab as usize + 1)], [7u32; 4]);
+        candidates(Call {
+            params: bytemuck::bytes_of(&params),
+            weight: None,
+            rounds: false,
+            operands: vec![
+                Operand::Read(bytemuck::cast_slice(&[sampling])),
+                Operand::Read(bytemuck::cast_slice(logits)),
+                Operand::Write(&mut found),
+            ],
+        });
         sample(Call {
-            params: bytemuck::bytes_of(&SampleParams { n_vocab: logits.len() as u32, _pad: [0; 3] }),
+            params: bytemuck::bytes_of(&params),
             weight: None,
             rounds: false,
             operands: vec![
                 Operand::Read(bytemuck::cast_slice(&[sampling])),
                 Operand::Read(&[pos - 1, 1, 0, 0]),
                 Operand::Read(bytemuck::cast_slice(logits)),
+                Operand::Read(&found),
                 Operand::Write(&mut ids),
             ],
         });

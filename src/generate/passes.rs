@@ -27,7 +27,7 @@ pub(super) struct Room {
     pub kv_type: KvType,
 }
 
-/// Records one pass with a greedy choice, of a model whose weights may be nowhere.
+/// Records one pass with an ending, of a model whose weights may be nowhere.
 ///
 /// # Errors
 /// [`Error::Operand`] or [`Error::Shape`] if the target's limits are too small for it.
@@ -37,12 +37,13 @@ pub(crate) fn record_pass(
     transformer: &Transformer,
     context_length: u32,
     n_tokens: u32,
+    ending: Ending,
 ) -> Result<Recording, Error> {
     let config = &transformer.config;
     let cache = KvCache::declare(config, KvType::default(), context_length, n_tokens)?;
     let io = PassTensors::declare(config, context_length, n_tokens)?;
     let mut rec = Recorder::new(target.clone());
-    transformer.record_pass(&mut rec, &cache, &io, n_tokens, Ending::Greedy { penalize: false })?;
+    transformer.record_pass(&mut rec, &cache, &io, n_tokens, ending)?;
     Ok(rec.finish(&mut Workspace::default()))
 }
 

@@ -11,12 +11,26 @@ use crate::tensor::Tensor;
 /// The id that stands for "no token": some logit is NaN or infinite.
 pub const NON_FINITE: u32 = u32::MAX;
 
-/// Mirrors `Params` in `shaders/sample.wgsl` and `shaders/penalize.wgsl`.
+/// Logits that one workgroup of `candidates` looks at.
+pub(crate) const PART: u32 = 4096;
+/// The largest top-k of which `candidates` makes lists, as in `shaders/shared/sampling.wgsl`.
+pub(crate) const MOST: u32 = 1024;
+
+/// Mirrors `Params` in `shaders/penalize.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct PenalizeParams {
+    pub n_vocab: u32,
+    pub _pad: [u32; 3],
+}
+
+/// Mirrors `Params` in `shaders/sample.wgsl` and `shaders/candidates.wgsl`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct SampleParams {
     pub n_vocab: u32,
-    pub _pad: [u32; 3],
+    pub n_parts: u32,
+    pub _pad: [u32; 2],
 }
 
 /// Sampling settings as kernels read them, eight words; `shaders/shared/sampling.wgsl` names them.
@@ -39,6 +53,13 @@ pub struct Sampling {
     pub repeat_last_n: u32,
 }
 
+impl Sampling {
+    /// Whether `candidates` makes lists of the top k of each part of so many logits.
+    pub(crate) fn has_lists(&self, n_vocab: u32) -> bool {
+        (1..=MOST).contains(&self.top_k) && self.top_k < n_vocab
+    }
+}
+
 /// Records the repetition penalty, in place. The work grows with the number of recent tokens. Shader: `shaders/penalize.wgsl`.
 ///
 /// # Shapes
@@ -56,12 +77,14 @@ pub fn penalize(
     const CHUNK: u32 = 32_768;
     sampling.expect_shape("penalize", "sampling", &[8])?;
     let n_vocab = logits.len() as u32;
-    let params = SampleParams { n_vocab, _pad: [0; 3] };
+    let params = PenalizeParams { n_vocab, _pad: [0; 3] };
     let grid = [n_vocab.div_ceil(CHUNK), 1, 1];
     rec.dispatch(&shaders::PENALIZE, None, &[], params, &[sampling, state.tensor(), tokens, logits], grid)
 }
 
-/// Records the draw of a token with temperature, top-k, top-p and min-p. Shader: `shaders/sample.wgsl`.
+/// Records the draw of a token with temperature, top-k, top-p and min-p. Two dispatches: `shaders/candidates.wgsl` finds the
+/// top k of each part of the vocabulary, `shaders/sample.wgsl` cuts and draws. Without top-k, or with one above 1024, the
+/// second walks all logits, in one workgroup.
 ///
 /// # Shapes
 /// `sampling`: `[8]`; `logits`: `[1, V]`; `ids`: `[1]`.
@@ -76,6 +99,11 @@ pub fn sample(
 ) -> Result<(), Error> {
     sampling.expect_shape("sample", "sampling", &[8])?;
     ids.expect_shape("sample", "ids", &[1])?;
-    let params = SampleParams { n_vocab: logits.len() as u32, _pad: [0; 3] };
-    rec.dispatch(&shaders::SAMPLE, None, &[], params, &[sampling, state.tensor(), logits, ids], [1, 1, 1])
+    let n_vocab = logits.len() as u32;
+    let n_parts = n_vocab.div_ceil(PART);
+    let params = SampleParams { n_vocab, n_parts, _pad: [0; 2] };
+    // A pair of words for each part, then as many for each as lists can have.
+    let found = rec.temporary_words("candidates", &[1 + MOST.min(n_vocab), n_parts, 2])?;
+    rec.dispatch(&shaders::CANDIDATES, None, &[], params, &[sampling, logits, &found], [n_parts, 1, 1])?;
+    rec.dispatch(&shaders::SAMPLE, None, &[], params, &[sampling, state.tensor(), logits, &found, ids], [1, 1, 1])
 }

@@ -246,7 +246,7 @@ fn unpacked(kind: KvType, words: &[u32], row: usize) -> Vec<u32> {
 }
 
 /// How the kernels of forward passes and searches are recorded, and what of it is compared.
-static CHECKS: [(&Kernel, Record); 42] = [
+static CHECKS: [(&Kernel, Record); 43] = [
     (&shaders::RMS_NORM, |rec, form| {
         let y = blank(form.device, &[3, 260])?;
         rms_norm(rec, &input(form.device, &[3, 260])?, &input(form.device, &[260])?, &y, 1e-5)?;
@@ -342,13 +342,8 @@ static CHECKS: [(&Kernel, Record); 42] = [
     }),
     (&shaders::ARGMAX, choose),
     (&shaders::ARGMAX_MERGE, choose),
-    (&shaders::SAMPLE, |rec, form| {
-        // A draw among one: which token it is depends on no rounding.
-        let sampling = sampling(form.device, Sampling { top_k: 1, ..SAMPLING })?;
-        let ids = form.device.upload("ids", &[1], &[0u32])?;
-        sample(rec, &sampling, &state(form.device, 2, 1)?, &input(form.device, &[1, 3000])?, &ids)?;
-        Ok(vec![ids])
-    }),
+    (&shaders::CANDIDATES, draw),
+    (&shaders::SAMPLE, draw),
     (&shaders::PENALIZE, |rec, form| {
         let sampling = sampling(form.device, Sampling { repeat_penalty: 1.5, ..SAMPLING })?;
         let tokens = form.device.upload("tokens", &[8], &[3u32, 0, 19, 7, 2999, 18, 2, 4])?;
@@ -652,6 +647,15 @@ fn decode(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
 fn choose(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
     let ids = form.device.upload("ids", &[1], &[0u32])?;
     argmax(rec, &input(form.device, &[1, 5000])?, &ids)?;
+    Ok(vec![ids])
+}
+
+/// A draw from the parts of a vocabulary.
+fn draw(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
+    // A draw among one: which token it is depends on no rounding.
+    let sampling = sampling(form.device, Sampling { top_k: 1, ..SAMPLING })?;
+    let ids = form.device.upload("ids", &[1], &[0u32])?;
+    sample(rec, &sampling, &state(form.device, 2, 1)?, &input(form.device, &[1, 5000])?, &ids)?;
     Ok(vec![ids])
 }
 

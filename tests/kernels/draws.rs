@@ -14,10 +14,10 @@ struct Setting {
     sampling: Sampling,
 }
 
-/// Vocabularies around the workgroup of 256, each with cuts alone and together.
+/// Vocabularies around the workgroup of 256, and of one to three parts of 4096, each with cuts alone and together.
 fn all_settings() -> Vec<Setting> {
     let mut all = Vec::new();
-    for (i, vocab) in [7, 64, 255, 257, 1000].into_iter().enumerate() {
+    for (i, vocab) in [7, 64, 255, 257, 1000, 4099, 10_000].into_iter().enumerate() {
         for (j, (top_k, top_p, min_p, temperature)) in [
             (0, 1.0, 0.0, 1.0),
             (5, 1.0, 0.0, 1.0),
@@ -32,6 +32,10 @@ fn all_settings() -> Vec<Setting> {
             let mut rng = Rng::new((i * 100 + j) as u64);
             let mut logits: Vec<f32> = (0..vocab).map(|_| 2.0 * rng.normal() as f32).collect();
             logits[vocab / 2] = logits[vocab / 3]; // a tie
+            if vocab > 4096 {
+                // So far apart from each other that many are ties, also of the k-th, within a part and across parts.
+                logits.iter_mut().for_each(|logit| *logit = (*logit * 16.0).round() / 16.0);
+            }
             let seed = [rng.word(), rng.word()];
             let sampling = Sampling { seed, ..settings(top_k, top_p, min_p, temperature) };
             all.push(Setting { logits, sampling });
@@ -110,6 +114,33 @@ fn check_draws(device: &Device) {
     }
     println!("{}: {total} draws, {different} differ from the oracle", device.info().name);
     assert!(f64::from(different as u32) <= DIFFERENT * f64::from(total), "{different} of {total} draws differ");
+}
+
+/// A draw from lists of a vocabulary's parts is the draw from all logits, to the last bit: the 400 likeliest tokens have all
+/// of the mass, so a top-k of 1024, which has lists, and one of 1025, which has none, leave the same sums to draw from.
+#[test]
+fn lists_change_no_draw() {
+    let mut rng = Rng::new(77);
+    let vocab = 9001u32;
+    let alive: std::collections::HashSet<usize> = (0..400).map(|_| rng.below(vocab as usize)).collect();
+    let of = |id: usize, rng: &mut Rng| match alive.contains(&id) {
+        true => 2.0 * rng.normal() as f32,
+        false => -200.0 - 0.01 * id as f32,
+    };
+    let logits: Vec<f32> = (0..vocab as usize).map(|id| of(id, &mut rng)).collect();
+    let gpu = common::gpu(Some(Tier::Baseline));
+    for device in gpu.into_iter().chain([common::cpu()]) {
+        for (top_p, min_p, temperature) in [(1.0, 0.0, 1.0), (0.8, 0.0, 1.3), (0.95, 0.05, 0.8)] {
+            let [listed, all] = [1024, 1025].map(|top_k| {
+                let seed = [9, 1];
+                let sampling = Sampling { seed, ..settings(top_k, top_p, min_p, temperature) };
+                draws(&device, &Setting { logits: logits.clone(), sampling }).expect("the draws run")
+            });
+            let distinct: std::collections::HashSet<&u32> = all.iter().collect();
+            assert!(distinct.len() > 20, "{} tokens", distinct.len());
+            assert_eq!(listed, all, "{}: {top_p} {min_p} {temperature}", device.info().name);
+        }
+    }
 }
 
 #[test]

@@ -55,7 +55,7 @@ pub fn cases(cases: &mut Vec<Case>) {
             });
         }
     }
-    for vocab in [1, 2, 31, 255, 256, 257, 1000, 4097] {
+    for vocab in [1, 2, 31, 255, 256, 257, 1000, 4097, 12_288] {
         for (name, value) in [("nan", f32::NAN), ("inf", f32::INFINITY), ("-inf", f32::NEG_INFINITY)] {
             for inputs in [Inputs::Normal, Inputs::Masked] {
                 cases.push(Case {
@@ -70,7 +70,7 @@ pub fn cases(cases: &mut Vec<Case>) {
     }
     // With one token left to choose, every family has one answer.
     for inputs in Inputs::ALL {
-        for vocab in [1, 3, 64, 255, 257, 1000, 4097] {
+        for vocab in [1, 3, 64, 255, 257, 1000, 4096, 4097, 8199] {
             for (name, top_k, top_p, min_p) in
                 [("top-k=1", 1, 1.0, 0.0), ("top-p=0", 0, 0.0, 0.0), ("min-p=1", 0, 1.0, 1.0)]
             {
