@@ -4,6 +4,7 @@ mod generation;
 mod loader;
 mod model;
 mod options;
+mod pace;
 mod passes;
 mod sequence;
 mod session;

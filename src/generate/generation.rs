@@ -19,9 +19,6 @@ use crate::kernels::{NON_FINITE, StepState};
 use crate::model::Ending;
 use crate::tokenizer::StreamDecoder;
 
-/// Submissions ahead, the one that is being read included, so that a GPU does not wait for the host.
-const IN_FLIGHT: usize = 3;
-
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -58,6 +55,13 @@ impl CancelHandle {
     }
 }
 
+/// A submission whose tokens were not read.
+struct Submitted {
+    pending: Pending,
+    /// Seconds after the generation's start; `None` for a prompt's, which takes as long as the prompt is.
+    at: Option<f64>,
+}
+
 /// A generation in progress: call [`Generation::next`] until it gives `None`. Dropping it keeps in the session what was
 /// generated so far.
 pub struct Generation<'s> {
@@ -68,7 +72,9 @@ pub struct Generation<'s> {
     stop_filter: StopFilter,
     eos_ids: Vec<u32>,
     /// Submissions whose tokens were not read, in order.
-    unread: VecDeque<Pending>,
+    unread: VecDeque<Submitted>,
+    /// What the times of submissions count from.
+    start: Instant,
     /// Tokens that were read and are not kept so far: those after them were not read.
     read: VecDeque<u32>,
     n_generated: usize,
@@ -98,6 +104,7 @@ impl<'s> Generation<'s> {
             stop_filter: StopFilter::new(&options.stop),
             eos_ids,
             unread: VecDeque::new(),
+            start: Instant::now(),
             read: VecDeque::new(),
             n_generated: 0,
             stop_reason: None,
@@ -226,8 +233,11 @@ impl<'s> Generation<'s> {
             self.run_ahead()?;
             let words = match self.unread.front_mut() {
                 // It stays in the queue until it is there: whoever drops this future and calls again misses no token.
-                Some(pending) => {
-                    let words = pending.await?;
+                Some(submitted) => {
+                    let words = (&mut submitted.pending).await?;
+                    if let Some(at) = submitted.at {
+                        self.session.pace.seen(at, self.start.elapsed().as_secs_f64());
+                    }
                     self.unread.pop_front();
                     words
                 }
@@ -251,9 +261,10 @@ impl<'s> Generation<'s> {
     /// Runs what is not cached, up to the first choice of a token. Returns how many tokens that were, or `None` if the
     /// generation was cancelled meanwhile.
     async fn feed(&mut self) -> Result<Option<usize>, Error> {
+        self.session.pace.pause();
         let fed = self.session.feed_and_choose(&self.options, self.ending, &self.cancelled.0).await?;
         Ok(fed.map(|(n_fed, pending)| {
-            self.unread.push_back(pending);
+            self.unread.push_back(Submitted { pending, at: None });
             n_fed
         }))
     }
@@ -263,7 +274,10 @@ impl<'s> Generation<'s> {
         // The CPU runs a pass when it is submitted, so there is nothing to gain; a profile runs them one at a time.
         let model = &self.session.model;
         let (depth, n_each) = match (model.device().is_gpu(), &self.profile) {
-            (true, None) => (IN_FLIGHT, self.options.tokens_per_submit.unwrap_or(model.tokens_per_submit())),
+            (true, None) => {
+                let depth = self.options.submits_in_flight.map_or(self.session.pace.depth(), |n| n as usize);
+                (depth, self.options.tokens_per_submit.unwrap_or(model.tokens_per_submit()))
+            }
             (false, None) => (1, 1),
             (_, Some(_)) => (0, 0),
         };
@@ -275,14 +289,15 @@ impl<'s> Generation<'s> {
             if n == 0 {
                 break;
             }
-            self.unread.push_back(self.session.run_ahead(self.ending, n as u32)?);
+            let at = Some(self.start.elapsed().as_secs_f64());
+            self.unread.push_back(Submitted { pending: self.session.run_ahead(self.ending, n as u32)?, at });
         }
         Ok(())
     }
 
     /// Runs one pass with a clock around each kernel and gives the state after it.
     async fn step_profiled(&mut self) -> Result<Vec<u32>, Error> {
-        let Session { model, passes, sequence } = &mut *self.session;
+        let Session { model, passes, sequence, .. } = &mut *self.session;
         let recording = passes.get(1, self.ending)?;
         sequence.submitted_ahead(1);
         let times = model.device().run_profiled(recording).await?;

@@ -45,6 +45,10 @@ pub struct GenerateOptions {
     /// Tokens that one submission to a GPU computes, 1 to 16: more cost less time each and come in bursts. The text is
     /// the same. [`Model::tokens_per_submit`](super::Model::tokens_per_submit) if `None`; the CPU takes one at a time.
     pub tokens_per_submit: Option<u32>,
+    /// Submissions to a GPU that are in flight, the one that is being read included, 1 to 8. The text is the same. If
+    /// `None`, 2 to 8, as many as keep the GPU busy by what was measured of the session; a model with states of a fixed size
+    /// has room for fewer. The CPU has one.
+    pub submits_in_flight: Option<u32>,
 }
 
 impl Default for GenerateOptions {
@@ -64,6 +68,7 @@ impl Default for GenerateOptions {
             ignore_eos: false,
             context_policy: ContextPolicy::Stop,
             tokens_per_submit: None,
+            submits_in_flight: None,
         }
     }
 }
@@ -90,9 +95,13 @@ impl GenerateOptions {
         check("min_p", (0.0..=1.0).contains(&self.min_p), "0 to 1", self.min_p)?;
         let penalty = self.repeat_penalty;
         check("repeat_penalty", penalty > 0.0 && penalty <= 100.0, "above 0 to 100", penalty)?;
-        if let Some(found) = self.tokens_per_submit.filter(|n| !(1..=16).contains(n)) {
-            let (expected, found) = ("1 to 16".into(), found.to_string());
-            return Err(Error::Option { option: "tokens_per_submit", expected, found });
+        for (option, n, most) in
+            [("tokens_per_submit", self.tokens_per_submit, 16), ("submits_in_flight", self.submits_in_flight, 8)]
+        {
+            if let Some(found) = n.filter(|n| !(1..=most).contains(n)) {
+                let (expected, found) = (format!("1 to {most}"), found.to_string());
+                return Err(Error::Option { option, expected, found });
+            }
         }
         match self.stop.iter().any(String::is_empty) {
             false => Ok(()),

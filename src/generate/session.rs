@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::Model;
 use super::generation::Generation;
 use super::options::{ContextPolicy, GenerateOptions};
+use super::pace::Pace;
 use super::passes::RecordedPasses;
 use super::sequence::Sequence;
 use crate::device::{Pending, pause};
@@ -18,6 +19,7 @@ pub struct Session {
     pub(super) model: Model,
     pub(super) passes: RecordedPasses,
     pub(super) sequence: Sequence,
+    pub(super) pace: Pace,
 }
 
 /// A copy of a session's cache and tokens, on the device.
@@ -30,7 +32,7 @@ impl Session {
     pub(super) fn new(model: &Model) -> Result<Session, Error> {
         let passes = RecordedPasses::declare(&model.device().target(), model.transformer(), model.room())?;
         let sequence = Sequence::new(model.config().is_recurrent(), passes.cache.ring());
-        Ok(Session { model: model.clone(), passes, sequence })
+        Ok(Session { model: model.clone(), passes, sequence, pace: Pace::default() })
     }
 
     pub(crate) fn cache(&self) -> &KvCache {
@@ -59,6 +61,18 @@ impl Session {
     /// Dispatches of one decode pass of a greedy generation.
     pub fn decode_dispatches(&self) -> usize {
         self.passes.get(1, Ending::Greedy { penalize: false }).map_or(0, Recording::n_dispatches)
+    }
+
+    /// Rows of the passes that compute so many tokens, in order. Rows beyond the tokens are idle.
+    pub fn pass_rows(&self, n_tokens: usize) -> Vec<u32> {
+        let mut n_left = u32::try_from(n_tokens).unwrap_or(u32::MAX);
+        let mut rows = Vec::new();
+        while n_left > 0 {
+            let size = self.passes.size(n_left);
+            rows.push(size);
+            n_left = n_left.saturating_sub(size);
+        }
+        rows
     }
 
     /// Forgets all tokens.
@@ -185,6 +199,7 @@ impl Session {
         }
         self.passes = RecordedPasses::declare(&model.device().target(), model.transformer(), model.room())?;
         self.model = model.clone();
+        self.pace = Pace::default();
         self.sequence.move_to(self.passes.cache.ring());
         Ok(())
     }

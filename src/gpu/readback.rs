@@ -10,10 +10,13 @@ use super::outcome::{Failure, Fault, Outcome, Reports};
 use crate::counters::LiveCounters;
 use crate::error::Error;
 
+/// A staging buffer and, until it is first used, whether it could be allocated, where that is not known yet.
+type Stage = (wgpu::Buffer, Option<Outcome>);
+
 /// Staging buffers by size, each in use by at most one read.
 #[derive(Debug)]
 pub(crate) struct Staging {
-    idle: Mutex<HashMap<u64, Vec<wgpu::Buffer>>>,
+    idle: Mutex<HashMap<u64, Vec<Stage>>>,
     counters: Arc<LiveCounters>,
 }
 
@@ -22,28 +25,33 @@ impl Staging {
         Arc::new(Staging { idle: Mutex::default(), counters })
     }
 
-    /// A buffer of this size and, if it is new and that is not known yet, whether it could be allocated.
-    pub fn take(
-        &self,
-        pool: &BufferPool,
-        device: &wgpu::Device,
-        size: u64,
-    ) -> Result<(wgpu::Buffer, Option<Outcome>), Failure> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&size).and_then(Vec::pop);
-        if let Some(buffer) = idle {
-            return Ok((buffer, None));
+    /// A buffer of this size. Small ones are made eight at a time: as many reads of a token can be in flight, and how many
+    /// are depends on time.
+    pub fn take(&self, pool: &BufferPool, device: &wgpu::Device, size: u64) -> Result<Stage, Failure> {
+        const SMALL_BYTES: u64 = 1 << 10;
+        const TOGETHER: usize = 8;
+        let make = || {
+            self.counters.buffers_created.add(1);
+            let (buffer, outcome) = pool.create(
+                device,
+                &wgpu::BufferDescriptor {
+                    label: Some("staging"),
+                    size,
+                    usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+                    mapped_at_creation: false,
+                },
+            );
+            Ok((buffer, outcome?))
+        };
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let idle = idle.entry(size).or_default();
+        if let Some(stage) = idle.pop() {
+            return Ok(stage);
         }
-        self.counters.buffers_created.add(1);
-        let (buffer, outcome) = pool.create(
-            device,
-            &wgpu::BufferDescriptor {
-                label: Some("staging"),
-                size,
-                usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
-                mapped_at_creation: false,
-            },
-        );
-        Ok((buffer, outcome?))
+        for _ in 1..if size <= SMALL_BYTES { TOGETHER } else { 1 } {
+            idle.push(make()?);
+        }
+        make()
     }
 
     fn give_back(&self, buffer: wgpu::Buffer) {
@@ -51,7 +59,7 @@ impl Staging {
         const MAX_KEPT_BYTES: u64 = 1 << 20;
         if buffer.size() <= MAX_KEPT_BYTES {
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-            idle.entry(buffer.size()).or_default().push(buffer);
+            idle.entry(buffer.size()).or_default().push((buffer, None));
         } else {
             free(buffer);
         }
