@@ -217,6 +217,11 @@ export interface GenerateOptions {
    * Default `false`: such a prompt is the error `context_full`, and a generation ends there.
    */
   slide?: boolean | undefined;
+  /**
+   * Tokens that one submission to a GPU computes, 1 to 16: more cost less time each and come in bursts. The text is the same.
+   * Default: 4 for models of less than 64 MiB on a GPU, else 1. The CPU takes one at a time.
+   */
+  tokensPerSubmit?: number | undefined;
 }
 
 /** Options of {@link Model.chat}: those of a generation, and what the template is told besides the messages. */

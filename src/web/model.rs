@@ -223,6 +223,7 @@ fn read_options(value: JsValue) -> Result<GenerateOptions, JsValue> {
         stop_ids: Option<Vec<u32>>,
         ignore_eos: Option<bool>,
         slide: Option<bool>,
+        tokens_per_submit: Option<u32>,
     }
     let given: Option<Options> = from_js("options", value)?;
     let (given, default) = (given.unwrap_or_default(), GenerateOptions::default());
@@ -239,6 +240,7 @@ fn read_options(value: JsValue) -> Result<GenerateOptions, JsValue> {
         stop_ids: given.stop_ids.unwrap_or_default(),
         ignore_eos: given.ignore_eos.unwrap_or(default.ignore_eos),
         context_policy: if given.slide == Some(true) { ContextPolicy::Slide } else { ContextPolicy::Stop },
+        tokens_per_submit: given.tokens_per_submit,
         ..default
     })
 }

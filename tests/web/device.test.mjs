@@ -164,6 +164,16 @@ for (const tier of [undefined, "subgroups", ...(process.env.TILEWRIGHT_FULL ? ["
     assert.equal(after.pipelinesCreated, before.pipelinesCreated);
     // One for the prompt, one for each token, and the few that were in flight when it ended.
     assert.ok(after.submits - before.submits <= count + 8, `${after.submits - before.submits} submissions`);
+    const [together, submits] = await page.evaluate(async ({ prompt, count }) => {
+      const before = await model.counters();
+      const ids = [];
+      const options = { maxTokens: count, ignoreEos: true, tokensPerSubmit: 4 };
+      for await (const { id } of model.generate(prompt, options)) ids.push(id);
+      return [ids, (await model.counters()).submits - before.submits];
+    }, { ...story, count });
+    assert.deepEqual(together, expected.slice(0, count));
+    // One for the prompt, whose pass chooses the first token, and one for every four that follow.
+    assert.ok(submits <= 1 + Math.ceil((count - 1) / 4), `${submits} submissions`);
     await page.close();
   });
 }

@@ -46,9 +46,11 @@ async function useModel({ Model, TilewrightError }, { prompt }) {
   })().then(() => "nothing", ({ name }) => name);
   const again = await model.generate(prompt, greedy).text();
   const refused = await model.generate(prompt, { maxTokens: -1 }).text().then(() => "nothing", (error) => [error instanceof TilewrightError, error.code]);
+  const together = await model.generate(prompt, { ...greedy, tokensPerSubmit: 4 }).text();
+  const tooMany = await model.generate(prompt, { tokensPerSubmit: 17 }).text().then(() => "nothing", (error) => [error.code, error.message]);
   model.free();
   const freed = await model.generate(prompt, greedy).text().then(() => "nothing", ({ code }) => code);
-  return { ids, odd, roundTrip, text, untilStop, stopReason, samples, aborted, again, refused, freed };
+  return { ids, odd, roundTrip, text, untilStop, stopReason, samples, aborted, again, refused, together, tooMany, freed };
 }
 
 /** Runs in the place: vectors of texts, and which texts are nearest to each. */
@@ -129,6 +131,9 @@ export function lane(name, { missing, open, devices }) {
     assert.equal(it.aborted, "AbortError");
     assert.equal(it.again, it.text);
     assert.deepEqual(it.refused, [true, "option"]);
+    assert.equal(it.together, it.text);
+    assert.equal(it.tooMany[0], "option");
+    assert.match(it.tooMany[1], /tokens_per_submit/);
     assert.equal(it.freed, "disposed");
   });
 }
