@@ -108,7 +108,7 @@ struct GridPart {
 fn grid_parts(target: &Target, n_groups: u64, operations: u64) -> impl Iterator<Item = GridPart> + use<> {
     let limits = target.limits();
     let n_groups = n_groups.clamp(1, u64::from(u32::MAX)) as u32;
-    let n = operations.div_ceil(limits.max_dispatch_operations).max(1);
+    let n = operations.div_ceil(target.max_dispatch_operations()).max(1);
     let most = u64::from(limits.max_workgroups).saturating_mul(u64::from(limits.max_workgroups));
     let each = (u64::from(n_groups) / n).clamp(1, most.clamp(1, u64::from(u32::MAX))) as u32;
     let target = target.clone();

@@ -30,8 +30,8 @@ pub struct TargetLimits {
     pub max_workgroups: u32,
     /// Bytes of a tensor that a kernel reads or writes.
     pub max_binding_bytes: u64,
-    /// Floating-point operations of a product or of attention that go into one dispatch. More are cut into several: a
-    /// dispatch of over 100 ms makes a page stutter, and after some seconds drivers take the device away.
+    /// Floating-point operations of a product or of attention that go into one dispatch where nothing was measured, see
+    /// [`Target::max_dispatch_operations`].
     pub max_dispatch_operations: u64,
     /// Invocations of the largest subgroup; 0 without subgroups.
     pub max_subgroup: u32,
@@ -107,6 +107,18 @@ impl Target {
         self.limits
     }
 
+    /// Floating-point operations of a product or of attention that go into one dispatch. More are cut into several: a long
+    /// dispatch makes a page stutter, and after some seconds drivers take the device away. Where products were measured it
+    /// is a quarter of a second of the slowest.
+    pub fn max_dispatch_operations(&self) -> u64 {
+        /// Of what a dispatch's own time is little, however slow a device was when it was measured.
+        const LEAST: u64 = 1 << 27;
+        match self.tuning.operations_rate() {
+            Some(rate) => (rate / 4).max(LEAST),
+            None => self.limits.max_dispatch_operations,
+        }
+    }
+
     /// Choices that recordings follow.
     pub fn tuning(&self) -> &Tuning {
         &self.tuning
@@ -134,5 +146,33 @@ impl Target {
     /// Bytes that the params of `n` dispatches take.
     pub(crate) fn params_bytes(&self, n: usize) -> u64 {
         n as u64 * u64::from(self.limits.params_stride)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dispatches_are_cut_by_what_was_measured() {
+        let limits = TargetLimits {
+            max_workgroups: 65_535,
+            max_binding_bytes: 1 << 30,
+            max_dispatch_operations: 1 << 34,
+            max_subgroup: 0,
+            max_splits: 8,
+            params_stride: 256,
+        };
+        let target = Target::new(TargetKind::Gpu, Tier::Baseline, limits);
+        assert_eq!(target.max_dispatch_operations(), 1 << 34);
+        let measured = |rate| {
+            let mut tuning = Tuning::default();
+            tuning.set_operations_rate(Some(rate));
+            target.clone().with_tuning(tuning).max_dispatch_operations()
+        };
+        // A phone, a large GPU, and a rate that says nothing.
+        assert_eq!(measured(20_000_000_000), 5_000_000_000);
+        assert_eq!(measured(40_000_000_000_000), 10_000_000_000_000);
+        assert_eq!(measured(0), 1 << 27);
     }
 }

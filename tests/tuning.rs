@@ -297,6 +297,16 @@ fn tuning_is_fast_kept_and_changes_no_token() {
     let tuned = open(&folder).unwrap();
     assert_eq!(tuned.tuning().choices().count(), rows.iter().filter(|row| !same(row)).count());
     assert_eq!(tokens(&tuned, 64), want);
+    // The slowest product of a prompt says how much goes into one dispatch.
+    let rate = |row: &Value| {
+        let [rows, cols, tokens] = [&row["rows"], &row["blocks"], &row["tokens"]].map(|n| n.as_f64().unwrap());
+        2.0 * rows * 32.0 * cols * tokens / row["best"]["seconds"].as_f64().unwrap()
+    };
+    let fastest = rows.iter().filter(|row| row["kernel"] == "matmul").map(rate).fold(0.0, f64::max);
+    let kept = tuned.tuning().operations_rate().expect("products of prompts were measured");
+    // Sizes in rows are rounded up to powers of two.
+    assert!(kept > 0 && kept as f64 <= fastest, "{kept} of at most {fastest}");
+    assert_eq!(tuned.target().max_dispatch_operations(), (kept / 4).max(1 << 27));
     println!("{} of {} buckets have another choice", tuned.tuning().choices().count(), rows.len());
 
     // So do choices that no tuner would make.

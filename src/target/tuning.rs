@@ -13,6 +13,8 @@ pub struct Tuning {
     forced: Option<(&'static str, Choice)>,
     /// Batches that another device takes sooner (or not), where that was measured.
     places: BTreeMap<PlaceKey, bool>,
+    /// Operations per second of the slowest product of a prompt that was measured.
+    operations_rate: Option<u64>,
 }
 
 /// Batches of texts that go to one of two devices.
@@ -75,6 +77,17 @@ impl Tuning {
             Some(choice) => self.choices.insert(bucket, choice),
             None => self.choices.remove(&bucket),
         };
+    }
+
+    /// Floating-point operations per second of the slowest of a prompt's products that were measured, if any were. Dispatches
+    /// are cut by it.
+    pub fn operations_rate(&self) -> Option<u64> {
+        self.operations_rate
+    }
+
+    /// Sets the rate by which dispatches are cut.
+    pub fn set_operations_rate(&mut self, rate: Option<u64>) {
+        self.operations_rate = rate;
     }
 
     pub(crate) fn place(&self, key: &PlaceKey) -> Option<bool> {

@@ -35,6 +35,8 @@ struct Content {
     choices: Vec<Row>,
     #[serde(default)]
     places: Vec<PlaceRow>,
+    #[serde(default)]
+    operations_rate: Option<u64>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -155,6 +157,7 @@ impl Tuning {
             banned: found.banned.iter().map(|(label, found)| (label.to_string(), found.clone())).collect(),
             choices: self.choices().map(row).collect(),
             places: self.places().map(place).collect(),
+            operations_rate: self.operations_rate(),
         };
         let mut fields = identity(info);
         if let Value::Object(content) = json!(content) {
@@ -183,6 +186,7 @@ impl Tuning {
 /// A text's content, each value of which must be one that could have been written.
 fn known(content: Content) -> Result<(Tuning, Found), String> {
     let (mut tuning, mut found) = (Tuning::default(), Found::default());
+    tuning.set_operations_rate(content.operations_rate);
     for pipeline in content.passed {
         variant(pipeline.split(' ').next().unwrap_or_default())?;
         found.passed.insert(pipeline);

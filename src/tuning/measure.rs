@@ -112,12 +112,17 @@ pub(crate) async fn tune_products(
     let budget = budget(products.len() as u32);
     let mut tuning = device.tuning().clone();
     let mut rows = Vec::new();
+    let mut slowest: Option<u64> = None;
     for product in &products {
-        let (row, best) = measure(device, product, budget).await?;
+        let (row, best, rate) = measure(device, product, budget).await?;
         tuning.choose(product.bucket, best);
+        if product.n_tokens > 1 {
+            slowest = Some(slowest.map_or(rate, |slowest| slowest.min(rate)));
+        }
         rows.push(row);
         device.free_unused();
     }
+    tuning.set_operations_rate(slowest.or(tuning.operations_rate()));
     Ok((tuning, rows))
 }
 
@@ -191,12 +196,13 @@ impl Candidate {
     }
 }
 
-/// Measures one bucket by a product; returns the choice that is to replace the usual one, if any is.
+/// Measures one bucket by a product; returns the choice that is to replace the usual one, if any is, and the operations per
+/// second of what is chosen from now on.
 async fn measure(
     device: &Device,
     product: &Product<'_>,
     budget: Duration,
-) -> Result<(TunedRow, Option<Choice>), Error> {
+) -> Result<(TunedRow, Option<Choice>, u64), Error> {
     let &Product { w, bucket, .. } = product;
     let start = Instant::now();
     let size_bytes: u64 = w.tensors().map(Tensor::size_bytes).sum();
@@ -260,7 +266,10 @@ async fn measure(
         n_measured: measured.len(),
         n_candidates: choices.len(),
     };
-    Ok((row, (best > 0).then(|| measured[best].choice)))
+    let n_operations = 2.0 * f64::from(product.n_tokens) * f64::from(rows) * f64::from(w.cols());
+    // A clock that stands still gives the largest number.
+    let rate = (n_operations / medians[best]) as u64;
+    Ok((row, (best > 0).then(|| measured[best].choice), rate))
 }
 
 /// The usual choice, then all others that the device has, by how simple they are: without barriers, with barriers, with
