@@ -573,6 +573,15 @@ impl Device {
         }
     }
 
+    /// Compiles the pipelines of recordings side by side, on a GPU that is not software. A software adapter compiles on the
+    /// cores that it runs on, and only what runs.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn compile<'a>(&self, recordings: impl IntoIterator<Item = &'a Recording>) {
+        if let (Executor::Gpu(gpu), true) = (&*self.0.executor, self.is_real_gpu()) {
+            gpu.compile(recordings.into_iter().flat_map(|recording| recording.steps.iter()));
+        }
+    }
+
     /// Runs a recording. On a GPU it is submitted and this returns at once.
     ///
     /// # Errors

@@ -1,5 +1,7 @@
 //! The GPU executor: prepares recordings (pipelines, bind groups, params) once and replays them in one pass each.
 
+#[cfg(not(target_arch = "wasm32"))]
+use std::collections::HashSet;
 use std::future::poll_fn;
 use std::path::Path;
 use std::sync::Arc;
@@ -268,6 +270,24 @@ impl Gpu {
         });
         self.settle(context, outcome)?;
         Ok(buffer)
+    }
+
+    /// Compiles the pipelines of steps, on as many threads as there are cores. What does not compile is told when it is used.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn compile<'a>(&self, steps: impl IntoIterator<Item = &'a Step>) {
+        let mut known = HashSet::new();
+        let steps: Vec<&Step> = steps.into_iter().filter(|step| known.insert(step.pipeline())).collect();
+        let next = AtomicUsize::new(0);
+        let n_threads = std::thread::available_parallelism().map_or(1, usize::from).min(steps.len());
+        std::thread::scope(|scope| {
+            for _ in 0..n_threads {
+                scope.spawn(|| {
+                    while let Some(step) = steps.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        let _ = self.pipelines.get(&self.device, step);
+                    }
+                });
+            }
+        });
     }
 
     /// Submits all dispatches in one pass.

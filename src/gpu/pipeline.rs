@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 
 use super::executor::Setup;
@@ -21,9 +21,12 @@ pub(crate) struct Pipeline {
     pub check: Option<Outcome>,
 }
 
+/// A pipeline once it is compiled, or why it does not compile.
+type Compiled = Arc<OnceLock<Result<Arc<Pipeline>, Failure>>>;
+
 pub(crate) struct Pipelines {
-    /// What does not compile is remembered as well.
-    compiled: Mutex<HashMap<PipelineKey, Result<Arc<Pipeline>, Failure>>>,
+    /// Each is compiled by the first thread that asks for it; other threads compile others meanwhile.
+    compiled: Mutex<HashMap<PipelineKey, Compiled>>,
     cache: Option<(wgpu::PipelineCache, PathBuf)>,
     /// See [`Setup::broken`].
     broken: Option<String>,
@@ -45,9 +48,11 @@ impl Pipelines {
     /// The pipeline for a step, compiled if this is its first use, or why it does not compile. Where that is known later,
     /// [`Pipeline::check`] tells.
     pub fn get(&self, device: &wgpu::Device, step: &Step) -> Result<Arc<Pipeline>, Failure> {
-        let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
-        let pipeline =
-            compiled.entry(step.pipeline()).or_insert_with(|| self.compile(device, step).map(Arc::new)).clone()?;
+        let compiled = {
+            let mut all = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+            all.entry(step.pipeline()).or_default().clone()
+        };
+        let pipeline = compiled.get_or_init(|| self.compile(device, step).map(Arc::new)).clone()?;
         match pipeline.check.as_ref().map(Outcome::now) {
             Some(Poll::Ready(Some(failure))) => Err(failure),
             _ => Ok(pipeline),

@@ -10,6 +10,10 @@ use super::{Gpu, Setup, adapters};
 use crate::counters::LiveCounters;
 use crate::dtype::DType;
 use crate::error::Error;
+use crate::kernels;
+use crate::recording::{Recorder, Workspace};
+use crate::shaders::Tier;
+use crate::target::{Target, TargetKind};
 use crate::tensor::{Role, Tensor};
 
 const MIB: u64 = 1 << 20;
@@ -56,6 +60,23 @@ fn an_error_belongs_to_the_call_that_caused_it() {
             });
         }
     });
+}
+
+/// Each of two pipelines once, whatever number of threads compile and ask for them.
+#[test]
+fn pipelines_compile_side_by_side_and_once() {
+    let Some((gpu, counters)) = open(Setup::default()) else { return };
+    let mut rec = Recorder::new(Target::new(TargetKind::Gpu, Tier::Baseline, Target::cpu().limits()));
+    let tensor = |label| Tensor::declare(label, Role::Activations, &[2, 4], DType::F32).unwrap();
+    let [x, y] = ["x", "y"].map(tensor);
+    for _ in 0..3 {
+        kernels::silu(&mut rec, &x, &y).unwrap();
+        kernels::softmax(&mut rec, &x, &y).unwrap();
+    }
+    let recording = rec.finish(&mut Workspace::default());
+    let steps = || recording.steps.iter();
+    std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(|| gpu.compile(steps())))));
+    assert_eq!(counters.snapshot().pipelines_created, 2);
 }
 
 #[test]
