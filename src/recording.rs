@@ -168,7 +168,17 @@ impl Recorder {
 
     /// Ends the recording and places its temporaries in `workspace`.
     pub fn finish(self, workspace: &mut Workspace) -> Recording {
-        workspace.place(&self.steps);
+        self.finish_in(workspace, Workspace::LARGEST_MISMATCH)
+    }
+
+    /// As [`Recorder::finish`], of a recording that is smaller than one whose temporaries are there: it takes what room
+    /// there is, however large.
+    pub(crate) fn finish_within(self, workspace: &mut Workspace) -> Recording {
+        self.finish_in(workspace, u64::MAX)
+    }
+
+    fn finish_in(self, workspace: &mut Workspace, largest_mismatch: u64) -> Recording {
+        workspace.place(&self.steps, largest_mismatch);
         Recording {
             params_bytes: self.target.params_bytes(self.steps.len()),
             steps: self.steps.into(),
@@ -189,7 +199,7 @@ impl Workspace {
     const LARGEST_MISMATCH: u64 = 4;
 
     /// Gives each temporary of `steps` the tightest block that is free from its first to its last use.
-    fn place(&mut self, steps: &[Step]) {
+    fn place(&mut self, steps: &[Step], largest_mismatch: u64) {
         let mut last_use: HashMap<*const Storage, usize> = HashMap::new();
         for (i, step) in steps.iter().enumerate() {
             for operand in &step.operands {
@@ -207,7 +217,7 @@ impl Workspace {
                 let size = size_class(storage.size_bytes);
                 let fits = |&at: &usize| {
                     let has = self.blocks[at].size_bytes;
-                    has >= size && has / Self::LARGEST_MISMATCH <= size
+                    has >= size && has / largest_mismatch <= size
                 };
                 let found = free.iter().copied().filter(fits).min_by_key(|&at| self.blocks[at].size_bytes);
                 let at = found.unwrap_or_else(|| {

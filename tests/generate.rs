@@ -184,7 +184,7 @@ fn steady_decode_creates_nothing_and_reads_a_few_bytes() {
         let model = builtin(&device, None);
         let n_layers = model.config().blocks.len();
         for options in [endless(60), GenerateOptions { ignore_eos: true, repeat_penalty: 1.1, ..Default::default() }] {
-            let options = GenerateOptions { tokens_per_submit: Some(1), ..options };
+            let options = GenerateOptions { tokens_per_submit: Some(1), submits_in_flight: Some(3), ..options };
             let mut session = model.session().unwrap();
             let dispatches = session.decode_dispatches();
             // Embedding, final norm, head, two for argmax, and the step to the next token.
@@ -231,7 +231,7 @@ fn a_submission_can_compute_several_tokens() {
 }
 
 fn in_fours(options: GenerateOptions) -> GenerateOptions {
-    GenerateOptions { tokens_per_submit: Some(4), ..options }
+    GenerateOptions { tokens_per_submit: Some(4), submits_in_flight: Some(3), ..options }
 }
 
 #[test]
@@ -249,19 +249,19 @@ fn texts_do_not_depend_on_how_many_tokens_a_submission_computes() {
     for device in executors() {
         for (context_length, options, expected) in &cases {
             let model = builtin(&device, *context_length);
-            let run = |tokens_per_submit| {
-                let options = GenerateOptions { tokens_per_submit, ..options.clone() };
+            let run = |(tokens_per_submit, submits_in_flight)| {
+                let options = GenerateOptions { tokens_per_submit, submits_in_flight, ..options.clone() };
                 let mut session = model.session().unwrap();
                 let (ids, text, reason) = collect(session.generate("Once upon a time", &options).unwrap());
                 // What was computed past the end of a text leaves no trace in the one that follows.
                 session.truncate(session.tokens().len().min(20));
                 (ids, text, reason, collect(session.generate_ids(&[], &endless(3)).unwrap()).0)
             };
-            let want = run(Some(1));
+            let want = run((Some(1), Some(1)));
             assert_eq!(want.2, *expected, "{}", want.1);
-            let all = [Some(3), Some(16), None, Some(4)];
-            for &tokens_per_submit in &all[..if common::is_full() { 4 } else { 2 }] {
-                assert_eq!(run(tokens_per_submit), want, "{tokens_per_submit:?} on {}", device.info().name);
+            let all = [(Some(3), None), (Some(16), Some(8)), (None, Some(2)), (Some(4), Some(5)), (Some(1), Some(8))];
+            for &together in &all[..if common::is_full() { 5 } else { 2 }] {
+                assert_eq!(run(together), want, "{together:?} on {}", device.info().name);
             }
         }
     }
@@ -406,7 +406,7 @@ fn prompts_give_the_same_tokens_in_passes_of_any_size() {
     // Passes for a prompt of so many tokens, by the size of the largest.
     let cases: [(usize, [(u32, u64); 5]); 4] = [
         (20, [(1, 20), (8, 3), (32, 1), (128, 1), (512, 1)]),
-        (200, [(1, 200), (8, 25), (32, 7), (128, 2), (512, 2)]),
+        (200, [(1, 200), (8, 25), (32, 7), (128, 2), (512, 1)]),
         (257, [(1, 257), (8, 33), (32, 9), (128, 3), (512, 1)]),
         (530, [(1, 530), (8, 67), (32, 17), (128, 5), (512, 2)]),
     ];
@@ -440,6 +440,32 @@ fn prompts_give_the_same_tokens_in_passes_of_any_size() {
         }
         assert!(plans[..5].is_sorted() && plans[0] < plans[4], "{plans:?}");
         assert!(device.is_gpu() || model.max_pass() == 128, "the CPU's usual size");
+    }
+}
+
+#[test]
+fn few_rows_of_a_prompts_passes_are_idle() {
+    for device in executors() {
+        let mut file = ModelFile::builtin().unwrap();
+        let ModelShape::Decoder(config) = &mut file.header.shape else { panic!("it continues texts") };
+        config.max_seq_len = 560;
+        let model = Model::from_file(&device, file, LoadOptions::default()).unwrap().with_max_pass(512).unwrap();
+        let text = model.encode(&"Tom and Mia went to the park. ".repeat(80)).unwrap();
+        let mut session = model.session().unwrap();
+        let plan = session.plan();
+        for (n_tokens, want) in [(1, 1), (9, 16), (33, 40), (65, 72), (129, 144), (257, 288), (513, 513)] {
+            session.clear();
+            let rows = session.pass_rows(n_tokens);
+            let (before, words) = (device.counters(), block_on(session.logits(&text[..n_tokens])).unwrap());
+            let did = device.counters() - before;
+            assert_eq!(did.submits, rows.len() as u64, "{n_tokens} tokens in passes of {rows:?}");
+            assert_eq!(rows.iter().sum::<u32>(), want, "{n_tokens} tokens in passes of {rows:?}");
+            let mut fresh = model.with_max_pass(32).unwrap().session().unwrap();
+            let difference = largest_difference(&words, &block_on(fresh.logits(&text[..n_tokens])).unwrap());
+            assert!(difference < 1e-3, "{n_tokens} tokens on {}: {difference}", device.info().name);
+        }
+        // Passes of further sizes find room where those of the planned ones are.
+        assert_eq!(session.plan(), plan);
     }
 }
 
@@ -758,6 +784,8 @@ fn bad_requests_are_errors_that_name_the_option() {
     fails(&[1], with(&|o| o.stop = vec![String::new()]), "stop");
     fails(&[1], with(&|o| o.tokens_per_submit = Some(0)), "tokens_per_submit");
     fails(&[1], with(&|o| o.tokens_per_submit = Some(17)), "1 to 16");
+    fails(&[1], with(&|o| o.submits_in_flight = Some(0)), "submits_in_flight");
+    fails(&[1], with(&|o| o.submits_in_flight = Some(9)), "1 to 8");
     for context_length in [0, 1 << 20] {
         let options = LoadOptions { context_length: Some(context_length), ..LoadOptions::default() };
         let error = Model::from_file(&device, ModelFile::builtin().unwrap(), options).err().unwrap();

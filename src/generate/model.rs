@@ -111,9 +111,14 @@ impl Model {
 
     /// Tests the passes of all generations.
     async fn test(&self) -> Result<(), Error> {
-        let mut passes = RecordedPasses::declare(&self.device.target(), self.transformer(), self.room)?;
+        if !self.device.is_gpu() {
+            return Ok(());
+        }
+        let target = self.device.target();
+        let mut passes = RecordedPasses::declare(&target, self.transformer(), self.room)?;
+        passes.record_all_sizes(&target, self.transformer())?;
         for ending in [Ending::Greedy { penalize: true }, Ending::Sample { penalize: true }] {
-            passes.record(&self.device.target(), self.transformer(), ending)?;
+            passes.record(&target, self.transformer(), 1, ending)?;
         }
         passes.test_all(&self.device, self.transformer()).await
     }

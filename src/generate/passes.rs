@@ -1,6 +1,6 @@
 //! The forward passes of a session: recorded once for a few numbers of tokens, with the tensors that they share.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::device::Device;
 use crate::error::Error;
@@ -10,11 +10,18 @@ use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::target::Target;
 use crate::tuning::self_test;
 
-/// Tokens that one pass can take. A session records those up to [`Model::max_pass`](super::Model::max_pass).
+/// Tokens that a model's largest pass can take, see [`Model::max_pass`](super::Model::max_pass). A session records passes of
+/// these sizes at once, and of those between when a prompt first needs one.
 pub const PASS_SIZES: [u32; 5] = [1, 8, 32, 128, 512];
 
-/// From this size on a pass takes about as long as its rows say, so that idle ones are worth avoiding.
-const LONG_PASS: u32 = 128;
+/// Rows of a pass for so many tokens: 1, or whole eighths of the power of two below, in steps of 8 at least. Each further
+/// size is a recording of its own; with these no more than an eighth of a long pass is idle.
+fn rows_for(n_tokens: u32) -> u32 {
+    match n_tokens {
+        0 | 1 => 1,
+        _ => n_tokens.next_multiple_of((n_tokens.next_power_of_two() / 16).max(8)),
+    }
+}
 
 /// What a session has room for.
 #[derive(Clone, Copy, Debug)]
@@ -52,14 +59,15 @@ pub(super) struct RecordedPasses {
     pub cache: KvCache,
     pub io: PassTensors,
     workspace: Workspace,
-    /// Those of [`PASS_SIZES`] that are recorded.
+    /// Those of [`PASS_SIZES`] that are recorded at once.
     sizes: &'static [u32],
     /// By what comes after the layers, and by size.
     recordings: HashMap<(Ending, u32), Recording>,
+    plan: MemoryPlan,
 }
 
 impl RecordedPasses {
-    /// Declares tensors and records the passes of a greedy generation; nothing is allocated.
+    /// Declares tensors and records the passes of a greedy generation for [`PASS_SIZES`]; nothing is allocated.
     pub fn declare(target: &Target, transformer: &Transformer, room: Room) -> Result<RecordedPasses, Error> {
         let Room { context_length, max_pass, kv_type } = room;
         let config = &transformer.config;
@@ -73,30 +81,49 @@ impl RecordedPasses {
         let cache = KvCache::declare(config, kv_type, context_length, PASS_SIZES[last])?;
         let io = PassTensors::declare(config, context_length, PASS_SIZES[last])?;
         let (workspace, recordings) = (Workspace::default(), HashMap::new());
-        let mut passes = RecordedPasses { cache, io, workspace, sizes, recordings };
-        passes.record_greedy(target, transformer)?;
+        let mut passes = RecordedPasses { cache, io, workspace, sizes, recordings, plan: MemoryPlan::default() };
+        passes.record_usual(target, transformer)?;
+        // They use all of it but the sampling settings, which a greedy pass does not read.
+        passes.plan = MemoryPlan::of(passes.recordings.values(), [&passes.io.sampling]);
         Ok(passes)
     }
 
-    fn record_greedy(&mut self, target: &Target, transformer: &Transformer) -> Result<(), Error> {
-        self.record(target, transformer, Ending::Cache)?;
-        self.record(target, transformer, Ending::Greedy { penalize: false })
+    /// Records the passes of a greedy generation, the largest first: smaller ones find room in its workspace.
+    fn record_usual(&mut self, target: &Target, transformer: &Transformer) -> Result<(), Error> {
+        // In the middle of a prompt only full passes run.
+        self.record(target, transformer, self.largest(), Ending::Cache)?;
+        let sizes = self.sizes;
+        sizes.iter().rev().try_for_each(|&size| self.record_greedy(target, transformer, size))
     }
 
-    /// Records the passes of an ending unless that was done before.
-    pub fn record(&mut self, target: &Target, transformer: &Transformer, ending: Ending) -> Result<(), Error> {
-        let largest = self.largest();
-        for &size in self.sizes.iter().rev() {
-            // In the middle of a prompt only full passes run, and short ones never do.
-            let never_runs = ending == Ending::Cache && size < LONG_PASS.min(largest);
-            if never_runs || self.recordings.contains_key(&(ending, size)) {
-                continue;
-            }
+    fn record_greedy(&mut self, target: &Target, transformer: &Transformer, size: u32) -> Result<(), Error> {
+        self.record(target, transformer, size, Ending::Greedy { penalize: false })
+    }
+
+    /// Records a pass unless that was done before.
+    pub fn record(
+        &mut self,
+        target: &Target,
+        transformer: &Transformer,
+        size: u32,
+        ending: Ending,
+    ) -> Result<(), Error> {
+        if !self.recordings.contains_key(&(ending, size)) {
             let mut rec = Recorder::new(target.clone());
             transformer.record_pass(&mut rec, &self.cache, &self.io, size, ending)?;
-            self.recordings.insert((ending, size), rec.finish(&mut self.workspace));
+            let recording = match self.sizes.contains(&size) {
+                true => rec.finish(&mut self.workspace),
+                false => rec.finish_within(&mut self.workspace),
+            };
+            self.recordings.insert((ending, size), recording);
         }
         Ok(())
+    }
+
+    /// Records the passes of all sizes that prompts can need.
+    pub fn record_all_sizes(&mut self, target: &Target, transformer: &Transformer) -> Result<(), Error> {
+        let sizes: BTreeSet<u32> = (1..=self.largest()).map(|n_tokens| self.size(n_tokens)).collect();
+        sizes.into_iter().rev().try_for_each(|size| self.record_greedy(target, transformer, size))
     }
 
     /// Sees to it that the self-test has nothing against a pass.
@@ -111,12 +138,15 @@ impl RecordedPasses {
         ending: Ending,
     ) -> Result<(), Error> {
         loop {
-            self.record(&device.target(), transformer, ending)?;
+            self.record(&device.target(), transformer, size, ending)?;
             if self_test(device, self.get(size, ending)?).await? {
                 return Ok(());
             }
-            self.recordings.clear();
-            self.record_greedy(&device.target(), transformer)?;
+            let known: Vec<(Ending, u32)> = self.recordings.drain().map(|(key, _)| key).collect();
+            self.record_usual(&device.target(), transformer)?;
+            for (ending, size) in known {
+                self.record(&device.target(), transformer, size, ending)?;
+            }
         }
     }
 
@@ -125,6 +155,8 @@ impl RecordedPasses {
     /// # Errors
     /// As [`RecordedPasses::test`].
     pub async fn test_all(&mut self, device: &Device, transformer: &Transformer) -> Result<(), Error> {
+        #[cfg(not(target_arch = "wasm32"))]
+        device.compile(self.recordings.values());
         let all: Vec<(Ending, u32)> = self.recordings.keys().copied().collect();
         for (ending, size) in all {
             self.test(device, transformer, size, ending).await?;
@@ -141,20 +173,15 @@ impl RecordedPasses {
         self.cache.capacity() as usize
     }
 
-    /// Memory of these passes and the weights. The recordings use all of it but the sampling settings, which a greedy
-    /// pass does not read.
+    /// Memory of the weights and of the passes of a greedy generation that are recorded at once. Others share their workspace;
+    /// what they add is the params of their dispatches.
     pub fn plan(&self) -> MemoryPlan {
-        MemoryPlan::of(self.recordings.values(), [&self.io.sampling])
+        self.plan
     }
 
-    /// The size of the next pass where `n_tokens` tokens are left: the smallest that takes them all or else the largest,
-    /// but a shorter one rather than a long one that would be at most half full.
+    /// The size of the next pass where `n_tokens` tokens are left: the smallest that takes them all, or else the largest.
     pub fn size(&self, n_tokens: u32) -> u32 {
-        let at = self.sizes.iter().position(|&size| size >= n_tokens).unwrap_or(self.sizes.len() - 1);
-        match self.sizes[..at].last() {
-            Some(&shorter) if shorter >= LONG_PASS && n_tokens <= self.sizes[at] / 2 => shorter,
-            _ => self.sizes[at],
-        }
+        rows_for(n_tokens.min(self.largest())).min(self.largest())
     }
 
     /// The recorded pass of a size, with what comes after its layers.
