@@ -11,8 +11,9 @@ use crate::inputs::Source;
 use crate::{all_cases, is_own};
 
 /// Kernels whose grids do not grow with the rows of any operand, and those that only the benches use.
-const NEVER_FOLDED: [&str; 9] = [
+const NEVER_FOLDED: [&str; 10] = [
     "advance",
+    "candidates",
     "last_row",
     "matmul_naive",
     "mol_gate",
