@@ -35,6 +35,8 @@ pub struct TargetLimits {
     pub max_dispatch_operations: u64,
     /// Invocations of the largest subgroup; 0 without subgroups.
     pub max_subgroup: u32,
+    /// Invocations of the largest workgroup.
+    pub max_invocations: u32,
     /// Splits of K into which a product is cut, if nobody asks for more, to occupy the device; 1 where a few cores do all.
     pub max_splits: u32,
     /// Bytes from the params of one dispatch to those of the next; 0 where they take no memory of the device.
@@ -66,10 +68,16 @@ impl Target {
             max_binding_bytes: u64::MAX,
             max_dispatch_operations: u64::MAX,
             max_subgroup: 0,
+            max_invocations: u32::MAX,
             max_splits: 1,
             params_stride: 0,
         };
         Target::new(TargetKind::Cpu, Tier::Baseline, limits)
+    }
+
+    /// The same target in another tier.
+    pub(crate) fn in_tier(self, tier: Tier) -> Target {
+        Target { tier, ..self }
     }
 
     /// The same target with these choices.
@@ -120,7 +128,9 @@ impl Target {
     /// Tier in which a kernel is recorded: the first in the order of the target's that has a variant which is not banned.
     pub(crate) fn tier_for(&self, kernel: &Kernel, weight: Option<WeightType>) -> Tier {
         let mut variants = kernel.variants_for(weight, self.tier);
-        variants.find(|variant| !self.is_banned(variant.label)).map_or(Tier::Baseline, |variant| variant.tier)
+        let has = |tier| tier != Tier::Subgroups || self.limits.max_subgroup > 0;
+        let found = variants.find(|variant| has(variant.tier) && !self.is_banned(variant.label));
+        found.map_or(Tier::Baseline, |variant| variant.tier)
     }
 
     /// Tokens that a pass takes at most unless something else is asked for, see

@@ -128,6 +128,7 @@ impl Model {
         let ModelHeader { name, shape, tokenizer, chat, catalog, unread } = header;
         let config = shape.into_decoder()?;
         let limit = Limit::of(options.memory_limit, device.available_bytes());
+        let device = device.for_model(options.exact);
         let target = device.target();
         let room = checked_room(&target, config.max_seq_len, limit.is_some(), options)?;
         let weights = Weights::declare(&target, &config, &catalog)?;
@@ -172,7 +173,6 @@ impl Model {
         let tokens_per_submit = tokens_per_submit(device.is_real_gpu(), weights_bytes);
         let block_types = catalog.block_types();
         let inner = Inner { name, transformer, encodings, chat, block_types, tokens_per_submit };
-        let device = device.for_model(options.exact);
         Ok((Model { inner: Arc::new(inner), device, room, plan }, feed))
     }
 

@@ -17,5 +17,5 @@ pub fn matmul_naive(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor)
     let [n_tokens, _] = x.dims2("matmul_naive", "x")?;
     let grid = |rows: u32| (u64::from(rows.div_ceil(16)) * u64::from(n_tokens.div_ceil(16)), 1);
     let (tier, kernel) = (rec.target().tier(), &shaders::MATMUL_NAIVE);
-    linear.dispatch(rec, &Way { tier, kernel, constants: Vec::new(), n_splits: 1 }, x, y, grid)
+    linear.dispatch(rec, &Way { tier, kernel, constants: Vec::new(), n_splits: 1 }, &[x], y, grid)
 }
