@@ -35,8 +35,6 @@ pub struct TargetLimits {
     pub max_dispatch_operations: u64,
     /// Invocations of the largest subgroup; 0 without subgroups.
     pub max_subgroup: u32,
-    /// Invocations of the largest workgroup.
-    pub max_invocations: u32,
     /// Splits of K into which a product is cut, if nobody asks for more, to occupy the device; 1 where a few cores do all.
     pub max_splits: u32,
     /// Bytes from the params of one dispatch to those of the next; 0 where they take no memory of the device.
@@ -68,7 +66,6 @@ impl Target {
             max_binding_bytes: u64::MAX,
             max_dispatch_operations: u64::MAX,
             max_subgroup: 0,
-            max_invocations: u32::MAX,
             max_splits: 1,
             params_stride: 0,
         };

@@ -45,7 +45,6 @@ pub fn passes(has_matrices: bool) -> Result<Vec<Case>, Error> {
         max_binding_bytes: (1 << 31) - 256,
         max_dispatch_operations: 1 << 38,
         max_subgroup: 64,
-        max_invocations: 1024,
         max_splits: 8,
         params_stride: 256,
     };
@@ -86,17 +85,17 @@ fn constants(kernel: &str, tier: Tier) -> Vec<Vec<(&'static str, f64)>> {
         }
         ("expert_down", _) => vec![vec![("LANES", 64.0)]],
         ("matmul_half", _) => {
-            // Rows and columns of tiles, subgroups that share them, and those of them side by side.
-            let tiles = [[16, 256, 4, 4], [64, 64, 4, 2], [128, 128, 4, 2], [256, 128, 8, 2]];
+            // Rows and columns of tiles, and subgroups side by side.
+            let tiles = [[16, 256, 4], [32, 128, 4], [64, 64, 2], [128, 128, 2]];
             let has_matrices = tier.matrix_size().is_some();
-            let constants = |[rows, cols, subgroups, across]: [u32; 4]| {
+            let constants = |[rows, cols, across]: [u32; 3]| {
                 let mut constants = vec![("ROWS", rows), ("COLS", cols), ("GUARDED", 0)];
                 if has_matrices {
-                    constants.extend([("SUBGROUP", 64), ("SUBGROUPS", subgroups), ("ACROSS", across)]);
+                    constants.extend([("SUBGROUP", 64), ("ACROSS", across)]);
                 }
                 constants.into_iter().map(|(name, value)| (name, f64::from(value))).collect()
             };
-            tiles.into_iter().take(if has_matrices { 4 } else { 3 }).map(constants).collect()
+            tiles.into_iter().map(constants).collect()
         }
         ("half_rows", _) => vec![vec![("NORM", 1.0)], vec![("GATED", 1.0)]],
         ("matmul" | "matmul_plain", _) => sizes(64.0, &[]),

@@ -1,21 +1,19 @@
-// Tiles whose operands are staged in half precision, by cooperative matrices of SIZE x SIZE: SUBGROUPS subgroups, ACROSS of
-// them side by side, with up to 4 x 4 matrices each.
+// Tiles whose operands are staged in half precision, by cooperative matrices of SIZE x SIZE: four subgroups, ACROSS of them
+// side by side, with up to 4 x 4 matrices each.
 //
 // SUBGROUP is the size of the largest subgroup that the adapter makes. Where it makes smaller ones, several have the same
 // part of the tile and compute the same. What differs between subgroups is where they read and write, never which way they
 // take: cooperative operations must be reached by all invocations.
 
 override SUBGROUP: u32 = 32u;
-override SUBGROUPS: u32 = 4u;
 override ACROSS: u32 = 2u;
-override WG: u32 = SUBGROUPS * SUBGROUP;
-override HIGH: u32 = ROWS / (SUBGROUPS / ACROSS) / SIZE; // matrices of a subgroup: 1, 2 or 4 one below the other
+override WG: u32 = 4u * SUBGROUP;
+override HIGH: u32 = ROWS * ACROSS / (4u * SIZE); // matrices of a subgroup: 1, 2 or 4 one below the other
 override WIDE: u32 = COLS / ACROSS / SIZE; // and side by side
-override SUMS: u32 = SUBGROUPS * SIZE * SIZE;
 const DEPTH: u32 = 32u;
 const STRIDE: u32 = 10u; // quads of a staged row; with 8 every other row would begin in the same bank
 
-var<workgroup> sums: array<f32, SUMS>; // a matrix of each subgroup, on its way to y
+var<workgroup> sums: array<f32, 4u * SIZE * SIZE>; // a matrix of each subgroup, on its way to y
 var<workgroup> is_any_scaled: atomic<u32>;
 var<workgroup> must_scale: u32;
 

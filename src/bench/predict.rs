@@ -347,15 +347,14 @@ fn half_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u3
     let [tile_rows, tile_cols] = [(m / height).ceil(), (n / width).ceil()];
     let products = tile_rows * height * tile_cols * width * k;
     let steps = tile_rows * tile_cols * k;
-    let (subgroups, across) = (constant(dispatch, "SUBGROUPS"), constant(dispatch, "ACROSS"));
-    let group_lanes = subgroups.map_or(256.0, |n| n * constant(dispatch, "SUBGROUP").unwrap_or(32.0));
+    let (subgroup, across) = (constant(dispatch, "SUBGROUP"), constant(dispatch, "ACROSS"));
+    let group_lanes = subgroup.map_or(256.0, |lanes| 4.0 * lanes);
     // Lanes that have no part of w do the same as others.
     let staged = HALF_X * height + half_unpacking(weight(dispatch)) * width.max(group_lanes / 2.0);
-    let (instructions, shared_bytes, on_matrices) = match (subgroups, across) {
-        // A subgroup loads the rows and the columns of its part of the tile.
-        (Some(subgroups), Some(across)) => {
-            let loaded = subgroups * (height * across / subgroups + width / across);
-            let lanes = constant(dispatch, "SUBGROUP").unwrap_or(32.0);
+    let (instructions, shared_bytes, on_matrices) = match (subgroup, across) {
+        // Each of four subgroups loads the rows and the columns of its part of the tile.
+        (Some(lanes), Some(across)) => {
+            let loaded = height * across + 4.0 * width / across;
             (steps * (staged + MATRIX_LOADS * lanes * loaded / MATRIX_LEN), steps * loaded * 2.0, true)
         }
         _ => {

@@ -266,16 +266,22 @@ pub(super) fn lanes(rec: &Recorder, kernel: &Kernel, w: &Matrix, norm: bool) -> 
 }
 
 /// How `kernel` takes the product of so many tokens with `w`. The target's tuning comes first.
-pub(super) fn choice(target: &Target, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Choice {
+fn choice(target: &Target, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Choice {
+    tuned(target, kernel, w, n_tokens).unwrap_or_else(|| usual(target, kernel, w, n_tokens))
+}
+
+/// The choice of the target's tuning, if it has one and can follow it.
+pub(super) fn tuned(target: &Target, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Option<Choice> {
     let tuned = target.tuning().choice(Bucket::of(kernel, w.weight(), [w.rows(), w.blocks(), n_tokens]));
-    tuned.filter(|&choice| is_sound(target, kernel, w, choice)).unwrap_or_else(|| usual(target, kernel, w, n_tokens))
+    tuned.filter(|&choice| is_sound(target, kernel, w, choice))
 }
 
 /// The choice where nothing was measured. In the `scalar` tier an invocation takes four rows alone, unless they are so
 /// long that they must be shared.
 pub(crate) fn usual(target: &Target, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Choice {
     if is_tiled(kernel) {
-        return usual_tile(target, (kernel, Some(w.weight())), [n_tokens, w.rows()], w.cols().is_multiple_of(4));
+        let sizes = [n_tokens, w.rows(), w.cols()];
+        return usual_tile(target, (kernel, Some(w.weight())), sizes, w.cols().is_multiple_of(4));
     }
     match tier_for(target, kernel, Some(w.weight()), rounds(w)) {
         Tier::Scalar => Choice { tier: Tier::Scalar, size: 1 },
@@ -293,7 +299,7 @@ pub(crate) fn is_sound(target: &Target, kernel: &Kernel, w: &Matrix, choice: Cho
     };
     let variant = kernel.variant(Some(w.weight()), choice.tier).filter(|variant| variant.tier == choice.tier);
     let (has_size, rounds) = if is_tiled(kernel) {
-        let has_size = choice.tier == Tier::Scalar || Tile::of(target, choice).is_some();
+        let has_size = choice.tier == Tier::Scalar || Tile::of(choice).is_some();
         (has_size, tile_rounds(choice.tier, w.cols()))
     } else {
         let has_size = choice.size.is_power_of_two() && choice.size <= WG;

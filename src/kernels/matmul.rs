@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::linear::{Way, activated, choice, operations, set, vector};
+use super::linear::{Way, activated, operations, set, tuned, vector};
 use super::{ACCUMULATE, Activation, BIAS, Input, Linear, check_loop, fold, grid_parts};
 use crate::dtype::{BLOCK, WeightType};
 use crate::error::Error;
@@ -40,40 +40,23 @@ pub(crate) struct PlainParams {
 pub(super) struct Tile {
     rows: u32,
     cols: u32,
-    /// Subgroups that share it, and how many of them are side by side, where they have matrices.
-    subgroups: u32,
+    /// Of the four subgroups that share it, where they have matrices, how many are side by side.
     across: u32,
 }
 
 impl Tile {
-    /// Rows and columns in matrices, or in sixteens where there are none; subgroups, and those side by side.
-    const SHAPES: [[u32; 4]; 5] = [[1, 16, 4, 4], [2, 8, 4, 4], [4, 4, 4, 2], [8, 8, 4, 2], [16, 8, 8, 2]];
+    /// Rows and columns in matrices, or in sixteens where there are none, and subgroups side by side.
+    const SHAPES: [[u32; 3]; 4] = [[1, 16, 4], [2, 8, 4], [4, 4, 2], [8, 8, 2]];
 
     /// The tiles of a tier with barriers, from the fewest rows on.
     fn all(tier: Tier) -> impl DoubleEndedIterator<Item = Tile> + Clone {
         let side = tier.matrix_size().unwrap_or(16);
-        // Lanes alone have no registers for the largest.
-        let n = if tier.matrix_size().is_some() { 5 } else { 4 };
-        let tile = move |[rows, cols, subgroups, across]: [u32; 4]| Tile {
-            rows: side * rows,
-            cols: side * cols,
-            subgroups,
-            across,
-        };
-        Tile::SHAPES.into_iter().take(n).map(tile)
-    }
-
-    /// Those that a target has room for.
-    fn all_of(target: &Target, tier: Tier) -> impl DoubleEndedIterator<Item = Tile> + Clone {
-        let limits = target.limits();
-        Tile::all(tier).filter(move |tile| {
-            tier.matrix_size().is_none() || tile.subgroups * limits.max_subgroup <= limits.max_invocations
-        })
+        Tile::SHAPES.into_iter().map(move |[rows, cols, across]| Tile { rows: side * rows, cols: side * cols, across })
     }
 
     /// The tile that a choice names by its rows.
-    pub fn of(target: &Target, Choice { tier, size }: Choice) -> Option<Tile> {
-        Tile::all_of(target, tier).find(|tile| tile.rows == size)
+    pub fn of(Choice { tier, size }: Choice) -> Option<Tile> {
+        Tile::all(tier).find(|tile| tile.rows == size)
     }
 
     /// How many cover `m` rows and `n` columns.
@@ -95,15 +78,11 @@ impl Tile {
         };
         constants.push(("GUARDED", u32::from(!is_exact)));
         if tier.matrix_size().is_some() {
-            let of_subgroups = [("SUBGROUP", target.limits().max_subgroup), ("SUBGROUPS", self.subgroups)];
-            constants.extend(of_subgroups.into_iter().chain([("ACROSS", self.across)]));
+            constants.extend([("SUBGROUP", target.limits().max_subgroup), ("ACROSS", self.across)]);
         }
         constants.into_iter().map(|(name, value)| (name, f64::from(value))).collect()
     }
 }
-
-/// Tiles that keep a large GPU busy; fewer would leave parts of it idle.
-const ENOUGH: u64 = 128;
 
 /// Whether a kernel's choices are of tiles.
 pub(super) fn is_tiled(kernel: &Kernel) -> bool {
@@ -122,12 +101,17 @@ pub(crate) fn product_kernel(target: &Target, w: &Matrix) -> &'static Kernel {
     if rounds { &shaders::MATMUL_HALF } else { &shaders::MATMUL }
 }
 
-/// The choice for `m` rows and `n` columns of `y` where nothing was measured: of the tiles that are no higher than rows need,
-/// the largest that there are enough of. The scalar kernels need operands whose rows are whole quads.
+/// Tiles that keep a large GPU busy; fewer would leave parts of it idle.
+const ENOUGH: u64 = 96;
+/// Columns of a K that is split where there are not enough tiles.
+const LONG: u32 = 4096;
+
+/// The choice for `[m, n, k]` where nothing was measured: of the tiles that are no higher than rows need, the largest that
+/// there are enough of, or will be once K is split. The scalar kernels need operands whose rows are whole quads.
 pub(super) fn usual_tile(
     target: &Target,
     (kernel, weight): (&Kernel, Option<WeightType>),
-    [m, n]: [u32; 2],
+    [m, n, k]: [u32; 3],
     is_whole: bool,
 ) -> Choice {
     let tier = match target.tier_for(kernel, weight) {
@@ -135,15 +119,17 @@ pub(super) fn usual_tile(
         Tier::Scalar => Tier::Baseline,
         tier => tier,
     };
-    let tiles = Tile::all_of(target, tier);
-    let high = tiles.clone().find(|tile| tile.rows >= m).or_else(|| tiles.clone().last());
-    // Below it, and where there is none, rows of `y` would be shared out among tiles that each unpack the weights.
-    let few = tiles.clone().nth(2);
-    let most = high.map_or(0, |tile| tile.rows);
-    let fits = |tile: &Tile| tile.rows <= most && Some(tile.rows) >= few.map(|tile| tile.rows);
-    let large = tiles.rev().filter(fits).find(|tile| tile.n_tiles(m, n) >= ENOUGH);
-    let least = few.filter(|few| few.rows < most).or(high);
-    Choice { tier, size: large.or(least).map_or(1, |tile| tile.rows) }
+    let splits = if k >= LONG { u64::from(target.limits().max_splits) } else { 1 };
+    let has_enough = |tile: &Tile| tile.n_tiles(m, n) * splits.min(4) >= ENOUGH;
+    let mut tiles = Tile::all(tier).rev();
+    let (large, small) = (tiles.next(), tiles.next());
+    let fits = |tile: &Tile| tile.rows >= m;
+    let tile = match (large, small) {
+        (Some(large), Some(small)) if m > small.rows && has_enough(&large) => Some(large),
+        // Lower ones are wider: rows of `y` that are shared out among several would each have the weights unpacked again.
+        (_, small) => tiles.rev().find(fits).or(small),
+    };
+    Choice { tier, size: tile.map_or(1, |tile| tile.rows) }
 }
 
 /// Rounds of a tile's loops over K: the scalar kernels walk it by quads, others by elements.
@@ -164,14 +150,17 @@ struct ProductPlan {
 
 impl ProductPlan {
     /// Rows and columns of a workgroup in the `scalar` tier.
-    const SCALAR: Tile = Tile { rows: 16, cols: 64, subgroups: 1, across: 1 };
+    const SCALAR: Tile = Tile { rows: 16, cols: 64, across: 1 };
 
     /// For `m` rows of `x`, and rows of `y` as long as that.
     fn new(target: &Target, linear: &Linear, m: u32, y_stride: u32) -> ProductPlan {
         let w = linear.w;
         let kernel = product_kernel(target, w);
-        let choice = choice(target, kernel, w, m);
-        let tile = Tile::of(target, choice);
+        // Sums in one order cannot be split.
+        let k = if linear.batch_invariant { 0 } else { w.cols() };
+        let usual = || usual_tile(target, (kernel, Some(w.weight())), [m, w.rows(), k], w.cols().is_multiple_of(4));
+        let choice = tuned(target, kernel, w, m).unwrap_or_else(usual);
+        let tile = Tile::of(choice);
         let mut plan = ProductPlan { kernel, tier: choice.tier, constants: Vec::new(), tile, n_splits: 1 };
         plan.n_splits = plan.splits(target, linear, m);
         if let Some(tile) = tile {
@@ -194,17 +183,15 @@ impl ProductPlan {
     }
 
     /// Splits of K: as many as were asked for, else what occupies the device if there are few tiles and K is long. From
-    /// llama.cpp's Vulkan backend are the shortest K and the largest number of splits; no device was measured.
+    /// llama.cpp's Vulkan backend is the largest number of splits; no device was measured.
     fn splits(&self, target: &Target, linear: &Linear, m: u32) -> u32 {
-        /// Fewer tiles leave half of a large GPU idle.
-        const FEW: u32 = 64;
-        const LONG: u32 = 2048;
         if !target.is_gpu() || self.tile.is_none() {
             return 1;
         }
-        let n_tiles = u32::try_from(self.tile().n_tiles(m, linear.w.rows())).unwrap_or(u32::MAX).max(1);
-        let is_idle = linear.w.cols() >= LONG && n_tiles < FEW;
-        let usual = if is_idle { (2 * FEW / n_tiles).min(target.limits().max_splits) } else { 1 };
+        let n_tiles = self.tile().n_tiles(m, linear.w.rows()).max(1);
+        let is_idle = linear.w.cols() >= LONG && n_tiles < ENOUGH;
+        let enough = u32::try_from((2 * ENOUGH).div_ceil(n_tiles)).unwrap_or(u32::MAX);
+        let usual = if is_idle { enough.min(target.limits().max_splits) } else { 1 };
         let blocks = linear.w.blocks();
         let wanted = if linear.batch_invariant { 1 } else { linear.splits.unwrap_or(usual).clamp(1, blocks) };
         // Each has whole blocks, so there may be fewer.
@@ -321,9 +308,9 @@ pub fn matmul_plain(rec: &mut Recorder, x: &Tensor, b: &Tensor, y: &Tensor) -> R
     y.expect_shape("matmul_plain", "y", &[m, n])?;
     let is_whole = k.is_multiple_of(4) && n.is_multiple_of(4);
     let kernel = &shaders::MATMUL_PLAIN;
-    let choice = usual_tile(rec.target(), (kernel, None), [m, n], is_whole);
+    let choice = usual_tile(rec.target(), (kernel, None), [m, n, 0], is_whole);
     check_loop(rec.target(), kernel.name, tile_rounds(choice.tier, k), k, "columns")?;
-    let tile = Tile::of(rec.target(), choice);
+    let tile = Tile::of(choice);
     let constants = tile.map(|tile| {
         let is_exact = k.is_multiple_of(BLOCK as u32) && tile.covers(m, std::iter::once(n));
         tile.constants(rec.target(), choice.tier, is_exact)

@@ -274,7 +274,7 @@ fn candidates(device: &Device, &Product { kernel, w, n_tokens, .. }: &Product<'_
     let is_tiled = [shaders::MATMUL.name, shaders::MATMUL_HALF.name].contains(&kernel.name);
     let sizes: Vec<u32> = if is_tiled {
         // Of rows; which of them a tier has is for `is_sound` to say.
-        vec![16, 32, 64, 128, 256]
+        vec![16, 32, 64, 128]
     } else {
         (0..=6).map(|log| 1 << log).filter(|&lanes| lanes <= w.blocks().next_power_of_two()).collect()
     };
