@@ -1,5 +1,6 @@
 //! What quantising costs: perplexity, and how often the most likely token is still the one of the unquantised weights. Then
-//! what it costs to round the activations of decoding to bytes, as the CPU does unless a model is loaded to be exact.
+//! what it costs to round the activations of decoding to bytes, as the CPU does unless a model is loaded to be exact. Then
+//! what the tiers of a GPU do to greedy texts.
 //!
 //! Models come from the folder of test models. Texts are stories that the built-in model writes at a temperature: of the
 //! kind that all of these models were trained on, and written by none of those measured. The CPU executor computes
@@ -7,7 +8,7 @@
 
 use std::path::{Path, PathBuf};
 
-use tilewright::{Device, DeviceChoice, GenerateOptions, LoadOptions, Model};
+use tilewright::{Device, DeviceChoice, GenerateOptions, LoadOptions, Model, Tier};
 
 /// Weights that quantised ones are compared with, and those. The wide model computes the same function as the narrow one.
 const MODELS: [(&str, &[&str]); 3] = [
@@ -50,6 +51,63 @@ fn main() {
     }
     println!();
     rounding(&folder, &stories);
+    println!();
+    tiers(&folder, &stories);
+}
+
+/// Greedy texts in each tier of the first adapter next to the CPU's: where the first of them parts, and by how much the CPU
+/// prefers its token there.
+fn tiers(folder: &Path, stories: &[String]) {
+    const PROMPT: usize = 64;
+    const TOKENS: usize = 128;
+    let (texts, parting) = ("texts", "first parting");
+    println!("{:<50} {:<10} {texts:>5} {:>6} {parting:>14} {:>9}", "greedy texts", "tier", "same", "margin");
+    for tier in Tier::ALL {
+        let device = match pollster::block_on(Device::open(&DeviceChoice::Gpu, Some(tier))) {
+            Ok(device) => device,
+            Err(reason) => {
+                println!("left out: {}: {reason}", tier.name());
+                continue;
+            }
+        };
+        for file in MODELS.into_iter().flat_map(|(_, quantised)| quantised) {
+            let path = folder.join(file);
+            let (exact, model) = (load(&Device::cpu(), &path), load(&device, &path));
+            let prompts: Vec<Vec<u32>> =
+                encode(&exact, stories).into_iter().map(|text| text[..PROMPT.min(text.len())].to_vec()).collect();
+            let (mut n_same, mut first) = (0, None);
+            for prompt in &prompts {
+                let [want, found] = [&exact, &model].map(|model| greedy(model, prompt, TOKENS));
+                match want.iter().zip(&found).position(|(a, b)| a != b) {
+                    None => n_same += 1,
+                    Some(at) if first.is_none_or(|(earlier, _)| at < earlier) => {
+                        let known = [&prompt[..], &want[..at]].concat();
+                        let rows = logits(&exact, &[known]);
+                        let row = rows[0].last().expect("there is a prompt");
+                        first = Some((at, row[want[at] as usize] - row[found[at] as usize]));
+                    }
+                    Some(_) => {}
+                }
+            }
+            let [at, margin] = first.map_or([String::from("-"), String::from("-")], |(at, margin)| {
+                [format!("token {}", at + 1), format!("{margin:.1e}")]
+            });
+            let name = tier.name();
+            println!("{file:<50} {name:<10} {:>5} {n_same:>6} {at:>14} {margin:>9}", prompts.len());
+        }
+    }
+}
+
+/// The most likely tokens after a prompt.
+fn greedy(model: &Model, prompt: &[u32], n: usize) -> Vec<u32> {
+    let options = GenerateOptions { max_tokens: n, temperature: 0.0, ignore_eos: true, ..Default::default() };
+    let mut session = model.session().expect("it is small");
+    let mut generation = session.generate_ids(prompt, &options).expect("options are in range");
+    let mut ids = Vec::new();
+    while let Some(piece) = pollster::block_on(generation.next()) {
+        ids.push(piece.expect("the device runs it").id);
+    }
+    ids
 }
 
 /// The same tokens one after the other, with activations as they are and rounded.
