@@ -39,7 +39,7 @@ mod simd;
 mod softmax;
 mod threads;
 
-pub(crate) use simd::has_byte_dots;
+pub(crate) use simd::bytes::has_byte_dots;
 use threads::Threads;
 pub(crate) use threads::for_each_chunk;
 
