@@ -325,6 +325,22 @@ impl Feed {
         }
     }
 
+    /// Allocates all that is to be written.
+    ///
+    /// # Errors
+    /// Those of [`Device::allocate`].
+    pub fn allocate(&self, device: &Device) -> Result<(), Error> {
+        for (_, place) in &self.items {
+            match place {
+                Destination::Rows { matrix, .. } => {
+                    matrix.slabs().iter().try_for_each(|slab| device.allocate(&slab.words))?;
+                }
+                Destination::Values { tensor, .. } => device.allocate(tensor)?,
+            }
+        }
+        Ok(())
+    }
+
     /// The bytes wanted next; `None` at the end.
     pub fn wanted(&self) -> Option<Wanted> {
         let (file, info) = self.in_progress()?;

@@ -448,14 +448,39 @@ impl<'a, F: Quantised> Rows<'a, F> {
         Rows { units, tails, row_len: n_blocks / F::BLOCKS }
     }
 
-    /// Units and tails of a row's whole eights, and the rest of it.
+    /// Units and tails of a row.
     #[inline(always)]
-    fn row(&self, n: usize) -> (&'a [F::Unit], &'a [u16], Option<Rest<F>>) {
+    fn of_row(&self, n: usize) -> (&'a [F::Unit], &'a [u16]) {
         let units = &self.units[n * self.row_len..][..self.row_len];
-        let tails = &self.tails[n * self.row_len * F::TAIL..][..self.row_len * F::TAIL];
+        (units, &self.tails[n * self.row_len * F::TAIL..][..self.row_len * F::TAIL])
+    }
+
+    #[inline(always)]
+    fn row(&self, n: usize) -> Row<'a, F> {
+        let (units, tails) = self.of_row(n);
         let whole = self.row_len - self.row_len % Self::UNITS;
         let rest = (whole < self.row_len).then(|| Rest::new(&units[whole..], &tails[whole * F::TAIL..]));
-        (&units[..whole], &tails[..whole * F::TAIL], rest)
+        Row { units: &units[..whole], tails: &tails[..whole * F::TAIL], rest }
+    }
+}
+
+/// A row of weights.
+struct Row<'a, F: Format> {
+    /// In whole eights.
+    units: &'a [F::Unit],
+    tails: &'a [u16],
+    rest: Option<Rest<F>>,
+}
+
+impl<F: Quantised> Row<'_, F> {
+    /// Units and tails of eight blocks.
+    #[inline(always)]
+    fn eight(&self, i: usize) -> (&[F::Unit], &[u16]) {
+        let n = Rows::<F>::UNITS;
+        match &self.rest {
+            Some(rest) if i * n == self.units.len() => rest.eight(),
+            _ => (&self.units[i * n..][..n], &self.tails[i * n * F::TAIL..][..n * F::TAIL]),
+        }
     }
 }
 
@@ -467,11 +492,18 @@ struct Rest<F: Format> {
 }
 
 impl<F: Quantised> Rest<F> {
+    #[cold]
+    #[inline(never)]
     fn new(units: &[F::Unit], tails: &[u16]) -> Self {
         let mut rest = Rest { units: [bytemuck::Zeroable::zeroed(); EIGHT], tails: [0; 4 * EIGHT] };
         rest.units[..units.len()].copy_from_slice(units);
         rest.tails[..tails.len()].copy_from_slice(tails);
         rest
+    }
+
+    #[inline(always)]
+    fn eight(&self) -> (&[F::Unit], &[u16]) {
+        (&self.units[..Rows::<F>::UNITS], &self.tails[..Rows::<F>::UNITS * F::TAIL])
     }
 }
 
@@ -486,24 +518,25 @@ impl<F: Quantised> RowDots<'_, F> {
     /// of them better than two.
     #[inline(always)]
     fn row<D: ByteDots, const T: usize>(&self, n: usize, t: usize) -> [D::Eight; T] {
-        let (units, tails, rest) = self.rows.row(n);
-        let n_whole = units.len() / Rows::<F>::UNITS;
+        /// Bytes from what is multiplied to what is fetched: about what memory sends while it fetches.
+        const AHEAD: usize = 3072;
+        let (units, tails) = self.rows.of_row(n);
         let mut x = [&self.x.eights[..0]; T];
         for (i, x) in x.iter_mut().enumerate() {
-            *x = &self.x.rows(t + i, 1)[..self.x.row_len];
+            *x = self.x.rows(t + i, 1);
         }
-        let mut row = Row::<D, T> {
-            totals: [[D::splat(0.0); 2]; T],
-            less: [Vector::splat(0.0); T],
-        };
-        let per_eight = Rows::<F>::UNITS;
-        for i in 0..n_whole {
-            let (units, tails) =
-                (&units[i * per_eight..][..per_eight], &tails[i * per_eight * F::TAIL..][..per_eight * F::TAIL]);
-            row.add::<F>(units, tails, x, i);
+        let mut row = Sums::<D, T> { totals: [[D::splat(0.0); 2]; T], less: [Vector::splat(0.0); T] };
+        let n_units = Rows::<F>::UNITS;
+        let n_whole = units.len() / n_units;
+        let of_tails = &tails[..n_whole * n_units * F::TAIL];
+        for (i, units) in units.chunks_exact(n_units).enumerate() {
+            D::prefetch::<AHEAD, _>(units);
+            row.add::<F>(units, &of_tails[i * n_units * F::TAIL..][..n_units * F::TAIL], x, i);
         }
-        if let Some(rest) = rest {
-            row.add::<F>(&rest.units[..per_eight], &rest.tails[..per_eight * F::TAIL], x, n_whole);
+        if n_whole * n_units < units.len() {
+            let rest = Rest::<F>::new(&units[n_whole * n_units..], &tails[n_whole * n_units * F::TAIL..]);
+            let (units, tails) = rest.eight();
+            row.add::<F>(units, tails, x, n_whole);
         }
         let mut found = [Vector::splat(0.0); T];
         for i in 0..T {
@@ -529,22 +562,23 @@ impl<F: Quantised> RowDots<'_, F> {
             }
             for (i, parts) in parts.into_iter().enumerate() {
                 let sums = &mut self.sums[(t + i) * n_rows + first..(t + i + 1) * n_rows];
-                let n = sums.len().min(ROWS);
-                sums[..n].copy_from_slice(&D::Eight::sum_each(parts)[..n]);
+                for (to, sum) in sums.iter_mut().zip(D::Eight::sum_each(parts)) {
+                    *to = sum;
+                }
             }
         }
     }
 }
 
 /// Sums of a row's products with `T` tokens.
-struct Row<D: ByteDots, const T: usize> {
+struct Sums<D: ByteDots, const T: usize> {
     /// Of the first and the second four of each eight, or of first and second halves.
     totals: [[D::Sums; 2]; T],
     /// What offsets and mins take off.
     less: [D::Eight; T],
 }
 
-impl<D: ByteDots, const T: usize> Row<D, T> {
+impl<D: ByteDots, const T: usize> Sums<D, T> {
     /// Adds the products of eight blocks.
     #[inline(always)]
     fn add<F: Quantised>(&mut self, units: &[F::Unit], tails: &[u16], x: [&[RoundedEight]; T], i: usize) {

@@ -34,6 +34,8 @@ pub(in super::super) trait ByteDots {
     fn signed(quants: &[[i8; 32]; 4]) -> Halves<Self::Bytes>;
     fn load(bytes: &[u8; 64]) -> Self::Bytes;
     fn store(bytes: Self::Bytes, to: &mut [u8; 64]);
+    /// The words of four rows: the first of each four words of each row, then the second and so on.
+    fn interleaved(rows: [Self::Bytes; 4]) -> [Self::Bytes; 4];
 
     /// Exact products with both halves of four blocks; four lanes have those of one block. Bytes of `x` are -127 to 127. Quants
     /// are 63 at most, or signed ones with the bias.
@@ -55,6 +57,9 @@ pub(in super::super) trait ByteDots {
     fn spread(scales: Self::Eight, others: bool) -> Self::Sums;
     /// The first eight plus the others.
     fn folded(sums: Self::Sums) -> Self::Eight;
+    /// Says that what lies `AHEAD` bytes behind the beginning of each cache line of these is needed soon.
+    #[inline(always)]
+    fn prefetch<const AHEAD: usize, T>(_: &[T]) {}
 }
 
 /// A loop over products of bytes.
@@ -191,6 +196,11 @@ impl ByteDots for Plain {
     }
 
     #[inline(always)]
+    fn interleaved(rows: [[u8; 64]; 4]) -> [[u8; 64]; 4] {
+        std::array::from_fn(|i| std::array::from_fn(|at| rows[at / 4 % 4][at / 16 * 16 + 4 * i + at % 4]))
+    }
+
+    #[inline(always)]
     fn dot<const SIGNED: bool>(quants: Halves<[u8; 64]>, x: &Halves<[i8; 64]>) -> [i32; 16] {
         let mut sums = [0; 16];
         Plain::products(&quants[0], &x[0], SIGNED, &mut sums);
@@ -294,6 +304,16 @@ mod x86 {
     // processor has the features, and what is loaded or stored is as long as the array behind the pointer; none of the
     // instructions asks for alignment.
 
+    /// As [`ByteDots::prefetch`]. An address that nothing lies at is as good as any.
+    #[inline(always)]
+    fn prefetch<const AHEAD: usize, T>(now: &[T]) {
+        let mut at = 0;
+        while at < size_of_val(now) {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(now.as_ptr().cast::<i8>().wrapping_add(at + AHEAD)) };
+            at += 64;
+        }
+    }
+
     /// Defines products of bytes with vectors of 256 bits by those of two vectors: of both halves, of signed quants, of one half,
     /// and of fours.
     macro_rules! byte_dots {
@@ -340,9 +360,8 @@ mod x86 {
                         let mask = _mm256_set1_epi8(16);
                         let (up, down) =
                             (_mm256_setr_epi32(4, 3, 2, 1, 4, 3, 2, 1), _mm256_setr_epi32(0, 1, 2, 3, 0, 1, 2, 3));
-                        let with = |quants: __m256i, fifths: __m256i| {
-                            _mm256_or_si256(quants, _mm256_and_si256(fifths, mask))
-                        };
+                        let with =
+                            |quants: __m256i, fifths: __m256i| _mm256_or_si256(quants, _mm256_and_si256(fifths, mask));
                         [
                             [
                                 with(low[0], _mm256_sllv_epi32(words[0], up)),
@@ -367,9 +386,8 @@ mod x86 {
                         let mask = _mm256_set1_epi8(48);
                         let (up, down) =
                             (_mm256_setr_epi32(4, 4, 2, 2, 4, 4, 2, 2), _mm256_setr_epi32(0, 0, 2, 2, 0, 0, 2, 2));
-                        let with = |quants: __m256i, uppers: __m256i| {
-                            _mm256_or_si256(quants, _mm256_and_si256(uppers, mask))
-                        };
+                        let with =
+                            |quants: __m256i, uppers: __m256i| _mm256_or_si256(quants, _mm256_and_si256(uppers, mask));
                         [
                             [
                                 with(low[0], _mm256_sllv_epi32(words[0], up)),
@@ -399,9 +417,7 @@ mod x86 {
                 fn signed(quants: &[[i8; 32]; 4]) -> Halves<Self::Bytes> {
                     unsafe {
                         let bias = _mm256_set1_epi8($bias);
-                        let block = |i: usize| {
-                            _mm256_xor_si256(_mm256_loadu_si256(quants[i].as_ptr().cast()), bias)
-                        };
+                        let block = |i: usize| _mm256_xor_si256(_mm256_loadu_si256(quants[i].as_ptr().cast()), bias);
                         let [a, b, c, d] = [block(0), block(1), block(2), block(3)];
                         [
                             [_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x20>(c, d)],
@@ -426,6 +442,22 @@ mod x86 {
                 }
 
                 #[inline(always)]
+                fn interleaved([a, b, c, d]: [Self::Bytes; 4]) -> [Self::Bytes; 4] {
+                    let mut found = [a; 4];
+                    for i in 0..2 {
+                        unsafe {
+                            let (ab, cd) = (_mm256_unpacklo_epi32(a[i], b[i]), _mm256_unpacklo_epi32(c[i], d[i]));
+                            found[0][i] = _mm256_unpacklo_epi64(ab, cd);
+                            found[1][i] = _mm256_unpackhi_epi64(ab, cd);
+                            let (ab, cd) = (_mm256_unpackhi_epi32(a[i], b[i]), _mm256_unpackhi_epi32(c[i], d[i]));
+                            found[2][i] = _mm256_unpacklo_epi64(ab, cd);
+                            found[3][i] = _mm256_unpackhi_epi64(ab, cd);
+                        }
+                    }
+                    found
+                }
+
+                #[inline(always)]
                 fn dot<const SIGNED: bool>([low, high]: Halves<Self::Bytes>, x: &Halves<[i8; 64]>) -> Self::Ints {
                     let (from_low, from_high): (*const __m256i, *const __m256i) =
                         (x[0].as_ptr().cast(), x[1].as_ptr().cast());
@@ -446,10 +478,7 @@ mod x86 {
                     let from: *const __m256i = x.as_ptr().cast();
                     unsafe {
                         let one = |$h: __m256i, $y: __m256i| $half;
-                        [
-                            one(quants[0], _mm256_loadu_si256(from)),
-                            one(quants[1], _mm256_loadu_si256(from.add(1))),
-                        ]
+                        [one(quants[0], _mm256_loadu_si256(from)), one(quants[1], _mm256_loadu_si256(from.add(1)))]
                     }
                 }
 
@@ -457,10 +486,8 @@ mod x86 {
                 fn add_fours(sums: Self::Ints, quants: [Self::Bytes; 2], x: &[i8; 8]) -> Self::Ints {
                     let from: *const i32 = x.as_ptr().cast();
                     unsafe {
-                        let x = [
-                            _mm256_set1_epi32(from.read_unaligned()),
-                            _mm256_set1_epi32(from.add(1).read_unaligned()),
-                        ];
+                        let x =
+                            [_mm256_set1_epi32(from.read_unaligned()), _mm256_set1_epi32(from.add(1).read_unaligned())];
                         let one = |$start: __m256i, $w: [__m256i; 2], $z: [__m256i; 2]| $fours;
                         [one(sums[0], [quants[0][0], quants[1][0]], x), one(sums[1], [quants[0][1], quants[1][1]], x)]
                     }
@@ -520,6 +547,11 @@ mod x86 {
                 #[inline(always)]
                 fn folded(sums: Self::Sums) -> Eight {
                     Eight(unsafe { _mm256_add_ps(sums[0], sums[1]) })
+                }
+
+                #[inline(always)]
+                fn prefetch<const AHEAD: usize, T>(now: &[T]) {
+                    prefetch::<AHEAD, T>(now);
                 }
             }
         };
@@ -584,10 +616,7 @@ mod x86 {
                 let mask = _mm512_set1_epi8(16);
                 let up = _mm512_sllv_epi32(words, _mm512_setr_epi32(4, 3, 2, 1, 4, 3, 2, 1, 4, 3, 2, 1, 4, 3, 2, 1));
                 let down = _mm512_srlv_epi32(words, _mm512_setr_epi32(0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3));
-                [
-                    _mm512_ternarylogic_epi32::<WITH>(low, up, mask),
-                    _mm512_ternarylogic_epi32::<WITH>(high, down, mask),
-                ]
+                [_mm512_ternarylogic_epi32::<WITH>(low, up, mask), _mm512_ternarylogic_epi32::<WITH>(high, down, mask)]
             }
         }
 
@@ -601,10 +630,7 @@ mod x86 {
                 let mask = _mm512_set1_epi8(48);
                 let up = _mm512_sllv_epi32(words, _mm512_setr_epi32(4, 4, 2, 2, 4, 4, 2, 2, 4, 4, 2, 2, 4, 4, 2, 2));
                 let down = _mm512_srlv_epi32(words, _mm512_setr_epi32(0, 0, 2, 2, 0, 0, 2, 2, 0, 0, 2, 2, 0, 0, 2, 2));
-                [
-                    _mm512_ternarylogic_epi32::<WITH>(low, up, mask),
-                    _mm512_ternarylogic_epi32::<WITH>(high, down, mask),
-                ]
+                [_mm512_ternarylogic_epi32::<WITH>(low, up, mask), _mm512_ternarylogic_epi32::<WITH>(high, down, mask)]
             }
         }
 
@@ -636,6 +662,20 @@ mod x86 {
         #[inline(always)]
         fn store(bytes: __m512i, to: &mut [u8; 64]) {
             unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), bytes) }
+        }
+
+        #[inline(always)]
+        fn interleaved([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+            unsafe {
+                let (low, high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+                let (low2, high2) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+                [
+                    _mm512_unpacklo_epi64(low, high),
+                    _mm512_unpackhi_epi64(low, high),
+                    _mm512_unpacklo_epi64(low2, high2),
+                    _mm512_unpackhi_epi64(low2, high2),
+                ]
+            }
         }
 
         #[inline(always)]
@@ -707,6 +747,11 @@ mod x86 {
         #[inline(always)]
         fn folded(sums: __m512) -> Eight {
             Eight(unsafe { _mm256_add_ps(_mm512_castps512_ps256(sums), _mm512_extractf32x8_ps::<1>(sums)) })
+        }
+
+        #[inline(always)]
+        fn prefetch<const AHEAD: usize, T>(now: &[T]) {
+            prefetch::<AHEAD, T>(now);
         }
     }
 }

@@ -101,7 +101,7 @@ impl<F: Quantised> ByteWork for PanelDots<'_, F> {
         for first in (0..n_rows).step_by(PANEL_ROWS) {
             self.pack::<D>(first, (n_rows - first).min(PANEL_ROWS));
             match D::MANY_SUMS {
-                true => self.multiply::<D, VECTORS, 6>(first, n_tokens, n_rows),
+                true => self.multiply::<D, VECTORS, 5>(first, n_tokens, n_rows),
                 false => self.multiply::<D, 1, 2>(first, n_tokens, n_rows),
             }
         }
@@ -120,42 +120,49 @@ impl<F: Quantised> PanelDots<'_, F> {
         if F::MINS {
             mins.resize(self.row_len * EIGHT, [[0.0; LANES]; VECTORS]);
         }
-        for n in 0..n {
-            let (units, tails, rest) = self.rows.row(first + n);
-            let (vector, lane) = (n / LANES, n % LANES);
-            let per_eight = Rows::<F>::UNITS;
+        for four_rows in (0..n).step_by(4) {
+            let (vector, lane) = (four_rows / LANES, four_rows % LANES);
+            // Where there are no further rows, the last one again.
+            let mut rows = [const { None }; 4];
+            for (j, row) in rows.iter_mut().enumerate() {
+                *row = Some(self.rows.row(first + (four_rows + j).min(n - 1)));
+            }
             for i in 0..self.row_len {
-                let (units, tails) = match (&rest, i * per_eight < units.len()) {
-                    (Some(rest), false) => (&rest.units[..per_eight], &rest.tails[..per_eight * F::TAIL]),
-                    _ => (
-                        &units[i * per_eight..][..per_eight],
-                        &tails[i * per_eight * F::TAIL..][..per_eight * F::TAIL],
-                    ),
-                };
-                let quants = &mut quants[i * FOURS..][..FOURS];
-                for four in 0..2 {
-                    for (half, bytes) in F::quants::<D>(units, tails, four).into_iter().enumerate() {
-                        let mut of_row = [0; 64];
-                        D::store(bytes, &mut of_row);
-                        for (j, word) in of_row.as_chunks::<4>().0.iter().enumerate() {
-                            // Word j % 4 of block j / 4.
-                            let at = (4 * four + j / 4) * 8 + 4 * half + j % 4;
-                            quants[at][vector].0.as_chunks_mut::<4>().0[lane] = *word;
+                let (quants, scales) =
+                    (&mut quants[i * FOURS..][..FOURS], &mut scales[i * Self::SCALES..][..Self::SCALES]);
+                let mut halves = [[[D::load(&[0; 64]); 2]; 4]; 2];
+                for (j, row) in rows.iter().enumerate() {
+                    let Some(row) = row else { continue };
+                    let (units, tails) = row.eight(i);
+                    for (four, halves) in halves.iter_mut().enumerate() {
+                        halves[j] = F::quants::<D>(units, tails, four);
+                    }
+                    let lane = lane + j;
+                    let [of_row, second] = F::block_scales::<D::Eight>(units, tails);
+                    let (of_row, second) = (of_row.lanes(), second.lanes());
+                    for b in 0..EIGHT {
+                        if F::BY_HALVES {
+                            scales[2 * b][vector][lane] = of_row[b];
+                            scales[2 * b + 1][vector][lane] = second[b];
+                        } else {
+                            scales[b][vector][lane] = of_row[b];
+                        }
+                        if F::MINS {
+                            mins[i * EIGHT + b][vector][lane] = -second[b];
                         }
                     }
                 }
-                let [of_row, second] = F::block_scales::<D::Eight>(units, tails);
-                let (of_row, second) = (of_row.lanes(), second.lanes());
-                let scales = &mut scales[i * Self::SCALES..][..Self::SCALES];
-                for b in 0..EIGHT {
-                    if F::BY_HALVES {
-                        scales[2 * b][vector][lane] = of_row[b];
-                        scales[2 * b + 1][vector][lane] = second[b];
-                    } else {
-                        scales[b][vector][lane] = of_row[b];
-                    }
-                    if F::MINS {
-                        mins[i * EIGHT + b][vector][lane] = -second[b];
+                for (four, [a, b, c, d]) in halves.into_iter().enumerate() {
+                    for half in 0..2 {
+                        let words = D::interleaved([a[half], b[half], c[half], d[half]]);
+                        for (word, words) in words.into_iter().enumerate() {
+                            let mut of_blocks = Line([0; 64]);
+                            D::store(words, &mut of_blocks.0);
+                            for (block, words) in of_blocks.0.as_chunks::<16>().0.iter().enumerate() {
+                                let at = (4 * four + block) * 8 + 4 * half + word;
+                                quants[at][vector].0.as_chunks_mut::<16>().0[lane / 4] = *words;
+                            }
+                        }
                     }
                 }
             }
@@ -164,12 +171,7 @@ impl<F: Quantised> PanelDots<'_, F> {
 
     /// The products of the panel, whose rows are those from `first` on.
     #[inline(always)]
-    fn multiply<D: ByteDots, const N: usize, const T: usize>(
-        &mut self,
-        first: usize,
-        n_tokens: usize,
-        n_rows: usize,
-    ) {
+    fn multiply<D: ByteDots, const N: usize, const T: usize>(&mut self, first: usize, n_tokens: usize, n_rows: usize) {
         for vector in (0..VECTORS).step_by(N) {
             let row = first + vector * LANES;
             if row >= n_rows {
@@ -243,9 +245,7 @@ impl<F: Quantised> PanelDots<'_, F> {
                     }
                     if half == 1 || F::BY_HALVES {
                         for n in 0..N {
-                            let scale = D::load_sums(
-                                &scales[if F::BY_HALVES { 2 * b + half } else { b }][vector + n],
-                            );
+                            let scale = D::load_sums(&scales[if F::BY_HALVES { 2 * b + half } else { b }][vector + n]);
                             for ((sums, totals), x) in sums.iter_mut().zip(&totals).zip(x) {
                                 let scaled = D::mul(D::floats(totals[n]), scale);
                                 sums[n] = D::fma(scaled, D::splat(x[i].scales[b]), sums[n]);
