@@ -284,8 +284,7 @@ impl Cpu {
         pairs.iter().try_for_each(|(from, to)| self.write(to, 0, &self.read(from)?))
     }
 
-    /// Runs the steps. Where `rounds` says so, the activations of a few tokens are rounded to bytes where they meet quantised
-    /// weights.
+    /// Runs the steps. Where `rounds` says so, activations are rounded to bytes where they meet quantised weights.
     pub fn run(&self, steps: &Arc<[Step]>, rounds: bool) -> Result<(), Error> {
         let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let own = steps.clone();

@@ -113,7 +113,7 @@ enum Rounding {
     Never,
     /// What models run, unless they are loaded to be exact.
     OfModels,
-    /// Activations of a few tokens where they meet quantised weights.
+    /// Activations where they meet quantised weights.
     Activations,
 }
 

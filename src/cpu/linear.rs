@@ -2,7 +2,8 @@
 //! `linear_norm`, which go on with the product; `split_sum`, which ends one.
 //!
 //! Rows of `w` are shared out over threads, a panel of them at a time. For a few tokens, the weights are multiplied as
-//! they are unpacked, in registers; for more, a panel is unpacked once and multiplied as a plain matrix.
+//! they are unpacked, in registers; for more, a panel is unpacked once and multiplied as a plain matrix, or repacked once
+//! and multiplied as bytes where activations are rounded.
 
 use std::borrow::Cow;
 
@@ -230,10 +231,10 @@ pub(super) fn activations<'a>(
     Cow::Owned(blocks)
 }
 
-/// What a product may do with a few tokens.
+/// How a product may be computed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// What it does with many, so that a row's result is the same for every number of rows.
+    /// As exact ones of many tokens, so that a row's result is the same for every number of rows.
     Invariant,
     Exact,
     /// Round the activations where that is faster.

@@ -41,8 +41,8 @@ pub struct LoadOptions<'a> {
     pub max_pass: Option<u32>,
     /// What keys and values are cached as.
     pub kv_type: KvType,
-    /// Never round activations on the CPU. A device that [`Device::open`] opened rounds those of a few tokens, decoding above
-    /// all, where they meet quantised weights: to signed bytes, 32 of them with one scale, as llama.cpp does, if the
+    /// Never round activations on the CPU. A device that [`Device::open`] opened rounds those that meet quantised weights: to
+    /// signed bytes, 32 of them with one scale, as llama.cpp does, if the
     /// processor multiplies bytes faster than floats (x86-64 with AVX2). [`Device::cpu`] never does, and GPUs have nothing to
     /// do with it.
     pub exact: bool,

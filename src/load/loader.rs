@@ -182,10 +182,6 @@ impl<T> Loader<T> {
         let Stage::Header(reader, declare) = std::mem::replace(&mut self.stage, Stage::Failed) else { return Ok(()) };
         let (header, heads) = reader.finish()?;
         let (declared, feed) = declare(&self.device, header)?;
-        if !self.device.is_gpu() {
-            // Before any of it is touched: then the system puts large pages under all of it.
-            feed.allocate(&self.device)?;
-        }
         let mut weights = Weights { declared, feed, heads };
         for file in 0..weights.heads.len() {
             let head = std::mem::take(&mut weights.heads[file].bytes);

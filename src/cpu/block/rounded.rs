@@ -817,10 +817,11 @@ mod tests {
         const MOST: f64 = 3e-5;
         // Rows of more than one panel, the last one of which is not whole.
         let (n_rows, n_blocks) = (40, 32);
-        let mut state = 3u32;
+        // Of 64 bits: those of 32 repeat themselves from row to row.
+        let mut state = 3u64;
         let mut next = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / (1 << 24) as f32
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f32 / (1 << 24) as f32
         };
         // Nearly a normal distribution.
         let mut normal = || (0..12).map(|_| next()).sum::<f32>() - 6.0;
