@@ -1,5 +1,5 @@
 //! What quantising costs: perplexity, and how often the most likely token is still the one of the unquantised weights. Then
-//! what it costs to round the activations of decoding to bytes, as the CPU does unless a model is loaded to be exact. Then
+//! what it costs to round activations to bytes in decoding, as the CPU does unless a model is loaded to be exact. Then
 //! what the tiers of a GPU do to greedy texts.
 //!
 //! Models come from the folder of test models. Texts are stories that the built-in model writes at a temperature: of the

@@ -39,7 +39,7 @@ mod simd;
 mod softmax;
 mod threads;
 
-pub(crate) use simd::has_byte_dots;
+pub(crate) use simd::bytes::has_byte_dots;
 use threads::Threads;
 pub(crate) use threads::for_each_chunk;
 
@@ -47,13 +47,16 @@ pub(crate) use threads::for_each_chunk;
 #[derive(Debug)]
 pub(crate) struct Memory(RwLock<Words>);
 
-/// Zeros at first. Where they begin is a cache line's beginning: a large allocation otherwise begins 16 bytes behind one, and
-/// every second load of 32 bytes takes two lines.
+/// Zeros at first, that the system makes when they are first touched.
 #[derive(Debug)]
-struct Words {
-    /// As the system gives them: zeros that it makes when they are first touched.
-    all: Vec<u32>,
-    first: usize,
+enum Words {
+    /// Where they begin is a cache line's beginning: a large allocation otherwise begins 16 bytes behind one, and every second
+    /// load of 32 bytes takes two lines.
+    Few { all: Vec<u32>, first: usize, len: usize },
+    /// Pages of their own, large ones where the system has them: reading weights one after the other, a processor otherwise
+    /// waits a third of its time for addresses of pages.
+    #[cfg(target_os = "linux")]
+    Pages(memmap2::MmapMut),
 }
 
 impl Words {
@@ -61,10 +64,19 @@ impl Words {
     const LINE: usize = 16;
 
     fn zeros(len: usize) -> Words {
+        /// Bytes from which on pages are worth it. Neighbours share large ones, so that it need not be one of those.
+        #[cfg(target_os = "linux")]
+        const MANY: usize = 1 << 18;
+        #[cfg(target_os = "linux")]
+        if let Some(pages) = (4 * len >= MANY).then(|| memmap2::MmapMut::map_anon(4 * len)).and_then(Result::ok) {
+            // Without large pages it goes on with small ones.
+            let _ = pages.advise(memmap2::Advice::HugePage);
+            return Words::Pages(pages);
+        }
         let all = vec![0; len + Words::LINE - 1];
         // Never more than the words that are to spare, also where it cannot be told.
         let first = all.as_ptr().align_offset(4 * Words::LINE).min(Words::LINE - 1);
-        Words { all, first }
+        Words::Few { all, first, len }
     }
 }
 
@@ -72,14 +84,21 @@ impl Deref for Words {
     type Target = [u32];
 
     fn deref(&self) -> &[u32] {
-        &self.all[self.first..][..self.all.len() + 1 - Words::LINE]
+        match self {
+            Words::Few { all, first, len } => &all[*first..][..*len],
+            #[cfg(target_os = "linux")]
+            Words::Pages(pages) => bytemuck::cast_slice(pages),
+        }
     }
 }
 
 impl DerefMut for Words {
     fn deref_mut(&mut self) -> &mut [u32] {
-        let len = self.all.len() + 1 - Words::LINE;
-        &mut self.all[self.first..][..len]
+        match self {
+            Words::Few { all, first, len } => &mut all[*first..][..*len],
+            #[cfg(target_os = "linux")]
+            Words::Pages(pages) => bytemuck::cast_slice_mut(pages),
+        }
     }
 }
 
@@ -266,8 +285,7 @@ impl Cpu {
         pairs.iter().try_for_each(|(from, to)| self.write(to, 0, &self.read(from)?))
     }
 
-    /// Runs the steps. Where `rounds` says so, the activations of a few tokens are rounded to bytes where they meet quantised
-    /// weights.
+    /// Runs the steps. Where `rounds` says so, activations are rounded to bytes where they meet quantised weights.
     pub fn run(&self, steps: &Arc<[Step]>, rounds: bool) -> Result<(), Error> {
         let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let own = steps.clone();

@@ -105,8 +105,8 @@ struct Inner {
     rounding: Rounding,
 }
 
-/// Whether activations are rounded where they meet weights of fewer than 32 bits: on the CPU those of a few tokens to bytes
-/// where weights are quantised, on a GPU those of many to half precision.
+/// Whether activations are rounded where they meet weights of fewer than 32 bits: on the CPU to bytes where weights are
+/// quantised, on a GPU those of many tokens to half precision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Rounding {
     /// No.

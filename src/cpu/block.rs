@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 mod rounded;
 
-pub(super) use self::rounded::Rounded;
+pub(super) use self::rounded::{PANEL_ROWS, Panel, Rounded};
 use super::simd::{self, BlockWork, Sums, Vector, Wide, widen_f16};
 use crate::dtype::{BLOCK, WeightType};
 use crate::formats::block::{FP4_DOUBLED, IQ4_LEVELS as IQ4_FLOATS, half_scale};
@@ -132,12 +132,18 @@ struct Head {
 }
 
 impl Head {
+    /// The scales, and the mins.
     #[inline(always)]
-    fn scales<V: Vector>(&self) -> Scales {
+    fn vectors<V: Vector>(&self) -> [V; 2] {
         let (zero, [of_scales, of_mins]) = (Vector::splat(0.0), self.of_all);
         let scales = V::six_bits(self.low[0], self.high[0]).fma(Vector::splat_f16(of_scales), zero);
         let mins = V::six_bits(self.low[1], self.high[1]).fma(Vector::splat_f16(of_mins), zero);
-        [scales.lanes(), mins.lanes()]
+        [scales, mins]
+    }
+
+    #[inline(always)]
+    fn scales<V: Vector>(&self) -> Scales {
+        self.vectors::<V>().map(V::lanes)
     }
 }
 

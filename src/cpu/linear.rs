@@ -2,13 +2,14 @@
 //! `linear_norm`, which go on with the product; `split_sum`, which ends one.
 //!
 //! Rows of `w` are shared out over threads, a panel of them at a time. For a few tokens, the weights are multiplied as
-//! they are unpacked, in registers; for more, a panel is unpacked once and multiplied as a plain matrix.
+//! they are unpacked, in registers; for more, a panel is unpacked once and multiplied as a plain matrix, or repacked once
+//! and multiplied as bytes where activations are rounded.
 
 use std::borrow::Cow;
 
 use super::Call;
 use super::activation::{GeluExact, GeluTanh, Silu, Tanh, gated_row};
-use super::block::{Block, Packed, Rounded};
+use super::block::{Block, PANEL_ROWS, Packed, Panel, Rounded};
 use super::dots::Dots;
 use super::norm::{OPS as NORM_OPS, layer_norm_row, rms_norm_row};
 use super::simd::{self, Function, Instructions, Lanes, Numbers, WideWork};
@@ -230,10 +231,10 @@ pub(super) fn activations<'a>(
     Cow::Owned(blocks)
 }
 
-/// What a product may do with a few tokens.
+/// How a product may be computed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// What it does with many, so that a row's result is the same for every number of rows.
+    /// As exact ones of many tokens, so that a row's result is the same for every number of rows.
     Invariant,
     Exact,
     /// Round the activations where that is faster.
@@ -267,6 +268,7 @@ pub(super) struct Product<'a> {
 #[derive(Default)]
 struct Scratch {
     unpacked: Vec<Block>,
+    panel: Panel,
     /// `[tokens, rows of the panel]`.
     sums: Vec<f32>,
 }
@@ -285,11 +287,14 @@ impl Product<'_> {
         let &Product { form, w, w_scales, first_row, x, n_tokens, n_out, n_blocks } = self;
         let w = Packed::new(weight, w, w_scales);
         let in_registers = n_tokens < PANEL_TOKENS && form != Form::Invariant;
-        let rounded = (in_registers && form == Form::Rounded && w.rounds()).then(|| Rounded::of(x));
+        let rounds = form == Form::Rounded && if in_registers { w.rounds() } else { w.rounds_panels() };
+        let rounded = rounds.then(|| Rounded::of(x, n_blocks, &w));
         let n_passes = n_tokens.div_ceil(MOST_TOKENS).max(1);
         let height = n_tokens.div_ceil(n_passes).max(1);
         let width = if in_registers {
             threads::chunk_len(n_out, 4, 256)
+        } else if rounds {
+            threads::chunk_len(n_passes * n_out, PANEL_ROWS, 8 * PANEL_ROWS)
         } else {
             /// Floats of an unpacked panel that stay there while all tokens meet them.
             const PANEL_LEN: usize = 1 << 18;
@@ -298,13 +303,15 @@ impl Product<'_> {
         };
         let OutputRows { y, start, stride, bias, flags } = to;
         let ops = n_tokens * n_out * n_blocks * BLOCK;
-        let write = |Scratch { unpacked, sums }: &mut Scratch, mut tile: Tile<'_>| {
+        let write = |Scratch { unpacked, panel, sums }: &mut Scratch, mut tile: Tile<'_>| {
             let n_rows = tile.columns.len();
             let rows = w.run((first_row + tile.columns.start) * n_blocks, n_rows * n_blocks);
             let x = &x[tile.rows.start * n_blocks..tile.rows.end * n_blocks];
             sums.resize(tile.rows.len() * n_rows, 0.0);
-            if let Some(x) = &rounded {
+            if let Some(x) = rounded.as_ref().filter(|_| in_registers) {
                 rows.rounded_dots(x, n_blocks, sums);
+            } else if let Some(x) = &rounded {
+                rows.panel_dots(x, [tile.rows.start, tile.rows.len()], n_blocks, panel, sums);
             } else if in_registers {
                 rows.dots(x, n_blocks, sums);
             } else {

@@ -3,6 +3,8 @@
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
+pub(super) mod bytes;
+
 /// A loop to be compiled for several instruction sets. Everything in it must be inlined to benefit.
 pub(super) trait Work {
     type Output;
@@ -200,7 +202,6 @@ pub(super) trait Bytes: Copy {
     fn from_quads<const B: usize>(nibbles: &[u32; 4], upper: &[u32; B], offset: i8) -> Self;
     /// The levels that a block's nibbles count, quads as above.
     fn from_levels(nibbles: &[u32; 4], levels: &[i8; 16]) -> Self;
-    fn from_i8(x: &[i8; 32]) -> Self;
 }
 
 /// The thirty-two floats of a block.
@@ -365,63 +366,6 @@ impl<W: BlockWork> Work for OfVectors<W> {
     }
 }
 
-/// Products of bytes.
-pub(super) trait ByteDots {
-    type Eight: Vector;
-
-    /// In each of eight lanes `start` and the sum of four products, exactly. Those of `x` are -127 to 127; where not `signed`,
-    /// no quant is negative.
-    fn dot(quants: <Self::Eight as Vector>::Bytes, x: &[i8; 32], signed: bool, start: i32) -> Self::Eight;
-}
-
-/// For any processor.
-pub(super) struct Plain;
-
-impl ByteDots for Plain {
-    type Eight = [f32; 8];
-
-    #[inline(always)]
-    fn dot(quants: [i8; 32], x: &[i8; 32], _: bool, start: i32) -> [f32; 8] {
-        let (quants, x) = (quants.as_chunks::<4>().0, x.as_chunks::<4>().0);
-        std::array::from_fn(|lane| {
-            let products = quants[lane].iter().zip(&x[lane]).map(|(&quant, &x)| i32::from(quant) * i32::from(x));
-            (start + products.sum::<i32>()) as f32
-        })
-    }
-}
-
-/// A loop over products of bytes.
-pub(super) trait ByteWork {
-    /// Does the work.
-    fn run_bytes<D: ByteDots>(self);
-}
-
-/// Whether products of bytes are faster here than those of floats.
-pub(crate) fn has_byte_dots() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return avx2::is_there();
-    #[cfg(not(target_arch = "x86_64"))]
-    false
-}
-
-/// Does the work with the best instructions that this processor has.
-pub(super) fn run_bytes<W: ByteWork>(work: W) {
-    #[cfg(target_arch = "x86_64")]
-    if avx2::is_there() {
-        // SAFETY: the processor has the features, as just checked.
-        return unsafe {
-            if avx512::is_there() && is_x86_feature_detected!("avx512vnni") {
-                avx2::run_vnni512(work)
-            } else if is_x86_feature_detected!("avxvnni") {
-                avx2::run_vnni(work)
-            } else {
-                avx2::run_bytes(work)
-            }
-        };
-    }
-    work.run_bytes::<Plain>();
-}
-
 /// Eight floats side by side.
 pub(super) trait Vector: Instructions {
     type Bytes: Bytes;
@@ -429,8 +373,6 @@ pub(super) trait Vector: Instructions {
     const SUMS: usize;
 
     fn splat(x: f32) -> Self;
-    /// One number in the first four lanes, another one in the others.
-    fn halves(low: f32, high: f32) -> Self;
     /// The value of an f16 in all lanes.
     fn splat_f16(bits: u16) -> Self;
     fn load(x: &[f32; 8]) -> Self;
@@ -443,6 +385,15 @@ pub(super) trait Vector: Instructions {
     /// The values of eight BF16.
     fn from_bf16(bits: &[u16; 8]) -> Self;
     fn from_i8(x: &[i8; 8]) -> Self;
+    /// Every second number from the first on, and from the second on.
+    #[inline(always)]
+    fn even_and_odd(x: &[i8; 16]) -> [Self; 2] {
+        let mut halves = [[0; 8]; 2];
+        for (i, pair) in x.as_chunks::<2>().0.iter().enumerate() {
+            (halves[0][i], halves[1][i]) = (pair[0], pair[1]);
+        }
+        [Self::from_i8(&halves[0]), Self::from_i8(&halves[1])]
+    }
     fn from_bytes(bytes: Self::Bytes) -> [Self; 4];
     /// Eight numbers of six bits: their low nibbles, and their upper two bits.
     fn six_bits(low: u32, high: u16) -> Self;
@@ -478,11 +429,6 @@ impl Vector for [f32; 8] {
     #[inline(always)]
     fn splat(x: f32) -> Self {
         [x; 8]
-    }
-
-    #[inline(always)]
-    fn halves(low: f32, high: f32) -> Self {
-        [low, low, low, low, high, high, high, high]
     }
 
     #[inline(always)]
@@ -549,11 +495,6 @@ impl Bytes for [i8; 32] {
     #[inline(always)]
     fn from_levels(nibbles: &[u32; 4], levels: &[i8; 16]) -> Self {
         std::array::from_fn(|i| levels[(nibbles[i / 4 % 4] >> (i / 16 * 4 + i % 4 * 8) & 15) as usize])
-    }
-
-    #[inline(always)]
-    fn from_i8(x: &[i8; 32]) -> Self {
-        *x
     }
 }
 
@@ -792,7 +733,7 @@ mod avx512 {
 mod avx2 {
     use std::arch::x86_64::*;
 
-    use super::{ByteDots, ByteWork, Bytes, Instructions, Vector, Work};
+    use super::{Bytes, Instructions, Vector, Work};
 
     pub fn is_there() -> bool {
         is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
@@ -803,22 +744,7 @@ mod avx2 {
         work.run::<Eight>()
     }
 
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub fn run_bytes<W: ByteWork>(work: W) {
-        work.run_bytes::<Pairwise>();
-    }
-
-    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-    pub fn run_vnni<W: ByteWork>(work: W) {
-        work.run_bytes::<Vnni>();
-    }
-
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512dq,avx512vnni")]
-    pub fn run_vnni512<W: ByteWork>(work: W) {
-        work.run_bytes::<Vnni512>();
-    }
-
-    /// Only [`run`] and what needs AVX-512 name it, so its methods are only called where the processor has the features.
+    /// Only [`run`], products of bytes and what needs AVX-512 name it, so its methods are only called where the processor has the features.
     #[derive(Clone, Copy)]
     pub struct Eight(pub __m256);
 
@@ -850,11 +776,6 @@ mod avx2 {
         #[inline(always)]
         fn splat(x: f32) -> Self {
             Eight(unsafe { _mm256_set1_ps(x) })
-        }
-
-        #[inline(always)]
-        fn halves(low: f32, high: f32) -> Self {
-            Eight(unsafe { _mm256_setr_m128(_mm_set1_ps(low), _mm_set1_ps(high)) })
         }
 
         #[inline(always)]
@@ -915,6 +836,16 @@ mod avx2 {
         #[inline(always)]
         fn from_i8(x: &[i8; 8]) -> Self {
             Eight(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast()))) })
+        }
+
+        #[inline(always)]
+        fn even_and_odd(x: &[i8; 16]) -> [Eight; 2] {
+            unsafe {
+                let pairs = _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast()));
+                let even = _mm256_srai_epi32::<24>(_mm256_slli_epi32::<24>(pairs));
+                let odd = _mm256_srai_epi32::<24>(_mm256_slli_epi32::<16>(pairs));
+                [Eight(_mm256_cvtepi32_ps(even)), Eight(_mm256_cvtepi32_ps(odd))]
+            }
         }
 
         #[inline(always)]
@@ -980,52 +911,6 @@ mod avx2 {
                 Register(_mm256_shuffle_epi8(levels, _mm256_and_si256(shifted, _mm256_set1_epi8(15))))
             }
         }
-
-        #[inline(always)]
-        fn from_i8(x: &[i8; 32]) -> Self {
-            Register(unsafe { _mm256_loadu_si256(x.as_ptr().cast()) })
-        }
-    }
-
-    /// Defines products of bytes by what adds products of unsigned and signed ones to nothing. As unsigned, signed ones lose
-    /// their sign to the other operand.
-    macro_rules! byte_dots {
-        ($name:ident, $doc:expr, |$start:ident, $unsigned:ident, $signed:ident| $products:expr) => {
-            #[doc = $doc]
-            pub struct $name;
-
-            impl ByteDots for $name {
-                type Eight = Eight;
-
-                #[inline(always)]
-                fn dot(Register(quants): Register, x: &[i8; 32], signed: bool, start: i32) -> Eight {
-                    unsafe {
-                        let $start = _mm256_set1_epi32(start);
-                        let Register(x) = Register::from_i8(x);
-                        let ($unsigned, $signed) = match signed {
-                            true => (_mm256_abs_epi8(quants), _mm256_sign_epi8(x, quants)),
-                            false => (quants, x),
-                        };
-                        Eight(_mm256_cvtepi32_ps($products))
-                    }
-                }
-            }
-        };
-    }
-    byte_dots! {
-        Pairwise, "Pairs of products in 16 bits first, which hold two of 128 times 127.",
-        |start, a, b| {
-            let pairs = _mm256_maddubs_epi16(a, b);
-            _mm256_add_epi32(start, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-        }
-    }
-    byte_dots! {
-        Vnni, "For processors with AVX-VNNI.",
-        |start, a, b| _mm256_dpbusd_avx_epi32(start, a, b)
-    }
-    byte_dots! {
-        Vnni512, "For processors with AVX-512's VNNI.",
-        |start, a, b| _mm256_dpbusd_epi32(start, a, b)
     }
 }
 
@@ -1144,11 +1029,6 @@ mod simd128 {
         }
 
         #[inline(always)]
-        fn halves(low: f32, high: f32) -> Self {
-            Eight(f32x4_splat(low), f32x4_splat(high))
-        }
-
-        #[inline(always)]
         fn splat_f16(bits: u16) -> Self {
             Self::splat(widen_f16(bits))
         }
@@ -1244,12 +1124,6 @@ mod simd128 {
             let mask = u8x16_splat(15);
             let (low, high) = (v128_and(nibbles, mask), v128_and(u32x4_shr(nibbles, 4), mask));
             Pair(i8x16_swizzle(levels, low), i8x16_swizzle(levels, high))
-        }
-
-        #[inline(always)]
-        fn from_i8(x: &[i8; 32]) -> Self {
-            let x: *const v128 = x.as_ptr().cast();
-            unsafe { Pair(v128_load(x), v128_load(x.add(1))) }
         }
     }
 
@@ -1481,58 +1355,6 @@ mod tests {
         let high = numbers.iter().rev().fold(0, |word, number| word << 2 | (number >> 4) as u16);
         let want = numbers.map(|number| number as f32);
         assert_eq!([run(SixBits(low, high)), SixBits(low, high).run::<[f32; 8]>()], [want; 2]);
-    }
-
-    /// Products of bytes in all lanes.
-    struct ByteProducts<'a>(&'a [i8; 32], &'a [i8; 32], i32, &'a mut Vec<[f32; 8]>);
-    impl ByteWork for ByteProducts<'_> {
-        #[inline(always)]
-        fn run_bytes<D: ByteDots>(self) {
-            let quants = || <<D::Eight as Vector>::Bytes as Bytes>::from_i8(self.0);
-            self.3.push(D::dot(quants(), self.1, true, self.2).lanes());
-            if self.0.iter().all(|&quant| quant >= 0) {
-                self.3.push(D::dot(quants(), self.1, false, self.2).lanes());
-            }
-        }
-    }
-
-    /// By the definition, in whole numbers, with all instructions that this processor has.
-    #[test]
-    fn products_of_bytes_are_exact() {
-        let mut state = 1u32;
-        let mut byte = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 24) as i8
-        };
-        let mut pairs: Vec<([i8; 32], [i8; 32])> = vec![
-            ([i8::MIN; 32], [127; 32]),
-            ([i8::MIN; 32], [-127; 32]),
-            ([127; 32], [-127; 32]),
-            ([0; 32], [127; 32]),
-            ([127; 32], [127; 32]),
-        ];
-        for _ in 0..1000 {
-            let x = std::array::from_fn(|_| byte().max(-127));
-            pairs.push((std::array::from_fn(|_| byte()), x));
-            pairs.push((std::array::from_fn(|_| byte() & 127), x));
-        }
-        for (i, (quants, x)) in pairs.iter().enumerate() {
-            let start = i as i32 * 37 - 5000;
-            let want: [f32; 8] = std::array::from_fn(|lane| {
-                let of = 4 * lane..4 * lane + 4;
-                let products = of.map(|i| i32::from(quants[i]) * i32::from(x[i]));
-                (start + products.sum::<i32>()) as f32
-            });
-            let mut found = Vec::new();
-            run_bytes(ByteProducts(quants, x, start, &mut found));
-            ByteProducts(quants, x, start, &mut found).run_bytes::<Plain>();
-            #[cfg(target_arch = "x86_64")]
-            if avx2::is_there() {
-                // SAFETY: the processor has the features, as just checked.
-                unsafe { avx2::run_bytes(ByteProducts(quants, x, start, &mut found)) };
-            }
-            assert!(found.iter().all(|found| *found == want), "{quants:?} {x:?}: {found:?}, expected {want:?}");
-        }
     }
 
     /// `a[i] b[i] + 1` summed over the lanes of each vector, so many vectors at once.

@@ -41,9 +41,9 @@ pub struct LoadOptions<'a> {
     pub max_pass: Option<u32>,
     /// What keys and values are cached as.
     pub kv_type: KvType,
-    /// Never round activations. On the CPU, a device that [`Device::open`] opened rounds those of a few tokens, decoding above
-    /// all, where they meet quantised weights: to signed bytes, 32 of them with one scale, as llama.cpp does, if the
-    /// processor multiplies bytes faster than floats (x86-64 with AVX2). [`Device::cpu`] never does. On a real GPU, a prompt's
+    /// Never round activations. On the CPU, a device that [`Device::open`] opened rounds those that meet quantised weights: to
+    /// signed bytes, 32 of them with one scale, as llama.cpp does, if the processor multiplies bytes faster than floats
+    /// (x86-64 with AVX2). [`Device::cpu`] never does. On a real GPU, a prompt's
     /// products are in half precision where the adapter has it, summed in f32; browsers' adapters round nothing.
     pub exact: bool,
     /// Told bytes of weights that were read and uploaded, and their sum.

@@ -365,6 +365,17 @@ impl Feed {
         const PIECE: u64 = 4 << 20;
         let mut ignore = |_, _| ();
         let progress = progress.unwrap_or(&mut ignore);
+        if !device.is_gpu() {
+            // All of it before any is touched, so that the system may put large pages under neighbours.
+            for (_, place) in &self.items {
+                match place {
+                    Destination::Rows { matrix, .. } => {
+                        matrix.slabs().iter().try_for_each(|slab| device.allocate(&slab.words))?;
+                    }
+                    Destination::Values { tensor, .. } => device.allocate(tensor)?,
+                }
+            }
+        }
         while let (Some(wanted), Some(tensor)) = (self.wanted(), self.tensor()) {
             let data = tensor.bytes(&files[wanted.file])?;
             let rest = &data[(wanted.offset - tensor.offset) as usize..];
