@@ -83,9 +83,8 @@ pub(crate) struct PlainParams {
     pub first_group: u32,
 }
 
-/// From this many tokens on a tile's reuse of weights outweighs the part of it that lies idle: `matmul` begins where
-/// `matvec` ends.
-pub(crate) const MATMUL_TOKENS: u32 = 8;
+/// Tokens that an invocation of `matvec` and `gate_up` takes side by side, at most: a power of two.
+const MAX_COLUMNS: u32 = 8;
 
 /// A linear layer: `y = act(x wᵀ (+ bias))`, or added to what `y` holds.
 #[derive(Clone, Copy, Debug)]
@@ -136,7 +135,7 @@ impl<'a> Linear<'a> {
     pub fn record(&self, rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
         let (x, norm) = fold_norm(rec, x, self.norm, self.bias.is_some())?;
         let linear = Linear { norm, ..*self };
-        if suits_few(&x) { matvec(rec, &linear, &x, y) } else { matmul(rec, &linear, &x, y) }
+        if suits_few(rec.target(), &x) { matvec(rec, &linear, &x, y) } else { matmul(rec, &linear, &x, y) }
     }
 
     /// Refuses operands that disagree with `w`; `y` has the rows of as many splits.
@@ -351,10 +350,8 @@ pub fn matmul(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Re
     let kernel = &shaders::MATMUL;
     let choice = choice(rec.target(), kernel, linear.w, n_tokens);
     check_loop(rec.target(), kernel.name, tile_rounds(choice.tier, dim), dim, "columns")?;
-    // Super-blocks are longer than blocks.
-    let ends_with_block = u64::from(linear.w.blocks()) * BLOCK as u64 == u64::from(dim);
     let rows_of_slabs = linear.w.slabs().iter().map(|slab| slab.rows);
-    let tiling = Tiling::new(rec.target(), choice, n_tokens, ends_with_block, rows_of_slabs);
+    let tiling = Tiling::new(rec.target(), choice, n_tokens, ends_with_block(linear.w), rows_of_slabs);
     let n_splits = tiling.splits(rec.target(), linear, n_tokens);
     let way = Way { tier: tiling.tier, kernel, constants: tiling.constants.clone(), n_splits };
     let grid = |rows| (tiling.n_tiles(n_tokens, rows), n_splits);
@@ -420,7 +417,9 @@ pub fn split_sum(
 pub fn matvec(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let n_tokens = quads("matvec", x)?;
     let (Choice { tier, size }, constants) = lanes(rec, &shaders::MATVEC, linear.w, linear.norm.is_some());
-    let grid = |rows: u32| (lanes_groups(rows, size), n_tokens);
+    let (n_runs, columns) = columns(n_tokens);
+    let constants = constants.into_iter().chain(columns).collect();
+    let grid = |rows: u32| (lanes_groups(rows, size), n_runs);
     linear.dispatch(rec, &Way { tier, kernel: &shaders::MATVEC, constants, n_splits: 1 }, x, y, grid)
 }
 
@@ -431,7 +430,19 @@ const WG: u32 = 64;
 pub(super) fn lanes(rec: &Recorder, kernel: &Kernel, w: &Matrix, norm: bool) -> (Choice, Vec<(&'static str, f64)>) {
     let choice = choice(rec.target(), kernel, w, 1);
     let lanes = (choice.tier != Tier::Scalar).then_some(("LANES", f64::from(choice.size)));
-    (choice, lanes.into_iter().chain(norm.then_some(("NORM", 1.0))).collect())
+    let unguarded = ends_with_block(w).then_some(("GUARDED", 0.0));
+    (choice, lanes.into_iter().chain(unguarded).chain(norm.then_some(("NORM", 1.0))).collect())
+}
+
+/// Whether the matrix has as many columns as its blocks have weights: super-blocks are longer than blocks.
+fn ends_with_block(w: &Matrix) -> bool {
+    u64::from(w.blocks()) * BLOCK as u64 == u64::from(w.cols())
+}
+
+/// Runs of so many tokens that share what is unpacked of the weights, and the override that says how many these are.
+pub(super) fn columns(n_tokens: u32) -> (u32, Option<(&'static str, f64)>) {
+    let columns = n_tokens.next_power_of_two().min(MAX_COLUMNS);
+    (n_tokens.div_ceil(columns), (columns > 1).then_some(("COLUMNS", f64::from(columns))))
 }
 
 /// How `kernel` takes the product of so many tokens with `w`. The target's tuning comes first.
@@ -474,7 +485,7 @@ pub(crate) fn is_sound(target: &Target, kernel: &Kernel, w: &Matrix, choice: Cho
         && rounds <= u64::from(LOOP_ROUNDS)
 }
 
-/// The workgroups for `rows` rows of `w`, four to each `lanes` invocations; there are as many for each token, in z.
+/// The workgroups for `rows` rows of `w`, four to each `lanes` invocations; there are as many for each run of tokens, in z.
 pub(super) fn lanes_groups(rows: u32, lanes: u32) -> u64 {
     const ROWS: u32 = 4;
     u64::from(rows.div_ceil(ROWS * WG / lanes))
@@ -519,10 +530,12 @@ pub(super) fn vector<'a>(
     }
 }
 
-/// Whether it pays to fold a norm into a product: not for many tokens, nor where each invocation would add up the squares of
-/// all of `x` by itself. A kernel takes a norm or a bias.
+/// Whether it pays to fold a norm into a product: each invocation repeats it, which for more than two tokens is predicted
+/// to take longer than a kernel of its own; nor where each would add up the squares of all of `x` by itself. A kernel takes a
+/// norm or a bias.
 pub(crate) fn folds_norm(rec: &Recorder, x: &Tensor, has_bias: bool) -> bool {
-    suits_few(x) && !has_bias && rec.target().tier() != Tier::Scalar
+    let target = rec.target();
+    suits_few(target, x) && x.shape()[0] <= 2 && !has_bias && target.tier() != Tier::Scalar
 }
 
 /// `x` and the norm for a kernel to fold in, or `x` normalised already where folding does not pay.
@@ -541,9 +554,14 @@ pub(crate) fn fold_norm<'a>(
     Ok((normed, None))
 }
 
-/// Whether `x` has so few tokens that its products are with vectors.
-pub(crate) fn suits_few(x: &Tensor) -> bool {
-    matches!(*x.shape(), [n_tokens, dim] if n_tokens < MATMUL_TOKENS && dim.is_multiple_of(4))
+/// Whether `x` has so few tokens that its products are with vectors: up to where a tile's reuse of weights outweighs the part
+/// of it that lies idle. A second run of [`MAX_COLUMNS`] tokens reads and unpacks the weights again. With matrix units a
+/// tile is predicted to take less than that, and so does one of 16 rows in the `scalar` tier; without, one of 64 rows takes
+/// four times the instructions.
+pub(crate) fn suits_few(target: &Target, x: &Tensor) -> bool {
+    let has_small_tiles = !target.is_gpu() || target.tier() == Tier::Scalar || target.tier().matrix_size().is_some();
+    let most = if has_small_tiles { MAX_COLUMNS } else { 2 * MAX_COLUMNS };
+    matches!(*x.shape(), [n_tokens, dim] if n_tokens <= most && dim.is_multiple_of(4))
 }
 
 /// Records `y = x b` of two plain matrices. Shader: `shaders/matmul_plain.wgsl`.
