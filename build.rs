@@ -50,7 +50,7 @@ struct Binding {
     name: String,
     uniform: bool,
     writes: bool,
-    /// `F32` or `U32`: what the elements of a storage array are made of.
+    /// `F32`, `F16` or `U32`: what the elements of a storage array are made of.
     dtype: &'static str,
 }
 
@@ -269,7 +269,13 @@ fn describe(kernel: &str, tier: &str, source: &str) -> Result<Described, String>
     for (_, var) in module.global_variables.iter() {
         let size = layouter[var.ty].size;
         if var.space == naga::AddressSpace::WorkGroup {
-            workgroup_bytes += size;
+            workgroup_bytes += match module.types[var.ty].inner {
+                naga::TypeInner::Array { size: naga::ArraySize::Pending(len), stride, .. } => {
+                    let len = module.overrides[len].init.and_then(|init| default_value(&module, init));
+                    stride * len.ok_or("an array whose length has no value of its own")?
+                }
+                _ => size,
+            };
         }
         let Some(slot) = &var.binding else { continue };
         let (uniform, writes) = match var.space {
@@ -304,6 +310,27 @@ fn describe(kernel: &str, tier: &str, source: &str) -> Result<Described, String>
     Ok(Described { bindings, params_size, workgroup_bytes })
 }
 
+/// What an expression of overrides gives where the host sets none of them.
+fn default_value(module: &naga::Module, expression: naga::Handle<naga::Expression>) -> Option<u32> {
+    use naga::{BinaryOperator as Op, Expression, Literal};
+    let value = |expression| default_value(module, expression);
+    match module.global_expressions[expression] {
+        Expression::Literal(Literal::U32(value)) => Some(value),
+        Expression::Constant(constant) => value(module.constants[constant].init),
+        Expression::Override(known) => value(module.overrides[known].init?),
+        Expression::Binary { op, left, right } => {
+            let (left, right) = (value(left)?, value(right)?);
+            match op {
+                Op::Add => left.checked_add(right),
+                Op::Multiply => left.checked_mul(right),
+                Op::Divide => left.checked_div(right),
+                _ => None,
+            }
+        }
+        _ => None,
+    }
+}
+
 /// What a storage array is made of.
 fn element_type(module: &naga::Module, ty: naga::Handle<naga::Type>) -> Result<&'static str, String> {
     let naga::TypeInner::Array { base, .. } = module.types[ty].inner else {
@@ -312,6 +339,7 @@ fn element_type(module: &naga::Module, ty: naga::Handle<naga::Type>) -> Result<&
     match module.types[base].inner {
         naga::TypeInner::Scalar(scalar) | naga::TypeInner::Vector { scalar, .. } => match scalar {
             naga::Scalar::F32 => Ok("F32"),
+            naga::Scalar::F16 => Ok("F16"),
             naga::Scalar::U32 => Ok("U32"),
             other => Err(format!("a storage array of {other:?}")),
         },

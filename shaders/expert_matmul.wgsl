@@ -3,7 +3,7 @@
 //     y[slot, y_start + n] = (bias[e, y_start + n] +) w[e, n] . x[slot / K],   e the expert of the slot
 //
 // ROWS x COLS outputs a workgroup. Dispatch (tiles, the columns of one after those of another, folded over x and y).
-#import stage_f32
+#import tile
 #weights
 #import tile_blocks
 #import expert_rows

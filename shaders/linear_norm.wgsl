@@ -6,10 +6,9 @@
 // which is `matmul` followed by `layer_norm`. A workgroup takes ROWS rows of y and all columns, COLS of them at a time;
 // rows wait in y until all of their columns are there. Each row is summed in one order, whatever rows are beside it.
 // Dispatch (ceil(M / ROWS) folded over x and y).
-#import stage_f32
+#import tile
 #weights
 #import linear_tile
-#import tile
 #import tile_operands
 #import fold
 #import linear_params
@@ -27,7 +26,7 @@ const LANES: u32 = 16u; // invocations that share a row
 
 // The sum over the LANES invocations of each row, which all of them get. The tile's memory is free by then.
 fn lanes_sum(local: u32, value: f32) -> f32 {
-    x_tile[local] = Staged(value);
+    x_tile[local] = vec4<f32>(value);
     for (var step = LANES / 2u; step > 0u; step >>= 1u) {
         workgroupBarrier();
         if (local % LANES < step) {

@@ -1,10 +1,10 @@
-// Matrix product with a packed weight matrix, TILE x TILE outputs a workgroup:
+// Matrix product with a packed weight matrix, ROWS x COLS outputs a workgroup:
 //
 //     y[m, y_start + n] = (y[..] +) act((bias[..] +) sum over k of x[m, k] * w[n, k])
 //
 // Dispatch (tiles, row after row, folded over x and y, splits). Weights are unpacked once a tile, into workgroup memory. A split
 // takes `split_blocks` blocks along K and has M rows of y to itself, which `split_sum` adds up.
-#import stage t0=stage_f32 t1=stage_f16 matrix8=stage_matrix8 matrix16=stage_matrix16
+#import tile
 #weights
 #import linear_tile
 #import tile_operands
@@ -23,9 +23,9 @@ fn matmul(
     @builtin(num_workgroups) grid: vec3<u32>,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let across = (params.n_out + TILE - 1u) / TILE;
+    let across = (params.n_out + COLS - 1u) / COLS;
     let tile = params.first_group + group_index(group, grid);
-    let start = vec2<u32>(tile / across, tile % across) * TILE;
+    let start = vec2<u32>(tile / across * ROWS, tile % across * COLS);
     if (start.x >= params.n_tokens) {
         return;
     }

@@ -1,10 +1,10 @@
-// Matrix product of two plain matrices, TILE x TILE outputs a workgroup:
+// Matrix product of two plain matrices, ROWS x COLS outputs a workgroup:
 //
 //     y[m, n] = sum over k of x[m, k] * b[k, n]
 //
 // Dispatch (tiles, row after row, folded over x and y).
 #import x_quad
-#import stage t0=stage_f32 t1=stage_f16 matrix8=stage_matrix8 matrix16=stage_matrix16
+#import tile
 #import fold
 
 struct Params { m: u32, n: u32, k: u32, first_group: u32 } // M, N, K
@@ -42,19 +42,6 @@ fn w_block(n: u32, quad: u32) -> mat4x4<f32> {
     return mat4x4<f32>(b_quad(k, n), b_quad(k + 1u, n), b_quad(k + 2u, n), b_quad(k + 3u, n));
 }
 
-// Four quads of a column of b from `quad` on.
-fn w_run(n: u32, quad: u32) -> mat4x4<f32> {
-    var run = mat4x4<f32>();
-    for (var i = 0u; i < 16u; i++) {
-        let k = quad * 4u + i;
-        if (!GUARDED || (n < params.n && k < params.k)) {
-            let at = k * params.n + n;
-            run[i / 4u][i % 4u] = b[at / 4u][at % 4u];
-        }
-    }
-    return run;
-}
-
 fn put(m: u32, n: u32, sum: f32) {
     if (!GUARDED || (m < params.m && n < params.n)) {
         y[m * params.n + n] = sum;
@@ -67,9 +54,9 @@ fn matmul_plain(
     @builtin(num_workgroups) grid: vec3<u32>,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let across = (params.n + TILE - 1u) / TILE;
+    let across = (params.n + COLS - 1u) / COLS;
     let tile = params.first_group + group_index(group, grid);
-    let start = vec2<u32>(tile / across, tile % across) * TILE;
+    let start = vec2<u32>(tile / across * ROWS, tile % across * COLS);
     if (start.x >= params.m) {
         return;
     }

@@ -313,7 +313,8 @@ fn run_step(step: &Step, rounds: bool) -> Result<(), Error> {
         });
         // Inputs keep the rounding to 16 bytes, for twins that read them as vectors; outputs end where the tensor does,
         // for twins that write as many rows as there are.
-        let len = if binding.writes { operand.len() } else { operand.size_bytes() as usize / 4 };
+        let len_bytes = operand.len() * operand.dtype().size_bytes() as usize;
+        let len = if binding.writes { len_bytes.div_ceil(4) } else { operand.size_bytes() as usize / 4 };
         slots.push((slot, len));
     }
     let mut guards: Vec<Guard> = memories

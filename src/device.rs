@@ -105,16 +105,17 @@ struct Inner {
     rounding: Rounding,
 }
 
-/// What the CPU rounds.
+/// Whether activations are rounded where they meet weights of fewer than 32 bits: on the CPU those of a few tokens to bytes
+/// where weights are quantised, on a GPU those of many to half precision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Rounding {
-    /// Nothing.
+    /// No.
     #[default]
     Never,
-    /// What models run, unless they are loaded to be exact.
-    OfModels,
-    /// Activations of a few tokens where they meet quantised weights.
-    Activations,
+    /// Where models run, in this tier, unless they are loaded to be exact.
+    OfModels(Tier),
+    /// Yes. What does not is in this tier.
+    Activations(Tier),
 }
 
 /// A handle to an open device; clones share it.
@@ -260,8 +261,10 @@ impl Device {
             });
         };
         let counters = Arc::new(LiveCounters::default());
-        let tier = setup.tier.unwrap_or(report.tier);
-        let gpu = Gpu::open(report, tier, setup, counters.clone()).await?;
+        // One that is asked for is that of models, too.
+        let tiers = setup.tier.map_or([report.tier, report.rounding_tier], |tier| [tier, tier]);
+        let [tier, rounding_tier] = tiers;
+        let gpu = Gpu::open(report, &tiers, setup, counters.clone()).await?;
         let info = DeviceInfo {
             name: report.name.clone(),
             backend: report.backend.clone(),
@@ -271,12 +274,18 @@ impl Device {
             notices: Vec::new(),
         };
         let target = report.target(tier);
-        Ok(Device::new(Executor::Gpu(Box::new(gpu)), info, target, counters))
+        let rounding = if rounding_tier == tier { Rounding::Never } else { Rounding::OfModels(rounding_tier) };
+        Ok(Device::new(Executor::Gpu(Box::new(gpu)), info, target, counters, rounding))
     }
 
-    fn new(executor: Executor, info: DeviceInfo, target: Target, counters: Arc<LiveCounters>) -> Device {
+    fn new(
+        executor: Executor,
+        info: DeviceInfo,
+        target: Target,
+        counters: Arc<LiveCounters>,
+        rounding: Rounding,
+    ) -> Device {
         let (executor, tested) = (Arc::new(executor), Arc::default());
-        let rounding = if crate::cpu::has_byte_dots() { Rounding::OfModels } else { Rounding::Never };
         Device(Arc::new(Inner { executor, info, target, counters, tested, tuning_file: None, rounding }))
     }
 
@@ -301,7 +310,9 @@ impl Device {
         };
         let counters = Arc::new(LiveCounters::default());
         let executor = Executor::Cpu(Cpu::new(counters.clone()));
-        Device::new(executor, info, Target::cpu(), counters)
+        let target = Target::cpu();
+        let rounding = if crate::cpu::has_byte_dots() { Rounding::OfModels(target.tier()) } else { Rounding::Never };
+        Device::new(executor, info, target, counters, rounding)
     }
 
     /// What this device is and why it was chosen.
@@ -388,17 +399,27 @@ impl Device {
 
     /// The same device for a model, which is to be `exact` or need not be.
     pub(crate) fn for_model(&self, exact: bool) -> Device {
-        let rounding = match self.0.rounding {
-            Rounding::OfModels if !exact && !self.is_gpu() => Rounding::Activations,
-            Rounding::Activations if exact => Rounding::Never,
+        let (rounding, tier) = match self.0.rounding {
+            Rounding::OfModels(tier) if !exact => (Rounding::Activations(self.0.target.tier()), tier),
+            Rounding::Activations(tier) if exact => (Rounding::Never, tier),
             _ => return self.clone(),
         };
-        Device(Arc::new(Inner { rounding, ..(*self.0).clone() }))
+        let target = self.0.target.clone().in_tier(tier);
+        let mut inner = Inner { rounding, target, ..(*self.0).clone() };
+        if self.is_gpu() {
+            inner.info.tier = tier.name().into();
+        }
+        Device(Arc::new(inner))
     }
 
-    /// Whether activations are rounded where they meet quantised weights on the CPU.
+    /// What a model's passes are recorded for: one that is to be `exact` or need not be.
+    pub fn model_target(&self, exact: bool) -> Target {
+        self.for_model(exact).target()
+    }
+
+    /// Whether activations are rounded where they meet weights of fewer than 32 bits.
     pub(crate) fn rounds(&self) -> bool {
-        self.0.rounding == Rounding::Activations
+        matches!(self.0.rounding, Rounding::Activations(_))
     }
 
     /// The same device with other limits for what is recorded from now on, so that a test meets them with little work.

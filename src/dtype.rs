@@ -7,6 +7,8 @@ use crate::formats::BlockType;
 pub enum DType {
     /// 32-bit float; all arithmetic is done in it.
     F32,
+    /// 16-bit float: what products in half precision take.
+    F16,
     /// 32-bit unsigned integer: token ids, state words, packed weights.
     U32,
 }
@@ -14,7 +16,10 @@ pub enum DType {
 impl DType {
     /// Size of an element in bytes.
     pub fn size_bytes(self) -> u64 {
-        4
+        match self {
+            DType::F16 => 2,
+            DType::F32 | DType::U32 => 4,
+        }
     }
 }
 

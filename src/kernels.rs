@@ -9,8 +9,10 @@ mod cached;
 mod embed;
 mod experts;
 mod gate_up;
+mod half_rows;
 mod linear;
 mod linear_norm;
+mod matmul;
 mod mol;
 mod norm;
 mod pool;
@@ -34,8 +36,10 @@ pub use experts::{
     SharedExperts, expert_sum, route,
 };
 pub use gate_up::{gate_up, up_gated};
-pub use linear::{Linear, Norm, matmul, matmul_plain, matvec, split_sum};
+pub use half_rows::{HalfRows, Input, half_gated, half_rows};
+pub use linear::{Linear, Norm, matvec};
 pub use linear_norm::linear_norm;
+pub use matmul::{matmul, matmul_plain, split_sum};
 pub use mol::{Combination, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, Pairing, mol};
 pub use norm::{LayerNorm, add_rms_norm, layer_norm, rms_norm};
 pub use pool::{Pooling, pool};
@@ -61,11 +65,12 @@ pub(crate) use gate_up::{GateUpParams, UPS};
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use linear::Way;
 pub(crate) use linear::{
-    ACCUMULATE, BIAS, CLAMPED, FACTOR, GELU, GELU_TANH, INVARIANT, LinearParams, NORM, PlainParams, SplitSumParams,
-    TANH, fold_norm, folds_norm, suits_few,
+    ACCUMULATE, BIAS, CLAMPED, FACTOR, GELU, GELU_TANH, INVARIANT, LinearParams, NORM, TANH, fold_norm, folds_norm,
+    suits_few,
 };
 pub(crate) use linear::{is_sound, usual};
 pub(crate) use linear_norm::{SHIFT, fuses_norm};
+pub(crate) use matmul::{PlainParams, SplitSumParams, matmul_input, product_kernel};
 pub(crate) use mol::{ACTIVATION_SHIFT, ALIGNED, BOUND, GATHERED, MolParams};
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use mol::{MOL_TILES, mol_tile};

@@ -41,12 +41,13 @@ impl Tier {
     pub fn order(self) -> &'static [Tier] {
         match self {
             Tier::Baseline => &[Tier::Baseline],
-            Tier::F16 => &[Tier::F16, Tier::Baseline],
+            // Of subgroups only where a target has them, see `Target::tier_for`.
+            Tier::F16 => &[Tier::F16, Tier::Subgroups, Tier::Baseline],
             Tier::Subgroups => &[Tier::Subgroups, Tier::Baseline],
             Tier::Scalar => &[Tier::Scalar, Tier::Baseline],
             // Cooperative matrices are operations of a subgroup.
-            Tier::Matrix8 => &[Tier::Matrix8, Tier::Subgroups, Tier::Baseline],
-            Tier::Matrix16 => &[Tier::Matrix16, Tier::Subgroups, Tier::Baseline],
+            Tier::Matrix8 => &[Tier::Matrix8, Tier::F16, Tier::Subgroups, Tier::Baseline],
+            Tier::Matrix16 => &[Tier::Matrix16, Tier::F16, Tier::Subgroups, Tier::Baseline],
         }
     }
 

@@ -72,6 +72,11 @@ impl Target {
         Target::new(TargetKind::Cpu, Tier::Baseline, limits)
     }
 
+    /// The same target in another tier.
+    pub(crate) fn in_tier(self, tier: Tier) -> Target {
+        Target { tier, ..self }
+    }
+
     /// The same target with these choices.
     pub fn with_tuning(self, tuning: Tuning) -> Target {
         Target { tuning: Arc::new(tuning), ..self }
@@ -120,7 +125,9 @@ impl Target {
     /// Tier in which a kernel is recorded: the first in the order of the target's that has a variant which is not banned.
     pub(crate) fn tier_for(&self, kernel: &Kernel, weight: Option<WeightType>) -> Tier {
         let mut variants = kernel.variants_for(weight, self.tier);
-        variants.find(|variant| !self.is_banned(variant.label)).map_or(Tier::Baseline, |variant| variant.tier)
+        let has = |tier| tier != Tier::Subgroups || self.limits.max_subgroup > 0;
+        let found = variants.find(|variant| has(variant.tier) && !self.is_banned(variant.label));
+        found.map_or(Tier::Baseline, |variant| variant.tier)
     }
 
     /// Tokens that a pass takes at most unless something else is asked for, see

@@ -87,7 +87,20 @@ fn constants(kernel: &str, tier: Tier) -> Vec<Vec<(&'static str, f64)>> {
             std::iter::once(one.to_vec()).chain(more.map(|more| [one.as_slice(), &[more]].concat())).collect()
         }
         ("expert_down", _) => vec![vec![("LANES", 64.0), ("GUARDED", 0.0)]],
-        ("matmul" | "matmul_plain", Tier::Matrix16) => sizes(64.0, &[("SUBGROUP", 64.0)]),
+        ("matmul_half", _) => {
+            // Rows and columns of tiles, and subgroups side by side.
+            let tiles = [[16, 256, 4], [32, 128, 4], [64, 64, 2], [128, 128, 2]];
+            let has_matrices = tier.matrix_size().is_some();
+            let constants = |[rows, cols, across]: [u32; 3]| {
+                let mut constants = vec![("ROWS", rows), ("COLS", cols), ("GUARDED", 0)];
+                if has_matrices {
+                    constants.extend([("SUBGROUP", 64), ("ACROSS", across)]);
+                }
+                constants.into_iter().map(|(name, value)| (name, f64::from(value))).collect()
+            };
+            tiles.into_iter().map(constants).collect()
+        }
+        ("half_rows", _) => vec![vec![("NORM", 1.0)], vec![("GATED", 1.0)]],
         ("matmul" | "matmul_plain", _) => sizes(64.0, &[]),
         // Heads of 64 and 128 elements, and norms of heads.
         ("attention_prefill", _) => vec![vec![("PARTS", 1.0)], vec![("PARTS", 2.0)]],

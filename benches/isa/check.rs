@@ -120,6 +120,13 @@ fn faults(case: &Case, compiled: &Compiled) -> Vec<String> {
             faults.push("no loads of 16 bytes in the loop along K".into());
         }
     }
+    if let (true, "matmul_half", Some(hot)) = (case.has_matrices(), case.kernel, compiled.listing.hot()) {
+        // Matrices load in pieces where `staged` is not at a multiple of 16 bytes.
+        let each = f64::from(hot.counts.lds_bytes) / f64::from(hot.counts.lds.max(1));
+        if each < 13.0 {
+            faults.push(format!("{each:.1} bytes for each access of workgroup memory, expected at least 13"));
+        }
+    }
     if compiled.waves() < waves(case) {
         faults.push(format!("{} waves, expected at least {}", compiled.waves(), waves(case)));
     }
@@ -130,7 +137,14 @@ fn faults(case: &Case, compiled: &Compiled) -> Vec<String> {
 fn is_product(case: &Case) -> bool {
     matches!(
         case.kernel,
-        "matvec" | "gate_up" | "matmul" | "expert_gate_up" | "expert_down" | "expert_matmul" | "linear_norm"
+        "matvec"
+            | "gate_up"
+            | "matmul"
+            | "matmul_half"
+            | "expert_gate_up"
+            | "expert_down"
+            | "expert_matmul"
+            | "linear_norm"
     )
 }
 
@@ -141,6 +155,8 @@ fn waves(case: &Case) -> u64 {
         "matvec" | "gate_up" if case.columns() > 4 => 4,
         "mol" => 4,
         "attention_prefill" => 6,
+        // Sums and the next step's operands.
+        "matmul_half" => 6,
         "matvec" | "gate_up" | "expert_gate_up" | "expert_down" | "matmul" | "matmul_plain" | "route" => 8,
         // Sums that fill registers are what it is for.
         "probe_matrix" => 8,
@@ -171,7 +187,7 @@ fn instructions_per_weight(weight: WeightType) -> f64 {
 fn narrow_loads(case: &Case) -> f64 {
     match case.kernel {
         "linear_norm" => 20.0,
-        "matmul" | "expert_matmul" => 16.0,
+        "matmul" | "matmul_half" | "expert_matmul" => 16.0,
         _ => 8.0,
     }
 }

@@ -1,12 +1,12 @@
 // A tile of TILE x TILE outputs of a matrix product for a workgroup of 256 invocations, WIDTH of them side by side; where
-// they are 64 and not 16, a quarter of the rows and four times the columns. Each has 4 x 4 outputs, and with
+// they are 64 or 32 and not 16, fewer rows and more columns. Each has 4 x 4 outputs, and with
 // TILE 128 the same of the three other quarters: 64 numbers that it loads then serve twice as many products as in four
 // tiles of 64, but there are a quarter as many workgroups.
 //
 // The kernel that imports this fragment defines `put(m, n, sum)`, which writes an output.
 
 override TILE: u32 = 64u; // or 128
-override WIDTH: u32 = 16u; // or 64, with TILE 64
+override WIDTH: u32 = 16u; // or 32 or 64, with TILE 64
 override ROWS: u32 = TILE * 16u / WIDTH;
 override COLS: u32 = TILE * WIDTH / 16u;
 override GUARDED: bool = true; // false where tiles cover the matrices exactly, so that no element lies outside

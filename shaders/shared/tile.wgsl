@@ -6,8 +6,8 @@
 
 const STAGED: u32 = 512u; // quads of x and of w in workgroup memory
 
-var<workgroup> x_tile: array<Staged, STAGED>;
-var<workgroup> w_tile: array<Staged, STAGED>;
+var<workgroup> x_tile: array<vec4<f32>, STAGED>;
+var<workgroup> w_tile: array<vec4<f32>, STAGED>;
 
 // Where the quad of four rows, one of so many fours, is staged for one k. Quads of neighbouring k are shifted, so that
 // invocations that stage the same rows at once do not meet in a bank.
@@ -21,27 +21,21 @@ fn staged_four(local: u32) -> u32 {
     return local % 128u / (STAGED / COLS);
 }
 
-fn stages_x(local: u32) -> bool {
-    return local < 128u && staged_four(local) < ROWS / 4u;
-}
-
-// An invocation stages 4 rows x 4 k, rows of x times their scales. Returns the largest magnitudes of its rows of x so far.
-fn stage(local: u32, m0: u32, n0: u32, q0: u32, scales: vec4<f32>, largest: vec4<u32>) -> vec4<u32> {
+// An invocation stages 4 rows x 4 k.
+fn stage(local: u32, m0: u32, n0: u32, q0: u32) {
     let q = local % (STAGED / COLS);
     let four = staged_four(local);
     if (local >= 128u) {
         let block = w_block(n0 + four * 4u, q0 + q);
         for (var k = 0u; k < 4u; k++) {
-            w_tile[staged(q * 4u + k, four, COLS / 4u)] = Staged(block[k]);
+            w_tile[staged(q * 4u + k, four, COLS / 4u)] = block[k];
         }
-    } else if (stages_x(local)) {
+    } else if (four < ROWS / 4u) {
         let block = x_block(m0 + four * 4u, q0 + q);
         for (var k = 0u; k < 4u; k++) {
-            x_tile[staged(q * 4u + k, four, ROWS / 4u)] = Staged(scaled(block[k], scales));
+            x_tile[staged(q * 4u + k, four, ROWS / 4u)] = block[k];
         }
-        return watched(largest, block);
     }
-    return largest;
 }
 
 // Adds products to `sum` by `fma`, so that no compiler chooses for itself whether to round the products. It may choose
@@ -59,62 +53,41 @@ fn add_outer(sum: mat4x4<f32>, x: vec4<f32>, w: vec4<f32>) -> mat4x4<f32> {
 
 // Adds the products of element `k` of a quad along K, whose four rows of x and of w begin at `near`, and at `far` 64 rows on.
 fn add_products(acc: ptr<function, Products>, near: vec2<u32>, far: vec2<u32>, k: u32) {
-    let x = vec4<f32>(x_tile[near.x + k * (ROWS / 4u)]);
-    let w = vec4<f32>(w_tile[near.y + k * (COLS / 4u)]);
+    let x = x_tile[near.x + k * (ROWS / 4u)];
+    let w = w_tile[near.y + k * (COLS / 4u)];
     (*acc).near_near = add_outer((*acc).near_near, x, w);
     if (TILE > 64u) {
-        let far_x = vec4<f32>(x_tile[far.x + k * (ROWS / 4u)]);
-        let far_w = vec4<f32>(w_tile[far.y + k * (COLS / 4u)]);
+        let far_x = x_tile[far.x + k * (ROWS / 4u)];
+        let far_w = w_tile[far.y + k * (COLS / 4u)];
         (*acc).near_far = add_outer((*acc).near_far, x, far_w);
         (*acc).far_near = add_outer((*acc).far_near, far_x, w);
         (*acc).far_far = add_outer((*acc).far_far, far_x, far_w);
     }
 }
 
-// Along K from one quad to another; both are multiples of 8, unless the second is the end of K. A second time if rows of
-// x must be scaled.
+// Along K from one quad to another; both are multiples of 8, unless the second is the end of K.
 fn tile_product(local: u32, m0: u32, n0: u32, quads: vec2<u32>) -> Products {
     let row = local / WIDTH;
     let col = local % WIDTH;
     let depth = STAGED / COLS;
     var acc = Products();
-    var scales = vec4<f32>(1.0);
-    var is_scaled = false;
-    open_rows(local);
-    loop {
-        var largest = vec4<u32>();
-        acc = Products();
-        for (var q0 = quads.x; q0 < quads.y; q0 += depth) {
-            largest = stage(local, m0, n0, q0, scales, largest);
-            workgroupBarrier();
-            for (var q = 0u; q < depth; q++) {
-                let near = vec2<u32>(staged(4u * q, row, ROWS / 4u), staged(4u * q, col, COLS / 4u));
-                var far = vec2<u32>();
-                if (TILE > 64u) {
-                    far = vec2<u32>(staged(4u * q, row + 16u, ROWS / 4u), staged(4u * q, col + 16u, COLS / 4u));
-                }
-                // One after the other and not in a loop: a quad's four k are staged equally far apart, so that their
-                // places are constants beside that of the first.
-                add_products(&acc, near, far, 0u);
-                add_products(&acc, near, far, 1u);
-                add_products(&acc, near, far, 2u);
-                add_products(&acc, near, far, 3u);
+    for (var q0 = quads.x; q0 < quads.y; q0 += depth) {
+        stage(local, m0, n0, q0);
+        workgroupBarrier();
+        for (var q = 0u; q < depth; q++) {
+            let near = vec2<u32>(staged(4u * q, row, ROWS / 4u), staged(4u * q, col, COLS / 4u));
+            var far = vec2<u32>();
+            if (TILE > 64u) {
+                far = vec2<u32>(staged(4u * q, row + 16u, ROWS / 4u), staged(4u * q, col + 16u, COLS / 4u));
             }
-            workgroupBarrier();
+            // One after the other and not in a loop: a quad's four k are staged equally far apart, so that their
+            // places are constants beside that of the first.
+            add_products(&acc, near, far, 0u);
+            add_products(&acc, near, far, 1u);
+            add_products(&acc, near, far, 2u);
+            add_products(&acc, near, far, 3u);
         }
-        if (is_scaled || !must_scale(local, stages_x(local), staged_four(local) * 4u, largest)) {
-            break;
-        }
-        is_scaled = true;
-        if (stages_x(local)) {
-            scales = row_scales(staged_four(local) * 4u);
-        }
-    }
-    acc.near_near = unscaled(row * 4u, acc.near_near);
-    if (TILE > 64u) {
-        acc.near_far = unscaled(row * 4u, acc.near_far);
-        acc.far_near = unscaled(row * 4u + 64u, acc.far_near);
-        acc.far_far = unscaled(row * 4u + 64u, acc.far_far);
+        workgroupBarrier();
     }
     return acc;
 }

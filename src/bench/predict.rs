@@ -12,7 +12,7 @@
 //! - the time from a dispatch's end to the next one's beginning, 1.8 us, and the tail that workgroups leave on
 //!   the last cores.
 
-use crate::dtype::WeightType;
+use crate::dtype::{BLOCK, WeightType};
 use crate::kernels::{AttentionParams, GateUpParams, LinearParams};
 use crate::recording::{Dispatch, Recording};
 
@@ -117,10 +117,12 @@ impl Machine {
         let cores = f64::from(self.n_cores);
         let slots = cores * work.groups_per_core;
         // The last round of workgroups leaves places free. Of fewer workgroups than there are places, a core is busy with
-        // two subgroups for each of its units: four sums side by side hide how long an addition takes.
+        // two subgroups for each of its units: four sums side by side hide how long an addition takes. Of matrices there
+        // are sixteen side by side, and what is to be staged next is read meanwhile, so that one subgroup is enough.
+        let subgroups = if work.on_matrices { 1.0 } else { 2.0 };
         let busy = match groups >= slots {
             true => groups / ((groups / slots).ceil() * slots),
-            false => (groups * work.group_lanes / (cores * 2.0 * f64::from(self.lanes))).min(1.0),
+            false => (groups * work.group_lanes / (cores * subgroups * f64::from(self.lanes))).min(1.0),
         };
         let lanes_rate = self.lane_rate() * busy * BUSY_SHARE;
         let in_flight = groups.min(slots) * work.bytes_in_flight;
@@ -201,6 +203,10 @@ impl Work {
             "matmul" | "linear_norm" => {
                 let params: LinearParams = params(dispatch);
                 tiled_product(dispatch, rows, [params.n_tokens, params.n_out, params.dim])
+            }
+            "matmul_half" => {
+                let params: LinearParams = params(dispatch);
+                half_product(dispatch, rows, [params.n_tokens, params.n_out, params.blocks * BLOCK as u32])
             }
             "attention_decode" | "attention_prefill" => attention(dispatch, rows, filled),
             _ => rows,
@@ -305,47 +311,76 @@ fn vector_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [
     }
 }
 
-/// Instructions beside those of matrix units that each of 256 lanes takes to stage 32 columns of two tiles and to load their
-/// matrices, of tiles of 64 and of 128: `matmul`'s "hot loop" in the ISA of RDNA 3, less its matrix instructions.
-fn staging(weight: WeightType) -> [f64; 2] {
-    match weight.layout() {
-        WeightType::F32 => [191.0, 243.0],
-        WeightType::F16 | WeightType::BF16 => [226.0, 278.0],
-        WeightType::Q8_0 | WeightType::Q4_0 | WeightType::Q4_1 | WeightType::Q4_K => [266.0, 318.0],
-        WeightType::Q5_K | WeightType::Q6_K | WeightType::Q5_0 | WeightType::Q5_1 => [333.0, 385.0],
-        _ => [400.0, 450.0],
+/// A product by tiles of lanes: each workgroup unpacks its weights once and takes its operands from workgroup memory.
+fn tiled_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u32; 3]) -> Work {
+    let [m, n, k] = [n_tokens, n_out, dim].map(f64::from);
+    let tile = constant(dispatch, "TILE").unwrap_or(64.0);
+    let width = constant(dispatch, "WIDTH").unwrap_or(16.0);
+    let [height, width] = [tile * 16.0 / width, tile * width / 16.0];
+    let [tile_rows, tile_cols] = [(m / height).ceil(), (n / width).ceil()];
+    let products = tile_rows * height * tile_cols * width * k;
+    // Each invocation has 8 x 8 sums of a large tile, 4 x 4 of a small one.
+    let is_large = tile > 64.0;
+    let side = if is_large { 8.0 } else { 4.0 };
+    let staged = unpacking(weight(dispatch))[1] * n * k * tile_rows + unpacking(WeightType::F32)[1] * m * k * tile_cols;
+    Work {
+        operations: 2.0 * m * n * k,
+        // A step along K takes as many operands as a side has twice, for as many products as its square.
+        instructions: staged + products * (1.0 + 2.0 / side),
+        shared_bytes: products * 2.0 * 4.0 / side,
+        group_lanes: 256.0,
+        groups_per_core: if is_large { 2.0 } else { 4.0 },
+        bytes_in_flight: 8192.0,
+        ..rows
     }
 }
 
-/// A product by tiles: each workgroup unpacks its weights once and takes its operands from workgroup memory.
-fn tiled_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u32; 3]) -> Work {
+/// Instructions of lanes, scalar ones apart, for each element of x that a tile stages in half precision, and for each weight:
+/// the hot loops of `matmul_half` in the ISA of RDNA 3, of several tiles.
+const HALF_X: f64 = 1.0;
+
+fn half_unpacking(weight: WeightType) -> f64 {
+    match weight.layout() {
+        WeightType::F16 | WeightType::BF16 => 2.5,
+        WeightType::Q8_0 | WeightType::Q4_0 | WeightType::Q4_1 | WeightType::Q4_K => 5.0,
+        WeightType::Q5_K | WeightType::Q6_K | WeightType::Q5_0 | WeightType::Q5_1 => 8.4,
+        _ => 12.0,
+    }
+}
+
+/// Instructions of a subgroup for each matrix that it loads, likewise, and elements of one.
+const MATRIX_LOADS: f64 = 4.2;
+const MATRIX_LEN: f64 = 256.0;
+
+/// A product by tiles in half precision, of lanes or of matrices.
+fn half_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u32; 3]) -> Work {
     let [m, n, k] = [n_tokens, n_out, dim].map(f64::from);
-    let weight = weight(dispatch);
-    let tile = constant(dispatch, "TILE").unwrap_or(64.0);
-    let on_matrices = dispatch.variant().tier.matrix_size().is_some();
-    let is_large = tile > 64.0;
-    let [tile_rows, tile_cols] = [(m / tile).ceil(), (n / tile).ceil()];
-    let products = tile_rows * tile * tile_cols * tile * k;
-    // Each invocation has 8 x 8 sums of a large tile, 4 x 4 of a small one.
-    let side = if is_large { 8.0 } else { 4.0 };
-    let (instructions, shared_bytes) = match on_matrices {
-        true => {
-            let each = staging(weight)[usize::from(is_large)];
-            (each * 256.0 * products / (tile * tile * 32.0), products * 2.0 * 2.0 / (tile / 2.0))
+    let [height, width] = ["ROWS", "COLS"].map(|name| constant(dispatch, name).unwrap_or(64.0));
+    let [tile_rows, tile_cols] = [(m / height).ceil(), (n / width).ceil()];
+    let products = tile_rows * height * tile_cols * width * k;
+    let steps = tile_rows * tile_cols * k;
+    let (subgroup, across) = (constant(dispatch, "SUBGROUP"), constant(dispatch, "ACROSS"));
+    let group_lanes = subgroup.map_or(256.0, |lanes| 4.0 * lanes);
+    // Lanes that have no part of w do the same as others.
+    let staged = HALF_X * height + half_unpacking(weight(dispatch)) * width.max(group_lanes / 2.0);
+    let (instructions, shared_bytes, on_matrices) = match (subgroup, across) {
+        // Each of four subgroups loads the rows and the columns of its part of the tile.
+        (Some(lanes), Some(across)) => {
+            let loaded = height * across + 4.0 * width / across;
+            (steps * (staged + MATRIX_LOADS * lanes * loaded / MATRIX_LEN), steps * loaded * 2.0, true)
         }
-        false => {
-            let staged = unpacking(weight)[1] * n * k * tile_rows + unpacking(WeightType::F32)[1] * m * k * tile_cols;
-            // A step along K takes as many operands as a side has twice, for as many products as its square.
-            (staged + products * (1.0 + 2.0 / side), products * 2.0 * 4.0 / side)
+        _ => {
+            let side = if height * width > 4096.0 { 8.0 } else { 4.0 };
+            (steps * staged + products * (1.0 + 2.0 / side), products * 2.0 * 2.0 / side, false)
         }
     };
     Work {
         operations: 2.0 * m * n * k,
         on_matrices,
         instructions,
-        shared_bytes,
-        group_lanes: 256.0,
-        groups_per_core: if is_large { 2.0 } else { 4.0 },
+        shared_bytes: shared_bytes + steps * 2.0 * (height + width),
+        group_lanes,
+        groups_per_core: if height * width > 4096.0 { 2.0 } else { 4.0 },
         bytes_in_flight: 8192.0,
         ..rows
     }

@@ -51,7 +51,7 @@ pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
     let PrecisionArgs { kv_type, exact } = args.precision;
     let options = LoadOptions { context_length: args.ctx, kv_type, exact, ..LoadOptions::default() };
     let plan = file.and_then(|file| match &file.header.shape {
-        ModelShape::Decoder(_) => Model::plan_file(&device.target(), &file, &options),
+        ModelShape::Decoder(_) => Model::plan_file(&device.model_target(options.exact), &file, &options),
         ModelShape::Encoder(shape) if shape.scoring.is_some() => Reranker::plan_file(&device, file),
         ModelShape::Encoder(_) => Embedder::plan_file(&device, file),
     });

@@ -65,7 +65,8 @@ pub struct PrecisionArgs {
     /// What keys and values are cached as: f32, f16 or q8_0.
     #[arg(long, value_name = "TYPE", default_value_t)]
     pub kv_type: KvType,
-    /// On the CPU, do not round activations to bytes where those of a few tokens meet quantised weights: slower.
+    /// Do not round activations: on the CPU to bytes where they meet quantised weights, on a GPU to half precision in
+    /// prompts. Slower.
     #[arg(long)]
     pub exact: bool,
 }

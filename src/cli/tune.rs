@@ -45,7 +45,7 @@ pub fn tune(args: &TuneArgs) -> Result<(), Failure> {
         "kernel", "type", "rows", "blocks", "tokens", "usual", "us", "best", "us", "ratio", "candidates"
     )?;
     for row in &rows {
-        let unit = if row.kernel == "matmul" { "tile" } else { "lanes" };
+        let unit = if row.kernel.starts_with("matmul") { "tile" } else { "lanes" };
         let show = |timed: &Timed| match timed.size {
             1 => timed.tier.to_string(),
             size => format!("{}, {unit} {size}", timed.tier),

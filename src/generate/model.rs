@@ -41,10 +41,10 @@ pub struct LoadOptions<'a> {
     pub max_pass: Option<u32>,
     /// What keys and values are cached as.
     pub kv_type: KvType,
-    /// Never round activations on the CPU. A device that [`Device::open`] opened rounds those of a few tokens, decoding above
+    /// Never round activations. On the CPU, a device that [`Device::open`] opened rounds those of a few tokens, decoding above
     /// all, where they meet quantised weights: to signed bytes, 32 of them with one scale, as llama.cpp does, if the
-    /// processor multiplies bytes faster than floats (x86-64 with AVX2). [`Device::cpu`] never does, and GPUs have nothing to
-    /// do with it.
+    /// processor multiplies bytes faster than floats (x86-64 with AVX2). [`Device::cpu`] never does. On a real GPU, a prompt's
+    /// products are in half precision where the adapter has it, summed in f32; browsers' adapters round nothing.
     pub exact: bool,
     /// Told bytes of weights that were read and uploaded, and their sum.
     pub progress: Option<&'a mut dyn FnMut(u64, u64)>,
@@ -128,6 +128,7 @@ impl Model {
         let ModelHeader { name, shape, tokenizer, chat, catalog, unread } = header;
         let config = shape.into_decoder()?;
         let limit = Limit::of(options.memory_limit, device.available_bytes());
+        let device = device.for_model(options.exact);
         let target = device.target();
         let room = checked_room(&target, config.max_seq_len, limit.is_some(), options)?;
         let weights = Weights::declare(&target, &config, &catalog)?;
@@ -172,7 +173,6 @@ impl Model {
         let tokens_per_submit = tokens_per_submit(device.is_real_gpu(), weights_bytes);
         let block_types = catalog.block_types();
         let inner = Inner { name, transformer, encodings, chat, block_types, tokens_per_submit };
-        let device = device.for_model(options.exact);
         Ok((Model { inner: Arc::new(inner), device, room, plan }, feed))
     }
 

@@ -116,6 +116,9 @@ pub struct AdapterReport {
     /// Tier that is used unless another is asked for.
     #[serde(serialize_with = "tier_name")]
     pub tier: Tier,
+    /// Tier of models that may round, likewise: matrix products of prompts in half precision where the adapter has it.
+    #[serde(serialize_with = "tier_name")]
+    pub rounding_tier: Tier,
     #[serde(skip)]
     pub(crate) adapter: wgpu::Adapter,
 }
@@ -225,6 +228,8 @@ pub async fn browser_adapter(known: &BrowserAdapter) -> Result<AdapterReport, Er
     // Their size is not told; kernels do not ask.
     report.subgroups = known.has_subgroups.then_some([1, 128]);
     report.tier = tier(report.is_software, known.has_subgroups);
+    // What half precision gains without matrix units was never measured in one.
+    report.rounding_tier = report.tier;
     Ok(report)
 }
 
@@ -242,6 +247,18 @@ fn tier(is_software: bool, has_subgroups: bool) -> Tier {
         (true, _) => Tier::Scalar,
         (false, true) => Tier::Subgroups,
         (false, false) => Tier::Baseline,
+    }
+}
+
+/// The tier of products that may round. Software adapters gain nothing.
+fn rounding_tier(tier: Tier, has_f16: bool, matrices: &[u32]) -> Tier {
+    let of_matrices = [Tier::Matrix16, Tier::Matrix8];
+    let has = |tier: &Tier| tier.matrix_size().is_some_and(|size| matrices.contains(&size));
+    match of_matrices.into_iter().find(has) {
+        _ if tier == Tier::Scalar => tier,
+        Some(tier) => tier,
+        None if has_f16 => Tier::F16,
+        None => tier,
     }
 }
 
@@ -270,7 +287,10 @@ fn matrices(adapter: &wgpu::Adapter) -> Vec<u32> {
 fn report(adapter: wgpu::Adapter) -> AdapterReport {
     let (info, features, limits) = (adapter.get_info(), adapter.features(), adapter.limits());
     let is_software = info.device_type == wgpu::DeviceType::Cpu;
-    let has_subgroups = features.contains(wgpu::Features::SUBGROUP);
+    let (has_f16, has_subgroups) =
+        (features.contains(wgpu::Features::SHADER_F16), features.contains(wgpu::Features::SUBGROUP));
+    let matrices = if features.contains(MATRICES) { matrices(&adapter) } else { Vec::new() };
+    let tier = tier(is_software, has_subgroups);
     AdapterReport {
         name: info.name.clone(),
         backend: info.backend.to_str().to_string(),
@@ -278,14 +298,15 @@ fn report(adapter: wgpu::Adapter) -> AdapterReport {
         pci_bus_id: info.device_pci_bus_id.clone(),
         kind: AdapterKind::of(info.device_type),
         is_software,
-        has_f16: features.contains(wgpu::Features::SHADER_F16),
+        has_f16,
         subgroups: has_subgroups.then_some([info.subgroup_min_size, info.subgroup_max_size]),
-        matrices: if features.contains(MATRICES) { matrices(&adapter) } else { Vec::new() },
+        rounding_tier: rounding_tier(tier, has_f16, &matrices),
+        matrices,
         has_timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
         max_buffer_bytes: limits.max_buffer_size,
         max_binding_bytes: limits.max_storage_buffer_binding_size,
         max_workgroup_bytes: limits.max_compute_workgroup_storage_size,
-        tier: tier(is_software, has_subgroups),
+        tier,
         adapter,
     }
 }

@@ -58,35 +58,43 @@ pub(crate) struct PreparedSteps {
 }
 
 impl Gpu {
+    /// Opens an adapter with what shaders of all these tiers need.
     pub async fn open(
         report: &AdapterReport,
-        tier: Tier,
+        tiers: &[Tier],
         setup: Setup<'_>,
         counters: Arc<LiveCounters>,
     ) -> Result<Gpu, Error> {
         let adapter = &report.adapter;
         let available = adapter.features();
-        // Features, what they are called, and whether the adapter has what they stand for.
-        let (needed, limit, is_there) = match tier {
-            Tier::Baseline | Tier::Scalar => (wgpu::Features::empty(), "", true),
-            Tier::F16 => (wgpu::Features::SHADER_F16, "feature shader-f16", true),
-            // A browser gives it through the page's shim; wgpu does not know that it has it.
-            Tier::Subgroups if cfg!(target_arch = "wasm32") => {
-                (wgpu::Features::empty(), "feature subgroups", report.subgroups.is_some())
+        let mut needed = wgpu::Features::empty();
+        for &tier in tiers {
+            // Features, what they are called, and whether the adapter has what they stand for.
+            let (of_tier, limit, is_there) = match tier {
+                Tier::Baseline | Tier::Scalar => (wgpu::Features::empty(), "", true),
+                Tier::F16 => (wgpu::Features::SHADER_F16, "feature shader-f16", true),
+                // A browser gives it through the page's shim; wgpu does not know that it has it.
+                Tier::Subgroups if cfg!(target_arch = "wasm32") => {
+                    (wgpu::Features::empty(), "feature subgroups", report.subgroups.is_some())
+                }
+                Tier::Subgroups => (wgpu::Features::SUBGROUP, "feature subgroups", true),
+                Tier::Matrix8 => (MATRICES, "feature cooperative-matrix of 8 x 8", report.matrices.contains(&8)),
+                Tier::Matrix16 => (MATRICES, "feature cooperative-matrix of 16 x 16", report.matrices.contains(&16)),
+            };
+            if !available.contains(of_tier) || !is_there {
+                return Err(Error::Limit { adapter: report.name.clone(), limit, expected: 1, found: 0 });
             }
-            Tier::Subgroups => (wgpu::Features::SUBGROUP, "feature subgroups", true),
-            Tier::Matrix8 => (MATRICES, "feature cooperative-matrix of 8 x 8", report.matrices.contains(&8)),
-            Tier::Matrix16 => (MATRICES, "feature cooperative-matrix of 16 x 16", report.matrices.contains(&16)),
-        };
-        if !available.contains(needed) || !is_there {
-            return Err(Error::Limit { adapter: report.name.clone(), limit, expected: 1, found: 0 });
+            needed |= of_tier;
         }
-        let experimental_features = match tier.matrix_size() {
+        let experimental_features = if needed.contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX) {
             // SAFETY: what may be undefined are bugs of wgpu's implementation. This crate's use of it is validated by
             // build.rs and compared with the CPU by the conformance tests and the self-test.
-            Some(_) => unsafe { wgpu::ExperimentalFeatures::enabled() },
-            None => wgpu::ExperimentalFeatures::disabled(),
+            unsafe { wgpu::ExperimentalFeatures::enabled() }
+        } else {
+            wgpu::ExperimentalFeatures::disabled()
         };
+        // Kernels of the tier of half precision have variants with subgroups.
+        let needed = needed | wgpu::Features::SUBGROUP;
         let wanted = needed | wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::PIPELINE_CACHE;
         let (device, queue) = adapter
             .request_device(&wgpu::DeviceDescriptor {

@@ -22,7 +22,7 @@ fn open(setup: Setup<'_>) -> Option<(Gpu, Arc<LiveCounters>)> {
         return None;
     };
     let counters = Arc::new(LiveCounters::default());
-    let gpu = pollster::block_on(Gpu::open(report, report.tier, setup, counters.clone())).unwrap();
+    let gpu = pollster::block_on(Gpu::open(report, &[report.tier], setup, counters.clone())).unwrap();
     Some((gpu, counters))
 }
 

@@ -1,9 +1,10 @@
-//! Matrix products.
+//! Linear layers: what a product is, and how it is taken for one token or a few.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Activation, Gelu, LOOP_ROUNDS, check_loop, fold, grid_parts, rms_norm, tier_for};
-use crate::dtype::{BLOCK, DType, WeightType};
+use super::matmul::{Tile, is_tiled, matmul_input, tile_rounds, usual_tile};
+use super::{Activation, Gelu, Input, LOOP_ROUNDS, grid_parts, rms_norm, tier_for};
+use crate::dtype::{BLOCK, DType};
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -27,19 +28,6 @@ pub(crate) struct LinearParams {
     pub split_blocks: u32,
     pub first_group: u32,
     pub _pad: u32,
-}
-
-/// Mirrors `Params` in `shaders/split_sum.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct SplitSumParams {
-    pub n_tokens: u32,
-    pub n_out: u32,
-    pub n_splits: u32,
-    pub y_start: u32,
-    pub y_stride: u32,
-    pub flags: u32,
-    pub _pad: [u32; 2],
 }
 
 /// Flag: add the bias.
@@ -71,16 +59,6 @@ pub struct Norm<'a> {
     pub weight: &'a Tensor,
     /// Added to the mean square.
     pub eps: f32,
-}
-
-/// Mirrors `Params` in `shaders/matmul_plain.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct PlainParams {
-    pub m: u32,
-    pub n: u32,
-    pub k: u32,
-    pub first_group: u32,
 }
 
 /// Tokens that an invocation of `matvec` and `gate_up` takes side by side, at most: a power of two.
@@ -133,18 +111,26 @@ impl<'a> Linear<'a> {
     /// # Errors
     /// [`Error::Shape`] if an operand disagrees with `w`.
     pub fn record(&self, rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
-        let (x, norm) = fold_norm(rec, x, self.norm, self.bias.is_some())?;
-        let linear = Linear { norm, ..*self };
-        if suits_few(rec.target(), &x) { matvec(rec, &linear, &x, y) } else { matmul(rec, &linear, &x, y) }
+        let input = self.norm.map_or_else(|| Input::new(x), |norm| Input::normed(x, norm));
+        self.record_input(rec, &mut { input }, y)
     }
 
-    /// Refuses operands that disagree with `w`; `y` has the rows of as many splits.
-    pub(super) fn check(&self, kernel: &Kernel, n_splits: u32, x: &Tensor, y: &Tensor) -> Result<(), Error> {
-        let [n_tokens, _] = x.dims2(kernel.name, "x")?;
-        x.expect_shape(kernel.name, "x", &[n_tokens, self.w.cols()])?;
+    /// As [`Linear::record`] of an input that other products may share; the norm is the input's.
+    ///
+    /// # Errors
+    /// As [`Linear::record`].
+    pub fn record_input(&self, rec: &mut Recorder, input: &mut Input<'_>, y: &Tensor) -> Result<(), Error> {
+        match input.folded(rec, self.bias.is_some())? {
+            Some((x, norm)) => matvec(rec, &Linear { norm, ..*self }, &x, y),
+            None => matmul_input(rec, &Linear { norm: None, ..*self }, input, y),
+        }
+    }
+
+    /// Refuses a `y` of other than `n_rows` rows or too few columns, and what the kernel cannot take.
+    pub(super) fn check(&self, kernel: &Kernel, n_rows: u32, y: &Tensor) -> Result<(), Error> {
         let [_, y_stride] = y.dims2(kernel.name, "y")?;
         let y_end = self.y_start.saturating_add(self.w.rows());
-        y.expect_shape(kernel.name, "y", &[n_tokens.saturating_mul(n_splits), y_stride.max(y_end)])?;
+        y.expect_shape(kernel.name, "y", &[n_rows, y_stride.max(y_end)])?;
         if let Some(bias) = self.bias {
             bias.expect_shape(kernel.name, "bias", &[y_stride])?;
         }
@@ -159,19 +145,21 @@ impl<'a> Linear<'a> {
         Ok(())
     }
 
-    /// Records one dispatch for each slab of `w`, or several; `grid` gives the workgroups for a number of rows of `w`: those
-    /// that may be cut and folded, and how many are side by side in z.
+    /// Records one dispatch for each slab of `w`, or several, with what the kernel has of `x` as `inputs`, its rows first;
+    /// `grid` gives the workgroups for a number of rows of `w`: those that may be cut and folded, and how many are side by
+    /// side in z.
     pub(crate) fn dispatch(
         &self,
         rec: &mut Recorder,
         way: &Way,
-        x: &Tensor,
+        inputs: &[&Tensor],
         y: &Tensor,
         grid: impl Fn(u32) -> (u64, u32),
     ) -> Result<(), Error> {
         let Way { tier, kernel, constants, n_splits } = way;
-        self.check(kernel, *n_splits, x, y)?;
+        let x = inputs[0];
         let ([n_tokens, dim], [_, y_stride]) = (x.dims2(kernel.name, "x")?, y.dims2(kernel.name, "y")?);
+        self.check(kernel, n_tokens.saturating_mul(*n_splits), y)?;
         let vector = vector(kernel.name, self.norm, self.bias, dim)?;
         let flags = [
             (self.bias.is_some(), BIAS),
@@ -199,8 +187,9 @@ impl<'a> Linear<'a> {
                     _pad: 0,
                 };
                 let [x_groups, y_groups, _] = part.grid;
-                // A vector that is not there is never read; x is at hand.
-                let operands = [&slab.words, vector.unwrap_or(x), x, y];
+                // A vector that is not there is never read; some tensor of F32 is at hand.
+                let unused = inputs.last().copied().unwrap_or(x);
+                let operands = [&[&slab.words, vector.unwrap_or(unused)], inputs, &[y]].concat();
                 rec.dispatch_as(
                     *tier,
                     kernel,
@@ -245,166 +234,9 @@ pub(super) fn operations(m: u32, n: u32, k: u32) -> u64 {
     2 * u64::from(m) * u64::from(n) * u64::from(k)
 }
 
-/// How `matmul` or `matmul_plain` takes a product.
-struct Tiling {
-    tier: Tier,
-    constants: Vec<(&'static str, f64)>,
-    /// Rows and columns of `y` that a workgroup makes.
-    rows: u32,
-    cols: u32,
-}
-
-impl Tiling {
-    /// For `x` of `[m, k]` and `n` columns of `y`, where nothing was measured. The scalar kernels need operands whose rows
-    /// are whole quads.
-    fn usual(
-        target: &Target,
-        (kernel, weight): (&Kernel, Option<WeightType>),
-        [m, n]: [u32; 2],
-        is_whole: bool,
-    ) -> Choice {
-        /// Large tiles that occupy a large GPU; fewer of them would leave parts of it idle.
-        const ENOUGH: u64 = 128;
-        let tiled = |tier: Tier| {
-            let [small, large] = tile_sizes(tier);
-            let is_large = m > small && u64::from(m.div_ceil(large)) * u64::from(n.div_ceil(large)) >= ENOUGH;
-            Choice { tier, size: if is_large { large } else { small } }
-        };
-        match target.tier_for(kernel, weight) {
-            Tier::Scalar if is_whole => Choice { tier: Tier::Scalar, size: 1 },
-            Tier::Scalar => tiled(Tier::Baseline),
-            tier => tiled(tier),
-        }
-    }
-
-    /// For `m` rows, so many columns of `y` in each dispatch, and rows of `x` that end where blocks do or before.
-    fn new(
-        target: &Target,
-        Choice { tier, size }: Choice,
-        m: u32,
-        ends_with_block: bool,
-        mut cols: impl Iterator<Item = u32>,
-    ) -> Tiling {
-        match tier {
-            Tier::Scalar => Tiling { tier, constants: Vec::new(), rows: 16, cols: 64 },
-            _ => {
-                let covers = |n: u32| n.is_multiple_of(size);
-                let is_exact = covers(m) && ends_with_block && cols.all(covers);
-                let mut constants = vec![("TILE", f64::from(size)), ("GUARDED", f64::from(!is_exact))];
-                constants.extend(tier.matrix_size().map(|_| ("SUBGROUP", f64::from(target.limits().max_subgroup))));
-                Tiling { tier, constants, rows: size, cols: size }
-            }
-        }
-    }
-
-    /// Tiles of `y`.
-    fn n_tiles(&self, m: u32, n: u32) -> u64 {
-        u64::from(n.div_ceil(self.cols)) * u64::from(m.div_ceil(self.rows))
-    }
-
-    /// Splits of K: as many as were asked for, else what occupies the device if there are few tiles and K is long. From
-    /// llama.cpp's Vulkan backend are the shortest K and the largest number of splits; no device was measured.
-    fn splits(&self, target: &Target, linear: &Linear, m: u32) -> u32 {
-        /// Fewer tiles leave half of a large GPU idle.
-        const FEW: u32 = 64;
-        const LONG: u32 = 2048;
-        if !target.is_gpu() || self.tier == Tier::Scalar {
-            return 1;
-        }
-        let n_tiles = u32::try_from(self.n_tiles(m, linear.w.rows())).unwrap_or(u32::MAX).max(1);
-        let is_idle = linear.w.cols() >= LONG && n_tiles < FEW;
-        let usual = if is_idle { (2 * FEW / n_tiles).min(target.limits().max_splits) } else { 1 };
-        let blocks = linear.w.blocks();
-        let wanted = if linear.batch_invariant { 1 } else { linear.splits.unwrap_or(usual).clamp(1, blocks) };
-        // Each has whole blocks, so there may be fewer.
-        blocks.div_ceil(blocks.div_ceil(wanted))
-    }
-}
-
-/// Rows and columns of the small and the large tiles of a tier: of 64 or 128 elements, or of 4 or 8 matrices.
-fn tile_sizes(tier: Tier) -> [u32; 2] {
-    let large = tier.matrix_size().map_or(128, |size| 8 * size);
-    [large / 2, large]
-}
-
-/// Rounds of a tile's loops over K: the scalar kernels walk it by quads, others by elements.
-fn tile_rounds(tier: Tier, k: u32) -> u64 {
-    let k = u64::from(k);
-    if tier == Tier::Scalar { k / 4 + k / 32 } else { k + k / 8 }
-}
-
 /// Rounds of the loops over a row of `w`: one for each block and each of its eight quads.
 fn rounds(w: &Matrix) -> u64 {
     9 * u64::from(w.blocks())
-}
-
-/// Records a tiled matrix product, and behind it [`split_sum`] if K is split. Shader: `shaders/matmul.wgsl`.
-///
-/// # Shapes
-/// `x`: `[M, K]`; `y`: `[M, y_start + N]` or wider.
-/// # Errors
-/// [`Error::Shape`] if an operand disagrees with the weights, [`Error::Operand`] if there is a norm, or if the scalar
-/// tier's loops cannot take so many columns.
-pub fn matmul(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
-    let [n_tokens, dim] = x.dims2("matmul", "x")?;
-    let kernel = &shaders::MATMUL;
-    let choice = choice(rec.target(), kernel, linear.w, n_tokens);
-    check_loop(rec.target(), kernel.name, tile_rounds(choice.tier, dim), dim, "columns")?;
-    let rows_of_slabs = linear.w.slabs().iter().map(|slab| slab.rows);
-    let tiling = Tiling::new(rec.target(), choice, n_tokens, ends_with_block(linear.w), rows_of_slabs);
-    let n_splits = tiling.splits(rec.target(), linear, n_tokens);
-    let way = Way { tier: tiling.tier, kernel, constants: tiling.constants.clone(), n_splits };
-    let grid = |rows| (tiling.n_tiles(n_tokens, rows), n_splits);
-    if n_splits == 1 {
-        return linear.dispatch(rec, &way, x, y, grid);
-    }
-    linear.check(kernel, 1, x, y)?;
-    let parts = rec.temporary("splits", &[n_tokens.saturating_mul(n_splits), linear.w.rows()])?;
-    let part = Linear { bias: None, activation: None, y_start: 0, accumulate: false, ..*linear };
-    part.dispatch(rec, &way, x, &parts, grid)?;
-    split_sum(rec, &parts, linear.bias, linear.activation, linear.y_start, linear.accumulate, y)
-}
-
-/// Records the sum of a product's splits, one after the other, with its bias and activation. Shader: `shaders/split_sum.wgsl`.
-///
-/// # Shapes
-/// `parts`: `[S M, N]`, a split's rows after those of the one before; `bias`: one value for each column of `y`; `y`:
-/// `[M, y_start + N]` or wider.
-/// # Errors
-/// [`Error::Shape`] if `bias` or `y` disagrees with `parts`, [`Error::Operand`] if `parts` has no multiple of M rows.
-pub fn split_sum(
-    rec: &mut Recorder,
-    parts: &Tensor,
-    bias: Option<&Tensor>,
-    activation: Option<Activation>,
-    y_start: u32,
-    accumulate: bool,
-    y: &Tensor,
-) -> Result<(), Error> {
-    let kernel = shaders::SPLIT_SUM.name;
-    let ([rows, n_out], [n_tokens, y_stride]) = (parts.dims2(kernel, "parts")?, y.dims2(kernel, "y")?);
-    y.expect_shape(kernel, "y", &[n_tokens, y_stride.max(y_start.saturating_add(n_out))])?;
-    if !rows.is_multiple_of(n_tokens) {
-        let (expected, found) = (format!("a multiple of {n_tokens} rows"), rows.to_string());
-        return Err(Error::Operand { kernel, operand: "parts", expected, found });
-    }
-    if let Some(bias) = bias {
-        bias.expect_shape(kernel, "bias", &[y_stride])?;
-    }
-    let vector = vector(kernel, None, bias, n_out)?.unwrap_or(parts);
-    let grid = fold(rec.target(), (u64::from(n_tokens) * u64::from(n_out)).div_ceil(256));
-    let flags = [(bias.is_some(), BIAS), (accumulate, ACCUMULATE)];
-    let (activation_flags, constants) = activated(activation);
-    let params = SplitSumParams {
-        n_tokens,
-        n_out,
-        n_splits: rows / n_tokens,
-        y_start,
-        y_stride,
-        flags: set(&flags) | activation_flags,
-        _pad: [0; 2],
-    };
-    rec.dispatch(&shaders::SPLIT_SUM, None, constants, params, &[parts, vector, y], grid)
 }
 
 /// Records a matrix product for one token or a few. Shader: `shaders/matvec.wgsl`.
@@ -420,7 +252,8 @@ pub fn matvec(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Re
     let (n_runs, columns) = columns(n_tokens);
     let constants = constants.into_iter().chain(columns).collect();
     let grid = |rows: u32| (lanes_groups(rows, size), n_runs);
-    linear.dispatch(rec, &Way { tier, kernel: &shaders::MATVEC, constants, n_splits: 1 }, x, y, grid)
+    x.expect_shape("matvec", "x", &[n_tokens, linear.w.cols()])?;
+    linear.dispatch(rec, &Way { tier, kernel: &shaders::MATVEC, constants, n_splits: 1 }, &[x], y, grid)
 }
 
 /// Invocations of a workgroup of `matvec` and `gate_up`.
@@ -447,15 +280,21 @@ pub(super) fn columns(n_tokens: u32) -> (u32, Option<(&'static str, f64)>) {
 
 /// How `kernel` takes the product of so many tokens with `w`. The target's tuning comes first.
 fn choice(target: &Target, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Choice {
+    tuned(target, kernel, w, n_tokens).unwrap_or_else(|| usual(target, kernel, w, n_tokens))
+}
+
+/// The choice of the target's tuning, if it has one and can follow it.
+pub(super) fn tuned(target: &Target, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Option<Choice> {
     let tuned = target.tuning().choice(Bucket::of(kernel, w.weight(), [w.rows(), w.blocks(), n_tokens]));
-    tuned.filter(|&choice| is_sound(target, kernel, w, choice)).unwrap_or_else(|| usual(target, kernel, w, n_tokens))
+    tuned.filter(|&choice| is_sound(target, kernel, w, choice))
 }
 
 /// The choice where nothing was measured. In the `scalar` tier an invocation takes four rows alone, unless they are so
 /// long that they must be shared.
 pub(crate) fn usual(target: &Target, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Choice {
-    if kernel.name == shaders::MATMUL.name {
-        return Tiling::usual(target, (kernel, Some(w.weight())), [n_tokens, w.rows()], w.cols().is_multiple_of(4));
+    if is_tiled(kernel) {
+        let sizes = [n_tokens, w.rows(), w.cols()];
+        return usual_tile(target, (kernel, Some(w.weight())), sizes, w.cols().is_multiple_of(4));
     }
     match tier_for(target, kernel, Some(w.weight()), rounds(w)) {
         Tier::Scalar => Choice { tier: Tier::Scalar, size: 1 },
@@ -472,8 +311,8 @@ pub(crate) fn is_sound(target: &Target, kernel: &Kernel, w: &Matrix, choice: Cho
         tier => target.tier().order().contains(&tier),
     };
     let variant = kernel.variant(Some(w.weight()), choice.tier).filter(|variant| variant.tier == choice.tier);
-    let (has_size, rounds) = if kernel.name == shaders::MATMUL.name {
-        let has_size = choice.tier == Tier::Scalar || tile_sizes(choice.tier).contains(&choice.size);
+    let (has_size, rounds) = if is_tiled(kernel) {
+        let has_size = choice.tier == Tier::Scalar || Tile::of(choice).is_some();
         (has_size, tile_rounds(choice.tier, w.cols()))
     } else {
         let has_size = choice.size.is_power_of_two() && choice.size <= WG;
@@ -555,35 +394,17 @@ pub(crate) fn fold_norm<'a>(
 }
 
 /// Whether `x` has so few tokens that its products are with vectors: up to where a tile's reuse of weights outweighs the part
-/// of it that lies idle. A second run of [`MAX_COLUMNS`] tokens reads and unpacks the weights again. With matrix units a
-/// tile is predicted to take less than that, and so does one of 16 rows in the `scalar` tier; without, one of 64 rows takes
-/// four times the instructions.
+/// of it that lies idle.
 pub(crate) fn suits_few(target: &Target, x: &Tensor) -> bool {
-    let has_small_tiles = !target.is_gpu() || target.tier() == Tier::Scalar || target.tier().matrix_size().is_some();
-    let most = if has_small_tiles { MAX_COLUMNS } else { 2 * MAX_COLUMNS };
-    matches!(*x.shape(), [n_tokens, dim] if n_tokens <= most && dim.is_multiple_of(4))
+    matches!(*x.shape(), [n_tokens, dim] if are_few(target, [n_tokens, dim]))
 }
 
-/// Records `y = x b` of two plain matrices. Shader: `shaders/matmul_plain.wgsl`.
+/// As [`suits_few`], by rows and columns.
 ///
-/// # Shapes
-/// `x`: `[M, K]`; `b`: `[K, N]`; `y`: `[M, N]`.
-/// # Errors
-/// [`Error::Shape`] if `b` or `y` disagrees with `x`, [`Error::Operand`] if the scalar tier's loops cannot take so many
-/// columns.
-pub fn matmul_plain(rec: &mut Recorder, x: &Tensor, b: &Tensor, y: &Tensor) -> Result<(), Error> {
-    let [m, k] = x.dims2("matmul_plain", "x")?;
-    let [_, n] = b.dims2("matmul_plain", "b")?;
-    b.expect_shape("matmul_plain", "b", &[k, n])?;
-    y.expect_shape("matmul_plain", "y", &[m, n])?;
-    let is_whole = k.is_multiple_of(4) && n.is_multiple_of(4);
-    let choice = Tiling::usual(rec.target(), (&shaders::MATMUL_PLAIN, None), [m, n], is_whole);
-    check_loop(rec.target(), "matmul_plain", tile_rounds(choice.tier, k), k, "columns")?;
-    let tiling = Tiling::new(rec.target(), choice, m, k.is_multiple_of(BLOCK as u32), std::iter::once(n));
-    for part in grid_parts(rec.target(), tiling.n_tiles(m, n), operations(m, n, k)) {
-        let params = PlainParams { m, n, k, first_group: part.first };
-        let Tiling { tier, constants, .. } = &tiling;
-        rec.dispatch_as(*tier, &shaders::MATMUL_PLAIN, None, constants, params, &[x, b, y], part.grid)?;
-    }
-    Ok(())
+/// A second run of [`MAX_COLUMNS`] tokens reads and unpacks the weights again. Tiles of 16 rows, which the `scalar` tier has
+/// and those that round to half precision, take less than that; without, one of 64 rows takes four times the instructions.
+pub(super) fn are_few(target: &Target, [n_tokens, dim]: [u32; 2]) -> bool {
+    let tier = target.tier();
+    let has_small_tiles = !target.is_gpu() || tier == Tier::Scalar || tier.rounds_to_half();
+    n_tokens <= if has_small_tiles { MAX_COLUMNS } else { 2 * MAX_COLUMNS } && dim.is_multiple_of(4)
 }

@@ -29,7 +29,8 @@ pub fn linear_norm(rec: &mut Recorder, linear: &Linear, norm: &LayerNorm, x: &Te
     let kernel = &shaders::LINEAR_NORM;
     let [n_tokens, _] = x.dims2(kernel.name, "x")?;
     let (n_out, dim) = (linear.w.rows(), linear.w.cols());
-    linear.check(kernel, 1, x, y)?;
+    x.expect_shape(kernel.name, "x", &[n_tokens, dim])?;
+    linear.check(kernel, n_tokens, y)?;
     y.expect_shape(kernel.name, "y", &[n_tokens, n_out])?;
     norm.check(kernel.name, ["weight", "shift"], n_out)?;
 

@@ -7,7 +7,7 @@ use super::stack::{Destination, RowPlaces, Stack, WeightSource};
 use super::weights::NormWeights;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::{Activation, PackedTiles, Pooling, embed_sum, pool};
+use crate::kernels::{Activation, Input, PackedTiles, Pooling, embed_sum, pool};
 use crate::recording::Recorder;
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
@@ -162,8 +162,8 @@ impl Transformer {
         let pooled = rec.temporary("pooled", &shape)?;
         self.record_pooling(rec, io, h, (head.config.pooling, false), &pooled)?; // [B, C]
         let dense = rec.temporary("dense", &shape)?;
-        head.dense.record_tiled(rec, &pooled, Some(head.config.activation), false, &dense)?; // [B, C]
+        head.dense.record_tiled(rec, &mut Input::new(&pooled), Some(head.config.activation), false, &dense)?; // [B, C]
         let normed = self.normed(rec, head.norm.as_ref(), &dense)?; // [B, C]
-        head.output.record_tiled(rec, &normed, None, false, scores) // [B, 1]
+        head.output.record_tiled(rec, &mut Input::new(&normed), None, false, scores) // [B, 1]
     }
 }

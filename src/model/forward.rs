@@ -10,8 +10,8 @@ use super::weights::{BlockWeights, HalfNorms, NormWeights, RecurrenceWeights, We
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{
-    Activation, Heads, Linear, Norm, RopeConfig, RopeScaling, ShortConv, add_rms_norm, attention, attention_next,
-    attention_packed, fold_norm, fuses_norm, gate_up, gated, gelu, layer_norm, linear_norm, rms_norm, rope_kv,
+    Activation, Gate, Heads, Input, Linear, Norm, RopeConfig, RopeScaling, ShortConv, add_rms_norm, attention,
+    attention_next, attention_packed, fold_norm, fuses_norm, gate_up, gelu, layer_norm, linear_norm, rms_norm, rope_kv,
     rope_packed, rope_table, sigmoid_gate, suits_few, up_gated,
 };
 use crate::recording::Recorder;
@@ -43,13 +43,28 @@ pub(super) enum Flow<'a> {
 /// The end of a block's half: a product, added to the residual stream.
 struct HalfEnd<'a> {
     product: &'a Stack,
-    /// Of its input, where that is no residual stream.
-    norm: Option<Norm<'a>>,
     /// Where the half's norms stand, and these.
     place: NormPlace,
     norms: &'a HalfNorms,
     /// What the sum is multiplied by, where the result is normalised.
     factor: Option<&'a Tensor>,
+}
+
+/// The input of a feed-forward's second product.
+enum Activated {
+    /// `[T, F]`.
+    Rows(Tensor),
+    /// Gates and ups, `[T, 2 F]`: the product's kernel decides in which form it has them multiplied.
+    Halves(Tensor, Gate),
+}
+
+impl Activated {
+    fn input(&self) -> Input<'_> {
+        match self {
+            Activated::Rows(x) => Input::new(x),
+            Activated::Halves(up, gate) => Input::gated(up, *gate),
+        }
+    }
 }
 
 /// Receives the residual stream after the embedding and after each block.
@@ -122,33 +137,24 @@ impl Transformer {
     fn record_block(&self, rec: &mut Recorder, flow: Flow<'_>, l: usize, h: Tensor) -> Result<Tensor, Error> {
         let (block, weights) = (&self.config.blocks[l], &self.weights.blocks[l]);
         let mixed = self.record_attention(rec, flow, l, &h)?; // [T, H D]
-        let beside = if block.parallel { Some(self.record_activated(rec, flow, l, &h)?) } else { None }; // [T, F]
+        let beside = if block.parallel { Some(self.record_activated(rec, flow, l, &h)?) } else { None }; // of [T, F]
         let scanned = weights.recurrence.as_ref().and_then(|recurrence| recurrence.norm.as_ref());
-        let end = HalfEnd {
-            product: &weights.attn_output,
-            norm: scanned.map(|weight| Norm { weight, eps: self.config.norm_eps }),
-            place: block.attn_norm,
-            norms: &weights.attn_norms,
-            factor: None,
-        };
-        let h = self.record_end(rec, flow, &end, &mixed, h)?; // [T, C]
+        let end =
+            HalfEnd { product: &weights.attn_output, place: block.attn_norm, norms: &weights.attn_norms, factor: None };
+        let scanned = scanned.map(|weight| Norm { weight, eps: self.config.norm_eps });
+        let mut mixed = scanned.map_or_else(|| Input::new(&mixed), |norm| Input::normed(&mixed, norm));
+        let h = self.record_end(rec, flow, &end, &mut mixed, h)?; // [T, C]
         if let (Some(experts), Some(of_experts)) = (&block.feed_forward.experts, &weights.experts) {
             return self.record_experts(rec, l, (experts, of_experts), h); // [T, C]
         }
         let activated = match beside {
             Some(activated) => activated,
-            None => self.record_activated(rec, flow, l, &h)?, // [T, F]
+            None => self.record_activated(rec, flow, l, &h)?, // of [T, F]
         };
         // Where a third half follows, the factor stands at its end.
         let factor = weights.output_scale.as_ref().filter(|_| weights.per_layer.is_none());
-        let end = HalfEnd {
-            product: &weights.ffn_down,
-            norm: None,
-            place: block.ffn_norm,
-            norms: &weights.ffn_norms,
-            factor,
-        };
-        self.record_end(rec, flow, &end, &activated, h) // [T, C]
+        let end = HalfEnd { product: &weights.ffn_down, place: block.ffn_norm, norms: &weights.ffn_norms, factor };
+        self.record_end(rec, flow, &end, &mut activated.input(), h) // [T, C]
     }
 
     /// Records what tokens make of each other, `[T, H D]`, which it returns.
@@ -252,8 +258,8 @@ impl Transformer {
         }
     }
 
-    /// Records a feed-forward up to its second product, `[T, F]`, which it returns.
-    fn record_activated(&self, rec: &mut Recorder, flow: Flow<'_>, l: usize, h: &Tensor) -> Result<Tensor, Error> {
+    /// Records a feed-forward up to its second product, whose input it returns, `[T, F]`.
+    fn record_activated(&self, rec: &mut Recorder, flow: Flow<'_>, l: usize, h: &Tensor) -> Result<Activated, Error> {
         let (ffn, weights) = (&self.config.blocks[l].feed_forward, &self.weights.blocks[l]);
         let norm = weights.ffn_norms.before.as_ref();
         let n_tokens = h.shape()[0];
@@ -275,11 +281,17 @@ impl Transformer {
             (Between::Gate(gate), ..) => {
                 let up = up(rec)?;
                 self.record_product(rec, flow, &weights.ffn_up, norm, h, &up)?; // [T, 2 F]
-                gated(rec, gate, &up, &activated)?;
+                return Ok(Activated::Halves(up, gate));
             }
             (Between::Gelu(form), Flow::Packed(_), _) => {
                 let x = self.normed(rec, norm, h)?;
-                weights.ffn_up.record_tiled(rec, &x, Some(Activation::Gelu(form)), false, &activated)?;
+                weights.ffn_up.record_tiled(
+                    rec,
+                    &mut Input::new(&x),
+                    Some(Activation::Gelu(form)),
+                    false,
+                    &activated,
+                )?;
             }
             (Between::Gelu(form), Flow::Cached(..), _) => {
                 let up = up(rec)?;
@@ -287,34 +299,38 @@ impl Transformer {
                 gelu(rec, &up, &activated, form)?;
             }
         }
-        Ok(activated)
+        Ok(Activated::Rows(activated))
     }
 
-    /// Records the end of a block's half. `x`: `[T, K]`; `h`: `[T, C]`.
+    /// Records the end of a block's half. `x`: of `[T, K]`; `h`: `[T, C]`.
     fn record_end(
         &self,
         rec: &mut Recorder,
         flow: Flow<'_>,
         end: &HalfEnd<'_>,
-        x: &Tensor,
+        x: &mut Input<'_>,
         h: Tensor,
     ) -> Result<Tensor, Error> {
-        let &HalfEnd { product, norm, place, norms, factor } = end;
+        let &HalfEnd { product, place, norms, factor } = end;
         let after = norms.after.as_ref();
         if let Some(after) = after.filter(|_| place.is_on_result()) {
             let result = rec.temporary("result", h.shape())?;
-            self.record_product(rec, flow, product, None, x, &result)?;
+            match flow {
+                Flow::Cached(..) => product.record_input(rec, x, &result, false)?,
+                Flow::Packed(_) => product.record_tiled(rec, x, None, false, &result)?,
+            }
             self.add_normed(rec, after, factor, &result, &h)?;
             return Ok(h);
         }
         match flow {
-            Flow::Cached(..) => product.record(rec, norm, x, &h, true)?,
+            Flow::Cached(..) => product.record_input(rec, x, &h, true)?,
             Flow::Packed(_) => {
                 let is_layer_norm = matches!(self.config.norm, NormKind::Layer { .. });
                 if let (Some(norm), Some(linear), true) = (after, product.as_tiled(), is_layer_norm) {
                     let linear = Linear { accumulate: true, ..linear };
                     if fuses_norm(rec, &linear) {
-                        linear_norm(rec, &linear, &norm.layer(self.eps()), x, &h)?;
+                        let x = x.rows(rec)?;
+                        linear_norm(rec, &linear, &norm.layer(self.eps()), &x, &h)?;
                         return Ok(h);
                     }
                 }
@@ -341,7 +357,7 @@ impl Transformer {
             }
             Flow::Packed(_) => {
                 let x = self.normed(rec, norm, x)?;
-                product.record_tiled(rec, &x, None, false, y)
+                product.record_tiled(rec, &mut Input::new(&x), None, false, y)
             }
         }
     }

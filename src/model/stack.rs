@@ -2,7 +2,7 @@
 
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
-use crate::kernels::{Activation, Linear, Norm, fold_norm, matmul};
+use crate::kernels::{Activation, Input, Linear, Norm, matmul_input};
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
 use crate::target::Target;
@@ -193,12 +193,24 @@ impl Stack {
         y: &Tensor,
         accumulate: bool,
     ) -> Result<(), Error> {
-        let (x, norm) = fold_norm(rec, x, norm, self.bias.is_some())?;
-        for (w, y_start) in self.matrices() {
-            let linear = Linear { bias: self.bias(), norm, y_start, accumulate, ..Linear::new(w) };
-            linear.record(rec, &x, y)?;
-        }
-        Ok(())
+        let input = norm.map_or_else(|| Input::new(x), |norm| Input::normed(x, norm));
+        self.record_input(rec, &mut { input }, y, accumulate)
+    }
+
+    /// As [`Stack::record`] of an input that is turned into rows for all matrices at once.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if an operand disagrees.
+    pub(super) fn record_input(
+        &self,
+        rec: &mut Recorder,
+        input: &mut Input<'_>,
+        y: &Tensor,
+        accumulate: bool,
+    ) -> Result<(), Error> {
+        self.matrices().try_for_each(|(w, y_start)| {
+            Linear { bias: self.bias(), y_start, accumulate, ..Linear::new(w) }.record_input(rec, input, y)
+        })
     }
 
     /// Records `y = act(x wᵀ (+ bias))`.
@@ -212,9 +224,10 @@ impl Stack {
         activation: Activation,
         y: &Tensor,
     ) -> Result<(), Error> {
+        let input = &mut Input::new(x);
         self.matrices().try_for_each(|(w, y_start)| {
             let activation = Some(activation);
-            Linear { bias: self.bias(), activation, y_start, ..Linear::new(w) }.record(rec, x, y)
+            Linear { bias: self.bias(), activation, y_start, ..Linear::new(w) }.record_input(rec, input, y)
         })
     }
 
@@ -226,15 +239,14 @@ impl Stack {
     pub fn record_tiled(
         &self,
         rec: &mut Recorder,
-        x: &Tensor,
+        input: &mut Input<'_>,
         activation: Option<Activation>,
         accumulate: bool,
         y: &Tensor,
     ) -> Result<(), Error> {
-        for (w, y_start) in self.matrices() {
-            matmul(rec, &Linear { activation, y_start, accumulate, ..self.tiled(w) }, x, y)?;
-        }
-        Ok(())
+        self.matrices().try_for_each(|(w, y_start)| {
+            matmul_input(rec, &Linear { activation, y_start, accumulate, ..self.tiled(w) }, input, y)
+        })
     }
 
     /// The stack as one such product, if it has a single matrix.

@@ -30,7 +30,7 @@ pub(crate) struct PlaceKey {
 /// Matrix products, or mixtures of logits, for which one choice is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bucket {
-    /// `matvec`, `gate_up`, `matmul` or `mol`.
+    /// `matvec`, `gate_up`, `matmul`, `matmul_half` or `mol`.
     pub kernel: &'static str,
     /// Weight type of the matrix.
     pub weight: WeightType,
@@ -47,8 +47,8 @@ pub struct Bucket {
 pub struct Choice {
     /// Tier of the variant.
     pub tier: Tier,
-    /// Invocations that share four rows of the matrix, a power of two up to 64; rows and columns of a tile of `matmul`, 64
-    /// or 128 (half of that with matrices of 8 x 8); queries that an invocation of `mol` takes side by side, 1, 2 or 4. For
+    /// Invocations that share four rows of the matrix, a power of two up to 64; rows of a tile of `matmul` and `matmul_half`,
+    /// 16, 32, 64 or 128 (half of that with matrices of 8 x 8); queries that an invocation of `mol` takes side by side, 1, 2 or 4. For
     /// other kernels 1 in the `scalar` tier.
     pub size: u32,
 }

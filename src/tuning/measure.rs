@@ -10,7 +10,7 @@ use super::{compare, record_tested};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::{Gate, Linear, Norm, folds_norm, gate_up, is_sound, matmul, matvec, usual};
+use crate::kernels::{Gate, Linear, Norm, folds_norm, gate_up, is_sound, matmul, matvec, product_kernel, usual};
 #[cfg(not(target_arch = "wasm32"))]
 use crate::load::ModelFile;
 use crate::matrix::Matrix;
@@ -101,7 +101,10 @@ pub(crate) async fn tune_products(
     weights: &Weights,
     budget: impl Fn(u32) -> Duration,
 ) -> Result<(Tuning, Vec<TunedRow>), Error> {
-    let of_prompts = weights.layer_products().map(|(_, w)| (&shaders::MATMUL, w, device.target().usual_max_pass()));
+    let device = &device.for_model(false);
+    let of_prompts = weights
+        .layer_products()
+        .map(|(_, w)| (product_kernel(&device.target(), w), w, device.target().usual_max_pass()));
     let mut products: Vec<Product> = Vec::new();
     for (kernel, w, n_tokens) in weights.products().map(|(kernel, w)| (kernel, w, 1)).chain(of_prompts) {
         let bucket = Bucket::of(kernel, w.weight(), [w.rows(), w.blocks(), n_tokens]);
@@ -264,12 +267,14 @@ async fn measure(
 }
 
 /// The usual choice, then all others that the device has, by how simple they are: without barriers, with barriers, with
-/// subgroups. Half precision is not among them: it would change results.
+/// subgroups. Half precision is among them only where the usual choice has it: it would change results.
 fn candidates(device: &Device, &Product { kernel, w, n_tokens, .. }: &Product<'_>) -> Vec<Choice> {
     let target = device.target();
     let usual = usual(&target, kernel, w, n_tokens);
-    let sizes: Vec<u32> = if kernel.name == shaders::MATMUL.name {
-        vec![64, 128]
+    let is_tiled = [shaders::MATMUL.name, shaders::MATMUL_HALF.name].contains(&kernel.name);
+    let sizes: Vec<u32> = if is_tiled {
+        // Of rows; which of them a tier has is for `is_sound` to say.
+        vec![16, 32, 64, 128]
     } else {
         (0..=6).map(|log| 1 << log).filter(|&lanes| lanes <= w.blocks().next_power_of_two()).collect()
     };
@@ -278,6 +283,7 @@ fn candidates(device: &Device, &Product { kernel, w, n_tokens, .. }: &Product<'_
         .into_iter()
         .chain(shared(Tier::Baseline))
         .chain(shared(Tier::Subgroups))
+        .chain(shared(usual.tier).filter(|_| usual.tier.rounds_to_half()))
         .filter(|choice| *choice != usual && is_sound(&target, kernel, w, *choice));
     std::iter::once(usual).chain(all).collect()
 }
@@ -298,7 +304,7 @@ fn record(
     for w in copies {
         match kernel.name {
             "gate_up" => gate_up(&mut rec, w, norm, Gate::Silu, &x, &y)?,
-            "matmul" => matmul(&mut rec, &Linear::new(w), &x, &y)?,
+            "matmul" | "matmul_half" => matmul(&mut rec, &Linear::new(w), &x, &y)?,
             _ => matvec(&mut rec, &Linear::new(w), &x, &y)?,
         }
     }

@@ -10,7 +10,7 @@ use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::kernels::{
     Activation, AttentionConfig, Combination, DeltaRule, Embedding, ExpertDown, ExpertGateUp, ExpertProduct,
-    ExpertRows, ExpertScore, ExpertTiles, Gate, Gelu, Heads, KvType, LayerNorm, Linear, MAX_PAST, MolActivation,
+    ExpertRows, ExpertScore, ExpertTiles, Gate, Gelu, Heads, Input, KvType, LayerNorm, Linear, MAX_PAST, MolActivation,
     MolForm, MolGate, MolGateWeights, MolOperands, MolScores, N_STATES, Norm, PackedTiles, Pairing, Pooling, QkNorm,
     RopeConfig, RopeStyle, Router, Sampling, SelectiveScan, SharedExperts, ShortConv, StepState, TopStrip, add,
     advance, argmax, attention, attention_next, attention_packed, embed, embed_sum, expert_sum, gate_up, gated, geglu,
@@ -159,6 +159,15 @@ impl Form<'_> {
         [self.get("COLUMNS").unwrap_or(1), if is_whole { DIM } else { DIM - 4 }]
     }
 
+    /// Rows and columns of a product's tile.
+    fn tile(&self) -> Option<[u32; 2]> {
+        let of_lanes = |tile| {
+            let width = self.get("WIDTH").unwrap_or(16);
+            [tile * 16 / width, tile * width / 16]
+        };
+        self.get("TILE").map(of_lanes).or_else(|| Some([self.get("ROWS")?, self.get("COLS")?]))
+    }
+
     fn gate(&self) -> Gate {
         match self.activation() {
             _ if self.is("CLAMPED") => Gate::Clamped,
@@ -193,7 +202,8 @@ impl Check<'_> {
         };
         let Variant { tier, weight, .. } = *step.variant;
         let form = Form { device, weight: weight.unwrap_or(WeightType::F32), constants: &step.constants };
-        let size = form.get("LANES").or(form.get("TILE")).or(form.get("QUERIES")).unwrap_or(1);
+        let tile = form.tile().map(|[rows, _]| rows);
+        let size = form.get("LANES").or(tile).or(form.get("QUERIES")).unwrap_or(1);
         // Of the variants of the kernel this one alone.
         let others = step.kernel.variants.iter().filter(|v| v.weight == weight && v.label != step.variant.label);
         let mut banned = device.tested().banned();
@@ -252,7 +262,7 @@ fn unpacked(kind: KvType, words: &[u32], row: usize) -> Vec<u32> {
 }
 
 /// How the kernels of forward passes and searches are recorded, and what of it is compared.
-static CHECKS: [(&Kernel, Record); 42] = [
+static CHECKS: [(&Kernel, Record); 44] = [
     (&shaders::RMS_NORM, |rec, form| {
         let y = blank(form.device, &[3, 260])?;
         rms_norm(rec, &input(form.device, &[3, 260])?, &input(form.device, &[260])?, &y, 1e-5)?;
@@ -507,22 +517,20 @@ static CHECKS: [(&Kernel, Record); 42] = [
         expert_sum(rec, &x, &some_routes(form.device)?, true, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::MATMUL, |rec, form| {
-        // Whole tiles have no guards.
-        let [m, n] = match form.get("TILE") {
-            Some(tile) if !form.is("GUARDED") => [tile, tile],
-            tile => [20, tile.unwrap_or(64) + 6],
+    (&shaders::MATMUL, product),
+    (&shaders::MATMUL_HALF, product),
+    (&shaders::HALF_ROWS, |rec, form| {
+        // What becomes of rows in half precision shows in a product alone: the CPU takes it without them.
+        let (w, y) = (matrix(form.device, WeightType::F16, 70, TILED_DIM)?, blank(form.device, &[20, 70])?);
+        let weight = input(form.device, &[TILED_DIM])?;
+        let x = input(form.device, &[20, if form.is("GATED") { 2 * TILED_DIM } else { TILED_DIM }])?;
+        let mut input = match norm(form, &weight) {
+            Some(norm) => Input::normed(&x, norm),
+            None if form.is("GATED") => Input::gated(&x, form.gate()),
+            None => Input::new(&x),
         };
-        let w = matrix(form.device, form.weight, n, TILED_DIM)?;
-        let (x, y) = (input(form.device, &[m, TILED_DIM])?, blank(form.device, &[m, n])?);
-        let linear = Linear { activation: form.activation(), splits: Some(1), ..Linear::new(&w) };
-        matmul(rec, &linear, &x, &y)?;
-        if linear.activation.is_some() {
-            return Ok(vec![y]);
-        }
-        let sum = blank(form.device, &[m, n])?;
-        matmul(rec, &Linear { splits: Some(2), ..linear }, &x, &sum)?;
-        Ok(vec![y, sum])
+        Linear::new(&w).record_input(rec, &mut input, &y)?;
+        Ok(vec![y])
     }),
     (&shaders::LINEAR_NORM, |rec, form| {
         let n = form.get("WG").map_or(68, |invocations| 8 * invocations);
@@ -548,6 +556,25 @@ static CHECKS: [(&Kernel, Record); 42] = [
     }),
     (&shaders::MOL, mixture),
 ];
+
+/// A product by tiles, and one whose K is split.
+fn product(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
+    // Whole tiles have no guards.
+    let [m, n] = match form.tile() {
+        Some(tile) if !form.is("GUARDED") => tile,
+        tile => [20, tile.map_or(64, |[_, cols]| cols) + 6],
+    };
+    let w = matrix(form.device, form.weight, n, TILED_DIM)?;
+    let (x, y) = (input(form.device, &[m, TILED_DIM])?, blank(form.device, &[m, n])?);
+    let linear = Linear { activation: form.activation(), splits: Some(1), ..Linear::new(&w) };
+    matmul(rec, &linear, &x, &y)?;
+    if linear.activation.is_some() {
+        return Ok(vec![y]);
+    }
+    let sum = blank(form.device, &[m, n])?;
+    matmul(rec, &Linear { splits: Some(2), ..linear }, &x, &sum)?;
+    Ok(vec![y, sum])
+}
 
 /// Columns of the matrices of products with vectors: more blocks than lanes, in whole super-blocks.
 const DIM: u32 = 2304;

@@ -39,7 +39,8 @@ fn check(
             let shape = if bad == Some(i) { operand.2 } else { operand.1 };
             let dtype = match (element_type(operand.0), other_type == Some(i)) {
                 (DType::F32, false) | (DType::U32, true) => DType::F32,
-                (DType::U32, false) | (DType::F32, true) => DType::U32,
+                (DType::U32, false) | (DType::F32 | DType::F16, true) => DType::U32,
+                (DType::F16, false) => DType::F16,
             };
             Tensor::declare(operand.0, Role::Activations, shape, dtype).expect("the shape is valid")
         };

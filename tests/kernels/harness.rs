@@ -41,7 +41,8 @@ impl Case {
     pub fn is_staged_in_half(&self, device: &Device) -> bool {
         device.is_gpu()
             && device.tier().rounds_to_half()
-            && matches!(self.kernel, "matmul" | "matmul_split" | "matmul_plain" | "linear")
+            && matches!(self.kernel, "matmul" | "matmul_split" | "linear" | "half_rows")
+            && !self.variant.starts_with("F32")
     }
 
     /// A seed of the case's own, the same on every executor.

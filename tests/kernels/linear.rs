@@ -4,7 +4,7 @@
 use tilewright::Tier;
 #[cfg(not(target_arch = "wasm32"))]
 use tilewright::bench::yardsticks::matmul_naive;
-use tilewright::kernels::{self, Activation, Gelu, Linear, Norm};
+use tilewright::kernels::{self, Activation, Gate, Gelu, Input, Linear, Norm};
 use tilewright::{Error, Recorder, Tensor, WeightType};
 
 use crate::activation::activated_within;
@@ -118,7 +118,7 @@ pub fn cases(cases: &mut Vec<Case>) {
             push("matmul_split", split, weight, i % 8, sizes, Inputs::Student);
         }
         // Either side of where matvec hands over to matmul, and a K that only matmul takes.
-        for sizes in [[8, 5, 32], [9, 5, 32], [1, 5, 34], [7, 5, 33]] {
+        for sizes in [[8, 5, 32], [9, 5, 32], [1, 5, 34], [7, 5, 33], [33, 70, 260]] {
             push("linear", |rec, linear, x, y| linear.record(rec, x, y), weight, 1, sizes, Inputs::Normal);
             push("linear", |rec, linear, x, y| linear.record(rec, x, y), weight, 8, sizes, Inputs::Normal);
             push("linear", |rec, linear, x, y| linear.record(rec, x, y), weight, 9, sizes, Inputs::Normal);
@@ -188,6 +188,19 @@ pub fn cases(cases: &mut Vec<Case>) {
             });
         }
     }
+    for (i, gate) in [Gate::Silu, Gate::Gelu(Gelu::Tanh), Gate::Clamped].into_iter().enumerate() {
+        for weight in [WeightType::F32, WeightType::F16, WeightType::Q4_0] {
+            for [m, n, k] in [[2, 5, 32], [9, 33, 36], [40, 70, 260], [65, 64, 256]] {
+                cases.push(Case {
+                    kernel: "half_rows",
+                    variant: format!("{weight}+gate{i}"),
+                    sizes: format!("t={m},n={n},k={k}"),
+                    inputs: Inputs::Normal,
+                    build: Box::new(move |source| gated(source, weight, gate, [m, n, k])),
+                });
+            }
+        }
+    }
     let mut push_plain = |[m, n, k]: [u32; 3], inputs| {
         cases.push(Case {
             kernel: "matmul_plain",
@@ -205,6 +218,49 @@ pub fn cases(cases: &mut Vec<Case>) {
     {
         push_plain(sizes, Inputs::Normal);
     }
+}
+
+/// A product of a feed-forward's two halves, whichever kernel makes rows of them.
+fn gated(source: &mut Source, weight: WeightType, gate: Gate, [m, n, k]: [u32; 3]) -> Job {
+    let halves = source.rows(m, 2 * k);
+    let bytes = source.weights(weight, n, k);
+    let values: Vec<f64> = halves
+        .chunks_exact(2 * k as usize)
+        .flat_map(|row| {
+            let (gates, ups) = row.split_at(k as usize);
+            gates
+                .iter()
+                .zip(ups)
+                .map(|(&g, &u)| {
+                    let (g, u) = (f64::from(g), f64::from(u));
+                    match gate {
+                        Gate::Silu => g / (1.0 + (-g).exp()) * u,
+                        Gate::Clamped => {
+                            let g = g.min(7.0);
+                            (u.clamp(-7.0, 7.0) + 1.0) * g / (1.0 + (-1.702 * g).exp())
+                        }
+                        Gate::Gelu(_) => {
+                            let inner = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3));
+                            0.5 * g * (1.0 + inner.tanh()) * u
+                        }
+                    }
+                })
+                .collect::<Vec<f64>>()
+        })
+        .collect();
+    // The exponentials of shaders are good to a few digits of their exponent.
+    let rows = Rows { values, rounding: 1e-5, gains: vec![1.0; m as usize], weight: vec![1.0; k as usize] };
+    let sizes = [m, n, k].map(|d| d as usize);
+    let want = product(source, &rows, &dequantise(weight, &bytes, k), &vec![[0.0; 2]; sizes[0] * sizes[1]], sizes);
+    let operands = vec![
+        Operand::weights(weight, &[n, k], bytes),
+        Operand::floats("halves", &[m, 2 * k], halves),
+        Operand::close("y", &[m, n], want, limit(source, sizes).max(1e-9)),
+    ];
+    Job::new(operands, move |rec: &mut Recorder, bound: &Bound| {
+        let mut input = Input::gated(bound.tensor(1), gate);
+        Linear::new(bound.matrix(0)).record_input(rec, &mut input, bound.tensor(2))
+    })
 }
 
 /// The activation that flags stand for.

@@ -109,13 +109,16 @@ fn all_cases() -> Vec<Case> {
 /// Whether a tier has a shader of its own for a case's kernel and weight type, which comes first in its variant; the
 /// baseline has one for each. Names that are no kernel's stand for a choice between kernels and run everywhere.
 fn is_own(case: &Case, tier: Tier) -> bool {
-    let Some(kernel) = shaders::ALL.iter().find(|kernel| kernel.name == case.kernel) else { return true };
-    let weight = weight_of(case);
-    tier == Tier::Baseline
-        || kernel
-            .variants
-            .iter()
-            .any(|v| v.tier == tier && (v.weight.is_none() || v.weight == weight.map(WeightType::layout)))
+    // `matmul` records another kernel where products are in half precision.
+    let is_of = |kernel: &&&shaders::Kernel| {
+        kernel.name == case.kernel || (case.kernel, kernel.name) == ("matmul", "matmul_half")
+    };
+    let mut kernels = shaders::ALL.iter().filter(is_of).peekable();
+    if tier == Tier::Baseline || kernels.peek().is_none() {
+        return true;
+    }
+    let weight = weight_of(case).map(WeightType::layout);
+    kernels.any(|kernel| kernel.variants.iter().any(|v| v.tier == tier && (v.weight.is_none() || v.weight == weight)))
 }
 
 /// The weight type that a case's variant begins with.

@@ -15,7 +15,8 @@ use crate::tensor::Tensor;
 /// As [`matmul`](crate::kernels::matmul).
 pub fn matmul_naive(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let [n_tokens, _] = x.dims2("matmul_naive", "x")?;
+    x.expect_shape("matmul_naive", "x", &[n_tokens, linear.w.cols()])?;
     let grid = |rows: u32| (u64::from(rows.div_ceil(16)) * u64::from(n_tokens.div_ceil(16)), 1);
     let (tier, kernel) = (rec.target().tier(), &shaders::MATMUL_NAIVE);
-    linear.dispatch(rec, &Way { tier, kernel, constants: Vec::new(), n_splits: 1 }, x, y, grid)
+    linear.dispatch(rec, &Way { tier, kernel, constants: Vec::new(), n_splits: 1 }, &[x], y, grid)
 }

@@ -1,0 +1,94 @@
+// A tile of ROWS x COLS outputs from operands that are staged in workgroup memory row by row, DEPTH along K at a time: first
+// rows of x, then those of w.
+//
+// The unit says how many invocations there are, multiplies what is staged, and puts the products.
+
+override ROWS: u32 = 64u;
+override COLS: u32 = 64u;
+override GUARDED: bool = true; // false where tiles cover y exactly, and rows of y are aligned
+override STAGED: u32 = (ROWS + COLS) * STRIDE * (4u / PER);
+var<workgroup> staged: array<Staged, STAGED>;
+
+// What an invocation stages in each step: pairs of quads of rows of x that are X_STEP rows apart, and half blocks, with one
+// scale each, of rows of w that are W_STEP apart.
+const PAIRS: u32 = DEPTH / 8u;
+const HALVES: u32 = DEPTH / 16u;
+override X_STEP: u32 = WG / PAIRS;
+override W_STEP: u32 = WG / HALVES;
+override X_ROUNDS: u32 = (ROWS + X_STEP - 1u) / X_STEP;
+override W_ROUNDS: u32 = (COLS + W_STEP - 1u) / W_STEP;
+
+// Rows outside of the operands repeat the last one: their products are put nowhere.
+fn within(row: u32, n_rows: u32) -> u32 {
+    return select(row, min(row, n_rows - 1u), GUARDED);
+}
+
+// What an invocation has read for a step and not yet staged: rounds of x, two quads each, and of w, four each. There are no
+// more rounds of tiles that a tier has.
+struct Ahead { x: array<vec4<f16>, 8>, w: array<vec4<f16>, 16> }
+
+fn read_step(local: u32, m0: u32, n0: u32, q0: u32) -> Ahead {
+    var ahead = Ahead();
+    let pair = local % PAIRS * 2u;
+    for (var i = 0u; i < X_ROUNDS; i++) {
+        let row = within_tile(local / PAIRS + i * X_STEP, ROWS, X_STEP);
+        let source = within(m0 + row, params.n_tokens) * (params.dim / 4u) + pair + q0;
+        ahead.x[2u * i] = x[source];
+        ahead.x[2u * i + 1u] = x[source + 1u];
+    }
+    let first = local % HALVES * 4u;
+    for (var i = 0u; i < W_ROUNDS; i++) {
+        let col = within_tile(local / HALVES + i * W_STEP, COLS, W_STEP);
+        let block = within(n0 + col, params.n_out) * params.blocks + q0 / 8u;
+        // A step of whole blocks begins with one.
+        let quad = select(q0 % 8u, first, HALVES == 2u);
+        ahead.w[4u * i] = vec4<f16>(block_quad(block, quad));
+        ahead.w[4u * i + 1u] = vec4<f16>(block_quad(block, quad + 1u));
+        ahead.w[4u * i + 2u] = vec4<f16>(block_quad(block, quad + 2u));
+        ahead.w[4u * i + 3u] = vec4<f16>(block_quad(block, quad + 3u));
+    }
+    return ahead;
+}
+
+fn stage(local: u32, ahead: Ahead) {
+    let pair = local % PAIRS * 2u;
+    for (var i = 0u; i < X_ROUNDS; i++) {
+        let row = local / PAIRS + i * X_STEP;
+        if (ROWS % X_STEP == 0u || row < ROWS) {
+            place(row * STRIDE + pair, ahead.x[2u * i]);
+            place(row * STRIDE + pair + 1u, ahead.x[2u * i + 1u]);
+        }
+    }
+    let first = local % HALVES * 4u;
+    for (var i = 0u; i < W_ROUNDS; i++) {
+        let col = local / HALVES + i * W_STEP;
+        if (COLS % W_STEP == 0u || col < COLS) {
+            let at = (ROWS + col) * STRIDE + first;
+            place(at, ahead.w[4u * i]);
+            place(at + 1u, ahead.w[4u * i + 1u]);
+            place(at + 2u, ahead.w[4u * i + 2u]);
+            place(at + 3u, ahead.w[4u * i + 3u]);
+        }
+    }
+}
+
+// A row that the tile has, where there are fewer than invocations for them.
+fn within_tile(row: u32, n_rows: u32, step: u32) -> u32 {
+    return select(min(row, n_rows - 1u), row, n_rows % step == 0u);
+}
+
+// Along K from one quad to another, multiples of 8. A step's operands are read while those before them are multiplied.
+fn tile_product(local: u32, m0: u32, n0: u32, quads: vec2<u32>) -> Products {
+    const STEP = DEPTH / 4u;
+    var sum = Products();
+    var ahead = read_step(local, m0, n0, quads.x);
+    for (var q0 = quads.x; q0 < quads.y; q0 += STEP) {
+        stage(local, ahead);
+        workgroupBarrier();
+        // The last step reads its own again.
+        ahead = read_step(local, m0, n0, min(q0 + STEP, quads.y - STEP));
+        sum = multiplied(local, sum);
+        workgroupBarrier();
+    }
+    return sum;
+}

@@ -1,0 +1,325 @@
+//! Matrix products by tiles: the plan of a product, and the recorders that follow it.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::linear::{Way, activated, operations, set, tuned, vector};
+use super::{ACCUMULATE, Activation, BIAS, Input, Linear, check_loop, fold, grid_parts};
+use crate::dtype::{BLOCK, WeightType};
+use crate::error::Error;
+use crate::matrix::Matrix;
+use crate::recording::Recorder;
+use crate::shaders::{self, Kernel, Tier};
+use crate::target::{Choice, Target};
+use crate::tensor::Tensor;
+
+/// Mirrors `Params` in `shaders/split_sum.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct SplitSumParams {
+    pub n_tokens: u32,
+    pub n_out: u32,
+    pub n_splits: u32,
+    pub y_start: u32,
+    pub y_stride: u32,
+    pub flags: u32,
+    pub _pad: [u32; 2],
+}
+
+/// Mirrors `Params` in `shaders/matmul_plain.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct PlainParams {
+    pub m: u32,
+    pub n: u32,
+    pub k: u32,
+    pub first_group: u32,
+}
+
+/// The part of `y` that a workgroup makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tile {
+    rows: u32,
+    cols: u32,
+    /// Of the four subgroups that share it, where they have matrices, how many are side by side.
+    across: u32,
+}
+
+impl Tile {
+    /// Rows and columns in matrices, or in sixteens where there are none, and subgroups side by side.
+    const SHAPES: [[u32; 3]; 4] = [[1, 16, 4], [2, 8, 4], [4, 4, 2], [8, 8, 2]];
+
+    /// The tiles of a tier with barriers, from the fewest rows on.
+    fn all(tier: Tier) -> impl DoubleEndedIterator<Item = Tile> + Clone {
+        let side = tier.matrix_size().unwrap_or(16);
+        Tile::SHAPES.into_iter().map(move |[rows, cols, across]| Tile { rows: side * rows, cols: side * cols, across })
+    }
+
+    /// The tile that a choice names by its rows.
+    pub fn of(Choice { tier, size }: Choice) -> Option<Tile> {
+        Tile::all(tier).find(|tile| tile.rows == size)
+    }
+
+    /// How many cover `m` rows and `n` columns.
+    fn n_tiles(&self, m: u32, n: u32) -> u64 {
+        u64::from(n.div_ceil(self.cols)) * u64::from(m.div_ceil(self.rows))
+    }
+
+    fn covers(&self, m: u32, mut cols: impl Iterator<Item = u32>) -> bool {
+        m.is_multiple_of(self.rows) && cols.all(|n| n.is_multiple_of(self.cols))
+    }
+
+    /// The overrides that say so.
+    fn constants(&self, target: &Target, tier: Tier, is_exact: bool) -> Vec<(&'static str, f64)> {
+        let mut constants: Vec<(&'static str, u32)> = match (tier, self.rows) {
+            (Tier::Baseline, 16) => vec![("TILE", 64), ("WIDTH", 64)],
+            (Tier::Baseline, 32) => vec![("TILE", 64), ("WIDTH", 32)],
+            (Tier::Baseline, rows) => vec![("TILE", rows)],
+            _ => vec![("ROWS", self.rows), ("COLS", self.cols)],
+        };
+        constants.push(("GUARDED", u32::from(!is_exact)));
+        if tier.matrix_size().is_some() {
+            constants.extend([("SUBGROUP", target.limits().max_subgroup), ("ACROSS", self.across)]);
+        }
+        constants.into_iter().map(|(name, value)| (name, f64::from(value))).collect()
+    }
+}
+
+/// Whether a kernel's choices are of tiles.
+pub(super) fn is_tiled(kernel: &Kernel) -> bool {
+    [shaders::MATMUL.name, shaders::MATMUL_HALF.name].contains(&kernel.name)
+}
+
+/// The kernel that takes products of many rows with `w`: in half precision where the target rounds, unless weights are of
+/// 32 bits.
+pub(crate) fn product_kernel(target: &Target, w: &Matrix) -> &'static Kernel {
+    let has = |kernel, weight| target.tier_for(kernel, weight).rounds_to_half();
+    let weight = w.weight().layout();
+    let rounds = weight != WeightType::F32
+        && w.cols().is_multiple_of(4)
+        && has(&shaders::MATMUL_HALF, Some(weight))
+        && has(&shaders::HALF_ROWS, None);
+    if rounds { &shaders::MATMUL_HALF } else { &shaders::MATMUL }
+}
+
+/// Tiles that keep a large GPU busy; fewer would leave parts of it idle.
+const ENOUGH: u64 = 96;
+/// Columns of a K that is split where there are not enough tiles.
+const LONG: u32 = 4096;
+
+/// The choice for `[m, n, k]` where nothing was measured: of the tiles that are no higher than rows need, the largest that
+/// there are enough of, or will be once K is split. The scalar kernels need operands whose rows are whole quads.
+pub(super) fn usual_tile(
+    target: &Target,
+    (kernel, weight): (&Kernel, Option<WeightType>),
+    [m, n, k]: [u32; 3],
+    is_whole: bool,
+) -> Choice {
+    let tier = match target.tier_for(kernel, weight) {
+        Tier::Scalar if is_whole => return Choice { tier: Tier::Scalar, size: 1 },
+        Tier::Scalar => Tier::Baseline,
+        tier => tier,
+    };
+    let splits = if k >= LONG { u64::from(target.limits().max_splits) } else { 1 };
+    let has_enough = |tile: &Tile| tile.n_tiles(m, n) * splits.min(4) >= ENOUGH;
+    let mut tiles = Tile::all(tier).rev();
+    let (large, small) = (tiles.next(), tiles.next());
+    let fits = |tile: &Tile| tile.rows >= m;
+    let tile = match (large, small) {
+        (Some(large), Some(small)) if m > small.rows && has_enough(&large) => Some(large),
+        // Lower ones are wider: rows of `y` that are shared out among several would each have the weights unpacked again.
+        (_, small) => tiles.rev().find(fits).or(small),
+    };
+    Choice { tier, size: tile.map_or(1, |tile| tile.rows) }
+}
+
+/// Rounds of a tile's loops over K: the scalar kernels walk it by quads, others by elements.
+pub(super) fn tile_rounds(tier: Tier, k: u32) -> u64 {
+    let k = u64::from(k);
+    if tier == Tier::Scalar { k / 4 + k / 32 } else { k + k / 8 }
+}
+
+/// How a product of many rows is taken.
+struct ProductPlan {
+    kernel: &'static Kernel,
+    tier: Tier,
+    constants: Vec<(&'static str, f64)>,
+    /// `None`: 16 rows and 64 columns by invocations that stand alone.
+    tile: Option<Tile>,
+    n_splits: u32,
+}
+
+impl ProductPlan {
+    /// Rows and columns of a workgroup in the `scalar` tier.
+    const SCALAR: Tile = Tile { rows: 16, cols: 64, across: 1 };
+
+    /// For `m` rows of `x`, and rows of `y` as long as that.
+    fn new(target: &Target, linear: &Linear, m: u32, y_stride: u32) -> ProductPlan {
+        let w = linear.w;
+        let kernel = product_kernel(target, w);
+        // Sums in one order cannot be split.
+        let k = if linear.batch_invariant { 0 } else { w.cols() };
+        let usual = || usual_tile(target, (kernel, Some(w.weight())), [m, w.rows(), k], w.cols().is_multiple_of(4));
+        let choice = tuned(target, kernel, w, m).unwrap_or_else(usual);
+        let tile = Tile::of(choice);
+        let mut plan = ProductPlan { kernel, tier: choice.tier, constants: Vec::new(), tile, n_splits: 1 };
+        plan.n_splits = plan.splits(target, linear, m);
+        if let Some(tile) = tile {
+            // Splits have rows of their own, which are as long as those of `w` are many.
+            let (stride, start) = if plan.n_splits > 1 { (w.rows(), 0) } else { (y_stride, linear.y_start) };
+            let is_aligned = [stride, start].iter().all(|n| n.is_multiple_of(4));
+            // Rows in half precision end with zeros; others may end amid a block, as super-blocks are longer than blocks.
+            let is_whole = match kernel.name == shaders::MATMUL_HALF.name {
+                true => is_aligned,
+                false => u64::from(w.blocks()) * BLOCK as u64 == u64::from(w.cols()),
+            };
+            let is_exact = is_whole && tile.covers(m, w.slabs().iter().map(|slab| slab.rows));
+            plan.constants = tile.constants(target, choice.tier, is_exact);
+        }
+        plan
+    }
+
+    fn tile(&self) -> Tile {
+        self.tile.unwrap_or(ProductPlan::SCALAR)
+    }
+
+    /// Splits of K: as many as were asked for, else what occupies the device if there are few tiles and K is long. From
+    /// llama.cpp's Vulkan backend is the largest number of splits; no device was measured.
+    fn splits(&self, target: &Target, linear: &Linear, m: u32) -> u32 {
+        if !target.is_gpu() || self.tile.is_none() {
+            return 1;
+        }
+        let n_tiles = self.tile().n_tiles(m, linear.w.rows()).max(1);
+        let is_idle = linear.w.cols() >= LONG && n_tiles < ENOUGH;
+        let enough = u32::try_from((2 * ENOUGH).div_ceil(n_tiles)).unwrap_or(u32::MAX);
+        let usual = if is_idle { enough.min(target.limits().max_splits) } else { 1 };
+        let blocks = linear.w.blocks();
+        let wanted = if linear.batch_invariant { 1 } else { linear.splits.unwrap_or(usual).clamp(1, blocks) };
+        // Each has whole blocks, so there may be fewer.
+        blocks.div_ceil(blocks.div_ceil(wanted))
+    }
+
+    /// Records the dispatches of `linear`.
+    fn record(&self, rec: &mut Recorder, linear: &Linear, input: &mut Input<'_>, y: &Tensor) -> Result<(), Error> {
+        let &ProductPlan { kernel, tier, n_splits, .. } = self;
+        let [m, _] = input.dims(kernel.name)?;
+        let way = Way { tier, kernel, constants: self.constants.clone(), n_splits };
+        let grid = |rows| (self.tile().n_tiles(m, rows), n_splits);
+        if kernel.name == shaders::MATMUL_HALF.name {
+            let half = input.half(rec)?;
+            linear.dispatch(rec, &way, &[&half.rows, &half.inverse], y, grid)
+        } else {
+            let x = input.rows(rec)?;
+            linear.dispatch(rec, &way, &[&x], y, grid)
+        }
+    }
+}
+
+/// Records a tiled matrix product, and behind it [`split_sum`] if K is split. Shaders: `shaders/matmul.wgsl`, or
+/// `shaders/matmul_half.wgsl` where the target rounds to half precision.
+///
+/// # Shapes
+/// `x`: `[M, K]`; `y`: `[M, y_start + N]` or wider.
+/// # Errors
+/// [`Error::Shape`] if an operand disagrees with the weights, [`Error::Operand`] if there is a norm, or if the scalar
+/// tier's loops cannot take so many columns.
+pub fn matmul(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
+    matmul_input(rec, linear, &mut Input::new(x), y)
+}
+
+/// As [`matmul`], of an input that other products may share.
+///
+/// # Errors
+/// As [`matmul`].
+pub(crate) fn matmul_input(
+    rec: &mut Recorder,
+    linear: &Linear,
+    input: &mut Input<'_>,
+    y: &Tensor,
+) -> Result<(), Error> {
+    let [m, dim] = input.dims("matmul")?;
+    let [_, y_stride] = y.dims2("matmul", "y")?;
+    let plan = ProductPlan::new(rec.target(), linear, m, y_stride);
+    let kernel = plan.kernel;
+    input.expect_dim(kernel.name, linear.w.cols())?;
+    check_loop(rec.target(), kernel.name, tile_rounds(plan.tier, dim), dim, "columns")?;
+    linear.check(kernel, m, y)?;
+    if plan.n_splits == 1 {
+        return plan.record(rec, linear, input, y);
+    }
+    let parts = rec.temporary("splits", &[m.saturating_mul(plan.n_splits), linear.w.rows()])?;
+    let part = Linear { bias: None, activation: None, y_start: 0, accumulate: false, ..*linear };
+    plan.record(rec, &part, input, &parts)?;
+    split_sum(rec, &parts, linear.bias, linear.activation, linear.y_start, linear.accumulate, y)
+}
+
+/// Records the sum of a product's splits, one after the other, with its bias and activation. Shader: `shaders/split_sum.wgsl`.
+///
+/// # Shapes
+/// `parts`: `[S M, N]`, a split's rows after those of the one before; `bias`: one value for each column of `y`; `y`:
+/// `[M, y_start + N]` or wider.
+/// # Errors
+/// [`Error::Shape`] if `bias` or `y` disagrees with `parts`, [`Error::Operand`] if `parts` has no multiple of M rows.
+pub fn split_sum(
+    rec: &mut Recorder,
+    parts: &Tensor,
+    bias: Option<&Tensor>,
+    activation: Option<Activation>,
+    y_start: u32,
+    accumulate: bool,
+    y: &Tensor,
+) -> Result<(), Error> {
+    let kernel = shaders::SPLIT_SUM.name;
+    let ([rows, n_out], [n_tokens, y_stride]) = (parts.dims2(kernel, "parts")?, y.dims2(kernel, "y")?);
+    y.expect_shape(kernel, "y", &[n_tokens, y_stride.max(y_start.saturating_add(n_out))])?;
+    if !rows.is_multiple_of(n_tokens) {
+        let (expected, found) = (format!("a multiple of {n_tokens} rows"), rows.to_string());
+        return Err(Error::Operand { kernel, operand: "parts", expected, found });
+    }
+    if let Some(bias) = bias {
+        bias.expect_shape(kernel, "bias", &[y_stride])?;
+    }
+    let vector = vector(kernel, None, bias, n_out)?.unwrap_or(parts);
+    let grid = fold(rec.target(), (u64::from(n_tokens) * u64::from(n_out)).div_ceil(256));
+    let flags = [(bias.is_some(), BIAS), (accumulate, ACCUMULATE)];
+    let (activation_flags, constants) = activated(activation);
+    let params = SplitSumParams {
+        n_tokens,
+        n_out,
+        n_splits: rows / n_tokens,
+        y_start,
+        y_stride,
+        flags: set(&flags) | activation_flags,
+        _pad: [0; 2],
+    };
+    rec.dispatch(&shaders::SPLIT_SUM, None, constants, params, &[parts, vector, y], grid)
+}
+
+/// Records `y = x b` of two plain matrices. Shader: `shaders/matmul_plain.wgsl`.
+///
+/// # Shapes
+/// `x`: `[M, K]`; `b`: `[K, N]`; `y`: `[M, N]`.
+/// # Errors
+/// [`Error::Shape`] if `b` or `y` disagrees with `x`, [`Error::Operand`] if the scalar tier's loops cannot take so many
+/// columns.
+pub fn matmul_plain(rec: &mut Recorder, x: &Tensor, b: &Tensor, y: &Tensor) -> Result<(), Error> {
+    let [m, k] = x.dims2("matmul_plain", "x")?;
+    let [_, n] = b.dims2("matmul_plain", "b")?;
+    b.expect_shape("matmul_plain", "b", &[k, n])?;
+    y.expect_shape("matmul_plain", "y", &[m, n])?;
+    let is_whole = k.is_multiple_of(4) && n.is_multiple_of(4);
+    let kernel = &shaders::MATMUL_PLAIN;
+    let choice = usual_tile(rec.target(), (kernel, None), [m, n, 0], is_whole);
+    check_loop(rec.target(), kernel.name, tile_rounds(choice.tier, k), k, "columns")?;
+    let tile = Tile::of(choice);
+    let constants = tile.map(|tile| {
+        let is_exact = k.is_multiple_of(BLOCK as u32) && tile.covers(m, std::iter::once(n));
+        tile.constants(rec.target(), choice.tier, is_exact)
+    });
+    let n_tiles = tile.unwrap_or(ProductPlan::SCALAR).n_tiles(m, n);
+    for part in grid_parts(rec.target(), n_tiles, operations(m, n, k)) {
+        let params = PlainParams { m, n, k, first_group: part.first };
+        let constants = constants.as_deref().unwrap_or_default();
+        rec.dispatch_as(choice.tier, kernel, None, constants, params, &[x, b, y], part.grid)?;
+    }
+    Ok(())
+}
