@@ -336,7 +336,14 @@ fn element_type(module: &naga::Module, ty: naga::Handle<naga::Type>) -> Result<&
     let naga::TypeInner::Array { base, .. } = module.types[ty].inner else {
         return Err("a storage binding that is no array".into());
     };
-    match module.types[base].inner {
+    // Of a struct's members, all of which are the same.
+    let of_member = |ty: naga::Handle<naga::Type>| match &module.types[ty].inner {
+        naga::TypeInner::Struct { members, .. } if members.iter().all(|member| member.ty == members[0].ty) => {
+            members[0].ty
+        }
+        _ => ty,
+    };
+    match module.types[of_member(base)].inner {
         naga::TypeInner::Scalar(scalar) | naga::TypeInner::Vector { scalar, .. } => match scalar {
             naga::Scalar::F32 => Ok("F32"),
             naga::Scalar::F16 => Ok("F16"),

@@ -3,6 +3,9 @@
 //
 // The unit says how many invocations there are, multiplies what is staged, and puts the products.
 
+// Two quads of a row of x, which one load of 16 bytes reads.
+struct Pair { near: vec4<f16>, far: vec4<f16> }
+
 override ROWS: u32 = 64u;
 override COLS: u32 = 64u;
 override GUARDED: bool = true; // false where tiles cover y exactly, and rows of y are aligned
@@ -23,18 +26,17 @@ fn within(row: u32, n_rows: u32) -> u32 {
     return select(row, min(row, n_rows - 1u), GUARDED);
 }
 
-// What an invocation has read for a step and not yet staged: rounds of x, two quads each, and of w, four each. There are no
-// more rounds of tiles that a tier has.
-struct Ahead { x: array<vec4<f16>, 8>, w: array<vec4<f16>, 16> }
+// What an invocation has read for a step and not yet staged: rounds of x, two quads each, and of w, four each. There is
+// room for the largest tile and subgroups of 16, or of 8 where matrices are smaller.
+struct Ahead { x: array<vec4<f16>, 16>, w: array<vec4<f16>, 16> }
 
 fn read_step(local: u32, m0: u32, n0: u32, q0: u32) -> Ahead {
     var ahead = Ahead();
-    let pair = local % PAIRS * 2u;
     for (var i = 0u; i < X_ROUNDS; i++) {
         let row = within_tile(local / PAIRS + i * X_STEP, ROWS, X_STEP);
-        let source = within(m0 + row, params.n_tokens) * (params.dim / 4u) + pair + q0;
-        ahead.x[2u * i] = x[source];
-        ahead.x[2u * i + 1u] = x[source + 1u];
+        let source = x[within(m0 + row, params.n_tokens) * (params.dim / 8u) + local % PAIRS + q0 / 2u];
+        ahead.x[2u * i] = source.near;
+        ahead.x[2u * i + 1u] = source.far;
     }
     let first = local % HALVES * 4u;
     for (var i = 0u; i < W_ROUNDS; i++) {

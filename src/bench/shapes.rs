@@ -190,7 +190,7 @@ mod tests {
         for shape in SHAPES {
             let pass = ShapePass { n_tokens: 512, context_length: 4096 };
             let recording = shape.record(&target, WeightType::Q4_0, pass).expect("it is recorded");
-            let has = recording.dispatches().any(|dispatch| dispatch.label() == "matmul.Q4_0.matrix16");
+            let has = recording.dispatches().any(|dispatch| dispatch.label() == "matmul_half.Q4_0.matrix16");
             assert!(has, "{}: {:?}", shape.name, recording.labels().collect::<Vec<_>>());
         }
     }
