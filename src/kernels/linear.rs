@@ -79,7 +79,8 @@ pub struct Linear<'a> {
     pub y_start: u32,
     /// Whether to add to `y` instead of overwriting it.
     pub accumulate: bool,
-    /// Whether a row of `y` is to be the same to the last bit whatever rows `x` has beside it. [`matmul`] can, and
+    /// Whether a row of `y` is to be the same to the last bit whatever rows `x` has beside it.
+    /// [`matmul`](super::matmul) can, and
     /// [`linear_norm`](super::linear_norm): their tiles add up along K in one order on a GPU, unless K is split.
     pub batch_invariant: bool,
     /// Splits of K that `matmul` takes side by side on a GPU and adds up at the end, in their order: at most one for
@@ -401,8 +402,8 @@ pub(crate) fn suits_few(target: &Target, x: &Tensor) -> bool {
 
 /// As [`suits_few`], by rows and columns.
 ///
-/// A second run of [`MAX_COLUMNS`] tokens reads and unpacks the weights again. Tiles of 16 rows, which the `scalar` tier has
-/// and those that round to half precision, take less than that; without, one of 64 rows takes four times the instructions.
+/// A second run of [`MAX_COLUMNS`] tokens reads and unpacks the weights again. Tiles of 16 rows take less than that in the
+/// `scalar` tier and in half precision, by the machine model's instructions; in f32 they take more.
 pub(super) fn are_few(target: &Target, [n_tokens, dim]: [u32; 2]) -> bool {
     let tier = target.tier();
     let has_small_tiles = !target.is_gpu() || tier == Tier::Scalar || tier.rounds_to_half();

@@ -539,10 +539,9 @@ impl<F: Quantised> RowDots<'_, F> {
             row.add::<F>(units, tails, x, n_whole);
         }
         let mut found = [Vector::splat(0.0); T];
-        for i in 0..T {
-            let [a, b] = row.totals[i];
+        for ((found, [a, b]), less) in found.iter_mut().zip(row.totals).zip(row.less) {
             let both = D::folded(D::fma(a, D::splat(1.0), b));
-            found[i] = row.less[i].fma(Vector::splat(-1.0), both);
+            *found = less.fma(Vector::splat(-1.0), both);
         }
         found
     }
