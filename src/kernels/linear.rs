@@ -80,7 +80,7 @@ pub struct Linear<'a> {
     /// Whether to add to `y` instead of overwriting it.
     pub accumulate: bool,
     /// Whether a row of `y` is to be the same to the last bit whatever rows `x` has beside it.
-    /// [`matmul`](super::matmul) can, and
+    /// [`matmul`](fn@super::matmul) can, and
     /// [`linear_norm`](super::linear_norm): their tiles add up along K in one order on a GPU, unless K is split.
     pub batch_invariant: bool,
     /// Splits of K that `matmul` takes side by side on a GPU and adds up at the end, in their order: at most one for
