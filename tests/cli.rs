@@ -300,7 +300,7 @@ fn bench_predicts_a_gpu_that_is_not_here_and_says_so() {
 
 #[test]
 fn bench_measures_kernels() {
-    let tiny = ["bench", "kernels", "--device", "cpu", "--dim", "64", "-p", "8", "-d", "8", "--texts", "4"];
+    let tiny = ["bench", "kernels", "--device", "cpu", "--dim", "64", "-p", "16", "-d", "8", "--texts", "4"];
     let value = json_of(&[&tiny[..], &["--json"]].concat());
     let rows = value["rows"].as_array().unwrap();
     for kernel in ["embed.F16", "rms_norm", "matvec.Q4_0", "matmul.F16", "rope_kv", "attention", "swiglu", "argmax"] {
