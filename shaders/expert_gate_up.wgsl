@@ -57,7 +57,7 @@ fn expert_gate_up(
     if (APART) {
         let f = four * 4u;
         let rows = min(vec4<u32>(f, f + 1u, f + 2u, f + 3u), vec4<u32>(params.ffn_dim - 1u));
-        let sum = four_rows(local, of_w * params.ffn_dim + rows, token)[0];
+        let sum = four_rows(local, of_w * params.ffn_dim + rows, token);
         if (local % LANES == 0u) {
             for (var i = 0u; i < 4u && f + i < params.ffn_dim; i++) {
                 if (UPS) {
@@ -71,7 +71,7 @@ fn expert_gate_up(
         let f = four * 2u;
         let gates = min(vec2<u32>(f, f + 1u), vec2<u32>(params.ffn_dim - 1u));
         let rows = vec4<u32>(gates, gates + params.ffn_dim);
-        let sum = four_rows(local, of_w * 2u * params.ffn_dim + rows, token)[0];
+        let sum = four_rows(local, of_w * 2u * params.ffn_dim + rows, token);
         if (local % LANES == 0u) {
             for (var i = 0u; i < 2u && f + i < params.ffn_dim; i++) {
                 let gate = sum[i] + bias(expert, f + i);

@@ -3,8 +3,8 @@
 //     y[t, f] = act(w[f] . x[t]) * (w[F + f] . x[t])
 //
 // which is `matvec` followed by `swiglu` or `geglu`, with NORM also preceded by `rms_norm`; see `shared/four_rows.wgsl`. With
-// UPS, w has the ups alone, and the gates' products wait in y. LANES invocations work four rows of w, with
-// COLUMNS tokens. Dispatch (groups of rows folded over x and y, runs of COLUMNS tokens in z).
+// UPS, w has the ups alone, and the gates' products wait in y. LANES invocations work four rows of w. Dispatch (groups of
+// rows folded over x and y, T in z).
 #weights
 #import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
 #import four_rows
@@ -29,28 +29,24 @@ fn gate_up(
     @builtin(local_invocation_index) local: u32,
 ) {
     let four = (params.first_group + group_index(group, grid)) * (WG / LANES) + local / LANES;
-    let token = group.z * COLUMNS;
+    let first = group.z * params.ffn_dim;
     // Rows past the end repeat the last one.
     if (UPS) {
         let f = four * 4u;
         let rows = min(vec4<u32>(f, f + 1u, f + 2u, f + 3u), vec4<u32>(params.ffn_dim - 1u));
-        var sums = four_rows(local, rows, token);
-        for (var t = local % LANES; t < COLUMNS && token + t < params.n_tokens; t += LANES) {
-            let sum = column_of(&sums, t);
-            let first = (token + t) * params.ffn_dim + f;
+        let sum = four_rows(local, rows, group.z);
+        if (local % LANES == 0u) {
             for (var i = 0u; i < 4u && f + i < params.ffn_dim; i++) {
-                y[first + i] = gated(y[first + i], sum[i]);
+                y[first + f + i] = gated(y[first + f + i], sum[i]);
             }
         }
     } else {
         let f = four * 2u;
         let gates = min(vec2<u32>(f, f + 1u), vec2<u32>(params.ffn_dim - 1u));
-        var sums = four_rows(local, vec4<u32>(gates, gates + params.ffn_dim), token);
-        for (var t = local % LANES; t < COLUMNS && token + t < params.n_tokens; t += LANES) {
-            let sum = column_of(&sums, t);
-            let first = (token + t) * params.ffn_dim + f;
+        let sum = four_rows(local, vec4<u32>(gates, gates + params.ffn_dim), group.z);
+        if (local % LANES == 0u) {
             for (var i = 0u; i < 2u && f + i < params.ffn_dim; i++) {
-                y[first + i] = gated(sum[i], sum[i + 2u]);
+                y[first + f + i] = gated(sum[i], sum[i + 2u]);
             }
         }
     }

@@ -3,9 +3,9 @@
 //     y[t, y_start + n] = (y[..] +) act((bias[..] +) sum over k of x[t, k] * w[n, k])
 //
 // LANES invocations share four rows of w and split K by blocks of 32; the host picks LANES by K. A workgroup has
-// WG / LANES such groups. Each unpacks its rows once for COLUMNS tokens. In the scalar variant one invocation works four
-// rows alone: software adapters run a workgroup one invocation after the other, where barriers cost most. Dispatch (groups
-// of rows folded over x and y, runs of COLUMNS tokens in z).
+// WG / LANES such groups. In the scalar variant one invocation works four rows alone: software adapters run a
+// workgroup one invocation after the other, where barriers cost most. Dispatch (groups of rows folded over x and y, T
+// in z).
 #weights
 #import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
 #import linear
@@ -30,13 +30,11 @@ fn matvec(
     // Rows past the end repeat the last one; `put` does not write them.
     let n = ((params.first_group + group_index(group, grid)) * (WG / LANES) + local / LANES) * 4u;
     let rows = min(vec4<u32>(n, n + 1u, n + 2u, n + 3u), vec4<u32>(params.n_out - 1u));
-    let token = group.z * COLUMNS;
-    var sums = four_rows(local, rows, token);
-    for (var i = local % LANES; i < COLUMNS; i += LANES) {
-        let sum = column_of(&sums, i);
-        put(token + i, n, sum.x);
-        put(token + i, n + 1u, sum.y);
-        put(token + i, n + 2u, sum.z);
-        put(token + i, n + 3u, sum.w);
+    let sum = four_rows(local, rows, group.z);
+    if (local % LANES == 0u) {
+        put(group.z, n, sum.x);
+        put(group.z, n + 1u, sum.y);
+        put(group.z, n + 2u, sum.z);
+        put(group.z, n + 3u, sum.w);
     }
 }

@@ -36,7 +36,7 @@ pub fn variants() -> Vec<Case> {
     cases
 }
 
-/// The pipelines of passes of some models, as a discrete GPU would run them: a prompt's, and those of one token and eight. Each is in
+/// The pipelines of passes of some models, as a discrete GPU would run them: a prompt's and that of one token. Each is in
 /// the first tier that has it.
 pub fn passes(has_matrices: bool) -> Result<Vec<Case>, Error> {
     // What RADV reports, and what `AdapterReport::target` makes of it.
@@ -54,7 +54,7 @@ pub fn passes(has_matrices: bool) -> Result<Vec<Case>, Error> {
     for tier in tiers.into_iter().filter(|tier| has_matrices || tier.matrix_size().is_none()) {
         let target = Target::new(TargetKind::Gpu, tier, limits);
         for shape in SHAPES {
-            for n_tokens in [1, 8, 512] {
+            for n_tokens in [1, 512] {
                 let pass = ShapePass { n_tokens, context_length: 4096 };
                 let recording = shape.record(&target, WeightType::Q4_K, pass)?;
                 let tokens = if n_tokens == 1 { "token" } else { "tokens" };
@@ -81,12 +81,9 @@ fn constants(kernel: &str, tier: Tier) -> Vec<Vec<(&'static str, f64)>> {
     match (kernel, tier) {
         // The norm in front of a layer's halves is folded in, not in front of what they add.
         ("matvec" | "gate_up" | "expert_gate_up", _) => {
-            let one = [("LANES", 64.0), ("GUARDED", 0.0)];
-            let columns = if kernel == "expert_gate_up" { vec![] } else { vec![("COLUMNS", 2.0), ("COLUMNS", 8.0)] };
-            let more = [("NORM", 1.0)].into_iter().chain(columns);
-            std::iter::once(one.to_vec()).chain(more.map(|more| [one.as_slice(), &[more]].concat())).collect()
+            vec![vec![("LANES", 64.0)], vec![("LANES", 64.0), ("NORM", 1.0)]]
         }
-        ("expert_down", _) => vec![vec![("LANES", 64.0), ("GUARDED", 0.0)]],
+        ("expert_down", _) => vec![vec![("LANES", 64.0)]],
         ("matmul_half", _) => {
             // Rows and columns of tiles, and subgroups side by side.
             let tiles = [[16, 256, 4], [32, 128, 4], [64, 64, 2], [128, 128, 2]];
@@ -135,11 +132,6 @@ impl Case {
 
     pub fn has_matrices(&self) -> bool {
         self.tier.matrix_size().is_some()
-    }
-
-    /// Rows of x that an invocation multiplies each weight with.
-    pub fn columns(&self) -> u32 {
-        self.constants.iter().find(|(name, _)| name == "COLUMNS").map_or(1, |&(_, value)| value as u32)
     }
 
     /// Weights that an invocation multiplies in one round of its hot loop, where that is a product of a packed matrix

@@ -109,9 +109,7 @@ fn faults(case: &Case, compiled: &Compiled) -> Vec<String> {
     at_most("accesses of scratch", total.scratch.into(), 0.0);
     at_most("registers by index", total.indirect.into(), 0.0);
     if let (Some(per_weight), Some(weight)) = (report::per_weight(case, compiled), case.weight) {
-        // A multiplication, and a part of the load of x.
-        let more = 1.6 * f64::from(case.columns() - 1);
-        at_most("instructions for each weight", per_weight, instructions_per_weight(weight) + more);
+        at_most("instructions for each weight", per_weight, instructions_per_weight(weight));
     }
     if let (true, Some(feeding)) = (case.weight.is_some() && is_product(case), compiled.listing.feeding()) {
         // Tails of units are read by the word.
@@ -151,8 +149,6 @@ fn is_product(case: &Case) -> bool {
 /// Waves that a SIMD must have room for: what the kernels have, so that one that loses a step of them is seen.
 fn waves(case: &Case) -> u64 {
     match case.kernel {
-        // Loads of many rows of x in flight fill registers.
-        "matvec" | "gate_up" if case.columns() > 4 => 4,
         "mol" => 4,
         "attention_prefill" => 6,
         // Sums and the next step's operands.

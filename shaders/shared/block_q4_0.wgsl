@@ -1,20 +1,22 @@
 // Weight blocks of Q4_0: 32 nibbles in one vec4 and an f16 scale; weight = scale * (quant - 8). Byte j holds weight j in
 // its low nibble and weight j + 16 in its high one, as in the file.
 #import block_scale
-#import nibbles
 
-struct Block { scales: vec2<f32>, words: vec4<u32> }
-
-fn block_at(block: u32) -> Block {
-    return Block(vec2<f32>(unit_scale(block)), w[block]);
-}
-
-fn quants(b: Block, quad: u32) -> vec4<f32> {
-    return vec4<f32>(unpack4xU8(nibbles_of(b.words, quad))) - 8.0;
+// The low nibbles of four bytes, less 8.
+fn quants(word: u32) -> vec4<f32> {
+    return vec4<f32>(unpack4xU8(word & 0x0f0f0f0fu)) - 8.0;
 }
 
 // Weights 4 * quad .. 4 * quad + 4 of a block.
 fn block_quad(block: u32, quad: u32) -> vec4<f32> {
-    let nibbles = (w[block][quad & 3u] >> (4u * (quad >> 2u))) & 0x0f0f0f0fu;
-    return unit_scale(block) * (vec4<f32>(unpack4xU8(nibbles)) - 8.0);
+    return unit_scale(block) * quants(w[block][quad & 3u] >> (4u * (quad >> 2u)));
+}
+
+// Sum over the block of weight times x.
+fn block_dot(block: u32, x: array<vec4<f32>, 8>) -> f32 {
+    let a = w[block];
+    let b = a >> vec4<u32>(4u);
+    return unit_scale(block)
+        * (dot(quants(a.x), x[0]) + dot(quants(a.y), x[1]) + dot(quants(a.z), x[2]) + dot(quants(a.w), x[3])
+        + dot(quants(b.x), x[4]) + dot(quants(b.y), x[5]) + dot(quants(b.z), x[6]) + dot(quants(b.w), x[7]));
 }

@@ -1,26 +1,29 @@
 // Weight blocks of Q4_K: weight = scale * quant - min. A super-block of eight is nine vec4: scales and mins, then 32
-// nibbles for each block in the order of Q4_0. The min is taken off each weight, as scale * quant - min is exact but for one
-// rounding; taken off a sum as min * (sum of x) it would leave the rounding of two large numbers.
+// nibbles for each block in the order of Q4_0.
 #import scale_and_min
-#import nibbles
 
-struct Block { scales: vec2<f32>, words: vec4<u32>, scale_and_min: vec2<f32> }
-
-fn block_at(block: u32) -> Block {
-    let unit = (block >> 3u) * 9u;
-    let at = block & 7u;
-    return Block(vec2<f32>(1.0), w[unit + 1u + at], scale_and_min(w[unit], at));
-}
-
-fn quants(b: Block, quad: u32) -> vec4<f32> {
-    return b.scale_and_min.x * vec4<f32>(unpack4xU8(nibbles_of(b.words, quad))) - b.scale_and_min.y;
+// The low nibbles of four bytes as weights.
+fn weights(word: u32, scale: vec2<f32>) -> vec4<f32> {
+    return scale.x * vec4<f32>(unpack4xU8(word & 0x0f0f0f0fu)) - scale.y;
 }
 
 // Weights 4 * quad .. 4 * quad + 4 of a block.
 fn block_quad(block: u32, quad: u32) -> vec4<f32> {
     let unit = (block >> 3u) * 9u;
     let at = block & 7u;
-    let nibbles = (w[unit + 1u + at][quad & 3u] >> (4u * (quad >> 2u))) & 0x0f0f0f0fu;
+    return weights(w[unit + 1u + at][quad & 3u] >> (4u * (quad >> 2u)), scale_and_min(w[unit], at));
+}
+
+// Sum over the block of weight times x. The min is taken off each weight, as scale * quant - min is exact but for one
+// rounding; taken off the sum as min * (sum of x) it would leave the rounding of two large numbers.
+fn block_dot(block: u32, x: array<vec4<f32>, 8>) -> f32 {
+    let unit = (block >> 3u) * 9u;
+    let at = block & 7u;
     let scale = scale_and_min(w[unit], at);
-    return scale.x * vec4<f32>(unpack4xU8(nibbles)) - scale.y;
+    let a = w[unit + 1u + at];
+    let b = a >> vec4<u32>(4u);
+    return dot(weights(a.x, scale), x[0]) + dot(weights(a.y, scale), x[1])
+        + dot(weights(a.z, scale), x[2]) + dot(weights(a.w, scale), x[3])
+        + dot(weights(b.x, scale), x[4]) + dot(weights(b.y, scale), x[5])
+        + dot(weights(b.z, scale), x[6]) + dot(weights(b.w, scale), x[7]);
 }

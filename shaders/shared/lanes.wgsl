@@ -4,7 +4,7 @@ override LANES: u32 = 64u; // a power of two, 1 to WG
 
 var<workgroup> partial: array<vec4<f32>, WG>;
 
-// All invocations must call it, and all of a group get its sum.
+// All invocations must call it; the first of each group gets the sum.
 fn lanes_sum(local: u32, value: vec4<f32>) -> vec4<f32> {
     partial[local] = value;
     for (var step = LANES / 2u; step > 0u; step >>= 1u) {
@@ -13,8 +13,7 @@ fn lanes_sum(local: u32, value: vec4<f32>) -> vec4<f32> {
             partial[local] += partial[local + step];
         }
     }
-    workgroupBarrier();
-    return partial[local - local % LANES];
+    return partial[local];
 }
 
 // Between two sums: the memory is written again.

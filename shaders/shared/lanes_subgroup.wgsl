@@ -6,21 +6,21 @@ override LANES: u32 = 64u; // a power of two, 1 to WG
 
 var<workgroup> partial: array<vec4<f32>, WG>;
 
-// All invocations must call it, and all of a group get its sum.
+// All invocations must call it; the first of each group gets the sum.
 fn lanes_sum(local: u32, value: vec4<f32>) -> vec4<f32> {
     let size = subgroupAdd(1u);
     var sum = value;
-    // Every shuffle is made by all; where a step is wider than the subgroup, what comes of it is anything.
-    for (var step = LANES / 2u; step > 0u; step >>= 1u) {
-        let other = subgroupShuffleXor(sum, step);
-        sum += select(vec4<f32>(), other, step < size);
+    // Every shuffle is made by all; a step wider than the group or the subgroup adds nothing.
+    for (var step = 64u; step > 0u; step >>= 1u) {
+        let other = subgroupShuffleXor(sum, step % size);
+        sum += select(vec4<f32>(), other, step < LANES && step < size);
     }
     partial[local] = sum;
     workgroupBarrier();
-    let first = local - local % LANES;
-    sum = partial[first];
-    for (var next = first + size; next < first + LANES; next += size) {
-        sum += partial[next];
+    if (local % LANES == 0u) {
+        for (var next = local + size; next < local + LANES; next += size) {
+            sum += partial[next];
+        }
     }
     return sum;
 }

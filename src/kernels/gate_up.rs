@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::linear::{NORM, Norm, columns, lanes, lanes_groups, operations, quads, vector};
+use super::linear::{NORM, Norm, lanes, lanes_groups, operations, quads, vector};
 use super::{Gate, GridPart, grid_parts};
 use crate::error::Error;
 use crate::matrix::Matrix;
@@ -91,8 +91,7 @@ fn record(
     };
     let (choice, constants) = lanes(rec, &shaders::GATE_UP, w, norm.is_some());
     let kind = is_ups.then_some(("UPS", 1.0));
-    let (n_runs, columns) = columns(n_tokens);
-    let constants: Vec<_> = constants.into_iter().chain(columns).chain(gate.iter().copied()).chain(kind).collect();
+    let constants: Vec<_> = constants.into_iter().chain(gate.iter().copied()).chain(kind).collect();
     let n_rows = if is_ups { ffn_dim } else { 2 * ffn_dim.next_multiple_of(2) };
     let n_groups = lanes_groups(n_rows, choice.size);
     // A vector that is not there is never read; x is at hand.
@@ -101,7 +100,7 @@ fn record(
     for GridPart { first, grid: [x_groups, y_groups, _] } in
         grid_parts(rec.target(), n_groups, operations(n_tokens, w.rows(), dim))
     {
-        let grid = [x_groups, y_groups, n_runs];
+        let grid = [x_groups, y_groups, n_tokens];
         rec.dispatch_as(tier, &shaders::GATE_UP, Some(w.weight()), &constants, params(first), &operands, grid)?;
     }
     Ok(())

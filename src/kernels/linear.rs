@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::matmul::{Tile, is_tiled, matmul_input, tile_rounds, usual_tile};
 use super::{Activation, Gelu, Input, LOOP_ROUNDS, grid_parts, rms_norm, tier_for};
-use crate::dtype::{BLOCK, DType};
+use crate::dtype::DType;
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -61,8 +61,9 @@ pub struct Norm<'a> {
     pub eps: f32,
 }
 
-/// Tokens that an invocation of `matvec` and `gate_up` takes side by side, at most: a power of two.
-const MAX_COLUMNS: u32 = 8;
+/// From this many tokens on a tile's reuse of weights outweighs the part of it that lies idle: `matmul` begins where
+/// `matvec` ends.
+pub(crate) const MATMUL_TOKENS: u32 = 8;
 
 /// A linear layer: `y = act(x wᵀ (+ bias))`, or added to what `y` holds.
 #[derive(Clone, Copy, Debug)]
@@ -250,9 +251,7 @@ fn rounds(w: &Matrix) -> u64 {
 pub fn matvec(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let n_tokens = quads("matvec", x)?;
     let (Choice { tier, size }, constants) = lanes(rec, &shaders::MATVEC, linear.w, linear.norm.is_some());
-    let (n_runs, columns) = columns(n_tokens);
-    let constants = constants.into_iter().chain(columns).collect();
-    let grid = |rows: u32| (lanes_groups(rows, size), n_runs);
+    let grid = |rows: u32| (lanes_groups(rows, size), n_tokens);
     x.expect_shape("matvec", "x", &[n_tokens, linear.w.cols()])?;
     linear.dispatch(rec, &Way { tier, kernel: &shaders::MATVEC, constants, n_splits: 1 }, &[x], y, grid)
 }
@@ -264,19 +263,7 @@ const WG: u32 = 64;
 pub(super) fn lanes(rec: &Recorder, kernel: &Kernel, w: &Matrix, norm: bool) -> (Choice, Vec<(&'static str, f64)>) {
     let choice = choice(rec.target(), kernel, w, 1);
     let lanes = (choice.tier != Tier::Scalar).then_some(("LANES", f64::from(choice.size)));
-    let unguarded = ends_with_block(w).then_some(("GUARDED", 0.0));
-    (choice, lanes.into_iter().chain(unguarded).chain(norm.then_some(("NORM", 1.0))).collect())
-}
-
-/// Whether the matrix has as many columns as its blocks have weights: super-blocks are longer than blocks.
-fn ends_with_block(w: &Matrix) -> bool {
-    u64::from(w.blocks()) * BLOCK as u64 == u64::from(w.cols())
-}
-
-/// Runs of so many tokens that share what is unpacked of the weights, and the override that says how many these are.
-pub(super) fn columns(n_tokens: u32) -> (u32, Option<(&'static str, f64)>) {
-    let columns = n_tokens.next_power_of_two().min(MAX_COLUMNS);
-    (n_tokens.div_ceil(columns), (columns > 1).then_some(("COLUMNS", f64::from(columns))))
+    (choice, lanes.into_iter().chain(norm.then_some(("NORM", 1.0))).collect())
 }
 
 /// How `kernel` takes the product of so many tokens with `w`. The target's tuning comes first.
@@ -325,7 +312,7 @@ pub(crate) fn is_sound(target: &Target, kernel: &Kernel, w: &Matrix, choice: Cho
         && rounds <= u64::from(LOOP_ROUNDS)
 }
 
-/// The workgroups for `rows` rows of `w`, four to each `lanes` invocations; there are as many for each run of tokens, in z.
+/// The workgroups for `rows` rows of `w`, four to each `lanes` invocations; there are as many for each token, in z.
 pub(super) fn lanes_groups(rows: u32, lanes: u32) -> u64 {
     const ROWS: u32 = 4;
     u64::from(rows.div_ceil(ROWS * WG / lanes))
@@ -370,12 +357,10 @@ pub(super) fn vector<'a>(
     }
 }
 
-/// Whether it pays to fold a norm into a product: each invocation repeats it, which for more than two tokens is predicted
-/// to take longer than a kernel of its own; nor where each would add up the squares of all of `x` by itself. A kernel takes a
-/// norm or a bias.
+/// Whether it pays to fold a norm into a product: not for many tokens, nor where each invocation would add up the squares of
+/// all of `x` by itself. A kernel takes a norm or a bias.
 pub(crate) fn folds_norm(rec: &Recorder, x: &Tensor, has_bias: bool) -> bool {
-    let target = rec.target();
-    suits_few(target, x) && x.shape()[0] <= 2 && !has_bias && target.tier() != Tier::Scalar
+    suits_few(x) && !has_bias && rec.target().tier() != Tier::Scalar
 }
 
 /// `x` and the norm for a kernel to fold in, or `x` normalised already where folding does not pay.
@@ -394,18 +379,12 @@ pub(crate) fn fold_norm<'a>(
     Ok((normed, None))
 }
 
-/// Whether `x` has so few tokens that its products are with vectors: up to where a tile's reuse of weights outweighs the part
-/// of it that lies idle.
-pub(crate) fn suits_few(target: &Target, x: &Tensor) -> bool {
-    matches!(*x.shape(), [n_tokens, dim] if are_few(target, [n_tokens, dim]))
+/// Whether `x` has so few tokens that its products are with vectors.
+pub(crate) fn suits_few(x: &Tensor) -> bool {
+    matches!(*x.shape(), [n_tokens, dim] if are_few([n_tokens, dim]))
 }
 
 /// As [`suits_few`], by rows and columns.
-///
-/// A second run of [`MAX_COLUMNS`] tokens reads and unpacks the weights again. Tiles of 16 rows take less than that in the
-/// `scalar` tier and in half precision, by the machine model's instructions; in f32 they take more.
-pub(super) fn are_few(target: &Target, [n_tokens, dim]: [u32; 2]) -> bool {
-    let tier = target.tier();
-    let has_small_tiles = !target.is_gpu() || tier == Tier::Scalar || tier.rounds_to_half();
-    n_tokens <= if has_small_tiles { MAX_COLUMNS } else { 2 * MAX_COLUMNS } && dim.is_multiple_of(4)
+pub(super) fn are_few([n_tokens, dim]: [u32; 2]) -> bool {
+    n_tokens < MATMUL_TOKENS && dim.is_multiple_of(4)
 }

@@ -7,7 +7,7 @@ use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::kernels::{
     ExpertDown, ExpertGateUp, ExpertProduct, ExpertRows, ExpertTiles, SharedExperts, expert_sum, fold_norm, gated,
-    route,
+    route, suits_few,
 };
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -294,9 +294,6 @@ impl Part {
     }
 }
 
-/// Tokens from which on those of an expert are gathered into tiles, if there are enough of them.
-const TILED_TOKENS: u32 = 8;
-
 impl Transformer {
     /// Records a feed-forward by experts, with the norms of its input and its result: `[T, C]` to `[T, C]`.
     pub(super) fn record_experts(
@@ -324,9 +321,7 @@ impl Transformer {
         let result = if on_result.is_some() { rec.temporary("result", h.shape())? } else { h.clone() };
         let (n_slots, n_experts, accumulate) = (n_tokens * n_used, experts.n + weights.shared.n, on_result.is_none());
         let activated = rec.temporary("activated", &[n_slots, ffn_dim])?;
-        if (n_tokens >= TILED_TOKENS || !self.config.dim.is_multiple_of(4))
-            && ExpertTiles::suit(rec.target(), n_slots, n_experts)
-        {
+        if !suits_few(&x) && ExpertTiles::suit(rec.target(), n_slots, n_experts) {
             let tiles = ExpertTiles::record(rec, &routes, n_experts)?;
             let up = rec.temporary("up", &[n_slots, 2 * ffn_dim])?;
             for UpPart { rows, part: Part { first_expert, matrix: w, .. } } in &weights.up {

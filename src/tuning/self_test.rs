@@ -153,12 +153,6 @@ impl Form<'_> {
         self.get(name).is_some_and(|value| value != 0)
     }
 
-    /// Rows and columns of `x` for a product with vectors.
-    fn rows(&self) -> [u32; 2] {
-        let is_whole = self.get("GUARDED") == Some(0);
-        [self.get("COLUMNS").unwrap_or(1), if is_whole { DIM } else { DIM - 4 }]
-    }
-
     /// Rows and columns of a product's tile.
     fn tile(&self) -> Option<[u32; 2]> {
         let of_lanes = |tile| {
@@ -393,23 +387,21 @@ static CHECKS: [(&Kernel, Record); 45] = [
         Ok(vec![y])
     }),
     (&shaders::MATVEC, |rec, form| {
-        let ([n_tokens, dim], weight) = (form.rows(), form.weight);
-        let (w, vector) = (matrix(form.device, weight, 22, dim)?, input(form.device, &[dim])?);
-        let (x, y) = (input(form.device, &[n_tokens, dim])?, blank(form.device, &[n_tokens, 22])?);
+        let (w, vector) = (matrix(form.device, form.weight, 22, DIM)?, input(form.device, &[DIM])?);
+        let (x, y) = (input(form.device, &[2, DIM])?, blank(form.device, &[2, 22])?);
         let linear = Linear { norm: norm(form, &vector), activation: form.activation(), ..Linear::new(&w) };
         matvec(rec, &linear, &x, &y)?;
         Ok(vec![y])
     }),
     (&shaders::GATE_UP, |rec, form| {
-        let [n_tokens, dim] = form.rows();
-        let (x, vector) = (input(form.device, &[n_tokens, dim])?, input(form.device, &[dim])?);
+        let (x, vector) = (input(form.device, &[2, DIM])?, input(form.device, &[DIM])?);
         let norm = norm(form, &vector);
         if form.is("UPS") {
-            let (w, y) = (matrix(form.device, form.weight, 11, dim)?, input(form.device, &[n_tokens, 11])?);
+            let (w, y) = (matrix(form.device, form.weight, 11, DIM)?, input(form.device, &[2, 11])?);
             up_gated(rec, &w, norm, form.gate(), &x, &y)?;
             return Ok(vec![y]);
         }
-        let (w, y) = (matrix(form.device, form.weight, 22, dim)?, blank(form.device, &[n_tokens, 11])?);
+        let (w, y) = (matrix(form.device, form.weight, 22, DIM)?, blank(form.device, &[2, 11])?);
         gate_up(rec, &w, norm, form.gate(), &x, &y)?;
         Ok(vec![y])
     }),
@@ -469,9 +461,8 @@ static CHECKS: [(&Kernel, Record); 45] = [
             (true, true) => ExpertRows::Ups,
         };
         let n_rows = if rows == ExpertRows::Both { 22 } else { 11 };
-        let [_, dim] = form.rows();
-        let (w, vector) = (matrix(form.device, form.weight, 3 * n_rows, dim)?, input(form.device, &[dim])?);
-        let (x, y, routes) = (input(form.device, &[2, dim])?, input(form.device, &[4, 11])?, some_routes(form.device)?);
+        let (w, vector) = (matrix(form.device, form.weight, 3 * n_rows, DIM)?, input(form.device, &[DIM])?);
+        let (x, y, routes) = (input(form.device, &[2, DIM])?, input(form.device, &[4, 11])?, some_routes(form.device)?);
         let (norm, gate) = (norm(form, &vector), form.gate());
         let gate_up = ExpertGateUp { w: &w, rows, first_expert: 0, bias: None, norm, gate };
         gate_up.record(rec, &x, &routes, &y)?;
@@ -479,8 +470,8 @@ static CHECKS: [(&Kernel, Record); 45] = [
     }),
     (&shaders::EXPERT_DOWN, |rec, form| {
         let (w, x, y) = (
-            matrix(form.device, form.weight, 3 * 10, form.rows()[1])?,
-            input(form.device, &[4, form.rows()[1]])?,
+            matrix(form.device, form.weight, 3 * 10, DIM)?,
+            input(form.device, &[4, DIM])?,
             blank(form.device, &[2, 10])?,
         );
         ExpertDown { w: &w, first_expert: 0, bias: None, accumulate: false }.record(

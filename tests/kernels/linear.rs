@@ -38,9 +38,9 @@ const MATVEC: [[u32; 3]; 21] = [
     [1, 257, 516],
     [1, 5, 1000],
     [7, 6, 2048],
-    [11, 9, 2052],
-    [4, 3, 4096],
-    [8, 4, 4100],
+    [1, 9, 2052],
+    [1, 3, 4096],
+    [2, 4, 4100],
     [1, 1000, 64],
 ];
 
@@ -118,7 +118,7 @@ pub fn cases(cases: &mut Vec<Case>) {
             push("matmul_split", split, weight, i % 8, sizes, Inputs::Student);
         }
         // Either side of where matvec hands over to matmul, and a K that only matmul takes.
-        for sizes in [[8, 5, 32], [9, 5, 32], [1, 5, 34], [7, 5, 33], [33, 70, 260]] {
+        for sizes in [[7, 5, 32], [8, 5, 32], [1, 5, 34], [7, 5, 33], [33, 70, 260]] {
             push("linear", |rec, linear, x, y| linear.record(rec, x, y), weight, 1, sizes, Inputs::Normal);
             push("linear", |rec, linear, x, y| linear.record(rec, x, y), weight, 8, sizes, Inputs::Normal);
             push("linear", |rec, linear, x, y| linear.record(rec, x, y), weight, 9, sizes, Inputs::Normal);
@@ -577,55 +577,6 @@ fn rows_have_the_same_bits_in_every_tile_and_batch() {
                     let differs = found.iter().zip(want).position(|(a, b)| a != b);
                     assert!(found.iter().all(|&bits| f32::from_bits(bits).is_finite()), "{:?} {weight}", device.tier());
                     assert_eq!(differs, None, "{:?} {weight}: {m} rows in tiles of {size}", device.tier());
-                }
-            }
-        }
-    }
-}
-
-/// A row of `matvec` and of `gate_up` has the same bits however many rows share what is unpacked of the weights (COLUMNS),
-/// and at every place among them: alone, in a run that is full or not, and in a second run.
-#[cfg(not(target_arch = "wasm32"))]
-#[test]
-fn rows_have_the_same_bits_beside_any_others() {
-    const ROWS: u32 = 11;
-    let n = 10;
-    for device in common::gpus_beside_cpu([Tier::Baseline, Tier::Scalar, Tier::Subgroups]) {
-        // A row of blocks, and one that ends amid a block.
-        let forms = [(WeightType::Q4_K, 1024, true), (WeightType::Q8_0, 2148, false)];
-        for (weight, k, has_norm) in forms {
-            let mut source = Source::new(Inputs::Student, 7, false);
-            let (x, bytes, vector) = (source.rows(ROWS, k), source.weights(weight, n, k), source.normal(k));
-            let matrix = Matrix::declare(&device.target(), "w", weight, n, k).expect("the matrix is valid");
-            matrix.upload(&device, &[bytes.as_slice()]).expect("the weights fit");
-            let vector = device.upload("norm", &[k], &vector).expect("the norm fits");
-            let norm = has_norm.then_some(Norm { weight: &vector, eps: EPS });
-            let products = |first: u32, m: u32| -> [Vec<u32>; 2] {
-                let of = &x[(first * k) as usize..((first + m) * k) as usize];
-                let x = device.upload("x", &[m, k], of).expect("x fits");
-                let declare = |cols| Tensor::declare("y", Role::Activations, &[m, cols], DType::F32);
-                let (y, gated) = (declare(n).expect("y is valid"), declare(n / 2).expect("y is valid"));
-                let mut rec = device.recorder();
-                kernels::matvec(&mut rec, &Linear { norm, ..Linear::new(&matrix) }, &x, &y).expect("the operands fit");
-                kernels::gate_up(&mut rec, &matrix, norm, kernels::Gate::Silu, &x, &gated).expect("the operands fit");
-                let recording = rec.finish(&mut Workspace::default());
-                device.run(&recording).expect("the products run");
-                [&y, &gated].map(|y| common::block_on(device.read::<u32>(y)).expect("y is read"))
-            };
-            let alone: Vec<[Vec<u32>; 2]> = (0..ROWS).map(|row| products(row, 1)).collect();
-            for (first, m) in [(0, 2), (1, 3), (3, 4), (2, 5), (3, 8), (0, ROWS)] {
-                for (kernel, found) in products(first, m).iter().enumerate() {
-                    let width = found.len() / m as usize;
-                    for (row, found) in found.chunks_exact(width).enumerate() {
-                        let want = &alone[first as usize + row][kernel];
-                        let tier = device.tier();
-                        assert_eq!(
-                            found,
-                            want,
-                            "{tier:?} {weight}: row {row} of {m}, {}",
-                            ["matvec", "gate_up"][kernel]
-                        );
-                    }
                 }
             }
         }
