@@ -127,10 +127,12 @@ fn weight_of(case: &Case) -> Option<WeightType> {
 }
 
 /// Whether a case is one of those of which some run where not all do. What unpacks the blocks of a type is the same text in
-/// every kernel, so most types run in three kernels alone, which read blocks in all ways that there are.
-fn is_usual(case: &Case) -> bool {
+/// every kernel, so most types run in three kernels alone, which read blocks in all ways that there are; tiles in half
+/// precision read them as other tiles do.
+fn is_usual(case: &Case, device: &Device) -> bool {
     let is_plain = weight_of(case).is_none_or(|weight| EVERY.contains(&weight));
-    is_plain || (["embed", "matmul", "matvec"].contains(&case.kernel) && !is_unchecked())
+    let reads_all = ["embed", "matmul", "matvec"].contains(&case.kernel) && !is_unchecked();
+    is_plain || (reads_all && !case.is_staged_in_half(device))
 }
 
 /// The case asked for by name, without its seed, and the seed.
@@ -179,7 +181,7 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
     let n_seeds = std::env::var("TILEWRIGHT_ROUNDS").ok().map_or(1, |n| n.parse().expect("a number of rounds"));
     let mut summaries: BTreeMap<&str, Summary> = BTreeMap::new();
     for (i, case) in cases.iter().enumerate().step_by(STRIDE) {
-        if device.is_gpu() && !is_own(case, device.tier()) || !takes_all && !is_usual(case) {
+        if device.is_gpu() && !is_own(case, device.tier()) || !takes_all && !is_usual(case, device) {
             continue;
         }
         let variant = if cfg!(target_arch = "wasm32") { "" } else { case.variant.as_str() };
