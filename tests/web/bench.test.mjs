@@ -58,7 +58,7 @@ test("the page measures what Chromium has, and its report is as it should be", l
   assert.ok(report.adapter.limits.maxStorageBufferBindingSize >= 1 << 27 && report.adapter.kind === "software");
   const hasHalf = report.adapter.features.includes("shader-f16");
   assert.equal(report.probes.some(({ probe }) => probe === "fma_f16"), hasHalf);
-  for (const kernel of ["embed", "rms_norm", "matvec.Q4_0", "gate_up.Q4_0", "matmul.Q4_0", "attention_decode", "attention_prefill", "sample"]) {
+  for (const kernel of ["embed", "rms_norm", "matvec.Q4_0", "gate_up.Q4_0", "matmul.Q4_0", "attention_decode", "attention_prefill", "candidates"]) {
     assert.ok(report.kernels.some((row) => row.kernel.startsWith(kernel)), kernel);
   }
   const [model] = report.models;
