@@ -70,7 +70,7 @@ pub(crate) use linear::{
 };
 pub(crate) use linear::{is_sound, usual};
 pub(crate) use linear_norm::{SHIFT, fuses_norm};
-pub(crate) use matmul::{PlainParams, SplitSumParams, matmul_input, product_kernel};
+pub(crate) use matmul::{PlainParams, SplitSumParams, is_tiled, matmul_input, product_kernel};
 pub(crate) use mol::{ACTIVATION_SHIFT, ALIGNED, BOUND, GATHERED, MolParams};
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use mol::{MOL_TILES, mol_tile};

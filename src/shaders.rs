@@ -2,13 +2,13 @@
 
 use crate::dtype::{DType, WeightType};
 
-/// What a shader variant asks of the adapter. Every kernel has a baseline variant; the others replace it where the
-/// device's tier says so and they exist.
+/// What a shader variant asks of the adapter. Every kernel has a baseline variant, but for those of products in half
+/// precision, in whose place `matmul` stands; the others replace it where the device's tier says so and they exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tier {
     /// T0: what every WebGPU adapter has.
     Baseline,
-    /// T1: `shader-f16`, matrix tiles staged in half precision.
+    /// T1: `shader-f16`, products of many rows in half precision.
     F16,
     /// T2: subgroup operations, for subgroups of any size.
     Subgroups,

@@ -55,12 +55,12 @@ pub struct Input<'a> {
 impl<'a> Input<'a> {
     /// Rows as they are, `[M, K]`.
     pub fn new(x: &'a Tensor) -> Input<'a> {
-        Input { source: Source::Rows(x, None), rows: Some(x.clone()), half: None }
+        Input::normed(x, None)
     }
 
-    /// Rows that are to be normalised, `[M, K]`.
-    pub fn normed(x: &'a Tensor, norm: Norm<'a>) -> Input<'a> {
-        Input { source: Source::Rows(x, Some(norm)), rows: None, half: None }
+    /// Rows that are to be normalised if there is a norm, `[M, K]`.
+    pub fn normed(x: &'a Tensor, norm: Option<Norm<'a>>) -> Input<'a> {
+        Input { source: Source::Rows(x, norm), rows: None, half: None }
     }
 
     /// A feed-forward's gates and ups, `[M, 2 K]`, of which rows of K are to be made.

@@ -113,8 +113,7 @@ impl<'a> Linear<'a> {
     /// # Errors
     /// [`Error::Shape`] if an operand disagrees with `w`.
     pub fn record(&self, rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
-        let input = self.norm.map_or_else(|| Input::new(x), |norm| Input::normed(x, norm));
-        self.record_input(rec, &mut { input }, y)
+        self.record_input(rec, &mut Input::normed(x, self.norm), y)
     }
 
     /// As [`Linear::record`] of an input that other products may share; the norm is the input's.

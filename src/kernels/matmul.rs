@@ -85,7 +85,7 @@ impl Tile {
 }
 
 /// Whether a kernel's choices are of tiles.
-pub(super) fn is_tiled(kernel: &Kernel) -> bool {
+pub(crate) fn is_tiled(kernel: &Kernel) -> bool {
     [shaders::MATMUL.name, shaders::MATMUL_HALF.name].contains(&kernel.name)
 }
 

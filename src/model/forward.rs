@@ -142,8 +142,7 @@ impl Transformer {
         let end =
             HalfEnd { product: &weights.attn_output, place: block.attn_norm, norms: &weights.attn_norms, factor: None };
         let scanned = scanned.map(|weight| Norm { weight, eps: self.config.norm_eps });
-        let mut mixed = scanned.map_or_else(|| Input::new(&mixed), |norm| Input::normed(&mixed, norm));
-        let h = self.record_end(rec, flow, &end, &mut mixed, h)?; // [T, C]
+        let h = self.record_end(rec, flow, &end, &mut Input::normed(&mixed, scanned), h)?; // [T, C]
         if let (Some(experts), Some(of_experts)) = (&block.feed_forward.experts, &weights.experts) {
             return self.record_experts(rec, l, (experts, of_experts), h); // [T, C]
         }

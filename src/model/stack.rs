@@ -193,8 +193,7 @@ impl Stack {
         y: &Tensor,
         accumulate: bool,
     ) -> Result<(), Error> {
-        let input = norm.map_or_else(|| Input::new(x), |norm| Input::normed(x, norm));
-        self.record_input(rec, &mut { input }, y, accumulate)
+        self.record_input(rec, &mut Input::normed(x, norm), y, accumulate)
     }
 
     /// As [`Stack::record`] of an input that is turned into rows for all matrices at once.

@@ -10,7 +10,9 @@ use super::{compare, record_tested};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::{Gate, Linear, Norm, folds_norm, gate_up, is_sound, matmul, matvec, product_kernel, usual};
+use crate::kernels::{
+    Gate, Linear, Norm, folds_norm, gate_up, is_sound, is_tiled, matmul, matvec, product_kernel, usual,
+};
 #[cfg(not(target_arch = "wasm32"))]
 use crate::load::ModelFile;
 use crate::matrix::Matrix;
@@ -280,8 +282,7 @@ async fn measure(
 fn candidates(device: &Device, &Product { kernel, w, n_tokens, .. }: &Product<'_>) -> Vec<Choice> {
     let target = device.target();
     let usual = usual(&target, kernel, w, n_tokens);
-    let is_tiled = [shaders::MATMUL.name, shaders::MATMUL_HALF.name].contains(&kernel.name);
-    let sizes: Vec<u32> = if is_tiled {
+    let sizes: Vec<u32> = if is_tiled(kernel) {
         // Of rows; which of them a tier has is for `is_sound` to say.
         vec![16, 32, 64, 128]
     } else {

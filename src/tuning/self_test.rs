@@ -510,10 +510,9 @@ static CHECKS: [(&Kernel, Record); 45] = [
         let (w, y) = (matrix(form.device, WeightType::F16, 70, TILED_DIM)?, blank(form.device, &[20, 70])?);
         let weight = input(form.device, &[TILED_DIM])?;
         let x = input(form.device, &[20, if form.is("GATED") { 2 * TILED_DIM } else { TILED_DIM }])?;
-        let mut input = match norm(form, &weight) {
-            Some(norm) => Input::normed(&x, norm),
-            None if form.is("GATED") => Input::gated(&x, form.gate()),
-            None => Input::new(&x),
+        let mut input = match form.is("GATED") {
+            true => Input::gated(&x, form.gate()),
+            false => Input::normed(&x, norm(form, &weight)),
         };
         Linear::new(&w).record_input(rec, &mut input, &y)?;
         Ok(vec![y])
