@@ -321,7 +321,7 @@ fn four_dots<const LEN: usize, L: Lanes<LEN>, S: Stored>(q: &[f32], k: [&[u32]; 
     let mut sums = [L::splat(0.0); 4];
     // Loops, since what a closure calls may be compiled for any processor.
     let mut runs = [S::runs::<LEN>(k[0], dim, 0, q.len()); 4];
-    for (runs, row) in runs.iter_mut().zip(k).skip(1) {
+    for (runs, row) in runs[1..].iter_mut().zip(&k[1..]) {
         *runs = S::runs::<LEN>(row, dim, 0, q.len());
     }
     for (at, q) in q.iter().enumerate() {

@@ -580,6 +580,12 @@ impl<'a> Packed<'a> {
         Packed { units: &self.units[word..][..n_words], tails: &self.tails[half..][..n_halves], ..*self }
     }
 
+    /// All blocks from the one at `first` on, which begins a unit.
+    pub fn from(&self, first: usize) -> Self {
+        let [word, half] = self.sizes(first);
+        Packed { units: &self.units[word..], tails: &self.tails[half..], ..*self }
+    }
+
     /// Copies of `n` blocks from each of those on, in whole units, and of their tails.
     pub fn gather(&self, first: &[usize], n: usize) -> (Vec<u32>, Vec<u16>) {
         let [n_words, n_halves] = self.sizes(n);

@@ -305,7 +305,8 @@ impl Product<'_> {
         let ops = n_tokens * n_out * n_blocks * BLOCK;
         let write = |Scratch { unpacked, panel, sums }: &mut Scratch, mut tile: Tile<'_>| {
             let n_rows = tile.columns.len();
-            let rows = w.run((first_row + tile.columns.start) * n_blocks, n_rows * n_blocks);
+            let first = (first_row + tile.columns.start) * n_blocks;
+            let rows = if rounds { w.from(first) } else { w.run(first, n_rows * n_blocks) };
             let x = &x[tile.rows.start * n_blocks..tile.rows.end * n_blocks];
             sums.resize(tile.rows.len() * n_rows, 0.0);
             if let Some(x) = rounded.as_ref().filter(|_| in_registers) {

@@ -153,8 +153,8 @@ trait Quantised: Format {
 
     /// The quants of the first or the second four of eight blocks.
     fn quants<D: ByteDots>(units: &[Self::Unit], tails: &[u16], four: usize) -> Halves<D::Bytes>;
-    /// The scales of eight blocks, and their mins; or the scales of their first halves, and those of their second ones.
-    fn block_scales<V: Vector>(units: &[Self::Unit], tails: &[u16]) -> [V; 2];
+    /// The scales of those of eight blocks that count, and their mins; or the scales of their first halves, and those of their second ones.
+    fn block_scales<V: Vector>(units: &[Self::Unit], tails: &[u16], counts: &[u16; EIGHT]) -> [V; 2];
 }
 
 fn offsets<F: Quantised>() -> Offsets {
@@ -180,26 +180,26 @@ fn four_of<T>(eight: &[T], four: usize) -> &[T; 4] {
     &eight[..EIGHT].as_chunks().0[four]
 }
 
-/// Number `at` of each unit's tail.
+/// Number `at` of each unit's tail, and zeros for those that do not count.
 #[inline(always)]
-fn of_tails<F: Quantised>(tails: &[u16], at: usize) -> [u16; EIGHT] {
+fn of_tails<F: Quantised>(tails: &[u16], counts: &[u16; EIGHT], at: usize) -> [u16; EIGHT] {
     let tails = &tails[..EIGHT * F::TAIL];
     let mut found = [0; EIGHT];
-    for (found, tail) in found.iter_mut().zip(tails.chunks_exact(F::TAIL)) {
-        *found = tail[at];
+    for (found, (tail, counts)) in found.iter_mut().zip(tails.chunks_exact(F::TAIL).zip(counts)) {
+        *found = tail[at] & counts;
     }
     found
 }
 
 #[inline(always)]
-fn f16_scales<F: Quantised, V: Vector>(tails: &[u16], at: usize) -> V {
-    V::from_f16(&of_tails::<F>(tails, at))
+fn f16_scales<F: Quantised, V: Vector>(tails: &[u16], counts: &[u16; EIGHT], at: usize) -> V {
+    V::from_f16(&of_tails::<F>(tails, counts, at))
 }
 
 /// Mins that are added.
 #[inline(always)]
-fn f16_mins<F: Quantised, V: Vector>(tails: &[u16], at: usize) -> V {
-    f16_scales::<F, V>(tails, at).fma(V::splat(-1.0), V::splat(0.0))
+fn f16_mins<F: Quantised, V: Vector>(tails: &[u16], counts: &[u16; EIGHT], at: usize) -> V {
+    f16_scales::<F, V>(tails, counts, at).fma(V::splat(-1.0), V::splat(0.0))
 }
 
 impl Quantised for Q8 {
@@ -212,8 +212,8 @@ impl Quantised for Q8 {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(_: &[[i8; 32]], tails: &[u16]) -> [V; 2] {
-        [f16_scales::<Q8, V>(tails, 0), V::splat(0.0)]
+    fn block_scales<V: Vector>(_: &[[i8; 32]], tails: &[u16], counts: &[u16; EIGHT]) -> [V; 2] {
+        [f16_scales::<Q8, V>(tails, counts, 0), V::splat(0.0)]
     }
 }
 
@@ -227,8 +227,8 @@ impl Quantised for Q4 {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(_: &[[u32; 4]], tails: &[u16]) -> [V; 2] {
-        [f16_scales::<Q4, V>(tails, 0), V::splat(0.0)]
+    fn block_scales<V: Vector>(_: &[[u32; 4]], tails: &[u16], counts: &[u16; EIGHT]) -> [V; 2] {
+        [f16_scales::<Q4, V>(tails, counts, 0), V::splat(0.0)]
     }
 }
 
@@ -252,8 +252,8 @@ impl Quantised for Q5 {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(_: &[[u32; 4]], tails: &[u16]) -> [V; 2] {
-        [f16_scales::<Q5, V>(tails, 0), V::splat(0.0)]
+    fn block_scales<V: Vector>(_: &[[u32; 4]], tails: &[u16], counts: &[u16; EIGHT]) -> [V; 2] {
+        [f16_scales::<Q5, V>(tails, counts, 0), V::splat(0.0)]
     }
 }
 
@@ -267,8 +267,8 @@ impl Quantised for Iq4 {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(_: &[[u32; 4]], tails: &[u16]) -> [V; 2] {
-        [f16_scales::<Iq4, V>(tails, 0), V::splat(0.0)]
+    fn block_scales<V: Vector>(_: &[[u32; 4]], tails: &[u16], counts: &[u16; EIGHT]) -> [V; 2] {
+        [f16_scales::<Iq4, V>(tails, counts, 0), V::splat(0.0)]
     }
 }
 
@@ -282,7 +282,7 @@ impl Quantised for Mx {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(_: &[[[u32; 4]; 2]], tails: &[u16]) -> [V; 2] {
+    fn block_scales<V: Vector>(_: &[[[u32; 4]; 2]], tails: &[u16], _: &[u16; EIGHT]) -> [V; 2] {
         let mut scales = [0.0; EIGHT];
         for (b, scale) in scales.iter_mut().enumerate() {
             *scale = half_scale((tails[b / 2] >> (8 * (b % 2))) as u8);
@@ -301,8 +301,8 @@ impl Quantised for Q4With1 {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(_: &[[u32; 4]], tails: &[u16]) -> [V; 2] {
-        [f16_scales::<Q4With1, V>(tails, 0), f16_mins::<Q4With1, V>(tails, 1)]
+    fn block_scales<V: Vector>(_: &[[u32; 4]], tails: &[u16], counts: &[u16; EIGHT]) -> [V; 2] {
+        [f16_scales::<Q4With1, V>(tails, counts, 0), f16_mins::<Q4With1, V>(tails, counts, 1)]
     }
 }
 
@@ -316,8 +316,8 @@ impl Quantised for Q5With1 {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(_: &[[u32; 4]], tails: &[u16]) -> [V; 2] {
-        [f16_scales::<Q5With1, V>(tails, 2), f16_mins::<Q5With1, V>(tails, 3)]
+    fn block_scales<V: Vector>(_: &[[u32; 4]], tails: &[u16], counts: &[u16; EIGHT]) -> [V; 2] {
+        [f16_scales::<Q5With1, V>(tails, counts, 2), f16_mins::<Q5With1, V>(tails, counts, 3)]
     }
 }
 
@@ -331,7 +331,7 @@ impl Quantised for Q4K {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(units: &[Q4K], _: &[u16]) -> [V; 2] {
+    fn block_scales<V: Vector>(units: &[Q4K], _: &[u16], _: &[u16; EIGHT]) -> [V; 2] {
         units[0].head.vectors()
     }
 }
@@ -347,7 +347,7 @@ impl Quantised for Q5K {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(units: &[Q5K], _: &[u16]) -> [V; 2] {
+    fn block_scales<V: Vector>(units: &[Q5K], _: &[u16], _: &[u16; EIGHT]) -> [V; 2] {
         units[0].head.vectors()
     }
 }
@@ -363,7 +363,7 @@ impl Quantised for Q6K {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(units: &[Q6K], tails: &[u16]) -> [V; 2] {
+    fn block_scales<V: Vector>(units: &[Q6K], tails: &[u16], _: &[u16; EIGHT]) -> [V; 2] {
         let (zero, of_all) = (V::splat(0.0), V::splat_f16(tails[0]));
         let [low, high] = V::even_and_odd(&units[0].scales);
         [low.fma(of_all, zero), high.fma(of_all, zero)]
@@ -380,7 +380,7 @@ impl Quantised for Iq4Xs {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(_: &[[[u32; 4]; 8]], tails: &[u16]) -> [V; 2] {
+    fn block_scales<V: Vector>(_: &[[[u32; 4]; 8]], tails: &[u16], _: &[u16; EIGHT]) -> [V; 2] {
         let mut scales = [0.0; EIGHT];
         for (b, scale) in scales.iter_mut().enumerate() {
             *scale = iq4_scale(tails, b);
@@ -432,11 +432,17 @@ fn rounded_dots<F: Quantised>(packed: &Packed<'_>, x: &Rounded, n_blocks: usize,
 }
 
 /// Rows of weights.
+#[derive(Clone, Copy)]
 struct Rows<'a, F: Format> {
+    /// At least those of the rows.
     units: &'a [F::Unit],
     tails: &'a [u16],
     /// Units of a row.
     row_len: usize,
+    /// Units of a row behind its whole eights of blocks.
+    rest_len: usize,
+    /// Ones for each block of that rest.
+    of_rest: [u16; EIGHT],
 }
 
 impl<'a, F: Quantised> Rows<'a, F> {
@@ -445,42 +451,90 @@ impl<'a, F: Quantised> Rows<'a, F> {
 
     fn new(packed: &Packed<'a>, n_blocks: usize) -> Self {
         let Units { units, tails, .. } = Units::<F>::of(packed);
-        Rows { units, tails, row_len: n_blocks / F::BLOCKS }
+        let mut of_rest = [0; EIGHT];
+        of_rest[..n_blocks % EIGHT].fill(u16::MAX);
+        let row_len = n_blocks / F::BLOCKS;
+        Rows { units, tails, row_len, rest_len: row_len % Self::UNITS, of_rest }
     }
 
-    /// Units and tails of a row.
+    /// Whole eights of a row.
     #[inline(always)]
-    fn of_row(&self, n: usize) -> (&'a [F::Unit], &'a [u16]) {
-        let units = &self.units[n * self.row_len..][..self.row_len];
-        (units, &self.tails[n * self.row_len * F::TAIL..][..self.row_len * F::TAIL])
+    fn n_whole(&self) -> usize {
+        self.row_len / Self::UNITS
     }
 
+    /// Units and tails of the whole eights of row `n`.
     #[inline(always)]
-    fn row(&self, n: usize) -> Row<'a, F> {
-        let (units, tails) = self.of_row(n);
-        let whole = self.row_len - self.row_len % Self::UNITS;
-        let rest = (whole < self.row_len).then(|| Rest::new(&units[whole..], &tails[whole * F::TAIL..]));
-        Row { units: &units[..whole], tails: &tails[..whole * F::TAIL], rest }
+    fn eights(&self, n: usize) -> (&'a [F::Unit], &'a [u16]) {
+        let (first, len) = (n * self.row_len, self.n_whole() * Self::UNITS);
+        (&self.units[first..][..len], &self.tails[first * F::TAIL..][..len * F::TAIL])
     }
-}
 
-/// A row of weights.
-struct Row<'a, F: Format> {
-    /// In whole eights.
-    units: &'a [F::Unit],
-    tails: &'a [u16],
-    rest: Option<Rest<F>>,
-}
-
-impl<F: Quantised> Row<'_, F> {
-    /// Units and tails of eight blocks.
+    /// Whether rows are no whole eights.
     #[inline(always)]
-    fn eight(&self, i: usize) -> (&[F::Unit], &[u16]) {
-        let n = Rows::<F>::UNITS;
-        match &self.rest {
-            Some(rest) if i * n == self.units.len() => rest.eight(),
-            _ => (&self.units[i * n..][..n], &self.tails[i * n * F::TAIL..][..n * F::TAIL]),
+    fn have_rests(&self) -> bool {
+        Self::UNITS > 1 && self.rest_len > 0
+    }
+
+    /// Fours that the rest of a row begins.
+    #[inline(always)]
+    fn rest_fours(&self) -> usize {
+        (self.rest_len * F::BLOCKS).div_ceil(4)
+    }
+
+    /// Units and tails of eight blocks from the rest of row `n` on. Behind it they are those of the next row; there are none
+    /// at the end of all rows.
+    #[inline(always)]
+    fn rest(&self, n: usize) -> Option<(&'a [F::Unit], &'a [u16])> {
+        let first = (n + 1) * self.row_len - self.rest_len;
+        let (units, tails) = (self.units.get(first..)?, self.tails.get(first * F::TAIL..)?);
+        Some((units.get(..Self::UNITS)?, tails.get(..Self::UNITS * F::TAIL)?))
+    }
+
+    /// Dot products of row `n` with `T` tokens, in parts. Not of several rows: fetching ahead, processors follow one of them
+    /// better than two.
+    #[inline(always)]
+    fn dots<D: ByteDots, const T: usize>(&self, n: usize, x: [&[RoundedEight]; T]) -> [D::Eight; T] {
+        /// Bytes from what is multiplied to what is fetched: about what memory sends while it fetches.
+        const AHEAD: usize = 3072;
+        let (units, tails) = self.eights(n);
+        let mut row = Sums::<D, T> { totals: [[D::splat(0.0); 2]; T], less: [Vector::splat(0.0); T] };
+        for (i, units) in units.chunks_exact(Self::UNITS).enumerate() {
+            D::prefetch::<AHEAD, _>(units);
+            let tails = &tails[i * Self::UNITS * F::TAIL..][..Self::UNITS * F::TAIL];
+            row.add::<F, 2>(units, tails, &ALL, x, i);
         }
+        if self.have_rests() {
+            let copied;
+            let (units, tails) = match self.rest(n) {
+                Some(in_place) => in_place,
+                None => {
+                    copied = self.copied_rest(n);
+                    copied.eight()
+                }
+            };
+            match self.rest_fours() {
+                1 => row.add::<F, 1>(units, tails, &self.of_rest, x, self.n_whole()),
+                _ => row.add::<F, 2>(units, tails, &self.of_rest, x, self.n_whole()),
+            }
+        }
+        let mut found = [Vector::splat(0.0); T];
+        for ((found, [a, b]), less) in found.iter_mut().zip(row.totals).zip(row.less) {
+            let both = D::folded(D::fma(a, D::splat(1.0), b));
+            *found = less.fma(Vector::splat(-1.0), both);
+        }
+        found
+    }
+
+    /// As [`Rows::rest`], with zeros behind it.
+    #[cold]
+    #[inline(never)]
+    fn copied_rest(&self, n: usize) -> Rest<F> {
+        let (first, len) = ((n + 1) * self.row_len - self.rest_len, self.rest_len);
+        let mut rest = Rest { units: [bytemuck::Zeroable::zeroed(); EIGHT], tails: [0; 4 * EIGHT] };
+        rest.units[..len].copy_from_slice(&self.units[first..][..len]);
+        rest.tails[..len * F::TAIL].copy_from_slice(&self.tails[first * F::TAIL..][..len * F::TAIL]);
+        rest
     }
 }
 
@@ -492,20 +546,14 @@ struct Rest<F: Format> {
 }
 
 impl<F: Quantised> Rest<F> {
-    #[cold]
-    #[inline(never)]
-    fn new(units: &[F::Unit], tails: &[u16]) -> Self {
-        let mut rest = Rest { units: [bytemuck::Zeroable::zeroed(); EIGHT], tails: [0; 4 * EIGHT] };
-        rest.units[..units.len()].copy_from_slice(units);
-        rest.tails[..tails.len()].copy_from_slice(tails);
-        rest
-    }
-
     #[inline(always)]
     fn eight(&self) -> (&[F::Unit], &[u16]) {
         (&self.units[..Rows::<F>::UNITS], &self.tails[..Rows::<F>::UNITS * F::TAIL])
     }
 }
+
+/// All eight blocks count.
+const ALL: [u16; EIGHT] = [u16::MAX; EIGHT];
 
 struct RowDots<'a, F: Format> {
     rows: Rows<'a, F>,
@@ -514,53 +562,26 @@ struct RowDots<'a, F: Format> {
 }
 
 impl<F: Quantised> RowDots<'_, F> {
-    /// Dot products of row `n` with `T` tokens from `t` on, in parts. Not of several rows: fetching ahead, processors follow one
-    /// of them better than two.
-    #[inline(always)]
-    fn row<D: ByteDots, const T: usize>(&self, n: usize, t: usize) -> [D::Eight; T] {
-        /// Bytes from what is multiplied to what is fetched: about what memory sends while it fetches.
-        const AHEAD: usize = 3072;
-        let (units, tails) = self.rows.of_row(n);
-        let mut x = [&self.x.eights[..0]; T];
-        for (i, x) in x.iter_mut().enumerate() {
-            *x = self.x.rows(t + i, 1);
-        }
-        let mut row = Sums::<D, T> { totals: [[D::splat(0.0); 2]; T], less: [Vector::splat(0.0); T] };
-        let n_units = Rows::<F>::UNITS;
-        let n_whole = units.len() / n_units;
-        let of_tails = &tails[..n_whole * n_units * F::TAIL];
-        for (i, units) in units.chunks_exact(n_units).enumerate() {
-            D::prefetch::<AHEAD, _>(units);
-            row.add::<F>(units, &of_tails[i * n_units * F::TAIL..][..n_units * F::TAIL], x, i);
-        }
-        if n_whole * n_units < units.len() {
-            let rest = Rest::<F>::new(&units[n_whole * n_units..], &tails[n_whole * n_units * F::TAIL..]);
-            let (units, tails) = rest.eight();
-            row.add::<F>(units, tails, x, n_whole);
-        }
-        let mut found = [Vector::splat(0.0); T];
-        for ((found, [a, b]), less) in found.iter_mut().zip(row.totals).zip(row.less) {
-            let both = D::folded(D::fma(a, D::splat(1.0), b));
-            *found = less.fma(Vector::splat(-1.0), both);
-        }
-        found
-    }
-
     /// Dot products with `T` tokens from `t` on.
     #[inline(always)]
     fn tokens<D: ByteDots, const T: usize>(&mut self, t: usize, n_rows: usize) {
         /// Rows whose lanes are added up together.
         const ROWS: usize = 4;
+        let RowDots { rows, x: all_x, sums } = self;
+        let rows = *rows;
+        let mut x = [&all_x.eights[..0]; T];
+        for (i, x) in x.iter_mut().enumerate() {
+            *x = all_x.rows(t + i, 1);
+        }
         for first in (0..n_rows).step_by(ROWS) {
             let mut parts = [[D::Eight::splat(0.0); ROWS]; T];
             for n in first..(first + ROWS).min(n_rows) {
-                let row = self.row::<D, T>(n, t);
-                for (parts, of_row) in parts.iter_mut().zip(row) {
+                for (parts, of_row) in parts.iter_mut().zip(rows.dots::<D, T>(n, x)) {
                     parts[n - first] = of_row;
                 }
             }
             for (i, parts) in parts.into_iter().enumerate() {
-                let sums = &mut self.sums[(t + i) * n_rows + first..(t + i + 1) * n_rows];
+                let sums = &mut sums[(t + i) * n_rows + first..(t + i + 1) * n_rows];
                 for (to, sum) in sums.iter_mut().zip(D::Eight::sum_each(parts)) {
                     *to = sum;
                 }
@@ -578,12 +599,19 @@ struct Sums<D: ByteDots, const T: usize> {
 }
 
 impl<D: ByteDots, const T: usize> Sums<D, T> {
-    /// Adds the products of eight blocks.
+    /// Adds the products of those of eight blocks, or of four, that count.
     #[inline(always)]
-    fn add<F: Quantised>(&mut self, units: &[F::Unit], tails: &[u16], x: [&[RoundedEight]; T], i: usize) {
+    fn add<F: Quantised, const FOURS: usize>(
+        &mut self,
+        units: &[F::Unit],
+        tails: &[u16],
+        counts: &[u16; EIGHT],
+        x: [&[RoundedEight]; T],
+        i: usize,
+    ) {
         let zero = Vector::splat(0.0);
-        let [scales, second] = F::block_scales::<D::Eight>(units, tails);
-        for four in 0..2 {
+        let [scales, second] = F::block_scales::<D::Eight>(units, tails, counts);
+        for four in 0..FOURS {
             let quants = F::quants::<D>(units, tails, four);
             for t in 0..T {
                 let (totals, x) = (&mut self.totals[t], &x[t][i]);
@@ -805,6 +833,30 @@ mod tests {
             }
         }
         assert!(n_checked >= 11 * 2 * 2 * 2 * (1 + 4 + 7 + 13));
+    }
+
+    /// Rows of fewer than eight blocks are read together with what lies behind them.
+    #[test]
+    fn products_do_not_depend_on_the_rows_behind() {
+        const NAN: u16 = 0x7e00;
+        let n_rows = 9;
+        for n_blocks in 1..12 {
+            let quants: Vec<u32> = (0..8 * (n_rows * n_blocks) as u32).map(|i| i.wrapping_mul(0x9e37_79b9)).collect();
+            let found = [0x3c00, NAN].map(|of_odd_rows: u16| {
+                let mut tails: Vec<u16> =
+                    (0..n_rows * n_blocks).map(|b| if b / n_blocks % 2 == 1 { of_odd_rows } else { 0x3c00 }).collect();
+                tails.resize(tails.len().next_multiple_of(2), 0);
+                let words = [&quants[..], &bytemuck::pod_collect_to_vec(&tails)].concat();
+                let packed = Packed::new(Some(WeightType::Q8_0), &words, quants.len() as u32).run(0, n_rows * n_blocks);
+                by_all::<Q8>(&packed, &activations(13 * n_blocks), n_blocks)
+            });
+            for (clean, found) in found[0].iter().zip(&found[1]) {
+                for (i, (clean, found)) in clean.iter().zip(found).enumerate() {
+                    let is_odd = i % n_rows % 2 == 1;
+                    assert!(if is_odd { found.is_nan() } else { found == clean }, "{n_blocks} blocks, {i}: {found}");
+                }
+            }
+        }
     }
 
     /// Of random weights with activations as they come out of a norm: many of moderate size. Rounding alone makes the

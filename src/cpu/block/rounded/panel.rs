@@ -4,7 +4,7 @@
 use super::super::super::simd::Vector;
 use super::super::super::simd::bytes::{ByteDots, ByteWork, run_bytes};
 use super::super::Packed;
-use super::{EIGHT, Offsets, Quantised, Rounded, RoundedEight, Rows, WeightType, offsets_with, with_quantised};
+use super::{ALL, EIGHT, Offsets, Quantised, Rounded, RoundedEight, Rows, WeightType, offsets_with, with_quantised};
 use super::{Iq4, Iq4Xs, Mx, Q4, Q4K, Q4With1, Q5, Q5K, Q5With1, Q6K, Q8};
 
 /// Rows of a panel: two vectors of sixteen.
@@ -69,19 +69,27 @@ fn panel_dots<F: Quantised>(
     panel: &mut Panel,
     sums: &mut [f32],
 ) {
-    run_bytes(PanelDots { rows: Rows::<F>::new(packed, n_blocks), x, row_len: n_blocks.div_ceil(EIGHT), panel, sums });
+    run_bytes(PanelDots {
+        rows: Rows::<F>::new(packed, n_blocks),
+        x,
+        n_blocks,
+        row_len: n_blocks.div_ceil(EIGHT),
+        panel,
+        sums,
+    });
 }
 
 /// With one set of instructions.
 #[cfg(test)]
 pub(super) fn dots_by<F: Quantised, D: ByteDots>(packed: &Packed<'_>, x: &Rounded, n_blocks: usize, sums: &mut [f32]) {
     let (rows, row_len, panel) = (Rows::<F>::new(packed, n_blocks), n_blocks.div_ceil(EIGHT), &mut Panel::default());
-    PanelDots { rows, x: &x.eights, row_len, panel, sums }.run_bytes::<D>();
+    PanelDots { rows, x: &x.eights, n_blocks, row_len, panel, sums }.run_bytes::<D>();
 }
 
 struct PanelDots<'a, F: Quantised> {
     rows: Rows<'a, F>,
     x: &'a [RoundedEight],
+    n_blocks: usize,
     /// Eights of a row.
     row_len: usize,
     panel: &'a mut Panel,
@@ -122,23 +130,28 @@ impl<F: Quantised> PanelDots<'_, F> {
         }
         for four_rows in (0..n).step_by(4) {
             let (vector, lane) = (four_rows / LANES, four_rows % LANES);
-            // Where there are no further rows, the last one again.
-            let mut rows = [const { None }; 4];
-            for (j, row) in rows.iter_mut().enumerate() {
-                *row = Some(self.rows.row(first + (four_rows + j).min(n - 1)));
-            }
             for i in 0..self.row_len {
                 let (quants, scales) =
                     (&mut quants[i * FOURS..][..FOURS], &mut scales[i * Self::SCALES..][..Self::SCALES]);
                 let mut halves = [[[D::load(&[0; 64]); 2]; 4]; 2];
-                for (j, row) in rows.iter().enumerate() {
-                    let Some(row) = row else { continue };
-                    let (units, tails) = row.eight(i);
+                for j in 0..4 {
+                    // Where there are no further rows, the last one again.
+                    let row = first + (four_rows + j).min(n - 1);
+                    let copied;
+                    let (units, tails) = if i < self.rows.n_whole() {
+                        let ((units, tails), n_units) = (self.rows.eights(row), Rows::<F>::UNITS);
+                        (&units[i * n_units..][..n_units], &tails[i * n_units * F::TAIL..][..n_units * F::TAIL])
+                    } else if let Some(in_place) = self.rows.rest(row) {
+                        in_place
+                    } else {
+                        copied = self.rows.copied_rest(row);
+                        copied.eight()
+                    };
                     for (four, halves) in halves.iter_mut().enumerate() {
                         halves[j] = F::quants::<D>(units, tails, four);
                     }
                     let lane = lane + j;
-                    let [of_row, second] = F::block_scales::<D::Eight>(units, tails);
+                    let [of_row, second] = F::block_scales::<D::Eight>(units, tails, &ALL);
                     let (of_row, second) = (of_row.lanes(), second.lanes());
                     for b in 0..EIGHT {
                         if F::BY_HALVES {
@@ -223,7 +236,7 @@ impl<F: Quantised> PanelDots<'_, F> {
         for i in 0..self.row_len {
             let quants = &self.panel.quants[i * FOURS..][..FOURS];
             let scales = &self.panel.scales[i * Self::SCALES..][..Self::SCALES];
-            for b in 0..EIGHT {
+            for b in 0..(self.n_blocks - i * EIGHT).min(EIGHT) {
                 let mut totals = [[D::ints(0); N]; T];
                 for half in 0..2 {
                     if of_quants > 0 && (half == 0 || F::BY_HALVES) {
