@@ -62,8 +62,12 @@ const FEWEST_ON_CPU: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 200, 2
 /// One case in so many is looked at in a browser.
 const STRIDE: usize = if cfg!(target_arch = "wasm32") { 12 } else { 1 };
 /// One case in so many of those is executed on a GPU, unless `TILEWRIGHT_FULL` is set: with bounds checks, where the first of
-/// each variant runs as well, and without.
-const SHARE: [u64; 2] = if cfg!(target_arch = "wasm32") { [20, 16] } else { [40, 16] };
+/// each kernel's weight types and the first of each of its forms run as well, and without.
+const SHARE: [u64; 2] = if cfg!(target_arch = "wasm32") { [20, 16] } else { [6, 6] };
+/// The same of kernels that have a pipeline for nearly each case, which a software adapter takes up to seconds to compile.
+const SHARE_OF_SLOW: [u64; 2] = if cfg!(target_arch = "wasm32") { [20, 16] } else { [120, 64] };
+const SLOW: [&str; 8] =
+    ["attention", "expert_down", "expert_gate_up", "expert_matmul", "gate_up", "matmul", "matvec", "rope_kv"];
 /// The same on the CPU.
 const SHARE_ON_CPU: u64 = if cfg!(target_arch = "wasm32") { 4 } else { 16 };
 /// One case in so many is run `REPEATS` times and must give the same bits each time.
@@ -126,6 +130,12 @@ fn weight_of(case: &Case) -> Option<WeightType> {
     WeightType::ALL.into_iter().find(|weight| case.variant.split('+').next() == Some(weight.name()))
 }
 
+/// The weight type of a case's variant, if it has one, and the rest, which makes other pipelines of each type.
+fn weight_and_form(case: &Case) -> [&str; 2] {
+    let (weight, form) = case.variant.split_at(weight_of(case).map_or(0, |weight| weight.name().len()));
+    [weight, form]
+}
+
 /// Whether a case is one of those of which some run where not all do. What unpacks the blocks of a type is the same text in
 /// every kernel, so most types run in three kernels alone, which read blocks in all ways that there are; tiles in half
 /// precision read them as other tiles do.
@@ -165,7 +175,7 @@ const PRINTED: usize = 3;
 #[derive(Clone, Copy, PartialEq)]
 enum Share {
     All,
-    /// One in [`SHARE`] or [`SHARE_ON_CPU`], unless all were asked for.
+    /// One in [`SHARE`], [`SHARE_OF_SLOW`] or [`SHARE_ON_CPU`], unless all were asked for.
     Usual,
 }
 
@@ -184,10 +194,12 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
         if device.is_gpu() && !is_own(case, device.tier()) || !takes_all && !is_usual(case, device) {
             continue;
         }
-        let variant = if cfg!(target_arch = "wasm32") { "" } else { case.variant.as_str() };
-        let is_first = seen.insert((case.kernel, variant)) && !is_unchecked;
+        let [weight, form] = if cfg!(target_arch = "wasm32") { ["", ""] } else { weight_and_form(case) };
+        let is_new = seen.insert((case.kernel, weight)) | seen.insert((case.kernel, form));
+        let is_first = is_new && !is_unchecked;
+        let share_on_gpu = if SLOW.contains(&case.kernel) { SHARE_OF_SLOW } else { SHARE };
         // The upper half of the hash of the name: its lowest bits depend on little of it. Without checks, other cases.
-        let share_of_device = if device.is_gpu() { SHARE[usize::from(is_unchecked)] } else { SHARE_ON_CPU };
+        let share_of_device = if device.is_gpu() { share_on_gpu[usize::from(is_unchecked)] } else { SHARE_ON_CPU };
         let is_of_share = (hash(&case.name(executor, 0)) >> 32) % share_of_device == u64::from(is_unchecked);
         if !takes_all && !is_first && !is_of_share {
             continue;
