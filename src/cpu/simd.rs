@@ -377,6 +377,8 @@ pub(super) trait Vector: Instructions {
     fn splat_f16(bits: u16) -> Self;
     fn load(x: &[f32; 8]) -> Self;
     fn lanes(self) -> [f32; 8];
+    /// The bits that a mask has ones for.
+    fn masked(self, mask: &[u32; 8]) -> Self;
     /// `self * b + c`.
     fn fma(self, b: Self, c: Self) -> Self;
 
@@ -439,6 +441,14 @@ impl Vector for [f32; 8] {
     #[inline(always)]
     fn load(x: &[f32; 8]) -> Self {
         *x
+    }
+
+    #[inline(always)]
+    fn masked(mut self, mask: &[u32; 8]) -> Self {
+        for (lane, mask) in self.iter_mut().zip(mask) {
+            *lane = f32::from_bits(lane.to_bits() & mask);
+        }
+        self
     }
 
     #[inline(always)]
@@ -789,6 +799,11 @@ mod avx2 {
         }
 
         #[inline(always)]
+        fn masked(self, mask: &[u32; 8]) -> Self {
+            Eight(unsafe { _mm256_and_ps(self.0, _mm256_loadu_ps(mask.as_ptr().cast())) })
+        }
+
+        #[inline(always)]
         fn lanes(self) -> [f32; 8] {
             let mut lanes = [0.0; 8];
             unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), self.0) };
@@ -1037,6 +1052,12 @@ mod simd128 {
         fn load(x: &[f32; 8]) -> Self {
             let x: *const v128 = x.as_ptr().cast();
             unsafe { Eight(v128_load(x), v128_load(x.add(1))) }
+        }
+
+        #[inline(always)]
+        fn masked(self, mask: &[u32; 8]) -> Self {
+            let mask: *const v128 = mask.as_ptr().cast();
+            unsafe { Eight(v128_and(self.0, v128_load(mask)), v128_and(self.1, v128_load(mask.add(1)))) }
         }
 
         #[inline(always)]

@@ -64,8 +64,9 @@ const STRIDE: usize = if cfg!(target_arch = "wasm32") { 12 } else { 1 };
 /// One case in so many of those is executed on a GPU, unless `TILEWRIGHT_FULL` is set: with bounds checks, where the first of
 /// each kernel's weight types and the first of each of its forms run as well, and without.
 const SHARE: [u64; 2] = if cfg!(target_arch = "wasm32") { [20, 16] } else { [6, 6] };
-/// The same of kernels that have a pipeline for nearly each case, which a software adapter takes up to seconds to compile.
-const SHARE_OF_SLOW: [u64; 2] = if cfg!(target_arch = "wasm32") { [20, 16] } else { [120, 64] };
+/// The same of the kernels of [`SLOW`].
+const SHARE_OF_SLOW: [u64; 2] = if cfg!(target_arch = "wasm32") { SHARE } else { [120, 64] };
+/// Kernels that have a pipeline for nearly each case, which a software adapter takes up to seconds to compile.
 const SLOW: [&str; 8] =
     ["attention", "expert_down", "expert_gate_up", "expert_matmul", "gate_up", "matmul", "matvec", "rope_kv"];
 /// The same on the CPU.

@@ -153,8 +153,8 @@ trait Quantised: Format {
 
     /// The quants of the first or the second four of eight blocks.
     fn quants<D: ByteDots>(units: &[Self::Unit], tails: &[u16], four: usize) -> Halves<D::Bytes>;
-    /// The scales of those of eight blocks that count, and their mins; or the scales of their first halves, and those of their second ones.
-    fn block_scales<V: Vector>(units: &[Self::Unit], tails: &[u16], counts: &[u16; EIGHT]) -> [V; 2];
+    /// The scales of eight blocks, and their mins; or the scales of their first halves, and those of their second ones.
+    fn block_scales<V: Vector>(units: &[Self::Unit], tails: &[u16]) -> [V; 2];
 }
 
 fn offsets<F: Quantised>() -> Offsets {
@@ -180,26 +180,26 @@ fn four_of<T>(eight: &[T], four: usize) -> &[T; 4] {
     &eight[..EIGHT].as_chunks().0[four]
 }
 
-/// Number `at` of each unit's tail, and zeros for those that do not count.
+/// Number `at` of each unit's tail.
 #[inline(always)]
-fn of_tails<F: Quantised>(tails: &[u16], counts: &[u16; EIGHT], at: usize) -> [u16; EIGHT] {
+fn of_tails<F: Quantised>(tails: &[u16], at: usize) -> [u16; EIGHT] {
     let tails = &tails[..EIGHT * F::TAIL];
     let mut found = [0; EIGHT];
-    for (found, (tail, counts)) in found.iter_mut().zip(tails.chunks_exact(F::TAIL).zip(counts)) {
-        *found = tail[at] & counts;
+    for (found, tail) in found.iter_mut().zip(tails.chunks_exact(F::TAIL)) {
+        *found = tail[at];
     }
     found
 }
 
 #[inline(always)]
-fn f16_scales<F: Quantised, V: Vector>(tails: &[u16], counts: &[u16; EIGHT], at: usize) -> V {
-    V::from_f16(&of_tails::<F>(tails, counts, at))
+fn f16_scales<F: Quantised, V: Vector>(tails: &[u16], at: usize) -> V {
+    V::from_f16(&of_tails::<F>(tails, at))
 }
 
 /// Mins that are added.
 #[inline(always)]
-fn f16_mins<F: Quantised, V: Vector>(tails: &[u16], counts: &[u16; EIGHT], at: usize) -> V {
-    f16_scales::<F, V>(tails, counts, at).fma(V::splat(-1.0), V::splat(0.0))
+fn f16_mins<F: Quantised, V: Vector>(tails: &[u16], at: usize) -> V {
+    f16_scales::<F, V>(tails, at).fma(V::splat(-1.0), V::splat(0.0))
 }
 
 impl Quantised for Q8 {
@@ -212,8 +212,8 @@ impl Quantised for Q8 {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(_: &[[i8; 32]], tails: &[u16], counts: &[u16; EIGHT]) -> [V; 2] {
-        [f16_scales::<Q8, V>(tails, counts, 0), V::splat(0.0)]
+    fn block_scales<V: Vector>(_: &[[i8; 32]], tails: &[u16]) -> [V; 2] {
+        [f16_scales::<Q8, V>(tails, 0), V::splat(0.0)]
     }
 }
 
@@ -227,8 +227,8 @@ impl Quantised for Q4 {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(_: &[[u32; 4]], tails: &[u16], counts: &[u16; EIGHT]) -> [V; 2] {
-        [f16_scales::<Q4, V>(tails, counts, 0), V::splat(0.0)]
+    fn block_scales<V: Vector>(_: &[[u32; 4]], tails: &[u16]) -> [V; 2] {
+        [f16_scales::<Q4, V>(tails, 0), V::splat(0.0)]
     }
 }
 
@@ -252,8 +252,8 @@ impl Quantised for Q5 {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(_: &[[u32; 4]], tails: &[u16], counts: &[u16; EIGHT]) -> [V; 2] {
-        [f16_scales::<Q5, V>(tails, counts, 0), V::splat(0.0)]
+    fn block_scales<V: Vector>(_: &[[u32; 4]], tails: &[u16]) -> [V; 2] {
+        [f16_scales::<Q5, V>(tails, 0), V::splat(0.0)]
     }
 }
 
@@ -267,8 +267,8 @@ impl Quantised for Iq4 {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(_: &[[u32; 4]], tails: &[u16], counts: &[u16; EIGHT]) -> [V; 2] {
-        [f16_scales::<Iq4, V>(tails, counts, 0), V::splat(0.0)]
+    fn block_scales<V: Vector>(_: &[[u32; 4]], tails: &[u16]) -> [V; 2] {
+        [f16_scales::<Iq4, V>(tails, 0), V::splat(0.0)]
     }
 }
 
@@ -282,7 +282,7 @@ impl Quantised for Mx {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(_: &[[[u32; 4]; 2]], tails: &[u16], _: &[u16; EIGHT]) -> [V; 2] {
+    fn block_scales<V: Vector>(_: &[[[u32; 4]; 2]], tails: &[u16]) -> [V; 2] {
         let mut scales = [0.0; EIGHT];
         for (b, scale) in scales.iter_mut().enumerate() {
             *scale = half_scale((tails[b / 2] >> (8 * (b % 2))) as u8);
@@ -301,8 +301,8 @@ impl Quantised for Q4With1 {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(_: &[[u32; 4]], tails: &[u16], counts: &[u16; EIGHT]) -> [V; 2] {
-        [f16_scales::<Q4With1, V>(tails, counts, 0), f16_mins::<Q4With1, V>(tails, counts, 1)]
+    fn block_scales<V: Vector>(_: &[[u32; 4]], tails: &[u16]) -> [V; 2] {
+        [f16_scales::<Q4With1, V>(tails, 0), f16_mins::<Q4With1, V>(tails, 1)]
     }
 }
 
@@ -316,8 +316,8 @@ impl Quantised for Q5With1 {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(_: &[[u32; 4]], tails: &[u16], counts: &[u16; EIGHT]) -> [V; 2] {
-        [f16_scales::<Q5With1, V>(tails, counts, 2), f16_mins::<Q5With1, V>(tails, counts, 3)]
+    fn block_scales<V: Vector>(_: &[[u32; 4]], tails: &[u16]) -> [V; 2] {
+        [f16_scales::<Q5With1, V>(tails, 2), f16_mins::<Q5With1, V>(tails, 3)]
     }
 }
 
@@ -331,7 +331,7 @@ impl Quantised for Q4K {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(units: &[Q4K], _: &[u16], _: &[u16; EIGHT]) -> [V; 2] {
+    fn block_scales<V: Vector>(units: &[Q4K], _: &[u16]) -> [V; 2] {
         units[0].head.vectors()
     }
 }
@@ -347,7 +347,7 @@ impl Quantised for Q5K {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(units: &[Q5K], _: &[u16], _: &[u16; EIGHT]) -> [V; 2] {
+    fn block_scales<V: Vector>(units: &[Q5K], _: &[u16]) -> [V; 2] {
         units[0].head.vectors()
     }
 }
@@ -363,7 +363,7 @@ impl Quantised for Q6K {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(units: &[Q6K], tails: &[u16], _: &[u16; EIGHT]) -> [V; 2] {
+    fn block_scales<V: Vector>(units: &[Q6K], tails: &[u16]) -> [V; 2] {
         let (zero, of_all) = (V::splat(0.0), V::splat_f16(tails[0]));
         let [low, high] = V::even_and_odd(&units[0].scales);
         [low.fma(of_all, zero), high.fma(of_all, zero)]
@@ -380,7 +380,7 @@ impl Quantised for Iq4Xs {
     }
 
     #[inline(always)]
-    fn block_scales<V: Vector>(_: &[[[u32; 4]; 8]], tails: &[u16], _: &[u16; EIGHT]) -> [V; 2] {
+    fn block_scales<V: Vector>(_: &[[[u32; 4]; 8]], tails: &[u16]) -> [V; 2] {
         let mut scales = [0.0; EIGHT];
         for (b, scale) in scales.iter_mut().enumerate() {
             *scale = iq4_scale(tails, b);
@@ -439,10 +439,8 @@ struct Rows<'a, F: Format> {
     tails: &'a [u16],
     /// Units of a row.
     row_len: usize,
-    /// Units of a row behind its whole eights of blocks.
-    rest_len: usize,
-    /// Ones for each block of that rest.
-    of_rest: [u16; EIGHT],
+    /// Ones for each block of a row behind its whole eights.
+    of_rest: [u32; EIGHT],
 }
 
 impl<'a, F: Quantised> Rows<'a, F> {
@@ -452,9 +450,8 @@ impl<'a, F: Quantised> Rows<'a, F> {
     fn new(packed: &Packed<'a>, n_blocks: usize) -> Self {
         let Units { units, tails, .. } = Units::<F>::of(packed);
         let mut of_rest = [0; EIGHT];
-        of_rest[..n_blocks % EIGHT].fill(u16::MAX);
-        let row_len = n_blocks / F::BLOCKS;
-        Rows { units, tails, row_len, rest_len: row_len % Self::UNITS, of_rest }
+        of_rest[..n_blocks % EIGHT].fill(u32::MAX);
+        Rows { units, tails, row_len: n_blocks / F::BLOCKS, of_rest }
     }
 
     /// Whole eights of a row.
@@ -470,25 +467,25 @@ impl<'a, F: Quantised> Rows<'a, F> {
         (&self.units[first..][..len], &self.tails[first * F::TAIL..][..len * F::TAIL])
     }
 
-    /// Whether rows are no whole eights.
+    /// Units of a row behind those.
     #[inline(always)]
-    fn have_rests(&self) -> bool {
-        Self::UNITS > 1 && self.rest_len > 0
+    fn rest_len(&self) -> usize {
+        self.row_len % Self::UNITS
     }
 
-    /// Fours that the rest of a row begins.
+    /// Units and tails of eight blocks from the rest of row `n` on. Behind it they are those of the next row; at the end of all
+    /// rows there are none, and it is copied.
     #[inline(always)]
-    fn rest_fours(&self) -> usize {
-        (self.rest_len * F::BLOCKS).div_ceil(4)
-    }
-
-    /// Units and tails of eight blocks from the rest of row `n` on. Behind it they are those of the next row; there are none
-    /// at the end of all rows.
-    #[inline(always)]
-    fn rest(&self, n: usize) -> Option<(&'a [F::Unit], &'a [u16])> {
-        let first = (n + 1) * self.row_len - self.rest_len;
-        let (units, tails) = (self.units.get(first..)?, self.tails.get(first * F::TAIL..)?);
-        Some((units.get(..Self::UNITS)?, tails.get(..Self::UNITS * F::TAIL)?))
+    fn rest<'b>(&self, n: usize, copied: &'b mut Option<Rest<F>>) -> (&'b [F::Unit], &'b [u16])
+    where
+        'a: 'b,
+    {
+        let first = (n + 1) * self.row_len - self.rest_len();
+        let (units, tails) = (&self.units[first..], &self.tails[first * F::TAIL..]);
+        match (units.get(..Self::UNITS), tails.get(..Self::UNITS * F::TAIL)) {
+            (Some(units), Some(tails)) => (units, tails),
+            _ => copied.insert(Rest::new(&units[..self.rest_len()], &tails[..self.rest_len() * F::TAIL])).eight(),
+        }
     }
 
     /// Dot products of row `n` with `T` tokens, in parts. Not of several rows: fetching ahead, processors follow one of them
@@ -502,20 +499,18 @@ impl<'a, F: Quantised> Rows<'a, F> {
         for (i, units) in units.chunks_exact(Self::UNITS).enumerate() {
             D::prefetch::<AHEAD, _>(units);
             let tails = &tails[i * Self::UNITS * F::TAIL..][..Self::UNITS * F::TAIL];
-            row.add::<F, 2>(units, tails, &ALL, x, i);
+            row.add::<F, 2>(units, tails, F::block_scales(units, tails), x, i);
         }
-        if self.have_rests() {
-            let copied;
-            let (units, tails) = match self.rest(n) {
-                Some(in_place) => in_place,
-                None => {
-                    copied = self.copied_rest(n);
-                    copied.eight()
-                }
-            };
-            match self.rest_fours() {
-                1 => row.add::<F, 1>(units, tails, &self.of_rest, x, self.n_whole()),
-                _ => row.add::<F, 2>(units, tails, &self.of_rest, x, self.n_whole()),
+        if self.rest_len() > 0 {
+            let mut copied = None;
+            let (units, tails) = self.rest(n, &mut copied);
+            // What is behind the rest counts for nothing, whatever its scales are.
+            let [scales, second] = F::block_scales::<D::Eight>(units, tails);
+            let scales = [scales.masked(&self.of_rest), second.masked(&self.of_rest)];
+            if self.rest_len() * F::BLOCKS <= 4 {
+                row.add::<F, 1>(units, tails, scales, x, self.n_whole());
+            } else {
+                row.add::<F, 2>(units, tails, scales, x, self.n_whole());
             }
         }
         let mut found = [Vector::splat(0.0); T];
@@ -524,17 +519,6 @@ impl<'a, F: Quantised> Rows<'a, F> {
             *found = less.fma(Vector::splat(-1.0), both);
         }
         found
-    }
-
-    /// As [`Rows::rest`], with zeros behind it.
-    #[cold]
-    #[inline(never)]
-    fn copied_rest(&self, n: usize) -> Rest<F> {
-        let (first, len) = ((n + 1) * self.row_len - self.rest_len, self.rest_len);
-        let mut rest = Rest { units: [bytemuck::Zeroable::zeroed(); EIGHT], tails: [0; 4 * EIGHT] };
-        rest.units[..len].copy_from_slice(&self.units[first..][..len]);
-        rest.tails[..len * F::TAIL].copy_from_slice(&self.tails[first * F::TAIL..][..len * F::TAIL]);
-        rest
     }
 }
 
@@ -546,14 +530,20 @@ struct Rest<F: Format> {
 }
 
 impl<F: Quantised> Rest<F> {
+    #[cold]
+    #[inline(never)]
+    fn new(units: &[F::Unit], tails: &[u16]) -> Self {
+        let mut rest = Rest { units: [bytemuck::Zeroable::zeroed(); EIGHT], tails: [0; 4 * EIGHT] };
+        rest.units[..units.len()].copy_from_slice(units);
+        rest.tails[..tails.len()].copy_from_slice(tails);
+        rest
+    }
+
     #[inline(always)]
     fn eight(&self) -> (&[F::Unit], &[u16]) {
         (&self.units[..Rows::<F>::UNITS], &self.tails[..Rows::<F>::UNITS * F::TAIL])
     }
 }
-
-/// All eight blocks count.
-const ALL: [u16; EIGHT] = [u16::MAX; EIGHT];
 
 struct RowDots<'a, F: Format> {
     rows: Rows<'a, F>,
@@ -599,18 +589,17 @@ struct Sums<D: ByteDots, const T: usize> {
 }
 
 impl<D: ByteDots, const T: usize> Sums<D, T> {
-    /// Adds the products of those of eight blocks, or of four, that count.
+    /// Adds the products of four times `FOURS` blocks with what [`Quantised::block_scales`] says of them.
     #[inline(always)]
     fn add<F: Quantised, const FOURS: usize>(
         &mut self,
         units: &[F::Unit],
         tails: &[u16],
-        counts: &[u16; EIGHT],
+        [scales, second]: [D::Eight; 2],
         x: [&[RoundedEight]; T],
         i: usize,
     ) {
         let zero = Vector::splat(0.0);
-        let [scales, second] = F::block_scales::<D::Eight>(units, tails, counts);
         for four in 0..FOURS {
             let quants = F::quants::<D>(units, tails, four);
             for t in 0..T {

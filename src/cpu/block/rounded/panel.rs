@@ -4,7 +4,7 @@
 use super::super::super::simd::Vector;
 use super::super::super::simd::bytes::{ByteDots, ByteWork, run_bytes};
 use super::super::Packed;
-use super::{ALL, EIGHT, Offsets, Quantised, Rounded, RoundedEight, Rows, WeightType, offsets_with, with_quantised};
+use super::{EIGHT, Offsets, Quantised, Rounded, RoundedEight, Rows, WeightType, offsets_with, with_quantised};
 use super::{Iq4, Iq4Xs, Mx, Q4, Q4K, Q4With1, Q5, Q5K, Q5With1, Q6K, Q8};
 
 /// Rows of a panel: two vectors of sixteen.
@@ -69,29 +69,21 @@ fn panel_dots<F: Quantised>(
     panel: &mut Panel,
     sums: &mut [f32],
 ) {
-    run_bytes(PanelDots {
-        rows: Rows::<F>::new(packed, n_blocks),
-        x,
-        n_blocks,
-        row_len: n_blocks.div_ceil(EIGHT),
-        panel,
-        sums,
-    });
+    run_bytes(PanelDots { rows: Rows::<F>::new(packed, n_blocks), x, n_blocks, panel, sums });
 }
 
 /// With one set of instructions.
 #[cfg(test)]
 pub(super) fn dots_by<F: Quantised, D: ByteDots>(packed: &Packed<'_>, x: &Rounded, n_blocks: usize, sums: &mut [f32]) {
-    let (rows, row_len, panel) = (Rows::<F>::new(packed, n_blocks), n_blocks.div_ceil(EIGHT), &mut Panel::default());
-    PanelDots { rows, x: &x.eights, n_blocks, row_len, panel, sums }.run_bytes::<D>();
+    let (rows, panel) = (Rows::<F>::new(packed, n_blocks), &mut Panel::default());
+    PanelDots { rows, x: &x.eights, n_blocks, panel, sums }.run_bytes::<D>();
 }
 
 struct PanelDots<'a, F: Quantised> {
     rows: Rows<'a, F>,
     x: &'a [RoundedEight],
+    /// Blocks of a row.
     n_blocks: usize,
-    /// Eights of a row.
-    row_len: usize,
     panel: &'a mut Panel,
     sums: &'a mut [f32],
 }
@@ -104,7 +96,7 @@ impl<F: Quantised> ByteWork for PanelDots<'_, F> {
 
     #[inline(always)]
     fn run_bytes<D: ByteDots>(mut self) {
-        let n_tokens = self.x.len() / self.row_len;
+        let n_tokens = self.x.len() / self.row_len();
         let n_rows = self.sums.len() / n_tokens;
         for first in (0..n_rows).step_by(PANEL_ROWS) {
             self.pack::<D>(first, (n_rows - first).min(PANEL_ROWS));
@@ -119,39 +111,43 @@ impl<F: Quantised> ByteWork for PanelDots<'_, F> {
 impl<F: Quantised> PanelDots<'_, F> {
     const SCALES: usize = if F::BY_HALVES { 2 * EIGHT } else { EIGHT };
 
+    /// Eights of a row.
+    #[inline(always)]
+    fn row_len(&self) -> usize {
+        self.n_blocks.div_ceil(EIGHT)
+    }
+
     /// Packs `n` rows from `first` on. Other rows of the panel are of no interest.
     #[inline(always)]
     fn pack<D: ByteDots>(&mut self, first: usize, n: usize) {
+        let row_len = self.row_len();
         let Panel { quants, scales, mins } = &mut *self.panel;
-        quants.resize(self.row_len * FOURS, [Line([0; 64]); VECTORS]);
-        scales.resize(self.row_len * Self::SCALES, [[0.0; LANES]; VECTORS]);
+        quants.resize(row_len * FOURS, [Line([0; 64]); VECTORS]);
+        scales.resize(row_len * Self::SCALES, [[0.0; LANES]; VECTORS]);
         if F::MINS {
-            mins.resize(self.row_len * EIGHT, [[0.0; LANES]; VECTORS]);
+            mins.resize(row_len * EIGHT, [[0.0; LANES]; VECTORS]);
         }
         for four_rows in (0..n).step_by(4) {
             let (vector, lane) = (four_rows / LANES, four_rows % LANES);
-            for i in 0..self.row_len {
+            for i in 0..row_len {
                 let (quants, scales) =
                     (&mut quants[i * FOURS..][..FOURS], &mut scales[i * Self::SCALES..][..Self::SCALES]);
                 let mut halves = [[[D::load(&[0; 64]); 2]; 4]; 2];
                 for j in 0..4 {
                     // Where there are no further rows, the last one again.
                     let row = first + (four_rows + j).min(n - 1);
-                    let copied;
+                    let mut copied = None;
                     let (units, tails) = if i < self.rows.n_whole() {
                         let ((units, tails), n_units) = (self.rows.eights(row), Rows::<F>::UNITS);
                         (&units[i * n_units..][..n_units], &tails[i * n_units * F::TAIL..][..n_units * F::TAIL])
-                    } else if let Some(in_place) = self.rows.rest(row) {
-                        in_place
                     } else {
-                        copied = self.rows.copied_rest(row);
-                        copied.eight()
+                        self.rows.rest(row, &mut copied)
                     };
                     for (four, halves) in halves.iter_mut().enumerate() {
                         halves[j] = F::quants::<D>(units, tails, four);
                     }
                     let lane = lane + j;
-                    let [of_row, second] = F::block_scales::<D::Eight>(units, tails, &ALL);
+                    let [of_row, second] = F::block_scales::<D::Eight>(units, tails);
                     let (of_row, second) = (of_row.lanes(), second.lanes());
                     for b in 0..EIGHT {
                         if F::BY_HALVES {
@@ -230,10 +226,10 @@ impl<F: Quantised> PanelDots<'_, F> {
         let Offsets { of_quants, .. } = offsets_with::<F, D>();
         let mut x = [&self.x[..0]; T];
         for (i, x) in x.iter_mut().enumerate() {
-            *x = &self.x[(t + i) * self.row_len..][..self.row_len];
+            *x = &self.x[(t + i) * self.row_len()..][..self.row_len()];
         }
         let mut sums = [[D::splat(0.0); N]; T];
-        for i in 0..self.row_len {
+        for i in 0..self.row_len() {
             let quants = &self.panel.quants[i * FOURS..][..FOURS];
             let scales = &self.panel.scales[i * Self::SCALES..][..Self::SCALES];
             for b in 0..(self.n_blocks - i * EIGHT).min(EIGHT) {
