@@ -10,6 +10,9 @@ mod unit;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+#[cfg(not(target_arch = "wasm32"))]
+use rayon::prelude::*;
+
 use crate::dtype::{BLOCK, DType, WeightType};
 use crate::error::Error;
 use crate::target::Target;
@@ -140,10 +143,7 @@ impl Matrix {
             }
             let mut units = vec![0u32; n * n_units * unit_words];
             let mut tails = vec![0u16; n * n_tail];
-            let row_words = units.chunks_exact_mut(n_units * unit_words);
-            for (i, (from, units)) in rows.by_ref().take(n).zip(row_words).enumerate() {
-                unit::pack_row(self.weight, from, units, &mut tails[i * n_tail..][..n_tail]);
-            }
+            self.pack(rows.by_ref().take(n), &mut units, &mut tails);
             device.write_words(&slab.words, first as usize * n_units * unit_words, &units)?;
             if n_tail > 0 {
                 let places = TailPlaces {
@@ -156,6 +156,23 @@ impl Matrix {
             row += n as u32;
         }
         Ok(())
+    }
+
+    /// Packs rows into words and tails that are zero; on the web one after the other, elsewhere on all cores.
+    fn pack<'a>(&self, rows: impl Iterator<Item = &'a [u8]>, units: &mut [u32], tails: &mut [u16]) {
+        let (n_units, n_tail) = (self.units() as usize, self.units() as usize * self.weight.tail_len());
+        let mut tails = tails;
+        let places = units.chunks_exact_mut(n_units * (self.weight.unit_bytes() / 4)).map(|units| {
+            let (tail, rest) = std::mem::take(&mut tails).split_at_mut(n_tail);
+            tails = rest;
+            (units, tail)
+        });
+        let pack = |(row, (units, tail))| unit::pack_row(self.weight, row, units, tail);
+        let rows = rows.zip(places);
+        #[cfg(target_arch = "wasm32")]
+        rows.for_each(pack);
+        #[cfg(not(target_arch = "wasm32"))]
+        rows.collect::<Vec<_>>().into_par_iter().for_each(pack);
     }
 
     /// Number of rows, N.
