@@ -12,8 +12,8 @@ use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DeviceKind, TensorData, activation, module};
 use candle_core::{DType as CandleType, Device as CandleDevice, Tensor as CandleTensor};
 use candle_nn::attention::{AttnMask, flash_attn};
-use tilewright::kernels::{self, AttentionConfig, Linear, StepState};
-use tilewright::{DType, Device, DeviceChoice, Matrix, Recorder, Role, Tensor, Workspace};
+use tilewright::kernels::{self, AttentionConfig, CachedKeys, KvType, Linear, StepState};
+use tilewright::{DType, Device, DeviceChoice, Role, Tensor, Workspace};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 type BurnTensor<const D: usize> = burn::tensor::Tensor<D>;
@@ -100,13 +100,14 @@ fn ours(op: Op, device: &Device) -> Result<Contender> {
             let len = heads * tokens * head_dim;
             let state = StepState::declare()?;
             state.set(device, 0, tokens)?;
-            let cache = [heads, tokens, head_dim];
-            let by_head = |seed| swap(&values(len, seed), tokens, heads, head_dim);
             let q = device.upload("q", &[tokens, heads * head_dim], &values(len, 1))?;
-            let k = device.upload("k", &cache, &by_head(2))?;
-            let v = device.upload("v", &cache, &by_head(3))?;
+            let cached = CachedKeys::declare("cache", KvType::F32, [heads, tokens, head_dim], tokens)?;
+            for (tensor, seed) in [(&cached.k, 2), (&cached.v, 3)] {
+                let by_head = swap(&values(len, seed), tokens, heads, head_dim);
+                device.write(tensor, 0, &by_head.into_iter().map(f32::to_bits).collect::<Vec<_>>())?;
+            }
             let y = output(&[tokens, heads * head_dim])?;
-            kernels::attention(&mut rec, &state, &config, None, &q, [&k, &v], &y)?;
+            kernels::attention(&mut rec, &state, &config, None, &q, &cached, &y)?;
             y
         }
     };
