@@ -62,9 +62,8 @@ pub struct Norm<'a> {
 }
 
 /// Tokens whose products an invocation of `matvec` or `gate_up` takes side by side at most: as many as its registers hold
-/// sums of. Up to as many tokens read weights once; from one more on a tile's reuse of weights outweighs the part of it
-/// that lies idle, and `matmul` begins.
-pub(crate) const MAX_COLUMNS: u32 = 8;
+/// sums of.
+const MAX_COLUMNS: u32 = 8;
 
 /// A linear layer: `y = act(x wᵀ (+ bias))`, or added to what `y` holds.
 #[derive(Clone, Copy, Debug)]
@@ -385,7 +384,7 @@ pub(super) fn vector<'a>(
 /// Whether it pays to fold a norm into a product: not for many tokens, nor where each invocation would add up the squares of
 /// all of `x` by itself. A kernel takes a norm or a bias.
 pub(crate) fn folds_norm(rec: &Recorder, x: &Tensor, has_bias: bool) -> bool {
-    suits_few(x) && !has_bias && rec.target().tier() != Tier::Scalar
+    suits_few(rec, x) && !has_bias && rec.target().tier() != Tier::Scalar
 }
 
 /// `x` and the norm for a kernel to fold in, or `x` normalised already where folding does not pay.
@@ -405,11 +404,14 @@ pub(crate) fn fold_norm<'a>(
 }
 
 /// Whether `x` has so few tokens that its products are with vectors.
-pub(crate) fn suits_few(x: &Tensor) -> bool {
-    matches!(*x.shape(), [n_tokens, dim] if are_few([n_tokens, dim]))
+pub(crate) fn suits_few(rec: &Recorder, x: &Tensor) -> bool {
+    matches!(*x.shape(), [n_tokens, dim] if are_few(rec.target(), [n_tokens, dim]))
 }
 
-/// As [`suits_few`], by rows and columns.
-pub(super) fn are_few([n_tokens, dim]: [u32; 2]) -> bool {
-    n_tokens <= MAX_COLUMNS && dim.is_multiple_of(4)
+/// As [`suits_few`], by rows and columns: `matmul` begins where `matvec` would have to read weights twice. Matrix units begin
+/// with eight tokens, as many as fill half of their smallest tile: they multiply beside the lanes that unpack, so all that
+/// eight columns cost is saved.
+pub(super) fn are_few(target: &Target, [n_tokens, dim]: [u32; 2]) -> bool {
+    let most = if target.tier().matrix_size().is_some() { MAX_COLUMNS - 1 } else { MAX_COLUMNS };
+    n_tokens <= most && dim.is_multiple_of(4)
 }

@@ -55,7 +55,7 @@ pub fn bench(gpu: &str, json: bool) -> Result<(), Failure> {
 fn predict(machine: &Machine, shape: &Shape) -> Result<Vec<Predicted>, Error> {
     let is_decoder = shape.config()?.has_head;
     let weights = WEIGHTS[usize::from(!is_decoder)];
-    let cases: &[(u32, u32)] = if is_decoder { &[(1, DEPTH), (FEW, DEPTH), (9, DEPTH), (PROMPT, 0)] } else { &[(PROMPT, 0)] };
+    let cases: &[(u32, u32)] = if is_decoder { &[(1, DEPTH), (FEW, DEPTH), (PROMPT, 0)] } else { &[(PROMPT, 0)] };
     let of = |&(tokens, depth): &(u32, u32)| {
         let pass = ShapePass { n_tokens: tokens, context_length: 4096 };
         let prediction = machine.predict(&shape.record(&machine.target(), weights, pass)?, depth);
