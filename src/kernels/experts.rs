@@ -238,15 +238,7 @@ impl ExpertGateUp<'_> {
             let of_slots = operations(n_slots, n_rows, dim);
             for GridPart { first, grid: [x_groups, y_groups, _] } in grid_parts(rec.target(), n_groups, of_slots) {
                 let (kernel, grid) = (&shaders::EXPERT_GATE_UP, [x_groups, y_groups, n_slots]);
-                rec.dispatch_as(
-                    lanes.tier,
-                    kernel,
-                    Some(self.w.weight()),
-                    &constants,
-                    params(first),
-                    &operands,
-                    grid,
-                )?;
+                rec.dispatch_as(lanes.tier, kernel, Some(self.w.weight()), &constants, params(first), &operands, grid)?;
             }
         }
         Ok(())
@@ -304,15 +296,7 @@ impl ExpertDown<'_> {
             let of_slots = operations(n_slots, n_out, dim);
             for GridPart { first, grid: [x_groups, y_groups, _] } in grid_parts(rec.target(), n_groups, of_slots) {
                 let (kernel, grid) = (&shaders::EXPERT_DOWN, [x_groups, y_groups, n_tokens]);
-                rec.dispatch_as(
-                    lanes.tier,
-                    kernel,
-                    Some(self.w.weight()),
-                    &constants,
-                    params(first),
-                    &operands,
-                    grid,
-                )?;
+                rec.dispatch_as(lanes.tier, kernel, Some(self.w.weight()), &constants, params(first), &operands, grid)?;
             }
         }
         Ok(())

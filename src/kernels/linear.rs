@@ -408,10 +408,9 @@ pub(crate) fn suits_few(rec: &Recorder, x: &Tensor) -> bool {
     matches!(*x.shape(), [n_tokens, dim] if are_few(rec.target(), [n_tokens, dim]))
 }
 
-/// As [`suits_few`], by rows and columns: `matmul` begins where `matvec` would have to read weights twice. Matrix units begin
-/// with eight tokens, as many as fill half of their smallest tile: they multiply beside the lanes that unpack, so all that
-/// eight columns cost is saved.
+/// As [`suits_few`], by rows and columns: `matmul` begins where `matvec` would have to read weights twice, or where tokens fill
+/// its smallest tile, which has eight rows with matrices of 8 x 8.
 pub(super) fn are_few(target: &Target, [n_tokens, dim]: [u32; 2]) -> bool {
-    let most = if target.tier().matrix_size().is_some() { MAX_COLUMNS - 1 } else { MAX_COLUMNS };
-    n_tokens <= most && dim.is_multiple_of(4)
+    let fills_tile = target.tier().matrix_size().is_some_and(|rows| n_tokens >= rows);
+    n_tokens <= MAX_COLUMNS && !fills_tile && dim.is_multiple_of(4)
 }
