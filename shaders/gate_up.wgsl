@@ -3,11 +3,11 @@
 //     y[t, f] = act(w[f] . x[t]) * (w[F + f] . x[t])
 //
 // which is `matvec` followed by `swiglu` or `geglu`, with NORM also preceded by `rms_norm`; see `shared/four_rows.wgsl`. With
-// UPS, w has the ups alone, and the gates' products wait in y. LANES invocations work four rows of w. Dispatch (groups of
-// rows folded over x and y, T in z).
+// UPS, w has the ups alone, and the gates' products wait in y. LANES invocations work four rows of w for COLUMNS tokens, as in
+// `matvec`. Dispatch (groups of rows folded over x and y, ceil(T / COLUMNS) in z).
 #weights
 #import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
-#import four_rows
+#import columns
 #import gated
 #import fold
 
@@ -29,25 +29,38 @@ fn gate_up(
     @builtin(local_invocation_index) local: u32,
 ) {
     let four = (params.first_group + group_index(group, grid)) * (WG / LANES) + local / LANES;
-    let first = group.z * params.ffn_dim;
+    let first_token = group.z * COLUMNS;
     // Rows past the end repeat the last one.
+    var rows = vec4<u32>(four * 4u, four * 4u + 1u, four * 4u + 2u, four * 4u + 3u);
+    if (UPS) {
+        rows = min(rows, vec4<u32>(params.ffn_dim - 1u));
+    } else {
+        let gates = min(vec2<u32>(four * 2u, four * 2u + 1u), vec2<u32>(params.ffn_dim - 1u));
+        rows = vec4<u32>(gates, gates + params.ffn_dim);
+    }
+    let sums = products(local, rows, first_token);
+    if (local % SHARES != 0u) {
+        return;
+    }
+    for (var c = 0u; c < KEPT; c++) {
+        let token = first_token + lanes_column(local) + c;
+        if (COLUMNS == 1u || token < params.n_tokens) {
+            put(token, four, sums[c]);
+        }
+    }
+}
+
+fn put(token: u32, four: u32, sum: vec4<f32>) {
+    let first = token * params.ffn_dim;
     if (UPS) {
         let f = four * 4u;
-        let rows = min(vec4<u32>(f, f + 1u, f + 2u, f + 3u), vec4<u32>(params.ffn_dim - 1u));
-        let sum = four_rows(local, rows, group.z);
-        if (local % LANES == 0u) {
-            for (var i = 0u; i < 4u && f + i < params.ffn_dim; i++) {
-                y[first + f + i] = gated(y[first + f + i], sum[i]);
-            }
+        for (var i = 0u; i < 4u && f + i < params.ffn_dim; i++) {
+            y[first + f + i] = gated(y[first + f + i], sum[i]);
         }
     } else {
         let f = four * 2u;
-        let gates = min(vec2<u32>(f, f + 1u), vec2<u32>(params.ffn_dim - 1u));
-        let sum = four_rows(local, vec4<u32>(gates, gates + params.ffn_dim), group.z);
-        if (local % LANES == 0u) {
-            for (var i = 0u; i < 2u && f + i < params.ffn_dim; i++) {
-                y[first + f + i] = gated(sum[i], sum[i + 2u]);
-            }
+        for (var i = 0u; i < 2u && f + i < params.ffn_dim; i++) {
+            y[first + f + i] = gated(sum[i], sum[i + 2u]);
         }
     }
 }

@@ -2,14 +2,14 @@
 //
 //     y[t, y_start + n] = (y[..] +) act((bias[..] +) sum over k of x[t, k] * w[n, k])
 //
-// LANES invocations share four rows of w and split K by blocks of 32; the host picks LANES by K. A workgroup has
-// WG / LANES such groups. In the scalar variant one invocation works four rows alone: software adapters run a
-// workgroup one invocation after the other, where barriers cost most. Dispatch (groups of rows folded over x and y, T
-// in z).
+// LANES invocations share four rows of w and split K; the host picks LANES by K. A workgroup has WG / LANES such groups. They
+// unpack a weight once for COLUMNS tokens. In the scalar variant one invocation works four rows alone: software adapters run
+// a workgroup one invocation after the other, where barriers cost most. Dispatch (groups of rows folded over x and y,
+// ceil(T / COLUMNS) in z).
 #weights
 #import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
 #import linear
-#import four_rows
+#import columns
 #import fold
 #import linear_params
 
@@ -27,14 +27,18 @@ fn matvec(
     @builtin(num_workgroups) grid: vec3<u32>,
     @builtin(local_invocation_index) local: u32,
 ) {
-    // Rows past the end repeat the last one; `put` does not write them.
+    // Rows past the end repeat the last one; `put` does not write them, nor tokens past the end.
     let n = ((params.first_group + group_index(group, grid)) * (WG / LANES) + local / LANES) * 4u;
     let rows = min(vec4<u32>(n, n + 1u, n + 2u, n + 3u), vec4<u32>(params.n_out - 1u));
-    let sum = four_rows(local, rows, group.z);
-    if (local % LANES == 0u) {
-        put(group.z, n, sum.x);
-        put(group.z, n + 1u, sum.y);
-        put(group.z, n + 2u, sum.z);
-        put(group.z, n + 3u, sum.w);
+    let first_token = group.z * COLUMNS;
+    let sums = products(local, rows, first_token);
+    if (local % SHARES == 0u) {
+        for (var c = 0u; c < KEPT; c++) {
+            let token = first_token + lanes_column(local) + c;
+            put(token, n, sums[c].x);
+            put(token, n + 1u, sums[c].y);
+            put(token, n + 2u, sums[c].z);
+            put(token, n + 3u, sums[c].w);
+        }
     }
 }

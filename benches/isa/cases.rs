@@ -80,8 +80,18 @@ fn constants(kernel: &str, tier: Tier) -> Vec<Vec<(&'static str, f64)>> {
     };
     match (kernel, tier) {
         // The norm in front of a layer's halves is folded in, not in front of what they add.
-        ("matvec" | "gate_up" | "expert_gate_up", _) => {
-            vec![vec![("LANES", 64.0)], vec![("LANES", 64.0), ("NORM", 1.0)]]
+        ("expert_gate_up", _) => vec![vec![("LANES", 64.0)], vec![("LANES", 64.0), ("NORM", 1.0)]],
+        ("matvec" | "gate_up", _) => {
+            // Sums of two or four tokens take fewer registers than those of eight: they are looked at once.
+            let few: &[f64] = if kernel == "matvec" && tier == Tier::Subgroups { &[2.0, 4.0] } else { &[] };
+            let columns = |&n: &f64| vec![("LANES", 64.0), ("COLUMNS", n)];
+            let of_one = vec![("LANES", 64.0)];
+            let with_norm = |mut constants: Vec<_>| {
+                constants.push(("NORM", 1.0));
+                constants
+            };
+            let all = [of_one.clone(), with_norm(of_one), columns(&8.0), with_norm(columns(&8.0))];
+            all.into_iter().chain(few.iter().map(columns)).collect()
         }
         ("expert_down", _) => vec![vec![("LANES", 64.0)]],
         ("matmul_half", _) => {
@@ -134,9 +144,15 @@ impl Case {
         self.tier.matrix_size().is_some()
     }
 
-    /// Weights that an invocation multiplies in one round of its hot loop, where that is a product of a packed matrix
-    /// with a vector: a block of four rows.
-    pub fn weights_per_round(&self) -> Option<u32> {
-        matches!(self.kernel, "matvec" | "gate_up" | "expert_gate_up" | "expert_down").then_some(4 * 32)
+    /// Products that an invocation makes in one round of its hot loop, where that is one of a packed matrix with vectors: of
+    /// a block of four rows, or of two quads of them with each column.
+    pub fn products_per_round(&self) -> Option<u32> {
+        let of_vectors = ["matvec", "gate_up", "expert_gate_up", "expert_down"].contains(&self.kernel);
+        of_vectors.then(|| if self.columns() > 1 { 4 * 8 * self.columns() } else { 4 * 32 })
+    }
+
+    /// Tokens whose products an invocation takes side by side.
+    pub fn columns(&self) -> u32 {
+        self.constants.iter().find(|(name, _)| name == "COLUMNS").map_or(1, |&(_, columns)| columns as u32)
     }
 }

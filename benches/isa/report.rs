@@ -15,7 +15,7 @@ pub fn tables(outcomes: &[Outcome]) -> String {
         let _ = writeln!(text, "\n## {}\n", group[0].0.group);
         text.push_str(
             "| variant | lanes | VGPRs | spills | scratch | LDS | waves | instructions | latency | inverse throughput | hot loop | \
-             arithmetic in it | loads of 16 B, of fewer | LDS accesses, of 16 B | barriers | around it | per weight |\n\
+             arithmetic in it | loads of 16 B, of fewer | LDS accesses, of 16 B | barriers | around it | per product |\n\
              |---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n",
         );
         for (case, compiled) in group {
@@ -55,13 +55,13 @@ fn row(case: &Case, compiled: &Compiled) -> String {
         of_hot(&|c| format!("{}, {}", c.lds, c.lds_bytes / 16)),
         of_feeding(&|c| c.barriers.to_string()),
         of_feeding(&|c| c.all.to_string()),
-        per_weight(case, compiled).map_or(String::new(), |n| format!("{n:.2}")),
+        per_product(case, compiled).map_or(String::new(), |n| format!("{n:.2}")),
     ];
     format!("| {} |\n", cells.join(" | "))
 }
 
-/// Instructions of the hot loop for each weight of a product with a vector.
-pub fn per_weight(case: &Case, compiled: &Compiled) -> Option<f64> {
-    let weights = case.weights_per_round()?;
-    Some(f64::from(compiled.listing.hot()?.counts.all) / f64::from(weights))
+/// Instructions of the hot loop for each of the products that it is there for.
+pub fn per_product(case: &Case, compiled: &Compiled) -> Option<f64> {
+    let products = case.products_per_round()?;
+    Some(f64::from(compiled.listing.hot()?.counts.all) / f64::from(products))
 }

@@ -9,7 +9,8 @@ fn quants(word: u32) -> vec4<f32> {
 
 // Weights 4 * quad .. 4 * quad + 4 of a block.
 fn block_quad(block: u32, quad: u32) -> vec4<f32> {
-    return unit_scale(block) * quants(w[block][quad & 3u] >> (4u * (quad >> 2u)));
+    let scale = unit_scale(block);
+    return scale * vec4<f32>(unpack4xU8((w[block][quad & 3u] >> (4u * (quad >> 2u))) & 0x0f0f0f0fu)) - 8.0 * scale;
 }
 
 // Sum over the block of weight times x.

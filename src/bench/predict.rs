@@ -271,7 +271,7 @@ fn seen(params: &AttentionParams, filled: u32) -> u32 {
     if params.window > 0 { all.min(params.window + params.n_tokens) } else { all }
 }
 
-/// Instructions for each weight of `matvec` and its kin in the ISA of RDNA 3 (`benches/record/isa/navi31.md`, "per weight"),
+/// Instructions for each weight of `matvec` and its kin in the ISA of RDNA 3 (`benches/record/isa/navi31.md`, "per product"),
 /// and for each weight that a tile unpacks.
 fn unpacking(weight: WeightType) -> [f64; 2] {
     match weight.layout() {
@@ -287,6 +287,25 @@ fn unpacking(weight: WeightType) -> [f64; 2] {
     }
 }
 
+/// Likewise for each weight that is unpacked for several columns, and for each of its products.
+fn of_columns(weight: WeightType) -> [f64; 2] {
+    let of_weight = match weight.layout() {
+        WeightType::F32 => 1.6,
+        WeightType::F16 => 2.3,
+        WeightType::BF16 => 3.3,
+        WeightType::Q4_0 | WeightType::Q4_1 => 6.3,
+        WeightType::Q8_0 => 7.2,
+        WeightType::Q4_K => 8.9,
+        WeightType::Q5_K | WeightType::Q5_0 | WeightType::Q5_1 => 10.6,
+        WeightType::Q6_K | WeightType::MXFP4 => 12.8,
+        _ => 16.0,
+    };
+    [of_weight, 1.1]
+}
+
+/// Likewise what a norm in front adds to both.
+const COLUMNS_NORM: [f64; 2] = [1.3, 0.31];
+
 fn weight(dispatch: &Dispatch<'_>) -> WeightType {
     dispatch.variant().weight.unwrap_or(WeightType::F32)
 }
@@ -295,19 +314,38 @@ fn constant(dispatch: &Dispatch<'_>, name: &str) -> Option<f64> {
     dispatch.constants().iter().find(|(known, _)| *known == name).map(|&(_, value)| value)
 }
 
-/// A product of a few tokens with a matrix: every weight once for each token.
+/// A product of a few tokens with a matrix: every weight once for as many tokens as there are columns.
 fn vector_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u32; 3]) -> Work {
-    let products = f64::from(n_tokens) * f64::from(n_out) * f64::from(dim);
-    // A norm in front multiplies each element of x, which four rows share.
-    let norm = if constant(dispatch, "NORM").is_some() { 0.65 } else { 0.0 };
+    let weight = weight(dispatch);
+    let columns = constant(dispatch, "COLUMNS").unwrap_or(1.0);
+    let passes = f64::from(dispatch.grid()[2]);
+    let weights = passes * f64::from(n_out) * f64::from(dim);
+    let has_norm = constant(dispatch, "NORM").is_some();
+    let per_weight = match columns {
+        // A norm in front multiplies each element of x, which four rows share.
+        1.0 => unpacking(weight)[0] + if has_norm { 0.65 } else { 0.0 },
+        _ => {
+            let [of_weight, of_product] = of_columns(weight);
+            let [norm_of_weight, norm_of_product] = if has_norm { COLUMNS_NORM } else { [0.0; 2] };
+            of_weight + norm_of_weight + (of_product + norm_of_product) * columns
+        }
+    };
+    let packed = packed_bytes(dispatch);
     Work {
-        operations: 2.0 * products,
-        instructions: products * (unpacking(weight(dispatch))[0] + norm),
-        // Four rows of a block for each of 64 lanes.
-        bytes_in_flight: 64.0 * 4.0 * 16.0,
+        bytes: rows.bytes + (passes - 1.0) * packed,
+        operations: 2.0 * f64::from(n_tokens) * f64::from(n_out) * f64::from(dim),
+        instructions: weights * per_weight,
+        // For each of 64 lanes, of four rows a block, or a quarter of one where it has columns.
+        bytes_in_flight: if columns > 1.0 { 64.0 * 4.0 * 4.0 } else { 64.0 * 4.0 * 16.0 },
         groups_per_core: 16.0,
         ..rows
     }
+}
+
+/// Bytes of a product's matrix.
+fn packed_bytes(dispatch: &Dispatch<'_>) -> f64 {
+    let bindings = dispatch.kernel().bindings.iter().zip(dispatch.operands());
+    bindings.filter(|(binding, _)| binding.name == "w").map(|(_, tensor)| tensor.size_bytes() as f64).sum()
 }
 
 /// A product by tiles of lanes: each workgroup unpacks its weights once and takes its operands from workgroup memory.
@@ -423,6 +461,19 @@ mod tests {
             let known = weights + norms + cached;
             // Beside them activations and logits.
             assert!(found > known && found < 1.01 * known, "{filled}: {found} of {known}");
+        }
+    }
+
+    #[test]
+    fn a_few_tokens_read_every_weight_once() {
+        for machine in &MACHINES {
+            // Llama-3.2-1B after 512 tokens.
+            let bytes = |n_tokens| predict(machine, 0, n_tokens, 512).dispatches.iter().map(|d| d.bytes).sum::<f64>();
+            let of_one = bytes(1);
+            for n_tokens in 2..=8 {
+                let share = bytes(n_tokens) / of_one;
+                assert!((0.99..=1.3).contains(&share), "{}, {n_tokens} tokens: {share} of one's bytes", machine.name);
+            }
         }
     }
 

@@ -11,7 +11,7 @@ pub use tiles::{ExpertProduct, ExpertTiles, expert_sum};
 use bytemuck::{Pod, Zeroable};
 
 use super::gate_up::UPS;
-use super::linear::{ACCUMULATE, BIAS, NORM, Norm, lanes, lanes_groups, operations, quads, set, vector};
+use super::linear::{ACCUMULATE, BIAS, Lanes, NORM, Norm, operations, quads, set, vector};
 use super::{Gate, GridPart, fold, grid_parts};
 use crate::error::Error;
 use crate::matrix::{Matrix, Slab};
@@ -210,12 +210,13 @@ impl ExpertGateUp<'_> {
         let (gate_flags, gate) = self.gate.flags();
         let (is_apart, is_ups) = (self.rows != ExpertRows::Both, self.rows == ExpertRows::Ups);
         let flags = [(self.norm.is_some(), NORM), (self.bias.is_some(), BIAS), (is_apart, APART), (is_ups, UPS)];
-        let (choice, constants) = lanes(rec, &shaders::EXPERT_GATE_UP, self.w, self.norm.is_some());
+        let lanes = Lanes::new(rec, &shaders::EXPERT_GATE_UP, self.w, 1);
         let kinds = [(is_apart, ("APART", 1.0)), (is_ups, ("UPS", 1.0))];
         let kinds = kinds.into_iter().filter(|(is_set, _)| *is_set).map(|(_, constant)| constant);
-        let constants: Vec<_> = constants.into_iter().chain(gate.iter().copied()).chain(kinds).collect();
+        let constants: Vec<_> =
+            lanes.constants(self.norm.is_some()).into_iter().chain(gate.iter().copied()).chain(kinds).collect();
         let n_rows = if is_apart { ffn_dim } else { 2 * ffn_dim.next_multiple_of(2) };
-        let n_groups = lanes_groups(n_rows, choice.size);
+        let n_groups = lanes.groups(n_rows);
         for slab in self.w.slabs() {
             let experts = Experts::of(KERNEL, slab, self.first_expert, if is_apart { ffn_dim } else { 2 * ffn_dim })?;
             let params = |first_group| ExpertGateUpParams {
@@ -237,15 +238,7 @@ impl ExpertGateUp<'_> {
             let of_slots = operations(n_slots, n_rows, dim);
             for GridPart { first, grid: [x_groups, y_groups, _] } in grid_parts(rec.target(), n_groups, of_slots) {
                 let (kernel, grid) = (&shaders::EXPERT_GATE_UP, [x_groups, y_groups, n_slots]);
-                rec.dispatch_as(
-                    choice.tier,
-                    kernel,
-                    Some(self.w.weight()),
-                    &constants,
-                    params(first),
-                    &operands,
-                    grid,
-                )?;
+                rec.dispatch_as(lanes.tier, kernel, Some(self.w.weight()), &constants, params(first), &operands, grid)?;
             }
         }
         Ok(())
@@ -282,8 +275,8 @@ impl ExpertDown<'_> {
         routes.expect_shape(KERNEL, "routes", &[n_tokens, n_used, 2])?;
         x.expect_shape(KERNEL, "x", &[n_tokens * n_used, dim])?;
         expect_biases(KERNEL, self.bias, n_out)?;
-        let (choice, constants) = lanes(rec, &shaders::EXPERT_DOWN, self.w, false);
-        let n_groups = lanes_groups(n_out, choice.size);
+        let lanes = Lanes::new(rec, &shaders::EXPERT_DOWN, self.w, 1);
+        let (constants, n_groups) = (lanes.constants(false), lanes.groups(n_out));
         for (i, slab) in self.w.slabs().iter().enumerate() {
             let experts = Experts::of(KERNEL, slab, self.first_expert, n_out)?;
             let params = |first_group| ExpertDownParams {
@@ -303,15 +296,7 @@ impl ExpertDown<'_> {
             let of_slots = operations(n_slots, n_out, dim);
             for GridPart { first, grid: [x_groups, y_groups, _] } in grid_parts(rec.target(), n_groups, of_slots) {
                 let (kernel, grid) = (&shaders::EXPERT_DOWN, [x_groups, y_groups, n_tokens]);
-                rec.dispatch_as(
-                    choice.tier,
-                    kernel,
-                    Some(self.w.weight()),
-                    &constants,
-                    params(first),
-                    &operands,
-                    grid,
-                )?;
+                rec.dispatch_as(lanes.tier, kernel, Some(self.w.weight()), &constants, params(first), &operands, grid)?;
             }
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::linear::{NORM, Norm, lanes, lanes_groups, operations, quads, vector};
+use super::linear::{Lanes, NORM, Norm, operations, quads, vector};
 use super::{Gate, GridPart, grid_parts};
 use crate::error::Error;
 use crate::matrix::Matrix;
@@ -89,19 +89,18 @@ fn record(
         flags: gate_flags | flags[0] | flags[1],
         first_group,
     };
-    let (choice, constants) = lanes(rec, &shaders::GATE_UP, w, norm.is_some());
+    let lanes = Lanes::new(rec, &shaders::GATE_UP, w, n_tokens);
     let kind = is_ups.then_some(("UPS", 1.0));
-    let constants: Vec<_> = constants.into_iter().chain(gate.iter().copied()).chain(kind).collect();
+    let constants: Vec<_> =
+        lanes.constants(norm.is_some()).into_iter().chain(gate.iter().copied()).chain(kind).collect();
     let n_rows = if is_ups { ffn_dim } else { 2 * ffn_dim.next_multiple_of(2) };
-    let n_groups = lanes_groups(n_rows, choice.size);
     // A vector that is not there is never read; x is at hand.
     let operands = [&slab.words, vector.unwrap_or(x), x, y];
-    let tier = choice.tier;
     for GridPart { first, grid: [x_groups, y_groups, _] } in
-        grid_parts(rec.target(), n_groups, operations(n_tokens, w.rows(), dim))
+        grid_parts(rec.target(), lanes.groups(n_rows), operations(n_tokens, w.rows(), dim))
     {
-        let grid = [x_groups, y_groups, n_tokens];
-        rec.dispatch_as(tier, &shaders::GATE_UP, Some(w.weight()), &constants, params(first), &operands, grid)?;
+        let grid = [x_groups, y_groups, lanes.parts(n_tokens)];
+        rec.dispatch_as(lanes.tier, &shaders::GATE_UP, Some(w.weight()), &constants, params(first), &operands, grid)?;
     }
     Ok(())
 }

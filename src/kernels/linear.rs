@@ -61,9 +61,9 @@ pub struct Norm<'a> {
     pub eps: f32,
 }
 
-/// From this many tokens on a tile's reuse of weights outweighs the part of it that lies idle: `matmul` begins where
-/// `matvec` ends.
-pub(crate) const MATMUL_TOKENS: u32 = 8;
+/// Tokens whose products an invocation of `matvec` or `gate_up` takes side by side at most: as many as its registers hold
+/// sums of.
+const MAX_COLUMNS: u32 = 8;
 
 /// A linear layer: `y = act(x wᵀ (+ bias))`, or added to what `y` holds.
 #[derive(Clone, Copy, Debug)]
@@ -249,8 +249,9 @@ fn rounds(w: &Matrix) -> u64 {
 /// both a norm and a bias.
 pub fn matvec(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let n_tokens = quads("matvec", x)?;
-    let (Choice { tier, size }, constants) = lanes(rec, &shaders::MATVEC, linear.w, linear.norm.is_some());
-    let grid = |rows: u32| (lanes_groups(rows, size), n_tokens);
+    let lanes = Lanes::new(rec, &shaders::MATVEC, linear.w, n_tokens);
+    let (tier, constants) = (lanes.tier, lanes.constants(linear.norm.is_some()));
+    let grid = |rows: u32| (lanes.groups(rows), lanes.parts(n_tokens));
     x.expect_shape("matvec", "x", &[n_tokens, linear.w.cols()])?;
     linear.dispatch(rec, &Way { tier, kernel: &shaders::MATVEC, constants, n_splits: 1 }, &[x], y, grid)
 }
@@ -258,11 +259,41 @@ pub fn matvec(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Re
 /// Invocations of a workgroup of `matvec` and `gate_up`.
 const WG: u32 = 64;
 
-/// The tier in which `kernel` takes rows of `w`, how many invocations share four of them, and the overrides that say so.
-pub(super) fn lanes(rec: &Recorder, kernel: &Kernel, w: &Matrix, norm: bool) -> (Choice, Vec<(&'static str, f64)>) {
-    let choice = choice(rec.target(), kernel, w, 1);
-    let lanes = (choice.tier != Tier::Scalar).then_some(("LANES", f64::from(choice.size)));
-    (choice, lanes.into_iter().chain(norm.then_some(("NORM", 1.0))).collect())
+/// How a product with a few tokens is shared out.
+pub(super) struct Lanes {
+    pub tier: Tier,
+    /// Invocations that share four rows of the matrix.
+    n: u32,
+    /// Tokens that they take side by side.
+    columns: u32,
+}
+
+impl Lanes {
+    /// How `kernel` takes the product of so many tokens with `w`: the fewest columns that cover them. Each of the
+    /// invocations that share rows ends with the sums of one column, so there are no fewer of them.
+    pub fn new(rec: &Recorder, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Lanes {
+        let Choice { tier, size } = choice(rec.target(), kernel, w, 1);
+        let columns = n_tokens.clamp(1, MAX_COLUMNS).next_power_of_two();
+        Lanes { tier, n: if tier == Tier::Scalar { 1 } else { size.max(columns) }, columns }
+    }
+
+    /// The overrides that say so.
+    pub fn constants(&self, norm: bool) -> Vec<(&'static str, f64)> {
+        let lanes = (self.tier != Tier::Scalar).then_some(("LANES", f64::from(self.n)));
+        let columns = (self.columns > 1).then_some(("COLUMNS", f64::from(self.columns)));
+        lanes.into_iter().chain(columns).chain(norm.then_some(("NORM", 1.0))).collect()
+    }
+
+    /// The workgroups for `rows` rows of a matrix, four to each `n` invocations.
+    pub fn groups(&self, rows: u32) -> u64 {
+        const ROWS: u32 = 4;
+        u64::from(rows.div_ceil(ROWS * WG / self.n))
+    }
+
+    /// How many times as many there are for so many tokens, in z.
+    pub fn parts(&self, n_tokens: u32) -> u32 {
+        n_tokens.div_ceil(self.columns)
+    }
 }
 
 /// How `kernel` takes the product of so many tokens with `w`. The target's tuning comes first.
@@ -311,12 +342,6 @@ pub(crate) fn is_sound(target: &Target, kernel: &Kernel, w: &Matrix, choice: Cho
         && rounds <= u64::from(LOOP_ROUNDS)
 }
 
-/// The workgroups for `rows` rows of `w`, four to each `lanes` invocations; there are as many for each token, in z.
-pub(super) fn lanes_groups(rows: u32, lanes: u32) -> u64 {
-    const ROWS: u32 = 4;
-    u64::from(rows.div_ceil(ROWS * WG / lanes))
-}
-
 /// The number of rows of `x`, whose elements come in fours.
 pub(super) fn quads(kernel: &'static str, x: &Tensor) -> Result<u32, Error> {
     let [n_tokens, dim] = x.dims2(kernel, "x")?;
@@ -359,7 +384,7 @@ pub(super) fn vector<'a>(
 /// Whether it pays to fold a norm into a product: not for many tokens, nor where each invocation would add up the squares of
 /// all of `x` by itself. A kernel takes a norm or a bias.
 pub(crate) fn folds_norm(rec: &Recorder, x: &Tensor, has_bias: bool) -> bool {
-    suits_few(x) && !has_bias && rec.target().tier() != Tier::Scalar
+    suits_few(rec, x) && !has_bias && rec.target().tier() != Tier::Scalar
 }
 
 /// `x` and the norm for a kernel to fold in, or `x` normalised already where folding does not pay.
@@ -379,11 +404,13 @@ pub(crate) fn fold_norm<'a>(
 }
 
 /// Whether `x` has so few tokens that its products are with vectors.
-pub(crate) fn suits_few(x: &Tensor) -> bool {
-    matches!(*x.shape(), [n_tokens, dim] if are_few([n_tokens, dim]))
+pub(crate) fn suits_few(rec: &Recorder, x: &Tensor) -> bool {
+    matches!(*x.shape(), [n_tokens, dim] if are_few(rec.target(), [n_tokens, dim]))
 }
 
-/// As [`suits_few`], by rows and columns.
-pub(super) fn are_few([n_tokens, dim]: [u32; 2]) -> bool {
-    n_tokens < MATMUL_TOKENS && dim.is_multiple_of(4)
+/// As [`suits_few`], by rows and columns: `matmul` begins where `matvec` would have to read weights twice, or where tokens fill
+/// its smallest tile, which has eight rows with matrices of 8 x 8.
+pub(super) fn are_few(target: &Target, [n_tokens, dim]: [u32; 2]) -> bool {
+    let fills_tile = target.tier().matrix_size().is_some_and(|rows| n_tokens >= rows);
+    n_tokens <= MAX_COLUMNS && !fills_tile && dim.is_multiple_of(4)
 }

@@ -264,7 +264,7 @@ impl Transformer {
         let n_tokens = h.shape()[0];
         let activated = rec.temporary("activated", &[n_tokens, ffn.dim])?;
         let up = |rec: &mut Recorder| rec.temporary("up", &[n_tokens, ffn.up_dim()]);
-        let for_few = weights.ffn_up.as_gate_up().filter(|_| suits_few(h));
+        let for_few = weights.ffn_up.as_gate_up().filter(|_| suits_few(rec, h));
         match (ffn.between, flow, for_few) {
             (Between::Gate(gate), Flow::Cached(..), Some((gates, w))) => {
                 let (x, norm) = self.before(rec, norm, h)?;

@@ -162,6 +162,12 @@ impl Form<'_> {
         self.get("TILE").map(of_lanes).or_else(|| Some([self.get("ROWS")?, self.get("COLS")?]))
     }
 
+    /// Tokens of a product with vectors: one column is left over where there are more than two.
+    fn few(&self) -> u32 {
+        let columns = self.get("COLUMNS").unwrap_or(1);
+        if columns > 2 { columns - 1 } else { columns }
+    }
+
     fn gate(&self) -> Gate {
         match self.activation() {
             _ if self.is("CLAMPED") => Gate::Clamped,
@@ -387,21 +393,23 @@ static CHECKS: [(&Kernel, Record); 45] = [
         Ok(vec![y])
     }),
     (&shaders::MATVEC, |rec, form| {
-        let (w, vector) = (matrix(form.device, form.weight, 22, DIM)?, input(form.device, &[DIM])?);
-        let (x, y) = (input(form.device, &[2, DIM])?, blank(form.device, &[2, 22])?);
+        let (n_tokens, vector) = (form.few(), input(form.device, &[DIM])?);
+        let w = matrix(form.device, form.weight, 22, DIM)?;
+        let (x, y) = (input(form.device, &[n_tokens, DIM])?, blank(form.device, &[n_tokens, 22])?);
         let linear = Linear { norm: norm(form, &vector), activation: form.activation(), ..Linear::new(&w) };
         matvec(rec, &linear, &x, &y)?;
         Ok(vec![y])
     }),
     (&shaders::GATE_UP, |rec, form| {
-        let (x, vector) = (input(form.device, &[2, DIM])?, input(form.device, &[DIM])?);
+        let n_tokens = form.few();
+        let (x, vector) = (input(form.device, &[n_tokens, DIM])?, input(form.device, &[DIM])?);
         let norm = norm(form, &vector);
         if form.is("UPS") {
-            let (w, y) = (matrix(form.device, form.weight, 11, DIM)?, input(form.device, &[2, 11])?);
+            let (w, y) = (matrix(form.device, form.weight, 11, DIM)?, input(form.device, &[n_tokens, 11])?);
             up_gated(rec, &w, norm, form.gate(), &x, &y)?;
             return Ok(vec![y]);
         }
-        let (w, y) = (matrix(form.device, form.weight, 22, DIM)?, blank(form.device, &[2, 11])?);
+        let (w, y) = (matrix(form.device, form.weight, 22, DIM)?, blank(form.device, &[n_tokens, 11])?);
         gate_up(rec, &w, norm, form.gate(), &x, &y)?;
         Ok(vec![y])
     }),

@@ -7,7 +7,7 @@ use crate::activation::activated_within;
 use crate::common::Expected;
 use crate::harness::{Case, FLUSH, Job, Operand, ROUND};
 use crate::inputs::{Inputs, Source, dequantise, has_case};
-use crate::linear::{EPS, Rows, limit, product};
+use crate::linear::{EPS, Rows, few, limit, named_columns, product};
 use crate::softmax::exp_rounding;
 
 /// T, F, K: outputs come in twos, K in blocks of 32 shared by up to 64 invocations.
@@ -25,6 +25,17 @@ const GATE_UP: [[u32; 3]; 9] = [
 
 pub fn cases(cases: &mut Vec<Case>) {
     for weight in WeightType::ALL {
+        // Each number of tokens that are taken side by side, and one more.
+        for t in (1..=9).filter(|&t| has_case(weight, t as usize, 4)) {
+            let (norm, sizes @ [_, f, k]) = (t % 2 == 0, few(t));
+            cases.push(Case {
+                kernel: "gate_up",
+                variant: format!("{weight}{}{}", if norm { "+norm" } else { "" }, named_columns(t)),
+                sizes: format!("t={t},f={f},k={k}"),
+                inputs: Inputs::Student,
+                build: Box::new(move |source| gate_up(source, (weight, None), norm, Gate::Silu, sizes)),
+            });
+        }
         for inputs in Inputs::ALL {
             for (i, sizes @ [t, f, k]) in GATE_UP.into_iter().enumerate().filter(|&(i, _)| has_case(weight, i, 6)) {
                 let norm = i % 3 != 2;

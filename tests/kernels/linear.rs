@@ -69,6 +69,19 @@ const MATMUL: [[u32; 3]; 21] = [
     [1, 130, 70],
 ];
 
+/// Flag of cases that are named by how many tokens an invocation takes side by side.
+const COLUMNS: usize = 64;
+
+/// The part of a name that says how many tokens an invocation takes side by side, of `n_tokens`.
+pub fn named_columns(n_tokens: u32) -> String {
+    format!("+columns{}", n_tokens.next_power_of_two().min(8))
+}
+
+/// T, N and K of a product of a few tokens: rows that end amid a block, and fewer blocks than tokens.
+pub fn few(n_tokens: u32) -> [u32; 3] {
+    [n_tokens, 37, [36, 260, 1000, 2052][n_tokens as usize % 4]]
+}
+
 /// S, M, N: a workgroup takes 256 outputs.
 const SPLITS: [[u32; 3]; 8] =
     [[1, 1, 1], [2, 3, 85], [3, 1, 256], [8, 1, 257], [5, 2, 127], [4, 33, 31], [8, 64, 64], [2, 7, 4099]];
@@ -87,9 +100,10 @@ pub fn cases(cases: &mut Vec<Case>) {
             Some(Activation::Gelu(Gelu::Tanh)) => "+gelu-tanh",
             Some(Activation::Tanh) => "+tanh",
         };
+        let columns = if flags & COLUMNS != 0 { named_columns(m) } else { String::new() };
         cases.push(Case {
             kernel: name,
-            variant: format!("{weight}{bias}{accumulate}{beside}{norm}{act}"),
+            variant: format!("{weight}{bias}{accumulate}{beside}{norm}{act}{columns}"),
             sizes: format!("t={m},n={n},k={k}"),
             inputs,
             build: Box::new(move |source| linear(source, kernel, weight, flags, [m, n, k])),
@@ -113,12 +127,18 @@ pub fn cases(cases: &mut Vec<Case>) {
                 push("matmul_naive", matmul_naive, weight, i % 8, sizes, inputs);
             }
         }
+        // Each number of tokens that are taken side by side, and one more.
+        for t in (1..=9).filter(|&t| has_case(weight, t as usize, 4)) {
+            let flags = COLUMNS | if t % 2 == 0 { 8 } else { 3 };
+            let inputs = if t % 4 < 2 { Inputs::Normal } else { Inputs::Student };
+            push("matvec", kernels::matvec, weight, flags, few(t), inputs);
+        }
         // Up to three splits along K: as many as blocks, fewer, or a last one that is short.
         for (i, &sizes) in MATMUL.iter().enumerate().filter(of) {
             push("matmul_split", split, weight, i % 8, sizes, Inputs::Student);
         }
         // Either side of where matvec hands over to matmul, and a K that only matmul takes.
-        for sizes in [[7, 5, 32], [8, 5, 32], [1, 5, 34], [7, 5, 33], [33, 70, 260]] {
+        for sizes in [[8, 5, 32], [9, 5, 32], [1, 5, 34], [7, 5, 33], [33, 70, 260]] {
             push("linear", |rec, linear, x, y| linear.record(rec, x, y), weight, 1, sizes, Inputs::Normal);
             push("linear", |rec, linear, x, y| linear.record(rec, x, y), weight, 8, sizes, Inputs::Normal);
             push("linear", |rec, linear, x, y| linear.record(rec, x, y), weight, 9, sizes, Inputs::Normal);

@@ -12,6 +12,8 @@ use super::super::{Failure, print_json};
 
 /// Positions that the cache holds before a token.
 const DEPTH: u32 = 512;
+/// Tokens that a decoder takes in one pass over its weights.
+const FEW: u32 = 8;
 /// Tokens of a prompt, and of an encoder's text.
 const PROMPT: u32 = 512;
 /// What a decoder's matrices are stored as, and an encoder's.
@@ -53,7 +55,7 @@ pub fn bench(gpu: &str, json: bool) -> Result<(), Failure> {
 fn predict(machine: &Machine, shape: &Shape) -> Result<Vec<Predicted>, Error> {
     let is_decoder = shape.config()?.has_head;
     let weights = WEIGHTS[usize::from(!is_decoder)];
-    let cases: &[(u32, u32)] = if is_decoder { &[(1, DEPTH), (PROMPT, 0)] } else { &[(PROMPT, 0)] };
+    let cases: &[(u32, u32)] = if is_decoder { &[(1, DEPTH), (FEW, DEPTH), (PROMPT, 0)] } else { &[(PROMPT, 0)] };
     let of = |&(tokens, depth): &(u32, u32)| {
         let pass = ShapePass { n_tokens: tokens, context_length: 4096 };
         let prediction = machine.predict(&shape.record(&machine.target(), weights, pass)?, depth);

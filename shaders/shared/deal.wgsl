@@ -1,0 +1,74 @@
+// LANES neighbouring invocations work the same rows of w for COLUMNS tokens. Each has a part of all their sums; they deal
+// these out, so that each goes on with one token's, of which SHARES invocations then have parts for `lanes_sum` to add: the
+// first of each SHARES gets the sum, and all invocations must call it.
+
+override LANES: u32 = 64u;  // a power of two, 1 to WG
+override COLUMNS: u32 = 1u; // 1, 2, 4 or 8, and at most LANES
+override SHARES: u32 = LANES / COLUMNS;
+const KEPT: u32 = 1u; // columns that an invocation goes on with
+
+override PARTIALS: u32 = WG * COLUMNS;
+var<workgroup> partial: array<vec4<f32>, PARTIALS>;
+
+// Between two sums: the memory is written again.
+fn lanes_barrier() {
+    workgroupBarrier();
+}
+
+// The first of the columns that an invocation goes on with.
+fn lanes_column(local: u32) -> u32 {
+    if (COLUMNS == 1u) {
+        return 0u;
+    }
+    return local % LANES / SHARES;
+}
+
+// Where an invocation finds the first part of its share, in the memory of a column; others are SHARES apart.
+fn first_part(local: u32) -> u32 {
+    return local - local % LANES + local % SHARES;
+}
+
+// All invocations must call it; the first `KEPT` sums are those of the invocation's columns.
+fn lanes_deal(local: u32, sums: array<vec4<f32>, 8>) -> array<vec4<f32>, 8> {
+    partial[local] = sums[0];
+    partial[WG + local] = sums[1];
+    if (COLUMNS > 2u) {
+        partial[2u * WG + local] = sums[2];
+        partial[3u * WG + local] = sums[3];
+    }
+    if (COLUMNS > 4u) {
+        partial[4u * WG + local] = sums[4];
+        partial[5u * WG + local] = sums[5];
+        partial[6u * WG + local] = sums[6];
+        partial[7u * WG + local] = sums[7];
+    }
+    workgroupBarrier();
+    let first = lanes_column(local) * WG + first_part(local);
+    var sum = partial[first];
+    for (var i = 1u; i < COLUMNS; i++) {
+        sum += partial[first + i * SHARES];
+    }
+    workgroupBarrier();
+    var dealt = sums;
+    dealt[0] = lanes_sum(local, sum);
+    return dealt;
+}
+
+// The same of numbers.
+fn lanes_deal_numbers(local: u32, numbers: array<f32, 8>) -> array<f32, 8> {
+    partial[local] = vec4<f32>(numbers[0], numbers[1], numbers[2], numbers[3]);
+    if (COLUMNS > 4u) {
+        partial[WG + local] = vec4<f32>(numbers[4], numbers[5], numbers[6], numbers[7]);
+    }
+    workgroupBarrier();
+    let column = lanes_column(local);
+    let first = column / 4u * WG + first_part(local);
+    var sum = partial[first][column % 4u];
+    for (var i = 1u; i < COLUMNS; i++) {
+        sum += partial[first + i * SHARES][column % 4u];
+    }
+    workgroupBarrier();
+    var dealt = numbers;
+    dealt[0] = lanes_sum(local, vec4<f32>(sum, 0.0, 0.0, 0.0)).x;
+    return dealt;
+}
