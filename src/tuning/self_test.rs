@@ -256,7 +256,7 @@ fn unpacked(kind: KvType, words: &[u32], row: usize) -> Vec<u32> {
 }
 
 /// How the kernels of forward passes and searches are recorded, and what of it is compared.
-static CHECKS: [(&Kernel, Record); 45] = [
+static CHECKS: [(&Kernel, Record); 46] = [
     (&shaders::RMS_NORM, |rec, form| {
         let y = blank(form.device, &[3, 260])?;
         rms_norm(rec, &input(form.device, &[3, 260])?, &input(form.device, &[260])?, &y, 1e-5)?;
@@ -349,6 +349,12 @@ static CHECKS: [(&Kernel, Record); 45] = [
         };
         debug_assert_eq!(rows, 4);
         Ok(vec![y])
+    }),
+    (&shaders::ATTENTION_HALF, |rec, form| {
+        let head_dim = form.get("HEAD_DIM").unwrap_or(64);
+        // Small scores, which rounding moves little.
+        let config = AttentionConfig { scale: (head_dim as f32).sqrt().recip(), ..config([4, 2, head_dim]) };
+        Ok(vec![attend(rec, form, &config)?])
     }),
     (&shaders::ARGMAX, choose),
     (&shaders::ARGMAX_MERGE, choose),
