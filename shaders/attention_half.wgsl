@@ -48,6 +48,10 @@ const MOST_QUADS: u32 = KEYS / 4u;
 const STRIDE: u32 = KEYS / 4u + 2u;
 override KEY_STRIDE: u32 = HEAD_DIM / 4u + 2u;
 const SCORE_STRIDE: u32 = KEYS / 4u + 1u;
+// The same in elements of the arrays.
+const STEP: u32 = STRIDE * 4u / PER;
+override KEY_STEP: u32 = KEY_STRIDE * 4u / PER;
+const SCORE_STEP: u32 = SCORE_STRIDE * 4u / PER;
 
 // Weights of ROWS x KEYS, in whose place parts of the queries come first; then KEYS keys, or the values of as many keys,
 // a row for each column.
@@ -92,9 +96,9 @@ fn lane_of(local: u32) -> u32 {
 fn lefts(local: u32, i: u32) -> Left2 {
     let at = (local / SUBGROUP * PART * STRIDE + i * (SIZE / 4u)) * (4u / PER);
     var x = Left2();
-    x.top = coopLoadT<Left>(&staged[at], STRIDE * 4u / PER);
+    x.top = coopLoadT<Left>(&staged[at], STEP);
     if (HIGH > 1u) {
-        x.low = coopLoadT<Left>(&staged[at + SIZE * STRIDE * (4u / PER)], STRIDE * 4u / PER);
+        x.low = coopLoadT<Left>(&staged[at + SIZE * STEP], STEP);
     }
     return x;
 }
@@ -102,13 +106,13 @@ fn lefts(local: u32, i: u32) -> Left2 {
 // A staged key is a column of the product's right operand.
 fn key_matrix(i: u32, column: u32) -> Right {
     let at = (OPERANDS + i * SIZE * KEY_STRIDE + column * (SIZE / 4u)) * (4u / PER);
-    return coopLoad<Right>(&staged[at], KEY_STRIDE * 4u / PER);
+    return coopLoad<Right>(&staged[at], KEY_STEP);
 }
 
 // And so is a column of the values.
 fn value_matrix(i: u32, column: u32) -> Right {
     let at = (OPERANDS + column * SIZE * STRIDE + i * (SIZE / 4u)) * (4u / PER);
-    return coopLoad<Right>(&staged[at], STRIDE * 4u / PER);
+    return coopLoad<Right>(&staged[at], STEP);
 }
 
 fn multiplied(before: Sum2, x: Left2, right: Right) -> Sum2 {
@@ -241,10 +245,9 @@ fn scores_at(local: u32, i: u32) -> u32 {
 
 fn put_scores(local: u32, i: u32, sum: Sum2) {
     let at = scores_at(local, i);
-    let stride = SCORE_STRIDE * 4u / PER;
-    coopStoreT(sum.top, &exchange[at], stride);
+    coopStoreT(sum.top, &exchange[at], SCORE_STEP);
     if (HIGH > 1u) {
-        coopStoreT(sum.low, &exchange[at + SIZE * SCORE_STRIDE * (4u / PER)], stride);
+        coopStoreT(sum.low, &exchange[at + SIZE * SCORE_STEP], SCORE_STEP);
     }
 }
 
@@ -275,9 +278,9 @@ fn rescaled_column(local: u32, before: Sum2, column: u32, factor: f32) -> Sum2 {
     workgroupBarrier();
     let at = scores_at(local, i);
     var sum = Sum2();
-    sum.top = coopLoadT<Sum>(&exchange[at], SCORE_STRIDE * 4u / PER);
+    sum.top = coopLoadT<Sum>(&exchange[at], SCORE_STEP);
     if (HIGH > 1u) {
-        sum.low = coopLoadT<Sum>(&exchange[at + SIZE * SCORE_STRIDE * (4u / PER)], SCORE_STRIDE * 4u / PER);
+        sum.low = coopLoadT<Sum>(&exchange[at + SIZE * SCORE_STEP], SCORE_STEP);
     }
     return sum;
 }

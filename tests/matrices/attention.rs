@@ -93,22 +93,17 @@ const CASES: [Case; 18] = [
 fn attention_by_matrices_is_what_its_formula_says() {
     let Some(gpu) = Gpu::open() else { return };
     // Matrices of 8 x 8 are two one below the other. Heads that fill all columns, and others.
-    for (kind, matrix, head_dim, has_sinks) in [
-        (KvType::Q8_0, 16, 16, true),
-        (KvType::F16, 16, 32, false),
-        (KvType::F16, 8, 64, true),
-    ] {
-        let start = std::time::Instant::now();
+    for (kind, matrix, head_dim, has_sinks) in
+        [(KvType::Q8_0, 16, 16, true), (KvType::F16, 16, 32, false), (KvType::F16, 8, 64, true)]
+    {
         let (high, per, subgroup) = if matrix == 8 { (2, 1, 16) } else { (1, 4, 8) };
         let label = format!("attention_half.{}.matrix{matrix}", kind.name().to_uppercase());
         let module = gpu.module(emulated(&label, subgroup, &[("staged", "f16", per), ("exchange", "f32", per)]));
         let constants = [("HEAD_DIM", head_dim), ("SUBGROUP", subgroup), ("SINKS", u32::from(has_sinks))];
         let pipeline = gpu.pipeline(&module, &constants.map(|(name, value)| (name, f64::from(value))));
-        println!("TIME {label} {:?}", start.elapsed());
         for (seed, case) in CASES.into_iter().enumerate() {
             let operands = Operands::new(kind, head_dim, has_sinks, case, seed as u64);
             let found = operands.run(&gpu, &pipeline, 4 * high * SIZE);
-            println!("TIME case {seed} {:?}", start.elapsed());
             operands.check(&found, &format!("{label}, heads of {head_dim}: {case:?}"));
         }
     }
@@ -163,9 +158,8 @@ impl Operands {
                     continue;
                 };
                 let score = if values { 0.0 } else { case.course.score(s) / f64::from(head_dim).sqrt() };
-                let row: Vec<f32> = (0..dim)
-                    .map(|i| (if along(i) > 0.0 { score } else { 0.0 } + rng.normal()) as f32)
-                    .collect();
+                let row: Vec<f32> =
+                    (0..dim).map(|i| (if along(i) > 0.0 { score } else { 0.0 } + rng.normal()) as f32).collect();
                 let (words, row) = stored(kind, &row);
                 operands.words[usize::from(values)].extend(words);
                 operands.keys[usize::from(values)].extend(row);
@@ -213,9 +207,8 @@ impl Operands {
     fn check(&self, found: &[f32], name: &str) {
         let &Operands { kind, case, slots, .. } = self;
         let ([t, h, hkv, ..], dim) = (case.sizes, self.head_dim as usize);
-        let row = |of: &[f32], i: u32| -> Vec<f64> {
-            of[i as usize * dim..][..dim].iter().map(|&x| f64::from(x)).collect()
-        };
+        let row =
+            |of: &[f32], i: u32| -> Vec<f64> { of[i as usize * dim..][..dim].iter().map(|&x| f64::from(x)).collect() };
         // Keys and values of F16 are there as they are.
         let of_cache = if kind == KvType::Q8_0 { ROUND } else { 0.0 };
         let scale = f64::from(self.scale);
@@ -245,13 +238,17 @@ impl Operands {
             for (i, (&want, &bound)) in want.iter().zip(&bound).enumerate() {
                 let found = f64::from(found[(token * h + head) as usize * dim + i]);
                 let is_close = (found - want).abs() <= bound;
-                assert!(is_close, "{name}: token {token}, head {head}, element {i}: {found} for {want}, at most {bound} off");
+                assert!(
+                    is_close,
+                    "{name}: token {token}, head {head}, element {i}: {found} for {want}, at most {bound} off"
+                );
                 noise += (found - want).powi(2);
                 power += want * want;
             }
         }
-        println!("{:.1e} {name}", noise / power);
-        assert!(noise <= 1e-5 * power, "{name}: its error is {:.1e} of the result", noise / power);
+        // What rounds keys of Q8_0 moves large scores by more.
+        let limit = if kind == KvType::F16 || case.course == Course::Random { 1e-6 } else { 1e-5 };
+        assert!(noise <= limit * power, "{name}: its error is {:.1e} of the result", noise / power);
     }
 }
 

@@ -129,8 +129,14 @@ fn functions(array: &str, number: &str, per: u32, columns: u32, source: &str) ->
             format!("left_of_{array}("),
             format!("fn left_of_{array}(first: u32, stride: u32) -> Left {{ {at} return {}; }}", row_at("at")),
         ),
-        (format!("right_of_{array}("), format!("fn right_of_{array}(at: u32, stride: u32) -> Right {{ return {right}; }}")),
-        (format!("sum_of_{array}("), format!("fn sum_of_{array}(first: u32, stride: u32) -> Sum {{ {at} return {sum}; }}")),
+        (
+            format!("right_of_{array}("),
+            format!("fn right_of_{array}(at: u32, stride: u32) -> Right {{ return {right}; }}"),
+        ),
+        (
+            format!("sum_of_{array}("),
+            format!("fn sum_of_{array}(first: u32, stride: u32) -> Sum {{ {at} return {sum}; }}"),
+        ),
         (
             format!("sum_into_{array}("),
             format!("fn sum_into_{array}(sum: Sum, first: u32, stride: u32) {{ {at} {stores} }}"),
