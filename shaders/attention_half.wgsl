@@ -356,7 +356,8 @@ override EIGHTS: u32 = HEAD_DIM / 8u;
 override KEY_ROUNDS: u32 = (KEYS * EIGHTS + WG - 1u) / WG;
 override VALUE_ROUNDS: u32 = (KEYS / 4u * EIGHTS + WG - 1u) / WG;
 
-// Where the row of the tile's key `i` is, the tile's first one being in slot `slot`. Keys past the last one repeat it.
+// Where the row of the tile's key `i` is, the tile's first one being in slot `slot`, after the last of which comes the first.
+// Keys past the last one repeat it.
 fn row_at(kv_head: u32, slot: u32, i: u32, n_keys: u32) -> u32 {
     let at = slot + min(i, n_keys - 1u);
     return kv_head * params.head_stride + select(at, at - params.slots, at >= params.slots) * params.key_stride;
@@ -483,6 +484,7 @@ fn attention_half(
     var reference = UNSEEN;
     var sum = 0.0; // of the weights that the invocation made
     var sums = Sums();
+    // Of the tile's first key; it may pass the last one, but not twice, as each key that is seen has a slot of its own.
     var slot = keys.x % params.slots;
     var ahead = read_keys(local, kv_head, slot, keys.y - keys.x);
     for (var s = keys.x; s < keys.y; s += KEYS) {
@@ -543,7 +545,6 @@ fn attention_half(
             place(row_of(local) * STRIDE + own_quad + i, vec4<f16>(weights));
         }
         slot += KEYS;
-        slot = select(slot, slot - params.slots, slot >= params.slots);
         // The last tile reads its last key again.
         ahead = read_keys(local, kv_head, slot, max(n_keys, KEYS + 1u) - KEYS);
         workgroupBarrier();
