@@ -486,7 +486,8 @@ fn attention_half(
     var sums = Sums();
     // Of the tile's first key; it may pass the last one, but not twice, as each key that is seen has a slot of its own.
     var slot = keys.x % params.slots;
-    var ahead = read_keys(local, kv_head, slot, keys.y - keys.x);
+    // Padding may see no key.
+    var ahead = read_keys(local, kv_head, slot, max(keys.y, keys.x + 1u) - keys.x);
     for (var s = keys.x; s < keys.y; s += KEYS) {
         stage_keys(local, ahead);
         workgroupBarrier();

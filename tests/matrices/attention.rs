@@ -66,7 +66,7 @@ const USUAL: Case = Case {
     magnitude: 1.0,
 };
 
-const CASES: [Case; 19] = [
+const CASES: [Case; 20] = [
     USUAL,
     Case { sizes: [2, 1, 1, 0, 0], ..USUAL },
     // Heads that share keys; rows that fill tiles, and do not.
@@ -83,6 +83,8 @@ const CASES: [Case; 19] = [
     Case { padding: 5, sizes: [20, 2, 1, 13, 0], ..USUAL },
     Case { causal: false, padding: 3, sizes: [20, 2, 1, 13, 0], ..USUAL },
     Case { causal: false, sizes: [40, 2, 2, 0, 9], ..USUAL },
+    // Of the padding, whole tiles see no key.
+    Case { causal: false, padding: 35, sizes: [50, 2, 2, 0, 4], ..USUAL },
     Case { course: Course::Jumps, sizes: [9, 4, 2, 90, 0], ..USUAL },
     Case { course: Course::Creeps, sizes: [30, 4, 2, 90, 0], ..USUAL },
     Case { course: Course::Falls, sizes: [12, 4, 2, 90, 0], ..USUAL },
