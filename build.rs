@@ -144,9 +144,14 @@ fn link_file(dir: &Path, file: &Path, kernels: &mut BTreeMap<String, Kernel>, pa
             .flat_map(|pick| choices.iter().map(move |choice| [pick.clone(), vec![choice.clone()]].concat()))
             .collect();
     }
-    if is_wasm() {
-        picks.retain(|pick| pick.iter().all(|(tag, _)| !NATIVE_TIERS.contains(&tag.as_str())));
+    let is_native = |pick: &Vec<(String, String)>| pick.iter().any(|(tag, _)| NATIVE_TIERS.contains(&tag.as_str()));
+    // A kernel of such tiers alone has no variants there, but is known all the same.
+    let is_left_out = is_wasm() && picks.iter().all(is_native);
+    if is_wasm() && !is_left_out {
+        picks.retain(|pick| !is_native(pick));
     }
+    let mut unused = Parts::default();
+    let parts = if is_left_out { &mut unused } else { parts };
     for pick in picks {
         let (mut tier, mut weight) = (file_tier.clone(), None);
         let (mut joined, mut enables, mut linked) = (Vec::new(), String::new(), vec![parts.number(&body)]);
@@ -173,13 +178,16 @@ fn link_file(dir: &Path, file: &Path, kernels: &mut BTreeMap<String, Kernel>, pa
         let source: String = linked.iter().map(|&part| parts.texts[part].as_str()).collect();
         let described = describe(&name, &tier, &source).map_err(|e| format!("{label}: {e}"))?;
         let kernel = kernels.entry(name.clone()).or_default();
-        if kernel.variants.is_empty() {
+        if kernel.bindings.is_empty() {
             (kernel.bindings, kernel.params_size) = (described.bindings, described.params_size);
         } else if !same_bindings(&kernel.bindings, &described.bindings) || kernel.params_size != described.params_size {
             return Err(format!("{label}: bindings or params differ from the other variants of `{name}`"));
         }
         if kernel.variants.iter().any(|v| v.tier == tier && v.weight == weight) {
             return Err(format!("{label}: a second variant of `{name}` with these tags"));
+        }
+        if is_left_out {
+            continue;
         }
         kernel.variants.push(Variant { tier, weight, parts: linked, workgroup_bytes: described.workgroup_bytes });
     }

@@ -2,8 +2,8 @@
 
 use crate::dtype::{DType, WeightType};
 
-/// What a shader variant asks of the adapter. Every kernel has a baseline variant, but for those of products in half
-/// precision, in whose place `matmul` stands; the others replace it where the device's tier says so and they exist.
+/// What a shader variant asks of the adapter. Every kernel has a baseline variant, but for those in half precision, in whose
+/// place `matmul` and `attention_prefill` stand; the others replace it where the device's tier says so and they exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tier {
     /// T0: what every WebGPU adapter has.
@@ -14,7 +14,7 @@ pub enum Tier {
     Subgroups,
     /// No workgroup memory and no barriers in matrix products, for software adapters.
     Scalar,
-    /// T3: matrix products from cooperative matrices of 8 x 8 in half precision; never in a browser.
+    /// T3: matrix products and attention from cooperative matrices of 8 x 8 in half precision; never in a browser.
     Matrix8,
     /// T3, of 16 x 16.
     Matrix16,

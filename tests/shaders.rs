@@ -3,8 +3,8 @@
 
 use tilewright::{Tier, shaders};
 
-/// What products in half precision consist of; where they cannot run, `matmul` does.
-const HALF: [&str; 2] = ["half_rows", "matmul_half"];
+/// What is in half precision; where it cannot run, `matmul` and `attention_prefill` do.
+const HALF: [&str; 3] = ["attention_half", "half_rows", "matmul_half"];
 
 #[test]
 fn every_kernel_has_a_baseline_variant_for_each_weight_type_it_knows() {

@@ -111,6 +111,7 @@ fn constants(kernel: &str, tier: Tier) -> Vec<Vec<(&'static str, f64)>> {
         ("matmul" | "matmul_plain", _) => sizes(64.0, &[]),
         // Heads of 64 and 128 elements, and norms of heads.
         ("attention_prefill", _) => vec![vec![("PARTS", 1.0)], vec![("PARTS", 2.0)]],
+        ("attention_half", _) => [64.0, 128.0].map(|dim| vec![("HEAD_DIM", dim), ("SUBGROUP", 64.0)]).to_vec(),
         ("attention_decode", _) => vec![vec![("ROWS", 4.0)], vec![("ROWS", 2.0), ("NORM", 1.0)]],
         ("rope_kv", _) => vec![vec![], vec![("NORM", 1.0)]],
         // 4 x 4, 4 x 8 and 8 x 8 components, each with as many queries as the host takes together.

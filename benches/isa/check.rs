@@ -118,6 +118,19 @@ fn faults(case: &Case, compiled: &Compiled) -> Vec<String> {
             faults.push("no loads of 16 bytes in the loop along K".into());
         }
     }
+    if let ("attention_half", Some(hot)) = (case.kernel, compiled.listing.hot()) {
+        let head_dim = case.constants.iter().find(|(name, _)| name == "HEAD_DIM").map_or(0.0, |&(_, dim)| dim);
+        // Of 16 rows and 32 keys, with scores and with values; all else that the loop has, rescaling too, for each element.
+        let matrices = 4.0 * head_dim / 16.0;
+        if f64::from(hot.counts.matrix) != matrices {
+            faults.push(format!("{} products of matrices, expected {matrices}", hot.counts.matrix));
+        }
+        let most = if head_dim > 64.0 { 8.2 } else { 12.3 };
+        let each = f64::from(hot.counts.all) / head_dim;
+        if each > most {
+            faults.push(format!("{each:.2} instructions for each of a head's elements, expected at most {most}"));
+        }
+    }
     if let (true, "matmul_half", Some(hot)) = (case.has_matrices(), case.kernel, compiled.listing.hot()) {
         // Matrices load in pieces where `staged` is not at a multiple of 16 bytes.
         let each = f64::from(hot.counts.lds_bytes) / f64::from(hot.counts.lds.max(1));
@@ -150,7 +163,8 @@ fn is_product(case: &Case) -> bool {
 fn waves(case: &Case) -> u64 {
     match case.kernel {
         "mol" => 4,
-        "attention_prefill" => 6,
+        "attention_half" if case.label.contains("HEAD_DIM=64 ") => 8,
+        "attention_half" | "attention_prefill" => 6,
         // Sums and the next step's operands.
         "matmul_half" => 6,
         "matvec" | "gate_up" | "expert_gate_up" | "expert_down" | "matmul" | "matmul_plain" | "route" => 8,

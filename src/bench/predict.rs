@@ -218,6 +218,7 @@ impl Work {
                 half_product(dispatch, rows, [params.n_tokens, params.n_out, params.blocks * BLOCK as u32])
             }
             "attention_decode" | "attention_prefill" => attention(dispatch, rows, filled),
+            "attention_half" => half_attention(dispatch, rows, filled),
             "candidates" => sampling::candidates(dispatch, rows),
             "sample" => sampling::sample(dispatch, rows),
             _ => rows,
@@ -256,7 +257,7 @@ fn operand_bytes(dispatch: &Dispatch<'_>, filled: u32) -> f64 {
 /// How much of a layer's cache a kernel reads or writes.
 fn share_of_cache(dispatch: &Dispatch<'_>, filled: u32) -> f64 {
     match dispatch.kernel().name {
-        "attention_decode" | "attention_prefill" => {
+        "attention_decode" | "attention_half" | "attention_prefill" => {
             let params: AttentionParams = params(dispatch);
             f64::from(seen(&params, filled).min(params.slots)) / f64::from(params.slots.max(1))
         }
@@ -423,12 +424,16 @@ fn half_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u3
     }
 }
 
+/// Keys that a token of a pass sees, on average.
+fn seen_on_average(params: &AttentionParams, filled: u32) -> f64 {
+    (f64::from(seen(params, filled)) - f64::from(params.n_tokens) / 2.0).max(1.0)
+}
+
 /// Scores and sums of values: each query with the keys that it sees.
 fn attention(dispatch: &Dispatch<'_>, rows: Work, filled: u32) -> Work {
     let params: AttentionParams = params(dispatch);
     let per_token = f64::from(params.n_heads) * f64::from(params.head_dim);
-    let keys = f64::from(seen(&params, filled)) - f64::from(params.n_tokens) / 2.0;
-    let products = 2.0 * f64::from(params.n_tokens) * per_token * keys.max(1.0);
+    let products = 2.0 * f64::from(params.n_tokens) * per_token * seen_on_average(&params, filled);
     Work {
         operations: 2.0 * products,
         // RDNA 3's listing of both kernels: about 1.3 and 1.4 instructions for each multiplication.
@@ -436,6 +441,38 @@ fn attention(dispatch: &Dispatch<'_>, rows: Work, filled: u32) -> Work {
         shared_bytes: products,
         groups_per_core: 4.0,
         bytes_in_flight: 64.0 * 4.0 * 16.0,
+        ..rows
+    }
+}
+
+/// Instructions of lanes for each score that `attention_half` makes a weight of, and for each element of a key or value that
+/// it stages: its loop in the ISA of RDNA 3, without what matrices take to load, the soft cap, masks and rescaling.
+const SCORE: f64 = 30.0;
+const STAGED: f64 = 3.5;
+
+/// The same by matrices: tiles of 64 rows by 32 keys, which four subgroups share.
+fn half_attention(dispatch: &Dispatch<'_>, rows: Work, filled: u32) -> Work {
+    const ROWS: f64 = 64.0;
+    const KEYS: f64 = 32.0;
+    let params: AttentionParams = params(dispatch);
+    let [n_tokens, n_heads, n_kv_heads, dim] =
+        [params.n_tokens, params.n_heads, params.n_kv_heads, params.head_dim].map(f64::from);
+    let lanes = constant(dispatch, "SUBGROUP").unwrap_or(32.0);
+    let keys = seen_on_average(&params, filled);
+    let tiles = n_kv_heads * (n_tokens * n_heads / n_kv_heads / ROWS).ceil() * (keys / KEYS).ceil();
+    // Numbers of keys, of values and of its rows' weights that each subgroup loads, and that all of them stage.
+    let loaded = 4.0 * (2.0 * KEYS * dim + ROWS / 4.0 * KEYS);
+    let staged = 2.0 * KEYS * dim;
+    let scores = ROWS * KEYS;
+    Work {
+        operations: 4.0 * n_tokens * n_heads * dim * keys,
+        on_matrices: true,
+        instructions: tiles * (SCORE * scores + STAGED * staged + MATRIX_LOADS * lanes * loaded / MATRIX_LEN),
+        // Scores are stored and read as f32, all else is f16.
+        shared_bytes: tiles * (2.0 * (loaded + staged + scores) + 8.0 * scores),
+        group_lanes: 4.0 * lanes,
+        groups_per_core: if dim > 64.0 { 2.0 } else { 3.0 },
+        bytes_in_flight: 2.0 * KEYS * dim,
         ..rows
     }
 }

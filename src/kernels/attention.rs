@@ -7,11 +7,11 @@ use super::{CachedKeys, Heads, KvType, LOOP_ROUNDS, StepState, fold, grid_parts}
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::recording::Recorder;
-use crate::shaders::{self, Tier};
+use crate::shaders::{self, Kernel, Tier};
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 
-/// Mirrors `Params` in `shaders/attention_decode.wgsl`, `shaders/attention_prefill.wgsl` and
+/// Mirrors `Params` in `shaders/attention_decode.wgsl`, `shaders/attention_prefill.wgsl`, `shaders/attention_half.wgsl` and
 /// `shaders/attention_merge.wgsl`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -141,8 +141,9 @@ fn wrong(operand: &'static str, expected: &str, found: &dyn ToString) -> Error {
     Error::Operand { kernel: "attention", operand, expected: expected.into(), found: found.to_string() }
 }
 
-/// Records attention of the pass's queries with cached keys, with a streaming softmax. Shader:
-/// `shaders/attention_prefill.wgsl`. A single token takes [`attention_next`].
+/// Records attention of the pass's queries with cached keys, with a streaming softmax. Shaders:
+/// `shaders/attention_prefill.wgsl`, or `shaders/attention_half.wgsl` where the target rounds to half precision by matrices.
+/// A single token takes [`attention_next`].
 ///
 /// # Shapes
 /// `sinks`: `[H]`, a score of each head that takes part in the softmax and has no value; `q`, `y`: `[T, H * D]`.
@@ -166,21 +167,23 @@ pub fn attention(
     if let Some(sinks) = sinks {
         sinks.expect_shape("attention", "sinks", &[n_heads])?;
     }
-    let tier = prefill_tier(rec.target(), cached.kind, slots, head_dim);
     let n_rows = n_tokens * config.share(); // of a key/value head
-    let tile_rows = match tier {
-        // Eight if there are enough for all invocations of two workgroups.
-        Tier::Scalar if n_rows / SCALAR_ROWS * n_kv_heads < 16 => n_rows.min(4),
-        tier => tile_rows(tier),
-    };
+    let way = Way::half(rec.target(), cached.kind, head_dim).unwrap_or_else(|| {
+        let way = Way::prefill(rec.target(), cached.kind, slots, head_dim);
+        match way.tier {
+            // Eight if there are enough for all invocations of two workgroups.
+            Tier::Scalar if n_rows / SCALAR_ROWS * n_kv_heads < 16 => Way { tile_rows: n_rows.min(4), ..way },
+            _ => way,
+        }
+    });
     let params = AttentionParams {
         flags: config.flags() | if sinks.is_some() { SINKS } else { 0 },
-        n_tiles: n_rows.div_ceil(tile_rows),
+        n_tiles: n_rows.div_ceil(way.tile_rows),
         ..config.params(n_tokens, cached.kind, [slots, cached.capacity])
     };
     // Sinks that are not there are never read; queries are at hand. All keys, as if the cache were full.
     let operands = [state.tensor(), q, &cached.k, &cached.v, sinks.unwrap_or(q), y];
-    prefill(rec, (tier, cached.kind, tile_rows), params, slots, &operands)
+    way.record(rec, params, slots, &operands)
 }
 
 /// Records attention of a single token from its projection on: what [`rope_kv`](super::rope_kv) and [`attention`] do for
@@ -260,40 +263,66 @@ pub fn attention_next(
     rec.dispatch(&shaders::ATTENTION_MERGE, None, &[], params, &[state.tensor(), &parts, y], grid)
 }
 
-/// The tier that `attention_prefill` has for queries that see up to so many keys: more than one invocation of the `scalar`
-/// tier walks take the baseline.
-fn prefill_tier(target: &Target, kind: KvType, n_keys: u32, head_dim: u32) -> Tier {
-    match target.tier_for(&shaders::ATTENTION_PREFILL, Some(kind.variant())) {
-        Tier::Scalar if n_keys > scalar_part(head_dim, 0) => Tier::Baseline,
-        tier => tier,
-    }
+/// How attention of many rows is taken.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    kernel: &'static Kernel,
+    tier: Tier,
+    kind: KvType,
+    /// Rows of a tile.
+    tile_rows: u32,
 }
 
-/// Records `attention_prefill`, whose queries see at most so many keys each.
-fn prefill(
-    rec: &mut Recorder,
-    (tier, kind, tile_rows): (Tier, KvType, u32),
-    params: AttentionParams,
-    n_keys: u32,
-    operands: &[&Tensor; 6],
-) -> Result<(), Error> {
-    let AttentionParams { n_tokens, n_heads, n_kv_heads, head_dim, n_tiles, .. } = params;
-    let n_groups = u64::from(n_tiles) * u64::from(n_kv_heads);
-    let (constant, n_groups) = if tier == Tier::Scalar {
-        (("ROWS", f64::from(tile_rows)), n_groups.div_ceil(8))
-    } else {
-        (("PARTS", f64::from(head_dim.div_ceil(64))), n_groups * u64::from(head_dim.div_ceil(COLUMNS)))
-    };
-    let with_sinks = (params.flags & SINKS != 0).then_some(("SINKS", 1.0));
-    let constants: Vec<_> = [constant].into_iter().chain(with_sinks).collect();
-    // Of scores and of values.
-    let operations = 2 * operations(n_tokens, n_heads * head_dim, n_keys);
-    for part in grid_parts(rec.target(), n_groups, operations) {
-        let params = AttentionParams { first_group: part.first, ..params };
-        let variant = Some(kind.variant());
-        rec.dispatch_as(tier, &shaders::ATTENTION_PREFILL, variant, &constants, params, operands, part.grid)?;
+impl Way {
+    /// By `attention_prefill`, for queries that see up to so many keys: more than one invocation of the `scalar` tier walks
+    /// take the baseline.
+    fn prefill(target: &Target, kind: KvType, n_keys: u32, head_dim: u32) -> Way {
+        let kernel = &shaders::ATTENTION_PREFILL;
+        let tier = match target.tier_for(kernel, Some(kind.variant())) {
+            Tier::Scalar if n_keys > scalar_part(head_dim, 0) => Tier::Baseline,
+            tier => tier,
+        };
+        Way { kernel, tier, kind, tile_rows: if tier == Tier::Scalar { SCALAR_ROWS } else { TILE_ROWS } }
     }
-    Ok(())
+
+    /// By `attention_half`, if the target rounds to half precision by matrices and the shader has room for such heads.
+    fn half(target: &Target, kind: KvType, head_dim: u32) -> Option<Way> {
+        let kernel = &shaders::ATTENTION_HALF;
+        let tier = target.tier_for(kernel, Some(kind.variant()));
+        let fits = head_dim.is_multiple_of(16) && head_dim <= MAX_HALF_DIM;
+        let has_room = (16..=64).contains(&target.limits().max_subgroup);
+        (tier.matrix_size().is_some() && fits && has_room).then_some(Way { kernel, tier, kind, tile_rows: HALF_ROWS })
+    }
+
+    /// Records it for queries that see at most so many keys each.
+    fn record(
+        self,
+        rec: &mut Recorder,
+        params: AttentionParams,
+        n_keys: u32,
+        operands: &[&Tensor; 6],
+    ) -> Result<(), Error> {
+        let AttentionParams { n_tokens, n_heads, n_kv_heads, head_dim, n_tiles, .. } = params;
+        let n_groups = u64::from(n_tiles) * u64::from(n_kv_heads);
+        let columns = head_dim.div_ceil(COLUMNS);
+        let (mut constants, n_groups) = match self.tier {
+            Tier::Scalar => (vec![("ROWS", self.tile_rows)], n_groups.div_ceil(8)),
+            tier if tier.matrix_size().is_some() => {
+                (vec![("HEAD_DIM", head_dim), ("SUBGROUP", rec.target().limits().max_subgroup)], n_groups)
+            }
+            _ => (vec![("PARTS", head_dim.div_ceil(64))], n_groups * u64::from(columns)),
+        };
+        constants.extend((params.flags & SINKS != 0).then_some(("SINKS", 1)));
+        let constants: Vec<_> = constants.into_iter().map(|(name, value)| (name, f64::from(value))).collect();
+        // Of scores and of values.
+        let operations = 2 * operations(n_tokens, n_heads * head_dim, n_keys);
+        for part in grid_parts(rec.target(), n_groups, operations) {
+            let params = AttentionParams { first_group: part.first, ..params };
+            let variant = Some(self.kind.variant());
+            rec.dispatch_as(self.tier, self.kernel, variant, &constants, params, operands, part.grid)?;
+        }
+        Ok(())
+    }
 }
 
 /// Sequences packed one after the other, cut into tiles of rows that an invocation or workgroup takes together. A tile
@@ -304,7 +333,7 @@ pub struct PackedTiles {
     table: Tensor,
     max_len: u32,
     share: u32,
-    tier: Tier,
+    way: Way,
 }
 
 impl PackedTiles {
@@ -318,11 +347,11 @@ impl PackedTiles {
         [n_tokens, max_sequences, max_len]: [u32; 3],
     ) -> Result<PackedTiles, Error> {
         config.check()?;
-        let tier = prefill_tier(target, KvType::F32, max_len, config.head_dim);
+        let way = Way::prefill(target, KvType::F32, max_len, config.head_dim);
         // Each sequence may leave a tile unfilled.
-        let n_tiles = (n_tokens * config.share()).div_ceil(tile_rows(tier)) + max_sequences;
+        let n_tiles = (n_tokens * config.share()).div_ceil(way.tile_rows) + max_sequences;
         let table = Tensor::declare("tiles", Role::Activations, &[n_tiles, 4], DType::U32)?;
-        Ok(PackedTiles { table, max_len, share: config.share(), tier })
+        Ok(PackedTiles { table, max_len, share: config.share(), way })
     }
 
     /// The table, `[tiles, 4]` of U32.
@@ -335,7 +364,7 @@ impl PackedTiles {
     /// # Errors
     /// [`Error::Operand`] if a sequence is longer than declared, or all of them take more tiles.
     pub fn of(&self, lengths: &[u32]) -> Result<Vec<u32>, Error> {
-        let n_rows = tile_rows(self.tier);
+        let n_rows = self.way.tile_rows;
         let mut table = Vec::with_capacity(self.table.len());
         let mut first_token = 0;
         for &len in lengths {
@@ -391,19 +420,17 @@ pub fn attention_packed(
         n_tiles: (tiles.table.len() / 4) as u32,
         ..config.params(n_tokens, KvType::F32, [n_tokens; 2])
     };
-    let (form, words) = ((tiles.tier, KvType::F32, tile_rows(tiles.tier)), qkv.words());
-    prefill(rec, form, params, tiles.max_len, &[&tiles.table, qkv, &words, &words, qkv, y])
-}
-
-/// Rows of a tile of packed sequences.
-fn tile_rows(tier: Tier) -> u32 {
-    if tier == Tier::Scalar { SCALAR_ROWS } else { TILE_ROWS }
+    let words = qkv.words();
+    tiles.way.record(rec, params, tiles.max_len, &[&tiles.table, qkv, &words, &words, qkv, y])
 }
 
 /// Rows of a tile of `attention_prefill`.
 const TILE_ROWS: u32 = 16;
 /// The same for the `scalar` tier.
 const SCALAR_ROWS: u32 = 8;
+/// The same of `attention_half`, and the largest head that it has registers for.
+const HALF_ROWS: u32 = 64;
+const MAX_HALF_DIM: u32 = 128;
 
 /// Most parts of the keys, and what their lengths are multiples of, for `groups` workgroups to each part. A pass uses as
 /// many parts as its keys fill, so that a short text costs nothing in a long cache.

@@ -3,19 +3,20 @@
 //! and another takes its place before a result is given out.
 
 use super::compare;
-use super::operands::{input, keys, matrix};
-use crate::cpu::cached::read_row;
+use super::operands::{input, keys, matrix, uniform};
+use crate::cpu::cached::{read_row, write_row};
 use crate::device::{Device, MaybeSend};
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::kernels::{
-    Activation, AttentionConfig, Combination, DeltaRule, Embedding, ExpertDown, ExpertGateUp, ExpertProduct,
-    ExpertRows, ExpertScore, ExpertTiles, Gate, Gelu, Heads, Input, KvType, LayerNorm, Linear, MAX_PAST, MolActivation,
-    MolForm, MolGate, MolGateWeights, MolOperands, MolScores, N_STATES, Norm, PackedTiles, Pairing, Pooling, QkNorm,
-    RopeConfig, RopeStyle, Router, Sampling, SelectiveScan, SharedExperts, ShortConv, StepState, TopStrip, add,
-    advance, argmax, attention, attention_next, attention_packed, embed, embed_sum, expert_sum, gate_up, gated, geglu,
-    gelu, last_row, layer_norm, linear_norm, matmul, matvec, merge_top, mol, penalize, pool, rms_norm, rope, rope_kv,
-    rope_packed, rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum, up_gated,
+    Activation, AttentionConfig, CachedKeys, Combination, DeltaRule, Embedding, ExpertDown, ExpertGateUp,
+    ExpertProduct, ExpertRows, ExpertScore, ExpertTiles, Gate, Gelu, Heads, Input, KvType, LayerNorm, Linear, MAX_PAST,
+    MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, N_STATES, Norm, PackedTiles, Pairing,
+    Pooling, QkNorm, RopeConfig, RopeStyle, Router, Sampling, SelectiveScan, SharedExperts, ShortConv, StepState,
+    TopStrip, add, advance, argmax, attention, attention_next, attention_packed, embed, embed_sum, expert_sum, gate_up,
+    gated, geglu, gelu, last_row, layer_norm, linear_norm, matmul, matvec, merge_top, mol, penalize, pool, rms_norm,
+    rope, rope_kv, rope_packed, rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum,
+    up_gated,
 };
 use crate::recording::{PipelineKey, Recorder, Recording, Step, Workspace};
 use crate::shaders::{self, Kernel, Tier, Variant};
@@ -262,7 +263,7 @@ fn unpacked(kind: KvType, words: &[u32], row: usize) -> Vec<u32> {
 }
 
 /// How the kernels of forward passes and searches are recorded, and what of it is compared.
-static CHECKS: [(&Kernel, Record); 45] = [
+static CHECKS: [(&Kernel, Record); 46] = [
     (&shaders::RMS_NORM, |rec, form| {
         let y = blank(form.device, &[3, 260])?;
         rms_norm(rec, &input(form.device, &[3, 260])?, &input(form.device, &[260])?, &y, 1e-5)?;
@@ -345,7 +346,8 @@ static CHECKS: [(&Kernel, Record); 45] = [
         let n_kv_heads = if form.get("ROWS") == Some(8) { 4 } else { 2 };
         let head_dim = form.get("PARTS").map_or(32, |parts| 64 * parts);
         let config = config([2 * n_kv_heads, n_kv_heads, head_dim]);
-        let y = attend(rec, form, &config)?;
+        let cached = keys(form.device, form.kind(), [n_kv_heads, 64, head_dim])?;
+        let y = attend(rec, form, &config, &cached)?;
         // Packed sequences are of f32.
         if form.is("SINKS") || form.kind() != KvType::F32 {
             return Ok(vec![y]);
@@ -355,6 +357,20 @@ static CHECKS: [(&Kernel, Record); 45] = [
         };
         debug_assert_eq!(rows, 4);
         Ok(vec![y])
+    }),
+    (&shaders::ATTENTION_HALF, |rec, form| {
+        let head_dim = form.get("HEAD_DIM").unwrap_or(64);
+        // Small scores, which rounding moves little.
+        let config = AttentionConfig { scale: (head_dim as f32).sqrt().recip(), ..config([4, 2, head_dim]) };
+        let cached = keys(form.device, form.kind(), [2, 64, head_dim])?;
+        // A key of the second tile outweighs those before it, so that sums are rescaled.
+        let mut row = vec![0; form.kind().row_words(head_dim) as usize];
+        let key: Vec<f32> = uniform(head_dim as usize).iter().map(|x| 24.0 * x).collect();
+        write_row(form.kind(), &key, &mut row);
+        for head in [0, 64] {
+            form.device.write(&cached.k, (head + 32) * row.len(), &row)?;
+        }
+        Ok(vec![attend(rec, form, &config, &cached)?])
     }),
     (&shaders::ARGMAX, choose),
     (&shaders::ARGMAX_MERGE, choose),
@@ -625,12 +641,12 @@ fn config([n_heads, n_kv_heads, head_dim]: [u32; 3]) -> AttentionConfig {
 }
 
 #[inline(never)]
-fn attend(rec: &mut Recorder, form: &Form<'_>, config: &AttentionConfig) -> Result<Tensor, Error> {
-    let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = *config;
+fn attend(rec: &mut Recorder, form: &Form<'_>, config: &AttentionConfig, cached: &CachedKeys) -> Result<Tensor, Error> {
+    let AttentionConfig { n_heads, head_dim, .. } = *config;
     let (q, y) = (input(form.device, &[16, n_heads * head_dim])?, blank(form.device, &[16, n_heads * head_dim])?);
-    let (state, cached) = (state(form.device, 21, 16)?, keys(form.device, form.kind(), [n_kv_heads, 64, head_dim])?);
+    let state = state(form.device, 21, 16)?;
     let sinks = if form.is("SINKS") { Some(input(form.device, &[n_heads])?) } else { None };
-    attention(rec, &state, config, sinks.as_ref(), &q, &cached, &y)?;
+    attention(rec, &state, config, sinks.as_ref(), &q, cached, &y)?;
     Ok(y)
 }
 
@@ -741,7 +757,7 @@ fn mixture(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
     let form_of_gate = MolForm { query_components, item_components, hidden, pairing, combination, activation };
     let pairs = form_of_gate.n_pairs() as usize;
     let first = if pairing == Pairing::Cross { HIDDEN } else { 0 };
-    let weights = super::operands::uniform(HIDDEN * pairs);
+    let weights = uniform(HIDDEN * pairs);
     let gate = MolGate::new(
         form.device,
         form_of_gate,

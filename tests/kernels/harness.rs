@@ -39,6 +39,10 @@ impl Case {
 
     /// Whether the device stages tiles of this case's products in half precision, which rounds operands.
     pub fn is_staged_in_half(&self, device: &Device) -> bool {
+        if self.kernel == "attention" {
+            let is_of_tokens = !self.variant.starts_with("F32") && !self.variant.contains("+next");
+            return device.is_gpu() && device.tier().matrix_size().is_some() && is_of_tokens;
+        }
         device.is_gpu()
             && device.tier().rounds_to_half()
             && matches!(self.kernel, "matmul" | "matmul_split" | "linear" | "half_rows")

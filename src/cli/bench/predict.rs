@@ -16,6 +16,8 @@ const DEPTH: u32 = 512;
 const FEW: u32 = 8;
 /// Tokens of a prompt, and of an encoder's text.
 const PROMPT: u32 = 512;
+/// Positions that the cache holds before the last part of a long prompt.
+const LONG: u32 = 8192;
 /// What a decoder's matrices are stored as, and an encoder's.
 const WEIGHTS: [WeightType; 2] = [WeightType::Q4_K, WeightType::F16];
 
@@ -55,9 +57,11 @@ pub fn bench(gpu: &str, json: bool) -> Result<(), Failure> {
 fn predict(machine: &Machine, shape: &Shape) -> Result<Vec<Predicted>, Error> {
     let is_decoder = shape.config()?.has_head;
     let weights = WEIGHTS[usize::from(!is_decoder)];
-    let cases: &[(u32, u32)] = if is_decoder { &[(1, DEPTH), (FEW, DEPTH), (PROMPT, 0)] } else { &[(PROMPT, 0)] };
+    let cases: &[(u32, u32)] =
+        if is_decoder { &[(1, DEPTH), (FEW, DEPTH), (PROMPT, 0), (PROMPT, LONG)] } else { &[(PROMPT, 0)] };
     let of = |&(tokens, depth): &(u32, u32)| {
-        let pass = ShapePass { n_tokens: tokens, context_length: 4096 };
+        let context_length = (tokens + depth).next_power_of_two().max(4096);
+        let pass = ShapePass { n_tokens: tokens, context_length };
         let prediction = machine.predict(&shape.record(&machine.target(), weights, pass)?, depth);
         let tokens_per_second = f64::from(tokens) / prediction.seconds;
         Ok(Predicted { model: shape.name, weights: weights.name(), tokens, depth, tokens_per_second, prediction })

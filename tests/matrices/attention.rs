@@ -1,0 +1,289 @@
+//! `attention_half`, against its formula in f64. Tiles are a quarter of their size, as matrices are.
+
+use std::ops::Range;
+
+use half::f16;
+use tilewright::kernels::KvType;
+
+use crate::common::Rng;
+use crate::emulation::{Gpu, SIZE, emulated};
+
+const CAUSAL: u32 = 1;
+const SINKS: u32 = 4;
+/// Half a unit in the last place of half precision.
+const ROUND: f64 = 1.0 / 2048.0;
+/// Bits of a NaN as two halves and as a scale: what nobody may read.
+const NAN_WORD: u32 = 0x7fc0_7fc0;
+
+/// How scores go along the keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Course {
+    /// Any way.
+    Random,
+    /// Up by 20 or more every eleven keys, and down between, so that sums are rescaled.
+    Jumps,
+    /// Up by a third with each key: no tile exceeds the reference by much, many do.
+    Creeps,
+    /// Down, so that the first key's weight stands for all.
+    Falls,
+}
+
+impl Course {
+    /// The score of key `s`, without what is random.
+    fn score(self, s: u32) -> f64 {
+        let s = f64::from(s);
+        match self {
+            Course::Random => 0.0,
+            Course::Jumps => 2.2 * (s / 11.0).floor() * 10.0 - 3.0 * (s % 11.0),
+            Course::Creeps => s / 3.0,
+            Course::Falls => -s / 2.0,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    /// T, H, Hkv, pos, window (0: none).
+    sizes: [u32; 5],
+    course: Course,
+    soft_cap: Option<f32>,
+    causal: bool,
+    /// Tokens that are padding.
+    padding: u32,
+    /// Slots fewer than positions.
+    ring: bool,
+    /// What queries are taken times, and keys divided by.
+    magnitude: f32,
+}
+
+const USUAL: Case = Case {
+    sizes: [9, 2, 1, 0, 0],
+    course: Course::Random,
+    soft_cap: None,
+    causal: true,
+    padding: 0,
+    ring: false,
+    magnitude: 1.0,
+};
+
+const CASES: [Case; 20] = [
+    USUAL,
+    Case { sizes: [2, 1, 1, 0, 0], ..USUAL },
+    // Heads that share keys; rows that fill tiles, and do not.
+    Case { sizes: [11, 6, 2, 37, 0], ..USUAL },
+    Case { sizes: [16, 4, 2, 48, 0], ..USUAL },
+    Case { sizes: [70, 3, 3, 5, 0], ..USUAL },
+    // Windows: rows that see nothing of the first tiles, and caches that have been filled several times.
+    Case { sizes: [40, 2, 1, 0, 3], ..USUAL },
+    Case { sizes: [24, 2, 2, 50, 20], ring: true, ..USUAL },
+    Case { sizes: [5, 4, 2, 100, 6], ring: true, course: Course::Jumps, ..USUAL },
+    Case { sizes: [33, 2, 1, 30, 31], course: Course::Creeps, ..USUAL },
+    Case { soft_cap: Some(5.0), sizes: [17, 4, 2, 40, 0], ..USUAL },
+    Case { soft_cap: Some(30.0), course: Course::Jumps, sizes: [17, 4, 2, 40, 0], ..USUAL },
+    Case { padding: 5, sizes: [20, 2, 1, 13, 0], ..USUAL },
+    Case { causal: false, padding: 3, sizes: [20, 2, 1, 13, 0], ..USUAL },
+    Case { causal: false, sizes: [40, 2, 2, 0, 9], ..USUAL },
+    // Of the padding, whole tiles see no key.
+    Case { causal: false, padding: 35, sizes: [50, 2, 2, 0, 4], ..USUAL },
+    Case { course: Course::Jumps, sizes: [9, 4, 2, 90, 0], ..USUAL },
+    Case { course: Course::Creeps, sizes: [30, 4, 2, 90, 0], ..USUAL },
+    Case { course: Course::Falls, sizes: [12, 4, 2, 90, 0], ..USUAL },
+    // Queries that half precision has no room for, and that it would lose digits of.
+    Case { sizes: [12, 4, 2, 30, 0], magnitude: 1e5, ..USUAL },
+    Case { sizes: [12, 4, 2, 30, 0], magnitude: 1e-4, ..USUAL },
+];
+
+#[test]
+fn attention_by_matrices_is_what_its_formula_says() {
+    let Some(gpu) = Gpu::open() else { return };
+    // Matrices of 8 x 8 are two one below the other. Heads that fill all columns, and others.
+    for (kind, matrix, head_dim, has_sinks) in
+        [(KvType::Q8_0, 16, 16, true), (KvType::F16, 16, 32, false), (KvType::F16, 8, 64, true)]
+    {
+        let (high, per, subgroup) = if matrix == 8 { (2, 1, 16) } else { (1, 4, 8) };
+        let label = format!("attention_half.{}.matrix{matrix}", kind.name().to_uppercase());
+        let module = gpu.module(emulated(&label, subgroup, &[("staged", "f16", per), ("exchange", "f32", per)]));
+        let constants = [("HEAD_DIM", head_dim), ("SUBGROUP", subgroup), ("SINKS", u32::from(has_sinks))];
+        let pipeline = gpu.pipeline(&module, &constants.map(|(name, value)| (name, f64::from(value))));
+        for (seed, case) in CASES.into_iter().enumerate() {
+            let operands = Operands::new(kind, head_dim, has_sinks, case, seed as u64);
+            let found = operands.run(&gpu, &pipeline, 4 * high * SIZE);
+            operands.check(&found, &format!("{label}, heads of {head_dim}: {case:?}"));
+        }
+    }
+}
+
+struct Operands {
+    kind: KvType,
+    head_dim: u32,
+    case: Case,
+    scale: f32,
+    slots: u32,
+    capacity: u32,
+    q: Vec<f32>,
+    /// What the cache holds, and in words.
+    keys: [Vec<f32>; 2],
+    words: [Vec<u32>; 2],
+    sinks: Option<Vec<f32>>,
+}
+
+impl Operands {
+    fn new(kind: KvType, head_dim: u32, has_sinks: bool, case: Case, seed: u64) -> Operands {
+        let mut rng = Rng::new(seed);
+        let [t, h, hkv, pos, window] = case.sizes;
+        // Rows past the keys hold NaN, but where padding lies past the cache.
+        let capacity = if case.padding > 0 { pos + t - case.padding } else { pos + t + 9 };
+        let slots = if case.ring { window - 1 + t } else { capacity };
+        let dim = head_dim as usize;
+        let sinks = (0..h).map(|_| 2.0 * rng.normal() as f32 + 3.0).collect();
+        let mut operands = Operands {
+            kind,
+            head_dim,
+            case,
+            scale: (1.0 / f64::from(head_dim).sqrt()) as f32,
+            slots,
+            capacity,
+            q: Vec::new(),
+            keys: [Vec::new(), Vec::new()],
+            words: [Vec::new(), Vec::new()],
+            sinks: has_sinks.then_some(sinks),
+        };
+        // A query's first half is alike for all, so that scores follow from the key's.
+        let along = |i: usize| if case.course != Course::Random && i < dim / 2 { 2.0 } else { 0.0 };
+        for i in 0..(t * h) as usize * dim {
+            operands.q.push((along(i % dim) + rng.normal()) as f32 * case.magnitude);
+        }
+        let seen = (0..t).map(|token| operands.visible(token)).filter(|seen| !seen.is_empty());
+        let seen = seen.fold(capacity..0, |all, seen| all.start.min(seen.start)..all.end.max(seen.end));
+        for values in [false, true] {
+            for slot in (0..hkv).flat_map(|_| 0..slots) {
+                let Some(s) = seen.clone().find(|s| s % slots == slot) else {
+                    operands.words[usize::from(values)].extend(vec![NAN_WORD; kind.row_words(head_dim) as usize]);
+                    operands.keys[usize::from(values)].extend(vec![f32::NAN; dim]);
+                    continue;
+                };
+                let (score, factor) = match values {
+                    true => (0.0, 1.0),
+                    false => (case.course.score(s) / f64::from(head_dim).sqrt(), 1.0 / f64::from(case.magnitude)),
+                };
+                let element = |i| if along(i) > 0.0 { score } else { 0.0 } + rng.normal();
+                let row: Vec<f32> = (0..dim).map(element).map(|x| (factor * x) as f32).collect();
+                let (words, row) = stored(kind, &row);
+                operands.words[usize::from(values)].extend(words);
+                operands.keys[usize::from(values)].extend(row);
+            }
+        }
+        operands
+    }
+
+    /// The keys that a token sees.
+    fn visible(&self, token: u32) -> Range<u32> {
+        let Case { sizes: [t, _, _, pos, window], causal, padding, .. } = self.case;
+        let n_keys = self.capacity.min(pos + if causal { t } else { t - padding });
+        let own = pos + token;
+        let end = if causal { n_keys.min(own + 1) } else { n_keys };
+        match (window, causal) {
+            (0, _) => 0..end,
+            (_, true) => end.saturating_sub(window)..end,
+            (_, false) => (own + 1).saturating_sub(window)..end.min(own + window),
+        }
+    }
+
+    fn run(&self, gpu: &Gpu, pipeline: &wgpu::ComputePipeline, tile_rows: u32) -> Vec<f32> {
+        let &Operands { kind, head_dim, case, scale, slots, capacity, .. } = self;
+        let [t, h, hkv, pos, window] = case.sizes;
+        let (quads, units) = (head_dim / 4, kind.row_words(head_dim) / 4);
+        let n_tiles = (t * h / hkv).div_ceil(tile_rows);
+        let flags = if case.causal { CAUSAL } else { 0 } | if self.sinks.is_some() { SINKS } else { 0 };
+        let cap = case.soft_cap.unwrap_or(0.0);
+        let mut params = vec![t, h, hkv, head_dim, capacity, window, scale.to_bits(), cap.to_bits()];
+        params.extend([flags, 1, 1, 0, h * quads, units, slots * units, n_tiles, 0, 0, 0, slots]);
+        params.resize(28, 0);
+        let state = [pos, t - case.padding, 0, 0];
+        let operands: [&[u8]; 5] = [
+            bytemuck::cast_slice(&state),
+            bytemuck::cast_slice(&self.q),
+            bytemuck::cast_slice(&self.words[0]),
+            bytemuck::cast_slice(&self.words[1]),
+            bytemuck::cast_slice(self.sinks.as_deref().unwrap_or(&[0.0])),
+        ];
+        let y = vec![f32::NAN; (t * h * head_dim) as usize];
+        gpu.run(pipeline, &params, &operands, &y, [n_tiles * hkv, 1, 1])
+    }
+
+    /// Compares each element with its own bound, and all of them with the mean error of half precision.
+    fn check(&self, found: &[f32], name: &str) {
+        let &Operands { kind, case, slots, .. } = self;
+        let ([t, h, hkv, ..], dim) = (case.sizes, self.head_dim as usize);
+        let row =
+            |of: &[f32], i: u32| -> Vec<f64> { of[i as usize * dim..][..dim].iter().map(|&x| f64::from(x)).collect() };
+        // Keys and values of F16 are there as they are.
+        let of_cache = if kind == KvType::Q8_0 { ROUND } else { 0.0 };
+        let scale = f64::from(self.scale);
+        let (mut noise, mut power) = (0.0, 0.0);
+        for (token, head) in (0..t - case.padding).flat_map(|token| (0..h).map(move |head| (token, head))) {
+            let query = row(&self.q, token * h + head);
+            let at = |s: u32| head / (h / hkv) * slots + s % slots;
+            let (mut scores, mut worst) = (Vec::new(), 0.0f64);
+            for s in self.visible(token) {
+                let terms = query.iter().zip(row(&self.keys[0], at(s))).map(|(q, k)| scale * q * k);
+                let (sum, magnitude) = terms.fold((0.0, 0.0), |(sum, all), term| (sum + term, all + term.abs()));
+                worst = worst.max((ROUND + of_cache + 1e-6) * magnitude);
+                scores.push(case.soft_cap.map_or(sum, |cap| f64::from(cap) * (sum / f64::from(cap)).tanh()));
+            }
+            let sink = self.sinks.as_ref().map(|sinks| f64::from(sinks[head as usize]));
+            let highest = scores.iter().copied().chain(sink).fold(f64::MIN, f64::max);
+            let total: f64 = scores.iter().copied().chain(sink).map(|score| (score - highest).exp()).sum();
+            let (mut want, mut bound) = (vec![0.0; dim], vec![0.0; dim]);
+            for (s, score) in self.visible(token).zip(scores) {
+                let weight = (score - highest).exp() / total;
+                for ((want, bound), v) in want.iter_mut().zip(&mut bound).zip(row(&self.keys[1], at(s))) {
+                    *want += weight * v;
+                    // A weight is rounded; weights of 2^-24 of the largest and less may be zeros.
+                    *bound += weight * v.abs() * (ROUND + of_cache + 2.0 * worst.exp_m1()) + 1e-7 * v.abs();
+                }
+            }
+            for (i, (&want, &bound)) in want.iter().zip(&bound).enumerate() {
+                let found = f64::from(found[(token * h + head) as usize * dim + i]);
+                let is_close = (found - want).abs() <= bound;
+                assert!(
+                    is_close,
+                    "{name}: token {token}, head {head}, element {i}: {found} for {want}, at most {bound} off"
+                );
+                noise += (found - want).powi(2);
+                power += want * want;
+            }
+        }
+        // Rounding keys of Q8_0 moves large scores by more, and tiny keys have fewer digits.
+        let is_ordinary = case.course == Course::Random && case.magnitude == 1.0;
+        let limit = if kind == KvType::F16 || is_ordinary { 1e-6 } else { 1e-5 };
+        assert!(noise <= limit * power, "{name}: its error is {:.1e} of the result", noise / power);
+    }
+}
+
+/// A row of a cache in words, and what they stand for.
+fn stored(kind: KvType, row: &[f32]) -> (Vec<u32>, Vec<f32>) {
+    let mut bytes = Vec::new();
+    let mut floats = Vec::new();
+    if kind == KvType::F16 {
+        for &x in row {
+            bytes.extend(f16::from_f32(x).to_le_bytes());
+            floats.push(f16::from_f32(x).to_f32());
+        }
+    } else {
+        let mut scales = Vec::new();
+        for block in row.chunks(32) {
+            let scale = block.iter().fold(0.0f32, |most, x| most.max(x.abs())) / 127.0;
+            let mut quants = [0i8; 32];
+            for (quant, x) in quants.iter_mut().zip(block) {
+                *quant = (x / scale).round() as i8;
+                floats.push(scale * f32::from(*quant));
+            }
+            bytes.extend(quants.map(|quant| quant as u8));
+            scales.extend(scale.to_le_bytes());
+        }
+        bytes.extend(scales);
+    }
+    bytes.resize(4 * kind.row_words(row.len() as u32) as usize, 0);
+    (bytes.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().expect("four bytes"))).collect(), floats)
+}
