@@ -63,9 +63,9 @@ const FEWEST_ON_CPU: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 200, 2
 const STRIDE: usize = if cfg!(target_arch = "wasm32") { 12 } else { 1 };
 /// One case in so many of those is executed on a GPU, unless `TILEWRIGHT_FULL` is set: with bounds checks, where the first of
 /// each kernel's weight types and the first of each of its forms run as well, and without.
-const SHARE: [u64; 2] = if cfg!(target_arch = "wasm32") { [20, 16] } else { [6, 6] };
+const SHARE: [u64; 2] = if cfg!(target_arch = "wasm32") { [20, 16] } else { [7, 7] };
 /// The same of the kernels of [`SLOW`].
-const SHARE_OF_SLOW: [u64; 2] = if cfg!(target_arch = "wasm32") { SHARE } else { [120, 64] };
+const SHARE_OF_SLOW: [u64; 2] = if cfg!(target_arch = "wasm32") { SHARE } else { [120, 96] };
 /// Kernels that have a pipeline for nearly each case, which a software adapter takes up to seconds to compile.
 const SLOW: [&str; 8] =
     ["attention", "expert_down", "expert_gate_up", "expert_matmul", "gate_up", "matmul", "matvec", "rope_kv"];
