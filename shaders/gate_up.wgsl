@@ -38,15 +38,10 @@ fn gate_up(
         let gates = min(vec2<u32>(four * 2u, four * 2u + 1u), vec2<u32>(params.ffn_dim - 1u));
         rows = vec4<u32>(gates, gates + params.ffn_dim);
     }
-    let sums = products(local, rows, first_token);
-    if (local % SHARES != 0u) {
-        return;
-    }
-    for (var c = 0u; c < KEPT; c++) {
-        let token = first_token + lanes_column(local) + c;
-        if (COLUMNS == 1u || token < params.n_tokens) {
-            put(token, four, sums[c]);
-        }
+    let sum = products(local, rows, first_token);
+    let token = first_token + lanes_column(local);
+    if (local % SHARES == 0u && (COLUMNS == 1u || token < params.n_tokens)) {
+        put(token, four, sum);
     }
 }
 

@@ -3,8 +3,8 @@
 //     y[t, y_start + n] = (y[..] +) act((bias[..] +) sum over k of x[t, k] * w[n, k])
 //
 // LANES invocations share four rows of w and split K; the host picks LANES by K. A workgroup has WG / LANES such groups. They
-// unpack a weight once for COLUMNS tokens. In the scalar variant one invocation works four rows alone: software adapters run
-// a workgroup one invocation after the other, where barriers cost most. Dispatch (groups of rows folded over x and y,
+// unpack a weight once for COLUMNS tokens. In the scalar variant one invocation works four rows of one token alone: software
+// adapters run a workgroup one invocation after the other, where barriers cost most. Dispatch (groups of rows folded over x and y,
 // ceil(T / COLUMNS) in z).
 #weights
 #import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
@@ -31,14 +31,12 @@ fn matvec(
     let n = ((params.first_group + group_index(group, grid)) * (WG / LANES) + local / LANES) * 4u;
     let rows = min(vec4<u32>(n, n + 1u, n + 2u, n + 3u), vec4<u32>(params.n_out - 1u));
     let first_token = group.z * COLUMNS;
-    let sums = products(local, rows, first_token);
+    let sum = products(local, rows, first_token);
     if (local % SHARES == 0u) {
-        for (var c = 0u; c < KEPT; c++) {
-            let token = first_token + lanes_column(local) + c;
-            put(token, n, sums[c].x);
-            put(token, n + 1u, sums[c].y);
-            put(token, n + 2u, sums[c].z);
-            put(token, n + 3u, sums[c].w);
-        }
+        let token = first_token + lanes_column(local);
+        put(token, n, sum.x);
+        put(token, n + 1u, sum.y);
+        put(token, n + 2u, sum.z);
+        put(token, n + 3u, sum.w);
     }
 }

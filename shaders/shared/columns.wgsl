@@ -57,14 +57,13 @@ fn add_quad(row: vec4<u32>, block: u32, quad: u32, columns: ptr<function, Column
     }
 }
 
-// All invocations must call it; the first of each SHARES gets the products of the KEPT columns from `lanes_column` on.
-// Tokens past the end repeat the last one.
-fn products(local: u32, rows: vec4<u32>, first_token: u32) -> array<vec4<f32>, 8> {
-    var columns = Columns();
+// All invocations must call it; the first of each SHARES gets the products of column `lanes_column`. Tokens past the end
+// repeat the last one.
+fn products(local: u32, rows: vec4<u32>, first_token: u32) -> vec4<f32> {
     if (COLUMNS == 1u) {
-        columns.sums[0] = four_rows(local, rows, first_token);
-        return columns.sums;
+        return four_rows(local, rows, first_token);
     }
+    var columns = Columns();
     for (var c = 0u; c < 8u; c++) {
         columns.starts[c] = min(first_token + c, params.n_tokens - 1u) * (params.dim / 4u);
     }
@@ -78,13 +77,10 @@ fn products(local: u32, rows: vec4<u32>, first_token: u32) -> array<vec4<f32>, 8
     for (var quad = local % LANES; quad < params.dim / 4u - whole * 8u; quad += LANES) {
         add_quad(row, whole, quad, &columns);
     }
-    var sums = lanes_deal(local, columns.sums);
+    var sum = lanes_deal(local, columns.sums);
     if (NORM) {
         lanes_barrier();
-        let squares = lanes_deal_numbers(local, columns.squares);
-        for (var c = 0u; c < KEPT; c++) {
-            sums[c] /= sqrt(squares[c] / f32(params.dim) + params.eps);
-        }
+        sum /= sqrt(lanes_deal_numbers(local, columns.squares) / f32(params.dim) + params.eps);
     }
-    return sums;
+    return sum;
 }

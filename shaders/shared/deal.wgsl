@@ -5,7 +5,6 @@
 override LANES: u32 = 64u;  // a power of two, 1 to WG
 override COLUMNS: u32 = 1u; // 1, 2, 4 or 8, and at most LANES
 override SHARES: u32 = LANES / COLUMNS;
-const KEPT: u32 = 1u; // columns that an invocation goes on with
 
 override PARTIALS: u32 = WG * COLUMNS;
 var<workgroup> partial: array<vec4<f32>, PARTIALS>;
@@ -15,7 +14,7 @@ fn lanes_barrier() {
     workgroupBarrier();
 }
 
-// The first of the columns that an invocation goes on with.
+// The column that an invocation goes on with.
 fn lanes_column(local: u32) -> u32 {
     if (COLUMNS == 1u) {
         return 0u;
@@ -28,8 +27,8 @@ fn first_part(local: u32) -> u32 {
     return local - local % LANES + local % SHARES;
 }
 
-// All invocations must call it; the first `KEPT` sums are those of the invocation's columns.
-fn lanes_deal(local: u32, sums: array<vec4<f32>, 8>) -> array<vec4<f32>, 8> {
+// All invocations must call it; the sum is that of the invocation's column.
+fn lanes_deal(local: u32, sums: array<vec4<f32>, 8>) -> vec4<f32> {
     partial[local] = sums[0];
     partial[WG + local] = sums[1];
     if (COLUMNS > 2u) {
@@ -49,13 +48,11 @@ fn lanes_deal(local: u32, sums: array<vec4<f32>, 8>) -> array<vec4<f32>, 8> {
         sum += partial[first + i * SHARES];
     }
     workgroupBarrier();
-    var dealt = sums;
-    dealt[0] = lanes_sum(local, sum);
-    return dealt;
+    return lanes_sum(local, sum);
 }
 
 // The same of numbers.
-fn lanes_deal_numbers(local: u32, numbers: array<f32, 8>) -> array<f32, 8> {
+fn lanes_deal_numbers(local: u32, numbers: array<f32, 8>) -> f32 {
     partial[local] = vec4<f32>(numbers[0], numbers[1], numbers[2], numbers[3]);
     if (COLUMNS > 4u) {
         partial[WG + local] = vec4<f32>(numbers[4], numbers[5], numbers[6], numbers[7]);
@@ -68,7 +65,5 @@ fn lanes_deal_numbers(local: u32, numbers: array<f32, 8>) -> array<f32, 8> {
         sum += partial[first + i * SHARES][column % 4u];
     }
     workgroupBarrier();
-    var dealt = numbers;
-    dealt[0] = lanes_sum(local, vec4<f32>(sum, 0.0, 0.0, 0.0)).x;
-    return dealt;
+    return lanes_sum(local, vec4<f32>(sum, 0.0, 0.0, 0.0)).x;
 }

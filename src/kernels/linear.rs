@@ -270,11 +270,14 @@ pub(super) struct Lanes {
 
 impl Lanes {
     /// How `kernel` takes the product of so many tokens with `w`: the fewest columns that cover them. Each of the
-    /// invocations that share rows ends with the sums of one column, so there are no fewer of them.
+    /// invocations that share rows ends with the sums of one column, so there are no fewer of them. In the `scalar` tier
+    /// there is one column: an invocation that adds up all of K by itself would add up several one product at a time.
     pub fn new(rec: &Recorder, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Lanes {
         let Choice { tier, size } = choice(rec.target(), kernel, w, 1);
-        let columns = n_tokens.clamp(1, MAX_COLUMNS).next_power_of_two();
-        Lanes { tier, n: if tier == Tier::Scalar { 1 } else { size.max(columns) }, columns }
+        match (tier, n_tokens.clamp(1, MAX_COLUMNS).next_power_of_two()) {
+            (Tier::Scalar, _) => Lanes { tier, n: 1, columns: 1 },
+            (_, columns) => Lanes { tier, n: size.max(columns), columns },
+        }
     }
 
     /// The overrides that say so.
@@ -408,9 +411,13 @@ pub(crate) fn suits_few(rec: &Recorder, x: &Tensor) -> bool {
     matches!(*x.shape(), [n_tokens, dim] if are_few(rec.target(), [n_tokens, dim]))
 }
 
-/// As [`suits_few`], by rows and columns: `matmul` begins where `matvec` would have to read weights twice, or where tokens fill
-/// its smallest tile, which has eight rows with matrices of 8 x 8.
+/// As [`suits_few`], by rows and columns: `matmul` begins where `matvec` would have to read weights twice. It begins with eight
+/// tokens where they fill its smallest tile, with matrices of 8 x 8, and in the `scalar` tier, whose `matvec` reads weights
+/// again for each token.
 pub(super) fn are_few(target: &Target, [n_tokens, dim]: [u32; 2]) -> bool {
-    let fills_tile = target.tier().matrix_size().is_some_and(|rows| n_tokens >= rows);
-    n_tokens <= MAX_COLUMNS && !fills_tile && dim.is_multiple_of(4)
+    let most = match target.tier() {
+        Tier::Matrix8 | Tier::Scalar => MAX_COLUMNS - 1,
+        _ => MAX_COLUMNS,
+    };
+    n_tokens <= most && dim.is_multiple_of(4)
 }

@@ -163,10 +163,20 @@ impl Form<'_> {
         self.get("TILE").map(of_lanes).or_else(|| Some([self.get("ROWS")?, self.get("COLS")?]))
     }
 
-    /// Tokens of a product with vectors: one column is left over where there are more than two.
+    /// Tokens of a product with vectors: one column is left over where there are more than two. Invocations that stand alone
+    /// have one column for any number of tokens.
     fn few(&self) -> u32 {
-        let columns = self.get("COLUMNS").unwrap_or(1);
-        if columns > 2 { columns - 1 } else { columns }
+        match self.get("COLUMNS") {
+            Some(columns) => {
+                if columns > 2 {
+                    columns - 1
+                } else {
+                    columns
+                }
+            }
+            None if self.get("LANES").is_some() => 1,
+            None => 2,
+        }
     }
 
     fn gate(&self) -> Gate {
