@@ -1,6 +1,7 @@
 //! Shared by the test binaries: devices or a visible skip, the data folder, seeded numbers, closeness.
 #![allow(dead_code)] // each binary uses its own part of this
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use tilewright::Device;
@@ -311,4 +312,14 @@ pub fn largest_difference(got: &[f32], want: &[f32]) -> f32 {
     }
     let difference = |(a, b): (&f32, &f32)| if a.is_finite() && b.is_finite() { (a - b).abs() } else { f32::INFINITY };
     got.iter().zip(want).map(difference).fold(0.0, f32::max)
+}
+
+/// The keys, of `n_keys` that are there, that the token of position `own` sees; a window of 0 is none.
+pub fn visible_keys(own: u32, n_keys: u32, window: u32, causal: bool) -> Range<u32> {
+    let end = if causal { n_keys.min(own + 1) } else { n_keys };
+    match (window, causal) {
+        (0, _) => 0..end,
+        (_, true) => end.saturating_sub(window)..end,
+        (_, false) => (own + 1).saturating_sub(window)..end.min(own + window),
+    }
 }

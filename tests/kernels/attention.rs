@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use tilewright::kernels::{self, AttentionConfig, Heads, KvType, PackedTiles, QkNorm, RopeStyle};
 
-use crate::common::Expected;
+use crate::common::{Expected, visible_keys};
 use crate::harness::{Case, FLUSH, Job, Operand, ROUND, sum_rounding};
 use crate::inputs::{Inputs, Source};
 use crate::rope::{Angles, norm_weights, normed, scaled, turned};
@@ -395,16 +395,7 @@ fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6], options
     let Options { kind, capacity, slots, n_real, soft_cap, causal } = options;
     let n_keys = capacity.min(pos + if causal { t } else { n_real });
     let q = source.rows(t, h * d);
-    // First key that a token sees, and the end.
-    let visible = |token: u32| {
-        let own = pos + token;
-        let end = if causal { n_keys.min(own + 1) } else { n_keys };
-        match (window, causal) {
-            (0, _) => 0..end,
-            (_, true) => end.saturating_sub(window)..end,
-            (_, false) => (own + 1).saturating_sub(window)..end.min(own + window),
-        }
-    };
+    let visible = |token: u32| visible_keys(pos + token, n_keys, window, causal);
     let all = (0..t).map(visible).fold(n_keys..0, |all, seen| all.start.min(seen.start)..all.end.max(seen.end));
     let ((k_words, k), (v_words, v)) =
         (cache(source, [hkv, d], options, all.clone()), cache(source, [hkv, d], options, all));

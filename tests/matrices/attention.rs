@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::f16;
 use tilewright::kernels::KvType;
 
-use crate::common::Rng;
+use crate::common::{Rng, visible_keys};
 use crate::emulation::{Gpu, SIZE, emulated};
 
 const CAUSAL: u32 = 1;
@@ -180,13 +180,7 @@ impl Operands {
     fn visible(&self, token: u32) -> Range<u32> {
         let Case { sizes: [t, _, _, pos, window], causal, padding, .. } = self.case;
         let n_keys = self.capacity.min(pos + if causal { t } else { t - padding });
-        let own = pos + token;
-        let end = if causal { n_keys.min(own + 1) } else { n_keys };
-        match (window, causal) {
-            (0, _) => 0..end,
-            (_, true) => end.saturating_sub(window)..end,
-            (_, false) => (own + 1).saturating_sub(window)..end.min(own + window),
-        }
+        visible_keys(pos + token, n_keys, window, causal)
     }
 
     fn run(&self, gpu: &Gpu, pipeline: &wgpu::ComputePipeline, tile_rows: u32) -> Vec<f32> {
@@ -208,7 +202,8 @@ impl Operands {
             bytemuck::cast_slice(self.sinks.as_deref().unwrap_or(&[0.0])),
         ];
         let y = vec![f32::NAN; (t * h * head_dim) as usize];
-        gpu.run(pipeline, &params, &operands, &y, [n_tiles * hkv, 1, 1])
+        // Folded; of an odd number of workgroups one is too many.
+        gpu.run(pipeline, &params, &operands, &y, [(n_tiles * hkv).div_ceil(2), 2, 1])
     }
 
     /// Compares each element with its own bound, and all of them with the mean error of half precision.
