@@ -158,8 +158,13 @@ impl Matrix {
         Ok(())
     }
 
-    /// Packs rows into words and tails that are zero; on the web one after the other, elsewhere on all cores.
+    /// Packs rows into words and tails that are zero: many of them on all cores, except on the web.
     fn pack<'a>(&self, rows: impl Iterator<Item = &'a [u8]>, units: &mut [u32], tails: &mut [u16]) {
+        /// Words that one core packs before others would be awake.
+        #[cfg(not(target_arch = "wasm32"))]
+        const FEW_WORDS: usize = 1 << 14;
+        #[cfg(not(target_arch = "wasm32"))]
+        let are_few = units.len() <= FEW_WORDS;
         let (n_units, n_tail) = (self.units() as usize, self.units() as usize * self.weight.tail_len());
         let mut tails = tails;
         let places = units.chunks_exact_mut(n_units * (self.weight.unit_bytes() / 4)).map(|units| {
@@ -169,10 +174,11 @@ impl Matrix {
         });
         let pack = |(row, (units, tail))| unit::pack_row(self.weight, row, units, tail);
         let rows = rows.zip(places);
-        #[cfg(target_arch = "wasm32")]
-        rows.for_each(pack);
         #[cfg(not(target_arch = "wasm32"))]
-        rows.collect::<Vec<_>>().into_par_iter().for_each(pack);
+        if !are_few {
+            return rows.collect::<Vec<_>>().into_par_iter().for_each(pack);
+        }
+        rows.for_each(pack);
     }
 
     /// Number of rows, N.

@@ -49,10 +49,9 @@ pub struct Bucket {
 pub struct Choice {
     /// Tier of the variant.
     pub tier: Tier,
-    /// Invocations that share four rows of the matrix, a power of two up to 64, for a single token, and at least as many as there
-    /// are tokens side by side; rows of a tile of `matmul` and `matmul_half`,
-    /// 16, 32, 64 or 128 (half of that with matrices of 8 x 8); queries that an invocation of `mol` takes side by side, 1, 2 or
-    /// 4. For other kernels 1 in the `scalar` tier.
+    /// Invocations that share four rows of the matrix, a power of two up to 64 (more where there are more tokens side by side);
+    /// rows of a tile of `matmul` and `matmul_half`, 16, 32, 64 or 128 (half of that with matrices of 8 x 8); queries that an
+    /// invocation of `mol` takes side by side, 1, 2 or 4. For other kernels 1 in the `scalar` tier.
     pub size: u32,
 }
 
