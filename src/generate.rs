@@ -6,6 +6,7 @@ mod model;
 mod options;
 mod pace;
 mod passes;
+mod saved;
 mod sequence;
 mod session;
 mod stats;

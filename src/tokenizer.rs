@@ -63,6 +63,7 @@ pub struct Tokenizer {
     special_ids: HashMap<Box<str>, u32>,
     bos_id: Option<u32>,
     eos_ids: Vec<u32>,
+    #[cfg_attr(not(feature = "chat"), allow(dead_code))]
     message_end_id: Option<u32>,
 }
 
@@ -299,6 +300,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
+    #[cfg(feature = "chat")]
     pub(crate) fn adds_bos(&self) -> Result<bool, Error> {
         let first = match &self.encoder {
             Encoder::Own(own) => own.around.prefix.first().copied(),
@@ -334,6 +336,7 @@ impl Tokenizer {
     }
 
     /// A token that ends a message after which the same answer goes on, where the vocabulary has one.
+    #[cfg(feature = "chat")]
     pub(crate) fn message_end_id(&self) -> Option<u32> {
         self.message_end_id
     }

@@ -651,6 +651,60 @@ fn a_lost_device_changes_nothing_that_is_printed() {
     }
 }
 
+/// A later run computes only what is new, and a conversation in two runs is what it is in one.
+#[test]
+fn a_session_file_keeps_what_was_computed() {
+    let fresh = |name: &str| {
+        let path = file(name, b"");
+        std::fs::remove_file(&path).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let path = fresh("run.session");
+    let device = ["--device", "cpu", "--temperature", "0", "--session"];
+    let args = |prompt| [&["run", BUILTIN, "--json", "-n", "12", "--prompt", prompt], &device[..], &[&path]].concat();
+    let first = json_of(&args("Once upon a time"));
+    let again = json_of(&args("Once upon a time"));
+    assert_eq!(first["text"], again["text"]);
+    assert_eq!((first["prefill"]["tokens"].as_u64(), again["prefill"]["tokens"].as_u64()), (Some(5), Some(1)));
+    let longer = format!("Once upon a time{}", first["text"].as_str().unwrap());
+    let longer = json_of(&args(&longer));
+    let n_tokens = longer["prompt_token_ids"].as_array().unwrap().len() as u64;
+    assert!(longer["prefill"]["tokens"].as_u64().unwrap() < n_tokens - 5, "{longer}");
+
+    let talk = |path: &str, lines: &str| {
+        let input = std::fs::File::open(file("session_chat.txt", lines.as_bytes())).unwrap();
+        let chat = ["chat", BUILTIN, "--template", "chatml", "-n", "8"];
+        let output = command(&[&chat, &device[..], &[path]].concat()).stdin(input).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let (once, twice, json) = (fresh("once.session"), fresh("twice.session"), fresh("talk.json"));
+    let whole = talk(&once, &format!("/system Be brief.\nTell me a story.\nAnd then?\n/save {json}\n"));
+    let conversation = std::fs::read_to_string(&json).unwrap();
+    let parts =
+        [talk(&twice, "/system Be brief.\nTell me a story.\n"), talk(&twice, &format!("And then?\n/save {json}\n"))];
+    assert_eq!(parts.concat(), whole);
+    assert_eq!(std::fs::read_to_string(&json).unwrap(), conversation);
+    assert!(conversation.contains("Be brief.") && conversation.contains("And then?"), "{conversation}");
+    // `/load` of either kind of file, in a conversation that was another.
+    let again = fresh("again.session");
+    let loaded = talk(&again, &format!("Something else.\n/load {once}\n/regen\n/load {json}\n/regen\n"));
+    let answer = whole.lines().last().unwrap();
+    assert!(loaded.lines().skip(1).all(|line| line == answer) && loaded.lines().count() == 3, "{loaded}");
+
+    // Cut in half, and of a model with keys of another type.
+    let bytes = std::fs::read(&path).unwrap();
+    let half = file("half.session", &bytes[..bytes.len() / 2]);
+    let of_half = ["run", BUILTIN, "--device", "cpu", "--session", half.to_str().unwrap()];
+    fails(&of_half, 1, &["half.session", "end of data"]);
+    assert_eq!(std::fs::read(&half).unwrap(), &bytes[..bytes.len() / 2]);
+    fails(
+        &["run", BUILTIN, "--device", "cpu", "--kv-type", "q8_0", "--session", &path],
+        1,
+        &["kv_type", "q8_0", "f16"],
+    );
+}
+
 /// Ids from llama.cpp and Hugging Face; the files hold no model, and two of them are of architectures that none is run of.
 #[test]
 fn vocabularies_alone_are_enough_to_tokenize() {

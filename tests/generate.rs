@@ -2,6 +2,8 @@
 //! model, so that these tests need no other file.
 
 mod common;
+#[path = "generate/saved.rs"]
+mod saved;
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -10,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 
 use common::{block_on, executors, largest_difference};
 use serde_json::Value;
-use tilewright::generate::{ContextPolicy, Generation, Piece, StopReason};
+use tilewright::generate::{ContextPolicy, Generation, Piece, Snapshot, StopReason};
 use tilewright::kernels::{KvType, RopeConfig};
 use tilewright::load::{ModelFile, ModelShape};
 use tilewright::model::Block;
@@ -921,15 +923,21 @@ fn recurrent_layers_go_back_and_on_again() {
     }
 }
 
-/// Twenty times back to somewhere, by up to `most` tokens or to a copy, then on by a few in pieces.
+/// Twenty times back to somewhere, by up to `most` tokens, to a copy or to what a file would have, then on by a few in pieces.
 fn goes_back_and_on_again(model: &Model, ids: &[u32], mut session: Session, most: usize, what: &str) {
     let fresh = |ids: &[u32]| block_on(model.session().unwrap().logits(ids)).unwrap();
-    let (mut snapshot, mut seed) = (None, 5usize);
+    let (mut snapshot, mut seed) = (None::<(Snapshot, Vec<u8>)>, 5usize);
     for round in 0..20 {
         seed = (seed * 37 + 11) % 101;
         let len = session.tokens().len();
         match &snapshot {
-            Some(snapshot) if round % 5 == 4 => session.restore(snapshot).unwrap(),
+            Some((snapshot, _)) if round % 10 == 4 => session.restore(snapshot).unwrap(),
+            Some((_, bytes)) if round % 10 == 9 => {
+                // Passes of another size have rings of another size.
+                let other = if round == 9 { model.with_max_pass(32).unwrap() } else { model.clone() };
+                session = other.session().unwrap();
+                assert_eq!(session.restore_bytes(bytes).unwrap(), "a note");
+            }
             _ if round % 2 == 1 => session.truncate(len - seed % (len.min(most) + 1)),
             _ => {}
         }
@@ -938,7 +946,7 @@ fn goes_back_and_on_again(model: &Model, ids: &[u32], mut session: Session, most
         let (first, second) = (1 + seed % 4, 1 + seed % 5);
         block_on(session.logits(&ids[from..from + first])).unwrap();
         if round % 4 == 2 {
-            snapshot = Some(session.snapshot().unwrap());
+            snapshot = Some((session.snapshot().unwrap(), block_on(session.to_bytes("a note")).unwrap()));
         }
         let end = from + first + second;
         let got = block_on(session.logits(&ids[from + first..end])).unwrap();

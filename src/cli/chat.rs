@@ -35,6 +35,10 @@ pub struct ChatArgs {
     template: Option<String>,
     #[command(flatten)]
     told: TemplateArgs,
+    /// File that keeps the conversation and what was computed of it: it goes on with what is there, and is written at the
+    /// end. `/save` and `/load` do the same at any time.
+    #[arg(long, value_name = "FILE")]
+    session: Option<PathBuf>,
     /// Text with which each answer begins.
     #[arg(long, value_name = "TEXT")]
     prefill: Option<String>,
@@ -91,7 +95,8 @@ const HELP: &str = "\
 /clear         forget the conversation, but for the system message
 /system TEXT   tell the model its part; without TEXT, nothing
 /regen         answer the last message anew
-/save FILE     write the conversation as JSON
+/save FILE     write the conversation and what was computed of it; as JSON alone if FILE ends in .json
+/load FILE     go on with what /save wrote
 /quit          end
 //TEXT         a message that begins with a slash
 Ctrl-C stops an answer, and ends where there is none. A backslash at the end of a line continues it.";
@@ -106,7 +111,12 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     let template = template(session.model(), args)?;
     let mut chat = Chat::new(session, recovery, template, told, options, interrupt)?;
     chat.prefill.clone_from(&args.prefill);
-    chat.set_system(args.system.as_deref().unwrap_or(""));
+    if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
+        chat.load(path)?;
+    }
+    if let Some(system) = &args.system {
+        chat.set_system(system);
+    }
     let talks = io::stdin().is_terminal();
     if talks {
         let model = chat.session.model();
@@ -121,6 +131,9 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
             Err(Failure::Error(error)) if talks => eprintln!("error: {error}"),
             Err(failure) => return Err(failure),
         }
+    }
+    if let Some(path) = &args.session {
+        chat.save(path)?;
     }
     let device = chat.session.model().device();
     tell_findings(device);
@@ -230,6 +243,7 @@ impl<'a> Chat<'a> {
             "/clear" => self.messages.clear(),
             "/system" => self.set_system(rest.trim()),
             "/save" => self.save(Path::new(rest.trim()))?,
+            "/load" => self.load(Path::new(rest.trim()))?,
             "/regen" => {
                 let before = self.messages.len();
                 let is_answer = |message: &Message| message.role == "assistant";
@@ -317,6 +331,29 @@ impl<'a> Chat<'a> {
 
     fn save(&self, path: &Path) -> Result<(), Error> {
         let json = format!("{:#}\n", serde_json::json!(self.conversation()));
-        std::fs::write(path, json).map_err(|source| Error::Io { path: path.into(), source })
+        if is_json(path) {
+            return std::fs::write(path, json).map_err(|source| Error::Io { path: path.into(), source });
+        }
+        pollster::block_on(self.session.save(path, &json))
     }
+
+    fn load(&mut self, path: &Path) -> Result<(), Error> {
+        let json = match is_json(path) {
+            true => std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?,
+            false => self.session.load(path)?,
+        };
+        let mut messages: Vec<Message> = serde_json::from_str(&json).map_err(|error| {
+            let (field, expected) = ("conversation".into(), "a JSON list of messages".into());
+            Error::Template { field, expected, found: error.to_string() }.in_file(path)
+        })?;
+        let is_system = messages.first().is_some_and(|message| message.role == "system");
+        self.system = is_system.then(|| messages.remove(0));
+        self.messages = messages;
+        Ok(())
+    }
+}
+
+/// Whether a file has the conversation alone.
+fn is_json(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"))
 }

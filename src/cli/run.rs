@@ -121,6 +121,10 @@ pub struct GenerateArgs {
     /// Token ids to continue, such as 1,5,9, in place of text: works without a vocabulary, and prints token ids.
     #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with_all = ["prompt", "prompt_file"])]
     prompt_ids: Option<Vec<u32>>,
+    /// File that keeps what was computed: a later run whose prompt begins as this one's text computes only what is new. It is
+    /// made if it is not there, and written when the text has ended.
+    #[arg(long, value_name = "FILE")]
+    session: Option<PathBuf>,
     /// Tokens that one submission to a GPU computes, 1 to 16; what suits model and device if absent.
     #[arg(long, value_name = "N")]
     tokens_per_submit: Option<u32>,
@@ -219,7 +223,10 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         Some(ids) => ids.clone(),
         None => session.model().encode(&prompt)?,
     };
-    let mut generation = session.generate_ids(&prompt_ids, &options)?;
+    if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
+        session.load(path)?;
+    }
+    let mut generation = session.generate_from(&prompt_ids, &options)?;
     if args.profile {
         generation.enable_profile();
     }
@@ -255,6 +262,9 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         eprintln!("warning: the pipeline cache was not saved: {error}");
     }
     let counters = device.counters() - before;
+    if let Some(path) = &args.session {
+        pollster::block_on(generation.session().save(path, ""))?;
+    }
     let stop_reason = generation.stop_reason().unwrap_or(StopReason::Cancelled);
     let (prefill, decode) = (generation.prefill(), generation.decode());
     if args.profile {

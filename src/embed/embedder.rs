@@ -86,7 +86,7 @@ impl Embedder {
     pub fn from_file(device: &Device, file: ModelFile, options: EmbedOptions<'_>) -> Result<Embedder, Error> {
         let ModelFile { header, files } = file;
         let EmbedOptions { progress, .. } = options;
-        let (embedder, feed) = Embedder::declare(device, header, EmbedOptions { progress: None, ..options })?;
+        let (embedder, mut feed) = Embedder::declare(device, header, EmbedOptions { progress: None, ..options })?;
         let batcher = &embedder.inner.batcher;
         while_testing(batcher.test(), || feed.take_all(device, &files, progress))?;
         batcher.complete()?;

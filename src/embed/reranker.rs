@@ -73,7 +73,7 @@ impl Reranker {
     pub fn from_file(device: &Device, file: ModelFile, options: RerankOptions<'_>) -> Result<Reranker, Error> {
         let ModelFile { header, files } = file;
         let RerankOptions { progress, .. } = options;
-        let (reranker, feed) = Reranker::declare(device, header, RerankOptions { progress: None, ..options })?;
+        let (reranker, mut feed) = Reranker::declare(device, header, RerankOptions { progress: None, ..options })?;
         let batcher = &reranker.0.batcher;
         while_testing(batcher.test(), || feed.take_all(device, &files, progress))?;
         batcher.complete()?;

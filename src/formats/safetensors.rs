@@ -73,6 +73,32 @@ impl Safetensors {
         }
     }
 
+    /// The text of this key under `__metadata__`.
+    pub fn text(&self, key: &str) -> Option<&str> {
+        self.metadata.iter().find(|(known, _)| known == key).map(|(_, text)| text.as_str())
+    }
+
+    /// The start of a file whose tensors follow in this order, each right after the one before: the length, then the header.
+    pub fn head<'a>(
+        metadata: impl IntoIterator<Item = (&'a str, &'a str)>,
+        tensors: impl IntoIterator<Item = (&'a str, BlockType, &'a [u64])>,
+    ) -> Vec<u8> {
+        let metadata = metadata.into_iter().map(|(key, text)| (key.to_string(), text.into()));
+        let metadata = serde_json::Map::from_iter(metadata);
+        let mut header = serde_json::Map::from_iter([("__metadata__".to_string(), metadata.into())]);
+        let mut begin = 0;
+        for (name, block_type, shape) in tensors {
+            let end = begin + shape.iter().product::<u64>() / block_type.block_len() * block_type.block_bytes();
+            let entry = serde_json::json!({ "dtype": block_type.name(), "shape": shape, "data_offsets": [begin, end] });
+            header.insert(name.into(), entry);
+            begin = end;
+        }
+        let mut text = serde_json::Value::from(header).to_string();
+        // Data begins at a multiple of 8, as the format asks of writers.
+        text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
+        [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+    }
+
     /// The tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         let item = self.index.find(name, |item| self.tensors.get(item).map_or("", |tensor| &tensor.name))?;

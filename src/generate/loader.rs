@@ -54,8 +54,9 @@ impl Loader<Model> {
     /// # Errors
     /// [`Error::Config`] if something is; errors of the device.
     pub async fn finish(self) -> Result<Model, Error> {
+        let digest = self.digest();
         let (model, device) = self.loaded()?;
-        let model = model.complete(device)?;
+        let model = model.complete(device, digest)?;
         model.device().drained().await?;
         Ok(model)
     }

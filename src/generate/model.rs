@@ -57,6 +57,8 @@ pub struct Model {
     device: Device,
     room: Room,
     plan: MemoryPlan,
+    /// See [`Feed::digest`].
+    digest: u64,
 }
 
 struct Inner {
@@ -104,9 +106,9 @@ impl Model {
     /// or a size of passes out of range; [`Error::Config`] if a weight is missing; errors of [`Device::write`].
     pub fn from_file(device: &Device, file: ModelFile, options: LoadOptions<'_>) -> Result<Model, Error> {
         let ModelFile { header, files } = file;
-        let (model, feed) = Model::declare(device, header, &options)?;
+        let (model, mut feed) = Model::declare(device, header, &options)?;
         while_testing(model.test(), || feed.take_all(device, &files, options.progress))?;
-        model.complete(device.clone())
+        model.complete(device.clone(), feed.digest())
     }
 
     /// Tests the passes of all generations.
@@ -178,13 +180,13 @@ impl Model {
         let tokens_per_submit = tokens_per_submit(device.is_real_gpu(), weights_bytes);
         let block_types = catalog.block_types();
         let inner = Inner { name, transformer, encodings, chat, block_types, tokens_per_submit };
-        Ok((Model { inner: Arc::new(inner), device, room, plan }, feed))
+        Ok((Model { inner: Arc::new(inner), device, room, plan, digest: feed.digest() }, feed))
     }
 
-    /// Adds what is not in the files, once the feed wants nothing more. Sessions follow this device's tuning.
-    pub(super) fn complete(self, device: Device) -> Result<Model, Error> {
+    /// Adds what is not in the files, once the feed wants nothing more, and its digest. Sessions follow this device's tuning.
+    pub(super) fn complete(self, device: Device, digest: u64) -> Result<Model, Error> {
         self.transformer().upload_ropes(&device)?;
-        Ok(Model { device: device.for_model(!self.rounds()), ..self })
+        Ok(Model { device: device.for_model(!self.rounds()), digest, ..self })
     }
 
     /// Memory that a file's weights and one session would take on a device, whatever the limit; nothing is allocated.
@@ -251,6 +253,11 @@ impl Model {
     /// What keys and values are cached as.
     pub fn kv_type(&self) -> KvType {
         self.room.kv_type
+    }
+
+    /// Tells the weights from others', whatever files and device they are in.
+    pub(super) fn digest(&self) -> u64 {
+        self.digest
     }
 
     pub(super) fn room(&self) -> Room {

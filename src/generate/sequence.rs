@@ -4,7 +4,7 @@ use crate::kernels;
 use crate::model::Ring;
 
 /// States that the device has room for.
-const N_STATES: usize = kernels::N_STATES as usize;
+pub(super) const N_STATES: usize = kernels::N_STATES as usize;
 
 /// A session's tokens, next to what its device was told to compute.
 ///
@@ -40,6 +40,19 @@ pub(super) struct Sequence {
     ring: Option<Ring>,
     /// The position after the last one that passes wrote since they began at the first one, padding included.
     written: usize,
+}
+
+/// What a cache has of a sequence at rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cached {
+    /// Tokens, from the first one on, whose keys and values or states are there.
+    pub n: usize,
+    /// The row of angles that position 0 has.
+    pub angles: u32,
+    /// Positions after which there are states, for a model that keeps some.
+    pub states: Option<[usize; N_STATES]>,
+    /// The position after the last one that passes wrote.
+    pub written: usize,
 }
 
 impl Sequence {
@@ -194,6 +207,22 @@ impl Sequence {
         self.n_ahead = self.n_ahead.and_then(|ahead| ahead.checked_sub(1));
         if self.n_ahead.is_some_and(|ahead| ahead > 0) {
             self.n_cached = self.ids.len();
+        }
+    }
+
+    /// What the cache has of a sequence at rest.
+    pub fn cached(&self) -> Cached {
+        let &Sequence { n_cached: n, angles, states, written, .. } = self;
+        Cached { n, angles, states, written }
+    }
+
+    /// Another sequence, of which the cache has this much.
+    pub fn restore(&mut self, ids: Vec<u32>, cached: Cached) {
+        let Cached { n, angles, states, written } = cached;
+        *self = Sequence { ids, n_cached: n, n_ahead: None, angles, states, ring: self.ring, written };
+        // A cache of all positions would let passes begin where they see keys that it never got.
+        if self.ring.is_none() && written > n {
+            self.forget_cache();
         }
     }
 

@@ -300,6 +300,17 @@ pub(crate) struct Feed {
     total_bytes: u64,
     /// Bytes written to the device since [`Feed::take_uploaded`].
     uploaded_bytes: u64,
+    /// Of the tensors that have come, and of the one in progress.
+    digest: u64,
+    tensor_digest: u64,
+}
+
+/// Where FNV-1a of 64 bits begins, by Fowler, Noll and Vo.
+const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// Goes on with FNV-1a over these bytes.
+fn fnv(digest: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(digest, |digest, &byte| (digest ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 impl Feed {
@@ -322,6 +333,29 @@ impl Feed {
             fed_bytes: 0,
             total_bytes,
             uploaded_bytes: 0,
+            digest: 0,
+            tensor_digest: FNV_BASIS,
+        }
+    }
+
+    /// Tells the weights that were taken from others: names, types, shapes and the first numbers of all tensors, in whatever
+    /// order and files they lie.
+    pub fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    /// Takes what the digest needs of the bytes that come next of a tensor.
+    fn look_at(&mut self, bytes: &[u8]) {
+        /// Bytes of each tensor that are looked at.
+        const SAMPLE: u64 = 4096;
+        let n = usize::try_from(SAMPLE.saturating_sub(self.done)).unwrap_or(usize::MAX).min(bytes.len());
+        self.tensor_digest = fnv(self.tensor_digest, &bytes[..n]);
+        let Some((entry, _)) = self.items.get(self.at) else { return };
+        if self.done + bytes.len() as u64 >= entry.info.size_bytes {
+            let TensorInfo { name, shape, block_type, .. } = &entry.info;
+            let ended = fnv(self.tensor_digest, format!("{name} {block_type} {shape:?}").as_bytes());
+            self.digest = self.digest.wrapping_add(ended);
+            self.tensor_digest = FNV_BASIS;
         }
     }
 
@@ -356,7 +390,7 @@ impl Feed {
     /// # Errors
     /// [`Error::Truncated`] if a tensor lies past its file's end; errors of [`Device::write`].
     pub fn take_all(
-        mut self,
+        &mut self,
         device: &Device,
         files: &[FileBytes],
         progress: Option<&mut dyn FnMut(u64, u64)>,
@@ -401,6 +435,9 @@ impl Feed {
     /// Errors of [`Device::write`].
     pub fn push(&mut self, device: &Device, mut bytes: &[u8]) -> Result<(), Error> {
         let takes_scales = self.takes_scales();
+        if !takes_scales {
+            self.look_at(bytes);
+        }
         let Some((entry, place)) = self.items.get(self.at) else { return Ok(()) };
         let info = &entry.info;
         let n_bytes = bytes.len() as u64;

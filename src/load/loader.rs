@@ -140,6 +140,14 @@ impl<T> Loader<T> {
         }
     }
 
+    /// See [`Feed::digest`]; zero before the headers are read.
+    pub(crate) fn digest(&self) -> u64 {
+        match &self.stage {
+            Stage::Weights(weights) => weights.feed.digest(),
+            Stage::Header(..) | Stage::Failed => 0,
+        }
+    }
+
     /// The device, with its tuning.
     pub fn device(&self) -> &Device {
         &self.device

@@ -44,7 +44,8 @@ pub enum LayerCache {
 }
 
 impl LayerCache {
-    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+    /// Its tensors: keys and values, or states.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let (first, second) = match self {
             LayerCache::Keys(CachedKeys { k, v, .. }) => (k, Some(v)),
             LayerCache::State { past, matrices } => (past, matrices.as_ref()),
@@ -109,6 +110,12 @@ impl KvCache {
     /// What a layer keeps, or the layer whose keys it reads.
     pub fn layer(&self, layer_idx: usize) -> &LayerCache {
         &self.kept[self.of[layer_idx]]
+    }
+
+    /// What is kept, with the number of the layer that writes it.
+    pub fn kept(&self) -> impl Iterator<Item = (usize, &LayerCache)> {
+        let writer = |i: usize| self.of.iter().position(|&of| of == i).unwrap_or(i);
+        self.kept.iter().enumerate().map(move |(i, layer)| (writer(i), layer))
     }
 
     /// All tensors.

@@ -116,26 +116,14 @@ impl Index {
     /// The safetensors header and the length in front of it.
     fn header(&self) -> Vec<u8> {
         let IndexOptions { metric, storage, model, pooling } = &self.options;
-        let mut metadata = serde_json::Map::new();
-        let count = self.n_ids().to_string();
-        let dims = self.dims.to_string();
+        let (count, dims) = (self.n_ids().to_string(), self.dims.to_string());
         let known = [("format", KIND), ("version", VERSION), ("metric", metric.name()), ("storage", storage.name())];
         let known = known.into_iter().chain([("dims", dims.as_str()), ("count", count.as_str())]);
         let optional = [("model", model), ("pooling", pooling)];
         let optional = optional.iter().filter_map(|(key, text)| text.as_deref().map(|text| (*key, text)));
-        metadata.extend(known.chain(optional).map(|(key, text)| (key.to_string(), text.into())));
-        let mut header = serde_json::Map::from_iter([("__metadata__".to_string(), metadata.into())]);
-        let mut begin = 0;
-        for (name, block_type, shape) in layout(*storage, self.n_ids(), self.dims) {
-            let end = begin + shape.iter().product::<u64>() * block_type.block_bytes();
-            let entry = serde_json::json!({ "dtype": block_type.name(), "shape": shape, "data_offsets": [begin, end] });
-            header.insert(name.into(), entry);
-            begin = end;
-        }
-        let mut text = serde_json::Value::from(header).to_string();
-        // Data begins at a multiple of 8, as the format asks of writers.
-        text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
-        [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+        let tensors = layout(*storage, self.n_ids(), self.dims);
+        let tensors = tensors.iter().map(|(name, block_type, shape)| (*name, *block_type, shape.as_slice()));
+        Safetensors::head(known.chain(optional), tensors)
     }
 }
 
@@ -175,8 +163,8 @@ struct File<'a> {
 impl<'a> File<'a> {
     fn read(bytes: &'a [u8]) -> Result<File<'a>, Error> {
         let header = Safetensors::parse(bytes, bytes.len() as u64)?;
-        let find = |key: &str| header.metadata.iter().find(|(known, _)| known == key).map(|(_, text)| text.as_str());
-        let get = |key: &str| find(key).ok_or_else(|| broken(key, HEADER_OFFSET, "a text in __metadata__", "missing"));
+        let get =
+            |key: &str| header.text(key).ok_or_else(|| broken(key, HEADER_OFFSET, "a text in __metadata__", "missing"));
         let format = get("format")?;
         if format != KIND {
             return Err(broken("format", HEADER_OFFSET, format!("`{KIND}`"), shown(format)));
@@ -195,7 +183,7 @@ impl<'a> File<'a> {
             number.ok_or_else(|| broken(key, HEADER_OFFSET, expected(), shown(text)))
         };
         let (dims, count) = (number("dims", 1..=MAX_DIMS)?, number("count", 0..=u32::MAX)?);
-        let own = |key| find(key).map(str::to_string);
+        let own = |key| header.text(key).map(str::to_string);
         let options = IndexOptions { metric, storage, model: own("model"), pooling: own("pooling") };
 
         let tensors = layout(storage, count, dims);

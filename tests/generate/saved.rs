@@ -1,0 +1,156 @@
+//! Sessions in files: what is reopened costs nothing and goes on with the same text; what is not whole, or another model's, is
+//! refused.
+
+use tilewright::formats::Safetensors;
+use tilewright::kernels::KvType;
+use tilewright::load::ModelFile;
+use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model, Session};
+
+use super::common::{self, block_on, executors};
+use super::{builtin, collect, endless};
+
+/// The built-in model with room for more tokens than it was trained for.
+fn with_long_context(device: &Device, kv_type: KvType) -> Model {
+    let mut bytes = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf")).unwrap();
+    let key = b"llama.context_length";
+    let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len() + 4;
+    bytes[at..at + 4].copy_from_slice(&4096_u32.to_le_bytes());
+    let options = LoadOptions { kv_type, ..LoadOptions::default() };
+    Model::from_file(device, ModelFile::from_gguf_bytes(bytes).unwrap(), options).unwrap()
+}
+
+#[test]
+fn a_reopened_conversation_of_2000_tokens_computes_none_of_them() {
+    let ids: Vec<u32> = (0..2000).map(|i| 3 + (i * i + 7 * i) % 1000).collect();
+    let path = std::env::temp_dir().join(format!("tilewright-session-{}", std::process::id()));
+    for device in executors() {
+        let kv_types = if device.is_gpu() { vec![KvType::default()] } else { KvType::ALL.to_vec() };
+        for kv_type in kv_types {
+            let model = with_long_context(&device, kv_type);
+            let mut session = model.session().unwrap();
+            collect(session.generate_ids(&ids, &endless(20)).unwrap());
+            block_on(session.save(&path, "{\"anything\": \"läßt sich\"}")).unwrap();
+            let told = session.tokens().to_vec();
+            // The next message, in the session that goes on and in one that is reopened on a model loaded anew.
+            let next: Vec<u32> = told.iter().copied().chain([50, 60, 70]).collect();
+            let (want, ..) = collect(session.generate_from(&next, &endless(20)).unwrap());
+            let mut reopened = with_long_context(&device, kv_type).session().unwrap();
+            assert_eq!(reopened.load(&path).unwrap(), "{\"anything\": \"läßt sich\"}");
+            assert_eq!(reopened.tokens(), told);
+            let mut generation = reopened.generate_from(&next, &endless(20)).unwrap();
+            block_on(generation.next()).unwrap().unwrap();
+            // Of the 2,020 tokens the last one may not have been computed when its text ended.
+            let n_computed = generation.prefill().tokens;
+            assert!((3..=4).contains(&n_computed), "{n_computed} of {} on {}", next.len(), device.info().name);
+            let (rest, ..) = collect(generation);
+            assert_eq!(rest, want[1..], "{kv_type} on {}", device.info().name);
+            // The same prompt once more: all but its last token is known.
+            let mut generation = reopened.generate_from(&told, &endless(1)).unwrap();
+            block_on(generation.next()).unwrap().unwrap();
+            assert_eq!(generation.prefill().tokens, 1);
+        }
+    }
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn an_empty_session_and_one_that_is_told_nothing_can_be_saved() {
+    let model = builtin(&common::cpu(), None);
+    let bytes = block_on(model.session().unwrap().to_bytes("")).unwrap();
+    let mut session = story(&model, 8);
+    assert_eq!(session.restore_bytes(&bytes).unwrap(), "");
+    assert!(session.tokens().is_empty());
+    collect(session.generate("Once upon a time", &endless(8)).unwrap());
+    assert_eq!(session.tokens(), story(&model, 8).tokens());
+}
+
+fn story(model: &Model, n: usize) -> Session {
+    let mut session = model.session().unwrap();
+    collect(session.generate("Once upon a time", &endless(n)).unwrap());
+    session
+}
+
+/// A file with one part of its header replaced.
+fn with(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
+    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header = std::str::from_utf8(&bytes[8..8 + len]).unwrap();
+    assert!(header.contains(from), "{from}: {header}");
+    let header = header.replacen(from, to, 1);
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &bytes[8 + len..]].concat()
+}
+
+#[test]
+fn a_file_that_is_not_this_sessions_is_refused_and_changes_nothing() {
+    let device = common::cpu();
+    let model = builtin(&device, None);
+    let bytes = block_on(story(&model, 20).to_bytes("note")).unwrap();
+    let cases: [(Vec<u8>, &str, &str); 10] = [
+        (with(&bytes, "tilewright session", "tilewright index"), "format", "`tilewright session`"),
+        (with(&bytes, "\"version\":\"1\"", "\"version\":\"9\""), "version", "version 1 is"),
+        (with(&bytes, "\"model\":\"", "\"model\":\"f"), "model", "the weights of `tilewright stories`"),
+        (with(&bytes, "\"kv_type\":\"f16\"", "\"kv_type\":\"q8_0\""), "kv_type", "f16"),
+        (with(&bytes, "\"cached\":\"", "\"cached\":\"9"), "cached", "at most the"),
+        (with(&bytes, "\"cached\":\"", "\"cached\":\"-"), "cached", "a number below 2^32"),
+        (with(&bytes, "\"angles\"", "\"angels\""), "angles", "a text in __metadata__"),
+        (with(&bytes, "\"cache.1.v\"", "\"cache.9.v\""), "cache.1.v", "a tensor"),
+        (bytes[..bytes.len() - 1].to_vec(), "end of data", "bytes of data"),
+        (bytes[..bytes.len() / 2].to_vec(), "end of data", "bytes of data"),
+    ];
+    let mut session = story(&model, 5);
+    let before = session.tokens().to_vec();
+    for (bytes, field, expected) in &cases {
+        let error = session.restore_bytes(bytes).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains(field) && text.contains(expected), "{field}: {text}");
+        assert_eq!(session.tokens(), before);
+    }
+    // A token that is none, in the first of the data.
+    let header = Safetensors::parse(&bytes, bytes.len() as u64).unwrap();
+    let at = header.tensor("tokens").unwrap().offset as usize;
+    let mut wrong = bytes.clone();
+    wrong[at + 8..at + 12].copy_from_slice(&5000_u32.to_le_bytes());
+    let text = session.restore_bytes(&wrong).unwrap_err().to_string();
+    assert!(text.contains("token 2") && text.contains("5000") && text.contains("below 1024"), "{text}");
+
+    // Another context, and another model: the same with one weight changed.
+    let short = builtin(&device, Some(16));
+    let error = short.session().unwrap().restore_bytes(&bytes).unwrap_err();
+    assert!(matches!(error, Error::ContextFull { capacity: 16, .. }), "{error}");
+    let mut file = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf")).unwrap();
+    let header = tilewright::formats::Gguf::parse(&file, file.len() as u64).unwrap();
+    let tensor = header.tensors.iter().find(|tensor| tensor.name == "blk.2.ffn_down.weight").unwrap();
+    let at = tensor.offset as usize + 2;
+    file[at] ^= 1;
+    let other = Model::from_file(&device, ModelFile::from_gguf_bytes(file).unwrap(), LoadOptions::default()).unwrap();
+    let text = other.session().unwrap().restore_bytes(&bytes).unwrap_err().to_string();
+    assert!(text.contains("model") && text.contains("the weights of"), "{text}");
+
+    // What the session was goes on as if nothing had been.
+    let (next, ..) = collect(session.generate_ids(&[], &GenerateOptions::greedy(10)).unwrap());
+    let (want, ..) = collect(story(&model, 5).generate_ids(&[], &GenerateOptions::greedy(10)).unwrap());
+    assert_eq!(next, want);
+}
+
+/// A file cut off anywhere, or with any byte of its header changed, is an error or the session that it was.
+#[test]
+fn no_damage_to_a_file_is_fatal() {
+    let model = builtin(&common::cpu(), None);
+    let whole = story(&model, 20);
+    let bytes = block_on(whole.to_bytes("note")).unwrap();
+    let mut session = model.session().unwrap();
+    for len in (0..bytes.len()).step_by(bytes.len() / 300) {
+        session.restore_bytes(&bytes[..len]).unwrap_err();
+    }
+    let header_len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let (mut n_refused, mut n_taken) = (0, 0);
+    for at in 0..8 + header_len {
+        let mut damaged = bytes.clone();
+        damaged[at] = damaged[at].wrapping_add(1);
+        match session.restore_bytes(&damaged) {
+            Err(_) => n_refused += 1,
+            // In the note, the name, or a number that is right, too.
+            Ok(_) => n_taken += 1,
+        }
+    }
+    assert!(n_refused > header_len * 8 / 10 && n_taken < header_len / 5, "{n_refused} refused, {n_taken} taken");
+}
