@@ -154,3 +154,36 @@ fn no_damage_to_a_file_is_fatal() {
     }
     assert!(n_refused > header_len * 8 / 10 && n_taken < header_len / 5, "{n_refused} refused, {n_taken} taken");
 }
+
+/// Layers with a window keep a little more than passes can see. What a file has of that, and what it has not, decides how far
+/// its session goes back without computing all again; either way the logits are those of a session that computes them.
+#[test]
+fn a_reopened_session_goes_back_by_any_number_of_tokens() {
+    let Some(data) = common::data(&["tiny-random"]) else { return };
+    let options = LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() };
+    let model = Model::load(&common::cpu(), data.join("tiny-random/gemma3"), options).unwrap();
+    let [short, long] = [8, 32].map(|max_pass| model.with_max_pass(max_pass).unwrap());
+    let ids: Vec<u32> = (0..60).map(|i| 3 + (i * i + 7 * i) % 290).collect();
+    let (mut n_known, mut n_all) = (0, 0);
+    for (writer, reader) in [(&short, &short), (&short, &long), (&long, &short)] {
+        let mut session = writer.session().unwrap();
+        block_on(session.logits(&ids[..57])).unwrap();
+        let bytes = block_on(session.to_bytes("")).unwrap();
+        for back in 0..40 {
+            let mut session = reader.session().unwrap();
+            session.restore_bytes(&bytes).unwrap();
+            session.truncate(57 - back);
+            let next = [&ids[..57 - back], &[77]].concat();
+            let got = block_on(session.logits(&[77])).unwrap();
+            let want = block_on(reader.session().unwrap().logits(&next)).unwrap();
+            let difference = common::largest_difference(&got, &want);
+            assert!(difference <= 2e-4, "back by {back}: off by {difference}");
+            session.restore_bytes(&bytes).unwrap();
+            session.truncate(57 - back);
+            let mut generation = session.generate_ids(&[77], &GenerateOptions::greedy(1)).unwrap();
+            block_on(generation.next()).unwrap().unwrap();
+            if generation.prefill().tokens == 1 { n_known += 1 } else { n_all += 1 }
+        }
+    }
+    assert!(n_known >= 10 && n_all >= 10, "{n_known} went back, {n_all} began anew");
+}
