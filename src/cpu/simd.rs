@@ -195,6 +195,19 @@ pub(super) fn run_wide<W: WideWork>(work: W) {
     run(work)
 }
 
+/// Floats in a vector of [`run_wide`] where weights are put into panels, which no loop for other processors has been measured
+/// with.
+#[inline(always)]
+pub(super) fn panel_lanes() -> Option<usize> {
+    #[cfg(target_arch = "x86_64")]
+    if avx512::is_there() {
+        return Some(16);
+    } else if avx2::is_there() {
+        return Some(8);
+    }
+    None
+}
+
 /// Thirty-two signed bytes, the quants of a block.
 pub(super) trait Bytes: Copy {
     /// Quants less `offset`: nibbles with `B` further bits each above them, at most two. Of a block's eight quads of `B`
