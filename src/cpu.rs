@@ -39,6 +39,7 @@ mod select_top;
 mod simd;
 mod softmax;
 mod threads;
+mod whole_sequences;
 
 use panels::Panels;
 pub(crate) use panels::take_halves;
