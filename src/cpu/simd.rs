@@ -128,9 +128,10 @@ pub(super) trait Lanes<const LEN: usize>: Instructions {
     /// Exchanges rows and columns.
     #[inline(always)]
     fn transpose(square: &mut [[f32; LEN]; LEN]) {
-        for i in 1..LEN {
-            for j in 0..i {
-                (square[i][j], square[j][i]) = (square[j][i], square[i][j]);
+        let rows = *square;
+        for (i, to) in square.iter_mut().enumerate() {
+            for (to, row) in to.iter_mut().zip(&rows) {
+                *to = row[i];
             }
         }
     }
