@@ -289,6 +289,8 @@ impl Product<'_> {
         const MOST_TOKENS: usize = 512;
         let &Product { form, w, w_scales, panels, first_row, x, n_tokens, n_out, n_blocks } = self;
         let (words, w) = (w, Packed::new(weight, w, w_scales));
+        // Where nobody asks for panels, as in browsers, the compiler then leaves their products out.
+        let panels = panels.filter(|_| simd::panel_lanes().is_some());
         let in_registers = n_tokens < PANEL_TOKENS && form != Form::Invariant;
         let rounds = form == Form::Rounded && if in_registers { w.rounds() } else { w.rounds_panels() };
         let rounded = rounds.then(|| Rounded::of(x, n_blocks, &w));
