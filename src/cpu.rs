@@ -29,6 +29,7 @@ mod mol;
 #[cfg(not(target_arch = "wasm32"))]
 mod mol_parts;
 mod norm;
+mod panels;
 mod pool;
 mod probe;
 mod recurrent;
@@ -38,14 +39,28 @@ mod select_top;
 mod simd;
 mod softmax;
 mod threads;
+mod whole_sequences;
 
+use panels::Panels;
+pub(crate) use panels::take_halves;
 pub(crate) use simd::bytes::has_byte_dots;
 use threads::Threads;
 pub(crate) use threads::for_each_chunk;
 
 /// Memory of a tensor, in 4-byte words.
 #[derive(Debug)]
-pub(crate) struct Memory(RwLock<Words>);
+pub(crate) struct Memory {
+    stored: RwLock<Stored>,
+    /// Words, in the order in which they are written and read.
+    len: usize,
+}
+
+#[derive(Debug)]
+struct Stored {
+    words: Words,
+    /// The order of a matrix's weights, if its rows do not come one after the other.
+    panels: Option<Panels>,
+}
 
 /// Zeros at first, that the system makes when they are first touched.
 #[derive(Debug)]
@@ -103,17 +118,60 @@ impl DerefMut for Words {
 }
 
 impl Memory {
+    fn zeros(len: usize) -> Memory {
+        Memory { stored: RwLock::new(Stored { words: Words::zeros(len), panels: None }), len }
+    }
+
     pub fn len(&self) -> usize {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).len()
+        self.len
     }
 
     pub fn write(&self, first: usize, words: &[u32]) {
-        let mut memory = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        memory[first..first + words.len()].copy_from_slice(words);
+        self.writable().words[first..first + words.len()].copy_from_slice(words);
     }
 
     pub fn read(&self, first: usize, n: usize) -> Vec<u32> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)[first..first + n].to_vec()
+        self.readable(None).words[first..first + n].to_vec()
+    }
+
+    /// The words in their usual order.
+    fn writable(&self) -> RwLockWriteGuard<'_, Stored> {
+        let mut stored = self.stored.write().unwrap_or_else(PoisonError::into_inner);
+        stored.arrange(None, self.len);
+        stored
+    }
+
+    /// The words in an order.
+    fn readable(&self, panels: Option<Panels>) -> RwLockReadGuard<'_, Stored> {
+        loop {
+            let stored = self.stored.read().unwrap_or_else(PoisonError::into_inner);
+            if stored.panels == panels {
+                return stored;
+            }
+            // Another thread may want another order before this one reads.
+            drop(stored);
+            self.stored.write().unwrap_or_else(PoisonError::into_inner).arrange(panels, self.len);
+        }
+    }
+}
+
+impl Stored {
+    /// Brings the words into an order. Neither is kept beside the other, as weights are most of a model's memory.
+    fn arrange(&mut self, panels: Option<Panels>, len: usize) {
+        if self.panels == panels {
+            return;
+        }
+        if let Some(panels) = self.panels.take() {
+            let mut rows = Words::zeros(len);
+            panels.unpack(&self.words, &mut rows);
+            self.words = rows;
+        }
+        if let Some(panels) = panels {
+            let mut packed = Words::zeros(panels.len());
+            panels.pack(&self.words, &mut packed);
+            self.words = packed;
+            self.panels = Some(panels);
+        }
     }
 }
 
@@ -147,6 +205,8 @@ pub(crate) struct Call<'a> {
     pub weight: Option<WeightType>,
     /// Whether activations that meet quantised weights may be rounded.
     pub rounds: bool,
+    /// The order of the first operand's weights, if its rows do not come one after the other.
+    pub panels: Option<Panels>,
     pub operands: Vec<Operand<'a>>,
 }
 
@@ -255,7 +315,7 @@ impl Cpu {
     pub fn allocate(&self, size_bytes: u64) -> Memory {
         self.counters.buffers_created.add(1);
         self.counters.bytes_allocated.add(size_bytes);
-        Memory(RwLock::new(Words::zeros(size_bytes as usize / 4)))
+        Memory::zeros(size_bytes as usize / 4)
     }
 
     pub fn write(&self, tensor: &Tensor, first: usize, words: &[u32]) -> Result<(), Error> {
@@ -310,8 +370,8 @@ impl Cpu {
 }
 
 enum Guard<'a> {
-    Read(RwLockReadGuard<'a, Words>),
-    Write(RwLockWriteGuard<'a, Words>),
+    Read(RwLockReadGuard<'a, Stored>),
+    Write(RwLockWriteGuard<'a, Stored>),
 }
 
 fn run_step(step: &Step, rounds: bool) -> Result<(), Error> {
@@ -336,18 +396,21 @@ fn run_step(step: &Step, rounds: bool) -> Result<(), Error> {
         let len = if binding.writes { len_bytes.div_ceil(4) } else { operand.size_bytes() as usize / 4 };
         slots.push((slot, len));
     }
+    // Only a matrix that is no other operand is in panels.
+    let panels = Panels::wanted(step).filter(|_| slots.iter().filter(|(slot, _)| *slot == 0).count() == 1);
     let mut guards: Vec<Guard> = memories
         .iter()
-        .map(|(memory, writes)| match writes {
-            true => Guard::Write(memory.0.write().unwrap_or_else(PoisonError::into_inner)),
-            false => Guard::Read(memory.0.read().unwrap_or_else(PoisonError::into_inner)),
+        .enumerate()
+        .map(|(slot, (memory, writes))| match writes {
+            true => Guard::Write(memory.writable()),
+            false => Guard::Read(memory.readable(panels.filter(|_| slot == 0))),
         })
         .collect();
     let mut views: Vec<Option<Operand>> = Vec::with_capacity(guards.len());
     for guard in &mut guards {
         views.push(Some(match guard {
-            Guard::Read(words) => Operand::Read(words),
-            Guard::Write(words) => Operand::Write(words),
+            Guard::Read(stored) => Operand::Read(&stored.words),
+            Guard::Write(stored) => Operand::Write(&mut stored.words),
         }));
     }
     let operands = slots
@@ -356,11 +419,12 @@ fn run_step(step: &Step, rounds: bool) -> Result<(), Error> {
             Some(Operand::Write(words)) => Operand::Write(&mut words[..len]),
             Some(Operand::Read(words)) => {
                 views[slot] = Some(Operand::Read(words));
-                Operand::Read(&words[..len])
+                // Panels are as many as they are.
+                Operand::Read(if panels.is_some() && slot == 0 { words } else { &words[..len] })
             }
             None => Operand::Read(&[]),
         })
         .collect();
-    twin(Call { params: &step.params, weight: step.variant.weight, rounds, operands });
+    twin(Call { params: &step.params, weight: step.variant.weight, rounds, panels, operands });
     Ok(())
 }

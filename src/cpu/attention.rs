@@ -6,6 +6,7 @@ use super::cached::{Floats, Halves, Quants, Stored, write_row};
 use super::rope::{Rotation, Turning};
 use super::simd::{self, Lanes, Numbers, WideWork, exp};
 use super::softmax::ExpBelow;
+use super::whole_sequences::{self, Rows, Scratch, Sequence};
 use super::{Call, threads};
 use crate::kernels::{AttentionParams, CAUSAL, KvType, OWN_KEYS, PACKED, QkNorm, SINKS};
 
@@ -108,6 +109,11 @@ fn attention(
     let all = if splits > 1 { params.visible_to_all(state) } else { 0..usize::MAX };
     let part_keys = if splits > 1 { params.part_keys(&all) } else { usize::MAX };
     let n_queries = params.n_tokens as usize * n_heads;
+    let is_whole = params.flags & (PACKED | CAUSAL | SINKS) == PACKED && params.window == 0 && splits == 1;
+    if is_whole && kind == KvType::F32 && params.soft_cap <= 0.0 && whole_sequences::takes(dim) {
+        let y = &mut y[..n_queries * dim];
+        return whole(params, &visible, [q, bytemuck::cast_slice(k), bytemuck::cast_slice(v)], y);
+    }
     let part_len = if splits > 1 { dim + 4 } else { dim };
     let ops = 2 * n_heads * dim * visible.iter().map(Range::len).sum::<usize>();
     threads::for_each_chunk(&mut y[..n_queries * splits * part_len], part_len, ops, |i, y| {
@@ -149,6 +155,45 @@ fn attention(
         match last {
             [to, of_weights, ..] => (*to, *of_weights) = (highest, sum),
             _ => y.iter_mut().for_each(|y| *y /= sum),
+        }
+    });
+}
+
+/// Tokens that see all keys of their sequences, a head of many tokens at a time.
+fn whole(params: &AttentionParams, visible: &[Range<usize>], [q, k, v]: [&[f32]; 3], y: &mut [f32]) {
+    /// Tokens at a time: enough that few sequences are cut, whose last queries leave lanes idle.
+    const TOKENS: usize = 128;
+    let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
+    let dim = params.head_dim as usize;
+    let in_floats = |units: u32| 4 * units as usize;
+    let (q_stride, stride) = (in_floats(params.query_stride), in_floats(params.key_stride));
+    let ops = 2 * n_heads * dim * visible.iter().map(Range::len).sum::<usize>();
+    let width = n_heads * dim;
+    threads::for_each_tile(y, width, 0..width, [TOKENS, dim], ops, |scratch: &mut Scratch, mut tile| {
+        let (h, mut t) = (tile.columns.start / dim, tile.rows.start);
+        let head = h * n_kv_heads / n_heads * in_floats(params.head_stride);
+        let mut y: Vec<&mut [f32]> = tile.rows_mut().collect();
+        let mut rest = &mut y[..];
+        while let Some(keys) = visible.get(t).filter(|_| !rest.is_empty()) {
+            // All that are left of this sequence; rows behind the last sequence see nothing.
+            let n = visible[t..].iter().take(rest.len()).take_while(|other| *other == keys).count();
+            let (y, others) = rest.split_at_mut(n);
+            rest = others;
+            if !keys.is_empty() {
+                let first = |start| in_floats(start) + head + keys.start * stride;
+                let sequence = Sequence {
+                    q: &q[in_floats(params.query_start) + t * q_stride + h * dim..],
+                    q_stride,
+                    k: Rows { floats: &k[first(params.key_start)..], stride, dim },
+                    v: Rows { floats: &v[first(params.value_start)..], stride, dim },
+                    n_keys: keys.len(),
+                    scale: params.scale,
+                    y,
+                    scratch,
+                };
+                simd::run_wide(sequence);
+            }
+            t += n;
         }
     });
 }

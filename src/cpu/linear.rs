@@ -12,6 +12,7 @@ use super::activation::{GeluExact, GeluTanh, Silu, Tanh, gated_row};
 use super::block::{Block, PANEL_ROWS, Packed, Panel, Rounded};
 use super::dots::Dots;
 use super::norm::{OPS as NORM_OPS, layer_norm_row, rms_norm_row};
+use super::panels::Panels;
 use super::simd::{self, Function, Instructions, Lanes, Numbers, WideWork};
 use super::threads::{self, Tile};
 use crate::dtype::{BLOCK, WeightType};
@@ -25,7 +26,7 @@ const PANEL_TOKENS: usize = 12;
 
 pub(crate) fn matmul(mut call: Call<'_>) {
     let params: LinearParams = call.params();
-    let (weight, rounds) = (call.weight, call.rounds);
+    let (weight, rounds, panels) = (call.weight, call.rounds, call.panels);
     let [w, vector, x, y] = call.operands();
     let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
@@ -39,7 +40,7 @@ pub(crate) fn matmul(mut call: Call<'_>) {
         flags: params.flags,
     };
     let form = Form::of(params.flags, rounds);
-    Product { form, w: w.get(), w_scales: params.w_scales, first_row: 0, x: &x, n_tokens, n_out, n_blocks }
+    Product { form, w: w.get(), w_scales: params.w_scales, panels, first_row: 0, x: &x, n_tokens, n_out, n_blocks }
         .write(weight, to);
 }
 
@@ -135,7 +136,7 @@ impl Function for Same {
 
 pub(crate) fn linear_norm(mut call: Call<'_>) {
     let params: LinearParams = call.params();
-    let (format, rounds) = (call.weight, call.rounds);
+    let (format, rounds, panels) = (call.weight, call.rounds, call.panels);
     let [w, vector, x, weight, shift, y] = call.operands();
     let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
@@ -144,7 +145,7 @@ pub(crate) fn linear_norm(mut call: Call<'_>) {
     let bias = (params.flags & BIAS != 0).then(|| &vector.get::<f32>()[..n_out]);
     let to = OutputRows { bias, flags: params.flags, ..OutputRows::plain(&mut *y, n_out) };
     let form = Form::of(params.flags, rounds);
-    Product { form, w: w.get(), w_scales: params.w_scales, first_row: 0, x: &x, n_tokens, n_out, n_blocks }
+    Product { form, w: w.get(), w_scales: params.w_scales, panels, first_row: 0, x: &x, n_tokens, n_out, n_blocks }
         .write(format, to);
 
     let shift = (params.flags & SHIFT != 0).then(|| &shift.get::<f32>()[..n_out]);
@@ -183,7 +184,7 @@ pub(crate) fn gate_up(mut call: Call<'_>) {
     let is_ups = params.flags & UPS != 0;
     let n_out = if is_ups { ffn_dim } else { 2 * ffn_dim };
     let w_scales = params.w_scales;
-    let product = Product { form, w: w.get(), w_scales, first_row: 0, x: &x, n_tokens, n_out, n_blocks };
+    let product = Product { form, w: w.get(), w_scales, panels: None, first_row: 0, x: &x, n_tokens, n_out, n_blocks };
     let sums = product.plain(weight);
     for (y, sums) in y.get_mut::<f32>().chunks_exact_mut(ffn_dim).zip(sums.chunks_exact(n_out)) {
         let waiting = if is_ups { y.to_vec() } else { Vec::new() };
@@ -256,6 +257,8 @@ pub(super) struct Product<'a> {
     pub form: Form,
     pub w: &'a [u32],
     pub w_scales: u32,
+    /// How the rows of `w` are ordered, if not one after the other.
+    pub panels: Option<Panels>,
     /// Rows of `w` to leave out before those of the product.
     pub first_row: usize,
     pub x: &'a [Block],
@@ -284,8 +287,10 @@ impl Product<'_> {
     fn write(&self, weight: Option<WeightType>, to: OutputRows<'_>) {
         /// Tokens whose sums stay in the second-level cache with a panel.
         const MOST_TOKENS: usize = 512;
-        let &Product { form, w, w_scales, first_row, x, n_tokens, n_out, n_blocks } = self;
-        let w = Packed::new(weight, w, w_scales);
+        let &Product { form, w, w_scales, panels, first_row, x, n_tokens, n_out, n_blocks } = self;
+        let (words, w) = (w, Packed::new(weight, w, w_scales));
+        // Where nobody asks for panels, as in browsers, the compiler then leaves their products out.
+        let panels = panels.filter(|_| simd::panel_lanes().is_some());
         let in_registers = n_tokens < PANEL_TOKENS && form != Form::Invariant;
         let rounds = form == Form::Rounded && if in_registers { w.rounds() } else { w.rounds_panels() };
         let rounded = rounds.then(|| Rounded::of(x, n_blocks, &w));
@@ -295,6 +300,8 @@ impl Product<'_> {
             threads::chunk_len(n_out, 4, 256)
         } else if rounds {
             threads::chunk_len(n_passes * n_out, PANEL_ROWS, 8 * PANEL_ROWS)
+        } else if let Some(panels) = panels {
+            threads::chunk_len(n_passes * n_out, panels.width, 4 * panels.width)
         } else {
             /// Floats of an unpacked panel that stay there while all tokens meet them.
             const PANEL_LEN: usize = 1 << 18;
@@ -304,10 +311,18 @@ impl Product<'_> {
         let OutputRows { y, start, stride, bias, flags } = to;
         let ops = n_tokens * n_out * n_blocks * BLOCK;
         let write = |Scratch { unpacked, panel, sums }: &mut Scratch, mut tile: Tile<'_>| {
+            let x = &x[tile.rows.start * n_blocks..tile.rows.end * n_blocks];
+            let bias = bias.map(|bias| &bias[tile.columns.start..]);
             let n_rows = tile.columns.len();
+            if let Some(panels) = panels {
+                let n_rows = n_rows.next_multiple_of(panels.width);
+                sums.resize(tile.rows.len() * n_rows, 0.0);
+                panels.dots(words, tile.columns.start, x.as_flattened(), sums);
+                let rows = tile.rows_mut().zip(sums.chunks_exact(n_rows));
+                return simd::run_wide(Finish { rows, bias, flags });
+            }
             let first = (first_row + tile.columns.start) * n_blocks;
             let rows = if rounds { w.from(first) } else { w.run(first, n_rows * n_blocks) };
-            let x = &x[tile.rows.start * n_blocks..tile.rows.end * n_blocks];
             sums.resize(tile.rows.len() * n_rows, 0.0);
             if let Some(x) = rounded.as_ref().filter(|_| in_registers) {
                 rows.rounded_dots(x, n_blocks, sums);
@@ -323,7 +338,6 @@ impl Product<'_> {
                 });
                 simd::run_wide(Dots { w: weights, x: x.as_flattened(), dim: n_blocks * BLOCK, sums });
             }
-            let bias = bias.map(|bias| &bias[tile.columns.start..]);
             simd::run_wide(Finish { rows: tile.rows_mut().zip(sums.chunks_exact(n_rows)), bias, flags });
         };
         threads::for_each_tile(y, stride, start..start + n_out, [height, width], ops, write);
@@ -447,6 +461,7 @@ mod tests {
                 params: bytemuck::bytes_of(&params),
                 weight: Some(WeightType::F16),
                 rounds: false,
+                panels: None,
                 operands: vec![
                     Operand::Read(&words),
                     Operand::Read(bytemuck::cast_slice(&bias)),

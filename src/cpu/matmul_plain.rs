@@ -57,6 +57,7 @@ mod tests {
                 params: bytemuck::bytes_of(&params),
                 weight: None,
                 rounds: false,
+                panels: None,
                 operands: vec![
                     Operand::Read(bytemuck::cast_slice(&x)),
                     Operand::Read(bytemuck::cast_slice(&b)),

@@ -250,6 +250,7 @@ mod tests {
             params: bytemuck::bytes_of(&params),
             weight: None,
             rounds: false,
+            panels: None,
             operands: vec![
                 Operand::Read(bytemuck::cast_slice(&[sampling])),
                 Operand::Read(bytemuck::cast_slice(logits)),
@@ -260,6 +261,7 @@ mod tests {
             params: bytemuck::bytes_of(&params),
             weight: None,
             rounds: false,
+            panels: None,
             operands: vec![
                 Operand::Read(bytemuck::cast_slice(&[sampling])),
                 Operand::Read(&[pos - 1, 1, 0, 0]),
@@ -279,12 +281,14 @@ mod tests {
             params: bytemuck::bytes_of(&params),
             weight: None,
             rounds: false,
+            panels: None,
             operands: vec![Operand::Read(bytemuck::cast_slice(logits)), Operand::Write(&mut best)],
         });
         argmax::argmax_merge(Call {
             params: bytemuck::bytes_of(&ArgmaxMergeParams { n_chunks: params.n_chunks, n_rows: 1, _pad: [0; 2] }),
             weight: None,
             rounds: false,
+            panels: None,
             operands: vec![Operand::Read(&best), Operand::Write(&mut ids)],
         });
         ids[0]

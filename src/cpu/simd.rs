@@ -124,6 +124,17 @@ pub(super) trait Lanes<const LEN: usize>: Instructions {
     fn prefetch(x: &[f32]);
     /// The sum of each vector's lanes, in one order whatever their number.
     fn sum_each<const N: usize>(vectors: [Self; N]) -> [f32; N];
+
+    /// Exchanges rows and columns.
+    #[inline(always)]
+    fn transpose(square: &mut [[f32; LEN]; LEN]) {
+        let rows = *square;
+        for (i, to) in square.iter_mut().enumerate() {
+            for (to, row) in to.iter_mut().zip(&rows) {
+                *to = row[i];
+            }
+        }
+    }
 }
 
 impl<V: Vector> Lanes<8> for V {
@@ -193,6 +204,19 @@ pub(super) fn run_wide<W: WideWork>(work: W) {
         return unsafe { avx512::run(work) };
     }
     run(work)
+}
+
+/// Floats in a vector of [`run_wide`] where weights are put into panels, which no loop for other processors has been measured
+/// with.
+#[inline(always)]
+pub(super) fn panel_lanes() -> Option<usize> {
+    #[cfg(target_arch = "x86_64")]
+    if avx512::is_there() {
+        return Some(16);
+    } else if avx2::is_there() {
+        return Some(8);
+    }
+    None
 }
 
 /// Thirty-two signed bytes, the quants of a block.
@@ -558,6 +582,26 @@ mod avx512 {
             })
         }
 
+        /// Of each square of `2 * HALF` rows, the upper right quarter and the lower left one exchanged.
+        #[inline(always)]
+        fn exchanged<const HALF: usize>(mut rows: [Sixteen; 16]) -> [Sixteen; 16] {
+            // Lanes from 16 on are those of the second row.
+            let upper: [i32; 16] = std::array::from_fn(|i| (if i & HALF == 0 { i } else { 16 + i - HALF }) as i32);
+            let lower: [i32; 16] = std::array::from_fn(|i| (if i & HALF == 0 { i + HALF } else { 16 + i }) as i32);
+            for i in 0..16 {
+                if i & HALF == 0 {
+                    let (a, b) = (rows[i].0, rows[i + HALF].0);
+                    unsafe {
+                        let upper = _mm512_loadu_si512(upper.as_ptr().cast());
+                        let lower = _mm512_loadu_si512(lower.as_ptr().cast());
+                        rows[i] = Sixteen(_mm512_permutex2var_ps(a, upper, b));
+                        rows[i + HALF] = Sixteen(_mm512_permutex2var_ps(a, lower, b));
+                    }
+                }
+            }
+            rows
+        }
+
         /// The sums of four vectors' lanes: pairs of quarters, then quarters, then lanes.
         #[inline(always)]
         fn sum_four([a, b, c, d]: [Sixteen; 4]) -> [f32; 4] {
@@ -724,6 +768,23 @@ mod avx512 {
         #[inline(always)]
         fn prefetch(x: &[f32]) {
             <Eight as Vector>::prefetch(x);
+        }
+
+        #[inline(always)]
+        fn transpose(square: &mut [[f32; 16]; 16]) {
+            // The compiler makes gathers and scatters of the plain loops, which take twice as long.
+            let mut rows = [Sixteen(unsafe { _mm512_setzero_ps() }); 16];
+            for (row, from) in rows.iter_mut().zip(square.iter()) {
+                *row = Lanes::load(from);
+            }
+            // Two quarters of ever smaller squares change places.
+            rows = Self::exchanged::<8>(rows);
+            rows = Self::exchanged::<4>(rows);
+            rows = Self::exchanged::<2>(rows);
+            rows = Self::exchanged::<1>(rows);
+            for (row, to) in rows.into_iter().zip(square) {
+                row.store(to);
+            }
         }
 
         #[inline(always)]

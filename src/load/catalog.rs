@@ -234,15 +234,21 @@ impl WeightSource for Catalog {
     }
 }
 
-/// A catalog for a CPU: matrices of halves are declared as F32. Each pass would widen them again, which takes as long as the
-/// products of a few dozen tokens. Tables of token vectors stay as they are: a pass takes a few of their rows.
+/// A catalog for a CPU: matrices of halves are declared as F32, unless products take them as they are. Each pass would widen
+/// them again, which takes as long as the products of a few dozen tokens. Tables of token vectors stay as they are: a pass
+/// takes a few of their rows.
 pub(crate) struct Widened<'a>(pub &'a Catalog);
 
 impl WeightSource for Widened<'_> {
     fn describe(&self, name: &str) -> Option<SourceTensor> {
         let tensor = self.0.describe(name)?;
         let is_table = ["token_embd.weight", "per_layer_token_embd.weight"].contains(&name);
-        let widens = matches!(tensor.weight, WeightType::F16 | WeightType::BF16) && !is_table;
+        let widens = match tensor.weight {
+            // Products with experts take rows one after the other.
+            WeightType::F16 => !is_table && (!crate::cpu::take_halves() || name.contains("_exps.")),
+            WeightType::BF16 => !is_table,
+            _ => false,
+        };
         Some(SourceTensor { weight: if widens { WeightType::F32 } else { tensor.weight }, ..tensor })
     }
 }

@@ -1,0 +1,320 @@
+//! Weights in panels, and products with them: of some rows, all weights of one column come one after the other, so that a
+//! vector of them meets a token's activation in all lanes, and sums of many rows and tokens stay in registers until they are
+//! whole. Rows as they lie have sums in all lanes of a vector, which are added up for each row and token: for 32 tokens with
+//! 384 columns that and fetching rows side by side cost two fifths of the time.
+//!
+//! A matrix is put into panels where a product first wants it so, and its rows are given up; what reads it otherwise puts
+//! them together again ([`super::Memory`]). Halves stay halves, since they are widened as they are loaded.
+
+use bytemuck::Pod;
+
+use super::simd::{self, Lanes, WideWork};
+use super::threads;
+use crate::dtype::{BLOCK, WeightType};
+use crate::kernels::{INVARIANT, LinearParams};
+use crate::recording::Step;
+
+/// Vectors of weights that a panel has side by side.
+const VECTORS: usize = 3;
+
+/// The order of a matrix whose rows are in panels: the panel, the column, the row in the panel. The last panel is filled up
+/// with zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Panels {
+    n_rows: usize,
+    /// Weights in a row, in whole blocks.
+    dim: usize,
+    /// Rows of a panel.
+    pub width: usize,
+    weight: PanelWeight,
+}
+
+/// What weights in panels are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PanelWeight {
+    F32,
+    F16,
+}
+
+/// Whether products that are the same in every batch take halves as they are.
+pub(crate) fn take_halves() -> bool {
+    simd::panel_lanes().is_some()
+}
+
+impl Panels {
+    /// The order in which a step wants its first operand, if not in rows.
+    pub fn wanted(step: &Step) -> Option<Panels> {
+        let lanes = simd::panel_lanes()?;
+        if !["matmul", "matvec", "linear_norm"].contains(&step.kernel.name) {
+            return None;
+        }
+        let params: LinearParams = bytemuck::pod_read_unaligned(&step.params);
+        let weight = match step.variant.weight {
+            Some(WeightType::F32) => PanelWeight::F32,
+            Some(WeightType::F16) => PanelWeight::F16,
+            _ => return None,
+        };
+        let (n_rows, dim) = (params.n_out as usize, params.blocks as usize * BLOCK);
+        let panels = Panels { n_rows, dim, width: VECTORS * lanes, weight };
+        let is_whole = panels.words(n_rows) == params.w_scales as usize;
+        (params.flags & INVARIANT != 0 && is_whole && n_rows >= panels.width).then_some(panels)
+    }
+
+    /// Words of so many rows.
+    pub fn words(&self, n_rows: usize) -> usize {
+        match self.weight {
+            PanelWeight::F32 => n_rows * self.dim,
+            PanelWeight::F16 => n_rows * self.dim / 2,
+        }
+    }
+
+    /// Words of all panels.
+    pub fn len(&self) -> usize {
+        self.words(self.n_rows.next_multiple_of(self.width))
+    }
+
+    /// Puts rows into panels, on several threads.
+    pub fn pack(&self, rows: &[u32], panels: &mut [u32]) {
+        match self.weight {
+            PanelWeight::F32 => self.pack_as::<u32>(rows, panels),
+            PanelWeight::F16 => self.pack_as::<u16>(rows, panels),
+        }
+    }
+
+    fn pack_as<E: Pod + Send + Sync>(&self, rows: &[u32], panels: &mut [u32]) {
+        let &Panels { n_rows, dim, width, .. } = self;
+        let rows: &[E] = &bytemuck::cast_slice(rows)[..n_rows * dim];
+        threads::for_each_chunk(bytemuck::cast_slice_mut::<_, E>(panels), width * dim, rows.len(), |panel, to| {
+            for (i, row) in rows.chunks_exact(dim).skip(panel * width).take(width).enumerate() {
+                to[i..].iter_mut().step_by(width).zip(row).for_each(|(to, &weight)| *to = weight);
+            }
+        });
+    }
+
+    /// Puts the rows together again, on the calling thread, which may hold locks that others wait for.
+    pub fn unpack(&self, panels: &[u32], rows: &mut [u32]) {
+        match self.weight {
+            PanelWeight::F32 => self.unpack_as::<u32>(panels, rows),
+            PanelWeight::F16 => self.unpack_as::<u16>(panels, rows),
+        }
+    }
+
+    fn unpack_as<E: Pod>(&self, panels: &[u32], rows: &mut [u32]) {
+        let &Panels { n_rows, dim, width, .. } = self;
+        let panels: &[E] = bytemuck::cast_slice(panels);
+        let rows: &mut [E] = &mut bytemuck::cast_slice_mut(rows)[..n_rows * dim];
+        for (n, row) in rows.chunks_exact_mut(dim).enumerate() {
+            let weights = panels[n / width * width * dim + n % width..].iter().step_by(width);
+            row.iter_mut().zip(weights).for_each(|(to, &weight)| *to = weight);
+        }
+    }
+
+    /// `sums[t, n] = x[t] . w[n]` of whole panels from the one with row `first` on; `sums` is `[T, rows of the panels]`.
+    pub fn dots(&self, panels: &[u32], first: usize, x: &[f32], sums: &mut [f32]) {
+        let dim = self.dim;
+        let n_rows = sums.len() / (x.len() / dim);
+        let w = &panels[self.words(first)..][..self.words(n_rows)];
+        match self.weight {
+            PanelWeight::F32 => simd::run_wide(PanelDots::<f32> { w: bytemuck::cast_slice(w), x, dim, sums }),
+            PanelWeight::F16 => simd::run_wide(PanelDots::<u16> { w: bytemuck::cast_slice(w), x, dim, sums }),
+        }
+    }
+}
+
+/// How a weight is stored.
+trait Element: Copy {
+    fn load<const LEN: usize, L: Lanes<LEN>>(weights: &[Self; LEN]) -> L;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn load<const LEN: usize, L: Lanes<LEN>>(weights: &[f32; LEN]) -> L {
+        L::load(weights)
+    }
+}
+
+/// An f16.
+impl Element for u16 {
+    #[inline(always)]
+    fn load<const LEN: usize, L: Lanes<LEN>>(weights: &[u16; LEN]) -> L {
+        L::from_f16(weights)
+    }
+}
+
+/// `sums[t, n] = x[t] . w[n]`, where `w` is in panels of [`VECTORS`] vectors, which tokens have beside them changes nothing.
+struct PanelDots<'a, E> {
+    w: &'a [E],
+    x: &'a [f32],
+    dim: usize,
+    sums: &'a mut [f32],
+}
+
+impl<E: Element> WideWork for PanelDots<'_, E> {
+    #[inline(always)]
+    fn run_wide<const LEN: usize, L: Lanes<LEN>>(self) {
+        // As many sums as there are registers for, beside a panel's weights and what they are multiplied by.
+        match L::SUMS {
+            ..16 => self.tiled::<LEN, L, 4>(),
+            16.. => self.tiled::<LEN, L, 8>(),
+        }
+    }
+}
+
+impl<E: Element> PanelDots<'_, E> {
+    #[inline(always)]
+    fn tiled<const LEN: usize, L: Lanes<LEN>, const T: usize>(self) {
+        let PanelDots { w, x, dim, sums } = self;
+        let (width, n_tokens) = (VECTORS * LEN, x.len() / dim);
+        let n_rows = w.len() / dim;
+        assert!(n_rows.is_multiple_of(width) && sums.len() == n_tokens * n_rows);
+        for (panel, w) in w.chunks_exact(width * dim).enumerate() {
+            let mut t = 0;
+            let mut rest = n_tokens;
+            while rest > 0 {
+                let (x, sums) = (&x[t * dim..], &mut sums[t * n_rows + panel * width..]);
+                let n = if rest >= T {
+                    tile::<LEN, L, E, T>(w, x, dim, sums, n_rows)
+                } else if rest >= 4 {
+                    tile::<LEN, L, E, 4>(w, x, dim, sums, n_rows)
+                } else {
+                    tile::<LEN, L, E, 1>(w, x, dim, sums, n_rows)
+                };
+                t += n;
+                rest -= n;
+            }
+        }
+    }
+}
+
+/// Sums of `T` tokens with a panel; returns `T`. Loops, since what a closure calls may not be inlined, and is then compiled
+/// for any processor.
+#[inline(always)]
+fn tile<const LEN: usize, L: Lanes<LEN>, E: Element, const T: usize>(
+    w: &[E],
+    x: &[f32],
+    dim: usize,
+    sums: &mut [f32],
+    stride: usize,
+) -> usize {
+    /// Columns whose products are added up before they are added to those before: in one long sum, digits would be lost.
+    const RUN: usize = 512;
+    let columns = w.as_chunks::<LEN>().0.as_chunks::<VECTORS>().0;
+    let mut total = [[L::splat(0.0); VECTORS]; T];
+    for (run, columns) in columns.chunks(RUN).enumerate() {
+        let n = columns.len();
+        let mut rows = [&x[..0]; T];
+        for (t, row) in rows.iter_mut().enumerate() {
+            *row = &x[t * dim + run * RUN..][..n];
+        }
+        let mut part = [[L::splat(0.0); VECTORS]; T];
+        for (k, column) in columns.iter().enumerate() {
+            let mut weights = [L::splat(0.0); VECTORS];
+            for (weights, column) in weights.iter_mut().zip(column) {
+                *weights = E::load::<LEN, L>(column);
+            }
+            for (part, row) in part.iter_mut().zip(rows) {
+                let x = L::splat(row[k]);
+                for (part, weights) in part.iter_mut().zip(weights) {
+                    *part = x.fma(weights, *part);
+                }
+            }
+        }
+        let one = L::splat(1.0);
+        for (total, part) in total.as_flattened_mut().iter_mut().zip(part.as_flattened()) {
+            *total = part.fma(one, *total);
+        }
+    }
+    for (t, total) in total.into_iter().enumerate() {
+        let to = sums[t * stride..][..VECTORS * LEN].as_chunks_mut::<LEN>().0;
+        for (to, total) in to.iter_mut().zip(total) {
+            total.store(to);
+        }
+    }
+    T
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use super::simd::Work;
+    use super::*;
+
+    fn panels(n_rows: usize, dim: usize, lanes: usize, weight: PanelWeight) -> Panels {
+        Panels { n_rows, dim, width: VECTORS * lanes, weight }
+    }
+
+    /// Small integers: sums are exact in any order.
+    fn numbers(n: usize) -> Vec<f32> {
+        (0..n).map(|i| (i * i % 23) as f32 - 11.0).collect()
+    }
+
+    /// The rows as they are stored.
+    fn stored(rows: &[f32], weight: PanelWeight) -> Vec<u32> {
+        match weight {
+            PanelWeight::F32 => rows.iter().map(|x| x.to_bits()).collect(),
+            PanelWeight::F16 => {
+                let bits: Vec<u16> = rows.iter().map(|&x| f16::from_f32(x).to_bits()).collect();
+                bytemuck::pod_collect_to_vec(&bits)
+            }
+        }
+    }
+
+    #[test]
+    fn rows_come_back_from_panels() {
+        for weight in [PanelWeight::F32, PanelWeight::F16] {
+            for (n_rows, dim, lanes) in [(48, 32, 16), (70, 64, 16), (1, 32, 8), (95, 1056, 8)] {
+                let panels = panels(n_rows, dim, lanes, weight);
+                let rows = stored(&numbers(n_rows * dim), weight);
+                let mut packed = vec![0; panels.len()];
+                panels.pack(&rows, &mut packed);
+                let mut found = vec![0; rows.len()];
+                panels.unpack(&packed, &mut found);
+                assert_eq!(found, rows, "{panels:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn products_agree_whatever_the_vectors_and_the_tokens() {
+        for weight in [PanelWeight::F32, PanelWeight::F16] {
+            for (n_rows, dim) in [(48, 32), (70, 64), (24, 1056), (95, 544)] {
+                for n_tokens in [1, 3, 4, 7, 8, 13, 20] {
+                    let (rows, x) = (numbers(n_rows * dim), numbers(n_tokens * dim));
+                    let want =
+                        |t: usize, n: usize| -> f32 { (0..dim).map(|k| x[t * dim + k] * rows[n * dim + k]).sum() };
+                    for (lanes, is_plain) in [(16, false), (8, false), (8, true)] {
+                        if lanes == 16 && simd::panel_lanes() != Some(16) {
+                            continue;
+                        }
+                        let panels = panels(n_rows, dim, lanes, weight);
+                        let mut packed = vec![0; panels.len()];
+                        panels.pack(&stored(&rows, weight), &mut packed);
+                        let n_padded = n_rows.next_multiple_of(panels.width);
+                        let mut sums = vec![f32::NAN; n_tokens * n_padded];
+                        macro_rules! run {
+                            ($element:ty) => {{
+                                let w = bytemuck::cast_slice::<u32, $element>(&packed);
+                                let work = PanelDots { w, x: &x, dim, sums: &mut sums };
+                                match (lanes, is_plain) {
+                                    (16, _) => simd::run_wide(work),
+                                    (_, false) => simd::run(work),
+                                    (_, true) => work.run::<[f32; 8]>(),
+                                }
+                            }};
+                        }
+                        match weight {
+                            PanelWeight::F32 => run!(f32),
+                            PanelWeight::F16 => run!(u16),
+                        }
+                        for (t, sums) in sums.chunks_exact(n_padded).enumerate() {
+                            for (n, &sum) in sums.iter().take(n_rows).enumerate() {
+                                assert_eq!(sum, want(t, n), "{panels:?}, {n_tokens} tokens, {t}, {n}");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
