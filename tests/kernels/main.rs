@@ -4,8 +4,9 @@
 //! `TILEWRIGHT_CASE=<line>` runs it alone (a part of the line runs all cases that contain it).
 //! All cases run with `TILEWRIGHT_FULL` (`scripts/test --full`), in a browser one in twelve. Otherwise one in `SHARE` runs,
 //! chosen by its name, so another one in each tier, and the first of each variant of a kernel, so that each shader compiles
-//! and runs; in a browser the first of each kernel. With `TILEWRIGHT_CHECKED=0` (no bounds checks in shaders) other cases are
-//! the share, and no first ones run. `TILEWRIGHT_ROUNDS=n` runs with n seeds.
+//! and runs; in a browser the first of each kernel. A case of the share that needs another pipeline of a shader that has one
+//! makes room for the next that needs none: to compile them is what takes long. With `TILEWRIGHT_CHECKED=0` (no bounds checks
+//! in shaders) other cases are the share, and no first ones run. `TILEWRIGHT_ROUNDS=n` runs with n seeds.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -49,9 +50,9 @@ use std::time::Duration;
 
 #[cfg(not(target_arch = "wasm32"))]
 use tilewright::{Bucket, Choice};
-use tilewright::{Device, Tier, WeightType, shaders};
+use tilewright::{Device, Tier, WeightType, Workspace, shaders};
 
-use harness::{Case, execute, hash};
+use harness::{Case, execute, hash, recorded};
 use inputs::{EVERY, Source};
 use web_time::Instant;
 
@@ -146,6 +147,16 @@ fn is_usual(case: &Case, device: &Device) -> bool {
     is_plain || (reads_all && !case.is_staged_in_half(device))
 }
 
+/// The pipelines that a case needs: shaders, and the values of their overrides. None if it cannot be recorded, which is to be
+/// seen when it runs.
+fn pipelines_of(device: &Device, case: &Case) -> HashSet<(&'static str, String)> {
+    let mut source = Source::new(case.inputs, case.seed(0), case.is_staged_in_half(device));
+    let job = (case.build)(&mut source);
+    let Ok((_, rec)) = recorded(device, &job) else { return HashSet::new() };
+    let recording = rec.finish(&mut Workspace::default());
+    recording.dispatches().map(|dispatch| (dispatch.label(), format!("{:?}", dispatch.constants()))).collect()
+}
+
 /// The case asked for by name, without its seed, and the seed.
 fn filter() -> Option<(String, Option<u64>)> {
     let line = std::env::var("TILEWRIGHT_CASE").ok()?;
@@ -189,6 +200,9 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
     let takes_all = share == Share::All || common::is_full() || filter.is_some();
     let is_unchecked = is_unchecked();
     let mut seen = HashSet::new();
+    // On a GPU: what is compiled, and how many cases of a kernel were passed over because they need more, for which others
+    // are to run.
+    let (mut compiled, mut owed) = (HashSet::new(), BTreeMap::<&str, usize>::new());
     let n_seeds = std::env::var("TILEWRIGHT_ROUNDS").ok().map_or(1, |n| n.parse().expect("a number of rounds"));
     let mut summaries: BTreeMap<&str, Summary> = BTreeMap::new();
     for (i, case) in cases.iter().enumerate().step_by(STRIDE) {
@@ -202,8 +216,21 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
         // The upper half of the hash of the name: its lowest bits depend on little of it. Without checks, other cases.
         let share_of_device = if device.is_gpu() { share_on_gpu[usize::from(is_unchecked)] } else { SHARE_ON_CPU };
         let is_of_share = (hash(&case.name(executor, 0)) >> 32) % share_of_device == u64::from(is_unchecked);
-        if !takes_all && !is_first && !is_of_share {
+        let owed = owed.entry(case.kernel).or_insert(0);
+        let is_due = takes_all || is_first || is_of_share;
+        if !is_due && *owed == 0 {
             continue;
+        }
+        if !takes_all && device.is_gpu() {
+            let needed = pipelines_of(device, case);
+            let is_new = |label| compiled.iter().all(|&(known, _)| known != label);
+            let may_compile = is_due && (is_first || needed.iter().any(|&(label, _)| is_new(label)));
+            if !may_compile && !needed.is_subset(&compiled) {
+                *owed += usize::from(is_due);
+                continue;
+            }
+            *owed -= usize::from(!is_due);
+            compiled.extend(needed);
         }
         let asked = filter.as_ref().and_then(|(_, seed)| *seed);
         for seed in asked.map_or(0..n_seeds, |seed| seed..seed + 1) {
@@ -241,7 +268,7 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
     let (info, limits) = (device.info(), device.limits());
     let seconds = start.elapsed().as_secs_f64();
     say!("{executor}: {executed} cases, {failed} failed, in {seconds:.1} s on {} {}", info.name, info.driver);
-    say!("  largest binding {} bytes", limits.max_binding_bytes);
+    say!("  largest binding {} bytes, {} pipelines chosen for", limits.max_binding_bytes, compiled.len());
     for (kernel, s) in &summaries {
         let ms = s.time.as_secs_f64() * 1e3;
         let counts = format!("{:5} cases {:5} failed {ms:7.0} ms", s.executed, s.failed);
