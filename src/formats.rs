@@ -13,6 +13,7 @@ pub mod block;
 pub mod config_json;
 pub mod gguf;
 pub mod gguf_writer;
+pub(crate) mod own_file;
 pub mod quantize;
 pub mod safetensors;
 

@@ -655,7 +655,7 @@ fn a_lost_device_changes_nothing_that_is_printed() {
 /// Bytes that a weight of an encoder's F16 file takes on this processor.
 fn of_halves() -> usize {
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
         return 2;
     }
     4

@@ -35,8 +35,8 @@ pub struct ChatArgs {
     template: Option<String>,
     #[command(flatten)]
     told: TemplateArgs,
-    /// File that keeps the conversation and what was computed of it: it goes on with what is there, and is written at the
-    /// end. `/save` and `/load` do the same at any time.
+    /// File that keeps the conversation and what was computed of it: it goes on with what is there, and is written at `/quit`
+    /// or the end of the input, not at Ctrl-C or after an error. `/save` and `/load` do the same at any time.
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
     /// Text with which each answer begins.

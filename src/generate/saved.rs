@@ -14,17 +14,16 @@ use std::path::Path;
 
 use super::Session;
 use super::sequence::{Cached, N_STATES};
+use crate::device::Device;
 use crate::error::Error;
+use crate::formats::own_file::{OwnFile, shown};
 use crate::formats::{BlockType, Safetensors};
 use crate::kernels::CachedKeys;
 use crate::model::LayerCache;
 use crate::tensor::Tensor;
 
 const FORMAT: &str = "session";
-const KIND: &str = "tilewright session";
 const VERSION: &str = "1";
-/// Where a safetensors header begins.
-const HEADER_OFFSET: u64 = 8;
 
 /// A tensor of a file: what it is called, its type and its shape.
 type Entry = (String, BlockType, Vec<u64>);
@@ -43,7 +42,8 @@ impl Session {
     }
 
     /// Goes on with the session that [`Session::save`] wrote, of the same model on any device, and returns its note. Nothing
-    /// of what the file has is computed again. After an error the session is as it was, or empty if the device failed.
+    /// of what the file has is computed again, unless layers with a window have room for all positions here and the file has
+    /// the latest alone: then all is. After an error the session is as it was.
     ///
     /// # Errors
     /// [`Error::Io`] if the file cannot be opened; else as [`Session::restore_bytes`], with the file's name.
@@ -76,17 +76,10 @@ impl Session {
     /// errors of [`Device::write`](crate::Device::write).
     pub fn restore_bytes(&mut self, bytes: &[u8]) -> Result<String, Error> {
         let file = File::read(self, bytes)?;
-        let capacity = self.passes.capacity();
-        if file.ids.len() > capacity {
-            return Err(Error::ContextFull { needed: file.ids.len(), capacity });
-        }
         let device = self.model.device().clone();
         self.sequence.forget_cache();
-        for (tensor, part) in &file.parts {
-            match part {
-                Part::All(words) => device.write(tensor, 0, words)?,
-                Part::Rows { first, words } => write_rows(&device, tensor, *first, words)?,
-            }
+        for part in &file.parts {
+            part.write(&device)?;
         }
         // Passes read the tokens before their own position too, to penalise those that repeat.
         device.write(&self.passes.io.tokens, 0, &file.ids)?;
@@ -98,10 +91,10 @@ impl Session {
     async fn write_to(&self, note: &str, mut put: impl FnMut(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
         let sequence = self.sequence.at_rest();
         let (ids, cached) = (sequence.ids(), sequence.cached());
-        let (digest, name) = (shown_digest(self.model.digest()), self.model.name());
+        let (label, digest, name) = (OwnFile::label(FORMAT), shown_digest(self.model.digest()), self.model.name());
         let [n_cached, angles] = [cached.n.to_string(), cached.angles.to_string()];
         let metadata = [
-            ("format", KIND),
+            ("format", label.as_str()),
             ("version", VERSION),
             ("model", digest.as_str()),
             ("name", name),
@@ -111,9 +104,8 @@ impl Session {
             ("note", note),
         ];
         let mut entries = vec![("tokens".to_string(), BlockType::U32, vec![ids.len() as u64])];
-        let kept: Vec<&LayerCache> =
-            if cached.n > 0 { self.passes.cache.kept().map(|(_, layer)| layer).collect() } else { Vec::new() };
-        for layer in &kept {
+        let kept = || self.passes.cache.kept().map(|(_, layer)| layer).take_while(|_| cached.n > 0);
+        for layer in kept() {
             entries.extend(layer_entries(layer, |keys| rows_of(&cached, keys)));
         }
         let states = cached.states.filter(|_| cached.n > 0).map(|states| states.map(|position| position as u32));
@@ -123,7 +115,7 @@ impl Session {
         let tensors = entries.iter().map(|(name, block_type, shape)| (name.as_str(), *block_type, shape.as_slice()));
         put(&Safetensors::head(metadata, tensors))?;
         put(bytemuck::cast_slice(ids))?;
-        for layer in kept {
+        for layer in kept() {
             for tensor in layer.tensors() {
                 let words: Vec<u32> = self.model.device().read(tensor).await?;
                 match layer {
@@ -176,168 +168,160 @@ fn layer_entries(layer: &LayerCache, rows: impl Fn(&CachedKeys) -> usize) -> Vec
     layer.tensors().map(entry).collect()
 }
 
-/// Writes rows of positions from `first` on to the slots that are theirs.
-fn write_rows(device: &crate::Device, tensor: &Tensor, first: usize, words: &[u32]) -> Result<(), Error> {
-    let [slots, row] = slots_of(tensor);
-    let n_heads = tensor.shape().first().map_or(1, |&n| n as usize);
-    let rows = words.len() / (n_heads * row);
-    for (head, words) in words.chunks_exact((rows * row).max(1)).enumerate() {
-        // In pieces that do not go past the last slot.
-        let (mut position, mut rest) = (first, words);
-        while !rest.is_empty() {
-            let slot = position % slots;
-            let (piece, after) = rest.split_at(rest.len().min((slots - slot) * row));
-            device.write(tensor, (head * slots + slot) * row, piece)?;
-            (position, rest) = (position + piece.len() / row, after);
-        }
-    }
-    Ok(())
+/// What a tensor of the session gets of a file.
+struct Part<'a> {
+    tensor: Tensor,
+    words: &'a [[u8; 4]],
+    /// The first position whose rows these are, for a tensor of keys.
+    first: Option<usize>,
 }
 
-/// What a tensor of the session gets.
-enum Part {
-    /// All of it.
-    All(Vec<u32>),
-    /// Rows of positions from `first` on.
-    Rows { first: usize, words: Vec<u32> },
+impl Part<'_> {
+    fn write(&self, device: &Device) -> Result<(), Error> {
+        // A file may lie anywhere in memory, and its words are little endian.
+        let write =
+            |first: usize, words: &[[u8; 4]]| device.write(&self.tensor, first, &words_of(words.as_flattened()));
+        let Some(first) = self.first else { return write(0, self.words) };
+        let [slots, row] = slots_of(&self.tensor);
+        let n_heads = self.tensor.shape().first().map_or(1, |&n| n as usize);
+        let rows = self.words.len() / (n_heads * row);
+        for (head, words) in self.words.chunks_exact((rows * row).max(1)).enumerate() {
+            // No more than there are slots for, in pieces that do not go past the last one.
+            let skipped = rows.saturating_sub(slots);
+            let (mut position, mut rest) = (first + skipped, &words[skipped * row..]);
+            while !rest.is_empty() {
+                let slot = position % slots;
+                let (piece, after) = rest.split_at(rest.len().min((slots - slot) * row));
+                write((head * slots + slot) * row, piece)?;
+                (position, rest) = (position + piece.len() / row, after);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A file's content, checked against the session that is to go on with it.
-struct File {
+struct File<'a> {
     ids: Vec<u32>,
     cached: Cached,
-    parts: Vec<(Tensor, Part)>,
+    parts: Vec<Part<'a>>,
     note: String,
 }
 
-impl File {
-    fn read(session: &Session, bytes: &[u8]) -> Result<File, Error> {
-        let header = Safetensors::parse(bytes, bytes.len() as u64)?;
-        let get = |key: &str| {
-            header.text(key).ok_or_else(|| broken(key, HEADER_OFFSET, "a text in __metadata__", "missing".into()))
-        };
-        let expect = |key: &str, expected: &str| {
-            let found = get(key)?;
-            if found == expected { Ok(()) } else { Err(broken(key, HEADER_OFFSET, shown(expected), shown(found))) }
-        };
+impl<'a> File<'a> {
+    fn read(session: &Session, bytes: &'a [u8]) -> Result<File<'a>, Error> {
+        let own = OwnFile::parse(bytes, FORMAT, VERSION)?;
         let number = |key: &str| {
-            let text = get(key)?;
-            text.parse::<u32>().map_err(|_| broken(key, HEADER_OFFSET, "a number below 2^32", shown(text)))
+            let text = own.text(key)?;
+            text.parse::<u32>().map_err(|_| own.wrong(key, "a number below 2^32", shown(text)))
         };
-        expect("format", KIND)?;
-        let version = get("version")?;
-        if version != VERSION {
-            let (found, supported) = (shown(version), format!("version {VERSION} is"));
-            return Err(Error::Unsupported { format: FORMAT, field: "version".into(), found, supported });
-        }
         let model = &session.model;
-        if get("model")? != shown_digest(model.digest()) {
-            let found =
-                format!("those of `{}`, {}", header.text("name").unwrap_or_default().escape_debug(), get("model")?);
+        if own.text("model")? != shown_digest(model.digest()) {
+            let name = own.header.text("name").unwrap_or_default().escape_debug();
+            let found = format!("those of `{name}`, {}", own.text("model")?);
             let expected = format!("the weights of `{}`, {}", model.name(), shown_digest(model.digest()));
-            return Err(broken("model", HEADER_OFFSET, expected, found));
+            return Err(own.wrong("model", expected, found));
         }
-        expect("kv_type", model.kv_type().name())?;
+        own.expect("kv_type", model.kv_type().name())?;
         let (n, angles) = (number("cached")? as usize, number("angles")?);
-
-        let mut taken = 0;
-        let mut take = |name: &str, expected: &dyn Fn(&[u64]) -> Option<String>| {
-            let tensor =
-                header.tensor(name).ok_or_else(|| broken(name, HEADER_OFFSET, "a tensor", "missing".into()))?;
-            if let Some(expected) = expected(&tensor.shape) {
-                return Err(broken(name, tensor.offset, expected, format!("{:?}", tensor.shape)));
-            }
-            taken += 1;
-            let words = tensor.bytes(bytes)?.as_chunks::<4>().0;
-            Ok((tensor.offset, words.iter().map(|&word| u32::from_le_bytes(word)).collect::<Vec<u32>>()))
-        };
-        let one_row = |shape: &[u64]| (shape.len() != 1).then(|| "one dimension".into());
-        let (offset, ids) = take("tokens", &one_row)?;
-        let vocab_size = model.config().vocab_size;
-        if let Some(at) = ids.iter().position(|&id| id >= vocab_size) {
-            let expected = format!("ids below {vocab_size}");
-            return Err(broken(format!("token {at}"), offset + 4 * at as u64, expected, ids[at].to_string()));
-        }
+        let ids = read_ids(session, &own)?;
         if n > ids.len() {
-            return Err(broken("cached", HEADER_OFFSET, format!("at most the {} tokens", ids.len()), n.to_string()));
+            return Err(own.wrong("cached", format!("at most the {} tokens", ids.len()), n.to_string()));
         }
+
         let mut parts = Vec::new();
         let (mut first_of_all, mut slots_of_ring) = (0, 0);
         for (block, layer) in session.passes.cache.kept().take_while(|_| n > 0) {
             let window = model.config().blocks[block].attention.window;
             let needed = window.map_or(n, |window| n.min(window.saturating_sub(1) as usize)) as u64;
-            for (tensor, (name, _, shape)) in layer.tensors().zip(layer_entries(layer, |_| n)) {
-                let is_right = |found: &[u64]| match layer {
-                    LayerCache::State { .. } => found == shape,
-                    LayerCache::Keys(_) => {
-                        found.len() == 3
-                            && [found[0], found[2]] == [shape[0], shape[2]]
-                            && (needed..=shape[1]).contains(&found[1])
+            for (tensor, (name, block_type, shape)) in layer.tensors().zip(layer_entries(layer, |_| n)) {
+                let part = read_part(&own, layer, (tensor, &name), (block_type, &shape), needed)?;
+                if let Some(first) = part.first {
+                    let [slots, _] = slots_of(tensor);
+                    let first = first.max(n.saturating_sub(slots));
+                    if first > first_of_all {
+                        (first_of_all, slots_of_ring) = (first, slots);
                     }
-                };
-                let expected = |found: &[u64]| {
-                    (!is_right(found)).then(|| match needed < shape[1] {
-                        true => format!("{shape:?}, or {needed} rows at least"),
-                        false => format!("{shape:?}"),
-                    })
-                };
-                let (_, words) = take(&name, &expected)?;
-                let part = match layer {
-                    LayerCache::State { .. } => Part::All(words),
-                    LayerCache::Keys(_) => {
-                        let ([slots, row], n_heads) = (slots_of(tensor), shape[0] as usize);
-                        let rows = words.len() / (n_heads * row);
-                        let fits = rows.min(slots);
-                        let of_head = |head: &[u32]| head[(rows - fits) * row..].to_vec();
-                        let words = words.chunks_exact((rows * row).max(1)).flat_map(of_head).collect();
-                        if n - fits > first_of_all {
-                            (first_of_all, slots_of_ring) = (n - fits, slots);
-                        }
-                        Part::Rows { first: n - fits, words }
-                    }
-                };
-                parts.push((tensor.clone(), part));
+                }
+                parts.push(part);
             }
         }
         let states = match (model.config().is_recurrent(), n) {
             (false, _) => None,
             (true, 0) => Some([0; N_STATES]),
-            (true, n) => {
-                let all = |shape: &[u64]| (shape != [N_STATES as u64]).then(|| format!("[{N_STATES}]"));
-                let (offset, positions) = take("states", &all)?;
-                let mut states = [0; N_STATES];
-                for (at, (state, &position)) in states.iter_mut().zip(&positions).enumerate() {
-                    // State 0 is none; others lie where their position says.
-                    if position != 0 && (position as usize > n || position as usize % N_STATES != at) {
-                        let expected = format!("0, or a position up to {n} that is {at} modulo {N_STATES}");
-                        let field = format!("state {at}");
-                        return Err(broken(field, offset + 4 * at as u64, expected, position.to_string()));
-                    }
-                    *state = position as usize;
-                }
-                Some(states)
-            }
+            (true, n) => Some(read_states(&own, n)?),
         };
-        if header.tensors.len() != taken {
-            return Err(broken("tensors", HEADER_OFFSET, format!("{taken}"), header.tensors.len().to_string()));
+        let n_tensors = 1 + parts.len() + usize::from(states.is_some() && n > 0);
+        if own.header.tensors.len() != n_tensors {
+            return Err(own.wrong("tensors", n_tensors.to_string(), own.header.tensors.len().to_string()));
         }
         // Keys before the first are nowhere: a pass must not begin where it would see them.
         let written = if first_of_all > 0 { n.max(first_of_all + slots_of_ring) } else { n };
-        let note = header.text("note").unwrap_or_default().to_string();
+        let note = own.header.text("note").unwrap_or_default().to_string();
         Ok(File { ids, cached: Cached { n, angles, states, written }, parts, note })
     }
 }
 
+/// The sequence, which has to be one of the model's and to fit the session.
+fn read_ids(session: &Session, own: &OwnFile<'_>) -> Result<Vec<u32>, Error> {
+    let one_row = |shape: &[u64]| (shape.len() != 1).then(|| "of one dimension".into());
+    let (offset, bytes) = own.tensor("tokens", BlockType::U32, one_row)?;
+    let ids = words_of(bytes);
+    let vocab_size = session.model.config().vocab_size;
+    if let Some(at) = ids.iter().position(|&id| id >= vocab_size) {
+        let expected = format!("ids below {vocab_size}");
+        return Err(own.broken(format!("token {at}"), offset + 4 * at as u64, expected, ids[at].to_string()));
+    }
+    let capacity = session.passes.capacity();
+    if ids.len() > capacity {
+        return Err(Error::ContextFull { needed: ids.len(), capacity });
+    }
+    Ok(ids)
+}
+
+/// What a file has for a tensor of a layer; of keys `needed` rows at least, and at most those of `shape`.
+fn read_part<'a>(
+    own: &OwnFile<'a>,
+    layer: &LayerCache,
+    (tensor, name): (&Tensor, &str),
+    (block_type, shape): (BlockType, &[u64]),
+    needed: u64,
+) -> Result<Part<'a>, Error> {
+    let mut first = None;
+    let (_, bytes) = own.tensor(name, block_type, |found| match (layer, found, shape) {
+        (LayerCache::Keys(_), &[heads, rows, row], &[n_heads, n, n_words])
+            if [heads, row] == [n_heads, n_words] && (needed..=n).contains(&rows) =>
+        {
+            first = Some((n - rows) as usize);
+            None
+        }
+        (LayerCache::State { .. }, ..) if found == shape => None,
+        (LayerCache::Keys(_), _, &[_, n, _]) if needed < n => Some(format!("{shape:?}, or {needed} rows at least")),
+        _ => Some(format!("{shape:?}")),
+    })?;
+    Ok(Part { tensor: tensor.clone(), words: bytes.as_chunks().0, first })
+}
+
+/// Positions of up to `n` after which there are states.
+fn read_states(own: &OwnFile<'_>, n: usize) -> Result<[usize; N_STATES], Error> {
+    let all = |shape: &[u64]| (shape != [N_STATES as u64]).then(|| format!("[{N_STATES}]"));
+    let (offset, bytes) = own.tensor("states", BlockType::U32, all)?;
+    let mut states = [0; N_STATES];
+    for (at, (state, position)) in states.iter_mut().zip(words_of(bytes)).enumerate() {
+        *state = position as usize;
+        // State 0 is none; others lie where their position says.
+        if *state > n || (*state != 0 && *state % N_STATES != at) {
+            let expected = format!("0, or a position up to {n} that is {at} modulo {N_STATES}");
+            return Err(own.broken(format!("state {at}"), offset + 4 * at as u64, expected, position.to_string()));
+        }
+    }
+    Ok(states)
+}
+
+fn words_of(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word)).collect()
+}
+
 fn shown_digest(digest: u64) -> String {
     format!("{digest:016x}")
-}
-
-/// A text from a file, cut and escaped for a message.
-fn shown(text: &str) -> String {
-    let cut: String = text.chars().take(40).collect();
-    format!("`{}`", cut.escape_debug())
-}
-
-fn broken(field: impl Into<String>, offset: u64, expected: impl Into<String>, found: String) -> Error {
-    Error::Format { format: FORMAT, field: field.into(), offset, expected: expected.into(), found }
 }

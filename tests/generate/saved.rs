@@ -84,7 +84,7 @@ fn a_file_that_is_not_this_sessions_is_refused_and_changes_nothing() {
     let device = common::cpu();
     let model = builtin(&device, None);
     let bytes = block_on(story(&model, 20).to_bytes("note")).unwrap();
-    let cases: [(Vec<u8>, &str, &str); 10] = [
+    let cases: [(Vec<u8>, &str, &str); 12] = [
         (with(&bytes, "tilewright session", "tilewright index"), "format", "`tilewright session`"),
         (with(&bytes, "\"version\":\"1\"", "\"version\":\"9\""), "version", "version 1 is"),
         (with(&bytes, "\"model\":\"", "\"model\":\"f"), "model", "the weights of `tilewright stories`"),
@@ -93,6 +93,12 @@ fn a_file_that_is_not_this_sessions_is_refused_and_changes_nothing() {
         (with(&bytes, "\"cached\":\"", "\"cached\":\"-"), "cached", "a number below 2^32"),
         (with(&bytes, "\"angles\"", "\"angels\""), "angles", "a text in __metadata__"),
         (with(&bytes, "\"cache.1.v\"", "\"cache.9.v\""), "cache.1.v", "a tensor"),
+        (
+            with(&bytes, "\"cache.0.k\":{\"dtype\":\"U32\"", "\"cache.0.k\":{\"dtype\":\"F32\""),
+            "cache.0.k",
+            "expected U32",
+        ),
+        (with(&bytes, "\"tokens\":{\"dtype\":\"U32\"", "\"tokens\":{\"dtype\":\"I32\""), "tokens", "expected U32"),
         (bytes[..bytes.len() - 1].to_vec(), "end of data", "bytes of data"),
         (bytes[..bytes.len() / 2].to_vec(), "end of data", "bytes of data"),
     ];

@@ -268,7 +268,11 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
     let (info, limits) = (device.info(), device.limits());
     let seconds = start.elapsed().as_secs_f64();
     say!("{executor}: {executed} cases, {failed} failed, in {seconds:.1} s on {} {}", info.name, info.driver);
-    say!("  largest binding {} bytes, {} pipelines chosen for", limits.max_binding_bytes, compiled.len());
+    let chosen = match compiled.len() {
+        0 => String::new(), // all cases ran, or there is nothing to compile
+        n => format!(", {n} pipelines"),
+    };
+    say!("  largest binding {} bytes{chosen}", limits.max_binding_bytes);
     for (kernel, s) in &summaries {
         let ms = s.time.as_secs_f64() * 1e3;
         let counts = format!("{:5} cases {:5} failed {ms:7.0} ms", s.executed, s.failed);

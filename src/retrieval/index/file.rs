@@ -16,13 +16,11 @@ use super::{Bitset, Index, IndexOptions, MAX_DIMS, Metric, PIECE_BYTES, Storage}
 use crate::device::Device;
 use crate::dtype::BLOCK;
 use crate::error::Error;
-use crate::formats::{BlockType, Safetensors, TensorInfo};
+use crate::formats::own_file::{OwnFile, shown};
+use crate::formats::{BlockType, Safetensors};
 
 const FORMAT: &str = "index";
-const KIND: &str = "tilewright index";
 const VERSION: &str = "1";
-/// Where a safetensors header begins.
-const HEADER_OFFSET: u64 = 8;
 
 impl Index {
     /// The index as a file's content.
@@ -117,7 +115,9 @@ impl Index {
     fn header(&self) -> Vec<u8> {
         let IndexOptions { metric, storage, model, pooling } = &self.options;
         let (count, dims) = (self.n_ids().to_string(), self.dims.to_string());
-        let known = [("format", KIND), ("version", VERSION), ("metric", metric.name()), ("storage", storage.name())];
+        let label = OwnFile::label(FORMAT);
+        let known =
+            [("format", label.as_str()), ("version", VERSION), ("metric", metric.name()), ("storage", storage.name())];
         let known = known.into_iter().chain([("dims", dims.as_str()), ("count", count.as_str())]);
         let optional = [("model", model), ("pooling", pooling)];
         let optional = optional.iter().filter_map(|(key, text)| text.as_deref().map(|text| (*key, text)));
@@ -149,6 +149,7 @@ fn layout(storage: Storage, count: u32, dims: u32) -> Vec<(&'static str, BlockTy
 
 /// A file's content, checked but for the vectors.
 struct File<'a> {
+    own: OwnFile<'a>,
     options: IndexOptions,
     dims: u32,
     count: u32,
@@ -162,52 +163,36 @@ struct File<'a> {
 
 impl<'a> File<'a> {
     fn read(bytes: &'a [u8]) -> Result<File<'a>, Error> {
-        let header = Safetensors::parse(bytes, bytes.len() as u64)?;
-        let get =
-            |key: &str| header.text(key).ok_or_else(|| broken(key, HEADER_OFFSET, "a text in __metadata__", "missing"));
-        let format = get("format")?;
-        if format != KIND {
-            return Err(broken("format", HEADER_OFFSET, format!("`{KIND}`"), shown(format)));
-        }
-        let version = get("version")?;
-        if version != VERSION {
-            let (found, supported) = (shown(version), format!("version {VERSION} is"));
-            return Err(Error::Unsupported { format: FORMAT, field: "version".into(), found, supported });
-        }
-        let metric = pick("metric", get("metric")?, &Metric::ALL, Metric::name)?;
-        let storage = pick("storage", get("storage")?, &Storage::ALL, Storage::name)?;
+        let own = OwnFile::parse(bytes, FORMAT, VERSION)?;
+        let metric = pick(&own, "metric", &Metric::ALL, Metric::name)?;
+        let storage = pick(&own, "storage", &Storage::ALL, Storage::name)?;
         let number = |key: &str, range: std::ops::RangeInclusive<u32>| {
-            let text = get(key)?;
+            let text = own.text(key)?;
             let number = text.parse().ok().filter(|number| range.contains(number));
             let expected = || format!("a number from {} to {}", range.start(), range.end());
-            number.ok_or_else(|| broken(key, HEADER_OFFSET, expected(), shown(text)))
+            number.ok_or_else(|| own.wrong(key, expected(), shown(text)))
         };
         let (dims, count) = (number("dims", 1..=MAX_DIMS)?, number("count", 0..=u32::MAX)?);
-        let own = |key| header.text(key).map(str::to_string);
-        let options = IndexOptions { metric, storage, model: own("model"), pooling: own("pooling") };
+        let optional = |key| own.header.text(key).map(str::to_string);
+        let options = IndexOptions { metric, storage, model: optional("model"), pooling: optional("pooling") };
 
         let tensors = layout(storage, count, dims);
-        if let Some(other) = header.tensors.iter().find(|tensor| tensors.iter().all(|known| known.0 != tensor.name)) {
-            return Err(broken("tensor", other.offset, "one of an index", shown(&other.name)));
+        if let Some(other) = own.header.tensors.iter().find(|tensor| tensors.iter().all(|known| known.0 != tensor.name))
+        {
+            return Err(own.broken("tensor", other.offset, "one of an index", shown(&other.name)));
         }
-        let mut found: Vec<&TensorInfo> = Vec::new();
+        let mut found = Vec::new();
         for (name, block_type, shape) in tensors {
-            let tensor = header.tensor(name).ok_or_else(|| broken(name, HEADER_OFFSET, "a tensor", "missing"))?;
-            if (tensor.block_type, &tensor.shape) != (block_type, &shape) {
-                let found = format!("{} {:?}", tensor.block_type, tensor.shape);
-                return Err(broken(name, tensor.offset, format!("{block_type} {shape:?}"), found));
-            }
-            found.push(tensor);
+            found.push(own.tensor(name, block_type, |found| (found != shape).then(|| format!("{shape:?}")))?);
         }
-        let (live_bytes, vectors) = (found[0].bytes(bytes)?, found[1].bytes(bytes)?);
-        let scales = found.get(2).map_or(Ok(&[][..]), |tensor| tensor.bytes(bytes))?;
+        let [(live_offset, live_bytes), (vectors_offset, vectors)] = [found[0], found[1]];
+        let (scales_offset, scales) = found.get(2).copied().unwrap_or_default();
         let words: Vec<u32> = live_bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word)).collect();
         let live = Bitset::from_words(count, words).ok_or_else(|| {
-            let offset = found[0].range().end.saturating_sub(4);
-            broken("live", offset, format!("no bit past the {count} of the vectors"), "one")
+            let offset = (live_offset + live_bytes.len() as u64).saturating_sub(4);
+            own.broken("live", offset, format!("no bit past the {count} of the vectors"), "one")
         })?;
-        let [vectors_offset, scales_offset] = [found[1].offset, found.get(2).map_or(0, |tensor| tensor.offset)];
-        Ok(File { options, dims, count, live, vectors, vectors_offset, scales, scales_offset })
+        Ok(File { own, options, dims, count, live, vectors, vectors_offset, scales, scales_offset })
     }
 
     /// The bytes of a record in a tensor of vectors or scales.
@@ -226,7 +211,7 @@ impl<'a> File<'a> {
         let scales: Vec<f32> = scales.as_chunks().0.iter().map(half).collect();
         if let Some(at) = scales.iter().position(|x| !is_finite(x)) {
             let offset = self.scales_offset + (id as usize * scales.len() + at) as u64 * 2;
-            return Err(broken(
+            return Err(self.own.broken(
                 format!("scale {at} of record {id}"),
                 offset,
                 "a finite number",
@@ -243,14 +228,14 @@ impl<'a> File<'a> {
         };
         if let Some(at) = numbers.iter().position(|x| !is_finite(x)) {
             let offset = vectors_at + (at * (vector.len() / numbers.len())) as u64;
-            return Err(broken(format!("record {id}"), offset, "finite numbers", numbers[at].to_string()));
+            return Err(self.own.broken(format!("record {id}"), offset, "finite numbers", numbers[at].to_string()));
         }
         // What rounding may do to a length of 1: bytes are off by up to a 254th of the largest of their block.
         let tolerance = if self.options.storage == Storage::Int8 { 0.05 } else { 0.002 };
         let square: f64 = numbers.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
         if self.options.metric == Metric::Cosine && (square - 1.0).abs() > tolerance {
             let found = format!("of length {}", square.sqrt());
-            return Err(broken(format!("record {id}"), vectors_at, "a vector of length 1", found));
+            return Err(self.own.broken(format!("record {id}"), vectors_at, "a vector of length 1", found));
         }
         Ok(())
     }
@@ -274,18 +259,9 @@ impl<'a> File<'a> {
     }
 }
 
-/// The one of `all` with this name.
-fn pick<T: Copy>(key: &str, text: &str, all: &[T], name: fn(T) -> &'static str) -> Result<T, Error> {
+/// The one of `all` whose name stands under this key.
+fn pick<T: Copy>(own: &OwnFile<'_>, key: &str, all: &[T], name: fn(T) -> &'static str) -> Result<T, Error> {
     let names = || all.iter().map(|&one| name(one)).collect::<Vec<_>>().join(" or ");
-    all.iter().copied().find(|&one| name(one) == text).ok_or_else(|| broken(key, HEADER_OFFSET, names(), shown(text)))
-}
-
-/// A text from a file, cut and escaped for a message.
-fn shown(text: &str) -> String {
-    let cut: String = text.chars().take(40).collect();
-    format!("`{}`", cut.escape_debug())
-}
-
-fn broken(field: impl Into<String>, offset: u64, expected: impl Into<String>, found: impl Into<String>) -> Error {
-    Error::Format { format: FORMAT, field: field.into(), offset, expected: expected.into(), found: found.into() }
+    let text = own.text(key)?;
+    all.iter().copied().find(|&one| name(one) == text).ok_or_else(|| own.wrong(key, names(), shown(text)))
 }

@@ -181,10 +181,6 @@ impl<'a> File<'a> {
         Ok(File { bytes, header, prefix })
     }
 
-    fn text(&self, key: &str) -> Option<&str> {
-        self.header.metadata.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
-    }
-
     /// The value of a key, which `read` makes of its text; `usual` if it is absent.
     fn value<T>(
         &self,
@@ -193,7 +189,7 @@ impl<'a> File<'a> {
         usual: Option<T>,
         read: impl Fn(&str) -> Option<T>,
     ) -> Result<T, Error> {
-        let found = self.text(key);
+        let found = self.header.text(key);
         let value = match found {
             Some(text) => read(text),
             None => usual,
@@ -447,7 +443,7 @@ impl<'a> File<'a> {
             found: error.to_string(),
         })?;
         let config = MolConfig { form, dim, query_dim, item_dim, temperature, eps, l2_norm, glu };
-        let model = self.text("model").map(str::to_string);
+        let model = self.header.text("model").map(str::to_string);
         Ok(MolWeights { config, model, query, item, users, query_gate, item_gate, pair_gate })
     }
 }
