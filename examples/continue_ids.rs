@@ -22,15 +22,19 @@ struct Case {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
+    // Pipelines are the device's, so models that share one do not compile them again.
+    let mut opened: Option<(String, Device)> = None;
     let mut loaded: Option<(PathBuf, String, Model)> = None;
     for line in stdin().lock().lines() {
         let case: Case = serde_json::from_str(&line?)?;
+        let device = match opened.take() {
+            Some((name, device)) if name == case.device => device,
+            _ => pollster::block_on(Device::open(&case.device.parse::<DeviceChoice>()?, None))?,
+        };
         // Cases of one model usually follow each other.
         let model = match loaded.take() {
-            Some((path, device, model)) if path == case.model && device == case.device => model,
+            Some((path, name, model)) if path == case.model && name == case.device => model,
             _ => {
-                let choice: DeviceChoice = case.device.parse()?;
-                let device = pollster::block_on(Device::open(&choice, None))?;
                 // Nothing is rounded that the others do not round.
                 let options = LoadOptions { kv_type: KvType::F32, exact: true, ..LoadOptions::default() };
                 Model::load(&device, &case.model, options)?
@@ -44,6 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             ids.push(piece?.id);
         }
         println!("{}", serde_json::to_string(&ids)?);
+        opened = Some((case.device.clone(), device));
         loaded = Some((case.model, case.device, model));
     }
     Ok(())

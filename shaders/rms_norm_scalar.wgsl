@@ -17,11 +17,6 @@ const ACCUMULATE: u32 = 2u; // add to what y holds
 const FACTOR: u32 = 4u;     // multiply the sum
 const RUN: u32 = 64u; // summed on its own first: adding elements one by one to a long sum would lose digits
 
-// What is added to a quad: what y holds, or nothing.
-fn held(value: vec4<f32>) -> vec4<f32> {
-    return select(vec4<f32>(), value, (params.flags & ACCUMULATE) != 0u);
-}
-
 @compute @workgroup_size(WG)
 fn rms_norm(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -51,17 +46,20 @@ fn rms_norm(
         }
         sum_sq += part;
     }
-    let scale = 1.0 / sqrt(sum_sq / f32(params.dim) + params.eps);
-    var gain = 1.0;
-    if ((params.flags & FACTOR) != 0u) {
-        gain = factor[0];
+    let gain = select(1.0, factor[0], (params.flags & FACTOR) != 0u);
+    let scale = gain / sqrt(sum_sq / f32(params.dim) + params.eps);
+    // Two loops, one of which has no turns: software adapters load on both sides of a branch.
+    let adds = (params.flags & ACCUMULATE) != 0u;
+    let kept = select(0u, quads, adds);
+    for (var i = 0u; i < kept; i++) {
+        y[quad + i] = x[quad + i] * scale * weight[i] + y[quad + i] * gain;
     }
-    for (var i = 0u; i < quads; i++) {
-        y[quad + i] = (x[quad + i] * scale * weight[i] + held(y[quad + i])) * gain;
+    for (var i = kept; i < quads; i++) {
+        y[quad + i] = x[quad + i] * scale * weight[i];
     }
     for (var c = quads * 4u; c < params.dim; c++) {
         let at = row + c;
         let normed = x[at / 4u][at % 4u] * scale * weight[c / 4u][c % 4u];
-        y[at / 4u][at % 4u] = (normed + held(y[at / 4u])[at % 4u]) * gain;
+        y[at / 4u][at % 4u] = normed + select(0.0, y[at / 4u][at % 4u] * gain, adds);
     }
 }

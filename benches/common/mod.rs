@@ -64,13 +64,16 @@ pub fn targets() -> Vec<Target> {
 
 impl Target {
     /// Whether a kernel differs here from what the other devices run: a tier without a variant of its own uses the
-    /// baseline's. `attention/decode` is the kernel `attention_decode`, with what it needs besides. The naive matrix product runs next to the tiled one; to the CPU they are the same.
+    /// baseline's. `attention/decode/F16` is the kernel `attention_decode`, with what it needs besides. The naive matrix
+    /// product runs next to the tiled one; to the CPU they are the same.
     pub fn has_own(&self, kernel: &str) -> bool {
         if !self.device.is_gpu() {
             return kernel != "matmul_naive";
         }
-        let (kernel, tier) = (kernel.trim_end_matches("_naive").replace('/', "_"), self.device.tier());
-        let found = shaders::ALL.iter().find(|k| k.name == kernel).expect("a kernel");
+        let (name, _) = kernel.split_once(", ").unwrap_or((kernel, ""));
+        let parts: Vec<&str> = name.trim_end_matches("_naive").split('/').take(2).collect();
+        let (kernel, tier) = (parts.join("_"), self.device.tier());
+        let found = shaders::ALL.iter().find(|k| k.name == kernel).unwrap_or_else(|| panic!("{kernel} is a kernel"));
         tier == Tier::Baseline || found.variants.iter().any(|v| v.tier == tier)
     }
 

@@ -7,6 +7,7 @@ import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { existsSync, readFileSync } from "node:fs";
 import { join, relative } from "node:path";
+import { createInterface } from "node:readline";
 import { after, before, test } from "node:test";
 import { pathToFileURL } from "node:url";
 
@@ -103,24 +104,41 @@ async function continueInPage(source, given) {
   return new Function(`return ${source}`)()(await import("/npm/index.js"), given);
 }
 
-/** All continuations of one model by the native library. */
-async function continueNatively({ native, device, cases }) {
-  const program = ["run", "--quiet", "--locked", "--all-features", "--example", "continue_ids"];
-  const child = spawn("cargo", program, { cwd: repository, stdio: ["pipe", "pipe", "inherit"] });
-  const lines = cases.map(({ prompt, count }) => JSON.stringify({ model: native, device, prompt, n_tokens: count }));
-  child.stdin.end(`${lines.join("\n")}\n`);
-  let output = "";
-  child.stdout.on("data", (text) => (output += text));
-  const [code] = await once(child, "close");
-  assert.equal(code, 0, "the native example failed");
-  return { on: { name: device, backend: "native" }, continuations: output.trim().split("\n").map((line) => JSON.parse(line)) };
+/** The native library, for all models of a lane. */
+class Native {
+  #child;
+  #lines;
+
+  constructor() {
+    const program = ["run", "--quiet", "--locked", "--all-features", "--example", "continue_ids"];
+    this.#child = spawn("cargo", program, { cwd: repository, stdio: ["pipe", "pipe", "inherit"] });
+    this.#lines = createInterface({ input: this.#child.stdout })[Symbol.asyncIterator]();
+  }
+
+  /** All continuations of one model. */
+  async continue({ native, device, cases }) {
+    const continuations = [];
+    for (const { prompt, count } of cases) {
+      this.#child.stdin.write(`${JSON.stringify({ model: native, device, prompt, n_tokens: count })}\n`);
+      const { done, value } = await this.#lines.next();
+      assert.ok(!done, "the native example failed");
+      continuations.push(JSON.parse(value));
+    }
+    return { on: { name: device, backend: "native" }, continuations };
+  }
+
+  async close() {
+    const ended = this.#child.exitCode === null && once(this.#child, "close");
+    this.#child.stdin.end();
+    await ended;
+  }
 }
 
 const models = allModels();
 const byLane = new Map();
 let server;
 let chromium;
-/** Browsers that a lane has opened, by name. */
+/** Browsers and native programs that a lane has opened, by name. */
 const opened = new Map();
 
 before(async () => {
@@ -128,7 +146,7 @@ before(async () => {
   chromium = await openBrowser();
 });
 after(async () => {
-  for (const browser of opened.values()) await browser.close();
+  for (const it of opened.values()) await it.close();
   await chromium?.close();
   await server?.stop();
 });
@@ -154,6 +172,13 @@ const inBrowser = (name, open, device) => async (model, cases) => {
   return opened.get(name).evaluate(`${server.origin}/blank.html`, continueInPage, continueWith.toString(), { sources: urlsOf(model), device, cases });
 };
 
+/** A lane of the native library, in one process. */
+const inNative = (device) => async (model, cases) => {
+  const name = `native ${device}`;
+  if (!opened.has(name)) opened.set(name, new Native());
+  return opened.get(name).continue({ native: model.native, device, cases });
+};
+
 const inNode = (device) => async (model, cases) => continueWith(await import(packageModule), { sources: model.files, device, cases });
 const inDeno = (device) => (model, cases) => runInDeno(packageModule, continueWith, { sources: model.files, device, cases });
 
@@ -161,8 +186,8 @@ const inDeno = (device) => (model, cases) => runInDeno(packageModule, continueWi
 const lanes = {
   "Chromium, CPU": inChromium("cpu"),
   "Node, CPU": inNode("cpu"),
-  "native, CPU": (model, cases) => continueNatively({ native: model.native, device: "cpu", cases }),
-  "native, GPU": (model, cases) => continueNatively({ native: model.native, device: "gpu", cases }),
+  "native, CPU": inNative("cpu"),
+  "native, GPU": inNative("gpu"),
   "Chromium, WebGPU": inChromium("gpu"),
   "Node, Dawn": inNode("gpu"),
   // A text of the built-in model is in the tests of each of them.
