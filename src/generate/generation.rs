@@ -9,9 +9,10 @@ use std::time::Duration;
 use web_time::Instant;
 
 use super::Model;
+use super::lookup::look_up;
 use super::options::{ContextPolicy, GenerateOptions};
 use super::session::Session;
-use super::stats::{Profile, Stats};
+use super::stats::{Profile, Speculation, Stats};
 use super::stop::StopFilter;
 use crate::device::Pending;
 use crate::error::Error;
@@ -58,8 +59,26 @@ impl CancelHandle {
 /// A submission whose tokens were not read.
 struct Submitted {
     pending: Pending,
-    /// Seconds after the generation's start; `None` for a prompt's, which takes as long as the prompt is.
+    /// Seconds after the generation's start; `None` for a prompt's, which takes as long as the prompt is, and for one that
+    /// verifies guesses.
     at: Option<f64>,
+    guesses: Option<Guesses>,
+}
+
+/// Tokens that a pass verifies.
+struct Guesses {
+    ids: Vec<u32>,
+    /// The row of the pass after which the first of them should be chosen.
+    first_row: usize,
+}
+
+impl Guesses {
+    /// How many of them the model chooses as well, and the token that it chooses after those.
+    fn judge(&self, choices: &[u32]) -> (usize, Option<u32>) {
+        let choices = choices.get(self.first_row..).unwrap_or_default();
+        let n_right = self.ids.iter().zip(choices).take_while(|(guess, choice)| guess == choice).count();
+        (n_right, choices.get(n_right).copied())
+    }
 }
 
 /// A generation in progress: call [`Generation::next`] until it gives `None`. Dropping it keeps in the session what was
@@ -84,6 +103,7 @@ pub struct Generation<'s> {
     cancelled: CancelHandle,
     prefill: Stats,
     decode: Stats,
+    speculation: Speculation,
     profile: Option<Profile>,
 }
 
@@ -112,6 +132,7 @@ impl<'s> Generation<'s> {
             cancelled: CancelHandle::default(),
             prefill: Stats::default(),
             decode: Stats::default(),
+            speculation: Speculation::default(),
             profile: None,
             options: options.clone(),
             session,
@@ -146,6 +167,11 @@ impl<'s> Generation<'s> {
     /// Tokens and time of the generated tokens after the first, whose time is the prompt's.
     pub fn decode(&self) -> Stats {
         self.decode
+    }
+
+    /// Guesses so far, of [`GenerateOptions::prompt_lookup`].
+    pub fn speculation(&self) -> Speculation {
+        self.speculation
     }
 
     /// Ends the generation: [`Generation::next`] gives `None` from now on.
@@ -217,13 +243,11 @@ impl<'s> Generation<'s> {
         let start = Instant::now();
         if self.read.is_empty() && self.unread.is_empty() {
             self.session.choose_angles();
+            self.guess().await?;
         }
         // Nothing follows a token that was chosen and cannot be read any more: whoever asked for it did not wait for it.
-        let follows = match self.session.sequence.n_ahead() {
-            Some(0) => true,
-            Some(_) => !self.unread.is_empty() || !self.read.is_empty(),
-            None => false,
-        };
+        let follows =
+            self.session.sequence.n_ahead() == Some(0) || !self.unread.is_empty() || !self.read.is_empty();
         let n_fed = if follows { Some(0) } else { self.feed().await? };
         let Some(n_fed) = n_fed.filter(|_| !self.cancelled.0.load(Ordering::Relaxed)) else {
             self.stop_reason = Some(StopReason::Cancelled);
@@ -231,24 +255,33 @@ impl<'s> Generation<'s> {
         };
         if self.read.is_empty() {
             self.run_ahead()?;
-            let words = match self.unread.front_mut() {
+            let (words, guesses) = match self.unread.front_mut() {
                 // It stays in the queue until it is there: whoever drops this future and calls again misses no token.
                 Some(submitted) => {
                     let words = (&mut submitted.pending).await?;
                     if let Some(at) = submitted.at {
                         self.session.pace.seen(at, self.start.elapsed().as_secs_f64());
                     }
-                    self.unread.pop_front();
-                    words
+                    let guesses = self.unread.pop_front().and_then(|submitted| submitted.guesses);
+                    (words, guesses)
                 }
-                None => self.step_profiled().await?,
+                None => (self.step_profiled().await?, None),
             };
-            self.read.extend(StepState::tokens(&words));
+            match guesses {
+                None => self.read.extend(StepState::tokens(&words)),
+                Some(guesses) => {
+                    let (n_right, next) = guesses.judge(&words);
+                    self.session.sequence.verified(n_right);
+                    self.speculation.accepted += n_right;
+                    self.read.extend(guesses.ids.into_iter().take(n_right).chain(next));
+                }
+            }
         }
         let id = self.read.pop_front();
         let pos = self.session.tokens().len() as u32;
         let id = id.filter(|&id| id != NON_FINITE).ok_or(Error::NonFinite { pos })?;
-        if n_fed > 0 {
+        // A single token in the middle is a step like others.
+        if n_fed > 1 || (n_fed > 0 && self.n_generated == 0) {
             self.prefill.add(n_fed, start.elapsed());
         } else {
             self.decode.add(1, start.elapsed());
@@ -264,9 +297,32 @@ impl<'s> Generation<'s> {
         self.session.pace.pause();
         let fed = self.session.feed_and_choose(&self.options, self.ending, &self.cancelled.0).await?;
         Ok(fed.map(|(n_fed, pending)| {
-            self.unread.push_back(Submitted { pending, at: None });
+            self.unread.push_back(Submitted { pending, at: None, guesses: None });
             n_fed
         }))
+    }
+
+    /// Submits what may come next to be verified, if the options ask for it and something is found. All tokens that were
+    /// read are kept, and none is on its way.
+    async fn guess(&mut self) -> Result<(), Error> {
+        let ids = self.session.tokens();
+        // One more token comes with the guesses.
+        let wanted = (self.options.max_tokens - self.n_generated).saturating_sub(1);
+        let room = self.session.n_positions().saturating_sub(ids.len());
+        let n = wanted.min(room).min(self.options.prompt_lookup as usize);
+        if n == 0 || self.profile.is_some() || self.session.model.config().is_recurrent() {
+            return Ok(());
+        }
+        let ids = look_up(ids, n);
+        if ids.is_empty() {
+            return Ok(());
+        }
+        if let Some((pending, first_row)) = self.session.verify(&ids).await? {
+            self.speculation.drafted += ids.len();
+            self.speculation.passes += 1;
+            self.unread.push_back(Submitted { pending, at: None, guesses: Some(Guesses { ids, first_row }) });
+        }
+        Ok(())
     }
 
     /// Submits passes after those that are read next, as far as they can be needed. All tokens that were read are kept.
@@ -274,6 +330,8 @@ impl<'s> Generation<'s> {
         // The CPU runs a pass when it is submitted, so there is nothing to gain; a profile runs them one at a time.
         let model = &self.session.model;
         let (depth, n_each) = match (model.device().is_gpu(), &self.profile) {
+            // Guesses are made of tokens that were read.
+            (true, None) if self.options.prompt_lookup > 0 => (1, 1),
             (true, None) => {
                 let depth = self.options.submits_in_flight.map_or(self.session.pace.depth(), |n| n as usize);
                 (depth, self.options.tokens_per_submit.unwrap_or(model.tokens_per_submit()))
@@ -290,7 +348,8 @@ impl<'s> Generation<'s> {
                 break;
             }
             let at = Some(self.start.elapsed().as_secs_f64());
-            self.unread.push_back(Submitted { pending: self.session.run_ahead(self.ending, n as u32)?, at });
+            let pending = self.session.run_ahead(self.ending, n as u32)?;
+            self.unread.push_back(Submitted { pending, at, guesses: None });
         }
         Ok(())
     }
