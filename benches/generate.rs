@@ -64,7 +64,11 @@ fn main() {
         println!("{:<10} median: prefill {prefill}, decode {decode}", target.name);
     }
     criterion.final_summary();
-    copying().expect("the model is sound");
+    // As Criterion takes the name of a part.
+    let part = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
+    if part.is_none_or(|part| "copying".contains(&part)) {
+        copying().expect("the model is sound");
+    }
 }
 
 /// Decoding that copies, with guesses and without.
@@ -72,6 +76,7 @@ fn copying() -> Result<(), Error> {
     const N_COPIED: usize = 128;
     const ROUNDS: usize = 7;
     let sizes = Sizes {
+        seed: 1,
         dim: 1024,
         ffn_dim: 2816,
         n_layers: 12,

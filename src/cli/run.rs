@@ -8,11 +8,12 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use tilewright::generate::{ContextPolicy, Generation, Speculation, Stats, StopReason};
+use tilewright::generate::{ContextPolicy, Generation, Stats, StopReason};
 use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
 use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model, Recovery};
 
+use super::guess::{self, GuessArgs};
 use super::lost::each_piece;
 use super::{DeviceArgs, Failure, parse_bytes, print_json, show_bytes, tell_findings};
 
@@ -104,10 +105,8 @@ pub struct SamplingArgs {
     /// When the context is full, drop its older half and go on, instead of stopping.
     #[arg(long)]
     slide: bool,
-    /// Guess up to N tokens, 1 to 7, from what followed the last ones before, and compute them at a time: the same text,
-    /// faster where it repeats its prompt. Needs --temperature 0.
-    #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
-    prompt_lookup: u32,
+    #[command(flatten)]
+    pub guess: GuessArgs,
 }
 
 #[derive(Args)]
@@ -208,7 +207,7 @@ impl SamplingArgs {
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
             context_policy: if self.slide { ContextPolicy::Slide } else { ContextPolicy::Stop },
-            prompt_lookup: self.prompt_lookup,
+            prompt_lookup: self.guess.prompt_lookup,
             ..GenerateOptions::default()
         }
     }
@@ -223,6 +222,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     };
     let mut recovery = args.model.recovery(path);
     let mut session = recovery.load(&args.model.open()?)?.session()?;
+    let mut draft = args.sampling.guess.draft(session.model())?;
     let before = session.model().device().counters();
     let prompt_ids = match &args.prompt_ids {
         Some(ids) => ids.clone(),
@@ -232,6 +232,9 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         session.load(path)?;
     }
     let mut generation = session.generate_from(&prompt_ids, &options)?;
+    if let Some(draft) = &mut draft {
+        draft.guess_for(&mut generation)?;
+    }
     if args.profile {
         generation.enable_profile();
     }
@@ -291,10 +294,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         }));
     }
     summary(device, &options, stop_reason, prefill, decode);
-    if options.prompt_lookup > 0 {
-        let Speculation { drafted, accepted, passes } = generation.speculation();
-        eprintln!("{accepted} of {drafted} guessed tokens were right, in {passes} passes");
-    }
+    guess::told(generation.speculation()).inspect(|told| eprintln!("{told}"));
     Ok(())
 }
 

@@ -113,19 +113,25 @@ impl GenerateOptions {
                 return Err(Error::Option { option, expected, found });
             }
         }
-        let is_greedy = Ending::of(&self.sampling()) == Ending::Greedy { penalize: false };
-        let most = if is_greedy { Self::MOST_GUESSES } else { 0 };
-        if self.prompt_lookup > most {
-            let expected = match is_greedy {
-                true => format!("0 to {most}"),
-                false => "0 where tokens are drawn or penalised; temperature 0 without a penalty".into(),
-            };
-            return Err(Error::Option { option: "prompt_lookup", expected, found: self.prompt_lookup.to_string() });
-        }
+        self.check_guesses("prompt_lookup")?;
         match self.stop.iter().any(String::is_empty) {
             false => Ok(()),
             true => Err(Error::Option { option: "stop", expected: "texts".into(), found: "an empty one".into() }),
         }
+    }
+
+    /// Refuses more guesses than a pass verifies, and any where choices are not plainly the most likely tokens.
+    pub(super) fn check_guesses(&self, option: &'static str) -> Result<(), Error> {
+        let is_greedy = Ending::of(&self.sampling()) == Ending::Greedy { penalize: false };
+        let most = if is_greedy { Self::MOST_GUESSES } else { 0 };
+        if self.prompt_lookup <= most {
+            return Ok(());
+        }
+        let expected = match is_greedy {
+            true => format!("0 to {most}"),
+            false => "0 where tokens are drawn or penalised; temperature 0 without a penalty".into(),
+        };
+        Err(Error::Option { option, expected, found: self.prompt_lookup.to_string() })
     }
 
     /// The settings as kernels read them.

@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Map, Value, json};
 
-/// The sizes that cost.
+/// The sizes that cost, and what the order of the text and the matrices follow from.
 #[derive(Clone, Copy)]
 pub struct Sizes {
+    pub seed: u64,
     pub dim: usize,
     pub ffn_dim: usize,
     pub n_layers: usize,
@@ -35,7 +36,7 @@ impl Copier {
         let name = format!("copier-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let folder = within.join(name);
         fs::create_dir_all(&folder).expect("the folder can be made");
-        let mut state = 1u64;
+        let mut state = sizes.seed;
         let mut word = move || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 32) as u32

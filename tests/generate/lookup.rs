@@ -1,4 +1,4 @@
-//! Prompt look-up: the same texts in fewer passes.
+//! Prompt look-up and draft models: the same texts in fewer passes.
 
 use tilewright::generate::{ContextPolicy, Speculation, StopReason};
 use tilewright::kernels::KvType;
@@ -22,18 +22,22 @@ const OPENINGS: [&str; 10] = [
     "A bird sang. \"I like your song,\" said the fox. The bird sang. \"I like",
 ];
 
+const SIZES: Sizes = Sizes {
+    seed: 1,
+    dim: 128,
+    ffn_dim: 256,
+    n_layers: 2,
+    n_heads: 4,
+    n_kv_heads: 2,
+    vocab_size: 600,
+    context_length: 512,
+};
+/// Of a model with another text and the same vocabulary.
+const SIZES_OF_ANOTHER: Sizes = Sizes { seed: 0x9e37_79b9_7f4a_7c15, n_layers: 1, ..SIZES };
+
 /// A model that copies what stands in its prompt.
 fn copier() -> Copier {
-    let sizes = Sizes {
-        dim: 128,
-        ffn_dim: 256,
-        n_layers: 2,
-        n_heads: 4,
-        n_kv_heads: 2,
-        vocab_size: 600,
-        context_length: 512,
-    };
-    Copier::new(env!("CARGO_TARGET_TMPDIR").as_ref(), sizes)
+    Copier::new(env!("CARGO_TARGET_TMPDIR").as_ref(), SIZES)
 }
 
 fn load(device: &Device, copier: &Copier, options: LoadOptions<'_>) -> Model {
@@ -246,4 +250,74 @@ fn passes_of_one_token_and_caches_of_all_types() {
             }
         }
     }
+}
+
+/// Ids that a generation gives whose next tokens `draft` guesses, and its guesses.
+fn drafted(model: &Model, draft: &Model, prompt: &[u32], n: u32, options: &GenerateOptions) -> (Vec<u32>, Speculation) {
+    let [mut session, mut draft] = [model, draft].map(|model| model.session().unwrap());
+    let mut generation = session.generate_ids(prompt, options).unwrap();
+    generation.draft_with(&mut draft, n).unwrap();
+    let mut ids = Vec::new();
+    while let Some(piece) = block_on(generation.next()) {
+        ids.push(piece.unwrap().id);
+    }
+    (ids, generation.speculation())
+}
+
+#[test]
+fn a_draft_model_changes_no_text() {
+    for device in executors() {
+        let n_tokens = if device.is_gpu() { 24 } else { 150 };
+        let model = builtin(&device, None);
+        // The same weights guess right each time; a model whose context ends stops guessing, and the text goes on.
+        for (context_length, guesses_to_the_end) in [(None, true), (Some(40), false)] {
+            let draft = builtin(&Device::cpu(), context_length);
+            let prompt = model.encode(OPENINGS[0]).unwrap();
+            let (want, _) = continued(&model, &prompt, &endless(n_tokens));
+            for n in [1, 4, 7] {
+                let (ids, guessed) = drafted(&model, &draft, &prompt, n, &endless(n_tokens));
+                assert_eq!(ids, want, "{}: {n} at a time", device.info().name);
+                assert!(guessed.passes > 0 && guessed.accepted > 0, "{guessed:?}");
+                // Executors may choose differently where logits tie; in these texts none do.
+                assert_eq!(guessed.accepted, guessed.drafted, "{guessed:?}");
+                // The last token may come alone: one guess more would be one token too many.
+                if guesses_to_the_end {
+                    assert_eq!(guessed.passes, (n_tokens - 2).div_ceil(n as usize + 1), "{guessed:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_draft_model_that_is_wrong_costs_passes_and_no_token() {
+    let copier = copier();
+    let other = Copier::new(env!("CARGO_TARGET_TMPDIR").as_ref(), SIZES_OF_ANOTHER);
+    for device in executors() {
+        let [model, wrong] = [&copier, &other].map(|it| load(&device, it, LoadOptions::default()));
+        let prompt = copier.passage(0, 20);
+        let (ids, guessed) = drafted(&model, &wrong, &prompt, 4, &endless(12));
+        assert_eq!(ids, copier.passage(20, 12), "{}", device.info().name);
+        assert!(guessed.passes == 10 && guessed.accepted == 0, "{guessed:?}");
+        // Look-up comes first where it finds something.
+        let prompt = [copier.passage(0, 40), copier.passage(0, 3)].concat();
+        let (ids, guessed) = drafted(&model, &wrong, &prompt, 4, &looking_up(7, endless(17)));
+        assert_eq!(ids, copier.passage(3, 17), "{}", device.info().name);
+        assert_eq!(guessed, Speculation { drafted: 14, accepted: 14, passes: 2 }, "{}", device.info().name);
+    }
+}
+
+#[test]
+fn draft_models_are_checked() {
+    let copier = copier();
+    let (model, other) = (builtin(&Device::cpu(), None), load(&Device::cpu(), &copier, LoadOptions::default()));
+    let refused = |draft: &Model, n: u32, options: GenerateOptions| {
+        let [mut session, mut draft] = [&model, draft].map(|model| model.session().unwrap());
+        let mut generation = session.generate("One", &options).unwrap();
+        generation.draft_with(&mut draft, n).unwrap_err().to_string()
+    };
+    assert!(refused(&other, 4, endless(5)).contains("a vocabulary of 1024 tokens"));
+    assert!(refused(&model, 0, endless(5)).contains("1 or more"));
+    assert!(refused(&model, 8, endless(5)).contains("0 to 7"));
+    assert!(refused(&model, 4, GenerateOptions::default()).contains("drawn or penalised"));
 }
