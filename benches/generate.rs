@@ -2,14 +2,23 @@
 //!
 //! The clock is the host's: from the submission of the prompt to its first token, and from there to the last. That is
 //! what [`tilewright::generate::Generation`] reports and what a user sees.
+//!
+//! Then prompt look-up against one token after the other, in turns on the CPU: a model of 134 M parameters copies a passage
+//! of its prompt, so that every guess is right.
 
 mod common;
+#[path = "../tests/common/copier.rs"]
+mod copier;
 
 use std::time::Duration;
 
+use copier::{Copier, Sizes};
+
 use criterion::{Criterion, Throughput};
-use tilewright::generate::Stats;
-use tilewright::{Device, GenerateOptions, Model, Session};
+use tilewright::formats::BlockType;
+use tilewright::generate::{Speculation, Stats};
+use tilewright::load::convert::{QuantizeOptions, quantize_file};
+use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model, Session};
 
 const N_PROMPT: usize = 128;
 const N_DECODE: usize = 64;
@@ -55,6 +64,64 @@ fn main() {
         println!("{:<10} median: prefill {prefill}, decode {decode}", target.name);
     }
     criterion.final_summary();
+    // As Criterion takes the name of a part.
+    let part = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
+    if part.is_none_or(|part| "copying".contains(&part)) {
+        copying().expect("the model is sound");
+    }
+}
+
+/// Decoding that copies, with guesses and without.
+fn copying() -> Result<(), Error> {
+    const N_COPIED: usize = 128;
+    const ROUNDS: usize = 7;
+    let sizes = Sizes {
+        seed: 1,
+        dim: 1024,
+        ffn_dim: 2816,
+        n_layers: 12,
+        n_heads: 16,
+        n_kv_heads: 4,
+        vocab_size: 4096,
+        context_length: 1024,
+    };
+    let copier = Copier::new(env!("CARGO_TARGET_TMPDIR").as_ref(), sizes);
+    // A passage, something else, and how the passage begins.
+    let prompt = [copier.passage(0, 256), copier.passage(2000, 64), copier.passage(0, 8)].concat();
+    let want = copier.passage(8, 1 + N_COPIED);
+    println!("\n{:<8} {:>16} {:>16} {:>7} {:>17}", "copying", "tokens/s", "with look-up", "ratio", "tokens a pass");
+    for block_type in [BlockType::Q4_0, BlockType::Q4_K, BlockType::Q8_0] {
+        let file = copier.folder.join(format!("{}.gguf", block_type.name()));
+        quantize_file(&copier.folder, &file, &QuantizeOptions::new(block_type), &mut |_, _, _| ())?;
+        let mut session = Model::load(&Device::cpu(), &file, LoadOptions::default())?.session()?;
+        let (mut rates, mut guessed) = ([Vec::new(), Vec::new()], Speculation::default());
+        for round in 0..=ROUNDS {
+            for (rates, prompt_lookup) in rates.iter_mut().zip([0, GenerateOptions::MOST_GUESSES]) {
+                session.clear();
+                let options =
+                    GenerateOptions { ignore_eos: true, prompt_lookup, ..GenerateOptions::greedy(want.len()) };
+                let mut generation = session.generate_ids(&prompt, &options)?;
+                let mut ids = Vec::new();
+                while let Some(piece) = pollster::block_on(generation.next()) {
+                    ids.push(piece?.id);
+                }
+                assert_eq!(ids, want, "the passage is copied");
+                // The first round tests and touches everything.
+                if round > 0 {
+                    rates.push(generation.decode().rate());
+                }
+                guessed = generation.speculation();
+            }
+        }
+        let [plain, looked_up] = rates.map(|mut rates| {
+            rates.sort_by(f64::total_cmp);
+            rates[rates.len() / 2]
+        });
+        let a_pass = N_COPIED as f64 / (N_COPIED - guessed.accepted) as f64;
+        let ratio = looked_up / plain;
+        println!("{:<8} {plain:>16.1} {looked_up:>16.1} {ratio:>6.2}x {a_pass:>17.2}", block_type.name());
+    }
+    Ok(())
 }
 
 fn measure(

@@ -4,6 +4,7 @@ mod bench;
 #[cfg(feature = "chat")]
 mod chat;
 mod embed;
+mod guess;
 mod info;
 mod inspect;
 mod lost;

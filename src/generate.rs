@@ -2,6 +2,7 @@
 
 mod generation;
 mod loader;
+mod lookup;
 mod model;
 mod options;
 mod pace;
@@ -19,4 +20,4 @@ pub use passes::PASS_SIZES;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use passes::record_pass;
 pub use session::{Session, Snapshot};
-pub use stats::Stats;
+pub use stats::{Speculation, Stats};

@@ -2,6 +2,8 @@
 //! model, so that these tests need no other file.
 
 mod common;
+#[path = "generate/lookup.rs"]
+mod lookup;
 #[path = "generate/saved.rs"]
 mod saved;
 

@@ -24,7 +24,7 @@ const LOAD: Names<CommonLoadOptions> = {
 const LOAD_INDEX: Names<LoadIndexOptions> = { ...PLACE, model: true };
 const GENERATE: Names<GenerateOptions> = {
   signal: true, maxTokens: true, temperature: true, topK: true, topP: true, minP: true, repeatPenalty: true, repeatLastN: true,
-  seed: true, stop: true, ignoreEos: true, slide: true, tokensPerSubmit: true,
+  seed: true, stop: true, ignoreEos: true, slide: true, tokensPerSubmit: true, promptLookup: true,
 };
 const LOAD_MODEL: Names<LoadOptions> = { ...LOAD, tune: true, contextLength: true, kvType: true };
 const KEEP: Names<{ keep?: boolean }> = { keep: true };

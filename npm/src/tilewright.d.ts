@@ -10,7 +10,7 @@ export type Adapter = Omit<AvailableDevice, "choice">;
 export type EngineOptions = {
   maxTokens?: number; temperature?: number; topK?: number; topP?: number; minP?: number; repeatPenalty?: number;
   repeatLastN?: number; seed?: number; stop?: string[]; stopIds?: number[]; ignoreEos?: boolean; slide?: boolean;
-  tokensPerSubmit?: number;
+  tokensPerSubmit?: number; promptLookup?: number;
 };
 
 export type FileInfo = { name: string; size?: number };

@@ -222,6 +222,11 @@ export interface GenerateOptions {
    * Default: 4 for models of less than 64 MiB on a GPU, else 1. The CPU takes one at a time.
    */
   tokensPerSubmit?: number | undefined;
+  /**
+   * Tokens to guess from what followed the last ones before, 0 to 7, and to compute at a time: the same text, faster where it
+   * repeats its prompt. Needs a temperature of 0 and no penalty. Default 0.
+   */
+  promptLookup?: number | undefined;
 }
 
 /** Options of {@link Model.chat}: those of a generation, and what the template is told besides the messages. */

@@ -11,6 +11,7 @@ use tilewright::chat::{ChatOptions, ChatTemplate, Message};
 use tilewright::generate::{CancelHandle, StopReason};
 use tilewright::{Error, GenerateOptions, Model, Recovery, Session};
 
+use super::guess::{self, Draft};
 use super::lost::each_piece;
 use super::run::{ModelArgs, SamplingArgs};
 use super::{Failure, tell_findings};
@@ -110,6 +111,7 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     let session = recovery.load(&args.device.open()?)?.session()?;
     let template = template(session.model(), args)?;
     let mut chat = Chat::new(session, recovery, template, told, options, interrupt)?;
+    chat.draft = args.sampling.guess.draft(chat.session.model())?;
     chat.prefill.clone_from(&args.prefill);
     if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
         chat.load(path)?;
@@ -208,6 +210,7 @@ impl Interrupt {
 /// A conversation in progress.
 struct Chat<'a> {
     session: Session,
+    draft: Option<Draft>,
     recovery: Recovery<'a, Model>,
     template: ChatTemplate,
     told: ChatOptions,
@@ -230,8 +233,8 @@ impl<'a> Chat<'a> {
     ) -> Result<Self, Error> {
         options.stop_ids = template.stop_ids(session.model().tokenizer()?)?;
         options.stop.extend(template.stop_texts().iter().map(|text| text.to_string()));
-        let (prefill, system, messages) = (None, None, Vec::new());
-        Ok(Chat { session, recovery, template, told, options, interrupt, prefill, system, messages })
+        let (draft, prefill, system, messages) = (None, None, None, Vec::new());
+        Ok(Chat { session, draft, recovery, template, told, options, interrupt, prefill, system, messages })
     }
 
     /// Does what a line says; false at the end of the conversation.
@@ -297,6 +300,9 @@ impl<'a> Chat<'a> {
         let tokenizer = self.session.model().tokenizer()?;
         let ids = self.template.encode(tokenizer, &conversation, &chat_options)?;
         let mut generation = self.session.generate_from(&ids, &self.options)?;
+        if let Some(draft) = &mut self.draft {
+            draft.guess_for(&mut generation)?;
+        }
         *self.interrupt.current() = Some(generation.cancel_handle());
         let mut out = io::stdout().lock();
         let mut text = self.prefill.clone().unwrap_or_default();
@@ -308,6 +314,7 @@ impl<'a> Chat<'a> {
         });
         *self.interrupt.current() = None;
         let (reason, prefill, decode) = (generation.stop_reason(), generation.prefill(), generation.decode());
+        let guessed = guess::told(generation.speculation()).map_or(String::new(), |told| format!("; {told}"));
         if !matches!(ended, Err(Failure::StdoutClosed)) {
             writeln!(out, "{}", if ended.is_err() { " [broken off]" } else { "" })?;
         }
@@ -320,7 +327,7 @@ impl<'a> Chat<'a> {
                 _ => "",
             };
             eprintln!(
-                "[{} new tokens read, {} written at {:.1}/s{note}]",
+                "[{} new tokens read, {} written at {:.1}/s{guessed}{note}]",
                 prefill.tokens,
                 decode.tokens + 1,
                 decode.rate()

@@ -13,6 +13,7 @@ use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
 use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model, Recovery};
 
+use super::guess::{self, GuessArgs};
 use super::lost::each_piece;
 use super::{DeviceArgs, Failure, parse_bytes, print_json, show_bytes, tell_findings};
 
@@ -104,6 +105,8 @@ pub struct SamplingArgs {
     /// When the context is full, drop its older half and go on, instead of stopping.
     #[arg(long)]
     slide: bool,
+    #[command(flatten)]
+    pub guess: GuessArgs,
 }
 
 #[derive(Args)]
@@ -204,6 +207,7 @@ impl SamplingArgs {
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
             context_policy: if self.slide { ContextPolicy::Slide } else { ContextPolicy::Stop },
+            prompt_lookup: self.guess.prompt_lookup,
             ..GenerateOptions::default()
         }
     }
@@ -218,6 +222,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     };
     let mut recovery = args.model.recovery(path);
     let mut session = recovery.load(&args.model.open()?)?.session()?;
+    let mut draft = args.sampling.guess.draft(session.model())?;
     let before = session.model().device().counters();
     let prompt_ids = match &args.prompt_ids {
         Some(ids) => ids.clone(),
@@ -227,6 +232,9 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         session.load(path)?;
     }
     let mut generation = session.generate_from(&prompt_ids, &options)?;
+    if let Some(draft) = &mut draft {
+        draft.guess_for(&mut generation)?;
+    }
     if args.profile {
         generation.enable_profile();
     }
@@ -281,10 +289,12 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
             "stop_reason": stop_reason,
             "prefill": prefill,
             "decode": decode,
+            "speculation": generation.speculation(),
             "counters": counters,
         }));
     }
     summary(device, &options, stop_reason, prefill, decode);
+    guess::told(generation.speculation()).inspect(|told| eprintln!("{told}"));
     Ok(())
 }
 

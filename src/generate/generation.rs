@@ -9,9 +9,10 @@ use std::time::Duration;
 use web_time::Instant;
 
 use super::Model;
+use super::lookup::look_up;
 use super::options::{ContextPolicy, GenerateOptions};
 use super::session::Session;
-use super::stats::{Profile, Stats};
+use super::stats::{Profile, Speculation, Stats};
 use super::stop::StopFilter;
 use crate::device::Pending;
 use crate::error::Error;
@@ -58,14 +59,34 @@ impl CancelHandle {
 /// A submission whose tokens were not read.
 struct Submitted {
     pending: Pending,
-    /// Seconds after the generation's start; `None` for a prompt's, which takes as long as the prompt is.
+    /// Seconds after the generation's start; `None` for a prompt's, which takes as long as the prompt is, and for one that
+    /// verifies guesses.
     at: Option<f64>,
+    guesses: Option<Guesses>,
+}
+
+/// Tokens that a pass verifies.
+struct Guesses {
+    ids: Vec<u32>,
+    /// The row of the pass after which the first of them should be chosen.
+    first_row: usize,
+}
+
+impl Guesses {
+    /// How many of them the model chooses as well, and the token that it chooses after those.
+    fn judge(&self, choices: &[u32]) -> (usize, Option<u32>) {
+        let choices = choices.get(self.first_row..).unwrap_or_default();
+        let n_right = self.ids.iter().zip(choices).take_while(|(guess, choice)| guess == choice).count();
+        (n_right, choices.get(n_right).copied())
+    }
 }
 
 /// A generation in progress: call [`Generation::next`] until it gives `None`. Dropping it keeps in the session what was
 /// generated so far.
 pub struct Generation<'s> {
     session: &'s mut Session,
+    /// Guesses the next tokens, and how many at a time.
+    draft: Option<(&'s mut Session, usize)>,
     options: GenerateOptions,
     ending: Ending,
     decoder: Option<StreamDecoder>,
@@ -84,6 +105,7 @@ pub struct Generation<'s> {
     cancelled: CancelHandle,
     prefill: Stats,
     decode: Stats,
+    speculation: Speculation,
     profile: Option<Profile>,
 }
 
@@ -99,6 +121,7 @@ impl<'s> Generation<'s> {
             false => tokenizer.iter().flat_map(|t| t.eos_ids()).chain(&options.stop_ids).copied().collect(),
         };
         Ok(Generation {
+            draft: None,
             ending: Ending::of(&options.sampling()),
             decoder,
             stop_filter: StopFilter::new(&options.stop),
@@ -112,10 +135,37 @@ impl<'s> Generation<'s> {
             cancelled: CancelHandle::default(),
             prefill: Stats::default(),
             decode: Stats::default(),
+            speculation: Speculation::default(),
             profile: None,
             options: options.clone(),
             session,
         })
+    }
+
+    /// Lets another model, usually a smaller one of the same family, guess up to `n` tokens at a time, which are verified in
+    /// one pass: the same greedy text, faster where the small model is much faster and often right. Where prompt look-up finds
+    /// something, that comes first. Leviathan et al. 2023, arXiv:2211.17192. The session follows this one's tokens; it may
+    /// have others before.
+    ///
+    /// # Errors
+    /// [`Error::Option`] unless `n` is 1 to [`GenerateOptions::MOST_GUESSES`] and the options are greedy, without a penalty;
+    /// [`Error::Operand`] if the other model has another number of tokens in its vocabulary.
+    pub fn draft_with(&mut self, session: &'s mut Session, n: u32) -> Result<(), Error> {
+        GenerateOptions { prompt_lookup: n, ..self.options.clone() }.check_guesses("draft")?;
+        if n == 0 {
+            return Err(Error::Option { option: "draft", expected: "1 or more".into(), found: "0".into() });
+        }
+        let [own, other] = [self.session.model(), session.model()].map(|model| model.config().vocab_size);
+        if own != other {
+            return Err(Error::Operand {
+                kernel: "session",
+                operand: "draft",
+                expected: format!("a vocabulary of {own} tokens"),
+                found: format!("{other}"),
+            });
+        }
+        self.draft = Some((session, n as usize));
+        Ok(())
     }
 
     /// Times every kernel of the decode passes; they then run one at a time. See [`Generation::profile`].
@@ -148,6 +198,11 @@ impl<'s> Generation<'s> {
         self.decode
     }
 
+    /// Guesses so far, of [`GenerateOptions::prompt_lookup`] and [`Generation::draft_with`].
+    pub fn speculation(&self) -> Speculation {
+        self.speculation
+    }
+
     /// Ends the generation: [`Generation::next`] gives `None` from now on.
     pub fn cancel(&mut self) {
         self.stop_reason.get_or_insert(StopReason::Cancelled);
@@ -159,13 +214,15 @@ impl<'s> Generation<'s> {
     }
 
     /// Goes on after [`Error::DeviceLost`] with the same tokens, on the same model loaded anew on another device.
-    /// Everything is computed again there, and no token is given out twice. A generation that ended otherwise stays ended.
+    /// Everything is computed again there, and no token is given out twice; a model that guessed does so no more, since it may
+    /// be on the lost device. A generation that ended otherwise stays ended.
     ///
     /// # Errors
     /// [`Error::Operand`] if it is not the same model with the same context length.
     pub fn resume(&mut self, model: &Model) -> Result<(), Error> {
         if self.failed {
             self.session.move_to(model)?;
+            self.draft = None;
             self.failed = false;
             self.stop_reason = None;
         }
@@ -217,13 +274,10 @@ impl<'s> Generation<'s> {
         let start = Instant::now();
         if self.read.is_empty() && self.unread.is_empty() {
             self.session.choose_angles();
+            self.guess().await?;
         }
         // Nothing follows a token that was chosen and cannot be read any more: whoever asked for it did not wait for it.
-        let follows = match self.session.sequence.n_ahead() {
-            Some(0) => true,
-            Some(_) => !self.unread.is_empty() || !self.read.is_empty(),
-            None => false,
-        };
+        let follows = self.session.sequence.n_ahead() == Some(0) || !self.unread.is_empty() || !self.read.is_empty();
         let n_fed = if follows { Some(0) } else { self.feed().await? };
         let Some(n_fed) = n_fed.filter(|_| !self.cancelled.0.load(Ordering::Relaxed)) else {
             self.stop_reason = Some(StopReason::Cancelled);
@@ -231,24 +285,33 @@ impl<'s> Generation<'s> {
         };
         if self.read.is_empty() {
             self.run_ahead()?;
-            let words = match self.unread.front_mut() {
+            let (words, guesses) = match self.unread.front_mut() {
                 // It stays in the queue until it is there: whoever drops this future and calls again misses no token.
                 Some(submitted) => {
                     let words = (&mut submitted.pending).await?;
                     if let Some(at) = submitted.at {
                         self.session.pace.seen(at, self.start.elapsed().as_secs_f64());
                     }
-                    self.unread.pop_front();
-                    words
+                    let guesses = self.unread.pop_front().and_then(|submitted| submitted.guesses);
+                    (words, guesses)
                 }
-                None => self.step_profiled().await?,
+                None => (self.step_profiled().await?, None),
             };
-            self.read.extend(StepState::tokens(&words));
+            match guesses {
+                None => self.read.extend(StepState::tokens(&words)),
+                Some(guesses) => {
+                    let (n_right, next) = guesses.judge(&words);
+                    self.session.sequence.verified(n_right);
+                    self.speculation.accepted += n_right;
+                    self.read.extend(guesses.ids.into_iter().take(n_right).chain(next));
+                }
+            }
         }
         let id = self.read.pop_front();
         let pos = self.session.tokens().len() as u32;
         let id = id.filter(|&id| id != NON_FINITE).ok_or(Error::NonFinite { pos })?;
-        if n_fed > 0 {
+        // A single token in the middle is a step like others.
+        if n_fed > 1 || (n_fed > 0 && self.n_generated == 0) {
             self.prefill.add(n_fed, start.elapsed());
         } else {
             self.decode.add(1, start.elapsed());
@@ -264,9 +327,41 @@ impl<'s> Generation<'s> {
         self.session.pace.pause();
         let fed = self.session.feed_and_choose(&self.options, self.ending, &self.cancelled.0).await?;
         Ok(fed.map(|(n_fed, pending)| {
-            self.unread.push_back(Submitted { pending, at: None });
+            self.unread.push_back(Submitted { pending, at: None, guesses: None });
             n_fed
         }))
+    }
+
+    /// Whether the next tokens may be guessed.
+    fn guesses(&self) -> bool {
+        let is_asked_for = self.options.prompt_lookup > 0 || self.draft.is_some();
+        is_asked_for && self.profile.is_none() && !self.session.model.config().is_recurrent()
+    }
+
+    /// Submits what may come next to be verified, if that is asked for and something is found. All tokens that were read are
+    /// kept, and none is on its way.
+    async fn guess(&mut self) -> Result<(), Error> {
+        if !self.guesses() {
+            return Ok(());
+        }
+        // One more token comes with the guesses.
+        let wanted = (self.options.max_tokens - self.n_generated).saturating_sub(1);
+        let room = self.session.n_positions().saturating_sub(self.session.tokens().len());
+        let n = wanted.min(room);
+        let mut ids = look_up(self.session.tokens(), n.min(self.options.prompt_lookup as usize));
+        // The first token comes with the prompt.
+        if let (true, Some((draft, most))) = (ids.is_empty() && self.n_generated > 0, &mut self.draft) {
+            ids = draft_ids(draft, self.session.tokens(), n.min(*most)).await?;
+        }
+        if ids.is_empty() {
+            return Ok(());
+        }
+        if let Some((pending, first_row)) = self.session.verify(&ids).await? {
+            self.speculation.drafted += ids.len();
+            self.speculation.passes += 1;
+            self.unread.push_back(Submitted { pending, at: None, guesses: Some(Guesses { ids, first_row }) });
+        }
+        Ok(())
     }
 
     /// Submits passes after those that are read next, as far as they can be needed. All tokens that were read are kept.
@@ -274,6 +369,8 @@ impl<'s> Generation<'s> {
         // The CPU runs a pass when it is submitted, so there is nothing to gain; a profile runs them one at a time.
         let model = &self.session.model;
         let (depth, n_each) = match (model.device().is_gpu(), &self.profile) {
+            // Guesses are made of tokens that were read.
+            (true, None) if self.guesses() => (1, 1),
             (true, None) => {
                 let depth = self.options.submits_in_flight.map_or(self.session.pace.depth(), |n| n as usize);
                 (depth, self.options.tokens_per_submit.unwrap_or(model.tokens_per_submit()))
@@ -290,7 +387,8 @@ impl<'s> Generation<'s> {
                 break;
             }
             let at = Some(self.start.elapsed().as_secs_f64());
-            self.unread.push_back(Submitted { pending: self.session.run_ahead(self.ending, n as u32)?, at });
+            let pending = self.session.run_ahead(self.ending, n as u32)?;
+            self.unread.push_back(Submitted { pending, at, guesses: None });
         }
         Ok(())
     }
@@ -342,4 +440,19 @@ impl<'s> Generation<'s> {
         }
         Ok(Piece { id, text })
     }
+}
+
+/// Up to `n` tokens that a model chooses after `ids`: none if its context has no room for them.
+async fn draft_ids(session: &mut Session, ids: &[u32], n: usize) -> Result<Vec<u32>, Error> {
+    if n == 0 || ids.len() + n > session.n_positions() {
+        return Ok(Vec::new());
+    }
+    let options = GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(n) };
+    let mut generation = session.generate_from(ids, &options)?;
+    let mut guesses = Vec::with_capacity(n);
+    // Boxed because it is the same function that waits for it.
+    while let Some(piece) = Box::pin(generation.next()).await {
+        guesses.push(piece?.id);
+    }
+    Ok(guesses)
 }

@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::kernels::Sampling;
+use crate::model::{Ending, VERIFIED_ROWS};
 
 /// What happens when the context is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,6 +46,11 @@ pub struct GenerateOptions {
     /// Tokens that one submission to a GPU computes, 1 to 16: more cost less time each and come in bursts. The text is
     /// the same. [`Model::tokens_per_submit`](super::Model::tokens_per_submit) if `None`; the CPU takes one at a time.
     pub tokens_per_submit: Option<u32>,
+    /// Tokens to guess at most by prompt look-up, 0 to [`GenerateOptions::MOST_GUESSES`]; 0 is off. What followed the last
+    /// tokens when they came up before is computed in one pass with them, and as much of it is kept as the model would have
+    /// chosen, which pays where a text repeats much of its prompt. Tokens must neither be drawn nor penalised. Every step
+    /// waits for the one before. A model with recurrent layers computes one token after the other all the same.
+    pub prompt_lookup: u32,
     /// Submissions to a GPU that are in flight, the one that is being read included, 1 to 8. The text is the same. If
     /// `None`, 2 to 8, as many as keep the GPU busy by what was measured of the session; a model with states of a fixed size
     /// has room for fewer. The CPU has one.
@@ -69,11 +75,15 @@ impl Default for GenerateOptions {
             context_policy: ContextPolicy::Stop,
             tokens_per_submit: None,
             submits_in_flight: None,
+            prompt_lookup: 0,
         }
     }
 }
 
 impl GenerateOptions {
+    /// Guesses that one pass verifies at most.
+    pub const MOST_GUESSES: u32 = VERIFIED_ROWS - 1;
+
     /// Always the most likely token, up to `max_tokens`.
     pub fn greedy(max_tokens: usize) -> Self {
         GenerateOptions { max_tokens, temperature: 0.0, ..GenerateOptions::default() }
@@ -103,10 +113,25 @@ impl GenerateOptions {
                 return Err(Error::Option { option, expected, found });
             }
         }
+        self.check_guesses("prompt_lookup")?;
         match self.stop.iter().any(String::is_empty) {
             false => Ok(()),
             true => Err(Error::Option { option: "stop", expected: "texts".into(), found: "an empty one".into() }),
         }
+    }
+
+    /// Refuses more guesses than a pass verifies, and any where choices are not plainly the most likely tokens.
+    pub(super) fn check_guesses(&self, option: &'static str) -> Result<(), Error> {
+        let is_greedy = Ending::of(&self.sampling()) == Ending::Greedy { penalize: false };
+        let most = if is_greedy { Self::MOST_GUESSES } else { 0 };
+        if self.prompt_lookup <= most {
+            return Ok(());
+        }
+        let expected = match is_greedy {
+            true => format!("0 to {most}"),
+            false => "0 where tokens are drawn or penalised; temperature 0 without a penalty".into(),
+        };
+        Err(Error::Option { option, expected, found: self.prompt_lookup.to_string() })
     }
 
     /// The settings as kernels read them.

@@ -31,6 +31,8 @@ pub(super) struct Sequence {
     /// Tokens that submitted passes choose and that are not kept so far. `None` where the device's position and token are
     /// not those of the sequence's end, so that the next pass cannot simply follow.
     n_ahead: Option<usize>,
+    /// Guessed tokens that a pass has verified and that are not kept so far: keys of the next tokens to be kept are there.
+    n_verified: usize,
     /// The row of angles that position 0 has in the cached keys.
     angles: u32,
     /// Positions after which the device has the states of layers that keep one of fixed size, in the order of their slots.
@@ -104,6 +106,7 @@ impl Sequence {
     /// Goes back to a position of at most `n` from which passes can go on: what was computed beyond it counts for nothing.
     fn go_back(&mut self, n: usize) {
         self.n_ahead = None;
+        self.n_verified = 0;
         self.n_cached = self.n_cached.min(n);
         if let Some(states) = &mut self.states {
             let known = states.iter().copied().filter(|&position| position <= self.n_cached);
@@ -200,9 +203,24 @@ impl Sequence {
         }
     }
 
-    /// Keeps the first of the tokens that were chosen ahead.
+    /// A pass of `size` rows was submitted over all tokens that are not cached and guessed ones after them, whose keys count
+    /// for nothing so far.
+    pub fn submitted_guesses(&mut self, size: usize) {
+        self.submitted(self.uncached().len(), size);
+    }
+
+    /// The first `n` of the guessed tokens are the ones to be kept next.
+    pub fn verified(&mut self, n: usize) {
+        self.n_verified = n;
+    }
+
+    /// Keeps the first of the tokens that were chosen ahead or verified, or one that was chosen after them.
     pub fn keep(&mut self, id: u32) {
         self.ids.push(id);
+        if let Some(n_left) = self.n_verified.checked_sub(1) {
+            self.n_verified = n_left;
+            self.n_cached = self.ids.len();
+        }
         // A token that no pass chose is like one that was appended.
         self.n_ahead = self.n_ahead.and_then(|ahead| ahead.checked_sub(1));
         if self.n_ahead.is_some_and(|ahead| ahead > 0) {
@@ -219,7 +237,7 @@ impl Sequence {
     /// Another sequence, of which the cache has this much.
     pub fn restore(&mut self, ids: Vec<u32>, cached: Cached) {
         let Cached { n, angles, states, written } = cached;
-        *self = Sequence { ids, n_cached: n, n_ahead: None, angles, states, ring: self.ring, written };
+        *self = Sequence { ids, n_cached: n, angles, states, ring: self.ring, written, ..Sequence::default() };
         // A cache of all positions would let passes begin where they see keys that it never got.
         if self.ring.is_none() && written > n {
             self.forget_cache();
@@ -320,6 +338,31 @@ mod tests {
             self.sequence.keep(id);
         }
 
+        /// A pass over what is not cached and guesses after it, of which the first `n_right` are right. Returns how many of
+        /// them were kept: none if there are more tokens than the pass has rows.
+        fn guess(&mut self, n: usize, n_right: usize, size: usize) -> usize {
+            self.chosen.clear();
+            self.sequence.leave_the_last();
+            let guesses: Vec<u32> = (0..n).map(|_| self.fresh_id()).collect();
+            let ids = [self.sequence.uncached(), &guesses].concat();
+            if ids.len() > size {
+                return 0;
+            }
+            self.write(self.sequence.n_cached(), &ids, size);
+            self.sequence.submitted_guesses(size);
+            self.sequence.verified(n_right);
+            self.check();
+            for id in guesses.into_iter().take(n_right) {
+                self.sequence.keep(id);
+                self.check();
+            }
+            assert!(self.sequence.uncached().is_empty(), "{:?}", self.sequence);
+            let id = self.fresh_id();
+            self.sequence.keep(id);
+            assert_eq!(self.sequence.uncached(), [id], "{:?}", self.sequence);
+            n_right
+        }
+
         /// What is said to be cached is cached, and what the device stands at is where the sequence says.
         fn check(&self) {
             let Sequence { ids, n_cached, n_ahead, .. } = &self.sequence;
@@ -346,14 +389,14 @@ mod tests {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             ((seed >> 33) as usize) % n
         };
-        let (mut n_kept, mut n_given_up, mut n_slid) = (0, 0, 0);
+        let (mut n_kept, mut n_given_up, mut n_slid, mut n_guessed) = (0, 0, 0, 0);
         for round in 0..600 {
             // Passes have up to five rows.
             let ring = Ring { slots: WINDOW as u32 - 1 + 5, back: 5 };
             let mut device = Simulated::new((round % 2 == 1).then_some(ring));
             for _ in 0..60 {
                 let len = device.sequence.ids().len();
-                match below(8) {
+                match below(9) {
                     0 => {
                         let n = below(6).min(CAPACITY - 1 - len.min(CAPACITY - 1));
                         let ids: Vec<u32> = (0..n).map(|_| device.fresh_id()).collect();
@@ -375,12 +418,17 @@ mod tests {
                         device.keep();
                         n_kept += 1;
                     }
+                    8 if len > 0 && len < CAPACITY - 5 => {
+                        let n = 1 + below(4);
+                        n_guessed += device.guess(n, below(n + 1), 5);
+                    }
                     _ => {}
                 }
                 device.check();
             }
         }
-        assert!(n_kept > 500 && n_given_up > 100 && n_slid > 20, "{n_kept} {n_given_up} {n_slid}");
+        let counts = [n_kept, n_given_up, n_slid, n_guessed];
+        assert!(counts.iter().zip([500, 100, 20, 500]).all(|(&n, fewest)| n > fewest), "{counts:?}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::passes::RecordedPasses;
 use super::sequence::Sequence;
 use crate::device::{Pending, pause};
 use crate::error::Error;
-use crate::model::{Ending, KvCache, PassTensors};
+use crate::model::{Ending, KvCache, PassTensors, VERIFIED_ROWS};
 use crate::recording::{MemoryPlan, Recording};
 use crate::tokenizer::EncodeOptions;
 
@@ -296,6 +296,27 @@ impl Session {
             self.sequence.chooses_next();
         }
         Ok(fed)
+    }
+
+    /// Submits a pass over what is not cached and guessed tokens after it, that chooses a token after each. Returns the
+    /// choices to read and the row of the first one that counts, after the last kept token. `None` if there are more tokens
+    /// than such a pass has rows.
+    pub(super) async fn verify(&mut self, guesses: &[u32]) -> Result<Option<(Pending, usize)>, Error> {
+        let model = self.model.clone();
+        let device = model.device();
+        self.sequence.leave_the_last();
+        let ids = [self.sequence.uncached(), guesses].concat();
+        let (position, size) = (self.sequence.n_cached(), self.passes.size(ids.len() as u32));
+        if size != VERIFIED_ROWS || ids.len() > size as usize {
+            return Ok(None);
+        }
+        self.passes.test(device, model.transformer(), size, Ending::Verify).await?;
+        let (pass, io) = (self.passes.get(size, Ending::Verify)?, &self.passes.io);
+        device.write(&io.tokens, position, &ids)?;
+        io.state.set_turned(device, position as u32, ids.len() as u32, self.sequence.angles())?;
+        let pending = device.run_and_read(pass, &io.verified)?;
+        self.sequence.submitted_guesses(size as usize);
+        Ok(Some((pending, ids.len() - guesses.len() - 1)))
     }
 
     /// Submits `n` more passes, each on the token that the device chose last.

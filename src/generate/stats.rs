@@ -24,6 +24,17 @@ impl Stats {
     }
 }
 
+/// What guessing the next tokens was worth.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Speculation {
+    /// Tokens that were guessed.
+    pub drafted: usize,
+    /// Those of them that the model chose as well.
+    pub accepted: usize,
+    /// Passes that verified guesses. Each of them gives one token more than it accepts.
+    pub passes: usize,
+}
+
 /// Calls and time of each kernel.
 #[derive(Debug, Default)]
 pub(super) struct Profile(HashMap<&'static str, (u64, Duration)>);

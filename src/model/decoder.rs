@@ -11,6 +11,9 @@ use crate::kernels::{
 use crate::recording::Recorder;
 use crate::tensor::{Role, Tensor};
 
+/// Rows of a pass that verifies guesses: the second of the usual sizes, which reads weights once.
+pub const VERIFIED_ROWS: u32 = 8;
+
 /// Tensors that passes share with the host.
 #[derive(Clone, Debug)]
 pub struct PassTensors {
@@ -24,6 +27,8 @@ pub struct PassTensors {
     pub sampling: Tensor,
     /// The chosen token, `[1]`.
     pub chosen: Tensor,
+    /// The most likely token after each row of a pass that verifies, `[VERIFIED_ROWS]`.
+    pub verified: Tensor,
 }
 
 impl PassTensors {
@@ -40,6 +45,7 @@ impl PassTensors {
             logits: tensor("logits", &[1, config.vocab_size], DType::F32)?,
             sampling: tensor("sampling", &[8], DType::U32)?,
             chosen: tensor("chosen", &[1], DType::U32)?,
+            verified: tensor("verified", &[VERIFIED_ROWS], DType::U32)?,
         })
     }
 }
@@ -51,6 +57,8 @@ pub enum Ending {
     Cache,
     /// Logits of the last token.
     Logits,
+    /// The most likely token after each row of a pass of [`VERIFIED_ROWS`]; the state stays as it is.
+    Verify,
     /// The most likely token, which then is the next pass's input.
     Greedy {
         /// Whether recent tokens are penalised.
@@ -132,6 +140,11 @@ impl Transformer {
         if ending == Ending::Cache {
             return Ok(());
         }
+        if ending == Ending::Verify {
+            let logits = rec.temporary("logits", &[n_tokens, self.config.vocab_size])?;
+            self.record_head(rec, &h, &logits)?; // [T, V]
+            return argmax(rec, &logits, &io.verified); // [T]
+        }
         let last = if n_tokens == 1 {
             h
         } else {
@@ -144,7 +157,7 @@ impl Transformer {
             penalize(rec, &io.sampling, &io.state, &io.tokens, &io.logits)?;
         }
         match ending {
-            Ending::Cache | Ending::Logits => return Ok(()),
+            Ending::Cache | Ending::Logits | Ending::Verify => return Ok(()),
             Ending::Greedy { .. } => argmax(rec, &io.logits, &io.chosen)?, // [1]
             Ending::Sample { .. } => sample(rec, &io.sampling, &io.state, &io.logits, &io.chosen)?, // [1]
         }

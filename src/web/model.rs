@@ -224,6 +224,7 @@ fn read_options(value: JsValue) -> Result<GenerateOptions, JsValue> {
         ignore_eos: Option<bool>,
         slide: Option<bool>,
         tokens_per_submit: Option<u32>,
+        prompt_lookup: Option<u32>,
     }
     let given: Option<Options> = from_js("options", value)?;
     let (given, default) = (given.unwrap_or_default(), GenerateOptions::default());
@@ -241,6 +242,7 @@ fn read_options(value: JsValue) -> Result<GenerateOptions, JsValue> {
         ignore_eos: given.ignore_eos.unwrap_or(default.ignore_eos),
         context_policy: if given.slide == Some(true) { ContextPolicy::Slide } else { ContextPolicy::Stop },
         tokens_per_submit: given.tokens_per_submit,
+        prompt_lookup: given.prompt_lookup.unwrap_or(0),
         ..default
     })
 }

@@ -1,6 +1,9 @@
 //! Shared by the test binaries: devices or a visible skip, the data folder, seeded numbers, closeness.
 #![allow(dead_code)] // each binary uses its own part of this
 
+#[cfg(not(target_arch = "wasm32"))]
+pub mod copier;
+
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 

@@ -1,0 +1,63 @@
+//! What guesses the next tokens for `run` and `chat`: the text so far, or a smaller model.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use tilewright::generate::{Generation, Speculation};
+use tilewright::load::ModelFile;
+use tilewright::{Error, LoadOptions, Model, Session};
+
+use super::run::with_loading_bar;
+
+#[derive(Args)]
+pub struct GuessArgs {
+    /// Guess up to N tokens, 1 to 7, from what followed the last ones before, and compute them at a time: the same text,
+    /// faster where it repeats its prompt. Needs --temperature 0.
+    #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
+    pub prompt_lookup: u32,
+    /// Smaller model with the same vocabulary that guesses tokens, which the model verifies some at a time: the same text,
+    /// faster where the guesses are cheap and good. Needs --temperature 0.
+    #[arg(long, value_name = "MODEL")]
+    draft: Option<PathBuf>,
+    /// Tokens that --draft guesses at a time, 1 to 7.
+    #[arg(long, default_value_t = 4, value_name = "N", requires = "draft")]
+    draft_tokens: u32,
+}
+
+/// A model that guesses, and how many tokens at a time.
+pub struct Draft {
+    session: Session,
+    n: u32,
+}
+
+impl GuessArgs {
+    /// The model that guesses, if there is to be one, where the other one is and with room for as long a text.
+    pub fn draft(&self, model: &Model) -> Result<Option<Draft>, Error> {
+        let Some(path) = &self.draft else { return Ok(None) };
+        let file = ModelFile::open(path)?;
+        let context_length = file.header.shape.decoder()?.max_seq_len.min(model.context_length());
+        let session = with_loading_bar(|progress| {
+            let options = LoadOptions {
+                context_length: Some(context_length),
+                kv_type: model.kv_type(),
+                progress: Some(progress),
+                ..LoadOptions::default()
+            };
+            Model::from_file(model.device(), file, options)?.session()
+        })?;
+        Ok(Some(Draft { session, n: self.draft_tokens }))
+    }
+}
+
+impl Draft {
+    /// Has it guess for a generation.
+    pub fn guess_for<'s>(&'s mut self, generation: &mut Generation<'s>) -> Result<(), Error> {
+        generation.draft_with(&mut self.session, self.n)
+    }
+}
+
+/// What guessing was worth; nothing where there was none.
+pub fn told(speculation: Speculation) -> Option<String> {
+    let Speculation { drafted, accepted, passes } = speculation;
+    (passes > 0).then(|| format!("{accepted} of {drafted} guessed tokens were right, in {passes} passes"))
+}

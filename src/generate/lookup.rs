@@ -1,0 +1,79 @@
+//! Prompt look-up: what followed the last tokens when they came up before is likely to follow again.
+
+/// The fewest tokens at the end that must have come up before. One alone is followed by anything.
+const FEWEST: usize = 2;
+/// As many tokens tell one place from another.
+const ENOUGH: usize = 8;
+
+/// Up to `n` tokens that may come next: those that followed where most of the last tokens came up before, the latest such
+/// place first. Where the end repeats itself, so does the draft. Empty if the last two tokens are new.
+///
+/// Yang et al. 2023, arXiv:2304.04487, copy from reference texts in this way, and Saxena 2023 from the prompt.
+pub(super) fn look_up(ids: &[u32], n: usize) -> Vec<u32> {
+    let mut found = None;
+    let mut longest = FEWEST - 1;
+    // Ends of earlier places.
+    for end in (FEWEST..ids.len()).rev() {
+        let matching = ids[..end].iter().rev().zip(ids.iter().rev());
+        let length = matching.take(ENOUGH).take_while(|(before, last)| before == last).count();
+        if length > longest {
+            (found, longest) = (Some(end), length);
+            if length == ENOUGH {
+                break;
+            }
+        }
+    }
+    let Some(end) = found else { return Vec::new() };
+    ids[end..].iter().copied().cycle().take(n).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The same by its definition: all places are compared, and the best is taken.
+    fn by_definition(ids: &[u32], n: usize) -> Vec<u32> {
+        let places = (1..ids.len()).map(|end| {
+            let length = (1..=end.min(8)).take_while(|&k| ids[end - k..end] == ids[ids.len() - k..]).count();
+            (length, end)
+        });
+        match places.max() {
+            Some((length, end)) if length >= 2 => (0..n).map(|i| ids[end + i % (ids.len() - end)]).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    #[test]
+    fn drafts_are_what_followed_the_longest_and_latest_match() {
+        assert_eq!(look_up(&[1, 2, 3, 4, 9, 1, 2], 3), [3, 4, 9]);
+        // The longer match wins over the later one, and the later one of two equal ones.
+        assert_eq!(look_up(&[1, 2, 3, 7, 0, 2, 3, 8, 1, 2, 3], 1), [7]);
+        assert_eq!(look_up(&[1, 2, 3, 1, 2, 4, 1, 2], 1), [4]);
+        // A text that repeats itself goes on doing so.
+        assert_eq!(look_up(&[5, 6, 5, 6, 5, 6], 5), [5, 6, 5, 6, 5]);
+        assert_eq!(look_up(&[7, 7, 7], 4), [7; 4]);
+        for nothing in [&[][..], &[1], &[1, 1], &[1, 2, 3], &[1, 2, 1]] {
+            assert!(look_up(nothing, 4).is_empty(), "{nothing:?}");
+        }
+    }
+
+    #[test]
+    fn drafts_are_those_of_the_definition() {
+        let mut seed = 3u64;
+        let mut n_found = 0;
+        for round in 0..2000 {
+            let ids: Vec<u32> = (0..round % 40)
+                .map(|_| {
+                    seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    (seed >> 33) as u32 % 4
+                })
+                .collect();
+            let n = 1 + round % 7;
+            let draft = look_up(&ids, n);
+            assert_eq!(draft, by_definition(&ids, n), "{ids:?}");
+            assert!(draft.len() == n || draft.is_empty());
+            n_found += usize::from(!draft.is_empty());
+        }
+        assert!(n_found > 500, "{n_found}");
+    }
+}

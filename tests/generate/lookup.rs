@@ -1,0 +1,323 @@
+//! Prompt look-up and draft models: the same texts in fewer passes.
+
+use tilewright::generate::{ContextPolicy, Speculation, StopReason};
+use tilewright::kernels::KvType;
+use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model};
+
+use super::common::copier::{Copier, Sizes};
+use super::common::{block_on, executors};
+use super::{builtin, collect, endless};
+
+/// Openings of stories: of the kind that the model knows, and of others.
+const OPENINGS: [&str; 10] = [
+    "Once upon a time",
+    "Lily had a red ball. Tom had a red ball too. Lily",
+    "The dog ran. The dog ran. The dog",
+    "One day, a little cat",
+    "Mia and Ben played in the sun. Mia and Ben played in the",
+    "the the the the",
+    "\"Look!\" said Tom. \"Look!\" said",
+    "There was a big tree. The big tree had a",
+    "12 12 12 13",
+    "A bird sang. \"I like your song,\" said the fox. The bird sang. \"I like",
+];
+
+const SIZES: Sizes = Sizes {
+    seed: 1,
+    dim: 128,
+    ffn_dim: 256,
+    n_layers: 2,
+    n_heads: 4,
+    n_kv_heads: 2,
+    vocab_size: 600,
+    context_length: 512,
+};
+/// Of a model with another text and the same vocabulary.
+const SIZES_OF_ANOTHER: Sizes = Sizes { seed: 0x9e37_79b9_7f4a_7c15, n_layers: 1, ..SIZES };
+
+/// A model that copies what stands in its prompt.
+fn copier() -> Copier {
+    Copier::new(env!("CARGO_TARGET_TMPDIR").as_ref(), SIZES)
+}
+
+fn load(device: &Device, copier: &Copier, options: LoadOptions<'_>) -> Model {
+    Model::load(device, &copier.folder, options).unwrap()
+}
+
+/// Ids that a generation after `prompt` gives, and its guesses.
+fn continued(model: &Model, prompt: &[u32], options: &GenerateOptions) -> (Vec<u32>, Speculation) {
+    let mut session = model.session().unwrap();
+    let mut generation = session.generate_ids(prompt, options).unwrap();
+    let mut ids = Vec::new();
+    while let Some(piece) = block_on(generation.next()) {
+        ids.push(piece.unwrap().id);
+    }
+    (ids, generation.speculation())
+}
+
+fn looking_up(n: u32, options: GenerateOptions) -> GenerateOptions {
+    GenerateOptions { prompt_lookup: n, ..options }
+}
+
+/// Ids, text and end of a generation, and its guesses.
+fn run(model: &Model, prompt: &str, options: &GenerateOptions) -> ((Vec<u32>, String, StopReason), Speculation) {
+    let mut session = model.session().unwrap();
+    let mut generation = session.generate(prompt, options).unwrap();
+    let (mut ids, mut text) = (Vec::new(), String::new());
+    while let Some(piece) = block_on(generation.next()) {
+        let piece = piece.unwrap();
+        ids.push(piece.id);
+        text += &piece.text;
+    }
+    ((ids, text, generation.stop_reason().unwrap()), generation.speculation())
+}
+
+#[test]
+fn greedy_texts_stay_the_same_over_thousands_of_tokens() {
+    for device in executors() {
+        // A software GPU takes a hundred times as long.
+        let (n_tokens, guesses) = if device.is_gpu() { (48, vec![7]) } else { (280, vec![7, 2]) };
+        let model = builtin(&device, None);
+        let (mut total, mut all) = (0, Speculation::default());
+        for opening in OPENINGS {
+            let (want, none) = run(&model, opening, &endless(n_tokens));
+            assert_eq!(none, Speculation::default());
+            for &n in &guesses {
+                let (found, guessed) = run(&model, opening, &looking_up(n, endless(n_tokens)));
+                assert_eq!(found, want, "{}: {opening}, {n} at a time", device.info().name);
+                assert!(guessed.drafted <= guessed.passes * n as usize, "{guessed:?}");
+                total += found.0.len();
+                all.drafted += guessed.drafted;
+                all.accepted += guessed.accepted;
+                all.passes += guessed.passes;
+            }
+        }
+        assert!(total == OPENINGS.len() * n_tokens * guesses.len() && all.accepted > total / 200, "{total}: {all:?}");
+        println!(
+            "{}: {total} tokens, {} of {} guesses accepted in {} passes, {:.2} tokens a pass",
+            device.info().name,
+            all.accepted,
+            all.drafted,
+            all.passes,
+            total as f64 / (total - all.accepted) as f64
+        );
+    }
+}
+
+#[test]
+fn texts_end_where_they_would_without_guesses() {
+    let opening = OPENINGS[2];
+    for device in executors() {
+        let model = builtin(&device, None);
+        let (text, _) = run(&model, opening, &endless(40));
+        // A text that comes up late, so that guesses run past it.
+        let stop = text.1.split_whitespace().last().unwrap().to_owned();
+        let slide = GenerateOptions { context_policy: ContextPolicy::Slide, ..endless(60) };
+        let cases = [
+            (None, GenerateOptions { stop: vec![stop], ..endless(60) }, StopReason::StopText),
+            (None, GenerateOptions::greedy(400), StopReason::Eos),
+            (None, endless(5), StopReason::MaxTokens),
+            (None, endless(1), StopReason::MaxTokens),
+            (Some(39), endless(100), StopReason::ContextFull),
+            (Some(24), slide, StopReason::MaxTokens),
+        ];
+        for (context_length, options, reason) in cases {
+            let model = builtin(&device, context_length);
+            let (want, _) = run(&model, opening, &options);
+            let (found, guessed) = run(&model, opening, &looking_up(7, options));
+            assert_eq!((&found, found.2), (&want, reason), "{}: {context_length:?}", device.info().name);
+            println!("{}: {reason:?} after {} tokens: {guessed:?}", device.info().name, found.0.len());
+        }
+    }
+}
+
+#[test]
+fn a_session_goes_on_from_wherever_a_generation_was_left() {
+    for device in executors() {
+        let model = builtin(&device, None);
+        let opening = OPENINGS[2];
+        let ((want, ..), _) = run(&model, opening, &endless(30));
+        for n_kept in 0..20 {
+            let mut session = model.session().unwrap();
+            let mut generation = session.generate(opening, &looking_up(7, endless(30))).unwrap();
+            for &id in &want[..n_kept] {
+                assert_eq!(block_on(generation.next()).unwrap().unwrap().id, id);
+            }
+            // Some of what was verified is not read.
+            drop(generation);
+            let before = session.snapshot().unwrap();
+            let rest = collect(session.generate_ids(&[], &endless(30 - n_kept)).unwrap()).0;
+            assert_eq!(rest, want[n_kept..], "{}: after {n_kept} tokens", device.info().name);
+            session.restore(&before).unwrap();
+            let rest = collect(session.generate_ids(&[], &looking_up(3, endless(30 - n_kept))).unwrap()).0;
+            assert_eq!(rest, want[n_kept..], "{}: restored after {n_kept} tokens", device.info().name);
+        }
+    }
+}
+
+#[test]
+fn a_passage_is_copied_in_an_eighth_of_the_passes() {
+    let copier = copier();
+    // A passage, something else, and how the passage begins.
+    let prompt = [copier.passage(0, 100), copier.passage(300, 20), copier.passage(0, 3)].concat();
+    for device in executors() {
+        let model = load(&device, &copier, LoadOptions::default());
+        let want = copier.passage(3, 81);
+        let mut session = model.session().unwrap();
+        for round in 0..2 {
+            session.clear();
+            let mut generation = session.generate_ids(&prompt, &looking_up(7, endless(81))).unwrap();
+            let mut ids = vec![block_on(generation.next()).unwrap().unwrap().id];
+            let before = device.counters();
+            while let Some(piece) = block_on(generation.next()) {
+                ids.push(piece.unwrap().id);
+            }
+            let did = device.counters() - before;
+            assert_eq!(ids, want, "{}", device.info().name);
+            let all_right = Speculation { drafted: 70, accepted: 70, passes: 10 };
+            assert_eq!(generation.speculation(), all_right, "{}", device.info().name);
+            // The first time guesses are verified, the self-test runs too, and buffers and bind groups are made.
+            if round > 0 {
+                assert_eq!(did.submits, 10, "{did:?}");
+                assert_eq!((did.buffers_created, did.bind_groups_created), (0, 0), "{did:?}");
+                assert_eq!(did.bytes_read, 10 * 4 * 8, "a token for each row: {did:?}");
+            }
+        }
+        assert_eq!(continued(&model, &prompt, &endless(81)).0, want);
+        // No pass is padded past the end of the context, and none computes what nobody asked for.
+        for (n, context_length) in [(1, None), (2, None), (9, None), (60, Some(150))] {
+            let options = LoadOptions { context_length, ..LoadOptions::default() };
+            let model = load(&device, &copier, options);
+            let (ids, guessed) = continued(&model, &prompt, &looking_up(7, endless(n)));
+            let n = n.min(context_length.map_or(n, |length| length as usize - prompt.len() + 1));
+            assert_eq!(ids, want[..n], "{}", device.info().name);
+            assert!(guessed.drafted < n, "{guessed:?}");
+        }
+    }
+}
+
+#[test]
+fn wrong_guesses_leave_nothing_behind() {
+    let copier = copier();
+    // The passage has a wrong token: some guesses are right before others are wrong. The first token comes with the prompt.
+    for n_right in 0..7 {
+        let mut passage = copier.passage(0, 40);
+        passage[9 + n_right] = copier.passage(500, 1)[0];
+        let prompt = [passage, copier.passage(300, 20), copier.passage(6, 2)].concat();
+        for device in executors() {
+            let model = load(&device, &copier, LoadOptions::default());
+            let (ids, guessed) = continued(&model, &prompt, &looking_up(7, endless(25)));
+            assert_eq!(ids, copier.passage(8, 25), "{}: {n_right}", device.info().name);
+            assert!(guessed.accepted >= n_right && guessed.accepted < guessed.drafted, "{guessed:?}");
+        }
+    }
+}
+
+#[test]
+fn guesses_need_greedy_choices() {
+    let model = builtin(&Device::cpu(), None);
+    let refused = |options: GenerateOptions| {
+        let mut session = model.session().unwrap();
+        let error = session.generate("One", &options).err().expect("it is refused");
+        assert!(matches!(error, Error::Option { option: "prompt_lookup", .. }), "{error}");
+        error.to_string()
+    };
+    assert!(refused(looking_up(8, endless(5))).contains("0 to 7"));
+    for options in [
+        GenerateOptions::default(),
+        GenerateOptions { repeat_penalty: 1.1, ..endless(5) },
+        GenerateOptions { temperature: 0.5, ..endless(5) },
+    ] {
+        assert!(refused(looking_up(1, options)).contains("drawn or penalised"));
+    }
+    // A penalty over no tokens is none.
+    let none = GenerateOptions { repeat_penalty: 1.1, repeat_last_n: 0, ..endless(5) };
+    assert_eq!(run(&model, "One", &looking_up(7, none)).0, run(&model, "One", &endless(5)).0);
+}
+
+#[test]
+fn passes_of_one_token_and_caches_of_all_types() {
+    let copier = copier();
+    let prompt = [copier.passage(0, 30), copier.passage(0, 3)].concat();
+    for device in executors() {
+        for kv_type in KvType::ALL {
+            for max_pass in [1, 8] {
+                let options = LoadOptions { kv_type, max_pass: Some(max_pass), ..LoadOptions::default() };
+                let (ids, guessed) = continued(&load(&device, &copier, options), &prompt, &looking_up(7, endless(24)));
+                assert_eq!(ids, copier.passage(3, 24), "{}, {kv_type}", device.info().name);
+                // Where passes take one token, nothing can be verified.
+                assert_eq!(guessed.passes > 0, max_pass > 1, "{guessed:?}");
+            }
+        }
+    }
+}
+
+/// Ids that a generation gives whose next tokens `draft` guesses, and its guesses.
+fn drafted(model: &Model, draft: &Model, prompt: &[u32], n: u32, options: &GenerateOptions) -> (Vec<u32>, Speculation) {
+    let [mut session, mut draft] = [model, draft].map(|model| model.session().unwrap());
+    let mut generation = session.generate_ids(prompt, options).unwrap();
+    generation.draft_with(&mut draft, n).unwrap();
+    let mut ids = Vec::new();
+    while let Some(piece) = block_on(generation.next()) {
+        ids.push(piece.unwrap().id);
+    }
+    (ids, generation.speculation())
+}
+
+#[test]
+fn a_draft_model_changes_no_text() {
+    for device in executors() {
+        let n_tokens = if device.is_gpu() { 24 } else { 150 };
+        let model = builtin(&device, None);
+        // The same weights guess right each time; a model whose context ends stops guessing, and the text goes on.
+        for (context_length, guesses_to_the_end) in [(None, true), (Some(40), false)] {
+            let draft = builtin(&Device::cpu(), context_length);
+            let prompt = model.encode(OPENINGS[0]).unwrap();
+            let (want, _) = continued(&model, &prompt, &endless(n_tokens));
+            for n in [1, 4, 7] {
+                let (ids, guessed) = drafted(&model, &draft, &prompt, n, &endless(n_tokens));
+                assert_eq!(ids, want, "{}: {n} at a time", device.info().name);
+                assert!(guessed.passes > 0 && guessed.accepted > 0, "{guessed:?}");
+                // Executors may choose differently where logits tie; in these texts none do.
+                assert_eq!(guessed.accepted, guessed.drafted, "{guessed:?}");
+                // The last token may come alone: one guess more would be one token too many.
+                if guesses_to_the_end {
+                    assert_eq!(guessed.passes, (n_tokens - 2).div_ceil(n as usize + 1), "{guessed:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_draft_model_that_is_wrong_costs_passes_and_no_token() {
+    let copier = copier();
+    let other = Copier::new(env!("CARGO_TARGET_TMPDIR").as_ref(), SIZES_OF_ANOTHER);
+    for device in executors() {
+        let [model, wrong] = [&copier, &other].map(|it| load(&device, it, LoadOptions::default()));
+        let prompt = copier.passage(0, 20);
+        let (ids, guessed) = drafted(&model, &wrong, &prompt, 4, &endless(12));
+        assert_eq!(ids, copier.passage(20, 12), "{}", device.info().name);
+        assert!(guessed.passes == 10 && guessed.accepted == 0, "{guessed:?}");
+        // Look-up comes first where it finds something.
+        let prompt = [copier.passage(0, 40), copier.passage(0, 3)].concat();
+        let (ids, guessed) = drafted(&model, &wrong, &prompt, 4, &looking_up(7, endless(17)));
+        assert_eq!(ids, copier.passage(3, 17), "{}", device.info().name);
+        assert_eq!(guessed, Speculation { drafted: 14, accepted: 14, passes: 2 }, "{}", device.info().name);
+    }
+}
+
+#[test]
+fn draft_models_are_checked() {
+    let copier = copier();
+    let (model, other) = (builtin(&Device::cpu(), None), load(&Device::cpu(), &copier, LoadOptions::default()));
+    let refused = |draft: &Model, n: u32, options: GenerateOptions| {
+        let [mut session, mut draft] = [&model, draft].map(|model| model.session().unwrap());
+        let mut generation = session.generate("One", &options).unwrap();
+        generation.draft_with(&mut draft, n).unwrap_err().to_string()
+    };
+    assert!(refused(&other, 4, endless(5)).contains("a vocabulary of 1024 tokens"));
+    assert!(refused(&model, 0, endless(5)).contains("1 or more"));
+    assert!(refused(&model, 8, endless(5)).contains("0 to 7"));
+    assert!(refused(&model, 4, GenerateOptions::default()).contains("drawn or penalised"));
+}
