@@ -107,7 +107,10 @@ export class Generation implements AsyncIterable<Piece> {
     });
     this.result = running.catch((error: unknown) => {
       if (error === LEFT) {
-        return { stopReason: "cancelled", promptTokens: 0, cachedTokens: 0, generatedTokens: this.#pieces.length, prefillSeconds: 0, decodeSeconds: 0 };
+        return {
+          stopReason: "cancelled", promptTokens: 0, cachedTokens: 0, generatedTokens: this.#pieces.length, draftedTokens: 0, acceptedTokens: 0,
+          prefillSeconds: 0, decodeSeconds: 0,
+        };
       }
       throw error;
     });

@@ -262,6 +262,10 @@ export interface GenerateResult {
   /** Tokens of the prompt that did not need to be computed again. */
   cachedTokens: number;
   generatedTokens: number;
+  /** Tokens that were guessed, with {@link GenerateOptions.promptLookup}. */
+  draftedTokens: number;
+  /** Those of them that the model chose as well. */
+  acceptedTokens: number;
   /** Seconds until the prompt was read. */
   prefillSeconds: number;
   /** Seconds that the generated tokens took. */

@@ -187,6 +187,8 @@ impl Session {
             prompt_tokens: usize,
             cached_tokens: usize,
             generated_tokens: usize,
+            drafted_tokens: usize,
+            accepted_tokens: usize,
             prefill_seconds: f64,
             decode_seconds: f64,
         }
@@ -195,6 +197,8 @@ impl Session {
             prompt_tokens: ids.len(),
             cached_tokens: ids.len().saturating_sub(generation.prefill().tokens),
             generated_tokens: n_generated,
+            drafted_tokens: generation.speculation().drafted,
+            accepted_tokens: generation.speculation().accepted,
             prefill_seconds: generation.prefill().seconds,
             decode_seconds: generation.decode().seconds,
         })

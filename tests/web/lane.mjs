@@ -48,9 +48,14 @@ async function useModel({ Model, TilewrightError }, { prompt }) {
   const refused = await model.generate(prompt, { maxTokens: -1 }).text().then(() => "nothing", (error) => [error instanceof TilewrightError, error.code]);
   const together = await model.generate(prompt, { ...greedy, tokensPerSubmit: 4 }).text();
   const tooMany = await model.generate(prompt, { tokensPerSubmit: 17 }).text().then(() => "nothing", (error) => [error.code, error.message]);
+  const longer = { ...greedy, maxTokens: 200, ignoreEos: true };
+  const whole = await model.generate(prompt, longer).text();
+  const guessing = model.generate(prompt, { ...longer, promptLookup: 7 });
+  const lookedUp = { isSame: (await guessing.text()) === whole, ...(await guessing.result) };
+  const drawn = await model.generate(prompt, { temperature: 1, promptLookup: 7 }).text().then(() => "nothing", ({ code, message }) => [code, message]);
   model.free();
   const freed = await model.generate(prompt, greedy).text().then(() => "nothing", ({ code }) => code);
-  return { ids, odd, roundTrip, text, untilStop, stopReason, samples, aborted, again, refused, together, tooMany, freed };
+  return { ids, odd, roundTrip, text, untilStop, stopReason, samples, aborted, again, refused, together, tooMany, lookedUp, drawn, freed };
 }
 
 /** Runs in the place: vectors of texts, and which texts are nearest to each. */
@@ -134,6 +139,10 @@ export function lane(name, { missing, open, devices }) {
     assert.equal(it.together, it.text);
     assert.equal(it.tooMany[0], "option");
     assert.match(it.tooMany[1], /tokens_per_submit/);
+    assert.ok(it.lookedUp.isSame && it.lookedUp.draftedTokens > 0, JSON.stringify(it.lookedUp));
+    assert.ok(it.lookedUp.acceptedTokens <= it.lookedUp.draftedTokens && it.lookedUp.generatedTokens === 200);
+    assert.equal(it.drawn[0], "option");
+    assert.match(it.drawn[1], /prompt_lookup/);
     assert.equal(it.freed, "disposed");
   });
 }
