@@ -6,6 +6,8 @@
 //
 // The mean comes from the loop that reads x anyway, and the factor is the same for all rows.
 
+#import row_block
+
 override NORM: bool = false;
 
 // All invocations must call it; the first of each LANES gets the products.
@@ -18,11 +20,10 @@ fn four_rows(local: u32, rows: vec4<u32>, token: u32) -> vec4<f32> {
         var part = array<vec4<f32>, 8>();
         for (var i = 0u; i < 8u; i++) {
             let quad = block * 8u + i;
-            let at = min(quad, quads - 1u);
-            part[i] = select(vec4<f32>(), x[token * quads + at], quad < quads);
+            part[i] = x_of_row(token, quad, quads);
             if (NORM) {
                 squares += part[i] * part[i];
-                part[i] *= vector[at];
+                part[i] *= vector[within_row(quad, quads)];
             }
         }
         sum += vec4<f32>(

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::matmul::{Tile, is_tiled, matmul_input, tile_rounds, usual_tile};
 use super::{Activation, Gelu, Input, LOOP_ROUNDS, grid_parts, rms_norm, tier_for};
-use crate::dtype::DType;
+use crate::dtype::{BLOCK, DType};
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -266,6 +266,8 @@ pub(super) struct Lanes {
     n: u32,
     /// Tokens that they take side by side.
     columns: u32,
+    /// Whether the last block of a row is not a whole one.
+    ragged: bool,
 }
 
 impl Lanes {
@@ -274,16 +276,21 @@ impl Lanes {
     /// there is one column: an invocation that adds up all of K by itself would add up several one product at a time.
     pub fn new(rec: &Recorder, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Lanes {
         let Choice { tier, size } = choice(rec.target(), kernel, w, 1);
+        let ragged = !w.cols().is_multiple_of(BLOCK as u32);
         match (tier, n_tokens.clamp(1, MAX_COLUMNS).next_power_of_two()) {
-            (Tier::Scalar, _) => Lanes { tier, n: 1, columns: 1 },
-            (_, columns) => Lanes { tier, n: size.max(columns), columns },
+            (Tier::Scalar, _) => Lanes { tier, n: 1, columns: 1, ragged },
+            (_, columns) => Lanes { tier, n: size.max(columns), columns, ragged },
         }
     }
 
     /// The overrides that say so.
     pub fn constants(&self, norm: bool) -> Vec<(&'static str, f64)> {
         let lanes = (self.tier != Tier::Scalar).then_some(("LANES", f64::from(self.n)));
-        let columns = (self.columns > 1).then_some(("COLUMNS", f64::from(self.columns)));
+        // Several columns are taken by quads, so they need not know.
+        let columns = match self.columns {
+            1 => self.ragged.then_some(("RAGGED", 1.0)),
+            columns => Some(("COLUMNS", f64::from(columns))),
+        };
         lanes.into_iter().chain(columns).chain(norm.then_some(("NORM", 1.0))).collect()
     }
 

@@ -1,0 +1,15 @@
+// Blocks of a row of x, whose last one may have fewer quads than eight. Checks of each quad would be a tenth of all
+// instructions of quantised weights, and a quarter of those of F16.
+
+override RAGGED: bool = false; // K is not a multiple of 32
+
+// A quad of a row that is there, for those past its end.
+fn within_row(quad: u32, quads: u32) -> u32 {
+    return select(quad, min(quad, quads - 1u), RAGGED);
+}
+
+// Zeros past the row's end.
+fn x_of_row(token: u32, quad: u32, quads: u32) -> vec4<f32> {
+    let value = x[token * quads + within_row(quad, quads)];
+    return select(value, vec4<f32>(), RAGGED && quad >= quads);
+}
