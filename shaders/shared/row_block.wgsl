@@ -1,7 +1,7 @@
-// Blocks of a row of x, whose last one may have fewer quads than eight. Checks of each quad would be a tenth of all
-// instructions of quantised weights, and a quarter of those of F16.
+// Blocks of a row of x, which has fewer quads than the blocks of w where K is no whole number of blocks or super-blocks.
+// Checks of each quad would be a tenth of all instructions of quantised weights, and a quarter of those of F16.
 
-override RAGGED: bool = false; // K is not a multiple of 32
+override RAGGED: bool = false; // blocks go past the row's end
 
 // A quad of a row that is there, for those past its end.
 fn within_row(quad: u32, quads: u32) -> u32 {

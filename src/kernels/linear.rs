@@ -266,7 +266,7 @@ pub(super) struct Lanes {
     n: u32,
     /// Tokens that they take side by side.
     columns: u32,
-    /// Whether the last block of a row is not a whole one.
+    /// Whether blocks of a row go past its end.
     ragged: bool,
 }
 
@@ -276,7 +276,7 @@ impl Lanes {
     /// there is one column: an invocation that adds up all of K by itself would add up several one product at a time.
     pub fn new(rec: &Recorder, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Lanes {
         let Choice { tier, size } = choice(rec.target(), kernel, w, 1);
-        let ragged = !w.cols().is_multiple_of(BLOCK as u32);
+        let ragged = u64::from(w.blocks()) * BLOCK as u64 != u64::from(w.cols());
         match (tier, n_tokens.clamp(1, MAX_COLUMNS).next_power_of_two()) {
             (Tier::Scalar, _) => Lanes { tier, n: 1, columns: 1, ragged },
             (_, columns) => Lanes { tier, n: size.max(columns), columns, ragged },

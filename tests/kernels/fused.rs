@@ -11,7 +11,7 @@ use crate::linear::{EPS, Rows, few, limit, named_columns, product};
 use crate::softmax::exp_rounding;
 
 /// T, F, K: outputs come in twos, K in blocks of 32 shared by up to 64 invocations.
-const GATE_UP: [[u32; 3]; 9] = [
+const GATE_UP: [[u32; 3]; 10] = [
     [1, 1, 4],
     [2, 2, 32],
     [1, 3, 60],
@@ -19,6 +19,7 @@ const GATE_UP: [[u32; 3]; 9] = [
     [1, 33, 128],
     [1, 64, 260],
     [2, 65, 96],
+    [1, 63, 96], // a part of a super-block
     [1, 5, 2052],
     [7, 129, 64],
 ];

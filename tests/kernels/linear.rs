@@ -20,7 +20,7 @@ use crate::{
 use tilewright::{Bucket, Choice, DType, Matrix, Role, Workspace};
 
 /// T, N, K: rows of w come in fours, K in blocks of 32 shared by up to 64 invocations.
-const MATVEC: [[u32; 3]; 21] = [
+const MATVEC: [[u32; 3]; 22] = [
     [1, 1, 4],
     [1, 2, 8],
     [2, 3, 32],
@@ -28,6 +28,7 @@ const MATVEC: [[u32; 3]; 21] = [
     [3, 32, 64],
     [1, 33, 60],
     [2, 63, 96],
+    [1, 62, 96], // a part of a super-block
     [1, 64, 128],
     [1, 65, 132],
     [3, 127, 192],
