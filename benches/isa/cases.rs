@@ -154,6 +154,11 @@ impl Case {
 
     /// Tokens whose products an invocation takes side by side.
     pub fn columns(&self) -> u32 {
-        self.constants.iter().find(|(name, _)| name == "COLUMNS").map_or(1, |&(_, columns)| columns as u32)
+        self.constant("COLUMNS").map_or(1, |columns| columns as u32)
+    }
+
+    /// What a constant of the pipeline is, if it was given.
+    pub fn constant(&self, name: &str) -> Option<f64> {
+        self.constants.iter().find(|(known, _)| known == name).map(|&(_, value)| value)
     }
 }

@@ -109,7 +109,7 @@ fn faults(case: &Case, compiled: &Compiled) -> Vec<String> {
     at_most("accesses of scratch", total.scratch.into(), 0.0);
     at_most("registers by index", total.indirect.into(), 0.0);
     if let (Some(per_product), Some(weight)) = (report::per_product(case, compiled), case.weight) {
-        at_most("instructions for each product", per_product, instructions_per_product(weight, case.columns()));
+        at_most("instructions for each product", per_product, instructions_per_product(weight, case));
     }
     if let (true, Some(feeding)) = (case.weight.is_some() && is_product(case), compiled.listing.feeding()) {
         // Tails of units are read by the word.
@@ -178,8 +178,10 @@ fn waves(case: &Case) -> u64 {
 }
 
 /// Instructions of the loop of a product with vectors for each product: what the worst variant has, and 5 to 10 % more. Of two
-/// and four columns it may have as many as of one.
-fn instructions_per_product(weight: WeightType, columns: u32) -> f64 {
+/// and four columns it may have as many as of one whose blocks go past the row's end.
+fn instructions_per_product(weight: WeightType, case: &Case) -> f64 {
+    /// What it takes to look for the row's end.
+    const RAGGED: f64 = 0.6;
     let [of_one, of_eight] = match weight.layout() {
         WeightType::F32 => [3.1, 1.9],
         WeightType::F16 => [3.1, 2.0],
@@ -193,7 +195,11 @@ fn instructions_per_product(weight: WeightType, columns: u32) -> f64 {
         WeightType::IQ3_S | WeightType::IQ2_S => [13.2, 4.0],
         _ => [16.4, 4.4],
     };
-    if columns == 8 { of_eight } else { of_one }
+    match (case.columns(), case.constant("RAGGED")) {
+        (8, _) => of_eight,
+        (1, None) => of_one - RAGGED,
+        _ => of_one,
+    }
 }
 
 /// Loads of less than 16 bytes in the loop of a product along K.

@@ -276,14 +276,14 @@ fn seen(params: &AttentionParams, filled: u32) -> u32 {
 /// and for each weight that a tile unpacks.
 fn unpacking(weight: WeightType) -> [f64; 2] {
     match weight.layout() {
-        WeightType::F32 => [2.0, 3.0],
-        WeightType::F16 => [1.9, 4.5],
-        WeightType::BF16 => [2.9, 4.5],
-        WeightType::Q8_0 => [4.5, 10.0],
-        WeightType::Q4_0 | WeightType::Q4_1 => [4.7, 10.5],
-        WeightType::Q4_K => [5.4, 14.5],
-        WeightType::Q5_K | WeightType::Q6_K | WeightType::Q5_0 | WeightType::Q5_1 => [6.3, 18.5],
-        WeightType::MXFP4 | WeightType::NVFP4 => [9.5, 20.0],
+        WeightType::F32 => [1.5, 3.0],
+        WeightType::F16 => [1.4, 4.5],
+        WeightType::BF16 => [2.4, 4.5],
+        WeightType::Q8_0 => [3.9, 10.0],
+        WeightType::Q4_0 | WeightType::Q4_1 => [4.2, 10.5],
+        WeightType::Q4_K => [4.9, 14.5],
+        WeightType::Q5_K | WeightType::Q6_K | WeightType::Q5_0 | WeightType::Q5_1 => [5.8, 18.5],
+        WeightType::MXFP4 | WeightType::NVFP4 => [8.6, 20.0],
         _ => [12.0, 25.0],
     }
 }
@@ -324,7 +324,7 @@ fn vector_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [
     let has_norm = constant(dispatch, "NORM").is_some();
     let per_weight = match columns {
         // A norm in front multiplies each element of x, which four rows share.
-        1.0 => unpacking(weight)[0] + if has_norm { 0.65 } else { 0.0 },
+        1.0 => unpacking(weight)[0] + if has_norm { 0.6 } else { 0.0 },
         _ => {
             let [of_weight, of_product] = of_columns(weight);
             let [norm_of_weight, norm_of_product] = if has_norm { COLUMNS_NORM } else { [0.0; 2] };
