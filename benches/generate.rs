@@ -13,7 +13,6 @@ mod copier;
 use std::time::Duration;
 
 use copier::{Copier, Sizes};
-
 use criterion::{Criterion, Throughput};
 use tilewright::formats::BlockType;
 use tilewright::generate::{Speculation, Stats};
@@ -76,7 +75,6 @@ fn copying() -> Result<(), Error> {
     const N_COPIED: usize = 128;
     const ROUNDS: usize = 7;
     let sizes = Sizes {
-        seed: 1,
         dim: 1024,
         ffn_dim: 2816,
         n_layers: 12,
@@ -85,7 +83,8 @@ fn copying() -> Result<(), Error> {
         vocab_size: 4096,
         context_length: 1024,
     };
-    let copier = Copier::new(env!("CARGO_TARGET_TMPDIR").as_ref(), sizes);
+    let mut words = common::words(usize::MAX);
+    let copier = Copier::new(env!("CARGO_TARGET_TMPDIR").as_ref(), sizes, || words.next().expect("they do not end"));
     // A passage, something else, and how the passage begins.
     let prompt = [copier.passage(0, 256), copier.passage(2000, 64), copier.passage(0, 8)].concat();
     let want = copier.passage(8, 1 + N_COPIED);

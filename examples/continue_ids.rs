@@ -22,13 +22,12 @@ struct Case {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // Pipelines are the device's, so models that share one do not compile them again.
-    let mut opened: Option<(String, Device)> = None;
     let mut loaded: Option<(PathBuf, String, Model)> = None;
     for line in stdin().lock().lines() {
         let case: Case = serde_json::from_str(&line?)?;
-        let device = match opened.take() {
-            Some((name, device)) if name == case.device => device,
+        // Pipelines are the device's, so models that share one do not compile them again.
+        let device = match &loaded {
+            Some((_, name, model)) if *name == case.device => model.device().clone(),
             _ => pollster::block_on(Device::open(&case.device.parse::<DeviceChoice>()?, None))?,
         };
         // Cases of one model usually follow each other.
@@ -48,7 +47,6 @@ fn main() -> Result<(), Box<dyn Error>> {
             ids.push(piece?.id);
         }
         println!("{}", serde_json::to_string(&ids)?);
-        opened = Some((case.device.clone(), device));
         loaded = Some((case.model, case.device, model));
     }
     Ok(())

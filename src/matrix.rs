@@ -206,6 +206,11 @@ impl Matrix {
         self.units() * (self.weight.unit_len() / BLOCK) as u32
     }
 
+    /// Whether a row ends with its last block; others end amid a block or a super-block.
+    pub(crate) fn is_whole_blocks(&self) -> bool {
+        self.cols.is_multiple_of(self.weight.unit_len() as u32)
+    }
+
     pub(crate) fn slabs(&self) -> &[Slab] {
         &self.slabs
     }

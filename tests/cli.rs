@@ -127,6 +127,26 @@ fn flags_reach_the_generation() {
 }
 
 #[test]
+fn guesses_change_no_text_and_are_counted() {
+    let args = ["run", BUILTIN, "--device", "cpu", "--temperature", "0", "-n", "150", "--ignore-eos"];
+    let run = |more: &[&str]| json_of(&[&args[..], more, &["--json"]].concat());
+    let plain = run(&[]);
+    assert_eq!(plain["speculation"]["passes"], 0);
+    for more in [&["--prompt-lookup", "7"][..], &["--draft", BUILTIN, "--draft-tokens", "3"]] {
+        let guessed = run(more);
+        assert_eq!(guessed["token_ids"], plain["token_ids"], "{more:?}");
+        assert!(guessed["speculation"]["passes"].as_u64().unwrap() > 0, "{guessed}");
+        let said = text(&tilewright(&[&args[..], more].concat()).stderr);
+        assert!(said.contains("guessed tokens were right"), "{said}");
+    }
+    // A text that ends before anything repeats.
+    let said = text(&tilewright(&[&args[..7], &["1", "--prompt-lookup", "7"]].concat()).stderr);
+    assert!(said.contains("no tokens were guessed"), "{said}");
+    fails(&["run", BUILTIN, "--device", "cpu", "--prompt-lookup", "7"], 2, &["prompt_lookup", "temperature 0"]);
+    fails(&["run", BUILTIN, "--device", "cpu", "--draft", BUILTIN], 2, &["draft", "temperature 0"]);
+}
+
+#[test]
 fn profile_prints_a_table_of_kernels() {
     let output = tilewright(&["--device", "cpu", "-n", "5", "--profile"]);
     let table = text(&output.stderr);

@@ -177,7 +177,7 @@ fn waves(case: &Case) -> u64 {
     }
 }
 
-/// Instructions of the loop of a product with vectors for each product: what the worst variant has, and 5 to 10 % more. Of two
+/// Instructions of the loop of a product with vectors for each product: what the worst variant has, and 5 to 15 % more. Of two
 /// and four columns it may have as many as of one whose blocks go past the row's end.
 fn instructions_per_product(weight: WeightType, case: &Case) -> f64 {
     /// What it takes to look for the row's end.

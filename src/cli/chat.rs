@@ -111,7 +111,7 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     let session = recovery.load(&args.device.open()?)?.session()?;
     let template = template(session.model(), args)?;
     let mut chat = Chat::new(session, recovery, template, told, options, interrupt)?;
-    chat.draft = args.sampling.guess.draft(chat.session.model())?;
+    chat.draft = args.sampling.guess.load(chat.session.model())?;
     chat.prefill.clone_from(&args.prefill);
     if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
         chat.load(path)?;
@@ -314,7 +314,7 @@ impl<'a> Chat<'a> {
         });
         *self.interrupt.current() = None;
         let (reason, prefill, decode) = (generation.stop_reason(), generation.prefill(), generation.decode());
-        let guessed = guess::told(generation.speculation()).map_or(String::new(), |told| format!("; {told}"));
+        let speculation = generation.speculation();
         if !matches!(ended, Err(Failure::StdoutClosed)) {
             writeln!(out, "{}", if ended.is_err() { " [broken off]" } else { "" })?;
         }
@@ -326,6 +326,8 @@ impl<'a> Chat<'a> {
                 Some(StopReason::ContextFull) => "; the context is full, /clear makes room",
                 _ => "",
             };
+            let is_asked_for = self.options.prompt_lookup > 0 || self.draft.is_some();
+            let guessed = guess::told(is_asked_for, speculation).map_or(String::new(), |told| format!("; {told}"));
             eprintln!(
                 "[{} new tokens read, {} written at {:.1}/s{guessed}{note}]",
                 prefill.tokens,

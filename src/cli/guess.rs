@@ -18,7 +18,7 @@ pub struct GuessArgs {
     /// Smaller model with the same vocabulary that guesses tokens, which the model verifies some at a time: the same text,
     /// faster where the guesses are cheap and good. Needs --temperature 0.
     #[arg(long, value_name = "MODEL")]
-    draft: Option<PathBuf>,
+    pub draft: Option<PathBuf>,
     /// Tokens that --draft guesses at a time, 1 to 7.
     #[arg(long, default_value_t = 4, value_name = "N", requires = "draft")]
     draft_tokens: u32,
@@ -32,7 +32,7 @@ pub struct Draft {
 
 impl GuessArgs {
     /// The model that guesses, if there is to be one, where the other one is and with room for as long a text.
-    pub fn draft(&self, model: &Model) -> Result<Option<Draft>, Error> {
+    pub fn load(&self, model: &Model) -> Result<Option<Draft>, Error> {
         let Some(path) = &self.draft else { return Ok(None) };
         let file = ModelFile::open(path)?;
         let context_length = file.header.shape.decoder()?.max_seq_len.min(model.context_length());
@@ -56,8 +56,11 @@ impl Draft {
     }
 }
 
-/// What guessing was worth; nothing where there was none.
-pub fn told(speculation: Speculation) -> Option<String> {
+/// What guessing was worth, where it was asked for.
+pub fn told(is_asked_for: bool, speculation: Speculation) -> Option<String> {
     let Speculation { drafted, accepted, passes } = speculation;
-    (passes > 0).then(|| format!("{accepted} of {drafted} guessed tokens were right, in {passes} passes"))
+    is_asked_for.then(|| match passes {
+        0 => "no tokens were guessed".into(),
+        _ => format!("{accepted} of {drafted} guessed tokens were right, in {passes} passes"),
+    })
 }

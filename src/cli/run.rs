@@ -222,7 +222,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     };
     let mut recovery = args.model.recovery(path);
     let mut session = recovery.load(&args.model.open()?)?.session()?;
-    let mut draft = args.sampling.guess.draft(session.model())?;
+    let mut draft = args.sampling.guess.load(session.model())?;
     let before = session.model().device().counters();
     let prompt_ids = match &args.prompt_ids {
         Some(ids) => ids.clone(),
@@ -294,7 +294,10 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         }));
     }
     summary(device, &options, stop_reason, prefill, decode);
-    guess::told(generation.speculation()).inspect(|told| eprintln!("{told}"));
+    let is_asked_for = options.prompt_lookup > 0 || args.sampling.guess.draft.is_some();
+    if let Some(told) = guess::told(is_asked_for, generation.speculation()) {
+        eprintln!("{told}");
+    }
     Ok(())
 }
 

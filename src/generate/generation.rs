@@ -145,13 +145,13 @@ impl<'s> Generation<'s> {
     /// Lets another model, usually a smaller one of the same family, guess up to `n` tokens at a time, which are verified in
     /// one pass: the same greedy text, faster where the small model is much faster and often right. Where prompt look-up finds
     /// something, that comes first. Leviathan et al. 2023, arXiv:2211.17192. The session follows this one's tokens; it may
-    /// have others before.
+    /// have others before. For a model with recurrent layers nothing is guessed.
     ///
     /// # Errors
     /// [`Error::Option`] unless `n` is 1 to [`GenerateOptions::MOST_GUESSES`] and the options are greedy, without a penalty;
     /// [`Error::Operand`] if the other model has another number of tokens in its vocabulary.
     pub fn draft_with(&mut self, session: &'s mut Session, n: u32) -> Result<(), Error> {
-        GenerateOptions { prompt_lookup: n, ..self.options.clone() }.check_guesses("draft")?;
+        self.options.check_guesses("draft", n)?;
         if n == 0 {
             return Err(Error::Option { option: "draft", expected: "1 or more".into(), found: "0".into() });
         }

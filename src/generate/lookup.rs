@@ -10,6 +10,9 @@ const ENOUGH: usize = 8;
 ///
 /// Yang et al. 2023, arXiv:2304.04487, copy from reference texts in this way, and Saxena 2023 from the prompt.
 pub(super) fn look_up(ids: &[u32], n: usize) -> Vec<u32> {
+    if n == 0 {
+        return Vec::new();
+    }
     let mut found = None;
     let mut longest = FEWEST - 1;
     // Ends of earlier places.

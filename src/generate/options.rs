@@ -49,7 +49,8 @@ pub struct GenerateOptions {
     /// Tokens to guess at most by prompt look-up, 0 to [`GenerateOptions::MOST_GUESSES`]; 0 is off. What followed the last
     /// tokens when they came up before is computed in one pass with them, and as much of it is kept as the model would have
     /// chosen, which pays where a text repeats much of its prompt. Tokens must neither be drawn nor penalised. Every step
-    /// waits for the one before. A model with recurrent layers computes one token after the other all the same.
+    /// waits for the one before. A model with recurrent layers computes one token after the other all the same, and so does a
+    /// generation whose kernels are timed.
     pub prompt_lookup: u32,
     /// Submissions to a GPU that are in flight, the one that is being read included, 1 to 8. The text is the same. If
     /// `None`, 2 to 8, as many as keep the GPU busy by what was measured of the session; a model with states of a fixed size
@@ -113,7 +114,7 @@ impl GenerateOptions {
                 return Err(Error::Option { option, expected, found });
             }
         }
-        self.check_guesses("prompt_lookup")?;
+        self.check_guesses("prompt_lookup", self.prompt_lookup)?;
         match self.stop.iter().any(String::is_empty) {
             false => Ok(()),
             true => Err(Error::Option { option: "stop", expected: "texts".into(), found: "an empty one".into() }),
@@ -121,17 +122,17 @@ impl GenerateOptions {
     }
 
     /// Refuses more guesses than a pass verifies, and any where choices are not plainly the most likely tokens.
-    pub(super) fn check_guesses(&self, option: &'static str) -> Result<(), Error> {
+    pub(super) fn check_guesses(&self, option: &'static str, n: u32) -> Result<(), Error> {
         let is_greedy = Ending::of(&self.sampling()) == Ending::Greedy { penalize: false };
         let most = if is_greedy { Self::MOST_GUESSES } else { 0 };
-        if self.prompt_lookup <= most {
+        if n <= most {
             return Ok(());
         }
         let expected = match is_greedy {
             true => format!("0 to {most}"),
             false => "0 where tokens are drawn or penalised; temperature 0 without a penalty".into(),
         };
-        Err(Error::Option { option, expected, found: self.prompt_lookup.to_string() })
+        Err(Error::Option { option, expected, found: n.to_string() })
     }
 
     /// The settings as kernels read them.

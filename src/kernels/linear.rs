@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::matmul::{Tile, is_tiled, matmul_input, tile_rounds, usual_tile};
 use super::{Activation, Gelu, Input, LOOP_ROUNDS, grid_parts, rms_norm, tier_for};
-use crate::dtype::{BLOCK, DType};
+use crate::dtype::DType;
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -276,7 +276,7 @@ impl Lanes {
     /// there is one column: an invocation that adds up all of K by itself would add up several one product at a time.
     pub fn new(rec: &Recorder, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Lanes {
         let Choice { tier, size } = choice(rec.target(), kernel, w, 1);
-        let ragged = u64::from(w.blocks()) * BLOCK as u64 != u64::from(w.cols());
+        let ragged = !w.is_whole_blocks();
         match (tier, n_tokens.clamp(1, MAX_COLUMNS).next_power_of_two()) {
             (Tier::Scalar, _) => Lanes { tier, n: 1, columns: 1, ragged },
             (_, columns) => Lanes { tier, n: size.max(columns), columns, ragged },

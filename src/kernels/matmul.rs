@@ -170,7 +170,7 @@ impl ProductPlan {
             // Rows in half precision end with zeros; others may end amid a block, as super-blocks are longer than blocks.
             let is_whole = match kernel.name == shaders::MATMUL_HALF.name {
                 true => is_aligned,
-                false => u64::from(w.blocks()) * BLOCK as u64 == u64::from(w.cols()),
+                false => w.is_whole_blocks(),
             };
             let is_exact = is_whole && tile.covers(m, w.slabs().iter().map(|slab| slab.rows));
             plan.constants = tile.constants(target, choice.tier, is_exact);

@@ -424,23 +424,23 @@ static CHECKS: [(&Kernel, Record); 46] = [
         Ok(vec![y])
     }),
     (&shaders::MATVEC, |rec, form| {
-        let (n_tokens, vector) = (form.few(), input(form.device, &[form.dim()])?);
-        let w = matrix(form.device, form.weight, 22, form.dim())?;
-        let (x, y) = (input(form.device, &[n_tokens, form.dim()])?, blank(form.device, &[n_tokens, 22])?);
+        let (n_tokens, dim) = (form.few(), form.dim());
+        let (w, vector) = (matrix(form.device, form.weight, 22, dim)?, input(form.device, &[dim])?);
+        let (x, y) = (input(form.device, &[n_tokens, dim])?, blank(form.device, &[n_tokens, 22])?);
         let linear = Linear { norm: norm(form, &vector), activation: form.activation(), ..Linear::new(&w) };
         matvec(rec, &linear, &x, &y)?;
         Ok(vec![y])
     }),
     (&shaders::GATE_UP, |rec, form| {
-        let n_tokens = form.few();
-        let (x, vector) = (input(form.device, &[n_tokens, form.dim()])?, input(form.device, &[form.dim()])?);
+        let (n_tokens, dim) = (form.few(), form.dim());
+        let (x, vector) = (input(form.device, &[n_tokens, dim])?, input(form.device, &[dim])?);
         let norm = norm(form, &vector);
         if form.is("UPS") {
-            let (w, y) = (matrix(form.device, form.weight, 11, form.dim())?, input(form.device, &[n_tokens, 11])?);
+            let (w, y) = (matrix(form.device, form.weight, 11, dim)?, input(form.device, &[n_tokens, 11])?);
             up_gated(rec, &w, norm, form.gate(), &x, &y)?;
             return Ok(vec![y]);
         }
-        let (w, y) = (matrix(form.device, form.weight, 22, form.dim())?, blank(form.device, &[n_tokens, 11])?);
+        let (w, y) = (matrix(form.device, form.weight, 22, dim)?, blank(form.device, &[n_tokens, 11])?);
         gate_up(rec, &w, norm, form.gate(), &x, &y)?;
         Ok(vec![y])
     }),
@@ -494,25 +494,25 @@ static CHECKS: [(&Kernel, Record); 46] = [
         Ok(vec![y])
     }),
     (&shaders::EXPERT_GATE_UP, |rec, form| {
+        let dim = form.dim();
         let rows = match (form.is("APART"), form.is("UPS")) {
             (false, _) => ExpertRows::Both,
             (true, false) => ExpertRows::Gates,
             (true, true) => ExpertRows::Ups,
         };
         let n_rows = if rows == ExpertRows::Both { 22 } else { 11 };
-        let (w, vector) =
-            (matrix(form.device, form.weight, 3 * n_rows, form.dim())?, input(form.device, &[form.dim()])?);
-        let (x, y, routes) =
-            (input(form.device, &[2, form.dim()])?, input(form.device, &[4, 11])?, some_routes(form.device)?);
+        let (w, vector) = (matrix(form.device, form.weight, 3 * n_rows, dim)?, input(form.device, &[dim])?);
+        let (x, y, routes) = (input(form.device, &[2, dim])?, input(form.device, &[4, 11])?, some_routes(form.device)?);
         let (norm, gate) = (norm(form, &vector), form.gate());
         let gate_up = ExpertGateUp { w: &w, rows, first_expert: 0, bias: None, norm, gate };
         gate_up.record(rec, &x, &routes, &y)?;
         Ok(vec![y])
     }),
     (&shaders::EXPERT_DOWN, |rec, form| {
+        let dim = form.dim();
         let (w, x, y) = (
-            matrix(form.device, form.weight, 3 * 10, form.dim())?,
-            input(form.device, &[4, form.dim()])?,
+            matrix(form.device, form.weight, 3 * 10, dim)?,
+            input(form.device, &[4, dim])?,
             blank(form.device, &[2, 10])?,
         );
         ExpertDown { w: &w, first_expert: 0, bias: None, accumulate: false }.record(

@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Map, Value, json};
 
-/// The sizes that cost, and what the order of the text and the matrices follow from.
+/// The sizes that cost.
 #[derive(Clone, Copy)]
 pub struct Sizes {
-    pub seed: u64,
     pub dim: usize,
     pub ffn_dim: usize,
     pub n_layers: usize,
@@ -31,16 +30,12 @@ pub struct Copier {
 }
 
 impl Copier {
-    pub fn new(within: &Path, sizes: Sizes) -> Copier {
+    /// The order of its text and its matrices follow from random words.
+    pub fn new(within: &Path, sizes: Sizes, mut word: impl FnMut() -> u32) -> Copier {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let name = format!("copier-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let folder = within.join(name);
         fs::create_dir_all(&folder).expect("the folder can be made");
-        let mut state = sizes.seed;
-        let mut word = move || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 32) as u32
-        };
         let mut order: Vec<u32> = (0..sizes.vocab_size as u32).collect();
         for i in (1..order.len()).rev() {
             order.swap(i, word() as usize % (i + 1));

@@ -5,7 +5,7 @@ use tilewright::kernels::KvType;
 use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model};
 
 use super::common::copier::{Copier, Sizes};
-use super::common::{block_on, executors};
+use super::common::{Rng, block_on, executors};
 use super::{builtin, collect, endless};
 
 /// Openings of stories: of the kind that the model knows, and of others.
@@ -22,22 +22,13 @@ const OPENINGS: [&str; 10] = [
     "A bird sang. \"I like your song,\" said the fox. The bird sang. \"I like",
 ];
 
-const SIZES: Sizes = Sizes {
-    seed: 1,
-    dim: 128,
-    ffn_dim: 256,
-    n_layers: 2,
-    n_heads: 4,
-    n_kv_heads: 2,
-    vocab_size: 600,
-    context_length: 512,
-};
-/// Of a model with another text and the same vocabulary.
-const SIZES_OF_ANOTHER: Sizes = Sizes { seed: 0x9e37_79b9_7f4a_7c15, n_layers: 1, ..SIZES };
+const SIZES: Sizes =
+    Sizes { dim: 128, ffn_dim: 256, n_layers: 2, n_heads: 4, n_kv_heads: 2, vocab_size: 600, context_length: 512 };
 
-/// A model that copies what stands in its prompt.
-fn copier() -> Copier {
-    Copier::new(env!("CARGO_TARGET_TMPDIR").as_ref(), SIZES)
+/// A model that copies what stands in its prompt. Those of other seeds have other texts and the same vocabulary.
+fn copier(seed: u64) -> Copier {
+    let mut rng = Rng::new(seed);
+    Copier::new(env!("CARGO_TARGET_TMPDIR").as_ref(), SIZES, || rng.word())
 }
 
 fn load(device: &Device, copier: &Copier, options: LoadOptions<'_>) -> Model {
@@ -157,7 +148,7 @@ fn a_session_goes_on_from_wherever_a_generation_was_left() {
 
 #[test]
 fn a_passage_is_copied_in_an_eighth_of_the_passes() {
-    let copier = copier();
+    let copier = copier(1);
     // A passage, something else, and how the passage begins.
     let prompt = [copier.passage(0, 100), copier.passage(300, 20), copier.passage(0, 3)].concat();
     for device in executors() {
@@ -198,7 +189,7 @@ fn a_passage_is_copied_in_an_eighth_of_the_passes() {
 
 #[test]
 fn wrong_guesses_leave_nothing_behind() {
-    let copier = copier();
+    let copier = copier(1);
     // The passage has a wrong token: some guesses are right before others are wrong. The first token comes with the prompt.
     for n_right in 0..7 {
         let mut passage = copier.passage(0, 40);
@@ -237,7 +228,7 @@ fn guesses_need_greedy_choices() {
 
 #[test]
 fn passes_of_one_token_and_caches_of_all_types() {
-    let copier = copier();
+    let copier = copier(1);
     let prompt = [copier.passage(0, 30), copier.passage(0, 3)].concat();
     for device in executors() {
         for kv_type in KvType::ALL {
@@ -291,8 +282,7 @@ fn a_draft_model_changes_no_text() {
 
 #[test]
 fn a_draft_model_that_is_wrong_costs_passes_and_no_token() {
-    let copier = copier();
-    let other = Copier::new(env!("CARGO_TARGET_TMPDIR").as_ref(), SIZES_OF_ANOTHER);
+    let [copier, other] = [1, 2].map(copier);
     for device in executors() {
         let [model, wrong] = [&copier, &other].map(|it| load(&device, it, LoadOptions::default()));
         let prompt = copier.passage(0, 20);
@@ -309,7 +299,7 @@ fn a_draft_model_that_is_wrong_costs_passes_and_no_token() {
 
 #[test]
 fn draft_models_are_checked() {
-    let copier = copier();
+    let copier = copier(1);
     let (model, other) = (builtin(&Device::cpu(), None), load(&Device::cpu(), &copier, LoadOptions::default()));
     let refused = |draft: &Model, n: u32, options: GenerateOptions| {
         let [mut session, mut draft] = [&model, draft].map(|model| model.session().unwrap());

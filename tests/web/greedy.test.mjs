@@ -107,11 +107,13 @@ async function continueInPage(source, given) {
 /** The native library, for all models of a lane. */
 class Native {
   #child;
+  #closed;
   #lines;
 
   constructor() {
     const program = ["run", "--quiet", "--locked", "--all-features", "--example", "continue_ids"];
     this.#child = spawn("cargo", program, { cwd: repository, stdio: ["pipe", "pipe", "inherit"] });
+    this.#closed = once(this.#child, "close");
     this.#lines = createInterface({ input: this.#child.stdout })[Symbol.asyncIterator]();
   }
 
@@ -128,9 +130,9 @@ class Native {
   }
 
   async close() {
-    const ended = this.#child.exitCode === null && once(this.#child, "close");
     this.#child.stdin.end();
-    await ended;
+    const [code] = await this.#closed;
+    assert.equal(code, 0, "the native example failed");
   }
 }
 
