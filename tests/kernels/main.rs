@@ -4,9 +4,10 @@
 //! `TILEWRIGHT_CASE=<line>` runs it alone (a part of the line runs all cases that contain it).
 //! All cases run with `TILEWRIGHT_FULL` (`scripts/test --full`), in a browser one in twelve. Otherwise one in `SHARE` runs,
 //! chosen by its name, so another one in each tier, and the first of each variant of a kernel, so that each shader compiles
-//! and runs; in a browser the first of each kernel. A case of the share that needs another pipeline of a shader that has one
-//! makes room for the next that needs none: to compile them is what takes long. With `TILEWRIGHT_CHECKED=0` (no bounds checks
-//! in shaders) other cases are the share, and no first ones run. `TILEWRIGHT_ROUNDS=n` runs with n seeds.
+//! and runs; forms of kernels that compile slowly take turns between tiers. In a browser it is the first of each kernel. A
+//! case of the share that needs another pipeline of a shader that has one makes room for the next that needs none: to compile
+//! them is what takes long. With `TILEWRIGHT_CHECKED=0` (no bounds checks in shaders) other cases are the share, and no first
+//! ones run. `TILEWRIGHT_ROUNDS=n` runs with n seeds.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -64,7 +65,7 @@ const FEWEST_ON_CPU: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 200, 2
 const STRIDE: usize = if cfg!(target_arch = "wasm32") { 12 } else { 1 };
 /// One case in so many of those is executed on a GPU, unless `TILEWRIGHT_FULL` is set: with bounds checks, where the first of
 /// each kernel's weight types and the first of each of its forms run as well, and without.
-const SHARE: [u64; 2] = if cfg!(target_arch = "wasm32") { [20, 16] } else { [7, 7] };
+const SHARE: [u64; 2] = if cfg!(target_arch = "wasm32") { [20, 16] } else { [6, 7] };
 /// The same of the kernels of [`SLOW`].
 const SHARE_OF_SLOW: [u64; 2] = if cfg!(target_arch = "wasm32") { SHARE } else { [120, 96] };
 /// Kernels that have a pipeline for nearly each case, which a software adapter takes up to seconds to compile.
@@ -112,19 +113,27 @@ fn all_cases() -> Vec<Case> {
     cases
 }
 
+/// The kernels of which a case records one, if its name is theirs; `linear` and `matmul_split` choose among several.
+fn kernels_of(case: &Case) -> &[&str] {
+    match case.kernel {
+        // In half precision another kernel is recorded.
+        "matmul" => &["matmul", "matmul_half"],
+        "attention" if case.variant.contains("+next") => &["attention_decode"],
+        "attention" => &["attention_prefill", "attention_half"],
+        _ => std::slice::from_ref(&case.kernel),
+    }
+}
+
 /// Whether a tier has a shader of its own for a case's kernel and weight type, which comes first in its variant; the
 /// baseline has one for each. Names that are no kernel's stand for a choice between kernels and run everywhere.
 fn is_own(case: &Case, tier: Tier) -> bool {
-    // `matmul` records another kernel where products are in half precision.
-    let is_of = |kernel: &&&shaders::Kernel| {
-        kernel.name == case.kernel || (case.kernel, kernel.name) == ("matmul", "matmul_half")
-    };
-    let mut kernels = shaders::ALL.iter().filter(is_of).peekable();
+    let mut kernels = shaders::ALL.iter().filter(|kernel| kernels_of(case).contains(&kernel.name)).peekable();
     if tier == Tier::Baseline || kernels.peek().is_none() {
         return true;
     }
     let weight = weight_of(case).map(WeightType::layout);
-    kernels.any(|kernel| kernel.variants.iter().any(|v| v.tier == tier && (v.weight.is_none() || v.weight == weight)))
+    let is_of_weight = |v: &shaders::Variant| v.weight.is_none() || weight.is_none() || v.weight == weight;
+    kernels.any(|kernel| kernel.variants.iter().any(|v| v.tier == tier && is_of_weight(v)))
 }
 
 /// The weight type that a case's variant begins with.
@@ -136,6 +145,18 @@ fn weight_of(case: &Case) -> Option<WeightType> {
 fn weight_and_form(case: &Case) -> [&str; 2] {
     let (weight, form) = case.variant.split_at(weight_of(case).map_or(0, |weight| weight.name().len()));
     [weight, form]
+}
+
+/// Whether it is a tier's turn to run the first case of a form of one of the kernels of [`SLOW`], of which each form is
+/// tried in one of the tiers that every adapter has.
+fn is_turn(tier: Tier, form: &str) -> bool {
+    let of_form = (hash(form) >> 32) % 3;
+    match tier {
+        Tier::Baseline => of_form == 0,
+        Tier::Subgroups => of_form == 1,
+        Tier::Scalar => of_form == 2,
+        Tier::F16 | Tier::Matrix8 | Tier::Matrix16 => true,
+    }
 }
 
 /// Whether a case is one of those of which some run where not all do. What unpacks the blocks of a type is the same text in
@@ -210,9 +231,11 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
             continue;
         }
         let [weight, form] = if cfg!(target_arch = "wasm32") { ["", ""] } else { weight_and_form(case) };
-        let is_new = seen.insert((case.kernel, weight)) | seen.insert((case.kernel, form));
+        let is_slow = SLOW.contains(&case.kernel);
+        let is_turn = !device.is_gpu() || !is_slow || is_turn(device.tier(), form);
+        let is_new = seen.insert((case.kernel, weight)) | (seen.insert((case.kernel, form)) && is_turn);
         let is_first = is_new && !is_unchecked;
-        let share_on_gpu = if SLOW.contains(&case.kernel) { SHARE_OF_SLOW } else { SHARE };
+        let share_on_gpu = if is_slow { SHARE_OF_SLOW } else { SHARE };
         // The upper half of the hash of the name: its lowest bits depend on little of it. Without checks, other cases.
         let share_of_device = if device.is_gpu() { share_on_gpu[usize::from(is_unchecked)] } else { SHARE_ON_CPU };
         let is_of_share = (hash(&case.name(executor, 0)) >> 32) % share_of_device == u64::from(is_unchecked);
