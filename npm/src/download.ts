@@ -15,6 +15,8 @@ export interface DownloadOptions {
   signal: AbortSignal;
   /** The browser's own HTTP cache; not used for what the package keeps itself. */
   httpCache: RequestCache;
+  /** Headers of each request. */
+  headers?: Record<string, string>;
   /** Only asks for the file's size and version; the first read opens the connection. For files that are not read at once. */
   lazily?: boolean;
   /** Called when a connection broke and is opened again. */
@@ -192,7 +194,7 @@ export class Download {
 
   /** Finds out what the server has. */
   async #ask(): Promise<void> {
-    const found = await requestVersion(this.#url, this.#options.signal);
+    const found = await requestVersion(this.#url, this.#options.signal, this.#options.headers);
     if (differs(this.#version, found)) {
       throw new Changed();
     }
@@ -224,7 +226,7 @@ export class Download {
   async #fetch(offset: number, again: boolean): Promise<Response> {
     this.#connection = new AbortController();
     const signal = AbortSignal.any([this.#options.signal, this.#connection.signal]);
-    const headers = new Headers();
+    const headers = new Headers(this.#options.headers);
     if (offset > 0) {
       headers.set("range", `bytes=${offset}-`);
       const validator = strongValidator(this.#version);
@@ -245,9 +247,9 @@ export class Download {
 }
 
 /** What a server says of a file without sending it, or nothing when it does not say or cannot be reached. */
-export async function askVersion(url: string, signal: AbortSignal): Promise<FileVersion | undefined> {
+export async function askVersion(url: string, signal: AbortSignal, headers?: Record<string, string>): Promise<FileVersion | undefined> {
   try {
-    return await requestVersion(url, AbortSignal.any([signal, AbortSignal.timeout(5000)]));
+    return await requestVersion(url, AbortSignal.any([signal, AbortSignal.timeout(5000)]), headers);
   } catch {
     // Offline, refused, or too slow: the caller goes on without an answer.
     signal.throwIfAborted();
@@ -256,9 +258,9 @@ export async function askVersion(url: string, signal: AbortSignal): Promise<File
 }
 
 /** What a server says of a file without sending it. Throws what opening the file would. */
-async function requestVersion(url: string, signal: AbortSignal): Promise<FileVersion> {
-  const ask = async (init: RequestInit): Promise<Response> => {
-    const response = await fetch(url, { ...init, cache: "no-store", signal: AbortSignal.any([signal, AbortSignal.timeout(SILENCE_MS)]) });
+async function requestVersion(url: string, signal: AbortSignal, given: Record<string, string> = {}): Promise<FileVersion> {
+  const ask = async ({ headers, ...init }: { method?: string; headers?: Record<string, string> }): Promise<Response> => {
+    const response = await fetch(url, { ...init, headers: { ...given, ...headers }, cache: "no-store", signal: AbortSignal.any([signal, AbortSignal.timeout(SILENCE_MS)]) });
     // A server that ignores ranges sends the whole file.
     response.body?.cancel().catch(() => {});
     return response;

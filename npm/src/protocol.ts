@@ -10,9 +10,19 @@ import type {
 
 /** One file of a model, with its address made absolute. */
 export type FileSpec =
-  | { kind: "url"; name: string; url: string }
+  | { kind: "url" } & UrlSpec
   | { kind: "blob"; name: string; blob: Blob }
   | PathSpec;
+
+/** A file with an address. */
+export interface UrlSpec {
+  name: string;
+  url: string;
+  /** Headers of each request for it. */
+  headers?: Record<string, string>;
+  /** SHA-256 that it must have. */
+  sha256?: string;
+}
 
 /** A file with a path, in Node and Deno. */
 export interface PathSpec {
