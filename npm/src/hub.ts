@@ -1,6 +1,8 @@
 /** Models of a hub, by address: `hf:owner/repo[/path][:quantisation][@revision]`. */
 
+import { LONGEST_WAIT_MS, retryAfter } from "./download.js";
 import { messageOf, TilewrightError } from "./errors.js";
+import type { Fetch } from "./fetching.js";
 import type { FileSpec, SourceSpec } from "./protocol.js";
 import { CHAT_FILES, INDEX, NEEDED_FILES, OPTIONAL_FILES, SENTENCE_FILES } from "./source.js";
 import { openStore } from "./store.js";
@@ -9,8 +11,6 @@ import type { HubOptions } from "./types.js";
 const ENDPOINT = "https://huggingface.co";
 /** Waits before the attempts that follow one another. */
 const BACKOFF_MS = [500, 1000, 2000];
-/** A hub that asks for a longer wait is not waited for. */
-const LONGEST_WAIT_MS = 60_000;
 /** A hub that is silent for so long counts as gone. */
 const SILENCE_MS = 30_000;
 
@@ -35,6 +35,14 @@ interface HubFile {
   sha256?: string;
 }
 
+/** How the hub is asked. */
+interface Asking {
+  headers: Record<string, string>;
+  /** What the addresses of the revision's files begin with. */
+  base: string;
+  fetch?: Fetch;
+}
+
 /** Whether a source is meant as an address of a hub. */
 export function isHubAddress(text: string): boolean {
   return text.startsWith("hf:");
@@ -46,12 +54,12 @@ export function isHubAddress(text: string): boolean {
  * @throws {@link TilewrightError}: `option` for what is no address or chooses no model, `http` or `network` for a hub that refuses or does
  * not answer, `format` for one that says something else than a hub; or the signal's reason.
  */
-export async function hubSpec(text: string, options: HubOptions, signal: AbortSignal | undefined): Promise<SourceSpec> {
+export async function hubSpec(text: string, options: HubOptions & { fetch?: Fetch }, signal: AbortSignal | undefined): Promise<SourceSpec> {
   const address = parse(text, options.revision);
   const endpoint = endpointOf(options.endpoint);
   const headers = headersOf(options);
   const base = `${endpoint}/${address.repo}/resolve/${encodeURIComponent(address.revision)}/`;
-  const files = await list(address, endpoint, headers, base, signal);
+  const files = await list(address, endpoint, { headers, base, ...(options.fetch === undefined ? {} : { fetch: options.fetch }) }, signal);
   const given = Object.keys(headers).length === 0 ? {} : { headers };
   const specs = choose(files, address).map(({ path, name, sha256 }): FileSpec =>
     ({ kind: "url", name, url: base + encodePath(path), ...given, ...(sha256 === undefined ? {} : { sha256 }) }));
@@ -102,7 +110,7 @@ function headersOf({ headers, token }: HubOptions): Record<string, string> {
 
 /** The files of the revision: as the hub says, or those that are kept if it does not answer. */
 async function list(
-  address: Address, endpoint: string, headers: Record<string, string>, base: string, signal: AbortSignal | undefined,
+  address: Address, endpoint: string, { headers, base, fetch = globalThis.fetch }: Asking, signal: AbortSignal | undefined,
 ): Promise<HubFile[]> {
   const url = `${endpoint}/api/models/${address.repo}/revision/${encodeURIComponent(address.revision)}?blobs=true`;
   for (let failures = 0; ; failures += 1) {
@@ -119,8 +127,7 @@ async function list(
       if (response.status !== 408 && response.status !== 429 && response.status < 500) {
         throw error;
       }
-      const asked = Number(response.headers.get("retry-after") ?? NaN) * 1000;
-      wait = wait === undefined || !(asked >= 0) ? wait : asked <= LONGEST_WAIT_MS ? asked : undefined;
+      wait = wait === undefined ? undefined : retryAfter(response) ?? wait;
     } catch (cause) {
       signal?.throwIfAborted();
       if (cause instanceof TilewrightError) {
@@ -132,7 +139,7 @@ async function list(
     if (kept.length > 0 && isEnough(kept, address)) {
       return kept;
     }
-    if (wait === undefined) {
+    if (wait === undefined || wait > LONGEST_WAIT_MS) {
       throw error;
     }
     await new Promise((resolve) => setTimeout(resolve, wait));

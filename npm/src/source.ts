@@ -1,6 +1,7 @@
 /** A model's files as byte streams, wherever they come from: addresses, blobs, paths. */
 
-import { askVersion, A_WEB_PAGE, describeImpostor, differs, Download, WebPage, type DownloadOptions, type FileVersion } from "./download.js";
+import { askVersion, A_WEB_PAGE, describeImpostor, differs, Download, WebPage, type Asking, type DownloadOptions, type FileVersion } from "./download.js";
+import type { Fetch } from "./fetching.js";
 import { codeOf, messageOf, TilewrightError, type ErrorCode } from "./errors.js";
 import { importHidden } from "./platform.js";
 import type { FileSpec, PathSpec, SourceSpec, UrlSpec } from "./protocol.js";
@@ -45,6 +46,8 @@ export interface OpenContext {
   store: Store | undefined;
   /** Names of files that a folder of this kind of model may have besides. */
   extras: readonly string[];
+  /** What sends requests instead of `fetch`. */
+  fetch?: Fetch;
   newDigest(): Sha256;
   notify(notice: Notice): void;
   /** Called when a file is read from a copy that an earlier load kept. */
@@ -588,9 +591,14 @@ class UrlFile implements ModelFile {
     return this.#record?.complete === true;
   }
 
+  get #asking(): Asking {
+    const { fetch } = this.#context;
+    return { ...(fetch === undefined ? {} : { fetch }), ...(this.#headers === undefined ? {} : { headers: this.#headers }) };
+  }
+
   get #downloadOptions(): DownloadOptions {
     const { signal, notify } = this.#context;
-    return { signal, httpCache: this.#httpCache, ...(this.#headers === undefined ? {} : { headers: this.#headers }), onReconnect: (message: string) => notify({ code: "reconnected", message }) };
+    return { ...this.#asking, signal, httpCache: this.#httpCache, onReconnect: (message: string) => notify({ code: "reconnected", message }) };
   }
 
   /** Finds out what is kept, and keeps others from changing it. */
@@ -643,7 +651,7 @@ class UrlFile implements ModelFile {
   /** Asks the server whether a kept file is still the newest. Without an answer it is taken as it is. */
   async #isCurrent(record: StoredRecord): Promise<boolean> {
     const known = this.#expected !== undefined && record.sha256 !== undefined;
-    const version = known ? {} : await askVersion(this.#url, this.#context.signal, this.#headers);
+    const version = known ? {} : await askVersion(this.#url, this.#context.signal, this.#asking);
     if (version === undefined) {
       this.#context.notify({ code: "not_revalidated", message: `${this.#url} could not be checked for a newer version; the kept copy is used` });
       return true;

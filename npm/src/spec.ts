@@ -1,6 +1,7 @@
 /** What people give as a model's source, made into what the worker is told. */
 
 import { messageOf, TilewrightError } from "./errors.js";
+import type { Fetch } from "./fetching.js";
 import { isArrayOf } from "./given.js";
 import { hubSpec, isHubAddress } from "./hub.js";
 import { hasPaths } from "./platform.js";
@@ -13,7 +14,7 @@ import type { FileSource, HubOptions, ModelSource } from "./types.js";
  * @throws {@link TilewrightError}: `option` for what is no source, `http` or `network` for a response that is an error or breaks;
  * or the signal's reason.
  */
-export async function specOf(source: ModelSource, signal: AbortSignal | undefined, hub: HubOptions = {}): Promise<SourceSpec> {
+export async function specOf(source: ModelSource, signal: AbortSignal | undefined, hub: HubOptions & { fetch?: Fetch } = {}): Promise<SourceSpec> {
   const { revision, token, headers, endpoint } = hub;
   const given = Object.entries({ revision, token, headers, endpoint }).find(([, value]) => value !== undefined);
   if (typeof source === "string" && isHubAddress(source)) {

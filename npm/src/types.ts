@@ -45,6 +45,11 @@ export interface HubOptions {
 /** Options of everything that is loaded. */
 export interface CommonLoadOptions extends HubOptions {
   /**
+   * What sends all requests for the model instead of `fetch`, for servers that want more than it does by itself. It runs in the caller's
+   * thread; its answers are read there piece by piece.
+   */
+  fetch?: (url: string, init?: RequestInit) => Promise<Response>;
+  /**
    * Called about ten times a second while bytes arrive, and once at the end of each phase; also when the model is loaded again
    * because its device was lost or its kept copy is damaged.
    */

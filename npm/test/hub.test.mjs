@@ -214,6 +214,14 @@ test("each status of the hub is told", async () => {
   requests = [];
   await assert.rejects(named("hf:owner/name"), { code: "http", status: 429 });
   assert.equal(requests.length, 1, "nobody waits for an hour");
+
+  n = 0;
+  replace = (request, response, host) => host === "store" && n++ < 2 && (response.writeHead(429, { "retry-after": "0" }).end(), true);
+  assert.equal((await load("hf:owner/name"))["m-Q4_0.gguf"].length, 300_000);
+  replace = (request, response, host) => host === "store" && (response.writeHead(429, { "retry-after": "3600" }).end(), true);
+  requests = [];
+  await assert.rejects(load("hf:owner/name"), { code: "http", status: 429 });
+  assert.equal(requests.filter(({ host }) => host === "store").length, 1);
 });
 
 test("a list that is none is refused", async () => {
@@ -227,6 +235,16 @@ test("a list that is none is refused", async () => {
   await answers({ siblings: [null] });
   for (const rfilename of ["../m.gguf", "a/../../m.gguf", "/m.gguf", "..\\m.gguf", "a//m.gguf", "", 1]) await answers({ siblings: [{ rfilename }] });
   await answers({ siblings: [{ rfilename: "m.gguf", lfs: { sha256: "../m" } }] });
+});
+
+test("a fetch of the caller's own asks for the list", async () => {
+  const asked = [];
+  const own = (url, init) => {
+    asked.push(url);
+    return fetch(url.replace("https://hub.example", endpoint), init);
+  };
+  assert.deepEqual(await named("hf:owner/name", { endpoint: "https://hub.example/", fetch: own }), ["m-Q4_0.gguf"]);
+  assert.deepEqual(asked, [`https://hub.example${LIST}`]);
 });
 
 test("a signal ends the request for the list", async () => {
