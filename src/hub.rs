@@ -168,12 +168,16 @@ impl Hub {
     /// This hub and this cache.
     ///
     /// # Errors
-    /// [`Error::Option`] if the endpoint is no address of a server.
+    /// [`Error::Option`] if the endpoint is no address of a server, or the token no token.
     pub fn new(options: HubOptions) -> Result<Hub, Error> {
         let HubOptions { endpoint, cache, token, is_offline } = options;
         if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
             let expected = "an address that begins with https:// or http://".into();
             return Err(Error::Option { option: "HF_ENDPOINT", expected, found: endpoint });
+        }
+        if token.as_ref().is_some_and(|token| !token.trim().bytes().all(|byte| byte.is_ascii_graphic())) {
+            let (expected, found) = ("letters, digits and signs of ASCII".into(), "others".into());
+            return Err(Error::Option { option: "HF_TOKEN", expected, found });
         }
         Ok(Hub { client: Client::new(&endpoint, token), cache, is_offline, sleep: Box::new(std::thread::sleep) })
     }
@@ -365,7 +369,9 @@ impl Hub {
         on_event(Event::Begin { n_files: missing.len(), total_bytes });
         let mut before = 0;
         for (path, url, size, digest) in missing {
-            let _lock = repo.lock(&digest);
+            let _lock = repo.lock(&digest, || {
+                on_event(Event::Notice(&format!("another program downloads {path} as well; waiting for it")));
+            });
             let blob = repo.blob(&digest);
             // Another program may have been faster.
             if !has_size(&blob, size) {

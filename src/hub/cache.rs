@@ -11,7 +11,7 @@
 //! Described at <https://huggingface.co/docs/hub/local-cache>.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File as DiskFile};
+use std::fs::{self, File as DiskFile, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -100,12 +100,15 @@ impl Repo {
         Ok(files)
     }
 
-    /// Keeps other programs from downloading the same file meanwhile; waits until they have. A file system without locks has
-    /// none, and then what two programs write at once fails its digest.
-    pub fn lock(&self, digest: &Digest) -> Option<DiskFile> {
+    /// Keeps other programs from downloading the same file meanwhile; waits until they have, after `on_wait`. A file system
+    /// without locks has none, and then what two programs write at once fails its digest.
+    pub fn lock(&self, digest: &Digest, on_wait: impl FnOnce()) -> Option<DiskFile> {
         fs::create_dir_all(&self.locks).ok()?;
         let lock = DiskFile::create(self.locks.join(format!("{digest}.lock"))).ok()?;
-        lock.lock().ok()?;
+        if let Err(TryLockError::WouldBlock) = lock.try_lock() {
+            on_wait();
+            lock.lock().ok()?;
+        }
         Some(lock)
     }
 
@@ -131,8 +134,9 @@ impl Repo {
             return Err(io(error));
         }
         // Relative, so that the cache can be moved: out of the folders of the path, the commit and `snapshots`.
-        let up = "../".repeat(path.split('/').count() + 1);
-        link(&Path::new(&format!("{up}blobs")).join(digest.as_str()), &self.blob(digest), &place).map_err(io)
+        let up = std::iter::repeat_n("..", path.split('/').count() + 1);
+        let target: PathBuf = up.chain(["blobs", digest.as_str()]).collect();
+        link(&target, &self.blob(digest), &place).map_err(io)
     }
 
     /// Removes files of some commits, and the contents that no commit needs any more. If no file is left, all is removed that

@@ -1,6 +1,6 @@
 //! Requests to a hub, and what may be read from its answers before their content.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::time::Duration;
 
 use ureq::http::header::{AUTHORIZATION, CONTENT_RANGE, ETAG, LOCATION, RANGE, RETRY_AFTER};
@@ -276,8 +276,19 @@ fn clip(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(200).collect()
 }
 
+/// The error of a request without an answer: one that may pass, or one that will not.
 fn connection(url: &str, error: &ureq::Error) -> HubError {
-    HubError::Connection { url: url.into(), message: error.to_string() }
+    let (url, message) = (url.into(), error.to_string());
+    match error {
+        // So do certificates that are not trusted come.
+        ureq::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => HubError::Request { url, message },
+        ureq::Error::Io(_)
+        | ureq::Error::Timeout(_)
+        | ureq::Error::HostNotFound
+        | ureq::Error::ConnectionFailed
+        | ureq::Error::Protocol(_) => HubError::Connection { url, message },
+        _ => HubError::Request { url, message },
+    }
 }
 
 fn too_many(url: &str) -> HubError {

@@ -89,6 +89,15 @@ pub enum HubError {
         message: String,
     },
 
+    /// A request that cannot be made as things are: a certificate that is not trusted, a proxy that is none.
+    #[error("{url}: {message}")]
+    Request {
+        /// What was asked for.
+        url: String,
+        /// What is wrong.
+        message: String,
+    },
+
     /// An answer that is not what a hub says.
     #[error("{url}: {field} is {found}, expected {expected}")]
     Answer {
