@@ -47,7 +47,7 @@ pub struct Hub {
     client: Client,
     cache: PathBuf,
     is_offline: bool,
-    sleep: Box<dyn Fn(Duration)>,
+    sleep: Box<dyn Fn(Duration) + Send + Sync>,
 }
 
 /// Where a hub is and what it may be asked.
@@ -183,7 +183,7 @@ impl Hub {
     }
 
     /// Waits by `sleep` between tries, rather than for the time itself.
-    pub fn with_sleep(self, sleep: impl Fn(Duration) + 'static) -> Hub {
+    pub fn with_sleep(self, sleep: impl Fn(Duration) + Send + Sync + 'static) -> Hub {
         Hub { sleep: Box::new(sleep), ..self }
     }
 
@@ -223,23 +223,19 @@ impl Hub {
             listing => listing?,
         };
         let repo = Repo::new(&self.cache, &address.repo);
-        let path = match choice::choose(&listing.files, address)? {
-            Choice::Files(files) => {
-                self.complete(address, &repo, &listing, &files, on_event)?;
-                files.first().map_or(PathBuf::new(), |first| repo.snapshot(&listing.commit).join(&first.path))
-            }
+        let snapshot = repo.snapshot(&listing.commit);
+        let choice = choice::choose(&listing.files, address)?;
+        let files = match &choice {
+            Choice::Gguf(model) => model.files(),
             Choice::Folder(folder) => {
                 // Small, and it says which other files are needed.
-                let index: Vec<File> = folder.index.iter().cloned().collect();
-                self.complete(address, &repo, &listing, &index, &mut |_| {})?;
-                let snapshot = repo.snapshot(&listing.commit);
-                let files = [folder.texts.clone(), weights(&folder, &snapshot, address)?].concat();
-                self.complete(address, &repo, &listing, &files, on_event)?;
-                snapshot.join(folder.prefix.trim_end_matches('/'))
+                self.complete(address, &repo, &listing, folder.index.as_slice(), &mut |_| {})?;
+                [folder.texts.clone(), weights(folder, &snapshot, address)?].concat()
             }
         };
+        self.complete(address, &repo, &listing, &files, on_event)?;
         repo.set_revision(address.revision(), &listing.commit)?;
-        Ok(path)
+        Ok(choice.place(&snapshot))
     }
 
     /// Finds a model in the cache, without any request.
@@ -253,13 +249,11 @@ impl Hub {
             return Err(HubError::Choice { address: address.to_string(), wanted, available: Vec::new() }.into());
         };
         let snapshot = repo.snapshot(&commit);
-        match choice::choose(&repo.files(&commit)?, address)? {
-            Choice::Files(files) => Ok(files.first().map_or(PathBuf::new(), |first| snapshot.join(&first.path))),
-            Choice::Folder(folder) => {
-                weights(&folder, &snapshot, address)?;
-                Ok(snapshot.join(folder.prefix.trim_end_matches('/')))
-            }
+        let choice = choice::choose(&repo.files(&commit)?, address)?;
+        if let Choice::Folder(folder) = &choice {
+            weights(folder, &snapshot, address)?;
         }
+        Ok(choice.place(&snapshot))
     }
 
     /// The models in the cache, by address.
@@ -305,12 +299,12 @@ impl Hub {
             has_files |= !files.is_empty();
             let models = choice::gguf_models(&files);
             if address.quant.is_none() && address.path.is_none() && models.len() > 1 {
-                let available = models.iter().flat_map(|model| &model.files).map(|file| file.path.clone()).collect();
+                let available = models.into_iter().map(|model| model.first.path).collect();
                 let (address, wanted) = (address.to_string(), "several models are in the cache".into());
                 return Err(HubError::Choice { address, wanted, available }.into());
             }
             let found = match choice::choose(&files, address) {
-                Ok(Choice::Files(files)) => files,
+                Ok(Choice::Gguf(model)) => model.files(),
                 Ok(Choice::Folder(folder)) => folder.all(),
                 Err(_) => Vec::new(),
             };
@@ -471,15 +465,14 @@ fn list_snapshot(repo: &Repo, commit: &str, address: &Address) -> Result<Vec<Cac
     }
     let mut found = Vec::new();
     for model in &models {
-        let Some(first) = model.files.first() else { continue };
         let is_unique = models.iter().filter(|other| other.quant == model.quant).count() == 1;
         let (path, quant) = match (&model.quant, is_unique) {
             (Some(quant), true) => (None, Some(quant.clone())),
             (None, true) if models.len() == 1 => (None, None),
-            _ => (Some(first.path.clone()), None),
+            _ => (Some(model.first.path.clone()), None),
         };
         let address = Address { path, quant, ..address.clone() };
-        found.push(cached(address, snapshot.join(&first.path), &model.files));
+        found.push(cached(address, snapshot.join(&model.first.path), &model.files()));
     }
     Ok(found)
 }

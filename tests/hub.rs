@@ -5,12 +5,11 @@ mod common;
 #[path = "hub/server.rs"]
 mod server;
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::Rng;
@@ -304,17 +303,17 @@ fn what_passes_is_waited_for_and_not_for_ever() {
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &content(3000, 1))]);
     let waits = |test: &str, is_to_store: bool, reply: Reply, n_failing: usize| {
         let cache = cache(test);
-        let (kept, first) = (Rc::new(RefCell::new(Vec::new())), if is_to_store { 2 } else { 0 });
+        let (kept, first) = (Arc::new(Mutex::new(Vec::new())), if is_to_store { 2 } else { 0 });
         server.take_requests();
         server.replace(move |request| {
             // A try for the file asks the hub and then the store.
             let n_before = if is_to_store { request.number.saturating_sub(first) / 2 } else { request.number };
             (request.is_to_store == is_to_store && n_before < n_failing).then(|| reply.clone())
         });
-        let waits = Rc::clone(&kept);
-        let hub = Hub::new(options(&server, &cache)).unwrap().with_sleep(move |wait| waits.borrow_mut().push(wait));
+        let waits = Arc::clone(&kept);
+        let hub = Hub::new(options(&server, &cache)).unwrap().with_sleep(move |wait| waits.lock().unwrap().push(wait));
         let fetched = fetch(&hub, GGUF);
-        (fetched, kept.take().iter().map(Duration::as_millis).collect::<Vec<_>>())
+        (fetched, kept.lock().unwrap().iter().map(Duration::as_millis).collect::<Vec<_>>())
     };
     for is_to_store in [false, true] {
         let (fetched, waited) = waits("429", is_to_store, Reply::status(429).with("Retry-After", "3"), 2);

@@ -1,6 +1,7 @@
 //! Which files of a repository make the model that an address names.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use super::address::Address;
 use super::digest::Digest;
@@ -39,10 +40,19 @@ pub(super) struct File {
 /// What makes a model.
 #[derive(Debug)]
 pub(super) enum Choice {
-    /// GGUF files: one, or all shards in order.
-    Files(Vec<File>),
-    /// A folder.
+    Gguf(GgufModel),
     Folder(Folder),
+}
+
+impl Choice {
+    /// Where the model is in a snapshot: its file, the first of its shards, or its folder.
+    pub fn place(&self, snapshot: &Path) -> PathBuf {
+        match self {
+            Choice::Gguf(model) => snapshot.join(&model.first.path),
+            Choice::Folder(folder) if folder.prefix.is_empty() => snapshot.into(),
+            Choice::Folder(folder) => snapshot.join(folder.prefix.trim_end_matches('/')),
+        }
+    }
 }
 
 /// A folder with `config.json` and safetensors.
@@ -82,19 +92,20 @@ impl Folder {
 /// The weights of a folder whose weights are in one file.
 const SINGLE: &str = "model.safetensors";
 
-/// A model in GGUF files that stand in one repository with others.
+/// A model in GGUF files: one, or all shards of one.
 #[derive(Debug)]
 pub(super) struct GgufModel {
-    /// Its quantisation, as the file's name has it.
+    /// Its quantisation, if the file's name has it.
     pub quant: Option<String>,
-    /// Its files, shards in order.
-    pub files: Vec<File>,
+    pub first: File,
+    /// The other shards, in order.
+    others: Vec<File>,
 }
 
 impl GgufModel {
-    /// Path of its first file.
-    fn path(&self) -> &str {
-        self.files.first().map_or("", |file| &file.path)
+    /// All files, in order.
+    pub fn files(&self) -> Vec<File> {
+        std::iter::once(&self.first).chain(&self.others).cloned().collect()
     }
 }
 
@@ -111,7 +122,7 @@ pub(super) fn choose(files: &[File], address: &Address) -> Result<Choice, HubErr
     let below: Vec<File> = files.iter().filter(|file| file.path.starts_with(&root)).cloned().collect();
     let models = gguf_models(&below);
     if !models.is_empty() {
-        return choose_gguf(models, address).map(Choice::Files);
+        return choose_gguf(models, address).map(Choice::Gguf);
     }
     match (folder(&below, &root), &address.quant) {
         (Some(folder), None) => Ok(Choice::Folder(folder)),
@@ -139,11 +150,11 @@ fn choose_file(files: &[File], path: &str, address: &Address) -> Result<Choice, 
     }
     // Also one that is no model by its name.
     let same: Vec<File> = files.iter().filter(|file| stem(&file.path).0 == stem(path).0).cloned().collect();
-    let model = group(&same).into_iter().find(|model| model.files.iter().any(|file| file.path == path));
-    model.map(|model| Choice::Files(model.files)).ok_or_else(|| wrong(format!("shards of {path} are missing")))
+    let model = group(&same).into_iter().find(|model| model.files().iter().any(|file| file.path == path));
+    model.map(Choice::Gguf).ok_or_else(|| wrong(format!("shards of {path} are missing")))
 }
 
-fn choose_gguf(mut models: Vec<GgufModel>, address: &Address) -> Result<Vec<File>, HubError> {
+fn choose_gguf(mut models: Vec<GgufModel>, address: &Address) -> Result<GgufModel, HubError> {
     let named = |models: &[GgufModel], quant: &str| -> Vec<usize> {
         let is_it = |model: &GgufModel| model.quant.as_deref().is_some_and(|own| own == quant);
         (0..models.len()).filter(|&at| is_it(&models[at])).collect()
@@ -155,7 +166,7 @@ fn choose_gguf(mut models: Vec<GgufModel>, address: &Address) -> Result<Vec<File
         None => USUAL.iter().map(|quant| named(&models, quant)).find(|found| !found.is_empty()).unwrap_or_default(),
     };
     if let [one] = found[..] {
-        return Ok(models.swap_remove(one).files);
+        return Ok(models.swap_remove(one));
     }
     let (wanted, shown) = match (&wanted, found.is_empty()) {
         (Some(quant), true) => (format!("no {quant}"), (0..models.len()).collect()),
@@ -165,7 +176,7 @@ fn choose_gguf(mut models: Vec<GgufModel>, address: &Address) -> Result<Vec<File
     let show = |at: usize| {
         let model: &GgufModel = &models[at];
         let is_unique = model.quant.as_deref().is_some_and(|quant| named(&models, quant).len() == 1);
-        model.quant.clone().filter(|_| is_unique).unwrap_or_else(|| model.path().to_owned())
+        model.quant.clone().filter(|_| is_unique).unwrap_or_else(|| model.first.path.clone())
     };
     Err(HubError::Choice { address: address.to_string(), wanted, available: shown.into_iter().map(show).collect() })
 }
@@ -189,7 +200,11 @@ fn group(files: &[File]) -> Vec<GgufModel> {
     let is_whole =
         |shards: &BTreeMap<u32, File>, n: u32| shards.len() as u64 == u64::from(n) && !shards.contains_key(&0);
     let whole = groups.into_iter().filter(|((_, n), shards)| is_whole(shards, *n));
-    whole.map(|((stem, _), shards)| GgufModel { quant: quant(&stem), files: shards.into_values().collect() }).collect()
+    let model = |((stem, _), shards): ((String, u32), BTreeMap<u32, File>)| {
+        let mut shards = shards.into_values();
+        Some(GgufModel { quant: quant(&stem), first: shards.next()?, others: shards.collect() })
+    };
+    whole.filter_map(model).collect()
 }
 
 /// The folder at `root`, if it holds a model.
@@ -270,7 +285,7 @@ mod tests {
         let files: Vec<File> =
             paths.iter().map(|path| File { path: path.to_string(), size: None, digest: None }).collect();
         match choose(&files, &address.parse().unwrap()) {
-            Ok(Choice::Files(files)) => Ok(super::paths(&files)),
+            Ok(Choice::Gguf(model)) => Ok(super::paths(&model.files())),
             Ok(Choice::Folder(folder)) => Ok([super::paths(&folder.texts), super::paths(&folder.weights)].concat()),
             Err(error) => Err(error.to_string()),
         }
