@@ -5,6 +5,7 @@ mod bench;
 mod chat;
 mod embed;
 mod guess;
+mod hub;
 mod info;
 mod inspect;
 mod lost;
@@ -16,9 +17,11 @@ mod tokenize;
 mod tune;
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tilewright::hub::HubError;
 use tilewright::{Device, DeviceChoice, Error, Power, Tier};
 
 /// Runs language models on any GPU through WebGPU, and on the CPU.
@@ -42,6 +45,9 @@ enum Command {
     Chat(chat::ChatArgs),
     Embed(embed::EmbedArgs),
     Rerank(rerank::RerankArgs),
+    Pull(hub::PullArgs),
+    List(hub::ListArgs),
+    Rm(hub::RmArgs),
     /// Show adapters, their features and limits, and which device would be used.
     Info(info::InfoArgs),
     /// Show the token ids of a text.
@@ -69,6 +75,27 @@ enum Command {
     Tune(tune::TuneArgs),
 }
 
+impl Cli {
+    /// What is named as models: files, folders or addresses. `embed` and `rerank` look for theirs themselves, since they tell
+    /// more by their exit codes and in their logs.
+    fn models(&mut self) -> Vec<&mut PathBuf> {
+        let (model, draft) = match &mut self.command {
+            None => (None, self.story.draft()),
+            Some(Command::Run(args)) => (args.model.as_mut(), args.generate.draft()),
+            #[cfg(feature = "chat")]
+            Some(Command::Chat(args)) => args.models(),
+            Some(Command::Tokenize(args)) => (args.model.as_mut(), None),
+            Some(Command::Inspect(args)) => (args.file.as_mut(), None),
+            Some(Command::Quantize(args)) => (Some(&mut args.input), None),
+            Some(Command::Bench(args)) => (args.model(), None),
+            Some(Command::Tune(args)) => (args.model.as_mut(), None),
+            Some(Command::Embed(_) | Command::Rerank(_) | Command::Info(_)) => (None, None),
+            Some(Command::Pull(_) | Command::List(_) | Command::Rm(_)) => (None, None),
+        };
+        model.into_iter().chain(draft).collect()
+    }
+}
+
 /// What stops a command.
 enum Failure {
     /// An error to report.
@@ -93,26 +120,38 @@ impl From<io::Error> for Failure {
 }
 
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let result = match cli.command {
+    let mut cli = Cli::parse();
+    let mut tell = |notice: &str| eprintln!("notice: {notice}");
+    let localised = cli.models().into_iter().try_for_each(|model| hub::localise(model, &mut tell));
+    if let Err(error) = localised {
+        return ended(Err(error.into()));
+    }
+    ended(match cli.command {
         None => run::run(None, &cli.story),
         Some(Command::Run(args)) => run::run(args.model.as_deref(), &args.generate),
         #[cfg(feature = "chat")]
         Some(Command::Chat(args)) => chat::chat(&args),
         // Their exit codes tell more, for the programs that start them.
-        Some(Command::Embed(args)) => return embed::embed(&args),
-        Some(Command::Rerank(args)) => return rerank::rerank(&args),
+        Some(Command::Embed(args)) => return embed::embed(args),
+        Some(Command::Rerank(args)) => return rerank::rerank(args),
+        Some(Command::Pull(args)) => hub::pull(&args),
+        Some(Command::List(args)) => hub::list(&args),
+        Some(Command::Rm(args)) => hub::rm(&args),
         Some(Command::Info(args)) => info::info(&args),
         Some(Command::Tokenize(args)) => tokenize::tokenize(&args),
         Some(Command::Inspect(args)) => inspect::inspect(&args),
         Some(Command::Quantize(args)) => quantize::quantize(&args),
         Some(Command::Bench(args)) => bench::bench(&args),
         Some(Command::Tune(args)) => tune::tune(&args),
-    };
+    })
+}
+
+/// The exit code of what a command came to; an error is told.
+fn ended(result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) | Err(Failure::StdoutClosed) => ExitCode::SUCCESS,
         // A value out of range is the command line's fault, whoever noticed it.
-        Err(Failure::Error(error @ Error::Option { .. })) => {
+        Err(Failure::Error(error @ (Error::Option { .. } | Error::Hub(HubError::Address { .. })))) => {
             eprintln!("error: {error}");
             ExitCode::from(2)
         }

@@ -222,6 +222,11 @@ pub enum Error {
         source: std::io::Error,
     },
 
+    /// A model of a hub cannot be had.
+    #[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
+    #[error(transparent)]
+    Hub(#[from] crate::hub::HubError),
+
     /// An error inside a named file.
     #[error("{}: {source}", path.display())]
     InFile {
@@ -299,6 +304,8 @@ impl Error {
             Error::NonFinite { .. } => "non_finite",
             Error::Index { .. } => "index",
             Error::Io { .. } => "io",
+            #[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
+            Error::Hub(_) => "hub",
             Error::InFile { source, .. } | Error::InRecord { source, .. } => source.code(),
         }
     }

@@ -37,6 +37,8 @@ pub use chat::ChatSource;
 pub use file::FileBytes;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use huggingface::config_of_json;
+#[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
+pub(crate) use huggingface::{CONFIG, INDEX, TEXTS};
 pub use loader::Loader;
 pub use reader::{FileName, Head, HeaderReader};
 pub use vocab::vocab_from_gguf;

@@ -1,6 +1,7 @@
 /** A file on a server as one sequential stream, however often the connection has to be opened. */
 
 import { messageOf, TilewrightError } from "./errors.js";
+import type { Fetch } from "./fetching.js";
 
 /** What tells one version of a file from another. */
 export interface FileVersion {
@@ -10,8 +11,16 @@ export interface FileVersion {
   lastModified?: string;
 }
 
+/** How a server is asked. */
+export interface Asking {
+  /** Headers of each request. */
+  headers?: Record<string, string>;
+  /** What sends the requests instead of `fetch`. */
+  fetch?: Fetch;
+}
+
 /** How a stream is opened. */
-export interface DownloadOptions {
+export interface DownloadOptions extends Asking {
   signal: AbortSignal;
   /** The browser's own HTTP cache; not used for what the package keeps itself. */
   httpCache: RequestCache;
@@ -25,6 +34,8 @@ export interface DownloadOptions {
 const BACKOFF_MS = [100, 500, 2000];
 /** A connection that is silent for so long counts as broken. */
 const SILENCE_MS = 30_000;
+/** A server that asks for a longer wait is not waited for. */
+export const LONGEST_WAIT_MS = 60_000;
 /** Status codes that may pass. */
 const TRANSIENT = new Set([408, 425, 429, 500, 502, 503, 504]);
 
@@ -32,10 +43,13 @@ const TRANSIENT = new Set([408, 425, 429, 500, 502, 503, 504]);
 class Broken extends Error {
   /** The error to report when trying again does not help. */
   readonly final: TilewrightError;
+  /** Milliseconds that the server asks to be left alone. */
+  readonly asked: number | undefined;
 
-  constructor(final: TilewrightError) {
+  constructor(final: TilewrightError, asked?: number) {
     super(final.message);
     this.final = final;
+    this.asked = asked;
   }
 }
 
@@ -136,9 +150,10 @@ export class Download {
         if (!(error instanceof Broken)) {
           throw error;
         }
-        const wait = BACKOFF_MS[this.#failures];
+        const usual = BACKOFF_MS[this.#failures];
+        const wait = error.asked ?? usual;
         this.#failures += 1;
-        if (wait === undefined) {
+        if (usual === undefined || wait === undefined || wait > LONGEST_WAIT_MS) {
           throw error.final;
         }
         this.#options.onReconnect(`${error.message}; trying again at byte ${this.#position}`);
@@ -192,7 +207,7 @@ export class Download {
 
   /** Finds out what the server has. */
   async #ask(): Promise<void> {
-    const found = await requestVersion(this.#url, this.#options.signal);
+    const found = await requestVersion(this.#url, this.#options.signal, this.#options);
     if (differs(this.#version, found)) {
       throw new Changed();
     }
@@ -224,7 +239,7 @@ export class Download {
   async #fetch(offset: number, again: boolean): Promise<Response> {
     this.#connection = new AbortController();
     const signal = AbortSignal.any([this.#options.signal, this.#connection.signal]);
-    const headers = new Headers();
+    const headers = new Headers(this.#options.headers);
     if (offset > 0) {
       headers.set("range", `bytes=${offset}-`);
       const validator = strongValidator(this.#version);
@@ -235,7 +250,7 @@ export class Download {
     }
     const silence = setTimeout(() => this.#connection.abort(), SILENCE_MS);
     try {
-      return await fetch(this.#url, { headers, signal, cache: this.#options.httpCache });
+      return await (this.#options.fetch ?? fetch)(this.#url, { headers, signal, cache: this.#options.httpCache });
     } catch (error) {
       throw again ? new Broken(broken(this.#url, error)) : unreachable(this.#url, error);
     } finally {
@@ -245,9 +260,9 @@ export class Download {
 }
 
 /** What a server says of a file without sending it, or nothing when it does not say or cannot be reached. */
-export async function askVersion(url: string, signal: AbortSignal): Promise<FileVersion | undefined> {
+export async function askVersion(url: string, signal: AbortSignal, asking: Asking = {}): Promise<FileVersion | undefined> {
   try {
-    return await requestVersion(url, AbortSignal.any([signal, AbortSignal.timeout(5000)]));
+    return await requestVersion(url, AbortSignal.any([signal, AbortSignal.timeout(5000)]), asking);
   } catch {
     // Offline, refused, or too slow: the caller goes on without an answer.
     signal.throwIfAborted();
@@ -256,9 +271,9 @@ export async function askVersion(url: string, signal: AbortSignal): Promise<File
 }
 
 /** What a server says of a file without sending it. Throws what opening the file would. */
-async function requestVersion(url: string, signal: AbortSignal): Promise<FileVersion> {
-  const ask = async (init: RequestInit): Promise<Response> => {
-    const response = await fetch(url, { ...init, cache: "no-store", signal: AbortSignal.any([signal, AbortSignal.timeout(SILENCE_MS)]) });
+async function requestVersion(url: string, signal: AbortSignal, asking: Asking): Promise<FileVersion> {
+  const ask = async ({ headers, ...init }: { method?: string; headers?: Record<string, string> }): Promise<Response> => {
+    const response = await (asking.fetch ?? fetch)(url, { ...init, headers: { ...asking.headers, ...headers }, cache: "no-store", signal: AbortSignal.any([signal, AbortSignal.timeout(SILENCE_MS)]) });
     // A server that ignores ranges sends the whole file.
     response.body?.cancel().catch(() => {});
     return response;
@@ -289,11 +304,17 @@ async function requestVersion(url: string, signal: AbortSignal): Promise<FileVer
   return isEmpty ? { ...version, size: 0 } : isWhole && size !== undefined ? { ...version, size } : version;
 }
 
+/** Milliseconds of `Retry-After`; as a date it is not used. */
+export function retryAfter(response: Response): number | undefined {
+  const seconds = integer(response.headers.get("retry-after"));
+  return seconds === undefined ? undefined : seconds * 1000;
+}
+
 /** Throws if the answer is an error or a web page. */
 function checkAnswer(url: string, response: Response): void {
   if (!response.ok) {
     const error = refused(url, response.status);
-    throw TRANSIENT.has(response.status) ? new Broken(error) : error;
+    throw TRANSIENT.has(response.status) ? new Broken(error, retryAfter(response)) : error;
   }
   if (/^(text\/html|application\/xhtml)/.test(response.headers.get("content-type") ?? "")) {
     throw new WebPage(url);

@@ -28,7 +28,7 @@ export class Embedder extends Loaded<EmbedderInfo> {
   static async load(source: ModelSource, options: EmbedderOptions = {}): Promise<Embedder> {
     const { maxTokens, pooling, normalize, maxBatchTokens, cachedVectors, memoryLimit, ...common } = known("Embedder.load", options);
     const settings = defined({ maxTokens, pooling, normalize, maxBatchTokens, cachedVectors, memoryLimit });
-    return new Embedder(await loadInto("loadEmbedder", await specOf(source, common.signal), { settings }, common));
+    return new Embedder(await loadInto("loadEmbedder", await specOf(source, common.signal, common), { settings }, common));
   }
 
   /**

@@ -1,6 +1,7 @@
 /** The caller's end of the line to the worker: starts it, sends calls, hands out answers, and notices when it is gone. */
 
 import { fromWire, messageOf, TilewrightError } from "./errors.js";
+import { FetchServer, type Fetch } from "./fetching.js";
 import { importHidden, isNode } from "./platform.js";
 import type { CallName, Calls, FromWorker, ToWorker } from "./protocol.js";
 import type { DeviceInfo, Notice, Progress } from "./types.js";
@@ -45,6 +46,7 @@ export class Engine {
   onNotice: ((notice: Notice) => void) | undefined;
   onDevice: ((device: DeviceInfo) => void) | undefined;
   onProgress: ((progress: Progress) => void) | undefined;
+  #fetching: FetchServer | undefined;
   #thread: Thread | undefined;
   #pending = new Map<number, Pending>();
   #nextId = 0;
@@ -71,6 +73,11 @@ export class Engine {
     engine.#pending.delete(-1);
     engine.#thread.keepAlive(false);
     return engine;
+  }
+
+  /** Has this function answer the worker's requests. */
+  useFetch(fetch: Fetch): void {
+    this.#fetching = new FetchServer(fetch, (message) => this.#thread?.post(message));
   }
 
   /** Asks the worker for something. An abort rejects at once with the signal's reason; the worker stops as soon as it can. */
@@ -165,6 +172,11 @@ export class Engine {
       case "device":
         this.onDevice?.(message.device);
         break;
+      case "fetch":
+      case "fetchMore":
+      case "fetchEnd":
+        this.#fetching?.receive(message);
+        break;
     }
   }
 
@@ -200,6 +212,7 @@ export class Engine {
   #end(error: TilewrightError): void {
     this.#ended ??= error;
     this.#watch.abort();
+    this.#fetching?.close();
     this.#thread?.terminate();
     const waiting = [...this.#pending.values()];
     this.#pending.clear();

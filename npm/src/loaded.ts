@@ -17,11 +17,14 @@ export async function loadInto<K extends "loadModel" | "loadEmbedder" | "loadRer
   call: K,
   source: SourceSpec,
   own: Omit<Calls[K]["args"], keyof LoadRequest>,
-  { signal, onProgress, onNotice, device = "auto", tier, cache = true, verify = true, subgroups = true }: CommonLoadOptions,
+  { signal, onProgress, onNotice, device = "auto", tier, cache = true, verify = true, subgroups = true, fetch }: CommonLoadOptions,
 ): Promise<Parts<Calls[K]["reply"]>> {
   signal?.throwIfAborted();
-  const common: LoadRequest = { source, device: { choice: device, subgroups, ...defined({ tier }) }, cache, verify };
+  const common: LoadRequest = { source, device: { choice: device, subgroups, ...defined({ tier }) }, cache, verify, ownFetch: fetch !== undefined };
   const engine = await Engine.start();
+  if (fetch !== undefined) {
+    engine.useFetch(fetch);
+  }
   let current: DeviceInfo | undefined;
   engine.onNotice = onNotice;
   engine.onProgress = onProgress;

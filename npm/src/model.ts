@@ -30,7 +30,7 @@ export class Model extends Loaded<ModelInfo> {
    */
   static async load(source: ModelSource, options: LoadOptions = {}): Promise<Model> {
     const given = known("Model.load", options);
-    return Model.#load(await specOf(source, given.signal), given);
+    return Model.#load(await specOf(source, given.signal, given), given);
   }
 
   /** Loads the small story model that comes with the package (1.2 MB): it writes English children's stories, and nothing else. */

@@ -6,7 +6,7 @@ import type { AttentionOptions, KernelOptions, RopeOptions } from "./kernels.js"
 import type { MolOptions, MolSearchOptions } from "./mol.js";
 import type { ChatCompletionCallOptions } from "./openai.js";
 import type {
-  ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, LoadOptions, PromptOptions, RerankerOptions, RerankOptions,
+  ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, HubOptions, LoadOptions, PromptOptions, RerankerOptions, RerankOptions,
   TextsOptions, TokenizeOptions,
 } from "./types.js";
 import type { IndexOptions, LoadIndexOptions, SearchOptions } from "./vector-index.js";
@@ -18,8 +18,9 @@ const TEXTS: Names<TextsOptions> = { signal: true, onProgress: true };
 const PROMPT: Names<PromptOptions> = { prompt: true };
 const DEVICE: Names<KernelOptions> = { device: true, tier: true, subgroups: true, onNotice: true };
 const PLACE: Names<KeptOptions> = { ...DEVICE, on: true };
+const HUB: Names<HubOptions> = { revision: true, token: true, headers: true, endpoint: true };
 const LOAD: Names<CommonLoadOptions> = {
-  ...DEVICE, onProgress: true, signal: true, cache: true, verify: true, memoryLimit: true,
+  ...DEVICE, ...HUB, fetch: true, onProgress: true, signal: true, cache: true, verify: true, memoryLimit: true,
 };
 const LOAD_INDEX: Names<LoadIndexOptions> = { ...PLACE, model: true };
 const GENERATE: Names<GenerateOptions> = {

@@ -10,9 +10,19 @@ import type {
 
 /** One file of a model, with its address made absolute. */
 export type FileSpec =
-  | { kind: "url"; name: string; url: string }
+  | { kind: "url" } & UrlSpec
   | { kind: "blob"; name: string; blob: Blob }
   | PathSpec;
+
+/** A file with an address. */
+export interface UrlSpec {
+  name: string;
+  url: string;
+  /** Headers of each request for it. */
+  headers?: Record<string, string>;
+  /** SHA-256 that it must have. */
+  sha256?: string;
+}
 
 /** A file with a path, in Node and Deno. */
 export interface PathSpec {
@@ -46,6 +56,8 @@ export interface LoadRequest {
   cache: boolean;
   /** Whether kept copies are compared with their digests after the load. */
   verify: boolean;
+  /** Whether the caller has a `fetch` of its own for what is downloaded. */
+  ownFetch?: boolean;
 }
 
 /** What the worker needs to load a model. */
@@ -168,13 +180,29 @@ export interface Calls extends KernelCalls {
 /** Name of a call. */
 export type CallName = keyof Calls;
 
+/** Answers of a caller's own `fetch`. */
+export type FetchToWorker =
+  | { type: "fetched"; id: number; status: number; headers: Record<string, string>; hasBody: boolean }
+  /** The next bytes, or the end. */
+  | { type: "fetchedPart"; id: number; bytes?: Uint8Array }
+  | { type: "fetchFailed"; id: number; message: string };
+
+/** Requests for it. */
+export type FetchFromWorker =
+  | { type: "fetch"; id: number; url: string; method: string; headers: Record<string, string> }
+  | { type: "fetchMore"; id: number }
+  /** Nobody wants the rest. */
+  | { type: "fetchEnd"; id: number };
+
 /** From the caller's thread to the worker. */
 export type ToWorker =
+  | FetchToWorker
   | { type: "call"; id: number; name: CallName; args: Calls[CallName]["args"] }
   | { type: "abort"; id: number };
 
 /** From the worker to the caller's thread. */
 export type FromWorker =
+  | FetchFromWorker
   /** The worker listens. It holds the lock of this name as long as it lives. */
   | { type: "ready"; lock?: string }
   | { type: "reply"; id: number; value: Calls[CallName]["reply"] }

@@ -28,7 +28,7 @@ export class Reranker extends Loaded<RerankerInfo> {
   static async load(source: ModelSource, options: RerankerOptions = {}): Promise<Reranker> {
     const { maxTokens, sigmoid, maxBatchTokens, memoryLimit, ...common } = known("Reranker.load", options);
     const settings = defined({ maxTokens, sigmoid, maxBatchTokens, memoryLimit });
-    return new Reranker(await loadInto("loadReranker", await specOf(source, common.signal), { settings }, common));
+    return new Reranker(await loadInto("loadReranker", await specOf(source, common.signal, common), { settings }, common));
   }
 
   /** The documents by how well they answer the query, best first; of equal ones the one that was given first. */

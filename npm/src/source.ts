@@ -1,9 +1,10 @@
 /** A model's files as byte streams, wherever they come from: addresses, blobs, paths. */
 
-import { askVersion, A_WEB_PAGE, describeImpostor, differs, Download, WebPage, type DownloadOptions, type FileVersion } from "./download.js";
+import { askVersion, A_WEB_PAGE, describeImpostor, differs, Download, WebPage, type Asking, type DownloadOptions, type FileVersion } from "./download.js";
+import type { Fetch } from "./fetching.js";
 import { codeOf, messageOf, TilewrightError, type ErrorCode } from "./errors.js";
 import { importHidden } from "./platform.js";
-import type { FileSpec, PathSpec, SourceSpec } from "./protocol.js";
+import type { FileSpec, PathSpec, SourceSpec, UrlSpec } from "./protocol.js";
 import { isFull, type Store, type StoredFile, type StoredRecord, type StoreWriter } from "./store.js";
 import type { Sha256 } from "./tilewright.js";
 import type { Notice, Progress } from "./types.js";
@@ -45,6 +46,8 @@ export interface OpenContext {
   store: Store | undefined;
   /** Names of files that a folder of this kind of model may have besides. */
   extras: readonly string[];
+  /** What sends requests instead of `fetch`. */
+  fetch?: Fetch;
   newDigest(): Sha256;
   notify(notice: Notice): void;
   /** Called when a file is read from a copy that an earlier load kept. */
@@ -117,15 +120,15 @@ function builtinSpec(): FileSpec {
 }
 
 /** Files of a Hugging Face folder besides its weights: those that every model needs, and those that it may have. */
-const NEEDED_FILES = ["config.json", "tokenizer.json"];
-const OPTIONAL_FILES = ["tokenizer_config.json", "generation_config.json"];
+export const NEEDED_FILES: readonly string[] = ["config.json", "tokenizer.json"];
+export const OPTIONAL_FILES: readonly string[] = ["tokenizer_config.json", "generation_config.json"];
 /** Where newer folders have the chat template. */
 export const CHAT_FILES: readonly string[] = ["chat_template.jinja"];
 /** What sentence-transformers adds to a folder. */
 export const SENTENCE_FILES: readonly string[] = [
   "modules.json", "1_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json",
 ];
-const INDEX = "model.safetensors.index.json";
+export const INDEX = "model.safetensors.index.json";
 
 /** The weight files that an index names. */
 function shardsOf(index: string, where: string): string[] {
@@ -464,6 +467,9 @@ class SmallFile implements ModelFile {
 class UrlFile implements ModelFile {
   readonly name: string;
   readonly #url: string;
+  readonly #headers: Record<string, string> | undefined;
+  /** SHA-256 that the file must have, where that is known. */
+  readonly #expected: string | undefined;
   readonly #context: OpenContext;
   readonly #httpCache: RequestCache;
   #download: Download | undefined;
@@ -483,21 +489,24 @@ class UrlFile implements ModelFile {
   #lastOffset = 0;
   arrived = 0;
 
-  private constructor(spec: { name: string; url: string }, context: OpenContext, httpCache: RequestCache) {
+  private constructor(spec: UrlSpec, context: OpenContext, httpCache: RequestCache) {
     this.name = spec.name;
     this.#url = spec.url;
+    this.#headers = spec.headers;
+    this.#expected = spec.sha256;
     this.#context = context;
     this.#httpCache = httpCache;
   }
 
   /** Opens a file. `lazily`: the server is asked what there is, and no connection is held until the first read. */
-  static async open(
-    spec: { name: string; url: string }, context: OpenContext, httpCache: RequestCache, lazily: boolean,
-  ): Promise<UrlFile> {
+  static async open(spec: UrlSpec, context: OpenContext, httpCache: RequestCache, lazily: boolean): Promise<UrlFile> {
     const file = new UrlFile(spec, context, httpCache);
     try {
       await file.#claim();
       if (!file.#isComplete) {
+        if (file.#expected !== undefined) {
+          file.#digest ??= context.newDigest();
+        }
         const options = { ...file.#downloadOptions, lazily };
         file.#download = await file.#resume(options) ?? await Download.open(spec.url, options);
       }
@@ -546,6 +555,9 @@ class UrlFile implements ModelFile {
       // Reading is all there is to do: each chunk is kept and digested on its way.
     }
     const sha256 = this.#digest?.hex();
+    if (sha256 !== undefined && this.#expected !== undefined && sha256 !== this.#expected) {
+      throw new TilewrightError("range", `${this.#url} has the SHA-256 ${sha256}, expected ${this.#expected}`);
+    }
     await this.#storing(async (stored) => {
       const writer = await this.#openWriter(stored);
       const size = await writer.flush(true);
@@ -579,9 +591,14 @@ class UrlFile implements ModelFile {
     return this.#record?.complete === true;
   }
 
+  get #asking(): Asking {
+    const { fetch } = this.#context;
+    return { ...(fetch === undefined ? {} : { fetch }), ...(this.#headers === undefined ? {} : { headers: this.#headers }) };
+  }
+
   get #downloadOptions(): DownloadOptions {
     const { signal, notify } = this.#context;
-    return { signal, httpCache: this.#httpCache, onReconnect: (message: string) => notify({ code: "reconnected", message }) };
+    return { ...this.#asking, signal, httpCache: this.#httpCache, onReconnect: (message: string) => notify({ code: "reconnected", message }) };
   }
 
   /** Finds out what is kept, and keeps others from changing it. */
@@ -633,12 +650,13 @@ class UrlFile implements ModelFile {
 
   /** Asks the server whether a kept file is still the newest. Without an answer it is taken as it is. */
   async #isCurrent(record: StoredRecord): Promise<boolean> {
-    const version = await askVersion(this.#url, this.#context.signal);
+    const known = this.#expected !== undefined && record.sha256 !== undefined;
+    const version = known ? {} : await askVersion(this.#url, this.#context.signal, this.#asking);
     if (version === undefined) {
       this.#context.notify({ code: "not_revalidated", message: `${this.#url} could not be checked for a newer version; the kept copy is used` });
       return true;
     }
-    const current = !differs(record, version);
+    const current = known ? record.sha256 === this.#expected : !differs(record, version);
     if (!current) {
       this.#context.notify({ code: "cache_outdated", message: `${this.#url} is newer on the server than the kept copy; it is downloaded again` });
     }

@@ -1,10 +1,12 @@
 /** What people give as a model's source, made into what the worker is told. */
 
 import { messageOf, TilewrightError } from "./errors.js";
+import type { Fetch } from "./fetching.js";
 import { isArrayOf } from "./given.js";
+import { hubSpec, isHubAddress } from "./hub.js";
 import { hasPaths } from "./platform.js";
 import type { FileSpec, SourceSpec } from "./protocol.js";
-import type { FileSource, ModelSource } from "./types.js";
+import type { FileSource, HubOptions, ModelSource } from "./types.js";
 
 /**
  * The files of a source, with absolute addresses. The bytes of a `Response` are awaited.
@@ -12,7 +14,15 @@ import type { FileSource, ModelSource } from "./types.js";
  * @throws {@link TilewrightError}: `option` for what is no source, `http` or `network` for a response that is an error or breaks;
  * or the signal's reason.
  */
-export async function specOf(source: ModelSource, signal: AbortSignal | undefined): Promise<SourceSpec> {
+export async function specOf(source: ModelSource, signal: AbortSignal | undefined, hub: HubOptions & { fetch?: Fetch } = {}): Promise<SourceSpec> {
+  const { revision, token, headers, endpoint } = hub;
+  const given = Object.entries({ revision, token, headers, endpoint }).find(([, value]) => value !== undefined);
+  if (typeof source === "string" && isHubAddress(source)) {
+    return hubSpec(source, hub, signal);
+  }
+  if (given !== undefined) {
+    throw new TilewrightError("option", `${given[0]} is for addresses of a hub, and the source is none, expected hf:owner/repo`);
+  }
   if (Array.isArray(source)) {
     if (source.length === 0) {
       throw new TilewrightError("option", "source is an empty list, expected the files of a model");

@@ -13,7 +13,8 @@ export type FileSource = string | URL | Blob | ArrayBuffer | Uint8Array | Respon
  * - an address that ends in `/`, and in Node and Deno a folder's path: a Hugging Face folder with `config.json`, `tokenizer.json`
  *   and `*.safetensors`, and what sentence-transformers adds to them,
  * - an array: all shards of a split GGUF in order, or the files of a Hugging Face folder in any order, as from an
- *   `<input webkitdirectory>`. Bytes and a `Blob` without a name are taken for GGUF.
+ *   `<input webkitdirectory>`. Bytes and a `Blob` without a name are taken for GGUF,
+ * - `hf:owner/repo[/path][:quantisation][@revision]`: a model on Hugging Face, of the best usual quantisation if none is named.
  *
  * Relative addresses are resolved against the page. In Node and Deno a string that is not an `http:`, `https:`, `file:`, `data:` or
  * `blob:` address is a path.
@@ -29,8 +30,25 @@ export type DeviceChoice = "auto" | "gpu" | "cpu";
  */
 export type Tier = "baseline" | "f16" | "subgroups" | "scalar";
 
+/** Options of addresses of a hub, `hf:owner/repo`. Of any other source they are an error. */
+export interface HubOptions {
+  /** Branch, tag or commit, as after the `@` of an address. Default `main`. */
+  revision?: string;
+  /** Token of an account, for models that not everyone may read. It goes to the hub, and not to where a redirect leads. */
+  token?: string;
+  /** Headers of all requests to the hub. Where a redirect leads to another host, they go along, but for `Authorization`. */
+  headers?: HeadersInit;
+  /** Address of the hub. Default `https://huggingface.co`. */
+  endpoint?: string | URL;
+}
+
 /** Options of everything that is loaded. */
-export interface CommonLoadOptions {
+export interface CommonLoadOptions extends HubOptions {
+  /**
+   * What sends all requests for the model instead of `fetch`, for servers that want more than it does by itself. It runs in the caller's
+   * thread; its answers are read there piece by piece.
+   */
+  fetch?: (url: string, init?: RequestInit) => Promise<Response>;
   /**
    * Called about ten times a second while bytes arrive, and once at the end of each phase; also when the model is loaded again
    * because its device was lost or its kept copy is damaged.

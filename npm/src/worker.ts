@@ -8,6 +8,7 @@ import type {
   CallName, Calls, DeviceRequest, EmbedderRequest, FromWorker, KeptTensor, KeptVectors, LoadRequest, ModelRequest, Operand, Prompt,
   RerankerRequest, ToWorker,
 } from "./protocol.js";
+import { FetchClient } from "./fetching.js";
 import { CHAT_FILES, damaged, isUseless, openFiles, readAll, SENTENCE_FILES, type KeptCopy, type ModelFile } from "./source.js";
 import { openStore, type Store } from "./store.js";
 import init, {
@@ -49,6 +50,9 @@ function post(message: FromWorker, transfer: Transferable[] = []): void {
 function notify(code: NoticeCode, message: string): void {
   post({ type: "notice", notice: { code, message } });
 }
+
+/** Where requests go if the caller has a `fetch` of its own. */
+const fetching = new FetchClient((message) => post(message));
 
 /** The engine's WASM module, started on first use. */
 let started: Promise<WebAssembly.Memory> | undefined;
@@ -191,11 +195,12 @@ function rerankerRecipe(request: RerankerRequest): Recipe<Reranker> {
 
 /** Opens what is to be loaded, and notes which copies of earlier loads it is read from. */
 async function open(
-  request: Pick<LoadRequest, "source" | "cache">, extras: readonly string[], signal: AbortSignal, copies: KeptCopy[],
+  request: Pick<LoadRequest, "source" | "cache" | "ownFetch">, extras: readonly string[], signal: AbortSignal, copies: KeptCopy[],
   onBytes: (file: ModelFile) => void,
 ): Promise<ModelFile[]> {
   return openFiles(request.source, {
     signal, extras, onBytes,
+    ...(request.ownFetch === true ? { fetch: fetching.fetch } : {}),
     onCopy: (copy) => copies.push(copy),
     onStored: (bytes) => post({ type: "stored", bytes }),
     store: request.cache && request.source.kind !== "builtin" ? await openStoreIfAny(request) : undefined,
@@ -916,10 +921,15 @@ const handlers: Handlers = {
 const running = new Map<number, AbortController>();
 
 function receive(message: ToWorker): void {
-  if (message.type === "abort") {
-    running.get(message.id)?.abort();
-  } else {
-    void handle(message.id, message.name, message.args);
+  switch (message.type) {
+    case "abort":
+      running.get(message.id)?.abort();
+      break;
+    case "call":
+      void handle(message.id, message.name, message.args);
+      break;
+    default:
+      fetching.receive(message);
   }
 }
 

@@ -54,7 +54,7 @@ enum BenchCommand {
 
 #[derive(Args)]
 struct ModelBenchArgs {
-    /// GGUF file, or folder with config.json and safetensors; the built-in model if absent.
+    /// GGUF file, or folder with config.json and safetensors, or address hf:OWNER/REPO[:QUANTISATION]; the built-in model if absent.
     model: Option<PathBuf>,
     /// Prompt lengths to measure; 0 is none.
     #[arg(long, short = 'p', value_delimiter = ',', default_value = "512", value_name = "N,..")]
@@ -131,6 +131,17 @@ fn parse_ms(text: &str) -> Result<f64, String> {
 fn parse_batch_size(text: &str) -> Result<u32, String> {
     let size = text.parse().ok().filter(|size| PASS_SIZES.contains(size));
     size.ok_or(format!("expected one of {PASS_SIZES:?}"))
+}
+
+impl BenchArgs {
+    /// The model that is measured.
+    pub fn model(&mut self) -> Option<&mut PathBuf> {
+        match &mut self.command {
+            None => self.model.model.as_mut(),
+            Some(BenchCommand::Embed(args)) => Some(&mut args.model),
+            Some(BenchCommand::Kernels(_) | BenchCommand::Mol(_)) => None,
+        }
+    }
 }
 
 pub fn bench(args: &BenchArgs) -> Result<(), Failure> {

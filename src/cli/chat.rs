@@ -22,7 +22,7 @@ use super::{Failure, tell_findings};
 /// pipe, lines are taken in the same way, and only the answers are printed.
 #[derive(Args)]
 pub struct ChatArgs {
-    /// GGUF file, or folder with config.json and safetensors; the built-in model if absent.
+    /// GGUF file, or folder with config.json and safetensors, or address hf:OWNER/REPO[:QUANTISATION]; the built-in model if absent.
     model: Option<PathBuf>,
     #[command(flatten)]
     device: ModelArgs,
@@ -60,6 +60,13 @@ struct TemplateArgs {
     /// Which of several templates of the file; tool_use with --tools, or else default, if absent.
     #[arg(long, value_name = "NAME", conflicts_with = "template")]
     template_name: Option<String>,
+}
+
+impl ChatArgs {
+    /// The model, and the one that guesses.
+    pub fn models(&mut self) -> (Option<&mut PathBuf>, Option<&mut PathBuf>) {
+        (self.model.as_mut(), self.sampling.guess.draft.as_mut())
+    }
 }
 
 impl TemplateArgs {

@@ -41,7 +41,7 @@ use output::{OutputFormat, Target};
 #[derive(Args)]
 #[command(after_help = EXIT_CODES)]
 pub struct EmbedArgs {
-    /// Hugging Face folder or GGUF file of a text encoder.
+    /// Hugging Face folder or GGUF file of a text encoder, or its address hf:OWNER/REPO.
     model: PathBuf,
     /// File with the texts; `-` is stdin.
     #[arg(default_value = "-")]
@@ -105,9 +105,9 @@ fn pooling() -> impl TypedValueParser<Value = Pooling> {
         .try_map(|name| Pooling::ALL.into_iter().find(|pooling| pooling.name() == name).ok_or("not a pooling"))
 }
 
-pub fn embed(args: &EmbedArgs) -> ExitCode {
+pub fn embed(mut args: EmbedArgs) -> ExitCode {
     let log = Log { json: args.json_logs };
-    log.ended(args.run(log))
+    log.ended(log.localise(&mut args.model).and_then(|()| args.run(log)))
 }
 
 impl EmbedArgs {

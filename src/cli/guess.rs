@@ -16,7 +16,7 @@ pub struct GuessArgs {
     #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
     pub prompt_lookup: u32,
     /// Smaller model with the same vocabulary that guesses tokens, which the model verifies some at a time: the same text,
-    /// faster where the guesses are cheap and good. Needs --temperature 0.
+    /// faster where the guesses are cheap and good. A file, folder or address. Needs --temperature 0.
     #[arg(long, value_name = "MODEL")]
     pub draft: Option<PathBuf>,
     /// Tokens that --draft guesses at a time, 1 to 7.

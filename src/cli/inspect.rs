@@ -16,8 +16,8 @@ use super::{DeviceArgs, Failure, print_json, show_bytes};
 
 #[derive(Args)]
 pub struct InspectArgs {
-    /// GGUF or safetensors file, or model folder; the built-in model if absent.
-    file: Option<PathBuf>,
+    /// GGUF or safetensors file, model folder, or address hf:OWNER/REPO[:QUANTISATION]; the built-in model if absent.
+    pub file: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
     /// Context length of the memory plan; a text encoder's is for a full batch.

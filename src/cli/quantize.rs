@@ -26,9 +26,9 @@ use super::{Failure, print_json, show_bytes};
 /// OUT appears when it is whole, and is never the input.
 #[derive(Args)]
 pub struct QuantizeArgs {
-    /// GGUF file, or folder with config.json and safetensors, to read.
+    /// GGUF file, or folder with config.json and safetensors, or address hf:OWNER/REPO[:QUANTISATION], to read.
     #[arg(value_name = "IN")]
-    input: PathBuf,
+    pub input: PathBuf,
     /// GGUF file to write.
     #[arg(value_name = "OUT")]
     output: PathBuf,

@@ -24,7 +24,7 @@ use super::run::with_loading_bar;
 #[derive(Args)]
 #[command(after_help = EXIT_CODES)]
 pub struct RerankArgs {
-    /// Hugging Face folder or GGUF file of a cross-encoder.
+    /// Hugging Face folder or GGUF file of a cross-encoder, or its address hf:OWNER/REPO.
     model: PathBuf,
     /// File with the texts; `-` is stdin.
     #[arg(default_value = "-")]
@@ -68,9 +68,9 @@ struct Scored {
     line: String,
 }
 
-pub fn rerank(args: &RerankArgs) -> ExitCode {
+pub fn rerank(mut args: RerankArgs) -> ExitCode {
     let log = Log { json: args.json_logs };
-    log.ended(args.run(log))
+    log.ended(log.localise(&mut args.model).and_then(|()| args.run(log)))
 }
 
 impl RerankArgs {

@@ -19,7 +19,7 @@ use super::{DeviceArgs, Failure, parse_bytes, print_json, show_bytes, tell_findi
 
 #[derive(Args)]
 pub struct RunArgs {
-    /// GGUF file, or folder with config.json and safetensors; the built-in model if absent.
+    /// GGUF file, or folder with config.json and safetensors, or address hf:OWNER/REPO[:QUANTISATION]; the built-in model if absent.
     pub model: Option<PathBuf>,
     #[command(flatten)]
     pub generate: GenerateArgs,
@@ -137,6 +137,13 @@ pub struct GenerateArgs {
     /// Print one JSON object at the end instead of text.
     #[arg(long)]
     json: bool,
+}
+
+impl GenerateArgs {
+    /// The model that guesses.
+    pub fn draft(&mut self) -> Option<&mut PathBuf> {
+        self.sampling.guess.draft.as_mut()
+    }
 }
 
 impl ModelArgs {

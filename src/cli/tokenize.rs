@@ -14,9 +14,10 @@ use super::{Failure, print_json};
 pub struct TokenizeArgs {
     /// Text to encode.
     text: String,
-    /// GGUF file, with a model of any kind or a vocabulary alone, or model folder; the built-in model if absent.
+    /// GGUF file, with a model of any kind or a vocabulary alone, model folder, or
+    /// address hf:OWNER/REPO; the built-in model if absent.
     #[arg(long, short)]
-    model: Option<PathBuf>,
+    pub model: Option<PathBuf>,
     /// Leave out the tokens that the model expects around a text.
     #[arg(long)]
     no_special: bool,

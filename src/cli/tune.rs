@@ -12,9 +12,10 @@ use super::{DeviceArgs, Failure, print_json};
 
 #[derive(Args)]
 pub struct TuneArgs {
-    /// GGUF file, or folder with config.json and safetensors, whose shapes are measured; the built-in model if absent.
+    /// GGUF file, folder with config.json and safetensors, or address hf:OWNER/REPO[:QUANTISATION], whose shapes are
+    /// measured; the built-in model if absent.
     #[arg(long, value_name = "MODEL")]
-    model: Option<PathBuf>,
+    pub model: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
     /// Print one JSON object.

@@ -21,7 +21,7 @@ use crate::model::WeightSource;
 use crate::tokenizer::{Tokenizer, TokenizerConfig};
 
 /// Name of the configuration in a folder.
-pub(super) const CONFIG: &str = "config.json";
+pub(crate) const CONFIG: &str = "config.json";
 /// Name of the tokenizer.
 pub(super) const TOKENIZER: &str = "tokenizer.json";
 /// Name of the tokenizer's configuration, which may be missing.
@@ -40,11 +40,11 @@ pub(super) const POOLING: &str = "1_Pooling/config.json";
 pub(super) const SENTENCE_CONFIG: &str = "sentence_bert_config.json";
 pub(super) const PROMPTS: &str = "config_sentence_transformers.json";
 /// Name of the list of shards, which may be missing.
-pub(super) const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// The small files of a folder.
 #[cfg(not(target_arch = "wasm32"))]
-const TEXTS: [&str; 13] = [
+pub(crate) const TEXTS: [&str; 13] = [
     CONFIG,
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -253,10 +253,20 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
         // The system's own words for why it cannot be read.
         texts.config = Some(read(&folder.join(CONFIG))?);
     }
-    let name = folder.file_name().unwrap_or_default().to_string_lossy();
-    let mut header = header(&name, &texts, &weights).map_err(|e| e.in_folder(folder))?;
+    let mut header = header(&name_of(folder), &texts, &weights).map_err(|e| e.in_folder(folder))?;
     header.tokenizer = header.tokenizer.map_err(|e| e.in_folder(folder));
     Ok(ModelFile { header, files })
+}
+
+/// What a folder is called; a snapshot in the cache of a hub is called as its repository.
+#[cfg(not(target_arch = "wasm32"))]
+fn name_of(folder: &Path) -> String {
+    let name = |folder: &Path| folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let repo = || {
+        let snapshots = folder.parent().filter(|snapshots| name(snapshots) == "snapshots")?;
+        Some(name(snapshots.parent()?).strip_prefix("models--")?.rsplit_once("--")?.1.to_owned())
+    };
+    repo().unwrap_or_else(|| name(folder))
 }
 
 /// Names of the weight files: `chosen`, or all shards of the index if it lists `chosen` or nothing is chosen, or the

@@ -66,7 +66,7 @@ impl KvCache {
             Some(window) => capacity.min((window - 1).saturating_add(back)),
             None => capacity,
         };
-        let layer = |(l, block): (usize, &Block)| {
+        let layer = |(l, block): (usize, &Block)| -> Result<LayerCache, Error> {
             let declare = |name: &str, shape: &[u32]| {
                 Tensor::declare(format!("cache.{l}.{name}"), Role::Cache, shape, DType::F32)
             };

@@ -20,8 +20,8 @@ const MADE_UP: usize = 256;
 
 #[derive(Args)]
 pub struct EmbedBenchArgs {
-    /// Hugging Face folder or GGUF file of a text encoder.
-    model: PathBuf,
+    /// Hugging Face folder or GGUF file of a text encoder, or its address hf:OWNER/REPO.
+    pub model: PathBuf,
     /// Texts of a batch.
     #[arg(long, short = 'b', value_delimiter = ',', default_value = "1,8,32,100", value_name = "N,..")]
     batch: Vec<usize>,

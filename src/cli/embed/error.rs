@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 
 use tilewright::Error;
+use tilewright::hub::HubError;
 
 /// What `--help` says of [`EmbedError::code`].
 pub const EXIT_CODES: &str = "\
@@ -42,6 +43,7 @@ impl EmbedError {
             EmbedError::Usage(_) | EmbedError::Work(Error::Option { .. }) | EmbedError::Model(Error::Option { .. }) => {
                 2
             }
+            EmbedError::Model(Error::Hub(HubError::Address { .. })) => 2,
             EmbedError::Work(Error::NoAdapter { .. }) => 4,
             EmbedError::Model(_) => 3,
             EmbedError::Input { .. } | EmbedError::Record(_) => 6,

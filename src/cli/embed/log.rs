@@ -1,12 +1,14 @@
 //! What `tilewright embed` and `tilewright rerank` say on stderr: sentences, or JSON lines.
 
 use std::io::{self, IsTerminal};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tilewright::{Device, DeviceInfo};
 
+use super::super::hub;
 use super::error::EmbedError;
 
 /// Where messages go, and how they look.
@@ -26,6 +28,11 @@ impl Log {
             line.extend(fields);
         }
         eprintln!("{line}");
+    }
+
+    /// Puts a file or folder in the place of a model's address.
+    pub fn localise(self, model: &mut PathBuf) -> Result<(), EmbedError> {
+        hub::localise(model, &mut |notice| self.say("notice", notice, json!({}))).map_err(EmbedError::Model)
     }
 
     /// What was not as it should be when the device was opened, and does no harm.

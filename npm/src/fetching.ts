@@ -1,0 +1,182 @@
+/**
+ * A `fetch` of the caller's own for what the worker downloads: functions do not go to workers, so requests come to the caller's thread, and
+ * the worker asks for each piece of an answer when it wants it.
+ */
+
+import { messageOf } from "./errors.js";
+import type { FetchFromWorker, FetchToWorker } from "./protocol.js";
+
+/** What is used of `fetch`. */
+export type Fetch = (url: string, init?: RequestInit) => Promise<Response>;
+
+/** A request that the caller's function answers. */
+interface Answering {
+  stop: AbortController;
+  reader?: ReadableStreamDefaultReader<Uint8Array> | undefined;
+}
+
+/** The caller's end. */
+export class FetchServer {
+  readonly #fetch: Fetch;
+  readonly #post: (message: FetchToWorker) => void;
+  readonly #answering = new Map<number, Answering>();
+
+  constructor(fetch: Fetch, post: (message: FetchToWorker) => void) {
+    this.#fetch = fetch;
+    this.#post = post;
+  }
+
+  receive(message: FetchFromWorker): void {
+    switch (message.type) {
+      case "fetch":
+        void this.#begin(message);
+        break;
+      case "fetchMore":
+        void this.#more(message.id);
+        break;
+      case "fetchEnd":
+        this.#end(message.id);
+        break;
+    }
+  }
+
+  /** Ends all requests. */
+  close(): void {
+    for (const id of [...this.#answering.keys()]) {
+      this.#end(id);
+    }
+  }
+
+  async #begin({ id, url, method, headers }: FetchFromWorker & { type: "fetch" }): Promise<void> {
+    const answering: Answering = { stop: new AbortController() };
+    this.#answering.set(id, answering);
+    try {
+      const fetch = this.#fetch;
+      const response = await fetch(url, { method, headers, signal: answering.stop.signal, cache: "no-store" });
+      answering.reader = response.body?.getReader();
+      if (answering.reader === undefined) {
+        this.#answering.delete(id);
+      }
+      this.#post({ type: "fetched", id, status: response.status, headers: Object.fromEntries(response.headers), hasBody: response.body !== null });
+    } catch (error) {
+      this.#fail(id, error);
+    }
+  }
+
+  async #more(id: number): Promise<void> {
+    try {
+      const value = (await this.#answering.get(id)?.reader?.read())?.value;
+      if (value === undefined) {
+        this.#answering.delete(id);
+      }
+      this.#post({ type: "fetchedPart", id, ...(value === undefined ? {} : { bytes: value }) });
+    } catch (error) {
+      this.#fail(id, error);
+    }
+  }
+
+  #fail(id: number, error: unknown): void {
+    this.#answering.delete(id);
+    this.#post({ type: "fetchFailed", id, message: messageOf(error) });
+  }
+
+  #end(id: number): void {
+    this.#answering.get(id)?.stop.abort();
+    this.#answering.delete(id);
+  }
+}
+
+/** A request that waits for its answer, or for more of it. */
+interface Waiting {
+  onAnswer(message: FetchToWorker & { type: "fetched" }): void;
+  onPart(bytes: Uint8Array | undefined): void;
+  onFailure(error: Error): void;
+}
+
+/** The worker's end. */
+export class FetchClient {
+  readonly #post: (message: FetchFromWorker) => void;
+  readonly #waiting = new Map<number, Waiting>();
+  #nextId = 0;
+
+  constructor(post: (message: FetchFromWorker) => void) {
+    this.#post = post;
+  }
+
+  /** As `fetch`; of `init` it knows method, headers and signal. */
+  readonly fetch: Fetch = (url, { method = "GET", headers, signal } = {}) => new Promise((resolve, reject) => {
+    signal?.throwIfAborted();
+    const id = this.#nextId;
+    this.#nextId += 1;
+    let part: { resolve(): void; reject(error: unknown): void } | undefined;
+    let stream: ReadableStreamDefaultController<Uint8Array> | undefined;
+    const forget = (): void => {
+      this.#waiting.delete(id);
+      signal?.removeEventListener("abort", abort);
+    };
+    const fail = (error: unknown): void => {
+      forget();
+      reject(error);
+      // Whoever reads hears of it, now or at the next read.
+      stream?.error(error);
+      part?.reject(error);
+    };
+    const abort = (): void => {
+      this.#post({ type: "fetchEnd", id });
+      fail(signal?.reason);
+    };
+    signal?.addEventListener("abort", abort, { once: true });
+    this.#waiting.set(id, {
+      onAnswer: ({ status, headers: given, hasBody }) => {
+        if (!hasBody) {
+          forget();
+        }
+        const body = hasBody ? new ReadableStream<Uint8Array>({
+          start: (controller) => {
+            stream = controller;
+          },
+          pull: () => new Promise<void>((more, broken) => {
+            part = { resolve: more, reject: broken };
+            this.#post({ type: "fetchMore", id });
+          }),
+          cancel: () => {
+            forget();
+            this.#post({ type: "fetchEnd", id });
+          },
+        }, { highWaterMark: 0 }) : null;
+        try {
+          resolve(new Response(body, { status, headers: given }));
+        } catch (error) {
+          // Such as a status that no answer has: an opaque one, which nobody may read.
+          fail(error);
+        }
+      },
+      onPart: (bytes) => {
+        if (bytes === undefined) {
+          forget();
+          stream?.close();
+        } else {
+          stream?.enqueue(bytes);
+        }
+        part?.resolve();
+      },
+      onFailure: fail,
+    });
+    this.#post({ type: "fetch", id, url, method, headers: Object.fromEntries(new Headers(headers)) });
+  });
+
+  receive(message: FetchToWorker): void {
+    const waiting = this.#waiting.get(message.id);
+    switch (message.type) {
+      case "fetched":
+        waiting?.onAnswer(message);
+        break;
+      case "fetchedPart":
+        waiting?.onPart(message.bytes);
+        break;
+      case "fetchFailed":
+        waiting?.onFailure(new TypeError(message.message));
+        break;
+    }
+  }
+}

@@ -1,0 +1,296 @@
+/** Models of a hub, by address: `hf:owner/repo[/path][:quantisation][@revision]`. */
+
+import { LONGEST_WAIT_MS, retryAfter } from "./download.js";
+import { messageOf, TilewrightError } from "./errors.js";
+import type { Fetch } from "./fetching.js";
+import type { FileSpec, SourceSpec } from "./protocol.js";
+import { CHAT_FILES, INDEX, NEEDED_FILES, OPTIONAL_FILES, SENTENCE_FILES } from "./source.js";
+import { openStore } from "./store.js";
+import type { HubOptions } from "./types.js";
+
+const ENDPOINT = "https://huggingface.co";
+/** Waits before the attempts that follow one another. */
+const BACKOFF_MS = [500, 1000, 2000];
+/** A hub that is silent for so long counts as gone. */
+const SILENCE_MS = 30_000;
+
+/** The quantisation of an address that names none: the first of these that is there. As in the command line. */
+const USUAL = [
+  "Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_0", "IQ4_XS", "IQ4_NL", "Q4_1", "UD-Q4_K_XL", "Q5_K_M", "Q5_K_S", "Q6_K", "MXFP4", "Q8_0", "BF16", "F16", "F32",
+];
+
+/** A model of a hub. */
+interface Address {
+  text: string;
+  repo: string;
+  path: string | undefined;
+  quant: string | undefined;
+  revision: string;
+}
+
+/** A file of a repository. */
+interface HubFile {
+  path: string;
+  /** SHA-256 of its content, where the hub says. */
+  sha256?: string;
+}
+
+/** How the hub is asked. */
+interface Asking {
+  headers: Record<string, string>;
+  /** What the addresses of the revision's files begin with. */
+  base: string;
+  fetch?: Fetch;
+}
+
+/** Whether a source is meant as an address of a hub. */
+export function isHubAddress(text: string): boolean {
+  return text.startsWith("hf:");
+}
+
+/**
+ * The files that an address names, by one request for the hub's list. Where the hub does not answer, what an earlier load kept has to do.
+ *
+ * @throws {@link TilewrightError}: `option` for what is no address or chooses no model, `http` or `network` for a hub that refuses or does
+ * not answer, `format` for one that says something else than a hub; or the signal's reason.
+ */
+export async function hubSpec(text: string, options: HubOptions & { fetch?: Fetch }, signal: AbortSignal | undefined): Promise<SourceSpec> {
+  const address = parse(text, options.revision);
+  const endpoint = endpointOf(options.endpoint);
+  const headers = headersOf(options);
+  const base = `${endpoint}/${address.repo}/resolve/${encodeURIComponent(address.revision)}/`;
+  const files = await list(address, endpoint, { headers, base, ...(options.fetch === undefined ? {} : { fetch: options.fetch }) }, signal);
+  const given = Object.keys(headers).length === 0 ? {} : { headers };
+  const specs = choose(files, address).map(({ path, name, sha256 }): FileSpec =>
+    ({ kind: "url", name, url: base + encodePath(path), ...given, ...(sha256 === undefined ? {} : { sha256 }) }));
+  return { kind: "files", files: specs, ...(specs.length > 1 ? { name: address.repo.replace(/^.*\//, "") } : {}) };
+}
+
+function parse(text: string, revision: string | undefined): Address {
+  const [, owner, repo, path, quant, own] = /^hf:([^/:@]+)\/([^/:@]+)(?:\/([^:@]*))?(?::([^@]*))?(?:@(.*))?$/.exec(text) ?? [];
+  const isName = (name: string | undefined): boolean => name !== undefined && /^[\w-][\w.-]{0,95}$/.test(name) && !name.includes("--");
+  const place = path?.replace(/\/+$/, "") || undefined;
+  const chosen = revision ?? own ?? "main";
+  if (!isName(owner) || !isName(repo) || (quant !== undefined && !isName(quant)) || (place !== undefined && !isPlainPath(place)) || !isPlainPath(chosen)) {
+    throw new TilewrightError("option", `source is ${JSON.stringify(text)}, expected hf:owner/repo[/path][:quantisation][@revision]`);
+  }
+  if (revision !== undefined && own !== undefined && revision !== own) {
+    throw new TilewrightError("option", `revision is ${JSON.stringify(revision)}, and the address says ${JSON.stringify(own)}`);
+  }
+  return { text, repo: `${owner}/${repo}`, path: place, quant, revision: chosen };
+}
+
+/** Whether a path with `/` stays in its folder. */
+function isPlainPath(path: string): boolean {
+  return path.length <= 1024 && path.split("/").every((part) => part !== "" && !/^\.+$/.test(part) && !/[\u0000-\u001f\\:]/.test(part));
+}
+
+function endpointOf(endpoint: string | URL = ENDPOINT): string {
+  const text = String(endpoint);
+  if (!/^https?:\/\/./i.test(text)) {
+    throw new TilewrightError("option", `endpoint is ${JSON.stringify(text)}, expected an address that begins with https:// or http://`);
+  }
+  return text.replace(/\/+$/, "");
+}
+
+/** The headers of all requests to the hub. */
+function headersOf({ headers, token }: HubOptions): Record<string, string> {
+  let all: Headers;
+  try {
+    all = new Headers(headers);
+    if (token !== undefined) {
+      all.set("authorization", `Bearer ${token.trim()}`);
+    }
+  } catch (error) {
+    // The engine's own words would have the token in them.
+    throw new TilewrightError("option", "headers or token have characters that no header may have, expected plain text", { cause: error });
+  }
+  return Object.fromEntries(all);
+}
+
+/** The files of the revision: as the hub says, or those that are kept if it does not answer. */
+async function list(
+  address: Address, endpoint: string, { headers, base, fetch = globalThis.fetch }: Asking, signal: AbortSignal | undefined,
+): Promise<HubFile[]> {
+  const url = `${endpoint}/api/models/${address.repo}/revision/${encodeURIComponent(address.revision)}?blobs=true`;
+  for (let failures = 0; ; failures += 1) {
+    signal?.throwIfAborted();
+    let error: TilewrightError;
+    let wait = BACKOFF_MS[failures];
+    try {
+      const response = await fetch(url, { headers, cache: "no-store", signal: AbortSignal.any([AbortSignal.timeout(SILENCE_MS), ...(signal === undefined ? [] : [signal])]) });
+      if (response.ok) {
+        return filesOf(url, await response.text());
+      }
+      void response.body?.cancel().catch(() => {});
+      error = refused(url, response);
+      if (response.status !== 408 && response.status !== 429 && response.status < 500) {
+        throw error;
+      }
+      wait = wait === undefined ? undefined : retryAfter(response) ?? wait;
+    } catch (cause) {
+      signal?.throwIfAborted();
+      if (cause instanceof TilewrightError) {
+        throw cause;
+      }
+      error = new TilewrightError("network", `${url} could not be fetched (${messageOf(cause)})`, { cause });
+    }
+    const kept = failures === 0 ? await keptFiles(base) : [];
+    if (kept.length > 0 && isEnough(kept, address)) {
+      return kept;
+    }
+    if (wait === undefined || wait > LONGEST_WAIT_MS) {
+      throw error;
+    }
+    await new Promise((resolve) => setTimeout(resolve, wait));
+  }
+}
+
+function refused(url: string, { status }: Response): TilewrightError {
+  const meaning = status === 401 ? "the hub wants a valid token, or there is no such repository"
+    : status === 403 ? "the token's account may not read this; the model's page says how to get access"
+    : status === 404 ? "there is no such repository or revision"
+    : status === 429 ? "the hub asks for fewer requests"
+    : status >= 500 ? "the hub has a problem" : "the hub refuses";
+  return new TilewrightError("http", `${url} could not be fetched: ${meaning} (HTTP status ${status})`, { status });
+}
+
+/** Reads the hub's list. Nothing in it is trusted. */
+function filesOf(url: string, json: string): HubFile[] {
+  const wrong = (found: string): TilewrightError => new TilewrightError("format", `${url}: ${found}`);
+  let siblings: unknown;
+  try {
+    siblings = (JSON.parse(json) as { siblings?: unknown } | null)?.siblings;
+  } catch (error) {
+    throw wrong(`the list of files is not JSON: ${messageOf(error)}`);
+  }
+  if (!Array.isArray(siblings)) {
+    throw wrong(`siblings is ${JSON.stringify(siblings)?.slice(0, 100)}, expected a list of files`);
+  }
+  return siblings.map((sibling: { rfilename?: unknown; lfs?: { sha256?: unknown } | null } | null): HubFile => {
+    const path = sibling?.rfilename;
+    if (typeof path !== "string" || !isPlainPath(path)) {
+      throw wrong(`rfilename is ${JSON.stringify(path)}, expected a path that stays in the repository`);
+    }
+    const sha256 = sibling?.lfs?.sha256;
+    if (sha256 === undefined) {
+      return { path };
+    }
+    if (typeof sha256 !== "string" || !/^[0-9a-f]{64}$/i.test(sha256)) {
+      throw wrong(`lfs.sha256 of ${path} is ${JSON.stringify(sha256)}, expected 64 hexadecimal digits`);
+    }
+    return { path, sha256: sha256.toLowerCase() };
+  });
+}
+
+/** What earlier loads kept of a revision. */
+async function keptFiles(base: string): Promise<HubFile[]> {
+  try {
+    const records = await (await openStore()).list();
+    const kept = records.filter(({ url, complete }) => complete && url.startsWith(base));
+    return kept.map(({ url, sha256 }) => ({ path: decodeURIComponent(url.slice(base.length)), ...(sha256 === undefined ? {} : { sha256 }) }));
+  } catch {
+    // Without a storage nothing is kept.
+    return [];
+  }
+}
+
+function isEnough(files: HubFile[], address: Address): boolean {
+  try {
+    return choose(files, address).length > 0;
+  } catch {
+    return false;
+  }
+}
+
+/** A model in GGUF files: one, or all shards in order. */
+interface Gguf {
+  quant: string | undefined;
+  files: HubFile[];
+}
+
+/** Chooses the files that an address names; `name` is a file's in the model's folder. */
+function choose(files: HubFile[], address: Address): (HubFile & { name: string })[] {
+  const { path, quant } = address;
+  const wrong = (wanted: string, there: string[]): TilewrightError => {
+    const shown = there.length === 0 ? "nothing" : there.slice(0, 40).join(", ") + (there.length > 40 ? ` and ${there.length - 40} more` : "");
+    return new TilewrightError("option", `${address.text}: ${wanted}; there: ${shown}`);
+  };
+  const last = (file: HubFile): HubFile & { name: string } => ({ ...file, name: file.path.replace(/^.*\//, "") });
+  const named = files.find((file) => file.path === path);
+  if (named !== undefined) {
+    const model = ggufs(files, true).find((one) => one.files.includes(named));
+    if (model === undefined || quant !== undefined) {
+      throw wrong(quant !== undefined ? `${path} is a file, so :${quant} chooses nothing`
+        : /\.gguf$/i.test(named.path) ? `shards of ${path} are missing` : `${path} is no GGUF file`, files.map((file) => file.path));
+    }
+    return model.files.map(last);
+  }
+  const root = path === undefined ? "" : `${path}/`;
+  const below = files.filter((file) => file.path.startsWith(root));
+  const models = ggufs(below, false);
+  if (models.length > 0) {
+    const of = (name: string): Gguf[] => models.filter((model) => model.quant === name);
+    const found = quant !== undefined ? of(normal(quant))
+      : models.length === 1 ? models : USUAL.map(of).find((some) => some.length > 0) ?? [];
+    const [one] = found;
+    if (one === undefined || found.length > 1) {
+      const label = (model: Gguf): string => model.quant !== undefined && of(model.quant).length === 1 ? model.quant : model.files[0]?.path ?? "";
+      throw one !== undefined ? wrong("several files would do, so the address has to name one by its path", found.map(label))
+        : wrong(quant === undefined ? "the quantisation has to be named" : `no ${normal(quant)}`, models.map(label));
+    }
+    return one.files.map(last);
+  }
+  const at = (name: string): HubFile | undefined => below.find((file) => file.path === root + name);
+  const present = (names: readonly string[]): (HubFile & { name: string })[] => names.flatMap((name) => {
+    const file = at(name);
+    return file === undefined ? [] : [{ ...file, name }];
+  });
+  const weights = at(INDEX) === undefined ? ["model.safetensors"]
+    : below.map((file) => file.path.slice(root.length)).filter((name) => /^[^/]+-\d{5}-of-\d{5}\.safetensors$/.test(name)).sort();
+  const chosen = present([...NEEDED_FILES, ...OPTIONAL_FILES, ...CHAT_FILES, ...SENTENCE_FILES, INDEX, ...weights]);
+  if (!NEEDED_FILES.every((name) => at(name) !== undefined) || weights.length === 0 || !weights.every((name) => at(name) !== undefined)) {
+    throw wrong(`neither a GGUF file nor ${NEEDED_FILES.join(", ")} with safetensors`, (below.length === 0 ? files : below).map((file) => file.path));
+  }
+  if (quant !== undefined) {
+    throw wrong(`${quant} of a GGUF file is wanted, the model is in safetensors`, chosen.map((file) => file.path));
+  }
+  return chosen;
+}
+
+/** The models that are there in whole GGUF files, by path. `all`: also what is no model by its name. */
+function ggufs(files: HubFile[], all: boolean): Gguf[] {
+  const groups = new Map<string, { n: number; shards: Map<number, HubFile> }>();
+  for (const file of files) {
+    const name = file.path.replace(/^.*\//, "");
+    if (!/.\.gguf$/i.test(name) || (!all && /mmproj|imatrix/i.test(name))) {
+      continue;
+    }
+    const [, stem = "", shard = "1", n = "1"] = /^(.*?)(?:-(\d{5})-of-(\d{5}))?\.gguf$/i.exec(file.path) ?? [];
+    const group = groups.get(`${n}:${stem}`) ?? { n: Number(n), shards: new Map<number, HubFile>() };
+    groups.set(`${n}:${stem}`, group);
+    group.shards.set(Number(shard), file);
+  }
+  const whole = [...groups].filter(([, { n, shards }]) => shards.size === n && !shards.has(0));
+  return whole.sort(([a], [b]) => a < b ? -1 : 1).map(([key, { shards }]) => ({
+    quant: quantOf(key),
+    files: [...shards].sort(([a], [b]) => a - b).map(([, file]) => file),
+  }));
+}
+
+/** The quantisation that a file's name says: the last part of it that is one. */
+function quantOf(stem: string): string | undefined {
+  const parts = stem.replace(/^.*\//, "").split(/[-.]/);
+  const at = parts.findLastIndex((part) => /^(q\d|q\d+_\w*|i?q\d+_\w+|iq\d\w*|tq\d\w*|bf16|fp?16|fp?32|mxfp4\w*|nvfp4\w*)$/i.test(part));
+  const part = parts[at];
+  return part === undefined ? undefined : normal(`${parts[at - 1]?.toLowerCase() === "ud" ? "UD-" : ""}${part}`);
+}
+
+/** One spelling for each quantisation. */
+function normal(quant: string): string {
+  return quant.toUpperCase().replace(/^FP(16|32)$/, "F$1");
+}
+
+function encodePath(path: string): string {
+  return path.split("/").map(encodeURIComponent).join("/");
+}

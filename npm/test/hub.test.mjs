@@ -1,0 +1,254 @@
+// Addresses of a hub: which files they name, what the hub is asked and told, and what becomes of a hub that lies or does not answer.
+
+import assert from "node:assert/strict";
+import { createHash } from "node:crypto";
+import { createServer } from "node:http";
+import { after, before, beforeEach, test } from "node:test";
+
+import { openFiles, readAll } from "../dist/source.js";
+import { specOf } from "../dist/spec.js";
+import { Store } from "../dist/store.js";
+import { MemoryBackend } from "./memory-backend.mjs";
+
+const sha256 = (bytes) => createHash("sha256").update(bytes).digest("hex");
+const noise = (length, seed) => Buffer.from(Array.from({ length }, (_, i) => ((i + seed) * 2654435761) >>> 24));
+const isLfs = (path) => /\.(gguf|safetensors)$/.test(path);
+const LIST = "/api/models/owner/name/revision/main?blobs=true";
+
+/** Contents by path. */
+let files;
+/** Answers in place of the usual ones, where it gives something. */
+let replace;
+let requests;
+let hub;
+let store;
+let endpoint;
+
+/** A server whose requests are noted, with the host that they came to. */
+async function serve(host, answer) {
+  const server = createServer((request, response) => {
+    requests.push({ host, method: request.method, url: request.url, headers: request.headers });
+    if (!replace(request, response, host)) answer(request, response);
+  });
+  await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
+  return server;
+}
+
+const originOf = (server) => `http://127.0.0.1:${server.address().port}`;
+
+function send(request, response, bytes, headers = {}) {
+  const start = Number(/^bytes=(\d+)-$/.exec(request.headers.range ?? "")?.[1] ?? 0);
+  const part = bytes.subarray(start);
+  const range = start > 0 ? { "content-range": `bytes ${start}-${bytes.length - 1}/${bytes.length}` } : {};
+  response.writeHead(start > 0 ? 206 : 200, { "content-length": part.length, ...range, ...headers });
+  response.end(request.method === "HEAD" ? undefined : part);
+}
+
+before(async () => {
+  hub = await serve("hub", (request, response) => {
+    if (request.url.startsWith("/api/models/owner/name/revision/")) {
+      const siblings = [...files].map(([path, bytes]) => ({
+        rfilename: path, size: bytes.length, blobId: "0".repeat(40), ...(isLfs(path) ? { lfs: { sha256: sha256(bytes), size: bytes.length } } : {}),
+      }));
+      return send(request, response, Buffer.from(JSON.stringify({ sha: "0".repeat(40), siblings })));
+    }
+    const bytes = files.get(decodeURIComponent(request.url.replace(/^\/owner\/name\/resolve\/[^/]+\//, "")));
+    if (bytes === undefined) return response.writeHead(404).end();
+    if (!isLfs(request.url)) return send(request, response, bytes, { etag: `"${sha256(bytes)}"` });
+    response.writeHead(302, { location: `${originOf(store)}/${sha256(bytes)}` }).end();
+  });
+  store = await serve("store", (request, response) => {
+    const bytes = [...files.values()].find((content) => request.url === `/${sha256(content)}`);
+    return bytes === undefined ? response.writeHead(404).end() : send(request, response, bytes, { etag: `"${sha256(bytes)}"` });
+  });
+  endpoint = originOf(hub);
+});
+after(() => {
+  for (const server of [hub, store]) {
+    server.closeAllConnections();
+    server.close();
+  }
+});
+beforeEach(() => {
+  files = new Map([["m-Q4_0.gguf", noise(300_000, 1)], ["m-Q8_0.gguf", noise(500_000, 2)], ["README.md", noise(10, 3)]]);
+  requests = [];
+  replace = () => false;
+});
+
+const named = async (address, options) => (await specOf(address, undefined, { endpoint, ...options })).files.map(({ name }) => name);
+
+/** Opens the files of an address as the worker does, reads them to their ends and keeps them. */
+async function load(address, { options, kept } = {}) {
+  const spec = await specOf(address, undefined, { endpoint, ...options });
+  const opened = await openFiles(spec, {
+    signal: new AbortController().signal,
+    store: kept,
+    extras: [],
+    newDigest() {
+      const hash = createHash("sha256");
+      return { update: (bytes) => hash.update(bytes), hex: () => hash.copy().digest("hex"), free() {} };
+    },
+    notify() {},
+    onBytes() {},
+    onCopy() {},
+    onStored() {},
+  });
+  try {
+    const contents = {};
+    for (const file of opened) {
+      contents[file.name] = Buffer.from(await readAll(file));
+      await file.finish();
+    }
+    return contents;
+  } finally {
+    await Promise.all(opened.map((file) => file.close(false)));
+  }
+}
+
+test("an address names the usual quantisation, another one, a file or a folder", async () => {
+  assert.deepEqual(await named("hf:owner/name"), ["m-Q4_0.gguf"]);
+  assert.deepEqual(await named("hf:owner/name:q8_0"), ["m-Q8_0.gguf"]);
+  assert.deepEqual(await named("hf:owner/name/m-Q8_0.gguf"), ["m-Q8_0.gguf"]);
+  files.set("f16/m-F16-00002-of-00002.gguf", noise(10, 4)).set("f16/m-F16-00001-of-00002.gguf", noise(10, 5));
+  files.set("mmproj-m-F16.gguf", noise(10, 6)).set("half-Q5_0-00001-of-00002.gguf", noise(10, 7));
+  const shards = ["m-F16-00001-of-00002.gguf", "m-F16-00002-of-00002.gguf"];
+  assert.deepEqual(await named("hf:owner/name:fp16"), shards);
+  assert.deepEqual(await named("hf:owner/name/f16/m-F16-00002-of-00002.gguf"), shards);
+  await assert.rejects(named("hf:owner/name:Q5_0"), { code: "option", message: /no Q5_0; there: F16, Q4_0, Q8_0/ });
+  files.set("other-Q8_0.gguf", noise(10, 8));
+  await assert.rejects(named("hf:owner/name:Q8_0"), { code: "option", message: /several files.*m-Q8_0\.gguf, other-Q8_0\.gguf/ });
+
+  files = new Map([["config.json", Buffer.from("{}")], ["tokenizer.json", Buffer.from("{ }")], ["model.safetensors", noise(10, 1)], ["pytorch_model.bin", noise(10, 2)]]);
+  files.set("1_Pooling/config.json", Buffer.from("{  }"));
+  const spec = await specOf("hf:owner/name", undefined, { endpoint });
+  assert.deepEqual(spec.files.map(({ name }) => name), ["config.json", "tokenizer.json", "1_Pooling/config.json", "model.safetensors"]);
+  assert.equal(spec.name, "name");
+  files.delete("tokenizer.json");
+  await assert.rejects(named("hf:owner/name"), { code: "option", message: /neither a GGUF file nor/ });
+});
+
+test("what is no address is refused, and options of a hub are for its addresses", async () => {
+  for (const address of ["hf:", "hf:a", "hf:a/..", "hf:../b", "hf:a/b/../c", "hf:a/b:", "hf:a/b@", "hf:a/b@../c", "hf:a--b/c"]) {
+    await assert.rejects(named(address), { code: "option", message: /expected hf:owner\/repo/ }, address);
+  }
+  await assert.rejects(specOf("https://example.org/m.gguf", undefined, { token: "x" }), { code: "option", message: /^token is for addresses of a hub/ });
+  await assert.rejects(named("hf:owner/name@a", { revision: "b" }), { code: "option", message: /revision is "b", and the address says "a"/ });
+  assert.equal(requests.length, 0);
+  await named("hf:owner/name", { revision: "refs/pr/1" });
+  await named("hf:owner/name@refs/pr/1");
+  assert.deepEqual(requests.map(({ url }) => url), Array(2).fill(LIST.replace("main", "refs%2Fpr%2F1")));
+});
+
+test("the token and headers go to the hub, and the token to nobody else", async () => {
+  const contents = await load("hf:owner/name", { options: { token: "hf_secret\n", headers: { "x-test": "yes" } } });
+  assert.ok(files.get("m-Q4_0.gguf").equals(contents["m-Q4_0.gguf"]));
+  assert.ok(requests.some(({ host }) => host === "store"));
+  for (const { host, headers } of requests) {
+    assert.equal(headers.authorization, host === "hub" ? "Bearer hf_secret" : undefined);
+    if (host === "hub") assert.equal(headers["x-test"], "yes");
+  }
+  const error = await named("hf:owner/name", { token: "hf_secret\nx" }).catch((thrown) => thrown);
+  assert.equal(error.code, "option");
+  assert.doesNotMatch(error.message, /secret/);
+});
+
+test("a download goes on where it was cut", async () => {
+  const whole = files.get("m-Q4_0.gguf");
+  for (let round = 0; round < 20; round++) {
+    const cut = 1 + (round * 7919 * 31) % (whole.length - 1);
+    let isFirst = true;
+    requests = [];
+    replace = (request, response, host) => {
+      if (host !== "store" || !isFirst) return false;
+      isFirst = false;
+      response.writeHead(200, { "content-length": whole.length, etag: `"${sha256(whole)}"` });
+      response.write(whole.subarray(0, cut), () => response.destroy());
+      return true;
+    };
+    const contents = await load("hf:owner/name");
+    assert.ok(whole.equals(contents["m-Q4_0.gguf"]), `cut at ${cut}`);
+    // What was on its way when the line broke may be lost.
+    const second = requests.filter(({ host }) => host === "store")[1];
+    assert.ok(Number(/^bytes=(\d+)-$/.exec(second.headers.range ?? "bytes=0-")[1]) <= cut);
+  }
+});
+
+test("a file with another digest is refused and not kept", async () => {
+  const whole = files.get("m-Q4_0.gguf");
+  const other = Buffer.from(whole);
+  other[200_000] ^= 1;
+  const kept = new Store(new MemoryBackend());
+  replace = (request, response, host) => host === "store" && (send(request, response, other, { etag: '"x"' }), true);
+  for (const store of [undefined, kept]) {
+    await assert.rejects(load("hf:owner/name", { kept: store }), (error) => {
+      assert.equal(error.code, "range");
+      assert.ok(error.message.includes(sha256(whole)) && error.message.includes(sha256(other)), error.message);
+      return true;
+    });
+  }
+  assert.ok((await kept.list()).every(({ complete }) => !complete));
+});
+
+test("what is kept is used as long as the hub names the same digest", async () => {
+  const kept = new Store(new MemoryBackend());
+  await load("hf:owner/name", { kept });
+  requests = [];
+  const contents = await load("hf:owner/name", { kept });
+  assert.ok(files.get("m-Q4_0.gguf").equals(contents["m-Q4_0.gguf"]));
+  assert.deepEqual(requests.map(({ url }) => url), [LIST]);
+  files.set("m-Q4_0.gguf", noise(1000, 9));
+  assert.equal((await load("hf:owner/name", { kept }))["m-Q4_0.gguf"].length, 1000);
+});
+
+test("each status of the hub is told", async () => {
+  for (const [status, message] of [[401, /valid token/], [403, /how to get access/], [404, /no such repository/], [418, /refuses/]]) {
+    requests = [];
+    replace = (request, response) => (response.writeHead(status).end(), true);
+    await assert.rejects(named("hf:owner/name"), { code: "http", status, message });
+    assert.equal(requests.length, 1);
+  }
+  let n = 0;
+  replace = (request, response) => n++ < 3 && (response.writeHead(429, { "retry-after": "0" }).end(), true);
+  assert.deepEqual(await named("hf:owner/name"), ["m-Q4_0.gguf"]);
+  replace = (request, response) => (response.writeHead(429, { "retry-after": "3600" }).end(), true);
+  requests = [];
+  await assert.rejects(named("hf:owner/name"), { code: "http", status: 429 });
+  assert.equal(requests.length, 1, "nobody waits for an hour");
+
+  n = 0;
+  replace = (request, response, host) => host === "store" && n++ < 2 && (response.writeHead(429, { "retry-after": "0" }).end(), true);
+  assert.equal((await load("hf:owner/name"))["m-Q4_0.gguf"].length, 300_000);
+  replace = (request, response, host) => host === "store" && (response.writeHead(429, { "retry-after": "3600" }).end(), true);
+  requests = [];
+  await assert.rejects(load("hf:owner/name"), { code: "http", status: 429 });
+  assert.equal(requests.filter(({ host }) => host === "store").length, 1);
+});
+
+test("a list that is none is refused", async () => {
+  const answers = (json) => {
+    replace = (request, response) => (response.writeHead(200).end(typeof json === "string" ? json : JSON.stringify(json)), true);
+    return assert.rejects(named("hf:owner/name"), { code: "format" }, JSON.stringify(json));
+  };
+  await answers("<html>");
+  await answers("null");
+  await answers({ siblings: {} });
+  await answers({ siblings: [null] });
+  for (const rfilename of ["../m.gguf", "a/../../m.gguf", "/m.gguf", "..\\m.gguf", "a//m.gguf", "", 1]) await answers({ siblings: [{ rfilename }] });
+  await answers({ siblings: [{ rfilename: "m.gguf", lfs: { sha256: "../m" } }] });
+});
+
+test("a fetch of the caller's own asks for the list", async () => {
+  const asked = [];
+  const own = (url, init) => {
+    asked.push(url);
+    return fetch(url.replace("https://hub.example", endpoint), init);
+  };
+  assert.deepEqual(await named("hf:owner/name", { endpoint: "https://hub.example/", fetch: own }), ["m-Q4_0.gguf"]);
+  assert.deepEqual(asked, [`https://hub.example${LIST}`]);
+});
+
+test("a signal ends the request for the list", async () => {
+  const controller = new AbortController();
+  replace = () => (controller.abort(new Error("enough")), true);
+  await assert.rejects(specOf("hf:owner/name", controller.signal, { endpoint }), { message: "enough" });
+});

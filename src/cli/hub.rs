@@ -1,0 +1,248 @@
+//! Models by address: `hf:owner/repo` wherever a command takes a model, and `tilewright pull`, `list` and `rm`.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tilewright::Error;
+use tilewright::hub::{Address, Event, Hub};
+
+use super::{Failure, print_json, show_bytes};
+
+/// Download a model, or what has changed of it, and print where it is.
+///
+/// An address is hf:OWNER/REPO, with :QUANTISATION for one of its GGUF files (the best usual one if absent), /PATH for a
+/// file or folder in it, and @REVISION for a branch, tag or commit. Where there is no GGUF file, it is the folder with
+/// config.json and safetensors. A download that broke off goes on where it was.
+///
+/// Environment: HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE, as for other programs that share the cache.
+#[derive(Args)]
+pub struct PullArgs {
+    /// Address of the model, such as hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M.
+    #[arg(value_name = "ADDRESS")]
+    address: Address,
+}
+
+/// Show the models that were downloaded, by this program or by others that share the cache.
+#[derive(Args)]
+pub struct ListArgs {
+    /// Show models that are known to run, and where they are, instead. Nothing is asked of the network.
+    #[arg(long)]
+    available: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Remove a model that was downloaded. Nothing is asked.
+///
+/// Files that other models of the repository need stay. Without @REVISION it is removed in all of them.
+#[derive(Args)]
+pub struct RmArgs {
+    /// Address of the model, as `tilewright list` shows it.
+    #[arg(value_name = "ADDRESS")]
+    address: Address,
+}
+
+/// Models that are known to run.
+const AVAILABLE: &str = include_str!("../../assets/models.json");
+
+/// The table of them.
+#[derive(Deserialize)]
+struct Table {
+    models: Vec<Known>,
+}
+
+/// A model that is known to run.
+#[derive(Deserialize, Serialize)]
+struct Known {
+    name: String,
+    address: String,
+    /// What it is for: `chat` or `embed`.
+    r#use: String,
+    quantisation: Option<String>,
+    /// About the size of its files.
+    size_bytes: u64,
+    /// What keys and values of one token take as f16; none of an encoder.
+    cache_bytes_per_token: Option<u64>,
+    licence: String,
+}
+
+/// Puts a file or folder in the place of an address; it is downloaded if it is not there. What is no address stays.
+/// `tell` hears what a person should know.
+///
+/// # Errors
+/// Those of [`Hub::fetch`].
+pub fn localise(model: &mut PathBuf, tell: &mut dyn FnMut(&str)) -> Result<(), Error> {
+    if let Some(text) = model.to_str().filter(|text| Address::is_meant_by(text)) {
+        *model = fetch(&text.parse()?, tell)?;
+    }
+    Ok(())
+}
+
+pub fn pull(args: &PullArgs) -> Result<(), Failure> {
+    let path = fetch(&args.address, &mut |notice| eprintln!("notice: {notice}"))?;
+    let mut out = io::stdout().lock();
+    writeln!(out, "{}", path.display())?;
+    Ok(out.flush()?)
+}
+
+pub fn list(args: &ListArgs) -> Result<(), Failure> {
+    if args.available {
+        return list_available(args.json);
+    }
+    let hub = Hub::from_env()?;
+    let models = hub.list()?;
+    if args.json {
+        let object = |model: &tilewright::hub::Cached| {
+            json!({
+                "address": model.address.to_string(),
+                "path": model.path,
+                "size_bytes": model.size_bytes,
+                "modified_unix_s": unix_seconds(model.modified),
+            })
+        };
+        return print_json(&models.iter().map(object).collect());
+    }
+    if models.is_empty() {
+        eprintln!(
+            "no models in {}; `tilewright list --available` shows some that are known to run",
+            hub.cache().display()
+        );
+    }
+    let addresses: Vec<String> = models.iter().map(|model| model.address.to_string()).collect();
+    let width = addresses.iter().map(String::len).max().unwrap_or_default();
+    let mut out = io::stdout().lock();
+    for (model, address) in models.iter().zip(&addresses) {
+        let (size, date) = (show_bytes(model.size_bytes), date(unix_seconds(model.modified)));
+        writeln!(out, "{address:<width$}  {size:>10}  {date}  {}", model.path.display())?;
+    }
+    Ok(out.flush()?)
+}
+
+fn list_available(as_json: bool) -> Result<(), Failure> {
+    let models = available()?;
+    if as_json {
+        return print_json(&json!(models));
+    }
+    let width = models.iter().map(|model| model.address.len()).max().unwrap_or_default();
+    let mut out = io::stdout().lock();
+    for model in &models {
+        let per_1024 = model.cache_bytes_per_token.map(|bytes| show_bytes(1024 * bytes));
+        let context = per_1024.map_or(String::new(), |size| format!(", {size} for each 1024 tokens"));
+        let size = show_bytes(model.size_bytes);
+        writeln!(out, "{:<width$}  {:<5}  about {size:>9}{context}; {}", model.address, model.r#use, model.licence)?;
+    }
+    Ok(out.flush()?)
+}
+
+/// The table of models that are known to run.
+fn available() -> Result<Vec<Known>, Error> {
+    let table: Table = serde_json::from_str(AVAILABLE).map_err(|error| Error::Format {
+        format: "json",
+        field: "assets/models.json".into(),
+        offset: 0,
+        expected: "the table of models".into(),
+        found: error.to_string(),
+    })?;
+    Ok(table.models)
+}
+
+pub fn rm(args: &RmArgs) -> Result<(), Failure> {
+    let freed = Hub::from_env()?.remove(&args.address)?;
+    let mut out = io::stdout().lock();
+    writeln!(out, "{freed} bytes freed ({})", show_bytes(freed))?;
+    Ok(out.flush()?)
+}
+
+/// Fetches a model behind a progress bar, or with a line at the beginning and at the end where stderr is no terminal.
+fn fetch(address: &Address, tell: &mut dyn FnMut(&str)) -> Result<PathBuf, Error> {
+    let hub = Hub::from_env()?;
+    let bar = if io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
+    if let Ok(style) = ProgressStyle::with_template("{bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}") {
+        bar.set_style(style);
+    }
+    let mut is_begun = false;
+    let fetched = hub.fetch(address, &mut |event| match event {
+        Event::Begin { n_files, total_bytes } => {
+            is_begun = true;
+            let files = if n_files == 1 { "1 file".into() } else { format!("{n_files} files") };
+            tell(&format!("downloading {address}: {files}, {}", show_bytes(total_bytes)));
+        }
+        Event::Progress { done_bytes, total_bytes } => {
+            bar.set_length(total_bytes);
+            bar.set_position(done_bytes);
+        }
+        Event::Notice(notice) => tell(notice),
+        _ => {}
+    });
+    bar.finish_and_clear();
+    let path = fetched?;
+    if is_begun {
+        tell(&format!("downloaded to {}", path.display()));
+    }
+    Ok(path)
+}
+
+fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// A day as 2026-11-25, in UTC. Years are counted from March, so that a leap day is a year's last.
+fn date(unix_seconds: u64) -> String {
+    // Days since 0000-03-01; 400 years have 146,097 of them.
+    let days = unix_seconds / 86_400 + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (day, month) = (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
+    format!("{:04}-{month:02}-{day:02}", 400 * era + year + u64::from(month <= 2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, want) in [
+            (0, "1970-01-01"),
+            (951_782_399, "2000-02-28"),
+            (951_782_400, "2000-02-29"),
+            (951_868_800, "2000-03-01"),
+            (1_735_689_599, "2024-12-31"),
+            (1_764_028_800, "2025-11-25"),
+            (4_107_542_400, "2100-03-01"),
+        ] {
+            assert_eq!(date(seconds), want, "{seconds}");
+        }
+    }
+
+    #[test]
+    fn the_table_of_models_has_addresses() {
+        let models = available().unwrap();
+        assert!(models.len() > 5);
+        for model in models {
+            let address: Address = model.address.parse().unwrap();
+            assert_eq!(address.quant, model.quantisation, "{}", model.name);
+            assert!(["chat", "embed"].contains(&model.r#use.as_str()), "{}", model.name);
+            assert_eq!(model.cache_bytes_per_token.is_some(), model.r#use == "chat", "{}", model.name);
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_stays() {
+        for path in ["model.gguf", "./hf:a/b", "folder/"] {
+            let mut model = PathBuf::from(path);
+            localise(&mut model, &mut |_| {}).unwrap();
+            assert_eq!(model, PathBuf::from(path));
+        }
+        let error = localise(&mut PathBuf::from("hf:a"), &mut |_| {}).unwrap_err();
+        assert!(error.to_string().contains("`hf:a` is no address of a model"), "{error}");
+    }
+}

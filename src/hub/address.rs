@@ -1,0 +1,158 @@
+//! Addresses of models: `hf:owner/repo[/path][:quantisation][@revision]`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::error::HubError;
+
+/// What an address begins with.
+const SCHEME: &str = "hf:";
+
+/// A model of a hub.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// Whose repository, and which: `owner/repo`.
+    pub repo: String,
+    /// File or folder in it; the whole repository if absent.
+    pub path: Option<String>,
+    /// Quantisation of a GGUF file, such as `Q4_K_M`, in any case of its letters; the best usual one if absent.
+    pub quant: Option<String>,
+    /// Branch, tag or commit; `main` if absent.
+    pub revision: Option<String>,
+}
+
+impl Address {
+    /// Whether a text is meant as an address: whether it begins with `hf:`.
+    pub fn is_meant_by(text: &str) -> bool {
+        text.starts_with(SCHEME)
+    }
+
+    /// Branch, tag or commit.
+    pub fn revision(&self) -> &str {
+        self.revision.as_deref().unwrap_or("main")
+    }
+}
+
+impl FromStr for Address {
+    type Err = HubError;
+
+    fn from_str(text: &str) -> Result<Address, HubError> {
+        let wrong = |found: &str| HubError::Address { text: text.into(), found: found.into() };
+        let rest = text.strip_prefix(SCHEME).ok_or_else(|| wrong("it does not begin with `hf:`"))?;
+        let (rest, revision) = match rest.split_once('@') {
+            Some((rest, revision)) => (rest, Some(revision)),
+            None => (rest, None),
+        };
+        if revision.is_some_and(|revision| !is_plain_path(revision)) {
+            return Err(wrong("what follows `@` is no revision"));
+        }
+        let (rest, quant) = match rest.split_once(':') {
+            Some((rest, quant)) => (rest, Some(quant)),
+            None => (rest, None),
+        };
+        if quant.is_some_and(|quant| !is_name(quant)) {
+            return Err(wrong("what follows `:` is no quantisation"));
+        }
+        let mut parts = rest.splitn(3, '/');
+        let (owner, name) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        if !is_name(owner) || !is_name(name) {
+            return Err(wrong("it has no owner and repository of letters, digits and `-._`"));
+        }
+        // A slash at the end may come from completion in a shell.
+        let path = parts.next().map(|path| path.trim_end_matches('/')).filter(|path| !path.is_empty());
+        if path.is_some_and(|path| !is_plain_path(path)) {
+            return Err(wrong("the path in the repository is not a plain one"));
+        }
+        let owned = |part: Option<&str>| part.map(str::to_owned);
+        Ok(Address {
+            repo: format!("{owner}/{name}"),
+            path: owned(path),
+            quant: owned(quant),
+            revision: owned(revision),
+        })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{SCHEME}{}", self.repo)?;
+        let mut part = |before: char, part: &Option<String>| match part {
+            Some(part) => write!(f, "{before}{part}"),
+            None => Ok(()),
+        };
+        part('/', &self.path)?;
+        part(':', &self.quant)?;
+        part('@', &self.revision)
+    }
+}
+
+/// Whether a name is one folder's on every system, and cannot lead out of where it is put.
+fn is_name(name: &str) -> bool {
+    let is_usual = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    // Two dashes stand for a slash in names of the cache.
+    !name.is_empty() && name.len() <= 96 && name.chars().all(is_usual) && !name.starts_with('.') && !name.contains("--")
+}
+
+/// Whether a path with `/` names a file below the folder that it is put into, on every system.
+pub(super) fn is_plain_path(path: &str) -> bool {
+    let is_plain = |part: &str| {
+        // Windows drops dots and spaces at the end, and knows devices and streams by their names.
+        let is_usual = |c: char| !c.is_control() && !matches!(c, '\\' | ':' | '<' | '>' | '"' | '|' | '?' | '*');
+        !part.is_empty() && part.chars().all(is_usual) && !part.ends_with(['.', ' '])
+    };
+    path.len() <= 1024 && path.split('/').all(is_plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_and_written() {
+        let read = |text: &str| {
+            let Address { repo, path, quant, revision } = text.parse().unwrap();
+            (repo, path.unwrap_or_default(), quant.unwrap_or_default(), revision.unwrap_or_default())
+        };
+        let wanted = |repo: &str, path: &str, quant: &str, revision: &str| {
+            (repo.to_owned(), path.to_owned(), quant.to_owned(), revision.to_owned())
+        };
+        for (text, want) in [
+            ("hf:Qwen/Qwen3-0.6B-GGUF", wanted("Qwen/Qwen3-0.6B-GGUF", "", "", "")),
+            ("hf:a/b:q8_0", wanted("a/b", "", "q8_0", "")),
+            ("hf:a/b:UD-Q4_K_XL@v1.0", wanted("a/b", "", "UD-Q4_K_XL", "v1.0")),
+            ("hf:a/b@refs/pr/3", wanted("a/b", "", "", "refs/pr/3")),
+            ("hf:a/b/sub/c-Q4_0.gguf@0123abc", wanted("a/b", "sub/c-Q4_0.gguf", "", "0123abc")),
+            ("hf:a/b/sub:F16", wanted("a/b", "sub", "F16", "")),
+        ] {
+            assert_eq!(read(text), want, "{text}");
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+        assert_eq!("hf:a/b/".parse::<Address>().unwrap().to_string(), "hf:a/b");
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused() {
+        for text in [
+            "a/b",
+            "hf:",
+            "hf:a",
+            "hf:a/",
+            "hf:/b",
+            "hf:../b",
+            "hf:a/..",
+            "hf:a/b/../c",
+            "hf:a/b//c",
+            "hf:a/b/c\\d",
+            "hf:a/b:",
+            "hf:a/b:Q4/1",
+            "hf:a/b@",
+            "hf:a/b@../main",
+            "hf:a/b@x:y",
+            "hf:a b/c",
+            "hf:a--b/c",
+            "hf:a/b/c:d:e",
+        ] {
+            assert!(matches!(text.parse::<Address>(), Err(HubError::Address { .. })), "{text}");
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! Requests to a hub, and what may be read from its answers before their content.
+
+use std::io::{self, Read};
+use std::time::Duration;
+
+use ureq::http::header::{AUTHORIZATION, CONTENT_RANGE, ETAG, LOCATION, RANGE, RETRY_AFTER};
+use ureq::http::{HeaderMap, Uri};
+use ureq::{Agent, Body};
+
+use super::digest::Digest;
+use super::error::HubError;
+
+const USER_AGENT: &str = concat!("tilewright/", env!("CARGO_PKG_VERSION"));
+const MAX_REDIRECTS: usize = 10;
+/// A server that is silent for so long is taken for gone.
+const SILENCE: Duration = Duration::from_secs(30);
+/// A list of files that is longer is refused: it is kept in memory. The largest repositories have some MiB of it.
+const MAX_LIST_BYTES: u64 = 64 << 20;
+
+/// Asks one hub.
+pub(super) struct Client {
+    agent: Agent,
+    /// Address of the hub, without a slash at its end.
+    endpoint: String,
+    /// What only the hub itself may see.
+    token: Option<String>,
+}
+
+/// The answer to a request for a file.
+pub(super) struct Answer {
+    pub body: Body,
+    /// Where the content begins in the file, if it is a part of it.
+    pub range_start: Option<u64>,
+    /// What the hub says of the file on the way to its content.
+    pub said: Said,
+}
+
+/// What headers say of a file.
+#[derive(Default)]
+pub(super) struct Said {
+    pub size: Option<u64>,
+    pub digest: Option<Digest>,
+}
+
+/// One step of a request.
+enum Step {
+    Done(Box<ureq::http::Response<Body>>),
+    Redirect(HeaderMap, String),
+}
+
+impl Client {
+    pub fn new(endpoint: &str, token: Option<String>) -> Client {
+        let config = Agent::config_builder()
+            .user_agent(USER_AGENT)
+            .http_status_as_error(false)
+            // Redirects are followed here: the token must not go with them.
+            .max_redirects(0)
+            .timeout_connect(Some(Duration::from_secs(10)))
+            .timeout_recv_response(Some(SILENCE))
+            .timeout_per_read(Some(SILENCE));
+        let token = token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
+        Client { agent: config.build().into(), endpoint: endpoint.trim_end_matches('/').into(), token }
+    }
+
+    /// Address of the list of a revision's files.
+    pub fn list_url(&self, repo: &str, revision: &str) -> String {
+        format!("{}/api/models/{repo}/revision/{}?blobs=true", self.endpoint, escaped(revision, ""))
+    }
+
+    /// Address of a file.
+    pub fn file_url(&self, repo: &str, commit: &str, path: &str) -> String {
+        format!("{}/{repo}/resolve/{commit}/{}", self.endpoint, escaped(path, "/"))
+    }
+
+    /// The content of a list of files.
+    pub fn list(&self, url: &str) -> Result<Vec<u8>, HubError> {
+        let response = self.follow(url, |at| self.step(at, None), |_| {})?;
+        let mut bytes = Vec::new();
+        let read = response.into_body().into_reader().take(MAX_LIST_BYTES + 1).read_to_end(&mut bytes);
+        read.map_err(|error| HubError::Connection { url: url.into(), message: error.to_string() })?;
+        if bytes.len() as u64 > MAX_LIST_BYTES {
+            return Err(HubError::Answer {
+                url: url.into(),
+                field: "the list of files".into(),
+                expected: format!("at most {MAX_LIST_BYTES} bytes"),
+                found: "longer".into(),
+            });
+        }
+        Ok(bytes)
+    }
+
+    /// What the hub says of a file, without its content.
+    pub fn describe(&self, url: &str) -> Result<Said, HubError> {
+        let mut at = url.to_owned();
+        for _ in 0..=MAX_REDIRECTS {
+            let request = self.agent.head(&at);
+            let sent = self.authorised(request, &at).call();
+            let response = sent.map_err(|error| connection(url, &error))?;
+            match self.judge(url, &at, response)? {
+                Step::Redirect(_, next) if self.is_own(&next) => at = next,
+                // What holds the content need not know its digest.
+                Step::Redirect(headers, _) => return Ok(said(&headers)),
+                Step::Done(response) => return Ok(said(response.headers())),
+            }
+        }
+        Err(too_many(url))
+    }
+
+    /// A file's content from `start` on, or all of it if the server does not do parts.
+    pub fn file(&self, url: &str, start: u64) -> Result<Answer, HubError> {
+        let mut told = Said::default();
+        let response = self.follow(
+            url,
+            |at| self.step(at, Some(start).filter(|start| *start > 0)),
+            |headers| {
+                let Said { size, digest } = linked(headers);
+                told.size = told.size.or(size);
+                told.digest = told.digest.take().or(digest);
+            },
+        )?;
+        let range_start = match response.status().as_u16() {
+            206 => Some(range_start(url, response.headers())?),
+            _ => None,
+        };
+        Ok(Answer { range_start, body: response.into_body(), said: told })
+    }
+
+    /// Sends a request and follows redirects; `on_redirect` sees the headers of each.
+    fn follow(
+        &self,
+        url: &str,
+        mut send: impl FnMut(&str) -> Result<ureq::http::Response<Body>, HubError>,
+        mut on_redirect: impl FnMut(&HeaderMap),
+    ) -> Result<ureq::http::Response<Body>, HubError> {
+        let mut at = url.to_owned();
+        for _ in 0..=MAX_REDIRECTS {
+            match self.judge(url, &at, send(&at)?)? {
+                Step::Done(response) => return Ok(*response),
+                Step::Redirect(headers, next) => {
+                    on_redirect(&headers);
+                    at = next;
+                }
+            }
+        }
+        Err(too_many(url))
+    }
+
+    fn step(&self, url: &str, start: Option<u64>) -> Result<ureq::http::Response<Body>, HubError> {
+        let mut request = self.authorised(self.agent.get(url), url);
+        if let Some(start) = start {
+            request = request.header(RANGE, format!("bytes={start}-"));
+        }
+        request.call().map_err(|error| connection(url, &error))
+    }
+
+    /// Adds the token where the request goes to the hub itself.
+    fn authorised<B>(&self, request: ureq::RequestBuilder<B>, url: &str) -> ureq::RequestBuilder<B> {
+        match &self.token {
+            Some(token) if self.is_own(url) => request.header(AUTHORIZATION, format!("Bearer {token}")),
+            _ => request,
+        }
+    }
+
+    /// Whether an address is the hub's: same scheme, host and port.
+    fn is_own(&self, url: &str) -> bool {
+        let own = origin(&self.endpoint);
+        own.is_some() && own == origin(url)
+    }
+
+    /// Takes an answer for what it means: content, another address, or an error.
+    fn judge(&self, url: &str, at: &str, response: ureq::http::Response<Body>) -> Result<Step, HubError> {
+        let (status, headers) = (response.status().as_u16(), response.headers());
+        let message = words(headers);
+        let url = url.to_owned();
+        match status {
+            200 | 206 => Ok(Step::Done(Box::new(response))),
+            301 | 302 | 303 | 307 | 308 => {
+                let location = headers.get(LOCATION).and_then(|location| location.to_str().ok()).unwrap_or_default();
+                match next(at, location) {
+                    Some(next) => Ok(Step::Redirect(headers.clone(), next)),
+                    None => Err(HubError::Answer {
+                        url,
+                        field: "location".into(),
+                        expected: "an address by HTTPS, or HTTP where the request was".into(),
+                        found: format!("`{}`", clip(location)),
+                    }),
+                }
+            }
+            429 => Err(HubError::TooManyRequests { url, retry_after: retry_after(headers) }),
+            // Other hosts have reasons of their own, such as an address that is valid for an hour.
+            401 if self.is_own(at) => Err(HubError::Unauthorized {
+                url,
+                expected: match self.token {
+                    Some(_) => {
+                        "a valid token, or a repository that exists; the token is HF_TOKEN's or that of the file `token`"
+                    }
+                    None => "a token in HF_TOKEN, or a repository that exists and is public",
+                },
+                message,
+            }),
+            403 if self.is_own(at) => Err(HubError::Forbidden { url, message }),
+            404 => Err(HubError::NotFound { url, message }),
+            status => Err(HubError::Status { url, status, message }),
+        }
+    }
+}
+
+/// Scheme, host and port of an address.
+fn origin(url: &str) -> Option<(String, String, u16)> {
+    let uri: Uri = url.parse().ok()?;
+    let scheme = uri.scheme_str()?.to_ascii_lowercase();
+    let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
+    Some((scheme, uri.host()?.to_ascii_lowercase(), port))
+}
+
+/// Where a redirect leads. Never from HTTPS to what anybody on the way can read and change.
+fn next(at: &str, location: &str) -> Option<String> {
+    let scheme = origin(at)?.0;
+    let next = match location {
+        absolute if absolute.starts_with("https://") || absolute.starts_with("http://") => absolute.to_owned(),
+        other_host if other_host.starts_with("//") => format!("{scheme}:{other_host}"),
+        path if path.starts_with('/') => {
+            let authority = at.parse::<Uri>().ok()?.authority()?.to_string();
+            format!("{scheme}://{authority}{path}")
+        }
+        _ => return None,
+    };
+    let is_safe = scheme != "https" || next.starts_with("https://");
+    (is_safe && origin(&next).is_some()).then_some(next)
+}
+
+/// What the hub says of the content that it links to.
+fn linked(headers: &HeaderMap) -> Said {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    Said {
+        size: text("x-linked-size").and_then(|size| size.parse().ok()),
+        digest: text("x-linked-etag").and_then(Digest::of_etag),
+    }
+}
+
+/// The same, or else what holds for an answer that has the content itself.
+fn said(headers: &HeaderMap) -> Said {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let Said { size, digest } = linked(headers);
+    Said {
+        size: size.or_else(|| text("content-length").and_then(|size| size.parse().ok())),
+        digest: digest.or_else(|| text(ETAG.as_str()).and_then(Digest::of_etag)),
+    }
+}
+
+/// The first byte of `Content-Range: bytes 5-9/10`.
+fn range_start(url: &str, headers: &HeaderMap) -> Result<u64, HubError> {
+    let text = headers.get(CONTENT_RANGE).and_then(|range| range.to_str().ok()).unwrap_or_default();
+    let start = text.strip_prefix("bytes ").and_then(|range| range.split_once('-')?.0.trim().parse().ok());
+    start.ok_or_else(|| HubError::Answer {
+        url: url.into(),
+        field: "content-range".into(),
+        expected: "bytes FIRST-LAST/SIZE".into(),
+        found: format!("`{}`", clip(text)),
+    })
+}
+
+/// `Retry-After` in seconds; as a date it is not used.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+/// The hub's own words for an error.
+fn words(headers: &HeaderMap) -> String {
+    headers.get("x-error-message").and_then(|message| message.to_str().ok()).map(clip).unwrap_or_default()
+}
+
+/// A stranger's text, fit to be shown.
+fn clip(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(200).collect()
+}
+
+/// The error of a request without an answer: one that may pass, or one that will not.
+fn connection(url: &str, error: &ureq::Error) -> HubError {
+    let (url, message) = (url.into(), error.to_string());
+    match error {
+        // So do certificates that are not trusted come.
+        ureq::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => HubError::Request { url, message },
+        ureq::Error::Io(_)
+        | ureq::Error::Timeout(_)
+        | ureq::Error::HostNotFound
+        | ureq::Error::ConnectionFailed
+        | ureq::Error::Protocol(_) => HubError::Connection { url, message },
+        _ => HubError::Request { url, message },
+    }
+}
+
+fn too_many(url: &str) -> HubError {
+    HubError::Answer {
+        url: url.into(),
+        field: "the number of redirects".into(),
+        expected: format!("at most {MAX_REDIRECTS}"),
+        found: "larger".into(),
+    }
+}
+
+/// Percent-encodes what may not stand in a path as it is; `kept` may.
+fn escaped(text: &str, kept: &str) -> String {
+    let is_plain =
+        |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || kept.as_bytes().contains(&byte);
+    let escape = |byte: u8| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(escape).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_lead_where_they_say() {
+        let at = "https://hub.example:8443/a/b?c";
+        for (location, want) in [
+            ("/x/y", Some("https://hub.example:8443/x/y")),
+            ("//cdn.example/x", Some("https://cdn.example/x")),
+            ("https://cdn.example/x?y=z", Some("https://cdn.example/x?y=z")),
+            ("http://hub.example:8443/x", None),
+            ("file:///etc/passwd", None),
+            ("x", None),
+            ("", None),
+        ] {
+            assert_eq!(next(at, location).as_deref(), want, "{location}");
+        }
+    }
+
+    #[test]
+    fn a_host_is_the_hub_s_own_by_scheme_name_and_port() {
+        let client = Client::new("https://hub.example/", Some("secret".into()));
+        for (url, is_own) in [
+            ("https://hub.example/x", true),
+            ("https://HUB.example:443/x", true),
+            ("http://hub.example/x", false),
+            ("https://hub.example:444/x", false),
+            ("https://hub.example.other/x", false),
+            ("https://other@hub.example.other/x", false),
+            ("https://hub.example@other/x", false),
+        ] {
+            assert_eq!(client.is_own(url), is_own, "{url}");
+        }
+    }
+
+    #[test]
+    fn paths_are_escaped() {
+        let client = Client::new("http://h", None);
+        assert_eq!(client.file_url("a/b", "c", "d e/ü#?.gguf"), "http://h/a/b/resolve/c/d%20e/%C3%BC%23%3F.gguf");
+        assert_eq!(client.list_url("a/b", "refs/pr/1"), "http://h/api/models/a/b/revision/refs%2Fpr%2F1?blobs=true");
+    }
+}

@@ -1,0 +1,109 @@
+//! Digests of files, as Git and Git LFS name them.
+
+use std::fmt;
+
+use sha1::Sha1;
+use sha2::{Digest as _, Sha256};
+
+/// What a file's content must add up to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Digest {
+    /// SHA-256 of a file of Git LFS, in lower-case hexadecimal.
+    Sha256(String),
+    /// SHA-1 of a Git blob.
+    Git(String),
+}
+
+impl Digest {
+    /// A SHA-256, if the text is one.
+    pub fn sha256(text: &str) -> Option<Digest> {
+        is_hex(text, 64).then(|| Digest::Sha256(text.to_ascii_lowercase()))
+    }
+
+    /// The name of a Git object, if the text is one.
+    pub fn git(text: &str) -> Option<Digest> {
+        is_hex(text, 40).then(|| Digest::Git(text.to_ascii_lowercase()))
+    }
+
+    /// What a header such as `ETag: "..."` says, if that is a digest.
+    pub fn of_etag(header: &str) -> Option<Digest> {
+        let text = header.trim().trim_start_matches("W/").trim_matches('"');
+        Digest::sha256(text).or_else(|| Digest::git(text))
+    }
+
+    /// The text, which also names the file's content in the cache.
+    pub fn as_str(&self) -> &str {
+        match self {
+            Digest::Sha256(text) | Digest::Git(text) => text,
+        }
+    }
+
+    /// Whether two digests of the same kind are different. Those of different kinds say nothing of each other.
+    pub fn contradicts(&self, other: &Digest) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other) && self != other
+    }
+
+    /// Begins to add up a file of `size` bytes.
+    pub fn begin(&self, size: u64) -> Sum {
+        match self {
+            Digest::Sha256(_) => Sum::Sha256(Sha256::new()),
+            Digest::Git(_) => Sum::Git(Sha1::new_with_prefix(format!("blob {size}\0"))),
+        }
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The digest of what has come so far.
+#[derive(Clone)]
+pub(super) enum Sum {
+    Sha256(Sha256),
+    Git(Sha1),
+}
+
+impl Sum {
+    pub fn add(&mut self, bytes: &[u8]) {
+        match self {
+            Sum::Sha256(sum) => sum.update(bytes),
+            Sum::Git(sum) => sum.update(bytes),
+        }
+    }
+
+    pub fn finish(self) -> Digest {
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        match self {
+            Sum::Sha256(sum) => Digest::Sha256(hex(&sum.finalize())),
+            Sum::Git(sum) => Digest::Git(hex(&sum.finalize())),
+        }
+    }
+}
+
+/// Whether a text is a hexadecimal number of so many digits.
+pub(super) fn is_hex(text: &str, n_digits: usize) -> bool {
+    text.len() == n_digits && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digests_are_those_of_git_and_of_lfs() {
+        // `printf 'hello\n' | git hash-object --stdin` and `| sha256sum`.
+        for digest in [
+            Digest::git("ce013625030ba8dba906f756967f9e9ca394464a").unwrap(),
+            Digest::sha256("5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03").unwrap(),
+        ] {
+            let mut sum = digest.begin(6);
+            sum.add(b"hel");
+            sum.add(b"lo\n");
+            assert_eq!(sum.finish(), digest);
+            assert_eq!(Digest::of_etag(&format!("W/\"{digest}\"")), Some(digest));
+        }
+        assert_eq!(Digest::of_etag("\"5f2a-abc\""), None);
+    }
+}

@@ -1,0 +1,627 @@
+//! Models by address, from a hub of the tests' own to files in a cache, in the library and on the command line.
+#![cfg(feature = "cli")]
+
+mod common;
+#[path = "hub/server.rs"]
+mod server;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::Rng;
+use serde_json::{Value, json};
+use server::{COMMIT, Reply, Request, Server, listing, part, sha256};
+use tilewright::Error;
+use tilewright::hub::{Address, Event, Hub, HubError, HubOptions};
+
+const REPO: &str = "owner/name";
+const GGUF: &str = "hf:owner/name:Q8_0";
+
+/// A cache in a folder of this test's own, which is empty.
+fn cache(test: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("hub").join(test);
+    let _ = fs::remove_dir_all(&folder);
+    folder
+}
+
+fn options(server: &Server, cache: &Path) -> HubOptions {
+    HubOptions { endpoint: server.endpoint.clone(), cache: cache.into(), token: None, is_offline: false }
+}
+
+/// A hub that waits in no time.
+fn hub(server: &Server, cache: &Path) -> Hub {
+    Hub::new(options(server, cache)).unwrap().with_sleep(|_| {})
+}
+
+fn address(text: &str) -> Address {
+    text.parse().unwrap()
+}
+
+fn fetch(hub: &Hub, text: &str) -> Result<PathBuf, Error> {
+    hub.fetch(&address(text), &mut |_| {})
+}
+
+/// The hub's error, which must not be of another room.
+fn refused(result: Result<PathBuf, Error>) -> HubError {
+    match result {
+        Err(Error::Hub(error)) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn content(n: usize, seed: u64) -> Vec<u8> {
+    let mut rng = Rng::new(seed);
+    (0..n).map(|_| rng.word() as u8).collect()
+}
+
+/// Paths of all files below a folder, links included.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        match entry.file_type().unwrap().is_dir() {
+            true => found.extend(files(&entry.path())),
+            false => found.push(entry.path()),
+        }
+    }
+    found
+}
+
+/// Nothing of a model may be there but locks.
+fn assert_empty(cache: &Path) {
+    let mut left = files(cache);
+    left.retain(|path| path.extension().is_none_or(|end| end != "lock"));
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_model_is_downloaded_once() {
+    let (small, large) = (content(1000, 1), content(300_000, 2));
+    let server = Server::new(REPO, &[("m-Q4_0.gguf", &small), ("m-Q8_0.gguf", &large), ("README.md", b"readme")]);
+    let cache = cache("once");
+    let hub = hub(&server, &cache);
+    let mut events = Vec::new();
+    let path = hub.fetch(&address("hf:owner/name:q8_0"), &mut |event| events.push(format!("{event:?}"))).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), large);
+    let repo = cache.join("models--owner--name");
+    assert_eq!(path, repo.join("snapshots").join(COMMIT).join("m-Q8_0.gguf"));
+    assert_eq!(fs::read_to_string(repo.join("refs/main")).unwrap(), COMMIT);
+    #[cfg(unix)]
+    assert_eq!(fs::read_link(&path).unwrap(), Path::new("../../blobs").join(sha256(&large)));
+    assert_eq!(events.first().unwrap(), "Begin { n_files: 1, total_bytes: 300000 }");
+    assert_eq!(events[events.len() - 2], "Progress { done_bytes: 300000, total_bytes: 300000 }");
+    let requests = server.take_requests();
+    let targets: Vec<&str> = requests.iter().map(|request| request.target.as_str()).collect();
+    let file = format!("/owner/name/resolve/{COMMIT}/m-Q8_0.gguf");
+    let store = format!("/store/{}", sha256(&large));
+    assert_eq!(targets, ["/api/models/owner/name/revision/main?blobs=true", file.as_str(), store.as_str()]);
+
+    assert_eq!(fetch(&hub, GGUF).unwrap(), path);
+    assert_eq!(server.take_requests().len(), 1, "the list alone");
+    // What has not changed in another commit is not downloaded again, and another file is.
+    server.commit(&COMMIT.replace('0', "f"), &[("m-F16.gguf", &content(2000, 3))]);
+    let newer = fetch(&hub, GGUF).unwrap();
+    assert!(newer != path && fs::read(&newer).unwrap() == large && server.take_requests().len() == 1);
+    assert_eq!(fetch(&hub, "hf:owner/name/m-F16.gguf").map(|path| fs::read(path).unwrap()).unwrap(), content(2000, 3));
+    assert!(fetch(&hub, "hf:owner/name").unwrap().ends_with("m-Q4_0.gguf"));
+}
+
+#[test]
+fn a_folder_has_what_a_model_is_made_of() {
+    let shards = [content(5000, 1), content(6000, 2)];
+    let names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+    let index = json!({ "metadata": {}, "weight_map": { "a": names[0], "b": names[1] } }).to_string();
+    let server = Server::new(
+        REPO,
+        &[
+            ("config.json", b"{}"),
+            ("tokenizer.json", b"{ }"),
+            ("1_Pooling/config.json", b"{  }"),
+            ("model.safetensors.index.json", index.as_bytes()),
+            (names[0], &shards[0]),
+            (names[1], &shards[1]),
+            ("consolidated.safetensors", &content(100, 3)),
+            ("pytorch_model.bin", &content(100, 4)),
+        ],
+    );
+    let cache = cache("folder");
+    let hub = hub(&server, &cache);
+    let folder = fetch(&hub, "hf:owner/name").unwrap();
+    let mut found: Vec<String> =
+        files(&folder).iter().map(|path| path.strip_prefix(&folder).unwrap().to_string_lossy().into_owned()).collect();
+    found.sort();
+    let mut wanted = ["1_Pooling/config.json", "config.json", names[0], names[1], "", "tokenizer.json"];
+    wanted[4] = "model.safetensors.index.json";
+    assert_eq!(found, wanted);
+    assert_eq!(fs::read(folder.join(names[1])).unwrap(), shards[1]);
+    assert_eq!(fs::read(folder.join("1_Pooling/config.json")).unwrap(), b"{  }");
+    server.take_requests();
+    assert_eq!(fetch(&hub, "hf:owner/name").unwrap(), folder);
+    assert_eq!(server.take_requests().len(), 1);
+    let listed = hub.list().unwrap();
+    assert_eq!((listed.len(), listed[0].address.to_string().as_str()), (1, "hf:owner/name"));
+    // With a shard missing it is no model, and what is missing comes again.
+    fs::remove_file(folder.join(names[0])).unwrap();
+    assert!(hub.find(&address("hf:owner/name")).is_err() && hub.list().unwrap().is_empty());
+    assert_eq!(fetch(&hub, "hf:owner/name").unwrap(), folder);
+    assert_eq!(hub.find(&address("hf:owner/name")).unwrap(), folder);
+}
+
+#[test]
+fn downloads_go_on_where_they_were_cut() {
+    let whole = content(100_000, 5);
+    let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
+    let mut rng = Rng::new(7);
+    let starts = |requests: Vec<Request>| -> Vec<Option<String>> {
+        let at_store = requests.into_iter().filter(|request| request.is_to_store);
+        at_store.map(|request| request.header("range").map(str::to_owned)).collect()
+    };
+    for round in 0..20 {
+        let cache = cache("cuts");
+        let cut = 1 + rng.below(whole.len() - 1);
+        // The connection breaks, in one run.
+        let body = whole.clone();
+        server.replace(move |request| {
+            let is_first = request.is_to_store && request.header("range").is_none();
+            is_first.then(|| Reply { cut: Some(cut), ..part(&body, request) })
+        });
+        let path = fetch(&hub(&server, &cache), GGUF).unwrap();
+        assert!(fs::read(path).unwrap() == whole, "round {round}: cut at {cut}");
+        assert_eq!(starts(server.take_requests()), [None, Some(format!("bytes={cut}-"))], "round {round}");
+
+        // The program ends, and another one goes on with what it finds.
+        server.replace(|_| None);
+        let blobs = cache.join("models--owner--name/blobs");
+        fs::remove_dir_all(cache.join("models--owner--name")).unwrap();
+        fs::create_dir_all(&blobs).unwrap();
+        fs::write(blobs.join(format!("{}.incomplete", sha256(&whole))), &whole[..cut]).unwrap();
+        let path = fetch(&hub(&server, &cache), GGUF).unwrap();
+        assert!(fs::read(path).unwrap() == whole, "round {round}: left at {cut}");
+        assert_eq!(starts(server.take_requests()), [Some(format!("bytes={cut}-"))], "round {round}");
+    }
+}
+
+#[test]
+fn what_was_left_need_not_be_right() {
+    let whole = content(50_000, 6);
+    let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
+    let with_left = |left: &[u8], n_downloads: usize| {
+        let cache = cache("left");
+        let blobs = cache.join("models--owner--name/blobs");
+        fs::create_dir_all(&blobs).unwrap();
+        fs::write(blobs.join(format!("{}.incomplete", sha256(&whole))), left).unwrap();
+        let path = fetch(&hub(&server, &cache), GGUF).unwrap();
+        assert!(fs::read(path).unwrap() == whole);
+        let n = server.take_requests().iter().filter(|request| request.is_to_store).count();
+        assert_eq!(n, n_downloads, "{} bytes left", left.len());
+    };
+    with_left(&whole, 0);
+    with_left(&[&whole[..], b"more"].concat(), 1);
+    // Of the right length or shorter, and something else.
+    with_left(&content(50_000, 7), 1);
+    with_left(&content(20_000, 7), 2);
+    // A server that does no parts sends the whole file.
+    let body = whole.clone();
+    server.replace(move |request| request.is_to_store.then(|| Reply::body(body.clone())));
+    with_left(&whole[..20_000], 1);
+    server.replace(|request| (request.is_to_store && request.header("range").is_some()).then(|| Reply::status(416)));
+    with_left(&whole[..20_000], 2);
+}
+
+#[test]
+fn a_hub_that_lies_leaves_nothing_behind() {
+    let whole = content(50_000, 8);
+    let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
+    let cache = cache("lies");
+    let lie = |reply: Reply| {
+        server.replace(move |request| request.is_to_store.then(|| reply.clone()));
+        let error = refused(fetch(&hub(&server, &cache), GGUF));
+        assert!(!error.is_passing(), "{error}");
+        let kept = files(&cache.join("models--owner--name/snapshots"));
+        assert!(kept.is_empty(), "{kept:?}");
+        assert!(hub(&server, &cache).find(&address(GGUF)).is_err());
+        error
+    };
+    let mut other = whole.clone();
+    other[30_000] ^= 1;
+    match lie(Reply::body(other.clone())) {
+        HubError::Digest { url, expected, found } => {
+            assert_eq!((expected, found), (sha256(&whole), sha256(&other)));
+            assert!(url.ends_with("/m-Q8_0.gguf"), "{url}");
+        }
+        error => panic!("{error}"),
+    }
+    assert_empty(&cache);
+    for (reply, size) in [
+        (Reply::body(&whole[1..]), 49_999),
+        (Reply::body([&whole[..], b"x"].concat()), 50_001),
+        (Reply { without_length: true, ..Reply::body([&whole[..], b"x"].concat()) }, 50_001),
+    ] {
+        match lie(reply) {
+            HubError::Size { expected: 50_000, found, .. } => assert_eq!(found, size),
+            error => panic!("{error}"),
+        }
+        assert_empty(&cache);
+    }
+    // The end of the connection is not the end of the file.
+    server.replace({
+        let short = Reply { without_length: true, ..Reply::body(&whole[..40_000]) };
+        move |request| request.is_to_store.then(|| short.clone())
+    });
+    let error = refused(fetch(&hub(&server, &cache), GGUF));
+    assert!(error.to_string().contains("ends after 40000 of 50000 bytes"), "{error}");
+    // A hub that contradicts itself, before anything is downloaded.
+    for (name, value) in [("X-Linked-Etag", format!("\"{}\"", sha256(b""))), ("X-Linked-Size", "49999".into())] {
+        let endpoint = server.endpoint.clone();
+        server.replace(move |request| {
+            let reply = Reply::status(302).with("Location", format!("{endpoint}/elsewhere")).with(name, value.clone());
+            match request.target.as_str() {
+                "/elsewhere" => Some(Reply::body(content(50_000, 8))),
+                target => target.contains("/resolve/").then_some(reply),
+            }
+        });
+        assert!(matches!(
+            refused(fetch(&hub(&server, &cache), GGUF)),
+            HubError::Answer { .. } | HubError::Size { found: 49_999, .. }
+        ));
+    }
+    server.replace(|_| None);
+    assert!(fs::read(fetch(&hub(&server, &cache), GGUF).unwrap()).unwrap() == whole);
+}
+
+#[test]
+fn each_status_is_an_error_of_its_own() {
+    let server = Server::new(REPO, &[("m-Q8_0.gguf", b"content")]);
+    for (is_of_file, status) in [false, true].into_iter().flat_map(|of_file| [401, 403, 404, 418].map(|s| (of_file, s)))
+    {
+        let cache = cache("status");
+        server.replace(move |request| {
+            let is_it = request.target.contains("/resolve/") == is_of_file;
+            is_it.then(|| Reply::status(status).with("X-Error-Message", "because"))
+        });
+        let error = refused(fetch(&hub(&server, &cache), GGUF));
+        let is_right = match &error {
+            HubError::Unauthorized { .. } => status == 401,
+            HubError::Forbidden { .. } => status == 403,
+            HubError::NotFound { .. } => status == 404,
+            HubError::Status { status: 418, .. } => status == 418,
+            _ => false,
+        };
+        let text = error.to_string();
+        assert!(is_right && text.contains("(because)") && text.contains(&server.endpoint), "{status}: {text}");
+        assert_eq!(server.take_requests().len(), 1 + usize::from(is_of_file), "{status} is not tried again");
+        assert_empty(&cache);
+    }
+    assert!(refused(fetch(&hub(&server, &cache("status")), "hf:owner/other")).to_string().contains("owner/other"));
+}
+
+#[test]
+fn what_passes_is_waited_for_and_not_for_ever() {
+    let server = Server::new(REPO, &[("m-Q8_0.gguf", &content(3000, 1))]);
+    let waits = |test: &str, is_to_store: bool, reply: Reply, n_failing: usize| {
+        let cache = cache(test);
+        let (kept, first) = (Arc::new(Mutex::new(Vec::new())), if is_to_store { 2 } else { 0 });
+        server.take_requests();
+        server.replace(move |request| {
+            // A try for the file asks the hub and then the store.
+            let n_before = if is_to_store { request.number.saturating_sub(first) / 2 } else { request.number };
+            (request.is_to_store == is_to_store && n_before < n_failing).then(|| reply.clone())
+        });
+        let waits = Arc::clone(&kept);
+        let hub = Hub::new(options(&server, &cache)).unwrap().with_sleep(move |wait| waits.lock().unwrap().push(wait));
+        let fetched = fetch(&hub, GGUF);
+        (fetched, kept.lock().unwrap().iter().map(Duration::as_millis).collect::<Vec<_>>())
+    };
+    for is_to_store in [false, true] {
+        let (fetched, waited) = waits("429", is_to_store, Reply::status(429).with("Retry-After", "3"), 2);
+        assert!(fetched.is_ok() && waited == [3000, 3000], "{fetched:?} {waited:?}");
+        let (fetched, waited) = waits("503", is_to_store, Reply::status(503), 3);
+        assert!(fetched.is_ok() && waited == [500, 1000, 2000], "{fetched:?} {waited:?}");
+        let (fetched, waited) = waits("500", is_to_store, Reply::status(500), 9);
+        assert!(matches!(refused(fetched), HubError::Status { status: 500, .. }));
+        assert_eq!(waited, [500, 1000, 2000, 4000]);
+        let (fetched, waited) = waits("429-long", is_to_store, Reply::status(429).with("Retry-After", "3600"), 9);
+        let error = refused(fetched);
+        assert!(waited.is_empty() && error.to_string().contains("wait for 3600 s"), "{error} {waited:?}");
+        let broken = Reply { cut: Some(0), ..Reply::body(b"{}".to_vec()) };
+        let (fetched, waited) = waits("broken", false, broken, 1);
+        assert!(fetched.is_ok() && waited == [500], "{fetched:?} {waited:?}");
+    }
+}
+
+#[test]
+fn the_token_stays_with_the_hub() {
+    let whole = content(3000, 1);
+    let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
+    // A repository that was renamed: the hub leads to another address of its own.
+    server.replace(|request| {
+        let is_old = request.target.starts_with("/api/") && !request.target.ends_with("&moved");
+        is_old.then(|| Reply::status(307).with("Location", format!("{}&moved", request.target)))
+    });
+    let cache = cache("token");
+    let options = HubOptions { token: Some("hf_secret\n".into()), ..options(&server, &cache) };
+    fetch(&Hub::new(options.clone()).unwrap(), GGUF).unwrap();
+    let requests = server.take_requests();
+    assert_eq!(requests.len(), 4);
+    for request in requests {
+        let sent = request.header("authorization");
+        assert_eq!(sent, (!request.is_to_store).then_some("Bearer hf_secret"), "{request:?}");
+    }
+    let odd = HubOptions { token: Some("hf_sec\nret".into()), ..options.clone() };
+    let error = Hub::new(odd).err().unwrap().to_string();
+    assert!(error.contains("HF_TOKEN") && !error.contains("sec"), "{error}");
+    // It is in no error either.
+    server.replace(|_| Some(Reply::status(401)));
+    let error = refused(fetch(&Hub::new(options).unwrap(), GGUF));
+    assert!(!error.to_string().contains("secret") && !format!("{error:?}").contains("secret"), "{error}");
+    server.replace(|request| Some(Reply::status(302).with("Location", request.target.clone())));
+    assert!(refused(fetch(&hub(&server, &cache), GGUF)).to_string().contains("redirects"));
+}
+
+#[test]
+fn without_a_network_the_cache_has_to_do() {
+    let whole = content(3000, 1);
+    let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
+    let cache = cache("offline");
+    let offline = Hub::new(HubOptions { is_offline: true, ..options(&server, &cache) }).unwrap();
+    match refused(fetch(&offline, GGUF)) {
+        HubError::Offline { address, cache: named, .. } => assert_eq!((address.as_str(), named), (GGUF, cache.clone())),
+        error => panic!("{error}"),
+    }
+    let nowhere = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..options(&server, &cache) };
+    let nowhere = Hub::new(nowhere).unwrap().with_sleep(|_| {});
+    assert!(matches!(refused(fetch(&nowhere, GGUF)), HubError::Connection { .. }));
+    assert!(server.take_requests().is_empty());
+
+    let path = fetch(&hub(&server, &cache), GGUF).unwrap();
+    server.take_requests();
+    for text in [GGUF, "hf:owner/name", "hf:owner/name@main", &format!("{GGUF}@{COMMIT}"), "hf:owner/name/m-Q8_0.gguf"]
+    {
+        assert_eq!(fetch(&offline, text).unwrap(), path, "{text}");
+        let mut notices = Vec::new();
+        let on_event = &mut |event: Event<'_>| notices.push(format!("{event:?}"));
+        assert_eq!(nowhere.fetch(&address(text), on_event).unwrap(), path, "{text}");
+        assert!(notices.len() == 1 && notices[0].contains("the copy in the cache is used"), "{notices:?}");
+    }
+    assert!(server.take_requests().is_empty());
+    // A hub that is overrun is no reason not to use what is there, and one that says no is.
+    server.replace(|_| Some(Reply::status(429)));
+    assert_eq!(fetch(&hub(&server, &cache), GGUF).unwrap(), path);
+    assert_eq!(server.take_requests().len(), 1);
+    server.replace(|_| Some(Reply::status(404)));
+    assert!(matches!(refused(fetch(&hub(&server, &cache), GGUF)), HubError::NotFound { .. }));
+    let error = refused(fetch(&offline, "hf:owner/name:Q4_0"));
+    assert!(error.to_string().contains("no Q4_0; there: Q8_0"), "{error}");
+    // A link without its content is no copy.
+    fs::remove_file(cache.join("models--owner--name/blobs").join(sha256(&whole))).unwrap();
+    assert!(matches!(refused(fetch(&offline, GGUF)), HubError::Offline { .. }));
+}
+
+#[test]
+fn a_list_that_is_none_is_refused() {
+    let server = Server::new(REPO, &[]);
+    let cache = cache("lists");
+    let refuse = |list: Value, expected: &str| {
+        let body = list.to_string();
+        server.replace(move |_| Some(Reply::body(body.clone())));
+        match refused(fetch(&hub(&server, &cache), "hf:owner/name")) {
+            HubError::Answer { field, found, .. } => assert!(format!("{field}: {found}").contains(expected), "{found}"),
+            error => panic!("{list}: {error}"),
+        }
+        assert_eq!(server.take_requests().len(), 1, "nothing is asked for afterwards");
+        assert_empty(&cache);
+    };
+    let of = |path: &str| listing(COMMIT, &BTreeMap::from([(path.to_owned(), vec![1])]));
+    for path in [
+        "../m.gguf",
+        "a/../../m.gguf",
+        "/m.gguf",
+        "..\\m.gguf",
+        "C:m.gguf",
+        "a//m.gguf",
+        "./m.gguf",
+        "",
+        "m\u{0}.gguf",
+        "m.gguf/",
+    ] {
+        refuse(of(path), "rfilename");
+    }
+    refuse(json!([]), "the list of files");
+    refuse(json!({ "sha": COMMIT }), "siblings");
+    refuse(json!({ "sha": COMMIT, "siblings": [{ "size": 1 }] }), "rfilename");
+    refuse(json!({ "sha": "../../../../elsewhere", "siblings": [] }), "sha: ");
+    let mut list = of("m.gguf");
+    list["siblings"][0]["lfs"]["sha256"] = "../../elsewhere".into();
+    refuse(list, "lfs.sha256");
+    server.replace(|_| Some(Reply::body("<html>")));
+    assert!(refused(fetch(&hub(&server, &cache), GGUF)).to_string().contains("expected JSON"));
+}
+
+#[test]
+fn a_list_without_digests_is_completed_by_headers() {
+    let whole = content(3000, 1);
+    let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole), ("config.json", b"{}")]);
+    server.replace(|request| {
+        let is_list = request.target.starts_with("/api/");
+        let siblings = json!([{ "rfilename": "m-Q8_0.gguf" }]);
+        is_list.then(|| Reply::body(json!({ "sha": COMMIT, "siblings": siblings }).to_string()))
+    });
+    let cache = cache("headers");
+    let path = fetch(&hub(&server, &cache), GGUF).unwrap();
+    assert!(fs::read(path).unwrap() == whole);
+    let methods: Vec<String> = server.take_downloads().into_iter().map(|request| request.method).collect();
+    assert_eq!(methods, ["HEAD", "GET", "GET"]);
+}
+
+#[test]
+fn what_other_programs_downloaded_is_used() {
+    let (whole, config) = (content(3000, 1), b"{\"a\":1}");
+    let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole), ("sub/config.json", config)]);
+    let cache = cache("others");
+    let repo = cache.join("models--owner--name");
+    let snapshot = repo.join("snapshots").join(COMMIT);
+    for folder in [repo.join("blobs"), repo.join("refs"), snapshot.clone()] {
+        fs::create_dir_all(folder).unwrap();
+    }
+    fs::write(repo.join("refs/main"), format!("{COMMIT}\n")).unwrap();
+    // As the files themselves, which is how they are on Windows.
+    fs::write(snapshot.join("m-Q8_0.gguf"), &whole).unwrap();
+    let offline = Hub::new(HubOptions { is_offline: true, ..options(&server, &cache) }).unwrap();
+    assert_eq!(fetch(&offline, GGUF).unwrap(), snapshot.join("m-Q8_0.gguf"));
+    assert_eq!(fetch(&hub(&server, &cache), GGUF).unwrap(), snapshot.join("m-Q8_0.gguf"));
+    assert!(server.take_downloads().is_empty());
+    // A file of another size is not taken for it.
+    fs::write(snapshot.join("m-Q8_0.gguf"), b"half").unwrap();
+    assert!(fs::read(fetch(&hub(&server, &cache), GGUF).unwrap()).unwrap() == whole);
+    assert_eq!(server.take_downloads().len(), 2);
+    // As a content alone, which a snapshot of another commit needed.
+    fs::remove_dir_all(&snapshot).unwrap();
+    assert!(fs::read(fetch(&hub(&server, &cache), GGUF).unwrap()).unwrap() == whole);
+    assert!(server.take_downloads().is_empty());
+    // What has no end in its name but is too short is no content either.
+    let blob = repo.join("blobs").join(sha256(&whole));
+    fs::write(&blob, &whole[..7]).unwrap();
+    assert!(fs::read(fetch(&hub(&server, &cache), GGUF).unwrap()).unwrap() == whole);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_said_to_be_full() {
+    let whole = content(3000, 1);
+    let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
+    let cache = cache("full");
+    let blobs = cache.join("models--owner--name/blobs");
+    fs::create_dir_all(&blobs).unwrap();
+    let part = blobs.join(format!("{}.incomplete", sha256(&whole)));
+    std::os::unix::fs::symlink("/dev/full", &part).unwrap();
+    match refused(fetch(&hub(&server, &cache), GGUF)) {
+        HubError::DiskFull { path, missing_bytes: 3000 } => assert_eq!(path, part),
+        error => panic!("{error}"),
+    }
+}
+
+#[test]
+fn a_model_is_removed_and_what_others_need_stays() {
+    let (small, large, shared) = (content(1000, 1), content(3000, 2), content(500, 3));
+    let server = Server::new(REPO, &[("m-Q4_0.gguf", &small), ("m-Q8_0.gguf", &large), ("x-F16.gguf", &shared)]);
+    let cache = cache("removed");
+    let hub = hub(&server, &cache);
+    for text in ["hf:owner/name:Q4_0", GGUF, "hf:owner/name:F16"] {
+        fetch(&hub, text).unwrap();
+    }
+    let newer = COMMIT.replace('0', "f");
+    server.commit(&newer, &[]);
+    fetch(&hub, "hf:owner/name:F16").unwrap();
+    let addresses = || hub.list().unwrap().iter().map(|model| model.address.to_string()).collect::<Vec<_>>();
+    let older = |quant: &str| format!("hf:owner/name:{quant}@{COMMIT}");
+    assert_eq!(addresses(), [older("Q4_0"), older("Q8_0"), older("F16"), "hf:owner/name:F16".into()]);
+    let remove = |text: &str| hub.remove(&address(text));
+    assert!(matches!(remove("hf:owner/name"), Err(Error::Hub(HubError::Choice { .. }))));
+    for text in ["hf:owner/other", "hf:owner/name:Q5_0", "hf:owner/name:Q8_0@main", "hf:owner/name@other"] {
+        assert!(matches!(remove(text), Err(Error::Hub(HubError::NotCached { .. }))), "{text}");
+    }
+    assert_eq!(remove(&older("F16")).unwrap(), 0, "the newer commit has the same content");
+    assert_eq!(remove(GGUF).unwrap(), 3000);
+    assert_eq!(addresses(), [older("Q4_0"), "hf:owner/name:F16".into()]);
+    assert!(hub.find(&address("hf:owner/name:F16")).is_ok());
+    assert_eq!(remove("hf:owner/name:q4_0").unwrap(), 1000);
+    // With the last model goes all that is kept of the repository.
+    fs::write(cache.join("models--owner--name/blobs/0.incomplete"), b"half").unwrap();
+    assert_eq!(remove("hf:owner/name").unwrap(), 504);
+    assert_empty(&cache);
+    assert!(matches!(remove("hf:owner/name"), Err(Error::Hub(HubError::NotCached { .. }))));
+}
+
+/// The program, with this hub and this cache and nothing else of the environment.
+fn tilewright(server: &Server, home: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+    for name in
+        ["HF_TOKEN", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TILEWRIGHT_DEVICE", "HTTP_PROXY", "http_proxy", "ALL_PROXY"]
+    {
+        command.env_remove(name);
+    }
+    command.args(args).env("HF_HOME", home).env("HF_ENDPOINT", &server.endpoint).env("TILEWRIGHT_CACHE_DIR", "");
+    command.stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[test]
+fn commands_take_addresses() {
+    let stories = fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf")).unwrap();
+    let server = Server::new(REPO, &[("stories-Q8_0.gguf", &stories)]);
+    let home = cache("commands");
+    fs::create_dir_all(&home).unwrap();
+    fs::write(home.join("token"), "hf_kept\n").unwrap();
+    let succeeds = |args: &[&str]| {
+        let output = tilewright(&server, &home, args);
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        (text(&output.stdout), text(&output.stderr))
+    };
+    let fails = |args: &[&str], code: i32, expected: &str| {
+        let output = tilewright(&server, &home, args);
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {message}");
+        assert!(message.contains(expected) && !message.contains("panicked"), "{args:?}: {message}");
+    };
+    let path = home.join("hub/models--owner--name/snapshots").join(COMMIT).join("stories-Q8_0.gguf");
+    assert!(succeeds(&["list"]).1.contains("no models in"));
+
+    let (printed, said) = succeeds(&["pull", GGUF]);
+    assert_eq!(printed.trim_end(), path.to_str().unwrap());
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(
+        lines.len() == 2 && lines[0].starts_with("notice: downloading hf:owner/name:Q8_0: 1 file, 1.2 MiB"),
+        "{said}"
+    );
+    assert!(lines[1].starts_with("notice: downloaded to "), "{said}");
+    let requests = server.take_requests();
+    assert_eq!(requests[0].header("authorization"), Some("Bearer hf_kept"));
+
+    // Each command that has a model; nothing is downloaded again.
+    let ids = ["--device", "cpu", "--json", "-n", "3", "--temperature", "0"];
+    let (generated, _) = succeeds(&[&["run", "hf:owner/name"][..], &ids].concat());
+    let generated: Value = serde_json::from_str(&generated).unwrap();
+    assert_eq!(generated["token_ids"].as_array().unwrap().len(), 3);
+    succeeds(&[&["run", GGUF, "--draft", GGUF][..], &ids].concat());
+    assert!(succeeds(&["inspect", GGUF, "--device", "cpu"]).0.contains("general.architecture"));
+    succeeds(&["tokenize", "a story", "--model", GGUF]);
+    succeeds(&["chat", GGUF, "--device", "cpu", "--template", "chatml"]);
+    succeeds(&["bench", GGUF, "--device", "cpu", "-p", "8", "-n", "0", "-r", "1", "--json"]);
+    let quantised = home.join("out.gguf");
+    succeeds(&["quantize", GGUF, quantised.to_str().unwrap(), "--type", "Q4_0"]);
+    assert!(server.take_downloads().is_empty());
+
+    let (listed, _) = succeeds(&["list", "--json"]);
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!(listed[0]["address"], GGUF);
+    assert_eq!(listed[0]["size_bytes"], stories.len());
+    assert_eq!(listed[0]["path"], path.to_str().unwrap());
+    assert!(listed[0]["modified_unix_s"].as_u64().unwrap() > 1_700_000_000);
+    let (listed, _) = succeeds(&["list"]);
+    assert!(listed.starts_with("hf:owner/name:Q8_0  ") && listed.lines().count() == 1, "{listed}");
+    assert!(succeeds(&["list", "--available"]).0.contains("hf:Qwen/"));
+    let (available, _) = succeeds(&["list", "--available", "--json"]);
+    assert!(serde_json::from_str::<Value>(&available).unwrap()[0]["size_bytes"].is_u64());
+
+    let (freed, _) = succeeds(&["rm", GGUF]);
+    assert_eq!(freed, format!("{} bytes freed (1.2 MiB)\n", stories.len()));
+    assert!(!path.exists());
+    fails(&["rm", GGUF], 1, "hf:owner/name:Q8_0 is not in ");
+    fails(&["run", "hf:owner"], 2, "`hf:owner` is no address of a model");
+    fails(&["rm", "hf:owner"], 2, "is no address of a model");
+    fails(&["run", "hf:owner/name:Q5_K_M"], 1, "no Q5_K_M; there is Q8_0");
+    fails(&["embed", "hf:owner/other"], 3, "status 404");
+    fails(&["rerank", "hf:owner", "--query", "x"], 2, "is no address of a model");
+    server.replace(|_| Some(Reply::status(403)));
+    fails(&["run", GGUF], 1, "the page of the model says how to get access");
+    let mut offline = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+    let output = offline.args(["run", GGUF]).env("HF_HOME", &home).env("HF_HUB_OFFLINE", "1").output().unwrap();
+    let message = text(&output.stderr);
+    assert!(output.status.code() == Some(1) && message.contains("HF_HUB_OFFLINE is set"), "{message}");
+}
