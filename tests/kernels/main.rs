@@ -68,9 +68,20 @@ const STRIDE: usize = if cfg!(target_arch = "wasm32") { 12 } else { 1 };
 const SHARE: [u64; 2] = if cfg!(target_arch = "wasm32") { [20, 16] } else { [6, 7] };
 /// The same of the kernels of [`SLOW`].
 const SHARE_OF_SLOW: [u64; 2] = if cfg!(target_arch = "wasm32") { SHARE } else { [120, 96] };
-/// Kernels that have a pipeline for nearly each case, which a software adapter takes up to seconds to compile.
-const SLOW: [&str; 8] =
-    ["attention", "expert_down", "expert_gate_up", "expert_matmul", "gate_up", "matmul", "matvec", "rope_kv"];
+/// Kernels that take a software adapter seconds: to compile, with a pipeline for nearly each case, or to run.
+const SLOW: [&str; 11] = [
+    "attention",
+    "expert_down",
+    "expert_gate_up",
+    "expert_matmul",
+    "gate_up",
+    "matmul",
+    "matvec",
+    "merge_top",
+    "mol",
+    "rope_kv",
+    "select_top",
+];
 /// The same on the CPU.
 const SHARE_ON_CPU: u64 = if cfg!(target_arch = "wasm32") { 4 } else { 16 };
 /// One case in so many is run `REPEATS` times and must give the same bits each time.
@@ -149,13 +160,24 @@ fn weight_and_form(case: &Case) -> [&str; 2] {
 
 /// Whether it is a tier's turn to run the first case of a form of one of the kernels of [`SLOW`], of which each form is
 /// tried in one of the tiers that every adapter has.
-fn is_turn(tier: Tier, form: &str) -> bool {
+fn is_turn_of_form(tier: Tier, form: &str) -> bool {
     let of_form = (hash(form) >> 32) % 3;
     match tier {
         Tier::Baseline => of_form == 0,
         Tier::Subgroups => of_form == 1,
         Tier::Scalar => of_form == 2,
         Tier::F16 | Tier::Matrix8 | Tier::Matrix16 => true,
+    }
+}
+
+/// The same of the first case of a weight type: the tiles of the `scalar` tier, which compile slowest of all, read blocks
+/// alike in two kernels.
+fn is_turn_of_weight(tier: Tier, kernel: &str, weight: &str) -> bool {
+    let of_weight = (hash(weight) >> 32) % 2;
+    match (tier, kernel) {
+        (Tier::Scalar, "matmul") => of_weight == 0,
+        (Tier::Scalar, "expert_matmul") => of_weight == 1,
+        _ => true,
     }
 }
 
@@ -232,8 +254,10 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
         }
         let [weight, form] = if cfg!(target_arch = "wasm32") { ["", ""] } else { weight_and_form(case) };
         let is_slow = SLOW.contains(&case.kernel);
-        let is_turn = !device.is_gpu() || !is_slow || is_turn(device.tier(), form);
-        let is_new = seen.insert((case.kernel, weight)) | (seen.insert((case.kernel, form)) && is_turn);
+        let takes_form = !device.is_gpu() || !is_slow || is_turn_of_form(device.tier(), form);
+        let takes_weight = !device.is_gpu() || is_turn_of_weight(device.tier(), case.kernel, weight);
+        let is_new_weight = seen.insert((case.kernel, weight)) && takes_weight;
+        let is_new = is_new_weight | (seen.insert((case.kernel, form)) && takes_form);
         let is_first = is_new && !is_unchecked;
         let share_on_gpu = if is_slow { SHARE_OF_SLOW } else { SHARE };
         // The upper half of the hash of the name: its lowest bits depend on little of it. Without checks, other cases.
