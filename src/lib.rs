@@ -56,6 +56,8 @@ mod error;
 pub mod formats;
 pub mod generate;
 mod gpu;
+#[cfg(feature = "grammar")]
+pub mod grammar;
 pub mod kernels;
 pub mod load;
 mod matrix;
