@@ -3,6 +3,8 @@
 mod bench;
 #[cfg(feature = "chat")]
 mod chat;
+#[cfg(feature = "grammar")]
+mod constrain;
 mod embed;
 mod guess;
 mod info;
@@ -112,7 +114,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) | Err(Failure::StdoutClosed) => ExitCode::SUCCESS,
         // A value out of range is the command line's fault, whoever noticed it.
-        Err(Failure::Error(error @ Error::Option { .. })) => {
+        Err(Failure::Error(error)) if matches!(error.code(), "option" | "constraint") => {
             eprintln!("error: {error}");
             ExitCode::from(2)
         }
