@@ -14,6 +14,8 @@ const MOST_LARK_BYTES: usize = 32 << 10;
 const MOST_PATTERN_BYTES: usize = 16 << 10;
 /// Sum of the squares of how many properties each object has or requires: 1000 in one object.
 const MOST_PROPERTIES: usize = 1_000_000;
+/// Characters that a pattern's texts have at least: what follows from one character only is written at once.
+const MOST_LEAST_LENGTH: u64 = 20_000;
 /// Patterns of names: each is compared with each.
 const MOST_NAME_PATTERNS: usize = 64;
 /// Patterns that a text may have to match all.
@@ -45,6 +47,7 @@ struct Sums {
     properties: usize,
     name_patterns: usize,
     patterns: usize,
+    least_length: u64,
     /// Whether schemas are put together of several.
     joins: bool,
     multiple: u64,
@@ -55,6 +58,7 @@ impl Sums {
         check("number of values", self.values, MOST_VALUES)?;
         check("bytes of texts", self.bytes, MOST_SCHEMA_BYTES)?;
         check("bytes of patterns", self.pattern_bytes, MOST_PATTERN_BYTES)?;
+        check("length of a pattern's texts", self.least_length, MOST_LEAST_LENGTH)?;
         check("squares of numbers of properties", self.properties, MOST_PROPERTIES)?;
         check("number of patternProperties", self.name_patterns, MOST_NAME_PATTERNS)?;
         if self.joins {
@@ -74,6 +78,7 @@ impl Sums {
             }
             ("pattern", Value::String(pattern)) => {
                 self.patterns += 1;
+                self.least_length = self.least_length.max(least_length(pattern));
                 self.pattern_bytes += pattern.len();
             }
             ("allOf", Value::Array(_)) => self.joins = true,
@@ -97,6 +102,70 @@ fn least_common_multiple(a: u64, b: u64) -> u64 {
         (divisor, rest) = (rest, divisor % rest);
     }
     (a / divisor.max(1)).saturating_mul(b)
+}
+
+/// About how long a text of a regular expression is at least: of alternatives the longest counts, and a class is a character.
+fn least_length(pattern: &str) -> u64 {
+    // Of each open group: what stands before it, and the longest alternative so far.
+    let mut groups = vec![(0u64, 0u64)];
+    // What is certain of the alternative, and what a repetition would repeat.
+    let (mut sum, mut last) = (0u64, 0u64);
+    let mut is_repeated = false;
+    let mut chars = pattern.chars().peekable();
+    while let Some(c) = chars.next() {
+        let was_repeated = std::mem::take(&mut is_repeated);
+        let atom = match c {
+            '(' => {
+                groups.push((sum.saturating_add(last), 0));
+                (sum, last) = (0, 0);
+                continue;
+            }
+            ')' if groups.len() > 1 => {
+                let (before, longest) = groups.pop().unwrap_or_default();
+                let atom = longest.max(sum.saturating_add(last));
+                (sum, last) = (before, 0);
+                atom
+            }
+            '|' => {
+                if let Some((_, longest)) = groups.last_mut() {
+                    *longest = (*longest).max(sum.saturating_add(last));
+                }
+                (sum, last) = (0, 0);
+                continue;
+            }
+            '*' | '+' | '?' | '{' => {
+                is_repeated = true;
+                let times = match c {
+                    '{' => {
+                        let digits: String = std::iter::from_fn(|| chars.next_if(char::is_ascii_digit)).collect();
+                        while chars.next().is_some_and(|c| c != '}') {}
+                        digits.parse().unwrap_or(if digits.is_empty() { 1 } else { u64::MAX })
+                    }
+                    // It says that a repetition is as short as possible.
+                    '?' if was_repeated => 1,
+                    '+' => 1,
+                    _ => 0,
+                };
+                last = last.saturating_mul(times);
+                continue;
+            }
+            '[' => {
+                while let Some(c) = chars.next().filter(|&c| c != ']') {
+                    if c == '\\' {
+                        chars.next();
+                    }
+                }
+                1
+            }
+            '\\' => {
+                chars.next();
+                1
+            }
+            _ => 1,
+        };
+        (sum, last) = (sum.saturating_add(last), atom);
+    }
+    groups.last().map_or(0, |&(_, longest)| longest).max(sum.saturating_add(last))
 }
 
 /// Refuses a schema that is too large, without recursion.
@@ -124,14 +193,16 @@ pub(super) fn check_schema(schema: &Value) -> Result<(), Excess> {
     sums.check()
 }
 
-/// Refuses a regular expression that is too long.
+/// Refuses a regular expression that is too long, or whose texts are.
 pub(super) fn check_pattern(pattern: &str) -> Result<(), Excess> {
-    check("bytes", pattern.len(), MOST_PATTERN_BYTES)
+    check("bytes", pattern.len(), MOST_PATTERN_BYTES)?;
+    check("length of its texts", least_length(pattern), MOST_LEAST_LENGTH)
 }
 
 /// Refuses a grammar that is too long, or has a schema that is too large.
 pub(super) fn check_lark(text: &str) -> Result<(), Excess> {
     check("bytes", text.len(), MOST_LARK_BYTES)?;
+    check("length of its texts", text.lines().map(least_length).max().unwrap_or(0), MOST_LEAST_LENGTH)?;
     for (at, keyword) in text.match_indices("%json") {
         let rest = &text[at + keyword.len()..];
         // What is no JSON is refused when the grammar is read.
@@ -140,4 +211,29 @@ pub(super) fn check_lark(text: &str) -> Result<(), Excess> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::least_length;
+
+    #[test]
+    fn lengths_of_texts_are_those_of_their_patterns() {
+        for (pattern, length) in [
+            ("", 0),
+            ("abc", 3),
+            (r"\d{4}-\d{2}", 7),
+            ("[a-z\\]]{3,9}x?", 3),
+            ("(a|bcd)+e*", 3),
+            ("((ab){3}|c){10}", 60),
+            ("(a{1000}){1000}", 1_000_000),
+            ("(.*a.{1000}){50}", 50_050),
+            ("a{99999999999999999999}", u64::MAX),
+            ("(a{10}?){10}", 100),
+            ("(((", 0),
+            (")){5}", 6),
+        ] {
+            assert_eq!(least_length(pattern), length, "{pattern}");
+        }
+    }
 }

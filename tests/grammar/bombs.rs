@@ -75,6 +75,7 @@ pub fn all() -> Vec<(Constraint, &'static str)> {
             "number of patterns",
         ),
         schema(json!({"type": "string", "pattern": "[ab]c?".repeat(20_000)}), "bytes of patterns"),
+        schema(json!({"type": "string", "pattern": "^(a{1000}){1000}$"}), "length of a pattern's texts"),
         schema(json!({"type": "integer", "multipleOf": 1_000_003}), "multipleOf"),
         schema(
             json!({"type": "integer", "allOf": [{"multipleOf": 101}, {"multipleOf": 103}, {"multipleOf": 107}]}),
@@ -100,6 +101,8 @@ pub fn all() -> Vec<(Constraint, &'static str)> {
         regex(&format!("{}a{}", "(".repeat(2000), ")".repeat(2000)), "unusable"),
         regex(&"(a|b|ab)*c?".repeat(1000), "unusable"),
         regex(&"abc[0-9]".repeat(100_000), "bytes"),
+        regex("(a{1000}){1000}", "length of its texts"),
+        regex("((a{1000}){1000}){1000}", "length of its texts"),
     ]);
     let lark = |grammar: &str, says| (Constraint::Lark(grammar.into()), says);
     let rules = |n: usize| (0..n).map(|i| format!("r{i}: \"a\" r{}\n", i + 1)).collect::<String>();
@@ -133,7 +136,7 @@ pub fn large() -> Vec<Constraint> {
         chain(4900, |next| next, json!({"type": "null"})),
         (0..190).fold(json!({"type": "integer"}), |inner, _| json!({"items": inner})),
     ];
-    let regexes = [r"(?i)\p{L}\p{N}\w".repeat(1000), "(a{1000}){1000}".into(), "(.*a.{1000}){50}".into()];
+    let regexes = [r"(?i)\p{L}\p{N}\w".repeat(1000), "a{19000}".into(), "(.*a.{100}){50}".into()];
     let terminals: String = (0..2000).map(|i| format!("T{i}: \"a\" T{}\n", i + 1)).collect();
     let rules: String = (0..2000).map(|i| format!("r{i}: \"a\" r{}\n", i + 1)).collect();
     let doubled: String = (0..30).map(|i| format!("r{i}: r{} r{}\n", i + 1, i + 1)).collect();
@@ -142,7 +145,7 @@ pub fn large() -> Vec<Constraint> {
         format!("start: r0\n{rules}r2000: \"x\""),
         format!("start: r0\n{doubled}r30: \"x\""),
         "start: e\ne: e e | \"a\" | ".into(),
-        "start: \"a\"{1000000}".into(),
+        "start: \"a\"{6000}".into(),
     ];
     let schemas = schemas.into_iter().map(Constraint::JsonSchema);
     schemas.chain(regexes.map(Constraint::Regex)).chain(grammars.map(Constraint::Lark)).collect()
