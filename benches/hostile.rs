@@ -1,5 +1,5 @@
 //! How long it takes to refuse each hostile file of `tests/formats/`, each hostile vocabulary of `tests/tokenizer/`, each chat
-//! template of `tests/chat/bombs.rs`, and each `config.json` of the test data with another value in place of each of its
+//! template of `tests/chat/bombs.rs`, each constraint of `tests/grammar/bombs.rs`, and each `config.json` of the test data with another value in place of each of its
 //! numbers: the ten slowest, and all that took longer than the 250 ms that are promised, in which case it fails.
 //!
 //!     cargo bench --bench hostile
@@ -14,6 +14,9 @@ mod allocator;
 mod bombs;
 #[path = "../tests/formats/builder.rs"]
 mod builder;
+#[cfg(all(feature = "builtin", feature = "grammar"))]
+#[path = "../tests/grammar/bombs.rs"]
+mod constraints;
 #[path = "../tests/formats/hostile.rs"]
 mod hostile;
 #[path = "../tests/formats/hostile_gguf.rs"]
@@ -40,6 +43,8 @@ fn main() {
     let mut refused: Vec<(Duration, String)> = files.chain(vocabularies()).chain(configurations()).collect();
     #[cfg(feature = "chat")]
     refused.extend(templates());
+    #[cfg(all(feature = "builtin", feature = "grammar"))]
+    refused.extend(constraints());
     refused.sort_by_key(|(elapsed, _)| std::cmp::Reverse(*elapsed));
     let slow = refused.iter().filter(|(elapsed, _)| *elapsed > PROMISED).count();
     for (elapsed, what) in refused.iter().take(slow.max(10)) {
@@ -72,6 +77,24 @@ fn templates() -> impl Iterator<Item = (Duration, String)> {
         let error = rendered.map_or_else(|error| error.to_string(), |_| "rendered".into());
         (elapsed, format!("{:?}: {error}", source.chars().take(100).collect::<String>()))
     })
+}
+
+/// Those that are refused, and large ones that are not.
+#[cfg(all(feature = "builtin", feature = "grammar"))]
+fn constraints() -> Vec<(Duration, String)> {
+    let model = tilewright::Model::builtin(&tilewright::Device::cpu()).expect("the model is sound");
+    let grammars = model.grammars().expect("its vocabulary is usable");
+    let all = constraints::all().into_iter().map(|(constraint, _)| (constraint, false));
+    let all = all.chain(constraints::large().into_iter().map(|constraint| (constraint, true)));
+    let begin = |(constraint, is_read): (tilewright::grammar::Constraint, bool)| {
+        let start = Instant::now();
+        let begun = grammars.begin(&constraint, &[]);
+        let elapsed = start.elapsed();
+        let shown: String = format!("{constraint:?}").chars().take(100).collect();
+        assert_eq!(begun.is_ok(), is_read, "{shown}");
+        (elapsed, begun.map_or_else(|error| format!("{shown}: {error}"), |_| format!("{shown}: read")))
+    };
+    all.map(begin).collect()
 }
 
 /// Opens a folder without weights for each number of each configuration of the test data and each value that no model has.

@@ -18,8 +18,8 @@ use tilewright::bench::yardsticks::{
 };
 use tilewright::kernels::{
     AttentionConfig, CachedKeys, Gate, Heads, KvType, LayerNorm, Linear, Norm, QkNorm, RopeConfig, RopeStyle,
-    StepState, TopStrip, attention, attention_next, by_head, gate_up, layer_norm, matmul, matvec, merge_top, rms_norm,
-    rope, rope_kv, rope_packed, rope_table, select_top, softmax, split_sum, swiglu, top_splits,
+    StepState, TopStrip, attention, attention_next, by_head, gate_up, layer_norm, mask_logits, matmul, matvec,
+    merge_top, rms_norm, rope, rope_kv, rope_packed, rope_table, select_top, softmax, split_sum, swiglu, top_splits,
 };
 use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, WeightType, Workspace, file_row_bytes};
 
@@ -126,6 +126,7 @@ fn main() {
     for &[n_rows, dim] in shapes {
         rows(&mut bench, n_rows, dim);
     }
+    choices(&mut bench);
     ropes(&mut bench);
     layouts(&mut bench);
     reads(&mut bench);
@@ -225,6 +226,18 @@ fn rows(bench: &mut Bench, n_rows: u32, dim: u32) {
         let y = output("y", &shape)?;
         softmax(rec, &x(device)?, &y)?;
         Ok(y)
+    });
+}
+
+/// The logits of a large vocabulary, half of whose tokens may come next.
+fn choices(bench: &mut Bench) {
+    let n_vocab = 151_936;
+    bench.measure("mask_logits", "151936", Work::Bytes(4 * 2 * u64::from(n_vocab)), |device, rec| {
+        let allowed: Vec<u32> = common::words(n_vocab as usize / 32).collect();
+        let allowed = device.upload("allowed", &[n_vocab / 32], &allowed)?;
+        let logits = device.upload("logits", &[1, n_vocab], &common::uniform(n_vocab as usize))?;
+        mask_logits(rec, &allowed, &logits)?;
+        Ok(logits)
     });
 }
 

@@ -193,17 +193,19 @@ fn sample(@builtin(local_invocation_index) local: u32) {
 
     var source = LOGITS;
     var n = params.n_vocab;
-    var cut = 0u;
+    // Of tokens that a mask forbids none is left, unless nothing else is.
+    let lowest = select(0u, order_key(LOWEST) + 1u, highest > LOWEST);
+    var cut = lowest;
     let k = sampling[TOP_K];
     if (has_lists(k, n)) {
-        cut = cut_of_lists(local, k, highest);
+        cut = max(cut_of_lists(local, k, highest), lowest);
         let n_left = keep(local, cut);
         if (n_left <= MOST) {
             source = KEPT;
             n = n_left;
         }
     } else if (k > 0u && k < n) {
-        cut = select_key(local, LOGITS, n, 0u, k, false, highest, 1.0);
+        cut = max(select_key(local, LOGITS, n, lowest, k, false, highest, 1.0), lowest);
     }
     let is_kept = source == KEPT;
     let top_p = bitcast<f32>(sampling[TOP_P]);

@@ -3,6 +3,8 @@
 mod bench;
 #[cfg(feature = "chat")]
 mod chat;
+#[cfg(feature = "grammar")]
+mod constrain;
 mod embed;
 mod guess;
 mod hub;
@@ -151,7 +153,10 @@ fn ended(result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) | Err(Failure::StdoutClosed) => ExitCode::SUCCESS,
         // A value out of range is the command line's fault, whoever noticed it.
-        Err(Failure::Error(error @ (Error::Option { .. } | Error::Hub(HubError::Address { .. })))) => {
+        Err(Failure::Error(error))
+            if matches!(error.code(), "option" | "constraint")
+                || matches!(error, Error::Hub(HubError::Address { .. })) =>
+        {
             eprintln!("error: {error}");
             ExitCode::from(2)
         }

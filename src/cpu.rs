@@ -255,6 +255,7 @@ fn twin(kernel: &str) -> Option<Twin> {
         "linear_norm" => linear::linear_norm,
         "matmul" => linear::matmul,
         "matmul_plain" => matmul_plain::matmul_plain,
+        "mask_logits" => sample::mask_logits,
         "matvec" => linear::matvec,
         "merge_top" => select_top::merge_top,
         "mol" => mol::mol,

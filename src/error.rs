@@ -118,6 +118,17 @@ pub enum Error {
         found: String,
     },
 
+    /// What a text is to match cannot be used.
+    #[error("constraint: {field} is {found}, expected {expected}")]
+    Constraint {
+        /// Kind of the constraint, and what of it is at fault.
+        field: String,
+        /// What a constraint may be.
+        expected: String,
+        /// What is wrong with it, in the words of the crate that reads it.
+        found: String,
+    },
+
     /// The prompt and the tokens asked for do not fit the context.
     #[error("context full: {needed} tokens needed, the context holds {capacity}")]
     ContextFull {
@@ -294,6 +305,7 @@ impl Error {
             Error::Tokenizer { .. } => "tokenizer",
             Error::Template { .. } => "template",
             Error::Option { .. } => "option",
+            Error::Constraint { .. } => "constraint",
             Error::ContextFull { .. } => "context_full",
             Error::Memory { .. } => "memory",
             Error::NoAdapter { .. } => "no_adapter",

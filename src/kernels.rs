@@ -47,7 +47,7 @@ pub use recurrent::{DeltaRule, MAX_PAST, N_STATES, SelectiveScan, ShortConv};
 pub use rope::{
     Heads, QkNorm, QueryGrowth, RopeConfig, RopeScaling, RopeStyle, rope, rope_kv, rope_packed, rope_table,
 };
-pub use sample::{NON_FINITE, Sampling, penalize, sample};
+pub use sample::{NON_FINITE, Sampling, mask_logits, penalize, sample};
 pub use select_top::{MAX_TOP, NO_ITEM, TopStrip, merge_top, select_top, top_splits};
 pub use softmax::softmax;
 pub use state::{StepState, advance, last_row};
@@ -80,7 +80,7 @@ pub(crate) use recurrent::{CONV_BIAS, CONV_GATED, DeltaRuleParams, SelectiveScan
 pub(crate) use rope::{RopeKvParams, RopePackedParams, RopeParams};
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use sample::MOST;
-pub(crate) use sample::{PART, PenalizeParams, SampleParams};
+pub(crate) use sample::{MaskLogitsParams, PART, PenalizeParams, SampleParams, mask_words};
 pub(crate) use select_top::{BEGINS, FILTERED, MergeTopParams, SelectTopParams};
 pub(crate) use softmax::SoftmaxParams;
 pub(crate) use state::{AdvanceParams, LastRowParams};

@@ -56,6 +56,8 @@ mod error;
 pub mod formats;
 pub mod generate;
 mod gpu;
+#[cfg(feature = "grammar")]
+pub mod grammar;
 #[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
 pub mod hub;
 pub mod kernels;

@@ -231,6 +231,19 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// The ids of `text` in the middle of a text. `None` for a tokenizer that knows only whole texts.
+    #[cfg(feature = "grammar")]
+    pub(crate) fn encode_within(&self, text: &str) -> Option<Vec<u32>> {
+        match &self.encoder {
+            Encoder::Own(own) => match own.algorithm {
+                Algorithm::Spm(_) | Algorithm::Bpe(_) => own.encode_from(text, EncodeOptions::default(), true).ok(),
+                Algorithm::WordPiece(_) | Algorithm::Unigram(_) => None,
+            },
+            #[cfg(feature = "tokenizer-json")]
+            Encoder::Foreign(_) => None,
+        }
+    }
+
     /// Tokens around two texts.
     ///
     /// # Errors
@@ -335,6 +348,12 @@ impl Tokenizer {
         self.pieces.kind(id) == Some(TokenType::Control)
     }
 
+    /// What a token is for. `None` outside the vocabulary.
+    #[cfg(feature = "grammar")]
+    pub(crate) fn token_type(&self, id: u32) -> Option<TokenType> {
+        self.pieces.kind(id)
+    }
+
     /// A token that ends a message after which the same answer goes on, where the vocabulary has one.
     #[cfg(feature = "chat")]
     pub(crate) fn message_end_id(&self) -> Option<u32> {
@@ -398,19 +417,26 @@ impl Tokenizer {
 
 impl OwnEncoder {
     fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<u32>, Error> {
+        self.encode_from(text, options, false)
+    }
+
+    /// As `encode`; a text that continues another has nothing in front of its first word.
+    fn encode_from(&self, text: &str, options: EncodeOptions, continues: bool) -> Result<Vec<u32>, Error> {
         let mut ids = Vec::new();
         if options.add_special {
             ids.extend(&self.around.prefix);
         }
-        let mut after_special = true;
+        let mut after_special = !continues;
         for (n, fragment) in self.tokens.select(options.parse_special).split(text).into_iter().enumerate() {
             match fragment {
                 Fragment::Token(id) => ids.push(id),
                 Fragment::Text(text) => match &self.algorithm {
                     Algorithm::Spm(spm) => spm.encode(text, after_special, &mut ids)?,
-                    Algorithm::Bpe(bpe) => bpe.encode(text, n == 0, options.parse_special, &mut ids)?,
+                    Algorithm::Bpe(bpe) => bpe.encode(text, n == 0 && !continues, options.parse_special, &mut ids)?,
                     Algorithm::WordPiece(wordpiece) => wordpiece.encode(text, &mut ids),
-                    Algorithm::Unigram(unigram) => unigram.encode(text, n == 0, options.parse_special, &mut ids)?,
+                    Algorithm::Unigram(unigram) => {
+                        unigram.encode(text, n == 0 && !continues, options.parse_special, &mut ids)?
+                    }
                 },
             }
             after_special = matches!(fragment, Fragment::Token(_));

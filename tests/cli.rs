@@ -146,6 +146,49 @@ fn guesses_change_no_text_and_are_counted() {
     fails(&["run", BUILTIN, "--device", "cpu", "--draft", BUILTIN], 2, &["draft", "temperature 0"]);
 }
 
+#[cfg(feature = "grammar")]
+#[test]
+fn texts_are_what_they_have_to_be() {
+    let run = |more: &[&str]| -> String {
+        let value = json_of(&[&["run", BUILTIN, "--device", "cpu", "--seed", "2", "--json"], more].concat());
+        assert_ne!(value["stop_reason"], "max_tokens", "{value}");
+        value["text"].as_str().unwrap().to_owned()
+    };
+    let json =
+        |text: String| -> Value { serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}")) };
+    let schema = r#"{"type": "object", "properties": {"size": {"enum": ["small", "big"]}}, "required": ["size"], "additionalProperties": false}"#;
+    let path = file("schema.json", schema.as_bytes());
+    for given in [schema, path.to_str().unwrap()] {
+        assert!(["small", "big"].map(Value::from).contains(&json(run(&["--json-schema", given]))["size"]));
+    }
+    // Its texts may be of any length.
+    let begun = json_of(&["run", BUILTIN, "--device", "cpu", "--json", "-n", "5", "--json-object"]);
+    assert!(begun["text"].as_str().unwrap().starts_with('{'), "{begun}");
+    assert!(["yes", "no"].contains(&&*run(&["--regex", "yes|no"])));
+    let grammar = file("pairs.lark", b"start: pair (\",\" pair)?\npair: /[a-c]/ \"=\" /[0-9]/");
+    let pairs = regex::Regex::new("^[a-c]=[0-9](,[a-c]=[0-9])?$").unwrap();
+    let written = run(&["--grammar", grammar.to_str().unwrap()]);
+    assert!(pairs.is_match(&written), "{written}");
+    // Answers of a conversation, each from its first character on.
+    let args = ["chat", BUILTIN, "--device", "cpu", "--template", "chatml", "--regex", "(one|two)!"];
+    let mut child = command(&args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"Count.\nGo on.\n").unwrap();
+    let answers = text(&child.wait_with_output().unwrap().stdout);
+    assert!(answers.lines().count() == 2 && answers.lines().all(|line| ["one!", "two!"].contains(&line)), "{answers}");
+
+    let run = ["run", BUILTIN, "--device", "cpu"];
+    fails(
+        &[&run[..], &["--json-schema", r#"{"type": "integer", "minimum": 2, "maximum": 1}"#]].concat(),
+        2,
+        &["json_schema", "minimum"],
+    );
+    fails(&[&run[..], &["--json-schema", "{"]].concat(), 2, &["json_schema", "EOF"]);
+    fails(&[&run[..], &["--json-schema", "missing.json"]].concat(), 1, &["missing.json"]);
+    fails(&[&run[..], &["--regex", "("]].concat(), 2, &["regex", "unclosed group"]);
+    fails(&[&run[..], &["--regex", "a", "--json-object"]].concat(), 2, &["--regex", "--json-object"]);
+    fails(&[&run[..], &["--regex", "a", "--temperature", "0", "--prompt-lookup", "3"]].concat(), 2, &["constrained"]);
+}
+
 #[test]
 fn profile_prints_a_table_of_kernels() {
     let output = tilewright(&["--device", "cpu", "-n", "5", "--profile"]);

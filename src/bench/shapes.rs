@@ -81,7 +81,7 @@ impl Shape {
     /// # Errors
     /// [`Error::Operand`] if the target's limits are too small for it.
     pub fn record(&self, target: &Target, weight: WeightType, pass: ShapePass) -> Result<Recording, Error> {
-        self.record_to(target, weight, pass, Ending::Greedy { penalize: false })
+        self.record_to(target, weight, pass, Ending::Greedy { penalize: false, mask: false })
     }
 
     /// As [`Shape::record`], with a draw at a decoder's end.
@@ -89,7 +89,7 @@ impl Shape {
     /// # Errors
     /// As [`Shape::record`].
     pub fn record_sampled(&self, target: &Target, weight: WeightType, pass: ShapePass) -> Result<Recording, Error> {
-        self.record_to(target, weight, pass, Ending::Sample { penalize: false })
+        self.record_to(target, weight, pass, Ending::Sample { penalize: false, mask: false })
     }
 
     fn record_to(

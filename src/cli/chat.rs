@@ -110,7 +110,7 @@ const HELP: &str = "\
 Ctrl-C stops an answer, and ends where there is none. A backslash at the end of a line continues it.";
 
 pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
-    let options = args.sampling.options();
+    let options = args.sampling.options()?;
     options.check()?;
     let told = args.told.options()?;
     let interrupt = Interrupt::install()?;

@@ -107,6 +107,9 @@ pub struct SamplingArgs {
     slide: bool,
     #[command(flatten)]
     pub guess: GuessArgs,
+    #[cfg(feature = "grammar")]
+    #[command(flatten)]
+    constraint: super::constrain::ConstraintArgs,
 }
 
 #[derive(Args)]
@@ -202,8 +205,8 @@ pub fn with_loading_bar<T>(load: impl FnOnce(&mut dyn FnMut(u64, u64)) -> T) -> 
 
 impl SamplingArgs {
     /// The options; a seed that was not given is taken from the clock.
-    pub fn options(&self) -> GenerateOptions {
-        GenerateOptions {
+    pub fn options(&self) -> Result<GenerateOptions, Error> {
+        Ok(GenerateOptions {
             max_tokens: self.max_tokens,
             temperature: self.temperature,
             top_k: self.top_k,
@@ -215,13 +218,15 @@ impl SamplingArgs {
             ignore_eos: self.ignore_eos,
             context_policy: if self.slide { ContextPolicy::Slide } else { ContextPolicy::Stop },
             prompt_lookup: self.guess.prompt_lookup,
+            #[cfg(feature = "grammar")]
+            constraint: self.constraint.constraint()?,
             ..GenerateOptions::default()
-        }
+        })
     }
 }
 
 pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
-    let options = GenerateOptions { tokens_per_submit: args.tokens_per_submit, ..args.sampling.options() };
+    let options = GenerateOptions { tokens_per_submit: args.tokens_per_submit, ..args.sampling.options()? };
     options.check()?;
     let prompt = match args.prompt_ids {
         Some(_) => String::new(),
@@ -328,6 +333,7 @@ fn prompt(args: &GenerateArgs) -> Result<String, Error> {
 fn summary(device: &Device, options: &GenerateOptions, reason: StopReason, prefill: Stats, decode: Stats) {
     let reason = match reason {
         StopReason::Eos => "the model ended the text",
+        StopReason::Complete => "the text is complete",
         StopReason::StopText => "a stop text came up",
         StopReason::MaxTokens => "as many tokens as asked for",
         StopReason::ContextFull => "the context is full",

@@ -1,10 +1,10 @@
-//! `candidates`, `sample`, `penalize` and `advance`: the end of a pass.
+//! `candidates`, `sample`, `penalize`, `mask_logits` and `advance`: the end of a pass.
 
 use super::argmax::order_key;
 use super::simd::{self, Function, Instructions, Map, Numbers, exp};
 use super::softmax::ExpBelow;
 use super::{Call, threads};
-use crate::kernels::{AdvanceParams, NON_FINITE, PART, PenalizeParams, SampleParams, Sampling};
+use crate::kernels::{AdvanceParams, MaskLogitsParams, NON_FINITE, PART, PenalizeParams, SampleParams, Sampling};
 
 pub(crate) fn advance(mut call: Call<'_>) {
     let params: AdvanceParams = call.params();
@@ -33,6 +33,17 @@ pub(crate) fn penalize(mut call: Call<'_>) {
         if let Some(logit) = logits.get_mut(id as usize) {
             let penalty = sampling.repeat_penalty;
             *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+        }
+    }
+}
+
+pub(crate) fn mask_logits(mut call: Call<'_>) {
+    let params: MaskLogitsParams = call.params();
+    let [allowed, logits] = call.operands();
+    let allowed = allowed.get::<u32>();
+    for (id, logit) in logits.get_mut::<f32>()[..params.n_vocab as usize].iter_mut().enumerate() {
+        if allowed[id / 32] >> (id % 32) & 1 == 0 && logit.is_finite() {
+            *logit = f32::MIN;
         }
     }
 }
@@ -166,10 +177,12 @@ pub(crate) fn sample(mut call: Call<'_>) {
     }
     let highest = logit_of(highest);
 
+    // Of tokens that a mask forbids none is left, unless nothing else is.
+    let lowest = if highest > f32::MIN { order_key(f32::MIN) + 1 } else { 0 };
     let mut left;
     if sampling.has_lists(params.n_vocab) {
         let mut listed = lists[..heads.len() * sampling.top_k as usize].to_vec();
-        let cut = Candidates::listed(listed.iter().copied()).select_key(sampling.top_k, |_| 1);
+        let cut = Candidates::listed(listed.iter().copied()).select_key(sampling.top_k, |_| 1).max(lowest);
         listed.retain(|&[key, _]| key >= cut);
         listed.sort_unstable_by_key(|&[_, id]| id);
         left = Candidates::listed(listed.into_iter());
@@ -178,7 +191,7 @@ pub(crate) fn sample(mut call: Call<'_>) {
             left = Candidates::all(logits).from(cut);
         }
     } else {
-        left = Candidates::all(logits);
+        left = Candidates::all(logits).from(lowest);
         if sampling.top_k > 0 && sampling.top_k < params.n_vocab {
             left = left.from(left.select_key(sampling.top_k, |_| 1));
         }

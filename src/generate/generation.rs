@@ -16,6 +16,8 @@ use super::stats::{Profile, Speculation, Stats};
 use super::stop::StopFilter;
 use crate::device::Pending;
 use crate::error::Error;
+#[cfg(feature = "grammar")]
+use crate::grammar::{Guide, Next};
 use crate::kernels::{NON_FINITE, StepState};
 use crate::model::Ending;
 use crate::tokenizer::StreamDecoder;
@@ -26,6 +28,8 @@ use crate::tokenizer::StreamDecoder;
 pub enum StopReason {
     /// The model ended the text.
     Eos,
+    /// The text matches its constraint, and nothing may follow.
+    Complete,
     /// A stop text came up.
     StopText,
     /// As many tokens as asked for.
@@ -92,6 +96,9 @@ pub struct Generation<'s> {
     decoder: Option<StreamDecoder>,
     stop_filter: StopFilter,
     eos_ids: Vec<u32>,
+    /// Knows what the text may be, if it has to match something.
+    #[cfg(feature = "grammar")]
+    guide: Option<Guide>,
     /// Submissions whose tokens were not read, in order.
     unread: VecDeque<Submitted>,
     /// What the times of submissions count from.
@@ -113,19 +120,19 @@ impl<'s> Generation<'s> {
     pub(super) fn new(session: &'s mut Session, options: &GenerateOptions) -> Result<Self, Error> {
         let tokenizer = session.model.tokenizer().ok();
         let decoder = tokenizer.map(|tokenizer| {
-            let begins_text = session.tokens().iter().all(|&id| tokenizer.is_control(id));
+            // A constraint is about all of its text, and so about a space at its beginning.
+            let begins_text = !options.is_constrained() && session.tokens().iter().all(|&id| tokenizer.is_control(id));
             if begins_text { tokenizer.decoder() } else { tokenizer.decoder().continuing() }
         });
-        let eos_ids = match options.ignore_eos {
-            true => Vec::new(),
-            false => tokenizer.iter().flat_map(|t| t.eos_ids()).chain(&options.stop_ids).copied().collect(),
-        };
+        let eos_ids = options.end_ids(tokenizer);
         Ok(Generation {
             draft: None,
-            ending: Ending::of(&options.sampling()),
+            ending: options.ending(),
             decoder,
             stop_filter: StopFilter::new(&options.stop),
             eos_ids,
+            #[cfg(feature = "grammar")]
+            guide: None,
             unread: VecDeque::new(),
             start: Instant::now(),
             read: VecDeque::new(),
@@ -140,6 +147,11 @@ impl<'s> Generation<'s> {
             options: options.clone(),
             session,
         })
+    }
+
+    #[cfg(feature = "grammar")]
+    pub(super) fn guided_by(self, guide: Option<Guide>) -> Self {
+        Generation { guide, ..self }
     }
 
     /// Lets another model, usually a smaller one of the same family, guess up to `n` tokens at a time, which are verified in
@@ -233,7 +245,7 @@ impl<'s> Generation<'s> {
     /// begun a stop text or been half a character.
     ///
     /// # Errors
-    /// [`Error::NonFinite`] if no token could be chosen, errors of [`Device::run`](crate::Device::run). The generation is
+    /// [`Error::NonFinite`] if no token could be chosen, [`Error::Constraint`] if none may be, errors of [`Device::run`](crate::Device::run). The generation is
     /// over then. What the session has computed so far is computed again by the next one: an error may come long after
     /// the pass that failed.
     pub async fn next(&mut self) -> Option<Result<Piece, Error>> {
@@ -274,6 +286,10 @@ impl<'s> Generation<'s> {
         let start = Instant::now();
         if self.read.is_empty() && self.unread.is_empty() {
             self.session.choose_angles();
+            #[cfg(feature = "grammar")]
+            if let Some(guide) = &mut self.guide {
+                self.session.allow(guide.allowed()?)?;
+            }
             self.guess().await?;
         }
         // Nothing follows a token that was chosen and cannot be read any more: whoever asked for it did not wait for it.
@@ -310,8 +326,8 @@ impl<'s> Generation<'s> {
         let id = self.read.pop_front();
         let pos = self.session.tokens().len() as u32;
         let id = id.filter(|&id| id != NON_FINITE).ok_or(Error::NonFinite { pos })?;
-        // A single token in the middle is a step like others.
-        if n_fed > 1 || (n_fed > 0 && self.n_generated == 0) {
+        // A single token in the middle is a step like others, and so are tokens that a constraint forces.
+        if (n_fed > 1 && !self.options.is_constrained()) || (n_fed > 0 && self.n_generated == 0) {
             self.prefill.add(n_fed, start.elapsed());
         } else {
             self.decode.add(1, start.elapsed());
@@ -369,8 +385,8 @@ impl<'s> Generation<'s> {
         // The CPU runs a pass when it is submitted, so there is nothing to gain; a profile runs them one at a time.
         let model = &self.session.model;
         let (depth, n_each) = match (model.device().is_gpu(), &self.profile) {
-            // Guesses are made of tokens that were read.
-            (true, None) if self.guesses() => (1, 1),
+            // Guesses are made of tokens that were read, and they say which may follow.
+            (true, None) if self.guesses() || self.options.is_constrained() => (1, 1),
             (true, None) => {
                 let depth = self.options.submits_in_flight.map_or(self.session.pace.depth(), |n| n as usize);
                 (depth, self.options.tokens_per_submit.unwrap_or(model.tokens_per_submit()))
@@ -410,6 +426,16 @@ impl<'s> Generation<'s> {
         let is_full = self.session.tokens().len() > self.session.passes.capacity();
         if self.eos_ids.contains(&id) {
             self.stop_reason = Some(StopReason::Eos);
+        }
+        #[cfg(feature = "grammar")]
+        if let (None, Some(guide)) = (self.stop_reason, &mut self.guide) {
+            match guide.accept(id)? {
+                Next::Open => {}
+                // Given out one after the other, before a pass computes all of them.
+                Next::Forced(ids) if self.read.is_empty() => self.read.extend(ids),
+                Next::Forced(_) => {}
+                Next::Complete => self.stop_reason = Some(StopReason::Complete),
+            }
         }
         let mut text = match &mut self.decoder {
             Some(decoder) => decoder.push(id)?,

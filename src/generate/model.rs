@@ -4,6 +4,8 @@ use std::num::NonZeroUsize;
 #[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 use std::sync::Arc;
+#[cfg(feature = "grammar")]
+use std::sync::OnceLock;
 
 use super::Session;
 use super::passes::{PASS_SIZES, RecordedPasses, Room};
@@ -11,6 +13,8 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::formats::BlockType;
+#[cfg(feature = "grammar")]
+use crate::grammar::Grammars;
 use crate::kernels::KvType;
 use crate::load::{ChatSource, Feed, ModelFile, ModelHeader};
 use crate::memory::Limit;
@@ -68,6 +72,9 @@ struct Inner {
     chat: ChatSource,
     block_types: Vec<BlockType>,
     tokens_per_submit: u32,
+    /// Made when they are needed first.
+    #[cfg(feature = "grammar")]
+    grammars: OnceLock<Arc<Grammars>>,
 }
 
 /// All logits and the residual stream of a pass, for inspection and tests.
@@ -119,7 +126,7 @@ impl Model {
         let target = self.device.target();
         let mut passes = RecordedPasses::declare(&target, self.transformer(), self.room)?;
         passes.record_all_sizes(&target, self.transformer())?;
-        for ending in [Ending::Greedy { penalize: true }, Ending::Sample { penalize: true }] {
+        for ending in [Ending::Greedy { penalize: true, mask: false }, Ending::Sample { penalize: true, mask: false }] {
             passes.record(&target, self.transformer(), 1, ending)?;
         }
         passes.test_all(&self.device, self.transformer()).await
@@ -179,7 +186,16 @@ impl Model {
         let weights_bytes = transformer.weights.tensors().map(Tensor::size_bytes).sum();
         let tokens_per_submit = tokens_per_submit(device.is_real_gpu(), weights_bytes);
         let block_types = catalog.block_types();
-        let inner = Inner { name, transformer, encodings, chat, block_types, tokens_per_submit };
+        let inner = Inner {
+            name,
+            transformer,
+            encodings,
+            chat,
+            block_types,
+            tokens_per_submit,
+            #[cfg(feature = "grammar")]
+            grammars: OnceLock::new(),
+        };
         Ok((Model { inner: Arc::new(inner), device, room, plan, digest: feed.digest() }, feed))
     }
 
@@ -298,6 +314,20 @@ impl Model {
     /// As [`Model::encodings`].
     pub fn tokenizer(&self) -> Result<&Tokenizer, Error> {
         self.encodings().map(EncodingCache::tokenizer)
+    }
+
+    /// The vocabulary as constraints need it. The first call makes it, which takes some tenths of a second if it is large.
+    ///
+    /// # Errors
+    /// As [`Model::encodings`]; [`Error::Tokenizer`] if the vocabulary is too large.
+    #[cfg(feature = "grammar")]
+    pub fn grammars(&self) -> Result<&Arc<Grammars>, Error> {
+        if let Some(grammars) = self.inner.grammars.get() {
+            return Ok(grammars);
+        }
+        let grammars = Grammars::new(self.encodings()?.shared_tokenizer(), self.config().vocab_size)?;
+        // Another thread may have been first.
+        Ok(self.inner.grammars.get_or_init(|| Arc::new(grammars)))
     }
 
     /// Token ids of a text, with the tokens that the model expects around it.

@@ -1,8 +1,11 @@
 //! What a caller may ask of a generation.
 
 use crate::error::Error;
+#[cfg(feature = "grammar")]
+use crate::grammar::Constraint;
 use crate::kernels::Sampling;
 use crate::model::{Ending, VERIFIED_ROWS};
+use crate::tokenizer::Tokenizer;
 
 /// What happens when the context is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,7 +51,7 @@ pub struct GenerateOptions {
     pub tokens_per_submit: Option<u32>,
     /// Tokens to guess at most by prompt look-up, 0 to [`GenerateOptions::MOST_GUESSES`]; 0 is off. What followed the last
     /// tokens when they came up before is computed in one pass with them, and as much of it is kept as the model would have
-    /// chosen, which pays where a text repeats much of its prompt. Tokens must neither be drawn nor penalised. Every step
+    /// chosen, which pays where a text repeats much of its prompt. Tokens must not be drawn, penalised or constrained. Every step
     /// waits for the one before. A model with recurrent layers computes one token after the other all the same, and so does a
     /// generation whose kernels are timed.
     pub prompt_lookup: u32,
@@ -56,6 +59,13 @@ pub struct GenerateOptions {
     /// `None`, 2 to 8, as many as keep the GPU busy by what was measured of the session; a model with states of a fixed size
     /// has room for fewer. The CPU has one.
     pub submits_in_flight: Option<u32>,
+    /// What the text must match. Tokens that it forbids are never chosen; the tokens that end a text may come where it is
+    /// complete, and where nothing may follow the generation ends by itself
+    /// ([`StopReason::Complete`](super::StopReason::Complete)). A stop text, the end of the context or `max_tokens` may end the
+    /// text before it is complete. One token is computed at a time, whatever the two options above say; what can only be one
+    /// text is computed in one pass. Not with guesses.
+    #[cfg(feature = "grammar")]
+    pub constraint: Option<Constraint>,
 }
 
 impl Default for GenerateOptions {
@@ -77,6 +87,8 @@ impl Default for GenerateOptions {
             tokens_per_submit: None,
             submits_in_flight: None,
             prompt_lookup: 0,
+            #[cfg(feature = "grammar")]
+            constraint: None,
         }
     }
 }
@@ -121,16 +133,38 @@ impl GenerateOptions {
         }
     }
 
+    /// Whether the text has to match something.
+    pub(super) fn is_constrained(&self) -> bool {
+        #[cfg(feature = "grammar")]
+        return self.constraint.is_some();
+        #[cfg(not(feature = "grammar"))]
+        false
+    }
+
+    /// Tokens that end the text.
+    pub(super) fn end_ids(&self, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
+        match self.ignore_eos {
+            true => Vec::new(),
+            false => tokenizer.iter().flat_map(|t| t.eos_ids()).chain(&self.stop_ids).copied().collect(),
+        }
+    }
+
+    /// What comes after the layers of a pass that chooses a token.
+    pub(super) fn ending(&self) -> Ending {
+        let ending = Ending::of(&self.sampling());
+        if self.is_constrained() { ending.masked() } else { ending }
+    }
+
     /// Refuses more guesses than a pass verifies, and any where choices are not plainly the most likely tokens.
     pub(super) fn check_guesses(&self, option: &'static str, n: u32) -> Result<(), Error> {
-        let is_greedy = Ending::of(&self.sampling()) == Ending::Greedy { penalize: false };
+        let is_greedy = self.ending() == Ending::Greedy { penalize: false, mask: false };
         let most = if is_greedy { Self::MOST_GUESSES } else { 0 };
         if n <= most {
             return Ok(());
         }
         let expected = match is_greedy {
             true => format!("0 to {most}"),
-            false => "0 where tokens are drawn or penalised; temperature 0 without a penalty".into(),
+            false => "0 where tokens are drawn, penalised or constrained; temperature 0 without a penalty".into(),
         };
         Err(Error::Option { option, expected, found: n.to_string() })
     }

@@ -83,8 +83,9 @@ impl RecordedPasses {
         let (workspace, recordings) = (Workspace::default(), HashMap::new());
         let mut passes = RecordedPasses { cache, io, workspace, sizes, recordings, plan: MemoryPlan::default() };
         passes.record_usual(target, transformer)?;
-        // They use all of it but the sampling settings, which a greedy pass does not read.
-        passes.plan = MemoryPlan::of(passes.recordings.values(), [&passes.io.sampling]);
+        // They use all of it but the sampling settings and what is allowed, which a greedy pass does not read.
+        let PassTensors { sampling, allowed, .. } = &passes.io;
+        passes.plan = MemoryPlan::of(passes.recordings.values(), [sampling, allowed]);
         Ok(passes)
     }
 
@@ -97,7 +98,7 @@ impl RecordedPasses {
     }
 
     fn record_greedy(&mut self, target: &Target, transformer: &Transformer, size: u32) -> Result<(), Error> {
-        self.record(target, transformer, size, Ending::Greedy { penalize: false })
+        self.record(target, transformer, size, Ending::Greedy { penalize: false, mask: false })
     }
 
     /// Records a pass unless that was done before.

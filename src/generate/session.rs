@@ -10,6 +10,8 @@ use super::passes::RecordedPasses;
 use super::sequence::Sequence;
 use crate::device::{Pending, pause};
 use crate::error::Error;
+#[cfg(feature = "grammar")]
+use crate::grammar::Guide;
 use crate::model::{Ending, KvCache, PassTensors, VERIFIED_ROWS};
 use crate::recording::{MemoryPlan, Recording};
 use crate::tokenizer::EncodeOptions;
@@ -60,7 +62,7 @@ impl Session {
 
     /// Dispatches of one decode pass of a greedy generation.
     pub fn decode_dispatches(&self) -> usize {
-        self.passes.get(1, Ending::Greedy { penalize: false }).map_or(0, Recording::n_dispatches)
+        self.passes.get(1, Ending::Greedy { penalize: false, mask: false }).map_or(0, Recording::n_dispatches)
     }
 
     /// Rows of the passes that compute so many tokens, in order. Rows beyond the tokens are idle.
@@ -153,8 +155,13 @@ impl Session {
     /// As [`Session::generate`]; [`Error::Tokenizer`] also for an id outside the vocabulary.
     pub fn generate_ids(&mut self, ids: &[u32], options: &GenerateOptions) -> Result<Generation<'_>, Error> {
         options.check()?;
+        #[cfg(feature = "grammar")]
+        let guide = guide(&self.model, options)?;
         self.append(ids, options.context_policy)?;
-        Generation::new(self, options)
+        let generation = Generation::new(self, options)?;
+        #[cfg(feature = "grammar")]
+        let generation = generation.guided_by(guide);
+        Ok(generation)
     }
 
     /// Makes `ids` the whole sequence and begins a generation that continues it. What the session has computed of its
@@ -298,6 +305,12 @@ impl Session {
         Ok(fed)
     }
 
+    /// Uploads which tokens may be chosen next, a bit for each.
+    #[cfg(feature = "grammar")]
+    pub(super) fn allow(&self, allowed: &[u32]) -> Result<(), Error> {
+        self.model.device().write(&self.passes.io.allowed, 0, allowed)
+    }
+
     /// Submits a pass over what is not cached and guessed tokens after it, that chooses a token after each. Returns the
     /// choices to read and the row of the first one that counts, after the last kept token. `None` if there are more tokens
     /// than such a pass has rows.
@@ -326,4 +339,12 @@ impl Session {
         self.sequence.submitted_ahead(n as usize);
         Ok(pending)
     }
+}
+
+/// Begins what the options ask a text to match.
+#[cfg(feature = "grammar")]
+fn guide(model: &Model, options: &GenerateOptions) -> Result<Option<Guide>, Error> {
+    let Some(constraint) = &options.constraint else { return Ok(None) };
+    let end_ids = options.end_ids(model.tokenizer().ok());
+    Ok(Some(model.grammars()?.begin(constraint, &end_ids)?))
 }

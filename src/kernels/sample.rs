@@ -24,6 +24,14 @@ pub(crate) struct PenalizeParams {
     pub _pad: [u32; 3],
 }
 
+/// Mirrors `Params` in `shaders/mask_logits.wgsl`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct MaskLogitsParams {
+    pub n_vocab: u32,
+    pub _pad: [u32; 3],
+}
+
 /// Mirrors `Params` in `shaders/sample.wgsl` and `shaders/candidates.wgsl`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -82,9 +90,28 @@ pub fn penalize(
     rec.dispatch(&shaders::PENALIZE, None, &[], params, &[sampling, state.tensor(), tokens, logits], grid)
 }
 
+/// Words of a bit for each of so many tokens.
+pub(crate) fn mask_words(n_vocab: u32) -> u32 {
+    n_vocab.div_ceil(32)
+}
+
+/// Records that only tokens whose bit is set may be chosen, in place: the logits of all others become the lowest float. It
+/// comes after [`penalize`], which would make an infinity of that. Shader: `shaders/mask_logits.wgsl`.
+///
+/// # Shapes
+/// `allowed`: `[ceil(V / 32)]`, the lowest bit first; `logits`: `[1, V]`.
+/// # Errors
+/// [`Error::Shape`] if `allowed` has not a bit for each logit.
+pub fn mask_logits(rec: &mut Recorder, allowed: &Tensor, logits: &Tensor) -> Result<(), Error> {
+    let n_vocab = logits.len() as u32;
+    allowed.expect_shape("mask_logits", "allowed", &[mask_words(n_vocab)])?;
+    let params = MaskLogitsParams { n_vocab, _pad: [0; 3] };
+    rec.dispatch(&shaders::MASK_LOGITS, None, &[], params, &[allowed, logits], [n_vocab.div_ceil(256), 1, 1])
+}
+
 /// Records the draw of a token with temperature, top-k, top-p and min-p. Two dispatches: `shaders/candidates.wgsl` finds the
 /// top k of each part of the vocabulary, `shaders/sample.wgsl` cuts and draws. Without top-k, or with one above 1024, the
-/// second walks all logits, in one workgroup.
+/// second walks all logits, in one workgroup. A token with the lowest float as its logit is not drawn while there is another.
 ///
 /// # Shapes
 /// `sampling`: `[8]`; `logits`: `[1, V]`; `ids`: `[1]`.

@@ -6,7 +6,8 @@ use super::kv_cache::KvCache;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{
-    Embedding, Sampling, StepState, advance, argmax, embed, last_row, penalize, sample, scale, soft_cap,
+    Embedding, Sampling, StepState, advance, argmax, embed, last_row, mask_logits, mask_words, penalize, sample, scale,
+    soft_cap,
 };
 use crate::recording::Recorder;
 use crate::tensor::{Role, Tensor};
@@ -25,6 +26,8 @@ pub struct PassTensors {
     pub logits: Tensor,
     /// Sampling settings, [`Sampling`]'s eight words.
     pub sampling: Tensor,
+    /// Which tokens may be chosen in a pass whose ending is masked: a bit for each, `[ceil(V / 32)]`.
+    pub allowed: Tensor,
     /// The chosen token, `[1]`.
     pub chosen: Tensor,
     /// The most likely token after each row of a pass that verifies, `[VERIFIED_ROWS]`.
@@ -44,6 +47,7 @@ impl PassTensors {
             tokens: tensor("tokens", &[context_length.saturating_add(max_pass)], DType::U32)?,
             logits: tensor("logits", &[1, config.vocab_size], DType::F32)?,
             sampling: tensor("sampling", &[8], DType::U32)?,
+            allowed: tensor("allowed", &[mask_words(config.vocab_size)], DType::U32)?,
             chosen: tensor("chosen", &[1], DType::U32)?,
             verified: tensor("verified", &[VERIFIED_ROWS], DType::U32)?,
         })
@@ -63,11 +67,15 @@ pub enum Ending {
     Greedy {
         /// Whether recent tokens are penalised.
         penalize: bool,
+        /// Whether only allowed tokens count.
+        mask: bool,
     },
     /// A token drawn by the sampling settings, which then is the next pass's input.
     Sample {
         /// Whether recent tokens are penalised.
         penalize: bool,
+        /// Whether only allowed tokens count.
+        mask: bool,
     },
 }
 
@@ -75,7 +83,20 @@ impl Ending {
     /// The ending that follows from sampling settings: a temperature of 0 is greedy.
     pub fn of(sampling: &Sampling) -> Ending {
         let penalize = sampling.repeat_penalty != 1.0 && sampling.repeat_last_n > 0;
-        if sampling.temperature > 0.0 { Ending::Sample { penalize } } else { Ending::Greedy { penalize } }
+        let mask = false;
+        match sampling.temperature > 0.0 {
+            true => Ending::Sample { penalize, mask },
+            false => Ending::Greedy { penalize, mask },
+        }
+    }
+
+    /// The same, of allowed tokens only, where a token is chosen.
+    pub fn masked(self) -> Ending {
+        match self {
+            Ending::Greedy { penalize, .. } => Ending::Greedy { penalize, mask: true },
+            Ending::Sample { penalize, .. } => Ending::Sample { penalize, mask: true },
+            other => other,
+        }
     }
 }
 
@@ -153,8 +174,11 @@ impl Transformer {
             last
         };
         self.record_head(rec, &last, &io.logits)?; // [1, V]
-        if let Ending::Greedy { penalize: true } | Ending::Sample { penalize: true } = ending {
+        if let Ending::Greedy { penalize: true, .. } | Ending::Sample { penalize: true, .. } = ending {
             penalize(rec, &io.sampling, &io.state, &io.tokens, &io.logits)?;
+        }
+        if let Ending::Greedy { mask: true, .. } | Ending::Sample { mask: true, .. } = ending {
+            mask_logits(rec, &io.allowed, &io.logits)?;
         }
         match ending {
             Ending::Cache | Ending::Logits | Ending::Verify => return Ok(()),

@@ -31,6 +31,12 @@ impl EncodingCache {
         &self.tokenizer
     }
 
+    /// The tokenizer inside, to be kept.
+    #[cfg(feature = "grammar")]
+    pub(crate) fn shared_tokenizer(&self) -> Arc<Tokenizer> {
+        Arc::clone(&self.tokenizer)
+    }
+
     /// [`Tokenizer::encode_with`], from memory where possible.
     ///
     /// # Errors

@@ -25,7 +25,7 @@ pub enum TokenType {
 
 impl TokenType {
     /// Whether the token's text is its name and not what it stands for.
-    pub(super) fn is_special(self) -> bool {
+    pub(crate) fn is_special(self) -> bool {
         matches!(self, TokenType::Control | TokenType::Unknown)
     }
 }

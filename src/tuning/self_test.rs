@@ -14,9 +14,9 @@ use crate::kernels::{
     MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, N_STATES, Norm, PackedTiles, Pairing,
     Pooling, QkNorm, RopeConfig, RopeStyle, Router, Sampling, SelectiveScan, SharedExperts, ShortConv, StepState,
     TopStrip, add, advance, argmax, attention, attention_next, attention_packed, embed, embed_sum, expert_sum, gate_up,
-    gated, geglu, gelu, last_row, layer_norm, linear_norm, matmul, matvec, merge_top, mol, penalize, pool, rms_norm,
-    rope, rope_kv, rope_packed, rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum,
-    up_gated,
+    gated, geglu, gelu, last_row, layer_norm, linear_norm, mask_logits, matmul, matvec, merge_top, mol, penalize, pool,
+    rms_norm, rope, rope_kv, rope_packed, rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax,
+    split_sum, up_gated,
 };
 use crate::recording::{PipelineKey, Recorder, Recording, Step, Workspace};
 use crate::shaders::{self, Kernel, Tier, Variant};
@@ -278,7 +278,7 @@ fn unpacked(kind: KvType, words: &[u32], row: usize) -> Vec<u32> {
 }
 
 /// How the kernels of forward passes and searches are recorded, and what of it is compared.
-static CHECKS: [(&Kernel, Record); 46] = [
+static CHECKS: [(&Kernel, Record); 47] = [
     (&shaders::RMS_NORM, |rec, form| {
         let y = blank(form.device, &[3, 260])?;
         rms_norm(rec, &input(form.device, &[3, 260])?, &input(form.device, &[260])?, &y, 1e-5)?;
@@ -397,6 +397,19 @@ static CHECKS: [(&Kernel, Record); 46] = [
         let logits = input(form.device, &[1, 3000])?;
         penalize(rec, &sampling, &state(form.device, 4, 1)?, &tokens, &logits)?;
         Ok(vec![logits])
+    }),
+    (&shaders::MASK_LOGITS, |rec, form| {
+        // Each time one token is allowed, which is then the likeliest.
+        let mut outputs = Vec::new();
+        for id in [1234, 2999] {
+            let mut words = [0u32; 94];
+            words[id / 32] = 1 << (id % 32);
+            let (logits, ids) = (input(form.device, &[1, 3000])?, form.device.upload("ids", &[1], &[0u32])?);
+            mask_logits(rec, &form.device.upload("allowed", &[94], &words)?, &logits)?;
+            argmax(rec, &logits, &ids)?;
+            outputs.push(ids);
+        }
+        Ok(outputs)
     }),
     (&shaders::ADVANCE, |rec, form| {
         let (ids, state) = (form.device.upload("ids", &[1], &[5u32])?, state(form.device, 2, 3)?);

@@ -11,20 +11,31 @@ const DRAWS: u32 = 512;
 
 struct Setting {
     logits: Vec<f32>,
+    /// One token in so many may be drawn, the first among them; 1 is all.
+    one_in: u32,
     sampling: Sampling,
+}
+
+impl Setting {
+    fn allows(&self, id: usize) -> bool {
+        (id as u32).is_multiple_of(self.one_in)
+    }
 }
 
 /// Vocabularies around the workgroup of 256, and of one to three parts of 4096, each with cuts alone and together.
 fn all_settings() -> Vec<Setting> {
     let mut all = Vec::new();
     for (i, vocab) in [7, 64, 255, 257, 1000, 4099, 10_000].into_iter().enumerate() {
-        for (j, (top_k, top_p, min_p, temperature)) in [
-            (0, 1.0, 0.0, 1.0),
-            (5, 1.0, 0.0, 1.0),
-            (0, 0.6, 0.0, 1.0),
-            (0, 1.0, 0.1, 0.7),
-            (40, 0.93, 0.02, 0.8),
-            (3, 0.99, 0.0, 2.5),
+        for (j, (one_in, top_k, top_p, min_p, temperature)) in [
+            (1, 0, 1.0, 0.0, 1.0),
+            (1, 5, 1.0, 0.0, 1.0),
+            (1, 0, 0.6, 0.0, 1.0),
+            (1, 0, 1.0, 0.1, 0.7),
+            (1, 40, 0.93, 0.02, 0.8),
+            (1, 3, 0.99, 0.0, 2.5),
+            // Often fewer tokens than top-k leaves.
+            (26, 40, 0.93, 0.02, 0.8),
+            (3, 0, 1.0, 0.0, 100.0),
         ]
         .into_iter()
         .enumerate()
@@ -38,21 +49,27 @@ fn all_settings() -> Vec<Setting> {
             }
             let seed = [rng.word(), rng.word()];
             let sampling = Sampling { seed, ..settings(top_k, top_p, min_p, temperature) };
-            all.push(Setting { logits, sampling });
+            all.push(Setting { logits, one_in, sampling });
         }
     }
     all
 }
 
-/// Tokens drawn at positions 1 to `DRAWS`: `sample` and `advance` in turn, in one recording.
+/// Tokens drawn at positions 1 to `DRAWS`: `sample` and `advance` in turn, in one recording, after `mask_logits`.
 fn draws(device: &Device, setting: &Setting) -> Result<Vec<u32>, Error> {
     let vocab = setting.logits.len() as u32;
     let sampling = device.upload("sampling", &[8], &sampling_words(setting.sampling))?;
     let logits = device.upload("logits", &[1, vocab], &setting.logits)?;
+    let mut words = vec![0u32; setting.logits.len().div_ceil(32)];
+    (0..setting.logits.len()).filter(|&id| setting.allows(id)).for_each(|id| words[id / 32] |= 1 << (id % 32));
+    let allowed = device.upload("allowed", &[words.len() as u32], &words)?;
     let ids = Tensor::declare("ids", Role::Activations, &[1], DType::U32)?;
     let tokens = Tensor::declare("tokens", Role::Activations, &[DRAWS + 1], DType::U32)?;
     let state = StepState::declare()?;
     let mut rec = device.recorder();
+    if setting.one_in > 1 {
+        kernels::mask_logits(&mut rec, &allowed, &logits)?;
+    }
     for _ in 0..DRAWS {
         kernels::sample(&mut rec, &sampling, &state, &logits, &ids)?;
         kernels::advance(&mut rec, &state, &ids, &tokens)?;
@@ -73,7 +90,13 @@ fn check_draws(device: &Device) {
     let stride = if device.is_gpu() && !common::is_full() { 5 } else { 1 };
     for (i, setting) in all_settings().iter().enumerate().step_by(stride) {
         let drawn = draws(device, setting).expect("the draws run");
-        let probs = probabilities(&setting.logits, &setting.sampling);
+        let logits: Vec<f32> = setting
+            .logits
+            .iter()
+            .enumerate()
+            .map(|(id, &logit)| if setting.allows(id) { logit } else { f32::NEG_INFINITY })
+            .collect();
+        let probs = probabilities(&logits, &setting.sampling);
         let label = format!("setting {i}: {} tokens, {:?}", probs.len(), setting.sampling);
 
         let mut counts = vec![0u32; probs.len()];
@@ -134,7 +157,7 @@ fn lists_change_no_draw() {
             let [listed, all] = [1024, 1025].map(|top_k| {
                 let seed = [9, 1];
                 let sampling = Sampling { seed, ..settings(top_k, top_p, min_p, temperature) };
-                draws(&device, &Setting { logits: logits.clone(), sampling }).expect("the draws run")
+                draws(&device, &Setting { logits: logits.clone(), one_in: 1, sampling }).expect("the draws run")
             });
             let distinct: std::collections::HashSet<&u32> = all.iter().collect();
             assert!(distinct.len() > 20, "{} tokens", distinct.len());

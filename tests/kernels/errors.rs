@@ -557,6 +557,8 @@ fn sampling_shapes() {
     let penalize: [Operand; 3] =
         [("sampling", &[8], &[7], "sampling"), ("tokens", &[4], &[4], ""), ("logits", &[1, 5], &[1, 5], "")];
     check("penalize", &penalize, |rec, state, t| kernels::penalize(rec, &t[0], state, &t[1], &t[2]));
+    let mask_logits: [Operand; 2] = [("allowed", &[2], &[1], "allowed"), ("logits", &[1, 33], &[1, 33], "")];
+    check("mask_logits", &mask_logits, |rec, _, t| kernels::mask_logits(rec, &t[0], &t[1]));
     let sample: [Operand; 3] =
         [("sampling", &[8], &[2, 4], "sampling"), ("logits", &[1, 5], &[1, 5], ""), ("ids", &[1], &[2], "ids")];
     check("sample", &sample, |rec, state, t| kernels::sample(rec, &t[0], state, &t[1], &t[2]));

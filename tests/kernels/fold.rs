@@ -11,10 +11,11 @@ use crate::inputs::Source;
 use crate::{all_cases, is_own};
 
 /// Kernels whose grids do not grow with the rows of any operand, and those that only the benches use.
-const NEVER_FOLDED: [&str; 10] = [
+const NEVER_FOLDED: [&str; 11] = [
     "advance",
     "candidates",
     "last_row",
+    "mask_logits",
     "matmul_naive",
     "mol_gate",
     "penalize",

@@ -1,4 +1,4 @@
-//! `sample`, `penalize` and `advance`.
+//! `sample`, `penalize`, `mask_logits` and `advance`.
 
 use std::collections::HashSet;
 
@@ -32,6 +32,22 @@ const PENALIZE_LONG: [(u32, u32, u32, f32); 5] = [
     (100, 300_000, u32::MAX, 1.1),
 ];
 
+/// V, and one token in so many is allowed, 0: none.
+const MASK: [(u32, u32); 12] = [
+    (1, 1),
+    (1, 0),
+    (31, 2),
+    (32, 2),
+    (33, 2),
+    (255, 3),
+    (256, 1),
+    (257, 40),
+    (1000, 2),
+    (4097, 1000),
+    (32_769, 2),
+    (152_064, 20),
+];
+
 pub fn cases(cases: &mut Vec<Case>) {
     let all = Inputs::ALL.into_iter().flat_map(|inputs| PENALIZE.map(|sizes| (inputs, sizes)));
     for (inputs, sizes) in all.chain(PENALIZE_LONG.map(|sizes| (Inputs::Normal, sizes))) {
@@ -43,6 +59,17 @@ pub fn cases(cases: &mut Vec<Case>) {
             inputs,
             build: Box::new(move |source| penalize(source, sizes)),
         });
+    }
+    for inputs in Inputs::ALL {
+        for (v, one_in) in MASK {
+            cases.push(Case {
+                kernel: "mask_logits",
+                variant: "F32".into(),
+                sizes: format!("v={v},one-in={one_in}"),
+                inputs,
+                build: Box::new(move |source| mask_logits(source, v, one_in)),
+            });
+        }
     }
     for [pos, n_tokens, capacity] in [[0, 1, 1], [0, 1, 2], [5, 3, 9], [5, 3, 8], [63, 1, 64], [100, 28, 500]] {
         for id in [0, 41, NON_FINITE] {
@@ -120,6 +147,27 @@ fn penalize(source: &mut Source, (vocab, n, last_n, penalty): (u32, u32, u32, f3
     Job::new(operands, |rec, bound| {
         kernels::penalize(rec, bound.tensor(0), bound.state(1), bound.tensor(2), bound.tensor(3))
     })
+}
+
+fn mask_logits(source: &mut Source, vocab: u32, one_in: u32) -> Job {
+    let mut logits = source.rows(1, vocab);
+    // What is no number stays, allowed or not, so that whoever chooses sees it.
+    for (i, broken) in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].into_iter().enumerate() {
+        if vocab > 100 {
+            logits[37 * i + 5] = broken;
+        }
+    }
+    let is_allowed: Vec<bool> = (0..vocab).map(|_| one_in > 0 && source.rng.below(one_in as usize) == 0).collect();
+    // Bits beyond the vocabulary say nothing.
+    let word = |bits: &[bool]| (0..32).map(|i| u32::from(bits.get(i).copied().unwrap_or(i % 2 == 0)) << i).sum();
+    let words: Vec<u32> = is_allowed.chunks(32).map(word).collect();
+    let stays = |(&logit, &is_allowed): (&f32, &bool)| if is_allowed || !logit.is_finite() { logit } else { f32::MIN };
+    let want = logits.iter().zip(&is_allowed).map(stays).map(f32::to_bits).collect();
+    let operands = vec![
+        Operand::words("allowed", &[words.len() as u32], words),
+        Operand::floats("logits", &[1, vocab], logits).becomes(Want::Exact(want)),
+    ];
+    Job::new(operands, |rec, bound| kernels::mask_logits(rec, bound.tensor(0), bound.tensor(1)))
 }
 
 fn advance(pos: u32, n_tokens: u32, capacity: u32, id: u32) -> Job {

@@ -1,0 +1,335 @@
+//! Constraints on generated text: a JSON schema, a regular expression or a grammar, and which tokens may come next in a text
+//! that must match it. What a text may look like is decided by the crate `llguidance`, byte by byte: a derivative of regular
+//! expressions reads words and an Earley parser what they make. Here it learns the vocabulary, and gets only what it can
+//! take in a short time.
+//!
+//! ```
+//! use tilewright::grammar::Constraint;
+//! use tilewright::{Device, GenerateOptions, Model};
+//!
+//! # pollster::block_on(async {
+//! let model = Model::builtin(&Device::cpu())?;
+//! let constraint = Constraint::json_schema(r#"{"type": "object", "properties": {"age": {"type": "integer"}}}"#)?;
+//! let options = GenerateOptions { constraint: Some(constraint), ..GenerateOptions::default() };
+//! let mut session = model.session()?;
+//! let mut generation = session.generate("Once upon a time", &options)?;
+//! while let Some(piece) = generation.next().await {
+//!     print!("{}", piece?.text);
+//! }
+//! # Ok::<(), tilewright::Error>(())
+//! # }).unwrap();
+//! ```
+
+mod formats;
+mod limits;
+
+use std::fmt::{self, Debug, Display, Formatter};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
+use serde_json::{Value, json};
+use toktrie::{INVALID_TOKEN, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
+
+use crate::error::Error;
+use crate::kernels::mask_words;
+use crate::tokenizer::{TokenType, Tokenizer};
+
+/// Stack of the thread that reads a grammar: references that follow each other are read by functions that call each other.
+/// The limits leave room for some thousand. What is not used of it takes no memory.
+const STACK_BYTES: usize = 256 << 20;
+/// The limits keep reading a grammar within a fraction of this. What they do not foresee ends here.
+const MOST_TIME: Duration = Duration::from_secs(5);
+/// White space between two parts of a JSON text: a space, or a new line with its indentation. Without a limit, a model may go
+/// on with spaces until the text is as long as it may be.
+const WHITE_SPACE: &str = r"\x20|\n\x20{0,40}|\n\t{0,10}";
+
+/// What a generated text must match, from its first character to its last.
+///
+/// Keywords of JSON Schema that are known and cannot be enforced (`not`, `if`, `uniqueItems`, `contains`, `propertyNames`,
+/// `dependentRequired` and the like) are refused. Unknown ones are ignored, as the specification has it. Of `oneOf`, the
+/// alternatives must plainly exclude each other. `$ref` leads to places in the same schema, `#/...`. Formats are enforced.
+/// Properties come in the schema's order. What may be of any length (a text without `maxLength`, an object with any further
+/// properties) ends when the model ends it. Details: <https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md>.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Constraint {
+    /// A JSON object of any content.
+    JsonObject,
+    /// A JSON text that is valid by this schema.
+    JsonSchema(Value),
+    /// A text that this regular expression matches as a whole. Syntax of the crate `regex`, without assertions.
+    Regex(String),
+    /// A text of this grammar, in llguidance's variant of Lark's syntax; its rule `start` is the whole text. See
+    /// <https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md>.
+    Lark(String),
+}
+
+impl Constraint {
+    /// The constraint of a schema's text.
+    ///
+    /// # Errors
+    /// [`Error::Constraint`] if it is no JSON.
+    pub fn json_schema(text: &str) -> Result<Constraint, Error> {
+        let parsed = serde_json::from_str(text);
+        parsed.map(Constraint::JsonSchema).map_err(|error| unusable("json_schema", "a schema in JSON", error))
+    }
+
+    /// What errors call it.
+    fn field(&self) -> &'static str {
+        match self {
+            Constraint::JsonObject => "json_object",
+            Constraint::JsonSchema(_) => "json_schema",
+            Constraint::Regex(_) => "regex",
+            Constraint::Lark(_) => "lark",
+        }
+    }
+
+    /// The grammar as llguidance takes it.
+    fn grammar(&self) -> Result<TopLevelGrammar, Error> {
+        let of_schema = |schema: &Value| {
+            let mut schema = schema.clone();
+            if let Some(keywords) = schema.as_object_mut() {
+                // How a schema is read is not for the schema to say.
+                keywords.shift_remove("x-guidance");
+                formats::tighten(&mut schema);
+                let options = JsonCompileOptions { whitespace_pattern: Some(WHITE_SPACE.into()), ..Default::default() };
+                options.apply_to(&mut schema);
+            }
+            TopLevelGrammar::from_json_schema(schema)
+        };
+        let checked = match self {
+            Constraint::JsonObject => Ok(of_schema(&json!({"type": "object"}))),
+            Constraint::JsonSchema(schema) => limits::check_schema(schema).map(|()| of_schema(schema)),
+            Constraint::Regex(pattern) => limits::check_pattern(pattern).map(|()| TopLevelGrammar::from_regex(pattern)),
+            Constraint::Lark(text) => limits::check_lark(text).map(|()| TopLevelGrammar::from_lark(text.clone())),
+        };
+        checked.map_err(|excess| Error::Constraint {
+            field: format!("{}: {}", self.field(), excess.of),
+            expected: excess.expected,
+            found: excess.found,
+        })
+    }
+}
+
+/// [`Error::Constraint`] with the reason that was found.
+fn unusable(field: &str, expected: &str, reason: impl Display) -> Error {
+    let reason = reason.to_string();
+    // What follows in angle brackets is llguidance's own state.
+    let reason = reason.split("\n<").next().unwrap_or_default().trim();
+    // The reason comes last, what it is about first.
+    let (n, last) = (reason.chars().count(), 200);
+    let shown: String = match n > 2 * last {
+        true => reason.chars().take(last).chain(" ... ".chars()).chain(reason.chars().skip(n - last)).collect(),
+        false => reason.into(),
+    };
+    Error::Constraint { field: field.into(), expected: expected.into(), found: format!("unusable ({shown})") }
+}
+
+/// A vocabulary that constraints can be applied to. To make one takes some tenths of a second and a few dozen MB for a large
+/// vocabulary; a model makes it when its first constrained generation begins.
+pub struct Grammars {
+    factory: ParserFactory,
+    vocab_size: u32,
+}
+
+impl Debug for Grammars {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grammars").field("vocab_size", &self.vocab_size).finish_non_exhaustive()
+    }
+}
+
+impl Grammars {
+    /// The vocabulary of a model with `vocab_size` logits, which may be more or fewer than the tokenizer has tokens.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if the vocabulary is too large.
+    pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: u32) -> Result<Grammars, Error> {
+        let env: TokEnv = Arc::new(Vocabulary::new(tokenizer, vocab_size)?);
+        let slices = SlicedBiasComputer::general_slices();
+        let factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices);
+        let mut factory = factory.map_err(|error| Error::Tokenizer {
+            field: "tokens".into(),
+            expected: "a vocabulary for constraints".into(),
+            found: error.to_string(),
+        })?;
+        factory.quiet();
+        // Half of the usual fuel takes 10 ms at most.
+        let fuel = ParserLimits::default().initial_lexer_fuel / 2;
+        *factory.limits_mut() =
+            ParserLimits { verbose_errors: false, initial_lexer_fuel: fuel, ..ParserLimits::default() };
+        Ok(Grammars { factory, vocab_size })
+    }
+
+    /// Begins a text that must match `constraint`. `end_ids` are the tokens that may end it where it is complete.
+    ///
+    /// # Errors
+    /// [`Error::Constraint`] naming the kind of constraint, with llguidance's reason, if it is invalid, contradicts itself,
+    /// cannot be enforced or is too large, or if no token can begin a text of it.
+    pub fn begin(self: &Arc<Self>, constraint: &Constraint, end_ids: &[u32]) -> Result<Guide, Error> {
+        let (field, grammar) = (constraint.field(), constraint.grammar()?);
+        let (sender, receiver) = mpsc::channel();
+        let this = Arc::clone(self);
+        let read = move || {
+            // Nobody waits for it any more if it took too long.
+            let _ = sender.send(Matcher::new(this.factory.create_parser(grammar)));
+        };
+        let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn(read);
+        thread.map_err(|error| unusable(field, "a thread to read it", error))?;
+        let matcher = receiver.recv_timeout(MOST_TIME).map_err(|_| Error::Constraint {
+            field: field.into(),
+            expected: format!("one that is read within {MOST_TIME:?}"),
+            found: "too complex".into(),
+        })?;
+        if let Some(reason) = matcher.get_error() {
+            return Err(unusable(field, "one that can be enforced", reason));
+        }
+        let end_ids = end_ids.iter().copied().filter(|&id| id < self.vocab_size).collect();
+        let mut guide = Guide { matcher, field, vocab_size: self.vocab_size, end_ids, allowed: None };
+        guide.allowed()?;
+        Ok(guide)
+    }
+}
+
+/// Where a text goes after a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Several tokens may come.
+    Open,
+    /// These must come.
+    Forced(Vec<u32>),
+    /// None may: the text matches and cannot go on.
+    Complete,
+}
+
+/// A text in progress that must match a constraint.
+pub struct Guide {
+    matcher: Matcher,
+    field: &'static str,
+    vocab_size: u32,
+    end_ids: Vec<u32>,
+    /// Those that may come next, once that was asked.
+    allowed: Option<Vec<u32>>,
+}
+
+impl Debug for Guide {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guide").field("field", &self.field).finish_non_exhaustive()
+    }
+}
+
+impl Guide {
+    /// The tokens that may come next: a bit for each of the vocabulary, `[ceil(V / 32)]`, the lowest first.
+    ///
+    /// # Errors
+    /// [`Error::Constraint`] if there is none, or if to find them takes too long.
+    pub fn allowed(&mut self) -> Result<&[u32], Error> {
+        if self.allowed.is_none() {
+            self.allowed = Some(self.compute_allowed()?);
+        }
+        Ok(self.allowed.as_deref().unwrap_or_default())
+    }
+
+    fn compute_allowed(&mut self) -> Result<Vec<u32>, Error> {
+        let expected = "one that a text can match with this vocabulary";
+        let is_complete = self.matcher.is_accepting().map_err(|error| unusable(self.field, expected, error))?;
+        let mask = match self.matcher.compute_mask() {
+            Ok(mask) => mask.as_slice().to_vec(),
+            // No text may follow; an end may.
+            Err(_) if is_complete => Vec::new(),
+            Err(error) => return Err(unusable(self.field, expected, error)),
+        };
+        let mut allowed = mask;
+        allowed.resize(mask_words(self.vocab_size) as usize, 0);
+        if let (Some(last), rest @ 1..) = (allowed.last_mut(), self.vocab_size % 32) {
+            *last &= (1 << rest) - 1;
+        }
+        for &id in &self.end_ids {
+            let (word, bit) = (&mut allowed[id as usize / 32], 1 << (id % 32));
+            *word = if is_complete { *word | bit } else { *word & !bit };
+        }
+        match allowed.iter().all(|&word| word == 0) {
+            false => Ok(allowed),
+            true => Err(unusable(self.field, expected, "no token can follow")),
+        }
+    }
+
+    /// Goes on with a token, which is one of those that may come next and none that ends the text.
+    ///
+    /// # Errors
+    /// [`Error::Constraint`] if it may not come.
+    pub fn accept(&mut self, id: u32) -> Result<Next, Error> {
+        self.allowed = None;
+        let consumed = self.matcher.consume_token(id);
+        consumed.map_err(|error| unusable(self.field, "one that the text matches", error))?;
+        if self.matcher.is_stopped() {
+            return Ok(Next::Complete);
+        }
+        let mut forced = self.matcher.compute_ff_tokens();
+        if let Some(end) = forced.iter().position(|id| self.end_ids.contains(id) || *id >= self.vocab_size) {
+            forced.truncate(end);
+        }
+        Ok(if forced.is_empty() { Next::Open } else { Next::Forced(forced) })
+    }
+}
+
+/// A tokenizer as llguidance sees it.
+struct Vocabulary {
+    tokenizer: Arc<Tokenizer>,
+    trie: TokTrie,
+}
+
+impl Vocabulary {
+    fn new(tokenizer: Arc<Tokenizer>, vocab_size: u32) -> Result<Vocabulary, Error> {
+        /// Bytes of a token: a trie has so many levels.
+        const MOST_BYTES: usize = 512;
+        /// Bytes of all tokens: a trie has so many nodes.
+        const MOST_ALL_BYTES: usize = 1 << 22;
+        let mut words = Vec::with_capacity(vocab_size as usize);
+        for id in 0..vocab_size {
+            words.push(match tokenizer.token_type(id) {
+                // Logits beyond the vocabulary, and tokens that no text has.
+                None | Some(TokenType::Unused) => Vec::new(),
+                Some(kind) => {
+                    let bytes = tokenizer.token_bytes(id)?;
+                    let steers = kind.is_special() || tokenizer.eos_ids().contains(&id);
+                    match bytes.len() {
+                        MOST_BYTES.. => Vec::new(),
+                        _ if steers => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat(),
+                        _ => bytes.to_vec(),
+                    }
+                }
+            });
+        }
+        let all_bytes: usize = words.iter().map(Vec::len).sum();
+        if all_bytes >= MOST_ALL_BYTES || vocab_size >= 1 << 21 {
+            return Err(Error::Tokenizer {
+                field: "tokens".into(),
+                expected: format!("less than {MOST_ALL_BYTES} bytes in all and 2 million tokens, for constraints"),
+                found: format!("{all_bytes} bytes in {vocab_size} tokens"),
+            });
+        }
+        let trie = TokTrie::from(&TokRxInfo::new(vocab_size, INVALID_TOKEN), &words);
+        Ok(Vocabulary { tokenizer, trie })
+    }
+}
+
+impl TokenizerEnv for Vocabulary {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.trie
+    }
+
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<u32> {
+        self.trie.tokenize_with_greedy_fallback(bytes, |text| {
+            let ids = self.tokenizer.encode_within(text).filter(|ids| self.trie.decode_raw(ids) == text.as_bytes());
+            // A tokenizer that changes the text would be told so much later.
+            ids.unwrap_or_else(|| self.trie.greedy_tokenize(text.as_bytes()))
+        })
+    }
+
+    fn tokenize_is_canonical(&self) -> bool {
+        self.tokenizer.encode_within("").is_some()
+    }
+}

@@ -1,0 +1,44 @@
+//! What the formats of JSON Schema say beyond what llguidance makes of them: which days a month has, where there is a leap
+//! second, how long a name may be.
+
+use serde_json::{Value, json};
+
+/// Of a format, a pattern that its texts match as well.
+fn pattern_of(format: &str) -> Option<&'static str> {
+    // The 29th of February in leap years: the fourth ones, and of the hundredth ones the four hundredth ones.
+    macro_rules! date {
+        () => {
+            "(?:[0-9]{4}-(?:0[13-9]|1[0-2])-..|[0-9]{4}-02-(?:[01].|2[0-8])|\
+             (?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
+        };
+    }
+    // A 60th second comes only at the end of a day in UTC; here, never.
+    Some(match format {
+        "date" => concat!("^", date!(), "$"),
+        "date-time" => concat!("^", date!(), "[tT]..:..:[0-5]"),
+        "time" => "^..:..:[0-5]",
+        // RFC 5321, 4.5.3.1, and RFC 1035, 2.3.4; with four labels, all of them are short enough.
+        "email" => r"^[^@]{1,64}@(?:[^.]{1,63}\.){0,3}[^.]{1,60}$",
+        "hostname" => r"^(?:[^.]{1,63}\.){0,3}[^.]{1,60}$",
+        _ => return None,
+    })
+}
+
+/// Adds to each format of a schema the pattern that its texts match as well. What is data and no schema stays. The schema is
+/// not deep: its depth was checked.
+pub(super) fn tighten(schema: &mut Value) {
+    match schema {
+        Value::Array(schemas) => schemas.iter_mut().for_each(tighten),
+        Value::Object(keywords) => {
+            let is_data = |key: &str| matches!(key, "const" | "default" | "enum" | "examples");
+            keywords.iter_mut().filter(|(key, _)| !is_data(key)).for_each(|(_, value)| tighten(value));
+            let Some(pattern) = keywords.get("format").and_then(Value::as_str).and_then(pattern_of) else { return };
+            if !keywords.contains_key("pattern") {
+                keywords.insert("pattern".into(), pattern.into());
+            } else if let Value::Array(all) = keywords.entry("allOf").or_insert_with(|| json!([])) {
+                all.push(json!({"pattern": pattern}));
+            }
+        }
+        _ => {}
+    }
+}
