@@ -268,12 +268,16 @@ impl AnswerReader {
     pub fn finish(&mut self) -> Vec<Event> {
         let held = std::mem::take(&mut self.held);
         self.plain_all(&held);
-        match std::mem::replace(&mut self.state, State::Answer) {
-            State::Call(call) if call.is_empty_of_harmony() => self.close_call(*call),
-            State::Call(call) => {
-                let expected = if call.scan.is_in_text() { "the end of a string" } else { "the end of a call" };
-                self.not_a_call(*call, (expected.into(), "the end of the answer".into()), self.position);
+        if matches!(self.state, State::Call(_))
+            && let State::Call(call) = std::mem::replace(&mut self.state, State::Answer)
+        {
+            let expected = if call.scan.is_in_text() { "the end of a string" } else { "the end of a call" };
+            match call.is_empty_of_harmony() {
+                true => self.close_call(*call),
+                false => self.not_a_call(*call, (expected.into(), "the end of the answer".into()), self.position),
             }
+        }
+        match std::mem::replace(&mut self.state, State::Answer) {
             State::Header(header) if !header.is_empty() => {
                 let problem = self.problem("`<|message|>`".into(), "the end of the answer".into(), self.position);
                 self.events.push(Event::NotACall { text: header.text, problem });

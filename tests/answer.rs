@@ -702,6 +702,15 @@ fn harmony(rng: &mut Rng) -> Case {
                     case.mark("<|call|>");
                     case.expected.push(Expected::Call(call));
                 }
+                3 => {
+                    let json = written(rng, &json!(call.arguments));
+                    case.text(json.clone());
+                    case.cut(n_header + 1 + rng.below(json.len() - 1));
+                    let whole = case.whole();
+                    let from = if whole[..n_before].ends_with("<|start|>assistant") { n_before - 18 } else { n_before };
+                    let lead = if from == 0 { "<|start|>assistant" } else { "" };
+                    case.expected.push(Expected::NotACall(format!("{lead}{}", &whole[from..]), Some(whole.len())));
+                }
                 _ => {
                     let json = written(rng, &json!(call.arguments));
                     case.text(json);
@@ -923,6 +932,81 @@ fn the_format_is_found_by_the_template() {
     }
 }
 
+/// What a published template writes for calls in a conversation is what its model was taught to answer.
+#[cfg(feature = "chat")]
+#[test]
+fn calls_are_read_as_templates_write_them() {
+    use tilewright::chat::{ChatOptions, ChatTemplate, Message, SpecialTexts};
+
+    let Some(folder) = common::find_data(Path::new("chat-templates")) else {
+        return common::skip(format_args!("no chat templates"));
+    };
+    let arguments = json!({
+        "text": "a \"b\" {c}\n<d> é🦀 </tool_call>",
+        "n": -3,
+        "x": 1.5,
+        "yes": true,
+        "list": ["a", 2],
+        "in": {"k": "v"},
+    });
+    let tool = json!({"type": "function", "function": {"name": "look_up", "description": "Looks.", "parameters": {
+        "type": "object", "properties": {"text": {"type": "string", "description": "A text."}}, "required": ["text"],
+    }}});
+    let call = json!({"type": "function", "id": "abc123def", "function": {"name": "look_up", "arguments": arguments}});
+    let mut asked = Message::new("assistant", "");
+    asked.fields.insert("tool_calls".into(), json!([call]));
+    let question = Message::new("user", "What is it?");
+    let tools = vec![tool];
+    let special: SpecialTexts = serde_json::from_value(json!({"bos_token": "<s>", "eos_token": "</s>"})).unwrap();
+    let mut n_read = 0;
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let Ok(source) = fs::read_to_string(&path) else { continue };
+        let format = Format::detect(&source, |_| false);
+        if path.extension().is_none_or(|extension| extension != "jinja")
+            || matches!(format, Format::Plain | Format::Json)
+        {
+            continue;
+        }
+        let template = ChatTemplate::from_source(&source, special.clone()).unwrap();
+        let render = |messages: &[Message], add_generation_prompt| {
+            let tools = Some(tools.clone());
+            let options = ChatOptions { add_generation_prompt, tools, now: Some(0), ..ChatOptions::default() };
+            template.render(messages, &options).map(|rendered| rendered.text().to_owned())
+        };
+        let prompt = render(std::slice::from_ref(&question), true).unwrap();
+        let name = path.file_stem().unwrap().to_string_lossy();
+        // Some write a list where there are several, and some refuse a message without a text.
+        let Ok(whole) = render(&[question.clone(), asked.clone()], false) else {
+            println!("{name} refuses the conversation");
+            continue;
+        };
+        let same: usize =
+            prompt.chars().zip(whole.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum();
+        // Not in the midst of a mark.
+        let same = prompt[..same].rfind('<').filter(|&at| !prompt[at..same].contains('>')).unwrap_or(same);
+        let mut reader = AnswerReader::new(format).with_tools(&tools).after_prompt(&prompt[..same]);
+        let mut events = reader.push_text(&whole[same..]);
+        events.extend(reader.finish());
+        let calls: Vec<&ToolCall> = events
+            .iter()
+            .filter_map(|event| match event {
+                Event::Call(call) => Some(call),
+                _ => None,
+            })
+            .collect();
+        // Two of LFM2's and Granite 3's write none.
+        let [call] = calls[..] else {
+            println!("{name} ({format}) writes no call: {:?}", &whole[same..]);
+            continue;
+        };
+        assert_eq!((call.name.as_str(), &json!(call.arguments)), ("look_up", &arguments), "{name}: {whole}");
+        n_read += 1;
+    }
+    println!("calls of {n_read} templates read");
+    assert!(n_read >= 26);
+}
+
 #[test]
 fn the_format_is_found_by_the_vocabulary_where_the_template_has_no_tools() {
     let has = |token: &'static str| move |name: &str| name == token;
@@ -954,6 +1038,7 @@ fn text_is_given_out_as_soon_as_it_can_be_no_mark() {
     let mut reader = AnswerReader::new(Format::Json);
     assert_eq!(reader.push_text("{\"na"), []);
     assert_eq!(reader.push_text("med\": "), [Event::Text("{\"named\":".into())]);
+    assert_eq!(events(Format::Json, "{\"name\": \n"), [Event::Text("{\"name\": \n".into())]);
     assert_eq!(events(Format::Json, "{\"name\": \"Ada\"}"), [Event::Text("{\"name\": \"Ada\"}".into())]);
     // So is a call of a tool that is not there.
     let answer = "{\"name\": \"Ada\", \"arguments\": {}}";
@@ -975,6 +1060,8 @@ fn what_is_no_token_of_a_thought_is_text() {
     case.text("a </think> b");
     case.mark("</think>");
     case.text("<think>c</think>");
+    // A control token of no meaning here, such as the end of the answer.
+    case.mark("<|end|>");
     let found = by_tokens(&case, Format::Hermes, &tokenizer, &mut Rng(1));
     let expected = [Expected::Thinking("a </think> b".into()), Expected::Text("<think>c</think>".into())];
     assert_eq!(simplified(&found), expected);
@@ -991,6 +1078,10 @@ fn a_call_in_a_thought_that_is_not_closed_is_a_call() {
     let found = events(Format::Hermes, "<think>With <tool_call> one calls.</think>Yes");
     let expected = [Expected::Thinking("With <tool_call> one calls.".into()), Expected::Text("Yes".into())];
     assert_eq!(simplified(&found), expected);
+    // Cut off in both.
+    let found = events(Format::Hermes, "<think>So <tool_call>{\"name\": ");
+    let expected = [Expected::Thinking("So <tool_call>{\"name\":".into()), Expected::Open];
+    assert_eq!(simplified(&found), expected);
 }
 
 #[test]
@@ -1000,12 +1091,7 @@ fn other_forms_of_a_family_are_read() {
         let Some(Event::Call(call)) = found.first() else { panic!("{text}: {found:?}") };
         assert_eq!((call.name.as_str(), json!(call.arguments)), (name, arguments), "{text}");
     };
-    one(
-        Format::Llama3,
-        "<|python_tag|>brave_search.call(query=\"a\\\"b\")<|eom_id|>",
-        "brave_search",
-        json!({"query": "a\"b"}),
-    );
+    one(Format::Llama3, "<|python_tag|>brave_search.call(query=\"a\\\"b\")", "brave_search", json!({"query": "a\"b"}));
     one(Format::Mistral, "[TOOL_CALLS]f{\"a\": 1}", "f", json!({"a": 1}));
     one(Format::Granite, "<tool_call>[{\"name\": \"f\", \"arguments\": {\"a\": null}}]", "f", json!({"a": null}));
     one(

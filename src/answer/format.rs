@@ -112,24 +112,21 @@ impl Format {
     /// The marks of the format.
     pub(super) fn marks(self) -> &'static [(&'static str, Mark)] {
         const THINK: [(&str, Mark); 2] = [("<think>", Mark::ThinkOpen), ("</think>", Mark::ThinkClose)];
-        const TAGGED: [(&str, Mark); 5] = [
+        const TAGGED: [(&str, Mark); 7] = [
             THINK[0],
             THINK[1],
             ("<tool_call>", Mark::CallOpen),
             ("</tool_call>", Mark::CallClose),
+            // Apriel's, with a list between them.
+            ("<tool_calls>", Mark::CallOpen),
+            ("</tool_calls>", Mark::CallClose),
             // Qwen3-Coder leaves `<tool_call>` out at times.
             ("<function=", Mark::Function),
         ];
         match self {
-            Format::Hermes => TAGGED.split_at(4).0,
+            Format::Hermes => TAGGED.split_at(6).0,
             Format::Xml => &TAGGED,
-            Format::Llama3 => &[
-                THINK[0],
-                THINK[1],
-                ("<|python_tag|>", Mark::CallOpen),
-                ("<|eom_id|>", Mark::CallClose),
-                ("<|eot_id|>", Mark::CallClose),
-            ],
+            Format::Llama3 => &[THINK[0], THINK[1], ("<|python_tag|>", Mark::CallOpen)],
             Format::Mistral => &[
                 ("[THINK]", Mark::ThinkOpen),
                 ("[/THINK]", Mark::ThinkClose),

@@ -122,7 +122,13 @@ fn xml(raw: &str, types: Option<&Types>) -> Result<ToolCall, Wrong> {
         let of_type = types.and_then(|types| types.get(key));
         let value = match of_type.and_then(Json::as_str) {
             Some("string") => Json::from(value),
-            _ => serde_json::from_str(value.trim()).unwrap_or_else(|_| Json::from(value)),
+            _ => match value.trim() {
+                // Some templates write these as Python does, and so do their models.
+                "True" => Json::Bool(true),
+                "False" => Json::Bool(false),
+                "None" => Json::Null,
+                json => serde_json::from_str(json).unwrap_or_else(|_| Json::from(value)),
+            },
         };
         arguments.insert(key.into(), value);
     }

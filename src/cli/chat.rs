@@ -512,8 +512,9 @@ impl<W: Write> Answer<W> {
     fn into_message(self, format: Format, n_before: usize) -> Message {
         let mut message = Message::new("assistant", self.text);
         // gpt-oss's template refuses a message with a text, a thought and a call.
-        let has_all = !self.calls.is_empty() && message.text().is_some_and(|text| !text.is_empty());
-        if !self.thought.is_empty() && !(format == Format::Harmony && has_all) {
+        let has_both = !self.calls.is_empty() && message.text().is_some_and(|text| !text.is_empty());
+        let is_refused = format == Format::Harmony && has_both;
+        if !self.thought.is_empty() && !is_refused {
             message.fields.insert("reasoning_content".into(), self.thought.into());
         }
         if !self.calls.is_empty() {
