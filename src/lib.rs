@@ -42,6 +42,8 @@
 //! ```
 #![deny(missing_docs)]
 
+#[cfg(feature = "answer")]
+pub mod answer;
 pub mod bench;
 mod cache;
 #[cfg(feature = "chat")]

@@ -913,4 +913,35 @@ mod command_line {
         assert!(!first.is_empty() && first.trim_end() != messages[1]["content"]);
         assert!(chat(&["--template", "alpaca"], "/quit\nA dog\n").stdout.is_empty());
     }
+
+    #[test]
+    fn thoughts_and_calls_are_told_apart_printed_and_kept() {
+        let path = |ending: &str| format!("{}/chat_calls{ending}", env!("CARGO_TARGET_TMPDIR"));
+        let tools = r#"[{"type": "function", "function": {"name": "sun", "description": "Where the sun is.\nNow."}}]"#;
+        std::fs::write(path("_tools.json"), tools).unwrap();
+        let begun = r#"<think>Sunny?</think><tool_call>{"name": "sun", "arguments": {"day": 2}}</tool_call>"#;
+        let (tools, saved) = (path("_tools.json"), path(".json"));
+        let args = ["--template", "alpaca", "--tool-format", "hermes", "--prefill", begun, "--tools", &tools];
+        let lines = format!("/tools\n/result 1\nA dog\n/result 21 degrees\n/save {saved}\n");
+        let output = chat(&args, &lines);
+        let notes = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{notes}");
+        assert!(notes.contains("sun            Where the sun is.\n") && notes.contains("no call to answer"), "{notes}");
+        let messages: Vec<Value> = serde_json::from_slice(&std::fs::read(saved).unwrap()).unwrap();
+        let roles: Vec<&str> = messages.iter().map(|message| message["role"].as_str().unwrap()).collect();
+        assert_eq!(roles, ["user", "assistant", "tool", "assistant"]);
+        let mut printed = String::new();
+        for message in [&messages[1], &messages[3]] {
+            assert_eq!(message["reasoning_content"], "Sunny?");
+            let call = &message["tool_calls"][0];
+            assert_eq!(call["function"], serde_json::json!({"name": "sun", "arguments": {"day": 2}}));
+            assert_eq!(call["id"].as_str().map(str::len), Some(9));
+            let text = message["content"].as_str().unwrap();
+            printed += &format!("<think>\nSunny?\n</think>\n\ncall sun {{\"day\":2}}\n{text}\n");
+        }
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), printed);
+        assert_eq!(messages[2]["content"], "21 degrees");
+        assert_eq!(messages[2]["tool_call_id"], messages[1]["tool_calls"][0]["id"]);
+        assert_eq!(chat(&["--template", "alpaca", "--tool-format", "nope"], "").status.code(), Some(2));
+    }
 }

@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use serde_json::Value as Json;
+use tilewright::answer::{AnswerReader, Event, Format, ToolCall};
 use tilewright::chat::{ChatOptions, ChatTemplate, Message};
 use tilewright::generate::{CancelHandle, StopReason};
 use tilewright::{Error, GenerateOptions, Model, Recovery, Session};
@@ -36,6 +37,9 @@ pub struct ChatArgs {
     template: Option<String>,
     #[command(flatten)]
     told: TemplateArgs,
+    /// How the model writes tool calls; found by its template and its vocabulary if absent.
+    #[arg(long, value_parser = Format::ALL.map(Format::name), value_name = "NAME")]
+    tool_format: Option<String>,
     /// File that keeps the conversation and what was computed of it: it goes on with what is there, and is written at `/quit`
     /// or the end of the input, not at Ctrl-C or after an error. `/save` and `/load` do the same at any time.
     #[arg(long, value_name = "FILE")]
@@ -103,6 +107,8 @@ const HELP: &str = "\
 /clear         forget the conversation, but for the system message
 /system TEXT   tell the model its part; without TEXT, nothing
 /regen         answer the last message anew
+/tools         the tools of --tools
+/result TEXT   what the tool gave that the model called; with several calls, one after the other
 /save FILE     write the conversation and what was computed of it; as JSON alone if FILE ends in .json
 /load FILE     go on with what /save wrote
 /quit          end
@@ -117,7 +123,8 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     let mut recovery = args.device.recovery(args.model.as_deref());
     let session = recovery.load(&args.device.open()?)?.session()?;
     let template = template(session.model(), args)?;
-    let mut chat = Chat::new(session, recovery, template, told, options, interrupt)?;
+    let format = format(session.model(), args)?;
+    let mut chat = Chat::new(session, recovery, template, format, told, options, interrupt)?;
     chat.draft = args.sampling.guess.load(chat.session.model())?;
     chat.prefill.clone_from(&args.prefill);
     if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
@@ -167,6 +174,20 @@ fn template(model: &Model, args: &ChatArgs) -> Result<ChatTemplate, Error> {
         ),
         found: "missing".into(),
     })
+}
+
+/// How the model writes what it thinks and calls: as it is told, or as its templates have it, or else its vocabulary.
+fn format(model: &Model, args: &ChatArgs) -> Result<Format, Error> {
+    if let Some(format) = args.tool_format.as_deref().and_then(Format::from_name) {
+        return Ok(format);
+    }
+    let templates = match &args.template {
+        // Those that are built in know no tools.
+        Some(_) => String::new(),
+        None => model.chat_source().templates.iter().map(|(_, source)| source.as_str()).collect(),
+    };
+    let tokenizer = model.tokenizer()?;
+    Ok(Format::detect(&templates, |name| tokenizer.special_id(name).is_some()))
 }
 
 /// The next message or command; `None` at the end of the input.
@@ -220,6 +241,7 @@ struct Chat<'a> {
     draft: Option<Draft>,
     recovery: Recovery<'a, Model>,
     template: ChatTemplate,
+    format: Format,
     told: ChatOptions,
     options: GenerateOptions,
     interrupt: Interrupt,
@@ -234,6 +256,7 @@ impl<'a> Chat<'a> {
         session: Session,
         recovery: Recovery<'a, Model>,
         template: ChatTemplate,
+        format: Format,
         told: ChatOptions,
         mut options: GenerateOptions,
         interrupt: Interrupt,
@@ -241,7 +264,7 @@ impl<'a> Chat<'a> {
         options.stop_ids = template.stop_ids(session.model().tokenizer()?)?;
         options.stop.extend(template.stop_texts().iter().map(|text| text.to_string()));
         let (draft, prefill, system, messages) = (None, None, None, Vec::new());
-        Ok(Chat { session, draft, recovery, template, told, options, interrupt, prefill, system, messages })
+        Ok(Chat { session, draft, recovery, template, format, told, options, interrupt, prefill, system, messages })
     }
 
     /// Does what a line says; false at the end of the conversation.
@@ -252,6 +275,8 @@ impl<'a> Chat<'a> {
             "/help" => eprintln!("{HELP}"),
             "/clear" => self.messages.clear(),
             "/system" => self.set_system(rest.trim()),
+            "/tools" => self.print_tools(),
+            "/result" => self.take_result(rest.trim())?,
             "/save" => self.save(Path::new(rest.trim()))?,
             "/load" => self.load(Path::new(rest.trim()))?,
             "/regen" => {
@@ -292,6 +317,41 @@ impl<'a> Chat<'a> {
         self.system = (!text.is_empty()).then(|| Message::new("system", text));
     }
 
+    fn print_tools(&self) {
+        let tools = self.told.tools.as_deref().unwrap_or_default();
+        for tool in tools.iter().map(|tool| tool.get("function").unwrap_or(tool)) {
+            let text = |key: &str| tool.get(key).and_then(Json::as_str).unwrap_or_default();
+            eprintln!("{:<14} {}", text("name"), text("description").lines().next().unwrap_or_default());
+        }
+        if tools.is_empty() {
+            eprintln!("there are none; --tools FILE gives some");
+        }
+    }
+
+    /// Answers the next call of the last answer, and has the model go on after the last.
+    fn take_result(&mut self, result: &str) -> Result<(), Failure> {
+        let n_given = self.messages.iter().rev().take_while(|message| message.role == "tool").count();
+        let before = self.messages.len() - n_given;
+        let asking = before.checked_sub(1).and_then(|at| self.messages.get(at));
+        let calls = asking.and_then(|message| message.fields.get("tool_calls")).and_then(Json::as_array);
+        let Some(call) = calls.and_then(|calls| calls.get(n_given)) else {
+            eprintln!("there is no call to answer");
+            return Ok(());
+        };
+        let is_last = calls.is_some_and(|calls| n_given + 1 == calls.len());
+        let mut message = Message::new("tool", result);
+        let fields = [("tool_call_id", call.get("id")), ("name", call.pointer("/function/name"))];
+        for (name, value) in fields {
+            message.fields.extend(value.map(|value| (name.to_owned(), value.clone())));
+        }
+        self.messages.push(message);
+        let answered = if is_last { self.answer() } else { Ok(()) };
+        if answered.is_err() {
+            self.messages.pop();
+        }
+        answered
+    }
+
     fn conversation(&self) -> Vec<Message> {
         self.system.iter().chain(&self.messages).cloned().collect()
     }
@@ -306,27 +366,34 @@ impl<'a> Chat<'a> {
         let chat_options = ChatOptions { now, continue_final_message, ..self.told.clone() };
         let tokenizer = self.session.model().tokenizer()?;
         let ids = self.template.encode(tokenizer, &conversation, &chat_options)?;
+        let mut reader = AnswerReader::for_tokenizer(self.format, tokenizer)
+            .with_tools(self.told.tools.as_deref().unwrap_or_default());
+        if self.prefill.is_none() {
+            // A template may begin a thought.
+            let end = ids.get(ids.len().saturating_sub(16)..).unwrap_or_default();
+            reader = reader.after_prompt(&tokenizer.decode(end, false)?);
+        }
         let mut generation = self.session.generate_from(&ids, &self.options)?;
         if let Some(draft) = &mut self.draft {
             draft.guess_for(&mut generation)?;
         }
         *self.interrupt.current() = Some(generation.cancel_handle());
-        let mut out = io::stdout().lock();
-        let mut text = self.prefill.clone().unwrap_or_default();
-        write!(out, "{text}")?;
-        let ended = each_piece(&mut generation, &mut self.recovery, |piece| {
-            text += &piece.text;
-            write!(out, "{}", piece.text)?;
-            Ok(out.flush()?)
-        });
+        let mut answer = Answer::new(io::stdout().lock());
+        answer.take(reader.push_text(self.prefill.as_deref().unwrap_or_default()))?;
+        let mut ended =
+            each_piece(&mut generation, &mut self.recovery, |piece| answer.take(reader.push(piece.id, &piece.text)?));
+        if !matches!(ended, Err(Failure::StdoutClosed)) {
+            // What was held back belongs to the answer, whether or not it was broken off.
+            ended = answer.take(reader.finish()).and(ended);
+        }
         *self.interrupt.current() = None;
         let (reason, prefill, decode) = (generation.stop_reason(), generation.prefill(), generation.decode());
         let speculation = generation.speculation();
         if !matches!(ended, Err(Failure::StdoutClosed)) {
-            writeln!(out, "{}", if ended.is_err() { " [broken off]" } else { "" })?;
+            answer.end(ended.is_err())?;
         }
         ended?;
-        self.messages.push(Message::new("assistant", text));
+        self.messages.push(answer.into_message(self.format, self.messages.len()));
         if io::stderr().is_terminal() {
             let note = match reason {
                 Some(StopReason::MaxTokens) => "; as long as --max-tokens allows",
@@ -366,6 +433,98 @@ impl<'a> Chat<'a> {
         self.system = is_system.then(|| messages.remove(0));
         self.messages = messages;
         Ok(())
+    }
+}
+
+/// An answer as it is printed and as it is kept.
+struct Answer<W> {
+    out: W,
+    /// Escape codes for thoughts, on a terminal.
+    dims: bool,
+    in_thought: bool,
+    /// Whether what was printed last ended its line.
+    at_line_start: bool,
+    thought: String,
+    text: String,
+    calls: Vec<ToolCall>,
+}
+
+impl<W: Write> Answer<W> {
+    fn new(out: W) -> Self {
+        let dims = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        let (thought, text, calls) = (String::new(), String::new(), Vec::new());
+        Answer { out, dims, in_thought: false, at_line_start: false, thought, text, calls }
+    }
+
+    /// Prints what came. From a pipe, a thought stands between `<think>` and `</think>`, whatever marks the model has.
+    fn take(&mut self, events: Vec<Event>) -> Result<(), Failure> {
+        for event in events {
+            match event {
+                Event::Thinking(text) => {
+                    if !self.in_thought {
+                        self.in_thought = true;
+                        write!(self.out, "{}", if self.dims { "\x1b[2m" } else { "<think>\n" })?;
+                    }
+                    write!(self.out, "{text}")?;
+                    self.thought += &text;
+                }
+                Event::Text(text) | Event::NotACall { text, .. } => {
+                    self.end_thought()?;
+                    write!(self.out, "{text}")?;
+                    self.at_line_start = text.ends_with('\n');
+                    self.text += &text;
+                }
+                Event::Call(call) => {
+                    self.end_thought()?;
+                    if !self.at_line_start && !self.text.is_empty() {
+                        writeln!(self.out)?;
+                    }
+                    writeln!(self.out, "call {} {}", call.name, Json::Object(call.arguments.clone()))?;
+                    self.at_line_start = true;
+                    self.calls.push(call);
+                }
+                Event::Open(_) => self.end_thought()?,
+            }
+        }
+        Ok(self.out.flush()?)
+    }
+
+    fn end_thought(&mut self) -> Result<(), Failure> {
+        if std::mem::take(&mut self.in_thought) {
+            write!(self.out, "{}", if self.dims { "\x1b[0m\n\n" } else { "\n</think>\n\n" })?;
+            self.at_line_start = true;
+        }
+        Ok(())
+    }
+
+    /// The end of the last line.
+    fn end(&mut self, is_broken_off: bool) -> Result<(), Failure> {
+        self.end_thought()?;
+        match (is_broken_off, self.calls.is_empty() || !self.at_line_start) {
+            (true, _) => writeln!(self.out, " [broken off]")?,
+            (false, true) => writeln!(self.out)?,
+            (false, false) => {}
+        }
+        Ok(())
+    }
+
+    /// The message that templates look for: the thought is in `reasoning_content`, where each keeps it or leaves it out.
+    fn into_message(self, format: Format, n_before: usize) -> Message {
+        let mut message = Message::new("assistant", self.text);
+        // gpt-oss's template refuses a message with a text, a thought and a call.
+        let has_both = !self.calls.is_empty() && message.text().is_some_and(|text| !text.is_empty());
+        let is_refused = format == Format::Harmony && has_both;
+        if !self.thought.is_empty() && !is_refused {
+            message.fields.insert("reasoning_content".into(), self.thought.into());
+        }
+        if !self.calls.is_empty() {
+            // Mistral's templates want names of nine letters and digits.
+            let json =
+                |(at, call): (usize, &ToolCall)| call.to_json(&format!("call{:05}", (n_before * 100 + at) % 100_000));
+            let calls: Vec<Json> = self.calls.iter().enumerate().map(json).collect();
+            message.fields.insert("tool_calls".into(), calls.into());
+        }
+        message
     }
 }
 

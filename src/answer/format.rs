@@ -1,0 +1,201 @@
+//! Which formats there are, their marks, and how a format is found.
+
+/// How a family of models writes thinking and tool calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen 2.5 and 3, Granite 4 and many others.
+    Hermes,
+    /// `<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5,
+    /// Nemotron 3.
+    Xml,
+    /// `{"name": ..., "parameters": {...}}`, with or without `<|python_tag|>`, and `<|python_tag|>NAME.call(key="value")`.
+    Llama3,
+    /// `[TOOL_CALLS][{"name": ..., "arguments": {...}, "id": ...}]` and `[TOOL_CALLS]NAME[CALL_ID]id[ARGS]{...}`.
+    Mistral,
+    /// `<|tool_call>call:NAME{key:<|"|>value<|"|>}<tool_call|>`, thinking in `<|channel>thought`.
+    Gemma4,
+    /// OpenAI's harmony: channels `analysis`, `commentary` and `final`, calls as messages `to=functions.NAME`.
+    Harmony,
+    /// `<|tool_call_start|>[NAME(key="value")]<|tool_call_end|>`, with literals of Python.
+    Lfm2,
+    /// `<|tool_call|>[{"name": ..., "arguments": {...}}]`: Granite 3.
+    Granite,
+    /// `{"name": ..., "arguments": {...}}` or a list of them as a whole answer, for models that were taught no format.
+    Json,
+    /// Thinking alone: a format of calls that is not known here.
+    Plain,
+}
+
+impl Format {
+    /// All formats.
+    pub const ALL: [Format; 10] = [
+        Format::Hermes,
+        Format::Xml,
+        Format::Llama3,
+        Format::Mistral,
+        Format::Gemma4,
+        Format::Harmony,
+        Format::Lfm2,
+        Format::Granite,
+        Format::Json,
+        Format::Plain,
+    ];
+
+    /// A short name, the one that [`Format::from_name`] takes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Hermes => "hermes",
+            Format::Xml => "xml",
+            Format::Llama3 => "llama3",
+            Format::Mistral => "mistral",
+            Format::Gemma4 => "gemma4",
+            Format::Harmony => "harmony",
+            Format::Lfm2 => "lfm2",
+            Format::Granite => "granite",
+            Format::Json => "json",
+            Format::Plain => "plain",
+        }
+    }
+
+    /// The format of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Format::ALL.into_iter().find(|format| format.name() == name)
+    }
+
+    /// The format that a chat template writes, or else, for a template that knows no tools, the one that the special tokens
+    /// of a vocabulary are for. A template that has tools in a form that is not known is [`Format::Plain`]; without any
+    /// sign it is [`Format::Json`].
+    pub fn detect(template: &str, has_token: impl Fn(&str) -> bool) -> Self {
+        // Signs of which a template has all; the first that fits is taken, so those that others also have come last.
+        const SIGNS: [(Format, &[&str]); 14] = [
+            (Format::Harmony, &["<|channel|>", "<|message|>", "<|call|>"]),
+            (Format::Gemma4, &["<|tool_call>"]),
+            (Format::Mistral, &["[TOOL_CALLS]"]),
+            (Format::Lfm2, &["<|tool_call_start|>"]),
+            (Format::Lfm2, &["<|tool_list_start|>"]),
+            (Format::Lfm2, &["List of tools: [", "keep_past_thinking"]),
+            (Format::Granite, &["<|tool_call|>"]),
+            // Qwen's words with other marks, which are not read.
+            (Format::Plain, &["seed:tool_call"]),
+            (Format::Xml, &["<tool_call>", "<function=", "<parameter="]),
+            // Functionary: JSON in tags of its own.
+            (Format::Plain, &["<function="]),
+            (Format::Hermes, &["<tool_call>", "name", "\"arguments\""]),
+            (Format::Hermes, &["<tool_call>", "name", "\\\"arguments\\\""]),
+            (Format::Llama3, &["<|python_tag|>"]),
+            (Format::Llama3, &["<|start_header_id|>", "\"parameters\": dictionary"]),
+        ];
+        const TOKENS: [(Format, &str); 7] = [
+            (Format::Harmony, "<|channel|>"),
+            (Format::Gemma4, "<|tool_call>"),
+            (Format::Mistral, "[TOOL_CALLS]"),
+            (Format::Lfm2, "<|tool_call_start|>"),
+            (Format::Granite, "<|tool_call|>"),
+            (Format::Hermes, "<tool_call>"),
+            (Format::Llama3, "<|python_tag|>"),
+        ];
+        let fits = |signs: &[&str]| signs.iter().all(|sign| template.contains(sign));
+        if let Some((format, _)) = SIGNS.iter().find(|(_, signs)| fits(signs)) {
+            return *format;
+        }
+        if template.contains("tools") || template.contains("tool_calls") {
+            return Format::Plain;
+        }
+        TOKENS.iter().find(|(_, token)| has_token(token)).map_or(Format::Json, |(format, _)| *format)
+    }
+
+    /// Whether an answer may be a call with no mark in front of it.
+    pub(super) fn is_bare(self) -> bool {
+        matches!(self, Format::Llama3 | Format::Json)
+    }
+
+    /// The marks of the format.
+    pub(super) fn marks(self) -> &'static [(&'static str, Mark)] {
+        const THINK: [(&str, Mark); 2] = [("<think>", Mark::ThinkOpen), ("</think>", Mark::ThinkClose)];
+        const TAGGED: [(&str, Mark); 7] = [
+            THINK[0],
+            THINK[1],
+            ("<tool_call>", Mark::CallOpen),
+            ("</tool_call>", Mark::CallClose),
+            // Apriel's, with a list between them.
+            ("<tool_calls>", Mark::CallOpen),
+            ("</tool_calls>", Mark::CallClose),
+            // Qwen3-Coder leaves `<tool_call>` out at times.
+            ("<function=", Mark::Function),
+        ];
+        match self {
+            Format::Hermes => TAGGED.split_at(6).0,
+            Format::Xml => &TAGGED,
+            Format::Llama3 => &[THINK[0], THINK[1], ("<|python_tag|>", Mark::CallOpen)],
+            Format::Mistral => &[
+                ("[THINK]", Mark::ThinkOpen),
+                ("[/THINK]", Mark::ThinkClose),
+                ("[TOOL_CALLS]", Mark::CallOpen),
+                ("[CALL_ID]", Mark::Inner),
+                ("[ARGS]", Mark::Inner),
+            ],
+            Format::Gemma4 => &[
+                ("<|channel>", Mark::ThinkOpen),
+                ("<channel|>", Mark::ThinkClose),
+                ("<|tool_call>", Mark::CallOpen),
+                ("<tool_call|>", Mark::CallClose),
+                (super::values::GEMMA_QUOTE, Mark::Inner),
+            ],
+            Format::Harmony => &[
+                ("<|start|>", Mark::Start),
+                ("<|channel|>", Mark::Channel),
+                ("<|message|>", Mark::Message),
+                ("<|end|>", Mark::End),
+                ("<|call|>", Mark::End),
+                ("<|return|>", Mark::End),
+                ("<|constrain|>", Mark::Inner),
+            ],
+            Format::Lfm2 => {
+                &[THINK[0], THINK[1], ("<|tool_call_start|>", Mark::CallOpen), ("<|tool_call_end|>", Mark::CallClose)]
+            }
+            Format::Granite => &[
+                THINK[0],
+                THINK[1],
+                ("<|tool_call|>", Mark::CallOpen),
+                ("<tool_call>", Mark::CallOpen),
+                ("</tool_call>", Mark::CallClose),
+                // Phi-4-mini's.
+                ("<|/tool_call|>", Mark::CallClose),
+                // Granite 3.3 puts its answer between them after a thought.
+                ("<response>", Mark::Silent),
+                ("</response>", Mark::Silent),
+            ],
+            Format::Json => &THINK,
+            Format::Plain => &[THINK[0], THINK[1], ("[THINK]", Mark::ThinkOpen), ("[/THINK]", Mark::ThinkClose)],
+        }
+    }
+}
+
+impl std::fmt::Display for Format {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What a mark does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mark {
+    ThinkOpen,
+    ThinkClose,
+    CallOpen,
+    CallClose,
+    /// Begins a call, and is itself part of it.
+    Function,
+    /// Part of a call or a header, where it is read as text.
+    Inner,
+    /// Stands around the answer and says nothing.
+    Silent,
+    /// Begins a message of harmony.
+    Start,
+    /// Begins the name of a channel.
+    Channel,
+    /// Ends a header.
+    Message,
+    /// Ends a message.
+    End,
+}

@@ -1,0 +1,358 @@
+//! What a complete call says: JSON, Gemma's notation, tags, literals of Python.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value as Json};
+
+use super::ToolCall;
+use super::format::Format;
+
+/// Gemma's quote, a token.
+pub const GEMMA_QUOTE: &str = "<|\"|>";
+
+/// What was expected, and what was found.
+pub type Wrong = (String, String);
+
+/// The types of a tool's parameters, by tool and parameter: the `type` of each property in its schema.
+pub type Types = HashMap<String, HashMap<String, Json>>;
+
+/// The types in a list of tools, each `{"type": "function", "function": {...}}` or what stands in `function` alone.
+pub fn types_of(tools: &[Json]) -> Types {
+    let described = tools.iter().filter_map(|tool| {
+        let tool = tool.get("function").unwrap_or(tool);
+        let properties = tool.pointer("/parameters/properties").and_then(Json::as_object);
+        let types = properties.into_iter().flatten();
+        let types = types.filter_map(|(name, schema)| Some((name.clone(), schema.get("type")?.clone())));
+        Some((tool.get("name")?.as_str()?.to_owned(), types.collect()))
+    });
+    described.collect()
+}
+
+/// The calls of a complete text.
+pub fn parse(format: Format, raw: &str, types: Option<&Types>) -> Result<Vec<ToolCall>, Wrong> {
+    let raw = raw.trim();
+    match format {
+        Format::Hermes | Format::Xml if raw.starts_with('<') => xml(raw, types).map(|call| vec![call]),
+        Format::Lfm2 if !raw.trim_start_matches('[').trim_start().starts_with('{') => {
+            let mut reader = Reader::new(raw, Notation::Python);
+            reader.calls()
+        }
+        Format::Llama3 if !raw.starts_with('{') => {
+            let mut reader = Reader::new(raw, Notation::Python);
+            let mut call = reader.call()?;
+            call.name.truncate(call.name.strip_suffix(".call").map_or(call.name.len(), str::len));
+            Ok(vec![call])
+        }
+        Format::Gemma4 => {
+            let (head, arguments) = raw.split_at(raw.find('{').unwrap_or(raw.len()));
+            let name = head.strip_prefix("call:").filter(|name| !name.is_empty());
+            let name = name.ok_or_else(|| wrong("`call:` and a name", head))?;
+            match Reader::new(arguments, Notation::Gemma).value()? {
+                Json::Object(arguments) => Ok(vec![ToolCall { name: name.into(), arguments, id: None }]),
+                other => Err(wrong("arguments in braces", &other.to_string())),
+            }
+        }
+        Format::Mistral if !raw.starts_with(['[', '{']) => mistral(raw).map(|call| vec![call]),
+        _ => {
+            let value: Json = serde_json::from_str(raw).map_err(|error| wrong("JSON", &error.to_string()))?;
+            match value {
+                Json::Array(calls) => calls.into_iter().map(call_of).collect(),
+                call => call_of(call).map(|call| vec![call]),
+            }
+        }
+    }
+}
+
+/// The arguments of a call, as an object or, as OpenAI's interface has them and models repeat, as a text with one in it.
+pub fn arguments(value: Json) -> Result<Map<String, Json>, Wrong> {
+    let value = match value {
+        Json::String(text) => match serde_json::from_str(&text) {
+            Ok(value) => value,
+            Err(_) => Json::String(text),
+        },
+        value => value,
+    };
+    match value {
+        Json::Object(arguments) => Ok(arguments),
+        other => Err(wrong("arguments as a JSON object", &other.to_string())),
+    }
+}
+
+/// A call as JSON: `name`, then `arguments` or `parameters`, which may be missing where there are none.
+fn call_of(value: Json) -> Result<ToolCall, Wrong> {
+    let found = value.to_string();
+    let Json::Object(mut call) = value else { return Err(wrong("a JSON object with a name", &found)) };
+    let id = call.get("id").and_then(Json::as_str).map(str::to_owned);
+    if let Some(Json::Object(function)) = call.get_mut("function") {
+        call = std::mem::take(function);
+    }
+    let name = call.get("name").and_then(Json::as_str).filter(|name| !name.is_empty());
+    let name = name.ok_or_else(|| wrong("a JSON object with a name", &found))?.to_owned();
+    let given = call.remove("arguments").or_else(|| call.remove("parameters"));
+    let arguments = given.map_or_else(|| Ok(Map::new()), arguments)?;
+    Ok(ToolCall { name, arguments, id })
+}
+
+/// `NAME[CALL_ID]id[ARGS]{...}`, the parts in brackets only where they are there.
+fn mistral(raw: &str) -> Result<ToolCall, Wrong> {
+    let (head, given) = raw.split_at(raw.find('{').unwrap_or(raw.len()));
+    let head = head.trim_end().strip_suffix("[ARGS]").unwrap_or(head).trim();
+    let (name, id) = head.split_once("[CALL_ID]").map_or((head, None), |(name, id)| (name, Some(id.to_owned())));
+    if name.is_empty() || name.contains(['[', ']', ' ']) {
+        return Err(wrong("a name and `[ARGS]`", head));
+    }
+    let value = serde_json::from_str(given).map_err(|error| wrong("JSON", &error.to_string()))?;
+    Ok(ToolCall { name: name.into(), arguments: arguments(value)?, id })
+}
+
+/// `<function=NAME>` with its parameters. A value is the text between its tags, without the line breaks next to them. It
+/// is a string if the tool says so, or if it is no JSON: the template writes strings bare and all else as JSON.
+fn xml(raw: &str, types: Option<&Types>) -> Result<ToolCall, Wrong> {
+    let begun = raw.strip_prefix("<function=").and_then(|rest| rest.split_once('>'));
+    let (name, mut rest) = begun.ok_or_else(|| wrong("`<function=NAME>`", raw))?;
+    let types = types.and_then(|types| types.get(name));
+    let mut arguments = Map::new();
+    while let Some((key, after)) = rest.trim_start().strip_prefix("<parameter=").and_then(|rest| rest.split_once('>')) {
+        let (at, end) = value_end(after).ok_or_else(|| wrong("`</parameter>`", after))?;
+        let (value, behind) = after.split_at(at);
+        rest = behind.strip_prefix("</parameter>").unwrap_or(behind);
+        let value = value.strip_prefix('\n').unwrap_or(value);
+        // A line break before the end belongs to the tag; of the other two ends it is a part.
+        let value = if end == "</parameter>" { value.strip_suffix('\n').unwrap_or(value) } else { value };
+        let of_type = types.and_then(|types| types.get(key));
+        let value = match of_type.and_then(Json::as_str) {
+            Some("string") => Json::from(value),
+            _ => match value.trim() {
+                // Some templates write these as Python does, and so do their models.
+                "True" => Json::Bool(true),
+                "False" => Json::Bool(false),
+                "None" => Json::Null,
+                json => serde_json::from_str(json).unwrap_or_else(|_| Json::from(value)),
+            },
+        };
+        arguments.insert(key.into(), value);
+    }
+    match rest.trim() {
+        "</function>" => Ok(ToolCall { name: name.into(), arguments, id: None }),
+        other => Err(wrong("`</function>`", other)),
+    }
+}
+
+/// Where a value ends, and with what.
+fn value_end(text: &str) -> Option<(usize, &'static str)> {
+    text.match_indices('<').find_map(|(at, _)| {
+        if text.get(at..)?.starts_with("</parameter>") {
+            return Some((at, "</parameter>"));
+        }
+        let line = at.checked_sub(1)?;
+        let ends = ["\n<parameter=", "\n</function>"];
+        let end = ends.into_iter().find(|end| text.get(line..).is_some_and(|rest| rest.starts_with(end)))?;
+        Some((line, end))
+    })
+}
+
+/// What a problem says of a text: the beginning.
+fn wrong(expected: &str, found: &str) -> Wrong {
+    (expected.into(), super::shortened(found))
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Notation {
+    /// Keys bare or in Gemma's quotes, strings in those or, as models also write them, in plain ones.
+    Gemma,
+    /// Calls `f(a=1)` and literals. <https://docs.python.org/3/reference/lexical_analysis.html#literals>
+    Python,
+}
+
+/// Reads values from the left. The scanner has limited how deep they are.
+struct Reader<'t> {
+    rest: &'t str,
+    notation: Notation,
+}
+
+impl<'t> Reader<'t> {
+    fn new(text: &'t str, notation: Notation) -> Self {
+        Reader { rest: text, notation }
+    }
+
+    /// Skips white space, then `token` if it is there.
+    fn skip(&mut self, token: &str) -> bool {
+        self.rest = self.rest.trim_start();
+        match self.rest.strip_prefix(token) {
+            Some(rest) => {
+                self.rest = rest;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn expect(&mut self, token: &str) -> Result<(), Wrong> {
+        match self.skip(token) {
+            true => Ok(()),
+            false => Err(wrong(&format!("`{token}`"), self.rest)),
+        }
+    }
+
+    /// Up to the first of these characters.
+    fn word(&mut self, ends: &[char]) -> &'t str {
+        let (word, rest) = self.rest.split_at(self.rest.find(ends).unwrap_or(self.rest.len()));
+        self.rest = rest;
+        word.trim()
+    }
+
+    /// `[f(a=1), g()]`
+    fn calls(&mut self) -> Result<Vec<ToolCall>, Wrong> {
+        let mut calls = Vec::new();
+        self.expect("[")?;
+        while !self.skip("]") {
+            calls.push(self.call()?);
+            if !self.skip(",") {
+                self.expect("]")?;
+                break;
+            }
+        }
+        Ok(calls)
+    }
+
+    /// `f(a=1)`
+    fn call(&mut self) -> Result<ToolCall, Wrong> {
+        let name = self.word(&['(', ',', ']', '=', '"', '\'']).to_owned();
+        self.expect("(")?;
+        let mut arguments = Map::new();
+        while !self.skip(")") {
+            let key = self.word(&['=', ',', ')', '(', '"', '\'']);
+            if key.is_empty() {
+                return Err(wrong("an argument with its name", self.rest));
+            }
+            self.expect("=")?;
+            arguments.insert(key.into(), self.value()?);
+            if !self.skip(",") {
+                self.expect(")")?;
+                break;
+            }
+        }
+        match name.is_empty() {
+            true => Err(wrong("a name", self.rest)),
+            false => Ok(ToolCall { name, arguments, id: None }),
+        }
+    }
+
+    fn value(&mut self) -> Result<Json, Wrong> {
+        if self.skip("{") {
+            return self.object();
+        }
+        for (open, close) in [("[", "]"), ("(", ")")] {
+            if self.skip(open) {
+                let mut items = Vec::new();
+                while !self.skip(close) {
+                    items.push(self.value()?);
+                    if !self.skip(",") {
+                        self.expect(close)?;
+                        break;
+                    }
+                }
+                return Ok(Json::Array(items));
+            }
+        }
+        if let Some(text) = self.string()? {
+            return Ok(Json::String(text));
+        }
+        match self.word(&[',', '}', ']', ')']) {
+            "True" | "true" => Ok(Json::Bool(true)),
+            "False" | "false" => Ok(Json::Bool(false)),
+            "None" | "null" => Ok(Json::Null),
+            word => {
+                // Python writes numbers that JSON does not, such as `1_000` and `.5`.
+                let plain = || word.replace('_', "").parse::<f64>().ok().and_then(serde_json::Number::from_f64);
+                let number = serde_json::from_str(word).ok().or_else(plain);
+                number.map(Json::Number).ok_or_else(|| wrong("a value", word))
+            }
+        }
+    }
+
+    /// What follows `{`.
+    fn object(&mut self) -> Result<Json, Wrong> {
+        let mut fields = Map::new();
+        while !self.skip("}") {
+            let key = match self.string()? {
+                Some(key) => key,
+                None if self.notation == Notation::Gemma => self.word(&[':', ',', '}']).to_owned(),
+                None => return Err(wrong("a key in quotes", self.rest)),
+            };
+            self.expect(":")?;
+            fields.insert(key, self.value()?);
+            if !self.skip(",") {
+                self.expect("}")?;
+                break;
+            }
+        }
+        Ok(Json::Object(fields))
+    }
+
+    /// A string, if one begins here.
+    fn string(&mut self) -> Result<Option<String>, Wrong> {
+        if self.notation == Notation::Gemma {
+            if self.skip(GEMMA_QUOTE) {
+                let (text, rest) = self.rest.split_once(GEMMA_QUOTE).ok_or_else(|| wrong(GEMMA_QUOTE, self.rest))?;
+                self.rest = rest;
+                return Ok(Some(text.into()));
+            }
+            if !self.rest.starts_with('"') {
+                return Ok(None);
+            }
+        }
+        let Some(quote) = ['"', '\''].into_iter().find(|quote| self.skip(quote.encode_utf8(&mut [0; 4]))) else {
+            return Ok(None);
+        };
+        let mut text = String::new();
+        let mut chars = self.rest.chars();
+        while let Some(c) = chars.next() {
+            if c == quote {
+                self.rest = chars.as_str();
+                return Ok(Some(text));
+            }
+            if c != '\\' {
+                text.push(c);
+                continue;
+            }
+            let escaped = chars.next().ok_or_else(|| wrong("a character behind `\\`", ""))?;
+            match escaped {
+                'n' => text.push('\n'),
+                't' => text.push('\t'),
+                'r' => text.push('\r'),
+                'b' => text.push('\u{8}'),
+                'f' => text.push('\u{C}'),
+                '\n' => {}
+                '\\' | '\'' | '"' | '/' => text.push(escaped),
+                'x' | 'u' | 'U' => {
+                    let n = match escaped {
+                        'x' => 2,
+                        'u' => 4,
+                        _ => 8,
+                    };
+                    let mut code = hex(&mut chars, n)?;
+                    // JSON has characters outside the basic plane as two halves.
+                    if (0xD800..0xDC00).contains(&code) && chars.as_str().starts_with("\\u") {
+                        chars.nth(1);
+                        let low = hex(&mut chars, 4)?;
+                        code = 0x10000 + ((code - 0xD800) << 10) + (low.wrapping_sub(0xDC00) & 0x3FF);
+                    }
+                    text.push(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER));
+                }
+                // As Python has it.
+                other => text.extend(['\\', other]),
+            }
+        }
+        Err(wrong("the end of a string", &text))
+    }
+}
+
+/// A number of so many digits.
+fn hex(chars: &mut std::str::Chars<'_>, n: usize) -> Result<u32, Wrong> {
+    let text = chars.as_str();
+    let digits = text.get(..n).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    let code = digits.and_then(|digits| u32::from_str_radix(digits, 16).ok());
+    *chars = text.get(n..).unwrap_or_default().chars();
+    code.ok_or_else(|| wrong("digits of a character", text))
+}

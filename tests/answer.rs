@@ -1,0 +1,1210 @@
+//! Answers taken apart: generated in every format, whole and cut anyhow, against what the generator put in.
+#![cfg(feature = "answer")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+use tilewright::answer::{AnswerReader, Event, Format, Problem, ToolCall};
+use tilewright::formats::Gguf;
+use tilewright::load::vocab_from_gguf;
+use tilewright::tokenizer::{EncodeOptions, TokenType, Tokenizer};
+
+/// Generated answers of each family.
+const N_CASES: u64 = 300;
+
+/// SplitMix64.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        x ^ (x >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    fn pick<'t>(&mut self, of: &[&'t str]) -> &'t str {
+        of[self.below(of.len())]
+    }
+}
+
+/// A part of an answer as a model writes it.
+#[derive(Clone, Debug)]
+enum Part {
+    Text(String),
+    /// A token, in vocabularies that have it.
+    Mark(&'static str),
+}
+
+/// An answer and its events.
+#[derive(Default)]
+struct Case {
+    parts: Vec<Part>,
+    expected: Vec<Expected>,
+    tools: Option<Vec<Value>>,
+    prompt: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Expected {
+    Thinking(String),
+    Text(String),
+    Call(ToolCall),
+    /// A text that is no call; where the problem is, if that is known.
+    NotACall(String, Option<usize>),
+    Open,
+}
+
+impl Case {
+    fn text(&mut self, text: impl Into<String>) {
+        self.parts.push(Part::Text(text.into()));
+    }
+
+    fn mark(&mut self, mark: &'static str) {
+        self.parts.push(Part::Mark(mark));
+    }
+
+    fn whole(&self) -> String {
+        let name = |part: &Part| match part {
+            Part::Text(text) => text.clone(),
+            Part::Mark(mark) => mark.to_string(),
+        };
+        self.parts.iter().map(name).collect()
+    }
+
+    /// Keeps so many bytes, and no half character.
+    fn cut(&mut self, n_bytes: usize) {
+        let mut left = n_bytes;
+        for at in 0..self.parts.len() {
+            let text = match &self.parts[at] {
+                Part::Text(text) => text.clone(),
+                Part::Mark(mark) => mark.to_string(),
+            };
+            if text.len() > left {
+                let n = (0..=left).rev().find(|&n| text.is_char_boundary(n)).unwrap();
+                self.parts[at] = Part::Text(text[..n].into());
+                self.parts.truncate(at + 1);
+                return;
+            }
+            left -= text.len();
+        }
+    }
+}
+
+/// Texts that follow each other as one, and without what a problem says in words.
+fn simplified(events: &[Event]) -> Vec<Expected> {
+    let mut all: Vec<Expected> = Vec::new();
+    for event in events {
+        match (event, all.last_mut()) {
+            (Event::Text(more), Some(Expected::Text(text))) => *text += more,
+            (Event::Thinking(more), Some(Expected::Thinking(text))) => *text += more,
+            (Event::Text(text), _) => all.push(Expected::Text(text.clone())),
+            (Event::Thinking(text), _) => all.push(Expected::Thinking(text.clone())),
+            (Event::Call(call), _) => all.push(Expected::Call(call.clone())),
+            (Event::NotACall { text, problem }, _) => {
+                all.push(Expected::NotACall(text.clone(), Some(problem.position)));
+            }
+            (Event::Open(_), _) => all.push(Expected::Open),
+        }
+    }
+    all
+}
+
+fn problems(events: &[Event]) -> Vec<Problem> {
+    let of = |event: &Event| match event {
+        Event::NotACall { problem, .. } | Event::Open(problem) => Some(problem.clone()),
+        _ => None,
+    };
+    events.iter().filter_map(of).collect()
+}
+
+/// What stands in texts and strings to lead a reader astray.
+const PIECES: [&str; 34] = [
+    "a",
+    "word",
+    " ",
+    "ü",
+    "漢字",
+    "🦀",
+    "\"",
+    "\\",
+    "{",
+    "}",
+    "[",
+    "]",
+    "\n",
+    "\t",
+    "<",
+    "</",
+    ">",
+    "'",
+    ", ",
+    "=",
+    ":",
+    ";",
+    "(",
+    ")",
+    "{\"name\": \"x\"}",
+    "]]",
+    "\\n",
+    "<too",
+    "x\u{302}",
+    "0",
+    "-1.5",
+    "null",
+    "True",
+    "%",
+];
+const MARKS: [&str; 16] = [
+    "<tool_call>",
+    "</tool_call>",
+    "<think>",
+    "</think>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|call|>",
+    "<|end|>",
+    "<|tool_call_end|>",
+    "<|tool_call|>",
+    "<|python_tag|>",
+    "<function=",
+];
+
+fn string(rng: &mut Rng, marks: bool) -> String {
+    let n = rng.below(9);
+    let mut text = String::new();
+    for _ in 0..n {
+        text += if marks && rng.one_in(8) { rng.pick(&MARKS) } else { rng.pick(&PIECES) };
+    }
+    text
+}
+
+/// Text that begins and ends with a letter and has no mark.
+fn prose(rng: &mut Rng) -> String {
+    format!("{}{}{}", rng.pick(&["I", "So", "é"]), string(rng, false).replace(";", ","), rng.pick(&["x", "…", "."]))
+}
+
+fn identifier(rng: &mut Rng) -> String {
+    let mut name = rng.pick(&["get", "set", "look_up", "f", "sunTimes"]).to_string();
+    for _ in 0..rng.below(3) {
+        name += rng.pick(&["_a", "B", "7", "_weather"]);
+    }
+    name
+}
+
+fn value(rng: &mut Rng, depth: usize, plain_keys: bool) -> Value {
+    match rng.below(if depth > 2 { 6 } else { 8 }) {
+        0 => Value::Null,
+        1 => json!(rng.one_in(2)),
+        2 => json!(rng.next() as i64 >> rng.below(60)),
+        3 => json!((rng.below(4001) as f64 - 2000.0) / 8.0),
+        4 | 5 => json!(string(rng, true)),
+        6 => (0..rng.below(4)).map(|_| value(rng, depth + 1, plain_keys)).collect(),
+        _ => Value::Object(object(rng, depth + 1, plain_keys)),
+    }
+}
+
+fn object(rng: &mut Rng, depth: usize, plain_keys: bool) -> Map<String, Value> {
+    let key = |rng: &mut Rng| match plain_keys || depth == 0 {
+        true => identifier(rng),
+        false => format!("k{}", string(rng, true)),
+    };
+    (0..rng.below(5)).map(|_| (key(rng), value(rng, depth, plain_keys))).collect()
+}
+
+fn written(rng: &mut Rng, value: &Value) -> String {
+    match rng.below(3) {
+        0 => value.to_string(),
+        1 => format!("{value:#}"),
+        // As Python's `json.dumps` with its defaults has characters.
+        _ => {
+            let mut text = String::new();
+            for c in value.to_string().chars() {
+                match c.is_ascii() {
+                    true => text.push(c),
+                    false => c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| text += &format!("\\u{unit:04x}")),
+                }
+            }
+            text
+        }
+    }
+}
+
+fn python(rng: &mut Rng, value: &Value) -> String {
+    match value {
+        Value::Null => "None".into(),
+        Value::Bool(true) => "True".into(),
+        Value::Bool(false) => "False".into(),
+        Value::Number(number) => number.to_string(),
+        Value::String(text) => {
+            let quote = if rng.one_in(2) { '\'' } else { '"' };
+            let mut out = String::from(quote);
+            for c in text.chars() {
+                match c {
+                    '\n' => out += "\\n",
+                    '\\' => out += "\\\\",
+                    c if c == quote => out.extend(['\\', c]),
+                    c if !c.is_ascii() && rng.one_in(3) => out += &format!("\\U{:08x}", c as u32),
+                    c => out.push(c),
+                }
+            }
+            out.push(quote);
+            out
+        }
+        Value::Array(items) => {
+            let items: Vec<String> = items.iter().map(|item| python(rng, item)).collect();
+            match items.len() > 1 && rng.one_in(3) {
+                true => format!("({})", items.join(",")),
+                false => format!("[{}]", items.join(", ")),
+            }
+        }
+        Value::Object(fields) => {
+            let field =
+                |(key, value): (&String, &Value)| format!("{}: {}", python(rng, &json!(key)), python(rng, value));
+            format!("{{{}}}", fields.iter().map(field).collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
+/// As Gemma 4's template writes it.
+fn gemma(case: &mut Case, value: &Value, quoted_keys: bool) {
+    const QUOTE: &str = "<|\"|>";
+    let quoted = |case: &mut Case, text: &str| {
+        case.mark(QUOTE);
+        case.text(text);
+        case.mark(QUOTE);
+    };
+    match value {
+        Value::String(text) => quoted(case, text),
+        Value::Array(items) => {
+            case.text("[");
+            for (at, item) in items.iter().enumerate() {
+                case.text(if at > 0 { "," } else { "" });
+                gemma(case, item, quoted_keys);
+            }
+            case.text("]");
+        }
+        Value::Object(fields) => {
+            case.text("{");
+            for (at, (key, value)) in fields.iter().enumerate() {
+                case.text(if at > 0 { "," } else { "" });
+                if quoted_keys {
+                    quoted(case, key)
+                } else {
+                    case.text(key.as_str())
+                }
+                case.text(":");
+                gemma(case, value, quoted_keys);
+            }
+            case.text("}");
+        }
+        Value::Null => case.text("None"),
+        other => case.text(other.to_string()),
+    }
+}
+
+/// Has the calls written; texts may stand between two only where each has its own mark.
+fn write_calls(case: &mut Case, rng: &mut Rng, format: Format, calls: &mut [ToolCall]) {
+    let list = |rng: &mut Rng, calls: &[ToolCall], id: bool| {
+        let call = |call: &ToolCall| match (&call.id, id) {
+            (Some(id), true) => json!({"name": call.name, "arguments": call.arguments, "id": id}),
+            _ => json!({"name": call.name, "arguments": call.arguments}),
+        };
+        written(rng, &calls.iter().map(call).collect())
+    };
+    match format {
+        Format::Granite => {
+            case.mark("<|tool_call|>");
+            let calls = list(rng, calls, false);
+            case.text(calls);
+        }
+        Format::Lfm2 => {
+            case.mark("<|tool_call_start|>");
+            case.text("[");
+            for (at, call) in calls.iter().enumerate() {
+                case.text(if at > 0 { ", " } else { "" });
+                let argument = |(key, value): (&String, &Value)| format!("{key}={}", python(rng, value));
+                let arguments: Vec<String> = call.arguments.iter().map(argument).collect();
+                case.text(format!("{}({})", call.name, arguments.join(", ")));
+            }
+            case.text("]");
+            case.mark("<|tool_call_end|>");
+        }
+        Format::Mistral if rng.one_in(2) => {
+            calls.iter_mut().enumerate().for_each(|(at, call)| call.id = Some(format!("abCD0000{at}")));
+            case.mark("[TOOL_CALLS]");
+            let calls = list(rng, calls, true);
+            case.text(calls);
+        }
+        Format::Mistral => {
+            for (at, call) in calls.iter_mut().enumerate() {
+                case.mark("[TOOL_CALLS]");
+                case.text(call.name.clone());
+                if rng.one_in(2) {
+                    call.id = Some(format!("x1y2z3w4{at}"));
+                    case.mark("[CALL_ID]");
+                    case.text(call.id.clone().unwrap());
+                }
+                case.mark("[ARGS]");
+                let arguments = written(rng, &json!(call.arguments));
+                case.text(arguments);
+            }
+        }
+        Format::Llama3 => {
+            let has_mark = rng.one_in(2);
+            if has_mark {
+                case.mark("<|python_tag|>");
+            }
+            for (at, call) in calls.iter().enumerate() {
+                case.text(if at > 0 { "; " } else { "" });
+                let key = if rng.one_in(4) { "arguments" } else { "parameters" };
+                let json = written(rng, &json!({"name": call.name, key: call.arguments}));
+                case.text(json);
+            }
+        }
+        Format::Json => {
+            let json = match calls {
+                [call] if rng.one_in(2) => written(rng, &json!({"name": call.name, "arguments": call.arguments})),
+                calls => list(rng, calls, false),
+            };
+            case.text(json);
+        }
+        Format::Hermes | Format::Xml | Format::Gemma4 => {
+            for (at, call) in calls.iter().enumerate() {
+                if at > 0 && format != Format::Gemma4 {
+                    case.text("\n");
+                }
+                write_call(case, rng, format, call);
+            }
+        }
+        Format::Harmony | Format::Plain => unreachable!("{format} has another generator"),
+    }
+}
+
+fn write_call(case: &mut Case, rng: &mut Rng, format: Format, call: &ToolCall) {
+    match format {
+        Format::Hermes => {
+            let arguments = match rng.one_in(5) {
+                // A text with the object in it.
+                true => json!(json!(call.arguments).to_string()),
+                false => json!(call.arguments),
+            };
+            let json = written(rng, &json!({"name": call.name, "arguments": arguments}));
+            case.mark("<tool_call>");
+            case.text(format!("\n{json}\n"));
+            if !rng.one_in(8) {
+                case.mark("</tool_call>");
+            }
+        }
+        Format::Xml => {
+            let is_marked = !rng.one_in(8);
+            if is_marked {
+                case.mark("<tool_call>");
+            }
+            let mut text = format!("\n<function={}>\n", call.name);
+            for (key, value) in &call.arguments {
+                let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                // Left out at times.
+                let end = if rng.one_in(8) && !value.is_empty() { "" } else { "\n</parameter>" };
+                text += &format!("<parameter={key}>\n{value}{end}\n");
+            }
+            text += "</function>\n";
+            case.text(if is_marked { text.as_str() } else { text.trim() });
+            if is_marked {
+                case.mark("</tool_call>");
+            }
+        }
+        _ => {
+            case.mark("<|tool_call>");
+            case.text(format!("call:{}", call.name));
+            gemma(case, &json!(call.arguments), rng.one_in(3));
+            case.mark("<tool_call|>");
+        }
+    }
+}
+
+/// The mark of a call, and those around a thought.
+fn marks_of(format: Format) -> (Option<&'static str>, &'static str, &'static str) {
+    let call = match format {
+        Format::Hermes | Format::Xml => Some("<tool_call>"),
+        Format::Llama3 => Some("<|python_tag|>"),
+        Format::Mistral => Some("[TOOL_CALLS]"),
+        Format::Gemma4 => Some("<|tool_call>"),
+        Format::Lfm2 => Some("<|tool_call_start|>"),
+        Format::Granite => Some("<|tool_call|>"),
+        Format::Harmony | Format::Json | Format::Plain => None,
+    };
+    match format {
+        Format::Mistral => (call, "[THINK]", "[/THINK]"),
+        Format::Gemma4 => (call, "<|channel>", "<channel|>"),
+        _ => (call, "<think>", "</think>"),
+    }
+}
+
+fn calls(rng: &mut Rng, format: Format, n: usize) -> Vec<ToolCall> {
+    let plain_keys = matches!(format, Format::Gemma4);
+    let call = |_| {
+        let mut arguments = object(rng, 0, plain_keys);
+        if format == Format::Xml {
+            // A value is closed by its tag.
+            for value in arguments.values_mut().filter(|value| value.is_string()) {
+                *value = json!(value.as_str().unwrap().replace("<function=", "<functio").trim_matches('\n'));
+            }
+        }
+        ToolCall { name: identifier(rng), arguments, id: None }
+    };
+    (0..n).map(call).collect()
+}
+
+/// The tools of these calls, which say of each argument of what type it is.
+fn tools_of(calls: &[ToolCall]) -> Vec<Value> {
+    let of = |call: &ToolCall| {
+        let kind = |value: &Value| if value.is_string() { "string" } else { "object" };
+        let properties: Map<String, Value> =
+            call.arguments.iter().map(|(key, value)| (key.clone(), json!({"type": kind(value)}))).collect();
+        json!({"type": "function", "function": {"name": call.name, "parameters": {"properties": properties}}})
+    };
+    calls.iter().map(of).collect()
+}
+
+fn case(seed: u64, format: Format) -> Case {
+    let mut rng = Rng(seed);
+    if format == Format::Harmony {
+        return harmony(&mut rng);
+    }
+    let rng = &mut rng;
+    let (call_mark, open, close) = marks_of(format);
+    let mut case = Case::default();
+    let name = if format == Format::Gemma4 { "thought\n" } else { "" };
+    match rng.below(4) {
+        // Begun by the template.
+        0 => {
+            let thought = prose(rng);
+            case.prompt = open;
+            case.text(format!("{name}\n{thought}\n"));
+            case.mark(close);
+            case.expected.push(Expected::Thinking(thought));
+        }
+        1 => {
+            let thought = prose(rng);
+            case.mark(open);
+            case.text(format!("{name}{thought}"));
+            case.mark(close);
+            case.expected.push(Expected::Thinking(thought));
+        }
+        // An empty one.
+        2 => {
+            case.mark(open);
+            case.text(format!("{name}\n\n"));
+            case.mark(close);
+            case.text("\n\n");
+        }
+        _ => {}
+    }
+    let is_bare = matches!(format, Format::Json);
+    let has_text = format == Format::Plain || (rng.one_in(2) && !is_bare);
+    // Text in front of a call of Llama's that has no mark would make it text.
+    let has_text = has_text && format != Format::Llama3;
+    if has_text {
+        let text = prose(rng);
+        case.text(text.clone());
+        case.expected.push(Expected::Text(text));
+        case.text(rng.pick(&["", "\n", "\n\n"]));
+    }
+    if format == Format::Plain {
+        let space = match case.parts.last() {
+            Some(Part::Text(space)) => space.clone(),
+            _ => String::new(),
+        };
+        if let Some(Expected::Text(text)) = case.expected.last_mut() {
+            *text += &space;
+        }
+        return case;
+    }
+    let n_calls = 1 + rng.below(2);
+    let mut calls = calls(rng, format, n_calls);
+    if format == Format::Xml && n_calls == 2 && calls[0].name == calls[1].name {
+        calls[1].name += "_other";
+    }
+    if rng.one_in(2) || format == Format::Xml {
+        case.tools = Some(tools_of(&calls));
+    }
+    let n_before = case.whole().len();
+    let kind = rng.below(6);
+    match (kind, call_mark) {
+        // No call at all, in spite of the mark.
+        (0, Some(mark)) => {
+            let position = n_before + mark.len();
+            case.mark(mark);
+            case.text("%oops");
+            let space = case.parts.iter().rev().nth(2).and_then(|part| match part {
+                Part::Text(space) if has_text => Some(space.clone()),
+                _ => None,
+            });
+            if let (Some(Expected::Text(text)), Some(space)) = (case.expected.last_mut(), space) {
+                *text += &space;
+            }
+            case.expected.push(Expected::NotACall(mark.into(), Some(position)));
+            case.expected.push(Expected::Text("%oops".into()));
+        }
+        // Cut off in the midst of it.
+        (1, Some(mark)) => {
+            let mut one = calls[..1].to_vec();
+            let at = case.parts.len();
+            write_calls(&mut case, rng, format, &mut one);
+            let begin = match &case.parts[at] {
+                Part::Mark(_) => n_before + mark.len(),
+                // Without its mark it is an answer like others.
+                Part::Text(_) => {
+                    case.expected.extend(one.into_iter().map(Expected::Call));
+                    return case;
+                }
+            };
+            // What closes a call may be missing.
+            let whole = case.whole();
+            let end = whole.trim_end_matches("</tool_call>").trim_end_matches("<tool_call|>");
+            let end = end.trim_end_matches("<|tool_call_end|>").trim_end();
+            let n = begin + rng.below(end.len() - begin);
+            case.cut(n);
+            let cut = case.whole();
+            if has_text && let Some(Expected::Text(text)) = case.expected.last_mut() {
+                let written = cut[..n_before].trim_end().len();
+                *text += &cut[written..n_before];
+            }
+            case.expected.push(Expected::NotACall(cut[n_before..].into(), Some(cut.len())));
+        }
+        _ => {
+            write_calls(&mut case, rng, format, &mut calls);
+            case.expected.extend(calls.into_iter().map(Expected::Call));
+            if rng.one_in(3) {
+                let text = prose(rng);
+                case.text(format!("{}{text}\n", rng.pick(&["", "\n", "\n\n"])));
+                case.expected.push(Expected::Text(text + "\n"));
+            }
+        }
+    }
+    case
+}
+
+/// Messages of gpt-oss, whose first header the template begins; several headers are malformed.
+fn harmony(rng: &mut Rng) -> Case {
+    let mut case = Case { prompt: "<|start|>assistant", ..Case::default() };
+    let mut is_first = true;
+    let mut begin = |case: &mut Case| {
+        if !std::mem::take(&mut is_first) {
+            case.mark("<|start|>");
+            case.text("assistant");
+        }
+    };
+    if !rng.one_in(4) {
+        let thought = prose(rng);
+        begin(&mut case);
+        case.mark("<|channel|>");
+        case.text("analysis");
+        case.mark("<|message|>");
+        case.text(thought.clone());
+        // Left out at times, where another message follows.
+        if !rng.one_in(6) {
+            case.mark("<|end|>");
+        }
+        case.expected.push(Expected::Thinking(thought));
+    }
+    let mut message = |case: &mut Case, channel: &str, text: &str| {
+        begin(case);
+        case.mark("<|channel|>");
+        case.text(channel);
+        case.mark("<|message|>");
+        case.text(text);
+    };
+    if rng.one_in(3) {
+        let text = prose(rng);
+        message(&mut case, "commentary", &text);
+        case.mark("<|end|>");
+        case.expected.push(Expected::Text(text));
+    }
+    match rng.below(5) {
+        0 => {
+            let text = prose(rng);
+            message(&mut case, rng.pick(&["final", "final ", "", "comment"]), &text);
+            match case.expected.last_mut() {
+                Some(Expected::Text(before)) => *before += &text,
+                _ => case.expected.push(Expected::Text(text)),
+            }
+            case.mark(rng.pick(&["<|return|>", "<|end|>"]));
+        }
+        kind => {
+            begin(&mut case);
+            let mut call = calls(rng, Format::Harmony, 1).remove(0);
+            let n_before = case.whole().len();
+            let recipient = format!("to=functions.{}", call.name);
+            let header = rng.below(9);
+            match header {
+                // As the template has it, and as the model mostly writes it.
+                0 | 1 => {
+                    case.text(format!(" {recipient}"));
+                    case.mark("<|channel|>");
+                    case.text("commentary json");
+                }
+                2 | 3 => {
+                    case.mark("<|channel|>");
+                    case.text(format!("commentary {recipient} "));
+                    case.mark("<|constrain|>");
+                    case.text("json");
+                }
+                // Malformed.
+                4 => {
+                    case.mark("<|channel|>");
+                    case.text(format!("commentary{recipient}"));
+                }
+                5 => {
+                    case.mark("<|channel|>");
+                    case.text(format!("commentary to={} json", call.name));
+                }
+                6 => case.text(format!(" {recipient} json")),
+                7 => case.text(format!("commentary {recipient} json")),
+                _ => {
+                    case.mark("<|channel|>");
+                    case.text(format!("analysis {recipient} code"));
+                }
+            }
+            case.mark("<|message|>");
+            let n_header = case.whole().len();
+            match kind {
+                1 => {
+                    case.text("%oops");
+                    case.mark("<|call|>");
+                    let whole = case.whole();
+                    // The header includes what begins it.
+                    let from = if whole[..n_before].ends_with("<|start|>assistant") { n_before - 18 } else { n_before };
+                    let lead = if from == 0 { "<|start|>assistant" } else { "" };
+                    let text = format!("{lead}{}", &whole[from..n_header]);
+                    case.expected.push(Expected::NotACall(text, None));
+                    case.expected.push(Expected::Text("%oops".into()));
+                }
+                2 if rng.one_in(3) => {
+                    call.arguments.clear();
+                    case.mark("<|call|>");
+                    case.expected.push(Expected::Call(call));
+                }
+                3 => {
+                    let json = written(rng, &json!(call.arguments));
+                    case.text(json.clone());
+                    case.cut(n_header + 1 + rng.below(json.len() - 1));
+                    let whole = case.whole();
+                    let from = if whole[..n_before].ends_with("<|start|>assistant") { n_before - 18 } else { n_before };
+                    let lead = if from == 0 { "<|start|>assistant" } else { "" };
+                    case.expected.push(Expected::NotACall(format!("{lead}{}", &whole[from..]), Some(whole.len())));
+                }
+                _ => {
+                    let json = written(rng, &json!(call.arguments));
+                    case.text(json);
+                    case.mark("<|call|>");
+                    case.expected.push(Expected::Call(call));
+                }
+            }
+        }
+    }
+    case
+}
+
+fn reader(case: &Case, reader: AnswerReader) -> AnswerReader {
+    let reader = reader.after_prompt(case.prompt);
+    match &case.tools {
+        Some(tools) => reader.with_tools(tools),
+        None => reader,
+    }
+}
+
+fn whole(case: &Case, format: Format) -> Vec<Event> {
+    let mut reader = reader(case, AnswerReader::new(format));
+    let mut events = reader.push_text(&case.whole());
+    events.extend(reader.finish());
+    events
+}
+
+fn by_characters(case: &Case, format: Format) -> Vec<Event> {
+    let mut reader = reader(case, AnswerReader::new(format));
+    let mut events = Vec::new();
+    for c in case.whole().chars() {
+        events.extend(reader.push_text(c.encode_utf8(&mut [0; 4])));
+    }
+    events.extend(reader.finish());
+    events
+}
+
+/// As a generation gives it: ids with text that lags behind them, as it does where stop texts are looked for.
+fn by_tokens(case: &Case, format: Format, tokenizer: &Tokenizer, rng: &mut Rng) -> Vec<Event> {
+    let mut reader = reader(case, AnswerReader::for_tokenizer(format, tokenizer));
+    let mut ids = Vec::new();
+    for part in &case.parts {
+        match part {
+            Part::Mark(mark) => ids.push(tokenizer.special_id(mark).unwrap()),
+            Part::Text(text) => ids.extend(tokenizer.encode_with(text, EncodeOptions::default()).unwrap()),
+        }
+    }
+    let mut decoder = tokenizer.decoder().continuing();
+    let (mut events, mut late) = (Vec::new(), String::new());
+    let lags = rng.one_in(2);
+    for (at, &id) in ids.iter().enumerate() {
+        late += &decoder.push(id).unwrap();
+        let is_last = at + 1 == ids.len();
+        if is_last {
+            late += &decoder.finish();
+        }
+        let n = if lags && !is_last { rng.below(late.len() + 1) } else { late.len() };
+        let n = (0..=n).rev().find(|&n| late.is_char_boundary(n)).unwrap();
+        let rest = late.split_off(n);
+        events.extend(reader.push(id, &late).unwrap());
+        late = rest;
+    }
+    events.extend(reader.finish());
+    events
+}
+
+/// A vocabulary with all marks as tokens of a type, and how many of them it had before.
+fn tokenizer(path: PathBuf, kind: TokenType) -> (Tokenizer, usize) {
+    let bytes = fs::read(path).unwrap();
+    let mut vocab = vocab_from_gguf(&Gguf::parse(&bytes, bytes.len() as u64).unwrap().metadata).unwrap();
+    if vocab.token_types.is_empty() {
+        vocab.token_types = vec![TokenType::Normal; vocab.tokens.len()];
+    }
+    let others = [
+        "[THINK]",
+        "[/THINK]",
+        "[CALL_ID]",
+        "<|channel>",
+        "<channel|>",
+        "<|\"|>",
+        "<|start|>",
+        "<|return|>",
+        "<|constrain|>",
+        "<|tool_call_start|>",
+    ];
+    let mut n_known = 0;
+    for mark in MARKS.into_iter().filter(|mark| *mark != "<function=").chain(others) {
+        match vocab.tokens.iter().position(|token| token == mark) {
+            Some(at) => {
+                vocab.token_types[at] = kind;
+                n_known += 1;
+            }
+            None => {
+                vocab.tokens.push(mark.into());
+                vocab.token_types.push(kind);
+                if !vocab.scores.is_empty() {
+                    vocab.scores.push(0.0);
+                }
+            }
+        }
+    }
+    (Tokenizer::from_vocab(vocab).unwrap(), n_known)
+}
+
+#[test]
+fn events_are_what_was_written_however_it_is_cut() {
+    let mut tokenizers = Vec::new();
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/encoders/qwen3-embedding/model.gguf");
+    let mut paths = vec![("qwen3-embedding", own)];
+    for name in ["qwen35", "llama-bpe", "gemma-4"] {
+        match common::find_data(Path::new(&format!("vocab/ggml-vocab-{name}.gguf"))) {
+            Some(path) => paths.push((name, path)),
+            None => common::skip_part(format_args!("no vocabulary `{name}`")),
+        }
+    }
+    for (name, path) in paths {
+        for kind in [TokenType::Control, TokenType::UserDefined] {
+            let (tokenizer, n_known) = tokenizer(path.clone(), kind);
+            println!("vocabulary {name}: {n_known} marks of its own, all {kind:?}");
+            tokenizers.push(tokenizer);
+        }
+    }
+    for format in Format::ALL {
+        let (mut n_cuts, mut n_calls, mut n_broken, mut n_thoughts) = (0, 0, 0, 0);
+        for seed in 0..N_CASES {
+            let case = case(seed * 31 + format as u64, format);
+            let events = whole(&case, format);
+            let mut found = simplified(&events);
+            for (found, expected) in found.iter_mut().zip(&case.expected) {
+                if let (Expected::NotACall(_, at), Expected::NotACall(_, None)) = (found, expected) {
+                    *at = None;
+                }
+            }
+            let text = case.whole();
+            assert_eq!(found, case.expected, "{format}, case {seed}: {text:?}\n{events:?}");
+            n_calls += found.iter().filter(|event| matches!(event, Expected::Call(_))).count();
+            n_broken += problems(&events).len();
+            n_thoughts += found.iter().filter(|event| matches!(event, Expected::Thinking(_))).count();
+            let mut check = |cut: Vec<Event>, how: &str| {
+                assert_eq!(simplified(&cut), simplified(&events), "{format}, case {seed}, {how}: {text:?}");
+                assert_eq!(problems(&cut), problems(&events), "{format}, case {seed}, {how}: {text:?}");
+                n_cuts += 1;
+            };
+            check(by_characters(&case, format), "by characters");
+            for (at, tokenizer) in tokenizers.iter().enumerate() {
+                check(by_tokens(&case, format, tokenizer, &mut Rng(seed)), &format!("tokens of vocabulary {at}"));
+            }
+        }
+        println!(
+            "{format}: {N_CASES} answers, {n_cuts} cuts of them, {n_calls} calls, {n_thoughts} thoughts, {n_broken} broken"
+        );
+    }
+}
+
+/// What the templates of published models write, by the name of their file.
+#[test]
+fn the_format_is_found_by_the_template() {
+    let Some(folder) = common::find_data(Path::new("chat-templates")) else {
+        return common::skip(format_args!("no chat templates"));
+    };
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        if path.extension().is_some_and(|extension| extension == "jinja") {
+            found.insert(name, Format::detect(&fs::read_to_string(&path).unwrap(), |_| false));
+        }
+    }
+    let expected = [
+        (Format::Hermes, "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use"),
+        (Format::Hermes, "NousResearch-Hermes-3-Llama-3.1-8B-tool_use"),
+        (Format::Hermes, "Qwen-QwQ-32B"),
+        (Format::Hermes, "Qwen-Qwen2.5-7B-Instruct"),
+        (Format::Hermes, "Qwen-Qwen3-0.6B"),
+        (Format::Hermes, "ibm-granite-granite-4.0"),
+        (Format::Hermes, "ibm-granite-granite-4.1"),
+        (Format::Hermes, "Bielik-11B-v3.0-Instruct"),
+        (Format::Hermes, "MiMo-VL"),
+        (Format::Hermes, "Reka-Edge"),
+        (Format::Xml, "Qwen3-Coder"),
+        (Format::Xml, "Qwen3.5-4B"),
+        (Format::Xml, "StepFun3.5-Flash"),
+        (Format::Xml, "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
+        (Format::Llama3, "meta-llama-Llama-3.1-8B-Instruct"),
+        (Format::Llama3, "meta-llama-Llama-3.2-3B-Instruct"),
+        (Format::Llama3, "meta-llama-Llama-3.3-70B-Instruct"),
+        (Format::Mistral, "Mistral-Small-3.2-24B-Instruct-2506"),
+        (Format::Mistral, "mistralai-Ministral-3-14B-Reasoning-2512"),
+        (Format::Mistral, "mistralai-Mistral-Nemo-Instruct-2407"),
+        (Format::Mistral, "unsloth-mistral-Devstral-Small-2507"),
+        (Format::Gemma4, "google-gemma-4-31B-it"),
+        (Format::Gemma4, "google-gemma-4-31B-it-interleaved"),
+        (Format::Harmony, "openai-gpt-oss-120b"),
+        (Format::Lfm2, "LFM2-8B-A1B"),
+        (Format::Lfm2, "LFM2.5-8B-A1B"),
+        (Format::Lfm2, "LFM2.5-Instruct"),
+        (Format::Granite, "ibm-granite-granite-3.3-2B-Instruct"),
+        (Format::Plain, "GLM-4.6"),
+        (Format::Plain, "GLM-4.7-Flash"),
+        (Format::Plain, "MiniMax-M3"),
+        (Format::Plain, "ByteDance-Seed-OSS"),
+        (Format::Plain, "meetkai-functionary-medium-v3.1"),
+        (Format::Plain, "meetkai-functionary-medium-v3.2"),
+        (Format::Plain, "deepseek-ai-DeepSeek-V3.1"),
+        (Format::Plain, "Kimi-K2-Instruct"),
+        (Format::Json, "google-gemma-2-2b-it"),
+        (Format::Json, "microsoft-Phi-3.5-mini-instruct"),
+    ];
+    for (format, name) in expected {
+        assert_eq!(found.get(name), Some(&format), "{name}");
+    }
+    let mut counts: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (name, format) in &found {
+        counts.entry(format.name()).or_default().push(name);
+    }
+    println!("{} of {} templates are known by name", expected.len(), found.len());
+    for (format, names) in counts {
+        println!("{format}: {}", names.join(" "));
+    }
+}
+
+/// What a published template writes for calls in a conversation is what its model was taught to answer.
+#[cfg(feature = "chat")]
+#[test]
+fn calls_are_read_as_templates_write_them() {
+    use tilewright::chat::{ChatOptions, ChatTemplate, Message, SpecialTexts};
+
+    let Some(folder) = common::find_data(Path::new("chat-templates")) else {
+        return common::skip(format_args!("no chat templates"));
+    };
+    let arguments = json!({
+        "text": "a \"b\" {c}\n<d> é🦀 </tool_call>",
+        "n": -3,
+        "x": 1.5,
+        "yes": true,
+        "list": ["a", 2],
+        "in": {"k": "v"},
+    });
+    let tool = json!({"type": "function", "function": {"name": "look_up", "description": "Looks.", "parameters": {
+        "type": "object", "properties": {"text": {"type": "string", "description": "A text."}}, "required": ["text"],
+    }}});
+    let call = json!({"type": "function", "id": "abc123def", "function": {"name": "look_up", "arguments": arguments}});
+    let mut asked = Message::new("assistant", "");
+    asked.fields.insert("tool_calls".into(), json!([call]));
+    let question = Message::new("user", "What is it?");
+    let tools = vec![tool];
+    let special: SpecialTexts = serde_json::from_value(json!({"bos_token": "<s>", "eos_token": "</s>"})).unwrap();
+    let mut n_read = 0;
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let Ok(source) = fs::read_to_string(&path) else { continue };
+        let format = Format::detect(&source, |_| false);
+        if path.extension().is_none_or(|extension| extension != "jinja")
+            || matches!(format, Format::Plain | Format::Json)
+        {
+            continue;
+        }
+        let template = ChatTemplate::from_source(&source, special.clone()).unwrap();
+        let render = |messages: &[Message], add_generation_prompt| {
+            let tools = Some(tools.clone());
+            let options = ChatOptions { add_generation_prompt, tools, now: Some(0), ..ChatOptions::default() };
+            template.render(messages, &options).map(|rendered| rendered.text().to_owned())
+        };
+        let prompt = render(std::slice::from_ref(&question), true).unwrap();
+        let name = path.file_stem().unwrap().to_string_lossy();
+        // Some write a list where there are several, and some refuse a message without a text.
+        let Ok(whole) = render(&[question.clone(), asked.clone()], false) else {
+            println!("{name} refuses the conversation");
+            continue;
+        };
+        let same: usize =
+            prompt.chars().zip(whole.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum();
+        // Not in the midst of a mark.
+        let same = prompt[..same].rfind('<').filter(|&at| !prompt[at..same].contains('>')).unwrap_or(same);
+        let mut reader = AnswerReader::new(format).with_tools(&tools).after_prompt(&prompt[..same]);
+        let mut events = reader.push_text(&whole[same..]);
+        events.extend(reader.finish());
+        let calls: Vec<&ToolCall> = events
+            .iter()
+            .filter_map(|event| match event {
+                Event::Call(call) => Some(call),
+                _ => None,
+            })
+            .collect();
+        // Two of LFM2's and Granite 3's write none.
+        let [call] = calls[..] else {
+            println!("{name} ({format}) writes no call: {:?}", &whole[same..]);
+            continue;
+        };
+        assert_eq!((call.name.as_str(), &json!(call.arguments)), ("look_up", &arguments), "{name}: {whole}");
+        n_read += 1;
+    }
+    println!("calls of {n_read} templates read");
+    assert!(n_read >= 26);
+}
+
+#[test]
+fn the_format_is_found_by_the_vocabulary_where_the_template_has_no_tools() {
+    let has = |token: &'static str| move |name: &str| name == token;
+    assert_eq!(Format::detect("{{ messages }}", has("<tool_call>")), Format::Hermes);
+    assert_eq!(Format::detect("", has("<|tool_call_start|>")), Format::Lfm2);
+    assert_eq!(Format::detect("", has("nothing")), Format::Json);
+    for format in Format::ALL {
+        assert_eq!(Format::from_name(format.name()), Some(format));
+    }
+    assert_eq!(Format::from_name("none"), None);
+}
+
+fn events(format: Format, text: &str) -> Vec<Event> {
+    let mut reader = AnswerReader::new(format);
+    let mut events = reader.push_text(text);
+    events.extend(reader.finish());
+    events
+}
+
+/// What programs that only show text would miss: it comes out at once unless it may be the beginning of a mark.
+#[test]
+fn text_is_given_out_as_soon_as_it_can_be_no_mark() {
+    let mut reader = AnswerReader::new(Format::Hermes);
+    assert_eq!(reader.push_text("a < b"), [Event::Text("a < b".into())]);
+    assert_eq!(reader.push_text("<tool_"), []);
+    assert_eq!(reader.push_text("box> "), [Event::Text("<tool_box>".into())]);
+    assert_eq!(reader.push_text("and"), [Event::Text(" and".into())]);
+    // An object that is no call is a text after its first key.
+    let mut reader = AnswerReader::new(Format::Json);
+    assert_eq!(reader.push_text("{\"na"), []);
+    assert_eq!(reader.push_text("med\": "), [Event::Text("{\"named\":".into())]);
+    assert_eq!(events(Format::Json, "{\"name\": \n"), [Event::Text("{\"name\": \n".into())]);
+    assert_eq!(events(Format::Json, "{\"name\": \"Ada\"}"), [Event::Text("{\"name\": \"Ada\"}".into())]);
+    // So is a call of a tool that is not there.
+    let answer = "{\"name\": \"Ada\", \"arguments\": {}}";
+    for (tools, is_call) in [(json!([{"name": "Ada"}]), true), (json!([{"name": "Bob"}]), false), (json!([]), false)] {
+        let mut reader = AnswerReader::new(Format::Json).with_tools(tools.as_array().unwrap());
+        let mut events = reader.push_text(answer);
+        events.extend(reader.finish());
+        assert_eq!(matches!(events[..], [Event::Call(_)]), is_call, "{tools}");
+        assert!(is_call || events == [Event::Text(answer.into())]);
+    }
+}
+
+#[test]
+fn what_is_no_token_of_a_thought_is_text() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/encoders/qwen3-embedding/model.gguf");
+    let (tokenizer, _) = tokenizer(path, TokenType::Control);
+    let mut case = Case::default();
+    case.mark("<think>");
+    case.text("a </think> b");
+    case.mark("</think>");
+    case.text("<think>c</think>");
+    // A control token of no meaning here, such as the end of the answer.
+    case.mark("<|end|>");
+    let found = by_tokens(&case, Format::Hermes, &tokenizer, &mut Rng(1));
+    let expected = [Expected::Thinking("a </think> b".into()), Expected::Text("<think>c</think>".into())];
+    assert_eq!(simplified(&found), expected);
+    let size = tokenizer.vocab_size() as u32;
+    assert!(AnswerReader::for_tokenizer(Format::Hermes, &tokenizer).push(size, "").is_err());
+}
+
+#[test]
+fn a_call_in_a_thought_that_is_not_closed_is_a_call() {
+    let answer = "<think>I should <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+    let call = ToolCall { name: "f".into(), arguments: Map::new(), id: None };
+    let found = events(Format::Hermes, answer);
+    assert_eq!(simplified(&found), [Expected::Thinking("I should".into()), Expected::Call(call)]);
+    let found = events(Format::Hermes, "<think>With <tool_call> one calls.</think>Yes");
+    let expected = [Expected::Thinking("With <tool_call> one calls.".into()), Expected::Text("Yes".into())];
+    assert_eq!(simplified(&found), expected);
+    // Cut off in both.
+    let found = events(Format::Hermes, "<think>So <tool_call>{\"name\": ");
+    let expected = [Expected::Thinking("So <tool_call>{\"name\":".into()), Expected::Open];
+    assert_eq!(simplified(&found), expected);
+}
+
+#[test]
+fn other_forms_of_a_family_are_read() {
+    let one = |format, text: &str, name: &str, arguments: Value| {
+        let found = events(format, text);
+        let Some(Event::Call(call)) = found.first() else { panic!("{text}: {found:?}") };
+        assert_eq!((call.name.as_str(), json!(call.arguments)), (name, arguments), "{text}");
+    };
+    one(Format::Llama3, "<|python_tag|>brave_search.call(query=\"a\\\"b\")", "brave_search", json!({"query": "a\"b"}));
+    one(Format::Mistral, "[TOOL_CALLS]f{\"a\": 1}", "f", json!({"a": 1}));
+    one(Format::Granite, "<tool_call>[{\"name\": \"f\", \"arguments\": {\"a\": null}}]", "f", json!({"a": null}));
+    one(
+        Format::Lfm2,
+        "<|tool_call_start|>[{\"name\": \"f\", \"arguments\": {\"a\": []}}]<|tool_call_end|>",
+        "f",
+        json!({"a": []}),
+    );
+    one(
+        Format::Lfm2,
+        "<|tool_call_start|>[f(a=.5, b=1_000, c=(1,), d='\\x41\\q')]<|tool_call_end|>",
+        "f",
+        json!({"a": 0.5, "b": 1000.0, "c": [1], "d": "A\\q"}),
+    );
+    one(Format::Gemma4, "<|tool_call>call:f{a: \"b}\", c:null}<tool_call|>", "f", json!({"a": "b}", "c": null}));
+    one(
+        Format::Hermes,
+        "<tool_call><function=f><parameter=a>x</parameter></function></tool_call>",
+        "f",
+        json!({"a": "x"}),
+    );
+    one(
+        Format::Hermes,
+        "<tool_call>{\"type\": \"function\", \"function\": {\"name\": \"f\", \"arguments\": {}}}",
+        "f",
+        json!({}),
+    );
+    // An answer of gpt-oss without a header.
+    assert_eq!(events(Format::Harmony, "Hello there."), [Event::Text("Hello there.".into())]);
+    let found = events(Format::Granite, "<think>a</think>\n<response>b</response>");
+    assert_eq!(simplified(&found), [Expected::Thinking("a".into()), Expected::Text("b".into())]);
+}
+
+#[test]
+fn problems_say_what_is_wrong() {
+    let problem = |format, text: &str| {
+        let found = events(format, text);
+        problems(&found).first().unwrap_or_else(|| panic!("{text}: {found:?}")).to_string()
+    };
+    let cut = problem(Format::Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"b");
+    assert_eq!(cut, "answer (hermes): at byte 46 is the end of the answer, expected the end of a string");
+    let open = problem(Format::Hermes, "<think>so");
+    assert_eq!(open, "answer (hermes): at byte 9 is the end of the answer, expected the end of a thought");
+    for (format, text, expected) in [
+        (Format::Hermes, "<tool_call>[]</tool_call>", "an empty list, expected a call"),
+        (Format::Hermes, "<tool_call>{\"name\": \"\"}</tool_call>", "expected a JSON object with a name"),
+        (
+            Format::Hermes,
+            "<tool_call>{\"name\": \"f\", \"arguments\": 3}</tool_call>",
+            "expected arguments as a JSON object",
+        ),
+        (Format::Hermes, "<tool_call>{\"name\" \"f\"}</tool_call>", "expected JSON"),
+        (Format::Hermes, "<tool_call>{\"a\": ]", "expected a bracket that closes the last one"),
+        (Format::Xml, "<function=f><parameter=a>b</parameter>c</function>", "expected `<parameter=` or `</function>`"),
+        (Format::Xml, "<function=f\n", "expected a name and `>`"),
+        (Format::Mistral, "[TOOL_CALLS][ARGS]{}", "expected"),
+        (Format::Mistral, "[TOOL_CALLS]a b[ARGS]{}", "expected a name and `[ARGS]`"),
+        (Format::Gemma4, "<|tool_call>cell:f{}<tool_call|>", "expected `call:` and a name"),
+        (Format::Gemma4, "<|tool_call>call:f{a:b c}<tool_call|>", "expected a value"),
+        (Format::Lfm2, "<|tool_call_start|>[f(1)]<|tool_call_end|>", "expected `=`"),
+        (Format::Lfm2, "<|tool_call_start|>f()<|tool_call_end|>", "expected a list in brackets"),
+        (Format::Harmony, "<|channel|>commentary to=functions.f<|message|>[1]", "expected a JSON object"),
+        (Format::Harmony, "<|channel|>commen", "expected `<|message|>`"),
+    ] {
+        let found = problem(format, text);
+        assert!(found.contains(expected), "{text}: {found}");
+        // Nothing is lost.
+        let all: String = events(format, text)
+            .into_iter()
+            .map(|event| match event {
+                Event::Text(text) | Event::Thinking(text) | Event::NotACall { text, .. } => text,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(all, text);
+    }
+}
+
+/// Hostile answers: deep, long, and with a beginning of a call at every step. The time is checked by none; a quadratic
+/// reader would not end.
+#[test]
+fn limits_hold_and_work_is_linear() {
+    let deep = |open: &str| format!("<tool_call>{{\"name\": {}", open.repeat(100_000));
+    let found = events(Format::Hermes, &deep("["));
+    assert!(problems(&found)[0].expected.contains("64"), "{:?}", problems(&found));
+    let long = format!("<tool_call>{{\"name\": \"{}", "x".repeat(3 << 20));
+    let found = events(Format::Hermes, &long);
+    assert!(problems(&found)[0].expected.contains("1 MiB"));
+    let n_bytes = |found: Vec<Event>| -> usize {
+        let len = |event: &Event| match event {
+            Event::Text(text) | Event::Thinking(text) | Event::NotACall { text, .. } => text.len(),
+            _ => 0,
+        };
+        found.iter().map(len).sum()
+    };
+    assert_eq!(n_bytes(found), long.len());
+    for (format, begin) in [
+        (Format::Hermes, "<tool_call>"),
+        (Format::Xml, "<tool_call><function=a><"),
+        (Format::Xml, "<function=a><parameter=b>c"),
+        (Format::Gemma4, "<|tool_call>call:a{<"),
+        (Format::Lfm2, "<|tool_call_start|>["),
+        (Format::Mistral, "[TOOL_CALLS]"),
+        (Format::Llama3, "{\"name\":1,\"parameters\":"),
+        (Format::Harmony, "<|channel|>"),
+        (Format::Harmony, "<|start|>"),
+        (Format::Json, "[{\"name\":"),
+        (Format::Hermes, "<"),
+        (Format::Hermes, "\n"),
+        (Format::Xml, "<tool_call><function=a><parameter=b>c</parameter>"),
+    ] {
+        let text = begin.repeat((2 << 20) / begin.len());
+        let found = events(format, &text);
+        println!("{format}, {begin:?}: {} events of {} bytes", found.len(), text.len());
+    }
+}
