@@ -12,7 +12,7 @@ struct Params { n_vocab: u32, _pad0: u32, _pad1: u32, _pad2: u32 }
 @compute @workgroup_size(256)
 fn mask_logits(@builtin(global_invocation_id) invocation: vec3<u32>) {
     let id = invocation.x;
-    if (id >= params.n_vocab || (allowed[id / 32u] >> (id % 32u) & 1u) == 1u || !is_finite(logits[id])) {
+    if (id >= params.n_vocab || ((allowed[id / 32u] >> (id % 32u)) & 1u) == 1u || !is_finite(logits[id])) {
         return;
     }
     logits[id] = -3.4028234e38;
