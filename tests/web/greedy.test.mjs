@@ -1,7 +1,7 @@
-// The same greedy tokens everywhere: in Chromium on WebGPU and on the CPU, in Node on Dawn and on the CPU, natively on
-// both, and in the references that the test data brings. Prints a table. With TILEWRIGHT_FULL also in Firefox, WebKit and
-// Deno; without, texts are cut short on WebGPU, where a model of which there are two files runs from one, and in Chromium
-// models of kernels that others have, too, do not run.
+// The same greedy tokens everywhere: in Chromium on WebGPU and on the CPU, in Node on Dawn and on the CPU, natively, and in
+// the references that the test data brings. Prints a table. With TILEWRIGHT_FULL also natively on the GPU, which Rust's tests
+// of models compare with the same references, in Firefox, WebKit and Deno; without, texts are cut short on WebGPU, a model of
+// which there are two files runs from one there, and models of kernels that others have, too, do not run there.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -23,17 +23,18 @@ import { missingWebKit, openWebKit } from "./webkit.mjs";
 // the tolerance that the data's README derives.
 const CERTAIN = 2e-3;
 
-// Whole texts take minutes where WebGPU is software. The native lane on a GPU has the same kernels and takes them all.
+// Whole texts take minutes where WebGPU is software, and so does compiling each model's pipelines anew.
 const SHORTENED = ["Chromium, WebGPU", "Node, Dawn"];
 const SHORT = 24;
 
-// Chromium compiles each model's pipelines anew; the kernels of these are in others, too.
+// Models whose kernels are in others, too.
 const PLAIN = ["llama-mha-bias", "mistral-sliding", "qwen3", "qwen3-moe"];
+// Of the files of other models, those with weights of many types.
+const MIXED = ["mixed", "q4_k_m"];
 
 /** Whether a lane runs a model. */
 const runs = (lane, model) =>
-  Boolean(process.env.TILEWRIGHT_FULL) ||
-  !((SHORTENED.includes(lane) && model.isSecondFile) || (lane === "Chromium, WebGPU" && model.isPlain));
+  Boolean(process.env.TILEWRIGHT_FULL) || !SHORTENED.includes(lane) || !(model.isSecondFile || model.isPlain);
 
 /** How many tokens a lane takes of a text of so many. */
 const countIn = (lane, length) => (SHORTENED.includes(lane) && !process.env.TILEWRIGHT_FULL ? Math.min(length, SHORT) : length);
@@ -58,9 +59,8 @@ function allModels() {
     native: join(repository, "assets", builtin.model),
     cases: builtin.cases.map((it) => ({ name: it.prompt, prompt: it.ids, ids: it.greedy_ids, margins: it.greedy_margins })),
   }];
-  const add = (name, set, weights, cases, isSecondFile = false) => {
+  const add = (name, set, weights, cases, isPlain, isSecondFile = false) => {
     const folder = dataPath(set);
-    const isPlain = PLAIN.some((plain) => set === `tiny-random/${plain}`);
     models.push({
       name, cases, isSecondFile, isPlain, room: `data/${set}`, folder, files: filesOf(folder, weights),
       native: weights.endsWith(".gguf") ? join(folder, weights) : folder,
@@ -72,8 +72,10 @@ function allModels() {
     const { files, cases } = json(folder, "cases.json");
     const ofVariant = (variant) =>
       cases.map((it) => ({ name: it.name, prompt: it.ids, ids: it.greedy[variant].ids, margins: it.greedy[variant].margins }));
-    for (const [variant, weights] of Object.entries(files)) add(`${name} ${variant}`, name, weights, ofVariant(variant));
-    if (name === "stories260k") add(`${name} safetensors`, name, "model.safetensors", ofVariant("f32"));
+    for (const [variant, weights] of Object.entries(files)) {
+      add(`${name} ${variant}`, name, weights, ofVariant(variant), !MIXED.includes(variant));
+    }
+    if (name === "stories260k") add(`${name} safetensors`, name, "model.safetensors", ofVariant("f32"), true);
   }
   // Plain ones, norms of heads, experts, sinks, convolutions and the delta rule.
   const tiny = ["llama-mha-bias", "llama3-rope", "mistral-sliding", "qwen3", "qwen3-moe", "gpt-oss", "lfm2", "qwen35"];
@@ -84,8 +86,10 @@ function allModels() {
     const reference = {
       name: "greedy", prompt: tensor("greedy.prompt"), ids: tensor("greedy.ids"), margins: tensor("greedy.margins"),
     };
-    add(`${name} model.safetensors`, set, "model.safetensors", [reference]);
-    if (existsSync(join(folder, "model-f16.gguf"))) add(`${name} model-f16.gguf`, set, "model-f16.gguf", [reference], true);
+    add(`${name} model.safetensors`, set, "model.safetensors", [reference], PLAIN.includes(name));
+    if (existsSync(join(folder, "model-f16.gguf"))) {
+      add(`${name} model-f16.gguf`, set, "model-f16.gguf", [reference], PLAIN.includes(name), true);
+    }
   }
   return models;
 }
@@ -196,11 +200,11 @@ const lanes = {
   "Chromium, CPU": inChromium("cpu"),
   "Node, CPU": inNode("cpu"),
   "native, CPU": inNative("cpu"),
-  "native, GPU": inNative("gpu"),
   "Chromium, WebGPU": inChromium("gpu"),
   "Node, Dawn": inNode("gpu"),
-  // A text of the built-in model is in the tests of each of them.
+  // A text of the built-in model is in the tests of each of these browsers.
   ...(process.env.TILEWRIGHT_FULL ? {
+    "native, GPU": inNative("gpu"),
     "Firefox, CPU": inBrowser("Firefox", openFirefox, "cpu"),
     "Firefox, WebGPU": inBrowser("Firefox", openFirefox, "gpu"),
     "WebKit, CPU": inBrowser("WebKit", openWebKit, "cpu"),
