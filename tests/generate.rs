@@ -26,13 +26,7 @@ fn builtin(device: &Device, context_length: Option<u32>) -> Model {
 }
 
 fn collect(mut generation: Generation<'_>) -> (Vec<u32>, String, StopReason) {
-    let (mut ids, mut text) = (Vec::new(), String::new());
-    while let Some(piece) = block_on(generation.next()) {
-        let piece = piece.unwrap();
-        ids.push(piece.id);
-        text += &piece.text;
-    }
-    (ids, text, generation.stop_reason().unwrap())
+    common::collect(&mut generation)
 }
 
 fn endless(max_tokens: usize) -> GenerateOptions {

@@ -52,14 +52,7 @@ fn regex(pattern: &str) -> Constraint {
 /// Ids, text and end of a generation.
 fn run(model: &Model, prompt: &str, options: &GenerateOptions) -> (Vec<u32>, String, StopReason) {
     let mut session = model.session().unwrap();
-    let mut generation = session.generate(prompt, options).unwrap();
-    let (mut ids, mut text) = (Vec::new(), String::new());
-    while let Some(piece) = block_on(generation.next()) {
-        let piece = piece.unwrap();
-        ids.push(piece.id);
-        text += &piece.text;
-    }
-    (ids, text, generation.stop_reason().unwrap())
+    common::collect(&mut session.generate(prompt, options).unwrap())
 }
 
 /// `None` for a schema that refers to what is not there.
@@ -172,7 +165,7 @@ fn random_text(
 /// The vocabularies of models, without the models.
 fn vocabularies() -> Vec<(&'static str, Arc<Tokenizer>, Arc<Grammars>)> {
     let Some(folder) = common::find_data("vocab".as_ref()) else {
-        common::skip_part("no test data `vocab`");
+        common::skip("no test data `vocab`");
         return Vec::new();
     };
     let kinds =

@@ -183,12 +183,15 @@ function filesOf(url: string, json: string): HubFile[] {
   });
 }
 
-/** What earlier loads kept of a revision. */
+/**
+ * What earlier loads kept of a revision. Their digests are left out: nobody says that they are still the newest, so each file asks its own
+ * server, and tells if that does not answer either.
+ */
 async function keptFiles(base: string): Promise<HubFile[]> {
   try {
     const records = await (await openStore()).list();
     const kept = records.filter(({ url, complete }) => complete && url.startsWith(base));
-    return kept.map(({ url, sha256 }) => ({ path: decodeURIComponent(url.slice(base.length)), ...(sha256 === undefined ? {} : { sha256 }) }));
+    return kept.map(({ url }) => ({ path: decodeURIComponent(url.slice(base.length)) }));
   } catch {
     // Without a storage nothing is kept.
     return [];

@@ -75,8 +75,11 @@ struct Candidates {
 }
 
 impl Candidates {
-    fn all(logits: &[f32]) -> Candidates {
-        Candidates { ids: (0..logits.len() as u32).collect(), logits: logits.to_vec() }
+    /// All tokens whose order key is at least `cut`.
+    fn all(logits: &[f32], cut: u32) -> Candidates {
+        let kept = (0..).zip(logits).filter(|&(_, &logit)| order_key(logit) >= cut);
+        let (ids, logits) = kept.unzip();
+        Candidates { ids, logits }
     }
 
     /// Those of pairs of an order key and an id.
@@ -188,10 +191,10 @@ pub(crate) fn sample(mut call: Call<'_>) {
         left = Candidates::listed(listed.into_iter());
         // A part left ties with the k-th out.
         if heads.iter().any(|&[_, left_out]| left_out == cut) {
-            left = Candidates::all(logits).from(cut);
+            left = Candidates::all(logits, cut);
         }
     } else {
-        left = Candidates::all(logits).from(lowest);
+        left = Candidates::all(logits, lowest);
         if sampling.top_k > 0 && sampling.top_k < params.n_vocab {
             left = left.from(left.select_key(sampling.top_k, |_| 1));
         }

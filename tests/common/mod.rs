@@ -9,12 +9,26 @@ use std::path::{Path, PathBuf};
 
 use tilewright::Device;
 #[cfg(not(target_arch = "wasm32"))]
+use tilewright::generate::{Generation, StopReason};
+#[cfg(not(target_arch = "wasm32"))]
 use tilewright::{DeviceChoice, Error, Tier};
 
 /// Waits for a future; tests may block.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn block_on<F: Future>(future: F) -> F::Output {
     pollster::block_on(future)
+}
+
+/// What is left of a generation: its ids and its text, and why it ended.
+#[cfg(not(target_arch = "wasm32"))]
+pub fn collect(generation: &mut Generation<'_>) -> (Vec<u32>, String, StopReason) {
+    let (mut ids, mut text) = (Vec::new(), String::new());
+    while let Some(piece) = block_on(generation.next()) {
+        let piece = piece.unwrap();
+        ids.push(piece.id);
+        text += &piece.text;
+    }
+    (ids, text, generation.stop_reason().unwrap())
 }
 
 /// The first adapter in `tier`, or in its own tier. `None` where there is no adapter or it lacks what the tier needs: the

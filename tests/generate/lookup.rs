@@ -5,7 +5,7 @@ use tilewright::kernels::KvType;
 use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model};
 
 use super::common::copier::{Copier, Sizes};
-use super::common::{Rng, block_on, executors};
+use super::common::{self, Rng, block_on, executors};
 use super::{builtin, collect, endless};
 
 /// Openings of stories: of the kind that the model knows, and of others.
@@ -54,13 +54,7 @@ fn looking_up(n: u32, options: GenerateOptions) -> GenerateOptions {
 fn run(model: &Model, prompt: &str, options: &GenerateOptions) -> ((Vec<u32>, String, StopReason), Speculation) {
     let mut session = model.session().unwrap();
     let mut generation = session.generate(prompt, options).unwrap();
-    let (mut ids, mut text) = (Vec::new(), String::new());
-    while let Some(piece) = block_on(generation.next()) {
-        let piece = piece.unwrap();
-        ids.push(piece.id);
-        text += &piece.text;
-    }
-    ((ids, text, generation.stop_reason().unwrap()), generation.speculation())
+    (common::collect(&mut generation), generation.speculation())
 }
 
 #[test]

@@ -254,8 +254,10 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
         }
         let [weight, form] = if cfg!(target_arch = "wasm32") { ["", ""] } else { weight_and_form(case) };
         let is_slow = SLOW.contains(&case.kernel);
-        let takes_form = !device.is_gpu() || !is_slow || is_turn_of_form(device.tier(), form);
-        let takes_weight = !device.is_gpu() || is_turn_of_weight(device.tier(), case.kernel, weight);
+        // In a browser a kernel's first case stands for all of its forms and weight types.
+        let takes_all_firsts = cfg!(target_arch = "wasm32") || !device.is_gpu();
+        let takes_form = takes_all_firsts || !is_slow || is_turn_of_form(device.tier(), form);
+        let takes_weight = takes_all_firsts || is_turn_of_weight(device.tier(), case.kernel, weight);
         let is_new_weight = seen.insert((case.kernel, weight)) && takes_weight;
         let is_new = is_new_weight | (seen.insert((case.kernel, form)) && takes_form);
         let is_first = is_new && !is_unchecked;

@@ -80,7 +80,7 @@ after(async () => {
 /** Runs in a page: loads, and generates a little. `ownFetch`: by a function of the page's own. */
 async function loadHere({ address, options, prompt, ownFetch }) {
   const { Model, cache } = await import("/npm/index.js");
-  const seen = { tokens: [], fetched: [] };
+  const seen = { tokens: [], fetched: [], notices: [] };
   if (ownFetch) {
     options.fetch = (url, init) => {
       seen.fetched.push(url);
@@ -88,7 +88,7 @@ async function loadHere({ address, options, prompt, ownFetch }) {
     };
   }
   try {
-    const model = await Model.load(address, { device: "cpu", ...options });
+    const model = await Model.load(address, { device: "cpu", onNotice: ({ code }) => seen.notices.push(code), ...options });
     for await (const { id } of model.generate(prompt, { maxTokens: 16, ignoreEos: true })) seen.tokens.push(id);
     model.free();
   } catch (error) {
@@ -126,10 +126,12 @@ test("a model is loaded by its address, kept, and used without the hub", limited
   requests = [];
   assertLoaded(await load());
   assert.deepEqual(requests.map(({ url }) => url), [LIST], "the list alone");
-  replace = (request, response) => (response.destroy(), true);
-  assertLoaded(await load());
-  replace = (request, response) => (response.writeHead(429).end(), true);
-  assertLoaded(await load());
+  for (const unanswered of [(response) => response.destroy(), (response) => response.writeHead(429).end()]) {
+    replace = (request, response) => (unanswered(response), true);
+    const seen = await load();
+    assertLoaded(seen);
+    assert.ok(seen.notices.includes("not_revalidated"), "that it may be an old copy is told");
+  }
   await clear();
 });
 
