@@ -128,7 +128,7 @@ fn unusable(field: &str, expected: &str, reason: impl Display) -> Error {
     Error::Constraint { field: field.into(), expected: expected.into(), found: format!("unusable ({shown})") }
 }
 
-/// A vocabulary that constraints can be applied to. To make one takes some tenths of a second and a few dozen MB for a large
+/// A vocabulary that constraints can be applied to. To make one takes up to a second and a few dozen MB for a large
 /// vocabulary; a model makes it when its first constrained generation begins.
 pub struct Grammars {
     factory: ParserFactory,

@@ -316,7 +316,7 @@ impl Model {
         self.encodings().map(EncodingCache::tokenizer)
     }
 
-    /// The vocabulary as constraints need it. The first call makes it, which takes some tenths of a second if it is large.
+    /// The vocabulary as constraints need it. The first call makes it, which takes up to a second if it is large.
     ///
     /// # Errors
     /// As [`Model::encodings`]; [`Error::Tokenizer`] if the vocabulary is too large.
