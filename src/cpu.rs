@@ -1,7 +1,7 @@
 //! The CPU executor: the same recordings, each kernel by its twin in plain Rust. The twin is also what a kernel means:
 //! GPU results are compared with it.
 
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
@@ -346,12 +346,12 @@ impl Cpu {
         pairs.iter().try_for_each(|(from, to)| self.write(to, 0, &self.read(from)?))
     }
 
-    /// Runs the steps. Where `rounds` says so, activations are rounded to bytes where they meet quantised weights.
-    pub fn run(&self, steps: &Arc<[Step]>, rounds: bool) -> Result<(), Error> {
+    /// Runs some of the steps. Where `rounds` says so, activations are rounded to bytes where they meet quantised weights.
+    pub fn run(&self, steps: &Arc<[Step]>, which: Range<usize>, rounds: bool) -> Result<(), Error> {
         let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = steps.clone();
-        self.threads.run(move || own.iter().try_for_each(|step| run_step(step, rounds)))??;
-        self.counters.dispatches.add(steps.len() as u64);
+        let (own, n_steps) = (steps.clone(), which.len());
+        self.threads.run(move || own[which].iter().try_for_each(|step| run_step(step, rounds)))??;
+        self.counters.dispatches.add(n_steps as u64);
         self.counters.submits.add(1);
         Ok(())
     }

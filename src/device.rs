@@ -2,6 +2,7 @@
 //! need to know which.
 
 use std::future::Future;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -470,7 +471,7 @@ impl Device {
     /// adapter's buffers, [`Error::Gpu`] or [`Error::DeviceLost`] if the adapter refuses. In a browser the first read
     /// after this returns the first of them.
     pub fn allocate(&self, tensor: &Tensor) -> Result<(), Error> {
-        let Some(block) = tensor.storage.block.get() else {
+        let Some(block) = tensor.storage.block() else {
             return Err(Error::Operand {
                 kernel: "allocate",
                 operand: "tensor",
@@ -608,10 +609,18 @@ impl Device {
     /// # Errors
     /// [`Error::Gpu`] or [`Error::DeviceLost`] if the device refused; errors of [`Device::allocate`] at the first run.
     pub fn run(&self, recording: &Recording) -> Result<(), Error> {
+        self.run_steps(recording, 0..recording.n_dispatches())
+    }
+
+    /// Runs some steps of a recording.
+    ///
+    /// # Errors
+    /// As [`Device::run`].
+    pub(crate) fn run_steps(&self, recording: &Recording, which: Range<usize>) -> Result<(), Error> {
         self.prepare(recording)?;
         match &*self.0.executor {
-            Executor::Gpu(gpu) => gpu.run(recording),
-            Executor::Cpu(cpu) => cpu.run(&recording.steps, self.rounds()),
+            Executor::Gpu(gpu) => gpu.run(recording, which),
+            Executor::Cpu(cpu) => cpu.run(&recording.steps, which, self.rounds()),
         }
     }
 
@@ -634,15 +643,29 @@ impl Device {
         tensor: &Tensor,
         n_runs: u32,
     ) -> Result<Pending, Error> {
+        self.run_steps_and_read(recording, 0..recording.n_dispatches(), tensor, n_runs)
+    }
+
+    /// As [`Device::replay_and_read`], of some steps.
+    ///
+    /// # Errors
+    /// As [`Device::run_and_read`].
+    pub(crate) fn run_steps_and_read(
+        &self,
+        recording: &Recording,
+        which: Range<usize>,
+        tensor: &Tensor,
+        n_runs: u32,
+    ) -> Result<Pending, Error> {
         self.prepare(recording)?;
         self.0.counters.reads.add(1);
         self.0.counters.bytes_read.add(tensor.size_bytes() * u64::from(n_runs));
         Ok(Pending(match &*self.0.executor {
-            Executor::Gpu(gpu) => PendingKind::Gpu(gpu.run_and_read(recording, tensor, n_runs)?),
+            Executor::Gpu(gpu) => PendingKind::Gpu(gpu.run_and_read(recording, which, tensor, n_runs)?),
             Executor::Cpu(cpu) => {
                 let mut words = Vec::new();
                 for _ in 0..n_runs {
-                    cpu.run(&recording.steps, self.rounds())?;
+                    cpu.run(&recording.steps, which.clone(), self.rounds())?;
                     words.extend(cpu.read(tensor)?);
                 }
                 PendingKind::Ready(Some(words))

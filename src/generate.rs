@@ -1,5 +1,7 @@
 //! Logits to token ids to text: a loaded model, its sessions, and generation.
 
+#[cfg(not(target_arch = "wasm32"))]
+mod front;
 mod generation;
 mod loader;
 mod lookup;
@@ -12,6 +14,8 @@ mod sequence;
 mod session;
 mod stats;
 mod stop;
+#[cfg(not(target_arch = "wasm32"))]
+mod streamed;
 
 pub use generation::{CancelHandle, Generation, Piece, StopReason};
 pub use model::{LoadOptions, Model, Trace};
@@ -21,3 +25,5 @@ pub use passes::PASS_SIZES;
 pub(crate) use passes::record_pass;
 pub use session::{Session, Snapshot};
 pub use stats::{Speculation, Stats};
+#[cfg(not(target_arch = "wasm32"))]
+pub use streamed::Streaming;

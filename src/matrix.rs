@@ -246,7 +246,7 @@ impl Matrix {
 
 /// Words of tails of which one half has come so far: rows whose tails are an odd number of halves share a word with their
 /// neighbours, and these may come much later.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct TailEdges {
     /// By the slab's memory and the word in it.
     halves: HashMap<(usize, usize), u16>,

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use bytemuck::Pod;
@@ -57,17 +58,31 @@ impl fmt::Display for PipelineKey {
 pub struct Recorder {
     target: Target,
     steps: Vec<Step>,
+    layers: Vec<LayerStart>,
+}
+
+/// Where the steps of a layer begin, or those that belong to none.
+#[derive(Debug)]
+struct LayerStart {
+    step: usize,
+    layer: Option<u32>,
 }
 
 impl Recorder {
     /// An empty recorder; the target decides which shader variants are recorded and what limits hold.
     pub fn new(target: Target) -> Recorder {
-        Recorder { target, steps: Vec::new() }
+        Recorder { target, steps: Vec::new(), layers: Vec::new() }
     }
 
     /// The target recorded for.
     pub fn target(&self) -> &Target {
         &self.target
+    }
+
+    /// Says that the steps that follow use the matrices of this layer and of no other, or of none; see
+    /// [`Recording::layers`].
+    pub(crate) fn begin_layer(&mut self, layer: Option<u32>) {
+        self.layers.push(LayerStart { step: self.steps.len(), layer });
     }
 
     /// Declares a temporary: it lives from its first to its last use in this recording.
@@ -182,6 +197,7 @@ impl Recorder {
         Recording {
             params_bytes: self.target.params_bytes(self.steps.len()),
             steps: self.steps.into(),
+            layers: self.layers,
             prepared: Attached::default(),
             tested: OnceLock::new(),
         }
@@ -211,7 +227,7 @@ impl Workspace {
         for (i, step) in steps.iter().enumerate() {
             for operand in &step.operands {
                 let storage = &operand.storage;
-                if storage.block.get().is_some() {
+                if storage.block().is_some() {
                     continue;
                 }
                 let size = size_class(storage.size_bytes);
@@ -225,8 +241,7 @@ impl Workspace {
                     self.blocks.len() - 1
                 });
                 free.retain(|&other| other != at);
-                // Only this loop places temporaries, and this one had no place yet.
-                let _ = storage.block.set(self.blocks[at].clone());
+                storage.place(&self.blocks[at]);
                 placed.insert(Arc::as_ptr(storage), at);
             }
             for operand in &step.operands {
@@ -251,6 +266,7 @@ pub struct Recording {
     params_bytes: u64,
     /// Shared with the threads that run them.
     pub(crate) steps: Arc<[Step]>,
+    layers: Vec<LayerStart>,
     /// What the executor made of it to replay it.
     pub(crate) prepared: Attached,
     /// Set once the self-test has nothing against its pipelines.
@@ -258,6 +274,12 @@ pub struct Recording {
 }
 
 impl Recording {
+    /// The steps of each layer, in order, so that a layer's matrices can come and go while the recording runs.
+    pub(crate) fn layers(&self) -> impl Iterator<Item = (u32, Range<usize>)> {
+        let ends = self.layers.iter().skip(1).map(|next| next.step).chain([self.steps.len()]);
+        self.layers.iter().zip(ends).filter_map(|(start, end)| Some((start.layer?, start.step..end)))
+    }
+
     /// Number of dispatches in one run.
     pub fn n_dispatches(&self) -> usize {
         self.steps.len()
@@ -348,7 +370,7 @@ impl MemoryPlan {
         let recorded = recordings.iter().flat_map(|r| r.steps.iter()).flat_map(|s| &s.operands);
         let mut blocks: HashMap<*const Block, &Block> = HashMap::new();
         for tensor in recorded.chain(others) {
-            if let Some(block) = tensor.storage.block.get() {
+            if let Some(block) = tensor.storage.block() {
                 blocks.insert(Arc::as_ptr(block), block);
             }
         }

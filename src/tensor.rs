@@ -87,12 +87,29 @@ impl Block {
     }
 }
 
-/// Identity of a tensor's content. Its block is known from the start, except for temporaries, which a recording places.
+/// Identity of a tensor's content.
 #[derive(Debug)]
 pub(crate) struct Storage {
     pub label: String,
     pub size_bytes: u64,
-    pub block: OnceLock<Arc<Block>>,
+    /// What a block of its own is for; a temporary, which a recording places, gets none.
+    role: Option<Role>,
+    block: OnceLock<Arc<Block>>,
+}
+
+impl Storage {
+    /// Its block: the one in which it was placed, or else one of its own. `None` for a temporary without a place.
+    pub fn block(&self) -> Option<&Arc<Block>> {
+        match self.role {
+            Some(role) => Some(self.block.get_or_init(|| Block::new(self.size_bytes, role))),
+            None => self.block.get(),
+        }
+    }
+
+    /// Places it in a block, unless it has one already.
+    pub fn place(&self, block: &Arc<Block>) {
+        let _ = self.block.set(block.clone());
+    }
 }
 
 /// A typed, shaped view of all of a storage. Cloning shares the content.
@@ -112,15 +129,15 @@ impl Tensor {
     /// # Errors
     /// [`Error::Operand`] if the shape is empty, has a zero, or exceeds 2^32 elements.
     pub fn declare(label: impl Into<String>, role: Role, shape: &[u32], dtype: DType) -> Result<Tensor, Error> {
-        let tensor = Tensor::temporary(label, shape, dtype)?;
-        let block = Block::new(tensor.storage.size_bytes, role);
-        // The storage is new, so its place is still free.
-        let _ = tensor.storage.block.set(block);
-        Ok(tensor)
+        Tensor::with_role(label, Some(role), shape, dtype)
     }
 
     /// Declares a tensor whose place a recording will decide.
     pub(crate) fn temporary(label: impl Into<String>, shape: &[u32], dtype: DType) -> Result<Tensor, Error> {
+        Tensor::with_role(label, None, shape, dtype)
+    }
+
+    fn with_role(label: impl Into<String>, role: Option<Role>, shape: &[u32], dtype: DType) -> Result<Tensor, Error> {
         let len = shape
             .iter()
             .try_fold(1u64, |len, &d| len.checked_mul(u64::from(d)).filter(|&n| n > 0 && n <= 1 << 32))
@@ -134,7 +151,7 @@ impl Tensor {
             });
         };
         let size_bytes = (len * dtype.size_bytes()).next_multiple_of(ALIGNMENT);
-        let storage = Storage { label: label.into(), size_bytes, block: OnceLock::new() };
+        let storage = Storage { label: label.into(), size_bytes, role, block: OnceLock::new() };
         Ok(Tensor { storage: Arc::new(storage), shape: shape.to_vec(), dtype })
     }
 
@@ -180,6 +197,28 @@ impl Tensor {
         Ok(Tensor { storage: self.storage.clone(), shape: shape.to_vec(), dtype: self.dtype })
     }
 
+    /// Its first rows, as a tensor in the same place.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if it has not so many.
+    pub(crate) fn first_rows(&self, n_rows: u32) -> Result<Tensor, Error> {
+        let mut shape = self.shape.clone();
+        let found = shape.first().copied().unwrap_or(0);
+        let block = self.storage.block().filter(|_| n_rows <= found);
+        let Some(block) = block else {
+            return Err(Error::Operand {
+                kernel: "tensor",
+                operand: "first_rows",
+                expected: format!("at most {found}, in a place that is known"),
+                found: n_rows.to_string(),
+            });
+        };
+        shape[0] = n_rows;
+        let rows = Tensor::temporary(self.label(), &shape, self.dtype)?;
+        rows.storage.place(block);
+        Ok(rows)
+    }
+
     /// The same memory as words, for kernels that tell by other means what is in them.
     pub(crate) fn words(&self) -> Tensor {
         Tensor { dtype: DType::U32, ..self.clone() }
@@ -193,7 +232,7 @@ impl Tensor {
 
     /// Whether it was declared as a part of a cache.
     pub(crate) fn is_cache(&self) -> bool {
-        self.storage.block.get().is_some_and(|block| matches!(block.role, Role::Cache))
+        self.storage.role == Some(Role::Cache)
     }
 
     /// The dimensions of a matrix.
@@ -228,7 +267,7 @@ impl Tensor {
     /// # Errors
     /// [`Error::Operand`] if nothing has been allocated yet, or by another executor.
     pub(crate) fn memory<M: Attachable>(&self) -> Result<&M, Error> {
-        let attached = self.storage.block.get().map(|block| &block.memory).filter(|memory| !memory.is_empty());
+        let attached = self.storage.block().map(|block| &block.memory).filter(|memory| !memory.is_empty());
         attached.and_then(Attached::get).ok_or_else(|| Error::Operand {
             kernel: "tensor",
             operand: "storage",

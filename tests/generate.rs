@@ -4,6 +4,8 @@
 mod common;
 #[path = "generate/lookup.rs"]
 mod lookup;
+#[path = "generate/places.rs"]
+mod places;
 #[path = "generate/saved.rs"]
 mod saved;
 

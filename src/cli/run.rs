@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use tilewright::generate::{ContextPolicy, Generation, Stats, StopReason};
+use tilewright::generate::{ContextPolicy, Generation, Stats, StopReason, Streaming};
 use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
 use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model, Recovery};
@@ -34,9 +34,13 @@ pub struct ModelArgs {
     /// absent.
     #[arg(long, value_name = "N|auto")]
     ctx: Option<Ctx>,
-    /// Refuse a model that needs more memory, such as 512M or 2G.
+    /// Use no more memory, such as 512M or 2G: layers that it does not hold are read from the file again for each token, and
+    /// a model that does not fit even so is refused.
     #[arg(long, value_parser = parse_bytes, env = "TILEWRIGHT_MEMORY_LIMIT", value_name = "BYTES")]
     memory_limit: Option<u64>,
+    /// Compute the last N layers and the head on the GPU, and the others on the CPU, whose memory then holds them.
+    #[arg(long, value_name = "N")]
+    gpu_layers: Option<u32>,
     #[command(flatten)]
     precision: PrecisionArgs,
 }
@@ -163,6 +167,8 @@ impl ModelArgs {
                 context_length: self.ctx.and_then(|ctx| if let Ctx::Of(n) = ctx { Some(n) } else { None }),
                 fit_context: matches!(self.ctx, Some(Ctx::Auto)),
                 memory_limit: self.memory_limit,
+                stream_layers: true,
+                gpu_layers: self.gpu_layers,
                 kv_type: self.precision.kv_type,
                 exact: self.precision.exact,
                 ..LoadOptions::default()
@@ -183,6 +189,14 @@ pub fn load(path: Option<&Path>, device: &Device, options: LoadOptions<'_>) -> R
         }
     });
     tell_findings(device);
+    if let Some(streaming) = loaded.as_ref().ok().and_then(Model::streaming) {
+        let Streaming { n_layers, n_streamed, streamed_bytes, .. } = streaming;
+        eprintln!(
+            "notice: the memory holds {} of {n_layers} layers; each pass reads the other {n_streamed} from the file, {}",
+            n_layers - n_streamed,
+            show_bytes(streamed_bytes)
+        );
+    }
     loaded
 }
 
@@ -302,10 +316,15 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
             "prefill": prefill,
             "decode": decode,
             "speculation": generation.speculation(),
+            "memory": generation.session().plan(),
+            "streaming": model.streaming(),
             "counters": counters,
         }));
     }
     summary(device, &options, stop_reason, prefill, decode);
+    if let Some(streaming) = model.streaming() {
+        eprintln!("{}", streamed(&streaming));
+    }
     let is_asked_for = options.prompt_lookup > 0 || args.sampling.guess.draft.is_some();
     if let Some(told) = guess::told(is_asked_for, generation.speculation()) {
         eprintln!("{told}");
@@ -344,6 +363,17 @@ fn summary(device: &Device, options: &GenerateOptions, reason: StopReason, prefi
     eprintln!("\n{}; {}; {reason}{seed}", rate("prefill", prefill), rate("decode", decode));
     let info = device.info();
     eprintln!("on {} ({}): {}", info.name, info.backend, info.reason);
+}
+
+/// What came of layers that were read from the file.
+fn streamed(streaming: &Streaming) -> String {
+    let Streaming { n_read, reading, .. } = streaming;
+    format!(
+        "{n_read} layers read in {:.1} s, {:.0} % of it while others were computed; {:.0} % of the layers' bytes stayed",
+        reading.as_secs_f64(),
+        100.0 * streaming.overlap(),
+        100.0 * streaming.hit_rate()
+    )
 }
 
 fn print_profile(generation: &Generation<'_>) {

@@ -300,7 +300,7 @@ impl<'s> Generation<'s> {
             return Ok(None);
         };
         if self.read.is_empty() {
-            self.run_ahead()?;
+            self.run_ahead().await?;
             let (words, guesses) = match self.unread.front_mut() {
                 // It stays in the queue until it is there: whoever drops this future and calls again misses no token.
                 Some(submitted) => {
@@ -381,10 +381,10 @@ impl<'s> Generation<'s> {
     }
 
     /// Submits passes after those that are read next, as far as they can be needed. All tokens that were read are kept.
-    fn run_ahead(&mut self) -> Result<(), Error> {
+    async fn run_ahead(&mut self) -> Result<(), Error> {
         // The CPU runs a pass when it is submitted, so there is nothing to gain; a profile runs them one at a time.
         let model = &self.session.model;
-        let (depth, n_each) = match (model.device().is_gpu(), &self.profile) {
+        let (depth, n_each) = match (model.runs_ahead(), &self.profile) {
             // Guesses are made of tokens that were read, and they say which may follow.
             (true, None) if self.guesses() || self.options.is_constrained() => (1, 1),
             (true, None) => {
@@ -403,7 +403,7 @@ impl<'s> Generation<'s> {
                 break;
             }
             let at = Some(self.start.elapsed().as_secs_f64());
-            let pending = self.session.run_ahead(self.ending, n as u32)?;
+            let pending = self.session.run_ahead(self.ending, n as u32).await?;
             self.unread.push_back(Submitted { pending, at, guesses: None });
         }
         Ok(())
@@ -412,6 +412,7 @@ impl<'s> Generation<'s> {
     /// Runs one pass with a clock around each kernel and gives the state after it.
     async fn step_profiled(&mut self) -> Result<Vec<u32>, Error> {
         let Session { model, passes, sequence, .. } = &mut *self.session;
+        model.expect_resident("profile")?;
         let recording = passes.get(1, self.ending)?;
         sequence.submitted_ahead(1);
         let times = model.device().run_profiled(recording).await?;

@@ -17,9 +17,16 @@ impl Model {
     pub fn loader(device: &Device, files: Vec<FileName>, options: LoadOptions<'_>) -> Result<Loader<Model>, Error> {
         let LoadOptions { context_length, fit_context, memory_limit, max_pass, kv_type, exact, .. } = options;
         Loader::new(device, files, move |device, header| {
-            let options =
-                LoadOptions { context_length, fit_context, memory_limit, max_pass, kv_type, exact, progress: None };
-            Model::declare(device, header, &options)
+            let options = LoadOptions {
+                context_length,
+                fit_context,
+                memory_limit,
+                max_pass,
+                kv_type,
+                exact,
+                ..LoadOptions::default()
+            };
+            Model::declare(device, header, None, &options)
         })
     }
 }

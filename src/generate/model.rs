@@ -8,18 +8,22 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 
 use super::Session;
+#[cfg(not(target_arch = "wasm32"))]
+use super::front::{Front, FrontPasses};
 use super::passes::{PASS_SIZES, RecordedPasses, Room};
-use crate::device::Device;
+#[cfg(not(target_arch = "wasm32"))]
+use super::streamed::{self, Streamed, Streaming};
+use crate::device::{Device, Pending};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::formats::BlockType;
 #[cfg(feature = "grammar")]
 use crate::grammar::Grammars;
 use crate::kernels::KvType;
-use crate::load::{ChatSource, Feed, ModelFile, ModelHeader};
+use crate::load::{ChatSource, Feed, FileBytes, ModelFile, ModelHeader};
 use crate::memory::Limit;
 use crate::model::{Ending, KvCache, ModelConfig, Transformer, Weights};
-use crate::recording::{MemoryPlan, Recorder, Workspace};
+use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 use crate::tokenizer::{EncodeOptions, EncodingCache, Tokenizer};
@@ -41,6 +45,13 @@ pub struct LoadOptions<'a> {
     pub fit_context: bool,
     /// Bytes that weights, cache and activations may take together.
     pub memory_limit: Option<u64>,
+    /// Where the memory does not hold all layers, keep as many as it holds, and read the others from the file again in each
+    /// pass, in place of refusing the model; [`Model::streaming`] tells. For files that are there as a whole, natively.
+    pub stream_layers: bool,
+    /// Layers that are computed on a GPU: the last ones, and the head. The CPU computes the others, and its memory holds them
+    /// and the embedding. All of them if `None`. For files that are there as a whole, natively; on the CPU this changes
+    /// nothing.
+    pub gpu_layers: Option<u32>,
     /// See [`Model::max_pass`]: one of [`PASS_SIZES`]. 512 on a GPU, 128 on the CPU and on software adapters if `None`.
     pub max_pass: Option<u32>,
     /// What keys and values are cached as.
@@ -72,6 +83,12 @@ struct Inner {
     chat: ChatSource,
     block_types: Vec<BlockType>,
     tokens_per_submit: u32,
+    /// Reads what the device has no room for.
+    #[cfg(not(target_arch = "wasm32"))]
+    streamed: Option<Streamed>,
+    /// What the CPU computes first.
+    #[cfg(not(target_arch = "wasm32"))]
+    front: Option<Arc<Front>>,
     /// Made when they are needed first.
     #[cfg(feature = "grammar")]
     grammars: OnceLock<Arc<Grammars>>,
@@ -113,9 +130,21 @@ impl Model {
     /// or a size of passes out of range; [`Error::Config`] if a weight is missing; errors of [`Device::write`].
     pub fn from_file(device: &Device, file: ModelFile, options: LoadOptions<'_>) -> Result<Model, Error> {
         let ModelFile { header, files } = file;
-        let (model, mut feed) = Model::declare(device, header, &options)?;
+        let files = Arc::new(files);
+        let (model, mut feed) = Model::declare(device, header, Some(&files), &options)?;
         while_testing(model.test(), || feed.take_all(device, &files, options.progress))?;
-        model.complete(device.clone(), feed.digest())
+        let digest = feed.digest();
+        #[cfg(not(target_arch = "wasm32"))]
+        let digest = match &model.inner.streamed {
+            Some(streamed) => digest.wrapping_add(streamed.digest()?),
+            None => digest,
+        };
+        #[cfg(not(target_arch = "wasm32"))]
+        let digest = match &model.inner.front {
+            Some(front) => digest.wrapping_add(front.fill(&files)?),
+            None => digest,
+        };
+        model.complete(device.clone(), digest)
     }
 
     /// Tests the passes of all generations.
@@ -133,10 +162,11 @@ impl Model {
     }
 
     /// Declares a model whose weights the feed is still to take, and compares the plan with the limit; nothing is
-    /// allocated.
+    /// allocated. `files`: the model's, where layers may be read from them again.
     pub(super) fn declare(
         device: &Device,
         header: ModelHeader,
+        files: Option<&Arc<Vec<FileBytes>>>,
         options: &LoadOptions<'_>,
     ) -> Result<(Model, Feed), Error> {
         let ModelHeader { name, shape, tokenizer, chat, catalog, unread } = header;
@@ -149,11 +179,42 @@ impl Model {
         catalog.check_read(
             weights.destinations().map(|(name, _)| name).chain(config.unread().iter().map(String::as_str)),
         )?;
-        let declare = |context_length| {
+        let layers = 0..config.n_layers();
+        #[cfg(not(target_arch = "wasm32"))]
+        let layers = match options.gpu_layers.filter(|_| device.is_gpu() && files.is_some()) {
+            Some(n) => layers.end - checked_gpu_layers(n, layers.end)?..layers.end,
+            None => layers,
+        };
+        let declare_with = |weights: &Weights, context_length| {
             let room = Room { context_length, ..room };
             let transformer = Transformer::declare(config.clone(), weights.clone(), context_length)?;
+            let transformer = transformer.part(layers.clone());
             let plan = RecordedPasses::declare(&target, &transformer, room)?.plan();
             Ok::<_, Error>((room, transformer, plan))
+        };
+        let declare = |context_length| declare_with(&weights, context_length);
+        #[cfg(not(target_arch = "wasm32"))]
+        let mut streamed = None;
+        // Layers that leave room for the others, and what is declared then.
+        #[cfg(not(target_arch = "wasm32"))]
+        let mut stream = |context_length, plan: &MemoryPlan| -> Result<Option<_>, Error> {
+            let (Some(files), Some(limit), true) = (files, &limit, options.stream_layers) else { return Ok(None) };
+            let part = |weights: &Weights| {
+                let transformer = Transformer::declare(config.clone(), weights.clone(), context_length)?;
+                Ok::<_, Error>(transformer.part(layers.clone()))
+            };
+            let Some(chosen) = streamed::choose(&part(&weights)?, plan.total_bytes(), limit.bytes) else {
+                return Ok(None);
+            };
+            let weights = Weights::declare(&target, &config, &catalog)?;
+            let transformer = part(&weights)?;
+            streamed = Some(Streamed::new(&transformer, &catalog, files.clone(), &chosen));
+            declare_with(&weights, context_length).map(Some)
+        };
+        #[cfg(target_arch = "wasm32")]
+        let stream = |_, _: &MemoryPlan| -> Result<Option<_>, Error> {
+            let _ = files;
+            Ok(None)
         };
         let fits = |plan: &MemoryPlan| limit.as_ref().is_none_or(|limit| plan.total_bytes() <= limit.bytes);
         let (room, transformer, plan) = match declare(room.context_length) {
@@ -166,9 +227,10 @@ impl Model {
                 let shorter = halves.filter_map(|context| declare(context).ok()).find(|(.., plan)| fits(plan));
                 match (asked, shorter, limit) {
                     (_, Some(shorter), _) if options.fit_context => shorter,
-                    (Ok((.., plan)), shorter, Some(limit)) => {
-                        return Err(too_large(&plan, limit, shorter.map(|(room, ..)| room.context_length)));
-                    }
+                    (Ok((room, _, plan)), shorter, Some(limit)) => match stream(room.context_length, &plan)? {
+                        Some(streamed) => streamed,
+                        None => return Err(too_large(&plan, limit, shorter.map(|(room, ..)| room.context_length))),
+                    },
                     (asked, ..) => asked?,
                 }
             }
@@ -178,7 +240,19 @@ impl Model {
                 .tested()
                 .note(format!("of the model text alone is read: its parts for {} are left out", unread.join(", ")));
         }
-        let feed = Feed::new(&catalog, transformer.weights.destinations());
+        let feed = Feed::new(&catalog, transformer.destinations());
+        #[cfg(not(target_arch = "wasm32"))]
+        let feed = match &streamed {
+            Some(streamed) => streamed.resident(&transformer, &catalog),
+            None => feed,
+        };
+        #[cfg(not(target_arch = "wasm32"))]
+        let front = match (layers.start, files) {
+            (1.., Some(_)) => {
+                Some(Arc::new(Front::declare(&transformer, &catalog, room.context_length, options.exact)?))
+            }
+            _ => None,
+        };
         let encodings = match tokenizer {
             Ok(tokenizer) => Ok(EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE)),
             Err(error) => Err(error.to_string()),
@@ -193,6 +267,10 @@ impl Model {
             chat,
             block_types,
             tokens_per_submit,
+            #[cfg(not(target_arch = "wasm32"))]
+            streamed,
+            #[cfg(not(target_arch = "wasm32"))]
+            front,
             #[cfg(feature = "grammar")]
             grammars: OnceLock::new(),
         };
@@ -219,6 +297,72 @@ impl Model {
         )?;
         let transformer = Transformer::declare(config.clone(), weights, room.context_length)?;
         Ok(RecordedPasses::declare(target, &transformer, room)?.plan())
+    }
+
+    /// Runs a pass.
+    pub(super) fn run(&self, pass: &Recording) -> Result<(), Error> {
+        #[cfg(not(target_arch = "wasm32"))]
+        if let Some(streamed) = &self.inner.streamed {
+            return streamed.run(&self.device, pass);
+        }
+        self.device.run(pass)
+    }
+
+    /// Runs a pass `n_runs` times, one where layers are streamed, and reads a tensor after each run.
+    pub(super) fn run_and_read(&self, pass: &Recording, tensor: &Tensor, n_runs: u32) -> Result<Pending, Error> {
+        #[cfg(not(target_arch = "wasm32"))]
+        if let Some(streamed) = &self.inner.streamed {
+            return streamed.run_and_read(&self.device, pass, tensor);
+        }
+        self.device.replay_and_read(pass, tensor, n_runs)
+    }
+
+    /// Which layers each pass reads from the file, and what came of it, if the device has no room for all.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn streaming(&self) -> Option<Streaming> {
+        self.inner.streamed.as_ref().map(Streamed::report)
+    }
+
+    /// Memory that the CPU takes for the layers that it computes and one session, if two devices share the model.
+    ///
+    /// # Errors
+    /// As [`Model::session`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn cpu_plan(&self) -> Result<Option<MemoryPlan>, Error> {
+        self.inner.front.as_ref().map(|front| front.plan(self.room)).transpose()
+    }
+
+    /// A session's passes on the CPU.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(super) fn front_passes(&self) -> Result<Option<FrontPasses>, Error> {
+        self.inner.front.as_ref().map(|front| FrontPasses::declare(front, self.room)).transpose()
+    }
+
+    /// Refuses what needs all layers on the device at once.
+    pub(super) fn expect_resident(&self, option: &'static str) -> Result<(), Error> {
+        #[cfg(not(target_arch = "wasm32"))]
+        {
+            let streamed = self.streaming().map(|streaming| {
+                format!("{} of {} that are read from the file in each pass", streaming.n_streamed, streaming.n_layers)
+            });
+            let on_cpu = self.transformer().layers().start;
+            let found = streamed.or_else(|| (on_cpu > 0).then(|| format!("{on_cpu} that the CPU computes")));
+            if let Some(found) = found {
+                let expected = "a model all of whose layers are on the device".into();
+                return Err(Error::Option { option, expected, found });
+            }
+        }
+        let _ = option;
+        Ok(())
+    }
+
+    /// Whether a pass may be submitted before the one before it is done.
+    pub(super) fn runs_ahead(&self) -> bool {
+        #[cfg(not(target_arch = "wasm32"))]
+        if self.inner.streamed.is_some() || self.inner.front.is_some() {
+            return false;
+        }
+        self.device.is_gpu()
     }
 
     /// The device that holds the weights.
@@ -357,6 +501,9 @@ impl Model {
     /// [`Error::ContextFull`] if they do not fit, [`Error::Tokenizer`] for an unknown id, errors of [`Device::run`].
     pub async fn trace(&self, ids: &[u32]) -> Result<Trace, Error> {
         let device = self.device();
+        if self.transformer().layers().start > 0 {
+            self.expect_resident("trace")?;
+        }
         let config = self.config();
         let session = Session::new(self)?;
         session.check_ids(ids)?;
@@ -382,7 +529,7 @@ impl Model {
         let (recording, logits, hidden) = record_tested(device, record, |(recording, ..)| recording).await?;
         device.write(&session.io().tokens, 0, ids)?;
         session.io().state.set_turned(device, 0, n_tokens, self.transformer().angles(n_tokens))?;
-        device.run(&recording)?;
+        self.run(&recording)?;
         let mut trace = Trace { logits: device.read(&logits).await?, hidden: Vec::new() };
         for kept in &hidden {
             trace.hidden.push(device.read(kept).await?);
@@ -397,6 +544,19 @@ fn checked_room(target: &Target, limit: u32, knows_memory: bool, options: &LoadO
     let longest = (fit_context && knows_memory).then_some(limit);
     let context_length = checked_context(limit, context_length.or(longest))?;
     Ok(Room { context_length, max_pass: checked_max_pass(target, max_pass)?, kv_type })
+}
+
+/// Layers on a GPU, as asked for: at least the last one.
+#[cfg(not(target_arch = "wasm32"))]
+fn checked_gpu_layers(n: u32, n_layers: u32) -> Result<u32, Error> {
+    match n {
+        0 => Err(Error::Option {
+            option: "gpu_layers",
+            expected: format!("1 to {n_layers}, or the device `cpu`"),
+            found: "0".into(),
+        }),
+        n => Ok(n.min(n_layers)),
+    }
 }
 
 /// The context length asked for, within what the model was trained on, or the default.

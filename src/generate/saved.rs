@@ -79,7 +79,7 @@ impl Session {
         let device = self.model.device().clone();
         self.sequence.forget_cache();
         for part in &file.parts {
-            part.write(&device)?;
+            part.write()?;
         }
         // Passes read the tokens before their own position too, to penalise those that repeat.
         device.write(&self.passes.io.tokens, 0, &file.ids)?;
@@ -104,8 +104,8 @@ impl Session {
             ("note", note),
         ];
         let mut entries = vec![("tokens".to_string(), BlockType::U32, vec![ids.len() as u64])];
-        let kept = || self.passes.cache.kept().map(|(_, layer)| layer).take_while(|_| cached.n > 0);
-        for layer in kept() {
+        let kept = || kept_by(self).map(|(_, layer, device)| (layer, device)).take_while(|_| cached.n > 0);
+        for (layer, _) in kept() {
             entries.extend(layer_entries(layer, |keys| rows_of(&cached, keys)));
         }
         let states = cached.states.filter(|_| cached.n > 0).map(|states| states.map(|position| position as u32));
@@ -115,9 +115,9 @@ impl Session {
         let tensors = entries.iter().map(|(name, block_type, shape)| (name.as_str(), *block_type, shape.as_slice()));
         put(&Safetensors::head(metadata, tensors))?;
         put(bytemuck::cast_slice(ids))?;
-        for layer in kept() {
+        for (layer, device) in kept() {
             for tensor in layer.tensors() {
-                let words: Vec<u32> = self.model.device().read(tensor).await?;
+                let words: Vec<u32> = device.read(tensor).await?;
                 match layer {
                     LayerCache::State { .. } => put(bytemuck::cast_slice(&words))?,
                     LayerCache::Keys(keys) => {
@@ -134,6 +134,11 @@ impl Session {
         }
         states.map_or(Ok(()), |states| put(bytemuck::cast_slice(&states)))
     }
+}
+
+/// What each layer keeps, its number, and the device on which it does.
+fn kept_by(session: &Session) -> impl Iterator<Item = (usize, &LayerCache, &Device)> {
+    session.caches().flat_map(|(cache, device)| cache.kept().map(move |(l, layer)| (l, layer, device)))
 }
 
 /// Slots and words of a row of a tensor of keys.
@@ -171,16 +176,17 @@ fn layer_entries(layer: &LayerCache, rows: impl Fn(&CachedKeys) -> usize) -> Vec
 /// What a tensor of the session gets of a file.
 struct Part<'a> {
     tensor: Tensor,
+    device: Device,
     words: &'a [[u8; 4]],
     /// The first position whose rows these are, for a tensor of keys.
     first: Option<usize>,
 }
 
 impl Part<'_> {
-    fn write(&self, device: &Device) -> Result<(), Error> {
+    fn write(&self) -> Result<(), Error> {
         // A file may lie anywhere in memory, and its words are little endian.
         let write =
-            |first: usize, words: &[[u8; 4]]| device.write(&self.tensor, first, &words_of(words.as_flattened()));
+            |first: usize, words: &[[u8; 4]]| self.device.write(&self.tensor, first, &words_of(words.as_flattened()));
         let Some(first) = self.first else { return write(0, self.words) };
         let [slots, row] = slots_of(&self.tensor);
         let n_heads = self.tensor.shape().first().map_or(1, |&n| n as usize);
@@ -231,11 +237,11 @@ impl<'a> File<'a> {
 
         let mut parts = Vec::new();
         let (mut first_of_all, mut slots_of_ring) = (0, 0);
-        for (block, layer) in session.passes.cache.kept().take_while(|_| n > 0) {
+        for (block, layer, device) in kept_by(session).take_while(|_| n > 0) {
             let window = model.config().blocks[block].attention.window;
             let needed = window.map_or(n, |window| n.min(window.saturating_sub(1) as usize)) as u64;
             for (tensor, (name, block_type, shape)) in layer.tensors().zip(layer_entries(layer, |_| n)) {
-                let part = read_part(&own, layer, (tensor, &name), (block_type, &shape), needed)?;
+                let part = read_part(&own, (layer, device), (tensor, &name), (block_type, &shape), needed)?;
                 if let Some(first) = part.first {
                     let [slots, _] = slots_of(tensor);
                     let first = first.max(n.saturating_sub(slots));
@@ -282,7 +288,7 @@ fn read_ids(session: &Session, own: &OwnFile<'_>) -> Result<Vec<u32>, Error> {
 /// What a file has for a tensor of a layer; of keys `needed` rows at least, and at most those of `shape`.
 fn read_part<'a>(
     own: &OwnFile<'a>,
-    layer: &LayerCache,
+    (layer, device): (&LayerCache, &Device),
     (tensor, name): (&Tensor, &str),
     (block_type, shape): (BlockType, &[u64]),
     needed: u64,
@@ -299,7 +305,7 @@ fn read_part<'a>(
         (LayerCache::Keys(_), _, &[_, n, _]) if needed < n => Some(format!("{shape:?}, or {needed} rows at least")),
         _ => Some(format!("{shape:?}")),
     })?;
-    Ok(Part { tensor: tensor.clone(), words: bytes.as_chunks().0, first })
+    Ok(Part { tensor: tensor.clone(), device: device.clone(), words: bytes.as_chunks().0, first })
 }
 
 /// Positions of up to `n` after which there are states.

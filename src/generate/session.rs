@@ -3,12 +3,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Model;
+#[cfg(not(target_arch = "wasm32"))]
+use super::front::FrontPasses;
 use super::generation::Generation;
 use super::options::{ContextPolicy, GenerateOptions};
 use super::pace::Pace;
 use super::passes::RecordedPasses;
 use super::sequence::Sequence;
-use crate::device::{Pending, pause};
+use crate::device::{Device, Pending, pause};
 use crate::error::Error;
 #[cfg(feature = "grammar")]
 use crate::grammar::Guide;
@@ -22,11 +24,15 @@ pub struct Session {
     pub(super) passes: RecordedPasses,
     pub(super) sequence: Sequence,
     pub(super) pace: Pace,
+    /// What the CPU computes first, if two devices share the model.
+    #[cfg(not(target_arch = "wasm32"))]
+    front: Option<FrontPasses>,
 }
 
 /// A copy of a session's cache and tokens, on the device.
 pub struct Snapshot {
-    cache: KvCache,
+    /// One for each device.
+    caches: Vec<KvCache>,
     sequence: Sequence,
 }
 
@@ -34,7 +40,23 @@ impl Session {
     pub(super) fn new(model: &Model) -> Result<Session, Error> {
         let passes = RecordedPasses::declare(&model.device().target(), model.transformer(), model.room())?;
         let sequence = Sequence::new(model.config().is_recurrent(), passes.cache.ring());
-        Ok(Session { model: model.clone(), passes, sequence, pace: Pace::default() })
+        Ok(Session {
+            model: model.clone(),
+            passes,
+            sequence,
+            pace: Pace::default(),
+            #[cfg(not(target_arch = "wasm32"))]
+            front: model.front_passes()?,
+        })
+    }
+
+    /// What the layers keep, in order, and the devices on which they do.
+    pub(super) fn caches(&self) -> impl Iterator<Item = (&KvCache, &Device)> {
+        #[cfg(not(target_arch = "wasm32"))]
+        let front = self.front.iter().map(|front| (&front.passes.cache, front.device()));
+        #[cfg(target_arch = "wasm32")]
+        let front = std::iter::empty();
+        front.chain([(&self.passes.cache, self.model.device())])
     }
 
     pub(crate) fn cache(&self) -> &KvCache {
@@ -92,13 +114,16 @@ impl Session {
     /// # Errors
     /// Errors of [`Device::copy`](crate::Device::copy).
     pub fn snapshot(&self) -> Result<Snapshot, Error> {
-        let device = self.model.device();
-        // Before the first pass the cache has no memory to copy from.
-        self.passes.cache.tensors().try_for_each(|tensor| device.allocate(tensor))?;
-        let cache = self.passes.cache.declare_like()?;
-        // Submitted after all passes, so that it has what they wrote.
-        device.copy(&cache.copies_of(&self.passes.cache))?;
-        Ok(Snapshot { cache, sequence: self.sequence.at_rest() })
+        let copy = |(own, device): (&KvCache, &Device)| {
+            // Before the first pass the cache has no memory to copy from.
+            own.tensors().try_for_each(|tensor| device.allocate(tensor))?;
+            let cache = own.declare_like()?;
+            // Submitted after all passes, so that it has what they wrote.
+            device.copy(&cache.copies_of(own))?;
+            Ok(cache)
+        };
+        let caches = self.caches().map(copy).collect::<Result<_, Error>>()?;
+        Ok(Snapshot { caches, sequence: self.sequence.at_rest() })
     }
 
     /// Goes back to a copied state.
@@ -108,7 +133,9 @@ impl Session {
     /// [`Device::copy`](crate::Device::copy).
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), Error> {
         let device = self.model.device();
-        device.copy(&self.passes.cache.copies_of(&snapshot.cache))?;
+        for ((own, device), cache) in self.caches().zip(&snapshot.caches) {
+            device.copy(&own.copies_of(cache))?;
+        }
         // Passes read the tokens before their own position too, to penalise those that repeat.
         device.write(&self.passes.io.tokens, 0, snapshot.sequence.ids())?;
         self.sequence = snapshot.sequence.clone();
@@ -205,6 +232,10 @@ impl Session {
             });
         }
         self.passes = RecordedPasses::declare(&model.device().target(), model.transformer(), model.room())?;
+        #[cfg(not(target_arch = "wasm32"))]
+        {
+            self.front = model.front_passes()?;
+        }
         self.model = model.clone();
         self.pace = Pace::default();
         self.sequence.move_to(self.passes.cache.ring());
@@ -267,23 +298,38 @@ impl Session {
             let n_tokens = n_left.min(size as usize);
             let ends = n_tokens == n_left;
             let pass = if ends { ending } else { Ending::Cache };
+            let ids = self.sequence.uncached()[..n_tokens].to_vec();
+            self.run_front(self.sequence.n_cached(), &ids, size).await?;
             self.passes.test(device, model.transformer(), size, pass).await?;
             let (pass, io) = (self.passes.get(size, pass)?, &self.passes.io);
             let position = self.sequence.n_cached() as u32;
             io.state.set_turned(device, position, n_tokens as u32, self.sequence.angles())?;
             if ends {
                 let result = if ending == Ending::Logits { &io.logits } else { io.state.tensor() };
-                let pending = device.run_and_read(pass, result)?;
+                let pending = model.run_and_read(pass, result, 1)?;
                 self.sequence.submitted(n_tokens, size as usize);
                 return Ok(Some((n_fed, pending)));
             }
-            device.run(pass)?;
+            model.run(pass)?;
             self.sequence.submitted(n_tokens, size as usize);
             pause().await;
             if cancelled.load(Ordering::Relaxed) {
                 return Ok(None);
             }
         }
+    }
+
+    /// Runs the layers that come first on the CPU, if some do, and hands the device what they leave.
+    #[cfg(not(target_arch = "wasm32"))]
+    async fn run_front(&mut self, position: usize, ids: &[u32], size: u32) -> Result<(), Error> {
+        let Some(front) = &mut self.front else { return Ok(()) };
+        let rows = front.compute(ids, position, size, self.sequence.angles()).await?;
+        self.model.device().write(&self.passes.io.stream, 0, &rows)
+    }
+
+    #[cfg(target_arch = "wasm32")]
+    async fn run_front(&mut self, _: usize, _: &[u32], _: u32) -> Result<(), Error> {
+        Ok(())
     }
 
     /// Runs what is not cached, up to the first choice of a token; else as [`Session::feed`].
@@ -324,18 +370,23 @@ impl Session {
             return Ok(None);
         }
         self.passes.test(device, model.transformer(), size, Ending::Verify).await?;
-        let (pass, io) = (self.passes.get(size, Ending::Verify)?, &self.passes.io);
+        let io = &self.passes.io;
         device.write(&io.tokens, position, &ids)?;
         io.state.set_turned(device, position as u32, ids.len() as u32, self.sequence.angles())?;
-        let pending = device.run_and_read(pass, &io.verified)?;
+        self.run_front(position, &ids, size).await?;
+        let pass = self.passes.get(size, Ending::Verify)?;
+        let pending = model.run_and_read(pass, &self.passes.io.verified, 1)?;
         self.sequence.submitted_guesses(size as usize);
         Ok(Some((pending, ids.len() - guesses.len() - 1)))
     }
 
-    /// Submits `n` more passes, each on the token that the device chose last.
-    pub(super) fn run_ahead(&mut self, ending: Ending, n: u32) -> Result<Pending, Error> {
+    /// Submits `n` more passes, each on the token that the device chose last; that token is kept if the CPU computes the first
+    /// layers.
+    pub(super) async fn run_ahead(&mut self, ending: Ending, n: u32) -> Result<Pending, Error> {
+        let ids: Vec<u32> = self.tokens().last().copied().into_iter().collect();
+        self.run_front(self.sequence.next_position(), &ids, 1).await?;
         let recording = self.passes.get(1, ending)?;
-        let pending = self.model.device().replay_and_read(recording, self.passes.io.state.tensor(), n)?;
+        let pending = self.model.run_and_read(recording, self.passes.io.state.tensor(), n)?;
         self.sequence.submitted_ahead(n as usize);
         Ok(pending)
     }

@@ -3,6 +3,7 @@
 #[cfg(not(target_arch = "wasm32"))]
 use std::collections::HashSet;
 use std::future::poll_fn;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -298,23 +299,29 @@ impl Gpu {
         });
     }
 
-    /// Submits all dispatches in one pass.
-    pub fn run(&self, recording: &Recording) -> Result<(), Error> {
+    /// Submits some of the dispatches in one pass.
+    pub fn run(&self, recording: &Recording, which: Range<usize>) -> Result<(), Error> {
         let steps = prepared(recording)?;
         self.expect_sound(steps)?;
         let mut encoder = self.encoder();
-        self.encode(&mut encoder, steps);
+        self.encode(&mut encoder, steps, which);
         self.submit(encoder, || ()).map(drop)
     }
 
-    /// Submits `n_runs` times all dispatches in one pass and, after each pass, the copy of a tensor to the host.
-    pub fn run_and_read(&self, recording: &Recording, tensor: &Tensor, n_runs: u32) -> Result<ReadFuture, Error> {
+    /// Submits `n_runs` times some of the dispatches in one pass and, after each pass, the copy of a tensor to the host.
+    pub fn run_and_read(
+        &self,
+        recording: &Recording,
+        which: Range<usize>,
+        tensor: &Tensor,
+        n_runs: u32,
+    ) -> Result<ReadFuture, Error> {
         let (steps, buffer, size) = (prepared(recording)?, tensor.memory::<PooledBuffer>()?, tensor.size_bytes());
         self.expect_sound(steps)?;
         let staging = self.staging(size * u64::from(n_runs))?;
         let mut encoder = self.encoder();
         for run in 0..u64::from(n_runs) {
-            self.encode(&mut encoder, steps);
+            self.encode(&mut encoder, steps, which.clone());
             encoder.copy_buffer_to_buffer(&buffer.buffer, 0, &staging, run * size, size);
         }
         self.submit_and_map(encoder, staging)
@@ -336,15 +343,16 @@ impl Gpu {
         Ok(())
     }
 
-    fn encode(&self, encoder: &mut wgpu::CommandEncoder, steps: &PreparedSteps) {
+    fn encode(&self, encoder: &mut wgpu::CommandEncoder, steps: &PreparedSteps, which: Range<usize>) {
+        let dispatches = &steps.dispatches[which];
         let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
-        for (pipeline, group, [x, y, z]) in &steps.dispatches {
+        for (pipeline, group, [x, y, z]) in dispatches {
             pass.set_pipeline(&pipeline.pipeline);
             pass.set_bind_group(0, group, &[]);
             pass.dispatch_workgroups(*x, *y, *z);
         }
         drop(pass);
-        self.counters.dispatches.add(steps.dispatches.len() as u64);
+        self.counters.dispatches.add(dispatches.len() as u64);
     }
 
     pub fn read(&self, tensor: &Tensor) -> Result<ReadFuture, Error> {

@@ -33,7 +33,7 @@ fn open(setup: Setup<'_>) -> Option<(Gpu, Arc<LiveCounters>)> {
 /// A tensor of four words with so much memory of the GPU's.
 fn allocated(gpu: &Gpu, label: &str, size_bytes: u64) -> Result<Tensor, Error> {
     let tensor = Tensor::declare(label, Role::Activations, &[4], DType::U32)?;
-    let block = tensor.storage.block.get().expect("it is no temporary");
+    let block = tensor.storage.block().expect("it is no temporary");
     block.memory.attach(gpu.allocate(label, size_bytes)?);
     Ok(tensor)
 }

@@ -291,6 +291,7 @@ pub(crate) struct Wanted {
 
 /// Weights on their way from files to a device: takes the bytes of every tensor in the order of the files, in pieces of
 /// any size, and writes whole rows.
+#[derive(Clone)]
 pub(crate) struct Feed {
     /// Tensors in the order of the files, but scales right before what they scale.
     items: Vec<(Entry, Destination)>,
@@ -350,6 +351,21 @@ impl Feed {
         self.digest
     }
 
+    /// The digest that it will have when it has taken everything, from the first bytes of each tensor.
+    ///
+    /// # Errors
+    /// [`Error::Truncated`] if a tensor lies past its file's end.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn digest_ahead(&self, files: &[FileBytes]) -> Result<u64, Error> {
+        let mut ahead = Feed { digest: 0, done: 0, ..self.clone() };
+        for at in 0..self.items.len() {
+            let (entry, _) = &self.items[at];
+            ahead.at = at;
+            ahead.look_at(entry.info.bytes(&files[entry.file])?);
+        }
+        Ok(ahead.digest)
+    }
+
     /// Takes what the digest needs of the bytes that come next of a tensor.
     fn look_at(&mut self, bytes: &[u8]) {
         /// Bytes of each tensor that are looked at.
@@ -401,8 +417,6 @@ impl Feed {
         files: &[FileBytes],
         progress: Option<&mut dyn FnMut(u64, u64)>,
     ) -> Result<(), Error> {
-        /// Bytes between two reports of progress.
-        const PIECE: u64 = 4 << 20;
         let mut ignore = |_, _| ();
         let progress = progress.unwrap_or(&mut ignore);
         if !device.is_gpu() {
@@ -416,13 +430,26 @@ impl Feed {
                 }
             }
         }
-        while let (Some(wanted), Some(tensor)) = (self.wanted(), self.tensor()) {
-            let data = tensor.bytes(&files[wanted.file])?;
-            let rest = &data[(wanted.offset - tensor.offset) as usize..];
-            self.push(device, &rest[..wanted.len.min(PIECE) as usize])?;
+        while self.take_piece(device, files)? {
             progress(self.fed_bytes, self.total_bytes);
         }
         Ok(())
+    }
+
+    /// Takes the next bytes of files that are there as a whole, and tells whether there were any.
+    ///
+    /// # Errors
+    /// As [`Feed::take_all`].
+    pub fn take_piece(&mut self, device: &Device, files: &[FileBytes]) -> Result<bool, Error> {
+        const PIECE: u64 = 4 << 20;
+        let (Some(wanted), Some(tensor)) = (self.wanted(), self.tensor()) else { return Ok(false) };
+        let file = &files[wanted.file];
+        let data = tensor.bytes(file)?;
+        let n = wanted.len.min(PIECE) as usize;
+        let first = (wanted.offset - tensor.offset) as usize;
+        self.push(device, &data[first..first + n])?;
+        file.let_go(wanted.offset as usize..wanted.offset as usize + n);
+        Ok(true)
     }
 
     /// Bytes taken so far, and in all.

@@ -1,6 +1,6 @@
 //! A file's bytes, wherever they are.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 #[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
@@ -34,6 +34,19 @@ impl FileBytes {
         // SAFETY: the mapping is read-only, and all reads are bounds-checked slices; a file that someone else truncates
         // meanwhile is a fault of the operating environment, as for every memory-mapped reader.
         unsafe { memmap2::Mmap::map(&file) }.map(FileBytes::Mapped).map_err(io)
+    }
+}
+
+impl FileBytes {
+    /// Lets go of the memory of bytes that were read and are not needed soon; they can be read again all the same.
+    pub(crate) fn let_go(&self, which: Range<usize>) {
+        #[cfg(unix)]
+        if let FileBytes::Mapped(map) = self {
+            // SAFETY: the map is of a file and is only read: what is dropped is read from the file again when it is used.
+            let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, which.start, which.len()) };
+        }
+        #[cfg(not(unix))]
+        let _ = which;
     }
 }
 

@@ -22,6 +22,9 @@ pub struct PassTensors {
     pub state: StepState,
     /// Token ids by position, `[S]`.
     pub tokens: Tensor,
+    /// What stands between the layers of two devices, `[max_pass, C]`: a pass of the first leaves it, one of the second begins
+    /// with it.
+    pub stream: Tensor,
     /// Logits of the last token, `[1, V]`.
     pub logits: Tensor,
     /// Sampling settings, [`Sampling`]'s eight words.
@@ -45,6 +48,7 @@ impl PassTensors {
             state: StepState::declare()?,
             // The last pass of a prompt may be padded beyond the context.
             tokens: tensor("tokens", &[context_length.saturating_add(max_pass)], DType::U32)?,
+            stream: tensor("stream", &[max_pass, config.dim], DType::F32)?,
             logits: tensor("logits", &[1, config.vocab_size], DType::F32)?,
             sampling: tensor("sampling", &[8], DType::U32)?,
             allowed: tensor("allowed", &[mask_words(config.vocab_size)], DType::U32)?,
@@ -114,6 +118,10 @@ impl Transformer {
         n_tokens: u32,
         tap: Tap<'_>,
     ) -> Result<Tensor, Error> {
+        if !self.is_first() {
+            let h = io.stream.first_rows(n_tokens)?; // [T, C]
+            return self.record_blocks(rec, Flow::Cached(io, cache), None, h, tap);
+        }
         let embedding = Embedding {
             w: &self.weights.token_embd,
             factor: self.config.embd_scale / self.config.residual_scale,
@@ -145,7 +153,8 @@ impl Transformer {
         }
     }
 
-    /// Records a pass over `n_tokens` tokens at the state's position with its ending.
+    /// Records a pass over `n_tokens` tokens at the state's position with its ending. Of a part of a model that lacks the last
+    /// layers, what it leaves for the other part comes instead.
     ///
     /// # Errors
     /// [`Error::Shape`] or [`Error::Operand`] if the tensors do not fit the configuration.
@@ -158,6 +167,9 @@ impl Transformer {
         ending: Ending,
     ) -> Result<(), Error> {
         let h = self.record_layers(rec, cache, io, n_tokens, &mut |_, _| Ok(()))?; // [T, C]
+        if !self.is_last() {
+            return scale(rec, &h, &io.stream.first_rows(n_tokens)?, 1.0); // [T, C]
+        }
         if ending == Ending::Cache {
             return Ok(());
         }

@@ -1,11 +1,13 @@
 //! The forward pass of a transformer's blocks, recorded: the same for decoders and encoders.
 
+use std::ops::Range;
+
 use super::block::{Between, NormPlace, Recurrence};
 use super::config::{ModelConfig, NormKind};
 use super::decoder::PassTensors;
 use super::encoder::BatchTensors;
 use super::kv_cache::{KvCache, LayerCache};
-use super::stack::Stack;
+use super::stack::{Destination, Stack};
 use super::weights::{BlockWeights, HalfNorms, NormWeights, RecurrenceWeights, Weights};
 use crate::dtype::DType;
 use crate::error::Error;
@@ -28,6 +30,8 @@ pub struct Transformer {
     ropes: Vec<Tensor>,
     /// S.
     n_pos: u32,
+    /// The layers that it computes: all of them, unless two devices share them.
+    layers: Range<u32>,
 }
 
 /// Where the tokens of a pass stand, and what they see.
@@ -80,7 +84,44 @@ impl Transformer {
             Tensor::declare("rope", Role::Cache, &[rope.n_rows(n_pos), rope.rot_dims / 2, 2], DType::F32)
         };
         let ropes = config.ropes.iter().map(table).collect::<Result<_, _>>()?;
-        Ok(Transformer { config, weights, ropes, n_pos })
+        let layers = 0..config.n_layers();
+        Ok(Transformer { config, weights, ropes, n_pos, layers })
+    }
+
+    /// The part of it that computes these layers, the first of the model or the last.
+    pub fn part(self, layers: Range<u32>) -> Transformer {
+        Transformer { layers, ..self }
+    }
+
+    /// The layers that it computes.
+    pub fn layers(&self) -> Range<u32> {
+        self.layers.clone()
+    }
+
+    /// Whether it begins with tokens, and not with what another device leaves.
+    pub(super) fn is_first(&self) -> bool {
+        self.layers.start == 0
+    }
+
+    /// Whether it ends with the head.
+    pub(super) fn is_last(&self) -> bool {
+        self.layers.end == self.config.n_layers()
+    }
+
+    /// Where the data of each source tensor belongs that its passes read, by its name.
+    pub fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
+        self.weights.destinations().filter(|(name, _)| self.reads(name))
+    }
+
+    fn reads(&self, name: &str) -> bool {
+        let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')?.0.parse::<u32>().ok());
+        match layer {
+            Some(layer) => self.layers.contains(&layer),
+            // The embedding serves as the head where there is no other.
+            None if name == "token_embd.weight" => self.is_first() || !self.weights.has_output(),
+            None if name.starts_with("output") => self.is_last(),
+            None => self.is_first(),
+        }
     }
 
     /// Fills the tables of angles.
@@ -123,13 +164,16 @@ impl Transformer {
         tap: Tap<'_>,
     ) -> Result<Tensor, Error> {
         tap(rec, &h)?;
-        for l in 0..self.config.blocks.len() {
+        for layer in self.layers() {
+            rec.begin_layer(Some(layer));
+            let l = layer as usize;
             h = self.record_block(rec, flow, l, h)?; // [T, C]
             if let (Some(half), Some(parts)) = (&self.weights.blocks[l].per_layer, parts) {
                 self.record_per_layer(rec, l, half, parts, &h)?; // [T, C]
             }
             tap(rec, &h)?;
         }
+        rec.begin_layer(None);
         Ok(h)
     }
 

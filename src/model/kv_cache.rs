@@ -1,5 +1,7 @@
 //! What layers keep of the tokens before, on the device.
 
+use std::ops::Range;
+
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{CachedKeys, KvType, MAX_PAST, N_STATES};
@@ -11,7 +13,9 @@ use crate::tensor::{Role, Tensor};
 #[derive(Clone, Debug)]
 pub struct KvCache {
     kept: Vec<LayerCache>,
-    /// Which of them each layer reads.
+    /// The first layer.
+    first: usize,
+    /// Which of what is kept each layer reads, from the first one on.
     of: Vec<usize>,
     capacity: u32,
     ring: Option<Ring>,
@@ -60,6 +64,21 @@ impl KvCache {
     /// # Errors
     /// [`Error::Operand`] if `capacity` is zero or too large for one tensor.
     pub fn declare(config: &ModelConfig, kind: KvType, capacity: u32, max_pass: u32) -> Result<KvCache, Error> {
+        KvCache::declare_part(config, 0..config.n_layers(), kind, capacity, max_pass)
+    }
+
+    /// As [`KvCache::declare`], of some layers, none of which reads the keys of one before them.
+    ///
+    /// # Errors
+    /// As [`KvCache::declare`].
+    pub fn declare_part(
+        config: &ModelConfig,
+        layers: Range<u32>,
+        kind: KvType,
+        capacity: u32,
+        max_pass: u32,
+    ) -> Result<KvCache, Error> {
+        let first = layers.start as usize;
         let back = max_pass.max(LEAST_BACK);
         // What the first token of a pass sees beside itself, and the pass, padding included.
         let slots_of = |block: &Block| match block.attention.window {
@@ -85,8 +104,9 @@ impl KvCache {
             })
         };
         let (mut kept, mut of) = (Vec::new(), Vec::<usize>::new());
-        for (l, block) in config.blocks.iter().enumerate() {
-            let shared = block.attention.keys_of.and_then(|earlier| of.get(earlier).copied());
+        for (l, block) in config.blocks.iter().enumerate().take(layers.end as usize).skip(first) {
+            let earlier = block.attention.keys_of.and_then(|earlier| earlier.checked_sub(first));
+            let shared = earlier.and_then(|earlier| of.get(earlier).copied());
             of.push(shared.unwrap_or(kept.len()));
             if shared.is_none() {
                 kept.push(layer((l, block))?);
@@ -94,7 +114,8 @@ impl KvCache {
         }
         let with_keys = config.blocks.iter().filter(|block| block.recurrence.is_none());
         let slots = with_keys.map(slots_of).min().filter(|&slots| slots < capacity);
-        Ok(KvCache { kept, of, capacity, ring: slots.map(|slots| Ring { slots, back }) })
+        // Of all layers: the parts of a model follow one sequence.
+        Ok(KvCache { kept, first, of, capacity, ring: slots.map(|slots| Ring { slots, back }) })
     }
 
     /// The layers that do not keep all positions, if there are any.
@@ -109,12 +130,12 @@ impl KvCache {
 
     /// What a layer keeps, or the layer whose keys it reads.
     pub fn layer(&self, layer_idx: usize) -> &LayerCache {
-        &self.kept[self.of[layer_idx]]
+        &self.kept[self.of[layer_idx - self.first]]
     }
 
     /// What is kept, with the number of the layer that writes it.
     pub fn kept(&self) -> impl Iterator<Item = (usize, &LayerCache)> {
-        let writer = |i: usize| self.of.iter().position(|&of| of == i).unwrap_or(i);
+        let writer = |i: usize| self.first + self.of.iter().position(|&of| of == i).unwrap_or(i);
         self.kept.iter().enumerate().map(move |(i, layer)| (writer(i), layer))
     }
 

@@ -401,6 +401,11 @@ impl Weights {
         tables.chain(stacks).chain(self.token_embd.tensors()).chain(per_layer)
     }
 
+    /// Whether the head is a matrix of its own.
+    pub(super) fn has_output(&self) -> bool {
+        self.output.is_some()
+    }
+
     /// Records the head, `y = norm(x) outputᵀ`, with the embedding as `output` where they are tied.
     ///
     /// # Errors

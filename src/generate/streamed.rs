@@ -1,0 +1,341 @@
+//! Models larger than memory: the matrices of some layers stay in the file, and each pass reads them again.
+//!
+//! All tensors of a model are declared as ever. Those of the layers that are streamed share slots, which these layers take in
+//! turns: while the device computes a layer, a thread reads the next one into the slot that is free. Layers come in the same
+//! order in every pass, so whatever is kept besides is best kept for good: of what a cache gave up and fetched by age, a cycle
+//! would find nothing.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::device::{Device, Pending};
+use crate::error::Error;
+use crate::load::{Catalog, Feed, FileBytes};
+use crate::model::{Destination, Transformer};
+use crate::recording::Recording;
+use crate::tensor::{Block, Role, Tensor};
+
+/// Slots that layers take in turns: one is computed with, one is filled.
+const SLOTS: usize = 2;
+
+/// Layers that are read from the file in each pass, and what came of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct Streaming {
+    /// Layers that the device computes.
+    pub n_layers: usize,
+    /// Those of them that each pass reads.
+    pub n_streamed: usize,
+    /// Bytes of all layers' matrices on the device, if they were all there.
+    pub layers_bytes: u64,
+    /// Bytes of those that each pass reads.
+    pub streamed_bytes: u64,
+    /// Layers that were read so far.
+    pub n_read: u64,
+    /// Time that reading took.
+    pub reading: Duration,
+    /// Time in which nothing was computed because a layer was not there yet.
+    pub waiting: Duration,
+}
+
+impl Streaming {
+    /// The share of a pass's bytes that is on the device already: 0 to 1.
+    pub fn hit_rate(&self) -> f64 {
+        1.0 - self.streamed_bytes as f64 / (self.layers_bytes as f64).max(1.0)
+    }
+
+    /// The share of the time of reading in which the device computed: 0 to 1.
+    pub fn overlap(&self) -> f64 {
+        let share = self.waiting.as_secs_f64() / self.reading.as_secs_f64().max(1e-9);
+        1.0 - share.min(1.0)
+    }
+}
+
+/// The matrices of each layer.
+fn matrices(transformer: &Transformer) -> Vec<Vec<Tensor>> {
+    let mut layers: Vec<Vec<Tensor>> = vec![Vec::new(); transformer.weights.blocks.len()];
+    for (name, place) in transformer.destinations() {
+        let (Some(layer), Destination::Rows { matrix, .. }) = (layer_of(name), place) else { continue };
+        let Some(known) = layers.get_mut(layer) else { continue };
+        for slab in matrix.slabs() {
+            if !known.iter().any(|tensor| tensor.is_same(&slab.words)) {
+                known.push(slab.words.clone());
+            }
+        }
+    }
+    layers
+}
+
+/// The layer of a tensor.
+fn layer_of(name: &str) -> Option<usize> {
+    name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
+}
+
+/// `n` of so many layers, evenly spread: what is computed between two of them is time to read.
+fn spread(n: usize, n_layers: usize) -> impl Iterator<Item = usize> {
+    (0..n_layers).filter(move |layer| (layer + 1) * n / n_layers > layer * n / n_layers)
+}
+
+/// Bytes of one slot's tensors: the largest of each layer, the second largest of each, and so on.
+fn slot_sizes<'a>(layers: impl Iterator<Item = &'a Vec<Tensor>>) -> Vec<u64> {
+    let mut sizes: Vec<u64> = Vec::new();
+    for layer in layers {
+        for (i, tensor) in by_size(layer).into_iter().enumerate() {
+            match sizes.get_mut(i) {
+                Some(size) => *size = (*size).max(tensor.size_bytes()),
+                None => sizes.push(tensor.size_bytes()),
+            }
+        }
+    }
+    sizes
+}
+
+fn by_size(layer: &[Tensor]) -> Vec<&Tensor> {
+    let mut sorted: Vec<&Tensor> = layer.iter().collect();
+    sorted.sort_by_key(|tensor| std::cmp::Reverse(tensor.size_bytes()));
+    sorted
+}
+
+fn bytes(tensors: &[Tensor]) -> u64 {
+    tensors.iter().map(Tensor::size_bytes).sum()
+}
+
+/// The fewest layers to be streamed for what takes `needed_bytes` to fit `limit_bytes`, if that is enough: their numbers.
+pub(super) fn choose(transformer: &Transformer, needed_bytes: u64, limit_bytes: u64) -> Option<Vec<usize>> {
+    let layers = matrices(transformer);
+    let Range { start, end } = transformer.layers();
+    let (first, n_layers) = (start as usize, (end - start) as usize);
+    // As many as there are slots would save nothing.
+    let mut candidates =
+        (SLOTS + 1..=n_layers).map(|n| spread(n, n_layers).map(|layer| first + layer).collect::<Vec<_>>());
+    candidates.find(|streamed| {
+        let slots: u64 = slot_sizes(streamed.iter().map(|&layer| &layers[layer])).iter().sum();
+        let saved: u64 = streamed.iter().map(|&layer| bytes(&layers[layer])).sum();
+        (needed_bytes + SLOTS as u64 * slots).saturating_sub(saved) <= limit_bytes
+    })
+}
+
+/// Reads layers into their slots.
+pub(super) struct Streamed {
+    /// By their order: number, and what reads it.
+    layers: Vec<(usize, Feed)>,
+    files: Arc<Vec<FileBytes>>,
+    lane: Mutex<Option<Lane>>,
+    plan: Streaming,
+    n_read: Arc<AtomicU64>,
+    reading_ns: Arc<AtomicU64>,
+    waiting_ns: AtomicU64,
+}
+
+/// A thread that reads ahead.
+struct Lane {
+    /// Tells it which slot may be overwritten. Dropping it ends the thread.
+    free: Option<Sender<usize>>,
+    /// Layers that are in their slots.
+    ready: Receiver<Result<usize, Error>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Lane {
+    /// Gives a slot back whose layer was computed.
+    fn release(&self, slot: usize) {
+        // A thread that is gone has said why.
+        let _ = self.free.as_ref().map(|free| free.send(slot));
+    }
+}
+
+impl Drop for Lane {
+    /// Waits for the thread: two of them would write to the same slots.
+    fn drop(&mut self) {
+        self.free = None;
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+impl Streamed {
+    /// Puts the matrices of these layers into slots; their weights were just declared.
+    pub fn new(
+        transformer: &Transformer,
+        catalog: &Catalog,
+        files: Arc<Vec<FileBytes>>,
+        streamed: &[usize],
+    ) -> Streamed {
+        let layers = matrices(transformer);
+        let sizes = slot_sizes(streamed.iter().map(|&layer| &layers[layer]));
+        let slot = || sizes.iter().map(|&size| Block::new(size, Role::Weights)).collect::<Vec<_>>();
+        let slots: Vec<Vec<Arc<Block>>> = std::iter::repeat_with(slot).take(SLOTS).collect();
+        for (&layer, slot) in streamed.iter().zip(slots.iter().cycle()) {
+            for (tensor, block) in by_size(&layers[layer]).into_iter().zip(slot) {
+                tensor.storage.place(block);
+            }
+        }
+        let feed = |layer| {
+            let of_layer = transformer.destinations().filter(move |(name, place)| is_streamed(name, place, &[layer]));
+            Feed::new(catalog, of_layer)
+        };
+        let plan = Streaming {
+            n_layers: transformer.layers().len(),
+            n_streamed: streamed.len(),
+            layers_bytes: layers.iter().map(|layer| bytes(layer)).sum(),
+            streamed_bytes: streamed.iter().map(|&layer| bytes(&layers[layer])).sum(),
+            ..Streaming::default()
+        };
+        Streamed {
+            layers: streamed.iter().map(|&layer| (layer, feed(layer))).collect(),
+            files,
+            lane: Mutex::new(None),
+            plan,
+            n_read: Arc::default(),
+            reading_ns: Arc::default(),
+            waiting_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// A feed of what stays on the device.
+    pub fn resident(&self, transformer: &Transformer, catalog: &Catalog) -> Feed {
+        let streamed: Vec<usize> = self.layers.iter().map(|(layer, _)| *layer).collect();
+        Feed::new(catalog, transformer.destinations().filter(|(name, place)| !is_streamed(name, place, &streamed)))
+    }
+
+    /// What the digest of a model's tensors has of those that are streamed.
+    ///
+    /// # Errors
+    /// [`Error::Format`] if one lies past its file's end.
+    pub fn digest(&self) -> Result<u64, Error> {
+        let mut digests = self.layers.iter().map(|(_, feed)| feed.digest_ahead(&self.files));
+        digests.try_fold(0u64, |sum, digest| Ok(sum.wrapping_add(digest?)))
+    }
+
+    /// What there is to stream, and what came of it so far.
+    pub fn report(&self) -> Streaming {
+        let duration = |ns: &AtomicU64| Duration::from_nanos(ns.load(Ordering::Relaxed));
+        Streaming {
+            n_read: self.n_read.load(Ordering::Relaxed),
+            reading: duration(&self.reading_ns),
+            waiting: duration(&self.waiting_ns),
+            ..self.plan
+        }
+    }
+
+    /// Runs a recording.
+    ///
+    /// # Errors
+    /// Those of reading and of [`Device::run`].
+    pub fn run(&self, device: &Device, recording: &Recording) -> Result<(), Error> {
+        self.run_up_to_last(device, recording, |first| device.run_steps(recording, first..recording.n_dispatches()))
+    }
+
+    /// Runs a recording and reads a tensor after it.
+    ///
+    /// # Errors
+    /// As [`Streamed::run`].
+    pub fn run_and_read(&self, device: &Device, recording: &Recording, tensor: &Tensor) -> Result<Pending, Error> {
+        self.run_up_to_last(device, recording, |first| {
+            device.run_steps_and_read(recording, first..recording.n_dispatches(), tensor, 1)
+        })
+    }
+
+    /// Runs all steps up to the last that need a layer which is streamed, and does the rest, from a step on, with `rest`.
+    fn run_up_to_last<R>(
+        &self,
+        device: &Device,
+        recording: &Recording,
+        rest: impl FnOnce(usize) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        // Held to the end: the slots serve one pass at a time.
+        let mut held = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
+        let run = || {
+            device.prepare(recording)?;
+            let lane = match &mut *held {
+                Some(lane) => lane,
+                none => none.insert(self.start(device)?),
+            };
+            let mut done = 0;
+            for (layer, steps) in recording.layers() {
+                let Some(i) = self.layers.iter().position(|(streamed, _)| *streamed == layer as usize) else {
+                    continue;
+                };
+                if steps.start > done {
+                    device.run_steps(recording, done..steps.start)?;
+                }
+                self.wait_for(lane, layer as usize)?;
+                device.run_steps(recording, steps.clone())?;
+                // Whatever is written from now on is written after these steps.
+                lane.release(i % SLOTS);
+                done = steps.end;
+            }
+            rest(done)
+        };
+        let result = run();
+        if result.is_err() {
+            // Another pass begins anew.
+            *held = None;
+        }
+        result
+    }
+
+    /// Waits until a layer is in its slot.
+    fn wait_for(&self, lane: &Lane, layer: usize) -> Result<(), Error> {
+        let start = Instant::now();
+        let gone =
+            || Error::Io { path: "the thread that reads layers".into(), source: std::io::ErrorKind::Other.into() };
+        let ready = lane.ready.recv().map_err(|_| gone())??;
+        self.waiting_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        // Passes have all layers in order, and one that fails ends the thread.
+        debug_assert_eq!(ready, layer);
+        Ok(())
+    }
+
+    /// Starts a thread that reads the layers in order, again and again, as slots become free.
+    fn start(&self, device: &Device) -> Result<Lane, Error> {
+        let (free, frees) = channel();
+        let (send, ready) = channel();
+        let (layers, files, device) = (self.layers.clone(), self.files.clone(), device.clone());
+        let (n_read, reading_ns) = (self.n_read.clone(), self.reading_ns.clone());
+        let read_all = move || {
+            let mut is_free = [true; SLOTS];
+            for (i, (layer, feed)) in layers.iter().enumerate().cycle() {
+                while !is_free[i % SLOTS] {
+                    match frees.recv() {
+                        Ok(slot) => is_free[slot] = true,
+                        Err(_) => return,
+                    }
+                }
+                is_free[i % SLOTS] = false;
+                let start = Instant::now();
+                let read = read(feed.clone(), &device, &files).map(|()| *layer);
+                reading_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+                n_read.fetch_add(1, Ordering::Relaxed);
+                let failed = read.is_err();
+                if send.send(read).is_err() || failed {
+                    return;
+                }
+            }
+        };
+        let spawned = thread::Builder::new().name("tilewright layers".into()).spawn(read_all);
+        let thread = spawned.map_err(|source| Error::Io { path: "the thread that reads layers".into(), source })?;
+        Ok(Lane { free: Some(free), ready, thread: Some(thread) })
+    }
+}
+
+/// Reads all of a feed. What is on its way to the device is bounded.
+fn read(mut feed: Feed, device: &Device, files: &[FileBytes]) -> Result<(), Error> {
+    const MOST_IN_FLIGHT: u64 = 32 << 20;
+    let mut in_flight = 0;
+    while feed.take_piece(device, files)? {
+        in_flight += feed.take_uploaded();
+        if in_flight >= MOST_IN_FLIGHT {
+            pollster::block_on(device.drained())?;
+            in_flight = 0;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a tensor is a matrix of one of these layers.
+fn is_streamed(name: &str, place: &Destination, layers: &[usize]) -> bool {
+    matches!(place, Destination::Rows { .. }) && layer_of(name).is_some_and(|layer| layers.contains(&layer))
+}

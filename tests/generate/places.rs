@@ -1,0 +1,182 @@
+//! Models whose layers are not all on the device: read from the file for each pass, or computed by the CPU.
+
+use std::path::{Path, PathBuf};
+
+use tilewright::kernels::KvType;
+use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model, Session};
+
+use super::common::{self, block_on, executors};
+use super::{collect, endless};
+
+/// Models of three layers and more, whose layers are of all kinds.
+fn models() -> Vec<PathBuf> {
+    let Some(data) = common::data(&["tiny-random"]) else { return Vec::new() };
+    let mut folders: Vec<PathBuf> =
+        std::fs::read_dir(data.join("tiny-random")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    folders.sort();
+    let decodes = |folder: &PathBuf| {
+        let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
+        let config: serde_json::Value = serde_json::from_str(&config).unwrap();
+        let text = config.get("text_config").unwrap_or(&config);
+        let n_layers = text["num_hidden_layers"].as_u64().unwrap_or(0);
+        n_layers > 2 && !["bert", "roberta", "modernbert"].contains(&config["model_type"].as_str().unwrap())
+    };
+    folders.retain(decodes);
+    folders.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf"));
+    folders
+}
+
+fn load(device: &Device, path: &Path, options: LoadOptions<'_>) -> Model {
+    Model::load(device, path, LoadOptions { context_length: Some(64), max_pass: Some(8), ..options }).unwrap()
+}
+
+/// Loads it with the least memory that streaming leaves.
+fn streamed(device: &Device, path: &Path, needed_bytes: u64) -> Option<Model> {
+    // As far as it goes.
+    (1..20).rev().find_map(|part| {
+        let memory_limit = Some(needed_bytes * part / 20);
+        let options = LoadOptions {
+            context_length: Some(64),
+            max_pass: Some(8),
+            memory_limit,
+            stream_layers: true,
+            ..LoadOptions::default()
+        };
+        match Model::load(device, path, options) {
+            Ok(model) if model.streaming().is_some() => Some(model),
+            Ok(_) => panic!("{path:?} fits {part}/20 of what it needs"),
+            Err(Error::InFile { source, .. }) if matches!(*source, Error::Memory { .. }) => None,
+            Err(error) => panic!("{path:?}: {error}"),
+        }
+    })
+}
+
+/// Logits of a prompt of several passes, and greedy tokens after it.
+fn told(session: &mut Session) -> (Vec<f32>, Vec<u32>) {
+    let vocab_size = session.model().config().vocab_size;
+    let ids: Vec<u32> = (0..21).map(|i| (i * i + 7 * i + 3) % vocab_size).collect();
+    let logits = block_on(session.logits(&ids)).unwrap();
+    let (tokens, ..) = collect(session.generate_ids(&[5, 6], &endless(12)).unwrap());
+    (logits, tokens)
+}
+
+#[test]
+fn layers_that_are_read_for_each_pass_give_the_same_bits() {
+    let paths = models();
+    let mut n_compared = 0;
+    for device in executors() {
+        // Every model on the CPU; on a software adapter two of each kind of memory are enough.
+        for path in &paths {
+            if device.is_gpu()
+                && !common::is_full()
+                && !["qwen3", "gpt-oss", "stories.gguf"].iter().any(|name| path.ends_with(name))
+            {
+                continue;
+            }
+            let whole = load(&device, path, LoadOptions::default());
+            assert!(whole.streaming().is_none());
+            let want = told(&mut whole.session().unwrap());
+            let Some(model) = streamed(&device, path, whole.plan().total_bytes()) else {
+                println!("{path:?}: slots would take as much as they save");
+                continue;
+            };
+            let before = model.streaming().unwrap();
+            assert!(model.plan().total_bytes() < whole.plan().total_bytes());
+            let mut session = model.session().unwrap();
+            assert_eq!(told(&mut session), want, "{path:?} on {}", device.info().name);
+            // Again, after the passes of another session of the model.
+            told(&mut model.session().unwrap());
+            session.clear();
+            assert_eq!(told(&mut session), want, "{path:?} on {}", device.info().name);
+            let after = model.streaming().unwrap();
+            // 21 tokens are three passes of eight rows, the next two with the first choice another, and a pass for each
+            // further token; besides, the next layers are there already.
+            let n_passes = 3 * (3 + 1 + 11);
+            let n_read = after.n_read as usize;
+            let (least, most) = (n_passes * before.n_streamed, n_passes * before.n_streamed + 2);
+            assert!((least..=most).contains(&n_read), "{path:?}: {n_read} reads, {least} to {most} expected");
+            n_compared += 1;
+        }
+    }
+    println!("{n_compared} models compared");
+    assert!(n_compared >= 20, "{n_compared}");
+}
+
+#[test]
+fn what_does_not_fit_even_so_is_refused_with_numbers() {
+    let device = common::cpu();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf");
+    let options = LoadOptions { memory_limit: Some(1000), stream_layers: true, ..LoadOptions::default() };
+    let error = Model::load(&device, &path, options).map(drop).unwrap_err().to_string();
+    assert!(error.contains("1000"), "{error}");
+}
+
+/// On a GPU and the CPU together the tokens are those of the CPU alone, and so are the logits but for the order of sums.
+#[test]
+fn layers_that_the_cpu_computes_leave_the_same_tokens() {
+    let Some(gpu) = executors().into_iter().find(Device::is_gpu) else { return };
+    let mut n_compared = 0;
+    let path = std::env::temp_dir().join(format!("tilewright-split-{}", std::process::id()));
+    for name in ["qwen3", "gemma3", "lfm2", "qwen35", "llama3-rope", "gemma4", "gpt-oss", "stories.gguf"] {
+        let Some(folder) = models().into_iter().find(|path| path.ends_with(name)) else { continue };
+        let options = || LoadOptions { kv_type: KvType::F32, exact: true, ..LoadOptions::default() };
+        let whole = load(&common::cpu(), &folder, options());
+        let (logits, tokens) = told(&mut whole.session().unwrap());
+        let n_layers = whole.config().n_layers();
+        let split = |n| {
+            let options = LoadOptions { gpu_layers: Some(n), context_length: Some(64), max_pass: Some(8), ..options() };
+            Model::load(&gpu, &folder, options)
+        };
+        if name == "gemma4" {
+            let error = split(1).map(drop).unwrap_err().to_string();
+            assert!(error.contains("gpu_layers") && error.contains("embedding"), "{error}");
+            continue;
+        }
+        for n in [1, n_layers / 2, n_layers] {
+            let model = split(n).unwrap();
+            assert_eq!(model.cpu_plan().unwrap().is_some(), n < n_layers);
+            let mut session = model.session().unwrap();
+            let (split_logits, split_tokens) = told(&mut session);
+            let difference = common::largest_difference(&split_logits, &logits);
+            assert!(difference < 1e-3, "{name}, {n} layers on the GPU: logits differ by {difference}");
+            assert_eq!(split_tokens, tokens, "{name}, {n} layers on the GPU");
+            // What is kept can be written, and reopened where all layers are on one device.
+            let snapshot = session.snapshot().unwrap();
+            block_on(session.save(&path, "")).unwrap();
+            let (want, ..) = collect(session.generate_ids(&[9, 8], &endless(5)).unwrap());
+            session.restore(&snapshot).unwrap();
+            assert_eq!(collect(session.generate_ids(&[9, 8], &endless(5)).unwrap()).0, want, "{name}");
+            let mut reopened = whole.session().unwrap();
+            reopened.load(&path).unwrap();
+            let mut generation = reopened.generate_ids(&[9, 8], &endless(5)).unwrap();
+            let first = block_on(generation.next()).unwrap().unwrap();
+            assert!(generation.prefill().tokens <= 3, "{name}: {} computed again", generation.prefill().tokens);
+            let rest = collect(generation).0;
+            assert_eq!([&[first.id][..], &rest].concat(), want, "{name}, reopened");
+            n_compared += 1;
+        }
+    }
+    let _ = std::fs::remove_file(path);
+    println!("{n_compared} compared");
+    assert!(n_compared >= 15, "{n_compared}");
+}
+
+/// Guesses are verified on both devices.
+#[test]
+fn guesses_leave_the_text_as_it_is_where_layers_are_elsewhere() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf");
+    for device in executors() {
+        let whole = load(&device, &path, LoadOptions::default());
+        let (want, ..) = collect(whole.session().unwrap().generate_ids(&[1, 9, 9, 9], &endless(30)).unwrap());
+        let gpu_layers = LoadOptions { gpu_layers: Some(2), ..LoadOptions::default() };
+        let models = [streamed(&device, &path, whole.plan().total_bytes()), Some(load(&device, &path, gpu_layers))];
+        for model in models.into_iter().flatten() {
+            let options = GenerateOptions { prompt_lookup: 4, ..endless(30) };
+            let mut session = model.session().unwrap();
+            let mut generation = session.generate_ids(&[1, 9, 9, 9], &options).unwrap();
+            let (got, ..) = common::collect(&mut generation);
+            assert!(generation.speculation().drafted > 0);
+            assert_eq!(got, want);
+        }
+    }
+}
