@@ -1,9 +1,14 @@
-// Repetition penalty, in place: the logit of each token among the last `repeat_last_n` is divided by the penalty where
-// positive and multiplied where negative, once per distinct token. Keskar et al. 2019, arXiv:1909.05858.
+// Penalties and biases of single tokens, in place. Of a token's logit, in this order:
 //
-// A workgroup has CHUNK ids to itself and one bit for each in workgroup memory. It walks all recent tokens; whoever sets
-// a bit first changes that logit. The work grows with the number of tokens, where comparing them with each other would
-// grow with its square. Which of several equal tokens comes first does not matter: they would all do the same.
+//   among the last `repeat_last_n` tokens: divided by the repetition penalty where positive, multiplied where negative, once
+//   per distinct token (Keskar et al. 2019, arXiv:1909.05858)
+//   among the tokens from `generated_from` on: less the presence penalty, and less the frequency penalty as often as it is
+//   there
+//   in the list of biases: plus its bias
+//
+// A workgroup has CHUNK ids to itself and a word for each in workgroup memory: how often the token was generated, and whether
+// it is recent. It walks all these tokens once. The work grows with their number, where comparing them with each other would
+// grow with its square.
 //
 // Dispatch (ceil(V / CHUNK), 1, 1).
 #import sampling
@@ -14,34 +19,61 @@ struct Params { n_vocab: u32, _pad0: u32, _pad1: u32, _pad2: u32 }
 @group(0) @binding(1) var<storage, read> sampling: array<u32>;     // sampling settings
 @group(0) @binding(2) var<storage, read> state: array<u32>;        // step state
 @group(0) @binding(3) var<storage, read> tokens: array<u32>;       // [S]
-@group(0) @binding(4) var<storage, read_write> logits: array<f32>; // [V]
+@group(0) @binding(4) var<storage, read> biases: array<u32>;       // [2 B], id and bias in turns; those that count come first
+@group(0) @binding(5) var<storage, read_write> logits: array<f32>; // [V]
 
 const WG: u32 = 256u;
-const CHUNK: u32 = 32768u;
-const WORDS: u32 = CHUNK / 32u;
+const CHUNK: u32 = 2048u;
+const RECENT: u32 = 0x80000000u;
 
-var<workgroup> seen: array<atomic<u32>, WORDS>;
+var<workgroup> seen: array<atomic<u32>, CHUNK>;
 
 @compute @workgroup_size(WG)
 fn penalize(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let end = min(state[POS] + state[N_TOKENS], arrayLength(&tokens));
-    let n = min(sampling[REPEAT_LAST_N], end);
-    let penalty = bitcast<f32>(sampling[REPEAT_PENALTY]);
+    let recent_from = end - min(sampling[REPEAT_LAST_N], end);
+    let generated_from = min(sampling[GENERATED_FROM], end);
     let first = group.x * CHUNK;
     let n_ids = min(params.n_vocab - first, CHUNK);
-    for (var i = local; i < WORDS; i += WG) {
+    for (var i = local; i < CHUNK; i += WG) {
         atomicStore(&seen[i], 0u);
     }
     workgroupBarrier();
-    for (var i = end - n + local; i < end; i += WG) {
+    for (var i = min(recent_from, generated_from) + local; i < end; i += WG) {
         // Ids of other workgroups are past the end: those below `first` wrap around.
         let id = tokens[i] - first;
         if (id < n_ids) {
-            let bit = 1u << (id % 32u);
-            if ((atomicOr(&seen[id / 32u], bit) & bit) == 0u) {
-                let logit = logits[first + id];
-                logits[first + id] = select(logit * penalty, logit / penalty, logit > 0.0);
+            if (i >= generated_from) {
+                atomicAdd(&seen[id], 1u);
             }
+            if (i >= recent_from) {
+                atomicOr(&seen[id], RECENT);
+            }
+        }
+    }
+    workgroupBarrier();
+    let penalty = bitcast<f32>(sampling[REPEAT_PENALTY]);
+    for (var id = local; id < n_ids; id += WG) {
+        let word = atomicLoad(&seen[id]);
+        if (word != 0u) {
+            var logit = logits[first + id];
+            if (word >= RECENT) {
+                logit = select(logit * penalty, logit / penalty, logit > 0.0);
+            }
+            let count = word % RECENT;
+            if (count > 0u) {
+                logit -= bitcast<f32>(sampling[PRESENCE_PENALTY]);
+                logit -= bitcast<f32>(sampling[FREQUENCY_PENALTY]) * f32(count);
+            }
+            logits[first + id] = logit;
+        }
+    }
+    // Each id is the same invocation's as above.
+    let n_biases = min(sampling[N_BIASES], arrayLength(&biases) / 2u);
+    for (var i = 0u; i < n_biases; i += 1u) {
+        let id = biases[2u * i] - first;
+        if (id < n_ids && id % WG == local) {
+            logits[first + id] += bitcast<f32>(biases[2u * i + 1u]);
         }
     }
 }

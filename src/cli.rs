@@ -15,6 +15,7 @@ mod quantize;
 mod quiet;
 mod rerank;
 mod run;
+mod several;
 mod tokenize;
 mod tune;
 

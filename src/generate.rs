@@ -1,9 +1,12 @@
 //! Logits to token ids to text: a loaded model, its sessions, and generation.
 
 #[cfg(not(target_arch = "wasm32"))]
+mod beam;
+#[cfg(not(target_arch = "wasm32"))]
 mod front;
 mod generation;
 mod loader;
+mod logprobs;
 mod lookup;
 mod model;
 mod options;
@@ -17,7 +20,10 @@ mod stop;
 #[cfg(not(target_arch = "wasm32"))]
 mod streamed;
 
+#[cfg(not(target_arch = "wasm32"))]
+pub use beam::{Beam, BeamOptions};
 pub use generation::{CancelHandle, Generation, Piece, StopReason};
+pub use logprobs::Logprobs;
 pub use model::{LoadOptions, Model, Trace};
 pub use options::{ContextPolicy, GenerateOptions};
 pub use passes::PASS_SIZES;

@@ -1,6 +1,8 @@
 //! Generation: structure by counters, cache against recomputation, snapshots, sampling, stopping, memory. On the built-in
 //! model, so that these tests need no other file.
 
+#[path = "generate/choices.rs"]
+mod choices;
 mod common;
 #[path = "generate/lookup.rs"]
 mod lookup;

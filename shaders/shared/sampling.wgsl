@@ -7,6 +7,10 @@ const SEED_LOW: u32 = 4u;
 const SEED_HIGH: u32 = 5u;
 const REPEAT_PENALTY: u32 = 6u; // 1: off
 const REPEAT_LAST_N: u32 = 7u;
+const PRESENCE_PENALTY: u32 = 8u; // 0: off
+const FREQUENCY_PENALTY: u32 = 9u; // 0: off
+const GENERATED_FROM: u32 = 10u;
+const N_BIASES: u32 = 11u;
 
 const MOST: u32 = 1024u; // top-k of which `candidates` makes lists
 

@@ -287,6 +287,10 @@ impl Pass<'_> {
             seed: [1, 0],
             repeat_penalty: 1.0,
             repeat_last_n: 64,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            generated_from: 0,
+            n_biases: 0,
         };
         let angles = rope_table(&rotation(), capacity);
         Ok(Pass {
@@ -299,7 +303,7 @@ impl Pass<'_> {
             table: matrix(device, WeightType::F16, vocab_size, shapes.dim)?,
             angles: device.upload("table", &[capacity, HEAD_DIM / 2, 2], &angles)?,
             id: Tensor::declare("ids", Role::Activations, &[1], DType::U32)?,
-            sampling: device.upload::<u32>("sampling", &[8], bytemuck::cast_slice(&[settings]))?,
+            sampling: device.upload::<u32>("sampling", &[Sampling::WORDS], bytemuck::cast_slice(&[settings]))?,
         })
     }
 

@@ -15,6 +15,7 @@ use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model, R
 
 use super::guess::{self, GuessArgs};
 use super::lost::each_piece;
+use super::several::SeveralArgs;
 use super::{DeviceArgs, Failure, parse_bytes, print_json, show_bytes, tell_findings};
 
 #[derive(Args)]
@@ -97,6 +98,15 @@ pub struct SamplingArgs {
     /// Make the last 64 tokens less likely; 1 is off.
     #[arg(long, default_value_t = 1.0, value_name = "X")]
     repeat_penalty: f32,
+    /// Take so much off the logits of tokens that were generated before; 0 is off.
+    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
+    presence_penalty: f32,
+    /// Take so much off the logits of tokens for each time that they were generated before; 0 is off.
+    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
+    frequency_penalty: f32,
+    /// Add X to the logit of a token: its id and X, such as 15043=-100; can be given several times.
+    #[arg(long, value_name = "ID=X", value_parser = bias)]
+    logit_bias: Vec<(u32, f32)>,
     /// Seed of the draws; taken from the clock if absent, and shown in the summary.
     #[arg(long)]
     seed: Option<u64>,
@@ -138,12 +148,24 @@ pub struct GenerateArgs {
     /// Tokens that one submission to a GPU computes, 1 to 16; what suits model and device if absent.
     #[arg(long, value_name = "N")]
     tokens_per_submit: Option<u32>,
+    #[command(flatten)]
+    several: SeveralArgs,
+    /// With --json: tell of each token how likely it was, and the N likeliest ones.
+    #[arg(long, value_name = "N", requires = "json")]
+    logprobs: Option<u32>,
     /// Time each kernel and print a table.
     #[arg(long)]
     profile: bool,
     /// Print one JSON object at the end instead of text.
     #[arg(long)]
     json: bool,
+}
+
+/// A token's id and what is added to its logit.
+fn bias(text: &str) -> Result<(u32, f32), String> {
+    let wrong = || format!("`{text}`: expected the id of a token and a number, such as 15043=-100");
+    let (id, bias) = text.split_once('=').ok_or_else(wrong)?;
+    Ok((id.trim().parse().map_err(|_| wrong())?, bias.trim().parse().map_err(|_| wrong())?))
 }
 
 impl GenerateArgs {
@@ -227,6 +249,9 @@ impl SamplingArgs {
             top_p: self.top_p,
             min_p: self.min_p,
             repeat_penalty: self.repeat_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            logit_bias: self.logit_bias.iter().copied().collect(),
             seed: self.seed.unwrap_or_else(clock_seed),
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
@@ -240,7 +265,11 @@ impl SamplingArgs {
 }
 
 pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
-    let options = GenerateOptions { tokens_per_submit: args.tokens_per_submit, ..args.sampling.options()? };
+    let options = GenerateOptions {
+        tokens_per_submit: args.tokens_per_submit,
+        logprobs: args.logprobs,
+        ..args.sampling.options()?
+    };
     options.check()?;
     let prompt = match args.prompt_ids {
         Some(_) => String::new(),
@@ -257,6 +286,9 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
         session.load(path)?;
     }
+    if args.several.print(&mut session, &prompt_ids, &options, args.json)? {
+        return Ok(());
+    }
     let mut generation = session.generate_from(&prompt_ids, &options)?;
     if let Some(draft) = &mut draft {
         draft.guess_for(&mut generation)?;
@@ -269,9 +301,10 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         write!(out, "{prompt}")?;
         out.flush()?;
     }
-    let (mut text, mut token_ids) = (String::new(), Vec::new());
+    let (mut text, mut token_ids, mut logprobs) = (String::new(), Vec::new(), Vec::new());
     let ended = each_piece(&mut generation, &mut recovery, |piece| {
         token_ids.push(piece.id);
+        logprobs.extend(piece.logprobs);
         text += &piece.text;
         if !args.json {
             match args.prompt_ids {
@@ -312,6 +345,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
             "prompt_token_ids": prompt_ids,
             "token_ids": token_ids,
             "text": text,
+            "logprobs": args.logprobs.map(|_| logprobs),
             "stop_reason": stop_reason,
             "prefill": prefill,
             "decode": decode,

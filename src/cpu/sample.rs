@@ -20,7 +20,7 @@ pub(crate) fn advance(mut call: Call<'_>) {
 
 pub(crate) fn penalize(mut call: Call<'_>) {
     let params: PenalizeParams = call.params();
-    let [sampling, state, tokens, logits] = call.operands();
+    let [sampling, state, tokens, biases, logits] = call.operands();
     let sampling = sampling.get::<Sampling>()[0];
     let state = state.get::<u32>();
     let tokens = tokens.get::<u32>();
@@ -33,6 +33,20 @@ pub(crate) fn penalize(mut call: Call<'_>) {
         if let Some(logit) = logits.get_mut(id as usize) {
             let penalty = sampling.repeat_penalty;
             *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+        }
+    }
+    let mut generated = tokens[(sampling.generated_from as usize).min(end)..end].to_vec();
+    generated.sort_unstable();
+    for same in generated.chunk_by(|a, b| a == b) {
+        if let Some(logit) = logits.get_mut(same[0] as usize) {
+            *logit -= sampling.presence_penalty;
+            *logit -= sampling.frequency_penalty * same.len() as f32;
+        }
+    }
+    let (biases, _) = biases.get::<u32>().as_chunks::<2>();
+    for &[id, bias] in biases.iter().take(sampling.n_biases as usize) {
+        if let Some(logit) = logits.get_mut(id as usize) {
+            *logit += f32::from_bits(bias);
         }
     }
 }
@@ -255,6 +269,10 @@ mod tests {
         seed: [0; 2],
         repeat_penalty: 1.0,
         repeat_last_n: 0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        generated_from: 0,
+        n_biases: 0,
     };
 
     /// The token drawn for position `pos`.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use web_time::Instant;
 
 use super::Model;
+use super::logprobs::Logprobs;
 use super::lookup::look_up;
 use super::options::{ContextPolicy, GenerateOptions};
 use super::session::Session;
@@ -41,12 +42,14 @@ pub enum StopReason {
 }
 
 /// A generated token and the text that it completes, which may be empty.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
     /// Token id.
     pub id: u32,
     /// Whole characters that are certain now.
     pub text: String,
+    /// How likely it was, if [`GenerateOptions::logprobs`] asks for that.
+    pub logprobs: Option<Logprobs>,
 }
 
 /// Ends a generation from elsewhere; the token in progress is the last.
@@ -105,6 +108,8 @@ pub struct Generation<'s> {
     start: Instant,
     /// Tokens that were read and are not kept so far: those after them were not read.
     read: VecDeque<u32>,
+    /// Those that the token was chosen by which was read last, where they are asked for.
+    logits: Option<Vec<f32>>,
     n_generated: usize,
     stop_reason: Option<StopReason>,
     /// Whether an error was the end.
@@ -136,6 +141,7 @@ impl<'s> Generation<'s> {
             unread: VecDeque::new(),
             start: Instant::now(),
             read: VecDeque::new(),
+            logits: None,
             n_generated: 0,
             stop_reason: None,
             failed: false,
@@ -259,6 +265,7 @@ impl<'s> Generation<'s> {
                 self.failed = true;
                 self.unread.clear();
                 self.read.clear();
+                self.logits = None;
                 self.session.sequence.forget_cache();
                 Some(Err(error))
             }
@@ -314,7 +321,12 @@ impl<'s> Generation<'s> {
                 None => (self.step_profiled().await?, None),
             };
             match guesses {
-                None => self.read.extend(StepState::tokens(&words)),
+                None => {
+                    self.read.extend(StepState::tokens(&words));
+                    if self.options.logprobs.is_some() {
+                        self.logits = Some(self.session.last_logits().await?);
+                    }
+                }
                 Some(guesses) => {
                     let (n_right, next) = guesses.judge(&words);
                     self.session.sequence.verified(n_right);
@@ -334,14 +346,20 @@ impl<'s> Generation<'s> {
         }
         self.session.sequence.keep(id);
         self.n_generated += 1;
-        self.piece(id).map(Some)
+        let logprobs = self.options.logprobs.map(|n| match self.logits.take() {
+            Some(logits) => Logprobs::of(&logits, id, n as usize),
+            // A constraint left nothing else.
+            None => Logprobs { logprob: 0.0, top: if n > 0 { vec![(id, 0.0)] } else { Vec::new() } },
+        });
+        let piece = self.piece(id)?;
+        Ok(Some(Piece { logprobs, ..piece }))
     }
 
     /// Runs what is not cached, up to the first choice of a token. Returns how many tokens that were, or `None` if the
     /// generation was cancelled meanwhile.
     async fn feed(&mut self) -> Result<Option<usize>, Error> {
         self.session.pace.pause();
-        let fed = self.session.feed_and_choose(&self.options, self.ending, &self.cancelled.0).await?;
+        let fed = self.session.feed_and_choose(&self.options, self.n_generated, self.ending, &self.cancelled.0).await?;
         Ok(fed.map(|(n_fed, pending)| {
             self.unread.push_back(Submitted { pending, at: None, guesses: None });
             n_fed
@@ -386,7 +404,10 @@ impl<'s> Generation<'s> {
         let model = &self.session.model;
         let (depth, n_each) = match (model.runs_ahead(), &self.profile) {
             // Guesses are made of tokens that were read, and they say which may follow.
-            (true, None) if self.guesses() || self.options.is_constrained() => (1, 1),
+            // The logits are read before the next pass overwrites them.
+            (true, None) if self.guesses() || self.options.is_constrained() || self.options.logprobs.is_some() => {
+                (1, 1)
+            }
             (true, None) => {
                 let depth = self.options.submits_in_flight.map_or(self.session.pace.depth(), |n| n as usize);
                 (depth, self.options.tokens_per_submit.unwrap_or(model.tokens_per_submit()))
@@ -446,7 +467,7 @@ impl<'s> Generation<'s> {
         (text, stopped) = self.stop_filter.push(&text);
         if stopped {
             self.stop_reason = Some(StopReason::StopText);
-            return Ok(Piece { id, text });
+            return Ok(Piece { id, text, logprobs: None });
         }
         if self.stop_reason.is_none() && self.n_generated >= self.options.max_tokens {
             self.stop_reason = Some(StopReason::MaxTokens);
@@ -465,7 +486,7 @@ impl<'s> Generation<'s> {
                 text += &self.stop_filter.finish();
             }
         }
-        Ok(Piece { id, text })
+        Ok(Piece { id, text, logprobs: None })
     }
 }
 

@@ -1,5 +1,7 @@
 //! What a caller may ask of a generation.
 
+use std::collections::BTreeMap;
+
 use crate::error::Error;
 #[cfg(feature = "grammar")]
 use crate::grammar::Constraint;
@@ -36,6 +38,18 @@ pub struct GenerateOptions {
     pub repeat_penalty: f32,
     /// How many tokens back count as recent.
     pub repeat_last_n: u32,
+    /// Taken off the logits of tokens that were generated before, once; 0 is off. -100 to 100, of which OpenAI's interface
+    /// has -2 to 2.
+    pub presence_penalty: f32,
+    /// Taken off the logits of tokens that were generated before, as often as they were; 0 is off. As above.
+    pub frequency_penalty: f32,
+    /// Added to the logits of tokens: ids and biases, -1000 to 1000, up to [`Sampling::MOST_BIASES`]. With -100 a token hardly
+    /// ever comes.
+    pub logit_bias: BTreeMap<u32, f32>,
+    /// Tell of each token how likely it was, and which tokens were the likeliest, so many of them: 0 to
+    /// [`GenerateOptions::MOST_LOGPROBS`]; see [`Piece::logprobs`](super::Piece::logprobs). One token is computed at a time
+    /// then. Not with guesses.
+    pub logprobs: Option<u32>,
     /// Seed of the draws: the same seed, options and model give the same text on the same device.
     pub seed: u64,
     /// Texts that end the generation; they are not part of the output.
@@ -79,6 +93,10 @@ impl Default for GenerateOptions {
             min_p: 0.05,
             repeat_penalty: 1.0,
             repeat_last_n: 64,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: BTreeMap::new(),
+            logprobs: None,
             seed: 0,
             stop: Vec::new(),
             stop_ids: Vec::new(),
@@ -96,6 +114,9 @@ impl Default for GenerateOptions {
 impl GenerateOptions {
     /// Guesses that one pass verifies at most.
     pub const MOST_GUESSES: u32 = VERIFIED_ROWS - 1;
+
+    /// Likeliest tokens that are told at most.
+    pub const MOST_LOGPROBS: u32 = 100;
 
     /// Always the most likely token, up to `max_tokens`.
     pub fn greedy(max_tokens: usize) -> Self {
@@ -118,6 +139,23 @@ impl GenerateOptions {
         check("min_p", (0.0..=1.0).contains(&self.min_p), "0 to 1", self.min_p)?;
         let penalty = self.repeat_penalty;
         check("repeat_penalty", penalty > 0.0 && penalty <= 100.0, "above 0 to 100", penalty)?;
+        for (option, penalty) in
+            [("presence_penalty", self.presence_penalty), ("frequency_penalty", self.frequency_penalty)]
+        {
+            check(option, (-100.0..=100.0).contains(&penalty), "-100 to 100", penalty)?;
+        }
+        for (id, &bias) in &self.logit_bias {
+            let expected = format!("for the token {id} -1000 to 1000");
+            check("logit_bias", (-1000.0..=1000.0).contains(&bias), &expected, bias)?;
+        }
+        if self.logit_bias.len() > Sampling::MOST_BIASES as usize {
+            let expected = format!("at most {} tokens", Sampling::MOST_BIASES);
+            return Err(Error::Option { option: "logit_bias", expected, found: self.logit_bias.len().to_string() });
+        }
+        if let Some(n) = self.logprobs.filter(|&n| n > Self::MOST_LOGPROBS) {
+            let expected = format!("at most {}", Self::MOST_LOGPROBS);
+            return Err(Error::Option { option: "logprobs", expected, found: n.to_string() });
+        }
         for (option, n, most) in
             [("tokens_per_submit", self.tokens_per_submit, 16), ("submits_in_flight", self.submits_in_flight, 8)]
         {
@@ -151,26 +189,35 @@ impl GenerateOptions {
 
     /// What comes after the layers of a pass that chooses a token.
     pub(super) fn ending(&self) -> Ending {
-        let ending = Ending::of(&self.sampling());
+        let ending = Ending::of(&self.sampling(0));
         if self.is_constrained() { ending.masked() } else { ending }
     }
 
     /// Refuses more guesses than a pass verifies, and any where choices are not plainly the most likely tokens.
     pub(super) fn check_guesses(&self, option: &'static str, n: u32) -> Result<(), Error> {
         let is_greedy = self.ending() == Ending::Greedy { penalize: false, mask: false };
+        let is_greedy = is_greedy && self.logprobs.is_none();
         let most = if is_greedy { Self::MOST_GUESSES } else { 0 };
         if n <= most {
             return Ok(());
         }
         let expected = match is_greedy {
             true => format!("0 to {most}"),
-            false => "0 where tokens are drawn, penalised or constrained; temperature 0 without a penalty".into(),
+            false => {
+                "0 where tokens are drawn, penalised, biased, constrained or told of; temperature 0 without a penalty"
+                    .into()
+            }
         };
         Err(Error::Option { option, expected, found: n.to_string() })
     }
 
-    /// The settings as kernels read them.
-    pub(super) fn sampling(&self) -> Sampling {
+    /// Ids and the bits of their biases, in turns.
+    pub(super) fn biases(&self) -> Vec<u32> {
+        self.logit_bias.iter().flat_map(|(&id, bias)| [id, bias.to_bits()]).collect()
+    }
+
+    /// The settings as kernels read them, of a text whose first generated token stands at this position.
+    pub(super) fn sampling(&self, generated_from: u32) -> Sampling {
         Sampling {
             temperature: self.temperature,
             top_k: self.top_k,
@@ -179,6 +226,10 @@ impl GenerateOptions {
             seed: [self.seed as u32, (self.seed >> 32) as u32],
             repeat_penalty: self.repeat_penalty,
             repeat_last_n: self.repeat_last_n,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            generated_from,
+            n_biases: self.logit_bias.len() as u32,
         }
     }
 }

@@ -332,23 +332,34 @@ impl Session {
         Ok(())
     }
 
-    /// Runs what is not cached, up to the first choice of a token; else as [`Session::feed`].
+    /// Runs what is not cached, up to the first choice of a token; else as [`Session::feed`]. `n_generated` of the tokens were
+    /// generated.
     pub(super) async fn feed_and_choose(
         &mut self,
         options: &GenerateOptions,
+        n_generated: usize,
         ending: Ending,
         cancelled: &AtomicBool,
     ) -> Result<Option<(usize, Pending)>, Error> {
-        let sampling = options.sampling();
+        let generated_from = self.tokens().len().saturating_sub(n_generated) as u32;
+        let sampling = options.sampling(generated_from);
         let model = self.model.clone();
         // The pass that runs ahead, without waiting for anything.
         self.passes.test(model.device(), model.transformer(), 1, ending).await?;
         model.device().write(&self.passes.io.sampling, 0, bytemuck::cast_slice::<_, u32>(&[sampling]))?;
+        if !options.logit_bias.is_empty() {
+            model.device().write(&self.passes.io.biases, 0, &options.biases())?;
+        }
         let fed = self.feed(ending, cancelled).await?;
         if fed.is_some() {
             self.sequence.chooses_next();
         }
         Ok(fed)
+    }
+
+    /// The logits that the last token was chosen by, after penalties and what a constraint forbids, `[V]`.
+    pub(super) async fn last_logits(&self) -> Result<Vec<f32>, Error> {
+        self.model.device().read(&self.passes.io.logits).await
     }
 
     /// Uploads which tokens may be chosen next, a bit for each.

@@ -41,7 +41,7 @@ pub(crate) struct SampleParams {
     pub _pad: [u32; 2],
 }
 
-/// Sampling settings as kernels read them, eight words; `shaders/shared/sampling.wgsl` names them.
+/// Sampling settings as kernels read them, twelve words; `shaders/shared/sampling.wgsl` names them.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct Sampling {
@@ -59,19 +59,34 @@ pub struct Sampling {
     pub repeat_penalty: f32,
     /// How many tokens back count as recent.
     pub repeat_last_n: u32,
+    /// Taken off the logits of generated tokens.
+    pub presence_penalty: f32,
+    /// Taken off the logits of generated tokens as often as they were generated.
+    pub frequency_penalty: f32,
+    /// The position of the first generated token.
+    pub generated_from: u32,
+    /// Pairs of ids and biases that count.
+    pub n_biases: u32,
 }
 
 impl Sampling {
+    /// Words of the settings.
+    pub const WORDS: u32 = 12;
+
+    /// Pairs of ids and biases that passes have room for.
+    pub const MOST_BIASES: u32 = 1024;
+
     /// Whether `candidates` makes lists of the top k of each part of so many logits.
     pub(crate) fn has_lists(&self, n_vocab: u32) -> bool {
         (1..=MOST).contains(&self.top_k) && self.top_k < n_vocab
     }
 }
 
-/// Records the repetition penalty, in place. The work grows with the number of recent tokens. Shader: `shaders/penalize.wgsl`.
+/// Records penalties of recent and of generated tokens, and biases of any, in place. The work grows with the number of these
+/// tokens. Shader: `shaders/penalize.wgsl`.
 ///
 /// # Shapes
-/// `sampling`: `[8]`; `tokens`: `[S]`; `logits`: `[1, V]`.
+/// `sampling`: `[12]`; `tokens`: `[S]`; `biases`: `[2 B]`, ids and the bits of their biases in turns; `logits`: `[1, V]`.
 /// # Errors
 /// [`Error::Shape`] if `sampling` is not [`Sampling`]'s words.
 pub fn penalize(
@@ -79,15 +94,16 @@ pub fn penalize(
     sampling: &Tensor,
     state: &StepState,
     tokens: &Tensor,
+    biases: &Tensor,
     logits: &Tensor,
 ) -> Result<(), Error> {
     /// Ids that a workgroup has to itself, as in the shader.
-    const CHUNK: u32 = 32_768;
-    sampling.expect_shape("penalize", "sampling", &[8])?;
+    const CHUNK: u32 = 2048;
+    sampling.expect_shape("penalize", "sampling", &[Sampling::WORDS])?;
     let n_vocab = logits.len() as u32;
     let params = PenalizeParams { n_vocab, _pad: [0; 3] };
     let grid = [n_vocab.div_ceil(CHUNK), 1, 1];
-    rec.dispatch(&shaders::PENALIZE, None, &[], params, &[sampling, state.tensor(), tokens, logits], grid)
+    rec.dispatch(&shaders::PENALIZE, None, &[], params, &[sampling, state.tensor(), tokens, biases, logits], grid)
 }
 
 /// Words of a bit for each of so many tokens.
@@ -114,7 +130,7 @@ pub fn mask_logits(rec: &mut Recorder, allowed: &Tensor, logits: &Tensor) -> Res
 /// second walks all logits, in one workgroup. A token with the lowest float as its logit is not drawn while there is another.
 ///
 /// # Shapes
-/// `sampling`: `[8]`; `logits`: `[1, V]`; `ids`: `[1]`.
+/// `sampling`: `[12]`; `logits`: `[1, V]`; `ids`: `[1]`.
 /// # Errors
 /// [`Error::Shape`] if an operand has another shape.
 pub fn sample(
@@ -124,7 +140,7 @@ pub fn sample(
     logits: &Tensor,
     ids: &Tensor,
 ) -> Result<(), Error> {
-    sampling.expect_shape("sample", "sampling", &[8])?;
+    sampling.expect_shape("sample", "sampling", &[Sampling::WORDS])?;
     ids.expect_shape("sample", "ids", &[1])?;
     let n_vocab = logits.len() as u32;
     let n_parts = n_vocab.div_ceil(PART);

@@ -27,8 +27,10 @@ pub struct PassTensors {
     pub stream: Tensor,
     /// Logits of the last token, `[1, V]`.
     pub logits: Tensor,
-    /// Sampling settings, [`Sampling`]'s eight words.
+    /// Sampling settings, [`Sampling`]'s words.
     pub sampling: Tensor,
+    /// Ids and biases in turns, `[2 * MOST_BIASES]`, of which the settings say how many count.
+    pub biases: Tensor,
     /// Which tokens may be chosen in a pass whose ending is masked: a bit for each, `[ceil(V / 32)]`.
     pub allowed: Tensor,
     /// The chosen token, `[1]`.
@@ -50,7 +52,8 @@ impl PassTensors {
             tokens: tensor("tokens", &[context_length.saturating_add(max_pass)], DType::U32)?,
             stream: tensor("stream", &[max_pass, config.dim], DType::F32)?,
             logits: tensor("logits", &[1, config.vocab_size], DType::F32)?,
-            sampling: tensor("sampling", &[8], DType::U32)?,
+            sampling: tensor("sampling", &[Sampling::WORDS], DType::U32)?,
+            biases: tensor("biases", &[2 * Sampling::MOST_BIASES], DType::U32)?,
             allowed: tensor("allowed", &[mask_words(config.vocab_size)], DType::U32)?,
             chosen: tensor("chosen", &[1], DType::U32)?,
             verified: tensor("verified", &[VERIFIED_ROWS], DType::U32)?,
@@ -69,14 +72,14 @@ pub enum Ending {
     Verify,
     /// The most likely token, which then is the next pass's input.
     Greedy {
-        /// Whether recent tokens are penalised.
+        /// Whether single tokens have penalties or biases.
         penalize: bool,
         /// Whether only allowed tokens count.
         mask: bool,
     },
     /// A token drawn by the sampling settings, which then is the next pass's input.
     Sample {
-        /// Whether recent tokens are penalised.
+        /// Whether single tokens have penalties or biases.
         penalize: bool,
         /// Whether only allowed tokens count.
         mask: bool,
@@ -86,7 +89,9 @@ pub enum Ending {
 impl Ending {
     /// The ending that follows from sampling settings: a temperature of 0 is greedy.
     pub fn of(sampling: &Sampling) -> Ending {
-        let penalize = sampling.repeat_penalty != 1.0 && sampling.repeat_last_n > 0;
+        let repeats = sampling.repeat_penalty != 1.0 && sampling.repeat_last_n > 0;
+        let penalties = [sampling.presence_penalty, sampling.frequency_penalty];
+        let penalize = repeats || penalties != [0.0; 2] || sampling.n_biases > 0;
         let mask = false;
         match sampling.temperature > 0.0 {
             true => Ending::Sample { penalize, mask },
@@ -187,7 +192,7 @@ impl Transformer {
         };
         self.record_head(rec, &last, &io.logits)?; // [1, V]
         if let Ending::Greedy { penalize: true, .. } | Ending::Sample { penalize: true, .. } = ending {
-            penalize(rec, &io.sampling, &io.state, &io.tokens, &io.logits)?;
+            penalize(rec, &io.sampling, &io.state, &io.tokens, &io.biases, &io.logits)?;
         }
         if let Ending::Greedy { mask: true, .. } | Ending::Sample { mask: true, .. } = ending {
             mask_logits(rec, &io.allowed, &io.logits)?;

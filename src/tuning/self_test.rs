@@ -395,7 +395,8 @@ static CHECKS: [(&Kernel, Record); 47] = [
         let sampling = sampling(form.device, Sampling { repeat_penalty: 1.5, ..SAMPLING })?;
         let tokens = form.device.upload("tokens", &[8], &[3u32, 0, 19, 7, 2999, 18, 2, 4])?;
         let logits = input(form.device, &[1, 3000])?;
-        penalize(rec, &sampling, &state(form.device, 4, 1)?, &tokens, &logits)?;
+        let biases = form.device.upload("biases", &[4], &[17u32, 2.5f32.to_bits(), 2048, (-1.5f32).to_bits()])?;
+        penalize(rec, &sampling, &state(form.device, 4, 1)?, &tokens, &biases, &logits)?;
         Ok(vec![logits])
     }),
     (&shaders::MASK_LOGITS, |rec, form| {
@@ -631,6 +632,10 @@ const SAMPLING: Sampling = Sampling {
     seed: [1, 0],
     repeat_penalty: 1.0,
     repeat_last_n: 64,
+    presence_penalty: 0.5,
+    frequency_penalty: 0.25,
+    generated_from: 3,
+    n_biases: 2,
 };
 
 /// An output, so that a kernel that writes nothing is seen not to.
@@ -657,7 +662,7 @@ fn state(device: &Device, pos: u32, n_tokens: u32) -> Result<StepState, Error> {
 
 #[inline(never)]
 fn sampling(device: &Device, settings: Sampling) -> Result<Tensor, Error> {
-    device.upload::<u32>("sampling", &[8], bytemuck::cast_slice(&[settings]))
+    device.upload::<u32>("sampling", &[Sampling::WORDS], bytemuck::cast_slice(&[settings]))
 }
 
 /// The norm in front of a product, if the pipeline has it.

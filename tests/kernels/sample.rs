@@ -1,6 +1,6 @@
 //! `sample`, `penalize`, `mask_logits` and `advance`.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use tilewright::DType;
 use tilewright::kernels::{self, NON_FINITE, Sampling};
@@ -118,7 +118,7 @@ pub fn sampling_words(sampling: Sampling) -> Vec<u32> {
 }
 
 pub fn settings(top_k: u32, top_p: f32, min_p: f32, temperature: f32) -> Sampling {
-    Sampling { temperature, top_k, top_p, min_p, seed: [17, 4], repeat_penalty: 1.0, repeat_last_n: 0 }
+    Sampling { temperature, top_k, top_p, min_p, seed: [17, 4], repeat_penalty: 1.0, ..bytemuck::Zeroable::zeroed() }
 }
 
 fn penalize(source: &mut Source, (vocab, n, last_n, penalty): (u32, u32, u32, f32)) -> Job {
@@ -128,24 +128,55 @@ fn penalize(source: &mut Source, (vocab, n, last_n, penalty): (u32, u32, u32, f3
     let pos = source.rng.below(n as usize) as u32;
     let start = n.saturating_sub(last_n) as usize;
     let recent: HashSet<u32> = tokens[start..n as usize].iter().copied().collect();
+    // Of an odd number of tokens the latter half was generated, of an even one none; one in three has the further settings.
+    let generated_from = if n % 2 == 1 { n / 2 } else { u32::MAX };
+    let [presence, frequency] = if vocab % 3 == 0 { [0.0; 2] } else { [0.75f32, -0.125] };
+    let generated = tokens.get((generated_from as usize).min(n as usize)..n as usize).unwrap_or_default();
+    let mut counts: HashMap<u32, u32> = HashMap::new();
+    generated.iter().for_each(|&id| *counts.entry(id).or_default() += 1);
+    // Room for more than count; some ids lie outside the vocabulary.
+    let n_biases = (vocab % 5).min(vocab / 2);
+    let biases: Vec<(u32, f32)> = (0..n_biases + 3).map(|i| (i * 7 % (vocab + 2), 3.5 - i as f32)).collect();
     let expected = |(id, &logit): (usize, &f32)| {
-        let (value, penalty) = (f64::from(logit), f64::from(penalty));
-        if !recent.contains(&(id as u32)) {
-            return Expected::new(value, 0.0, 0.0);
+        let (mut value, penalty) = (f64::from(logit), f64::from(penalty));
+        let mut terms = 0.0;
+        if recent.contains(&(id as u32)) {
+            value = if logit > 0.0 { value / penalty } else { value * penalty };
+            terms = value.abs();
         }
-        let value = if logit > 0.0 { value / penalty } else { value * penalty };
-        Expected::new(value, 6.0 * ROUND * value.abs(), 3.0 * FLUSH)
+        if let Some(&count) = counts.get(&(id as u32)) {
+            value -= f64::from(presence) + f64::from(frequency) * f64::from(count);
+            terms += value.abs() + f64::from(presence.abs()) + f64::from(frequency.abs()) * f64::from(count);
+        }
+        for (_, bias) in biases.iter().take(n_biases as usize).filter(|(of, _)| *of == id as u32) {
+            value += f64::from(*bias);
+            terms += value.abs() + f64::from(bias.abs());
+        }
+        match terms {
+            0.0 => Expected::new(value, 0.0, 0.0),
+            terms => Expected::new(value, 6.0 * ROUND * terms, 3.0 * FLUSH),
+        }
     };
     let want = logits.iter().enumerate().map(expected).collect();
-    let sampling = Sampling { repeat_penalty: penalty, repeat_last_n: last_n, ..settings(0, 1.0, 0.0, 1.0) };
+    let sampling = Sampling {
+        repeat_penalty: penalty,
+        repeat_last_n: last_n,
+        presence_penalty: presence,
+        frequency_penalty: frequency,
+        generated_from,
+        n_biases,
+        ..settings(0, 1.0, 0.0, 1.0)
+    };
+    let biases: Vec<u32> = biases.iter().flat_map(|(id, bias)| [*id, bias.to_bits()]).collect();
     let operands = vec![
-        Operand::words("sampling", &[8], sampling_words(sampling)),
+        Operand::words("sampling", &[Sampling::WORDS], sampling_words(sampling)),
         Operand::state(pos, n - pos),
         Operand::words("tokens", &[n + 2], tokens),
+        Operand::words("biases", &[biases.len() as u32], biases),
         Operand::floats("logits", &[1, vocab], logits).becomes(Want::Close(want, 1e-10)),
     ];
     Job::new(operands, |rec, bound| {
-        kernels::penalize(rec, bound.tensor(0), bound.state(1), bound.tensor(2), bound.tensor(3))
+        kernels::penalize(rec, bound.tensor(0), bound.state(1), bound.tensor(2), bound.tensor(3), bound.tensor(4))
     })
 }
 
@@ -188,7 +219,7 @@ fn draw_one(logits: Vec<f32>, sampling: Sampling, accept: impl Fn(u32) -> bool +
     let check = move |got: &[u32]| if accept(got[0]) { Ok(()) } else { Err(format!("token {} was drawn", got[0])) };
     let vocab = logits.len() as u32;
     let operands = vec![
-        Operand::words("sampling", &[8], sampling_words(sampling)),
+        Operand::words("sampling", &[Sampling::WORDS], sampling_words(sampling)),
         Operand::state(11, 1),
         Operand::floats("logits", &[1, vocab], logits),
         Operand { data: Data::Blank(DType::U32), ..Operand::words("ids", &[1], vec![]) }

@@ -1,0 +1,120 @@
+//! Several texts of one prompt: drawn one after the other, or found by beam search.
+
+use std::io::{self, Write};
+
+use clap::Args;
+use serde_json::{Value, json};
+use tilewright::generate::{BeamOptions, StopReason};
+use tilewright::{Error, GenerateOptions, Session};
+
+use super::{Failure, print_json};
+
+#[derive(Args)]
+pub struct SeveralArgs {
+    /// Find the N likeliest texts by beam search, in place of drawing one; the best comes first, after the mean logarithm of
+    /// its tokens' probabilities.
+    #[arg(long, value_name = "N", conflicts_with_all = ["count", "profile", "session", "logprobs"])]
+    beams: Option<usize>,
+    /// Draw N texts of the prompt, which is computed once: with the seed, the seed + 1 and so on.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with_all = ["profile", "session", "logprobs"])]
+    count: Option<u64>,
+}
+
+impl SeveralArgs {
+    /// Prints the texts, if several are asked for, and tells whether they were.
+    pub fn print(
+        &self,
+        session: &mut Session,
+        prompt_ids: &[u32],
+        options: &GenerateOptions,
+        as_json: bool,
+    ) -> Result<bool, Failure> {
+        match (self.beams, self.count) {
+            (Some(width), _) => print_beams(session, prompt_ids, options, width, as_json)?,
+            (None, Some(count)) => print_drawn(session, prompt_ids, options, count, as_json)?,
+            (None, None) => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+fn print_beams(
+    session: &Session,
+    prompt_ids: &[u32],
+    options: &GenerateOptions,
+    width: usize,
+    as_json: bool,
+) -> Result<(), Failure> {
+    refuse_constraint(options)?;
+    let model = session.model();
+    let beam = BeamOptions {
+        width,
+        max_tokens: options.max_tokens,
+        stop_ids: options.stop_ids.clone(),
+        ignore_eos: options.ignore_eos,
+        ..BeamOptions::default()
+    };
+    let beams = pollster::block_on(model.beam_search(prompt_ids, &beam))?;
+    let text = |ids: &[u32]| match model.tokenizer() {
+        Ok(tokenizer) => tokenizer.decode(ids, true).unwrap_or_default(),
+        Err(_) => ids.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
+    };
+    if as_json {
+        let beams: Vec<Value> = beams.iter().map(|beam| json!({ "text": text(&beam.ids), "beam": beam })).collect();
+        return print_json(&json!({ "model": model.name(), "prompt_token_ids": prompt_ids, "beams": beams }));
+    }
+    let mut out = io::stdout().lock();
+    for beam in beams {
+        writeln!(out, "{:.4}\t{}", beam.score, text(&beam.ids).escape_debug())?;
+    }
+    Ok(())
+}
+
+/// Which tokens may come is not told to a search.
+fn refuse_constraint(options: &GenerateOptions) -> Result<(), Error> {
+    #[cfg(feature = "grammar")]
+    if options.constraint.is_some() {
+        let (expected, found) = ("a text without a constraint".into(), "one that must match something".into());
+        return Err(Error::Option { option: "beams", expected, found });
+    }
+    let _ = options;
+    Ok(())
+}
+
+fn print_drawn(
+    session: &mut Session,
+    prompt_ids: &[u32],
+    options: &GenerateOptions,
+    count: u64,
+    as_json: bool,
+) -> Result<(), Failure> {
+    let mut texts = Vec::new();
+    for i in 0..count {
+        let options = GenerateOptions { seed: options.seed.wrapping_add(i), ..options.clone() };
+        let mut generation = session.generate_from(prompt_ids, &options)?;
+        let (mut text, mut token_ids) = (String::new(), Vec::new());
+        while let Some(piece) = pollster::block_on(generation.next()) {
+            let piece = piece?;
+            text += &piece.text;
+            token_ids.push(piece.id);
+        }
+        let stop_reason = generation.stop_reason().unwrap_or(StopReason::Cancelled);
+        if as_json {
+            let prefill = generation.prefill();
+            texts.push(json!({
+                "seed": options.seed,
+                "token_ids": token_ids,
+                "text": text,
+                "stop_reason": stop_reason,
+                "prefill": prefill,
+            }));
+        } else {
+            let mut out = io::stdout().lock();
+            writeln!(out, "{}{text}\n", if i == 0 { "" } else { "---\n" })?;
+        }
+    }
+    match as_json {
+        true => print_json(&json!({ "model": session.model().name(), "prompt_token_ids": prompt_ids, "texts": texts })),
+        false => Ok(()),
+    }
+}

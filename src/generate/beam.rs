@@ -1,0 +1,193 @@
+//! Beam search: the likeliest texts that were found by going on with several at a time.
+//!
+//! In each step every text of the beam gets its likeliest tokens, and the likeliest of all these continuations are the next
+//! beam. Each has a session of its own; one that goes on in two ways is copied on the device.
+
+use super::logprobs::{likeliest, log_sum_exp};
+use super::{Model, Session};
+use crate::error::Error;
+
+/// How to search.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BeamOptions {
+    /// Texts that are gone on with at a time, and found at most: 1 to 32. Each has a cache of its own on the device.
+    pub width: usize,
+    /// Tokens of a text at most.
+    pub max_tokens: usize,
+    /// The exponent of a text's number of tokens, by whose power its logarithm of probability is divided: 0 prefers short
+    /// texts, 1 compares means. 0 to 10.
+    pub length_penalty: f32,
+    /// Tokens that end a text besides those that the model ends one with.
+    pub stop_ids: Vec<u32>,
+    /// Whether to go on past the tokens that end a text.
+    pub ignore_eos: bool,
+}
+
+impl Default for BeamOptions {
+    /// Four texts of 256 tokens, compared by the means of their tokens.
+    fn default() -> Self {
+        BeamOptions { width: 4, max_tokens: 256, length_penalty: 1.0, stop_ids: Vec::new(), ignore_eos: false }
+    }
+}
+
+impl BeamOptions {
+    /// Texts at most.
+    pub const MOST_WIDTH: usize = 32;
+
+    fn check(&self) -> Result<(), Error> {
+        let wrong = |option, expected: String, found: String| Err(Error::Option { option, expected, found });
+        if !(1..=Self::MOST_WIDTH).contains(&self.width) {
+            return wrong("width", format!("1 to {}", Self::MOST_WIDTH), self.width.to_string());
+        }
+        if !(0.0..=10.0).contains(&self.length_penalty) {
+            return wrong("length_penalty", "0 to 10".into(), self.length_penalty.to_string());
+        }
+        Ok(())
+    }
+
+    fn score(&self, logprob: f64, n_tokens: usize) -> f64 {
+        logprob / (n_tokens.max(1) as f64).powf(self.length_penalty.into())
+    }
+}
+
+/// A text that was found.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Beam {
+    /// Its tokens after the prompt, with the one that ends it, if one does.
+    pub ids: Vec<u32>,
+    /// The natural logarithm of its probability.
+    pub logprob: f64,
+    /// What texts are compared by, see [`BeamOptions::length_penalty`].
+    pub score: f64,
+    /// Whether a token ended it.
+    pub ended: bool,
+}
+
+/// A text that is gone on with.
+struct Live {
+    session: Session,
+    ids: Vec<u32>,
+    logprob: f64,
+    /// Of its next token.
+    logits: Vec<f32>,
+}
+
+impl Model {
+    /// Searches for the likeliest continuations of a prompt: the best first, up to `width`. Ends when no text that is gone on
+    /// with is better than the worst of `width` that have ended, or by the options.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for options out of range; errors of [`Session::logits`]; [`Error::NonFinite`] if a logit is no number.
+    pub async fn beam_search(&self, prompt: &[u32], options: &BeamOptions) -> Result<Vec<Beam>, Error> {
+        options.check()?;
+        let mut end_ids = options.stop_ids.clone();
+        end_ids.extend(self.tokenizer().ok().into_iter().flat_map(|tokenizer| tokenizer.eos_ids()));
+        let mut session = self.session()?;
+        let room = (self.context_length() as usize).saturating_sub(prompt.len());
+        let logits = session.logits(prompt).await?;
+        let mut live = vec![Live { session, ids: Vec::new(), logprob: 0.0, logits }];
+        // Sessions of texts that were given up.
+        let mut idle: Vec<Session> = Vec::new();
+        let mut ended: Vec<Beam> = Vec::new();
+        for n_tokens in 1..=options.max_tokens.min(room.saturating_add(1)) {
+            let chosen = best_continuations(&live, options, &end_ids, &mut ended)?;
+            let worst = ended.get(options.width - 1).map(|beam| beam.score);
+            let best = chosen.first().map(|next| options.score(next.logprob, n_tokens));
+            if best.is_none() || worst.zip(best).is_some_and(|(worst, best)| worst >= best) {
+                live.clear();
+                break;
+            }
+            live = self.go_on(live, &mut idle, chosen).await?;
+            if n_tokens == options.max_tokens || n_tokens > room {
+                break;
+            }
+            for beam in &mut live {
+                let last = beam.ids.last().copied();
+                beam.logits = beam.session.logits(last.as_slice()).await?;
+            }
+        }
+        let rest = live.into_iter().map(|Live { ids, logprob, .. }| {
+            let score = options.score(logprob, ids.len());
+            Beam { ids, logprob, score, ended: false }
+        });
+        ended.extend(rest);
+        ended.sort_by(|a, b| b.score.total_cmp(&a.score));
+        ended.truncate(options.width);
+        Ok(ended)
+    }
+
+    /// Makes the next beam, in which each text has a session: its parent's, or a copy of that.
+    async fn go_on(&self, live: Vec<Live>, idle: &mut Vec<Session>, chosen: Vec<Next>) -> Result<Vec<Live>, Error> {
+        let mut next = Vec::with_capacity(chosen.len());
+        for (parent, Live { session, ids, .. }) in live.into_iter().enumerate() {
+            let mut session = Some(session);
+            let mut snapshot = None;
+            let children: Vec<&Next> = chosen.iter().filter(|next| next.parent == parent).collect();
+            for (i, &&Next { id, logprob, .. }) in children.iter().enumerate() {
+                if let (Some(session), None, true) = (&session, &snapshot, i + 1 < children.len()) {
+                    snapshot = Some(session.snapshot()?);
+                }
+                // The last one goes on with the parent's own.
+                let own = match &snapshot {
+                    Some(snapshot) if i + 1 < children.len() => {
+                        let mut copy = idle.pop().map_or_else(|| self.session(), Ok)?;
+                        copy.restore(snapshot)?;
+                        Some(copy)
+                    }
+                    _ => session.take(),
+                };
+                let Some(session) = own else { continue };
+                let ids = ids.iter().copied().chain([id]).collect();
+                next.push(Live { session, ids, logprob, logits: Vec::new() });
+            }
+            idle.extend(session);
+        }
+        Ok(next)
+    }
+}
+
+/// A continuation of a text by one token.
+struct Next {
+    parent: usize,
+    id: u32,
+    logprob: f64,
+}
+
+/// The likeliest continuations, the first one most; those by a token that ends a text are put among those that have ended, if
+/// they are among the best.
+fn best_continuations(
+    live: &[Live],
+    options: &BeamOptions,
+    end_ids: &[u32],
+    ended: &mut Vec<Beam>,
+) -> Result<Vec<Next>, Error> {
+    let is_end = |id: u32| !options.ignore_eos && end_ids.contains(&id);
+    // So many that enough are left where all the best ones end.
+    let n_each = options.width * (1 + end_ids.len());
+    let mut all = Vec::new();
+    for (parent, Live { ids, logprob, logits, session }) in live.iter().enumerate() {
+        if logits.iter().any(|logit| !logit.is_finite()) {
+            return Err(Error::NonFinite { pos: (session.tokens().len() + ids.len()) as u32 });
+        }
+        let normalizer = log_sum_exp(logits);
+        let of_parent = likeliest(logits, n_each).into_iter();
+        all.extend(of_parent.map(|(id, logit)| Next { parent, id, logprob: logprob + f64::from(logit) - normalizer }));
+    }
+    // A stable order among equals: earlier texts, then lower ids.
+    all.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
+    let mut chosen = Vec::new();
+    for (rank, next) in all.into_iter().enumerate() {
+        if chosen.len() == options.width {
+            break;
+        }
+        if !is_end(next.id) {
+            chosen.push(next);
+        } else if rank < options.width {
+            let ids: Vec<u32> = live[next.parent].ids.iter().copied().chain([next.id]).collect();
+            let score = options.score(next.logprob, ids.len());
+            ended.push(Beam { ids, logprob: next.logprob, score, ended: true });
+        }
+    }
+    ended.sort_by(|a, b| b.score.total_cmp(&a.score));
+    Ok(chosen)
+}

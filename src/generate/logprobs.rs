@@ -1,0 +1,40 @@
+//! How likely tokens were.
+
+/// How likely a token was among all that could be chosen, by natural logarithms of probabilities: of the logits as they were
+/// after penalties, biases and a constraint, and before temperature and cuts.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Logprobs {
+    /// Of the token that was chosen.
+    pub logprob: f32,
+    /// The likeliest tokens, the first one most, and the lower id of equals first.
+    pub top: Vec<(u32, f32)>,
+}
+
+impl Logprobs {
+    pub(super) fn of(logits: &[f32], id: u32, n: usize) -> Logprobs {
+        let normalizer = log_sum_exp(logits);
+        let logprob = |logit: f32| (f64::from(logit) - normalizer) as f32;
+        let top = likeliest(logits, n).into_iter().map(|(id, logit)| (id, logprob(logit))).collect();
+        Logprobs { logprob: logits.get(id as usize).map_or(f32::NEG_INFINITY, |&logit| logprob(logit)), top }
+    }
+}
+
+/// `ln sum e^x`.
+pub(super) fn log_sum_exp(logits: &[f32]) -> f64 {
+    let highest = logits.iter().copied().fold(f32::MIN, f32::max);
+    let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - f64::from(highest)).exp()).sum();
+    f64::from(highest) + sum.ln()
+}
+
+/// The `n` highest logits and their tokens, the first one highest, and the lower id of equals first.
+pub(super) fn likeliest(logits: &[f32], n: usize) -> Vec<(u32, f32)> {
+    let mut all: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+    let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    let n = n.min(all.len());
+    if n > 0 && n < all.len() {
+        all.select_nth_unstable_by(n - 1, order);
+    }
+    all.truncate(n);
+    all.sort_unstable_by(order);
+    all
+}
