@@ -19,7 +19,7 @@ type Operand = (&'static str, &'static [u32], &'static [u32], &'static str);
 
 /// What the elements of an operand are, by its name.
 fn element_type(name: &str) -> DType {
-    const WORDS: [&str; 9] = ["ids", "tokens", "sampling", "spans", "allowed", "lists", "best", "k", "v"];
+    const WORDS: [&str; 10] = ["ids", "tokens", "sampling", "biases", "spans", "allowed", "lists", "best", "k", "v"];
     if WORDS.contains(&name) { DType::U32 } else { DType::F32 }
 }
 
