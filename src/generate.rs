@@ -1,5 +1,7 @@
 //! Logits to token ids to text: a loaded model, its sessions, and generation.
 
+#[cfg(feature = "lora")]
+mod adapter;
 mod generation;
 mod loader;
 mod lookup;
@@ -13,6 +15,8 @@ mod session;
 mod stats;
 mod stop;
 
+#[cfg(feature = "lora")]
+pub use adapter::Adapter;
 pub use generation::{CancelHandle, Generation, Piece, StopReason};
 pub use model::{LoadOptions, Model, Trace};
 pub use options::{ContextPolicy, GenerateOptions};

@@ -28,11 +28,16 @@ pub struct Session {
 pub struct Snapshot {
     cache: KvCache,
     sequence: Sequence,
+    #[cfg(feature = "lora")]
+    adapter: Option<super::Adapter>,
 }
 
 impl Session {
     pub(super) fn new(model: &Model) -> Result<Session, Error> {
-        let passes = RecordedPasses::declare(&model.device().target(), model.transformer(), model.room())?;
+        #[cfg_attr(not(feature = "lora"), expect(unused_mut))]
+        let mut passes = RecordedPasses::declare(&model.device().target(), model.transformer(), model.room())?;
+        #[cfg(feature = "lora")]
+        passes.begin_with(model.adapter_id());
         let sequence = Sequence::new(model.config().is_recurrent(), passes.cache.ring());
         Ok(Session { model: model.clone(), passes, sequence, pace: Pace::default() })
     }
@@ -98,7 +103,12 @@ impl Session {
         let cache = self.passes.cache.declare_like()?;
         // Submitted after all passes, so that it has what they wrote.
         device.copy(&cache.copies_of(&self.passes.cache))?;
-        Ok(Snapshot { cache, sequence: self.sequence.at_rest() })
+        Ok(Snapshot {
+            cache,
+            sequence: self.sequence.at_rest(),
+            #[cfg(feature = "lora")]
+            adapter: self.adapter().cloned(),
+        })
     }
 
     /// Goes back to a copied state.
@@ -107,6 +117,8 @@ impl Session {
     /// [`Error::Shape`] if the snapshot is of another shape of model or context; errors of
     /// [`Device::copy`](crate::Device::copy).
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), Error> {
+        #[cfg(feature = "lora")]
+        self.set_adapter(snapshot.adapter.as_ref())?;
         let device = self.model.device();
         device.copy(&self.passes.cache.copies_of(&snapshot.cache))?;
         // Passes read the tokens before their own position too, to penalise those that repeat.
@@ -204,7 +216,11 @@ impl Session {
                 found: format!("`{}` with {}", model.name(), model.context_length()),
             });
         }
+        #[cfg(feature = "lora")]
+        self.check_adapter_of(model)?;
         self.passes = RecordedPasses::declare(&model.device().target(), model.transformer(), model.room())?;
+        #[cfg(feature = "lora")]
+        self.passes.begin_with(model.adapter_id());
         self.model = model.clone();
         self.pace = Pace::default();
         self.sequence.move_to(self.passes.cache.ring());
