@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
 
-use super::{Model, Session};
 use super::model::Inner;
 use super::passes::RecordedPasses;
+use super::{Model, Session};
 use crate::device::Device;
 use crate::error::Error;
 use crate::load::{AdapterFile, Factors};
@@ -99,6 +99,14 @@ impl Model {
         let factors = file.factors(&base.config, &base.weights.adaptable(&base.config))?;
         let rank_of = |name: &str| factors.iter().find(|factors| factors.name == name).map(|factors| factors.rank);
         let (weights, places) = base.weights.adapted(&self.device().target(), &base.config, &rank_of)?;
+        let most = self.device().target().limits().max_binding_bytes;
+        if let Some((name, place)) = places.iter().find(|(_, place)| place.b.size_bytes() > most) {
+            return Err(Error::Adapter {
+                field: name.clone(),
+                expected: format!("at most {most} bytes of second factors, the device's limit for a binding"),
+                found: format!("one of {} bytes", place.b.size_bytes()),
+            });
+        }
         let size_bytes = weights.addends().map(Tensor::size_bytes).sum();
         self.check_adapter_fits(size_bytes)?;
         write(self.device(), &factors, &places, scale)?;
@@ -199,18 +207,14 @@ impl Session {
         if own.map(Adapter::digest) == other.map(Adapter::digest) {
             return Ok(());
         }
-        let shown = |adapter: Option<&Adapter>| adapter.map_or("none".into(), |adapter| format!("`{}`", adapter.name()));
+        let shown =
+            |adapter: Option<&Adapter>| adapter.map_or("none".into(), |adapter| format!("`{}`", adapter.name()));
         Err(Error::Operand { kernel: "session", operand: "adapter", expected: shown(own), found: shown(other) })
     }
 }
 
 /// Writes factors where they belong, with zeros where these have more rows or columns.
-fn write(
-    device: &Device,
-    factors: &[Factors<'_>],
-    places: &[(String, FactorPlaces)],
-    scale: f32,
-) -> Result<(), Error> {
+fn write(device: &Device, factors: &[Factors<'_>], places: &[(String, FactorPlaces)], scale: f32) -> Result<(), Error> {
     for (_, place) in places {
         device.write(&place.b, 0, &vec![0.0f32; place.b.len()])?;
     }
@@ -222,7 +226,9 @@ fn write(
         a.write_rows(device, *a_row, bytemuck::cast_slice(&first), &mut TailEdges::default())?;
         let second = factors.b(scale)?;
         let mut rows = vec![0.0; second.len() / own * rank];
-        rows.chunks_exact_mut(rank).zip(second.chunks_exact(own)).for_each(|(to, from)| to[..own].copy_from_slice(from));
+        rows.chunks_exact_mut(rank)
+            .zip(second.chunks_exact(own))
+            .for_each(|(to, from)| to[..own].copy_from_slice(from));
         device.write(b, *b_row as usize * rank, &rows)?;
     }
     Ok(())

@@ -3,9 +3,9 @@
 use std::num::NonZeroUsize;
 #[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
+use std::sync::Arc;
 #[cfg(feature = "lora")]
 use std::sync::Mutex;
-use std::sync::Arc;
 #[cfg(feature = "grammar")]
 use std::sync::OnceLock;
 

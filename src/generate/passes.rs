@@ -106,7 +106,10 @@ impl RecordedPasses {
     fn planned(&self) -> MemoryPlan {
         // They use all of it but the sampling settings and what is allowed, which a greedy pass does not read.
         let PassTensors { sampling, allowed, .. } = &self.io;
-        MemoryPlan::of(self.recordings.values(), [sampling, allowed])
+        let recordings = self.recordings.values();
+        #[cfg(feature = "lora")]
+        let recordings = recordings.chain(self.others.values().flat_map(HashMap::values));
+        MemoryPlan::of(recordings, [sampling, allowed])
     }
 
     /// Says which adapter the passes so far are with, by its number.

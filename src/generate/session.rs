@@ -60,7 +60,7 @@ impl Session {
         self.sequence.ids()
     }
 
-    /// Memory of the weights and this session.
+    /// Memory of the weights and this session, with the adapters that it has passes for.
     pub fn plan(&self) -> MemoryPlan {
         self.passes.plan()
     }

@@ -171,7 +171,8 @@ impl AdapterFile {
             return Err(wrong("adapter.lora.alpha", "a finite number".into(), found.to_string()));
         }
         let factor = |name: &str| {
-            let half = |end: &str, is_b: bool| Some((name.strip_suffix(end)?.strip_suffix(".weight")?.to_owned(), is_b));
+            let half =
+                |end: &str, is_b: bool| Some((name.strip_suffix(end)?.strip_suffix(".weight")?.to_owned(), is_b));
             half(".lora_a", false).or_else(|| half(".lora_b", true))
         };
         // As llama.cpp has it, none and 0 leave the product as it is.
@@ -209,8 +210,7 @@ impl AdapterFile {
         config: &ModelConfig,
         adaptable: &[(String, [u32; 2])],
     ) -> Result<Vec<Factors<'_>>, Error> {
-        let adaptable: HashMap<&str, [u32; 2]> =
-            adaptable.iter().map(|(name, dims)| (name.as_str(), *dims)).collect();
+        let adaptable: HashMap<&str, [u32; 2]> = adaptable.iter().map(|(name, dims)| (name.as_str(), *dims)).collect();
         let known = &*config.architecture;
         let architecture = Architecture::of_gguf(known).or_else(|| Architecture::of_json(known));
         let architecture = architecture.ok_or_else(|| missing("general.architecture"))?;
@@ -338,7 +338,11 @@ fn pairs(
         let found = factor(&tensor.name).filter(|(of, _)| !of.to_ascii_lowercase().contains("lora_"));
         let Some((of, is_b)) = found else {
             let [a, b] = ends;
-            return Err(wrong(&tensor.name, format!("a factor of a model's matrix, `..{a}` or `..{b}`"), "another".into()));
+            return Err(wrong(
+                &tensor.name,
+                format!("a factor of a model's matrix, `..{a}` or `..{b}`"),
+                "another".into(),
+            ));
         };
         check_type(format, tensor)?;
         halves.entry(of).or_default()[usize::from(is_b)] = Some(tensor);
@@ -356,7 +360,7 @@ fn pairs(
             [None, None] => return Err(missing(&of)),
         };
         let rank = match (&a.shape[..], &b.shape[..]) {
-            (&[rank, _], &[_, of_b]) if rank == of_b => u32::try_from(rank).unwrap_or(u32::MAX),
+            (&[rank, _], &[_, of_b]) if rank == of_b && rank > 0 => u32::try_from(rank).unwrap_or(u32::MAX),
             _ => {
                 let found = format!("one of shape {:?} beside {:?}", b.shape, a.shape);
                 return Err(wrong(&b.name, "a matrix with a column for each row of the first factor".into(), found));
@@ -393,6 +397,11 @@ impl Scaling {
         };
         expect("peft_type", "LORA")?;
         expect("bias", "none")?;
+        // Others begin with a part of the model's own weights, which they take away from these.
+        let begins = json.get("init_lora_weights")?.and_then(serde_json::Value::as_str);
+        if let Some(found) = begins.filter(|found| !["gaussian", "eva", "orthogonal"].contains(found)) {
+            return Err(unsupported("peft", "init_lora_weights", found, "true, false, gaussian, eva, orthogonal"));
+        }
         let key = |path: &str| path.split('.').next().unwrap_or(path).to_owned();
         if let Some(path) = json.find(|path, value| is_on(value) && !KNOWN_KEYS.contains(&&*key(path))) {
             return Err(unsupported("peft", &key(&path), "in use", "adapters of factors alone"));

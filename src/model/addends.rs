@@ -118,9 +118,8 @@ impl Stack {
         let Some(rank) = adapted.iter().map(|(.., rank)| rank.next_multiple_of(4)).max() else {
             return Ok(Vec::new());
         };
-        let label = |factor: &str| {
-            adapted.iter().map(|(name, ..)| format!("{name}.{factor}")).collect::<Vec<_>>().join("+")
-        };
+        let label =
+            |factor: &str| adapted.iter().map(|(name, ..)| format!("{name}.{factor}")).collect::<Vec<_>>().join("+");
         let a_rows = rank.saturating_mul(adapted.len() as u32);
         let a = Matrix::declare(target, &label("lora_a"), WeightType::F32, a_rows, cols)?;
         let b = Tensor::declare(label("lora_b"), Role::Weights, &[n_rows, rank], DType::F32)?;
@@ -155,7 +154,9 @@ impl Weights {
         let mut weights = self.clone();
         let blocks = weights.blocks.iter_mut().enumerate();
         let stacks = blocks.flat_map(|(l, block)| block.adaptable(config, l));
-        stacks.flat_map(|stack| stack.adaptable().map(|(name, dims)| (name.to_owned(), dims)).collect::<Vec<_>>()).collect()
+        stacks
+            .flat_map(|stack| stack.adaptable().map(|(name, dims)| (name.to_owned(), dims)).collect::<Vec<_>>())
+            .collect()
     }
 
     /// The same weights with addends for the tensors that `rank_of` gives a rank, and where their factors belong, by the
@@ -181,9 +182,10 @@ impl Weights {
 
     /// The tensors of all addends.
     pub fn addends(&self) -> impl Iterator<Item = &Tensor> {
-        let stacks = self.blocks.iter().flat_map(|block| {
-            [&block.attn_qkv, &block.attn_output, &block.ffn_up, &block.ffn_down].into_iter()
-        });
+        let stacks = self
+            .blocks
+            .iter()
+            .flat_map(|block| [&block.attn_qkv, &block.attn_output, &block.ffn_up, &block.ffn_down].into_iter());
         stacks.filter_map(|stack| stack.addends.as_ref()).flat_map(Addends::tensors)
     }
 }
