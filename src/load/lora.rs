@@ -338,11 +338,8 @@ fn pairs(
         let found = factor(&tensor.name).filter(|(of, _)| !of.to_ascii_lowercase().contains("lora_"));
         let Some((of, is_b)) = found else {
             let [a, b] = ends;
-            return Err(wrong(
-                &tensor.name,
-                format!("a factor of a model's matrix, `..{a}` or `..{b}`"),
-                "another".into(),
-            ));
+            let expected = format!("a factor of a model's matrix, whose name ends in `{a}` or `{b}`");
+            return Err(wrong(&tensor.name, expected, "another".into()));
         };
         check_type(format, tensor)?;
         halves.entry(of).or_default()[usize::from(is_b)] = Some(tensor);
@@ -354,7 +351,7 @@ fn pairs(
         let (a, b) = match halves {
             [Some(a), Some(b)] => (a, b),
             [Some(one), None] | [None, Some(one)] => {
-                let expected = format!("the factors `..{}` and `..{}`", ends[0], ends[1]);
+                let expected = format!("two tensors of a matrix, whose names end in `{}` and `{}`", ends[0], ends[1]);
                 return Err(wrong(&one.name, expected, "alone".into()));
             }
             [None, None] => return Err(missing(&of)),
