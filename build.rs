@@ -43,6 +43,9 @@ const WEIGHTS: [&str; 21] = [
 
 const TIERS: [&str; 6] = ["t0", "t1", "t2", "scalar", "matrix8", "matrix16"];
 
+/// How the names of kernels end that only models with adapters use: without the feature `lora` they are left out.
+const OF_ADAPTERS: &str = "_lora.wgsl";
+
 /// Tiers that no browser has; the WASM module goes without their variants.
 const NATIVE_TIERS: [&str; 2] = ["matrix8", "matrix16"];
 
@@ -88,6 +91,9 @@ fn main() {
     if is_wasm() {
         let is_probe = |path: &PathBuf| BROWSER_PROBES.iter().any(|name| path.ends_with(format!("{name}.wgsl")));
         files.retain(|path| path.starts_with(root.join(FOLDERS[0])) || is_probe(path));
+    }
+    if env::var("CARGO_FEATURE_LORA").is_err() {
+        files.retain(|path| !path.to_string_lossy().ends_with(OF_ADAPTERS));
     }
     files.sort();
 

@@ -10,6 +10,7 @@ mod guess;
 mod hub;
 mod info;
 mod inspect;
+mod lora;
 mod lost;
 mod quantize;
 mod quiet;

@@ -24,6 +24,8 @@ mod dots;
 mod embed;
 mod experts;
 mod linear;
+#[cfg(feature = "lora")]
+mod lora;
 mod matmul_plain;
 mod mol;
 #[cfg(not(target_arch = "wasm32"))]
@@ -231,6 +233,8 @@ type Twin = fn(Call<'_>);
 fn twin(kernel: &str) -> Option<Twin> {
     Some(match kernel {
         "add" => activation::add,
+        #[cfg(feature = "lora")]
+        "add_lora" => lora::add_lora,
         "advance" => sample::advance,
         "argmax" => argmax::argmax,
         "argmax_merge" => argmax::argmax_merge,
@@ -248,6 +252,8 @@ fn twin(kernel: &str) -> Option<Twin> {
         "expert_sum" => experts::expert_sum,
         "expert_tiles" => experts::expert_tiles,
         "gate_up" => linear::gate_up,
+        #[cfg(feature = "lora")]
+        "gate_up_lora" => lora::gate_up_lora,
         "geglu" => activation::geglu,
         "gelu" => activation::gelu,
         "last_row" => embed::last_row,
@@ -257,6 +263,8 @@ fn twin(kernel: &str) -> Option<Twin> {
         "matmul_plain" => matmul_plain::matmul_plain,
         "mask_logits" => sample::mask_logits,
         "matvec" => linear::matvec,
+        #[cfg(feature = "lora")]
+        "matvec_lora" => lora::matvec_lora,
         "merge_top" => select_top::merge_top,
         "mol" => mol::mol,
         "penalize" => sample::penalize,

@@ -85,6 +85,18 @@ pub enum Error {
         found: String,
     },
 
+    /// An adapter is of another model, or is none.
+    #[cfg(feature = "lora")]
+    #[error("adapter: {field} is {found}, expected {expected}")]
+    Adapter {
+        /// Key or tensor of the adapter's file.
+        field: String,
+        /// What the model, or the format, demands.
+        expected: String,
+        /// What the file says.
+        found: String,
+    },
+
     /// A tokenizer's data is inconsistent, or text cannot be encoded with it.
     #[error("tokenizer: {field} is {found}, expected {expected}")]
     Tokenizer {
@@ -302,6 +314,8 @@ impl Error {
             Error::Truncated { .. } => "truncated",
             Error::Unsupported { .. } => "unsupported",
             Error::Config { .. } => "config",
+            #[cfg(feature = "lora")]
+            Error::Adapter { .. } => "adapter",
             Error::Tokenizer { .. } => "tokenizer",
             Error::Template { .. } => "template",
             Error::Option { .. } => "option",

@@ -1,5 +1,7 @@
 //! Logits to token ids to text: a loaded model, its sessions, and generation.
 
+#[cfg(feature = "lora")]
+mod adapter;
 #[cfg(not(target_arch = "wasm32"))]
 mod beam;
 #[cfg(not(target_arch = "wasm32"))]
@@ -20,6 +22,8 @@ mod stop;
 #[cfg(not(target_arch = "wasm32"))]
 mod streamed;
 
+#[cfg(feature = "lora")]
+pub use adapter::Adapter;
 #[cfg(not(target_arch = "wasm32"))]
 pub use beam::{Beam, BeamOptions};
 pub use generation::{CancelHandle, Generation, Piece, StopReason};

@@ -12,6 +12,8 @@ mod gate_up;
 mod half_rows;
 mod linear;
 mod linear_norm;
+#[cfg(feature = "lora")]
+mod lora;
 mod matmul;
 mod mol;
 mod norm;
@@ -39,6 +41,8 @@ pub use gate_up::{gate_up, up_gated};
 pub use half_rows::{HalfRows, Input, half_gated, half_rows};
 pub use linear::{Linear, Norm, matvec};
 pub use linear_norm::linear_norm;
+#[cfg(feature = "lora")]
+pub use lora::{LowRank, MAX_MEMBERS, add_lora, gate_up_lora, matvec_lora, up_gated_lora};
 pub use matmul::{matmul, matmul_plain, split_sum};
 pub use mol::{Combination, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, Pairing, mol};
 pub use norm::{LayerNorm, add_rms_norm, layer_norm, rms_norm};
@@ -70,6 +74,8 @@ pub(crate) use linear::{
 };
 pub(crate) use linear::{is_sound, usual};
 pub(crate) use linear_norm::{SHIFT, fuses_norm};
+#[cfg(feature = "lora")]
+pub(crate) use lora::{AddLoraParams, GateUpLoraParams, MatvecLoraParams};
 pub(crate) use matmul::{PlainParams, SplitSumParams, is_tiled, matmul_input, product_kernel};
 pub(crate) use mol::{ACTIVATION_SHIFT, ALIGNED, BOUND, GATHERED, MolParams};
 #[cfg(not(target_arch = "wasm32"))]

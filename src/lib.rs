@@ -83,6 +83,8 @@ pub use device::{Device, DeviceChoice, DeviceInfo, Pending};
 pub use dtype::{BLOCK, DType, WeightType};
 pub use embed::{EmbedOptions, Embedder, RerankOptions, Reranker};
 pub use error::Error;
+#[cfg(feature = "lora")]
+pub use generate::Adapter;
 pub use generate::{GenerateOptions, LoadOptions, Model, Session};
 #[cfg(target_arch = "wasm32")]
 pub use gpu::BrowserAdapter;

@@ -15,6 +15,8 @@ mod gguf_encoder;
 mod huggingface;
 mod keys;
 mod loader;
+#[cfg(feature = "lora")]
+mod lora;
 mod mxfp4;
 mod reader;
 mod scaling;
@@ -40,6 +42,10 @@ pub(crate) use huggingface::config_of_json;
 #[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
 pub(crate) use huggingface::{CONFIG, INDEX, TEXTS};
 pub use loader::Loader;
+#[cfg(feature = "lora")]
+pub use lora::AdapterFile;
+#[cfg(feature = "lora")]
+pub(crate) use lora::Factors;
 pub use reader::{FileName, Head, HeaderReader};
 pub use vocab::vocab_from_gguf;
 

@@ -1,5 +1,7 @@
 //! Models: configuration, weights on a device, key/value cache, and the forward pass that records kernels.
 
+#[cfg(feature = "lora")]
+mod addends;
 mod block;
 mod config;
 mod decoder;
@@ -11,6 +13,8 @@ mod per_layer;
 mod stack;
 mod weights;
 
+#[cfg(feature = "lora")]
+pub use addends::FactorPlaces;
 pub use block::{Attention, Between, Block, Experts, FeedForward, NormPlace, Recurrence, SharedExpert};
 pub(crate) use config::{MAX_CONTEXT, MAX_DIM, MAX_LAYERS};
 pub use config::{ModelConfig, NormKind, PerLayer, PositionTable};

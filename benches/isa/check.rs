@@ -167,7 +167,8 @@ fn waves(case: &Case) -> u64 {
         "attention_half" | "attention_prefill" => 6,
         // Sums and the next step's operands.
         "matmul_half" => 6,
-        "matvec" | "gate_up" | "expert_gate_up" | "expert_down" | "matmul" | "matmul_plain" | "route" => 8,
+        "matvec" | "gate_up" | "matvec_lora" | "gate_up_lora" | "expert_gate_up" | "expert_down" => 8,
+        "matmul" | "matmul_plain" | "route" => 8,
         // Sums that fill registers are what it is for.
         "probe_matrix" => 8,
         "attention_decode" => 12,

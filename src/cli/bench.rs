@@ -18,6 +18,7 @@ use tilewright::{Device, DeviceInfo, Error, GenerateOptions, LoadOptions, Model}
 
 use self::embed::EmbedBenchArgs;
 use self::mol::MolBenchArgs;
+use super::lora::LoraArgs;
 use super::run::{PrecisionArgs, load};
 use super::{DeviceArgs, Failure, print_json, show_bytes};
 
@@ -73,6 +74,8 @@ struct ModelBenchArgs {
     tokens_per_submit: Option<u32>,
     #[command(flatten)]
     precision: PrecisionArgs,
+    #[command(flatten)]
+    lora: LoraArgs,
     /// Repetitions of each test, after a warm-up.
     #[arg(long, short = 'r', default_value_t = 5, value_name = "N")]
     repetitions: usize,
@@ -189,7 +192,7 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
     let device = args.device.open()?;
     let PrecisionArgs { kv_type, exact } = args.precision;
     let options = LoadOptions { context_length: Some(context), kv_type, exact, ..LoadOptions::default() };
-    let model = load(args.model.as_deref(), &device, options)?;
+    let model = args.lora.added_to(load(args.model.as_deref(), &device, options)?)?;
     let measured = args.report.as_ref().map(|_| report::measure(&device, args.quick)).transpose()?;
     let probes = match &measured {
         Some(measured) => measured.probes(),

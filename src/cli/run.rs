@@ -14,6 +14,7 @@ use tilewright::load::ModelFile;
 use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model, Recovery};
 
 use super::guess::{self, GuessArgs};
+use super::lora::LoraArgs;
 use super::lost::each_piece;
 use super::several::SeveralArgs;
 use super::{DeviceArgs, Failure, parse_bytes, print_json, show_bytes, tell_findings};
@@ -44,6 +45,8 @@ pub struct ModelArgs {
     gpu_layers: Option<u32>,
     #[command(flatten)]
     precision: PrecisionArgs,
+    #[command(flatten)]
+    lora: LoraArgs,
 }
 
 /// A context length.
@@ -195,7 +198,7 @@ impl ModelArgs {
                 exact: self.precision.exact,
                 ..LoadOptions::default()
             };
-            load(path, device, options)
+            self.lora.added_to(load(path, device, options)?)
         };
         Recovery::new(open, load, |notice| eprintln!("notice: {notice}"))
     }

@@ -176,17 +176,28 @@ pub(crate) fn split_sum(mut call: Call<'_>) {
 
 pub(crate) fn gate_up(mut call: Call<'_>) {
     let params: GateUpParams = call.params();
-    let (weight, form) = (call.weight, Form::of(params.flags, call.rounds));
+    let way = (call.weight, Form::of(params.flags, call.rounds));
     let [w, vector, x, y] = call.operands();
+    gate_up_with(params, way, (w.get(), vector.get(), x.get(), y.get_mut()), |_, _| ());
+}
+
+/// As [`gate_up`]; `change` is given the products with all rows of `w`, and how many these are, before they are multiplied.
+pub(super) fn gate_up_with(
+    params: GateUpParams,
+    (weight, form): (Option<WeightType>, Form),
+    (w, vector, x, y): (&[u32], &[f32], &[f32], &mut [f32]),
+    change: impl FnOnce(&mut [f32], usize),
+) {
     let (n_tokens, ffn_dim, dim) = (params.n_tokens as usize, params.ffn_dim as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
-    let x = activations(&x.get::<f32>()[..n_tokens * dim], vector.get(), [dim, n_blocks], params.flags, params.eps);
+    let x = activations(&x[..n_tokens * dim], vector, [dim, n_blocks], params.flags, params.eps);
     let is_ups = params.flags & UPS != 0;
     let n_out = if is_ups { ffn_dim } else { 2 * ffn_dim };
     let w_scales = params.w_scales;
-    let product = Product { form, w: w.get(), w_scales, panels: None, first_row: 0, x: &x, n_tokens, n_out, n_blocks };
-    let sums = product.plain(weight);
-    for (y, sums) in y.get_mut::<f32>().chunks_exact_mut(ffn_dim).zip(sums.chunks_exact(n_out)) {
+    let product = Product { form, w, w_scales, panels: None, first_row: 0, x: &x, n_tokens, n_out, n_blocks };
+    let mut sums = product.plain(weight);
+    change(&mut sums, n_out);
+    for (y, sums) in y.chunks_exact_mut(ffn_dim).zip(sums.chunks_exact(n_out)) {
         let waiting = if is_ups { y.to_vec() } else { Vec::new() };
         let (gate, up) = if is_ups { (&waiting[..], sums) } else { sums.split_at(ffn_dim) };
         gated_by(params.flags, gate, up, y);

@@ -4,10 +4,14 @@ use std::num::NonZeroUsize;
 #[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 use std::sync::Arc;
+#[cfg(feature = "lora")]
+use std::sync::Mutex;
 #[cfg(feature = "grammar")]
 use std::sync::OnceLock;
 
 use super::Session;
+#[cfg(feature = "lora")]
+use super::adapter::{Adapter, AdapterInner};
 #[cfg(not(target_arch = "wasm32"))]
 use super::front::{Front, FrontPasses};
 use super::passes::{PASS_SIZES, RecordedPasses, Room};
@@ -74,9 +78,12 @@ pub struct Model {
     plan: MemoryPlan,
     /// See [`Feed::digest`].
     digest: u64,
+    /// What sessions begin with.
+    #[cfg(feature = "lora")]
+    adapter: Option<Adapter>,
 }
 
-struct Inner {
+pub(super) struct Inner {
     name: String,
     transformer: Transformer,
     encodings: Result<EncodingCache, String>,
@@ -89,6 +96,11 @@ struct Inner {
     /// What the CPU computes first.
     #[cfg(not(target_arch = "wasm32"))]
     front: Option<Arc<Front>>,
+    /// Adapters that were loaded, and the memory that they share with the model.
+    #[cfg(feature = "lora")]
+    adapters: Mutex<Vec<std::sync::Weak<AdapterInner>>>,
+    #[cfg(feature = "lora")]
+    limit: Option<Limit>,
     /// Made when they are needed first.
     #[cfg(feature = "grammar")]
     grammars: OnceLock<Arc<Grammars>>,
@@ -271,10 +283,23 @@ impl Model {
             streamed,
             #[cfg(not(target_arch = "wasm32"))]
             front,
+            #[cfg(feature = "lora")]
+            adapters: Mutex::default(),
+            #[cfg(feature = "lora")]
+            limit,
             #[cfg(feature = "grammar")]
             grammars: OnceLock::new(),
         };
-        Ok((Model { inner: Arc::new(inner), device, room, plan, digest: feed.digest() }, feed))
+        let model = Model {
+            inner: Arc::new(inner),
+            device,
+            room,
+            plan,
+            digest: feed.digest(),
+            #[cfg(feature = "lora")]
+            adapter: None,
+        };
+        Ok((model, feed))
     }
 
     /// Adds what is not in the files, once the feed wants nothing more, and its digest. Sessions follow this device's tuning.
@@ -417,6 +442,10 @@ impl Model {
 
     /// Tells the weights from others', whatever files and device they are in.
     pub(super) fn digest(&self) -> u64 {
+        #[cfg(feature = "lora")]
+        if let Some(adapter) = &self.adapter {
+            return self.digest.wrapping_add(adapter.digest());
+        }
         self.digest
     }
 
@@ -492,6 +521,10 @@ impl Model {
     }
 
     pub(crate) fn transformer(&self) -> &Transformer {
+        #[cfg(feature = "lora")]
+        if let Some(adapter) = &self.adapter {
+            return adapter.transformer();
+        }
         &self.inner.transformer
     }
 
@@ -535,6 +568,47 @@ impl Model {
             trace.hidden.push(device.read(kept).await?);
         }
         Ok(trace)
+    }
+}
+
+/// What adapters need of a model.
+#[cfg(feature = "lora")]
+impl Model {
+    /// The adapter that sessions begin with.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
+    }
+
+    pub(super) fn set_adapter(&mut self, adapter: Option<Adapter>) {
+        self.adapter = adapter;
+    }
+
+    pub(super) fn planned(self, plan: MemoryPlan) -> Model {
+        Model { plan, ..self }
+    }
+
+    pub(super) fn base_transformer(&self) -> &Transformer {
+        &self.inner.transformer
+    }
+
+    pub(super) fn downgrade(&self) -> std::sync::Weak<Inner> {
+        Arc::downgrade(&self.inner)
+    }
+
+    pub(super) fn adapters(&self) -> &Mutex<Vec<std::sync::Weak<AdapterInner>>> {
+        &self.inner.adapters
+    }
+
+    /// Refuses an adapter of so many bytes that does not fit beside the model, a session and the adapters that are there.
+    pub(super) fn check_adapter_fits(&self, size_bytes: u64) -> Result<(), Error> {
+        let Some(limit) = &self.inner.limit else { return Ok(()) };
+        let base = Model { adapter: None, ..self.clone() };
+        let mut plan = RecordedPasses::declare(&self.device.target(), base.transformer(), self.room)?.plan();
+        plan.weights_bytes = plan.weights_bytes.saturating_add(self.adapters_bytes()).saturating_add(size_bytes);
+        match plan.total_bytes() <= limit.bytes {
+            true => Ok(()),
+            false => Err(plan.refused(limit.bytes, limit.explained("adapters that nobody uses can be let go".into()))),
+        }
     }
 }
 

@@ -63,6 +63,11 @@ pub(super) struct RecordedPasses {
     sizes: &'static [u32],
     /// By what comes after the layers, and by size.
     recordings: HashMap<(Ending, u32), Recording>,
+    /// Those with other adapters than the one in use, or with none, by the adapters' numbers, of which 0 is none.
+    #[cfg(feature = "lora")]
+    others: HashMap<u64, HashMap<(Ending, u32), Recording>>,
+    #[cfg(feature = "lora")]
+    in_use: u64,
     plan: MemoryPlan,
 }
 
@@ -81,12 +86,57 @@ impl RecordedPasses {
         let cache = KvCache::declare_part(config, transformer.layers(), kv_type, context_length, PASS_SIZES[last])?;
         let io = PassTensors::declare(config, context_length, PASS_SIZES[last])?;
         let (workspace, recordings) = (Workspace::default(), HashMap::new());
-        let mut passes = RecordedPasses { cache, io, workspace, sizes, recordings, plan: MemoryPlan::default() };
+        let mut passes = RecordedPasses {
+            cache,
+            io,
+            workspace,
+            sizes,
+            recordings,
+            #[cfg(feature = "lora")]
+            others: HashMap::new(),
+            #[cfg(feature = "lora")]
+            in_use: 0,
+            plan: MemoryPlan::default(),
+        };
         passes.record_usual(target, transformer)?;
-        // They use all of it but the sampling settings and what is allowed, which a greedy pass does not read.
-        let PassTensors { sampling, allowed, .. } = &passes.io;
-        passes.plan = MemoryPlan::of(passes.recordings.values(), [sampling, allowed]);
+        passes.plan = passes.planned();
         Ok(passes)
+    }
+
+    fn planned(&self) -> MemoryPlan {
+        // They use all of it but the sampling settings and what is allowed, which a greedy pass does not read.
+        let PassTensors { sampling, allowed, .. } = &self.io;
+        let recordings = self.recordings.values();
+        #[cfg(feature = "lora")]
+        let recordings = recordings.chain(self.others.values().flat_map(HashMap::values));
+        MemoryPlan::of(recordings, [sampling, allowed])
+    }
+
+    /// Says which adapter the passes so far are with, by its number.
+    #[cfg(feature = "lora")]
+    pub fn begin_with(&mut self, adapter: u64) {
+        self.in_use = adapter;
+    }
+
+    /// Goes over to the passes of a model with another adapter, or with none, by the adapters' numbers. Those of adapters that
+    /// are not `resident` any more are given up.
+    #[cfg(feature = "lora")]
+    pub fn select(
+        &mut self,
+        target: &Target,
+        transformer: &Transformer,
+        adapter: u64,
+        resident: &[u64],
+    ) -> Result<(), Error> {
+        if adapter != self.in_use {
+            let chosen = self.others.remove(&adapter).unwrap_or_default();
+            self.others.insert(self.in_use, std::mem::replace(&mut self.recordings, chosen));
+            self.in_use = adapter;
+        }
+        self.others.retain(|other, _| *other == 0 || resident.contains(other));
+        self.record_usual(target, transformer)?;
+        self.plan = self.planned();
+        Ok(())
     }
 
     /// Records the passes of a greedy generation, the largest first: smaller ones find room in its workspace.
@@ -143,6 +193,8 @@ impl RecordedPasses {
             if self_test(device, self.get(size, ending)?).await? {
                 return Ok(());
             }
+            #[cfg(feature = "lora")]
+            self.others.clear();
             let known: Vec<(Ending, u32)> = self.recordings.drain().map(|(key, _)| key).collect();
             self.record_usual(&device.target(), transformer)?;
             for (ending, size) in known {

@@ -34,11 +34,16 @@ pub struct Snapshot {
     /// One for each device.
     caches: Vec<KvCache>,
     sequence: Sequence,
+    #[cfg(feature = "lora")]
+    adapter: Option<super::Adapter>,
 }
 
 impl Session {
     pub(super) fn new(model: &Model) -> Result<Session, Error> {
-        let passes = RecordedPasses::declare(&model.device().target(), model.transformer(), model.room())?;
+        #[cfg_attr(not(feature = "lora"), expect(unused_mut))]
+        let mut passes = RecordedPasses::declare(&model.device().target(), model.transformer(), model.room())?;
+        #[cfg(feature = "lora")]
+        passes.begin_with(model.adapter_id());
         let sequence = Sequence::new(model.config().is_recurrent(), passes.cache.ring());
         Ok(Session {
             model: model.clone(),
@@ -77,7 +82,7 @@ impl Session {
         self.sequence.ids()
     }
 
-    /// Memory of the weights and this session.
+    /// Memory of the weights and this session, with the adapters that it has passes for.
     pub fn plan(&self) -> MemoryPlan {
         self.passes.plan()
     }
@@ -123,7 +128,12 @@ impl Session {
             Ok(cache)
         };
         let caches = self.caches().map(copy).collect::<Result<_, Error>>()?;
-        Ok(Snapshot { caches, sequence: self.sequence.at_rest() })
+        Ok(Snapshot {
+            caches,
+            sequence: self.sequence.at_rest(),
+            #[cfg(feature = "lora")]
+            adapter: self.adapter().cloned(),
+        })
     }
 
     /// Goes back to a copied state.
@@ -132,6 +142,8 @@ impl Session {
     /// [`Error::Shape`] if the snapshot is of another shape of model or context; errors of
     /// [`Device::copy`](crate::Device::copy).
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), Error> {
+        #[cfg(feature = "lora")]
+        self.set_adapter(snapshot.adapter.as_ref())?;
         let device = self.model.device();
         for ((own, device), cache) in self.caches().zip(&snapshot.caches) {
             device.copy(&own.copies_of(cache))?;
@@ -231,11 +243,15 @@ impl Session {
                 found: format!("`{}` with {}", model.name(), model.context_length()),
             });
         }
+        #[cfg(feature = "lora")]
+        self.check_adapter_of(model)?;
         self.passes = RecordedPasses::declare(&model.device().target(), model.transformer(), model.room())?;
         #[cfg(not(target_arch = "wasm32"))]
         {
             self.front = model.front_passes()?;
         }
+        #[cfg(feature = "lora")]
+        self.passes.begin_with(model.adapter_id());
         self.model = model.clone();
         self.pace = Pace::default();
         self.sequence.move_to(self.passes.cache.ring());

@@ -7,7 +7,7 @@ use super::{Gate, GridPart, grid_parts};
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
-use crate::shaders;
+use crate::shaders::{self, Kernel};
 use crate::tensor::Tensor;
 
 /// Mirrors `Params` in `shaders/gate_up.wgsl`.
@@ -72,11 +72,29 @@ fn record(
     y: &Tensor,
 ) -> Result<(), Error> {
     let n_tokens = quads("gate_up", x)?;
-    let slab = w.only_slab("gate_up")?;
+    let lanes = Lanes::new(rec, &shaders::GATE_UP, w, n_tokens);
+    record_gate_up(rec, &shaders::GATE_UP, &lanes, (w, is_ups), norm, gate, (x, &[]), y, |params| params)
+}
+
+/// Records `kernel`, whose operands are those of `gate_up` with `others` after `x`, and whose params begin as its do.
+#[expect(clippy::too_many_arguments)]
+pub(super) fn record_gate_up<P: Pod>(
+    rec: &mut Recorder,
+    kernel: &'static Kernel,
+    lanes: &Lanes,
+    (w, is_ups): (&Matrix, bool),
+    norm: Option<Norm<'_>>,
+    gate: Gate,
+    (x, others): (&Tensor, &[&Tensor]),
+    y: &Tensor,
+    with: impl Fn(GateUpParams) -> P,
+) -> Result<(), Error> {
+    let n_tokens = quads(kernel.name, x)?;
+    let slab = w.only_slab(kernel.name)?;
     let (dim, ffn_dim) = (w.cols(), if is_ups { w.rows() } else { w.rows() / 2 });
-    x.expect_shape("gate_up", "x", &[n_tokens, dim])?;
-    y.expect_shape("gate_up", "y", &[n_tokens, ffn_dim])?;
-    let vector = vector("gate_up", norm, None, dim)?;
+    x.expect_shape(kernel.name, "x", &[n_tokens, dim])?;
+    y.expect_shape(kernel.name, "y", &[n_tokens, ffn_dim])?;
+    let vector = vector(kernel.name, norm, None, dim)?;
     let (gate_flags, gate) = gate.flags();
     let flags = [(norm.is_some(), NORM), (is_ups, UPS)].map(|(is_set, flag)| if is_set { flag } else { 0 });
     let params = |first_group| GateUpParams {
@@ -89,18 +107,17 @@ fn record(
         flags: gate_flags | flags[0] | flags[1],
         first_group,
     };
-    let lanes = Lanes::new(rec, &shaders::GATE_UP, w, n_tokens);
     let kind = is_ups.then_some(("UPS", 1.0));
     let constants: Vec<_> =
         lanes.constants(norm.is_some()).into_iter().chain(gate.iter().copied()).chain(kind).collect();
     let n_rows = if is_ups { ffn_dim } else { 2 * ffn_dim.next_multiple_of(2) };
     // A vector that is not there is never read; x is at hand.
-    let operands = [&slab.words, vector.unwrap_or(x), x, y];
+    let operands = [&[&slab.words, vector.unwrap_or(x), x], others, &[y]].concat();
     for GridPart { first, grid: [x_groups, y_groups, _] } in
         grid_parts(rec.target(), lanes.groups(n_rows), operations(n_tokens, w.rows(), dim))
     {
         let grid = [x_groups, y_groups, lanes.parts(n_tokens)];
-        rec.dispatch_as(lanes.tier, &shaders::GATE_UP, Some(w.weight()), &constants, params(first), &operands, grid)?;
+        rec.dispatch_as(lanes.tier, kernel, Some(w.weight()), &constants, with(params(first)), &operands, grid)?;
     }
     Ok(())
 }

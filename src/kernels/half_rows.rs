@@ -69,7 +69,7 @@ impl<'a> Input<'a> {
     }
 
     /// `[M, K]`.
-    pub(super) fn dims(&self, kernel: &'static str) -> Result<[u32; 2], Error> {
+    pub(crate) fn dims(&self, kernel: &'static str) -> Result<[u32; 2], Error> {
         match self.source {
             Source::Rows(x, _) => x.dims2(kernel, "x"),
             Source::Halves(x, _) => x.dims2(kernel, "x").map(|[n_rows, dim]| [n_rows, dim / 2]),
@@ -86,7 +86,7 @@ impl<'a> Input<'a> {
     }
 
     /// For products of a few tokens: rows, and the norm that is to be folded in where that pays. `None` for many tokens.
-    pub(super) fn folded(
+    pub(crate) fn folded(
         &mut self,
         rec: &mut Recorder,
         has_bias: bool,

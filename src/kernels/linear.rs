@@ -135,7 +135,8 @@ impl<'a> Linear<'a> {
         if let Some(bias) = self.bias {
             bias.expect_shape(kernel.name, "bias", &[y_stride])?;
         }
-        if let Some(norm) = self.norm.filter(|_| kernel.name != shaders::MATVEC.name) {
+        // `matvec`, with what an adapter adds or without.
+        if let Some(norm) = self.norm.filter(|_| !kernel.name.starts_with(shaders::MATVEC.name)) {
             return Err(Error::Operand {
                 kernel: kernel.name,
                 operand: "norm",
@@ -156,6 +157,19 @@ impl<'a> Linear<'a> {
         inputs: &[&Tensor],
         y: &Tensor,
         grid: impl Fn(u32) -> (u64, u32),
+    ) -> Result<(), Error> {
+        self.dispatch_with(rec, way, inputs, y, grid, |params| params)
+    }
+
+    /// As [`Linear::dispatch`], of a kernel whose params have something after these.
+    pub(super) fn dispatch_with<P: Pod>(
+        &self,
+        rec: &mut Recorder,
+        way: &Way,
+        inputs: &[&Tensor],
+        y: &Tensor,
+        grid: impl Fn(u32) -> (u64, u32),
+        with: impl Fn(LinearParams) -> P,
     ) -> Result<(), Error> {
         let Way { tier, kernel, constants, n_splits } = way;
         let x = inputs[0];
@@ -196,7 +210,7 @@ impl<'a> Linear<'a> {
                     kernel,
                     Some(self.w.weight()),
                     &constants,
-                    params,
+                    with(params),
                     &operands,
                     [x_groups, y_groups, z],
                 )?;
@@ -275,7 +289,17 @@ impl Lanes {
     /// invocations that share rows ends with the sums of one column, so there are no fewer of them. In the `scalar` tier
     /// there is one column: an invocation that adds up all of K by itself would add up several one product at a time.
     pub fn new(rec: &Recorder, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Lanes {
-        let Choice { tier, size } = choice(rec.target(), kernel, w, 1);
+        Lanes::as_of(rec, kernel, kernel, w, n_tokens)
+    }
+
+    /// As [`Lanes::new`], by what was measured of another kernel, `like`, where nothing was of this one.
+    pub fn as_of(rec: &Recorder, kernel: &Kernel, like: &Kernel, w: &Matrix, n_tokens: u32) -> Lanes {
+        let target = rec.target();
+        let known = [kernel, like].into_iter().find_map(|of| {
+            let choice = target.tuning().choice(Bucket::of(of, w.weight(), [w.rows(), w.blocks(), 1]));
+            choice.filter(|&choice| is_sound(target, kernel, w, choice))
+        });
+        let Choice { tier, size } = known.unwrap_or_else(|| usual(target, kernel, w, 1));
         let ragged = !w.is_whole_blocks();
         match (tier, n_tokens.clamp(1, MAX_COLUMNS).next_power_of_two()) {
             (Tier::Scalar, _) => Lanes { tier, n: 1, columns: 1, ragged },
@@ -304,11 +328,6 @@ impl Lanes {
     pub fn parts(&self, n_tokens: u32) -> u32 {
         n_tokens.div_ceil(self.columns)
     }
-}
-
-/// How `kernel` takes the product of so many tokens with `w`. The target's tuning comes first.
-fn choice(target: &Target, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Choice {
-    tuned(target, kernel, w, n_tokens).unwrap_or_else(|| usual(target, kernel, w, n_tokens))
 }
 
 /// The choice of the target's tuning, if it has one and can follow it.

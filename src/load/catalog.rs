@@ -313,10 +313,10 @@ pub(crate) struct Feed {
 }
 
 /// Where FNV-1a of 64 bits begins, by Fowler, Noll and Vo.
-const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+pub(super) const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 
 /// Goes on with FNV-1a over these bytes.
-fn fnv(digest: u64, bytes: &[u8]) -> u64 {
+pub(super) fn fnv(digest: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(digest, |digest, &byte| (digest ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 

@@ -124,6 +124,18 @@ impl Transformer {
         }
     }
 
+    /// The same model with other weights, such as those with an adapter's addends.
+    #[cfg(feature = "lora")]
+    pub(crate) fn with_weights(&self, weights: Weights) -> Transformer {
+        Transformer {
+            weights,
+            config: self.config.clone(),
+            ropes: self.ropes.clone(),
+            n_pos: self.n_pos,
+            layers: self.layers(),
+        }
+    }
+
     /// Fills the tables of angles.
     ///
     /// # Errors
@@ -313,6 +325,11 @@ impl Transformer {
             (Between::Gate(gate), Flow::Cached(..), Some((gates, w))) => {
                 let (x, norm) = self.before(rec, norm, h)?;
                 let (x, norm) = fold_norm(rec, &x, norm, false)?; // [T, C]
+                #[cfg(feature = "lora")]
+                if let Some(addends) = &weights.ffn_up.addends {
+                    addends.record_gate_up(rec, (gates, w), norm, gate, &x, &activated)?; // [T, F]
+                    return Ok(Activated::Rows(activated));
+                }
                 match gates {
                     None => gate_up(rec, w, norm, gate, &x, &activated)?, // [T, F]
                     Some(gates) => {

@@ -101,6 +101,9 @@ impl RowPlaces {
 pub struct Stack {
     parts: Vec<Part>,
     bias: Option<Joined>,
+    /// Of an adapter.
+    #[cfg(feature = "lora")]
+    pub(super) addends: Option<super::addends::Addends>,
 }
 
 #[derive(Clone, Debug)]
@@ -178,7 +181,12 @@ impl Stack {
         let members: Vec<_> = names.iter().map(|(name, rows)| (format!("{prefix}{name}.bias"), *rows)).collect();
         let has_bias = members.iter().any(|(name, _)| source.describe(name).is_some());
         let bias = if has_bias { Some(Joined::declare(source, members)?) } else { None };
-        Ok(Stack { parts, bias })
+        Ok(Stack {
+            parts,
+            bias,
+            #[cfg(feature = "lora")]
+            addends: None,
+        })
     }
 
     /// Records `y = x wᵀ (+ bias)`, or `y += ..`, of `x` as it is or normalised.
@@ -207,6 +215,10 @@ impl Stack {
         y: &Tensor,
         accumulate: bool,
     ) -> Result<(), Error> {
+        #[cfg(feature = "lora")]
+        if let Some(addends) = &self.addends {
+            return addends.record(rec, self, input, y, accumulate);
+        }
         self.matrices().try_for_each(|(w, y_start)| {
             Linear { bias: self.bias(), y_start, accumulate, ..Linear::new(w) }.record_input(rec, input, y)
         })
@@ -268,6 +280,12 @@ impl Stack {
             *next += part.matrix.rows();
             Some((&part.matrix, first_row))
         })
+    }
+
+    /// Names and rows of the source tensors, from top to bottom.
+    #[cfg(feature = "lora")]
+    pub(super) fn members(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.parts.iter().flat_map(|part| &part.members).map(|(name, rows)| (name.as_str(), *rows))
     }
 
     /// One value for each row.

@@ -18,6 +18,8 @@ use crate::kernels::{
     rms_norm, rope, rope_kv, rope_packed, rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax,
     split_sum, up_gated,
 };
+#[cfg(feature = "lora")]
+use crate::kernels::{LowRank, add_lora, gate_up_lora, matvec_lora, up_gated_lora};
 use crate::recording::{PipelineKey, Recorder, Recording, Step, Workspace};
 use crate::shaders::{self, Kernel, Tier, Variant};
 use crate::target::{Choice, Tuning};
@@ -278,7 +280,7 @@ fn unpacked(kind: KvType, words: &[u32], row: usize) -> Vec<u32> {
 }
 
 /// How the kernels of forward passes and searches are recorded, and what of it is compared.
-static CHECKS: [(&Kernel, Record); 47] = [
+static CHECKS: &[(&Kernel, Record)] = &[
     (&shaders::RMS_NORM, |rec, form| {
         let y = blank(form.device, &[3, 260])?;
         rms_norm(rec, &input(form.device, &[3, 260])?, &input(form.device, &[260])?, &y, 1e-5)?;
@@ -456,6 +458,38 @@ static CHECKS: [(&Kernel, Record); 47] = [
         }
         let (w, y) = (matrix(form.device, form.weight, 22, dim)?, blank(form.device, &[n_tokens, 11])?);
         gate_up(rec, &w, norm, form.gate(), &x, &y)?;
+        Ok(vec![y])
+    }),
+    #[cfg(feature = "lora")]
+    (&shaders::MATVEC_LORA, |rec, form| {
+        let (n_tokens, dim) = (form.few(), form.dim());
+        let (w, vector) = (matrix(form.device, form.weight, 22, dim)?, input(form.device, &[dim])?);
+        let (x, y) = (input(form.device, &[n_tokens, dim])?, blank(form.device, &[n_tokens, 22])?);
+        let (inner, b) = (input(form.device, &[n_tokens, 24])?, input(form.device, &[22, 8])?);
+        let low = LowRank { inner: &inner, b: &b, starts: &[0, 7, 14] };
+        matvec_lora(rec, &Linear { norm: norm(form, &vector), ..Linear::new(&w) }, &low, &x, &y)?;
+        Ok(vec![y])
+    }),
+    #[cfg(feature = "lora")]
+    (&shaders::GATE_UP_LORA, |rec, form| {
+        let (n_tokens, dim) = (form.few(), form.dim());
+        let (x, vector) = (input(form.device, &[n_tokens, dim])?, input(form.device, &[dim])?);
+        let (inner, b) = (input(form.device, &[n_tokens, 16])?, input(form.device, &[22, 8])?);
+        let (norm, low) = (norm(form, &vector), LowRank { inner: &inner, b: &b, starts: &[0, 11] });
+        if form.is("UPS") {
+            let (w, y) = (matrix(form.device, form.weight, 11, dim)?, input(form.device, &[n_tokens, 11])?);
+            up_gated_lora(rec, &w, norm, form.gate(), &low, &x, &y)?;
+            return Ok(vec![y]);
+        }
+        let (w, y) = (matrix(form.device, form.weight, 22, dim)?, blank(form.device, &[n_tokens, 11])?);
+        gate_up_lora(rec, &w, norm, form.gate(), &low, &x, &y)?;
+        Ok(vec![y])
+    }),
+    #[cfg(feature = "lora")]
+    (&shaders::ADD_LORA, |rec, form| {
+        let (inner, b, y) =
+            (input(form.device, &[7, 16])?, input(form.device, &[60, 8])?, input(form.device, &[7, 64])?);
+        add_lora(rec, &LowRank { inner: &inner, b: &b, starts: &[0, 33] }, &y)?;
         Ok(vec![y])
     }),
     (&shaders::SHORT_CONV, |rec, form| {

@@ -28,6 +28,8 @@ mod fused;
 mod harness;
 mod inputs;
 mod linear;
+#[cfg(feature = "lora")]
+mod lora;
 mod mol;
 #[cfg(not(target_arch = "wasm32"))]
 mod mol_parts;
@@ -69,14 +71,16 @@ const SHARE: [u64; 2] = if cfg!(target_arch = "wasm32") { [20, 16] } else { [6, 
 /// The same of the kernels of [`SLOW`].
 const SHARE_OF_SLOW: [u64; 2] = if cfg!(target_arch = "wasm32") { SHARE } else { [120, 96] };
 /// Kernels that take a software adapter seconds: to compile, with a pipeline for nearly each case, or to run.
-const SLOW: [&str; 11] = [
+const SLOW: [&str; 13] = [
     "attention",
     "expert_down",
     "expert_gate_up",
     "expert_matmul",
     "gate_up",
+    "gate_up_lora",
     "matmul",
     "matvec",
+    "matvec_lora",
     "merge_top",
     "mol",
     "rope_kv",
@@ -108,6 +112,8 @@ fn all_cases() -> Vec<Case> {
     experts::cases(&mut cases);
     fused::cases(&mut cases);
     linear::cases(&mut cases);
+    #[cfg(feature = "lora")]
+    lora::cases(&mut cases);
     mol::cases(&mut cases);
     norm::cases(&mut cases);
     pool::cases(&mut cases);

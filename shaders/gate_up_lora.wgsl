@@ -1,0 +1,71 @@
+// `gate_up` with what an adapter adds to gates and ups before they are multiplied; see `shared/low_rank.wgsl`:
+//
+//     y[t, f] = act(w[f] . x[t] + b[f] . inner[t]) * (w[F + f] . x[t] + b[F + f] . inner[t])
+//
+// With UPS, w has the ups alone, and the gates' products wait in y; b has both. Dispatch as `gate_up`.
+#weights
+#import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
+#import columns
+#import gated
+#import fold
+#import low_rank
+
+struct Params {
+    n_tokens: u32, ffn_dim: u32, dim: u32, blocks: u32, // T, F, K
+    w_scales: u32, eps: f32, flags: u32, first_group: u32,
+    members: vec4<u32>, // see `shared/members.wgsl`
+    rank: u32, _pad0: u32, _pad1: u32, _pad2: u32, // R / 4
+}
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;       // [2 F, K], packed: gate, then up; or [F, K]
+@group(0) @binding(2) var<storage, read> vector: array<vec4<f32>>;  // [K], norm weight; any buffer without NORM
+@group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;       // [T, K], K a multiple of 4
+@group(0) @binding(4) var<storage, read> inner: array<vec4<f32>>;       // [T, members R], R a multiple of 4
+@group(0) @binding(5) var<storage, read> b: array<vec4<f32>>;       // [2 F, R]
+@group(0) @binding(6) var<storage, read_write> y: array<f32>;       // [T, F]
+
+const WG: u32 = 64u;
+
+override UPS: bool = false; // w has ups alone
+
+@compute @workgroup_size(WG)
+fn gate_up_lora(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let four = (params.first_group + group_index(group, grid)) * (WG / LANES) + local / LANES;
+    let first_token = group.z * COLUMNS;
+    // Rows past the end repeat the last one.
+    var rows = vec4<u32>(four * 4u, four * 4u + 1u, four * 4u + 2u, four * 4u + 3u);
+    var rows_of_b = rows;
+    if (UPS) {
+        rows = min(rows, vec4<u32>(params.ffn_dim - 1u));
+        rows_of_b = rows + params.ffn_dim;
+    } else {
+        let gates = min(vec2<u32>(four * 2u, four * 2u + 1u), vec2<u32>(params.ffn_dim - 1u));
+        rows = vec4<u32>(gates, gates + params.ffn_dim);
+        rows_of_b = rows;
+    }
+    let token = first_token + lanes_column(local);
+    let product = products(local, rows, first_token);
+    let sum = product + low_rank(local, rows_of_b, min(token, params.n_tokens - 1u));
+    if (local % SHARES == 0u && (COLUMNS == 1u || token < params.n_tokens)) {
+        put(token, four, sum);
+    }
+}
+
+fn put(token: u32, four: u32, sum: vec4<f32>) {
+    let first = token * params.ffn_dim;
+    if (UPS) {
+        let f = four * 4u;
+        for (var i = 0u; i < 4u && f + i < params.ffn_dim; i++) {
+            y[first + f + i] = gated(y[first + f + i], sum[i]);
+        }
+    } else {
+        let f = four * 2u;
+        for (var i = 0u; i < 2u && f + i < params.ffn_dim; i++) {
+            y[first + f + i] = gated(sum[i], sum[i + 2u]);
+        }
+    }
+}

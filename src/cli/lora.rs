@@ -1,0 +1,67 @@
+//! `--lora`: the adapter that a model is used with.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use clap::Args;
+use tilewright::{Error, Model};
+
+/// The adapter.
+#[derive(Args)]
+pub struct LoraArgs {
+    /// LoRA adapter: a GGUF file or a folder of PEFT's, and a factor of what it adds, 1 if absent.
+    #[arg(long, value_name = "FILE[:SCALE]")]
+    lora: Option<Lora>,
+}
+
+/// A file and a factor.
+#[derive(Clone, Debug, PartialEq)]
+struct Lora {
+    path: PathBuf,
+    scale: f32,
+}
+
+impl FromStr for Lora {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Lora, String> {
+        let whole = || Lora { path: text.into(), scale: 1.0 };
+        // A file may be called like that.
+        if text.is_empty() || Path::new(text).exists() {
+            return if text.is_empty() { Err("expected a file or a folder".into()) } else { Ok(whole()) };
+        }
+        match text.rsplit_once(':').map(|(path, scale)| (path, scale.parse::<f32>())) {
+            Some((path, Ok(scale))) if !path.is_empty() => Ok(Lora { path: path.into(), scale }),
+            _ => Ok(whole()),
+        }
+    }
+}
+
+impl LoraArgs {
+    /// The model with the adapter, if one was named.
+    pub fn added_to(&self, model: Model) -> Result<Model, Error> {
+        match &self.lora {
+            None => Ok(model),
+            Some(Lora { path, scale }) => {
+                let adapter = model.load_adapter(path, *scale)?;
+                model.with_adapter(Some(&adapter))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scale_is_told_from_a_path() {
+        let read = |text: &str| text.parse::<Lora>();
+        let of = |path: &str, scale| Ok(Lora { path: path.into(), scale });
+        assert_eq!(read("a.gguf"), of("a.gguf", 1.0));
+        assert_eq!(read("a.gguf:0.5"), of("a.gguf", 0.5));
+        assert_eq!(read("C:\\a:-2"), of("C:\\a", -2.0));
+        assert_eq!(read("C:\\a"), of("C:\\a", 1.0));
+        assert!(read("").is_err());
+    }
+}

@@ -1,0 +1,238 @@
+//! Adapters: what a model learnt besides, resident next to it.
+
+#[cfg(not(target_arch = "wasm32"))]
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, Weak};
+
+use super::model::Inner;
+use super::passes::RecordedPasses;
+use super::{Model, Session};
+use crate::device::Device;
+use crate::error::Error;
+use crate::load::{AdapterFile, Factors};
+use crate::matrix::TailEdges;
+use crate::model::{FactorPlaces, Transformer};
+use crate::tensor::Tensor;
+
+/// A LoRA adapter (Hu et al. 2021, arXiv:2106.09685) on the device of its model, whose weights it leaves as they are. Cloning
+/// shares it. Any number can be resident; a session uses one at a time, see [`Session::set_adapter`].
+/// Its memory is given back with the last handle, and with the last session that used it.
+#[derive(Clone)]
+pub struct Adapter {
+    inner: Arc<AdapterInner>,
+}
+
+pub(super) struct AdapterInner {
+    id: u64,
+    name: String,
+    /// The model's, with addends.
+    transformer: Transformer,
+    /// The model that it belongs to.
+    model: Weak<Inner>,
+    n_targets: usize,
+    size_bytes: u64,
+    digest: u64,
+}
+
+impl AdapterInner {
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+}
+
+impl Adapter {
+    /// The name of its file or folder.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Matrices of the model that it adds to.
+    pub fn n_targets(&self) -> usize {
+        self.inner.n_targets
+    }
+
+    /// Bytes that it takes on the device.
+    pub fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.inner.id
+    }
+
+    /// Tells it from others, whatever file and device it is in.
+    pub(super) fn digest(&self) -> u64 {
+        self.inner.digest
+    }
+
+    pub(super) fn transformer(&self) -> &Transformer {
+        &self.inner.transformer
+    }
+}
+
+impl Model {
+    /// Loads an adapter from a folder of PEFT's or a GGUF file, see [`AdapterFile::open`]. What it adds is multiplied by
+    /// `scale`.
+    ///
+    /// # Errors
+    /// Those of [`AdapterFile::open`] and [`Model::add_adapter`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn load_adapter(&self, path: impl AsRef<Path>, scale: f32) -> Result<Adapter, Error> {
+        let path = path.as_ref();
+        self.add_adapter(&AdapterFile::open(path)?, scale).map_err(|error| error.in_model_file(path))
+    }
+
+    /// Puts an adapter beside the model. What it adds is multiplied by `scale`.
+    ///
+    /// # Errors
+    /// [`Error::Adapter`] naming the key or tensor of an adapter that is of another model; [`Error::Option`] for a scale
+    /// that is no finite number; [`Error::Memory`] if it does not fit beside the model, a session and the other adapters that
+    /// are there, with nothing allocated, or [`Error::Option`] if the CPU computes some layers; errors of [`Device::write`].
+    pub fn add_adapter(&self, file: &AdapterFile, scale: f32) -> Result<Adapter, Error> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        if !scale.is_finite() {
+            let (expected, found) = ("a finite number".into(), scale.to_string());
+            return Err(Error::Option { option: "scale", expected, found });
+        }
+        let base = self.base_transformer();
+        if base.layers().start > 0 {
+            self.expect_resident("adapter")?;
+        }
+        let factors = file.factors(&base.config, &base.weights.adaptable(&base.config))?;
+        let rank_of = |name: &str| factors.iter().find(|factors| factors.name == name).map(|factors| factors.rank);
+        let (weights, places) = base.weights.adapted(&self.device().target(), &base.config, &rank_of)?;
+        let most = self.device().target().limits().max_binding_bytes;
+        if let Some((name, place)) = places.iter().find(|(_, place)| place.b.size_bytes() > most) {
+            return Err(Error::Adapter {
+                field: name.clone(),
+                expected: format!("at most {most} bytes of second factors, the device's limit for a binding"),
+                found: format!("one of {} bytes", place.b.size_bytes()),
+            });
+        }
+        let size_bytes = weights.addends().map(Tensor::size_bytes).sum();
+        self.check_adapter_fits(size_bytes)?;
+        write(self.device(), &factors, &places, scale)?;
+        let digest = factors.iter().fold(u64::from(scale.to_bits()), |sum, factors| sum.wrapping_add(factors.digest()));
+        let inner = AdapterInner {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            name: file.name().to_owned(),
+            transformer: base.with_weights(weights),
+            model: self.downgrade(),
+            n_targets: factors.len(),
+            size_bytes,
+            digest,
+        };
+        let inner = Arc::new(inner);
+        self.adapters().lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&inner));
+        Ok(Adapter { inner })
+    }
+
+    /// The same model, whose sessions begin with this adapter, or with none.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if the adapter is another model's.
+    pub fn with_adapter(&self, adapter: Option<&Adapter>) -> Result<Model, Error> {
+        let model = self.adapted(adapter)?;
+        let plan = RecordedPasses::declare(&self.device().target(), model.transformer(), self.room())?.plan();
+        Ok(model.planned(plan))
+    }
+
+    /// As [`Model::with_adapter`], whose plan is still the other's.
+    fn adapted(&self, adapter: Option<&Adapter>) -> Result<Model, Error> {
+        if let Some(adapter) = adapter.filter(|adapter| !Weak::ptr_eq(&adapter.inner.model, &self.downgrade())) {
+            return Err(Error::Operand {
+                kernel: "model",
+                operand: "adapter",
+                expected: format!("one that `{}` on this device has loaded", self.name()),
+                found: format!("`{}` of another model", adapter.name()),
+            });
+        }
+        let mut model = self.clone();
+        model.set_adapter(adapter.cloned());
+        Ok(model)
+    }
+
+    /// The number of the adapter that sessions begin with; 0 is none.
+    pub(super) fn adapter_id(&self) -> u64 {
+        self.adapter().map_or(0, Adapter::id)
+    }
+
+    /// The bytes that adapters of this model take which are still there.
+    pub fn adapters_bytes(&self) -> u64 {
+        let mut adapters = self.adapters().lock().unwrap_or_else(PoisonError::into_inner);
+        adapters.retain(|adapter| adapter.strong_count() > 0);
+        adapters.iter().filter_map(Weak::upgrade).map(|adapter| adapter.size_bytes()).sum()
+    }
+}
+
+impl Session {
+    /// The adapter in use.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.model.adapter()
+    }
+
+    /// Goes on with an adapter, or with none. Tokens stay; what was cached of them was computed with other weights, so that it is
+    /// computed again when it is next needed, unless the adapter is the one in use. Passes are recorded once for each adapter
+    /// that the session uses.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if the adapter is another model's, or if the device's limits are too small for it; the session is
+    /// as it was then.
+    pub fn set_adapter(&mut self, adapter: Option<&Adapter>) -> Result<(), Error> {
+        if adapter.map_or(0, Adapter::id) == self.model.adapter_id() {
+            return Ok(());
+        }
+        let model = self.model.adapted(adapter)?;
+        let before = std::mem::replace(&mut self.model, model);
+        if let Err(error) = self.select_passes() {
+            self.model = before;
+            self.select_passes()?;
+            return Err(error);
+        }
+        self.model = self.model.clone().planned(self.passes.plan());
+        self.sequence.forget_cache();
+        Ok(())
+    }
+
+    fn select_passes(&mut self) -> Result<(), Error> {
+        let resident: Vec<u64> = {
+            let adapters = self.model.adapters().lock().unwrap_or_else(PoisonError::into_inner);
+            adapters.iter().filter_map(Weak::upgrade).map(|adapter| adapter.id).collect()
+        };
+        let target = self.model.device().target();
+        self.passes.select(&target, self.model.transformer(), self.model.adapter_id(), &resident)
+    }
+
+    /// Refuses a model that this session cannot go on with, since sessions of it begin with another adapter.
+    pub(super) fn check_adapter_of(&self, model: &Model) -> Result<(), Error> {
+        let [own, other] = [&self.model, model].map(Model::adapter);
+        if own.map(Adapter::digest) == other.map(Adapter::digest) {
+            return Ok(());
+        }
+        let shown =
+            |adapter: Option<&Adapter>| adapter.map_or("none".into(), |adapter| format!("`{}`", adapter.name()));
+        Err(Error::Operand { kernel: "session", operand: "adapter", expected: shown(own), found: shown(other) })
+    }
+}
+
+/// Writes factors where they belong, with zeros where these have more rows or columns.
+fn write(device: &Device, factors: &[Factors<'_>], places: &[(String, FactorPlaces)], scale: f32) -> Result<(), Error> {
+    for (_, place) in places {
+        device.write(&place.b, 0, &vec![0.0f32; place.b.len()])?;
+    }
+    for (name, FactorPlaces { a, a_row, b, b_row, rank }) in places {
+        let Some(factors) = factors.iter().find(|factors| factors.name == *name) else { continue };
+        let (rank, own) = (*rank as usize, factors.rank as usize);
+        let mut first = factors.a()?;
+        first.resize(rank * a.cols() as usize, 0.0);
+        a.write_rows(device, *a_row, bytemuck::cast_slice(&first), &mut TailEdges::default())?;
+        let second = factors.b(scale)?;
+        let mut rows = vec![0.0; second.len() / own * rank];
+        rows.chunks_exact_mut(rank)
+            .zip(second.chunks_exact(own))
+            .for_each(|(to, from)| to[..own].copy_from_slice(from));
+        device.write(b, *b_row as usize * rank, &rows)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! Low-rank addends of a model's products: what an adapter (LoRA, Hu et al. 2021, arXiv:2106.09685) is on a device. Its
+//! weights stay apart from the model's, which any number of adapters share.
+
+use super::block::Recurrence;
+use super::config::ModelConfig;
+use super::stack::Stack;
+use super::weights::{BlockWeights, Weights};
+use crate::dtype::{DType, WeightType};
+use crate::error::Error;
+use crate::kernels::{
+    Gate, Input, Linear, LowRank, Norm, add_lora, gate_up_lora, matmul_input, matvec, matvec_lora, up_gated_lora,
+};
+use crate::matrix::Matrix;
+use crate::recording::Recorder;
+use crate::target::Target;
+use crate::tensor::{Role, Tensor};
+
+/// What is added to the products of a stack: `y += b (a x)`, where the members that are adapted have columns of `b` of their
+/// own, as many as the largest rank, rounded up to a multiple of 4.
+#[derive(Clone, Debug)]
+pub(super) struct Addends {
+    /// First factors, one after the other, `[members R, K]`.
+    a: Matrix,
+    /// Second factors, which are scaled, `[N, R]`; rows of members that are not adapted are zero.
+    b: Tensor,
+    /// Rows of the stack at which adapted members begin; the first one's counts as 0.
+    starts: Vec<u32>,
+}
+
+/// Where the factors of one adapted tensor belong.
+#[derive(Clone, Debug)]
+pub struct FactorPlaces {
+    /// Has the first factor's rows, [`FactorPlaces::rank`] of them, of which the last may be zero.
+    pub a: Matrix,
+    /// The first of them.
+    pub a_row: u32,
+    /// Has the second factor's rows, `rank` columns each, of which the last may be zero.
+    pub b: Tensor,
+    /// The first of them.
+    pub b_row: u32,
+    /// R.
+    pub rank: u32,
+}
+
+impl Addends {
+    fn low<'a>(&'a self, inner: &'a Tensor) -> LowRank<'a> {
+        LowRank { inner, b: &self.b, starts: &self.starts }
+    }
+
+    fn inner(&self, rec: &Recorder, n_tokens: u32) -> Result<Tensor, Error> {
+        rec.temporary("inner", &[n_tokens, self.a.rows()])
+    }
+
+    /// Records a stack's product with its addends: for a few tokens one dispatch more than without, for many two.
+    pub fn record(
+        &self,
+        rec: &mut Recorder,
+        stack: &Stack,
+        input: &mut Input<'_>,
+        y: &Tensor,
+        accumulate: bool,
+    ) -> Result<(), Error> {
+        let [n_tokens, _] = input.dims("matvec_lora")?;
+        let inner = self.inner(rec, n_tokens)?;
+        let low = self.low(&inner);
+        let of = |w, y_start| Linear { bias: stack.bias(), y_start, accumulate, ..Linear::new(w) };
+        if let Some((x, norm)) = input.folded(rec, stack.bias().is_some())? {
+            matvec(rec, &Linear { norm, ..Linear::new(&self.a) }, &x, &inner)?;
+            return stack
+                .matrices()
+                .try_for_each(|(w, y_start)| matvec_lora(rec, &Linear { norm, ..of(w, y_start) }, &low, &x, y));
+        }
+        matmul_input(rec, &Linear::new(&self.a), input, &inner)?;
+        stack.matrices().try_for_each(|(w, y_start)| matmul_input(rec, &of(w, y_start), input, y))?;
+        add_lora(rec, &low, y)
+    }
+
+    /// Records [`gate_up`](fn@crate::kernels::gate_up) with addends; `gates` are those of another weight type.
+    pub fn record_gate_up(
+        &self,
+        rec: &mut Recorder,
+        (gates, w): (Option<&Matrix>, &Matrix),
+        norm: Option<Norm<'_>>,
+        gate: Gate,
+        x: &Tensor,
+        y: &Tensor,
+    ) -> Result<(), Error> {
+        let [n_tokens, _] = x.dims2("gate_up_lora", "x")?;
+        let inner = self.inner(rec, n_tokens)?;
+        matvec(rec, &Linear { norm, ..Linear::new(&self.a) }, x, &inner)?;
+        match gates {
+            None => gate_up_lora(rec, w, norm, gate, &self.low(&inner), x, y),
+            Some(gates) => {
+                matvec_lora(rec, &Linear { norm, ..Linear::new(gates) }, &self.low(&inner), x, y)?;
+                up_gated_lora(rec, w, norm, gate, &self.low(&inner), x, y)
+            }
+        }
+    }
+
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.a.tensors().chain([&self.b])
+    }
+}
+
+impl Stack {
+    /// Declares addends for those members that have a rank.
+    fn adapt(
+        &mut self,
+        target: &Target,
+        rank_of: &dyn Fn(&str) -> Option<u32>,
+    ) -> Result<Vec<(String, FactorPlaces)>, Error> {
+        let (mut n_rows, mut adapted) = (0, Vec::new());
+        for (name, rows) in self.members() {
+            adapted.extend(rank_of(name).map(|rank| (name.to_owned(), n_rows, rank)));
+            n_rows += rows;
+        }
+        let cols = self.matrices().next().map_or(0, |(w, _)| w.cols());
+        let Some(rank) = adapted.iter().map(|(.., rank)| rank.next_multiple_of(4)).max() else {
+            return Ok(Vec::new());
+        };
+        let label =
+            |factor: &str| adapted.iter().map(|(name, ..)| format!("{name}.{factor}")).collect::<Vec<_>>().join("+");
+        let a_rows = rank.saturating_mul(adapted.len() as u32);
+        let a = Matrix::declare(target, &label("lora_a"), WeightType::F32, a_rows, cols)?;
+        let b = Tensor::declare(label("lora_b"), Role::Weights, &[n_rows, rank], DType::F32)?;
+        let starts = adapted.iter().enumerate().map(|(i, (_, row, _))| if i == 0 { 0 } else { *row }).collect();
+        self.addends = Some(Addends { a: a.clone(), b: b.clone(), starts });
+        let places = |(i, (name, b_row, _)): (usize, (String, u32, u32))| {
+            (name, FactorPlaces { a: a.clone(), a_row: i as u32 * rank, b: b.clone(), b_row, rank })
+        };
+        Ok(adapted.into_iter().enumerate().map(places).collect())
+    }
+
+    fn adaptable(&self) -> impl Iterator<Item = (&str, [u32; 2])> {
+        let cols = self.matrices().next().map_or(0, |(w, _)| w.cols());
+        self.members().map(move |(name, rows)| (name, [rows, cols]))
+    }
+}
+
+impl BlockWeights {
+    /// The products that adapters can add to: those of attention, and of a feed-forward without experts.
+    fn adaptable(&mut self, config: &ModelConfig, l: usize) -> impl Iterator<Item = &mut Stack> {
+        let recurrence = config.blocks.get(l).and_then(|block| block.recurrence.as_ref());
+        // Others' files order the rows of these in more than one way.
+        let mixes = matches!(recurrence, None | Some(Recurrence::ShortConv { .. }));
+        let of_mixing = [&mut self.attn_qkv, &mut self.attn_output].into_iter().filter(move |_| mixes);
+        of_mixing.chain([&mut self.ffn_up, &mut self.ffn_down])
+    }
+}
+
+impl Weights {
+    /// Names, under GGUF, and rows and columns of the tensors that adapters can add to.
+    pub fn adaptable(&self, config: &ModelConfig) -> Vec<(String, [u32; 2])> {
+        let mut weights = self.clone();
+        let blocks = weights.blocks.iter_mut().enumerate();
+        let stacks = blocks.flat_map(|(l, block)| block.adaptable(config, l));
+        stacks
+            .flat_map(|stack| stack.adaptable().map(|(name, dims)| (name.to_owned(), dims)).collect::<Vec<_>>())
+            .collect()
+    }
+
+    /// The same weights with addends for the tensors that `rank_of` gives a rank, and where their factors belong, by the
+    /// tensors' names. Memory of the addends is declared; what it holds is to be written.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if addends are larger than a tensor can be.
+    pub fn adapted(
+        &self,
+        target: &Target,
+        config: &ModelConfig,
+        rank_of: &dyn Fn(&str) -> Option<u32>,
+    ) -> Result<(Weights, Vec<(String, FactorPlaces)>), Error> {
+        let mut weights = self.clone();
+        let mut places = Vec::new();
+        for (l, block) in weights.blocks.iter_mut().enumerate() {
+            for stack in block.adaptable(config, l) {
+                places.extend(stack.adapt(target, rank_of)?);
+            }
+        }
+        Ok((weights, places))
+    }
+
+    /// The tensors of all addends.
+    pub fn addends(&self) -> impl Iterator<Item = &Tensor> {
+        let stacks = self
+            .blocks
+            .iter()
+            .flat_map(|block| [&block.attn_qkv, &block.attn_output, &block.ffn_up, &block.ffn_down].into_iter());
+        stacks.filter_map(|stack| stack.addends.as_ref()).flat_map(Addends::tensors)
+    }
+}

@@ -1,0 +1,720 @@
+//! Adapters: logits next to PEFT's and to those of merged weights, adapters in turns, what they cost, hostile files.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use common::{References, Rng, block_on, largest_difference};
+use serde_json::{Value, json};
+use tilewright::formats::gguf::Value as Key;
+use tilewright::formats::gguf_writer::GgufHeader;
+use tilewright::formats::{BlockType, Gguf, Safetensors, TensorInfo, block};
+use tilewright::kernels::KvType;
+use tilewright::load::AdapterFile;
+use tilewright::load::convert::{QuantizeOptions, quantize_file};
+use tilewright::{Adapter, Device, Error, GenerateOptions, LoadOptions, Model, Tier};
+
+/// Between an adapter's logits and those of merged weights.
+const TOLERANCE: f32 = 1e-4;
+/// Between an adapter's logits and PEFT's in float64; as of the tiny random models themselves.
+const PEFT_TOLERANCE: f32 = 2e-4;
+
+fn tiny(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny-random").join(path)
+}
+
+fn adapter(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny-random-lora").join(path)
+}
+
+/// A model that rounds nothing.
+fn load(device: &Device, path: &Path) -> Model {
+    let options = LoadOptions { kv_type: KvType::F32, exact: true, ..LoadOptions::default() };
+    Model::load(device, path, options).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The CPU and the adapter's own tier; with `--full` its other tiers.
+fn devices() -> Vec<Device> {
+    devices_in(if common::is_full() { &Tier::ALL } else { &[Tier::Subgroups] })
+}
+
+fn devices_in(tiers: &[Tier]) -> Vec<Device> {
+    std::iter::once(common::cpu()).chain(common::gpus_beside_cpu(tiers.iter().copied())).collect()
+}
+
+fn of(device: &Device) -> String {
+    format!("{} ({})", device.info().name, device.tier().name())
+}
+
+/// A folder for a test's files, which goes with it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("lora-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Logits of each position in one pass, of each position token by token, and of the last one after passes of few tokens.
+fn all_logits(model: &Model, ids: &[u32]) -> [Vec<f32>; 3] {
+    let at_once = block_on(model.trace(ids)).unwrap().logits;
+    let mut session = model.session().unwrap();
+    let by_token: Vec<f32> = ids.iter().flat_map(|&id| block_on(session.logits(&[id])).unwrap()).collect();
+    session.clear();
+    let mut last = Vec::new();
+    for few in ids.chunks(5) {
+        last = block_on(session.logits(few)).unwrap();
+    }
+    [at_once, by_token, last]
+}
+
+fn assert_logits(got: &[Vec<f32>; 3], want: &[f32], tolerance: f32, what: &str) -> f32 {
+    let n_last = got[2].len();
+    let wants = [want, want, &want[want.len() - n_last..]];
+    let off: Vec<f32> = got.iter().zip(wants).map(|(got, want)| largest_difference(got, want)).collect();
+    println!("{what}: logits within {:.1e}, {:.1e} token by token, {:.1e} by fives", off[0], off[1], off[2]);
+    assert!(off.iter().all(|&off| off <= tolerance), "{what}: {off:?}");
+    off.into_iter().fold(0.0, f32::max)
+}
+
+/// Each adapter on each form of its model: rows of queries are in another order in a GGUF file of Llama.
+#[test]
+fn logits_are_those_of_peft() {
+    let cases: [(&str, &str, &[&str]); 8] = [
+        ("llama3-rope", "llama3-rope", &["", "model-f16.gguf"]),
+        ("llama3-rope.gguf", "llama3-rope", &["", "model-f16.gguf"]),
+        ("llama3-rope-q8_0.gguf", "llama3-rope", &["model-f16.gguf"]),
+        ("llama3-rope-rs", "llama3-rope", &["", "model-f16.gguf"]),
+        ("qwen2", "qwen2", &["", "model-f16.gguf"]),
+        ("qwen3", "qwen3", &["model-f16.gguf"]),
+        ("gemma3", "gemma3", &[""]),
+        ("phi3", "phi3", &[""]),
+    ];
+    for device in devices_in(&[Tier::Subgroups, Tier::Baseline, Tier::Scalar]) {
+        for (name, base, forms) in cases {
+            let references = match name {
+                "llama3-rope-q8_0.gguf" => adapter("llama3-rope-q8_0.safetensors"),
+                _ => adapter(name.trim_end_matches(".gguf")).join("refs.safetensors"),
+            };
+            let references = References::open(&references);
+            // Other tiers differ by kernels, not by files.
+            let forms = if device.is_gpu() { &forms[..1] } else { forms };
+            for form in forms {
+                let model = load(&device, &tiny(base).join(form));
+                let adapter = model.load_adapter(adapter(name), 1.0).unwrap_or_else(|error| panic!("{error}"));
+                let with = model.with_adapter(Some(&adapter)).unwrap();
+                let what = format!("{name} on {base}/{form}, {}", of(&device));
+                let got = all_logits(&with, &references.ids("ids"));
+                assert_logits(&got, &references.floats("logits"), PEFT_TOLERANCE, &what);
+            }
+        }
+        common::assert_tested(&device);
+    }
+}
+
+/// A file's tensors as floats.
+fn floats(info: &TensorInfo, file: &[u8]) -> Vec<f32> {
+    let mut values = vec![0.0; info.n_elements() as usize];
+    block::dequantize(info.block_type, info.bytes(file).unwrap(), &mut values).unwrap();
+    values
+}
+
+fn safetensors(tensors: &[(String, Vec<u64>, Vec<f32>)]) -> Vec<u8> {
+    let entries = tensors.iter().map(|(name, shape, _)| (name.as_str(), BlockType::F32, shape.as_slice()));
+    let head = Safetensors::head([("format", "pt")], entries);
+    let data = tensors.iter().flat_map(|(.., values)| bytemuck::cast_slice::<f32, u8>(values)).copied();
+    head.into_iter().chain(data).collect()
+}
+
+/// Factors of some size, which change logits by about their own size, and what they add to the matrix.
+struct Factors {
+    a: Vec<f32>,
+    b: Vec<f32>,
+    rank: usize,
+}
+
+impl Factors {
+    fn new(rng: &mut Rng, [rows, cols]: [usize; 2], rank: usize) -> Factors {
+        let mut normal = |n: usize, scale: f64| (0..n).map(|_| (scale * rng.normal()) as f32).collect();
+        let a = normal(rank * cols, (cols as f64).powf(-0.5));
+        Factors { a, b: normal(rows * rank, 0.4 * (rank as f64).powf(-0.5)), rank }
+    }
+
+    /// Element of the product, in f64.
+    fn product(&self, row: usize, col: usize) -> f64 {
+        let cols = self.a.len() / self.rank;
+        (0..self.rank).map(|r| f64::from(self.b[row * self.rank + r]) * f64::from(self.a[r * cols + col])).sum()
+    }
+}
+
+const R: usize = 6;
+const ALPHA: f32 = 9.0;
+
+fn peft_config(more: Value) -> Vec<u8> {
+    let mut config = json!({ "peft_type": "LORA", "r": R, "lora_alpha": ALPHA, "bias": "none" });
+    let (Value::Object(config), Value::Object(more)) = (&mut config, more) else { panic!("objects") };
+    config.extend(more);
+    serde_json::to_vec(config).unwrap()
+}
+
+/// Random adapters of all matrices of a model's layers, next to the model with the same added to its weights.
+#[test]
+fn logits_are_those_of_merged_weights() {
+    let names = [
+        "llama3-rope",
+        "llama-mha-bias",
+        "qwen2",
+        "qwen3",
+        "gemma2",
+        "gemma3",
+        "phi3",
+        "olmo2",
+        "smollm3",
+        "granite",
+        "mistral-sliding",
+        "gpt2",
+        "gpt-neox",
+        "lfm2",
+        "exaone4",
+        "hunyuan-dense",
+    ];
+    let devices = devices();
+    let mut worst = 0.0f32;
+    for (i, name) in names.into_iter().enumerate() {
+        let mut rng = Rng::new(i as u64);
+        let file = std::fs::read(tiny(name).join("model.safetensors")).unwrap();
+        let header = Safetensors::parse(&file, file.len() as u64).unwrap();
+        let (mut merged, mut factors) = (Vec::new(), Vec::new());
+        for info in &header.tensors {
+            let mut values = floats(info, &file);
+            let is_of_layer = info.name.contains("layers.") || info.name.contains(".h.");
+            if let (&[first, second], true) = (&info.shape[..], is_of_layer) {
+                // GPT-2 has its matrices the other way.
+                let is_transposed = name == "gpt2";
+                let [rows, cols] = if is_transposed { [second, first] } else { [first, second] }.map(|n| n as usize);
+                let own = Factors::new(&mut rng, [rows, cols], R);
+                for (at, value) in values.iter_mut().enumerate() {
+                    let (row, col) = if is_transposed { (at % rows, at / rows) } else { (at / cols, at % cols) };
+                    let added = f64::from(ALPHA) / R as f64 * own.product(row, col);
+                    *value = (f64::from(*value) + added) as f32;
+                }
+                let module = format!("base_model.model.{}", info.name.strip_suffix(".weight").unwrap());
+                factors.push((format!("{module}.lora_A.weight"), vec![R as u64, cols as u64], own.a));
+                factors.push((format!("{module}.lora_B.weight"), vec![rows as u64, R as u64], own.b));
+            }
+            merged.push((info.name.clone(), info.shape.clone(), values));
+        }
+        assert!(factors.len() >= 8, "{name}");
+        let folder = Folder::new(name);
+        std::fs::write(folder.0.join("model.safetensors"), safetensors(&merged)).unwrap();
+        std::fs::copy(tiny(name).join("config.json"), folder.0.join("config.json")).unwrap();
+        let adapter = AdapterFile::from_peft_bytes(&peft_config(json!({})), safetensors(&factors)).unwrap();
+        let ids: Vec<u32> = (0..14).map(|_| 3 + rng.below(290) as u32).collect();
+        // Others differ in what the CPU tells as well.
+        let on_gpu = ["llama3-rope", "qwen2", "qwen3", "gemma3", "phi3", "gpt2"].contains(&name) || common::is_full();
+        for device in devices.iter().filter(|device| on_gpu || !device.is_gpu()) {
+            let base = load(device, &tiny(name));
+            let adapter = base.add_adapter(&adapter, 1.0).unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_eq!(adapter.n_targets(), factors.len() / 2);
+            let want = all_logits(&load(device, &folder.0), &ids);
+            let got = all_logits(&base.with_adapter(Some(&adapter)).unwrap(), &ids);
+            let moved = largest_difference(&block_on(base.trace(&ids)).unwrap().logits, &want[0]);
+            assert!(moved > 0.3, "{name}: the adapter moves logits by {moved}");
+            worst = worst.max(assert_logits(&got, &want[0], TOLERANCE, &format!("{name} on {}", of(device))));
+        }
+    }
+    println!("the largest difference is {worst:.1e}");
+}
+
+/// On quantised weights, next to the same weights expanded to F32 with the adapter added. Types of one stack differ: 112
+/// columns are no whole blocks, so that some matrices stay halves.
+#[test]
+fn quantised_weights_stay_as_they_are() {
+    let folder = Folder::new("quantised");
+    for (block_type, name) in [(BlockType::Q8_0, "qwen3"), (BlockType::Q4_0, "qwen2"), (BlockType::Q5_1, "qwen3")] {
+        let [packed, merged] = ["packed", "merged"].map(|kind| folder.0.join(format!("{block_type}-{kind}.gguf")));
+        quantize_file(
+            &tiny(name).join("model-f16.gguf"),
+            &packed,
+            &QuantizeOptions::new(block_type),
+            &mut |_, _, _| (),
+        )
+        .unwrap();
+        quantize_file(&packed, &merged, &QuantizeOptions::new(BlockType::F32), &mut |_, _, _| ()).unwrap();
+        let mut file = std::fs::read(&merged).unwrap();
+        let header = Gguf::parse(&file, file.len() as u64).unwrap();
+        let mut rng = Rng::new(7);
+        let mut factors = Vec::new();
+        for info in header.tensors.iter().filter(|info| info.name.starts_with("blk.")) {
+            let &[rows, cols] = &info.shape[..] else { continue };
+            assert_eq!(info.block_type, BlockType::F32, "{}", info.name);
+            let own = Factors::new(&mut rng, [rows as usize, cols as usize], R);
+            let mut values = floats(info, &file);
+            for (at, value) in values.iter_mut().enumerate() {
+                let added = own.product(at / cols as usize, at % cols as usize) * f64::from(ALPHA) / R as f64;
+                *value = (f64::from(*value) + added) as f32;
+            }
+            file[info.offset as usize..][..info.size_bytes as usize].copy_from_slice(bytemuck::cast_slice(&values));
+            factors.push((format!("{}.lora_a", info.name), vec![R as u64, cols], own.a));
+            factors.push((format!("{}.lora_b", info.name), vec![rows, R as u64], own.b));
+        }
+        std::fs::write(&merged, &file).unwrap();
+        let adapter = AdapterFile::from_gguf_bytes(gguf(name, ALPHA, &factors)).unwrap();
+        let ids: Vec<u32> = (0..14).map(|_| 3 + rng.below(290) as u32).collect();
+        for device in devices() {
+            let base = load(&device, &packed);
+            let adapter = base.add_adapter(&adapter, 1.0).unwrap();
+            let want = all_logits(&load(&device, &merged), &ids);
+            let got = all_logits(&base.with_adapter(Some(&adapter)).unwrap(), &ids);
+            assert_logits(&got, &want[0], TOLERANCE, &format!("{name} in {block_type} on {}", of(&device)));
+        }
+    }
+}
+
+/// An adapter in a GGUF file.
+fn gguf(architecture: &str, alpha: f32, tensors: &[(String, Vec<u64>, Vec<f32>)]) -> Vec<u8> {
+    let keys = [("general.type", "adapter"), ("general.architecture", architecture), ("adapter.type", "lora")];
+    gguf_with(&keys, Some(alpha), tensors)
+}
+
+fn gguf_with(keys: &[(&str, &str)], alpha: Option<f32>, tensors: &[(String, Vec<u64>, Vec<f32>)]) -> Vec<u8> {
+    let mut header = GgufHeader::new(32);
+    for (key, text) in keys {
+        header.set(key, Key::Str(text)).unwrap();
+    }
+    if let Some(alpha) = alpha {
+        header.set("adapter.lora.alpha", Key::F32(alpha)).unwrap();
+    }
+    for (name, shape, _) in tensors {
+        header.add_tensor(name, shape, BlockType::F32).unwrap();
+    }
+    let mut file = header.to_bytes();
+    for (.., values) in tensors {
+        file.extend_from_slice(bytemuck::cast_slice(values));
+        file.resize(file.len().next_multiple_of(32), 0);
+    }
+    file
+}
+
+fn greedy(session: &mut tilewright::Session, ids: &[u32]) -> Vec<u32> {
+    let options = GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(12) };
+    common::collect(&mut session.generate_from(ids, &options).unwrap()).0
+}
+
+/// Requests of one session, each with another adapter or with none, have the tokens and the logits that sessions of their own
+/// have; from the second round on nothing is compiled, and no buffer is made.
+#[test]
+fn adapters_take_turns() {
+    for device in devices_in(&[Tier::Subgroups, Tier::Scalar]) {
+        let model = load(&device, &tiny("llama3-rope"));
+        let adapters = ["llama3-rope", "llama3-rope-rs"].map(|name| model.load_adapter(adapter(name), 1.0).unwrap());
+        let turns = [Some(&adapters[0]), None, Some(&adapters[1])];
+        let ids: Vec<u32> = (20..33).collect();
+        let alone = turns.map(|adapter| {
+            let mut session = model.with_adapter(adapter).unwrap().session().unwrap();
+            (greedy(&mut session, &ids), block_on(session.logits(&[5])).unwrap())
+        });
+        assert!(alone[0].0 != alone[1].0 && alone[1].0 != alone[2].0 && alone[0].0 != alone[2].0);
+        let mut session = model.session().unwrap();
+        let mut before = device.counters();
+        for round in 0..3 {
+            for (adapter, (tokens, logits)) in turns.iter().zip(&alone) {
+                session.set_adapter(*adapter).unwrap();
+                assert_eq!(session.adapter().map(Adapter::name), adapter.map(Adapter::name));
+                assert_eq!(greedy(&mut session, &ids), *tokens, "round {round} on {}", of(&device));
+                // To the last bit: the same kernels over the same numbers.
+                assert_eq!(block_on(session.logits(&[5])).unwrap(), *logits, "round {round}");
+            }
+            let done = device.counters() - before;
+            if round > 0 {
+                let made = (done.pipelines_created, done.bind_groups_created, done.bytes_allocated);
+                assert_eq!(made, (0, 0, 0), "round {round} on {}", of(&device));
+            }
+            before = device.counters();
+        }
+        // A change of adapters gives up what is cached, and setting the one in use does not.
+        session.set_adapter(turns[0]).unwrap();
+        block_on(session.logits(&ids)).unwrap();
+        let before = device.counters();
+        session.set_adapter(turns[0]).unwrap();
+        block_on(session.logits(&[7])).unwrap();
+        let kept = device.counters() - before;
+        session.set_adapter(turns[2]).unwrap();
+        let before = device.counters();
+        block_on(session.logits(&[7])).unwrap();
+        let changed = device.counters() - before;
+        assert!(changed.dispatches > kept.dispatches, "{changed:?} {kept:?}");
+        // A snapshot remembers its adapter.
+        let snapshot = session.snapshot().unwrap();
+        let want = block_on(session.logits(&[9])).unwrap();
+        session.set_adapter(None).unwrap();
+        session.restore(&snapshot).unwrap();
+        assert_eq!(session.adapter().map(Adapter::name), Some("llama3-rope-rs"));
+        assert_eq!(block_on(session.logits(&[9])).unwrap(), want);
+        common::assert_tested(&device);
+    }
+}
+
+/// One dispatch for each input of adapted products: four in a layer where all are adapted, of queries, keys and values
+/// together, of attention's output, of gates and ups together, of the feed-forward's output. Without an adapter nothing
+/// changes, whatever is resident.
+#[test]
+fn an_adapter_adds_a_dispatch_for_each_input() {
+    for device in devices_in(&[Tier::Subgroups, Tier::Baseline, Tier::Scalar]) {
+        // Adapters of all inputs, and of two a layer.
+        for (name, base, n_inputs) in [
+            ("llama3-rope", "llama3-rope", 4),
+            ("llama3-rope-rs", "llama3-rope", 2),
+            ("qwen2", "qwen2", 4),
+            ("gemma3", "gemma3", 3),
+        ] {
+            let model = load(&device, &tiny(base));
+            let mut session = model.session().unwrap();
+            let (without, ids) = (session.decode_dispatches(), (20..33).collect::<Vec<u32>>());
+            let logits = block_on(session.logits(&ids)).unwrap();
+            let prompt = |session: &mut tilewright::Session| {
+                session.clear();
+                let before = device.counters();
+                let logits = block_on(session.logits(&ids)).unwrap();
+                (logits, (device.counters() - before).dispatches)
+            };
+            let (_, of_prompt) = prompt(&mut session);
+            let adapter = model.load_adapter(adapter(name), 1.0).unwrap();
+            let (same, dispatches) = prompt(&mut model.session().unwrap());
+            assert_eq!((same, dispatches), (logits, of_prompt), "{name} on {}", of(&device));
+            session.set_adapter(Some(&adapter)).unwrap();
+            let n_layers = model.config().n_layers() as usize;
+            let what = format!("{name} on {}", of(&device));
+            let added = session.decode_dispatches() - without;
+            // The first time, pipelines are tested.
+            prompt(&mut session);
+            let (_, with) = prompt(&mut session);
+            println!(
+                "{what}: {without} dispatches and {added} for {n_layers} layers, in a prompt {of_prompt} and {}",
+                with - of_prompt
+            );
+            assert_eq!(added, n_inputs * n_layers, "{what}");
+            assert_eq!(with - of_prompt, 2 * (n_inputs * n_layers) as u64, "{what}");
+            session.set_adapter(None).unwrap();
+            assert_eq!(session.decode_dispatches(), without);
+        }
+    }
+}
+
+/// A scale multiplies what is added: none at 0, and as much the other way at -1.
+#[test]
+fn a_scale_multiplies_what_is_added() {
+    let model = load(&common::cpu(), &tiny("qwen2"));
+    let ids: Vec<u32> = (30..44).collect();
+    let logits = |scale: f32| {
+        let adapter = model.load_adapter(adapter("qwen2"), scale).unwrap();
+        block_on(model.with_adapter(Some(&adapter)).unwrap().trace(&ids)).unwrap().logits
+    };
+    let plain = block_on(model.trace(&ids)).unwrap().logits;
+    assert!(largest_difference(&logits(0.0), &plain) < TOLERANCE);
+    // Small ones act nearly linearly.
+    let [up, down] = [0.001, -0.001].map(logits);
+    let bend = up.iter().zip(&down).zip(&plain).map(|((up, down), plain)| ((up + down) / 2.0 - plain).abs());
+    let moved = largest_difference(&up, &plain);
+    assert!(moved > 1e-3 && bend.fold(0.0, f32::max) < moved / 10.0);
+    assert!(matches!(model.load_adapter(adapter("qwen2"), f32::NAN), Err(Error::Option { option: "scale", .. })));
+}
+
+/// The plan counts the adapter in use, the limit all that are resident.
+#[test]
+fn memory_of_adapters_is_planned() {
+    for device in devices_in(&[Tier::Subgroups]) {
+        let path = tiny("llama3-rope");
+        let model = load(&device, &path);
+        let own = model.load_adapter(adapter("llama3-rope"), 1.0).unwrap();
+        assert_eq!(model.adapters_bytes(), own.size_bytes());
+        let with = model.with_adapter(Some(&own)).unwrap();
+        assert_eq!(with.plan().weights_bytes, model.plan().weights_bytes + own.size_bytes());
+        let mut session = model.session().unwrap();
+        assert_eq!(session.plan(), model.plan());
+        session.set_adapter(Some(&own)).unwrap();
+        assert_eq!(session.plan().weights_bytes, with.plan().weights_bytes);
+
+        let limit = model.plan().total_bytes() + own.size_bytes() + own.size_bytes() / 2;
+        let options =
+            LoadOptions { kv_type: KvType::F32, exact: true, memory_limit: Some(limit), ..LoadOptions::default() };
+        let limited = Model::load(&device, &path, options).unwrap();
+        let first = limited.load_adapter(adapter("llama3-rope"), 1.0).unwrap();
+        let before = device.counters();
+        let Err(Error::Memory { limit_bytes, .. }) = limited.load_adapter(adapter("llama3-rope.gguf"), 1.0) else {
+            panic!("a second one does not fit");
+        };
+        assert_eq!((limit_bytes, (device.counters() - before).bytes_allocated), (limit, 0));
+        assert_eq!(limited.adapters_bytes(), first.size_bytes());
+        drop(first);
+        assert_eq!(limited.adapters_bytes(), 0);
+        limited.load_adapter(adapter("llama3-rope.gguf"), 1.0).unwrap();
+    }
+}
+
+/// Handles of another model, sessions that move, and files of sessions.
+#[test]
+fn an_adapter_belongs_to_its_model() {
+    let (device, path) = (common::cpu(), tiny("llama3-rope"));
+    let [model, other] = [load(&device, &path), load(&device, &path)];
+    let own = model.load_adapter(adapter("llama3-rope"), 1.0).unwrap();
+    assert!(matches!(other.with_adapter(Some(&own)), Err(Error::Operand { operand: "adapter", .. })));
+    let mut session = other.session().unwrap();
+    assert!(matches!(session.set_adapter(Some(&own)), Err(Error::Operand { operand: "adapter", .. })));
+    // A session's file is of its adapter, too.
+    let mut session = model.with_adapter(Some(&own)).unwrap().session().unwrap();
+    block_on(session.logits(&[5, 6, 7])).unwrap();
+    let file = block_on(session.to_bytes("a note")).unwrap();
+    let want = block_on(session.logits(&[9])).unwrap();
+    let again = other.load_adapter(adapter("llama3-rope"), 1.0).unwrap();
+    let half = other.load_adapter(adapter("llama3-rope"), 0.5).unwrap();
+    let mut session = other.session().unwrap();
+    for wrong in [None, Some(&half)] {
+        session.set_adapter(wrong).unwrap();
+        assert!(matches!(session.restore_bytes(&file), Err(Error::Format { .. })));
+    }
+    session.set_adapter(Some(&again)).unwrap();
+    assert_eq!(session.restore_bytes(&file).unwrap(), "a note");
+    assert_eq!(block_on(session.logits(&[9])).unwrap(), want);
+}
+
+/// What is not an adapter of the model is refused by the name of what is wrong, soon, and leaves nothing behind.
+#[test]
+fn hostile_adapters_are_refused_by_name() {
+    let model = load(&common::cpu(), &tiny("llama3-rope"));
+    let read = |name: &str| std::fs::read(adapter("llama3-rope").join(name)).unwrap();
+    let (config, weights) = (read("adapter_config.json"), read("adapter_model.safetensors"));
+    let header = Safetensors::parse(&weights, weights.len() as u64).unwrap();
+    let tensors: BTreeMap<String, (Vec<u64>, Vec<f32>)> =
+        header.tensors.iter().map(|info| (info.name.clone(), (info.shape.clone(), floats(info, &weights)))).collect();
+    const Q: &str = "base_model.model.model.layers.1.self_attn.q_proj";
+    let [q_a, q_b] = ["lora_A", "lora_B"].map(|factor| format!("{Q}.{factor}.weight"));
+    let file = |change: &dyn Fn(&mut BTreeMap<String, (Vec<u64>, Vec<f32>)>)| {
+        let mut tensors = tensors.clone();
+        change(&mut tensors);
+        let tensors: Vec<_> = tensors.into_iter().map(|(name, (shape, values))| (name, shape, values)).collect();
+        safetensors(&tensors)
+    };
+    let config_with = |key: &str, value: Value| {
+        let mut config: serde_json::Map<String, Value> = serde_json::from_slice(&config).unwrap();
+        config.insert(key.into(), value);
+        serde_json::to_vec(&config).unwrap()
+    };
+    let renamed = |from: &str, to: &str| {
+        file(&|tensors| {
+            for factor in ["lora_A.weight", "lora_B.weight"] {
+                let values = tensors.remove(&format!("{Q}.{factor}")).unwrap();
+                tensors.insert(format!("{}.{factor}", Q.replace(from, to)), values);
+            }
+        })
+    };
+    let twice = |to: &str| {
+        file(&|tensors| {
+            for factor in ["lora_A.weight", "lora_B.weight"] {
+                let values = tensors[&format!("{Q}.{factor}")].clone();
+                tensors.insert(format!("{to}.{factor}"), values);
+            }
+        })
+    };
+    let with_config = |key: &str, value| (config_with(key, value), weights.clone());
+    let with_file = |file| (config.clone(), file);
+    let peft: Vec<(&str, (Vec<u8>, Vec<u8>))> = vec![
+        ("modules_to_save", with_config("modules_to_save", json!(["lm_head"]))),
+        ("use_dora", with_config("use_dora", json!(true))),
+        ("lora_bias", with_config("lora_bias", json!(true))),
+        ("bias", with_config("bias", json!("all"))),
+        ("init_lora_weights", with_config("init_lora_weights", json!("pissa_niter_4"))),
+        ("peft_type", with_config("peft_type", json!("LOHA"))),
+        ("layer_replication", with_config("layer_replication", json!([[0, 2], [1, 0]]))),
+        ("target_parameters", with_config("target_parameters", json!(["mlp.experts.down_proj"]))),
+        ("trainable_token_indices", with_config("trainable_token_indices", json!([1]))),
+        ("alora_invocation_tokens", with_config("alora_invocation_tokens", json!([1, 2]))),
+        ("something_new", with_config("something_new", json!({ "on": 1 }))),
+        ("r", with_config("r", json!(0))),
+        ("r", with_config("r", json!(-4))),
+        ("r", with_config("r", json!("4"))),
+        ("r of `model.layers.0", with_config("r", json!(5))),
+        ("lora_alpha", with_config("lora_alpha", json!(null))),
+        ("lora_alpha", with_config("lora_alpha", json!(1e300))),
+        ("use_rslora", with_config("use_rslora", json!("yes"))),
+        ("alpha_pattern", with_config("alpha_pattern", json!([1]))),
+        ("alpha_pattern.q_proj", with_config("alpha_pattern", json!({ "q_proj": "much" }))),
+        ("alpha_pattern.(a+)+$", with_config("alpha_pattern", json!({ "(a+)+$": 1 }))),
+        ("rank_pattern.q_proj", with_config("rank_pattern", json!({ "q_proj": [1] }))),
+        ("file", (b"[".to_vec(), weights.clone())),
+        // Of a layer, a matrix or a part that is not there, or that none can be added to.
+        ("layers.99.", with_file(renamed("layers.1.", "layers.99."))),
+        ("q_projection", with_file(renamed("q_proj", "q_projection"))),
+        ("lm_head", with_file(renamed("model.layers.1.self_attn.q_proj", "lm_head"))),
+        ("embed_tokens", with_file(renamed("layers.1.self_attn.q_proj", "embed_tokens"))),
+        ("input_layernorm", with_file(renamed("self_attn.q_proj", "input_layernorm"))),
+        ("experts", with_file(renamed("self_attn.q_proj", "mlp.experts.3.down_proj"))),
+        // Factors of factors, and the same matrix under two names.
+        ("lora_A.lora_A", with_file(twice(&format!("{Q}.lora_A")))),
+        ("lora_B.weight.lora_", with_file(twice(&format!("{Q}.lora_B.weight")))),
+        ("a second time", with_file(twice("base_model.model.layers.1.self_attn.q_proj"))),
+        ("q_proj.lora_A.weight is alone", with_file(file(&|tensors| drop(tensors.remove(&q_b))))),
+        ("q_proj.lora_B.weight is alone", with_file(file(&|tensors| drop(tensors.remove(&q_a))))),
+        (
+            "lora_magnitude_vector",
+            with_file(file(&|tensors| {
+                tensors.insert(format!("{Q}.lora_magnitude_vector.weight"), (vec![128], vec![1.0; 128]));
+            })),
+        ),
+        (
+            "another_model",
+            with_file(file(&|tensors| drop(tensors.insert("another_model".into(), (vec![1], vec![1.0]))))),
+        ),
+        // Shapes.
+        ("q_proj.lora_B.weight", with_file(file(&|tensors| tensors.get_mut(&q_b).unwrap().0.reverse()))),
+        (
+            "q_proj.lora_A.weight",
+            with_file(file(&|tensors| {
+                *tensors.get_mut(&q_a).unwrap() = (vec![4, 32], vec![0.0; 128]);
+            })),
+        ),
+        (
+            "q_proj.lora_B.weight",
+            with_file(file(&|tensors| {
+                *tensors.get_mut(&q_b).unwrap() = (vec![64, 4], vec![0.0; 256]);
+            })),
+        ),
+        ("q_proj.lora_B.weight", with_file(file(&|tensors| tensors.get_mut(&q_b).unwrap().0 = vec![512]))),
+        ("q_proj.lora_A.weight", with_file(file(&|tensors| tensors.get_mut(&q_a).unwrap().1[77] = f32::NAN))),
+        ("q_proj.lora_B.weight", with_file(file(&|tensors| tensors.get_mut(&q_b).unwrap().1[0] = f32::INFINITY))),
+        ("tensors", with_file(safetensors(&[]))),
+        ("", with_file(weights[..weights.len() - 1].to_vec())),
+        ("", with_file(weights[..100].to_vec())),
+        ("", with_file(Vec::new())),
+    ];
+    let other = |name: &str| {
+        let read = |file: &str| std::fs::read(adapter(name).join(file)).unwrap();
+        (read("adapter_config.json"), read("adapter_model.safetensors"))
+    };
+    let others = ["qwen2", "qwen3", "gemma3", "phi3"].map(|name| ("base_model.model.model.layers", other(name)));
+    let mut found = 0;
+    let mut check = |named: &str, read: &dyn Fn() -> Result<AdapterFile, Error>| {
+        let start = Instant::now();
+        let error = read().and_then(|file| model.add_adapter(&file, 1.0).map(drop)).expect_err(named);
+        let elapsed_ms = start.elapsed().as_millis();
+        let text = error.to_string();
+        assert!(text.contains(named), "`{named}` is not in: {text}");
+        assert!(matches!(error.code(), "adapter" | "config" | "format" | "unsupported"), "{text}");
+        assert!(elapsed_ms < 250, "{named}: {elapsed_ms} ms");
+        assert_eq!(model.adapters_bytes(), 0, "{named}");
+        found += 1;
+    };
+    for (named, (config, weights)) in peft.into_iter().chain(others) {
+        check(named, &|| AdapterFile::from_peft_bytes(&config, weights.clone()));
+    }
+
+    let file = std::fs::read(adapter("llama3-rope.gguf")).unwrap();
+    let factors = |name: &str| {
+        [("lora_a", vec![4u64, 64], 256), ("lora_b", vec![128, 4], 512)]
+            .map(|(factor, shape, n)| (format!("{name}.{factor}"), shape, vec![0.5f32; n]))
+    };
+    let keys = [("general.type", "adapter"), ("general.architecture", "llama"), ("adapter.type", "lora")];
+    let with_key = |at: usize, text: &'static str| {
+        let mut keys = keys;
+        keys[at].1 = text;
+        gguf_with(&keys, Some(1.0), &factors("blk.0.attn_q.weight"))
+    };
+    let of = |name: &str| gguf("llama", 1.0, &factors(name));
+    let model_file = std::fs::read(tiny("llama3-rope/model-f16.gguf")).unwrap();
+    let swapped = factors("blk.0.attn_q.weight").map(|(name, shape, values)| {
+        (name.replace("lora_a", "lora_c").replace("lora_b", "lora_a").replace("lora_c", "lora_b"), shape, values)
+    });
+    let ggufs: Vec<(&str, Vec<u8>)> = vec![
+        ("general.type", with_key(0, "model")),
+        ("general.type", model_file),
+        ("general.architecture", with_key(1, "qwen2")),
+        ("general.architecture", gguf_with(&[keys[0], keys[2]], Some(1.0), &factors("blk.0.attn_q.weight"))),
+        ("adapter.type", with_key(2, "control_vector")),
+        ("adapter.lora.alpha", gguf("llama", f32::NAN, &factors("blk.0.attn_q.weight"))),
+        ("adapter.lora.alpha", gguf("llama", f32::INFINITY, &factors("blk.0.attn_q.weight"))),
+        ("blk.9.attn_q.weight", of("blk.9.attn_q.weight")),
+        ("blk.01.attn_q.weight", of("blk.01.attn_q.weight")),
+        ("blk.0.attn_q.lora_a", of("blk.0.attn_q")),
+        ("blk.0.attn_norm.weight", of("blk.0.attn_norm.weight")),
+        ("token_embd.weight", of("token_embd.weight")),
+        ("output.weight", of("output.weight")),
+        ("blk.0.ffn_gate_exps.weight", of("blk.0.ffn_gate_exps.weight")),
+        ("blk.0.attn_q.weight.lora_a.weight", of("blk.0.attn_q.weight.lora_a.weight")),
+        ("blk.0.attn_q.weight.lora_b", gguf("llama", 1.0, &swapped)),
+        (
+            "blk.0.attn_output_norm",
+            gguf("llama", 1.0, &[("blk.0.attn_output_norm.weight".into(), vec![64], vec![1.0; 64])]),
+        ),
+        ("blk.0.ffn_down.weight", of("blk.0.ffn_down.weight")),
+        ("is alone", gguf("llama", 1.0, &factors("blk.0.attn_q.weight")[..1])),
+        ("tensors", gguf("llama", 1.0, &[])),
+        ("", file[..file.len() / 2].to_vec()),
+        ("", file[..60].to_vec()),
+    ];
+    for (named, bytes) in ggufs {
+        check(named, &|| AdapterFile::from_gguf_bytes(bytes.clone()));
+    }
+    assert_eq!(found, 72);
+    // A file is named, a missing one as well.
+    for path in [adapter("README.md"), adapter("nothing"), adapter("llama3-rope-rs/nothing.gguf"), tiny("llama3-rope")]
+    {
+        let error = model.load_adapter(&path, 1.0).err().unwrap().to_string();
+        assert!(error.contains("llama3-rope") || error.contains("nothing") || error.contains("README"), "{error}");
+    }
+}
+
+/// The command line uses an adapter in `run` and `bench`.
+#[test]
+fn the_command_line_takes_an_adapter() {
+    let run = |args: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tilewright"));
+        let model = tiny("llama3-rope");
+        command.args(args).arg(&model).args(["--device", "cpu", "--exact", "--kv-type", "f32"]);
+        command.env("TILEWRIGHT_CACHE_DIR", "");
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let ids = "20,21,22,23,24,25,26,27,28,29,30,31,32";
+    let tokens = |lora: &[&str]| {
+        let (code, out, err) =
+            run(&[&["run", "--prompt-ids", ids, "--temperature", "0", "-n", "12", "--ignore-eos", "--json"], lora]
+                .concat());
+        assert_eq!(code, Some(0), "{err}");
+        let json: Value = serde_json::from_str(&out).unwrap();
+        json["token_ids"]
+            .as_array()
+            .unwrap_or_else(|| panic!("{out}"))
+            .iter()
+            .map(|id| id.as_u64().unwrap() as u32)
+            .collect::<Vec<_>>()
+    };
+    let model = load(&common::cpu(), &tiny("llama3-rope"));
+    let want = |scale: f32| {
+        let adapter = model.load_adapter(adapter("llama3-rope"), scale).unwrap();
+        greedy(&mut model.with_adapter(Some(&adapter)).unwrap().session().unwrap(), &(20..33).collect::<Vec<u32>>())
+    };
+    let path = adapter("llama3-rope.gguf");
+    let path = path.to_str().unwrap();
+    assert_eq!(tokens(&["--lora", path]), want(1.0));
+    assert_eq!(tokens(&["--lora", &format!("{path}:0.25")]), want(0.25));
+    assert_eq!(
+        tokens(&["--lora", &format!("{path}:0")]),
+        greedy(&mut model.session().unwrap(), &(20..33).collect::<Vec<u32>>())
+    );
+    let (code, _, err) = run(&["run", "--prompt-ids", ids, "--lora", adapter("qwen2").to_str().unwrap()]);
+    assert_eq!(code, Some(1), "{err}");
+    assert!(err.contains("adapter: base_model.model.model.layers.0") && err.contains("expected"), "{err}");
+    let (code, out, err) = run(&["bench", "-p", "8", "-n", "2", "--repetitions", "1", "--lora", path]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains("tg2"), "{out}");
+}
