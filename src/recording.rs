@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+#[cfg(not(target_arch = "wasm32"))]
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -58,10 +59,12 @@ impl fmt::Display for PipelineKey {
 pub struct Recorder {
     target: Target,
     steps: Vec<Step>,
+    #[cfg(not(target_arch = "wasm32"))]
     layers: Vec<LayerStart>,
 }
 
 /// Where the steps of a layer begin, or those that belong to none.
+#[cfg(not(target_arch = "wasm32"))]
 #[derive(Debug)]
 struct LayerStart {
     step: usize,
@@ -71,7 +74,12 @@ struct LayerStart {
 impl Recorder {
     /// An empty recorder; the target decides which shader variants are recorded and what limits hold.
     pub fn new(target: Target) -> Recorder {
-        Recorder { target, steps: Vec::new(), layers: Vec::new() }
+        Recorder {
+            target,
+            steps: Vec::new(),
+            #[cfg(not(target_arch = "wasm32"))]
+            layers: Vec::new(),
+        }
     }
 
     /// The target recorded for.
@@ -81,7 +89,9 @@ impl Recorder {
 
     /// Says that the steps that follow use the matrices of this layer and of no other, or of none; see
     /// [`Recording::layers`].
+    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
     pub(crate) fn begin_layer(&mut self, layer: Option<u32>) {
+        #[cfg(not(target_arch = "wasm32"))]
         self.layers.push(LayerStart { step: self.steps.len(), layer });
     }
 
@@ -197,6 +207,7 @@ impl Recorder {
         Recording {
             params_bytes: self.target.params_bytes(self.steps.len()),
             steps: self.steps.into(),
+            #[cfg(not(target_arch = "wasm32"))]
             layers: self.layers,
             prepared: Attached::default(),
             tested: OnceLock::new(),
@@ -266,6 +277,7 @@ pub struct Recording {
     params_bytes: u64,
     /// Shared with the threads that run them.
     pub(crate) steps: Arc<[Step]>,
+    #[cfg(not(target_arch = "wasm32"))]
     layers: Vec<LayerStart>,
     /// What the executor made of it to replay it.
     pub(crate) prepared: Attached,
@@ -275,6 +287,7 @@ pub struct Recording {
 
 impl Recording {
     /// The steps of each layer, in order, so that a layer's matrices can come and go while the recording runs.
+    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn layers(&self) -> impl Iterator<Item = (u32, Range<usize>)> {
         let ends = self.layers.iter().skip(1).map(|next| next.step).chain([self.steps.len()]);
         self.layers.iter().zip(ends).filter_map(|(start, end)| Some((start.layer?, start.step..end)))
