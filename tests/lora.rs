@@ -511,6 +511,12 @@ fn an_adapter_belongs_to_its_model() {
     assert_eq!(block_on(session.logits(&[9])).unwrap(), want);
 }
 
+/// Shapes and values by name.
+type Tensors = BTreeMap<String, (Vec<u64>, Vec<f32>)>;
+
+/// An `adapter_config.json` and an `adapter_model.safetensors`.
+type Peft = (Vec<u8>, Vec<u8>);
+
 /// What is not an adapter of the model is refused by the name of what is wrong, soon, and leaves nothing behind.
 #[test]
 fn hostile_adapters_are_refused_by_name() {
@@ -518,11 +524,11 @@ fn hostile_adapters_are_refused_by_name() {
     let read = |name: &str| std::fs::read(adapter("llama3-rope").join(name)).unwrap();
     let (config, weights) = (read("adapter_config.json"), read("adapter_model.safetensors"));
     let header = Safetensors::parse(&weights, weights.len() as u64).unwrap();
-    let tensors: BTreeMap<String, (Vec<u64>, Vec<f32>)> =
+    let tensors: Tensors =
         header.tensors.iter().map(|info| (info.name.clone(), (info.shape.clone(), floats(info, &weights)))).collect();
     const Q: &str = "base_model.model.model.layers.1.self_attn.q_proj";
     let [q_a, q_b] = ["lora_A", "lora_B"].map(|factor| format!("{Q}.{factor}.weight"));
-    let file = |change: &dyn Fn(&mut BTreeMap<String, (Vec<u64>, Vec<f32>)>)| {
+    let file = |change: &dyn Fn(&mut Tensors)| {
         let mut tensors = tensors.clone();
         change(&mut tensors);
         let tensors: Vec<_> = tensors.into_iter().map(|(name, (shape, values))| (name, shape, values)).collect();
@@ -551,7 +557,7 @@ fn hostile_adapters_are_refused_by_name() {
     };
     let with_config = |key: &str, value| (config_with(key, value), weights.clone());
     let with_file = |file| (config.clone(), file);
-    let peft: Vec<(&str, (Vec<u8>, Vec<u8>))> = vec![
+    let peft: Vec<(&str, Peft)> = vec![
         ("modules_to_save", with_config("modules_to_save", json!(["lm_head"]))),
         ("use_dora", with_config("use_dora", json!(true))),
         ("lora_bias", with_config("lora_bias", json!(true))),
