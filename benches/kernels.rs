@@ -21,6 +21,8 @@ use tilewright::kernels::{
     StepState, TopStrip, attention, attention_next, by_head, gate_up, layer_norm, mask_logits, matmul, matvec,
     merge_top, rms_norm, rope, rope_kv, rope_packed, rope_table, select_top, softmax, split_sum, swiglu, top_splits,
 };
+#[cfg(feature = "lora")]
+use tilewright::kernels::{LowRank, add_lora, matvec_lora};
 use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, WeightType, Workspace, file_row_bytes};
 
 use common::Target;
@@ -406,12 +408,17 @@ struct Layer {
     rope: RopeConfig,
     table: Tensor,
     cache: CachedKeys,
+    /// Of an adapter of queries, keys and values, each of rank 16.
+    #[cfg(feature = "lora")]
+    first: Matrix,
+    #[cfg(feature = "lora")]
+    second: Tensor,
 }
 
 type Record = fn(&Layer, &mut Recorder) -> Result<Tensor, Error>;
 
 /// Fused kernels and the chains that they replace.
-const FUSIONS: [(&str, Record, Record); 4] = [
+const FUSIONS: &[(&str, Record, Record)] = &[
     (
         "norm in matvec",
         |layer, rec| {
@@ -459,6 +466,38 @@ const FUSIONS: [(&str, Record, Record); 4] = [
         },
         |layer, rec| layer.record_gate_up(rec, Some(layer.norm()), &layer.x),
     ),
+    #[cfg(feature = "lora")]
+    (
+        "adapter in matvec",
+        |layer, rec| {
+            let (inner, y) = (rec.temporary("inner", &[1, 48])?, rec.temporary("y", &[1, 1536])?);
+            matvec(rec, &Linear::new(&layer.first), &layer.x, &inner)?;
+            matvec(rec, &Linear::new(&layer.qkv), &layer.x, &y)?;
+            add_lora(rec, &layer.low(&inner), &y)?;
+            Ok(y)
+        },
+        |layer, rec| {
+            let (inner, y) = (rec.temporary("inner", &[1, 48])?, rec.temporary("y", &[1, 1536])?);
+            matvec(rec, &Linear::new(&layer.first), &layer.x, &inner)?;
+            matvec_lora(rec, &Linear::new(&layer.qkv), &layer.low(&inner), &layer.x, &y)?;
+            Ok(y)
+        },
+    ),
+    #[cfg(feature = "lora")]
+    (
+        "no adapter in matvec",
+        |layer, rec| {
+            let (inner, y) = (rec.temporary("inner", &[1, 48])?, rec.temporary("y", &[1, 1536])?);
+            matvec(rec, &Linear::new(&layer.first), &layer.x, &inner)?;
+            matvec_lora(rec, &Linear::new(&layer.qkv), &layer.low(&inner), &layer.x, &y)?;
+            Ok(y)
+        },
+        |layer, rec| {
+            let y = rec.temporary("y", &[1, 1536])?;
+            matvec(rec, &Linear::new(&layer.qkv), &layer.x, &y)?;
+            Ok(y)
+        },
+    ),
 ];
 
 impl Layer {
@@ -482,7 +521,16 @@ impl Layer {
             rope,
             one: device.upload("one", &[1, 1536], &common::uniform(1536))?,
             cache: CachedKeys::declare("cache", KvType::F16, [4, 256, 64], 256)?,
+            #[cfg(feature = "lora")]
+            first: device.upload_matrix("first", [48, 1024], &common::uniform(48 * 1024))?,
+            #[cfg(feature = "lora")]
+            second: device.upload("second", &[1536, 16], &common::uniform(1536 * 16))?,
         })
+    }
+
+    #[cfg(feature = "lora")]
+    fn low<'a>(&'a self, inner: &'a Tensor) -> LowRank<'a> {
+        LowRank { inner, b: &self.second, starts: &[0, 1024, 1280] }
     }
 
     fn norm(&self) -> Norm<'_> {
@@ -511,7 +559,7 @@ fn fusions(targets: &[Target]) {
     println!("\n{:<26} {:<10} {:>10} {:>10} {:>8}", "fusion", "device", "chain us", "fused us", "ratio");
     for (target, weight) in targets.iter().flat_map(|target| weights.map(|weight| (target, weight))) {
         let layer = Layer::new(target, weight).expect("the layer is valid");
-        for (name, chain, fused) in FUSIONS {
+        for &(name, chain, fused) in FUSIONS {
             let recordings = [chain, fused].map(|record| {
                 let mut rec = target.device.recorder();
                 (0..COPIES).for_each(|_| drop(record(&layer, &mut rec).expect("shapes agree")));

@@ -122,6 +122,19 @@ fn logits_are_those_of_peft() {
     }
 }
 
+/// Where products of prompts are in half precision, those with factors are not.
+#[test]
+fn half_precision_is_of_the_models_weights_alone() {
+    for device in common::gpus([Tier::F16]) {
+        let options = LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() };
+        let model = Model::load(&device, tiny("qwen2"), options).unwrap();
+        let adapter = model.load_adapter(adapter("qwen2"), 1.0).unwrap();
+        let references = References::open(&self::adapter("qwen2").join("refs.safetensors"));
+        let got = all_logits(&model.with_adapter(Some(&adapter)).unwrap(), &references.ids("ids"));
+        assert_logits(&got, &references.floats("logits"), 0.05, &format!("qwen2 on {}", of(&device)));
+    }
+}
+
 /// A file's tensors as floats.
 fn floats(info: &TensorInfo, file: &[u8]) -> Vec<f32> {
     let mut values = vec![0.0; info.n_elements() as usize];
@@ -187,6 +200,11 @@ fn logits_are_those_of_merged_weights() {
         "lfm2",
         "exaone4",
         "hunyuan-dense",
+        // Those of attention alone, or with those of feed-forwards.
+        "qwen3-moe",
+        "mixtral",
+        "gemma4",
+        "qwen35",
     ];
     let devices = devices();
     let mut worst = 0.0f32;
@@ -197,7 +215,12 @@ fn logits_are_those_of_merged_weights() {
         let (mut merged, mut factors) = (Vec::new(), Vec::new());
         for info in &header.tensors {
             let mut values = floats(info, &file);
-            let is_of_layer = info.name.contains("layers.") || info.name.contains(".h.");
+            let is_of = |part: &str| info.name.contains(part);
+            let is_of_layer = match name {
+                "qwen3-moe" | "mixtral" => is_of("self_attn."),
+                "gemma4" | "qwen35" => is_of("self_attn.") || is_of(".mlp."),
+                _ => is_of("layers.") || is_of(".h."),
+            };
             if let (&[first, second], true) = (&info.shape[..], is_of_layer) {
                 // GPT-2 has its matrices the other way.
                 let is_transposed = name == "gpt2";
@@ -488,6 +511,12 @@ fn an_adapter_belongs_to_its_model() {
     assert_eq!(block_on(session.logits(&[9])).unwrap(), want);
 }
 
+/// Shapes and values by name.
+type Tensors = BTreeMap<String, (Vec<u64>, Vec<f32>)>;
+
+/// An `adapter_config.json` and an `adapter_model.safetensors`.
+type Peft = (Vec<u8>, Vec<u8>);
+
 /// What is not an adapter of the model is refused by the name of what is wrong, soon, and leaves nothing behind.
 #[test]
 fn hostile_adapters_are_refused_by_name() {
@@ -495,11 +524,11 @@ fn hostile_adapters_are_refused_by_name() {
     let read = |name: &str| std::fs::read(adapter("llama3-rope").join(name)).unwrap();
     let (config, weights) = (read("adapter_config.json"), read("adapter_model.safetensors"));
     let header = Safetensors::parse(&weights, weights.len() as u64).unwrap();
-    let tensors: BTreeMap<String, (Vec<u64>, Vec<f32>)> =
+    let tensors: Tensors =
         header.tensors.iter().map(|info| (info.name.clone(), (info.shape.clone(), floats(info, &weights)))).collect();
     const Q: &str = "base_model.model.model.layers.1.self_attn.q_proj";
     let [q_a, q_b] = ["lora_A", "lora_B"].map(|factor| format!("{Q}.{factor}.weight"));
-    let file = |change: &dyn Fn(&mut BTreeMap<String, (Vec<u64>, Vec<f32>)>)| {
+    let file = |change: &dyn Fn(&mut Tensors)| {
         let mut tensors = tensors.clone();
         change(&mut tensors);
         let tensors: Vec<_> = tensors.into_iter().map(|(name, (shape, values))| (name, shape, values)).collect();
@@ -528,7 +557,7 @@ fn hostile_adapters_are_refused_by_name() {
     };
     let with_config = |key: &str, value| (config_with(key, value), weights.clone());
     let with_file = |file| (config.clone(), file);
-    let peft: Vec<(&str, (Vec<u8>, Vec<u8>))> = vec![
+    let peft: Vec<(&str, Peft)> = vec![
         ("modules_to_save", with_config("modules_to_save", json!(["lm_head"]))),
         ("use_dora", with_config("use_dora", json!(true))),
         ("lora_bias", with_config("lora_bias", json!(true))),

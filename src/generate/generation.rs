@@ -236,7 +236,8 @@ impl<'s> Generation<'s> {
     /// be on the lost device. A generation that ended otherwise stays ended.
     ///
     /// # Errors
-    /// [`Error::Operand`] if it is not the same model with the same context length.
+    /// [`Error::Operand`] if it is not the same model with the same context length, or if its sessions begin with another
+    /// adapter than the one in use.
     pub fn resume(&mut self, model: &Model) -> Result<(), Error> {
         if self.failed {
             self.session.move_to(model)?;

@@ -136,7 +136,7 @@ impl Session {
         })
     }
 
-    /// Goes back to a copied state.
+    /// Goes back to a copied state, and to the adapter that it was made with.
     ///
     /// # Errors
     /// [`Error::Shape`] if the snapshot is of another shape of model or context; errors of

@@ -6,6 +6,7 @@ use bytemuck::{Pod, Zeroable};
 use super::gate_up::{GateUpParams, record_gate_up};
 use super::linear::{Lanes, LinearParams, Way};
 use super::{Gate, Linear, Norm, fold};
+use crate::dtype::DType;
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -61,6 +62,11 @@ impl LowRank<'_> {
     /// Quads of R, and `members` of the shaders.
     fn checked(&self, kernel: &'static str, n_tokens: u32) -> Result<(u32, [u32; 4]), Error> {
         let [_, rank] = self.b.dims2(kernel, "b")?;
+        // The recorder would name the binding of a vector that is not there, which it stands in for.
+        if self.b.dtype() != DType::F32 {
+            let (expected, found) = ("a tensor of F32".into(), format!("one of {:?}", self.b.dtype()));
+            return Err(Error::Operand { kernel, operand: "b", expected, found });
+        }
         let n_members = self.starts.len();
         let is_ordered = self.starts.is_sorted_by(|a, b| a < b) && self.starts.first() == Some(&0);
         if !is_ordered || n_members > MAX_MEMBERS || !rank.is_multiple_of(4) {

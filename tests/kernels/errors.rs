@@ -480,6 +480,56 @@ fn fused_shapes() {
     assert!(matches!(error, Error::Operand { kernel: "matmul", operand: "norm", .. }), "{error}");
 }
 
+#[cfg(feature = "lora")]
+#[test]
+fn shapes_of_low_rank_addends() {
+    use tilewright::kernels::{Activation, LowRank};
+    let device = Device::cpu();
+    let w = Matrix::declare(&device.target(), "w", WeightType::Q8_0, 6, 64).expect("the matrix is valid");
+    fn low<'a>(inner: &'a Tensor, b: &'a Tensor) -> LowRank<'a> {
+        LowRank { inner, b, starts: &[0, 3] }
+    }
+    let matvec: [Operand; 4] = [
+        ("x", &[2, 64], &[2, 68], "x"),
+        ("inner", &[2, 16], &[2, 8], "inner"),
+        ("b", &[6, 8], &[5, 8], "b"),
+        ("y", &[2, 6], &[2, 5], "y"),
+    ];
+    check("matvec_lora", &matvec, |rec, _, t| {
+        kernels::matvec_lora(rec, &Linear::new(&w), &low(&t[1], &t[2]), &t[0], &t[3])
+    });
+    let gate_up: [Operand; 5] = [
+        ("norm", &[64], &[6], "norm"),
+        ("x", &[2, 64], &[2, 68], "x"),
+        ("inner", &[2, 16], &[1, 16], "inner"),
+        ("b", &[6, 8], &[3, 8], "b"),
+        ("y", &[2, 3], &[2, 6], "y"),
+    ];
+    check("gate_up_lora", &gate_up, |rec, _, t| {
+        let norm = Some(Norm { weight: &t[0], eps: 1e-5 });
+        kernels::gate_up_lora(rec, &w, norm, Gate::Silu, &low(&t[2], &t[3]), &t[1], &t[4])
+    });
+    let add: [Operand; 3] =
+        [("inner", &[2, 16], &[2, 12], "inner"), ("b", &[6, 8], &[7, 8], "y"), ("y", &[2, 6], &[2, 5], "y")];
+    check("add_lora", &add, |rec, _, t| kernels::add_lora(rec, &low(&t[0], &t[1]), &t[2]));
+    // Members that are not in order, too many of them, a rank that is no multiple of 4, an activation.
+    let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
+    let (x, y, b, odd) = (declare(&[1, 64]), declare(&[1, 6]), declare(&[6, 8]), declare(&[6, 6]));
+    for (starts, columns, b) in
+        [(&[][..], 8, &b), (&[1, 3], 16, &b), (&[0, 3, 3], 24, &b), (&[0, 1, 2, 3, 4], 40, &b), (&[0], 6, &odd)]
+    {
+        let inner = declare(&[1, columns]);
+        let low = LowRank { inner: &inner, b, starts };
+        let error = kernels::matvec_lora(&mut device.recorder(), &Linear::new(&w), &low, &x, &y).expect_err("starts");
+        assert!(matches!(error, Error::Operand { kernel: "matvec_lora", operand: "b", .. }), "{error}");
+    }
+    let inner = declare(&[1, 8]);
+    let activated = Linear { activation: Some(Activation::Tanh), ..Linear::new(&w) };
+    let low = LowRank { inner: &inner, b: &b, starts: &[0] };
+    let error = kernels::matvec_lora(&mut device.recorder(), &activated, &low, &x, &y).expect_err("an activation");
+    assert!(matches!(error, Error::Operand { kernel: "matvec_lora", operand: "activation", .. }), "{error}");
+}
+
 #[test]
 fn shapes_of_a_mixture_in_parts() {
     let of_gate: [Operand; 4] = [
