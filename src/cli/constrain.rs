@@ -18,8 +18,8 @@ pub struct ConstraintArgs {
     /// Write what this regular expression matches as a whole, such as "yes|no".
     #[arg(long, value_name = "PATTERN")]
     regex: Option<String>,
-    /// Write a text of the grammar in this file, in llguidance's variant of Lark's syntax. `--max-tokens` ends such texts all
-    /// the same.
+    /// Write a text of the grammar in this file: in llama.cpp's syntax if it has a rule `root ::=`, or else in llguidance's
+    /// variant of Lark's. `--max-tokens` ends such texts all the same.
     #[arg(long, value_name = "FILE")]
     grammar: Option<PathBuf>,
 }
@@ -36,7 +36,7 @@ impl ConstraintArgs {
             }
             ConstraintArgs { json_object: true, .. } => Constraint::JsonObject,
             ConstraintArgs { regex: Some(pattern), .. } => Constraint::Regex(pattern.clone()),
-            ConstraintArgs { grammar: Some(path), .. } => Constraint::Lark(read(path)?),
+            ConstraintArgs { grammar: Some(path), .. } => Constraint::grammar_of(read(path)?),
             _ => return Ok(None),
         };
         Ok(Some(constraint))
