@@ -217,24 +217,24 @@ impl Grammars {
         let read = move || {
             let matcher = Matcher::new(this.factory.create_parser(grammar));
             // What it is that cannot be used.
-            let part = matcher.is_error().then(|| {
-                let fails = |(_, grammar): &(String, TopLevelGrammar)| {
-                    Matcher::new(this.factory.create_parser(grammar.clone())).is_error()
+            let reason = matcher.get_error().map(|reason| {
+                let of_part = |(name, grammar): (String, TopLevelGrammar)| {
+                    let reason = Matcher::new(this.factory.create_parser(grammar)).get_error()?;
+                    Some((format!("{field}: {name}"), reason))
                 };
-                parts.into_iter().find(fails).map(|(name, _)| name)
+                parts.into_iter().find_map(of_part).unwrap_or((field.into(), reason))
             });
             // Nobody waits for it any more if it took too long.
-            let _ = sender.send((matcher, part.flatten()));
+            let _ = sender.send((matcher, reason));
         };
         let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn(read);
         thread.map_err(|error| unusable(field, "a thread to read it", error))?;
-        let (matcher, part) = receiver.recv_timeout(MOST_TIME).map_err(|_| Error::Constraint {
+        let (matcher, reason) = receiver.recv_timeout(MOST_TIME).map_err(|_| Error::Constraint {
             field: field.into(),
             expected: format!("one that is read within {MOST_TIME:?}"),
             found: "too complex".into(),
         })?;
-        if let Some(reason) = matcher.get_error() {
-            let field = part.map_or(field.to_owned(), |part| format!("{field}: {part}"));
+        if let Some((field, reason)) = reason {
             return Err(unusable(&field, "one that can be enforced", reason));
         }
         let end_ids = end_ids.iter().copied().filter(|&id| id < self.vocab_size).collect();
