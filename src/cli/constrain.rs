@@ -72,7 +72,7 @@ impl CallArgs {
             eprintln!(
                 "notice: tool calls are not enforced: {}",
                 match is_bound {
-                    true => "the text has a constraint or a beginning of its own",
+                    true => "there is another constraint, a beginning or guesses",
                     false => "the model's format is not known; --tool-format names one",
                 }
             );
@@ -81,7 +81,7 @@ impl CallArgs {
         if is_bound {
             return Err(Error::Option {
                 option: "tool_choice",
-                expected: "no other constraint and no beginning".into(),
+                expected: "no other constraint, no beginning and no guesses".into(),
                 found: "both".into(),
             });
         }
