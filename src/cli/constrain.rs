@@ -56,6 +56,9 @@ pub struct CallArgs {
     /// Allow one call in an answer, and no further ones.
     #[arg(long, requires = "tools")]
     single_call: bool,
+    /// Leave no room for a thought in front of calls.
+    #[arg(long, requires = "tools")]
+    no_thinking: bool,
 }
 
 impl CallArgs {
@@ -86,7 +89,7 @@ impl CallArgs {
             });
         }
         let choice = self.tool_choice.clone().unwrap_or_default();
-        let rules = ToolRules { choice, parallel: !self.single_call, ..ToolRules::new(format) };
+        let rules = ToolRules { format, choice, parallel: !self.single_call, thinking: !self.no_thinking };
         // Tools that cannot be used are told before anything is asked.
         Constraint::tools(tools, &rules, tokenizer, "")?;
         Ok(Some(rules))
