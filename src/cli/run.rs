@@ -314,7 +314,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         token_ids.push(piece.id);
         text += &piece.text;
         match (&mut reader, &args.prompt_ids) {
-            (Some(reader), _) => return answer.take(reader.push(piece.id, &piece.text)?),
+            (Some(reader), _) => answer.take(reader.push(piece.id, &piece.text)?),
             (None, Some(_)) => answer.write(format_args!("{}{}", if token_ids.len() > 1 { "," } else { "" }, piece.id)),
             (None, None) => answer.write(format_args!("{}", piece.text)),
         }
@@ -322,7 +322,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     if let Some(reader) = &mut reader
         && !matches!(ended, Err(Failure::StdoutClosed))
     {
-        ended = answer.take(reader.finish()).and_then(|()| ended);
+        ended = answer.take(reader.finish()).and(ended);
     }
     if !matches!(ended, Err(Failure::StdoutClosed)) {
         // What stands on the screen after an error is not the whole text, and must not look so.
