@@ -21,7 +21,10 @@
 //! ```
 
 mod formats;
+mod gbnf;
 mod limits;
+#[cfg(feature = "answer")]
+mod tools;
 
 use std::fmt::{self, Debug, Display, Formatter};
 use std::sync::{Arc, mpsc};
@@ -37,6 +40,8 @@ use toktrie::{INVALID_TOKEN, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, 
 use crate::error::Error;
 use crate::kernels::mask_words;
 use crate::tokenizer::{TokenType, Tokenizer};
+#[cfg(feature = "answer")]
+pub use tools::{ToolChoice, ToolGrammar, ToolRules};
 
 /// Stack of the thread that reads a grammar: references that follow each other are read by functions that call each other.
 /// The limits leave room for some thousand. What is not used of it takes no memory.
@@ -65,6 +70,12 @@ pub enum Constraint {
     /// A text of this grammar, in llguidance's variant of Lark's syntax; its rule `start` is the whole text. See
     /// <https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md>.
     Lark(String),
+    /// A text of this grammar, in llama.cpp's syntax; its rule `root` is the whole text. Rules must not begin with themselves,
+    /// as there. See <https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md>.
+    Gbnf(String),
+    /// An answer whose calls of tools can be read and are valid by the tools' schemas; see [`Constraint::tools`].
+    #[cfg(feature = "answer")]
+    Tools(ToolGrammar),
 }
 
 impl Constraint {
@@ -77,6 +88,14 @@ impl Constraint {
         parsed.map(Constraint::JsonSchema).map_err(|error| unusable("json_schema", "a schema in JSON", error))
     }
 
+    /// The constraint of a grammar's text: llama.cpp's if it has a rule `root ::=`, or else Lark's.
+    pub fn grammar_of(text: String) -> Constraint {
+        match gbnf::is_gbnf(&text) {
+            true => Constraint::Gbnf(text),
+            false => Constraint::Lark(text),
+        }
+    }
+
     /// What errors call it.
     fn field(&self) -> &'static str {
         match self {
@@ -84,6 +103,18 @@ impl Constraint {
             Constraint::JsonSchema(_) => "json_schema",
             Constraint::Regex(_) => "regex",
             Constraint::Lark(_) => "lark",
+            Constraint::Gbnf(_) => "gbnf",
+            #[cfg(feature = "answer")]
+            Constraint::Tools(_) => "tools",
+        }
+    }
+
+    /// Schemas that it is made of, by the names that errors call them.
+    fn parts(&self) -> Vec<(String, TopLevelGrammar)> {
+        match self {
+            #[cfg(feature = "answer")]
+            Constraint::Tools(grammar) => grammar.parts(),
+            _ => Vec::new(),
         }
     }
 
@@ -105,6 +136,16 @@ impl Constraint {
             Constraint::JsonSchema(schema) => limits::check_schema(schema).map(|()| of_schema(schema)),
             Constraint::Regex(pattern) => limits::check_pattern(pattern).map(|()| TopLevelGrammar::from_regex(pattern)),
             Constraint::Lark(text) => limits::check_lark(text).map(|()| TopLevelGrammar::from_lark(text.clone())),
+            Constraint::Gbnf(text) => match limits::check_gbnf(text) {
+                Ok(()) => {
+                    let lark = gbnf::to_lark(text)?;
+                    limits::check_lengths(&lark).map(|()| TopLevelGrammar::from_lark(lark))
+                }
+                Err(excess) => Err(excess),
+            },
+            // Checked when it was made.
+            #[cfg(feature = "answer")]
+            Constraint::Tools(grammar) => Ok(TopLevelGrammar::from_lark(grammar.lark.clone())),
         };
         checked.map_err(|excess| Error::Constraint {
             field: format!("{}: {}", self.field(), excess.of),
@@ -170,21 +211,31 @@ impl Grammars {
     /// cannot be enforced or is too large, or if no token can begin a text of it.
     pub fn begin(self: &Arc<Self>, constraint: &Constraint, end_ids: &[u32]) -> Result<Guide, Error> {
         let (field, grammar) = (constraint.field(), constraint.grammar()?);
+        let parts = constraint.parts();
         let (sender, receiver) = mpsc::channel();
         let this = Arc::clone(self);
         let read = move || {
+            let matcher = Matcher::new(this.factory.create_parser(grammar));
+            // What it is that cannot be used.
+            let reason = matcher.get_error().map(|reason| {
+                let of_part = |(name, grammar): (String, TopLevelGrammar)| {
+                    let reason = Matcher::new(this.factory.create_parser(grammar)).get_error()?;
+                    Some((format!("{field}: {name}"), reason))
+                };
+                parts.into_iter().find_map(of_part).unwrap_or((field.into(), reason))
+            });
             // Nobody waits for it any more if it took too long.
-            let _ = sender.send(Matcher::new(this.factory.create_parser(grammar)));
+            let _ = sender.send((matcher, reason));
         };
         let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn(read);
         thread.map_err(|error| unusable(field, "a thread to read it", error))?;
-        let matcher = receiver.recv_timeout(MOST_TIME).map_err(|_| Error::Constraint {
+        let (matcher, reason) = receiver.recv_timeout(MOST_TIME).map_err(|_| Error::Constraint {
             field: field.into(),
             expected: format!("one that is read within {MOST_TIME:?}"),
             found: "too complex".into(),
         })?;
-        if let Some(reason) = matcher.get_error() {
-            return Err(unusable(field, "one that can be enforced", reason));
+        if let Some((field, reason)) = reason {
+            return Err(unusable(&field, "one that can be enforced", reason));
         }
         let end_ids = end_ids.iter().copied().filter(|&id| id < self.vocab_size).collect();
         let mut guide = Guide { matcher, field, vocab_size: self.vocab_size, end_ids, allowed: None };
@@ -295,6 +346,9 @@ impl Vocabulary {
                 Some(kind) => {
                     let bytes = tokenizer.token_bytes(id)?;
                     let steers = kind.is_special() || tokenizer.eos_ids().contains(&id);
+                    // Those who read answers know the marks by their ids alone.
+                    #[cfg(feature = "answer")]
+                    let steers = steers || (kind == TokenType::UserDefined && crate::answer::is_mark(bytes));
                     match bytes.len() {
                         MOST_BYTES.. => Vec::new(),
                         _ if steers => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat(),

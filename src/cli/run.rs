@@ -8,11 +8,17 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
+#[cfg(feature = "grammar")]
+use tilewright::answer::Format;
+use tilewright::answer::{AnswerReader, ToolCall};
 use tilewright::generate::{ContextPolicy, Generation, Stats, StopReason, Streaming};
+#[cfg(feature = "grammar")]
+use tilewright::grammar::Constraint;
 use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
 use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model, Recovery};
 
+use super::answer::Answer;
 use super::guess::{self, GuessArgs};
 use super::lora::LoraArgs;
 use super::lost::each_piece;
@@ -159,6 +165,9 @@ pub struct GenerateArgs {
     /// Time each kernel and print a table.
     #[arg(long)]
     profile: bool,
+    #[cfg(feature = "grammar")]
+    #[command(flatten)]
+    tools: ToolArgs,
     /// Print one JSON object at the end instead of text.
     #[arg(long)]
     json: bool,
@@ -169,6 +178,47 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
     let wrong = || format!("`{text}`: expected the id of a token and a number, such as 15043=-100");
     let (id, bias) = text.split_once('=').ok_or_else(wrong)?;
     Ok((id.trim().parse().map_err(|_| wrong())?, bias.trim().parse().map_err(|_| wrong())?))
+}
+
+/// Tools whose calls are enforced. The prompt is continued as it is: what the model knows of them, it says.
+#[cfg(feature = "grammar")]
+#[derive(Args)]
+struct ToolArgs {
+    /// JSON file with a list of tools: {"type": "function", "function": {...}}. The text is an answer that may call them,
+    /// and is printed as `chat` prints it: thinking apart, calls in lines of their own.
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt_ids")]
+    tools: Option<PathBuf>,
+    /// How the model writes tool calls; found by its template and its vocabulary if absent.
+    #[arg(long, value_parser = Format::ALL.map(Format::name), value_name = "NAME")]
+    tool_format: Option<String>,
+    #[command(flatten)]
+    calls: super::constrain::CallArgs,
+}
+
+#[cfg(feature = "grammar")]
+impl ToolArgs {
+    /// What reads the answer, and what enforces its calls.
+    fn reader(
+        &self,
+        model: &Model,
+        prompt: &str,
+        options: &mut GenerateOptions,
+        guesses: bool,
+    ) -> Result<Option<AnswerReader>, Error> {
+        let Some(path) = &self.tools else { return Ok(None) };
+        let tools = super::read_list(path)?;
+        let tokenizer = model.tokenizer()?;
+        let templates: String = model.chat_source().templates.iter().map(|(_, source)| source.as_str()).collect();
+        let format = match self.tool_format.as_deref().and_then(Format::from_name) {
+            Some(format) => format,
+            None => Format::detect(&templates, |name| tokenizer.special_id(name).is_some()),
+        };
+        let is_bound = options.constraint.is_some() || options.prompt_lookup > 0 || guesses;
+        if let Some(rules) = self.calls.rules(&tools, format, is_bound, tokenizer)? {
+            options.constraint = Some(Constraint::tools(&tools, &rules, tokenizer, prompt)?);
+        }
+        Ok(Some(AnswerReader::for_tokenizer(format, tokenizer).with_tools(&tools).after_prompt(prompt)))
+    }
 }
 
 impl GenerateArgs {
@@ -268,7 +318,8 @@ impl SamplingArgs {
 }
 
 pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
-    let options = GenerateOptions {
+    #[cfg_attr(not(feature = "grammar"), expect(unused_mut))]
+    let mut options = GenerateOptions {
         tokens_per_submit: args.tokens_per_submit,
         logprobs: args.logprobs,
         ..args.sampling.options()?
@@ -280,6 +331,10 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     };
     let mut recovery = args.model.recovery(path);
     let mut session = recovery.load(&args.model.open()?)?.session()?;
+    #[cfg(feature = "grammar")]
+    let mut reader = args.tools.reader(session.model(), &prompt, &mut options, args.sampling.guess.draft.is_some())?;
+    #[cfg(not(feature = "grammar"))]
+    let mut reader: Option<AnswerReader> = None;
     let mut draft = args.sampling.guess.load(session.model())?;
     let before = session.model().device().counters();
     let prompt_ids = match &args.prompt_ids {
@@ -299,29 +354,31 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     if args.profile {
         generation.enable_profile();
     }
-    let mut out = io::stdout().lock();
-    if !args.json {
-        write!(out, "{prompt}")?;
-        out.flush()?;
-    }
+    let mut out: Box<dyn Write> = if args.json { Box::new(io::sink()) } else { Box::new(io::stdout().lock()) };
+    write!(out, "{prompt}")?;
+    out.flush()?;
+    let mut answer = Answer::new(&mut out);
     let (mut text, mut token_ids, mut logprobs) = (String::new(), Vec::new(), Vec::new());
-    let ended = each_piece(&mut generation, &mut recovery, |piece| {
+    let mut ended = each_piece(&mut generation, &mut recovery, |piece| {
         token_ids.push(piece.id);
         logprobs.extend(piece.logprobs);
         text += &piece.text;
-        if !args.json {
-            match args.prompt_ids {
-                Some(_) => write!(out, "{}{}", if token_ids.len() > 1 { "," } else { "" }, piece.id)?,
-                None => write!(out, "{}", piece.text)?,
-            }
-            out.flush()?;
+        match (&mut reader, &args.prompt_ids) {
+            (Some(reader), _) => answer.take(reader.push(piece.id, &piece.text)?),
+            (None, Some(_)) => answer.write(format_args!("{}{}", if token_ids.len() > 1 { "," } else { "" }, piece.id)),
+            (None, None) => answer.write(format_args!("{}", piece.text)),
         }
-        Ok(())
     });
-    if !args.json && !matches!(ended, Err(Failure::StdoutClosed)) {
-        // What stands on the screen after an error is not the whole text, and must not look so.
-        writeln!(out, "{}", if ended.is_err() { " [broken off]" } else { "" })?;
+    if let Some(reader) = &mut reader
+        && !matches!(ended, Err(Failure::StdoutClosed))
+    {
+        ended = answer.take(reader.finish()).and(ended);
     }
+    if !matches!(ended, Err(Failure::StdoutClosed)) {
+        // What stands on the screen after an error is not the whole text, and must not look so.
+        answer.end(ended.is_err())?;
+    }
+    let read = reader.map(|_| (answer.thought, answer.text, answer.calls));
     drop(out);
     // A device that took over counts from its opening on.
     let before = if ended? > 0 { Counters::default() } else { before };
@@ -341,7 +398,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         print_profile(&generation);
     }
     if args.json {
-        return print_json(&json!({
+        let mut all = json!({
             "model": model.name(),
             "device": device.info(),
             "seed": options.seed,
@@ -356,7 +413,16 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
             "memory": generation.session().plan(),
             "streaming": model.streaming(),
             "counters": counters,
-        }));
+        });
+        if let (Some((thinking, answer, calls)), Some(fields)) = (read, all.as_object_mut()) {
+            let call = |(at, call): (usize, &ToolCall)| call.to_json(&format!("call{at:05}"));
+            let calls: Vec<_> = calls.iter().enumerate().map(call).collect();
+            fields.extend(
+                [("thinking", json!(thinking)), ("answer", json!(answer)), ("tool_calls", json!(calls))]
+                    .map(|(key, value)| (key.to_owned(), value)),
+            );
+        }
+        return print_json(&all);
     }
     summary(device, &options, stop_reason, prefill, decode);
     if let Some(streaming) = model.streaming() {
