@@ -1,6 +1,7 @@
 //! Logits to token ids to text: a loaded model, its sessions, and generation.
 
 mod generation;
+mod guide;
 mod loader;
 mod lookup;
 mod model;
@@ -14,6 +15,8 @@ mod stats;
 mod stop;
 
 pub use generation::{CancelHandle, Generation, Piece, StopReason};
+#[cfg(all(target_arch = "wasm32", feature = "web"))]
+pub(crate) use guide::TokenGuide;
 pub use model::{LoadOptions, Model, Trace};
 pub use options::{ContextPolicy, GenerateOptions};
 pub use passes::PASS_SIZES;

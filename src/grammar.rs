@@ -24,8 +24,12 @@ mod formats;
 mod limits;
 
 use std::fmt::{self, Debug, Display, Formatter};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
+#[cfg(not(target_arch = "wasm32"))]
+use std::sync::mpsc;
+#[cfg(not(target_arch = "wasm32"))]
 use std::thread;
+#[cfg(not(target_arch = "wasm32"))]
 use std::time::Duration;
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
@@ -40,8 +44,10 @@ use crate::tokenizer::{TokenType, Tokenizer};
 
 /// Stack of the thread that reads a grammar: references that follow each other are read by functions that call each other.
 /// The limits leave room for some thousand. What is not used of it takes no memory.
+#[cfg(not(target_arch = "wasm32"))]
 const STACK_BYTES: usize = 256 << 20;
 /// The limits keep reading a grammar within a fraction of this. What they do not foresee ends here.
+#[cfg(not(target_arch = "wasm32"))]
 const MOST_TIME: Duration = Duration::from_secs(5);
 /// White space between two parts of a JSON text: a space, or a new line with its indentation. Without a limit, a model may go
 /// on with spaces until the text is as long as it may be.
@@ -170,6 +176,21 @@ impl Grammars {
     /// cannot be enforced or is too large, or if no token can begin a text of it.
     pub fn begin(self: &Arc<Self>, constraint: &Constraint, end_ids: &[u32]) -> Result<Guide, Error> {
         let (field, grammar) = (constraint.field(), constraint.grammar()?);
+        let matcher = self.read(field, grammar)?;
+        if let Some(reason) = matcher.get_error() {
+            return Err(unusable(field, "one that can be enforced", reason));
+        }
+        let end_ids = end_ids.iter().copied().filter(|&id| id < self.vocab_size).collect();
+        let mut guide = Guide { matcher, field, vocab_size: self.vocab_size, end_ids, allowed: None };
+        guide.allowed()?;
+        Ok(guide)
+    }
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+impl Grammars {
+    /// What llguidance makes of a grammar, an error in it included, in a thread with a stack that suffices.
+    fn read(self: &Arc<Self>, field: &'static str, grammar: TopLevelGrammar) -> Result<Matcher, Error> {
         let (sender, receiver) = mpsc::channel();
         let this = Arc::clone(self);
         let read = move || {
@@ -178,18 +199,20 @@ impl Grammars {
         };
         let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn(read);
         thread.map_err(|error| unusable(field, "a thread to read it", error))?;
-        let matcher = receiver.recv_timeout(MOST_TIME).map_err(|_| Error::Constraint {
+        receiver.recv_timeout(MOST_TIME).map_err(|_| Error::Constraint {
             field: field.into(),
             expected: format!("one that is read within {MOST_TIME:?}"),
             found: "too complex".into(),
-        })?;
-        if let Some(reason) = matcher.get_error() {
-            return Err(unusable(field, "one that can be enforced", reason));
-        }
-        let end_ids = end_ids.iter().copied().filter(|&id| id < self.vocab_size).collect();
-        let mut guide = Guide { matcher, field, vocab_size: self.vocab_size, end_ids, allowed: None };
-        guide.allowed()?;
-        Ok(guide)
+        })
+    }
+}
+
+#[cfg(target_arch = "wasm32")]
+impl Grammars {
+    /// What llguidance makes of a grammar, an error in it included. There are no threads here: where the stack is too small,
+    /// the module ends, and whoever runs it makes another one.
+    fn read(self: &Arc<Self>, _: &'static str, grammar: TopLevelGrammar) -> Result<Matcher, Error> {
+        Ok(Matcher::new(self.factory.create_parser(grammar)))
     }
 }
 

@@ -25,7 +25,7 @@ const LOAD: Names<CommonLoadOptions> = {
 const LOAD_INDEX: Names<LoadIndexOptions> = { ...PLACE, model: true };
 const GENERATE: Names<GenerateOptions> = {
   signal: true, maxTokens: true, temperature: true, topK: true, topP: true, minP: true, repeatPenalty: true, repeatLastN: true,
-  seed: true, stop: true, ignoreEos: true, slide: true, tokensPerSubmit: true, promptLookup: true,
+  seed: true, stop: true, ignoreEos: true, slide: true, tokensPerSubmit: true, promptLookup: true, responseFormat: true,
 };
 const LOAD_MODEL: Names<LoadOptions> = { ...LOAD, tune: true, contextLength: true, kvType: true };
 const KEEP: Names<{ keep?: boolean }> = { keep: true };
@@ -36,7 +36,7 @@ export const OPTIONS = {
   "Model.builtin": LOAD_MODEL,
   "generate": GENERATE,
   "chat": {
-    ...GENERATE, tools: true, documents: true, templateVariables: true, templateName: true, continueFinalMessage: true,
+    ...GENERATE, tools: true, toolChoice: true, thinking: true, documents: true, templateVariables: true, templateName: true, continueFinalMessage: true,
   } satisfies Names<ChatOptions>,
   "tokenize": { addSpecial: true } satisfies Names<TokenizeOptions>,
   "Embedder.load": {
@@ -98,7 +98,8 @@ const SYNONYMS: Readonly<Record<string, string>> = {
   maxnewtokens: "maxTokens", maxcompletiontokens: "maxTokens", npredict: "maxTokens", maxlength: "maxTokens",
   cachetypek: "kvType", cachetypev: "kvType", cachetype: "kvType",
   nctx: "contextLength", contextsize: "contextLength", numctx: "contextLength", contextwindowsize: "contextLength",
-  chattemplatekwargs: "templateVariables", abortsignal: "signal", repetitionpenalty: "repeatPenalty", stopsequences: "stop", topn: "topK",
+  chattemplatekwargs: "templateVariables", enablethinking: "thinking", reasoning: "thinking", format: "responseFormat", grammar: "responseFormat",
+  jsonschema: "responseFormat", abortsignal: "signal", repetitionpenalty: "repeatPenalty", stopsequences: "stop", topn: "topK",
   progresscallback: "onProgress", batchsize: "maxBatchTokens",
 };
 
