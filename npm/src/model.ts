@@ -69,7 +69,7 @@ export class Model extends Loaded<ModelInfo> {
   chat(messages: readonly ChatMessage[], options: ChatOptions = {}): Generation {
     const { tools, toolChoice, thinking, responseFormat, documents, templateVariables, templateName, continueFinalMessage, ...generate } =
       known("chat", options);
-    const variables = thinking === undefined ? templateVariables : { enable_thinking: thinking, thinking, ...templateVariables };
+    const variables = typeof thinking !== "boolean" ? templateVariables : { enable_thinking: thinking, thinking, ...templateVariables };
     const told = defined({ tools, documents, templateVariables: variables, templateName, continueFinalMessage });
     const prompt: Prompt = { kind: "chat", messages: messages.map((message) => ({ ...message })), told };
     return new Generation(this.engine, prompt, generate, () => {

