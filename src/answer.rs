@@ -20,9 +20,17 @@ use crate::error::Error;
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 use body::{Scan, Step};
 pub use format::Format;
-use format::Mark;
+pub(crate) use format::Mark;
 use harmony::{Channel, Header};
+#[cfg(feature = "grammar")]
+pub(crate) use values::GEMMA_QUOTE;
 use values::{Types, Wrong};
+
+/// Whether these are the letters of a mark of any format.
+#[cfg(feature = "grammar")]
+pub(crate) fn is_mark(bytes: &[u8]) -> bool {
+    Format::ALL.iter().any(|format| format.marks().iter().any(|(name, _)| name.as_bytes() == bytes))
+}
 
 /// A call with everything in it. Real ones are mostly below a kilobyte; this is a file that is to be written.
 const MAX_CALL_BYTES: usize = 1 << 20;

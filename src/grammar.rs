@@ -22,6 +22,8 @@
 
 mod formats;
 mod limits;
+#[cfg(feature = "answer")]
+mod tools;
 
 use std::fmt::{self, Debug, Display, Formatter};
 use std::sync::Arc;
@@ -41,6 +43,8 @@ use toktrie::{INVALID_TOKEN, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, 
 use crate::error::Error;
 use crate::kernels::mask_words;
 use crate::tokenizer::{TokenType, Tokenizer};
+#[cfg(feature = "answer")]
+pub use tools::{ToolChoice, ToolGrammar, ToolRules};
 
 /// Stack of the thread that reads a grammar: references that follow each other are read by functions that call each other.
 /// The limits leave room for some thousand. What is not used of it takes no memory.
@@ -71,6 +75,9 @@ pub enum Constraint {
     /// A text of this grammar, in llguidance's variant of Lark's syntax; its rule `start` is the whole text. See
     /// <https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md>.
     Lark(String),
+    /// An answer whose calls of tools can be read and are valid by the tools' schemas; see [`Constraint::tools`].
+    #[cfg(feature = "answer")]
+    Tools(ToolGrammar),
 }
 
 impl Constraint {
@@ -90,6 +97,17 @@ impl Constraint {
             Constraint::JsonSchema(_) => "json_schema",
             Constraint::Regex(_) => "regex",
             Constraint::Lark(_) => "lark",
+            #[cfg(feature = "answer")]
+            Constraint::Tools(_) => "tools",
+        }
+    }
+
+    /// Schemas that it is made of, by the names that errors call them.
+    fn parts(&self) -> Vec<(String, TopLevelGrammar)> {
+        match self {
+            #[cfg(feature = "answer")]
+            Constraint::Tools(grammar) => grammar.parts(),
+            _ => Vec::new(),
         }
     }
 
@@ -111,6 +129,9 @@ impl Constraint {
             Constraint::JsonSchema(schema) => limits::check_schema(schema).map(|()| of_schema(schema)),
             Constraint::Regex(pattern) => limits::check_pattern(pattern).map(|()| TopLevelGrammar::from_regex(pattern)),
             Constraint::Lark(text) => limits::check_lark(text).map(|()| TopLevelGrammar::from_lark(text.clone())),
+            // Checked when it was made.
+            #[cfg(feature = "answer")]
+            Constraint::Tools(grammar) => Ok(TopLevelGrammar::from_lark(grammar.lark.clone())),
         };
         checked.map_err(|excess| Error::Constraint {
             field: format!("{}: {}", self.field(), excess.of),
@@ -176,9 +197,23 @@ impl Grammars {
     /// cannot be enforced or is too large, or if no token can begin a text of it.
     pub fn begin(self: &Arc<Self>, constraint: &Constraint, end_ids: &[u32]) -> Result<Guide, Error> {
         let (field, grammar) = (constraint.field(), constraint.grammar()?);
-        let matcher = self.read(field, grammar)?;
+        let parts = constraint.parts();
+        let this = Arc::clone(self);
+        let read = move || {
+            let matcher = Matcher::new(this.factory.create_parser(grammar));
+            // What it is that cannot be used.
+            let part = matcher.is_error().then(|| {
+                let fails = |(_, grammar): &(String, TopLevelGrammar)| {
+                    Matcher::new(this.factory.create_parser(grammar.clone())).is_error()
+                };
+                parts.into_iter().find(fails).map(|(name, _)| name)
+            });
+            (matcher, part.flatten())
+        };
+        let (matcher, part) = with_stack(field, read)?;
         if let Some(reason) = matcher.get_error() {
-            return Err(unusable(field, "one that can be enforced", reason));
+            let field = part.map_or(field.to_owned(), |part| format!("{field}: {part}"));
+            return Err(unusable(&field, "one that can be enforced", reason));
         }
         let end_ids = end_ids.iter().copied().filter(|&id| id < self.vocab_size).collect();
         let mut guide = Guide { matcher, field, vocab_size: self.vocab_size, end_ids, allowed: None };
@@ -187,33 +222,29 @@ impl Grammars {
     }
 }
 
+/// Does what recurses, in a thread with a stack that suffices.
 #[cfg(not(target_arch = "wasm32"))]
-impl Grammars {
-    /// What llguidance makes of a grammar, an error in it included, in a thread with a stack that suffices.
-    fn read(self: &Arc<Self>, field: &'static str, grammar: TopLevelGrammar) -> Result<Matcher, Error> {
-        let (sender, receiver) = mpsc::channel();
-        let this = Arc::clone(self);
-        let read = move || {
-            // Nobody waits for it any more if it took too long.
-            let _ = sender.send(Matcher::new(this.factory.create_parser(grammar)));
-        };
-        let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn(read);
-        thread.map_err(|error| unusable(field, "a thread to read it", error))?;
-        receiver.recv_timeout(MOST_TIME).map_err(|_| Error::Constraint {
-            field: field.into(),
-            expected: format!("one that is read within {MOST_TIME:?}"),
-            found: "too complex".into(),
-        })
-    }
+fn with_stack<T: Send + 'static>(
+    field: &'static str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
+    let (sender, receiver) = mpsc::channel();
+    // Nobody waits for it any more if it took too long.
+    let work = move || drop(sender.send(work()));
+    let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn(work);
+    thread.map_err(|error| unusable(field, "a thread to read it", error))?;
+    receiver.recv_timeout(MOST_TIME).map_err(|_| Error::Constraint {
+        field: field.into(),
+        expected: format!("one that is read within {MOST_TIME:?}"),
+        found: "too complex".into(),
+    })
 }
 
+/// Does what recurses. There are no threads here: where the stack is too small the module ends, and whoever runs it makes
+/// another one.
 #[cfg(target_arch = "wasm32")]
-impl Grammars {
-    /// What llguidance makes of a grammar, an error in it included. There are no threads here: where the stack is too small,
-    /// the module ends, and whoever runs it makes another one.
-    fn read(self: &Arc<Self>, _: &'static str, grammar: TopLevelGrammar) -> Result<Matcher, Error> {
-        Ok(Matcher::new(self.factory.create_parser(grammar)))
-    }
+fn with_stack<T>(_: &'static str, work: impl FnOnce() -> T) -> Result<T, Error> {
+    Ok(work())
 }
 
 /// Where a text goes after a token.
@@ -318,6 +349,9 @@ impl Vocabulary {
                 Some(kind) => {
                     let bytes = tokenizer.token_bytes(id)?;
                     let steers = kind.is_special() || tokenizer.eos_ids().contains(&id);
+                    // Those who read answers know the marks by their ids alone.
+                    #[cfg(feature = "answer")]
+                    let steers = steers || (kind == TokenType::UserDefined && crate::answer::is_mark(bytes));
                     match bytes.len() {
                         MOST_BYTES.. => Vec::new(),
                         _ if steers => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat(),

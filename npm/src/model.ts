@@ -1,6 +1,7 @@
 /** Models and what they generate: the part of the package that most people use. */
 
 import type { Engine } from "./engine.js";
+import { TilewrightError } from "./errors.js";
 import { defined, Loaded, loadInto } from "./loaded.js";
 import { asJson, constraintOf, toolChoiceOf } from "./format.js";
 import { known } from "./options.js";
@@ -56,7 +57,7 @@ export class Model extends Loaded<ModelInfo> {
     return new Generation(this.engine, typeof prompt === "string"
       ? { kind: "text", text: prompt }
       : { kind: "tokens", ids: Uint32Array.from(prompt) }, rest, () => ({
-      ...defined({ constraint: constraintOf(responseFormat) }), reads: false, mayThink: false,
+      ...defined({ constraint: constraintOf(responseFormat) }), toolChoice: "auto", reads: false, mayThink: false,
     }));
   }
 
@@ -74,10 +75,18 @@ export class Model extends Loaded<ModelInfo> {
     const prompt: Prompt = { kind: "chat", messages: messages.map((message) => ({ ...message })), told };
     return new Generation(this.engine, prompt, generate, () => {
       const constraint = constraintOf(responseFormat);
-      toolChoiceOf(toolChoice);
+      const choice = toolChoiceOf(toolChoice);
+      const some = tools !== undefined && tools.length > 0 ? asJson("tools", tools) : undefined;
+      if (some === undefined && choice !== "auto" && choice !== "none") {
+        throw new TilewrightError("option", "toolChoice asks for a call, and there are no tools");
+      }
+      if (some !== undefined && constraint !== undefined && choice !== "none") {
+        throw new TilewrightError("option", 'an answer of a responseFormat has no calls, expected toolChoice "none"');
+      }
       return {
-        ...defined({ constraint, tools: tools === undefined ? undefined : asJson("tools", tools) }),
-        reads: constraint !== undefined || thinking !== undefined || toolChoice !== undefined || (tools?.length ?? 0) > 0,
+        ...defined({ constraint, tools: some }),
+        toolChoice: choice,
+        reads: constraint !== undefined || thinking !== undefined || toolChoice !== undefined || some !== undefined,
         mayThink: thinking !== false,
       };
     });

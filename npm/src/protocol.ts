@@ -96,8 +96,9 @@ export type TemplateOptions = Omit<ChatOptions, keyof GenerateOptions | "toolCho
 export interface AnswerRequest {
   /** JSON of a `ResponseFormat`. */
   constraint?: string;
-  /** JSON of the tools, with which calls are read. */
+  /** JSON of the tools, if there are some: calls are read, and kept to what the tools take. */
   tools?: string;
+  toolChoice: "auto" | "none" | "required" | { name: string };
   /** Whether thinking, text and calls are told apart. */
   reads: boolean;
   /** Whether a thought may come first where there is a constraint. */

@@ -38,7 +38,7 @@ export function forget(): void {
 
 /** What a generation asks of this module, or nothing if it asks for nothing. `endIds` may end the text. */
 export async function answerOf(
-  model: () => Model, { constraint, tools, reads, mayThink }: AnswerRequest, prompt: Prompt, ids: Uint32Array, endIds: Uint32Array,
+  model: () => Model, { constraint, tools, toolChoice, reads, mayThink }: AnswerRequest, prompt: Prompt, ids: Uint32Array, endIds: Uint32Array,
 ): Promise<Answer | undefined> {
   if (constraint === undefined && !reads) {
     return undefined;
@@ -56,9 +56,14 @@ export async function answerOf(
     const { messages, told } = prompt;
     const begun = told.continueFinalMessage === true ? messages.at(-1)?.content : undefined;
     const given = typeof begun === "string" ? begun : undefined;
-    const reader = words.answerReader(model().templates(), tools, ids.slice(-PROMPT_END), given, messages.length * 100);
+    const promptEnd = ids.slice(-PROMPT_END);
+    const reader = words.answerReader(model().templates(), tools, promptEnd, given, messages.length * 100);
+    const [choice, tool] = typeof toolChoice === "string" ? [toolChoice, undefined] : ["auto", toolChoice.name];
     try {
-      return new Answer(constraint === undefined ? undefined : words.answerGuide(constraint, endIds, reader, mayThink), reader);
+      const guide = constraint !== undefined ? words.answerGuide(constraint, endIds, reader, mayThink)
+        : tools !== undefined ? words.toolGuide(reader, choice, tool, mayThink, promptEnd, endIds)
+        : undefined;
+      return new Answer(guide, reader);
     } catch (error) {
       if (!isTrap(error)) {
         reader.free();

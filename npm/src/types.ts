@@ -278,7 +278,10 @@ export type ResponseFormat =
 export interface ChatOptions extends GenerateOptions {
   /** What the model may call, each in the shape `{ type: "function", function: { name, description, parameters } }`. */
   tools?: readonly object[] | undefined;
-  /** Whether the answer calls tools. Default `auto`: as the model decides. */
+  /**
+   * Whether the answer calls tools. Default `auto`: as the model decides. Calls are such that they can be read, and their arguments are
+   * valid by the tool's `parameters`; what of them cannot be enforced is the error `constraint`. With a `responseFormat` it must be `none`.
+   */
   toolChoice?: ToolChoice | undefined;
   /**
    * Whether the model thinks before it answers, for templates that know the variable `enable_thinking` or `thinking`; `auto`: what the

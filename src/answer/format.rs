@@ -105,12 +105,12 @@ impl Format {
     }
 
     /// Whether an answer may be a call with no mark in front of it.
-    pub(super) fn is_bare(self) -> bool {
+    pub(crate) fn is_bare(self) -> bool {
         matches!(self, Format::Llama3 | Format::Json)
     }
 
     /// The marks of the format.
-    pub(super) fn marks(self) -> &'static [(&'static str, Mark)] {
+    pub(crate) fn marks(self) -> &'static [(&'static str, Mark)] {
         const THINK: [(&str, Mark); 2] = [("<think>", Mark::ThinkOpen), ("</think>", Mark::ThinkClose)];
         const TAGGED: [(&str, Mark); 7] = [
             THINK[0],

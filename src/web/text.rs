@@ -13,7 +13,7 @@ use wasm_bindgen::prelude::*;
 use super::to_js_error;
 use crate::answer::{self, Event, Format};
 use crate::error::Error;
-use crate::grammar::{self, Constraint, Grammars, Next};
+use crate::grammar::{self, Constraint, Grammars, Next, ToolChoice, ToolRules};
 use crate::tokenizer::{TokenType, Tokenizer};
 
 /// Bytes of a constraint as JSON: more than the limits of `grammar` leave room for.
@@ -74,8 +74,39 @@ impl Vocabulary {
         self.begin(constraint, end_ids, None).map_err(to_js_error)
     }
 
-    /// The same for an answer: what is matched begins where a thought ends, if the answer begins in one or, if it `may_think`,
-    /// with one.
+    /// Begins an answer of a model that has tools, as `reader` was told of them. `choice`: `auto`, `none` or `required`,
+    /// unless it is `tool` that is to be called. A format without calls needs no guide where none is required.
+    #[wasm_bindgen(js_name = toolGuide)]
+    pub fn tool_guide(
+        &self,
+        reader: &AnswerReader,
+        choice: &str,
+        tool: Option<String>,
+        may_think: bool,
+        prompt_end: &[u32],
+        end_ids: Vec<u32>,
+    ) -> Result<Option<Guide>, JsValue> {
+        let begin = || {
+            // It parses whatever it is.
+            let choice = match tool {
+                Some(name) => ToolChoice::Tool(name),
+                None => choice.parse().unwrap_or_default(),
+            };
+            let format = reader.reader.format();
+            if format == Format::Plain && matches!(choice, ToolChoice::Auto | ToolChoice::None) {
+                return Ok(None);
+            }
+            let rules = ToolRules { choice, thinking: may_think, ..ToolRules::new(format) };
+            let prompt = self.tokenizer.decode(prompt_end, false)?;
+            let constraint = Constraint::tools(&reader.tools, &rules, &self.tokenizer, &prompt)?;
+            let guide = self.grammars()?.begin(&constraint, &end_ids)?;
+            Ok(Some(Guide { guide, thought: None, end_ids, n_logits: self.n_logits }))
+        };
+        begin().map_err(to_js_error)
+    }
+
+    /// As `guide`, for an answer: what is matched begins where a thought ends, if the answer begins in one or, if it
+    /// `may_think`, with one.
     #[wasm_bindgen(js_name = answerGuide)]
     pub fn answer_guide(
         &self,
@@ -118,14 +149,14 @@ impl Vocabulary {
                 expected: "a list of objects".into(),
                 found: format!("refused: {error}"),
             })?;
-            let reader = answer::AnswerReader::for_tokenizer(format, &self.tokenizer);
-            let mut reader = reader.with_tools(tools.as_deref().unwrap_or_default());
+            let tools = tools.unwrap_or_default();
+            let mut reader = answer::AnswerReader::for_tokenizer(format, &self.tokenizer).with_tools(&tools);
             match &begun {
                 // It is no part of what is generated.
                 Some(begun) => drop(reader.push_text(begun)),
                 None => reader = reader.after_prompt(&self.tokenizer.decode(prompt_end, false)?),
             }
-            Ok(AnswerReader { reader, n_calls: first_call })
+            Ok(AnswerReader { reader, tools, n_calls: first_call })
         };
         make().map_err(to_js_error)
     }
@@ -236,6 +267,7 @@ fn set(bits: &mut [u32], id: u32, to: bool) {
 #[wasm_bindgen]
 pub struct AnswerReader {
     reader: answer::AnswerReader,
+    tools: Vec<Json>,
     /// Calls so far, and those of the messages before.
     n_calls: u32,
 }

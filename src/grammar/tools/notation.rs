@@ -1,0 +1,544 @@
+//! Arguments in the notations of the formats: what a schema allows, as rules.
+//!
+//! JSON is llguidance's. Gemma's notation, literals of Python and tags have rules of their own for what is common, texts
+//! above all; for the rest, readers of all three also take JSON.
+
+use std::collections::HashSet;
+
+use serde_json::{Map, Value, json};
+
+use super::{Lark, Tool, either, escaped, quoted, refused, without};
+use crate::answer::GEMMA_QUOTE;
+use crate::error::Error;
+use crate::grammar::formats;
+
+/// Keywords that only describe.
+const NOTES: [&str; 14] = [
+    "$comment",
+    "$id",
+    "$schema",
+    "default",
+    "deprecated",
+    "description",
+    "example",
+    "examples",
+    "nullable",
+    "readOnly",
+    "strict",
+    "title",
+    "writeOnly",
+    "x-guidance",
+];
+/// Schemas in each other that have rules of Gemma's notation; deeper ones are written as JSON.
+const MOST_DEPTH: usize = 8;
+/// What ends a value between tags, for those who read it.
+const VALUE_ENDS: [&str; 3] = ["</parameter>", "\n<parameter=", "\n</function>"];
+/// Texts without `</p`: JSON between tags must not have the tag in it.
+const NO_TAG: &str = "^(?:[^<]|<+(?:/<+)*(?:[^</]|/[^<p]))*(?:<+(?:/<+)*/?)?$";
+/// Integers between these are exact in 64-bit floats.
+const MOST_INTEGER: i64 = (1 << 53) - 1;
+/// Other numbers are between these. Longer ones may be too large to be read.
+const MOST_NUMBER: i64 = 1_000_000_000_000_000;
+
+/// How arguments are written, but for JSON.
+#[derive(Clone, Copy)]
+pub enum Notation<'a> {
+    /// `key:value`, with this mark around texts.
+    Gemma(&'a str),
+    /// `key=value`.
+    Python,
+    /// `<parameter=key>\nvalue\n</parameter>\n`.
+    Tags,
+}
+
+/// The schema of a tool's arguments, as narrow as calls are to be.
+pub fn parameters(tool: &str, given: Option<&Value>) -> Result<Value, Error> {
+    let mut schema = match given {
+        None => json!({"type": "object", "properties": {}, "additionalProperties": false}),
+        Some(given) => given.clone(),
+    };
+    let of = || format!("`{tool}`: parameters");
+    let Some(keywords) = schema.as_object_mut() else {
+        return Err(refused(of(), "a schema of an object", &schema));
+    };
+    keywords.shift_remove("x-guidance");
+    match keywords.get("type") {
+        None if keywords.contains_key("$ref") => {}
+        None => {
+            keywords.insert("type".into(), "object".into());
+        }
+        Some(Value::String(kind)) if kind == "object" => {}
+        Some(other) => return Err(refused(format!("{}.type", of()), "object", other)),
+    }
+    let joins = joins(&schema);
+    narrow(&mut schema, !joins);
+    formats::tighten(&mut schema);
+    Ok(schema)
+}
+
+/// Whether schemas are put together of several, so that one of them does not name all properties.
+fn joins(schema: &Value) -> bool {
+    match schema {
+        Value::Object(keywords) => keywords.iter().any(|(key, value)| {
+            let together = matches!(key.as_str(), "allOf" | "anyOf" | "oneOf");
+            (together && keywords.contains_key("properties"))
+                || (key == "allOf" && value.as_array().is_some_and(|all| all.len() > 1))
+                || (key == "$ref" && keywords.contains_key("properties"))
+                || joins(value)
+        }),
+        Value::Array(values) => values.iter().any(joins),
+        _ => false,
+    }
+}
+
+/// Sets limits where there are none: to numbers, so that they can be read, and to properties, if `closes`.
+fn narrow(schema: &mut Value, closes: bool) {
+    match schema {
+        Value::Array(schemas) => schemas.iter_mut().for_each(|schema| narrow(schema, closes)),
+        Value::Object(keywords) => {
+            let is_data = |key: &str| matches!(key, "const" | "default" | "enum" | "examples" | "required");
+            // Properties may have the names of keywords.
+            let maps = ["properties", "patternProperties", "$defs", "definitions"];
+            for (key, value) in keywords.iter_mut().filter(|(key, _)| !is_data(key)) {
+                match value {
+                    Value::Object(members) if maps.contains(&key.as_str()) => {
+                        members.values_mut().for_each(|member| narrow(member, closes));
+                    }
+                    value => narrow(value, closes),
+                }
+            }
+            let has = |key: &str| keywords.contains_key(key);
+            let is_of = |kind: &str| match keywords.get("type") {
+                Some(Value::String(found)) => found == kind,
+                Some(Value::Array(kinds)) => kinds.iter().any(|found| found == kind),
+                _ => false,
+            };
+            let names_all = ["additionalProperties", "patternProperties", "unevaluatedProperties"];
+            if closes && keywords.get("properties").is_some_and(Value::is_object) && !names_all.into_iter().any(has) {
+                keywords.insert("additionalProperties".into(), false.into());
+                return;
+            }
+            let most = match (is_of("number"), is_of("integer")) {
+                (true, _) => MOST_NUMBER,
+                (_, true) => MOST_INTEGER,
+                _ => return,
+            };
+            let limits = ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"];
+            let given = limits.map(|key| keywords.get(key).and_then(Value::as_f64));
+            if has("enum") || has("const") || given.iter().flatten().any(|limit| limit.abs() >= most as f64) {
+                return;
+            }
+            if given.iter().take(2).all(Option::is_none) {
+                keywords.insert("minimum".into(), (-most).into());
+            }
+            if given.iter().skip(2).all(Option::is_none) {
+                keywords.insert("maximum".into(), most.into());
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The arguments of a tool, without what stands around all of them.
+pub fn members(notation: Notation, tool: &Tool, lark: &mut Lark) -> Result<String, Error> {
+    let of = format!("`{}`: parameters", tool.name);
+    let none = Map::new();
+    let schema = tool.parameters.as_object().unwrap_or(&none);
+    let known = ["type", "properties", "required", "additionalProperties", "$defs", "definitions"];
+    if let Some((key, _)) = schema.iter().find(|(key, _)| !known.contains(&key.as_str()) && !is_note(key)) {
+        return Err(refused(of, "keywords that this format has at this place", format!("`{key}`")));
+    }
+    let written = Written { notation, root: schema, of };
+    written.members(schema, &written.of, lark, 0)
+}
+
+fn is_note(key: &str) -> bool {
+    NOTES.contains(&key) || key.starts_with("x-")
+}
+
+/// What is written of one tool.
+struct Written<'a> {
+    notation: Notation<'a>,
+    root: &'a Map<String, Value>,
+    of: String,
+}
+
+impl Written<'_> {
+    /// The properties of an object in their order, those that need not be there with a way around them.
+    fn members(
+        &self,
+        schema: &Map<String, Value>,
+        of: &str,
+        lark: &mut Lark,
+        depth: usize,
+    ) -> Result<String, Error> {
+        let none = Map::new();
+        let properties = schema.get("properties").and_then(Value::as_object).unwrap_or(&none);
+        let required = schema.get("required").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        let required: HashSet<&str> = required.iter().filter_map(Value::as_str).collect();
+        if let Some(name) = required.iter().find(|name| !properties.contains_key(**name)) {
+            return Err(refused(format!("{of}.required"), "names of properties", format!("`{name}`")));
+        }
+        let separator = match self.notation {
+            Notation::Gemma(_) => "\",\"",
+            Notation::Python => "\", \"",
+            Notation::Tags => "",
+        };
+        // From the end: what may follow a property, and what may come where none has been.
+        let (mut rest, mut first) = (String::new(), String::new());
+        for (key, value) in properties.iter().rev() {
+            let of = format!("{of}.properties.{key}");
+            let head = self.key(key, &of)?;
+            let value = self.value(value, &of, lark, depth)?;
+            let item = lark.rule(&format!("{} {value}", quoted(&head)));
+            let (with, alone) = (format!("{separator} {item} {rest}"), format!("{item} {rest}"));
+            (rest, first) = match (required.contains(key.as_str()), rest.is_empty()) {
+                (true, _) => (lark.rule(&with), lark.rule(&alone)),
+                (false, true) => (lark.rule(&format!("({with})?")), lark.rule(&format!("({alone})?"))),
+                (false, false) => (lark.rule(&format!("{with} | {rest}")), lark.rule(&format!("{alone} | {first}"))),
+            };
+        }
+        Ok(first)
+    }
+
+    /// A property's name with what follows it.
+    fn key(&self, key: &str, of: &str) -> Result<String, Error> {
+        let is_word = !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || "_$/@#-.".contains(c));
+        let odd = || refused(of, "a name that this format can carry", format!("`{}`", key.escape_default()));
+        match self.notation {
+            Notation::Gemma(_) if is_word => Ok(format!("{key}:")),
+            Notation::Gemma(_) => Ok(format!("{}:", Value::from(key))),
+            Notation::Python if is_word => Ok(format!("{key}=")),
+            Notation::Tags if !key.is_empty() && key.len() <= 128 && !key.contains(['<', '>', '\n', '\r']) => {
+                Ok(format!("<parameter={key}>\n"))
+            }
+            _ => Err(odd()),
+        }
+    }
+
+    /// A value, with what ends it.
+    fn value(&self, schema: &Value, of: &str, lark: &mut Lark, depth: usize) -> Result<String, Error> {
+        let none = Map::new();
+        let keywords = match schema {
+            Value::Object(keywords) => keywords,
+            Value::Bool(true) => &none,
+            other => return Err(refused(of, "a schema that allows something", other)),
+        };
+        let kind = keywords.get("type").and_then(Value::as_str).unwrap_or_default();
+        let plain = |known: &[&str]| keywords.keys().all(|key| is_note(key) || known.contains(&key.as_str()));
+        match (self.notation, kind) {
+            (Notation::Tags, "string") => return tagged_text(keywords, of, lark),
+            (Notation::Tags, "boolean") if plain(&["type"]) => {
+                return Ok("(\"true\" | \"false\" | \"True\" | \"False\") \"\\n</parameter>\\n\"".into());
+            }
+            (Notation::Python, "boolean") if plain(&["type"]) => return Ok("(\"True\" | \"False\")".into()),
+            (Notation::Python, "null") if plain(&["type"]) => return Ok("\"None\"".into()),
+            (Notation::Gemma(quote), "string") if plain(&["type", "enum", "minLength", "maxLength"]) => {
+                return gemma_text(quote, keywords, of, lark);
+            }
+            (Notation::Gemma(_), "object")
+                if depth < MOST_DEPTH
+                    && keywords.get("additionalProperties") == Some(&Value::Bool(false))
+                    && plain(&["type", "properties", "required", "additionalProperties"]) =>
+            {
+                let members = self.members(keywords, of, lark, depth + 1)?;
+                return Ok(format!("\"{{\" {members} \"}}\""));
+            }
+            (Notation::Gemma(_), "array")
+                if depth < MOST_DEPTH
+                    && keywords.get("items").is_some_and(Value::is_object)
+                    && plain(&["type", "items", "minItems", "maxItems"]) =>
+            {
+                let of = format!("{of}.items");
+                let item = self.value(keywords.get("items").unwrap_or(&Value::Null), &of, lark, depth + 1)?;
+                let item = lark.rule(&item);
+                let (least, most) = limits_of(keywords, ["minItems", "maxItems"], &of)?;
+                if most == Some(0) {
+                    return Ok("\"[]\"".into());
+                }
+                let most = most.map_or(String::new(), |most| (most - 1).to_string());
+                let list = format!("{item} (\",\" {item}){{{},{most}}}", least.saturating_sub(1));
+                return Ok(if least == 0 { format!("\"[\" ({list})? \"]\"") } else { format!("\"[\" {list} \"]\"") });
+            }
+            _ => {}
+        }
+        let mut schema = schema.clone();
+        if let Notation::Tags = self.notation {
+            if schema.to_string().contains("</parameter>") {
+                return Err(refused(of, "values without `</parameter>`", "it"));
+            }
+            without_tags(&mut schema);
+        }
+        if let Some(keywords) = schema.as_object_mut() {
+            self.take_definitions(keywords);
+        } else {
+            schema = json!({});
+        }
+        let value = lark.json(&schema);
+        Ok(match self.notation {
+            Notation::Tags => format!("{value} \"\\n</parameter>\\n\""),
+            _ => value,
+        })
+    }
+
+    /// Takes along what a schema refers to.
+    fn take_definitions(&self, keywords: &mut Map<String, Value>) {
+        if !Value::from(keywords.clone()).to_string().contains("\"$ref\"") {
+            return;
+        }
+        for key in ["$defs", "definitions"] {
+            if let Some(given) = self.root.get(key) {
+                keywords.insert(key.into(), given.clone());
+            }
+        }
+    }
+}
+
+/// Lengths or numbers of items: the least, and the most if there is one.
+fn limits_of(keywords: &Map<String, Value>, keys: [&str; 2], of: &str) -> Result<(u64, Option<u64>), Error> {
+    let limit = |key: &str| match keywords.get(key) {
+        None => Ok(None),
+        Some(found) => match found.as_u64().filter(|&n| n <= 1_000_000) {
+            Some(n) => Ok(Some(n)),
+            None => Err(refused(format!("{of}.{key}"), "0 to 1000000", found)),
+        },
+    };
+    let (least, most) = (limit(keys[0])?.unwrap_or(0), limit(keys[1])?);
+    match most {
+        Some(most) if most < least => {
+            Err(refused(format!("{of}.{}", keys[1]), format!("at least {} of {least}", keys[0]), most))
+        }
+        _ => Ok((least, most)),
+    }
+}
+
+/// The texts that `enum` and `const` name.
+fn named_texts(keywords: &Map<String, Value>, of: &str) -> Result<Option<Vec<String>>, Error> {
+    let values = match (keywords.get("enum").and_then(Value::as_array), keywords.get("const")) {
+        (None, None) => return Ok(None),
+        (_, Some(one)) => vec![one.clone()],
+        (Some(all), None) => all.clone(),
+    };
+    let texts: Vec<String> = values.iter().filter_map(Value::as_str).map(str::to_owned).collect();
+    match texts.is_empty() {
+        true => Err(refused(format!("{of}.enum"), "a text", Value::from(values))),
+        false => Ok(Some(texts)),
+    }
+}
+
+/// A text in Gemma's quotes.
+fn gemma_text(quote: &str, keywords: &Map<String, Value>, of: &str, lark: &mut Lark) -> Result<String, Error> {
+    let (least, most) = limits_of(keywords, ["minLength", "maxLength"], of)?;
+    if let Some(texts) = named_texts(keywords, of)? {
+        let fits = |text: &&String| {
+            let n = text.chars().count() as u64;
+            n >= least && most.is_none_or(|most| n <= most) && !text.contains(GEMMA_QUOTE)
+        };
+        let texts: Vec<String> = texts.iter().filter(fits).map(|text| quoted(text)).collect();
+        return match texts.is_empty() {
+            true => Err(refused(format!("{of}.enum"), "a text that this format can carry", "none")),
+            false => Ok(format!("{quote} {} {quote}", either(&texts))),
+        };
+    }
+    let most = most.map_or(String::new(), |most| most.to_string());
+    // Its letters end a text as well.
+    let text = format!("/(?s:.{{{least},{most}}})/{}", without(&[GEMMA_QUOTE]));
+    if quote.starts_with('<') {
+        let text = lark.terminal(&text);
+        return Ok(format!("{quote} {text} {quote}"));
+    }
+    let text = lark.terminal(&format!("/(?s:.{{{least},{most}}})/"));
+    let text = lark.lazy(&format!("{text} {quote}"));
+    Ok(format!("{quote} {text}"))
+}
+
+/// A text between tags, as it is: it has no form of its own, so all that a schema says of it must be said here.
+fn tagged_text(keywords: &Map<String, Value>, of: &str, lark: &mut Lark) -> Result<String, Error> {
+    const KNOWN: [&str; 7] = ["type", "enum", "const", "minLength", "maxLength", "pattern", "format"];
+    const SCHEMAS: [&str; 7] = ["$ref", "allOf", "anyOf", "oneOf", "not", "if", "contentEncoding"];
+    if let Some((key, _)) = keywords.iter().find(|(key, _)| SCHEMAS.contains(&key.as_str())) {
+        let known = KNOWN.join(", ");
+        // `tighten` adds a pattern to one that is there.
+        let is_pattern = |schema: &Value| schema.as_object().is_some_and(|all| all.keys().eq(["pattern"]));
+        let are_patterns = keywords.get("allOf").and_then(Value::as_array).is_some_and(|all| all.iter().all(is_pattern));
+        if key != "allOf" || !are_patterns {
+            return Err(refused(format!("{of}.{key}"), format!("of a text between tags, {known}"), format!("`{key}`")));
+        }
+    }
+    let (least, most) = limits_of(keywords, ["minLength", "maxLength"], of)?;
+    let end = "\n</parameter>\n";
+    if let Some(texts) = named_texts(keywords, of)? {
+        let fits = |text: &&String| {
+            let n = text.chars().count() as u64;
+            let whole = format!("\n{text}");
+            n >= least && most.is_none_or(|most| n <= most) && !VALUE_ENDS.iter().any(|end| whole.contains(end))
+        };
+        let texts: Vec<String> = texts.iter().filter(fits).map(|text| quoted(&format!("{text}{end}"))).collect();
+        return match texts.is_empty() {
+            true => Err(refused(format!("{of}.enum"), "a text that this format can carry", "none")),
+            false => Ok(either(&texts)),
+        };
+    }
+    let most = most.map_or(String::new(), |most| most.to_string());
+    // The line break in front belongs to the tag, and may be a part of an end.
+    let begins = format!(" & ~/(?:{})(?s:.*)/", VALUE_ENDS.map(|end| escaped(end.trim_start())).join("|"));
+    let mut text = format!("/(?s:.{{{least},{most}}})/{}{begins}", without(&VALUE_ENDS));
+    let more = keywords.get("allOf").and_then(Value::as_array).into_iter().flatten();
+    let patterns = more.filter_map(|schema| schema.get("pattern")).chain(keywords.get("pattern"));
+    for pattern in patterns {
+        let found = pattern.as_str().and_then(whole_texts);
+        let found = found.ok_or_else(|| {
+            refused(format!("{of}.pattern"), "a pattern with `^` and `$` at the ends of alternatives alone", pattern)
+        })?;
+        text += &format!(" & /{found}/");
+    }
+    if let Some(format) = keywords.get("format").and_then(Value::as_str) {
+        match form_of(format) {
+            Some(pattern) => text += &format!(" & /{}/", pattern.replace('/', "\\/")),
+            None if UNKNOWN_FORMS.contains(&format) => {
+                return Err(refused(format!("{of}.format"), "one that a text between tags can have", format));
+            }
+            None => {}
+        }
+    }
+    let text = lark.terminal(&text);
+    Ok(lark.lazy(&format!("{text} {}", quoted(end))))
+}
+
+/// Formats of JSON Schema that are not enforced here.
+const UNKNOWN_FORMS: [&str; 4] = ["duration", "idn-email", "idn-hostname", "ipv6"];
+
+/// The texts of a format. `tighten` has said which days there are.
+fn form_of(format: &str) -> Option<&'static str> {
+    macro_rules! date {
+        () => {
+            "[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|[12][0-9]))"
+        };
+    }
+    macro_rules! time {
+        () => {
+            r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+        };
+    }
+    Some(match format {
+        "date" => date!(),
+        "time" => time!(),
+        "date-time" => concat!(date!(), "[tT]", time!()),
+        "uuid" => "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+        "ipv4" => r"(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])",
+        "email" => r"[A-Za-z0-9_+-]{1,32}(?:\.[A-Za-z0-9_+-]{1,31}){0,1}@[A-Za-z0-9](?:[A-Za-z0-9-]{0,30}[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,30}[A-Za-z0-9])?){0,3}",
+        "hostname" => r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?){0,2}",
+        "uri" => r"[a-z][a-z0-9+.-]{1,15}://[A-Za-z0-9][A-Za-z0-9.-]{0,80}(?::[0-9]{1,4})?(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]*)*(?:\?[A-Za-z0-9._~!$&'()*+,;=:@/?-]*)?(?:#[A-Za-z0-9._~!$&'()*+,;=:@/?-]*)?",
+        _ => return None,
+    })
+}
+
+/// A regular expression of the whole texts in which a pattern is found, with `/` as Lark has it; `None` for one with `^` or
+/// `$` elsewhere than at the ends of its alternatives.
+fn whole_texts(pattern: &str) -> Option<String> {
+    let (mut alternatives, mut one) = (Vec::new(), String::new());
+    let (mut depth, mut in_class, mut escapes) = (0, false, false);
+    let (mut begins, mut ends) = (false, false);
+    let mut close = |one: &mut String, begins: &mut bool, ends: &mut bool| {
+        let any = |is_bound: bool| if is_bound { "" } else { "(?s:.*)" };
+        alternatives.push(format!("{}(?:{}){}", any(*begins), std::mem::take(one), any(*ends)));
+        (*begins, *ends) = (false, false);
+    };
+    for c in pattern.chars() {
+        if ends && !(c == '|' && depth == 0) {
+            return None;
+        }
+        if escapes {
+            // Word boundaries look around, which is refused when the grammar is read.
+            escapes = false;
+            one.push(c);
+            continue;
+        }
+        match c {
+            '\\' => escapes = true,
+            '[' if !in_class => in_class = true,
+            ']' if in_class => in_class = false,
+            _ if in_class => {}
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            '^' if one.is_empty() && depth == 0 && !begins => {
+                begins = true;
+                continue;
+            }
+            '$' if depth == 0 => {
+                ends = true;
+                continue;
+            }
+            '^' | '$' => return None,
+            '|' if depth == 0 => {
+                close(&mut one, &mut begins, &mut ends);
+                continue;
+            }
+            _ => {}
+        }
+        match c {
+            '/' => one += "\\/",
+            '\n' => one += "\\n",
+            c => one.push(c),
+        }
+    }
+    close(&mut one, &mut begins, &mut ends);
+    Some(alternatives.join("|"))
+}
+
+/// Keeps the tag that ends a value out of the texts in it.
+fn without_tags(schema: &mut Value) {
+    match schema {
+        Value::Array(schemas) => schemas.iter_mut().for_each(without_tags),
+        Value::Object(keywords) => {
+            let is_data = |key: &str| matches!(key, "const" | "default" | "enum" | "examples");
+            keywords.iter_mut().filter(|(key, _)| !is_data(key)).for_each(|(_, value)| without_tags(value));
+            let is_text = match keywords.get("type") {
+                Some(Value::String(kind)) => kind == "string",
+                Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "string"),
+                _ => false,
+            };
+            if !is_text || keywords.contains_key("enum") || keywords.contains_key("const") {
+                return;
+            }
+            if !keywords.contains_key("pattern") {
+                keywords.insert("pattern".into(), NO_TAG.into());
+            } else if let Value::Array(all) = keywords.entry("allOf").or_insert_with(|| json!([])) {
+                all.push(json!({"pattern": NO_TAG}));
+            }
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{NO_TAG, whole_texts};
+
+    #[test]
+    fn patterns_of_whole_texts_match_where_the_pattern_is_found() {
+        let texts = ["", "a", "b", "ab", "xa", "ax", "bx", "xb", "a/b", "x\na"];
+        for pattern in ["a", "^a", "a$", "^a$", "^a|b$", "a|^b", "^(a|b)$", "[$^]", "a/b", "^$", r"\$", "^[^/]*$"] {
+            let whole = whole_texts(pattern).unwrap();
+            let whole = regex::Regex::new(&format!("^(?:{whole})$")).unwrap();
+            let found = regex::Regex::new(pattern).unwrap();
+            for text in texts {
+                assert_eq!(whole.is_match(text), found.is_match(text), "{pattern} in {text:?}");
+            }
+        }
+        for pattern in ["a^", "$a", "(^a)", "a(b$)"] {
+            assert_eq!(whole_texts(pattern), None, "{pattern}");
+        }
+    }
+
+    #[test]
+    fn texts_without_the_tag_are_all_matched() {
+        let found = regex::Regex::new(NO_TAG).unwrap();
+        for text in ["", "a", "<", "</", "<b>", "</b>", "<<", "</<", "<</", "a</q", "<</<b", "</\n"] {
+            assert!(found.is_match(text), "{text}");
+        }
+        for text in ["</p", "</parameter>", "<</p", "</</p", "x</parameter>y"] {
+            assert!(!found.is_match(text), "{text}");
+        }
+    }
+}

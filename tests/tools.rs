@@ -1,0 +1,331 @@
+//! Tool calls that a grammar enforces: whatever is drawn, an `AnswerReader` reads it, and arguments are valid by the tool's
+//! schema.
+
+mod common;
+#[path = "tools/sets.rs"]
+mod sets;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use common::Rng;
+use serde_json::{Value, json};
+use tilewright::answer::{AnswerReader, Event, Format, ToolCall};
+use tilewright::formats::Gguf;
+use tilewright::generate::{ContextPolicy, StopReason};
+use tilewright::grammar::{Constraint, Grammars, Next, ToolChoice, ToolRules};
+use tilewright::load::vocab_from_gguf;
+use tilewright::tokenizer::{EncodeOptions, TokenType, Tokenizer};
+use tilewright::{Error, GenerateOptions, Model};
+
+const FORMATS: [Format; 9] = [
+    Format::Hermes,
+    Format::Xml,
+    Format::Llama3,
+    Format::Mistral,
+    Format::Gemma4,
+    Format::Harmony,
+    Format::Lfm2,
+    Format::Granite,
+    Format::Json,
+];
+
+/// All marks that vocabularies have as tokens.
+const MARKS: [&str; 26] = [
+    "<think>",
+    "</think>",
+    "[THINK]",
+    "[/THINK]",
+    "<|channel>",
+    "<channel|>",
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|\"|>",
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+    "<|constrain|>",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "<|tool_call|>",
+    "<|/tool_call|>",
+    "<|python_tag|>",
+];
+
+struct Vocabulary {
+    name: String,
+    tokenizer: Arc<Tokenizer>,
+    grammars: Arc<Grammars>,
+}
+
+/// A vocabulary with all marks as tokens of a type, or without them.
+fn vocabulary(name: &str, path: PathBuf, kind: Option<TokenType>) -> Vocabulary {
+    let bytes = std::fs::read(path).unwrap();
+    let mut vocab = vocab_from_gguf(&Gguf::parse(&bytes, bytes.len() as u64).unwrap().metadata).unwrap();
+    if vocab.token_types.is_empty() {
+        vocab.token_types = vec![TokenType::Normal; vocab.tokens.len()];
+    }
+    for mark in MARKS {
+        match (vocab.tokens.iter().position(|token| token == mark), kind) {
+            (Some(at), Some(kind)) => vocab.token_types[at] = kind,
+            (Some(at), None) => {
+                vocab.tokens[at] = format!("<unused {at}>");
+                vocab.token_types[at] = TokenType::Unused;
+            }
+            (None, Some(kind)) => {
+                vocab.tokens.push(mark.into());
+                vocab.token_types.push(kind);
+                if !vocab.scores.is_empty() {
+                    vocab.scores.push(0.0);
+                }
+            }
+            (None, None) => {}
+        }
+    }
+    let tokenizer = Arc::new(Tokenizer::from_vocab(vocab).unwrap());
+    let grammars = Arc::new(Grammars::new(Arc::clone(&tokenizer), tokenizer.vocab_size() as u32).unwrap());
+    let name = format!("{name}, {}", kind.map_or("no marks".into(), |kind| format!("marks {kind:?}")));
+    Vocabulary { name, tokenizer, grammars }
+}
+
+fn vocabularies() -> Vec<Vocabulary> {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/encoders/qwen3-embedding/model.gguf");
+    let mut paths = vec![("qwen3-embedding", own)];
+    let known = ["qwen35", "gemma-4", "llama-bpe"];
+    for name in known.into_iter().take(if common::is_full() { 3 } else { 1 }) {
+        match common::find_data(Path::new(&format!("vocab/ggml-vocab-{name}.gguf"))) {
+            Some(path) => paths.push((name, path)),
+            None => common::skip_part(format_args!("no vocabulary `{name}`")),
+        }
+    }
+    let kinds = [Some(TokenType::Control), Some(TokenType::UserDefined), None];
+    paths.iter().flat_map(|(name, path)| kinds.map(|kind| vocabulary(name, path.clone(), kind))).collect()
+}
+
+/// What a text is made to have: so many tokens of any kind, or this.
+enum Step {
+    Free(usize),
+    Write(&'static str),
+}
+
+/// Tokens that end or close something, in any format.
+const ENDS: [&str; 16] = [
+    "</think>",
+    "[/THINK]",
+    "<channel|>",
+    "<|end|>",
+    "</tool_call>",
+    "<tool_call|>",
+    "<|tool_call_end|>",
+    "<|\"|>",
+    "\"",
+    "}",
+    "]",
+    ")",
+    ", ",
+    "\n</parameter>\n",
+    "</function>",
+    "1",
+];
+
+/// Draws from what may come, all tokens alike, and at times one of those that end something. `None` for a text that does not
+/// end.
+fn draw(vocabulary: &Vocabulary, constraint: &Constraint, steps: &[Step], rng: &mut Rng) -> Result<Option<Vec<u32>>, Error> {
+    const MOST: usize = 700;
+    let tokenizer = &vocabulary.tokenizer;
+    let tokens_of = |text: &str| match tokenizer.special_id(text) {
+        Some(id) => vec![id],
+        None => tokenizer.encode_with(text, EncodeOptions::default()).unwrap(),
+    };
+    let ends: Vec<Vec<u32>> = ENDS.iter().map(|text| tokens_of(text)).collect();
+    let end_id = tokenizer.eos_ids()[0];
+    let mut guide = vocabulary.grammars.begin(constraint, &[end_id])?;
+    let mut steps = steps.iter();
+    let (mut step, mut n_free) = (steps.next(), 0);
+    let (mut ids, mut wish, mut forced): (Vec<u32>, Vec<u32>, Vec<u32>) = Default::default();
+    while ids.len() < MOST {
+        let words = guide.allowed()?;
+        let is_allowed = |id: u32| words[id as usize / 32] >> (id % 32) & 1 == 1;
+        if wish.first().is_some_and(|&id| !is_allowed(id)) {
+            wish.clear();
+        }
+        if forced.is_empty() && wish.is_empty() {
+            match step {
+                Some(Step::Free(n)) if n_free >= *n => (step, n_free) = (steps.next(), 0),
+                Some(Step::Free(_)) => n_free += 1,
+                Some(Step::Write(text)) => {
+                    let tokens = tokens_of(text);
+                    if is_allowed(tokens[0]) {
+                        wish = tokens;
+                        step = steps.next();
+                    } else {
+                        // In the midst of a character.
+                        assert!(n_free < 60, "{text} may not come: {:?}", tokenizer.decode(&ids, true));
+                        n_free += 1;
+                    }
+                }
+                None if is_allowed(end_id) && rng.below(3) == 0 => return Ok(Some(ids)),
+                None if rng.below(3) == 0 => {
+                    let all: Vec<&Vec<u32>> = ends.iter().filter(|end| is_allowed(end[0])).collect();
+                    if !all.is_empty() {
+                        wish.clone_from(all[rng.below(all.len())]);
+                    }
+                }
+                None => {}
+            }
+        }
+        let id = if !forced.is_empty() {
+            let id = forced.remove(0);
+            assert!(is_allowed(id), "{id} is forced and forbidden");
+            id
+        } else if !wish.is_empty() {
+            wish.remove(0)
+        } else {
+            let allowed: Vec<u32> = (0..tokenizer.vocab_size() as u32).filter(|&id| is_allowed(id)).collect();
+            let others: Vec<u32> = allowed.iter().copied().filter(|&id| id != end_id).collect();
+            match others.is_empty() {
+                true => return Ok(Some(ids)),
+                false => others[rng.below(others.len())],
+            }
+        };
+        ids.push(id);
+        match guide.accept(id)? {
+            Next::Complete => return Ok(Some(ids)),
+            Next::Forced(next) if forced.is_empty() => {
+                wish.clear();
+                forced = next;
+            }
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
+/// What a reader finds in an answer.
+fn events(tokenizer: &Tokenizer, format: Format, tools: &[Value], prompt: &str, ids: &[u32]) -> Vec<Event> {
+    let mut reader = AnswerReader::for_tokenizer(format, tokenizer).with_tools(tools).after_prompt(prompt);
+    let mut decoder = tokenizer.decoder().continuing();
+    let mut events = Vec::new();
+    for &id in ids {
+        let text = decoder.push(id).unwrap();
+        events.extend(reader.push(id, &text).unwrap());
+    }
+    events.extend(reader.push_text(&decoder.finish()));
+    events.extend(reader.finish());
+    events
+}
+
+/// The calls of an answer, all of which are valid.
+fn valid_calls(tools: &[Value], events: &[Event]) -> Result<Vec<ToolCall>, String> {
+    let mut calls = Vec::new();
+    for event in events {
+        match event {
+            Event::Call(call) => {
+                let tool = tools.iter().find(|tool| tool["function"]["name"] == call.name).ok_or(format!("no `{}`", call.name))?;
+                let none = json!({"type": "object", "maxProperties": 0});
+                let schema = tool["function"].get("parameters").unwrap_or(&none);
+                let validator = jsonschema::options().should_validate_formats(true).build(schema).unwrap();
+                let arguments = json!(call.arguments);
+                validator.validate(&arguments).map_err(|error| format!("{arguments}: {error}"))?;
+                calls.push(call.clone());
+            }
+            Event::NotACall { problem, .. } | Event::Open(problem) => return Err(problem.to_string()),
+            Event::Thinking(_) | Event::Text(_) => {}
+        }
+    }
+    Ok(calls)
+}
+
+/// The marks around a thought, and what begins a call.
+fn marks(format: Format, has_marks: bool) -> (Vec<Step>, Vec<Step>) {
+    let thought = |open, close| vec![Step::Write(open), Step::Free(5), Step::Write(close)];
+    match format {
+        Format::Harmony => (
+            vec![Step::Write("<|channel|>"), Step::Write("analysis"), Step::Free(6), Step::Write("<|end|>")],
+            vec![Step::Write("<|channel|>"), Step::Write("commentary to")],
+        ),
+        Format::Gemma4 => (thought("<|channel>", "<channel|>"), vec![Step::Write("<|tool_call>")]),
+        Format::Mistral => (thought("[THINK]", "[/THINK]"), vec![Step::Write("[TOOL_CALLS]")]),
+        Format::Llama3 if has_marks => (thought("<think>", "</think>"), vec![Step::Write("<|python_tag|>")]),
+        Format::Llama3 | Format::Json => (thought("<think>", "</think>"), vec![Step::Write("{\"")]),
+        Format::Lfm2 => (thought("<think>", "</think>"), vec![Step::Write("<|tool_call_start|>")]),
+        Format::Granite => (thought("<think>", "</think>"), vec![Step::Write("<|tool_call|>")]),
+        _ => (thought("<think>", "</think>"), vec![Step::Write("<tool_call>")]),
+    }
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    drawn: usize,
+    calls: usize,
+    cut: usize,
+    thoughts: usize,
+    parallel: usize,
+}
+
+#[test]
+fn calls_of_all_formats_can_be_read_and_are_valid() {
+    let sets = sets::sets();
+    let mut tallies: BTreeMap<&str, Tally> = BTreeMap::new();
+    for (at, vocabulary) in vocabularies().iter().enumerate() {
+        let has_marks = vocabulary.tokenizer.special_id("<think>").is_some();
+        for format in FORMATS {
+            let tally = tallies.entry(format.name()).or_default();
+            for seed in 0..if common::is_full() { 60 } else { 20 } {
+                let mut rng = Rng::new(seed * 1000 + at as u64 * 100 + format as u64);
+                let tools = &sets[seed as usize % sets.len()];
+                let (thinks, is_required) = (seed / 2 % 2 == 0, seed % 2 == 0);
+                let mut rules = ToolRules::new(format);
+                if is_required {
+                    rules.choice = ToolChoice::Required;
+                }
+                rules.parallel = seed % 3 > 0;
+                rules.thinking = thinks || seed % 4 == 3;
+                let (thought, call) = marks(format, has_marks);
+                let mut steps = Vec::new();
+                if thinks {
+                    steps.extend(thought);
+                }
+                if !is_required {
+                    // Text in front of the call, where it has a mark.
+                    let is_bare = matches!(call[0], Step::Write("{\"")) || format == Format::Harmony;
+                    steps.push(Step::Free(if is_bare { 0 } else { rng.below(4) }));
+                    steps.extend(call);
+                }
+                let constraint = Constraint::tools(tools, &rules, &vocabulary.tokenizer, "").unwrap();
+                let about = format!("{format}, {}, seed {seed}", vocabulary.name);
+                let drawn = draw(vocabulary, &constraint, &steps, &mut rng);
+                let drawn = drawn.unwrap_or_else(|error| panic!("{about}: {error}"));
+                tally.drawn += 1;
+                let Some(ids) = drawn else {
+                    tally.cut += 1;
+                    continue;
+                };
+                let text = vocabulary.tokenizer.decode(&ids, false).unwrap();
+                let events = events(&vocabulary.tokenizer, format, tools, "", &ids);
+                let calls = valid_calls(tools, &events);
+                let calls = calls.unwrap_or_else(|error| panic!("{about}: {error}: {text:?}\n{events:?}"));
+                assert!(!calls.is_empty(), "{about}: no call in {text:?}\n{events:?}");
+                assert!(rules.parallel || calls.len() == 1, "{about}: {} calls in {text:?}", calls.len());
+                tally.calls += calls.len();
+                tally.parallel += usize::from(calls.len() > 1);
+                tally.thoughts += usize::from(events.iter().any(|event| matches!(event, Event::Thinking(_))));
+            }
+        }
+    }
+    for (format, tally) in &tallies {
+        println!("{format}: {tally:?}");
+        assert!(tally.drawn - tally.cut >= 40 && tally.cut * 5 <= tally.drawn, "{format}: {tally:?}");
+        assert!(tally.thoughts > 10 && tally.parallel > 0, "{format}: {tally:?}");
+    }
+}
