@@ -2,13 +2,14 @@
 
 import type { Engine } from "./engine.js";
 import { TilewrightError } from "./errors.js";
-import { defined, Loaded, loadInto } from "./loaded.js";
 import { asJson, constraintOf, toolChoiceOf } from "./format.js";
+import { defined, Loaded, loadInto } from "./loaded.js";
 import { known } from "./options.js";
+import table from "./models.js";
 import type { AnswerRequest, Prompt, SourceSpec } from "./protocol.js";
 import { specOf } from "./spec.js";
 import type {
-  ChatMessage, ChatOptions, GenerateOptions, GenerateResult, LoadOptions, ModelInfo, ModelSource, Piece, TokenizeOptions,
+  ChatMessage, ChatOptions, GenerateOptions, GenerateResult, KnownModel, LoadOptions, ModelInfo, ModelSource, Piece, TokenizeOptions,
 } from "./types.js";
 
 /**
@@ -33,6 +34,11 @@ export class Model extends Loaded<ModelInfo> {
   static async load(source: ModelSource, options: LoadOptions = {}): Promise<Model> {
     const given = known("Model.load", options);
     return Model.#load(await specOf(source, given.signal, given), given);
+  }
+
+  /** Models that are known to run, with addresses that `Model.load` and, for those whose use is `embed`, `Embedder.load` take. Nothing is fetched. */
+  static list(): KnownModel[] {
+    return table.models.map(({ size_bytes: sizeBytes, cache_bytes_per_token: cacheBytesPerToken, ...model }) => ({ ...model, sizeBytes, cacheBytesPerToken }));
   }
 
   /** Loads the small story model that comes with the package (1.2 MB): it writes English children's stories, and nothing else. */

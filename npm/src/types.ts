@@ -361,6 +361,20 @@ export interface ChatMessage {
   [field: string]: unknown;
 }
 
+/** A model that is known to run. */
+export interface KnownModel {
+  name: string;
+  /** `hf:owner/repo:quantisation`. */
+  address: string;
+  use: "chat" | "embed";
+  quantisation: string | null;
+  /** About the size of its files. */
+  sizeBytes: number;
+  /** What keys and values of one token take as f16; `null` for an encoder. */
+  cacheBytesPerToken: number | null;
+  licence: string;
+}
+
 /** Options of {@link Model.tokenize}. */
 export interface TokenizeOptions {
   /** Whether to add the tokens that begin (and for some models end) a text. Default `true`. */
