@@ -1,5 +1,6 @@
 //! Arguments, exit codes and output conventions. Results go to stdout, everything else to stderr.
 
+mod answer;
 mod bench;
 #[cfg(feature = "chat")]
 mod chat;
@@ -19,7 +20,7 @@ mod tokenize;
 mod tune;
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -263,6 +264,17 @@ fn show_bytes(bytes: u64) -> String {
         1.0.. => format!("{mib:.1} MiB"),
         _ => format!("{:.1} KiB", bytes as f64 / 1024.0),
     }
+}
+
+/// A list of JSON objects in a file.
+fn read_list(path: &Path) -> Result<Vec<serde_json::Value>, Error> {
+    let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
+    let objects = |list: &Vec<serde_json::Value>| list.iter().all(serde_json::Value::is_object);
+    let parsed = serde_json::from_str(&text).map_err(|error| error.to_string());
+    parsed.and_then(|list| if objects(&list) { Ok(list) } else { Err("another list".into()) }).map_err(|found| {
+        let (field, expected) = (path.display().to_string(), "a JSON list of objects".into());
+        Error::Template { field, expected, found }
+    })
 }
 
 /// Prints one JSON value to stdout.

@@ -21,6 +21,7 @@
 //! ```
 
 mod formats;
+mod gbnf;
 mod limits;
 #[cfg(feature = "answer")]
 mod tools;
@@ -75,6 +76,9 @@ pub enum Constraint {
     /// A text of this grammar, in llguidance's variant of Lark's syntax; its rule `start` is the whole text. See
     /// <https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md>.
     Lark(String),
+    /// A text of this grammar, in llama.cpp's syntax; its rule `root` is the whole text. Rules must not begin with themselves,
+    /// as there. See <https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md>.
+    Gbnf(String),
     /// An answer whose calls of tools can be read and are valid by the tools' schemas; see [`Constraint::tools`].
     #[cfg(feature = "answer")]
     Tools(ToolGrammar),
@@ -90,6 +94,14 @@ impl Constraint {
         parsed.map(Constraint::JsonSchema).map_err(|error| unusable("json_schema", "a schema in JSON", error))
     }
 
+    /// The constraint of a grammar's text: llama.cpp's if it has a rule `root ::=`, or else Lark's.
+    pub fn grammar_of(text: String) -> Constraint {
+        match gbnf::is_gbnf(&text) {
+            true => Constraint::Gbnf(text),
+            false => Constraint::Lark(text),
+        }
+    }
+
     /// What errors call it.
     fn field(&self) -> &'static str {
         match self {
@@ -97,6 +109,7 @@ impl Constraint {
             Constraint::JsonSchema(_) => "json_schema",
             Constraint::Regex(_) => "regex",
             Constraint::Lark(_) => "lark",
+            Constraint::Gbnf(_) => "gbnf",
             #[cfg(feature = "answer")]
             Constraint::Tools(_) => "tools",
         }
@@ -129,6 +142,13 @@ impl Constraint {
             Constraint::JsonSchema(schema) => limits::check_schema(schema).map(|()| of_schema(schema)),
             Constraint::Regex(pattern) => limits::check_pattern(pattern).map(|()| TopLevelGrammar::from_regex(pattern)),
             Constraint::Lark(text) => limits::check_lark(text).map(|()| TopLevelGrammar::from_lark(text.clone())),
+            Constraint::Gbnf(text) => match limits::check_gbnf(text) {
+                Ok(()) => {
+                    let lark = gbnf::to_lark(text)?;
+                    limits::check_lengths(&lark).map(|()| TopLevelGrammar::from_lark(lark))
+                }
+                Err(excess) => Err(excess),
+            },
             // Checked when it was made.
             #[cfg(feature = "answer")]
             Constraint::Tools(grammar) => Ok(TopLevelGrammar::from_lark(grammar.lark.clone())),

@@ -3,6 +3,8 @@
 #[path = "grammar/bombs.rs"]
 mod bombs;
 mod common;
+#[path = "grammar/gbnf.rs"]
+mod gbnf;
 #[path = "grammar/schemas.rs"]
 mod schemas;
 

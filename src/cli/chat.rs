@@ -1,26 +1,29 @@
 //! `tilewright chat`: a conversation on the terminal or from a pipe.
 
-use std::io::{self, BufRead, IsTerminal, Write};
+use std::io::{self, BufRead, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use serde_json::Value as Json;
-use tilewright::answer::{AnswerReader, Event, Format, ToolCall};
+use tilewright::answer::{AnswerReader, Format, ToolCall};
 use tilewright::chat::{ChatOptions, ChatTemplate, Message};
 use tilewright::generate::{CancelHandle, StopReason};
+#[cfg(feature = "grammar")]
+use tilewright::grammar::{Constraint, ToolChoice, ToolRules};
 use tilewright::{Error, GenerateOptions, Model, Recovery, Session};
 
 use super::guess::{self, Draft};
 use super::lost::each_piece;
 use super::run::{ModelArgs, SamplingArgs};
-use super::{Failure, tell_findings};
+use super::answer::Answer;
+use super::{Failure, read_list, tell_findings};
 
 /// Talk to a model.
 ///
-/// Each line is a message; one that ends in a backslash goes on in the next line. `/help` lists the commands. From a
-/// pipe, lines are taken in the same way, and only the answers are printed.
+/// Each line is a message; one that ends in a backslash goes on in the next line, and lines between two of `"""` are one
+/// message. `/help` lists the commands. From a pipe, lines are taken in the same way, and only the answers are printed.
 #[derive(Args)]
 pub struct ChatArgs {
     /// GGUF file, or folder with config.json and safetensors, or address hf:OWNER/REPO[:QUANTISATION]; the built-in model if absent.
@@ -40,6 +43,9 @@ pub struct ChatArgs {
     /// How the model writes tool calls; found by its template and its vocabulary if absent.
     #[arg(long, value_parser = Format::ALL.map(Format::name), value_name = "NAME")]
     tool_format: Option<String>,
+    #[cfg(feature = "grammar")]
+    #[command(flatten)]
+    calls: super::constrain::CallArgs,
     /// File that keeps the conversation and what was computed of it: it goes on with what is there, and is written at `/quit`
     /// or the end of the input, not at Ctrl-C or after an error. `/save` and `/load` do the same at any time.
     #[arg(long, value_name = "FILE")]
@@ -92,28 +98,19 @@ fn parse_variable(given: &str) -> Result<(String, Json), String> {
     Ok((name.to_owned(), serde_json::from_str(value).unwrap_or_else(|_| Json::from(value))))
 }
 
-/// A list of JSON objects in a file.
-fn read_list(path: &Path) -> Result<Vec<Json>, Error> {
-    let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
-    let objects = |list: &Vec<Json>| list.iter().all(Json::is_object);
-    let parsed = serde_json::from_str(&text).map_err(|error| error.to_string());
-    parsed.and_then(|list| if objects(&list) { Ok(list) } else { Err("another list".into()) }).map_err(|found| {
-        let (field, expected) = (path.display().to_string(), "a JSON list of objects".into());
-        Error::Template { field, expected, found }
-    })
-}
-
 const HELP: &str = "\
 /clear         forget the conversation, but for the system message
 /system TEXT   tell the model its part; without TEXT, nothing
 /regen         answer the last message anew
+/history       the conversation so far
 /tools         the tools of --tools
 /result TEXT   what the tool gave that the model called; with several calls, one after the other
 /save FILE     write the conversation and what was computed of it; as JSON alone if FILE ends in .json
 /load FILE     go on with what /save wrote
 /quit          end
 //TEXT         a message that begins with a slash
-Ctrl-C stops an answer, and ends where there is none. A backslash at the end of a line continues it.";
+Ctrl-C stops an answer, and ends where there is none. A backslash at the end of a line continues it; lines between
+two lines of \"\"\" are one message.";
 
 pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     let options = args.sampling.options()?;
@@ -125,6 +122,12 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     let template = template(session.model(), args)?;
     let format = format(session.model(), args)?;
     let mut chat = Chat::new(session, recovery, template, format, told, options, interrupt)?;
+    #[cfg(feature = "grammar")]
+    if let Some(tools) = &chat.told.tools {
+        // Another constraint, or a beginning that is given, leaves no room for what is to be enforced.
+        let is_bound = chat.options.constraint.is_some() || args.prefill.is_some();
+        chat.rules = args.calls.rules(tools, format, is_bound, chat.session.model().tokenizer()?)?;
+    }
     chat.draft = args.sampling.guess.load(chat.session.model())?;
     chat.prefill.clone_from(&args.prefill);
     if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
@@ -200,6 +203,9 @@ fn read_message(lines: &mut impl BufRead, talks: bool) -> Result<Option<String>,
         let mut line = String::new();
         let n_bytes = lines.read_line(&mut line).map_err(|source| Error::Io { path: "stdin".into(), source })?;
         let line = line.trim_end_matches(['\r', '\n']);
+        if line.trim() == "\"\"\"" && message.is_empty() {
+            return block(lines, talks).map(Some);
+        }
         let (line, continues) = line.strip_suffix('\\').map_or((line, false), |line| (line, true));
         message += line;
         if n_bytes == 0 && message.is_empty() {
@@ -209,6 +215,23 @@ fn read_message(lines: &mut impl BufRead, talks: bool) -> Result<Option<String>,
             return Ok(Some(message));
         }
         message += "\n";
+    }
+}
+
+/// Lines up to one of three quotes, or the end of the input.
+fn block(lines: &mut impl BufRead, talks: bool) -> Result<String, Failure> {
+    let mut message = String::new();
+    loop {
+        if talks {
+            eprint!(". ");
+        }
+        let mut line = String::new();
+        let n_bytes = lines.read_line(&mut line).map_err(|source| Error::Io { path: "stdin".into(), source })?;
+        if n_bytes == 0 || line.trim() == "\"\"\"" {
+            message.truncate(message.trim_end_matches(['\r', '\n']).len());
+            return Ok(message);
+        }
+        message += &line;
     }
 }
 
@@ -245,6 +268,9 @@ struct Chat<'a> {
     told: ChatOptions,
     options: GenerateOptions,
     interrupt: Interrupt,
+    /// What is enforced of calls.
+    #[cfg(feature = "grammar")]
+    rules: Option<ToolRules>,
     /// How each answer begins.
     prefill: Option<String>,
     system: Option<Message>,
@@ -263,8 +289,21 @@ impl<'a> Chat<'a> {
     ) -> Result<Self, Error> {
         options.stop_ids = template.stop_ids(session.model().tokenizer()?)?;
         options.stop.extend(template.stop_texts().iter().map(|text| text.to_string()));
-        let (draft, prefill, system, messages) = (None, None, None, Vec::new());
-        Ok(Chat { session, draft, recovery, template, format, told, options, interrupt, prefill, system, messages })
+        Ok(Chat {
+            session,
+            draft: None,
+            recovery,
+            template,
+            format,
+            told,
+            options,
+            interrupt,
+            #[cfg(feature = "grammar")]
+            rules: None,
+            prefill: None,
+            system: None,
+            messages: Vec::new(),
+        })
     }
 
     /// Does what a line says; false at the end of the conversation.
@@ -275,6 +314,7 @@ impl<'a> Chat<'a> {
             "/help" => eprintln!("{HELP}"),
             "/clear" => self.messages.clear(),
             "/system" => self.set_system(rest.trim()),
+            "/history" => self.print_history(),
             "/tools" => self.print_tools(),
             "/result" => self.take_result(rest.trim())?,
             "/save" => self.save(Path::new(rest.trim()))?,
@@ -315,6 +355,20 @@ impl<'a> Chat<'a> {
 
     fn set_system(&mut self, text: &str) {
         self.system = (!text.is_empty()).then(|| Message::new("system", text));
+    }
+
+    fn print_history(&self) {
+        for message in self.conversation() {
+            eprintln!("{}: {}", message.role, message.text().unwrap_or_default());
+            let calls = message.fields.get("tool_calls").and_then(Json::as_array).into_iter().flatten();
+            for call in calls.filter_map(|call| call.get("function")) {
+                let text = |key: &str| call.get(key).map_or(String::new(), Json::to_string);
+                eprintln!("call {} {}", text("name").trim_matches('"'), text("arguments"));
+            }
+        }
+        if self.conversation().is_empty() {
+            eprintln!("nothing has been said");
+        }
     }
 
     fn print_tools(&self) {
@@ -368,12 +422,27 @@ impl<'a> Chat<'a> {
         let ids = self.template.encode(tokenizer, &conversation, &chat_options)?;
         let mut reader = AnswerReader::for_tokenizer(self.format, tokenizer)
             .with_tools(self.told.tools.as_deref().unwrap_or_default());
+        // A template may begin a thought.
+        let end = tokenizer.decode(ids.get(ids.len().saturating_sub(16)..).unwrap_or_default(), false)?;
         if self.prefill.is_none() {
-            // A template may begin a thought.
-            let end = ids.get(ids.len().saturating_sub(16)..).unwrap_or_default();
-            reader = reader.after_prompt(&tokenizer.decode(end, false)?);
+            reader = reader.after_prompt(&end);
         }
-        let mut generation = self.session.generate_from(&ids, &self.options)?;
+        #[cfg(feature = "grammar")]
+        let bound = self.rules.as_ref().map(|rules| {
+            let mut rules = rules.clone();
+            // What a tool gave may be told without another call.
+            if conversation.last().is_some_and(|message| message.role == "tool") && rules.choice != ToolChoice::None {
+                rules.choice = ToolChoice::Auto;
+            }
+            let tools = self.told.tools.as_deref().unwrap_or_default();
+            let constraint = Some(Constraint::tools(tools, &rules, tokenizer, &end)?);
+            Ok::<_, Error>(GenerateOptions { constraint, ..self.options.clone() })
+        });
+        #[cfg(feature = "grammar")]
+        let bound = bound.transpose()?;
+        #[cfg(not(feature = "grammar"))]
+        let bound: Option<GenerateOptions> = None;
+        let mut generation = self.session.generate_from(&ids, bound.as_ref().unwrap_or(&self.options))?;
         if let Some(draft) = &mut self.draft {
             draft.guess_for(&mut generation)?;
         }
@@ -393,7 +462,7 @@ impl<'a> Chat<'a> {
             answer.end(ended.is_err())?;
         }
         ended?;
-        self.messages.push(answer.into_message(self.format, self.messages.len()));
+        self.messages.push(into_message(answer, self.format, self.messages.len()));
         if io::stderr().is_terminal() {
             let note = match reason {
                 Some(StopReason::MaxTokens) => "; as long as --max-tokens allows",
@@ -436,96 +505,23 @@ impl<'a> Chat<'a> {
     }
 }
 
-/// An answer as it is printed and as it is kept.
-struct Answer<W> {
-    out: W,
-    /// Escape codes for thoughts, on a terminal.
-    dims: bool,
-    in_thought: bool,
-    /// Whether what was printed last ended its line.
-    at_line_start: bool,
-    thought: String,
-    text: String,
-    calls: Vec<ToolCall>,
-}
-
-impl<W: Write> Answer<W> {
-    fn new(out: W) -> Self {
-        let dims = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-        let (thought, text, calls) = (String::new(), String::new(), Vec::new());
-        Answer { out, dims, in_thought: false, at_line_start: false, thought, text, calls }
+/// The message that templates look for: the thought is in `reasoning_content`, where each keeps it or leaves it out.
+fn into_message<W>(answer: Answer<W>, format: Format, n_before: usize) -> Message {
+    let mut message = Message::new("assistant", answer.text);
+    // gpt-oss's template refuses a message with a text, a thought and a call.
+    let has_both = !answer.calls.is_empty() && message.text().is_some_and(|text| !text.is_empty());
+    let is_refused = format == Format::Harmony && has_both;
+    if !answer.thought.is_empty() && !is_refused {
+        message.fields.insert("reasoning_content".into(), answer.thought.into());
     }
-
-    /// Prints what came. From a pipe, a thought stands between `<think>` and `</think>`, whatever marks the model has.
-    fn take(&mut self, events: Vec<Event>) -> Result<(), Failure> {
-        for event in events {
-            match event {
-                Event::Thinking(text) => {
-                    if !self.in_thought {
-                        self.in_thought = true;
-                        write!(self.out, "{}", if self.dims { "\x1b[2m" } else { "<think>\n" })?;
-                    }
-                    write!(self.out, "{text}")?;
-                    self.thought += &text;
-                }
-                Event::Text(text) | Event::NotACall { text, .. } => {
-                    self.end_thought()?;
-                    write!(self.out, "{text}")?;
-                    self.at_line_start = text.ends_with('\n');
-                    self.text += &text;
-                }
-                Event::Call(call) => {
-                    self.end_thought()?;
-                    if !self.at_line_start && !self.text.is_empty() {
-                        writeln!(self.out)?;
-                    }
-                    writeln!(self.out, "call {} {}", call.name, Json::Object(call.arguments.clone()))?;
-                    self.at_line_start = true;
-                    self.calls.push(call);
-                }
-                Event::Open(_) => self.end_thought()?,
-            }
-        }
-        Ok(self.out.flush()?)
+    if !answer.calls.is_empty() {
+        // Mistral's templates want names of nine letters and digits.
+        let json =
+            |(at, call): (usize, &ToolCall)| call.to_json(&format!("call{:05}", (n_before * 100 + at) % 100_000));
+        let calls: Vec<Json> = answer.calls.iter().enumerate().map(json).collect();
+        message.fields.insert("tool_calls".into(), calls.into());
     }
-
-    fn end_thought(&mut self) -> Result<(), Failure> {
-        if std::mem::take(&mut self.in_thought) {
-            write!(self.out, "{}", if self.dims { "\x1b[0m\n\n" } else { "\n</think>\n\n" })?;
-            self.at_line_start = true;
-        }
-        Ok(())
-    }
-
-    /// The end of the last line.
-    fn end(&mut self, is_broken_off: bool) -> Result<(), Failure> {
-        self.end_thought()?;
-        match (is_broken_off, self.calls.is_empty() || !self.at_line_start) {
-            (true, _) => writeln!(self.out, " [broken off]")?,
-            (false, true) => writeln!(self.out)?,
-            (false, false) => {}
-        }
-        Ok(())
-    }
-
-    /// The message that templates look for: the thought is in `reasoning_content`, where each keeps it or leaves it out.
-    fn into_message(self, format: Format, n_before: usize) -> Message {
-        let mut message = Message::new("assistant", self.text);
-        // gpt-oss's template refuses a message with a text, a thought and a call.
-        let has_both = !self.calls.is_empty() && message.text().is_some_and(|text| !text.is_empty());
-        let is_refused = format == Format::Harmony && has_both;
-        if !self.thought.is_empty() && !is_refused {
-            message.fields.insert("reasoning_content".into(), self.thought.into());
-        }
-        if !self.calls.is_empty() {
-            // Mistral's templates want names of nine letters and digits.
-            let json =
-                |(at, call): (usize, &ToolCall)| call.to_json(&format!("call{:05}", (n_before * 100 + at) % 100_000));
-            let calls: Vec<Json> = self.calls.iter().enumerate().map(json).collect();
-            message.fields.insert("tool_calls".into(), calls.into());
-        }
-        message
-    }
+    message
 }
 
 /// Whether a file has the conversation alone.

@@ -3,8 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use serde_json::Value as Json;
 use tilewright::Error;
-use tilewright::grammar::Constraint;
+use tilewright::answer::Format;
+use tilewright::grammar::{Constraint, ToolChoice, ToolRules};
+use tilewright::tokenizer::Tokenizer;
 
 #[derive(Args)]
 #[group(multiple = false)]
@@ -18,8 +21,8 @@ pub struct ConstraintArgs {
     /// Write what this regular expression matches as a whole, such as "yes|no".
     #[arg(long, value_name = "PATTERN")]
     regex: Option<String>,
-    /// Write a text of the grammar in this file, in llguidance's variant of Lark's syntax. `--max-tokens` ends such texts all
-    /// the same.
+    /// Write a text of the grammar in this file: in llama.cpp's syntax if it has a rule `root ::=`, or else in llguidance's
+    /// variant of Lark's. `--max-tokens` ends such texts all the same.
     #[arg(long, value_name = "FILE")]
     grammar: Option<PathBuf>,
 }
@@ -36,10 +39,54 @@ impl ConstraintArgs {
             }
             ConstraintArgs { json_object: true, .. } => Constraint::JsonObject,
             ConstraintArgs { regex: Some(pattern), .. } => Constraint::Regex(pattern.clone()),
-            ConstraintArgs { grammar: Some(path), .. } => Constraint::Lark(read(path)?),
+            ConstraintArgs { grammar: Some(path), .. } => Constraint::grammar_of(read(path)?),
             _ => return Ok(None),
         };
         Ok(Some(constraint))
+    }
+}
+
+/// What is enforced of tool calls.
+#[derive(Args)]
+pub struct CallArgs {
+    /// Whether the model calls a tool: as it decides, at least one, none, or this one. Calls are enforced: what it writes is a
+    /// call in its format whose arguments are valid by the tool's schema, also after thinking.
+    #[arg(long, value_name = "auto|required|none|NAME", requires = "tools")]
+    tool_choice: Option<ToolChoice>,
+    /// Allow one call in an answer, and no further ones.
+    #[arg(long, requires = "tools")]
+    single_call: bool,
+}
+
+impl CallArgs {
+    /// What is enforced of these tools; nothing, unless it was asked for, where another constraint leaves no room for it or
+    /// the format is not known.
+    pub fn rules(
+        &self,
+        tools: &[Json],
+        format: Format,
+        is_bound: bool,
+        tokenizer: &Tokenizer,
+    ) -> Result<Option<ToolRules>, Error> {
+        if self.tool_choice.is_none() && (is_bound || format == Format::Plain) {
+            eprintln!("notice: tool calls are not enforced: {}", match is_bound {
+                true => "the text has a constraint or a beginning of its own",
+                false => "the model's format is not known; --tool-format names one",
+            });
+            return Ok(None);
+        }
+        if is_bound {
+            return Err(Error::Option {
+                option: "tool_choice",
+                expected: "no other constraint and no beginning".into(),
+                found: "both".into(),
+            });
+        }
+        let choice = self.tool_choice.clone().unwrap_or_default();
+        let rules = ToolRules { choice, parallel: !self.single_call, ..ToolRules::new(format) };
+        // Tools that cannot be used are told before anything is asked.
+        Constraint::tools(tools, &rules, tokenizer, "")?;
+        Ok(Some(rules))
     }
 }
 

@@ -8,11 +8,17 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
+#[cfg(feature = "grammar")]
+use tilewright::answer::Format;
+use tilewright::answer::{AnswerReader, ToolCall};
 use tilewright::generate::{ContextPolicy, Generation, Stats, StopReason};
+#[cfg(feature = "grammar")]
+use tilewright::grammar::Constraint;
 use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
 use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model, Recovery};
 
+use super::answer::Answer;
 use super::guess::{self, GuessArgs};
 use super::lost::each_piece;
 use super::{DeviceArgs, Failure, parse_bytes, print_json, show_bytes, tell_findings};
@@ -137,9 +143,46 @@ pub struct GenerateArgs {
     /// Time each kernel and print a table.
     #[arg(long)]
     profile: bool,
+    #[cfg(feature = "grammar")]
+    #[command(flatten)]
+    tools: ToolArgs,
     /// Print one JSON object at the end instead of text.
     #[arg(long)]
     json: bool,
+}
+
+/// Tools whose calls are enforced. The prompt is continued as it is: what the model knows of them, it says.
+#[cfg(feature = "grammar")]
+#[derive(Args)]
+struct ToolArgs {
+    /// JSON file with a list of tools: {"type": "function", "function": {...}}. The text is an answer that may call them,
+    /// and is printed as `chat` prints it: thinking apart, calls in lines of their own.
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt_ids")]
+    tools: Option<PathBuf>,
+    /// How the model writes tool calls; found by its template and its vocabulary if absent.
+    #[arg(long, value_parser = Format::ALL.map(Format::name), value_name = "NAME")]
+    tool_format: Option<String>,
+    #[command(flatten)]
+    calls: super::constrain::CallArgs,
+}
+
+#[cfg(feature = "grammar")]
+impl ToolArgs {
+    /// What reads the answer, and what enforces its calls.
+    fn reader(&self, model: &Model, prompt: &str, options: &mut GenerateOptions) -> Result<Option<AnswerReader>, Error> {
+        let Some(path) = &self.tools else { return Ok(None) };
+        let tools = super::read_list(path)?;
+        let tokenizer = model.tokenizer()?;
+        let templates: String = model.chat_source().templates.iter().map(|(_, source)| source.as_str()).collect();
+        let format = match self.tool_format.as_deref().and_then(Format::from_name) {
+            Some(format) => format,
+            None => Format::detect(&templates, |name| tokenizer.special_id(name).is_some()),
+        };
+        if let Some(rules) = self.calls.rules(&tools, format, options.constraint.is_some(), tokenizer)? {
+            options.constraint = Some(Constraint::tools(&tools, &rules, tokenizer, prompt)?);
+        }
+        Ok(Some(AnswerReader::for_tokenizer(format, tokenizer).with_tools(&tools).after_prompt(prompt)))
+    }
 }
 
 impl GenerateArgs {
@@ -226,7 +269,7 @@ impl SamplingArgs {
 }
 
 pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
-    let options = GenerateOptions { tokens_per_submit: args.tokens_per_submit, ..args.sampling.options()? };
+    let mut options = GenerateOptions { tokens_per_submit: args.tokens_per_submit, ..args.sampling.options()? };
     options.check()?;
     let prompt = match args.prompt_ids {
         Some(_) => String::new(),
@@ -234,6 +277,10 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     };
     let mut recovery = args.model.recovery(path);
     let mut session = recovery.load(&args.model.open()?)?.session()?;
+    #[cfg(feature = "grammar")]
+    let mut reader = args.tools.reader(session.model(), &prompt, &mut options)?;
+    #[cfg(not(feature = "grammar"))]
+    let mut reader: Option<AnswerReader> = None;
     let mut draft = args.sampling.guess.load(session.model())?;
     let before = session.model().device().counters();
     let prompt_ids = match &args.prompt_ids {
@@ -250,28 +297,30 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     if args.profile {
         generation.enable_profile();
     }
-    let mut out = io::stdout().lock();
-    if !args.json {
-        write!(out, "{prompt}")?;
-        out.flush()?;
-    }
+    let mut out: Box<dyn Write> = if args.json { Box::new(io::sink()) } else { Box::new(io::stdout().lock()) };
+    write!(out, "{prompt}")?;
+    out.flush()?;
+    let mut answer = Answer::new(&mut out);
     let (mut text, mut token_ids) = (String::new(), Vec::new());
-    let ended = each_piece(&mut generation, &mut recovery, |piece| {
+    let mut ended = each_piece(&mut generation, &mut recovery, |piece| {
         token_ids.push(piece.id);
         text += &piece.text;
-        if !args.json {
-            match args.prompt_ids {
-                Some(_) => write!(out, "{}{}", if token_ids.len() > 1 { "," } else { "" }, piece.id)?,
-                None => write!(out, "{}", piece.text)?,
-            }
-            out.flush()?;
+        match (&mut reader, &args.prompt_ids) {
+            (Some(reader), _) => return answer.take(reader.push(piece.id, &piece.text)?),
+            (None, Some(_)) => answer.write(format_args!("{}{}", if token_ids.len() > 1 { "," } else { "" }, piece.id)),
+            (None, None) => answer.write(format_args!("{}", piece.text)),
         }
-        Ok(())
     });
-    if !args.json && !matches!(ended, Err(Failure::StdoutClosed)) {
-        // What stands on the screen after an error is not the whole text, and must not look so.
-        writeln!(out, "{}", if ended.is_err() { " [broken off]" } else { "" })?;
+    if let Some(reader) = &mut reader
+        && !matches!(ended, Err(Failure::StdoutClosed))
+    {
+        ended = answer.take(reader.finish()).and_then(|()| ended);
     }
+    if !matches!(ended, Err(Failure::StdoutClosed)) {
+        // What stands on the screen after an error is not the whole text, and must not look so.
+        answer.end(ended.is_err())?;
+    }
+    let read = reader.map(|_| (answer.thought, answer.text, answer.calls));
     drop(out);
     // A device that took over counts from its opening on.
     let before = if ended? > 0 { Counters::default() } else { before };
@@ -291,7 +340,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         print_profile(&generation);
     }
     if args.json {
-        return print_json(&json!({
+        let mut all = json!({
             "model": model.name(),
             "device": device.info(),
             "seed": options.seed,
@@ -303,7 +352,13 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
             "decode": decode,
             "speculation": generation.speculation(),
             "counters": counters,
-        }));
+        });
+        if let (Some((thinking, answer, calls)), Some(fields)) = (read, all.as_object_mut()) {
+            let call = |(at, call): (usize, &ToolCall)| call.to_json(&format!("call{at:05}"));
+            let calls: Vec<_> = calls.iter().enumerate().map(call).collect();
+            fields.extend([("thinking", json!(thinking)), ("answer", json!(answer)), ("tool_calls", json!(calls))].map(|(key, value)| (key.to_owned(), value)));
+        }
+        return print_json(&all);
     }
     summary(device, &options, stop_reason, prefill, decode);
     let is_asked_for = options.prompt_lookup > 0 || args.sampling.guess.draft.is_some();

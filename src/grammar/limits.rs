@@ -2,6 +2,8 @@
 //! stop it: so what is read has limits, below which it takes less than 250 ms (`benches/hostile.rs`). They are far above
 //! what is used to describe answers and tools.
 
+use std::collections::{HashMap, HashSet};
+
 use serde_json::Value;
 
 /// Values of a schema, which together may be that deep.
@@ -11,6 +13,8 @@ const MOST_DEPTH: usize = 200;
 const MOST_SCHEMA_BYTES: usize = 256 << 10;
 /// Bytes of a grammar, and of all regular expressions of a schema.
 const MOST_LARK_BYTES: usize = 32 << 10;
+/// Bytes of a grammar of llama.cpp's, which is several times as long in Lark's syntax.
+const MOST_GBNF_BYTES: usize = 16 << 10;
 const MOST_PATTERN_BYTES: usize = 16 << 10;
 /// Sum of the squares of how many properties each object has or requires: 1000 in one object.
 const MOST_PROPERTIES: usize = 1_000_000;
@@ -168,6 +172,158 @@ fn least_length(pattern: &str) -> u64 {
     groups.last().map_or(0, |&(_, longest)| longest).max(sum.saturating_add(last))
 }
 
+/// What stands in a definition of a grammar.
+enum Part<'t> {
+    Length(u64),
+    Name(&'t str),
+    Open,
+    Close,
+    Or,
+    /// The last one, so many times.
+    Times(u64),
+}
+
+/// About how long a text of a grammar is at least. Names stand for what they are defined as: of a terminal, whose texts are
+/// written at once, the longest alternative, as in a pattern; of a rule the shortest.
+fn lark_length(text: &str) -> u64 {
+    let mut bodies: HashMap<&str, String> = HashMap::new();
+    let mut current = "";
+    for line in text.lines() {
+        let named = line.trim_start_matches(['!', '?']);
+        let n = named.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '-')).unwrap_or(named.len());
+        let (name, rest) = named.split_at(n);
+        let rest = if rest.starts_with('[') { rest.split_once(']').map_or("", |(_, rest)| rest) } else { rest };
+        match rest.trim_start().strip_prefix(':') {
+            Some(body) if !name.is_empty() => {
+                current = name;
+                bodies.insert(name, body.into());
+            }
+            _ => {
+                if let Some(body) = bodies.get_mut(current) {
+                    body.push('\n');
+                    *body += line;
+                }
+            }
+        }
+    }
+    let parts: HashMap<&str, Vec<Part>> = bodies.iter().map(|(&name, body)| (name, parts_of(body))).collect();
+    let mut known: HashMap<&str, u64> = HashMap::new();
+    // A definition is visited twice: before and after those that it names.
+    let mut stack: Vec<(&str, bool)> = parts.keys().map(|name| (*name, false)).collect();
+    let mut seen = HashSet::new();
+    while let Some((name, is_known)) = stack.pop() {
+        let Some(parts) = parts.get(name) else { continue };
+        if is_known {
+            let of = |name: &str| known.get(name).copied().unwrap_or(0);
+            let length = parts_length(parts, name.trim_start_matches('_').starts_with(char::is_uppercase), of);
+            known.insert(name, length);
+        } else if seen.insert(name) {
+            stack.push((name, true));
+            stack.extend(parts.iter().filter_map(|part| if let Part::Name(name) = part { Some((*name, false)) } else { None }));
+        }
+    }
+    known.into_values().max().unwrap_or(0)
+}
+
+/// The parts of a definition; schemas and the like have no length.
+fn parts_of(body: &str) -> Vec<Part<'_>> {
+    let mut parts = Vec::new();
+    let mut rest = body;
+    while let Some(c) = rest.chars().next() {
+        let after = rest.get(c.len_utf8()..).unwrap_or_default();
+        // Up to this character, which no backslash is in front of.
+        let quoted = |end: char| {
+            let mut is_escaped = false;
+            let at = after.find(|c| {
+                let ends = c == end && !is_escaped;
+                is_escaped = c == '\\' && !is_escaped;
+                ends
+            });
+            after.split_at(at.unwrap_or(after.len()))
+        };
+        let word = |is_in: fn(char) -> bool| after.split_at(after.find(|c| !is_in(c)).unwrap_or(after.len()));
+        let next;
+        (next, rest) = match c {
+            '"' => {
+                let (text, rest) = quoted('"');
+                (Some(Part::Length(text.chars().count() as u64)), rest.get(1..).unwrap_or_default())
+            }
+            '/' if after.starts_with('/') => (None, after.split_once('\n').map_or("", |(_, rest)| rest)),
+            '#' => (None, after.split_once('\n').map_or("", |(_, rest)| rest)),
+            '/' => {
+                let (pattern, rest) = quoted('/');
+                let rest = rest.get(1..).unwrap_or_default().trim_start_matches(|c: char| "imslux".contains(c));
+                (Some(Part::Length(least_length(pattern))), rest)
+            }
+            '<' => (None, after.split_once('>').map_or("", |(_, rest)| rest)),
+            '%' => (None, ""),
+            '(' | '[' => (Some(Part::Open), after),
+            // What is in brackets need not be there.
+            ']' => {
+                parts.push(Part::Close);
+                (Some(Part::Times(0)), after)
+            }
+            ')' => (Some(Part::Close), after),
+            '|' => (Some(Part::Or), after),
+            '*' | '?' => (Some(Part::Times(0)), after),
+            '+' => (Some(Part::Times(1)), after),
+            '{' | '~' => {
+                let (digits, rest) = word(|c| c.is_ascii_digit());
+                let least = digits.parse().unwrap_or(if digits.is_empty() { 0 } else { u64::MAX });
+                let rest = if c == '{' { rest.split_once('}').map_or("", |(_, rest)| rest) } else { rest };
+                let rest = rest.strip_prefix("..").map_or(rest, |rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
+                (Some(Part::Times(least)), rest)
+            }
+            _ if c.is_ascii_alphabetic() || c == '_' => {
+                let (_, rest_of) = word(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+                let name = rest.get(..rest.len() - rest_of.len()).unwrap_or_default();
+                (Some(Part::Name(name)), rest_of)
+            }
+            _ => (None, after),
+        };
+        parts.extend(next);
+    }
+    parts
+}
+
+fn parts_length(parts: &[Part], is_terminal: bool, of: impl Fn(&str) -> u64) -> u64 {
+    let better = |a: Option<u64>, b: u64| a.map_or(b, |a| if is_terminal { a.max(b) } else { a.min(b) });
+    // As in `least_length`.
+    let mut groups: Vec<(u64, Option<u64>)> = vec![(0, None)];
+    let (mut sum, mut last) = (0u64, 0u64);
+    for part in parts {
+        let atom = match part {
+            Part::Length(length) => *length,
+            Part::Name(name) => of(name),
+            Part::Open => {
+                groups.push((sum.saturating_add(last), None));
+                (sum, last) = (0, 0);
+                continue;
+            }
+            Part::Close if groups.len() > 1 => {
+                let (before, best) = groups.pop().unwrap_or_default();
+                let atom = better(best, sum.saturating_add(last));
+                (sum, last) = (before, 0);
+                atom
+            }
+            Part::Close => 0,
+            Part::Or => {
+                if let Some((_, best)) = groups.last_mut() {
+                    *best = Some(better(*best, sum.saturating_add(last)));
+                }
+                (sum, last) = (0, 0);
+                continue;
+            }
+            Part::Times(n) => {
+                last = last.saturating_mul(*n);
+                continue;
+            }
+        };
+        (sum, last) = (sum.saturating_add(last), atom);
+    }
+    better(groups.last().and_then(|(_, best)| *best), sum.saturating_add(last))
+}
+
 /// Refuses a schema that is too large, without recursion.
 pub(super) fn check_schema(schema: &Value) -> Result<(), Excess> {
     let mut sums = Sums::default();
@@ -199,10 +355,21 @@ pub(super) fn check_pattern(pattern: &str) -> Result<(), Excess> {
     check("length of its texts", least_length(pattern), MOST_LEAST_LENGTH)
 }
 
+/// Refuses a grammar of llama.cpp's that is too long.
+pub(super) fn check_gbnf(text: &str) -> Result<(), Excess> {
+    check("bytes", text.len(), MOST_GBNF_BYTES)
+}
+
+/// Refuses a grammar in Lark's syntax whose texts are too long.
+pub(super) fn check_lengths(text: &str) -> Result<(), Excess> {
+    check("length of its texts", lark_length(text), MOST_LEAST_LENGTH)
+}
+
 /// Refuses a grammar that is too long, or has a schema that is too large.
 pub(super) fn check_lark(text: &str) -> Result<(), Excess> {
     check("bytes", text.len(), MOST_LARK_BYTES)?;
     check("length of its texts", text.lines().map(least_length).max().unwrap_or(0), MOST_LEAST_LENGTH)?;
+    check_lengths(text)?;
     for (at, keyword) in text.match_indices("%json") {
         let rest = &text[at + keyword.len()..];
         // What is no JSON is refused when the grammar is read.
@@ -215,7 +382,7 @@ pub(super) fn check_lark(text: &str) -> Result<(), Excess> {
 
 #[cfg(test)]
 mod tests {
-    use super::least_length;
+    use super::{lark_length, least_length};
 
     #[test]
     fn lengths_of_texts_are_those_of_their_patterns() {
@@ -235,5 +402,22 @@ mod tests {
         ] {
             assert_eq!(least_length(pattern), length, "{pattern}");
         }
+    }
+
+    #[test]
+    fn lengths_of_grammars_follow_names() {
+        for (grammar, length) in [
+            ("start: A", 0),
+            ("start: A B\nA: \"ab\"\nB: /c{3}/", 5),
+            ("start: A{10}\nA: B{10} | \"x\"\nB: \"x\"", 100),
+            ("start: a\na: b{10} | \"x\"\nb: \"xy\"", 2),
+            ("start: A\nA: B B\n  | C\nB: C~3..4\nC: /a{5}/i // C C C", 30),
+            ("start: a \"x\"\na: a \"y\" | a a", 1),
+            ("start: [A] A? A* %json {\"A\": 1}\nA: \"xxx\"", 3),
+        ] {
+            assert_eq!(lark_length(grammar), length, "{grammar}");
+        }
+        let doubled: String = (0..40).map(|i| format!("T{i}: T{} T{}\n", i + 1, i + 1)).collect();
+        assert_eq!(lark_length(&format!("start: T0\n{doubled}T40: \"x\"")), 1 << 40);
     }
 }

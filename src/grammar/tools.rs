@@ -84,6 +84,11 @@ pub struct ToolGrammar {
 }
 
 impl ToolGrammar {
+    /// The grammar, in llguidance's variant of Lark's syntax.
+    pub fn lark(&self) -> &str {
+        &self.lark
+    }
+
     /// The schemas, those of single properties first.
     pub(super) fn parts(&self) -> Vec<(String, TopLevelGrammar)> {
         let mut parts = Vec::new();

@@ -105,6 +105,10 @@ pub fn all() -> Vec<(Constraint, &'static str)> {
         regex("((a{1000}){1000}){1000}", "length of its texts"),
     ]);
     let lark = |grammar: &str, says| (Constraint::Lark(grammar.into()), says);
+    let doubled = |name: &str| -> String {
+        let lines = (0..30).map(|i| format!("{name}{i}: {name}{} {name}{}\n", i + 1, i + 1));
+        format!("start: {name}0\n{}{name}30: \"x\"", lines.collect::<String>())
+    };
     let rules = |n: usize| (0..n).map(|i| format!("r{i}: \"a\" r{}\n", i + 1)).collect::<String>();
     all.extend([
         lark("", "no start"),
@@ -116,6 +120,10 @@ pub fn all() -> Vec<(Constraint, &'static str)> {
         lark(&format!("start: r0\n{}r50000: \"x\"", rules(50_000)), "bytes"),
         lark("start: %json {\"type\": \"integer\", \"minimum\": 5, \"maximum\": 3}", "minimum"),
         lark("start: %json {\"type\": \"integer\", \"multipleOf\": 1000003}", "multipleOf"),
+        lark(&doubled("T"), "length of its texts"),
+        lark(&doubled("r"), "length of its texts"),
+        lark("start: A\nA: B{1000}\nB: C{1000}\nC: \"x\"", "length of its texts"),
+        lark("start: a a a\na: A A\nA: /a{19000}/", "length of its texts"),
         lark("start: A\nA: /(.*a.{200}){3}/ & /(.*b.{300}){3}/ & ~/(.*c.{100}){2}/", "fuel"),
     ]);
     all
@@ -139,11 +147,9 @@ pub fn large() -> Vec<Constraint> {
     let regexes = [r"(?i)\p{L}\p{N}\w".repeat(1000), "a{19000}".into(), "(.*a.{100}){50}".into()];
     let terminals: String = (0..2000).map(|i| format!("T{i}: \"a\" T{}\n", i + 1)).collect();
     let rules: String = (0..2000).map(|i| format!("r{i}: \"a\" r{}\n", i + 1)).collect();
-    let doubled: String = (0..30).map(|i| format!("r{i}: r{} r{}\n", i + 1, i + 1)).collect();
     let grammars = [
         format!("start: T0\n{terminals}T2000: \"x\""),
         format!("start: r0\n{rules}r2000: \"x\""),
-        format!("start: r0\n{doubled}r30: \"x\""),
         "start: e\ne: e e | \"a\" | ".into(),
         "start: \"a\"{6000}".into(),
     ];

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
-use super::{Lark, Tool, either, escaped, quoted, refused, without};
+use super::{Lark, Tool, either, escaped, quoted, refused};
 use crate::answer::GEMMA_QUOTE;
 use crate::error::Error;
 use crate::grammar::formats;
@@ -31,7 +31,7 @@ const NOTES: [&str; 14] = [
 ];
 /// Schemas in each other that have rules of Gemma's notation; deeper ones are written as JSON.
 const MOST_DEPTH: usize = 8;
-/// What ends a value between tags, for those who read it.
+/// What ends a value between tags, for those who read it; `without_value_ends` has the same.
 const VALUE_ENDS: [&str; 3] = ["</parameter>", "\n<parameter=", "\n</function>"];
 /// Texts without `</p`: JSON between tags must not have the tag in it.
 const NO_TAG: &str = "^(?:[^<]|<+(?:/<+)*(?:[^</]|/[^<p]))*(?:<+(?:/<+)*/?)?$";
@@ -340,16 +340,50 @@ fn gemma_text(quote: &str, keywords: &Map<String, Value>, of: &str, lark: &mut L
             false => Ok(format!("{quote} {} {quote}", either(&texts))),
         };
     }
-    let most = most.map_or(String::new(), |most| most.to_string());
     // Its letters end a text as well.
-    let text = format!("/(?s:.{{{least},{most}}})/{}", without(&[GEMMA_QUOTE]));
-    if quote.starts_with('<') {
-        let text = lark.terminal(&text);
-        return Ok(format!("{quote} {text} {quote}"));
+    let text = format!("/[^<]*(?:<{})*/{}", other_than(&[&GEMMA_QUOTE[1..]], "<"), lengths(least, most));
+    let text = lark.terminal(&text);
+    match quote.starts_with('<') {
+        true => Ok(format!("{quote} {text} {quote}")),
+        false => {
+            let text = lark.lazy(&format!("{text} {quote}"));
+            Ok(format!("{quote} {text}"))
+        }
     }
-    let text = lark.terminal(&format!("/(?s:.{{{least},{most}}})/"));
-    let text = lark.lazy(&format!("{text} {quote}"));
-    Ok(format!("{quote} {text}"))
+}
+
+/// ` & ...` for texts of some length.
+fn lengths(least: u64, most: Option<u64>) -> String {
+    match (least, most) {
+        (0, None) => String::new(),
+        (least, None) => format!(" & /(?s:.{{{least},}})/"),
+        (least, Some(most)) => format!(" & /(?s:.{{{least},{most}}})/"),
+    }
+}
+
+/// A regular expression of texts without some characters that do not begin with one of these words. A complement would say
+/// the same, but whether anything matches both it and a length takes long to find out.
+fn other_than(words: &[&str], stops: &str) -> String {
+    let mut firsts: Vec<char> = words.iter().filter_map(|word| word.chars().next()).collect();
+    firsts.dedup();
+    let stops_escaped = escaped(stops);
+    let class: String = firsts.iter().map(|c| escaped(c.encode_utf8(&mut [0; 4]))).collect();
+    let mut ways = vec![format!("[^{class}{stops_escaped}][^{stops_escaped}]*")];
+    for first in firsts {
+        let rest: Vec<&str> = words.iter().filter_map(|word| word.strip_prefix(first)).collect();
+        if !rest.contains(&"") {
+            ways.push(escaped(first.encode_utf8(&mut [0; 4])) + &other_than(&rest, stops));
+        }
+    }
+    format!("(?:{})?", ways.join("|"))
+}
+
+/// Texts in which no value ends, in parts that `<` and line breaks begin.
+fn without_value_ends() -> String {
+    let [in_line, begins_line] = [&["/parameter>"][..], &["/parameter>", "/function>", "parameter="]]
+        .map(|words| other_than(words, "<\n"));
+    let line = format!("(?:(?:<{begins_line}|[^<\\n]+)(?:<{in_line})*)?");
+    format!("{line}(?:\\n{line})*")
 }
 
 /// A text between tags, as it is: it has no form of its own, so all that a schema says of it must be said here.
@@ -379,10 +413,7 @@ fn tagged_text(keywords: &Map<String, Value>, of: &str, lark: &mut Lark) -> Resu
             false => Ok(either(&texts)),
         };
     }
-    let most = most.map_or(String::new(), |most| most.to_string());
-    // The line break in front belongs to the tag, and may be a part of an end.
-    let begins = format!(" & ~/(?:{})(?s:.*)/", VALUE_ENDS.map(|end| escaped(end.trim_start())).join("|"));
-    let mut text = format!("/(?s:.{{{least},{most}}})/{}{begins}", without(&VALUE_ENDS));
+    let mut text = format!("/{}/{}", without_value_ends(), lengths(least, most));
     let more = keywords.get("allOf").and_then(Value::as_array).into_iter().flatten();
     let patterns = more.filter_map(|schema| schema.get("pattern")).chain(keywords.get("pattern"));
     for pattern in patterns {
@@ -528,6 +559,20 @@ mod tests {
         }
         for pattern in ["a^", "$a", "(^a)", "a(b$)"] {
             assert_eq!(whole_texts(pattern), None, "{pattern}");
+        }
+    }
+
+    #[test]
+    fn texts_in_which_no_value_ends_are_all_matched() {
+        let whole = regex::Regex::new(&format!("^(?:{})$", super::without_value_ends())).unwrap();
+        let parts = ["</parameter>", "<parameter=", "</function>", "\n", "<", "/", "a", "</parameter", "</fun", "<p>", "\n\n"];
+        for i in 0..parts.len().pow(4) {
+            let at = |k: u32| parts[i / parts.len().pow(k) % parts.len()];
+            let text = [at(0), at(1), at(2), at(3)].concat();
+            // The line break in front belongs to the tag.
+            let line = format!("\n{text}");
+            let ends = super::VALUE_ENDS.iter().any(|end| line.contains(end));
+            assert_eq!(whole.is_match(&text), !ends, "{text:?}");
         }
     }
 

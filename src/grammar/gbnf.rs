@@ -1,0 +1,463 @@
+//! llama.cpp's grammars: a rule is `name ::= alternatives`, `root` is the whole text.
+//! <https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md>
+//!
+//! A rule becomes a rule of Lark's, and each character a terminal of its own: a terminal of several takes as many
+//! characters as it can, and what follows it gets none of them, while here every way to read a text counts.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use crate::error::Error;
+
+/// Groups in each other.
+const MOST_DEPTH: usize = 100;
+/// Times that something is repeated. It is llama.cpp's limit.
+const MOST_TIMES: u32 = 2000;
+
+/// What stands in a rule.
+#[derive(Clone, Copy)]
+enum Part {
+    /// Something that is at least a character.
+    Text,
+    /// An empty text.
+    Nothing,
+    Rule(usize),
+    Open,
+    Close,
+    Or,
+    /// What is in front need not be there.
+    Optional,
+}
+
+struct Rule<'t> {
+    name: &'t str,
+    /// Where it is first named, and where it is defined.
+    named: usize,
+    defined: Option<usize>,
+    parts: Vec<Part>,
+    lark: String,
+}
+
+/// Whether this is a grammar of llama.cpp's, and none of Lark's.
+pub fn is_gbnf(text: &str) -> bool {
+    text.lines().any(|line| {
+        let rest = line.trim_start().strip_prefix("root");
+        rest.is_some_and(|rest| rest.trim_start().starts_with("::="))
+    })
+}
+
+/// The grammar in Lark's syntax.
+///
+/// # Errors
+/// [`Error::Constraint`] naming the line of what is no grammar, of a rule that is not there and of one that begins with
+/// itself.
+pub fn to_lark(text: &str) -> Result<String, Error> {
+    let mut reader = Reader { text, rest: text, rules: Vec::new(), ids: HashMap::new() };
+    reader.grammar()?;
+    let Reader { rules, ids, .. } = reader;
+    if !ids.contains_key("root") {
+        return Err(refused(text.lines().count(), "a rule `root`", "none"));
+    }
+    for rule in &rules {
+        if rule.defined.is_none() {
+            return Err(refused(rule.named, "the name of a rule", format!("`{}`", rule.name)));
+        }
+    }
+    if let Some(rule) = left_recursive(&rules).and_then(|at| rules.get(at)) {
+        let line = rule.defined.unwrap_or(rule.named);
+        return Err(refused(line, "a rule that does not begin with itself", format!("`{}`", rule.name)));
+    }
+    let mut lark = String::new();
+    for (at, rule) in rules.iter().enumerate() {
+        // A text takes all that is written to it.
+        let _ = writeln!(lark, "{}: {}", lark_name(rule.name, at), rule.lark);
+    }
+    Ok(lark)
+}
+
+fn lark_name(name: &str, at: usize) -> String {
+    if name == "root" { "start".into() } else { format!("g{at}") }
+}
+
+fn refused(line: usize, expected: impl Into<String>, found: impl Into<String>) -> Error {
+    Error::Constraint { field: format!("gbnf: line {line}"), expected: expected.into(), found: found.into() }
+}
+
+struct Reader<'t> {
+    text: &'t str,
+    rest: &'t str,
+    rules: Vec<Rule<'t>>,
+    ids: HashMap<&'t str, usize>,
+}
+
+impl<'t> Reader<'t> {
+    fn line(&self) -> usize {
+        let read = self.text.get(..self.text.len() - self.rest.len()).unwrap_or_default();
+        read.bytes().filter(|&byte| byte == b'\n').count() + 1
+    }
+
+    fn error(&self, expected: &str) -> Error {
+        let found = self.rest.chars().next().map_or("the end".into(), |c| format!("{c:?}"));
+        refused(self.line(), expected, found)
+    }
+
+    fn skip(&mut self, token: &str) -> bool {
+        let rest = self.rest.strip_prefix(token);
+        self.rest = rest.unwrap_or(self.rest);
+        rest.is_some()
+    }
+
+    /// Skips spaces and comments, and line breaks if they end nothing.
+    fn space(&mut self, over_lines: bool) {
+        loop {
+            self.rest = match over_lines {
+                true => self.rest.trim_start(),
+                false => self.rest.trim_start_matches([' ', '\t']),
+            };
+            if !self.rest.starts_with('#') {
+                return;
+            }
+            self.rest = self.rest.find(['\n', '\r']).and_then(|at| self.rest.get(at..)).unwrap_or_default();
+        }
+    }
+
+    fn name(&mut self) -> Option<&'t str> {
+        let n = self.rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '-' || c == '_'));
+        let (name, rest) = self.rest.split_at(n.unwrap_or(self.rest.len()));
+        self.rest = rest;
+        (!name.is_empty()).then_some(name)
+    }
+
+    fn rule_of(&mut self, name: &'t str, line: usize) -> usize {
+        let next = self.rules.len();
+        let id = *self.ids.entry(name).or_insert(next);
+        if id == next {
+            let (parts, lark) = (Vec::new(), String::new());
+            self.rules.push(Rule { name, named: line, defined: None, parts, lark });
+        }
+        id
+    }
+
+    fn grammar(&mut self) -> Result<(), Error> {
+        self.space(true);
+        while !self.rest.is_empty() {
+            let line = self.line();
+            let Some(name) = self.name() else { return Err(self.error("the name of a rule")) };
+            self.space(false);
+            if !self.skip("::=") {
+                return Err(self.error("`::=`"));
+            }
+            let id = self.rule_of(name, line);
+            let (parts, lark) = self.body()?;
+            let Some(rule) = self.rules.get_mut(id) else { continue };
+            if let Some(first) = rule.defined.replace(line) {
+                return Err(refused(line, "each rule once", format!("`{name}` again, of line {first}")));
+            }
+            (rule.parts, rule.lark) = (parts, lark);
+            self.space(true);
+        }
+        Ok(())
+    }
+
+    /// A rule's alternatives, up to the end of the line where no group is open.
+    fn body(&mut self) -> Result<(Vec<Part>, String), Error> {
+        let (mut parts, mut lark) = (Vec::new(), String::new());
+        let mut depth = 0;
+        // A line may end in front of the first and after each bar.
+        self.space(true);
+        loop {
+            self.space(depth > 0);
+            let Some(c) = self.rest.chars().next() else { break };
+            let is_repeatable = matches!(parts.last(), Some(Part::Text | Part::Nothing | Part::Rule(_) | Part::Close));
+            match c {
+                '\n' | '\r' => break,
+                '(' => {
+                    self.skip("(");
+                    depth += 1;
+                    if depth > MOST_DEPTH {
+                        return Err(refused(self.line(), format!("at most {MOST_DEPTH} groups in each other"), "more"));
+                    }
+                    parts.push(Part::Open);
+                    lark += "(";
+                    self.space(true);
+                }
+                ')' if depth > 0 => {
+                    self.skip(")");
+                    depth -= 1;
+                    empty_if_nothing(&parts, &mut lark);
+                    parts.push(Part::Close);
+                    lark += ")";
+                }
+                '|' => {
+                    self.skip("|");
+                    empty_if_nothing(&parts, &mut lark);
+                    parts.push(Part::Or);
+                    lark += " | ";
+                    self.space(true);
+                }
+                '*' | '+' | '?' if is_repeatable => {
+                    self.rest = self.rest.get(1..).unwrap_or_default();
+                    lark.push(c);
+                    parts.extend((c != '+').then_some(Part::Optional));
+                }
+                '{' if is_repeatable => {
+                    let (least, times) = self.times()?;
+                    parts.extend((least == 0).then_some(Part::Optional));
+                    lark += &times;
+                }
+                '"' => {
+                    let chars = self.literal()?;
+                    parts.push(if chars.is_empty() { Part::Nothing } else { Part::Text });
+                    let quoted: Vec<String> = chars.iter().map(|c| quoted(*c)).collect();
+                    // In a group, so that all of it is repeated.
+                    lark += &match quoted.is_empty() {
+                        true => " \"\"".into(),
+                        false if quoted.len() == 1 => format!(" {}", quoted.concat()),
+                        false => format!(" ({})", quoted.join(" ")),
+                    };
+                }
+                '[' => {
+                    lark += &self.class()?;
+                    parts.push(Part::Text);
+                }
+                '.' => {
+                    self.skip(".");
+                    lark += " /(?s:.)/";
+                    parts.push(Part::Text);
+                }
+                '<' => {
+                    let end = self.rest.find('>').filter(|&at| !self.rest.get(1..at).is_none_or(|name| name.is_empty() || name.contains(char::is_whitespace)));
+                    let Some(end) = end else { return Err(self.error("the name of a token and `>`")) };
+                    let (token, rest) = self.rest.split_at(end + 1);
+                    self.rest = rest;
+                    lark.push(' ');
+                    lark += token;
+                    parts.push(Part::Text);
+                }
+                _ => {
+                    let line = self.line();
+                    let Some(name) = self.name() else { return Err(self.error("a part of a rule")) };
+                    let id = self.rule_of(name, line);
+                    parts.push(Part::Rule(id));
+                    lark.push(' ');
+                    lark += &lark_name(name, id);
+                }
+            }
+        }
+        match depth {
+            0 => {
+                empty_if_nothing(&parts, &mut lark);
+                Ok((parts, lark))
+            }
+            _ => Err(self.error("`)`")),
+        }
+    }
+
+    /// `{2}`, `{2,}`, `{,3}` or `{2,3}`: the least, and how Lark has it.
+    fn times(&mut self) -> Result<(u32, String), Error> {
+        self.skip("{");
+        let least = self.bound()?;
+        let most = if self.skip(",") { self.bound()? } else { least };
+        if !self.skip("}") {
+            return Err(self.error("`}`"));
+        }
+        match (least, most) {
+            (None, None) => Err(refused(self.line(), "a number of times", "none")),
+            (least, Some(most)) if least.unwrap_or(0) > most => {
+                Err(refused(self.line(), format!("at most {most} times"), format!("at least {}", least.unwrap_or(0))))
+            }
+            (least, most) => {
+                let least = least.unwrap_or(0);
+                let most = most.map_or(String::new(), |most| most.to_string());
+                Ok((least, format!("{{{least},{most}}}")))
+            }
+        }
+    }
+
+    /// A number, if one is there.
+    fn bound(&mut self) -> Result<Option<u32>, Error> {
+        self.space(true);
+        let n = self.rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(self.rest.len());
+        let (digits, rest) = self.rest.split_at(n);
+        self.rest = rest;
+        self.space(true);
+        match digits.parse::<u32>() {
+            Ok(n) if n <= MOST_TIMES => Ok(Some(n)),
+            Err(_) if digits.is_empty() => Ok(None),
+            _ => Err(refused(self.line(), format!("at most {MOST_TIMES} times"), digits)),
+        }
+    }
+
+    /// The characters of a text in quotes.
+    fn literal(&mut self) -> Result<Vec<char>, Error> {
+        self.skip("\"");
+        let mut chars = Vec::new();
+        loop {
+            match self.rest.chars().next() {
+                Some('"') => {
+                    self.skip("\"");
+                    return Ok(chars);
+                }
+                Some('\n') | None => return Err(self.error("`\"`")),
+                Some(_) => chars.push(self.character()?),
+            }
+        }
+    }
+
+    /// A class of characters, as Lark has it.
+    fn class(&mut self) -> Result<String, Error> {
+        self.skip("[");
+        let mut class = String::from(if self.skip("^") { " /[^" } else { " /[" });
+        let mut is_empty = true;
+        while !self.skip("]") {
+            if self.rest.is_empty() || self.rest.starts_with('\n') {
+                return Err(self.error("`]`"));
+            }
+            let first = self.character()?;
+            let mut last = first;
+            // At the end, a dash is one.
+            if self.rest.starts_with('-') && !self.rest.starts_with("-]") {
+                self.skip("-");
+                last = self.character()?;
+            }
+            if last < first {
+                return Err(refused(self.line(), format!("a character behind {first:?}"), format!("{last:?}")));
+            }
+            let _ = write!(class, "\\x{{{:X}}}-\\x{{{:X}}}", u32::from(first), u32::from(last));
+            is_empty = false;
+        }
+        match is_empty {
+            true if class.ends_with('^') => Ok(" /(?s:.)/".into()),
+            true => Err(refused(self.line(), "a character", "an empty class")),
+            false => Ok(class + "]/"),
+        }
+    }
+
+    /// A character, or what stands for one.
+    fn character(&mut self) -> Result<char, Error> {
+        let mut chars = self.rest.chars();
+        let c = match chars.next() {
+            Some('\\') => {
+                let (n, c) = match chars.next() {
+                    Some('x') => (2, None),
+                    Some('u') => (4, None),
+                    Some('U') => (8, None),
+                    Some('n') => (0, Some('\n')),
+                    Some('r') => (0, Some('\r')),
+                    Some('t') => (0, Some('\t')),
+                    Some(c @ ('\\' | '"' | '[' | ']' | '-' | '^' | '/' | '.')) => (0, Some(c)),
+                    _ => return Err(self.error("one of the escapes `\\n \\r \\t \\\\ \\\" \\[ \\] \\x \\u \\U`")),
+                };
+                let digits = chars.as_str().get(..n).unwrap_or_default();
+                chars = chars.as_str().get(n..).unwrap_or_default().chars();
+                let code = || u32::from_str_radix(digits, 16).ok().filter(|_| digits.len() == n).and_then(char::from_u32);
+                match c.or_else(code) {
+                    Some(c) => c,
+                    None => return Err(self.error("the digits of a character")),
+                }
+            }
+            Some(c) => c,
+            None => return Err(self.error("a character")),
+        };
+        self.rest = chars.as_str();
+        Ok(c)
+    }
+}
+
+/// Lark has no empty alternative at some places.
+fn empty_if_nothing(parts: &[Part], lark: &mut String) {
+    if matches!(parts.last(), None | Some(Part::Open | Part::Or)) {
+        *lark += "\"\"";
+    }
+}
+
+/// A character in quotes.
+fn quoted(c: char) -> String {
+    match c {
+        '\u{7F}' => "\"\\u007f\"".into(),
+        c => serde_json::Value::from(c.to_string()).to_string(),
+    }
+}
+
+/// A rule that can begin with itself.
+fn left_recursive(rules: &[Rule]) -> Option<usize> {
+    // Which rules may be empty: until no further one is found.
+    let mut empty = vec![false; rules.len()];
+    let begins: Vec<Vec<usize>> = loop {
+        let read: Vec<_> = rules.iter().map(|rule| begin_of(&rule.parts, &empty)).collect();
+        let found: Vec<bool> = read.iter().map(|(is_empty, _)| *is_empty).collect();
+        if found == empty {
+            break read.into_iter().map(|(_, begins)| begins).collect();
+        }
+        empty = found;
+    };
+    // Depth first; a rule that is come upon on its own way begins with itself.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Seen {
+        No,
+        Above,
+        Done,
+    }
+    let mut seen = vec![Seen::No; rules.len()];
+    for first in 0..rules.len() {
+        let mut stack = vec![(first, false)];
+        while let Some((at, is_left)) = stack.pop() {
+            match (is_left, seen[at]) {
+                (true, _) => seen[at] = Seen::Done,
+                (false, Seen::Done) => {}
+                (false, Seen::Above) => return Some(at),
+                (false, Seen::No) => {
+                    seen[at] = Seen::Above;
+                    stack.push((at, true));
+                    stack.extend(begins[at].iter().map(|&next| (next, false)));
+                }
+            }
+        }
+    }
+    None
+}
+
+/// Whether a rule may be empty, and the rules that it may begin with.
+fn begin_of(parts: &[Part], empty: &[bool]) -> (bool, Vec<usize>) {
+    /// An alternative in progress.
+    #[derive(Clone, Copy)]
+    struct Group {
+        /// Whether its beginning is the rule's.
+        is_begin: bool,
+        /// Whether another alternative may be empty.
+        other: bool,
+        /// Whether all so far of this one may be.
+        this: bool,
+    }
+    let mut begins = Vec::new();
+    let mut groups = vec![Group { is_begin: true, other: false, this: true }];
+    for (at, part) in parts.iter().enumerate() {
+        let is_optional = matches!(parts.get(at + 1), Some(Part::Optional));
+        let Some(group) = groups.last_mut() else { break };
+        match *part {
+            Part::Text => group.this &= is_optional,
+            Part::Nothing | Part::Optional => {}
+            Part::Rule(id) => {
+                if group.is_begin && group.this {
+                    begins.push(id);
+                }
+                group.this &= is_optional || empty.get(id) == Some(&true);
+            }
+            Part::Or => {
+                group.other |= group.this;
+                group.this = true;
+            }
+            Part::Open => {
+                let is_begin = group.is_begin && group.this;
+                groups.push(Group { is_begin, other: false, this: true });
+            }
+            Part::Close => {
+                let inner = groups.pop().is_some_and(|inner| inner.other || inner.this);
+                if let Some(group) = groups.last_mut() {
+                    group.this &= is_optional || inner;
+                }
+            }
+        }
+    }
+    (groups.first().is_some_and(|group| group.other || group.this), begins)
+}
