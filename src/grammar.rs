@@ -244,10 +244,7 @@ impl Grammars {
 
 /// Does what recurses, in a thread with a stack that suffices.
 #[cfg(not(target_arch = "wasm32"))]
-fn with_stack<T: Send + 'static>(
-    field: &'static str,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Error> {
+fn with_stack<T: Send + 'static>(field: &'static str, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {
     let (sender, receiver) = mpsc::channel();
     // Nobody waits for it any more if it took too long.
     let work = move || drop(sender.send(work()));

@@ -9,6 +9,7 @@ const KEYS = {
   json_schema: ["schema", ["object", "boolean"]],
   regex: ["pattern", ["string"]],
   grammar: ["grammar", ["string"]],
+  gbnf: ["grammar", ["string"]],
 } as const;
 
 /**

@@ -63,7 +63,7 @@ export class Model extends Loaded<ModelInfo> {
     return new Generation(this.engine, typeof prompt === "string"
       ? { kind: "text", text: prompt }
       : { kind: "tokens", ids: Uint32Array.from(prompt) }, rest, () => ({
-      ...defined({ constraint: constraintOf(responseFormat) }), toolChoice: "auto", reads: false, mayThink: false,
+      ...defined({ constraint: constraintOf(responseFormat) }), reads: false, mayThink: false,
     }));
   }
 
@@ -86,12 +86,12 @@ export class Model extends Loaded<ModelInfo> {
       if (some === undefined && choice !== "auto" && choice !== "none") {
         throw new TilewrightError("option", "toolChoice asks for a call, and there are no tools");
       }
-      if (some !== undefined && constraint !== undefined && choice !== "none") {
-        throw new TilewrightError("option", 'an answer of a responseFormat has no calls, expected toolChoice "none"');
+      const isBound = constraint !== undefined || continueFinalMessage === true;
+      if (isBound && choice !== "auto" && choice !== "none") {
+        throw new TilewrightError("option", "toolChoice asks for a call, and a responseFormat or the final message leaves no room for it");
       }
       return {
-        ...defined({ constraint, tools: some }),
-        toolChoice: choice,
+        ...defined({ constraint, tools: some, toolChoice: isBound ? undefined : choice }),
         reads: constraint !== undefined || thinking !== undefined || toolChoice !== undefined || some !== undefined,
         mayThink: thinking !== false,
       };

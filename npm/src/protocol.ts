@@ -96,9 +96,10 @@ export type TemplateOptions = Omit<ChatOptions, keyof GenerateOptions | "toolCho
 export interface AnswerRequest {
   /** JSON of a `ResponseFormat`. */
   constraint?: string;
-  /** JSON of the tools, if there are some: calls are read, and kept to what the tools take. */
+  /** JSON of the tools, if there are some, with which calls are read. */
   tools?: string;
-  toolChoice: "auto" | "none" | "required" | { name: string };
+  /** How calls are kept to what the tools take; if missing, they are not. */
+  toolChoice?: "auto" | "none" | "required" | { name: string };
   /** Whether thinking, text and calls are told apart. */
   reads: boolean;
   /** Whether a thought may come first where there is a constraint. */

@@ -58,11 +58,11 @@ export async function answerOf(
     const given = typeof begun === "string" ? begun : undefined;
     const promptEnd = ids.slice(-PROMPT_END);
     const reader = words.answerReader(model().templates(), tools, promptEnd, given, messages.length * 100);
-    const [choice, tool] = typeof toolChoice === "string" ? [toolChoice, undefined] : ["auto", toolChoice.name];
     try {
       const guide = constraint !== undefined ? words.answerGuide(constraint, endIds, reader, mayThink)
-        : tools !== undefined ? words.toolGuide(reader, choice, tool, mayThink, promptEnd, endIds)
-        : undefined;
+        : tools === undefined || toolChoice === undefined ? undefined
+        : typeof toolChoice === "string" ? words.toolGuide(reader, toolChoice, undefined, mayThink, promptEnd, endIds)
+        : words.toolGuide(reader, "auto", toolChoice.name, mayThink, promptEnd, endIds);
       return new Answer(guide, reader);
     } catch (error) {
       if (!isTrap(error)) {

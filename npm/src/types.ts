@@ -261,13 +261,14 @@ export interface GenerateOptions {
  *   like) are the error `constraint`; `$ref` leads to places in the same schema. Properties come in the schema's order.
  * - `regex`: a regular expression matches the whole of it; no assertions.
  * - `grammar`: it is a text of a grammar in llguidance's variant of Lark's syntax, whose rule `start` is the whole.
+ * - `gbnf`: the same in llama.cpp's syntax, whose rule `root` is the whole.
  */
 export type ResponseFormat =
   | { type: "text" }
   | { type: "json_object" }
   | { type: "json_schema"; schema: object | boolean }
   | { type: "regex"; pattern: string }
-  | { type: "grammar"; grammar: string };
+  | { type: "grammar" | "gbnf"; grammar: string };
 
 /**
  * Options of {@link Model.chat}: those of a generation, and what the template is told besides the messages.
@@ -280,7 +281,8 @@ export interface ChatOptions extends GenerateOptions {
   tools?: readonly object[] | undefined;
   /**
    * Whether the answer calls tools. Default `auto`: as the model decides. Calls are such that they can be read, and their arguments are
-   * valid by the tool's `parameters`; what of them cannot be enforced is the error `constraint`. With a `responseFormat` it must be `none`.
+   * valid by the tool's `parameters`; what of them cannot be enforced is the error `constraint`. A
+   * `responseFormat`, or a message to go on with, leaves no room for that: then calls are read and not kept to anything.
    */
   toolChoice?: ToolChoice | undefined;
   /**

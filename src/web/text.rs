@@ -184,6 +184,7 @@ fn read_constraint(text: &str) -> Result<Constraint, Error> {
         JsonSchema { schema: Json },
         Regex { pattern: String },
         Grammar { grammar: String },
+        Gbnf { grammar: String },
     }
     let error = |expected: String, found: String| Error::Constraint { field: "responseFormat".into(), expected, found };
     if text.len() > MOST_JSON_BYTES {
@@ -195,6 +196,7 @@ fn read_constraint(text: &str) -> Result<Constraint, Error> {
         Given::JsonSchema { schema } => Constraint::JsonSchema(schema),
         Given::Regex { pattern } => Constraint::Regex(pattern),
         Given::Grammar { grammar } => Constraint::Lark(grammar),
+        Given::Gbnf { grammar } => Constraint::Gbnf(grammar),
     })
 }
 

@@ -90,12 +90,14 @@ everywhere(
       return [await generation.text(), (await generation.result).stopReason];
     };
     const regex = { type: "regex", pattern: "[A-Z][a-z]{2,9}: [0-9]{1,3}(\\.[0-9])?" };
+    const gbnf = { type: "gbnf", grammar: 'root ::= "<" [a-z]{1,5} ">"' };
     const grammar = { type: "grammar", grammar: 'start: "(" (NUMBER | start) "+" NUMBER ")"\nNUMBER: /[0-9]{1,2}/' };
     const texts = {
       object: await of({ type: "json_object" }, { maxTokens: 400, temperature: 0 }),
       regex: await of(regex),
       again: await of(regex),
       grammar: await of(grammar),
+      gbnf: await of(gbnf),
       cut: await of(regex, { maxTokens: 2 }),
       text: await of({ type: "text" }, { maxTokens: 5 }),
       plain: await of(undefined, { maxTokens: 5 }),
@@ -103,12 +105,13 @@ everywhere(
     model.free();
     return texts;
   },
-  ({ object, regex, again, grammar, cut, text, plain }) => {
+  ({ object, regex, again, grammar, gbnf, cut, text, plain }) => {
     assert.ok(object[0].startsWith("{"), object[0]);
     if (object[1] !== "max_tokens") assert.equal(typeof JSON.parse(object[0]), "object");
     assert.match(regex[0], /^[A-Z][a-z]{2,9}: [0-9]{1,3}(\.[0-9])?$/);
     assert.deepEqual(regex, again);
     assert.match(grammar[0], /^\(+[0-9]{1,2}(\+[0-9]{1,2}\))+$/);
+    assert.match(gbnf[0], /^<[a-z]{1,5}>$/);
     assert.equal(cut[1], "max_tokens");
     assert.deepEqual(text, plain);
   },
@@ -235,6 +238,53 @@ everywhere(
     assert.deepEqual(codes, ["option", "constraint"]);
   },
   { file: withTemplate(TEMPLATE).toString("base64"), tools: [SUN] },
+);
+
+const TOOLS = [
+  ["weather", object({ city: { type: "string", pattern: "^[A-Z][a-z]{2,8}$" }, unit: { enum: ["celsius", "fahrenheit"] } })],
+  ["order", object({ items: { type: "array", items: object({ id: { type: "integer", minimum: 1, maximum: 99 }, gift: { type: "boolean" } }), minItems: 1, maxItems: 2 } })],
+  ["now", object({})],
+].map(([name, parameters]) => ({ type: "function", function: { name, parameters } }));
+
+everywhere(
+  "calls that are asked for come, can be read, and are valid by the tools' schemas at temperature 1",
+  async ({ Model }, { file, tools }) => {
+    const model = await Model.load(new Blob([Uint8Array.from(atob(file), (c) => c.charCodeAt(0))]), { device: "cpu" });
+    const user = { role: "user", content: "What now?" };
+    const results = [];
+    const chat = async (options) => (await model.chat([user], { temperature: 1, topK: 0, topP: 1, minP: 0, maxTokens: 400, tools, ...options }).result);
+    for (let seed = 0; seed < 8; seed += 1) results.push(await chat({ seed, toolChoice: "required" }));
+    const ordered = await chat({ seed: 9, toolChoice: { type: "function", function: { name: "order" } } });
+    const none = await chat({ seed: 10, toolChoice: "none", maxTokens: 40 });
+    const fail = (options) => chat(options).then(() => "worked", ({ code, message }) => `${code}: ${message}`);
+    const errors = [
+      await fail({ toolChoice: { type: "function", function: { name: "cancel" } } }),
+      await fail({ tools: [], toolChoice: "required" }),
+      await fail({ toolChoice: "required", responseFormat: { type: "json_object" } }),
+      await fail({ tools: [{ type: "function", function: { name: "odd", parameters: { type: "object", properties: { a: { not: {} } } } } }] }),
+    ];
+    model.free();
+    return { results, ordered, none, errors };
+  },
+  ({ results, ordered, none, errors }) => {
+    const schemas = Object.fromEntries(TOOLS.map(({ function: { name, parameters } }) => [name, validator(parameters)]));
+    let whole = 0;
+    for (const { toolCalls, stopReason } of [...results, ordered]) {
+      // An answer that is cut off may have no call so far.
+      if (stopReason === "max_tokens") continue;
+      whole += 1;
+      assert.ok(toolCalls.length > 0, stopReason);
+      for (const { function: { name, arguments: given } } of toolCalls) assert.ok(schemas[name](given), `${name}(${JSON.stringify(given)})`);
+    }
+    assert.ok(whole >= 6, `${whole} of 9 answers came to their end`);
+    assert.ok(ordered.toolCalls.every(({ function: { name } }) => name === "order"));
+    assert.deepEqual(none.toolCalls, []);
+    assert.match(errors[0], /^constraint: .*cancel/);
+    assert.match(errors[1], /^option: .*no tools/);
+    assert.match(errors[2], /^option: .*responseFormat/);
+    assert.match(errors[3], /^constraint: .*odd/);
+  },
+  { file: withTemplate(TEMPLATE).toString("base64"), tools: TOOLS },
 );
 
 test("Chromium: the module for answers is fetched when it is first needed, once, and what it holds for a generation is freed", { timeout: 120_000 }, async () => {
