@@ -222,17 +222,17 @@ impl Grammars {
         let read = move || {
             let matcher = Matcher::new(this.factory.create_parser(grammar));
             // What it is that cannot be used.
-            let part = matcher.is_error().then(|| {
-                let fails = |(_, grammar): &(String, TopLevelGrammar)| {
-                    Matcher::new(this.factory.create_parser(grammar.clone())).is_error()
+            let reason = matcher.get_error().map(|reason| {
+                let of_part = |(name, grammar): (String, TopLevelGrammar)| {
+                    let reason = Matcher::new(this.factory.create_parser(grammar)).get_error()?;
+                    Some((format!("{field}: {name}"), reason))
                 };
-                parts.into_iter().find(fails).map(|(name, _)| name)
+                parts.into_iter().find_map(of_part).unwrap_or((field.into(), reason))
             });
-            (matcher, part.flatten())
+            (matcher, reason)
         };
-        let (matcher, part) = with_stack(field, read)?;
-        if let Some(reason) = matcher.get_error() {
-            let field = part.map_or(field.to_owned(), |part| format!("{field}: {part}"));
+        let (matcher, reason) = with_stack(field, read)?;
+        if let Some((field, reason)) = reason {
             return Err(unusable(&field, "one that can be enforced", reason));
         }
         let end_ids = end_ids.iter().copied().filter(|&id| id < self.vocab_size).collect();

@@ -169,6 +169,9 @@ fn texts_are_what_they_have_to_be() {
     let pairs = regex::Regex::new("^[a-c]=[0-9](,[a-c]=[0-9])?$").unwrap();
     let written = run(&["--grammar", grammar.to_str().unwrap()]);
     assert!(pairs.is_match(&written), "{written}");
+    let grammar = file("pairs.gbnf", b"# pairs\nroot ::= pair (\",\" pair)?\npair ::= [a-c] \"=\" [0-9]\n");
+    let written = run(&["--grammar", grammar.to_str().unwrap()]);
+    assert!(pairs.is_match(&written), "{written}");
     // Answers of a conversation, each from its first character on.
     let args = ["chat", BUILTIN, "--device", "cpu", "--template", "chatml", "--regex", "(one|two)!"];
     let mut child = command(&args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -187,6 +190,80 @@ fn texts_are_what_they_have_to_be() {
     fails(&[&run[..], &["--regex", "("]].concat(), 2, &["regex", "unclosed group"]);
     fails(&[&run[..], &["--regex", "a", "--json-object"]].concat(), 2, &["--regex", "--json-object"]);
     fails(&[&run[..], &["--regex", "a", "--temperature", "0", "--prompt-lookup", "3"]].concat(), 2, &["constrained"]);
+}
+
+#[test]
+fn tool_calls_are_enforced() {
+    let tools = r#"[{"type": "function", "function": {"name": "set_light", "description": "Turns a lamp on or off.",
+        "parameters": {"type": "object", "properties": {"on": {"type": "boolean"}, "room": {"enum": ["hall", "attic"]}},
+        "required": ["on", "room"]}}}, {"type": "function", "function": {"name": "get_time", "description": "The time."}}]"#;
+    let tools = file("tools.json", tools.as_bytes());
+    let tools = tools.to_str().unwrap();
+    let run = |more: &[&str]| {
+        let args = ["run", BUILTIN, "--device", "cpu", "--seed", "2", "--temperature", "1", "--tools", tools];
+        json_of(&[&args[..], &["--json"], more].concat())
+    };
+    for format in ["hermes", "xml", "llama3", "mistral", "gemma4", "harmony", "lfm2", "granite", "json"] {
+        // What follows a thought is bound as well: of harmony, a thought may come first.
+        let found = run(&["--tool-format", format, "--tool-choice", "set_light", "--single-call"]);
+        let calls = found["tool_calls"].as_array().unwrap();
+        if found["stop_reason"] == "max_tokens" {
+            continue;
+        }
+        assert_eq!(calls.len(), 1, "{format}: {found}");
+        let arguments = &calls[0]["function"]["arguments"];
+        assert!(calls[0]["function"]["name"] == "set_light" && arguments["on"].is_boolean(), "{format}: {found}");
+        assert!(["hall", "attic"].contains(&arguments["room"].as_str().unwrap()), "{format}: {found}");
+    }
+    // As text, the call in a line of its own.
+    let args = [
+        "run",
+        BUILTIN,
+        "--device",
+        "cpu",
+        "--seed",
+        "2",
+        "--tools",
+        tools,
+        "--tool-choice",
+        "get_time",
+        "--single-call",
+    ];
+    let printed = text(&tilewright(&[&args[..], &["--tool-format", "json", "--prompt", "Now "]].concat()).stdout);
+    assert_eq!(printed, "Now call get_time {}\n");
+
+    let chat = [
+        "chat",
+        BUILTIN,
+        "--device",
+        "cpu",
+        "--template",
+        "chatml",
+        "--tools",
+        tools,
+        "--seed",
+        "3",
+        "--tool-format",
+        "json",
+    ];
+    let mut child = command(&[&chat[..], &["--tool-choice", "get_time", "--single-call"]].concat());
+    let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"\"\"\"\nWhat\ntime?\n\"\"\"\n/history\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(text(&output.stdout), "call get_time {}\n", "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("user: What\ntime?\nassistant: \ncall get_time {}\n"),
+        "{}",
+        text(&output.stderr)
+    );
+
+    let bad = file("same.json", br#"[{"name": "a"}, {"name": "a"}]"#);
+    fails(&["run", BUILTIN, "--device", "cpu", "--tools", bad.to_str().unwrap()], 2, &["`a`: name"]);
+    let run = ["run", BUILTIN, "--device", "cpu", "--tools", tools];
+    fails(&[&run[..], &["--tool-choice", "no_such"]].concat(), 2, &["tools: choice", "no_such"]);
+    fails(&[&run[..], &["--tool-choice", "auto", "--regex", "a"]].concat(), 2, &["tool_choice"]);
+    fails(&["run", BUILTIN, "--tool-choice", "auto"], 2, &["--tools"]);
+    fails(&["run", BUILTIN, "--tools", "missing.json"], 1, &["missing.json"]);
 }
 
 #[test]

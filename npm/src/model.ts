@@ -74,7 +74,7 @@ export class Model extends Loaded<ModelInfo> {
    * @throws {@link TilewrightError} `template` from the generation if the model has no chat template, or one that refuses the messages.
    */
   chat(messages: readonly ChatMessage[], options: ChatOptions = {}): Generation {
-    const { tools, toolChoice, thinking, responseFormat, documents, templateVariables, templateName, continueFinalMessage, ...generate } =
+    const { tools, toolChoice, parallelToolCalls, thinking, responseFormat, documents, templateVariables, templateName, continueFinalMessage, ...generate } =
       known("chat", options);
     const variables = typeof thinking !== "boolean" ? templateVariables : { enable_thinking: thinking, thinking, ...templateVariables };
     const told = defined({ tools, documents, templateVariables: variables, templateName, continueFinalMessage });
@@ -91,7 +91,7 @@ export class Model extends Loaded<ModelInfo> {
         throw new TilewrightError("option", "toolChoice asks for a call, and a responseFormat or the final message leaves no room for it");
       }
       return {
-        ...defined({ constraint, tools: some, toolChoice: isBound ? undefined : choice }),
+        ...defined({ constraint, tools: some, toolChoice: isBound ? undefined : choice, parallel: parallelToolCalls }),
         reads: constraint !== undefined || thinking !== undefined || toolChoice !== undefined || some !== undefined,
         mayThink: thinking !== false,
       };

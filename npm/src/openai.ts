@@ -54,6 +54,7 @@ export interface ChatCompletionRequest {
   seed?: number | null;
   tools?: ChatCompletionTool[] | null;
   tool_choice?: ToolChoice | null;
+  parallel_tool_calls?: boolean | null;
   response_format?: { type: "text" } | { type: "json_object" } | { type: "json_schema"; json_schema: { name?: string; schema?: object } } | null;
   /** Answers to give; only 1. */
   n?: number | null;
@@ -137,7 +138,7 @@ const NO_LIMIT = 2 ** 31 - 1;
 
 const KNOWN: ReadonlySet<string> = new Set<keyof ChatCompletionRequest>([
   "messages", "model", "stream", "stream_options", "temperature", "top_p", "max_completion_tokens", "max_tokens", "stop", "seed", "n",
-  "user", "top_k", "min_p", "repeat_penalty", "tools", "tool_choice", "response_format",
+  "user", "top_k", "min_p", "repeat_penalty", "tools", "tool_choice", "parallel_tool_calls", "response_format",
 ]);
 
 /** Values of other fields that ask for nothing. */
@@ -146,7 +147,6 @@ const NEUTRAL: Record<string, (value: unknown) => boolean> = {
   presence_penalty: (value) => value === 0,
   logprobs: (value) => value === false,
   logit_bias: (value) => typeof value === "object" && Object.keys(value ?? {}).length === 0,
-  parallel_tool_calls: (value) => value === true,
   store: (value) => value === false,
 };
 
@@ -297,7 +297,9 @@ function optionsOf(request: ChatCompletionRequest, { signal }: ChatCompletionCal
     repeatPenalty: repeat_penalty ?? undefined,
     responseFormat: formatOf(request.response_format ?? undefined),
     // Without tools there is nothing to choose.
-    ...(tools === undefined || tools.length === 0 ? {} : { tools, toolChoice: request.tool_choice ?? undefined }),
+    ...(tools === undefined || tools.length === 0 ? {} : {
+      tools, toolChoice: request.tool_choice ?? undefined, parallelToolCalls: request.parallel_tool_calls ?? undefined,
+    }),
   };
 }
 

@@ -36,7 +36,7 @@ export const OPTIONS = {
   "Model.builtin": LOAD_MODEL,
   "generate": GENERATE,
   "chat": {
-    ...GENERATE, tools: true, toolChoice: true, thinking: true, documents: true, templateVariables: true, templateName: true, continueFinalMessage: true,
+    ...GENERATE, tools: true, toolChoice: true, parallelToolCalls: true, thinking: true, documents: true, templateVariables: true, templateName: true, continueFinalMessage: true,
   } satisfies Names<ChatOptions>,
   "tokenize": { addSpecial: true } satisfies Names<TokenizeOptions>,
   "Embedder.load": {

@@ -90,7 +90,7 @@ export type Prompt =
   | { kind: "chat"; messages: ChatMessage[]; told: TemplateOptions };
 
 /** What a chat template is told besides the messages. */
-export type TemplateOptions = Omit<ChatOptions, keyof GenerateOptions | "toolChoice" | "thinking">;
+export type TemplateOptions = Omit<ChatOptions, keyof GenerateOptions | "toolChoice" | "parallelToolCalls" | "thinking">;
 
 /** What a text must match, and whether it is taken apart. The module that does both is fetched if one of them is asked for. */
 export interface AnswerRequest {
@@ -100,6 +100,8 @@ export interface AnswerRequest {
   tools?: string;
   /** How calls are kept to what the tools take; if missing, they are not. */
   toolChoice?: "auto" | "none" | "required" | { name: string };
+  /** Whether several calls may come where they are kept to anything. */
+  parallel?: boolean;
   /** Whether thinking, text and calls are told apart. */
   reads: boolean;
   /** Whether a thought may come first where there is a constraint. */

@@ -38,7 +38,7 @@ export function forget(): void {
 
 /** What a generation asks of this module, or nothing if it asks for nothing. `endIds` may end the text. */
 export async function answerOf(
-  model: () => Model, { constraint, tools, toolChoice, reads, mayThink }: AnswerRequest, prompt: Prompt, ids: Uint32Array, endIds: Uint32Array,
+  model: () => Model, { constraint, tools, toolChoice, parallel = true, reads, mayThink }: AnswerRequest, prompt: Prompt, ids: Uint32Array, endIds: Uint32Array,
 ): Promise<Answer | undefined> {
   if (constraint === undefined && !reads) {
     return undefined;
@@ -61,8 +61,8 @@ export async function answerOf(
     try {
       const guide = constraint !== undefined ? words.answerGuide(constraint, endIds, reader, mayThink)
         : tools === undefined || toolChoice === undefined ? undefined
-        : typeof toolChoice === "string" ? words.toolGuide(reader, toolChoice, undefined, mayThink, promptEnd, endIds)
-        : words.toolGuide(reader, "auto", toolChoice.name, mayThink, promptEnd, endIds);
+        : typeof toolChoice === "string" ? words.toolGuide(reader, toolChoice, undefined, parallel, mayThink, promptEnd, endIds)
+        : words.toolGuide(reader, "auto", toolChoice.name, parallel, mayThink, promptEnd, endIds);
       return new Answer(guide, reader);
     } catch (error) {
       if (!isTrap(error)) {

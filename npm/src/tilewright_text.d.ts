@@ -13,7 +13,8 @@ export class Vocabulary {
   answerGuide(constraint: string, endIds: Uint32Array, reader: AnswerReader, mayThink: boolean): Guide;
   /** Of an answer with the reader's tools; nothing where nothing is to be kept to. */
   toolGuide(
-    reader: AnswerReader, choice: string, tool: string | undefined, mayThink: boolean, promptEnd: Uint32Array, endIds: Uint32Array,
+    reader: AnswerReader, choice: string, tool: string | undefined, parallel: boolean, mayThink: boolean, promptEnd: Uint32Array,
+    endIds: Uint32Array,
   ): Guide | undefined;
   /** `tools` is JSON. */
   answerReader(templates: string, tools: string | undefined, promptEnd: Uint32Array, begun: string | undefined, firstCall: number): AnswerReader;

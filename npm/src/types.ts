@@ -247,7 +247,7 @@ export interface GenerateOptions {
   promptLookup?: number | undefined;
   /**
    * What the text must match: tokens that it forbids are never chosen. A stop text, `maxTokens` or the end of the context may end the text
-   * before it is complete. A module of 0.7 MB is fetched when it is first used. Default `{ type: "text" }`.
+   * before it is complete. A module of 0.8 MB is fetched when it is first used. Default `{ type: "text" }`.
    */
   responseFormat?: ResponseFormat | undefined;
 }
@@ -285,6 +285,8 @@ export interface ChatOptions extends GenerateOptions {
    * `responseFormat`, or a message to go on with, leaves no room for that: then calls are read and not kept to anything.
    */
   toolChoice?: ToolChoice | undefined;
+  /** Whether an answer may have several calls. Default `true`. */
+  parallelToolCalls?: boolean | undefined;
   /**
    * Whether the model thinks before it answers, for templates that know the variable `enable_thinking` or `thinking`; `auto`: what the
    * template does by itself. Thoughts are told apart from the text. Default: as `auto`, if another option has the answer taken apart.

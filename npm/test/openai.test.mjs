@@ -77,7 +77,7 @@ test("what is not supported is an error that names it", async () => {
     createChatCompletion(fakeModel([]), { messages, ...extra }), { name: "TilewrightError", code: "unsupported", message: pattern });
   await refused({ n: 2 }, /n is 2/);
   await refused({ frequency_penalty: 0.5 }, /frequency_penalty/);
-  await refused({ parallel_tool_calls: false }, /parallel_tool_calls/);
+  await refused({ logit_bias: { 5: 1 } }, /logit_bias/);
   await refused({ something_new: 1 }, /something_new/);
   await refused({ messages: [{ role: "user", content: [{ type: "image_url" }] }] }, /image_url/);
 });
@@ -88,13 +88,13 @@ const tool = { type: "function", function: { name: "sun" } };
 test("tools and what is to be matched are passed on, thoughts and calls come back", async () => {
   const model = fakeModel([{ thinking: "Sun?" }, "Let me see.", { toolCalls: [call] }]);
   const schema = { type: "boolean" };
-  const request = { messages, tools: [tool], tool_choice: "required", response_format: { type: "json_schema", json_schema: { name: "x", schema } } };
+  const request = { messages, tools: [tool], tool_choice: "required", parallel_tool_calls: false, response_format: { type: "json_schema", json_schema: { name: "x", schema } } };
   const { choices: [{ message, finish_reason }] } = await createChatCompletion(model, request);
   const wire = { ...call, function: { name: "sun", arguments: '{"day":2}' } };
   assert.deepEqual(message, { role: "assistant", content: "Let me see.", refusal: null, tool_calls: [wire], reasoning_content: "Sun?" });
   assert.equal(finish_reason, "tool_calls");
-  const { tools, toolChoice, responseFormat } = model.asked[0].options;
-  assert.deepEqual({ tools, toolChoice, responseFormat }, { tools: [tool], toolChoice: "required", responseFormat: { type: "json_schema", schema } });
+  const { tools, toolChoice, parallelToolCalls, responseFormat } = model.asked[0].options;
+  assert.deepEqual({ tools, toolChoice, parallelToolCalls, responseFormat }, { tools: [tool], toolChoice: "required", parallelToolCalls: false, responseFormat: { type: "json_schema", schema } });
   const deltas = [];
   for await (const chunk of await createChatCompletion(model, { ...request, stream: true })) deltas.push(chunk.choices[0]);
   assert.deepEqual(deltas.map(({ delta }) => delta), [

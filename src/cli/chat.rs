@@ -14,10 +14,10 @@ use tilewright::generate::{CancelHandle, StopReason};
 use tilewright::grammar::{Constraint, ToolChoice, ToolRules};
 use tilewright::{Error, GenerateOptions, Model, Recovery, Session};
 
+use super::answer::Answer;
 use super::guess::{self, Draft};
 use super::lost::each_piece;
 use super::run::{ModelArgs, SamplingArgs};
-use super::answer::Answer;
 use super::{Failure, read_list, tell_findings};
 
 /// Talk to a model.

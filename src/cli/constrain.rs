@@ -69,10 +69,13 @@ impl CallArgs {
         tokenizer: &Tokenizer,
     ) -> Result<Option<ToolRules>, Error> {
         if self.tool_choice.is_none() && (is_bound || format == Format::Plain) {
-            eprintln!("notice: tool calls are not enforced: {}", match is_bound {
-                true => "the text has a constraint or a beginning of its own",
-                false => "the model's format is not known; --tool-format names one",
-            });
+            eprintln!(
+                "notice: tool calls are not enforced: {}",
+                match is_bound {
+                    true => "the text has a constraint or a beginning of its own",
+                    false => "the model's format is not known; --tool-format names one",
+                }
+            );
             return Ok(None);
         }
         if is_bound {

@@ -169,7 +169,12 @@ struct ToolArgs {
 #[cfg(feature = "grammar")]
 impl ToolArgs {
     /// What reads the answer, and what enforces its calls.
-    fn reader(&self, model: &Model, prompt: &str, options: &mut GenerateOptions) -> Result<Option<AnswerReader>, Error> {
+    fn reader(
+        &self,
+        model: &Model,
+        prompt: &str,
+        options: &mut GenerateOptions,
+    ) -> Result<Option<AnswerReader>, Error> {
         let Some(path) = &self.tools else { return Ok(None) };
         let tools = super::read_list(path)?;
         let tokenizer = model.tokenizer()?;
@@ -356,7 +361,10 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         if let (Some((thinking, answer, calls)), Some(fields)) = (read, all.as_object_mut()) {
             let call = |(at, call): (usize, &ToolCall)| call.to_json(&format!("call{at:05}"));
             let calls: Vec<_> = calls.iter().enumerate().map(call).collect();
-            fields.extend([("thinking", json!(thinking)), ("answer", json!(answer)), ("tool_calls", json!(calls))].map(|(key, value)| (key.to_owned(), value)));
+            fields.extend(
+                [("thinking", json!(thinking)), ("answer", json!(answer)), ("tool_calls", json!(calls))]
+                    .map(|(key, value)| (key.to_owned(), value)),
+            );
         }
         return print_json(&all);
     }

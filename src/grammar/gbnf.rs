@@ -226,7 +226,9 @@ impl<'t> Reader<'t> {
                     parts.push(Part::Text);
                 }
                 '<' => {
-                    let end = self.rest.find('>').filter(|&at| !self.rest.get(1..at).is_none_or(|name| name.is_empty() || name.contains(char::is_whitespace)));
+                    let end = self.rest.find('>').filter(|&at| {
+                        !self.rest.get(1..at).is_none_or(|name| name.is_empty() || name.contains(char::is_whitespace))
+                    });
                     let Some(end) = end else { return Err(self.error("the name of a token and `>`")) };
                     let (token, rest) = self.rest.split_at(end + 1);
                     self.rest = rest;
@@ -350,7 +352,8 @@ impl<'t> Reader<'t> {
                 };
                 let digits = chars.as_str().get(..n).unwrap_or_default();
                 chars = chars.as_str().get(n..).unwrap_or_default().chars();
-                let code = || u32::from_str_radix(digits, 16).ok().filter(|_| digits.len() == n).and_then(char::from_u32);
+                let code =
+                    || u32::from_str_radix(digits, 16).ok().filter(|_| digits.len() == n).and_then(char::from_u32);
                 match c.or_else(code) {
                     Some(c) => c,
                     None => return Err(self.error("the digits of a character")),

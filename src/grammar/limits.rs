@@ -219,7 +219,9 @@ fn lark_length(text: &str) -> u64 {
             known.insert(name, length);
         } else if seen.insert(name) {
             stack.push((name, true));
-            stack.extend(parts.iter().filter_map(|part| if let Part::Name(name) = part { Some((*name, false)) } else { None }));
+            stack.extend(
+                parts.iter().filter_map(|part| if let Part::Name(name) = part { Some((*name, false)) } else { None }),
+            );
         }
     }
     known.into_values().max().unwrap_or(0)
@@ -271,7 +273,8 @@ fn parts_of(body: &str) -> Vec<Part<'_>> {
                 let (digits, rest) = word(|c| c.is_ascii_digit());
                 let least = digits.parse().unwrap_or(if digits.is_empty() { 0 } else { u64::MAX });
                 let rest = if c == '{' { rest.split_once('}').map_or("", |(_, rest)| rest) } else { rest };
-                let rest = rest.strip_prefix("..").map_or(rest, |rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
+                let rest =
+                    rest.strip_prefix("..").map_or(rest, |rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
                 (Some(Part::Times(least)), rest)
             }
             _ if c.is_ascii_alphabetic() || c == '_' => {

@@ -9,6 +9,7 @@
 
 mod notation;
 
+use std::collections::{HashMap, HashSet};
 use std::fmt::{Display, Write};
 use std::str::FromStr;
 
@@ -122,12 +123,7 @@ impl Constraint {
     /// format cannot carry, a schema that is too large or that the format cannot carry, a choice of a tool that is not there,
     /// and a format without calls. Schemas that cannot be enforced are refused by
     /// [`Grammars::begin`](super::Grammars::begin).
-    pub fn tools(
-        tools: &[Value],
-        rules: &ToolRules,
-        tokenizer: &Tokenizer,
-        prompt: &str,
-    ) -> Result<Constraint, Error> {
+    pub fn tools(tools: &[Value], rules: &ToolRules, tokenizer: &Tokenizer, prompt: &str) -> Result<Constraint, Error> {
         let format = rules.format;
         if format == Format::Plain && rules.choice != ToolChoice::None {
             return Err(refused("format", "one with calls, such as json", format));
@@ -178,13 +174,17 @@ struct Tool {
 /// Reads the list, and refuses what no grammar is to be made of.
 fn read(tools: &[Value], format: Format) -> Result<Vec<Tool>, Error> {
     let mut all: Vec<Tool> = Vec::new();
-    let mut names = std::collections::HashSet::new();
+    let mut names = HashSet::new();
     for (at, tool) in tools.iter().enumerate() {
         let tool = tool.get("function").unwrap_or(tool);
         let name = tool.get("name").and_then(Value::as_str).filter(|name| !name.is_empty());
         let name = name.ok_or_else(|| refused(format!("tool {at}: name"), "a text", "none"))?;
         if let Some(c) = name.chars().find(|&c| !carries(format, c)) {
-            return Err(refused(format!("`{name}`: name"), format!("characters that {format} has in names"), format!("{c:?}")));
+            return Err(refused(
+                format!("`{name}`: name"),
+                format!("characters that {format} has in names"),
+                format!("{c:?}"),
+            ));
         }
         if name.len() > MOST_NAME_BYTES {
             return Err(refused(format!("tool {at}: name"), format!("at most {MOST_NAME_BYTES} bytes"), name.len()));
@@ -200,9 +200,8 @@ fn read(tools: &[Value], format: Format) -> Result<Vec<Tool>, Error> {
         all.push(Tool { name: name.into(), parameters });
     }
     let whole = Value::Array(all.iter().map(|tool| tool.parameters.clone()).collect());
-    limits::check_schema(&whole).map_err(|excess| {
-        refused(format!("all parameters: {}", excess.of), excess.expected, excess.found)
-    })?;
+    limits::check_schema(&whole)
+        .map_err(|excess| refused(format!("all parameters: {}", excess.of), excess.expected, excess.found))?;
     Ok(all)
 }
 
@@ -220,17 +219,23 @@ fn carries(format: Format, c: char) -> bool {
 #[derive(Default)]
 struct Lark {
     text: String,
-    n: usize,
+    /// Names by what they are defined as.
+    known: HashMap<String, String>,
+    /// Bytes of `text` that are schemas.
     n_schema_bytes: usize,
 }
 
 impl Lark {
+    /// The definition, or the one that is there and says the same.
     fn add(&mut self, prefix: &str, attribute: &str, body: &str) -> String {
-        self.n += 1;
-        let name = format!("{prefix}{}", self.n);
-        // A text takes all that is written to it.
-        let _ = writeln!(self.text, "{name}{attribute}: {body}");
-        name
+        let next = self.known.len() + 1;
+        let name = self.known.entry(format!("{prefix}{attribute}: {body}")).or_insert_with(|| {
+            let name = format!("{prefix}{next}");
+            // A text takes all that is written to it.
+            let _ = writeln!(self.text, "{name}{attribute}: {body}");
+            name
+        });
+        name.clone()
     }
 
     /// A rule, by its name.
@@ -253,12 +258,15 @@ impl Lark {
         let mut schema = schema.clone();
         if let Some(keywords) = schema.as_object_mut() {
             // Spaces as JSON is written in templates, or none. Without a limit, a model may go on with them.
-            let style = serde_json::json!({"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"});
+            let style =
+                serde_json::json!({"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"});
             keywords.insert("x-guidance".into(), style);
         }
         let schema = schema.to_string();
-        self.n_schema_bytes += schema.len();
-        self.rule(&format!("%json {schema}"))
+        let before = self.text.len();
+        let name = self.rule(&format!("%json {schema}"));
+        self.n_schema_bytes += self.text.len() - before;
+        name
     }
 }
 

@@ -75,13 +75,14 @@ impl Vocabulary {
     }
 
     /// Begins an answer of a model that has tools, as `reader` was told of them. `choice`: `auto`, `none` or `required`,
-    /// unless it is `tool` that is to be called. A format without calls needs no guide where none is required.
+    /// unless it is `tool` that is to be called; `parallel`: whether several calls may come. A format without calls needs no guide where none is required.
     #[wasm_bindgen(js_name = toolGuide)]
     pub fn tool_guide(
         &self,
         reader: &AnswerReader,
         choice: &str,
         tool: Option<String>,
+        parallel: bool,
         may_think: bool,
         prompt_end: &[u32],
         end_ids: Vec<u32>,
@@ -96,7 +97,7 @@ impl Vocabulary {
             if format == Format::Plain && matches!(choice, ToolChoice::Auto | ToolChoice::None) {
                 return Ok(None);
             }
-            let rules = ToolRules { choice, thinking: may_think, ..ToolRules::new(format) };
+            let rules = ToolRules { format, choice, parallel, thinking: may_think };
             let prompt = self.tokenizer.decode(prompt_end, false)?;
             let constraint = Constraint::tools(&reader.tools, &rules, &self.tokenizer, &prompt)?;
             let guide = self.grammars()?.begin(&constraint, &end_ids)?;

@@ -36,7 +36,8 @@ number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1
 # Optional space: by convention, applied in this grammar after literal chars when allowed
 ws ::= | " " | "\n" [ \t]{0,20}
 "##;
-const ARITHMETIC: &str = "root ::= sum\nsum ::= term ([-+] term)*\nterm ::= num | \"(\" sum \")\"\nnum ::= [0-9] [0-9]? [0-9]?\n";
+const ARITHMETIC: &str =
+    "root ::= sum\nsum ::= term ([-+] term)*\nterm ::= num | \"(\" sum \")\"\nnum ::= [0-9] [0-9]? [0-9]?\n";
 const LIST: &str = "root ::= item{1,3}\nitem ::= \"- \" [^\\r\\n\\x0b\\x0c\\x85\\u2028\\u2029]{1,9} \"\\n\"\n";
 const CHESS: &str = r##"# Specifies chess moves as a list in algebraic notation
 root   ::= "1. " move " " move "\n" ([1-9] [0-9]? ". " move " " move "\n"){0,3}
@@ -113,15 +114,27 @@ fn texts_of_published_grammars_are_what_others_read() {
 fn a_grammar_takes_what_it_says_and_nothing_else() {
     let (tokenizer, grammars) = vocabulary();
     for (grammar, yes, no) in [
-        (JSON, &["{}", "{\"a\": [1, -2.5e1, {\"b\":\n \"\\u00e9x\"}]} ", "{\"k\":null}"][..], &["[]", "{\"a\": 01}", "{"][..]),
+        (
+            JSON,
+            &["{}", "{\"a\": [1, -2.5e1, {\"b\":\n \"\\u00e9x\"}]} ", "{\"k\":null}"][..],
+            &["[]", "{\"a\": 01}", "{"][..],
+        ),
         (ARITHMETIC, &["1+(22-3)", "7", "((1))"], &["", "1+", "1234", "(1"]),
         (CHESS, &["1. e4 e5\n2. Nf3 Nc6\n", "1. O-O-O Qxe4+\n"], &["1. e9 e5\n", "1. e4\n"]),
         ("root ::= \"a\" | \"ab\" \"c\"", &["a", "abc"], &["ab", "ac", ""]),
         // What a longest match would not read.
         ("root ::= [a-z]* \"b\"", &["b", "ab", "abbb"], &["a", "", "ba"]),
         ("root ::= (\"ab\" \"!\" | [a-z]+ \"?\")", &["ab!", "ab?", "abc?"], &["ab", "abc!"]),
-        ("root ::= x{2} y{,2} z{1,} \"é\"?\nx::=\"x\"\ny ::= [^xz]\nz ::= \"zz\"", &["xxzz", "xxaézzzzé"], &["xzz", "xxaaazz", "xxz"]),
-        ("root ::= \"\\x41\\u00e4\\U0001F600\\n\\t\\\"\\\\\" [\\]\\\\a-c-]", &["Aä😀\n\t\"\\]", "Aä😀\n\t\"\\-"], &["Aä😀\n\t\"\\d"]),
+        (
+            "root ::= x{2} y{,2} z{1,} \"é\"?\nx::=\"x\"\ny ::= [^xz]\nz ::= \"zz\"",
+            &["xxzz", "xxaézzzzé"],
+            &["xzz", "xxaaazz", "xxz"],
+        ),
+        (
+            "root ::= \"\\x41\\u00e4\\U0001F600\\n\\t\\\"\\\\\" [\\]\\\\a-c-]",
+            &["Aä😀\n\t\"\\]", "Aä😀\n\t\"\\-"],
+            &["Aä😀\n\t\"\\d"],
+        ),
         ("root ::= . [^a] [^]", &["aba", "\n\n\n"], &["aaa", "ab"]),
         ("root ::=\n  \"a\" |\n  # another\n  \"b\" # the last\n\n  \n", &["a", "b"], &["ab", ""]),
         ("root ::= ( | \"x\") (\"y\" | ) \"\"", &["", "x", "xy", "y"], &["yx"]),
@@ -178,7 +191,10 @@ fn what_is_no_grammar_is_refused_with_its_line() {
         let elapsed = start.elapsed();
         let told = error.to_string();
         let shown: String = grammar.chars().take(80).collect();
-        assert!(matches!(error, Error::Constraint { .. }) && told.contains(line) && told.contains(says), "{shown}: {told}");
+        assert!(
+            matches!(error, Error::Constraint { .. }) && told.contains(line) && told.contains(says),
+            "{shown}: {told}"
+        );
         assert!(elapsed.as_millis() < 250, "{shown}: {elapsed:?}");
     }
     // Read, within the same time.

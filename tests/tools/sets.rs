@@ -79,8 +79,11 @@ pub fn sets() -> Vec<Vec<Value>> {
     );
     // Names that begin alike.
     let get = tool("get", json!({"type": "object", "properties": {"k": {"type": "string", "maxLength": 5}}}));
-    let get_all = tool("get_all", json!({"type": "object", "properties": {
-        "k": {"type": "boolean"}, "key": {"type": "integer"}, "ke": {"type": "null"}}}));
+    let get_all = tool(
+        "get_all",
+        json!({"type": "object", "properties": {
+        "k": {"type": "boolean"}, "key": {"type": "integer"}, "ke": {"type": "null"}}}),
+    );
     vec![
         vec![weather.clone(), time.clone()],
         vec![calculator.clone(), search.clone()],

@@ -240,6 +240,8 @@ everywhere(
   { file: withTemplate(TEMPLATE).toString("base64"), tools: [SUN] },
 );
 
+/** It knows no tools: a call is then JSON and the whole answer, which also the story model brings to an end, unless it may think first. */
+const PLAIN = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}[assistant]";
 const TOOLS = [
   ["weather", object({ city: { type: "string", pattern: "^[A-Z][a-z]{2,8}$" }, unit: { enum: ["celsius", "fahrenheit"] } })],
   ["order", object({ items: { type: "array", items: object({ id: { type: "integer", minimum: 1, maximum: 99 }, gift: { type: "boolean" } }), minItems: 1, maxItems: 2 } })],
@@ -252,8 +254,8 @@ everywhere(
     const model = await Model.load(new Blob([Uint8Array.from(atob(file), (c) => c.charCodeAt(0))]), { device: "cpu" });
     const user = { role: "user", content: "What now?" };
     const results = [];
-    const chat = async (options) => (await model.chat([user], { temperature: 1, topK: 0, topP: 1, minP: 0, maxTokens: 400, tools, ...options }).result);
-    for (let seed = 0; seed < 8; seed += 1) results.push(await chat({ seed, toolChoice: "required" }));
+    const chat = async (options) => (await model.chat([user], { temperature: 1, topK: 0, topP: 1, minP: 0, maxTokens: 400, tools, thinking: false, ...options }).result);
+    for (let seed = 0; seed < 8; seed += 1) results.push(await chat({ seed, toolChoice: "required", parallelToolCalls: seed % 2 === 1 }));
     const ordered = await chat({ seed: 9, toolChoice: { type: "function", function: { name: "order" } } });
     const none = await chat({ seed: 10, toolChoice: "none", maxTokens: 40 });
     const fail = (options) => chat(options).then(() => "worked", ({ code, message }) => `${code}: ${message}`);
@@ -269,14 +271,14 @@ everywhere(
   ({ results, ordered, none, errors }) => {
     const schemas = Object.fromEntries(TOOLS.map(({ function: { name, parameters } }) => [name, validator(parameters)]));
     let whole = 0;
-    for (const { toolCalls, stopReason } of [...results, ordered]) {
-      // An answer that is cut off may have no call so far.
-      if (stopReason === "max_tokens") continue;
+    for (const [seed, { toolCalls, stopReason }] of [...results, ordered].entries()) {
+      // A list of calls that is cut off is none.
+      if (stopReason === "max_tokens" && seed % 2 === 1) continue;
       whole += 1;
-      assert.ok(toolCalls.length > 0, stopReason);
+      assert.ok(seed % 2 === 1 ? toolCalls.length > 0 : seed === 8 || toolCalls.length === 1, `${stopReason}: ${JSON.stringify(toolCalls)}`);
       for (const { function: { name, arguments: given } } of toolCalls) assert.ok(schemas[name](given), `${name}(${JSON.stringify(given)})`);
     }
-    assert.ok(whole >= 6, `${whole} of 9 answers came to their end`);
+    assert.ok(whole >= 5, `${whole} of 9 answers came to their end`);
     assert.ok(ordered.toolCalls.every(({ function: { name } }) => name === "order"));
     assert.deepEqual(none.toolCalls, []);
     assert.match(errors[0], /^constraint: .*cancel/);
@@ -284,7 +286,7 @@ everywhere(
     assert.match(errors[2], /^option: .*responseFormat/);
     assert.match(errors[3], /^constraint: .*odd/);
   },
-  { file: withTemplate(TEMPLATE).toString("base64"), tools: TOOLS },
+  { file: withTemplate(PLAIN).toString("base64"), tools: TOOLS },
 );
 
 test("Chromium: the module for answers is fetched when it is first needed, once, and what it holds for a generation is freed", { timeout: 120_000 }, async () => {

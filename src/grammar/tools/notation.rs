@@ -165,13 +165,7 @@ struct Written<'a> {
 
 impl Written<'_> {
     /// The properties of an object in their order, those that need not be there with a way around them.
-    fn members(
-        &self,
-        schema: &Map<String, Value>,
-        of: &str,
-        lark: &mut Lark,
-        depth: usize,
-    ) -> Result<String, Error> {
+    fn members(&self, schema: &Map<String, Value>, of: &str, lark: &mut Lark, depth: usize) -> Result<String, Error> {
         let none = Map::new();
         let properties = schema.get("properties").and_then(Value::as_object).unwrap_or(&none);
         let required = schema.get("required").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
@@ -380,8 +374,8 @@ fn other_than(words: &[&str], stops: &str) -> String {
 
 /// Texts in which no value ends, in parts that `<` and line breaks begin.
 fn without_value_ends() -> String {
-    let [in_line, begins_line] = [&["/parameter>"][..], &["/parameter>", "/function>", "parameter="]]
-        .map(|words| other_than(words, "<\n"));
+    let [in_line, begins_line] =
+        [&["/parameter>"][..], &["/parameter>", "/function>", "parameter="]].map(|words| other_than(words, "<\n"));
     let line = format!("(?:(?:<{begins_line}|[^<\\n]+)(?:<{in_line})*)?");
     format!("{line}(?:\\n{line})*")
 }
@@ -394,7 +388,8 @@ fn tagged_text(keywords: &Map<String, Value>, of: &str, lark: &mut Lark) -> Resu
         let known = KNOWN.join(", ");
         // `tighten` adds a pattern to one that is there.
         let is_pattern = |schema: &Value| schema.as_object().is_some_and(|all| all.keys().eq(["pattern"]));
-        let are_patterns = keywords.get("allOf").and_then(Value::as_array).is_some_and(|all| all.iter().all(is_pattern));
+        let are_patterns =
+            keywords.get("allOf").and_then(Value::as_array).is_some_and(|all| all.iter().all(is_pattern));
         if key != "allOf" || !are_patterns {
             return Err(refused(format!("{of}.{key}"), format!("of a text between tags, {known}"), format!("`{key}`")));
         }
@@ -456,10 +451,18 @@ fn form_of(format: &str) -> Option<&'static str> {
         "time" => time!(),
         "date-time" => concat!(date!(), "[tT]", time!()),
         "uuid" => "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
-        "ipv4" => r"(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])",
-        "email" => r"[A-Za-z0-9_+-]{1,32}(?:\.[A-Za-z0-9_+-]{1,31}){0,1}@[A-Za-z0-9](?:[A-Za-z0-9-]{0,30}[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,30}[A-Za-z0-9])?){0,3}",
-        "hostname" => r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?){0,2}",
-        "uri" => r"[a-z][a-z0-9+.-]{1,15}://[A-Za-z0-9][A-Za-z0-9.-]{0,80}(?::[0-9]{1,4})?(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]*)*(?:\?[A-Za-z0-9._~!$&'()*+,;=:@/?-]*)?(?:#[A-Za-z0-9._~!$&'()*+,;=:@/?-]*)?",
+        "ipv4" => {
+            r"(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+        }
+        "email" => {
+            r"[A-Za-z0-9_+-]{1,32}(?:\.[A-Za-z0-9_+-]{1,31}){0,1}@[A-Za-z0-9](?:[A-Za-z0-9-]{0,30}[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,30}[A-Za-z0-9])?){0,3}"
+        }
+        "hostname" => {
+            r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?){0,2}"
+        }
+        "uri" => {
+            r"[a-z][a-z0-9+.-]{1,15}://[A-Za-z0-9][A-Za-z0-9.-]{0,80}(?::[0-9]{1,4})?(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]*)*(?:\?[A-Za-z0-9._~!$&'()*+,;=:@/?-]*)?(?:#[A-Za-z0-9._~!$&'()*+,;=:@/?-]*)?"
+        }
         _ => return None,
     })
 }
@@ -565,7 +568,8 @@ mod tests {
     #[test]
     fn texts_in_which_no_value_ends_are_all_matched() {
         let whole = regex::Regex::new(&format!("^(?:{})$", super::without_value_ends())).unwrap();
-        let parts = ["</parameter>", "<parameter=", "</function>", "\n", "<", "/", "a", "</parameter", "</fun", "<p>", "\n\n"];
+        let parts =
+            ["</parameter>", "<parameter=", "</function>", "\n", "<", "/", "a", "</parameter", "</fun", "<p>", "\n\n"];
         for i in 0..parts.len().pow(4) {
             let at = |k: u32| parts[i / parts.len().pow(k) % parts.len()];
             let text = [at(0), at(1), at(2), at(3)].concat();
