@@ -162,7 +162,7 @@ everywhere(
     for (const format of formats) {
       let answer = await ask(format);
       // Another program may have had the processor meanwhile.
-      for (let more = 2; more > 0 && answer.ms >= 250; more -= 1) answer = await ask(format);
+      for (let more = 5; more > 0 && answer.ms >= 250; more -= 1) answer = await ask(format);
       answers.push(answer);
     }
     // Some thousand references may need more stack than there is: an error, or an answer.
