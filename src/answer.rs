@@ -251,6 +251,23 @@ impl AnswerReader {
         self.format
     }
 
+    /// Whether a thought is open.
+    #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
+    pub(crate) fn is_thinking(&self) -> bool {
+        matches!(self.state, State::Thinking | State::ThoughtName(_))
+    }
+
+    /// The tokens that begin and end a thought, where the vocabulary has both.
+    #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
+    pub(crate) fn thought_ids(&self) -> Option<[u32; 2]> {
+        let tokens = self.tokens.as_ref()?;
+        let id_of = |wanted: Mark| {
+            let is_wanted = |(_, at): &(&u32, &usize)| self.marks.get(**at).is_some_and(|(_, mark)| *mark == wanted);
+            tokens.marks.iter().find(is_wanted).map(|(&id, _)| id)
+        };
+        Some([id_of(Mark::ThinkOpen)?, id_of(Mark::ThinkClose)?])
+    }
+
     /// Reads a piece as [`Piece`](crate::generate::Piece) has it: a token, and the text that came with it.
     ///
     /// # Errors

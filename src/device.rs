@@ -546,7 +546,7 @@ impl Device {
     ///
     /// # Errors
     /// As [`Device::run`] and [`Device::read`].
-    #[cfg(target_arch = "wasm32")]
+    #[cfg(all(target_arch = "wasm32", feature = "web-kernels"))]
     pub(crate) async fn read_array(
         &self,
         tensor: &Tensor,

@@ -7,6 +7,7 @@ mod beam;
 #[cfg(not(target_arch = "wasm32"))]
 mod front;
 mod generation;
+mod guide;
 mod loader;
 mod logprobs;
 mod lookup;
@@ -27,6 +28,8 @@ pub use adapter::Adapter;
 #[cfg(not(target_arch = "wasm32"))]
 pub use beam::{Beam, BeamOptions};
 pub use generation::{CancelHandle, Generation, Piece, StopReason};
+#[cfg(all(target_arch = "wasm32", feature = "web"))]
+pub(crate) use guide::TokenGuide;
 pub use logprobs::Logprobs;
 pub use model::{LoadOptions, Model, Trace};
 pub use options::{ContextPolicy, GenerateOptions};

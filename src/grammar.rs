@@ -27,8 +27,12 @@ mod limits;
 mod tools;
 
 use std::fmt::{self, Debug, Display, Formatter};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
+#[cfg(not(target_arch = "wasm32"))]
+use std::sync::mpsc;
+#[cfg(not(target_arch = "wasm32"))]
 use std::thread;
+#[cfg(not(target_arch = "wasm32"))]
 use std::time::Duration;
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
@@ -45,8 +49,10 @@ pub use tools::{ToolChoice, ToolGrammar, ToolRules};
 
 /// Stack of the thread that reads a grammar: references that follow each other are read by functions that call each other.
 /// The limits leave room for some thousand. What is not used of it takes no memory.
+#[cfg(not(target_arch = "wasm32"))]
 const STACK_BYTES: usize = 256 << 20;
 /// The limits keep reading a grammar within a fraction of this. What they do not foresee ends here.
+#[cfg(not(target_arch = "wasm32"))]
 const MOST_TIME: Duration = Duration::from_secs(5);
 /// White space between two parts of a JSON text: a space, or a new line with its indentation. Without a limit, a model may go
 /// on with spaces until the text is as long as it may be.
@@ -212,7 +218,6 @@ impl Grammars {
     pub fn begin(self: &Arc<Self>, constraint: &Constraint, end_ids: &[u32]) -> Result<Guide, Error> {
         let (field, grammar) = (constraint.field(), constraint.grammar()?);
         let parts = constraint.parts();
-        let (sender, receiver) = mpsc::channel();
         let this = Arc::clone(self);
         let read = move || {
             let matcher = Matcher::new(this.factory.create_parser(grammar));
@@ -224,16 +229,9 @@ impl Grammars {
                 };
                 parts.into_iter().find_map(of_part).unwrap_or((field.into(), reason))
             });
-            // Nobody waits for it any more if it took too long.
-            let _ = sender.send((matcher, reason));
+            (matcher, reason)
         };
-        let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn(read);
-        thread.map_err(|error| unusable(field, "a thread to read it", error))?;
-        let (matcher, reason) = receiver.recv_timeout(MOST_TIME).map_err(|_| Error::Constraint {
-            field: field.into(),
-            expected: format!("one that is read within {MOST_TIME:?}"),
-            found: "too complex".into(),
-        })?;
+        let (matcher, reason) = with_stack(field, read)?;
         if let Some((field, reason)) = reason {
             return Err(unusable(&field, "one that can be enforced", reason));
         }
@@ -242,6 +240,28 @@ impl Grammars {
         guide.allowed()?;
         Ok(guide)
     }
+}
+
+/// Does what recurses, in a thread with a stack that suffices.
+#[cfg(not(target_arch = "wasm32"))]
+fn with_stack<T: Send + 'static>(field: &'static str, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {
+    let (sender, receiver) = mpsc::channel();
+    // Nobody waits for it any more if it took too long.
+    let work = move || drop(sender.send(work()));
+    let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn(work);
+    thread.map_err(|error| unusable(field, "a thread to read it", error))?;
+    receiver.recv_timeout(MOST_TIME).map_err(|_| Error::Constraint {
+        field: field.into(),
+        expected: format!("one that is read within {MOST_TIME:?}"),
+        found: "too complex".into(),
+    })
+}
+
+/// Does what recurses. There are no threads here: where the stack is too small the module ends, and whoever runs it makes
+/// another one.
+#[cfg(target_arch = "wasm32")]
+fn with_stack<T>(_: &'static str, work: impl FnOnce() -> T) -> Result<T, Error> {
+    Ok(work())
 }
 
 /// Where a text goes after a token.

@@ -72,6 +72,9 @@ enum Encoder {
     Own(Box<OwnEncoder>),
     #[cfg(feature = "tokenizer-json")]
     Foreign(Box<json::foreign::ForeignEncoder>),
+    /// Another module's, which knows texts in the middle of a text, or none.
+    #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
+    Elsewhere(fn(&str) -> Option<Vec<u32>>),
 }
 
 #[derive(Debug)]
@@ -220,6 +223,8 @@ impl Tokenizer {
             Encoder::Own(own) => own.encode(text, options),
             #[cfg(feature = "tokenizer-json")]
             Encoder::Foreign(foreign) => foreign.encode(text, options, &self.pieces),
+            #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
+            Encoder::Elsewhere(encode) => encode(text).ok_or_else(|| fault("text", "none in this module", "one")),
         }?;
         // A text that begins with BOS by name needs no other one. llama.cpp warns of two (#7332), and models answer worse.
         if let (true, [first, second, ..]) = (options.add_special && options.parse_special, &ids[..])
@@ -232,7 +237,7 @@ impl Tokenizer {
     }
 
     /// The ids of `text` in the middle of a text. `None` for a tokenizer that knows only whole texts.
-    #[cfg(feature = "grammar")]
+    #[cfg(any(feature = "grammar", all(target_arch = "wasm32", feature = "web")))]
     pub(crate) fn encode_within(&self, text: &str) -> Option<Vec<u32>> {
         match &self.encoder {
             Encoder::Own(own) => match own.algorithm {
@@ -241,6 +246,8 @@ impl Tokenizer {
             },
             #[cfg(feature = "tokenizer-json")]
             Encoder::Foreign(_) => None,
+            #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
+            Encoder::Elsewhere(encode) => encode(text),
         }
     }
 
@@ -257,6 +264,8 @@ impl Tokenizer {
             }),
             #[cfg(feature = "tokenizer-json")]
             Encoder::Foreign(foreign) => foreign.pair_template(),
+            #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
+            Encoder::Elsewhere(_) => Err(fault("text", "none in this module", "two")),
         }
     }
 
@@ -319,6 +328,8 @@ impl Tokenizer {
             Encoder::Own(own) => own.around.prefix.first().copied(),
             #[cfg(feature = "tokenizer-json")]
             Encoder::Foreign(_) => self.encode("", true)?.first().copied(),
+            #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
+            Encoder::Elsewhere(_) => None,
         };
         Ok(self.bos_id.is_some() && first == self.bos_id)
     }
@@ -340,6 +351,8 @@ impl Tokenizer {
             },
             #[cfg(feature = "tokenizer-json")]
             Encoder::Foreign(_) => "tokenizers",
+            #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
+            Encoder::Elsewhere(_) => "another module's",
         }
     }
 
@@ -349,7 +362,7 @@ impl Tokenizer {
     }
 
     /// What a token is for. `None` outside the vocabulary.
-    #[cfg(feature = "grammar")]
+    #[cfg(any(feature = "grammar", all(target_arch = "wasm32", feature = "web")))]
     pub(crate) fn token_type(&self, id: u32) -> Option<TokenType> {
         self.pieces.kind(id)
     }
@@ -358,6 +371,25 @@ impl Tokenizer {
     #[cfg(feature = "chat")]
     pub(crate) fn message_end_id(&self) -> Option<u32> {
         self.message_end_id
+    }
+
+    /// What decodes another module's tokens, given by id with the ids that end a text, and asks `encode` for the ids of texts.
+    #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
+    pub(crate) fn elsewhere(
+        tokens: Vec<(Vec<u8>, TokenType)>,
+        eos_ids: Vec<u32>,
+        encode: fn(&str) -> Option<Vec<u32>>,
+    ) -> Self {
+        let named = (0u32..).zip(&tokens).filter(|(_, (_, kind))| kind.is_special() || *kind == TokenType::UserDefined);
+        let name = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned().into_boxed_str();
+        Tokenizer {
+            encoder: Encoder::Elsewhere(encode),
+            special_ids: named.map(|(id, (bytes, _))| (name(bytes), id)).collect(),
+            pieces: Arc::new(Pieces::new(tokens.into_iter(), Strip::Spaces(0))),
+            bos_id: None,
+            eos_ids,
+            message_end_id: None,
+        }
     }
 
     /// BPE over characters, from a GGUF file.

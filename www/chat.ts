@@ -1,6 +1,6 @@
 // The conversation: the prompt, the messages, and the answer while it is written. A model without a chat template continues
 // a text instead: then each prompt stands for itself, and prompt and continuation read as one.
-import type { ChatMessage, Generation, GenerateOptions, Model } from "./tilewright/index.js";
+import type { ChatMessage, Generation, GenerateOptions, Model, ToolCall } from "./tilewright/index.js";
 import { byId, formatRate, isComposing, make, perFrame } from "./dom.js";
 import { GrowingMarkdown } from "./markdown.js";
 import { announce, hideError } from "./messages.js";
@@ -14,6 +14,9 @@ const CHAT_STARTERS = ["Explain what a GPU does in three sentences", "Write a ha
 interface Turn {
   prompt: string;
   answer: string;
+  /** What the model thought, and the tools that it called: there are none, but a model may do so all the same. */
+  thinking: string;
+  calls: ToolCall[];
   element: HTMLElement;
   reply: HTMLElement;
   actions: HTMLElement;
@@ -123,6 +126,9 @@ export class Chat {
     // The buttons under earlier answers act on the last one only.
     for (const { actions } of this.turns) actions.querySelector("[data-action=regenerate]")?.remove();
     turn.answer = "";
+    turn.thinking = "";
+    turn.calls = [];
+    turn.element.querySelector(".thought")?.remove();
     turn.reply.replaceChildren();
     turn.actions.replaceChildren();
     const done = this.write(model, turn, abort.signal).then(
@@ -153,16 +159,19 @@ export class Chat {
     const { temperature, topK, topP, minP, repeatPenalty, maxTokens } = settings;
     const options: GenerateOptions = { temperature, topK, topP, minP, repeatPenalty, maxTokens, seed, signal };
     const startedAt = performance.now();
-    const generation: Generation = this.isStory ? model.generate(turn.prompt, options) : model.chat(this.messages(settings.systemPrompt), options);
+    const generation: Generation = this.isStory ? model.generate(turn.prompt, options)
+      : model.chat(this.messages(settings.systemPrompt), { ...options, thinking: "auto" });
 
     const view = this.isStory ? new GrowingText(turn.reply) : new GrowingMarkdown(turn.reply);
     const speech = new Speech();
     turn.reply.ariaBusy = "true";
+    const thought = new Thought(turn);
     let pending = "";
     let nPieces = 0;
     let firstAt: number | undefined;
     let speed: Speed = {};
     const draw = perFrame(() => {
+      thought.show(pending !== "");
       if (pending !== "") view.append(pending);
       speech.say(pending);
       pending = "";
@@ -171,7 +180,7 @@ export class Chat {
     });
     let note = "";
     try {
-      for await (const { text } of generation) {
+      for await (const { text, thinking = "", toolCalls = [] } of generation) {
         const now = performance.now();
         firstAt ??= now;
         const elapsed = (now - firstAt) / 1000;
@@ -179,6 +188,8 @@ export class Chat {
         speed = { firstToken: (firstAt - startedAt) / 1000, decode: nPieces > 0 && elapsed > 0 ? nPieces / elapsed : undefined };
         nPieces += 1;
         turn.answer += text;
+        turn.thinking += thinking;
+        turn.calls.push(...toolCalls);
         pending += text;
         draw.ask();
       }
@@ -196,6 +207,10 @@ export class Chat {
       throw error;
     } finally {
       draw.now();
+      thought.show(true);
+      for (const { function: { name, arguments: given } } of turn.calls) {
+        turn.reply.append(make("pre", {}, make("code", {}, `${name}(${JSON.stringify(given)})`)));
+      }
       speech.end();
       turn.reply.ariaBusy = "false";
       this.addActions(turn, note);
@@ -206,12 +221,12 @@ export class Chat {
   /** The conversation as the model sees it: everything up to the last prompt. */
   private messages(systemPrompt: string): ChatMessage[] {
     const messages: ChatMessage[] = systemPrompt === "" ? [] : [{ role: "system", content: systemPrompt }];
-    this.turns.forEach(({ prompt, answer }, i) => {
+    this.turns.forEach(({ prompt, answer, thinking }, i) => {
       const isLast = i === this.turns.length - 1;
       // A prompt that failed before the first word is no part of the conversation.
       if (answer === "" && !isLast) return;
       messages.push({ role: "user", content: prompt });
-      if (!isLast) messages.push({ role: "assistant", content: answer });
+      if (!isLast) messages.push({ role: "assistant", content: answer, ...(thinking === "" ? {} : { reasoning_content: thinking }) });
     });
     return messages;
   }
@@ -227,7 +242,7 @@ export class Chat {
     const element = make("div", { className: "turn" }, make("div", { className: "text" }, asked, reply), actions);
     element.dataset["mode"] = this.isStory ? "story" : "chat";
     this.output.append(element);
-    const turn = { prompt, answer: "", element, reply, actions };
+    const turn: Turn = { prompt, answer: "", thinking: "", calls: [], element, reply, actions };
     this.turns.push(turn);
     return turn;
   }
@@ -315,6 +330,30 @@ export class Chat {
   private scrollDown(): void {
     this.isAtEnd = true;
     this.output.scrollTop = this.output.scrollHeight;
+  }
+}
+
+/** What the model thinks, above its answer: open while it thinks, and folded when it answers. */
+class Thought {
+  private details: HTMLDetailsElement | undefined;
+  private readonly node = new Text();
+
+  constructor(private readonly turn: Turn) {}
+
+  show(isAnswering: boolean): void {
+    const { thinking, reply } = this.turn;
+    if (thinking === "") return;
+    if (this.details === undefined) {
+      this.details = make("details", { className: "thought", open: true }, make("summary", {}, "Thinking…"), make("p", {}, this.node));
+      reply.before(this.details);
+    }
+    if (this.node.length < thinking.length) this.node.appendData(thinking.slice(this.node.length));
+    const summary = this.details.firstElementChild;
+    // Once: whoever opens it again wants to read it.
+    if (isAnswering && summary !== null && summary.textContent !== "Thought") {
+      summary.textContent = "Thought";
+      this.details.open = false;
+    }
   }
 }
 

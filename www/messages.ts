@@ -10,6 +10,7 @@ const SENTENCES: Record<ErrorCode, string> = {
   out_of_memory: "The graphics device has no memory left for this. Close other pages, choose a smaller context length, or the CPU in the settings.",
   memory: "The model needs more memory than there is. A smaller model, a smaller context length or stronger quantisation (Q4_0) may fit.",
   option: "One of the settings is outside of what the model can use.",
+  constraint: "The text was to match something that cannot be used, or that the model cannot write.",
   context_full: "The conversation no longer fits into the model's context. Clear it, or choose a larger context length in the settings.",
   tokenizer: "The model's vocabulary contradicts itself, so text cannot be turned into tokens.",
   template: "The model's chat template cannot be used for these messages. Removing the system prompt may help.",

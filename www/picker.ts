@@ -1,5 +1,5 @@
 // The ways to choose a model: built in, file, drag and drop, address, stored on this device. It chooses; main.ts loads.
-import { cache } from "./tilewright/index.js";
+import { cache, Model } from "./tilewright/index.js";
 import { byId, formatBytes, make } from "./dom.js";
 import { showError } from "./messages.js";
 import { TEXT_FILE } from "./passages.js";
@@ -30,6 +30,9 @@ export function startPicker(choose: (choice: ModelChoice) => void, read: (texts:
     else chooseFiles(files);
   });
 
+  for (const { name, address, sizeBytes } of Model.list()) {
+    byId("known-models").append(make("option", { value: address.replace(/^hf:/, ""), label: `${name}, ${formatBytes(sizeBytes)}` }));
+  }
   const address = byId<HTMLInputElement>("model-url");
   byId("url-form").addEventListener("submit", (event) => {
     event.preventDefault();

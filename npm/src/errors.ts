@@ -12,6 +12,8 @@ export type ErrorCode =
   | "memory"
   /** An option is out of range. */
   | "option"
+  /** What a text must match is invalid, contradicts itself, cannot be enforced or is too large; or no token can follow. */
+  | "constraint"
   /** The prompt and the tokens asked for do not fit the context. */
   | "context_full"
   /** The vocabulary is inconsistent. */
@@ -89,7 +91,7 @@ export interface WireError {
 
 /** Codes that the engine in WASM gives to its errors. */
 const ENGINE_CODES: ReadonlySet<string> = new Set<ErrorCode>([
-  "format", "unsupported", "config", "memory", "option", "context_full", "tokenizer", "template", "device_lost", "out_of_memory", "gpu",
+  "format", "unsupported", "config", "memory", "option", "constraint", "context_full", "tokenizer", "template", "device_lost", "out_of_memory", "gpu",
   "no_adapter", "limit", "non_finite", "truncated", "shape", "operand", "index",
 ]);
 

@@ -35,6 +35,9 @@ interface HubFile {
   sha256?: string;
 }
 
+/** What an address names: a model, or one file of safetensors that is none. */
+export type Wanted = "model" | "file";
+
 /** How the hub is asked. */
 interface Asking {
   headers: Record<string, string>;
@@ -54,14 +57,16 @@ export function isHubAddress(text: string): boolean {
  * @throws {@link TilewrightError}: `option` for what is no address or chooses no model, `http` or `network` for a hub that refuses or does
  * not answer, `format` for one that says something else than a hub; or the signal's reason.
  */
-export async function hubSpec(text: string, options: HubOptions & { fetch?: Fetch }, signal: AbortSignal | undefined): Promise<SourceSpec> {
+export async function hubSpec(
+  text: string, options: HubOptions & { fetch?: Fetch }, signal: AbortSignal | undefined, wanted: Wanted = "model",
+): Promise<SourceSpec> {
   const address = parse(text, options.revision);
   const endpoint = endpointOf(options.endpoint);
   const headers = headersOf(options);
   const base = `${endpoint}/${address.repo}/resolve/${encodeURIComponent(address.revision)}/`;
-  const files = await list(address, endpoint, { headers, base, ...(options.fetch === undefined ? {} : { fetch: options.fetch }) }, signal);
+  const files = await list(address, endpoint, { headers, base, ...(options.fetch === undefined ? {} : { fetch: options.fetch }) }, wanted, signal);
   const given = Object.keys(headers).length === 0 ? {} : { headers };
-  const specs = choose(files, address).map(({ path, name, sha256 }): FileSpec =>
+  const specs = choose(files, address, wanted).map(({ path, name, sha256 }): FileSpec =>
     ({ kind: "url", name, url: base + encodePath(path), ...given, ...(sha256 === undefined ? {} : { sha256 }) }));
   return { kind: "files", files: specs, ...(specs.length > 1 ? { name: address.repo.replace(/^.*\//, "") } : {}) };
 }
@@ -110,7 +115,7 @@ function headersOf({ headers, token }: HubOptions): Record<string, string> {
 
 /** The files of the revision: as the hub says, or those that are kept if it does not answer. */
 async function list(
-  address: Address, endpoint: string, { headers, base, fetch = globalThis.fetch }: Asking, signal: AbortSignal | undefined,
+  address: Address, endpoint: string, { headers, base, fetch = globalThis.fetch }: Asking, wanted: Wanted, signal: AbortSignal | undefined,
 ): Promise<HubFile[]> {
   const url = `${endpoint}/api/models/${address.repo}/revision/${encodeURIComponent(address.revision)}?blobs=true`;
   for (let failures = 0; ; failures += 1) {
@@ -136,7 +141,7 @@ async function list(
       error = new TilewrightError("network", `${url} could not be fetched (${messageOf(cause)})`, { cause });
     }
     const kept = failures === 0 ? await keptFiles(base) : [];
-    if (kept.length > 0 && isEnough(kept, address)) {
+    if (kept.length > 0 && isEnough(kept, address, wanted)) {
       return kept;
     }
     if (wait === undefined || wait > LONGEST_WAIT_MS) {
@@ -198,9 +203,9 @@ async function keptFiles(base: string): Promise<HubFile[]> {
   }
 }
 
-function isEnough(files: HubFile[], address: Address): boolean {
+function isEnough(files: HubFile[], address: Address, wanted: Wanted): boolean {
   try {
-    return choose(files, address).length > 0;
+    return choose(files, address, wanted).length > 0;
   } catch {
     return false;
   }
@@ -213,7 +218,7 @@ interface Gguf {
 }
 
 /** Chooses the files that an address names; `name` is a file's in the model's folder. */
-function choose(files: HubFile[], address: Address): (HubFile & { name: string })[] {
+function choose(files: HubFile[], address: Address, what: Wanted): (HubFile & { name: string })[] {
   const { path, quant } = address;
   const wrong = (wanted: string, there: string[]): TilewrightError => {
     const shown = there.length === 0 ? "nothing" : there.slice(0, 40).join(", ") + (there.length > 40 ? ` and ${there.length - 40} more` : "");
@@ -221,6 +226,14 @@ function choose(files: HubFile[], address: Address): (HubFile & { name: string }
   };
   const last = (file: HubFile): HubFile & { name: string } => ({ ...file, name: file.path.replace(/^.*\//, "") });
   const named = files.find((file) => file.path === path);
+  if (what === "file") {
+    const there = files.filter((file) => file.path.endsWith(".safetensors"));
+    const one = path === undefined && there.length === 1 ? there[0] : named;
+    if (one === undefined || quant !== undefined) {
+      throw wrong(quant !== undefined ? `:${quant} chooses nothing of a file in safetensors` : "the address has to name one file by its path", there.map((file) => file.path));
+    }
+    return [last(one)];
+  }
   if (named !== undefined) {
     const model = ggufs(files, true).find((one) => one.files.includes(named));
     if (model === undefined || quant !== undefined) {

@@ -17,8 +17,9 @@ export { type KeptOptions } from "./kept.js";
 export { Generation, Model } from "./model.js";
 export { Mol, type MolOptions, type MolSearchOptions } from "./mol.js";
 export {
-  createChatCompletion, type ChatCompletion, type ChatCompletionCallOptions, type ChatCompletionChunk, type ChatCompletionMessageParam,
-  type ChatCompletionRequest, type CompletionUsage, type FinishReason,
+  createChatCompletion, type ChatCompletion, type ChatCompletionCallOptions, type ChatCompletionChunk, type ChatCompletionDelta,
+  type ChatCompletionMessageParam, type ChatCompletionRequest, type ChatCompletionTool, type ChatCompletionToolCall, type CompletionUsage,
+  type FinishReason,
 } from "./openai.js";
 export { Reranker } from "./reranker.js";
 export type * from "./types.js";

@@ -1,12 +1,15 @@
 /** Models and what they generate: the part of the package that most people use. */
 
 import type { Engine } from "./engine.js";
+import { TilewrightError } from "./errors.js";
+import { asJson, constraintOf, toolChoiceOf } from "./format.js";
 import { defined, Loaded, loadInto } from "./loaded.js";
 import { known } from "./options.js";
-import type { Prompt, SourceSpec } from "./protocol.js";
+import table from "./models.js";
+import type { AnswerRequest, Prompt, SourceSpec } from "./protocol.js";
 import { specOf } from "./spec.js";
 import type {
-  ChatMessage, ChatOptions, GenerateOptions, GenerateResult, LoadOptions, ModelInfo, ModelSource, Piece, TokenizeOptions,
+  ChatMessage, ChatOptions, GenerateOptions, GenerateResult, KnownModel, LoadOptions, ModelInfo, ModelSource, Piece, TokenizeOptions,
 } from "./types.js";
 
 /**
@@ -33,6 +36,11 @@ export class Model extends Loaded<ModelInfo> {
     return Model.#load(await specOf(source, given.signal, given), given);
   }
 
+  /** Models that are known to run, with addresses that `Model.load` and, for those whose use is `embed`, `Embedder.load` take. Nothing is fetched. */
+  static list(): KnownModel[] {
+    return table.models.map(({ size_bytes: sizeBytes, cache_bytes_per_token: cacheBytesPerToken, ...model }) => ({ ...model, sizeBytes, cacheBytesPerToken }));
+  }
+
   /** Loads the small story model that comes with the package (1.2 MB): it writes English children's stories, and nothing else. */
   static async builtin(options: LoadOptions = {}): Promise<Model> {
     return Model.#load({ kind: "builtin" }, known("Model.builtin", options));
@@ -51,9 +59,12 @@ export class Model extends Loaded<ModelInfo> {
    * @throws TypeError, at once, for an option that there is not.
    */
   generate(prompt: string | Uint32Array | readonly number[], options: GenerateOptions = {}): Generation {
+    const { responseFormat, ...rest } = known("generate", options);
     return new Generation(this.engine, typeof prompt === "string"
       ? { kind: "text", text: prompt }
-      : { kind: "tokens", ids: Uint32Array.from(prompt) }, known("generate", options));
+      : { kind: "tokens", ids: Uint32Array.from(prompt) }, rest, () => ({
+      ...defined({ constraint: constraintOf(responseFormat) }), reads: false, mayThink: false,
+    }));
   }
 
   /**
@@ -63,9 +74,28 @@ export class Model extends Loaded<ModelInfo> {
    * @throws {@link TilewrightError} `template` from the generation if the model has no chat template, or one that refuses the messages.
    */
   chat(messages: readonly ChatMessage[], options: ChatOptions = {}): Generation {
-    const { tools, documents, templateVariables, templateName, continueFinalMessage, ...generate } = known("chat", options);
-    const told = defined({ tools, documents, templateVariables, templateName, continueFinalMessage });
-    return new Generation(this.engine, { kind: "chat", messages: messages.map((message) => ({ ...message })), told }, generate);
+    const { tools, toolChoice, parallelToolCalls, thinking, responseFormat, documents, templateVariables, templateName, continueFinalMessage, ...generate } =
+      known("chat", options);
+    const variables = typeof thinking !== "boolean" ? templateVariables : { enable_thinking: thinking, thinking, ...templateVariables };
+    const told = defined({ tools, documents, templateVariables: variables, templateName, continueFinalMessage });
+    const prompt: Prompt = { kind: "chat", messages: messages.map((message) => ({ ...message })), told };
+    return new Generation(this.engine, prompt, generate, () => {
+      const constraint = constraintOf(responseFormat);
+      const choice = toolChoiceOf(toolChoice);
+      const some = tools !== undefined && tools.length > 0 ? asJson("tools", tools) : undefined;
+      if (some === undefined && choice !== "auto" && choice !== "none") {
+        throw new TilewrightError("option", "toolChoice asks for a call, and there are no tools");
+      }
+      const isBound = constraint !== undefined || continueFinalMessage === true;
+      if (isBound && choice !== "auto" && choice !== "none") {
+        throw new TilewrightError("option", "toolChoice asks for a call, and a responseFormat or the final message leaves no room for it");
+      }
+      return {
+        ...defined({ constraint, tools: some, toolChoice: isBound ? undefined : choice, parallel: parallelToolCalls }),
+        reads: constraint !== undefined || thinking !== undefined || toolChoice !== undefined || some !== undefined,
+        mayThink: thinking !== false,
+      };
+    });
   }
 
   /** Token ids of a text. */
@@ -96,20 +126,26 @@ export class Generation implements AsyncIterable<Piece> {
   #wake: (() => void)[] = [];
 
   /** @internal */
-  constructor(engine: Engine, prompt: Prompt, { signal, ...options }: GenerateOptions) {
+  constructor(
+    engine: Engine, prompt: Prompt, { signal, ...options }: Omit<GenerateOptions, "responseFormat">, answer: () => AnswerRequest,
+  ) {
     const onEvent = (piece: Piece): void => {
       this.#pieces.push(piece);
       this.#wakeAll();
     };
-    const running = engine.call("generate", { prompt, options: { temperature: 0, seed: randomSeed(), ...defined(options) } }, {
+    // What is wrong with the request is the generation's error.
+    const running = (async () => engine.call("generate", {
+      prompt, options: { temperature: 0, seed: randomSeed(), ...defined(options) }, answer: answer(),
+    }, {
       signal: signal === undefined ? this.#stop.signal : AbortSignal.any([signal, this.#stop.signal]),
       onEvent,
-    });
+    }))();
     this.result = running.catch((error: unknown) => {
       if (error === LEFT) {
         return {
           stopReason: "cancelled", promptTokens: 0, cachedTokens: 0, generatedTokens: this.#pieces.length, draftedTokens: 0, acceptedTokens: 0,
-          prefillSeconds: 0, decodeSeconds: 0,
+          prefillSeconds: 0, decodeSeconds: 0, thinking: this.#pieces.map(({ thinking = "" }) => thinking).join(""),
+          toolCalls: this.#pieces.flatMap(({ toolCalls = [] }) => toolCalls),
         };
       }
       throw error;

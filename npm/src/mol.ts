@@ -7,10 +7,10 @@ import { Kept, makeIn, type KeptOptions } from "./kept.js";
 import { defined } from "./loaded.js";
 import { known } from "./options.js";
 import { specOf } from "./spec.js";
-import type { FileSource, Hit, MolInfo, MolMethod, VectorStorage } from "./types.js";
+import type { FileSource, Hit, HubOptions, MolInfo, MolMethod, VectorStorage } from "./types.js";
 
 /** Options of {@link Mol.load}. */
-export interface MolOptions extends KeptOptions {
+export interface MolOptions extends KeptOptions, HubOptions {
   /** How components of items are stored. Default `f32`. The others take a half and little more than a quarter of the memory, and round. */
   storage?: VectorStorage;
   /** Whether a download is kept in the browser's storage and taken from there. Default `true`. */
@@ -45,16 +45,17 @@ export interface MolSearchOptions {
  */
 export class Mol extends Kept<MolInfo> {
   /**
-   * A mixture without items, from the content (or the `Response` that brings it) or the address of a safetensors file with the names of RAILS; in Node and Deno also a path.
+   * A mixture without items, from the content (or the `Response` that brings it) or the address of a safetensors file with the names of RAILS; in Node and Deno also a path. `hf:owner/repo/path` is a file of a hub, `hf:owner/repo` the one that is there.
    * Whether it was trained on the vectors of the encoder that it is `on`, `info.model` tells, where the file does.
    *
    * @throws {@link TilewrightError}: `format` or `config` for a file that is no mixture, or has one in a form that is not known; those of
    * downloads; or the reason of `options.signal`.
    */
   static async load(source: FileSource, options: MolOptions = {}): Promise<Mol> {
-    const { storage, cache = true, signal, ...place } = known("Mol.load", options);
+    const { storage, cache = true, signal, revision, token, headers, endpoint, ...place } = known("Mol.load", options);
     signal?.throwIfAborted();
-    const args = { source: await specOf(source, signal), cache, ...defined({ storage }) };
+    const hub = defined({ revision, token, headers, endpoint });
+    const args = { source: await specOf(source, signal, hub, "file"), cache, ...defined({ storage }) };
     return new Mol(await makeIn(place, (engine) => engine.call("loadMol", args, { signal })), "mixture");
   }
 

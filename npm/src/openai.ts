@@ -2,13 +2,37 @@
 
 import { TilewrightError } from "./errors.js";
 import type { Model } from "./model.js";
+import { defined } from "./loaded.js";
 import { known } from "./options.js";
-import type { ChatMessage, GenerateOptions, GenerateResult, StopReason } from "./types.js";
+import type { ChatMessage, ChatOptions, GenerateResult, ResponseFormat, StopReason, ToolCall, ToolChoice } from "./types.js";
 
 /** A message of a request. */
 export interface ChatCompletionMessageParam {
-  role: "system" | "developer" | "user" | "assistant" | (string & {});
-  content: string | { type: "text"; text: string }[];
+  role: "system" | "developer" | "user" | "assistant" | "tool" | (string & {});
+  /** May be missing where there are `tool_calls`. */
+  content?: string | { type: "text"; text: string }[] | null;
+  /** Calls of an earlier answer. */
+  tool_calls?: ChatCompletionToolCall[];
+  /** Which of them a message of the role `tool` answers. */
+  tool_call_id?: string;
+  name?: string;
+}
+
+/** A tool that the model calls. */
+export interface ChatCompletionToolCall {
+  id: string;
+  type: "function";
+  function: {
+    name: string;
+    /** JSON. */
+    arguments: string;
+  };
+}
+
+/** A tool that a model may call. */
+export interface ChatCompletionTool {
+  type: "function";
+  function: { name: string; description?: string; parameters?: object };
 }
 
 /** A request. Fields of the API that are not here are refused with the error `unsupported`, unless they are `null`. */
@@ -28,6 +52,10 @@ export interface ChatCompletionRequest {
   max_tokens?: number | null;
   stop?: string | string[] | null;
   seed?: number | null;
+  tools?: ChatCompletionTool[] | null;
+  tool_choice?: ToolChoice | null;
+  parallel_tool_calls?: boolean | null;
+  response_format?: { type: "text" } | { type: "json_object" } | { type: "json_schema"; json_schema: { name?: string; schema?: object } } | null;
   /** Answers to give; only 1. */
   n?: number | null;
   /** Ignored. */
@@ -40,8 +68,8 @@ export interface ChatCompletionRequest {
   repeat_penalty?: number | null;
 }
 
-/** Why an answer ended: by itself or at a stop text, or because there was no room for more. */
-export type FinishReason = "stop" | "length";
+/** Why an answer ended: by itself or at a stop text, because there was no room for more, or with calls of tools. */
+export type FinishReason = "stop" | "length" | "tool_calls";
 
 /** Tokens of a request and its answer. */
 export interface CompletionUsage {
@@ -60,11 +88,26 @@ export interface ChatCompletion {
   model: string;
   choices: {
     index: number;
-    message: { role: "assistant"; content: string; refusal: null };
+    message: {
+      role: "assistant";
+      content: string;
+      refusal: null;
+      tool_calls?: ChatCompletionToolCall[];
+      /** Not in OpenAI's API: what the model thought, where the answer was taken apart. */
+      reasoning_content?: string;
+    };
     finish_reason: FinishReason;
     logprobs: null;
   }[];
   usage: CompletionUsage;
+}
+
+/** What a part of an answer adds. Calls come whole. */
+export interface ChatCompletionDelta {
+  role?: "assistant";
+  content?: string;
+  tool_calls?: (ChatCompletionToolCall & { index: number })[];
+  reasoning_content?: string;
 }
 
 /** A part of an answer. */
@@ -76,7 +119,7 @@ export interface ChatCompletionChunk {
   model: string;
   choices: {
     index: number;
-    delta: { role?: "assistant"; content?: string };
+    delta: ChatCompletionDelta;
     finish_reason: FinishReason | null;
     logprobs: null;
   }[];
@@ -95,7 +138,7 @@ const NO_LIMIT = 2 ** 31 - 1;
 
 const KNOWN: ReadonlySet<string> = new Set<keyof ChatCompletionRequest>([
   "messages", "model", "stream", "stream_options", "temperature", "top_p", "max_completion_tokens", "max_tokens", "stop", "seed", "n",
-  "user", "top_k", "min_p", "repeat_penalty",
+  "user", "top_k", "min_p", "repeat_penalty", "tools", "tool_choice", "parallel_tool_calls", "response_format",
 ]);
 
 /** Values of other fields that ask for nothing. */
@@ -104,9 +147,6 @@ const NEUTRAL: Record<string, (value: unknown) => boolean> = {
   presence_penalty: (value) => value === 0,
   logprobs: (value) => value === false,
   logit_bias: (value) => typeof value === "object" && Object.keys(value ?? {}).length === 0,
-  tools: (value) => Array.isArray(value) && value.length === 0,
-  tool_choice: (value) => value === "none",
-  response_format: (value) => (value as { type?: unknown }).type === "text",
   store: (value) => value === false,
 };
 
@@ -145,34 +185,49 @@ export async function createChatCompletion(
 
 type Head = Pick<ChatCompletion, "id" | "created" | "model">;
 
-async function complete(model: Model, messages: ChatMessage[], options: GenerateOptions, head: Head): Promise<ChatCompletion> {
+async function complete(model: Model, messages: ChatMessage[], options: ChatOptions, head: Head): Promise<ChatCompletion> {
   const generation = model.chat(messages, options);
   const content = await generation.text();
   const result = await generation.result;
+  const message: ChatCompletion["choices"][number]["message"] = { role: "assistant", content, refusal: null };
+  if (result.toolCalls.length > 0) {
+    message.tool_calls = result.toolCalls.map(callOf);
+  }
+  if (result.thinking !== "") {
+    message.reasoning_content = result.thinking;
+  }
   return {
     ...head,
     object: "chat.completion",
-    choices: [{ index: 0, message: { role: "assistant", content, refusal: null }, finish_reason: finishOf(result.stopReason), logprobs: null }],
+    choices: [{ index: 0, message, finish_reason: finishOf(result), logprobs: null }],
     usage: usageOf(result),
   };
 }
 
 async function* streamChunks(
-  model: Model, messages: ChatMessage[], options: GenerateOptions, head: Head, withUsage: boolean,
+  model: Model, messages: ChatMessage[], options: ChatOptions, head: Head, withUsage: boolean,
 ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
   const chunk = (choices: ChatCompletionChunk["choices"]): ChatCompletionChunk =>
     ({ ...head, object: "chat.completion.chunk", choices, ...(withUsage ? { usage: null } : {}) });
-  const delta = (part: { role?: "assistant"; content?: string }, finish: FinishReason | null): ChatCompletionChunk =>
+  const delta = (part: ChatCompletionDelta, finish: FinishReason | null): ChatCompletionChunk =>
     chunk([{ index: 0, delta: part, finish_reason: finish, logprobs: null }]);
   const generation = model.chat(messages, options);
   yield delta({ role: "assistant", content: "" }, null);
-  for await (const { text } of generation) {
+  let calls = 0;
+  for await (const { text, thinking, toolCalls = [] } of generation) {
+    if (thinking !== undefined) {
+      yield delta({ reasoning_content: thinking }, null);
+    }
     if (text !== "") {
       yield delta({ content: text }, null);
     }
+    if (toolCalls.length > 0) {
+      yield delta({ tool_calls: toolCalls.map((call, at) => ({ index: calls + at, ...callOf(call) })) }, null);
+      calls += toolCalls.length;
+    }
   }
   const result = await generation.result;
-  yield delta({}, finishOf(result.stopReason));
+  yield delta({}, finishOf(result));
   if (withUsage) {
     yield { ...chunk([]), usage: usageOf(result) };
   }
@@ -192,11 +247,30 @@ function refuseUnknown(request: ChatCompletionRequest): void {
   }
 }
 
-function messageOf({ role, content }: ChatCompletionMessageParam): ChatMessage {
-  return { role: role === "developer" ? "system" : role, content: typeof content === "string" ? content : joinParts(content) };
+function messageOf({ role, content, tool_calls, tool_call_id, name }: ChatCompletionMessageParam): ChatMessage {
+  const calls = tool_calls?.map(({ function: { name, arguments: given }, ...call }) => ({ ...call, function: { name, arguments: argumentsOf(given) } }));
+  const hasNone = (content === null || content === undefined) && calls !== undefined;
+  return {
+    role: role === "developer" ? "system" : role,
+    content: typeof content === "string" ? content : hasNone ? "" : joinParts(content),
+    ...defined({ tool_calls: calls, tool_call_id, name }),
+  };
 }
 
-function joinParts(parts: { type: string; text?: string }[]): string {
+/** Templates take objects. */
+function argumentsOf(given: string): unknown {
+  try {
+    return JSON.parse(given);
+  } catch (error) {
+    throw new TilewrightError("option", `chat completion: arguments of a call are no JSON (${String(error)})`);
+  }
+}
+
+function callOf({ id, type, function: { name, arguments: given } }: ToolCall): ChatCompletionToolCall {
+  return { id, type, function: { name, arguments: JSON.stringify(given) } };
+}
+
+function joinParts(parts: { type: string; text?: string }[] | null | undefined): string {
   if (!Array.isArray(parts)) {
     throw new TilewrightError("unsupported", "chat completion: a message has no content, only text is supported");
   }
@@ -208,8 +282,9 @@ function joinParts(parts: { type: string; text?: string }[]): string {
   }).join("");
 }
 
-function optionsOf(request: ChatCompletionRequest, { signal }: ChatCompletionCallOptions): GenerateOptions {
+function optionsOf(request: ChatCompletionRequest, { signal }: ChatCompletionCallOptions): ChatOptions {
   const { temperature, top_p, max_completion_tokens, max_tokens, stop, seed, top_k, min_p, repeat_penalty } = request;
+  const tools = request.tools ?? undefined;
   return {
     signal,
     maxTokens: max_completion_tokens ?? max_tokens ?? NO_LIMIT,
@@ -220,11 +295,30 @@ function optionsOf(request: ChatCompletionRequest, { signal }: ChatCompletionCal
     topK: top_k ?? undefined,
     minP: min_p ?? undefined,
     repeatPenalty: repeat_penalty ?? undefined,
+    responseFormat: formatOf(request.response_format ?? undefined),
+    // Without tools there is nothing to choose.
+    ...(tools === undefined || tools.length === 0 ? {} : {
+      tools, toolChoice: request.tool_choice ?? undefined, parallelToolCalls: request.parallel_tool_calls ?? undefined,
+    }),
   };
 }
 
-function finishOf(reason: StopReason): FinishReason {
-  return reason === "max_tokens" || reason === "context_full" ? "length" : "stop";
+function formatOf(format: NonNullable<ChatCompletionRequest["response_format"]> | undefined): ResponseFormat | undefined {
+  if (format?.type !== "json_schema") {
+    return format;
+  }
+  const schema = format.json_schema?.schema;
+  if (schema === undefined) {
+    throw new TilewrightError("option", "chat completion: response_format.json_schema.schema is missing");
+  }
+  return { type: "json_schema", schema };
+}
+
+function finishOf({ stopReason, toolCalls }: { stopReason: StopReason; toolCalls: ToolCall[] }): FinishReason {
+  if (stopReason === "max_tokens" || stopReason === "context_full") {
+    return "length";
+  }
+  return toolCalls.length > 0 ? "tool_calls" : "stop";
 }
 
 function usageOf({ promptTokens, generatedTokens, cachedTokens }: GenerateResult): CompletionUsage {

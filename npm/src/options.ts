@@ -25,7 +25,7 @@ const LOAD: Names<CommonLoadOptions> = {
 const LOAD_INDEX: Names<LoadIndexOptions> = { ...PLACE, model: true };
 const GENERATE: Names<GenerateOptions> = {
   signal: true, maxTokens: true, temperature: true, topK: true, topP: true, minP: true, repeatPenalty: true, repeatLastN: true,
-  seed: true, stop: true, ignoreEos: true, slide: true, tokensPerSubmit: true, promptLookup: true,
+  seed: true, stop: true, ignoreEos: true, slide: true, tokensPerSubmit: true, promptLookup: true, responseFormat: true,
 };
 const LOAD_MODEL: Names<LoadOptions> = { ...LOAD, tune: true, contextLength: true, kvType: true };
 const KEEP: Names<{ keep?: boolean }> = { keep: true };
@@ -36,7 +36,7 @@ export const OPTIONS = {
   "Model.builtin": LOAD_MODEL,
   "generate": GENERATE,
   "chat": {
-    ...GENERATE, tools: true, documents: true, templateVariables: true, templateName: true, continueFinalMessage: true,
+    ...GENERATE, tools: true, toolChoice: true, parallelToolCalls: true, thinking: true, documents: true, templateVariables: true, templateName: true, continueFinalMessage: true,
   } satisfies Names<ChatOptions>,
   "tokenize": { addSpecial: true } satisfies Names<TokenizeOptions>,
   "Embedder.load": {
@@ -49,7 +49,7 @@ export const OPTIONS = {
   "Index.create": { ...LOAD_INDEX, dims: true, metric: true, storage: true } satisfies Names<IndexOptions>,
   "Index.load": LOAD_INDEX,
   "Index.search": { filter: true, signal: true } satisfies Names<SearchOptions>,
-  "Mol.load": { ...PLACE, storage: true, cache: true, signal: true } satisfies Names<MolOptions>,
+  "Mol.load": { ...PLACE, ...HUB, storage: true, cache: true, signal: true } satisfies Names<MolOptions>,
   "Mol.search": { method: true, users: true, signal: true } satisfies Names<MolSearchOptions>,
   "Kernels.open": DEVICE,
   "bench": { ...DEVICE, quick: true, signal: true, onProgress: true } satisfies Names<BenchOptions>,
@@ -98,7 +98,8 @@ const SYNONYMS: Readonly<Record<string, string>> = {
   maxnewtokens: "maxTokens", maxcompletiontokens: "maxTokens", npredict: "maxTokens", maxlength: "maxTokens",
   cachetypek: "kvType", cachetypev: "kvType", cachetype: "kvType",
   nctx: "contextLength", contextsize: "contextLength", numctx: "contextLength", contextwindowsize: "contextLength",
-  chattemplatekwargs: "templateVariables", abortsignal: "signal", repetitionpenalty: "repeatPenalty", stopsequences: "stop", topn: "topK",
+  chattemplatekwargs: "templateVariables", enablethinking: "thinking", reasoning: "thinking", format: "responseFormat", grammar: "responseFormat",
+  jsonschema: "responseFormat", abortsignal: "signal", repetitionpenalty: "repeatPenalty", stopsequences: "stop", topn: "topK",
   progresscallback: "onProgress", batchsize: "maxBatchTokens",
 };
 

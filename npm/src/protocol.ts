@@ -90,7 +90,30 @@ export type Prompt =
   | { kind: "chat"; messages: ChatMessage[]; told: TemplateOptions };
 
 /** What a chat template is told besides the messages. */
-export type TemplateOptions = Omit<ChatOptions, keyof GenerateOptions>;
+export type TemplateOptions = Omit<ChatOptions, keyof GenerateOptions | "toolChoice" | "parallelToolCalls" | "thinking">;
+
+/** What a text must match, and whether it is taken apart. The module that does both is fetched if one of them is asked for. */
+export interface AnswerRequest {
+  /** JSON of a `ResponseFormat`. */
+  constraint?: string;
+  /** JSON of the tools, if there are some, with which calls are read. */
+  tools?: string;
+  /** How calls are kept to what the tools take; if missing, they are not. */
+  toolChoice?: "auto" | "none" | "required" | { name: string };
+  /** Whether several calls may come where they are kept to anything. */
+  parallel?: boolean;
+  /** Whether thinking, text and calls are told apart. */
+  reads: boolean;
+  /** Whether a thought may come first where there is a constraint. */
+  mayThink: boolean;
+}
+
+/** What is generated. */
+export interface GenerateRequest {
+  prompt: Prompt;
+  options: Omit<GenerateOptions, "signal" | "responseFormat">;
+  answer: AnswerRequest;
+}
 
 /** A tensor that the worker keeps, by its number. */
 export interface KeptTensor {
@@ -135,7 +158,7 @@ export interface Calls extends KernelCalls {
   loadModel: { args: ModelRequest; event: never; reply: ModelInfo };
   loadEmbedder: { args: EmbedderRequest; event: never; reply: EmbedderInfo };
   loadReranker: { args: RerankerRequest; event: never; reply: RerankerInfo };
-  generate: { args: { prompt: Prompt; options: Omit<GenerateOptions, "signal"> }; event: Piece; reply: GenerateResult };
+  generate: { args: GenerateRequest; event: Piece; reply: GenerateResult };
   tokenize: { args: { text: string; addSpecial: boolean }; event: never; reply: Uint32Array };
   detokenize: { args: { ids: Uint32Array }; event: never; reply: string };
   /** The vectors of texts, one after the other; tells meanwhile how many texts are done. */

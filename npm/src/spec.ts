@@ -3,7 +3,7 @@
 import { messageOf, TilewrightError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
 import { isArrayOf } from "./given.js";
-import { hubSpec, isHubAddress } from "./hub.js";
+import { hubSpec, isHubAddress, type Wanted } from "./hub.js";
 import { hasPaths } from "./platform.js";
 import type { FileSpec, SourceSpec } from "./protocol.js";
 import type { FileSource, HubOptions, ModelSource } from "./types.js";
@@ -14,11 +14,13 @@ import type { FileSource, HubOptions, ModelSource } from "./types.js";
  * @throws {@link TilewrightError}: `option` for what is no source, `http` or `network` for a response that is an error or breaks;
  * or the signal's reason.
  */
-export async function specOf(source: ModelSource, signal: AbortSignal | undefined, hub: HubOptions & { fetch?: Fetch } = {}): Promise<SourceSpec> {
+export async function specOf(
+  source: ModelSource, signal: AbortSignal | undefined, hub: HubOptions & { fetch?: Fetch } = {}, wanted: Wanted = "model",
+): Promise<SourceSpec> {
   const { revision, token, headers, endpoint } = hub;
   const given = Object.entries({ revision, token, headers, endpoint }).find(([, value]) => value !== undefined);
   if (typeof source === "string" && isHubAddress(source)) {
-    return hubSpec(source, hub, signal);
+    return hubSpec(source, hub, signal, wanted);
   }
   if (given !== undefined) {
     throw new TilewrightError("option", `${given[0]} is for addresses of a hub, and the source is none, expected hf:owner/repo`);

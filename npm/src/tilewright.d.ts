@@ -73,8 +73,22 @@ export class Model {
   chatTokens(messages: readonly object[], options: { now?: number }): Uint32Array;
   /** What ends the assistant's turn besides the tokens that end a text. */
   chatStops(): { ids: number[]; texts: string[] };
+  /** The sources of all chat templates. */
+  templates(): string;
+  /** What the module of constraints and answers has to know of the vocabulary. */
+  tokens(): Uint32Array;
+  tokenBytes(): Uint8Array;
+  endIds(): Uint32Array;
+  encodeWithin(text: string): Uint32Array | undefined;
   session(): Session;
   free(): void;
+}
+
+/** Says which tokens may come next: a bit for each. */
+export interface TokenGuide {
+  allowed(): Uint32Array;
+  /** Returns the tokens that must follow, or nothing where the text is complete. */
+  accept(id: number): Uint32Array | undefined;
 }
 
 export class Session {
@@ -82,9 +96,10 @@ export class Session {
   generate(
     ids: Uint32Array,
     options: EngineOptions,
-    onPiece: (id: number, text: string) => Promise<boolean>,
+    guide: TokenGuide | undefined,
+    onPiece: (id: number, text: string, isLast: boolean) => Promise<boolean>,
     onLost: (error: Error) => Promise<Model>,
-  ): Promise<GenerateResult>;
+  ): Promise<Omit<GenerateResult, "thinking" | "toolCalls">>;
   cancel(): void;
   free(): void;
 }

@@ -245,12 +245,53 @@ export interface GenerateOptions {
    * repeats its prompt. Needs a temperature of 0 and no penalty. Default 0.
    */
   promptLookup?: number | undefined;
+  /**
+   * What the text must match: tokens that it forbids are never chosen. A stop text, `maxTokens` or the end of the context may end the text
+   * before it is complete. A module of 0.8 MB is fetched when it is first used. Default `{ type: "text" }`.
+   */
+  responseFormat?: ResponseFormat | undefined;
 }
 
-/** Options of {@link Model.chat}: those of a generation, and what the template is told besides the messages. */
+/**
+ * What a text must match, from its first character to its last.
+ *
+ * - `text`: nothing.
+ * - `json_object`: it is a JSON object of any content.
+ * - `json_schema`: it is JSON that is valid by a schema. Keywords that cannot be enforced (`not`, `if`, `uniqueItems`, `contains` and the
+ *   like) are the error `constraint`; `$ref` leads to places in the same schema. Properties come in the schema's order.
+ * - `regex`: a regular expression matches the whole of it; no assertions.
+ * - `grammar`: it is a text of a grammar in llguidance's variant of Lark's syntax, whose rule `start` is the whole.
+ * - `gbnf`: the same in llama.cpp's syntax, whose rule `root` is the whole.
+ */
+export type ResponseFormat =
+  | { type: "text" }
+  | { type: "json_object" }
+  | { type: "json_schema"; schema: object | boolean }
+  | { type: "regex"; pattern: string }
+  | { type: "grammar" | "gbnf"; grammar: string };
+
+/**
+ * Options of {@link Model.chat}: those of a generation, and what the template is told besides the messages.
+ *
+ * With `tools`, `toolChoice`, `thinking` or `responseFormat`, an answer is taken apart: pieces say what is thinking, text and calls.
+ * Without them, all of it is text, with the marks that the model writes.
+ */
 export interface ChatOptions extends GenerateOptions {
   /** What the model may call, each in the shape `{ type: "function", function: { name, description, parameters } }`. */
   tools?: readonly object[] | undefined;
+  /**
+   * Whether the answer calls tools. Default `auto`: as the model decides. Calls are such that they can be read, and their arguments are
+   * valid by the tool's `parameters`; what of them cannot be enforced is the error `constraint`. A
+   * `responseFormat`, or a message to go on with, leaves no room for that: then calls are read and not kept to anything.
+   */
+  toolChoice?: ToolChoice | undefined;
+  /** Whether an answer may have several calls. Default `true`. */
+  parallelToolCalls?: boolean | undefined;
+  /**
+   * Whether the model thinks before it answers, for templates that know the variable `enable_thinking` or `thinking`; `auto`: what the
+   * template does by itself. Thoughts are told apart from the text. Default: as `auto`, if another option has the answer taken apart.
+   */
+  thinking?: boolean | "auto" | undefined;
   /** Texts to answer from, such as `{ title, text }`, for templates that know documents. */
   documents?: readonly object[] | undefined;
   /** Variables of the template, such as `enable_thinking` or `reasoning_effort`. */
@@ -261,16 +302,36 @@ export interface ChatOptions extends GenerateOptions {
   continueFinalMessage?: boolean | undefined;
 }
 
+/** As the model decides; no call; at least one; one of this tool. */
+export type ToolChoice = "auto" | "none" | "required" | { type: "function"; function: { name: string } };
+
+/** A tool that the model calls, in the shape that chat templates take back in `tool_calls` of a message. */
+export interface ToolCall {
+  type: "function";
+  /** The model's own name for the call, or one that was made up. */
+  id: string;
+  function: {
+    name: string;
+    arguments: Record<string, unknown>;
+  };
+}
+
 /** A piece of generated text. One token may give no text yet: bytes of a character are held back until it is complete. */
 export interface Piece {
   /** The token. */
   id: number;
-  /** The text that it completed; may be empty. */
+  /** The text that it completed; may be empty. Where an answer is taken apart (see {@link ChatOptions}), thoughts and calls are no part of it. */
   text: string;
+  /** Further text of a thought. */
+  thinking?: string;
+  /** Calls that are complete with this token. */
+  toolCalls?: ToolCall[];
+  /** Why a part of `text` that began as a call is none. */
+  problem?: string;
 }
 
-/** Why a generation ended. */
-export type StopReason = "eos" | "stop_text" | "max_tokens" | "context_full" | "cancelled";
+/** Why a generation ended. `complete`: the text matches `responseFormat`, and nothing may follow. */
+export type StopReason = "eos" | "complete" | "stop_text" | "max_tokens" | "context_full" | "cancelled";
 
 /** What a generation came to. */
 export interface GenerateResult {
@@ -288,6 +349,10 @@ export interface GenerateResult {
   prefillSeconds: number;
   /** Seconds that the generated tokens took. */
   decodeSeconds: number;
+  /** What the model thought; empty if the answer was not taken apart. */
+  thinking: string;
+  /** The tools that it calls, in order; none if the answer was not taken apart. */
+  toolCalls: ToolCall[];
 }
 
 /** A message of a conversation. */
@@ -298,6 +363,20 @@ export interface ChatMessage {
   content?: string | readonly object[] | null;
   /** What else the template may look for: `tool_calls`, `tool_call_id`, `name`, `reasoning_content`. */
   [field: string]: unknown;
+}
+
+/** A model that is known to run. */
+export interface KnownModel {
+  name: string;
+  /** `hf:owner/repo:quantisation`. */
+  address: string;
+  use: "chat" | "embed";
+  quantisation: string | null;
+  /** About the size of its files. */
+  sizeBytes: number;
+  /** What keys and values of one token take as f16; `null` for an encoder. */
+  cacheBytesPerToken: number | null;
+  licence: string;
 }
 
 /** Options of {@link Model.tokenize}. */

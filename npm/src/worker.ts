@@ -11,6 +11,7 @@ import type {
 import { FetchClient } from "./fetching.js";
 import { CHAT_FILES, damaged, isUseless, openFiles, readAll, SENTENCE_FILES, type KeptCopy, type ModelFile } from "./source.js";
 import { openStore, type Store } from "./store.js";
+import * as text from "./text.js";
 import init, {
   Device, Index, Loader, Mol, Sha256, type Adapter, type DeviceTensor, type Embedder, type EngineOptions, type FileInfo, type Model,
   type Reranker, type Session,
@@ -415,7 +416,7 @@ abstract class Engine<T extends Resident> {
   }
 
   async memory(): Promise<MemoryInfo> {
-    return { ...this.resident.memory(), wasmHeapBytes: (await start()).buffer.byteLength };
+    return { ...this.resident.memory(), wasmHeapBytes: (await start()).buffer.byteLength + await text.memoryBytes() };
   }
 
   /** Frees everything; the worker ends afterwards. */
@@ -472,11 +473,13 @@ class TextEngine extends Engine<Model> {
     return this.resident;
   }
 
-  async generate({ prompt, options: given }: Calls["generate"]["args"], context: CallContext<"generate">): Promise<GenerateResult> {
+  async generate({ prompt, options: given, answer: asked }: Calls["generate"]["args"], context: CallContext<"generate">): Promise<GenerateResult> {
     const ids = this.#encode(prompt);
-    const options = prompt.kind === "chat" ? this.#endingTurns(given) : given;
+    const options: EngineOptions = prompt.kind === "chat" ? this.#endingTurns(given) : given;
+    const endIds = options.ignoreEos === true ? new Uint32Array() : Uint32Array.from([...this.resident.endIds(), ...options.stopIds ?? []]);
+    const answer = await text.answerOf(() => this.resident, asked, prompt, ids, endIds);
     try {
-      return await this.#run(ids, options, context);
+      return await this.#run(ids, options, answer, context);
     } catch (error) {
       if (codeOf(error) !== "device_lost") {
         throw error;
@@ -486,8 +489,9 @@ class TextEngine extends Engine<Model> {
       this.lost.push(this.resident, ...(this.#session === undefined ? [] : [this.#session]));
       this.resident = model;
       this.#session = undefined;
-      return await this.#run(ids, options, context);
+      return await this.#run(ids, options, answer, context);
     } finally {
+      answer?.free();
       this.freeLost();
     }
   }
@@ -495,21 +499,27 @@ class TextEngine extends Engine<Model> {
   protected override release(): void {
     this.#session?.free();
     this.#session = undefined;
+    text.forget();
     super.release();
   }
 
-  async #run(ids: Uint32Array, options: EngineOptions, { signal, emit }: CallContext<"generate">): Promise<GenerateResult> {
+  async #run(
+    ids: Uint32Array, options: EngineOptions, answer: text.Answer | undefined, { signal, emit }: CallContext<"generate">,
+  ): Promise<GenerateResult> {
     const session = this.#session ??= this.resident.session();
     const cancel = (): void => session.cancel();
     signal.addEventListener("abort", cancel, { once: true });
-    const onPiece = async (id: number, text: string): Promise<boolean> => {
-      emit({ id, text });
+    const onPiece = async (id: number, text: string, isLast: boolean): Promise<boolean> => {
+      emit(answer === undefined ? { id, text } : answer.piece(id, text, isLast));
       await nextTask();
       return !signal.aborted;
     };
     try {
       // The session takes the new model over. The old one stays here: it has the vocabulary, which needs no device.
-      return await session.generate(ids, options, onPiece, (error) => this.rebuild(error, signal));
+      const outcome = await session.generate(ids, options, answer?.guide, onPiece, (error) => this.rebuild(error, signal));
+      return { ...outcome, ...answer?.result ?? { thinking: "", toolCalls: [] } };
+    } catch (error) {
+      throw answer?.failure ?? error;
     } finally {
       signal.removeEventListener("abort", cancel);
     }

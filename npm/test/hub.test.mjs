@@ -127,6 +127,17 @@ test("an address names the usual quantisation, another one, a file or a folder",
   await assert.rejects(named("hf:owner/name"), { code: "option", message: /neither a GGUF file nor/ });
 });
 
+test("an address of a mixture names a file in safetensors", async () => {
+  const of = async (address) => (await specOf(address, undefined, { endpoint }, "file")).files.map(({ name, sha256 }) => [name, sha256 !== undefined]);
+  await assert.rejects(of("hf:owner/name"), { code: "option", message: /one file by its path; there: nothing/ });
+  files.set("mol/rails.safetensors", noise(10, 4));
+  assert.deepEqual(await of("hf:owner/name"), [["rails.safetensors", true]]);
+  files.set("other.safetensors", noise(10, 5));
+  assert.deepEqual(await of("hf:owner/name/mol/rails.safetensors"), [["rails.safetensors", true]]);
+  await assert.rejects(of("hf:owner/name"), { code: "option", message: /one file by its path; there: mol\/rails\.safetensors, other\.safetensors/ });
+  await assert.rejects(of("hf:owner/name:Q8_0"), { code: "option" });
+});
+
 test("what is no address is refused, and options of a hub are for its addresses", async () => {
   for (const address of ["hf:", "hf:a", "hf:a/..", "hf:../b", "hf:a/b/../c", "hf:a/b:", "hf:a/b@", "hf:a/b@../c", "hf:a--b/c"]) {
     await assert.rejects(named(address), { code: "option", message: /expected hf:owner\/repo/ }, address);

@@ -5,19 +5,22 @@ import { test } from "node:test";
 
 import { createChatCompletion } from "../dist/openai.js";
 
-/** Answers in these pieces and remembers what it was asked. */
-function fakeModel(pieces, stopReason = "eos") {
+/** Answers in these pieces, texts or more than that, and remembers what it was asked. */
+function fakeModel(given, stopReason = "eos") {
   const asked = [];
+  const pieces = given.map((piece) => typeof piece === "string" ? { text: piece } : { text: "", ...piece });
+  const thinking = pieces.map((piece) => piece.thinking ?? "").join("");
+  const toolCalls = pieces.flatMap((piece) => piece.toolCalls ?? []);
   return {
     asked,
     info: { name: "fake" },
     chat(messages, options) {
       asked.push({ messages, options });
       return {
-        result: Promise.resolve({ stopReason, promptTokens: 7, cachedTokens: 2, generatedTokens: pieces.length }),
-        text: async () => pieces.join(""),
+        result: Promise.resolve({ stopReason, promptTokens: 7, cachedTokens: 2, generatedTokens: pieces.length, thinking, toolCalls }),
+        text: async () => pieces.map(({ text }) => text).join(""),
         async *[Symbol.asyncIterator]() {
-          for (const [id, text] of pieces.entries()) yield { id, text };
+          for (const [id, piece] of pieces.entries()) yield { id, ...piece };
         },
       };
     },
@@ -72,12 +75,38 @@ test("parts of text are joined, and the developer is the system", async () => {
 test("what is not supported is an error that names it", async () => {
   const refused = (extra, pattern) => assert.rejects(
     createChatCompletion(fakeModel([]), { messages, ...extra }), { name: "TilewrightError", code: "unsupported", message: pattern });
-  await refused({ tools: [{ type: "function" }] }, /tools/);
   await refused({ n: 2 }, /n is 2/);
   await refused({ frequency_penalty: 0.5 }, /frequency_penalty/);
-  await refused({ response_format: { type: "json_object" } }, /response_format/);
+  await refused({ logit_bias: { 5: 1 } }, /logit_bias/);
   await refused({ something_new: 1 }, /something_new/);
   await refused({ messages: [{ role: "user", content: [{ type: "image_url" }] }] }, /image_url/);
+});
+
+const call = { type: "function", id: "call00100", function: { name: "sun", arguments: { day: 2 } } };
+const tool = { type: "function", function: { name: "sun" } };
+
+test("tools and what is to be matched are passed on, thoughts and calls come back", async () => {
+  const model = fakeModel([{ thinking: "Sun?" }, "Let me see.", { toolCalls: [call] }]);
+  const schema = { type: "boolean" };
+  const request = { messages, tools: [tool], tool_choice: "required", parallel_tool_calls: false, response_format: { type: "json_schema", json_schema: { name: "x", schema } } };
+  const { choices: [{ message, finish_reason }] } = await createChatCompletion(model, request);
+  const wire = { ...call, function: { name: "sun", arguments: '{"day":2}' } };
+  assert.deepEqual(message, { role: "assistant", content: "Let me see.", refusal: null, tool_calls: [wire], reasoning_content: "Sun?" });
+  assert.equal(finish_reason, "tool_calls");
+  const { tools, toolChoice, parallelToolCalls, responseFormat } = model.asked[0].options;
+  assert.deepEqual({ tools, toolChoice, parallelToolCalls, responseFormat }, { tools: [tool], toolChoice: "required", parallelToolCalls: false, responseFormat: { type: "json_schema", schema } });
+  const deltas = [];
+  for await (const chunk of await createChatCompletion(model, { ...request, stream: true })) deltas.push(chunk.choices[0]);
+  assert.deepEqual(deltas.map(({ delta }) => delta), [
+    { role: "assistant", content: "" }, { reasoning_content: "Sun?" }, { content: "Let me see." }, { tool_calls: [{ index: 0, ...wire }] }, {},
+  ]);
+  assert.equal(deltas.at(-1).finish_reason, "tool_calls");
+  // The answer goes back to templates with its arguments as an object.
+  await createChatCompletion(model, { messages: [...messages, { ...message, content: null }, { role: "tool", tool_call_id: "call00100", content: "yes" }] });
+  assert.deepEqual(model.asked[2].messages.slice(1), [
+    { role: "assistant", content: "", tool_calls: [call] }, { role: "tool", content: "yes", tool_call_id: "call00100" },
+  ]);
+  await assert.rejects(createChatCompletion(model, { messages, response_format: { type: "json_schema" } }), { code: "option" });
 });
 
 test("fields that ask for nothing are fine", async () => {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use web_time::Instant;
 
 use super::Model;
+use super::guide::TokenGuide;
 use super::logprobs::Logprobs;
 use super::lookup::look_up;
 use super::options::{ContextPolicy, GenerateOptions};
@@ -17,8 +18,6 @@ use super::stats::{Profile, Speculation, Stats};
 use super::stop::StopFilter;
 use crate::device::Pending;
 use crate::error::Error;
-#[cfg(feature = "grammar")]
-use crate::grammar::{Guide, Next};
 use crate::kernels::{NON_FINITE, StepState};
 use crate::model::Ending;
 use crate::tokenizer::StreamDecoder;
@@ -100,8 +99,7 @@ pub struct Generation<'s> {
     stop_filter: StopFilter,
     eos_ids: Vec<u32>,
     /// Knows what the text may be, if it has to match something.
-    #[cfg(feature = "grammar")]
-    guide: Option<Guide>,
+    guide: Option<Box<dyn TokenGuide>>,
     /// Submissions whose tokens were not read, in order.
     unread: VecDeque<Submitted>,
     /// What the times of submissions count from.
@@ -122,22 +120,26 @@ pub struct Generation<'s> {
 }
 
 impl<'s> Generation<'s> {
-    pub(super) fn new(session: &'s mut Session, options: &GenerateOptions) -> Result<Self, Error> {
+    /// With a guide the text is one that the guide allows.
+    pub(super) fn new(
+        session: &'s mut Session,
+        options: &GenerateOptions,
+        guide: Option<Box<dyn TokenGuide>>,
+    ) -> Result<Self, Error> {
         let tokenizer = session.model.tokenizer().ok();
         let decoder = tokenizer.map(|tokenizer| {
             // A constraint is about all of its text, and so about a space at its beginning.
-            let begins_text = !options.is_constrained() && session.tokens().iter().all(|&id| tokenizer.is_control(id));
+            let begins_text = guide.is_none() && session.tokens().iter().all(|&id| tokenizer.is_control(id));
             if begins_text { tokenizer.decoder() } else { tokenizer.decoder().continuing() }
         });
         let eos_ids = options.end_ids(tokenizer);
         Ok(Generation {
             draft: None,
-            ending: options.ending(),
+            ending: options.ending(guide.is_some()),
             decoder,
             stop_filter: StopFilter::new(&options.stop),
             eos_ids,
-            #[cfg(feature = "grammar")]
-            guide: None,
+            guide,
             unread: VecDeque::new(),
             start: Instant::now(),
             read: VecDeque::new(),
@@ -155,11 +157,6 @@ impl<'s> Generation<'s> {
         })
     }
 
-    #[cfg(feature = "grammar")]
-    pub(super) fn guided_by(self, guide: Option<Guide>) -> Self {
-        Generation { guide, ..self }
-    }
-
     /// Lets another model, usually a smaller one of the same family, guess up to `n` tokens at a time, which are verified in
     /// one pass: the same greedy text, faster where the small model is much faster and often right. Where prompt look-up finds
     /// something, that comes first. Leviathan et al. 2023, arXiv:2211.17192. The session follows this one's tokens; it may
@@ -169,7 +166,7 @@ impl<'s> Generation<'s> {
     /// [`Error::Option`] unless `n` is 1 to [`GenerateOptions::MOST_GUESSES`] and the options are greedy, without a penalty;
     /// [`Error::Operand`] if the other model has another number of tokens in its vocabulary.
     pub fn draft_with(&mut self, session: &'s mut Session, n: u32) -> Result<(), Error> {
-        self.options.check_guesses("draft", n)?;
+        self.options.check_guesses("draft", n, self.guide.is_some())?;
         if n == 0 {
             return Err(Error::Option { option: "draft", expected: "1 or more".into(), found: "0".into() });
         }
@@ -294,7 +291,6 @@ impl<'s> Generation<'s> {
         let start = Instant::now();
         if self.read.is_empty() && self.unread.is_empty() {
             self.session.choose_angles();
-            #[cfg(feature = "grammar")]
             if let Some(guide) = &mut self.guide {
                 self.session.allow(guide.allowed()?)?;
             }
@@ -340,7 +336,7 @@ impl<'s> Generation<'s> {
         let pos = self.session.tokens().len() as u32;
         let id = id.filter(|&id| id != NON_FINITE).ok_or(Error::NonFinite { pos })?;
         // A single token in the middle is a step like others, and so are tokens that a constraint forces.
-        if (n_fed > 1 && !self.options.is_constrained()) || (n_fed > 0 && self.n_generated == 0) {
+        if (n_fed > 1 && self.guide.is_none()) || (n_fed > 0 && self.n_generated == 0) {
             self.prefill.add(n_fed, start.elapsed());
         } else {
             self.decode.add(1, start.elapsed());
@@ -406,9 +402,7 @@ impl<'s> Generation<'s> {
         let (depth, n_each) = match (model.runs_ahead(), &self.profile) {
             // Guesses are made of tokens that were read, and they say which may follow.
             // The logits are read before the next pass overwrites them.
-            (true, None) if self.guesses() || self.options.is_constrained() || self.options.logprobs.is_some() => {
-                (1, 1)
-            }
+            (true, None) if self.guesses() || self.guide.is_some() || self.options.logprobs.is_some() => (1, 1),
             (true, None) => {
                 let depth = self.options.submits_in_flight.map_or(self.session.pace.depth(), |n| n as usize);
                 (depth, self.options.tokens_per_submit.unwrap_or(model.tokens_per_submit()))
@@ -450,14 +444,12 @@ impl<'s> Generation<'s> {
         if self.eos_ids.contains(&id) {
             self.stop_reason = Some(StopReason::Eos);
         }
-        #[cfg(feature = "grammar")]
         if let (None, Some(guide)) = (self.stop_reason, &mut self.guide) {
             match guide.accept(id)? {
-                Next::Open => {}
-                // Given out one after the other, before a pass computes all of them.
-                Next::Forced(ids) if self.read.is_empty() => self.read.extend(ids),
-                Next::Forced(_) => {}
-                Next::Complete => self.stop_reason = Some(StopReason::Complete),
+                // Those that must come are given out one after the other, before a pass computes all of them.
+                Some(ids) if self.read.is_empty() => self.read.extend(ids),
+                Some(_) => {}
+                None => self.stop_reason = Some(StopReason::Complete),
             }
         }
         let mut text = match &mut self.decoder {

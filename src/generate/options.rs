@@ -164,15 +164,15 @@ impl GenerateOptions {
                 return Err(Error::Option { option, expected, found });
             }
         }
-        self.check_guesses("prompt_lookup", self.prompt_lookup)?;
+        self.check_guesses("prompt_lookup", self.prompt_lookup, self.has_constraint())?;
         match self.stop.iter().any(String::is_empty) {
             false => Ok(()),
             true => Err(Error::Option { option: "stop", expected: "texts".into(), found: "an empty one".into() }),
         }
     }
 
-    /// Whether the text has to match something.
-    pub(super) fn is_constrained(&self) -> bool {
+    /// Whether these options say what the text has to match.
+    fn has_constraint(&self) -> bool {
         #[cfg(feature = "grammar")]
         return self.constraint.is_some();
         #[cfg(not(feature = "grammar"))]
@@ -187,15 +187,15 @@ impl GenerateOptions {
         }
     }
 
-    /// What comes after the layers of a pass that chooses a token.
-    pub(super) fn ending(&self) -> Ending {
+    /// What comes after the layers of a pass that chooses a token, of all or of those that a guide allows.
+    pub(super) fn ending(&self, is_guided: bool) -> Ending {
         let ending = Ending::of(&self.sampling(0));
-        if self.is_constrained() { ending.masked() } else { ending }
+        if is_guided { ending.masked() } else { ending }
     }
 
     /// Refuses more guesses than a pass verifies, and any where choices are not plainly the most likely tokens.
-    pub(super) fn check_guesses(&self, option: &'static str, n: u32) -> Result<(), Error> {
-        let is_greedy = self.ending() == Ending::Greedy { penalize: false, mask: false };
+    pub(super) fn check_guesses(&self, option: &'static str, n: u32, is_guided: bool) -> Result<(), Error> {
+        let is_greedy = self.ending(is_guided) == Ending::Greedy { penalize: false, mask: false };
         let is_greedy = is_greedy && self.logprobs.is_none();
         let most = if is_greedy { Self::MOST_GUESSES } else { 0 };
         if n <= most {

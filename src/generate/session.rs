@@ -6,14 +6,13 @@ use super::Model;
 #[cfg(not(target_arch = "wasm32"))]
 use super::front::FrontPasses;
 use super::generation::Generation;
+use super::guide::TokenGuide;
 use super::options::{ContextPolicy, GenerateOptions};
 use super::pace::Pace;
 use super::passes::RecordedPasses;
 use super::sequence::Sequence;
 use crate::device::{Device, Pending, pause};
 use crate::error::Error;
-#[cfg(feature = "grammar")]
-use crate::grammar::Guide;
 use crate::model::{Ending, KvCache, PassTensors, VERIFIED_ROWS};
 use crate::recording::{MemoryPlan, Recording};
 use crate::tokenizer::EncodeOptions;
@@ -194,13 +193,20 @@ impl Session {
     /// As [`Session::generate`]; [`Error::Tokenizer`] also for an id outside the vocabulary.
     pub fn generate_ids(&mut self, ids: &[u32], options: &GenerateOptions) -> Result<Generation<'_>, Error> {
         options.check()?;
-        #[cfg(feature = "grammar")]
         let guide = guide(&self.model, options)?;
+        self.generate_guided(ids, options, guide)
+    }
+
+    /// Begins a generation that continues token ids with what a guide allows, if there is one.
+    fn generate_guided(
+        &mut self,
+        ids: &[u32],
+        options: &GenerateOptions,
+        guide: Option<Box<dyn TokenGuide>>,
+    ) -> Result<Generation<'_>, Error> {
+        options.check_guesses("prompt_lookup", options.prompt_lookup, guide.is_some())?;
         self.append(ids, options.context_policy)?;
-        let generation = Generation::new(self, options)?;
-        #[cfg(feature = "grammar")]
-        let generation = generation.guided_by(guide);
-        Ok(generation)
+        Generation::new(self, options, guide)
     }
 
     /// Makes `ids` the whole sequence and begins a generation that continues it. What the session has computed of its
@@ -209,9 +215,28 @@ impl Session {
     /// # Errors
     /// As [`Session::generate_ids`].
     pub fn generate_from(&mut self, ids: &[u32], options: &GenerateOptions) -> Result<Generation<'_>, Error> {
+        let new = self.keep_common(ids);
+        self.generate_ids(new, options)
+    }
+
+    /// As [`Session::generate_from`], with a guide of the caller's.
+    #[cfg(all(target_arch = "wasm32", feature = "web"))]
+    pub(crate) fn generate_guided_from(
+        &mut self,
+        ids: &[u32],
+        options: &GenerateOptions,
+        guide: Option<Box<dyn TokenGuide>>,
+    ) -> Result<Generation<'_>, Error> {
+        options.check()?;
+        let new = self.keep_common(ids);
+        self.generate_guided(new, options, guide)
+    }
+
+    /// Keeps what the sequence has in common with `ids`, and returns what those have beyond it.
+    fn keep_common<'i>(&mut self, ids: &'i [u32]) -> &'i [u32] {
         let known = self.tokens().iter().zip(ids).take_while(|(known, id)| known == id).count();
         self.truncate(known);
-        self.generate_ids(ids.get(known..).unwrap_or_default(), options)
+        ids.get(known..).unwrap_or_default()
     }
 
     /// Refuses ids outside the vocabulary, and an empty sequence.
@@ -379,7 +404,6 @@ impl Session {
     }
 
     /// Uploads which tokens may be chosen next, a bit for each.
-    #[cfg(feature = "grammar")]
     pub(super) fn allow(&self, allowed: &[u32]) -> Result<(), Error> {
         self.model.device().write(&self.passes.io.allowed, 0, allowed)
     }
@@ -421,8 +445,13 @@ impl Session {
 
 /// Begins what the options ask a text to match.
 #[cfg(feature = "grammar")]
-fn guide(model: &Model, options: &GenerateOptions) -> Result<Option<Guide>, Error> {
+fn guide(model: &Model, options: &GenerateOptions) -> Result<Option<Box<dyn TokenGuide>>, Error> {
     let Some(constraint) = &options.constraint else { return Ok(None) };
     let end_ids = options.end_ids(model.tokenizer().ok());
-    Ok(Some(model.grammars()?.begin(constraint, &end_ids)?))
+    Ok(Some(Box::new(model.grammars()?.begin(constraint, &end_ids)?)))
+}
+
+#[cfg(not(feature = "grammar"))]
+fn guide(_: &Model, _: &GenerateOptions) -> Result<Option<Box<dyn TokenGuide>>, Error> {
+    Ok(None)
 }

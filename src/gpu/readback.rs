@@ -190,7 +190,7 @@ impl Mapped {
     }
 
     /// Its first `size_bytes` bytes outside WASM memory, so that they are copied once.
-    #[cfg(target_arch = "wasm32")]
+    #[cfg(all(target_arch = "wasm32", feature = "web-kernels"))]
     pub fn array(self, size_bytes: u32) -> Result<js_sys::Uint8Array, Error> {
         self.take(|view| view.as_uint8array().slice(0, size_bytes))
     }

@@ -39,7 +39,7 @@ impl Tested {
     }
 
     /// Takes over what was found elsewhere on the same adapter and driver.
-    #[cfg(target_arch = "wasm32")]
+    #[cfg(all(target_arch = "wasm32", feature = "web"))]
     pub fn merge(&self, found: Found) {
         let mut own = self.lock();
         own.passed.extend(found.passed);

@@ -10,7 +10,7 @@ use wasm_bindgen_futures::JsFuture;
 use super::{from_js, plan_to_js, to_js, to_js_error};
 use crate::chat::{ChatOptions, ChatTemplate, Message};
 use crate::error::Error;
-use crate::generate::{CancelHandle, ContextPolicy, GenerateOptions, StopReason};
+use crate::generate::{CancelHandle, ContextPolicy, GenerateOptions, StopReason, TokenGuide};
 
 /// A model whose weights are on a device.
 #[wasm_bindgen]
@@ -101,6 +101,41 @@ impl Model {
         to_js(&Stops { ids, texts: template.stop_texts() })
     }
 
+    /// The sources of all chat templates, one behind the other.
+    pub fn templates(&self) -> String {
+        self.model.chat_source().templates.iter().map(|(_, source)| source.as_str()).collect()
+    }
+
+    /// Of each token, its length in [`Model::token_bytes`] times 8 and its type.
+    pub fn tokens(&self) -> Result<Vec<u32>, JsValue> {
+        let tokenizer = self.model.tokenizer().map_err(to_js_error)?;
+        let word = |id| {
+            let n_bytes = tokenizer.token_bytes(id).map_or(0, <[u8]>::len) as u32;
+            n_bytes * 8 + tokenizer.token_type(id).map_or(0, |kind| kind as u32)
+        };
+        Ok((0..tokenizer.vocab_size() as u32).map(word).collect())
+    }
+
+    /// The bytes of all tokens, one behind the other.
+    #[wasm_bindgen(js_name = tokenBytes)]
+    pub fn token_bytes(&self) -> Result<Vec<u8>, JsValue> {
+        let tokenizer = self.model.tokenizer().map_err(to_js_error)?;
+        let ids = 0..tokenizer.vocab_size() as u32;
+        Ok(ids.flat_map(|id| tokenizer.token_bytes(id).unwrap_or_default()).copied().collect())
+    }
+
+    /// The tokens that end a text.
+    #[wasm_bindgen(js_name = endIds)]
+    pub fn end_ids(&self) -> Result<Vec<u32>, JsValue> {
+        self.model.tokenizer().map(|tokenizer| tokenizer.eos_ids().to_vec()).map_err(to_js_error)
+    }
+
+    /// Token ids of a text in the middle of a text; nothing where the tokenizer knows only whole texts.
+    #[wasm_bindgen(js_name = encodeWithin)]
+    pub fn encode_within(&self, text: &str) -> Option<Vec<u32>> {
+        self.model.tokenizer().ok()?.encode_within(text)
+    }
+
     /// A new, empty session.
     pub fn session(&self) -> Result<Session, JsValue> {
         let session = self.model.session().map_err(to_js_error)?;
@@ -131,6 +166,40 @@ impl Model {
     }
 }
 
+#[wasm_bindgen]
+extern "C" {
+    /// Who knows which tokens may come next in a text, see [`TokenGuide`].
+    #[wasm_bindgen(typescript_type = "TokenGuide")]
+    pub type OutsideGuide;
+    #[wasm_bindgen(method, catch)]
+    fn allowed(this: &OutsideGuide) -> Result<Vec<u32>, JsValue>;
+    /// Nothing: no further token may come.
+    #[wasm_bindgen(method, catch)]
+    fn accept(this: &OutsideGuide, id: u32) -> Result<Option<Vec<u32>>, JsValue>;
+}
+
+/// A guide with what it has answered last.
+struct Guided {
+    guide: OutsideGuide,
+    allowed: Vec<u32>,
+}
+
+impl TokenGuide for Guided {
+    fn allowed(&mut self) -> Result<&[u32], Error> {
+        self.allowed = self.guide.allowed().map_err(failed)?;
+        Ok(&self.allowed)
+    }
+
+    fn accept(&mut self, id: u32) -> Result<Option<Vec<u32>>, Error> {
+        self.guide.accept(id).map_err(failed)
+    }
+}
+
+/// The guide has thrown something, which it keeps: whoever runs the generation throws that.
+fn failed(_: JsValue) -> Error {
+    Error::Constraint { field: "guide".into(), expected: "an answer".into(), found: "an error".into() }
+}
+
 /// A sequence of tokens and its cached keys and values.
 #[wasm_bindgen]
 pub struct Session {
@@ -141,13 +210,14 @@ pub struct Session {
 
 #[wasm_bindgen]
 impl Session {
-    /// Makes `ids` the sequence, of which only what is new is computed, and generates. Each piece goes to
-    /// `on_piece(id, text)`, which resolves to whether to go on. When the device is lost, `on_lost(error)` resolves to the
+    /// Makes `ids` the sequence, of which only what is new is computed, and generates what `guide` allows, or anything. Each
+    /// piece goes to `on_piece(id, text, is_last)`, which resolves to whether to go on. When the device is lost, `on_lost(error)` resolves to the
     /// same model on another device, and the stream goes on with the same tokens.
     pub async fn generate(
         &self,
         ids: &[u32],
         options: JsValue,
+        guide: Option<OutsideGuide>,
         on_piece: js_sys::Function,
         on_lost: js_sys::Function,
     ) -> Result<JsValue, JsValue> {
@@ -156,14 +226,17 @@ impl Session {
             let (expected, found) = ("one generation at a time".into(), "another one".into());
             return Err(to_js_error(Error::Operand { kernel: "session", operand: "generation", expected, found }));
         };
-        let mut generation = session.generate_from(ids, &options).map_err(to_js_error)?;
+        let guide = guide.map(|guide| Box::new(Guided { guide, allowed: Vec::new() }) as Box<dyn TokenGuide>);
+        let mut generation = session.generate_guided_from(ids, &options, guide).map_err(to_js_error)?;
         self.cancel.replace(generation.cancel_handle());
         let mut n_generated = 0;
         while let Some(piece) = generation.next().await {
             match piece {
                 Ok(piece) => {
                     n_generated += 1;
-                    let answer = on_piece.call2(&JsValue::UNDEFINED, &piece.id.into(), &piece.text.into())?;
+                    let is_last = generation.stop_reason().is_some();
+                    let (id, text) = (piece.id.into(), piece.text.into());
+                    let answer = on_piece.call3(&JsValue::UNDEFINED, &id, &text, &is_last.into())?;
                     if !JsFuture::from(js_sys::Promise::resolve(&answer)).await?.is_truthy() {
                         generation.cancel();
                     }

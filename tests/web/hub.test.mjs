@@ -190,6 +190,21 @@ test("a hub that refuses or lies is told, and nothing is kept", limited, async (
   await clear();
 });
 
+test("a host of contents that refuses is told, and so is a network that is not there", limited, async () => {
+  for (const status of [401, 403, 404]) {
+    replace = (request, response, host) => host === "store" && (response.writeHead(status).end(), true);
+    const { error, cached } = await load();
+    assert.deepEqual([error.code, error.status, cached], ["http", status, []]);
+  }
+  let n = 0;
+  replace = (request, response, host) => host === "store" && n++ < 2 && (response.writeHead(429, { "retry-after": "0" }).end(), true);
+  assertLoaded(await load());
+  await clear();
+  replace = (request, response) => (response.destroy(), true);
+  const { error } = await load();
+  assert.equal(error.code, "network");
+});
+
 test("a hub that is overrun is waited for", limited, async () => {
   let n = 0;
   replace = (request, response) => n++ < 2 && (response.writeHead(429, { "retry-after": "0" }).end(), true);

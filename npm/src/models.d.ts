@@ -1,0 +1,8 @@
+/** The table of models that are known to run, `assets/models.json`, which the build puts beside the compiled files as a module. */
+
+import type { KnownModel } from "./types.js";
+
+type Row = Omit<KnownModel, "sizeBytes" | "cacheBytesPerToken"> & { size_bytes: number; cache_bytes_per_token: number | null };
+
+declare const table: { about: string; models: Row[] };
+export default table;

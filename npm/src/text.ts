@@ -1,0 +1,184 @@
+/** Constraints and answers in the worker: the second WASM module, started when one is first asked for, and what it does for a generation. */
+
+import { isTrap, messageOf, TilewrightError } from "./errors.js";
+import { importHidden, isNode } from "./platform.js";
+import type { AnswerRequest, Prompt } from "./protocol.js";
+import type { Model, TokenGuide } from "./tilewright.js";
+import init, { __wbg_reset_state as reset, Vocabulary, type AnswerReader, type Guide } from "./tilewright_text.js";
+import type { GenerateResult, Piece, ToolCall } from "./types.js";
+
+/** Tokens of a prompt in which its template may begin a thought. */
+const PROMPT_END = 16;
+
+let started: Promise<WebAssembly.Memory> | undefined;
+/** Of the model that is loaded. */
+let vocabulary: { of: Model; words: Vocabulary } | undefined;
+
+function start(): Promise<WebAssembly.Memory> {
+  started ??= (async () => {
+    if (!isNode) {
+      return (await init()).memory;
+    }
+    const { readFile } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
+    const file = "./tilewright_text_bg.wasm";
+    return (await init({ module_or_path: await readFile(new URL(file, import.meta.url)) })).memory;
+  })();
+  started.catch(() => {
+    // The next one who needs it tries again.
+    started = undefined;
+  });
+  return started;
+}
+
+/** Frees what the module knows of a model. */
+export function forget(): void {
+  vocabulary?.words.free();
+  vocabulary = undefined;
+}
+
+/** What a generation asks of this module, or nothing if it asks for nothing. `endIds` may end the text. */
+export async function answerOf(
+  model: () => Model, { constraint, tools, toolChoice, parallel = true, reads, mayThink }: AnswerRequest, prompt: Prompt, ids: Uint32Array, endIds: Uint32Array,
+): Promise<Answer | undefined> {
+  if (constraint === undefined && !reads) {
+    return undefined;
+  }
+  try {
+    await start();
+  } catch (error) {
+    throw new TilewrightError("network", `the module for constraints and answers could not be started: ${messageOf(error)}`, { cause: error });
+  }
+  return guarded(() => {
+    const words = wordsOf(model);
+    if (!reads || prompt.kind !== "chat") {
+      return new Answer(words.guide(constraint ?? "", endIds), undefined);
+    }
+    const { messages, told } = prompt;
+    const begun = told.continueFinalMessage === true ? messages.at(-1)?.content : undefined;
+    const given = typeof begun === "string" ? begun : undefined;
+    const promptEnd = ids.slice(-PROMPT_END);
+    const reader = words.answerReader(model().templates(), tools, promptEnd, given, messages.length * 100);
+    try {
+      const guide = constraint !== undefined ? words.answerGuide(constraint, endIds, reader, mayThink)
+        : tools === undefined || toolChoice === undefined ? undefined
+        : typeof toolChoice === "string" ? words.toolGuide(reader, toolChoice, undefined, parallel, mayThink, promptEnd, endIds)
+        : words.toolGuide(reader, "auto", toolChoice.name, parallel, mayThink, promptEnd, endIds);
+      return new Answer(guide, reader);
+    } catch (error) {
+      if (!isTrap(error)) {
+        reader.free();
+      }
+      throw error;
+    }
+  });
+}
+
+/** The vocabulary of the model that is loaded. It stays the same when a device is lost and the model loaded again. */
+function wordsOf(model: () => Model): Vocabulary {
+  const of = model();
+  if (vocabulary?.of !== of) {
+    forget();
+    const encodeWithin = (text: string): Uint32Array | undefined => model().encodeWithin(text);
+    vocabulary = { of, words: new Vocabulary(of.tokens(), of.tokenBytes(), of.endIds(), of.info().vocabSize, encodeWithin) };
+  }
+  return vocabulary.words;
+}
+
+/** Counts how often the module was made anew. */
+let life = 0;
+
+/** Does something with the module. Where that stops it, such as for want of stack, there is a new one afterwards, and the error is the caller's. */
+function guarded<T>(work: () => T): T {
+  try {
+    return work();
+  } catch (error) {
+    if (!isTrap(error)) {
+      throw error;
+    }
+    life += 1;
+    vocabulary = undefined;
+    reset();
+    throw new TilewrightError("constraint", `constraint: too complex for the module that reads it, which stopped: ${messageOf(error)}`, { cause: error });
+  }
+}
+
+/** One generation's constraint, and the reader of what it generates. */
+export class Answer implements TokenGuide {
+  readonly #guide: Guide | undefined;
+  readonly #reader: AnswerReader | undefined;
+  readonly #life = life;
+  readonly #toolCalls: ToolCall[] = [];
+  #thinking = "";
+  /** What the engine is not told of an error. */
+  failure: unknown;
+
+  constructor(guide: Guide | undefined, reader: AnswerReader | undefined) {
+    this.#guide = guide;
+    this.#reader = reader;
+  }
+
+  /** What says which tokens may come, if anything does. */
+  get guide(): TokenGuide | undefined {
+    return this.#guide === undefined ? undefined : this;
+  }
+
+  allowed(): Uint32Array {
+    return this.#keepingFailure(() => this.#guide?.allowed() ?? new Uint32Array());
+  }
+
+  accept(id: number): Uint32Array | undefined {
+    return this.#keepingFailure(() => this.#guide?.accept(id));
+  }
+
+  /** What a token and its text are. */
+  piece(id: number, text: string, isLast: boolean): Piece {
+    const reader = this.#reader;
+    if (reader === undefined) {
+      return { id, text };
+    }
+    const parts = guarded(() => [reader.push(id, text), ...isLast ? [reader.finish()] : []]).map((json) => JSON.parse(json) as Omit<Piece, "id">);
+    const [piece = { text }, rest] = parts;
+    const toolCalls = [...piece.toolCalls ?? [], ...rest?.toolCalls ?? []];
+    const thinking = (piece.thinking ?? "") + (rest?.thinking ?? "");
+    const problem = piece.problem ?? rest?.problem;
+    this.#toolCalls.push(...toolCalls);
+    this.#thinking += thinking;
+    return {
+      id,
+      text: piece.text + (rest?.text ?? ""),
+      ...(thinking === "" ? {} : { thinking }),
+      ...(toolCalls.length === 0 ? {} : { toolCalls }),
+      ...(problem === undefined ? {} : { problem }),
+    };
+  }
+
+  /** What the answer came to. */
+  get result(): Pick<GenerateResult, "thinking" | "toolCalls"> {
+    return { thinking: this.#thinking, toolCalls: this.#toolCalls };
+  }
+
+  free(): void {
+    if (this.#life === life) {
+      this.#guide?.free();
+      this.#reader?.free();
+    }
+  }
+
+  #keepingFailure<T>(work: () => T): T {
+    try {
+      return guarded(work);
+    } catch (error) {
+      this.failure ??= error;
+      throw error;
+    }
+  }
+}
+
+/** Bytes of the module's memory: none if nothing has needed it. */
+export async function memoryBytes(): Promise<number> {
+  if (started === undefined) {
+    return 0;
+  }
+  await started;
+  return (await init()).memory.buffer.byteLength;
+}

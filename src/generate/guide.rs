@@ -1,0 +1,36 @@
+//! What a generation asks about the text that it may write.
+
+use crate::device::MaybeSend;
+use crate::error::Error;
+
+/// Says which tokens may come next in a text. [`grammar`](crate::grammar) does, and so may whoever runs a generation.
+pub(crate) trait TokenGuide: MaybeSend {
+    /// The tokens that may come next: a bit for each of the vocabulary, `[ceil(V / 32)]`, the lowest first.
+    ///
+    /// # Errors
+    /// Usually [`Error::Constraint`], if there is none.
+    fn allowed(&mut self) -> Result<&[u32], Error>;
+
+    /// Goes on with a token that may come and does not end the text. Returns the tokens that must come next, none if there is
+    /// a choice; or `None` if no further token may come.
+    ///
+    /// # Errors
+    /// Usually [`Error::Constraint`], if the token may not come.
+    fn accept(&mut self, id: u32) -> Result<Option<Vec<u32>>, Error>;
+}
+
+#[cfg(feature = "grammar")]
+impl TokenGuide for crate::grammar::Guide {
+    fn allowed(&mut self) -> Result<&[u32], Error> {
+        crate::grammar::Guide::allowed(self)
+    }
+
+    fn accept(&mut self, id: u32) -> Result<Option<Vec<u32>>, Error> {
+        use crate::grammar::Next;
+        Ok(match crate::grammar::Guide::accept(self, id)? {
+            Next::Open => Some(Vec::new()),
+            Next::Forced(ids) => Some(ids),
+            Next::Complete => None,
+        })
+    }
+}

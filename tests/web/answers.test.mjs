@@ -1,0 +1,324 @@
+// Constrained output, tool calls and thinking of the package, in Chromium and in Node.
+
+import assert from "node:assert/strict";
+import { createRequire } from "node:module";
+import { test } from "node:test";
+
+import { chromium, everywhere, places, server } from "./places.mjs";
+import { withTemplate } from "./template.mjs";
+
+const Ajv = createRequire(new URL("../../npm/package.json", import.meta.url))("ajv/dist/2020.js").default;
+const validator = (schema) => new Ajv({ strict: false, validateFormats: false }).compile(schema);
+
+const word = { type: "string", maxLength: 8 };
+const object = (properties, more = {}) => ({
+  type: "object", properties, required: Object.keys(properties), additionalProperties: false, ...more,
+});
+/** None of them allows texts of any length. */
+const SCHEMAS = [
+  { type: "boolean" },
+  { type: "null" },
+  { type: "integer", minimum: -50, maximum: 1000 },
+  { type: "number", minimum: 0, maximum: 9.5 },
+  { type: "integer", minimum: 0, exclusiveMaximum: 100, multipleOf: 7 },
+  word,
+  { type: "string", minLength: 3, maxLength: 5 },
+  { type: "string", pattern: "^[a-z]{2,6}$" },
+  { type: "string", pattern: "^\\d{3}-\\d{4}$" },
+  { enum: ["red", "green", "north east", "it's \"so\"", "naïve"] },
+  { const: [1, { a: "b" }] },
+  { type: ["boolean", "null"] },
+  { type: ["string", "integer"], maxLength: 6, minimum: 0, maximum: 99 },
+  { type: "array", items: { type: "integer", minimum: 0, maximum: 9 }, minItems: 2, maxItems: 4 },
+  { type: "array", prefixItems: [word, { type: "boolean" }], minItems: 2, items: false },
+  { anyOf: [{ type: "integer", minimum: 1, maximum: 5 }, { type: "null" }, object({ a: word })] },
+  object({ name: word, age: { type: "integer", minimum: 0, maximum: 120 } }),
+  object({ größe: { type: "number", minimum: 0, maximum: 2 }, "max tokens": { type: "boolean" }, "a/b": { enum: ["x"] } }),
+  object({ tags: { type: "array", items: word, maxItems: 3 }, kind: { enum: ["cat", "dog"] } }),
+  object({ nested: object({ deep: object({ flag: { type: "boolean" } }) }) }),
+  object({ start: { $ref: "#/$defs/point" }, end: { $ref: "#/$defs/point" } }, {
+    $defs: { point: object({ x: { type: "integer", minimum: 0, maximum: 9 }, y: { type: "integer", minimum: 0, maximum: 9 } }) },
+  }),
+  { type: "object", properties: { a: { type: "boolean" }, b: word }, required: ["a"], additionalProperties: false },
+  object({ city: { type: "string", pattern: "^[A-Z][a-z]{1,8}$" }, unit: { enum: ["celsius", "fahrenheit"] } }),
+  { type: "array", items: object({ id: { type: "integer", minimum: 1, maximum: 99 } }), minItems: 1, maxItems: 2 },
+];
+
+/** Runs in the place: texts of schemas, drawn among all tokens. */
+async function textsOf({ Model }, { schemas, device, seed }) {
+  const model = await Model.builtin({ device });
+  const all = [];
+  for (const [at, schema] of schemas.entries()) {
+    const generation = model.generate("Once upon a time", {
+      temperature: 1, topK: 0, topP: 1, minP: 0, seed: seed + at, maxTokens: 300, responseFormat: { type: "json_schema", schema },
+    });
+    all.push({ text: await generation.text(), stopReason: (await generation.result).stopReason });
+  }
+  model.free();
+  return all;
+}
+
+function areValid(schemas, texts) {
+  let valid = 0;
+  for (const [at, { text, stopReason }] of texts.entries()) {
+    assert.ok(["complete", "eos"].includes(stopReason), `${stopReason}: ${text}`);
+    const matches = validator(schemas[at]);
+    assert.ok(matches(JSON.parse(text)), `${text} is not of ${JSON.stringify(schemas[at])}`);
+    valid += 1;
+  }
+  assert.equal(valid, schemas.length);
+}
+
+everywhere(
+  "texts of JSON schemas are valid at temperature 1",
+  textsOf,
+  (texts) => areValid(SCHEMAS, texts),
+  { schemas: SCHEMAS, device: "cpu", seed: 1 },
+);
+
+test("Chromium: texts of JSON schemas are valid on a GPU", { timeout: 120_000 }, async () => {
+  const some = SCHEMAS.slice(15, 18);
+  areValid(some, await places.Chromium(textsOf, { schemas: some, device: "gpu", seed: 7 }));
+});
+
+everywhere(
+  "objects of any content, regular expressions and grammars are kept to, and the same seed gives the same text",
+  async ({ Model }) => {
+    const model = await Model.builtin({ device: "cpu" });
+    const of = async (responseFormat, options) => {
+      const generation = model.generate("Once upon a time", { temperature: 1, seed: 5, maxTokens: 200, responseFormat, ...options });
+      return [await generation.text(), (await generation.result).stopReason];
+    };
+    const regex = { type: "regex", pattern: "[A-Z][a-z]{2,9}: [0-9]{1,3}(\\.[0-9])?" };
+    const gbnf = { type: "gbnf", grammar: 'root ::= "<" [a-z]{1,5} ">"' };
+    const grammar = { type: "grammar", grammar: 'start: "(" (NUMBER | start) "+" NUMBER ")"\nNUMBER: /[0-9]{1,2}/' };
+    const texts = {
+      object: await of({ type: "json_object" }, { maxTokens: 400, temperature: 0 }),
+      regex: await of(regex),
+      again: await of(regex),
+      grammar: await of(grammar),
+      gbnf: await of(gbnf),
+      cut: await of(regex, { maxTokens: 2 }),
+      text: await of({ type: "text" }, { maxTokens: 5 }),
+      plain: await of(undefined, { maxTokens: 5 }),
+    };
+    model.free();
+    return texts;
+  },
+  ({ object, regex, again, grammar, gbnf, cut, text, plain }) => {
+    assert.ok(object[0].startsWith("{"), object[0]);
+    if (object[1] !== "max_tokens") assert.equal(typeof JSON.parse(object[0]), "object");
+    assert.match(regex[0], /^[A-Z][a-z]{2,9}: [0-9]{1,3}(\.[0-9])?$/);
+    assert.deepEqual(regex, again);
+    assert.match(grammar[0], /^\(+[0-9]{1,2}(\+[0-9]{1,2}\))+$/);
+    assert.match(gbnf[0], /^<[a-z]{1,5}>$/);
+    assert.equal(cut[1], "max_tokens");
+    assert.deepEqual(text, plain);
+  },
+);
+
+everywhere(
+  "what cannot be used is refused within 250 ms, and the model answers all the same",
+  async ({ Model }) => {
+    const model = await Model.builtin({ device: "cpu" });
+    const schema = (schema) => ({ type: "json_schema", schema });
+    const deep = (n, inner = { type: "integer" }) => {
+      for (let left = n; left > 0; left -= 1) inner = { type: "array", items: inner };
+      return inner;
+    };
+    const chain = (n) => ({
+      $ref: "#/$defs/d0",
+      $defs: Object.fromEntries(Array.from({ length: n }, (_, i) => [`d${i}`, i + 1 === n ? { type: "boolean" } : { $ref: `#/$defs/d${i + 1}` }])),
+    });
+    const round = {};
+    round.items = round;
+    const formats = [
+      schema({ type: "integer", minimum: 5, maximum: 3 }),
+      schema({ not: { type: "string" } }),
+      schema(deep(150)),
+      schema(deep(100_000)),
+      schema(round),
+      schema({ enum: Array.from({ length: 1_000_000 }, (_, i) => i) }),
+      schema({ type: "string", pattern: "^(a{1000}){1000}$" }),
+      schema({ $ref: "#" }),
+      { type: "regex", pattern: "(" },
+      { type: "regex", pattern: `${"(".repeat(2000)}a${")".repeat(2000)}` },
+      { type: "regex", pattern: "(a|b|ab)*c?".repeat(1000) },
+      { type: "grammar", grammar: "start: b" },
+      { type: "grammar", grammar: `start: ${"(".repeat(2000)}"a"${")".repeat(2000)}` },
+      { type: "grammar", grammar: "start: A\nA: /(.*a.{200}){3}/ & /(.*b.{300}){3}/ & ~/(.*c.{100}){2}/" },
+      { type: "regex" },
+      { type: "xml" },
+      "json",
+    ];
+    const answers = [];
+    const ask = async (responseFormat) => {
+      const begin = performance.now();
+      const code = await model.generate("a", { responseFormat, maxTokens: 2 }).text().then(() => "worked", (error) => `${error.code}: ${error.message}`);
+      return { code, ms: performance.now() - begin };
+    };
+    // The module and the vocabulary are there from now on.
+    const first = await ask({ type: "regex", pattern: "x" });
+    for (const format of formats) {
+      let answer = await ask(format);
+      // Another program may have had the processor meanwhile.
+      for (let more = 5; more > 0 && answer.ms >= 250; more -= 1) answer = await ask(format);
+      answers.push(answer);
+    }
+    // Some thousand references may need more stack than there is: an error, or an answer.
+    const long = await ask(schema(chain(4000)));
+    const after = await model.generate("a", { responseFormat: { type: "regex", pattern: "hello" } }).text();
+    const lookedUp = await ask({ type: "regex", pattern: "x" });
+    const guesses = await model.generate("a", { responseFormat: { type: "regex", pattern: "x" }, promptLookup: 4 }).text().catch(({ code }) => code);
+    const plain = await model.generate("Once upon a time", { maxTokens: 4 }).text();
+    model.free();
+    return { first, answers, long, after, lookedUp, guesses, plain };
+  },
+  ({ first, answers, long, after, lookedUp, guesses, plain }) => {
+    assert.deepEqual([first.code, lookedUp.code, after, guesses], ["worked", "worked", "hello", "option"]);
+    const codes = answers.map(({ code }) => code.split(":")[0]);
+    assert.deepEqual(codes, [...Array(14).fill("constraint"), "option", "option", "option"], JSON.stringify(answers, null, 1));
+    assert.ok(["constraint", "worked"].includes(long.code.split(":")[0]), long.code);
+    const slowest = answers.reduce((a, b) => a.ms > b.ms ? a : b);
+    assert.ok(slowest.ms < 250, `${slowest.code} took ${slowest.ms} ms`);
+    assert.ok(plain.length > 0);
+  },
+);
+
+/** It knows tools as the Hermes family does, and a variable that has the model think. */
+const TEMPLATE = "{% if tools %}<tool_call>{% for t in tools %}{{ t|tojson }}{% endfor %}{\"name\", \"arguments\"}</tool_call>{% endif %}"
+  + "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% for c in m.tool_calls or [] %}({{ c.function.name }} {{ c.function.arguments|tojson }}){% endfor %} {% endfor %}"
+  + "{% if add_generation_prompt %}[assistant] {% if enable_thinking %}<think>{% endif %}{% endif %}";
+const SUN = { type: "function", function: { name: "sun", parameters: { type: "object", properties: { day: { type: "integer" } } } } };
+
+everywhere(
+  "an answer is taken apart: thinking, text and calls, piece by piece and as a whole",
+  async ({ Model }, { file, tools }) => {
+    const model = await Model.load(new Blob([Uint8Array.from(atob(file), (c) => c.charCodeAt(0))]), { device: "cpu" });
+    const user = { role: "user", content: "Will the sun shine?" };
+    const chat = async (messages, options) => {
+      const pieces = [];
+      const generation = model.chat(messages, { temperature: 1, seed: 3, maxTokens: 200, ...options });
+      for await (const piece of generation) pieces.push(piece);
+      return { pieces, text: await generation.text(), result: await generation.result };
+    };
+    // What the model would have to be large for, a grammar has it write.
+    const written = (text) => ({ type: "grammar", grammar: `start: ${text}` });
+    const call = String.raw`"<tool_call>{\"name\": \"sun\", \"arguments\": {\"day\": " /[1-9]/ "}}</tool_call>"`;
+    const called = await chat([user], { toolChoice: "none", tools, responseFormat: written(`"<think>" /[a-z ]{3,9}/ "!</think>" "Let me see. " ${call}`) });
+    const opened = await chat([user], { thinking: true, templateVariables: { enable_thinking: true }, maxTokens: 4 });
+    const broken = await chat([user], { toolChoice: "none", tools, responseFormat: written(String.raw`"<tool_call>{\"name\": 3}</tool_call>"`) });
+    const answer = { role: "assistant", content: called.text, tool_calls: called.result.toolCalls };
+    const answered = await chat([user, answer, { role: "tool", content: "yes" }], { maxTokens: 3 });
+    const plain = await chat([user], { maxTokens: 3 });
+    const codes = [];
+    for (const options of [{ toolChoice: "any" }, { tools: [{ loop: 1n }] }]) {
+      codes.push(await chat([user], options).then(() => "worked", (error) => error.code ?? error.name));
+    }
+    model.free();
+    return { called, opened, broken, answered, plain, codes };
+  },
+  ({ called, opened, broken, answered, plain, codes }) => {
+    const { pieces, result, text } = called;
+    assert.match(result.thinking, /^[a-z ]*!$/);
+    assert.equal(pieces.map(({ thinking = "" }) => thinking).join(""), result.thinking);
+    assert.equal(text, "Let me see.");
+    assert.deepEqual(pieces.flatMap(({ toolCalls = [] }) => toolCalls), result.toolCalls);
+    const [{ id, type, function: { name, arguments: given } }] = result.toolCalls;
+    assert.deepEqual([result.toolCalls.length, type, name], [1, "function", "sun"]);
+    assert.match(id, /^call[0-9]{5}$/);
+    assert.ok(validator(SUN.function.parameters)(given) && given.day >= 1, JSON.stringify(given));
+    assert.equal(result.stopReason, "complete");
+    assert.ok(opened.pieces.every(({ text }) => text === "") && opened.result.thinking !== "", JSON.stringify(opened.pieces));
+    assert.equal(broken.text, '<tool_call>{"name": 3}</tool_call>');
+    assert.match(broken.pieces.find(({ problem }) => problem !== undefined).problem, /hermes/);
+    assert.deepEqual(broken.result.toolCalls, []);
+    assert.equal(answered.result.generatedTokens, 3);
+    assert.deepEqual([plain.result.thinking, plain.result.toolCalls, Object.keys(plain.pieces[0])], ["", [], ["id", "text"]]);
+    assert.deepEqual(codes, ["option", "constraint"]);
+  },
+  { file: withTemplate(TEMPLATE).toString("base64"), tools: [SUN] },
+);
+
+/** It knows no tools: a call is then JSON and the whole answer, which also the story model brings to an end, unless it may think first. */
+const PLAIN = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}[assistant]";
+const TOOLS = [
+  ["weather", object({ city: { type: "string", pattern: "^[A-Z][a-z]{2,8}$" }, unit: { enum: ["celsius", "fahrenheit"] } })],
+  ["order", object({ items: { type: "array", items: object({ id: { type: "integer", minimum: 1, maximum: 99 }, gift: { type: "boolean" } }), minItems: 1, maxItems: 2 } })],
+  ["now", object({})],
+].map(([name, parameters]) => ({ type: "function", function: { name, parameters } }));
+
+everywhere(
+  "calls that are asked for come, can be read, and are valid by the tools' schemas at temperature 1",
+  async ({ Model }, { file, tools }) => {
+    const model = await Model.load(new Blob([Uint8Array.from(atob(file), (c) => c.charCodeAt(0))]), { device: "cpu" });
+    const user = { role: "user", content: "What now?" };
+    const results = [];
+    const chat = async (options) => (await model.chat([user], { temperature: 1, topK: 0, topP: 1, minP: 0, maxTokens: 400, tools, thinking: false, ...options }).result);
+    for (let seed = 0; seed < 8; seed += 1) results.push(await chat({ seed, toolChoice: "required", parallelToolCalls: seed % 2 === 1 }));
+    const ordered = await chat({ seed: 9, toolChoice: { type: "function", function: { name: "order" } } });
+    const none = await chat({ seed: 10, toolChoice: "none", maxTokens: 40 });
+    const fail = (options) => chat(options).then(() => "worked", ({ code, message }) => `${code}: ${message}`);
+    const errors = [
+      await fail({ toolChoice: { type: "function", function: { name: "cancel" } } }),
+      await fail({ tools: [], toolChoice: "required" }),
+      await fail({ toolChoice: "required", responseFormat: { type: "json_object" } }),
+      await fail({ tools: [{ type: "function", function: { name: "odd", parameters: { type: "object", properties: { a: { not: {} } } } } }] }),
+    ];
+    model.free();
+    return { results, ordered, none, errors };
+  },
+  ({ results, ordered, none, errors }) => {
+    const schemas = Object.fromEntries(TOOLS.map(({ function: { name, parameters } }) => [name, validator(parameters)]));
+    let whole = 0;
+    for (const [seed, { toolCalls, stopReason }] of [...results, ordered].entries()) {
+      // A list of calls that is cut off is none.
+      if (stopReason === "max_tokens" && seed % 2 === 1) continue;
+      whole += 1;
+      assert.ok(seed % 2 === 1 ? toolCalls.length > 0 : seed === 8 || toolCalls.length === 1, `${stopReason}: ${JSON.stringify(toolCalls)}`);
+      for (const { function: { name, arguments: given } } of toolCalls) assert.ok(schemas[name](given), `${name}(${JSON.stringify(given)})`);
+    }
+    assert.ok(whole >= 5, `${whole} of 9 answers came to their end`);
+    assert.ok(ordered.toolCalls.every(({ function: { name } }) => name === "order"));
+    assert.deepEqual(none.toolCalls, []);
+    assert.match(errors[0], /^constraint: .*cancel/);
+    assert.match(errors[1], /^option: .*no tools/);
+    assert.match(errors[2], /^option: .*responseFormat/);
+    assert.match(errors[3], /^constraint: .*odd/);
+  },
+  { file: withTemplate(PLAIN).toString("base64"), tools: TOOLS },
+);
+
+test("Chromium: the module for answers is fetched when it is first needed, once, and what it holds for a generation is freed", { timeout: 120_000 }, async () => {
+  const fetched = [];
+  const seen = (request) => fetched.push(new URL(request.url()).pathname);
+  chromium.context.on("request", seen);
+  try {
+    const page = await chromium.open(`${server.origin}/blank.html`);
+    await page.evaluate(async () => {
+      const { Model } = await import("/npm/index.js");
+      globalThis.model = await Model.builtin({ device: "cpu" });
+      await globalThis.model.generate("Once", { maxTokens: 4 }).text();
+    });
+    const before = fetched.filter((path) => path.endsWith(".wasm"));
+    assert.deepEqual(before, ["/npm/tilewright_bg.wasm"]);
+    const heaps = await page.evaluate(async () => {
+      const { model } = globalThis;
+      const heaps = [(await model.memory()).wasmHeapBytes];
+      const schema = { type: "object", properties: { name: { type: "string", maxLength: 20 }, age: { type: "integer", minimum: 0, maximum: 99 } } };
+      for (let round = 0; round < 30; round += 1) {
+        const generation = model.generate("Once", { temperature: 1, seed: round, maxTokens: 60, responseFormat: { type: "json_schema", schema } });
+        // Some are left early.
+        for await (const _ of generation) if (round % 3 === 2) break;
+        heaps.push((await model.memory()).wasmHeapBytes);
+      }
+      model.free();
+      return heaps;
+    });
+    assert.deepEqual(fetched.filter((path) => path.endsWith(".wasm")), [...before, "/npm/tilewright_text_bg.wasm"]);
+    assert.ok(heaps[1] > heaps[0], `${heaps}`);
+    assert.equal(heaps.at(-1), heaps[10], `${heaps}`);
+  } finally {
+    chromium.context.off("request", seen);
+  }
+});
