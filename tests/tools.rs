@@ -622,7 +622,8 @@ fn a_history_without_old_thoughts_computes_what_changed() {
         let without = [&prompt[..], &answer[thought..], &user].concat();
         let alike = answer.iter().zip(&without[prompt.len()..]).take_while(|(a, b)| a == b).count();
         let changed = without.len() - prompt.len() - alike;
-        for (ids, computed) in [(&whole, user.len() + 1), (&without, if has_state { without.len() } else { changed })] {
+        let computed = if has_state { without.len() } else { changed };
+        for (ids, computed) in [(&whole, user.len() + 1), (&without, computed)] {
             let mut generation = session.generate_from(ids, &options(6)).unwrap();
             let (told, ..) = common::collect(&mut generation);
             assert_eq!(generation.prefill().tokens, computed, "{name}");
@@ -630,6 +631,6 @@ fn a_history_without_old_thoughts_computes_what_changed() {
             let (expected, ..) = common::collect(&mut fresh.generate_from(ids, &options(6)).unwrap());
             assert_eq!(told, expected, "{name}");
         }
-        println!("{name}: of {} tokens, {changed} after the thought are computed again", without.len());
+        println!("{name}: of {} tokens without the thought, {computed} are computed", without.len());
     }
 }
