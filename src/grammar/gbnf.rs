@@ -52,7 +52,7 @@ pub fn is_gbnf(text: &str) -> bool {
 /// [`Error::Constraint`] naming the line of what is no grammar, of a rule that is not there and of one that begins with
 /// itself.
 pub fn to_lark(text: &str) -> Result<String, Error> {
-    let mut reader = Reader { text, rest: text, rules: Vec::new(), ids: HashMap::new() };
+    let mut reader = Reader { text, rest: text, counted: (0, 1), rules: Vec::new(), ids: HashMap::new() };
     reader.grammar()?;
     let Reader { rules, ids, .. } = reader;
     if !ids.contains_key("root") {
@@ -86,17 +86,21 @@ fn refused(line: usize, expected: impl Into<String>, found: impl Into<String>) -
 struct Reader<'t> {
     text: &'t str,
     rest: &'t str,
+    /// A position, and its line.
+    counted: (usize, usize),
     rules: Vec<Rule<'t>>,
     ids: HashMap<&'t str, usize>,
 }
 
 impl<'t> Reader<'t> {
-    fn line(&self) -> usize {
-        let read = self.text.get(..self.text.len() - self.rest.len()).unwrap_or_default();
-        read.bytes().filter(|&byte| byte == b'\n').count() + 1
+    fn line(&mut self) -> usize {
+        let position = self.text.len() - self.rest.len();
+        let read = self.text.get(self.counted.0..position).unwrap_or_default();
+        self.counted = (position, self.counted.1 + read.bytes().filter(|&byte| byte == b'\n').count());
+        self.counted.1
     }
 
-    fn error(&self, expected: &str) -> Error {
+    fn error(&mut self, expected: &str) -> Error {
         let found = self.rest.chars().next().map_or("the end".into(), |c| format!("{c:?}"));
         refused(self.line(), expected, found)
     }

@@ -126,6 +126,14 @@ pub fn all() -> Vec<(Constraint, &'static str)> {
         lark("start: a a a\na: A A\nA: /a{19000}/", "length of its texts"),
         lark("start: A\nA: /(.*a.{200}){3}/ & /(.*b.{300}){3}/ & ~/(.*c.{100}){2}/", "fuel"),
     ]);
+    let gbnf = |grammar: String, says| (Constraint::Gbnf(grammar), says);
+    let chain: String = (0..900).map(|i| format!("r{i} ::= r{}\n", i + 1)).collect();
+    all.extend([
+        gbnf(format!("root ::= {}\"a\"{}", "(".repeat(5000), ")".repeat(5000)), "groups"),
+        gbnf(format!("root ::= r0\n{chain}r900 ::= r0"), "begin with itself"),
+        gbnf("root ::= \"a\"\n".repeat(2000), "bytes"),
+        gbnf("root ::= a{2000}\na ::= b{2000}\nb ::= \"x\"".into(), "length of its texts"),
+    ]);
     all
 }
 
