@@ -20,7 +20,9 @@ mod tokenize;
 mod tune;
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+#[cfg(any(feature = "chat", feature = "grammar"))]
+use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -267,6 +269,7 @@ fn show_bytes(bytes: u64) -> String {
 }
 
 /// A list of JSON objects in a file.
+#[cfg(any(feature = "chat", feature = "grammar"))]
 fn read_list(path: &Path) -> Result<Vec<serde_json::Value>, Error> {
     let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
     let objects = |list: &Vec<serde_json::Value>| list.iter().all(serde_json::Value::is_object);

@@ -603,3 +603,34 @@ fn long_lists_are_read_in_little_time() {
         assert!(start.elapsed().as_millis() < 1000, "{format}: {:?}", start.elapsed());
     }
 }
+
+/// A template leaves old thoughts out: what comes before the first thought that is gone stays in the cache, and what comes
+/// after it is computed again, but nothing else. Layers with a state begin anew, as theirs is of the latest positions alone.
+#[test]
+fn a_history_without_old_thoughts_computes_what_changed() {
+    let Some(data) = common::data(&["tiny-random"]) else { return };
+    for (name, has_state) in [("llama3-rope", false), ("gemma3", false), ("qwen35", true)] {
+        let folder = data.join("tiny-random").join(name);
+        let model = Model::load(&common::cpu(), folder, tilewright::LoadOptions::default()).unwrap();
+        let options = |n| GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(n) };
+        let prompt: Vec<u32> = (1..=30).collect();
+        let mut session = model.session().unwrap();
+        let (answer, ..) = common::collect(&mut session.generate_from(&prompt, &options(20)).unwrap());
+        // With everything in it, what is new is computed, and the last token of the answer, which no pass has read.
+        let (user, thought) = ([5, 6, 7, 8], 12);
+        let whole = [&prompt[..], &answer, &user].concat();
+        let without = [&prompt[..], &answer[thought..], &user].concat();
+        let alike = answer.iter().zip(&without[prompt.len()..]).take_while(|(a, b)| a == b).count();
+        let changed = without.len() - prompt.len() - alike;
+        let computed = if has_state { without.len() } else { changed };
+        for (ids, computed) in [(&whole, user.len() + 1), (&without, computed)] {
+            let mut generation = session.generate_from(ids, &options(6)).unwrap();
+            let (told, ..) = common::collect(&mut generation);
+            assert_eq!(generation.prefill().tokens, computed, "{name}");
+            let mut fresh = model.session().unwrap();
+            let (expected, ..) = common::collect(&mut fresh.generate_from(ids, &options(6)).unwrap());
+            assert_eq!(told, expected, "{name}");
+        }
+        println!("{name}: of {} tokens without the thought, {computed} are computed", without.len());
+    }
+}

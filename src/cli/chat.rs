@@ -124,8 +124,9 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     let mut chat = Chat::new(session, recovery, template, format, told, options, interrupt)?;
     #[cfg(feature = "grammar")]
     if let Some(tools) = &chat.told.tools {
-        // Another constraint, or a beginning that is given, leaves no room for what is to be enforced.
-        let is_bound = chat.options.constraint.is_some() || args.prefill.is_some();
+        // Another constraint, a beginning that is given and guesses leave no room for what is to be enforced.
+        let guesses = chat.options.prompt_lookup > 0 || args.sampling.guess.draft.is_some();
+        let is_bound = chat.options.constraint.is_some() || args.prefill.is_some() || guesses;
         chat.rules = args.calls.rules(tools, format, is_bound, chat.session.model().tokenizer()?)?;
     }
     chat.draft = args.sampling.guess.load(chat.session.model())?;

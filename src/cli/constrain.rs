@@ -56,6 +56,9 @@ pub struct CallArgs {
     /// Allow one call in an answer, and no further ones.
     #[arg(long, requires = "tools")]
     single_call: bool,
+    /// Leave no room for a thought in front of calls.
+    #[arg(long, requires = "tools")]
+    no_thinking: bool,
 }
 
 impl CallArgs {
@@ -72,7 +75,7 @@ impl CallArgs {
             eprintln!(
                 "notice: tool calls are not enforced: {}",
                 match is_bound {
-                    true => "the text has a constraint or a beginning of its own",
+                    true => "there is another constraint, a beginning or guesses",
                     false => "the model's format is not known; --tool-format names one",
                 }
             );
@@ -81,12 +84,12 @@ impl CallArgs {
         if is_bound {
             return Err(Error::Option {
                 option: "tool_choice",
-                expected: "no other constraint and no beginning".into(),
+                expected: "no other constraint, no beginning and no guesses".into(),
                 found: "both".into(),
             });
         }
         let choice = self.tool_choice.clone().unwrap_or_default();
-        let rules = ToolRules { choice, parallel: !self.single_call, ..ToolRules::new(format) };
+        let rules = ToolRules { format, choice, parallel: !self.single_call, thinking: !self.no_thinking };
         // Tools that cannot be used are told before anything is asked.
         Constraint::tools(tools, &rules, tokenizer, "")?;
         Ok(Some(rules))

@@ -174,6 +174,7 @@ impl ToolArgs {
         model: &Model,
         prompt: &str,
         options: &mut GenerateOptions,
+        guesses: bool,
     ) -> Result<Option<AnswerReader>, Error> {
         let Some(path) = &self.tools else { return Ok(None) };
         let tools = super::read_list(path)?;
@@ -183,7 +184,8 @@ impl ToolArgs {
             Some(format) => format,
             None => Format::detect(&templates, |name| tokenizer.special_id(name).is_some()),
         };
-        if let Some(rules) = self.calls.rules(&tools, format, options.constraint.is_some(), tokenizer)? {
+        let is_bound = options.constraint.is_some() || options.prompt_lookup > 0 || guesses;
+        if let Some(rules) = self.calls.rules(&tools, format, is_bound, tokenizer)? {
             options.constraint = Some(Constraint::tools(&tools, &rules, tokenizer, prompt)?);
         }
         Ok(Some(AnswerReader::for_tokenizer(format, tokenizer).with_tools(&tools).after_prompt(prompt)))
@@ -274,6 +276,7 @@ impl SamplingArgs {
 }
 
 pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
+    #[cfg_attr(not(feature = "grammar"), expect(unused_mut))]
     let mut options = GenerateOptions { tokens_per_submit: args.tokens_per_submit, ..args.sampling.options()? };
     options.check()?;
     let prompt = match args.prompt_ids {
@@ -283,7 +286,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     let mut recovery = args.model.recovery(path);
     let mut session = recovery.load(&args.model.open()?)?.session()?;
     #[cfg(feature = "grammar")]
-    let mut reader = args.tools.reader(session.model(), &prompt, &mut options)?;
+    let mut reader = args.tools.reader(session.model(), &prompt, &mut options, args.sampling.guess.draft.is_some())?;
     #[cfg(not(feature = "grammar"))]
     let mut reader: Option<AnswerReader> = None;
     let mut draft = args.sampling.guess.load(session.model())?;
@@ -311,7 +314,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         token_ids.push(piece.id);
         text += &piece.text;
         match (&mut reader, &args.prompt_ids) {
-            (Some(reader), _) => return answer.take(reader.push(piece.id, &piece.text)?),
+            (Some(reader), _) => answer.take(reader.push(piece.id, &piece.text)?),
             (None, Some(_)) => answer.write(format_args!("{}{}", if token_ids.len() > 1 { "," } else { "" }, piece.id)),
             (None, None) => answer.write(format_args!("{}", piece.text)),
         }
@@ -319,7 +322,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     if let Some(reader) = &mut reader
         && !matches!(ended, Err(Failure::StdoutClosed))
     {
-        ended = answer.take(reader.finish()).and_then(|()| ended);
+        ended = answer.take(reader.finish()).and(ended);
     }
     if !matches!(ended, Err(Failure::StdoutClosed)) {
         // What stands on the screen after an error is not the whole text, and must not look so.

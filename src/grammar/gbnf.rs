@@ -384,16 +384,26 @@ fn quoted(c: char) -> String {
 
 /// A rule that can begin with itself.
 fn left_recursive(rules: &[Rule]) -> Option<usize> {
-    // Which rules may be empty: until no further one is found.
-    let mut empty = vec![false; rules.len()];
-    let begins: Vec<Vec<usize>> = loop {
-        let read: Vec<_> = rules.iter().map(|rule| begin_of(&rule.parts, &empty)).collect();
-        let found: Vec<bool> = read.iter().map(|(is_empty, _)| *is_empty).collect();
-        if found == empty {
-            break read.into_iter().map(|(_, begins)| begins).collect();
+    // Which rules may be empty: those that name one are looked at again when it is found to be.
+    let mut users: Vec<Vec<usize>> = vec![Vec::new(); rules.len()];
+    for (at, rule) in rules.iter().enumerate() {
+        for part in &rule.parts {
+            if let Part::Rule(id) = part
+                && let Some(users) = users.get_mut(*id)
+            {
+                users.push(at);
+            }
         }
-        empty = found;
-    };
+    }
+    let mut empty = vec![false; rules.len()];
+    let mut rest: Vec<usize> = (0..rules.len()).collect();
+    while let Some(at) = rest.pop() {
+        if !empty[at] && begin_of(&rules[at].parts, &empty).0 {
+            empty[at] = true;
+            rest.extend(&users[at]);
+        }
+    }
+    let begins: Vec<Vec<usize>> = rules.iter().map(|rule| begin_of(&rule.parts, &empty).1).collect();
     // Depth first; a rule that is come upon on its own way begins with itself.
     #[derive(Clone, Copy, PartialEq)]
     enum Seen {

@@ -90,7 +90,8 @@ fn texts_of_published_grammars_are_what_others_read() {
     let list = regex::Regex::new("^(- [^\r\n\x0b\x0c\u{85}\u{2028}\u{2029}]{1,9}\n){1,3}$").unwrap();
     let chess = regex::Regex::new(&CHESS_REGEX.replace('M', MOVE_REGEX)).unwrap();
     let is_json = |text: &str| text.starts_with('{') && serde_json::from_str::<IgnoredAny>(text).is_ok();
-    let checks: [(&str, &str, &dyn Fn(&str) -> bool); 4] = [
+    type Check<'a> = &'a dyn Fn(&str) -> bool;
+    let checks: [(&str, &str, Check); 4] = [
         ("json", JSON, &is_json),
         ("arithmetic", ARITHMETIC, &is_expression),
         ("list", LIST, &|text| list.is_match(text)),
