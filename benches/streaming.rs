@@ -134,7 +134,10 @@ fn run(model: &RandomModel, options: &[&str]) -> Result<(Value, Option<u64>), St
             "--prompt-ids",
             &prompt.join(","),
             "-n",
-            "8",
+            "16",
+            // So that no token comes twice.
+            "--repeat-penalty",
+            "2",
             "--temperature",
             "0",
             "--ctx",
@@ -176,7 +179,7 @@ fn main() {
     let n_layers = (N_LAYERS / parts as usize).max(4);
     let model = RandomModel::write(n_layers).expect("target/tmp takes the file");
     let bytes = fs::metadata(&model.0).expect("it was just written").len();
-    println!("{n_layers} layers, {:.2} GB of Q8_0; 24 tokens of prompt, 8 generated", bytes as f64 / 1e9);
+    println!("{n_layers} layers, {:.2} GB of Q8_0; 24 tokens of prompt, 16 generated", bytes as f64 / 1e9);
     let limit = (1 << 30) / parts.min(2);
     let limit_text = limit.to_string();
     let half = (n_layers / 2).to_string();
