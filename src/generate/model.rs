@@ -236,13 +236,21 @@ impl Model {
                 // Half the context, half of that and so on, down to what is still of use.
                 let halves = std::iter::successors(Some(room.context_length / 2), |context| Some(context / 2));
                 let halves = halves.take_while(|&context| context >= 64);
-                let shorter = halves.filter_map(|context| declare(context).ok()).find(|(.., plan)| fits(plan));
-                match (asked, shorter, limit) {
+                let mut declared = halves.filter_map(|context| declare(context).ok()).collect::<Vec<_>>().into_iter();
+                match (asked, declared.clone().find(|(.., plan)| fits(plan)), limit) {
                     (_, Some(shorter), _) if options.fit_context => shorter,
-                    (Ok((room, _, plan)), shorter, Some(limit)) => match stream(room.context_length, &plan)? {
-                        Some(streamed) => streamed,
-                        None => return Err(too_large(&plan, limit, shorter.map(|(room, ..)| room.context_length))),
-                    },
+                    (Ok((room, _, plan)), shorter, Some(limit)) => {
+                        let mut streamed = stream(room.context_length, &plan)?;
+                        while let (None, true, Some((room, _, plan))) =
+                            (&streamed, options.fit_context, declared.next())
+                        {
+                            streamed = stream(room.context_length, &plan)?;
+                        }
+                        match streamed {
+                            Some(streamed) => streamed,
+                            None => return Err(too_large(&plan, limit, shorter.map(|(room, ..)| room.context_length))),
+                        }
+                    }
                     (asked, ..) => asked?,
                 }
             }

@@ -180,3 +180,21 @@ fn guesses_leave_the_text_as_it_is_where_layers_are_elsewhere() {
         }
     }
 }
+
+/// Where no context leaves room for all layers, a shorter one may leave room for the slots.
+#[test]
+fn the_longest_context_that_fits_with_layers_in_the_file_is_taken() {
+    let device = common::cpu();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf");
+    let short = LoadOptions { context_length: Some(64), ..LoadOptions::default() };
+    let needed_bytes = Model::load(&device, &path, short).unwrap().plan().total_bytes();
+    let fitted = |part: u64| {
+        let memory_limit = Some(needed_bytes * part / 20);
+        let options = LoadOptions { fit_context: true, memory_limit, stream_layers: true, ..LoadOptions::default() };
+        Model::load(&device, &path, options)
+    };
+    let model = (10..20).rev().find_map(|part| fitted(part).ok()).expect("slots are smaller than layers");
+    assert!(model.streaming().is_some());
+    assert!(model.context_length() < model.config().max_seq_len, "{}", model.context_length());
+    assert!(fitted(1).is_err());
+}
