@@ -221,10 +221,10 @@ export class Chat {
   /** The conversation as the model sees it: everything up to the last prompt. */
   private messages(systemPrompt: string): ChatMessage[] {
     const messages: ChatMessage[] = systemPrompt === "" ? [] : [{ role: "system", content: systemPrompt }];
-    this.turns.forEach(({ prompt, answer, thinking }, i) => {
+    this.turns.forEach(({ prompt, answer, thinking, calls }, i) => {
       const isLast = i === this.turns.length - 1;
       // A prompt that failed before the first word is no part of the conversation.
-      if (answer === "" && !isLast) return;
+      if (answer === "" && thinking === "" && calls.length === 0 && !isLast) return;
       messages.push({ role: "user", content: prompt });
       if (!isLast) messages.push({ role: "assistant", content: answer, ...(thinking === "" ? {} : { reasoning_content: thinking }) });
     });

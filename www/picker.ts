@@ -30,7 +30,7 @@ export function startPicker(choose: (choice: ModelChoice) => void, read: (texts:
     else chooseFiles(files);
   });
 
-  for (const { name, address, sizeBytes } of Model.list()) {
+  for (const { name, address, sizeBytes } of Model.list().filter(({ use }) => use === "chat")) {
     byId("known-models").append(make("option", { value: address.replace(/^hf:/, ""), label: `${name}, ${formatBytes(sizeBytes)}` }));
   }
   const address = byId<HTMLInputElement>("model-url");

@@ -126,7 +126,9 @@ export function messageOf(error: unknown): string {
 /** Whether WASM stopped in the middle of something: its memory is in no defined state afterwards. */
 export function isTrap(error: unknown): boolean {
   return error instanceof WebAssembly.RuntimeError
-    || (error instanceof RangeError && error.message.includes("call stack"));
+    || (error instanceof RangeError && error.message.includes("call stack"))
+    // Firefox has an error of its own.
+    || (error instanceof Error && error.name === "InternalError" && error.message.includes("recursion"));
 }
 
 /** Prepares any thrown value for the journey to the other thread. */

@@ -296,11 +296,15 @@ function optionsOf(request: ChatCompletionRequest, { signal }: ChatCompletionCal
     minP: min_p ?? undefined,
     repeatPenalty: repeat_penalty ?? undefined,
     responseFormat: formatOf(request.response_format ?? undefined),
-    // Without tools there is nothing to choose.
-    ...(tools === undefined || tools.length === 0 ? {} : {
+    // Without tools there is nothing to choose, but a call that is asked for all the same is refused.
+    ...(tools === undefined || tools.length === 0 ? asksForCall(request.tool_choice) : {
       tools, toolChoice: request.tool_choice ?? undefined, parallelToolCalls: request.parallel_tool_calls ?? undefined,
     }),
   };
+}
+
+function asksForCall(choice: ChatCompletionRequest["tool_choice"]): Pick<ChatOptions, "toolChoice"> {
+  return choice === undefined || choice === null || choice === "auto" || choice === "none" ? {} : { toolChoice: choice };
 }
 
 function formatOf(format: NonNullable<ChatCompletionRequest["response_format"]> | undefined): ResponseFormat | undefined {

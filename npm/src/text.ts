@@ -10,24 +10,41 @@ import type { GenerateResult, Piece, ToolCall } from "./types.js";
 /** Tokens of a prompt in which its template may begin a thought. */
 const PROMPT_END = 16;
 
-let started: Promise<WebAssembly.Memory> | undefined;
+let started: Promise<void> | undefined;
+let isThere = false;
 /** Of the model that is loaded. */
 let vocabulary: { of: Model; words: Vocabulary } | undefined;
 
-function start(): Promise<WebAssembly.Memory> {
+function start(): Promise<void> {
   started ??= (async () => {
-    if (!isNode) {
-      return (await init()).memory;
+    if (isNode) {
+      const { readFile } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
+      const file = "./tilewright_text_bg.wasm";
+      await init({ module_or_path: await readFile(new URL(file, import.meta.url)) });
+    } else {
+      await init();
     }
-    const { readFile } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
-    const file = "./tilewright_text_bg.wasm";
-    return (await init({ module_or_path: await readFile(new URL(file, import.meta.url)) })).memory;
+    isThere = true;
   })();
   started.catch(() => {
     // The next one who needs it tries again.
     started = undefined;
   });
   return started;
+}
+
+/** Waits for something, unless the call is aborted. */
+async function orAbort(wait: Promise<void>, signal: AbortSignal): Promise<void> {
+  let stop = (): void => undefined;
+  try {
+    await Promise.race([wait, new Promise<void>((resolve) => {
+      stop = resolve;
+      signal.addEventListener("abort", stop, { once: true });
+    })]);
+  } finally {
+    signal.removeEventListener("abort", stop);
+  }
+  signal.throwIfAborted();
 }
 
 /** Frees what the module knows of a model. */
@@ -38,14 +55,15 @@ export function forget(): void {
 
 /** What a generation asks of this module, or nothing if it asks for nothing. `endIds` may end the text. */
 export async function answerOf(
-  model: () => Model, { constraint, tools, toolChoice, parallel = true, reads, mayThink }: AnswerRequest, prompt: Prompt, ids: Uint32Array, endIds: Uint32Array,
+  model: () => Model, { constraint, tools, toolChoice, parallel = true, reads, mayThink }: AnswerRequest, prompt: Prompt, ids: Uint32Array, endIds: Uint32Array, signal: AbortSignal,
 ): Promise<Answer | undefined> {
   if (constraint === undefined && !reads) {
     return undefined;
   }
   try {
-    await start();
+    await orAbort(start(), signal);
   } catch (error) {
+    signal.throwIfAborted();
     throw new TilewrightError("network", `the module for constraints and answers could not be started: ${messageOf(error)}`, { cause: error });
   }
   return guarded(() => {
@@ -73,7 +91,7 @@ export async function answerOf(
   });
 }
 
-/** The vocabulary of the model that is loaded. It stays the same when a device is lost and the model loaded again. */
+/** The vocabulary of the model that is loaded. Guides outlive a model whose device is lost, and then ask the one that was loaded again. */
 function wordsOf(model: () => Model): Vocabulary {
   const of = model();
   if (vocabulary?.of !== of) {
@@ -176,9 +194,5 @@ export class Answer implements TokenGuide {
 
 /** Bytes of the module's memory: none if nothing has needed it. */
 export async function memoryBytes(): Promise<number> {
-  if (started === undefined) {
-    return 0;
-  }
-  await started;
-  return (await init()).memory.buffer.byteLength;
+  return isThere ? (await init()).memory.buffer.byteLength : 0;
 }

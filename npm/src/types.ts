@@ -242,7 +242,7 @@ export interface GenerateOptions {
   tokensPerSubmit?: number | undefined;
   /**
    * Tokens to guess from what followed the last ones before, 0 to 7, and to compute at a time: the same text, faster where it
-   * repeats its prompt. Needs a temperature of 0 and no penalty. Default 0.
+   * repeats its prompt. Needs a temperature of 0 and no penalty, and neither `responseFormat` nor `tools`. Default 0.
    */
   promptLookup?: number | undefined;
   /**

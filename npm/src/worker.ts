@@ -477,7 +477,7 @@ class TextEngine extends Engine<Model> {
     const ids = this.#encode(prompt);
     const options: EngineOptions = prompt.kind === "chat" ? this.#endingTurns(given) : given;
     const endIds = options.ignoreEos === true ? new Uint32Array() : Uint32Array.from([...this.resident.endIds(), ...options.stopIds ?? []]);
-    const answer = await text.answerOf(() => this.resident, asked, prompt, ids, endIds);
+    const answer = await text.answerOf(() => this.resident, asked, prompt, ids, endIds, context.signal);
     try {
       return await this.#run(ids, options, answer, context);
     } catch (error) {

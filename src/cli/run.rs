@@ -344,7 +344,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
         session.load(path)?;
     }
-    if args.several.print(&mut session, &prompt_ids, &options, args.json)? {
+    if args.several.print(&mut session, &prompt_ids, &options, (args.json, args.prompt_ids.is_some()))? {
         return Ok(());
     }
     let mut generation = session.generate_from(&prompt_ids, &options)?;

@@ -9,29 +9,51 @@ use tilewright::{Error, GenerateOptions, Session};
 
 use super::{Failure, print_json};
 
+/// Options that say how a text is drawn, or that its tokens are looked at one by one: a search does neither.
+const OF_DRAWS: [&str; 13] = [
+    "count",
+    "profile",
+    "session",
+    "logprobs",
+    "seed",
+    "stop",
+    "slide",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "draft",
+    "prompt_lookup",
+];
+
 #[derive(Args)]
 pub struct SeveralArgs {
     /// Find the N likeliest texts by beam search, in place of drawing one; the best comes first, after the mean logarithm of
     /// its tokens' probabilities.
-    #[arg(long, value_name = "N", conflicts_with_all = ["count", "profile", "session", "logprobs"])]
+    #[arg(long, value_name = "N", conflicts_with_all = OF_DRAWS)]
     beams: Option<usize>,
     /// Draw N texts of the prompt, which is computed once: with the seed, the seed + 1 and so on.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with_all = ["profile", "session", "logprobs"])]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u64).range(1..),
+        conflicts_with_all = ["profile", "session", "logprobs", "draft"]
+    )]
     count: Option<u64>,
 }
 
 impl SeveralArgs {
-    /// Prints the texts, if several are asked for, and tells whether they were.
+    /// Prints the texts, or their token ids, if several are asked for, and tells whether they were.
     pub fn print(
         &self,
         session: &mut Session,
         prompt_ids: &[u32],
         options: &GenerateOptions,
-        as_json: bool,
+        (as_json, as_ids): (bool, bool),
     ) -> Result<bool, Failure> {
         match (self.beams, self.count) {
-            (Some(width), _) => print_beams(session, prompt_ids, options, width, as_json)?,
-            (None, Some(count)) => print_drawn(session, prompt_ids, options, count, as_json)?,
+            (Some(width), _) => print_beams(session, prompt_ids, options, width, (as_json, as_ids))?,
+            (None, Some(count)) => print_drawn(session, prompt_ids, options, count, (as_json, as_ids))?,
             (None, None) => return Ok(false),
         }
         Ok(true)
@@ -43,7 +65,7 @@ fn print_beams(
     prompt_ids: &[u32],
     options: &GenerateOptions,
     width: usize,
-    as_json: bool,
+    (as_json, as_ids): (bool, bool),
 ) -> Result<(), Failure> {
     refuse_constraint(options)?;
     let model = session.model();
@@ -55,19 +77,24 @@ fn print_beams(
         ..BeamOptions::default()
     };
     let beams = pollster::block_on(model.beam_search(prompt_ids, &beam))?;
-    let text = |ids: &[u32]| match model.tokenizer() {
-        Ok(tokenizer) => tokenizer.decode(ids, true).unwrap_or_default(),
-        Err(_) => ids.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
+    let text = |ids: &[u32]| match as_ids {
+        true => Ok(shown(ids)),
+        false => model.tokenizer()?.decode(ids, true),
     };
     if as_json {
-        let beams: Vec<Value> = beams.iter().map(|beam| json!({ "text": text(&beam.ids), "beam": beam })).collect();
+        let told = beams.iter().map(|beam| Ok(json!({ "text": text(&beam.ids)?, "beam": beam })));
+        let beams = told.collect::<Result<Vec<Value>, Error>>()?;
         return print_json(&json!({ "model": model.name(), "prompt_token_ids": prompt_ids, "beams": beams }));
     }
     let mut out = io::stdout().lock();
     for beam in beams {
-        writeln!(out, "{:.4}\t{}", beam.score, text(&beam.ids).escape_debug())?;
+        writeln!(out, "{:.4}\t{}", beam.score, text(&beam.ids)?.escape_debug())?;
     }
     Ok(())
+}
+
+fn shown(ids: &[u32]) -> String {
+    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// Which tokens may come is not told to a search.
@@ -86,7 +113,7 @@ fn print_drawn(
     prompt_ids: &[u32],
     options: &GenerateOptions,
     count: u64,
-    as_json: bool,
+    (as_json, as_ids): (bool, bool),
 ) -> Result<(), Failure> {
     let mut texts = Vec::new();
     for i in 0..count {
@@ -110,6 +137,7 @@ fn print_drawn(
             }));
         } else {
             let mut out = io::stdout().lock();
+            let text = if as_ids { shown(&token_ids) } else { text };
             writeln!(out, "{}{text}\n", if i == 0 { "" } else { "---\n" })?;
         }
     }

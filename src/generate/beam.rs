@@ -77,9 +77,10 @@ impl Model {
     /// with is better than the worst of `width` that have ended, or by the options.
     ///
     /// # Errors
-    /// [`Error::Option`] for options out of range; errors of [`Session::logits`]; [`Error::NonFinite`] if a logit is no number.
+    /// [`Error::Option`] for options out of range; [`Error::Memory`] if so many texts exceed the limit; errors of [`Session::logits`]; [`Error::NonFinite`] if a logit is no number.
     pub async fn beam_search(&self, prompt: &[u32], options: &BeamOptions) -> Result<Vec<Beam>, Error> {
         options.check()?;
+        self.check_beams_fit(options.width as u64)?;
         let mut end_ids = options.stop_ids.clone();
         end_ids.extend(self.tokenizer().ok().into_iter().flat_map(|tokenizer| tokenizer.eos_ids()));
         let mut session = self.session()?;
@@ -114,6 +115,14 @@ impl Model {
         ended.sort_by(|a, b| b.score.total_cmp(&a.score));
         ended.truncate(options.width);
         Ok(ended)
+    }
+
+    /// Each text has a session, and one that goes on in two ways a copy of its cache.
+    fn check_beams_fit(&self, width: u64) -> Result<(), Error> {
+        let mut plan = self.plan();
+        plan.cache_bytes = plan.cache_bytes.saturating_mul(width + width / 2);
+        plan.activations_bytes = plan.activations_bytes.saturating_mul(width);
+        self.check_fits(&plan, "a shorter context or fewer beams take less")
     }
 
     /// Makes the next beam, in which each text has a session: its parent's, or a copy of that.
@@ -165,9 +174,9 @@ fn best_continuations(
     // So many that enough are left where all the best ones end.
     let n_each = options.width * (1 + end_ids.len());
     let mut all = Vec::new();
-    for (parent, Live { ids, logprob, logits, session }) in live.iter().enumerate() {
+    for (parent, Live { logprob, logits, session, .. }) in live.iter().enumerate() {
         if logits.iter().any(|logit| !logit.is_finite()) {
-            return Err(Error::NonFinite { pos: (session.tokens().len() + ids.len()) as u32 });
+            return Err(Error::NonFinite { pos: session.tokens().len() as u32 });
         }
         let normalizer = log_sum_exp(logits);
         let of_parent = likeliest(logits, n_each).into_iter();

@@ -6,6 +6,7 @@ use super::passes::{RecordedPasses, Room};
 use crate::device::Device;
 use crate::error::Error;
 use crate::load::{Catalog, Feed, FileBytes};
+use crate::memory::Limit;
 use crate::model::{Ending, Transformer, Weights};
 use crate::recording::MemoryPlan;
 
@@ -53,6 +54,20 @@ impl Front {
         feed.take_all(&self.device, files, None)?;
         self.transformer.upload_ropes(&self.device)?;
         Ok(feed.digest().wrapping_sub(self.of_both.digest_ahead(files)?))
+    }
+
+    /// Refuses it if it takes more memory than the CPU has, as far as that is known.
+    ///
+    /// # Errors
+    /// [`Error::Memory`]; errors of [`RecordedPasses::declare`].
+    pub fn check_fits(&self, room: Room) -> Result<(), Error> {
+        let plan = self.plan(room)?;
+        match Limit::of(None, self.device.available_bytes()) {
+            Some(limit) if plan.total_bytes() > limit.bytes => {
+                Err(plan.refused(limit.bytes, limit.explained("more layers on the GPU leave less for the CPU".into())))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Memory of its weights and one session.

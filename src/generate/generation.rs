@@ -47,7 +47,7 @@ pub struct Piece {
     pub id: u32,
     /// Whole characters that are certain now.
     pub text: String,
-    /// How likely it was, if [`GenerateOptions::logprobs`] asks for that.
+    /// How likely it was, if [`GenerateOptions::logprobs`](field@GenerateOptions::logprobs) asks for that.
     pub logprobs: Option<Logprobs>,
 }
 
@@ -305,6 +305,10 @@ impl<'s> Generation<'s> {
         };
         if self.read.is_empty() {
             self.run_ahead().await?;
+            if self.options.logprobs().is_some() && !self.unread.is_empty() {
+                // Before the token leaves the queue, so that whoever drops this future and calls again misses neither.
+                self.logits = Some(self.session.last_logits().await?);
+            }
             let (words, guesses) = match self.unread.front_mut() {
                 // It stays in the queue until it is there: whoever drops this future and calls again misses no token.
                 Some(submitted) => {
@@ -315,15 +319,16 @@ impl<'s> Generation<'s> {
                     let guesses = self.unread.pop_front().and_then(|submitted| submitted.guesses);
                     (words, guesses)
                 }
-                None => (self.step_profiled().await?, None),
-            };
-            match guesses {
                 None => {
-                    self.read.extend(StepState::tokens(&words));
+                    let words = self.step_profiled().await?;
                     if self.options.logprobs().is_some() {
                         self.logits = Some(self.session.last_logits().await?);
                     }
+                    (words, None)
                 }
+            };
+            match guesses {
+                None => self.read.extend(StepState::tokens(&words)),
                 Some(guesses) => {
                     let (n_right, next) = guesses.judge(&words);
                     self.session.sequence.verified(n_right);

@@ -99,7 +99,8 @@ pub(super) struct Inner {
     /// Adapters that were loaded, and the memory that they share with the model.
     #[cfg(feature = "lora")]
     adapters: Mutex<Vec<std::sync::Weak<AdapterInner>>>,
-    #[cfg(feature = "lora")]
+    /// The most memory that it may take with all that belongs to it.
+    #[cfg(not(target_arch = "wasm32"))]
     limit: Option<Limit>,
     /// Made when they are needed first.
     #[cfg(feature = "grammar")]
@@ -269,7 +270,9 @@ impl Model {
         #[cfg(not(target_arch = "wasm32"))]
         let front = match (layers.start, files) {
             (1.., Some(_)) => {
-                Some(Arc::new(Front::declare(&transformer, &catalog, room.context_length, options.exact)?))
+                let front = Front::declare(&transformer, &catalog, room.context_length, options.exact)?;
+                front.check_fits(room)?;
+                Some(Arc::new(front))
             }
             _ => None,
         };
@@ -293,7 +296,7 @@ impl Model {
             front,
             #[cfg(feature = "lora")]
             adapters: Mutex::default(),
-            #[cfg(feature = "lora")]
+            #[cfg(not(target_arch = "wasm32"))]
             limit,
             #[cfg(feature = "grammar")]
             grammars: OnceLock::new(),
@@ -369,6 +372,17 @@ impl Model {
     #[cfg(not(target_arch = "wasm32"))]
     pub(super) fn front_passes(&self) -> Result<Option<FrontPasses>, Error> {
         self.inner.front.as_ref().map(|front| FrontPasses::declare(front, self.room)).transpose()
+    }
+
+    /// Refuses what takes more than the limit.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(super) fn check_fits(&self, plan: &MemoryPlan, hint: &str) -> Result<(), Error> {
+        match self.inner.limit {
+            Some(limit) if plan.total_bytes() > limit.bytes => {
+                Err(plan.refused(limit.bytes, limit.explained(hint.into())))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Refuses what needs all layers on the device at once.
@@ -609,14 +623,17 @@ impl Model {
 
     /// Refuses an adapter of so many bytes that does not fit beside the model, a session and the adapters that are there.
     pub(super) fn check_adapter_fits(&self, size_bytes: u64) -> Result<(), Error> {
-        let Some(limit) = &self.inner.limit else { return Ok(()) };
+        if self.inner.limit.is_none() {
+            return Ok(());
+        }
         let base = Model { adapter: None, ..self.clone() };
         let mut plan = RecordedPasses::declare(&self.device.target(), base.transformer(), self.room)?.plan();
         plan.weights_bytes = plan.weights_bytes.saturating_add(self.adapters_bytes()).saturating_add(size_bytes);
-        match plan.total_bytes() <= limit.bytes {
-            true => Ok(()),
-            false => Err(plan.refused(limit.bytes, limit.explained("adapters that nobody uses can be let go".into()))),
-        }
+        let hint = match self.inner.streamed {
+            Some(_) => "layers in the file leave no room for an adapter; a smaller limit for the model may",
+            None => "adapters that nobody uses can be let go",
+        };
+        self.check_fits(&plan, hint)
     }
 }
 

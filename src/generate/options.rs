@@ -221,6 +221,17 @@ impl GenerateOptions {
         None
     }
 
+    /// Refuses biases of tokens that there are not.
+    pub(super) fn check_biases(&self, vocab_size: u32) -> Result<(), Error> {
+        match self.logit_bias.last_key_value() {
+            Some((&id, _)) if id >= vocab_size => {
+                let expected = format!("token ids below {vocab_size}");
+                Err(Error::Option { option: "logit_bias", expected, found: id.to_string() })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Ids and the bits of their biases, in turns.
     pub(super) fn biases(&self) -> Vec<u32> {
         self.logit_bias.iter().flat_map(|(&id, bias)| [id, bias.to_bits()]).collect()

@@ -104,12 +104,12 @@ impl RecordedPasses {
     }
 
     fn planned(&self) -> MemoryPlan {
-        // They use all of it but the sampling settings and what is allowed, which a greedy pass does not read.
-        let PassTensors { sampling, allowed, .. } = &self.io;
+        // They use all of it but the sampling settings, biases and what is allowed, which a greedy pass does not read.
+        let PassTensors { sampling, biases, allowed, .. } = &self.io;
         let recordings = self.recordings.values();
         #[cfg(feature = "lora")]
         let recordings = recordings.chain(self.others.values().flat_map(HashMap::values));
-        MemoryPlan::of(recordings, [sampling, allowed])
+        MemoryPlan::of(recordings, [sampling, biases, allowed])
     }
 
     /// Says which adapter the passes so far are with, by its number.

@@ -138,9 +138,19 @@ impl Session {
     /// Goes back to a copied state, and to the adapter that it was made with.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the snapshot is of another shape of model or context; errors of
-    /// [`Device::copy`](crate::Device::copy).
+    /// [`Error::Shape`] if the snapshot is of another shape of model or context, [`Error::Operand`] if it is of other devices or
+    /// another model's adapter; errors of [`Device::copy`](crate::Device::copy).
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), Error> {
+        let of_snapshot: Vec<usize> = snapshot.caches.iter().map(|cache| cache.tensors().count()).collect();
+        let own: Vec<usize> = self.caches().map(|(cache, _)| cache.tensors().count()).collect();
+        if own != of_snapshot {
+            return Err(Error::Operand {
+                kernel: "session",
+                operand: "snapshot",
+                expected: format!("of as many tensors on each device: {own:?}"),
+                found: format!("{of_snapshot:?}"),
+            });
+        }
         #[cfg(feature = "lora")]
         self.set_adapter(snapshot.adapter.as_ref())?;
         let device = self.model.device();
@@ -205,6 +215,7 @@ impl Session {
         guide: Option<Box<dyn TokenGuide>>,
     ) -> Result<Generation<'_>, Error> {
         options.check_guesses("prompt_lookup", options.prompt_lookup, guide.is_some())?;
+        options.check_biases(self.model.config().vocab_size)?;
         self.append(ids, options.context_policy)?;
         Generation::new(self, options, guide)
     }
@@ -270,11 +281,12 @@ impl Session {
         }
         #[cfg(feature = "lora")]
         self.check_adapter_of(model)?;
-        self.passes = RecordedPasses::declare(&model.device().target(), model.transformer(), model.room())?;
+        let passes = RecordedPasses::declare(&model.device().target(), model.transformer(), model.room())?;
         #[cfg(not(target_arch = "wasm32"))]
         {
             self.front = model.front_passes()?;
         }
+        self.passes = passes;
         #[cfg(feature = "lora")]
         self.passes.begin_with(model.adapter_id());
         self.model = model.clone();

@@ -75,7 +75,8 @@ impl Vocabulary {
     }
 
     /// Begins an answer of a model that has tools, as `reader` was told of them. `choice`: `auto`, `none` or `required`,
-    /// unless it is `tool` that is to be called; `parallel`: whether several calls may come. A format without calls needs no guide where none is required.
+    /// unless it is `tool` that is to be called; `parallel`: whether several calls may come. A format without calls needs no
+    /// guide where none is required.
     #[wasm_bindgen(js_name = toolGuide)]
     pub fn tool_guide(
         &self,
@@ -88,7 +89,6 @@ impl Vocabulary {
         end_ids: Vec<u32>,
     ) -> Result<Option<Guide>, JsValue> {
         let begin = || {
-            // It parses whatever it is.
             let choice = match tool {
                 Some(name) => ToolChoice::Tool(name),
                 None => choice.parse().unwrap_or_default(),
@@ -107,7 +107,7 @@ impl Vocabulary {
     }
 
     /// As `guide`, for an answer: what is matched begins where a thought ends, if the answer begins in one or, if it
-    /// `may_think`, with one.
+    /// `may_think`, with one. A thought that the prompt has begun ends at once if it may not.
     #[wasm_bindgen(js_name = answerGuide)]
     pub fn answer_guide(
         &self,
@@ -117,8 +117,14 @@ impl Vocabulary {
         may_think: bool,
     ) -> Result<Guide, JsValue> {
         let reader = &reader.reader;
+        if reader.format() == Format::Harmony {
+            let (field, found) = ("responseFormat".into(), "one whose answers have channels (gpt-oss)".into());
+            let expected = "a model whose answer is the text, for a constraint on it".into();
+            return Err(to_js_error(Error::Constraint { field, expected, found }));
+        }
         let thought = match (reader.thought_ids(), reader.is_thinking()) {
-            (Some([_, close]), true) => Some(Thought::Open { close }),
+            (Some([_, close]), true) if may_think => Some(Thought::Open { close }),
+            (Some([_, close]), true) => Some(Thought::Ends { close }),
             (Some([open, close]), false) if may_think => Some(Thought::Perhaps { open, close }),
             (None, true) => {
                 let (field, found) = ("thinking".into(), "text of this model".into());
@@ -208,6 +214,8 @@ enum Thought {
     Perhaps { open: u32, close: u32 },
     /// It is free until a token closes it.
     Open { close: u32 },
+    /// It has to be closed at once.
+    Ends { close: u32 },
 }
 
 /// A text in progress that must match a constraint.
@@ -231,6 +239,11 @@ impl Guide {
             self.end_ids.iter().for_each(|&id| set(&mut all, id, false));
             return Ok(all);
         }
+        if let Some(Thought::Ends { close }) = self.thought {
+            let mut one = vec![0; self.n_logits.div_ceil(32) as usize];
+            set(&mut one, close, true);
+            return Ok(one);
+        }
         let mut allowed = self.guide.allowed().map(<[u32]>::to_vec).map_err(to_js_error)?;
         if let Some(Thought::Perhaps { open, .. }) = self.thought {
             set(&mut allowed, open, true);
@@ -245,7 +258,7 @@ impl Guide {
                 self.thought = Some(Thought::Open { close });
                 return Ok(Some(Vec::new()));
             }
-            Some(Thought::Open { close }) => {
+            Some(Thought::Open { close } | Thought::Ends { close }) => {
                 self.thought = self.thought.filter(|_| id != close);
                 return Ok(Some(Vec::new()));
             }

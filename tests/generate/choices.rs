@@ -162,8 +162,13 @@ fn searched(
 
 #[test]
 fn beams_are_those_of_a_search_over_whole_texts() {
-    let device: Device = common::cpu();
-    let model = builtin(&device, None);
+    for device in executors() {
+        beams_are_searched_on(&device);
+    }
+}
+
+fn beams_are_searched_on(device: &Device) {
+    let model = builtin(device, None);
     let found = |options: &BeamOptions| -> Vec<Beam> { block_on(model.beam_search(&PROMPT, options)).unwrap() };
     // One text is the greedy one.
     let (greedy, ..) = collect(model.session().unwrap().generate_ids(&PROMPT, &endless(20)).unwrap());
@@ -185,8 +190,10 @@ fn beams_are_those_of_a_search_over_whole_texts() {
         for (beam, (ids, score)) in got.iter().zip(&want) {
             assert!((beam.score - score).abs() < 1e-3, "{ids:?}: {} and {score}", beam.score);
             assert_eq!(beam.ended, end_ids.contains(beam.ids.last().unwrap()));
+            let sum = beam.score * (beam.ids.len() as f64).powf(length_penalty.into());
+            assert!((beam.logprob - sum).abs() < 1e-3, "{} and {sum}", beam.logprob);
         }
-        assert!(got[0].logprob >= -1e9 && got.len() == width);
+        assert_eq!(got.len(), width);
     }
 }
 

@@ -91,6 +91,9 @@ fn joins(schema: &Value) -> bool {
     }
 }
 
+/// Keywords whose values have schemas under names of their own.
+const MAPS: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
+
 /// Sets limits where there are none: to numbers, so that they can be read, and to properties, if `closes`.
 fn narrow(schema: &mut Value, closes: bool) {
     match schema {
@@ -98,10 +101,9 @@ fn narrow(schema: &mut Value, closes: bool) {
         Value::Object(keywords) => {
             let is_data = |key: &str| matches!(key, "const" | "default" | "enum" | "examples" | "required");
             // Properties may have the names of keywords.
-            let maps = ["properties", "patternProperties", "$defs", "definitions"];
             for (key, value) in keywords.iter_mut().filter(|(key, _)| !is_data(key)) {
                 match value {
-                    Value::Object(members) if maps.contains(&key.as_str()) => {
+                    Value::Object(members) if MAPS.contains(&key.as_str()) => {
                         members.values_mut().for_each(|member| narrow(member, closes));
                     }
                     value => narrow(value, closes),
@@ -257,16 +259,16 @@ impl Written<'_> {
             _ => {}
         }
         let mut schema = schema.clone();
+        if let Some(keywords) = schema.as_object_mut() {
+            self.take_definitions(keywords);
+        } else {
+            schema = json!({});
+        }
         if let Notation::Tags = self.notation {
             if schema.to_string().contains("</parameter>") {
                 return Err(refused(of, "values without `</parameter>`", "it"));
             }
             without_tags(&mut schema);
-        }
-        if let Some(keywords) = schema.as_object_mut() {
-            self.take_definitions(keywords);
-        } else {
-            schema = json!({});
         }
         let value = lark.json(&schema);
         Ok(match self.notation {
@@ -526,7 +528,15 @@ fn without_tags(schema: &mut Value) {
         Value::Array(schemas) => schemas.iter_mut().for_each(without_tags),
         Value::Object(keywords) => {
             let is_data = |key: &str| matches!(key, "const" | "default" | "enum" | "examples");
-            keywords.iter_mut().filter(|(key, _)| !is_data(key)).for_each(|(_, value)| without_tags(value));
+            for (key, value) in keywords.iter_mut().filter(|(key, _)| !is_data(key)) {
+                match value {
+                    // Properties may have the names of keywords.
+                    Value::Object(members) if MAPS.contains(&key.as_str()) => {
+                        members.values_mut().for_each(without_tags);
+                    }
+                    value => without_tags(value),
+                }
+            }
             let is_text = match keywords.get("type") {
                 Some(Value::String(kind)) => kind == "string",
                 Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "string"),
@@ -547,7 +557,22 @@ fn without_tags(schema: &mut Value) {
 
 #[cfg(test)]
 mod tests {
-    use super::{NO_TAG, whole_texts};
+    use serde_json::json;
+
+    use super::{NO_TAG, whole_texts, without_tags};
+
+    /// Also in what is referred to, and in properties that have the names of keywords.
+    #[test]
+    fn no_text_of_a_schema_has_the_tag() {
+        let text = json!({"type": "string"});
+        let mut schema = json!({"type": "object", "properties": {"default": text, "a": {"enum": ["x"], "type": "string"}},
+            "$defs": {"enum": {"anyOf": [text, {"type": "null"}]}}, "default": {"type": "string"}});
+        without_tags(&mut schema);
+        let kept = json!({"type": "string", "pattern": NO_TAG});
+        assert_eq!(schema["properties"], json!({"default": kept, "a": {"enum": ["x"], "type": "string"}}));
+        assert_eq!(schema["$defs"]["enum"]["anyOf"][0], kept);
+        assert_eq!(schema["default"], text);
+    }
 
     #[test]
     fn patterns_of_whole_texts_match_where_the_pattern_is_found() {
