@@ -202,19 +202,21 @@ everywhere(
     const written = (text) => ({ type: "grammar", grammar: `start: ${text}` });
     const call = String.raw`"<tool_call>{\"name\": \"sun\", \"arguments\": {\"day\": " /[1-9]/ "}}</tool_call>"`;
     const called = await chat([user], { toolChoice: "none", tools, responseFormat: written(`"<think>" /[a-z ]{3,9}/ "!</think>" "Let me see. " ${call}`) });
-    const opened = await chat([user], { thinking: true, templateVariables: { enable_thinking: true }, maxTokens: 4 });
+    const opened = await chat([user], { thinking: true, maxTokens: 4 });
+    const unthought = await chat([user], { thinking: false, maxTokens: 4 });
     const broken = await chat([user], { toolChoice: "none", tools, responseFormat: written(String.raw`"<tool_call>{\"name\": 3}</tool_call>"`) });
     const answer = { role: "assistant", content: called.text, tool_calls: called.result.toolCalls };
     const answered = await chat([user, answer, { role: "tool", content: "yes" }], { maxTokens: 3 });
+    const said = await chat([user, { role: "assistant", content: called.text }, { role: "tool", content: "yes" }], { maxTokens: 3 });
     const plain = await chat([user], { maxTokens: 3 });
     const codes = [];
     for (const options of [{ toolChoice: "any" }, { tools: [{ loop: 1n }] }]) {
       codes.push(await chat([user], options).then(() => "worked", (error) => error.code ?? error.name));
     }
     model.free();
-    return { called, opened, broken, answered, plain, codes };
+    return { called, opened, unthought, broken, answered, said, plain, codes };
   },
-  ({ called, opened, broken, answered, plain, codes }) => {
+  ({ called, opened, unthought, broken, answered, said, plain, codes }) => {
     const { pieces, result, text } = called;
     assert.match(result.thinking, /^[a-z ]*!$/);
     assert.equal(pieces.map(({ thinking = "" }) => thinking).join(""), result.thinking);
@@ -229,7 +231,9 @@ everywhere(
     assert.equal(broken.text, '<tool_call>{"name": 3}</tool_call>');
     assert.match(broken.pieces.find(({ problem }) => problem !== undefined).problem, /hermes/);
     assert.deepEqual(broken.result.toolCalls, []);
+    assert.deepEqual([unthought.result.thinking, unthought.text === ""], ["", false]);
     assert.equal(answered.result.generatedTokens, 3);
+    assert.ok(answered.result.promptTokens > said.result.promptTokens, "the template was given the call");
     assert.deepEqual([plain.result.thinking, plain.result.toolCalls, Object.keys(plain.pieces[0])], ["", [], ["id", "text"]]);
     assert.deepEqual(codes, ["option", "constraint"]);
   },
@@ -275,6 +279,7 @@ everywhere(
       for (const { function: { name, arguments: given } } of toolCalls) assert.ok(schemas[name](given), `${name}(${JSON.stringify(given)})`);
     }
     assert.ok(whole >= 5, `${whole} of 9 answers came to their end`);
+    assert.ok(ordered.stopReason === "max_tokens" || ordered.toolCalls.length > 0, JSON.stringify(ordered));
     assert.ok(ordered.toolCalls.every(({ function: { name } }) => name === "order"));
     assert.deepEqual(none.toolCalls, []);
     assert.match(errors[0], /^constraint: .*cancel/);
