@@ -265,9 +265,10 @@ pub fn load(path: Option<&Path>, device: &Device, options: LoadOptions<'_>) -> R
     });
     tell_findings(device);
     if let Some(streaming) = loaded.as_ref().ok().and_then(Model::streaming) {
-        let Streaming { n_layers, n_streamed, streamed_bytes, .. } = streaming;
+        let Streaming { n_layers, n_streamed, streamed_bytes, fitting_context, .. } = streaming;
+        let hint = fitting_context.map_or(String::new(), |n| format!("; with --ctx {n} it would hold all of them"));
         eprintln!(
-            "notice: the memory holds {} of {n_layers} layers; each pass reads the other {n_streamed} from the file, {}",
+            "notice: the memory holds {} of {n_layers} layers; each pass reads the other {n_streamed} from the file, {}{hint}",
             n_layers - n_streamed,
             show_bytes(streamed_bytes)
         );

@@ -229,6 +229,7 @@ impl Model {
             let _ = files;
             Ok(None)
         };
+        let mut fitting = None;
         let fits = |plan: &MemoryPlan| limit.as_ref().is_none_or(|limit| plan.total_bytes() <= limit.bytes);
         let (room, transformer, plan) = match declare(room.context_length) {
             Ok(asked) if fits(&asked.2) => asked,
@@ -241,6 +242,7 @@ impl Model {
                 match (asked, declared.clone().find(|(.., plan)| fits(plan)), limit) {
                     (_, Some(shorter), _) if options.fit_context => shorter,
                     (Ok((room, _, plan)), shorter, Some(limit)) => {
+                        fitting = shorter.map(|(room, ..)| room.context_length);
                         let mut streamed = stream(room.context_length, &plan)?;
                         while let (None, true, Some((room, _, plan))) =
                             (&streamed, options.fit_context, declared.next())
@@ -249,7 +251,7 @@ impl Model {
                         }
                         match streamed {
                             Some(streamed) => streamed,
-                            None => return Err(too_large(&plan, limit, shorter.map(|(room, ..)| room.context_length))),
+                            None => return Err(too_large(&plan, limit, fitting)),
                         }
                     }
                     (asked, ..) => asked?,
@@ -263,8 +265,11 @@ impl Model {
         }
         let feed = Feed::new(&catalog, transformer.destinations());
         #[cfg(not(target_arch = "wasm32"))]
-        let feed = match &streamed {
-            Some(streamed) => streamed.resident(&transformer, &catalog),
+        let feed = match &mut streamed {
+            Some(streamed) => {
+                streamed.would_fit(fitting);
+                streamed.resident(&transformer, &catalog)
+            }
             None => feed,
         };
         #[cfg(not(target_arch = "wasm32"))]

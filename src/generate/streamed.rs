@@ -33,6 +33,8 @@ pub struct Streaming {
     pub layers_bytes: u64,
     /// Bytes of those that each pass reads.
     pub streamed_bytes: u64,
+    /// A context length that would leave room for all layers, if a shorter one does.
+    pub fitting_context: Option<u32>,
     /// Layers that were read so far.
     pub n_read: u64,
     /// Time that reading took.
@@ -192,6 +194,11 @@ impl Streamed {
             reading_ns: Arc::default(),
             waiting_ns: AtomicU64::new(0),
         }
+    }
+
+    /// Remembers which context would leave room for all layers.
+    pub fn would_fit(&mut self, context: Option<u32>) {
+        self.plan.fitting_context = context;
     }
 
     /// A feed of what stays on the device.
