@@ -210,7 +210,7 @@ impl Model {
         let mut streamed = None;
         // Layers that leave room for the others, and what is declared then.
         #[cfg(not(target_arch = "wasm32"))]
-        let mut stream = |context_length, plan: &MemoryPlan| -> Result<Option<_>, Error> {
+        let mut stream = |context_length, plan: &MemoryPlan, fitting| -> Result<Option<_>, Error> {
             let (Some(files), Some(limit), true) = (files, &limit, options.stream_layers) else { return Ok(None) };
             let part = |weights: &Weights| {
                 let transformer = Transformer::declare(config.clone(), weights.clone(), context_length)?;
@@ -221,15 +221,14 @@ impl Model {
             };
             let weights = Weights::declare(&target, &config, &catalog)?;
             let transformer = part(&weights)?;
-            streamed = Some(Streamed::new(&transformer, &catalog, files.clone(), &chosen));
+            streamed = Some(Streamed::new(&transformer, &catalog, files.clone(), &chosen, fitting));
             declare_with(&weights, context_length).map(Some)
         };
         #[cfg(target_arch = "wasm32")]
-        let stream = |_, _: &MemoryPlan| -> Result<Option<_>, Error> {
+        let stream = |_, _: &MemoryPlan, _: Option<u32>| -> Result<Option<_>, Error> {
             let _ = files;
             Ok(None)
         };
-        let mut fitting = None;
         let fits = |plan: &MemoryPlan| limit.as_ref().is_none_or(|limit| plan.total_bytes() <= limit.bytes);
         let (room, transformer, plan) = match declare(room.context_length) {
             Ok(asked) if fits(&asked.2) => asked,
@@ -242,12 +241,12 @@ impl Model {
                 match (asked, declared.clone().find(|(.., plan)| fits(plan)), limit) {
                     (_, Some(shorter), _) if options.fit_context => shorter,
                     (Ok((room, _, plan)), shorter, Some(limit)) => {
-                        fitting = shorter.map(|(room, ..)| room.context_length);
-                        let mut streamed = stream(room.context_length, &plan)?;
+                        let fitting = shorter.map(|(room, ..)| room.context_length);
+                        let mut streamed = stream(room.context_length, &plan, fitting)?;
                         while let (None, true, Some((room, _, plan))) =
                             (&streamed, options.fit_context, declared.next())
                         {
-                            streamed = stream(room.context_length, &plan)?;
+                            streamed = stream(room.context_length, &plan, fitting)?;
                         }
                         match streamed {
                             Some(streamed) => streamed,
@@ -265,11 +264,8 @@ impl Model {
         }
         let feed = Feed::new(&catalog, transformer.destinations());
         #[cfg(not(target_arch = "wasm32"))]
-        let feed = match &mut streamed {
-            Some(streamed) => {
-                streamed.would_fit(fitting);
-                streamed.resident(&transformer, &catalog)
-            }
+        let feed = match &streamed {
+            Some(streamed) => streamed.resident(&transformer, &catalog),
             None => feed,
         };
         #[cfg(not(target_arch = "wasm32"))]

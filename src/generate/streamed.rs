@@ -158,12 +158,13 @@ impl Drop for Lane {
 }
 
 impl Streamed {
-    /// Puts the matrices of these layers into slots; their weights were just declared.
+    /// Puts the matrices of these layers into slots; their weights were just declared. `fitting_context` is what the report has.
     pub fn new(
         transformer: &Transformer,
         catalog: &Catalog,
         files: Arc<Vec<FileBytes>>,
         streamed: &[usize],
+        fitting_context: Option<u32>,
     ) -> Streamed {
         let layers = matrices(transformer);
         let sizes = slot_sizes(streamed.iter().map(|&layer| &layers[layer]));
@@ -183,6 +184,7 @@ impl Streamed {
             n_streamed: streamed.len(),
             layers_bytes: layers.iter().map(|layer| bytes(layer)).sum(),
             streamed_bytes: streamed.iter().map(|&layer| bytes(&layers[layer])).sum(),
+            fitting_context,
             ..Streaming::default()
         };
         Streamed {
@@ -194,11 +196,6 @@ impl Streamed {
             reading_ns: Arc::default(),
             waiting_ns: AtomicU64::new(0),
         }
-    }
-
-    /// Remembers which context would leave room for all layers.
-    pub fn would_fit(&mut self, context: Option<u32>) {
-        self.plan.fitting_context = context;
     }
 
     /// A feed of what stays on the device.
