@@ -158,7 +158,7 @@ impl Drop for Lane {
 }
 
 impl Streamed {
-    /// Puts the matrices of these layers into slots; their weights were just declared. `fitting_context` is what the report has.
+    /// Puts the matrices of these layers into slots; their weights were just declared. The report has `fitting_context`.
     pub fn new(
         transformer: &Transformer,
         catalog: &Catalog,
