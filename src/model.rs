@@ -24,5 +24,6 @@ pub use experts::ExpertWeights;
 pub use forward::{Tap, Transformer};
 pub use kv_cache::{KvCache, LayerCache, Ring};
 pub use per_layer::{PerLayerHalf, PerLayerWeights};
+pub(crate) use stack::layer_of;
 pub use stack::{Destination, RowPlaces, SourceTensor, Stack, WeightSource};
 pub use weights::{BlockWeights, HalfNorms, NormWeights, Weights};

@@ -238,6 +238,9 @@ impl ModelArgs {
         // What its opening had to say was said at the first time.
         let open = move || self.device.choose();
         let load = move |device: &Device| {
+            if self.gpu_layers.is_some() && !device.is_gpu() {
+                eprintln!("notice: there is no GPU for --gpu-layers; the CPU computes all layers");
+            }
             let options = LoadOptions {
                 context_length: self.ctx.and_then(|ctx| if let Ctx::Of(n) = ctx { Some(n) } else { None }),
                 fit_context: matches!(self.ctx, Some(Ctx::Auto)),

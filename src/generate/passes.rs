@@ -159,6 +159,8 @@ impl RecordedPasses {
         size: u32,
         ending: Ending,
     ) -> Result<(), Error> {
+        // Without the last layers all passes of a size end alike.
+        let ending = if transformer.is_last() { ending } else { Ending::Cache };
         if !self.recordings.contains_key(&(ending, size)) {
             let mut rec = Recorder::new(target.clone());
             transformer.record_pass(&mut rec, &self.cache, &self.io, size, ending)?;

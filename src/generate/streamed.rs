@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crate::device::{Device, Pending};
 use crate::error::Error;
 use crate::load::{Catalog, Feed, FileBytes};
-use crate::model::{Destination, Transformer};
+use crate::model::{Destination, Transformer, layer_of};
 use crate::recording::Recording;
 use crate::tensor::{Block, Role, Tensor};
 
@@ -61,7 +61,7 @@ fn matrices(transformer: &Transformer) -> Vec<Vec<Tensor>> {
     let mut layers: Vec<Vec<Tensor>> = vec![Vec::new(); transformer.weights.blocks.len()];
     for (name, place) in transformer.destinations() {
         let (Some(layer), Destination::Rows { matrix, .. }) = (layer_of(name), place) else { continue };
-        let Some(known) = layers.get_mut(layer) else { continue };
+        let Some(known) = layers.get_mut(layer as usize) else { continue };
         for slab in matrix.slabs() {
             if !known.iter().any(|tensor| tensor.is_same(&slab.words)) {
                 known.push(slab.words.clone());
@@ -69,11 +69,6 @@ fn matrices(transformer: &Transformer) -> Vec<Vec<Tensor>> {
         }
     }
     layers
-}
-
-/// The layer of a tensor.
-fn layer_of(name: &str) -> Option<usize> {
-    name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
 }
 
 /// `n` of so many layers, evenly spread: what is computed between two of them is time to read.
@@ -341,5 +336,5 @@ fn read(mut feed: Feed, device: &Device, files: &[FileBytes]) -> Result<(), Erro
 
 /// Whether a tensor is a matrix of one of these layers.
 fn is_streamed(name: &str, place: &Destination, layers: &[usize]) -> bool {
-    matches!(place, Destination::Rows { .. }) && layer_of(name).is_some_and(|layer| layers.contains(&layer))
+    matches!(place, Destination::Rows { .. }) && layer_of(name).is_some_and(|layer| layers.contains(&(layer as usize)))
 }

@@ -10,7 +10,7 @@ use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::formats::{BlockType, TensorInfo, block};
 use crate::matrix::{Matrix, TailEdges, file_row_bytes};
-use crate::model::{Destination, RowPlaces, SourceTensor, WeightSource};
+use crate::model::{Destination, RowPlaces, SourceTensor, WeightSource, layer_of};
 
 /// Tensors under GGUF's names, and where each lies.
 #[derive(Debug, Default)]
@@ -144,8 +144,7 @@ impl Catalog {
     /// Leaves out the tensors of layers from `n_layers` on. Returns whether there were any.
     pub(super) fn drop_layers(&mut self, n_layers: u32) -> bool {
         let n_before = self.tensors.len();
-        let layer = |name: &str| name.strip_prefix("blk.")?.split_once('.')?.0.parse::<u32>().ok();
-        self.tensors.retain(|name, _| layer(name).is_none_or(|layer| layer < n_layers));
+        self.tensors.retain(|name, _| layer_of(name).is_none_or(|layer| layer < n_layers));
         self.tensors.len() < n_before
     }
 

@@ -7,7 +7,7 @@ use super::config::{ModelConfig, NormKind};
 use super::decoder::PassTensors;
 use super::encoder::BatchTensors;
 use super::kv_cache::{KvCache, LayerCache};
-use super::stack::{Destination, Stack};
+use super::stack::{Destination, Stack, layer_of};
 use super::weights::{BlockWeights, HalfNorms, NormWeights, RecurrenceWeights, Weights};
 use crate::dtype::DType;
 use crate::error::Error;
@@ -104,7 +104,7 @@ impl Transformer {
     }
 
     /// Whether it ends with the head.
-    pub(super) fn is_last(&self) -> bool {
+    pub(crate) fn is_last(&self) -> bool {
         self.layers.end == self.config.n_layers()
     }
 
@@ -114,8 +114,7 @@ impl Transformer {
     }
 
     fn reads(&self, name: &str) -> bool {
-        let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')?.0.parse::<u32>().ok());
-        match layer {
+        match layer_of(name) {
             Some(layer) => self.layers.contains(&layer),
             // The embedding serves as the head where there is no other.
             None if name == "token_embd.weight" => self.is_first() || !self.weights.has_output(),

@@ -23,6 +23,11 @@ pub trait WeightSource {
     fn describe(&self, name: &str) -> Option<SourceTensor>;
 }
 
+/// The layer that a tensor belongs to, by its name.
+pub(crate) fn layer_of(name: &str) -> Option<u32> {
+    name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
+}
+
 /// Where the data of a source's tensor belongs.
 #[derive(Clone, Debug)]
 pub enum Destination {
