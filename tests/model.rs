@@ -260,6 +260,9 @@ fn every_tier_gives_the_same_text() {
 mod further_data {
     use super::*;
 
+    /// Tokens of a text that a GPU writes without `TILEWRIGHT_FULL`.
+    const SHORT: usize = 24;
+
     /// All cases of one weight file, on all executors.
     fn check_stories(folder: &str, variant: &str, file: &str) {
         let Some(data) = common::data(&[folder]) else { return };
@@ -289,7 +292,9 @@ mod further_data {
                 let greedy = &case["greedy"][variant];
                 let margins = margins(&greedy["margins"]);
                 let what = format!("{file} on {on}, greedy {name}");
-                n_tokens += check_greedy(&model, &prompt, &ids(&greedy["ids"]), &margins, TOLERANCE, &what);
+                let want = ids(&greedy["ids"]);
+                let n = if device.is_gpu() && !common::is_full() { want.len().min(SHORT) } else { want.len() };
+                n_tokens += check_greedy(&model, &prompt, &want[..n], &margins[..n], TOLERANCE, &what);
             }
             println!("{file} on {on}: {n_logits} logit vectors, worst {worst:.1e}; {n_tokens} greedy tokens");
         }
