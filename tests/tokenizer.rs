@@ -916,7 +916,11 @@ fn bpe_over_characters_takes_linear_time() {
                     let start = Instant::now();
                     let ids = tokenizer.encode_with(&text, PARSE_SPECIAL).unwrap();
                     let elapsed = start.elapsed();
-                    println!("{model}, {name}: {n_chars} of {run:?} in {:.2} s, {} ids", elapsed.as_secs_f64(), ids.len());
+                    println!(
+                        "{model}, {name}: {n_chars} of {run:?} in {:.2} s, {} ids",
+                        elapsed.as_secs_f64(),
+                        ids.len()
+                    );
                     assert!(elapsed.as_secs() < 60, "{model}, {name}: {run:?}");
                 }
             }

@@ -160,7 +160,7 @@ impl<'s> Generation<'s> {
     /// Lets another model, usually a smaller one of the same family, guess up to `n` tokens at a time, which are verified in
     /// one pass: the same greedy text, faster where the small model is much faster and often right. Where prompt look-up finds
     /// something, that comes first. Leviathan et al. 2023, arXiv:2211.17192. The session follows this one's tokens; it may
-    /// have others before. For a model with recurrent layers nothing is guessed.
+    /// have others before.
     ///
     /// # Errors
     /// [`Error::Option`] unless `n` is 1 to [`GenerateOptions::MOST_GUESSES`] and the options are greedy, without a penalty;
@@ -331,7 +331,7 @@ impl<'s> Generation<'s> {
                 None => self.read.extend(StepState::tokens(&words)),
                 Some(guesses) => {
                     let (n_right, next) = guesses.judge(&words);
-                    self.session.sequence.verified(n_right);
+                    self.session.sequence.verified(n_right, guesses.ids.len());
                     self.speculation.accepted += n_right;
                     self.read.extend(guesses.ids.into_iter().take(n_right).chain(next));
                 }
@@ -340,8 +340,9 @@ impl<'s> Generation<'s> {
         let id = self.read.pop_front();
         let pos = self.session.tokens().len() as u32;
         let id = id.filter(|&id| id != NON_FINITE).ok_or(Error::NonFinite { pos })?;
-        // A single token in the middle is a step like others, and so are tokens that a constraint forces.
-        if (n_fed > 1 && self.guide.is_none()) || (n_fed > 0 && self.n_generated == 0) {
+        // A single token in the middle is a step like others, and so are tokens that a constraint forces or that wrong guesses
+        // leave to be computed again.
+        if (n_fed > 1 && self.guide.is_none() && !self.guesses()) || (n_fed > 0 && self.n_generated == 0) {
             self.prefill.add(n_fed, start.elapsed());
         } else {
             self.decode.add(1, start.elapsed());
@@ -370,8 +371,7 @@ impl<'s> Generation<'s> {
 
     /// Whether the next tokens may be guessed.
     fn guesses(&self) -> bool {
-        let is_asked_for = self.options.prompt_lookup > 0 || self.draft.is_some();
-        is_asked_for && self.profile.is_none() && !self.session.model.config().is_recurrent()
+        (self.options.prompt_lookup > 0 || self.draft.is_some()) && self.profile.is_none()
     }
 
     /// Submits what may come next to be verified, if that is asked for and something is found. All tokens that were read are
@@ -392,7 +392,7 @@ impl<'s> Generation<'s> {
         if ids.is_empty() {
             return Ok(());
         }
-        if let Some((pending, first_row)) = self.session.verify(&ids).await? {
+        if let Some((pending, first_row)) = self.session.verify(&mut ids).await? {
             self.speculation.drafted += ids.len();
             self.speculation.passes += 1;
             self.unread.push_back(Submitted { pending, at: None, guesses: Some(Guesses { ids, first_row }) });

@@ -67,8 +67,7 @@ pub struct GenerateOptions {
     /// Tokens to guess at most by prompt look-up, 0 to [`GenerateOptions::MOST_GUESSES`]; 0 is off. What followed the last
     /// tokens when they came up before is computed in one pass with them, and as much of it is kept as the model would have
     /// chosen, which pays where a text repeats much of its prompt. Tokens must not be drawn, penalised or constrained. Every step
-    /// waits for the one before. A model with recurrent layers computes one token after the other all the same, and so does a
-    /// generation whose kernels are timed.
+    /// waits for the one before. A generation whose kernels are timed computes one token after the other all the same.
     pub prompt_lookup: u32,
     /// Submissions to a GPU that are in flight, the one that is being read included, 1 to 8. The text is the same. If
     /// `None`, 2 to 8, as many as keep the GPU busy by what was measured of the session; a model with states of a fixed size

@@ -203,15 +203,30 @@ impl Sequence {
         }
     }
 
-    /// A pass of `size` rows was submitted over all tokens that are not cached and guessed ones after them, whose keys count
-    /// for nothing so far.
-    pub fn submitted_guesses(&mut self, size: usize) {
-        self.submitted(self.uncached().len(), size);
+    /// How many of `n` guesses a pass may verify after the tokens that are not cached. The state that it begins with is wanted
+    /// again where a guess is wrong, so the pass must not leave another one in its place.
+    pub fn n_guesses(&self, n: usize) -> usize {
+        let overwrites = self.states.is_some() && (self.uncached().len() + n).is_multiple_of(N_STATES);
+        n.saturating_sub(usize::from(overwrites))
     }
 
-    /// The first `n` of the guessed tokens are the ones to be kept next.
-    pub fn verified(&mut self, n: usize) {
-        self.n_verified = n;
+    /// A pass of `size` rows was submitted over all tokens that are not cached and `n` guessed ones after them, whose keys
+    /// count for nothing so far.
+    pub fn submitted_guesses(&mut self, n: usize, size: usize) {
+        self.n_ahead = None;
+        self.written = self.written.max(self.n_cached + size);
+        self.n_cached = self.ids.len();
+        self.has_state(self.n_cached + n);
+    }
+
+    /// The first `n_right` of `n` guessed tokens are the ones to be kept next. A state that knows others as well is of no use:
+    /// those that are right are computed once more.
+    pub fn verified(&mut self, n_right: usize, n: usize) {
+        if self.states.is_some() && n_right < n {
+            self.go_back(self.n_cached);
+        } else {
+            self.n_verified = n_right;
+        }
     }
 
     /// Keeps the first of the tokens that were chosen ahead or verified, or one that was chosen after them.
@@ -268,20 +283,29 @@ mod tests {
         /// Positions of a window's ring and the tokens whose keys are there.
         slots: Vec<Option<(usize, u32)>>,
         chosen: std::collections::VecDeque<u32>,
+        /// The tokens that each slot's state has seen, where there are states.
+        states: Option<[Vec<u32>; N_STATES]>,
         /// Position and token of the next pass that follows by itself.
         state: (usize, u32),
         next_id: u32,
     }
 
     impl Simulated {
-        fn new(ring: Option<Ring>) -> Self {
-            let (sequence, cache) = (Sequence::new(false, ring), vec![None; CAPACITY]);
+        fn new(is_recurrent: bool, ring: Option<Ring>) -> Self {
+            let (sequence, cache) = (Sequence::new(is_recurrent, ring), vec![None; CAPACITY]);
             let slots = vec![None; ring.map_or(0, |ring| ring.slots as usize)];
-            Simulated { sequence, cache, slots, chosen: Default::default(), state: (0, 0), next_id: 1000 }
+            let states = is_recurrent.then(Default::default);
+            Simulated { sequence, cache, slots, chosen: Default::default(), states, state: (0, 0), next_id: 1000 }
         }
 
         /// A pass writes the keys of its tokens, and something at the positions of its padding.
         fn write(&mut self, pos: usize, ids: &[u32], size: usize) {
+            if let Some(states) = &mut self.states {
+                let before: Vec<u32> = self.cache[..pos].iter().flatten().copied().collect();
+                let seen = if pos == 0 { Vec::new() } else { states[pos % N_STATES].clone() };
+                assert_eq!(seen, before, "{:?}", self.sequence);
+                states[(pos + ids.len()) % N_STATES] = [before, ids.to_vec()].concat();
+            }
             for (i, pos) in (pos..(pos + size).min(CAPACITY)).enumerate() {
                 let id = ids.get(i).copied().unwrap_or(u32::MAX);
                 self.cache[pos] = Some(id);
@@ -343,23 +367,29 @@ mod tests {
         fn guess(&mut self, n: usize, n_right: usize, size: usize) -> usize {
             self.chosen.clear();
             self.sequence.leave_the_last();
+            let n = self.sequence.n_guesses(n);
             let guesses: Vec<u32> = (0..n).map(|_| self.fresh_id()).collect();
+            let (begin, n_uncached) = (self.sequence.n_cached(), self.sequence.uncached().len());
             let ids = [self.sequence.uncached(), &guesses].concat();
-            if ids.len() > size {
+            if ids.len() > size || n == 0 {
                 return 0;
             }
-            self.write(self.sequence.n_cached(), &ids, size);
-            self.sequence.submitted_guesses(size);
-            self.sequence.verified(n_right);
+            let n_right = n_right.min(n);
+            self.write(begin, &ids, size);
+            self.sequence.submitted_guesses(n, size);
+            self.sequence.verified(n_right, n);
             self.check();
             for id in guesses.into_iter().take(n_right) {
                 self.sequence.keep(id);
                 self.check();
             }
-            assert!(self.sequence.uncached().is_empty(), "{:?}", self.sequence);
+            let is_state_of_others = self.states.is_some() && n_right < n;
+            let n_anew = if is_state_of_others { n_uncached + n_right } else { 0 };
+            assert_eq!(self.sequence.uncached().len(), n_anew, "{:?}", self.sequence);
             let id = self.fresh_id();
             self.sequence.keep(id);
-            assert_eq!(self.sequence.uncached(), [id], "{:?}", self.sequence);
+            assert_eq!(self.sequence.uncached().len(), n_anew + 1, "{:?}", self.sequence);
+            assert!(!is_state_of_others || self.sequence.n_cached() == begin, "{:?}", self.sequence);
             n_right
         }
 
@@ -393,7 +423,7 @@ mod tests {
         for round in 0..600 {
             // Passes have up to five rows.
             let ring = Ring { slots: WINDOW as u32 - 1 + 5, back: 5 };
-            let mut device = Simulated::new((round % 2 == 1).then_some(ring));
+            let mut device = Simulated::new(round % 3 == 2, (round % 2 == 1).then_some(ring));
             for _ in 0..60 {
                 let len = device.sequence.ids().len();
                 match below(9) {
@@ -412,6 +442,7 @@ mod tests {
                     4 if len > 0 && len < CAPACITY => device.feed(1 + below(5)),
                     5 if device.sequence.n_ahead().is_some() => {
                         let room = CAPACITY - device.sequence.next_position();
+                        let room = room.min(device.sequence.n_free_states());
                         device.run_ahead((1 + below(4)).min(room));
                     }
                     6 | 7 if device.sequence.n_ahead().unwrap_or(0) > 0 && len < CAPACITY => {

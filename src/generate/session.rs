@@ -420,16 +420,18 @@ impl Session {
         self.model.device().write(&self.passes.io.allowed, 0, allowed)
     }
 
-    /// Submits a pass over what is not cached and guessed tokens after it, that chooses a token after each. Returns the
-    /// choices to read and the row of the first one that counts, after the last kept token. `None` if there are more tokens
-    /// than such a pass has rows.
-    pub(super) async fn verify(&mut self, guesses: &[u32]) -> Result<Option<(Pending, usize)>, Error> {
+    /// Submits a pass over what is not cached and guessed tokens after it, that chooses a token after each; guesses that it has
+    /// no room for are dropped. Returns the choices to read and the row of the first one that counts, after the last kept
+    /// token. `None` if no guess is left.
+    pub(super) async fn verify(&mut self, guesses: &mut Vec<u32>) -> Result<Option<(Pending, usize)>, Error> {
         let model = self.model.clone();
         let device = model.device();
         self.sequence.leave_the_last();
+        let room = (VERIFIED_ROWS as usize).saturating_sub(self.sequence.uncached().len());
+        guesses.truncate(self.sequence.n_guesses(guesses.len().min(room)));
         let ids = [self.sequence.uncached(), guesses].concat();
         let (position, size) = (self.sequence.n_cached(), self.passes.size(ids.len() as u32));
-        if size != VERIFIED_ROWS || ids.len() > size as usize {
+        if size != VERIFIED_ROWS || guesses.is_empty() {
             return Ok(None);
         }
         self.passes.test(device, model.transformer(), size, Ending::Verify).await?;
@@ -439,7 +441,7 @@ impl Session {
         self.run_front(position, &ids, size).await?;
         let pass = self.passes.get(size, Ending::Verify)?;
         let pending = model.run_and_read(pass, &self.passes.io.verified, 1)?;
-        self.sequence.submitted_guesses(size as usize);
+        self.sequence.submitted_guesses(guesses.len(), size as usize);
         Ok(Some((pending, ids.len() - guesses.len() - 1)))
     }
 

@@ -1,5 +1,7 @@
 //! Prompt look-up and draft models: the same texts in fewer passes.
 
+use std::path::Path;
+
 use tilewright::generate::{ContextPolicy, Speculation, StopReason};
 use tilewright::kernels::KvType;
 use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model};
@@ -195,6 +197,69 @@ fn wrong_guesses_leave_nothing_behind() {
             assert_eq!(ids, copier.passage(8, 25), "{}: {n_right}", device.info().name);
             assert!(guessed.accepted >= n_right && guessed.accepted < guessed.drafted, "{guessed:?}");
         }
+    }
+}
+
+/// On the CPU a model with the lowest bits of all weights changed, which chooses the same tokens some of the time. Weights are
+/// BF16.
+fn similar(folder: &Path) -> Model {
+    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("similar").join(folder.file_name().unwrap());
+    std::fs::create_dir_all(&to).unwrap();
+    std::fs::copy(folder.join("config.json"), to.join("config.json")).unwrap();
+    let mut file = std::fs::read(folder.join("model.safetensors")).unwrap();
+    let header_len = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let mut rng = Rng::new(5);
+    file[8 + header_len..].chunks_exact_mut(2).for_each(|bits| bits[0] ^= rng.word() as u8 & 7);
+    std::fs::write(to.join("model.safetensors"), file).unwrap();
+    Model::load(&Device::cpu(), &to, LoadOptions::default()).unwrap()
+}
+
+/// Layers that keep a state of fixed size cannot go back by single tokens: what a wrong guess leaves is computed once more.
+#[test]
+fn recurrent_layers_verify_guesses() {
+    let Some(data) = common::data(&["tiny-random"]) else { return };
+    for device in executors() {
+        let mut all = Speculation::default();
+        for name in ["granite-hybrid", "lfm2", "qwen35"] {
+            let what = format!("{name} on {}", device.info().name);
+            let model = Model::load(&device, &data.join("tiny-random").join(name), LoadOptions::default()).unwrap();
+            let prompt = [[17, 40, 23, 9].repeat(3), vec![60, 61], [17, 40, 23, 9].repeat(2)].concat();
+            let (want, _) = continued(&model, &prompt, &endless(40));
+            for n in [1, 3, 4, 7] {
+                let (ids, guessed) = continued(&model, &prompt, &looking_up(n, endless(40)));
+                assert_eq!(ids, want, "{what}, {n} at a time: {guessed:?}");
+            }
+            let (ids, guessed) = drafted(&model, &model, &prompt, 5, &endless(40));
+            assert_eq!((&ids, guessed.accepted), (&want, guessed.drafted), "{what}: {guessed:?}");
+            assert!(guessed.passes <= 8, "{what}: {guessed:?}");
+            let similar = similar(&data.join("tiny-random").join(name));
+            // A software GPU takes a hundred times as long.
+            for (first, n) in (1..=if device.is_gpu() { 3 } else { 8 }).zip([7, 5, 3, 6, 7, 2, 4, 7]) {
+                let prompt = [first, 40, 23];
+                let (want, _) = continued(&model, &prompt, &endless(40));
+                let (ids, guessed) = drafted(&model, &similar, &prompt, n, &endless(40));
+                assert_eq!(ids, want, "{what} after {prompt:?}, {n} at a time: {guessed:?}");
+                all.drafted += guessed.drafted;
+                all.accepted += guessed.accepted;
+                all.passes += guessed.passes;
+            }
+            // Wherever a generation is left, another one goes on.
+            for n_kept in [1, 2, 5, 9, 14] {
+                let mut session = model.session().unwrap();
+                let [mut draft, mut draft_after] = [(); 2].map(|()| similar.session().unwrap());
+                let mut generation = session.generate_ids(&prompt, &endless(40)).unwrap();
+                generation.draft_with(&mut draft, 7).unwrap();
+                for &id in &want[..n_kept] {
+                    assert_eq!(block_on(generation.next()).unwrap().unwrap().id, id, "{what}");
+                }
+                drop(generation);
+                let mut generation = session.generate_ids(&[], &endless(40 - n_kept)).unwrap();
+                generation.draft_with(&mut draft_after, 5).unwrap();
+                assert_eq!(common::collect(&mut generation).0, want[n_kept..], "{what}: after {n_kept} tokens");
+            }
+        }
+        println!("{}: {all:?}", device.info().name);
+        assert!(all.accepted > 0 && all.accepted < all.drafted, "{all:?}");
     }
 }
 
