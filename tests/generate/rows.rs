@@ -15,8 +15,7 @@ use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model, Session};
 use super::common::{self, Rng, block_on, cpu, is_full};
 use super::{collect, endless};
 
-const GEMMA4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tiny-random/gemma4");
-/// Its second table, of which a row has 16 elements for each of six layers.
+/// Gemma 4's second table, of which a row has 16 elements for each of six layers.
 const PER_LAYER: &str = "per_layer_token_embd.weight";
 const VOCAB: u32 = 300;
 
@@ -51,8 +50,19 @@ impl Drop for Folder {
     }
 }
 
+fn tiny(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny-random").join(path)
+}
+
+/// A tiny model whose matrices are of Q8_0, as most are here, so that they share pipelines.
+fn in_q8_0(folder: &Folder, path: &str) -> PathBuf {
+    let output = folder.path(&path.replace('/', "-"));
+    quantize_file(&tiny(path), &output, &QuantizeOptions::new(BlockType::Q8_0), &mut |_, _, _| ()).unwrap();
+    output
+}
+
 /// Writes a Llama of random numbers with a head of its own: four layers of this width, whose table of tokens is of this type
-/// and all else F32.
+/// and other matrices of Q8_0.
 fn untied(folder: &Folder, table: BlockType, width: u64) -> PathBuf {
     let mut rng = Rng::new(11);
     let mut header = GgufHeader::new(32);
@@ -76,7 +86,7 @@ fn untied(folder: &Folder, table: BlockType, width: u64) -> PathBuf {
     let vocab = u64::from(VOCAB);
     let mut tensors = vec![
         ("token_embd".to_owned(), vec![vocab, width], table),
-        ("output".to_owned(), vec![vocab, width], BlockType::F32),
+        ("output".to_owned(), vec![vocab, width], BlockType::Q8_0),
     ];
     for layer in 0..4 {
         for (name, rows, cols) in [
@@ -88,7 +98,7 @@ fn untied(folder: &Folder, table: BlockType, width: u64) -> PathBuf {
             ("ffn_up", 64, width),
             ("ffn_down", width, 64),
         ] {
-            tensors.push((format!("blk.{layer}.{name}"), vec![rows, cols], BlockType::F32));
+            tensors.push((format!("blk.{layer}.{name}"), vec![rows, cols], BlockType::Q8_0));
         }
         for name in ["attn_norm", "ffn_norm"] {
             tensors.push((format!("blk.{layer}.{name}"), vec![width], BlockType::F32));
@@ -116,10 +126,8 @@ fn untied(folder: &Folder, table: BlockType, width: u64) -> PathBuf {
 
 /// Tables of all kinds, by their file and the tensor's name: rows that begin amid a word of tails among them.
 fn tables(folder: &Folder) -> Vec<(PathBuf, &'static str)> {
-    let gemma4 = folder.path("gemma4-q8_0.gguf");
-    let file = Path::new(GEMMA4).join("model-bf16.gguf");
-    quantize_file(&file, &gemma4, &QuantizeOptions::new(BlockType::Q8_0), &mut |_, _, _| ()).unwrap();
-    let mut tables = vec![(file, PER_LAYER), (gemma4, PER_LAYER)];
+    let mut tables =
+        vec![(tiny("gemma4/model-bf16.gguf"), PER_LAYER), (in_q8_0(folder, "gemma4/model-bf16.gguf"), PER_LAYER)];
     for (table, width) in [
         (BlockType::F16, 96),
         (BlockType::Q8_0, 96),
@@ -138,7 +146,7 @@ fn of_kinds<'a>(
     device: &Device,
 ) -> impl Iterator<Item = (&'a Path, &'static str)> {
     let all = is_full() || !device.is_gpu();
-    let is_enough = |name: &str| ["gemma4-q8_0.gguf", "Q4_0-96.gguf", "Q6_K-256.gguf"].contains(&name);
+    let is_enough = |name: &str| ["gemma4-model-bf16.gguf", "Q4_0-96.gguf", "Q6_K-256.gguf"].contains(&name);
     let chosen = tables
         .iter()
         .filter(move |(path, _)| all || path.file_name().is_some_and(|name| is_enough(&name.to_string_lossy())));
@@ -268,13 +276,13 @@ fn tables_stay_in_the_file_before_layers_do() {
 #[test]
 fn all_that_sessions_do_is_the_same() {
     let folder = Folder::new("sessions");
+    let paths = [in_q8_0(&folder, "gemma4/model-bf16.gguf"), untied(&folder, BlockType::Q8_0, 96)];
     for device in devices() {
-        let paths = [Path::new(GEMMA4).to_owned(), untied(&folder, BlockType::Q8_0, 96)];
         // On a GPU one of them is enough.
         let n = if is_full() || !device.is_gpu() { 2 } else { 1 };
-        for path in paths.into_iter().take(n) {
+        for path in &paths[..n] {
             let case = format!("{} on {}", path.display(), device.info().name);
-            let [whole, rows] = [options(), fetching()].map(|options| load(&device, &path, options));
+            let [whole, rows] = [options(), fetching()].map(|options| load(&device, path, options));
             let ids = [5, 6, 7, 5, 6, 7, 5, 6];
             let texts = |model: &Model| {
                 let mut texts = Vec::new();
@@ -362,8 +370,7 @@ fn adapters_add_to_models_whose_tables_are_in_the_file() {
 fn the_cpus_part_of_a_model_fetches_rows() {
     let Some(gpu) = gpu() else { return };
     let folder = Folder::new("split");
-    let tied = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf");
-    for path in [untied(&folder, BlockType::Q8_0, 96), tied] {
+    for path in [untied(&folder, BlockType::Q8_0, 96), in_q8_0(&folder, "llama3-rope/model-f16.gguf")] {
         let [want, got] = [options(), fetching()].map(|options| {
             let model = load(&gpu, &path, LoadOptions { gpu_layers: Some(1), ..options });
             let plan = model.cpu_plan().unwrap().unwrap();
