@@ -15,6 +15,8 @@ mod model;
 mod options;
 mod pace;
 mod passes;
+#[cfg(not(target_arch = "wasm32"))]
+mod rows;
 mod saved;
 mod sequence;
 mod session;

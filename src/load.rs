@@ -34,6 +34,8 @@ use crate::model::{ModelConfig, ScoreConfig};
 use crate::tokenizer::Tokenizer;
 
 pub use catalog::Catalog;
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) use catalog::TableRows;
 pub(crate) use catalog::{Feed, Widened};
 pub use chat::ChatSource;
 pub use file::FileBytes;

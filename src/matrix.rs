@@ -56,6 +56,28 @@ impl Matrix {
         cols: u32,
         whole: u32,
     ) -> Result<Matrix, Error> {
+        Matrix::declare_as(Role::Weights, target, label, weight, [rows, cols], whole)
+    }
+
+    /// Declares room for some rows of this matrix, packed as they are here, that passes read in place of the matrix: an even
+    /// number of rows, so that no row shares a word of tails with one that is not written.
+    ///
+    /// # Errors
+    /// As [`Matrix::declare`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn declare_rows(&self, target: &Target, label: &str, n_rows: u32) -> Result<Matrix, Error> {
+        let shape = [n_rows.next_multiple_of(2), self.cols];
+        Matrix::declare_as(Role::Activations, target, label, self.weight, shape, 2)
+    }
+
+    fn declare_as(
+        role: Role,
+        target: &Target,
+        label: &str,
+        weight: WeightType,
+        [rows, cols]: [u32; 2],
+        whole: u32,
+    ) -> Result<Matrix, Error> {
         let limit = target.limits().max_binding_bytes;
         let row_bytes = (packed_words(weight, 1, cols) * 4).max(16);
         // A slab's end is rounded up to 16 bytes.
@@ -79,7 +101,7 @@ impl Matrix {
                 expected: "at most 2^32 words in a slab".into(),
                 found: format!("{n_words}"),
             })?;
-            let words = Tensor::declare(label, Role::Weights, &[n_words], DType::U32)?;
+            let words = Tensor::declare(label, role, &[n_words], DType::U32)?;
             slabs.push(Slab { words, first_row, rows });
         }
         Ok(Matrix { slabs, rows, cols, weight })

@@ -650,6 +650,34 @@ fn a_cache_can_be_smaller_and_a_context_can_adapt() {
 }
 
 #[test]
+fn a_table_can_stay_in_the_file() {
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tiny-random/qwen3/model-f16.gguf");
+    let run = |args: &[&str]| {
+        let usual =
+            ["run", model, "--device", "cpu", "--prompt-ids", "5,6,7", "--temperature", "0", "-n", "6", "--json"];
+        let output = tilewright(&[&usual[..], args].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        (serde_json::from_slice::<Value>(&output.stdout).unwrap(), text(&output.stderr))
+    };
+    let (whole, _) = run(&[]);
+    assert!(whole["streaming"].is_null());
+    // All that there is but one byte: that the table gives way is told, and so is the context that would leave room.
+    let needed: u64 = whole["memory"].as_object().unwrap().values().map(|bytes| bytes.as_u64().unwrap()).sum();
+    for (args, hint) in [(vec!["--stream-rows".into()], false), (vec![format!("--memory-limit={}", needed - 1)], true)]
+    {
+        let (rows, told) = run(&args.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_eq!(rows["token_ids"], whole["token_ids"]);
+        let streaming = &rows["streaming"];
+        // 293 rows of 64 halves; those of the prompt and of five tokens were read.
+        assert_eq!([&streaming["tables_bytes"], &streaming["n_rows_read"]], [293 * 64 * 2, 3 + 5], "{streaming}");
+        assert!(told.contains("tables") && told.contains("--ctx") == hint, "{told}");
+    }
+    // The built-in model's table is its head, too.
+    let output = tilewright(&["--device", "cpu", "-n", "2", "--stream-rows"]);
+    assert!(output.status.success() && text(&output.stderr).contains("no table"), "{}", text(&output.stderr));
+}
+
+#[test]
 fn errors_are_one_sentence_and_an_exit_code() {
     fails(&["--no-such-flag"], 2, &["--no-such-flag"]);
     fails(&["run", "--temperature", "hot"], 2, &["--temperature"]);

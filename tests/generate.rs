@@ -8,6 +8,8 @@ mod common;
 mod lookup;
 #[path = "generate/places.rs"]
 mod places;
+#[path = "generate/rows.rs"]
+mod rows;
 #[path = "generate/saved.rs"]
 mod saved;
 

@@ -42,13 +42,17 @@ pub struct ModelArgs {
     /// absent.
     #[arg(long, value_name = "N|auto")]
     ctx: Option<Ctx>,
-    /// Use no more memory, such as 512M or 2G: layers that it does not hold are read from the file again for each token, and
-    /// a model that does not fit even so is refused.
+    /// Use no more memory, such as 512M or 2G: what it does not hold is read from the file again for each token, rows of tables
+    /// (see --stream-rows) and then layers, and a model that does not fit even so is refused.
     #[arg(long, value_parser = parse_bytes, env = "TILEWRIGHT_MEMORY_LIMIT", value_name = "BYTES")]
     memory_limit: Option<u64>,
     /// Compute the last N layers and the head on the GPU, and the others on the CPU, whose memory then holds them.
     #[arg(long, value_name = "N")]
     gpu_layers: Option<u32>,
+    /// Leave tables of which a token needs one row in the file, and read that row for each token: per-layer embeddings, and the
+    /// embedding of a model that has another matrix as its head.
+    #[arg(long)]
+    stream_rows: bool,
     #[command(flatten)]
     precision: PrecisionArgs,
     #[command(flatten)]
@@ -246,12 +250,17 @@ impl ModelArgs {
                 fit_context: matches!(self.ctx, Some(Ctx::Auto)),
                 memory_limit: self.memory_limit,
                 stream_layers: true,
+                stream_rows: self.stream_rows,
                 gpu_layers: self.gpu_layers,
                 kv_type: self.precision.kv_type,
                 exact: self.precision.exact,
                 ..LoadOptions::default()
             };
-            self.lora.added_to(load(path, device, options)?)
+            let model = load(path, device, options)?;
+            if self.stream_rows && model.streaming().is_none_or(|streaming| streaming.tables_bytes == 0) {
+                eprintln!("notice: the model has no table for --stream-rows; all of it is in memory");
+            }
+            self.lora.added_to(model)
         };
         Recovery::new(open, load, |notice| eprintln!("notice: {notice}"))
     }
@@ -268,15 +277,29 @@ pub fn load(path: Option<&Path>, device: &Device, options: LoadOptions<'_>) -> R
     });
     tell_findings(device);
     if let Some(streaming) = loaded.as_ref().ok().and_then(Model::streaming) {
-        let Streaming { n_layers, n_streamed, streamed_bytes, fitting_context, .. } = streaming;
-        let hint = fitting_context.map_or(String::new(), |n| format!("; with --ctx {n} it would hold all of them"));
+        tell_streaming(&streaming);
+    }
+    loaded
+}
+
+/// Says what of a model stays in its file.
+fn tell_streaming(streaming: &Streaming) {
+    let &Streaming { n_layers, n_streamed, streamed_bytes, fitting_context, tables_bytes, .. } = streaming;
+    let hint = fitting_context.map_or(String::new(), |n| format!("; with --ctx {n} the memory would hold all of it"));
+    if tables_bytes > 0 {
+        let hint = if n_streamed == 0 { hint.as_str() } else { "" };
+        eprintln!(
+            "notice: tables of {} stay in the file; each pass reads the rows of its tokens from there{hint}",
+            show_bytes(tables_bytes)
+        );
+    }
+    if n_streamed > 0 {
         eprintln!(
             "notice: the memory holds {} of {n_layers} layers; each pass reads the other {n_streamed} from the file, {}{hint}",
             n_layers - n_streamed,
             show_bytes(streamed_bytes)
         );
     }
-    loaded
 }
 
 /// Loads something and shows the bytes of its weights on a bar, which is there only on a terminal.
@@ -430,7 +453,13 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     }
     summary(device, &options, stop_reason, prefill, decode);
     if let Some(streaming) = model.streaming() {
-        eprintln!("{}", streamed(&streaming));
+        if streaming.tables_bytes > 0 {
+            let Streaming { n_rows_read, reading_rows, .. } = streaming;
+            eprintln!("{n_rows_read} rows of tables read in {:.3} s", reading_rows.as_secs_f64());
+        }
+        if streaming.n_streamed > 0 {
+            eprintln!("{}", streamed(&streaming));
+        }
     }
     let is_asked_for = options.prompt_lookup > 0 || args.sampling.guess.draft.is_some();
     if let Some(told) = guess::told(is_asked_for, generation.speculation()) {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::passes::{RecordedPasses, Room};
+use super::rows::{self, RowTables};
 use crate::device::Device;
 use crate::error::Error;
 use crate::load::{Catalog, Feed, FileBytes};
@@ -20,12 +21,18 @@ pub(super) struct Front {
 }
 
 impl Front {
-    /// Declares the layers before those of `other`.
+    /// Declares the layers before those of `other`, with tables of tokens in the file if that is asked for.
     ///
     /// # Errors
     /// [`Error::Option`] for a model whose later layers read more of the earlier ones than what stands between two layers;
     /// errors of [`Weights::declare`].
-    pub fn declare(other: &Transformer, catalog: &Catalog, context_length: u32, exact: bool) -> Result<Front, Error> {
+    pub fn declare(
+        other: &Transformer,
+        catalog: &Catalog,
+        context_length: u32,
+        exact: bool,
+        fetches_rows: bool,
+    ) -> Result<Front, Error> {
         let (config, n_layers) = (&other.config, other.layers().start);
         let later = config.blocks.iter().skip(n_layers as usize);
         let reads_keys = later.filter_map(|block| block.attention.keys_of).any(|of| of < n_layers as usize);
@@ -39,10 +46,15 @@ impl Front {
         let device = Device::on_cpu("the first layers of a model".into()).for_model(exact);
         let weights = Weights::declare(&device.target(), config, catalog)?;
         let transformer = Transformer::declare(config.clone(), weights, context_length)?.part(0..n_layers);
+        let transformer = if fetches_rows { rows::in_file(transformer, catalog) } else { transformer };
         let feed = Feed::new(catalog, transformer.destinations());
         let is_of_both = |name: &str| other.destinations().any(|(known, _)| known == name);
         let of_both = Feed::new(catalog, transformer.destinations().filter(|(name, _)| is_of_both(name)));
         Ok(Front { device, transformer, feed, of_both })
+    }
+
+    pub fn transformer(&self) -> &Transformer {
+        &self.transformer
     }
 
     /// Fills it, and returns what the digest of a model's tensors has of those that the other device does not read.
@@ -96,14 +108,25 @@ impl FrontPasses {
     }
 
     /// Computes its layers for these tokens, in a pass of `size` rows, and returns the rows that they leave, `[size, C]`.
+    /// `tables`: those that are in the file.
     ///
     /// # Errors
-    /// Errors of [`Device::run`].
-    pub async fn compute(&mut self, ids: &[u32], position: usize, size: u32, angles: u32) -> Result<Vec<u32>, Error> {
+    /// Errors of [`RowTables::fetch`] and [`Device::run`].
+    pub async fn compute(
+        &mut self,
+        ids: &[u32],
+        position: usize,
+        size: u32,
+        angles: u32,
+        tables: Option<&RowTables>,
+    ) -> Result<Vec<u32>, Error> {
         let Front { device, transformer, .. } = &*self.front;
         self.passes.record(&device.target(), transformer, size, Ending::Cache)?;
         let (pass, io) = (self.passes.get(size, Ending::Cache)?, &self.passes.io);
         device.write(&io.tokens, position, ids)?;
+        if let Some(tables) = tables {
+            tables.fetch(device, io, position, ids)?;
+        }
         io.state.set_turned(device, position as u32, ids.len() as u32, angles)?;
         device.run_and_read(pass, &io.stream.first_rows(size)?)?.await
     }

@@ -432,8 +432,10 @@ impl<'s> Generation<'s> {
 
     /// Runs one pass with a clock around each kernel and gives the state after it.
     async fn step_profiled(&mut self) -> Result<Vec<u32>, Error> {
+        self.session.model.expect_resident("profile")?;
+        let last = self.session.tokens().last().copied();
+        self.session.run_host_part(self.session.sequence.next_position(), last.as_slice(), 1).await?;
         let Session { model, passes, sequence, .. } = &mut *self.session;
-        model.expect_resident("profile")?;
         let recording = passes.get(1, self.ending)?;
         sequence.submitted_ahead(1);
         let times = model.device().run_profiled(recording).await?;

@@ -16,6 +16,8 @@ use super::adapter::{Adapter, AdapterInner};
 use super::front::{Front, FrontPasses};
 use super::passes::{PASS_SIZES, RecordedPasses, Room};
 #[cfg(not(target_arch = "wasm32"))]
+use super::rows::{self, RowTables};
+#[cfg(not(target_arch = "wasm32"))]
 use super::streamed::{self, Streamed, Streaming};
 use crate::device::{Device, Pending};
 use crate::dtype::DType;
@@ -26,7 +28,7 @@ use crate::grammar::Grammars;
 use crate::kernels::KvType;
 use crate::load::{ChatSource, Feed, FileBytes, ModelFile, ModelHeader};
 use crate::memory::Limit;
-use crate::model::{Ending, KvCache, ModelConfig, Transformer, Weights};
+use crate::model::{Ending, KvCache, ModelConfig, PassTensors, Transformer, Weights};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
@@ -49,9 +51,14 @@ pub struct LoadOptions<'a> {
     pub fit_context: bool,
     /// Bytes that weights, cache and activations may take together.
     pub memory_limit: Option<u64>,
-    /// Where the memory does not hold all layers, keep as many as it holds, and read the others from the file again in each
-    /// pass, in place of refusing the model; [`Model::streaming`] tells. For files that are there as a whole, natively.
+    /// Where the memory does not hold the model, leave a part of it in the file in place of refusing the model: tables of which
+    /// a pass reads a few rows, as with `stream_rows`, and if that is not enough as many layers as must be, which are read again
+    /// in each pass; [`Model::streaming`] tells. For files that are there as a whole, natively.
     pub stream_layers: bool,
+    /// Leave tables of which a pass reads the rows of its tokens in the file, and read these rows for each pass, even where the
+    /// memory holds the tables: per-layer embeddings, and the embedding unless the device has it as the head. Without such a
+    /// table this changes nothing. For files that are there as a whole, natively.
+    pub stream_rows: bool,
     /// Layers that are computed on a GPU: the last ones, and the head. The CPU computes the others, and its memory holds them
     /// and the embedding. All of them if `None`. For files that are there as a whole, natively; on the CPU this changes
     /// nothing.
@@ -93,6 +100,9 @@ pub(super) struct Inner {
     /// Reads what the device has no room for.
     #[cfg(not(target_arch = "wasm32"))]
     streamed: Option<Streamed>,
+    /// Fetches rows of tables that are in the file.
+    #[cfg(not(target_arch = "wasm32"))]
+    tables: Option<RowTables>,
     /// What the CPU computes first.
     #[cfg(not(target_arch = "wasm32"))]
     front: Option<Arc<Front>>,
@@ -153,6 +163,11 @@ impl Model {
             None => digest,
         };
         #[cfg(not(target_arch = "wasm32"))]
+        let digest = match &model.inner.tables {
+            Some(tables) => digest.wrapping_add(tables.digest()?),
+            None => digest,
+        };
+        #[cfg(not(target_arch = "wasm32"))]
         let digest = match &model.inner.front {
             Some(front) => digest.wrapping_add(front.fill(&files)?),
             None => digest,
@@ -198,37 +213,48 @@ impl Model {
             Some(n) => layers.end - checked_gpu_layers(n, layers.end)?..layers.end,
             None => layers,
         };
-        let declare_with = |weights: &Weights, context_length| {
-            let room = Room { context_length, ..room };
+        let part = |weights: &Weights, context_length, fetches_rows: bool| {
             let transformer = Transformer::declare(config.clone(), weights.clone(), context_length)?;
             let transformer = transformer.part(layers.clone());
+            #[cfg(not(target_arch = "wasm32"))]
+            let transformer = if fetches_rows { rows::in_file(transformer, &catalog) } else { transformer };
+            let _ = fetches_rows;
+            Ok::<_, Error>(transformer)
+        };
+        let declare_with = |weights: &Weights, context_length, fetches_rows| {
+            let room = Room { context_length, ..room };
+            let transformer = part(weights, context_length, fetches_rows)?;
             let plan = RecordedPasses::declare(&target, &transformer, room)?.plan();
             Ok::<_, Error>((room, transformer, plan))
         };
-        let declare = |context_length| declare_with(&weights, context_length);
+        let fetches_rows = options.stream_rows && files.is_some();
+        let declare = |context_length| declare_with(&weights, context_length, fetches_rows);
         #[cfg(not(target_arch = "wasm32"))]
-        let mut streamed = None;
-        // Layers that leave room for the others, and what is declared then.
+        let (mut streamed, mut fitting_context) = (None, None);
+        // Leaves tables in the file, or layers too, and declares the rest if that fits.
         #[cfg(not(target_arch = "wasm32"))]
-        let mut stream = |context_length, plan: &MemoryPlan, fitting| -> Result<Option<_>, Error> {
+        let mut leave = |context_length, with_layers: bool, fitting| -> Result<Option<_>, Error> {
             let (Some(files), Some(limit), true) = (files, &limit, options.stream_layers) else { return Ok(None) };
-            let part = |weights: &Weights| {
-                let transformer = Transformer::declare(config.clone(), weights.clone(), context_length)?;
-                Ok::<_, Error>(transformer.part(layers.clone()))
-            };
-            let Some(chosen) = streamed::choose(&part(&weights)?, plan.total_bytes(), limit.bytes) else {
+            let kept = declare(context_length)?;
+            let fetched = declare_with(&weights, context_length, true)?;
+            // A table may be smaller than room for the rows of a pass.
+            let fetches_rows = fetches_rows || fetched.2.total_bytes() < kept.2.total_bytes();
+            let declared = if fetches_rows { fetched } else { kept };
+            fitting_context = fitting;
+            if !with_layers {
+                return Ok(Some(declared).filter(|(.., plan)| plan.total_bytes() <= limit.bytes));
+            }
+            let (_, transformer, plan) = declared;
+            let Some(chosen) = streamed::choose(&transformer, plan.total_bytes(), limit.bytes) else {
                 return Ok(None);
             };
             let weights = Weights::declare(&target, &config, &catalog)?;
-            let transformer = part(&weights)?;
+            let transformer = part(&weights, context_length, fetches_rows)?;
             streamed = Some(Streamed::new(&transformer, &catalog, files.clone(), &chosen, fitting));
-            declare_with(&weights, context_length).map(Some)
+            declare_with(&weights, context_length, fetches_rows).map(Some)
         };
         #[cfg(target_arch = "wasm32")]
-        let stream = |_, _: &MemoryPlan, _: Option<u32>| -> Result<Option<_>, Error> {
-            let _ = files;
-            Ok(None)
-        };
+        let leave = |_, _, _: Option<u32>| -> Result<Option<_>, Error> { Ok(None) };
         let fits = |plan: &MemoryPlan| limit.as_ref().is_none_or(|limit| plan.total_bytes() <= limit.bytes);
         let (room, transformer, plan) = match declare(room.context_length) {
             Ok(asked) if fits(&asked.2) => asked,
@@ -237,19 +263,19 @@ impl Model {
                 // Half the context, half of that and so on, down to what is still of use.
                 let halves = std::iter::successors(Some(room.context_length / 2), |context| Some(context / 2));
                 let halves = halves.take_while(|&context| context >= 64);
-                let mut declared = halves.filter_map(|context| declare(context).ok()).collect::<Vec<_>>().into_iter();
+                let declared = halves.filter_map(|context| declare(context).ok()).collect::<Vec<_>>().into_iter();
                 match (asked, declared.clone().find(|(.., plan)| fits(plan)), limit) {
                     (_, Some(shorter), _) if options.fit_context => shorter,
                     (Ok((room, _, plan)), shorter, Some(limit)) => {
                         let fitting = shorter.map(|(room, ..)| room.context_length);
-                        let mut streamed = stream(room.context_length, &plan, fitting)?;
-                        while let (None, true, Some((room, _, plan))) =
-                            (&streamed, options.fit_context, declared.next())
-                        {
-                            streamed = stream(room.context_length, &plan, fitting)?;
-                        }
-                        match streamed {
-                            Some(streamed) => streamed,
+                        let halves = declared.filter(|_| options.fit_context).map(|(room, ..)| room.context_length);
+                        let contexts: Vec<u32> = std::iter::once(room.context_length).chain(halves).collect();
+                        // Rows cost much less than layers.
+                        let mut ways = [false, true]
+                            .into_iter()
+                            .flat_map(|with_layers| contexts.iter().map(move |&context| (context, with_layers)));
+                        match ways.find_map(|(context, with_layers)| leave(context, with_layers, fitting).transpose()) {
+                            Some(left) => left?,
                             None => return Err(too_large(&plan, limit, fitting)),
                         }
                     }
@@ -271,12 +297,24 @@ impl Model {
         #[cfg(not(target_arch = "wasm32"))]
         let front = match (layers.start, files) {
             (1.., Some(_)) => {
-                let front = Front::declare(&transformer, &catalog, room.context_length, options.exact)?;
-                front.check_fits(room)?;
+                let declare = |fetches_rows| {
+                    let front =
+                        Front::declare(&transformer, &catalog, room.context_length, options.exact, fetches_rows)?;
+                    front.check_fits(room).map(|()| front)
+                };
+                let front = match declare(options.stream_rows) {
+                    Err(Error::Memory { .. }) if options.stream_layers && !options.stream_rows => declare(true)?,
+                    declared => declared?,
+                };
                 Some(Arc::new(front))
             }
             _ => None,
         };
+        #[cfg(not(target_arch = "wasm32"))]
+        let tables = files.and_then(|files| {
+            let first = front.as_ref().map_or(&transformer, |front| front.transformer());
+            RowTables::of(first, &transformer, &catalog, files, fitting_context)
+        });
         let encodings = match tokenizer {
             Ok(tokenizer) => Ok(EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE)),
             Err(error) => Err(error.to_string()),
@@ -293,6 +331,8 @@ impl Model {
             tokens_per_submit,
             #[cfg(not(target_arch = "wasm32"))]
             streamed,
+            #[cfg(not(target_arch = "wasm32"))]
+            tables,
             #[cfg(not(target_arch = "wasm32"))]
             front,
             #[cfg(feature = "lora")]
@@ -333,6 +373,8 @@ impl Model {
             weights.destinations().map(|(name, _)| name).chain(config.unread().iter().map(String::as_str)),
         )?;
         let transformer = Transformer::declare(config.clone(), weights, room.context_length)?;
+        #[cfg(not(target_arch = "wasm32"))]
+        let transformer = if options.stream_rows { rows::in_file(transformer, catalog) } else { transformer };
         Ok(RecordedPasses::declare(target, &transformer, room)?.plan())
     }
 
@@ -354,10 +396,26 @@ impl Model {
         self.device.replay_and_read(pass, tensor, n_runs)
     }
 
-    /// Which layers each pass reads from the file, and what came of it, if the device has no room for all.
+    /// Which layers, and rows of which tables, each pass reads from the file, and what came of it, if not all is on the device.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn streaming(&self) -> Option<Streaming> {
-        self.inner.streamed.as_ref().map(Streamed::report)
+        let layers = self.inner.streamed.as_ref().map(Streamed::report);
+        match &self.inner.tables {
+            Some(tables) => Some(tables.report(layers.unwrap_or_else(|| Streaming::resident(&self.inner.transformer)))),
+            None => layers,
+        }
+    }
+
+    /// The tables that are in the file.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(super) fn row_tables(&self) -> Option<&RowTables> {
+        self.inner.tables.as_ref()
+    }
+
+    /// Hands the device these tokens' rows of the tables that are in the file, for its next pass.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(super) fn fetch_rows(&self, io: &PassTensors, position: usize, ids: &[u32]) -> Result<(), Error> {
+        self.row_tables().map_or(Ok(()), |tables| tables.fetch(&self.device, io, position, ids))
     }
 
     /// Memory that the CPU takes for the layers that it computes and one session, if two devices share the model.
@@ -390,7 +448,7 @@ impl Model {
     pub(super) fn expect_resident(&self, option: &'static str) -> Result<(), Error> {
         #[cfg(not(target_arch = "wasm32"))]
         {
-            let streamed = self.streaming().map(|streaming| {
+            let streamed = self.inner.streamed.as_ref().map(Streamed::report).map(|streaming| {
                 format!("{} of {} that are read from the file in each pass", streaming.n_streamed, streaming.n_layers)
             });
             let on_cpu = self.transformer().layers().start;
@@ -407,7 +465,7 @@ impl Model {
     /// Whether a pass may be submitted before the one before it is done.
     pub(super) fn runs_ahead(&self) -> bool {
         #[cfg(not(target_arch = "wasm32"))]
-        if self.inner.streamed.is_some() || self.inner.front.is_some() {
+        if self.inner.streamed.is_some() || self.inner.tables.is_some() || self.inner.front.is_some() {
             return false;
         }
         self.device.is_gpu()
@@ -564,8 +622,10 @@ impl Model {
         let session = Session::new(self)?;
         session.check_ids(ids)?;
         let n_tokens = ids.len() as u32;
-        // Of its own: a pass of that many tokens may take more room than those of a session.
+        // Of their own: a pass of that many tokens may take more room than those of a session.
         let cache = KvCache::declare(config, self.kv_type(), self.context_length(), n_tokens)?;
+        let fetched = self.transformer().declare_fetched(&device.target(), n_tokens)?;
+        let io = PassTensors { fetched, ..session.io().clone() };
         let record = || {
             let mut rec = device.recorder();
             let mut hidden = Vec::new();
@@ -577,14 +637,16 @@ impl Model {
                 hidden.push(kept);
                 Ok(())
             };
-            let h = self.transformer().record_layers(&mut rec, &cache, session.io(), n_tokens, &mut tap)?;
+            let h = self.transformer().record_layers(&mut rec, &cache, &io, n_tokens, &mut tap)?;
             let logits = Tensor::declare("logits", Role::Activations, &[n_tokens, config.vocab_size], DType::F32)?;
             self.transformer().record_head(&mut rec, &h, &logits)?;
             Ok((rec.finish(&mut Workspace::default()), logits, hidden))
         };
         let (recording, logits, hidden) = record_tested(device, record, |(recording, ..)| recording).await?;
-        device.write(&session.io().tokens, 0, ids)?;
-        session.io().state.set_turned(device, 0, n_tokens, self.transformer().angles(n_tokens))?;
+        device.write(&io.tokens, 0, ids)?;
+        #[cfg(not(target_arch = "wasm32"))]
+        self.fetch_rows(&io, 0, ids)?;
+        io.state.set_turned(device, 0, n_tokens, self.transformer().angles(n_tokens))?;
         self.run(&recording)?;
         let mut trace = Trace { logits: device.read(&logits).await?, hidden: Vec::new() };
         for kept in &hidden {

@@ -84,7 +84,10 @@ impl RecordedPasses {
         let last = largest.unwrap_or(0).min(enough.unwrap_or(PASS_SIZES.len() - 1));
         let sizes = &PASS_SIZES[..=last];
         let cache = KvCache::declare_part(config, transformer.layers(), kv_type, context_length, PASS_SIZES[last])?;
-        let io = PassTensors::declare(config, context_length, PASS_SIZES[last])?;
+        let io = PassTensors {
+            fetched: transformer.declare_fetched(target, PASS_SIZES[last])?,
+            ..PassTensors::declare(config, context_length, PASS_SIZES[last])?
+        };
         let (workspace, recordings) = (Workspace::default(), HashMap::new());
         let mut passes = RecordedPasses {
             cache,

@@ -352,7 +352,7 @@ impl Session {
             let ends = n_tokens == n_left;
             let pass = if ends { ending } else { Ending::Cache };
             let ids = self.sequence.uncached()[..n_tokens].to_vec();
-            self.run_front(self.sequence.n_cached(), &ids, size).await?;
+            self.run_host_part(self.sequence.n_cached(), &ids, size).await?;
             self.passes.test(device, model.transformer(), size, pass).await?;
             let (pass, io) = (self.passes.get(size, pass)?, &self.passes.io);
             let position = self.sequence.n_cached() as u32;
@@ -372,16 +372,22 @@ impl Session {
         }
     }
 
-    /// Runs the layers that come first on the CPU, if some do, and hands the device what they leave.
+    /// Does what a pass on these tokens needs of the host: fetches rows of tables that are in the file, and runs the layers that
+    /// come first on the CPU, if some do, and hands the device what they leave.
     #[cfg(not(target_arch = "wasm32"))]
-    async fn run_front(&mut self, position: usize, ids: &[u32], size: u32) -> Result<(), Error> {
-        let Some(front) = &mut self.front else { return Ok(()) };
-        let rows = front.compute(ids, position, size, self.sequence.angles()).await?;
-        self.model.device().write(&self.passes.io.stream, 0, &rows)
+    pub(super) async fn run_host_part(&mut self, position: usize, ids: &[u32], size: u32) -> Result<(), Error> {
+        match &mut self.front {
+            Some(front) => {
+                let angles = self.sequence.angles();
+                let rows = front.compute(ids, position, size, angles, self.model.row_tables()).await?;
+                self.model.device().write(&self.passes.io.stream, 0, &rows)
+            }
+            None => self.model.fetch_rows(&self.passes.io, position, ids),
+        }
     }
 
     #[cfg(target_arch = "wasm32")]
-    async fn run_front(&mut self, _: usize, _: &[u32], _: u32) -> Result<(), Error> {
+    pub(super) async fn run_host_part(&mut self, _: usize, _: &[u32], _: u32) -> Result<(), Error> {
         Ok(())
     }
 
@@ -438,18 +444,17 @@ impl Session {
         let io = &self.passes.io;
         device.write(&io.tokens, position, &ids)?;
         io.state.set_turned(device, position as u32, ids.len() as u32, self.sequence.angles())?;
-        self.run_front(position, &ids, size).await?;
+        self.run_host_part(position, &ids, size).await?;
         let pass = self.passes.get(size, Ending::Verify)?;
         let pending = model.run_and_read(pass, &self.passes.io.verified, 1)?;
         self.sequence.submitted_guesses(guesses.len(), size as usize);
         Ok(Some((pending, ids.len() - guesses.len() - 1)))
     }
 
-    /// Submits `n` more passes, each on the token that the device chose last; that token is kept if the CPU computes the first
-    /// layers.
+    /// Submits `n` more passes, each on the token that the device chose last; that token is kept if the host has a part in a pass.
     pub(super) async fn run_ahead(&mut self, ending: Ending, n: u32) -> Result<Pending, Error> {
         let ids: Vec<u32> = self.tokens().last().copied().into_iter().collect();
-        self.run_front(self.sequence.next_position(), &ids, 1).await?;
+        self.run_host_part(self.sequence.next_position(), &ids, 1).await?;
         let recording = self.passes.get(1, ending)?;
         let pending = self.model.run_and_read(recording, self.passes.io.state.tensor(), n)?;
         self.sequence.submitted_ahead(n as usize);

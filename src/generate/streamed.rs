@@ -22,7 +22,7 @@ use crate::tensor::{Block, Role, Tensor};
 /// Slots that layers take in turns: one is computed with, one is filled.
 const SLOTS: usize = 2;
 
-/// Layers that are read from the file in each pass, and what came of it.
+/// What is read from the file in each pass, layers and rows of tables, and what came of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Streaming {
     /// Layers that the device computes.
@@ -33,7 +33,7 @@ pub struct Streaming {
     pub layers_bytes: u64,
     /// Bytes of those that each pass reads.
     pub streamed_bytes: u64,
-    /// A context length that would leave room for all layers, if a shorter one does.
+    /// A context length that would leave room for all of the model, if a shorter one does.
     pub fitting_context: Option<u32>,
     /// Layers that were read so far.
     pub n_read: u64,
@@ -41,9 +41,24 @@ pub struct Streaming {
     pub reading: Duration,
     /// Time in which nothing was computed because a layer was not there yet.
     pub waiting: Duration,
+    /// Bytes that tables of tokens would take on the device which stay in the file; each pass reads the rows of its tokens.
+    pub tables_bytes: u64,
+    /// Rows that were read so far.
+    pub n_rows_read: u64,
+    /// Time that reading them took, with handing them to the device.
+    pub reading_rows: Duration,
 }
 
 impl Streaming {
+    /// Of a model all of whose layers are on the device.
+    pub(super) fn resident(transformer: &Transformer) -> Streaming {
+        Streaming {
+            n_layers: transformer.layers().len(),
+            layers_bytes: matrices(transformer).iter().map(|layer| bytes(layer)).sum(),
+            ..Streaming::default()
+        }
+    }
+
     /// The share of a pass's bytes that is on the device already: 0 to 1.
     pub fn hit_rate(&self) -> f64 {
         1.0 - self.streamed_bytes as f64 / (self.layers_bytes as f64).max(1.0)
@@ -175,12 +190,10 @@ impl Streamed {
             Feed::new(catalog, of_layer)
         };
         let plan = Streaming {
-            n_layers: transformer.layers().len(),
             n_streamed: streamed.len(),
-            layers_bytes: layers.iter().map(|layer| bytes(layer)).sum(),
             streamed_bytes: streamed.iter().map(|&layer| bytes(&layers[layer])).sum(),
             fitting_context,
-            ..Streaming::default()
+            ..Streaming::resident(transformer)
         };
         Streamed {
             layers: streamed.iter().map(|&layer| (layer, feed(layer))).collect(),

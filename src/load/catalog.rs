@@ -148,6 +148,13 @@ impl Catalog {
         self.tensors.len() < n_before
     }
 
+    /// The rows of a table, if each lies in the file by itself.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn table_rows(&self, name: &str) -> Option<TableRows> {
+        let entry = self.tensors.get(name)?;
+        (entry.stored == Stored::AsRead && entry.scales.is_none()).then(|| TableRows { entry: entry.clone() })
+    }
+
     /// Number of a tensor's file, and where it lies there.
     pub(crate) fn find(&self, name: &str) -> Option<(usize, &TensorInfo)> {
         self.tensors.get(name).map(|entry| (entry.file, &entry.info))
@@ -275,6 +282,42 @@ pub(super) fn floats(tensor: &TensorInfo, data: &[u8]) -> Result<Vec<f32>, Error
     let mut values = vec![0.0; tensor.n_elements() as usize];
     block::dequantize(tensor.block_type, data, &mut values)?;
     Ok(values)
+}
+
+/// Rows of a table that stays in its file.
+#[cfg(not(target_arch = "wasm32"))]
+#[derive(Clone, Debug)]
+pub(crate) struct TableRows {
+    entry: Entry,
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+impl TableRows {
+    /// How many there are.
+    pub fn len(&self) -> u64 {
+        n_rows(&self.entry.info)
+    }
+
+    /// Writes the rows of these numbers to a matrix of [`Matrix::declare_rows`], one after the other. One that is not in the
+    /// table is written as zeros, which nobody is to read.
+    ///
+    /// # Errors
+    /// [`Error::Format`] if the table lies past its file's end; [`Error::Operand`] for more rows than the matrix has; errors
+    /// of [`Device::write`].
+    pub fn write(&self, device: &Device, files: &[FileBytes], numbers: &[u32], to: &Matrix) -> Result<(), Error> {
+        let Entry { file, info, .. } = &self.entry;
+        let table = info.bytes(&files[*file])?;
+        let row_bytes = (info.size_bytes / self.len()) as usize;
+        // Two rows may share a word of tails.
+        let mut rows = vec![0; numbers.len().next_multiple_of(2) * row_bytes];
+        for (row, &number) in rows.chunks_exact_mut(row_bytes).zip(numbers) {
+            if let Some(found) = table.chunks_exact(row_bytes).nth(number as usize) {
+                row.copy_from_slice(found);
+            }
+        }
+        write_plain(device, info, to, RowPlaces::from(0), 0, &rows, &mut TailEdges::default())?;
+        Ok(())
+    }
 }
 
 /// Bytes of a model's files that a device's weights want next.

@@ -3,17 +3,30 @@
 use super::config::ModelConfig;
 use super::forward::{Flow, Tap, Transformer};
 use super::kv_cache::KvCache;
+use super::weights::TOKEN_EMBD;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{
     Embedding, Sampling, StepState, advance, argmax, embed, last_row, mask_logits, mask_words, penalize, sample, scale,
     soft_cap,
 };
+use crate::matrix::Matrix;
 use crate::recording::Recorder;
 use crate::tensor::{Role, Tensor};
 
 /// Rows of a pass that verifies guesses: the second of the usual sizes, which reads weights once.
 pub const VERIFIED_ROWS: u32 = 8;
+
+/// Rows of a table of tokens that is not on the device: the host puts those of a pass's tokens here before the pass runs.
+#[derive(Clone, Debug)]
+pub struct FetchedRows {
+    /// The table's name in the source.
+    pub table: &'static str,
+    /// `[max_pass, C]`, packed as the table is.
+    pub rows: Matrix,
+    /// Which of them a token has, by position, `[S]`.
+    pub numbers: Tensor,
+}
 
 /// Tensors that passes share with the host.
 #[derive(Clone, Debug)]
@@ -22,6 +35,8 @@ pub struct PassTensors {
     pub state: StepState,
     /// Token ids by position, `[S]`.
     pub tokens: Tensor,
+    /// Rows of tables that are not on the device.
+    pub fetched: Vec<FetchedRows>,
     /// What stands between the layers of two devices, `[max_pass, C]`: a pass of the first leaves it, one of the second begins
     /// with it.
     pub stream: Tensor,
@@ -50,6 +65,7 @@ impl PassTensors {
             state: StepState::declare()?,
             // The last pass of a prompt may be padded beyond the context.
             tokens: tensor("tokens", &[context_length.saturating_add(max_pass)], DType::U32)?,
+            fetched: Vec::new(),
             stream: tensor("stream", &[max_pass, config.dim], DType::F32)?,
             logits: tensor("logits", &[1, config.vocab_size], DType::F32)?,
             sampling: tensor("sampling", &[Sampling::WORDS], DType::U32)?,
@@ -58,6 +74,25 @@ impl PassTensors {
             chosen: tensor("chosen", &[1], DType::U32)?,
             verified: tensor("verified", &[VERIFIED_ROWS], DType::U32)?,
         })
+    }
+
+    /// Records the gather of the tokens' rows of a table, or of what the host fetched of them.
+    ///
+    /// # Errors
+    /// As [`embed`].
+    pub(super) fn record_embedding(
+        &self,
+        rec: &mut Recorder,
+        table: &str,
+        embedding: &Embedding<'_>,
+        y: &Tensor,
+    ) -> Result<(), Error> {
+        match self.fetched.iter().find(|fetched| fetched.table == table) {
+            Some(FetchedRows { rows, numbers, .. }) => {
+                embed(rec, &self.state, numbers, &Embedding { w: rows, ..*embedding }, y)
+            }
+            None => embed(rec, &self.state, &self.tokens, embedding, y),
+        }
     }
 }
 
@@ -133,7 +168,7 @@ impl Transformer {
             positions: self.weights.positions.as_ref(),
         };
         let h = rec.temporary("h", &[n_tokens, self.config.dim])?;
-        embed(rec, &io.state, &io.tokens, &embedding, &h)?; // [T, C]
+        io.record_embedding(rec, TOKEN_EMBD, &embedding, &h)?; // [T, C]
         let parts = self.record_parts(rec, io, &h)?; // [T, L P]
         self.record_blocks(rec, Flow::Cached(io, cache), parts.as_ref(), h, tap)
     }

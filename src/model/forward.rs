@@ -4,11 +4,13 @@ use std::ops::Range;
 
 use super::block::{Between, NormPlace, Recurrence};
 use super::config::{ModelConfig, NormKind};
-use super::decoder::PassTensors;
+use super::decoder::{FetchedRows, PassTensors};
 use super::encoder::BatchTensors;
 use super::kv_cache::{KvCache, LayerCache};
+#[cfg(not(target_arch = "wasm32"))]
+use super::per_layer::PerLayerWeights;
 use super::stack::{Destination, Stack, layer_of};
-use super::weights::{BlockWeights, HalfNorms, NormWeights, RecurrenceWeights, Weights};
+use super::weights::{BlockWeights, HalfNorms, NormWeights, RecurrenceWeights, TOKEN_EMBD, Weights};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{
@@ -16,7 +18,10 @@ use crate::kernels::{
     attention_next, attention_packed, fold_norm, fuses_norm, gate_up, gelu, layer_norm, linear_norm, rms_norm, rope_kv,
     rope_packed, rope_table, sigmoid_gate, suits_few, up_gated,
 };
+#[cfg(not(target_arch = "wasm32"))]
+use crate::matrix::Matrix;
 use crate::recording::Recorder;
+use crate::target::Target;
 use crate::tensor::{Role, Tensor, TensorWriter};
 
 /// A model on a device.
@@ -32,6 +37,9 @@ pub struct Transformer {
     n_pos: u32,
     /// The layers that it computes: all of them, unless two devices share them.
     layers: Range<u32>,
+    /// Whether the host fetches rows of its tables of tokens for each pass; see [`Transformer::row_tables`].
+    #[cfg(not(target_arch = "wasm32"))]
+    fetches_rows: bool,
 }
 
 /// Where the tokens of a pass stand, and what they see.
@@ -85,7 +93,15 @@ impl Transformer {
         };
         let ropes = config.ropes.iter().map(table).collect::<Result<_, _>>()?;
         let layers = 0..config.n_layers();
-        Ok(Transformer { config, weights, ropes, n_pos, layers })
+        Ok(Transformer {
+            config,
+            weights,
+            ropes,
+            n_pos,
+            layers,
+            #[cfg(not(target_arch = "wasm32"))]
+            fetches_rows: false,
+        })
     }
 
     /// The part of it that computes these layers, the first of the model or the last.
@@ -113,11 +129,58 @@ impl Transformer {
         self.weights.destinations().filter(|(name, _)| self.reads(name))
     }
 
+    /// The tables of tokens of which its passes read rows and nothing else, with their names: that of per-layer embeddings, and
+    /// the embedding unless the part that reads it has it as the head, too.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn row_tables(&self) -> impl Iterator<Item = (&'static str, &Matrix)> {
+        let is_head = self.is_last() && !self.weights.has_output();
+        let embd = (!is_head).then_some((TOKEN_EMBD, &self.weights.token_embd));
+        let per_layer = self.weights.per_layer.iter().map(|weights| (PerLayerWeights::TABLE, &weights.token_embd));
+        embd.into_iter().chain(per_layer).filter(|_| self.is_first())
+    }
+
+    /// The same, for which the host fetches rows of [`Transformer::row_tables`], so that these are not on the device.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn fetching_rows(self) -> Transformer {
+        Transformer { fetches_rows: true, ..self }
+    }
+
+    /// The tables of which the host fetches rows.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn fetched_tables(&self) -> impl Iterator<Item = (&'static str, &Matrix)> {
+        self.row_tables().filter(|_| self.fetches_rows)
+    }
+
+    /// Declares room for the rows that the host fetches for passes of up to `max_pass` tokens.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if it is larger than a tensor can be.
+    pub(crate) fn declare_fetched(&self, target: &Target, max_pass: u32) -> Result<Vec<FetchedRows>, Error> {
+        #[cfg(not(target_arch = "wasm32"))]
+        return self
+            .fetched_tables()
+            .map(|(table, matrix)| {
+                let rows = matrix.declare_rows(target, &format!("rows of {table}"), max_pass)?;
+                let numbers = Tensor::declare("numbers", Role::Activations, &[self.n_pos], DType::U32)?;
+                Ok(FetchedRows { table, rows, numbers })
+            })
+            .collect();
+        #[cfg(target_arch = "wasm32")]
+        {
+            let _ = (target, max_pass);
+            Ok(Vec::new())
+        }
+    }
+
     fn reads(&self, name: &str) -> bool {
+        #[cfg(not(target_arch = "wasm32"))]
+        if self.fetched_tables().any(|(table, _)| table == name) {
+            return false;
+        }
         match layer_of(name) {
             Some(layer) => self.layers.contains(&layer),
             // The embedding serves as the head where there is no other.
-            None if name == "token_embd.weight" => self.is_first() || !self.weights.has_output(),
+            None if name == TOKEN_EMBD => self.is_first() || !self.weights.has_output(),
             None if name.starts_with("output") => self.is_last(),
             None => self.is_first(),
         }
@@ -132,6 +195,8 @@ impl Transformer {
             ropes: self.ropes.clone(),
             n_pos: self.n_pos,
             layers: self.layers(),
+            #[cfg(not(target_arch = "wasm32"))]
+            fetches_rows: self.fetches_rows,
         }
     }
 

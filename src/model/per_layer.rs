@@ -7,7 +7,7 @@ use super::forward::Transformer;
 use super::stack::{Destination, RowPlaces, Stack, WeightSource, describe, table};
 use super::weights::NormWeights;
 use crate::error::Error;
-use crate::kernels::{Activation, Embedding, Gelu, add_rms_norm, embed, multiply};
+use crate::kernels::{Activation, Embedding, Gelu, add_rms_norm, multiply};
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
 use crate::target::Target;
@@ -25,7 +25,7 @@ pub struct PerLayerWeights {
 }
 
 impl PerLayerWeights {
-    const TABLE: &str = "per_layer_token_embd.weight";
+    pub(super) const TABLE: &str = "per_layer_token_embd.weight";
 
     pub(super) fn declare(
         target: &Target,
@@ -92,7 +92,7 @@ impl Transformer {
         let shape = [n_tokens, n_layers * dim];
         let embedding = Embedding { factor: (dim as f32).sqrt(), ..Embedding::new(&weights.token_embd) };
         let parts = rec.temporary("parts", &shape)?;
-        embed(rec, &io.state, &io.tokens, &embedding, &parts)?; // [T, L P]
+        io.record_embedding(rec, PerLayerWeights::TABLE, &embedding, &parts)?; // [T, L P]
         let projected = rec.temporary("projected", &shape)?;
         weights.proj.record(rec, None, h, &projected, false)?; // [T, L P]
         // A norm undoes a factor of its input, of which only epsilon has to know.

@@ -13,6 +13,9 @@ use crate::shaders::{self, Kernel};
 use crate::target::Target;
 use crate::tensor::Tensor;
 
+/// The table of tokens, by its name in sources.
+pub(super) const TOKEN_EMBD: &str = "token_embd.weight";
+
 /// Weight and bias of a norm, `[C]` each.
 #[derive(Clone, Debug)]
 pub struct NormWeights {
@@ -321,8 +324,8 @@ impl Weights {
             true => NormWeights::declare(source, name, config).map(Some),
             false => Ok(None),
         };
-        let embd = describe(source, "token_embd.weight", &[vocab_size, dim])?;
-        let token_embd = Matrix::declare(target, "token_embd.weight", embd.weight, vocab_size, dim)?;
+        let embd = describe(source, TOKEN_EMBD, &[vocab_size, dim])?;
+        let token_embd = Matrix::declare(target, TOKEN_EMBD, embd.weight, vocab_size, dim)?;
         let blocks = config.blocks.iter().enumerate();
         let blocks = blocks
             .map(|(l, block)| BlockWeights::declare(target, source, config, block, &format!("blk.{l}.")))
@@ -388,7 +391,7 @@ impl Weights {
             .chain(self.joined().flat_map(Joined::destinations))
             .chain(self.stacks().flat_map(Stack::destinations))
             .chain(self.experts().flat_map(ExpertWeights::destinations))
-            .chain([("token_embd.weight", embd)])
+            .chain([(TOKEN_EMBD, embd)])
             .chain(self.per_layer.iter().map(PerLayerWeights::destination))
     }
 

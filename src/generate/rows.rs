@@ -1,0 +1,104 @@
+//! Tables of tokens that stay in the file: the host fetches the rows of each pass's tokens.
+//!
+//! A pass reads a few rows of a table of tokens, which may be half of a model. So the table need not be on the device: before a
+//! pass runs, its tokens' rows are written, packed as in the table, to where the kernel that decodes them finds one for each
+//! token. The host has to know the tokens, so that one pass is in flight.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::streamed::Streaming;
+use crate::device::Device;
+use crate::error::Error;
+use crate::load::{Catalog, Feed, FileBytes, TableRows};
+use crate::model::{FetchedRows, PassTensors, Transformer};
+
+/// The same part of a model with its tables of tokens in the file, if it has some and their rows lie there one by one.
+pub(super) fn in_file(transformer: Transformer, catalog: &Catalog) -> Transformer {
+    let are_readable = transformer.row_tables().all(|(name, _)| catalog.table_rows(name).is_some());
+    if are_readable { transformer.fetching_rows() } else { transformer }
+}
+
+/// Fetches rows of tables from the file.
+pub(super) struct RowTables {
+    /// By their names.
+    tables: Vec<(&'static str, TableRows)>,
+    files: Arc<Vec<FileBytes>>,
+    /// Of what nobody else reads.
+    feed: Feed,
+    size_bytes: u64,
+    fitting_context: Option<u32>,
+    n_read: AtomicU64,
+    reading_ns: AtomicU64,
+}
+
+impl RowTables {
+    /// The tables of which a part of a model has the rows fetched, if there are some. The part on the other device, which may
+    /// be the same, has `resident`; the report has `fitting_context`.
+    pub fn of(
+        part: &Transformer,
+        resident: &Transformer,
+        catalog: &Catalog,
+        files: &Arc<Vec<FileBytes>>,
+        fitting_context: Option<u32>,
+    ) -> Option<RowTables> {
+        let tables: Vec<_> =
+            part.fetched_tables().filter_map(|(name, _)| Some((name, catalog.table_rows(name)?))).collect();
+        if tables.is_empty() {
+            return None;
+        }
+        let is_unread = |name: &str| {
+            tables.iter().any(|(table, _)| *table == name) && !resident.destinations().any(|(known, _)| known == name)
+        };
+        let feed = Feed::new(catalog, part.weights.destinations().filter(|(name, _)| is_unread(name)));
+        let slabs = part.fetched_tables().flat_map(|(_, matrix)| matrix.tensors());
+        let size_bytes = slabs.map(|words| words.size_bytes()).sum();
+        Some(RowTables {
+            tables,
+            files: files.clone(),
+            feed,
+            size_bytes,
+            fitting_context,
+            n_read: AtomicU64::new(0),
+            reading_ns: AtomicU64::new(0),
+        })
+    }
+
+    /// What the digest of a model's tensors has of those that nobody else reads.
+    ///
+    /// # Errors
+    /// [`Error::Format`] if one lies past its file's end.
+    pub fn digest(&self) -> Result<u64, Error> {
+        self.feed.digest_ahead(&self.files)
+    }
+
+    /// Writes the rows of these tokens, from this position on, where the next pass reads them.
+    ///
+    /// # Errors
+    /// Those of [`TableRows::write`].
+    pub fn fetch(&self, device: &Device, io: &PassTensors, position: usize, ids: &[u32]) -> Result<(), Error> {
+        let start = Instant::now();
+        for FetchedRows { table, rows, numbers } in &io.fetched {
+            let Some((_, source)) = self.tables.iter().find(|(name, _)| name == table) else { continue };
+            source.write(device, &self.files, ids, rows)?;
+            // The kernel leaves zeros where a token has no row.
+            let number = |(i, &id): (usize, &u32)| if u64::from(id) < source.len() { i as u32 } else { u32::MAX };
+            device.write(numbers, position, &ids.iter().enumerate().map(number).collect::<Vec<_>>())?;
+            self.n_read.fetch_add(ids.len() as u64, Ordering::Relaxed);
+        }
+        self.reading_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Adds what there is to fetch, and what came of it so far, to a report.
+    pub fn report(&self, streaming: Streaming) -> Streaming {
+        Streaming {
+            tables_bytes: self.size_bytes,
+            fitting_context: self.fitting_context,
+            n_rows_read: self.n_read.load(Ordering::Relaxed),
+            reading_rows: Duration::from_nanos(self.reading_ns.load(Ordering::Relaxed)),
+            ..streaming
+        }
+    }
+}
