@@ -16,7 +16,7 @@ use super::adapter::{Adapter, AdapterInner};
 use super::front::{Front, FrontPasses};
 use super::passes::{PASS_SIZES, RecordedPasses, Room};
 #[cfg(not(target_arch = "wasm32"))]
-use super::streamed::{self, Streamed, Streaming};
+use super::streamed::{self, Share, Streamed, Streaming};
 use crate::device::{Device, Pending};
 use crate::dtype::DType;
 use crate::error::Error;
@@ -149,7 +149,10 @@ impl Model {
         let digest = feed.digest();
         #[cfg(not(target_arch = "wasm32"))]
         let digest = match &model.inner.streamed {
-            Some(streamed) => digest.wrapping_add(streamed.digest()?),
+            Some(streamed) => {
+                streamed.fill(device)?;
+                digest.wrapping_add(streamed.digest()?)
+            }
             None => digest,
         };
         #[cfg(not(target_arch = "wasm32"))]
@@ -216,13 +219,28 @@ impl Model {
                 let transformer = Transformer::declare(config.clone(), weights.clone(), context_length)?;
                 Ok::<_, Error>(transformer.part(layers.clone()))
             };
-            let Some(chosen) = streamed::choose(&part(&weights)?, plan.total_bytes(), limit.bytes) else {
-                return Ok(None);
-            };
-            let weights = Weights::declare(&target, &config, &catalog)?;
-            let transformer = part(&weights)?;
-            streamed = Some(Streamed::new(&transformer, &catalog, files.clone(), &chosen, fitting));
-            declare_with(&weights, context_length).map(Some)
+            for mut share in streamed::choose(&part(&weights)?, room.max_pass, plan.total_bytes(), limit.bytes) {
+                loop {
+                    let mut weights = Weights::declare(&target, &config, &catalog)?;
+                    if let Share::Experts { n_slots, .. } = share {
+                        weights.keep_experts(&target, &config, &catalog, layers.clone(), n_slots)?;
+                    }
+                    let with = Streamed::new(&part(&weights)?, &catalog, files.clone(), &share, fitting);
+                    // Of a file whose experts cannot be told apart, layers can be streamed.
+                    let Ok(with) = with else { break };
+                    let declared = declare_with(&weights, context_length)?;
+                    if declared.2.total_bytes() <= limit.bytes {
+                        streamed = Some(with);
+                        return Ok(Some(declared));
+                    }
+                    // What was chosen is an estimate.
+                    match share.smaller() {
+                        Some(smaller) => share = smaller,
+                        None => break,
+                    }
+                }
+            }
+            Ok(None)
         };
         #[cfg(target_arch = "wasm32")]
         let stream = |_, _: &MemoryPlan, _: Option<u32>| -> Result<Option<_>, Error> {
