@@ -206,6 +206,19 @@ impl Matrix {
         (u64::from(rows) * u64::from(self.units()) * self.weight.tail_len() as u64).is_multiple_of(2)
     }
 
+    /// Where rows lie that [`Matrix::are_apart`] from others, all in one slab: the tensor, and in it first words and numbers of
+    /// words of units and of tails. `None` if the matrix has no such rows.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn words_of(&self, first_row: u32, rows: u32) -> Option<(&Tensor, [(usize, usize); 2])> {
+        let slab = self.slabs.iter().find(|slab| (slab.first_row..slab.first_row + slab.rows).contains(&first_row))?;
+        let first = first_row - slab.first_row;
+        let unit_words = self.units() as usize * (self.weight.unit_bytes() / 4);
+        let tail_halves = self.units() as usize * self.weight.tail_len();
+        let tails = self.quants_words(slab) as usize + first as usize * tail_halves / 2;
+        let units = (first as usize * unit_words, rows as usize * unit_words);
+        (rows <= slab.rows - first).then_some((&slab.words, [units, (tails, rows as usize * tail_halves / 2)]))
+    }
+
     /// Number of columns, K.
     pub fn cols(&self) -> u32 {
         self.cols

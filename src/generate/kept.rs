@@ -3,11 +3,14 @@
 //!
 //! A pass of a few tokens runs up to a layer's choice of experts, which is read back. Those that are in no slot are read from
 //! the file in place of the ones that were used least of late, and the pass goes on with slots for experts. A pass of so many
-//! tokens that they might choose more experts than there are slots reads whole layers, as [`super::streamed`] does.
+//! tokens that they might choose more experts than there are slots has whole layers, one after the other, as in
+//! [`super::streamed`]: those of their experts that are in slots are copied, and the others are read.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::streamed::read;
 use crate::device::Device;
 use crate::error::Error;
 use crate::load::{Catalog, Feed, FileBytes};
@@ -98,7 +101,8 @@ impl Slots {
         if free.len() < missing.len() {
             return None;
         }
-        let room: Vec<(u32, u32)> = missing.into_iter().zip(free).map(|(expert, (_, slot))| (expert, slot as u32)).collect();
+        let room: Vec<(u32, u32)> =
+            missing.into_iter().zip(free).map(|(expert, (_, slot))| (expert, slot as u32)).collect();
         for &(_, slot) in &room {
             if let Some(given_up) = self.experts[slot as usize].take() {
                 self.slots[given_up as usize] = None;
@@ -117,13 +121,25 @@ impl Slots {
 /// Reads experts into their slots.
 pub(super) struct Kept {
     catalog: Catalog,
-    /// By number.
-    layers: Vec<(u32, KeptExperts)>,
+    layers: Vec<Layer>,
     n_chosen: AtomicU64,
     n_found: AtomicU64,
     n_read: AtomicU64,
     read_bytes: AtomicU64,
     reading_ns: AtomicU64,
+}
+
+struct Layer {
+    number: u32,
+    experts: KeptExperts,
+    /// What is in its slots, while nobody reads into them or copies from them.
+    slots: Mutex<Slots>,
+}
+
+impl Layer {
+    fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Kept {
@@ -132,8 +148,13 @@ impl Kept {
     /// # Errors
     /// [`Error::Config`] naming a tensor of the file that does not keep its experts one after the other.
     pub fn new(transformer: &Transformer, catalog: &Catalog) -> Result<Kept, Error> {
-        let blocks = transformer.layers().zip(transformer.weights.blocks.iter().skip(transformer.layers().start as usize));
-        let layers = blocks.filter_map(|(l, block)| Some((l, block.experts.as_ref()?.kept()?.clone())));
+        let blocks =
+            transformer.layers().zip(transformer.weights.blocks.iter().skip(transformer.layers().start as usize));
+        let layers = blocks.filter_map(|(number, block)| {
+            let experts = block.experts.as_ref()?.kept()?.clone();
+            let slots = Mutex::new(Slots::new(experts.n_experts(), experts.n_slots()));
+            Some(Layer { number, experts, slots })
+        });
         let kept = Kept {
             catalog: catalog.clone(),
             layers: layers.collect(),
@@ -143,15 +164,10 @@ impl Kept {
             read_bytes: AtomicU64::new(0),
             reading_ns: AtomicU64::new(0),
         };
-        for (_, experts) in &kept.layers {
+        for Layer { experts, .. } in &kept.layers {
             Feed::of_expert(catalog, experts.parts(0, 0))?;
         }
         Ok(kept)
-    }
-
-    /// Slots in which nothing is yet.
-    pub fn empty(&self) -> Vec<Slots> {
-        self.layers.iter().map(|(_, experts)| Slots::new(experts.n_experts(), experts.n_slots())).collect()
     }
 
     /// Reads what all tokens have beside the experts that they choose.
@@ -159,14 +175,14 @@ impl Kept {
     /// # Errors
     /// Those of [`Feed::take_all`].
     pub fn fill(&self, device: &Device, files: &[FileBytes]) -> Result<(), Error> {
-        self.layers
-            .iter()
-            .try_for_each(|(_, experts)| Feed::new(&self.catalog, experts.shared()).take_all(device, files, None))
+        self.layers.iter().try_for_each(|Layer { experts, .. }| {
+            Feed::new(&self.catalog, experts.shared()).take_all(device, files, None)
+        })
     }
 
     /// What there is, and what came of it so far.
     pub fn report(&self) -> KeptStats {
-        let sum = |of: fn(&KeptExperts) -> u32| self.layers.iter().map(|(_, experts)| of(experts) as usize).sum();
+        let sum = |of: fn(&KeptExperts) -> u32| self.layers.iter().map(|layer| of(&layer.experts) as usize).sum();
         let [n_chosen, n_found, n_read, read_bytes] =
             [&self.n_chosen, &self.n_found, &self.n_read, &self.read_bytes].map(|n| n.load(Ordering::Relaxed));
         let (n_experts, n_kept) = (sum(KeptExperts::n_experts), sum(KeptExperts::n_slots));
@@ -184,7 +200,6 @@ impl Kept {
     /// Those of reading and of [`Device::run`].
     pub fn run_up_to_last<R>(
         &self,
-        slots: &mut [Slots],
         (device, files): (&Device, &[FileBytes]),
         recording: &Recording,
         rest: impl FnOnce(usize) -> Result<R, Error>,
@@ -194,9 +209,8 @@ impl Kept {
             let routes = device.run_steps_and_read(recording, done..choice.step, &choice.routes, 1)?;
             let mut routes = pollster::block_on(routes)?;
             routes.truncate(choice.routes.len());
-            let of_layer = self.layers.iter().zip(slots.iter_mut()).find(|((layer, _), _)| *layer == choice.layer);
-            if let Some(((_, experts), slots)) = of_layer {
-                self.bring(experts, slots, (device, files), (&choice.routes, routes))?;
+            if let Some(layer) = self.layers.iter().find(|layer| layer.number == choice.layer) {
+                self.bring(layer, (device, files), (&choice.routes, routes))?;
             }
             done = choice.step;
         }
@@ -206,11 +220,11 @@ impl Kept {
     /// Sees to it that the experts of a layer that were chosen are in slots, and says in which.
     fn bring(
         &self,
-        experts: &KeptExperts,
-        slots: &mut Slots,
+        layer: &Layer,
         (device, files): (&Device, &[FileBytes]),
         (tensor, mut routes): (&Tensor, Vec<u32>),
     ) -> Result<(), Error> {
+        let (experts, mut slots) = (&layer.experts, layer.slots());
         let (n_experts, n_slots) = (experts.n_experts(), experts.n_slots());
         // Behind them are those that all tokens have.
         let chosen: Vec<u32> = routes.iter().step_by(2).copied().filter(|&expert| expert < n_experts).collect();
@@ -224,10 +238,9 @@ impl Kept {
         let start = Instant::now();
         let room = slots.make_room(&chosen).ok_or_else(too_many)?;
         for &(expert, slot) in &room {
-            let mut feed = Feed::of_expert(&self.catalog, experts.parts(expert, slot))?;
             // What was submitted with the slot's last expert is done before this is written.
-            while feed.take_piece(device, files)? {}
-            self.read_bytes.fetch_add(feed.progress().0, Ordering::Relaxed);
+            let read_bytes = read(Feed::of_expert(&self.catalog, experts.parts(expert, slot))?, device, files)?;
+            self.read_bytes.fetch_add(read_bytes, Ordering::Relaxed);
             slots.put(expert, slot);
         }
         self.reading_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
@@ -241,6 +254,31 @@ impl Kept {
             };
         }
         device.write(tensor, 0, &routes)
+    }
+}
+
+impl Kept {
+    /// Brings all experts of a layer to where passes of many tokens find them, and returns the bytes of the file that were
+    /// read.
+    ///
+    /// # Errors
+    /// Those of reading and of [`Device::copy_words`].
+    pub fn read_layer(&self, number: u32, device: &Device, files: &[FileBytes]) -> Result<u64, Error> {
+        let Some(layer) = self.layers.iter().find(|layer| layer.number == number) else { return Ok(0) };
+        let experts = 0..layer.experts.n_experts();
+        let missing: Vec<u32> = {
+            // What is copied is what is in the slots now; passes may go on with others.
+            let slots = layer.slots();
+            let there = experts.clone().filter_map(|expert| Some((expert, slots.slot_of(expert)?)));
+            device.copy_words(&layer.experts.copies(there))?;
+            experts.filter(|&expert| slots.slot_of(expert).is_none()).collect()
+        };
+        let mut read_bytes = 0;
+        for expert in missing {
+            let feed = Feed::of_expert(&self.catalog, layer.experts.parts_of_all(expert))?;
+            read_bytes += read(feed, device, files)?;
+        }
+        Ok(read_bytes)
     }
 }
 

@@ -50,8 +50,13 @@ pub struct LoadOptions<'a> {
     /// Bytes that weights, cache and activations may take together.
     pub memory_limit: Option<u64>,
     /// Where the memory does not hold all layers, keep as many as it holds, and read the others from the file again in each
-    /// pass, in place of refusing the model; [`Model::streaming`] tells. For files that are there as a whole, natively.
+    /// pass, in place of refusing the model; [`Model::streaming`] tells. Of a mixture of experts everything else stays there if
+    /// that leaves less to be read, with the experts of each layer that are used most, and others are read when a token chooses
+    /// them. For files that are there as a whole, natively.
     pub stream_layers: bool,
+    /// Reads whole layers also where some experts of each could be kept, so that a bench can tell the difference.
+    #[doc(hidden)]
+    pub whole_layers: bool,
     /// Layers that are computed on a GPU: the last ones, and the head. The CPU computes the others, and its memory holds them
     /// and the embedding. All of them if `None`. For files that are there as a whole, natively; on the CPU this changes
     /// nothing.
@@ -219,7 +224,12 @@ impl Model {
                 let transformer = Transformer::declare(config.clone(), weights.clone(), context_length)?;
                 Ok::<_, Error>(transformer.part(layers.clone()))
             };
-            for mut share in streamed::choose(&part(&weights)?, room.max_pass, plan.total_bytes(), limit.bytes) {
+            for mut share in streamed::choose(
+                &part(&weights)?,
+                (room.max_pass, options.whole_layers),
+                plan.total_bytes(),
+                limit.bytes,
+            ) {
                 loop {
                     let mut weights = Weights::declare(&target, &config, &catalog)?;
                     if let Share::Experts { n_slots, .. } = share {

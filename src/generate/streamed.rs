@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::kept::{Kept, KeptStats, Slots};
+use super::kept::{Kept, KeptStats};
 use crate::device::{Device, Pending};
 use crate::error::Error;
 use crate::load::{Catalog, Feed, FileBytes};
@@ -35,7 +35,7 @@ pub struct Streaming {
     pub n_streamed: usize,
     /// Bytes of all layers' matrices on the device, if they were all there.
     pub layers_bytes: u64,
-    /// Bytes of those that each pass reads.
+    /// Bytes of those that each pass reads, or a pass of many tokens at most where experts are kept.
     pub streamed_bytes: u64,
     /// A context length that would leave room for all layers, if a shorter one does.
     pub fitting_context: Option<u32>,
@@ -137,17 +137,25 @@ impl Share {
     /// The one that leaves a little less on the device, if there is one.
     pub fn smaller(self) -> Option<Share> {
         match self {
-            Share::Experts { n_slots, least } if n_slots > least => Some(Share::Experts { n_slots: n_slots - 1, least }),
+            Share::Experts { n_slots, least } if n_slots > least => {
+                Some(Share::Experts { n_slots: n_slots - 1, least })
+            }
             Share::Experts { .. } | Share::Layers(_) => None,
         }
     }
 }
 
 /// What leaves the least to be read for a token of a model that takes `needed_bytes` where it is to fit `limit_bytes`, first;
-/// what else would fit comes after it.
-pub(super) fn choose(transformer: &Transformer, max_pass: u32, needed_bytes: u64, limit_bytes: u64) -> Vec<Share> {
+/// what else would fit comes after it. `max_pass`: tokens of its largest pass; `whole_layers`: whether experts are not to be
+/// told apart.
+pub(super) fn choose(
+    transformer: &Transformer,
+    (max_pass, whole_layers): (u32, bool),
+    needed_bytes: u64,
+    limit_bytes: u64,
+) -> Vec<Share> {
     let layers = fewest_layers(transformer, needed_bytes, limit_bytes);
-    let experts = most_experts(transformer, max_pass, needed_bytes, limit_bytes);
+    let experts = most_experts(transformer, max_pass, needed_bytes, limit_bytes).filter(|_| !whole_layers);
     let mut shares: Vec<(u64, Share)> = layers.into_iter().chain(experts).collect();
     shares.sort_by_key(|(read_bytes, _)| *read_bytes);
     shares.into_iter().map(|(_, share)| share).collect()
@@ -171,12 +179,7 @@ fn fewest_layers(transformer: &Transformer, needed_bytes: u64, limit_bytes: u64)
 
 /// The most experts of each layer that can be kept, if some can be and more than a token needs: with the bytes that a pass of
 /// one token then reads, if all experts are as likely.
-fn most_experts(
-    transformer: &Transformer,
-    max_pass: u32,
-    needed_bytes: u64,
-    limit_bytes: u64,
-) -> Option<(u64, Share)> {
+fn most_experts(transformer: &Transformer, max_pass: u32, needed_bytes: u64, limit_bytes: u64) -> Option<(u64, Share)> {
     /// Of a layer: its experts that tokens choose from, those of a token, and bytes of one; bytes of those of all tokens.
     struct Layer {
         n: u32,
@@ -187,7 +190,8 @@ fn most_experts(
     let tensors = of_experts(transformer);
     let mut layers = Vec::new();
     for l in transformer.layers() {
-        let (block, weights) = (transformer.config.blocks.get(l as usize)?, transformer.weights.blocks.get(l as usize)?);
+        let (block, weights) =
+            (transformer.config.blocks.get(l as usize)?, transformer.weights.blocks.get(l as usize)?);
         let (Some(of), Some(experts)) = (&block.feed_forward.experts, &weights.experts) else { continue };
         if !experts.may_be_kept(of.n) {
             return None;
@@ -200,7 +204,8 @@ fn most_experts(
     let most_used = layers.iter().map(|layer| layer.n_used).max()?;
     let most = layers.iter().map(|layer| layer.n).max()?;
     let streamed = || transformer.layers().map(|l| &tensors[l as usize]);
-    let (saved, whole) = (streamed().map(|layer| bytes(layer)).sum::<u64>(), slot_sizes(streamed()).iter().sum::<u64>());
+    let (saved, whole) =
+        (streamed().map(|layer| bytes(layer)).sum::<u64>(), slot_sizes(streamed()).iter().sum::<u64>());
     let n_slots = (most_used..most).rev().find(|&n_slots| {
         let kept: u64 =
             layers.iter().map(|layer| layer.shared_bytes + u64::from(n_slots.min(layer.n)) * layer.expert_bytes).sum();
@@ -223,20 +228,14 @@ pub(super) struct Streamed {
     tensors: Vec<Vec<Tensor>>,
     files: Arc<Vec<FileBytes>>,
     /// Reads single experts for passes of a few tokens.
-    kept: Option<Kept>,
-    held: Mutex<Held>,
+    kept: Option<Arc<Kept>>,
+    /// Held by a pass to its end: slots serve one at a time.
+    lane: Mutex<Option<Lane>>,
     plan: Streaming,
     n_read: Arc<AtomicU64>,
     read_bytes: Arc<AtomicU64>,
     reading_ns: Arc<AtomicU64>,
     waiting_ns: AtomicU64,
-}
-
-/// What serves one pass at a time.
-struct Held {
-    lane: Option<Lane>,
-    /// Of each layer with experts that are kept.
-    slots: Vec<Slots>,
 }
 
 /// A thread that reads ahead.
@@ -284,7 +283,8 @@ impl Streamed {
             Share::Experts { .. } => {
                 let Range { start, end } = transformer.layers();
                 let layers = of_experts(transformer).into_iter().enumerate();
-                let streamed = layers.filter(|(layer, tensors)| (start..end).contains(&(*layer as u32)) && !tensors.is_empty());
+                let streamed =
+                    layers.filter(|(layer, tensors)| (start..end).contains(&(*layer as u32)) && !tensors.is_empty());
                 (streamed.collect(), Some(Kept::new(transformer, catalog)?))
             }
         };
@@ -312,8 +312,8 @@ impl Streamed {
             layers: streamed.iter().map(|(layer, tensors)| (*layer, feed(tensors))).collect(),
             tensors: streamed.into_iter().map(|(_, tensors)| tensors).collect(),
             files,
-            held: Mutex::new(Held { lane: None, slots: kept.as_ref().map_or(Vec::new(), Kept::empty) }),
-            kept,
+            lane: Mutex::new(None),
+            kept: kept.map(Arc::new),
             plan,
             n_read: Arc::default(),
             read_bytes: Arc::default(),
@@ -348,9 +348,9 @@ impl Streamed {
     /// What there is to stream, and what came of it so far.
     pub fn report(&self) -> Streaming {
         let duration = |ns: &AtomicU64| Duration::from_nanos(ns.load(Ordering::Relaxed));
-        let experts = self.kept.as_ref().map(Kept::report);
+        let experts = self.kept.as_ref().map(|kept| kept.report());
         // Single experts are read while nothing is computed.
-        let waited = self.kept.as_ref().map_or(Duration::ZERO, Kept::reading);
+        let waited = self.kept.as_ref().map_or(Duration::ZERO, |kept| kept.reading());
         Streaming {
             n_read: self.n_read.load(Ordering::Relaxed),
             reading: duration(&self.reading_ns) + waited,
@@ -386,15 +386,13 @@ impl Streamed {
         recording: &Recording,
         rest: impl FnOnce(usize) -> Result<R, Error>,
     ) -> Result<R, Error> {
-        // Held to the end: the slots serve one pass at a time.
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let Held { lane, slots } = &mut *held;
+        let mut held = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
         if let (Some(kept), false) = (&self.kept, recording.choices().is_empty()) {
-            return kept.run_up_to_last(slots, (device, &self.files), recording, rest);
+            return kept.run_up_to_last((device, &self.files), recording, rest);
         }
         let run = || {
             device.prepare(recording)?;
-            let lane = match lane {
+            let lane = match &mut *held {
                 Some(lane) => lane,
                 none => none.insert(self.start(device)?),
             };
@@ -417,7 +415,7 @@ impl Streamed {
         let result = run();
         if result.is_err() {
             // Another pass begins anew.
-            held.lane = None;
+            *held = None;
         }
         result
     }
@@ -440,7 +438,7 @@ impl Streamed {
         let (send, ready) = channel();
         let (layers, files, device) = (self.layers.clone(), self.files.clone(), device.clone());
         let (n_read, reading_ns) = (self.n_read.clone(), self.reading_ns.clone());
-        let read_bytes = self.read_bytes.clone();
+        let (kept, read_bytes) = (self.kept.clone(), self.read_bytes.clone());
         let read_all = move || {
             let mut is_free = [true; SLOTS];
             for (i, (layer, feed)) in layers.iter().enumerate().cycle() {
@@ -452,12 +450,15 @@ impl Streamed {
                 }
                 is_free[i % SLOTS] = false;
                 let start = Instant::now();
-                let read = read(feed.clone(), &device, &files).map(|()| *layer);
+                let read = match &kept {
+                    Some(kept) => kept.read_layer(*layer as u32, &device, &files),
+                    None => read(feed.clone(), &device, &files),
+                };
                 reading_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
                 n_read.fetch_add(1, Ordering::Relaxed);
-                read_bytes.fetch_add(feed.progress().1, Ordering::Relaxed);
+                read_bytes.fetch_add(*read.as_ref().unwrap_or(&0), Ordering::Relaxed);
                 let failed = read.is_err();
-                if send.send(read).is_err() || failed {
+                if send.send(read.map(|_| *layer)).is_err() || failed {
                     return;
                 }
             }
@@ -468,8 +469,8 @@ impl Streamed {
     }
 }
 
-/// Reads all of a feed. What is on its way to the device is bounded.
-fn read(mut feed: Feed, device: &Device, files: &[FileBytes]) -> Result<(), Error> {
+/// Reads all of a feed, and returns its bytes. What is on its way to the device is bounded.
+pub(super) fn read(mut feed: Feed, device: &Device, files: &[FileBytes]) -> Result<u64, Error> {
     const MOST_IN_FLIGHT: u64 = 32 << 20;
     let mut in_flight = 0;
     while feed.take_piece(device, files)? {
@@ -479,7 +480,7 @@ fn read(mut feed: Feed, device: &Device, files: &[FileBytes]) -> Result<(), Erro
             in_flight = 0;
         }
     }
-    Ok(())
+    Ok(feed.progress().0)
 }
 
 /// Whether a tensor's rows belong into one of these.

@@ -365,9 +365,11 @@ impl Feed {
             };
             match entry {
                 Some(entry) => Ok((entry, place)),
-                None => {
-                    Err(Error::Config { field: name, expected: "a tensor of experts one after the other".into(), found })
-                }
+                None => Err(Error::Config {
+                    field: name,
+                    expected: "a tensor of experts one after the other".into(),
+                    found,
+                }),
             }
         };
         Ok(Feed::of(parts.into_iter().map(item).collect::<Result<_, _>>()?))

@@ -368,7 +368,8 @@ impl Weights {
         layers: std::ops::Range<u32>,
         n_slots: u32,
     ) -> Result<(), Error> {
-        let of_layers = layers.clone().zip(config.blocks.get(layers.start as usize..layers.end as usize).unwrap_or(&[]));
+        let of_layers =
+            layers.clone().zip(config.blocks.get(layers.start as usize..layers.end as usize).unwrap_or(&[]));
         let most_used = of_layers.clone().filter_map(|(_, block)| Some(block.feed_forward.experts?.n_used)).max();
         let most_tokens = n_slots / most_used.unwrap_or(1).max(1);
         for (l, block) in of_layers {

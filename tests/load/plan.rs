@@ -12,16 +12,16 @@ use super::common::{self, block_on};
 
 /// Shape of a Qwen3 mixture.
 #[derive(Clone, Copy)]
-struct Shape {
-    layers: u64,
-    dim: u64,
-    heads: u64,
-    kv_heads: u64,
-    head_dim: u64,
-    experts: u64,
-    used: u64,
-    ffn_dim: u64,
-    vocab: u64,
+pub struct Shape {
+    pub layers: u64,
+    pub dim: u64,
+    pub heads: u64,
+    pub kv_heads: u64,
+    pub head_dim: u64,
+    pub experts: u64,
+    pub used: u64,
+    pub ffn_dim: u64,
+    pub vocab: u64,
 }
 
 /// Qwen3-30B-A3B, by its `config.json`.
@@ -118,6 +118,29 @@ impl Shape {
         let path = folder.write("model.gguf", header);
         File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
         path
+    }
+
+    /// A file of random numbers: rows of matrices keep the magnitude of what they are multiplied with, norms are 1.
+    pub fn write_random(&self, folder: &Folder) -> std::path::PathBuf {
+        let mut rng = common::Rng::new(17);
+        let mut bytes = self.header().0;
+        for (_, shape, (type_number, ..)) in self.tensors() {
+            bytes.resize(bytes.len().next_multiple_of(32), 0);
+            let n: u64 = shape.iter().product();
+            match (type_number, &shape[..]) {
+                (8, [.., cols]) => {
+                    let scale = half::f16::from_f32(1.0 / (74.0 * (*cols as f32).sqrt())).to_le_bytes();
+                    for _ in 0..n / 32 {
+                        bytes.extend(scale);
+                        bytes.extend((0..8).flat_map(|_| rng.word().to_le_bytes()));
+                    }
+                }
+                (_, [_]) => bytes.extend((0..n).flat_map(|_| 1f32.to_le_bytes())),
+                _ => bytes.extend((0..n).flat_map(|_| (rng.word() as f32 / u32::MAX as f32 - 0.5).to_le_bytes())),
+            }
+        }
+        bytes.resize(bytes.len().next_multiple_of(32), 0);
+        folder.write("model.gguf", bytes)
     }
 
     /// Bytes of weights: two bits a block of 32 are a scale, as in the file, and norms are F32.

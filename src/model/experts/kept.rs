@@ -1,7 +1,8 @@
 //! Some of a layer's experts in slots of the device, where not all of them have room: matrices as of a layer with as many
 //! experts as there are slots. The host decides which expert is in which slot, and replaces the numbers that `route` chose.
 
-use super::{ExpertWeights, Matrices, Tensors, routed};
+use super::{ExpertWeights, Matrices, Part, Tensors, routed};
+use crate::device::WordCopy;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::matrix::Matrix;
@@ -15,9 +16,12 @@ use crate::tensor::{Role, Tensor};
 pub(crate) struct KeptExperts {
     n_experts: u32,
     n_slots: u32,
+    n_shared: u32,
     /// Tokens whose experts have room whatever they choose.
     most_tokens: u32,
     matrices: Matrices,
+    /// Those of all experts, which come together for a pass of many tokens.
+    all: Matrices,
     biases: [Option<Tensor>; 2],
     /// Tensors of biases of all experts, with the place of the first one's elements; of gates and ups, and of the second
     /// matrices.
@@ -102,8 +106,10 @@ impl ExpertWeights {
         self.kept = Some(KeptExperts {
             n_experts: experts.n,
             n_slots,
+            n_shared: self.shared.n,
             most_tokens,
             matrices,
+            all: self.matrices.clone(),
             biases: [bias(&self.up_bias)?, bias(&self.down_bias)?],
             bias_members: [members(&self.up_bias), members(&self.down_bias)],
             tensors,
@@ -145,24 +151,7 @@ impl KeptExperts {
     /// Where the parts of an expert belong that comes into a slot.
     pub fn parts(&self, expert: u32, slot: u32) -> Vec<ExpertPart> {
         let [dim, ffn_dim] = self.dims;
-        let (tensors, share) = match &self.tensors[..] {
-            [all] => (Some(all), Some([expert, self.n_experts])),
-            each => (each.get(expert as usize), None),
-        };
-        let to = |matrix: &Matrix, (name, places)| {
-            ExpertPart { name, share, place: Destination::Rows { matrix: matrix.clone(), places } }
-        };
-        let mut parts = Vec::new();
-        if let Some(tensors) = tensors {
-            for up in self.matrices.up.iter().filter(|up| up.part.first_expert == 0) {
-                let of_each = up.part.rows;
-                let members = tensors.up_members(up.rows, slot * of_each, [of_each, ffn_dim]);
-                parts.extend(members.into_iter().map(|member| to(&up.part.matrix, member)));
-            }
-            for down in self.matrices.down.iter().filter(|down| down.first_expert == 0) {
-                parts.push(to(&down.matrix, tensors.down_member(slot * dim, ffn_dim)));
-            }
-        }
+        let mut parts = self.parts_in(&self.matrices, expert, slot);
         let biases = self.biases.iter().zip(&self.bias_members).zip([2 * ffn_dim, dim]);
         for ((tensor, members), of_each) in biases {
             let Some(tensor) = tensor else { continue };
@@ -176,6 +165,61 @@ impl KeptExperts {
             }));
         }
         parts
+    }
+
+    /// Where the parts of an expert's matrices belong among those of all.
+    pub fn parts_of_all(&self, expert: u32) -> Vec<ExpertPart> {
+        self.parts_in(&self.all, expert, expert)
+    }
+
+    fn parts_in(&self, matrices: &Matrices, expert: u32, place: u32) -> Vec<ExpertPart> {
+        let [dim, ffn_dim] = self.dims;
+        let (tensors, share) = match &self.tensors[..] {
+            [all] => (Some(all), Some([expert, self.n_experts])),
+            each => (each.get(expert as usize), None),
+        };
+        let to = |matrix: &Matrix, (name, places)| ExpertPart {
+            name,
+            share,
+            place: Destination::Rows { matrix: matrix.clone(), places },
+        };
+        let mut parts = Vec::new();
+        if let Some(tensors) = tensors {
+            for up in matrices.up.iter().filter(|up| up.part.first_expert == 0) {
+                let of_each = up.part.rows;
+                let members = tensors.up_members(up.rows, place * of_each, [of_each, ffn_dim]);
+                parts.extend(members.into_iter().map(|member| to(&up.part.matrix, member)));
+            }
+            for down in matrices.down.iter().filter(|down| down.first_expert == 0) {
+                parts.push(to(&down.matrix, tensors.down_member(place * dim, ffn_dim)));
+            }
+        }
+        parts
+    }
+
+    /// Copies to the matrices of all experts of those that are in slots, by expert and slot, and of what all tokens have.
+    pub fn copies(&self, there: impl Iterator<Item = (u32, u32)>) -> Vec<WordCopy> {
+        let n_shared = self.n_shared;
+        let shared = (0..n_shared).map(|i| (self.n_experts + i, self.n_slots + i));
+        let there: Vec<(u32, u32)> = there.chain(shared).collect();
+        let mut copies = Vec::new();
+        for (kept, all) in self.matrices.parts().zip(self.all.parts()) {
+            for (expert, slot) in &there {
+                let row = |part: &Part, place: u32| Some(place.checked_sub(part.first_expert)? * part.rows);
+                // A part has the experts of its types alone.
+                let from = row(kept, *slot).and_then(|row| kept.matrix.words_of(row, kept.rows));
+                let to = row(all, *expert).and_then(|row| all.matrix.words_of(row, all.rows));
+                let (Some((from, words)), Some((to, places))) = (from, to) else { continue };
+                copies.extend(words.into_iter().zip(places).filter(|((_, n), _)| *n > 0).map(
+                    |((from_first, n_words), (to_first, _))| WordCopy {
+                        from: (from.clone(), from_first),
+                        to: (to.clone(), to_first),
+                        n_words,
+                    },
+                ));
+            }
+        }
+        copies
     }
 
     /// Where what all tokens have belongs.
