@@ -27,7 +27,9 @@ const N_HEADS: usize = 32;
 const VOCAB_SIZE: usize = 8192;
 
 /// A mixture: width, layers, experts of each and of a token, and their width.
-const MIXTURE: [usize; 5] = [1024, 12, 64, 8, 384];
+const MIXTURE: [usize; 5] = [1024, 24, 64, 8, 192];
+/// Width of its heads, one of which has keys and values.
+const HEAD_DIM: usize = 128;
 
 /// What a file has of a number of layers, or of the mixture.
 #[derive(Clone, Copy)]
@@ -54,7 +56,7 @@ impl Kind {
     fn numbers(self) -> Vec<(&'static str, usize)> {
         let [dim, n_layers, ffn_dim, n_heads] = match self {
             Kind::Layers(n_layers) => [DIM, n_layers, FFN_DIM, N_HEADS],
-            Kind::Mixture => [MIXTURE[0], MIXTURE[1], MIXTURE[4], MIXTURE[0] / 128],
+            Kind::Mixture => [MIXTURE[0], MIXTURE[1], MIXTURE[4], MIXTURE[0] / HEAD_DIM],
         };
         let mut numbers = vec![
             ("block_count", n_layers),
@@ -64,7 +66,8 @@ impl Kind {
             ("attention.head_count", n_heads),
         ];
         if let Kind::Mixture = self {
-            numbers.extend([("expert_count", MIXTURE[2]), ("expert_used_count", MIXTURE[3])]);
+            let experts = [("expert_count", MIXTURE[2]), ("expert_used_count", MIXTURE[3])];
+            numbers.extend(experts.into_iter().chain([("attention.head_count_kv", 1)]));
         }
         numbers
     }
@@ -83,10 +86,10 @@ fn mixture() -> Vec<(String, usize, usize, bool)> {
         all.extend([
             tensor("attn_norm", 1, dim, false),
             tensor("attn_q", dim, dim, true),
-            tensor("attn_k", dim, dim, true),
-            tensor("attn_v", dim, dim, true),
+            tensor("attn_k", HEAD_DIM, dim, true),
+            tensor("attn_v", HEAD_DIM, dim, true),
             tensor("attn_q_norm", 1, dim, false),
-            tensor("attn_k_norm", 1, dim, false),
+            tensor("attn_k_norm", 1, HEAD_DIM, false),
             tensor("attn_output", dim, dim, true),
             tensor("ffn_norm", 1, dim, false),
             tensor("ffn_gate_inp", n_experts, dim, true),

@@ -61,7 +61,8 @@ struct Uses {
 }
 
 impl Uses {
-    /// Passes. Some hundred tokens are about one subject, whose experts are worth keeping longer than those of single words.
+    /// Passes. Some hundred tokens are about one subject, whose experts are worth keeping longer than those of single words;
+    /// other numbers were not compared, since random weights use all experts alike.
     const HALF_LIFE: f64 = 128.0;
 
     fn count(self, pass: u32) -> f64 {
@@ -237,9 +238,12 @@ impl Kept {
         };
         let start = Instant::now();
         let room = slots.make_room(&chosen).ok_or_else(too_many)?;
-        for &(expert, slot) in &room {
+        let feed = |&(expert, slot): &(u32, u32)| Feed::of_expert(&self.catalog, experts.parts(expert, slot));
+        let feeds = room.iter().map(feed).collect::<Result<Vec<Feed>, Error>>()?;
+        feeds.iter().for_each(|feed| feed.announce(files));
+        for (&(expert, slot), feed) in room.iter().zip(feeds) {
             // What was submitted with the slot's last expert is done before this is written.
-            let read_bytes = read(Feed::of_expert(&self.catalog, experts.parts(expert, slot))?, device, files)?;
+            let read_bytes = read(feed, device, files)?;
             self.read_bytes.fetch_add(read_bytes, Ordering::Relaxed);
             slots.put(expert, slot);
         }

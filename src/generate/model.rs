@@ -382,7 +382,8 @@ impl Model {
         self.device.replay_and_read(pass, tensor, n_runs)
     }
 
-    /// Which layers each pass reads from the file, and what came of it, if the device has no room for all.
+    /// Which layers each pass reads from the file, or which experts tokens do, and what came of it, if the device has no room
+    /// for all.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn streaming(&self) -> Option<Streaming> {
         self.inner.streamed.as_ref().map(Streamed::report)

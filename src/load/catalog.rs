@@ -486,6 +486,17 @@ impl Feed {
         Ok(())
     }
 
+    /// Says that all of it is taken next.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn announce(&self, files: &[FileBytes]) {
+        for (entry, _) in &self.items {
+            let scales = entry.scales.as_ref().map(|(file, scales)| (*file, scales));
+            for (file, TensorInfo { offset, size_bytes, .. }) in scales.into_iter().chain([(entry.file, &entry.info)]) {
+                files[file].announce(*offset as usize..offset.saturating_add(*size_bytes) as usize);
+            }
+        }
+    }
+
     /// Takes the next bytes of files that are there as a whole, and tells whether there were any.
     ///
     /// # Errors

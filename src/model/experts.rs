@@ -386,19 +386,15 @@ impl Transformer {
         if !suits_few(rec, &x) && ExpertTiles::suit(rec.target(), n_slots, n_experts) {
             let tiles = ExpertTiles::record(rec, &routes, n_experts)?;
             let up = rec.temporary("up", &[n_slots, 2 * ffn_dim])?;
-            for UpPart { rows, part: Part { first_expert, matrix: w, .. } } in &matrices.up {
-                let (rows, y_start) = match rows {
-                    ExpertRows::Both => (2 * ffn_dim, 0),
-                    ExpertRows::Gates => (ffn_dim, 0),
-                    ExpertRows::Ups => (ffn_dim, ffn_dim),
-                };
-                let product = ExpertProduct { w, rows, first_expert: *first_expert, bias: up_bias, y_start };
+            for UpPart { rows: kind, part } in &matrices.up {
+                let &Part { first_expert, rows, matrix: ref w, .. } = part;
+                let y_start = if *kind == ExpertRows::Ups { ffn_dim } else { 0 };
+                let product = ExpertProduct { w, rows, first_expert, bias: up_bias, y_start };
                 product.record(rec, &tiles, &x, &up)?; // [T K, 2 F]
             }
             gated(rec, gate, &up, &activated)?; // [T K, F]
             let each = rec.temporary("each", &[n_slots, self.config.dim])?;
-            for Part { first_expert, matrix: w, .. } in &matrices.down {
-                let (rows, first_expert) = (self.config.dim, *first_expert);
+            for &Part { first_expert, rows, matrix: ref w, .. } in &matrices.down {
                 let product = ExpertProduct { w, rows, first_expert, bias: down_bias, y_start: 0 };
                 product.record(rec, &tiles, &activated, &each)?; // [T K, C]
             }

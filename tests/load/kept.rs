@@ -130,6 +130,15 @@ fn what_all_tokens_have_is_kept_for_good() {
         assert!(after.n_read >= 8 * 4 && experts.n_kept < 16 * 8, "{after:?}");
         // Two choices of each token.
         assert_eq!(experts.n_chosen, 2 * 11 * 8 * 2, "{experts:?}");
+        // Both are the same model: a session of one goes on in the other.
+        let mut session = model.session().unwrap();
+        let kept = told(&mut session, 5);
+        let saved = folder.0.join("session");
+        block_on(session.save(&saved, "")).unwrap();
+        let mut reopened = whole.session().unwrap();
+        reopened.load(&saved).unwrap();
+        assert_eq!(reopened.tokens(), session.tokens());
+        assert_eq!(told(&mut whole.session().unwrap(), 5), kept);
     }
 }
 
