@@ -63,10 +63,10 @@ fn told(session: &mut Session, n_tokens: usize) -> (Vec<f32>, Vec<u32>) {
 fn check(whole: &Model, model: &Model, n_tokens: usize, what: &str) -> Streaming {
     let want = told(&mut whole.session().unwrap(), n_tokens);
     let mut session = model.session().unwrap();
-    assert_eq!(told(&mut session, n_tokens), want, "{what}");
+    assert!(told(&mut session, n_tokens) == want, "{what}");
     // Again, with other experts there.
     session.clear();
-    assert_eq!(told(&mut session, n_tokens), want, "{what}, the second time");
+    assert!(told(&mut session, n_tokens) == want, "{what}, the second time");
     model.streaming().unwrap()
 }
 
