@@ -1,5 +1,9 @@
-//! A model of 4 GB whose layers are not all in the memory of one device: tokens, memory and times of the command line, with
+//! Models that are larger than their memory. A mixture of experts of 0.9 GB in a third of that: tokens with the experts that are
+//! used most on the device, next to whole layers, on the CPU and the first adapter. A model of 4 GB whose layers are not all in the memory of one device: tokens, memory and times of the command line, with
 //! all of it on the CPU, within a limit, and with half of the layers on the first adapter.
+//!
+//! `-- experts` and `-- layers` choose one of the two. Which experts random weights choose is nearly uniform: of a share of
+//! experts that is kept, a token finds little more than that share. Experts of trained models are used less evenly.
 //!
 //! Weights are random, written as a GGUF file of Q8_0 under `target/tmp`, which is removed at the end. `cargo bench --bench
 //! streaming -- 8` makes it an eighth as large. Peaks of memory are the kernel's (`VmHWM`), of all of a process, and so there
@@ -14,12 +18,88 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
+use tilewright::{Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model};
 
 const DIM: usize = 4096;
 const FFN_DIM: usize = 11008;
 const N_LAYERS: usize = 18;
 const N_HEADS: usize = 32;
 const VOCAB_SIZE: usize = 8192;
+
+/// A mixture: width, layers, experts of each and of a token, and their width.
+const MIXTURE: [usize; 5] = [1024, 24, 64, 8, 192];
+/// Width of its heads, one of which has keys and values.
+const HEAD_DIM: usize = 128;
+
+/// What a file has of a number of layers, or of the mixture.
+#[derive(Clone, Copy)]
+enum Kind {
+    Layers(usize),
+    Mixture,
+}
+
+impl Kind {
+    fn architecture(self) -> &'static str {
+        match self {
+            Kind::Layers(_) => "llama",
+            Kind::Mixture => "olmoe",
+        }
+    }
+
+    fn tensors(self) -> Vec<(String, usize, usize, bool)> {
+        match self {
+            Kind::Layers(n_layers) => tensors(n_layers),
+            Kind::Mixture => mixture(),
+        }
+    }
+
+    fn numbers(self) -> Vec<(&'static str, usize)> {
+        let [dim, n_layers, ffn_dim, n_heads] = match self {
+            Kind::Layers(n_layers) => [DIM, n_layers, FFN_DIM, N_HEADS],
+            Kind::Mixture => [MIXTURE[0], MIXTURE[1], MIXTURE[4], MIXTURE[0] / HEAD_DIM],
+        };
+        let mut numbers = vec![
+            ("block_count", n_layers),
+            ("context_length", 4096),
+            ("embedding_length", dim),
+            ("feed_forward_length", ffn_dim),
+            ("attention.head_count", n_heads),
+        ];
+        if let Kind::Mixture = self {
+            let experts = [("expert_count", MIXTURE[2]), ("expert_used_count", MIXTURE[3])];
+            numbers.extend(experts.into_iter().chain([("attention.head_count_kv", 1)]));
+        }
+        numbers
+    }
+}
+
+/// The mixture's tensors.
+fn mixture() -> Vec<(String, usize, usize, bool)> {
+    let [dim, n_layers, n_experts, _, ffn_dim] = MIXTURE;
+    let mut all = vec![
+        ("token_embd.weight".into(), VOCAB_SIZE, dim, true),
+        ("output.weight".into(), VOCAB_SIZE, dim, true),
+        ("output_norm.weight".into(), 1, dim, false),
+    ];
+    for l in 0..n_layers {
+        let tensor = |name: &str, rows, cols, is_matrix| (format!("blk.{l}.{name}.weight"), rows, cols, is_matrix);
+        all.extend([
+            tensor("attn_norm", 1, dim, false),
+            tensor("attn_q", dim, dim, true),
+            tensor("attn_k", HEAD_DIM, dim, true),
+            tensor("attn_v", HEAD_DIM, dim, true),
+            tensor("attn_q_norm", 1, dim, false),
+            tensor("attn_k_norm", 1, HEAD_DIM, false),
+            tensor("attn_output", dim, dim, true),
+            tensor("ffn_norm", 1, dim, false),
+            tensor("ffn_gate_inp", n_experts, dim, true),
+            tensor("ffn_gate_exps", n_experts * ffn_dim, dim, true),
+            tensor("ffn_up_exps", n_experts * ffn_dim, dim, true),
+            tensor("ffn_down_exps", n_experts * dim, ffn_dim, true),
+        ]);
+    }
+    all
+}
 
 /// What the file's tensors are: name, rows, columns, and whether they are of Q8_0, or else of F32.
 fn tensors(n_layers: usize) -> Vec<(String, usize, usize, bool)> {
@@ -53,22 +133,16 @@ fn size_bytes(rows: usize, cols: usize, is_matrix: bool) -> u64 {
 struct RandomModel(PathBuf);
 
 impl RandomModel {
-    fn write(n_layers: usize) -> std::io::Result<RandomModel> {
-        let path =
-            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("random-{n_layers}-{}.gguf", std::process::id()));
+    fn write(kind: Kind) -> std::io::Result<RandomModel> {
+        let name = kind.architecture();
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("random-{name}-{}.gguf", std::process::id()));
         let model = RandomModel(path);
         let mut file = BufWriter::with_capacity(1 << 20, File::create(&model.0)?);
-        let tensors = tensors(n_layers);
+        let tensors = kind.tensors();
         let mut head: Vec<u8> = b"GGUF".to_vec();
         head.extend(3u32.to_le_bytes());
         head.extend((tensors.len() as u64).to_le_bytes());
-        let numbers = [
-            ("block_count", n_layers),
-            ("context_length", 4096),
-            ("embedding_length", DIM),
-            ("feed_forward_length", FFN_DIM),
-            ("attention.head_count", N_HEADS),
-        ];
+        let numbers = kind.numbers();
         head.extend((numbers.len() as u64 + 2).to_le_bytes());
         let text = |head: &mut Vec<u8>, text: &str| {
             head.extend((text.len() as u64).to_le_bytes());
@@ -76,19 +150,23 @@ impl RandomModel {
         };
         text(&mut head, "general.architecture");
         head.extend(8u32.to_le_bytes());
-        text(&mut head, "llama");
+        text(&mut head, name);
         for (key, number) in numbers {
-            text(&mut head, &format!("llama.{key}"));
+            text(&mut head, &format!("{name}.{key}"));
             head.extend(4u32.to_le_bytes());
             head.extend((number as u32).to_le_bytes());
         }
-        text(&mut head, "llama.attention.layer_norm_rms_epsilon");
+        text(&mut head, &format!("{name}.attention.layer_norm_rms_epsilon"));
         head.extend(6u32.to_le_bytes());
         head.extend(1e-5f32.to_le_bytes());
         let mut offset = 0u64;
         for (name, rows, cols, is_matrix) in &tensors {
             text(&mut head, name);
-            let dims: &[usize] = if *is_matrix { &[*cols, *rows] } else { &[*cols] };
+            let dims = match (is_matrix, name.contains("_exps.")) {
+                (false, _) => vec![*cols],
+                (true, false) => vec![*cols, *rows],
+                (true, true) => vec![*cols, *rows / MIXTURE[2], MIXTURE[2]],
+            };
             head.extend((dims.len() as u32).to_le_bytes());
             dims.iter().for_each(|&dim| head.extend((dim as u64).to_le_bytes()));
             head.extend(if *is_matrix { 8u32 } else { 0 }.to_le_bytes());
@@ -174,10 +252,95 @@ fn peak_bytes(pid: u32) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kb| 1024 * kb)
 }
 
+/// Tokens of a mixture in a third of the memory that it needs, by whole layers and by experts that are kept.
+fn experts(device: &Device) -> Result<(), Error> {
+    const N_TOKENS: usize = 64;
+    let path = RandomModel::write(Kind::Mixture).expect("target/tmp takes the file");
+    let [_, n_layers, n_experts, n_used, _] = MIXTURE;
+    let load = |memory_limit, whole_layers| {
+        let options = LoadOptions {
+            context_length: Some(512),
+            max_pass: Some(32),
+            stream_layers: true,
+            memory_limit,
+            whole_layers,
+            ..LoadOptions::default()
+        };
+        Model::load(device, &path.0, options)
+    };
+    let info = device.info();
+    println!("{n_layers} layers of {n_experts} experts, {n_used} of a token, on {} ({})", info.name, info.backend);
+    let needed = load(None, false)?.plan().total_bytes();
+    let mut rates = Vec::new();
+    let mut texts: Vec<Vec<u32>> = Vec::new();
+    for (name, limit, whole_layers) in
+        [("all of it", None, false), ("whole layers", Some(needed / 3), true), ("experts", Some(needed / 3), false)]
+    {
+        let model = load(limit, whole_layers)?;
+        let mut session = model.session()?;
+        let prompt: Vec<u32> = common::words(32).map(|word| word % VOCAB_SIZE as u32).collect();
+        // So that no token comes twice.
+        let options = GenerateOptions { ignore_eos: true, repeat_penalty: 2.0, ..GenerateOptions::greedy(N_TOKENS) };
+        let mut ids = Vec::new();
+        let mut generation = session.generate_ids(&prompt, &options)?;
+        // What the prompt reads counts apart.
+        let mut first = None;
+        while let Some(piece) = pollster::block_on(generation.next()) {
+            ids.push(piece?.id);
+            first = first.or_else(|| Some(model.streaming()));
+        }
+        let (prefill, decode) = (generation.prefill().rate(), generation.decode().rate());
+        let memory = model.plan().total_bytes() as f64 / 1e9;
+        println!("{name}: {memory:.3} GB planned; prefill {prefill:.2} tokens/s, decode {decode:.3} tokens/s");
+        if let (Some(after), Some(Some(before))) = (model.streaming(), first) {
+            let read_bytes = (after.read_bytes - before.read_bytes) as f64 / (N_TOKENS - 1) as f64;
+            println!("    {:.1} MB read for a token", read_bytes / 1e6);
+            if let Some(experts) = after.experts {
+                println!(
+                    "    {} of {} experts kept; {:.1} % of {} choices found theirs",
+                    experts.n_kept,
+                    experts.n_experts,
+                    100.0 * after.hit_rate(),
+                    experts.n_chosen
+                );
+            }
+        }
+        rates.push(decode);
+        texts.push(ids);
+    }
+    println!(
+        "experts, next to whole layers: {:.2} times the tokens/s; next to all of it: {:.2}",
+        rates[2] / rates[1],
+        rates[2] / rates[0]
+    );
+    assert!(texts.iter().all(|text| *text == texts[0]), "the same tokens in all three");
+    Ok(())
+}
+
 fn main() {
+    let wants = |part: &str| {
+        let parts: Vec<String> =
+            std::env::args().filter(|argument| ["experts", "layers"].contains(&argument.as_str())).collect();
+        parts.is_empty() || parts.iter().any(|wanted| wanted == part)
+    };
+    if wants("experts") {
+        let gpu = pollster::block_on(Device::open(&DeviceChoice::Gpu, None));
+        let cpu = pollster::block_on(Device::open(&DeviceChoice::Cpu, None));
+        for device in [cpu, gpu] {
+            if let Err(error) = device.and_then(|device| experts(&device)) {
+                println!("skipped: {error}");
+            }
+        }
+    }
+    if wants("layers") {
+        layers();
+    }
+}
+
+fn layers() {
     let parts: u64 = std::env::args().filter_map(|argument| argument.parse().ok()).next().unwrap_or(1);
     let n_layers = (N_LAYERS / parts as usize).max(4);
-    let model = RandomModel::write(n_layers).expect("target/tmp takes the file");
+    let model = RandomModel::write(Kind::Layers(n_layers)).expect("target/tmp takes the file");
     let bytes = fs::metadata(&model.0).expect("it was just written").len();
     println!("{n_layers} layers, {:.2} GB of Q8_0; 24 tokens of prompt, 16 generated", bytes as f64 / 1e9);
     let limit = (1 << 30) / parts.min(2);

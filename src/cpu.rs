@@ -9,6 +9,8 @@ use bytemuck::Pod;
 use web_time::Instant;
 
 use crate::counters::LiveCounters;
+#[cfg(not(target_arch = "wasm32"))]
+use crate::device::WordCopy;
 use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::recording::Step;
@@ -352,6 +354,15 @@ impl Cpu {
     /// Copies whole tensors of equal sizes, in order.
     pub fn copy(&self, pairs: &[(&Tensor, &Tensor)]) -> Result<(), Error> {
         pairs.iter().try_for_each(|(from, to)| self.write(to, 0, &self.read(from)?))
+    }
+
+    /// The same of some words of each.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn copy_words(&self, copies: &[WordCopy]) -> Result<(), Error> {
+        copies.iter().try_for_each(|WordCopy { from: (from, from_first), to: (to, to_first), n_words }| {
+            let words = from.memory::<Memory>()?.read(*from_first, *n_words);
+            self.write(to, *to_first, &words)
+        })
     }
 
     /// Runs some of the steps. Where `rounds` says so, activations are rounded to bytes where they meet quantised weights.

@@ -119,6 +119,15 @@ enum Rounding {
     Activations(Tier),
 }
 
+/// Words of a tensor on their way into another: each with the first.
+#[cfg(not(target_arch = "wasm32"))]
+#[derive(Clone, Debug)]
+pub(crate) struct WordCopy {
+    pub from: (Tensor, usize),
+    pub to: (Tensor, usize),
+    pub n_words: usize,
+}
+
 /// A handle to an open device; clones share it.
 #[derive(Clone, Debug)]
 pub struct Device(Arc<Inner>);
@@ -699,6 +708,31 @@ impl Device {
         match &*self.0.executor {
             Executor::Gpu(gpu) => gpu.copy(pairs),
             Executor::Cpu(cpu) => cpu.copy(pairs),
+        }
+    }
+
+    /// Copies some words of tensors into others, in order.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if a tensor has not so many; errors of [`Device::allocate`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn copy_words(&self, copies: &[WordCopy]) -> Result<(), Error> {
+        for WordCopy { from, to, n_words } in copies {
+            for (tensor, first) in [from, to] {
+                if (first + n_words) as u64 * 4 > tensor.size_bytes() {
+                    return Err(Error::Operand {
+                        kernel: "copy",
+                        operand: "words",
+                        expected: format!("within the {} bytes of `{}`", tensor.size_bytes(), tensor.label()),
+                        found: format!("{n_words} from word {first} on"),
+                    });
+                }
+                self.allocate(tensor)?;
+            }
+        }
+        match &*self.0.executor {
+            Executor::Gpu(gpu) => gpu.copy_words(copies),
+            Executor::Cpu(cpu) => cpu.copy_words(copies),
         }
     }
 

@@ -8,6 +8,8 @@ mod beam;
 mod front;
 mod generation;
 mod guide;
+#[cfg(not(target_arch = "wasm32"))]
+mod kept;
 mod loader;
 mod logprobs;
 mod lookup;
@@ -32,6 +34,8 @@ pub use beam::{Beam, BeamOptions};
 pub use generation::{CancelHandle, Generation, Piece, StopReason};
 #[cfg(all(target_arch = "wasm32", feature = "web"))]
 pub(crate) use guide::TokenGuide;
+#[cfg(not(target_arch = "wasm32"))]
+pub use kept::KeptStats;
 pub use logprobs::Logprobs;
 pub use model::{LoadOptions, Model, Trace};
 pub use options::{ContextPolicy, GenerateOptions};

@@ -23,6 +23,8 @@ use crate::tensor::{Role, Tensor, TensorWriter};
 pub struct Matrix {
     slabs: Vec<Slab>,
     rows: u32,
+    /// See [`Matrix::tuned_rows`].
+    tuned_rows: u32,
     cols: u32,
     weight: WeightType,
 }
@@ -104,7 +106,7 @@ impl Matrix {
             let words = Tensor::declare(label, role, &[n_words], DType::U32)?;
             slabs.push(Slab { words, first_row, rows });
         }
-        Ok(Matrix { slabs, rows, cols, weight })
+        Ok(Matrix { slabs, rows, tuned_rows: rows, cols, weight })
     }
 
     /// Fills the matrix from rows as files store them; several parts are stacked, for instance Q, K and V.
@@ -206,6 +208,37 @@ impl Matrix {
     /// Number of rows, N.
     pub fn rows(&self) -> u32 {
         self.rows
+    }
+
+    /// The rows by which a tuning knows the matrix.
+    pub(crate) fn tuned_rows(&self) -> u32 {
+        self.tuned_rows
+    }
+
+    /// The matrix as a tuning knows `other`: products with it are computed in the same way.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn tuned_as(self, other: &Matrix) -> Matrix {
+        Matrix { tuned_rows: other.tuned_rows, ..self }
+    }
+
+    /// Whether so many rows, wherever a multiple of them begins, can be written again without their neighbours: tails of an odd
+    /// number of halves share a word with those of the next row.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn are_apart(&self, rows: u32) -> bool {
+        (u64::from(rows) * u64::from(self.units()) * self.weight.tail_len() as u64).is_multiple_of(2)
+    }
+
+    /// Where rows lie that [`Matrix::are_apart`] from others, all in one slab: the tensor, and in it first words and numbers of
+    /// words of units and of tails. `None` if the matrix has no such rows.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn words_of(&self, first_row: u32, rows: u32) -> Option<(&Tensor, [(usize, usize); 2])> {
+        let slab = self.slabs.iter().find(|slab| (slab.first_row..slab.first_row + slab.rows).contains(&first_row))?;
+        let first = first_row - slab.first_row;
+        let unit_words = self.units() as usize * (self.weight.unit_bytes() / 4);
+        let tail_halves = self.units() as usize * self.weight.tail_len();
+        let tails = self.quants_words(slab) as usize + first as usize * tail_halves / 2;
+        let units = (first as usize * unit_words, rows as usize * unit_words);
+        (rows <= slab.rows - first).then_some((&slab.words, [units, (tails, rows as usize * tail_halves / 2)]))
     }
 
     /// Number of columns, K.

@@ -21,6 +21,8 @@ pub use config::{ModelConfig, NormKind, PerLayer, PositionTable};
 pub use decoder::{Ending, FetchedRows, PassTensors, VERIFIED_ROWS};
 pub use encoder::{BatchSize, BatchTensors, ScoreConfig, ScoreHead};
 pub use experts::ExpertWeights;
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) use experts::{ExpertPart, KeptExperts};
 pub use forward::{Tap, Transformer};
 pub use kv_cache::{KvCache, LayerCache, Ring};
 pub use per_layer::{PerLayerHalf, PerLayerWeights};

@@ -61,6 +61,19 @@ pub struct Recorder {
     steps: Vec<Step>,
     #[cfg(not(target_arch = "wasm32"))]
     layers: Vec<LayerStart>,
+    #[cfg(not(target_arch = "wasm32"))]
+    choices: Vec<Choice>,
+}
+
+/// Where a pass has chosen its experts of a layer, which need not all be on the device.
+#[cfg(not(target_arch = "wasm32"))]
+#[derive(Debug)]
+pub(crate) struct Choice {
+    /// The first step after the choice.
+    pub step: usize,
+    pub layer: u32,
+    /// What was chosen, `[T, K, 2]`; the steps that follow find slots there in place of experts.
+    pub routes: Tensor,
 }
 
 /// Where the steps of a layer begin, or those that belong to none.
@@ -79,6 +92,8 @@ impl Recorder {
             steps: Vec::new(),
             #[cfg(not(target_arch = "wasm32"))]
             layers: Vec::new(),
+            #[cfg(not(target_arch = "wasm32"))]
+            choices: Vec::new(),
         }
     }
 
@@ -93,6 +108,13 @@ impl Recorder {
     pub(crate) fn begin_layer(&mut self, layer: Option<u32>) {
         #[cfg(not(target_arch = "wasm32"))]
         self.layers.push(LayerStart { step: self.steps.len(), layer });
+    }
+
+    /// Says that the steps so far have chosen a layer's experts, and that those which follow want slots; see
+    /// [`Recording::choices`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn end_choice(&mut self, layer: u32, routes: &Tensor) {
+        self.choices.push(Choice { step: self.steps.len(), layer, routes: routes.clone() });
     }
 
     /// Declares a temporary: it lives from its first to its last use in this recording.
@@ -209,6 +231,8 @@ impl Recorder {
             steps: self.steps.into(),
             #[cfg(not(target_arch = "wasm32"))]
             layers: self.layers,
+            #[cfg(not(target_arch = "wasm32"))]
+            choices: self.choices,
             prepared: Attached::default(),
             tested: OnceLock::new(),
         }
@@ -279,6 +303,8 @@ pub struct Recording {
     pub(crate) steps: Arc<[Step]>,
     #[cfg(not(target_arch = "wasm32"))]
     layers: Vec<LayerStart>,
+    #[cfg(not(target_arch = "wasm32"))]
+    choices: Vec<Choice>,
     /// What the executor made of it to replay it.
     pub(crate) prepared: Attached,
     /// Set once the self-test has nothing against its pipelines.
@@ -291,6 +317,12 @@ impl Recording {
     pub(crate) fn layers(&self) -> impl Iterator<Item = (u32, Range<usize>)> {
         let ends = self.layers.iter().skip(1).map(|next| next.step).chain([self.steps.len()]);
         self.layers.iter().zip(ends).filter_map(|(start, end)| Some((start.layer?, start.step..end)))
+    }
+
+    /// Where the host has to bring experts and to replace their numbers by those of their slots, in order.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn choices(&self) -> &[Choice] {
+        &self.choices
     }
 
     /// Number of dispatches in one run.

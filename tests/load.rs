@@ -16,6 +16,8 @@ mod experts;
 mod families;
 #[path = "load/hostile_config.rs"]
 mod hostile_config;
+#[path = "load/kept.rs"]
+mod kept;
 #[path = "load/parts.rs"]
 mod parts;
 #[path = "load/pieces.rs"]

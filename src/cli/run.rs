@@ -11,7 +11,7 @@ use serde_json::json;
 #[cfg(feature = "grammar")]
 use tilewright::answer::Format;
 use tilewright::answer::{AnswerReader, ToolCall};
-use tilewright::generate::{ContextPolicy, Generation, Stats, StopReason, Streaming};
+use tilewright::generate::{ContextPolicy, Generation, KeptStats, Stats, StopReason, Streaming};
 #[cfg(feature = "grammar")]
 use tilewright::grammar::Constraint;
 use tilewright::kernels::KvType;
@@ -284,7 +284,7 @@ pub fn load(path: Option<&Path>, device: &Device, options: LoadOptions<'_>) -> R
 
 /// Says what of a model stays in its file.
 fn tell_streaming(streaming: &Streaming) {
-    let &Streaming { n_layers, n_streamed, streamed_bytes, fitting_context, tables_bytes, .. } = streaming;
+    let &Streaming { n_layers, n_streamed, streamed_bytes, fitting_context, tables_bytes, experts, .. } = streaming;
     let hint = fitting_context.map_or(String::new(), |n| format!("; with --ctx {n} the memory would hold all of it"));
     if tables_bytes > 0 {
         let hint = if n_streamed == 0 { hint.as_str() } else { "" };
@@ -293,12 +293,16 @@ fn tell_streaming(streaming: &Streaming) {
             show_bytes(tables_bytes)
         );
     }
-    if n_streamed > 0 {
-        eprintln!(
-            "notice: the memory holds {} of {n_layers} layers; each pass reads the other {n_streamed} from the file, {}{hint}",
+    let bytes = show_bytes(streamed_bytes);
+    match experts {
+        Some(KeptStats { n_experts, n_kept, .. }) => eprintln!(
+            "notice: the memory holds {n_kept} of {n_experts} experts; others are read from the file when a token chooses them, and passes of many tokens read all that are not there, of {bytes}{hint}",
+        ),
+        None if n_streamed > 0 => eprintln!(
+            "notice: the memory holds {} of {n_layers} layers; each pass reads the other {n_streamed} from the file, {bytes}{hint}",
             n_layers - n_streamed,
-            show_bytes(streamed_bytes)
-        );
+        ),
+        None => {}
     }
 }
 
@@ -504,6 +508,16 @@ fn summary(device: &Device, options: &GenerateOptions, reason: StopReason, prefi
 /// What came of layers that were read from the file.
 fn streamed(streaming: &Streaming) -> String {
     let Streaming { n_read, reading, .. } = streaming;
+    if let Some(experts) = streaming.experts {
+        return format!(
+            "{:.0} % of {} choices found their expert in memory, {} experts read; {n_read} layers read for passes of many tokens; {} read in {:.1} s",
+            100.0 * experts.hit_rate(),
+            experts.n_chosen,
+            experts.n_read,
+            show_bytes(streaming.read_bytes),
+            reading.as_secs_f64(),
+        );
+    }
     format!(
         "{n_read} layers read in {:.1} s, {:.0} % of it while others were computed; {:.0} % of the layers' bytes stayed",
         reading.as_secs_f64(),

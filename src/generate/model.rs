@@ -18,7 +18,7 @@ use super::passes::{PASS_SIZES, RecordedPasses, Room};
 #[cfg(not(target_arch = "wasm32"))]
 use super::rows::{self, RowTables};
 #[cfg(not(target_arch = "wasm32"))]
-use super::streamed::{self, Streamed, Streaming};
+use super::streamed::{self, Share, Streamed, Streaming};
 use crate::device::{Device, Pending};
 use crate::dtype::DType;
 use crate::error::Error;
@@ -53,8 +53,13 @@ pub struct LoadOptions<'a> {
     pub memory_limit: Option<u64>,
     /// Where the memory does not hold the model, leave a part of it in the file in place of refusing the model: tables of which
     /// a pass reads a few rows, as with `stream_rows`, and if that is not enough as many layers as must be, which are read again
-    /// in each pass; [`Model::streaming`] tells. For files that are there as a whole, natively.
+    /// in each pass. Of a mixture of experts everything else stays if that leaves less to be read, with the experts of each
+    /// layer that are used most, and others are read when a token chooses them. [`Model::streaming`] tells. For files that are
+    /// there as a whole, natively.
     pub stream_layers: bool,
+    /// Reads whole layers also where some experts of each could be kept, so that a bench can tell the difference.
+    #[doc(hidden)]
+    pub whole_layers: bool,
     /// Leave tables of which a pass reads the rows of its tokens in the file, and read these rows for each pass, even where the
     /// memory holds the tables: per-layer embeddings, and the embedding unless the device has it as the head. Without such a
     /// table this changes nothing. For files that are there as a whole, natively.
@@ -159,7 +164,10 @@ impl Model {
         let digest = feed.digest();
         #[cfg(not(target_arch = "wasm32"))]
         let digest = match &model.inner.streamed {
-            Some(streamed) => digest.wrapping_add(streamed.digest()?),
+            Some(streamed) => {
+                streamed.fill(device)?;
+                digest.wrapping_add(streamed.digest()?)
+            }
             None => digest,
         };
         #[cfg(not(target_arch = "wasm32"))]
@@ -245,13 +253,29 @@ impl Model {
                 return Ok(Some(declared).filter(|(.., plan)| plan.total_bytes() <= limit.bytes));
             }
             let (_, transformer, plan) = declared;
-            let Some(chosen) = streamed::choose(&transformer, plan.total_bytes(), limit.bytes) else {
-                return Ok(None);
-            };
-            let weights = Weights::declare(&target, &config, &catalog)?;
-            let transformer = part(&weights, context_length, fetches_rows)?;
-            streamed = Some(Streamed::new(&transformer, &catalog, files.clone(), &chosen, fitting));
-            declare_with(&weights, context_length, fetches_rows).map(Some)
+            let largest = (room.max_pass, options.whole_layers);
+            for mut share in streamed::choose(&transformer, largest, plan.total_bytes(), limit.bytes) {
+                loop {
+                    let mut weights = Weights::declare(&target, &config, &catalog)?;
+                    if let Share::Experts { n_slots, .. } = share {
+                        weights.keep_experts(&target, &config, &catalog, layers.clone(), n_slots)?;
+                    }
+                    let transformer = part(&weights, context_length, fetches_rows)?;
+                    // Of a file whose experts cannot be told apart, layers can be streamed.
+                    let Ok(with) = Streamed::new(&transformer, &catalog, files.clone(), &share, fitting) else { break };
+                    let declared = declare_with(&weights, context_length, fetches_rows)?;
+                    if declared.2.total_bytes() <= limit.bytes {
+                        streamed = Some(with);
+                        return Ok(Some(declared));
+                    }
+                    // What was chosen is an estimate.
+                    match share.smaller() {
+                        Some(smaller) => share = smaller,
+                        None => break,
+                    }
+                }
+            }
+            Ok(None)
         };
         #[cfg(target_arch = "wasm32")]
         let leave = |_, _, _: Option<u32>| -> Result<Option<_>, Error> { Ok(None) };
@@ -396,7 +420,8 @@ impl Model {
         self.device.replay_and_read(pass, tensor, n_runs)
     }
 
-    /// Which layers, and rows of which tables, each pass reads from the file, and what came of it, if not all is on the device.
+    /// Which layers, and rows of which tables, each pass reads from the file, or which experts tokens do, and what came of it,
+    /// if not all is on the device.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn streaming(&self) -> Option<Streaming> {
         let layers = self.inner.streamed.as_ref().map(Streamed::report);

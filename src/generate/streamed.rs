@@ -4,6 +4,8 @@
 //! turns: while the device computes a layer, a thread reads the next one into the slot that is free. Layers come in the same
 //! order in every pass, so whatever is kept besides is best kept for good: of what a cache gave up and fetched by age, a cycle
 //! would find nothing.
+//!
+//! Of a mixture of experts these may be the experts' matrices alone, see [`super::kept`].
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,10 +14,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::kept::{Kept, KeptStats};
 use crate::device::{Device, Pending};
 use crate::error::Error;
 use crate::load::{Catalog, Feed, FileBytes};
-use crate::model::{Destination, Transformer, layer_of};
+use crate::matrix::Matrix;
+use crate::model::{Destination, ExpertWeights, Transformer, layer_of};
 use crate::recording::Recording;
 use crate::tensor::{Block, Role, Tensor};
 
@@ -31,7 +35,7 @@ pub struct Streaming {
     pub n_streamed: usize,
     /// Bytes of all layers' matrices on the device, if they were all there.
     pub layers_bytes: u64,
-    /// Bytes of those that each pass reads.
+    /// Bytes of those that each pass reads, or a pass of many tokens at most where experts are kept.
     pub streamed_bytes: u64,
     /// A context length that would leave room for all of the model, if a shorter one does.
     pub fitting_context: Option<u32>,
@@ -47,6 +51,11 @@ pub struct Streaming {
     pub n_rows_read: u64,
     /// Time that reading them took, with handing them to the device.
     pub reading_rows: Duration,
+    /// Bytes of the file that were read so far.
+    pub read_bytes: u64,
+    /// Where these are experts' matrices alone and passes of a few tokens read single experts: what came of those. `n_streamed`
+    /// and `n_read` are then of passes of many tokens.
+    pub experts: Option<KeptStats>,
 }
 
 impl Streaming {
@@ -59,8 +68,11 @@ impl Streaming {
         }
     }
 
-    /// The share of a pass's bytes that is on the device already: 0 to 1.
+    /// The share of a pass's bytes that is on the device already, or of the experts that were chosen: 0 to 1.
     pub fn hit_rate(&self) -> f64 {
+        if let Some(experts) = &self.experts {
+            return experts.hit_rate();
+        }
         1.0 - self.streamed_bytes as f64 / (self.layers_bytes as f64).max(1.0)
     }
 
@@ -84,6 +96,15 @@ fn matrices(transformer: &Transformer) -> Vec<Vec<Tensor>> {
         }
     }
     layers
+}
+
+/// The experts' matrices of each layer.
+fn of_experts(transformer: &Transformer) -> Vec<Vec<Tensor>> {
+    let matrices = transformer.weights.blocks.iter().map(|block| {
+        let matrices = block.experts.iter().map(ExpertWeights::matrices);
+        matrices.flat_map(|[up, down]| up.chain(down)).flat_map(Matrix::tensors).cloned().collect()
+    });
+    matrices.collect()
 }
 
 /// `n` of so many layers, evenly spread: what is computed between two of them is time to read.
@@ -115,29 +136,119 @@ fn bytes(tensors: &[Tensor]) -> u64 {
     tensors.iter().map(Tensor::size_bytes).sum()
 }
 
-/// The fewest layers to be streamed for what takes `needed_bytes` to fit `limit_bytes`, if that is enough: their numbers.
-pub(super) fn choose(transformer: &Transformer, needed_bytes: u64, limit_bytes: u64) -> Option<Vec<usize>> {
+/// What is read from the file for passes.
+pub(super) enum Share {
+    /// All matrices of these layers.
+    Layers(Vec<usize>),
+    /// Experts' matrices of all layers, but for so many experts of each that are kept.
+    Experts {
+        n_slots: u32,
+        /// Those that a token chooses.
+        least: u32,
+    },
+}
+
+impl Share {
+    /// The one that leaves a little less on the device, if there is one.
+    pub fn smaller(self) -> Option<Share> {
+        match self {
+            Share::Experts { n_slots, least } if n_slots > least => {
+                Some(Share::Experts { n_slots: n_slots - 1, least })
+            }
+            Share::Experts { .. } | Share::Layers(_) => None,
+        }
+    }
+}
+
+/// What leaves the least to be read for a token of a model that takes `needed_bytes` where it is to fit `limit_bytes`, first;
+/// what else would fit comes after it. `max_pass`: tokens of its largest pass; `whole_layers`: whether experts are not to be
+/// told apart.
+pub(super) fn choose(
+    transformer: &Transformer,
+    (max_pass, whole_layers): (u32, bool),
+    needed_bytes: u64,
+    limit_bytes: u64,
+) -> Vec<Share> {
+    let layers = fewest_layers(transformer, needed_bytes, limit_bytes);
+    let experts = most_experts(transformer, max_pass, needed_bytes, limit_bytes).filter(|_| !whole_layers);
+    let mut shares: Vec<(u64, Share)> = layers.into_iter().chain(experts).collect();
+    shares.sort_by_key(|(read_bytes, _)| *read_bytes);
+    shares.into_iter().map(|(_, share)| share).collect()
+}
+
+/// The fewest layers to be streamed, if that is enough: with the bytes that a pass then reads.
+fn fewest_layers(transformer: &Transformer, needed_bytes: u64, limit_bytes: u64) -> Option<(u64, Share)> {
     let layers = matrices(transformer);
     let Range { start, end } = transformer.layers();
     let (first, n_layers) = (start as usize, (end - start) as usize);
     // As many as there are slots would save nothing.
     let mut candidates =
         (SLOTS + 1..=n_layers).map(|n| spread(n, n_layers).map(|layer| first + layer).collect::<Vec<_>>());
-    candidates.find(|streamed| {
+    candidates.find_map(|streamed| {
         let slots: u64 = slot_sizes(streamed.iter().map(|&layer| &layers[layer])).iter().sum();
         let saved: u64 = streamed.iter().map(|&layer| bytes(&layers[layer])).sum();
-        (needed_bytes + SLOTS as u64 * slots).saturating_sub(saved) <= limit_bytes
+        let fits = (needed_bytes + SLOTS as u64 * slots).saturating_sub(saved) <= limit_bytes;
+        fits.then_some((saved, Share::Layers(streamed)))
     })
+}
+
+/// The most experts of each layer that can be kept, if some can be and more than a token needs: with the bytes that a pass of
+/// one token then reads, if all experts are as likely.
+fn most_experts(transformer: &Transformer, max_pass: u32, needed_bytes: u64, limit_bytes: u64) -> Option<(u64, Share)> {
+    /// Of a layer: its experts that tokens choose from, those of a token, and bytes of one; bytes of those of all tokens.
+    struct Layer {
+        n: u32,
+        n_used: u32,
+        expert_bytes: u64,
+        shared_bytes: u64,
+    }
+    let tensors = of_experts(transformer);
+    let mut layers = Vec::new();
+    for l in transformer.layers() {
+        let (block, weights) =
+            (transformer.config.blocks.get(l as usize)?, transformer.weights.blocks.get(l as usize)?);
+        let (Some(of), Some(experts)) = (&block.feed_forward.experts, &weights.experts) else { continue };
+        if !experts.may_be_kept(of.n) {
+            return None;
+        }
+        let n_shared = u64::from(experts.n_shared());
+        let of_matrices = bytes(&tensors[l as usize]).div_ceil(u64::from(of.n) + n_shared);
+        let expert_bytes = of_matrices + experts.biases_bytes() / u64::from(of.n);
+        layers.push(Layer { n: of.n, n_used: of.n_used, expert_bytes, shared_bytes: n_shared * of_matrices });
+    }
+    let most_used = layers.iter().map(|layer| layer.n_used).max()?;
+    let most = layers.iter().map(|layer| layer.n).max()?;
+    let streamed = || transformer.layers().map(|l| &tensors[l as usize]);
+    let (saved, whole) =
+        (streamed().map(|layer| bytes(layer)).sum::<u64>(), slot_sizes(streamed()).iter().sum::<u64>());
+    let n_slots = (most_used..most).rev().find(|&n_slots| {
+        let kept: u64 =
+            layers.iter().map(|layer| layer.shared_bytes + u64::from(n_slots.min(layer.n)) * layer.expert_bytes).sum();
+        // Passes of many tokens have whole layers.
+        let whole = if n_slots / most_used < max_pass { SLOTS as u64 * whole } else { 0 };
+        (needed_bytes + kept + whole).saturating_sub(saved) <= limit_bytes
+    })?;
+    let missed = |layer: &Layer| {
+        let chosen = u64::from(layer.n_used) * layer.expert_bytes;
+        chosen * u64::from(layer.n - n_slots.min(layer.n)) / u64::from(layer.n)
+    };
+    Some((layers.iter().map(missed).sum(), Share::Experts { n_slots, least: most_used }))
 }
 
 /// Reads layers into their slots.
 pub(super) struct Streamed {
     /// By their order: number, and what reads it.
     layers: Vec<(usize, Feed)>,
+    /// What these read.
+    tensors: Vec<Vec<Tensor>>,
     files: Arc<Vec<FileBytes>>,
+    /// Reads single experts for passes of a few tokens.
+    kept: Option<Arc<Kept>>,
+    /// Held by a pass to its end: slots serve one at a time.
     lane: Mutex<Option<Lane>>,
     plan: Streaming,
     n_read: Arc<AtomicU64>,
+    read_bytes: Arc<AtomicU64>,
     reading_ns: Arc<AtomicU64>,
     waiting_ns: AtomicU64,
 }
@@ -168,48 +279,74 @@ impl Drop for Lane {
 }
 
 impl Streamed {
-    /// Puts the matrices of these layers into slots; their weights were just declared. The report has `fitting_context`.
+    /// Puts the matrices that are streamed into slots; the weights were just declared. The report has `fitting_context`.
+    ///
+    /// # Errors
+    /// Those of [`Kept::new`].
     pub fn new(
         transformer: &Transformer,
         catalog: &Catalog,
         files: Arc<Vec<FileBytes>>,
-        streamed: &[usize],
+        share: &Share,
         fitting_context: Option<u32>,
-    ) -> Streamed {
-        let layers = matrices(transformer);
-        let sizes = slot_sizes(streamed.iter().map(|&layer| &layers[layer]));
+    ) -> Result<Streamed, Error> {
+        let (streamed, kept): (Vec<(usize, Vec<Tensor>)>, _) = match share {
+            Share::Layers(numbers) => {
+                let mut layers = matrices(transformer);
+                (numbers.iter().map(|&layer| (layer, std::mem::take(&mut layers[layer]))).collect(), None)
+            }
+            Share::Experts { .. } => {
+                let Range { start, end } = transformer.layers();
+                let layers = of_experts(transformer).into_iter().enumerate();
+                let streamed =
+                    layers.filter(|(layer, tensors)| (start..end).contains(&(*layer as u32)) && !tensors.is_empty());
+                (streamed.collect(), Some(Kept::new(transformer, catalog)?))
+            }
+        };
+        let sizes = slot_sizes(streamed.iter().map(|(_, tensors)| tensors));
         let slot = || sizes.iter().map(|&size| Block::new(size, Role::Weights)).collect::<Vec<_>>();
         let slots: Vec<Vec<Arc<Block>>> = std::iter::repeat_with(slot).take(SLOTS).collect();
-        for (&layer, slot) in streamed.iter().zip(slots.iter().cycle()) {
-            for (tensor, block) in by_size(&layers[layer]).into_iter().zip(slot) {
+        for ((_, tensors), slot) in streamed.iter().zip(slots.iter().cycle()) {
+            for (tensor, block) in by_size(tensors).into_iter().zip(slot) {
                 tensor.storage.place(block);
             }
         }
-        let feed = |layer| {
-            let of_layer = transformer.destinations().filter(move |(name, place)| is_streamed(name, place, &[layer]));
+        let feed = |tensors: &[Tensor]| {
+            let of_layer = transformer.destinations().filter(|(_, place)| fills(place, tensors));
             Feed::new(catalog, of_layer)
         };
         let plan = Streaming {
             n_streamed: streamed.len(),
-            streamed_bytes: streamed.iter().map(|&layer| bytes(&layers[layer])).sum(),
+            streamed_bytes: streamed.iter().map(|(_, tensors)| bytes(tensors)).sum(),
             fitting_context,
             ..Streaming::resident(transformer)
         };
-        Streamed {
-            layers: streamed.iter().map(|&layer| (layer, feed(layer))).collect(),
+        Ok(Streamed {
+            layers: streamed.iter().map(|(layer, tensors)| (*layer, feed(tensors))).collect(),
+            tensors: streamed.into_iter().map(|(_, tensors)| tensors).collect(),
             files,
             lane: Mutex::new(None),
+            kept: kept.map(Arc::new),
             plan,
             n_read: Arc::default(),
+            read_bytes: Arc::default(),
             reading_ns: Arc::default(),
             waiting_ns: AtomicU64::new(0),
-        }
+        })
     }
 
     /// A feed of what stays on the device.
     pub fn resident(&self, transformer: &Transformer, catalog: &Catalog) -> Feed {
-        let streamed: Vec<usize> = self.layers.iter().map(|(layer, _)| *layer).collect();
-        Feed::new(catalog, transformer.destinations().filter(|(name, place)| !is_streamed(name, place, &streamed)))
+        let is_streamed = |place: &Destination| self.tensors.iter().any(|tensors| fills(place, tensors));
+        Feed::new(catalog, transformer.destinations().filter(|(_, place)| !is_streamed(place)))
+    }
+
+    /// Reads what stays on the device beside that.
+    ///
+    /// # Errors
+    /// Those of [`Feed::take_all`].
+    pub fn fill(&self, device: &Device) -> Result<(), Error> {
+        self.kept.as_ref().map_or(Ok(()), |kept| kept.fill(device, &self.files))
     }
 
     /// What the digest of a model's tensors has of those that are streamed.
@@ -224,10 +361,15 @@ impl Streamed {
     /// What there is to stream, and what came of it so far.
     pub fn report(&self) -> Streaming {
         let duration = |ns: &AtomicU64| Duration::from_nanos(ns.load(Ordering::Relaxed));
+        let experts = self.kept.as_ref().map(|kept| kept.report());
+        // Single experts are read while nothing is computed.
+        let waited = self.kept.as_ref().map_or(Duration::ZERO, |kept| kept.reading());
         Streaming {
             n_read: self.n_read.load(Ordering::Relaxed),
-            reading: duration(&self.reading_ns),
-            waiting: duration(&self.waiting_ns),
+            reading: duration(&self.reading_ns) + waited,
+            waiting: duration(&self.waiting_ns) + waited,
+            read_bytes: self.read_bytes.load(Ordering::Relaxed) + experts.map_or(0, |experts| experts.read_bytes),
+            experts,
             ..self.plan
         }
     }
@@ -257,8 +399,10 @@ impl Streamed {
         recording: &Recording,
         rest: impl FnOnce(usize) -> Result<R, Error>,
     ) -> Result<R, Error> {
-        // Held to the end: the slots serve one pass at a time.
         let mut held = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(kept), false) = (&self.kept, recording.choices().is_empty()) {
+            return kept.run_up_to_last((device, &self.files), recording, rest);
+        }
         let run = || {
             device.prepare(recording)?;
             let lane = match &mut *held {
@@ -307,6 +451,7 @@ impl Streamed {
         let (send, ready) = channel();
         let (layers, files, device) = (self.layers.clone(), self.files.clone(), device.clone());
         let (n_read, reading_ns) = (self.n_read.clone(), self.reading_ns.clone());
+        let (kept, read_bytes) = (self.kept.clone(), self.read_bytes.clone());
         let read_all = move || {
             let mut is_free = [true; SLOTS];
             for (i, (layer, feed)) in layers.iter().enumerate().cycle() {
@@ -318,11 +463,15 @@ impl Streamed {
                 }
                 is_free[i % SLOTS] = false;
                 let start = Instant::now();
-                let read = read(feed.clone(), &device, &files).map(|()| *layer);
+                let read = match &kept {
+                    Some(kept) => kept.read_layer(*layer as u32, &device, &files),
+                    None => read(feed.clone(), &device, &files),
+                };
                 reading_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
                 n_read.fetch_add(1, Ordering::Relaxed);
+                read_bytes.fetch_add(*read.as_ref().unwrap_or(&0), Ordering::Relaxed);
                 let failed = read.is_err();
-                if send.send(read).is_err() || failed {
+                if send.send(read.map(|_| *layer)).is_err() || failed {
                     return;
                 }
             }
@@ -333,8 +482,8 @@ impl Streamed {
     }
 }
 
-/// Reads all of a feed. What is on its way to the device is bounded.
-fn read(mut feed: Feed, device: &Device, files: &[FileBytes]) -> Result<(), Error> {
+/// Reads all of a feed, and returns its bytes. What is on its way to the device is bounded.
+pub(super) fn read(mut feed: Feed, device: &Device, files: &[FileBytes]) -> Result<u64, Error> {
     const MOST_IN_FLIGHT: u64 = 32 << 20;
     let mut in_flight = 0;
     while feed.take_piece(device, files)? {
@@ -344,10 +493,11 @@ fn read(mut feed: Feed, device: &Device, files: &[FileBytes]) -> Result<(), Erro
             in_flight = 0;
         }
     }
-    Ok(())
+    Ok(feed.progress().0)
 }
 
-/// Whether a tensor is a matrix of one of these layers.
-fn is_streamed(name: &str, place: &Destination, layers: &[usize]) -> bool {
-    matches!(place, Destination::Rows { .. }) && layer_of(name).is_some_and(|layer| layers.contains(&(layer as usize)))
+/// Whether a tensor's rows belong into one of these.
+fn fills(place: &Destination, tensors: &[Tensor]) -> bool {
+    let Destination::Rows { matrix, .. } = place else { return false };
+    matrix.slabs().iter().any(|slab| tensors.iter().any(|tensor| tensor.is_same(&slab.words)))
 }

@@ -18,6 +18,8 @@ use super::outcome::{Failure, Fault, Outcome, Unsettled, refused, scoped};
 use super::pipeline::{Pipeline, Pipelines};
 use super::readback::{Completion, Poller, ReadFuture, Staging, complete, map};
 use crate::counters::LiveCounters;
+#[cfg(not(target_arch = "wasm32"))]
+use crate::device::WordCopy;
 use crate::error::Error;
 use crate::recording::{Recording, Step};
 use crate::shaders::Tier;
@@ -371,6 +373,18 @@ impl Gpu {
         for (from, to) in pairs {
             let [source, destination] = [from.memory::<PooledBuffer>()?, to.memory()?];
             encoder.copy_buffer_to_buffer(&source.buffer, 0, &destination.buffer, 0, from.size_bytes());
+        }
+        self.submit(encoder, || ()).map(drop)
+    }
+
+    /// The same of some words of each.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn copy_words(&self, copies: &[WordCopy]) -> Result<(), Error> {
+        let mut encoder = self.encoder();
+        for WordCopy { from: (from, from_first), to: (to, to_first), n_words } in copies {
+            let [source, destination] = [from.memory::<PooledBuffer>()?, to.memory()?];
+            let [from, to, n] = [*from_first, *to_first, *n_words].map(|words| 4 * words as u64);
+            encoder.copy_buffer_to_buffer(&source.buffer, from, &destination.buffer, to, n);
         }
         self.submit(encoder, || ()).map(drop)
     }

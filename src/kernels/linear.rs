@@ -296,7 +296,7 @@ impl Lanes {
     pub fn as_of(rec: &Recorder, kernel: &Kernel, like: &Kernel, w: &Matrix, n_tokens: u32) -> Lanes {
         let target = rec.target();
         let known = [kernel, like].into_iter().find_map(|of| {
-            let choice = target.tuning().choice(Bucket::of(of, w.weight(), [w.rows(), w.blocks(), 1]));
+            let choice = target.tuning().choice(Bucket::of(of, w.weight(), [w.tuned_rows(), w.blocks(), 1]));
             choice.filter(|&choice| is_sound(target, kernel, w, choice))
         });
         let Choice { tier, size } = known.unwrap_or_else(|| usual(target, kernel, w, 1));

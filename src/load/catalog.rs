@@ -10,10 +10,12 @@ use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::formats::{BlockType, TensorInfo, block};
 use crate::matrix::{Matrix, TailEdges, file_row_bytes};
+#[cfg(not(target_arch = "wasm32"))]
+use crate::model::ExpertPart;
 use crate::model::{Destination, RowPlaces, SourceTensor, WeightSource, layer_of};
 
 /// Tensors under GGUF's names, and where each lies.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Catalog {
     tensors: HashMap<String, Entry>,
 }
@@ -35,6 +37,27 @@ impl Entry {
             [_, rows, groups] => Some([rows as usize, groups as usize]),
             _ => None,
         })
+    }
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+impl Entry {
+    /// What it has of expert `i` of `n`, if the file keeps experts one after the other.
+    fn of_expert(&self, [i, n]: [u32; 2]) -> Option<Entry> {
+        let [i, n] = [i, n].map(u64::from);
+        let cut = |info: &TensorInfo| {
+            let mut part = info.clone();
+            let experts = part.shape.first_mut().filter(|experts| **experts == n && i < n)?;
+            *experts = 1;
+            part.size_bytes = info.size_bytes.checked_div(n).filter(|size| size * n == info.size_bytes)?;
+            part.offset += i * part.size_bytes;
+            Some(part)
+        };
+        let scales = match &self.scales {
+            Some((file, scales)) => Some((*file, cut(scales)?)),
+            None => None,
+        };
+        Some(Entry { info: cut(&self.info)?, scales, ..self.clone() })
     }
 }
 
@@ -367,7 +390,35 @@ impl Feed {
     pub fn new<'a>(catalog: &Catalog, destinations: impl Iterator<Item = (&'a str, Destination)>) -> Feed {
         // Weights were declared from this catalog, so each is in it.
         let found = destinations.filter_map(|(name, place)| Some((catalog.tensors.get(name)?.clone(), place)));
-        let mut items: Vec<_> = found.collect();
+        Feed::of(found.collect())
+    }
+
+    /// A feed of one expert's parts.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming a tensor that does not keep its experts one after the other.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn of_expert(catalog: &Catalog, parts: Vec<ExpertPart>) -> Result<Feed, Error> {
+        let item = |ExpertPart { name, share, place }: ExpertPart| {
+            let entry = catalog.tensors.get(&name);
+            let found = entry.map_or("missing".into(), |entry| format!("one of shape {:?}", entry.info.shape));
+            let entry = match share {
+                Some(share) => entry.and_then(|entry| entry.of_expert(share)),
+                None => entry.cloned(),
+            };
+            match entry {
+                Some(entry) => Ok((entry, place)),
+                None => Err(Error::Config {
+                    field: name,
+                    expected: "a tensor of experts one after the other".into(),
+                    found,
+                }),
+            }
+        };
+        Ok(Feed::of(parts.into_iter().map(item).collect::<Result<_, _>>()?))
+    }
+
+    fn of(mut items: Vec<(Entry, Destination)>) -> Feed {
         items.sort_by_key(|(entry, _)| (entry.file, entry.info.offset));
         let scales_bytes = |entry: &Entry| entry.scales.as_ref().map_or(0, |(_, scales)| scales.size_bytes);
         let total_bytes = items.iter().map(|(entry, _)| entry.info.size_bytes + scales_bytes(entry)).sum();
@@ -476,6 +527,17 @@ impl Feed {
             progress(self.fed_bytes, self.total_bytes);
         }
         Ok(())
+    }
+
+    /// Says that all of it is taken next.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn announce(&self, files: &[FileBytes]) {
+        for (entry, _) in &self.items {
+            let scales = entry.scales.as_ref().map(|(file, scales)| (*file, scales));
+            for (file, TensorInfo { offset, size_bytes, .. }) in scales.into_iter().chain([(entry.file, &entry.info)]) {
+                files[file].announce(*offset as usize..offset.saturating_add(*size_bytes) as usize);
+            }
+        }
     }
 
     /// Takes the next bytes of files that are there as a whole, and tells whether there were any.

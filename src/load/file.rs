@@ -38,6 +38,18 @@ impl FileBytes {
 }
 
 impl FileBytes {
+    /// Says that these bytes are read next, so that the system reads them side by side.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn announce(&self, which: Range<usize>) {
+        #[cfg(unix)]
+        if let FileBytes::Mapped(map) = self {
+            // Without it they are read as they are used.
+            let _ = map.advise_range(memmap2::Advice::WillNeed, which.start, which.len());
+        }
+        #[cfg(not(unix))]
+        let _ = which;
+    }
+
     /// Lets go of the memory of bytes that were read and are not needed soon; they can be read again all the same.
     pub(crate) fn let_go(&self, which: Range<usize>) {
         #[cfg(unix)]

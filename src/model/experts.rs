@@ -1,5 +1,11 @@
 //! Layers whose feed-forward is a mixture of experts: their weights, and their part of the forward pass.
 
+#[cfg(not(target_arch = "wasm32"))]
+mod kept;
+
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) use kept::{ExpertPart, KeptExperts};
+
 use super::block::{Between, Experts, SharedExpert};
 use super::forward::Transformer;
 use super::stack::{Destination, Joined, RowPlaces, Stack, WeightSource, describe, table};
@@ -23,16 +29,27 @@ pub struct ExpertWeights {
     /// Biases that count for the choice alone, `[E]`.
     pub(super) choice_bias: Option<Tensor>,
     shared: SharedExperts,
-    up: Vec<UpPart>,
-    down: Vec<Part>,
+    matrices: Matrices,
     up_bias: Option<Joined>,
     down_bias: Option<Joined>,
+    /// Some of the experts, which passes of a few tokens compute with.
+    #[cfg(not(target_arch = "wasm32"))]
+    kept: Option<KeptExperts>,
+}
+
+/// The matrices of all experts that products are told of.
+#[derive(Clone, Debug)]
+struct Matrices {
+    up: Vec<UpPart>,
+    down: Vec<Part>,
 }
 
 /// Matrices of some experts, of one weight type.
 #[derive(Clone, Debug)]
 struct Part {
     first_expert: u32,
+    /// Rows of an expert.
+    rows: u32,
     matrix: Matrix,
     members: Vec<(String, RowPlaces)>,
 }
@@ -45,6 +62,7 @@ struct UpPart {
 }
 
 /// Tensors that hold the matrices of neighbouring experts.
+#[derive(Clone, Debug)]
 struct Tensors {
     /// Experts that they make.
     n: u32,
@@ -57,6 +75,7 @@ struct Tensors {
     down_shape: [u32; 2],
 }
 
+#[derive(Clone, Debug)]
 enum UpTensors {
     /// Of each expert gates and then ups.
     Joint(String),
@@ -83,8 +102,7 @@ impl ExpertWeights {
                 logits.push(("ffn_gate_inp_shexp", 1));
             }
         }
-        let up = up_parts(target, source, &tensors, [dim, ffn_dim])?;
-        let down = down_parts(target, source, &tensors, [dim, ffn_dim])?;
+        let matrices = Matrices::declare(target, source, &tensors, [dim, ffn_dim])?;
         let of_all = |names: Vec<(String, RowPlaces, u32)>, len| {
             let named = names.iter().map(|(name, places, n)| (format!("{prefix}{name}.bias"), *places, *n)).collect();
             let is_there = names.iter().any(|(name, ..)| source.describe(&format!("{prefix}{name}.bias")).is_some());
@@ -113,37 +131,53 @@ impl ExpertWeights {
                 false => None,
             },
             shared,
-            up,
-            down,
+            matrices,
             up_bias: of_all(up_bias, 2 * n_rows)?,
             down_bias: of_all(down_bias, experts.n * dim)?,
+            #[cfg(not(target_arch = "wasm32"))]
+            kept: None,
         })
     }
 
-    fn parts(&self) -> impl Iterator<Item = &Part> {
-        self.up.iter().map(|up| &up.part).chain(&self.down)
+    /// The matrices of gates and ups, and the second ones.
+    pub(crate) fn matrices(&self) -> [impl Iterator<Item = &Matrix>; 2] {
+        let Matrices { up, down } = &self.matrices;
+        let (up, down): (Vec<_>, Vec<_>) =
+            (up.iter().map(|up| &up.part.matrix).collect(), down.iter().map(|part| &part.matrix).collect());
+        [up.into_iter(), down.into_iter()]
     }
 
-    /// The matrices of gates and ups, and the second ones.
-    pub(super) fn matrices(&self) -> [impl Iterator<Item = &Matrix>; 2] {
-        let (up, down): (Vec<_>, Vec<_>) =
-            (self.up.iter().map(|up| &up.part.matrix).collect(), self.down.iter().map(|part| &part.matrix).collect());
-        [up.into_iter(), down.into_iter()]
+    fn biases(&self) -> [Option<&Tensor>; 2] {
+        [&self.up_bias, &self.down_bias].map(|bias| bias.as_ref().map(Joined::tensor))
     }
 
     /// All tensors but those of the router.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let biases = self.up_bias.iter().chain(&self.down_bias).map(Joined::tensor);
-        self.parts().flat_map(|part| part.matrix.tensors()).chain(biases)
+        let matrices = self.matrices.parts().flat_map(|part| part.matrix.tensors());
+        matrices.chain(self.biases().into_iter().flatten())
     }
 
     /// Where their data belongs.
     pub(super) fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
-        let rows = self.parts().flat_map(|part| {
-            let to = |places: &RowPlaces| Destination::Rows { matrix: part.matrix.clone(), places: *places };
-            part.members.iter().map(move |(name, places)| (name.as_str(), to(places)))
-        });
+        let rows = self.matrices.parts().flat_map(Part::destinations);
         rows.chain(self.up_bias.iter().chain(&self.down_bias).flat_map(Joined::destinations))
+    }
+}
+
+impl Matrices {
+    /// Declares those of the experts that these tensors hold, of widths C and F.
+    fn declare(
+        target: &Target,
+        source: &dyn WeightSource,
+        tensors: &[Tensors],
+        dims: [u32; 2],
+    ) -> Result<Matrices, Error> {
+        let up = up_parts(target, source, tensors, dims)?;
+        Ok(Matrices { up, down: down_parts(target, source, tensors, dims)? })
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &Part> {
+        self.up.iter().map(|up| &up.part).chain(&self.down)
     }
 }
 
@@ -185,6 +219,29 @@ fn cut(prefix: &str, of: &SharedExpert, [dim, ffn_dim]: [u32; 2]) -> Tensors {
         up: UpTensors::Apart(name("ffn_gate_shexp"), name("ffn_up_shexp")),
         down: name("ffn_down_shexp"),
         down_shape: [dim, of.dim],
+    }
+}
+
+impl Tensors {
+    /// Those of gates, ups or both, whose experts begin at row `first` and have `of_each` rows each.
+    fn up_members(&self, rows: ExpertRows, first: u32, [of_each, ffn_dim]: [u32; 2]) -> Vec<(String, RowPlaces)> {
+        let places = |first| RowPlaces::runs(first, self.run, of_each, ffn_dim);
+        match (&self.up, rows) {
+            (UpTensors::Joint(name), _) => vec![(name.clone(), RowPlaces::from(first))],
+            (UpTensors::Apart(gate, up), ExpertRows::Both) => {
+                vec![(gate.clone(), places(first)), (up.clone(), places(first + ffn_dim))]
+            }
+            (UpTensors::Apart(gate, _), ExpertRows::Gates) => vec![(gate.clone(), places(first))],
+            (UpTensors::Apart(_, up), ExpertRows::Ups) => vec![(up.clone(), places(first))],
+        }
+    }
+
+    /// That of the second matrices, whose experts begin at row `first`.
+    fn down_member(&self, first: u32, ffn_dim: u32) -> (String, RowPlaces) {
+        let [rows, cols] = self.down_shape;
+        let is_cut = cols != ffn_dim;
+        let places = if is_cut { RowPlaces::slices(first, rows, self.run) } else { RowPlaces::from(first) };
+        (self.down.clone(), places)
     }
 }
 
@@ -237,16 +294,7 @@ fn up_parts(
             let mut members = Vec::new();
             let mut n = 0;
             for tensors in &group {
-                let first = n * of_each;
-                let places = |first| RowPlaces::runs(first, tensors.run, of_each, ffn_dim);
-                match (&tensors.up, rows) {
-                    (UpTensors::Joint(name), _) => members.push((name.clone(), RowPlaces::from(first))),
-                    (UpTensors::Apart(gate, up), ExpertRows::Both) => {
-                        members.extend([(gate.clone(), places(first)), (up.clone(), places(first + ffn_dim))]);
-                    }
-                    (UpTensors::Apart(gate, _), ExpertRows::Gates) => members.push((gate.clone(), places(first))),
-                    (UpTensors::Apart(_, up), ExpertRows::Ups) => members.push((up.clone(), places(first))),
-                }
+                members.extend(tensors.up_members(rows, n * of_each, [of_each, ffn_dim]));
                 n += tensors.n;
             }
             let part = Part::declare(target, first_expert, (weight, members), n, [of_each, dim])?;
@@ -268,10 +316,7 @@ fn down_parts(
         let mut n = 0;
         let mut members = Vec::new();
         for tensors in group {
-            let (first, [rows, cols]) = (n * dim, tensors.down_shape);
-            let is_cut = cols != ffn_dim;
-            let places = if is_cut { RowPlaces::slices(first, rows, tensors.run) } else { RowPlaces::from(first) };
-            members.push((tensors.down.clone(), places));
+            members.push(tensors.down_member(n * dim, ffn_dim));
             n += tensors.n;
         }
         Part::declare(target, first_expert, (weight, members), n, [dim, ffn_dim])
@@ -290,7 +335,12 @@ impl Part {
     ) -> Result<Part, Error> {
         let label = members.first().map_or("", |(name, _)| name);
         let matrix = Matrix::declare_whole(target, label, weight, n * rows, cols, rows)?;
-        Ok(Part { first_expert, matrix, members })
+        Ok(Part { first_expert, rows, matrix, members })
+    }
+
+    fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
+        let to = |places: &RowPlaces| Destination::Rows { matrix: self.matrix.clone(), places: *places };
+        self.members.iter().map(move |(name, places)| (name.as_str(), to(places)))
     }
 }
 
@@ -306,7 +356,15 @@ impl Transformer {
         let (block, norms) = (&self.config.blocks[l], &self.weights.blocks[l].ffn_norms);
         let Between::Gate(gate) = block.feed_forward.between else { return Err(unsupported("experts without gates")) };
         let (ffn_dim, n_tokens) = (block.feed_forward.dim, h.shape()[0]);
-        let [up_bias, down_bias] = [&weights.up_bias, &weights.down_bias].map(|bias| bias.as_ref().map(Joined::tensor));
+        let (matrices, [up_bias, down_bias]) = (&weights.matrices, weights.biases());
+        // A few tokens may find all their experts among those that are kept.
+        #[cfg(not(target_arch = "wasm32"))]
+        let kept = weights.kept.as_ref().filter(|kept| kept.suffices(n_tokens));
+        #[cfg(not(target_arch = "wasm32"))]
+        let (matrices, [up_bias, down_bias]) = match kept {
+            Some(kept) => (kept.matrices(), kept.biases()),
+            None => (matrices, [up_bias, down_bias]),
+        };
 
         let (x, norm) = self.before(rec, norms.before.as_ref(), &h)?;
         let (x, norm) = fold_norm(rec, &x, norm, up_bias.is_some() || weights.logits.bias().is_some())?; // [T, C]
@@ -315,6 +373,10 @@ impl Transformer {
         let n_used = experts.n_used + weights.shared.n;
         let routes = rec.temporary_words("routes", &[n_tokens, n_used, 2])?;
         route(rec, &experts.router, weights.shared, &logits, weights.choice_bias.as_ref(), &routes)?; // [T, K]
+        #[cfg(not(target_arch = "wasm32"))]
+        if kept.is_some() {
+            rec.end_choice(l as u32, &routes);
+        }
 
         let after = norms.after.as_ref();
         let on_result = after.filter(|_| block.ffn_norm.is_on_result());
@@ -324,30 +386,26 @@ impl Transformer {
         if !suits_few(rec, &x) && ExpertTiles::suit(rec.target(), n_slots, n_experts) {
             let tiles = ExpertTiles::record(rec, &routes, n_experts)?;
             let up = rec.temporary("up", &[n_slots, 2 * ffn_dim])?;
-            for UpPart { rows, part: Part { first_expert, matrix: w, .. } } in &weights.up {
-                let (rows, y_start) = match rows {
-                    ExpertRows::Both => (2 * ffn_dim, 0),
-                    ExpertRows::Gates => (ffn_dim, 0),
-                    ExpertRows::Ups => (ffn_dim, ffn_dim),
-                };
-                let product = ExpertProduct { w, rows, first_expert: *first_expert, bias: up_bias, y_start };
+            for UpPart { rows: kind, part } in &matrices.up {
+                let &Part { first_expert, rows, matrix: ref w, .. } = part;
+                let y_start = if *kind == ExpertRows::Ups { ffn_dim } else { 0 };
+                let product = ExpertProduct { w, rows, first_expert, bias: up_bias, y_start };
                 product.record(rec, &tiles, &x, &up)?; // [T K, 2 F]
             }
             gated(rec, gate, &up, &activated)?; // [T K, F]
             let each = rec.temporary("each", &[n_slots, self.config.dim])?;
-            for Part { first_expert, matrix: w, .. } in &weights.down {
-                let (rows, first_expert) = (self.config.dim, *first_expert);
+            for &Part { first_expert, rows, matrix: ref w, .. } in &matrices.down {
                 let product = ExpertProduct { w, rows, first_expert, bias: down_bias, y_start: 0 };
                 product.record(rec, &tiles, &activated, &each)?; // [T K, C]
             }
             expert_sum(rec, &each, &routes, accumulate, &result)?; // [T, C]
         } else {
-            for UpPart { rows, part: Part { first_expert, matrix: w, .. } } in &weights.up {
+            for UpPart { rows, part: Part { first_expert, matrix: w, .. } } in &matrices.up {
                 let (rows, first_expert) = (*rows, *first_expert);
                 let product = ExpertGateUp { w, rows, first_expert, bias: up_bias, norm, gate };
                 product.record(rec, &x, &routes, &activated)?; // [T K, F]
             }
-            for (i, Part { first_expert, matrix: w, .. }) in weights.down.iter().enumerate() {
+            for (i, Part { first_expert, matrix: w, .. }) in matrices.down.iter().enumerate() {
                 let (first_expert, accumulate) = (*first_expert, accumulate || i > 0);
                 let product = ExpertDown { w, first_expert, bias: down_bias, accumulate };
                 product.record(rec, &activated, &routes, &result)?; // [T, C]

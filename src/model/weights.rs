@@ -357,6 +357,34 @@ impl Weights {
         })
     }
 
+    /// Declares slots for `n_slots` experts of each of these layers that has experts, see [`ExpertWeights::keep`]: passes of so
+    /// few tokens that all they can choose has room compute with them.
+    ///
+    /// # Errors
+    /// Errors of [`Matrix::declare`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn keep_experts(
+        &mut self,
+        target: &Target,
+        config: &ModelConfig,
+        source: &dyn WeightSource,
+        layers: std::ops::Range<u32>,
+        n_slots: u32,
+    ) -> Result<(), Error> {
+        let of_layers =
+            layers.clone().zip(config.blocks.get(layers.start as usize..layers.end as usize).unwrap_or(&[]));
+        let most_used = of_layers.clone().filter_map(|(_, block)| Some(block.feed_forward.experts?.n_used)).max();
+        let most_tokens = n_slots / most_used.unwrap_or(1).max(1);
+        for (l, block) in of_layers {
+            let weights = self.blocks.get_mut(l as usize).and_then(|weights| weights.experts.as_mut());
+            if let (Some(experts), Some(weights)) = (&block.feed_forward.experts, weights) {
+                let dims = [config.dim, block.feed_forward.dim];
+                weights.keep(target, source, &format!("blk.{l}."), experts, dims, [n_slots, most_tokens])?;
+            }
+        }
+        Ok(())
+    }
+
     fn stacks(&self) -> impl Iterator<Item = &Stack> {
         let per_layer = self.per_layer.iter().map(|per_layer| &per_layer.proj);
         self.blocks.iter().flat_map(BlockWeights::stacks).chain(&self.output).chain(per_layer)

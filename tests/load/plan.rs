@@ -12,16 +12,18 @@ use super::common::{self, block_on};
 
 /// Shape of a Qwen3 mixture.
 #[derive(Clone, Copy)]
-struct Shape {
-    layers: u64,
-    dim: u64,
-    heads: u64,
-    kv_heads: u64,
-    head_dim: u64,
-    experts: u64,
-    used: u64,
-    ffn_dim: u64,
-    vocab: u64,
+pub struct Shape {
+    pub layers: u64,
+    pub dim: u64,
+    pub heads: u64,
+    pub kv_heads: u64,
+    pub head_dim: u64,
+    pub experts: u64,
+    pub used: u64,
+    /// Width of a feed-forward that all tokens have beside the experts; with one it is a mixture of Granite's.
+    pub shared: u64,
+    pub ffn_dim: u64,
+    pub vocab: u64,
 }
 
 /// Qwen3-30B-A3B, by its `config.json`.
@@ -33,13 +35,24 @@ const LARGE: Shape = Shape {
     head_dim: 128,
     experts: 128,
     used: 8,
+    shared: 0,
     ffn_dim: 768,
     vocab: 151_936,
 };
 
 /// A hundredth of it, of the same proportions.
-const SMALL: Shape =
-    Shape { layers: 4, dim: 256, heads: 4, kv_heads: 1, head_dim: 64, experts: 16, used: 2, ffn_dim: 256, vocab: 2048 };
+const SMALL: Shape = Shape {
+    layers: 4,
+    dim: 256,
+    heads: 4,
+    kv_heads: 1,
+    head_dim: 64,
+    experts: 16,
+    used: 2,
+    shared: 0,
+    ffn_dim: 256,
+    vocab: 2048,
+};
 
 /// GGML's number of a type, with bytes for so many weights.
 type Type = (u32, u64, u64);
@@ -49,7 +62,7 @@ const PLAIN: Type = (0, 4, 1);
 impl Shape {
     /// Tensors of the file by name, rows first, and their types.
     fn tensors(&self) -> Vec<(String, Vec<u64>, Type)> {
-        let Shape { layers, dim, heads, kv_heads, head_dim, experts, ffn_dim, vocab, .. } = *self;
+        let Shape { layers, dim, heads, kv_heads, head_dim, experts, shared, ffn_dim, vocab, .. } = *self;
         let mut tensors = vec![
             ("token_embd.weight".to_owned(), vec![vocab, dim], Q8_0),
             ("output.weight".to_owned(), vec![vocab, dim], Q8_0),
@@ -61,8 +74,6 @@ impl Shape {
                 ("attn_q", vec![heads * head_dim, dim], Q8_0),
                 ("attn_k", vec![kv_heads * head_dim, dim], Q8_0),
                 ("attn_v", vec![kv_heads * head_dim, dim], Q8_0),
-                ("attn_q_norm", vec![head_dim], PLAIN),
-                ("attn_k_norm", vec![head_dim], PLAIN),
                 ("attn_output", vec![dim, heads * head_dim], Q8_0),
                 ("ffn_norm", vec![dim], PLAIN),
                 ("ffn_gate_inp", vec![experts, dim], PLAIN),
@@ -70,7 +81,16 @@ impl Shape {
                 ("ffn_up_exps", vec![experts, ffn_dim, dim], Q8_0),
                 ("ffn_down_exps", vec![experts, dim, ffn_dim], Q8_0),
             ];
-            tensors.extend(of_layer.map(|(name, shape, of)| (format!("blk.{layer}.{name}.weight"), shape, of)));
+            let beside = match shared {
+                0 => vec![("attn_q_norm", vec![head_dim], PLAIN), ("attn_k_norm", vec![head_dim], PLAIN)],
+                _ => vec![
+                    ("ffn_gate_shexp", vec![shared, dim], Q8_0),
+                    ("ffn_up_shexp", vec![shared, dim], Q8_0),
+                    ("ffn_down_shexp", vec![dim, shared], Q8_0),
+                ],
+            };
+            let all = of_layer.into_iter().chain(beside);
+            tensors.extend(all.map(|(name, shape, of)| (format!("blk.{layer}.{name}.weight"), shape, of)));
         }
         tensors
     }
@@ -78,7 +98,12 @@ impl Shape {
     /// The file's header, which says that its data follows; and how long the file is.
     fn header(&self) -> (Vec<u8>, u64) {
         let mut file = GgufFile::empty();
-        file.entries.push(entry("general.architecture", STRING, text("qwen3moe")));
+        let name = if self.shared == 0 { "qwen3moe" } else { "granitemoe" };
+        file.entries.push(entry("general.architecture", STRING, text(name)));
+        if self.shared > 0 {
+            let shared = (self.shared as u32).to_le_bytes();
+            file.entries.push(entry("granitemoe.expert_shared_feed_forward_length", U32, shared));
+        }
         for (key, value) in [
             ("block_count", self.layers),
             ("embedding_length", self.dim),
@@ -92,10 +117,10 @@ impl Shape {
             ("expert_used_count", self.used),
             ("expert_feed_forward_length", self.ffn_dim),
         ] {
-            file.entries.push(entry(&format!("qwen3moe.{key}"), U32, (value as u32).to_le_bytes()));
+            file.entries.push(entry(&format!("{name}.{key}"), U32, (value as u32).to_le_bytes()));
         }
         for (key, value) in [("attention.layer_norm_rms_epsilon", 1e-6_f32), ("rope.freq_base", 1e6)] {
-            file.entries.push(entry(&format!("qwen3moe.{key}"), F32, value.to_le_bytes()));
+            file.entries.push(entry(&format!("{name}.{key}"), F32, value.to_le_bytes()));
         }
         let mut offset = 0u64;
         for (name, shape, (type_number, bytes, len)) in self.tensors() {
@@ -118,6 +143,29 @@ impl Shape {
         let path = folder.write("model.gguf", header);
         File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
         path
+    }
+
+    /// A file of random numbers: rows of matrices keep the magnitude of what they are multiplied with, norms are 1.
+    pub fn write_random(&self, folder: &Folder) -> std::path::PathBuf {
+        let mut rng = common::Rng::new(17);
+        let mut bytes = self.header().0;
+        for (_, shape, (type_number, ..)) in self.tensors() {
+            bytes.resize(bytes.len().next_multiple_of(32), 0);
+            let n: u64 = shape.iter().product();
+            match (type_number, &shape[..]) {
+                (8, [.., cols]) => {
+                    let scale = half::f16::from_f32(1.0 / (74.0 * (*cols as f32).sqrt())).to_le_bytes();
+                    for _ in 0..n / 32 {
+                        bytes.extend(scale);
+                        bytes.extend((0..8).flat_map(|_| rng.word().to_le_bytes()));
+                    }
+                }
+                (_, [_]) => bytes.extend((0..n).flat_map(|_| 1f32.to_le_bytes())),
+                _ => bytes.extend((0..n).flat_map(|_| (rng.word() as f32 / u32::MAX as f32 - 0.5).to_le_bytes())),
+            }
+        }
+        bytes.resize(bytes.len().next_multiple_of(32), 0);
+        folder.write("model.gguf", bytes)
     }
 
     /// Bytes of weights: two bits a block of 32 are a scale, as in the file, and norms are F32.

@@ -1,0 +1,345 @@
+//! Experts that are kept where they are used most: of a mixture that is larger than memory, everything but the experts'
+//! matrices is on the device, and so are some experts of each layer.
+//!
+//! A pass of a few tokens runs up to a layer's choice of experts, which is read back. Those that are in no slot are read from
+//! the file in place of the ones that were used least of late, and the pass goes on with slots for experts. A pass of so many
+//! tokens that they might choose more experts than there are slots has whole layers, one after the other, as in
+//! [`super::streamed`]: those of their experts that are in slots are copied, and the others are read.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::streamed::read;
+use crate::device::Device;
+use crate::error::Error;
+use crate::load::{Catalog, Feed, FileBytes};
+use crate::model::{KeptExperts, Transformer};
+use crate::recording::Recording;
+use crate::tensor::Tensor;
+
+/// What came of experts that are kept on the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct KeptStats {
+    /// Experts that tokens choose from, of all layers.
+    pub n_experts: usize,
+    /// Those of them that the device has room for.
+    pub n_kept: usize,
+    /// Experts that tokens chose so far, in passes of a few tokens.
+    pub n_chosen: u64,
+    /// Choices of an expert that was there when the pass came to it.
+    pub n_found: u64,
+    /// Experts that were read from the file.
+    pub n_read: u64,
+    /// Bytes of the file that this took.
+    pub read_bytes: u64,
+}
+
+impl KeptStats {
+    /// The share of choices that found their expert on the device: 0 to 1.
+    pub fn hit_rate(&self) -> f64 {
+        self.n_found as f64 / self.n_chosen.max(1) as f64
+    }
+}
+
+/// The experts of a layer that are on the device, and how often each expert of the layer is used.
+pub(super) struct Slots {
+    /// By slot.
+    experts: Vec<Option<u32>>,
+    /// By expert.
+    slots: Vec<Option<u32>>,
+    uses: Vec<Uses>,
+    n_passes: u32,
+}
+
+/// Uses of an expert, each of which counts half as much after [`Uses::HALF_LIFE`] passes.
+#[derive(Clone, Copy, Default)]
+struct Uses {
+    sum: f64,
+    /// The pass of the last use.
+    at: u32,
+}
+
+impl Uses {
+    /// Passes. Some hundred tokens are about one subject, whose experts are worth keeping longer than those of single words;
+    /// other numbers were not compared, since random weights use all experts alike.
+    const HALF_LIFE: f64 = 128.0;
+
+    fn count(self, pass: u32) -> f64 {
+        self.sum * (-f64::from(pass.wrapping_sub(self.at)) / Uses::HALF_LIFE).exp2()
+    }
+}
+
+impl Slots {
+    fn new(n_experts: u32, n_slots: u32) -> Slots {
+        let n_experts = n_experts as usize;
+        let (experts, slots) = (vec![None; n_slots as usize], vec![None; n_experts]);
+        Slots { experts, slots, uses: vec![Uses::default(); n_experts], n_passes: 0 }
+    }
+
+    fn slot_of(&self, expert: u32) -> Option<u32> {
+        self.slots.get(expert as usize).copied().flatten()
+    }
+
+    /// Counts a pass's choices, each of which is below E, and gives those experts slots that have none: which are to be read,
+    /// and into which slots. No expert that the pass needs is given up. `None` if there are too few slots.
+    fn make_room(&mut self, chosen: &[u32]) -> Option<Vec<(u32, u32)>> {
+        self.n_passes = self.n_passes.wrapping_add(1);
+        let now = self.n_passes;
+        for &expert in chosen {
+            let uses = &mut self.uses[expert as usize];
+            *uses = Uses { sum: uses.count(now) + 1.0, at: now };
+        }
+        let mut missing: Vec<u32> = chosen.iter().copied().filter(|&expert| self.slot_of(expert).is_none()).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        // Empty slots first, then those of the least used.
+        let of_slot = |slot: usize| self.experts[slot].map_or(-1.0, |expert| self.uses[expert as usize].count(now));
+        let is_free = |slot: &usize| self.experts[*slot].is_none_or(|expert| !chosen.contains(&expert));
+        let mut free: Vec<(f64, usize)> =
+            (0..self.experts.len()).filter(is_free).map(|slot| (of_slot(slot), slot)).collect();
+        free.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        if free.len() < missing.len() {
+            return None;
+        }
+        let room: Vec<(u32, u32)> =
+            missing.into_iter().zip(free).map(|(expert, (_, slot))| (expert, slot as u32)).collect();
+        for &(_, slot) in &room {
+            if let Some(given_up) = self.experts[slot as usize].take() {
+                self.slots[given_up as usize] = None;
+            }
+        }
+        Some(room)
+    }
+
+    /// Says that an expert is in a slot.
+    fn put(&mut self, expert: u32, slot: u32) {
+        self.experts[slot as usize] = Some(expert);
+        self.slots[expert as usize] = Some(slot);
+    }
+}
+
+/// Reads experts into their slots.
+pub(super) struct Kept {
+    catalog: Catalog,
+    layers: Vec<Layer>,
+    n_chosen: AtomicU64,
+    n_found: AtomicU64,
+    n_read: AtomicU64,
+    read_bytes: AtomicU64,
+    reading_ns: AtomicU64,
+}
+
+struct Layer {
+    number: u32,
+    experts: KeptExperts,
+    /// What is in its slots, while nobody reads into them or copies from them.
+    slots: Mutex<Slots>,
+}
+
+impl Layer {
+    fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    /// Of weights with slots.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming a tensor of the file that does not keep its experts one after the other.
+    pub fn new(transformer: &Transformer, catalog: &Catalog) -> Result<Kept, Error> {
+        let blocks =
+            transformer.layers().zip(transformer.weights.blocks.iter().skip(transformer.layers().start as usize));
+        let layers = blocks.filter_map(|(number, block)| {
+            let experts = block.experts.as_ref()?.kept()?.clone();
+            let slots = Mutex::new(Slots::new(experts.n_experts(), experts.n_slots()));
+            Some(Layer { number, experts, slots })
+        });
+        let kept = Kept {
+            catalog: catalog.clone(),
+            layers: layers.collect(),
+            n_chosen: AtomicU64::new(0),
+            n_found: AtomicU64::new(0),
+            n_read: AtomicU64::new(0),
+            read_bytes: AtomicU64::new(0),
+            reading_ns: AtomicU64::new(0),
+        };
+        for Layer { experts, .. } in &kept.layers {
+            Feed::of_expert(catalog, experts.parts(0, 0))?;
+        }
+        Ok(kept)
+    }
+
+    /// Reads what all tokens have beside the experts that they choose.
+    ///
+    /// # Errors
+    /// Those of [`Feed::take_all`].
+    pub fn fill(&self, device: &Device, files: &[FileBytes]) -> Result<(), Error> {
+        self.layers.iter().try_for_each(|Layer { experts, .. }| {
+            Feed::new(&self.catalog, experts.shared()).take_all(device, files, None)
+        })
+    }
+
+    /// What there is, and what came of it so far.
+    pub fn report(&self) -> KeptStats {
+        let sum = |of: fn(&KeptExperts) -> u32| self.layers.iter().map(|layer| of(&layer.experts) as usize).sum();
+        let [n_chosen, n_found, n_read, read_bytes] =
+            [&self.n_chosen, &self.n_found, &self.n_read, &self.read_bytes].map(|n| n.load(Ordering::Relaxed));
+        let (n_experts, n_kept) = (sum(KeptExperts::n_experts), sum(KeptExperts::n_slots));
+        KeptStats { n_experts, n_kept, n_chosen, n_found, n_read, read_bytes }
+    }
+
+    /// Time that reading took.
+    pub fn reading(&self) -> Duration {
+        Duration::from_nanos(self.reading_ns.load(Ordering::Relaxed))
+    }
+
+    /// Runs all steps up to the last choice of experts, and does the rest, from a step on, with `rest`.
+    ///
+    /// # Errors
+    /// Those of reading and of [`Device::run`].
+    pub fn run_up_to_last<R>(
+        &self,
+        (device, files): (&Device, &[FileBytes]),
+        recording: &Recording,
+        rest: impl FnOnce(usize) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        let mut done = 0;
+        for choice in recording.choices() {
+            let routes = device.run_steps_and_read(recording, done..choice.step, &choice.routes, 1)?;
+            let mut routes = pollster::block_on(routes)?;
+            routes.truncate(choice.routes.len());
+            if let Some(layer) = self.layers.iter().find(|layer| layer.number == choice.layer) {
+                self.bring(layer, (device, files), (&choice.routes, routes))?;
+            }
+            done = choice.step;
+        }
+        rest(done)
+    }
+
+    /// Sees to it that the experts of a layer that were chosen are in slots, and says in which.
+    fn bring(
+        &self,
+        layer: &Layer,
+        (device, files): (&Device, &[FileBytes]),
+        (tensor, mut routes): (&Tensor, Vec<u32>),
+    ) -> Result<(), Error> {
+        let (experts, mut slots) = (&layer.experts, layer.slots());
+        let (n_experts, n_slots) = (experts.n_experts(), experts.n_slots());
+        // Behind them are those that all tokens have.
+        let chosen: Vec<u32> = routes.iter().step_by(2).copied().filter(|&expert| expert < n_experts).collect();
+        let n_found = chosen.iter().filter(|&&expert| slots.slot_of(expert).is_some()).count();
+        let too_many = || Error::Operand {
+            kernel: "route",
+            operand: "routes",
+            expected: format!("at most {n_slots} experts for the tokens of a pass"),
+            found: format!("{chosen:?}"),
+        };
+        let start = Instant::now();
+        let room = slots.make_room(&chosen).ok_or_else(too_many)?;
+        let feed = |&(expert, slot): &(u32, u32)| Feed::of_expert(&self.catalog, experts.parts(expert, slot));
+        let feeds = room.iter().map(feed).collect::<Result<Vec<Feed>, Error>>()?;
+        feeds.iter().for_each(|feed| feed.announce(files));
+        for (&(expert, slot), feed) in room.iter().zip(feeds) {
+            // What was submitted with the slot's last expert is done before this is written.
+            let read_bytes = read(feed, device, files)?;
+            self.read_bytes.fetch_add(read_bytes, Ordering::Relaxed);
+            slots.put(expert, slot);
+        }
+        self.reading_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        self.n_chosen.fetch_add(chosen.len() as u64, Ordering::Relaxed);
+        self.n_found.fetch_add(n_found as u64, Ordering::Relaxed);
+        self.n_read.fetch_add(room.len() as u64, Ordering::Relaxed);
+        for expert in routes.iter_mut().step_by(2) {
+            *expert = match slots.slot_of(*expert) {
+                Some(slot) => slot,
+                None => n_slots + expert.saturating_sub(n_experts),
+            };
+        }
+        device.write(tensor, 0, &routes)
+    }
+}
+
+impl Kept {
+    /// Brings all experts of a layer to where passes of many tokens find them, and returns the bytes of the file that were
+    /// read.
+    ///
+    /// # Errors
+    /// Those of reading and of [`Device::copy_words`].
+    pub fn read_layer(&self, number: u32, device: &Device, files: &[FileBytes]) -> Result<u64, Error> {
+        let Some(layer) = self.layers.iter().find(|layer| layer.number == number) else { return Ok(0) };
+        let experts = 0..layer.experts.n_experts();
+        let missing: Vec<u32> = {
+            // What is copied is what is in the slots now; passes may go on with others.
+            let slots = layer.slots();
+            let there = experts.clone().filter_map(|expert| Some((expert, slots.slot_of(expert)?)));
+            device.copy_words(&layer.experts.copies(there))?;
+            experts.filter(|&expert| slots.slot_of(expert).is_none()).collect()
+        };
+        let mut read_bytes = 0;
+        for expert in missing {
+            let feed = Feed::of_expert(&self.catalog, layer.experts.parts_of_all(expert))?;
+            read_bytes += read(feed, device, files)?;
+        }
+        Ok(read_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Chooses, and puts what is to be read into its slot.
+    fn choose(slots: &mut Slots, chosen: &[u32]) -> Option<Vec<u32>> {
+        let room = slots.make_room(chosen)?;
+        room.iter().for_each(|&(expert, slot)| slots.put(expert, slot));
+        Some(room.into_iter().map(|(expert, _)| expert).collect())
+    }
+
+    #[test]
+    fn the_least_used_expert_is_given_up() {
+        let mut slots = Slots::new(8, 3);
+        assert_eq!(choose(&mut slots, &[5, 1, 5]), Some(vec![1, 5]));
+        assert_eq!(choose(&mut slots, &[5, 2]), Some(vec![2]));
+        assert_eq!(choose(&mut slots, &[2, 5]), Some(vec![]));
+        // 1 was used once, longest ago.
+        assert_eq!(choose(&mut slots, &[7]), Some(vec![7]));
+        assert_eq!(slots.slot_of(1), None);
+        // Used once as well, but more of late.
+        assert_eq!(choose(&mut slots, &[1]), Some(vec![1]));
+        assert_eq!([5, 2, 1].map(|expert| slots.slot_of(expert).is_some()), [true; 3]);
+    }
+
+    #[test]
+    fn uses_of_long_ago_count_less() {
+        let mut slots = Slots::new(4, 2);
+        (0..20).for_each(|_| drop(choose(&mut slots, &[0])));
+        (0..2000).for_each(|_| drop(choose(&mut slots, &[1])));
+        assert_eq!(choose(&mut slots, &[2]), Some(vec![2]));
+        assert_eq!([0, 1, 2].map(|expert| slots.slot_of(expert).is_some()), [false, true, true]);
+    }
+
+    #[test]
+    fn no_expert_that_a_pass_needs_is_given_up() {
+        let mut slots = Slots::new(32, 6);
+        let mut state = 1u32;
+        let mut random = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state >> 27
+        };
+        for _ in 0..2000 {
+            let chosen: Vec<u32> = (0..6).map(|_| random()).collect();
+            let before: Vec<_> = chosen.iter().map(|&expert| slots.slot_of(expert)).collect();
+            choose(&mut slots, &chosen).unwrap();
+            for (&expert, before) in chosen.iter().zip(before) {
+                let slot = slots.slot_of(expert).unwrap();
+                assert_eq!(slots.experts[slot as usize], Some(expert));
+                assert!(before.is_none_or(|before| before == slot), "{expert} moved");
+            }
+            let there = slots.experts.iter().flatten().count();
+            assert_eq!(there, slots.slots.iter().flatten().count());
+        }
+        assert_eq!(choose(&mut slots, &[0, 1, 2, 3, 4, 5, 6]), None);
+    }
+}

@@ -1,0 +1,235 @@
+//! Some of a layer's experts in slots of the device, where not all of them have room: matrices as of a layer with as many
+//! experts as there are slots. The host decides which expert is in which slot, and replaces the numbers that `route` chose.
+
+use super::{ExpertWeights, Matrices, Part, Tensors, routed};
+use crate::device::WordCopy;
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::matrix::Matrix;
+use crate::model::block::Experts;
+use crate::model::stack::{Destination, RowPlaces, WeightSource};
+use crate::target::Target;
+use crate::tensor::{Role, Tensor};
+
+/// Slots for experts of a layer. Those that all tokens have stay in slots of their own, which come last.
+#[derive(Clone, Debug)]
+pub(crate) struct KeptExperts {
+    n_experts: u32,
+    n_slots: u32,
+    n_shared: u32,
+    /// Tokens whose experts have room whatever they choose.
+    most_tokens: u32,
+    matrices: Matrices,
+    /// Those of all experts, which come together for a pass of many tokens.
+    all: Matrices,
+    biases: [Option<Tensor>; 2],
+    /// Tensors of biases of all experts, with the place of the first one's elements; of gates and ups, and of the second
+    /// matrices.
+    bias_members: [Vec<(String, RowPlaces)>; 2],
+    /// The tensors of all experts, or those of each.
+    tensors: Vec<Tensors>,
+    /// C and F.
+    dims: [u32; 2],
+}
+
+/// A part of an expert: a tensor of the file and its place in a slot.
+pub(crate) struct ExpertPart {
+    pub name: String,
+    /// Which of how many experts it is, if the tensor has several.
+    pub share: Option<[u32; 2]>,
+    pub place: Destination,
+}
+
+impl ExpertWeights {
+    /// Whether experts can change places with each other: all that are chosen are of the same types, and none shares a word of
+    /// memory with its neighbour.
+    pub(crate) fn may_be_kept(&self, n_experts: u32) -> bool {
+        self.matrices.parts().all(|part| {
+            let is_apart = part.first_expert == 0 || part.first_expert >= n_experts;
+            is_apart && part.matrix.are_apart(part.rows)
+        })
+    }
+
+    /// M: experts that all tokens have.
+    pub(crate) fn n_shared(&self) -> u32 {
+        self.shared.n
+    }
+
+    /// Bytes of the biases of all experts.
+    pub(crate) fn biases_bytes(&self) -> u64 {
+        self.biases().into_iter().flatten().map(Tensor::size_bytes).sum()
+    }
+
+    /// Declares slots for some experts of a layer whose tensors begin with `prefix`, as [`ExpertWeights::declare`] declared
+    /// all of them, for passes of up to `most_tokens` tokens.
+    pub(in crate::model) fn keep(
+        &mut self,
+        target: &Target,
+        source: &dyn WeightSource,
+        prefix: &str,
+        experts: &Experts,
+        dims: [u32; 2],
+        [n_slots, most_tokens]: [u32; 2],
+    ) -> Result<(), Error> {
+        let tensors = routed(source, prefix, experts.n, dims);
+        let n_slots = n_slots.min(experts.n);
+        // Of one type: any of them stands for those that will come.
+        let mut in_slots: Vec<Tensors> = match &tensors[..] {
+            [all] => vec![Tensors { n: n_slots, ..all.clone() }],
+            each => each.iter().take(n_slots as usize).cloned().collect(),
+        };
+        in_slots.extend(experts.shared.as_ref().map(|of| super::cut(prefix, of, dims)));
+        let mut matrices = Matrices::declare(target, source, &in_slots, dims)?;
+        // What a tuning has measured is of all experts.
+        let all = &self.matrices;
+        for (part, all) in matrices.up.iter_mut().map(|up| &mut up.part).zip(all.up.iter().map(|up| &up.part)) {
+            part.matrix = part.matrix.clone().tuned_as(&all.matrix);
+        }
+        for (part, all) in matrices.down.iter_mut().zip(&all.down) {
+            part.matrix = part.matrix.clone().tuned_as(&all.matrix);
+        }
+        let bias = |of_all: &Option<super::Joined>| match of_all {
+            Some(of_all) => {
+                let len = of_all.tensor().len() as u32 / experts.n * n_slots;
+                Tensor::declare("kept biases", Role::Weights, &[len], DType::F32).map(Some)
+            }
+            None => Ok(None),
+        };
+        let members = |of_all: &Option<super::Joined>| {
+            let of_all = of_all.iter().flat_map(super::Joined::destinations);
+            let values = of_all.filter_map(|(name, place)| match place {
+                Destination::Values { places, .. } => Some((name.to_owned(), places)),
+                Destination::Rows { .. } => None,
+            });
+            values.collect::<Vec<_>>()
+        };
+        self.kept = Some(KeptExperts {
+            n_experts: experts.n,
+            n_slots,
+            n_shared: self.shared.n,
+            most_tokens,
+            matrices,
+            all: self.matrices.clone(),
+            biases: [bias(&self.up_bias)?, bias(&self.down_bias)?],
+            bias_members: [members(&self.up_bias), members(&self.down_bias)],
+            tensors,
+            dims,
+        });
+        Ok(())
+    }
+
+    /// The slots, if some were declared.
+    pub(crate) fn kept(&self) -> Option<&KeptExperts> {
+        self.kept.as_ref()
+    }
+}
+
+impl KeptExperts {
+    /// Whether so many tokens find room for all experts that they may choose.
+    pub(super) fn suffices(&self, n_tokens: u32) -> bool {
+        n_tokens <= self.most_tokens
+    }
+
+    pub(super) fn matrices(&self) -> &Matrices {
+        &self.matrices
+    }
+
+    pub(super) fn biases(&self) -> [Option<&Tensor>; 2] {
+        self.biases.each_ref().map(Option::as_ref)
+    }
+
+    /// E: experts that tokens choose from.
+    pub fn n_experts(&self) -> u32 {
+        self.n_experts
+    }
+
+    /// Slots for them.
+    pub fn n_slots(&self) -> u32 {
+        self.n_slots
+    }
+
+    /// Where the parts of an expert belong that comes into a slot.
+    pub fn parts(&self, expert: u32, slot: u32) -> Vec<ExpertPart> {
+        let [dim, ffn_dim] = self.dims;
+        let mut parts = self.parts_in(&self.matrices, expert, slot);
+        let biases = self.biases.iter().zip(&self.bias_members).zip([2 * ffn_dim, dim]);
+        for ((tensor, members), of_each) in biases {
+            let Some(tensor) = tensor else { continue };
+            parts.extend(members.iter().map(|(name, places)| ExpertPart {
+                name: name.clone(),
+                share: Some([expert, self.n_experts]),
+                place: Destination::Values {
+                    tensor: tensor.clone(),
+                    places: RowPlaces::from(slot * of_each + places.first),
+                },
+            }));
+        }
+        parts
+    }
+
+    /// Where the parts of an expert's matrices belong among those of all.
+    pub fn parts_of_all(&self, expert: u32) -> Vec<ExpertPart> {
+        self.parts_in(&self.all, expert, expert)
+    }
+
+    fn parts_in(&self, matrices: &Matrices, expert: u32, place: u32) -> Vec<ExpertPart> {
+        let [dim, ffn_dim] = self.dims;
+        let (tensors, share) = match &self.tensors[..] {
+            [all] => (Some(all), Some([expert, self.n_experts])),
+            each => (each.get(expert as usize), None),
+        };
+        let to = |matrix: &Matrix, (name, places)| ExpertPart {
+            name,
+            share,
+            place: Destination::Rows { matrix: matrix.clone(), places },
+        };
+        let mut parts = Vec::new();
+        if let Some(tensors) = tensors {
+            for up in matrices.up.iter().filter(|up| up.part.first_expert == 0) {
+                let of_each = up.part.rows;
+                let members = tensors.up_members(up.rows, place * of_each, [of_each, ffn_dim]);
+                parts.extend(members.into_iter().map(|member| to(&up.part.matrix, member)));
+            }
+            for down in matrices.down.iter().filter(|down| down.first_expert == 0) {
+                parts.push(to(&down.matrix, tensors.down_member(place * dim, ffn_dim)));
+            }
+        }
+        parts
+    }
+
+    /// Copies to the matrices of all experts of those that are in slots, by expert and slot, and of what all tokens have.
+    pub fn copies(&self, there: impl Iterator<Item = (u32, u32)>) -> Vec<WordCopy> {
+        let n_shared = self.n_shared;
+        let shared = (0..n_shared).map(|i| (self.n_experts + i, self.n_slots + i));
+        let there: Vec<(u32, u32)> = there.chain(shared).collect();
+        let mut copies = Vec::new();
+        for (kept, all) in self.matrices.parts().zip(self.all.parts()) {
+            for (expert, slot) in &there {
+                let row = |part: &Part, place: u32| Some(place.checked_sub(part.first_expert)? * part.rows);
+                // A part has the experts of its types alone.
+                let from = row(kept, *slot).and_then(|row| kept.matrix.words_of(row, kept.rows));
+                let to = row(all, *expert).and_then(|row| all.matrix.words_of(row, all.rows));
+                let (Some((from, words)), Some((to, places))) = (from, to) else { continue };
+                copies.extend(words.into_iter().zip(places).filter(|((_, n), _)| *n > 0).map(
+                    |((from_first, n_words), (to_first, _))| WordCopy {
+                        from: (from.clone(), from_first),
+                        to: (to.clone(), to_first),
+                        n_words,
+                    },
+                ));
+            }
+        }
+        copies
+    }
+
+    /// Where what all tokens have belongs.
+    pub fn shared(&self) -> impl Iterator<Item = (&str, Destination)> {
+        self.matrices.parts().flat_map(|part| {
+            let is_shared = |place: &Destination| match place {
+                Destination::Rows { places, .. } => part.first_expert + places.first / part.rows >= self.n_slots,
+                Destination::Values { .. } => false,
+            };
+            part.destinations().filter(move |(_, place)| is_shared(place))
+        })
+    }
+}
