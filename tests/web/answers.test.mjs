@@ -290,6 +290,91 @@ everywhere(
   { file: withTemplate(PLAIN).toString("base64"), tools: TOOLS },
 );
 
+/** How families of models write calls, in as much of a template as says so. Marks of theirs that are tokens come first. */
+const FAMILIES = {
+  hermes: [["<think>", "</think>", "<tool_call>", "</tool_call>"], '<tool_call>{"name": "{{ f.name }}", "arguments": {{ f.arguments|tojson }}}</tool_call>'],
+  xml: [
+    ["<think>", "</think>", "<tool_call>", "</tool_call>"],
+    "<tool_call><function={{ f.name }}>{% for k, v in f.arguments|items %}<parameter={{ k }}>{{ v }}</parameter>{% endfor %}</function></tool_call>",
+  ],
+  llama3: [["<think>", "</think>", "<|python_tag|>"], '<|python_tag|>{"name": "{{ f.name }}", "parameters": {{ f.arguments|tojson }}}'],
+  mistral: [["[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"], "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments|tojson }}"],
+  gemma4: [["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'], "<|tool_call>call:{{ f.name }}{}<tool_call|>"],
+  harmony: [
+    ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"],
+    "<|start|>assistant<|channel|>commentary to=functions.{{ f.name }} <|constrain|>json<|message|>{{ f.arguments|tojson }}<|call|>",
+  ],
+  lfm2: [["<think>", "</think>", "<|tool_call_start|>", "<|tool_call_end|>"], "<|tool_call_start|>[{{ f.name }}()]<|tool_call_end|>"],
+  granite: [["<think>", "</think>", "<|tool_call|>", "<|/tool_call|>"], '<|tool_call|>[{"name": "{{ f.name }}", "arguments": {{ f.arguments|tojson }}}]'],
+  json: [["<think>", "</think>"], undefined],
+};
+const templateOf = (family, call) => (call === undefined ? "" : `{% for t in tools or [] %}{{ t.function.name }} {% endfor %}`)
+  + "{% for m in messages %}[{{ m.role }}] {{ m.content }} "
+  + (call === undefined ? "" : `{% for c in m.tool_calls or [] %}{% set f = c.function %}${call}{% endfor %}`)
+  + `{% endfor %}${family === "harmony" ? "<|start|>assistant" : "[assistant]"}`;
+const FAMILY_TOOLS = [
+  ...TOOLS,
+  { type: "function", function: { name: "note-down", parameters: object({ text: word, tags: { type: "array", items: word, maxItems: 2 }, urgent: { type: "boolean" } }) } },
+  { type: "function", function: { name: "set_level", parameters: object({ level: { type: "number", minimum: -1, maximum: 1 }, room: { type: ["string", "null"], maxLength: 6 } }) } },
+];
+const N_DRAWS = process.env.TILEWRIGHT_FULL ? 24 : 3;
+
+everywhere(
+  "calls in the format of every family can be read, and are valid by the tools' schemas at temperature 1",
+  async ({ Model }, { models, tools, nDraws }) => {
+    const drawn = [];
+    for (const { family, kind, file } of models) {
+      const model = await Model.load(new Blob([Uint8Array.from(atob(file), (c) => c.charCodeAt(0))]), { device: "cpu" });
+      const user = { role: "user", content: "What now?" };
+      for (let seed = 0; seed < nDraws; seed += 1) {
+        const { function: { name } } = tools[seed % tools.length];
+        const isNamed = seed % 3 === 2;
+        const parallelToolCalls = seed % 3 === 1;
+        const generation = model.chat([user], {
+          temperature: 1, topK: 0, topP: 1, minP: 0, maxTokens: 150, seed, tools, thinking: false, parallelToolCalls,
+          toolChoice: isNamed ? { type: "function", function: { name } } : "required",
+        });
+        const text = await generation.text();
+        const { toolCalls, stopReason, generatedTokens } = await generation.result;
+        drawn.push({ family, kind, seed, parallelToolCalls, name: isNamed ? name : null, text, toolCalls, stopReason, generatedTokens });
+      }
+      model.free();
+    }
+    return drawn;
+  },
+  (drawn, place) => {
+    const schemas = Object.fromEntries(FAMILY_TOOLS.map(({ function: { name, parameters } }) => [name, validator(parameters)]));
+    const tally = Object.fromEntries(Object.keys(FAMILIES).map((family) => [family, { answers: 0, cut: 0, calls: 0 }]));
+    for (const { family, kind, seed, parallelToolCalls, name, text, toolCalls, stopReason } of drawn) {
+      const about = `${family}, ${kind}, seed ${seed}, ${stopReason}: ${JSON.stringify(text)} ${JSON.stringify(toolCalls)}`;
+      const counts = tally[family];
+      counts.answers += 1;
+      counts.calls += toolCalls.length;
+      for (const { function: { name: called, arguments: given } } of toolCalls) {
+        assert.ok(schemas[called]?.(given), about);
+        assert.ok(name === null || called === name, about);
+      }
+      if (stopReason === "max_tokens") {
+        counts.cut += 1;
+        continue;
+      }
+      assert.ok(parallelToolCalls ? toolCalls.length > 0 : toolCalls.length === 1, about);
+      assert.equal(text.trim(), "", about);
+    }
+    for (const [family, { answers, cut, calls }] of Object.entries(tally)) {
+      console.log(`${place}, ${family}: ${calls} calls in ${answers} answers, of which ${cut} were cut off`);
+      assert.ok(calls >= answers / 2 && cut * 3 <= answers, `${family}: ${calls} calls, ${cut} of ${answers} answers cut off`);
+    }
+  },
+  {
+    models: Object.entries(FAMILIES).flatMap(([family, [marks, call]]) => ["control", "userDefined", "text"].map((kind) => ({
+      family, kind, file: withTemplate(templateOf(family, call), kind === "text" ? [] : marks, kind).toString("base64"),
+    }))),
+    tools: FAMILY_TOOLS,
+    nDraws: N_DRAWS,
+  },
+);
+
 test("Chromium: the module for answers is fetched when it is first needed, once, and what it holds for a generation is freed", { timeout: 120_000 }, async () => {
   const fetched = [];
   const seen = (request) => fetched.push(new URL(request.url()).pathname);
