@@ -10,6 +10,7 @@ import type {
 } from "./protocol.js";
 import { FetchClient } from "./fetching.js";
 import { CHAT_FILES, damaged, isUseless, openFiles, readAll, SENTENCE_FILES, type KeptCopy, type ModelFile } from "./source.js";
+import { common, openSessions, type FoundSession, type Sessions } from "./sessions.js";
 import { openStore, type Store } from "./store.js";
 import * as text from "./text.js";
 import init, {
@@ -17,7 +18,9 @@ import init, {
   type Reranker, type Session,
 } from "./tilewright.js";
 import { readTuning, tuningKey, writeTuning } from "./tuning.js";
-import type { AvailableDevice, DeviceInfo, GenerateResult, IndexInfo, MemoryInfo, MolInfo, NoticeCode, Progress } from "./types.js";
+import type {
+  AvailableDevice, DeviceInfo, GenerateResult, IndexInfo, KeptSession, MemoryInfo, MolInfo, NoticeCode, Piece, Progress, TokenLogprob,
+} from "./types.js";
 
 /** What a call may use while it runs. */
 interface CallContext<K extends CallName> {
@@ -409,6 +412,11 @@ abstract class Engine<T extends Resident> {
     return this.#device;
   }
 
+  /** What was asked for. */
+  protected get request(): LoadRequest {
+    return this.#recipe.request;
+  }
+
   /** What the model's files say. */
   info(): ReturnType<T["info"]> & { fileBytes: number } {
     const info = this.resident.info() as ReturnType<T["info"]>;
@@ -468,6 +476,8 @@ abstract class Engine<T extends Resident> {
 /** A model and its one sequence of tokens. */
 class TextEngine extends Engine<Model> {
   #session: Session | undefined;
+  /** Those that the browser keeps; nothing where it keeps none. */
+  #kept: Promise<Sessions | undefined> | undefined;
 
   get model(): Model {
     return this.resident;
@@ -496,6 +506,45 @@ class TextEngine extends Engine<Model> {
     }
   }
 
+  /** Keeps the session in the browser's storage. */
+  async saveSession({ maxBytes }: Calls["saveSession"]["args"]): Promise<KeptSession> {
+    const session = this.#session;
+    if (session === undefined || session.tokens().length === 0) {
+      throw new TilewrightError("option", "saveSession keeps what was generated, and nothing was so far");
+    }
+    if (!this.request.cache) {
+      throw new TilewrightError("option", "saveSession needs the browser's storage, and the model was loaded with `cache: false`");
+    }
+    const kept = await openSessions();
+    this.#kept = Promise.resolve(kept);
+    return kept.save(this.resident.digest(), session.tokens(), await session.save(), maxBytes);
+  }
+
+  /** Goes on with a kept session, if one has more of the prompt than the latest sequence has. */
+  async #reopen(session: Session, ids: Uint32Array): Promise<void> {
+    if (!this.request.cache) {
+      return;
+    }
+    const dropped = (why: string): void => notify("session_dropped", `a kept session is not used: ${why}`);
+    this.#kept ??= openSessions().catch(() => undefined);
+    const kept = await this.#kept;
+    let found: FoundSession | undefined;
+    try {
+      const nKnown = common(session.tokens(), ids);
+      const { contextLength } = this.resident.info();
+      found = await kept?.find(this.resident.digest(), ids, nKnown, contextLength, () => dropped("its SHA-256 is another one"));
+      if (found !== undefined) {
+        session.restore(found.bytes);
+      }
+    } catch (error) {
+      if (isTrap(error) || codeOf(error) === "device_lost") {
+        throw error;
+      }
+      await found?.drop().catch(() => {});
+      dropped(messageOf(error));
+    }
+  }
+
   protected override release(): void {
     this.#session?.free();
     this.#session = undefined;
@@ -507,10 +556,12 @@ class TextEngine extends Engine<Model> {
     ids: Uint32Array, options: EngineOptions, answer: text.Answer | undefined, { signal, emit }: CallContext<"generate">,
   ): Promise<GenerateResult> {
     const session = this.#session ??= this.resident.session();
+    await this.#reopen(session, ids);
     const cancel = (): void => session.cancel();
     signal.addEventListener("abort", cancel, { once: true });
-    const onPiece = async (id: number, text: string, isLast: boolean): Promise<boolean> => {
-      emit(answer === undefined ? { id, text } : answer.piece(id, text, isLast));
+    const onPiece = async (id: number, text: string, isLast: boolean, logprobs: string | undefined): Promise<boolean> => {
+      const piece = answer === undefined ? { id, text } : answer.piece(id, text, isLast);
+      emit(logprobs === undefined ? piece : { ...piece, ...likelihoods(logprobs) });
       await nextTask();
       return !signal.aborted;
     };
@@ -541,6 +592,15 @@ class TextEngine extends Engine<Model> {
     const { ids, texts } = this.resident.chatStops();
     return { ...options, stopIds: ids, stop: [...(options.stop ?? []), ...texts] };
   }
+}
+
+const decoder = new TextDecoder();
+
+/** How likely a token was, and the likeliest ones, as the engine says it. */
+function likelihoods(json: string): Pick<Piece, "logprob" | "topLogprobs"> {
+  const told = JSON.parse(json) as Omit<TokenLogprob, "text">[];
+  const [logprob, ...topLogprobs] = told.map((token): TokenLogprob => ({ ...token, text: decoder.decode(Uint8Array.from(token.bytes)) }));
+  return logprob === undefined ? {} : { logprob, topLogprobs };
 }
 
 /** What a call computes from its texts alone: when a device is lost, another one computes it anew. */
@@ -857,6 +917,7 @@ const handlers: Handlers = {
   loadEmbedder: (request, { signal }) => load(VectorEngine, embedderRecipe(request), signal),
   loadReranker: (request, { signal }) => load(ScoreEngine, rerankerRecipe(request), signal),
   generate: (args, context) => inTurn(context.signal, () => loaded(TextEngine).generate(args, context)),
+  saveSession: (args, { signal }) => inTurn(signal, () => loaded(TextEngine).saveSession(args)),
   tokenize: async ({ text, addSpecial }) => (await present(TextEngine)).model.tokenize(text, addSpecial),
   detokenize: async ({ ids }) => (await present(TextEngine)).model.detokenize(ids),
   embed: ({ texts, prompt }, { signal, emit }) =>
