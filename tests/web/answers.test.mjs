@@ -5,7 +5,7 @@ import { createRequire } from "node:module";
 import { test } from "node:test";
 
 import { chromium, everywhere, places, server } from "./places.mjs";
-import { withTemplate } from "./template.mjs";
+import { markId, withTemplate } from "./template.mjs";
 
 const Ajv = createRequire(new URL("../../npm/package.json", import.meta.url))("ajv/dist/2020.js").default;
 const validator = (schema) => new Ajv({ strict: false, validateFormats: false }).compile(schema);
@@ -372,6 +372,52 @@ everywhere(
     }))),
     tools: FAMILY_TOOLS,
     nDraws: N_DRAWS,
+  },
+);
+
+const HARMONY_BEGUN = `${templateOf("harmony", FAMILIES.harmony[1])}<|channel|>analysis<|message|>`;
+
+everywhere(
+  "of answers with channels, the text of the final one matches, after a thought or without one",
+  async ({ Model }, { files, schema, end }) => {
+    const answers = {};
+    for (const [name, { file, thinking }] of Object.entries(files)) {
+      const model = await Model.load(new Blob([Uint8Array.from(atob(file), (c) => c.charCodeAt(0))]), { device: "cpu" });
+      answers[name] = [];
+      for (let seed = 0; seed < 8; seed += 1) {
+        const generation = model.chat([{ role: "user", content: "What now?" }], {
+          // A thought of a model that knows of none would not end.
+          temperature: 1, topK: 0, topP: 1, minP: 0, seed, maxTokens: 200, thinking, logitBias: { [end]: 8 }, responseFormat: { type: "json_schema", schema },
+        });
+        answers[name].push(await generation.text().then(async (text) => ({ text, ...await generation.result }), ({ code, message }) => `${code}: ${message}`));
+      }
+      model.free();
+    }
+    return answers;
+  },
+  ({ free, unthought, begun, cutShort, letters }, place) => {
+    const matches = validator(SCHEMAS[16]);
+    for (const { text, stopReason } of [...free, ...unthought, ...begun, ...cutShort]) {
+      assert.ok(["complete", "eos"].includes(stopReason), `${stopReason}: ${text}`);
+      assert.ok(matches(JSON.parse(text)), text);
+    }
+    const thoughts = (answers) => answers.filter(({ thinking }) => thinking !== "").length;
+    console.log(`${place}: ${thoughts(free)} of ${free.length} answers begin with a thought, of those in which the prompt has begun one ${thoughts(begun)}`);
+    assert.ok(thoughts(free) > 0 && thoughts(free) < free.length);
+    assert.ok(thoughts(begun) > 0);
+    assert.deepEqual([thoughts(unthought), thoughts(cutShort)], [0, 0]);
+    for (const told of letters) assert.match(told, /^constraint: .*responseFormat.*without `<\|start\|>`/);
+  },
+  {
+    files: Object.fromEntries(Object.entries({
+      free: [templateOf("harmony", FAMILIES.harmony[1]), "auto"],
+      unthought: [templateOf("harmony", FAMILIES.harmony[1]), false],
+      begun: [HARMONY_BEGUN, "auto"],
+      cutShort: [HARMONY_BEGUN, false],
+      letters: [templateOf("harmony", FAMILIES.harmony[1]), "auto"],
+    }).map(([name, [template, thinking]]) => [name, { file: withTemplate(template, name === "letters" ? [] : FAMILIES.harmony[0]).toString("base64"), thinking }])),
+    schema: SCHEMAS[16],
+    end: markId(FAMILIES.harmony[0].indexOf("<|end|>")),
   },
 );
 

@@ -30,21 +30,30 @@ export function withTemplate(template, marks = [], kind = "control") {
   return Buffer.concat([start, entry, padded, rest]);
 }
 
-/** A file's keys, and what follows them, with tokens renamed and their types changed. */
-function renamed(bytes, marks, type) {
-  if (marks.length === 0) return bytes;
-  const [tokensAt, n] = arrayAt(bytes, "tokenizer.ggml.tokens");
+/** The token that is the mark with this number, in a file of `withTemplate`. */
+export const markId = (at) => readVocabulary(stories).words[at];
+
+/** The tokens, where they begin and end, where their types begin, and ids of words, the longest first. */
+function readVocabulary(bytes) {
+  const [begin, n] = arrayAt(bytes, "tokenizer.ggml.tokens");
   const tokens = [];
-  let end = tokensAt;
+  let end = begin;
   for (let id = 0; id < n; id += 1) {
     const length = Number(bytes.readBigUInt64LE(end));
     tokens.push(bytes.subarray(end + 8, end + 8 + length));
     end += 8 + length;
   }
-  const changed = Buffer.from(bytes);
   const [typesAt] = arrayAt(bytes, "tokenizer.ggml.token_type");
   const words = tokens.map((_, id) => id).filter((id) => bytes.readUInt32LE(typesAt + 4 * id) === TYPES.normal);
   words.sort((a, b) => tokens[b].length - tokens[a].length || a - b);
+  return { tokens, begin, end, typesAt, words };
+}
+
+/** A file's keys, and what follows them, with tokens renamed and their types changed. */
+function renamed(bytes, marks, type) {
+  if (marks.length === 0) return bytes;
+  const { tokens, begin, end, typesAt, words } = readVocabulary(bytes);
+  const changed = Buffer.from(bytes);
   marks.forEach((mark, at) => {
     tokens[words[at]] = Buffer.from(mark);
     changed.writeUInt32LE(type, typesAt + 4 * words[at]);
@@ -54,7 +63,7 @@ function renamed(bytes, marks, type) {
     length.writeBigUInt64LE(BigInt(token.length));
     return [length, token];
   });
-  return Buffer.concat([changed.subarray(0, tokensAt), ...written, changed.subarray(end)]);
+  return Buffer.concat([changed.subarray(0, begin), ...written, changed.subarray(end)]);
 }
 
 /** Where the elements of an array begin, and how many they are. */
