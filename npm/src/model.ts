@@ -4,13 +4,14 @@ import type { Engine } from "./engine.js";
 import { TilewrightError } from "./errors.js";
 import { asJson, constraintOf, toolChoiceOf } from "./format.js";
 import { isId } from "./given.js";
+import { isHubAddress } from "./hub.js";
 import { defined, Loaded, loadInto } from "./loaded.js";
 import { known } from "./options.js";
 import table from "./models.js";
-import type { AnswerRequest, Prompt, SourceSpec } from "./protocol.js";
+import { PEFT_FILES, type AnswerRequest, type ModelRequest, type Prompt, type SourceSpec } from "./protocol.js";
 import { specOf } from "./spec.js";
 import type {
-  ChatMessage, ChatOptions, GenerateOptions, GenerateResult, KeptSession, KnownModel, LoadOptions, ModelInfo, ModelSource, Piece, SaveSessionOptions,
+  AdapterOptions,  ChatMessage, ChatOptions, GenerateOptions, GenerateResult, KeptSession, KnownModel, LoadOptions, ModelInfo, ModelSource, Piece, SaveSessionOptions,
   TokenizeOptions,
 } from "./types.js";
 
@@ -48,10 +49,11 @@ export class Model extends Loaded<ModelInfo> {
     return Model.#load({ kind: "builtin" }, known("Model.builtin", options));
   }
 
-  static async #load(source: SourceSpec, { tune = false, contextLength, kvType, memoryLimit, ...common }: LoadOptions): Promise<Model> {
+  static async #load(source: SourceSpec, { tune = false, contextLength, kvType, memoryLimit, adapter, ...common }: LoadOptions): Promise<Model> {
     const fitContext = contextLength === "auto" ? true : undefined;
     const settings = defined({ contextLength: contextLength === "auto" ? undefined : contextLength, fitContext, kvType, memoryLimit });
-    return new Model(await loadInto("loadModel", source, { tune, settings }, common));
+    const own = { tune, settings, ...(adapter === undefined ? {} : { adapter: await adapterOf(adapter, common) }) };
+    return new Model(await loadInto("loadModel", source, own, common));
   }
 
   /**
@@ -214,6 +216,17 @@ export class Generation implements AsyncIterable<Piece> {
 
 /** Reason of the abort of a generation whose loop was left. */
 const LEFT = new DOMException("the loop over the generation was left", "AbortError");
+
+/** What the worker is told of an adapter. */
+async function adapterOf(given: AdapterOptions, { signal, fetch }: LoadOptions): Promise<NonNullable<ModelRequest["adapter"]>> {
+  const { source, scale = 1 } = known("adapter", given);
+  if (!Number.isFinite(scale)) {
+    throw new TilewrightError("option", `adapter.scale is ${String(scale)}, expected a number`);
+  }
+  const isFolder = typeof source === "string" && !isHubAddress(source) && source.endsWith("/") || source instanceof URL && source.pathname.endsWith("/");
+  const files = isFolder ? PEFT_FILES.map((name) => `${String(source)}${name}`) : source;
+  return { source: await specOf(files, signal, defined({ fetch })), scale };
+}
 
 /** Biases in a list. */
 function biasesOf(given: GenerateOptions["logitBias"]): [id: number, bias: number][] | undefined {

@@ -6,7 +6,7 @@ import type { AttentionOptions, KernelOptions, RopeOptions } from "./kernels.js"
 import type { MolOptions, MolSearchOptions } from "./mol.js";
 import type { ChatCompletionCallOptions } from "./openai.js";
 import type {
-  ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, HubOptions, LoadOptions, PromptOptions, RerankerOptions, RerankOptions,
+  AdapterOptions, ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, HubOptions, LoadOptions, PromptOptions, RerankerOptions, RerankOptions,
   SaveSessionOptions, TextsOptions, TokenizeOptions,
 } from "./types.js";
 import type { IndexOptions, LoadIndexOptions, SearchOptions } from "./vector-index.js";
@@ -27,13 +27,14 @@ const GENERATE: Names<GenerateOptions> = {
   signal: true, maxTokens: true, temperature: true, topK: true, topP: true, minP: true, repeatPenalty: true, repeatLastN: true,
   presencePenalty: true, frequencyPenalty: true, logitBias: true, logprobs: true, seed: true, stop: true, ignoreEos: true, slide: true, tokensPerSubmit: true, promptLookup: true, responseFormat: true,
 };
-const LOAD_MODEL: Names<LoadOptions> = { ...LOAD, tune: true, contextLength: true, kvType: true };
+const LOAD_MODEL: Names<LoadOptions> = { ...LOAD, tune: true, contextLength: true, kvType: true, adapter: true };
 const KEEP: Names<{ keep?: boolean }> = { keep: true };
 
 /** The calls that have options, with the names of these. */
 export const OPTIONS = {
   "Model.load": LOAD_MODEL,
   "Model.builtin": LOAD_MODEL,
+  "adapter": { source: true, scale: true } satisfies Names<AdapterOptions>,
   "generate": GENERATE,
   "chat": {
     ...GENERATE, tools: true, toolChoice: true, parallelToolCalls: true, thinking: true, documents: true, templateVariables: true, templateName: true, continueFinalMessage: true,

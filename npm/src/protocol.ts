@@ -60,11 +60,15 @@ export interface LoadRequest {
   ownFetch?: boolean;
 }
 
+/** The files in which PEFT saves an adapter: its configuration and its weights. */
+export const PEFT_FILES = ["adapter_config.json", "adapter_model.safetensors"] as const;
+
 /** What the worker needs to load a model. */
 export interface ModelRequest extends LoadRequest {
   /** Whether to measure the model's products on the device. */
   tune: boolean;
   settings: ModelSettings;
+  adapter?: { source: SourceSpec; scale: number };
 }
 
 /** What the worker needs to load an encoder. */

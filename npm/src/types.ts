@@ -93,6 +93,19 @@ export interface LoadOptions extends CommonLoadOptions {
   contextLength?: number | "auto";
   /** What keys and values are cached as. Default `"f16"`. */
   kvType?: KvType;
+  /** A LoRA adapter that the model is used with. Default: none. */
+  adapter?: AdapterOptions;
+}
+
+/** A LoRA adapter. */
+export interface AdapterOptions {
+  /**
+   * A GGUF file as of {@link ModelSource}; or as PEFT saves an adapter, an address or a path that ends in `/`, or the files
+   * `adapter_config.json` and `adapter_model.safetensors` in a list.
+   */
+  source: ModelSource;
+  /** How strong it is, beside what its file says. Default 1. */
+  scale?: number;
 }
 
 /** What keys and values are cached as: as they are computed, rounded to half precision, or in blocks of 32 signed bytes. */

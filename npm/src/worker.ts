@@ -4,9 +4,9 @@ import type { BenchKernel, BenchProbe, BenchProgress, BenchReport } from "./benc
 import { codeOf, isTrap, messageOf, TilewrightError, toWire, type ErrorCode } from "./errors.js";
 import { inspectGpu, requestSubgroups } from "./gpu.js";
 import { importHidden, isNode } from "./platform.js";
-import type {
-  CallName, Calls, DeviceRequest, EmbedderRequest, FromWorker, KeptTensor, KeptVectors, LoadRequest, ModelRequest, Operand, Prompt,
-  RerankerRequest, ToWorker,
+import {
+  PEFT_FILES, type CallName, type Calls, type DeviceRequest, type EmbedderRequest, type FromWorker, type KeptTensor, type KeptVectors, type LoadRequest,
+  type ModelRequest, type Operand, type Prompt, type RerankerRequest, type ToWorker,
 } from "./protocol.js";
 import { FetchClient } from "./fetching.js";
 import { CHAT_FILES, damaged, isUseless, openFiles, readAll, SENTENCE_FILES, type KeptCopy, type ModelFile } from "./source.js";
@@ -164,6 +164,8 @@ interface Recipe<T extends Resident> {
   begin(device: Device, files: FileInfo[]): Loader<T>;
   /** What is to be done once all bytes are there. */
   prepare(loader: Loader<T>, device: Device): Promise<void>;
+  /** What is added to it then. */
+  complete(resident: T, signal: AbortSignal): Promise<void>;
 }
 
 function modelRecipe(request: ModelRequest): Recipe<Model> {
@@ -176,6 +178,11 @@ function modelRecipe(request: ModelRequest): Recipe<Model> {
         await tune(loader, device.info(), request.tune);
       }
     },
+    complete: async (model, signal) => {
+      if (request.adapter !== undefined) {
+        await useAdapter(model, { ...request, ...request.adapter }, signal);
+      }
+    },
   };
 }
 
@@ -185,6 +192,7 @@ function embedderRecipe(request: EmbedderRequest): Recipe<Embedder> {
     extras: SENTENCE_FILES,
     begin: (device, files) => Loader.embedder(device, files, request.settings),
     prepare: async () => {},
+    complete: async () => {},
   };
 }
 
@@ -194,6 +202,7 @@ function rerankerRecipe(request: RerankerRequest): Recipe<Reranker> {
     extras: [],
     begin: (device, files) => Loader.reranker(device, files, request.settings),
     prepare: async () => {},
+    complete: async () => {},
   };
 }
 
@@ -228,6 +237,34 @@ async function withCopies<R>(signal: AbortSignal, work: (copies: KeptCopy[]) => 
     }
     return await work([]);
   }
+}
+
+/** Does something with the contents of small files. What is made of them could not be taken back, so copies are checked before. */
+function withContents<R>(
+  request: Pick<LoadRequest, "source" | "cache" | "ownFetch">, signal: AbortSignal, work: (files: { name: string; bytes: Uint8Array }[]) => R,
+): Promise<R> {
+  return withCopies(signal, async (copies) => {
+    const files = await open(request, [], signal, copies, () => {});
+    let useless = false;
+    try {
+      const contents: { name: string; bytes: Uint8Array }[] = [];
+      for (const file of files) {
+        contents.push({ name: file.name, bytes: await readAll(file) });
+        await file.finish();
+      }
+      for (const copy of copies) {
+        if (await copy.check(async () => signal.throwIfAborted()) !== "good") {
+          throw new TilewrightError("storage", `the kept copy of ${copy.url} is damaged`);
+        }
+      }
+      return work(contents);
+    } catch (error) {
+      useless = isUseless(error);
+      throw error;
+    } finally {
+      await Promise.all(files.map((file) => file.close(useless)));
+    }
+  });
 }
 
 /** Deletes the copies that are not what was downloaded. Returns whether there were any. */
@@ -271,6 +308,14 @@ async function loadOnce<T extends Resident>(
     // From here on the loader belongs to the engine, also when it fails.
     loader = undefined;
     const resident = await finishing.finish();
+    try {
+      await recipe.complete(resident, signal);
+    } catch (error) {
+      if (!isTrap(error)) {
+        resident.free();
+      }
+      throw error;
+    }
     return { resident, fileBytes: files.reduce((sum, file) => sum + file.arrived, 0), copies };
   } catch (error) {
     useless = isUseless(error);
@@ -282,6 +327,18 @@ async function loadOnce<T extends Resident>(
     loader?.free();
     await Promise.all(files.map((file) => file.close(useless)));
   }
+}
+
+/** Has a model use an adapter. */
+async function useAdapter(model: Model, { scale, ...request }: Pick<LoadRequest, "source" | "cache" | "ownFetch"> & { scale: number }, signal: AbortSignal): Promise<void> {
+  await withContents(request, signal, (files) => {
+    const config = files.find(({ name }) => name === PEFT_FILES[0]);
+    const [weights, ...others] = files.filter((file) => file !== config);
+    if (weights === undefined || others.length > 0) {
+      throw new TilewrightError("option", `adapter.source has ${files.length} files, expected a GGUF file, or ${PEFT_FILES.join(" and ")}`);
+    }
+    model.useAdapter(weights.bytes, config?.bytes, scale);
+  });
 }
 
 /** Makes a model follow what was measured on this device, now or in an earlier visit. */
@@ -749,33 +806,14 @@ function molInfo(mol: Mol): MolInfo {
 }
 
 async function loadMol(request: Calls["loadMol"]["args"], signal: AbortSignal): Promise<KeptVectors<MolInfo>> {
-  return withCopies(signal, (copies) => loadMolOnce(request, signal, copies));
-}
-
-async function loadMolOnce(request: Calls["loadMol"]["args"], signal: AbortSignal, copies: KeptCopy[]): Promise<KeptVectors<MolInfo>> {
-  const files = await open(request, [], signal, copies, () => {});
-  let useless = false;
-  try {
+  return withContents(request, signal, (files) => {
     const [file] = files;
     if (file === undefined || files.length > 1) {
       throw new TilewrightError("option", `source has ${files.length} files, expected one`);
     }
-    const bytes = await readAll(file);
-    await file.finish();
-    // It is small, and what it scores could not be taken back.
-    for (const copy of copies) {
-      if (await copy.check(async () => signal.throwIfAborted()) !== "good") {
-        throw new TilewrightError("storage", `the kept copy of ${copy.url} is damaged`);
-      }
-    }
-    const mol = Mol.load(currentDevice(), bytes, request.storage);
+    const mol = Mol.load(currentDevice(), file.bytes, request.storage);
     return { kept: mixtures.put(mol), info: molInfo(mol) };
-  } catch (error) {
-    useless = isUseless(error);
-    throw error;
-  } finally {
-    await Promise.all(files.map((file) => file.close(useless)));
-  }
+  });
 }
 
 async function loadIndex({ bytes, expected }: Calls["loadIndex"]["args"]): Promise<KeptVectors<IndexInfo>> {

@@ -257,7 +257,7 @@ impl Session {
                     n_generated += 1;
                     let is_last = generation.stop_reason().is_some();
                     let told = piece.logprobs.map(|logprobs| told(generation.session().model(), piece.id, &logprobs));
-                    let told = told.transpose().map_err(to_js_error)?.map_or(JsValue::UNDEFINED, JsValue::from);
+                    let told = told.map_or(JsValue::UNDEFINED, JsValue::from);
                     let (id, text) = (piece.id.into(), piece.text.into());
                     let answer = on_piece.call4(&JsValue::UNDEFINED, &id, &text, &is_last.into(), &told)?;
                     if !JsFuture::from(js_sys::Promise::resolve(&answer)).await?.is_truthy() {
@@ -329,19 +329,21 @@ fn busy() -> JsValue {
     to_js_error(Error::Operand { kernel: "session", operand: "generation", expected, found })
 }
 
-/// How likely a token was, and the likeliest ones, as JSON.
-fn told(model: &crate::Model, id: u32, logprobs: &Logprobs) -> Result<String, Error> {
+/// How likely a token was, and the likeliest ones, as JSON. A model may have more logits than its vocabulary has tokens.
+fn told(model: &crate::Model, id: u32, logprobs: &Logprobs) -> String {
     #[derive(Serialize)]
     struct Told<'a> {
         id: u32,
         logprob: f32,
         bytes: &'a [u8],
     }
-    let tokenizer = model.tokenizer()?;
-    let told = |(id, logprob)| Ok(Told { id, logprob, bytes: tokenizer.token_bytes(id)? });
+    let tokenizer = model.tokenizer().ok();
+    let bytes = |id| tokenizer.and_then(|tokenizer| tokenizer.token_bytes(id).ok()).unwrap_or_default();
+    let told = |(id, logprob)| Told { id, logprob, bytes: bytes(id) };
     let all = std::iter::once((id, logprobs.logprob)).chain(logprobs.top.iter().copied());
-    let all: Vec<Told> = all.map(told).collect::<Result<_, Error>>()?;
-    Ok(serde_json::to_string(&all).unwrap_or_default())
+    let all: Vec<Told> = all.map(told).collect();
+    // Numbers and lists of numbers are always JSON.
+    serde_json::to_string(&all).unwrap_or_default()
 }
 
 /// Options of a generation as JavaScript gives them; what is missing has its default.

@@ -308,10 +308,10 @@ const FAMILIES = {
   granite: [["<think>", "</think>", "<|tool_call|>", "<|/tool_call|>"], '<|tool_call|>[{"name": "{{ f.name }}", "arguments": {{ f.arguments|tojson }}}]'],
   json: [["<think>", "</think>"], undefined],
 };
-const templateOf = (family, call) => (call === undefined ? "" : `{% for t in tools or [] %}{{ t.function.name }} {% endfor %}`)
+const templateOf = (family, call, begun = "") => (call === undefined ? "" : `{% for t in tools or [] %}{{ t.function.name }} {% endfor %}`)
   + "{% for m in messages %}[{{ m.role }}] {{ m.content }} "
   + (call === undefined ? "" : `{% for c in m.tool_calls or [] %}{% set f = c.function %}${call}{% endfor %}`)
-  + `{% endfor %}${family === "harmony" ? "<|start|>assistant" : "[assistant]"}`;
+  + `{% endfor %}{% if add_generation_prompt %}${family === "harmony" ? "<|start|>assistant" : "[assistant]"}${begun}{% endif %}`;
 const FAMILY_TOOLS = [
   ...TOOLS,
   { type: "function", function: { name: "note-down", parameters: object({ text: word, tags: { type: "array", items: word, maxItems: 2 }, urgent: { type: "boolean" } }) } },
@@ -375,7 +375,8 @@ everywhere(
   },
 );
 
-const HARMONY_BEGUN = `${templateOf("harmony", FAMILIES.harmony[1])}<|channel|>analysis<|message|>`;
+const HARMONY = templateOf("harmony", FAMILIES.harmony[1]);
+const HARMONY_BEGUN = templateOf("harmony", FAMILIES.harmony[1], "<|channel|>analysis<|message|>");
 
 everywhere(
   "of answers with channels, the text of the final one matches, after a thought or without one",
@@ -410,11 +411,11 @@ everywhere(
   },
   {
     files: Object.fromEntries(Object.entries({
-      free: [templateOf("harmony", FAMILIES.harmony[1]), "auto"],
-      unthought: [templateOf("harmony", FAMILIES.harmony[1]), false],
+      free: [HARMONY, "auto"],
+      unthought: [HARMONY, false],
       begun: [HARMONY_BEGUN, "auto"],
       cutShort: [HARMONY_BEGUN, false],
-      letters: [templateOf("harmony", FAMILIES.harmony[1]), "auto"],
+      letters: [HARMONY, "auto"],
     }).map(([name, [template, thinking]]) => [name, { file: withTemplate(template, name === "letters" ? [] : FAMILIES.harmony[0]).toString("base64"), thinking }])),
     schema: SCHEMAS[16],
     end: markId(FAMILIES.harmony[0].indexOf("<|end|>")),
