@@ -65,8 +65,10 @@ export class Sessions {
     const id = await digestOf(Uint8Array.from(new TextEncoder().encode(`${model} ${tokens.join(" ")}`)));
     const url = `${SCHEME}${model}/${id}`;
     this.#known = undefined;
-    const all = await this.#records();
-    const others = all.filter((record) => record.url !== url);
+    // What tabs have left that were closed while they wrote; what one is writing stays.
+    const left = (await this.#store.list()).filter((record) => !record.complete && record.url !== url);
+    await Promise.all(left.map((record) => this.#delete(record.url).catch(() => false)));
+    const others = (await this.#records()).filter((record) => record.url !== url);
     const isBegun = (record: SessionRecord): boolean => isOf(record, model) && common(record.tokens, tokens) === record.tokens.length;
     // What comes first goes first.
     const dispensable = [...others.filter(isBegun), ...others.filter((record) => !isBegun(record)).reverse()];

@@ -273,7 +273,7 @@ export interface GenerateOptions {
   promptLookup?: number | undefined;
   /**
    * What the text must match: tokens that it forbids are never chosen. A stop text, `maxTokens` or the end of the context may end the text
-   * before it is complete. A module of 0.8 MB is fetched when it is first used. Default `{ type: "text" }`.
+   * before it is complete. A module of 0.7 MB is fetched when it is first used. Default `{ type: "text" }`.
    */
   responseFormat?: ResponseFormat | undefined;
 }

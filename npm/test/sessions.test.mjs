@@ -93,6 +93,8 @@ test("half a session, and one whose bytes are others, are never used", async () 
   backend.writeRecord = whole;
   assert.deepEqual(await again().list(), []);
   assert.equal(await again().find(MODEL, range(0, 90), 0, 1000, ignored), undefined);
+  await all.save(MODEL, range(200, 250), bytes(100, 2), 1000);
+  assert.equal(backend.bytes.size, 1, "half a session is deleted when another one is kept");
   await all.save(MODEL, range(0, 50), bytes(100, 1), 1000);
   assert.equal((await again().find(MODEL, range(0, 90), 0, 1000, ignored)).bytes.length, 100);
 });
