@@ -11,8 +11,8 @@ import table from "./models.js";
 import { PEFT_FILES, type AnswerRequest, type ModelRequest, type Prompt, type SourceSpec } from "./protocol.js";
 import { specOf } from "./spec.js";
 import type {
-  AdapterOptions,  ChatMessage, ChatOptions, GenerateOptions, GenerateResult, KeptSession, KnownModel, LoadOptions, ModelInfo, ModelSource, Piece, SaveSessionOptions,
-  TokenizeOptions,
+  AdapterOptions, ChatMessage, ChatOptions, GenerateOptions, GenerateResult, KeptSession, KnownModel, LoadOptions, ModelInfo, ModelSource, Piece,
+  SaveSessionOptions, TokenizeOptions,
 } from "./types.js";
 
 /**
@@ -223,7 +223,7 @@ async function adapterOf(given: AdapterOptions, { signal, fetch }: LoadOptions):
   if (!Number.isFinite(scale)) {
     throw new TilewrightError("option", `adapter.scale is ${String(scale)}, expected a number`);
   }
-  const isFolder = typeof source === "string" && !isHubAddress(source) && source.endsWith("/") || source instanceof URL && source.pathname.endsWith("/");
+  const isFolder = typeof source === "string" ? !isHubAddress(source) && source.endsWith("/") : source instanceof URL && source.pathname.endsWith("/");
   const files = isFolder ? PEFT_FILES.map((name) => `${String(source)}${name}`) : source;
   return { source: await specOf(files, signal, defined({ fetch })), scale };
 }

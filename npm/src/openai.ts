@@ -163,7 +163,8 @@ const NO_LIMIT = 2 ** 31 - 1;
 
 const KNOWN: ReadonlySet<string> = new Set<keyof ChatCompletionRequest>([
   "messages", "model", "stream", "stream_options", "temperature", "top_p", "max_completion_tokens", "max_tokens", "stop", "seed", "n",
-  "user", "top_k", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls", "response_format",
+  "user", "top_k", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs",
+  "tools", "tool_choice", "parallel_tool_calls", "response_format",
 ]);
 
 /** Values of other fields that ask for nothing. */

@@ -25,7 +25,8 @@ const LOAD: Names<CommonLoadOptions> = {
 const LOAD_INDEX: Names<LoadIndexOptions> = { ...PLACE, model: true };
 const GENERATE: Names<GenerateOptions> = {
   signal: true, maxTokens: true, temperature: true, topK: true, topP: true, minP: true, repeatPenalty: true, repeatLastN: true,
-  presencePenalty: true, frequencyPenalty: true, logitBias: true, logprobs: true, seed: true, stop: true, ignoreEos: true, slide: true, tokensPerSubmit: true, promptLookup: true, responseFormat: true,
+  presencePenalty: true, frequencyPenalty: true, logitBias: true, logprobs: true, seed: true, stop: true, ignoreEos: true, slide: true,
+  tokensPerSubmit: true, promptLookup: true, responseFormat: true,
 };
 const LOAD_MODEL: Names<LoadOptions> = { ...LOAD, tune: true, contextLength: true, kvType: true, adapter: true };
 const KEEP: Names<{ keep?: boolean }> = { keep: true };
@@ -101,7 +102,8 @@ const SYNONYMS: Readonly<Record<string, string>> = {
   cachetypek: "kvType", cachetypev: "kvType", cachetype: "kvType",
   nctx: "contextLength", contextsize: "contextLength", numctx: "contextLength", contextwindowsize: "contextLength",
   chattemplatekwargs: "templateVariables", enablethinking: "thinking", reasoning: "thinking", format: "responseFormat", grammar: "responseFormat",
-  jsonschema: "responseFormat", abortsignal: "signal", repetitionpenalty: "repeatPenalty", stopsequences: "stop", topn: "topK", toplogprobs: "logprobs", nprobs: "logprobs",
+  jsonschema: "responseFormat", abortsignal: "signal", repetitionpenalty: "repeatPenalty", stopsequences: "stop", topn: "topK",
+  toplogprobs: "logprobs", nprobs: "logprobs",
   progresscallback: "onProgress", batchsize: "maxBatchTokens",
 };
 

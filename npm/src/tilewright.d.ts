@@ -9,7 +9,8 @@ import type {
 export type Adapter = Omit<AvailableDevice, "choice">;
 export type EngineOptions = {
   maxTokens?: number; temperature?: number; topK?: number; topP?: number; minP?: number; repeatPenalty?: number;
-  repeatLastN?: number; presencePenalty?: number; frequencyPenalty?: number; logitBias?: [id: number, bias: number][]; logprobs?: number; seed?: number; stop?: string[]; stopIds?: number[]; ignoreEos?: boolean; slide?: boolean;
+  repeatLastN?: number; presencePenalty?: number; frequencyPenalty?: number; logitBias?: [id: number, bias: number][];
+  logprobs?: number; seed?: number; stop?: string[]; stopIds?: number[]; ignoreEos?: boolean; slide?: boolean;
   tokensPerSubmit?: number; promptLookup?: number;
 };
 

@@ -330,7 +330,9 @@ async function loadOnce<T extends Resident>(
 }
 
 /** Has a model use an adapter. */
-async function useAdapter(model: Model, { scale, ...request }: Pick<LoadRequest, "source" | "cache" | "ownFetch"> & { scale: number }, signal: AbortSignal): Promise<void> {
+async function useAdapter(
+  model: Model, { scale, ...request }: Pick<LoadRequest, "source" | "cache" | "ownFetch"> & { scale: number }, signal: AbortSignal,
+): Promise<void> {
   await withContents(request, signal, (files) => {
     const config = files.find(({ name }) => name === PEFT_FILES[0]);
     const [weights, ...others] = files.filter((file) => file !== config);

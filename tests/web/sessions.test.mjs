@@ -114,7 +114,7 @@ test("Chromium: a damaged session, and one of another model, are dropped with a 
   await places.Chromium(harm, bytes);
   const wrong = await inNewPage({});
   assert.deepEqual([wrong.text, wrong.cachedTokens, wrong.kept], [first.text, 0, []]);
-  assert.match(wrong.notices[0].message, /the weights of `tilewright stories`, [0-9a-f]{16}, found those of/);
+  assert.match(wrong.notices[0].message, /those of `tilewright stories`, [0-9a-f]{16}, expected the weights of `tilewright stories`, [0-9a-f]{16}$/);
   assert.equal(wrong.notices[0].code, "session_dropped");
 });
 
