@@ -26,7 +26,7 @@ function reference(path) {
 const adapted = reference(join(adapters, "llama3-rope/refs.safetensors"));
 
 /** Runs in a place: what is likeliest after the tokens with each adapter, or why it is refused. */
-async function likeliest({ Model }, { base, cases, ids, device }) {
+async function likeliest({ Model }, { base, cases, ids, device, isLost = false }) {
   const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
   const told = [];
   for (const { text, list, address, scale } of cases) {
@@ -34,7 +34,16 @@ async function likeliest({ Model }, { base, cases, ids, device }) {
     const adapter = source === undefined ? {} : { adapter: { source, ...scale === undefined ? {} : { scale } } };
     try {
       const model = await Model.load(new Blob([bytes(base)]), { device, kvType: "f32", ...adapter });
-      for await (const { topLogprobs } of model.generate(ids, { maxTokens: 1, logprobs: 20, ignoreEos: true })) told.push(topLogprobs.map(({ id, logprob }) => [id, logprob]));
+      const ask = async () => {
+        for await (const { topLogprobs } of model.generate(ids, { maxTokens: 1, logprobs: 20, ignoreEos: true })) {
+          told.push(topLogprobs.map(({ id, logprob }) => [id, logprob]));
+        }
+      };
+      await ask();
+      if (isLost) {
+        await model.destroyDevice();
+        await ask();
+      }
       model.free();
     } catch ({ code, message }) {
       told.push(`${code}: ${message}`);
@@ -78,7 +87,8 @@ everywhere(
   }),
 );
 
-test("Chromium: an adapter on a GPU", { timeout: 120_000 }, async () => {
-  const [told] = await places.Chromium(likeliest, { base: base64(base), ids: adapted.ids, device: "gpu", cases: [{ text: base64(gguf) }] });
-  areNear(told, adapted, "GPU");
+test("Chromium: an adapter on a GPU, and on the one that is opened when the first is lost", { timeout: 120_000 }, async () => {
+  const [first, second] = await places.Chromium(likeliest, { base: base64(base), ids: adapted.ids, device: "gpu", cases: [{ text: base64(gguf) }], isLost: true });
+  areNear(first, adapted, "GPU");
+  areNear(second, adapted, "GPU, after a loss");
 });
