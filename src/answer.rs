@@ -257,6 +257,12 @@ impl AnswerReader {
         matches!(self.state, State::Thinking | State::ThoughtName(_))
     }
 
+    /// Whether a header of harmony is being written, or has to be.
+    #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
+    pub(crate) fn is_in_header(&self) -> bool {
+        matches!(self.state, State::Header(_))
+    }
+
     /// The tokens that begin and end a thought, where the vocabulary has both.
     #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
     pub(crate) fn thought_ids(&self) -> Option<[u32; 2]> {

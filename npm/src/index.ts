@@ -18,8 +18,9 @@ export { Generation, Model } from "./model.js";
 export { Mol, type MolOptions, type MolSearchOptions } from "./mol.js";
 export {
   createChatCompletion, type ChatCompletion, type ChatCompletionCallOptions, type ChatCompletionChunk, type ChatCompletionDelta,
-  type ChatCompletionMessageParam, type ChatCompletionRequest, type ChatCompletionTool, type ChatCompletionToolCall, type CompletionUsage,
-  type FinishReason,
+  type ChatCompletionLogprobs, type ChatCompletionMessageParam, type ChatCompletionRequest, type ChatCompletionTokenLogprob,
+  type ChatCompletionTool, type ChatCompletionToolCall, type CompletionUsage, type FinishReason,
 } from "./openai.js";
 export { Reranker } from "./reranker.js";
+export { sessions } from "./sessions.js";
 export type * from "./types.js";

@@ -3,13 +3,16 @@
 import type { Engine } from "./engine.js";
 import { TilewrightError } from "./errors.js";
 import { asJson, constraintOf, toolChoiceOf } from "./format.js";
+import { isId } from "./given.js";
+import { isHubAddress } from "./hub.js";
 import { defined, Loaded, loadInto } from "./loaded.js";
 import { known } from "./options.js";
 import table from "./models.js";
-import type { AnswerRequest, Prompt, SourceSpec } from "./protocol.js";
+import { PEFT_FILES, type AnswerRequest, type ModelRequest, type Prompt, type SourceSpec } from "./protocol.js";
 import { specOf } from "./spec.js";
 import type {
-  ChatMessage, ChatOptions, GenerateOptions, GenerateResult, KnownModel, LoadOptions, ModelInfo, ModelSource, Piece, TokenizeOptions,
+  AdapterOptions, ChatMessage, ChatOptions, GenerateOptions, GenerateResult, KeptSession, KnownModel, LoadOptions, ModelInfo, ModelSource, Piece,
+  SaveSessionOptions, TokenizeOptions,
 } from "./types.js";
 
 /**
@@ -46,10 +49,11 @@ export class Model extends Loaded<ModelInfo> {
     return Model.#load({ kind: "builtin" }, known("Model.builtin", options));
   }
 
-  static async #load(source: SourceSpec, { tune = false, contextLength, kvType, memoryLimit, ...common }: LoadOptions): Promise<Model> {
+  static async #load(source: SourceSpec, { tune = false, contextLength, kvType, memoryLimit, adapter, ...common }: LoadOptions): Promise<Model> {
     const fitContext = contextLength === "auto" ? true : undefined;
     const settings = defined({ contextLength: contextLength === "auto" ? undefined : contextLength, fitContext, kvType, memoryLimit });
-    return new Model(await loadInto("loadModel", source, { tune, settings }, common));
+    const own = { tune, settings, ...(adapter === undefined ? {} : { adapter: await adapterOf(adapter, common) }) };
+    return new Model(await loadInto("loadModel", source, own, common));
   }
 
   /**
@@ -98,6 +102,22 @@ export class Model extends Loaded<ModelInfo> {
     });
   }
 
+  /**
+   * Keeps in the browser's storage what the model has computed of the latest text or conversation. A later `generate` or `chat` of the same
+   * model, also in another page of this origin, whose prompt begins like it goes on from there. What is kept is exact: the text is the same.
+   * It is as large as the cached keys and values of its tokens. `sessions` lists and deletes what is kept.
+   *
+   * @throws {@link TilewrightError}: `storage` where the browser stores nothing, as in Node and Deno; `quota` where there is no room;
+   * `option` if nothing was generated so far, or with `cache: false`.
+   */
+  async saveSession(options: SaveSessionOptions = {}): Promise<KeptSession> {
+    const { maxBytes = 2 ** 30 } = known("saveSession", options);
+    if (!(maxBytes >= 0)) {
+      throw new TilewrightError("option", `maxBytes is ${maxBytes}, expected 0 or more`);
+    }
+    return this.engine.call("saveSession", { maxBytes });
+  }
+
   /** Token ids of a text. */
   async tokenize(text: string, options: TokenizeOptions = {}): Promise<Uint32Array> {
     const { addSpecial = true } = known("tokenize", options);
@@ -127,7 +147,7 @@ export class Generation implements AsyncIterable<Piece> {
 
   /** @internal */
   constructor(
-    engine: Engine, prompt: Prompt, { signal, ...options }: Omit<GenerateOptions, "responseFormat">, answer: () => AnswerRequest,
+    engine: Engine, prompt: Prompt, { signal, logitBias, ...options }: Omit<GenerateOptions, "responseFormat">, answer: () => AnswerRequest,
   ) {
     const onEvent = (piece: Piece): void => {
       this.#pieces.push(piece);
@@ -135,7 +155,9 @@ export class Generation implements AsyncIterable<Piece> {
     };
     // What is wrong with the request is the generation's error.
     const running = (async () => engine.call("generate", {
-      prompt, options: { temperature: 0, seed: randomSeed(), ...defined(options) }, answer: answer(),
+      prompt,
+      options: { temperature: 0, seed: randomSeed(), ...defined(options), ...defined({ logitBias: biasesOf(logitBias) }) },
+      answer: answer(),
     }, {
       signal: signal === undefined ? this.#stop.signal : AbortSignal.any([signal, this.#stop.signal]),
       onEvent,
@@ -194,6 +216,37 @@ export class Generation implements AsyncIterable<Piece> {
 
 /** Reason of the abort of a generation whose loop was left. */
 const LEFT = new DOMException("the loop over the generation was left", "AbortError");
+
+/** What the worker is told of an adapter. */
+async function adapterOf(given: AdapterOptions, { signal, fetch }: LoadOptions): Promise<NonNullable<ModelRequest["adapter"]>> {
+  const { source, scale = 1 } = known("adapter", given);
+  if (!Number.isFinite(scale)) {
+    throw new TilewrightError("option", `adapter.scale is ${String(scale)}, expected a number`);
+  }
+  const isFolder = typeof source === "string" ? !isHubAddress(source) && source.endsWith("/") : source instanceof URL && source.pathname.endsWith("/");
+  const files = isFolder ? PEFT_FILES.map((name) => `${String(source)}${name}`) : source;
+  return { source: await specOf(files, signal, defined({ fetch })), scale };
+}
+
+/** Biases in a list. */
+function biasesOf(given: GenerateOptions["logitBias"]): [id: number, bias: number][] | undefined {
+  if (given === undefined) {
+    return undefined;
+  }
+  if (typeof given !== "object" || given === null) {
+    throw new TilewrightError("option", `logitBias is ${given === null ? "null" : typeof given}, expected an object of biases by token ids`);
+  }
+  return Object.entries(given).map(([key, bias]) => {
+    const id = key === "" ? NaN : Number(key);
+    if (!isId(id)) {
+      throw new TilewrightError("option", `logitBias has the key ${JSON.stringify(key)}, expected a token's id`);
+    }
+    if (typeof bias !== "number") {
+      throw new TilewrightError("option", `logitBias[${key}] is ${typeof bias}, expected a number`);
+    }
+    return [id, bias];
+  });
+}
 
 function randomSeed(): number {
   return crypto.getRandomValues(new Uint32Array(1))[0] ?? 0;

@@ -4,7 +4,7 @@ import { TilewrightError } from "./errors.js";
 import type { Model } from "./model.js";
 import { defined } from "./loaded.js";
 import { known } from "./options.js";
-import type { ChatMessage, ChatOptions, GenerateResult, ResponseFormat, StopReason, ToolCall, ToolChoice } from "./types.js";
+import type { ChatMessage, ChatOptions, GenerateResult, Piece, ResponseFormat, StopReason, TokenLogprob, ToolCall, ToolChoice } from "./types.js";
 
 /** A message of a request. */
 export interface ChatCompletionMessageParam {
@@ -52,11 +52,21 @@ export interface ChatCompletionRequest {
   max_tokens?: number | null;
   stop?: string | string[] | null;
   seed?: number | null;
+  /** -2 to 2. */
+  presence_penalty?: number | null;
+  /** -2 to 2. */
+  frequency_penalty?: number | null;
+  /** Biases of -100 to 100 by token ids. */
+  logit_bias?: Record<string, number> | null;
+  /** Whether choices say how likely their tokens were. */
+  logprobs?: boolean | null;
+  /** How many of the likeliest tokens each of them comes with: 0 to 20. Needs `logprobs`. Default 0. */
+  top_logprobs?: number | null;
   tools?: ChatCompletionTool[] | null;
   tool_choice?: ToolChoice | null;
   parallel_tool_calls?: boolean | null;
   response_format?: { type: "text" } | { type: "json_object" } | { type: "json_schema"; json_schema: { name?: string; schema?: object } } | null;
-  /** Answers to give; only 1. */
+  /** Answers to give, 1 to 128, one after the other; with `seed`, the second one's is `seed + 1`, and so on. Default 1. */
   n?: number | null;
   /** Ignored. */
   user?: string | null;
@@ -68,10 +78,25 @@ export interface ChatCompletionRequest {
   repeat_penalty?: number | null;
 }
 
+/** A token, and how likely it was. */
+export interface ChatCompletionTokenLogprob {
+  token: string;
+  /** Natural logarithm of its probability. */
+  logprob: number;
+  /** Its text in UTF-8: a token may be a part of a character. */
+  bytes: number[];
+}
+
+/** The tokens of an answer, without the one that ends it. Those of thoughts and calls are among them. */
+export interface ChatCompletionLogprobs {
+  content: (ChatCompletionTokenLogprob & { top_logprobs: ChatCompletionTokenLogprob[] })[];
+  refusal: null;
+}
+
 /** Why an answer ended: by itself or at a stop text, because there was no room for more, or with calls of tools. */
 export type FinishReason = "stop" | "length" | "tool_calls";
 
-/** Tokens of a request and its answer. */
+/** Tokens of a request and all of its answers. */
 export interface CompletionUsage {
   prompt_tokens: number;
   completion_tokens: number;
@@ -97,7 +122,7 @@ export interface ChatCompletion {
       reasoning_content?: string;
     };
     finish_reason: FinishReason;
-    logprobs: null;
+    logprobs: ChatCompletionLogprobs | null;
   }[];
   usage: CompletionUsage;
 }
@@ -121,7 +146,7 @@ export interface ChatCompletionChunk {
     index: number;
     delta: ChatCompletionDelta;
     finish_reason: FinishReason | null;
-    logprobs: null;
+    logprobs: ChatCompletionLogprobs | null;
   }[];
   /** In the last chunk if `stream_options.include_usage` is on, else missing or `null`. */
   usage?: CompletionUsage | null;
@@ -138,15 +163,12 @@ const NO_LIMIT = 2 ** 31 - 1;
 
 const KNOWN: ReadonlySet<string> = new Set<keyof ChatCompletionRequest>([
   "messages", "model", "stream", "stream_options", "temperature", "top_p", "max_completion_tokens", "max_tokens", "stop", "seed", "n",
-  "user", "top_k", "min_p", "repeat_penalty", "tools", "tool_choice", "parallel_tool_calls", "response_format",
+  "user", "top_k", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs",
+  "tools", "tool_choice", "parallel_tool_calls", "response_format",
 ]);
 
 /** Values of other fields that ask for nothing. */
 const NEUTRAL: Record<string, (value: unknown) => boolean> = {
-  frequency_penalty: (value) => value === 0,
-  presence_penalty: (value) => value === 0,
-  logprobs: (value) => value === false,
-  logit_bias: (value) => typeof value === "object" && Object.keys(value ?? {}).length === 0,
   store: (value) => value === false,
 };
 
@@ -158,7 +180,8 @@ const NEUTRAL: Record<string, (value: unknown) => boolean> = {
  * console.log(answer.choices[0].message.content);
  * ```
  *
- * @throws {@link TilewrightError} `unsupported` for fields that ask for what this engine does not do.
+ * @throws {@link TilewrightError} `unsupported` for fields that ask for what this engine does not do, `option` for values that no answer
+ * can be computed with.
  */
 export function createChatCompletion(
   model: Model, request: ChatCompletionRequest & { stream: true }, options?: ChatCompletionCallOptions,
@@ -173,64 +196,106 @@ export async function createChatCompletion(
   model: Model, request: ChatCompletionRequest, options: ChatCompletionCallOptions = {},
 ): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
   refuseUnknown(request);
+  refuseOutOfRange(request);
   const messages = request.messages.map(messageOf);
   const generateOptions = optionsOf(request, known("createChatCompletion", options));
   // Pages without https have no `randomUUID`.
   const random = Array.from(crypto.getRandomValues(new Uint32Array(3)), (word) => word.toString(36)).join("");
   const head = { id: `chatcmpl-${random}`, created: Math.floor(Date.now() / 1000), model: request.model ?? model.info.name };
+  // They are the same generation but for their seeds, and the prompt is computed once.
+  const each = Array.from({ length: request.n ?? 1 }, (_, at) => ({
+    ...generateOptions, ...(generateOptions.seed === undefined ? {} : { seed: generateOptions.seed + at }),
+  }));
   return request.stream
-    ? streamChunks(model, messages, generateOptions, head, request.stream_options?.include_usage === true)
-    : complete(model, messages, generateOptions, head);
+    ? streamChunks(model, messages, each, head, request.stream_options?.include_usage === true)
+    : complete(model, messages, each, head);
 }
 
 type Head = Pick<ChatCompletion, "id" | "created" | "model">;
 
-async function complete(model: Model, messages: ChatMessage[], options: ChatOptions, head: Head): Promise<ChatCompletion> {
-  const generation = model.chat(messages, options);
-  const content = await generation.text();
-  const result = await generation.result;
-  const message: ChatCompletion["choices"][number]["message"] = { role: "assistant", content, refusal: null };
-  if (result.toolCalls.length > 0) {
-    message.tool_calls = result.toolCalls.map(callOf);
+async function complete(model: Model, messages: ChatMessage[], each: ChatOptions[], head: Head): Promise<ChatCompletion> {
+  const choices: ChatCompletion["choices"] = [];
+  const results: GenerateResult[] = [];
+  for (const [index, options] of each.entries()) {
+    const generation = model.chat(messages, options);
+    const pieces: Piece[] = [];
+    for await (const piece of generation) {
+      pieces.push(piece);
+    }
+    const result = await generation.result;
+    const content = pieces.map(({ text }) => text).join("");
+    const message: ChatCompletion["choices"][number]["message"] = { role: "assistant", content, refusal: null };
+    if (result.toolCalls.length > 0) {
+      message.tool_calls = result.toolCalls.map(callOf);
+    }
+    if (result.thinking !== "") {
+      message.reasoning_content = result.thinking;
+    }
+    const logprobs = options.logprobs === undefined ? null : logprobsOf(result.stopReason === "eos" ? pieces.slice(0, -1) : pieces);
+    choices.push({ index, message, finish_reason: finishOf(result), logprobs });
+    results.push(result);
   }
-  if (result.thinking !== "") {
-    message.reasoning_content = result.thinking;
-  }
-  return {
-    ...head,
-    object: "chat.completion",
-    choices: [{ index: 0, message, finish_reason: finishOf(result), logprobs: null }],
-    usage: usageOf(result),
-  };
+  return { ...head, object: "chat.completion", choices, usage: usageOf(results) };
 }
 
 async function* streamChunks(
-  model: Model, messages: ChatMessage[], options: ChatOptions, head: Head, withUsage: boolean,
+  model: Model, messages: ChatMessage[], each: ChatOptions[], head: Head, withUsage: boolean,
 ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
   const chunk = (choices: ChatCompletionChunk["choices"]): ChatCompletionChunk =>
     ({ ...head, object: "chat.completion.chunk", choices, ...(withUsage ? { usage: null } : {}) });
-  const delta = (part: ChatCompletionDelta, finish: FinishReason | null): ChatCompletionChunk =>
-    chunk([{ index: 0, delta: part, finish_reason: finish, logprobs: null }]);
-  const generation = model.chat(messages, options);
-  yield delta({ role: "assistant", content: "" }, null);
-  let calls = 0;
-  for await (const { text, thinking, toolCalls = [] } of generation) {
-    if (thinking !== undefined) {
-      yield delta({ reasoning_content: thinking }, null);
+  const results: GenerateResult[] = [];
+  for (const [index, options] of each.entries()) {
+    const delta = (part: ChatCompletionDelta, finish: FinishReason | null, logprobs: ChatCompletionLogprobs | null = null): ChatCompletionChunk =>
+      chunk([{ index, delta: part, finish_reason: finish, logprobs }]);
+    const generation = model.chat(messages, options);
+    yield delta({ role: "assistant", content: "" }, null);
+    let calls = 0;
+    // What a token adds, and how likely it was.
+    const parts = function* (piece: Piece, isEnd: boolean): Generator<ChatCompletionChunk, void, undefined> {
+      const { text, thinking, toolCalls = [] } = piece;
+      let logprobs = options.logprobs === undefined || isEnd ? null : logprobsOf([piece]);
+      if (thinking !== undefined) {
+        yield delta({ reasoning_content: thinking }, null, logprobs);
+        logprobs = null;
+      }
+      if (text !== "" || (logprobs !== null && toolCalls.length === 0)) {
+        yield delta({ content: text }, null, logprobs);
+        logprobs = null;
+      }
+      if (toolCalls.length > 0) {
+        yield delta({ tool_calls: toolCalls.map((call, at) => ({ index: calls + at, ...callOf(call) })) }, null, logprobs);
+        calls += toolCalls.length;
+      }
+    };
+    // Whether a token is the one that ends the answer shows when the answer is over.
+    let last: Piece | undefined;
+    for await (const piece of generation) {
+      if (options.logprobs === undefined) {
+        yield* parts(piece, false);
+        continue;
+      }
+      if (last !== undefined) {
+        yield* parts(last, false);
+      }
+      last = piece;
     }
-    if (text !== "") {
-      yield delta({ content: text }, null);
+    const result = await generation.result;
+    if (last !== undefined) {
+      yield* parts(last, result.stopReason === "eos");
     }
-    if (toolCalls.length > 0) {
-      yield delta({ tool_calls: toolCalls.map((call, at) => ({ index: calls + at, ...callOf(call) })) }, null);
-      calls += toolCalls.length;
-    }
+    yield delta({}, finishOf(result));
+    results.push(result);
   }
-  const result = await generation.result;
-  yield delta({}, finishOf(result));
   if (withUsage) {
-    yield { ...chunk([]), usage: usageOf(result) };
+    yield { ...chunk([]), usage: usageOf(results) };
   }
+}
+
+function logprobsOf(pieces: readonly Piece[]): ChatCompletionLogprobs {
+  const told = ({ text, logprob, bytes }: TokenLogprob): ChatCompletionTokenLogprob => ({ token: text, logprob, bytes });
+  const content = pieces.flatMap(({ logprob, topLogprobs = [] }) =>
+    logprob === undefined ? [] : [{ ...told(logprob), top_logprobs: topLogprobs.map(told) }]);
+  return { content, refusal: null };
 }
 
 function refuseUnknown(request: ChatCompletionRequest): void {
@@ -239,11 +304,40 @@ function refuseUnknown(request: ChatCompletionRequest): void {
       throw new TilewrightError("unsupported", `chat completion: ${field} is not supported`);
     }
   }
-  if (request.n !== undefined && request.n !== null && request.n !== 1) {
-    throw new TilewrightError("unsupported", `chat completion: n is ${request.n}, only 1 is supported`);
-  }
   if (!Array.isArray(request.messages)) {
     throw new TilewrightError("option", "chat completion: messages is missing, expected a list of messages");
+  }
+}
+
+/** The ranges of OpenAI's API, which are within those of the engine. */
+function refuseOutOfRange(request: ChatCompletionRequest): void {
+  const refuse = (field: string, found: unknown, expected: string): never => {
+    throw new TilewrightError("option", `chat completion: ${field} is ${JSON.stringify(found)}, expected ${expected}`);
+  };
+  const check = (field: "n" | "top_logprobs" | "presence_penalty" | "frequency_penalty", least: number, most: number, isWhole: boolean): void => {
+    const given: unknown = request[field] ?? undefined;
+    if (given !== undefined && !(typeof given === "number" && given >= least && given <= most && (!isWhole || Number.isInteger(given)))) {
+      refuse(field, given, `${isWhole ? "a whole number" : "a number"} from ${least} to ${most}`);
+    }
+  };
+  check("n", 1, 128, true);
+  check("top_logprobs", 0, 20, true);
+  check("presence_penalty", -2, 2, false);
+  check("frequency_penalty", -2, 2, false);
+  const { logprobs, top_logprobs: top, logit_bias: biases } = request;
+  if (logprobs !== undefined && logprobs !== null && typeof logprobs !== "boolean") {
+    refuse("logprobs", logprobs, "true or false");
+  }
+  if (top !== undefined && top !== null && logprobs !== true) {
+    refuse("top_logprobs", top, "none where logprobs is not true");
+  }
+  if (biases !== undefined && biases !== null && typeof biases !== "object") {
+    refuse("logit_bias", biases, "biases by token ids");
+  }
+  for (const [id, bias] of Object.entries(biases ?? {})) {
+    if (!(typeof bias === "number" && Math.abs(bias) <= 100)) {
+      refuse(`logit_bias[${JSON.stringify(id)}]`, bias, "a number from -100 to 100");
+    }
   }
 }
 
@@ -295,6 +389,10 @@ function optionsOf(request: ChatCompletionRequest, { signal }: ChatCompletionCal
     topK: top_k ?? undefined,
     minP: min_p ?? undefined,
     repeatPenalty: repeat_penalty ?? undefined,
+    presencePenalty: request.presence_penalty ?? undefined,
+    frequencyPenalty: request.frequency_penalty ?? undefined,
+    logitBias: request.logit_bias ?? undefined,
+    logprobs: request.logprobs === true ? request.top_logprobs ?? 0 : undefined,
     responseFormat: formatOf(request.response_format ?? undefined),
     // Without tools there is nothing to choose, but a call that is asked for all the same is refused.
     ...(tools === undefined || tools.length === 0 ? asksForCall(request.tool_choice) : {
@@ -325,11 +423,14 @@ function finishOf({ stopReason, toolCalls }: { stopReason: StopReason; toolCalls
   return toolCalls.length > 0 ? "tool_calls" : "stop";
 }
 
-function usageOf({ promptTokens, generatedTokens, cachedTokens }: GenerateResult): CompletionUsage {
+function usageOf(results: readonly GenerateResult[]): CompletionUsage {
+  // All choices have one prompt; what the later ones found of it was computed for the first.
+  const { promptTokens, cachedTokens } = results[0] ?? { promptTokens: 0, cachedTokens: 0 };
+  const generated = results.reduce((sum, { generatedTokens }) => sum + generatedTokens, 0);
   return {
     prompt_tokens: promptTokens,
-    completion_tokens: generatedTokens,
-    total_tokens: promptTokens + generatedTokens,
+    completion_tokens: generated,
+    total_tokens: promptTokens + generated,
     prompt_tokens_details: { cached_tokens: cachedTokens },
   };
 }

@@ -6,8 +6,8 @@ import type { AttentionOptions, KernelOptions, RopeOptions } from "./kernels.js"
 import type { MolOptions, MolSearchOptions } from "./mol.js";
 import type { ChatCompletionCallOptions } from "./openai.js";
 import type {
-  ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, HubOptions, LoadOptions, PromptOptions, RerankerOptions, RerankOptions,
-  TextsOptions, TokenizeOptions,
+  AdapterOptions, ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, HubOptions, LoadOptions, PromptOptions, RerankerOptions, RerankOptions,
+  SaveSessionOptions, TextsOptions, TokenizeOptions,
 } from "./types.js";
 import type { IndexOptions, LoadIndexOptions, SearchOptions } from "./vector-index.js";
 
@@ -25,19 +25,22 @@ const LOAD: Names<CommonLoadOptions> = {
 const LOAD_INDEX: Names<LoadIndexOptions> = { ...PLACE, model: true };
 const GENERATE: Names<GenerateOptions> = {
   signal: true, maxTokens: true, temperature: true, topK: true, topP: true, minP: true, repeatPenalty: true, repeatLastN: true,
-  seed: true, stop: true, ignoreEos: true, slide: true, tokensPerSubmit: true, promptLookup: true, responseFormat: true,
+  presencePenalty: true, frequencyPenalty: true, logitBias: true, logprobs: true, seed: true, stop: true, ignoreEos: true, slide: true,
+  tokensPerSubmit: true, promptLookup: true, responseFormat: true,
 };
-const LOAD_MODEL: Names<LoadOptions> = { ...LOAD, tune: true, contextLength: true, kvType: true };
+const LOAD_MODEL: Names<LoadOptions> = { ...LOAD, tune: true, contextLength: true, kvType: true, adapter: true };
 const KEEP: Names<{ keep?: boolean }> = { keep: true };
 
 /** The calls that have options, with the names of these. */
 export const OPTIONS = {
   "Model.load": LOAD_MODEL,
   "Model.builtin": LOAD_MODEL,
+  "adapter": { source: true, scale: true } satisfies Names<AdapterOptions>,
   "generate": GENERATE,
   "chat": {
     ...GENERATE, tools: true, toolChoice: true, parallelToolCalls: true, thinking: true, documents: true, templateVariables: true, templateName: true, continueFinalMessage: true,
   } satisfies Names<ChatOptions>,
+  "saveSession": { maxBytes: true } satisfies Names<SaveSessionOptions>,
   "tokenize": { addSpecial: true } satisfies Names<TokenizeOptions>,
   "Embedder.load": {
     ...LOAD, maxTokens: true, pooling: true, normalize: true, maxBatchTokens: true, cachedVectors: true,
@@ -100,6 +103,7 @@ const SYNONYMS: Readonly<Record<string, string>> = {
   nctx: "contextLength", contextsize: "contextLength", numctx: "contextLength", contextwindowsize: "contextLength",
   chattemplatekwargs: "templateVariables", enablethinking: "thinking", reasoning: "thinking", format: "responseFormat", grammar: "responseFormat",
   jsonschema: "responseFormat", abortsignal: "signal", repetitionpenalty: "repeatPenalty", stopsequences: "stop", topn: "topK",
+  toplogprobs: "logprobs", nprobs: "logprobs",
   progresscallback: "onProgress", batchsize: "maxBatchTokens",
 };
 

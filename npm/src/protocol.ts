@@ -4,7 +4,7 @@ import type { BenchProgress, BenchReport } from "./bench.js";
 import type { WireError } from "./errors.js";
 import type {
   AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderOptions, GenerateOptions, GenerateResult, Hit,
-  IndexInfo, LoadOptions, MemoryInfo, ModelInfo, MolInfo, MolMethod, Notice, Piece, Progress, PromptOptions, Ranked, RerankerInfo,
+  IndexInfo, KeptSession, LoadOptions, MemoryInfo, ModelInfo, MolInfo, MolMethod, Notice, Piece, Progress, PromptOptions, Ranked, RerankerInfo,
   RerankerOptions, Tier, VectorStorage,
 } from "./types.js";
 
@@ -60,11 +60,15 @@ export interface LoadRequest {
   ownFetch?: boolean;
 }
 
+/** The files in which PEFT saves an adapter: its configuration and its weights. */
+export const PEFT_FILES = ["adapter_config.json", "adapter_model.safetensors"] as const;
+
 /** What the worker needs to load a model. */
 export interface ModelRequest extends LoadRequest {
   /** Whether to measure the model's products on the device. */
   tune: boolean;
   settings: ModelSettings;
+  adapter?: { source: SourceSpec; scale: number };
 }
 
 /** What the worker needs to load an encoder. */
@@ -111,7 +115,7 @@ export interface AnswerRequest {
 /** What is generated. */
 export interface GenerateRequest {
   prompt: Prompt;
-  options: Omit<GenerateOptions, "signal" | "responseFormat">;
+  options: Omit<GenerateOptions, "signal" | "responseFormat" | "logitBias"> & { logitBias?: [id: number, bias: number][] };
   answer: AnswerRequest;
 }
 
@@ -159,6 +163,7 @@ export interface Calls extends KernelCalls {
   loadEmbedder: { args: EmbedderRequest; event: never; reply: EmbedderInfo };
   loadReranker: { args: RerankerRequest; event: never; reply: RerankerInfo };
   generate: { args: GenerateRequest; event: Piece; reply: GenerateResult };
+  saveSession: { args: { maxBytes: number }; event: never; reply: KeptSession };
   tokenize: { args: { text: string; addSpecial: boolean }; event: never; reply: Uint32Array };
   detokenize: { args: { ids: Uint32Array }; event: never; reply: string };
   /** The vectors of texts, one after the other; tells meanwhile how many texts are done. */

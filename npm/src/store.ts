@@ -15,6 +15,8 @@ export type StoredRecord = CacheEntry & {
   lastModified?: string;
   /** Of a folder rather than a file: names of files that it does not have. */
   absent?: string[];
+  /** Of a session: its tokens. */
+  tokens?: number[];
 };
 
 /** Appends to a download's bytes. */
@@ -42,15 +44,15 @@ const PIECE_BYTES = 16 << 20;
 /** How often a record is tried to be read. */
 const READ_ATTEMPTS = 5;
 
-/** Opens the storage. Throws `storage` with the reason where there is none, as in some private windows. */
-export async function openStore(): Promise<Store> {
+/** Opens the storage, that of downloads or one of another name. Throws `storage` with the reason where there is none, as in some private windows. */
+export async function openStore(folder = FOLDER): Promise<Store> {
   if (globalThis.crypto?.subtle === undefined) {
     throw new TilewrightError("storage", "the browser offers storage only to pages served over https");
   }
   if (typeof globalThis.navigator?.storage?.getDirectory === "function" && hasSyncHandles()) {
     try {
       const root = await navigator.storage.getDirectory();
-      return new Store(new FileBackend(await root.getDirectoryHandle(FOLDER, { create: true })));
+      return new Store(new FileBackend(await root.getDirectoryHandle(folder, { create: true })));
     } catch (error) {
       if (globalThis.caches === undefined) {
         throw new TilewrightError("storage", `the browser refuses storage: ${messageOf(error)}`, { cause: error });
@@ -59,10 +61,10 @@ export async function openStore(): Promise<Store> {
   }
   // Deno has Cache Storage of its own without a page's origin, so there is nothing to name its entries after.
   if (globalThis.caches === undefined || globalThis.location?.origin === undefined) {
-    throw new TilewrightError("storage", "there is no storage for downloads here");
+    throw new TilewrightError("storage", "there is no storage of a browser here");
   }
   try {
-    return new Store(new PieceBackend(await caches.open(FOLDER)));
+    return new Store(new PieceBackend(await caches.open(folder)));
   } catch (error) {
     throw new TilewrightError("storage", `the browser refuses storage: ${messageOf(error)}`, { cause: error });
   }
@@ -238,6 +240,14 @@ export class StoredFile {
     if (record.complete) {
       // Where the old one cannot be deleted, the newer of the two counts.
       await this.removeWhole().catch(() => {});
+    }
+  }
+
+  /** Changes when the complete copy was stored, or used. */
+  async renew(date: number): Promise<void> {
+    if (this.#whole !== undefined) {
+      this.#whole = { ...this.#whole, date };
+      await this.#backend.writeRecord(this.#wholeSlot, this.#whole);
     }
   }
 

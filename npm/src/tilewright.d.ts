@@ -9,7 +9,8 @@ import type {
 export type Adapter = Omit<AvailableDevice, "choice">;
 export type EngineOptions = {
   maxTokens?: number; temperature?: number; topK?: number; topP?: number; minP?: number; repeatPenalty?: number;
-  repeatLastN?: number; seed?: number; stop?: string[]; stopIds?: number[]; ignoreEos?: boolean; slide?: boolean;
+  repeatLastN?: number; presencePenalty?: number; frequencyPenalty?: number; logitBias?: [id: number, bias: number][];
+  logprobs?: number; seed?: number; stop?: string[]; stopIds?: number[]; ignoreEos?: boolean; slide?: boolean;
   tokensPerSubmit?: number; promptLookup?: number;
 };
 
@@ -80,6 +81,10 @@ export class Model {
   tokenBytes(): Uint8Array;
   endIds(): Uint32Array;
   encodeWithin(text: string): Uint32Array | undefined;
+  /** Tells the weights, with those of an adapter, and the type of cached keys from others'. */
+  digest(): string;
+  /** Has new sessions use a LoRA adapter: a GGUF file, or PEFT's weights and their configuration. */
+  useAdapter(weights: Uint8Array, config: Uint8Array | undefined, scale: number): void;
   session(): Session;
   free(): void;
 }
@@ -97,10 +102,16 @@ export class Session {
     ids: Uint32Array,
     options: EngineOptions,
     guide: TokenGuide | undefined,
-    onPiece: (id: number, text: string, isLast: boolean) => Promise<boolean>,
+    /** `logprobs`: JSON of the token and of the likeliest ones, if they were asked for. */
+    onPiece: (id: number, text: string, isLast: boolean, logprobs: string | undefined) => Promise<boolean>,
     onLost: (error: Error) => Promise<Model>,
   ): Promise<Omit<GenerateResult, "thinking" | "toolCalls">>;
   cancel(): void;
+  /** The sequence. */
+  tokens(): Uint32Array;
+  /** The session as a file's content. */
+  save(): Promise<Uint8Array>;
+  restore(bytes: Uint8Array): void;
   free(): void;
 }
 

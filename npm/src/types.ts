@@ -93,6 +93,19 @@ export interface LoadOptions extends CommonLoadOptions {
   contextLength?: number | "auto";
   /** What keys and values are cached as. Default `"f16"`. */
   kvType?: KvType;
+  /** A LoRA adapter that the model is used with. Default: none. */
+  adapter?: AdapterOptions;
+}
+
+/** A LoRA adapter. */
+export interface AdapterOptions {
+  /**
+   * A GGUF file as of {@link ModelSource}; or as PEFT saves an adapter, an address or a path that ends in `/`, or the files
+   * `adapter_config.json` and `adapter_model.safetensors` in a list.
+   */
+  source: ModelSource;
+  /** How strong it is, beside what its file says. Default 1. */
+  scale?: number;
 }
 
 /** What keys and values are cached as: as they are computed, rounded to half precision, or in blocks of 32 signed bytes. */
@@ -197,7 +210,9 @@ export type NoticeCode =
   /** A shader computes wrongly on this driver, as a test before its first use found; another one is used. */
   | "shader_replaced"
   /** What was measured with `tune` could not be kept, or was of another version and is not used. */
-  | "tuning_ignored";
+  | "tuning_ignored"
+  /** A kept session is damaged or of no use to the model; it was deleted, and the prompt is computed. */
+  | "session_dropped";
 
 /** Something that was decided on the way and is no error. */
 export interface Notice {
@@ -224,6 +239,17 @@ export interface GenerateOptions {
   repeatPenalty?: number | undefined;
   /** Tokens that count as recent. Default 64. */
   repeatLastN?: number | undefined;
+  /** Taken off the logits of tokens that were generated before, once: -100 to 100, of which OpenAI's API has -2 to 2. Default 0. */
+  presencePenalty?: number | undefined;
+  /** Taken off the logits of tokens that were generated before, as often as they were. Range as of `presencePenalty`. Default 0. */
+  frequencyPenalty?: number | undefined;
+  /** Added to the logits of tokens, by their ids: -1000 to 1000. With -100 a token hardly ever comes, with 100 hardly any other. */
+  logitBias?: Readonly<Record<number, number>> | undefined;
+  /**
+   * Has each piece say how likely its token was, and which tokens were the likeliest, so many of them: 0 to 100. One token is computed
+   * at a time then. Not with `promptLookup`. Default: nothing is said.
+   */
+  logprobs?: number | undefined;
   /** A whole number. The same seed gives the same text on the same device. Default: a new one each time. */
   seed?: number | undefined;
   /** Texts that end the generation; they are not part of the result. */
@@ -242,12 +268,12 @@ export interface GenerateOptions {
   tokensPerSubmit?: number | undefined;
   /**
    * Tokens to guess from what followed the last ones before, 0 to 7, and to compute at a time: the same text, faster where it
-   * repeats its prompt. Needs a temperature of 0 and no penalty, and neither `responseFormat` nor `tools`. Default 0.
+   * repeats its prompt. Needs a temperature of 0 and no penalty or bias, and none of `logprobs`, `responseFormat` and `tools`. Default 0.
    */
   promptLookup?: number | undefined;
   /**
    * What the text must match: tokens that it forbids are never chosen. A stop text, `maxTokens` or the end of the context may end the text
-   * before it is complete. A module of 0.8 MB is fetched when it is first used. Default `{ type: "text" }`.
+   * before it is complete. A module of 0.7 MB is fetched when it is first used. Default `{ type: "text" }`.
    */
   responseFormat?: ResponseFormat | undefined;
 }
@@ -316,6 +342,20 @@ export interface ToolCall {
   };
 }
 
+/** A token, and how likely it was where it stands. */
+export interface TokenLogprob {
+  id: number;
+  /**
+   * Natural logarithm of its probability among all tokens: of the logits after penalties, biases and a `responseFormat`, and before
+   * `temperature`, `topK`, `topP` and `minP`.
+   */
+  logprob: number;
+  /** Its text; U+FFFD where it is a part of a character. */
+  text: string;
+  /** Its text in UTF-8. */
+  bytes: number[];
+}
+
 /** A piece of generated text. One token may give no text yet: bytes of a character are held back until it is complete. */
 export interface Piece {
   /** The token. */
@@ -328,6 +368,10 @@ export interface Piece {
   toolCalls?: ToolCall[];
   /** Why a part of `text` that began as a call is none. */
   problem?: string;
+  /** How likely the token was, with {@link GenerateOptions.logprobs}. */
+  logprob?: TokenLogprob;
+  /** The likeliest tokens, the first one most; of equals the lower id first. */
+  topLogprobs?: TokenLogprob[];
 }
 
 /** Why a generation ended. `complete`: the text matches `responseFormat`, and nothing may follow. */
@@ -377,6 +421,25 @@ export interface KnownModel {
   /** What keys and values of one token take as f16; `null` for an encoder. */
   cacheBytesPerToken: number | null;
   licence: string;
+}
+
+/** Options of {@link Model.saveSession}. */
+export interface SaveSessionOptions {
+  /** Bytes that all kept sessions may take together. Default 1 GiB. */
+  maxBytes?: number;
+}
+
+/** A session in the browser's storage. */
+export interface KeptSession {
+  /** Digest of the model and the tokens. */
+  id: string;
+  /** Digest of the model's weights and its adapter, and the type of its cached keys. */
+  model: string;
+  /** Tokens that need not be computed again. */
+  nTokens: number;
+  sizeBytes: number;
+  /** When it was used last, in milliseconds since 1970. */
+  date: number;
 }
 
 /** Options of {@link Model.tokenize}. */

@@ -4,12 +4,13 @@ import type { BenchKernel, BenchProbe, BenchProgress, BenchReport } from "./benc
 import { codeOf, isTrap, messageOf, TilewrightError, toWire, type ErrorCode } from "./errors.js";
 import { inspectGpu, requestSubgroups } from "./gpu.js";
 import { importHidden, isNode } from "./platform.js";
-import type {
-  CallName, Calls, DeviceRequest, EmbedderRequest, FromWorker, KeptTensor, KeptVectors, LoadRequest, ModelRequest, Operand, Prompt,
-  RerankerRequest, ToWorker,
+import {
+  PEFT_FILES, type CallName, type Calls, type DeviceRequest, type EmbedderRequest, type FromWorker, type KeptTensor, type KeptVectors, type LoadRequest,
+  type ModelRequest, type Operand, type Prompt, type RerankerRequest, type ToWorker,
 } from "./protocol.js";
 import { FetchClient } from "./fetching.js";
 import { CHAT_FILES, damaged, isUseless, openFiles, readAll, SENTENCE_FILES, type KeptCopy, type ModelFile } from "./source.js";
+import { common, openSessions, type FoundSession, type Sessions } from "./sessions.js";
 import { openStore, type Store } from "./store.js";
 import * as text from "./text.js";
 import init, {
@@ -17,7 +18,9 @@ import init, {
   type Reranker, type Session,
 } from "./tilewright.js";
 import { readTuning, tuningKey, writeTuning } from "./tuning.js";
-import type { AvailableDevice, DeviceInfo, GenerateResult, IndexInfo, MemoryInfo, MolInfo, NoticeCode, Progress } from "./types.js";
+import type {
+  AvailableDevice, DeviceInfo, GenerateResult, IndexInfo, KeptSession, MemoryInfo, MolInfo, NoticeCode, Piece, Progress, TokenLogprob,
+} from "./types.js";
 
 /** What a call may use while it runs. */
 interface CallContext<K extends CallName> {
@@ -161,6 +164,8 @@ interface Recipe<T extends Resident> {
   begin(device: Device, files: FileInfo[]): Loader<T>;
   /** What is to be done once all bytes are there. */
   prepare(loader: Loader<T>, device: Device): Promise<void>;
+  /** What is added to it then. */
+  complete(resident: T, signal: AbortSignal): Promise<void>;
 }
 
 function modelRecipe(request: ModelRequest): Recipe<Model> {
@@ -173,6 +178,11 @@ function modelRecipe(request: ModelRequest): Recipe<Model> {
         await tune(loader, device.info(), request.tune);
       }
     },
+    complete: async (model, signal) => {
+      if (request.adapter !== undefined) {
+        await useAdapter(model, { ...request, ...request.adapter }, signal);
+      }
+    },
   };
 }
 
@@ -182,6 +192,7 @@ function embedderRecipe(request: EmbedderRequest): Recipe<Embedder> {
     extras: SENTENCE_FILES,
     begin: (device, files) => Loader.embedder(device, files, request.settings),
     prepare: async () => {},
+    complete: async () => {},
   };
 }
 
@@ -191,6 +202,7 @@ function rerankerRecipe(request: RerankerRequest): Recipe<Reranker> {
     extras: [],
     begin: (device, files) => Loader.reranker(device, files, request.settings),
     prepare: async () => {},
+    complete: async () => {},
   };
 }
 
@@ -225,6 +237,34 @@ async function withCopies<R>(signal: AbortSignal, work: (copies: KeptCopy[]) => 
     }
     return await work([]);
   }
+}
+
+/** Does something with the contents of small files. What is made of them could not be taken back, so copies are checked before. */
+function withContents<R>(
+  request: Pick<LoadRequest, "source" | "cache" | "ownFetch">, signal: AbortSignal, work: (files: { name: string; bytes: Uint8Array }[]) => R,
+): Promise<R> {
+  return withCopies(signal, async (copies) => {
+    const files = await open(request, [], signal, copies, () => {});
+    let useless = false;
+    try {
+      const contents: { name: string; bytes: Uint8Array }[] = [];
+      for (const file of files) {
+        contents.push({ name: file.name, bytes: await readAll(file) });
+        await file.finish();
+      }
+      for (const copy of copies) {
+        if (await copy.check(async () => signal.throwIfAborted()) !== "good") {
+          throw new TilewrightError("storage", `the kept copy of ${copy.url} is damaged`);
+        }
+      }
+      return work(contents);
+    } catch (error) {
+      useless = isUseless(error);
+      throw error;
+    } finally {
+      await Promise.all(files.map((file) => file.close(useless)));
+    }
+  });
 }
 
 /** Deletes the copies that are not what was downloaded. Returns whether there were any. */
@@ -268,6 +308,14 @@ async function loadOnce<T extends Resident>(
     // From here on the loader belongs to the engine, also when it fails.
     loader = undefined;
     const resident = await finishing.finish();
+    try {
+      await recipe.complete(resident, signal);
+    } catch (error) {
+      if (!isTrap(error)) {
+        resident.free();
+      }
+      throw error;
+    }
     return { resident, fileBytes: files.reduce((sum, file) => sum + file.arrived, 0), copies };
   } catch (error) {
     useless = isUseless(error);
@@ -279,6 +327,20 @@ async function loadOnce<T extends Resident>(
     loader?.free();
     await Promise.all(files.map((file) => file.close(useless)));
   }
+}
+
+/** Has a model use an adapter. */
+async function useAdapter(
+  model: Model, { scale, ...request }: Pick<LoadRequest, "source" | "cache" | "ownFetch"> & { scale: number }, signal: AbortSignal,
+): Promise<void> {
+  await withContents(request, signal, (files) => {
+    const config = files.find(({ name }) => name === PEFT_FILES[0]);
+    const [weights, ...others] = files.filter((file) => file !== config);
+    if (weights === undefined || others.length > 0) {
+      throw new TilewrightError("option", `adapter.source has ${files.length} files, expected a GGUF file, or ${PEFT_FILES.join(" and ")}`);
+    }
+    model.useAdapter(weights.bytes, config?.bytes, scale);
+  });
 }
 
 /** Makes a model follow what was measured on this device, now or in an earlier visit. */
@@ -409,6 +471,11 @@ abstract class Engine<T extends Resident> {
     return this.#device;
   }
 
+  /** What was asked for. */
+  protected get request(): LoadRequest {
+    return this.#recipe.request;
+  }
+
   /** What the model's files say. */
   info(): ReturnType<T["info"]> & { fileBytes: number } {
     const info = this.resident.info() as ReturnType<T["info"]>;
@@ -468,6 +535,8 @@ abstract class Engine<T extends Resident> {
 /** A model and its one sequence of tokens. */
 class TextEngine extends Engine<Model> {
   #session: Session | undefined;
+  /** Those that the browser keeps; nothing where it keeps none. */
+  #kept: Promise<Sessions | undefined> | undefined;
 
   get model(): Model {
     return this.resident;
@@ -496,6 +565,45 @@ class TextEngine extends Engine<Model> {
     }
   }
 
+  /** Keeps the session in the browser's storage. */
+  async saveSession({ maxBytes }: Calls["saveSession"]["args"]): Promise<KeptSession> {
+    const session = this.#session;
+    if (session === undefined || session.tokens().length === 0) {
+      throw new TilewrightError("option", "saveSession keeps what was generated, and nothing was so far");
+    }
+    if (!this.request.cache) {
+      throw new TilewrightError("option", "saveSession needs the browser's storage, and the model was loaded with `cache: false`");
+    }
+    const kept = await openSessions();
+    this.#kept = Promise.resolve(kept);
+    return kept.save(this.resident.digest(), session.tokens(), await session.save(), maxBytes);
+  }
+
+  /** Goes on with a kept session, if one has more of the prompt than the latest sequence has. */
+  async #reopen(session: Session, ids: Uint32Array): Promise<void> {
+    if (!this.request.cache) {
+      return;
+    }
+    const dropped = (why: string): void => notify("session_dropped", `a kept session is not used: ${why}`);
+    this.#kept ??= openSessions().catch(() => undefined);
+    const kept = await this.#kept;
+    let found: FoundSession | undefined;
+    try {
+      const nKnown = common(session.tokens(), ids);
+      const { contextLength } = this.resident.info();
+      found = await kept?.find(this.resident.digest(), ids, nKnown, contextLength, () => dropped("its SHA-256 is another one"));
+      if (found !== undefined) {
+        session.restore(found.bytes);
+      }
+    } catch (error) {
+      if (isTrap(error) || codeOf(error) === "device_lost") {
+        throw error;
+      }
+      await found?.drop().catch(() => {});
+      dropped(messageOf(error));
+    }
+  }
+
   protected override release(): void {
     this.#session?.free();
     this.#session = undefined;
@@ -507,10 +615,12 @@ class TextEngine extends Engine<Model> {
     ids: Uint32Array, options: EngineOptions, answer: text.Answer | undefined, { signal, emit }: CallContext<"generate">,
   ): Promise<GenerateResult> {
     const session = this.#session ??= this.resident.session();
+    await this.#reopen(session, ids);
     const cancel = (): void => session.cancel();
     signal.addEventListener("abort", cancel, { once: true });
-    const onPiece = async (id: number, text: string, isLast: boolean): Promise<boolean> => {
-      emit(answer === undefined ? { id, text } : answer.piece(id, text, isLast));
+    const onPiece = async (id: number, text: string, isLast: boolean, logprobs: string | undefined): Promise<boolean> => {
+      const piece = answer === undefined ? { id, text } : answer.piece(id, text, isLast);
+      emit(logprobs === undefined ? piece : { ...piece, ...likelihoods(logprobs) });
       await nextTask();
       return !signal.aborted;
     };
@@ -541,6 +651,15 @@ class TextEngine extends Engine<Model> {
     const { ids, texts } = this.resident.chatStops();
     return { ...options, stopIds: ids, stop: [...(options.stop ?? []), ...texts] };
   }
+}
+
+const decoder = new TextDecoder();
+
+/** How likely a token was, and the likeliest ones, as the engine says it. */
+function likelihoods(json: string): Pick<Piece, "logprob" | "topLogprobs"> {
+  const told = JSON.parse(json) as Omit<TokenLogprob, "text">[];
+  const [logprob, ...topLogprobs] = told.map((token): TokenLogprob => ({ ...token, text: decoder.decode(Uint8Array.from(token.bytes)) }));
+  return logprob === undefined ? {} : { logprob, topLogprobs };
 }
 
 /** What a call computes from its texts alone: when a device is lost, another one computes it anew. */
@@ -689,33 +808,14 @@ function molInfo(mol: Mol): MolInfo {
 }
 
 async function loadMol(request: Calls["loadMol"]["args"], signal: AbortSignal): Promise<KeptVectors<MolInfo>> {
-  return withCopies(signal, (copies) => loadMolOnce(request, signal, copies));
-}
-
-async function loadMolOnce(request: Calls["loadMol"]["args"], signal: AbortSignal, copies: KeptCopy[]): Promise<KeptVectors<MolInfo>> {
-  const files = await open(request, [], signal, copies, () => {});
-  let useless = false;
-  try {
+  return withContents(request, signal, (files) => {
     const [file] = files;
     if (file === undefined || files.length > 1) {
       throw new TilewrightError("option", `source has ${files.length} files, expected one`);
     }
-    const bytes = await readAll(file);
-    await file.finish();
-    // It is small, and what it scores could not be taken back.
-    for (const copy of copies) {
-      if (await copy.check(async () => signal.throwIfAborted()) !== "good") {
-        throw new TilewrightError("storage", `the kept copy of ${copy.url} is damaged`);
-      }
-    }
-    const mol = Mol.load(currentDevice(), bytes, request.storage);
+    const mol = Mol.load(currentDevice(), file.bytes, request.storage);
     return { kept: mixtures.put(mol), info: molInfo(mol) };
-  } catch (error) {
-    useless = isUseless(error);
-    throw error;
-  } finally {
-    await Promise.all(files.map((file) => file.close(useless)));
-  }
+  });
 }
 
 async function loadIndex({ bytes, expected }: Calls["loadIndex"]["args"]): Promise<KeptVectors<IndexInfo>> {
@@ -857,6 +957,7 @@ const handlers: Handlers = {
   loadEmbedder: (request, { signal }) => load(VectorEngine, embedderRecipe(request), signal),
   loadReranker: (request, { signal }) => load(ScoreEngine, rerankerRecipe(request), signal),
   generate: (args, context) => inTurn(context.signal, () => loaded(TextEngine).generate(args, context)),
+  saveSession: (args, { signal }) => inTurn(signal, () => loaded(TextEngine).saveSession(args)),
   tokenize: async ({ text, addSpecial }) => (await present(TextEngine)).model.tokenize(text, addSpecial),
   detokenize: async ({ ids }) => (await present(TextEngine)).model.detokenize(ids),
   embed: ({ texts, prompt }, { signal, emit }) =>

@@ -75,11 +75,68 @@ test("parts of text are joined, and the developer is the system", async () => {
 test("what is not supported is an error that names it", async () => {
   const refused = (extra, pattern) => assert.rejects(
     createChatCompletion(fakeModel([]), { messages, ...extra }), { name: "TilewrightError", code: "unsupported", message: pattern });
-  await refused({ n: 2 }, /n is 2/);
-  await refused({ frequency_penalty: 0.5 }, /frequency_penalty/);
-  await refused({ logit_bias: { 5: 1 } }, /logit_bias/);
   await refused({ something_new: 1 }, /something_new/);
   await refused({ messages: [{ role: "user", content: [{ type: "image_url" }] }] }, /image_url/);
+});
+
+test("values out of range are errors that name the field, before the model is asked", async () => {
+  const refused = async (extra, pattern) => {
+    const model = fakeModel([]);
+    for (const stream of [false, true]) {
+      await assert.rejects(createChatCompletion(model, { messages, stream, ...extra }), { name: "TilewrightError", code: "option", message: pattern });
+    }
+    assert.equal(model.asked.length, 0);
+  };
+  for (const n of [0, -1, 1.5, 129, "2"]) await refused({ n }, /n is .*, expected a whole number from 1 to 128/);
+  await refused({ presence_penalty: 2.1 }, /presence_penalty is 2.1, expected a number from -2 to 2/);
+  await refused({ frequency_penalty: "1" }, /frequency_penalty is "1"/);
+  await refused({ logprobs: true, top_logprobs: 21 }, /top_logprobs is 21/);
+  await refused({ top_logprobs: 2 }, /top_logprobs is 2, expected none where logprobs is not true/);
+  await refused({ logprobs: 3 }, /logprobs is 3/);
+  await refused({ logit_bias: { 5: 101 } }, /logit_bias\["5"\] is 101/);
+  await refused({ logit_bias: 5 }, /logit_bias is 5/);
+});
+
+const likely = (id, text, logprob) => ({ id, text, logprob, bytes: [...Buffer.from(text)] });
+const shown = ({ text, logprob, bytes }) => ({ token: text, logprob, bytes });
+
+test("penalties and biases are passed on, and probabilities come back in OpenAI's shape, without the token that ends the answer", async () => {
+  const pieces = ["Good", "", " day", ""].map((text, at) => ({
+    text, logprob: likely(at, text, -at), topLogprobs: [likely(at, text, -at), likely(9, "other", -5)],
+  }));
+  const model = fakeModel(pieces);
+  const request = { messages, logprobs: true, top_logprobs: 2, presence_penalty: 0.5, frequency_penalty: -1, logit_bias: { 3: -100 } };
+  const { choices: [choice] } = await createChatCompletion(model, request);
+  const content = pieces.slice(0, 3).map(({ logprob, topLogprobs }) => ({ ...shown(logprob), top_logprobs: topLogprobs.map(shown) }));
+  assert.deepEqual(choice.logprobs, { content, refusal: null });
+  const { logprobs, presencePenalty, frequencyPenalty, logitBias } = model.asked[0].options;
+  assert.deepEqual({ logprobs, presencePenalty, frequencyPenalty, logitBias }, { logprobs: 2, presencePenalty: 0.5, frequencyPenalty: -1, logitBias: { 3: -100 } });
+  const chunks = [];
+  for await (const { choices: [chunk] } of await createChatCompletion(model, { ...request, stream: true })) chunks.push(chunk);
+  assert.deepEqual(chunks.map(({ delta }) => delta.content), ["", "Good", "", " day", undefined]);
+  assert.deepEqual(chunks.flatMap(({ logprobs }) => logprobs?.content ?? []), content);
+  // One that ended otherwise ends in a token of the text.
+  const cut = await createChatCompletion(fakeModel(pieces, "max_tokens"), request);
+  assert.equal(cut.choices[0].logprobs.content.length, 4);
+  await createChatCompletion(model, { messages });
+  assert.equal(model.asked.at(-1).options.logprobs, undefined);
+});
+
+test("several choices come one after the other, with seeds in a row, and their tokens are added up", async () => {
+  const model = fakeModel(["Good", " day"]);
+  const { choices, usage } = await createChatCompletion(model, { messages, n: 3, seed: 5 });
+  assert.deepEqual(choices.map(({ index, message: { content } }) => [index, content]), [[0, "Good day"], [1, "Good day"], [2, "Good day"]]);
+  assert.deepEqual(model.asked.map(({ options: { seed } }) => seed), [5, 6, 7]);
+  assert.deepEqual(usage, { prompt_tokens: 7, completion_tokens: 6, total_tokens: 13, prompt_tokens_details: { cached_tokens: 2 } });
+  await createChatCompletion(model, { messages, n: 2 });
+  assert.deepEqual(model.asked.slice(3).map(({ options: { seed } }) => seed), [undefined, undefined]);
+  const chunks = [];
+  for await (const chunk of await createChatCompletion(model, { messages, n: 2, stream: true, stream_options: { include_usage: true } })) chunks.push(chunk);
+  assert.deepEqual(chunks.map(({ choices: [choice] }) => [choice?.index, choice?.delta.content, choice?.finish_reason]), [
+    ...[0, 1].flatMap((index) => [[index, "", null], [index, "Good", null], [index, " day", null], [index, undefined, "stop"]]),
+    [undefined, undefined, undefined],
+  ]);
+  assert.equal(chunks.at(-1).usage.completion_tokens, 4);
 });
 
 const call = { type: "function", id: "call00100", function: { name: "sun", arguments: { day: 2 } } };

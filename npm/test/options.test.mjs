@@ -21,8 +21,8 @@ function declared(name) {
 }
 
 const TYPES = {
-  "Model.load": "LoadOptions", "Model.builtin": "LoadOptions", "generate": "GenerateOptions", "chat": "ChatOptions",
-  "tokenize": "TokenizeOptions", "Embedder.load": "EmbedderOptions", "embed": "EmbedOptions", "Embedder.tokenize": "PromptOptions",
+  "Model.load": "LoadOptions", "Model.builtin": "LoadOptions", "adapter": "AdapterOptions", "generate": "GenerateOptions", "chat": "ChatOptions",
+  "saveSession": "SaveSessionOptions", "tokenize": "TokenizeOptions", "Embedder.load": "EmbedderOptions", "embed": "EmbedOptions", "Embedder.tokenize": "PromptOptions",
   "Reranker.load": "RerankerOptions", "rerank": "RerankOptions", "Index.create": "IndexOptions", "Index.load": "LoadIndexOptions",
   "Index.search": "SearchOptions", "Mol.load": "MolOptions", "Mol.search": "MolSearchOptions", "Kernels.open": "KernelOptions",
   "bench": "BenchOptions", "rope": "RopeOptions", "attention": "AttentionOptions", "createChatCompletion": "ChatCompletionCallOptions",
@@ -71,8 +71,10 @@ test("every call refuses what it does not know, before it starts anything", asyn
   const calls = {
     "Model.load": () => Model.load("model.gguf", unknown),
     "Model.builtin": () => Model.builtin(unknown),
+    "adapter": () => Model.builtin({ adapter: { source: "lora.gguf", ...unknown } }),
     "generate": () => bare(Model).generate("a", unknown),
     "chat": () => bare(Model).chat([], unknown),
+    "saveSession": () => bare(Model).saveSession(unknown),
     "tokenize": () => bare(Model).tokenize("a", unknown),
     "Embedder.load": () => Embedder.load("folder/", unknown),
     "embed": () => bare(Embedder).embed("a", unknown),

@@ -305,7 +305,7 @@ impl<'s> Generation<'s> {
         };
         if self.read.is_empty() {
             self.run_ahead().await?;
-            if self.options.logprobs().is_some() && !self.unread.is_empty() {
+            if self.options.logprobs.is_some() && !self.unread.is_empty() {
                 // Before the token leaves the queue, so that whoever drops this future and calls again misses neither.
                 self.logits = Some(self.session.last_logits().await?);
             }
@@ -321,7 +321,7 @@ impl<'s> Generation<'s> {
                 }
                 None => {
                     let words = self.step_profiled().await?;
-                    if self.options.logprobs().is_some() {
+                    if self.options.logprobs.is_some() {
                         self.logits = Some(self.session.last_logits().await?);
                     }
                     (words, None)
@@ -349,7 +349,7 @@ impl<'s> Generation<'s> {
         }
         self.session.sequence.keep(id);
         self.n_generated += 1;
-        let logprobs = self.options.logprobs().map(|n| match self.logits.take() {
+        let logprobs = self.options.logprobs.map(|n| match self.logits.take() {
             Some(logits) => Logprobs::of(&logits, id, n as usize),
             // A constraint left nothing else.
             None => Logprobs { logprob: 0.0, top: if n > 0 { vec![(id, 0.0)] } else { Vec::new() } },
@@ -407,7 +407,7 @@ impl<'s> Generation<'s> {
         let (depth, n_each) = match (model.runs_ahead(), &self.profile) {
             // Guesses are made of tokens that were read, and they say which may follow.
             // The logits are read before the next pass overwrites them.
-            (true, None) if self.guesses() || self.guide.is_some() || self.options.logprobs().is_some() => (1, 1),
+            (true, None) if self.guesses() || self.guide.is_some() || self.options.logprobs.is_some() => (1, 1),
             (true, None) => {
                 let depth = self.options.submits_in_flight.map_or(self.session.pace.depth(), |n| n as usize);
                 (depth, self.options.tokens_per_submit.unwrap_or(model.tokens_per_submit()))

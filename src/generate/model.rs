@@ -115,7 +115,7 @@ pub(super) struct Inner {
     #[cfg(feature = "lora")]
     adapters: Mutex<Vec<std::sync::Weak<AdapterInner>>>,
     /// The most memory that it may take with all that belongs to it.
-    #[cfg(not(target_arch = "wasm32"))]
+    #[cfg(any(feature = "lora", not(target_arch = "wasm32")))]
     limit: Option<Limit>,
     /// Made when they are needed first.
     #[cfg(feature = "grammar")]
@@ -361,7 +361,7 @@ impl Model {
             front,
             #[cfg(feature = "lora")]
             adapters: Mutex::default(),
-            #[cfg(not(target_arch = "wasm32"))]
+            #[cfg(any(feature = "lora", not(target_arch = "wasm32")))]
             limit,
             #[cfg(feature = "grammar")]
             grammars: OnceLock::new(),
@@ -459,7 +459,7 @@ impl Model {
     }
 
     /// Refuses what takes more than the limit.
-    #[cfg(not(target_arch = "wasm32"))]
+    #[cfg(any(feature = "lora", not(target_arch = "wasm32")))]
     pub(super) fn check_fits(&self, plan: &MemoryPlan, hint: &str) -> Result<(), Error> {
         match self.inner.limit {
             Some(limit) if plan.total_bytes() > limit.bytes => {
@@ -553,6 +553,11 @@ impl Model {
             return self.digest.wrapping_add(adapter.digest());
         }
         self.digest
+    }
+
+    /// The digest, as files have it.
+    pub(crate) fn shown_digest(&self) -> String {
+        format!("{:016x}", self.digest())
     }
 
     pub(super) fn room(&self) -> Room {
@@ -717,11 +722,12 @@ impl Model {
         let base = Model { adapter: None, ..self.clone() };
         let mut plan = RecordedPasses::declare(&self.device.target(), base.transformer(), self.room)?.plan();
         plan.weights_bytes = plan.weights_bytes.saturating_add(self.adapters_bytes()).saturating_add(size_bytes);
-        let hint = match self.inner.streamed {
-            Some(_) => "layers in the file leave no room for an adapter; a smaller limit for the model may",
-            None => "adapters that nobody uses can be let go",
-        };
-        self.check_fits(&plan, hint)
+        #[cfg(not(target_arch = "wasm32"))]
+        if self.inner.streamed.is_some() {
+            let hint = "layers in the file leave no room for an adapter; a smaller limit for the model may";
+            return self.check_fits(&plan, hint);
+        }
+        self.check_fits(&plan, "adapters that nobody uses can be let go")
     }
 }
 

@@ -49,7 +49,6 @@ pub struct GenerateOptions {
     /// Tell of each token how likely it was, and which tokens were the likeliest, so many of them: 0 to
     /// [`GenerateOptions::MOST_LOGPROBS`]; see [`Piece::logprobs`](super::Piece::logprobs). One token is computed at a time
     /// then. Not with guesses.
-    #[cfg(not(target_arch = "wasm32"))]
     pub logprobs: Option<u32>,
     /// Seed of the draws: the same seed, options and model give the same text on the same device.
     pub seed: u64,
@@ -96,7 +95,6 @@ impl Default for GenerateOptions {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             logit_bias: BTreeMap::new(),
-            #[cfg(not(target_arch = "wasm32"))]
             logprobs: None,
             seed: 0,
             stop: Vec::new(),
@@ -153,7 +151,7 @@ impl GenerateOptions {
             let expected = format!("at most {} tokens", Sampling::MOST_BIASES);
             return Err(Error::Option { option: "logit_bias", expected, found: self.logit_bias.len().to_string() });
         }
-        if let Some(n) = self.logprobs().filter(|&n| n > Self::MOST_LOGPROBS) {
+        if let Some(n) = self.logprobs.filter(|&n| n > Self::MOST_LOGPROBS) {
             let expected = format!("at most {}", Self::MOST_LOGPROBS);
             return Err(Error::Option { option: "logprobs", expected, found: n.to_string() });
         }
@@ -197,7 +195,7 @@ impl GenerateOptions {
     /// Refuses more guesses than a pass verifies, and any where choices are not plainly the most likely tokens.
     pub(super) fn check_guesses(&self, option: &'static str, n: u32, is_guided: bool) -> Result<(), Error> {
         let is_greedy = self.ending(is_guided) == Ending::Greedy { penalize: false, mask: false };
-        let is_greedy = is_greedy && self.logprobs().is_none();
+        let is_greedy = is_greedy && self.logprobs.is_none();
         let most = if is_greedy { Self::MOST_GUESSES } else { 0 };
         if n <= most {
             return Ok(());
@@ -210,14 +208,6 @@ impl GenerateOptions {
             }
         };
         Err(Error::Option { option, expected, found: n.to_string() })
-    }
-
-    /// How many likely tokens are told of with each token, if any are. In WASM nobody asks, and what would answer is left out.
-    pub(super) fn logprobs(&self) -> Option<u32> {
-        #[cfg(not(target_arch = "wasm32"))]
-        return self.logprobs;
-        #[cfg(target_arch = "wasm32")]
-        None
     }
 
     /// Refuses biases of tokens that there are not.

@@ -91,7 +91,7 @@ impl Session {
     async fn write_to(&self, note: &str, mut put: impl FnMut(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
         let sequence = self.sequence.at_rest();
         let (ids, cached) = (sequence.ids(), sequence.cached());
-        let (label, digest, name) = (OwnFile::label(FORMAT), shown_digest(self.model.digest()), self.model.name());
+        let (label, digest, name) = (OwnFile::label(FORMAT), self.model.shown_digest(), self.model.name());
         let [n_cached, angles] = [cached.n.to_string(), cached.angles.to_string()];
         let metadata = [
             ("format", label.as_str()),
@@ -222,10 +222,10 @@ impl<'a> File<'a> {
             text.parse::<u32>().map_err(|_| own.wrong(key, "a number below 2^32", shown(text)))
         };
         let model = &session.model;
-        if own.text("model")? != shown_digest(model.digest()) {
+        if own.text("model")? != model.shown_digest() {
             let name = own.header.text("name").unwrap_or_default().escape_debug();
             let found = format!("those of `{name}`, {}", own.text("model")?);
-            let expected = format!("the weights of `{}`, {}", model.name(), shown_digest(model.digest()));
+            let expected = format!("the weights of `{}`, {}", model.name(), model.shown_digest());
             return Err(own.wrong("model", expected, found));
         }
         own.expect("kv_type", model.kv_type().name())?;
@@ -326,8 +326,4 @@ fn read_states(own: &OwnFile<'_>, n: usize) -> Result<[usize; N_STATES], Error> 
 
 fn words_of(bytes: &[u8]) -> Vec<u32> {
     bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word)).collect()
-}
-
-fn shown_digest(digest: u64) -> String {
-    format!("{digest:016x}")
 }

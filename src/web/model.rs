@@ -10,7 +10,8 @@ use wasm_bindgen_futures::JsFuture;
 use super::{from_js, plan_to_js, to_js, to_js_error};
 use crate::chat::{ChatOptions, ChatTemplate, Message};
 use crate::error::Error;
-use crate::generate::{CancelHandle, ContextPolicy, GenerateOptions, StopReason, TokenGuide};
+use crate::generate::{CancelHandle, ContextPolicy, GenerateOptions, Logprobs, StopReason, TokenGuide};
+use crate::load::AdapterFile;
 
 /// A model whose weights are on a device.
 #[wasm_bindgen]
@@ -136,6 +137,28 @@ impl Model {
         self.model.tokenizer().ok()?.encode_within(text)
     }
 
+    /// What tells the weights, with those of an adapter, and the type of cached keys from others': sessions of one are of no
+    /// use to another.
+    pub fn digest(&self) -> String {
+        format!("{}-{}", self.model.shown_digest(), self.model.kv_type().name())
+    }
+
+    /// Has new sessions use a LoRA adapter, `scale` times as strong as its file says: a GGUF file, or the
+    /// `adapter_model.safetensors` of PEFT with its `adapter_config.json`. There is one at a time.
+    #[wasm_bindgen(js_name = useAdapter)]
+    pub fn use_adapter(&mut self, weights: Vec<u8>, config: Option<Vec<u8>>, scale: f32) -> Result<(), JsValue> {
+        let read = match config {
+            Some(config) => AdapterFile::from_peft_bytes(&config, weights),
+            None => AdapterFile::from_gguf_bytes(weights),
+        };
+        let add = |file| {
+            let adapter = self.model.add_adapter(&file, scale)?;
+            self.model.with_adapter(Some(&adapter))
+        };
+        self.model = read.and_then(add).map_err(to_js_error)?;
+        Ok(())
+    }
+
     /// A new, empty session.
     pub fn session(&self) -> Result<Session, JsValue> {
         let session = self.model.session().map_err(to_js_error)?;
@@ -211,8 +234,9 @@ pub struct Session {
 #[wasm_bindgen]
 impl Session {
     /// Makes `ids` the sequence, of which only what is new is computed, and generates what `guide` allows, or anything. Each
-    /// piece goes to `on_piece(id, text, is_last)`, which resolves to whether to go on. When the device is lost, `on_lost(error)` resolves to the
-    /// same model on another device, and the stream goes on with the same tokens.
+    /// piece goes to `on_piece(id, text, is_last, logprobs)`, which resolves to whether to go on; `logprobs`, where they are
+    /// asked for, is JSON of the token and then of the likeliest ones, `{ id, logprob, bytes }[]`. When the device is lost,
+    /// `on_lost(error)` resolves to the same model on another device, and the stream goes on with the same tokens.
     pub async fn generate(
         &self,
         ids: &[u32],
@@ -222,10 +246,7 @@ impl Session {
         on_lost: js_sys::Function,
     ) -> Result<JsValue, JsValue> {
         let options = read_options(options)?;
-        let Ok(mut session) = self.session.try_borrow_mut() else {
-            let (expected, found) = ("one generation at a time".into(), "another one".into());
-            return Err(to_js_error(Error::Operand { kernel: "session", operand: "generation", expected, found }));
-        };
+        let Ok(mut session) = self.session.try_borrow_mut() else { return Err(busy()) };
         let guide = guide.map(|guide| Box::new(Guided { guide, allowed: Vec::new() }) as Box<dyn TokenGuide>);
         let mut generation = session.generate_guided_from(ids, &options, guide).map_err(to_js_error)?;
         self.cancel.replace(generation.cancel_handle());
@@ -235,8 +256,10 @@ impl Session {
                 Ok(piece) => {
                     n_generated += 1;
                     let is_last = generation.stop_reason().is_some();
+                    let told = piece.logprobs.map(|logprobs| told(generation.session().model(), piece.id, &logprobs));
+                    let told = told.map_or(JsValue::UNDEFINED, JsValue::from);
                     let (id, text) = (piece.id.into(), piece.text.into());
-                    let answer = on_piece.call3(&JsValue::UNDEFINED, &id, &text, &is_last.into())?;
+                    let answer = on_piece.call4(&JsValue::UNDEFINED, &id, &text, &is_last.into(), &told)?;
                     if !JsFuture::from(js_sys::Promise::resolve(&answer)).await?.is_truthy() {
                         generation.cancel();
                     }
@@ -277,10 +300,50 @@ impl Session {
         })
     }
 
+    /// The sequence.
+    pub fn tokens(&self) -> Vec<u32> {
+        self.session.try_borrow().map_or_else(|_| Vec::new(), |session| session.tokens().to_vec())
+    }
+
+    /// The session as a file's content.
+    pub async fn save(&self) -> Result<Vec<u8>, JsValue> {
+        let Ok(session) = self.session.try_borrow() else { return Err(busy()) };
+        session.to_bytes("").await.map_err(to_js_error)
+    }
+
+    /// Goes on with the session of a file's content, of the same model.
+    pub fn restore(&self, bytes: &[u8]) -> Result<(), JsValue> {
+        let Ok(mut session) = self.session.try_borrow_mut() else { return Err(busy()) };
+        session.restore_bytes(bytes).map(drop).map_err(to_js_error)
+    }
+
     /// Ends the generation in progress after the pass in progress.
     pub fn cancel(&self) {
         self.cancel.borrow().cancel();
     }
+}
+
+/// Something else is done with the session.
+fn busy() -> JsValue {
+    let (expected, found) = ("one generation at a time".into(), "another one".into());
+    to_js_error(Error::Operand { kernel: "session", operand: "generation", expected, found })
+}
+
+/// How likely a token was, and the likeliest ones, as JSON. A model may have more logits than its vocabulary has tokens.
+fn told(model: &crate::Model, id: u32, logprobs: &Logprobs) -> String {
+    #[derive(Serialize)]
+    struct Told<'a> {
+        id: u32,
+        logprob: f32,
+        bytes: &'a [u8],
+    }
+    let tokenizer = model.tokenizer().ok();
+    let bytes = |id| tokenizer.and_then(|tokenizer| tokenizer.token_bytes(id).ok()).unwrap_or_default();
+    let told = |(id, logprob)| Told { id, logprob, bytes: bytes(id) };
+    let all = std::iter::once((id, logprobs.logprob)).chain(logprobs.top.iter().copied());
+    let all: Vec<Told> = all.map(told).collect();
+    // Numbers and lists of numbers are always JSON.
+    serde_json::to_string(&all).unwrap_or_default()
 }
 
 /// Options of a generation as JavaScript gives them; what is missing has its default.
@@ -295,6 +358,10 @@ fn read_options(value: JsValue) -> Result<GenerateOptions, JsValue> {
         min_p: Option<f32>,
         repeat_penalty: Option<f32>,
         repeat_last_n: Option<u32>,
+        presence_penalty: Option<f32>,
+        frequency_penalty: Option<f32>,
+        logit_bias: Option<Vec<(u32, f32)>>,
+        logprobs: Option<u32>,
         seed: Option<u64>,
         stop: Option<Vec<String>>,
         stop_ids: Option<Vec<u32>>,
@@ -313,6 +380,10 @@ fn read_options(value: JsValue) -> Result<GenerateOptions, JsValue> {
         min_p: given.min_p.unwrap_or(default.min_p),
         repeat_penalty: given.repeat_penalty.unwrap_or(default.repeat_penalty),
         repeat_last_n: given.repeat_last_n.unwrap_or(default.repeat_last_n),
+        presence_penalty: given.presence_penalty.unwrap_or(default.presence_penalty),
+        frequency_penalty: given.frequency_penalty.unwrap_or(default.frequency_penalty),
+        logit_bias: given.logit_bias.into_iter().flatten().collect(),
+        logprobs: given.logprobs,
         seed: given.seed.unwrap_or(default.seed),
         stop: given.stop.unwrap_or_default(),
         stop_ids: given.stop_ids.unwrap_or_default(),

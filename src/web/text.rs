@@ -101,13 +101,14 @@ impl Vocabulary {
             let prompt = self.tokenizer.decode(prompt_end, false)?;
             let constraint = Constraint::tools(&reader.tools, &rules, &self.tokenizer, &prompt)?;
             let guide = self.grammars()?.begin(&constraint, &end_ids)?;
-            Ok(Some(Guide { guide, thought: None, end_ids, n_logits: self.n_logits }))
+            Ok(Some(Guide { guide, lead: None, end_ids, n_logits: self.n_logits }))
         };
         begin().map_err(to_js_error)
     }
 
     /// As `guide`, for an answer: what is matched begins where a thought ends, if the answer begins in one or, if it
-    /// `may_think`, with one. A thought that the prompt has begun ends at once if it may not.
+    /// `may_think`, with one. A thought that the prompt has begun ends at once if it may not. Of answers with channels
+    /// (gpt-oss), the text of the final one is matched.
     #[wasm_bindgen(js_name = answerGuide)]
     pub fn answer_guide(
         &self,
@@ -118,14 +119,13 @@ impl Vocabulary {
     ) -> Result<Guide, JsValue> {
         let reader = &reader.reader;
         if reader.format() == Format::Harmony {
-            let (field, found) = ("responseFormat".into(), "one whose answers have channels (gpt-oss)".into());
-            let expected = "a model whose answer is the text, for a constraint on it".into();
-            return Err(to_js_error(Error::Constraint { field, expected, found }));
+            let lead = self.channels(reader, may_think).map_err(to_js_error)?;
+            return self.begin(constraint, end_ids, lead).map_err(to_js_error);
         }
-        let thought = match (reader.thought_ids(), reader.is_thinking()) {
-            (Some([_, close]), true) if may_think => Some(Thought::Open { close }),
-            (Some([_, close]), true) => Some(Thought::Ends { close }),
-            (Some([open, close]), false) if may_think => Some(Thought::Perhaps { open, close }),
+        let lead = match (reader.thought_ids(), reader.is_thinking()) {
+            (Some([_, close]), true) if may_think => Some(Lead::Thought { close, barred: Vec::new(), then: None }),
+            (Some([_, close]), true) => Some(Lead::written(vec![close])),
+            (Some([open, close]), false) if may_think => Some(Lead::Perhaps { open, close }),
             (None, true) => {
                 let (field, found) = ("thinking".into(), "text of this model".into());
                 let expected = "tokens that end a thought, for a constraint on what follows".into();
@@ -133,7 +133,7 @@ impl Vocabulary {
             }
             _ => None,
         };
-        self.begin(constraint, end_ids, thought).map_err(to_js_error)
+        self.begin(constraint, end_ids, lead).map_err(to_js_error)
     }
 
     /// Reads an answer, in the format that these chat templates write. `tools`: JSON of a list, as templates take it.
@@ -168,9 +168,37 @@ impl Vocabulary {
         make().map_err(to_js_error)
     }
 
-    fn begin(&self, constraint: &str, end_ids: Vec<u32>, thought: Option<Thought>) -> Result<Guide, Error> {
+    fn begin(&self, constraint: &str, end_ids: Vec<u32>, lead: Option<Lead>) -> Result<Guide, Error> {
         let guide = self.grammars()?.begin(&read_constraint(constraint)?, &end_ids)?;
-        Ok(Guide { guide, thought, end_ids, n_logits: self.n_logits })
+        Ok(Guide { guide, lead, end_ids, n_logits: self.n_logits })
+    }
+
+    /// What stands in front of the final channel's text: a message of the channel `analysis`, if the answer may think, and
+    /// the headers; nothing where the prompt ends in the final channel's message.
+    fn channels(&self, reader: &answer::AnswerReader, may_think: bool) -> Result<Option<Lead>, Error> {
+        let missing = |what: &str| Error::Constraint {
+            field: "responseFormat".into(),
+            expected: "a vocabulary with the marks of channels, for a constraint on the final one".into(),
+            found: format!("one without `{what}`"),
+        };
+        let mark = |name: &str| self.tokenizer.special_id(name).ok_or_else(|| missing(name));
+        let word = |text: &str| self.tokenizer.encode_within(text).ok_or_else(|| missing(text));
+        let [start, channel, message, close] =
+            [mark("<|start|>")?, mark("<|channel|>")?, mark("<|message|>")?, mark("<|end|>")?];
+        let header = |name: &str| Ok::<_, Error>([&[channel], word(name)?.as_slice(), &[message]].concat());
+        let (thought, answer) = (header("analysis")?, header("final")?);
+        let next = [&[start], word("assistant")?.as_slice(), &answer].concat();
+        let inner = |then| Lead::Thought { close, barred: vec![start, channel, message], then: Some(Box::new(then)) };
+        Ok(match (reader.is_thinking(), reader.is_in_header()) {
+            (true, _) if may_think => Some(inner(Lead::written(next))),
+            (true, _) => Some(Lead::written([&[close], next.as_slice()].concat())),
+            (_, true) if may_think => Some(Lead::Either(vec![
+                Way { ids: answer, then: None },
+                Way { ids: thought, then: Some(Box::new(inner(Lead::written(next)))) },
+            ])),
+            (_, true) => Some(Lead::written(answer)),
+            (_, false) => None,
+        })
     }
 
     fn grammars(&self) -> Result<Arc<Grammars>, Error> {
@@ -207,22 +235,58 @@ fn read_constraint(text: &str) -> Result<Constraint, Error> {
     })
 }
 
-/// A thought in front of the text that must match.
-#[derive(Clone, Copy)]
-enum Thought {
-    /// A token may open it.
+/// What stands in front of the text that must match.
+enum Lead {
+    /// A thought, if this token opens one.
     Perhaps { open: u32, close: u32 },
-    /// It is free until a token closes it.
-    Open { close: u32 },
-    /// It has to be closed at once.
-    Ends { close: u32 },
+    /// A thought: free, but for some tokens, until one closes it. Then comes what is next.
+    Thought { close: u32, barred: Vec<u32>, then: Option<Box<Lead>> },
+    /// One of these, whichever the model begins.
+    Either(Vec<Way>),
+}
+
+/// Tokens, and what comes after them.
+struct Way {
+    ids: Vec<u32>,
+    then: Option<Box<Lead>>,
+}
+
+impl Lead {
+    /// These tokens, of which there are some.
+    fn written(ids: Vec<u32>) -> Lead {
+        Lead::Either(vec![Way { ids, then: None }])
+    }
+
+    /// Whether a token is part of it, and not of the text.
+    fn has(&self, id: u32) -> bool {
+        !matches!(self, Lead::Perhaps { open, .. } if *open != id)
+    }
+
+    /// What is left of it after a token.
+    fn after(self, id: u32) -> Option<Lead> {
+        match self {
+            Lead::Perhaps { open, close } if id == open => {
+                Some(Lead::Thought { close, barred: Vec::new(), then: None })
+            }
+            Lead::Perhaps { .. } => None,
+            Lead::Thought { close, then, .. } if id == close => then.map(|next| *next),
+            Lead::Thought { .. } => Some(self),
+            Lead::Either(mut ways) => {
+                ways.retain_mut(|way| way.ids.first() == Some(&id) && way.ids.remove(0) == id);
+                match ways.iter().position(|way| way.ids.is_empty()) {
+                    Some(at) => ways.swap_remove(at).then.map(|next| *next),
+                    None => Some(Lead::Either(ways)),
+                }
+            }
+        }
+    }
 }
 
 /// A text in progress that must match a constraint.
 #[wasm_bindgen]
 pub struct Guide {
     guide: grammar::Guide,
-    thought: Option<Thought>,
+    lead: Option<Lead>,
     end_ids: Vec<u32>,
     n_logits: u32,
 }
@@ -231,21 +295,25 @@ pub struct Guide {
 impl Guide {
     /// The tokens that may come next: a bit for each of the vocabulary.
     pub fn allowed(&mut self) -> Result<Vec<u32>, JsValue> {
-        if let Some(Thought::Open { .. }) = self.thought {
-            let mut all: Vec<u32> = vec![u32::MAX; self.n_logits.div_ceil(32) as usize];
-            if let (Some(last), rest @ 1..) = (all.last_mut(), self.n_logits % 32) {
-                *last &= (1 << rest) - 1;
+        let n_words = self.n_logits.div_ceil(32) as usize;
+        match &self.lead {
+            Some(Lead::Thought { barred, .. }) => {
+                let mut all: Vec<u32> = vec![u32::MAX; n_words];
+                if let (Some(last), rest @ 1..) = (all.last_mut(), self.n_logits % 32) {
+                    *last &= (1 << rest) - 1;
+                }
+                self.end_ids.iter().chain(barred).for_each(|&id| set(&mut all, id, false));
+                return Ok(all);
             }
-            self.end_ids.iter().for_each(|&id| set(&mut all, id, false));
-            return Ok(all);
-        }
-        if let Some(Thought::Ends { close }) = self.thought {
-            let mut one = vec![0; self.n_logits.div_ceil(32) as usize];
-            set(&mut one, close, true);
-            return Ok(one);
+            Some(Lead::Either(ways)) => {
+                let mut some = vec![0; n_words];
+                ways.iter().filter_map(|way| way.ids.first()).for_each(|&id| set(&mut some, id, true));
+                return Ok(some);
+            }
+            Some(Lead::Perhaps { .. }) | None => {}
         }
         let mut allowed = self.guide.allowed().map(<[u32]>::to_vec).map_err(to_js_error)?;
-        if let Some(Thought::Perhaps { open, .. }) = self.thought {
+        if let Some(Lead::Perhaps { open, .. }) = self.lead {
             set(&mut allowed, open, true);
         }
         Ok(allowed)
@@ -253,16 +321,12 @@ impl Guide {
 
     /// Goes on with a token. Returns those that must come next, or nothing if the text is complete.
     pub fn accept(&mut self, id: u32) -> Result<Option<Vec<u32>>, JsValue> {
-        match self.thought {
-            Some(Thought::Perhaps { open, close }) if id == open => {
-                self.thought = Some(Thought::Open { close });
+        if let Some(lead) = self.lead.take() {
+            let is_lead = lead.has(id);
+            self.lead = lead.after(id);
+            if is_lead {
                 return Ok(Some(Vec::new()));
             }
-            Some(Thought::Open { close } | Thought::Ends { close }) => {
-                self.thought = self.thought.filter(|_| id != close);
-                return Ok(Some(Vec::new()));
-            }
-            _ => self.thought = None,
         }
         Ok(match self.guide.accept(id).map_err(to_js_error)? {
             Next::Open => Some(Vec::new()),

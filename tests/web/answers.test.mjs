@@ -5,7 +5,7 @@ import { createRequire } from "node:module";
 import { test } from "node:test";
 
 import { chromium, everywhere, places, server } from "./places.mjs";
-import { withTemplate } from "./template.mjs";
+import { markId, withTemplate } from "./template.mjs";
 
 const Ajv = createRequire(new URL("../../npm/package.json", import.meta.url))("ajv/dist/2020.js").default;
 const validator = (schema) => new Ajv({ strict: false, validateFormats: false }).compile(schema);
@@ -288,6 +288,146 @@ everywhere(
     assert.match(errors[3], /^constraint: .*odd/);
   },
   { file: withTemplate(PLAIN).toString("base64"), tools: TOOLS },
+);
+
+/** How families of models write calls, in as much of a template as says so. Marks of theirs that are tokens come first. */
+const FAMILIES = {
+  hermes: [["<think>", "</think>", "<tool_call>", "</tool_call>"], '<tool_call>{"name": "{{ f.name }}", "arguments": {{ f.arguments|tojson }}}</tool_call>'],
+  xml: [
+    ["<think>", "</think>", "<tool_call>", "</tool_call>"],
+    "<tool_call><function={{ f.name }}>{% for k, v in f.arguments|items %}<parameter={{ k }}>{{ v }}</parameter>{% endfor %}</function></tool_call>",
+  ],
+  llama3: [["<think>", "</think>", "<|python_tag|>"], '<|python_tag|>{"name": "{{ f.name }}", "parameters": {{ f.arguments|tojson }}}'],
+  mistral: [["[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"], "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments|tojson }}"],
+  gemma4: [["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'], "<|tool_call>call:{{ f.name }}{}<tool_call|>"],
+  harmony: [
+    ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"],
+    "<|start|>assistant<|channel|>commentary to=functions.{{ f.name }} <|constrain|>json<|message|>{{ f.arguments|tojson }}<|call|>",
+  ],
+  lfm2: [["<think>", "</think>", "<|tool_call_start|>", "<|tool_call_end|>"], "<|tool_call_start|>[{{ f.name }}()]<|tool_call_end|>"],
+  granite: [["<think>", "</think>", "<|tool_call|>", "<|/tool_call|>"], '<|tool_call|>[{"name": "{{ f.name }}", "arguments": {{ f.arguments|tojson }}}]'],
+  json: [["<think>", "</think>"], undefined],
+};
+const templateOf = (family, call, begun = "") => (call === undefined ? "" : `{% for t in tools or [] %}{{ t.function.name }} {% endfor %}`)
+  + "{% for m in messages %}[{{ m.role }}] {{ m.content }} "
+  + (call === undefined ? "" : `{% for c in m.tool_calls or [] %}{% set f = c.function %}${call}{% endfor %}`)
+  + `{% endfor %}{% if add_generation_prompt %}${family === "harmony" ? "<|start|>assistant" : "[assistant]"}${begun}{% endif %}`;
+const FAMILY_TOOLS = [
+  ...TOOLS,
+  { type: "function", function: { name: "note-down", parameters: object({ text: word, tags: { type: "array", items: word, maxItems: 2 }, urgent: { type: "boolean" } }) } },
+  { type: "function", function: { name: "set_level", parameters: object({ level: { type: "number", minimum: -1, maximum: 1 }, room: { type: ["string", "null"], maxLength: 6 } }) } },
+];
+const N_DRAWS = process.env.TILEWRIGHT_FULL ? 24 : 3;
+
+everywhere(
+  "calls in the format of every family can be read, and are valid by the tools' schemas at temperature 1",
+  async ({ Model }, { models, tools, nDraws, callMark }) => {
+    const drawn = [];
+    for (const { family, kind, file } of models) {
+      const model = await Model.load(new Blob([Uint8Array.from(atob(file), (c) => c.charCodeAt(0))]), { device: "cpu" });
+      const user = { role: "user", content: "What now?" };
+      for (let seed = 0; seed < nDraws; seed += 1) {
+        const { function: { name } } = tools[seed % tools.length];
+        const isNamed = seed % 3 === 2;
+        const parallelToolCalls = seed % 3 === 1;
+        const generation = model.chat([user], {
+          temperature: 1, topK: 0, topP: 1, minP: 0, maxTokens: 150, seed, tools, thinking: false, parallelToolCalls,
+          toolChoice: isNamed ? { type: "function", function: { name } } : "required",
+        });
+        const text = await generation.text();
+        const { toolCalls, stopReason } = await generation.result;
+        drawn.push({ family, kind, seed, parallelToolCalls, name: isNamed ? name : null, text, toolCalls, stopReason });
+      }
+      // As the model decides: it has a bias for the mark that begins calls, where that is a token.
+      if (kind !== "text" && family !== "json" && family !== "harmony") {
+        const generation = model.chat([user], { temperature: 1, seed: 1, maxTokens: 150, tools, thinking: false, parallelToolCalls: false, logitBias: { [callMark]: 7 } });
+        const text = await generation.text();
+        const { toolCalls, stopReason } = await generation.result;
+        drawn.push({ family, kind, seed: "auto", parallelToolCalls: false, name: null, text, toolCalls, stopReason });
+      }
+      model.free();
+    }
+    return drawn;
+  },
+  (drawn, place) => {
+    const schemas = Object.fromEntries(FAMILY_TOOLS.map(({ function: { name, parameters } }) => [name, validator(parameters)]));
+    const tally = Object.fromEntries(Object.keys(FAMILIES).map((family) => [family, { answers: 0, cut: 0, calls: 0 }]));
+    for (const { family, kind, seed, parallelToolCalls, name, text, toolCalls, stopReason } of drawn) {
+      const about = `${family}, ${kind}, seed ${seed}, ${stopReason}: ${JSON.stringify(text)} ${JSON.stringify(toolCalls)}`;
+      const counts = tally[family];
+      counts.answers += 1;
+      counts.calls += toolCalls.length;
+      for (const { function: { name: called, arguments: given } } of toolCalls) {
+        assert.ok(schemas[called]?.(given), about);
+        assert.ok(name === null || called === name, about);
+      }
+      if (stopReason === "max_tokens") {
+        counts.cut += 1;
+        continue;
+      }
+      assert.ok(parallelToolCalls ? toolCalls.length > 0 : toolCalls.length === 1, about);
+      if (seed !== "auto") assert.equal(text.trim(), "", about);
+    }
+    for (const [family, { answers, cut, calls }] of Object.entries(tally)) {
+      console.log(`${place}, ${family}: ${calls} calls in ${answers} answers, of which ${cut} were cut off`);
+      assert.ok(calls >= answers / 2 && cut * 3 <= answers, `${family}: ${calls} calls, ${cut} of ${answers} answers cut off`);
+    }
+  },
+  {
+    models: Object.entries(FAMILIES).flatMap(([family, [marks, call]]) => ["control", "userDefined", "text"].map((kind) => ({
+      family, kind, file: withTemplate(templateOf(family, call), kind === "text" ? [] : marks, kind).toString("base64"),
+    }))),
+    tools: FAMILY_TOOLS,
+    nDraws: N_DRAWS,
+    callMark: markId(2),
+  },
+);
+
+const HARMONY = templateOf("harmony", FAMILIES.harmony[1]);
+const HARMONY_BEGUN = templateOf("harmony", FAMILIES.harmony[1], "<|channel|>analysis<|message|>");
+
+everywhere(
+  "of answers with channels, the text of the final one matches, after a thought or without one",
+  async ({ Model }, { files, schema, end }) => {
+    const answers = {};
+    for (const [name, { file, thinking }] of Object.entries(files)) {
+      const model = await Model.load(new Blob([Uint8Array.from(atob(file), (c) => c.charCodeAt(0))]), { device: "cpu" });
+      answers[name] = [];
+      for (let seed = 0; seed < 8; seed += 1) {
+        const generation = model.chat([{ role: "user", content: "What now?" }], {
+          // A thought of a model that knows of none would not end.
+          temperature: 1, topK: 0, topP: 1, minP: 0, seed, maxTokens: 200, thinking, logitBias: { [end]: 8 }, responseFormat: { type: "json_schema", schema },
+        });
+        answers[name].push(await generation.text().then(async (text) => ({ text, ...await generation.result }), ({ code, message }) => `${code}: ${message}`));
+      }
+      model.free();
+    }
+    return answers;
+  },
+  ({ free, unthought, begun, cutShort, letters }, place) => {
+    const matches = validator(SCHEMAS[16]);
+    for (const { text, stopReason } of [...free, ...unthought, ...begun, ...cutShort]) {
+      assert.ok(["complete", "eos"].includes(stopReason), `${stopReason}: ${text}`);
+      assert.ok(matches(JSON.parse(text)), text);
+    }
+    const thoughts = (answers) => answers.filter(({ thinking }) => thinking !== "").length;
+    console.log(`${place}: ${thoughts(free)} of ${free.length} answers begin with a thought, of those in which the prompt has begun one ${thoughts(begun)}`);
+    assert.ok(thoughts(free) > 0 && thoughts(free) < free.length);
+    assert.ok(thoughts(begun) > 0);
+    assert.deepEqual([thoughts(unthought), thoughts(cutShort)], [0, 0]);
+    for (const told of letters) assert.match(told, /^constraint: .*responseFormat.*without `<\|start\|>`/);
+  },
+  {
+    files: Object.fromEntries(Object.entries({
+      free: [HARMONY, "auto"],
+      unthought: [HARMONY, false],
+      begun: [HARMONY_BEGUN, "auto"],
+      cutShort: [HARMONY_BEGUN, false],
+      letters: [HARMONY, "auto"],
+    }).map(([name, [template, thinking]]) => [name, { file: withTemplate(template, name === "letters" ? [] : FAMILIES.harmony[0]).toString("base64"), thinking }])),
+    schema: SCHEMAS[16],
+    end: markId(FAMILIES.harmony[0].indexOf("<|end|>")),
+  },
 );
 
 test("Chromium: the module for answers is fetched when it is first needed, once, and what it holds for a generation is freed", { timeout: 120_000 }, async () => {

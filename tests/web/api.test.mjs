@@ -435,7 +435,7 @@ everywhere(
     const stream = await createChatCompletion(model, { messages, temperature: 0, max_completion_tokens: 12, stream: true, stream_options: { include_usage: true } });
     for await (const chunk of stream) chunks.push(chunk);
     const refused = [];
-    for (const extra of [{ n: 2 }, { logit_bias: { 5: 1 } }, { temperature: -1 }, { messages: undefined }]) {
+    for (const extra of [{ n: 0 }, { logit_bias: { 5: 101 } }, { store: true }, { temperature: -1 }, { messages: undefined }]) {
       const request = { messages, max_tokens: 2, ...extra };
       refused.push(await Promise.resolve().then(() => createChatCompletion(model, request)).then(() => "worked", (error) => error.code));
     }

@@ -6,14 +6,20 @@ import { join } from "node:path";
 import { repository } from "./server.mjs";
 
 const stories = readFileSync(join(repository, "assets/stories.gguf"));
+/** Types of tokens, as GGUF files number them. */
+const TYPES = { normal: 1, control: 3, userDefined: 4 };
 
-/** The story model with a chat template put in front of its other keys, padded so that the weights keep their alignment. */
-export function withTemplate(template) {
+/**
+ * The story model with a chat template put in front of its other keys, padded so that the weights keep their alignment. `marks` become
+ * tokens of the type `kind`, in the place of the longest words of the vocabulary.
+ */
+export function withTemplate(template, marks = [], kind = "control") {
+  const rest = renamed(stories.subarray(24), marks, TYPES[kind]);
   const key = Buffer.from("tokenizer.chat_template");
   const fixed = 8 + key.length + 4 + 8;
   // The padding is a comment of the template, so it renders to nothing.
-  const unpadded = Buffer.byteLength(`${template}{##}`);
-  const padded = Buffer.from(`${template}{#${" ".repeat((32 - ((fixed + unpadded) % 32)) % 32)}#}`);
+  const unpadded = fixed + Buffer.byteLength(`${template}{##}`) + rest.length - (stories.length - 24);
+  const padded = Buffer.from(`${template}{#${" ".repeat((32 - (((unpadded % 32) + 32) % 32)) % 32)}#}`);
   const entry = Buffer.alloc(fixed);
   entry.writeBigUInt64LE(BigInt(key.length));
   key.copy(entry, 8);
@@ -21,5 +27,48 @@ export function withTemplate(template) {
   entry.writeBigUInt64LE(BigInt(padded.length), 12 + key.length);
   const start = Buffer.from(stories.subarray(0, 24));
   start.writeBigUInt64LE(start.readBigUInt64LE(16) + 1n, 16);
-  return Buffer.concat([start, entry, padded, stories.subarray(24)]);
+  return Buffer.concat([start, entry, padded, rest]);
+}
+
+/** The token that is the mark with this number, in a file of `withTemplate`. */
+export const markId = (at) => readVocabulary(stories).words[at];
+
+/** The tokens, where they begin and end, where their types begin, and ids of words, the longest first. */
+function readVocabulary(bytes) {
+  const [begin, n] = arrayAt(bytes, "tokenizer.ggml.tokens");
+  const tokens = [];
+  let end = begin;
+  for (let id = 0; id < n; id += 1) {
+    const length = Number(bytes.readBigUInt64LE(end));
+    tokens.push(bytes.subarray(end + 8, end + 8 + length));
+    end += 8 + length;
+  }
+  const [typesAt] = arrayAt(bytes, "tokenizer.ggml.token_type");
+  const words = tokens.map((_, id) => id).filter((id) => bytes.readUInt32LE(typesAt + 4 * id) === TYPES.normal);
+  words.sort((a, b) => tokens[b].length - tokens[a].length || a - b);
+  return { tokens, begin, end, typesAt, words };
+}
+
+/** A file's keys, and what follows them, with tokens renamed and their types changed. */
+function renamed(bytes, marks, type) {
+  if (marks.length === 0) return bytes;
+  const { tokens, begin, end, typesAt, words } = readVocabulary(bytes);
+  const changed = Buffer.from(bytes);
+  marks.forEach((mark, at) => {
+    tokens[words[at]] = Buffer.from(mark);
+    changed.writeUInt32LE(type, typesAt + 4 * words[at]);
+  });
+  const written = tokens.flatMap((token) => {
+    const length = Buffer.alloc(8);
+    length.writeBigUInt64LE(BigInt(token.length));
+    return [length, token];
+  });
+  return Buffer.concat([changed.subarray(0, begin), ...written, changed.subarray(end)]);
+}
+
+/** Where the elements of an array begin, and how many they are. */
+function arrayAt(bytes, key) {
+  // The key, the type of its value, the type of the elements, and their number.
+  const at = bytes.indexOf(key) + key.length + 8;
+  return [at + 8, Number(bytes.readBigUInt64LE(at))];
 }
