@@ -259,9 +259,7 @@ impl Kept {
         }
         device.write(tensor, 0, &routes)
     }
-}
 
-impl Kept {
     /// Brings all experts of a layer to where passes of many tokens find them, and returns the bytes of the file that were
     /// read.
     ///

@@ -40,6 +40,8 @@ fn streamed(device: &Device, path: &Path, needed_bytes: u64) -> Option<Model> {
             max_pass: Some(8),
             memory_limit,
             stream_layers: true,
+            // Experts that are kept have tests of their own.
+            whole_layers: true,
             ..LoadOptions::default()
         };
         match Model::load(device, path, options) {
