@@ -7,6 +7,7 @@ const SENTENCES: Record<ErrorCode, string> = {
   format: "This file is damaged, or is not a model in GGUF or safetensors format. Downloading it again may help.",
   unsupported: "This model uses something that tilewright does not support. It chats with models of the Llama family, and searches with encoders of the BERT family.",
   config: "The model's configuration is incomplete or contradicts itself.",
+  adapter: "This adapter is for another model, or is none.",
   out_of_memory: "The graphics device has no memory left for this. Close other pages, choose a smaller context length, or the CPU in the settings.",
   memory: "The model needs more memory than there is. A smaller model, a smaller context length or stronger quantisation (Q4_0) may fit.",
   option: "One of the settings is outside of what the model can use.",

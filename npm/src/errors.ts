@@ -8,6 +8,8 @@ export type ErrorCode =
   | "unsupported"
   /** The model's configuration is missing a value or contradicts itself. */
   | "config"
+  /** An adapter is one of another model, or none. */
+  | "adapter"
   /** The model does not fit the memory limit. */
   | "memory"
   /** An option is out of range. */
@@ -92,7 +94,7 @@ export interface WireError {
 /** Codes that the engine in WASM gives to its errors. */
 const ENGINE_CODES: ReadonlySet<string> = new Set<ErrorCode>([
   "format", "unsupported", "config", "memory", "option", "constraint", "context_full", "tokenizer", "template", "device_lost", "out_of_memory", "gpu",
-  "no_adapter", "limit", "non_finite", "truncated", "shape", "operand", "index",
+  "adapter", "no_adapter", "limit", "non_finite", "truncated", "shape", "operand", "index",
 ]);
 
 /** Code of any thrown value. */

@@ -58,18 +58,21 @@ function areNear(told, { logprobs }, about) {
 }
 
 const base64 = (bytes) => Buffer.from(bytes).toString("base64");
+const foreign = Object.keys(peft).map((name) => [name, base64(readFileSync(join(adapters, "qwen3", name)))]);
 const broken = Buffer.from(peft["adapter_config.json"].toString().replace(/"r": *\d+/, '"r": 0'));
 
 everywhere(
   "an adapter adds what PEFT's does, as files, as GGUF and at an address, as strongly as is said",
   likeliest,
-  ([without, files, one, address, none, half, wholly, bad, lone]) => {
+  ([without, files, one, address, none, half, wholly, bad, lone, other, endless]) => {
     for (const [name, told] of Object.entries({ files, one, address, wholly })) areNear(told, adapted, name);
     assert.ok(without.some(([id, logprob]) => Math.abs(logprob - adapted.logprobs[id]) > 1e-2), "without one it is something else");
     areNear(none, { logprobs: Object.fromEntries(without) }, "scale 0");
     assert.ok(half.some(([id, logprob]) => Math.abs(logprob - adapted.logprobs[id]) > 1e-2), "half as strong is something else");
-    assert.match(bad, /^[a-z_]+: .*adapter_config\.json/);
-    assert.match(lone, /^option: adapter\.source has 1 files|^[a-z_]+: /);
+    assert.match(bad, /^adapter: .*adapter_config\.json.* r is 0/);
+    assert.match(lone, /^option: adapter\.source has 1 files/);
+    assert.match(other, /^adapter: /);
+    assert.match(endless, /^option: adapter\.scale is /);
   },
   (place) => ({
     base: base64(base), ids: adapted.ids, device: "cpu",
@@ -83,6 +86,8 @@ everywhere(
       { text: base64(gguf), scale: 1 },
       { list: [["adapter_config.json", base64(broken)], ["adapter_model.safetensors", base64(peft["adapter_model.safetensors"])]] },
       { list: [["adapter_config.json", base64(peft["adapter_config.json"])]] },
+      { list: foreign },
+      { text: base64(gguf), scale: "strong" },
     ],
   }),
 );
