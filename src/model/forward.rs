@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::kernels::{
     Activation, Gate, Heads, Input, Linear, Norm, RopeConfig, RopeScaling, ShortConv, add_rms_norm, attention,
     attention_next, attention_packed, fold_norm, fuses_norm, gate_up, gelu, layer_norm, linear_norm, rms_norm, rope_kv,
-    rope_packed, rope_table, sigmoid_gate, suits_few, up_gated,
+    rope_packed, rope_table, scale, sigmoid_gate, suits_few, up_gated,
 };
 use crate::recording::Recorder;
 use crate::tensor::{Role, Tensor, TensorWriter};
@@ -115,7 +115,8 @@ impl Transformer {
 
     fn reads(&self, name: &str) -> bool {
         match layer_of(name) {
-            Some(layer) => self.layers.contains(&layer),
+            // The head for further tokens comes with the model's own.
+            Some(layer) => self.layers.contains(&layer) || (layer >= self.config.n_layers() && self.is_last()),
             // The embedding serves as the head where there is no other.
             None if name == "token_embd.weight" => self.is_first() || !self.weights.has_output(),
             None if name.starts_with("output") => self.is_last(),
@@ -189,7 +190,13 @@ impl Transformer {
     }
 
     /// Records a block: `[T, C]` to `[T, C]`.
-    fn record_block(&self, rec: &mut Recorder, flow: Flow<'_>, l: usize, h: Tensor) -> Result<Tensor, Error> {
+    pub(super) fn record_block(
+        &self,
+        rec: &mut Recorder,
+        flow: Flow<'_>,
+        l: usize,
+        h: Tensor,
+    ) -> Result<Tensor, Error> {
         let (block, weights) = (&self.config.blocks[l], &self.weights.blocks[l]);
         let mixed = self.record_attention(rec, flow, l, &h)?; // [T, H D]
         let beside = if block.parallel { Some(self.record_activated(rec, flow, l, &h)?) } else { None }; // of [T, F]
@@ -436,16 +443,28 @@ impl Transformer {
 
     /// Records a norm, if there is one.
     pub(super) fn normed(&self, rec: &mut Recorder, norm: Option<&NormWeights>, x: &Tensor) -> Result<Tensor, Error> {
-        let Some(norm) = norm else { return Ok(x.clone()) };
+        let Some(_) = norm else { return Ok(x.clone()) };
         let normed = rec.temporary("normed", x.shape())?;
-        match self.config.norm {
-            NormKind::Layer { .. } => layer_norm(rec, x, &norm.layer(self.eps()), &normed)?,
-            NormKind::Rms => {
-                let Norm { weight, eps } = norm.rms(self.eps());
-                rms_norm(rec, x, weight, &normed, eps)?;
-            }
-        }
+        self.record_norm(rec, norm, x, &normed)?;
         Ok(normed)
+    }
+
+    /// Records `y = norm(x)`, or `y = x` if there is none.
+    pub(super) fn record_norm(
+        &self,
+        rec: &mut Recorder,
+        norm: Option<&NormWeights>,
+        x: &Tensor,
+        y: &Tensor,
+    ) -> Result<(), Error> {
+        match (norm, self.config.norm) {
+            (Some(norm), NormKind::Layer { .. }) => layer_norm(rec, x, &norm.layer(self.eps()), y),
+            (Some(norm), NormKind::Rms) => {
+                let Norm { weight, eps } = norm.rms(self.eps());
+                rms_norm(rec, x, weight, y, eps)
+            }
+            (None, _) => scale(rec, x, y, 1.0),
+        }
     }
 
     /// Records `h = (h + norm(x)) (* factor)`.
