@@ -222,7 +222,7 @@ fn recurrent_layers_verify_guesses() {
         let mut all = Speculation::default();
         for name in ["granite-hybrid", "lfm2", "qwen35"] {
             let what = format!("{name} on {}", device.info().name);
-            let model = Model::load(&device, &data.join("tiny-random").join(name), LoadOptions::default()).unwrap();
+            let model = Model::load(&device, data.join("tiny-random").join(name), LoadOptions::default()).unwrap();
             let prompt = [[17, 40, 23, 9].repeat(3), vec![60, 61], [17, 40, 23, 9].repeat(2)].concat();
             let (want, _) = continued(&model, &prompt, &endless(40));
             for n in [1, 3, 4, 7] {
