@@ -6,6 +6,7 @@ mod adapter;
 mod beam;
 #[cfg(not(target_arch = "wasm32"))]
 mod front;
+mod further;
 mod generation;
 mod guide;
 #[cfg(not(target_arch = "wasm32"))]

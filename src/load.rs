@@ -30,7 +30,7 @@ use std::path::Path;
 use crate::error::Error;
 use crate::formats::gguf::Gguf;
 use crate::kernels::Pooling;
-use crate::model::{ModelConfig, ScoreConfig};
+use crate::model::{Block, ModelConfig, ScoreConfig};
 use crate::tokenizer::Tokenizer;
 
 pub use catalog::Catalog;
@@ -49,6 +49,7 @@ pub use lora::AdapterFile;
 #[cfg(feature = "lora")]
 pub(crate) use lora::Factors;
 pub use reader::{FileName, Head, HeaderReader};
+pub(crate) use unread::FURTHER_TOKENS;
 pub use vocab::vocab_from_gguf;
 
 /// What a model's files say of it, short of the weights themselves.
@@ -63,6 +64,9 @@ pub struct ModelHeader {
     pub chat: ChatSource,
     /// Its tensors.
     pub catalog: Catalog,
+    /// The block of the head that guesses the token after the next one, if the files have one: it becomes the last of
+    /// [`ModelConfig::blocks`] where the head is wanted.
+    pub further: Option<Block>,
     /// Parts of the model that are in its files and are not read, such as a vision tower.
     pub unread: Vec<&'static str>,
 }

@@ -109,6 +109,16 @@ impl Matrix {
         Ok(Matrix { slabs, rows, tuned_rows: rows, cols, weight })
     }
 
+    /// The rows of two matrices of one type and width, in the memory that they have.
+    pub(crate) fn above(&self, below: &Matrix) -> Matrix {
+        let moved = below.slabs.iter().map(|slab| Slab { first_row: self.rows + slab.first_row, ..slab.clone() });
+        Matrix {
+            slabs: self.slabs.iter().cloned().chain(moved).collect(),
+            rows: self.rows + below.rows,
+            ..self.clone()
+        }
+    }
+
     /// Fills the matrix from rows as files store them; several parts are stacked, for instance Q, K and V.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ mod decoder;
 mod encoder;
 mod experts;
 mod forward;
+mod further;
 mod kv_cache;
 mod per_layer;
 mod stack;
@@ -24,6 +25,7 @@ pub use experts::ExpertWeights;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use experts::{ExpertPart, KeptExperts};
 pub use forward::{Tap, Transformer};
+pub use further::{FurtherTensors, FurtherWeights};
 pub use kv_cache::{KvCache, LayerCache, Ring};
 pub use per_layer::{PerLayerHalf, PerLayerWeights};
 pub(crate) use stack::layer_of;

@@ -14,6 +14,8 @@ mod common;
 mod experts;
 #[path = "load/families.rs"]
 mod families;
+#[path = "load/further.rs"]
+mod further;
 #[path = "load/hostile_config.rs"]
 mod hostile_config;
 #[path = "load/kept.rs"]

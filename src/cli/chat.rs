@@ -117,7 +117,7 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     options.check()?;
     let told = args.told.options()?;
     let interrupt = Interrupt::install()?;
-    let mut recovery = args.device.recovery(args.model.as_deref());
+    let mut recovery = args.device.recovery(args.model.as_deref(), &args.sampling.guess);
     let session = recovery.load(&args.device.open()?)?.session()?;
     let template = template(session.model(), args)?;
     let format = format(session.model(), args)?;
@@ -125,7 +125,7 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     #[cfg(feature = "grammar")]
     if let Some(tools) = &chat.told.tools {
         // Another constraint, a beginning that is given and guesses leave no room for what is to be enforced.
-        let guesses = chat.options.prompt_lookup > 0 || args.sampling.guess.draft.is_some();
+        let guesses = args.sampling.guess.is_asked_for();
         let is_bound = chat.options.constraint.is_some() || args.prefill.is_some() || guesses;
         chat.rules = args.calls.rules(tools, format, is_bound, chat.session.model().tokenizer()?)?;
     }
@@ -470,7 +470,8 @@ impl<'a> Chat<'a> {
                 Some(StopReason::ContextFull) => "; the context is full, /clear makes room",
                 _ => "",
             };
-            let is_asked_for = self.options.prompt_lookup > 0 || self.draft.is_some();
+            let Self { options, draft, .. } = self;
+            let is_asked_for = options.prompt_lookup > 0 || options.further_tokens > 0 || draft.is_some();
             let guessed = guess::told(is_asked_for, speculation).map_or(String::new(), |told| format!("; {told}"));
             eprintln!(
                 "[{} new tokens read, {} written at {:.1}/s{guessed}{note}]",

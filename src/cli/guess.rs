@@ -15,6 +15,10 @@ pub struct GuessArgs {
     /// faster where it repeats its prompt. Needs --temperature 0.
     #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
     pub prompt_lookup: u32,
+    /// Guess up to N tokens, 1 to 7, by the head that the model itself has for further tokens (Qwen3.5): the same text, faster
+    /// where the guesses are good. Loads the head, which takes about as much memory as a layer. Needs --temperature 0.
+    #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
+    pub mtp: u32,
     /// Smaller model with the same vocabulary that guesses tokens, which the model verifies some at a time: the same text,
     /// faster where the guesses are cheap and good. A file, folder or address. Needs --temperature 0.
     #[arg(long, value_name = "MODEL")]
@@ -31,6 +35,11 @@ pub struct Draft {
 }
 
 impl GuessArgs {
+    /// Whether anything is to guess.
+    pub fn is_asked_for(&self) -> bool {
+        self.prompt_lookup > 0 || self.mtp > 0 || self.draft.is_some()
+    }
+
     /// The model that guesses, if there is to be one, where the other one is and with room for as long a text.
     pub fn load(&self, model: &Model) -> Result<Option<Draft>, Error> {
         let Some(path) = &self.draft else { return Ok(None) };

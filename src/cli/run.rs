@@ -217,7 +217,7 @@ impl ToolArgs {
             Some(format) => format,
             None => Format::detect(&templates, |name| tokenizer.special_id(name).is_some()),
         };
-        let is_bound = options.constraint.is_some() || options.prompt_lookup > 0 || guesses;
+        let is_bound = options.constraint.is_some() || guesses;
         if let Some(rules) = self.calls.rules(&tools, format, is_bound, tokenizer)? {
             options.constraint = Some(Constraint::tools(&tools, &rules, tokenizer, prompt)?);
         }
@@ -238,7 +238,8 @@ impl ModelArgs {
     }
 
     /// What loads the model onto the device, with a progress bar, and again when the device is lost.
-    pub fn recovery<'a>(&'a self, path: Option<&'a Path>) -> Recovery<'a, Model> {
+    pub fn recovery<'a>(&'a self, path: Option<&'a Path>, guess: &GuessArgs) -> Recovery<'a, Model> {
+        let further_tokens = guess.mtp > 0;
         // What its opening had to say was said at the first time.
         let open = move || self.device.choose();
         let load = move |device: &Device| {
@@ -252,6 +253,7 @@ impl ModelArgs {
                 stream_layers: true,
                 stream_rows: self.stream_rows,
                 gpu_layers: self.gpu_layers,
+                further_tokens,
                 kv_type: self.precision.kv_type,
                 exact: self.precision.exact,
                 ..LoadOptions::default()
@@ -341,6 +343,7 @@ impl SamplingArgs {
             ignore_eos: self.ignore_eos,
             context_policy: if self.slide { ContextPolicy::Slide } else { ContextPolicy::Stop },
             prompt_lookup: self.guess.prompt_lookup,
+            further_tokens: self.guess.mtp,
             #[cfg(feature = "grammar")]
             constraint: self.constraint.constraint()?,
             ..GenerateOptions::default()
@@ -360,10 +363,10 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         Some(_) => String::new(),
         None => prompt(args)?,
     };
-    let mut recovery = args.model.recovery(path);
+    let mut recovery = args.model.recovery(path, &args.sampling.guess);
     let mut session = recovery.load(&args.model.open()?)?.session()?;
     #[cfg(feature = "grammar")]
-    let mut reader = args.tools.reader(session.model(), &prompt, &mut options, args.sampling.guess.draft.is_some())?;
+    let mut reader = args.tools.reader(session.model(), &prompt, &mut options, args.sampling.guess.is_asked_for())?;
     #[cfg(not(feature = "grammar"))]
     let mut reader: Option<AnswerReader> = None;
     let mut draft = args.sampling.guess.load(session.model())?;
@@ -465,8 +468,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
             eprintln!("{}", streamed(&streaming));
         }
     }
-    let is_asked_for = options.prompt_lookup > 0 || args.sampling.guess.draft.is_some();
-    if let Some(told) = guess::told(is_asked_for, generation.speculation()) {
+    if let Some(told) = guess::told(args.sampling.guess.is_asked_for(), generation.speculation()) {
         eprintln!("{told}");
     }
     Ok(())

@@ -10,7 +10,7 @@ use tilewright::{Error, GenerateOptions, Session};
 use super::{Failure, print_json};
 
 /// Options that say how a text is drawn, or that its tokens are looked at one by one: a search does neither.
-const OF_DRAWS: [&str; 13] = [
+const OF_DRAWS: [&str; 14] = [
     "count",
     "profile",
     "session",
@@ -24,6 +24,7 @@ const OF_DRAWS: [&str; 13] = [
     "logit_bias",
     "draft",
     "prompt_lookup",
+    "mtp",
 ];
 
 #[derive(Args)]

@@ -133,6 +133,7 @@ impl<'s> Generation<'s> {
             if begins_text { tokenizer.decoder() } else { tokenizer.decoder().continuing() }
         });
         let eos_ids = options.end_ids(tokenizer);
+        session.further.begin(options.further_tokens > 0);
         Ok(Generation {
             draft: None,
             ending: options.ending(guide.is_some()),
@@ -213,7 +214,8 @@ impl<'s> Generation<'s> {
         self.decode
     }
 
-    /// Guesses so far, of [`GenerateOptions::prompt_lookup`] and [`Generation::draft_with`].
+    /// Guesses so far, of [`GenerateOptions::prompt_lookup`], [`GenerateOptions::further_tokens`] and
+    /// [`Generation::draft_with`].
     pub fn speculation(&self) -> Speculation {
         self.speculation
     }
@@ -371,7 +373,7 @@ impl<'s> Generation<'s> {
 
     /// Whether the next tokens may be guessed.
     fn guesses(&self) -> bool {
-        (self.options.prompt_lookup > 0 || self.draft.is_some()) && self.profile.is_none()
+        (self.options.guesses().iter().any(|&(_, n)| n > 0) || self.draft.is_some()) && self.profile.is_none()
     }
 
     /// Submits what may come next to be verified, if that is asked for and something is found. All tokens that were read are
@@ -385,6 +387,12 @@ impl<'s> Generation<'s> {
         let room = self.session.n_positions().saturating_sub(self.session.tokens().len());
         let n = wanted.min(room);
         let mut ids = look_up(self.session.tokens(), n.min(self.options.prompt_lookup as usize));
+        if self.options.further_tokens > 0 {
+            // It follows the other guesses, too.
+            let most = if ids.is_empty() { n.min(self.options.further_tokens as usize) } else { 0 };
+            let most = if most > 0 { self.session.room_for_guesses(most) } else { 0 };
+            ids.extend(self.session.guess_further(most).await?);
+        }
         // The first token comes with the prompt.
         if let (true, Some((draft, most))) = (ids.is_empty() && self.n_generated > 0, &mut self.draft) {
             ids = draft_ids(draft, self.session.tokens(), n.min(*most)).await?;

@@ -15,7 +15,8 @@ impl Model {
     /// # Errors
     /// [`Error::Config`] if there are no files.
     pub fn loader(device: &Device, files: Vec<FileName>, options: LoadOptions<'_>) -> Result<Loader<Model>, Error> {
-        let LoadOptions { context_length, fit_context, memory_limit, max_pass, kv_type, exact, .. } = options;
+        let LoadOptions { context_length, fit_context, memory_limit, max_pass, kv_type, exact, further_tokens, .. } =
+            options;
         Loader::new(device, files, move |device, header| {
             let options = LoadOptions {
                 context_length,
@@ -24,6 +25,7 @@ impl Model {
                 max_pass,
                 kv_type,
                 exact,
+                further_tokens,
                 ..LoadOptions::default()
             };
             Model::declare(device, header, None, &options)

@@ -26,9 +26,9 @@ use crate::formats::BlockType;
 #[cfg(feature = "grammar")]
 use crate::grammar::Grammars;
 use crate::kernels::KvType;
-use crate::load::{ChatSource, Feed, FileBytes, ModelFile, ModelHeader};
+use crate::load::{Catalog, ChatSource, FURTHER_TOKENS, Feed, FileBytes, ModelFile, ModelHeader};
 use crate::memory::Limit;
-use crate::model::{Ending, KvCache, ModelConfig, PassTensors, Transformer, Weights};
+use crate::model::{Block, Ending, KvCache, ModelConfig, PassTensors, Transformer, Weights};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
@@ -68,6 +68,10 @@ pub struct LoadOptions<'a> {
     /// and the embedding. All of them if `None`. For files that are there as a whole, natively; on the CPU this changes
     /// nothing.
     pub gpu_layers: Option<u32>,
+    /// Load the head that guesses the token after the next one, if the files have one that is known (Qwen3.5):
+    /// [`GenerateOptions::further_tokens`](super::GenerateOptions::further_tokens) uses it. It takes about as much memory as a
+    /// layer.
+    pub further_tokens: bool,
     /// See [`Model::max_pass`]: one of [`PASS_SIZES`]. 512 on a GPU, 128 on the CPU and on software adapters if `None`.
     pub max_pass: Option<u32>,
     /// What keys and values are cached as.
@@ -127,8 +131,11 @@ pub(super) struct Inner {
 pub struct Trace {
     /// `[T, V]`, row by row.
     pub logits: Vec<f32>,
-    /// `[T, C]` each: after the embedding, then after each block.
+    /// `[T, C]` each: after the embedding, then after each layer.
     pub hidden: Vec<Vec<f32>>,
+    /// What the head for further tokens makes of each token but the last and of the one after it, if the model has one: logits of
+    /// the token after both, `[T - 1, V]`.
+    pub further: Option<Vec<f32>>,
 }
 
 impl Model {
@@ -205,16 +212,18 @@ impl Model {
         files: Option<&Arc<Vec<FileBytes>>>,
         options: &LoadOptions<'_>,
     ) -> Result<(Model, Feed), Error> {
-        let ModelHeader { name, shape, tokenizer, chat, catalog, unread } = header;
-        let config = shape.into_decoder()?;
+        let ModelHeader { name, shape, tokenizer, chat, catalog, further, mut unread } = header;
+        let leaves_out = further.is_some() && !options.further_tokens;
+        if leaves_out {
+            unread.push(FURTHER_TOKENS);
+        }
+        let config = with_further(shape.into_decoder()?, further, options);
         let limit = Limit::of(options.memory_limit, device.available_bytes());
         let device = device.for_model(options.exact);
         let target = device.target();
         let room = checked_room(&target, config.max_seq_len, limit.is_some(), options)?;
         let weights = Weights::declare(&target, &config, &catalog)?;
-        catalog.check_read(
-            weights.destinations().map(|(name, _)| name).chain(config.unread().iter().map(String::as_str)),
-        )?;
+        check_read(&catalog, &weights, &config, leaves_out)?;
         let layers = 0..config.n_layers();
         #[cfg(not(target_arch = "wasm32"))]
         let layers = match options.gpu_layers.filter(|_| device.is_gpu() && files.is_some()) {
@@ -389,14 +398,13 @@ impl Model {
     /// # Errors
     /// [`Error::Config`] if a weight is missing or has another shape than the configuration says.
     pub fn plan_file(target: &Target, file: &ModelFile, options: &LoadOptions<'_>) -> Result<MemoryPlan, Error> {
-        let ModelHeader { shape, catalog, .. } = &file.header;
-        let config = shape.decoder()?;
+        let ModelHeader { shape, catalog, further, .. } = &file.header;
+        let leaves_out = further.is_some() && !options.further_tokens;
+        let config = with_further(shape.decoder()?.clone(), further.clone(), options);
         let room = checked_room(target, config.max_seq_len, false, options)?;
-        let weights = Weights::declare(target, config, catalog)?;
-        catalog.check_read(
-            weights.destinations().map(|(name, _)| name).chain(config.unread().iter().map(String::as_str)),
-        )?;
-        let transformer = Transformer::declare(config.clone(), weights, room.context_length)?;
+        let weights = Weights::declare(target, &config, catalog)?;
+        check_read(catalog, &weights, &config, leaves_out)?;
+        let transformer = Transformer::declare(config, weights, room.context_length)?;
         #[cfg(not(target_arch = "wasm32"))]
         let transformer = if options.stream_rows { rows::in_file(transformer, catalog) } else { transformer };
         Ok(RecordedPasses::declare(target, &transformer, room)?.plan())
@@ -655,7 +663,8 @@ impl Model {
         // Of their own: a pass of that many tokens may take more room than those of a session.
         let cache = KvCache::declare(config, self.kv_type(), self.context_length(), n_tokens)?;
         let fetched = self.transformer().declare_fetched(&device.target(), n_tokens)?;
-        let io = PassTensors { fetched, ..session.io().clone() };
+        let io = PassTensors { fetched, ..PassTensors::declare(config, self.context_length(), n_tokens)? };
+        let io = io.with_further(config, self.kv_type(), self.context_length(), n_tokens)?;
         let record = || {
             let mut rec = device.recorder();
             let mut hidden = Vec::new();
@@ -668,19 +677,37 @@ impl Model {
                 Ok(())
             };
             let h = self.transformer().record_layers(&mut rec, &cache, &io, n_tokens, &mut tap)?;
-            let logits = Tensor::declare("logits", Role::Activations, &[n_tokens, config.vocab_size], DType::F32)?;
+            let all_logits =
+                || Tensor::declare("logits", Role::Activations, &[n_tokens, config.vocab_size], DType::F32);
+            let logits = all_logits()?;
             self.transformer().record_head(&mut rec, &h, &logits)?;
-            Ok((rec.finish(&mut Workspace::default()), logits, hidden))
+            let further = io.further.as_ref().map(|_| all_logits()).transpose()?;
+            if let Some(logits) = &further {
+                self.transformer().record_hidden(&mut rec, &io, &h)?;
+                self.transformer().record_further_logits(&mut rec, &io, logits)?;
+            }
+            Ok((rec.finish(&mut Workspace::default()), logits, further, hidden))
         };
-        let (recording, logits, hidden) = record_tested(device, record, |(recording, ..)| recording).await?;
+        let (recording, logits, of_further, hidden) =
+            record_tested(device, record, |(recording, ..)| recording).await?;
+        let angles = self.transformer().angles(n_tokens);
         device.write(&io.tokens, 0, ids)?;
         #[cfg(not(target_arch = "wasm32"))]
         self.fetch_rows(&io, 0, ids)?;
-        io.state.set_turned(device, 0, n_tokens, self.transformer().angles(n_tokens))?;
+        io.state.set_turned(device, 0, n_tokens, angles)?;
+        if let Some(further) = &io.further {
+            device.write(further.tokens(), 0, ids.get(1..).unwrap_or_default())?;
+            further.state().set_turned(device, 0, n_tokens - 1, angles)?;
+        }
         self.run(&recording)?;
-        let mut trace = Trace { logits: device.read(&logits).await?, hidden: Vec::new() };
+        let mut trace = Trace { logits: device.read(&logits).await?, hidden: Vec::new(), further: None };
         for kept in &hidden {
             trace.hidden.push(device.read(kept).await?);
+        }
+        if let Some(logits) = &of_further {
+            let mut logits = device.read(logits).await?;
+            logits.truncate((ids.len() - 1) * config.vocab_size as usize);
+            trace.further = Some(logits);
         }
         Ok(trace)
     }
@@ -729,6 +756,23 @@ impl Model {
         }
         self.check_fits(&plan, "adapters that nobody uses can be let go")
     }
+}
+
+/// A model's configuration, with the block of its head for further tokens if there is one and it is wanted.
+fn with_further(mut config: ModelConfig, further: Option<Block>, options: &LoadOptions<'_>) -> ModelConfig {
+    if let Some(block) = further.filter(|_| options.further_tokens) {
+        config.blocks.push(block);
+        config.n_further = 1;
+    }
+    config
+}
+
+/// Refuses tensors that no pass would read, but for those of a head for further tokens that is left out.
+fn check_read(catalog: &Catalog, weights: &Weights, config: &ModelConfig, leaves_out: bool) -> Result<(), Error> {
+    let unread = config.unread();
+    let read = weights.destinations().map(|(name, _)| name).chain(unread.iter().map(String::as_str));
+    let left_out = leaves_out.then(|| catalog.of_layers_from(config.n_layers()));
+    catalog.check_read(read.chain(left_out.into_iter().flatten()))
 }
 
 /// What a session has room for, as the options say.

@@ -68,6 +68,10 @@ pub struct GenerateOptions {
     /// chosen, which pays where a text repeats much of its prompt. Tokens must not be drawn, penalised or constrained. Every step
     /// waits for the one before. A generation whose kernels are timed computes one token after the other all the same.
     pub prompt_lookup: u32,
+    /// Tokens to guess at most by the model's own head for further tokens, 0 to [`GenerateOptions::MOST_GUESSES`]; 0 is off. The
+    /// model must have one and be loaded with it ([`LoadOptions::further_tokens`](super::LoadOptions::further_tokens)). They are
+    /// verified in one pass, as those of `prompt_lookup`, which come first where there are some, and under the same conditions.
+    pub further_tokens: u32,
     /// Submissions to a GPU that are in flight, the one that is being read included, 1 to 8. The text is the same. If
     /// `None`, 2 to 8, as many as keep the GPU busy by what was measured of the session; a model with states of a fixed size
     /// has room for fewer. The CPU has one.
@@ -104,6 +108,7 @@ impl Default for GenerateOptions {
             tokens_per_submit: None,
             submits_in_flight: None,
             prompt_lookup: 0,
+            further_tokens: 0,
             #[cfg(feature = "grammar")]
             constraint: None,
         }
@@ -163,7 +168,9 @@ impl GenerateOptions {
                 return Err(Error::Option { option, expected, found });
             }
         }
-        self.check_guesses("prompt_lookup", self.prompt_lookup, self.has_constraint())?;
+        for (option, n) in self.guesses() {
+            self.check_guesses(option, n, self.has_constraint())?;
+        }
         match self.stop.iter().any(String::is_empty) {
             false => Ok(()),
             true => Err(Error::Option { option: "stop", expected: "texts".into(), found: "an empty one".into() }),
@@ -190,6 +197,11 @@ impl GenerateOptions {
     pub(super) fn ending(&self, is_guided: bool) -> Ending {
         let ending = Ending::of(&self.sampling(0));
         if is_guided { ending.masked() } else { ending }
+    }
+
+    /// The options that ask for guesses, and of how many tokens.
+    pub(super) fn guesses(&self) -> [(&'static str, u32); 2] {
+        [("prompt_lookup", self.prompt_lookup), ("further_tokens", self.further_tokens)]
     }
 
     /// Refuses more guesses than a pass verifies, and any where choices are not plainly the most likely tokens.

@@ -88,6 +88,10 @@ impl RecordedPasses {
             fetched: transformer.declare_fetched(target, PASS_SIZES[last])?,
             ..PassTensors::declare(config, context_length, PASS_SIZES[last])?
         };
+        let io = match transformer.is_last() {
+            true => io.with_further(config, kv_type, context_length, PASS_SIZES[last])?,
+            false => io,
+        };
         let (workspace, recordings) = (Workspace::default(), HashMap::new());
         let mut passes = RecordedPasses {
             cache,
@@ -147,7 +151,13 @@ impl RecordedPasses {
         // In the middle of a prompt only full passes run.
         self.record(target, transformer, self.largest(), Ending::Cache)?;
         let sizes = self.sizes;
-        sizes.iter().rev().try_for_each(|&size| self.record_greedy(target, transformer, size))
+        sizes.iter().rev().try_for_each(|&size| self.record_greedy(target, transformer, size))?;
+        if self.io.further.is_none() {
+            return Ok(());
+        }
+        sizes.iter().rev().try_for_each(|&size| self.record(target, transformer, size, Ending::Guess))?;
+        self.record(target, transformer, self.largest(), Ending::Follow)?;
+        self.record(target, transformer, 1, Ending::GuessOn)
     }
 
     fn record_greedy(&mut self, target: &Target, transformer: &Transformer, size: u32) -> Result<(), Error> {

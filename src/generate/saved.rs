@@ -84,6 +84,7 @@ impl Session {
         // Passes read the tokens before their own position too, to penalise those that repeat.
         device.write(&self.passes.io.tokens, 0, &file.ids)?;
         self.sequence.restore(file.ids, file.cached);
+        self.further.forget();
         Ok(file.note)
     }
 

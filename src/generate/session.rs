@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::Model;
 #[cfg(not(target_arch = "wasm32"))]
 use super::front::FrontPasses;
+use super::further::Further;
 use super::generation::Generation;
 use super::guide::TokenGuide;
 use super::options::{ContextPolicy, GenerateOptions};
@@ -13,7 +14,7 @@ use super::passes::RecordedPasses;
 use super::sequence::Sequence;
 use crate::device::{Device, Pending, pause};
 use crate::error::Error;
-use crate::model::{Ending, KvCache, PassTensors, VERIFIED_ROWS};
+use crate::model::{Ending, KvCache, VERIFIED_ROWS};
 use crate::recording::{MemoryPlan, Recording};
 use crate::tokenizer::EncodeOptions;
 
@@ -23,6 +24,7 @@ pub struct Session {
     pub(super) passes: RecordedPasses,
     pub(super) sequence: Sequence,
     pub(super) pace: Pace,
+    pub(super) further: Further,
     /// What the CPU computes first, if two devices share the model.
     #[cfg(not(target_arch = "wasm32"))]
     front: Option<FrontPasses>,
@@ -49,6 +51,7 @@ impl Session {
             passes,
             sequence,
             pace: Pace::default(),
+            further: Further::default(),
             #[cfg(not(target_arch = "wasm32"))]
             front: model.front_passes()?,
         })
@@ -65,10 +68,6 @@ impl Session {
 
     pub(crate) fn cache(&self) -> &KvCache {
         &self.passes.cache
-    }
-
-    pub(super) fn io(&self) -> &PassTensors {
-        &self.passes.io
     }
 
     /// The model this session belongs to.
@@ -160,6 +159,7 @@ impl Session {
         // Passes read the tokens before their own position too, to penalise those that repeat.
         device.write(&self.passes.io.tokens, 0, snapshot.sequence.ids())?;
         self.sequence = snapshot.sequence.clone();
+        self.further.forget();
         Ok(())
     }
 
@@ -214,7 +214,16 @@ impl Session {
         options: &GenerateOptions,
         guide: Option<Box<dyn TokenGuide>>,
     ) -> Result<Generation<'_>, Error> {
-        options.check_guesses("prompt_lookup", options.prompt_lookup, guide.is_some())?;
+        for (option, n) in options.guesses() {
+            options.check_guesses(option, n, guide.is_some())?;
+        }
+        if options.further_tokens > 0 && self.passes.io.further.is_none() {
+            return Err(Error::Option {
+                option: "further_tokens",
+                expected: "0 for a model without a head that guesses further tokens, or loaded without it".into(),
+                found: options.further_tokens.to_string(),
+            });
+        }
         options.check_biases(self.model.config().vocab_size)?;
         self.append(ids, options.context_policy)?;
         Generation::new(self, options, guide)
@@ -291,6 +300,7 @@ impl Session {
         self.passes.begin_with(model.adapter_id());
         self.model = model.clone();
         self.pace = Pace::default();
+        self.further.forget();
         self.sequence.move_to(self.passes.cache.ring());
         Ok(())
     }
@@ -312,6 +322,7 @@ impl Session {
 
     /// Keeps the first token and the latest half of a context.
     pub(super) fn slide(&mut self) {
+        self.further.forget();
         self.sequence.slide(self.passes.capacity() / 2);
     }
 
@@ -355,16 +366,19 @@ impl Session {
             self.run_host_part(self.sequence.n_cached(), &ids, size).await?;
             self.passes.test(device, model.transformer(), size, pass).await?;
             let (pass, io) = (self.passes.get(size, pass)?, &self.passes.io);
-            let position = self.sequence.n_cached() as u32;
-            io.state.set_turned(device, position, n_tokens as u32, self.sequence.angles())?;
+            let position = self.sequence.n_cached();
+            io.state.set_turned(device, position as u32, n_tokens as u32, self.sequence.angles())?;
             if ends {
                 let result = if ending == Ending::Logits { &io.logits } else { io.state.tensor() };
                 let pending = model.run_and_read(pass, result, 1)?;
+                self.further.left(position..position + n_tokens);
                 self.sequence.submitted(n_tokens, size as usize);
                 return Ok(Some((n_fed, pending)));
             }
             model.run(pass)?;
+            self.further.left(position..position + n_tokens);
             self.sequence.submitted(n_tokens, size as usize);
+            self.follow().await?;
             pause().await;
             if cancelled.load(Ordering::Relaxed) {
                 return Ok(None);
@@ -426,15 +440,20 @@ impl Session {
         self.model.device().write(&self.passes.io.allowed, 0, allowed)
     }
 
+    /// How many of `n` guesses [`Session::verify`] has room for.
+    pub(super) fn room_for_guesses(&mut self, n: usize) -> usize {
+        self.sequence.leave_the_last();
+        let room = (VERIFIED_ROWS as usize).saturating_sub(self.sequence.uncached().len());
+        self.sequence.n_guesses(n.min(room))
+    }
+
     /// Submits a pass over what is not cached and guessed tokens after it, that chooses a token after each; guesses that it has
     /// no room for are dropped. Returns the choices to read and the row of the first one that counts, after the last kept
     /// token. `None` if no guess is left.
     pub(super) async fn verify(&mut self, guesses: &mut Vec<u32>) -> Result<Option<(Pending, usize)>, Error> {
         let model = self.model.clone();
         let device = model.device();
-        self.sequence.leave_the_last();
-        let room = (VERIFIED_ROWS as usize).saturating_sub(self.sequence.uncached().len());
-        guesses.truncate(self.sequence.n_guesses(guesses.len().min(room)));
+        guesses.truncate(self.room_for_guesses(guesses.len()));
         let ids = [self.sequence.uncached(), guesses].concat();
         let (position, size) = (self.sequence.n_cached(), self.passes.size(ids.len() as u32));
         if size != VERIFIED_ROWS || guesses.is_empty() {
@@ -447,6 +466,7 @@ impl Session {
         self.run_host_part(position, &ids, size).await?;
         let pass = self.passes.get(size, Ending::Verify)?;
         let pending = model.run_and_read(pass, &self.passes.io.verified, 1)?;
+        self.further.left(position..position + ids.len());
         self.sequence.submitted_guesses(guesses.len(), size as usize);
         Ok(Some((pending, ids.len() - guesses.len() - 1)))
     }
@@ -454,9 +474,13 @@ impl Session {
     /// Submits `n` more passes, each on the token that the device chose last; that token is kept if the host has a part in a pass.
     pub(super) async fn run_ahead(&mut self, ending: Ending, n: u32) -> Result<Pending, Error> {
         let ids: Vec<u32> = self.tokens().last().copied().into_iter().collect();
-        self.run_host_part(self.sequence.next_position(), &ids, 1).await?;
+        let position = self.sequence.next_position();
+        self.run_host_part(position, &ids, 1).await?;
         let recording = self.passes.get(1, ending)?;
         let pending = self.model.run_and_read(recording, self.passes.io.state.tensor(), n)?;
+        // The last of them leaves its row.
+        let end = position + n as usize;
+        self.further.left(end.saturating_sub(1)..end);
         self.sequence.submitted_ahead(n as usize);
         Ok(pending)
     }

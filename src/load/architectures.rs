@@ -26,7 +26,7 @@ mod smollm3;
 
 pub(super) use refused::refused;
 
-use super::catalog::Stored;
+use super::catalog::{Catalog, Stored};
 use super::keys::{Key, Keys};
 use super::scaling;
 use crate::error::Error;
@@ -66,6 +66,9 @@ pub(super) struct Architecture {
     pub ffn_widths: Option<u32>,
     /// What published configurations leave out because transformers knows it: an object in JSON.
     pub defaults: &'static str,
+    /// Whether a head of its files that guesses the token after the next one is known: Qwen3.5's, whose block is as those of
+    /// the layers that attend.
+    pub further: bool,
     /// Makes Llama's model this one.
     pub describe: fn(&Keys<'_>, &mut ModelConfig) -> Result<(), Error>,
 }
@@ -156,6 +159,26 @@ impl Architecture {
                 Some(format!("blk.{layer}.{}.{suffix}", found?))
             }
         }
+    }
+
+    /// GGUF's name of a tensor of the head that guesses the token after the next one, whose block comes after so many layers;
+    /// `None` if it has none.
+    pub fn further_name(&self, name: &str, n_layers: u32) -> Option<String> {
+        let name = name.strip_prefix("model.").unwrap_or(name).strip_prefix("mtp.").filter(|_| self.further)?;
+        match name.strip_prefix("layers.0.") {
+            Some(of_block) => self.gguf_name(&format!("layers.{n_layers}.{of_block}")),
+            None => {
+                let stem = name.strip_suffix(".weight")?;
+                let (_, ours) = FURTHER_NAMES.iter().find(|(theirs, _)| *theirs == stem)?;
+                Some(format!("blk.{n_layers}.nextn.{ours}.weight"))
+            }
+        }
+    }
+
+    /// The block of that head, if the catalog has the head of a model of this configuration.
+    pub fn further_block(&self, config: &ModelConfig, catalog: &Catalog) -> Option<Block> {
+        catalog.find(&format!("blk.{}.nextn.eh_proj.weight", config.n_layers())).filter(|_| self.further)?;
+        config.blocks.iter().rfind(|block| block.recurrence.is_none()).cloned()
     }
 
     /// What the other architectures call the tensor of a GGUF file.
@@ -275,6 +298,7 @@ impl Architecture {
             vocab_size,
             max_seq_len,
             blocks,
+            n_further: 0,
             norm: NormKind::Rms,
             norm_eps,
             ropes: vec![rope],
@@ -429,6 +453,14 @@ const EXPERTS: Key = Key("expert_count", "num_local_experts|num_experts");
 const KV_HEADS: Key = Key("attention.head_count_kv", "num_key_value_heads");
 const VALUE_DIM: Key = Key("attention.value_length", "v_head_dim");
 const RMS_EPS: Key = Key("attention.layer_norm_rms_epsilon", "rms_norm_eps");
+
+/// Names of the tensors that a head for further tokens has beside its block, with GGUF's.
+const FURTHER_NAMES: [(&str, &str); 4] = [
+    ("fc", "eh_proj"),
+    ("pre_fc_norm_embedding", "enorm"),
+    ("pre_fc_norm_hidden", "hnorm"),
+    ("norm", "shared_head_norm"),
+];
 
 /// Names of tensors in published checkpoints, with GGUF's.
 const USUAL_NAMES: [(&str, &str); 18] = [

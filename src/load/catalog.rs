@@ -178,6 +178,12 @@ impl Catalog {
         (entry.stored == Stored::AsRead && entry.scales.is_none()).then(|| TableRows { entry: entry.clone() })
     }
 
+    /// Names of the tensors of layers from this one on.
+    pub(crate) fn of_layers_from(&self, first: u32) -> impl Iterator<Item = &str> {
+        let names = self.tensors.keys().map(String::as_str);
+        names.filter(move |name| layer_of(name).is_some_and(|layer| layer >= first))
+    }
+
     /// Number of a tensor's file, and where it lies there.
     pub(crate) fn find(&self, name: &str) -> Option<(usize, &TensorInfo)> {
         self.tensors.get(name).map(|entry| (entry.file, &entry.info))

@@ -62,7 +62,11 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
     let shape = shape(metadata, (architecture, name_of_it), &catalog, config_data)?;
     let mut unread = Vec::new();
     let further = metadata.get_u32(&format!("{name_of_it}.{}", FURTHER_LAYERS.0))?;
-    if further.is_some_and(|n| n > 0) && catalog.drop_layers(shape.config().n_layers()) {
+    let block = match further {
+        Some(1) => architecture.further_block(shape.config(), &catalog),
+        _ => None,
+    };
+    if block.is_none() && further.is_some_and(|n| n > 0) && catalog.drop_layers(shape.config().n_layers()) {
         unread.push(FURTHER_TOKENS);
     }
     let vocab_size = shape.config().vocab_size;
@@ -78,7 +82,7 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
     }
     let chat = ChatSource::of_gguf(metadata, tokenizer.as_ref().ok())?;
     let name = metadata.get_str("general.name")?.unwrap_or(name).to_owned();
-    Ok(ModelHeader { name, shape, tokenizer, chat, catalog, unread })
+    Ok(ModelHeader { name, shape, tokenizer, chat, catalog, further: block, unread })
 }
 
 /// The architecture that a file names, and its name.

@@ -15,9 +15,7 @@ use crate::error::Error;
 use crate::formats::TensorInfo;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::safetensors::{Safetensors, ShardIndex};
-#[cfg(not(target_arch = "wasm32"))]
-use crate::model::ModelConfig;
-use crate::model::WeightSource;
+use crate::model::{ModelConfig, WeightSource};
 use crate::tokenizer::{Tokenizer, TokenizerConfig};
 
 /// Name of the configuration in a folder.
@@ -125,9 +123,11 @@ pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)
     let keys = Keys::new(Source::Json(&json), &model_type, embeds);
     let config = architecture.config(&keys).map_err(in_file(CONFIG))?;
     let n_heads = config.blocks.first().map_or(1, |block| block.attention.n_heads);
-    let (mut catalog, unread) = catalog(architecture, n_heads, !config.has_head, weights)?;
+    let (mut catalog, unread) = catalog(architecture, &config, n_heads, weights)?;
     let mut unread: Vec<&'static str> = unread.into_iter().collect();
-    if keys.u32(FURTHER_LAYERS).map_err(in_file(CONFIG))?.is_some_and(|n| n > 0)
+    let further = architecture.further_block(&config, &catalog);
+    if further.is_none()
+        && keys.u32(FURTHER_LAYERS).map_err(in_file(CONFIG))?.is_some_and(|n| n > 0)
         && catalog.drop_layers(config.n_layers())
     {
         unread.push(FURTHER_TOKENS);
@@ -155,7 +155,8 @@ pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)
         let bytes = texts.tokenizer.as_ref().ok_or_else(|| missing(TOKENIZER))?;
         Tokenizer::from_json(bytes, &config).map_err(in_file(TOKENIZER))
     });
-    Ok(ModelHeader { name: name.to_owned(), shape, tokenizer, chat: ChatSource::of_folder(texts), catalog, unread })
+    let (name, chat) = (name.to_owned(), ChatSource::of_folder(texts));
+    Ok(ModelHeader { name, shape, tokenizer, chat, catalog, further, unread })
 }
 
 /// The part of a configuration that is about text, where others are about pictures and sounds. What stands beside it of all
@@ -167,12 +168,17 @@ fn text_part(json: ConfigJson) -> Result<ConfigJson, Error> {
 /// The tensors of weight files under GGUF's names, and what is left out.
 fn catalog(
     architecture: &Architecture,
+    config: &ModelConfig,
     n_heads: u32,
-    is_encoder: bool,
     weights: &[(String, Safetensors)],
 ) -> Result<(Catalog, BTreeSet<&'static str>), Error> {
     let (mut catalog, mut unread) = (Catalog::default(), BTreeSet::new());
     let all = || weights.iter().enumerate().flat_map(|(i, (_, header))| header.tensors.iter().map(move |t| (i, t)));
+    // A head for further tokens of which not everything is known is left out.
+    let further_name = |name: &str| architecture.further_name(name, config.n_layers());
+    let mut of_further = all().map(|(_, tensor)| tensor.name.as_str()).filter(|name| unread::is_of_further(name));
+    let has_further = of_further.all(|name| further_name(name).is_some());
+    let further_name = |name: &str| further_name(name).filter(|_| has_further);
     // Scales, which may be in another file than what they scale.
     let scales = all().filter_map(|(file, tensor)| match mxfp4::half(&tensor.name) {
         Some((stem, true)) => Some((stem, (file, tensor))),
@@ -190,8 +196,8 @@ fn catalog(
             }
             continue;
         }
-        let Some(name) = architecture.gguf_name(&tensor.name) else {
-            let part = unread::part(&tensor.name, is_encoder).ok_or_else(|| in_file(unknown(tensor)))?;
+        let Some(name) = architecture.gguf_name(&tensor.name).or_else(|| further_name(&tensor.name)) else {
+            let part = unread::part(&tensor.name, !config.has_head).ok_or_else(|| in_file(unknown(tensor)))?;
             unread.extend((!part.is_empty()).then_some(part));
             continue;
         };

@@ -35,5 +35,10 @@ pub(super) fn part(name: &str, is_encoder: bool) -> Option<&'static str> {
     known.or_else(of_masked).or_else(|| BUFFERS.iter().any(|end| name.ends_with(end)).then_some(""))
 }
 
+/// Whether a tensor belongs to a head that predicts the tokens after the next one.
+pub(super) fn is_of_further(name: &str) -> bool {
+    part(name, false) == Some(FURTHER_TOKENS)
+}
+
 /// Heads that predict the tokens after the next one.
-pub(super) const FURTHER_TOKENS: &str = "the prediction of further tokens";
+pub(crate) const FURTHER_TOKENS: &str = "the prediction of further tokens";

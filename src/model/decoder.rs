@@ -2,12 +2,13 @@
 
 use super::config::ModelConfig;
 use super::forward::{Flow, Tap, Transformer};
+use super::further::FurtherTensors;
 use super::kv_cache::KvCache;
 use super::weights::TOKEN_EMBD;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{
-    Embedding, Sampling, StepState, advance, argmax, embed, last_row, mask_logits, mask_words, penalize, sample, scale,
+    Embedding, Norm, Sampling, StepState, advance, argmax, embed, mask_logits, mask_words, penalize, sample, scale,
     soft_cap,
 };
 use crate::matrix::Matrix;
@@ -52,6 +53,8 @@ pub struct PassTensors {
     pub chosen: Tensor,
     /// The most likely token after each row of a pass that verifies, `[VERIFIED_ROWS]`.
     pub verified: Tensor,
+    /// What the head for further tokens needs.
+    pub further: Option<FurtherTensors>,
 }
 
 impl PassTensors {
@@ -73,6 +76,7 @@ impl PassTensors {
             allowed: tensor("allowed", &[mask_words(config.vocab_size)], DType::U32)?,
             chosen: tensor("chosen", &[1], DType::U32)?,
             verified: tensor("verified", &[VERIFIED_ROWS], DType::U32)?,
+            further: None,
         })
     }
 
@@ -119,6 +123,13 @@ pub enum Ending {
         /// Whether only allowed tokens count.
         mask: bool,
     },
+    /// The layers are not computed: the head for further tokens goes on with the rows that the last pass left, and only its
+    /// cache is wanted.
+    Follow,
+    /// The same, and it guesses the token that comes after the next one.
+    Guess,
+    /// The head guesses once more, after its own last guess.
+    GuessOn,
 }
 
 impl Ending {
@@ -162,15 +173,19 @@ impl Transformer {
             let h = io.stream.first_rows(n_tokens)?; // [T, C]
             return self.record_blocks(rec, Flow::Cached(io, cache), None, h, tap);
         }
-        let embedding = Embedding {
+        let h = rec.temporary("h", &[n_tokens, self.config.dim])?;
+        io.record_embedding(rec, TOKEN_EMBD, &self.embedding(), &h)?; // [T, C]
+        let parts = self.record_parts(rec, io, &h)?; // [T, L P]
+        self.record_blocks(rec, Flow::Cached(io, cache), parts.as_ref(), h, tap)
+    }
+
+    /// The table of tokens with what is added to it.
+    pub(super) fn embedding(&self) -> Embedding<'_> {
+        Embedding {
             w: &self.weights.token_embd,
             factor: self.config.embd_scale / self.config.residual_scale,
             positions: self.weights.positions.as_ref(),
-        };
-        let h = rec.temporary("h", &[n_tokens, self.config.dim])?;
-        io.record_embedding(rec, TOKEN_EMBD, &embedding, &h)?; // [T, C]
-        let parts = self.record_parts(rec, io, &h)?; // [T, L P]
-        self.record_blocks(rec, Flow::Cached(io, cache), parts.as_ref(), h, tap)
+        }
     }
 
     /// Records the final norm and the head: the logits of each row of `h`.
@@ -181,12 +196,23 @@ impl Transformer {
     /// [`Error::Shape`] if `h` or `logits` disagrees with the configuration.
     pub fn record_head(&self, rec: &mut Recorder, h: &Tensor, logits: &Tensor) -> Result<(), Error> {
         let (x, norm) = self.before(rec, self.weights.output_norm.as_ref(), h)?; // [T, C]
+        self.record_logits(rec, norm, &x, logits)
+    }
+
+    /// Records the head alone: the logits of each row of `x`, which is normalised first if there is a norm.
+    pub(super) fn record_logits(
+        &self,
+        rec: &mut Recorder,
+        norm: Option<Norm<'_>>,
+        x: &Tensor,
+        logits: &Tensor,
+    ) -> Result<(), Error> {
         let (factor, cap) = (self.config.logit_scale, self.config.logit_soft_cap);
         if factor == 1.0 && cap.is_none() {
-            return self.weights.record_output(rec, norm, &x, logits); // [T, V]
+            return self.weights.record_output(rec, norm, x, logits); // [T, V]
         }
         let plain = rec.temporary("plain", logits.shape())?;
-        self.weights.record_output(rec, norm, &x, &plain)?; // [T, V]
+        self.weights.record_output(rec, norm, x, &plain)?; // [T, V]
         match cap {
             Some(cap) => soft_cap(rec, &plain, logits, factor, cap),
             None => scale(rec, &plain, logits, factor),
@@ -206,10 +232,15 @@ impl Transformer {
         n_tokens: u32,
         ending: Ending,
     ) -> Result<(), Error> {
+        if let Ending::Follow | Ending::Guess | Ending::GuessOn = ending {
+            return self.record_further(rec, io, n_tokens, ending);
+        }
         let h = self.record_layers(rec, cache, io, n_tokens, &mut |_, _| Ok(()))?; // [T, C]
         if !self.is_last() {
             return scale(rec, &h, &io.stream.first_rows(n_tokens)?, 1.0); // [T, C]
         }
+        // The head below has a norm of its own, so that logits are the same to the bit where nothing is to be guessed.
+        self.record_hidden(rec, io, &h)?;
         if ending == Ending::Cache {
             return Ok(());
         }
@@ -218,13 +249,7 @@ impl Transformer {
             self.record_head(rec, &h, &logits)?; // [T, V]
             return argmax(rec, &logits, &io.verified); // [T]
         }
-        let last = if n_tokens == 1 {
-            h
-        } else {
-            let last = rec.temporary("last", &[1, self.config.dim])?;
-            last_row(rec, &io.state, &h, &last)?; // [1, C]
-            last
-        };
+        let last = self.record_last(rec, &io.state, h)?; // [1, C]
         self.record_head(rec, &last, &io.logits)?; // [1, V]
         if let Ending::Greedy { penalize: true, .. } | Ending::Sample { penalize: true, .. } = ending {
             penalize(rec, &io.sampling, &io.state, &io.tokens, &io.biases, &io.logits)?;
@@ -233,9 +258,9 @@ impl Transformer {
             mask_logits(rec, &io.allowed, &io.logits)?;
         }
         match ending {
-            Ending::Cache | Ending::Logits | Ending::Verify => return Ok(()),
             Ending::Greedy { .. } => argmax(rec, &io.logits, &io.chosen)?, // [1]
             Ending::Sample { .. } => sample(rec, &io.sampling, &io.state, &io.logits, &io.chosen)?, // [1]
+            _ => return Ok(()),
         }
         advance(rec, &io.state, &io.chosen, &io.tokens)
     }

@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::kernels::{
     Activation, Gate, Heads, Input, Linear, Norm, RopeConfig, RopeScaling, ShortConv, add_rms_norm, attention,
     attention_next, attention_packed, fold_norm, fuses_norm, gate_up, gelu, layer_norm, linear_norm, rms_norm, rope_kv,
-    rope_packed, rope_table, sigmoid_gate, suits_few, up_gated,
+    rope_packed, rope_table, scale, sigmoid_gate, suits_few, up_gated,
 };
 #[cfg(not(target_arch = "wasm32"))]
 use crate::matrix::Matrix;
@@ -130,11 +130,11 @@ impl Transformer {
     }
 
     /// The tables of tokens of which its passes read rows and nothing else, with their names: that of per-layer embeddings, and
-    /// the embedding unless the part that reads it has it as the head, too.
+    /// the embedding unless the part that reads it has it as the head, too, or embeds what it guesses.
     #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn row_tables(&self) -> impl Iterator<Item = (&'static str, &Matrix)> {
-        let is_head = self.is_last() && !self.weights.has_output();
-        let embd = (!is_head).then_some((TOKEN_EMBD, &self.weights.token_embd));
+        let stays = self.is_last() && (!self.weights.has_output() || self.weights.further.is_some());
+        let embd = (!stays).then_some((TOKEN_EMBD, &self.weights.token_embd));
         let per_layer = self.weights.per_layer.iter().map(|weights| (PerLayerWeights::TABLE, &weights.token_embd));
         embd.into_iter().chain(per_layer).filter(|_| self.is_first())
     }
@@ -178,9 +178,13 @@ impl Transformer {
             return false;
         }
         match layer_of(name) {
-            Some(layer) => self.layers.contains(&layer),
-            // The embedding serves as the head where there is no other.
-            None if name == TOKEN_EMBD => self.is_first() || !self.weights.has_output(),
+            // The head for further tokens comes with the model's own.
+            Some(layer) => self.layers.contains(&layer) || (layer >= self.config.n_layers() && self.is_last()),
+            // The embedding serves as the head where there is no other, and embeds what a head for further tokens guesses.
+            None if name == TOKEN_EMBD => {
+                let guesses = self.is_last() && self.weights.further.is_some();
+                self.is_first() || !self.weights.has_output() || guesses
+            }
             None if name.starts_with("output") => self.is_last(),
             None => self.is_first(),
         }
@@ -254,7 +258,13 @@ impl Transformer {
     }
 
     /// Records a block: `[T, C]` to `[T, C]`.
-    fn record_block(&self, rec: &mut Recorder, flow: Flow<'_>, l: usize, h: Tensor) -> Result<Tensor, Error> {
+    pub(super) fn record_block(
+        &self,
+        rec: &mut Recorder,
+        flow: Flow<'_>,
+        l: usize,
+        h: Tensor,
+    ) -> Result<Tensor, Error> {
         let (block, weights) = (&self.config.blocks[l], &self.weights.blocks[l]);
         let mixed = self.record_attention(rec, flow, l, &h)?; // [T, H D]
         let beside = if block.parallel { Some(self.record_activated(rec, flow, l, &h)?) } else { None }; // of [T, F]
@@ -501,16 +511,28 @@ impl Transformer {
 
     /// Records a norm, if there is one.
     pub(super) fn normed(&self, rec: &mut Recorder, norm: Option<&NormWeights>, x: &Tensor) -> Result<Tensor, Error> {
-        let Some(norm) = norm else { return Ok(x.clone()) };
+        let Some(_) = norm else { return Ok(x.clone()) };
         let normed = rec.temporary("normed", x.shape())?;
-        match self.config.norm {
-            NormKind::Layer { .. } => layer_norm(rec, x, &norm.layer(self.eps()), &normed)?,
-            NormKind::Rms => {
-                let Norm { weight, eps } = norm.rms(self.eps());
-                rms_norm(rec, x, weight, &normed, eps)?;
-            }
-        }
+        self.record_norm(rec, norm, x, &normed)?;
         Ok(normed)
+    }
+
+    /// Records `y = norm(x)`, or `y = x` if there is none.
+    pub(super) fn record_norm(
+        &self,
+        rec: &mut Recorder,
+        norm: Option<&NormWeights>,
+        x: &Tensor,
+        y: &Tensor,
+    ) -> Result<(), Error> {
+        match (norm, self.config.norm) {
+            (Some(norm), NormKind::Layer { .. }) => layer_norm(rec, x, &norm.layer(self.eps()), y),
+            (Some(norm), NormKind::Rms) => {
+                let Norm { weight, eps } = norm.rms(self.eps());
+                rms_norm(rec, x, weight, y, eps)
+            }
+            (None, _) => scale(rec, x, y, 1.0),
+        }
     }
 
     /// Records `h = (h + norm(x)) (* factor)`.

@@ -3,6 +3,7 @@
 use super::block::{Attention, Block, NormPlace, Recurrence};
 use super::config::{ModelConfig, NormKind};
 use super::experts::ExpertWeights;
+use super::further::FurtherWeights;
 use super::per_layer::{PerLayerHalf, PerLayerWeights};
 use super::stack::{Destination, Joined, RowPlaces, Stack, WeightSource, describe, table};
 use crate::error::Error;
@@ -306,7 +307,9 @@ pub struct Weights {
     pub embd_norm: Option<NormWeights>,
     /// Blocks in order.
     pub blocks: Vec<BlockWeights>,
-    /// Of the last block's output.
+    /// What the head for further tokens has beside its block, which is the last.
+    pub further: Option<FurtherWeights>,
+    /// Of the last layer's output.
     pub output_norm: Option<NormWeights>,
     /// The head, `[V, C]`, where the source has one: of an encoder it is not read, and a decoder without one takes the
     /// embedding.
@@ -352,6 +355,10 @@ impl Weights {
             },
             embd_norm: norm("token_embd_norm", config.embd_norm)?,
             blocks,
+            further: match config.n_further {
+                0 => None,
+                _ => Some(FurtherWeights::declare(target, source, config, config.n_layers() as usize)?),
+            },
             output_norm: norm("output_norm", config.output_norm)?,
             output,
         })
@@ -406,7 +413,8 @@ impl Weights {
         let norms = self.embd_norm.iter().chain(&self.output_norm).flat_map(NormWeights::tensors);
         let norms = norms.chain(self.blocks.iter().flat_map(BlockWeights::vectors));
         let per_layer = self.per_layer.iter().map(|per_layer| &per_layer.norm);
-        norms.chain(&self.positions).chain(&self.token_types).chain(per_layer)
+        let further = self.further.iter().flat_map(FurtherWeights::tables);
+        norms.chain(&self.positions).chain(&self.token_types).chain(per_layer).chain(further)
     }
 
     /// Where the data of each source tensor belongs, by its name.
@@ -421,6 +429,7 @@ impl Weights {
             .chain(self.experts().flat_map(ExpertWeights::destinations))
             .chain([(TOKEN_EMBD, embd)])
             .chain(self.per_layer.iter().map(PerLayerWeights::destination))
+            .chain(self.further.iter().map(FurtherWeights::destination))
     }
 
     /// Every tensor.
@@ -429,7 +438,8 @@ impl Weights {
         let experts = self.experts().flat_map(ExpertWeights::tensors);
         let per_layer = self.per_layer.iter().flat_map(|per_layer| per_layer.token_embd.tensors());
         let stacks = self.stacks().flat_map(Stack::tensors).chain(experts);
-        tables.chain(stacks).chain(self.token_embd.tensors()).chain(per_layer)
+        let further = self.further.iter().flat_map(FurtherWeights::matrices).flat_map(Matrix::tensors);
+        tables.chain(stacks).chain(self.token_embd.tensors()).chain(per_layer).chain(further)
     }
 
     /// Whether the head is a matrix of its own.

@@ -1,0 +1,167 @@
+//! What the head for further tokens has seen of a session's sequence, and its guesses.
+//!
+//! The head goes on with the hidden rows that the model's last pass left, one for each position, once the tokens after
+//! them are known: a prompt's at once, the last of them when the host has read and kept what was chosen. A pass over
+//! which it was not asked leaves a gap. Then its cache begins anew with the rows after the gap, at its own position 0:
+//! its guesses are worse for a while. No text depends on them.
+
+use std::ops::Range;
+
+use super::session::Session;
+use crate::error::Error;
+use crate::kernels::StepState;
+use crate::model::Ending;
+
+/// Positions, of the sequence.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Further {
+    /// Whether the head follows what the model computes.
+    follows: bool,
+    /// Those whose hidden rows the model's last pass left.
+    left: Range<usize>,
+    /// Those that the head's cache has, from its own position 0 on.
+    cached: Range<usize>,
+}
+
+impl Further {
+    /// A pass of the model over these positions was submitted.
+    pub fn left(&mut self, positions: Range<usize>) {
+        self.left = positions;
+    }
+
+    /// The model's passes so far count for nothing, and those that come next are followed or not.
+    pub fn begin(&mut self, follows: bool) {
+        *self = Further { follows, left: 0..0, cached: std::mem::take(&mut self.cached) };
+    }
+
+    /// Nothing that is cached belongs to the sequence.
+    pub fn forget(&mut self) {
+        (self.left, self.cached) = (0..0, 0..0);
+    }
+
+    /// The positions that the head goes on with where a sequence has so many tokens, and its own position of the first one.
+    fn next(&mut self, n_tokens: usize) -> Option<(Range<usize>, usize)> {
+        let Range { start, end } = std::mem::take(&mut self.left);
+        // Of the last token nobody knows what comes next.
+        let positions = start..end.min(n_tokens.saturating_sub(1));
+        if !self.follows || positions.is_empty() {
+            return None;
+        }
+        if !(self.cached.start..=self.cached.end).contains(&start) {
+            self.cached.start = start;
+        }
+        self.cached.end = positions.end;
+        Some((positions, start - self.cached.start))
+    }
+}
+
+impl Session {
+    /// Lets the head go on with what the last pass left.
+    pub(super) async fn follow(&mut self) -> Result<(), Error> {
+        match self.further_size(Ending::Follow).await? {
+            Some(size) => self.model.run(self.passes.get(size, Ending::Follow)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Up to `n` tokens that the head guesses to come next, after it went on with what the last pass left: none if that left
+    /// nothing.
+    pub(super) async fn guess_further(&mut self, n: usize) -> Result<Vec<u32>, Error> {
+        if n == 0 {
+            self.follow().await?;
+            return Ok(Vec::new());
+        }
+        let Some(size) = self.further_size(Ending::Guess).await? else { return Ok(Vec::new()) };
+        let model = self.model.clone();
+        let device = model.device();
+        if n > 1 {
+            self.passes.test(device, model.transformer(), 1, Ending::GuessOn).await?;
+        }
+        let Some(further) = &self.passes.io.further else { return Ok(Vec::new()) };
+        let state = further.state().tensor();
+        // Its weights stay on the device where layers are streamed.
+        let mut words = vec![device.replay_and_read(self.passes.get(size, Ending::Guess)?, state, 1)?];
+        if n > 1 {
+            words.push(device.replay_and_read(self.passes.get(1, Ending::GuessOn)?, state, n as u32 - 1)?);
+        }
+        let mut guesses = Vec::with_capacity(n);
+        for pending in words {
+            guesses.extend(StepState::tokens(&pending.await?));
+        }
+        let vocab_size = model.config().vocab_size;
+        // From numbers that are not finite no token is chosen.
+        Ok(guesses.into_iter().take_while(|&id| id < vocab_size).collect())
+    }
+
+    /// Prepares the head's pass over what the last pass left, and returns its size; `None` if nothing is left.
+    async fn further_size(&mut self, ending: Ending) -> Result<Option<u32>, Error> {
+        let Some((positions, first)) = self.further.next(self.tokens().len()) else { return Ok(None) };
+        let model = self.model.clone();
+        let size = self.passes.size(positions.len() as u32);
+        self.passes.test(model.device(), model.transformer(), size, ending).await?;
+        let Some(further) = &self.passes.io.further else { return Ok(None) };
+        let came_next = &self.sequence.ids()[positions.start + 1..positions.end + 1];
+        model.device().write(further.tokens(), first, came_next)?;
+        further.state().set_turned(model.device(), first as u32, came_next.len() as u32, self.sequence.angles())?;
+        Ok(Some(size))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn following() -> Further {
+        Further { follows: true, ..Further::default() }
+    }
+
+    #[test]
+    fn the_head_goes_on_where_the_next_token_is_known() {
+        let mut further = following();
+        // A prompt of five tokens in passes of three; the sixth comes later.
+        further.left(0..3);
+        assert_eq!(further.next(5), Some((0..3, 0)));
+        assert_eq!(further.next(5), None);
+        further.left(3..5);
+        assert_eq!(further.next(6), Some((3..5, 3)));
+        // Of four rows two were guesses that are wrong.
+        further.left(5..9);
+        assert_eq!(further.next(8), Some((5..7, 5)));
+        // The same positions once more, as states of recurrent layers need it.
+        further.left(5..10);
+        assert_eq!(further.next(11), Some((5..10, 5)));
+    }
+
+    #[test]
+    fn after_a_gap_the_head_begins_anew() {
+        let mut further = following();
+        further.left(0..4);
+        assert_eq!(further.next(5), Some((0..4, 0)));
+        further.left(7..8);
+        assert_eq!(further.next(9), Some((7..8, 0)));
+        further.left(8..9);
+        assert_eq!(further.next(10), Some((8..9, 1)));
+        // Positions before what the cache begins with.
+        further.left(2..4);
+        assert_eq!(further.next(5), Some((2..4, 0)));
+        further.forget();
+        further.left(4..5);
+        assert_eq!(further.next(6), Some((4..5, 0)));
+    }
+
+    #[test]
+    fn a_generation_that_does_not_ask_leaves_the_head_where_it_is() {
+        let mut further = following();
+        further.left(0..4);
+        assert_eq!(further.next(5), Some((0..4, 0)));
+        further.begin(false);
+        further.left(4..5);
+        assert_eq!(further.next(6), None);
+        further.left(5..6);
+        further.begin(true);
+        assert_eq!(further.next(7), None);
+        // What the session computes after the head's last position is a gap.
+        further.left(6..7);
+        assert_eq!(further.next(8), Some((6..7, 0)));
+    }
+}

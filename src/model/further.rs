@@ -1,0 +1,243 @@
+//! The head that guesses the token after the next one: multi-token prediction (DeepSeek-AI 2024, arXiv:2412.19437,
+//! section 2.2) in the form that Qwen3.5 has.
+//!
+//! At position i it sees the model's last hidden row and the embedding of the token that came next:
+//!
+//! ```text
+//! x[i] = proj [norm(embedding of token i + 1), norm(hidden[i])]
+//! y[i] = norm(block(x)[i])            a block with keys and values of its own
+//! output y[i]                         logits of token i + 2
+//! ```
+//!
+//! `y` takes the place of `hidden` where the guess is to be followed by another one. The block is the last of
+//! [`ModelConfig::blocks`].
+
+use super::config::ModelConfig;
+use super::decoder::{Ending, PassTensors};
+use super::forward::{Flow, Transformer};
+use super::kv_cache::KvCache;
+use super::stack::{Destination, RowPlaces, WeightSource, describe};
+use super::weights::NormWeights;
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::kernels::{KvType, Linear, StepState, advance, argmax, embed, last_row};
+use crate::matrix::Matrix;
+use crate::recording::Recorder;
+use crate::target::Target;
+use crate::tensor::{Role, Tensor};
+
+/// What the head has beside its block.
+#[derive(Clone, Debug)]
+pub struct FurtherWeights {
+    /// Of the embedding: `nextn.enorm`.
+    embd_norm: NormWeights,
+    /// Of the hidden row: `nextn.hnorm`.
+    hidden_norm: NormWeights,
+    /// The columns of `nextn.eh_proj` that meet the embedding, and those that meet the hidden row, `[C, C]` each.
+    projs: [Matrix; 2],
+    /// Of the block's output, where it is not the model's own: `nextn.shared_head_norm`.
+    norm: Option<NormWeights>,
+    /// The name of `nextn.eh_proj` in the source.
+    proj_name: String,
+}
+
+impl FurtherWeights {
+    /// Declares the tensors of the head whose block has this number.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming the tensor that is missing or has another shape.
+    pub(super) fn declare(
+        target: &Target,
+        source: &dyn WeightSource,
+        config: &ModelConfig,
+        layer: usize,
+    ) -> Result<FurtherWeights, Error> {
+        let norm = |name: &str| NormWeights::declare(source, &format!("blk.{layer}.nextn.{name}"), config);
+        let (dim, proj_name) = (config.dim, format!("blk.{layer}.nextn.eh_proj.weight"));
+        let weight = describe(source, &proj_name, &[dim, 2 * dim])?.weight;
+        let half = || Matrix::declare(target, &proj_name, weight, dim, dim);
+        let own_norm = source.describe(&format!("blk.{layer}.nextn.shared_head_norm.weight"));
+        Ok(FurtherWeights {
+            embd_norm: norm("enorm")?,
+            hidden_norm: norm("hnorm")?,
+            projs: [half()?, half()?],
+            norm: own_norm.map(|_| norm("shared_head_norm")).transpose()?,
+            proj_name,
+        })
+    }
+
+    /// Its vectors.
+    pub(super) fn tables(&self) -> impl Iterator<Item = &Tensor> {
+        [&self.embd_norm, &self.hidden_norm].into_iter().chain(&self.norm).flat_map(NormWeights::tensors)
+    }
+
+    /// Its matrices.
+    pub(super) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        self.projs.iter()
+    }
+
+    /// Where the rows of `nextn.eh_proj` belong: each is cut in two.
+    pub(super) fn destination(&self) -> (&str, Destination) {
+        let [of_embd, of_hidden] = &self.projs;
+        let places = RowPlaces::slices(0, of_embd.rows(), of_embd.cols());
+        (&self.proj_name, Destination::Rows { matrix: of_embd.above(of_hidden), places })
+    }
+}
+
+/// What the head keeps on the device for a session.
+#[derive(Clone, Debug)]
+pub struct FurtherTensors {
+    /// The model's hidden rows of the last pass, normalised, `[max_pass, C]`.
+    hidden: Tensor,
+    /// The head's own last row, `[1, C]`.
+    last: Tensor,
+    /// Keys and values of its block. Its positions may be those of the sequence's end alone.
+    cache: KvCache,
+    /// The model's, but that `state` has the head's position, and `tokens` at each position the token that came next.
+    io: Box<PassTensors>,
+}
+
+impl FurtherTensors {
+    /// Its position, number of tokens and last guess.
+    pub fn state(&self) -> &StepState {
+        &self.io.state
+    }
+
+    /// By position the tokens that came next, `[S]`.
+    pub fn tokens(&self) -> &Tensor {
+        &self.io.tokens
+    }
+}
+
+impl PassTensors {
+    /// The same with what the model's head for further tokens needs, if it has one.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if a tensor is larger than one can be.
+    pub fn with_further(
+        self,
+        config: &ModelConfig,
+        kind: KvType,
+        context_length: u32,
+        max_pass: u32,
+    ) -> Result<PassTensors, Error> {
+        if config.n_further == 0 {
+            return Ok(self);
+        }
+        let rows = |label: &str, n| Tensor::declare(label, Role::Activations, &[n, config.dim], DType::F32);
+        let layer = config.n_layers();
+        let tokens = Tensor::declare("further.tokens", Role::Activations, self.tokens.shape(), DType::U32)?;
+        let further = FurtherTensors {
+            hidden: rows("further.hidden", max_pass)?,
+            last: rows("further.last", 1)?,
+            cache: KvCache::declare_part(config, layer..layer + 1, kind, context_length, max_pass)?,
+            io: Box::new(PassTensors { state: StepState::declare()?, tokens, ..self.clone() }),
+        };
+        Ok(PassTensors { further: Some(further), ..self })
+    }
+}
+
+impl Transformer {
+    /// Records a pass of the head over `n_tokens` rows at its own position: those that the model's last pass left, or its own
+    /// last one ([`Ending::GuessOn`]).
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if the model has no such head; [`Error::Shape`] if the tensors do not fit the configuration.
+    pub(super) fn record_further(
+        &self,
+        rec: &mut Recorder,
+        io: &PassTensors,
+        n_tokens: u32,
+        ending: Ending,
+    ) -> Result<(), Error> {
+        let (further, weights) = self.further(io)?;
+        let hidden = match ending {
+            Ending::GuessOn => further.last.clone(),
+            _ => further.hidden.first_rows(n_tokens)?,
+        }; // [T, C]
+        let h = self.record_further_block(rec, further, weights, &hidden)?; // [T, C]
+        if ending == Ending::Follow {
+            return Ok(());
+        }
+        let FurtherTensors { last, io, .. } = further;
+        let h = self.record_last(rec, &io.state, h)?; // [1, C]
+        self.record_norm(rec, self.further_norm(weights), &h, last)?; // [1, C]
+        self.record_logits(rec, None, last, &io.logits)?; // [1, V]
+        argmax(rec, &io.logits, &io.chosen)?; // [1]
+        advance(rec, &io.state, &io.chosen, &io.tokens)
+    }
+
+    /// Records a pass of the head over the rows that the model's last pass left, with the logits of each.
+    ///
+    /// # Shapes
+    /// `logits`: `[T, V]`.
+    /// # Errors
+    /// [`Error::Operand`] if the model has no such head; [`Error::Shape`] if the tensors do not fit the configuration.
+    pub(crate) fn record_further_logits(
+        &self,
+        rec: &mut Recorder,
+        io: &PassTensors,
+        logits: &Tensor,
+    ) -> Result<(), Error> {
+        let (further, weights) = self.further(io)?;
+        let hidden = further.hidden.first_rows(logits.shape()[0])?;
+        let h = self.record_further_block(rec, further, weights, &hidden)?; // [T, C]
+        let y = rec.temporary("normed", h.shape())?;
+        self.record_norm(rec, self.further_norm(weights), &h, &y)?; // [T, C]
+        self.record_logits(rec, None, &y, logits) // [T, V]
+    }
+
+    /// Records what the head's passes go on with: the normalised rows of `h`, where the model has such a head.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if there are more rows than the tensors are for.
+    pub(crate) fn record_hidden(&self, rec: &mut Recorder, io: &PassTensors, h: &Tensor) -> Result<(), Error> {
+        let Some(further) = &io.further else { return Ok(()) };
+        let hidden = further.hidden.first_rows(h.shape()[0])?;
+        self.record_norm(rec, self.weights.output_norm.as_ref(), h, &hidden) // [T, C]
+    }
+
+    /// Records the head up to its block's output, which it returns. `hidden`: `[T, C]`.
+    fn record_further_block(
+        &self,
+        rec: &mut Recorder,
+        FurtherTensors { cache, io, .. }: &FurtherTensors,
+        weights: &FurtherWeights,
+        hidden: &Tensor,
+    ) -> Result<Tensor, Error> {
+        let shape = hidden.shape();
+        let (embedded, x) = (rec.temporary("embedded", shape)?, rec.temporary("h", shape)?);
+        embed(rec, &io.state, &io.tokens, &self.embedding(), &embedded)?; // [T, C]
+        let [of_embd, of_hidden] = &weights.projs;
+        let (embedded, norm) = self.before(rec, Some(&weights.embd_norm), &embedded)?;
+        Linear { norm, ..Linear::new(of_embd) }.record(rec, &embedded, &x)?; // [T, C]
+        let (hidden, norm) = self.before(rec, Some(&weights.hidden_norm), hidden)?;
+        Linear { norm, accumulate: true, ..Linear::new(of_hidden) }.record(rec, &hidden, &x)?; // [T, C]
+        self.record_block(rec, Flow::Cached(io, cache), self.config.n_layers() as usize, x) // [T, C]
+    }
+
+    /// The norm of the block's output.
+    fn further_norm<'a>(&'a self, weights: &'a FurtherWeights) -> Option<&'a NormWeights> {
+        weights.norm.as_ref().or(self.weights.output_norm.as_ref())
+    }
+
+    /// What the head for further tokens has and needs.
+    fn further<'a>(&'a self, io: &'a PassTensors) -> Result<(&'a FurtherTensors, &'a FurtherWeights), Error> {
+        io.further.as_ref().zip(self.weights.further.as_ref()).ok_or_else(|| Error::Operand {
+            kernel: "model",
+            operand: "further",
+            expected: "a head that guesses further tokens".into(),
+            found: "none".into(),
+        })
+    }
+
+    /// The last token's row of a pass.
+    pub(super) fn record_last(&self, rec: &mut Recorder, state: &StepState, h: Tensor) -> Result<Tensor, Error> {
+        if h.shape()[0] == 1 {
+            return Ok(h);
+        }
+        let last = rec.temporary("last", &[1, self.config.dim])?;
+        last_row(rec, state, &h, &last)?; // [1, C]
+        Ok(last)
+    }
+}
