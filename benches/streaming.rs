@@ -2,8 +2,9 @@
 //! used most on the device, next to whole layers, on the CPU and the first adapter. A model of 4 GB whose layers are not all in the memory of one device: tokens, memory and times of the command line, with
 //! all of it on the CPU, within a limit, and with half of the layers on the first adapter.
 //!
-//! `-- experts` and `-- layers` choose one of the two. Which experts random weights choose is nearly uniform: of a share of
-//! experts that is kept, a token finds little more than that share. Experts of trained models are used less evenly.
+//! `-- experts` and `-- layers` choose one of the two. Which experts random weights choose says little of trained ones: without
+//! what a text is about, choices are near uniform over tokens, but tokens that a greedy text repeats choose the same again.
+//! So hits are those of this text, and the bytes of a token whose experts are all as likely are stated next to them.
 //!
 //! Weights are random, written as a GGUF file of Q8_0 under `target/tmp`, which is removed at the end. `cargo bench --bench
 //! streaming -- 8` makes it an eighth as large. Peaks of memory are the kernel's (`VmHWM`), of all of a process, and so there
@@ -176,11 +177,15 @@ impl RandomModel {
         head.resize(head.len().next_multiple_of(32), 0);
         file.write_all(&head)?;
         let mut words = common::words(usize::MAX);
-        for (_, rows, cols, is_matrix) in tensors {
+        for (name, rows, cols, is_matrix) in tensors {
             let mut bytes = Vec::with_capacity(size_bytes(rows, cols, is_matrix) as usize);
             if is_matrix {
                 // Signed bytes are 74 in the root mean square: with this scale a row keeps the magnitude of its input.
-                let scale = half::f16::from_f32(1.0 / (74.0 * (cols as f32).sqrt())).to_le_bytes();
+                let scale = 1.0 / (74.0 * (cols as f32).sqrt());
+                // Tokens of a mixture are of the magnitude of what layers add: what attention adds up over all tokens would
+                // otherwise choose the same experts for each.
+                let is_token = matches!(kind, Kind::Mixture) && name == "token_embd.weight";
+                let scale = half::f16::from_f32(if is_token { 1.0 / 74.0 } else { scale }).to_le_bytes();
                 for _ in 0..rows * cols / 32 {
                     bytes.extend(scale);
                     bytes.extend(words.by_ref().take(8).flat_map(u32::to_le_bytes));
@@ -296,12 +301,15 @@ fn experts(device: &Device) -> Result<(), Error> {
             let read_bytes = (after.read_bytes - before.read_bytes) as f64 / (N_TOKENS - 1) as f64;
             println!("    {:.1} MB read for a token", read_bytes / 1e6);
             if let Some(experts) = after.experts {
+                let kept = experts.n_kept as f64 / experts.n_experts as f64;
+                let of_expert = after.streamed_bytes as f64 / experts.n_experts as f64;
                 println!(
-                    "    {} of {} experts kept; {:.1} % of {} choices found theirs",
+                    "    {} of {} experts kept; {:.1} % of {} choices found theirs; were all as likely, {:.1} MB for a token",
                     experts.n_kept,
                     experts.n_experts,
                     100.0 * after.hit_rate(),
-                    experts.n_chosen
+                    experts.n_chosen,
+                    (n_layers * n_used) as f64 * (1.0 - kept) * of_expert / 1e6
                 );
             }
         }
