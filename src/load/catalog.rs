@@ -28,6 +28,8 @@ struct Entry {
     stored: Stored,
     /// Number of the file of a tensor that belongs to this one, and where it lies there; see [`mxfp4`].
     scales: Option<(usize, TensorInfo)>,
+    /// Whether weights with it are other weights than those without it.
+    is_told: bool,
 }
 
 impl Entry {
@@ -131,7 +133,7 @@ impl Stored {
 impl Catalog {
     /// Adds a tensor of file number `file` under the name that GGUF gives it.
     pub(super) fn insert(&mut self, name: String, file: usize, info: TensorInfo, stored: Stored) {
-        self.tensors.insert(name, Entry { file, info, stored, scales: None });
+        self.tensors.insert(name, Entry { file, info, stored, scales: None, is_told: true });
     }
 
     /// Adds a tensor whose rows are those of two of a layer, the first half and the second.
@@ -160,7 +162,7 @@ impl Catalog {
     ) -> Result<(), Error> {
         let info = mxfp4::joined(&blocks.name, blocks, &scales.1)?;
         let stored = if paired { Stored::Paired } else { Stored::AsRead };
-        self.tensors.insert(name, Entry { file, info, stored, scales: Some(scales) });
+        self.tensors.insert(name, Entry { file, info, stored, scales: Some(scales), is_told: true });
         Ok(())
     }
 
@@ -182,6 +184,12 @@ impl Catalog {
     pub(crate) fn of_layers_from(&self, first: u32) -> impl Iterator<Item = &str> {
         let names = self.tensors.keys().map(String::as_str);
         names.filter(move |name| layer_of(name).is_some_and(|layer| layer >= first))
+    }
+
+    /// Says that layers from this one on are of a head without which the model is the same: sessions of either know each other.
+    pub(super) fn leave_untold(&mut self, first: u32) {
+        let of_head = |name: &str| layer_of(name).is_some_and(|layer| layer >= first);
+        self.tensors.iter_mut().filter(|(name, _)| of_head(name)).for_each(|(_, entry)| entry.is_told = false);
     }
 
     /// Number of a tensor's file, and where it lies there.
@@ -474,8 +482,10 @@ impl Feed {
         let Some((entry, _)) = self.items.get(self.at) else { return };
         if self.done + bytes.len() as u64 >= entry.info.size_bytes {
             let TensorInfo { name, shape, block_type, .. } = &entry.info;
-            let ended = fnv(self.tensor_digest, format!("{name} {block_type} {shape:?}").as_bytes());
-            self.digest = self.digest.wrapping_add(ended);
+            if entry.is_told {
+                let ended = fnv(self.tensor_digest, format!("{name} {block_type} {shape:?}").as_bytes());
+                self.digest = self.digest.wrapping_add(ended);
+            }
             self.tensor_digest = FNV_BASIS;
         }
     }

@@ -66,6 +66,9 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
         Some(1) => architecture.further_block(shape.config(), &catalog),
         _ => None,
     };
+    if block.is_some() {
+        catalog.leave_untold(shape.config().n_layers());
+    }
     if block.is_none() && further.is_some_and(|n| n > 0) && catalog.drop_layers(shape.config().n_layers()) {
         unread.push(FURTHER_TOKENS);
     }

@@ -126,6 +126,9 @@ pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)
     let (mut catalog, unread) = catalog(architecture, &config, n_heads, weights)?;
     let mut unread: Vec<&'static str> = unread.into_iter().collect();
     let further = architecture.further_block(&config, &catalog);
+    if further.is_some() {
+        catalog.leave_untold(config.n_layers());
+    }
     if further.is_none()
         && keys.u32(FURTHER_LAYERS).map_err(in_file(CONFIG))?.is_some_and(|n| n > 0)
         && catalog.drop_layers(config.n_layers())

@@ -410,6 +410,11 @@ fn sessions_go_on_from_anywhere() {
         let mut other = model.session().unwrap();
         other.load(&path).unwrap();
         assert!(guesses(&mut other, &[], 3) > 0);
+        // The same model without the head knows it, too.
+        let plain = LoadOptions { further_tokens: false, ..options() };
+        let mut plain = Model::load(&device, &folder.0, plain).unwrap().session().unwrap();
+        plain.load(&path).unwrap();
+        guesses(&mut plain, &[], 0);
         // Left amid guesses that nobody reads.
         let mut generation = session.generate_ids(&[11], &guessing(7, 30)).unwrap();
         let ids: Vec<u32> = (0..5).map(|_| block_on(generation.next()).unwrap().unwrap().id).collect();
