@@ -177,10 +177,11 @@ fn catalog(
 ) -> Result<(Catalog, BTreeSet<&'static str>), Error> {
     let (mut catalog, mut unread) = (Catalog::default(), BTreeSet::new());
     let all = || weights.iter().enumerate().flat_map(|(i, (_, header))| header.tensors.iter().map(move |t| (i, t)));
-    // A head for further tokens of which not everything is known is left out.
+    // A head for further tokens that has no `fc`, or tensors that are not known, is left out.
     let further_name = |name: &str| architecture.further_name(name, config.n_layers());
-    let mut of_further = all().map(|(_, tensor)| tensor.name.as_str()).filter(|name| unread::is_of_further(name));
-    let has_further = of_further.all(|name| further_name(name).is_some());
+    let of_further = || all().map(|(_, tensor)| tensor.name.as_str()).filter(|name| unread::is_of_further(name));
+    let has_further = of_further().any(|name| name.ends_with("mtp.fc.weight"))
+        && of_further().all(|name| further_name(name).is_some());
     let further_name = |name: &str| further_name(name).filter(|_| has_further);
     // Scales, which may be in another file than what they scale.
     let scales = all().filter_map(|(file, tensor)| match mxfp4::half(&tensor.name) {
