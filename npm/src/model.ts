@@ -224,7 +224,8 @@ async function adapterOf(given: AdapterOptions, { signal, fetch }: LoadOptions):
     throw new TilewrightError("option", `adapter.scale is ${String(scale)}, expected a number`);
   }
   const isFolder = typeof source === "string" ? !isHubAddress(source) && source.endsWith("/") : source instanceof URL && source.pathname.endsWith("/");
-  const files = isFolder ? PEFT_FILES.map((name) => `${String(source)}${name}`) : source;
+  const at = (name: string): string => URL.canParse(String(source)) ? new URL(name, String(source)).href : `${String(source)}${name}`;
+  const files = isFolder ? PEFT_FILES.map(at) : source;
   return { source: await specOf(files, signal, defined({ fetch })), scale };
 }
 
@@ -233,11 +234,12 @@ function biasesOf(given: GenerateOptions["logitBias"]): [id: number, bias: numbe
   if (given === undefined) {
     return undefined;
   }
-  if (typeof given !== "object" || given === null) {
-    throw new TilewrightError("option", `logitBias is ${given === null ? "null" : typeof given}, expected an object of biases by token ids`);
+  if (typeof given !== "object" || given === null || Symbol.iterator in given) {
+    const found = given === null ? "null" : typeof given === "object" ? "a list" : typeof given;
+    throw new TilewrightError("option", `logitBias is ${found}, expected an object of biases by token ids`);
   }
   return Object.entries(given).map(([key, bias]) => {
-    const id = key === "" ? NaN : Number(key);
+    const id = /^(0|[1-9]\d*)$/.test(key) ? Number(key) : NaN;
     if (!isId(id)) {
       throw new TilewrightError("option", `logitBias has the key ${JSON.stringify(key)}, expected a token's id`);
     }

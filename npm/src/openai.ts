@@ -202,7 +202,7 @@ export async function createChatCompletion(
   // Pages without https have no `randomUUID`.
   const random = Array.from(crypto.getRandomValues(new Uint32Array(3)), (word) => word.toString(36)).join("");
   const head = { id: `chatcmpl-${random}`, created: Math.floor(Date.now() / 1000), model: request.model ?? model.info.name };
-  // They are the same generation but for their seeds, and the prompt is computed once.
+  // They are the same generation but for their seeds, and the prompt is computed once where the model can go back to it.
   const each = Array.from({ length: request.n ?? 1 }, (_, at) => ({
     ...generateOptions, ...(generateOptions.seed === undefined ? {} : { seed: generateOptions.seed + at }),
   }));
@@ -247,8 +247,9 @@ async function* streamChunks(
   for (const [index, options] of each.entries()) {
     const delta = (part: ChatCompletionDelta, finish: FinishReason | null, logprobs: ChatCompletionLogprobs | null = null): ChatCompletionChunk =>
       chunk([{ index, delta: part, finish_reason: finish, logprobs }]);
-    const generation = model.chat(messages, options);
     yield delta({ role: "assistant", content: "" }, null);
+    // Not before, so that whoever leaves at the first chunk has nothing run.
+    const generation = model.chat(messages, options);
     let calls = 0;
     // What a token adds, and how likely it was.
     const parts = function* (piece: Piece, isEnd: boolean): Generator<ChatCompletionChunk, void, undefined> {

@@ -20,6 +20,14 @@ export interface FoundSession {
   drop(): Promise<void>;
 }
 
+/** What a model can go on with. */
+export interface SessionLimits {
+  /** Tokens that its context has room for. */
+  mostTokens: number;
+  /** Tokens at the end that it can go back by. */
+  mostBack: number;
+}
+
 /** Opens the place for sessions. Throws `storage` with the reason where there is none. */
 export async function openSessions(): Promise<Sessions> {
   return new Sessions(await openStore(FOLDER));
@@ -111,14 +119,18 @@ export class Sessions {
 
   /**
    * The session of a model that has most of a prompt, if it saves enough beyond the first `nKnown` tokens to be worth reading.
-   * `mostTokens`: what the context has room for. One whose bytes are not those that were written is deleted, and `onDamaged` is told.
+   * `mostTokens`: what the context has room for; `mostBack`: how many tokens at the end of a session the model can do without. One whose
+   * bytes are not those that were written is deleted, and `onDamaged` is told.
    */
-  async find(model: string, ids: Uint32Array, nKnown: number, mostTokens: number, onDamaged: () => void): Promise<FoundSession | undefined> {
+  async find(
+    model: string, ids: Uint32Array, nKnown: number, { mostTokens, mostBack }: SessionLimits, onDamaged: () => void,
+  ): Promise<FoundSession | undefined> {
     if (ids.length - nKnown <= FEW) {
       return undefined;
     }
     const gain = ({ tokens }: SessionRecord): number => Math.min(common(tokens, ids), ids.length - 1) - nKnown;
     const fits = (record: SessionRecord): boolean => isOf(record, model) && record.tokens.length <= mostTokens
+      && record.tokens.length - common(record.tokens, ids) <= mostBack
       // All of it is read, however little of it is of use.
       && gain(record) > 0 && gain(record) * 4 >= record.tokens.length;
     const [best] = (await this.#records()).filter(fits).sort((a, b) => gain(b) - gain(a));
@@ -141,7 +153,8 @@ export class Sessions {
         return undefined;
       }
       best.date = Date.now();
-      await file.renew(best.date);
+      // A date that cannot be kept makes it go sooner.
+      await file.renew(best.date).catch(() => {});
       return { bytes, drop: async () => void await this.#delete(best.url) };
     } finally {
       file.release();
@@ -204,13 +217,19 @@ async function attempt<T>(work: (kept: Sessions | undefined) => Promise<T>): Pro
       throw error;
     }
   }
+  return storing(() => work(kept));
+}
+
+/** The same for what the storage is open for. */
+export async function storing<T>(work: () => Promise<T>): Promise<T> {
   try {
-    return await work(kept);
+    return await work();
   } catch (error) {
-    if (error instanceof TilewrightError) {
+    const code = codeOf(error);
+    if (error instanceof TilewrightError || (code !== "internal" && code !== "quota")) {
       throw error;
     }
-    throw new TilewrightError("storage", `the browser's storage failed: ${messageOf(error)}`, { cause: error });
+    throw new TilewrightError(code === "quota" ? code : "storage", `the browser's storage failed: ${messageOf(error)}`, { cause: error });
   }
 }
 

@@ -83,6 +83,7 @@ export class Model {
   encodeWithin(text: string): Uint32Array | undefined;
   /** Tells the weights, with those of an adapter, and the type of cached keys from others'. */
   digest(): string;
+  mostBack(): number | undefined;
   /** Has new sessions use a LoRA adapter: a GGUF file, or PEFT's weights and their configuration. */
   useAdapter(weights: Uint8Array, config: Uint8Array | undefined, scale: number): void;
   session(): Session;
@@ -110,6 +111,7 @@ export class Session {
   /** The sequence. */
   tokens(): Uint32Array;
   /** The session as a file's content. */
+  nCached(): number;
   save(): Promise<Uint8Array>;
   restore(bytes: Uint8Array): void;
   free(): void;

@@ -10,7 +10,7 @@ import {
 } from "./protocol.js";
 import { FetchClient } from "./fetching.js";
 import { CHAT_FILES, damaged, isUseless, openFiles, readAll, SENTENCE_FILES, type KeptCopy, type ModelFile } from "./source.js";
-import { common, openSessions, type FoundSession, type Sessions } from "./sessions.js";
+import { common, openSessions, storing, type FoundSession, type Sessions } from "./sessions.js";
 import { openStore, type Store } from "./store.js";
 import * as text from "./text.js";
 import init, {
@@ -568,15 +568,18 @@ class TextEngine extends Engine<Model> {
   /** Keeps the session in the browser's storage. */
   async saveSession({ maxBytes }: Calls["saveSession"]["args"]): Promise<KeptSession> {
     const session = this.#session;
-    if (session === undefined || session.tokens().length === 0) {
+    if (session === undefined || session.nCached() === 0) {
       throw new TilewrightError("option", "saveSession keeps what was generated, and nothing was so far");
     }
     if (!this.request.cache) {
       throw new TilewrightError("option", "saveSession needs the browser's storage, and the model was loaded with `cache: false`");
     }
-    const kept = await openSessions();
-    this.#kept = Promise.resolve(kept);
-    return kept.save(this.resident.digest(), session.tokens(), await session.save(), maxBytes);
+    return storing(async () => {
+      const kept = await openSessions();
+      this.#kept = Promise.resolve(kept);
+      const bytes = await session.save();
+      return kept.save(this.resident.digest(), session.tokens(), bytes, maxBytes);
+    });
   }
 
   /** Goes on with a kept session, if one has more of the prompt than the latest sequence has. */
@@ -589,9 +592,9 @@ class TextEngine extends Engine<Model> {
     const kept = await this.#kept;
     let found: FoundSession | undefined;
     try {
-      const nKnown = common(session.tokens(), ids);
-      const { contextLength } = this.resident.info();
-      found = await kept?.find(this.resident.digest(), ids, nKnown, contextLength, () => dropped("its SHA-256 is another one"));
+      const nKnown = Math.min(common(session.tokens(), ids), session.nCached());
+      const limits = { mostTokens: this.resident.info().contextLength, mostBack: this.resident.mostBack() ?? Infinity };
+      found = await kept?.find(this.resident.digest(), ids, nKnown, limits, () => dropped("its SHA-256 is another one"));
       if (found !== undefined) {
         session.restore(found.bytes);
       }
@@ -599,8 +602,11 @@ class TextEngine extends Engine<Model> {
       if (isTrap(error) || codeOf(error) === "device_lost") {
         throw error;
       }
-      await found?.drop().catch(() => {});
-      dropped(messageOf(error));
+      // What this machine has no room for now is no fault of the session's.
+      if (found !== undefined && USELESS.has(codeOf(error))) {
+        await found.drop().catch(() => {});
+        dropped(messageOf(error));
+      }
     }
   }
 
@@ -616,6 +622,7 @@ class TextEngine extends Engine<Model> {
   ): Promise<GenerateResult> {
     const session = this.#session ??= this.resident.session();
     await this.#reopen(session, ids);
+    signal.throwIfAborted();
     const cancel = (): void => session.cancel();
     signal.addEventListener("abort", cancel, { once: true });
     const onPiece = async (id: number, text: string, isLast: boolean, logprobs: string | undefined): Promise<boolean> => {
@@ -653,7 +660,10 @@ class TextEngine extends Engine<Model> {
   }
 }
 
-const decoder = new TextDecoder();
+/** Codes of sessions that no attempt will read. */
+const USELESS: ReadonlySet<ErrorCode> = new Set(["format", "unsupported", "truncated", "context_full", "shape", "operand"]);
+
+const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
 
 /** How likely a token was, and the likeliest ones, as the engine says it. */
 function likelihoods(json: string): Pick<Piece, "logprob" | "topLogprobs"> {

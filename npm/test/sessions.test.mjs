@@ -10,6 +10,7 @@ import { MemoryBackend } from "./memory-backend.mjs";
 const MODEL = "0123456789abcdef-f16";
 const range = (from, to) => Uint32Array.from({ length: to - from }, (_, i) => from + i);
 const bytes = (n, fill) => new Uint8Array(n).fill(fill);
+const UNLIMITED = { mostTokens: 1000, mostBack: Infinity };
 const ignored = () => assert.fail("nothing is damaged");
 let clock = Date.now();
 
@@ -28,7 +29,7 @@ test("a prompt goes on with the session that has most of it, of its own model, i
   await all.save(MODEL, range(0, 40), bytes(100, 1), 1e6);
   await all.save(MODEL, range(0, 60), bytes(200, 2), 1e6);
   await all.save("other-f16", range(0, 90), bytes(300, 3), 1e6);
-  const find = async (ids, nKnown = 0, most = 1000) => (await all.find(MODEL, ids, nKnown, most, ignored))?.bytes[0];
+  const find = async (ids, nKnown = 0, most = 1000, mostBack = Infinity) => (await all.find(MODEL, ids, nKnown, { mostTokens: most, mostBack }, ignored))?.bytes[0];
   // The shorter one has gone when the longer one came, which begins with it.
   assert.deepEqual((await all.list()).map(({ model, nTokens, sizeBytes }) => [model, nTokens, sizeBytes]), [["other-f16", 90, 300], [MODEL, 60, 200]]);
   assert.equal(await find(range(0, 100)), 2);
@@ -38,6 +39,8 @@ test("a prompt goes on with the session that has most of it, of its own model, i
   assert.equal(await find(range(0, 10)), undefined, "a few tokens are computed sooner");
   assert.equal(await find(range(1, 100)), undefined);
   assert.equal(await find(range(0, 100), 0, 59), undefined, "the context has no room");
+  assert.equal(await find([...range(0, 57), ...range(500, 600)], 0, 1000, 3), 2);
+  assert.equal(await find([...range(0, 56), ...range(500, 600)], 0, 1000, 3), undefined, "the model cannot go back so far");
   assert.equal(await find([0, 1, ...range(500, 600)]), undefined, "most sequences begin alike");
 });
 
@@ -45,9 +48,9 @@ test("what was not used for longest goes first, and what is too large by itself 
   const { all, tick, again } = kept();
   tick(t);
   for (const at of [1, 2, 3]) await all.save(MODEL, range(at * 100, at * 100 + 50), bytes(100, at), 350);
-  assert.equal((await all.find(MODEL, range(100, 190), 0, 1000, ignored)).bytes[0], 1);
+  assert.equal((await all.find(MODEL, range(100, 190), 0, UNLIMITED, ignored)).bytes[0], 1);
   await all.save(MODEL, range(400, 450), bytes(100, 4), 350);
-  const first = async (store) => Promise.all([1, 2, 3, 4].map(async (at) => (await store.find(MODEL, range(at * 100, at * 100 + 90), 0, 1000, ignored))?.bytes[0]));
+  const first = async (store) => Promise.all([1, 2, 3, 4].map(async (at) => (await store.find(MODEL, range(at * 100, at * 100 + 90), 0, UNLIMITED, ignored))?.bytes[0]));
   assert.deepEqual(await first(all), [1, undefined, 3, 4]);
   assert.deepEqual(await first(again()), [1, undefined, 3, 4]);
   await assert.rejects(all.save(MODEL, range(0, 50), bytes(351, 5), 350), { code: "quota", message: /351 bytes.*350/ });
@@ -63,7 +66,7 @@ test("the same session again takes the place of the first, and one can be delete
   const again = await all.save(MODEL, range(0, 50), bytes(100, 2), 1000);
   assert.equal(again.id, id);
   assert.deepEqual((await all.list()).map((session) => session.id), [id]);
-  assert.equal((await all.find(MODEL, range(0, 90), 0, 1000, ignored)).bytes[0], 2);
+  assert.equal((await all.find(MODEL, range(0, 90), 0, UNLIMITED, ignored)).bytes[0], 2);
   assert.deepEqual([await all.delete(id), await all.delete(id)], [true, false]);
   await all.save(MODEL, range(0, 50), bytes(100, 1), 1000);
   await all.clear();
@@ -81,7 +84,7 @@ test("half a session, and one whose bytes are others, are never used", async () 
     const [[key, content]] = backend.bytes;
     backend.bytes.set(key, harm(content));
     let damaged = 0;
-    assert.equal(await again().find(MODEL, range(0, 90), 0, 1000, () => damaged += 1), undefined);
+    assert.equal(await again().find(MODEL, range(0, 90), 0, UNLIMITED, () => damaged += 1), undefined);
     assert.equal(damaged, 1);
     assert.deepEqual([await again().list(), backend.bytes.size], [[], 0]);
   }
@@ -92,11 +95,11 @@ test("half a session, and one whose bytes are others, are never used", async () 
   await assert.rejects(all.save(MODEL, range(0, 50), bytes(100, 1), 1000), /closed/);
   backend.writeRecord = whole;
   assert.deepEqual(await again().list(), []);
-  assert.equal(await again().find(MODEL, range(0, 90), 0, 1000, ignored), undefined);
+  assert.equal(await again().find(MODEL, range(0, 90), 0, UNLIMITED, ignored), undefined);
   await all.save(MODEL, range(200, 250), bytes(100, 2), 1000);
   assert.equal(backend.bytes.size, 1, "half a session is deleted when another one is kept");
   await all.save(MODEL, range(0, 50), bytes(100, 1), 1000);
-  assert.equal((await again().find(MODEL, range(0, 90), 0, 1000, ignored)).bytes.length, 100);
+  assert.equal((await again().find(MODEL, range(0, 90), 0, UNLIMITED, ignored)).bytes.length, 100);
 });
 
 test("without a browser's storage there are none", async () => {

@@ -260,7 +260,9 @@ impl ModelArgs {
             };
             let model = load(path, device, options)?;
             if self.stream_rows && model.streaming().is_none_or(|streaming| streaming.tables_bytes == 0) {
-                eprintln!("notice: the model has no table for --stream-rows; all of it is in memory");
+                eprintln!(
+                    "notice: the model has no table of which rows alone are read; --stream-rows leaves nothing in the file"
+                );
             }
             self.lora.added_to(model)
         };

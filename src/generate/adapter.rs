@@ -192,6 +192,7 @@ impl Session {
         }
         self.model = self.model.clone().planned(self.passes.plan());
         self.sequence.forget_cache();
+        self.further.forget();
         Ok(())
     }
 

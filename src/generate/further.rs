@@ -34,6 +34,12 @@ impl Further {
         *self = Further { follows, left: 0..0, cached: std::mem::take(&mut self.cached) };
     }
 
+    /// The sequence has its first `n` tokens alone. What the head made of the last of them was with another one after it.
+    pub fn truncate(&mut self, n: usize) {
+        let end = self.cached.end.min(n.saturating_sub(1));
+        self.cached = self.cached.start.min(end)..end;
+    }
+
     /// Nothing that is cached belongs to the sequence.
     pub fn forget(&mut self) {
         (self.left, self.cached) = (0..0, 0..0);
@@ -147,6 +153,25 @@ mod tests {
         further.forget();
         further.left(4..5);
         assert_eq!(further.next(6), Some((4..5, 0)));
+    }
+
+    #[test]
+    fn a_sequence_that_goes_back_takes_the_head_along() {
+        let mut further = following();
+        further.left(0..50);
+        assert_eq!(further.next(51), Some((0..50, 0)));
+        further.truncate(10);
+        further.begin(false);
+        further.begin(true);
+        // Nothing was made of the tokens from the tenth on.
+        further.left(40..41);
+        assert_eq!(further.next(42), Some((40..41, 0)));
+        further.truncate(41);
+        further.left(40..41);
+        assert_eq!(further.next(42), Some((40..41, 0)));
+        further.truncate(0);
+        further.left(0..3);
+        assert_eq!(further.next(4), Some((0..3, 0)));
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub struct KeptStats {
     pub n_chosen: u64,
     /// Choices of an expert that was there when the pass came to it.
     pub n_found: u64,
-    /// Experts that were read from the file.
+    /// Experts that were read from the file for those passes.
     pub n_read: u64,
     /// Bytes of the file that this took.
     pub read_bytes: u64,
@@ -43,7 +43,7 @@ impl KeptStats {
 }
 
 /// The experts of a layer that are on the device, and how often each expert of the layer is used.
-pub(super) struct Slots {
+struct Slots {
     /// By slot.
     experts: Vec<Option<u32>>,
     /// By expert.

@@ -61,8 +61,9 @@ pub struct LoadOptions<'a> {
     #[doc(hidden)]
     pub whole_layers: bool,
     /// Leave tables of which a pass reads the rows of its tokens in the file, and read these rows for each pass, even where the
-    /// memory holds the tables: per-layer embeddings, and the embedding unless the device has it as the head. Without such a
-    /// table this changes nothing. For files that are there as a whole, natively.
+    /// memory holds the tables: per-layer embeddings, and the embedding unless the device has it as the head or embeds with it
+    /// what a head for further tokens guesses. Without such a table this changes nothing. For files that are there as a whole,
+    /// natively.
     pub stream_rows: bool,
     /// Layers that are computed on a GPU: the last ones, and the head. The CPU computes the others, and its memory holds them
     /// and the embedding. All of them if `None`. For files that are there as a whole, natively; on the CPU this changes
@@ -70,7 +71,7 @@ pub struct LoadOptions<'a> {
     pub gpu_layers: Option<u32>,
     /// Load the head that guesses the token after the next one, if the files have one that is known (Qwen3.5):
     /// [`GenerateOptions::further_tokens`](super::GenerateOptions::further_tokens) uses it. It takes about as much memory as a
-    /// layer.
+    /// layer, and needs the embedding on its device.
     pub further_tokens: bool,
     /// See [`Model::max_pass`]: one of [`PASS_SIZES`]. 512 on a GPU, 128 on the CPU and on software adapters if `None`.
     pub max_pass: Option<u32>,
@@ -481,9 +482,14 @@ impl Model {
     pub(super) fn expect_resident(&self, option: &'static str) -> Result<(), Error> {
         #[cfg(not(target_arch = "wasm32"))]
         {
-            let streamed = self.inner.streamed.as_ref().map(Streamed::report).map(|streaming| {
-                format!("{} of {} that are read from the file in each pass", streaming.n_streamed, streaming.n_layers)
-            });
+            let streamed =
+                self.inner.streamed.as_ref().map(Streamed::report).map(|streaming| match streaming.experts {
+                    Some(experts) => format!("{} of {} experts there", experts.n_kept, experts.n_experts),
+                    None => format!(
+                        "{} of {} that are read from the file in each pass",
+                        streaming.n_streamed, streaming.n_layers
+                    ),
+                });
             let on_cpu = self.transformer().layers().start;
             let found = streamed.or_else(|| (on_cpu > 0).then(|| format!("{on_cpu} that the CPU computes")));
             if let Some(found) = found {

@@ -80,6 +80,11 @@ impl Session {
         self.sequence.ids()
     }
 
+    /// How many of them, from the first one on, need not be computed again.
+    pub fn n_cached(&self) -> usize {
+        self.sequence.n_cached()
+    }
+
     /// Memory of the weights and this session, with the adapters that it has passes for.
     pub fn plan(&self) -> MemoryPlan {
         self.passes.plan()
@@ -110,6 +115,7 @@ impl Session {
     /// Keeps the first `n` tokens.
     pub fn truncate(&mut self, n: usize) {
         self.sequence.truncate(n);
+        self.further.truncate(n);
     }
 
     /// Copies the session's state.
@@ -329,6 +335,9 @@ impl Session {
     /// Forgets what is cached if a sequence of this length has other angles.
     pub(super) fn choose_angles(&mut self) {
         let angles = self.model.transformer().angles(self.tokens().len() as u32);
+        if angles != self.sequence.angles() {
+            self.further.forget();
+        }
         self.sequence.turn_by(angles);
     }
 
@@ -363,8 +372,9 @@ impl Session {
             let ends = n_tokens == n_left;
             let pass = if ends { ending } else { Ending::Cache };
             let ids = self.sequence.uncached()[..n_tokens].to_vec();
-            self.run_host_part(self.sequence.n_cached(), &ids, size).await?;
+            // Before anything is computed: whoever drops this future while it waits finds the sequence as it was.
             self.passes.test(device, model.transformer(), size, pass).await?;
+            self.run_host_part(self.sequence.n_cached(), &ids, size).await?;
             let (pass, io) = (self.passes.get(size, pass)?, &self.passes.io);
             let position = self.sequence.n_cached();
             io.state.set_turned(device, position as u32, n_tokens as u32, self.sequence.angles())?;

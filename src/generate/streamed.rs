@@ -61,9 +61,10 @@ pub struct Streaming {
 impl Streaming {
     /// Of a model all of whose layers are on the device.
     pub(super) fn resident(transformer: &Transformer) -> Streaming {
+        let matrices = matrices(transformer);
         Streaming {
             n_layers: transformer.layers().len(),
-            layers_bytes: matrices(transformer).iter().map(|layer| bytes(layer)).sum(),
+            layers_bytes: transformer.layers().map(|layer| bytes(&matrices[layer as usize])).sum(),
             ..Streaming::default()
         }
     }
@@ -403,6 +404,10 @@ impl Streamed {
         if let (Some(kept), false) = (&self.kept, recording.choices().is_empty()) {
             return kept.run_up_to_last((device, &self.files), recording, rest);
         }
+        let position = |layer: u32| self.layers.iter().position(|(streamed, _)| *streamed == layer as usize);
+        if recording.layers().all(|(layer, _)| position(layer).is_none()) {
+            return rest(0);
+        }
         let run = || {
             device.prepare(recording)?;
             let lane = match &mut *held {
@@ -411,9 +416,7 @@ impl Streamed {
             };
             let mut done = 0;
             for (layer, steps) in recording.layers() {
-                let Some(i) = self.layers.iter().position(|(streamed, _)| *streamed == layer as usize) else {
-                    continue;
-                };
+                let Some(i) = position(layer) else { continue };
                 if steps.start > done {
                     device.run_steps(recording, done..steps.start)?;
                 }

@@ -733,7 +733,7 @@ fn slices(info: &TensorInfo, matrix: &Matrix, bytes: &[u8], columns: u32) -> Res
     if !columns.is_multiple_of(block_len) && columns < all {
         return Err(Error::Config {
             field: info.name.clone(),
-            expected: format!("blocks that end every {columns} columns, where experts do"),
+            expected: format!("blocks that end every {columns} columns, where it is cut"),
             found: format!("{}, in blocks of {block_len}", info.block_type),
         });
     }

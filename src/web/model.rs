@@ -11,6 +11,7 @@ use super::{from_js, plan_to_js, to_js, to_js_error};
 use crate::chat::{ChatOptions, ChatTemplate, Message};
 use crate::error::Error;
 use crate::generate::{CancelHandle, ContextPolicy, GenerateOptions, Logprobs, StopReason, TokenGuide};
+use crate::kernels::N_STATES;
 use crate::load::AdapterFile;
 
 /// A model whose weights are on a device.
@@ -135,6 +136,12 @@ impl Model {
     #[wasm_bindgen(js_name = encodeWithin)]
     pub fn encode_within(&self, text: &str) -> Option<Vec<u32>> {
         self.model.tokenizer().ok()?.encode_within(text)
+    }
+
+    /// How many tokens at its end a sequence can go back by at least, if that is not as many as there are.
+    #[wasm_bindgen(js_name = mostBack)]
+    pub fn most_back(&self) -> Option<u32> {
+        self.model.config().is_recurrent().then_some(N_STATES - 1)
     }
 
     /// What tells the weights, with those of an adapter, and the type of cached keys from others': sessions of one are of no
@@ -305,9 +312,17 @@ impl Session {
         self.session.try_borrow().map_or_else(|_| Vec::new(), |session| session.tokens().to_vec())
     }
 
-    /// The session as a file's content.
+    /// How many tokens of the sequence, from the first one on, need not be computed again.
+    #[wasm_bindgen(js_name = nCached)]
+    pub fn n_cached(&self) -> u32 {
+        self.session.try_borrow().map_or(0, |session| session.n_cached() as u32)
+    }
+
+    /// Forgets tokens that would have to be computed again, and gives the session as a file's content.
     pub async fn save(&self) -> Result<Vec<u8>, JsValue> {
-        let Ok(session) = self.session.try_borrow() else { return Err(busy()) };
+        let Ok(mut session) = self.session.try_borrow_mut() else { return Err(busy()) };
+        let n_cached = session.n_cached();
+        session.truncate(n_cached);
         session.to_bytes("").await.map_err(to_js_error)
     }
 
