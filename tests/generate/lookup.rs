@@ -220,7 +220,10 @@ fn recurrent_layers_verify_guesses() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     for device in executors() {
         let mut all = Speculation::default();
-        for name in ["granite-hybrid", "lfm2", "qwen35"] {
+        let names = ["qwen35", "granite-hybrid", "lfm2"];
+        // What layers keep of a text is each kind's own; what becomes of guesses is not.
+        let n_names = if device.is_gpu() && !common::is_full() { 1 } else { 3 };
+        for name in &names[..n_names] {
             let what = format!("{name} on {}", device.info().name);
             let model = Model::load(&device, data.join("tiny-random").join(name), LoadOptions::default()).unwrap();
             let prompt = [[17, 40, 23, 9].repeat(3), vec![60, 61], [17, 40, 23, 9].repeat(2)].concat();

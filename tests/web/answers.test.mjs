@@ -318,6 +318,9 @@ const FAMILY_TOOLS = [
   { type: "function", function: { name: "set_level", parameters: object({ level: { type: "number", minimum: -1, maximum: 1 }, room: { type: ["string", "null"], maxLength: 6 } }) } },
 ];
 const N_DRAWS = process.env.TILEWRIGHT_FULL ? 24 : 3;
+/** What the marks are in the vocabulary. */
+const ALL_KINDS = ["control", "userDefined", "text"];
+const KINDS = { Chromium: ALL_KINDS, Node: process.env.TILEWRIGHT_FULL ? ALL_KINDS : ALL_KINDS.slice(0, 1) };
 
 everywhere(
   "calls in the format of every family can be read, and are valid by the tools' schemas at temperature 1",
@@ -373,14 +376,15 @@ everywhere(
       assert.ok(calls >= answers / 2 && cut * 3 <= answers, `${family}: ${calls} calls, ${cut} of ${answers} answers cut off`);
     }
   },
-  {
-    models: Object.entries(FAMILIES).flatMap(([family, [marks, call]]) => ["control", "userDefined", "text"].map((kind) => ({
+  // The module is the same in both places.
+  (place) => ({
+    models: Object.entries(FAMILIES).flatMap(([family, [marks, call]]) => KINDS[place].map((kind) => ({
       family, kind, file: withTemplate(templateOf(family, call), kind === "text" ? [] : marks, kind).toString("base64"),
     }))),
     tools: FAMILY_TOOLS,
     nDraws: N_DRAWS,
     callMark: markId(2),
-  },
+  }),
 );
 
 const HARMONY = templateOf("harmony", FAMILIES.harmony[1]);
