@@ -29,8 +29,8 @@ const SHORT = 12;
 
 // Models whose kernels are in others, too.
 const PLAIN = ["llama-mha-bias", "mistral-sliding", "qwen3", "qwen3-moe"];
-// Of the files of other models, those with weights of many types.
-const MIXED = ["mixed", "q4_k_m"];
+// Of the files of other models, the one with weights of all types.
+const MIXED = ["mixed"];
 
 /** Whether a lane runs a model. */
 const runs = (lane, model) =>
