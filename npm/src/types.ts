@@ -211,7 +211,7 @@ export type NoticeCode =
   | "shader_replaced"
   /** What was measured with `tune` could not be kept, or was of another version and is not used. */
   | "tuning_ignored"
-  /** A kept session is damaged or of no use to the model; it was deleted, and the prompt is computed. */
+  /** A kept session is not used, and the prompt is computed. One that is damaged or of no use to the model was deleted. */
   | "session_dropped";
 
 /** Something that was decided on the way and is no error. */

@@ -603,10 +603,10 @@ class TextEngine extends Engine<Model> {
         throw error;
       }
       // What this machine has no room for now is no fault of the session's.
-      if (found !== undefined && USELESS.has(codeOf(error))) {
-        await found.drop().catch(() => {});
-        dropped(messageOf(error));
+      if (USELESS.has(codeOf(error))) {
+        await found?.drop().catch(() => {});
       }
+      dropped(messageOf(error));
     }
   }
 

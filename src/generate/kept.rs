@@ -171,6 +171,15 @@ impl Kept {
         Ok(kept)
     }
 
+    fn layer(&self, number: u32) -> Result<&Layer, Error> {
+        self.layers.iter().find(|layer| layer.number == number).ok_or_else(|| Error::Operand {
+            kernel: "model",
+            operand: "experts",
+            expected: "a layer whose experts are kept".into(),
+            found: format!("layer {number}"),
+        })
+    }
+
     /// Reads what all tokens have beside the experts that they choose.
     ///
     /// # Errors
@@ -210,9 +219,7 @@ impl Kept {
             let routes = device.run_steps_and_read(recording, done..choice.step, &choice.routes, 1)?;
             let mut routes = pollster::block_on(routes)?;
             routes.truncate(choice.routes.len());
-            if let Some(layer) = self.layers.iter().find(|layer| layer.number == choice.layer) {
-                self.bring(layer, (device, files), (&choice.routes, routes))?;
-            }
+            self.bring(self.layer(choice.layer)?, (device, files), (&choice.routes, routes))?;
             done = choice.step;
         }
         rest(done)
@@ -266,7 +273,7 @@ impl Kept {
     /// # Errors
     /// Those of reading and of [`Device::copy_words`].
     pub fn read_layer(&self, number: u32, device: &Device, files: &[FileBytes]) -> Result<u64, Error> {
-        let Some(layer) = self.layers.iter().find(|layer| layer.number == number) else { return Ok(0) };
+        let layer = self.layer(number)?;
         let experts = 0..layer.experts.n_experts();
         let missing: Vec<u32> = {
             // What is copied is what is in the slots now; passes may go on with others.

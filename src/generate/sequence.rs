@@ -165,12 +165,15 @@ impl Sequence {
         self.angles
     }
 
-    /// Keys are to be turned by angles from this row on; those that were turned otherwise are of no use.
-    pub fn turn_by(&mut self, angles: u32) {
-        if angles != self.angles {
+    /// Keys are to be turned by angles from this row on; those that were turned otherwise are of no use. Returns whether they
+    /// were.
+    pub fn turn_by(&mut self, angles: u32) -> bool {
+        let others = angles != self.angles;
+        if others {
             self.forget_cache();
             self.angles = angles;
         }
+        others
     }
 
     /// Makes sure that a pass can be submitted whose last row is the last token: without one there is nothing to choose the

@@ -335,10 +335,9 @@ impl Session {
     /// Forgets what is cached if a sequence of this length has other angles.
     pub(super) fn choose_angles(&mut self) {
         let angles = self.model.transformer().angles(self.tokens().len() as u32);
-        if angles != self.sequence.angles() {
+        if self.sequence.turn_by(angles) {
             self.further.forget();
         }
-        self.sequence.turn_by(angles);
     }
 
     /// Positions that passes can use before the next prompt's: those of the cache, or fewer where a longer sequence has other
