@@ -3,7 +3,7 @@
 import type { BenchKernel, BenchProbe, BenchProgress, BenchReport } from "./bench.js";
 import { codeOf, isTrap, messageOf, TilewrightError, toWire, type ErrorCode } from "./errors.js";
 import { inspectGpu, requestSubgroups } from "./gpu.js";
-import { importHidden, isNode } from "./platform.js";
+import { besidePackage, importHidden, isNode } from "./platform.js";
 import {
   PEFT_FILES, type CallName, type Calls, type DeviceRequest, type EmbedderRequest, type FromWorker, type KeptTensor, type KeptVectors, type LoadRequest,
   type ModelRequest, type Operand, type Prompt, type RerankerRequest, type ToWorker,
@@ -68,8 +68,7 @@ function start(): Promise<WebAssembly.Memory> {
     }
     // Node cannot fetch files.
     const { readFile } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
-    const file = "./tilewright_bg.wasm";
-    return (await init({ module_or_path: await readFile(new URL(file, import.meta.url)) })).memory;
+    return (await init({ module_or_path: await readFile(besidePackage("tilewright_bg.wasm")) })).memory;
   })();
   return started;
 }
