@@ -54,7 +54,7 @@ async function bundlePackage(out) {
 /** The page loads the package as a user's page does: from a folder beside it. */
 const beside = {
   name: "package beside the page",
-  setup: (build) => build.onResolve({ filter: /^\.\/tilewright\/index\.js$/ }, ({ path }) => ({ path, external: true })),
+  setup: (build) => build.onResolve({ filter: /^\.\.?\/tilewright\/index\.js$/ }, () => ({ path: "./tilewright/index.js", external: true })),
 };
 
 async function bundlePage(out) {
