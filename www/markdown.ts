@@ -8,8 +8,17 @@ import { make } from "./dom.js";
 import { paint } from "./highlight.js";
 import { formula } from "./math.js";
 
-/** Characters of a block that is read anew each time; a longer one is cut, so that no text makes the page slow. */
+// A block is read anew each time that it grows. What these say bounds the time of that, whatever a model or a file holds: reading takes the
+// square of the number of marks, and as often as lists are in each other.
+/** Characters of a block, code aside; a longer one is cut between two of its lines. */
 const MAX_OPEN = 4096;
+/** Marks of emphasis, links, addresses, code, HTML, quotes and numbered items in a block. */
+const MAX_MARKS = 400;
+const MARK = /[*_`[\]<>~!$@\\]|\d[.)]|\+ /g;
+/** Spaces in front of a line. */
+const TOO_DEEP = /^[ \t]{40}/m;
+/** Characters that are read at once. */
+const SLICE = 1024;
 /** Blocks and marks in each other, at most; what is deeper stays text. */
 const MAX_DEPTH = 16;
 
@@ -57,28 +66,25 @@ export class GrowingMarkdown {
 
   append(text: string): void {
     // What has a carriage return has a line feed, too.
-    this.open += text.replaceAll("\r", "");
-    for (;;) {
-      const tokens = marked.lexer(this.open) as MarkedToken[];
-      const finished = finishedTokens(tokens, this.open);
-      const length = finished.reduce((sum, { raw }) => sum + raw.length, 0);
-      if (finished.length > 0) {
-        this.show(finished);
-        this.finish();
-      }
-      this.open = this.open.slice(length);
-      const rest = tokens.slice(finished.length);
-      const isCode = rest.at(-1)?.type === "code";
-      if (this.open.length > MAX_OPEN && !isCode) {
-        const cut = this.open.lastIndexOf("\n", MAX_OPEN) + 1 || MAX_OPEN;
-        this.show(marked.lexer(this.open.slice(0, cut)) as MarkedToken[]);
-        this.finish();
-        this.open = this.open.slice(cut);
-      } else {
-        this.show(rest);
-        return;
-      }
+    const all = text.replaceAll("\r", "");
+    for (let at = 0; at < all.length; at += SLICE) this.read(all.slice(at, at + SLICE));
+  }
+
+  private read(text: string): void {
+    this.open += text;
+    const tokens = lex(this.open);
+    const finished = finishedTokens(tokens, this.open);
+    if (finished.length > 0) this.showFinished(finished);
+    this.open = this.open.slice(finished.reduce((sum, { raw }) => sum + raw.length, 0));
+    if (isFence(this.open) || (this.open.length <= MAX_OPEN && countMarks(this.open) <= MAX_MARKS)) {
+      this.show(tokens.slice(finished.length));
+      return;
     }
+    const lines = [...this.open.matchAll(/\n(?=\S)/g)];
+    const cut = (lines.at(-1)?.index ?? this.open.length - 1) + 1;
+    this.showFinished(lex(this.open.slice(0, cut)));
+    this.open = this.open.slice(cut);
+    this.show(lex(this.open));
   }
 
   /** No more text comes. */
@@ -95,12 +101,31 @@ export class GrowingMarkdown {
     this.openNodes = wanted.length === 0 ? [] : [...childNodes].slice(-wanted.length);
   }
 
+  private showFinished(tokens: readonly Token[]): void {
+    this.show(tokens);
+    this.finish();
+  }
+
   private finish(): void {
     for (const node of this.openNodes) {
       if (!(node instanceof HTMLElement)) continue;
       for (const code of node.matches("pre") ? [node] : node.querySelectorAll("pre")) paint(code.firstElementChild as HTMLElement);
     }
     this.openNodes = [];
+  }
+}
+
+const isFence = (text: string): boolean => /^ {0,3}(?:```|~~~)/.test(text);
+const countMarks = (text: string): number => text.match(MARK)?.length ?? 0;
+
+/** The tokens of a text; one that would take too long is a text as it is. */
+function lex(text: string): MarkedToken[] {
+  const plain: MarkedToken[] = [{ type: "html", raw: text, text, pre: false, block: true }];
+  if (!isFence(text) && (TOO_DEEP.test(text) || countMarks(text) > 2 * MAX_MARKS)) return plain;
+  try {
+    return marked.lexer(text) as MarkedToken[];
+  } catch {
+    return plain;
   }
 }
 
