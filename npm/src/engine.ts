@@ -2,8 +2,13 @@
 
 import { fromWire, messageOf, TilewrightError } from "./errors.js";
 import { FetchServer, type Fetch } from "./fetching.js";
+<<<<<<< HEAD
 import { importHidden, isNode } from "./platform.js";
 import type { CallName, Calls, FromWorker, ToTarget, ToWorker } from "./protocol.js";
+=======
+import { besidePackage, importHidden, isNode } from "./platform.js";
+import type { CallName, Calls, FromWorker, ToWorker } from "./protocol.js";
+>>>>>>> hosts
 import type { DeviceInfo, Notice, Progress } from "./types.js";
 
 /** A worker of the browser or a thread of Node. */
@@ -323,16 +328,14 @@ function startWorker({ onMessage, onFailure }: ThreadEvents): Thread {
     event.preventDefault();
     onFailure(event.message
       ? `the worker with the engine failed: ${event.message}`
-      : "the worker with the engine could not be loaded; check that worker.js and tilewright.js are served beside the package");
+      : "the worker with the engine could not be loaded; check that worker.js is served beside the package");
   });
   return { post: (message, transfer = []) => worker.postMessage(message, transfer), terminate: () => worker.terminate(), keepAlive: () => {} };
 }
 
 async function startNodeThread({ onMessage, onFailure }: ThreadEvents): Promise<Thread> {
   const { Worker: NodeWorker } = await importHidden<typeof import("node:worker_threads")>("node:worker_threads");
-  // A name that bundlers do not follow: they would make a browser's worker of it.
-  const file = "./worker.js";
-  const thread = new NodeWorker(new URL(file, import.meta.url));
+  const thread = new NodeWorker(besidePackage("worker.js"));
   thread.on("message", onMessage);
   thread.on("messageerror", () => onFailure("a message from the engine could not be read"));
   thread.on("error", (error) => onFailure(`the thread with the engine failed: ${messageOf(error)}`));
