@@ -2,13 +2,8 @@
 
 import { fromWire, messageOf, TilewrightError } from "./errors.js";
 import { FetchServer, type Fetch } from "./fetching.js";
-<<<<<<< HEAD
-import { importHidden, isNode } from "./platform.js";
-import type { CallName, Calls, FromWorker, ToTarget, ToWorker } from "./protocol.js";
-=======
 import { besidePackage, importHidden, isNode } from "./platform.js";
-import type { CallName, Calls, FromWorker, ToWorker } from "./protocol.js";
->>>>>>> hosts
+import type { CallName, Calls, FromWorker, ToTarget, ToWorker } from "./protocol.js";
 import type { DeviceInfo, Notice, Progress } from "./types.js";
 
 /** A worker of the browser or a thread of Node. */
