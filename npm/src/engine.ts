@@ -26,6 +26,7 @@ interface Pending {
   resolve(value: unknown): void;
   reject(error: unknown): void;
   onEvent: ((value: unknown) => void) | undefined;
+  keeps?: object | undefined;
 }
 
 /** Options of a call. */
@@ -34,6 +35,8 @@ export interface CallOptions<K extends CallName> {
   /** Memory in the arguments that is handed over instead of copied. */
   transfer?: ArrayBuffer[];
   onEvent?: (event: Calls[K]["event"]) => void;
+  /** What must not be collected while the call runs. */
+  keeps?: object;
 }
 
 /** Milliseconds that a worker has to put things in order before it is ended. */
@@ -188,7 +191,7 @@ class Engine {
     this.#thread?.post(message);
   }
 
-  call<K extends CallName>(target: number, name: K, args: Calls[K]["args"], { signal, transfer, onEvent }: CallOptions<K>): Promise<Calls[K]["reply"]> {
+  call<K extends CallName>(target: number, name: K, args: Calls[K]["args"], { signal, transfer, onEvent, keeps }: CallOptions<K>): Promise<Calls[K]["reply"]> {
     return new Promise((resolve, reject) => {
       signal?.throwIfAborted();
       if (this.#ended !== undefined) {
@@ -217,6 +220,7 @@ class Engine {
           reject(error);
         },
         onEvent: onEvent as Pending["onEvent"],
+        keeps,
       });
       this.#thread?.keepAlive(true);
       signal?.addEventListener("abort", abort, { once: true });
