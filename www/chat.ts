@@ -25,7 +25,7 @@ import { sweep } from "./highlight.js";
 const STORY_STARTERS = ["Once upon a time", "One day", "The little fox", "In a small village", "Lily was"];
 const CHAT_STARTERS = ["Explain what a GPU does in three sentences", "Write a haiku about rain", "Give me five names for a sailing boat"];
 /** Milliseconds between two times that an answer is stored while it is written. */
-const SAVE_MS = 1000;
+const SAVE_MS = 500;
 /** Milliseconds without a question before what the model has computed is kept. */
 const KEEP_MS = 2000;
 /** Where a tab remembers which conversation it shows. */
@@ -86,8 +86,8 @@ export class Chat {
     new ResizeObserver(() => {
       if (this.isAtEnd) this.scrollDown();
     }).observe(this.output);
-    this.show(this.conversation);
     const id = remembered();
+    this.show(this.conversation);
     if (id !== null) void this.open(id);
   }
 

@@ -57,7 +57,9 @@ export async function writeAnswer(question: Question, listener: Listener): Promi
     try {
       const choice = round === MAX_ROUNDS ? "none" : round > 0 && question.tools === "required" ? "auto" : question.tools;
       const told = question.tools === "none" ? {} : { tools: SCHEMAS, toolChoice: choice };
-      result = await writeStep(question, listener, () => model.chat(messagesOf(question, seen), { ...options, ...told, thinking: "auto" }));
+      // A call that has to come need not be thought about; what a small model thinks may have no end.
+      const thinking = choice === "required" ? false : "auto";
+      result = await writeStep(question, listener, () => model.chat(messagesOf(question, seen), { ...options, ...told, thinking }));
     } catch (error) {
       // The estimate was too low.
       if (!(error instanceof TilewrightError) || error.code !== "context_full" || seen.length === 0 || round > 0) throw error;
@@ -159,7 +161,7 @@ export function noteOf(result: GenerateResult, seed: number | undefined): string
   return [
     `${number(generatedTokens)} tokens`,
     ...(generatedTokens > 0 && decodeSeconds > 0 ? [`${formatRate(generatedTokens / decodeSeconds)} tokens/s`] : []),
-    ...(cachedTokens > 0 ? [`${number(cachedTokens)} of ${number(promptTokens)} prompt tokens were kept`] : []),
+    ...(cachedTokens > 0 ? [`kept ${number(cachedTokens)} of ${number(promptTokens)} prompt tokens`] : []),
     ...(seed === undefined ? [] : [`seed ${seed}`]),
     ...(stopReason === "max_tokens" ? ["stopped at the longest answer"] : []),
     ...(stopReason === "context_full" ? ["stopped: the context is full"] : []),
