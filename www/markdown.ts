@@ -31,7 +31,7 @@ interface MathToken extends Tokens.Generic {
 /** LaTeX between `$$`, `\[` and `\]` as a block. */
 const MATH_BLOCK = /^ {0,3}(?:\$\$((?:[^$\\]|\\[\s\S]|\$(?!\$)){1,4000}?)\$\$|\\\[((?:[^\\]|\\[^\]]){1,4000}?)\\\])[ \t]*(?:\n|$)/;
 /** The same in a line, and between `$`, which prices have too, `\(` and `\)`. */
-const MATH_INLINE = /^(?:\$\$((?:[^$\\\n]|\\.){1,1000}?)\$\$|\\\[((?:[^\\\n]|\\[^\]\n]){1,1000}?)\\\]|\\\(((?:[^\\\n]|\\[^)\n]){1,1000}?)\\\)|\$(?![\s\d$])((?:[^$\\\n]|\\.){0,1000}?(?:[^$\\\s]|\\.))\$(?![\d$])|\$(\d[^$\s]{0,40}[\\^_=+*/][^$\n]{0,200}?(?<!\s))\$(?![\d$]))/;
+const MATH_INLINE = /^(?:\$\$((?:[^$\\\n]|\\.){1,1000}?)\$\$|\\\[((?:[^\\\n]|\\[^\]\n]){1,1000}?)\\\]|\\\(((?:[^\\\n]|\\[^)\n]){1,1000}?)\\\)|\$(?![\s\d$])((?:[^$\\\n]|\\.){0,1000}?(?:[^$\\\s]|\\.))\$(?![\d$])|\$(\d[^$\n]{0,80}?[\\^_=][^$\n]{0,200}?(?<!\s))\$(?![\d$]))/;
 
 const mathToken = (match: RegExpExecArray | null, display: boolean): MathToken | undefined => {
   const text = match?.slice(1).find((it) => it !== undefined);

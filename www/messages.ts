@@ -121,8 +121,9 @@ function sentence(message: string): string {
   return /[.!?]$/.test(start) ? start : `${start}.`;
 }
 
+/** Takes away what was said of a model; what was said of conversations stays. */
 export function clearNotices(): void {
-  byId("notice").replaceChildren();
+  for (const notice of byId("notice").querySelectorAll(".notice:not([data-code=conversations])")) notice.remove();
 }
 
 /** Has screen readers speak a text once they are free. */

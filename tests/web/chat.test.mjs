@@ -491,7 +491,7 @@ const TREES = {
   "![a picture](https://example.org/x.png)": '<p><span class="image">a picture</span></p>',
   "<script>alert(1)</script>\n\n<img src=x onerror=alert(1)>\n\na <b onclick=x>b</b> c<br>d &lt;i&gt; &#x41;":
     "<p>&lt;script&gt;alert(1)&lt;/script&gt;</p><p>&lt;img src=x onerror=alert(1)&gt;</p><p>a &lt;b onclick=x&gt;b&lt;/b&gt; c<br>d &lt;i&gt; A</p>",
-  "It costs $5 and $6, or 2 * 3 * 4 and snake_case_here.": "<p>It costs $5 and $6, or 2 * 3 * 4 and snake_case_here.</p>",
+  "It costs $5 and x_1 for $6, $7 = $8, or 2 * 3 * 4 and snake_case_here.": "<p>It costs $5 and x_1 for $6, $7 = $8, or 2 * 3 * 4 and snake_case_here.</p>",
 };
 
 test("Markdown becomes elements, the same piece by piece as at once; nothing of it is HTML", limited, async () => {
