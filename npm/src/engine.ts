@@ -30,6 +30,8 @@ interface Pending {
 /** Options of a call. */
 export interface CallOptions<K extends CallName> {
   signal?: AbortSignal | undefined;
+  /** Asks the worker to reply soon with what it has. */
+  ending?: AbortSignal;
   /** Memory in the arguments that is handed over instead of copied. */
   transfer?: ArrayBuffer[];
   onEvent?: (event: Calls[K]["event"]) => void;
@@ -81,7 +83,7 @@ export class Engine {
   }
 
   /** Asks the worker for something. An abort rejects at once with the signal's reason; the worker stops as soon as it can. */
-  call<K extends CallName>(name: K, args: Calls[K]["args"], { signal, transfer, onEvent }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+  call<K extends CallName>(name: K, args: Calls[K]["args"], { signal, ending, transfer, onEvent }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
     return new Promise((resolve, reject) => {
       signal?.throwIfAborted();
       if (this.#ended !== undefined) {
@@ -97,7 +99,11 @@ export class Engine {
         }
         reject(signal?.reason);
       };
-      const settled = (): void => signal?.removeEventListener("abort", abort);
+      const stop = (): void => this.#thread?.post({ type: "stop", id });
+      const settled = (): void => {
+        signal?.removeEventListener("abort", abort);
+        ending?.removeEventListener("abort", stop);
+      };
       this.#thread?.post({ type: "call", id, name, args }, transfer);
       this.#pending.set(id, {
         resolve: (value) => {
@@ -112,6 +118,7 @@ export class Engine {
       });
       this.#thread?.keepAlive(true);
       signal?.addEventListener("abort", abort, { once: true });
+      ending?.addEventListener("abort", stop, { once: true });
     });
   }
 
