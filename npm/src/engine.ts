@@ -3,7 +3,7 @@
 import { fromWire, messageOf, TilewrightError } from "./errors.js";
 import { FetchServer, type Fetch } from "./fetching.js";
 import { importHidden, isNode } from "./platform.js";
-import type { CallName, Calls, FromWorker, ToWorker } from "./protocol.js";
+import type { CallName, Calls, FromWorker, ToTarget, ToWorker } from "./protocol.js";
 import type { DeviceInfo, Notice, Progress } from "./types.js";
 
 /** A worker of the browser or a thread of Node. */
@@ -22,6 +22,7 @@ interface ThreadEvents {
 
 /** A call that waits for its answer. */
 interface Pending {
+  target: number;
   resolve(value: unknown): void;
   reject(error: unknown): void;
   onEvent: ((value: unknown) => void) | undefined;
@@ -37,24 +38,109 @@ export interface CallOptions<K extends CallName> {
   onEvent?: (event: Calls[K]["event"]) => void;
 }
 
-/** Milliseconds that an aborted load has to put things in order before its worker is ended. */
+/** Milliseconds that a worker has to put things in order before it is ended. */
 const GRACE_MS = 2000;
 
 /** Bytes whose loss would be felt: the browser is asked to keep them. */
 const LARGE_BYTES = 50e6;
 
-/** A worker with an engine. */
-export class Engine {
+/** What hears of what becomes of a target. */
+export interface Listener {
   onNotice: ((notice: Notice) => void) | undefined;
   onDevice: ((device: DeviceInfo) => void) | undefined;
   onProgress: ((progress: Progress) => void) | undefined;
+}
+
+/** The way to one thing that a worker holds, such as a model or an index. */
+export class Line implements Listener {
+  onNotice: ((notice: Notice) => void) | undefined;
+  onDevice: ((device: DeviceInfo) => void) | undefined;
+  onProgress: ((progress: Progress) => void) | undefined;
+  /** Its number in the worker. */
+  readonly target: number;
+  readonly #engine: Engine;
   #fetching: FetchServer | undefined;
+  /** Why nothing can be asked any more. */
+  #ended: TilewrightError | undefined;
+
+  /** @internal */
+  constructor(engine: Engine, target: number) {
+    this.#engine = engine;
+    this.target = target;
+  }
+
+  /** A line to something in a worker of its own. */
+  static async open(): Promise<Line> {
+    return (await Engine.start()).line();
+  }
+
+  /** A line to something else in the same worker, which can share the device of this. */
+  sibling(): Line {
+    return this.#engine.line();
+  }
+
+  /** Has this function answer the requests for this target. */
+  useFetch(fetch: Fetch): void {
+    this.#fetching = new FetchServer(fetch, (message) => this.#engine.post({ ...message, target: this.target }));
+  }
+
+  /** Asks the worker for something. An abort rejects at once with the signal's reason; the worker stops as soon as it can. */
+  async call<K extends CallName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+    if (this.#ended !== undefined) {
+      throw this.#ended;
+    }
+    return this.#engine.call(this.target, name, args, options);
+  }
+
+  /** Frees the target, and ends the worker if it has no other. Everything that is still asked is rejected with `disposed`. */
+  async close(reason: string): Promise<void> {
+    if (this.#ended === undefined) {
+      this.#ended = new TilewrightError("disposed", reason);
+      this.#fetching?.close();
+      await this.#engine.hangUp(this.target, this.#ended);
+    }
+  }
+
+  /** @internal */
+  receive(message: ToTarget): void {
+    switch (message.type) {
+      case "notice":
+        this.onNotice?.(message.notice);
+        break;
+      case "progress":
+        this.onProgress?.(message.progress);
+        break;
+      case "stored":
+        this.#engine.keepStored(message.bytes);
+        break;
+      case "device":
+        this.onDevice?.(message.device);
+        break;
+      case "ended":
+        this.end(fromWire(message.error));
+        break;
+      default:
+        this.#fetching?.receive(message);
+    }
+  }
+
+  /** @internal */
+  end(error: TilewrightError): void {
+    this.#ended ??= error;
+    this.#fetching?.close();
+  }
+}
+
+/** A worker with an engine, and the lines to what it holds. It ends with the last of them. */
+class Engine {
   #thread: Thread | undefined;
-  #pending = new Map<number, Pending>();
+  readonly #lines = new Map<number, Line>();
+  #nextTarget = 0;
+  readonly #pending = new Map<number, Pending>();
   #nextId = 0;
   /** Why nothing can be asked any more. */
   #ended: TilewrightError | undefined;
-  #watch = new AbortController();
+  readonly #watch = new AbortController();
   #ready: (() => void) | undefined;
   #storedBytes = 0;
 
@@ -65,7 +151,7 @@ export class Engine {
     const engine = new Engine();
     const ready = new Promise<void>((resolve, reject) => {
       engine.#ready = resolve;
-      engine.#pending.set(-1, { resolve: () => resolve(), reject, onEvent: undefined });
+      engine.#pending.set(-1, { target: -1, resolve: () => resolve(), reject, onEvent: undefined });
     });
     engine.#thread = await startThread({
       onMessage: (message) => engine.#receive(message),
@@ -77,13 +163,21 @@ export class Engine {
     return engine;
   }
 
-  /** Has this function answer the worker's requests. */
-  useFetch(fetch: Fetch): void {
-    this.#fetching = new FetchServer(fetch, (message) => this.#thread?.post(message));
+  /** A line to something new. */
+  line(): Line {
+    const line = new Line(this, this.#nextTarget);
+    this.#nextTarget += 1;
+    this.#lines.set(line.target, line);
+    return line;
   }
 
-  /** Asks the worker for something. An abort rejects at once with the signal's reason; the worker stops as soon as it can. */
-  call<K extends CallName>(name: K, args: Calls[K]["args"], { signal, ending, transfer, onEvent }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+  post(message: ToWorker): void {
+    this.#thread?.post(message);
+  }
+
+  call<K extends CallName>(
+    target: number, name: K, args: Calls[K]["args"], { signal, ending, transfer, onEvent }: CallOptions<K>,
+  ): Promise<Calls[K]["reply"]> {
     return new Promise((resolve, reject) => {
       signal?.throwIfAborted();
       if (this.#ended !== undefined) {
@@ -92,20 +186,21 @@ export class Engine {
       const id = this.#nextId;
       this.#nextId += 1;
       const abort = (): void => {
-        this.#thread?.post({ type: "abort", id });
+        this.post({ type: "abort", id });
         const pending = this.#pending.get(id);
         if (pending !== undefined) {
           pending.onEvent = undefined;
         }
         reject(signal?.reason);
       };
-      const stop = (): void => this.#thread?.post({ type: "stop", id });
+      const stop = (): void => this.post({ type: "stop", id });
       const settled = (): void => {
         signal?.removeEventListener("abort", abort);
         ending?.removeEventListener("abort", stop);
       };
-      this.#thread?.post({ type: "call", id, name, args }, transfer);
+      this.#thread?.post({ type: "call", id, target, name, args }, transfer);
       this.#pending.set(id, {
+        target,
         resolve: (value) => {
           settled();
           resolve(value as Calls[K]["reply"]);
@@ -122,26 +217,29 @@ export class Engine {
     });
   }
 
-  /** Ends the worker as soon as it has put things in order. Everything that is still asked is rejected with `disposed`. */
-  async close(reason: string): Promise<void> {
+  /** Frees a target as soon as the worker has put things in order, and ends the worker if there is no other. */
+  async hangUp(target: number, reason: TilewrightError): Promise<void> {
+    this.#lines.delete(target);
     if (this.#ended !== undefined) {
       return;
     }
     for (const [id, pending] of this.#pending) {
-      this.#thread?.post({ type: "abort", id });
-      pending.reject(new TilewrightError("disposed", reason));
-      pending.onEvent = undefined;
+      if (pending.target === target) {
+        this.post({ type: "abort", id });
+        pending.reject(reason);
+        pending.onEvent = undefined;
+      }
     }
-    const closing = this.call("close", {});
-    this.#ended = new TilewrightError("disposed", reason);
     let timer: ReturnType<typeof setTimeout> | undefined;
     const patience = new Promise<void>((resolve) => {
       timer = setTimeout(resolve, GRACE_MS);
     });
     // The worker's memory goes with it, so it does not matter whether it came to freeing it.
-    await Promise.race([closing.then(() => {}, () => {}), patience]);
+    await Promise.race([this.call(target, "close", {}, {}).then(() => {}, () => {}), patience]);
     clearTimeout(timer);
-    this.#end(this.#ended);
+    if (this.#lines.size === 0) {
+      this.#end(reason);
+    }
   }
 
   #receive(message: FromWorker): void {
@@ -167,28 +265,13 @@ export class Engine {
       case "fatal":
         this.#end(fromWire(message.error));
         break;
-      case "notice":
-        this.onNotice?.(message.notice);
-        break;
-      case "progress":
-        this.onProgress?.(message.progress);
-        break;
-      case "stored":
-        this.#keepStored(message.bytes);
-        break;
-      case "device":
-        this.onDevice?.(message.device);
-        break;
-      case "fetch":
-      case "fetchMore":
-      case "fetchEnd":
-        this.#fetching?.receive(message);
-        break;
+      default:
+        this.#lines.get(message.target)?.receive(message);
     }
   }
 
   /** Asks the browser once not to delete what is kept when its disk is full. Only pages may ask, not their workers. */
-  #keepStored(bytes: number): void {
+  keepStored(bytes: number): void {
     const before = this.#storedBytes;
     this.#storedBytes += bytes;
     if (before < LARGE_BYTES && this.#storedBytes >= LARGE_BYTES) {
@@ -219,7 +302,7 @@ export class Engine {
   #end(error: TilewrightError): void {
     this.#ended ??= error;
     this.#watch.abort();
-    this.#fetching?.close();
+    this.#lines.forEach((line) => line.end(error));
     this.#thread?.terminate();
     const waiting = [...this.#pending.values()];
     this.#pending.clear();

@@ -1,6 +1,5 @@
 /** Chat completions in the shape of OpenAI's API, so that code written for it, or for other engines with it, moves over. */
 
-import { TilewrightError } from "../errors.js";
 import { defined } from "../loaded.js";
 import type { Model } from "../model.js";
 import type { ChatMessage, ChatOptions, GenerateResult, Piece, ResponseFormat, TokenLogprob, ToolCall, ToolChoice } from "../types.js";
