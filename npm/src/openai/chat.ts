@@ -148,12 +148,13 @@ export function createChatCompletion(
 export async function createChatCompletion(
   model: Model, request: ChatCompletionRequest, options: RequestOptions = {},
 ): Promise<ChatCompletion | CompletionStream<ChatCompletionChunk>> {
+  const given = optionsOf("createChatCompletion", options);
   checkFields(request, FIELDS);
   checkRanges(request);
   const messages = request.messages.map(messageOf);
   const own = ownOptions(request);
   // The prompt is computed once where the model can go back to it.
-  const each = samplingOf(request, optionsOf("createChatCompletion", options), request.max_completion_tokens ?? request.max_tokens ?? NO_LIMIT)
+  const each = samplingOf(request, given, request.max_completion_tokens ?? request.max_tokens ?? NO_LIMIT)
     .map((sampling): ChatOptions => ({ ...sampling, ...own }));
   const head = headOf("chatcmpl", request.model ?? model.info.name);
   return request.stream === true

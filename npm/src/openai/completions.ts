@@ -48,6 +48,7 @@ const FIELDS: Fields<CompletionRequest> = { ...SAMPLING_FIELDS, model: true, pro
 export async function createCompletion(
   model: Model, request: CompletionRequest, options: RequestOptions = {},
 ): Promise<Completion | CompletionStream<Completion>> {
+  const given = optionsOf("completions.create", options);
   checkFields(request, FIELDS);
   checkSampling(request);
   checkNumber("max_tokens", request.max_tokens, 0, 2 ** 31 - 1, "whole number");
@@ -58,7 +59,7 @@ export async function createCompletion(
     throw unsupported("logprobs", "logprobs of a prompt, with echo, are not supported");
   }
   const prompts = promptsOf(request.prompt);
-  const each = samplingOf(request, optionsOf("completions.create", options), request.max_tokens ?? 16)
+  const each = samplingOf(request, given, request.max_tokens ?? 16)
     .map((sampling): GenerateOptions => ({ ...sampling, logprobs: logprobs ?? undefined }));
   const head = headOf("cmpl", request.model);
   return request.stream === true

@@ -33,6 +33,7 @@ const MOST_TEXTS = 2048;
 
 /** Makes vectors: the request's model is the one that is given. */
 export async function createEmbeddings(embedder: Embedder, request: EmbeddingRequest, options: RequestOptions = {}): Promise<EmbeddingResponse> {
+  const { signal } = optionsOf("embeddings.create", options);
   checkFields(request, FIELDS);
   const { input, encoding_format: format, dimensions } = request;
   checkNumber("dimensions", dimensions, 1, 2 ** 31 - 1, "whole number");
@@ -42,7 +43,6 @@ export async function createEmbeddings(embedder: Embedder, request: EmbeddingReq
   if (dimensions !== undefined && dimensions !== null && dimensions !== embedder.info.dims) {
     throw unsupported("dimensions", `dimensions is ${dimensions}, and the vectors of ${embedder.info.name} have ${embedder.info.dims}: they cannot be cut`);
   }
-  const { signal } = optionsOf("embeddings.create", options);
   const texts = textsOf(input);
   const vectors = await embedder.embed(texts, { signal });
   const lengths = await Promise.all(texts.map(async (text) => (await embedder.tokenize(text)).length));

@@ -15,7 +15,7 @@ export function fetchFrom(client: Omit<Client, "fetch">): Client["fetch"] {
     [/^completions$/, { POST: (body, signal) => client.completions.create(body as never, { signal }) }],
     [/^embeddings$/, { POST: (body, signal) => client.embeddings.create(body as never, { signal }) }],
     [/^models$/, { GET: () => client.models.list() }],
-    [/^models\/(.+)$/, { GET: (_, __, name) => client.models.retrieve(decodeURIComponent(name)) }],
+    [/^models\/(.+)$/, { GET: (_, __, name) => client.models.retrieve(decoded(name)) }],
   ];
   return async (input, init) => {
     const request = new Request(input, init);
@@ -51,6 +51,15 @@ export function fetchFrom(client: Omit<Client, "fetch">): Client["fetch"] {
       return failed(status, body);
     }
   };
+}
+
+/** A part of an address; one that is spelt wrongly as it is. */
+function decoded(part: string): string {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 /** Clients must not ask again: the answer would be the same. */
