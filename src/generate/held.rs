@@ -27,3 +27,27 @@ impl Held {
         self.starts.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_held_until_some_of_its_text_is_out() {
+        let mut held = Held::default();
+        // Decoded and given out with each token: "ab", half of "é", the rest of it, a control token, "cd" of which "d" may
+        // begin a stop text, "e" that is none.
+        let tokens = [(2, 2), (0, 0), (2, 2), (0, 0), (2, 1), (1, 2)];
+        let got = tokens.map(|(n_decoded, n_out)| {
+            held.decoded(n_decoded);
+            held.given_out(n_out)
+        });
+        assert_eq!(got, [0, 1, 0, 1, 0, 0]);
+        // Three tokens of a stop text, the first of which begins with text.
+        let got = [(3, 1), (2, 0), (1, 0)].map(|(n_decoded, n_out)| {
+            held.decoded(n_decoded);
+            held.given_out(n_out)
+        });
+        assert_eq!(got, [0, 1, 2]);
+    }
+}
