@@ -1,7 +1,7 @@
 /** Constraints and answers in the worker: the second WASM module, started when one is first asked for, and what it does for a generation. */
 
 import { isTrap, messageOf, TilewrightError } from "./errors.js";
-import { importHidden, isNode } from "./platform.js";
+import { besidePackage, importHidden, isNode } from "./platform.js";
 import type { AnswerRequest, Prompt } from "./protocol.js";
 import type { Model, TokenGuide } from "./tilewright.js";
 import init, { __wbg_reset_state as reset, Vocabulary, type AnswerReader, type Guide } from "./tilewright_text.js";
@@ -19,8 +19,7 @@ function start(): Promise<void> {
   started ??= (async () => {
     if (isNode) {
       const { readFile } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
-      const file = "./tilewright_text_bg.wasm";
-      await init({ module_or_path: await readFile(new URL(file, import.meta.url)) });
+      await init({ module_or_path: await readFile(besidePackage("tilewright_text_bg.wasm")) });
     } else {
       await init();
     }

@@ -1,6 +1,6 @@
 /** The engine's WASM module, started on first use. */
 
-import { importHidden, isNode } from "./platform.js";
+import { besidePackage, importHidden, isNode } from "./platform.js";
 import init from "./tilewright.js";
 
 let started: Promise<WebAssembly.Memory> | undefined;
@@ -13,8 +13,7 @@ export function start(): Promise<WebAssembly.Memory> {
     }
     // Node cannot fetch files.
     const { readFile } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
-    const file = "./tilewright_bg.wasm";
-    return (await init({ module_or_path: await readFile(new URL(file, import.meta.url)) })).memory;
+    return (await init({ module_or_path: await readFile(besidePackage("tilewright_bg.wasm")) })).memory;
   })();
   return started;
 }

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { createChatCompletion, createClient } from "../dist/index.js";
+import { createChatCompletion, createClient } from "../build/index.js";
 
 /** Answers in these pieces, texts or more than that, and remembers what it was asked, and what was stopped before its end. */
 function fakeModel(given, stopReason = "eos") {
