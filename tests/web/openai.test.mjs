@@ -121,7 +121,8 @@ const CITY = { type: "object", properties: { city: { type: "string", pattern: "^
 clients(
   "tools are run, and answers are parsed by a schema",
   async (tilewright, { openai, messages, schema }, open) => {
-    const { model, theirs, sent } = await open();
+    // A story model would not come to the end of a thought.
+    const { model, theirs, sent } = await open({ changed: { thinking: false } });
     const calls = [];
     const runner = theirs.chat.completions.runTools({
       model: "story", messages, seed: 3, max_tokens: 200, tool_choice: "required", parallel_tool_calls: false,
