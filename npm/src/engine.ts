@@ -32,6 +32,8 @@ interface Pending {
 /** Options of a call. */
 export interface CallOptions<K extends CallName> {
   signal?: AbortSignal | undefined;
+  /** Asks the worker to reply soon with what it has. */
+  ending?: AbortSignal | undefined;
   /** Memory in the arguments that is handed over instead of copied. */
   transfer?: ArrayBuffer[];
   onEvent?: (event: Calls[K]["event"]) => void;
@@ -191,7 +193,9 @@ class Engine {
     this.#thread?.post(message);
   }
 
-  call<K extends CallName>(target: number, name: K, args: Calls[K]["args"], { signal, transfer, onEvent, keeps }: CallOptions<K>): Promise<Calls[K]["reply"]> {
+  call<K extends CallName>(
+    target: number, name: K, args: Calls[K]["args"], { signal, ending, transfer, onEvent, keeps }: CallOptions<K>,
+  ): Promise<Calls[K]["reply"]> {
     return new Promise((resolve, reject) => {
       signal?.throwIfAborted();
       if (this.#ended !== undefined) {
@@ -207,7 +211,11 @@ class Engine {
         }
         reject(signal?.reason);
       };
-      const settled = (): void => signal?.removeEventListener("abort", abort);
+      const stop = (): void => this.post({ type: "stop", id });
+      const settled = (): void => {
+        signal?.removeEventListener("abort", abort);
+        ending?.removeEventListener("abort", stop);
+      };
       this.#thread?.post({ type: "call", id, target, name, args }, transfer);
       this.#pending.set(id, {
         target,
@@ -224,6 +232,10 @@ class Engine {
       });
       this.#thread?.keepAlive(true);
       signal?.addEventListener("abort", abort, { once: true });
+      ending?.addEventListener("abort", stop, { once: true });
+      if (ending?.aborted === true) {
+        stop();
+      }
     });
   }
 
