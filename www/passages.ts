@@ -1,5 +1,5 @@
 // Texts cut into passages, which is what a search finds. No DOM in here.
-import Papa from "./papaparse.js";
+import Papa from "papaparse";
 
 /** Files that hold texts. */
 export const TEXT_FILE = /\.(txt|md|csv|jsonl)$/i;

@@ -23,3 +23,8 @@ export const hasPaths = isNode || "Deno" in globalThis;
 export function importHidden<T>(name: string): Promise<T> {
   return import(/* @vite-ignore */ /* webpackIgnore: true */ name) as Promise<T>;
 }
+
+/** The address of a file beside the package, for Node. Bundlers must not see it either: they would put a copy of the file in a page. */
+export function besidePackage(name: string): URL {
+  return new URL(name, import.meta.url);
+}

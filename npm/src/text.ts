@@ -1,7 +1,7 @@
 /** Constraints and answers in the worker: the second WASM module, started when one is first asked for, and what it does for a generation. */
 
 import { isTrap, messageOf, TilewrightError } from "./errors.js";
-import { importHidden, isNode } from "./platform.js";
+import { besidePackage, importHidden, isNode } from "./platform.js";
 import type { AnswerRequest, Prompt } from "./protocol.js";
 import type { Model, TokenGuide } from "./tilewright.js";
 import init, { __wbg_reset_state as reset, Vocabulary, type AnswerReader, type Guide } from "./tilewright_text.js";
@@ -12,15 +12,14 @@ const PROMPT_END = 16;
 
 let started: Promise<void> | undefined;
 let isThere = false;
-/** Of the model that is loaded. */
-let vocabulary: { of: Model; words: Vocabulary } | undefined;
+/** Those of models, by what says which model it is now. */
+const vocabularies = new Map<() => Model, { of: Model; words: Vocabulary }>();
 
 function start(): Promise<void> {
   started ??= (async () => {
     if (isNode) {
       const { readFile } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
-      const file = "./tilewright_text_bg.wasm";
-      await init({ module_or_path: await readFile(new URL(file, import.meta.url)) });
+      await init({ module_or_path: await readFile(besidePackage("tilewright_text_bg.wasm")) });
     } else {
       await init();
     }
@@ -48,9 +47,9 @@ async function orAbort(wait: Promise<void>, signal: AbortSignal): Promise<void> 
 }
 
 /** Frees what the module knows of a model. */
-export function forget(): void {
-  vocabulary?.words.free();
-  vocabulary = undefined;
+export function forget(model: () => Model): void {
+  vocabularies.get(model)?.words.free();
+  vocabularies.delete(model);
 }
 
 /** What a generation asks of this module, or nothing if it asks for nothing. `endIds` may end the text. */
@@ -91,15 +90,18 @@ export async function answerOf(
   });
 }
 
-/** The vocabulary of the model that is loaded. Guides outlive a model whose device is lost, and then ask the one that was loaded again. */
+/** The vocabulary of a model. Guides outlive a model whose device is lost, and then ask the one that was loaded again. */
 function wordsOf(model: () => Model): Vocabulary {
   const of = model();
-  if (vocabulary?.of !== of) {
-    forget();
-    const encodeWithin = (text: string): Uint32Array | undefined => model().encodeWithin(text);
-    vocabulary = { of, words: new Vocabulary(of.tokens(), of.tokenBytes(), of.endIds(), of.info().vocabSize, encodeWithin) };
+  const known = vocabularies.get(model);
+  if (known?.of === of) {
+    return known.words;
   }
-  return vocabulary.words;
+  forget(model);
+  const encodeWithin = (text: string): Uint32Array | undefined => model().encodeWithin(text);
+  const words = new Vocabulary(of.tokens(), of.tokenBytes(), of.endIds(), of.info().vocabSize, encodeWithin);
+  vocabularies.set(model, { of, words });
+  return words;
 }
 
 /** Counts how often the module was made anew. */
@@ -114,7 +116,7 @@ function guarded<T>(work: () => T): T {
       throw error;
     }
     life += 1;
-    vocabulary = undefined;
+    vocabularies.clear();
     reset();
     throw new TilewrightError("constraint", `constraint: too complex for the module that reads it, which stopped: ${messageOf(error)}`, { cause: error });
   }

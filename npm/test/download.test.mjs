@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { createServer } from "node:http";
 import { after, before, beforeEach, test } from "node:test";
 
-import { describeImpostor, differs, Download } from "../dist/download.js";
+import { describeImpostor, differs, Download } from "../build/download.js";
 
 const FILE = Buffer.from(Array.from({ length: 300_000 }, (_, i) => (i * 2654435761) >>> 24));
 

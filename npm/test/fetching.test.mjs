@@ -3,8 +3,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Download } from "../dist/download.js";
-import { FetchClient, FetchServer } from "../dist/fetching.js";
+import { Download } from "../build/download.js";
+import { FetchClient, FetchServer } from "../build/fetching.js";
 
 const FILE = Buffer.from(Array.from({ length: 300_000 }, (_, i) => (i * 2654435761) >>> 24));
 

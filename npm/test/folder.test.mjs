@@ -5,8 +5,8 @@ import { createHash } from "node:crypto";
 import { createServer } from "node:http";
 import { after, before, beforeEach, test } from "node:test";
 
-import { openFiles, readAll, SENTENCE_FILES } from "../dist/source.js";
-import { Store } from "../dist/store.js";
+import { openFiles, readAll, SENTENCE_FILES } from "../build/source.js";
+import { Store } from "../build/store.js";
 import { MemoryBackend } from "./memory-backend.mjs";
 
 const HTML = "<!doctype html><html><title>app</title></html>";

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { asJson, constraintOf, toolChoiceOf } from "../dist/format.js";
+import { asJson, constraintOf, toolChoiceOf } from "../build/format.js";
 
 test("each format is passed on as JSON, and text is none", () => {
   assert.equal(constraintOf(undefined), undefined);

@@ -5,9 +5,9 @@ import { createHash } from "node:crypto";
 import { createServer } from "node:http";
 import { after, before, beforeEach, test } from "node:test";
 
-import { openFiles, readAll } from "../dist/source.js";
-import { specOf } from "../dist/spec.js";
-import { Store } from "../dist/store.js";
+import { openFiles, readAll } from "../build/source.js";
+import { specOf } from "../build/spec.js";
+import { Store } from "../build/store.js";
 import { MemoryBackend } from "./memory-backend.mjs";
 
 const sha256 = (bytes) => createHash("sha256").update(bytes).digest("hex");

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { createChatCompletion } from "../dist/openai.js";
+import { createChatCompletion } from "../build/openai.js";
 
 /** Answers in these pieces, texts or more than that, and remembers what it was asked. */
 function fakeModel(given, stopReason = "eos") {

@@ -4,13 +4,13 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import * as tilewright from "../dist/index.js";
-import { known, OPTIONS } from "../dist/options.js";
+import * as tilewright from "../build/index.js";
+import { known, OPTIONS } from "../build/options.js";
 
 /** Names that the interface declares, those of the interfaces that it extends included. */
 function declared(name) {
   for (const file of ["types", "bench", "kernels", "kept", "mol", "vector-index", "openai"]) {
-    const text = readFileSync(new URL(`../dist/${file}.d.ts`, import.meta.url), "utf8");
+    const text = readFileSync(new URL(`../build/${file}.d.ts`, import.meta.url), "utf8");
     const found = new RegExp(`export interface ${name}(?: extends ([\\w, ]+))? \\{([^]*?)\\n\\}`).exec(text);
     if (found === null) continue;
     const inherited = (found[1]?.split(",") ?? []).flatMap((parent) => declared(parent.trim()));

@@ -6,7 +6,7 @@ import { test } from "node:test";
 import { promisify } from "node:util";
 
 const run = promisify(execFile);
-const platform = new URL("../dist/platform.js", import.meta.url).href;
+const platform = new URL("../build/platform.js", import.meta.url).href;
 
 /** What the package takes a process for, after it was made to look like another. */
 async function seen(disguise) {

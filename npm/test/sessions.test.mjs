@@ -3,8 +3,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Sessions, sessions } from "../dist/sessions.js";
-import { Store } from "../dist/store.js";
+import { Sessions, sessions } from "../build/sessions.js";
+import { Store } from "../build/store.js";
 import { MemoryBackend } from "./memory-backend.mjs";
 
 const MODEL = "0123456789abcdef-f16";

@@ -5,8 +5,8 @@ import { createHash } from "node:crypto";
 import { createServer } from "node:http";
 import { after, before, beforeEach, test } from "node:test";
 
-import { openFiles, readAll } from "../dist/source.js";
-import { Store } from "../dist/store.js";
+import { openFiles, readAll } from "../build/source.js";
+import { Store } from "../build/store.js";
 import { MemoryBackend } from "./memory-backend.mjs";
 
 const OLD = Buffer.alloc(2_000_000, 1);

@@ -7,10 +7,10 @@ import { mkdirSync, mkdtempSync, readFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, afterEach, before, test } from "node:test";
-import { pathToFileURL } from "node:url";
 
 import { bigModel } from "./big-model.mjs";
 import { openBrowser } from "./browser.mjs";
+import { pageModule } from "./page-module.mjs";
 import { bytesInMemory, repository, startServer } from "./server.mjs";
 
 const limited = { timeout: 120_000 };
@@ -325,7 +325,7 @@ test("an address is loaded with progress, can be cancelled, is kept, and can be 
 });
 
 test("a name of Hugging Face leads to the repository's folder, or to one of its GGUF files", limited, async () => {
-  const { choiceOfAddress, located } = await import(pathToFileURL(join(repository, "www/dist/sources.js")));
+  const { choiceOfAddress, located } = await pageModule("sources");
   const hub = `${server.origin}/files`;
   const publish = (name, paths, revision = "main") => {
     const answer = JSON.stringify({ id: name, siblings: paths.map((rfilename) => ({ rfilename })) });
@@ -412,12 +412,13 @@ test("after one visit the page, its model and a kept model work without a networ
   await page.close();
 });
 
+const built = (name) => readFileSync(join(repository, "www/dist", name), "utf8");
+
 /** Scripts of the page that tell which version they are of. */
-const MARKED = ["main.js", "progress.js", "picker.js"];
+const MARKED = ["main.js", "tilewright/index.js", /from"\.\/(chunk-[^"]+)"/.exec(built("main.js"))[1]];
 
 /** Puts another version of the page on the server. */
 function publishVersion(version) {
-  const built = (name) => readFileSync(join(repository, "www/dist", name), "utf8");
   server.besidePage.set("", built("index.html").replace(/data-version="[^"]*"/, `data-version="${version}"`));
   for (const name of MARKED) server.besidePage.set(name, `(globalThis.versions ??= {})["${name}"] = "${version}";\n${built(name)}`);
 }
@@ -445,7 +446,7 @@ test("without a network the page is of one version, also if another one came in 
     await page.waitForFunction(() => navigator.serviceWorker.controller !== null);
 
     publishVersion("b");
-    const broke = new Promise((resolve) => server.besidePage.set("picker.js", (request) => resolve(request.socket.destroy())));
+    const broke = new Promise((resolve) => server.besidePage.set("tilewright/index.js", (request) => resolve(request.socket.destroy())));
     const visit = async (isOffline) => {
       await browser.context.setOffline(isOffline);
       await page.reload();

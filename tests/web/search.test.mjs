@@ -5,9 +5,9 @@ import { mkdirSync, mkdtempSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, afterEach, before, test } from "node:test";
-import { pathToFileURL } from "node:url";
 
 import { openBrowser } from "./browser.mjs";
+import { pageModule } from "./page-module.mjs";
 import { bytesInMemory, dataPath, lacksData, repository, startServer } from "./server.mjs";
 import { safetensors, uniform } from "./tensors.mjs";
 
@@ -383,7 +383,7 @@ withEncoder("screenshots of a search on a desk and a phone, light and dark; noth
 });
 
 test("texts become passages: paragraphs, records, and pieces of what is long", async () => {
-  const { passagesOf } = await import(pathToFileURL(join(repository, "www/dist/passages.js")));
+  const { passagesOf } = await pageModule("passages");
   assert.deepEqual(passagesOf("a.txt", "One.\r\n\r\n  Two\nlines. \n\n\n"), ["One.", "Two lines."]);
   assert.deepEqual(passagesOf("a.md", "# A\n\n## B\n\nText.\n\n# Last"), ["# A ## B Text.", "# Last"]);
   assert.deepEqual(passagesOf("lines.txt", "A line\nthat goes on.\nAnother one!\nLast"), ["A line that goes on.", "Another one!", "Last"]);

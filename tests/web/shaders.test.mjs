@@ -60,7 +60,7 @@ test("Chromium accepts every shader that its adapter has the features for", { ti
   try {
     const page = await chromium.open(`${server.origin}/blank.html`);
     const results = await page.evaluate(async ([compileAll, stride]) => {
-      const { default: init, shaderVariants } = await import("/npm/tilewright.js");
+      const { default: init, shaderVariants } = await import("/pkg/tilewright.js");
       await init();
       const compile = new Function(`return ${compileAll}`)();
       return compile(await navigator.gpu.requestAdapter(), shaderVariants(), stride);
@@ -78,7 +78,7 @@ test("Dawn accepts every shader, on an adapter that has all features and compute
   Object.assign(globalThis, globals);
   dawnInstance = create(["backend=null"]);
   const adapter = await dawnInstance.requestAdapter();
-  const { initSync, shaderVariants } = await import(pathToFileURL(join(repository, "npm/dist/tilewright.js")));
-  initSync({ module: readFileSync(join(repository, "npm/dist/tilewright_bg.wasm")) });
+  const { initSync, shaderVariants } = await import(pathToFileURL(join(repository, "pkg/tilewright.js")));
+  initSync({ module: readFileSync(join(repository, "pkg/tilewright_bg.wasm")) });
   assert.deepEqual(check(t, await compileAll(adapter, shaderVariants(), 1)), []);
 });

@@ -53,7 +53,7 @@ after(async () => {
 
 test("the tarball has what is needed, and little else", async (t) => {
   const names = tarball.files.map((file) => file.path);
-  for (const name of ["package.json", "README.md", "LICENSE-MIT", "LICENSE-APACHE", "dist/index.js", "dist/index.d.ts", "dist/worker.js", "dist/tilewright.js", "dist/tilewright_bg.wasm", "dist/tilewright_text.js", "dist/tilewright_text_bg.wasm", "dist/models.js", "dist/stories.gguf"]) {
+  for (const name of ["package.json", "README.md", "LICENSE-MIT", "LICENSE-APACHE", "dist/index.js", "dist/index.d.ts", "dist/worker.js", "dist/tilewright_bg.wasm", "dist/tilewright_text_bg.wasm", "dist/stories.gguf"]) {
     assert.ok(names.includes(name), `${name} is missing`);
   }
   assert.deepEqual(names.filter((name) => /\.ts$/.test(name) && !/\.d\.ts$/.test(name)), [], "TypeScript sources");

@@ -1,0 +1,69 @@
+// Bundles what `tsc` has checked, for `scripts/build-web`:
+//
+//     node scripts/bundle.mjs package OUT    of npm/build/: index.js, worker.js and the types that users need
+//     node scripts/bundle.mjs page OUT       of www/*.ts: the page's scripts; libraries are those of npm/
+
+import { copyFileSync, readFileSync, writeFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+
+const repository = fileURLToPath(new URL("..", import.meta.url));
+const esbuild = createRequire(join(repository, "npm/package.json"))("esbuild");
+const COMMON = { bundle: true, minify: true, sourcemap: true, target: "es2022", logLevel: "warning", absWorkingDir: repository };
+
+/** The types that users see, and those that these name. */
+function copyTypes(from, to) {
+  const names = new Set(["index"]);
+  // A set that grows is still walked to its end.
+  for (const name of names) {
+    copyFileSync(join(from, `${name}.d.ts`), join(to, `${name}.d.ts`));
+    const text = readFileSync(join(from, `${name}.d.ts`), "utf8");
+    for (const [, next] of text.matchAll(/(?:from |import\()"\.\/([\w-]+)\.js"/g)) names.add(next);
+  }
+}
+
+/** Comments by which users' bundlers leave an import alone. A name of as many characters stands for them while they would be removed as such. */
+const HIDDEN = "import(/*@vite-ignore*//*webpackIgnore:true*/";
+const HIDDEN_NAME = `hidden${"_".repeat(HIDDEN.length - "hidden(".length)}(`;
+const hideImports = {
+  name: "imports that bundlers do not see",
+  setup: (build) => build.onLoad({ filter: /build\/platform\.js$/ }, ({ path }) => {
+    const text = readFileSync(path, "utf8");
+    const contents = text.replace(/import\(\s*\/\* @vite-ignore \*\/ \/\* webpackIgnore: true \*\/\s*/, HIDDEN_NAME);
+    if (contents === text) throw new Error(`${path} has no import with comments for bundlers`);
+    return { contents, resolveDir: dirname(path) };
+  }),
+};
+
+/**
+ * Two files that find each other, the WASM modules and the built-in model by `new URL(.., import.meta.url)`, which is what users' bundlers
+ * look for.
+ */
+async function bundlePackage(out) {
+  const from = join(repository, "npm/build");
+  // Users see the names of what they get; nobody sees those in the worker.
+  for (const [name, keepNames] of [["index", true], ["worker", false]]) {
+    const settings = { ...COMMON, format: "esm", outdir: out, plugins: [hideImports], keepNames, write: false };
+    const { outputFiles } = await esbuild.build({ ...settings, entryPoints: [join(from, `${name}.js`)] });
+    for (const { path, text } of outputFiles) writeFileSync(path, text.replaceAll(HIDDEN_NAME, HIDDEN));
+  }
+  copyTypes(from, out);
+}
+
+/** The page loads the package as a user's page does: from a folder beside it. */
+const beside = {
+  name: "package beside the page",
+  setup: (build) => build.onResolve({ filter: /^\.\/tilewright\/index\.js$/ }, ({ path }) => ({ path, external: true })),
+};
+
+async function bundlePage(out) {
+  const scripts = (...names) => names.map((name) => join(repository, "www", `${name}.ts`));
+  // What comes on demand, by `import()`, and what both pages share are files of their own, named by their content.
+  const modules = { format: "esm", splitting: true, chunkNames: "[name]-[hash]", plugins: [beside] };
+  await esbuild.build({ ...COMMON, ...modules, outdir: out, entryPoints: scripts("main", "bench") });
+  await esbuild.build({ ...COMMON, format: "iife", outdir: out, entryPoints: scripts("theme", "sw") });
+}
+
+const [what, out] = process.argv.slice(2);
+await { package: bundlePackage, page: bundlePage }[what](join(repository, out));
