@@ -65,7 +65,7 @@ class WorkerTensor implements DeviceTensor {
     this.#engine = engine;
     this.#id = id;
     this.shape = shape;
-    forgotten.register(this, () => freeTensor(engine, id), this);
+    forgotten?.register(this, () => freeTensor(engine, id), this);
   }
 
   /** Its number in this worker. Throws if it has none there. */
@@ -84,7 +84,7 @@ class WorkerTensor implements DeviceTensor {
     if (this.#id !== undefined) {
       freeTensor(this.#engine, this.#id);
       this.#id = undefined;
-      forgotten.unregister(this);
+      forgotten?.unregister(this);
     }
   }
 
@@ -93,8 +93,8 @@ class WorkerTensor implements DeviceTensor {
   }
 }
 
-/** Frees tensors that nobody can reach any more. */
-const forgotten = new FinalizationRegistry<() => void>((free) => free());
+/** Frees tensors that nobody can reach any more. Some servers that render pages have no such thing, and need only import this. */
+const forgotten = "FinalizationRegistry" in globalThis ? new FinalizationRegistry<() => void>((free) => free()) : undefined;
 
 function freeTensor(engine: Engine, kept: number): void {
   // With a worker that is gone, its memory is too.

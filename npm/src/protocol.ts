@@ -225,6 +225,8 @@ export type FetchFromWorker =
 /** From the caller's thread to the worker. */
 export type ToWorker =
   | FetchToWorker
+  /** Where the worker finds its WASM, if not beside itself; comes before any call. */
+  | { type: "files"; wasm: string | undefined; textWasm: string | undefined }
   | { type: "call"; id: number; name: CallName; args: Calls[CallName]["args"] }
   | { type: "abort"; id: number };
 

@@ -3,7 +3,7 @@
 import type { BenchKernel, BenchProbe, BenchProgress, BenchReport } from "./bench.js";
 import { codeOf, isTrap, messageOf, TilewrightError, toWire, type ErrorCode } from "./errors.js";
 import { inspectGpu, requestSubgroups } from "./gpu.js";
-import { besidePackage, importHidden, isNode } from "./platform.js";
+import { importHidden, isNode, wasmAt } from "./platform.js";
 import {
   PEFT_FILES, type CallName, type Calls, type DeviceRequest, type EmbedderRequest, type FromWorker, type KeptTensor, type KeptVectors, type LoadRequest,
   type ModelRequest, type Operand, type Prompt, type RerankerRequest, type ToWorker,
@@ -61,14 +61,18 @@ const fetching = new FetchClient((message) => post(message));
 /** The engine's WASM module, started on first use. */
 let started: Promise<WebAssembly.Memory> | undefined;
 
+/** Where the WASM modules are, if not beside this file. */
+let files: { wasm?: string | undefined; textWasm?: string | undefined } = {};
+
 function start(): Promise<WebAssembly.Memory> {
   started ??= (async () => {
-    if (!isNode) {
-      return (await init()).memory;
+    try {
+      const other = await wasmAt(files.wasm, "tilewright_bg.wasm");
+      return (await (other === undefined ? init() : init({ module_or_path: other }))).memory;
+    } catch (error) {
+      const place = files.wasm === undefined ? "beside worker.js" : `at ${files.wasm}`;
+      throw new TilewrightError("network", `the engine's tilewright_bg.wasm, expected ${place}, could not be started: ${messageOf(error)}`, { cause: error });
     }
-    // Node cannot fetch files.
-    const { readFile } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
-    return (await init({ module_or_path: await readFile(besidePackage("tilewright_bg.wasm")) })).memory;
   })();
   return started;
 }
@@ -1042,6 +1046,10 @@ const running = new Map<number, AbortController>();
 
 function receive(message: ToWorker): void {
   switch (message.type) {
+    case "files":
+      files = message;
+      text.findAt(message.textWasm);
+      break;
     case "abort":
       running.get(message.id)?.abort();
       break;
