@@ -118,10 +118,10 @@ export interface BenchReport {
 export async function bench(options: BenchOptions = {}): Promise<BenchReport> {
   const { quick = false, signal, onProgress, ...device } = known("bench", options);
   signal?.throwIfAborted();
-  const { engine } = await openDevice(device);
+  const { line } = await openDevice(device);
   try {
-    return await engine.call("bench", { quick }, { signal, ...(onProgress === undefined ? {} : { onEvent: onProgress }) });
+    return await line.call("bench", { quick }, { signal, ...(onProgress === undefined ? {} : { onEvent: onProgress }) });
   } finally {
-    void engine.close("the device was measured");
+    void line.close("the device was measured");
   }
 }

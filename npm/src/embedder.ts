@@ -42,13 +42,13 @@ export class Embedder extends Loaded<EmbedderInfo> {
   async embed(given: string | readonly string[], options: EmbedOptions = {}): Promise<Float32Array | Embeddings> {
     const { prompt, signal, onProgress } = known("embed", options);
     const texts = typeof given === "string" ? [given] : textsOf("texts", given, "a text or ");
-    const vectors = await this.engine.call("embed", { texts, ...defined({ prompt }) }, { signal, ...progressOf(texts, onProgress) });
+    const vectors = await this.call("embed", { texts, ...defined({ prompt }) }, { signal, ...progressOf(texts, onProgress) });
     return typeof given === "string" ? vectors : new Embeddings(vectors, this.info.dims);
   }
 
   /** Token ids of a text as the encoder reads it: behind the prompt, with the tokens around it, and cut to `info.maxTokens`. */
   async tokenize(text: string, options: PromptOptions = {}): Promise<Uint32Array> {
     const { prompt } = known("Embedder.tokenize", options);
-    return this.engine.call("encode", { text: textOf("text", text), ...defined({ prompt }) });
+    return this.call("encode", { text: textOf("text", text), ...defined({ prompt }) });
   }
 }

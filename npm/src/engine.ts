@@ -4,7 +4,7 @@ import { fileUrls } from "./configure.js";
 import { fromWire, messageOf, TilewrightError } from "./errors.js";
 import { FetchServer, type Fetch } from "./fetching.js";
 import { besidePackage, importHidden, isNode } from "./platform.js";
-import type { CallName, Calls, FromWorker, ToWorker } from "./protocol.js";
+import type { CallName, Calls, FromWorker, LoadName, ToTarget, ToWorker } from "./protocol.js";
 import type { DeviceInfo, Notice, Progress } from "./types.js";
 
 /** A worker of the browser or a thread of Node. */
@@ -23,6 +23,7 @@ interface ThreadEvents {
 
 /** A call that waits for its answer. */
 interface Pending {
+  target: number;
   resolve(value: unknown): void;
   reject(error: unknown): void;
   onEvent: ((value: unknown) => void) | undefined;
@@ -36,24 +37,124 @@ export interface CallOptions<K extends CallName> {
   onEvent?: (event: Calls[K]["event"]) => void;
 }
 
-/** Milliseconds that an aborted load has to put things in order before its worker is ended. */
+/** Milliseconds that a worker has to put things in order before it is ended. */
 const GRACE_MS = 2000;
 
 /** Bytes whose loss would be felt: the browser is asked to keep them. */
 const LARGE_BYTES = 50e6;
 
-/** A worker with an engine. */
-export class Engine {
+/** The way to one thing that a worker holds, such as a model or an index. */
+export interface Line {
+  /** Its number in the worker. */
+  readonly target: number;
   onNotice: ((notice: Notice) => void) | undefined;
   onDevice: ((device: DeviceInfo) => void) | undefined;
   onProgress: ((progress: Progress) => void) | undefined;
+  /** A line to something else in the same worker, which can share the device of this. */
+  sibling(): Line;
+  /** Has this function answer the requests for this target. */
+  useFetch(fetch: Fetch): void;
+  /** Has the worker load what this is the line to. */
+  load<K extends LoadName>(name: K, args: Calls[K]["args"], options?: CallOptions<K>): Promise<Calls[K]["reply"]>;
+  /** Asks the worker for something. An abort rejects at once with the signal's reason; the worker stops as soon as it can. */
+  call<K extends CallName>(name: K, args: Calls[K]["args"], options?: CallOptions<K>): Promise<Calls[K]["reply"]>;
+  /** Frees the target, and ends the worker if it has no other. Everything that is still asked is rejected with `disposed`. */
+  close(reason: string): Promise<void>;
+}
+
+/** A line to something in a worker of this page. */
+export class WorkerLine implements Line {
+  onNotice: ((notice: Notice) => void) | undefined;
+  onDevice: ((device: DeviceInfo) => void) | undefined;
+  onProgress: ((progress: Progress) => void) | undefined;
+  /** Called once when nothing can be asked any more. */
+  onEnd: ((error: TilewrightError) => void) | undefined;
+  readonly target: number;
+  readonly #engine: Engine;
   #fetching: FetchServer | undefined;
+  /** Why nothing can be asked any more. */
+  #ended: TilewrightError | undefined;
+
+  /** @internal */
+  constructor(engine: Engine, target: number) {
+    this.#engine = engine;
+    this.target = target;
+  }
+
+  /** A line to something in a worker of its own. */
+  static async open(): Promise<WorkerLine> {
+    return (await Engine.start()).line();
+  }
+
+  sibling(): Line {
+    return this.#engine.line();
+  }
+
+  useFetch(fetch: Fetch): void {
+    this.#fetching = new FetchServer(fetch, (message) => this.#engine.post({ ...message, target: this.target }));
+  }
+
+  load<K extends LoadName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+    return this.call(name, args, options);
+  }
+
+  async call<K extends CallName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+    if (this.#ended !== undefined) {
+      throw this.#ended;
+    }
+    return this.#engine.call(this.target, name, args, options);
+  }
+
+  async close(reason: string): Promise<void> {
+    if (this.#ended === undefined) {
+      this.end(new TilewrightError("disposed", reason));
+      await this.#engine.hangUp(this.target, new TilewrightError("disposed", reason));
+    }
+  }
+
+  /** @internal */
+  receive(message: ToTarget): void {
+    switch (message.type) {
+      case "notice":
+        this.onNotice?.(message.notice);
+        break;
+      case "progress":
+        this.onProgress?.(message.progress);
+        break;
+      case "stored":
+        this.#engine.keepStored(message.bytes);
+        break;
+      case "device":
+        this.onDevice?.(message.device);
+        break;
+      case "ended":
+        this.end(fromWire(message.error));
+        break;
+      default:
+        this.#fetching?.receive(message);
+    }
+  }
+
+  /** @internal */
+  end(error: TilewrightError): void {
+    if (this.#ended === undefined) {
+      this.#ended = error;
+      this.#fetching?.close();
+      this.onEnd?.(error);
+    }
+  }
+}
+
+/** A worker with an engine, and the lines to what it holds. It ends with the last of them. */
+class Engine {
   #thread: Thread | undefined;
-  #pending = new Map<number, Pending>();
+  readonly #lines = new Map<number, WorkerLine>();
+  #nextTarget = 0;
+  readonly #pending = new Map<number, Pending>();
   #nextId = 0;
   /** Why nothing can be asked any more. */
   #ended: TilewrightError | undefined;
-  #watch = new AbortController();
+  readonly #watch = new AbortController();
   #ready: (() => void) | undefined;
   #storedBytes = 0;
 
@@ -64,7 +165,7 @@ export class Engine {
     const engine = new Engine();
     const ready = new Promise<void>((resolve, reject) => {
       engine.#ready = resolve;
-      engine.#pending.set(-1, { resolve: () => resolve(), reject, onEvent: undefined });
+      engine.#pending.set(-1, { target: -1, resolve: () => resolve(), reject, onEvent: undefined });
     });
     engine.#thread = await startThread({
       onMessage: (message) => engine.#receive(message),
@@ -78,13 +179,19 @@ export class Engine {
     return engine;
   }
 
-  /** Has this function answer the worker's requests. */
-  useFetch(fetch: Fetch): void {
-    this.#fetching = new FetchServer(fetch, (message) => this.#thread?.post(message));
+  /** A line to something new. */
+  line(): WorkerLine {
+    const line = new WorkerLine(this, this.#nextTarget);
+    this.#nextTarget += 1;
+    this.#lines.set(line.target, line);
+    return line;
   }
 
-  /** Asks the worker for something. An abort rejects at once with the signal's reason; the worker stops as soon as it can. */
-  call<K extends CallName>(name: K, args: Calls[K]["args"], { signal, transfer, onEvent }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+  post(message: ToWorker): void {
+    this.#thread?.post(message);
+  }
+
+  call<K extends CallName>(target: number, name: K, args: Calls[K]["args"], { signal, transfer, onEvent }: CallOptions<K>): Promise<Calls[K]["reply"]> {
     return new Promise((resolve, reject) => {
       signal?.throwIfAborted();
       if (this.#ended !== undefined) {
@@ -93,7 +200,7 @@ export class Engine {
       const id = this.#nextId;
       this.#nextId += 1;
       const abort = (): void => {
-        this.#thread?.post({ type: "abort", id });
+        this.post({ type: "abort", id });
         const pending = this.#pending.get(id);
         if (pending !== undefined) {
           pending.onEvent = undefined;
@@ -101,8 +208,9 @@ export class Engine {
         reject(signal?.reason);
       };
       const settled = (): void => signal?.removeEventListener("abort", abort);
-      this.#thread?.post({ type: "call", id, name, args }, transfer);
+      this.#thread?.post({ type: "call", id, target, name, args }, transfer);
       this.#pending.set(id, {
+        target,
         resolve: (value) => {
           settled();
           resolve(value as Calls[K]["reply"]);
@@ -118,26 +226,29 @@ export class Engine {
     });
   }
 
-  /** Ends the worker as soon as it has put things in order. Everything that is still asked is rejected with `disposed`. */
-  async close(reason: string): Promise<void> {
+  /** Frees a target as soon as the worker has put things in order, and ends the worker if there is no other. */
+  async hangUp(target: number, reason: TilewrightError): Promise<void> {
+    this.#lines.delete(target);
     if (this.#ended !== undefined) {
       return;
     }
     for (const [id, pending] of this.#pending) {
-      this.#thread?.post({ type: "abort", id });
-      pending.reject(new TilewrightError("disposed", reason));
-      pending.onEvent = undefined;
+      if (pending.target === target) {
+        this.post({ type: "abort", id });
+        pending.reject(reason);
+        pending.onEvent = undefined;
+      }
     }
-    const closing = this.call("close", {});
-    this.#ended = new TilewrightError("disposed", reason);
     let timer: ReturnType<typeof setTimeout> | undefined;
     const patience = new Promise<void>((resolve) => {
       timer = setTimeout(resolve, GRACE_MS);
     });
     // The worker's memory goes with it, so it does not matter whether it came to freeing it.
-    await Promise.race([closing.then(() => {}, () => {}), patience]);
+    await Promise.race([this.call(target, "close", {}, {}).then(() => {}, () => {}), patience]);
     clearTimeout(timer);
-    this.#end(this.#ended);
+    if (this.#lines.size === 0) {
+      this.#end(reason);
+    }
   }
 
   #receive(message: FromWorker): void {
@@ -163,28 +274,13 @@ export class Engine {
       case "fatal":
         this.#end(fromWire(message.error));
         break;
-      case "notice":
-        this.onNotice?.(message.notice);
-        break;
-      case "progress":
-        this.onProgress?.(message.progress);
-        break;
-      case "stored":
-        this.#keepStored(message.bytes);
-        break;
-      case "device":
-        this.onDevice?.(message.device);
-        break;
-      case "fetch":
-      case "fetchMore":
-      case "fetchEnd":
-        this.#fetching?.receive(message);
-        break;
+      default:
+        this.#lines.get(message.target)?.receive(message);
     }
   }
 
   /** Asks the browser once not to delete what is kept when its disk is full. Only pages may ask, not their workers. */
-  #keepStored(bytes: number): void {
+  keepStored(bytes: number): void {
     const before = this.#storedBytes;
     this.#storedBytes += bytes;
     if (before < LARGE_BYTES && this.#storedBytes >= LARGE_BYTES) {
@@ -215,7 +311,7 @@ export class Engine {
   #end(error: TilewrightError): void {
     this.#ended ??= error;
     this.#watch.abort();
-    this.#fetching?.close();
+    this.#lines.forEach((line) => line.end(error));
     this.#thread?.terminate();
     const waiting = [...this.#pending.values()];
     this.#pending.clear();
@@ -283,7 +379,7 @@ function unloadable(url: string | undefined, blob: string | undefined): string {
   }
   return blob === undefined
     ? `${what} from ${url}`
-    : `${what} from ${url}; that server must allow it (CORS), and a Content Security Policy must have \`blob:\` in its \`worker-src\``;
+    : `${what} from ${url}; its server must allow that (CORS), and a Content Security Policy needs \`worker-src blob: ${new URL(url).origin}\``;
 }
 
 async function startNodeThread({ onMessage, onFailure }: ThreadEvents): Promise<Thread> {

@@ -1,82 +1,58 @@
-/** What indices and mixtures have in common: each is a number in a worker, that of an encoder or one of its own. */
+/** What indices and mixtures of logits have in common: each is held by a worker, that of a model or one of its own. */
 
 import type { Embedder } from "./embedder.js";
-import type { Engine } from "./engine.js";
-import { TilewrightError } from "./errors.js";
-import { openDevice, type KernelOptions } from "./kernels.js";
+import type { CallOptions, Line } from "./engine.js";
+import type { KernelOptions } from "./kernels.js";
+import { closeWith, lineFor, placeOf } from "./loaded.js";
+import type { Model } from "./model.js";
+import type { CallName, Calls, MadeVectors, Where } from "./protocol.js";
+import type { Reranker } from "./reranker.js";
 import type { DeviceInfo } from "./types.js";
 
 /** Where something is kept. */
 export interface KeptOptions extends KernelOptions {
   /**
-   * The encoder that makes the vectors: they are kept on its device and in its worker, as long as both last. Without one, a device is
-   * opened in a worker of its own, and the other options are about that.
+   * What is loaded already, such as the encoder that makes the vectors: they are kept on its device and in its worker. Without it, a device
+   * is opened in a worker of its own, and the other options are about that.
    */
-  on?: Embedder | undefined;
+  on?: Embedder | Model | Reranker | undefined;
 }
 
-/** A worker with a device. */
-interface Place {
-  engine: Engine;
-  device: DeviceInfo;
-  /** Whether it goes with what is kept there. */
-  owned: boolean;
-}
-
-/** Something that a worker keeps, with the place. */
-export interface Parts<Info> {
-  place: Place;
-  /** Its number in the worker. */
-  kept: number;
-  info: Info;
+/** Something that a worker holds. */
+export interface Parts<Info> extends MadeVectors<Info> {
+  line: Line;
 }
 
 /** Has something made where the options say. */
 export async function makeIn<Info>(
-  { on, ...options }: KeptOptions,
-  make: (engine: Engine) => Promise<{ kept: number; info: Info }>,
+  { on, device, tier, subgroups, onNotice }: KeptOptions, make: (line: Line, where: Where) => Promise<MadeVectors<Info>>,
 ): Promise<Parts<Info>> {
-  const place = on === undefined ? { ...await openDevice(options), owned: true } : { engine: on.engine, device: on.device, owned: false };
+  const place = placeOf({ on, device, tier, subgroups });
+  const line = await lineFor(on);
+  line.onNotice = onNotice;
   try {
-    return { place, ...await make(place.engine) };
+    return { line, ...await make(line, place.on ?? place.device) };
   } catch (error) {
-    if (place.owned) {
-      void place.engine.close("nothing was made");
-    }
+    void line.close("nothing was made");
     throw error;
   }
 }
 
-/** How a worker is told to free what it keeps. */
-const FREE_CALLS = { index: "freeIndex", mixture: "freeMol" } as const;
-
-/** Vectors that a worker keeps. */
+/** Vectors that a worker holds. They are freed by `free`, or some time after the last reference to them has gone. */
 export abstract class Kept<Info extends { length: number }> {
-  /** @internal */
-  protected readonly engine: Engine;
-  readonly #kept: number;
-  readonly #ownsEngine: boolean;
-  readonly #what: keyof typeof FREE_CALLS;
+  readonly #line: Line;
+  readonly #what: string;
   #info: Info;
-  #isFree = false;
+  #nCalls = 0;
   /** What searches. */
   readonly device: DeviceInfo;
 
-  protected constructor({ place, kept, info }: Parts<Info>, what: keyof typeof FREE_CALLS) {
-    this.engine = place.engine;
-    this.#ownsEngine = place.owned;
-    this.device = place.device;
-    this.#kept = kept;
+  protected constructor({ line, info, device }: Parts<Info>, what: string) {
+    this.#line = line;
+    this.device = device;
     this.#info = info;
     this.#what = what;
-  }
-
-  /** Its number in the worker. */
-  protected get kept(): number {
-    if (this.#isFree) {
-      throw new TilewrightError("disposed", `the ${this.#what} was freed`);
-    }
-    return this.#kept;
+    closeWith(this, line);
   }
 
   /** What it is, and what it held when the last call that changes it was done. */
@@ -95,24 +71,25 @@ export abstract class Kept<Info extends { length: number }> {
 
   /** Destroys the GPU device, as a driver's reset would. For tests of what happens then. Does nothing on the CPU. */
   async destroyDevice(): Promise<void> {
-    await this.engine.call("destroyDevice", {});
+    await this.call("destroyDevice", {});
   }
 
-  /** Frees it, and its device and worker if they are its own. What is asked of it afterwards is rejected with `disposed`. */
+  /** Frees it, and its device and worker if nothing else is there. What is asked of it afterwards is rejected with `disposed`. */
   free(): void {
-    if (this.#isFree) {
-      return;
-    }
-    this.#isFree = true;
-    if (this.#ownsEngine) {
-      void this.engine.close(`the ${this.#what} was freed`);
-    } else {
-      // With a worker that is gone, its memory is too.
-      this.engine.call(FREE_CALLS[this.#what], { kept: this.#kept }).catch(() => {});
-    }
+    void this.#line.close(`the ${this.#what} was freed`);
   }
 
   [Symbol.dispose](): void {
     this.free();
+  }
+
+  /** Asks the worker. It is not collected meanwhile. @internal */
+  protected async call<K extends CallName>(name: K, args: Calls[K]["args"], options?: CallOptions<K>): Promise<Calls[K]["reply"]> {
+    this.#nCalls += 1;
+    try {
+      return await this.#line.call(name, args, options);
+    } finally {
+      this.#nCalls -= 1;
+    }
   }
 }

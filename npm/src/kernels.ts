@@ -1,8 +1,9 @@
 /** The engine's kernels on typed arrays and on tensors that stay on the device, all row-major. They run in a worker. */
 
-import { Engine } from "./engine.js";
+import { WorkerLine, type Line } from "./engine.js";
 import { TilewrightError } from "./errors.js";
 import { known } from "./options.js";
+import { registry } from "./platform.js";
 import type { KernelCalls, Operand } from "./protocol.js";
 import type { AvailableDevice, Counters, DeviceChoice, DeviceInfo, Notice, Tier } from "./types.js";
 
@@ -57,34 +58,34 @@ export interface AttentionOptions {
 /** A tensor in a worker. */
 class WorkerTensor implements DeviceTensor {
   readonly shape: readonly number[];
-  readonly #engine: Engine;
+  readonly #line: Line;
   /** Its number in the worker, until it is freed. */
   #id: number | undefined;
 
-  constructor(engine: Engine, id: number, shape: readonly number[]) {
-    this.#engine = engine;
+  constructor(line: Line, id: number, shape: readonly number[]) {
+    this.#line = line;
     this.#id = id;
     this.shape = shape;
-    forgotten?.register(this, () => freeTensor(engine, id), this);
+    forgotten.register(this, () => freeTensor(line, id), this);
   }
 
   /** Its number in this worker. Throws if it has none there. */
-  idIn(engine: Engine, kernel: string, operand: string): number {
-    if (this.#id === undefined || this.#engine !== engine) {
+  idIn(line: Line, kernel: string, operand: string): number {
+    if (this.#id === undefined || this.#line !== line) {
       throw refused(kernel, operand, "a tensor of this device", this.#id === undefined ? "a tensor that was freed" : "a tensor of another device");
     }
     return this.#id;
   }
 
   async read(): Promise<Float32Array> {
-    return this.#engine.call("readTensor", { kept: this.idIn(this.#engine, "read", "tensor") });
+    return this.#line.call("readTensor", { kept: this.idIn(this.#line, "read", "tensor") });
   }
 
   free(): void {
     if (this.#id !== undefined) {
-      freeTensor(this.#engine, this.#id);
+      freeTensor(this.#line, this.#id);
       this.#id = undefined;
-      forgotten?.unregister(this);
+      forgotten.unregister(this);
     }
   }
 
@@ -93,12 +94,12 @@ class WorkerTensor implements DeviceTensor {
   }
 }
 
-/** Frees tensors that nobody can reach any more. Some servers that render pages have no such thing, and need only import this. */
-const forgotten = "FinalizationRegistry" in globalThis ? new FinalizationRegistry<() => void>((free) => free()) : undefined;
+/** Frees tensors that nobody can reach any more. */
+const forgotten = registry<() => void>((free) => free());
 
-function freeTensor(engine: Engine, kept: number): void {
+function freeTensor(line: Line, kept: number): void {
   // With a worker that is gone, its memory is too.
-  engine.call("freeTensor", { kept }).catch(() => {});
+  line.call("freeTensor", { kept }).catch(() => {});
 }
 
 function refused(kernel: string, operand: string, expected: string, found: string): TilewrightError {
@@ -124,19 +125,19 @@ function copied(kernel: string, operand: string, data: unknown): Float32Array<Ar
  * to do. What goes wrong there shows when a result is read.
  */
 export class Kernels {
-  readonly #engine: Engine;
+  readonly #line: Line;
   /** What runs the kernels. */
   readonly device: DeviceInfo;
 
-  private constructor(engine: Engine, device: DeviceInfo) {
-    this.#engine = engine;
+  private constructor(line: Line, device: DeviceInfo) {
+    this.#line = line;
     this.device = device;
   }
 
   /** Opens a device in a worker of its own. */
   static async open(options: KernelOptions = {}): Promise<Kernels> {
-    const { engine, device } = await openDevice(known("Kernels.open", options));
-    return new Kernels(engine, device);
+    const { line, device } = await openDevice(known("Kernels.open", options));
+    return new Kernels(line, device);
   }
 
   /** Puts numbers on the device, to stay there. They are copied; `shape` is theirs in row-major order. */
@@ -147,8 +148,8 @@ export class Kernels {
       throw refused("tensor", "shape", `positive whole numbers whose product is ${mine.length}, the length of \`data\``, `[${shape.join(", ")}]`);
     }
     const args = { data: mine, shape: [...shape] };
-    const { kept } = await this.#engine.call("keepTensor", args, { transfer: [mine.buffer] });
-    return new WorkerTensor(this.#engine, kept, args.shape);
+    const { kept } = await this.#line.call("keepTensor", args, { transfer: [mine.buffer] });
+    return new WorkerTensor(this.#line, kept, args.shape);
   }
 
   /** `a` `[m, k]` times `b` `[k, n]`: `[m, n]`. */
@@ -212,7 +213,7 @@ export class Kernels {
     const transfer: ArrayBuffer[] = [];
     const send = ([name, operand]: [string, KernelOperand]): [string, Operand] => {
       if (operand instanceof WorkerTensor) {
-        return [name, operand.idIn(this.#engine, kernel, name)];
+        return [name, operand.idIn(this.#line, kernel, name)];
       }
       const mine = copied(kernel, name, operand);
       transfer.push(mine.buffer);
@@ -220,18 +221,18 @@ export class Kernels {
     };
     const sent = Object.fromEntries(Object.entries<KernelOperand>(operands).map(send));
     const args = { operands: sent, options: settings, keep } as KernelCalls[K]["args"];
-    const result = await this.#engine.call(kernel, args, { transfer });
-    return "kept" in result ? new WorkerTensor(this.#engine, result.kept, result.shape) : result;
+    const result = await this.#line.call(kernel, args, { transfer });
+    return "kept" in result ? new WorkerTensor(this.#line, result.kept, result.shape) : result;
   }
 
   /** What the device has done since it was opened. */
   counters(): Promise<Counters> {
-    return this.#engine.call("counters", {});
+    return this.#line.call("counters", {});
   }
 
   /** Frees the device and its worker. */
   free(): void {
-    void this.#engine.close("the kernels were freed");
+    void this.#line.close("the kernels were freed");
   }
 
   [Symbol.dispose](): void {
@@ -246,14 +247,14 @@ export class Kernels {
  */
 export async function openDevice(
   { device = "auto", tier, subgroups = true, onNotice }: KernelOptions,
-): Promise<{ engine: Engine; device: DeviceInfo }> {
-  const engine = await Engine.start();
-  engine.onNotice = onNotice;
+): Promise<{ line: Line; device: DeviceInfo }> {
+  const line = await WorkerLine.open();
+  line.onNotice = onNotice;
   try {
-    const info = await engine.call("openDevice", { choice: device, subgroups, ...(tier === undefined ? {} : { tier }) });
-    return { engine, device: info };
+    const info = await line.call("openDevice", { choice: device, subgroups, ...(tier === undefined ? {} : { tier }) });
+    return { line, device: info };
   } catch (error) {
-    void engine.close("the device was not opened");
+    void line.close("the device was not opened");
     throw error;
   }
 }
@@ -309,10 +310,10 @@ export function attention(q: Float32Array, k: Float32Array, v: Float32Array, opt
 
 /** Devices that could run a model here. The CPU is always among them, last. */
 export async function devices(): Promise<AvailableDevice[]> {
-  const engine = await Engine.start();
+  const line = await WorkerLine.open();
   try {
-    return await engine.call("devices", {});
+    return await line.call("devices", {});
   } finally {
-    void engine.close("the devices are listed");
+    void line.close("the devices are listed");
   }
 }

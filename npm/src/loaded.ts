@@ -1,80 +1,136 @@
-/** What models, encoders and cross-encoders have in common: each is loaded into a worker of its own, runs on a device, and is freed. */
+/** What models, encoders and cross-encoders have in common: each is loaded by a worker, runs on a device, and is freed. */
 
-import { Engine } from "./engine.js";
+import { WorkerLine, type CallOptions, type Line } from "./engine.js";
 import { TilewrightError } from "./errors.js";
-import type { Calls, LoadRequest, SourceSpec } from "./protocol.js";
+import { registry } from "./platform.js";
+import { canShare, SharedLine } from "./shared.js";
+import type { CallName, Calls, CommonRequest, LoadName, SourceSpec } from "./protocol.js";
 import type { CommonLoadOptions, Counters, DeviceInfo, MemoryInfo, TextsProgress } from "./types.js";
 
 /** What a worker has loaded. */
 interface Parts<Info> {
-  engine: Engine;
+  line: Line;
   info: Info;
   device: DeviceInfo;
 }
 
-/** Starts a worker and loads into it. `own` is what the call takes besides what every load does. */
-export async function loadInto<K extends "loadModel" | "loadEmbedder" | "loadReranker">(
+/** Loads, in the worker of what the options are `on`, or in a new one. `own` is what the call takes besides what every load does. */
+export async function loadInto<K extends LoadName>(
   call: K,
   source: SourceSpec,
-  own: Omit<Calls[K]["args"], keyof LoadRequest>,
-  { signal, onProgress, onNotice, device = "auto", tier, cache = true, verify = true, subgroups = true, fetch }: CommonLoadOptions,
+  own: Omit<Calls[K]["args"], keyof CommonRequest>,
+  { signal, onProgress, onNotice, on, shared = false, device, tier, cache = true, verify = true, subgroups, fetch }: CommonLoadOptions,
 ): Promise<Parts<Calls[K]["reply"]>> {
   signal?.throwIfAborted();
-  const common: LoadRequest = { source, device: { choice: device, subgroups, ...defined({ tier }) }, cache, verify, ownFetch: fetch !== undefined };
-  const engine = await Engine.start();
+  const where = placeOf({ on, device, tier, subgroups });
+  const common: CommonRequest = { source, ...where, cache, verify, ownFetch: fetch !== undefined };
+  const line = shared && canShare ? shareable(source, on) : await lineFor(on);
   if (fetch !== undefined) {
-    engine.useFetch(fetch);
+    line.useFetch(fetch);
   }
   let current: DeviceInfo | undefined;
-  engine.onNotice = onNotice;
-  engine.onProgress = onProgress;
-  engine.onDevice = (info) => {
+  line.onNotice = onNotice;
+  line.onProgress = onProgress;
+  line.onDevice = (info) => {
     current = info;
   };
   try {
-    const info = await engine.call(call, { ...common, ...own } as Calls[K]["args"], { signal });
+    const info = await line.load(call, { ...common, ...own } as Calls[K]["args"], { signal });
     if (current === undefined) {
       throw new TilewrightError("internal", "the engine did not say which device it runs on");
     }
-    return { engine, info, device: current };
+    return { line, info, device: current };
   } catch (error) {
-    engine.onProgress = undefined;
+    line.onProgress = undefined;
     // The worker puts its files in order; nobody needs to wait for that.
-    void engine.close("the model was not loaded");
+    void line.close("the model was not loaded");
     throw error;
   }
 }
 
-/** Something that is loaded, with its worker. */
-export abstract class Loaded<Info> {
+/** Something that a worker holds. */
+export interface Holding {
   /** @internal */
-  readonly engine: Engine;
-  #device: DeviceInfo;
+  readonly line: Line;
+}
+
+/** What options say of a device: to open one, or to share one. */
+interface DeviceOptions extends Pick<CommonLoadOptions, "device" | "tier" | "subgroups"> {
+  on?: Holding | undefined;
+}
+
+/**
+ * The device that is asked for.
+ *
+ * @throws {@link TilewrightError} `option` if one is to be shared and opened.
+ */
+export function placeOf({ on, device, tier, subgroups }: DeviceOptions): Pick<CommonRequest, "device" | "on"> {
+  const [given] = Object.entries({ device, tier, subgroups }).find(([, value]) => value !== undefined) ?? [];
+  if (on !== undefined && given !== undefined) {
+    throw new TilewrightError("option", `${given} is given besides \`on\`, whose device is taken, expected one of them`);
+  }
+  return { device: { choice: device ?? "auto", subgroups: subgroups ?? true, ...defined({ tier }) }, ...defined({ on: on?.line.target }) };
+}
+
+/** A line to something new: in the worker of `on`, or in one of its own. */
+export async function lineFor(on: Holding | undefined): Promise<Line> {
+  return on === undefined ? WorkerLine.open() : on.line.sibling();
+}
+
+/** A line to what other tabs of the site may have loaded from the same addresses. */
+function shareable(source: SourceSpec, on: Holding | undefined): Line {
+  const isNamed = source.kind === "builtin" || source.kind === "folder" || (source.kind === "files" && source.files.every(({ kind }) => kind === "url"));
+  if (!isNamed) {
+    throw new TilewrightError("option", "shared is for what other tabs can load too, expected an address as the source");
+  }
+  if (on !== undefined) {
+    throw new TilewrightError("option", "shared is given besides `on`, expected one of them");
+  }
+  return new SharedLine();
+}
+
+/** Frees what nobody refers to any more. */
+const forgotten = registry<Line>((line) => void line.close("nobody refers to it any more"));
+
+/** Has a line closed when `it`, whose line it is, has been collected. */
+export function closeWith(it: object, line: Line): void {
+  forgotten.register(it, line, line);
+}
+
+/** Something that is loaded. It is freed by `free`, or some time after the last reference to it has gone. */
+export abstract class Loaded<Info> implements Holding {
+  /** @internal */
+  readonly line: Line;
+  readonly #state: { device: DeviceInfo };
+  #nCalls = 0;
   /** What the model's files say. */
   readonly info: Info;
 
-  protected constructor({ engine, info, device }: Parts<Info>) {
-    this.engine = engine;
+  protected constructor({ line, info, device }: Parts<Info>) {
+    this.line = line;
     this.info = info;
-    this.#device = device;
-    engine.onDevice = (current) => {
-      this.#device = current;
+    const state = { device };
+    this.#state = state;
+    // Lines outlive what nobody refers to any more.
+    line.onDevice = (current) => {
+      state.device = current;
     };
+    closeWith(this, line);
   }
 
   /** What runs the model. Another one than at first after a device was lost. */
   get device(): DeviceInfo {
-    return this.#device;
+    return this.#state.device;
   }
 
   /** Memory that the model takes now, in bytes. */
   memory(): Promise<MemoryInfo> {
-    return this.engine.call("memory", {});
+    return this.call("memory", {});
   }
 
   /** What the device has done since it was opened. */
   counters(): Promise<Counters> {
-    return this.engine.call("counters", {});
+    return this.call("counters", {});
   }
 
   /**
@@ -82,21 +138,32 @@ export abstract class Loaded<Info> {
    * model again. Does nothing on the CPU.
    */
   async destroyDevice(): Promise<void> {
-    await this.engine.call("destroyDevice", {});
+    await this.call("destroyDevice", {});
   }
 
-  /** Frees the model, its device and its worker. What is still asked of it is rejected with `disposed`. */
+  /** Frees the model, and its device and worker if nothing else is there. What is still asked of it is rejected with `disposed`. */
   free(): void {
-    void this.engine.close("the model was freed");
+    void this[Symbol.asyncDispose]();
   }
 
   [Symbol.dispose](): void {
     this.free();
   }
 
-  /** As `free`; resolves when the worker is gone. */
+  /** As `free`; resolves when it is done. */
   async [Symbol.asyncDispose](): Promise<void> {
-    await this.engine.close("the model was freed");
+    forgotten.unregister(this.line);
+    await this.line.close("the model was freed");
+  }
+
+  /** Asks the worker. It is not collected meanwhile. @internal */
+  async call<K extends CallName>(name: K, args: Calls[K]["args"], options?: CallOptions<K>): Promise<Calls[K]["reply"]> {
+    this.#nCalls += 1;
+    try {
+      return await this.line.call(name, args, options);
+    } finally {
+      this.#nCalls -= 1;
+    }
   }
 }
 

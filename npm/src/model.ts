@@ -1,6 +1,5 @@
 /** Models and what they generate: the part of the package that most people use. */
 
-import type { Engine } from "./engine.js";
 import { TilewrightError } from "./errors.js";
 import { asJson, constraintOf, toolChoiceOf } from "./format.js";
 import { isId } from "./given.js";
@@ -64,7 +63,7 @@ export class Model extends Loaded<ModelInfo> {
    */
   generate(prompt: string | Uint32Array | readonly number[], options: GenerateOptions = {}): Generation {
     const { responseFormat, ...rest } = known("generate", options);
-    return new Generation(this.engine, typeof prompt === "string"
+    return new Generation(this, typeof prompt === "string"
       ? { kind: "text", text: prompt }
       : { kind: "tokens", ids: Uint32Array.from(prompt) }, rest, () => ({
       ...defined({ constraint: constraintOf(responseFormat) }), reads: false, mayThink: false,
@@ -83,7 +82,7 @@ export class Model extends Loaded<ModelInfo> {
     const variables = typeof thinking !== "boolean" ? templateVariables : { enable_thinking: thinking, thinking, ...templateVariables };
     const told = defined({ tools, documents, templateVariables: variables, templateName, continueFinalMessage });
     const prompt: Prompt = { kind: "chat", messages: messages.map((message) => ({ ...message })), told };
-    return new Generation(this.engine, prompt, generate, () => {
+    return new Generation(this, prompt, generate, () => {
       const constraint = constraintOf(responseFormat);
       const choice = toolChoiceOf(toolChoice);
       const some = tools !== undefined && tools.length > 0 ? asJson("tools", tools) : undefined;
@@ -115,18 +114,18 @@ export class Model extends Loaded<ModelInfo> {
     if (!(maxBytes >= 0)) {
       throw new TilewrightError("option", `maxBytes is ${maxBytes}, expected 0 or more`);
     }
-    return this.engine.call("saveSession", { maxBytes });
+    return this.call("saveSession", { maxBytes });
   }
 
   /** Token ids of a text. */
   async tokenize(text: string, options: TokenizeOptions = {}): Promise<Uint32Array> {
     const { addSpecial = true } = known("tokenize", options);
-    return this.engine.call("tokenize", { text, addSpecial });
+    return this.call("tokenize", { text, addSpecial });
   }
 
   /** Text of token ids, without special tokens. */
   detokenize(ids: Uint32Array | readonly number[]): Promise<string> {
-    return this.engine.call("detokenize", { ids: Uint32Array.from(ids) });
+    return this.call("detokenize", { ids: Uint32Array.from(ids) });
   }
 }
 
@@ -147,14 +146,14 @@ export class Generation implements AsyncIterable<Piece> {
 
   /** @internal */
   constructor(
-    engine: Engine, prompt: Prompt, { signal, logitBias, ...options }: Omit<GenerateOptions, "responseFormat">, answer: () => AnswerRequest,
+    model: Model, prompt: Prompt, { signal, logitBias, ...options }: Omit<GenerateOptions, "responseFormat">, answer: () => AnswerRequest,
   ) {
     const onEvent = (piece: Piece): void => {
       this.#pieces.push(piece);
       this.#wakeAll();
     };
     // What is wrong with the request is the generation's error.
-    const running = (async () => engine.call("generate", {
+    const running = (async () => model.call("generate", {
       prompt,
       options: { temperature: 0, seed: randomSeed(), ...defined(options), ...defined({ logitBias: biasesOf(logitBias) }) },
       answer: answer(),

@@ -56,7 +56,7 @@ export class Mol extends Kept<MolInfo> {
     signal?.throwIfAborted();
     const hub = defined({ revision, token, headers, endpoint });
     const args = { source: await specOf(source, signal, hub, "file"), cache, ...defined({ storage }) };
-    return new Mol(await makeIn(place, (engine) => engine.call("loadMol", args, { signal })), "mixture");
+    return new Mol(await makeIn(place, (line, where) => line.call("loadMol", { where, ...args }, { signal })), "mixture");
   }
 
   /**
@@ -66,7 +66,7 @@ export class Mol extends Kept<MolInfo> {
    */
   async append(vectors: Float32Array | Embeddings): Promise<number> {
     const mine = vectorsOf("vectors", vectors);
-    const { first, info } = await this.engine.call("appendItems", { kept: this.kept, vectors: mine }, { transfer: [mine.buffer] });
+    const { first, info } = await this.call("appendItems", { vectors: mine }, { transfer: [mine.buffer] });
     this.info = info;
     return first;
   }
@@ -81,7 +81,7 @@ export class Mol extends Kept<MolInfo> {
       throw new TilewrightError("option", `k is ${k}, expected a whole number from 1 on`);
     }
     const mine = vectorsOf("queries", queries);
-    const args = { kept: this.kept, queries: mine, k, ...defined({ method }), ...(users === undefined ? {} : { users: idsOf("users", users) }) };
-    return this.engine.call("searchItems", args, { transfer: [mine.buffer], signal });
+    const args = { queries: mine, k, ...defined({ method }), ...(users === undefined ? {} : { users: idsOf("users", users) }) };
+    return this.call("searchItems", args, { transfer: [mine.buffer], signal });
   }
 }

@@ -31,7 +31,8 @@ export function importHidden<T>(name: string): Promise<T> {
 
 /** The address of a file beside the package, for Node. Bundlers must not see it either: they would put a copy of the file in a page. */
 export function besidePackage(name: string): URL {
-  return new URL(name, import.meta.url);
+  // As a plain `import.meta.url` webpack would read it as a request for any file of the folder.
+  return new URL(name, String(import.meta.url));
 }
 
 /**
@@ -45,4 +46,9 @@ export async function wasmAt(url: string | undefined, name: string): Promise<str
   }
   const { readFile } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
   return readFile(new URL(file));
+}
+
+/** Does something with what is held for objects that have been collected; nothing on servers that have no such registry and only import this. */
+export function registry<T>(done: (held: T) => void): Pick<FinalizationRegistry<T>, "register" | "unregister"> {
+  return "FinalizationRegistry" in globalThis ? new FinalizationRegistry(done) : { register: () => {}, unregister: () => false };
 }

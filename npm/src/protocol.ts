@@ -49,15 +49,22 @@ export interface DeviceRequest {
   subgroups: boolean;
 }
 
-/** What the worker needs to load anything. */
-export interface LoadRequest {
+/** What is asked for, whatever is loaded. */
+export interface CommonRequest {
   source: SourceSpec;
   device: DeviceRequest;
+  /** Whose device to take instead of opening one. */
+  on?: number;
   cache: boolean;
   /** Whether kept copies are compared with their digests after the load. */
   verify: boolean;
   /** Whether the caller has a `fetch` of its own for what is downloaded. */
   ownFetch?: boolean;
+}
+
+/** What the worker needs to load anything. */
+export interface LoadRequest extends CommonRequest {
+  settings: { memoryLimit?: number };
 }
 
 /** The files in which PEFT saves an adapter: its configuration and its weights. */
@@ -115,7 +122,11 @@ export interface AnswerRequest {
 /** What is generated. */
 export interface GenerateRequest {
   prompt: Prompt;
-  options: Omit<GenerateOptions, "signal" | "responseFormat" | "logitBias"> & { logitBias?: [id: number, bias: number][] };
+  options: Omit<GenerateOptions, "signal" | "responseFormat" | "logitBias"> & {
+    logitBias?: [id: number, bias: number][];
+    /** Tokens that were chosen already; they are given out once more. */
+    replay?: number[];
+  };
   answer: AnswerRequest;
 }
 
@@ -131,11 +142,14 @@ export type IndexSettings = Pick<IndexInfo, "dims"> & Partial<Pick<IndexInfo, "m
 /** What the vectors of an index should be of. */
 export type ExpectedModel = { model: string; dims?: number; pooling?: string };
 
-/** Vectors that the worker keeps, by their number. */
-export interface KeptVectors<Info> {
-  kept: number;
+/** Vectors that the worker holds, and what searches them. */
+export interface MadeVectors<Info> {
   info: Info;
+  device: DeviceInfo;
 }
+
+/** A device that is to be opened, or the number of something on one that is open. */
+export type Where = DeviceRequest | number;
 
 /** An operand of a kernel: numbers that come along, or the number of a tensor that the worker keeps. */
 export type Operand = Float32Array | number;
@@ -175,38 +189,33 @@ export interface Calls extends KernelCalls {
   memory: { args: Record<string, never>; event: never; reply: MemoryInfo };
   counters: { args: Record<string, never>; event: never; reply: Counters };
   destroyDevice: { args: Record<string, never>; event: never; reply: undefined };
-  /** Frees what is loaded, and the device; the caller ends the worker afterwards. */
+  /** Frees the target, and its device if nothing else is there. */
   close: { args: Record<string, never>; event: never; reply: undefined };
   devices: { args: Record<string, never>; event: never; reply: AvailableDevice[] };
   openDevice: { args: DeviceRequest; event: never; reply: DeviceInfo };
-  /** On the device that is open; tells each row as soon as it is there. */
+  /** Tells each row as soon as it is there. */
   bench: { args: { quick: boolean }; event: BenchProgress; reply: BenchReport };
   keepTensor: { args: { data: Float32Array; shape: number[] }; event: never; reply: KeptTensor };
   readTensor: { args: { kept: number }; event: never; reply: Float32Array };
   freeTensor: { args: { kept: number }; event: never; reply: undefined };
-  /** On the device that is open: that of an encoder, or one of its own. */
-  createIndex: { args: { settings: IndexSettings }; event: never; reply: KeptVectors<IndexInfo> };
-  loadIndex: { args: { bytes: Uint8Array; expected?: ExpectedModel }; event: never; reply: KeptVectors<IndexInfo> };
+  createIndex: { args: { where: Where; settings: IndexSettings }; event: never; reply: MadeVectors<IndexInfo> };
+  loadIndex: { args: { where: Where; bytes: Uint8Array; expected?: ExpectedModel }; event: never; reply: MadeVectors<IndexInfo> };
   /** Replies with the first vector's id and what the index is now. */
-  appendVectors: { args: { kept: number; vectors: Float32Array }; event: never; reply: { first: number; info: IndexInfo } };
+  appendVectors: { args: { vectors: Float32Array }; event: never; reply: { first: number; info: IndexInfo } };
   /** Replies with how many were there until now and what the index is now. */
-  deleteVectors: { args: { kept: number; ids: Uint32Array }; event: never; reply: { deleted: number; info: IndexInfo } };
-  searchVectors: { args: { kept: number; queries: Float32Array; k: number; filter?: Uint32Array }; event: never; reply: Hit[][] };
-  saveIndex: { args: { kept: number }; event: never; reply: Uint8Array };
-  freeIndex: { args: { kept: number }; event: never; reply: undefined };
-  /** On the device that is open, as an index. */
-  loadMol: { args: Pick<LoadRequest, "source" | "cache"> & { storage?: VectorStorage }; event: never; reply: KeptVectors<MolInfo> };
-  appendItems: { args: { kept: number; vectors: Float32Array }; event: never; reply: { first: number; info: MolInfo } };
-  searchItems: {
-    args: { kept: number; queries: Float32Array; k: number; method?: MolMethod; users?: Uint32Array };
-    event: never;
-    reply: Hit[][];
-  };
-  freeMol: { args: { kept: number }; event: never; reply: undefined };
+  deleteVectors: { args: { ids: Uint32Array }; event: never; reply: { deleted: number; info: IndexInfo } };
+  searchVectors: { args: { queries: Float32Array; k: number; filter?: Uint32Array }; event: never; reply: Hit[][] };
+  saveIndex: { args: Record<string, never>; event: never; reply: Uint8Array };
+  loadMol: { args: Pick<LoadRequest, "source" | "cache"> & { where: Where; storage?: VectorStorage }; event: never; reply: MadeVectors<MolInfo> };
+  appendItems: { args: { vectors: Float32Array }; event: never; reply: { first: number; info: MolInfo } };
+  searchItems: { args: { queries: Float32Array; k: number; method?: MolMethod; users?: Uint32Array }; event: never; reply: Hit[][] };
 }
 
 /** Name of a call. */
 export type CallName = keyof Calls;
+
+/** Calls that load a model of some kind. */
+export type LoadName = "loadModel" | "loadEmbedder" | "loadReranker";
 
 /** Answers of a caller's own `fetch`. */
 export type FetchToWorker =
@@ -222,27 +231,33 @@ export type FetchFromWorker =
   /** Nobody wants the rest. */
   | { type: "fetchEnd"; id: number };
 
-/** From the caller's thread to the worker. */
+/** From the caller's thread to the worker. What a call is about, its target, has a number that the caller chooses. */
 export type ToWorker =
-  | FetchToWorker
   /** Where the worker finds its WASM, if not beside itself; comes before any call. */
   | { type: "files"; wasm: string | undefined; textWasm: string | undefined }
-  | { type: "call"; id: number; name: CallName; args: Calls[CallName]["args"] }
+  | FetchToWorker & { target: number }
+  | { type: "call"; id: number; target: number; name: CallName; args: Calls[CallName]["args"] }
   | { type: "abort"; id: number };
+
+/** From the worker to whoever a target belongs to. */
+export type ToTarget =
+  | FetchFromWorker
+  | { type: "notice"; notice: Notice }
+  /** How far a load has come, the first one or one that replaces what was lost. */
+  | { type: "progress"; progress: Progress }
+  /** So many bytes more are kept in the browser's storage. */
+  | { type: "stored"; bytes: number }
+  | { type: "device"; device: DeviceInfo }
+  /** Nothing more can be asked of the target. */
+  | { type: "ended"; error: WireError };
 
 /** From the worker to the caller's thread. */
 export type FromWorker =
-  | FetchFromWorker
+  | ToTarget & { target: number }
   /** The worker listens. It holds the lock of this name as long as it lives. */
   | { type: "ready"; lock?: string }
   | { type: "reply"; id: number; value: Calls[CallName]["reply"] }
   | { type: "event"; id: number; value: Calls[CallName]["event"] }
   | { type: "fail"; id: number; error: WireError }
   /** The engine is broken; nothing that was asked will be answered. */
-  | { type: "fatal"; error: WireError }
-  | { type: "notice"; notice: Notice }
-  /** How far a load has come, the first one or one that replaces what was lost. */
-  | { type: "progress"; progress: Progress }
-  /** So many bytes more are kept in the browser's storage. */
-  | { type: "stored"; bytes: number }
-  | { type: "device"; device: DeviceInfo };
+  | { type: "fatal"; error: WireError };

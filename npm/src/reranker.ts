@@ -38,6 +38,6 @@ export class Reranker extends Loaded<RerankerInfo> {
       throw new TilewrightError("option", `topK is ${topK}, expected a whole number`);
     }
     const args = { query: textOf("query", query), documents: textsOf("documents", documents), ...defined({ topK }) };
-    return this.engine.call("rerank", args, { signal, ...progressOf(args.documents, onProgress) });
+    return this.call("rerank", args, { signal, ...progressOf(args.documents, onProgress) });
   }
 }

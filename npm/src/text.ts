@@ -13,8 +13,8 @@ const PROMPT_END = 16;
 let started: Promise<void> | undefined;
 let isThere = false;
 let url: string | undefined;
-/** Of the model that is loaded. */
-let vocabulary: { of: Model; words: Vocabulary } | undefined;
+/** Those of models, by what says which model it is now. */
+const vocabularies = new Map<() => Model, { of: Model; words: Vocabulary }>();
 
 /** Says where the module is, if not beside the worker. */
 export function findAt(given: string | undefined): void {
@@ -49,9 +49,9 @@ async function orAbort(wait: Promise<void>, signal: AbortSignal): Promise<void> 
 }
 
 /** Frees what the module knows of a model. */
-export function forget(): void {
-  vocabulary?.words.free();
-  vocabulary = undefined;
+export function forget(model: () => Model): void {
+  vocabularies.get(model)?.words.free();
+  vocabularies.delete(model);
 }
 
 /** What a generation asks of this module, or nothing if it asks for nothing. `endIds` may end the text. */
@@ -92,15 +92,18 @@ export async function answerOf(
   });
 }
 
-/** The vocabulary of the model that is loaded. Guides outlive a model whose device is lost, and then ask the one that was loaded again. */
+/** The vocabulary of a model. Guides outlive a model whose device is lost, and then ask the one that was loaded again. */
 function wordsOf(model: () => Model): Vocabulary {
   const of = model();
-  if (vocabulary?.of !== of) {
-    forget();
-    const encodeWithin = (text: string): Uint32Array | undefined => model().encodeWithin(text);
-    vocabulary = { of, words: new Vocabulary(of.tokens(), of.tokenBytes(), of.endIds(), of.info().vocabSize, encodeWithin) };
+  const known = vocabularies.get(model);
+  if (known?.of === of) {
+    return known.words;
   }
-  return vocabulary.words;
+  forget(model);
+  const encodeWithin = (text: string): Uint32Array | undefined => model().encodeWithin(text);
+  const words = new Vocabulary(of.tokens(), of.tokenBytes(), of.endIds(), of.info().vocabSize, encodeWithin);
+  vocabularies.set(model, { of, words });
+  return words;
 }
 
 /** Counts how often the module was made anew. */
@@ -115,7 +118,7 @@ function guarded<T>(work: () => T): T {
       throw error;
     }
     life += 1;
-    vocabulary = undefined;
+    vocabularies.clear();
     reset();
     throw new TilewrightError("constraint", `constraint: too complex for the module that reads it, which stopped: ${messageOf(error)}`, { cause: error });
   }

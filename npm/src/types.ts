@@ -1,5 +1,9 @@
 /** The types that people who use the package see: sources, options, results. All sizes are bytes and all times seconds. */
 
+import type { Embedder } from "./embedder.js";
+import type { Model } from "./model.js";
+import type { Reranker } from "./reranker.js";
+
 /**
  * One file of a model: an address, a path (Node and Deno), a file that the user picked, its bytes, or the answer to a request that
  * the caller made, of which nothing was read yet.
@@ -58,6 +62,17 @@ export interface CommonLoadOptions extends HubOptions {
   onNotice?: (notice: Notice) => void;
   /** Ends the load. Everything that was allocated is freed; what was downloaded stays for the next time if `cache` is on. */
   signal?: AbortSignal;
+  /**
+   * What is loaded already: this is loaded into the same worker and onto the same device, so that they share memory and its limits. Without
+   * it, a worker and a device of its own, which `device`, `tier` and `subgroups` are about.
+   */
+  on?: Model | Embedder | Reranker | undefined;
+  /**
+   * Whether all tabs of the site that load this from the same address with the same options share one: one of them has it, and the others
+   * ask that one. When it is closed, another one loads it, and texts that are being generated go on with the same tokens. Node and Deno have
+   * no tabs, and load it each time. Default `false`.
+   */
+  shared?: boolean;
   /** What should run the model. Default `auto`. */
   device?: DeviceChoice;
   /** Kernels to use, for tests and comparisons. Default: the fastest that the adapter offers. */
@@ -211,6 +226,8 @@ export type NoticeCode =
   | "shader_replaced"
   /** What was measured with `tune` could not be kept, or was of another version and is not used. */
   | "tuning_ignored"
+  /** The tab that had a shared model is gone; another one has loaded it, and work goes on. */
+  | "taken_over"
   /** A kept session is not used, and the prompt is computed. One that is damaged or of no use to the model was deleted. */
   | "session_dropped";
 

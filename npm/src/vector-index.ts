@@ -7,7 +7,7 @@ import { Kept, makeIn, type KeptOptions } from "./kept.js";
 import { defined } from "./loaded.js";
 import { known } from "./options.js";
 import type { ExpectedModel } from "./protocol.js";
-import type { Hit, IndexInfo, Metric, VectorStorage } from "./types.js";
+import type { EmbedderInfo, Hit, IndexInfo, Metric, VectorStorage } from "./types.js";
 
 /** Where an index lives, and whose vectors it holds. */
 export interface LoadIndexOptions extends KeptOptions {
@@ -50,13 +50,13 @@ export class Index extends Kept<IndexInfo> {
   /** An empty index. */
   static async create(options: IndexOptions): Promise<Index> {
     const { dims, metric, storage, model, ...place } = known("Index.create", options);
-    const { on } = place;
-    const settings = { ...defined({ metric, storage, model: model ?? on?.info.name, pooling: on?.info.pooling }), dims: dims ?? on?.info.dims };
+    const encoder = encoderOf(place);
+    const settings = { ...defined({ metric, storage, model: model ?? encoder?.name, pooling: encoder?.pooling }), dims: dims ?? encoder?.dims };
     if (settings.dims === undefined) {
       throw new TilewrightError("option", "dims is missing, expected the numbers in a vector, or an encoder as `on`");
     }
     const args = { settings: { ...settings, dims: settings.dims } };
-    return new Index(await makeIn(place, (engine) => engine.call("createIndex", args)), "index");
+    return new Index(await makeIn(place, (line, where) => line.call("createIndex", { where, ...args })), "index");
   }
 
   /**
@@ -68,12 +68,12 @@ export class Index extends Kept<IndexInfo> {
   static async load(bytes: Uint8Array, options: LoadIndexOptions = {}): Promise<Index> {
     const { model, ...place } = known("Index.load", options);
     const mine = bytesOf("bytes", bytes);
-    const { on } = place;
-    const name = model ?? on?.info.name;
+    const encoder = encoderOf(place);
+    const name = model ?? encoder?.name;
     const expected: ExpectedModel | undefined =
-      name === undefined ? undefined : { model: name, ...defined({ dims: on?.info.dims, pooling: on?.info.pooling }) };
+      name === undefined ? undefined : { model: name, ...defined({ dims: encoder?.dims, pooling: encoder?.pooling }) };
     const args = { bytes: mine, ...defined({ expected }) };
-    return new Index(await makeIn(place, (engine) => engine.call("loadIndex", args, { transfer: [mine.buffer] })), "index");
+    return new Index(await makeIn(place, (line, where) => line.call("loadIndex", { where, ...args }, { transfer: [mine.buffer] })), "index");
   }
 
   /**
@@ -84,14 +84,14 @@ export class Index extends Kept<IndexInfo> {
    */
   async append(vectors: Float32Array | Embeddings): Promise<number> {
     const mine = vectorsOf("vectors", vectors);
-    const { first, info } = await this.engine.call("appendVectors", { kept: this.kept, vectors: mine }, { transfer: [mine.buffer] });
+    const { first, info } = await this.call("appendVectors", { vectors: mine }, { transfer: [mine.buffer] });
     this.info = info;
     return first;
   }
 
   /** Deletes vectors: they are not found any more. Resolves to how many were there until now. */
   async delete(ids: Iterable<number>): Promise<number> {
-    const { deleted, info } = await this.engine.call("deleteVectors", { kept: this.kept, ids: idsOf("ids", ids) });
+    const { deleted, info } = await this.call("deleteVectors", { ids: idsOf("ids", ids) });
     this.info = info;
     return deleted;
   }
@@ -106,12 +106,17 @@ export class Index extends Kept<IndexInfo> {
       throw new TilewrightError("option", `k is ${k}, expected a whole number from 1 to 1024`);
     }
     const mine = vectorsOf("queries", queries);
-    const args = { kept: this.kept, queries: mine, k, ...(filter === undefined ? {} : { filter: idsOf("filter", filter) }) };
-    return this.engine.call("searchVectors", args, { transfer: [mine.buffer], signal });
+    const args = { queries: mine, k, ...(filter === undefined ? {} : { filter: idsOf("filter", filter) }) };
+    return this.call("searchVectors", args, { transfer: [mine.buffer], signal });
   }
 
   /** The index as the content of a safetensors file. */
   async save(): Promise<Uint8Array> {
-    return this.engine.call("saveIndex", { kept: this.kept });
+    return this.call("saveIndex", {});
   }
+}
+
+/** What the encoder that an index is for says of its vectors, if it is on one. */
+function encoderOf({ on }: KeptOptions): EmbedderInfo | undefined {
+  return on !== undefined && "dims" in on.info ? on.info : undefined;
 }

@@ -180,7 +180,7 @@ everywhere(
 );
 
 for (const [place, execute] of Object.entries(places)) {
-  test(`${place}: an index lives on its encoder's device, knows its model, and goes with its worker`, { timeout: 60_000, skip: lacksData("minilm-l6-v2") }, async () => {
+  test(`${place}: an index lives on its encoder's device, knows its model, and outlives it until it is freed`, { timeout: 60_000, skip: lacksData("minilm-l6-v2") }, async () => {
     const folder = (name) => (place === "Chromium" ? `${server.origin}/data/${name}/` : `${dataPath(name)}/`);
     const outcome = await execute(
       async ({ Embedder, Index }, { source }) => {
@@ -202,14 +202,18 @@ for (const [place, execute] of Object.entries(places)) {
         pooled.free();
         const small = await Index.create({ on: embedder, dims: 3 });
         const dims = await refused(Index.load(await small.save(), { on: embedder }));
+        const query = await embedder.embed("cooking noodles");
         embedder.free();
-        return { hits, same, info, other, pooling, dims, gone: await refused(again.search(new Float32Array(384), 1)) };
+        const [alone] = await again.search(query, 3);
+        again.free();
+        return { hits, same, alone, info, other, pooling, dims, gone: await refused(again.search(query, 1)) };
       },
       { source: folder("minilm-l6-v2") },
     );
-    const { hits, same, info, other, pooling, dims, gone } = outcome;
+    const { hits, same, alone, info, other, pooling, dims, gone } = outcome;
     assert.equal(hits[0].id, 2);
     assert.deepEqual(same, hits);
+    assert.deepEqual(alone, hits);
     assert.deepEqual([info.dims, info.storage, info.metric, info.model, info.pooling, info.length], [384, "int8", "cosine", "minilm-l6-v2", "mean", 3]);
     assert.equal(other[0], "index");
     assert.deepEqual([pooling[0], dims[0], gone[0]], ["index", "index", "disposed"]);

@@ -1,0 +1,105 @@
+/** The files of what is to be loaded, and the copies that earlier loads have kept of them. */
+
+import { codeOf, messageOf, TilewrightError } from "../errors.js";
+import { isNode } from "../platform.js";
+import type { CallName, LoadRequest } from "../protocol.js";
+import { damaged, isUseless, openFiles, readAll, type KeptCopy, type ModelFile } from "../source.js";
+import { openStore, type Store } from "../store.js";
+import { Sha256 } from "../tilewright.js";
+import type { CallContext, Caller } from "./port.js";
+
+/** What is to be read, and whether copies are kept of it. */
+export type FilesRequest = Pick<LoadRequest, "source" | "cache" | "ownFetch">;
+
+/** Who wants it, and until when. */
+export type Asked = Pick<CallContext<CallName>, "caller" | "signal">;
+
+/** Opens what is to be loaded, and notes which copies of earlier loads it is read from. */
+export async function open(
+  request: FilesRequest, extras: readonly string[], { caller, signal }: Asked, copies: KeptCopy[], onBytes: (file: ModelFile) => void,
+): Promise<ModelFile[]> {
+  return openFiles(request.source, {
+    signal, extras, onBytes,
+    ...(request.ownFetch === true ? { fetch: caller.fetch } : {}),
+    onCopy: (copy) => copies.push(copy),
+    onStored: (bytes) => caller.tell({ type: "stored", bytes }),
+    store: request.cache && request.source.kind !== "builtin" ? await openStoreIfAny(request, caller) : undefined,
+    newDigest: () => new Sha256(),
+    notify: (notice) => caller.tell({ type: "notice", notice }),
+  });
+}
+
+/**
+ * Does something with files, noting the kept copies among them. If it fails because one of them is damaged, that one is deleted, and it is
+ * done once more.
+ */
+export async function withCopies<R>(asked: Asked, work: (copies: KeptCopy[]) => Promise<R>): Promise<R> {
+  const copies: KeptCopy[] = [];
+  try {
+    return await work(copies);
+  } catch (error) {
+    // What is not supported was read well enough to know that.
+    if (!isUseless(error) || codeOf(error) === "unsupported" || !await deleteDamaged(copies, asked, async () => asked.signal.throwIfAborted(), true)) {
+      throw error;
+    }
+    return await work([]);
+  }
+}
+
+/** Does something with the contents of small files. What is made of them could not be taken back, so copies are checked before. */
+export function withContents<R>(
+  request: FilesRequest, asked: Asked, work: (files: { name: string; bytes: Uint8Array }[]) => R,
+): Promise<R> {
+  return withCopies(asked, async (copies) => {
+    const files = await open(request, [], asked, copies, () => {});
+    let useless = false;
+    try {
+      const contents: { name: string; bytes: Uint8Array }[] = [];
+      for (const file of files) {
+        contents.push({ name: file.name, bytes: await readAll(file) });
+        await file.finish();
+      }
+      for (const copy of copies) {
+        if (await copy.check(async () => asked.signal.throwIfAborted()) !== "good") {
+          throw new TilewrightError("storage", `the kept copy of ${copy.url} is damaged`);
+        }
+      }
+      return work(contents);
+    } catch (error) {
+      useless = isUseless(error);
+      throw error;
+    } finally {
+      await Promise.all(files.map((file) => file.close(useless)));
+    }
+  });
+}
+
+/** Deletes the copies that are not what was downloaded. Returns whether there were any. */
+export async function deleteDamaged(
+  copies: KeptCopy[], { caller, signal }: Asked, turn: () => Promise<void>, unreadable: boolean,
+): Promise<boolean> {
+  let found = false;
+  for (const copy of copies) {
+    const state = await copy.check(turn);
+    if (state === "damaged" || (state === "unreadable" && unreadable)) {
+      found = true;
+      await copy.delete(signal);
+      caller.tell({ type: "notice", notice: damaged(copy.url, state === "damaged" ? "its SHA-256 is another one" : "it cannot be read") });
+    }
+  }
+  return found;
+}
+
+/** The storage for downloads, when there is something to download. */
+async function openStoreIfAny({ source }: FilesRequest, caller: Caller): Promise<Store | undefined> {
+  const remote = source.kind === "folder" || (source.kind === "files" && source.files.some((file) => file.kind === "url" && file.url.startsWith("http")));
+  if (!remote || isNode) {
+    return undefined;
+  }
+  try {
+    return await openStore();
+  } catch (error) {
+    caller.notify("not_cached", `the model will not be kept for the next time: ${messageOf(error)}`);
+    return undefined;
+  }
+}

@@ -1,0 +1,130 @@
+/** Devices that are open for kernels alone: tensors that stay on them, and what is measured of them. */
+
+import type { BenchKernel, BenchProbe, BenchProgress, BenchReport } from "../bench.js";
+import { isTrap, TilewrightError } from "../errors.js";
+import { inspectGpu } from "../gpu.js";
+import type { Calls, KeptTensor, Operand } from "../protocol.js";
+import { Device, type DeviceTensor } from "../tilewright.js";
+import { Held } from "./held.js";
+
+/** Objects of the engine that outlive a call, by their numbers. */
+class Shelf<T extends { free(): void }> {
+  readonly #objects = new Map<number, T>();
+  readonly #what: string;
+  #last = 0;
+
+  constructor(what: string) {
+    this.#what = what;
+  }
+
+  put(object: T): number {
+    this.#last += 1;
+    this.#objects.set(this.#last, object);
+    return this.#last;
+  }
+
+  get(id: number): T {
+    const object = this.#objects.get(id);
+    if (object === undefined) {
+      throw new TilewrightError("internal", `there is no ${this.#what} ${id}`);
+    }
+    return object;
+  }
+
+  free(id: number): undefined {
+    this.get(id).free();
+    this.#objects.delete(id);
+  }
+
+  clear(): void {
+    this.#objects.forEach((object) => object.free());
+    this.#objects.clear();
+  }
+}
+
+/** A device with tensors. */
+export class HeldDevice extends Held {
+  readonly tensors = new Shelf<DeviceTensor>("tensor");
+
+  async keep({ data, shape }: Calls["keepTensor"]["args"]): Promise<KeptTensor> {
+    return remembered(this.tensors, await this.place.device.upload(data, Uint32Array.from(shape)));
+  }
+
+  protected override release(): void {
+    this.tensors.clear();
+  }
+}
+
+function remembered(tensors: Shelf<DeviceTensor>, tensor: DeviceTensor): KeptTensor {
+  return { kept: tensors.put(tensor), shape: [...tensor.shape()] };
+}
+
+/** Runs a kernel on tensors that are kept and numbers that came along, and keeps or reads its result. */
+export async function compute<const Operands extends readonly Operand[]>(
+  { place: { device }, tensors }: HeldDevice,
+  operands: Operands,
+  keep: boolean,
+  kernel: (device: Device, ...tensors: { [I in keyof Operands]: DeviceTensor }) => DeviceTensor,
+): Promise<Float32Array | KeptTensor> {
+  let ours: DeviceTensor[] = [];
+  try {
+    const operandTensors: DeviceTensor[] = [];
+    for (const operand of operands) {
+      if (typeof operand === "number") {
+        operandTensors.push(tensors.get(operand));
+      } else {
+        const tensor = await device.upload(operand);
+        ours.push(tensor);
+        operandTensors.push(tensor);
+      }
+    }
+    const result = kernel(device, ...operandTensors as { [I in keyof Operands]: DeviceTensor });
+    ours.push(result);
+    if (!keep) {
+      return await result.read();
+    }
+    result.compute();
+    // From here on it is the caller's.
+    ours.pop();
+    return remembered(tensors, result);
+  } catch (error) {
+    if (isTrap(error)) {
+      ours = [];
+    }
+    throw error;
+  } finally {
+    ours.forEach((tensor) => tensor.free());
+  }
+}
+
+/** Measures a device, and completes what the engine says of it to a report. */
+export async function measure(
+  { place: { device } }: HeldDevice, { quick }: Calls["bench"]["args"], emit: (progress: BenchProgress) => void,
+): Promise<BenchReport> {
+  const report = device.isGpu() ? await inspectGpu() : undefined;
+  const adapter = report?.adapter === undefined ? undefined : report;
+  // What the usual tier leaves unused needs a device of its own. Without one there is a probe less.
+  const half = adapter?.adapter.hasF16 ? await Device.open("gpu", adapter.adapter, "f16").catch(() => undefined) : undefined;
+  const probes: BenchProbe[] = [];
+  const rows: BenchKernel[] = [];
+  const onRow = (json: string, done: number, total: number): void => {
+    const row = JSON.parse(json) as Pick<BenchProgress, "probe" | "kernel">;
+    probes.push(...row.probe === undefined ? [] : [row.probe]);
+    rows.push(...row.kernel === undefined ? [] : [row.kernel]);
+    emit({ ...row, done, total });
+  };
+  const head = JSON.parse(await device.bench(half, quick, onRow)) as Pick<BenchReport, "schema" | "tilewright" | "device" | "settings">;
+  return {
+    schema: head.schema,
+    tilewright: head.tilewright,
+    source: "web",
+    unix_time: Math.floor(Date.now() / 1000),
+    host: { os: null, arch: null, browser: globalThis.navigator?.userAgent ?? null },
+    device: head.device,
+    adapter: adapter?.described ?? null,
+    settings: head.settings,
+    probes,
+    kernels: rows,
+    models: [],
+  };
+}

@@ -1,0 +1,107 @@
+/** Devices that are open: several models can share one, and one that is lost is replaced for all of them. */
+
+import { codeOf, isTrap, messageOf, TilewrightError, type ErrorCode } from "../errors.js";
+import { inspectGpu, requestSubgroups } from "../gpu.js";
+import type { DeviceRequest } from "../protocol.js";
+import { Device, type Adapter } from "../tilewright.js";
+import type { AvailableDevice, DeviceInfo } from "../types.js";
+import { start } from "../wasm.js";
+import type { Caller } from "./port.js";
+
+/** Codes of errors after which another device may still do. */
+export const GPU_FAILURES: ReadonlySet<ErrorCode> = new Set<ErrorCode>(["webgpu_unavailable", "device_lost", "out_of_memory", "gpu", "no_adapter"]);
+
+/** An open device. It is freed when nobody uses it any more. */
+export class Place {
+  readonly device: Device;
+  /** How it was asked for. */
+  readonly request: DeviceRequest;
+  /** Why it was taken if it was not the first choice. The engine only knows that it was told to. */
+  readonly #reason: string | undefined;
+  #users = 0;
+  #isFree = false;
+  #next: Promise<Place> | undefined;
+
+  constructor(device: Device, request: DeviceRequest, reason?: string) {
+    this.device = device;
+    this.request = request;
+    this.#reason = reason;
+  }
+
+  /** Counts one user more. */
+  use(): this {
+    this.#users += 1;
+    return this;
+  }
+
+  /** Counts one less. */
+  release(): void {
+    this.#users -= 1;
+    if (this.#users === 0) {
+      this.#isFree = true;
+      this.device.free();
+    }
+  }
+
+  /** The place that was opened when this one was lost: the same one for all that were here, while one of them uses it. */
+  async next(caller: Caller): Promise<Place> {
+    const opened = await this.#next?.catch(() => undefined);
+    if (opened !== undefined && !opened.#isFree) {
+      return opened;
+    }
+    this.#next = openPlace(this.request, caller);
+    return this.#next;
+  }
+
+  info(): DeviceInfo {
+    const info = this.device.info();
+    return { ...info, reason: this.#reason ?? info.reason };
+  }
+}
+
+/** Opens a device. Under `auto` a GPU that is there and fails is a reason to take the CPU. */
+export async function openPlace(request: DeviceRequest, caller: Caller): Promise<Place> {
+  const { choice, tier, subgroups } = request;
+  await start();
+  if (choice === "cpu") {
+    return new Place(await Device.open("cpu", undefined, tier), request);
+  }
+  const report = await inspectGpu();
+  if (report.adapter === undefined) {
+    if (choice === "gpu") {
+      throw new TilewrightError("webgpu_unavailable", `a GPU was demanded, and there is none: ${report.reason}`);
+    }
+    return openCpu(request, report.reason, caller);
+  }
+  requestSubgroups(subgroups);
+  // The engine must not ask for what the device will not have.
+  const adapter: Adapter = { ...report.adapter, hasSubgroups: report.adapter.hasSubgroups && subgroups };
+  let device: Device;
+  try {
+    device = await Device.open(choice, adapter, tier);
+  } catch (error) {
+    if (choice === "gpu" || isTrap(error) || codeOf(error) === "option") {
+      throw error;
+    }
+    return openCpu(request, `${adapter.name} could not be opened (${messageOf(error)})`, caller);
+  }
+  if (choice === "auto" && !device.isGpu()) {
+    caller.notify("cpu_fallback", `running on the CPU: ${device.info().reason}`);
+  }
+  return new Place(device, request);
+}
+
+/** The CPU in the place of what was asked for, and why. */
+export async function openCpu(request: DeviceRequest, reason: string, caller: Caller): Promise<Place> {
+  await start();
+  const device = await Device.open("cpu", undefined);
+  caller.notify("cpu_fallback", `running on the CPU: ${reason}`);
+  return new Place(device, request, reason);
+}
+
+/** Devices that can be opened. */
+export async function listDevices(): Promise<AvailableDevice[]> {
+  const { adapter } = await inspectGpu();
+  const cpu: AvailableDevice = { choice: "cpu", name: "CPU", isSoftware: false, hasSubgroups: false, hasF16: false };
+  return adapter === undefined ? [cpu] : [{ choice: "gpu", ...adapter }, cpu];
+}

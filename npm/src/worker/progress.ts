@@ -1,0 +1,48 @@
+/** How far a load has come. */
+
+import type { ModelFile } from "../source.js";
+import type { Progress } from "../types.js";
+import type { Caller } from "./port.js";
+
+/** Milliseconds between two reports of progress. */
+const REPORT_MS = 100;
+/** Milliseconds over which the rate is measured. */
+const RATE_MS = 3000;
+
+/** Measures how bytes arrive and reports it, not too often. */
+export class ProgressMeter {
+  readonly #caller: Caller;
+  files: ModelFile[] = [];
+  readonly #samples: { time: number; loaded: number }[] = [];
+  #reported = -Infinity;
+
+  constructor(caller: Caller) {
+    this.#caller = caller;
+  }
+
+  report(phase: Progress["phase"], force: boolean): void {
+    const time = performance.now();
+    if (!force && time - this.#reported < REPORT_MS) {
+      return;
+    }
+    this.#reported = time;
+    const loaded = this.files.reduce((sum, file) => sum + file.arrived, 0);
+    const total = this.files.reduce<number | undefined>(
+      (sum, { size }) => sum === undefined || size === undefined ? undefined : sum + size, 0);
+    this.#samples.push({ time, loaded });
+    while (this.#samples.length > 2 && time - (this.#samples[0]?.time ?? time) > RATE_MS) {
+      this.#samples.shift();
+    }
+    const first = this.#samples[0];
+    const seconds = first === undefined ? 0 : (time - first.time) / 1000;
+    const bytesPerSecond = first === undefined || seconds === 0 ? 0 : (loaded - first.loaded) / seconds;
+    const progress: Progress = { phase, loaded, bytesPerSecond };
+    if (total !== undefined) {
+      progress.total = total;
+      if (bytesPerSecond > 0) {
+        progress.secondsLeft = (total - loaded) / bytesPerSecond;
+      }
+    }
+    this.#caller.tell({ type: "progress", progress });
+  }
+}

@@ -1,0 +1,138 @@
+/** What is loaded and runs: it is loaded again when its device is lost. */
+
+import { codeOf, isTrap, messageOf, TilewrightError, toWire } from "../errors.js";
+import type { LoadRequest } from "../protocol.js";
+import type { KeptCopy } from "../source.js";
+import * as text from "../text.js";
+import type { MemoryInfo } from "../types.js";
+import { start } from "../wasm.js";
+import { deleteDamaged } from "./files.js";
+import { Held, hold } from "./held.js";
+import { loadAt, loadOnto, type Loadable, type Loaded, type Recipe } from "./load.js";
+import { GPU_FAILURES, openCpu } from "./place.js";
+import type { Caller } from "./port.js";
+import { idle, inTurn } from "./turns.js";
+
+/** Something that was loaded, on its device. */
+export abstract class Resident<T extends Loadable> extends Held {
+  readonly #recipe: Recipe<T>;
+  protected readonly caller: Caller;
+  readonly fileBytes: number;
+  protected loaded: T;
+  /** What was lost with a device, while something may still hold it. */
+  protected lost: { free(): void }[] = [];
+  /** Settled, unless it is being loaded again. */
+  #reloading: Promise<void> = Promise.resolve();
+
+  constructor(recipe: Recipe<T>, caller: Caller, { place, loaded, fileBytes }: Loaded<T>) {
+    super(place);
+    this.#recipe = recipe;
+    this.caller = caller;
+    this.loaded = loaded;
+    this.fileBytes = fileBytes;
+    caller.tell({ type: "device", device: place.info() });
+  }
+
+  /** What was asked for. */
+  protected get request(): LoadRequest {
+    return this.#recipe.request;
+  }
+
+  override ready(): Promise<void> {
+    return this.#reloading;
+  }
+
+  /** What the model's files say. */
+  info(): ReturnType<T["info"]> & { fileBytes: number } {
+    const info = this.loaded.info() as ReturnType<T["info"]>;
+    return { ...info, fileBytes: this.fileBytes };
+  }
+
+  async memory(): Promise<MemoryInfo> {
+    return { ...this.loaded.memory(), wasmHeapBytes: (await start()).buffer.byteLength + await text.memoryBytes() };
+  }
+
+  override bytes(): number {
+    return this.loaded.memory().totalBytes;
+  }
+
+  /** Compares the copies that it was loaded from with their digests. If one is damaged, all is loaded again. */
+  async verify(copies: KeptCopy[]): Promise<void> {
+    const asked = { caller: this.caller, signal: new AbortController().signal };
+    try {
+      if (await deleteDamaged(copies, asked, idle, false)) {
+        await inTurn(this.caller.target, asked.signal, () => {
+          this.#reloading = this.#reload(asked.signal);
+          return this.#reloading;
+        });
+      }
+    } catch (error) {
+      const why = new TilewrightError(codeOf(error), `the model was loaded from a damaged copy and could not be loaded again: ${messageOf(error)}`);
+      if (isTrap(error)) {
+        throw error;
+      }
+      this.caller.tell({ type: "ended", error: toWire(why) });
+    }
+  }
+
+  protected override release(): void {
+    this.freeLost();
+    this.freeLoaded();
+  }
+
+  /** Frees what is loaded. */
+  protected freeLoaded(): void {
+    this.loaded.free();
+  }
+
+  protected freeLost(): void {
+    for (const object of this.lost.splice(0)) {
+      object.free();
+    }
+  }
+
+  /** Opens a device in the place of the lost one, unless another model has done so, and loads the model again. */
+  protected async rebuild(lost: unknown, signal: AbortSignal): Promise<T> {
+    const old = this.place;
+    const asked = { caller: this.caller, signal };
+    let again: Loaded<T>;
+    try {
+      again = await loadAt(this.#recipe, await old.next(this.caller), asked);
+    } catch (error) {
+      if (old.request.choice !== "gpu" || !GPU_FAILURES.has(codeOf(error))) {
+        throw error;
+      }
+      const why = `the GPU was lost and could not be opened again (${messageOf(error)})`;
+      again = await loadAt(this.#recipe, await openCpu(old.request, why, this.caller), asked);
+    }
+    this.lost.push({ free: () => old.release() });
+    this.place = again.place;
+    const device = again.place.info();
+    this.caller.tell({ type: "device", device });
+    this.caller.notify("device_rebuilt", `the device was lost (${messageOf(lost)}); the model was loaded again onto ${device.name}`);
+    return again.loaded;
+  }
+
+  /** Loads the model again, onto the same device. If that fails there is none any more. */
+  async #reload(signal: AbortSignal): Promise<void> {
+    this.freeLoaded();
+    this.loaded = (await loadOnto(this.place.device, this.#recipe, { caller: this.caller, signal })).loaded;
+  }
+}
+
+/** Opens a device or takes the one that is named, loads onto it, and says what was loaded. */
+export function load<T extends Loadable, R extends Resident<T>>(
+  kind: new (recipe: Recipe<T>, caller: Caller, loaded: Loaded<T>) => R,
+  recipe: Recipe<T>,
+  asked: { caller: Caller; signal: AbortSignal },
+): Promise<ReturnType<R["info"]>> {
+  const { caller, signal } = asked;
+  return inTurn(caller.target, signal, async () => {
+    const parts = await loadAt(recipe, recipe.request.on ?? recipe.request.device, asked);
+    const resident = hold(caller.target, new kind(recipe, caller, parts));
+    if (recipe.request.verify) {
+      void resident.verify(parts.copies);
+    }
+    return resident.info() as ReturnType<R["info"]>;
+  });
+}

@@ -1,0 +1,153 @@
+/** A language model that is loaded, and its sequence of tokens. */
+
+import { codeOf, isTrap, messageOf, TilewrightError, type ErrorCode } from "../errors.js";
+import type { Calls, Prompt } from "../protocol.js";
+import { common, openSessions, storing, type FoundSession, type Sessions } from "../sessions.js";
+import * as text from "../text.js";
+import type { EngineOptions, Model, Session } from "../tilewright.js";
+import type { GenerateResult, KeptSession, Piece, TokenLogprob } from "../types.js";
+import { nextTask, type CallContext } from "./port.js";
+import { Resident } from "./resident.js";
+
+/** A model and its one sequence of tokens. */
+export class TextResident extends Resident<Model> {
+  #session: Session | undefined;
+  /** Those that the browser keeps; nothing where it keeps none. */
+  #kept: Promise<Sessions | undefined> | undefined;
+
+  /** The model, also after it was loaded again. */
+  readonly #current = (): Model => this.loaded;
+
+  get model(): Model {
+    return this.loaded;
+  }
+
+  async generate({ prompt, options: given, answer: asked }: Calls["generate"]["args"], context: CallContext<"generate">): Promise<GenerateResult> {
+    const ids = this.#encode(prompt);
+    const options: EngineOptions = prompt.kind === "chat" ? this.#endingTurns(given) : given;
+    const endIds = options.ignoreEos === true ? new Uint32Array() : Uint32Array.from([...this.loaded.endIds(), ...options.stopIds ?? []]);
+    const answer = await text.answerOf(this.#current, asked, prompt, ids, endIds, context.signal);
+    try {
+      return await this.#run(ids, options, answer, context);
+    } catch (error) {
+      if (codeOf(error) !== "device_lost") {
+        throw error;
+      }
+      // The device was lost before the sequence could begin, so nothing was given out that would come twice.
+      const model = await this.rebuild(error, context.signal);
+      this.lost.push(this.loaded, ...(this.#session === undefined ? [] : [this.#session]));
+      this.loaded = model;
+      this.#session = undefined;
+      return await this.#run(ids, options, answer, context);
+    } finally {
+      answer?.free();
+      this.freeLost();
+    }
+  }
+
+  /** Keeps the session in the browser's storage. */
+  async saveSession({ maxBytes }: Calls["saveSession"]["args"]): Promise<KeptSession> {
+    const session = this.#session;
+    if (session === undefined || session.nCached() === 0) {
+      throw new TilewrightError("option", "saveSession keeps what was generated, and nothing was so far");
+    }
+    if (!this.request.cache) {
+      throw new TilewrightError("option", "saveSession needs the browser's storage, and the model was loaded with `cache: false`");
+    }
+    return storing(async () => {
+      const kept = await openSessions();
+      this.#kept = Promise.resolve(kept);
+      const bytes = await session.save();
+      return kept.save(this.loaded.digest(), session.tokens(), bytes, maxBytes);
+    });
+  }
+
+  /** Goes on with a kept session, if one has more of the prompt than the latest sequence has. */
+  async #reopen(session: Session, ids: Uint32Array): Promise<void> {
+    if (!this.request.cache) {
+      return;
+    }
+    const dropped = (why: string): void => this.caller.notify("session_dropped", `a kept session is not used: ${why}`);
+    this.#kept ??= openSessions().catch(() => undefined);
+    const kept = await this.#kept;
+    let found: FoundSession | undefined;
+    try {
+      const nKnown = Math.min(common(session.tokens(), ids), session.nCached());
+      const limits = { mostTokens: this.loaded.info().contextLength, mostBack: this.loaded.mostBack() ?? Infinity };
+      found = await kept?.find(this.loaded.digest(), ids, nKnown, limits, () => dropped("its SHA-256 is another one"));
+      if (found !== undefined) {
+        session.restore(found.bytes);
+      }
+    } catch (error) {
+      if (isTrap(error) || codeOf(error) === "device_lost") {
+        throw error;
+      }
+      // What this machine has no room for now is no fault of the session's.
+      if (USELESS.has(codeOf(error))) {
+        await found?.drop().catch(() => {});
+      }
+      dropped(messageOf(error));
+    }
+  }
+
+  protected override freeLoaded(): void {
+    this.#session?.free();
+    this.#session = undefined;
+    text.forget(this.#current);
+    super.freeLoaded();
+  }
+
+  async #run(
+    ids: Uint32Array, options: EngineOptions, answer: text.Answer | undefined, { signal, emit }: CallContext<"generate">,
+  ): Promise<GenerateResult> {
+    const session = this.#session ??= this.loaded.session();
+    await this.#reopen(session, ids);
+    signal.throwIfAborted();
+    const cancel = (): void => session.cancel();
+    signal.addEventListener("abort", cancel, { once: true });
+    const onPiece = async (id: number, text: string, isLast: boolean, logprobs: string | undefined): Promise<boolean> => {
+      const piece = answer === undefined ? { id, text } : answer.piece(id, text, isLast);
+      emit(logprobs === undefined ? piece : { ...piece, ...likelihoods(logprobs) });
+      await nextTask();
+      return !signal.aborted;
+    };
+    try {
+      // The session takes the new model over. The old one stays here: it has the vocabulary, which needs no device.
+      const outcome = await session.generate(ids, options, answer?.guide, onPiece, (error) => this.rebuild(error, signal));
+      return { ...outcome, ...answer?.result ?? { thinking: "", toolCalls: [] } };
+    } catch (error) {
+      throw answer?.failure ?? error;
+    } finally {
+      signal.removeEventListener("abort", cancel);
+    }
+  }
+
+  #encode(prompt: Prompt): Uint32Array {
+    switch (prompt.kind) {
+      case "text":
+        return this.loaded.tokenize(prompt.text, true);
+      case "tokens":
+        return prompt.ids;
+      case "chat":
+        return this.loaded.chatTokens(prompt.messages, { ...prompt.told, now: Math.floor(Date.now() / 1000) });
+    }
+  }
+
+  /** Options that also end where the assistant's turn does. */
+  #endingTurns(options: EngineOptions): EngineOptions {
+    const { ids, texts } = this.loaded.chatStops();
+    return { ...options, stopIds: ids, stop: [...(options.stop ?? []), ...texts] };
+  }
+}
+
+/** Codes of sessions that no attempt will read. */
+const USELESS: ReadonlySet<ErrorCode> = new Set(["format", "unsupported", "truncated", "context_full", "shape", "operand"]);
+
+const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
+
+/** How likely a token was, and the likeliest ones, as the engine says it. */
+function likelihoods(json: string): Pick<Piece, "logprob" | "topLogprobs"> {
+  const told = JSON.parse(json) as Omit<TokenLogprob, "text">[];
+  const [logprob, ...topLogprobs] = told.map((token): TokenLogprob => ({ ...token, text: decoder.decode(Uint8Array.from(token.bytes)) }));
+  return logprob === undefined ? {} : { logprob, topLogprobs };
+}
