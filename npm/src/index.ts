@@ -1,10 +1,14 @@
 /** What the package exports. */
 
+// Users need not have it among the `lib` of their own.
+/// <reference lib="esnext.disposable" preserve="true" />
+
 export {
   bench, type BenchAdapter, type BenchKernel, type BenchModel, type BenchOptions, type BenchProbe, type BenchProgress, type BenchReport,
   type BenchTest,
 } from "./bench.js";
 export { cache } from "./cache.js";
+export { configure, type ConfigureOptions } from "./configure.js";
 export { Embedder } from "./embedder.js";
 export { Embeddings } from "./embeddings.js";
 export { TilewrightError, type ErrorCode } from "./errors.js";

@@ -1,6 +1,7 @@
 /** The names of all options that callers may give, and the error for any other. */
 
 import type { BenchOptions } from "./bench.js";
+import type { ConfigureOptions } from "./configure.js";
 import type { KeptOptions } from "./kept.js";
 import type { AttentionOptions, KernelOptions, RopeOptions } from "./kernels.js";
 import type { MolOptions, MolSearchOptions } from "./mol.js";
@@ -35,6 +36,7 @@ const KEEP: Names<{ keep?: boolean }> = { keep: true };
 
 /** The calls that have options, with the names of these. */
 export const OPTIONS = {
+  "configure": { workerUrl: true, wasmUrl: true, textWasmUrl: true } satisfies Names<ConfigureOptions>,
   "Model.load": LOAD_MODEL,
   "Model.builtin": LOAD_MODEL,
   "adapter": { source: true, scale: true } satisfies Names<AdapterOptions>,

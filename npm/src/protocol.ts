@@ -236,6 +236,8 @@ export type FetchFromWorker =
 
 /** From the caller's thread to the worker. What a call is about, its target, has a number that the caller chooses. */
 export type ToWorker =
+  /** Where the worker finds its WASM, if not beside itself; comes before any call. */
+  | { type: "files"; wasm: string | undefined; textWasm: string | undefined }
   | FetchToWorker & { target: number }
   | { type: "call"; id: number; target: number; name: CallName; args: Calls[CallName]["args"] }
   | { type: "abort"; id: number }

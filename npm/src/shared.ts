@@ -30,6 +30,31 @@ type Message =
   | { type: "reply"; to: string; id: number; value: unknown }
   | { type: "fail"; to: string; id: number; error: WireError };
 
+/** The fields that messages have, besides values of any kind. */
+const FIELDS: Readonly<Record<Message["type"], Readonly<Record<string, "string" | "number" | "object">>>> = {
+  hello: { from: "string" },
+  bye: { from: "string" },
+  ready: { from: "string", info: "object", device: "object" },
+  told: { from: "string", message: "object" },
+  call: { from: "string", id: "number", name: "string", args: "object" },
+  abort: { from: "string", id: "number" },
+  stop: { from: "string", id: "number" },
+  event: { to: "string", id: "number" },
+  reply: { to: "string", id: "number" },
+  fail: { to: "string", id: "number", error: "object" },
+};
+
+/** Whether it is a message. Any page of the site can write to the channel, such as one of an older version. */
+function isMessage(data: unknown): data is Message {
+  if (typeof data !== "object" || data === null) {
+    return false;
+  }
+  const message = data as Record<string, unknown>;
+  const { type } = message;
+  return typeof type === "string" && Object.hasOwn(FIELDS, type)
+    && Object.entries(FIELDS[type as Message["type"]]).every(([field, kind]) => typeof message[field] === kind && message[field] !== null);
+}
+
 /** What all tabs hear of the model. */
 type Told = Extract<ToTarget, { type: "notice" | "progress" | "device" }>;
 
@@ -54,6 +79,7 @@ interface Pending {
   resolve(value: unknown): void;
   reject(error: unknown): void;
   onEvent(value: unknown): void;
+  keeps: object | undefined;
 }
 
 /** A line to what one of the site's tabs has loaded. */
@@ -97,7 +123,11 @@ export class SharedLine implements Line {
     await this.#holdLock(tabLock(this.#id));
     const channel = new BroadcastChannel(topic);
     this.#channel = channel;
-    channel.onmessage = ({ data }: MessageEvent<Message>) => this.#receive(data);
+    channel.onmessage = ({ data }: MessageEvent<unknown>) => {
+      if (isMessage(data)) {
+        this.#receive(data);
+      }
+    };
     return new Promise((resolve, reject) => {
       const abort = (): void => reject(signal?.reason);
       signal?.addEventListener("abort", abort, { once: true });
@@ -120,7 +150,7 @@ export class SharedLine implements Line {
     });
   }
 
-  call<K extends CallName>(name: K, args: Calls[K]["args"], { signal, ending, onEvent }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+  call<K extends CallName>(name: K, args: Calls[K]["args"], { signal, ending, onEvent, keeps }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
     return new Promise((resolve, reject) => {
       signal?.throwIfAborted();
       if (this.#ended !== undefined) {
@@ -140,7 +170,7 @@ export class SharedLine implements Line {
         ending?.removeEventListener("abort", stop);
       };
       const pending: Pending = {
-        name, args, sentTo: undefined, stop: new AbortController(), ending, pieces: [], nAgain: 0,
+        name, args, sentTo: undefined, stop: new AbortController(), ending, pieces: [], nAgain: 0, keeps,
         resolve: (value) => {
           settled();
           resolve(value as Calls[K]["reply"]);

@@ -3,6 +3,8 @@
 import { toWire } from "./errors.js";
 import { importHidden, isNode } from "./platform.js";
 import type { CallName, Calls, ToWorker } from "./protocol.js";
+import { findAt as findTextAt } from "./text.js";
+import { findAt as findEngineAt } from "./wasm.js";
 import { handlers } from "./worker/handlers.js";
 import { find } from "./worker/held.js";
 import { Caller, connect, post, type Port } from "./worker/port.js";
@@ -20,6 +22,10 @@ function callerOf(target: number): Caller {
 
 function receive(message: ToWorker): void {
   switch (message.type) {
+    case "files":
+      findEngineAt(message.wasm);
+      findTextAt(message.textWasm);
+      break;
     case "abort":
     case "stop":
       running.get(message.id)?.[message.type].abort();

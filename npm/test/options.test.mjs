@@ -9,7 +9,7 @@ import { known, OPTIONS } from "../build/options.js";
 
 /** Names that the interface declares, those of the interfaces that it extends included. */
 function declared(name) {
-  for (const file of ["types", "bench", "kernels", "kept", "mol", "vector-index", "openai/request", "openai/client"]) {
+  for (const file of ["types", "configure", "bench", "kernels", "kept", "mol", "vector-index", "openai/request", "openai/client"]) {
     const text = readFileSync(new URL(`../build/${file}.d.ts`, import.meta.url), "utf8");
     const found = new RegExp(`export interface ${name}(?: extends ([\\w, ]+))? \\{([^]*?)\\n\\}`).exec(text);
     if (found === null) continue;
@@ -21,6 +21,7 @@ function declared(name) {
 }
 
 const TYPES = {
+  "configure": "ConfigureOptions",
   "Model.load": "LoadOptions", "Model.builtin": "LoadOptions", "adapter": "AdapterOptions", "generate": "GenerateOptions", "chat": "ChatOptions",
   "saveSession": "SaveSessionOptions", "tokenize": "TokenizeOptions", "Embedder.load": "EmbedderOptions", "embed": "EmbedOptions", "Embedder.tokenize": "PromptOptions",
   "Reranker.load": "RerankerOptions", "rerank": "RerankOptions", "Index.create": "IndexOptions", "Index.load": "LoadIndexOptions",
@@ -70,6 +71,7 @@ test("every call refuses what it does not know, before it starts anything", asyn
   // Objects that were never loaded: what is checked first must not need an engine.
   const bare = (type) => type === Kernels ? new Kernels({}, {}) : Object.create(type.prototype);
   const calls = {
+    "configure": () => tilewright.configure(unknown),
     "Model.load": () => Model.load("model.gguf", unknown),
     "Model.builtin": () => Model.builtin(unknown),
     "adapter": () => Model.builtin({ adapter: { source: "lora.gguf", ...unknown } }),
