@@ -27,14 +27,19 @@ interface Pending {
   resolve(value: unknown): void;
   reject(error: unknown): void;
   onEvent: ((value: unknown) => void) | undefined;
+  keeps?: object | undefined;
 }
 
 /** Options of a call. */
 export interface CallOptions<K extends CallName> {
   signal?: AbortSignal | undefined;
+  /** Asks the worker to reply soon with what it has. */
+  ending?: AbortSignal | undefined;
   /** Memory in the arguments that is handed over instead of copied. */
   transfer?: ArrayBuffer[];
   onEvent?: (event: Calls[K]["event"]) => void;
+  /** What must not be collected while the call runs. */
+  keeps?: object;
 }
 
 /** Milliseconds that a worker has to put things in order before it is ended. */
@@ -191,7 +196,9 @@ class Engine {
     this.#thread?.post(message);
   }
 
-  call<K extends CallName>(target: number, name: K, args: Calls[K]["args"], { signal, transfer, onEvent }: CallOptions<K>): Promise<Calls[K]["reply"]> {
+  call<K extends CallName>(
+    target: number, name: K, args: Calls[K]["args"], { signal, ending, transfer, onEvent, keeps }: CallOptions<K>,
+  ): Promise<Calls[K]["reply"]> {
     return new Promise((resolve, reject) => {
       signal?.throwIfAborted();
       if (this.#ended !== undefined) {
@@ -207,7 +214,11 @@ class Engine {
         }
         reject(signal?.reason);
       };
-      const settled = (): void => signal?.removeEventListener("abort", abort);
+      const stop = (): void => this.post({ type: "stop", id });
+      const settled = (): void => {
+        signal?.removeEventListener("abort", abort);
+        ending?.removeEventListener("abort", stop);
+      };
       this.#thread?.post({ type: "call", id, target, name, args }, transfer);
       this.#pending.set(id, {
         target,
@@ -220,9 +231,14 @@ class Engine {
           reject(error);
         },
         onEvent: onEvent as Pending["onEvent"],
+        keeps,
       });
       this.#thread?.keepAlive(true);
       signal?.addEventListener("abort", abort, { once: true });
+      ending?.addEventListener("abort", stop, { once: true });
+      if (ending?.aborted === true) {
+        stop();
+      }
     });
   }
 
