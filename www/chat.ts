@@ -6,9 +6,11 @@
 //     running        the answer that is being written
 import { sessions, TilewrightError, type Model } from "./tilewright/index.js";
 import { byId, isComposing, make, perFrame } from "./dom.js";
+import { beginRecord, recordPiece } from "./inside/record.js";
 import { startCopying } from "./markdown.js";
 import { hideError, showNotice } from "./messages.js";
 import type { Settings } from "./settings.js";
+import { firstScreen } from "./start/first-screen.js";
 import { showSpeed, speedOf, type Speed } from "./status.js";
 import { noteOf, tellsStories, writeAnswer } from "./chat/answer.js";
 import { ATTACHABLE, Attachments } from "./chat/attachments.js";
@@ -84,7 +86,7 @@ export class Chat {
     });
     // An error or a longer prompt takes room from the messages.
     new ResizeObserver(() => {
-      if (this.isAtEnd) this.scrollDown();
+      if (this.isAtEnd && this.conversation.turns.length > 0) this.scrollDown();
     }).observe(this.output);
     const id = remembered();
     this.show(this.conversation);
@@ -481,6 +483,7 @@ export class Chat {
       showSpeed(speed);
       if (this.isAtEnd) this.scrollDown();
     });
+    beginRecord();
     turn.note = "broken off";
     delete turn.usedTokens;
     delete turn.seenFrom;
@@ -498,14 +501,15 @@ export class Chat {
         },
         called: () => view.last?.showCalls(),
         forgets: () => this.markForgotten(turn),
-        piece: (_step, text) => {
+        piece: (piece) => {
+          recordPiece(piece);
           const now = performance.now();
           firstAt ??= now;
           const elapsed = (now - firstAt) / 1000;
           // The first token's time is the prompt's, so the rate counts those behind it.
           speed = { firstToken: (firstAt - startedAt) / 1000, decode: nPieces > 0 && elapsed > 0 ? nPieces / elapsed : undefined };
           nPieces += 1;
-          pending += text;
+          pending += piece.text;
           draw.ask();
           if (now - savedAt > SAVE_MS) {
             savedAt = now;
@@ -602,6 +606,7 @@ export class Chat {
       }
       intro.append(chips);
     }
+    intro.append(firstScreen);
     this.output.replaceChildren(intro);
   }
 
@@ -619,6 +624,12 @@ export class Chat {
     // What would change the tree has to wait; stopped answers can be changed at once.
     this.output.toggleAttribute("data-busy", running);
     this.showContext();
+  }
+
+  /** Writes a prompt for the user to send. */
+  fillPrompt(text: string): void {
+    this.prompt.value = text;
+    this.refresh();
   }
 
   /** On a phone, a focused prompt would open the keyboard over what is to be read. */

@@ -4,6 +4,7 @@ import { WorkerLine, type CallOptions, type Line } from "./engine.js";
 import { TilewrightError } from "./errors.js";
 import { closeWith } from "./loaded.js";
 import { known } from "./options.js";
+import { registry } from "./platform.js";
 import type { CallName, Calls, KernelCalls, Operand } from "./protocol.js";
 import type { AvailableDevice, Counters, DeviceChoice, DeviceInfo, Notice, Tier } from "./types.js";
 
@@ -123,7 +124,7 @@ class WorkerTensor implements DeviceTensor {
 }
 
 /** Frees tensors that nobody can reach any more. */
-const forgotten = new FinalizationRegistry<() => void>((free) => free());
+const forgotten = registry<() => void>((free) => free());
 
 function freeTensor(line: Line, kept: number): void {
   // With a worker that is gone, its memory is too.

@@ -2,6 +2,7 @@
 
 import { WorkerLine, type CallOptions, type Line } from "./engine.js";
 import { TilewrightError } from "./errors.js";
+import { registry } from "./platform.js";
 import { canShare, SharedLine } from "./shared.js";
 import type { CallName, Calls, CommonRequest, LoadName, SourceSpec } from "./protocol.js";
 import type { CommonLoadOptions, Counters, DeviceInfo, MemoryInfo, TextsProgress } from "./types.js";
@@ -89,7 +90,7 @@ function shareable(source: SourceSpec, on: Holding | undefined): Line {
 }
 
 /** Frees what nobody refers to any more. */
-const forgotten = new FinalizationRegistry<Line>((line) => void line.close("nobody refers to it any more"));
+const forgotten = registry<Line>((line) => void line.close("nobody refers to it any more"));
 
 /** Has a line closed when `it`, whose line it is, has been collected. */
 export function closeWith(it: object, line: Line): void {

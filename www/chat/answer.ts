@@ -1,7 +1,7 @@
 // An answer as it is written: what of the conversation the model sees, its tools, and how it came out. No DOM in here.
-import { TilewrightError, type ChatMessage, type GenerateOptions, type GenerateResult, type Model } from "../tilewright/index.js";
+import { TilewrightError, type ChatMessage, type GenerateOptions, type GenerateResult, type Model, type Piece } from "../tilewright/index.js";
 import { formatRate } from "../dom.js";
-import type { Settings } from "../settings.js";
+import { TOP_LOGPROBS, type Settings } from "../settings.js";
 import { promptWith } from "./attachments.js";
 import { answerOf, type Step, type ToolUse, type Turn } from "./records.js";
 import { runTool, SCHEMAS } from "./tools.js";
@@ -29,8 +29,8 @@ export interface Question {
 export interface Listener {
   /** The turn has this step now. */
   step(step: Step): void;
-  /** The step goes on with this text; its thought may have grown, too. */
-  piece(step: Step, text: string): void;
+  /** The last step goes on with this. */
+  piece(piece: Piece): void;
   /** A tool was called, or has said something. */
   called(step: Step): void;
   /** The model sees only these turns, and the question. */
@@ -46,7 +46,10 @@ export function tellsStories(model: Model): boolean {
 export async function writeAnswer(question: Question, listener: Listener): Promise<GenerateResult> {
   const { model, turn, settings, seed, signal } = question;
   const { temperature, topK, topP, minP, repeatPenalty, presencePenalty, frequencyPenalty, maxTokens } = settings;
-  const options: GenerateOptions = { temperature, topK, topP, minP, repeatPenalty, presencePenalty, frequencyPenalty, maxTokens, seed, signal };
+  const options: GenerateOptions = {
+    temperature, topK, topP, minP, repeatPenalty, presencePenalty, frequencyPenalty, maxTokens, seed, signal,
+    logprobs: settings.probabilities ? TOP_LOGPROBS : undefined,
+  };
   turn.steps = [];
   if (turn.mode === "story") return writeStep(question, listener, () => model.generate(turn.prompt, options));
 
@@ -89,11 +92,12 @@ async function writeStep({ turn }: Question, listener: Listener, generate: () =>
   turn.steps.push(step);
   listener.step(step);
   const generation = generate();
-  for await (const { text, thinking = "", toolCalls = [] } of generation) {
+  for await (const piece of generation) {
+    const { text, thinking = "", toolCalls = [] } = piece;
     step.text += text;
     step.thinking += thinking;
     for (const { id, function: { name, arguments: given } } of toolCalls) step.calls.push({ id, name, arguments: JSON.stringify(given) });
-    listener.piece(step, text);
+    listener.piece(piece);
     if (toolCalls.length > 0) listener.called(step);
   }
   return generation.result;
