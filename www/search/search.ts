@@ -12,6 +12,7 @@ import { passagesOf, TEXT_FILE } from "../passages.js";
 import { loadBegins, loadShown, Newest, showProgress } from "../progress.js";
 import type { Settings } from "../settings.js";
 import { located, type ModelChoice } from "../sources.js";
+import { tellNotice } from "../start/device.js";
 import { lastModel, rememberLast, whileOpening } from "../start/last.js";
 import { showFacts } from "../status.js";
 import { Answer } from "./answer.js";
@@ -239,7 +240,7 @@ export class Search {
         device: this.host.settings().device,
         signal,
         onProgress: (it) => progress.update(loadShown(label, it)),
-        onNotice: showNotice,
+        onNotice: tellNotice,
       });
       const kept = await this.keptIndex(embedder, label);
       const index = kept?.index ?? await Index.create({ on: embedder, model: label });
