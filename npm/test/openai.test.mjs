@@ -238,6 +238,23 @@ test("a stream that is left at any chunk, or never read, ends its generation and
   const unread = fakeModel(["a", "b"]);
   await (await createChatCompletion(unread, { messages, stream: true }))[Symbol.asyncIterator]().return();
   assert.deepEqual([unread.asked.length, unread.stopped.includes(0)], [1, true]);
+  const returned = await createChatCompletion(fakeModel(["a"]), { messages, stream: true });
+  await returned.return();
+  assert.deepEqual(await returned.next(), { done: true, value: undefined });
+  // What is waited for when it is left comes to its end, too.
+  let stop;
+  const stopping = new Promise((resolve) => stop = resolve);
+  const slow = { ...fakeModel([]), chat: () => ({
+    stop, result: stopping.then(() => ({ stopReason: "cancelled", toolCalls: [] })),
+    async *[Symbol.asyncIterator]() {
+      yield { id: 1, text: "a" };
+      await stopping;
+    },
+  }) };
+  const waiting = await createChatCompletion(slow, { messages, stream: true });
+  for (const text of ["", "a"]) assert.equal((await waiting.next()).value.choices[0].delta.content, text);
+  const [last] = await Promise.all([waiting.next(), waiting.return()]);
+  assert.equal(last.value.choices[0].finish_reason, "stop");
   const aborted = fakeModel(["a", "b", "c", "d"]);
   const stream = await createChatCompletion(aborted, { messages, n: 2, stream: true });
   const texts = [];
