@@ -130,6 +130,7 @@ test("values out of range are errors that name the field, before the model is as
   await refused({ messages: [{ role: "user" }] }, /messages\[0\].content is missing/);
   await refused({ messages: [{ role: "assistant", tool_calls: [{ function: { name: "a", arguments: "{" } }] }] }, /messages\[0\].tool_calls\[0\].function.arguments/);
   await refused({ response_format: { type: "xml" } }, /response_format is/);
+  await refused({ reasoning_effort: "much" }, /reasoning_effort is "much"/);
 });
 
 const likely = (id, text, logprob) => ({ id, text, logprob, bytes: [...Buffer.from(text)] });
@@ -206,6 +207,14 @@ test("tools and what is to be matched are passed on, thoughts and calls come bac
     { role: "assistant", content: "", tool_calls: [call] }, { role: "tool", content: "yes", tool_call_id: "call00100" },
   ]);
   await assert.rejects(createChatCompletion(model, { messages, response_format: { type: "json_schema" } }), { code: "option" });
+});
+
+test("how much a model thinks", async () => {
+  const model = fakeModel([]);
+  for (const reasoning_effort of ["none", "high", null]) await createChatCompletion(model, { messages, reasoning_effort });
+  assert.deepEqual(model.asked.map(({ options: { thinking, templateVariables } }) => [thinking, templateVariables]), [
+    [false, undefined], [undefined, { reasoning_effort: "high" }], [undefined, undefined],
+  ]);
 });
 
 test("fields that ask for nothing are fine", async () => {
