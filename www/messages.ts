@@ -5,6 +5,7 @@ import { byId, make } from "./dom.js";
 /** One sentence for each code that says what happened, and one that says what to do. */
 const SENTENCES: Record<ErrorCode, string> = {
   format: "This file is damaged, or is not a model in GGUF or safetensors format. Downloading it again may help.",
+  model_not_found: "There is no model of this name here.",
   unsupported: "This model uses something that tilewright does not support. It chats with models of the Llama family, and searches with encoders of the BERT family.",
   config: "The model's configuration is incomplete or contradicts itself.",
   adapter: "This adapter is for another model, or is none.",
