@@ -59,7 +59,8 @@ export interface ChatCompletionRequest extends SamplingFields {
   /** `none`: no thought, as with `thinking: false` in {@link ChatOptions}. The others are told to the template, which may know them. */
   reasoning_effort?: (typeof EFFORTS)[number] | null;
   response_format?:
-    | { type: "text" } | { type: "json_object" } | { type: "json_schema"; json_schema: { name?: string; schema?: object; strict?: boolean | null } } | null;
+    | { type: "text" } | { type: "json_object" }
+    | { type: "json_schema"; json_schema: { name?: string; schema?: object; strict?: boolean | null } } | null;
 }
 
 /** A token, and how likely it was. */
@@ -206,7 +207,7 @@ async function* chunksOf(
       return;
     }
     const delta = (part: ChatCompletionDelta, finish: FinishReason | null, tokens: readonly Piece[] = []): ChatCompletionChunk =>
-      chunk([{ index, delta: part, finish_reason: finish, logprobs: options.logprobs === undefined || tokens.length === 0 ? null : logprobsOf(tokens) }]);
+      chunk([{ index, delta: part, finish_reason: finish, logprobs: tokens.length === 0 ? null : logprobsOf(tokens) }]);
     const generation = model.chat(messages, options);
     const queue = new TokenQueue();
     let isOpen = false;
