@@ -160,6 +160,8 @@ async function loadNow(next: ModelChoice, signal: AbortSignal): Promise<void> {
     chat.setModel(model);
     rememberLast("chat", { label, source });
     showFirstDevice(model.device);
+    // Before the view is seen: what is above it would move it.
+    progress.end();
     rest();
     announce(`${label} is ready.`);
     // On a phone, a focused prompt would open the keyboard.
