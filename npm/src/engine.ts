@@ -3,7 +3,7 @@
 import { fromWire, messageOf, TilewrightError } from "./errors.js";
 import { FetchServer, type Fetch } from "./fetching.js";
 import { besidePackage, importHidden, isNode } from "./platform.js";
-import type { CallName, Calls, FromWorker, ToTarget, ToWorker } from "./protocol.js";
+import type { CallName, Calls, FromWorker, LoadName, ToTarget, ToWorker } from "./protocol.js";
 import type { DeviceInfo, Notice, Progress } from "./types.js";
 
 /** A worker of the browser or a thread of Node. */
@@ -42,19 +42,32 @@ const GRACE_MS = 2000;
 /** Bytes whose loss would be felt: the browser is asked to keep them. */
 const LARGE_BYTES = 50e6;
 
-/** What hears of what becomes of a target. */
-export interface Listener {
+/** The way to one thing that a worker holds, such as a model or an index. */
+export interface Line {
+  /** Its number in the worker. */
+  readonly target: number;
   onNotice: ((notice: Notice) => void) | undefined;
   onDevice: ((device: DeviceInfo) => void) | undefined;
   onProgress: ((progress: Progress) => void) | undefined;
+  /** A line to something else in the same worker, which can share the device of this. */
+  sibling(): Line;
+  /** Has this function answer the requests for this target. */
+  useFetch(fetch: Fetch): void;
+  /** Has the worker load what this is the line to. */
+  load<K extends LoadName>(name: K, args: Calls[K]["args"], options?: CallOptions<K>): Promise<Calls[K]["reply"]>;
+  /** Asks the worker for something. An abort rejects at once with the signal's reason; the worker stops as soon as it can. */
+  call<K extends CallName>(name: K, args: Calls[K]["args"], options?: CallOptions<K>): Promise<Calls[K]["reply"]>;
+  /** Frees the target, and ends the worker if it has no other. Everything that is still asked is rejected with `disposed`. */
+  close(reason: string): Promise<void>;
 }
 
-/** The way to one thing that a worker holds, such as a model or an index. */
-export class Line implements Listener {
+/** A line to something in a worker of this page. */
+export class WorkerLine implements Line {
   onNotice: ((notice: Notice) => void) | undefined;
   onDevice: ((device: DeviceInfo) => void) | undefined;
   onProgress: ((progress: Progress) => void) | undefined;
-  /** Its number in the worker. */
+  /** Called once when nothing can be asked any more. */
+  onEnd: ((error: TilewrightError) => void) | undefined;
   readonly target: number;
   readonly #engine: Engine;
   #fetching: FetchServer | undefined;
@@ -68,21 +81,22 @@ export class Line implements Listener {
   }
 
   /** A line to something in a worker of its own. */
-  static async open(): Promise<Line> {
+  static async open(): Promise<WorkerLine> {
     return (await Engine.start()).line();
   }
 
-  /** A line to something else in the same worker, which can share the device of this. */
   sibling(): Line {
     return this.#engine.line();
   }
 
-  /** Has this function answer the requests for this target. */
   useFetch(fetch: Fetch): void {
     this.#fetching = new FetchServer(fetch, (message) => this.#engine.post({ ...message, target: this.target }));
   }
 
-  /** Asks the worker for something. An abort rejects at once with the signal's reason; the worker stops as soon as it can. */
+  load<K extends LoadName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+    return this.call(name, args, options);
+  }
+
   async call<K extends CallName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
     if (this.#ended !== undefined) {
       throw this.#ended;
@@ -90,12 +104,10 @@ export class Line implements Listener {
     return this.#engine.call(this.target, name, args, options);
   }
 
-  /** Frees the target, and ends the worker if it has no other. Everything that is still asked is rejected with `disposed`. */
   async close(reason: string): Promise<void> {
     if (this.#ended === undefined) {
-      this.#ended = new TilewrightError("disposed", reason);
-      this.#fetching?.close();
-      await this.#engine.hangUp(this.target, this.#ended);
+      this.end(new TilewrightError("disposed", reason));
+      await this.#engine.hangUp(this.target, new TilewrightError("disposed", reason));
     }
   }
 
@@ -124,15 +136,18 @@ export class Line implements Listener {
 
   /** @internal */
   end(error: TilewrightError): void {
-    this.#ended ??= error;
-    this.#fetching?.close();
+    if (this.#ended === undefined) {
+      this.#ended = error;
+      this.#fetching?.close();
+      this.onEnd?.(error);
+    }
   }
 }
 
 /** A worker with an engine, and the lines to what it holds. It ends with the last of them. */
 class Engine {
   #thread: Thread | undefined;
-  readonly #lines = new Map<number, Line>();
+  readonly #lines = new Map<number, WorkerLine>();
   #nextTarget = 0;
   readonly #pending = new Map<number, Pending>();
   #nextId = 0;
@@ -162,8 +177,8 @@ class Engine {
   }
 
   /** A line to something new. */
-  line(): Line {
-    const line = new Line(this, this.#nextTarget);
+  line(): WorkerLine {
+    const line = new WorkerLine(this, this.#nextTarget);
     this.#nextTarget += 1;
     this.#lines.set(line.target, line);
     return line;

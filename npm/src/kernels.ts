@@ -1,6 +1,6 @@
 /** The engine's kernels on typed arrays and on tensors that stay on the device, all row-major. They run in a worker. */
 
-import { Line } from "./engine.js";
+import { WorkerLine, type Line } from "./engine.js";
 import { TilewrightError } from "./errors.js";
 import { known } from "./options.js";
 import type { KernelCalls, Operand } from "./protocol.js";
@@ -247,7 +247,7 @@ export class Kernels {
 export async function openDevice(
   { device = "auto", tier, subgroups = true, onNotice }: KernelOptions,
 ): Promise<{ line: Line; device: DeviceInfo }> {
-  const line = await Line.open();
+  const line = await WorkerLine.open();
   line.onNotice = onNotice;
   try {
     const info = await line.call("openDevice", { choice: device, subgroups, ...(tier === undefined ? {} : { tier }) });
@@ -309,7 +309,7 @@ export function attention(q: Float32Array, k: Float32Array, v: Float32Array, opt
 
 /** Devices that could run a model here. The CPU is always among them, last. */
 export async function devices(): Promise<AvailableDevice[]> {
-  const line = await Line.open();
+  const line = await WorkerLine.open();
   try {
     return await line.call("devices", {});
   } finally {

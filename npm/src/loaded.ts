@@ -1,8 +1,9 @@
 /** What models, encoders and cross-encoders have in common: each is loaded by a worker, runs on a device, and is freed. */
 
-import { Line, type CallOptions } from "./engine.js";
+import { WorkerLine, type CallOptions, type Line } from "./engine.js";
 import { TilewrightError } from "./errors.js";
-import type { CallName, Calls, CommonRequest, SourceSpec } from "./protocol.js";
+import { canShare, SharedLine } from "./shared.js";
+import type { CallName, Calls, CommonRequest, LoadName, SourceSpec } from "./protocol.js";
 import type { CommonLoadOptions, Counters, DeviceInfo, MemoryInfo, TextsProgress } from "./types.js";
 
 /** What a worker has loaded. */
@@ -13,16 +14,16 @@ interface Parts<Info> {
 }
 
 /** Loads, in the worker of what the options are `on`, or in a new one. `own` is what the call takes besides what every load does. */
-export async function loadInto<K extends "loadModel" | "loadEmbedder" | "loadReranker">(
+export async function loadInto<K extends LoadName>(
   call: K,
   source: SourceSpec,
   own: Omit<Calls[K]["args"], keyof CommonRequest>,
-  { signal, onProgress, onNotice, on, device, tier, cache = true, verify = true, subgroups, fetch }: CommonLoadOptions,
+  { signal, onProgress, onNotice, on, shared = false, device, tier, cache = true, verify = true, subgroups, fetch }: CommonLoadOptions,
 ): Promise<Parts<Calls[K]["reply"]>> {
   signal?.throwIfAborted();
   const where = placeOf({ on, device, tier, subgroups });
   const common: CommonRequest = { source, ...where, cache, verify, ownFetch: fetch !== undefined };
-  const line = await lineFor(on);
+  const line = shared && canShare ? shareable(source, on) : await lineFor(on);
   if (fetch !== undefined) {
     line.useFetch(fetch);
   }
@@ -33,7 +34,7 @@ export async function loadInto<K extends "loadModel" | "loadEmbedder" | "loadRer
     current = info;
   };
   try {
-    const info = await line.call(call, { ...common, ...own } as Calls[K]["args"], { signal });
+    const info = await line.load(call, { ...common, ...own } as Calls[K]["args"], { signal });
     if (current === undefined) {
       throw new TilewrightError("internal", "the engine did not say which device it runs on");
     }
@@ -72,7 +73,19 @@ export function placeOf({ on, device, tier, subgroups }: DeviceOptions): Pick<Co
 
 /** A line to something new: in the worker of `on`, or in one of its own. */
 export async function lineFor(on: Holding | undefined): Promise<Line> {
-  return on === undefined ? Line.open() : on.line.sibling();
+  return on === undefined ? WorkerLine.open() : on.line.sibling();
+}
+
+/** A line to what other tabs of the site may have loaded from the same addresses. */
+function shareable(source: SourceSpec, on: Holding | undefined): Line {
+  const isNamed = source.kind === "builtin" || source.kind === "folder" || (source.kind === "files" && source.files.every(({ kind }) => kind === "url"));
+  if (!isNamed) {
+    throw new TilewrightError("option", "shared is for what other tabs can load too, expected an address as the source");
+  }
+  if (on !== undefined) {
+    throw new TilewrightError("option", "shared is given besides `on`, expected one of them");
+  }
+  return new SharedLine();
 }
 
 /** Frees what nobody refers to any more. */

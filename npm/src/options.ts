@@ -20,7 +20,7 @@ const DEVICE: Names<KernelOptions> = { device: true, tier: true, subgroups: true
 const PLACE: Names<KeptOptions> = { ...DEVICE, on: true };
 const HUB: Names<HubOptions> = { revision: true, token: true, headers: true, endpoint: true };
 const LOAD: Names<CommonLoadOptions> = {
-  ...DEVICE, ...HUB, fetch: true, on: true, onProgress: true, signal: true, cache: true, verify: true, memoryLimit: true,
+  ...DEVICE, ...HUB, fetch: true, on: true, shared: true, onProgress: true, signal: true, cache: true, verify: true, memoryLimit: true,
 };
 const LOAD_INDEX: Names<LoadIndexOptions> = { ...PLACE, model: true };
 const GENERATE: Names<GenerateOptions> = {

@@ -146,7 +146,11 @@ export interface AnswerRequest {
 /** What is generated. */
 export interface GenerateRequest {
   prompt: Prompt;
-  options: Omit<GenerateOptions, "signal" | "responseFormat" | "logitBias"> & { logitBias?: [id: number, bias: number][] };
+  options: Omit<GenerateOptions, "signal" | "responseFormat" | "logitBias"> & {
+    logitBias?: [id: number, bias: number][];
+    /** Tokens that were chosen already; they are given out once more. */
+    replay?: number[];
+  };
   answer: AnswerRequest;
 }
 
@@ -236,6 +240,9 @@ export interface Calls extends KernelCalls {
 
 /** Name of a call. */
 export type CallName = keyof Calls;
+
+/** Calls that load a model of some kind. */
+export type LoadName = "loadModel" | "loadEmbedder" | "loadReranker";
 
 /** Answers of a caller's own `fetch`. */
 export type FetchToWorker =

@@ -11,7 +11,7 @@ export type EngineOptions = {
   maxTokens?: number; temperature?: number; topK?: number; topP?: number; minP?: number; repeatPenalty?: number;
   repeatLastN?: number; presencePenalty?: number; frequencyPenalty?: number; logitBias?: [id: number, bias: number][];
   logprobs?: number; seed?: number; stop?: string[]; stopIds?: number[]; ignoreEos?: boolean; slide?: boolean;
-  tokensPerSubmit?: number; promptLookup?: number;
+  tokensPerSubmit?: number; promptLookup?: number; replay?: number[];
 };
 
 export type FileInfo = { name: string; size?: number };

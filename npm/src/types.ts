@@ -67,6 +67,12 @@ export interface CommonLoadOptions extends HubOptions {
    * it, a worker and a device of its own, which `device`, `tier` and `subgroups` are about.
    */
   on?: Model | Embedder | Reranker | undefined;
+  /**
+   * Whether all tabs of the site that load this from the same address with the same options share one: one of them has it, and the others
+   * ask that one. When it is closed, another one loads it, and texts that are being generated go on with the same tokens. Node and Deno have
+   * no tabs, and load it each time. Default `false`.
+   */
+  shared?: boolean;
   /** What should run the model. Default `auto`. */
   device?: DeviceChoice;
   /** Kernels to use, for tests and comparisons. Default: the fastest that the adapter offers. */
@@ -220,6 +226,8 @@ export type NoticeCode =
   | "shader_replaced"
   /** What was measured with `tune` could not be kept, or was of another version and is not used. */
   | "tuning_ignored"
+  /** The tab that had a shared model is gone; another one has loaded it, and work goes on. */
+  | "taken_over"
   /** A kept session is not used, and the prompt is computed. One that is damaged or of no use to the model was deleted. */
   | "session_dropped";
 

@@ -247,6 +247,12 @@ impl<'s> Generation<'s> {
         Ok(())
     }
 
+    /// Begins with these tokens as if they had been chosen now: a text that was generated elsewhere with the same prompt and
+    /// options goes on as it would have there. They are given out once more, and computed together with the prompt.
+    pub fn replay(&mut self, ids: impl IntoIterator<Item = u32>) {
+        self.read.extend(ids);
+    }
+
     /// The next token, or `None` at the end. The last piece also has the text that was held back because it might have
     /// begun a stop text or been half a character.
     ///

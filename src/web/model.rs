@@ -252,10 +252,11 @@ impl Session {
         on_piece: js_sys::Function,
         on_lost: js_sys::Function,
     ) -> Result<JsValue, JsValue> {
-        let options = read_options(options)?;
+        let (options, replay) = read_options(options)?;
         let Ok(mut session) = self.session.try_borrow_mut() else { return Err(busy()) };
         let guide = guide.map(|guide| Box::new(Guided { guide, allowed: Vec::new() }) as Box<dyn TokenGuide>);
         let mut generation = session.generate_guided_from(ids, &options, guide).map_err(to_js_error)?;
+        generation.replay(replay);
         self.cancel.replace(generation.cancel_handle());
         let mut n_generated = 0;
         while let Some(piece) = generation.next().await {
@@ -361,8 +362,8 @@ fn told(model: &crate::Model, id: u32, logprobs: &Logprobs) -> String {
     serde_json::to_string(&all).unwrap_or_default()
 }
 
-/// Options of a generation as JavaScript gives them; what is missing has its default.
-fn read_options(value: JsValue) -> Result<GenerateOptions, JsValue> {
+/// Options of a generation as JavaScript gives them, and the tokens that it begins with; what is missing has its default.
+fn read_options(value: JsValue) -> Result<(GenerateOptions, Vec<u32>), JsValue> {
     #[derive(Deserialize, Default)]
     #[serde(rename_all = "camelCase", default)]
     struct Options {
@@ -384,10 +385,11 @@ fn read_options(value: JsValue) -> Result<GenerateOptions, JsValue> {
         slide: Option<bool>,
         tokens_per_submit: Option<u32>,
         prompt_lookup: Option<u32>,
+        replay: Vec<u32>,
     }
     let given: Option<Options> = from_js("options", value)?;
     let (given, default) = (given.unwrap_or_default(), GenerateOptions::default());
-    Ok(GenerateOptions {
+    let options = GenerateOptions {
         max_tokens: given.max_tokens.unwrap_or(default.max_tokens),
         temperature: given.temperature.unwrap_or(default.temperature),
         top_k: given.top_k.unwrap_or(default.top_k),
@@ -407,5 +409,6 @@ fn read_options(value: JsValue) -> Result<GenerateOptions, JsValue> {
         tokens_per_submit: given.tokens_per_submit,
         prompt_lookup: given.prompt_lookup.unwrap_or(0),
         ..default
-    })
+    };
+    Ok((options, given.replay))
 }
