@@ -1,13 +1,14 @@
 /** The names of all options that callers may give, and the error for any other. */
 
 import type { BenchOptions } from "./bench.js";
+
 import type { KeptOptions } from "./kept.js";
 import type { AttentionOptions, KernelOptions, RopeOptions } from "./kernels.js";
 import type { MolOptions, MolSearchOptions } from "./mol.js";
 import type { ChatCompletionCallOptions } from "./openai.js";
 import type {
-  AdapterOptions, ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, HubOptions, LoadOptions, PromptOptions, RerankerOptions, RerankOptions,
-  SaveSessionOptions, TextsOptions, TokenizeOptions,
+  AdapterOptions, ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, HubOptions, InspectOptions, LoadOptions, PrefetchOptions, PromptOptions, RemoveOptions, RerankerOptions, RerankOptions,
+  SaveSessionOptions, SourceOptions, TextsOptions, TokenizeOptions,
 } from "./types.js";
 import type { IndexOptions, LoadIndexOptions, SearchOptions } from "./vector-index.js";
 
@@ -19,8 +20,9 @@ const PROMPT: Names<PromptOptions> = { prompt: true };
 const DEVICE: Names<KernelOptions> = { device: true, tier: true, subgroups: true, onNotice: true };
 const PLACE: Names<KeptOptions> = { ...DEVICE, on: true };
 const HUB: Names<HubOptions> = { revision: true, token: true, headers: true, endpoint: true };
+const SOURCE: Names<SourceOptions> = { ...HUB, sha256: true };
 const LOAD: Names<CommonLoadOptions> = {
-  ...DEVICE, ...HUB, fetch: true, on: true, shared: true, onProgress: true, signal: true, cache: true, verify: true, memoryLimit: true,
+  ...DEVICE, ...SOURCE, fetch: true, on: true, shared: true, onProgress: true, signal: true, cache: true, verify: true, memoryLimit: true,
 };
 const LOAD_INDEX: Names<LoadIndexOptions> = { ...PLACE, model: true };
 const GENERATE: Names<GenerateOptions> = {
@@ -35,7 +37,12 @@ const KEEP: Names<{ keep?: boolean }> = { keep: true };
 export const OPTIONS = {
   "Model.load": LOAD_MODEL,
   "Model.builtin": LOAD_MODEL,
-  "adapter": { source: true, scale: true } satisfies Names<AdapterOptions>,
+  "Model.inspect": {
+    ...HUB, fetch: true, signal: true, on: true, device: true, cache: true, contextLengths: true, contextLength: true, kvType: true, memoryLimit: true,
+  } satisfies Names<InspectOptions>,
+  "Model.prefetch": { ...SOURCE, fetch: true, onProgress: true, onNotice: true, signal: true } satisfies Names<PrefetchOptions>,
+  "Model.remove": { revision: true, endpoint: true } satisfies Names<RemoveOptions>,
+  "adapter": { ...SOURCE, source: true, scale: true } satisfies Names<AdapterOptions>,
   "generate": GENERATE,
   "chat": {
     ...GENERATE, tools: true, toolChoice: true, parallelToolCalls: true, thinking: true, documents: true, templateVariables: true, templateName: true, continueFinalMessage: true,
@@ -104,7 +111,7 @@ const SYNONYMS: Readonly<Record<string, string>> = {
   chattemplatekwargs: "templateVariables", enablethinking: "thinking", reasoning: "thinking", format: "responseFormat", grammar: "responseFormat",
   jsonschema: "responseFormat", abortsignal: "signal", repetitionpenalty: "repeatPenalty", stopsequences: "stop", topn: "topK",
   toplogprobs: "logprobs", nprobs: "logprobs",
-  progresscallback: "onProgress", batchsize: "maxBatchTokens",
+  checksum: "sha256", integrity: "sha256", progresscallback: "onProgress", batchsize: "maxBatchTokens",
 };
 
 /** The name that was probably meant: the same but for case and separators, another engine's word for it, or a slip or two away. */

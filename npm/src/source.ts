@@ -50,6 +50,8 @@ export interface OpenContext {
   extras: readonly string[];
   /** Little is wanted of large files, and nothing is kept that is not already: copies are read, and the rest comes in pieces. */
   peek?: boolean;
+  /** What cannot be kept is an error. */
+  mustKeep?: boolean;
   /** What sends requests instead of `fetch`. */
   fetch?: Fetch;
   newDigest(): Sha256;
@@ -753,7 +755,7 @@ class UrlFile implements ModelFile {
 
   /** Finds out what is kept, and keeps others from changing it. */
   async #claim(): Promise<void> {
-    const { store, newDigest, notify, onCopy, signal, peek } = this.#context;
+    const { store, newDigest, notify, onCopy, signal, peek, mustKeep } = this.#context;
     if (store === undefined) {
       return;
     }
@@ -775,6 +777,9 @@ class UrlFile implements ModelFile {
       }
       this.#stored = readable && await store.claim(this.url, "exclusive", signal);
       if (this.#stored === undefined) {
+        if (mustKeep === true) {
+          throw new TilewrightError("storage", `${this.url} is being loaded elsewhere, here or in another tab; it can be fetched after that`);
+        }
         notify({ code: "not_cached", message: `${this.url} is being loaded in another tab as well; this tab does not keep its copy` });
         return;
       }
@@ -929,6 +934,11 @@ class UrlFile implements ModelFile {
   }
 
   async #giveUpStoring(error: unknown): Promise<void> {
+    if (this.#context.mustKeep === true) {
+      await this.#drop();
+      throw error instanceof TilewrightError ? error
+        : new TilewrightError(isFull(error) ? "quota" : "storage", `${this.url} cannot be kept: ${messageOf(error)}`, { cause: error });
+    }
     const why = isFull(error) ? `the browser's storage for this page is full (${messageOf(error)})` : `the browser's storage failed (${messageOf(error)})`;
     this.#context.notify({ code: "not_cached", message: `${this.url} will not be kept for the next time: ${why}` });
     if (this.#position < this.#kept.size) {

@@ -21,7 +21,14 @@ export async function specOf(
   const { sha256, ...hub } = options;
   const pins = pinsOf(sha256);
   const spec = await unpinned(source, signal, hub, wanted);
-  return { ...spec, ...(pins === undefined ? {} : { pins }), ...given(source, spec, hub, wanted) };
+  const given = wanted === "model" ? givenOf(source, spec, hub) : undefined;
+  return { ...spec, ...(pins === undefined ? {} : { pins }), ...(given === undefined ? {} : { given }) };
+}
+
+/** What copies of a model are remembered as, without asking anybody; nothing if not all of it has addresses. */
+export async function keptAs(source: ModelSource, hub: HubOptions): Promise<SourceSpec["given"]> {
+  const isHub = typeof source === "string" && isHubAddress(source);
+  return givenOf(source, isHub ? undefined : await unpinned(source, undefined, hub, "model"), hub);
 }
 
 /** Digests as files' are written. */
@@ -40,21 +47,19 @@ function pinsOf(sha256: SourceOptions["sha256"]): Pins | undefined {
     : digestOf("sha256", sha256);
 }
 
-/** What a copy of a model is remembered as, if all of it has addresses. */
-function given(source: ModelSource, spec: SourceSpec, { revision, endpoint }: HubOptions, wanted: Wanted): Pick<SourceSpec, "given"> {
-  if (wanted !== "model") {
-    return {};
-  }
+/** `spec`: of what is no address of a hub. */
+function givenOf(source: ModelSource, spec: SourceSpec | undefined, { revision, endpoint }: HubOptions): SourceSpec["given"] {
   if (typeof source === "string" && isHubAddress(source)) {
     const address = revision === undefined || source.includes("@") ? source : `${source}@${revision}`;
     const hub = endpoint === undefined ? undefined : endpointOf(endpoint);
-    return { given: { source: address, ...(hub === undefined || hub === ENDPOINT ? {} : { endpoint: hub }) } };
+    return { source: address, ...(hub === undefined || hub === ENDPOINT ? {} : { endpoint: hub }) };
   }
-  const urls = spec.kind === "folder" ? [spec.url] : spec.kind === "files" ? spec.files.flatMap((file) => file.kind === "url" ? [file.url] : []) : [];
+  const urls = spec?.kind === "folder" ? [spec.url] : spec?.kind === "files" ? spec.files.map((file) => file.kind === "url" ? file.url : "") : [];
   const [first] = urls;
-  const isWhole = spec.kind === "folder" || (spec.kind === "files" && urls.length === spec.files.length);
-  return !isWhole || first === undefined || !urls.every((url) => /^https?:/.test(url)) ? {}
-    : { given: { source: Array.isArray(source) ? urls.map(storedAddress) : storedAddress(first) } };
+  if (first === undefined || !urls.every((url) => /^https?:/.test(url))) {
+    return undefined;
+  }
+  return { source: Array.isArray(source) ? urls.map(storedAddress) : storedAddress(first) };
 }
 
 async function unpinned(source: ModelSource, signal: AbortSignal | undefined, hub: HubOptions & { fetch?: Fetch }, wanted: Wanted): Promise<SourceSpec> {

@@ -18,6 +18,9 @@ pub struct Header {
     read: Option<Read>,
 }
 
+/// The largest integer that a number of JavaScript holds; what a hostile header claims may be more.
+const MAX_SAFE: u64 = (1 << 53) - 1;
+
 /// What the files say.
 struct Read {
     outline: Outline,
@@ -82,8 +85,8 @@ impl Header {
         let weights = |shares: Vec<WeightShare>| {
             let told = |WeightShare { block_type, n_elements, size_bytes }| Weights {
                 r#type: block_type.to_string(),
-                parameters: n_elements,
-                size_bytes,
+                parameters: n_elements.min(MAX_SAFE),
+                size_bytes: size_bytes.min(MAX_SAFE),
             };
             shares.into_iter().map(told).collect()
         };
@@ -111,7 +114,7 @@ impl Header {
                 kind: "other",
                 name: outline.name.as_deref(),
                 architecture: outline.architecture.as_deref(),
-                max_context_length: outline.max_context_length,
+                max_context_length: outline.max_context_length.map(|length| length.min(MAX_SAFE)),
                 weights: weights(outline.weights.clone()),
                 licence,
                 problem: Some(problem.to_string()),
