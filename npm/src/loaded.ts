@@ -2,6 +2,7 @@
 
 import { WorkerLine, type CallOptions, type Line } from "./engine.js";
 import { TilewrightError } from "./errors.js";
+import { registry } from "./platform.js";
 import { canShare, SharedLine } from "./shared.js";
 import type { CallName, Calls, CommonRequest, LoadName, SourceSpec } from "./protocol.js";
 import type { CommonLoadOptions, Counters, DeviceInfo, MemoryInfo, TextsProgress } from "./types.js";
@@ -111,11 +112,11 @@ function shareable(source: SourceSpec, on: Holding | undefined): Line {
 }
 
 /** Frees what nobody refers to any more. */
-const forgotten = new FinalizationRegistry<Line>((line) => void line.close("nobody refers to it any more"));
+const forgotten = registry<Line>((line) => void line.close("nobody refers to it any more"));
 
 /** Has a line closed when `it`, whose line it is, has been collected. */
 export function closeWith(it: object, line: Line): void {
-  forgotten.register(it, line, line);
+  forgotten.register(it, line);
 }
 
 /** Something that is loaded. It is freed by `free`, or some time after the last reference to it has gone. */
@@ -123,7 +124,6 @@ export abstract class Loaded<Info> implements Holding {
   /** @internal */
   readonly line: Line;
   readonly #state: { device: DeviceInfo };
-  #nCalls = 0;
   /** What the model's files say. */
   readonly info: Info;
 
@@ -173,18 +173,12 @@ export abstract class Loaded<Info> implements Holding {
 
   /** As `free`; resolves when it is done. */
   async [Symbol.asyncDispose](): Promise<void> {
-    forgotten.unregister(this.line);
     await this.line.close("the model was freed");
   }
 
   /** Asks the worker. It is not collected meanwhile. @internal */
-  async call<K extends CallName>(name: K, args: Calls[K]["args"], options?: CallOptions<K>): Promise<Calls[K]["reply"]> {
-    this.#nCalls += 1;
-    try {
-      return await this.line.call(name, args, options);
-    } finally {
-      this.#nCalls -= 1;
-    }
+  call<K extends CallName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+    return this.line.call(name, args, { ...options, keeps: this });
   }
 }
 

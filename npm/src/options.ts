@@ -1,11 +1,12 @@
 /** The names of all options that callers may give, and the error for any other. */
 
 import type { BenchOptions } from "./bench.js";
-
+import type { ConfigureOptions } from "./configure.js";
 import type { KeptOptions } from "./kept.js";
 import type { AttentionOptions, KernelOptions, RopeOptions } from "./kernels.js";
 import type { MolOptions, MolSearchOptions } from "./mol.js";
-import type { ChatCompletionCallOptions } from "./openai.js";
+import type { ClientOptions } from "./openai/client.js";
+import type { RequestOptions } from "./openai/request.js";
 import type {
   AdapterOptions, ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, HubOptions, InspectOptions, LoadOptions, PrefetchOptions, PromptOptions, RemoveOptions, RerankerOptions, RerankOptions,
   SaveSessionOptions, SourceOptions, TextsOptions, TokenizeOptions,
@@ -31,10 +32,12 @@ const GENERATE: Names<GenerateOptions> = {
   tokensPerSubmit: true, promptLookup: true, responseFormat: true,
 };
 const LOAD_MODEL: Names<LoadOptions> = { ...LOAD, tune: true, contextLength: true, kvType: true, adapter: true };
+const REQUEST: Names<RequestOptions> = { signal: true };
 const KEEP: Names<{ keep?: boolean }> = { keep: true };
 
 /** The calls that have options, with the names of these. */
 export const OPTIONS = {
+  "configure": { workerUrl: true, wasmUrl: true, textWasmUrl: true } satisfies Names<ConfigureOptions>,
   "Model.load": LOAD_MODEL,
   "Model.builtin": LOAD_MODEL,
   "Model.inspect": {
@@ -71,7 +74,10 @@ export const OPTIONS = {
     ...KEEP, nHeads: true, headDim: true, firstPos: true, theta: true, style: true,
   } satisfies Names<RopeOptions & { keep?: boolean }>,
   "attention": { ...KEEP, nHeads: true, nKvHeads: true, headDim: true } satisfies Names<AttentionOptions & { keep?: boolean }>,
-  "createChatCompletion": { signal: true } satisfies Names<ChatCompletionCallOptions>,
+  "createClient": { models: true } satisfies Names<ClientOptions>,
+  "createChatCompletion": REQUEST,
+  "completions.create": REQUEST,
+  "embeddings.create": REQUEST,
 } as const;
 
 /**

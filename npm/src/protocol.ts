@@ -154,6 +154,9 @@ export interface GenerateRequest {
   answer: AnswerRequest;
 }
 
+/** What is told of a generation while it runs: first what its prompt is, then each token. */
+export type GenerateEvent = Pick<GenerateResult, "promptTokens" | "cachedTokens"> | Piece;
+
 /** A tensor that the worker keeps, by its number. */
 export interface KeptTensor {
   kept: number;
@@ -203,7 +206,7 @@ export interface Calls extends KernelCalls {
   inspect: { args: InspectRequest; event: never; reply: ModelReport };
   /** Keeps a model's files without loading it. Tells how far it has come as a load does. */
   prefetch: { args: Pick<CommonRequest, "source" | "ownFetch">; event: never; reply: undefined };
-  generate: { args: GenerateRequest; event: Piece; reply: GenerateResult };
+  generate: { args: GenerateRequest; event: GenerateEvent; reply: GenerateResult };
   saveSession: { args: { maxBytes: number }; event: never; reply: KeptSession };
   tokenize: { args: { text: string; addSpecial: boolean }; event: never; reply: Uint32Array };
   detokenize: { args: { ids: Uint32Array }; event: never; reply: string };
@@ -260,9 +263,13 @@ export type FetchFromWorker =
 
 /** From the caller's thread to the worker. What a call is about, its target, has a number that the caller chooses. */
 export type ToWorker =
+  /** Where the worker finds its WASM, if not beside itself; comes before any call. */
+  | { type: "files"; wasm: string | undefined; textWasm: string | undefined }
   | FetchToWorker & { target: number }
   | { type: "call"; id: number; target: number; name: CallName; args: Calls[CallName]["args"] }
-  | { type: "abort"; id: number };
+  | { type: "abort"; id: number }
+  /** The call is to reply soon with what it has. */
+  | { type: "stop"; id: number };
 
 /** From the worker to whoever a target belongs to. */
 export type ToTarget =

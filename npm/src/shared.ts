@@ -7,7 +7,7 @@
 import { WorkerLine, type CallOptions, type Line } from "./engine.js";
 import { fromWire, TilewrightError, toWire, type WireError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
-import type { CallName, Calls, GenerateRequest, LoadName, ToTarget } from "./protocol.js";
+import type { CallName, Calls, GenerateEvent, GenerateRequest, LoadName, ToTarget } from "./protocol.js";
 import type { DeviceInfo, Notice, Piece, Progress } from "./types.js";
 
 /** Whether there are tabs here, and the means to share among them. */
@@ -24,11 +24,36 @@ type Message =
   | { type: "told"; from: string; message: Told }
   /** From a tab to the one that leads. */
   | { type: "call"; from: string; id: number; name: CallName; args: Calls[CallName]["args"] }
-  | { type: "abort"; from: string; id: number }
+  | { type: "abort" | "stop"; from: string; id: number }
   /** Back. */
   | { type: "event"; to: string; id: number; value: unknown }
   | { type: "reply"; to: string; id: number; value: unknown }
   | { type: "fail"; to: string; id: number; error: WireError };
+
+/** The fields that messages have, besides values of any kind. */
+const FIELDS: Readonly<Record<Message["type"], Readonly<Record<string, "string" | "number" | "object">>>> = {
+  hello: { from: "string" },
+  bye: { from: "string" },
+  ready: { from: "string", info: "object", device: "object" },
+  told: { from: "string", message: "object" },
+  call: { from: "string", id: "number", name: "string", args: "object" },
+  abort: { from: "string", id: "number" },
+  stop: { from: "string", id: "number" },
+  event: { to: "string", id: "number" },
+  reply: { to: "string", id: "number" },
+  fail: { to: "string", id: "number", error: "object" },
+};
+
+/** Whether it is a message. Any page of the site can write to the channel, such as one of an older version. */
+function isMessage(data: unknown): data is Message {
+  if (typeof data !== "object" || data === null) {
+    return false;
+  }
+  const message = data as Record<string, unknown>;
+  const { type } = message;
+  return typeof type === "string" && Object.hasOwn(FIELDS, type)
+    && Object.entries(FIELDS[type as Message["type"]]).every(([field, kind]) => typeof message[field] === kind && message[field] !== null);
+}
 
 /** What all tabs hear of the model. */
 type Told = Extract<ToTarget, { type: "notice" | "progress" | "device" }>;
@@ -46,12 +71,15 @@ interface Pending {
   sentTo: string | undefined;
   /** Stops it where it runs here. */
   readonly stop: AbortController;
+  /** Aborted when the caller wants what there is so far. */
+  readonly ending: AbortSignal | undefined;
   readonly pieces: Piece[];
   /** Pieces that come once more. */
   nAgain: number;
   resolve(value: unknown): void;
   reject(error: unknown): void;
   onEvent(value: unknown): void;
+  keeps: object | undefined;
 }
 
 /** A line to what one of the site's tabs has loaded. */
@@ -74,7 +102,7 @@ export class SharedLine implements Line {
   readonly #pending = new Map<number, Pending>();
   #nextId = 0;
   /** What other tabs ask of this one, by their names. */
-  readonly #clients = new Map<string, Map<number, AbortController>>();
+  readonly #clients = new Map<string, Map<number, Record<"abort" | "stop", AbortController>>>();
   #ended: TilewrightError | undefined;
   /** Gives up all locks. */
   readonly #gone = new AbortController();
@@ -95,7 +123,11 @@ export class SharedLine implements Line {
     await this.#holdLock(tabLock(this.#id));
     const channel = new BroadcastChannel(topic);
     this.#channel = channel;
-    channel.onmessage = ({ data }: MessageEvent<Message>) => this.#receive(data);
+    channel.onmessage = ({ data }: MessageEvent<unknown>) => {
+      if (isMessage(data)) {
+        this.#receive(data);
+      }
+    };
     return new Promise((resolve, reject) => {
       const abort = (): void => reject(signal?.reason);
       signal?.addEventListener("abort", abort, { once: true });
@@ -118,7 +150,7 @@ export class SharedLine implements Line {
     });
   }
 
-  call<K extends CallName>(name: K, args: Calls[K]["args"], { signal, onEvent }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+  call<K extends CallName>(name: K, args: Calls[K]["args"], { signal, ending, onEvent, keeps }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
     return new Promise((resolve, reject) => {
       signal?.throwIfAborted();
       if (this.#ended !== undefined) {
@@ -132,9 +164,13 @@ export class SharedLine implements Line {
         this.#post({ type: "abort", from: this.#id, id });
         reject(signal?.reason);
       };
-      const settled = (): void => signal?.removeEventListener("abort", abort);
+      const stop = (): void => this.#post({ type: "stop", from: this.#id, id });
+      const settled = (): void => {
+        signal?.removeEventListener("abort", abort);
+        ending?.removeEventListener("abort", stop);
+      };
       const pending: Pending = {
-        name, args, sentTo: undefined, stop: new AbortController(), pieces: [], nAgain: 0,
+        name, args, sentTo: undefined, stop: new AbortController(), ending, pieces: [], nAgain: 0, keeps,
         resolve: (value) => {
           settled();
           resolve(value as Calls[K]["reply"]);
@@ -146,6 +182,7 @@ export class SharedLine implements Line {
         onEvent: (event) => onEvent?.(event as Calls[K]["event"]),
       };
       signal?.addEventListener("abort", abort, { once: true });
+      ending?.addEventListener("abort", stop, { once: true });
       this.#pending.set(id, pending);
       this.#send(id, pending);
     });
@@ -247,9 +284,12 @@ export class SharedLine implements Line {
     const args = name === "generate" && pieces.length > 0 ? continued(pending.args as GenerateRequest, pieces) : pending.args;
     if (this.#local === undefined) {
       this.#post({ type: "call", from: this.#id, id, name, args });
+      if (pending.ending?.aborted === true) {
+        this.#post({ type: "stop", from: this.#id, id });
+      }
       return;
     }
-    this.#local.call(name, args, { signal: pending.stop.signal, onEvent: (value) => this.#event(id, value) }).then(
+    this.#local.call(name, args, { signal: pending.stop.signal, ending: pending.ending, onEvent: (value) => this.#event(id, value) }).then(
       (value) => this.#settle(id)?.resolve(value),
       (error: unknown) => this.#settle(id)?.reject(error),
     );
@@ -260,11 +300,11 @@ export class SharedLine implements Line {
     if (pending === undefined) {
       return;
     }
-    if (pending.nAgain > 0) {
-      pending.nAgain -= 1;
-      return;
-    }
-    if (pending.name === "generate") {
+    if (pending.name === "generate" && "id" in (value as GenerateEvent)) {
+      if (pending.nAgain > 0) {
+        pending.nAgain -= 1;
+        return;
+      }
       pending.pieces.push(value as Piece);
     }
     pending.onEvent(value);
@@ -315,7 +355,8 @@ export class SharedLine implements Line {
         void this.#answer(message);
         break;
       case "abort":
-        this.#clients.get(message.from)?.get(message.id)?.abort();
+      case "stop":
+        this.#clients.get(message.from)?.get(message.id)?.[message.type].abort();
         break;
       case "event":
         if (message.to === this.#id) {
@@ -347,11 +388,11 @@ export class SharedLine implements Line {
       return;
     }
     this.#watch(from);
-    const stop = new AbortController();
-    this.#clients.get(from)?.set(id, stop);
+    const { abort, stop } = { abort: new AbortController(), stop: new AbortController() };
+    this.#clients.get(from)?.set(id, { abort, stop });
     try {
       const value = await this.#local.call(name, args, {
-        signal: stop.signal, onEvent: (value) => this.#post({ type: "event", to: from, id, value }),
+        signal: abort.signal, ending: stop.signal, onEvent: (value) => this.#post({ type: "event", to: from, id, value }),
       });
       this.#post({ type: "reply", to: from, id, value });
     } catch (error) {
@@ -373,7 +414,7 @@ export class SharedLine implements Line {
   }
 
   #forget(tab: string): void {
-    this.#clients.get(tab)?.forEach((stop) => stop.abort());
+    this.#clients.get(tab)?.forEach(({ abort }) => abort.abort());
     this.#clients.delete(tab);
     if (this.#ended !== undefined && this.#clients.size === 0) {
       void this.#leave();

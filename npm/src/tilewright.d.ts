@@ -134,7 +134,9 @@ export class Session {
     ids: Uint32Array,
     options: EngineOptions,
     guide: TokenGuide | undefined,
-    /** `logprobs`: JSON of the token and of the likeliest ones, if they were asked for. */
+    /** Told before all else how many of the ids are cached. */
+    onBegin: (nCached: number) => void,
+    /** `logprobs`: JSON of the token, of the likeliest ones, and of how many have no text out, if they were asked for. */
     onPiece: (id: number, text: string, isLast: boolean, logprobs: string | undefined) => Promise<boolean>,
     onLost: (error: Error) => Promise<Model>,
   ): Promise<Omit<GenerateResult, "thinking" | "toolCalls">>;
