@@ -77,7 +77,8 @@ impl ModelHeader {
     /// The same for a plan of its memory, which needs neither tokenizer nor templates.
     #[cfg(feature = "web")]
     pub(crate) fn for_plan(&self) -> ModelHeader {
-        let tokenizer = Err(Error::Tokenizer { field: "model".into(), expected: "a plan".into(), found: "texts".into() });
+        let tokenizer =
+            Err(Error::Tokenizer { field: "model".into(), expected: "a plan".into(), found: "texts".into() });
         let ModelHeader { name, shape, catalog, further, .. } = self;
         let (name, shape, catalog) = (name.clone(), shape.clone(), catalog.clone());
         ModelHeader {

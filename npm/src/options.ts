@@ -8,8 +8,8 @@ import type { MolOptions, MolSearchOptions } from "./mol.js";
 import type { ClientOptions } from "./openai/client.js";
 import type { RequestOptions } from "./openai/request.js";
 import type {
-  AdapterOptions, ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, HubOptions, InspectOptions, LoadOptions, PrefetchOptions, PromptOptions, RemoveOptions, RerankerOptions, RerankOptions,
-  SaveSessionOptions, SourceOptions, TextsOptions, TokenizeOptions,
+  AdapterOptions, ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, HubOptions, InspectOptions, LoadOptions,
+  PrefetchOptions, PromptOptions, RemoveOptions, RerankerOptions, RerankOptions, SaveSessionOptions, SourceOptions, TextsOptions, TokenizeOptions,
 } from "./types.js";
 import type { IndexOptions, LoadIndexOptions, SearchOptions } from "./vector-index.js";
 

@@ -1,8 +1,8 @@
 //! Reads what a model's files say of it while their bytes arrive, as they do over a network.
 
-use super::{ModelHeader, Outline};
 use super::gguf::{self, ConfigData};
 use super::huggingface::{self, Texts};
+use super::{ModelHeader, Outline};
 use crate::error::Error;
 use crate::formats::gguf::Gguf;
 use crate::formats::safetensors::Safetensors;

@@ -100,11 +100,13 @@ impl Header {
                 },
                 name: Some(&header.name),
                 architecture: Some(&header.shape.config().architecture),
-                max_context_length: Some(match &header.shape {
-                    ModelShape::Decoder(config) => config.max_seq_len,
-                    ModelShape::Encoder(shape) => shape.max_tokens,
-                }
-                .into()),
+                max_context_length: Some(
+                    match &header.shape {
+                        ModelShape::Decoder(config) => config.max_seq_len,
+                        ModelShape::Encoder(shape) => shape.max_tokens,
+                    }
+                    .into(),
+                ),
                 chat_template: has_template(header),
                 weights: weights(header.catalog.shares()),
                 licence,
