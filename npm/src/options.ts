@@ -62,7 +62,7 @@ export const OPTIONS = {
   "Index.create": { ...LOAD_INDEX, dims: true, metric: true, storage: true } satisfies Names<IndexOptions>,
   "Index.load": LOAD_INDEX,
   "Index.search": { filter: true, signal: true } satisfies Names<SearchOptions>,
-  "Mol.load": { ...PLACE, ...HUB, storage: true, cache: true, signal: true } satisfies Names<MolOptions>,
+  "Mol.load": { ...PLACE, ...SOURCE, storage: true, cache: true, signal: true } satisfies Names<MolOptions>,
   "Mol.search": { method: true, users: true, signal: true } satisfies Names<MolSearchOptions>,
   "Kernels.open": DEVICE,
   "bench": { ...DEVICE, quick: true, signal: true, onProgress: true } satisfies Names<BenchOptions>,

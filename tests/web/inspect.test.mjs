@@ -14,6 +14,9 @@ import { bytesInMemory, repository } from "./server.mjs";
 const stories = readFileSync(join(repository, "assets/stories.gguf"));
 const digest = createHash("sha256").update(stories).digest("hex");
 const limited = { timeout: 120_000 };
+/** By place: a large file with its address, and the address of a model whose adapter is not there. */
+const bigs = {};
+const adapterless = {};
 const inChromium = (name, run, given, check) => test(`Chromium: ${name}`, limited, async () => check(await places.Chromium(run, given())));
 
 /** What everything is loaded by, and with which context. */
@@ -62,7 +65,7 @@ everywhere(
         contextLength: info.contextLength ?? info.maxTokens, cacheBytes: memory.cacheBytes, activationsBytes: memory.activationsBytes, totalBytes: memory.totalBytes,
       });
     });
-    // 5 layers of 4 heads of 8 each for keys and values, in halves, as the file of the story model says.
+    // What a token takes is what a context takes, divided.
     const { cpu } = told[0].report.memory;
     assert.ok(cpu.cacheBytesPerToken > 0 && Math.abs(cpu.cacheBytesPerToken * 200 - cpu.contexts[0].cacheBytes) <= 200, JSON.stringify(cpu));
     assert.ok(told[3].report.files.some(({ name, sizeBytes }) => name === "tokenizer.json" && sizeBytes > 0), "what is not read is counted");
@@ -93,7 +96,6 @@ everywhere(
     return { url: bigs[place][1] };
   },
 );
-const bigs = {};
 
 /** A GGUF file of another architecture. */
 const unknown = () => {
@@ -181,7 +183,6 @@ everywhere(
     return { url: server.url("assets/stories.gguf"), digest, none: { url: adapterless[place], adapter: server.url("files/none.gguf") } };
   },
 );
-const adapterless = {};
 
 test("Node: without a storage nothing is kept, and asking is no error", limited, async () => {
   const told = await places.Node(async ({ Model }, { url }) => ({
