@@ -11,6 +11,8 @@ mod embedder;
 #[cfg(feature = "web")]
 mod encoder;
 #[cfg(feature = "web")]
+mod header;
+#[cfg(feature = "web")]
 mod index;
 #[cfg(feature = "web-kernels")]
 mod kernels;

@@ -15,9 +15,21 @@ export type StoredRecord = CacheEntry & {
   lastModified?: string;
   /** Of a folder rather than a file: names of files that it does not have. */
   absent?: string[];
+  /** Of a model rather than a file: what it was asked for by, and the addresses of its files. */
+  model?: ModelRecord;
   /** Of a session: its tokens. */
   tokens?: number[];
 };
+
+/** Which files belong together. */
+export interface ModelRecord {
+  /** The source, with absolute addresses. */
+  source: string | string[];
+  /** Address of the hub, if it is not the usual one. */
+  endpoint?: string;
+  /** What the files are kept under. */
+  files: string[];
+}
 
 /** Appends to a download's bytes. */
 export interface StoreWriter {
@@ -88,8 +100,7 @@ export class Store {
 
   /** A record for each address, that of the complete copy if there is one; the newest first. */
   async list(): Promise<StoredRecord[]> {
-    const read = await Promise.all((await this.#backend.keys()).map((key) => this.#backend.readRecord(key)));
-    const records = read.filter((record) => record !== undefined && record.absent === undefined) as StoredRecord[];
+    const records = (await this.#records()).filter(({ absent, model }) => absent === undefined && model === undefined);
     records.sort((a, b) => Number(b.complete) - Number(a.complete) || b.date - a.date);
     const byAddress = new Map<string, StoredRecord>();
     for (const record of records) {
@@ -98,6 +109,29 @@ export class Store {
       }
     }
     return [...byAddress.values()].sort((a, b) => b.date - a.date);
+  }
+
+  /** What was said of models, the one that was asked for last first. */
+  async models(): Promise<(ModelRecord & { date: number })[]> {
+    const found = (await this.#records()).flatMap(({ model, date }) => isModel(model) ? [{ ...model, date }] : []);
+    return found.sort((a, b) => b.date - a.date);
+  }
+
+  /** Remembers which files are a model's. */
+  async setModel({ source, endpoint, files }: ModelRecord): Promise<void> {
+    const model = { source, ...(endpoint === undefined ? {} : { endpoint }), files: files.map(storedAddress) };
+    const key = await modelKey(model);
+    await this.#backend.writeRecord(key, { url: key, stored: 0, complete: false, date: Date.now(), model });
+  }
+
+  /** Forgets which files are a model's; they stay. */
+  async removeModel(model: Omit<ModelRecord, "files">): Promise<void> {
+    await this.#backend.remove(await modelKey(model));
+  }
+
+  async #records(): Promise<StoredRecord[]> {
+    const read = await Promise.all((await this.#backend.keys()).map((key) => this.#backend.readRecord(key)));
+    return read.filter((record) => record !== undefined);
   }
 
   /** Deletes a download. Returns whether there was one. Throws `storage` while a tab loads it. */
@@ -160,6 +194,17 @@ export class Store {
       release();
     }
   }
+}
+
+/** Whether it is what {@link Store.setModel} wrote: files of an origin's storage are anybody's of that origin. */
+function isModel(model: Partial<ModelRecord> | undefined): model is ModelRecord {
+  const areTexts = (list: unknown): boolean => Array.isArray(list) && list.every((text) => typeof text === "string");
+  return model !== undefined && (typeof model.source === "string" || areTexts(model.source)) && areTexts(model.files)
+    && (model.endpoint === undefined || typeof model.endpoint === "string");
+}
+
+function modelKey({ source, endpoint }: Omit<ModelRecord, "files">): Promise<string> {
+  return keyOf(JSON.stringify({ source, endpoint }));
 }
 
 /** A download while it is claimed. */

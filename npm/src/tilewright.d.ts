@@ -2,8 +2,8 @@
 
 import type { EmbedderSettings, ExpectedModel, IndexSettings, ModelSettings, RerankerSettings } from "./protocol.js";
 import type {
-  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, GenerateResult, Hit, IndexInfo, MemoryInfo, ModelInfo, MolInfo,
-  MolMethod, Ranked, RerankerInfo, Tier, VectorStorage,
+  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, GenerateResult, Hit, IndexInfo, KvType, MemoryInfo, ModelInfo, ModelReport, MolInfo,
+  MolMethod, Ranked, RerankerInfo, Tier, VectorStorage, WeightShare,
 } from "./types.js";
 
 export type Adapter = Omit<AvailableDevice, "choice">;
@@ -25,6 +25,8 @@ export class Device {
   info(): DeviceInfo;
   counters(): Counters;
   isGpu(): boolean;
+  /** Bytes that a model can take here, where that can be known. */
+  availableBytes(): number | undefined;
   /** What the self-test has had to say since this was last asked for. */
   takeNotices(): string[];
   destroy(): void;
@@ -64,6 +66,35 @@ export class Loader<Loaded> {
   finish(): Promise<Loaded>;
   free(): void;
 }
+
+/** What the headers of a model's files say. What is missing is `null`. */
+export type HeaderFacts = {
+  kind: ModelReport["kind"];
+  name: string | null;
+  architecture: string | null;
+  licence: string | null;
+  maxContextLength: number | null;
+  chatTemplate: boolean;
+  weights: WeightShare[];
+  problem: string | null;
+};
+
+/** The headers of a model's files, whose bytes are pushed as to a {@link Loader}. */
+export class Header {
+  constructor(files: FileInfo[]);
+  setFolder(name: string): void;
+  want(): { file: number; offset: number } | undefined;
+  push(bytes: Uint8Array): void;
+  end(): void;
+  facts(): HeaderFacts;
+  /** Memory that the model would take there, whatever there is. */
+  plan(device: Device, options: PlanOptions): Omit<MemoryInfo, "wasmHeapBytes">;
+  /** Throws what loading would throw by the headers. */
+  check(device: Device, options: PlanOptions): void;
+  free(): void;
+}
+
+export type PlanOptions = { contextLength?: number; kvType?: KvType; memoryLimit?: number };
 
 export class Model {
   private constructor();

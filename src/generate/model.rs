@@ -411,6 +411,12 @@ impl Model {
         Ok(RecordedPasses::declare(target, &transformer, room)?.plan())
     }
 
+    /// Refuses what loading it would refuse by its header: what does not fit, or is of another kind; nothing is allocated.
+    #[cfg(feature = "web")]
+    pub(crate) fn check_header(device: &Device, header: ModelHeader, options: &LoadOptions<'_>) -> Result<(), Error> {
+        Model::declare(device, header, None, options).map(drop)
+    }
+
     /// Runs a pass.
     pub(super) fn run(&self, pass: &Recording) -> Result<(), Error> {
         #[cfg(not(target_arch = "wasm32"))]

@@ -35,9 +35,19 @@ macro_rules! any {
 
 /// Bytes that a loader wants next.
 #[derive(Serialize)]
-struct Wanted {
+pub(super) struct Wanted {
     file: usize,
     offset: u64,
+}
+
+impl Wanted {
+    /// `{ file, offset }`, or `undefined` when nothing is wanted.
+    pub fn to_js(wanted: Option<(usize, u64)>) -> Result<JsValue, JsValue> {
+        match wanted {
+            Some((file, offset)) => to_js(&Wanted { file, offset }),
+            None => Ok(JsValue::UNDEFINED),
+        }
+    }
 }
 
 #[wasm_bindgen]
@@ -82,10 +92,7 @@ impl Loader {
 
     /// `{ file, offset }` of the bytes wanted next, or `undefined` when everything is there.
     pub fn want(&self) -> Result<JsValue, JsValue> {
-        match any!(&self.0, loader => loader.wanted()) {
-            Some((file, offset)) => to_js(&Wanted { file, offset }),
-            None => Ok(JsValue::UNDEFINED),
-        }
+        Wanted::to_js(any!(&self.0, loader => loader.wanted()))
     }
 
     /// Takes bytes from the wanted offset on.
@@ -147,7 +154,7 @@ impl Loader {
 }
 
 /// Files as JavaScript gives them.
-fn read_files(files: JsValue) -> Result<Vec<FileName>, JsValue> {
+pub(super) fn read_files(files: JsValue) -> Result<Vec<FileName>, JsValue> {
     #[derive(Deserialize)]
     struct File {
         name: String,

@@ -4,9 +4,11 @@ import type { Calls } from "../protocol.js";
 import { ScoreResident, VectorResident } from "./batch-resident.js";
 import { drop, Held, held, hold, placeOf, present } from "./held.js";
 import { compute, HeldDevice, measure } from "./kernels.js";
+import { inspect } from "./inspect.js";
 import { embedderRecipe, modelRecipe, rerankerRecipe } from "./load.js";
 import { listDevices } from "./place.js";
 import type { CallContext, Handler, Handlers } from "./port.js";
+import { prefetch } from "./prefetch.js";
 import { load, Resident } from "./resident.js";
 import { NOTHING, TextResident } from "./text-resident.js";
 import { forgetTurns, inTurn, inTurnUnless } from "./turns.js";
@@ -28,6 +30,8 @@ export const handlers: Handlers = {
   loadModel: (request, context) => load(TextResident, modelRecipe(request), context),
   loadEmbedder: (request, context) => load(VectorResident, embedderRecipe(request), context),
   loadReranker: (request, context) => load(ScoreResident, rerankerRecipe(request), context),
+  inspect: making(inspect),
+  prefetch: making(prefetch),
   generate: (args, context) =>
     inTurnUnless(context.target, context.signal, context.ending, NOTHING, () => held(context.target, TextResident).generate(args, context)),
   saveSession: on(TextResident, (model, args) => model.saveSession(args)),
