@@ -26,7 +26,7 @@ use crate::formats::BlockType;
 #[cfg(feature = "grammar")]
 use crate::grammar::Grammars;
 use crate::kernels::KvType;
-use crate::load::{Catalog, ChatSource, FURTHER_TOKENS, Feed, FileBytes, ModelFile, ModelHeader};
+use crate::load::{Catalog, ChatSource, FNV_BASIS, FURTHER_TOKENS, Feed, FileBytes, ModelFile, ModelHeader, fnv};
 use crate::memory::Limit;
 use crate::model::{Block, Ending, KvCache, ModelConfig, PassTensors, Transformer, Weights};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
@@ -560,13 +560,14 @@ impl Model {
         self.room.kv_type
     }
 
-    /// Tells the weights from others', whatever files and device they are in.
+    /// Tells the weights from others', and what is computed with them, such as angles: whatever files and device they are in.
     pub(super) fn digest(&self) -> u64 {
+        let digest = self.digest.wrapping_add(fnv(FNV_BASIS, format!("{:?}", self.config()).as_bytes()));
         #[cfg(feature = "lora")]
         if let Some(adapter) = &self.adapter {
-            return self.digest.wrapping_add(adapter.digest());
+            return digest.wrapping_add(adapter.digest());
         }
-        self.digest
+        digest
     }
 
     /// The digest, as files have it.
