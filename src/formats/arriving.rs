@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Parsed, Safetensors, TensorInfo, UNKNOWN_LEN};
+use super::{Parsed, Safetensors, TensorInfo};
 use crate::error::Error;
 
 /// What becomes of the bytes of a file.

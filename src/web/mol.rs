@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use wasm_bindgen::prelude::*;
 
 use super::index::hits_to_js;
-use super::{Device, from_js, pick, to_js, to_js_error};
+use super::{from_js, pick, to_js, to_js_error};
 use crate::error::Error;
 use crate::retrieval::index::Storage;
 use crate::retrieval::mol::{self, MolLoader, MolSearch};
