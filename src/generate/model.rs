@@ -411,20 +411,28 @@ impl Model {
         Ok(RecordedPasses::declare(target, &transformer, room)?.plan())
     }
 
-    /// Runs a pass.
-    pub(super) fn run(&self, pass: &Recording) -> Result<(), Error> {
+    /// Runs a pass, of whose rows the first `n_rows` are those of tokens.
+    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
+    pub(super) fn run(&self, pass: &Recording, n_rows: usize) -> Result<(), Error> {
         #[cfg(not(target_arch = "wasm32"))]
         if let Some(streamed) = &self.inner.streamed {
-            return streamed.run(&self.device, pass);
+            return streamed.run(&self.device, pass, n_rows);
         }
         self.device.run(pass)
     }
 
-    /// Runs a pass `n_runs` times, one where layers are streamed, and reads a tensor after each run.
-    pub(super) fn run_and_read(&self, pass: &Recording, tensor: &Tensor, n_runs: u32) -> Result<Pending, Error> {
+    /// Runs a pass as [`Model::run`], `n_runs` times, or once where layers are streamed, and reads a tensor after each run.
+    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
+    pub(super) fn run_and_read(
+        &self,
+        pass: &Recording,
+        n_rows: usize,
+        tensor: &Tensor,
+        n_runs: u32,
+    ) -> Result<Pending, Error> {
         #[cfg(not(target_arch = "wasm32"))]
         if let Some(streamed) = &self.inner.streamed {
-            return streamed.run_and_read(&self.device, pass, tensor);
+            return streamed.run_and_read(&self.device, pass, n_rows, tensor);
         }
         self.device.replay_and_read(pass, tensor, n_runs)
     }
