@@ -2,7 +2,6 @@
 
 import { codeOf, messageOf, TilewrightError } from "./errors.js";
 import { openFolder, type Store, type StoredFile, type StoredRecord } from "./store.js";
-import type { Saving, Sha256 } from "./tilewright.js";
 import type { KeptSession } from "./types.js";
 
 /** Where they lie, apart from downloads. */
@@ -20,10 +19,23 @@ const CHUNK_BYTES = 1 << 20;
 const CHANNEL = "tilewright-sessions";
 
 /** A session's file, piece by piece. */
-export type SessionContent = Pick<Saving, "size" | "next" | "free">;
+export interface SessionContent {
+  /** Bytes of the whole file. */
+  size(): number;
+  /** The next bytes, or nothing at the end. */
+  next(): Promise<Uint8Array | undefined>;
+  free(): void;
+}
 
-/** Makes a SHA-256. */
-export type NewDigest = () => Pick<Sha256, "update" | "hex" | "free">;
+/** A SHA-256 of bytes that come piece by piece. */
+interface Digest {
+  update(bytes: Uint8Array): void;
+  hex(): string;
+  free(): void;
+}
+
+/** Makes one. */
+export type NewDigest = () => Digest;
 
 /** A kept session that a prompt can go on with. */
 export interface FoundSession {
@@ -260,7 +272,7 @@ export class Sessions {
 }
 
 /** Writes a session's bytes and returns their SHA-256. */
-async function write(file: StoredFile, record: SessionRecord, content: SessionContent, digest: ReturnType<NewDigest>): Promise<string> {
+async function write(file: StoredFile, record: SessionRecord, content: SessionContent, digest: Digest): Promise<string> {
   try {
     // A part that an interrupted call left is written anew.
     const writer = await file.write(record);
@@ -349,7 +361,7 @@ async function readBlob(blob: Blob, offset: number): Promise<Uint8Array> {
   return new Uint8Array(await blob.slice(offset, offset + CHUNK_BYTES).arrayBuffer());
 }
 
-async function digestOfBlob(blob: Blob, digest: ReturnType<NewDigest>): Promise<string | undefined> {
+async function digestOfBlob(blob: Blob, digest: Digest): Promise<string | undefined> {
   try {
     for (let offset = 0; offset < blob.size; offset += CHUNK_BYTES) {
       digest.update(await readBlob(blob, offset));
