@@ -37,7 +37,7 @@ use crate::tokenizer::Tokenizer;
 pub use catalog::Catalog;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use catalog::TableRows;
-pub(crate) use catalog::{Feed, Widened};
+pub(crate) use catalog::{FNV_BASIS, Feed, Widened, fnv};
 pub use chat::ChatSource;
 pub use file::FileBytes;
 #[cfg(not(target_arch = "wasm32"))]

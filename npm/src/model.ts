@@ -147,7 +147,7 @@ export class Model extends Loaded<ModelInfo> {
    * model, also in another page of this origin, whose prompt begins like it goes on from there. What is kept is exact: the text is the same.
    * It is as large as the cached keys and values of its tokens. `sessions` lists and deletes what is kept.
    *
-   * @throws {@link TilewrightError}: `storage` where the browser stores nothing, as in Node and Deno; `quota` where there is no room;
+   * @throws {@link TilewrightError}: `storage` where the browser stores nothing, as in Node and in Deno without `--location`; `quota` where there is no room;
    * `option` if nothing was generated so far, or with `cache: false`.
    */
   async saveSession(options: SaveSessionOptions = {}): Promise<KeptSession> {

@@ -25,7 +25,6 @@ const SOURCE: Names<SourceOptions> = { ...HUB, sha256: true };
 const LOAD: Names<CommonLoadOptions> = {
   ...DEVICE, ...SOURCE, fetch: true, on: true, shared: true, onProgress: true, signal: true, cache: true, verify: true, memoryLimit: true,
 };
-const LOAD_INDEX: Names<LoadIndexOptions> = { ...PLACE, model: true };
 const GENERATE: Names<GenerateOptions> = {
   signal: true, maxTokens: true, temperature: true, topK: true, topP: true, minP: true, repeatPenalty: true, repeatLastN: true,
   presencePenalty: true, frequencyPenalty: true, logitBias: true, logprobs: true, seed: true, stop: true, ignoreEos: true, slide: true,
@@ -59,8 +58,8 @@ export const OPTIONS = {
   "Embedder.tokenize": PROMPT,
   "Reranker.load": { ...LOAD, maxTokens: true, sigmoid: true, maxBatchTokens: true } satisfies Names<RerankerOptions>,
   "rerank": { ...TEXTS, topK: true } satisfies Names<RerankOptions>,
-  "Index.create": { ...LOAD_INDEX, dims: true, metric: true, storage: true } satisfies Names<IndexOptions>,
-  "Index.load": LOAD_INDEX,
+  "Index.create": { ...PLACE, model: true, dims: true, metric: true, storage: true } satisfies Names<IndexOptions>,
+  "Index.load": { ...PLACE, ...HUB, model: true, cache: true, signal: true } satisfies Names<LoadIndexOptions>,
   "Index.search": { filter: true, signal: true } satisfies Names<SearchOptions>,
   "Mol.load": { ...PLACE, ...SOURCE, storage: true, cache: true, signal: true } satisfies Names<MolOptions>,
   "Mol.search": { method: true, users: true, signal: true } satisfies Names<MolSearchOptions>,

@@ -229,13 +229,17 @@ export interface Calls extends KernelCalls {
   readTensor: { args: { kept: number }; event: never; reply: Float32Array };
   freeTensor: { args: { kept: number }; event: never; reply: undefined };
   createIndex: { args: { where: Where; settings: IndexSettings }; event: never; reply: MadeVectors<IndexInfo> };
-  loadIndex: { args: { where: Where; bytes: Uint8Array; expected?: ExpectedModel }; event: never; reply: MadeVectors<IndexInfo> };
+  loadIndex: { args: Pick<LoadRequest, "source" | "cache"> & { where: Where; expected?: ExpectedModel }; event: never; reply: MadeVectors<IndexInfo> };
   /** Replies with the first vector's id and what the index is now. */
   appendVectors: { args: { vectors: Float32Array }; event: never; reply: { first: number; info: IndexInfo } };
   /** Replies with how many were there until now and what the index is now. */
   deleteVectors: { args: { ids: Uint32Array }; event: never; reply: { deleted: number; info: IndexInfo } };
   searchVectors: { args: { queries: Float32Array; k: number; filter?: Uint32Array }; event: never; reply: Hit[][] };
-  saveIndex: { args: Record<string, never>; event: never; reply: Uint8Array };
+  /** Begins to write the index as it is now, and gives the number under which its pieces are asked for. */
+  beginSave: { args: Record<string, never>; event: never; reply: number };
+  /** The next piece, or nothing at the end. */
+  savedPiece: { args: { save: number }; event: never; reply: Uint8Array | undefined };
+  endSave: { args: { save: number }; event: never; reply: undefined };
   loadMol: { args: Pick<LoadRequest, "source" | "cache"> & { where: Where; storage?: VectorStorage }; event: never; reply: MadeVectors<MolInfo> };
   appendItems: { args: { vectors: Float32Array }; event: never; reply: { first: number; info: MolInfo } };
   searchItems: { args: { queries: Float32Array; k: number; method?: MolMethod; users?: Uint32Array }; event: never; reply: Hit[][] };
