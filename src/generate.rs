@@ -9,6 +9,7 @@ mod front;
 mod further;
 mod generation;
 mod guide;
+mod inside;
 #[cfg(not(target_arch = "wasm32"))]
 mod kept;
 mod loader;
@@ -35,6 +36,7 @@ pub use beam::{Beam, BeamOptions};
 pub use generation::{CancelHandle, Generation, Piece, StopReason};
 #[cfg(all(target_arch = "wasm32", feature = "web"))]
 pub(crate) use guide::TokenGuide;
+pub use inside::{HeadWeights, TimedDispatch, Timeline};
 #[cfg(not(target_arch = "wasm32"))]
 pub use kept::KeptStats;
 pub use logprobs::Logprobs;
