@@ -1,7 +1,7 @@
 // Bundles what `tsc` has checked, for `scripts/build-web`:
 //
 //     node scripts/bundle.mjs package OUT    of npm/build/: index.js, worker.js and the types that users need
-//     node scripts/bundle.mjs page OUT       of www/*.ts: the page's scripts; libraries are those of npm/
+//     node scripts/bundle.mjs page OUT       of www/: the page's scripts and its style; libraries are those of npm/
 
 import { copyFileSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -54,15 +54,16 @@ async function bundlePackage(out) {
 /** The page loads the package as a user's page does: from a folder beside it. */
 const beside = {
   name: "package beside the page",
-  setup: (build) => build.onResolve({ filter: /^\.\/tilewright\/index\.js$/ }, ({ path }) => ({ path, external: true })),
+  setup: (build) => build.onResolve({ filter: /^\.\.?\/tilewright\/index\.js$/ }, () => ({ path: "./tilewright/index.js", external: true })),
 };
 
 async function bundlePage(out) {
   const scripts = (...names) => names.map((name) => join(repository, "www", `${name}.ts`));
-  // What comes on demand, by `import()`, and what both pages share are files of their own, named by their content.
+  // What comes on demand, by `import()`, and what that shares with the rest are files of their own, named by their content.
   const modules = { format: "esm", splitting: true, chunkNames: "[name]-[hash]", plugins: [beside] };
-  await esbuild.build({ ...COMMON, ...modules, outdir: out, entryPoints: scripts("main", "bench") });
+  await esbuild.build({ ...COMMON, ...modules, outdir: out, entryPoints: scripts("main") });
   await esbuild.build({ ...COMMON, format: "iife", outdir: out, entryPoints: scripts("theme", "sw") });
+  await esbuild.build({ ...COMMON, outdir: out, entryPoints: [join(repository, "www/style.css")] });
 }
 
 const [what, out] = process.argv.slice(2);

@@ -20,6 +20,7 @@ const TYPES = {
   ".png": "image/png",
   ".svg": "image/svg+xml",
   ".wasm": "application/wasm",
+  ".webmanifest": "application/manifest+json; charset=utf-8",
 };
 
 /** The MIME type of a file with this name. */

@@ -9,6 +9,7 @@ mod front;
 mod further;
 mod generation;
 mod guide;
+mod held;
 mod inside;
 #[cfg(not(target_arch = "wasm32"))]
 mod kept;

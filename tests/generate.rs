@@ -846,6 +846,37 @@ fn a_stream_goes_on_when_the_device_is_lost() {
     }
 }
 
+#[test]
+fn a_text_that_began_elsewhere_goes_on_as_it_would_have() {
+    let drawn = GenerateOptions { max_tokens: 30, seed: 5, temperature: 1.0, ..GenerateOptions::default() };
+    let cases = [
+        GenerateOptions::greedy(30),
+        GenerateOptions { repeat_penalty: 1.2, frequency_penalty: 0.3, presence_penalty: 0.2, ..drawn.clone() },
+        GenerateOptions { stop: vec![" was so happy".into(), "red".into(), " big".into()], ..drawn },
+        GenerateOptions { prompt_lookup: 4, ..GenerateOptions::greedy(30) },
+    ];
+    for device in executors() {
+        let model = Model::builtin(&device).unwrap();
+        for options in &cases {
+            let run = |replayed: &[Piece]| {
+                let mut session = model.session().unwrap();
+                let mut generation = session.generate("Once upon a time", options).unwrap();
+                generation.replay(replayed.iter().map(|piece| piece.id));
+                let pieces: Vec<Piece> = std::iter::from_fn(|| block_on(generation.next())).map(Result::unwrap).collect();
+                (pieces, generation.stop_reason(), generation.prefill().tokens)
+            };
+            let (whole, end, n_prompt) = run(&[]);
+            for n in [1, 7, whole.len() - 1, whole.len()] {
+                let n_computed = if n == whole.len() { 0 } else { n_prompt + n };
+                let (pieces, ended, n_fed) = run(&whole[..n]);
+                assert_eq!((&pieces, ended), (&whole, end), "after {n} tokens");
+                // With guesses, what follows the prompt counts as decoding.
+                assert!(n_fed == n_computed || options.prompt_lookup > 0, "{n_fed} of {n_computed} tokens");
+            }
+        }
+    }
+}
+
 fn limited_context(context_length: u32) -> LoadOptions<'static> {
     LoadOptions { context_length: Some(context_length), ..LoadOptions::default() }
 }

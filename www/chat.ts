@@ -3,8 +3,10 @@
 import type { ChatMessage, Generation, GenerateOptions, Model, ToolCall } from "./tilewright/index.js";
 import { byId, formatRate, isComposing, make, perFrame } from "./dom.js";
 import { GrowingMarkdown } from "./markdown.js";
+import { beginRecord, recordPiece } from "./inside/record.js";
 import { announce, hideError } from "./messages.js";
-import type { Settings } from "./settings.js";
+import { TOP_LOGPROBS, type Settings } from "./settings.js";
+import { firstScreen } from "./start/first-screen.js";
 import { showSpeed, speedOf, type Speed } from "./status.js";
 
 const STORY_STARTERS = ["Once upon a time", "One day", "The little fox", "In a small village", "Lily was"];
@@ -66,7 +68,7 @@ export class Chat {
     });
     // An error or a longer prompt takes room from the messages.
     new ResizeObserver(() => {
-      if (this.isAtEnd) this.scrollDown();
+      if (this.isAtEnd && this.turns.length > 0) this.scrollDown();
     }).observe(this.output);
     this.showIntro();
   }
@@ -157,7 +159,9 @@ export class Chat {
     const settings = this.page.settings();
     const seed = settings.seed ?? crypto.getRandomValues(new Uint32Array(1))[0] ?? 0;
     const { temperature, topK, topP, minP, repeatPenalty, maxTokens } = settings;
-    const options: GenerateOptions = { temperature, topK, topP, minP, repeatPenalty, maxTokens, seed, signal };
+    const logprobs = settings.probabilities ? TOP_LOGPROBS : undefined;
+    const options: GenerateOptions = { temperature, topK, topP, minP, repeatPenalty, maxTokens, seed, signal, logprobs };
+    beginRecord();
     const startedAt = performance.now();
     const generation: Generation = this.isStory ? model.generate(turn.prompt, options)
       : model.chat(this.messages(settings.systemPrompt), { ...options, thinking: "auto" });
@@ -180,7 +184,9 @@ export class Chat {
     });
     let note = "";
     try {
-      for await (const { text, thinking = "", toolCalls = [] } of generation) {
+      for await (const piece of generation) {
+        recordPiece(piece);
+        const { text, thinking = "", toolCalls = [] } = piece;
         const now = performance.now();
         firstAt ??= now;
         const elapsed = (now - firstAt) / 1000;
@@ -309,6 +315,7 @@ export class Chat {
       }
       intro.append(chips);
     }
+    intro.append(firstScreen);
     this.output.replaceChildren(intro);
   }
 
@@ -319,6 +326,12 @@ export class Chat {
     this.stopButton.hidden = !running;
     this.send.disabled = !this.model || this.prompt.value.trim() === "";
     this.clearButton.disabled = this.turns.length === 0;
+  }
+
+  /** Writes a prompt for the user to send. */
+  fillPrompt(text: string): void {
+    this.prompt.value = text;
+    this.refresh();
   }
 
   /** On a phone, a focused prompt would open the keyboard over what is to be read. */

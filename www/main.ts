@@ -3,38 +3,44 @@
 // Elements that tests and scripts may rely on:
 //
 //     html[data-version]    which version of the page this is, from scripts/build-web; the service worker tells them apart by it
-//     html[data-view]       chat or search: #tab-chat and #tab-search, #view-chat and #view-search
+//     html[data-view]       chat, search, kernels or inside: #tab-chat and so on, #view-chat and so on; kernels/ and inside/ have their own lists
 //     html[data-state]      of the chat: loading, ready, generating, error (an error is shown) or empty (no model)
 //     html[data-mode]       story (the model continues a text) or chat
 //     #output               the messages: .message[data-role=user], .message[data-role=assistant]; their text is the message
 //     #prompt #send #stop #clear
 //     #model-builtin #model-hub #model-file #model-folder #model-url #model-url-load #cache-list: for the view that is shown
 //     #model-name           the loaded model's name
+//     #start                the first screen: #start-models with .start-model[data-fits], and #start-device
 //     html[data-search]     of the search: loading, ready, indexing or empty (no encoder)
 //     #encoder-name         the loaded encoder's name
 //     #search-load          shown while an encoder is loaded, with #search-load-bar, -text and -stop
-//     #texts-input #texts-add #texts-file #texts-sample #texts-go-on #texts-clear #texts-summary
+//     #texts-input #texts-add #texts-file #texts-folder #texts-sample #texts-go-on #texts-clear #texts-summary
 //     #search-progress      shown while passages are embedded, with #search-progress-bar, -text and -stop
 //     #query #results-note  the query; #results[data-query] has a .result[data-id] for each passage that was found, best first
+//     #answer               #answer-ask, #answer-stop, #answer-text with .cite[data-passage], #answer-note; #rerank-on #rerank-url #rerank-note
 //     #search-device[data-backend] #search-speed #search-memory, and all details in #search-facts
 //     #progress             shown while loading, with #progress-bar (<progress>), #progress-text and #cancel-load
 //     #error[data-code]     shown with an error; #error-text, #error-detail, #error-retry, #error-close
 //     #notice               notices, each .notice[data-code]
 //     #settings             <details>; fields #setting-temperature, -topK, -topP, -minP, -repeatPenalty, -maxTokens, -seed,
-//                           -contextLength, -device, -systemPrompt; #settings-reset, #settings-reload
+//                           -contextLength, -device, -systemPrompt, -probabilities, -reopen; #settings-reset, #settings-reload
 //     #status-device[data-backend] #status-speed #status-memory, and all details in #facts
 //     #panel #panel-toggle #panel-close   model and settings on narrow screens
 //     #drop                 shown while files are dragged over the page
 //     #theme                aria-pressed: dark
-import { Model, type Progress } from "./tilewright/index.js";
+import { Model, type Notice, type Progress } from "./tilewright/index.js";
 import { Chat } from "./chat.js";
 import { byId, isComposing } from "./dom.js";
 import { announce, clearNotices, hideError, isFatal, onErrorClosed, showError, showNotice } from "./messages.js";
 import { showStored, startPicker } from "./picker.js";
 import { loadBegins, loadShown, Newest, showProgress } from "./progress.js";
-import { Search } from "./search.js";
+import { Search } from "./search/search.js";
 import { SettingsForm } from "./settings.js";
 import { BUILTIN, located, type ModelChoice } from "./sources.js";
+import { RateWatch } from "./start/device.js";
+import { refreshFirstScreen, showFirstDevice, startFirstScreen } from "./start/first-screen.js";
+import { lastModel, rememberLast, whileOpening } from "./start/last.js";
+import { readLink } from "./start/link.js";
 import { showModel, showNothing } from "./status.js";
 import { currentView, showView, startViews } from "./views.js";
 
@@ -59,7 +65,12 @@ const settings = new SettingsForm(() => {
   else void load(choice);
 });
 
-const search = new Search(() => settings.values(), () => void listStored());
+const search = new Search({
+  settings: () => settings.values(),
+  changed: () => void listStored(),
+  chatModel: () => model,
+  showChat: () => showView("chat"),
+});
 
 const chat = new Chat({
   settings: () => settings.values(),
@@ -71,6 +82,7 @@ const chat = new Chat({
       fail(error, () => void load(choice));
     } else fail(error, again);
     if (model) void showModel(model).catch(fail);
+    void refreshInside();
   },
 });
 
@@ -95,7 +107,7 @@ function dropModel(): Promise<void> {
 /** Loads a model in place of the one that is there. A load that is still going on is cancelled. */
 async function load(next: ModelChoice): Promise<void> {
   await loads.run(async (signal) => {
-    await chat.stop();
+    await Promise.all([chat.stop(), search.stopAnswer()]);
     // Another choice was made while this one waited.
     if (!signal.aborted) await loadNow(next, signal);
   });
@@ -103,6 +115,7 @@ async function load(next: ModelChoice): Promise<void> {
 }
 
 async function listStored(): Promise<void> {
+  await refreshFirstScreen();
   await showStored().catch((error: unknown) => showNotice({ code: "no_storage", message: `Stored models cannot be listed: ${String(error)}` }));
 }
 
@@ -117,14 +130,21 @@ async function loadNow(next: ModelChoice, signal: AbortSignal): Promise<void> {
   if (!sameModel) await chat.clear();
   showNothing("starting");
   const progress = showProgress("progress", loadBegins(next.label));
+  const rate = new RateWatch();
   try {
     const { device, contextLength } = settings.values();
     const options = {
       device,
       ...(contextLength === undefined ? {} : { contextLength }),
       signal,
-      onProgress: (it: Progress) => progress.update(loadShown(next.label, it)),
-      onNotice: showNotice,
+      onProgress: (it: Progress) => {
+        rate.see(it);
+        progress.update(loadShown(next.label, it));
+      },
+      // That it runs on the CPU, and why, stands on the first screen and under the prompt.
+      onNotice: (notice: Notice) => {
+        if (notice.code !== "cpu_fallback") showNotice(notice);
+      },
     };
     settings.applied();
     const { label, source } = await located(next, signal);
@@ -133,18 +153,29 @@ async function loadNow(next: ModelChoice, signal: AbortSignal): Promise<void> {
     signal.throwIfAborted();
     byId("model-name").textContent = source === "builtin" ? label : model.info.name || label;
     chat.setModel(model);
+    rememberLast("chat", { label, source });
+    showFirstDevice(model.device);
     rest();
     announce(`${label} is ready.`);
     // On a phone, a focused prompt would open the keyboard.
     if (document.activeElement === document.body && matchMedia("(hover: hover)").matches) byId("prompt").focus();
     await showModel(model);
+    await refreshInside();
   } catch (error) {
     await dropModel();
     if (signal.aborted) rest();
     else fail(error, () => void load(next));
   } finally {
+    rate.end();
     progress.end();
   }
+}
+
+/** The view of what goes on inside, once it was opened. */
+let inside: typeof import("./inside/inside.js") | undefined;
+
+async function refreshInside(): Promise<void> {
+  await inside?.showInside(model).catch(fail);
 }
 
 // On narrow screens model and settings lie over the conversation.
@@ -186,17 +217,45 @@ document.addEventListener("keydown", (event) => {
   else if (chat.isRunning) void chat.stop();
 });
 
-startViews();
-startPicker(
-  (next) => {
-    closePanel();
-    void (currentView() === "search" ? search.load(next) : load(next));
-  },
-  (texts) => {
-    showView("search");
-    void search.addFiles(texts);
-  },
-);
-await load(BUILTIN);
+/** Loads what a view needs beyond the others when it is first shown; without a network it may not be there. */
+function onDemand(load: () => Promise<void>): () => void {
+  return () => void load().catch((error: unknown) => showError(error, () => onDemand(load)()));
+}
+
+startViews({
+  search: () => search.open(),
+  kernels: onDemand(async () => void await import("./kernels/kernels.js")),
+  inside: onDemand(async () => {
+    inside = await import("./inside/inside.js");
+    await refreshInside();
+  }),
+});
+function choose(next: ModelChoice): void {
+  closePanel();
+  void (currentView() === "search" ? search.load(next) : load(next));
+}
+startPicker(choose, (texts) => {
+  showView("search");
+  void search.addFiles(texts);
+});
+
+/** What a link to the page asks for, else the model of the last visit, else the built-in one. */
+async function begin(): Promise<void> {
+  const link = readLink(location.search, document.baseURI);
+  if (link.prompt !== undefined) chat.fillPrompt(link.prompt);
+  if (link.address !== undefined) byId<HTMLInputElement>("model-url").value = link.address;
+  if (link.choice !== undefined) return load(link.choice);
+  const last = settings.values().reopen ? await lastModel("chat") : undefined;
+  let problem = link.problem ?? (typeof last === "string" ? last : undefined);
+  if (typeof last === "object") {
+    await whileOpening(last, () => load(last));
+    if (model !== undefined) return;
+    problem ??= `${last.label} could not be reopened, so the story model is here instead. What went wrong: ${byId("error-detail").textContent || "it was cancelled"}`;
+  }
+  await load(BUILTIN);
+  if (problem !== undefined) showNotice({ code: "start", message: problem });
+}
+
+await Promise.all([begin(), startFirstScreen((next) => void load(next))]);
 // The page opens without a network from now on. Later than the model, which should not wait for it.
 navigator.serviceWorker?.register("sw.js").catch((error: unknown) => console.info("this page will need a network to open:", error));

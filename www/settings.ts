@@ -1,6 +1,9 @@
-// The settings: one table of fields, from which the form, the checks and what is remembered follow.
+// The settings: tables of fields, from which the form, the checks and what is remembered follow.
 import type { DeviceChoice } from "./tilewright/index.js";
 import { byId, make } from "./dom.js";
+
+/** Tokens whose probabilities are shown beside one that was written. */
+export const TOP_LOGPROBS = 5;
 
 /** What the form says. A number that is missing is the model's or the engine's to choose. */
 export interface Settings {
@@ -14,6 +17,10 @@ export interface Settings {
   contextLength?: number;
   device: DeviceChoice;
   systemPrompt: string;
+  /** Whether each token of an answer says how likely it was. */
+  probabilities: boolean;
+  /** Whether the last model is opened again on the next visit. */
+  reopen: boolean;
 }
 
 interface NumberField {
@@ -41,6 +48,11 @@ const NUMBERS: NumberField[] = [
   { kind: "number", key: "contextLength", label: "Context length", help: "In tokens. Empty: what the model suggests.", min: 16, max: 1 << 20, step: 1, initial: undefined, reloads: true },
 ];
 
+const SWITCHES: { key: "probabilities" | "reopen"; label: string; help: string; initial: boolean }[] = [
+  { key: "probabilities", label: "Show probabilities", help: "Of each token, under “Inside”. Answers take longer.", initial: false },
+  { key: "reopen", label: "Reopen the last model", help: "When you come back, if this device keeps all of it.", initial: true },
+];
+
 const DEVICES: Record<DeviceChoice, string> = { auto: "Automatic", gpu: "GPU (WebGPU)", cpu: "CPU (WebAssembly)" };
 const STORAGE_KEY = "tilewright.settings";
 
@@ -65,6 +77,7 @@ export class SettingsForm {
       pairs,
       this.row("device", "Device", "Automatic takes the GPU if there is a real one.", device),
       this.row("systemPrompt", "System prompt", "Tells a chat model how to behave. Story models ignore it.", system),
+      ...SWITCHES.map(({ key, label, help }) => this.row(key, label, help, make("input", { id: `setting-${key}`, type: "checkbox" }))),
       this.reload,
       this.unsaved,
       make("div", { className: "row" }, reset),
@@ -103,8 +116,11 @@ export class SettingsForm {
         return [key, field.value !== "" && field.validity.valid ? field.valueAsNumber : initial];
       }),
     ) as Pick<Settings, NumberField["key"]>;
+    const isOn = (key: keyof Settings): boolean => (this.fields.get(key) as HTMLInputElement).checked;
     return {
       ...numbers,
+      probabilities: isOn("probabilities"),
+      reopen: isOn("reopen"),
       device: (this.fields.get("device") as HTMLSelectElement).value as DeviceChoice,
       systemPrompt: (this.fields.get("systemPrompt") as HTMLTextAreaElement).value.trim(),
     };
@@ -130,8 +146,10 @@ export class SettingsForm {
     field.setAttribute("aria-describedby", helpId);
     const head = make("div", { className: "row spread" }, make("label", { htmlFor: field.id }, label));
     if (field.type === "range") head.append(make("span", { className: "value", ariaHidden: "true" }));
-    // The device is a setting of both views.
-    return make("div", { className: key === "device" ? "setting" : "setting for-chat" }, head, field, make("p", { id: helpId, className: "help" }, help));
+    if (field.type === "checkbox") head.append(field);
+    // The device and what is reopened are settings of both views.
+    const isShared = key === "device" || key === "reopen";
+    return make("div", { className: isShared ? "setting" : "setting for-chat" }, head, ...(field.type === "checkbox" ? [] : [field]), make("p", { id: helpId, className: "help" }, help));
   }
 
   /** Writes values into the form; what is missing gets its initial value. */
@@ -142,6 +160,10 @@ export class SettingsForm {
       const start = initial === undefined ? "" : String(initial);
       field.value = typeof value === "number" ? String(value) : start;
       if (!field.validity.valid) field.value = start;
+    }
+    for (const { key, initial } of SWITCHES) {
+      const value = values[key];
+      (this.fields.get(key) as HTMLInputElement).checked = typeof value === "boolean" ? value : initial;
     }
     const { device, systemPrompt } = values;
     (this.fields.get("device") as HTMLSelectElement).value = typeof device === "string" && device in DEVICES ? device : "auto";

@@ -36,8 +36,8 @@ const MODULE_FOLDER = /\/\d+_[A-Z]\w*\/$/;
 const HUB = "https://huggingface.co";
 /** Milliseconds in which it has to say what a repository has. */
 const ASK_MS = 10_000;
-/** A repository of Hugging Face: `owner/name`, which is no file's name, and after a colon which of its GGUF files. */
-const HUB_NAME = /^([\w-][\w.-]*\/(?!.*\.(?:gguf|safetensors|json)$)[\w-][\w.-]*?)(?::([\w.-]+))?$/i;
+/** A repository of Hugging Face: `owner/name`, which is no file's name, after a colon which of its GGUF files, and after an @ the revision. */
+const HUB_NAME = /^(?:hf:)?([\w-][\w.-]*\/(?!.*\.(?:gguf|safetensors|json)$)[\w-][\w.-]*?)(?::([\w.-]+))?(?:@([\w.-]+))?$/i;
 /** Weight types, as names of GGUF files have them: the first one that a repository has is taken. Small ones that write well come first. */
 const PREFERRED = ["Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q5_K_S", "Q6_K", "Q8_0", "F16", "BF16", "F32"];
 /** What of a model's folder is read, by its path in the folder: files of the folder itself, and of sentence-transformers' modules. */
@@ -67,15 +67,15 @@ function shards(url: string): string[] | undefined {
 }
 
 /**
- * What is at an address that somebody typed, or under a name of Hugging Face: `owner/name`, or `owner/name:Q8_0`. Of Hugging Face's pages,
+ * What is at an address that somebody typed, or under a name of Hugging Face: `owner/name`, or `hf:owner/name:Q8_0@revision`. Of Hugging Face's pages,
  * `/blob/` is one about a file, and stands for the file, which is at `/resolve/`; and a repository's page stands for the repository.
  *
  * Throws a `TypeError` for what is no address.
  */
 export function choiceOfAddress(typed: string, base: string): ModelChoice {
-  const [, name, quantisation] = HUB_NAME.exec(typed.trim()) ?? [];
+  const [, name, quantisation, revision = "main"] = HUB_NAME.exec(typed.trim()) ?? [];
   if (name !== undefined) {
-    return { label: lastPart(name), source: { repository: name, revision: "main", ...(quantisation === undefined ? {} : { quantisation }) } };
+    return { label: lastPart(name), source: { repository: name, revision, ...(quantisation === undefined ? {} : { quantisation }) } };
   }
   const url = new URL(typed.trim(), base);
   if (url.protocol !== "http:" && url.protocol !== "https:") {

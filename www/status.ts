@@ -15,7 +15,7 @@ export interface Speed {
 let facts = new Map<string, string>();
 
 function show(list: Map<string, string>): void {
-  showFacts("facts-list", list);
+  for (const id of ["facts-list", "inside-facts"]) showFacts(id, list);
 }
 
 /** Shows names and values in the list `#id`. */

@@ -26,12 +26,10 @@ const PATIENCE_MS = 4000;
 const PAGE = "tilewright-page";
 /** Versions by what they are of: `newest`, and each page and worker that is open. */
 const VERSIONS = "tilewright-versions";
-/** What a page is of that is never kept. */
-const UNKEPT = "unkept";
 const SCOPE = new URL("./", location.href).href;
-const FILE = /\.(?:js|css|wasm)$|\/(?:stories\.gguf|mol\.safetensors)$/;
+const FILE = /\.(?:js|css|wasm|svg|webmanifest)$|\/(?:icon-[\w-]+\.png|stories\.gguf|mol\.safetensors)$/;
 /** How files of the page name each other: `src`, `href`, imports, and what workers and WASM are loaded by. */
-const REFERENCES = /(?:src=|href=|from\s*|import\s*\(?\s*|new URL\(\s*)["']([^"'#]+\.(?:js|css|wasm|gguf|safetensors))["']/g;
+const REFERENCES = /(?:src=|href=|from\s*|import\s*\(?\s*|new URL\(\s*)["']([^"'#]+\.(?:js|css|wasm|svg|png|webmanifest|gguf|safetensors))["']/g;
 
 addEventListener("install", (event) => {
   (event as WaitingEvent).waitUntil(fetchPage().then(({ version }) => keep(version)));
@@ -46,7 +44,6 @@ addEventListener("fetch", (given) => {
   if (request.method !== "GET" || !url.startsWith(SCOPE) || request.headers.has("Range")) return;
   if (request.mode === "navigate") {
     if (url === SCOPE || url === `${SCOPE}index.html`) event.respondWith(answerPage(event));
-    else if (url === `${SCOPE}bench.html`) event.respondWith(answerUnkept(event));
   } else if (FILE.test(pathname)) {
     event.respondWith(answerFile(event, url));
   }
@@ -103,12 +100,6 @@ async function answerPage(event: RequestEvent): Promise<Response> {
   // If that fails, the next visit tries again.
   else event.waitUntil(keep(version).catch((error: unknown) => console.info("this version of the page is not kept:", error)));
   return found.page;
-}
-
-/** A page of no version: all its files come from the server, so that they fit each other. */
-async function answerUnkept(event: RequestEvent): Promise<Response> {
-  await note(event.resultingClientId, UNKEPT);
-  return fetch(event.request);
 }
 
 async function answerFile(event: RequestEvent, url: string): Promise<Response> {

@@ -1,14 +1,19 @@
 // The views of the page: tabs, of which the arrow keys choose one, and the part of the address behind # that names it.
 import { byId } from "./dom.js";
 
-const VIEWS = ["chat", "search"] as const;
+const VIEWS = ["chat", "search", "kernels", "inside"] as const;
 export type View = (typeof VIEWS)[number];
+
+/** What is done when a view is shown. */
+export type Opened = Partial<Record<View, () => void>>;
+
+let opened: Opened = {};
 
 const tab = (view: View): HTMLElement => byId(`tab-${view}`);
 
 /** The view that is shown. */
 export function currentView(): View {
-  return document.documentElement.dataset["view"] === "search" ? "search" : "chat";
+  return VIEWS.find((view) => view === document.documentElement.dataset["view"]) ?? "chat";
 }
 
 /** Shows a view. */
@@ -22,10 +27,12 @@ export function showView(view: View): void {
     byId(`view-${it}`).hidden = !isShown;
   }
   history.replaceState(history.state, "", view === "chat" ? location.pathname + location.search : `#${view}`);
+  opened[view]?.();
 }
 
 /** Makes the tabs work, and shows the view that the address names. */
-export function startViews(): void {
+export function startViews(whenOpened: Opened): void {
+  opened = whenOpened;
   for (const view of VIEWS) {
     tab(view).addEventListener("click", () => showView(view));
   }

@@ -1,9 +1,10 @@
 /** The caller's end of the line to the worker: starts it, sends calls, hands out answers, and notices when it is gone. */
 
+import { fileUrls } from "./configure.js";
 import { fromWire, messageOf, TilewrightError } from "./errors.js";
 import { FetchServer, type Fetch } from "./fetching.js";
 import { besidePackage, importHidden, isNode } from "./platform.js";
-import type { CallName, Calls, FromWorker, ToTarget, ToWorker } from "./protocol.js";
+import type { CallName, Calls, FromWorker, LoadName, ToTarget, ToWorker } from "./protocol.js";
 import type { DeviceInfo, Notice, Progress } from "./types.js";
 
 /** A worker of the browser or a thread of Node. */
@@ -26,14 +27,19 @@ interface Pending {
   resolve(value: unknown): void;
   reject(error: unknown): void;
   onEvent: ((value: unknown) => void) | undefined;
+  keeps?: object | undefined;
 }
 
 /** Options of a call. */
 export interface CallOptions<K extends CallName> {
   signal?: AbortSignal | undefined;
+  /** Asks the worker to reply soon with what it has. */
+  ending?: AbortSignal | undefined;
   /** Memory in the arguments that is handed over instead of copied. */
   transfer?: ArrayBuffer[];
   onEvent?: (event: Calls[K]["event"]) => void;
+  /** What must not be collected while the call runs. */
+  keeps?: object;
 }
 
 /** Milliseconds that a worker has to put things in order before it is ended. */
@@ -42,19 +48,32 @@ const GRACE_MS = 2000;
 /** Bytes whose loss would be felt: the browser is asked to keep them. */
 const LARGE_BYTES = 50e6;
 
-/** What hears of what becomes of a target. */
-export interface Listener {
+/** The way to one thing that a worker holds, such as a model or an index. */
+export interface Line {
+  /** Its number in the worker. */
+  readonly target: number;
   onNotice: ((notice: Notice) => void) | undefined;
   onDevice: ((device: DeviceInfo) => void) | undefined;
   onProgress: ((progress: Progress) => void) | undefined;
+  /** A line to something else in the same worker, which can share the device of this. */
+  sibling(): Line;
+  /** Has this function answer the requests for this target. */
+  useFetch(fetch: Fetch): void;
+  /** Has the worker load what this is the line to. */
+  load<K extends LoadName>(name: K, args: Calls[K]["args"], options?: CallOptions<K>): Promise<Calls[K]["reply"]>;
+  /** Asks the worker for something. An abort rejects at once with the signal's reason; the worker stops as soon as it can. */
+  call<K extends CallName>(name: K, args: Calls[K]["args"], options?: CallOptions<K>): Promise<Calls[K]["reply"]>;
+  /** Frees the target, and ends the worker if it has no other. Everything that is still asked is rejected with `disposed`. */
+  close(reason: string): Promise<void>;
 }
 
-/** The way to one thing that a worker holds, such as a model or an index. */
-export class Line implements Listener {
+/** A line to something in a worker of this page. */
+export class WorkerLine implements Line {
   onNotice: ((notice: Notice) => void) | undefined;
   onDevice: ((device: DeviceInfo) => void) | undefined;
   onProgress: ((progress: Progress) => void) | undefined;
-  /** Its number in the worker. */
+  /** Called once when nothing can be asked any more. */
+  onEnd: ((error: TilewrightError) => void) | undefined;
   readonly target: number;
   readonly #engine: Engine;
   #fetching: FetchServer | undefined;
@@ -68,21 +87,22 @@ export class Line implements Listener {
   }
 
   /** A line to something in a worker of its own. */
-  static async open(): Promise<Line> {
+  static async open(): Promise<WorkerLine> {
     return (await Engine.start()).line();
   }
 
-  /** A line to something else in the same worker, which can share the device of this. */
   sibling(): Line {
     return this.#engine.line();
   }
 
-  /** Has this function answer the requests for this target. */
   useFetch(fetch: Fetch): void {
     this.#fetching = new FetchServer(fetch, (message) => this.#engine.post({ ...message, target: this.target }));
   }
 
-  /** Asks the worker for something. An abort rejects at once with the signal's reason; the worker stops as soon as it can. */
+  load<K extends LoadName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+    return this.call(name, args, options);
+  }
+
   async call<K extends CallName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
     if (this.#ended !== undefined) {
       throw this.#ended;
@@ -90,12 +110,10 @@ export class Line implements Listener {
     return this.#engine.call(this.target, name, args, options);
   }
 
-  /** Frees the target, and ends the worker if it has no other. Everything that is still asked is rejected with `disposed`. */
   async close(reason: string): Promise<void> {
     if (this.#ended === undefined) {
-      this.#ended = new TilewrightError("disposed", reason);
-      this.#fetching?.close();
-      await this.#engine.hangUp(this.target, this.#ended);
+      this.end(new TilewrightError("disposed", reason));
+      await this.#engine.hangUp(this.target, new TilewrightError("disposed", reason));
     }
   }
 
@@ -124,15 +142,18 @@ export class Line implements Listener {
 
   /** @internal */
   end(error: TilewrightError): void {
-    this.#ended ??= error;
-    this.#fetching?.close();
+    if (this.#ended === undefined) {
+      this.#ended = error;
+      this.#fetching?.close();
+      this.onEnd?.(error);
+    }
   }
 }
 
 /** A worker with an engine, and the lines to what it holds. It ends with the last of them. */
 class Engine {
   #thread: Thread | undefined;
-  readonly #lines = new Map<number, Line>();
+  readonly #lines = new Map<number, WorkerLine>();
   #nextTarget = 0;
   readonly #pending = new Map<number, Pending>();
   #nextId = 0;
@@ -157,13 +178,15 @@ class Engine {
     });
     await ready;
     engine.#pending.delete(-1);
+    const { wasmUrl, textWasmUrl } = fileUrls();
+    engine.#thread.post({ type: "files", wasm: wasmUrl, textWasm: textWasmUrl });
     engine.#thread.keepAlive(false);
     return engine;
   }
 
   /** A line to something new. */
-  line(): Line {
-    const line = new Line(this, this.#nextTarget);
+  line(): WorkerLine {
+    const line = new WorkerLine(this, this.#nextTarget);
     this.#nextTarget += 1;
     this.#lines.set(line.target, line);
     return line;
@@ -173,7 +196,9 @@ class Engine {
     this.#thread?.post(message);
   }
 
-  call<K extends CallName>(target: number, name: K, args: Calls[K]["args"], { signal, transfer, onEvent }: CallOptions<K>): Promise<Calls[K]["reply"]> {
+  call<K extends CallName>(
+    target: number, name: K, args: Calls[K]["args"], { signal, ending, transfer, onEvent, keeps }: CallOptions<K>,
+  ): Promise<Calls[K]["reply"]> {
     return new Promise((resolve, reject) => {
       signal?.throwIfAborted();
       if (this.#ended !== undefined) {
@@ -189,7 +214,11 @@ class Engine {
         }
         reject(signal?.reason);
       };
-      const settled = (): void => signal?.removeEventListener("abort", abort);
+      const stop = (): void => this.post({ type: "stop", id });
+      const settled = (): void => {
+        signal?.removeEventListener("abort", abort);
+        ending?.removeEventListener("abort", stop);
+      };
       this.#thread?.post({ type: "call", id, target, name, args }, transfer);
       this.#pending.set(id, {
         target,
@@ -202,9 +231,14 @@ class Engine {
           reject(error);
         },
         onEvent: onEvent as Pending["onEvent"],
+        keeps,
       });
       this.#thread?.keepAlive(true);
       signal?.addEventListener("abort", abort, { once: true });
+      ending?.addEventListener("abort", stop, { once: true });
+      if (ending?.aborted === true) {
+        stop();
+      }
     });
   }
 
@@ -311,26 +345,68 @@ function startWorker({ onMessage, onFailure }: ThreadEvents): Thread {
   if (typeof Worker === "undefined") {
     throw new TilewrightError("unsupported_platform", "the engine needs Web Workers, and there are none here");
   }
+  const other = fileUrls().workerUrl ?? foreignWorker();
+  const blob = other !== undefined && isForeign(other) ? blobImporting(other) : undefined;
   let worker: Worker;
   try {
-    worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+    // Bundlers find the worker by these very words.
+    worker = other === undefined ? new Worker(new URL("./worker.js", import.meta.url), { type: "module" }) : new Worker(blob ?? other, { type: "module" });
   } catch (error) {
+    revoke(blob);
     throw new TilewrightError("unsupported_platform", `the engine's worker cannot be started: ${messageOf(error)}`, { cause: error });
   }
+  worker.addEventListener("message", () => revoke(blob), { once: true });
   worker.addEventListener("message", (event) => onMessage(event.data as FromWorker));
   worker.addEventListener("messageerror", () => onFailure("a message from the engine could not be read"));
   worker.addEventListener("error", (event) => {
     event.preventDefault();
-    onFailure(event.message
-      ? `the worker with the engine failed: ${event.message}`
-      : "the worker with the engine could not be loaded; check that worker.js is served beside the package");
+    revoke(blob);
+    onFailure(event.message ? `the worker with the engine failed: ${event.message}` : unloadable(other, blob));
   });
   return { post: (message, transfer = []) => worker.postMessage(message, transfer), terminate: () => worker.terminate(), keepAlive: () => {} };
 }
 
+/** Whether an address is of another origin than the page, whose workers browsers refuse. Deno refuses none. */
+function isForeign(url: string): boolean {
+  return !("Deno" in globalThis) && /^https?:/.test(url) && new URL(url).origin !== globalThis.origin;
+}
+
+/** The worker beside the package, if that came from another origin. Within a bundle it is wherever the bundler put it. */
+function foreignWorker(): string | undefined {
+  const url = besidePackage("worker.js").href;
+  return isForeign(url) ? url : undefined;
+}
+
+/** A module of the page's own origin that does nothing but import another one. */
+function blobImporting(url: string): string {
+  return URL.createObjectURL(new Blob([`import ${JSON.stringify(url)};`], { type: "text/javascript" }));
+}
+
+function revoke(blob: string | undefined): void {
+  if (blob !== undefined) {
+    URL.revokeObjectURL(blob);
+  }
+}
+
+function unloadable(url: string | undefined, blob: string | undefined): string {
+  const what = "the worker with the engine could not be loaded";
+  if (url === undefined) {
+    return `${what}; check that worker.js is served beside the package, or say where it is with configure({ workerUrl })`;
+  }
+  return blob === undefined
+    ? `${what} from ${url}`
+    : `${what} from ${url}; its server must allow that (CORS), and a Content Security Policy needs \`worker-src blob: ${new URL(url).origin}\``;
+}
+
 async function startNodeThread({ onMessage, onFailure }: ThreadEvents): Promise<Thread> {
   const { Worker: NodeWorker } = await importHidden<typeof import("node:worker_threads")>("node:worker_threads");
-  const thread = new NodeWorker(besidePackage("worker.js"));
+  const url = new URL(fileUrls().workerUrl ?? besidePackage("worker.js"));
+  let thread: import("node:worker_threads").Worker;
+  try {
+    thread = new NodeWorker(url);
+  } catch (error) {
+    throw new TilewrightError("unsupported_platform", `the engine's thread cannot be started from ${url}: ${messageOf(error)}`, { cause: error });
+  }
   thread.on("message", onMessage);
   thread.on("messageerror", () => onFailure("a message from the engine could not be read"));
   thread.on("error", (error) => onFailure(`the thread with the engine failed: ${messageOf(error)}`));

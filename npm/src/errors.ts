@@ -60,6 +60,8 @@ export type ErrorCode =
   | "worker_crashed"
   /** A GPU was demanded, and there is none. */
   | "webgpu_unavailable"
+  /** A client has no model of the name that a request has. */
+  | "model_not_found"
   /** The model was freed. */
   | "disposed"
   /** The platform lacks something that the package needs, such as module workers. */
@@ -74,11 +76,14 @@ export class TilewrightError extends Error {
   readonly code: ErrorCode;
   /** The HTTP status that the server answered with, where `code` is `http`. */
   readonly status: number | undefined;
+  /** The field that is at fault, of a request in the shape of OpenAI's API. */
+  readonly param: string | undefined;
 
-  constructor(code: ErrorCode, message: string, { status, ...options }: { cause?: unknown; status?: number | undefined } = {}) {
+  constructor(code: ErrorCode, message: string, { status, param, ...options }: { cause?: unknown; status?: number | undefined; param?: string } = {}) {
     super(message, options);
     this.code = code;
     this.status = status;
+    this.param = param;
   }
 }
 

@@ -1,10 +1,14 @@
 /** What the package exports. */
 
+// Users need not have it among the `lib` of their own.
+/// <reference lib="esnext.disposable" preserve="true" />
+
 export {
   bench, type BenchAdapter, type BenchKernel, type BenchModel, type BenchOptions, type BenchProbe, type BenchProgress, type BenchReport,
   type BenchTest,
 } from "./bench.js";
 export { cache } from "./cache.js";
+export { configure, type ConfigureOptions } from "./configure.js";
 export { Embedder } from "./embedder.js";
 export { Embeddings } from "./embeddings.js";
 export { TilewrightError, type ErrorCode } from "./errors.js";
@@ -16,11 +20,15 @@ export {
 export { type KeptOptions } from "./kept.js";
 export { Generation, Model } from "./model.js";
 export { Mol, type MolOptions, type MolSearchOptions } from "./mol.js";
+export { type CompletionStream, type CompletionUsage, type FinishReason } from "./openai/answer.js";
 export {
-  createChatCompletion, type ChatCompletion, type ChatCompletionCallOptions, type ChatCompletionChunk, type ChatCompletionDelta,
-  type ChatCompletionLogprobs, type ChatCompletionMessageParam, type ChatCompletionRequest, type ChatCompletionTokenLogprob,
-  type ChatCompletionTool, type ChatCompletionToolCall, type CompletionUsage, type FinishReason,
-} from "./openai.js";
+  createChatCompletion, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionDelta, type ChatCompletionLogprobs,
+  type ChatCompletionMessageParam, type ChatCompletionRequest, type ChatCompletionTokenLogprob, type ChatCompletionTool, type ChatCompletionToolCall,
+} from "./openai/chat.js";
+export { createClient, type Client, type ClientChatRequest, type ClientOptions, type ModelEntry } from "./openai/client.js";
+export { type Completion, type CompletionLogprobs, type CompletionRequest } from "./openai/completions.js";
+export { type EmbeddingRequest, type EmbeddingResponse } from "./openai/embeddings.js";
+export { type RequestOptions, type SamplingFields } from "./openai/request.js";
 export { Reranker } from "./reranker.js";
 export { sessions } from "./sessions.js";
 export type * from "./types.js";

@@ -43,7 +43,6 @@ export abstract class Kept<Info extends { length: number }> {
   readonly #line: Line;
   readonly #what: string;
   #info: Info;
-  #nCalls = 0;
   /** What searches. */
   readonly device: DeviceInfo;
 
@@ -84,12 +83,7 @@ export abstract class Kept<Info extends { length: number }> {
   }
 
   /** Asks the worker. It is not collected meanwhile. @internal */
-  protected async call<K extends CallName>(name: K, args: Calls[K]["args"], options?: CallOptions<K>): Promise<Calls[K]["reply"]> {
-    this.#nCalls += 1;
-    try {
-      return await this.#line.call(name, args, options);
-    } finally {
-      this.#nCalls -= 1;
-    }
+  protected call<K extends CallName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+    return this.#line.call(name, args, { ...options, keeps: this });
   }
 }

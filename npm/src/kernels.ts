@@ -1,9 +1,11 @@
 /** The engine's kernels on typed arrays and on tensors that stay on the device, all row-major. They run in a worker. */
 
-import { Line } from "./engine.js";
+import { WorkerLine, type CallOptions, type Line } from "./engine.js";
 import { TilewrightError } from "./errors.js";
+import { closeWith } from "./loaded.js";
 import { known } from "./options.js";
-import type { KernelCalls, Operand } from "./protocol.js";
+import { registry } from "./platform.js";
+import type { CallName, Calls, KernelCalls, Operand } from "./protocol.js";
 import type { AvailableDevice, Counters, DeviceChoice, DeviceInfo, Notice, Tier } from "./types.js";
 
 /** Options of {@link Kernels.open}. */
@@ -54,35 +56,63 @@ export interface AttentionOptions {
   headDim: number;
 }
 
+/** A device in a worker. It is closed some time after the last reference to its kernels and tensors has gone. */
+class OpenDevice {
+  readonly #line: Line;
+
+  constructor(line: Line) {
+    this.#line = line;
+    closeWith(this, line);
+  }
+
+  call<K extends CallName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+    return this.#line.call(name, args, { ...options, keeps: this });
+  }
+
+  /** Has a tensor freed when `it` has been collected. */
+  freeWith(it: object, tensor: number): void {
+    const line = this.#line;
+    forgotten.register(it, () => freeTensor(line, tensor), it);
+  }
+
+  free(tensor: number): void {
+    freeTensor(this.#line, tensor);
+  }
+
+  close(reason: string): Promise<void> {
+    return this.#line.close(reason);
+  }
+}
+
 /** A tensor in a worker. */
 class WorkerTensor implements DeviceTensor {
   readonly shape: readonly number[];
-  readonly #line: Line;
+  readonly #device: OpenDevice;
   /** Its number in the worker, until it is freed. */
   #id: number | undefined;
 
-  constructor(line: Line, id: number, shape: readonly number[]) {
-    this.#line = line;
+  constructor(device: OpenDevice, id: number, shape: readonly number[]) {
+    this.#device = device;
     this.#id = id;
     this.shape = shape;
-    forgotten.register(this, () => freeTensor(line, id), this);
+    device.freeWith(this, id);
   }
 
-  /** Its number in this worker. Throws if it has none there. */
-  idIn(line: Line, kernel: string, operand: string): number {
-    if (this.#id === undefined || this.#line !== line) {
+  /** Its number on this device. Throws if it has none there. */
+  idOn(device: OpenDevice, kernel: string, operand: string): number {
+    if (this.#id === undefined || this.#device !== device) {
       throw refused(kernel, operand, "a tensor of this device", this.#id === undefined ? "a tensor that was freed" : "a tensor of another device");
     }
     return this.#id;
   }
 
   async read(): Promise<Float32Array> {
-    return this.#line.call("readTensor", { kept: this.idIn(this.#line, "read", "tensor") });
+    return this.#device.call("readTensor", { kept: this.idOn(this.#device, "read", "tensor") });
   }
 
   free(): void {
     if (this.#id !== undefined) {
-      freeTensor(this.#line, this.#id);
+      this.#device.free(this.#id);
       this.#id = undefined;
       forgotten.unregister(this);
     }
@@ -94,7 +124,7 @@ class WorkerTensor implements DeviceTensor {
 }
 
 /** Frees tensors that nobody can reach any more. */
-const forgotten = new FinalizationRegistry<() => void>((free) => free());
+const forgotten = registry<() => void>((free) => free());
 
 function freeTensor(line: Line, kept: number): void {
   // With a worker that is gone, its memory is too.
@@ -124,12 +154,12 @@ function copied(kernel: string, operand: string, data: unknown): Float32Array<Ar
  * to do. What goes wrong there shows when a result is read.
  */
 export class Kernels {
-  readonly #line: Line;
+  readonly #device: OpenDevice;
   /** What runs the kernels. */
   readonly device: DeviceInfo;
 
   private constructor(line: Line, device: DeviceInfo) {
-    this.#line = line;
+    this.#device = new OpenDevice(line);
     this.device = device;
   }
 
@@ -147,8 +177,8 @@ export class Kernels {
       throw refused("tensor", "shape", `positive whole numbers whose product is ${mine.length}, the length of \`data\``, `[${shape.join(", ")}]`);
     }
     const args = { data: mine, shape: [...shape] };
-    const { kept } = await this.#line.call("keepTensor", args, { transfer: [mine.buffer] });
-    return new WorkerTensor(this.#line, kept, args.shape);
+    const { kept } = await this.#device.call("keepTensor", args, { transfer: [mine.buffer] });
+    return new WorkerTensor(this.#device, kept, args.shape);
   }
 
   /** `a` `[m, k]` times `b` `[k, n]`: `[m, n]`. */
@@ -212,7 +242,7 @@ export class Kernels {
     const transfer: ArrayBuffer[] = [];
     const send = ([name, operand]: [string, KernelOperand]): [string, Operand] => {
       if (operand instanceof WorkerTensor) {
-        return [name, operand.idIn(this.#line, kernel, name)];
+        return [name, operand.idOn(this.#device, kernel, name)];
       }
       const mine = copied(kernel, name, operand);
       transfer.push(mine.buffer);
@@ -220,18 +250,18 @@ export class Kernels {
     };
     const sent = Object.fromEntries(Object.entries<KernelOperand>(operands).map(send));
     const args = { operands: sent, options: settings, keep } as KernelCalls[K]["args"];
-    const result = await this.#line.call(kernel, args, { transfer });
-    return "kept" in result ? new WorkerTensor(this.#line, result.kept, result.shape) : result;
+    const result = await this.#device.call(kernel, args, { transfer });
+    return "kept" in result ? new WorkerTensor(this.#device, result.kept, result.shape) : result;
   }
 
   /** What the device has done since it was opened. */
   counters(): Promise<Counters> {
-    return this.#line.call("counters", {});
+    return this.#device.call("counters", {});
   }
 
   /** Frees the device and its worker. */
   free(): void {
-    void this.#line.close("the kernels were freed");
+    void this.#device.close("the kernels were freed");
   }
 
   [Symbol.dispose](): void {
@@ -247,7 +277,7 @@ export class Kernels {
 export async function openDevice(
   { device = "auto", tier, subgroups = true, onNotice }: KernelOptions,
 ): Promise<{ line: Line; device: DeviceInfo }> {
-  const line = await Line.open();
+  const line = await WorkerLine.open();
   line.onNotice = onNotice;
   try {
     const info = await line.call("openDevice", { choice: device, subgroups, ...(tier === undefined ? {} : { tier }) });
@@ -309,7 +339,7 @@ export function attention(q: Float32Array, k: Float32Array, v: Float32Array, opt
 
 /** Devices that could run a model here. The CPU is always among them, last. */
 export async function devices(): Promise<AvailableDevice[]> {
-  const line = await Line.open();
+  const line = await WorkerLine.open();
   try {
     return await line.call("devices", {});
   } finally {

@@ -1,8 +1,10 @@
 /** What models, encoders and cross-encoders have in common: each is loaded by a worker, runs on a device, and is freed. */
 
-import { Line, type CallOptions } from "./engine.js";
+import { WorkerLine, type CallOptions, type Line } from "./engine.js";
 import { TilewrightError } from "./errors.js";
-import type { CallName, Calls, CommonRequest, SourceSpec } from "./protocol.js";
+import { registry } from "./platform.js";
+import { canShare, SharedLine } from "./shared.js";
+import type { CallName, Calls, CommonRequest, LoadName, SourceSpec } from "./protocol.js";
 import type { CommonLoadOptions, Counters, DeviceInfo, MemoryInfo, TextsProgress } from "./types.js";
 
 /** What a worker has loaded. */
@@ -13,16 +15,16 @@ interface Parts<Info> {
 }
 
 /** Loads, in the worker of what the options are `on`, or in a new one. `own` is what the call takes besides what every load does. */
-export async function loadInto<K extends "loadModel" | "loadEmbedder" | "loadReranker">(
+export async function loadInto<K extends LoadName>(
   call: K,
   source: SourceSpec,
   own: Omit<Calls[K]["args"], keyof CommonRequest>,
-  { signal, onProgress, onNotice, on, device, tier, cache = true, verify = true, subgroups, fetch }: CommonLoadOptions,
+  { signal, onProgress, onNotice, on, shared = false, device, tier, cache = true, verify = true, subgroups, fetch }: CommonLoadOptions,
 ): Promise<Parts<Calls[K]["reply"]>> {
   signal?.throwIfAborted();
   const where = placeOf({ on, device, tier, subgroups });
   const common: CommonRequest = { source, ...where, cache, verify, ownFetch: fetch !== undefined };
-  const line = await lineFor(on);
+  const line = shared && canShare ? shareable(source, on) : await lineFor(on);
   if (fetch !== undefined) {
     line.useFetch(fetch);
   }
@@ -33,7 +35,7 @@ export async function loadInto<K extends "loadModel" | "loadEmbedder" | "loadRer
     current = info;
   };
   try {
-    const info = await line.call(call, { ...common, ...own } as Calls[K]["args"], { signal });
+    const info = await line.load(call, { ...common, ...own } as Calls[K]["args"], { signal });
     if (current === undefined) {
       throw new TilewrightError("internal", "the engine did not say which device it runs on");
     }
@@ -72,15 +74,27 @@ export function placeOf({ on, device, tier, subgroups }: DeviceOptions): Pick<Co
 
 /** A line to something new: in the worker of `on`, or in one of its own. */
 export async function lineFor(on: Holding | undefined): Promise<Line> {
-  return on === undefined ? Line.open() : on.line.sibling();
+  return on === undefined ? WorkerLine.open() : on.line.sibling();
+}
+
+/** A line to what other tabs of the site may have loaded from the same addresses. */
+function shareable(source: SourceSpec, on: Holding | undefined): Line {
+  const isNamed = source.kind === "builtin" || source.kind === "folder" || (source.kind === "files" && source.files.every(({ kind }) => kind === "url"));
+  if (!isNamed) {
+    throw new TilewrightError("option", "shared is for what other tabs can load too, expected an address as the source");
+  }
+  if (on !== undefined) {
+    throw new TilewrightError("option", "shared is given besides `on`, expected one of them");
+  }
+  return new SharedLine();
 }
 
 /** Frees what nobody refers to any more. */
-const forgotten = new FinalizationRegistry<Line>((line) => void line.close("nobody refers to it any more"));
+const forgotten = registry<Line>((line) => void line.close("nobody refers to it any more"));
 
 /** Has a line closed when `it`, whose line it is, has been collected. */
 export function closeWith(it: object, line: Line): void {
-  forgotten.register(it, line, line);
+  forgotten.register(it, line);
 }
 
 /** Something that is loaded. It is freed by `free`, or some time after the last reference to it has gone. */
@@ -88,7 +102,6 @@ export abstract class Loaded<Info> implements Holding {
   /** @internal */
   readonly line: Line;
   readonly #state: { device: DeviceInfo };
-  #nCalls = 0;
   /** What the model's files say. */
   readonly info: Info;
 
@@ -138,18 +151,12 @@ export abstract class Loaded<Info> implements Holding {
 
   /** As `free`; resolves when it is done. */
   async [Symbol.asyncDispose](): Promise<void> {
-    forgotten.unregister(this.line);
     await this.line.close("the model was freed");
   }
 
   /** Asks the worker. It is not collected meanwhile. @internal */
-  async call<K extends CallName>(name: K, args: Calls[K]["args"], options?: CallOptions<K>): Promise<Calls[K]["reply"]> {
-    this.#nCalls += 1;
-    try {
-      return await this.line.call(name, args, options);
-    } finally {
-      this.#nCalls -= 1;
-    }
+  call<K extends CallName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+    return this.line.call(name, args, { ...options, keeps: this });
   }
 }
 

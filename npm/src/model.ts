@@ -7,11 +7,11 @@ import { isHubAddress } from "./hub.js";
 import { defined, Loaded, loadInto } from "./loaded.js";
 import { known } from "./options.js";
 import table from "./models.js";
-import { PEFT_FILES, type AnswerRequest, type ModelRequest, type Prompt, type SourceSpec } from "./protocol.js";
+import { PEFT_FILES, type AnswerRequest, type GenerateEvent, type ModelRequest, type Prompt, type SourceSpec } from "./protocol.js";
 import { specOf } from "./spec.js";
 import type {
-  AdapterOptions, ChatMessage, ChatOptions, GenerateOptions, GenerateResult, KeptSession, KnownModel, LoadOptions, ModelInfo, ModelSource, Piece,
-  SaveSessionOptions, TokenizeOptions,
+  AdapterOptions, ChatMessage, ChatOptions, GenerateOptions, GenerateResult, GenerationUsage, KeptSession, KnownModel, LoadOptions, ModelInfo,
+  ModelSource, Piece, SaveSessionOptions, TokenizeOptions,
 } from "./types.js";
 
 /**
@@ -132,13 +132,15 @@ export class Model extends Loaded<ModelInfo> {
 /**
  * A text while it is generated. Iterate over it for its pieces, or await {@link Generation.text}.
  *
- * Leaving the loop early stops the generation. An abort makes the loop, `text()` and `result` throw the signal's reason.
+ * Leaving the loop early stops the generation, as {@link Generation.stop} does. An abort makes the loop, `text()` and `result` throw the
+ * signal's reason.
  */
 export class Generation implements AsyncIterable<Piece> {
   /** What the generation came to, when it is over. */
   readonly result: Promise<GenerateResult>;
   readonly #pieces: Piece[] = [];
-  readonly #stop = new AbortController();
+  readonly #ending = new AbortController();
+  #usage: GenerationUsage = { promptTokens: 0, cachedTokens: 0, generatedTokens: 0, prefillSeconds: 0, decodeSeconds: 0 };
   #failure: { error: unknown } | undefined;
   #over = false;
   /** Called when there is a new piece or none to come. */
@@ -148,35 +150,50 @@ export class Generation implements AsyncIterable<Piece> {
   constructor(
     model: Model, prompt: Prompt, { signal, logitBias, ...options }: Omit<GenerateOptions, "responseFormat">, answer: () => AnswerRequest,
   ) {
-    const onEvent = (piece: Piece): void => {
-      this.#pieces.push(piece);
+    let since = 0;
+    const seconds = (): number => (performance.now() - since) / 1000;
+    const onEvent = (event: GenerateEvent): void => {
+      if (!("id" in event)) {
+        since = performance.now();
+        this.#usage = { ...this.#usage, ...event };
+        return;
+      }
+      if (this.#pieces.length === 0) {
+        this.#usage.prefillSeconds = seconds();
+        since = performance.now();
+      }
+      this.#pieces.push(event);
+      this.#usage.generatedTokens = this.#pieces.length;
+      this.#usage.decodeSeconds = seconds();
       this.#wakeAll();
     };
     // What is wrong with the request is the generation's error.
-    const running = (async () => model.call("generate", {
+    this.result = (async () => model.call("generate", {
       prompt,
       options: { temperature: 0, seed: randomSeed(), ...defined(options), ...defined({ logitBias: biasesOf(logitBias) }) },
       answer: answer(),
-    }, {
-      signal: signal === undefined ? this.#stop.signal : AbortSignal.any([signal, this.#stop.signal]),
-      onEvent,
-    }))();
-    this.result = running.catch((error: unknown) => {
-      if (error === LEFT) {
-        return {
-          stopReason: "cancelled", promptTokens: 0, cachedTokens: 0, generatedTokens: this.#pieces.length, draftedTokens: 0, acceptedTokens: 0,
-          prefillSeconds: 0, decodeSeconds: 0, thinking: this.#pieces.map(({ thinking = "" }) => thinking).join(""),
-          toolCalls: this.#pieces.flatMap(({ toolCalls = [] }) => toolCalls),
-        };
-      }
-      throw error;
-    });
-    this.result.then(() => {}, (error: unknown) => {
+    }, { signal, ending: this.#ending.signal, onEvent }))();
+    this.result.then(({ promptTokens, cachedTokens, generatedTokens, prefillSeconds, decodeSeconds }) => {
+      this.#usage = { promptTokens, cachedTokens, generatedTokens, prefillSeconds, decodeSeconds };
+    }, (error: unknown) => {
       this.#failure = { error };
     }).finally(() => {
       this.#over = true;
       this.#wakeAll();
     });
+  }
+
+  /**
+   * Ends the generation after the token in progress. The loop ends, `text()` is what came until then, and `result` says `cancelled`, with
+   * its numbers. One that waits for others has not begun and comes to nothing.
+   */
+  stop(): void {
+    this.#ending.abort();
+  }
+
+  /** The numbers so far, also after an abort or an error; those of `result` once that is there. */
+  get usage(): GenerationUsage {
+    return { ...this.#usage };
   }
 
   /** The whole text. */
@@ -202,7 +219,7 @@ export class Generation implements AsyncIterable<Piece> {
         }
       }
     } finally {
-      this.#stop.abort(LEFT);
+      this.stop();
     }
   }
 
@@ -212,9 +229,6 @@ export class Generation implements AsyncIterable<Piece> {
     }
   }
 }
-
-/** Reason of the abort of a generation whose loop was left. */
-const LEFT = new DOMException("the loop over the generation was left", "AbortError");
 
 /** What the worker is told of an adapter. */
 async function adapterOf(given: AdapterOptions, { signal, fetch }: LoadOptions): Promise<NonNullable<ModelRequest["adapter"]>> {

@@ -1,10 +1,12 @@
 /** The names of all options that callers may give, and the error for any other. */
 
 import type { BenchOptions } from "./bench.js";
+import type { ConfigureOptions } from "./configure.js";
 import type { KeptOptions } from "./kept.js";
 import type { AttentionOptions, KernelOptions, RopeOptions } from "./kernels.js";
 import type { MolOptions, MolSearchOptions } from "./mol.js";
-import type { ChatCompletionCallOptions } from "./openai.js";
+import type { ClientOptions } from "./openai/client.js";
+import type { RequestOptions } from "./openai/request.js";
 import type {
   AdapterOptions, ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, HubOptions, LoadOptions, PromptOptions, RerankerOptions, RerankOptions,
   SaveSessionOptions, TextsOptions, TokenizeOptions,
@@ -20,7 +22,7 @@ const DEVICE: Names<KernelOptions> = { device: true, tier: true, subgroups: true
 const PLACE: Names<KeptOptions> = { ...DEVICE, on: true };
 const HUB: Names<HubOptions> = { revision: true, token: true, headers: true, endpoint: true };
 const LOAD: Names<CommonLoadOptions> = {
-  ...DEVICE, ...HUB, fetch: true, on: true, onProgress: true, signal: true, cache: true, verify: true, memoryLimit: true,
+  ...DEVICE, ...HUB, fetch: true, on: true, shared: true, onProgress: true, signal: true, cache: true, verify: true, memoryLimit: true,
 };
 const LOAD_INDEX: Names<LoadIndexOptions> = { ...PLACE, model: true };
 const GENERATE: Names<GenerateOptions> = {
@@ -29,10 +31,12 @@ const GENERATE: Names<GenerateOptions> = {
   tokensPerSubmit: true, promptLookup: true, responseFormat: true,
 };
 const LOAD_MODEL: Names<LoadOptions> = { ...LOAD, tune: true, contextLength: true, kvType: true, adapter: true };
+const REQUEST: Names<RequestOptions> = { signal: true };
 const KEEP: Names<{ keep?: boolean }> = { keep: true };
 
 /** The calls that have options, with the names of these. */
 export const OPTIONS = {
+  "configure": { workerUrl: true, wasmUrl: true, textWasmUrl: true } satisfies Names<ConfigureOptions>,
   "Model.load": LOAD_MODEL,
   "Model.builtin": LOAD_MODEL,
   "adapter": { source: true, scale: true } satisfies Names<AdapterOptions>,
@@ -64,7 +68,10 @@ export const OPTIONS = {
     ...KEEP, nHeads: true, headDim: true, firstPos: true, theta: true, style: true,
   } satisfies Names<RopeOptions & { keep?: boolean }>,
   "attention": { ...KEEP, nHeads: true, nKvHeads: true, headDim: true } satisfies Names<AttentionOptions & { keep?: boolean }>,
-  "createChatCompletion": { signal: true } satisfies Names<ChatCompletionCallOptions>,
+  "createClient": { models: true } satisfies Names<ClientOptions>,
+  "createChatCompletion": REQUEST,
+  "completions.create": REQUEST,
+  "embeddings.create": REQUEST,
 } as const;
 
 /**

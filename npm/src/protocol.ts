@@ -122,9 +122,16 @@ export interface AnswerRequest {
 /** What is generated. */
 export interface GenerateRequest {
   prompt: Prompt;
-  options: Omit<GenerateOptions, "signal" | "responseFormat" | "logitBias"> & { logitBias?: [id: number, bias: number][] };
+  options: Omit<GenerateOptions, "signal" | "responseFormat" | "logitBias"> & {
+    logitBias?: [id: number, bias: number][];
+    /** Tokens that were chosen already; they are given out once more. */
+    replay?: number[];
+  };
   answer: AnswerRequest;
 }
+
+/** What is told of a generation while it runs: first what its prompt is, then each token. */
+export type GenerateEvent = Pick<GenerateResult, "promptTokens" | "cachedTokens"> | Piece;
 
 /** A tensor that the worker keeps, by its number. */
 export interface KeptTensor {
@@ -172,7 +179,7 @@ export interface Calls extends KernelCalls {
   loadModel: { args: ModelRequest; event: never; reply: ModelInfo };
   loadEmbedder: { args: EmbedderRequest; event: never; reply: EmbedderInfo };
   loadReranker: { args: RerankerRequest; event: never; reply: RerankerInfo };
-  generate: { args: GenerateRequest; event: Piece; reply: GenerateResult };
+  generate: { args: GenerateRequest; event: GenerateEvent; reply: GenerateResult };
   saveSession: { args: { maxBytes: number }; event: never; reply: KeptSession };
   tokenize: { args: { text: string; addSpecial: boolean }; event: never; reply: Uint32Array };
   detokenize: { args: { ids: Uint32Array }; event: never; reply: string };
@@ -210,6 +217,9 @@ export interface Calls extends KernelCalls {
 /** Name of a call. */
 export type CallName = keyof Calls;
 
+/** Calls that load a model of some kind. */
+export type LoadName = "loadModel" | "loadEmbedder" | "loadReranker";
+
 /** Answers of a caller's own `fetch`. */
 export type FetchToWorker =
   | { type: "fetched"; id: number; status: number; headers: Record<string, string>; hasBody: boolean }
@@ -226,9 +236,13 @@ export type FetchFromWorker =
 
 /** From the caller's thread to the worker. What a call is about, its target, has a number that the caller chooses. */
 export type ToWorker =
+  /** Where the worker finds its WASM, if not beside itself; comes before any call. */
+  | { type: "files"; wasm: string | undefined; textWasm: string | undefined }
   | FetchToWorker & { target: number }
   | { type: "call"; id: number; target: number; name: CallName; args: Calls[CallName]["args"] }
-  | { type: "abort"; id: number };
+  | { type: "abort"; id: number }
+  /** The call is to reply soon with what it has. */
+  | { type: "stop"; id: number };
 
 /** From the worker to whoever a target belongs to. */
 export type ToTarget =

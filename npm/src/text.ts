@@ -1,7 +1,7 @@
 /** Constraints and answers in the worker: the second WASM module, started when one is first asked for, and what it does for a generation. */
 
 import { isTrap, messageOf, TilewrightError } from "./errors.js";
-import { besidePackage, importHidden, isNode } from "./platform.js";
+import { wasmAt } from "./platform.js";
 import type { AnswerRequest, Prompt } from "./protocol.js";
 import type { Model, TokenGuide } from "./tilewright.js";
 import init, { __wbg_reset_state as reset, Vocabulary, type AnswerReader, type Guide } from "./tilewright_text.js";
@@ -12,17 +12,19 @@ const PROMPT_END = 16;
 
 let started: Promise<void> | undefined;
 let isThere = false;
+let url: string | undefined;
 /** Those of models, by what says which model it is now. */
 const vocabularies = new Map<() => Model, { of: Model; words: Vocabulary }>();
 
+/** Says where the module is, if not beside the worker. */
+export function findAt(given: string | undefined): void {
+  url = given;
+}
+
 function start(): Promise<void> {
   started ??= (async () => {
-    if (isNode) {
-      const { readFile } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
-      await init({ module_or_path: await readFile(besidePackage("tilewright_text_bg.wasm")) });
-    } else {
-      await init();
-    }
+    const other = await wasmAt(url, "tilewright_text_bg.wasm");
+    await (other === undefined ? init() : init({ module_or_path: other }));
     isThere = true;
   })();
   started.catch(() => {

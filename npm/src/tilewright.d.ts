@@ -11,7 +11,7 @@ export type EngineOptions = {
   maxTokens?: number; temperature?: number; topK?: number; topP?: number; minP?: number; repeatPenalty?: number;
   repeatLastN?: number; presencePenalty?: number; frequencyPenalty?: number; logitBias?: [id: number, bias: number][];
   logprobs?: number; seed?: number; stop?: string[]; stopIds?: number[]; ignoreEos?: boolean; slide?: boolean;
-  tokensPerSubmit?: number; promptLookup?: number;
+  tokensPerSubmit?: number; promptLookup?: number; replay?: number[];
 };
 
 export type FileInfo = { name: string; size?: number };
@@ -103,7 +103,9 @@ export class Session {
     ids: Uint32Array,
     options: EngineOptions,
     guide: TokenGuide | undefined,
-    /** `logprobs`: JSON of the token and of the likeliest ones, if they were asked for. */
+    /** Told before all else how many of the ids are cached. */
+    onBegin: (nCached: number) => void,
+    /** `logprobs`: JSON of the token, of the likeliest ones, and of how many have no text out, if they were asked for. */
     onPiece: (id: number, text: string, isLast: boolean, logprobs: string | undefined) => Promise<boolean>,
     onLost: (error: Error) => Promise<Model>,
   ): Promise<Omit<GenerateResult, "thinking" | "toolCalls">>;

@@ -67,6 +67,12 @@ export interface CommonLoadOptions extends HubOptions {
    * it, a worker and a device of its own, which `device`, `tier` and `subgroups` are about.
    */
   on?: Model | Embedder | Reranker | undefined;
+  /**
+   * Whether all tabs of the site that load this from the same address with the same options share one: one of them has it, and the others
+   * ask that one. When it is closed, another one loads it, and texts that are being generated go on with the same tokens. Node and Deno have
+   * no tabs, and load it each time. Default `false`.
+   */
+  shared?: boolean;
   /** What should run the model. Default `auto`. */
   device?: DeviceChoice;
   /** Kernels to use, for tests and comparisons. Default: the fastest that the adapter offers. */
@@ -220,6 +226,8 @@ export type NoticeCode =
   | "shader_replaced"
   /** What was measured with `tune` could not be kept, or was of another version and is not used. */
   | "tuning_ignored"
+  /** The tab that had a shared model is gone; another one has loaded it, and work goes on. */
+  | "taken_over"
   /** A kept session is not used, and the prompt is computed. One that is damaged or of no use to the model was deleted. */
   | "session_dropped";
 
@@ -232,7 +240,7 @@ export interface Notice {
 
 /** Options of {@link Model.generate} and {@link Model.chat}. The defaults give the most likely text, the same every time. */
 export interface GenerateOptions {
-  /** Ends the generation: the iteration throws the signal's reason. */
+  /** Ends the generation: the iteration throws the signal's reason. {@link Generation.stop} ends it without an error. */
   signal?: AbortSignal | undefined;
   /** Tokens to generate at most. Default 256. */
   maxTokens?: number | undefined;
@@ -379,29 +387,41 @@ export interface Piece {
   problem?: string;
   /** How likely the token was, with {@link GenerateOptions.logprobs}. */
   logprob?: TokenLogprob;
-  /** The likeliest tokens, the first one most; of equals the lower id first. */
+  /** The likeliest tokens, the first one most; of equals the lower id first. Those that a `responseFormat` forbids are not among them. */
   topLogprobs?: TokenLogprob[];
+  /**
+   * How many of the latest tokens, this one included, have no text in this piece or an earlier one, with {@link GenerateOptions.logprobs}:
+   * their characters are incomplete, or may begin a stop text. Of a text that ended at a stop text, the last ones are that text's.
+   */
+  held?: number;
 }
 
-/** Why a generation ended. `complete`: the text matches `responseFormat`, and nothing may follow. */
+/**
+ * Why a generation ended. `complete`: the text matches `responseFormat`, and nothing may follow; `cancelled`: {@link Generation.stop}, or its
+ * loop was left.
+ */
 export type StopReason = "eos" | "complete" | "stop_text" | "max_tokens" | "context_full" | "cancelled";
 
-/** What a generation came to. */
-export interface GenerateResult {
-  stopReason: StopReason;
+/** The numbers of a generation. */
+export interface GenerationUsage {
   /** Tokens of the prompt, those found in the cache included. */
   promptTokens: number;
   /** Tokens of the prompt that did not need to be computed again. */
   cachedTokens: number;
   generatedTokens: number;
-  /** Tokens that were guessed, with {@link GenerateOptions.promptLookup}. */
-  draftedTokens: number;
-  /** Those of them that the model chose as well. */
-  acceptedTokens: number;
   /** Seconds until the prompt was read. */
   prefillSeconds: number;
   /** Seconds that the generated tokens took. */
   decodeSeconds: number;
+}
+
+/** What a generation came to. */
+export interface GenerateResult extends GenerationUsage {
+  stopReason: StopReason;
+  /** Tokens that were guessed, with {@link GenerateOptions.promptLookup}. */
+  draftedTokens: number;
+  /** Those of them that the model chose as well. */
+  acceptedTokens: number;
   /** What the model thought; empty if the answer was not taken apart. */
   thinking: string;
   /** The tools that it calls, in order; none if the answer was not taken apart. */

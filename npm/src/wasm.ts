@@ -1,19 +1,27 @@
 /** The engine's WASM module, started on first use. */
 
-import { besidePackage, importHidden, isNode } from "./platform.js";
+import { messageOf, TilewrightError } from "./errors.js";
+import { wasmAt } from "./platform.js";
 import init from "./tilewright.js";
 
+let url: string | undefined;
 let started: Promise<WebAssembly.Memory> | undefined;
+
+/** Says where the module is, if not beside the worker. */
+export function findAt(given: string | undefined): void {
+  url = given;
+}
 
 /** Starts the module unless it runs. Resolves to its memory. */
 export function start(): Promise<WebAssembly.Memory> {
   started ??= (async () => {
-    if (!isNode) {
-      return (await init()).memory;
+    try {
+      const other = await wasmAt(url, "tilewright_bg.wasm");
+      return (await (other === undefined ? init() : init({ module_or_path: other }))).memory;
+    } catch (error) {
+      const place = url === undefined ? "tilewright_bg.wasm beside worker.js" : url;
+      throw new TilewrightError("network", `the engine, expected as ${place}, could not be started: ${messageOf(error)}`, { cause: error });
     }
-    // Node cannot fetch files.
-    const { readFile } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
-    return (await init({ module_or_path: await readFile(besidePackage("tilewright_bg.wasm")) })).memory;
   })();
   return started;
 }

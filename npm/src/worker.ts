@@ -3,12 +3,15 @@
 import { toWire } from "./errors.js";
 import { importHidden, isNode } from "./platform.js";
 import type { CallName, Calls, ToWorker } from "./protocol.js";
+import { findAt as findTextAt } from "./text.js";
+import { findAt as findEngineAt } from "./wasm.js";
 import { handlers } from "./worker/handlers.js";
 import { find } from "./worker/held.js";
 import { Caller, connect, post, type Port } from "./worker/port.js";
 import { counted } from "./worker/turns.js";
 
-const running = new Map<number, AbortController>();
+/** How calls that run are told to give up, or to reply soon with what they have. */
+const running = new Map<number, Record<"abort" | "stop", AbortController>>();
 const callers = new Map<number, Caller>();
 
 function callerOf(target: number): Caller {
@@ -19,8 +22,13 @@ function callerOf(target: number): Caller {
 
 function receive(message: ToWorker): void {
   switch (message.type) {
+    case "files":
+      findEngineAt(message.wasm);
+      findTextAt(message.textWasm);
+      break;
     case "abort":
-      running.get(message.id)?.abort();
+    case "stop":
+      running.get(message.id)?.[message.type].abort();
       break;
     case "call":
       void counted(() => handle(message.id, message.target, message.name, message.args));
@@ -31,12 +39,12 @@ function receive(message: ToWorker): void {
 }
 
 async function handle<K extends CallName>(id: number, target: number, name: K, args: Calls[K]["args"]): Promise<void> {
-  const controller = new AbortController();
+  const { abort, stop } = { abort: new AbortController(), stop: new AbortController() };
   const caller = callerOf(target);
-  running.set(id, controller);
+  running.set(id, { abort, stop });
   try {
     const emit = (value: Calls[K]["event"]): void => post({ type: "event", id, value });
-    const value = await handlers[name](args, { target, caller, signal: controller.signal, emit });
+    const value = await handlers[name](args, { target, caller, signal: abort.signal, ending: stop.signal, emit });
     for (const notice of find(target)?.place.device.takeNotices() ?? []) {
       caller.notify("shader_replaced", notice);
     }

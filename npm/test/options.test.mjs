@@ -9,7 +9,7 @@ import { known, OPTIONS } from "../build/options.js";
 
 /** Names that the interface declares, those of the interfaces that it extends included. */
 function declared(name) {
-  for (const file of ["types", "bench", "kernels", "kept", "mol", "vector-index", "openai"]) {
+  for (const file of ["types", "configure", "bench", "kernels", "kept", "mol", "vector-index", "openai/request", "openai/client"]) {
     const text = readFileSync(new URL(`../build/${file}.d.ts`, import.meta.url), "utf8");
     const found = new RegExp(`export interface ${name}(?: extends ([\\w, ]+))? \\{([^]*?)\\n\\}`).exec(text);
     if (found === null) continue;
@@ -21,11 +21,13 @@ function declared(name) {
 }
 
 const TYPES = {
+  "configure": "ConfigureOptions",
   "Model.load": "LoadOptions", "Model.builtin": "LoadOptions", "adapter": "AdapterOptions", "generate": "GenerateOptions", "chat": "ChatOptions",
   "saveSession": "SaveSessionOptions", "tokenize": "TokenizeOptions", "Embedder.load": "EmbedderOptions", "embed": "EmbedOptions", "Embedder.tokenize": "PromptOptions",
   "Reranker.load": "RerankerOptions", "rerank": "RerankOptions", "Index.create": "IndexOptions", "Index.load": "LoadIndexOptions",
   "Index.search": "SearchOptions", "Mol.load": "MolOptions", "Mol.search": "MolSearchOptions", "Kernels.open": "KernelOptions",
-  "bench": "BenchOptions", "rope": "RopeOptions", "attention": "AttentionOptions", "createChatCompletion": "ChatCompletionCallOptions",
+  "bench": "BenchOptions", "rope": "RopeOptions", "attention": "AttentionOptions", "createChatCompletion": "RequestOptions",
+  "createClient": "ClientOptions", "completions.create": "RequestOptions", "embeddings.create": "RequestOptions",
 };
 const KERNELS = ["matmul", "rmsNorm", "layerNorm", "softmax", "rope", "attention"];
 
@@ -63,12 +65,13 @@ test("options that are no object are refused", () => {
 });
 
 test("every call refuses what it does not know, before it starts anything", async () => {
-  const { Embedder, Index, Kernels, Model, Mol, Reranker, createChatCompletion } = tilewright;
+  const { Embedder, Index, Kernels, Model, Mol, Reranker, createChatCompletion, createClient } = tilewright;
   const unknown = { sginal: 1 };
   const vectors = new Float32Array(2);
   // Objects that were never loaded: what is checked first must not need an engine.
   const bare = (type) => type === Kernels ? new Kernels({}, {}) : Object.create(type.prototype);
   const calls = {
+    "configure": () => tilewright.configure(unknown),
     "Model.load": () => Model.load("model.gguf", unknown),
     "Model.builtin": () => Model.builtin(unknown),
     "adapter": () => Model.builtin({ adapter: { source: "lora.gguf", ...unknown } }),
@@ -94,7 +97,10 @@ test("every call refuses what it does not know, before it starts anything", asyn
     "softmax": () => bare(Kernels).softmax(vectors, 2, unknown),
     "rope": () => bare(Kernels).rope(vectors, { nHeads: 1, headDim: 2, ...unknown }),
     "attention": () => bare(Kernels).attention(vectors, vectors, vectors, { nHeads: 1, headDim: 2, ...unknown }),
+    "createClient": () => createClient({ models: {}, ...unknown }),
     "createChatCompletion": () => createChatCompletion({ info: { name: "fake" } }, { messages: [] }, unknown),
+    "completions.create": () => createClient({ models: { m: bare(Model) } }).completions.create({ model: "m", prompt: "a" }, unknown),
+    "embeddings.create": () => createClient({ models: { m: bare(Embedder) } }).embeddings.create({ model: "m", input: "a" }, unknown),
   };
   assert.deepEqual(Object.keys(calls).sort(), Object.keys(OPTIONS).sort());
   for (const [call, make] of Object.entries(calls)) {

@@ -10,6 +10,7 @@ use web_time::Instant;
 
 use super::Model;
 use super::guide::TokenGuide;
+use super::held::Held;
 use super::logprobs::Logprobs;
 use super::lookup::look_up;
 use super::options::{ContextPolicy, GenerateOptions};
@@ -49,6 +50,9 @@ pub struct Piece {
     pub text: String,
     /// How likely it was, if [`GenerateOptions::logprobs`](field@GenerateOptions::logprobs) asks for that.
     pub logprobs: Option<Logprobs>,
+    /// How many of the latest tokens, this one included, have no text in this piece or an earlier one: their characters
+    /// are incomplete, or may begin a stop text. At the end with [`StopReason::StopText`] they are the stop text's.
+    pub held: usize,
 }
 
 /// Ends a generation from elsewhere; the token in progress is the last.
@@ -97,6 +101,7 @@ pub struct Generation<'s> {
     ending: Ending,
     decoder: Option<StreamDecoder>,
     stop_filter: StopFilter,
+    held: Held,
     eos_ids: Vec<u32>,
     /// Knows what the text may be, if it has to match something.
     guide: Option<Box<dyn TokenGuide>>,
@@ -139,6 +144,7 @@ impl<'s> Generation<'s> {
             ending: options.ending(guide.is_some()),
             decoder,
             stop_filter: StopFilter::new(&options.stop),
+            held: Held::default(),
             eos_ids,
             guide,
             unread: VecDeque::new(),
@@ -245,6 +251,12 @@ impl<'s> Generation<'s> {
             self.stop_reason = None;
         }
         Ok(())
+    }
+
+    /// Begins with these tokens as if they had been chosen now: a text that was generated elsewhere with the same prompt and
+    /// options goes on as it would have there. They are given out once more, and computed together with the prompt.
+    pub fn replay(&mut self, ids: impl IntoIterator<Item = u32>) {
+        self.read.extend(ids);
     }
 
     /// The next token, or `None` at the end. The last piece also has the text that was held back because it might have
@@ -471,11 +483,13 @@ impl<'s> Generation<'s> {
             Some(decoder) => decoder.push(id)?,
             None => String::new(),
         };
+        self.held.decoded(text.len());
         let stopped;
         (text, stopped) = self.stop_filter.push(&text);
         if stopped {
             self.stop_reason = Some(StopReason::StopText);
-            return Ok(Piece { id, text, logprobs: None });
+            let held = self.held.given_out(text.len());
+            return Ok(Piece { id, text, logprobs: None, held });
         }
         if self.stop_reason.is_none() && self.n_generated >= self.options.max_tokens {
             self.stop_reason = Some(StopReason::MaxTokens);
@@ -494,7 +508,8 @@ impl<'s> Generation<'s> {
                 text += &self.stop_filter.finish();
             }
         }
-        Ok(Piece { id, text, logprobs: None })
+        let held = self.held.given_out(text.len());
+        Ok(Piece { id, text, logprobs: None, held })
     }
 }
 

@@ -6,7 +6,7 @@
 pub struct Logprobs {
     /// Of the token that was chosen.
     pub logprob: f32,
-    /// The likeliest tokens, the first one most, and the lower id of equals first.
+    /// The likeliest tokens, the first one most, and the lower id of equals first; none that a constraint forbids.
     pub top: Vec<(u32, f32)>,
 }
 
@@ -14,7 +14,9 @@ impl Logprobs {
     pub(super) fn of(logits: &[f32], id: u32, n: usize) -> Logprobs {
         let normalizer = log_sum_exp(logits);
         let logprob = |logit: f32| (f64::from(logit) - normalizer) as f32;
-        let top = likeliest(logits, n).into_iter().map(|(id, logit)| (id, logprob(logit))).collect();
+        // What is forbidden has the lowest logit.
+        let top = likeliest(logits, n).into_iter().filter(|&(_, logit)| logit > f32::MIN);
+        let top = top.map(|(id, logit)| (id, logprob(logit))).collect();
         Logprobs { logprob: logits.get(id as usize).map_or(f32::NEG_INFINITY, |&logit| logprob(logit)), top }
     }
 }

@@ -242,28 +242,36 @@ pub struct Session {
 impl Session {
     /// Makes `ids` the sequence, of which only what is new is computed, and generates what `guide` allows, or anything. Each
     /// piece goes to `on_piece(id, text, is_last, logprobs)`, which resolves to whether to go on; `logprobs`, where they are
-    /// asked for, is JSON of the token and then of the likeliest ones, `{ id, logprob, bytes }[]`. When the device is lost,
-    /// `on_lost(error)` resolves to the same model on another device, and the stream goes on with the same tokens.
+    /// asked for, is JSON of the token and then of the likeliest ones, and of how many tokens have no text out yet:
+    /// `{ tokens: { id, logprob, bytes }[], held }`. Before all of it `on_begin(n)` is told how many of `ids` are cached. When
+    /// the device is lost, `on_lost(error)` resolves to the same model on another device, and the stream goes on with the
+    /// same tokens.
     pub async fn generate(
         &self,
         ids: &[u32],
         options: JsValue,
         guide: Option<OutsideGuide>,
+        on_begin: js_sys::Function,
         on_piece: js_sys::Function,
         on_lost: js_sys::Function,
     ) -> Result<JsValue, JsValue> {
-        let options = read_options(options)?;
+        let (options, replay) = read_options(options)?;
         let Ok(mut session) = self.session.try_borrow_mut() else { return Err(busy()) };
         let guide = guide.map(|guide| Box::new(Guided { guide, allowed: Vec::new() }) as Box<dyn TokenGuide>);
         let mut generation = session.generate_guided_from(ids, &options, guide).map_err(to_js_error)?;
+        generation.replay(replay);
         self.cancel.replace(generation.cancel_handle());
+        // The last one is always computed: what comes next is chosen after it.
+        let cached_tokens = generation.session().n_cached().min(ids.len().saturating_sub(1));
+        on_begin.call1(&JsValue::UNDEFINED, &(cached_tokens as u32).into())?;
         let mut n_generated = 0;
         while let Some(piece) = generation.next().await {
             match piece {
                 Ok(piece) => {
                     n_generated += 1;
                     let is_last = generation.stop_reason().is_some();
-                    let told = piece.logprobs.map(|logprobs| told(generation.session().model(), piece.id, &logprobs));
+                    let model = generation.session().model();
+                    let told = piece.logprobs.map(|logprobs| told(model, piece.id, &logprobs, piece.held));
                     let told = told.map_or(JsValue::UNDEFINED, JsValue::from);
                     let (id, text) = (piece.id.into(), piece.text.into());
                     let answer = on_piece.call4(&JsValue::UNDEFINED, &id, &text, &is_last.into(), &told)?;
@@ -298,7 +306,7 @@ impl Session {
         to_js(&Outcome {
             stop_reason: generation.stop_reason().unwrap_or(StopReason::Cancelled),
             prompt_tokens: ids.len(),
-            cached_tokens: ids.len().saturating_sub(generation.prefill().tokens),
+            cached_tokens,
             generated_tokens: n_generated,
             drafted_tokens: generation.speculation().drafted,
             accepted_tokens: generation.speculation().accepted,
@@ -345,24 +353,28 @@ fn busy() -> JsValue {
 }
 
 /// How likely a token was, and the likeliest ones, as JSON. A model may have more logits than its vocabulary has tokens.
-fn told(model: &crate::Model, id: u32, logprobs: &Logprobs) -> String {
+fn told(model: &crate::Model, id: u32, logprobs: &Logprobs, held: usize) -> String {
     #[derive(Serialize)]
-    struct Told<'a> {
+    struct Token<'a> {
         id: u32,
         logprob: f32,
         bytes: &'a [u8],
     }
     let tokenizer = model.tokenizer().ok();
     let bytes = |id| tokenizer.and_then(|tokenizer| tokenizer.token_bytes(id).ok()).unwrap_or_default();
-    let told = |(id, logprob)| Told { id, logprob, bytes: bytes(id) };
+    let token = |(id, logprob)| Token { id, logprob, bytes: bytes(id) };
     let all = std::iter::once((id, logprobs.logprob)).chain(logprobs.top.iter().copied());
-    let all: Vec<Told> = all.map(told).collect();
+    #[derive(Serialize)]
+    struct Told<'a> {
+        tokens: Vec<Token<'a>>,
+        held: usize,
+    }
     // Numbers and lists of numbers are always JSON.
-    serde_json::to_string(&all).unwrap_or_default()
+    serde_json::to_string(&Told { tokens: all.map(token).collect(), held }).unwrap_or_default()
 }
 
-/// Options of a generation as JavaScript gives them; what is missing has its default.
-fn read_options(value: JsValue) -> Result<GenerateOptions, JsValue> {
+/// Options of a generation as JavaScript gives them, and the tokens that it begins with; what is missing has its default.
+fn read_options(value: JsValue) -> Result<(GenerateOptions, Vec<u32>), JsValue> {
     #[derive(Deserialize, Default)]
     #[serde(rename_all = "camelCase", default)]
     struct Options {
@@ -384,10 +396,11 @@ fn read_options(value: JsValue) -> Result<GenerateOptions, JsValue> {
         slide: Option<bool>,
         tokens_per_submit: Option<u32>,
         prompt_lookup: Option<u32>,
+        replay: Vec<u32>,
     }
     let given: Option<Options> = from_js("options", value)?;
     let (given, default) = (given.unwrap_or_default(), GenerateOptions::default());
-    Ok(GenerateOptions {
+    let options = GenerateOptions {
         max_tokens: given.max_tokens.unwrap_or(default.max_tokens),
         temperature: given.temperature.unwrap_or(default.temperature),
         top_k: given.top_k.unwrap_or(default.top_k),
@@ -407,5 +420,6 @@ fn read_options(value: JsValue) -> Result<GenerateOptions, JsValue> {
         tokens_per_submit: given.tokens_per_submit,
         prompt_lookup: given.prompt_lookup.unwrap_or(0),
         ..default
-    })
+    };
+    Ok((options, given.replay))
 }

@@ -249,16 +249,81 @@ everywhere(
     let count = 0;
     const broken = model.generate("Once upon a time", { ignoreEos: true });
     for await (const _ of broken) if (++count === 3) break;
-    const result = await broken.result.catch((error) => ({ error: error.name }));
+    const result = await broken.result;
+    const { usage } = broken;
     const text = await model.generate("Once upon a time", { temperature: 0, maxTokens: 10 }).text();
     const again = await model.generate("Once upon a time", { temperature: 0, maxTokens: 10 }).text();
     model.free();
-    return { result, text, again };
+    return { result, usage, text, again };
   },
-  ({ result, text, again }) => {
-    assert.ok(result.stopReason === "cancelled" || result.error, JSON.stringify(result));
-    assert.ok((result.generatedTokens ?? 0) < 12);
+  ({ result, usage, text, again }) => {
+    assert.equal(result.stopReason, "cancelled");
+    assert.ok(result.promptTokens > 3 && result.generatedTokens >= 3 && result.generatedTokens < 12, JSON.stringify(result));
+    assert.ok(result.prefillSeconds > 0 && result.decodeSeconds > 0, JSON.stringify(result));
+    for (const [name, value] of Object.entries(usage)) assert.equal(value, result[name], name);
     assert.equal(text, again);
+  },
+);
+
+everywhere(
+  "a stopped generation ends with what came, at any time, and the numbers so far are there, also after an abort",
+  async ({ Model }) => {
+    const model = await Model.builtin({ device: "cpu" });
+    const options = { ignoreEos: true, maxTokens: 200, seed: 4, temperature: 1 };
+    const whole = await model.generate("Once upon a time", options).text();
+    const stopped = model.generate("Once upon a time", options);
+    const before = stopped.usage;
+    const during = [];
+    let pieces = "";
+    for await (const { text } of stopped) {
+      pieces += text;
+      during.push(stopped.usage);
+      if (during.length === 5) stopped.stop();
+    }
+    const middle = { text: await stopped.text(), result: await stopped.result, usage: stopped.usage };
+    // Nobody reads this one.
+    const early = model.generate("The dog ran home. ".repeat(9), options);
+    early.stop();
+    const first = { text: await early.text(), result: await early.result };
+    // One that waits for another is over before that.
+    const busy = model.generate("Once upon a time", options);
+    let isOver = false;
+    busy.result.then(() => isOver = true);
+    const queued = model.generate("Once upon a time", options);
+    queued.stop();
+    const waiting = { text: await queued.text(), result: await queued.result, isOver };
+    await busy.result;
+    const late = { text: await busy.text(), result: await busy.result };
+    busy.stop();
+    late.again = await busy.text();
+    const controller = new AbortController();
+    const aborted = model.generate("Once upon a time", { ...options, signal: controller.signal });
+    let n = 0;
+    const error = await (async () => { for await (const _ of aborted) if (++n === 3) controller.abort(); })().catch(({ name }) => name);
+    const { usage } = aborted;
+    const again = await model.generate("Once upon a time", options).text();
+    model.free();
+    return { whole, before, during, pieces, middle, first, waiting, late, error, usage, again };
+  },
+  ({ whole, before, during, pieces, middle, first, waiting, late, error, usage, again }) => {
+    assert.deepEqual(before, { promptTokens: 0, cachedTokens: 0, generatedTokens: 0, prefillSeconds: 0, decodeSeconds: 0 });
+    const { result } = middle;
+    assert.deepEqual([result.stopReason, middle.text], ["cancelled", pieces]);
+    assert.ok(whole.startsWith(pieces) && pieces.length < whole.length);
+    assert.ok(result.generatedTokens >= 5 && result.generatedTokens < 60, JSON.stringify(result));
+    for (const [name, value] of Object.entries(middle.usage)) assert.equal(value, result[name], name);
+    // The prompt was there from the text before, but for its last token.
+    assert.equal(result.cachedTokens, result.promptTokens - 1);
+    for (const [at, { promptTokens, cachedTokens, generatedTokens, prefillSeconds, decodeSeconds }] of during.entries()) {
+      assert.deepEqual([promptTokens, cachedTokens], [result.promptTokens, result.cachedTokens]);
+      assert.ok(generatedTokens > at && prefillSeconds >= 0 && decodeSeconds >= 0, JSON.stringify(during[at]));
+    }
+    assert.deepEqual([first.text, first.result.stopReason, first.result.generatedTokens], ["", "cancelled", 0]);
+    assert.deepEqual([waiting.text, waiting.result.stopReason, waiting.result.promptTokens, waiting.isOver], ["", "cancelled", 0, false]);
+    assert.deepEqual([late.text, late.again, late.result.stopReason], [whole, whole, "max_tokens"]);
+    assert.equal(error, "AbortError");
+    assert.ok(usage.promptTokens === result.promptTokens && usage.generatedTokens >= 3 && usage.generatedTokens < 60, JSON.stringify(usage));
+    assert.equal(again, whole);
   },
 );
 

@@ -1,4 +1,4 @@
-// The page that measures a device, and the checker of what it reports.
+// The tab that measures a device, and the checker of what it reports.
 //
 // Screenshots go to the folder in TILEWRIGHT_SCREENSHOTS, or to a temporary one that is printed.
 
@@ -21,8 +21,8 @@ let server;
 let chromium;
 before(async () => {
   server = await startServer();
-  const built = readFileSync(join(repository, "www/dist/bench.html"), "utf8");
-  server.besidePage.set("bench.html", built.replace(/(name="repository" content=")[^"]*/, `$1${REPOSITORY}`));
+  const built = readFileSync(join(repository, "www/dist/index.html"), "utf8");
+  server.besidePage.set("", built.replace(/(name="repository" content=")[^"]*/, `$1${REPOSITORY}`));
   chromium = await openBrowser();
 });
 afterEach(() => chromium.closePages());
@@ -33,22 +33,25 @@ after(async () => {
 });
 
 const inState = (page, wanted, timeout = 150_000) =>
-  page.waitForFunction((wanted) => wanted.includes(document.documentElement.dataset.state), wanted, { timeout });
+  page.waitForFunction((wanted) => wanted.includes(document.documentElement.dataset.bench), wanted, { timeout });
 
 /** A report as the page gave it, from the first test on. */
 let report;
 
 test("the page measures what Chromium has, and its report is as it should be", limited, async (t) => {
+  // The address that was given out before there were tabs.
   const page = await chromium.open(`${server.origin}/www/bench.html`);
-  await page.check("#quick");
+  await page.waitForURL(/\/www\/#kernels$/);
+  await inState(page, ["idle"]);
+  await page.check("#bench-quick");
   await page.keyboard.press("Enter");
   await inState(page, ["running"]);
-  assert.ok(await page.isDisabled("#run") && await page.isVisible("#stop") && await page.isDisabled("#quick"));
+  assert.ok(await page.isDisabled("#bench-run") && await page.isVisible("#bench-stop") && await page.isDisabled("#bench-quick"));
   const begun = performance.now();
   await inState(page, ["done", "error"]);
   t.diagnostic(`measured in ${((performance.now() - begun) / 1000).toFixed(1)} s`);
-  assert.equal(await page.innerText("#error"), "");
-  const json = await page.inputValue("#json");
+  assert.equal(await page.innerText("#bench-error"), "");
+  const json = await page.inputValue("#bench-json");
   assert.deepEqual(problems(json), []);
   report = JSON.parse(json);
 
@@ -65,17 +68,17 @@ test("the page measures what Chromium has, and its report is as it should be", l
   assert.deepEqual(model.tests.map(({ phase }) => phase), ["prefill", "decode"]);
 
   for (const [table, rows] of [["probes", report.probes], ["kernels", report.kernels], ["models", model.tests]]) {
-    assert.equal(await page.locator(`#${table} tbody tr`).count(), rows.length, table);
+    assert.equal(await page.locator(`#bench-${table} tbody tr`).count(), rows.length, table);
   }
-  const address = new URL(await page.getAttribute("#issue", "href"));
+  const address = new URL(await page.getAttribute("#bench-issue", "href"));
   assert.equal(address.origin + address.pathname, `${REPOSITORY}/issues/new`);
   assert.ok(address.href.length < 8000);
   assert.ok(address.searchParams.get("title").includes(report.device.name));
   assert.match(address.searchParams.get("body"), /copy: [\d.,]+ GB\/s\n[^]*fma_f32: [\d.,]+ GFLOP\/s\n[^]*tg\d+: [\d.,]+ tokens\/s\n[^]*```json/);
 
   await page.context().grantPermissions(["clipboard-read", "clipboard-write"], { origin: server.origin });
-  await page.click("#copy");
-  await page.waitForFunction(() => document.querySelector("#copied").textContent !== "");
+  await page.click("#bench-copy");
+  await page.waitForFunction(() => document.querySelector("#bench-copied").textContent !== "");
   assert.equal(await page.evaluate(() => navigator.clipboard.readText()), json);
 
   for (const [device, width, height] of [["desk", 1280, 900], ["phone", 390, 844]]) {
@@ -88,7 +91,7 @@ test("the page measures what Chromium has, and its report is as it should be", l
     }
   }
   // Everything that can be used has a name.
-  const nameless = await page.evaluate(() => [...document.querySelectorAll("button, input, textarea, a, progress, table")]
+  const nameless = await page.evaluate(() => [...document.querySelectorAll("#view-kernels :is(button, input, textarea, a, progress, table)")]
     .filter((it) => !(it.labels?.length || it.getAttribute("aria-label") || it.getAttribute("aria-labelledby") || it.textContent.trim()))
     .map((it) => it.outerHTML));
   assert.deepEqual(nameless, []);
@@ -139,15 +142,16 @@ test("the reports that were sent are as they should be", () => {
 });
 
 test("a measurement can be stopped, and begun again", limited, async () => {
-  const page = await chromium.open(`${server.origin}/www/bench.html`);
-  await page.click("#run");
-  await page.waitForFunction(() => document.querySelector("#probes tbody").rows.length > 0);
-  await page.click("#stop");
+  const page = await chromium.open(`${server.origin}/www/#kernels`);
+  await inState(page, ["idle"]);
+  await page.click("#bench-run");
+  await page.waitForFunction(() => document.querySelector("#bench-probes tbody").rows.length > 0);
+  await page.click("#bench-stop");
   await inState(page, ["stopped"], 5000);
-  assert.ok(await page.isHidden("#report") && await page.isEnabled("#run") && await page.isHidden("#progress"));
-  await page.click("#run");
+  assert.ok(await page.isHidden("#bench-report") && await page.isEnabled("#bench-run") && await page.isHidden("#bench-progress"));
+  await page.click("#bench-run");
   await inState(page, ["running"]);
-  assert.equal(await page.locator("#probes tbody tr").count(), 0);
+  assert.equal(await page.locator("#bench-probes tbody tr").count(), 0);
   assert.deepEqual(page.problems, []);
 });
 
@@ -155,18 +159,18 @@ test("without WebGPU the page says so and measures the CPU", limited, async () =
   const browser = await openBrowser({ gpu: false });
   try {
     for (const origin of [server.origin, server.insecureOrigin]) {
-      const page = await browser.open(`${origin}/www/bench.html`);
-      await page.waitForSelector("#no-webgpu:not([hidden])");
-      assert.match(await page.innerText("#no-webgpu"), /WebGPU/);
-      assert.ok(await page.isChecked("#device-cpu") && await page.isDisabled("#device-gpu"));
+      const page = await browser.open(`${origin}/www/#kernels`);
+      await page.waitForSelector("#bench-no-webgpu:not([hidden])");
+      assert.match(await page.innerText("#bench-no-webgpu"), /WebGPU/);
+      assert.ok(await page.isChecked("#bench-device-cpu") && await page.isDisabled("#bench-device-gpu"));
     }
-    const page = await browser.open(`${server.origin}/www/bench.html`);
-    await page.waitForSelector("#no-webgpu:not([hidden])");
-    await page.check("#quick");
-    await page.check("input[name=model][value=none]");
-    await page.click("#run");
+    const page = await browser.open(`${server.origin}/www/#kernels`);
+    await page.waitForSelector("#bench-no-webgpu:not([hidden])");
+    await page.check("#bench-quick");
+    await page.check("#bench-run-form input[name=model][value=none]");
+    await page.click("#bench-run");
     await inState(page, ["done", "error"]);
-    const json = await page.inputValue("#json");
+    const json = await page.inputValue("#bench-json");
     assert.deepEqual(problems(json), []);
     const { device, adapter, models } = JSON.parse(json);
     assert.deepEqual([device.backend, adapter, models], ["cpu", null, []]);

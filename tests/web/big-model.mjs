@@ -151,6 +151,27 @@ export function smallModel(vocabulary) {
   return Buffer.concat([header, Buffer.alloc(dataBytes)]);
 }
 
+/** The smallest model that can chat, whose likeliest token is always this text. */
+export function parrot(text, template) {
+  const [dim, ffn, heads, layers] = [32, 32, 1, 1];
+  const tokens = [text, "<s>", "</s>", ...Array.from({ length: 256 }, (_, i) => `<0x${i.toString(16).toUpperCase().padStart(2, "0")}>`)];
+  const keys = [
+    ...keysOf({ layers, dim, ffn, heads, vocabSize: tokens.length }).map(([key, type, value]) => [key, type, key === "llama.context_length" ? 4096 : value]),
+    ["tokenizer.ggml.model", STRING, "llama"],
+    ["tokenizer.ggml.tokens", STRING, tokens],
+    ["tokenizer.ggml.scores", FLOAT32, tokens.map(() => 0)],
+    ["tokenizer.ggml.token_type", INT32, [1, 3, 3, ...Array(256).fill(6)]],
+    ["tokenizer.ggml.unknown_token_id", UINT32, 0],
+    ["tokenizer.ggml.bos_token_id", UINT32, 1],
+    ["tokenizer.ggml.eos_token_id", UINT32, 2],
+    ["tokenizer.chat_template", STRING, template],
+  ];
+  const table = [["token_embd", [dim, tokens.length], Q8_0], ["output_norm", [dim], F32]];
+  table.push(...layerOf(dim, ffn).map(([name, ...rest]) => [`blk.0.${name}`, ...rest]));
+  const { header, dataBytes } = start(keys, table);
+  return Buffer.concat([header, Buffer.alloc(dataBytes)]);
+}
+
 /** A download of at least `size` bytes, for `server.files`. */
 export function bigModel(size) {
   const [dim, ffn, heads] = [2048, 8192, 16];

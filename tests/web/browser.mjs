@@ -23,18 +23,22 @@ const FLAGS = [
   // Tests may have memory collected.
   "--js-flags=--expose-gc",
 ];
+// Chrome has no flag any more that loads an extension, but can be asked to.
+const EXTENSION_FLAGS = ["--enable-unsafe-extension-debugging"];
 const GPU_FLAGS = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"];
 
 /**
  * A browser with a profile of its own, which `close` deletes. With `gpu: false` WebGPU is there and finds no adapter; with
- * `serviceWorkers: "block"` pages cannot register any, and see what the server has at the moment.
+ * `serviceWorkers: "block"` pages cannot register any, and see what the server has at the moment. With
+ * `extensions`, `loadExtension` works.
  */
-export async function openBrowser({ gpu = true, serviceWorkers = "allow" } = {}) {
+export async function openBrowser({ gpu = true, serviceWorkers = "allow", extensions = false } = {}) {
   const profile = await mkdtemp(join(tmpdir(), "tilewright-chromium-"));
   const env = Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith("VK_")));
   const context = await chromium.launchPersistentContext(profile, {
     executablePath: EXECUTABLE,
-    args: [...FLAGS, ...(gpu ? GPU_FLAGS : ["--disable-gpu", "--disable-features=WebGPU"])],
+    args: [...FLAGS, ...(gpu ? GPU_FLAGS : ["--disable-gpu", "--disable-features=WebGPU"]), ...(extensions ? EXTENSION_FLAGS : [])],
+    ignoreDefaultArgs: extensions ? ["--disable-extensions"] : [],
     env,
     serviceWorkers,
   });
@@ -47,6 +51,12 @@ export async function openBrowser({ gpu = true, serviceWorkers = "allow" } = {})
   });
   return {
     context,
+    /** Loads an extension from a folder. Gives the address of its pages. */
+    async loadExtension(folder) {
+      const session = await context.browser().newBrowserCDPSession();
+      const { id } = await session.send("Extensions.loadUnpacked", { path: folder });
+      return `chrome-extension://${id}/`;
+    },
     async close() {
       await context.close();
       await rm(profile, { recursive: true, force: true });

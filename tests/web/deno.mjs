@@ -6,7 +6,7 @@ import { existsSync, readdirSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 
 const FOLDER = fileURLToPath(new URL("../../npm/node_modules/@deno", import.meta.url));
-const EXECUTABLE = [process.env.DENO, ...(existsSync(FOLDER) ? readdirSync(FOLDER).map((kind) => `${FOLDER}/${kind}/deno`) : [])]
+export const EXECUTABLE = [process.env.DENO, ...(existsSync(FOLDER) ? readdirSync(FOLDER).map((kind) => `${FOLDER}/${kind}/deno`) : [])]
   .find((path) => path && existsSync(path));
 
 /** Why there is no Deno here; undefined if there is one. */

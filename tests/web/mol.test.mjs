@@ -146,7 +146,7 @@ for (const [place, execute] of Object.entries(places)) {
 }
 
 everywhere(
-  "weights come from an address too, name their encoder, and lie beside one as long as it lasts",
+  "weights come from an address too, name their encoder, and lie beside one until they are freed",
   async ({ Embedder, Mol }, { source, address, encoder, items, query }) => {
     const refused = (call) => Promise.resolve().then(call).then(() => "worked", ({ code }) => code);
     const embedder = await Embedder.load(encoder, { device: "cpu", cache: false });
@@ -162,6 +162,8 @@ everywhere(
     outcome.stays = (await mol.search(Float32Array.from(query), 2)).length;
     outcome.embeds = (await embedder.embed("a river")).length;
     embedder.free();
+    outcome.alone = (await mol.search(Float32Array.from(query), 2)).length;
+    mol.free();
     outcome.gone = await refused(() => mol.search(Float32Array.from(query), 2));
     outcome.missing = await refused(() => Mol.load(`${source}.gone`, { device: "cpu", cache: false }));
     outcome.aborted = await refused(() => Mol.load(source, { device: "cpu", cache: false, signal: AbortSignal.abort(Object.assign(new Error("x"), { code: "mine" })) }));
@@ -169,7 +171,7 @@ everywhere(
   },
   (outcome, place) => assert.deepEqual(outcome, {
     model: "all-MiniLM-L6-v2", storage: ["f16", "f32"], same: true, empty: [[]], found: [2], freed: "disposed", stays: 1, embeds: 24,
-    gone: "disposed", missing: place === "Chromium" ? "http" : "storage", aborted: "mine",
+    alone: 1, gone: "disposed", missing: place === "Chromium" ? "http" : "storage", aborted: "mine",
   }),
   (place) => {
     const source = `${published(place, "weights", { "mol.safetensors": withMetadata(file, { model: "all-MiniLM-L6-v2" }) })}mol.safetensors`;

@@ -90,9 +90,10 @@ async function through(page, first, last, action) {
   assert.equal(await state(page), last, await page.locator("#error-text").textContent());
 }
 
-/** Opens the page, with functions that run before its scripts, and waits until the built-in model is there. */
+/** Opens the page, with functions that run before its scripts, and waits until the built-in model is there: no last model is known. */
 async function openDemo(browser = chromium, ...scripts) {
   const page = await browser.open(`${server.origin}/blank.html`);
+  await page.evaluate(() => localStorage.removeItem("tilewright.last"));
   for (const script of [recordStates, ...scripts]) await page.addInitScript(script);
   await page.goto(`${server.origin}/www/`);
   page.on("console", (message) => {

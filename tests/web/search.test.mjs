@@ -36,14 +36,25 @@ function withEncoder(name, run) {
   test(name, { ...limited, skip: lacksData("minilm-l6-v2") }, run);
 }
 
-async function openSearch() {
-  const page = await chromium.open(`${server.origin}/www/#search`);
+/** Opens the search: as on a first visit, or with what the page keeps. */
+async function openSearch({ isFirstVisit = true } = {}) {
+  const page = await chromium.open(`${server.origin}/blank.html`);
+  if (isFirstVisit) await forget(page);
+  await page.goto(`${server.origin}/www/#search`);
   page.on("console", (message) => {
     if (message.type() === "error" && !/Failed to load resource|ERR_/.test(message.text())) page.problems.push(message.text());
   });
   await page.waitForFunction(() => document.documentElement.dataset.state === "ready");
   return page;
 }
+
+/** Deletes what the page keeps besides models. */
+const forget = (page) => page.evaluate(() => new Promise((resolve, reject) => {
+  localStorage.clear();
+  const request = indexedDB.deleteDatabase("tilewright-search");
+  request.onsuccess = resolve;
+  request.onerror = reject;
+}));
 
 async function close(page) {
   assert.deepEqual(page.problems, [], "errors in the page's console");
@@ -322,18 +333,21 @@ test("tabs follow the arrow keys, have their roles, and the address names the vi
     ...[...document.querySelectorAll("[role=tabpanel]")].map((it) => it.hidden),
   ]);
   await page.focus("#tab-search");
-  assert.deepEqual(await shown(), ["search", "#search", "tab-search", "false -1", "true 0", true, false]);
+  assert.deepEqual(await shown(), ["search", "#search", "tab-search", "false -1", "true 0", "false -1", "false -1", true, false, true, true]);
+  await page.keyboard.press("ArrowLeft");
+  assert.deepEqual(await shown(), ["chat", "", "tab-chat", "true 0", "false -1", "false -1", "false -1", false, true, true, true]);
+  await page.keyboard.press("ArrowLeft");
+  assert.deepEqual((await shown()).slice(0, 3), ["inside", "#inside", "tab-inside"]);
   await page.keyboard.press("ArrowRight");
-  assert.deepEqual(await shown(), ["chat", "", "tab-chat", "true 0", "false -1", false, true]);
   await page.keyboard.press("End");
-  assert.equal((await shown())[2], "tab-search");
+  assert.equal((await shown())[2], "tab-inside");
   await page.keyboard.press("Home");
   assert.equal((await shown())[2], "tab-chat");
   const relations = await page.evaluate(() => [...document.querySelectorAll("[role=tab]")].map((tab) => {
     const panel = document.getElementById(tab.getAttribute("aria-controls"));
     return panel.getAttribute("aria-labelledby") === tab.id && tab.parentElement.getAttribute("role") === "tablist";
   }));
-  assert.deepEqual(relations, [true, true]);
+  assert.deepEqual(relations, [true, true, true, true]);
 
   // An address that is typed, or a step back to one, changes the view of the open page; a link within a view does not.
   const go = (hash, view) => page.evaluate((hash) => void (location.hash = hash), hash)

@@ -1,8 +1,9 @@
 // The tests' web server: the built package and page, test models, and every way in which a download goes wrong.
 //
-// `/npm/`, `/pkg/` and `/www/` are the built folders, `/blank.html` is an empty page; `server.besidePage` has files to be found in
-// `/www/` too, or `null` for one that must not be. `/data/`, `/assets/` and `/files/` (what a
-// test has put there with `server.files`) are downloads: they are logged, and a `fault` in the query changes the answer:
+// `/npm/`, `/pkg/` and `/www/` are the built folders, `/openai/` is OpenAI's own client, `/blank.html` is an empty page;
+// `server.besidePage` has files to be found in `/www/` too, or `null` for one that must not be. `/data/`, `/assets/` and
+// `/files/` (what a test has put there with `server.files`) are downloads: they are logged, and a `fault` in the query
+// changes the answer:
 //
 //     after=N&times=K              the connection breaks after N bytes of an answer, for the first K answers (K is 1 if absent);
 //                                  goes with every fault
@@ -171,7 +172,7 @@ class Server {
     const beside = this.besidePage.get(name);
     if (typeof beside === "function") return beside(request, response);
     if (beside !== undefined) return beside ? response.writeHead(200, { "content-type": typeOf(name || "index.html") }).end(beside) : response.writeHead(404).end();
-    for (const [prefix, folder] of [["/npm/", "npm/dist"], ["/pkg/", "pkg"], ["/www/", "www/dist"]]) {
+    for (const [prefix, folder] of [["/npm/", "npm/dist"], ["/pkg/", "pkg"], ["/www/", "www/dist"], ["/openai/", "npm/node_modules/openai"]]) {
       if (pathname.startsWith(prefix)) {
         return serveFile(join(repository, folder), pathname.slice(prefix.length - 1), request, response);
       }

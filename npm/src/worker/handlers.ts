@@ -8,8 +8,8 @@ import { embedderRecipe, modelRecipe, rerankerRecipe } from "./load.js";
 import { listDevices } from "./place.js";
 import type { CallContext, Handler, Handlers } from "./port.js";
 import { load, Resident } from "./resident.js";
-import { TextResident } from "./text-resident.js";
-import { forgetTurns, inTurn } from "./turns.js";
+import { NOTHING, TextResident } from "./text-resident.js";
+import { forgetTurns, inTurn, inTurnUnless } from "./turns.js";
 import { createIndex, HeldIndex, HeldMol, loadIndex, loadMol } from "./vectors.js";
 
 /** A call on something of a kind, in its turn. */
@@ -28,7 +28,8 @@ export const handlers: Handlers = {
   loadModel: (request, context) => load(TextResident, modelRecipe(request), context),
   loadEmbedder: (request, context) => load(VectorResident, embedderRecipe(request), context),
   loadReranker: (request, context) => load(ScoreResident, rerankerRecipe(request), context),
-  generate: on(TextResident, (model, args, context) => model.generate(args, context)),
+  generate: (args, context) =>
+    inTurnUnless(context.target, context.signal, context.ending, NOTHING, () => held(context.target, TextResident).generate(args, context)),
   saveSession: on(TextResident, (model, args) => model.saveSession(args)),
   tokenize: async ({ text, addSpecial }, { target }) => (await present(target, TextResident)).model.tokenize(text, addSpecial),
   detokenize: async ({ ids }, { target }) => (await present(target, TextResident)).model.detokenize(ids),

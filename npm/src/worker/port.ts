@@ -55,6 +55,8 @@ export interface CallContext<K extends CallName> {
   target: number;
   caller: Caller;
   signal: AbortSignal;
+  /** Aborted when the caller wants what there is so far. */
+  ending: AbortSignal;
   emit(value: Calls[K]["event"]): void;
 }
 

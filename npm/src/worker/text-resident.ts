@@ -98,27 +98,34 @@ export class TextResident extends Resident<Model> {
   }
 
   async #run(
-    ids: Uint32Array, options: EngineOptions, answer: text.Answer | undefined, { signal, emit }: CallContext<"generate">,
+    ids: Uint32Array, options: EngineOptions, answer: text.Answer | undefined, { signal, ending, emit }: CallContext<"generate">,
   ): Promise<GenerateResult> {
     const session = this.#session ??= this.loaded.session();
     await this.#reopen(session, ids);
     signal.throwIfAborted();
     const cancel = (): void => session.cancel();
-    signal.addEventListener("abort", cancel, { once: true });
+    const eitherEnd = AbortSignal.any([signal, ending]);
+    eitherEnd.addEventListener("abort", cancel, { once: true });
+    const onBegin = (cachedTokens: number): void => {
+      emit({ promptTokens: ids.length, cachedTokens });
+      if (eitherEnd.aborted) {
+        cancel();
+      }
+    };
     const onPiece = async (id: number, text: string, isLast: boolean, logprobs: string | undefined): Promise<boolean> => {
       const piece = answer === undefined ? { id, text } : answer.piece(id, text, isLast);
       emit(logprobs === undefined ? piece : { ...piece, ...likelihoods(logprobs) });
       await nextTask();
-      return !signal.aborted;
+      return !eitherEnd.aborted;
     };
     try {
       // The session takes the new model over. The old one stays here: it has the vocabulary, which needs no device.
-      const outcome = await session.generate(ids, options, answer?.guide, onPiece, (error) => this.rebuild(error, signal));
+      const outcome = await session.generate(ids, options, answer?.guide, onBegin, onPiece, (error) => this.rebuild(error, signal));
       return { ...outcome, ...answer?.result ?? { thinking: "", toolCalls: [] } };
     } catch (error) {
       throw answer?.failure ?? error;
     } finally {
-      signal.removeEventListener("abort", cancel);
+      eitherEnd.removeEventListener("abort", cancel);
     }
   }
 
@@ -140,14 +147,20 @@ export class TextResident extends Resident<Model> {
   }
 }
 
+/** What comes of a generation that is stopped before its turn. */
+export const NOTHING: GenerateResult = {
+  stopReason: "cancelled", promptTokens: 0, cachedTokens: 0, generatedTokens: 0, draftedTokens: 0, acceptedTokens: 0, prefillSeconds: 0,
+  decodeSeconds: 0, thinking: "", toolCalls: [],
+};
+
 /** Codes of sessions that no attempt will read. */
 const USELESS: ReadonlySet<ErrorCode> = new Set(["format", "unsupported", "truncated", "context_full", "shape", "operand"]);
 
 const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
 
-/** How likely a token was, and the likeliest ones, as the engine says it. */
-function likelihoods(json: string): Pick<Piece, "logprob" | "topLogprobs"> {
-  const told = JSON.parse(json) as Omit<TokenLogprob, "text">[];
-  const [logprob, ...topLogprobs] = told.map((token): TokenLogprob => ({ ...token, text: decoder.decode(Uint8Array.from(token.bytes)) }));
-  return logprob === undefined ? {} : { logprob, topLogprobs };
+/** How likely a token was, the likeliest ones, and how many have no text out, as the engine says it. */
+function likelihoods(json: string): Pick<Piece, "logprob" | "topLogprobs" | "held"> {
+  const { tokens, held } = JSON.parse(json) as { tokens: Omit<TokenLogprob, "text">[]; held: number };
+  const [logprob, ...topLogprobs] = tokens.map((token): TokenLogprob => ({ ...token, text: decoder.decode(Uint8Array.from(token.bytes)) }));
+  return logprob === undefined ? {} : { logprob, topLogprobs, held };
 }

@@ -13,6 +13,18 @@ export function inTurn<T>(target: number, signal: AbortSignal, action: () => T |
   return turn;
 }
 
+/** The same, but over at once with `nothing` where `ending` comes before the turn. */
+export function inTurnUnless<T>(target: number, signal: AbortSignal, ending: AbortSignal, nothing: T, action: () => T | Promise<T>): Promise<T> {
+  return new Promise((resolve, reject) => {
+    const leave = (): void => resolve(nothing);
+    ending.addEventListener("abort", leave, { once: true });
+    inTurn(target, signal, () => {
+      ending.removeEventListener("abort", leave);
+      return ending.aborted ? nothing : action();
+    }).then(resolve, reject);
+  });
+}
+
 /** Nothing will be asked of the target any more. */
 export function forgetTurns(target: number): void {
   queues.delete(target);

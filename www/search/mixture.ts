@@ -1,6 +1,6 @@
 // Search by a learned similarity, next to that by cosine: a mixture of logits, if its weights lie beside the page and were made for the
 // vectors of the encoder.
-import { Mol, type Embedder, type Hit, type MolInfo } from "./tilewright/index.js";
+import { Mol, type Embedder, type Hit, type MolInfo } from "../tilewright/index.js";
 
 /** Vectors that are appended together: each part of a mixture is searched by itself. */
 const GROUP = 1024;

@@ -1,17 +1,18 @@
-// The page that measures a device: runs the package's `bench` and a model, shows what comes, and makes a report of it.
+// The tab that measures a device: runs the package's `bench` and a model, shows what comes, and makes a report of it. Loaded when the tab
+// is first shown.
 //
 // Elements that tests and scripts may rely on:
 //
-//     html[data-state]      idle, running, done (there is a report), stopped or error
-//     #run-form             #device-gpu, #device-cpu, #quick, input[name=model], #model-file; #run, #stop
-//     #no-webgpu            shown where there is no GPU, with why
-//     #progress             shown while it measures, with #progress-bar and #progress-text
-//     #probes #kernels #models   tables with a row for each result
-//     #adapter-facts #adapter-features #adapter-limits
-//     #json                 the report; #copy, and #issue, a link to a new issue, where the repository's address is known
-//     #error #outcome
-import { bench, devices, Model, type BenchKernel, type BenchModel, type BenchProbe, type BenchReport, type BenchTest } from "./tilewright/index.js";
-import { byId, formatBytes, formatRate, formatSeconds, make } from "./dom.js";
+//     html[data-bench]      idle, running, done (there is a report), stopped or error
+//     #bench-run-form       #bench-device-gpu, #bench-device-cpu, #bench-quick, input[name=model], #bench-model-file; #bench-run, #bench-stop
+//     #bench-no-webgpu      shown where there is no GPU, with why
+//     #bench-progress       shown while it measures, with #bench-progress-bar and #bench-progress-text
+//     #bench-probes #bench-kernels #bench-models   tables with a row for each result
+//     #bench-adapter-facts #bench-adapter-features #bench-adapter-limits
+//     #bench-json           the report; #bench-copy, and #bench-issue, a link to a new issue, where the repository's address is known
+//     #bench-error #bench-outcome
+import { bench, devices, Model, type BenchKernel, type BenchModel, type BenchProbe, type BenchReport, type BenchTest } from "../tilewright/index.js";
+import { byId, formatBytes, formatRate, formatSeconds, make } from "../dom.js";
 
 type State = "idle" | "running" | "done" | "stopped" | "error";
 
@@ -25,22 +26,22 @@ const LONGEST_URL = 6000;
 let running: AbortController | undefined;
 
 function setState(state: State): void {
-  document.documentElement.dataset["state"] = state;
+  document.documentElement.dataset["bench"] = state;
   const isRunning = state === "running";
-  byId("progress").hidden = !isRunning;
-  byId("stop").hidden = !isRunning;
-  byId<HTMLButtonElement>("run").disabled = isRunning;
-  for (const fieldset of byId("run-form").querySelectorAll("fieldset")) fieldset.disabled = isRunning;
+  byId("bench-progress").hidden = !isRunning;
+  byId("bench-stop").hidden = !isRunning;
+  byId<HTMLButtonElement>("bench-run").disabled = isRunning;
+  for (const fieldset of byId("bench-run-form").querySelectorAll("fieldset")) fieldset.disabled = isRunning;
 }
 
 function showProgress(text: string, done?: number, total?: number): void {
-  const bar = byId<HTMLProgressElement>("progress-bar");
+  const bar = byId<HTMLProgressElement>("bench-progress-bar");
   if (done === undefined || total === undefined) bar.removeAttribute("value");
   else {
     bar.max = total;
     bar.value = done;
   }
-  byId("progress-text").textContent = text;
+  byId("bench-progress-text").textContent = text;
 }
 
 const percent = (share: number): string => `${(100 * share).toLocaleString("en", { maximumFractionDigits: share < 0.1 ? 1 : 0 })} %`;
@@ -57,21 +58,21 @@ function addRow(table: string, name: string, ...cells: string[]): void {
 
 function showProbe({ probe, seconds, bytes_per_second, flop_per_second }: BenchProbe): void {
   const isArithmetic = flop_per_second > 0;
-  addRow("probes", PROBES[probe] ?? probe, isArithmetic ? "" : giga(bytes_per_second), isArithmetic ? giga(flop_per_second) : "", (1e3 * seconds).toFixed(3));
+  addRow("bench-probes", PROBES[probe] ?? probe, isArithmetic ? "" : giga(bytes_per_second), isArithmetic ? giga(flop_per_second) : "", (1e3 * seconds).toFixed(3));
 }
 
 function showKernel({ kernel, operation, n_tokens, bytes_per_second, copy_share, flop, flop_per_second, fma_share }: BenchKernel): void {
   const arithmetic = flop > 0 ? [giga(flop_per_second), percent(fma_share)] : ["", ""];
-  addRow("kernels", kernel, operation, String(n_tokens), giga(bytes_per_second), percent(copy_share), ...arithmetic);
+  addRow("bench-kernels", kernel, operation, String(n_tokens), giga(bytes_per_second), percent(copy_share), ...arithmetic);
 }
 
 function showModel(model: BenchModel, copy: number): void {
-  byId("model-region").hidden = false;
-  byId("models-caption").textContent = `${model.name} (${model.weight_types.join(" ")}, weights ${formatBytes(model.weights_bytes)})`;
+  byId("bench-model-region").hidden = false;
+  byId("bench-models-caption").textContent = `${model.name} (${model.weight_types.join(" ")}, weights ${formatBytes(model.weights_bytes)})`;
   for (const { test, phase, tokens_per_second: { lowest, median, highest } } of model.tests) {
     // A token reads all weights; a prompt's do so together.
     const share = phase === "decode" && copy > 0 ? percent(median * model.weights_bytes / copy) : "";
-    addRow("models", test, formatRate(median), `${formatRate(lowest)} to ${formatRate(highest)}`, share);
+    addRow("bench-models", test, formatRate(median), `${formatRate(lowest)} to ${formatRate(highest)}`, share);
   }
 }
 
@@ -80,16 +81,16 @@ function showFacts(list: string, facts: readonly (readonly [string, string])[]):
 }
 
 function showDevice({ device, adapter, host, settings }: BenchReport): void {
-  byId("adapter").hidden = false;
-  showFacts("adapter-facts", [
+  byId("bench-adapter").hidden = false;
+  showFacts("bench-adapter-facts", [
     ["Device", device.name],
     ["Backend", `${device.backend}, kernels of the tier ${device.tier}${device.is_software ? ", in software" : ""}`],
     ...(adapter === null ? [] : [["Vendor, architecture", [adapter.vendor, adapter.architecture].filter(Boolean).join(", ") || "not told"]] as const),
     ["Browser", host.browser ?? "not told"],
     ["Kernels' shapes", `width ${settings.dim}, prompt ${settings.n_prompt}, cache ${settings.n_cached}, ${formatBytes(settings.cold_bytes)} of operands`],
   ]);
-  byId("adapter-features").textContent = adapter?.features.join(", ") || "none";
-  showFacts("adapter-limits", Object.entries(adapter?.limits ?? {}).map(([name, value]) => [name, value.toLocaleString("en")]));
+  byId("bench-adapter-features").textContent = adapter?.features.join(", ") || "none";
+  showFacts("bench-adapter-limits", Object.entries(adapter?.limits ?? {}).map(([name, value]) => [name, value.toLocaleString("en")]));
 }
 
 /** Pseudo-random ids, other ones for each seed, so that no prompt is found in the cache. */
@@ -175,31 +176,31 @@ function issueAddress(base: string, report: BenchReport): string {
 }
 
 function showReport(report: BenchReport): void {
-  byId("report").hidden = false;
-  byId<HTMLTextAreaElement>("json").value = `${JSON.stringify(report, undefined, 1)}\n`;
+  byId("bench-report").hidden = false;
+  byId<HTMLTextAreaElement>("bench-json").value = `${JSON.stringify(report, undefined, 1)}\n`;
   const base = repository();
-  const link = byId<HTMLAnchorElement>("issue");
+  const link = byId<HTMLAnchorElement>("bench-issue");
   link.hidden = base === undefined;
-  byId("issue-help").hidden = base === undefined;
+  byId("bench-issue-help").hidden = base === undefined;
   if (base !== undefined) link.href = issueAddress(base, report);
 }
 
 function clearResults(): void {
-  for (const table of ["probes", "kernels", "models"]) byId<HTMLTableElement>(table).tBodies[0]?.replaceChildren();
-  for (const id of ["results", "model-region", "adapter", "report", "error"]) byId(id).hidden = true;
-  byId("outcome").textContent = "";
-  byId("copied").textContent = "";
+  for (const table of ["bench-probes", "bench-kernels", "bench-models"]) byId<HTMLTableElement>(table).tBodies[0]?.replaceChildren();
+  for (const id of ["results", "model-region", "adapter", "report", "error"]) byId(`bench-${id}`).hidden = true;
+  byId("bench-outcome").textContent = "";
+  byId("bench-copied").textContent = "";
 }
 
 async function measure(): Promise<void> {
-  const form = new FormData(byId<HTMLFormElement>("run-form"));
+  const form = new FormData(byId<HTMLFormElement>("bench-run-form"));
   const device = form.get("device") === "cpu" ? "cpu" : "gpu";
   const quick = form.get("quick") !== null;
   const choice = form.get("model");
-  const [file] = byId<HTMLInputElement>("model-file").files ?? [];
+  const [file] = byId<HTMLInputElement>("bench-model-file").files ?? [];
   if (choice === "file" && file === undefined) {
-    byId("outcome").textContent = "Choose a GGUF file first.";
-    byId("model-file").focus();
+    byId("bench-outcome").textContent = "Choose a GGUF file first.";
+    byId("bench-model-file").focus();
     return;
   }
   clearResults();
@@ -212,7 +213,7 @@ async function measure(): Promise<void> {
     const report = await bench({
       device, quick, signal,
       onProgress: ({ done, total, probe, kernel }) => {
-        byId("results").hidden = false;
+        byId("bench-results").hidden = false;
         if (probe !== undefined) showProbe(probe);
         if (kernel !== undefined) showKernel(kernel);
         showProgress(`${done} of ${total}: ${kernel?.kernel ?? probe?.probe ?? ""}`, done, total);
@@ -227,13 +228,13 @@ async function measure(): Promise<void> {
     }
     showReport(report);
     setState("done");
-    byId("outcome").textContent = `Measured in ${formatSeconds((performance.now() - begun) / 1000)}. The report is below.`;
+    byId("bench-outcome").textContent = `Measured in ${formatSeconds((performance.now() - begun) / 1000)}. The report is below.`;
   } catch (error) {
     setState(signal.aborted ? "stopped" : "error");
-    if (signal.aborted) byId("outcome").textContent = "Stopped. What was measured until then is below; there is no report of it.";
+    if (signal.aborted) byId("bench-outcome").textContent = "Stopped. What was measured until then is below; there is no report of it.";
     else {
-      byId("error").hidden = false;
-      byId("error").textContent = error instanceof Error ? error.message : String(error);
+      byId("bench-error").hidden = false;
+      byId("bench-error").textContent = error instanceof Error ? error.message : String(error);
     }
   } finally {
     running = undefined;
@@ -241,15 +242,15 @@ async function measure(): Promise<void> {
 }
 
 async function copy(): Promise<void> {
-  const json = byId<HTMLTextAreaElement>("json");
+  const json = byId<HTMLTextAreaElement>("bench-json");
   try {
     await navigator.clipboard.writeText(json.value);
-    byId("copied").textContent = "Copied.";
+    byId("bench-copied").textContent = "Copied.";
   } catch {
     // Not everywhere may a page write there; what is selected can be copied by hand.
     json.focus();
     json.select();
-    byId("copied").textContent = "Selected: copy it with Ctrl+C or ⌘C.";
+    byId("bench-copied").textContent = "Selected: copy it with Ctrl+C or ⌘C.";
   }
 }
 
@@ -257,22 +258,23 @@ async function copy(): Promise<void> {
 async function lookForGpu(): Promise<void> {
   const found = await devices().catch(() => []);
   if (found.some(({ choice }) => choice === "gpu")) return;
-  const notice = byId("no-webgpu");
+  const notice = byId("bench-no-webgpu");
   notice.hidden = false;
   notice.textContent = "navigator" in globalThis && "gpu" in navigator
     ? "This browser has WebGPU and found no adapter: the GPU or its driver may be blocked. The CPU can be measured."
     : "This browser has no WebGPU, or the page is not served over https. The CPU can be measured.";
-  byId<HTMLInputElement>("device-gpu").disabled = true;
-  byId<HTMLInputElement>("device-cpu").checked = true;
+  byId<HTMLInputElement>("bench-device-gpu").disabled = true;
+  byId<HTMLInputElement>("bench-device-cpu").checked = true;
 }
 
-byId("run-form").addEventListener("submit", (event) => {
+byId("bench-run-form").addEventListener("submit", (event) => {
   event.preventDefault();
   if (running === undefined) void measure();
 });
-byId("stop").addEventListener("click", () => running?.abort());
-byId("copy").addEventListener("click", () => void copy());
-byId("model-file").addEventListener("change", () => {
-  byId<HTMLInputElement>("model-chosen").checked = true;
+byId("bench-stop").addEventListener("click", () => running?.abort());
+byId("bench-copy").addEventListener("click", () => void copy());
+byId("bench-model-file").addEventListener("change", () => {
+  byId<HTMLInputElement>("bench-model-chosen").checked = true;
 });
 void lookForGpu();
+setState("idle");

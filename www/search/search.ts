@@ -3,32 +3,30 @@
 //     passages   all that were added; the id of a passage's vector is its place in the list
 //     index      the vectors of the first `nDone` of them, on the encoder's device
 //     mixture    the same vectors once more, if there is a learned similarity for this encoder
-import { Embedder, Index, type Hit } from "./tilewright/index.js";
-import { byId, formatBytes, formatRate, formatSeconds, make } from "./dom.js";
-import { announce, hideError, isFatal, showError, showNotice } from "./messages.js";
+//
+// Passages and vectors are kept by kept.ts, and opened again when the view is first shown.
+import { Embedder, Index, TilewrightError, type Model } from "../tilewright/index.js";
+import { byId, formatBytes, formatRate, formatSeconds } from "../dom.js";
+import { announce, hideError, isFatal, showError, showNotice } from "../messages.js";
+import { passagesOf, TEXT_FILE } from "../passages.js";
+import { loadBegins, loadShown, Newest, showProgress } from "../progress.js";
+import type { Settings } from "../settings.js";
+import { located, type ModelChoice } from "../sources.js";
+import { lastModel, rememberLast, whileOpening } from "../start/last.js";
+import { showFacts } from "../status.js";
+import { Answer } from "./answer.js";
+import { DamagedError, forgetKept, forgetVectors, keepTexts, keepVectors, keptTexts, keptVectors, vectorsIn } from "./kept.js";
 import { Mixture } from "./mixture.js";
-import { passagesOf } from "./passages.js";
-import { loadBegins, loadShown, Newest, showProgress } from "./progress.js";
+import { count, counted, type Passage } from "./passage.js";
+import { N_RERANKED, Reranking } from "./reranking.js";
+import { N_RANKS, NOTHING, showResults, type Found } from "./results.js";
 import { SAMPLE } from "./sample.js";
-import type { Settings } from "./settings.js";
-import { located, type ModelChoice } from "./sources.js";
-import { showFacts } from "./status.js";
 
 /** Passages that are embedded together. Queries come in between, so that a search waits for a second at most. */
 const GROUP = { webgpu: 64, cpu: 8 };
 const N_RESULTS = 10;
-/** Hits by cosine among which those of the mixture have a rank: as many as an index gives. */
-const N_RANKS = 1024;
 /** Milliseconds without a key before a search begins. */
 const PAUSE_MS = 120;
-
-/** A stretch of a text. */
-interface Passage {
-  text: string;
-  source: string;
-  /** Counted from 1 in its text. */
-  number: number;
-}
 
 /** An encoder, the index beside it, and a mixture for it or why there is none. */
 interface Loaded {
@@ -37,24 +35,21 @@ interface Loaded {
   mixture: Mixture | string;
 }
 
-/** What a search found. */
-interface Found {
-  query: string;
-  hits: Hit[];
-  /** By the mixture. */
-  learned: Hit[];
-  /** Each passage's place by cosine, from 1 on. */
-  ranks: Map<number, number>;
+/** What the search asks of the page. */
+export interface SearchHost {
+  settings(): Settings;
+  /** A load has ended, which may have stored a model. */
+  changed(): void;
+  /** The model of the chat, which answers from passages. */
+  chatModel(): Model | undefined;
+  showChat(): void;
 }
 
-const NOTHING: Found = { query: "", hits: [], learned: [], ranks: new Map() };
-
-/** The search view. `changed` is called when a load has ended, which may have stored a model. */
+/** The search view. */
 export class Search {
   private readonly input = byId<HTMLTextAreaElement>("texts-input");
   private readonly query = byId<HTMLInputElement>("query");
   private readonly note = byId("results-note");
-  private readonly results = byId("results");
   private readonly loads = new Newest();
   private readonly work = new Newest();
   private readonly queries = new Newest();
@@ -64,25 +59,39 @@ export class Search {
   private nTexts = 0;
   private nDone = 0;
   private timer: ReturnType<typeof setTimeout> | undefined;
+  private readonly reranking: Reranking;
+  private readonly answer: Answer;
+  /** Writes to the browser's storage, one after the other. */
+  private keeping = Promise.resolve();
+  /** Resolves when the texts of the last visit are there. */
+  private opening: Promise<void> | undefined;
 
-  constructor(
-    private readonly settings: () => Settings,
-    private readonly changed: () => void,
-  ) {
+  constructor(private readonly host: SearchHost) {
+    this.reranking = new Reranking(() => host.settings(), () => {
+      this.searchNow();
+      host.changed();
+    });
+    this.answer = new Answer({
+      model: () => host.chatModel(),
+      showChat: () => host.showChat(),
+      failed: (error) => showError(error),
+    });
     byId("texts-form").addEventListener("submit", (event) => {
       event.preventDefault();
-      this.addText(`Pasted text ${this.nTexts + 1}`, this.input.value);
+      const text = this.input.value;
       this.input.value = "";
-      this.refresh();
+      void this.opening?.then(() => this.addText(`Pasted text ${this.nTexts + 1}`, text));
     });
     this.input.addEventListener("input", () => this.refresh());
-    const file = byId<HTMLInputElement>("texts-file");
-    file.addEventListener("change", () => {
-      void this.addFiles([...(file.files ?? [])]);
-      // Choosing the same file again is a change, too.
-      file.value = "";
-    });
-    byId("texts-sample").addEventListener("click", () => this.addText("Sample", SAMPLE));
+    for (const id of ["texts-file", "texts-folder"]) {
+      const file = byId<HTMLInputElement>(id);
+      file.addEventListener("change", () => {
+        void this.addFiles([...(file.files ?? [])]);
+        // Choosing the same file again is a change, too.
+        file.value = "";
+      });
+    }
+    byId("texts-sample").addEventListener("click", () => void this.opening?.then(() => this.addText("Sample", SAMPLE)));
     byId("texts-clear").addEventListener("click", () => void this.clear());
     byId("texts-go-on").addEventListener("click", () => void this.indexAll());
     byId("query-form").addEventListener("submit", (event) => {
@@ -103,17 +112,94 @@ export class Search {
     return this.work.isGoing;
   }
 
+  /** Stops an answer from passages. */
+  async stopAnswer(): Promise<void> {
+    await this.answer.stop();
+  }
+
   /** Stops embedding; what has a vector can be found. */
   async stop(): Promise<void> {
     await this.work.stop();
     this.query.focus();
   }
 
+  /** The view is shown: the first time, what is kept of the last visit is opened. */
+  open(): void {
+    if (this.opening !== undefined) return;
+    this.opening = this.reopenTexts();
+    void this.opening.then(() => this.reopenEncoder());
+  }
+
+  private async reopenTexts(): Promise<void> {
+    try {
+      const kept = await keptTexts();
+      if (kept !== undefined) {
+        this.passages = kept.passages;
+        this.nTexts = kept.nTexts;
+        byId<HTMLDetailsElement>("texts").open = false;
+        this.refresh();
+      }
+    } catch (error) {
+      await this.lost("texts", error);
+    }
+  }
+
+  private async reopenEncoder(): Promise<void> {
+    const last = this.loaded || this.loads.isGoing || !this.host.settings().reopen ? undefined : await lastModel("search");
+    if (typeof last === "string") showNotice({ code: "start", message: last });
+    else if (last !== undefined) await whileOpening(last, () => this.load(last));
+  }
+
+  /** What was kept cannot be used: says so, and begins anew. */
+  private async lost(what: "texts" | "vectors", error: unknown): Promise<void> {
+    if (!(error instanceof DamagedError)) {
+      showNotice({ code: "kept", message: `What is kept for the search cannot be read: ${error instanceof Error ? error.message : String(error)}` });
+      return;
+    }
+    const then = what === "texts" ? "The texts have to be added again" : "They are made anew";
+    showNotice({ code: "kept", message: `The ${what} that were kept for the search are not used, because ${error.message}. ${then}.` });
+    await (what === "texts" ? forgetKept() : forgetVectors()).catch(() => {});
+  }
+
+  /** Keeps what is there in the browser's storage: the texts, and their vectors if there are any. */
+  private keep(): Promise<void> {
+    this.keeping = this.keeping.then(async () => {
+      try {
+        const { passages, nTexts, loaded, nDone, choice } = this;
+        if (passages.length === 0) return await forgetKept();
+        await keepTexts({ nTexts, passages });
+        if (loaded && choice && nDone > 0) await keepVectors({ encoder: choice.label, nDone, bytes: await loaded.index.save() }, passages);
+      } catch (error) {
+        showNotice({ code: "kept", message: `These texts will not be here on the next visit: ${error instanceof Error ? error.message : String(error)}` });
+      }
+    });
+    return this.keeping;
+  }
+
+  /** The index with the vectors that are kept of this encoder, and how many; undefined without any. */
+  private async keptIndex(embedder: Embedder, label: string): Promise<{ index: Index; bytes: Uint8Array; nDone: number } | undefined> {
+    try {
+      const kept = await keptVectors(label, this.passages);
+      if (kept === undefined) return undefined;
+      const { bytes, nDone } = kept;
+      const index = await Index.load(bytes.slice(), { on: embedder, model: label });
+      if (index.info.nIds === nDone) return { index, bytes, nDone };
+      index.free();
+      throw new DamagedError("they are not as many as there should be");
+    } catch (error) {
+      // Of another encoder of this name there is nothing to tell.
+      if (error instanceof TilewrightError && error.code === "index") return undefined;
+      const isBroken = error instanceof TilewrightError && !isFatal(error);
+      await this.lost("vectors", isBroken ? new DamagedError(`they are damaged (${error.message})`) : error);
+      return undefined;
+    }
+  }
+
   /** Loads an encoder in place of the one that is there, and makes the vectors of all passages anew. */
   async load(choice: ModelChoice): Promise<void> {
     await this.loads.run((signal) => this.loadNow(choice, signal));
     this.refresh();
-    this.changed();
+    this.host.changed();
     await this.indexAll();
   }
 
@@ -125,9 +211,13 @@ export class Search {
   /** Adds the texts of files. */
   async addFiles(files: File[]): Promise<void> {
     hideError();
+    // What is kept comes first in the list.
+    await this.opening;
     for (const file of files) {
+      // Of a folder, only texts count.
+      if (file.webkitRelativePath !== "" && !TEXT_FILE.test(file.name)) continue;
       try {
-        this.addText(file.name, await file.text());
+        this.addText(file.webkitRelativePath || file.name, await file.text());
       } catch (error) {
         showNotice({ code: "text", message: `This file was not added: ${error instanceof Error ? error.message : String(error)}` });
       }
@@ -146,16 +236,21 @@ export class Search {
       if (source === "builtin") throw new Error("there is no built-in encoder");
       this.choice = { label, source };
       embedder = await Embedder.load(source, {
-        device: this.settings().device,
+        device: this.host.settings().device,
         signal,
         onProgress: (it) => progress.update(loadShown(label, it)),
         onNotice: showNotice,
       });
-      const index = await Index.create({ on: embedder, model: label });
+      const kept = await this.keptIndex(embedder, label);
+      const index = kept?.index ?? await Index.create({ on: embedder, model: label });
       const mixture = await Mixture.load(embedder, signal);
+      if (kept !== undefined && mixture instanceof Mixture) await mixture.add(vectorsIn(kept.bytes));
       // An encoder that arrived together with the click on "Cancel".
       signal.throwIfAborted();
       this.loaded = { embedder, index, mixture };
+      this.nDone = kept?.nDone ?? 0;
+      await this.finishMixture(this.loaded);
+      rememberLast("search", { label, source });
       announce(`${label} is ready.`);
     } catch (error) {
       await embedder?.[Symbol.asyncDispose]();
@@ -173,7 +268,7 @@ export class Search {
     this.loaded = undefined;
     this.nDone = 0;
     showFacts("search-facts-list", []);
-    this.showResults(NOTHING);
+    this.show(NOTHING);
     this.refresh();
     await gone;
   }
@@ -193,6 +288,7 @@ export class Search {
     // On a phone, a focused field would open the keyboard.
     if (matchMedia("(hover: hover)").matches) this.query.focus();
     this.refresh();
+    void this.keep();
     if (!this.work.isGoing) void this.indexAll();
   }
 
@@ -202,8 +298,9 @@ export class Search {
     this.passages = [];
     this.nTexts = 0;
     hideError();
-    this.showResults(NOTHING);
+    this.show(NOTHING);
     await this.renew();
+    await this.keep();
     byId<HTMLDetailsElement>("texts").open = true;
     this.refresh();
     this.input.focus();
@@ -225,8 +322,10 @@ export class Search {
 
   /** Makes the vectors of all passages that have none. */
   private async indexAll(): Promise<void> {
+    const before = this.nDone;
     await this.work.run((signal) => this.indexNow(signal));
     this.refresh();
+    if (this.nDone > before) void this.keep();
     if (this.loaded) await this.showDevice(this.loaded).catch((error: unknown) => this.failed(error));
   }
 
@@ -287,7 +386,7 @@ export class Search {
   private async search(query: string, signal: AbortSignal): Promise<void> {
     const { loaded } = this;
     if (!loaded || query === "" || this.nDone === 0) {
-      this.showResults(NOTHING);
+      this.show(NOTHING);
       this.refresh();
       return;
     }
@@ -296,12 +395,18 @@ export class Search {
       const vector = await loaded.embedder.embed(query, { signal });
       const { index, mixture } = loaded;
       const isLearned = mixture instanceof Mixture;
-      const [ranked = []] = await index.search(vector, isLearned ? N_RANKS : N_RESULTS, { signal });
+      const [ranked = []] = await index.search(vector, isLearned ? N_RANKS : N_RERANKED, { signal });
       const learned = isLearned ? await mixture.search(vector, N_RESULTS, signal) : [];
-      const elapsed = formatSeconds((performance.now() - startedAt) / 1000);
+      const ranks = new Map(ranked.map(({ id }, i) => [id, i + 1]));
+      const told = (n: number): string => `The best ${count(n)} of ${counted(index.length, "passage")} · ${formatSeconds((performance.now() - startedAt) / 1000)}`;
       const hits = ranked.slice(0, N_RESULTS);
-      this.showResults({ query, hits, learned, ranks: new Map(ranked.map(({ id }, i) => [id, i + 1])) });
-      this.note.textContent = `The best ${count(hits.length)} of ${counted(loaded.index.length, "passage")} · ${elapsed}`;
+      this.show({ query, hits, isReranked: false, learned, ranks });
+      this.note.textContent = told(hits.length);
+      if (!this.reranking.isOn) return;
+      const better = await this.reranking.rerank(query, ranked.slice(0, N_RERANKED), this.passages, N_RESULTS, signal);
+      if (signal.aborted) return;
+      this.show({ query, hits: better, isReranked: true, learned, ranks });
+      this.note.textContent = `${told(better.length)}, reranked`;
     } catch (error) {
       // What was aborted has made room for a newer search.
       if (!signal.aborted) this.failed(error);
@@ -318,37 +423,13 @@ export class Search {
     }
   }
 
-  private showResults({ query, hits, learned, ranks }: Found): void {
-    const words = wordsOf(query);
-    const rows = (hits: Hit[], marks: (hit: Hit) => HTMLElement[]): HTMLElement[] => hits.flatMap((hit) => {
-      const passage = this.passages[hit.id];
-      return passage ? [this.resultRow(passage, hit.id, marks(hit), words)] : [];
-    });
-    this.results.replaceChildren(...rows(hits, ({ score }) => {
-      const rounded = score.toFixed(2);
-      const meter = make("meter", { min: 0, max: 1, value: Math.max(0, score), ariaLabel: `Cosine ${rounded}` });
-      return [meter, make("span", { className: "score" }, rounded)];
+  /** Shows what was found, and offers an answer from it. */
+  private show(found: Found): void {
+    showResults(found, this.passages);
+    this.answer.offer(found.query, found.hits.flatMap(({ id }) => {
+      const passage = this.passages[id];
+      return passage === undefined ? [] : [{ passage, id }];
     }));
-    byId("learned-results").replaceChildren(...rows(learned, ({ id, score }) => {
-      const rank = ranks.get(id);
-      const place = rank === undefined ? `not among the first ${count(N_RANKS)} by cosine` : `number ${count(rank)} by cosine`;
-      return [make("span", { className: "score" }, score.toFixed(2)), make("span", { className: "rank" }, place)];
-    }));
-    // Last, so that who waits for the query's results finds both lists.
-    this.results.dataset["query"] = query;
-  }
-
-  private resultRow({ text, source, number }: Passage, id: number, marks: HTMLElement[], words: RegExp | undefined): HTMLElement {
-    const head = make("p", { className: "result-head" }, ...marks, make("span", { className: "source" }, `${source}, passage ${count(number)}`));
-    const row = make("li", { className: "result" }, head, make("p", { className: "passage" }, ...marked(text, words)));
-    const near = [this.passages[id - 1], this.passages[id + 1]].filter((it) => it?.source === source);
-    if (near.length > 0) {
-      const before = near.filter((it) => it && it.number < number).map((it) => make("p", {}, it?.text ?? ""));
-      const after = near.filter((it) => it && it.number > number).map((it) => make("p", {}, it?.text ?? ""));
-      row.append(make("details", {}, make("summary", {}, "Around it"), ...before, make("p", { className: "here" }, text), ...after));
-    }
-    row.dataset["id"] = String(id);
-    return row;
   }
 
   /** What runs the encoder, and what it says of itself. */
@@ -407,35 +488,4 @@ export class Search {
       byId("search-speed").textContent = "–";
     }
   }
-}
-
-function count(n: number): string {
-  return n.toLocaleString("en");
-}
-
-function counted(n: number, what: string): string {
-  return `${count(n)} ${what}${n === 1 ? "" : "s"}`;
-}
-
-/** Matches the words of a query, and what begins with them; undefined if it has none that say something. */
-function wordsOf(query: string): RegExp | undefined {
-  const words = (query.match(/[\p{L}\p{N}]{3,}/gu) ?? []).filter((word) => !STOP_WORDS.has(word.toLowerCase()));
-  return words.length === 0 ? undefined : new RegExp(`(?<![\\p{L}\\p{N}])(?:${words.join("|")})[\\p{L}\\p{N}]*`, "giu");
-}
-
-/** Words that are everywhere and would be marked everywhere. */
-const STOP_WORDS: ReadonlySet<string> = new Set(
-  "about and are but can did does for from had has have how into its not than that the their them then there they this was were what when where which who why will with you your".split(" "),
-);
-
-/** A text with the words marked. */
-function marked(text: string, words: RegExp | undefined): (Node | string)[] {
-  if (!words) return [text];
-  const parts: (Node | string)[] = [];
-  let end = 0;
-  for (const match of text.matchAll(words)) {
-    parts.push(text.slice(end, match.index), make("mark", {}, match[0]));
-    end = match.index + match[0].length;
-  }
-  return [...parts, text.slice(end)];
 }

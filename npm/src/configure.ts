@@ -1,0 +1,56 @@
+/** Where the package's own files are, for pages that serve them elsewhere than beside the package. */
+
+import { TilewrightError } from "./errors.js";
+import { known } from "./options.js";
+
+/** Addresses of the package's files. Relative ones are relative to the page. */
+export interface ConfigureOptions {
+  /** `worker.js`. On another origin it is started through a `blob:` of one line. */
+  workerUrl?: string | URL | undefined;
+  /** `tilewright_bg.wasm`, the engine. */
+  wasmUrl?: string | URL | undefined;
+  /** `tilewright_text_bg.wasm`, constraints and answers, which is fetched when they are first asked for. */
+  textWasmUrl?: string | URL | undefined;
+}
+
+/** The same, absolute. Without an entry a file is beside the package. */
+export type FileUrls = { [K in keyof ConfigureOptions]?: string };
+
+let urls: FileUrls = {};
+
+/**
+ * Says where the package's files are, for all workers that start from now on. What a call does not name stays; `undefined` is beside the
+ * package again.
+ *
+ * @throws TilewrightError `option` for what is no address.
+ */
+export function configure(options: ConfigureOptions): void {
+  const next = { ...urls };
+  for (const [name, given] of Object.entries(known("configure", options)) as [keyof ConfigureOptions, unknown][]) {
+    if (given === undefined) {
+      delete next[name];
+    } else {
+      next[name] = absolute(name, given);
+    }
+  }
+  urls = next;
+}
+
+/** What was said last. */
+export function fileUrls(): Readonly<FileUrls> {
+  return urls;
+}
+
+function absolute(name: string, given: unknown): string {
+  if (typeof given !== "string" && !(given instanceof URL)) {
+    throw new TilewrightError("option", `configure: \`${name}\` is ${given === null ? "null" : `of type ${typeof given}`}, expected an address: a string or a URL`);
+  }
+  // Pages have a base, workers a location, Node neither.
+  const base = (globalThis as { document?: { baseURI?: string } }).document?.baseURI ?? globalThis.location?.href;
+  try {
+    return new URL(given, base).href;
+  } catch (error) {
+    const expected = base === undefined ? "an absolute address, such as `file:///..`" : "an address";
+    throw new TilewrightError("option", `configure: \`${name}\` is "${String(given)}", expected ${expected}`, { cause: error });
+  }
+}

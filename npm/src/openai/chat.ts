@@ -1,0 +1,378 @@
+/** Chat completions in the shape of OpenAI's API, so that code written for it, or for other engines with it, moves over. */
+
+import { defined } from "../loaded.js";
+import type { Model } from "../model.js";
+import type { ChatMessage, ChatOptions, GenerateResult, Piece, ResponseFormat, TokenLogprob, ToolCall, ToolChoice } from "../types.js";
+import {
+  CompletionStream, finishOf, headOf, piecesUntil, TokenQueue, usageOf, type CompletionUsage, type FinishReason, type Head,
+} from "./answer.js";
+import { invalid, unsupported } from "./errors.js";
+import {
+  checkFields, checkFlag, checkNumber, checkSampling, optionsOf, SAMPLING_FIELDS, samplingOf, type Fields, type RequestOptions, type SamplingFields,
+} from "./request.js";
+
+/** A message of a request. */
+export interface ChatCompletionMessageParam {
+  role: "system" | "developer" | "user" | "assistant" | "tool" | (string & {});
+  /** May be missing where there are `tool_calls`. */
+  content?: string | { type: "text"; text: string }[] | null;
+  /** Calls of an earlier answer. */
+  tool_calls?: ChatCompletionToolCall[];
+  /** Which of them a message of the role `tool` answers. */
+  tool_call_id?: string;
+  name?: string;
+}
+
+/** A tool that the model calls. */
+export interface ChatCompletionToolCall {
+  id: string;
+  type: "function";
+  function: {
+    name: string;
+    /** JSON. */
+    arguments: string;
+  };
+}
+
+/** A tool that a model may call. */
+export interface ChatCompletionTool {
+  type: "function";
+  function: { name: string; description?: string; parameters?: object; strict?: boolean | null };
+}
+
+/** A request. Fields of the API that are not here are refused with the error `unsupported`, unless they are `null`. */
+export interface ChatCompletionRequest extends SamplingFields {
+  messages: ChatCompletionMessageParam[];
+  /** Repeated in the answer; a client answers with the model of this name. */
+  model?: string;
+  /** Tokens to generate at most. Default: as many as the context holds. */
+  max_completion_tokens?: number | null;
+  /** The older name of `max_completion_tokens`. */
+  max_tokens?: number | null;
+  /** Whether choices say how likely their tokens were. */
+  logprobs?: boolean | null;
+  /** How many of the likeliest tokens each of them comes with: 0 to 20. Needs `logprobs`. Default 0. */
+  top_logprobs?: number | null;
+  tools?: ChatCompletionTool[] | null;
+  tool_choice?: ToolChoice | null;
+  parallel_tool_calls?: boolean | null;
+  response_format?:
+    | { type: "text" } | { type: "json_object" } | { type: "json_schema"; json_schema: { name?: string; schema?: object; strict?: boolean | null } } | null;
+}
+
+/** A token, and how likely it was. */
+export interface ChatCompletionTokenLogprob {
+  token: string;
+  /** Natural logarithm of its probability. */
+  logprob: number;
+  /** Its text in UTF-8: a token may be a part of a character. */
+  bytes: number[];
+}
+
+/** The tokens of an answer, without what ends it: a token or a stop text. Those of thoughts and calls are among them. */
+export interface ChatCompletionLogprobs {
+  content: (ChatCompletionTokenLogprob & { top_logprobs: ChatCompletionTokenLogprob[] })[];
+  refusal: null;
+}
+
+/** A whole answer. */
+export interface ChatCompletion extends Head {
+  object: "chat.completion";
+  choices: {
+    index: number;
+    message: {
+      role: "assistant";
+      content: string;
+      refusal: null;
+      tool_calls?: ChatCompletionToolCall[];
+      /** Not in OpenAI's API: what the model thought, where the answer was taken apart. */
+      reasoning_content?: string;
+    };
+    finish_reason: FinishReason;
+    logprobs: ChatCompletionLogprobs | null;
+  }[];
+  usage: CompletionUsage;
+}
+
+/** What a part of an answer adds. Calls come whole. */
+export interface ChatCompletionDelta {
+  role?: "assistant";
+  content?: string;
+  tool_calls?: (ChatCompletionToolCall & { index: number })[];
+  reasoning_content?: string;
+}
+
+/** A part of an answer. */
+export interface ChatCompletionChunk extends Head {
+  object: "chat.completion.chunk";
+  choices: {
+    index: number;
+    delta: ChatCompletionDelta;
+    finish_reason: FinishReason | null;
+    logprobs: ChatCompletionLogprobs | null;
+  }[];
+  /** In the last chunk if `stream_options.include_usage` is on, else missing or `null`. */
+  usage?: CompletionUsage | null;
+}
+
+/** More tokens than any context holds. */
+const NO_LIMIT = 2 ** 31 - 1;
+
+const FIELDS: Fields<ChatCompletionRequest> = {
+  ...SAMPLING_FIELDS, messages: true, model: true, max_completion_tokens: true, max_tokens: true, logprobs: true, top_logprobs: true, tools: true,
+  tool_choice: true, parallel_tool_calls: true, response_format: true,
+};
+
+/**
+ * Answers a conversation.
+ *
+ * ```ts
+ * const answer = await createChatCompletion(model, { messages: [{ role: "user", content: "Hello!" }], max_tokens: 64 });
+ * console.log(answer.choices[0].message.content);
+ * ```
+ *
+ * A stream is there when its first chunk is. Leaving its loop, or `stream.controller.abort()`, ends the generation.
+ *
+ * @throws {@link TilewrightError} `unsupported` for fields that ask for what this engine does not do, `option` for values that no answer
+ * can be computed with, both with the field as `param`; what a generation throws; or the reason of `options.signal`.
+ */
+export function createChatCompletion(
+  model: Model, request: ChatCompletionRequest & { stream: true }, options?: RequestOptions,
+): Promise<CompletionStream<ChatCompletionChunk>>;
+export function createChatCompletion(
+  model: Model, request: ChatCompletionRequest & { stream?: false | null }, options?: RequestOptions,
+): Promise<ChatCompletion>;
+export function createChatCompletion(
+  model: Model, request: ChatCompletionRequest, options?: RequestOptions,
+): Promise<ChatCompletion | CompletionStream<ChatCompletionChunk>>;
+export async function createChatCompletion(
+  model: Model, request: ChatCompletionRequest, options: RequestOptions = {},
+): Promise<ChatCompletion | CompletionStream<ChatCompletionChunk>> {
+  const given = optionsOf("createChatCompletion", options);
+  checkFields(request, FIELDS);
+  checkRanges(request);
+  const messages = request.messages.map(messageOf);
+  const own = ownOptions(request);
+  // The prompt is computed once where the model can go back to it.
+  const each = samplingOf(request, given, request.max_completion_tokens ?? request.max_tokens ?? NO_LIMIT)
+    .map((sampling): ChatOptions => ({ ...sampling, ...own }));
+  const head = headOf("chatcmpl", request.model ?? model.info.name);
+  return request.stream === true
+    ? CompletionStream.begin((ending) => chunksOf(model, messages, each, head, request.stream_options?.include_usage === true, ending))
+    : complete(model, messages, each, head);
+}
+
+async function complete(model: Model, messages: ChatMessage[], each: ChatOptions[], head: Head): Promise<ChatCompletion> {
+  const choices: ChatCompletion["choices"] = [];
+  const results: GenerateResult[] = [];
+  const ids = new CallIds(messages.length);
+  for (const [index, options] of each.entries()) {
+    const generation = model.chat(messages, options);
+    const tokens = new TokenQueue();
+    const certain: Piece[] = [];
+    let content = "";
+    for await (const piece of generation) {
+      content += piece.text;
+      certain.push(...tokens.push(piece));
+    }
+    const result = await generation.result;
+    certain.push(...tokens.end(result.stopReason));
+    const message: ChatCompletion["choices"][number]["message"] = { role: "assistant", content, refusal: null };
+    if (result.toolCalls.length > 0) {
+      message.tool_calls = result.toolCalls.map((call) => ids.told(call));
+    }
+    if (result.thinking !== "") {
+      message.reasoning_content = result.thinking;
+    }
+    choices.push({ index, message, finish_reason: finishOf(result), logprobs: options.logprobs === undefined ? null : logprobsOf(certain) });
+    results.push(result);
+  }
+  return { ...head, object: "chat.completion", choices, usage: usageOf([results]) };
+}
+
+async function* chunksOf(
+  model: Model, messages: ChatMessage[], each: ChatOptions[], head: Head, withUsage: boolean, ending: AbortSignal,
+): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+  const chunk = (choices: ChatCompletionChunk["choices"]): ChatCompletionChunk =>
+    ({ ...head, object: "chat.completion.chunk", choices, ...(withUsage ? { usage: null } : {}) });
+  const results: GenerateResult[] = [];
+  const ids = new CallIds(messages.length);
+  for (const [index, options] of each.entries()) {
+    if (ending.aborted) {
+      return;
+    }
+    const delta = (part: ChatCompletionDelta, finish: FinishReason | null, tokens: readonly Piece[] = []): ChatCompletionChunk =>
+      chunk([{ index, delta: part, finish_reason: finish, logprobs: options.logprobs === undefined || tokens.length === 0 ? null : logprobsOf(tokens) }]);
+    const generation = model.chat(messages, options);
+    const queue = new TokenQueue();
+    let isOpen = false;
+    let nCalls = 0;
+    const parts = function* ({ text, thinking, toolCalls = [] }: Partial<Piece>, certain: Piece[]): Generator<ChatCompletionChunk, void, undefined> {
+      if (!isOpen) {
+        isOpen = true;
+        yield delta({ role: "assistant", content: "" }, null);
+      }
+      let tokens = options.logprobs === undefined ? [] : certain;
+      if (thinking !== undefined) {
+        yield delta({ reasoning_content: thinking }, null, tokens);
+        tokens = [];
+      }
+      if ((text !== undefined && text !== "") || (tokens.length > 0 && toolCalls.length === 0)) {
+        yield delta({ content: text ?? "" }, null, tokens);
+        tokens = [];
+      }
+      if (toolCalls.length > 0) {
+        yield delta({ tool_calls: toolCalls.map((call, at) => ({ index: nCalls + at, ...ids.told(call) })) }, null, tokens);
+        nCalls += toolCalls.length;
+      }
+    };
+    for await (const piece of piecesUntil(generation, ending)) {
+      yield* parts(piece, queue.push(piece));
+    }
+    const result = await generation.result;
+    yield* parts({}, queue.end(result.stopReason));
+    yield delta({}, finishOf(result));
+    results.push(result);
+  }
+  if (withUsage) {
+    yield { ...chunk([]), usage: usageOf([results]) };
+  }
+}
+
+function logprobsOf(pieces: readonly Piece[]): ChatCompletionLogprobs {
+  const told = ({ text, logprob, bytes }: TokenLogprob): ChatCompletionTokenLogprob => ({ token: text, logprob, bytes });
+  const content = pieces.flatMap(({ logprob, topLogprobs = [] }) =>
+    logprob === undefined ? [] : [{ ...told(logprob), top_logprobs: topLogprobs.map(told) }]);
+  return { content, refusal: null };
+}
+
+/** Ids of calls. Answers of one request are generated from the same messages, so that their calls may come with the same ids. */
+class CallIds {
+  readonly #taken = new Set<string>();
+  #next: number;
+
+  /** Messages say where a conversation's ids go on: see `answerReader`. */
+  constructor(nMessages: number) {
+    this.#next = nMessages * 100;
+  }
+
+  /** A call as the API tells it. */
+  told({ id: given, type, function: { name, arguments: values } }: ToolCall): ChatCompletionToolCall {
+    let id = given;
+    while (this.#taken.has(id)) {
+      id = `call${String(this.#next % 100_000).padStart(5, "0")}`;
+      this.#next += 1;
+    }
+    this.#taken.add(id);
+    return { id, type, function: { name, arguments: JSON.stringify(values) } };
+  }
+}
+
+function checkRanges(request: ChatCompletionRequest): void {
+  if (!Array.isArray(request.messages)) {
+    throw invalid("messages", request.messages, "a list of messages");
+  }
+  checkSampling(request);
+  checkNumber("max_completion_tokens", request.max_completion_tokens, 0, NO_LIMIT, "whole number");
+  checkNumber("max_tokens", request.max_tokens, 0, NO_LIMIT, "whole number");
+  checkNumber("top_logprobs", request.top_logprobs, 0, 20, "whole number");
+  checkFlag("logprobs", request.logprobs);
+  checkFlag("parallel_tool_calls", request.parallel_tool_calls);
+  const { logprobs, top_logprobs: top, tools } = request;
+  if (top !== undefined && top !== null && logprobs !== true) {
+    throw invalid("top_logprobs", top, "none where logprobs is not true");
+  }
+  if (tools !== undefined && tools !== null && !Array.isArray(tools)) {
+    throw invalid("tools", tools, "a list of tools");
+  }
+  const choice = request.tool_choice ?? "auto";
+  if (typeof choice === "string" ? !["auto", "none", "required"].includes(choice) : typeof choice.function?.name !== "string") {
+    throw invalid("tool_choice", choice, '"auto", "none", "required" or { type: "function", function: { name } }');
+  }
+}
+
+function messageOf(message: ChatCompletionMessageParam, at: number): ChatMessage {
+  const param = `messages[${at}]`;
+  if (typeof message !== "object" || message === null || typeof message.role !== "string") {
+    throw invalid(param, message, "an object with a role");
+  }
+  const { role, content, tool_calls: given, tool_call_id, name } = message;
+  if (given !== undefined && given !== null && !Array.isArray(given)) {
+    throw invalid(`${param}.tool_calls`, given, "a list of calls");
+  }
+  const calls = given?.map((call, i) => callOf(call, `${param}.tool_calls[${i}]`));
+  const hasNone = (content === null || content === undefined) && calls !== undefined;
+  return {
+    role: role === "developer" ? "system" : role,
+    content: typeof content === "string" ? content : hasNone ? "" : joinParts(content, `${param}.content`),
+    ...defined({ tool_calls: calls, tool_call_id, name }),
+  };
+}
+
+/** Templates take objects as arguments. */
+function callOf(call: ChatCompletionToolCall, param: string): object {
+  if (typeof call?.function?.name !== "string") {
+    throw invalid(param, call, "a call of a function");
+  }
+  const { function: { name, arguments: given }, ...rest } = call;
+  try {
+    return { ...rest, function: { name, arguments: JSON.parse(given) as unknown } };
+  } catch {
+    throw invalid(`${param}.function.arguments`, given, "JSON");
+  }
+}
+
+function joinParts(parts: { type: string; text?: string }[] | null | undefined, param: string): string {
+  if (!Array.isArray(parts)) {
+    throw invalid(param, parts, "a text or a list of texts");
+  }
+  return parts.map((part, at) => {
+    if (part?.type !== "text" || typeof part.text !== "string") {
+      throw unsupported(`${param}[${at}]`, `${param}[${at}] is of the type ${String(part?.type)}, only text is supported`);
+    }
+    return part.text;
+  }).join("");
+}
+
+/** What is a chat's alone. */
+function ownOptions(request: ChatCompletionRequest): ChatOptions {
+  const tools = request.tools?.map(toolOf) ?? [];
+  return {
+    logprobs: request.logprobs === true ? request.top_logprobs ?? 0 : undefined,
+    responseFormat: formatOf(request.response_format ?? undefined),
+    // Without tools there is nothing to choose, but a call that is asked for all the same is refused.
+    ...(tools.length === 0 ? asksForCall(request.tool_choice) : {
+      tools, toolChoice: request.tool_choice ?? undefined, parallelToolCalls: request.parallel_tool_calls ?? undefined,
+    }),
+  };
+}
+
+/** A tool as templates know it. Calls are valid by its parameters whether it is `strict` or not. */
+function toolOf(tool: ChatCompletionTool, at: number): ChatCompletionTool {
+  if (tool?.type !== "function") {
+    throw unsupported(`tools[${at}]`, `tools[${at}] is of the type ${String(tool?.type)}, only functions are supported`);
+  }
+  if (typeof tool.function?.name !== "string") {
+    throw invalid(`tools[${at}].function.name`, tool.function?.name, "a text");
+  }
+  const { strict: _, ...function_ } = tool.function;
+  return { type: "function", function: function_ };
+}
+
+function asksForCall(choice: ChatCompletionRequest["tool_choice"]): Pick<ChatOptions, "toolChoice"> {
+  return choice === undefined || choice === null || choice === "auto" || choice === "none" ? {} : { toolChoice: choice };
+}
+
+function formatOf(format: NonNullable<ChatCompletionRequest["response_format"]> | undefined): ResponseFormat | undefined {
+  if (format === undefined || format.type === "text" || format.type === "json_object") {
+    return format;
+  }
+  if (format.type !== "json_schema") {
+    throw invalid("response_format", format, '{ type: "text" }, { type: "json_object" } or { type: "json_schema", json_schema: { schema } }');
+  }
+  const schema = format.json_schema?.schema;
+  if (typeof schema !== "object" || schema === null) {
+    throw invalid("response_format.json_schema.schema", schema, "a schema");
+  }
+  return { type: "json_schema", schema };
+}

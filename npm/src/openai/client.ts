@@ -1,0 +1,134 @@
+/** An object in the shape of OpenAI's client, over models that are loaded here. */
+
+import type { Embedder } from "../embedder.js";
+import { TilewrightError } from "../errors.js";
+import type { Model } from "../model.js";
+import { known } from "../options.js";
+import type { CompletionStream } from "./answer.js";
+import { createChatCompletion, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from "./chat.js";
+import { createCompletion, type Completion, type CompletionRequest } from "./completions.js";
+import { createEmbeddings, type EmbeddingRequest, type EmbeddingResponse } from "./embeddings.js";
+import { invalid } from "./errors.js";
+import { fetchFrom } from "./fetch.js";
+import type { RequestOptions } from "./request.js";
+
+/** Options of {@link createClient}. */
+export interface ClientOptions {
+  /** What requests find by the names in their field `model`. Each request looks again: what is added later is found, too. */
+  models: Readonly<Record<string, Model | Embedder>>;
+}
+
+/** A model as the API lists it. */
+export interface ModelEntry {
+  id: string;
+  object: "model";
+  /** When the client was made, in seconds since 1970. */
+  created: number;
+  owned_by: "local";
+}
+
+/** A request for a chat that names its model. */
+export type ClientChatRequest = ChatCompletionRequest & { model: string };
+
+/** What {@link createClient} makes. Errors are {@link TilewrightError}s, `model_not_found` for a name that nothing has. */
+export interface Client {
+  chat: {
+    completions: {
+      create(request: ClientChatRequest & { stream: true }, options?: RequestOptions): Promise<CompletionStream<ChatCompletionChunk>>;
+      create(request: ClientChatRequest & { stream?: false | null }, options?: RequestOptions): Promise<ChatCompletion>;
+      create(request: ClientChatRequest, options?: RequestOptions): Promise<ChatCompletion | CompletionStream<ChatCompletionChunk>>;
+    };
+  };
+  completions: {
+    create(request: CompletionRequest & { stream: true }, options?: RequestOptions): Promise<CompletionStream<Completion>>;
+    create(request: CompletionRequest & { stream?: false | null }, options?: RequestOptions): Promise<Completion>;
+    create(request: CompletionRequest, options?: RequestOptions): Promise<Completion | CompletionStream<Completion>>;
+  };
+  embeddings: { create(request: EmbeddingRequest, options?: RequestOptions): Promise<EmbeddingResponse> };
+  models: {
+    list(): Promise<{ object: "list"; data: ModelEntry[] }>;
+    retrieve(name: string): Promise<ModelEntry>;
+  };
+  /**
+   * Answers the requests of other clients of the API in place of the network: `new OpenAI({ baseURL: "http://local/v1", fetch: client.fetch })`.
+   * It knows `chat/completions`, `completions`, `embeddings` and `models` under `/v1/` of any host.
+   */
+  fetch(input: string | URL | Request, init?: RequestInit): Promise<Response>;
+}
+
+/**
+ * Makes a client.
+ *
+ * ```ts
+ * const client = createClient({ models: { story: model, minilm: embedder } });
+ * const answer = await client.chat.completions.create({ model: "story", messages: [{ role: "user", content: "Hello!" }] });
+ * ```
+ *
+ * @throws {@link TilewrightError} `option` for what is no model.
+ */
+export function createClient(options: ClientOptions): Client {
+  const { models } = known("createClient", options);
+  const created = Math.floor(Date.now() / 1000);
+  if (typeof models !== "object" || models === null) {
+    throw invalid("models", models, "an object of models by their names");
+  }
+  for (const [name, model] of Object.entries(models)) {
+    if (!isChat(model) && !isEncoder(model)) {
+      throw new TilewrightError("option", `models[${JSON.stringify(name)}] is neither a Model nor an Embedder`);
+    }
+  }
+  const entryOf = (id: string): ModelEntry => ({ id, object: "model", created, owned_by: "local" });
+  const find = (name: unknown): Model | Embedder => {
+    if (typeof name !== "string") {
+      throw invalid("model", name, "the name of a model");
+    }
+    const model = Object.hasOwn(models, name) ? models[name] : undefined;
+    if (model === undefined) {
+      throw new TilewrightError("model_not_found", `there is no model ${JSON.stringify(name)} here`, { param: "model" });
+    }
+    return model;
+  };
+  const chatModel = (request: { model?: string }): Model => {
+    const model = find(request?.model);
+    if (!isChat(model)) {
+      throw new TilewrightError("option", `${request.model} is an encoder and generates nothing`, { param: "model" });
+    }
+    return model;
+  };
+  const encoder = (request: { model?: string }): Embedder => {
+    const model = find(request?.model);
+    if (!isEncoder(model)) {
+      throw new TilewrightError("option", `${request.model} is no encoder and makes no vectors`, { param: "model" });
+    }
+    return model;
+  };
+  const calls: Omit<Client, "fetch"> = {
+    chat: {
+      completions: {
+        create: (async (request: ClientChatRequest, options?: RequestOptions) =>
+          createChatCompletion(chatModel(request), request, options)) as Client["chat"]["completions"]["create"],
+      },
+    },
+    completions: {
+      create: (async (request: CompletionRequest, options?: RequestOptions) =>
+        createCompletion(chatModel(request), request, options)) as Client["completions"]["create"],
+    },
+    embeddings: { create: async (request, options) => createEmbeddings(encoder(request), request, options) },
+    models: {
+      list: async () => ({ object: "list", data: Object.keys(models).map(entryOf) }),
+      retrieve: async (name) => {
+        find(name);
+        return entryOf(name);
+      },
+    },
+  };
+  return { ...calls, fetch: fetchFrom(calls) };
+}
+
+function isChat(model: Model | Embedder): model is Model {
+  return typeof (model as Partial<Model> | null)?.chat === "function";
+}
+
+function isEncoder(model: Model | Embedder): model is Embedder {
+  return typeof (model as Partial<Embedder> | null)?.embed === "function";
+}

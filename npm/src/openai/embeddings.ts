@@ -1,0 +1,73 @@
+/** Vectors of texts, in the shape of OpenAI's API. */
+
+import type { Embedder } from "../embedder.js";
+import { invalid, unsupported } from "./errors.js";
+import { checkFields, checkNumber, optionsOf, type Fields, type RequestOptions } from "./request.js";
+
+/** A request. Fields of the API that are not here are refused with the error `unsupported`, unless they are `null`. */
+export interface EmbeddingRequest {
+  /** Name of the encoder. */
+  model: string;
+  /** One text, or up to 2048. Token ids are refused: other encoders' are not this one's. */
+  input: string | string[];
+  /** As numbers, or their bytes: floats of 32 bits, the lowest byte first. Default `float`. */
+  encoding_format?: "float" | "base64" | null;
+  /** No other than what the encoder has. */
+  dimensions?: number | null;
+  /** Ignored. */
+  user?: string | null;
+}
+
+/** Vectors, in the order of the texts. */
+export interface EmbeddingResponse {
+  object: "list";
+  data: { object: "embedding"; index: number; embedding: number[] | string }[];
+  model: string;
+  usage: { prompt_tokens: number; total_tokens: number };
+}
+
+const FIELDS: Fields<EmbeddingRequest> = { model: true, input: true, encoding_format: true, dimensions: true, user: true };
+
+/** Texts in a request, as in OpenAI's API. */
+const MOST_TEXTS = 2048;
+
+/** Makes vectors: the request's model is the one that is given. */
+export async function createEmbeddings(embedder: Embedder, request: EmbeddingRequest, options: RequestOptions = {}): Promise<EmbeddingResponse> {
+  const { signal } = optionsOf("embeddings.create", options);
+  checkFields(request, FIELDS);
+  const { input, encoding_format: format, dimensions } = request;
+  checkNumber("dimensions", dimensions, 1, 2 ** 31 - 1, "whole number");
+  if (format !== undefined && format !== null && format !== "float" && format !== "base64") {
+    throw invalid("encoding_format", format, '"float" or "base64"');
+  }
+  if (dimensions !== undefined && dimensions !== null && dimensions !== embedder.info.dims) {
+    throw unsupported("dimensions", `dimensions is ${dimensions}, and the vectors of ${embedder.info.name} have ${embedder.info.dims}: they cannot be cut`);
+  }
+  const texts = textsOf(input);
+  const vectors = await embedder.embed(texts, { signal });
+  const lengths = await Promise.all(texts.map(async (text) => (await embedder.tokenize(text)).length));
+  const n = lengths.reduce((sum, length) => sum + length, 0);
+  return {
+    object: "list",
+    data: [...vectors].map((vector, index) => ({ object: "embedding", index, embedding: format === "base64" ? base64Of(vector) : [...vector] })),
+    model: request.model,
+    usage: { prompt_tokens: n, total_tokens: n },
+  };
+}
+
+function textsOf(input: unknown): string[] {
+  const all: unknown[] = Array.isArray(input) ? input : [input];
+  if (all.length > 0 && all.every((one) => typeof one === "number" || Array.isArray(one))) {
+    throw unsupported("input", "input is of token ids, only texts are supported");
+  }
+  if (all.length === 0 || all.length > MOST_TEXTS || !all.every((one) => typeof one === "string")) {
+    throw invalid("input", input, `a text or a list of 1 to ${MOST_TEXTS} texts`);
+  }
+  return all;
+}
+
+function base64Of(vector: Float32Array): string {
+  const bytes = new DataView(new ArrayBuffer(4 * vector.length));
+  vector.forEach((number, at) => bytes.setFloat32(4 * at, number, true));
+  return btoa(Array.from(new Uint8Array(bytes.buffer), (byte) => String.fromCharCode(byte)).join(""));
+}

@@ -1,0 +1,444 @@
+/**
+ * One model for all tabs of a site. The tab that gets a lock leads: its worker has the model, and it answers what the others ask over a
+ * channel. The browser gives the lock to another tab when that one is gone, however that came about; that tab loads the model and goes on
+ * with everything that was asked.
+ */
+
+import { WorkerLine, type CallOptions, type Line } from "./engine.js";
+import { fromWire, TilewrightError, toWire, type WireError } from "./errors.js";
+import type { Fetch } from "./fetching.js";
+import type { CallName, Calls, GenerateEvent, GenerateRequest, LoadName, ToTarget } from "./protocol.js";
+import type { DeviceInfo, Notice, Piece, Progress } from "./types.js";
+
+/** Whether there are tabs here, and the means to share among them. */
+export const canShare = typeof BroadcastChannel !== "undefined" && globalThis.navigator?.locks !== undefined && "document" in globalThis;
+
+/** What tabs tell each other of what they share. */
+type Message =
+  /** A tab is there. */
+  | { type: "hello"; from: string }
+  /** It needs nothing any more. */
+  | { type: "bye"; from: string }
+  /** A tab leads, and has loaded. */
+  | { type: "ready"; from: string; info: unknown; device: DeviceInfo }
+  | { type: "told"; from: string; message: Told }
+  /** From a tab to the one that leads. */
+  | { type: "call"; from: string; id: number; name: CallName; args: Calls[CallName]["args"] }
+  | { type: "abort" | "stop"; from: string; id: number }
+  /** Back. */
+  | { type: "event"; to: string; id: number; value: unknown }
+  | { type: "reply"; to: string; id: number; value: unknown }
+  | { type: "fail"; to: string; id: number; error: WireError };
+
+/** The fields that messages have, besides values of any kind. */
+const FIELDS: Readonly<Record<Message["type"], Readonly<Record<string, "string" | "number" | "object">>>> = {
+  hello: { from: "string" },
+  bye: { from: "string" },
+  ready: { from: "string", info: "object", device: "object" },
+  told: { from: "string", message: "object" },
+  call: { from: "string", id: "number", name: "string", args: "object" },
+  abort: { from: "string", id: "number" },
+  stop: { from: "string", id: "number" },
+  event: { to: "string", id: "number" },
+  reply: { to: "string", id: "number" },
+  fail: { to: "string", id: "number", error: "object" },
+};
+
+/** Whether it is a message. Any page of the site can write to the channel, such as one of an older version. */
+function isMessage(data: unknown): data is Message {
+  if (typeof data !== "object" || data === null) {
+    return false;
+  }
+  const message = data as Record<string, unknown>;
+  const { type } = message;
+  return typeof type === "string" && Object.hasOwn(FIELDS, type)
+    && Object.entries(FIELDS[type as Message["type"]]).every(([field, kind]) => typeof message[field] === kind && message[field] !== null);
+}
+
+/** What all tabs hear of the model. */
+type Told = Extract<ToTarget, { type: "notice" | "progress" | "device" }>;
+
+/** Calls that a tab may make. */
+const CALLS: ReadonlySet<CallName> = new Set<CallName>([
+  "generate", "saveSession", "tokenize", "detokenize", "embed", "encode", "rerank", "memory", "counters", "destroyDevice",
+]);
+
+/** A call that waits for its answer. */
+interface Pending {
+  name: CallName;
+  args: Calls[CallName]["args"];
+  /** Whom it was sent to. */
+  sentTo: string | undefined;
+  /** Stops it where it runs here. */
+  readonly stop: AbortController;
+  /** Aborted when the caller wants what there is so far. */
+  readonly ending: AbortSignal | undefined;
+  readonly pieces: Piece[];
+  /** Pieces that come once more. */
+  nAgain: number;
+  resolve(value: unknown): void;
+  reject(error: unknown): void;
+  onEvent(value: unknown): void;
+  keeps: object | undefined;
+}
+
+/** A line to what one of the site's tabs has loaded. */
+export class SharedLine implements Line {
+  readonly target = 0;
+  onNotice: ((notice: Notice) => void) | undefined;
+  onDevice: ((device: DeviceInfo) => void) | undefined;
+  onProgress: ((progress: Progress) => void) | undefined;
+  /** This tab's name. */
+  readonly #id = crypto.randomUUID();
+  #fetch: Fetch | undefined;
+  #channel: BroadcastChannel | undefined;
+  /** The tab that leads, once it has loaded. */
+  #leader: string | undefined;
+  /** Here, if this tab leads. */
+  #local: WorkerLine | undefined;
+  #device: DeviceInfo | undefined;
+  #info: unknown;
+  #loaded: { resolve(info: unknown): void; reject(error: unknown): void } | undefined;
+  readonly #pending = new Map<number, Pending>();
+  #nextId = 0;
+  /** What other tabs ask of this one, by their names. */
+  readonly #clients = new Map<string, Map<number, Record<"abort" | "stop", AbortController>>>();
+  #ended: TilewrightError | undefined;
+  /** Gives up all locks. */
+  readonly #gone = new AbortController();
+
+  sibling(): Line {
+    throw new TilewrightError("option", "`on` is shared with other tabs, expected something that is not");
+  }
+
+  useFetch(fetch: Fetch): void {
+    this.#fetch = fetch;
+  }
+
+  async load<K extends LoadName>(name: K, args: Calls[K]["args"], { signal }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+    const text = new TextEncoder().encode(JSON.stringify([name, args]));
+    const digest = Array.from(new Uint8Array(await crypto.subtle.digest("SHA-256", text)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+    signal?.throwIfAborted();
+    const topic = `tilewright/shared/${digest}`;
+    await this.#holdLock(tabLock(this.#id));
+    const channel = new BroadcastChannel(topic);
+    this.#channel = channel;
+    channel.onmessage = ({ data }: MessageEvent<unknown>) => {
+      if (isMessage(data)) {
+        this.#receive(data);
+      }
+    };
+    return new Promise((resolve, reject) => {
+      const abort = (): void => reject(signal?.reason);
+      signal?.addEventListener("abort", abort, { once: true });
+      const settled = (): void => signal?.removeEventListener("abort", abort);
+      this.#loaded = {
+        resolve: (info) => {
+          settled();
+          resolve(info as Calls[K]["reply"]);
+        },
+        reject: (error) => {
+          settled();
+          reject(error);
+        },
+      };
+      this.#post({ type: "hello", from: this.#id });
+      // Whoever has it leads. The others wait for it as long as they live.
+      navigator.locks.request(topic, { signal: this.#gone.signal }, () => this.#lead(name, args)).catch(() => {
+        // This tab needs it no more.
+      });
+    });
+  }
+
+  call<K extends CallName>(name: K, args: Calls[K]["args"], { signal, ending, onEvent, keeps }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+    return new Promise((resolve, reject) => {
+      signal?.throwIfAborted();
+      if (this.#ended !== undefined) {
+        throw this.#ended;
+      }
+      const id = this.#nextId;
+      this.#nextId += 1;
+      const abort = (): void => {
+        this.#settle(id);
+        pending.stop.abort();
+        this.#post({ type: "abort", from: this.#id, id });
+        reject(signal?.reason);
+      };
+      const stop = (): void => this.#post({ type: "stop", from: this.#id, id });
+      const settled = (): void => {
+        signal?.removeEventListener("abort", abort);
+        ending?.removeEventListener("abort", stop);
+      };
+      const pending: Pending = {
+        name, args, sentTo: undefined, stop: new AbortController(), ending, pieces: [], nAgain: 0, keeps,
+        resolve: (value) => {
+          settled();
+          resolve(value as Calls[K]["reply"]);
+        },
+        reject: (error) => {
+          settled();
+          reject(error);
+        },
+        onEvent: (event) => onEvent?.(event as Calls[K]["event"]),
+      };
+      signal?.addEventListener("abort", abort, { once: true });
+      ending?.addEventListener("abort", stop, { once: true });
+      this.#pending.set(id, pending);
+      this.#send(id, pending);
+    });
+  }
+
+  async close(reason: string): Promise<void> {
+    this.#end(new TilewrightError("disposed", reason));
+    // While others need it, a tab that leads goes on to.
+    if (this.#local === undefined || this.#clients.size === 0) {
+      await this.#leave();
+    }
+  }
+
+  #end(error: TilewrightError): void {
+    this.#ended ??= error;
+    this.#loaded?.reject(error);
+    for (const { reject, stop } of this.#pending.values()) {
+      stop.abort();
+      reject(error);
+    }
+    this.#pending.clear();
+  }
+
+  /** This tab has no part in it any more. */
+  async #leave(): Promise<void> {
+    if (this.#gone.signal.aborted) {
+      return;
+    }
+    this.#post({ type: "bye", from: this.#id });
+    this.#channel?.close();
+    this.#channel = undefined;
+    if (this.#local !== undefined) {
+      // The next one that leads should find the memory free.
+      this.#local.onEnd = undefined;
+      await this.#local.close("nobody needs it any more");
+    }
+    this.#gone.abort();
+  }
+
+  /** Loads, and leads until it is over. */
+  async #lead<K extends LoadName>(name: K, args: Calls[K]["args"]): Promise<void> {
+    const isNext = this.#info !== undefined;
+    const line = await WorkerLine.open();
+    const tell = (message: Told): void => {
+      this.#hear(message);
+      this.#post({ type: "told", from: this.#id, message });
+    };
+    line.onNotice = (notice) => tell({ type: "notice", notice });
+    line.onProgress = (progress) => tell({ type: "progress", progress });
+    line.onDevice = (device) => tell({ type: "device", device });
+    if (this.#fetch !== undefined) {
+      line.useFetch(this.#fetch);
+    }
+    const over = new Promise<void>((resolve) => {
+      this.#gone.signal.addEventListener("abort", () => resolve(), { once: true });
+      line.onEnd = (error) => {
+        this.#end(error);
+        resolve();
+      };
+    });
+    try {
+      const info = await line.load(name, args, { signal: this.#gone.signal });
+      this.#local = line;
+      if (isNext) {
+        tell({ type: "notice", notice: { code: "taken_over", message: "the tab that had the model was closed; another tab has loaded it again" } });
+      }
+      this.#ready(this.#id, info);
+      this.#answerHello();
+    } catch (error) {
+      line.onEnd = undefined;
+      await line.close("the model was not loaded");
+      this.#end(fromWire(toWire(error)));
+      await this.#leave();
+      return;
+    }
+    await over;
+    await this.#leave();
+  }
+
+  #ready(leader: string, info: unknown): void {
+    this.#leader = leader;
+    this.#info = info;
+    this.#loaded?.resolve(info);
+    for (const [id, pending] of this.#pending) {
+      if (pending.sentTo !== leader) {
+        this.#send(id, pending);
+      }
+    }
+  }
+
+  /** Sends a call to whoever leads. One that another tab had begun goes on. */
+  #send(id: number, pending: Pending): void {
+    if (this.#leader === undefined) {
+      return;
+    }
+    const { name, pieces } = pending;
+    pending.sentTo = this.#leader;
+    pending.nAgain = pieces.length;
+    const args = name === "generate" && pieces.length > 0 ? continued(pending.args as GenerateRequest, pieces) : pending.args;
+    if (this.#local === undefined) {
+      this.#post({ type: "call", from: this.#id, id, name, args });
+      if (pending.ending?.aborted === true) {
+        this.#post({ type: "stop", from: this.#id, id });
+      }
+      return;
+    }
+    this.#local.call(name, args, { signal: pending.stop.signal, ending: pending.ending, onEvent: (value) => this.#event(id, value) }).then(
+      (value) => this.#settle(id)?.resolve(value),
+      (error: unknown) => this.#settle(id)?.reject(error),
+    );
+  }
+
+  #event(id: number, value: unknown): void {
+    const pending = this.#pending.get(id);
+    if (pending === undefined) {
+      return;
+    }
+    if (pending.name === "generate" && "id" in (value as GenerateEvent)) {
+      if (pending.nAgain > 0) {
+        pending.nAgain -= 1;
+        return;
+      }
+      pending.pieces.push(value as Piece);
+    }
+    pending.onEvent(value);
+  }
+
+  #settle(id: number): Pending | undefined {
+    const pending = this.#pending.get(id);
+    this.#pending.delete(id);
+    return pending;
+  }
+
+  #hear(message: Told): void {
+    switch (message.type) {
+      case "notice":
+        this.onNotice?.(message.notice);
+        break;
+      case "progress":
+        this.onProgress?.(message.progress);
+        break;
+      case "device":
+        this.#device = message.device;
+        this.onDevice?.(message.device);
+        break;
+    }
+  }
+
+  #receive(message: Message): void {
+    switch (message.type) {
+      case "hello":
+        this.#watch(message.from);
+        this.#answerHello();
+        break;
+      case "bye":
+        this.#forget(message.from);
+        break;
+      case "ready":
+        this.#hear({ type: "device", device: message.device });
+        if (message.from !== this.#leader) {
+          // It has to know who is there.
+          this.#post({ type: "hello", from: this.#id });
+        }
+        this.#ready(message.from, message.info);
+        break;
+      case "told":
+        this.#hear(message.message);
+        break;
+      case "call":
+        void this.#answer(message);
+        break;
+      case "abort":
+      case "stop":
+        this.#clients.get(message.from)?.get(message.id)?.[message.type].abort();
+        break;
+      case "event":
+        if (message.to === this.#id) {
+          this.#event(message.id, message.value);
+        }
+        break;
+      case "reply":
+        if (message.to === this.#id) {
+          this.#settle(message.id)?.resolve(message.value);
+        }
+        break;
+      case "fail":
+        if (message.to === this.#id) {
+          this.#settle(message.id)?.reject(fromWire(message.error));
+        }
+        break;
+    }
+  }
+
+  #answerHello(): void {
+    if (this.#local !== undefined && this.#device !== undefined) {
+      this.#post({ type: "ready", from: this.#id, info: this.#info, device: this.#device });
+    }
+  }
+
+  /** Does what another tab asks. */
+  async #answer({ from, id, name, args }: Message & { type: "call" }): Promise<void> {
+    if (this.#local === undefined || !CALLS.has(name)) {
+      return;
+    }
+    this.#watch(from);
+    const { abort, stop } = { abort: new AbortController(), stop: new AbortController() };
+    this.#clients.get(from)?.set(id, { abort, stop });
+    try {
+      const value = await this.#local.call(name, args, {
+        signal: abort.signal, ending: stop.signal, onEvent: (value) => this.#post({ type: "event", to: from, id, value }),
+      });
+      this.#post({ type: "reply", to: from, id, value });
+    } catch (error) {
+      this.#post({ type: "fail", to: from, id, error: toWire(error) });
+    } finally {
+      this.#clients.get(from)?.delete(id);
+    }
+  }
+
+  /** Knows of a tab until it is gone. Only the one that leads has to, but the next one does not hear of it again. */
+  #watch(tab: string): void {
+    if (this.#clients.has(tab)) {
+      return;
+    }
+    this.#clients.set(tab, new Map());
+    navigator.locks.request(tabLock(tab), { signal: this.#gone.signal }, () => this.#forget(tab)).catch(() => {
+      // This tab is gone first.
+    });
+  }
+
+  #forget(tab: string): void {
+    this.#clients.get(tab)?.forEach(({ abort }) => abort.abort());
+    this.#clients.delete(tab);
+    if (this.#ended !== undefined && this.#clients.size === 0) {
+      void this.#leave();
+    }
+  }
+
+  #post(message: Message): void {
+    this.#channel?.postMessage(message);
+  }
+
+  /** Holds a lock as long as this tab has a part in it. Resolves when it has it. */
+  #holdLock(name: string): Promise<void> {
+    return new Promise((resolve, reject) => {
+      navigator.locks.request(name, () => new Promise<void>((release) => {
+        this.#gone.signal.addEventListener("abort", () => release(), { once: true });
+        resolve();
+      })).catch(reject);
+    });
+  }
+}
+
+const tabLock = (tab: string): string => `tilewright/tab/${tab}`;
+
+/** A generation of which these pieces are there already: what comes once more need not be computed, unless a full context has moved on. */
+function continued(request: GenerateRequest, pieces: readonly Piece[]): GenerateRequest {
+  return request.options.slide === true ? request : { ...request, options: { ...request.options, replay: pieces.map(({ id }) => id) } };
+}

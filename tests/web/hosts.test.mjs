@@ -1,0 +1,280 @@
+// Where the package runs: each host has it as people get it, from the tarball or as a folder, with the examples of `examples/web`. All of them
+// tell the beginning of the same story on the CPU.
+
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { cpSync, readFileSync, statSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { after, afterEach, before, test } from "node:test";
+
+import { openBrowser } from "./browser.mjs";
+import { EXECUTABLE as DENO, missingDeno } from "./deno.mjs";
+import { copyPackage, install, makeProject, newFolder, pack, run, served } from "./projects.mjs";
+import { repository } from "./server.mjs";
+
+/** The story model's greedy continuation, as in tests/data/builtin. */
+const STORY = /a silly boy named Ben/;
+/** The example of the package's README, but for the device. */
+const FIVE_LINES = `import { Model } from "tilewright";
+const model = await Model.builtin({ device: "cpu" });
+for await (const { text } of model.generate("Once upon a time", { maxTokens: 24 })) {
+  document.body.append(text);
+}
+`;
+const HTML = '<!doctype html><html lang="en"><title>example</title><link rel="icon" href="data:,"><body><script type="module" src="main.js"></script></body></html>\n';
+const CORS = { "access-control-allow-origin": "*" };
+const limited = { timeout: 180_000 };
+/** Hosts whose programs are large or slow. */
+const slow = { ...limited, skip: process.env.TILEWRIGHT_FULL ? false : "for full runs" };
+
+let tarball;
+let chromium;
+const { folder: root, forget } = newFolder();
+before(async () => {
+  tarball = await pack(root);
+  chromium = await openBrowser({ extensions: true });
+});
+afterEach(() => chromium.closePages());
+after(async () => {
+  await chromium?.close();
+  forget();
+});
+
+/** Waits until a page shows a text. */
+async function shows(url, text = STORY) {
+  const page = await chromium.open(url);
+  await page.waitForFunction((text) => new RegExp(text).test(document.body.innerText), text.source, { timeout: 60_000 });
+  assert.deepEqual(page.problems, []);
+  return page;
+}
+
+/** Starts a server of a project for as long as `use` needs its address. */
+async function started(folder, program, args, use) {
+  const child = spawn(join(folder, "node_modules/.bin", program), args, { cwd: folder, env: { ...process.env, NO_COLOR: "1" } });
+  try {
+    const url = await new Promise((resolve, reject) => {
+      let output = "";
+      const read = (text) => {
+        output += text;
+        const found = /http:\/\/(?:127\.0\.0\.1|localhost):\d+/.exec(output);
+        if (found) resolve(`${found[0]}/`);
+      };
+      child.stdout.on("data", read);
+      child.stderr.on("data", read);
+      child.once("exit", () => reject(new Error(`${program} ended: ${output}`)));
+    });
+    await use(url);
+  } finally {
+    child.kill();
+  }
+}
+
+test("the tarball has what is needed, and little else", (t) => {
+  const names = tarball.files.map((file) => file.path);
+  for (const name of ["package.json", "README.md", "LICENSE-MIT", "LICENSE-APACHE", ...["index.js", "index.d.ts", "worker.js", "tilewright_bg.wasm", "tilewright_text_bg.wasm", "stories.gguf"].map((name) => `dist/${name}`)]) {
+    assert.ok(names.includes(name), `${name} is missing`);
+  }
+  assert.deepEqual(names.filter((name) => /\.js$/.test(name)), ["dist/index.js", "dist/worker.js"]);
+  assert.deepEqual(names.filter((name) => /\.ts$/.test(name) && !/\.d\.ts$/.test(name)), [], "TypeScript sources");
+  const { size } = statSync(tarball.path);
+  t.diagnostic(`tarball ${(size / 1e6).toFixed(2)} MB, unpacked ${(tarball.unpackedSize / 1e6).toFixed(2)} MB, ${names.length} files`);
+  assert.ok(size < 4e6);
+});
+
+// Vite, webpack, esbuild, TypeScript and Node in one project, which is installed once.
+
+const project = join(root, "project");
+let isInstalled = false;
+
+test("it installs into a project", limited, async () => {
+  makeProject(project, { example: "vite-react" });
+  await install(project, tarball.path, "webpack@5", "esbuild");
+  isInstalled = true;
+});
+
+/** A test in the project. */
+const inProject = (name, test_) => test(name, limited, (t) => isInstalled ? test_(t) : t.skip("not installed"));
+
+/** The React example as Vite builds it and as its development server has it. */
+async function vite(folder) {
+  await run("npx", ["--no-install", "vite", "build", "--logLevel", "warn"], { cwd: folder });
+  await served(join(folder, "dist"), ({ url }) => shows(`${url}?device=cpu`));
+  await started(folder, "vite", ["--host", "127.0.0.1", "--port", "0"], (url) => shows(`${url}?device=cpu`));
+}
+
+inProject("Vite 8: React, built and in development", () => vite(project));
+
+inProject("Vite 8: a model's folder in `public` loads, though the server answers with its page for files that are not there", async (t) => {
+  cpSync(join(repository, "tests/data/encoders/modernbert-bpe"), join(project, "public/model"), { recursive: true });
+  writeFileSync(join(project, "folder.js"), `import { Embedder } from "tilewright";
+const embedder = await Embedder.load("/model/", { device: "cpu" });
+document.body.append("vector of " + (await embedder.embed("the cat")).length + " numbers");
+`);
+  writeFileSync(join(project, "folder.html"), HTML.replace("main.js", "/folder.js"));
+  await started(project, "vite", ["--host", "127.0.0.1", "--port", "0"], async (url) => {
+    const absent = await fetch(`${url}model/sentence_bert_config.json`, { headers: { accept: "*/*" } });
+    t.diagnostic(`what is not there is ${absent.status}, ${absent.headers.get("content-type")}`);
+    await shows(`${url}folder.html`, /vector of \d+ numbers/);
+  });
+});
+
+for (const version of [6, 7]) {
+  test(`Vite ${version}: React, built and in development`, slow, async () => {
+    const folder = makeProject(join(root, `vite-${version}`), { example: "vite-react" });
+    await install(folder, tarball.path, `vite@${version}`);
+    await vite(folder);
+  });
+}
+
+inProject("webpack 5", async () => {
+  const out = join(project, "webpack");
+  makeProject(project, {
+    files: {
+      "story.js": FIVE_LINES, "webpack/index.html": HTML,
+      "webpack.mjs": `import webpack from "webpack";
+webpack({ mode: "production", entry: "./story.js", output: { path: ${JSON.stringify(out)}, filename: "main.js" } }, (error, stats) => {
+  if (error || stats.hasErrors() || stats.hasWarnings()) throw error ?? new Error(stats.toString());
+});
+`,
+    },
+  });
+  await run("node", ["webpack.mjs"], { cwd: project });
+  await served(out, ({ url }) => shows(url));
+});
+
+inProject("esbuild, with the worker where `configure` says", async () => {
+  const out = join(project, "esbuild");
+  makeProject(project, { files: { "esbuild.js": `import { configure } from "tilewright";\nconfigure({ workerUrl: "files/worker.js" });\n${FIVE_LINES}`, "esbuild/index.html": HTML } });
+  await run(join(project, "node_modules/.bin/esbuild"), ["esbuild.js", "--bundle", "--format=esm", "--outfile=esbuild/main.js", "--log-level=warning"], { cwd: project });
+  copyPackage(join(out, "files"));
+  await served(out, async ({ url, paths }) => {
+    await shows(url);
+    assert.deepEqual(paths.filter((path) => path.startsWith("/files/")).sort(), ["/files/stories.gguf", "/files/tilewright_bg.wasm", "/files/worker.js"]);
+  });
+});
+
+inProject("TypeScript: no `lib` but es2022 and dom, and declarations are checked as well", async () => {
+  const { compilerOptions } = JSON.parse(readFileSync(join(project, "tsconfig.json"), "utf8"));
+  assert.deepEqual([compilerOptions.lib, compilerOptions.types, compilerOptions.skipLibCheck], [["es2022", "dom"], [], undefined]);
+  // Everything that is exported, a wrong use among them.
+  makeProject(project, {
+    files: {
+      "src/uses.ts": `import * as all from "tilewright";
+export const names: string[] = Object.keys(all);
+export async function story(): Promise<string> {
+  using model = await all.Model.builtin();
+  return model.generate("Once upon a time").text();
+}
+// @ts-expect-error
+all.configure({ workerURL: "worker.js" });
+`,
+    },
+  });
+  const { stdout } = await run(join(project, "node_modules/.bin/tsc"), ["-p", "."], { cwd: project }).catch((error) => error);
+  assert.equal(stdout, "");
+});
+
+inProject("Node without the package `webgpu`", async () => {
+  makeProject(project, { example: "node" });
+  const { stdout } = await run("node", ["story.mjs"], { cwd: project });
+  assert.match(stdout, STORY);
+});
+
+inProject("Deno", async (t) => {
+  if (missingDeno) return t.skip(missingDeno);
+  makeProject(project, { example: "node" });
+  const { stdout } = await run(DENO, ["run", "--quiet", "--no-prompt", "--allow-read", "--allow-env", "--no-remote", "--node-modules-dir=manual", "story.mjs"], { cwd: project });
+  assert.match(stdout, STORY);
+});
+
+// What needs no bundler.
+
+/** The plain page with the package beside it. */
+function plainPage(name) {
+  const folder = makeProject(join(root, name), { example: "plain" });
+  copyPackage(join(folder, "tilewright"));
+  return folder;
+}
+
+test("a plain folder; and without a network, by its service worker, a model of another site among them", limited, async () => {
+  const models = makeProject(join(root, "models"), {});
+  cpSync(join(repository, "assets/stories.gguf"), join(models, "other.gguf"));
+  await served(models, (other) => served(plainPage("plain"), async ({ url, stop }) => {
+    const address = `${url}?device=cpu&model=${other.url}other.gguf`;
+    const page = await shows(`${url}?device=cpu`);
+    await page.evaluate(() => navigator.serviceWorker.ready);
+    await page.goto(address);
+    await page.waitForFunction((text) => new RegExp(text).test(document.body.innerText), STORY.source);
+    await stop();
+    await other.stop();
+    for (const again of [address, `${url}?device=cpu`]) {
+      await page.goto(again);
+      await page.waitForFunction((text) => new RegExp(text).test(document.body.innerText), STORY.source);
+    }
+    assert.deepEqual(page.problems, []);
+  }), CORS);
+});
+
+/** Counts a page's `blob:` addresses that are not given back. */
+const COUNT_BLOBS = `const blobs = new Set();
+for (const [name, note] of [["createObjectURL", (_, url) => blobs.add(url)], ["revokeObjectURL", (url) => blobs.delete(url)]]) {
+  const original = URL[name];
+  URL[name] = (given) => { const made = original.call(URL, given); note(given, made); return made; };
+}
+`;
+
+test("another origin: from a CDN, under a strict Content Security Policy", limited, async () => {
+  const page = join(root, "page");
+  await served(join(repository, "npm/dist"), async (cdn) => {
+    const story = `${COUNT_BLOBS}const { Model } = await import("${cdn.url}index.js");\n${FIVE_LINES.replace(/^import.*\n/, "")}document.body.append(" blobs left: " + blobs.size);\n`;
+    makeProject(page, { files: { "main.js": story, "index.html": HTML } });
+    const policy = (workers) => ({
+      "content-security-policy": `default-src 'none'; script-src 'self' 'wasm-unsafe-eval' ${cdn.url}; worker-src ${workers}; connect-src ${cdn.url}; img-src data:`,
+    });
+    await served(page, ({ url }) => shows(url, new RegExp(`${STORY.source}.* blobs left: 0`, "s")), policy(`blob: ${cdn.url}`));
+    // Without the right to import it there, the error says what is missing.
+    await served(page, async ({ url }) => {
+      const refused = await (await chromium.open(`${url}?`)).evaluate((at) => import(at).then(({ Model }) => Model.builtin()).then(() => "nothing", ({ code, message }) => [code, message]), `${cdn.url}index.js`);
+      assert.deepEqual(refused[0], "worker_crashed");
+      assert.match(refused[1], /could not be loaded from http.*worker\.js.*`worker-src blob: http/);
+    }, policy("blob:"));
+  }, CORS);
+});
+
+test("configure: the worker on one origin, its WASM on others", limited, async () => {
+  const wasm = makeProject(join(root, "wasm"), {});
+  for (const [name, as] of [["tilewright_bg", "engine"], ["tilewright_text_bg", "text"]]) cpSync(join(repository, `npm/dist/${name}.wasm`), join(wasm, `${as}.wasm`));
+  // Under the example's policy, a worker of another origin may not start.
+  const folder = makeProject(join(root, "configured"), { files: { "index.html": HTML, "main.js": "" } });
+  copyPackage(join(folder, "tilewright"));
+  await served(join(repository, "npm/dist"), (workers) => served(wasm, (modules) => served(folder, async ({ url, paths }) => {
+    const page = await chromium.open(url);
+    const found = await page.evaluate(async ([workers, modules]) => {
+      const { configure, Model } = await import("./tilewright/index.js");
+      configure({ workerUrl: `${workers}worker.js`, wasmUrl: `${modules}nowhere.wasm` });
+      const missing = await Model.builtin({ device: "cpu" }).then(() => "nothing", ({ code, message }) => [code, message]);
+      configure({ wasmUrl: `${modules}engine.wasm`, textWasmUrl: new URL(`${modules}text.wasm`) });
+      const model = await Model.builtin({ device: "cpu" });
+      const text = await model.generate("Once upon a time", { maxTokens: 24 }).text();
+      const digits = await model.generate("Once", { responseFormat: { type: "regex", pattern: "[0-9]{4}" } }).text();
+      return { missing, text, digits };
+    }, [workers.url, modules.url]);
+    assert.equal(found.missing[0], "network");
+    assert.match(found.missing[1], /nowhere\.wasm/);
+    assert.match(found.text, STORY);
+    assert.match(found.digits, /^[0-9]{4}$/);
+    assert.deepEqual(modules.paths, ["/nowhere.wasm", "/engine.wasm", "/text.wasm"]);
+    assert.deepEqual([...new Set(workers.paths)].sort(), ["/stories.gguf", "/worker.js"]);
+    assert.deepEqual(paths.filter((path) => /worker|wasm/.test(path)), []);
+  }), CORS), CORS);
+});
+
+test("a browser extension: Manifest V3, the model in an offscreen document", limited, async () => {
+  const folder = makeProject(join(root, "extension"), { example: "extension" });
+  copyPackage(join(folder, "tilewright"));
+  const page = await chromium.open(`${await chromium.loadExtension(folder)}popup.html?device=cpu`);
+  await page.getByRole("button", { name: "Continue" }).click();
+  await page.getByText(STORY).waitFor({ timeout: 60_000 });
+  await page.getByText(/^\d+ tokens$/).waitFor();
+  assert.deepEqual(page.problems, []);
+});

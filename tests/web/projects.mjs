@@ -1,0 +1,70 @@
+// Projects of users: a folder with the package as npm packs it, with an example of `examples/web` or files of a test, and what they install.
+
+import { execFile } from "node:child_process";
+import { once } from "node:events";
+import { cpSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { createServer } from "node:http";
+import { tmpdir } from "node:os";
+import { dirname, join } from "node:path";
+import { promisify } from "node:util";
+
+import { serveFile } from "../../scripts/static-server.mjs";
+import { repository } from "./server.mjs";
+
+export const run = promisify(execFile);
+
+/** Packs the package into a folder. Gives what npm tells of it, with `path`. */
+export async function pack(into) {
+  const { stdout } = await run("npm", ["pack", "--json", "--ignore-scripts", "--pack-destination", into], { cwd: join(repository, "npm") });
+  const [tarball] = JSON.parse(stdout);
+  return { ...tarball, path: join(into, tarball.filename) };
+}
+
+/** A new folder for this test file; `forget` deletes it. */
+export function newFolder() {
+  const folder = mkdtempSync(join(tmpdir(), "tilewright-project-"));
+  return { folder, forget: () => rmSync(folder, { recursive: true, force: true }) };
+}
+
+/** Makes a project of an example and of files by their names. */
+export function makeProject(folder, { example, files = {} }) {
+  mkdirSync(folder, { recursive: true });
+  if (example !== undefined) cpSync(join(repository, "examples/web", example), folder, { recursive: true });
+  for (const [name, text] of Object.entries(files)) {
+    mkdirSync(dirname(join(folder, name)), { recursive: true });
+    writeFileSync(join(folder, name), text);
+  }
+  return folder;
+}
+
+/** Puts the package's files beside a page, as a site without a build has them. */
+export function copyPackage(to) {
+  cpSync(join(repository, "npm/dist"), to, { recursive: true });
+}
+
+/** Installs packages into a project, whatever its `package.json` names as well. A download that fails throws. */
+export async function install(folder, ...packages) {
+  await run("npm", ["install", "--no-audit", "--no-fund", "--omit=peer", ...packages], { cwd: folder });
+}
+
+/** Serves a folder for as long as `use` needs, on an origin of its own. `paths` has what was asked for. */
+export async function served(folder, use, headers = {}) {
+  const paths = [];
+  const server = createServer((request, response) => {
+    const { pathname } = new URL(request.url, "http://localhost");
+    paths.push(pathname);
+    for (const [name, value] of Object.entries(headers)) response.setHeader(name, value);
+    serveFile(folder, pathname, request, response).catch(() => response.destroy());
+  });
+  server.listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const stop = async () => {
+    server.closeAllConnections();
+    if (server.listening) await new Promise((resolve) => server.close(resolve));
+  };
+  try {
+    return await use({ url: `http://localhost:${server.address().port}/`, paths, stop });
+  } finally {
+    await stop();
+  }
+}

@@ -1,0 +1,271 @@
+// The search of the demo page: what is kept from visit to visit and what becomes of it when it is damaged, folders, a cross-encoder's order,
+// and answers of the chat's model with citations.
+
+import assert from "node:assert/strict";
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, afterEach, before, test } from "node:test";
+import { pathToFileURL } from "node:url";
+
+import { parrot } from "./big-model.mjs";
+import { openBrowser } from "./browser.mjs";
+import { pageModule } from "./page-module.mjs";
+import { bytesInMemory, repository, startServer } from "./server.mjs";
+import { tinyEncoder } from "./tensors.mjs";
+
+const limited = { timeout: 60_000 };
+const folder = mkdtempSync(join(tmpdir(), "tilewright-texts-"));
+
+let server;
+let chromium;
+before(async () => {
+  server = await startServer();
+  server.besidePage.set("mol.safetensors", null);
+  for (const name of ["nomic", "bert-reranker"]) {
+    for (const [file, content] of Object.entries(tinyEncoder(name).files)) server.files.set(`${name}/${file}`, bytesInMemory(content));
+  }
+  chromium = await openBrowser({ gpu: false, serviceWorkers: "block" });
+});
+afterEach(() => chromium.closePages());
+after(async () => {
+  await chromium?.close();
+  await server?.stop();
+  rmSync(folder, { recursive: true, force: true });
+});
+
+const waitFor = (page, wanted) => page.waitForFunction((wanted) => document.documentElement.dataset.search === wanted, wanted);
+
+/** Writes down the states that the search goes through. */
+function recordStates() {
+  globalThis.states = [];
+  new MutationObserver(() => states.push(document.documentElement.dataset.search)).observe(document, { subtree: true, attributes: true, attributeFilter: ["data-search"] });
+}
+
+/** Runs in a page: does something with a record of what is kept. */
+async function change([key, what]) {
+  const database = await new Promise((resolve, reject) => {
+    const request = indexedDB.open("tilewright-search");
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = reject;
+  });
+  const store = database.transaction("kept", "readwrite").objectStore("kept");
+  const read = (request) => new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = reject;
+  });
+  const record = await read(store.get(key));
+  if (what === "half") record.bytes = record.bytes.slice(0, record.bytes.length / 2);
+  if (what === "older") record.version = 0;
+  if (what === "nonsense") await read(store.put({ version: 1, nTexts: "two", passages: [{ text: 5 }] }, key));
+  else if (what !== undefined) await read(store.put(record, key));
+  database.close();
+  return record === undefined ? undefined : { version: record.version, nDone: record.nDone };
+}
+
+async function openSearch() {
+  const page = await chromium.open(`${server.origin}/blank.html`);
+  await page.evaluate(() => new Promise((resolve) => {
+    localStorage.clear();
+    indexedDB.deleteDatabase("tilewright-search").onsuccess = resolve;
+  }));
+  await page.addInitScript(recordStates);
+  await page.goto(`${server.origin}/www/#search`);
+  await page.waitForFunction(() => document.documentElement.dataset.state === "ready");
+  return page;
+}
+
+async function loadEncoder(page, name = "nomic") {
+  await page.fill("#model-url", `${server.origin}/files/${name}/`);
+  await page.click("#model-url-load");
+  await page.waitForFunction((name) => document.querySelector("#encoder-name").textContent === name, name);
+  await page.waitForFunction(() => document.documentElement.dataset.search !== "loading");
+}
+
+async function search(page, query) {
+  await page.fill("#query", query);
+  await page.waitForFunction((query) => document.querySelector("#results").dataset.query === query, query);
+  return page.locator("#results .result .passage").allInnerTexts();
+}
+
+const PASSAGES = ["The cat slept on the warm sofa.", "Share prices fell sharply.", "Boil the noodles in salted water.", "The moon pulls at the sea."];
+
+async function addTexts(page, texts = PASSAGES) {
+  await page.fill("#texts-input", texts.join("\n\n"));
+  await page.click("#texts-add");
+  await waitFor(page, "ready");
+  await page.waitForFunction(() => !/searchable|none/.test(document.querySelector("#texts-summary").textContent));
+}
+
+/** Waits until the vectors of so many passages are kept. */
+async function untilKept(page, nDone) {
+  for (;;) {
+    const record = await page.evaluate(change, ["vectors", undefined]).catch(() => undefined);
+    if (record?.nDone === nDone) return;
+    await page.waitForTimeout(50);
+  }
+}
+
+/** Opens the page again, and waits for its encoder and texts. */
+async function again(page) {
+  await page.reload();
+  await waitFor(page, "ready");
+}
+
+const summary = (page) => page.textContent("#texts-summary");
+
+test("texts and vectors are there again on the next visit, until they are cleared", limited, async () => {
+  const page = await openSearch();
+  await loadEncoder(page);
+  await addTexts(page);
+  const found = await search(page, "warm");
+  await untilKept(page, 4);
+  await again(page);
+  assert.equal(await summary(page), "4 passages of 1 text");
+  assert.ok(!(await page.evaluate(() => states)).includes("indexing"), "no vector is made anew");
+  assert.deepEqual(await search(page, "warm"), found);
+  // What is added later comes to what was there.
+  await page.evaluate(() => (document.querySelector("#texts").open = true));
+  await addTexts(page, ["A fifth one."]);
+  assert.equal(await summary(page), "5 passages of 2 texts");
+  await untilKept(page, 5);
+  await again(page);
+  assert.equal(await summary(page), "5 passages of 2 texts");
+  await page.evaluate(() => (document.querySelector("#texts").open = true));
+  await page.click("#texts-clear");
+  await page.waitForFunction(() => document.querySelector("#texts-summary").textContent === "none yet");
+  assert.equal(await page.evaluate(change, ["texts", undefined]), undefined);
+  await again(page);
+  assert.equal(await summary(page), "none yet");
+  assert.deepEqual(page.problems, []);
+});
+
+test("what is kept and damaged, or of another version, is told in a sentence; the rest is used", limited, async () => {
+  const page = await openSearch();
+  await loadEncoder(page);
+  await addTexts(page);
+  const found = await search(page, "warm");
+  for (const what of ["half", "older"]) {
+    await untilKept(page, 4);
+    await page.evaluate(change, ["vectors", what]);
+    await again(page);
+    assert.match(await page.innerText(".notice[data-code=kept]"), /^The vectors that were kept for the search are not used, because they are .*\. They are made anew\./);
+    await page.waitForFunction(() => document.querySelector("#texts-summary").textContent === "4 passages of 1 text");
+    assert.deepEqual(await search(page, "warm"), found, what);
+  }
+  for (const what of ["older", "nonsense"]) {
+    await page.evaluate(change, ["texts", what]);
+    await again(page);
+    assert.match(await page.innerText(".notice[data-code=kept]"), /^The texts that were kept for the search are not used, because they are .*\. The texts have to be added again\./);
+    assert.equal(await summary(page), "none yet");
+    assert.ok(await page.locator("#error").isHidden());
+    await page.evaluate(() => (document.querySelector("#texts").open = true));
+    await addTexts(page);
+    assert.deepEqual(await search(page, "warm"), found, what);
+    await untilKept(page, 4);
+  }
+  assert.deepEqual(page.problems, []);
+});
+
+test("a folder's texts are read, with those of the folders in it, and nothing else", limited, async () => {
+  mkdirSync(join(folder, "deep/deeper"), { recursive: true });
+  for (const [name, text] of [["a.md", "First."], ["deep/b.txt", "Second."], ["deep/deeper/c.txt", "Third."], ["deep/photo.png", "\x89PNG"]]) writeFileSync(join(folder, name), text);
+  const page = await openSearch();
+  await page.setInputFiles("#texts-folder", folder);
+  await page.waitForFunction(() => /^3 passages of 3 texts/.test(document.querySelector("#texts-summary").textContent));
+  assert.equal(await page.locator(".notice").count(), 0);
+  await page.evaluate(() => (document.querySelector("#texts").open = true));
+  await page.click("#texts-clear");
+  // Dropped, the same.
+  const session = await page.context().newCDPSession(page);
+  const data = { items: [], files: [folder], dragOperationsMask: 1 };
+  for (const type of ["dragEnter", "dragOver", "drop"]) await session.send("Input.dispatchDragEvent", { type, x: 300, y: 300, data });
+  await page.waitForFunction(() => /^3 passages of 3 texts/.test(document.querySelector("#texts-summary").textContent));
+  await loadEncoder(page);
+  await waitFor(page, "ready");
+  await search(page, "third");
+  assert.match(await page.innerText("#results"), /tilewright-texts-\w+\/deep\/deeper\/c\.txt, passage 1/);
+});
+
+test("a cross-encoder puts the passages in its own order; one that is none is told of", limited, async () => {
+  const { Reranker } = await import(pathToFileURL(join(repository, "npm/dist/index.js")));
+  const at = mkdtempSync(join(tmpdir(), "tilewright-reranker-"));
+  for (const [name, content] of Object.entries(tinyEncoder("bert-reranker").files)) {
+    mkdirSync(join(at, name, ".."), { recursive: true });
+    writeFileSync(join(at, name), content);
+  }
+  const reranker = await Reranker.load(`${at}/`, { device: "cpu" });
+  const wanted = (await reranker.rerank("warm water", PASSAGES)).map(({ index, score }) => [PASSAGES[index], score.toFixed(2)]);
+  reranker.free();
+  rmSync(at, { recursive: true, force: true });
+
+  const page = await openSearch();
+  await loadEncoder(page);
+  await addTexts(page);
+  const byCosine = await search(page, "warm water");
+  await page.evaluate(() => (document.querySelector("#rerank").open = true));
+  await page.fill("#rerank-url", `${server.origin}/files/bert-reranker/`);
+  await page.check("#rerank-on");
+  await page.waitForFunction(() => document.querySelector("#results").dataset.reranked === "true");
+  const rows = await page.locator("#results .result").evaluateAll((all) => all.map((row) => [row.querySelector(".passage").textContent, row.querySelector(".score").textContent]));
+  assert.deepEqual(rows, wanted);
+  const ranks = await page.locator("#results .rank").allInnerTexts();
+  assert.deepEqual(ranks, wanted.map(([text]) => `number ${byCosine.indexOf(text) + 1} by cosine`));
+  await page.uncheck("#rerank-on");
+  await page.waitForFunction(() => document.querySelector("#results").dataset.reranked === "false");
+  assert.deepEqual(await page.locator("#results .passage").allInnerTexts(), byCosine);
+  await page.fill("#rerank-url", `${server.origin}/files/nomic/`);
+  await page.check("#rerank-on");
+  await page.waitForFunction(() => /cannot be used: /.test(document.querySelector("#rerank-note").textContent));
+  assert.ok(!(await page.isChecked("#rerank-on")));
+  assert.deepEqual(page.problems, []);
+});
+
+test("the chat's model answers from passages, with links to them; one without a chat template is explained", limited, async () => {
+  const template = "{% for message in messages %}{{ message.content }}{% endfor %}";
+  server.files.set("parrot.gguf", bytesInMemory(parrot("<b>see</b>[1][9][2, 3]", template)));
+  const page = await openSearch();
+  await loadEncoder(page);
+  await addTexts(page);
+  await search(page, "warm water");
+  await page.click("#answer-ask");
+  assert.match(await page.innerText("#answer-note"), /has no chat template: it continues texts, and cannot answer questions\. Any chat model/);
+  await page.click("#answer-note button");
+  assert.equal(await page.evaluate(() => document.documentElement.dataset.view), "chat");
+
+  await page.fill("#model-url", `${server.origin}/files/parrot.gguf`);
+  await page.click("#model-url-load");
+  await page.waitForFunction(() => document.documentElement.dataset.mode === "chat" && document.documentElement.dataset.state === "ready");
+  await page.click("#tab-search");
+  await page.click("#answer-ask");
+  await page.waitForFunction(() => /^From 4 passages, by zeros/.test(document.querySelector("#answer-note").textContent));
+  // What the model writes is text, and a number that no passage has is, too.
+  const ids = await page.locator("#results .result").evaluateAll((all) => all.map((row) => row.dataset.id));
+  const text = await page.innerText("#answer-text");
+  assert.ok(text.includes("<b>see</b>[1][9][2][3]<b>see</b>"), text.slice(0, 100));
+  assert.equal(await page.locator("#answer-text b").count(), 0);
+  const cites = page.locator("#answer-text .cite");
+  assert.deepEqual(await cites.evaluateAll((all) => all.slice(0, 4).map((it) => [it.textContent, it.dataset.passage])), [["[1]", ids[0]], ["[2]", ids[1]], ["[3]", ids[2]], ["[1]", ids[0]]]);
+  await cites.nth(1).click();
+  assert.equal(await page.evaluate(() => document.activeElement.dataset.id), ids[1]);
+  assert.equal(await page.evaluate(() => location.hash), "#search");
+  // Another query has another answer.
+  await search(page, "prices");
+  assert.equal(await page.textContent("#answer-text"), "");
+  assert.deepEqual(page.problems, []);
+});
+
+test("citations are found however an answer is cut into pieces", async () => {
+  const { Citations } = await pageModule("search/citations");
+  const text = "It is so [1], and [2,3] more. [4] is none, [x] neither, nor is [1 or a [[2]] end [12";
+  const read = (pieces) => {
+    const citations = new Citations(3);
+    const found = [...pieces.flatMap((piece) => citations.append(piece)), ...citations.end()];
+    return [found.map((it) => it.text).join(""), found.flatMap(({ cites }) => cites ?? [])];
+  };
+  const whole = read([text]);
+  assert.deepEqual(whole, [text.replace("[2,3]", "[2][3]"), [1, 2, 3, 2]]);
+  for (let size = 1; size < 9; size++) {
+    assert.deepEqual(read(text.match(new RegExp(`.{1,${size}}`, "g"))), whole, `pieces of ${size}`);
+  }
+});

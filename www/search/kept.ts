@@ -1,0 +1,117 @@
+// The texts of the search and their vectors in the browser's storage, so that they are there on the next visit.
+//
+// IndexedDB writes a record whole or not at all. What is read is looked at all the same: another version of the page, or another page of
+// this origin, may have written it.
+import type { Passage } from "./passage.js";
+
+const DATABASE = "tilewright-search";
+const STORE = "kept";
+const VERSION = 1;
+
+/** Texts as they are kept. */
+export interface KeptTexts {
+  nTexts: number;
+  passages: Passage[];
+}
+
+/** Vectors of the first passages as they are kept: what `Index.save` gave. */
+export interface KeptVectors {
+  /** The encoder's name for people, by which it is known again. */
+  encoder: string;
+  nDone: number;
+  bytes: Uint8Array;
+}
+
+/** Something is kept and cannot be used. */
+export class DamagedError extends Error {
+  override readonly name = "DamagedError";
+}
+
+function done<T>(request: IDBRequest<T>): Promise<T> {
+  return new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error ?? new Error("the browser's database failed"));
+  });
+}
+
+/** Does one thing with the store. */
+async function withStore<T>(mode: IDBTransactionMode, work: (store: IDBObjectStore) => IDBRequest<T>): Promise<T> {
+  const opening = indexedDB.open(DATABASE, 1);
+  opening.onupgradeneeded = () => opening.result.createObjectStore(STORE);
+  const database = await done(opening);
+  try {
+    const transaction = database.transaction(STORE, mode);
+    const complete = new Promise<void>((resolve, reject) => {
+      transaction.oncomplete = () => resolve();
+      transaction.onabort = () => reject(transaction.error ?? new Error("the browser's database failed"));
+    });
+    const [result] = await Promise.all([done(work(transaction.objectStore(STORE))), complete]);
+    return result;
+  } finally {
+    database.close();
+  }
+}
+
+/** Tells apart texts that are not the same, without reading all of them: by the lengths and one character of each. */
+function fingerprint(passages: readonly Passage[], n: number): number {
+  let word = n;
+  for (const { text } of passages.slice(0, n)) word = (Math.imul(word, 0x01000193) ^ text.length ^ text.charCodeAt(text.length >> 1) << 8) >>> 0;
+  return word;
+}
+
+/** Keeps texts in the place of those that were kept. */
+export async function keepTexts({ nTexts, passages }: KeptTexts): Promise<void> {
+  await withStore("readwrite", (store) => store.put({ version: VERSION, nTexts, passages }, "texts"));
+}
+
+/** Keeps vectors of the first passages. */
+export async function keepVectors(vectors: KeptVectors, passages: readonly Passage[]): Promise<void> {
+  await withStore("readwrite", (store) => store.put({ version: VERSION, ...vectors, print: fingerprint(passages, vectors.nDone) }, "vectors"));
+}
+
+/** Forgets texts and vectors. */
+export async function forgetKept(): Promise<void> {
+  await withStore("readwrite", (store) => store.clear());
+}
+
+/** Forgets vectors alone. */
+export async function forgetVectors(): Promise<void> {
+  await withStore("readwrite", (store) => store.delete("vectors"));
+}
+
+/** The texts that are kept; undefined if none are. Throws a `DamagedError` for what this version of the page cannot use. */
+export async function keptTexts(): Promise<KeptTexts | undefined> {
+  const kept: unknown = await withStore("readonly", (store) => store.get("texts"));
+  if (kept === undefined) return undefined;
+  const { version, nTexts, passages } = kept as Record<string, unknown>;
+  if (version !== VERSION) throw new DamagedError("they are of another version of this page");
+  if (typeof nTexts !== "number" || !Array.isArray(passages) || !passages.every(isPassage)) throw new DamagedError("they are damaged");
+  return { nTexts, passages };
+}
+
+/** The vectors that an encoder made of the first passages; undefined if none are kept of it. Throws as `keptTexts` does. */
+export async function keptVectors(encoder: string, passages: readonly Passage[]): Promise<KeptVectors | undefined> {
+  const kept: unknown = await withStore("readonly", (store) => store.get("vectors"));
+  if (kept === undefined) return undefined;
+  const { version, encoder: mine, nDone, bytes, print } = kept as Record<string, unknown>;
+  if (version !== VERSION) throw new DamagedError("they are of another version of this page");
+  if (typeof nDone !== "number" || !(bytes instanceof Uint8Array)) throw new DamagedError("they are damaged");
+  // Another tab may have kept other texts since.
+  if (mine !== encoder || nDone > passages.length || print !== fingerprint(passages, nDone)) return undefined;
+  return { encoder, nDone, bytes };
+}
+
+function isPassage(it: unknown): it is Passage {
+  if (typeof it !== "object" || it === null) return false;
+  const { text, source, number } = it as Record<string, unknown>;
+  return typeof text === "string" && typeof source === "string" && typeof number === "number";
+}
+
+/** The numbers in what `Index.save` gave of an index that stores floats of 32 bits, one vector behind the other. */
+export function vectorsIn(bytes: Uint8Array): Float32Array {
+  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  const start = 8 + Number(view.getBigUint64(0, true));
+  const header = JSON.parse(new TextDecoder().decode(bytes.subarray(8, start))) as { vectors: { data_offsets: [number, number] } };
+  const [first, end] = header.vectors.data_offsets;
+  return new Float32Array(bytes.slice(start + first, start + end).buffer);
+}
