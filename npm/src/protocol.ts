@@ -3,9 +3,9 @@
 import type { BenchProgress, BenchReport } from "./bench.js";
 import type { WireError } from "./errors.js";
 import type {
-  AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderOptions, GenerateOptions, GenerateResult, Hit,
-  IndexInfo, KeptSession, LoadOptions, MemoryInfo, ModelInfo, MolInfo, MolMethod, Notice, Piece, Progress, PromptOptions, Ranked, RerankerInfo,
-  RerankerOptions, Tier, VectorStorage,
+  AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderOptions, GenerateOptions, GenerateResult,
+  HeadOptions, HeadWeights, Hit, IndexInfo, KeptSession, LoadOptions, MemoryInfo, ModelInfo, MolInfo, MolMethod, Notice, Piece, Progress, PromptOptions,
+  Ranked, RerankerInfo, RerankerOptions, Tier, Timeline, VectorStorage,
 } from "./types.js";
 
 /** One file of a model, with its address made absolute. */
@@ -181,6 +181,8 @@ export interface Calls extends KernelCalls {
   loadReranker: { args: RerankerRequest; event: never; reply: RerankerInfo };
   generate: { args: GenerateRequest; event: GenerateEvent; reply: GenerateResult };
   saveSession: { args: { maxBytes: number }; event: never; reply: KeptSession };
+  timeline: { args: Record<string, never>; event: never; reply: Timeline };
+  headWeights: { args: Required<HeadOptions>; event: never; reply: HeadWeights };
   tokenize: { args: { text: string; addSpecial: boolean }; event: never; reply: Uint32Array };
   detokenize: { args: { ids: Uint32Array }; event: never; reply: string };
   /** The vectors of texts, one after the other; tells meanwhile how many texts are done. */
