@@ -33,6 +33,7 @@ const SENTENCES: Record<ErrorCode, string> = {
   aborted: "This was cancelled.",
   worker_crashed: "The engine stopped unexpectedly, probably for lack of memory. Load the model again.",
   webgpu_unavailable: "This browser has no WebGPU here. Choose “automatic” or the CPU in the settings.",
+  model_not_found: "There is no model of this name here.",
   disposed: "This model is no longer loaded. Load it again.",
   internal: "The engine made a mistake. Loading the model again may help; a report with the technical message certainly does.",
   unsupported_platform: "This browser lacks something that tilewright needs. A current Chrome, Edge, Firefox or Safari has it.",

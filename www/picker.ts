@@ -5,6 +5,10 @@ import { showError } from "./messages.js";
 import { TEXT_FILE } from "./passages.js";
 import { BUILTIN, choiceOfAddress, choiceOfFiles, MINILM, storedModels, type ModelChoice, type StoredModel } from "./sources.js";
 
+const MODEL_FILE = /\.(gguf|safetensors|json)$/;
+/** The folder of one of sentence-transformers' modules. */
+const MODULE_FOLDER = /^\d+_[A-Z]\w*$/;
+
 /** Connects every way to choose a model with `choose`; texts that are dropped go to `read`. */
 export function startPicker(choose: (choice: ModelChoice) => void, read: (texts: File[]) => void): void {
   byId("model-builtin").addEventListener("click", () => choose(BUILTIN));
@@ -141,19 +145,26 @@ async function droppedFiles(transfer: DataTransfer): Promise<File[]> {
   return inside;
 }
 
-/** The files of a folder and of the modules' folders in it, after those that were found before. */
-async function filesIn(folder: FileSystemDirectoryEntry, inside: File[] = []): Promise<File[]> {
+/** Folders in folders, as deep as people look; a link may lead back to where it stands. */
+const DEEPEST = 12;
+
+/** What of a folder is read: files of a model in it and in its modules' folders, and texts in all folders that are not hidden. */
+async function filesIn(folder: FileSystemDirectoryEntry, inside: File[] = [], depth = 0): Promise<File[]> {
   const reader = folder.createReader();
+  const isModels = depth === 0 || (depth === 1 && MODULE_FOLDER.test(folder.name));
   // A reader gives a hundred entries at most in one go, and none at the end.
   for (;;) {
     const entries = await new Promise<FileSystemEntry[]>((resolve, reject) => reader.readEntries(resolve, reject));
     if (entries.length === 0) return inside;
     for (const entry of entries) {
-      if (entry.isDirectory && /^\d+_[A-Z]\w*$/.test(entry.name)) await filesIn(entry as FileSystemDirectoryEntry, inside);
-      if (!entry.isFile || !(/\.(gguf|safetensors|json)$/.test(entry.name) || TEXT_FILE.test(entry.name))) continue;
-      const file = await new Promise<File>((resolve, reject) => (entry as FileSystemFileEntry).file(resolve, reject));
-      // Its path, which browsers tell of picked files only, says to which module a file belongs.
-      inside.push(Object.defineProperty(file, "webkitRelativePath", { value: entry.fullPath.slice(1) }));
+      if (entry.isDirectory) {
+        const isHidden = entry.name.startsWith(".") || entry.name === "node_modules";
+        if (!isHidden && depth < DEEPEST) await filesIn(entry as FileSystemDirectoryEntry, inside, depth + 1);
+      } else if (TEXT_FILE.test(entry.name) || (isModels && MODEL_FILE.test(entry.name))) {
+        const file = await new Promise<File>((resolve, reject) => (entry as FileSystemFileEntry).file(resolve, reject));
+        // Its path, which browsers tell of picked files only, says to which module a file belongs.
+        inside.push(Object.defineProperty(file, "webkitRelativePath", { value: entry.fullPath.slice(1) }));
+      }
     }
   }
 }

@@ -247,7 +247,7 @@ everywhere(
   async ({ Model }) => {
     const model = await Model.builtin({ device: "cpu" });
     let count = 0;
-    const broken = model.generate("Once upon a time", { ignoreEos: true });
+    const broken = model.generate("Once upon a time", { ignoreEos: true, slide: true, maxTokens: 2 ** 31 - 1 });
     for await (const _ of broken) if (++count === 3) break;
     const result = await broken.result;
     const { usage } = broken;
@@ -258,7 +258,7 @@ everywhere(
   },
   ({ result, usage, text, again }) => {
     assert.equal(result.stopReason, "cancelled");
-    assert.ok(result.promptTokens > 3 && result.generatedTokens >= 3 && result.generatedTokens < 12, JSON.stringify(result));
+    assert.ok(result.promptTokens > 3 && result.generatedTokens >= 3, JSON.stringify(result));
     assert.ok(result.prefillSeconds > 0 && result.decodeSeconds > 0, JSON.stringify(result));
     for (const [name, value] of Object.entries(usage)) assert.equal(value, result[name], name);
     assert.equal(text, again);
@@ -269,9 +269,11 @@ everywhere(
   "a stopped generation ends with what came, at any time, and the numbers so far are there, also after an abort",
   async ({ Model }) => {
     const model = await Model.builtin({ device: "cpu" });
-    const options = { ignoreEos: true, maxTokens: 200, seed: 4, temperature: 1 };
+    const options = { ignoreEos: true, maxTokens: 20, seed: 4, temperature: 1 };
+    // It ends when it is stopped.
+    const endless = { ...options, maxTokens: 2 ** 31 - 1, slide: true };
     const whole = await model.generate("Once upon a time", options).text();
-    const stopped = model.generate("Once upon a time", options);
+    const stopped = model.generate("Once upon a time", endless);
     const before = stopped.usage;
     const during = [];
     let pieces = "";
@@ -282,22 +284,21 @@ everywhere(
     }
     const middle = { text: await stopped.text(), result: await stopped.result, usage: stopped.usage };
     // Nobody reads this one.
-    const early = model.generate("The dog ran home. ".repeat(9), options);
+    const early = model.generate("The dog ran home. ".repeat(9), endless);
     early.stop();
     const first = { text: await early.text(), result: await early.result };
-    // One that waits for another is over before that.
-    const busy = model.generate("Once upon a time", options);
-    let isOver = false;
-    busy.result.then(() => isOver = true);
-    const queued = model.generate("Once upon a time", options);
+    // One that waits for another does not wait for its end.
+    const busy = model.generate("Once upon a time", endless);
+    const queued = model.generate("Once upon a time", endless);
     queued.stop();
-    const waiting = { text: await queued.text(), result: await queued.result, isOver };
-    await busy.result;
-    const late = { text: await busy.text(), result: await busy.result };
+    const waiting = { text: await queued.text(), result: await queued.result };
     busy.stop();
-    late.again = await busy.text();
+    const over = model.generate("Once upon a time", options);
+    const late = { text: await over.text(), result: await over.result };
+    over.stop();
+    late.again = await over.text();
     const controller = new AbortController();
-    const aborted = model.generate("Once upon a time", { ...options, signal: controller.signal });
+    const aborted = model.generate("Once upon a time", { ...endless, signal: controller.signal });
     let n = 0;
     const error = await (async () => { for await (const _ of aborted) if (++n === 3) controller.abort(); })().catch(({ name }) => name);
     const { usage } = aborted;
@@ -309,8 +310,8 @@ everywhere(
     assert.deepEqual(before, { promptTokens: 0, cachedTokens: 0, generatedTokens: 0, prefillSeconds: 0, decodeSeconds: 0 });
     const { result } = middle;
     assert.deepEqual([result.stopReason, middle.text], ["cancelled", pieces]);
-    assert.ok(whole.startsWith(pieces) && pieces.length < whole.length);
-    assert.ok(result.generatedTokens >= 5 && result.generatedTokens < 60, JSON.stringify(result));
+    assert.ok(pieces.startsWith(whole) || whole.startsWith(pieces), pieces);
+    assert.ok(result.generatedTokens >= 5, JSON.stringify(result));
     for (const [name, value] of Object.entries(middle.usage)) assert.equal(value, result[name], name);
     // The prompt was there from the text before, but for its last token.
     assert.equal(result.cachedTokens, result.promptTokens - 1);
@@ -318,11 +319,12 @@ everywhere(
       assert.deepEqual([promptTokens, cachedTokens], [result.promptTokens, result.cachedTokens]);
       assert.ok(generatedTokens > at && prefillSeconds >= 0 && decodeSeconds >= 0, JSON.stringify(during[at]));
     }
-    assert.deepEqual([first.text, first.result.stopReason, first.result.generatedTokens], ["", "cancelled", 0]);
-    assert.deepEqual([waiting.text, waiting.result.stopReason, waiting.result.promptTokens, waiting.isOver], ["", "cancelled", 0, false]);
+    assert.deepEqual([first.text === "", first.result.stopReason], [first.result.generatedTokens === 0, "cancelled"]);
+    assert.ok(first.result.promptTokens > 40 && first.result.cachedTokens < 5, JSON.stringify(first));
+    assert.deepEqual([waiting.text, waiting.result.stopReason, waiting.result.promptTokens], ["", "cancelled", 0]);
     assert.deepEqual([late.text, late.again, late.result.stopReason], [whole, whole, "max_tokens"]);
     assert.equal(error, "AbortError");
-    assert.ok(usage.promptTokens === result.promptTokens && usage.generatedTokens >= 3 && usage.generatedTokens < 60, JSON.stringify(usage));
+    assert.ok(usage.promptTokens === result.promptTokens && usage.generatedTokens >= 3, JSON.stringify(usage));
     assert.equal(again, whole);
   },
 );

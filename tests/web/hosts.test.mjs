@@ -10,7 +10,8 @@ import { after, afterEach, before, test } from "node:test";
 import { openBrowser } from "./browser.mjs";
 import { EXECUTABLE as DENO, missingDeno } from "./deno.mjs";
 import { copyPackage, install, makeProject, newFolder, pack, run, served } from "./projects.mjs";
-import { repository } from "./server.mjs";
+import { dataPath, lacksData, repository } from "./server.mjs";
+import { withTemplate } from "./template.mjs";
 
 /** The story model's greedy continuation, as in tests/data/builtin. */
 const STORY = /a silly boy named Ben/;
@@ -132,7 +133,7 @@ inProject("webpack 5", async () => {
     files: {
       "story.js": FIVE_LINES, "webpack/index.html": HTML,
       "webpack.mjs": `import webpack from "webpack";
-webpack({ mode: "production", entry: "./story.js", output: { path: ${JSON.stringify(out)}, filename: "main.js" } }, (error, stats) => {
+webpack({ mode: "production", entry: "./story.js", performance: { hints: false }, output: { path: ${JSON.stringify(out)}, filename: "main.js" } }, (error, stats) => {
   if (error || stats.hasErrors() || stats.hasWarnings()) throw error ?? new Error(stats.toString());
 });
 `,
@@ -185,6 +186,77 @@ inProject("Deno", async (t) => {
   makeProject(project, { example: "node" });
   const { stdout } = await run(DENO, ["run", "--quiet", "--no-prompt", "--allow-read", "--allow-env", "--no-remote", "--node-modules-dir=manual", "story.mjs"], { cwd: project });
   assert.match(stdout, STORY);
+});
+
+test("Bun", slow, async () => {
+  const folder = makeProject(join(root, "bun"), { example: "node" });
+  await install(folder, tarball.path, "@oven/bun-linux-x64@1");
+  const { stdout } = await run(join(folder, "node_modules/@oven/bun-linux-x64/bin/bun"), ["story.mjs"], { cwd: folder });
+  assert.match(stdout, STORY);
+});
+
+// Servers that render pages.
+
+test("Next 16: imported on the server, it generates in the browser", slow, async () => {
+  const folder = makeProject(join(root, "next"), {
+    files: {
+      "app/layout.jsx": 'export default ({ children }) => <html lang="en"><body>{children}</body></html>;\n',
+      "app/page.jsx": `import { Model, TilewrightError } from "tilewright";
+import Story from "./story";
+export default () => <main>{typeof Model.builtin + " " + new TilewrightError("option", "on the server").code}<Story /></main>;
+`,
+      "app/story.jsx": `"use client";
+import { useEffect, useState } from "react";
+import { Model } from "tilewright";
+export default function Story() {
+  const [text, setText] = useState("");
+  useEffect(() => {
+    const left = new AbortController();
+    (async () => {
+      using model = await Model.builtin({ device: "cpu", signal: left.signal });
+      setText(await model.generate("Once upon a time", { maxTokens: 24, signal: left.signal }).text());
+    })().catch((error) => left.signal.aborted || setText(String(error)));
+    return () => left.abort();
+  }, []);
+  return <p>{text}</p>;
+}
+`,
+    },
+  });
+  await install(folder, tarball.path, "next@16", "react@19", "react-dom@19");
+  await run("npx", ["--no-install", "next", "build"], { cwd: folder, env: { ...process.env, NEXT_TELEMETRY_DISABLED: "1" } });
+  await started(folder, "next", ["start", "--port", "0"], async (url) => {
+    assert.match(await (await fetch(url)).text(), /function option/);
+    await (await shows(url)).close();
+  });
+});
+
+test("Cloudflare Workers: importing it starts nothing, loading is an error with code `unsupported_platform`", slow, async () => {
+  const folder = makeProject(join(root, "cloudflare"), {
+    files: {
+      "worker.js": `import { Model } from "tilewright";
+export default {
+  fetch: () => Model.builtin().then(() => Response.json("loaded"), ({ code, message }) => Response.json([code, message])),
+};
+`,
+      "run.mjs": `import { Miniflare } from "miniflare";
+for (const options of [{ compatibilityDate: "2024-01-01" }, { compatibilityDate: "2026-01-01", compatibilityFlags: ["nodejs_compat"] }]) {
+  const server = new Miniflare({ ...options, modules: [{ type: "ESModule", path: "bundle.js" }] });
+  console.log(await (await server.dispatchFetch("http://localhost/")).text());
+  await server.dispose();
+}
+`,
+    },
+  });
+  await install(folder, tarball.path, "miniflare@4", "esbuild");
+  await run(join(folder, "node_modules/.bin/esbuild"), ["worker.js", "--bundle", "--format=esm", "--outfile=bundle.js", "--log-level=warning"], { cwd: folder });
+  const { stdout } = await run("node", ["run.mjs"], { cwd: folder });
+  const answers = stdout.trim().split("\n").map((line) => JSON.parse(line));
+  assert.equal(answers.length, 2);
+  for (const [code, message] of answers) {
+    assert.equal(code, "unsupported_platform");
+    assert.match(message, /Web Workers/);
+  }
 });
 
 // What needs no bundler.
@@ -277,4 +349,20 @@ test("a browser extension: Manifest V3, the model in an offscreen document", lim
   await page.getByText(STORY).waitFor({ timeout: 60_000 });
   await page.getByText(/^\d+ tokens$/).waitFor();
   assert.deepEqual(page.problems, []);
+});
+
+test("the example that answers from files finds the passage, and names no source that there is not", { ...slow, skip: slow.skip || lacksData("minilm-l6-v2") }, async () => {
+  const folder = makeProject(join(root, "rag"), {
+    example: "rag",
+    files: { "owls.txt": "Owls sleep by day in hollow trees.\n\nThey hunt mice at night.", "trains.txt": "The first train leaves at six.\n\nTickets are sold at the counter." },
+  });
+  // Any model will do: what it may say of sources is the schema's.
+  writeFileSync(join(folder, "model.gguf"), withTemplate("{% for message in messages %}{{ message.content }}\n{% endfor %}"));
+  await install(folder, tarball.path);
+  const env = { ...process.env, ENCODER: `${dataPath("minilm-l6-v2")}/`, MODEL: join(folder, "model.gguf") };
+  const { stdout } = await run("node", ["rag.mjs", "Where do owls sleep?", "trains.txt", "owls.txt"], { cwd: folder, env });
+  const cited = stdout.trim().split("\n").filter((line) => /^\[\d\] /.test(line));
+  assert.ok(cited.length > 0, stdout);
+  // The question is about owls, so what is not comes last.
+  for (const line of cited) assert.match(line, /^\[(?:[12]\] owls|3\] trains)\.txt: /);
 });

@@ -2,7 +2,7 @@
 
 import { execFile } from "node:child_process";
 import { once } from "node:events";
-import { cpSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { cpSync, existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
@@ -44,6 +44,9 @@ export function copyPackage(to) {
 
 /** Installs packages into a project, whatever its `package.json` names as well. A download that fails throws. */
 export async function install(folder, ...packages) {
+  const manifest = join(folder, "package.json");
+  // Without one, npm would look for one in the folders above.
+  if (!existsSync(manifest)) writeFileSync(manifest, JSON.stringify({ private: true, type: "module" }));
   await run("npm", ["install", "--no-audit", "--no-fund", "--omit=peer", ...packages], { cwd: folder });
 }
 

@@ -173,7 +173,7 @@ test("a folder's texts are read, with those of the folders in it, and nothing el
   const page = await openSearch();
   await page.setInputFiles("#texts-folder", folder);
   await page.waitForFunction(() => /^3 passages of 3 texts/.test(document.querySelector("#texts-summary").textContent));
-  assert.equal(await page.locator(".notice").count(), 0);
+  assert.deepEqual(await page.locator("#notice .notice").allInnerTexts(), []);
   await page.evaluate(() => (document.querySelector("#texts").open = true));
   await page.click("#texts-clear");
   // Dropped, the same.
