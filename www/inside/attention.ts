@@ -30,7 +30,7 @@ export function showAttention(into: HTMLElement, model: Model | undefined): void
   const button = make("button", { type: "button" }, "Show the head");
   const show = (): Promise<void> => report(button, note, async () => {
     const weights = await model.attention({ layer: layer.select.selectedIndex, head: head.select.selectedIndex, lastQueries: QUERIES });
-    note.textContent = `Rows: the last ${weights.rows} tokens, the latest one below. Columns: all ${weights.columns}. Darker: a larger weight.`;
+    note.textContent = `Rows: the last ${weights.rows} tokens, the latest one below. Columns: all ${weights.columns}. The stronger the colour, the larger the weight.`;
     result.replaceChildren(...drawn(weights));
   });
   button.addEventListener("click", () => void show());
@@ -77,7 +77,8 @@ function draw(canvas: HTMLCanvasElement, { weights, rows, columns }: HeadWeights
   }
   context.globalAlpha = 1;
   context.strokeStyle = outlineColor;
-  context.strokeRect(0.5, marked * size + 0.5, canvas.width - 1, Math.max(1, size - 1));
+  context.lineWidth = 2;
+  context.strokeRect(1, marked * size + 1, canvas.width - 2, Math.max(1, size - 2));
 }
 
 /** A token for reading: line ends and spaces at its ends are seen. */
