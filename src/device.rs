@@ -87,6 +87,18 @@ pub struct DeviceInfo {
     pub notices: Vec<String>,
 }
 
+/// What the times of kernels are read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Clock {
+    /// The GPU's timestamps before and after each kernel. Browsers round them, usually to 100 µs.
+    Gpu,
+    /// The processor's clock, around each kernel that it runs.
+    Cpu,
+    /// The same around each kernel of a GPU without timestamps: most of it may be the way to the GPU and back.
+    RoundTrip,
+}
+
 #[derive(Debug)]
 enum Executor {
     Gpu(Box<Gpu>),
@@ -717,6 +729,15 @@ impl Device {
             Executor::Cpu(cpu) => cpu.run_profiled(&recording.steps, self.rounds())?,
         };
         Ok(recording.labels().zip(times).collect())
+    }
+
+    /// What tells how long kernels take on it.
+    pub(crate) fn clock(&self) -> Clock {
+        match &*self.0.executor {
+            Executor::Gpu(gpu) if gpu.has_timestamps() => Clock::Gpu,
+            Executor::Gpu(_) => Clock::RoundTrip,
+            Executor::Cpu(_) => Clock::Cpu,
+        }
     }
 
     /// Copies whole tensors of equal size, in order.

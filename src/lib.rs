@@ -80,7 +80,7 @@ pub mod tuning;
 pub mod web;
 
 pub use counters::Counters;
-pub use device::{Device, DeviceChoice, DeviceInfo, Pending};
+pub use device::{Clock, Device, DeviceChoice, DeviceInfo, Pending};
 pub use dtype::{BLOCK, DType, WeightType};
 pub use embed::{EmbedOptions, Embedder, RerankOptions, Reranker};
 pub use error::Error;

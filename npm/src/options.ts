@@ -8,8 +8,9 @@ import type { MolOptions, MolSearchOptions } from "./mol.js";
 import type { ClientOptions } from "./openai/client.js";
 import type { RequestOptions } from "./openai/request.js";
 import type {
-  AdapterOptions, ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, HubOptions, InspectOptions, LoadOptions,
-  PrefetchOptions, PromptOptions, RemoveOptions, RerankerOptions, RerankOptions, SaveSessionOptions, SourceOptions, TextsOptions, TokenizeOptions,
+  AdapterOptions, ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, HeadOptions, HubOptions, InspectOptions,
+  LoadOptions, PrefetchOptions, PromptOptions, RemoveOptions, RerankerOptions, RerankOptions, SaveSessionOptions, SourceOptions, TextsOptions,
+  TokenizeOptions,
 } from "./types.js";
 import type { IndexOptions, LoadIndexOptions, SearchOptions } from "./vector-index.js";
 
@@ -50,6 +51,7 @@ export const OPTIONS = {
     ...GENERATE, tools: true, toolChoice: true, parallelToolCalls: true, thinking: true, documents: true, templateVariables: true, templateName: true, continueFinalMessage: true,
   } satisfies Names<ChatOptions>,
   "saveSession": { maxBytes: true } satisfies Names<SaveSessionOptions>,
+  "Model.attention": { layer: true, head: true, lastQueries: true } satisfies Names<HeadOptions>,
   "tokenize": { addSpecial: true } satisfies Names<TokenizeOptions>,
   "Embedder.load": {
     ...LOAD, maxTokens: true, pooling: true, normalize: true, maxBatchTokens: true, cachedVectors: true,

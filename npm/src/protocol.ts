@@ -4,9 +4,9 @@ import type { BenchProgress, BenchReport } from "./bench.js";
 import type { WireError } from "./errors.js";
 import type { ModelRecord } from "./store.js";
 import type {
-  AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderOptions, GenerateOptions, GenerateResult, Hit,
-  IndexInfo, InspectOptions, KeptSession, LoadOptions, MemoryInfo, ModelInfo, ModelReport, MolInfo, MolMethod, Notice, Piece, Progress, PromptOptions, Ranked, RerankerInfo,
-  RerankerOptions, Tier, VectorStorage,
+  AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderOptions, GenerateOptions, GenerateResult,
+  HeadOptions, HeadWeights, Hit, IndexInfo, InspectOptions, KeptSession, LoadOptions, MemoryInfo, ModelInfo, ModelReport, MolInfo, MolMethod,
+  Notice, Piece, Progress, PromptOptions, Ranked, RerankerInfo, RerankerOptions, Tier, Timeline, VectorStorage,
 } from "./types.js";
 
 /** One file of a model, with its address made absolute. */
@@ -208,6 +208,8 @@ export interface Calls extends KernelCalls {
   prefetch: { args: Pick<CommonRequest, "source" | "ownFetch">; event: never; reply: undefined };
   generate: { args: GenerateRequest; event: GenerateEvent; reply: GenerateResult };
   saveSession: { args: { maxBytes: number }; event: never; reply: KeptSession };
+  timeline: { args: Record<string, never>; event: never; reply: Timeline };
+  headWeights: { args: Required<HeadOptions>; event: never; reply: HeadWeights };
   tokenize: { args: { text: string; addSpecial: boolean }; event: never; reply: Uint32Array };
   detokenize: { args: { ids: Uint32Array }; event: never; reply: string };
   /** The vectors of texts, one after the other; tells meanwhile how many texts are done. */

@@ -2,8 +2,8 @@
 
 import type { EmbedderSettings, ExpectedModel, IndexSettings, ModelSettings, RerankerSettings } from "./protocol.js";
 import type {
-  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, GenerateResult, Hit, IndexInfo, KvType, MemoryInfo, ModelInfo, ModelReport, MolInfo,
-  MolMethod, Ranked, RerankerInfo, Tier, VectorStorage, WeightShare,
+  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, GenerateResult, Hit, IndexInfo, KvType, MemoryInfo, ModelInfo, ModelReport,
+  MolInfo, MolMethod, Ranked, RerankerInfo, Tier, Timeline, VectorStorage, WeightShare,
 } from "./types.js";
 
 export type Adapter = Omit<AvailableDevice, "choice">;
@@ -114,6 +114,8 @@ export class Model {
   tokens(): Uint32Array;
   tokenBytes(): Uint8Array;
   endIds(): Uint32Array;
+  /** What each token is by itself. */
+  pieces(ids: Uint32Array): string[];
   encodeWithin(text: string): Uint32Array | undefined;
   /** Tells the weights, with those of an adapter, and the type of cached keys from others'. */
   digest(): string;
@@ -143,6 +145,9 @@ export class Session {
     onPiece: (id: number, text: string, isLast: boolean, logprobs: string | undefined) => Promise<boolean>,
     onLost: (error: Error) => Promise<Model>,
   ): Promise<Omit<GenerateResult, "thinking" | "toolCalls">>;
+  timeline(): Promise<Timeline>;
+  /** Row by row; a row has a weight for each token. */
+  headWeights(layer: number, head: number, lastQueries: number): Promise<Float32Array>;
   cancel(): void;
   /** The sequence. */
   tokens(): Uint32Array;

@@ -720,7 +720,7 @@ impl Model {
             device.write(further.tokens(), 0, ids.get(1..).unwrap_or_default())?;
             further.state().set_turned(device, 0, n_tokens - 1, angles)?;
         }
-        self.run(&recording)?;
+        self.run(&recording, ids.len())?;
         let mut trace = Trace { logits: device.read(&logits).await?, hidden: Vec::new(), further: None };
         for kept in &hidden {
             trace.hidden.push(device.read(kept).await?);

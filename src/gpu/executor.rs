@@ -391,10 +391,15 @@ impl Gpu {
         self.submit(encoder, || ()).map(drop)
     }
 
+    /// Whether [`Gpu::run_profiled`] can tell times.
+    pub fn has_timestamps(&self) -> bool {
+        self.device.features().contains(wgpu::Features::TIMESTAMP_QUERY)
+    }
+
     /// Runs each dispatch in a pass of its own between two timestamps.
     pub async fn run_profiled(&self, recording: &Recording) -> Result<Vec<Duration>, Error> {
         let steps = prepared(recording)?;
-        if !self.device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
+        if !self.has_timestamps() {
             let limit = "feature timestamp-query";
             return Err(Error::Limit { adapter: self.adapter_name.clone(), limit, expected: 1, found: 0 });
         }

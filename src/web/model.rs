@@ -1,6 +1,7 @@
 //! Models and what they generate.
 
 use std::cell::RefCell;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use wasm_bindgen::convert::TryFromJsValue;
@@ -9,9 +10,12 @@ use wasm_bindgen_futures::JsFuture;
 
 use super::saving::Saving;
 use super::{from_js, plan_to_js, to_js, to_js_error};
+use crate::Clock;
 use crate::chat::{ChatOptions, ChatTemplate, Message};
 use crate::error::Error;
-use crate::generate::{CancelHandle, ContextPolicy, GenerateOptions, Logprobs, SessionLoader, StopReason, TokenGuide};
+use crate::generate::{
+    CancelHandle, ContextPolicy, GenerateOptions, Logprobs, SessionLoader, StopReason, TimedDispatch, TokenGuide,
+};
 use crate::kernels::N_STATES;
 use crate::load::AdapterFile;
 
@@ -131,6 +135,13 @@ impl Model {
     #[wasm_bindgen(js_name = endIds)]
     pub fn end_ids(&self) -> Result<Vec<u32>, JsValue> {
         self.model.tokenizer().map(|tokenizer| tokenizer.eos_ids().to_vec()).map_err(to_js_error)
+    }
+
+    /// What each token is by itself: a control token has its name, and bytes that are no text are shown as such.
+    pub fn pieces(&self, ids: &[u32]) -> Result<Vec<String>, JsValue> {
+        let tokenizer = self.model.tokenizer().map_err(to_js_error)?;
+        let text = |&id: &u32| String::from_utf8_lossy(tokenizer.token_bytes(id).unwrap_or_default()).into_owned();
+        Ok(ids.iter().map(text).collect())
     }
 
     /// Token ids of a text in the middle of a text; nothing where the tokenizer knows only whole texts.
@@ -346,6 +357,50 @@ impl Session {
             loader.push(&js_sys::Uint8Array::new(&bytes).to_vec()).await.map_err(to_js_error)?;
         }
         loader.finish().map_err(to_js_error)
+    }
+
+    /// The latest token's pass, dispatch by dispatch, see `Timeline` in the npm package.
+    pub async fn timeline(&self) -> Result<JsValue, JsValue> {
+        #[derive(Serialize)]
+        struct Dispatch {
+            kernel: &'static str,
+            variant: &'static str,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            layer: Option<u32>,
+            grid: [u32; 3],
+            micros: f64,
+        }
+        #[derive(Serialize)]
+        struct Told {
+            clock: Clock,
+            position: usize,
+            micros: f64,
+            dispatches: Vec<Dispatch>,
+        }
+        let Ok(mut session) = self.session.try_borrow_mut() else { return Err(busy()) };
+        let timeline = session.timeline().await.map_err(to_js_error)?;
+        let micros = |time: Duration| time.as_secs_f64() * 1e6;
+        let told = |&TimedDispatch { kernel, variant, layer, grid, time }: &TimedDispatch| Dispatch {
+            kernel,
+            variant,
+            layer,
+            grid,
+            micros: micros(time),
+        };
+        to_js(&Told {
+            clock: timeline.clock,
+            position: timeline.position,
+            micros: micros(timeline.total()),
+            dispatches: timeline.dispatches.iter().map(told).collect(),
+        })
+    }
+
+    /// The weights that the last tokens give to all in a head, row by row; a row has one for each token.
+    #[wasm_bindgen(js_name = headWeights)]
+    pub async fn head_weights(&self, layer: u32, head: u32, last_queries: u32) -> Result<Vec<f32>, JsValue> {
+        let Ok(mut session) = self.session.try_borrow_mut() else { return Err(busy()) };
+        let of_head = session.head_weights(layer as usize, head as usize, last_queries as usize).await;
+        of_head.map(|of_head| of_head.weights).map_err(to_js_error)
     }
 
     /// Ends the generation in progress after the pass in progress.

@@ -35,6 +35,8 @@ export const handlers: Handlers = {
   generate: (args, context) =>
     inTurnUnless(context.target, context.signal, context.ending, NOTHING, () => held(context.target, TextResident).generate(args, context)),
   saveSession: on(TextResident, (model, args) => model.saveSession(args)),
+  timeline: on(TextResident, (model) => model.timeline()),
+  headWeights: on(TextResident, (model, args) => model.headWeights(args)),
   tokenize: async ({ text, addSpecial }, { target }) => (await present(target, TextResident)).model.tokenize(text, addSpecial),
   detokenize: async ({ ids }, { target }) => (await present(target, TextResident)).model.detokenize(ids),
   embed: on(VectorResident, (embedder, { texts, prompt }, { signal, emit }) => embedder.run(signal, (it) => it.embed(texts, prompt, emit))),

@@ -5,7 +5,7 @@ import type { Calls, Prompt } from "../protocol.js";
 import { common, openSessions, storing, type FoundSession } from "../sessions.js";
 import * as text from "../text.js";
 import { Sha256, type EngineOptions, type Model, type Session } from "../tilewright.js";
-import type { GenerateResult, KeptSession, Piece, TokenLogprob } from "../types.js";
+import type { GenerateResult, HeadWeights, KeptSession, Piece, Timeline, TokenLogprob } from "../types.js";
 import { nextTask, type CallContext } from "./port.js";
 import { Resident } from "./resident.js";
 
@@ -41,6 +41,27 @@ export class TextResident extends Resident<Model> {
       answer?.free();
       this.freeLost();
     }
+  }
+
+  /** Times the pass over the latest token once more. */
+  timeline(): Promise<Timeline> {
+    return this.#written("timeline").timeline();
+  }
+
+  /** What a head of a layer looks at. */
+  async headWeights({ layer, head, lastQueries }: Calls["headWeights"]["args"]): Promise<HeadWeights> {
+    const session = this.#written("attention");
+    const tokens = this.loaded.pieces(session.tokens());
+    const weights = await session.headWeights(layer, head, lastQueries);
+    return { tokens, weights, rows: weights.length / tokens.length, columns: tokens.length };
+  }
+
+  /** The session, which has tokens. */
+  #written(call: string): Session {
+    if (this.#session === undefined || this.#session.tokens().length === 0) {
+      throw new TilewrightError("option", `${call} is about what was generated, and nothing was so far`);
+    }
+    return this.#session;
   }
 
   /** Keeps the session in the browser's storage. */

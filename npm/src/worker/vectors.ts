@@ -79,6 +79,7 @@ function fromFile<T extends Index | Mol>(request: FilesRequest, begin: (size: nu
   return {
     request: { ...request, settings: {} },
     extras: [],
+    expect: async () => {},
     begin: (_, [file, ...others]: FileInfo[]) => {
       if (file === undefined || others.length > 0) {
         throw new TilewrightError("option", `source has ${others.length + 1} files, expected one`);
