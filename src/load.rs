@@ -37,7 +37,7 @@ use crate::tokenizer::Tokenizer;
 pub use catalog::Catalog;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use catalog::TableRows;
-pub(crate) use catalog::{Feed, Widened};
+pub(crate) use catalog::{FNV_BASIS, Feed, Widened, fnv};
 pub use chat::ChatSource;
 pub use file::FileBytes;
 #[cfg(not(target_arch = "wasm32"))]
@@ -75,7 +75,7 @@ pub struct ModelHeader {
 
 impl ModelHeader {
     /// The same for a plan of its memory, which needs neither tokenizer nor templates.
-    #[cfg(feature = "web")]
+    #[cfg(target_arch = "wasm32")]
     pub(crate) fn for_plan(&self) -> ModelHeader {
         let tokenizer =
             Err(Error::Tokenizer { field: "model".into(), expected: "a plan".into(), found: "texts".into() });

@@ -24,6 +24,8 @@ mod model;
 mod mol;
 #[cfg(feature = "web")]
 mod reranker;
+#[cfg(feature = "web")]
+mod saving;
 #[cfg(feature = "web-text")]
 mod text;
 

@@ -12,8 +12,9 @@ import table from "./models.js";
 import { PEFT_FILES, type AnswerRequest, type GenerateEvent, type ModelRequest, type Prompt, type SourceSpec } from "./protocol.js";
 import { specOf } from "./spec.js";
 import type {
-  AdapterOptions, CachedModel, ChatMessage, ChatOptions, GenerateOptions, GenerateResult, GenerationUsage, InspectOptions, KeptSession, KnownModel,
-  LoadOptions, ModelInfo, ModelReport, ModelSource, Piece, PrefetchOptions, RemoveOptions, SaveSessionOptions, TokenizeOptions,
+  AdapterOptions, CachedModel, ChatMessage, ChatOptions, GenerateOptions, GenerateResult, GenerationUsage, HeadOptions, HeadWeights, InspectOptions,
+  KeptSession, KnownModel, LoadOptions, ModelInfo, ModelReport, ModelSource, Piece, PrefetchOptions, RemoveOptions, SaveSessionOptions, Timeline,
+  TokenizeOptions,
 } from "./types.js";
 
 /**
@@ -147,7 +148,7 @@ export class Model extends Loaded<ModelInfo> {
    * model, also in another page of this origin, whose prompt begins like it goes on from there. What is kept is exact: the text is the same.
    * It is as large as the cached keys and values of its tokens. `sessions` lists and deletes what is kept.
    *
-   * @throws {@link TilewrightError}: `storage` where the browser stores nothing, as in Node and Deno; `quota` where there is no room;
+   * @throws {@link TilewrightError}: `storage` where the browser stores nothing, as in Node and in Deno without `--location`; `quota` where there is no room;
    * `option` if nothing was generated so far, or with `cache: false`.
    */
   async saveSession(options: SaveSessionOptions = {}): Promise<KeptSession> {
@@ -156,6 +157,33 @@ export class Model extends Loaded<ModelInfo> {
       throw new TilewrightError("option", `maxBytes is ${maxBytes}, expected 0 or more`);
     }
     return this.call("saveSession", { maxBytes });
+  }
+
+  /**
+   * How long each dispatch of a pass takes. The pass over the latest token is computed once more, one dispatch at a time; the latest text stays
+   * as it is, and nothing else becomes slower.
+   *
+   * @throws {@link TilewrightError} `option` if nothing was generated so far.
+   */
+  timeline(): Promise<Timeline> {
+    return this.call("timeline", {});
+  }
+
+  /**
+   * What one head of one layer looks at: the weights that the latest tokens give to all tokens of the latest text. They are not kept while a
+   * text is generated; the latest tokens are computed once more for it, and the text stays as it is.
+   *
+   * @throws {@link TilewrightError} `option` for a layer or head that there is not, for a layer without keys (of a model that is recurrent in
+   * part), for no queries or for more than 16 million weights, and if nothing was generated so far.
+   */
+  async attention(options: HeadOptions): Promise<HeadWeights> {
+    const { layer, head, lastQueries = 64 } = known("Model.attention", options);
+    for (const [name, value] of Object.entries({ layer, head, lastQueries })) {
+      if (!isId(value)) {
+        throw new TilewrightError("option", `${name} is ${String(value)}, expected a whole number`);
+      }
+    }
+    return this.call("headWeights", { layer, head, lastQueries });
   }
 
   /** Token ids of a text. */

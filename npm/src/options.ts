@@ -8,8 +8,9 @@ import type { MolOptions, MolSearchOptions } from "./mol.js";
 import type { ClientOptions } from "./openai/client.js";
 import type { RequestOptions } from "./openai/request.js";
 import type {
-  AdapterOptions, ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, HubOptions, InspectOptions, LoadOptions,
-  PrefetchOptions, PromptOptions, RemoveOptions, RerankerOptions, RerankOptions, SaveSessionOptions, SourceOptions, TextsOptions, TokenizeOptions,
+  AdapterOptions, ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, HeadOptions, HubOptions, InspectOptions,
+  LoadOptions, PrefetchOptions, PromptOptions, RemoveOptions, RerankerOptions, RerankOptions, SaveSessionOptions, SourceOptions, TextsOptions,
+  TokenizeOptions,
 } from "./types.js";
 import type { IndexOptions, LoadIndexOptions, SearchOptions } from "./vector-index.js";
 
@@ -25,7 +26,6 @@ const SOURCE: Names<SourceOptions> = { ...HUB, sha256: true };
 const LOAD: Names<CommonLoadOptions> = {
   ...DEVICE, ...SOURCE, fetch: true, on: true, shared: true, onProgress: true, signal: true, cache: true, verify: true, memoryLimit: true,
 };
-const LOAD_INDEX: Names<LoadIndexOptions> = { ...PLACE, model: true };
 const GENERATE: Names<GenerateOptions> = {
   signal: true, maxTokens: true, temperature: true, topK: true, topP: true, minP: true, repeatPenalty: true, repeatLastN: true,
   presencePenalty: true, frequencyPenalty: true, logitBias: true, logprobs: true, seed: true, stop: true, ignoreEos: true, slide: true,
@@ -51,6 +51,7 @@ export const OPTIONS = {
     ...GENERATE, tools: true, toolChoice: true, parallelToolCalls: true, thinking: true, documents: true, templateVariables: true, templateName: true, continueFinalMessage: true,
   } satisfies Names<ChatOptions>,
   "saveSession": { maxBytes: true } satisfies Names<SaveSessionOptions>,
+  "Model.attention": { layer: true, head: true, lastQueries: true } satisfies Names<HeadOptions>,
   "tokenize": { addSpecial: true } satisfies Names<TokenizeOptions>,
   "Embedder.load": {
     ...LOAD, maxTokens: true, pooling: true, normalize: true, maxBatchTokens: true, cachedVectors: true,
@@ -59,8 +60,8 @@ export const OPTIONS = {
   "Embedder.tokenize": PROMPT,
   "Reranker.load": { ...LOAD, maxTokens: true, sigmoid: true, maxBatchTokens: true } satisfies Names<RerankerOptions>,
   "rerank": { ...TEXTS, topK: true } satisfies Names<RerankOptions>,
-  "Index.create": { ...LOAD_INDEX, dims: true, metric: true, storage: true } satisfies Names<IndexOptions>,
-  "Index.load": LOAD_INDEX,
+  "Index.create": { ...PLACE, model: true, dims: true, metric: true, storage: true } satisfies Names<IndexOptions>,
+  "Index.load": { ...PLACE, ...HUB, model: true, cache: true, signal: true } satisfies Names<LoadIndexOptions>,
   "Index.search": { filter: true, signal: true } satisfies Names<SearchOptions>,
   "Mol.load": { ...PLACE, ...SOURCE, storage: true, cache: true, signal: true } satisfies Names<MolOptions>,
   "Mol.search": { method: true, users: true, signal: true } satisfies Names<MolSearchOptions>,

@@ -4,9 +4,9 @@ import type { BenchProgress, BenchReport } from "./bench.js";
 import type { WireError } from "./errors.js";
 import type { ModelRecord } from "./store.js";
 import type {
-  AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderOptions, GenerateOptions, GenerateResult, Hit,
-  IndexInfo, InspectOptions, KeptSession, LoadOptions, MemoryInfo, ModelInfo, ModelReport, MolInfo, MolMethod, Notice, Piece, Progress, PromptOptions, Ranked, RerankerInfo,
-  RerankerOptions, Tier, VectorStorage,
+  AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderOptions, GenerateOptions, GenerateResult,
+  HeadOptions, HeadWeights, Hit, IndexInfo, InspectOptions, KeptSession, LoadOptions, MemoryInfo, ModelInfo, ModelReport, MolInfo, MolMethod,
+  Notice, Piece, Progress, PromptOptions, Ranked, RerankerInfo, RerankerOptions, Tier, Timeline, VectorStorage,
 } from "./types.js";
 
 /** One file of a model, with its address made absolute. */
@@ -208,6 +208,8 @@ export interface Calls extends KernelCalls {
   prefetch: { args: Pick<CommonRequest, "source" | "ownFetch">; event: never; reply: undefined };
   generate: { args: GenerateRequest; event: GenerateEvent; reply: GenerateResult };
   saveSession: { args: { maxBytes: number }; event: never; reply: KeptSession };
+  timeline: { args: Record<string, never>; event: never; reply: Timeline };
+  headWeights: { args: Required<HeadOptions>; event: never; reply: HeadWeights };
   tokenize: { args: { text: string; addSpecial: boolean }; event: never; reply: Uint32Array };
   detokenize: { args: { ids: Uint32Array }; event: never; reply: string };
   /** The vectors of texts, one after the other; tells meanwhile how many texts are done. */
@@ -229,13 +231,17 @@ export interface Calls extends KernelCalls {
   readTensor: { args: { kept: number }; event: never; reply: Float32Array };
   freeTensor: { args: { kept: number }; event: never; reply: undefined };
   createIndex: { args: { where: Where; settings: IndexSettings }; event: never; reply: MadeVectors<IndexInfo> };
-  loadIndex: { args: { where: Where; bytes: Uint8Array; expected?: ExpectedModel }; event: never; reply: MadeVectors<IndexInfo> };
+  loadIndex: { args: Pick<LoadRequest, "source" | "cache"> & { where: Where; expected?: ExpectedModel }; event: never; reply: MadeVectors<IndexInfo> };
   /** Replies with the first vector's id and what the index is now. */
   appendVectors: { args: { vectors: Float32Array }; event: never; reply: { first: number; info: IndexInfo } };
   /** Replies with how many were there until now and what the index is now. */
   deleteVectors: { args: { ids: Uint32Array }; event: never; reply: { deleted: number; info: IndexInfo } };
   searchVectors: { args: { queries: Float32Array; k: number; filter?: Uint32Array }; event: never; reply: Hit[][] };
-  saveIndex: { args: Record<string, never>; event: never; reply: Uint8Array };
+  /** Begins to write the index as it is now, and gives the number under which its pieces are asked for. */
+  beginSave: { args: Record<string, never>; event: never; reply: number };
+  /** The next piece, or nothing at the end. */
+  savedPiece: { args: { save: number }; event: never; reply: Uint8Array | undefined };
+  endSave: { args: { save: number }; event: never; reply: undefined };
   loadMol: { args: Pick<LoadRequest, "source" | "cache"> & { where: Where; storage?: VectorStorage }; event: never; reply: MadeVectors<MolInfo> };
   appendItems: { args: { vectors: Float32Array }; event: never; reply: { first: number; info: MolInfo } };
   searchItems: { args: { queries: Float32Array; k: number; method?: MolMethod; users?: Uint32Array }; event: never; reply: Hit[][] };

@@ -597,6 +597,57 @@ export interface KeptSession {
   date: number;
 }
 
+/** Options of {@link Model.attention}. */
+export interface HeadOptions {
+  /** From 0 on. */
+  layer: number;
+  /** From 0 on. */
+  head: number;
+  /** How many of the latest tokens: 1 or more. Default 64; of a shorter text all. */
+  lastQueries?: number;
+}
+
+/** How much each of the latest tokens takes from each token of the latest text, in one head. */
+export interface HeadWeights {
+  /** All tokens as text, prompt included: what the columns are. Rows are the last of them. */
+  tokens: string[];
+  /**
+   * Row by row. A row's sum is 1, or lower where the head has a sink, which takes the rest (gpt-oss). A token takes nothing from those that
+   * come after it or stand before its window.
+   */
+  weights: Float32Array;
+  rows: number;
+  columns: number;
+}
+
+/** One dispatch of a pass. */
+export interface TimelineDispatch {
+  kernel: string;
+  /** The variant of its shader: for a weight type, in a tier. */
+  variant: string;
+  /** From 0 on; missing for what comes before the first layer and after the last. */
+  layer?: number;
+  /** Workgroups in x, y and z. */
+  grid: [number, number, number];
+  /** How long it took, in microseconds. */
+  micros: number;
+}
+
+/** The pass over the latest token, dispatch by dispatch. */
+export interface Timeline {
+  /**
+   * What the times are read from: the GPU's timestamps, which browsers round (Chromium to 100 µs), the processor's clock for a model on the
+   * CPU, or for a GPU without timestamps that clock around each dispatch, most of which may be the way to the GPU and back.
+   */
+  clock: "gpu" | "cpu" | "roundTrip";
+  /** Of the token, from 0 on. */
+  position: number;
+  /** All dispatches together. */
+  micros: number;
+  /** In the order in which they run. */
+  dispatches: TimelineDispatch[];
+}
+
 /** Options of {@link Model.tokenize}. */
 export interface TokenizeOptions {
   /** Whether to add the tokens that begin (and for some models end) a text. Default `true`. */

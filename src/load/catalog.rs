@@ -391,10 +391,10 @@ pub(crate) struct Feed {
 }
 
 /// Where FNV-1a of 64 bits begins, by Fowler, Noll and Vo.
-pub(super) const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+pub(crate) const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 
 /// Goes on with FNV-1a over these bytes.
-pub(super) fn fnv(digest: u64, bytes: &[u8]) -> u64 {
+pub(crate) fn fnv(digest: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(digest, |digest, &byte| (digest ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 

@@ -1,4 +1,4 @@
-// What goes on inside: tokens of the last answer with their probabilities, and memory by kind. Loaded when the tab is first shown.
+// What goes on inside: tokens of the last answer with their probabilities, memory by kind, kernels and heads. Loaded when the tab is first shown.
 //
 //     #inside-tokens     a .token for each, [data-id]; #inside-token has the likeliest ones of that which is pointed at or focused
 //     #inside-memory     a row for each kind
@@ -6,7 +6,9 @@
 // Device and model are beside them, by status.ts.
 import type { DeviceInfo, MemoryInfo, Model, ModelInfo, Piece, TokenLogprob } from "../tilewright/index.js";
 import { byId, formatBytes, make, perFrame } from "../dom.js";
+import { showAttention } from "./attention.js";
 import { onRecord, recorded } from "./record.js";
+import { showTimeline } from "./timeline.js";
 
 const tokens = byId("inside-tokens");
 const detail = byId("inside-token");
@@ -97,6 +99,8 @@ draw.now();
 /** Shows what a model takes; undefined: there is none. */
 export async function showInside(model: Model | undefined): Promise<void> {
   draw.now();
+  showTimeline(byId("inside-timeline"), model);
+  showAttention(byId("inside-attention"), model);
   const memory = await model?.memory();
   if (model === undefined || memory === undefined) {
     byId("inside-memory-note").textContent = "No model is loaded.";

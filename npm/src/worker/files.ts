@@ -105,11 +105,7 @@ export function withContents<R>(
         contents.push({ name: file.name, bytes: await readAll(file) });
         await file.finish();
       }
-      for (const copy of copies) {
-        if (await copy.check(async () => asked.signal.throwIfAborted()) !== "good") {
-          throw new TilewrightError("storage", `the kept copy of ${copy.url} is damaged`);
-        }
-      }
+      await checkCopies(copies, asked);
       return work(contents);
     } catch (error) {
       useless = isUseless(error);
@@ -118,6 +114,15 @@ export function withContents<R>(
       await Promise.all(files.map((file) => file.close(useless)));
     }
   });
+}
+
+/** Throws `storage` if a copy is not what was downloaded. */
+export async function checkCopies(copies: KeptCopy[], { signal }: Asked): Promise<void> {
+  for (const copy of copies) {
+    if (await copy.check(async () => signal.throwIfAborted()) !== "good") {
+      throw new TilewrightError("storage", `the kept copy of ${copy.url} is damaged`);
+    }
+  }
 }
 
 /** Deletes the copies that are not what was downloaded. Returns whether there were any. */

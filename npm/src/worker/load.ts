@@ -3,7 +3,7 @@
 import { codeOf, isTrap, messageOf, TilewrightError } from "../errors.js";
 import { PEFT_FILES, type DeviceRequest, type EmbedderRequest, type LoadRequest, type ModelRequest, type RerankerRequest } from "../protocol.js";
 import { CHAT_FILES, isUseless, SENTENCE_FILES, type KeptCopy } from "../source.js";
-import { Loader, type Device, type Embedder, type FileInfo, type Model, type Reranker } from "../tilewright.js";
+import { Loader, type Device, type Embedder, type FileInfo, type Index, type Model, type Mol, type Reranker } from "../tilewright.js";
 import { readTuning, tuningKey, writeTuning } from "../tuning.js";
 import type { DeviceInfo } from "../types.js";
 import { describe, feed, finish, open, withContents, withCopies, type Asked, type FilesRequest } from "./files.js";
@@ -15,9 +15,12 @@ import { ProgressMeter } from "./progress.js";
 /** What can be loaded. */
 export type Loadable = Model | Embedder | Reranker;
 
-/** What is asked for, and how it is loaded. */
-export interface Recipe<T extends Loadable> {
-  request: LoadRequest;
+/** What is streamed from files. */
+type Streamed = Loadable | Index | Mol;
+
+/** What is asked for, and how it is streamed. */
+export interface Streaming<T extends Streamed> {
+  request: FilesRequest & Pick<LoadRequest, "settings">;
   /** Names of files that its folder may have besides. */
   extras: readonly string[];
   /** What is looked for before anything is read. */
@@ -26,8 +29,13 @@ export interface Recipe<T extends Loadable> {
   begin(device: Device, files: FileInfo[], memoryLimit: number | undefined): Loader<T>;
   /** What is to be done once all bytes are there. */
   prepare(loader: Loader<T>, device: Device, caller: Caller): Promise<void>;
-  /** What is added to it then. */
-  complete(loaded: T, asked: Asked): Promise<void>;
+  /** What is added to it then, and looked at. `copies`: those of earlier loads that it was read from. */
+  complete(loaded: T, asked: Asked, copies: KeptCopy[]): Promise<void>;
+}
+
+/** The same of what can be loaded again. */
+export interface Recipe<T extends Loadable> extends Streaming<T> {
+  request: LoadRequest;
 }
 
 export function modelRecipe(request: ModelRequest): Recipe<Model> {
@@ -88,13 +96,13 @@ export function limitOf({ settings }: Pick<LoadRequest, "settings">, device: Dev
   return others === 0 ? settings.memoryLimit : Math.max(0, Math.min(settings.memoryLimit ?? Infinity, HEAP_BYTES - others));
 }
 
-/** Streams a model's files into a device. */
-export function loadOnto<T extends Loadable>(device: Device, recipe: Recipe<T>, asked: Asked): Promise<Omit<Loaded<T>, "place">> {
+/** Streams files into a device. */
+export function loadOnto<T extends Streamed>(device: Device, recipe: Streaming<T>, asked: Asked): Promise<Omit<Loaded<T>, "place">> {
   return withCopies(asked, (copies) => loadOnce(device, recipe, asked, copies));
 }
 
-async function loadOnce<T extends Loadable>(
-  device: Device, recipe: Recipe<T>, asked: Asked, copies: KeptCopy[],
+async function loadOnce<T extends Streamed>(
+  device: Device, recipe: Streaming<T>, asked: Asked, copies: KeptCopy[],
 ): Promise<Omit<Loaded<T>, "place">> {
   const { request, extras } = recipe;
   const { caller, signal } = asked;
@@ -120,7 +128,7 @@ async function loadOnce<T extends Loadable>(
     loader = undefined;
     const loaded = await finishing.finish();
     try {
-      await recipe.complete(loaded, asked);
+      await recipe.complete(loaded, asked, copies);
     } catch (error) {
       if (!isTrap(error)) {
         loaded.free();
@@ -173,7 +181,7 @@ async function tune(loader: Loader<Model>, { name, tier }: DeviceInfo, anew: boo
 }
 
 /** What was loaded, with the device that it is on. */
-export interface Loaded<T extends Loadable> {
+export interface Loaded<T extends Streamed> {
   place: Place;
   loaded: T;
   /** Bytes of the model's files. */
