@@ -12,6 +12,8 @@ export interface Settings {
   topP: number;
   minP: number;
   repeatPenalty: number;
+  presencePenalty: number;
+  frequencyPenalty: number;
   maxTokens: number;
   seed?: number;
   contextLength?: number;
@@ -25,7 +27,7 @@ export interface Settings {
 
 interface NumberField {
   kind: "slider" | "number";
-  key: "temperature" | "topK" | "topP" | "minP" | "repeatPenalty" | "maxTokens" | "seed" | "contextLength";
+  key: "temperature" | "topK" | "topP" | "minP" | "repeatPenalty" | "presencePenalty" | "frequencyPenalty" | "maxTokens" | "seed" | "contextLength";
   label: string;
   help: string;
   min: number;
@@ -42,6 +44,8 @@ const NUMBERS: NumberField[] = [
   { kind: "slider", key: "topP", label: "Top-p", help: "Keeps the likeliest words that together have this share.", min: 0.05, max: 1, step: 0.05, initial: 0.95 },
   { kind: "slider", key: "minP", label: "Min-p", help: "Drops words less likely than this share of the likeliest.", min: 0, max: 0.5, step: 0.01, initial: 0.05 },
   { kind: "slider", key: "repeatPenalty", label: "Repeat penalty", help: "Above 1, recent words become less likely.", min: 1, max: 2, step: 0.05, initial: 1 },
+  { kind: "slider", key: "presencePenalty", label: "Presence penalty", help: "Above 0, words that came before become less likely.", min: -2, max: 2, step: 0.1, initial: 0 },
+  { kind: "slider", key: "frequencyPenalty", label: "Frequency penalty", help: "The same, as often as they came.", min: -2, max: 2, step: 0.1, initial: 0 },
   { kind: "number", key: "topK", label: "Top-k", help: "Keeps this many words; 0 keeps all.", min: 0, max: 100000, step: 1, initial: 40 },
   { kind: "number", key: "maxTokens", label: "Longest answer", help: "In tokens; a word is one or two.", min: 1, max: 100000, step: 1, initial: 512 },
   { kind: "number", key: "seed", label: "Seed", help: "The same seed gives the same text. Empty: a new one each time.", min: 0, max: 2 ** 32 - 1, step: 1, initial: undefined },

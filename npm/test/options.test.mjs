@@ -21,7 +21,7 @@ function declared(name) {
 }
 
 const TYPES = {
-  "configure": "ConfigureOptions",
+  "configure": "ConfigureOptions", "Model.inspect": "InspectOptions", "Model.prefetch": "PrefetchOptions", "Model.remove": "RemoveOptions",
   "Model.load": "LoadOptions", "Model.builtin": "LoadOptions", "adapter": "AdapterOptions", "generate": "GenerateOptions", "chat": "ChatOptions",
   "saveSession": "SaveSessionOptions", "tokenize": "TokenizeOptions", "Embedder.load": "EmbedderOptions", "embed": "EmbedOptions", "Embedder.tokenize": "PromptOptions",
   "Reranker.load": "RerankerOptions", "rerank": "RerankOptions", "Index.create": "IndexOptions", "Index.load": "LoadIndexOptions",
@@ -74,6 +74,9 @@ test("every call refuses what it does not know, before it starts anything", asyn
     "configure": () => tilewright.configure(unknown),
     "Model.load": () => Model.load("model.gguf", unknown),
     "Model.builtin": () => Model.builtin(unknown),
+    "Model.inspect": () => Model.inspect("model.gguf", unknown),
+    "Model.prefetch": () => Model.prefetch("model.gguf", unknown),
+    "Model.remove": () => Model.remove("model.gguf", unknown),
     "adapter": () => Model.builtin({ adapter: { source: "lora.gguf", ...unknown } }),
     "generate": () => bare(Model).generate("a", unknown),
     "chat": () => bare(Model).chat([], unknown),
