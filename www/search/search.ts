@@ -178,12 +178,12 @@ export class Search {
   }
 
   /** The index with the vectors that are kept of this encoder, and how many; undefined without any. */
-  private async keptIndex(embedder: Embedder, label: string): Promise<{ index: Index; bytes: Uint8Array; nDone: number } | undefined> {
+  private async keptIndex(embedder: Embedder, label: string): Promise<{ index: Index; bytes: Blob; nDone: number } | undefined> {
     try {
       const kept = await keptVectors(label, this.passages);
       if (kept === undefined) return undefined;
       const { bytes, nDone } = kept;
-      const index = await Index.load(bytes.slice(), { on: embedder, model: label });
+      const index = await Index.load(bytes, { on: embedder, model: label });
       if (index.info.nIds === nDone) return { index, bytes, nDone };
       index.free();
       throw new DamagedError("they are not as many as there should be");
@@ -245,7 +245,7 @@ export class Search {
       const kept = await this.keptIndex(embedder, label);
       const index = kept?.index ?? await Index.create({ on: embedder, model: label });
       const mixture = await Mixture.load(embedder, signal);
-      if (kept !== undefined && mixture instanceof Mixture) await mixture.add(vectorsIn(kept.bytes));
+      if (kept !== undefined && mixture instanceof Mixture) await mixture.add(await vectorsIn(kept.bytes));
       // An encoder that arrived together with the click on "Cancel".
       signal.throwIfAborted();
       this.loaded = { embedder, index, mixture };
