@@ -19,7 +19,7 @@ export interface KeptVectors {
   /** The encoder's name for people, by which it is known again. */
   encoder: string;
   nDone: number;
-  file: Blob;
+  bytes: Blob;
 }
 
 /** Something is kept and cannot be used. */
@@ -93,12 +93,12 @@ export async function keptTexts(): Promise<KeptTexts | undefined> {
 export async function keptVectors(encoder: string, passages: readonly Passage[]): Promise<KeptVectors | undefined> {
   const kept: unknown = await withStore("readonly", (store) => store.get("vectors"));
   if (kept === undefined) return undefined;
-  const { version, encoder: mine, nDone, file, print } = kept as Record<string, unknown>;
+  const { version, encoder: mine, nDone, bytes, print } = kept as Record<string, unknown>;
   if (version !== VERSION) throw new DamagedError("they are of another version of this page");
-  if (typeof nDone !== "number" || !(file instanceof Blob)) throw new DamagedError("they are damaged");
+  if (typeof nDone !== "number" || !(bytes instanceof Blob)) throw new DamagedError("they are damaged");
   // Another tab may have kept other texts since.
   if (mine !== encoder || nDone > passages.length || print !== fingerprint(passages, nDone)) return undefined;
-  return { encoder, nDone, file };
+  return { encoder, nDone, bytes };
 }
 
 function isPassage(it: unknown): it is Passage {
@@ -108,9 +108,9 @@ function isPassage(it: unknown): it is Passage {
 }
 
 /** The numbers in what `Index.save` gave of an index that stores floats of 32 bits, one vector behind the other. */
-export async function vectorsIn(file: Blob): Promise<Float32Array> {
-  const start = 8 + Number(new DataView(await file.slice(0, 8).arrayBuffer()).getBigUint64(0, true));
-  const header = JSON.parse(await file.slice(8, start).text()) as { vectors: { data_offsets: [number, number] } };
+export async function vectorsIn(bytes: Blob): Promise<Float32Array> {
+  const start = 8 + Number(new DataView(await bytes.slice(0, 8).arrayBuffer()).getBigUint64(0, true));
+  const header = JSON.parse(await bytes.slice(8, start).text()) as { vectors: { data_offsets: [number, number] } };
   const [first, end] = header.vectors.data_offsets;
-  return new Float32Array(await file.slice(start + first, start + end).arrayBuffer());
+  return new Float32Array(await bytes.slice(start + first, start + end).arrayBuffer());
 }

@@ -169,7 +169,7 @@ export class Search {
         const { passages, nTexts, loaded, nDone, choice } = this;
         if (passages.length === 0) return await forgetKept();
         await keepTexts({ nTexts, passages });
-        if (loaded && choice && nDone > 0) await keepVectors({ encoder: choice.label, nDone, file: await loaded.index.save() }, passages);
+        if (loaded && choice && nDone > 0) await keepVectors({ encoder: choice.label, nDone, bytes: await loaded.index.save() }, passages);
       } catch (error) {
         showNotice({ code: "kept", message: `These texts will not be here on the next visit: ${error instanceof Error ? error.message : String(error)}` });
       }
@@ -178,13 +178,13 @@ export class Search {
   }
 
   /** The index with the vectors that are kept of this encoder, and how many; undefined without any. */
-  private async keptIndex(embedder: Embedder, label: string): Promise<{ index: Index; file: Blob; nDone: number } | undefined> {
+  private async keptIndex(embedder: Embedder, label: string): Promise<{ index: Index; bytes: Blob; nDone: number } | undefined> {
     try {
       const kept = await keptVectors(label, this.passages);
       if (kept === undefined) return undefined;
-      const { file, nDone } = kept;
-      const index = await Index.load(file, { on: embedder, model: label });
-      if (index.info.nIds === nDone) return { index, file, nDone };
+      const { bytes, nDone } = kept;
+      const index = await Index.load(bytes, { on: embedder, model: label });
+      if (index.info.nIds === nDone) return { index, bytes, nDone };
       index.free();
       throw new DamagedError("they are not as many as there should be");
     } catch (error) {
@@ -245,7 +245,7 @@ export class Search {
       const kept = await this.keptIndex(embedder, label);
       const index = kept?.index ?? await Index.create({ on: embedder, model: label });
       const mixture = await Mixture.load(embedder, signal);
-      if (kept !== undefined && mixture instanceof Mixture) await mixture.add(await vectorsIn(kept.file));
+      if (kept !== undefined && mixture instanceof Mixture) await mixture.add(await vectorsIn(kept.bytes));
       // An encoder that arrived together with the click on "Cancel".
       signal.throwIfAborted();
       this.loaded = { embedder, index, mixture };
