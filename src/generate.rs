@@ -10,6 +10,7 @@ mod further;
 mod generation;
 mod guide;
 mod held;
+mod inside;
 #[cfg(not(target_arch = "wasm32"))]
 mod kept;
 mod loader;
@@ -36,6 +37,7 @@ pub use beam::{Beam, BeamOptions};
 pub use generation::{CancelHandle, Generation, Piece, StopReason};
 #[cfg(all(target_arch = "wasm32", feature = "web"))]
 pub(crate) use guide::TokenGuide;
+pub use inside::{HeadWeights, TimedDispatch, Timeline};
 #[cfg(not(target_arch = "wasm32"))]
 pub use kept::KeptStats;
 pub use logprobs::Logprobs;
@@ -44,6 +46,8 @@ pub use options::{ContextPolicy, GenerateOptions};
 pub use passes::PASS_SIZES;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use passes::record_pass;
+#[cfg(all(target_arch = "wasm32", feature = "web"))]
+pub(crate) use saved::SessionLoader;
 pub use session::{Session, Snapshot};
 pub use stats::{Speculation, Stats};
 #[cfg(not(target_arch = "wasm32"))]

@@ -30,6 +30,8 @@ pub(crate) struct Step {
     pub operands: Vec<Tensor>,
     /// Workgroups in x, y and z.
     pub grid: [u32; 3],
+    /// The layer that it belongs to, if it does to one.
+    pub layer: Option<u32>,
 }
 
 impl Step {
@@ -59,8 +61,8 @@ impl fmt::Display for PipelineKey {
 pub struct Recorder {
     target: Target,
     steps: Vec<Step>,
-    #[cfg(not(target_arch = "wasm32"))]
-    layers: Vec<LayerStart>,
+    /// The layer that the next steps belong to.
+    layer: Option<u32>,
     #[cfg(not(target_arch = "wasm32"))]
     choices: Vec<Choice>,
 }
@@ -76,22 +78,13 @@ pub(crate) struct Choice {
     pub routes: Tensor,
 }
 
-/// Where the steps of a layer begin, or those that belong to none.
-#[cfg(not(target_arch = "wasm32"))]
-#[derive(Debug)]
-struct LayerStart {
-    step: usize,
-    layer: Option<u32>,
-}
-
 impl Recorder {
     /// An empty recorder; the target decides which shader variants are recorded and what limits hold.
     pub fn new(target: Target) -> Recorder {
         Recorder {
             target,
             steps: Vec::new(),
-            #[cfg(not(target_arch = "wasm32"))]
-            layers: Vec::new(),
+            layer: None,
             #[cfg(not(target_arch = "wasm32"))]
             choices: Vec::new(),
         }
@@ -104,10 +97,8 @@ impl Recorder {
 
     /// Says that the steps that follow use the matrices of this layer and of no other, or of none; see
     /// [`Recording::layers`].
-    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
     pub(crate) fn begin_layer(&mut self, layer: Option<u32>) {
-        #[cfg(not(target_arch = "wasm32"))]
-        self.layers.push(LayerStart { step: self.steps.len(), layer });
+        self.layer = layer;
     }
 
     /// Says that the steps so far have chosen a layer's experts, and that those which follow want slots; see
@@ -209,6 +200,7 @@ impl Recorder {
             params: bytemuck::bytes_of(&params).to_vec(),
             operands: operands.iter().map(|&o| o.clone()).collect(),
             grid,
+            layer: self.layer,
         });
         Ok(())
     }
@@ -229,8 +221,6 @@ impl Recorder {
         Recording {
             params_bytes: self.target.params_bytes(self.steps.len()),
             steps: self.steps.into(),
-            #[cfg(not(target_arch = "wasm32"))]
-            layers: self.layers,
             #[cfg(not(target_arch = "wasm32"))]
             choices: self.choices,
             prepared: Attached::default(),
@@ -302,8 +292,6 @@ pub struct Recording {
     /// Shared with the threads that run them.
     pub(crate) steps: Arc<[Step]>,
     #[cfg(not(target_arch = "wasm32"))]
-    layers: Vec<LayerStart>,
-    #[cfg(not(target_arch = "wasm32"))]
     choices: Vec<Choice>,
     /// What the executor made of it to replay it.
     pub(crate) prepared: Attached,
@@ -315,8 +303,12 @@ impl Recording {
     /// The steps of each layer, in order, so that a layer's matrices can come and go while the recording runs.
     #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn layers(&self) -> impl Iterator<Item = (u32, Range<usize>)> {
-        let ends = self.layers.iter().skip(1).map(|next| next.step).chain([self.steps.len()]);
-        self.layers.iter().zip(ends).filter_map(|(start, end)| Some((start.layer?, start.step..end)))
+        let mut end = 0;
+        self.steps.chunk_by(|a, b| a.layer == b.layer).filter_map(move |steps| {
+            let start = end;
+            end += steps.len();
+            Some((steps[0].layer?, start..end))
+        })
     }
 
     /// Where the host has to bring experts and to replace their numbers by those of their slots, in order.
@@ -391,6 +383,11 @@ impl<'a> Dispatch<'a> {
     /// Workgroups in x, y and z.
     pub fn grid(&self) -> [u32; 3] {
         self.0.grid
+    }
+
+    /// The layer of a model that it belongs to; none for what comes before the first and after the last.
+    pub fn layer(&self) -> Option<u32> {
+        self.0.layer
     }
 }
 

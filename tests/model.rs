@@ -5,6 +5,8 @@
 mod common;
 #[path = "model/features.rs"]
 mod features;
+#[path = "model/inside.rs"]
+mod inside;
 
 use std::path::Path;
 

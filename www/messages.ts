@@ -28,6 +28,7 @@ const SENTENCES: Record<ErrorCode, string> = {
   http: "The server has no such file, or does not hand it out. Check the address, and whether the file needs a login.",
   not_a_model: "There is a web page at this address and not a model. Use the address of the file itself.",
   range: "The file changed on the server, or the server sent the wrong part of it. Try again.",
+  digest: "The file is another one than the hub names, so it was not used. Try again; if that does not help, the server's copy is damaged.",
   quota: "The browser's storage is full. Delete a stored model, and try again.",
   storage: "The browser's storage failed, or a stored file was damaged. Try again: damaged files are downloaded anew.",
   aborted: "This was cancelled.",

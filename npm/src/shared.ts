@@ -60,7 +60,7 @@ type Told = Extract<ToTarget, { type: "notice" | "progress" | "device" }>;
 
 /** Calls that a tab may make. */
 const CALLS: ReadonlySet<CallName> = new Set<CallName>([
-  "generate", "saveSession", "tokenize", "detokenize", "embed", "encode", "rerank", "memory", "counters", "destroyDevice",
+  "generate", "saveSession", "timeline", "headWeights", "tokenize", "detokenize", "embed", "encode", "rerank", "memory", "counters", "destroyDevice",
 ]);
 
 /** A call that waits for its answer. */

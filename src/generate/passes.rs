@@ -3,12 +3,14 @@
 use std::collections::{BTreeSet, HashMap};
 
 use crate::device::Device;
+use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::KvType;
 use crate::model::{Ending, KvCache, PassTensors, Transformer};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::target::Target;
-use crate::tuning::self_test;
+use crate::tensor::{Role, Tensor};
+use crate::tuning::{record_tested, self_test};
 
 /// Tokens that a model's largest pass can take, see [`Model::max_pass`](super::Model::max_pass). A session records passes of
 /// these sizes at once, and of those between when a prompt first needs one.
@@ -216,6 +218,28 @@ impl RecordedPasses {
                 self.record(&device.target(), transformer, size, ending)?;
             }
         }
+    }
+
+    /// A pass that fills the cache and leaves a layer's queries, with these, `[size, H D]`; see [`PassTensors::queries`].
+    ///
+    /// # Errors
+    /// As [`RecordedPasses::test`].
+    pub async fn watch(
+        &mut self,
+        device: &Device,
+        transformer: &Transformer,
+        size: u32,
+        layer: usize,
+    ) -> Result<(Recording, Tensor), Error> {
+        let shape = [size, transformer.config.blocks[layer].attention.q_dim()];
+        let queries = Tensor::declare("queries", Role::Activations, &shape, DType::F32)?;
+        let io = PassTensors { queries: Some((layer, queries.clone())), ..self.io.clone() };
+        let record = || {
+            let mut rec = Recorder::new(device.target());
+            transformer.record_pass(&mut rec, &self.cache, &io, size, Ending::Cache)?;
+            Ok(rec.finish_within(&mut self.workspace))
+        };
+        Ok((record_tested(device, record, |recording| recording).await?, queries))
     }
 
     /// The same for all passes that are recorded.

@@ -176,10 +176,10 @@ impl Sequence {
         others
     }
 
-    /// Makes sure that a pass can be submitted whose last row is the last token: without one there is nothing to choose the
-    /// next token from, so the last token is computed once more if its keys are cached.
-    pub fn leave_the_last(&mut self) {
-        self.go_back(self.ids.len().saturating_sub(1));
+    /// Makes sure that passes over the last `n` tokens can be submitted, which are computed once more if their keys are cached.
+    /// Without the last one there is nothing to choose the next token from.
+    pub fn leave_last(&mut self, n: usize) {
+        self.go_back(self.ids.len().saturating_sub(n));
     }
 
     /// A pass of `size` rows over the next `n` tokens that are not cached was submitted.
@@ -338,7 +338,7 @@ mod tests {
         /// Feeds what is not cached, in passes of up to `size` tokens.
         fn feed(&mut self, size: usize) {
             self.chosen.clear();
-            self.sequence.leave_the_last();
+            self.sequence.leave_last(1);
             while !self.sequence.uncached().is_empty() {
                 let pos = self.sequence.n_cached();
                 let n = self.sequence.uncached().len().min(size);
@@ -369,7 +369,7 @@ mod tests {
         /// them were kept: none if there are more tokens than the pass has rows.
         fn guess(&mut self, n: usize, n_right: usize, size: usize) -> usize {
             self.chosen.clear();
-            self.sequence.leave_the_last();
+            self.sequence.leave_last(1);
             let n = self.sequence.n_guesses(n);
             let guesses: Vec<u32> = (0..n).map(|_| self.fresh_id()).collect();
             let (begin, n_uncached) = (self.sequence.n_cached(), self.sequence.uncached().len());
@@ -469,7 +469,7 @@ mod tests {
     fn new_tokens_never_meet_the_keys_of_tokens_that_nobody_kept() {
         let mut sequence = Sequence::default();
         sequence.append(&[1, 2, 3]);
-        sequence.leave_the_last();
+        sequence.leave_last(1);
         sequence.submitted(3, 3);
         sequence.chooses_next();
         sequence.submitted_ahead(4);
@@ -523,7 +523,7 @@ mod tests {
     fn what_never_happens_does_no_harm() {
         // Choices that nothing was submitted for are tokens without keys.
         let mut sequence = Sequence::default();
-        sequence.leave_the_last();
+        sequence.leave_last(1);
         sequence.chooses_next();
         sequence.append(&[1, 2]);
         sequence.chooses_next();

@@ -361,38 +361,54 @@ impl Session {
         let model = self.model.clone();
         let device = model.device();
         self.choose_angles();
-        self.sequence.leave_the_last();
+        self.sequence.leave_last(1);
         let n_fed = self.sequence.uncached().len();
         device.write(&self.passes.io.tokens, self.sequence.n_cached(), self.sequence.uncached())?;
         loop {
             let n_left = self.sequence.uncached().len();
             let size = self.passes.size(n_left as u32);
             let n_tokens = n_left.min(size as usize);
-            let ends = n_tokens == n_left;
-            let pass = if ends { ending } else { Ending::Cache };
-            let ids = self.sequence.uncached()[..n_tokens].to_vec();
-            // Before anything is computed: whoever drops this future while it waits finds the sequence as it was.
-            self.passes.test(device, model.transformer(), size, pass).await?;
-            self.run_host_part(self.sequence.n_cached(), &ids, size).await?;
-            let (pass, io) = (self.passes.get(size, pass)?, &self.passes.io);
-            let position = self.sequence.n_cached();
-            io.state.set_turned(device, position as u32, n_tokens as u32, self.sequence.angles())?;
-            if ends {
+            if n_tokens == n_left {
+                self.ready(size, n_tokens, ending).await?;
+                let (pass, io) = (self.passes.get(size, ending)?, &self.passes.io);
                 let result = if ending == Ending::Logits { &io.logits } else { io.state.tensor() };
-                let pending = model.run_and_read(pass, result, 1)?;
-                self.further.left(position..position + n_tokens);
-                self.sequence.submitted(n_tokens, size as usize);
+                let pending = model.run_and_read(pass, n_tokens, result, 1)?;
+                self.submitted(n_tokens, size);
                 return Ok(Some((n_fed, pending)));
             }
-            model.run(pass)?;
-            self.further.left(position..position + n_tokens);
-            self.sequence.submitted(n_tokens, size as usize);
-            self.follow().await?;
-            pause().await;
+            self.fill(size, n_tokens).await?;
             if cancelled.load(Ordering::Relaxed) {
                 return Ok(None);
             }
         }
+    }
+
+    /// Gets everything ready for a pass of `size` rows over the next `n_tokens` tokens that are not cached. Nothing is computed:
+    /// whoever drops this future while it waits finds the sequence as it was.
+    pub(super) async fn ready(&mut self, size: u32, n_tokens: usize, ending: Ending) -> Result<(), Error> {
+        let model = self.model.clone();
+        let ids = self.sequence.uncached()[..n_tokens].to_vec();
+        self.passes.test(model.device(), model.transformer(), size, ending).await?;
+        let position = self.sequence.n_cached();
+        self.run_host_part(position, &ids, size).await?;
+        self.passes.io.state.set_turned(model.device(), position as u32, n_tokens as u32, self.sequence.angles())
+    }
+
+    /// A pass of `size` rows over the next `n_tokens` tokens was submitted.
+    pub(super) fn submitted(&mut self, n_tokens: usize, size: u32) {
+        let position = self.sequence.n_cached();
+        self.further.left(position..position + n_tokens);
+        self.sequence.submitted(n_tokens, size as usize);
+    }
+
+    /// Caches the next `n_tokens` tokens by a pass of `size` rows.
+    pub(super) async fn fill(&mut self, size: u32, n_tokens: usize) -> Result<(), Error> {
+        self.ready(size, n_tokens, Ending::Cache).await?;
+        self.model.run(self.passes.get(size, Ending::Cache)?, n_tokens)?;
+        self.submitted(n_tokens, size);
+        self.follow().await?;
+        pause().await;
+        Ok(())
     }
 
     /// Does what a pass on these tokens needs of the host: fetches rows of tables that are in the file, and runs the layers that
@@ -451,7 +467,7 @@ impl Session {
 
     /// How many of `n` guesses [`Session::verify`] has room for.
     pub(super) fn room_for_guesses(&mut self, n: usize) -> usize {
-        self.sequence.leave_the_last();
+        self.sequence.leave_last(1);
         let room = (VERIFIED_ROWS as usize).saturating_sub(self.sequence.uncached().len());
         self.sequence.n_guesses(n.min(room))
     }
@@ -474,7 +490,7 @@ impl Session {
         io.state.set_turned(device, position as u32, ids.len() as u32, self.sequence.angles())?;
         self.run_host_part(position, &ids, size).await?;
         let pass = self.passes.get(size, Ending::Verify)?;
-        let pending = model.run_and_read(pass, &self.passes.io.verified, 1)?;
+        let pending = model.run_and_read(pass, ids.len(), &self.passes.io.verified, 1)?;
         self.further.left(position..position + ids.len());
         self.sequence.submitted_guesses(guesses.len(), size as usize);
         Ok(Some((pending, ids.len() - guesses.len() - 1)))
@@ -486,7 +502,7 @@ impl Session {
         let position = self.sequence.next_position();
         self.run_host_part(position, &ids, 1).await?;
         let recording = self.passes.get(1, ending)?;
-        let pending = self.model.run_and_read(recording, self.passes.io.state.tensor(), n)?;
+        let pending = self.model.run_and_read(recording, 1, self.passes.io.state.tensor(), n)?;
         // The last of them leaves its row.
         let end = position + n as usize;
         self.further.left(end.saturating_sub(1)..end);

@@ -227,7 +227,7 @@ impl Attention {
     }
 
     /// What the attention kernels need to know.
-    pub(super) fn kernel(&self, causal: bool) -> AttentionConfig {
+    pub(crate) fn kernel(&self, causal: bool) -> AttentionConfig {
         let Attention { n_heads, n_kv_heads, head_dim, window, scale, soft_cap, .. } = *self;
         AttentionConfig { n_heads, n_kv_heads, head_dim, window, scale, soft_cap, causal }
     }

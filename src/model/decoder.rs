@@ -55,6 +55,9 @@ pub struct PassTensors {
     pub verified: Tensor,
     /// What the head for further tokens needs.
     pub further: Option<FurtherTensors>,
+    /// A layer, and where a pass leaves its queries as they are compared with keys, `[T, H D]`, for whoever asks what its heads
+    /// look at.
+    pub queries: Option<(usize, Tensor)>,
 }
 
 impl PassTensors {
@@ -77,6 +80,7 @@ impl PassTensors {
             chosen: tensor("chosen", &[1], DType::U32)?,
             verified: tensor("verified", &[VERIFIED_ROWS], DType::U32)?,
             further: None,
+            queries: None,
         })
     }
 

@@ -302,10 +302,14 @@ impl Transformer {
                 let qkv = rec.temporary("qkv", &qkv_shape)?;
                 self.record_product(rec, flow, &weights.attn_qkv, weights.attn_norms.before.as_ref(), h, &qkv)?;
                 let (heads, sinks) = (self.heads(l), weights.attn_sinks.as_ref());
-                if n_tokens == 1 {
+                let asked = io.queries.as_ref().filter(|(layer, _)| *layer == l);
+                if n_tokens == 1 && asked.is_none() {
                     attention_next(rec, &io.state, &kernel, &heads, sinks, &qkv, cached, &mixed)?; // [1, H D]
                 } else {
-                    let q = rec.temporary("q", mixed.shape())?;
+                    let q = match asked {
+                        Some((_, q)) => q.clone(),
+                        None => rec.temporary("q", mixed.shape())?,
+                    };
                     rope_kv(rec, &io.state, &heads, &qkv, &q, cached)?;
                     attention(rec, &io.state, &kernel, sinks, &q, cached, &mixed)?; // [T, H D]
                 }

@@ -1,4 +1,4 @@
-// What goes on inside: tokens of the last answer with their probabilities, and memory by kind. Loaded when the tab is first shown.
+// What goes on inside: tokens of the last answer with their probabilities, memory by kind, kernels and heads. Loaded when the tab is first shown.
 //
 //     #inside-tokens     a .token for each, [data-id]; #inside-token has the likeliest ones of that which is pointed at or focused
 //     #inside-memory     a row for each kind
@@ -6,7 +6,9 @@
 // Device and model are beside them, by status.ts.
 import type { DeviceInfo, MemoryInfo, Model, ModelInfo, Piece, TokenLogprob } from "../tilewright/index.js";
 import { byId, formatBytes, make, perFrame } from "../dom.js";
+import { showAttention } from "./attention.js";
 import { onRecord, recorded } from "./record.js";
+import { showTimeline } from "./timeline.js";
 
 const tokens = byId("inside-tokens");
 const detail = byId("inside-token");
@@ -29,7 +31,7 @@ const draw = perFrame(() => {
   }
   const hasProbabilities = pieces.some(({ logprob }) => logprob !== undefined);
   byId("inside-tokens-note").textContent = pieces.length === 0 ? "Nothing was written so far. An answer in the chat is shown here token by token."
-    : hasProbabilities ? "Darker tokens were less likely. Point at one, or move to it with Tab and the arrow keys, to see what else could have stood there."
+    : hasProbabilities ? "The stronger its colour, the less likely a token was. Point at one, or move to it with Tab and the arrow keys, to see what else could have stood there."
     : "To see how likely each token was, turn on “Show probabilities” in the settings, and ask again.";
 });
 
@@ -97,6 +99,8 @@ draw.now();
 /** Shows what a model takes; undefined: there is none. */
 export async function showInside(model: Model | undefined): Promise<void> {
   draw.now();
+  showTimeline(byId("inside-timeline"), model);
+  showAttention(byId("inside-attention"), model);
   const memory = await model?.memory();
   if (model === undefined || memory === undefined) {
     byId("inside-memory-note").textContent = "No model is loaded.";

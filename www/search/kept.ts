@@ -19,7 +19,7 @@ export interface KeptVectors {
   /** The encoder's name for people, by which it is known again. */
   encoder: string;
   nDone: number;
-  bytes: Uint8Array;
+  bytes: Blob;
 }
 
 /** Something is kept and cannot be used. */
@@ -95,7 +95,7 @@ export async function keptVectors(encoder: string, passages: readonly Passage[])
   if (kept === undefined) return undefined;
   const { version, encoder: mine, nDone, bytes, print } = kept as Record<string, unknown>;
   if (version !== VERSION) throw new DamagedError("they are of another version of this page");
-  if (typeof nDone !== "number" || !(bytes instanceof Uint8Array)) throw new DamagedError("they are damaged");
+  if (typeof nDone !== "number" || !(bytes instanceof Blob)) throw new DamagedError("they are damaged");
   // Another tab may have kept other texts since.
   if (mine !== encoder || nDone > passages.length || print !== fingerprint(passages, nDone)) return undefined;
   return { encoder, nDone, bytes };
@@ -108,10 +108,9 @@ function isPassage(it: unknown): it is Passage {
 }
 
 /** The numbers in what `Index.save` gave of an index that stores floats of 32 bits, one vector behind the other. */
-export function vectorsIn(bytes: Uint8Array): Float32Array {
-  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
-  const start = 8 + Number(view.getBigUint64(0, true));
-  const header = JSON.parse(new TextDecoder().decode(bytes.subarray(8, start))) as { vectors: { data_offsets: [number, number] } };
+export async function vectorsIn(bytes: Blob): Promise<Float32Array> {
+  const start = 8 + Number(new DataView(await bytes.slice(0, 8).arrayBuffer()).getBigUint64(0, true));
+  const header = JSON.parse(await bytes.slice(8, start).text()) as { vectors: { data_offsets: [number, number] } };
   const [first, end] = header.vectors.data_offsets;
-  return new Float32Array(bytes.slice(start + first, start + end).buffer);
+  return new Float32Array(await bytes.slice(start + first, start + end).arrayBuffer());
 }
