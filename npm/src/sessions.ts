@@ -57,19 +57,21 @@ export interface SessionLimits {
 }
 
 let opened: Sessions | undefined;
+let listening: BroadcastChannel | undefined;
 
 /**
  * The sessions of this worker; nothing if none were ever kept and the place for them is not to be made. Throws `storage` with the reason
  * where there is none.
  */
+export function openSessions(make: true): Promise<Sessions>;
+export function openSessions(make: boolean): Promise<Sessions | undefined>;
 export async function openSessions(make: boolean): Promise<Sessions | undefined> {
   if (opened === undefined) {
     const store = await openFolder(FOLDER, make);
-    if (opened === undefined && store !== undefined) {
-      const sessions = opened = new Sessions(store, tellOthers);
-      if (globalThis.BroadcastChannel !== undefined) {
-        new BroadcastChannel(CHANNEL).onmessage = () => sessions.forget();
-      }
+    opened ??= store && new Sessions(store, tellOthers);
+    if (listening === undefined && globalThis.BroadcastChannel !== undefined) {
+      listening = new BroadcastChannel(CHANNEL);
+      listening.onmessage = () => opened?.forget();
     }
   }
   return opened;
@@ -335,6 +337,8 @@ export async function storing<T>(work: () => Promise<T>): Promise<T> {
     if (error instanceof TilewrightError || (code !== "internal" && code !== "quota")) {
       throw error;
     }
+    // The place may be gone, with all that the user has deleted; it is looked for again.
+    opened = undefined;
     throw new TilewrightError(code === "quota" ? code : "storage", `the browser's storage failed: ${messageOf(error)}`, { cause: error });
   }
 }

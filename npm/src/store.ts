@@ -58,10 +58,12 @@ const READ_ATTEMPTS = 5;
 
 /** Opens the storage for downloads. Throws `storage` with the reason where there is none, as in some private windows. */
 export async function openStore(): Promise<Store> {
-  return await openFolder(FOLDER, true) as Store;
+  return openFolder(FOLDER, true);
 }
 
 /** Opens a storage of another name; nothing if there is none and it is not to be made. Throws `storage` as {@link openStore}. */
+export function openFolder(folder: string, make: true): Promise<Store>;
+export function openFolder(folder: string, make: boolean): Promise<Store | undefined>;
 export async function openFolder(folder: string, make: boolean): Promise<Store | undefined> {
   if (globalThis.crypto?.subtle === undefined) {
     throw new TilewrightError("storage", "the browser offers storage only to pages served over https");

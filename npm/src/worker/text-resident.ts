@@ -75,9 +75,6 @@ export class TextResident extends Resident<Model> {
     }
     return storing(async () => {
       const kept = await openSessions(true);
-      if (kept === undefined) {
-        throw new TilewrightError("storage", "the place for sessions is gone");
-      }
       // A token that is no key yet is not kept.
       const tokens = session.tokens().subarray(0, session.nCached());
       return kept.save(this.loaded.digest(), tokens, () => session.saving(), maxBytes, () => new Sha256());
@@ -97,7 +94,7 @@ export class TextResident extends Resident<Model> {
       const nKnown = Math.min(common(session.tokens(), ids), session.nCached());
       const limits = { mostTokens: this.loaded.info().contextLength, mostBack: this.loaded.mostBack() ?? Infinity };
       const damaged = (): void => dropped("its SHA-256 is another one");
-      found = await kept?.find(this.loaded.digest(), ids, nKnown, limits, () => new Sha256(), damaged);
+      found = await storing(async () => kept?.find(this.loaded.digest(), ids, nKnown, limits, () => new Sha256(), damaged));
       await (found && session.restore(found.size, found.read));
     } catch (error) {
       if (isTrap(error) || codeOf(error) === "device_lost") {
