@@ -64,7 +64,7 @@ async function bundlePage(out) {
   const modules = { format: "esm", splitting: true, chunkNames: "[name]-[hash]", plugins: [beside] };
   await esbuild.build({ ...COMMON, ...modules, outdir: out, entryPoints: scripts("main") });
   await esbuild.build({ ...COMMON, format: "iife", outdir: out, entryPoints: scripts("theme", "sw") });
-  await esbuild.build({ ...COMMON, outdir: out, entryPoints: ["style", "chat"].map((name) => join(repository, "www", `${name}.css`)) });
+  await esbuild.build({ ...COMMON, outdir: out, entryPoints: [join(repository, "www/style.css")] });
 }
 
 const [what, out] = process.argv.slice(2);
