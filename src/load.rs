@@ -75,7 +75,7 @@ pub struct ModelHeader {
 
 impl ModelHeader {
     /// The same for a plan of its memory, which needs neither tokenizer nor templates.
-    #[cfg(target_arch = "wasm32")]
+    #[cfg(all(feature = "web", target_arch = "wasm32"))]
     pub(crate) fn for_plan(&self) -> ModelHeader {
         let tokenizer =
             Err(Error::Tokenizer { field: "model".into(), expected: "a plan".into(), found: "texts".into() });

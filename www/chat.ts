@@ -567,9 +567,8 @@ export class Chat {
     const text = byId("status-context");
     text.title = this.nKept === 0 ? "" : `${this.nKept.toLocaleString("en")} tokens are kept on this device: the conversation goes on without computing them again`;
     text.dataset["kept"] = String(this.nKept);
-    meter.hidden = used === undefined || length === undefined;
     text.textContent = used === undefined || length === undefined ? "–" : `${used.toLocaleString("en")} of ${length.toLocaleString("en")} tokens`;
-    if (used !== undefined && length !== undefined) meter.value = used / length;
+    meter.value = (used ?? 0) / (length ?? 1);
   }
 
   /** What the page says before the first message. */

@@ -35,7 +35,7 @@
 //     #panel #panel-toggle #panel-close   model and settings on narrow screens
 //     #drop                 shown while files are dragged over the page
 //     #theme                aria-pressed: dark
-import { Model, type Notice, type Progress } from "./tilewright/index.js";
+import { Model, type Progress } from "./tilewright/index.js";
 import { Chat } from "./chat.js";
 import { byId, isComposing } from "./dom.js";
 import { announce, clearNotices, hideError, isFatal, onErrorClosed, showError, showNotice } from "./messages.js";
@@ -44,7 +44,7 @@ import { loadBegins, loadShown, Newest, showProgress } from "./progress.js";
 import { Search } from "./search/search.js";
 import { SettingsForm } from "./settings.js";
 import { BUILTIN, located, type ModelChoice } from "./sources.js";
-import { RateWatch } from "./start/device.js";
+import { RateWatch, tellNotice } from "./start/device.js";
 import { refreshFirstScreen, showFirstDevice, startFirstScreen } from "./start/first-screen.js";
 import { lastModel, rememberLast, whileOpening } from "./start/last.js";
 import { readLink } from "./start/link.js";
@@ -146,10 +146,7 @@ async function loadNow(next: ModelChoice, signal: AbortSignal): Promise<void> {
         rate.see(it);
         progress.update(loadShown(next.label, it));
       },
-      // That it runs on the CPU, and why, stands on the first screen and under the prompt.
-      onNotice: (notice: Notice) => {
-        if (notice.code !== "cpu_fallback") showNotice(notice);
-      },
+      onNotice: tellNotice,
     };
     settings.applied();
     const { label, source } = await located(next, signal);

@@ -26,7 +26,7 @@ const TYPES = {
   "saveSession": "SaveSessionOptions", "tokenize": "TokenizeOptions", "Embedder.load": "EmbedderOptions", "embed": "EmbedOptions", "Embedder.tokenize": "PromptOptions",
   "Reranker.load": "RerankerOptions", "rerank": "RerankOptions", "Index.create": "IndexOptions", "Index.load": "LoadIndexOptions",
   "Index.search": "SearchOptions", "Mol.load": "MolOptions", "Mol.search": "MolSearchOptions", "Kernels.open": "KernelOptions",
-  "bench": "BenchOptions", "rope": "RopeOptions", "attention": "AttentionOptions", "createChatCompletion": "RequestOptions",
+  "bench": "BenchOptions", "rope": "RopeOptions", "attention": "AttentionOptions", "Model.attention": "HeadOptions", "createChatCompletion": "RequestOptions",
   "createClient": "ClientOptions", "completions.create": "RequestOptions", "embeddings.create": "RequestOptions",
 };
 const KERNELS = ["matmul", "rmsNorm", "layerNorm", "softmax", "rope", "attention"];
@@ -82,6 +82,7 @@ test("every call refuses what it does not know, before it starts anything", asyn
     "chat": () => bare(Model).chat([], unknown),
     "saveSession": () => bare(Model).saveSession(unknown),
     "tokenize": () => bare(Model).tokenize("a", unknown),
+    "Model.attention": () => bare(Model).attention({ layer: 0, head: 0, ...unknown }),
     "Embedder.load": () => Embedder.load("folder/", unknown),
     "embed": () => bare(Embedder).embed("a", unknown),
     "Embedder.tokenize": () => bare(Embedder).tokenize("a", unknown),

@@ -412,7 +412,7 @@ impl Model {
     }
 
     /// Refuses what loading it would refuse by its header: what does not fit, or is of another kind; nothing is allocated.
-    #[cfg(target_arch = "wasm32")]
+    #[cfg(all(feature = "web", target_arch = "wasm32"))]
     pub(crate) fn check_header(device: &Device, header: ModelHeader, options: &LoadOptions<'_>) -> Result<(), Error> {
         Model::declare(device, header, None, options).map(drop)
     }
