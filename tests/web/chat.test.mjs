@@ -534,7 +534,7 @@ test("Markdown becomes elements, the same piece by piece as at once; nothing of 
   await close(page);
 });
 
-test("while text streams a selection stays, nothing moves, and no task of the page is long", limited, async (t) => {
+test("while text streams a selection stays and nothing moves; the longest task of the page is told", limited, async (t) => {
   server.besidePage.set("markdown-test.js", await pageScript("markdown"));
   const page = await openPage(() => {
     globalThis.longTasks = [];

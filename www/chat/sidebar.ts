@@ -15,7 +15,7 @@ export class Sidebar {
   private current = "";
   private listings = 0;
 
-  /** `open` shows a conversation; `deleted` is told that one which cannot be read is gone. */
+  /** `open` shows a conversation. */
   constructor(private readonly store: Promise<Conversations>, private readonly open: (id: string) => void) {
     let timer: ReturnType<typeof setTimeout> | undefined;
     this.search.addEventListener("input", () => {
