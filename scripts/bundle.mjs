@@ -3,9 +3,9 @@
 //     node scripts/bundle.mjs package OUT    of npm/build/: index.js, worker.js and the types that users need
 //     node scripts/bundle.mjs page OUT       of www/: the page's scripts and its style; libraries are those of npm/
 
-import { copyFileSync, readFileSync, writeFileSync } from "node:fs";
+import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
-import { dirname, join } from "node:path";
+import { dirname, join, posix } from "node:path";
 import { fileURLToPath } from "node:url";
 
 const repository = fileURLToPath(new URL("..", import.meta.url));
@@ -17,9 +17,10 @@ function copyTypes(from, to) {
   const names = new Set(["index"]);
   // A set that grows is still walked to its end.
   for (const name of names) {
-    copyFileSync(join(from, `${name}.d.ts`), join(to, `${name}.d.ts`));
     const text = readFileSync(join(from, `${name}.d.ts`), "utf8");
-    for (const [, next] of text.matchAll(/(?:from |import\()"\.\/([\w-]+)\.js"/g)) names.add(next);
+    mkdirSync(dirname(join(to, name)), { recursive: true });
+    writeFileSync(join(to, `${name}.d.ts`), text);
+    for (const [, next] of text.matchAll(/(?:from |import\()"(\.[^"]+)\.js"/g)) names.add(posix.join(posix.dirname(name), next));
   }
 }
 

@@ -1,9 +1,10 @@
-// Serves a folder over HTTP as a plain web server would: MIME types, ETags, byte ranges; nothing outside the folder.
+// Serves a folder over HTTP as a plain web server would: MIME types, ETags, byte ranges; nothing outside the folder. The Content Security
+// Policy that a page has in itself is sent as a header, too.
 //
 //     node scripts/static-server.mjs FOLDER [PORT]
 
 import { createReadStream } from "node:fs";
-import { stat } from "node:fs/promises";
+import { readFile, stat } from "node:fs/promises";
 import { createServer } from "node:http";
 import { extname, join, resolve, sep } from "node:path";
 import { pipeline } from "node:stream/promises";
@@ -49,6 +50,12 @@ function pathInside(folder, pathname) {
   return decoded.includes("\0") || (path !== folder && !path.startsWith(folder + sep)) ? undefined : path;
 }
 
+/** The Content Security Policy in a page. */
+async function policyOf(path) {
+  if (extname(path) !== ".html") return undefined;
+  return /<meta http-equiv="Content-Security-Policy" content="([^"]*)"/.exec(await readFile(path, "utf8"))?.[1];
+}
+
 function refuse(response, status, text) {
   response.writeHead(status, { "content-type": "text/plain; charset=utf-8" }).end(`${text}\n`);
 }
@@ -73,6 +80,8 @@ export async function serveFile(folder, pathname, request, response) {
     etag,
     "last-modified": info.mtime.toUTCString(),
   };
+  const policy = await policyOf(path);
+  if (policy !== undefined) headers["content-security-policy"] = policy;
   if (request.headers["if-none-match"] === etag) return response.writeHead(304, headers).end();
   const sameFile = (request.headers["if-range"] ?? etag) === etag;
   const range = sameFile ? requestedRange(request.headers.range, info.size) : undefined;

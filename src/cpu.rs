@@ -334,8 +334,9 @@ impl Cpu {
         Ok(())
     }
 
-    pub fn read(&self, tensor: &Tensor) -> Result<Vec<u32>, Error> {
-        Ok(tensor.memory::<Memory>()?.read(0, tensor.size_bytes() as usize / 4))
+    /// Reads some words of a tensor.
+    pub fn read(&self, tensor: &Tensor, words: Range<usize>) -> Result<Vec<u32>, Error> {
+        Ok(tensor.memory::<Memory>()?.read(words.start, words.len()))
     }
 
     /// Fills a tensor's memory, with what lies between the tensor's end and its own.
@@ -353,7 +354,7 @@ impl Cpu {
 
     /// Copies whole tensors of equal sizes, in order.
     pub fn copy(&self, pairs: &[(&Tensor, &Tensor)]) -> Result<(), Error> {
-        pairs.iter().try_for_each(|(from, to)| self.write(to, 0, &self.read(from)?))
+        pairs.iter().try_for_each(|(from, to)| self.write(to, 0, &self.read(from, from.all_words())?))
     }
 
     /// The same of some words of each.

@@ -588,11 +588,34 @@ impl Device {
     }
 
     fn start_read(&self, tensor: &Tensor) -> Result<Pending, Error> {
+        self.start_read_part(tensor, tensor.all_words())
+    }
+
+    /// Reads some words of a tensor.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if the tensor has not so many; as [`Device::read`].
+    pub(crate) async fn read_part(&self, tensor: &Tensor, words: Range<usize>) -> Result<Vec<u32>, Error> {
+        if words.end as u64 * 4 > tensor.size_bytes() {
+            return Err(Error::Operand {
+                kernel: "read",
+                operand: "words",
+                expected: format!("within the {} bytes of `{}`", tensor.size_bytes(), tensor.label()),
+                found: format!("{words:?}"),
+            });
+        }
+        let n = words.len();
+        let mut found = self.start_read_part(tensor, words)?.await?;
+        found.truncate(n);
+        Ok(found)
+    }
+
+    fn start_read_part(&self, tensor: &Tensor, words: Range<usize>) -> Result<Pending, Error> {
         self.0.counters.reads.add(1);
-        self.0.counters.bytes_read.add(tensor.size_bytes());
+        self.0.counters.bytes_read.add(words.len() as u64 * 4);
         Ok(Pending(match &*self.0.executor {
-            Executor::Gpu(gpu) => PendingKind::Gpu(gpu.read(tensor)?),
-            Executor::Cpu(cpu) => PendingKind::Ready(Some(cpu.read(tensor)?)),
+            Executor::Gpu(gpu) => PendingKind::Gpu(gpu.read(tensor, words)?),
+            Executor::Cpu(cpu) => PendingKind::Ready(Some(cpu.read(tensor, words)?)),
         }))
     }
 
@@ -687,7 +710,7 @@ impl Device {
                 let mut words = Vec::new();
                 for _ in 0..n_runs {
                     cpu.run(&recording.steps, which.clone(), self.rounds())?;
-                    words.extend(cpu.read(tensor)?);
+                    words.extend(cpu.read(tensor, tensor.all_words())?);
                 }
                 PendingKind::Ready(Some(words))
             }

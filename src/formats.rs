@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+pub(crate) mod arriving;
 pub mod block;
 pub mod config_json;
 pub mod gguf;

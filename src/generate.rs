@@ -46,6 +46,8 @@ pub use options::{ContextPolicy, GenerateOptions};
 pub use passes::PASS_SIZES;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use passes::record_pass;
+#[cfg(all(target_arch = "wasm32", feature = "web"))]
+pub(crate) use saved::SessionLoader;
 pub use session::{Session, Snapshot};
 pub use stats::{Speculation, Stats};
 #[cfg(not(target_arch = "wasm32"))]

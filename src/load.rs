@@ -18,6 +18,7 @@ mod loader;
 #[cfg(feature = "lora")]
 mod lora;
 mod mxfp4;
+mod outline;
 mod reader;
 mod scaling;
 mod unread;
@@ -36,7 +37,7 @@ use crate::tokenizer::Tokenizer;
 pub use catalog::Catalog;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use catalog::TableRows;
-pub(crate) use catalog::{Feed, Widened};
+pub(crate) use catalog::{FNV_BASIS, Feed, Widened, fnv};
 pub use chat::ChatSource;
 pub use file::FileBytes;
 #[cfg(not(target_arch = "wasm32"))]
@@ -48,6 +49,7 @@ pub use loader::Loader;
 pub use lora::AdapterFile;
 #[cfg(feature = "lora")]
 pub(crate) use lora::Factors;
+pub use outline::{Outline, WeightShare};
 pub use reader::{FileName, Head, HeaderReader};
 pub(crate) use unread::FURTHER_TOKENS;
 pub use vocab::vocab_from_gguf;
@@ -69,6 +71,26 @@ pub struct ModelHeader {
     pub further: Option<Block>,
     /// Parts of the model that are in its files and are not read, such as a vision tower.
     pub unread: Vec<&'static str>,
+}
+
+impl ModelHeader {
+    /// The same for a plan of its memory, which needs neither tokenizer nor templates.
+    #[cfg(all(feature = "web", target_arch = "wasm32"))]
+    pub(crate) fn for_plan(&self) -> ModelHeader {
+        let tokenizer =
+            Err(Error::Tokenizer { field: "model".into(), expected: "a plan".into(), found: "texts".into() });
+        let ModelHeader { name, shape, catalog, further, .. } = self;
+        let (name, shape, catalog) = (name.clone(), shape.clone(), catalog.clone());
+        ModelHeader {
+            name,
+            shape,
+            tokenizer,
+            chat: ChatSource::default(),
+            catalog,
+            further: further.clone(),
+            unread: Vec::new(),
+        }
+    }
 }
 
 /// Shape of a model, by what it does.

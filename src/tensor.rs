@@ -185,6 +185,11 @@ impl Tensor {
         self.storage.size_bytes
     }
 
+    /// All of its words.
+    pub(crate) fn all_words(&self) -> std::ops::Range<usize> {
+        0..self.size_bytes() as usize / 4
+    }
+
     /// The same elements with other dimensions, for instance a matrix of one row as a vector.
     ///
     /// # Errors

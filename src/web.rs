@@ -11,6 +11,8 @@ mod embedder;
 #[cfg(feature = "web")]
 mod encoder;
 #[cfg(feature = "web")]
+mod header;
+#[cfg(feature = "web")]
 mod index;
 #[cfg(feature = "web-kernels")]
 mod kernels;
@@ -22,6 +24,8 @@ mod model;
 mod mol;
 #[cfg(feature = "web")]
 mod reranker;
+#[cfg(feature = "web")]
+mod saving;
 #[cfg(feature = "web-text")]
 mod text;
 

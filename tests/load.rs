@@ -1155,3 +1155,35 @@ fn a_header_that_never_ends_is_refused_by_its_offset() {
     assert_eq!((path.to_str(), &field[..]), (Some("endless.gguf"), "header"), "{error}");
     assert!(*offset > 0 && *offset <= bytes.len() as u64, "{error}");
 }
+
+/// What is known of any file by its headers, whatever its architecture is.
+#[test]
+fn an_outline_tells_of_files_that_cannot_be_loaded() {
+    let outline = |file: &TinyGguf| {
+        let bytes = file.bytes();
+        let size = Some(bytes.len() as u64);
+        let mut reader = HeaderReader::new(vec![FileName { name: "tiny.gguf".into(), size }]).unwrap();
+        assert!(reader.outline().is_err(), "nothing has been read");
+        while reader.wanted().is_some() {
+            reader.push(&bytes).unwrap();
+        }
+        (reader.outline().unwrap(), reader.finish().map(|(header, _)| header))
+    };
+    let mut file = TinyGguf::new();
+    file.set("general.license", STRING, text("mit"));
+    let (known, header) = outline(&file);
+    assert_eq!(known.licence.as_deref(), Some("mit"));
+    assert_eq!((known.architecture.as_deref(), known.content), (Some("llama"), None));
+    assert_eq!(known.weights, header.unwrap().catalog.shares());
+    let n: u64 = known.weights.iter().map(|share| share.n_elements).sum();
+    let size: u64 = known.weights.iter().map(|share| share.size_bytes).sum();
+    assert!(n > 0 && known.weights.is_sorted_by_key(|share| std::cmp::Reverse(share.size_bytes)));
+    assert!(size < file.bytes().len() as u64);
+    file.set("general.architecture", STRING, text("other"));
+    file.set("other.context_length", U32, 77_u32.to_le_bytes());
+    file.set("general.type", STRING, text("adapter"));
+    let (unknown, header) = outline(&file);
+    assert_eq!(header.err().unwrap().code(), "unsupported");
+    assert_eq!((unknown.architecture.as_deref(), unknown.max_context_length), (Some("other"), Some(77)));
+    assert_eq!((unknown.content.as_deref(), unknown.weights), (Some("adapter"), known.weights));
+}

@@ -1,35 +1,44 @@
-// The conversation: the prompt, the messages, and the answer while it is written. A model without a chat template continues
-// a text instead: then each prompt stands for itself, and prompt and continuation read as one.
-import type { ChatMessage, Generation, GenerateOptions, Model, ToolCall } from "./tilewright/index.js";
-import { byId, formatRate, isComposing, make, perFrame } from "./dom.js";
-import { GrowingMarkdown } from "./markdown.js";
+// The conversation: the prompt, the turns, and the answer while it is written. A model without a chat template continues a text instead:
+// then each prompt stands for itself, and prompt and continuation read as one.
+//
+//     conversation   what is shown; each change is made here and in the storage, where other tabs may have changed it, too
+//     views          the turns on the page, by their ids
+//     running        the answer that is being written
+import { sessions, TilewrightError, type Model } from "./tilewright/index.js";
+import { byId, isComposing, make, perFrame } from "./dom.js";
 import { beginRecord, recordPiece } from "./inside/record.js";
-import { announce, hideError } from "./messages.js";
-import { TOP_LOGPROBS, type Settings } from "./settings.js";
+import { startCopying } from "./markdown.js";
+import { hideError, showNotice } from "./messages.js";
+import type { Settings } from "./settings.js";
 import { firstScreen } from "./start/first-screen.js";
 import { showSpeed, speedOf, type Speed } from "./status.js";
+import { noteOf, tellsStories, writeAnswer } from "./chat/answer.js";
+import { ATTACHABLE, Attachments } from "./chat/attachments.js";
+import { asJson, asMarkdown, fileName } from "./chat/files.js";
+import { newConversation, newId, type Attachment, type Conversation, type ToolUse, type Turn } from "./chat/records.js";
+import { download, Sidebar, tell } from "./chat/sidebar.js";
+import { Speech } from "./chat/speech.js";
+import { Conversations } from "./chat/store.js";
+import { SCHEMAS } from "./chat/tools.js";
+import { branchesOf, chooseTurn, putTurn, removeTurn, restoreTurns, shownTurns } from "./chat/tree.js";
+import { copy, TurnView } from "./chat/turn-view.js";
+import { sweep } from "./highlight.js";
 
 const STORY_STARTERS = ["Once upon a time", "One day", "The little fox", "In a small village", "Lily was"];
 const CHAT_STARTERS = ["Explain what a GPU does in three sentences", "Write a haiku about rain", "Give me five names for a sailing boat"];
-
-/** A prompt and its answer. */
-interface Turn {
-  prompt: string;
-  answer: string;
-  /** What the model thought, and the tools that it called: there are none, but a model may do so all the same. */
-  thinking: string;
-  calls: ToolCall[];
-  element: HTMLElement;
-  reply: HTMLElement;
-  actions: HTMLElement;
-}
+/** Milliseconds between two times that an answer is stored while it is written. */
+const SAVE_MS = 500;
+/** Milliseconds without a question before what the model has computed is kept. */
+const KEEP_MS = 2000;
+/** Where a tab remembers which conversation it shows. */
+const OPEN_KEY = "tilewright.conversation";
 
 /** What the conversation asks of the page. */
 interface Page {
   settings(): Settings;
   /** A generation began. */
   began(): void;
-  /** A generation ended, with the error if there was one. The returned function offers to do it again. */
+  /** A generation ended, with the error if there was one. The function offers to do it again. */
   ended(error: unknown, again: () => void): void;
 }
 
@@ -38,14 +47,88 @@ export class Chat {
   private readonly prompt = byId<HTMLTextAreaElement>("prompt");
   private readonly send = byId<HTMLButtonElement>("send");
   private readonly stopButton = byId<HTMLButtonElement>("stop");
-  private readonly clearButton = byId<HTMLButtonElement>("clear");
+  private readonly newButton = byId<HTMLButtonElement>("clear");
+  private readonly title = byId<HTMLInputElement>("conversation-title");
+  private readonly systemPrompt = byId<HTMLTextAreaElement>("conversation-system");
+  private readonly tools = byId<HTMLSelectElement>("conversation-tools");
+  private readonly menu = byId<HTMLDetailsElement>("conversation-menu");
+  private readonly store: Promise<Conversations>;
+  private readonly sidebar: Sidebar;
+  private readonly attachments: Attachments;
   private model: Model | undefined;
-  private turns: Turn[] = [];
+  private conversation = newConversation();
+  private isStored = false;
+  /** Resolves when all changes so far are stored. */
+  private saved = Promise.resolve();
+  private readonly views = new Map<string, TurnView>();
   /** Whether the newest text is in view, and should stay there. */
   private isAtEnd = true;
   private running: { abort: AbortController; done: Promise<void> } | undefined;
+  /** Whether another tab has changed the conversation while an answer is written here. */
+  private isStale = false;
+  /** Tokens of the conversation that are kept in a session. */
+  private nKept = 0;
+  private keepTimer: ReturnType<typeof setTimeout> | undefined;
 
   constructor(private readonly page: Page) {
+    this.store = Conversations.open({
+      changed: (id) => void this.changedElsewhere(id),
+      told: (message) => showNotice({ code: "conversations", message }),
+    });
+    this.sidebar = new Sidebar(this.store, (id) => void this.open(id));
+    this.attachments = new Attachments(byId("attachments"), () => this.contextOf(), () => this.refresh());
+    this.startComposer();
+    this.startHead();
+    startCopying(this.output, (button, text) => void copy(text, button, button.closest(".code")?.querySelector("code") ?? button));
+    this.output.addEventListener("scroll", () => {
+      const { scrollHeight, scrollTop, clientHeight } = this.output;
+      this.isAtEnd = scrollHeight - scrollTop - clientHeight < 48;
+    });
+    // An error or a longer prompt takes room from the messages.
+    new ResizeObserver(() => {
+      if (this.isAtEnd && this.conversation.turns.length > 0) this.scrollDown();
+    }).observe(this.output);
+    const id = remembered();
+    this.show(this.conversation);
+    if (id !== null) void this.open(id);
+  }
+
+  get isRunning(): boolean {
+    return this.running !== undefined;
+  }
+
+  private get isStory(): boolean {
+    return this.model !== undefined && tellsStories(this.model);
+  }
+
+  /** Uses this model from now on; undefined while there is none. */
+  setModel(model: Model | undefined): void {
+    this.model = model;
+    clearTimeout(this.keepTimer);
+    if (model) {
+      document.documentElement.dataset["mode"] = this.isStory ? "story" : "chat";
+      byId("prompt-label").textContent = this.isStory ? "Beginning of a story" : "Message";
+    }
+    this.prompt.placeholder = !model ? "Waiting for a model…" : this.isStory ? "Begin a story…" : "Write a message…";
+    if (this.conversation.turns.length === 0) this.showIntro();
+    this.refresh();
+  }
+
+  /** Stops the answer that is being written, and resolves when it has stopped. */
+  async stop(): Promise<void> {
+    this.running?.abort.abort();
+    await this.running?.done;
+  }
+
+  /** Begins a new conversation. */
+  private async clear(): Promise<void> {
+    await this.stop();
+    hideError();
+    this.isStored = false;
+    this.show(newConversation());
+  }
+
+  private startComposer(): void {
     byId("composer").addEventListener("submit", (event) => {
       event.preventDefault();
       this.sendPrompt(this.prompt.value);
@@ -58,84 +141,308 @@ export class Chat {
     });
     this.prompt.addEventListener("input", () => this.refresh());
     this.stopButton.addEventListener("click", () => void this.stop());
-    this.clearButton.addEventListener("click", async () => {
+    const attach = byId<HTMLInputElement>("attach");
+    attach.accept = ATTACHABLE.join(",");
+    attach.addEventListener("change", () => {
+      void this.attachments.add([...(attach.files ?? [])]);
+      attach.value = "";
+      this.focusPrompt();
+    });
+  }
+
+  /** What is above the turns: title, menu, and a new conversation. */
+  private startHead(): void {
+    this.newButton.addEventListener("click", async () => {
       await this.clear();
       this.prompt.focus();
     });
-    this.output.addEventListener("scroll", () => {
-      const { scrollHeight, scrollTop, clientHeight } = this.output;
-      this.isAtEnd = scrollHeight - scrollTop - clientHeight < 48;
+    this.title.addEventListener("change", () => {
+      const title = this.title.value.trim();
+      if (title !== "") {
+        this.change((it) => {
+          it.title = title;
+          it.isNamed = true;
+        });
+        void this.listAgain();
+      }
+      this.title.value = this.conversation.title;
     });
-    // An error or a longer prompt takes room from the messages.
-    new ResizeObserver(() => {
-      if (this.isAtEnd && this.turns.length > 0) this.scrollDown();
-    }).observe(this.output);
-    this.showIntro();
+    this.title.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !isComposing(event)) this.title.blur();
+    });
+    this.systemPrompt.addEventListener("change", () => {
+      const text = this.systemPrompt.value.trim();
+      this.change((it) => (it.systemPrompt = text));
+    });
+    this.tools.addEventListener("change", () => {
+      const use = this.tools.value as ToolUse;
+      this.change((it) => (it.tools = use));
+    });
+    byId("tools-schema").textContent = JSON.stringify(SCHEMAS, undefined, 2);
+    const closeMenu = (): void => {
+      this.menu.open = false;
+    };
+    document.addEventListener("click", ({ target }) => {
+      if (target instanceof Node && !this.menu.contains(target)) closeMenu();
+    });
+    this.menu.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape" || isComposing(event) || !this.menu.open) return;
+      event.stopPropagation();
+      closeMenu();
+      this.menu.querySelector("summary")?.focus();
+    });
+    byId("export-json").addEventListener("click", () => download(fileName(this.conversation.title, "json"), asJson([this.conversation])));
+    byId("export-markdown").addEventListener("click", () => download(fileName(this.conversation.title, "md"), asMarkdown(this.conversation)));
+    byId("conversation-delete").addEventListener("click", () => {
+      closeMenu();
+      void this.deleteConversation();
+    });
   }
 
-  get isRunning(): boolean {
-    return this.running !== undefined;
+  /** Makes a change here and in the storage. */
+  private change(change: (conversation: Conversation) => unknown): void {
+    const { conversation } = this;
+    const { id } = conversation;
+    const now = Date.now();
+    const whole = (it: Conversation): void => {
+      change(it);
+      it.updatedAt = now;
+    };
+    whole(conversation);
+    const isNew = !this.isStored;
+    if (isNew && conversation.turns.length === 0) return;
+    this.isStored = true;
+    this.remember();
+    const first = isNew ? structuredClone(conversation) : undefined;
+    this.saved = this.saved.then(async () => {
+      try {
+        const store = await this.store;
+        if (first !== undefined) await store.add(first);
+        else if (await store.update(id, whole) === undefined && this.conversation.id === id) this.lost();
+      } catch (error) {
+        tell("This conversation could not be stored", error);
+      }
+    });
   }
 
-  private get isStory(): boolean {
-    return this.model?.info.chatTemplate === "none";
+  private async listAgain(): Promise<void> {
+    await this.saved;
+    await this.sidebar.refresh();
   }
 
-  /** Uses this model from now on; undefined while there is none. */
-  setModel(model: Model | undefined): void {
-    this.model = model;
-    if (model) {
-      document.documentElement.dataset["mode"] = this.isStory ? "story" : "chat";
-      byId("prompt-label").textContent = this.isStory ? "Beginning of a story" : "Message";
-    }
-    this.prompt.placeholder = !model ? "Waiting for a model…" : this.isStory ? "Begin a story…" : "Write a message…";
-    if (this.turns.length === 0) this.showIntro();
-    this.refresh();
-  }
-
-  /** Stops the answer that is being written, and resolves when it has stopped. */
-  async stop(): Promise<void> {
-    this.running?.abort.abort();
-    await this.running?.done;
-  }
-
-  /** Forgets all messages. */
-  async clear(): Promise<void> {
+  /** Shows a stored conversation. */
+  private async open(id: string): Promise<void> {
+    if (id === this.conversation.id && this.isStored) return;
     await this.stop();
-    this.turns = [];
-    hideError();
-    this.showIntro();
+    try {
+      const conversation = await (await this.store).get(id);
+      if (conversation === undefined) return;
+      hideError();
+      this.isStored = true;
+      this.show(conversation);
+      this.scrollDown();
+    } catch (error) {
+      tell("This conversation cannot be opened", error);
+    }
+  }
+
+  /** Another tab has changed a conversation, or several of them. */
+  private async changedElsewhere(id: string | undefined): Promise<void> {
+    void this.sidebar.refresh();
+    if (!this.isStored || (id !== undefined && id !== this.conversation.id)) return;
+    if (this.running) this.isStale = true;
+    else await this.reread();
+  }
+
+  /** Shows what is stored of the conversation now. */
+  private async reread(): Promise<void> {
+    this.isStale = false;
+    const { id } = this.conversation;
+    await this.saved;
+    try {
+      const conversation = await (await this.store).get(id);
+      // Meanwhile an answer began, or another conversation was opened.
+      if (this.conversation.id !== id || this.running) return;
+      if (conversation === undefined) this.lost();
+      else this.show(conversation);
+    } catch (error) {
+      tell("This conversation cannot be read any more", error);
+    }
+  }
+
+  /** The conversation is no longer stored. */
+  private lost(): void {
+    void this.clear();
+    showNotice({ code: "conversations", message: "This conversation was deleted in another tab." });
+  }
+
+  private async deleteConversation(): Promise<void> {
+    const { conversation } = this;
+    await this.clear();
+    await this.saved;
+    try {
+      await (await this.store).delete(conversation.id);
+    } catch (error) {
+      tell("This conversation could not be deleted", error);
+      return;
+    }
+    if (conversation.session !== undefined) void sessions.delete(conversation.session).catch(() => {});
+    showNotice({ code: "deleted", message: `“${conversation.title}” was deleted` }, {
+      label: "Undo",
+      run: async () => {
+        await (await this.store).add(conversation);
+        await this.open(conversation.id);
+        await this.sidebar.refresh();
+      },
+    });
+    await this.sidebar.refresh();
+    this.focusPrompt();
+  }
+
+  /** Remembers which conversation this tab shows. */
+  private remember(): void {
+    try {
+      if (this.isStored) sessionStorage.setItem(OPEN_KEY, this.conversation.id);
+      else sessionStorage.removeItem(OPEN_KEY);
+    } catch {
+      // Storage is forbidden: a reload shows a new conversation.
+    }
+    this.sidebar.mark(this.isStored ? this.conversation.id : "");
+  }
+
+  private show(conversation: Conversation): void {
+    if (conversation.id !== this.conversation.id) {
+      this.views.clear();
+      this.output.replaceChildren();
+      sweep();
+      this.nKept = 0;
+    }
+    this.conversation = conversation;
+    this.remember();
+    this.systemPrompt.value = conversation.systemPrompt;
+    this.tools.value = conversation.tools;
+    this.showTurns();
     this.refresh();
+  }
+
+  /** Shows the turns as they are now; what is shown of them already stays. */
+  private showTurns(): void {
+    const shown = shownTurns(this.conversation);
+    if (shown.length === 0) {
+      this.views.clear();
+      this.showIntro();
+    } else this.output.querySelector(".intro")?.remove();
+    shown.forEach((turn, i) => {
+      const view = this.views.get(turn.id) ?? new TurnView(turn, {
+        choose: (turn, by) => this.choose(turn, by),
+        regenerate: (turn) => this.regenerate(turn),
+        edit: (turn, prompt) => this.ask(prompt, turn.attachments, turn.parent),
+        remove: (turn) => this.remove(turn),
+      });
+      this.views.set(turn.id, view);
+      view.show(turn);
+      const branches = branchesOf(this.conversation, turn);
+      view.showBranch(branches.indexOf(turn), branches.length);
+      if (this.output.children[i] !== view.element) this.output.insertBefore(view.element, this.output.children[i] ?? null);
+    });
+    while (this.output.childElementCount > shown.length && shown.length > 0) this.output.lastElementChild?.remove();
+    const ids = new Set(shown.map(({ id }) => id));
+    for (const id of this.views.keys()) if (!ids.has(id)) this.views.delete(id);
+    this.markForgotten(shown.at(-1));
+    this.showContext();
+  }
+
+  /** Says from where on the model has seen the conversation when it wrote this answer. */
+  private markForgotten(turn: Turn | undefined): void {
+    for (const [id, view] of this.views) view.forgets = id === turn?.seenFrom;
   }
 
   private sendPrompt(text: string): void {
     if (!this.model || this.running || text.trim() === "") return;
-    const turn = this.addTurn(text);
+    // A story is no message, and a message is no story.
+    const mode = this.isStory ? "story" : "chat";
+    if (this.conversation.turns.some((turn) => turn.mode !== mode)) {
+      this.isStored = false;
+      this.show({ ...newConversation(), tools: this.conversation.tools });
+    }
+    const attachments = this.isStory ? [] : this.attachments.texts;
     this.prompt.value = "";
-    this.start(this.model, turn);
+    this.attachments.set([]);
+    this.ask(text, attachments, shownTurns(this.conversation).at(-1)?.id ?? null);
   }
 
-  /** Writes the last answer anew. */
-  private regenerate(): void {
-    const turn = this.turns.at(-1);
-    if (!this.model || this.running || !turn) return;
+  /** Asks in a turn behind `parent`; false if that is not possible now. */
+  private ask(prompt: string, attachments: readonly Attachment[], parent: string | null): boolean {
+    if (!this.model || this.running) return false;
+    const turn: Turn = {
+      id: newId(), parent, mode: this.isStory ? "story" : "chat", prompt, attachments: [...attachments], steps: [], note: "", createdAt: Date.now(),
+    };
+    this.change((it) => putTurn(it, turn));
+    this.showTurns();
+    this.title.value = this.conversation.title;
+    void this.listAgain();
     this.start(this.model, turn);
+    return true;
+  }
+
+  /** Answers anew, in a branch beside the answer that is there. */
+  private regenerate({ id }: Turn): void {
+    const turn = this.conversation.turns.find((it) => it.id === id);
+    if (!this.model || this.running || turn === undefined) return;
+    // An answer without a word is no branch.
+    if (turn.steps.every(({ text, thinking, calls }) => text === "" && thinking === "" && calls.length === 0)) this.start(this.model, turn);
+    else this.ask(turn.prompt, turn.attachments, turn.parent);
+    this.focusPrompt();
+  }
+
+  private choose(turn: Turn, by: number): void {
+    if (this.running) return;
+    const branches = branchesOf(this.conversation, turn);
+    const other = branches[branches.findIndex(({ id }) => id === turn.id) + by];
+    if (other === undefined) return;
+    this.change((it) => chooseTurn(it, other));
+    this.showTurns();
+    // The arrow that was pressed is another turn's now.
+    this.views.get(other.id)?.element.querySelector<HTMLElement>(`[data-action=${by < 0 ? "before" : "next"}]:enabled, .branches button:enabled`)?.focus();
+  }
+
+  private remove(turn: Turn): void {
+    if (this.running) return;
+    let removed: Turn[] = [];
+    this.change((it) => {
+      removed = removeTurn(it, turn.id);
+    });
+    this.showTurns();
+    this.refresh();
+    const restored = structuredClone(removed);
+    const { id } = this.conversation;
+    const more = removed.length - 1;
+    const what = more === 0 ? "A turn was deleted" : `A turn was deleted, and ${more} behind it`;
+    showNotice({ code: "deleted", message: what }, {
+      label: "Undo",
+      run: () => {
+        if (this.conversation.id !== id || this.running) return;
+        this.change((it) => {
+          restoreTurns(it, structuredClone(restored));
+          chooseTurn(it, turn);
+        });
+        this.showTurns();
+        this.refresh();
+      },
+    });
+    this.focusPrompt();
   }
 
   private start(model: Model, turn: Turn): void {
+    const view = this.views.get(turn.id);
+    if (view === undefined) return;
     const abort = new AbortController();
+    clearTimeout(this.keepTimer);
+    this.nKept = 0;
     hideError();
-    // The buttons under earlier answers act on the last one only.
-    for (const { actions } of this.turns) actions.querySelector("[data-action=regenerate]")?.remove();
-    turn.answer = "";
-    turn.thinking = "";
-    turn.calls = [];
-    turn.element.querySelector(".thought")?.remove();
-    turn.reply.replaceChildren();
-    turn.actions.replaceChildren();
-    const done = this.write(model, turn, abort.signal).then(
-      () => this.finished(undefined),
-      (error: unknown) => this.finished(abort.signal.aborted ? undefined : error),
+    const done = this.write(model, turn, view, abort.signal).then(
+      () => this.finished(turn, undefined),
+      (error: unknown) => this.finished(turn, abort.signal.aborted ? undefined : error),
     );
     this.running = { abort, done };
     const focused = document.activeElement;
@@ -145,140 +452,123 @@ export class Chat {
     this.scrollDown();
   }
 
-  private finished(error: unknown): void {
+  private finished(turn: Turn, error: unknown): void {
     const focused = document.activeElement;
     this.running = undefined;
     this.refresh();
     // The button that had the focus is hidden now.
     if (focused === this.stopButton || focused === document.body) this.focusPrompt();
-    this.page.ended(error, () => this.regenerate());
+    this.page.ended(error, () => this.regenerate(turn));
+    void this.listAgain();
+    if (this.isStale) void this.reread();
+    if (error === undefined) this.keepSoon();
   }
 
-  /** Generates one answer into its turn. Rejects with what went wrong, or with the signal's reason. */
-  private async write(model: Model, turn: Turn, signal: AbortSignal): Promise<void> {
+  /** Writes an answer into its turn. Rejects with what went wrong, or with the signal's reason. */
+  private async write(model: Model, turn: Turn, view: TurnView, signal: AbortSignal): Promise<void> {
     const settings = this.page.settings();
     const seed = settings.seed ?? crypto.getRandomValues(new Uint32Array(1))[0] ?? 0;
-    const { temperature, topK, topP, minP, repeatPenalty, maxTokens } = settings;
-    const logprobs = settings.probabilities ? TOP_LOGPROBS : undefined;
-    const options: GenerateOptions = { temperature, topK, topP, minP, repeatPenalty, maxTokens, seed, signal, logprobs };
-    beginRecord();
+    const shown = shownTurns(this.conversation);
     const startedAt = performance.now();
-    const generation: Generation = this.isStory ? model.generate(turn.prompt, options)
-      : model.chat(this.messages(settings.systemPrompt), { ...options, thinking: "auto" });
-
-    const view = this.isStory ? new GrowingText(turn.reply) : new GrowingMarkdown(turn.reply);
     const speech = new Speech();
-    turn.reply.ariaBusy = "true";
-    const thought = new Thought(turn);
     let pending = "";
     let nPieces = 0;
     let firstAt: number | undefined;
     let speed: Speed = {};
+    let savedAt = startedAt;
     const draw = perFrame(() => {
-      thought.show(pending !== "");
-      if (pending !== "") view.append(pending);
+      view.last?.draw();
       speech.say(pending);
       pending = "";
       showSpeed(speed);
       if (this.isAtEnd) this.scrollDown();
     });
-    let note = "";
+    beginRecord();
+    turn.note = "broken off";
+    delete turn.usedTokens;
+    delete turn.seenFrom;
+    view.begin();
     try {
-      for await (const piece of generation) {
-        recordPiece(piece);
-        const { text, thinking = "", toolCalls = [] } = piece;
-        const now = performance.now();
-        firstAt ??= now;
-        const elapsed = (now - firstAt) / 1000;
-        // The first token's time is the prompt's, so the rate counts those behind it.
-        speed = { firstToken: (firstAt - startedAt) / 1000, decode: nPieces > 0 && elapsed > 0 ? nPieces / elapsed : undefined };
-        nPieces += 1;
-        turn.answer += text;
-        turn.thinking += thinking;
-        turn.calls.push(...toolCalls);
-        pending += text;
-        draw.ask();
-      }
-      const result = await generation.result;
+      const result = await writeAnswer({
+        model, turn, settings, seed, signal,
+        before: shown.slice(0, shown.findIndex(({ id }) => id === turn.id)),
+        systemPrompt: this.conversation.systemPrompt || settings.systemPrompt,
+        tools: turn.mode === "story" ? "none" : this.conversation.tools,
+      }, {
+        step: (step) => {
+          draw.now();
+          view.addStep(step);
+        },
+        called: () => view.last?.showCalls(),
+        forgets: () => this.markForgotten(turn),
+        piece: (piece) => {
+          recordPiece(piece);
+          const now = performance.now();
+          firstAt ??= now;
+          const elapsed = (now - firstAt) / 1000;
+          // The first token's time is the prompt's, so the rate counts those behind it.
+          speed = { firstToken: (firstAt - startedAt) / 1000, decode: nPieces > 0 && elapsed > 0 ? nPieces / elapsed : undefined };
+          nPieces += 1;
+          pending += piece.text;
+          draw.ask();
+          if (now - savedAt > SAVE_MS) {
+            savedAt = now;
+            this.change((it) => putTurn(it, turn));
+          }
+        },
+      });
       speed = speedOf(result, speed.firstToken);
-      note = [
-        `${result.generatedTokens.toLocaleString("en")} tokens`,
-        ...(speed.decode === undefined ? [] : [`${formatRate(speed.decode)} tokens/s`]),
-        ...(temperature > 0 ? [`seed ${seed}`] : []),
-        ...(result.stopReason === "max_tokens" ? ["stopped at the longest answer"] : []),
-        ...(result.stopReason === "context_full" ? ["stopped: the context is full"] : []),
-      ].join(" · ");
+      turn.usedTokens = result.promptTokens + result.generatedTokens;
+      turn.note = noteOf(result, settings.temperature > 0 ? seed : undefined);
     } catch (error) {
-      note = signal.aborted ? `${nPieces.toLocaleString("en")} tokens · stopped` : "broken off";
+      turn.note = signal.aborted ? `${nPieces.toLocaleString("en")} tokens · stopped` : "broken off";
       throw error;
     } finally {
       draw.now();
-      thought.show(true);
-      for (const { function: { name, arguments: given } } of turn.calls) {
-        turn.reply.append(make("pre", {}, make("code", {}, `${name}(${JSON.stringify(given)})`)));
-      }
+      view.end();
+      this.change((it) => putTurn(it, turn));
       speech.end();
-      turn.reply.ariaBusy = "false";
-      this.addActions(turn, note);
       if (this.isAtEnd) this.scrollDown();
     }
   }
 
-  /** The conversation as the model sees it: everything up to the last prompt. */
-  private messages(systemPrompt: string): ChatMessage[] {
-    const messages: ChatMessage[] = systemPrompt === "" ? [] : [{ role: "system", content: systemPrompt }];
-    this.turns.forEach(({ prompt, answer, thinking, calls }, i) => {
-      const isLast = i === this.turns.length - 1;
-      // A prompt that failed before the first word is no part of the conversation.
-      if (answer === "" && thinking === "" && calls.length === 0 && !isLast) return;
-      messages.push({ role: "user", content: prompt });
-      if (!isLast) messages.push({ role: "assistant", content: answer, ...(thinking === "" ? {} : { reasoning_content: thinking }) });
-    });
-    return messages;
+  /** Keeps what the model has computed, so that the conversation goes on without that another time. */
+  private keepSoon(): void {
+    const { model } = this;
+    clearTimeout(this.keepTimer);
+    if (!model || this.isStory) return;
+    this.keepTimer = setTimeout(async () => {
+      const { id } = this.conversation;
+      try {
+        const { id: session, nTokens } = await model.saveSession();
+        if (this.conversation.id !== id) return;
+        if (this.conversation.session !== session) this.change((it) => (it.session = session));
+        this.nKept = nTokens;
+        this.showContext();
+      } catch (error) {
+        // A browser without storage, or without room, computes prompts again.
+        if (!(error instanceof TilewrightError)) throw error;
+        console.info("what was computed is not kept:", error.message);
+      }
+    }, KEEP_MS);
   }
 
-  private addTurn(prompt: string): Turn {
-    if (this.turns.length === 0) this.output.replaceChildren();
-    const asked = make("article", { className: "message", ariaLabel: "You" }, prompt);
-    asked.dataset["role"] = "user";
-    const reply = make("article", { className: "message", ariaLabel: "Model" });
-    reply.dataset["role"] = "assistant";
-    const actions = make("div", { className: "actions" });
-    // Both messages are one text in a story; the wrapper is what flows.
-    const element = make("div", { className: "turn" }, make("div", { className: "text" }, asked, reply), actions);
-    element.dataset["mode"] = this.isStory ? "story" : "chat";
-    this.output.append(element);
-    const turn: Turn = { prompt, answer: "", thinking: "", calls: [], element, reply, actions };
-    this.turns.push(turn);
-    return turn;
+  /** What is needed to count tokens. */
+  private contextOf(): { length: number; count(text: string): Promise<number> } | undefined {
+    const { model } = this;
+    return model && { length: model.info.contextLength, count: async (text) => (await model.tokenize(text, { addSpecial: false })).length };
   }
 
-  private addActions(turn: Turn, note: string): void {
-    const copy = make("button", { type: "button", className: "quiet" }, "Copy");
-    copy.addEventListener("click", () => void this.copy(turn, copy));
-    const again = make("button", { type: "button", className: "quiet" }, this.isStory ? "Tell another" : "Regenerate");
-    again.dataset["action"] = "regenerate";
-    again.addEventListener("click", () => {
-      this.regenerate();
-      this.focusPrompt();
-    });
-    turn.actions.replaceChildren(make("span", { className: "note" }, note), copy, again);
-  }
-
-  private async copy(turn: Turn, button: HTMLButtonElement): Promise<void> {
-    try {
-      await navigator.clipboard.writeText(turn.element.dataset["mode"] === "story" ? turn.prompt + turn.answer : turn.answer);
-      button.textContent = "Copied";
-    } catch {
-      // Without permission, or without HTTPS, the page may not write; what it can do is select.
-      const range = new Range();
-      range.selectNodeContents(turn.reply);
-      getSelection()?.removeAllRanges();
-      getSelection()?.addRange(range);
-      button.textContent = "Selected: press Ctrl+C";
-    }
-    announce(button.textContent);
-    setTimeout(() => (button.textContent = "Copy"), 2000);
+  /** Shows how much of the context is in use. */
+  private showContext(): void {
+    const used = shownTurns(this.conversation).at(-1)?.usedTokens;
+    const length = this.model?.info.contextLength;
+    const meter = byId<HTMLMeterElement>("context-meter");
+    const text = byId("status-context");
+    text.title = this.nKept === 0 ? "" : `${this.nKept.toLocaleString("en")} tokens are kept on this device: the conversation goes on without computing them again`;
+    text.dataset["kept"] = String(this.nKept);
+    text.textContent = used === undefined || length === undefined ? "–" : `${used.toLocaleString("en")} of ${length.toLocaleString("en")} tokens`;
+    meter.value = (used ?? 0) / (length ?? 1);
   }
 
   /** What the page says before the first message. */
@@ -319,13 +609,20 @@ export class Chat {
     this.output.replaceChildren(intro);
   }
 
-  /** Buttons follow from the state. */
+  /** Fields and buttons follow from the state. */
   private refresh(): void {
     const running = this.running !== undefined;
+    const { turns, title } = this.conversation;
     this.send.hidden = running;
     this.stopButton.hidden = !running;
     this.send.disabled = !this.model || this.prompt.value.trim() === "";
-    this.clearButton.disabled = this.turns.length === 0;
+    this.newButton.disabled = turns.length === 0;
+    this.title.disabled = !this.isStored;
+    if (document.activeElement !== this.title) this.title.value = title;
+    for (const id of ["export-json", "export-markdown", "conversation-delete"]) byId<HTMLButtonElement>(id).disabled = !this.isStored;
+    // What would change the tree has to wait; stopped answers can be changed at once.
+    this.output.toggleAttribute("data-busy", running);
+    this.showContext();
   }
 
   /** Writes a prompt for the user to send. */
@@ -346,58 +643,11 @@ export class Chat {
   }
 }
 
-/** What the model thinks, above its answer: open while it thinks, and folded when it answers. */
-class Thought {
-  private details: HTMLDetailsElement | undefined;
-  private readonly node = new Text();
-
-  constructor(private readonly turn: Turn) {}
-
-  show(isAnswering: boolean): void {
-    const { thinking, reply } = this.turn;
-    if (thinking === "") return;
-    if (this.details === undefined) {
-      this.details = make("details", { className: "thought", open: true }, make("summary", {}, "Thinking…"), make("p", {}, this.node));
-      reply.before(this.details);
-    }
-    if (this.node.length < thinking.length) this.node.appendData(thinking.slice(this.node.length));
-    const summary = this.details.firstElementChild;
-    // Once: whoever opens it again wants to read it.
-    if (isAnswering && summary !== null && summary.textContent !== "Thought") {
-      summary.textContent = "Thought";
-      this.details.open = false;
-    }
-  }
-}
-
-/** Text as it is, growing. */
-class GrowingText {
-  private readonly node = new Text();
-
-  constructor(into: HTMLElement) {
-    into.append(this.node);
-  }
-
-  append(text: string): void {
-    this.node.appendData(text);
-  }
-}
-
-/** Gives an answer to screen readers in sentences: single tokens would interrupt each other. */
-class Speech {
-  private waiting = "";
-
-  say(text: string): void {
-    this.waiting += text;
-    // About two sentences at a time.
-    if (this.waiting.length < 120) return;
-    const end = Math.max(...[". ", "! ", "? ", "\n"].map((mark) => this.waiting.lastIndexOf(mark)));
-    if (end < 0) return;
-    announce(this.waiting.slice(0, end + 1));
-    this.waiting = this.waiting.slice(end + 1);
-  }
-
-  end(): void {
-    if (this.waiting.trim() !== "") announce(this.waiting);
+/** The conversation that this tab has shown. */
+function remembered(): string | null {
+  try {
+    return sessionStorage.getItem(OPEN_KEY);
+  } catch {
+    return null;
   }
 }

@@ -6,8 +6,15 @@
 //     html[data-view]       chat, search, kernels or inside: #tab-chat and so on, #view-chat and so on; kernels/ and inside/ have their own lists
 //     html[data-state]      of the chat: loading, ready, generating, error (an error is shown) or empty (no model)
 //     html[data-mode]       story (the model continues a text) or chat
-//     #output               the messages: .message[data-role=user], .message[data-role=assistant]; their text is the message
-//     #prompt #send #stop #clear
+//     #output               the messages: .message[data-role=user], .message[data-role=assistant]; their text is the message. Each .turn
+//                           has .actions with .note, .branches and buttons by data-action: before, next, copy, regenerate, edit, delete
+//     #prompt #send #stop   and #clear, which begins a new conversation; the old one stays in the list
+//     #attach #attachments  files that go with the prompt, each .attachment
+//     #conversations        the list, a drawer on narrow screens: #conversations-toggle, -close, -import, -export, #conversation-search, and
+//                           #conversation-list with an li[data-id] for each, which has a data-problem if it cannot be read
+//     #conversation-title #conversation-menu #conversation-system #conversation-tools #tools-schema #export-json #export-markdown
+//     #conversation-delete
+//     #context-meter        and #status-context[data-kept]: tokens of the context in use, and of those the ones of a kept session
 //     #model-builtin #model-hub #model-file #model-folder #model-url #model-url-load #cache-list: for the view that is shown
 //     #model-name           the loaded model's name
 //     #start                the first screen: #start-models with .start-model[data-fits], and #start-device
@@ -22,13 +29,13 @@
 //     #progress             shown while loading, with #progress-bar (<progress>), #progress-text and #cancel-load
 //     #error[data-code]     shown with an error; #error-text, #error-detail, #error-retry, #error-close
 //     #notice               notices, each .notice[data-code]
-//     #settings             <details>; fields #setting-temperature, -topK, -topP, -minP, -repeatPenalty, -maxTokens, -seed,
-//                           -contextLength, -device, -systemPrompt, -probabilities, -reopen; #settings-reset, #settings-reload
+//     #settings             <details>; fields #setting-temperature, -topK, -topP, -minP, -repeatPenalty, -presencePenalty, -frequencyPenalty,
+//                           -maxTokens, -seed, -contextLength, -device, -systemPrompt, -probabilities, -reopen; #settings-reset, #settings-reload
 //     #status-device[data-backend] #status-speed #status-memory, and all details in #facts
 //     #panel #panel-toggle #panel-close   model and settings on narrow screens
 //     #drop                 shown while files are dragged over the page
 //     #theme                aria-pressed: dark
-import { Model, type Notice, type Progress } from "./tilewright/index.js";
+import { Model, type Progress } from "./tilewright/index.js";
 import { Chat } from "./chat.js";
 import { byId, isComposing } from "./dom.js";
 import { announce, clearNotices, hideError, isFatal, onErrorClosed, showError, showNotice } from "./messages.js";
@@ -37,7 +44,7 @@ import { loadBegins, loadShown, Newest, showProgress } from "./progress.js";
 import { Search } from "./search/search.js";
 import { SettingsForm } from "./settings.js";
 import { BUILTIN, located, type ModelChoice } from "./sources.js";
-import { RateWatch } from "./start/device.js";
+import { RateWatch, tellNotice } from "./start/device.js";
 import { refreshFirstScreen, showFirstDevice, startFirstScreen } from "./start/first-screen.js";
 import { lastModel, rememberLast, whileOpening } from "./start/last.js";
 import { readLink } from "./start/link.js";
@@ -120,14 +127,12 @@ async function listStored(): Promise<void> {
 }
 
 async function loadNow(next: ModelChoice, signal: AbortSignal): Promise<void> {
-  const sameModel = next === choice && model !== undefined;
   choice = next;
   setState("loading");
   hideError();
   clearNotices();
   // The old model goes first: both together may not fit the memory.
   await dropModel();
-  if (!sameModel) await chat.clear();
   showNothing("starting");
   const progress = showProgress("progress", loadBegins(next.label));
   const rate = new RateWatch();
@@ -141,10 +146,7 @@ async function loadNow(next: ModelChoice, signal: AbortSignal): Promise<void> {
         rate.see(it);
         progress.update(loadShown(next.label, it));
       },
-      // That it runs on the CPU, and why, stands on the first screen and under the prompt.
-      onNotice: (notice: Notice) => {
-        if (notice.code !== "cpu_fallback") showNotice(notice);
-      },
+      onNotice: tellNotice,
     };
     settings.applied();
     const { label, source } = await located(next, signal);
@@ -155,6 +157,8 @@ async function loadNow(next: ModelChoice, signal: AbortSignal): Promise<void> {
     chat.setModel(model);
     rememberLast("chat", { label, source });
     showFirstDevice(model.device);
+    // Before the view is seen: what is above it would move it.
+    progress.end();
     rest();
     announce(`${label} is ready.`);
     // On a phone, a focused prompt would open the keyboard.

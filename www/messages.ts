@@ -28,6 +28,7 @@ const SENTENCES: Record<ErrorCode, string> = {
   http: "The server has no such file, or does not hand it out. Check the address, and whether the file needs a login.",
   not_a_model: "There is a web page at this address and not a model. Use the address of the file itself.",
   range: "The file changed on the server, or the server sent the wrong part of it. Try again.",
+  digest: "The file is another one than the hub names, so it was not used. Try again; if that does not help, the server's copy is damaged.",
   quota: "The browser's storage is full. Delete a stored model, and try again.",
   storage: "The browser's storage failed, or a stored file was damaged. Try again: damaged files are downloaded anew.",
   aborted: "This was cancelled.",
@@ -86,14 +87,29 @@ retryButton.addEventListener("click", () => {
   retry?.();
 });
 
-/** Adds a message that can be dismissed. The same message is not shown twice. */
-export function showNotice(notice: Pick<Notice, "message"> & { code: string }): void {
+/** What can be done about a notice. */
+interface Remedy {
+  label: string;
+  run(): void;
+}
+
+/** Adds a message that can be dismissed. The same message is not shown twice; of messages with a remedy, only the last one is. */
+export function showNotice(notice: Pick<Notice, "message"> & { code: string }, remedy?: Remedy): void {
   const list = byId("notice");
   const text = sentence(notice.message);
+  if (remedy) list.querySelector(`[data-code="${notice.code}"]`)?.remove();
   for (const shown of list.children) if (shown.firstChild?.textContent === text) return;
   const close = make("button", { type: "button", className: "quiet", ariaLabel: "Dismiss this notice" }, "Dismiss");
   const item = make("div", { className: "notice" }, make("p", {}, text), close);
   item.dataset["code"] = notice.code;
+  if (remedy) {
+    const button = make("button", { type: "button", className: "quiet" }, remedy.label);
+    button.addEventListener("click", () => {
+      item.remove();
+      remedy.run();
+    });
+    close.before(button);
+  }
   close.addEventListener("click", () => {
     item.remove();
     onClose();
@@ -107,8 +123,9 @@ function sentence(message: string): string {
   return /[.!?]$/.test(start) ? start : `${start}.`;
 }
 
+/** Takes away what was said of a model; what was said of conversations stays. */
 export function clearNotices(): void {
-  byId("notice").replaceChildren();
+  for (const notice of byId("notice").querySelectorAll(".notice:not([data-code=conversations])")) notice.remove();
 }
 
 /** Has screen readers speak a text once they are free. */

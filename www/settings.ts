@@ -1,6 +1,7 @@
 // The settings: tables of fields, from which the form, the checks and what is remembered follow.
 import type { DeviceChoice } from "./tilewright/index.js";
 import { byId, make } from "./dom.js";
+import { recall, remember } from "./start/storage.js";
 
 /** Tokens whose probabilities are shown beside one that was written. */
 export const TOP_LOGPROBS = 5;
@@ -12,6 +13,8 @@ export interface Settings {
   topP: number;
   minP: number;
   repeatPenalty: number;
+  presencePenalty: number;
+  frequencyPenalty: number;
   maxTokens: number;
   seed?: number;
   contextLength?: number;
@@ -25,7 +28,7 @@ export interface Settings {
 
 interface NumberField {
   kind: "slider" | "number";
-  key: "temperature" | "topK" | "topP" | "minP" | "repeatPenalty" | "maxTokens" | "seed" | "contextLength";
+  key: "temperature" | "topK" | "topP" | "minP" | "repeatPenalty" | "presencePenalty" | "frequencyPenalty" | "maxTokens" | "seed" | "contextLength";
   label: string;
   help: string;
   min: number;
@@ -42,6 +45,8 @@ const NUMBERS: NumberField[] = [
   { kind: "slider", key: "topP", label: "Top-p", help: "Keeps the likeliest words that together have this share.", min: 0.05, max: 1, step: 0.05, initial: 0.95 },
   { kind: "slider", key: "minP", label: "Min-p", help: "Drops words less likely than this share of the likeliest.", min: 0, max: 0.5, step: 0.01, initial: 0.05 },
   { kind: "slider", key: "repeatPenalty", label: "Repeat penalty", help: "Above 1, recent words become less likely.", min: 1, max: 2, step: 0.05, initial: 1 },
+  { kind: "slider", key: "presencePenalty", label: "Presence penalty", help: "Above 0, words that came before become less likely.", min: -2, max: 2, step: 0.1, initial: 0 },
+  { kind: "slider", key: "frequencyPenalty", label: "Frequency penalty", help: "The same, as often as they came.", min: -2, max: 2, step: 0.1, initial: 0 },
   { kind: "number", key: "topK", label: "Top-k", help: "Keeps this many words; 0 keeps all.", min: 0, max: 100000, step: 1, initial: 40 },
   { kind: "number", key: "maxTokens", label: "Longest answer", help: "In tokens; a word is one or two.", min: 1, max: 100000, step: 1, initial: 512 },
   { kind: "number", key: "seed", label: "Seed", help: "The same seed gives the same text. Empty: a new one each time.", min: 0, max: 2 ** 32 - 1, step: 1, initial: undefined },
@@ -178,21 +183,12 @@ export class SettingsForm {
   }
 
   private save(): void {
-    try {
-      localStorage.setItem(STORAGE_KEY, JSON.stringify(this.values()));
-    } catch {
-      this.unsaved.hidden = false;
-    }
+    this.unsaved.hidden = remember(STORAGE_KEY, this.values());
   }
 }
 
 /** What was remembered: whatever is there, for `fill` to judge. */
 function remembered(): Partial<Record<keyof Settings, unknown>> {
-  try {
-    const value: unknown = JSON.parse(localStorage.getItem(STORAGE_KEY) ?? "{}");
-    return typeof value === "object" && value !== null ? value : {};
-  } catch {
-    // Storage that is forbidden or holds something else: the initial values are right.
-    return {};
-  }
+  const value = recall(STORAGE_KEY);
+  return typeof value === "object" && value !== null ? value : {};
 }

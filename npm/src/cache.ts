@@ -7,6 +7,8 @@ import type { CacheEntry } from "./types.js";
 /**
  * Downloads that are kept in the browser's storage for this origin.
  *
+ * Of files, one for each address; `Model.cached` tells which models they are.
+ *
  * Where there is no storage (Node, Deno, some private windows) nothing is kept, and the list is empty.
  */
 export const cache = {
@@ -40,7 +42,8 @@ export const cache = {
   },
 };
 
-async function storeIfAny(): Promise<Store | undefined> {
+/** The storage, if there is one. */
+export async function storeIfAny(): Promise<Store | undefined> {
   try {
     return await openStore();
   } catch (error) {
@@ -52,7 +55,7 @@ async function storeIfAny(): Promise<Store | undefined> {
 }
 
 /** Makes the browser's own errors the package's. */
-async function attempt<T>(work: Promise<T>): Promise<T> {
+export async function attempt<T>(work: Promise<T>): Promise<T> {
   try {
     return await work;
   } catch (error) {

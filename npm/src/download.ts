@@ -26,6 +26,8 @@ export interface DownloadOptions extends Asking {
   httpCache: RequestCache;
   /** Only asks for the file's size and version; the first read opens the connection. For files that are not read at once. */
   lazily?: boolean;
+  /** Asks for a piece at a time, because little of the file is wanted; each is as large as all before it, within bounds. */
+  inPieces?: boolean;
   /** Called when a connection broke and is opened again. */
   onReconnect(message: string): void;
 }
@@ -36,6 +38,8 @@ const BACKOFF_MS = [100, 500, 2000];
 const SILENCE_MS = 30_000;
 /** A server that asks for a longer wait is not waited for. */
 export const LONGEST_WAIT_MS = 60_000;
+/** Bytes of the first piece of a file that is wanted in pieces, and of the largest. */
+const PIECE_BYTES = { first: 64 << 10, largest: 1 << 20 };
 /** Status codes that may pass. */
 const TRANSIENT = new Set([408, 425, 429, 500, 502, 503, 504]);
 
@@ -75,6 +79,9 @@ export class Download {
   /** Bytes that a server sent although they were not asked for. */
   #skip = 0;
   #connection = new AbortController();
+  /** Where the piece ends that the connection brings, and bytes of those that have come since the last change of place. */
+  #pieceEnd = Infinity;
+  #inPieces = 0;
 
   private constructor(url: string, options: DownloadOptions) {
     this.#url = url;
@@ -113,6 +120,11 @@ export class Download {
     return this.#position;
   }
 
+  /** Whether there is a connection that brings them. */
+  get isOpen(): boolean {
+    return this.#body !== undefined;
+  }
+
   /** The next bytes, or nothing at the end of the file. */
   async next(): Promise<Uint8Array | undefined> {
     try {
@@ -129,6 +141,7 @@ export class Download {
   seek(offset: number): void {
     this.close();
     this.#position = offset;
+    this.#inPieces = 0;
   }
 
   /** Closes the connection. A later read opens it again. */
@@ -170,6 +183,10 @@ export class Download {
     }
     if (this.#body === undefined) {
       await this.#connect(true);
+      if (this.#body === undefined) {
+        // Where no size was announced, it shows when there is no further piece.
+        return undefined;
+      }
     }
     for (;;) {
       const chunk = await this.#readBody();
@@ -185,6 +202,10 @@ export class Download {
       this.#skip -= chunk.length - bytes.length;
       if (bytes.length > 0) {
         this.#position += bytes.length;
+        this.#inPieces += bytes.length;
+        if (this.#position >= this.#pieceEnd) {
+          this.close();
+        }
         if (size !== undefined && this.#position > size) {
           // The answer was compressed on the way and its announced size was that of the compressed bytes.
           delete this.#version.size;
@@ -218,17 +239,23 @@ export class Download {
   async #connect(again: boolean): Promise<void> {
     const offset = this.#position;
     const response = await this.#fetch(offset, again);
-    const found = versionOf(response, offset);
+    const isPiece = this.#options.inPieces === true;
+    const found = versionOf(response, offset, isPiece);
     const expected = this.#version;
+    if (isPiece && response.status === 416 && expected.size === undefined) {
+      this.#version = { ...expected, size: offset };
+      return;
+    }
     if (again && (response.status === 416 || differs(expected, found))) {
       throw new Changed();
     }
     checkAnswer(this.#url, response);
-    if (response.status === 206 && !startsAt(response, offset, found, expected.size)) {
+    if (response.status === 206 && !startsAt(response, offset, isPiece || (found.size !== undefined && found.size === expected.size))) {
       throw new TilewrightError("range",
         `${this.#url}: the server was asked for the bytes from ${offset} on and sent ${response.headers.get("content-range") ?? "others"}`);
     }
     this.#skip = response.status === 206 ? 0 : offset;
+    this.#pieceEnd = isPiece && response.status === 206 ? offset + this.#pieceBytes : Infinity;
     this.#version = { ...found, ...expected };
     this.#body = response.body?.getReader();
     if (this.#body === undefined) {
@@ -236,12 +263,20 @@ export class Download {
     }
   }
 
+  get #pieceBytes(): number {
+    return Math.min(Math.max(this.#inPieces, PIECE_BYTES.first), PIECE_BYTES.largest);
+  }
+
   async #fetch(offset: number, again: boolean): Promise<Response> {
     this.#connection = new AbortController();
     const signal = AbortSignal.any([this.#options.signal, this.#connection.signal]);
     const headers = new Headers(this.#options.headers);
-    if (offset > 0) {
+    if (this.#options.inPieces === true) {
+      headers.set("range", `bytes=${offset}-${offset + this.#pieceBytes - 1}`);
+    } else if (offset > 0) {
       headers.set("range", `bytes=${offset}-`);
+    }
+    if (offset > 0) {
       const validator = strongValidator(this.#version);
       // To another origin this header would need that server's permission; there the versions are compared afterwards.
       if (validator !== undefined && !crossesOrigin(this.#url)) {
@@ -350,7 +385,8 @@ export function describeImpostor(start: Uint8Array): string | undefined {
   return undefined;
 }
 
-function versionOf(response: Response, offset: number): FileVersion {
+/** `isPiece`: the answer may end before the file does. */
+function versionOf(response: Response, offset: number, isPiece = false): FileVersion {
   const version: FileVersion = {};
   const etag = response.headers.get("etag");
   const lastModified = response.headers.get("last-modified");
@@ -365,18 +401,19 @@ function versionOf(response: Response, offset: number): FileVersion {
   }
   if (total !== undefined) {
     version.size = total;
-  } else if (length !== undefined && encoding === "identity") {
+  } else if (length !== undefined && encoding === "identity" && !(isPiece && response.status === 206)) {
     version.size = response.status === 206 ? offset + length : length;
   }
   return version;
 }
 
-/** Whether a partial answer begins where it was asked to; other origins may hide the header, then the length has to do. */
-function startsAt(response: Response, offset: number, found: FileVersion, size: number | undefined): boolean {
+/**
+ * Whether a partial answer begins where it was asked to. Other origins may hide the header; then the length has to do, of which `isLikely` tells
+ * whether it may be right.
+ */
+function startsAt(response: Response, offset: number, isLikely: boolean): boolean {
   const range = /^bytes (\d+)-\d+\/(?:\d+|\*)$/.exec(response.headers.get("content-range") ?? "");
-  return range === null
-    ? !response.headers.has("content-range") && found.size !== undefined && found.size === size
-    : Number(range[1]) === offset;
+  return range === null ? !response.headers.has("content-range") && isLikely : Number(range[1]) === offset;
 }
 
 function strongValidator(version: FileVersion): string | undefined {

@@ -390,6 +390,9 @@ function revoke(blob: string | undefined): void {
 
 function unloadable(url: string | undefined, blob: string | undefined): string {
   const what = "the worker with the engine could not be loaded";
+  if (url === undefined && besidePackage("").pathname.includes("/.vite/")) {
+    return `${what}; before version 8, Vite needs \`optimizeDeps: { exclude: ["tilewright"] }\` in its configuration`;
+  }
   if (url === undefined) {
     return `${what}; check that worker.js is served beside the package, or say where it is with configure({ workerUrl })`;
   }

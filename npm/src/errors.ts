@@ -50,6 +50,8 @@ export type ErrorCode =
   | "not_a_model"
   /** The server's answers to range requests contradict each other, or the file changed during the download. */
   | "range"
+  /** A file has another SHA-256 than the caller or the hub says. */
+  | "digest"
   /** The browser's storage is full. */
   | "quota"
   /** The browser's storage failed, or a kept file is damaged. */
@@ -97,7 +99,7 @@ export interface WireError {
 }
 
 /** Codes that the engine in WASM gives to its errors. */
-const ENGINE_CODES: ReadonlySet<string> = new Set<ErrorCode>([
+export const ENGINE_CODES: ReadonlySet<string> = new Set<ErrorCode>([
   "format", "unsupported", "config", "memory", "option", "constraint", "context_full", "tokenizer", "template", "device_lost", "out_of_memory", "gpu",
   "adapter", "no_adapter", "limit", "non_finite", "truncated", "shape", "operand", "index",
 ]);

@@ -32,14 +32,6 @@ export function vectorsOf(name: string, given: unknown): Float32Array<ArrayBuffe
   return new Float32Array(vectors as Float32Array);
 }
 
-/** Bytes. */
-export function bytesOf(name: string, given: unknown): Uint8Array<ArrayBuffer> {
-  if (!isArrayOf("Uint8Array", given)) {
-    throw refused(name, given, "a Uint8Array");
-  }
-  return new Uint8Array(given as Uint8Array);
-}
-
 /** Ids in any iterable. */
 export function idsOf(name: string, ids: Iterable<number>): Uint32Array {
   const list = [...ids];

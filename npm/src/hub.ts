@@ -8,7 +8,7 @@ import { CHAT_FILES, INDEX, NEEDED_FILES, OPTIONAL_FILES, SENTENCE_FILES } from 
 import { openStore } from "./store.js";
 import type { HubOptions } from "./types.js";
 
-const ENDPOINT = "https://huggingface.co";
+export const ENDPOINT = "https://huggingface.co";
 /** Waits before the attempts that follow one another. */
 const BACKOFF_MS = [500, 1000, 2000];
 /** A hub that is silent for so long counts as gone. */
@@ -26,6 +26,12 @@ interface Address {
   path: string | undefined;
   quant: string | undefined;
   revision: string;
+}
+
+/** What a hub says of a revision. */
+interface Listing {
+  files: HubFile[];
+  licence?: string;
 }
 
 /** A file of a repository. */
@@ -64,11 +70,15 @@ export async function hubSpec(
   const endpoint = endpointOf(options.endpoint);
   const headers = headersOf(options);
   const base = `${endpoint}/${address.repo}/resolve/${encodeURIComponent(address.revision)}/`;
-  const files = await list(address, endpoint, { headers, base, ...(options.fetch === undefined ? {} : { fetch: options.fetch }) }, wanted, signal);
+  const { files, licence } = await list(address, endpoint, { headers, base, ...(options.fetch === undefined ? {} : { fetch: options.fetch }) }, wanted, signal);
   const given = Object.keys(headers).length === 0 ? {} : { headers };
   const specs = choose(files, address, wanted).map(({ path, name, sha256 }): FileSpec =>
     ({ kind: "url", name, url: base + encodePath(path), ...given, ...(sha256 === undefined ? {} : { sha256 }) }));
-  return { kind: "files", files: specs, ...(specs.length > 1 ? { name: address.repo.replace(/^.*\//, "") } : {}) };
+  return {
+    kind: "files", files: specs,
+    ...(specs.length > 1 ? { name: address.repo.replace(/^.*\//, "") } : {}),
+    ...(licence === undefined ? {} : { licence }),
+  };
 }
 
 function parse(text: string, revision: string | undefined): Address {
@@ -90,7 +100,8 @@ function isPlainPath(path: string): boolean {
   return path.length <= 1024 && path.split("/").every((part) => part !== "" && !/^\.+$/.test(part) && !/[\u0000-\u001f\\:]/.test(part));
 }
 
-function endpointOf(endpoint: string | URL = ENDPOINT): string {
+/** The address of a hub, without a slash at its end. */
+export function endpointOf(endpoint: string | URL = ENDPOINT): string {
   const text = String(endpoint);
   if (!/^https?:\/\/./i.test(text)) {
     throw new TilewrightError("option", `endpoint is ${JSON.stringify(text)}, expected an address that begins with https:// or http://`);
@@ -116,7 +127,7 @@ function headersOf({ headers, token }: HubOptions): Record<string, string> {
 /** The files of the revision: as the hub says, or those that are kept if it does not answer. */
 async function list(
   address: Address, endpoint: string, { headers, base, fetch = globalThis.fetch }: Asking, wanted: Wanted, signal: AbortSignal | undefined,
-): Promise<HubFile[]> {
+): Promise<Listing> {
   const url = `${endpoint}/api/models/${address.repo}/revision/${encodeURIComponent(address.revision)}?blobs=true`;
   for (let failures = 0; ; failures += 1) {
     signal?.throwIfAborted();
@@ -125,7 +136,7 @@ async function list(
     try {
       const response = await fetch(url, { headers, cache: "no-store", signal: AbortSignal.any([AbortSignal.timeout(SILENCE_MS), ...(signal === undefined ? [] : [signal])]) });
       if (response.ok) {
-        return filesOf(url, await response.text());
+        return listingOf(url, await response.text());
       }
       void response.body?.cancel().catch(() => {});
       error = refused(url, response);
@@ -142,7 +153,7 @@ async function list(
     }
     const kept = failures === 0 ? await keptFiles(base) : [];
     if (kept.length > 0 && isEnough(kept, address, wanted)) {
-      return kept;
+      return { files: kept };
     }
     if (wait === undefined || wait > LONGEST_WAIT_MS) {
       throw error;
@@ -161,18 +172,19 @@ function refused(url: string, { status }: Response): TilewrightError {
 }
 
 /** Reads the hub's list. Nothing in it is trusted. */
-function filesOf(url: string, json: string): HubFile[] {
+function listingOf(url: string, json: string): Listing {
   const wrong = (found: string): TilewrightError => new TilewrightError("format", `${url}: ${found}`);
-  let siblings: unknown;
+  let answer: { siblings?: unknown; cardData?: { license?: unknown } | null; tags?: unknown } | null;
   try {
-    siblings = (JSON.parse(json) as { siblings?: unknown } | null)?.siblings;
+    answer = JSON.parse(json);
   } catch (error) {
     throw wrong(`the list of files is not JSON: ${messageOf(error)}`);
   }
+  const siblings = answer?.siblings;
   if (!Array.isArray(siblings)) {
     throw wrong(`siblings is ${JSON.stringify(siblings)?.slice(0, 100)}, expected a list of files`);
   }
-  return siblings.map((sibling: { rfilename?: unknown; lfs?: { sha256?: unknown } | null } | null): HubFile => {
+  const files = siblings.map((sibling: { rfilename?: unknown; lfs?: { sha256?: unknown } | null } | null): HubFile => {
     const path = sibling?.rfilename;
     if (typeof path !== "string" || !isPlainPath(path)) {
       throw wrong(`rfilename is ${JSON.stringify(path)}, expected a path that stays in the repository`);
@@ -186,6 +198,10 @@ function filesOf(url: string, json: string): HubFile[] {
     }
     return { path, sha256: sha256.toLowerCase() };
   });
+  const tags = Array.isArray(answer?.tags) ? answer.tags : [];
+  const tag = tags.find((one) => typeof one === "string" && one.startsWith("license:")) as string | undefined;
+  const licence = answer?.cardData?.license ?? tag?.slice("license:".length);
+  return { files, ...(typeof licence === "string" && licence !== "" ? { licence: licence.slice(0, 200) } : {}) };
 }
 
 /**

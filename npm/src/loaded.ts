@@ -48,6 +48,28 @@ export async function loadInto<K extends LoadName>(
   }
 }
 
+/** Asks a worker, that of what the options are `on` or a new one, for something that it does not hold. */
+export async function callOnce<K extends "inspect" | "prefetch">(
+  name: K,
+  args: Calls[K]["args"],
+  { signal, on, fetch, onProgress, onNotice }: Pick<CommonLoadOptions, "on" | "fetch" | "onProgress" | "onNotice"> & { signal?: AbortSignal | undefined },
+): Promise<Calls[K]["reply"]> {
+  signal?.throwIfAborted();
+  const line = await lineFor(on);
+  if (fetch !== undefined) {
+    line.useFetch(fetch);
+  }
+  line.onNotice = onNotice;
+  line.onProgress = onProgress;
+  try {
+    return await line.call(name, args, { signal });
+  } finally {
+    line.onProgress = undefined;
+    // The worker puts its files in order; nobody needs to wait for that.
+    void line.close("it was done");
+  }
+}
+
 /** Something that a worker holds. */
 export interface Holding {
   /** @internal */

@@ -1,17 +1,20 @@
 /** Models and what they generate: the part of the package that most people use. */
 
 import { TilewrightError } from "./errors.js";
+import { cachedModels, prefetchModel, removeModel } from "./copies.js";
 import { asJson, constraintOf, toolChoiceOf } from "./format.js";
 import { isId } from "./given.js";
 import { isHubAddress } from "./hub.js";
+import { inspectModel } from "./inspect.js";
 import { defined, Loaded, loadInto } from "./loaded.js";
 import { known } from "./options.js";
 import table from "./models.js";
 import { PEFT_FILES, type AnswerRequest, type GenerateEvent, type ModelRequest, type Prompt, type SourceSpec } from "./protocol.js";
 import { specOf } from "./spec.js";
 import type {
-  AdapterOptions, ChatMessage, ChatOptions, GenerateOptions, GenerateResult, GenerationUsage, HeadOptions, HeadWeights, KeptSession, KnownModel,
-  LoadOptions, ModelInfo, ModelSource, Piece, SaveSessionOptions, Timeline, TokenizeOptions,
+  AdapterOptions, CachedModel, ChatMessage, ChatOptions, GenerateOptions, GenerateResult, GenerationUsage, HeadOptions, HeadWeights, InspectOptions,
+  KeptSession, KnownModel, LoadOptions, ModelInfo, ModelReport, ModelSource, Piece, PrefetchOptions, RemoveOptions, SaveSessionOptions, Timeline,
+  TokenizeOptions,
 } from "./types.js";
 
 /**
@@ -40,7 +43,46 @@ export class Model extends Loaded<ModelInfo> {
 
   /** Models that are known to run, with addresses that `Model.load` and, for those whose use is `embed`, `Embedder.load` take. Nothing is fetched. */
   static list(): KnownModel[] {
-    return table.models.map(({ size_bytes: sizeBytes, cache_bytes_per_token: cacheBytesPerToken, ...model }) => ({ ...model, sizeBytes, cacheBytesPerToken }));
+    return table.models.map(({ size_bytes: sizeBytes, cache_bytes_per_token: cacheBytesPerToken, max_context_length: maxContextLength, ...model }) =>
+      ({ ...model, sizeBytes, cacheBytesPerToken, maxContextLength }));
+  }
+
+  /**
+   * What a model's headers say, and whether it fits here: only they are fetched, also of an encoder or a cross-encoder, which other classes
+   * load. A `Response` is awaited as a whole.
+   *
+   * @throws {@link TilewrightError}, as a load does for what is broken or not there; what is well formed and of another kind has a report.
+   * Or the reason of `options.signal`.
+   */
+  static inspect(source: ModelSource, options: InspectOptions = {}): Promise<ModelReport> {
+    return inspectModel(source, options);
+  }
+
+  /**
+   * The models in the browser's storage for this origin, encoders and cross-encoders too, the one that was asked for last first. Those with
+   * `complete: false` were interrupted. Empty where there is no storage, as in Node and Deno. `cache` has the single files.
+   */
+  static cached(): Promise<CachedModel[]> {
+    return cachedModels();
+  }
+
+  /**
+   * Downloads a model, or what is missing of it, into the browser's storage without loading it. A later load finds it there.
+   *
+   * @throws {@link TilewrightError}: `storage` where nothing can be kept, as in Node and Deno; `quota` where there is no room; those of
+   * downloads. Or the reason of `options.signal`.
+   */
+  static prefetch(source: ModelSource, options: PrefetchOptions = {}): Promise<void> {
+    return prefetchModel(source, options);
+  }
+
+  /**
+   * Deletes a model from the browser's storage, by what it was loaded by or what `cached` calls its source. Resolves to whether it was there.
+   *
+   * @throws {@link TilewrightError} `storage` while it is being loaded, here or in another tab.
+   */
+  static remove(source: ModelSource, options: RemoveOptions = {}): Promise<boolean> {
+    return removeModel(source, options);
   }
 
   /** Loads the small story model that comes with the package (1.2 MB): it writes English children's stories, and nothing else. */
@@ -106,7 +148,7 @@ export class Model extends Loaded<ModelInfo> {
    * model, also in another page of this origin, whose prompt begins like it goes on from there. What is kept is exact: the text is the same.
    * It is as large as the cached keys and values of its tokens. `sessions` lists and deletes what is kept.
    *
-   * @throws {@link TilewrightError}: `storage` where the browser stores nothing, as in Node and Deno; `quota` where there is no room;
+   * @throws {@link TilewrightError}: `storage` where the browser stores nothing, as in Node and in Deno without `--location`; `quota` where there is no room;
    * `option` if nothing was generated so far, or with `cache: false`.
    */
   async saveSession(options: SaveSessionOptions = {}): Promise<KeptSession> {
@@ -259,14 +301,15 @@ export class Generation implements AsyncIterable<Piece> {
 
 /** What the worker is told of an adapter. */
 async function adapterOf(given: AdapterOptions, { signal, fetch }: LoadOptions): Promise<NonNullable<ModelRequest["adapter"]>> {
-  const { source, scale = 1 } = known("adapter", given);
+  const { source, scale = 1, ...options } = known("adapter", given);
   if (!Number.isFinite(scale)) {
     throw new TilewrightError("option", `adapter.scale is ${String(scale)}, expected a number`);
   }
   const isFolder = typeof source === "string" ? !isHubAddress(source) && source.endsWith("/") : source instanceof URL && source.pathname.endsWith("/");
   const at = (name: string): string => URL.canParse(String(source)) ? new URL(name, String(source)).href : `${String(source)}${name}`;
   const files = isFolder ? PEFT_FILES.map(at) : source;
-  return { source: await specOf(files, signal, defined({ fetch })), scale };
+  const { given: _, ...spec } = await specOf(files, signal, { ...options, ...defined({ fetch }) });
+  return { source: spec, scale };
 }
 
 /** Biases in a list. */

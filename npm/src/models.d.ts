@@ -2,7 +2,9 @@
 
 import type { KnownModel } from "./types.js";
 
-type Row = Omit<KnownModel, "sizeBytes" | "cacheBytesPerToken"> & { size_bytes: number; cache_bytes_per_token: number | null };
+type Row = Omit<KnownModel, "sizeBytes" | "cacheBytesPerToken" | "maxContextLength"> & {
+  size_bytes: number; cache_bytes_per_token: number | null; max_context_length: number;
+};
 
 declare const table: { about: string; models: Row[] };
 export default table;

@@ -7,10 +7,10 @@ import { Kept, makeIn, type KeptOptions } from "./kept.js";
 import { defined } from "./loaded.js";
 import { known } from "./options.js";
 import { specOf } from "./spec.js";
-import type { FileSource, Hit, HubOptions, MolInfo, MolMethod, VectorStorage } from "./types.js";
+import type { FileSource, Hit, MolInfo, MolMethod, SourceOptions, VectorStorage } from "./types.js";
 
 /** Options of {@link Mol.load}. */
-export interface MolOptions extends KeptOptions, HubOptions {
+export interface MolOptions extends KeptOptions, SourceOptions {
   /** How components of items are stored. Default `f32`. The others take a half and little more than a quarter of the memory, and round. */
   storage?: VectorStorage;
   /** Whether a download is kept in the browser's storage and taken from there. Default `true`. */
@@ -52,9 +52,9 @@ export class Mol extends Kept<MolInfo> {
    * downloads; or the reason of `options.signal`.
    */
   static async load(source: FileSource, options: MolOptions = {}): Promise<Mol> {
-    const { storage, cache = true, signal, revision, token, headers, endpoint, ...place } = known("Mol.load", options);
+    const { storage, cache = true, signal, revision, token, headers, endpoint, sha256, ...place } = known("Mol.load", options);
     signal?.throwIfAborted();
-    const hub = defined({ revision, token, headers, endpoint });
+    const hub = defined({ revision, token, headers, endpoint, sha256 });
     const args = { source: await specOf(source, signal, hub, "file"), cache, ...defined({ storage }) };
     return new Mol(await makeIn(place, (line, where) => line.call("loadMol", { where, ...args }, { signal })), "mixture");
   }

@@ -8,8 +8,9 @@ import type { MolOptions, MolSearchOptions } from "./mol.js";
 import type { ClientOptions } from "./openai/client.js";
 import type { RequestOptions } from "./openai/request.js";
 import type {
-  AdapterOptions, ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, HeadOptions, HubOptions, LoadOptions, PromptOptions, RerankerOptions,
-  RerankOptions, SaveSessionOptions, TextsOptions, TokenizeOptions,
+  AdapterOptions, ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, HeadOptions, HubOptions, InspectOptions,
+  LoadOptions, PrefetchOptions, PromptOptions, RemoveOptions, RerankerOptions, RerankOptions, SaveSessionOptions, SourceOptions, TextsOptions,
+  TokenizeOptions,
 } from "./types.js";
 import type { IndexOptions, LoadIndexOptions, SearchOptions } from "./vector-index.js";
 
@@ -21,10 +22,10 @@ const PROMPT: Names<PromptOptions> = { prompt: true };
 const DEVICE: Names<KernelOptions> = { device: true, tier: true, subgroups: true, onNotice: true };
 const PLACE: Names<KeptOptions> = { ...DEVICE, on: true };
 const HUB: Names<HubOptions> = { revision: true, token: true, headers: true, endpoint: true };
+const SOURCE: Names<SourceOptions> = { ...HUB, sha256: true };
 const LOAD: Names<CommonLoadOptions> = {
-  ...DEVICE, ...HUB, fetch: true, on: true, shared: true, onProgress: true, signal: true, cache: true, verify: true, memoryLimit: true,
+  ...DEVICE, ...SOURCE, fetch: true, on: true, shared: true, onProgress: true, signal: true, cache: true, verify: true, memoryLimit: true,
 };
-const LOAD_INDEX: Names<LoadIndexOptions> = { ...PLACE, model: true };
 const GENERATE: Names<GenerateOptions> = {
   signal: true, maxTokens: true, temperature: true, topK: true, topP: true, minP: true, repeatPenalty: true, repeatLastN: true,
   presencePenalty: true, frequencyPenalty: true, logitBias: true, logprobs: true, seed: true, stop: true, ignoreEos: true, slide: true,
@@ -39,7 +40,12 @@ export const OPTIONS = {
   "configure": { workerUrl: true, wasmUrl: true, textWasmUrl: true } satisfies Names<ConfigureOptions>,
   "Model.load": LOAD_MODEL,
   "Model.builtin": LOAD_MODEL,
-  "adapter": { source: true, scale: true } satisfies Names<AdapterOptions>,
+  "Model.inspect": {
+    ...HUB, fetch: true, signal: true, on: true, device: true, cache: true, contextLengths: true, contextLength: true, kvType: true, memoryLimit: true,
+  } satisfies Names<InspectOptions>,
+  "Model.prefetch": { ...SOURCE, fetch: true, onProgress: true, onNotice: true, signal: true } satisfies Names<PrefetchOptions>,
+  "Model.remove": { revision: true, endpoint: true } satisfies Names<RemoveOptions>,
+  "adapter": { ...SOURCE, source: true, scale: true } satisfies Names<AdapterOptions>,
   "generate": GENERATE,
   "chat": {
     ...GENERATE, tools: true, toolChoice: true, parallelToolCalls: true, thinking: true, documents: true, templateVariables: true, templateName: true, continueFinalMessage: true,
@@ -54,10 +60,10 @@ export const OPTIONS = {
   "Embedder.tokenize": PROMPT,
   "Reranker.load": { ...LOAD, maxTokens: true, sigmoid: true, maxBatchTokens: true } satisfies Names<RerankerOptions>,
   "rerank": { ...TEXTS, topK: true } satisfies Names<RerankOptions>,
-  "Index.create": { ...LOAD_INDEX, dims: true, metric: true, storage: true } satisfies Names<IndexOptions>,
-  "Index.load": LOAD_INDEX,
+  "Index.create": { ...PLACE, model: true, dims: true, metric: true, storage: true } satisfies Names<IndexOptions>,
+  "Index.load": { ...PLACE, ...HUB, model: true, cache: true, signal: true } satisfies Names<LoadIndexOptions>,
   "Index.search": { filter: true, signal: true } satisfies Names<SearchOptions>,
-  "Mol.load": { ...PLACE, ...HUB, storage: true, cache: true, signal: true } satisfies Names<MolOptions>,
+  "Mol.load": { ...PLACE, ...SOURCE, storage: true, cache: true, signal: true } satisfies Names<MolOptions>,
   "Mol.search": { method: true, users: true, signal: true } satisfies Names<MolSearchOptions>,
   "Kernels.open": DEVICE,
   "bench": { ...DEVICE, quick: true, signal: true, onProgress: true } satisfies Names<BenchOptions>,
@@ -112,7 +118,7 @@ const SYNONYMS: Readonly<Record<string, string>> = {
   chattemplatekwargs: "templateVariables", enablethinking: "thinking", reasoning: "thinking", format: "responseFormat", grammar: "responseFormat",
   jsonschema: "responseFormat", abortsignal: "signal", repetitionpenalty: "repeatPenalty", stopsequences: "stop", topn: "topK",
   toplogprobs: "logprobs", nprobs: "logprobs",
-  progresscallback: "onProgress", batchsize: "maxBatchTokens",
+  checksum: "sha256", integrity: "sha256", progresscallback: "onProgress", batchsize: "maxBatchTokens",
 };
 
 /** The name that was probably meant: the same but for case and separators, another engine's word for it, or a slip or two away. */

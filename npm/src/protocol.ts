@@ -2,34 +2,43 @@
 
 import type { BenchProgress, BenchReport } from "./bench.js";
 import type { WireError } from "./errors.js";
+import type { ModelRecord } from "./store.js";
 import type {
   AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderOptions, GenerateOptions, GenerateResult,
-  HeadOptions, HeadWeights, Hit, IndexInfo, KeptSession, LoadOptions, MemoryInfo, ModelInfo, MolInfo, MolMethod, Notice, Piece, Progress, PromptOptions,
-  Ranked, RerankerInfo, RerankerOptions, Tier, Timeline, VectorStorage,
+  HeadOptions, HeadWeights, Hit, IndexInfo, InspectOptions, KeptSession, LoadOptions, MemoryInfo, ModelInfo, ModelReport, MolInfo, MolMethod,
+  Notice, Piece, Progress, PromptOptions, Ranked, RerankerInfo, RerankerOptions, Tier, Timeline, VectorStorage,
 } from "./types.js";
 
 /** One file of a model, with its address made absolute. */
 export type FileSpec =
   | { kind: "url" } & UrlSpec
-  | { kind: "blob"; name: string; blob: Blob }
+  | { kind: "blob"; blob: Blob } & NamedSpec
   | PathSpec;
 
-/** A file with an address. */
-export interface UrlSpec {
+/** What is known of any file. */
+interface NamedSpec {
   name: string;
+  /** SHA-256 that it must have. */
+  sha256?: string;
+  /** Whether the caller says so, rather than a hub. */
+  isPinned?: boolean;
+}
+
+/** A file with an address. */
+export interface UrlSpec extends NamedSpec {
   url: string;
   /** Headers of each request for it. */
   headers?: Record<string, string>;
-  /** SHA-256 that it must have. */
-  sha256?: string;
 }
 
 /** A file with a path, in Node and Deno. */
-export interface PathSpec {
+export interface PathSpec extends NamedSpec {
   kind: "path";
-  name: string;
   path: string;
 }
+
+/** SHA-256 that the caller says files have: that of the one file, or of each by its name. */
+export type Pins = string | Record<string, string>;
 
 /**
  * A model's files, or the folder that they are to be looked up in, of which a path does not say which it is; and what that folder is
@@ -40,7 +49,14 @@ export type SourceSpec = (
   | { kind: "folder"; url: string }
   | { kind: "path"; file: PathSpec }
   | { kind: "builtin" }
-) & { name?: string };
+) & {
+  name?: string;
+  /** What a copy of it is remembered as, if it has addresses alone. */
+  given?: Omit<ModelRecord, "files">;
+  pins?: Pins;
+  /** What the hub says of its licence. */
+  licence?: string;
+};
 
 /** How to open a device. */
 export interface DeviceRequest {
@@ -65,6 +81,14 @@ export interface CommonRequest {
 /** What the worker needs to load anything. */
 export interface LoadRequest extends CommonRequest {
   settings: { memoryLimit?: number };
+}
+
+/** What the worker needs to look at a model's headers. */
+export interface InspectRequest extends Pick<CommonRequest, "source" | "cache" | "ownFetch"> {
+  /** What it should be planned for. */
+  device: DeviceChoice;
+  settings: Pick<InspectOptions, "contextLength" | "kvType" | "memoryLimit">;
+  contextLengths?: number[];
 }
 
 /** The files in which PEFT saves an adapter: its configuration and its weights. */
@@ -179,6 +203,9 @@ export interface Calls extends KernelCalls {
   loadModel: { args: ModelRequest; event: never; reply: ModelInfo };
   loadEmbedder: { args: EmbedderRequest; event: never; reply: EmbedderInfo };
   loadReranker: { args: RerankerRequest; event: never; reply: RerankerInfo };
+  inspect: { args: InspectRequest; event: never; reply: ModelReport };
+  /** Keeps a model's files without loading it. Tells how far it has come as a load does. */
+  prefetch: { args: Pick<CommonRequest, "source" | "ownFetch">; event: never; reply: undefined };
   generate: { args: GenerateRequest; event: GenerateEvent; reply: GenerateResult };
   saveSession: { args: { maxBytes: number }; event: never; reply: KeptSession };
   timeline: { args: Record<string, never>; event: never; reply: Timeline };
@@ -204,13 +231,17 @@ export interface Calls extends KernelCalls {
   readTensor: { args: { kept: number }; event: never; reply: Float32Array };
   freeTensor: { args: { kept: number }; event: never; reply: undefined };
   createIndex: { args: { where: Where; settings: IndexSettings }; event: never; reply: MadeVectors<IndexInfo> };
-  loadIndex: { args: { where: Where; bytes: Uint8Array; expected?: ExpectedModel }; event: never; reply: MadeVectors<IndexInfo> };
+  loadIndex: { args: Pick<LoadRequest, "source" | "cache"> & { where: Where; expected?: ExpectedModel }; event: never; reply: MadeVectors<IndexInfo> };
   /** Replies with the first vector's id and what the index is now. */
   appendVectors: { args: { vectors: Float32Array }; event: never; reply: { first: number; info: IndexInfo } };
   /** Replies with how many were there until now and what the index is now. */
   deleteVectors: { args: { ids: Uint32Array }; event: never; reply: { deleted: number; info: IndexInfo } };
   searchVectors: { args: { queries: Float32Array; k: number; filter?: Uint32Array }; event: never; reply: Hit[][] };
-  saveIndex: { args: Record<string, never>; event: never; reply: Uint8Array };
+  /** Begins to write the index as it is now, and gives the number under which its pieces are asked for. */
+  beginSave: { args: Record<string, never>; event: never; reply: number };
+  /** The next piece, or nothing at the end. */
+  savedPiece: { args: { save: number }; event: never; reply: Uint8Array | undefined };
+  endSave: { args: { save: number }; event: never; reply: undefined };
   loadMol: { args: Pick<LoadRequest, "source" | "cache"> & { where: Where; storage?: VectorStorage }; event: never; reply: MadeVectors<MolInfo> };
   appendItems: { args: { vectors: Float32Array }; event: never; reply: { first: number; info: MolInfo } };
   searchItems: { args: { queries: Float32Array; k: number; method?: MolMethod; users?: Uint32Array }; event: never; reply: Hit[][] };

@@ -4,7 +4,7 @@ import { askVersion, A_WEB_PAGE, describeImpostor, differs, Download, WebPage, t
 import type { Fetch } from "./fetching.js";
 import { codeOf, messageOf, TilewrightError, type ErrorCode } from "./errors.js";
 import { importHidden } from "./platform.js";
-import type { FileSpec, PathSpec, SourceSpec, UrlSpec } from "./protocol.js";
+import type { FileSpec, PathSpec, Pins, SourceSpec, UrlSpec } from "./protocol.js";
 import { isFull, type Store, type StoredFile, type StoredRecord, type StoreWriter } from "./store.js";
 import type { Sha256 } from "./tilewright.js";
 import type { Notice, Progress } from "./types.js";
@@ -23,8 +23,12 @@ const ABSENT_MS = 24 * 60 * 60 * 1000;
 /** One file of a model. Reading is sequential; going back is possible and may be slow. */
 export interface ModelFile {
   readonly name: string;
+  /** Its address, if it is to be kept. */
+  readonly url?: string | undefined;
   /** Bytes of the file, where it is known. */
   readonly size: number | undefined;
+  /** Whether all of it is from a copy that an earlier load kept. */
+  readonly isKept?: boolean;
   /** Where the bytes come from at the moment. */
   readonly phase: Progress["phase"];
   /** Bytes that have arrived, from the start on. */
@@ -46,6 +50,10 @@ export interface OpenContext {
   store: Store | undefined;
   /** Names of files that a folder of this kind of model may have besides. */
   extras: readonly string[];
+  /** Little is wanted of large files, and nothing is kept that is not already: copies are read, and the rest comes in pieces. */
+  peek?: boolean;
+  /** What cannot be kept is an error. */
+  mustKeep?: boolean;
   /** What sends requests instead of `fetch`. */
   fetch?: Fetch;
   newDigest(): Sha256;
@@ -54,32 +62,98 @@ export interface OpenContext {
   onCopy(copy: KeptCopy): void;
   /** Called when so many bytes are kept that were not before. */
   onStored(bytes: number): void;
+  /** Called when something of a file is kept. */
+  onKept?(): Promise<void>;
   /** Called when bytes of a file have arrived. */
   onBytes(file: ModelFile): void;
 }
 
 /** Codes of errors that say that a file is of no use, as opposed to what was done with it. */
 const USELESS: ReadonlySet<ErrorCode> = new Set<ErrorCode>(
-  ["format", "unsupported", "config", "tokenizer", "truncated", "not_a_model", "range", "storage", "non_finite"]);
+  ["format", "unsupported", "config", "tokenizer", "truncated", "not_a_model", "range", "digest", "storage", "non_finite"]);
 
 /** Whether an error leaves nothing worth keeping of the files that it came from. */
 export function isUseless(error: unknown): boolean {
   return USELESS.has(codeOf(error));
 }
 
-/** Opens all files of a model, in the order in which they were given. */
+/** Opens all files of a model, in the order in which they were given. Those with addresses are noted as its once one of them is kept. */
 export async function openFiles(source: SourceSpec, context: OpenContext): Promise<ModelFile[]> {
+  const { given } = source;
+  const { store, peek } = context;
+  if (given === undefined || store === undefined || peek === true) {
+    return openThem(source, context);
+  }
+  let isNoted = false;
+  let files: ModelFile[] = [];
+  const note = async (): Promise<void> => {
+    if (!isNoted && files.length > 0) {
+      isNoted = true;
+      // It only tells which copies belong together, so a storage that refuses it is no loss.
+      await store.setModel({ ...given, files: files.flatMap(({ url }) => url ?? []) }).catch(() => {});
+    }
+  };
+  files = await openThem(source, { ...context, onKept: note });
+  if (files.some(({ isKept }) => isKept === true)) {
+    await note();
+  }
+  return files;
+}
+
+async function openThem(source: SourceSpec, context: OpenContext): Promise<ModelFile[]> {
+  const { pins } = source;
   switch (source.kind) {
     case "files":
-      return openAll(source.files, context, "no-store");
+      return openAll(pinned(source.files, pins), context, "no-store");
     case "folder":
-      return openFolder(source.url, context);
+      return openFolder(source.url, pins, context);
     case "path":
-      return openAll(await filesAt(source.file, context.extras), context, "no-store");
+      return openAll(pinned(await filesAt(source.file, context), pins), context, "no-store");
     case "builtin":
       // The page's own file needs no second copy: the browser's HTTP cache has it.
-      return openAll([builtinSpec()], { ...context, store: undefined }, "default");
+      return openAll(pinned([builtinSpec()], pins), { ...context, store: undefined }, "default");
   }
+}
+
+/** The files with the digests that the caller says they have. */
+function pinned(specs: FileSpec[], pins: Pins | undefined): FileSpec[] {
+  if (pins === undefined) {
+    return specs;
+  }
+  const names = specs.map(({ name }) => name);
+  const all = pinsOf(pins, names);
+  return specs.map((spec) => withPin(spec, all[spec.name]));
+}
+
+/** Digests by the names of files. Of one that has no name there may be one file. */
+function pinsOf(pins: Pins, names: readonly string[]): Record<string, string> {
+  const shown = names.slice(0, 40).join(", ");
+  if (typeof pins === "string") {
+    const [name, ...others] = names;
+    if (name === undefined || others.length > 0) {
+      throw new TilewrightError("option", `sha256 is one digest, and the model has the files ${shown}; expected an object of digests by their names`);
+    }
+    return { [name]: pins };
+  }
+  const unknown = Object.keys(pins).find((name) => !names.includes(name));
+  if (unknown !== undefined) {
+    throw new TilewrightError("option", `sha256 has the key ${JSON.stringify(unknown)}, and the model has the files ${shown}`);
+  }
+  return pins;
+}
+
+function withPin<T extends FileSpec | UrlSpec>(spec: T, pin: string | undefined): T {
+  if (pin === undefined) {
+    return spec;
+  }
+  if (spec.sha256 !== undefined && spec.sha256 !== pin) {
+    throw otherDigest(spec.name, spec.sha256, pin, "the hub says");
+  }
+  return { ...spec, sha256: pin, isPinned: true };
+}
+
+function otherDigest(what: string, found: string, expected: string, who = "it has"): TilewrightError {
+  return new TilewrightError("digest", `${what}: ${who} the SHA-256 ${found}, expected ${expected}`);
 }
 
 async function openAll(specs: FileSpec[], context: OpenContext, httpCache: RequestCache): Promise<ModelFile[]> {
@@ -108,10 +182,15 @@ async function openFile(spec: FileSpec, context: OpenContext, httpCache: Request
     case "url":
       return UrlFile.open(spec, context, httpCache, isOneOfMany);
     case "blob":
-      return new BlobFile(spec.name, spec.blob);
+      return checked(new BlobFile(spec.name, spec.blob), spec, context);
     case "path":
-      return PathFile.open(spec);
+      return checked(await PathFile.open(spec), spec, context);
   }
+}
+
+/** A file whose digest is compared, if it is known. */
+function checked(file: ModelFile, { sha256 }: FileSpec, { newDigest, peek }: OpenContext): ModelFile {
+  return sha256 === undefined || peek === true ? file : new PinnedFile(file, sha256, newDigest());
 }
 
 function builtinSpec(): FileSpec {
@@ -120,7 +199,8 @@ function builtinSpec(): FileSpec {
 }
 
 /** Files of a Hugging Face folder besides its weights: those that every model needs, and those that it may have. */
-export const NEEDED_FILES: readonly string[] = ["config.json", "tokenizer.json"];
+export const TOKENIZER = "tokenizer.json";
+export const NEEDED_FILES: readonly string[] = ["config.json", TOKENIZER];
 export const OPTIONAL_FILES: readonly string[] = ["tokenizer_config.json", "generation_config.json"];
 /** Where newer folders have the chat template. */
 export const CHAT_FILES: readonly string[] = ["chat_template.jinja"];
@@ -150,11 +230,16 @@ function shardsOf(index: string, where: string): string[] {
  * Opens the files of a Hugging Face folder on a server. Which there are is only known by asking, which happens for all at the same time;
  * what the folder did not have is asked for again after a day, or when it has changed.
  */
-async function openFolder(folder: string, context: OpenContext): Promise<ModelFile[]> {
-  const specOf = (name: string): { name: string; url: string } => ({ name, url: new URL(name, folder).href });
+async function openFolder(folder: string, pins: Pins | undefined, context: OpenContext): Promise<ModelFile[]> {
+  if (typeof pins === "string") {
+    throw new TilewrightError("option", "sha256 is one digest, and the source is a folder, expected an object of digests by the names of its files");
+  }
+  const specOf = (name: string): UrlSpec => withPin({ name, url: new URL(name, folder).href }, pins?.[name]);
   const openSmall = async (name: string): Promise<SmallFile> => SmallFile.open(await UrlFile.open(specOf(name), context, "no-store", false));
   const remembered = await context.store?.absent(folder).catch(() => undefined);
-  const needed = NEEDED_FILES.map(openSmall);
+  const needed: Promise<ModelFile & { isKept: boolean }>[] = NEEDED_FILES.map((name) =>
+    // A vocabulary is large, and says nothing of what a model is.
+    context.peek === true && name === TOKENIZER ? UrlFile.open(specOf(name), context, "no-store", true) : openSmall(name));
   const isUnchanged = Promise.all(needed).then((files) => files.every(({ isKept }) => isKept), () => false);
   const absent: string[] = [];
   let hasAsked = false;
@@ -178,13 +263,22 @@ async function openFolder(folder: string, context: OpenContext): Promise<ModelFi
   };
   const files = await together([...needed, ...[...OPTIONAL_FILES, ...context.extras, INDEX].map(openOptional)]);
   try {
-    if (hasAsked && (absent.length > 0 || remembered !== undefined)) {
+    if (context.peek !== true && hasAsked && (absent.length > 0 || remembered !== undefined)) {
       // It only spares requests, so a storage that refuses it is no loss.
       await context.store?.setAbsent(folder, absent).catch(() => {});
     }
     const index = files.find(({ name }) => name === INDEX);
     const shards = index === undefined ? ["model.safetensors"] : shardsOf(new TextDecoder().decode(await readAll(index)), `${folder}${INDEX}`);
-    return [...files, ...await together(shards.map((name) => UrlFile.open(specOf(name), context, "no-store", true)))];
+    const all = [...files, ...await together(shards.map((name) => UrlFile.open(specOf(name), context, "no-store", true)))];
+    if (pins !== undefined) {
+      try {
+        pinsOf(pins, all.map(({ name }) => name));
+      } catch (error) {
+        await closeAll(all.slice(files.length), error);
+        throw error;
+      }
+    }
+    return all;
   } catch (error) {
     await closeAll(files, error);
     throw error;
@@ -213,7 +307,7 @@ export async function readAll(file: ModelFile, limit = Infinity): Promise<Uint8A
 }
 
 /** A file on the disk, or the files of a Hugging Face folder there. */
-async function filesAt(file: PathSpec, extras: readonly string[]): Promise<FileSpec[]> {
+async function filesAt(file: PathSpec, { extras }: OpenContext): Promise<FileSpec[]> {
   const { stat } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
   try {
     const path = await pathOf(file);
@@ -350,6 +444,60 @@ class PathFile implements ModelFile {
   }
 }
 
+/** A file here whose digest is compared when all of it has been read. */
+class PinnedFile implements ModelFile {
+  readonly name: string;
+  readonly phase = "file";
+  readonly size: number | undefined;
+  readonly #file: ModelFile;
+  readonly #expected: string;
+  readonly #digest: Sha256;
+  #digested = 0;
+
+  constructor(file: ModelFile, expected: string, digest: Sha256) {
+    this.name = file.name;
+    this.size = file.size;
+    this.#file = file;
+    this.#expected = expected;
+    this.#digest = digest;
+  }
+
+  get arrived(): number {
+    return this.#file.arrived;
+  }
+
+  async read(offset: number): Promise<Uint8Array | undefined> {
+    // What lies between is part of the digest although the engine does not want it.
+    while (this.#digested < offset && await this.#digestMore() !== undefined);
+    return offset === this.#digested ? this.#digestMore() : this.#file.read(offset);
+  }
+
+  async finish(): Promise<void> {
+    while (await this.#digestMore() !== undefined);
+    const found = this.#digest.hex();
+    if (found !== this.#expected) {
+      throw otherDigest(this.name, found, this.#expected);
+    }
+    await this.#file.finish();
+  }
+
+  pause(): void {}
+
+  async close(useless: boolean): Promise<void> {
+    this.#digest.free();
+    await this.#file.close(useless);
+  }
+
+  async #digestMore(): Promise<Uint8Array | undefined> {
+    const bytes = await this.#file.read(this.#digested);
+    if (bytes !== undefined) {
+      this.#digest.update(bytes);
+      this.#digested += bytes.length;
+    }
+    return bytes;
+  }
+}
+
 function unreadable(path: string, cause: unknown): TilewrightError {
   return new TilewrightError("storage", `${path} cannot be read: ${messageOf(cause)}`, { cause });
 }
@@ -432,6 +580,10 @@ class SmallFile implements ModelFile {
     return this.#file.name;
   }
 
+  get url(): string {
+    return this.#file.url;
+  }
+
   get isKept(): boolean {
     return this.#file.isKept;
   }
@@ -466,10 +618,12 @@ class SmallFile implements ModelFile {
 /** A file on a server, with the part of it that is kept here already. */
 class UrlFile implements ModelFile {
   readonly name: string;
-  readonly #url: string;
+  readonly url: string;
   readonly #headers: Record<string, string> | undefined;
   /** SHA-256 that the file must have, where that is known. */
   readonly #expected: string | undefined;
+  /** Whether the caller says so: then a kept copy is compared as well, before anything runs with it. */
+  readonly #isPinned: boolean;
   readonly #context: OpenContext;
   readonly #httpCache: RequestCache;
   #download: Download | undefined;
@@ -491,9 +645,10 @@ class UrlFile implements ModelFile {
 
   private constructor(spec: UrlSpec, context: OpenContext, httpCache: RequestCache) {
     this.name = spec.name;
-    this.#url = spec.url;
+    this.url = spec.url;
     this.#headers = spec.headers;
     this.#expected = spec.sha256;
+    this.#isPinned = spec.isPinned === true;
     this.#context = context;
     this.#httpCache = httpCache;
   }
@@ -503,11 +658,11 @@ class UrlFile implements ModelFile {
     const file = new UrlFile(spec, context, httpCache);
     try {
       await file.#claim();
+      if (context.peek !== true && file.#expected !== undefined && (file.#isPinned || !file.#isComplete)) {
+        file.#digest ??= context.newDigest();
+      }
       if (!file.#isComplete) {
-        if (file.#expected !== undefined) {
-          file.#digest ??= context.newDigest();
-        }
-        const options = { ...file.#downloadOptions, lazily };
+        const options = { ...file.#downloadOptions, lazily: lazily || file.#inPieces };
         file.#download = await file.#resume(options) ?? await Download.open(spec.url, options);
       }
       return file;
@@ -534,7 +689,7 @@ class UrlFile implements ModelFile {
     if (offset >= this.#lastOffset && offset < this.#lastOffset + this.#last.length) {
       return this.#last.subarray(offset - this.#lastOffset);
     }
-    if (offset < this.#position || this.#isComplete) {
+    if (offset < this.#position || (this.#isComplete && this.#digest === undefined) || this.#inPieces) {
       this.#position = offset;
     }
     // Bytes before the offset belong to the file that is kept and to its digest although the engine does not want them.
@@ -547,16 +702,22 @@ class UrlFile implements ModelFile {
   }
 
   async finish(): Promise<void> {
-    if (this.#isComplete) {
+    if (this.#isComplete && this.#digest === undefined) {
       this.arrived = this.#kept.size;
       return;
     }
+    this.#position = Math.max(this.#position, this.#digested);
     while ((await this.#readChunk()) !== undefined) {
       // Reading is all there is to do: each chunk is kept and digested on its way.
     }
     const sha256 = this.#digest?.hex();
     if (sha256 !== undefined && this.#expected !== undefined && sha256 !== this.#expected) {
-      throw new TilewrightError("range", `${this.#url} has the SHA-256 ${sha256}, expected ${this.#expected}`);
+      throw this.#isComplete
+        ? new TilewrightError("storage", `the kept copy of ${this.url} is damaged: its SHA-256 is ${sha256}, expected ${this.#expected}`)
+        : otherDigest(this.url, sha256, this.#expected);
+    }
+    if (this.#isComplete) {
+      return;
     }
     await this.#storing(async (stored) => {
       const writer = await this.#openWriter(stored);
@@ -565,6 +726,7 @@ class UrlFile implements ModelFile {
       writer.close();
       this.#writer = undefined;
       this.#context.onStored(size);
+      await this.#context.onKept?.();
     });
   }
 
@@ -591,6 +753,11 @@ class UrlFile implements ModelFile {
     return this.#record?.complete === true;
   }
 
+  /** Whether it is read in pieces; a text is read as a whole anyway. */
+  get #inPieces(): boolean {
+    return this.#context.peek === true && !/\.(json|jinja)$/.test(this.name);
+  }
+
   get #asking(): Asking {
     const { fetch } = this.#context;
     return { ...(fetch === undefined ? {} : { fetch }), ...(this.#headers === undefined ? {} : { headers: this.#headers }) };
@@ -598,30 +765,38 @@ class UrlFile implements ModelFile {
 
   get #downloadOptions(): DownloadOptions {
     const { signal, notify } = this.#context;
-    return { ...this.#asking, signal, httpCache: this.#httpCache, onReconnect: (message: string) => notify({ code: "reconnected", message }) };
+    const onReconnect = (message: string): void => notify({ code: "reconnected", message });
+    return { ...this.#asking, signal, httpCache: this.#httpCache, inPieces: this.#inPieces, onReconnect };
   }
 
   /** Finds out what is kept, and keeps others from changing it. */
   async #claim(): Promise<void> {
-    const { store, newDigest, notify, onCopy, signal } = this.#context;
+    const { store, newDigest, notify, onCopy, signal, peek, mustKeep } = this.#context;
     if (store === undefined) {
       return;
     }
     try {
-      const readable = await store.claim(this.#url, "shared", signal);
+      const readable = await store.claim(this.url, "shared", signal);
       const whole = readable?.whole;
       this.#stored = readable;
       const bytes = readable !== undefined && whole !== undefined && await this.#isCurrent(whole) ? await this.#bytesOf(readable, whole) : undefined;
       if (whole !== undefined && bytes !== undefined) {
         this.#kept = bytes;
         this.#record = whole;
-        onCopy(new KeptCopy(this.#url, store, whole, bytes, newDigest));
+        onCopy(new KeptCopy(this.url, store, whole, bytes, newDigest));
         return;
       }
       readable?.release();
-      this.#stored = readable && await store.claim(this.#url, "exclusive", signal);
+      this.#stored = undefined;
+      if (peek === true) {
+        return;
+      }
+      this.#stored = readable && await store.claim(this.url, "exclusive", signal);
       if (this.#stored === undefined) {
-        notify({ code: "not_cached", message: `${this.#url} is being loaded in another tab as well; this tab does not keep its copy` });
+        if (mustKeep === true) {
+          throw new TilewrightError("storage", `${this.url} is being loaded elsewhere, here or in another tab; it can be fetched after that`);
+        }
+        notify({ code: "not_cached", message: `${this.url} is being loaded in another tab as well; this tab does not keep its copy` });
         return;
       }
       const { part } = this.#stored;
@@ -643,7 +818,7 @@ class UrlFile implements ModelFile {
     try {
       return await stored.bytes(whole);
     } catch (error) {
-      this.#context.notify(damaged(this.#url, messageOf(error)));
+      this.#context.notify(damaged(this.url, messageOf(error)));
       return undefined;
     }
   }
@@ -651,14 +826,14 @@ class UrlFile implements ModelFile {
   /** Asks the server whether a kept file is still the newest. Without an answer it is taken as it is. */
   async #isCurrent(record: StoredRecord): Promise<boolean> {
     const known = this.#expected !== undefined && record.sha256 !== undefined;
-    const version = known ? {} : await askVersion(this.#url, this.#context.signal, this.#asking);
+    const version = known ? {} : await askVersion(this.url, this.#context.signal, this.#asking);
     if (version === undefined) {
-      this.#context.notify({ code: "not_revalidated", message: `${this.#url} could not be checked for a newer version; the kept copy is used` });
+      this.#context.notify({ code: "not_revalidated", message: `${this.url} could not be checked for a newer version; the kept copy is used` });
       return true;
     }
     const current = known ? record.sha256 === this.#expected : !differs(record, version);
     if (!current) {
-      this.#context.notify({ code: "cache_outdated", message: `${this.#url} is newer on the server than the kept copy; it is downloaded again` });
+      this.#context.notify({ code: "cache_outdated", message: `${this.url} is newer on the server than the kept copy; it is downloaded again` });
     }
     return current;
   }
@@ -668,9 +843,9 @@ class UrlFile implements ModelFile {
     if (this.#stored === undefined || this.#record === undefined) {
       return undefined;
     }
-    const download = await Download.resume(this.#url, this.#kept.size, versionOf(this.#record), options);
+    const download = await Download.resume(this.url, this.#kept.size, versionOf(this.#record), options);
     if (download === undefined) {
-      this.#context.notify({ code: "cache_outdated", message: `${this.#url} was replaced since its download was interrupted; it begins anew` });
+      this.#context.notify({ code: "cache_outdated", message: `${this.url} was replaced since its download was interrupted; it begins anew` });
       this.#kept = new Blob();
       this.#record = undefined;
     }
@@ -694,6 +869,7 @@ class UrlFile implements ModelFile {
     const bytes = await this.#writer.flush(false);
     if (bytes > 0) {
       await stored.save(this.#newRecord(stored, bytes));
+      await this.#context.onKept?.();
     } else {
       await stored.removePart();
     }
@@ -702,13 +878,13 @@ class UrlFile implements ModelFile {
   /** About a mebibyte from the position on, kept and digested. */
   async #readChunk(): Promise<Uint8Array | undefined> {
     const chunk = this.#position < this.#kept.size && this.#writer === undefined
-      ? await readBlob(this.#url, this.#kept, this.#position)
+      ? await readBlob(this.url, this.#kept, this.#position)
       : await this.#readNetwork();
     if (chunk === undefined) {
       return undefined;
     }
     if (this.#position === 0) {
-      checkStart(this.#url, chunk);
+      checkStart(this.url, chunk);
     }
     const end = this.#position + chunk.length;
     if (this.#digest !== undefined && end > this.#digested) {
@@ -732,7 +908,8 @@ class UrlFile implements ModelFile {
     }
     const pieces: Uint8Array[] = [];
     let length = 0;
-    while (length < CHUNK_BYTES) {
+    // Pieces are not read ahead: the first may be all that is wanted.
+    while (length < CHUNK_BYTES && (length === 0 || !this.#inPieces || download.isOpen)) {
       const piece = await download.next();
       if (piece === undefined) {
         break;
@@ -774,8 +951,13 @@ class UrlFile implements ModelFile {
   }
 
   async #giveUpStoring(error: unknown): Promise<void> {
+    if (this.#context.mustKeep === true) {
+      await this.#drop();
+      throw error instanceof TilewrightError ? error
+        : new TilewrightError(isFull(error) ? "quota" : "storage", `${this.url} cannot be kept: ${messageOf(error)}`, { cause: error });
+    }
     const why = isFull(error) ? `the browser's storage for this page is full (${messageOf(error)})` : `the browser's storage failed (${messageOf(error)})`;
-    this.#context.notify({ code: "not_cached", message: `${this.#url} will not be kept for the next time: ${why}` });
+    this.#context.notify({ code: "not_cached", message: `${this.url} will not be kept for the next time: ${why}` });
     if (this.#position < this.#kept.size) {
       // Nothing was given out yet that the server could not give again.
       this.#kept = new Blob();
@@ -792,10 +974,10 @@ class UrlFile implements ModelFile {
     this.#stored = undefined;
     let owned: StoredFile | undefined;
     try {
-      owned = await this.#context.store?.claim(this.#url, "exclusive");
+      owned = await this.#context.store?.claim(this.url, "exclusive");
       await owned?.removePart();
     } catch (error) {
-      this.#context.notify({ code: "not_cached", message: `what was kept of ${this.#url} could not be deleted (${messageOf(error)})` });
+      this.#context.notify({ code: "not_cached", message: `what was kept of ${this.url} could not be deleted (${messageOf(error)})` });
     } finally {
       owned?.release();
     }

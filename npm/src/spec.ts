@@ -3,10 +3,11 @@
 import { messageOf, TilewrightError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
 import { isArrayOf } from "./given.js";
-import { hubSpec, isHubAddress, type Wanted } from "./hub.js";
+import { ENDPOINT, endpointOf, hubSpec, isHubAddress, type Wanted } from "./hub.js";
 import { hasPaths } from "./platform.js";
-import type { FileSpec, SourceSpec } from "./protocol.js";
-import type { FileSource, HubOptions, ModelSource } from "./types.js";
+import type { FileSpec, Pins, SourceSpec } from "./protocol.js";
+import { storedAddress } from "./store.js";
+import type { FileSource, HubOptions, ModelSource, SourceOptions } from "./types.js";
 
 /**
  * The files of a source, with absolute addresses. The bytes of a `Response` are awaited.
@@ -15,15 +16,60 @@ import type { FileSource, HubOptions, ModelSource } from "./types.js";
  * or the signal's reason.
  */
 export async function specOf(
-  source: ModelSource, signal: AbortSignal | undefined, hub: HubOptions & { fetch?: Fetch } = {}, wanted: Wanted = "model",
+  source: ModelSource, signal: AbortSignal | undefined, options: SourceOptions & { fetch?: Fetch } = {}, wanted: Wanted = "model",
 ): Promise<SourceSpec> {
+  const { sha256, ...hub } = options;
+  const pins = pinsOf(sha256);
+  const spec = await unpinned(source, signal, hub, wanted);
+  const given = wanted === "model" ? givenOf(source, spec, hub) : undefined;
+  return { ...spec, ...(pins === undefined ? {} : { pins }), ...(given === undefined ? {} : { given }) };
+}
+
+/** What copies of a model are remembered as, without asking anybody; nothing if not all of it has addresses. */
+export async function keptAs(source: ModelSource, hub: HubOptions): Promise<SourceSpec["given"]> {
+  const isHub = typeof source === "string" && isHubAddress(source);
+  return givenOf(source, isHub ? undefined : await unpinned(source, undefined, hub, "model"), hub);
+}
+
+/** Digests as files' are written. */
+function pinsOf(sha256: SourceOptions["sha256"]): Pins | undefined {
+  if (sha256 === undefined) {
+    return undefined;
+  }
+  const digestOf = (name: string, text: unknown): string => {
+    if (typeof text !== "string" || !/^[0-9a-f]{64}$/i.test(text)) {
+      throw new TilewrightError("option", `${name} is ${JSON.stringify(text) ?? typeof text}, expected 64 hexadecimal digits`);
+    }
+    return text.toLowerCase();
+  };
+  return typeof sha256 === "object" && sha256 !== null && !Array.isArray(sha256)
+    ? Object.fromEntries(Object.entries(sha256).map(([name, text]) => [name, digestOf(`sha256[${JSON.stringify(name)}]`, text)]))
+    : digestOf("sha256", sha256);
+}
+
+/** `spec`: of what is no address of a hub. */
+function givenOf(source: ModelSource, spec: SourceSpec | undefined, { revision, endpoint }: HubOptions): SourceSpec["given"] {
+  if (typeof source === "string" && isHubAddress(source)) {
+    const address = revision === undefined || source.includes("@") ? source : `${source}@${revision}`;
+    const hub = endpoint === undefined ? undefined : endpointOf(endpoint);
+    return { source: address, ...(hub === undefined || hub === ENDPOINT ? {} : { endpoint: hub }) };
+  }
+  const urls = spec?.kind === "folder" ? [spec.url] : spec?.kind === "files" ? spec.files.map((file) => file.kind === "url" ? file.url : "") : [];
+  const [first] = urls;
+  if (first === undefined || !urls.every((url) => /^https?:/.test(url))) {
+    return undefined;
+  }
+  return { source: Array.isArray(source) ? urls.map(storedAddress) : storedAddress(first) };
+}
+
+async function unpinned(source: ModelSource, signal: AbortSignal | undefined, hub: HubOptions & { fetch?: Fetch }, wanted: Wanted): Promise<SourceSpec> {
   const { revision, token, headers, endpoint } = hub;
-  const given = Object.entries({ revision, token, headers, endpoint }).find(([, value]) => value !== undefined);
+  const option = Object.entries({ revision, token, headers, endpoint }).find(([, value]) => value !== undefined);
   if (typeof source === "string" && isHubAddress(source)) {
     return hubSpec(source, hub, signal, wanted);
   }
-  if (given !== undefined) {
-    throw new TilewrightError("option", `${given[0]} is for addresses of a hub, and the source is none, expected hf:owner/repo`);
+  if (option !== undefined) {
+    throw new TilewrightError("option", `${option[0]} is for addresses of a hub, and the source is none, expected hf:owner/repo`);
   }
   if (Array.isArray(source)) {
     if (source.length === 0) {

@@ -15,9 +15,21 @@ export type StoredRecord = CacheEntry & {
   lastModified?: string;
   /** Of a folder rather than a file: names of files that it does not have. */
   absent?: string[];
+  /** Of a model rather than a file: what it was asked for by, and the addresses of its files. */
+  model?: ModelRecord;
   /** Of a session: its tokens. */
   tokens?: number[];
 };
+
+/** Which files belong together. */
+export interface ModelRecord {
+  /** The source, with absolute addresses. */
+  source: string | string[];
+  /** Address of the hub, if it is not the usual one. */
+  endpoint?: string;
+  /** What the files are kept under. */
+  files: string[];
+}
 
 /** Appends to a download's bytes. */
 export interface StoreWriter {
@@ -44,16 +56,26 @@ const PIECE_BYTES = 16 << 20;
 /** How often a record is tried to be read. */
 const READ_ATTEMPTS = 5;
 
-/** Opens the storage, that of downloads or one of another name. Throws `storage` with the reason where there is none, as in some private windows. */
-export async function openStore(folder = FOLDER): Promise<Store> {
+/** Opens the storage for downloads. Throws `storage` with the reason where there is none, as in some private windows. */
+export async function openStore(): Promise<Store> {
+  return openFolder(FOLDER, true);
+}
+
+/** Opens a storage of another name; nothing if there is none and it is not to be made. Throws `storage` as {@link openStore}. */
+export function openFolder(folder: string, make: true): Promise<Store>;
+export function openFolder(folder: string, make: boolean): Promise<Store | undefined>;
+export async function openFolder(folder: string, make: boolean): Promise<Store | undefined> {
   if (globalThis.crypto?.subtle === undefined) {
     throw new TilewrightError("storage", "the browser offers storage only to pages served over https");
   }
   if (typeof globalThis.navigator?.storage?.getDirectory === "function" && hasSyncHandles()) {
     try {
       const root = await navigator.storage.getDirectory();
-      return new Store(new FileBackend(await root.getDirectoryHandle(folder, { create: true })));
+      return new Store(new FileBackend(await root.getDirectoryHandle(folder, { create: make })));
     } catch (error) {
+      if (!make && isMissing(error)) {
+        return undefined;
+      }
       if (globalThis.caches === undefined) {
         throw new TilewrightError("storage", `the browser refuses storage: ${messageOf(error)}`, { cause: error });
       }
@@ -64,7 +86,7 @@ export async function openStore(folder = FOLDER): Promise<Store> {
     throw new TilewrightError("storage", "there is no storage of a browser here");
   }
   try {
-    return new Store(new PieceBackend(await caches.open(folder)));
+    return make || await caches.has(folder) ? new Store(new PieceBackend(await caches.open(folder))) : undefined;
   } catch (error) {
     throw new TilewrightError("storage", `the browser refuses storage: ${messageOf(error)}`, { cause: error });
   }
@@ -88,8 +110,7 @@ export class Store {
 
   /** A record for each address, that of the complete copy if there is one; the newest first. */
   async list(): Promise<StoredRecord[]> {
-    const read = await Promise.all((await this.#backend.keys()).map((key) => this.#backend.readRecord(key)));
-    const records = read.filter((record) => record !== undefined && record.absent === undefined) as StoredRecord[];
+    const records = (await this.#records()).filter(({ absent, model }) => absent === undefined && model === undefined);
     records.sort((a, b) => Number(b.complete) - Number(a.complete) || b.date - a.date);
     const byAddress = new Map<string, StoredRecord>();
     for (const record of records) {
@@ -98,6 +119,34 @@ export class Store {
       }
     }
     return [...byAddress.values()].sort((a, b) => b.date - a.date);
+  }
+
+  /** What was said of models, the one that was asked for last first. */
+  async models(): Promise<(ModelRecord & { date: number })[]> {
+    const found = (await this.#records()).flatMap(({ model, date }) => isModel(model) ? [{ ...model, date }] : []);
+    return found.sort((a, b) => b.date - a.date);
+  }
+
+  /** Remembers which files are a model's. */
+  async setModel({ source, endpoint, files }: ModelRecord): Promise<void> {
+    const model = { source, ...(endpoint === undefined ? {} : { endpoint }), files: files.map(storedAddress) };
+    const key = await modelKey(model);
+    try {
+      await this.#backend.writeRecord(key, { url: key, stored: 0, complete: false, date: Date.now(), model });
+    } catch (error) {
+      await this.#backend.remove(key);
+      throw error;
+    }
+  }
+
+  /** Forgets which files are a model's; they stay. */
+  async removeModel(model: Omit<ModelRecord, "files">): Promise<void> {
+    await this.#backend.remove(await modelKey(model));
+  }
+
+  async #records(): Promise<StoredRecord[]> {
+    const read = await Promise.all((await this.#backend.keys()).map((key) => this.#backend.readRecord(key)));
+    return read.filter((record) => record !== undefined);
   }
 
   /** Deletes a download. Returns whether there was one. Throws `storage` while a tab loads it. */
@@ -118,17 +167,43 @@ export class Store {
    * than it takes to put things in order. The caller releases it.
    */
   async claim(url: string, mode: "shared" | "exclusive", signal?: AbortSignal): Promise<StoredFile | undefined> {
-    const address = storedAddress(url);
-    const key = await keyOf(address);
-    const release = await lock(key, mode, signal);
+    const key = await keyOf(storedAddress(url));
+    return this.#open(url, key, await lock(key, mode, signal));
+  }
+
+  /** The same to read, without waiting for anyone. */
+  async claimIfFree(url: string): Promise<StoredFile | undefined> {
+    const key = await keyOf(storedAddress(url));
+    return this.#open(url, key, await lockIfFree(key, "shared"));
+  }
+
+  async #open(url: string, key: string, release: (() => void) | undefined): Promise<StoredFile | undefined> {
     if (release === undefined) {
       return undefined;
     }
     try {
-      return await StoredFile.open(this.#backend, key, address, release);
+      return await StoredFile.open(this.#backend, key, storedAddress(url), release);
     } catch (error) {
       release();
       throw error;
+    }
+  }
+
+  /**
+   * Deletes what tabs have left that were closed while they wrote: downloads that were interrupted, and bytes without a record. What one
+   * is writing stays.
+   */
+  async sweep(): Promise<void> {
+    for (const slot of await this.#backend.keys()) {
+      const isLeft = async (): Promise<boolean> => (await this.#backend.readRecord(slot))?.complete !== true;
+      const release = await isLeft() ? await lockIfFree(slot.replace(SECOND, ""), "exclusive") : undefined;
+      try {
+        if (release !== undefined && await isLeft()) {
+          await this.#backend.remove(slot);
+        }
+      } finally {
+        release?.();
+      }
     }
   }
 
@@ -160,6 +235,17 @@ export class Store {
       release();
     }
   }
+}
+
+/** Whether it is what {@link Store.setModel} wrote: files of an origin's storage are anybody's of that origin. */
+function isModel(model: Partial<ModelRecord> | undefined): model is ModelRecord {
+  const areTexts = (list: unknown): boolean => Array.isArray(list) && list.every((text) => typeof text === "string");
+  return model !== undefined && (typeof model.source === "string" || areTexts(model.source)) && areTexts(model.files)
+    && (model.endpoint === undefined || typeof model.endpoint === "string");
+}
+
+function modelKey({ source, endpoint }: Omit<ModelRecord, "files">): Promise<string> {
+  return keyOf(JSON.stringify({ source, endpoint }));
 }
 
 /** A download while it is claimed. */
@@ -343,6 +429,21 @@ async function lock(key: string, mode: "shared" | "exclusive", signal?: AbortSig
   }
 }
 
+/** The same, only if nobody is in the way. */
+async function lockIfFree(key: string, mode: "shared" | "exclusive"): Promise<(() => void) | undefined> {
+  if (globalThis.navigator?.locks === undefined) {
+    return () => {};
+  }
+  return new Promise((resolve, reject) => {
+    navigator.locks.request(`${FOLDER}/${key}`, { mode, ifAvailable: true }, (lock) => {
+      if (lock === null) {
+        return resolve(undefined);
+      }
+      return new Promise<void>((release) => resolve(release));
+    }).catch(reject);
+  });
+}
+
 /** A record as it was read; anything else is no record. */
 function parseRecord(text: string): StoredRecord | undefined {
   let record: Partial<StoredRecord> | null;
@@ -362,7 +463,10 @@ function parseRecord(text: string): StoredRecord | undefined {
  */
 const opening = new Set<FileSystemFileHandle>();
 
-/** Records and bytes as files: `<key>.json` and `<key>.bin`. */
+/** Renames a file and replaces the one of that name; not every browser has it. */
+type Movable = FileSystemFileHandle & { move?(name: string): Promise<void> };
+
+/** Records and bytes as files, `<key>.json` and `<key>.bin`, and `<key>.new` while a record is written. */
 class FileBackend implements Backend {
   readonly #folder: FileSystemDirectoryHandle;
 
@@ -373,7 +477,7 @@ class FileBackend implements Backend {
   async keys(): Promise<string[]> {
     const keys = new Set<string>();
     for await (const name of this.#folder.keys()) {
-      keys.add(name.replace(/\.(json|bin)$/, ""));
+      keys.add(name.replace(/\.(json|bin|new)$/, ""));
     }
     return [...keys];
   }
@@ -402,15 +506,20 @@ class FileBackend implements Backend {
   }
 
   async writeRecord(key: string, record: StoredRecord): Promise<void> {
-    const handle = await this.#openToWrite(`${key}.json`);
+    const bytes = new TextEncoder().encode(JSON.stringify(record));
+    // Beside the one that is there and then in its place: a tab that is closed meanwhile leaves the old one.
+    await this.#writeAll(`${key}.new`, bytes);
+    const file: Movable = await this.#folder.getFileHandle(`${key}.new`);
     try {
-      const bytes = new TextEncoder().encode(JSON.stringify(record));
-      handle.truncate(0);
-      writeAll(handle, bytes, 0);
-      handle.flush();
-    } finally {
-      handle.close();
+      if (file.move !== undefined) {
+        await file.move(`${key}.json`);
+        return;
+      }
+    } catch {
+      // What cannot be moved is written where it belongs.
     }
+    await this.#writeAll(`${key}.json`, bytes);
+    await this.#folder.removeEntry(`${key}.new`);
   }
 
   async readBytes(key: string): Promise<Blob> {
@@ -440,10 +549,22 @@ class FileBackend implements Backend {
   }
 
   async remove(key: string): Promise<void> {
-    for (const name of [`${key}.json`, `${key}.bin`]) {
+    // The record last, so that nothing is left that no record tells of.
+    for (const name of [`${key}.bin`, `${key}.new`, `${key}.json`]) {
       if ((await this.#find(name)) !== undefined) {
         await this.#folder.removeEntry(name);
       }
+    }
+  }
+
+  async #writeAll(name: string, bytes: Uint8Array): Promise<void> {
+    const handle = await this.#openToWrite(name);
+    try {
+      handle.truncate(0);
+      writeAll(handle, bytes, 0);
+      handle.flush();
+    } finally {
+      handle.close();
     }
   }
 
@@ -461,12 +582,17 @@ class FileBackend implements Backend {
     try {
       return await this.#folder.getFileHandle(name);
     } catch (error) {
-      if (error instanceof DOMException && error.name === "NotFoundError") {
+      if (isMissing(error)) {
         return undefined;
       }
       throw error;
     }
   }
+}
+
+/** Whether an error says that a file or folder is not there. */
+function isMissing(error: unknown): boolean {
+  return error instanceof DOMException && error.name === "NotFoundError";
 }
 
 function writeAll(handle: FileSystemSyncAccessHandle, bytes: Uint8Array, at: number): void {
@@ -547,10 +673,15 @@ class PieceBackend implements Backend {
   }
 
   async remove(key: string): Promise<void> {
-    await this.#cache.delete(address(key, "record"));
-    for (let index = 0; await this.#cache.delete(address(key, index)); index += 1) {
-      // The condition does the work: pieces are numbered without gaps.
+    // The last piece first and the record last: what an interruption leaves is found again.
+    let pieces = 0;
+    while (await this.#cache.match(address(key, pieces)) !== undefined) {
+      pieces += 1;
     }
+    for (const part of [...Array(pieces).keys()].reverse()) {
+      await this.#cache.delete(address(key, part));
+    }
+    await this.#cache.delete(address(key, "record"));
   }
 }
 

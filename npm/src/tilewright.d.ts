@@ -2,8 +2,8 @@
 
 import type { EmbedderSettings, ExpectedModel, IndexSettings, ModelSettings, RerankerSettings } from "./protocol.js";
 import type {
-  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, GenerateResult, Hit, IndexInfo, MemoryInfo, ModelInfo, MolInfo,
-  MolMethod, Ranked, RerankerInfo, Tier, Timeline, VectorStorage,
+  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, GenerateResult, Hit, IndexInfo, KvType, MemoryInfo, ModelInfo, ModelReport,
+  MolInfo, MolMethod, Ranked, RerankerInfo, Tier, Timeline, VectorStorage, WeightShare,
 } from "./types.js";
 
 export type Adapter = Omit<AvailableDevice, "choice">;
@@ -25,6 +25,8 @@ export class Device {
   info(): DeviceInfo;
   counters(): Counters;
   isGpu(): boolean;
+  /** Bytes that a model can take here, where that can be known. */
+  availableBytes(): number | undefined;
   /** What the self-test has had to say since this was last asked for. */
   takeNotices(): string[];
   destroy(): void;
@@ -53,6 +55,9 @@ export class Loader<Loaded> {
   static model(device: Device, files: FileInfo[], options: ModelSettings): Loader<Model>;
   static embedder(device: Device, files: FileInfo[], options: EmbedderSettings): Loader<Embedder>;
   static reranker(device: Device, files: FileInfo[], options: RerankerSettings): Loader<Reranker>;
+  /** Of a file of so many bytes, if that is known. */
+  static index(device: Device, size: number | undefined): Loader<Index>;
+  static mol(device: Device, size: number | undefined, storage: VectorStorage | undefined): Loader<Mol>;
   /** Says what the folder of the files is called. */
   setFolder(name: string): void;
   want(): { file: number; offset: number } | undefined;
@@ -64,6 +69,35 @@ export class Loader<Loaded> {
   finish(): Promise<Loaded>;
   free(): void;
 }
+
+/** What the headers of a model's files say. What is missing is `null`. */
+export type HeaderFacts = {
+  kind: ModelReport["kind"];
+  name: string | null;
+  architecture: string | null;
+  licence: string | null;
+  maxContextLength: number | null;
+  chatTemplate: boolean;
+  weights: WeightShare[];
+  problem: string | null;
+};
+
+/** The headers of a model's files, whose bytes are pushed as to a {@link Loader}. */
+export class Header {
+  constructor(files: FileInfo[]);
+  setFolder(name: string): void;
+  want(): { file: number; offset: number } | undefined;
+  push(bytes: Uint8Array): void;
+  end(): void;
+  facts(): HeaderFacts;
+  /** Memory that the model would take there, whatever there is. */
+  plan(device: Device, options: PlanOptions): Omit<MemoryInfo, "wasmHeapBytes">;
+  /** Throws what loading would throw by the headers. */
+  check(device: Device, options: PlanOptions): void;
+  free(): void;
+}
+
+export type PlanOptions = { contextLength?: number; kvType?: KvType; memoryLimit?: number };
 
 export class Model {
   private constructor();
@@ -117,10 +151,12 @@ export class Session {
   cancel(): void;
   /** The sequence. */
   tokens(): Uint32Array;
-  /** The session as a file's content. */
+  /** How many of its tokens need not be computed again. */
   nCached(): number;
-  save(): Promise<Uint8Array>;
-  restore(bytes: Uint8Array): void;
+  /** These tokens, and what is computed of them, as a file's content. */
+  saving(): Saving;
+  /** Goes on with a file of so many bytes; `read` resolves to some of those from an offset on, to none at the end. */
+  restore(size: number, read: (offset: number) => Promise<Uint8Array>): Promise<void>;
   free(): void;
 }
 
@@ -149,7 +185,6 @@ export class Reranker {
 export class Index {
   private constructor();
   static create(device: Device, options: IndexSettings): Index;
-  static load(device: Device, bytes: Uint8Array): Promise<Index>;
   /** Refuses vectors of another model. */
   expect(wanted: ExpectedModel): void;
   /** What is missing is `null`. */
@@ -159,13 +194,22 @@ export class Index {
   /** Returns how many were there until now. */
   delete(ids: Uint32Array): number;
   search(queries: Float32Array, k: number, filter?: Uint32Array): Promise<Hit[][]>;
-  save(): Promise<Uint8Array>;
+  saving(): Saving;
+  free(): void;
+}
+
+/** A file's content, whose pieces are read from a device one by one. */
+export class Saving {
+  private constructor();
+  /** Bytes of the whole file. */
+  size(): number;
+  /** The next bytes, or nothing at the end. */
+  next(): Promise<Uint8Array | undefined>;
   free(): void;
 }
 
 export class Mol {
   private constructor();
-  static load(device: Device, bytes: Uint8Array, storage?: VectorStorage): Mol;
   /** What is missing is `null`. */
   info(): Omit<MolInfo, "model"> & { model: string | null };
   /** Returns the first item's id. */

@@ -46,8 +46,17 @@ export interface HubOptions {
   endpoint?: string | URL;
 }
 
+/** Options of everything that is fetched. */
+export interface SourceOptions extends HubOptions {
+  /**
+   * SHA-256 that the files must have, in hexadecimal digits: that of the one file, or of each by its name, such as
+   * `{ "model.safetensors": "…" }`. Another one is the error `digest`, before anything runs with the file, and the file is not kept.
+   */
+  sha256?: string | Readonly<Record<string, string>>;
+}
+
 /** Options of everything that is loaded. */
-export interface CommonLoadOptions extends HubOptions {
+export interface CommonLoadOptions extends SourceOptions {
   /**
    * What sends all requests for the model instead of `fetch`, for servers that want more than it does by itself. It runs in the caller's
    * thread; its answers are read there piece by piece.
@@ -112,8 +121,8 @@ export interface LoadOptions extends CommonLoadOptions {
   adapter?: AdapterOptions;
 }
 
-/** A LoRA adapter. */
-export interface AdapterOptions {
+/** A LoRA adapter. The options of addresses and digests are those of its source; what is given for the model does not go to it. */
+export interface AdapterOptions extends SourceOptions {
   /**
    * A GGUF file as of {@link ModelSource}; or as PEFT saves an adapter, an address or a path that ends in `/`, or the files
    * `adapter_config.json` and `adapter_model.safetensors` in a list.
@@ -121,6 +130,119 @@ export interface AdapterOptions {
   source: ModelSource;
   /** How strong it is, beside what its file says. Default 1. */
   scale?: number;
+}
+
+/** Options of {@link Model.inspect}. */
+export interface InspectOptions extends HubOptions {
+  /** As of {@link CommonLoadOptions}. */
+  fetch?: (url: string, init?: RequestInit) => Promise<Response>;
+  /** Rejects with the signal's reason. */
+  signal?: AbortSignal | undefined;
+  /** What is loaded already: its worker reads the headers, and on the CPU the model has to fit beside it. */
+  on?: Model | Embedder | Reranker | undefined;
+  /** What the memory is planned for. Default `auto`: the GPU, if there is one, and the CPU. */
+  device?: DeviceChoice;
+  /** Whether headers are taken from a copy that is kept. Default `true`. */
+  cache?: boolean;
+  /** Contexts whose memory is told. Default: 512, 2048, 4096 and 8192 tokens as far as the model has them, and the longest. */
+  contextLengths?: readonly number[];
+  /** Tokens of the context that has to fit. Default, as that of a load: what the model was trained for, at most 4096. */
+  contextLength?: number;
+  /** What keys and values are cached as. Default `"f16"`. */
+  kvType?: KvType;
+  /** Bytes that the model may take. Default: what the device allows. */
+  memoryLimit?: number;
+}
+
+/** What the headers of a model's files say, and what it would take here. */
+export interface ModelReport {
+  /** What loads it: `Model`, `Embedder` or `Reranker`; `other` for what none of them does. */
+  kind: "model" | "embedder" | "reranker" | "other";
+  /** What a GGUF file calls itself, or the name of a folder. */
+  name?: string;
+  architecture?: string;
+  /** Weights of all tensors that are read. */
+  parameters: number;
+  /** The weights by how they are stored, the type with most bytes first. */
+  weights: WeightShare[];
+  /** The model's files. */
+  files: { name: string; sizeBytes?: number }[];
+  /** Bytes of all files; missing where a server does not say. */
+  sizeBytes?: number;
+  /** As the file names it, or the hub: mostly a short name such as `apache-2.0`. */
+  licence?: string;
+  /** Tokens that the model was trained for; of an encoder those to which a text is cut. */
+  maxContextLength?: number;
+  /** Whether there is a chat template, in the files or a known one. */
+  hasChatTemplate: boolean;
+  /** Why nothing loads it, if so. */
+  problem?: string;
+  /** What it would take on the devices that it was planned for, as a load plans it. A device is missing that cannot be had. */
+  memory: { gpu?: MemoryForecast; cpu?: MemoryForecast };
+  /**
+   * `true`, or a sentence that says why not. `gpu` and `cpu`: whether it can be loaded there, as far as limits are known: nobody tells how
+   * much memory a graphics card has. `storage`: whether the browser has room to keep it.
+   */
+  fits: { gpu?: true | string; cpu?: true | string; storage: true | string };
+}
+
+/** The weights of one type. */
+export interface WeightShare {
+  /** Such as `Q4_K`. */
+  type: string;
+  parameters: number;
+  sizeBytes: number;
+}
+
+/** What a model would take on a device. */
+export interface MemoryForecast {
+  weightsBytes: number;
+  /** What a long context takes for each further token; 0 for an encoder. */
+  cacheBytesPerToken: number;
+  /** With contexts of these lengths, the shortest first; of an encoder with a full batch. */
+  contexts: ContextMemory[];
+}
+
+/** What a context takes besides the weights, and with them. */
+export interface ContextMemory {
+  contextLength: number;
+  cacheBytes: number;
+  activationsBytes: number;
+  totalBytes: number;
+}
+
+/** Options of {@link Model.prefetch}. */
+export interface PrefetchOptions extends SourceOptions {
+  /** As of {@link CommonLoadOptions}. */
+  fetch?: (url: string, init?: RequestInit) => Promise<Response>;
+  /** Called about ten times a second while bytes arrive, and at the end. */
+  onProgress?: (progress: Progress) => void;
+  /** Called when a connection broke and was opened again, or a kept file was replaced. */
+  onNotice?: (notice: Notice) => void;
+  /** Ends the download with the signal's reason. What has come stays, and the next one goes on from there. */
+  signal?: AbortSignal | undefined;
+}
+
+/** Options of {@link Model.remove}, for addresses of a hub: those that the model was loaded with. */
+export interface RemoveOptions {
+  revision?: string;
+  endpoint?: string | URL;
+}
+
+/** A model in the browser's storage. */
+export interface CachedModel {
+  /** What it was loaded or fetched by, and can be again: `hf:owner/repo`, an absolute address, or several. */
+  source: string | string[];
+  /** Address of its hub, if it is not the usual one. */
+  endpoint?: string;
+  /** Bytes of all its files; missing while a server has not said. */
+  sizeBytes?: number;
+  /** Bytes of them that are stored. */
+  storedBytes: number;
+  /** Whether all files are there: then it is loaded without a download. */
+  complete: boolean;
+  /** When it was asked for last, in milliseconds since 1970. */
+  date: number;
 }
 
 /** What keys and values are cached as: as they are computed, rounded to half precision, or in blocks of 32 signed bytes. */
@@ -445,8 +567,12 @@ export interface KnownModel {
   address: string;
   use: "chat" | "embed";
   quantisation: string | null;
+  /** Weights, about. */
+  parameters: number;
   /** About the size of its files. */
   sizeBytes: number;
+  /** Tokens that it was trained for; of an encoder those to which a text is cut. */
+  maxContextLength: number;
   /** What keys and values of one token take as f16; `null` for an encoder. */
   cacheBytesPerToken: number | null;
   licence: string;

@@ -2,21 +2,28 @@
 
 import type { Embeddings } from "./embeddings.js";
 import { TilewrightError } from "./errors.js";
-import { bytesOf, idsOf, isId, vectorsOf } from "./given.js";
+import { idsOf, isId, vectorsOf } from "./given.js";
 import { Kept, makeIn, type KeptOptions } from "./kept.js";
 import { defined } from "./loaded.js";
 import { known } from "./options.js";
 import type { ExpectedModel } from "./protocol.js";
-import type { EmbedderInfo, Hit, IndexInfo, Metric, VectorStorage } from "./types.js";
+import { specOf } from "./spec.js";
+import type { EmbedderInfo, FileSource, Hit, HubOptions, IndexInfo, Metric, VectorStorage } from "./types.js";
 
-/** Where an index lives, and whose vectors it holds. */
-export interface LoadIndexOptions extends KeptOptions {
-  /** Name of the model that makes the vectors. Default: that of the encoder. */
+/** Options of {@link Index.load}. */
+export interface LoadIndexOptions extends KeptOptions, HubOptions {
+  /** Name of the model that the vectors should be of. Default: that of the encoder. */
   model?: string;
+  /** Whether a download is kept in the browser's storage and taken from there. Default `true`. */
+  cache?: boolean;
+  /** Ends the load with the signal's reason. */
+  signal?: AbortSignal | undefined;
 }
 
 /** Options of {@link Index.create}. */
-export interface IndexOptions extends LoadIndexOptions {
+export interface IndexOptions extends KeptOptions {
+  /** Name of the model that makes the vectors. Default: that of the encoder. */
+  model?: string;
   /** Numbers in a vector. Default: those of the encoder. */
   dims?: number;
   /** Default `cosine`: vectors are stored with length 1, and none may be zero. */
@@ -60,20 +67,23 @@ export class Index extends Kept<IndexInfo> {
   }
 
   /**
-   * An index from what `save` gave, on this device or another.
+   * An index from what `save` gave, on this device or another: a file, its address, bytes or the `Response` that brings them; in Node and
+   * Deno also a path. `hf:owner/repo/path` is a file of a hub. It is streamed: its bytes never lie in the engine's memory as a whole.
    *
-   * @throws {@link TilewrightError}: `format` or `unsupported` for bytes that are none, `index` if it is for another model
-   * than `options` name, for vectors of another length, or for ones that were pooled in another way.
+   * @throws {@link TilewrightError}: `format` or `unsupported` for a file that is none, `index` if it is for another model
+   * than `options` name, for vectors of another length, or for ones that were pooled in another way; those of downloads; or the reason of
+   * `options.signal`.
    */
-  static async load(bytes: Uint8Array, options: LoadIndexOptions = {}): Promise<Index> {
-    const { model, ...place } = known("Index.load", options);
-    const mine = bytesOf("bytes", bytes);
+  static async load(source: FileSource, options: LoadIndexOptions = {}): Promise<Index> {
+    const { model, cache = true, signal, revision, token, headers, endpoint, ...place } = known("Index.load", options);
+    signal?.throwIfAborted();
     const encoder = encoderOf(place);
     const name = model ?? encoder?.name;
     const expected: ExpectedModel | undefined =
       name === undefined ? undefined : { model: name, ...defined({ dims: encoder?.dims, pooling: encoder?.pooling }) };
-    const args = { bytes: mine, ...defined({ expected }) };
-    return new Index(await makeIn(place, (line, where) => line.call("loadIndex", { where, ...args }, { transfer: [mine.buffer] })), "index");
+    const spec = await specOf(source, signal, defined({ revision, token, headers, endpoint }), "file");
+    const args = { source: spec, cache, ...defined({ expected }) };
+    return new Index(await makeIn(place, (line, where) => line.call("loadIndex", { where, ...args }, { signal })), "index");
   }
 
   /**
@@ -110,9 +120,44 @@ export class Index extends Kept<IndexInfo> {
     return this.call("searchVectors", args, { transfer: [mine.buffer], signal });
   }
 
-  /** The index as the content of a safetensors file. */
-  async save(): Promise<Uint8Array> {
-    return this.call("saveIndex", {});
+  /** The index as a safetensors file, as it is now. Its pieces leave the engine's memory one by one. */
+  async save(): Promise<Blob> {
+    const pieces: Blob[] = [];
+    await this.#write(async (piece) => void pieces.push(new Blob([piece])));
+    return new Blob(pieces);
+  }
+
+  /**
+   * Writes the same to a stream, such as that of a file that the user has picked, piece by piece as it takes them, and closes it; after an
+   * error it is aborted.
+   */
+  async saveTo(stream: WritableStream<Uint8Array>): Promise<void> {
+    if (typeof (stream as Partial<WritableStream> | null | undefined)?.getWriter !== "function") {
+      throw new TilewrightError("option", `stream is ${Object.prototype.toString.call(stream).slice(8, -1)}, expected a WritableStream`);
+    }
+    const writer = stream.getWriter();
+    try {
+      await this.#write((piece) => writer.write(piece));
+      await writer.close();
+    } catch (error) {
+      await writer.abort(error).catch(() => {});
+      throw error;
+    } finally {
+      writer.releaseLock();
+    }
+  }
+
+  /** Hands out the pieces of a file, each when the one before it was taken. */
+  async #write(take: (piece: Uint8Array<ArrayBuffer>) => Promise<void>): Promise<void> {
+    const save = await this.call("beginSave", {});
+    try {
+      for (let piece; (piece = await this.call("savedPiece", { save })) !== undefined;) {
+        await take(piece as Uint8Array<ArrayBuffer>);
+      }
+    } finally {
+      // An index that was freed meanwhile has ended it.
+      await this.call("endSave", { save }).catch(() => {});
+    }
   }
 }
 

@@ -178,3 +178,41 @@ test("what is no model is recognised by its first bytes, and models are not take
   // A safetensors header whose length begins with the byte of `<`.
   assert.equal(start('<\0\0\0\0\0\0\0{"__metadata__":{}}'), undefined);
 });
+
+/** Serves pieces as they are asked for. `hides`: what another origin's page does not see of the answer. */
+const servePieces = ({ hides = false } = {}) => (request, response) => {
+  const [, from, to] = /^bytes=(\d+)-(\d+)$/.exec(request.headers.range).map(Number);
+  if (from >= FILE.length) return response.writeHead(416).end();
+  const body = FILE.subarray(from, to + 1);
+  response.writeHead(206, {
+    "content-length": body.length, etag: '"one"', ...(hides ? {} : { "content-range": `bytes ${from}-${from + body.length - 1}/${FILE.length}` }),
+  }).end(body);
+};
+const inPieces = { ...options, inPieces: true };
+const first = 64 << 10;
+
+test("in pieces, no more is asked for than is read, each piece as large as all before it", async () => {
+  for (const hides of [false, true]) {
+    answers = [servePieces({ hides })];
+    requests = [];
+    const download = await Download.open(url, inPieces);
+    let length = 0;
+    while (length < first + 1) length += (await download.next()).length;
+    assert.deepEqual(requests.map(({ range }) => range), [`bytes=0-${first - 1}`, `bytes=${first}-${2 * first - 1}`]);
+    // Elsewhere it begins small again; whether a size was announced or not, the end is found.
+    download.seek(FILE.length - 2 * first - 10);
+    assert.ok(FILE.subarray(-2 * first - 10).equals(await readAll(download)));
+    assert.equal(requests[2].range, `bytes=${FILE.length - 2 * first - 10}-${FILE.length - first - 11}`);
+    assert.ok(requests.length <= 6, JSON.stringify(requests));
+  }
+});
+
+test("in pieces, a server without ranges is read once, and a break or another version is told as ever", async () => {
+  answers = [serve({ ranges: false })];
+  assert.ok(FILE.equals(await readAll(await Download.open(url, inPieces))));
+  assert.equal(requests.length, 1);
+  answers = [servePieces(), (_, response) => response.destroy(), servePieces()];
+  assert.ok(FILE.equals(await readAll(await Download.open(url, inPieces))));
+  answers = [servePieces(), serve({ etag: '"two"', ranges: false })];
+  await assert.rejects(async () => readAll(await Download.open(url, inPieces)), { code: "range", message: /replaced/ });
+});

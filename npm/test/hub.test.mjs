@@ -6,7 +6,7 @@ import { createServer } from "node:http";
 import { after, before, beforeEach, test } from "node:test";
 
 import { openFiles, readAll } from "../build/source.js";
-import { specOf } from "../build/spec.js";
+import { keptAs, specOf } from "../build/spec.js";
 import { Store } from "../build/store.js";
 import { MemoryBackend } from "./memory-backend.mjs";
 
@@ -192,7 +192,7 @@ test("a file with another digest is refused and not kept", async () => {
   replace = (request, response, host) => host === "store" && (send(request, response, other, { etag: '"x"' }), true);
   for (const store of [undefined, kept]) {
     await assert.rejects(load("hf:owner/name", { kept: store }), (error) => {
-      assert.equal(error.code, "range");
+      assert.equal(error.code, "digest");
       assert.ok(error.message.includes(sha256(whole)) && error.message.includes(sha256(other)), error.message);
       return true;
     });
@@ -262,4 +262,24 @@ test("a signal ends the request for the list", async () => {
   const controller = new AbortController();
   replace = () => (controller.abort(new Error("enough")), true);
   await assert.rejects(specOf("hf:owner/name", controller.signal, { endpoint }), { message: "enough" });
+});
+
+test("the licence is what the model card says, or its tag; nonsense is none", async () => {
+  const siblings = [{ rfilename: "m-Q4_0.gguf" }];
+  const cases = [
+    [{ cardData: { license: "apache-2.0" }, tags: ["license:mit"] }, "apache-2.0"], [{ cardData: null, tags: ["gguf", "license:mit"] }, "mit"],
+    [{ cardData: { license: ["mit"] }, tags: "license:mit" }, undefined], [{ tags: [5, null] }, undefined], [{ cardData: "x" }, undefined],
+  ];
+  for (const [said, licence] of cases) {
+    replace = (request, response, host) => host === "hub" && (send(request, response, Buffer.from(JSON.stringify({ siblings, ...said }))), true);
+    assert.equal((await specOf("hf:owner/name", undefined, { endpoint })).licence, licence);
+  }
+});
+
+test("a copy is remembered by its address, with the revision and a hub of its own", async () => {
+  const given = async (address, options = {}) => (await specOf(address, undefined, { endpoint, ...options })).given;
+  assert.deepEqual(await given("hf:owner/name"), { source: "hf:owner/name", endpoint });
+  assert.deepEqual(await given("hf:owner/name", { revision: "v2" }), { source: "hf:owner/name@v2", endpoint });
+  assert.deepEqual(await keptAs("hf:owner/name:Q4_0@v2", { revision: "v2", endpoint: `${endpoint}/` }), { source: "hf:owner/name:Q4_0@v2", endpoint });
+  assert.deepEqual(await keptAs("hf:owner/name", { endpoint: "https://huggingface.co/" }), { source: "hf:owner/name" });
 });

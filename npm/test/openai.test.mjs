@@ -130,6 +130,7 @@ test("values out of range are errors that name the field, before the model is as
   await refused({ messages: [{ role: "user" }] }, /messages\[0\].content is missing/);
   await refused({ messages: [{ role: "assistant", tool_calls: [{ function: { name: "a", arguments: "{" } }] }] }, /messages\[0\].tool_calls\[0\].function.arguments/);
   await refused({ response_format: { type: "xml" } }, /response_format is/);
+  await refused({ reasoning_effort: "much" }, /reasoning_effort is "much"/);
 });
 
 const likely = (id, text, logprob) => ({ id, text, logprob, bytes: [...Buffer.from(text)] });
@@ -208,6 +209,14 @@ test("tools and what is to be matched are passed on, thoughts and calls come bac
   await assert.rejects(createChatCompletion(model, { messages, response_format: { type: "json_schema" } }), { code: "option" });
 });
 
+test("how much a model thinks", async () => {
+  const model = fakeModel([]);
+  for (const reasoning_effort of ["none", "high", null]) await createChatCompletion(model, { messages, reasoning_effort });
+  assert.deepEqual(model.asked.map(({ options: { thinking, templateVariables } }) => [thinking, templateVariables]), [
+    [false, undefined], [undefined, { reasoning_effort: "high" }], [undefined, undefined],
+  ]);
+});
+
 test("fields that ask for nothing are fine", async () => {
   await createChatCompletion(fakeModel([]), {
     messages, tools: [], n: 1, frequency_penalty: 0, presence_penalty: null, response_format: { type: "text" }, logprobs: false, user: "me",
@@ -238,6 +247,23 @@ test("a stream that is left at any chunk, or never read, ends its generation and
   const unread = fakeModel(["a", "b"]);
   await (await createChatCompletion(unread, { messages, stream: true }))[Symbol.asyncIterator]().return();
   assert.deepEqual([unread.asked.length, unread.stopped.includes(0)], [1, true]);
+  const returned = await createChatCompletion(fakeModel(["a"]), { messages, stream: true });
+  await returned.return();
+  assert.deepEqual(await returned.next(), { done: true, value: undefined });
+  // What is waited for when it is left comes to its end, too.
+  let stop;
+  const stopping = new Promise((resolve) => stop = resolve);
+  const slow = { ...fakeModel([]), chat: () => ({
+    stop, result: stopping.then(() => ({ stopReason: "cancelled", toolCalls: [] })),
+    async *[Symbol.asyncIterator]() {
+      yield { id: 1, text: "a" };
+      await stopping;
+    },
+  }) };
+  const waiting = await createChatCompletion(slow, { messages, stream: true });
+  for (const text of ["", "a"]) assert.equal((await waiting.next()).value.choices[0].delta.content, text);
+  const [last] = await Promise.all([waiting.next(), waiting.return()]);
+  assert.equal(last.value.choices[0].finish_reason, "stop");
   const aborted = fakeModel(["a", "b", "c", "d"]);
   const stream = await createChatCompletion(aborted, { messages, n: 2, stream: true });
   const texts = [];

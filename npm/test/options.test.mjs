@@ -21,12 +21,12 @@ function declared(name) {
 }
 
 const TYPES = {
-  "configure": "ConfigureOptions",
+  "configure": "ConfigureOptions", "Model.inspect": "InspectOptions", "Model.prefetch": "PrefetchOptions", "Model.remove": "RemoveOptions",
   "Model.load": "LoadOptions", "Model.builtin": "LoadOptions", "adapter": "AdapterOptions", "generate": "GenerateOptions", "chat": "ChatOptions",
   "saveSession": "SaveSessionOptions", "tokenize": "TokenizeOptions", "Embedder.load": "EmbedderOptions", "embed": "EmbedOptions", "Embedder.tokenize": "PromptOptions",
   "Reranker.load": "RerankerOptions", "rerank": "RerankOptions", "Index.create": "IndexOptions", "Index.load": "LoadIndexOptions",
   "Index.search": "SearchOptions", "Mol.load": "MolOptions", "Mol.search": "MolSearchOptions", "Kernels.open": "KernelOptions",
-  "bench": "BenchOptions", "rope": "RopeOptions", "attention": "AttentionOptions", "createChatCompletion": "RequestOptions",
+  "bench": "BenchOptions", "rope": "RopeOptions", "attention": "AttentionOptions", "Model.attention": "HeadOptions", "createChatCompletion": "RequestOptions",
   "createClient": "ClientOptions", "completions.create": "RequestOptions", "embeddings.create": "RequestOptions",
 };
 const KERNELS = ["matmul", "rmsNorm", "layerNorm", "softmax", "rope", "attention"];
@@ -74,11 +74,15 @@ test("every call refuses what it does not know, before it starts anything", asyn
     "configure": () => tilewright.configure(unknown),
     "Model.load": () => Model.load("model.gguf", unknown),
     "Model.builtin": () => Model.builtin(unknown),
+    "Model.inspect": () => Model.inspect("model.gguf", unknown),
+    "Model.prefetch": () => Model.prefetch("model.gguf", unknown),
+    "Model.remove": () => Model.remove("model.gguf", unknown),
     "adapter": () => Model.builtin({ adapter: { source: "lora.gguf", ...unknown } }),
     "generate": () => bare(Model).generate("a", unknown),
     "chat": () => bare(Model).chat([], unknown),
     "saveSession": () => bare(Model).saveSession(unknown),
     "tokenize": () => bare(Model).tokenize("a", unknown),
+    "Model.attention": () => bare(Model).attention({ layer: 0, head: 0, ...unknown }),
     "Embedder.load": () => Embedder.load("folder/", unknown),
     "embed": () => bare(Embedder).embed("a", unknown),
     "Embedder.tokenize": () => bare(Embedder).tokenize("a", unknown),

@@ -6,6 +6,7 @@ import { createServer } from "node:http";
 import { after, before, beforeEach, test } from "node:test";
 
 import { openFiles, readAll } from "../build/source.js";
+import { specOf } from "../build/spec.js";
 import { Store } from "../build/store.js";
 import { MemoryBackend } from "./memory-backend.mjs";
 
@@ -49,11 +50,11 @@ beforeEach(() => {
   store = new Store(backend);
 });
 
-/** Loads an address as the worker does. `stopAt`: gives up after so many bytes. */
-async function load(url, { stopAt = Infinity } = {}) {
+/** Loads an address as the worker does. `stopAt`: gives up after so many bytes; `more`: what else is said of the source. */
+async function load(url, { stopAt = Infinity, more = {}, from = { kind: "url", url } } = {}) {
   const notices = [];
   const copies = [];
-  const [opened] = await openFiles({ kind: "files", files: [{ kind: "url", name: "model.gguf", url }] }, {
+  const [opened] = await openFiles({ kind: "files", files: [{ name: "model.gguf", ...from }], ...more }, {
     signal: new AbortController().signal,
     store,
     extras: [],
@@ -191,4 +192,53 @@ test("a copy that lacks bytes is downloaded again", async () => {
   assert.deepEqual(notices, ["cache_damaged"]);
   assert.deepEqual((await store.list()).map(({ stored, complete }) => [stored, complete]), [[OLD.length, true]]);
   assert.ok(OLD.equals((await load(url)).bytes));
+});
+
+const sha256 = (bytes) => createHash("sha256").update(bytes).digest("hex");
+
+test("a digest that the caller names is compared, of downloads, kept copies, and files here", async () => {
+  const url = `${origin}/m.gguf`;
+  const wrong = { code: "digest", message: new RegExp(`${sha256(OLD)}, expected ${sha256(NEW)}`) };
+  await assert.rejects(load(url, { more: { pins: sha256(NEW) } }), wrong);
+  await load(url, { more: { pins: { "model.gguf": sha256(OLD) } } });
+  requests = [];
+  // The kept copy is known by its digest; nobody is asked.
+  assert.ok(OLD.equals((await load(url, { more: { pins: sha256(OLD) } })).bytes));
+  assert.deepEqual(requests, []);
+  const [key] = backend.bytes.keys();
+  backend.bytes.get(key)[1_500_000] ^= 1;
+  await assert.rejects(load(url, { more: { pins: sha256(OLD) } }), { code: "storage", message: /damaged: its SHA-256 is/ });
+  const blob = { kind: "blob", blob: new Blob([OLD]) };
+  assert.ok(OLD.equals((await load("", { from: blob, more: { pins: sha256(OLD) } })).bytes));
+  await assert.rejects(load("", { from: blob, more: { pins: sha256(NEW) } }), wrong);
+});
+
+test("digests for files that are not there, and one for many, are refused", async () => {
+  const pinned = (pins) => load(`${origin}/m.gguf`, { more: { pins } });
+  await assert.rejects(pinned({ "other.gguf": sha256(OLD) }), { code: "option", message: /"other.gguf", and the model has the files model.gguf/ });
+  const two = ["a", "b"].map((name) => ({ kind: "url", name, url: `${origin}/${name}` }));
+  await assert.rejects(openFiles({ kind: "files", files: two, pins: sha256(OLD) }, {}), { code: "option", message: /one digest, and the model has the files a, b/ });
+  await assert.rejects(openFiles({ kind: "folder", url: `${origin}/f/`, pins: sha256(OLD) }, {}), { code: "option", message: /the source is a folder/ });
+  await assert.rejects(specOf("https://example.org/m.gguf", undefined, { sha256: "abc" }), { code: "option", message: /sha256 is "abc", expected 64 hexadecimal/ });
+  await assert.rejects(specOf("https://example.org/m.gguf", undefined, { sha256: { a: 5 } }), { code: "option", message: /sha256\["a"\] is 5/ });
+  assert.equal((await specOf("https://example.org/m.gguf", undefined, { sha256: sha256(OLD).toUpperCase() })).pins, sha256(OLD));
+});
+
+test("which files are a model's is remembered, without what signs them, and is none of the downloads", async () => {
+  const url = `${origin}/m.gguf?X-Amz-Signature=secret`;
+  const spec = await specOf(url, undefined);
+  await load(url, { more: { given: spec.given } });
+  assert.deepEqual((await store.models()).map(({ source, files }) => [source, files]), [[`${origin}/m.gguf`, [`${origin}/m.gguf`]]]);
+  assert.equal((await store.list()).length, 1);
+  await store.setModel({ source: "hf:owner/name", endpoint: "https://hub.example", files: [url] });
+  assert.equal((await store.models()).length, 2);
+  await store.removeModel({ source: "hf:owner/name", endpoint: "https://hub.example" });
+  // What anybody else wrote there is none.
+  await backend.writeRecord("other", { url: "x", stored: 0, complete: false, date: 1, model: { source: 5, files: "x" } });
+  assert.equal((await store.models()).length, 1);
+  assert.ok(!JSON.stringify([...backend.records.values()]).includes("secret"));
+  for (const source of [new Blob([OLD]), "/nowhere/model.gguf", [`${origin}/a`, new Blob([OLD])]]) {
+    assert.equal((await specOf(source, undefined)).given, undefined);
+  }
+  assert.deepEqual((await specOf([`${origin}/a`, `${origin}/b`], undefined)).given, { source: [`${origin}/a`, `${origin}/b`] });
 });

@@ -1,28 +1,27 @@
 //! Files of this project's own kinds: safetensors that say under `__metadata__` what they are, `format` "tilewright KIND" and
 //! a `version`.
 
-use super::{BlockType, Error, Safetensors};
+use super::{BlockType, Error, Safetensors, TensorInfo};
 
-/// A file of one of our kinds, its header read.
-pub(crate) struct OwnFile<'a> {
+/// The header of a file of one of our kinds.
+pub(crate) struct OwnFile {
     /// What errors call it: KIND.
     format: &'static str,
-    bytes: &'a [u8],
     pub header: Safetensors,
 }
 
-impl<'a> OwnFile<'a> {
+impl OwnFile {
     /// What `format` says in a file of a kind.
     pub fn label(format: &str) -> String {
         format!("tilewright {format}")
     }
 
-    /// Reads the header of a whole file, which has to be of this kind and version.
+    /// A header, which has to be of this kind and version.
     ///
     /// # Errors
-    /// Those of [`Safetensors::parse`]; [`Error::Format`] for another kind, [`Error::Unsupported`] for another version.
-    pub fn parse(bytes: &'a [u8], format: &'static str, version: &str) -> Result<OwnFile<'a>, Error> {
-        let file = OwnFile { format, bytes, header: Safetensors::parse(bytes, bytes.len() as u64)? };
+    /// [`Error::Format`] for another kind, [`Error::Unsupported`] for another version.
+    pub fn of(header: Safetensors, format: &'static str, version: &str) -> Result<OwnFile, Error> {
+        let file = OwnFile { format, header };
         file.expect("format", &OwnFile::label(format))?;
         let found = file.text("version")?;
         if found != version {
@@ -43,20 +42,20 @@ impl<'a> OwnFile<'a> {
         if found == expected { Ok(()) } else { Err(self.wrong(key, shown(expected), shown(found))) }
     }
 
-    /// Bytes of a tensor that has to be there, and their offset; `expected` says of another shape what it should have been.
+    /// A tensor that has to be there; `expected` says of another shape what it should have been.
     pub fn tensor(
         &self,
         name: &str,
         block_type: BlockType,
         expected: impl FnOnce(&[u64]) -> Option<String>,
-    ) -> Result<(u64, &'a [u8]), Error> {
+    ) -> Result<&TensorInfo, Error> {
         let tensor = self.header.tensor(name).ok_or_else(|| self.missing(name, "a tensor"))?;
         let is_other = tensor.block_type != block_type;
         if let Some(shape) = expected(&tensor.shape).or_else(|| is_other.then(|| format!("{:?}", tensor.shape))) {
             let found = format!("{} {:?}", tensor.block_type, tensor.shape);
             return Err(self.broken(name, tensor.offset, format!("{block_type} {shape}"), found));
         }
-        Ok((tensor.offset, tensor.bytes(self.bytes)?))
+        Ok(tensor)
     }
 
     fn missing(&self, field: &str, expected: &str) -> Error {

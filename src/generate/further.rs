@@ -65,7 +65,7 @@ impl Session {
     /// Lets the head go on with what the last pass left.
     pub(super) async fn follow(&mut self) -> Result<(), Error> {
         match self.further_size(Ending::Follow).await? {
-            Some(size) => self.model.run(self.passes.get(size, Ending::Follow)?),
+            Some((size, n_rows)) => self.model.run(self.passes.get(size, Ending::Follow)?, n_rows),
             None => Ok(()),
         }
     }
@@ -77,7 +77,7 @@ impl Session {
             self.follow().await?;
             return Ok(Vec::new());
         }
-        let Some(size) = self.further_size(Ending::Guess).await? else { return Ok(Vec::new()) };
+        let Some((size, _)) = self.further_size(Ending::Guess).await? else { return Ok(Vec::new()) };
         let model = self.model.clone();
         let device = model.device();
         if n > 1 {
@@ -99,8 +99,9 @@ impl Session {
         Ok(guesses.into_iter().take_while(|&id| id < vocab_size).collect())
     }
 
-    /// Prepares the head's pass over what the last pass left, and returns its size; `None` if nothing is left.
-    async fn further_size(&mut self, ending: Ending) -> Result<Option<u32>, Error> {
+    /// Prepares the head's pass over what the last pass left, and returns its size and how many of its rows are those of tokens;
+    /// `None` if nothing is left.
+    async fn further_size(&mut self, ending: Ending) -> Result<Option<(u32, usize)>, Error> {
         let Some((positions, first)) = self.further.next(self.tokens().len()) else { return Ok(None) };
         let model = self.model.clone();
         let size = self.passes.size(positions.len() as u32);
@@ -109,7 +110,7 @@ impl Session {
         let came_next = &self.sequence.ids()[positions.start + 1..positions.end + 1];
         model.device().write(further.tokens(), first, came_next)?;
         further.state().set_turned(model.device(), first as u32, came_next.len() as u32, self.sequence.angles())?;
-        Ok(Some(size))
+        Ok(Some((size, came_next.len())))
     }
 }
 

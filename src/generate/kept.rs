@@ -204,14 +204,15 @@ impl Kept {
         Duration::from_nanos(self.reading_ns.load(Ordering::Relaxed))
     }
 
-    /// Runs all steps up to the last choice of experts, and does the rest, from a step on, with `rest`.
+    /// Runs all steps up to the last choice of experts, and does the rest, from a step on, with `rest`. The first `n_rows` of the
+    /// recording's rows are those of tokens.
     ///
     /// # Errors
     /// Those of reading and of [`Device::run`].
     pub fn run_up_to_last<R>(
         &self,
         (device, files): (&Device, &[FileBytes]),
-        recording: &Recording,
+        (recording, n_rows): (&Recording, usize),
         rest: impl FnOnce(usize) -> Result<R, Error>,
     ) -> Result<R, Error> {
         let mut done = 0;
@@ -219,23 +220,27 @@ impl Kept {
             let routes = device.run_steps_and_read(recording, done..choice.step, &choice.routes, 1)?;
             let mut routes = pollster::block_on(routes)?;
             routes.truncate(choice.routes.len());
-            self.bring(self.layer(choice.layer)?, (device, files), (&choice.routes, routes))?;
+            let n_words = choice.routes.shape().first().map_or(0, |&rows| routes.len() / rows as usize);
+            let n_chosen = (n_rows * n_words).min(routes.len());
+            self.bring(self.layer(choice.layer)?, (device, files), (&choice.routes, routes, n_chosen))?;
             done = choice.step;
         }
         rest(done)
     }
 
-    /// Sees to it that the experts of a layer that were chosen are in slots, and says in which.
+    /// Sees to it that the experts of a layer that were chosen are in slots, and says in which. What follows the first `n_chosen`
+    /// words are choices of idle rows, which get whatever is there.
     fn bring(
         &self,
         layer: &Layer,
         (device, files): (&Device, &[FileBytes]),
-        (tensor, mut routes): (&Tensor, Vec<u32>),
+        (tensor, mut routes, n_chosen): (&Tensor, Vec<u32>, usize),
     ) -> Result<(), Error> {
         let (experts, mut slots) = (&layer.experts, layer.slots());
         let (n_experts, n_slots) = (experts.n_experts(), experts.n_slots());
         // Behind them are those that all tokens have.
-        let chosen: Vec<u32> = routes.iter().step_by(2).copied().filter(|&expert| expert < n_experts).collect();
+        let of_tokens = routes[..n_chosen].iter().step_by(2).copied();
+        let chosen: Vec<u32> = of_tokens.filter(|&expert| expert < n_experts).collect();
         let n_found = chosen.iter().filter(|&&expert| slots.slot_of(expert).is_some()).count();
         let too_many = || Error::Operand {
             kernel: "route",
@@ -258,9 +263,11 @@ impl Kept {
         self.n_chosen.fetch_add(chosen.len() as u64, Ordering::Relaxed);
         self.n_found.fetch_add(n_found as u64, Ordering::Relaxed);
         self.n_read.fetch_add(room.len() as u64, Ordering::Relaxed);
+        let any = chosen.first().and_then(|&expert| slots.slot_of(expert)).unwrap_or_default();
         for expert in routes.iter_mut().step_by(2) {
             *expert = match slots.slot_of(*expert) {
                 Some(slot) => slot,
+                None if *expert < n_experts => any,
                 None => n_slots + expert.saturating_sub(n_experts),
             };
         }

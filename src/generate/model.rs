@@ -26,7 +26,7 @@ use crate::formats::BlockType;
 #[cfg(feature = "grammar")]
 use crate::grammar::Grammars;
 use crate::kernels::KvType;
-use crate::load::{Catalog, ChatSource, FURTHER_TOKENS, Feed, FileBytes, ModelFile, ModelHeader};
+use crate::load::{Catalog, ChatSource, FNV_BASIS, FURTHER_TOKENS, Feed, FileBytes, ModelFile, ModelHeader, fnv};
 use crate::memory::Limit;
 use crate::model::{Block, Ending, KvCache, ModelConfig, PassTensors, Transformer, Weights};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
@@ -411,20 +411,34 @@ impl Model {
         Ok(RecordedPasses::declare(target, &transformer, room)?.plan())
     }
 
-    /// Runs a pass.
-    pub(super) fn run(&self, pass: &Recording) -> Result<(), Error> {
+    /// Refuses what loading it would refuse by its header: what does not fit, or is of another kind; nothing is allocated.
+    #[cfg(all(feature = "web", target_arch = "wasm32"))]
+    pub(crate) fn check_header(device: &Device, header: ModelHeader, options: &LoadOptions<'_>) -> Result<(), Error> {
+        Model::declare(device, header, None, options).map(drop)
+    }
+
+    /// Runs a pass, of whose rows the first `n_rows` are those of tokens.
+    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
+    pub(super) fn run(&self, pass: &Recording, n_rows: usize) -> Result<(), Error> {
         #[cfg(not(target_arch = "wasm32"))]
         if let Some(streamed) = &self.inner.streamed {
-            return streamed.run(&self.device, pass);
+            return streamed.run(&self.device, pass, n_rows);
         }
         self.device.run(pass)
     }
 
-    /// Runs a pass `n_runs` times, one where layers are streamed, and reads a tensor after each run.
-    pub(super) fn run_and_read(&self, pass: &Recording, tensor: &Tensor, n_runs: u32) -> Result<Pending, Error> {
+    /// Runs a pass as [`Model::run`], `n_runs` times, or once where layers are streamed, and reads a tensor after each run.
+    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
+    pub(super) fn run_and_read(
+        &self,
+        pass: &Recording,
+        n_rows: usize,
+        tensor: &Tensor,
+        n_runs: u32,
+    ) -> Result<Pending, Error> {
         #[cfg(not(target_arch = "wasm32"))]
         if let Some(streamed) = &self.inner.streamed {
-            return streamed.run_and_read(&self.device, pass, tensor);
+            return streamed.run_and_read(&self.device, pass, n_rows, tensor);
         }
         self.device.replay_and_read(pass, tensor, n_runs)
     }
@@ -560,13 +574,14 @@ impl Model {
         self.room.kv_type
     }
 
-    /// Tells the weights from others', whatever files and device they are in.
+    /// Tells the weights from others', and what is computed with them, such as angles: whatever files and device they are in.
     pub(super) fn digest(&self) -> u64 {
+        let digest = self.digest.wrapping_add(fnv(FNV_BASIS, format!("{:?}", self.config()).as_bytes()));
         #[cfg(feature = "lora")]
         if let Some(adapter) = &self.adapter {
-            return self.digest.wrapping_add(adapter.digest());
+            return digest.wrapping_add(adapter.digest());
         }
-        self.digest
+        digest
     }
 
     /// The digest, as files have it.
@@ -705,7 +720,7 @@ impl Model {
             device.write(further.tokens(), 0, ids.get(1..).unwrap_or_default())?;
             further.state().set_turned(device, 0, n_tokens - 1, angles)?;
         }
-        self.run(&recording)?;
+        self.run(&recording, ids.len())?;
         let mut trace = Trace { logits: device.read(&logits).await?, hidden: Vec::new(), further: None };
         for kept in &hidden {
             trace.hidden.push(device.read(kept).await?);

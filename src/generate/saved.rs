@@ -9,6 +9,7 @@
 //! states        U32 [turns]                   positions after which they are; next to those alone
 //! ```
 
+use std::collections::HashMap;
 #[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
@@ -16,10 +17,12 @@ use super::Session;
 use super::sequence::{Cached, N_STATES};
 use crate::device::Device;
 use crate::error::Error;
+use crate::formats::arriving::{Arriving, Sink};
 use crate::formats::own_file::{OwnFile, shown};
-use crate::formats::{BlockType, Safetensors};
+use crate::formats::{BlockType, Safetensors, TensorInfo};
 use crate::kernels::CachedKeys;
 use crate::model::LayerCache;
+use crate::saving::{Row, Saving};
 use crate::tensor::Tensor;
 
 const FORMAT: &str = "session";
@@ -36,9 +39,7 @@ impl Session {
     /// [`Error::Io`] if the file cannot be written; errors of [`Device::read`](crate::Device::read).
     #[cfg(not(target_arch = "wasm32"))]
     pub async fn save(&self, path: impl AsRef<Path>, note: &str) -> Result<(), Error> {
-        let mut file = crate::cache::Replacement::begin(path.as_ref())?;
-        self.write_to(note, |piece| file.write(piece)).await?;
-        file.finish()
+        self.saving(note).write(path.as_ref()).await
     }
 
     /// Goes on with the session that [`Session::save`] wrote, of the same model on any device, and returns its note. Nothing
@@ -59,13 +60,7 @@ impl Session {
     /// # Errors
     /// Errors of [`Device::read`](crate::Device::read).
     pub async fn to_bytes(&self, note: &str) -> Result<Vec<u8>, Error> {
-        let mut bytes = Vec::new();
-        self.write_to(note, |piece| {
-            bytes.extend_from_slice(piece);
-            Ok(())
-        })
-        .await?;
-        Ok(bytes)
+        self.saving(note).to_bytes().await
     }
 
     /// Goes on with the session of a file's content, see [`Session::load`].
@@ -75,21 +70,13 @@ impl Session {
     /// [`Error::Unsupported`] for another version; [`Error::ContextFull`] if the session has no room for so many tokens;
     /// errors of [`Device::write`](crate::Device::write).
     pub fn restore_bytes(&mut self, bytes: &[u8]) -> Result<String, Error> {
-        let file = File::read(self, bytes)?;
-        let device = self.model.device().clone();
-        self.sequence.forget_cache();
-        for part in &file.parts {
-            part.write()?;
-        }
-        // Passes read the tokens before their own position too, to penalise those that repeat.
-        device.write(&self.passes.io.tokens, 0, &file.ids)?;
-        self.sequence.restore(file.ids, file.cached);
-        self.further.forget();
-        Ok(file.note)
+        let mut restoring = Restoring { session: self, ids: Vec::new(), told: None };
+        Arriving::read(bytes, &mut restoring)?;
+        restoring.finish()
     }
 
-    /// Hands the file's content to `put`, piece by piece.
-    async fn write_to(&self, note: &str, mut put: impl FnMut(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
+    /// The session as a file's content, as it is now, see [`Session::save`]; passes that run meanwhile may be part of it.
+    pub fn saving(&self, note: &str) -> Saving {
         let sequence = self.sequence.at_rest();
         let (ids, cached) = (sequence.ids(), sequence.cached());
         let (label, digest, name) = (OwnFile::label(FORMAT), self.model.shown_digest(), self.model.name());
@@ -114,26 +101,32 @@ impl Session {
             entries.push(("states".to_string(), BlockType::U32, vec![N_STATES as u64]));
         }
         let tensors = entries.iter().map(|(name, block_type, shape)| (name.as_str(), *block_type, shape.as_slice()));
-        put(&Safetensors::head(metadata, tensors))?;
-        put(bytemuck::cast_slice(ids))?;
+        let mut saving = Saving::new(Safetensors::head(metadata, tensors));
+        saving.add(bytemuck::cast_slice(ids).to_vec());
         for (layer, device) in kept() {
             for tensor in layer.tensors() {
-                let words: Vec<u32> = device.read(tensor).await?;
-                match layer {
-                    LayerCache::State { .. } => put(bytemuck::cast_slice(&words))?,
-                    LayerCache::Keys(keys) => {
-                        let rows = rows_of(&cached, keys);
-                        let [slots, row] = slots_of(tensor);
-                        for head in words.chunks_exact(slots * row) {
-                            for position in cached.n - rows..cached.n {
-                                put(bytemuck::cast_slice(&head[position % slots * row..][..row]))?;
-                            }
-                        }
+                let LayerCache::Keys(keys) = layer else {
+                    saving.add_rows(device, tensor, 0, tensor.len(), Row::whole(1));
+                    continue;
+                };
+                let [slots, row] = slots_of(tensor);
+                let n_heads = tensor.len() / (slots * row);
+                for head in 0..n_heads {
+                    let mut position = cached.n - rows_of(&cached, keys);
+                    while position < cached.n {
+                        // Rows that lie side by side: up to the last slot.
+                        let slot = position % slots;
+                        let n = (slots - slot).min(cached.n - position);
+                        saving.add_rows(device, tensor, (head * slots + slot) * row, n, Row::whole(row));
+                        position += n;
                     }
                 }
             }
         }
-        states.map_or(Ok(()), |states| put(bytemuck::cast_slice(&states)))
+        if let Some(states) = states {
+            saving.add(bytemuck::cast_slice(&states).to_vec());
+        }
+        saving
     }
 }
 
@@ -175,49 +168,167 @@ fn layer_entries(layer: &LayerCache, rows: impl Fn(&CachedKeys) -> usize) -> Vec
 }
 
 /// What a tensor of the session gets of a file.
-struct Part<'a> {
+struct Part {
     tensor: Tensor,
     device: Device,
-    words: &'a [[u8; 4]],
-    /// The first position whose rows these are, for a tensor of keys.
-    first: Option<usize>,
+    /// Of keys: the first position whose rows these are, and how many there are.
+    rows: Option<(usize, usize)>,
 }
 
-impl Part<'_> {
-    fn write(&self) -> Result<(), Error> {
+impl Part {
+    /// Takes bytes of the file's tensor from its byte `at` on, and returns how many.
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<usize, Error> {
         // A file may lie anywhere in memory, and its words are little endian.
-        let write =
-            |first: usize, words: &[[u8; 4]]| self.device.write(&self.tensor, first, &words_of(words.as_flattened()));
-        let Some(first) = self.first else { return write(0, self.words) };
+        let write = |first: usize, bytes: &[u8]| self.device.write(&self.tensor, first, &words_of(bytes));
+        let Some((first, n_rows)) = self.rows else {
+            let n = bytes.len() / 4 * 4;
+            write(at as usize / 4, &bytes[..n])?;
+            return Ok(n);
+        };
         let [slots, row] = slots_of(&self.tensor);
-        let n_heads = self.tensor.shape().first().map_or(1, |&n| n as usize);
-        let rows = self.words.len() / (n_heads * row);
-        for (head, words) in self.words.chunks_exact((rows * row).max(1)).enumerate() {
-            // No more than there are slots for, in pieces that do not go past the last one.
-            let skipped = rows.saturating_sub(slots);
-            let (mut position, mut rest) = (first + skipped, &words[skipped * row..]);
-            while !rest.is_empty() {
-                let slot = position % slots;
-                let (piece, after) = rest.split_at(rest.len().min((slots - slot) * row));
-                write((head * slots + slot) * row, piece)?;
-                (position, rest) = (position + piece.len() / row, after);
+        let (row_bytes, from) = (4 * row, at as usize / (4 * row));
+        let n = bytes.len() / row_bytes;
+        // No more than there are slots for.
+        let skipped = n_rows.saturating_sub(slots);
+        let mut done = 0;
+        while done < n {
+            let (head, nth) = ((from + done) / n_rows, (from + done) % n_rows);
+            let slot = (first + nth) % slots;
+            // Rows that lie side by side, here and there.
+            let together = match skipped.checked_sub(nth) {
+                Some(left @ 1..) => left.min(n - done),
+                _ => (n_rows - nth).min(slots - slot).min(n - done),
+            };
+            if nth >= skipped {
+                write((head * slots + slot) * row, &bytes[done * row_bytes..][..together * row_bytes])?;
             }
+            done += together;
         }
-        Ok(())
+        Ok(n * row_bytes)
     }
 }
 
-/// A file's content, checked against the session that is to go on with it.
-struct File<'a> {
+/// Has a session go on with a file that arrives piece by piece, see [`Session::restore_bytes`]. Where it ends after some keys have
+/// come, the session has nothing cached.
+#[cfg(all(target_arch = "wasm32", feature = "web"))]
+pub(crate) struct SessionLoader<'s> {
+    arriving: Arriving,
+    restoring: Restoring<'s>,
+    /// Bytes since the device was last waited for.
+    in_flight: usize,
+}
+
+#[cfg(all(target_arch = "wasm32", feature = "web"))]
+impl SessionLoader<'_> {
+    pub fn new(session: &mut Session, file_len: u64) -> SessionLoader<'_> {
+        let restoring = Restoring { session, ids: Vec::new(), told: None };
+        SessionLoader { arriving: Arriving::new(file_len), restoring, in_flight: 0 }
+    }
+
+    /// From which offset on bytes are wanted next; `None` once all are there.
+    pub fn wanted(&self) -> Option<u64> {
+        self.arriving.wanted()
+    }
+
+    /// Takes bytes from the wanted offset on; none: there are no more.
+    pub async fn push(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        /// Bytes that may be on their way to the device.
+        const MAX_IN_FLIGHT: usize = 32 << 20;
+        if bytes.is_empty() {
+            return self.arriving.end();
+        }
+        self.arriving.push(self.wanted().unwrap_or_default(), bytes, &mut self.restoring)?;
+        self.in_flight += bytes.len();
+        if self.in_flight >= MAX_IN_FLIGHT {
+            self.in_flight = 0;
+            self.restoring.session.model.device().drained().await?;
+        }
+        Ok(())
+    }
+
+    /// Goes on with what has come.
+    pub fn finish(self) -> Result<(), Error> {
+        self.arriving.end()?;
+        self.restoring.finish().map(drop)
+    }
+}
+
+/// A session that is to go on with a file.
+struct Restoring<'s> {
+    session: &'s mut Session,
     ids: Vec<u32>,
+    /// What the header says, once it was read.
+    told: Option<Told>,
+}
+
+/// What a file's header says, checked against the session that is to go on with it.
+struct Told {
+    own: OwnFile,
     cached: Cached,
-    parts: Vec<Part<'a>>,
+    /// By the names of tensors.
+    parts: HashMap<String, Part>,
     note: String,
 }
 
-impl<'a> File<'a> {
-    fn read(session: &Session, bytes: &'a [u8]) -> Result<File<'a>, Error> {
-        let own = OwnFile::parse(bytes, FORMAT, VERSION)?;
+impl Restoring<'_> {
+    /// Goes on with what has come. Returns the note.
+    fn finish(self) -> Result<String, Error> {
+        let Restoring { session, ids, told } = self;
+        let Some(Told { cached, note, .. }) = told else {
+            return Err(Error::Truncated { needed_bytes: 1, found_bytes: 0 });
+        };
+        // Passes read the tokens before their own position too, to penalise those that repeat.
+        session.model.device().write(&session.passes.io.tokens, 0, &ids)?;
+        session.sequence.restore(ids, cached);
+        session.further.forget();
+        Ok(note)
+    }
+}
+
+impl Sink for Restoring<'_> {
+    /// What can be wrong comes first, so that nothing has changed then: tokens, positions of states, and all keys after that.
+    fn begin(&mut self, header: Safetensors) -> Result<Vec<TensorInfo>, Error> {
+        let told = Told::read(self.session, header)?;
+        let mut tensors = told.own.header.tensors.clone();
+        tensors.sort_by_key(|tensor| (told.parts.contains_key(&tensor.name), tensor.offset));
+        self.told = Some(told);
+        Ok(tensors)
+    }
+
+    fn take(&mut self, tensor: &TensorInfo, at: u64, bytes: &[u8]) -> Result<usize, Error> {
+        let Some(Told { own, cached, parts, .. }) = &mut self.told else { return Ok(bytes.len()) };
+        if let Some(part) = parts.get(&tensor.name) {
+            self.session.sequence.forget_cache();
+            return part.write(at, bytes);
+        }
+        let words = words_of(bytes);
+        let vocab_size = self.session.model.config().vocab_size;
+        for (i, &word) in words.iter().enumerate() {
+            let (offset, nth) = (tensor.offset + at + 4 * i as u64, at as usize / 4 + i);
+            match &mut cached.states {
+                // State 0 is none; others lie where their position says.
+                Some(states) if tensor.name == "states" => {
+                    let position = word as usize;
+                    if position > cached.n || (position != 0 && position % N_STATES != nth) {
+                        let expected = format!("0, or a position up to {} that is {nth} modulo {N_STATES}", cached.n);
+                        return Err(own.broken(format!("state {nth}"), offset, expected, word.to_string()));
+                    }
+                    states[nth] = position;
+                }
+                _ if word < vocab_size => self.ids.push(word),
+                _ => {
+                    let expected = format!("ids below {vocab_size}");
+                    return Err(own.broken(format!("token {nth}"), offset, expected, word.to_string()));
+                }
+            }
+        }
+        Ok(4 * words.len())
+    }
+}
+
+impl Told {
+    fn read(session: &Session, header: Safetensors) -> Result<Told, Error> {
+        let own = OwnFile::of(header, FORMAT, VERSION)?;
         let number = |key: &str| {
             let text = own.text(key)?;
             text.parse::<u32>().map_err(|_| own.wrong(key, "a number below 2^32", shown(text)))
@@ -231,33 +342,39 @@ impl<'a> File<'a> {
         }
         own.expect("kv_type", model.kv_type().name())?;
         let (n, angles) = (number("cached")? as usize, number("angles")?);
-        let ids = read_ids(session, &own)?;
-        if n > ids.len() {
-            return Err(own.wrong("cached", format!("at most the {} tokens", ids.len()), n.to_string()));
+        let one_row = |shape: &[u64]| (shape.len() != 1).then(|| "of one dimension".into());
+        let n_ids = own.tensor("tokens", BlockType::U32, one_row)?.n_elements() as usize;
+        let capacity = session.passes.capacity();
+        if n_ids > capacity {
+            return Err(Error::ContextFull { needed: n_ids, capacity });
+        }
+        if n > n_ids {
+            return Err(own.wrong("cached", format!("at most the {n_ids} tokens"), n.to_string()));
         }
 
-        let mut parts = Vec::new();
+        let mut parts = HashMap::new();
         let (mut first_of_all, mut slots_of_ring) = (0, 0);
         for (block, layer, device) in kept_by(session).take_while(|_| n > 0) {
             let window = model.config().blocks[block].attention.window;
             let needed = window.map_or(n, |window| n.min(window.saturating_sub(1) as usize)) as u64;
             for (tensor, (name, block_type, shape)) in layer.tensors().zip(layer_entries(layer, |_| n)) {
-                let part = read_part(&own, (layer, device), (tensor, &name), (block_type, &shape), needed)?;
-                if let Some(first) = part.first {
+                let part = part_of(&own, (layer, device), (tensor, &name), (block_type, &shape), needed)?;
+                if let Some((first, _)) = part.rows {
                     let [slots, _] = slots_of(tensor);
                     let first = first.max(n.saturating_sub(slots));
                     if first > first_of_all {
                         (first_of_all, slots_of_ring) = (first, slots);
                     }
                 }
-                parts.push(part);
+                parts.insert(name, part);
             }
         }
-        let states = match (model.config().is_recurrent(), n) {
-            (false, _) => None,
-            (true, 0) => Some([0; N_STATES]),
-            (true, n) => Some(read_states(&own, n)?),
-        };
+        // Where they are is in the data.
+        let states = model.config().is_recurrent().then_some([0; N_STATES]);
+        if states.is_some() && n > 0 {
+            let all = |shape: &[u64]| (shape != [N_STATES as u64]).then(|| format!("[{N_STATES}]"));
+            own.tensor("states", BlockType::U32, all)?;
+        }
         let n_tensors = 1 + parts.len() + usize::from(states.is_some() && n > 0);
         if own.header.tensors.len() != n_tensors {
             return Err(own.wrong("tensors", n_tensors.to_string(), own.header.tensors.len().to_string()));
@@ -265,64 +382,31 @@ impl<'a> File<'a> {
         // Keys before the first are nowhere: a pass must not begin where it would see them.
         let written = if first_of_all > 0 { n.max(first_of_all + slots_of_ring) } else { n };
         let note = own.header.text("note").unwrap_or_default().to_string();
-        Ok(File { ids, cached: Cached { n, angles, states, written }, parts, note })
+        Ok(Told { own, cached: Cached { n, angles, states, written }, parts, note })
     }
-}
-
-/// The sequence, which has to be one of the model's and to fit the session.
-fn read_ids(session: &Session, own: &OwnFile<'_>) -> Result<Vec<u32>, Error> {
-    let one_row = |shape: &[u64]| (shape.len() != 1).then(|| "of one dimension".into());
-    let (offset, bytes) = own.tensor("tokens", BlockType::U32, one_row)?;
-    let ids = words_of(bytes);
-    let vocab_size = session.model.config().vocab_size;
-    if let Some(at) = ids.iter().position(|&id| id >= vocab_size) {
-        let expected = format!("ids below {vocab_size}");
-        return Err(own.broken(format!("token {at}"), offset + 4 * at as u64, expected, ids[at].to_string()));
-    }
-    let capacity = session.passes.capacity();
-    if ids.len() > capacity {
-        return Err(Error::ContextFull { needed: ids.len(), capacity });
-    }
-    Ok(ids)
 }
 
 /// What a file has for a tensor of a layer; of keys `needed` rows at least, and at most those of `shape`.
-fn read_part<'a>(
-    own: &OwnFile<'a>,
+fn part_of(
+    own: &OwnFile,
     (layer, device): (&LayerCache, &Device),
     (tensor, name): (&Tensor, &str),
     (block_type, shape): (BlockType, &[u64]),
     needed: u64,
-) -> Result<Part<'a>, Error> {
-    let mut first = None;
-    let (_, bytes) = own.tensor(name, block_type, |found| match (layer, found, shape) {
-        (LayerCache::Keys(_), &[heads, rows, row], &[n_heads, n, n_words])
-            if [heads, row] == [n_heads, n_words] && (needed..=n).contains(&rows) =>
+) -> Result<Part, Error> {
+    let mut rows = None;
+    own.tensor(name, block_type, |found| match (layer, found, shape) {
+        (LayerCache::Keys(_), &[heads, found_rows, row], &[n_heads, n, n_words])
+            if [heads, row] == [n_heads, n_words] && (needed..=n).contains(&found_rows) =>
         {
-            first = Some((n - rows) as usize);
+            rows = Some(((n - found_rows) as usize, found_rows as usize));
             None
         }
         (LayerCache::State { .. }, ..) if found == shape => None,
         (LayerCache::Keys(_), _, &[_, n, _]) if needed < n => Some(format!("{shape:?}, or {needed} rows at least")),
         _ => Some(format!("{shape:?}")),
     })?;
-    Ok(Part { tensor: tensor.clone(), device: device.clone(), words: bytes.as_chunks().0, first })
-}
-
-/// Positions of up to `n` after which there are states.
-fn read_states(own: &OwnFile<'_>, n: usize) -> Result<[usize; N_STATES], Error> {
-    let all = |shape: &[u64]| (shape != [N_STATES as u64]).then(|| format!("[{N_STATES}]"));
-    let (offset, bytes) = own.tensor("states", BlockType::U32, all)?;
-    let mut states = [0; N_STATES];
-    for (at, (state, position)) in states.iter_mut().zip(words_of(bytes)).enumerate() {
-        *state = position as usize;
-        // State 0 is none; others lie where their position says.
-        if *state > n || (*state != 0 && *state % N_STATES != at) {
-            let expected = format!("0, or a position up to {n} that is {at} modulo {N_STATES}");
-            return Err(own.broken(format!("state {at}"), offset + 4 * at as u64, expected, position.to_string()));
-        }
-    }
-    Ok(states)
+    Ok(Part { tensor: tensor.clone(), device: device.clone(), rows })
 }
 
 fn words_of(bytes: &[u8]) -> Vec<u32> {

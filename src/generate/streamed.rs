@@ -375,20 +375,28 @@ impl Streamed {
         }
     }
 
-    /// Runs a recording.
+    /// Runs a recording, of whose rows the first `n_rows` are those of tokens.
     ///
     /// # Errors
     /// Those of reading and of [`Device::run`].
-    pub fn run(&self, device: &Device, recording: &Recording) -> Result<(), Error> {
-        self.run_up_to_last(device, recording, |first| device.run_steps(recording, first..recording.n_dispatches()))
+    pub fn run(&self, device: &Device, recording: &Recording, n_rows: usize) -> Result<(), Error> {
+        self.run_up_to_last(device, (recording, n_rows), |first| {
+            device.run_steps(recording, first..recording.n_dispatches())
+        })
     }
 
     /// Runs a recording and reads a tensor after it.
     ///
     /// # Errors
     /// As [`Streamed::run`].
-    pub fn run_and_read(&self, device: &Device, recording: &Recording, tensor: &Tensor) -> Result<Pending, Error> {
-        self.run_up_to_last(device, recording, |first| {
+    pub fn run_and_read(
+        &self,
+        device: &Device,
+        recording: &Recording,
+        n_rows: usize,
+        tensor: &Tensor,
+    ) -> Result<Pending, Error> {
+        self.run_up_to_last(device, (recording, n_rows), |first| {
             device.run_steps_and_read(recording, first..recording.n_dispatches(), tensor, 1)
         })
     }
@@ -397,12 +405,12 @@ impl Streamed {
     fn run_up_to_last<R>(
         &self,
         device: &Device,
-        recording: &Recording,
+        (recording, n_rows): (&Recording, usize),
         rest: impl FnOnce(usize) -> Result<R, Error>,
     ) -> Result<R, Error> {
         let mut held = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
         if let (Some(kept), false) = (&self.kept, recording.choices().is_empty()) {
-            return kept.run_up_to_last((device, &self.files), recording, rest);
+            return kept.run_up_to_last((device, &self.files), (recording, n_rows), rest);
         }
         let position = |layer: u32| self.layers.iter().position(|(streamed, _)| *streamed == layer as usize);
         if recording.layers().all(|(layer, _)| position(layer).is_none()) {

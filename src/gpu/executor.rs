@@ -357,14 +357,16 @@ impl Gpu {
         self.counters.dispatches.add(dispatches.len() as u64);
     }
 
-    pub fn read(&self, tensor: &Tensor) -> Result<ReadFuture, Error> {
-        self.submit_and_read(self.encoder(), &tensor.memory::<PooledBuffer>()?.buffer, tensor.size_bytes())
+    /// Reads some words of a tensor.
+    pub fn read(&self, tensor: &Tensor, words: Range<usize>) -> Result<ReadFuture, Error> {
+        let [first, end] = [words.start, words.end].map(|word| word as u64 * 4);
+        self.submit_and_read(self.encoder(), &tensor.memory::<PooledBuffer>()?.buffer, first..end)
     }
 
     /// Reads a tensor's buffer to its end.
     pub fn read_all(&self, tensor: &Tensor) -> Result<ReadFuture, Error> {
         let buffer = &tensor.memory::<PooledBuffer>()?.buffer;
-        self.submit_and_read(self.encoder(), buffer, buffer.size())
+        self.submit_and_read(self.encoder(), buffer, 0..buffer.size())
     }
 
     /// Copies whole tensors of equal sizes, in order.
@@ -441,7 +443,7 @@ impl Gpu {
             }
             encoder.resolve_query_set(&queries, 0..count, &resolved, 0);
             self.counters.dispatches.add(part.len() as u64);
-            let words = self.submit_and_read(encoder, &resolved, size)?.await?.words()?;
+            let words = self.submit_and_read(encoder, &resolved, 0..size)?.await?.words()?;
             let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(&words);
             let period_ns = f64::from(self.queue.get_timestamp_period());
             times.extend(
@@ -492,10 +494,11 @@ impl Gpu {
         &self,
         mut encoder: wgpu::CommandEncoder,
         buffer: &wgpu::Buffer,
-        size: u64,
+        bytes: Range<u64>,
     ) -> Result<ReadFuture, Error> {
+        let size = bytes.end.saturating_sub(bytes.start);
         let staging = self.staging(size)?;
-        encoder.copy_buffer_to_buffer(buffer, 0, &staging, 0, size);
+        encoder.copy_buffer_to_buffer(buffer, bytes.start, &staging, 0, size);
         self.submit_and_map(encoder, staging)
     }
 

@@ -166,7 +166,7 @@ fn running_out_of_memory() {
     drop(buffers.pop());
     let smaller = allocated(&gpu, "smaller", 100 * MIB).unwrap();
     gpu.write(&smaller, 0, &[7; 16]).unwrap();
-    let words = pollster::block_on(gpu.read(&smaller).unwrap()).unwrap().words().unwrap();
+    let words = pollster::block_on(gpu.read(&smaller, smaller.all_words()).unwrap()).unwrap().words().unwrap();
     assert_eq!(words, [0x0707_0707; 4]);
 }
 
@@ -176,12 +176,12 @@ fn a_device_that_does_not_answer_is_lost_for_every_later_call() {
     let a = allocated(&gpu, "a", 4096).unwrap();
     for _ in 0..3 {
         // The first is submitted; those after it may be refused at once.
-        let read = gpu.read(&a).and_then(|read| pollster::block_on(read).map(drop));
+        let read = gpu.read(&a, a.all_words()).and_then(|read| pollster::block_on(read).map(drop));
         let Err(Error::DeviceLost { message, .. }) = &read else { panic!("{read:?}") };
         assert!(message.contains("no answer within"), "{message}");
     }
     assert!(matches!(gpu.allocate("c", 4096), Err(Error::DeviceLost { .. })));
     assert!(matches!(gpu.write(&a, 0, &[0; 16]), Err(Error::DeviceLost { .. })));
-    assert!(matches!(gpu.read(&a).map(|_| ()), Err(Error::DeviceLost { .. })));
+    assert!(matches!(gpu.read(&a, a.all_words()).map(|_| ()), Err(Error::DeviceLost { .. })));
     assert!(matches!(pollster::block_on(gpu.drained()), Err(Error::DeviceLost { .. })));
 }

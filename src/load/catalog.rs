@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use super::gguf::FACTORS;
-use super::{FileBytes, mxfp4};
+use super::{FileBytes, WeightShare, mxfp4};
 use crate::device::Device;
 use crate::dtype::WeightType;
 use crate::error::Error;
@@ -236,13 +236,12 @@ impl Catalog {
 
     /// Block types in use, the one with most bytes first.
     pub fn block_types(&self) -> Vec<BlockType> {
-        let mut bytes: HashMap<BlockType, u64> = HashMap::new();
-        for info in self.tensors() {
-            *bytes.entry(info.block_type).or_default() += info.size_bytes;
-        }
-        let mut types: Vec<_> = bytes.into_iter().collect();
-        types.sort_by_key(|&(block_type, bytes)| (std::cmp::Reverse(bytes), block_type.to_string()));
-        types.into_iter().map(|(block_type, _)| block_type).collect()
+        self.shares().into_iter().map(|share| share.block_type).collect()
+    }
+
+    /// The weights by how they are stored, the type with most bytes first.
+    pub fn shares(&self) -> Vec<WeightShare> {
+        WeightShare::of(self.tensors())
     }
 }
 
@@ -392,10 +391,10 @@ pub(crate) struct Feed {
 }
 
 /// Where FNV-1a of 64 bits begins, by Fowler, Noll and Vo.
-pub(super) const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+pub(crate) const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 
 /// Goes on with FNV-1a over these bytes.
-pub(super) fn fnv(digest: u64, bytes: &[u8]) -> u64 {
+pub(crate) fn fnv(digest: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(digest, |digest, &byte| (digest ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 

@@ -1,8 +1,8 @@
 //! Reads what a model's files say of it while their bytes arrive, as they do over a network.
 
-use super::ModelHeader;
 use super::gguf::{self, ConfigData};
 use super::huggingface::{self, Texts};
+use super::{ModelHeader, Outline};
 use crate::error::Error;
 use crate::formats::gguf::Gguf;
 use crate::formats::safetensors::Safetensors;
@@ -190,6 +190,20 @@ impl HeaderReader {
         }
     }
 
+    /// What the headers say whatever the architecture, once nothing more is wanted.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a key that is of another type than it should be, and if something is still wanted.
+    pub fn outline(&self) -> Result<Outline, Error> {
+        let Stage::Ready { .. } = &self.stage else { return Err(missing("header")) };
+        match &self.headers {
+            Headers::Gguf(shards) => Outline::of_gguf(shards),
+            Headers::Folder { texts, headers } => {
+                Ok(Outline::of_folder(texts, headers.iter().flat_map(|header| &header.tensors)))
+            }
+        }
+    }
+
     /// The model's header, and the heads of its weight files in the catalog's order.
     ///
     /// # Errors
@@ -267,8 +281,10 @@ impl HeaderReader {
             };
             return Err(error.in_file(&file.name));
         }
-        // Reading starts over each time, so it waits for twice as much.
-        self.needed = needed.map_or(0, |needed| needed.max((2 * bytes.len() as u64).min(MAX_HEADER_BYTES)));
+        // Reading starts over each time, so it waits for a quarter more, which is five readings in all, and little behind the
+        // header is fetched for nothing.
+        let more = (bytes.len() as u64 / 4 * 5).min(MAX_HEADER_BYTES);
+        self.needed = needed.map_or(0, |needed| needed.max(more));
         if self.part_in_progress().is_none() {
             self.stage = match &self.headers {
                 Headers::Gguf(shards) => {

@@ -152,7 +152,8 @@ impl Weights {
     /// Names, under GGUF, and rows and columns of the tensors that adapters can add to.
     pub fn adaptable(&self, config: &ModelConfig) -> Vec<(String, [u32; 2])> {
         let mut weights = self.clone();
-        let blocks = weights.blocks.iter_mut().enumerate();
+        // The head for further tokens is no layer.
+        let blocks = weights.blocks.iter_mut().enumerate().take(config.n_layers() as usize);
         let stacks = blocks.flat_map(|(l, block)| block.adaptable(config, l));
         stacks
             .flat_map(|stack| stack.adaptable().map(|(name, dims)| (name.to_owned(), dims)).collect::<Vec<_>>())

@@ -33,6 +33,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 pub use bitset::Bitset;
+pub use file::IndexLoader;
 
 use crate::device::{Device, Pending, pause};
 use crate::dtype::{BLOCK, DType, WeightType};

@@ -16,7 +16,7 @@ mod top;
 mod weights;
 
 pub use choose::{MolChoice, MolTrial};
-pub use weights::{Glu, MolConfig, MolWeights};
+pub use weights::{Glu, MolConfig, MolLoader, MolWeights};
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};

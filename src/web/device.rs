@@ -126,6 +126,12 @@ impl Device {
         self.0.is_gpu()
     }
 
+    /// Bytes that a model can take here, where that can be known.
+    #[wasm_bindgen(js_name = availableBytes)]
+    pub fn available_bytes(&self) -> Option<f64> {
+        self.0.available_bytes().map(|bytes| bytes as f64)
+    }
+
     /// Gives a GPU device up, with all its memory.
     pub fn destroy(&self) {
         self.0.destroy();

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use wasm_bindgen::prelude::*;
 
+use super::saving::Saving;
 use super::{Device, from_js, pick, to_js, to_js_error};
 use crate::error::Error;
 use crate::retrieval;
@@ -29,11 +30,6 @@ impl Index {
         let storage = pick("storage", storage, &Storage::ALL, Storage::name)?.unwrap_or_default();
         let options = IndexOptions { metric, storage, model, pooling };
         index::Index::new(&device.0, dims, options).map(Index).map_err(to_js_error)
-    }
-
-    /// The index that `save` wrote.
-    pub async fn load(device: &Device, bytes: Vec<u8>) -> Result<Index, JsValue> {
-        index::Index::from_bytes(&device.0, &bytes).await.map(Index).map_err(to_js_error)
     }
 
     /// Refuses vectors of another model, of another length or pooled in another way: `{ model, dims?, pooling? }`.
@@ -101,14 +97,17 @@ impl Index {
         hits_to_js(lists)
     }
 
-    /// The index as a file's content.
-    pub async fn save(&self) -> Result<js_sys::Uint8Array, JsValue> {
-        let bytes = self.0.to_bytes().await.map_err(to_js_error)?;
-        Ok(js_sys::Uint8Array::from(bytes.as_slice()))
+    /// The index as a file's content, as it is now.
+    pub fn saving(&self) -> Result<Saving, JsValue> {
+        self.0.saving().map(Saving).map_err(to_js_error)
     }
 }
 
 impl Index {
+    pub(super) fn new(index: index::Index) -> Index {
+        Index(index)
+    }
+
     /// These ids as a set.
     fn bits(&self, ids: &[u32]) -> Result<Bitset, Error> {
         let n_ids = self.0.n_ids();

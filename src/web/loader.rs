@@ -4,15 +4,18 @@ use serde::{Deserialize, Serialize};
 use wasm_bindgen::prelude::*;
 
 use super::embedder::{self, Embedder};
+use super::index::Index;
 use super::model::Model;
+use super::mol;
 use super::reranker::{self, Reranker};
 use super::{Device, from_js, to_js, to_js_error};
 use crate::error::Error;
 use crate::generate::LoadOptions;
 use crate::load::{self, FileName};
+use crate::retrieval::index::IndexLoader;
 use crate::target::Tuning;
 
-/// Feeds the files of a model, an embedder or a reranker into a device while they arrive.
+/// Feeds the files of a model, an encoder or what searches vectors into a device while they arrive.
 #[wasm_bindgen]
 pub struct Loader(Kind);
 
@@ -20,24 +23,38 @@ enum Kind {
     Model(load::Loader<crate::Model>),
     Embedder(load::Loader<crate::Embedder>),
     Reranker(load::Loader<crate::Reranker>),
+    Index(IndexLoader),
+    Mol(crate::Device, mol::Loader),
 }
 
-/// Does the same with a loader of any kind.
+/// Does the same with a loader of any kind: of models' files, of an index, of the weights of a mixture.
 macro_rules! any {
-    ($loader:expr, $inner:ident => $does:expr) => {
+    ($loader:expr, $inner:ident => $of_model:expr, $index:ident => $of_index:expr, $mol:ident => $of_mol:expr) => {
         match $loader {
-            Kind::Model($inner) => $does,
-            Kind::Embedder($inner) => $does,
-            Kind::Reranker($inner) => $does,
+            Kind::Model($inner) => $of_model,
+            Kind::Embedder($inner) => $of_model,
+            Kind::Reranker($inner) => $of_model,
+            Kind::Index($index) => $of_index,
+            Kind::Mol(_, $mol) => $of_mol,
         }
     };
 }
 
 /// Bytes that a loader wants next.
 #[derive(Serialize)]
-struct Wanted {
+pub(super) struct Wanted {
     file: usize,
     offset: u64,
+}
+
+impl Wanted {
+    /// `{ file, offset }`, or `undefined` when nothing is wanted.
+    pub fn to_js(wanted: Option<(usize, u64)>) -> Result<JsValue, JsValue> {
+        match wanted {
+            Some((file, offset)) => to_js(&Wanted { file, offset }),
+            None => Ok(JsValue::UNDEFINED),
+        }
+    }
 }
 
 #[wasm_bindgen]
@@ -74,28 +91,39 @@ impl Loader {
         Ok(Loader(Kind::Reranker(loader)))
     }
 
+    /// A loader of an [`Index`] that `saving` gave, of a file of so many bytes, if that is known.
+    pub fn index(device: &Device, size: Option<f64>) -> Loader {
+        Loader(Kind::Index(IndexLoader::new(&device.0, size.map(|size| size as u64))))
+    }
+
+    /// A loader of a [`Mol`](mol::Mol) without items, from a safetensors file. `storage`: as of an [`Index`].
+    pub fn mol(device: &Device, size: Option<f64>, storage: Option<String>) -> Result<Loader, JsValue> {
+        Ok(Loader(Kind::Mol(device.0.clone(), mol::Loader::new(size.map(|size| size as u64), storage)?)))
+    }
+
     /// Says what the folder of the files is called, before the first bytes are pushed.
     #[wasm_bindgen(js_name = setFolder)]
     pub fn set_folder(&mut self, name: &str) {
-        any!(&mut self.0, loader => loader.set_folder(name));
+        any!(&mut self.0, loader => loader.set_folder(name), _index => {}, _mol => {});
     }
 
     /// `{ file, offset }` of the bytes wanted next, or `undefined` when everything is there.
-    pub fn want(&self) -> Result<JsValue, JsValue> {
-        match any!(&self.0, loader => loader.wanted()) {
-            Some((file, offset)) => to_js(&Wanted { file, offset }),
-            None => Ok(JsValue::UNDEFINED),
-        }
+    pub fn want(&mut self) -> Result<JsValue, JsValue> {
+        let only = |offset: Option<u64>| offset.map(|offset| (0, offset));
+        Wanted::to_js(
+            any!(&mut self.0, loader => loader.wanted(), index => only(index.wanted()), mol => only(mol.weights().wanted())),
+        )
     }
 
     /// Takes bytes from the wanted offset on.
     pub async fn push(&mut self, bytes: &[u8]) -> Result<(), JsValue> {
-        any!(&mut self.0, loader => loader.push(bytes).await).map_err(to_js_error)
+        any!(&mut self.0, loader => loader.push(bytes).await, index => index.push(bytes).await, mol => mol.weights().push(bytes))
+            .map_err(to_js_error)
     }
 
     /// The wanted file has no more bytes.
     pub fn end(&mut self) -> Result<(), JsValue> {
-        any!(&mut self.0, loader => loader.end()).map_err(to_js_error)
+        any!(&mut self.0, loader => loader.end(), index => index.end(), mol => mol.weights().end()).map_err(to_js_error)
     }
 
     /// Makes the model follow what `tune` returned for it in an earlier visit. Returns why that is of no use, if so.
@@ -121,12 +149,14 @@ impl Loader {
         Ok(device.tuning().text(device.info(), &device.tested().found()))
     }
 
-    /// The [`Model`], [`Embedder`] or [`Reranker`].
+    /// What was loaded.
     pub async fn finish(self) -> Result<JsValue, JsValue> {
         match self.0 {
             Kind::Model(loader) => loader.finish().await.map(|model| Model::new(model).into()),
             Kind::Embedder(loader) => loader.finish().await.map(|embedder| Embedder::new(embedder).into()),
             Kind::Reranker(loader) => loader.finish().await.map(|reranker| Reranker::new(reranker).into()),
+            Kind::Index(loader) => loader.finish().map(|index| Index::new(index).into()),
+            Kind::Mol(device, loader) => loader.finish(&device).map(Into::into),
         }
         .map_err(to_js_error)
     }
@@ -136,18 +166,18 @@ impl Loader {
     fn of_model(&mut self) -> Result<&mut load::Loader<crate::Model>, JsValue> {
         match &mut self.0 {
             Kind::Model(loader) => Ok(loader),
-            Kind::Embedder(_) | Kind::Reranker(_) => Err(to_js_error(Error::Operand {
+            _ => Err(to_js_error(Error::Operand {
                 kernel: "tune",
                 operand: "loader",
                 expected: "a model's".into(),
-                found: "an encoder's".into(),
+                found: "another one".into(),
             })),
         }
     }
 }
 
 /// Files as JavaScript gives them.
-fn read_files(files: JsValue) -> Result<Vec<FileName>, JsValue> {
+pub(super) fn read_files(files: JsValue) -> Result<Vec<FileName>, JsValue> {
     #[derive(Deserialize)]
     struct File {
         name: String,

@@ -8,11 +8,14 @@ use wasm_bindgen::convert::TryFromJsValue;
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 
+use super::saving::Saving;
 use super::{from_js, plan_to_js, to_js, to_js_error};
 use crate::Clock;
 use crate::chat::{ChatOptions, ChatTemplate, Message};
 use crate::error::Error;
-use crate::generate::{CancelHandle, ContextPolicy, GenerateOptions, Logprobs, StopReason, TimedDispatch, TokenGuide};
+use crate::generate::{
+    CancelHandle, ContextPolicy, GenerateOptions, Logprobs, SessionLoader, StopReason, TimedDispatch, TokenGuide,
+};
 use crate::kernels::N_STATES;
 use crate::load::AdapterFile;
 
@@ -325,28 +328,35 @@ impl Session {
     }
 
     /// The sequence.
-    pub fn tokens(&self) -> Vec<u32> {
-        self.session.try_borrow().map_or_else(|_| Vec::new(), |session| session.tokens().to_vec())
+    pub fn tokens(&self) -> Result<Vec<u32>, JsValue> {
+        self.session.try_borrow().map(|session| session.tokens().to_vec()).map_err(|_| busy())
     }
 
     /// How many tokens of the sequence, from the first one on, need not be computed again.
     #[wasm_bindgen(js_name = nCached)]
-    pub fn n_cached(&self) -> u32 {
-        self.session.try_borrow().map_or(0, |session| session.n_cached() as u32)
+    pub fn n_cached(&self) -> Result<u32, JsValue> {
+        self.session.try_borrow().map(|session| session.n_cached() as u32).map_err(|_| busy())
     }
 
     /// Forgets tokens that would have to be computed again, and gives the session as a file's content.
-    pub async fn save(&self) -> Result<Vec<u8>, JsValue> {
+    pub fn saving(&self) -> Result<Saving, JsValue> {
         let Ok(mut session) = self.session.try_borrow_mut() else { return Err(busy()) };
         let n_cached = session.n_cached();
         session.truncate(n_cached);
-        session.to_bytes("").await.map_err(to_js_error)
+        Ok(Saving(session.saving("")))
     }
 
-    /// Goes on with the session of a file's content, of the same model.
-    pub fn restore(&self, bytes: &[u8]) -> Result<(), JsValue> {
+    /// Goes on with the session of a file of so many bytes, of the same model. `read(offset)` resolves to some of the bytes that lie
+    /// there, to none at the file's end.
+    pub async fn restore(&self, size: f64, read: js_sys::Function) -> Result<(), JsValue> {
         let Ok(mut session) = self.session.try_borrow_mut() else { return Err(busy()) };
-        session.restore_bytes(bytes).map(drop).map_err(to_js_error)
+        let mut loader = SessionLoader::new(&mut session, size as u64);
+        while let Some(offset) = loader.wanted() {
+            let answer = read.call1(&JsValue::UNDEFINED, &JsValue::from(offset as f64))?;
+            let bytes = JsFuture::from(js_sys::Promise::resolve(&answer)).await?;
+            loader.push(&js_sys::Uint8Array::new(&bytes).to_vec()).await.map_err(to_js_error)?;
+        }
+        loader.finish().map_err(to_js_error)
     }
 
     /// The latest token's pass, dispatch by dispatch, see `Timeline` in the npm package.

@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 use wasm_bindgen::prelude::*;
 
 use super::index::hits_to_js;
-use super::{Device, from_js, pick, to_js, to_js_error};
+use super::{from_js, pick, to_js, to_js_error};
 use crate::error::Error;
 use crate::retrieval::index::Storage;
-use crate::retrieval::mol::{self, MolSearch, MolWeights};
+use crate::retrieval::mol::{self, MolLoader, MolSearch};
 
 /// Items up to which all of them are scored, unless a search says otherwise.
 const MAX_BRUTE_FORCE: usize = 100_000;
@@ -24,14 +24,6 @@ pub struct Mol {
 
 #[wasm_bindgen]
 impl Mol {
-    /// No items yet, under the mixture in a safetensors file. `storage`: as of an [`Index`](super::index::Index).
-    pub fn load(device: &Device, bytes: Vec<u8>, storage: Option<String>) -> Result<Mol, JsValue> {
-        let storage = pick("storage", storage, &Storage::ALL, Storage::name)?.unwrap_or_default();
-        let weights = MolWeights::from_safetensors(&bytes).map_err(to_js_error)?;
-        let mol = mol::Mol::new(&device.0, &weights, storage.weight()).map_err(to_js_error)?;
-        Ok(Mol { mol, storage, model: weights.model().map(str::to_string) })
-    }
-
     /// What it is and what it holds, see `MolInfo` in the npm package.
     pub fn info(&self) -> Result<JsValue, JsValue> {
         #[derive(Serialize)]
@@ -84,6 +76,31 @@ impl Mol {
         let users = users.unwrap_or_default();
         let found = self.mol.search(&queries, &users, k as usize, method).await.map_err(to_js_error)?;
         hits_to_js(found.hits)
+    }
+}
+
+/// What reads the weights of a [`Mol`].
+pub(super) struct Loader {
+    weights: MolLoader,
+    storage: Storage,
+}
+
+impl Loader {
+    /// `storage`: as of an [`Index`](super::index::Index).
+    pub fn new(file_len: Option<u64>, storage: Option<String>) -> Result<Loader, JsValue> {
+        let storage = pick("storage", storage, &Storage::ALL, Storage::name)?.unwrap_or_default();
+        Ok(Loader { weights: MolLoader::new(file_len), storage })
+    }
+
+    pub fn weights(&mut self) -> &mut MolLoader {
+        &mut self.weights
+    }
+
+    /// No items yet, under the mixture that was read.
+    pub fn finish(self, device: &crate::Device) -> Result<Mol, Error> {
+        let weights = self.weights.finish()?;
+        let mol = mol::Mol::new(device, &weights, self.storage.weight())?;
+        Ok(Mol { mol, storage: self.storage, model: weights.model().map(str::to_string) })
     }
 }
 

@@ -161,6 +161,20 @@ fn no_damage_to_a_file_is_fatal() {
     assert!(n_refused > header_len * 8 / 10 && n_taken < header_len / 5, "{n_refused} refused, {n_taken} taken");
 }
 
+/// What weights do not tell is part of what tells models apart.
+#[test]
+fn a_session_of_the_same_weights_with_another_epsilon_is_refused() {
+    let device = common::cpu();
+    let bytes = block_on(story(&builtin(&device, None), 8).to_bytes("")).unwrap();
+    let mut file = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf")).unwrap();
+    let key = b"llama.attention.layer_norm_rms_epsilon";
+    let at = file.windows(key.len()).position(|window| window == key).unwrap() + key.len() + 4;
+    file[at..at + 4].copy_from_slice(&1e-3_f32.to_le_bytes());
+    let other = Model::from_file(&device, ModelFile::from_gguf_bytes(file).unwrap(), LoadOptions::default()).unwrap();
+    let text = other.session().unwrap().restore_bytes(&bytes).unwrap_err().to_string();
+    assert!(text.contains("the weights of"), "{text}");
+}
+
 /// Layers with a window keep a little more than passes can see. What a file has of that, and what it has not, decides how far
 /// its session goes back without computing all again; either way the logits are those of a session that computes them.
 #[test]

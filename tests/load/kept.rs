@@ -88,8 +88,9 @@ fn experts_that_come_when_they_are_chosen_give_the_same_bits() {
             let after = check(&whole, &model, 30, &format!("{hundredths} % on {name}"));
             let experts = after.experts.unwrap();
             let (n_slots, n_layers) = (kept.n_kept / 8, 8);
-            // Of each prompt three passes, and another for the next two tokens with the first choice; then a token each.
-            let (n_wide, rows) = if 8 * 2 <= n_slots { (0, 4 * 8 + 29) } else { (4, 29) };
+            // Of each prompt three passes, and another for the next two tokens with the first choice; then a token each. Idle rows
+            // choose nothing.
+            let (n_wide, rows) = if 8 * 2 <= n_slots { (0, 21 + 2 + 29) } else { (4, 29) };
             assert_eq!(experts.n_chosen, 2 * rows * 2 * n_layers, "{experts:?}");
             assert_eq!(after.n_read as usize / 8, if n_wide == 0 { 0 } else { 2 * n_wide }, "{after:?}");
             assert!(experts.n_found + experts.n_read <= experts.n_chosen, "{experts:?}");

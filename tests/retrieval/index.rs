@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use tilewright::formats::Safetensors;
 use tilewright::retrieval::Hit;
-use tilewright::retrieval::index::{Bitset, Index, IndexOptions, MAX_DIMS, Metric, Storage};
+use tilewright::retrieval::index::{Bitset, Index, IndexLoader, IndexOptions, MAX_DIMS, Metric, Storage};
 use tilewright::{Device, Error, Tier};
 use web_time::Instant;
 
@@ -412,9 +413,105 @@ fn files_come_back_to_the_byte() {
 
 /// Data of tensors in a file, by the header's offsets.
 fn data(bytes: &[u8], name: &str) -> Range<usize> {
-    let header = tilewright::formats::Safetensors::parse(bytes, bytes.len() as u64).expect("the file is fine");
+    let header = Safetensors::parse(bytes, bytes.len() as u64).expect("the file is fine");
     let range = header.tensor(name).expect("it is there").range();
     range.start as usize..range.end as usize
+}
+
+/// Reads a file whose bytes come so many at a time, with its length known or not.
+fn arrived(device: &Device, bytes: &[u8], at_once: usize, len: Option<u64>) -> Result<Index, Error> {
+    let mut loader = IndexLoader::new(device, len);
+    let mut last = 0;
+    while let Some(start) = loader.wanted() {
+        assert!(start >= last, "offsets only grow");
+        last = start;
+        let rest = &bytes[start as usize..];
+        if rest.is_empty() {
+            loader.end()?;
+        }
+        block_on(loader.push(&rest[..rest.len().min(at_once)]))?;
+    }
+    loader.finish()
+}
+
+#[test]
+fn files_arrive_and_leave_in_pieces() {
+    for device in devices() {
+        for (metric, storage) in Metric::ALL.iter().flat_map(|&m| Storage::ALL.map(|s| (m, s))) {
+            let vectors: Vec<f32> = common::uniform(40 * 45, 15);
+            let mut index = index_of(&device, 45, described(metric, storage), &vectors);
+            index.delete(&[7]).expect("it is there");
+            let bytes = block_on(index.to_bytes()).expect("it can be read");
+            if (metric, storage) == (Metric::Dot, Storage::F32) {
+                assert_eq!(bytes[data(&bytes, "vectors")], *bytemuck::cast_slice::<f32, u8>(&vectors));
+            }
+            for at_once in [1, 7, 1000, usize::MAX] {
+                for len in [Some(bytes.len() as u64), None] {
+                    let index = arrived(&device, &bytes, at_once, len).expect("it was just written");
+                    let name = format!("{metric:?} {storage:?} {at_once} {len:?}");
+                    assert!(block_on(index.to_bytes()).expect("it can be read") == bytes, "{name}");
+                }
+            }
+            for end in [3, 100, data(&bytes, "vectors").start + 50, bytes.len() - 1] {
+                let error = arrived(&device, &bytes[..end], 64, None).expect_err("it was cut off");
+                assert!(matches!(error, Error::Truncated { .. } | Error::Format { .. }), "{error}");
+            }
+
+            // What is appended while it is written is not part of it.
+            let mut saving = index.saving().expect("it can be read");
+            assert_eq!(saving.size_bytes(), bytes.len() as u64);
+            block_on(index.append(&vectors)).expect("the vectors are fine");
+            let mut written = Vec::new();
+            while let Some(piece) = block_on(saving.next()).expect("it can be read") {
+                written.extend(piece);
+            }
+            assert!(written == bytes, "{metric:?} {storage:?}");
+        }
+        // More rows than a piece has, over the ends of shards.
+        let vectors: Vec<f32> = common::uniform(5000 * 512, 16);
+        let index = index_of(&device, 512, options(Metric::Dot, Storage::F32), &vectors);
+        let mut saving = index.saving().expect("it can be read");
+        let mut pieces = Vec::new();
+        while let Some(piece) = block_on(saving.next()).expect("it can be read") {
+            pieces.push(piece);
+        }
+        assert!(pieces.iter().all(|piece| piece.len() <= 4 << 20), "pieces are small");
+        let written = pieces.concat();
+        assert!(written[data(&written, "vectors")] == *bytemuck::cast_slice::<f32, u8>(&vectors));
+    }
+}
+
+/// Other programs may write tensors in another order.
+#[test]
+fn scales_may_come_before_their_vectors() {
+    let device = common::cpu();
+    let vectors: Vec<f32> = common::uniform(40 * 45, 17);
+    let index = index_of(&device, 45, described(Metric::Cosine, Storage::Int8), &vectors);
+    let good = block_on(index.to_bytes()).expect("it can be read");
+    let header = Safetensors::parse(&good, good.len() as u64).expect("the file is fine");
+    let names = ["scales", "vectors", "live"];
+    let tensors = names.map(|name| header.tensor(name).expect("it is there"));
+    let metadata = header.metadata.iter().map(|(key, text)| (key.as_str(), text.as_str()));
+    let layout = tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.block_type, tensor.shape.as_slice()));
+    let mut bytes = Safetensors::head(metadata, layout);
+    names.iter().for_each(|name| bytes.extend_from_slice(&good[data(&good, name)]));
+    for at_once in [5, usize::MAX] {
+        let index = arrived(&device, &bytes, at_once, None).expect("nothing is wrong with it");
+        assert!(block_on(index.to_bytes()).expect("it can be read") == good);
+    }
+    // A scale of 2, and a byte more than there was.
+    let (scale, byte) = (data(&bytes, "scales").start + (3 * 2 + 1) * 2, data(&bytes, "vectors").start + 4 * 45);
+    for (at, change, record) in [(scale, &0x4000u16.to_le_bytes()[..], 3), (byte, &[127, 127, 127, 127, 127, 127], 4)] {
+        let mut bytes = bytes.clone();
+        bytes[at..at + change.len()].copy_from_slice(change);
+        let start = data(&bytes, "vectors").start + record * 45;
+        match block_on(Index::from_bytes(&device, &bytes)) {
+            Err(Error::Format { field, offset, .. }) => {
+                assert_eq!((field, offset as usize), (format!("record {record}"), start));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use tilewright::kernels::{Combination, Pairing};
-use tilewright::retrieval::mol::{Mol, MolHits, MolSearch, MolWeights};
+use tilewright::retrieval::mol::{Mol, MolHits, MolLoader, MolSearch, MolWeights};
 use tilewright::{Device, Error, Tier, WeightType};
 
 use crate::common::{self, Rng, block_on};
@@ -509,6 +509,21 @@ fn bad_input_is_refused_by_name() {
     refused(&|file| file.tensors[3].2[1] = f32::NAN, "_query_emb_proj_module.2.bias");
     let bytes = rails(1).bytes();
     assert!(matches!(MolWeights::from_safetensors(&bytes[..bytes.len() - 4]), Err(Error::Format { .. })));
+
+    // The same in pieces, with and without a length.
+    let whole = MolWeights::from_safetensors(&bytes).expect("the file is valid");
+    for (at_once, len) in [(1, None), (1000, Some(bytes.len() as u64)), (usize::MAX, None)] {
+        let mut loader = MolLoader::new(len);
+        while let Some(start) = loader.wanted() {
+            let rest = &bytes[start as usize..];
+            loader.push(&rest[..rest.len().min(at_once)]).expect("the file is valid");
+        }
+        let weights = loader.finish().expect("the file is valid");
+        assert_eq!(format!("{weights:?}"), format!("{whole:?}"));
+    }
+    let mut loader = MolLoader::new(None);
+    loader.push(&bytes[..bytes.len() - 4]).expect("so far it is valid");
+    assert!(matches!(loader.end(), Err(Error::Truncated { .. })));
 
     let device = common::cpu();
     let mut named = rails(1);

@@ -198,6 +198,7 @@ export function bigModel(size) {
   const { header, dataBytes } = start(keys, table);
   const zeros = Buffer.alloc(CHUNK);
   return {
+    headerBytes: header.length,
     size: header.length + dataBytes,
     etag: `"zeros-${layers}"`,
     async *read(start, end) {

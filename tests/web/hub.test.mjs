@@ -181,7 +181,7 @@ test("a hub that refuses or lies is told, and nothing is kept", limited, async (
   other[1_000_000] ^= 1;
   replace = (request, response, host) => host === "store" && (send(request, response, other), true);
   const { error, cached } = await load();
-  assert.equal(error.code, "range");
+  assert.equal(error.code, "digest");
   assert.ok(error.message.includes(digest), error.message);
   assert.deepEqual(cached, []);
   replace = () => false;

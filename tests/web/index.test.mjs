@@ -4,7 +4,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { everywhere, places, server } from "./places.mjs";
+import { everywhere, places, published, server } from "./places.mjs";
 import { dataPath, lacksData } from "./server.mjs";
 import { uniform } from "./tensors.mjs";
 
@@ -70,9 +70,10 @@ async function useIndex({ Index }, { device, metric, storage, dims, vectors, que
   outcome.nDeleted = [await index.delete(deleted), await index.delete(deleted.slice(0, 1))];
   outcome.lengths.push(index.length);
   outcome.after = await index.search(asked, k);
-  const bytes = await index.save();
-  outcome.bytes = bytes.length;
-  const loaded = await Index.load(bytes, { device, model: "numbers" });
+  const file = await index.save();
+  outcome.bytes = file.size;
+  const loaded = await Index.load(file, { device, model: "numbers" });
+  outcome.savedAgain = String(new Uint8Array(await (await loaded.save()).arrayBuffer())) === String(new Uint8Array(await file.arrayBuffer()));
   outcome.info = loaded.info;
   outcome.again = await loaded.search(asked, k);
   outcome.next = await loaded.append(all.subarray(0, dims));
@@ -111,6 +112,7 @@ for (const [place, execute] of Object.entries(places)) {
       assert.deepEqual(outcome.nDeleted, [deleted.length, 0]);
       checkHits(outcome.after, { metric, storage, asked, isAllowed: (id) => id % 5 !== 2 });
       assert.deepEqual(outcome.again, outcome.after, "a loaded index finds the same");
+      assert.ok(outcome.savedAgain, "and has the same file");
       const { sizeBytes, ...info } = outcome.info;
       assert.deepEqual(info, { dims: DIMS, metric, storage, model: "numbers", length: COUNT - deleted.length, nIds: COUNT });
       const perNumber = { f32: 4, f16: 2, int8: 1 }[storage];
@@ -142,7 +144,7 @@ everywhere(
     const reason = await index.search(Float32Array.of(1, 0, 0), 1, { signal: AbortSignal.abort("enough") }).catch((it) => it);
     outcome.after = [index.length, (await index.search(Float32Array.of(1, 0, 0), 5))[0].map(({ id }) => id), reason];
 
-    const bytes = await index.save();
+    const bytes = new Uint8Array(await (await index.save()).arrayBuffer());
     const text = (bytes) => new TextDecoder("latin1").decode(bytes);
     const changed = (from, to) => Uint8Array.from(text(bytes).replace(from, to), (it) => it.charCodeAt(0));
     const last = bytes.slice();
@@ -152,15 +154,20 @@ everywhere(
       new Uint8Array(0), bytes.subarray(0, 100), bytes.subarray(0, bytes.length - 1), changed("tilewright index", "tilewright indez"),
       changed('"version":"1"', '"version":"9"'), changed('"cosine"', '"cosinf"'), changed('"dims":"3"', '"dims":"4"'), last,
     ]) outcome.load.push(await refused(() => Index.load(bad, { device: "cpu" })));
-    outcome.load.push(await refused(() => Index.load("text")));
+    outcome.load.push(await refused(() => Index.load(7)), await refused(() => Index.load(new Response(bytes, { status: 404 }))));
+    outcome.load.push(await refused(() => Index.load(bytes, { device: "cpu", token: "t" })));
+    outcome.stream = await refused(() => index.saveTo(7));
+    let whole = 0;
+    const full = new WritableStream({ write: (piece) => { whole += piece.length; throw new Error("the disk is full"); } });
+    outcome.full = [await index.saveTo(full).then(() => "worked", ({ message }) => message), full.locked, index.length];
     outcome.model = await refused(() => Index.load(bytes, { device: "cpu", model: "b" }));
     index.free();
     index.free();
     outcome.freed = [await refused(() => index.search(Float32Array.of(1, 0, 0), 1)), await refused(() => index.save())];
     return outcome;
   },
-  ({ create, append, search, ids, after, load, model, freed }) => {
-    const all = [...create, ...append, ...search, ...ids, ...load, model, ...freed];
+  ({ create, append, search, ids, after, load, model, stream, full, freed }) => {
+    const all = [...create, ...append, ...search, ...ids, ...load, model, stream, ...freed];
     assert.deepEqual(all.map(([name]) => name), all.map(() => "TilewrightError"), JSON.stringify(all, null, 1));
     const codes = (list) => list.map(([, code]) => code);
     assert.deepEqual(codes(create), ["option", "index", "option", "option", "index", "option", "option"]);
@@ -171,13 +178,102 @@ everywhere(
     assert.match(search[1][2], /query 0 is NaN/);
     assert.deepEqual(codes(ids), ["index", "option"]);
     assert.deepEqual(after, [2, [0, 1], "enough"]);
-    assert.deepEqual(codes(load), ["format", "format", "format", "format", "unsupported", "format", "format", "format", "option"]);
+    assert.deepEqual(codes(load), ["format", "format", "format", "format", "unsupported", "format", "format", "format", "option", "http", "option"]);
+    assert.equal(stream[1], "option");
+    assert.deepEqual(full, ["the disk is full", false, 2]);
     assert.match(load[7][2], /record 1 at byte \d+ is NaN, expected finite numbers/);
     assert.deepEqual(codes([model]), ["index"]);
     assert.match(model[2], /model is `a`, expected `b`/);
     assert.deepEqual(codes(freed), ["disposed", "disposed"]);
   },
 );
+
+/** Runs in a page and in Node: makes an index beside a model, writes it twice and reads it, and says how the engine's memory grew. */
+async function followMemory({ Model, Index }, { count, dims, storage, step }) {
+  const model = await Model.builtin({ device: "cpu" });
+  const heap = async () => (await model.memory()).wasmHeapBytes;
+  const index = await Index.create({ on: model, dims, storage, metric: "dot" });
+  const vectors = new Float32Array(step * dims);
+  for (let first = 0; first < count; first += step) {
+    for (let i = 0; i < vectors.length; i += 1) vectors[i] = ((first * dims + i) * 7919) % 2001 / 1000 - 1;
+    await index.append(vectors);
+  }
+  const outcome = { before: await heap(), nPieces: 0, largest: 0 };
+  const written = [];
+  let closed = false;
+  await index.saveTo(new WritableStream({
+    write(piece) {
+      outcome.nPieces += 1;
+      outcome.largest = Math.max(outcome.largest, piece.length);
+      written.push(piece);
+    },
+    close: () => void (closed = true),
+  }));
+  const file = await index.save();
+  outcome.saved = await heap();
+  const equal = async (a, b) => {
+    const [one, other] = (await Promise.all([a, b].map((it) => it.arrayBuffer()))).map((it) => new BigUint64Array(it, 0, it.byteLength >> 3));
+    return a.size === b.size && one.every((word, i) => word === other[i]);
+  };
+  outcome.equal = [closed, await equal(file, new Blob(written))];
+  const again = await Index.load(file, { on: model });
+  Object.assign(outcome, { loaded: await heap(), fileBytes: file.size, sizeBytes: again.info.sizeBytes, length: again.length });
+  outcome.equal.push(await equal(await again.save(), file));
+  const query = vectors.subarray(0, dims);
+  outcome.equal.push(JSON.stringify(await again.search(query, 3)) === JSON.stringify(await index.search(query, 3)));
+  model.free();
+  index.free();
+  again.free();
+  return outcome;
+}
+
+for (const [place, execute] of Object.entries(places)) {
+  // The module is the same in both places.
+  const sizes = process.env.TILEWRIGHT_FULL ? [["f32", 100_000], ["int8", 100_000]] : place === "Node" ? [["f32", 20_000]] : [];
+  for (const [storage, count] of sizes) {
+    test(`${place}: the engine's memory never holds a file of ${count} vectors, ${storage}`, { timeout: 120_000 }, async (t) => {
+      const outcome = await execute(followMemory, { count, dims: 384, storage, step: 2000 });
+      const { before, saved, loaded, fileBytes, sizeBytes, length, nPieces, largest, equal } = outcome;
+      t.diagnostic(`${fileBytes} bytes in ${nPieces} pieces: ${saved - before} more to write them, ${loaded - saved} for an index of ${sizeBytes}`);
+      assert.deepEqual([length, equal], [count, [true, true, true, true]]);
+      assert.ok(fileBytes >= count * 384 * (storage === "f32" ? 4 : 1), `${fileBytes} bytes`);
+      assert.ok(nPieces > fileBytes / 5e6 && largest < 5e6, `${nPieces} pieces of up to ${largest} bytes`);
+      // A few pieces, and what an index of its own takes; of bytes also a number for each 32 until their scales have come.
+      const slack = 16e6 + (storage === "int8" ? count * 384 / 8 : 0);
+      assert.ok(saved - before < slack, `${saved - before} bytes more while ${fileBytes} were written`);
+      assert.ok(loaded - saved < sizeBytes + slack, `${loaded - saved} bytes more for an index of ${sizeBytes} from a file of ${fileBytes}`);
+    });
+  }
+
+  test(`${place}: an index comes from an address, a Response and a kept copy as from its file`, { timeout: 60_000 }, async () => {
+    const make = async ({ Index }, { vectors, dims }) => {
+      const index = await Index.create({ dims, storage: "int8", device: "cpu" });
+      await index.append(Float32Array.from(vectors));
+      const file = await index.save();
+      index.free();
+      return [...new Uint8Array(await file.arrayBuffer())];
+    };
+    const bytes = await execute(make, { dims: DIMS, vectors: [...vectors] });
+    const address = `${published(place, "saved", { "index.safetensors": Uint8Array.from(bytes) })}index.safetensors`;
+    const load = async ({ Index }, { address, bytes, query, remote }) => {
+      const found = [];
+      for (const [source, options] of [
+        [Uint8Array.from(bytes), {}], [address, { cache: false }], [new Response(Uint8Array.from(bytes)), {}], ...remote ? [[address, {}], [new URL(address), {}]] : [],
+      ]) {
+        const index = await Index.load(source, { device: "cpu", ...options });
+        found.push([index.length, (await index.search(Float32Array.from(query), 3))[0]]);
+        index.free();
+      }
+      const aborted = await Index.load(address, { device: "cpu", signal: AbortSignal.abort("enough") }).catch((it) => it);
+      return { found, aborted };
+    };
+    const { found, aborted } = await execute(load, { address, bytes, query: [...queries.subarray(0, DIMS)], remote: place === "Chromium" });
+    assert.equal(found.length, place === "Chromium" ? 5 : 3);
+    assert.equal(found[0][0], COUNT);
+    found.forEach((it) => assert.deepEqual(it, found[0]));
+    assert.equal(aborted, "enough");
+  });
+}
 
 for (const [place, execute] of Object.entries(places)) {
   test(`${place}: an index lives on its encoder's device, knows its model, and outlives it until it is freed`, { timeout: 60_000, skip: lacksData("minilm-l6-v2") }, async () => {

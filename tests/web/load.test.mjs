@@ -409,8 +409,8 @@ test("a file is opened to write although memory is collected meanwhile", limited
     globalThis.model = await Model.load(url, { device: "cpu" });
     return cache.list();
   }, url);
-  // The record twice, as incomplete and as complete, and the bytes.
-  assert.equal(await page.workers()[0].evaluate(() => collected), 3);
+  // The record twice, as incomplete and as complete, the bytes, and the record of the model.
+  assert.equal(await page.workers()[0].evaluate(() => collected), 4);
   assert.equal(entryOf({ cached }, url)?.complete, true);
   await page.close();
 });
@@ -550,14 +550,15 @@ test("an address that ends in a slash is a Hugging Face folder", limited, async 
   assert.deepEqual(seen.tokens, tensor("greedy.ids").slice(0, 16));
 });
 
-test("WASM memory stays within 256 MiB while 1.5 GB go to the GPU", { timeout: 400_000 }, async (t) => {
-  server.files.set("large.gguf", bigModel(1.5e9));
+const LARGE = process.env.TILEWRIGHT_FULL ? 1.5e9 : 0.6e9;
+test(`WASM memory stays within 256 MiB while ${LARGE / 1e9} GB go to the GPU`, { timeout: 400_000 }, async (t) => {
+  server.files.set("large.gguf", bigModel(LARGE));
   const seen = await load(server.url("files/large.gguf"), { device: "gpu", cache: false }, anyPrompt);
   assert.equal(seen.error, undefined);
   assert.equal(seen.device.backend, "webgpu");
   assert.deepEqual(seen.tokens, [0, 0]);
   // A WASM memory never shrinks: its size at the end is the most that it ever had.
   t.diagnostic(`WASM memory ${(seen.memory.wasmHeapBytes / MIB).toFixed(1)} MiB, weights ${(seen.memory.weightsBytes / MIB).toFixed(0)} MiB`);
-  assert.ok(seen.memory.weightsBytes >= 1.4e9);
+  assert.ok(seen.memory.weightsBytes >= 0.93 * LARGE);
   assert.ok(seen.memory.wasmHeapBytes <= 256 * MIB);
 });

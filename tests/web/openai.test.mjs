@@ -121,19 +121,20 @@ const CITY = { type: "object", properties: { city: { type: "string", pattern: "^
 clients(
   "tools are run, and answers are parsed by a schema",
   async (tilewright, { openai, messages, schema }, open) => {
+    const { model, theirs, sent } = await open();
     // A story model would not come to the end of a thought.
-    const { model, theirs, sent } = await open({ changed: { thinking: false } });
+    const asked = { model: "story", messages, seed: 3, max_tokens: 200, reasoning_effort: "none" };
     const calls = [];
     const runner = theirs.chat.completions.runTools({
-      model: "story", messages, seed: 3, max_tokens: 200, tool_choice: "required", parallel_tool_calls: false,
+      ...asked, tool_choice: "required", parallel_tool_calls: false,
       tools: [{ type: "function", function: { name: "sun", description: "Whether it shines.", parameters: schema, parse: JSON.parse, function: (given) => calls.push(given) && "yes" } }],
     }, { maxChatCompletions: 2 });
     await runner.done();
     const messagesOfTools = sent.map(({ body }) => body.messages.slice(1));
     const { makeParseableResponseFormat } = await import(`${openai}/lib/parser.mjs`);
     const format = makeParseableResponseFormat({ type: "json_schema", json_schema: { name: "city", strict: true, schema } }, JSON.parse);
-    const parsed = await theirs.chat.completions.parse({ model: "story", messages, seed: 3, max_tokens: 200, response_format: format, logprobs: true, top_logprobs: 20 });
-    const streamed = await theirs.chat.completions.stream({ model: "story", messages, seed: 3, max_tokens: 200, response_format: format }).finalChatCompletion();
+    const parsed = await theirs.chat.completions.parse({ ...asked, response_format: format, logprobs: true, top_logprobs: 20 });
+    const streamed = await theirs.chat.completions.stream({ ...asked, response_format: format }).finalChatCompletion();
     const object = await theirs.chat.completions.create({ model: "story", messages, temperature: 0, max_tokens: 4, response_format: { type: "json_object" } });
     model.free();
     return { calls, messagesOfTools, parsed: parsed.choices[0], streamed: streamed.choices[0].message.parsed, object: object.choices[0].message.content };

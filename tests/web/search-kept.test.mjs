@@ -55,7 +55,7 @@ async function change([key, what]) {
     request.onerror = reject;
   });
   const record = await read(store.get(key));
-  if (what === "half") record.bytes = record.bytes.slice(0, record.bytes.length / 2);
+  if (what === "half") record.bytes = record.bytes.slice(0, record.bytes.size / 2);
   if (what === "older") record.version = 0;
   if (what === "nonsense") await read(store.put({ version: 1, nTexts: "two", passages: [{ text: 5 }] }, key));
   else if (what !== undefined) await read(store.put(record, key));

@@ -53,7 +53,17 @@ async function harm(_, { bytes, sha256 }) {
 }
 
 test("Chromium: a conversation that was kept goes on in a new page, with nothing computed again", { timeout: 120_000 }, async () => {
+  const names = (at) => places.Chromium(async (_, { at }) => {
+    let folder = await navigator.storage.getDirectory();
+    if (at !== undefined) folder = await folder.getDirectoryHandle(at);
+    const names = [];
+    for await (const name of folder.keys()) names.push(name);
+    return names;
+  }, { at });
+  await inNewPage({ clear: true });
+  assert.deepEqual((await names()).filter((name) => name.includes("sessions")), [], "what only looks for sessions leaves nothing");
   const first = await inNewPage({ clear: true, save: {} });
+  assert.deepEqual((await names("tilewright-sessions")).map((name) => name.replace(/^[0-9a-f]{64}(-2)?/, "")).sort(), [".bin", ".json"]);
   assert.equal(first.cachedTokens, 0);
   assert.ok(first.promptTokens > 20);
   assert.deepEqual(first.kept, [first.saved]);

@@ -61,6 +61,21 @@ test("tabs: two share one model, which is loaded once, and each has its own text
   }), 20);
   assert.deepEqual((await generated(second, reference.ids, GREEDY)).ids, reference.greedy_ids);
 
+  // A text without an end, of either of them, ends when it is stopped, and another one before its turn.
+  for (const page of [second, first]) {
+    const [stopped, waiting, usage] = await page.evaluate(async () => {
+      const endless = () => globalThis.model.generate("Once upon a time", { maxTokens: 2 ** 31 - 1, slide: true, ignoreEos: true });
+      const [generation, next] = [endless(), endless()];
+      next.stop();
+      const waiting = await next.result;
+      let n = 0;
+      for await (const _ of generation) if (++n === 3) generation.stop();
+      return [await generation.result, waiting, generation.usage];
+    });
+    assert.deepEqual([stopped.stopReason, stopped.promptTokens, waiting.stopReason, waiting.promptTokens], ["cancelled", reference.ids.length, "cancelled", 0]);
+    assert.deepEqual([usage.promptTokens, usage.generatedTokens], [stopped.promptTokens, stopped.generatedTokens]);
+  }
+
   // Other options are another model, and without the option each tab has its own.
   const third = await tabWith(address, { contextLength: 100 });
   const fourth = await tabWith(address, { shared: false });

@@ -31,7 +31,7 @@ const draw = perFrame(() => {
   }
   const hasProbabilities = pieces.some(({ logprob }) => logprob !== undefined);
   byId("inside-tokens-note").textContent = pieces.length === 0 ? "Nothing was written so far. An answer in the chat is shown here token by token."
-    : hasProbabilities ? "Darker tokens were less likely. Point at one, or move to it with Tab and the arrow keys, to see what else could have stood there."
+    : hasProbabilities ? "The stronger its colour, the less likely a token was. Point at one, or move to it with Tab and the arrow keys, to see what else could have stood there."
     : "To see how likely each token was, turn on “Show probabilities” in the settings, and ask again.";
 });
 

@@ -4,9 +4,9 @@
 import { Reranker, type Hit } from "../tilewright/index.js";
 import { byId } from "../dom.js";
 import { loadBegins, loadShown, showProgress, Newest } from "../progress.js";
-import { showNotice } from "../messages.js";
 import type { Settings } from "../settings.js";
 import { choiceOfAddress, located } from "../sources.js";
+import { tellNotice } from "../start/device.js";
 import { recall, remember } from "../start/storage.js";
 import { counted, type Passage } from "./passage.js";
 
@@ -67,7 +67,7 @@ export class Reranking {
       const progress = showProgress("search-load", loadBegins(label));
       try {
         this.reranker = await Reranker.load(source, {
-          device: this.settings().device, signal, onProgress: (it) => progress.update(loadShown(label, it)), onNotice: showNotice,
+          device: this.settings().device, signal, onProgress: (it) => progress.update(loadShown(label, it)), onNotice: tellNotice,
         });
       } finally {
         progress.end();

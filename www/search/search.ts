@@ -12,6 +12,7 @@ import { passagesOf, TEXT_FILE } from "../passages.js";
 import { loadBegins, loadShown, Newest, showProgress } from "../progress.js";
 import type { Settings } from "../settings.js";
 import { located, type ModelChoice } from "../sources.js";
+import { tellNotice } from "../start/device.js";
 import { lastModel, rememberLast, whileOpening } from "../start/last.js";
 import { showFacts } from "../status.js";
 import { Answer } from "./answer.js";
@@ -177,12 +178,12 @@ export class Search {
   }
 
   /** The index with the vectors that are kept of this encoder, and how many; undefined without any. */
-  private async keptIndex(embedder: Embedder, label: string): Promise<{ index: Index; bytes: Uint8Array; nDone: number } | undefined> {
+  private async keptIndex(embedder: Embedder, label: string): Promise<{ index: Index; bytes: Blob; nDone: number } | undefined> {
     try {
       const kept = await keptVectors(label, this.passages);
       if (kept === undefined) return undefined;
       const { bytes, nDone } = kept;
-      const index = await Index.load(bytes.slice(), { on: embedder, model: label });
+      const index = await Index.load(bytes, { on: embedder, model: label });
       if (index.info.nIds === nDone) return { index, bytes, nDone };
       index.free();
       throw new DamagedError("they are not as many as there should be");
@@ -239,12 +240,12 @@ export class Search {
         device: this.host.settings().device,
         signal,
         onProgress: (it) => progress.update(loadShown(label, it)),
-        onNotice: showNotice,
+        onNotice: tellNotice,
       });
       const kept = await this.keptIndex(embedder, label);
       const index = kept?.index ?? await Index.create({ on: embedder, model: label });
       const mixture = await Mixture.load(embedder, signal);
-      if (kept !== undefined && mixture instanceof Mixture) await mixture.add(vectorsIn(kept.bytes));
+      if (kept !== undefined && mixture instanceof Mixture) await mixture.add(await vectorsIn(kept.bytes));
       // An encoder that arrived together with the click on "Cancel".
       signal.throwIfAborted();
       this.loaded = { embedder, index, mixture };

@@ -1,5 +1,6 @@
-// What the browser tells of this device, and how fast downloads of the page were.
-import type { Progress } from "../tilewright/index.js";
+// What the browser and the engine tell of this device, and how fast downloads of the page were.
+import type { Notice, Progress } from "../tilewright/index.js";
+import { showNotice } from "../messages.js";
 import type { Told } from "./fits.js";
 import { recall, remember } from "./storage.js";
 
@@ -43,4 +44,9 @@ export class RateWatch {
       remember(RATE_KEY, this.latest.bytesPerSecond);
     }
   }
+}
+
+/** Tells of what a load decided. That it runs on the CPU, and why, stands on the first screen and under the prompt. */
+export function tellNotice(notice: Notice): void {
+  if (notice.code !== "cpu_fallback") showNotice(notice);
 }

@@ -30,8 +30,11 @@ export async function startFirstScreen(chosen: (choice: ModelChoice) => void): P
 
 /** Shows the models anew: what is stored may have changed, and how fast the line is. */
 export async function refreshFirstScreen(): Promise<void> {
-  const [told, stored] = [await toldHere(), await cache.list().catch(() => [])];
-  list.replaceChildren(...offers(Model.list(), told).map((offer) => make("li", {}, card(offer, isStored(offer, stored)))));
+  const found = offers(Model.list(), await toldHere());
+  const show = (stored: CacheEntry[]): void => list.replaceChildren(...found.map((offer) => make("li", {}, card(offer, isStored(offer, stored)))));
+  // What is stored is known a little later, and the first screen should be whole when it is first seen.
+  if (list.childElementCount === 0) show([]);
+  show(await cache.list().catch(() => []));
 }
 
 /** What runs models here, from what ran the one that was loaded. */

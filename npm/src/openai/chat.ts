@@ -56,8 +56,11 @@ export interface ChatCompletionRequest extends SamplingFields {
   tools?: ChatCompletionTool[] | null;
   tool_choice?: ToolChoice | null;
   parallel_tool_calls?: boolean | null;
+  /** `none`: no thought, as with `thinking: false` in {@link ChatOptions}. The others are told to the template, which may know them. */
+  reasoning_effort?: (typeof EFFORTS)[number] | null;
   response_format?:
-    | { type: "text" } | { type: "json_object" } | { type: "json_schema"; json_schema: { name?: string; schema?: object; strict?: boolean | null } } | null;
+    | { type: "text" } | { type: "json_object" }
+    | { type: "json_schema"; json_schema: { name?: string; schema?: object; strict?: boolean | null } } | null;
 }
 
 /** A token, and how likely it was. */
@@ -115,12 +118,14 @@ export interface ChatCompletionChunk extends Head {
   usage?: CompletionUsage | null;
 }
 
+const EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh"] as const;
+
 /** More tokens than any context holds. */
 const NO_LIMIT = 2 ** 31 - 1;
 
 const FIELDS: Fields<ChatCompletionRequest> = {
   ...SAMPLING_FIELDS, messages: true, model: true, max_completion_tokens: true, max_tokens: true, logprobs: true, top_logprobs: true, tools: true,
-  tool_choice: true, parallel_tool_calls: true, response_format: true,
+  tool_choice: true, parallel_tool_calls: true, reasoning_effort: true, response_format: true,
 };
 
 /**
@@ -202,7 +207,7 @@ async function* chunksOf(
       return;
     }
     const delta = (part: ChatCompletionDelta, finish: FinishReason | null, tokens: readonly Piece[] = []): ChatCompletionChunk =>
-      chunk([{ index, delta: part, finish_reason: finish, logprobs: options.logprobs === undefined || tokens.length === 0 ? null : logprobsOf(tokens) }]);
+      chunk([{ index, delta: part, finish_reason: finish, logprobs: tokens.length === 0 ? null : logprobsOf(tokens) }]);
     const generation = model.chat(messages, options);
     const queue = new TokenQueue();
     let isOpen = false;
@@ -285,6 +290,10 @@ function checkRanges(request: ChatCompletionRequest): void {
   if (tools !== undefined && tools !== null && !Array.isArray(tools)) {
     throw invalid("tools", tools, "a list of tools");
   }
+  const effort = request.reasoning_effort ?? "none";
+  if (!EFFORTS.includes(effort)) {
+    throw invalid("reasoning_effort", effort, EFFORTS.join(", "));
+  }
   const choice = request.tool_choice ?? "auto";
   if (typeof choice === "string" ? !["auto", "none", "required"].includes(choice) : typeof choice.function?.name !== "string") {
     throw invalid("tool_choice", choice, '"auto", "none", "required" or { type: "function", function: { name } }');
@@ -340,11 +349,16 @@ function ownOptions(request: ChatCompletionRequest): ChatOptions {
   return {
     logprobs: request.logprobs === true ? request.top_logprobs ?? 0 : undefined,
     responseFormat: formatOf(request.response_format ?? undefined),
+    ...effortOf(request.reasoning_effort ?? undefined),
     // Without tools there is nothing to choose, but a call that is asked for all the same is refused.
     ...(tools.length === 0 ? asksForCall(request.tool_choice) : {
       tools, toolChoice: request.tool_choice ?? undefined, parallelToolCalls: request.parallel_tool_calls ?? undefined,
     }),
   };
+}
+
+function effortOf(effort: (typeof EFFORTS)[number] | undefined): Pick<ChatOptions, "thinking" | "templateVariables"> {
+  return effort === undefined ? {} : effort === "none" ? { thinking: false } : { templateVariables: { reasoning_effort: effort } };
 }
 
 /** A tool as templates know it. Calls are valid by its parameters whether it is `strict` or not. */

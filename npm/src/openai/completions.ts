@@ -2,7 +2,9 @@
 
 import type { Model } from "../model.js";
 import type { GenerateOptions, GenerateResult, Piece } from "../types.js";
-import { CompletionStream, finishOf, headOf, piecesUntil, TokenQueue, usageOf, type CompletionUsage, type FinishReason, type Head } from "./answer.js";
+import {
+  CompletionStream, finishOf, headOf, piecesUntil, TokenQueue, usageOf, type CompletionUsage, type FinishReason, type Head,
+} from "./answer.js";
 import { invalid, unsupported } from "./errors.js";
 import {
   checkFields, checkFlag, checkNumber, checkSampling, optionsOf, SAMPLING_FIELDS, samplingOf, type Fields, type RequestOptions, type SamplingFields,
@@ -95,7 +97,8 @@ async function complete(model: Model, prompts: Prompt[], each: GenerateOptions[]
 async function* chunksOf(
   model: Model, prompts: Prompt[], each: GenerateOptions[], head: Head, echo: boolean, withUsage: boolean, ending: AbortSignal,
 ): AsyncGenerator<Completion, void, undefined> {
-  const chunk = (choices: Completion["choices"]): Completion => ({ ...head, object: "text_completion", choices, ...(withUsage ? { usage: null } : {}) });
+  const chunk = (choices: Completion["choices"]): Completion =>
+    ({ ...head, object: "text_completion", choices, ...(withUsage ? { usage: null } : {}) });
   const results: GenerateResult[][] = [];
   for (const [at, prompt] of prompts.entries()) {
     const own: GenerateResult[] = [];
@@ -163,7 +166,8 @@ async function textOf(model: Model, prompt: Prompt): Promise<string> {
 
 function promptsOf(given: CompletionRequest["prompt"]): Prompt[] {
   const isId = (id: unknown): boolean => Number.isInteger(id) && (id as number) >= 0 && (id as number) < 2 ** 32;
-  const isOne = (prompt: unknown): prompt is Prompt => typeof prompt === "string" || (Array.isArray(prompt) && prompt.length > 0 && prompt.every(isId));
+  const isOne = (prompt: unknown): prompt is Prompt =>
+    typeof prompt === "string" || (Array.isArray(prompt) && prompt.length > 0 && prompt.every(isId));
   if (isOne(given)) {
     return [given];
   }

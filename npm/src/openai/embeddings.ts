@@ -41,7 +41,8 @@ export async function createEmbeddings(embedder: Embedder, request: EmbeddingReq
     throw invalid("encoding_format", format, '"float" or "base64"');
   }
   if (dimensions !== undefined && dimensions !== null && dimensions !== embedder.info.dims) {
-    throw unsupported("dimensions", `dimensions is ${dimensions}, and the vectors of ${embedder.info.name} have ${embedder.info.dims}: they cannot be cut`);
+    const { name, dims } = embedder.info;
+    throw unsupported("dimensions", `dimensions is ${dimensions}, and the vectors of ${name} have ${dims}: they cannot be cut`);
   }
   const texts = textsOf(input);
   const vectors = await embedder.embed(texts, { signal });

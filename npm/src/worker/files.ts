@@ -3,9 +3,9 @@
 import { codeOf, messageOf, TilewrightError } from "../errors.js";
 import { isNode } from "../platform.js";
 import type { CallName, LoadRequest } from "../protocol.js";
-import { damaged, isUseless, openFiles, readAll, type KeptCopy, type ModelFile } from "../source.js";
+import { damaged, isUseless, openFiles, readAll, type KeptCopy, type ModelFile, type OpenContext } from "../source.js";
 import { openStore, type Store } from "../store.js";
-import { Sha256 } from "../tilewright.js";
+import { Sha256, type FileInfo } from "../tilewright.js";
 import type { CallContext, Caller } from "./port.js";
 
 /** What is to be read, and whether copies are kept of it. */
@@ -17,16 +17,62 @@ export type Asked = Pick<CallContext<CallName>, "caller" | "signal">;
 /** Opens what is to be loaded, and notes which copies of earlier loads it is read from. */
 export async function open(
   request: FilesRequest, extras: readonly string[], { caller, signal }: Asked, copies: KeptCopy[], onBytes: (file: ModelFile) => void,
+  manner: Pick<OpenContext, "mustKeep" | "peek"> = {},
 ): Promise<ModelFile[]> {
   return openFiles(request.source, {
-    signal, extras, onBytes,
+    signal, extras, onBytes, ...manner,
     ...(request.ownFetch === true ? { fetch: caller.fetch } : {}),
     onCopy: (copy) => copies.push(copy),
     onStored: (bytes) => caller.tell({ type: "stored", bytes }),
-    store: request.cache && request.source.kind !== "builtin" ? await openStoreIfAny(request, caller) : undefined,
+    store: !request.cache || request.source.kind === "builtin" ? undefined
+      : manner.mustKeep === true ? await openStore() : await openStoreIfAny(request, caller),
     newDigest: () => new Sha256(),
     notify: (notice) => caller.tell({ type: "notice", notice }),
   });
+}
+
+/** What takes the bytes of files as it wants them. */
+interface Taker {
+  want(): { file: number; offset: number } | undefined;
+  push(bytes: Uint8Array): void | Promise<void>;
+  end(): void;
+}
+
+/** Gives it what it wants. Returns the file that was read last. */
+export async function feed(taker: Taker, files: readonly ModelFile[], signal: AbortSignal, onRead: (file: ModelFile) => void): Promise<ModelFile | undefined> {
+  let current: ModelFile | undefined;
+  for (let wanted; (wanted = taker.want()) !== undefined;) {
+    signal.throwIfAborted();
+    const file = files[wanted.file];
+    if (file === undefined) {
+      throw new TilewrightError("internal", `the engine wants file ${wanted.file} of ${files.length}`);
+    }
+    if (file !== current) {
+      current?.pause();
+      current = file;
+    }
+    const chunk = await file.read(wanted.offset);
+    if (chunk === undefined) {
+      taker.end();
+    } else {
+      onRead(file);
+      await taker.push(chunk);
+    }
+  }
+  return current;
+}
+
+/** Reads what is left of files. */
+export async function finish(files: readonly ModelFile[], signal: AbortSignal): Promise<void> {
+  for (const file of files) {
+    signal.throwIfAborted();
+    await file.finish();
+  }
+}
+
+/** A file as the engine gets to know it. Servers may compress JSON on the way, so its announced size is not to be trusted. */
+export function describe({ name, size }: ModelFile): FileInfo {
+  return size === undefined || name.endsWith(".json") ? { name } : { name, size };
 }
 
 /**
@@ -59,11 +105,7 @@ export function withContents<R>(
         contents.push({ name: file.name, bytes: await readAll(file) });
         await file.finish();
       }
-      for (const copy of copies) {
-        if (await copy.check(async () => asked.signal.throwIfAborted()) !== "good") {
-          throw new TilewrightError("storage", `the kept copy of ${copy.url} is damaged`);
-        }
-      }
+      await checkCopies(copies, asked);
       return work(contents);
     } catch (error) {
       useless = isUseless(error);
@@ -72,6 +114,15 @@ export function withContents<R>(
       await Promise.all(files.map((file) => file.close(useless)));
     }
   });
+}
+
+/** Throws `storage` if a copy is not what was downloaded. */
+export async function checkCopies(copies: KeptCopy[], { signal }: Asked): Promise<void> {
+  for (const copy of copies) {
+    if (await copy.check(async () => signal.throwIfAborted()) !== "good") {
+      throw new TilewrightError("storage", `the kept copy of ${copy.url} is damaged`);
+    }
+  }
 }
 
 /** Deletes the copies that are not what was downloaded. Returns whether there were any. */

@@ -4,9 +4,11 @@ import type { Calls } from "../protocol.js";
 import { ScoreResident, VectorResident } from "./batch-resident.js";
 import { drop, Held, held, hold, placeOf, present } from "./held.js";
 import { compute, HeldDevice, measure } from "./kernels.js";
+import { inspect } from "./inspect.js";
 import { embedderRecipe, modelRecipe, rerankerRecipe } from "./load.js";
 import { listDevices } from "./place.js";
 import type { CallContext, Handler, Handlers } from "./port.js";
+import { prefetch } from "./prefetch.js";
 import { load, Resident } from "./resident.js";
 import { NOTHING, TextResident } from "./text-resident.js";
 import { forgetTurns, inTurn, inTurnUnless } from "./turns.js";
@@ -28,6 +30,8 @@ export const handlers: Handlers = {
   loadModel: (request, context) => load(TextResident, modelRecipe(request), context),
   loadEmbedder: (request, context) => load(VectorResident, embedderRecipe(request), context),
   loadReranker: (request, context) => load(ScoreResident, rerankerRecipe(request), context),
+  inspect: making(inspect),
+  prefetch: making(prefetch),
   generate: (args, context) =>
     inTurnUnless(context.target, context.signal, context.ending, NOTHING, () => held(context.target, TextResident).generate(args, context)),
   saveSession: on(TextResident, (model, args) => model.saveSession(args)),
@@ -61,7 +65,9 @@ export const handlers: Handlers = {
   appendVectors: on(HeldIndex, async (it, { vectors }) => ({ first: await it.index.append(vectors), info: it.info() })),
   deleteVectors: on(HeldIndex, (it, { ids }) => ({ deleted: it.index.delete(ids), info: it.info() })),
   searchVectors: on(HeldIndex, ({ index }, { queries, k, filter }) => index.search(queries, k, filter)),
-  saveIndex: on(HeldIndex, ({ index }) => index.save()),
+  beginSave: on(HeldIndex, ({ index, saves }) => saves.put(index.saving())),
+  savedPiece: on(HeldIndex, ({ saves }, { save }) => saves.get(save).next()),
+  endSave: on(HeldIndex, ({ saves }, { save }) => saves.free(save)),
   loadMol: making(loadMol),
   appendItems: on(HeldMol, async (it, { vectors }) => ({ first: await it.mol.append(vectors), info: it.info() })),
   searchItems: on(HeldMol, ({ mol }, { queries, k, method, users }) => mol.search(queries, k, method, users)),

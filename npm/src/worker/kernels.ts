@@ -1,46 +1,12 @@
 /** Devices that are open for kernels alone: tensors that stay on them, and what is measured of them. */
 
 import type { BenchKernel, BenchProbe, BenchProgress, BenchReport } from "../bench.js";
-import { isTrap, TilewrightError } from "../errors.js";
+import { isTrap } from "../errors.js";
 import { inspectGpu } from "../gpu.js";
 import type { Calls, KeptTensor, Operand } from "../protocol.js";
 import { Device, type DeviceTensor } from "../tilewright.js";
 import { Held } from "./held.js";
-
-/** Objects of the engine that outlive a call, by their numbers. */
-class Shelf<T extends { free(): void }> {
-  readonly #objects = new Map<number, T>();
-  readonly #what: string;
-  #last = 0;
-
-  constructor(what: string) {
-    this.#what = what;
-  }
-
-  put(object: T): number {
-    this.#last += 1;
-    this.#objects.set(this.#last, object);
-    return this.#last;
-  }
-
-  get(id: number): T {
-    const object = this.#objects.get(id);
-    if (object === undefined) {
-      throw new TilewrightError("internal", `there is no ${this.#what} ${id}`);
-    }
-    return object;
-  }
-
-  free(id: number): undefined {
-    this.get(id).free();
-    this.#objects.delete(id);
-  }
-
-  clear(): void {
-    this.#objects.forEach((object) => object.free());
-    this.#objects.clear();
-  }
-}
+import { Shelf } from "./shelf.js";
 
 /** A device with tensors. */
 export class HeldDevice extends Held {

@@ -2,11 +2,11 @@
 
 import { codeOf, isTrap, messageOf, TilewrightError } from "../errors.js";
 import { PEFT_FILES, type DeviceRequest, type EmbedderRequest, type LoadRequest, type ModelRequest, type RerankerRequest } from "../protocol.js";
-import { CHAT_FILES, isUseless, SENTENCE_FILES, type KeptCopy, type ModelFile } from "../source.js";
-import { Loader, type Device, type Embedder, type FileInfo, type Model, type Reranker } from "../tilewright.js";
+import { CHAT_FILES, isUseless, SENTENCE_FILES, type KeptCopy } from "../source.js";
+import { Loader, type Device, type Embedder, type FileInfo, type Index, type Model, type Mol, type Reranker } from "../tilewright.js";
 import { readTuning, tuningKey, writeTuning } from "../tuning.js";
 import type { DeviceInfo } from "../types.js";
-import { open, withContents, withCopies, type Asked, type FilesRequest } from "./files.js";
+import { describe, feed, finish, open, withContents, withCopies, type Asked, type FilesRequest } from "./files.js";
 import { bytesOfOthers, placeOf } from "./held.js";
 import { GPU_FAILURES, openCpu, Place } from "./place.js";
 import type { Caller } from "./port.js";
@@ -15,23 +15,40 @@ import { ProgressMeter } from "./progress.js";
 /** What can be loaded. */
 export type Loadable = Model | Embedder | Reranker;
 
-/** What is asked for, and how it is loaded. */
-export interface Recipe<T extends Loadable> {
-  request: LoadRequest;
+/** What is streamed from files. */
+type Streamed = Loadable | Index | Mol;
+
+/** What is asked for, and how it is streamed. */
+export interface Streaming<T extends Streamed> {
+  request: FilesRequest & Pick<LoadRequest, "settings">;
   /** Names of files that its folder may have besides. */
   extras: readonly string[];
+  /** What is looked for before anything is read. */
+  expect(asked: Asked): Promise<void>;
   /** `memoryLimit`: bytes that it may take. */
   begin(device: Device, files: FileInfo[], memoryLimit: number | undefined): Loader<T>;
   /** What is to be done once all bytes are there. */
   prepare(loader: Loader<T>, device: Device, caller: Caller): Promise<void>;
-  /** What is added to it then. */
-  complete(loaded: T, asked: Asked): Promise<void>;
+  /** What is added to it then, and looked at. `copies`: those of earlier loads that it was read from. */
+  complete(loaded: T, asked: Asked, copies: KeptCopy[]): Promise<void>;
+}
+
+/** The same of what can be loaded again. */
+export interface Recipe<T extends Loadable> extends Streaming<T> {
+  request: LoadRequest;
 }
 
 export function modelRecipe(request: ModelRequest): Recipe<Model> {
   return {
     request,
     extras: CHAT_FILES,
+    expect: async (asked) => {
+      // It is read when the model is there, and one that is missing would cost all of it.
+      if (request.adapter !== undefined) {
+        const files = await open({ ...request, ...request.adapter }, [], asked, [], () => {}, { peek: true });
+        await Promise.all(files.map((file) => file.close(false)));
+      }
+    },
     begin: (device, files, memoryLimit) => Loader.model(device, files, { ...request.settings, ...limited(memoryLimit) }),
     prepare: async (loader, device, caller) => {
       if (device.isGpu()) {
@@ -50,6 +67,7 @@ export function embedderRecipe(request: EmbedderRequest): Recipe<Embedder> {
   return {
     request,
     extras: SENTENCE_FILES,
+    expect: async () => {},
     begin: (device, files, memoryLimit) => Loader.embedder(device, files, { ...request.settings, ...limited(memoryLimit) }),
     prepare: async () => {},
     complete: async () => {},
@@ -60,6 +78,7 @@ export function rerankerRecipe(request: RerankerRequest): Recipe<Reranker> {
   return {
     request,
     extras: [],
+    expect: async () => {},
     begin: (device, files, memoryLimit) => Loader.reranker(device, files, { ...request.settings, ...limited(memoryLimit) }),
     prepare: async () => {},
     complete: async () => {},
@@ -72,22 +91,23 @@ const limited = (memoryLimit: number | undefined): { memoryLimit?: number } => m
 const HEAP_BYTES = 2 ** 32 - 2 ** 28;
 
 /** Bytes that a load may take: what was asked for, and on the CPU what others leave. */
-function limitOf({ settings }: LoadRequest, device: Device, target: number): number | undefined {
+export function limitOf({ settings }: Pick<LoadRequest, "settings">, device: Device, target: number): number | undefined {
   const others = device.isGpu() ? 0 : bytesOfOthers(target);
   return others === 0 ? settings.memoryLimit : Math.max(0, Math.min(settings.memoryLimit ?? Infinity, HEAP_BYTES - others));
 }
 
-/** Streams a model's files into a device. */
-export function loadOnto<T extends Loadable>(device: Device, recipe: Recipe<T>, asked: Asked): Promise<Omit<Loaded<T>, "place">> {
+/** Streams files into a device. */
+export function loadOnto<T extends Streamed>(device: Device, recipe: Streaming<T>, asked: Asked): Promise<Omit<Loaded<T>, "place">> {
   return withCopies(asked, (copies) => loadOnce(device, recipe, asked, copies));
 }
 
-async function loadOnce<T extends Loadable>(
-  device: Device, recipe: Recipe<T>, asked: Asked, copies: KeptCopy[],
+async function loadOnce<T extends Streamed>(
+  device: Device, recipe: Streaming<T>, asked: Asked, copies: KeptCopy[],
 ): Promise<Omit<Loaded<T>, "place">> {
   const { request, extras } = recipe;
   const { caller, signal } = asked;
   const meter = new ProgressMeter(caller);
+  await recipe.expect(asked);
   const files = await open(request, extras, asked, copies, (file) => meter.report(file.phase, false));
   meter.files = files;
   let useless = false;
@@ -98,7 +118,9 @@ async function loadOnce<T extends Loadable>(
     if (request.source.name !== undefined) {
       loader.setFolder(request.source.name);
     }
-    await feed(loader, files, meter, signal);
+    const last = await feed(loader, files, signal, (file) => meter.report(file.phase, false));
+    await finish(files, signal);
+    meter.report(last?.phase ?? "file", true);
     meter.report("prepare", true);
     await recipe.prepare(loader, device, caller);
     const finishing = loader;
@@ -106,7 +128,7 @@ async function loadOnce<T extends Loadable>(
     loader = undefined;
     const loaded = await finishing.finish();
     try {
-      await recipe.complete(loaded, asked);
+      await recipe.complete(loaded, asked, copies);
     } catch (error) {
       if (!isTrap(error)) {
         loaded.free();
@@ -158,40 +180,8 @@ async function tune(loader: Loader<Model>, { name, tier }: DeviceInfo, anew: boo
   }
 }
 
-async function feed(loader: Loader<Loadable>, files: ModelFile[], meter: ProgressMeter, signal: AbortSignal): Promise<void> {
-  let current: ModelFile | undefined;
-  for (let wanted; (wanted = loader.want()) !== undefined;) {
-    signal.throwIfAborted();
-    const file = files[wanted.file];
-    if (file === undefined) {
-      throw new TilewrightError("internal", `the engine wants file ${wanted.file} of ${files.length}`);
-    }
-    if (file !== current) {
-      current?.pause();
-      current = file;
-    }
-    const chunk = await file.read(wanted.offset);
-    if (chunk === undefined) {
-      loader.end();
-    } else {
-      meter.report(file.phase, false);
-      await loader.push(chunk);
-    }
-  }
-  for (const file of files) {
-    signal.throwIfAborted();
-    await file.finish();
-  }
-  meter.report(current?.phase ?? "file", true);
-}
-
-/** A file as the engine gets to know it. Servers may compress JSON on the way, so its announced size is not to be trusted. */
-function describe({ name, size }: ModelFile): FileInfo {
-  return size === undefined || name.endsWith(".json") ? { name } : { name, size };
-}
-
 /** What was loaded, with the device that it is on. */
-export interface Loaded<T extends Loadable> {
+export interface Loaded<T extends Streamed> {
   place: Place;
   loaded: T;
   /** Bytes of the model's files. */

@@ -2,9 +2,9 @@
 
 import { codeOf, isTrap, messageOf, TilewrightError, type ErrorCode } from "../errors.js";
 import type { Calls, Prompt } from "../protocol.js";
-import { common, openSessions, storing, type FoundSession, type Sessions } from "../sessions.js";
+import { common, openSessions, storing, type FoundSession } from "../sessions.js";
 import * as text from "../text.js";
-import type { EngineOptions, Model, Session } from "../tilewright.js";
+import { Sha256, type EngineOptions, type Model, type Session } from "../tilewright.js";
 import type { GenerateResult, HeadWeights, KeptSession, Piece, Timeline, TokenLogprob } from "../types.js";
 import { nextTask, type CallContext } from "./port.js";
 import { Resident } from "./resident.js";
@@ -12,8 +12,6 @@ import { Resident } from "./resident.js";
 /** A model and its one sequence of tokens. */
 export class TextResident extends Resident<Model> {
   #session: Session | undefined;
-  /** Those that the browser keeps; nothing where it keeps none. */
-  #kept: Promise<Sessions | undefined> | undefined;
 
   /** The model, also after it was loaded again. */
   readonly #current = (): Model => this.loaded;
@@ -76,10 +74,10 @@ export class TextResident extends Resident<Model> {
       throw new TilewrightError("option", "saveSession needs the browser's storage, and the model was loaded with `cache: false`");
     }
     return storing(async () => {
-      const kept = await openSessions();
-      this.#kept = Promise.resolve(kept);
-      const bytes = await session.save();
-      return kept.save(this.loaded.digest(), session.tokens(), bytes, maxBytes);
+      const kept = await openSessions(true);
+      // A token that is no key yet is not kept.
+      const tokens = session.tokens().subarray(0, session.nCached());
+      return kept.save(this.loaded.digest(), tokens, () => session.saving(), maxBytes, () => new Sha256());
     });
   }
 
@@ -89,16 +87,15 @@ export class TextResident extends Resident<Model> {
       return;
     }
     const dropped = (why: string): void => this.caller.notify("session_dropped", `a kept session is not used: ${why}`);
-    this.#kept ??= openSessions().catch(() => undefined);
-    const kept = await this.#kept;
     let found: FoundSession | undefined;
     try {
+      // Where nothing can be kept, nothing was.
+      const kept = await openSessions(false).catch(() => undefined);
       const nKnown = Math.min(common(session.tokens(), ids), session.nCached());
       const limits = { mostTokens: this.loaded.info().contextLength, mostBack: this.loaded.mostBack() ?? Infinity };
-      found = await kept?.find(this.loaded.digest(), ids, nKnown, limits, () => dropped("its SHA-256 is another one"));
-      if (found !== undefined) {
-        session.restore(found.bytes);
-      }
+      const damaged = (): void => dropped("its SHA-256 is another one");
+      found = await storing(async () => kept?.find(this.loaded.digest(), ids, nKnown, limits, () => new Sha256(), damaged));
+      await (found && session.restore(found.size, found.read));
     } catch (error) {
       if (isTrap(error) || codeOf(error) === "device_lost") {
         throw error;
@@ -108,6 +105,8 @@ export class TextResident extends Resident<Model> {
         await found?.drop().catch(() => {});
       }
       dropped(messageOf(error));
+    } finally {
+      found?.close();
     }
   }
 

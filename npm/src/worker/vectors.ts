@@ -2,16 +2,20 @@
 
 import { TilewrightError } from "../errors.js";
 import type { Calls } from "../protocol.js";
-import { Index, Mol } from "../tilewright.js";
+import { Index, Loader, type FileInfo, type Mol, type Saving } from "../tilewright.js";
 import type { IndexInfo, MolInfo } from "../types.js";
-import { withContents } from "./files.js";
+import { checkCopies, type FilesRequest } from "./files.js";
 import { Held, hold, placeOf } from "./held.js";
+import { loadOnto, type Streaming } from "./load.js";
 import type { Place } from "./place.js";
 import type { CallContext } from "./port.js";
+import { Shelf } from "./shelf.js";
 
 /** An index. */
 export class HeldIndex extends Held {
   readonly index: Index;
+  /** Files of it that are being written. */
+  readonly saves = new Shelf<Saving>("save");
 
   constructor(place: Place, index: Index) {
     super(place);
@@ -25,6 +29,7 @@ export class HeldIndex extends Held {
   }
 
   protected override release(): void {
+    this.saves.clear();
     this.index.free();
   }
 }
@@ -69,27 +74,39 @@ export function createIndex({ where, settings }: Calls["createIndex"]["args"], c
   return make(context, where, async (place) => new HeldIndex(place, Index.create(place.device, settings)));
 }
 
-export function loadIndex({ where, bytes, expected }: Calls["loadIndex"]["args"], context: CallContext<"loadIndex">): Promise<Calls["loadIndex"]["reply"]> {
-  return make(context, where, async (place) => {
-    const index = await Index.load(place.device, bytes);
-    try {
-      if (expected !== undefined) {
-        index.expect(expected);
+/** How the one file of what holds vectors is streamed into it. What was made of a damaged copy is not used. */
+function fromFile<T extends Index | Mol>(request: FilesRequest, begin: (size: number | undefined) => Loader<T>, check: (made: T) => void): Streaming<T> {
+  return {
+    request: { ...request, settings: {} },
+    extras: [],
+    expect: async () => {},
+    begin: (_, [file, ...others]: FileInfo[]) => {
+      if (file === undefined || others.length > 0) {
+        throw new TilewrightError("option", `source has ${others.length + 1} files, expected one`);
       }
-    } catch (error) {
-      index.free();
-      throw error;
-    }
-    return new HeldIndex(place, index);
+      return begin(file.size);
+    },
+    prepare: async () => {},
+    complete: async (made, asked, copies) => {
+      await checkCopies(copies, asked);
+      check(made);
+    },
+  };
+}
+
+export function loadIndex(
+  { where, expected, ...request }: Calls["loadIndex"]["args"], context: CallContext<"loadIndex">,
+): Promise<Calls["loadIndex"]["reply"]> {
+  return make(context, where, async (place) => {
+    const check = (index: Index): void => expected === undefined ? undefined : index.expect(expected);
+    const { loaded } = await loadOnto(place.device, fromFile(request, (size) => Loader.index(place.device, size), check), context);
+    return new HeldIndex(place, loaded);
   });
 }
 
 export function loadMol({ where, storage, ...request }: Calls["loadMol"]["args"], context: CallContext<"loadMol">): Promise<Calls["loadMol"]["reply"]> {
-  return make(context, where, (place) => withContents(request, context, (files) => {
-    const [file] = files;
-    if (file === undefined || files.length > 1) {
-      throw new TilewrightError("option", `source has ${files.length} files, expected one`);
-    }
-    return new HeldMol(place, Mol.load(place.device, file.bytes, storage));
-  }));
+  return make(context, where, async (place) => {
+    const { loaded } = await loadOnto(place.device, fromFile(request, (size) => Loader.mol(place.device, size, storage), () => {}), context);
+    return new HeldMol(place, loaded);
+  });
 }

@@ -16,25 +16,40 @@ use super::{Bitset, Index, IndexOptions, MAX_DIMS, Metric, PIECE_BYTES, Storage}
 use crate::device::Device;
 use crate::dtype::BLOCK;
 use crate::error::Error;
+use crate::formats::arriving::{Arriving, Sink};
 use crate::formats::own_file::{OwnFile, shown};
-use crate::formats::{BlockType, Safetensors};
+use crate::formats::{BlockType, Safetensors, TensorInfo, UNKNOWN_LEN};
+use crate::matrix::{Matrix, Slab};
+use crate::saving::{Row, Saving};
 
 const FORMAT: &str = "index";
 const VERSION: &str = "1";
 
 impl Index {
+    /// The index as a file's content, as it is now; vectors that are appended meanwhile are not part of it.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if the vectors do not lie as an index lays them.
+    pub fn saving(&self) -> Result<Saving, Error> {
+        let mut saving = Saving::new(self.header());
+        saving.add(bytemuck::cast_slice(self.live.words()).to_vec());
+        for part in parts(self.options.storage) {
+            let row = part.row(self.dims, self.options.storage);
+            for shard in &self.shards {
+                let n_rows = self.n_ids().saturating_sub(shard.first_id).min(shard.vectors.rows()) as usize;
+                let (slab, first) = part.place(&shard.vectors)?;
+                saving.add_rows(&self.device, &slab.words, first, n_rows, row);
+            }
+        }
+        Ok(saving)
+    }
+
     /// The index as a file's content.
     ///
     /// # Errors
-    /// Errors of [`Device::read`].
+    /// As [`Index::saving`]; errors of [`Device::read`].
     pub async fn to_bytes(&self) -> Result<Vec<u8>, Error> {
-        let mut bytes = Vec::new();
-        self.write_to(|piece| {
-            bytes.extend_from_slice(piece);
-            Ok(())
-        })
-        .await?;
-        Ok(bytes)
+        self.saving()?.to_bytes().await
     }
 
     /// Writes the index to a file, which is replaced only when all is written.
@@ -43,9 +58,7 @@ impl Index {
     /// [`Error::Io`] if the file cannot be written; errors of [`Device::read`].
     #[cfg(not(target_arch = "wasm32"))]
     pub async fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
-        let mut file = crate::cache::Replacement::begin(path.as_ref())?;
-        self.write_to(|piece| file.write(piece)).await?;
-        file.finish()
+        self.saving()?.write(path.as_ref()).await
     }
 
     /// Reads an index from a file.
@@ -62,53 +75,14 @@ impl Index {
     /// Reads an index from a file's content.
     ///
     /// # Errors
-    /// [`Error::Format`] that names what is wrong and where, down to the record whose vector is not finite or, where
-    /// cosines are looked for, not of length 1; [`Error::Unsupported`] for another version; errors of
-    /// [`Device::write`].
+    /// As [`IndexLoader::push`].
     pub async fn from_bytes(device: &Device, bytes: &[u8]) -> Result<Index, Error> {
-        let file = File::read(bytes)?;
-        let mut index = Index::new(device, file.dims, file.options.clone())?;
-        if file.count == 0 {
-            return Ok(index);
+        let mut loader = IndexLoader::new(device, Some(bytes.len() as u64));
+        while let Some(start) = loader.wanted() {
+            let rest = usize::try_from(start).ok().and_then(|start| bytes.get(start..));
+            loader.push(rest.unwrap_or_default()).await?;
         }
-        let ids = index.reserve(file.count)?;
-        let cols = index.options.storage.cols(file.dims) as usize;
-        let n_rows = (PIECE_BYTES / (4 * cols)).max(1);
-        let mut packed = Vec::new();
-        for first in ids.clone().step_by(n_rows) {
-            packed.clear();
-            for id in first..(first + n_rows as u32).min(ids.end) {
-                file.check_record(id)?;
-                file.pack(id, cols, &mut packed);
-            }
-            index.write_rows(first, &packed).await?;
-        }
-        index.publish(ids, |id| file.live.get(id))?;
-        Ok(index)
-    }
-
-    /// Hands the file's content to `put`, piece by piece.
-    async fn write_to(&self, mut put: impl FnMut(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
-        put(&self.header())?;
-        put(bytemuck::cast_slice(self.live.words()))?;
-        let (dims, cols) = (self.dims as usize, self.options.storage.cols(self.dims) as usize);
-        let number_bytes = number_type(self.options.storage).block_bytes() as usize;
-        let mut scales: Vec<u8> = Vec::new();
-        for shard in &self.shards {
-            let n_rows = self.n_ids().saturating_sub(shard.first_id).min(shard.vectors.rows()) as usize;
-            let slab = shard.vectors.only_slab("index")?;
-            let words: Vec<u32> = self.device.read(&slab.words).await?;
-            let (vectors, of_shard) = words.split_at(shard.vectors.quants_words(slab) as usize);
-            let mut rows = Vec::with_capacity(n_rows * dims * number_bytes);
-            for row in bytemuck::cast_slice::<u32, u8>(vectors).chunks_exact(cols * number_bytes).take(n_rows) {
-                rows.extend_from_slice(&row[..dims * number_bytes]);
-            }
-            put(&rows)?;
-            for row in bytemuck::cast_slice::<u32, u8>(of_shard).chunks_exact(cols / BLOCK * 2).take(n_rows) {
-                scales.extend_from_slice(&row[..dims.div_ceil(BLOCK) * 2]);
-            }
-        }
-        put(&scales)
+        loader.finish()
     }
 
     /// The safetensors header and the length in front of it.
@@ -147,23 +121,133 @@ fn layout(storage: Storage, count: u32, dims: u32) -> Vec<(&'static str, BlockTy
     tensors
 }
 
-/// A file's content, checked but for the vectors.
-struct File<'a> {
-    own: OwnFile<'a>,
-    options: IndexOptions,
-    dims: u32,
-    count: u32,
-    live: Bitset,
-    vectors: &'a [u8],
-    vectors_offset: u64,
-    /// Empty where there are none.
-    scales: &'a [u8],
-    scales_offset: u64,
+/// What rows there are of vectors, on a device and in a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Vectors,
+    Scales,
 }
 
-impl<'a> File<'a> {
-    fn read(bytes: &'a [u8]) -> Result<File<'a>, Error> {
-        let own = OwnFile::parse(bytes, FORMAT, VERSION)?;
+/// In the order of their data.
+fn parts(storage: Storage) -> impl Iterator<Item = Part> {
+    [Part::Vectors, Part::Scales].into_iter().take(if storage == Storage::Int8 { 2 } else { 1 })
+}
+
+impl Part {
+    fn row(self, dims: u32, storage: Storage) -> Row {
+        let (dims, cols) = (dims as usize, storage.cols(dims) as usize);
+        match self {
+            Part::Vectors => {
+                let number_bytes = number_type(storage).block_bytes() as usize;
+                Row { words: cols * number_bytes / 4, kept_bytes: dims * number_bytes }
+            }
+            Part::Scales => Row { words: cols / BLOCK / 2, kept_bytes: dims.div_ceil(BLOCK) * 2 },
+        }
+    }
+
+    /// Where the rows of a shard begin.
+    fn place(self, vectors: &Matrix) -> Result<(&Slab, usize), Error> {
+        let slab = vectors.only_slab("index")?;
+        Ok((slab, if self == Part::Vectors { 0 } else { vectors.quants_words(slab) as usize }))
+    }
+}
+
+/// Reads an index whose file arrives piece by piece: of the vectors no more is kept than a part of a row, and a number for each
+/// 32 where they are bytes.
+pub struct IndexLoader {
+    arriving: Arriving,
+    filling: Filling,
+}
+
+impl IndexLoader {
+    /// A loader of a file of so many bytes, if that is known.
+    pub fn new(device: &Device, file_len: Option<u64>) -> IndexLoader {
+        let file_len = file_len.unwrap_or(UNKNOWN_LEN);
+        let filling = Filling { device: device.clone(), is_sized: file_len != UNKNOWN_LEN, begun: None };
+        IndexLoader { arriving: Arriving::new(file_len), filling }
+    }
+
+    /// From which offset on bytes of the file are wanted next; `None` once all are there. In files that an [`Index`] wrote offsets
+    /// only grow.
+    pub fn wanted(&self) -> Option<u64> {
+        self.arriving.wanted()
+    }
+
+    /// Takes bytes from the wanted offset on, as many as are there. Waits for the device now and then, so that uploads do not
+    /// pile up.
+    ///
+    /// # Errors
+    /// [`Error::Format`] that names what is wrong and where, down to the record whose vector is not finite or, where
+    /// cosines are looked for, not of length 1; [`Error::Unsupported`] for another version; errors of
+    /// [`Device::write`]. The loader is of no use then.
+    pub async fn push(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let start = self.wanted().unwrap_or_default();
+        let mut at = start;
+        // The header alone may be there.
+        for piece in bytes.chunks(PIECE_BYTES).chain(bytes.is_empty().then_some(bytes)) {
+            self.arriving.push(at, piece, &mut self.filling)?;
+            self.filling.device.drained().await?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// There are no more bytes.
+    ///
+    /// # Errors
+    /// [`Error::Truncated`] or [`Error::Format`] if some are wanted.
+    pub fn end(&self) -> Result<(), Error> {
+        self.arriving.end()
+    }
+
+    /// The index, once nothing more is wanted.
+    ///
+    /// # Errors
+    /// As [`IndexLoader::end`]; [`Error::Format`] if a vector is named as live that there is not.
+    pub fn finish(self) -> Result<Index, Error> {
+        self.arriving.end()?;
+        match self.filling.begun {
+            Some(begun) => begun.finish(),
+            None => Err(Error::Truncated { needed_bytes: 1, found_bytes: 0 }),
+        }
+    }
+}
+
+struct Filling {
+    device: Device,
+    /// Whether the header's counts were compared with the file's length.
+    is_sized: bool,
+    begun: Option<Begun>,
+}
+
+impl Sink for Filling {
+    fn begin(&mut self, header: Safetensors) -> Result<Vec<TensorInfo>, Error> {
+        let (begun, tensors) = Begun::read(&self.device, header, self.is_sized)?;
+        self.begun = Some(begun);
+        Ok(tensors)
+    }
+
+    fn take(&mut self, tensor: &TensorInfo, at: u64, bytes: &[u8]) -> Result<usize, Error> {
+        self.begun.as_mut().map_or(Ok(bytes.len()), |begun| begun.take(tensor, at, bytes))
+    }
+}
+
+/// An index whose header was read.
+struct Begun {
+    own: OwnFile,
+    index: Index,
+    count: u32,
+    live: Vec<u32>,
+    live_end: u64,
+    vectors_offset: u64,
+    /// Where vectors are bytes whose lengths are looked at: of each 32, the scale or the sum of the squares, whichever comes first.
+    first_halves: Vec<f32>,
+    scales_come_first: bool,
+}
+
+impl Begun {
+    fn read(device: &Device, header: Safetensors, is_sized: bool) -> Result<(Begun, Vec<TensorInfo>), Error> {
+        let own = OwnFile::of(header, FORMAT, VERSION)?;
         let metric = pick(&own, "metric", &Metric::ALL, Metric::name)?;
         let storage = pick(&own, "storage", &Storage::ALL, Storage::name)?;
         let number = |key: &str, range: std::ops::RangeInclusive<u32>| {
@@ -181,86 +265,142 @@ impl<'a> File<'a> {
         {
             return Err(own.broken("tensor", other.offset, "one of an index", shown(&other.name)));
         }
-        let mut found = Vec::new();
+        let mut wanted = Vec::new();
         for (name, block_type, shape) in tensors {
-            found.push(own.tensor(name, block_type, |found| (found != shape).then(|| format!("{shape:?}")))?);
+            let tensor = own.tensor(name, block_type, |found| (found != shape).then(|| format!("{shape:?}")))?;
+            wanted.push(tensor.clone());
         }
-        let [(live_offset, live_bytes), (vectors_offset, vectors)] = [found[0], found[1]];
-        let (scales_offset, scales) = found.get(2).copied().unwrap_or_default();
-        let words: Vec<u32> = live_bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word)).collect();
-        let live = Bitset::from_words(count, words).ok_or_else(|| {
-            let offset = (live_offset + live_bytes.len() as u64).saturating_sub(4);
-            own.broken("live", offset, format!("no bit past the {count} of the vectors"), "one")
-        })?;
-        Ok(File { own, options, dims, count, live, vectors, vectors_offset, scales, scales_offset })
+        let (live_end, vectors_offset) = (wanted[0].range().end, wanted[1].offset);
+        let scales_come_first = wanted.get(2).is_some_and(|scales| scales.offset < vectors_offset);
+        wanted.sort_by_key(|tensor| tensor.offset);
+        let mut index = Index::new(device, dims, options)?;
+        if is_sized {
+            index.reserve(count)?;
+        }
+        let (live, first_halves) = (Vec::new(), Vec::new());
+        Ok((Begun { own, index, count, live, live_end, vectors_offset, first_halves, scales_come_first }, wanted))
     }
 
-    /// The bytes of a record in a tensor of vectors or scales.
-    fn row<'b>(&self, bytes: &'b [u8], id: u32) -> &'b [u8] {
-        let size_bytes = bytes.len() / self.count as usize;
-        &bytes[id as usize * size_bytes..][..size_bytes]
+    fn take(&mut self, tensor: &TensorInfo, at: u64, bytes: &[u8]) -> Result<usize, Error> {
+        let part = match tensor.name.as_str() {
+            "live" => {
+                let words = bytes.as_chunks().0;
+                self.live.extend(words.iter().map(|&word| u32::from_le_bytes(word)));
+                return Ok(4 * words.len());
+            }
+            "vectors" => Part::Vectors,
+            _ => Part::Scales,
+        };
+        let row = part.row(self.index.dims, self.index.options.storage);
+        let rows = bytes.chunks_exact(row.kept_bytes);
+        let (first_id, n_rows) = ((at / row.kept_bytes as u64) as u32, rows.len());
+        // Without the file's length nobody knows whether there are as many as it says.
+        self.index.reserve(first_id + n_rows as u32)?;
+        let mut words = vec![0u32; n_rows * row.words];
+        let padded = bytemuck::cast_slice_mut::<u32, u8>(&mut words).chunks_exact_mut(4 * row.words);
+        for (id, (bytes, padded)) in (first_id..).zip(rows.zip(padded)) {
+            match part {
+                Part::Vectors => self.check_vector(id, bytes)?,
+                Part::Scales => self.check_scales(tensor, id, bytes)?,
+            }
+            padded[..bytes.len()].copy_from_slice(bytes);
+        }
+        self.index.write_part(part, first_id, &words, row)?;
+        Ok(n_rows * row.kept_bytes)
     }
 
-    /// Refuses a vector that is not finite, or not of length 1 where it should be.
-    fn check_record(&self, id: u32) -> Result<(), Error> {
-        let (vector, scales) = (self.row(self.vectors, id), self.row(self.scales, id));
-        let vectors_at = self.vectors_offset + u64::from(id) * vector.len() as u64;
+    /// Refuses a vector that is not finite, or not of length 1 where it should be and all is known of it.
+    fn check_vector(&mut self, id: u32, vector: &[u8]) -> Result<(), Error> {
+        let at = self.vectors_offset + u64::from(id) * vector.len() as u64;
         let half = |bytes: &[u8; 2]| f32::from(f16::from_le_bytes(*bytes));
-        // Scales say all about the numbers of bytes, whose sums of squares cannot overflow.
-        let is_finite = |x: &f32| x.is_finite();
-        let scales: Vec<f32> = scales.as_chunks().0.iter().map(half).collect();
-        if let Some(at) = scales.iter().position(|x| !is_finite(x)) {
-            let offset = self.scales_offset + (id as usize * scales.len() + at) as u64 * 2;
-            return Err(self.own.broken(
-                format!("scale {at} of record {id}"),
-                offset,
-                "a finite number",
-                scales[at].to_string(),
-            ));
-        }
-        let numbers: Vec<f32> = match self.options.storage {
+        let numbers: Vec<f32> = match self.index.options.storage {
             Storage::F32 => vector.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
             Storage::F16 => vector.as_chunks().0.iter().map(half).collect(),
             Storage::Int8 => {
-                let blocks = vector.chunks(BLOCK).zip(&scales);
-                blocks.flat_map(|(block, scale)| block.iter().map(move |&x| f32::from(x as i8) * scale)).collect()
+                // Whole numbers below 2^24.
+                let square = |block: &[u8]| block.iter().map(|&x| i32::from(x as i8).pow(2)).sum::<i32>() as f32;
+                let squares: Vec<f32> = vector.chunks(BLOCK).map(square).collect();
+                return self.check_halves(id, &squares, self.scales_come_first);
             }
         };
-        if let Some(at) = numbers.iter().position(|x| !is_finite(x)) {
-            let offset = vectors_at + (at * (vector.len() / numbers.len())) as u64;
-            return Err(self.own.broken(format!("record {id}"), offset, "finite numbers", numbers[at].to_string()));
+        if let Some(column) = numbers.iter().position(|x| !x.is_finite()) {
+            let offset = at + (column * (vector.len() / numbers.len())) as u64;
+            let found = numbers[column].to_string();
+            return Err(self.own.broken(format!("record {id}"), offset, "finite numbers", found));
         }
+        self.check_length(id, numbers.iter().map(|&x| f64::from(x) * f64::from(x)).sum())
+    }
+
+    /// Refuses scales that are not finite, or whose vector is not of length 1 where it should be and all is known of it. Scales
+    /// say all about numbers of bytes, whose sums of squares cannot overflow.
+    fn check_scales(&mut self, tensor: &TensorInfo, id: u32, bytes: &[u8]) -> Result<(), Error> {
+        let scales: Vec<f32> = bytes.as_chunks().0.iter().map(|&scale| f32::from(f16::from_le_bytes(scale))).collect();
+        if let Some(at) = scales.iter().position(|x| !x.is_finite()) {
+            let offset = tensor.offset + (id as usize * scales.len() + at) as u64 * 2;
+            let field = format!("scale {at} of record {id}");
+            return Err(self.own.broken(field, offset, "a finite number", scales[at].to_string()));
+        }
+        self.check_halves(id, &scales, !self.scales_come_first)
+    }
+
+    /// Looks at a vector's length if both its scales and the squares of its bytes are known.
+    fn check_halves(&mut self, id: u32, halves: &[f32], come_last: bool) -> Result<(), Error> {
+        if self.index.options.metric == Metric::Dot {
+            return Ok(());
+        }
+        if !come_last {
+            self.first_halves.extend_from_slice(halves);
+            return Ok(());
+        }
+        let first = self.first_halves.iter().skip(id as usize * halves.len());
+        let products = halves.iter().zip(first).map(|(&one, &other)| match self.scales_come_first {
+            true => f64::from(one) * f64::from(other).powi(2),
+            false => f64::from(one).powi(2) * f64::from(other),
+        });
+        self.check_length(id, products.sum())
+    }
+
+    fn check_length(&self, id: u32, square: f64) -> Result<(), Error> {
+        let IndexOptions { metric, storage, .. } = self.index.options;
         // What rounding may do to a length of 1: bytes are off by up to a 254th of the largest of their block.
-        let tolerance = if self.options.storage == Storage::Int8 { 0.05 } else { 0.002 };
-        let square: f64 = numbers.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
-        if self.options.metric == Metric::Cosine && (square - 1.0).abs() > tolerance {
+        let tolerance = if storage == Storage::Int8 { 0.05 } else { 0.002 };
+        if metric == Metric::Cosine && (square - 1.0).abs() > tolerance {
+            let row = Part::Vectors.row(self.index.dims, storage);
+            let offset = self.vectors_offset + u64::from(id) * row.kept_bytes as u64;
             let found = format!("of length {}", square.sqrt());
-            return Err(self.own.broken(format!("record {id}"), vectors_at, "a vector of length 1", found));
+            return Err(self.own.broken(format!("record {id}"), offset, "a vector of length 1", found));
         }
         Ok(())
     }
 
-    /// Appends a vector as matrices of its type take it, padded with zeros to `cols` columns.
-    fn pack(&self, id: u32, cols: usize, packed: &mut Vec<u8>) {
-        let (vector, end) = (self.row(self.vectors, id), packed.len());
-        let row_bytes = crate::file_row_bytes(self.options.storage.weight(), cols);
-        match self.options.storage {
-            Storage::F32 | Storage::F16 => packed.extend_from_slice(vector),
-            Storage::Int8 => {
-                let scales = self.row(self.scales, id).as_chunks::<2>().0;
-                for (block, scale) in vector.chunks(BLOCK).zip(scales) {
-                    packed.extend(scale);
-                    packed.extend_from_slice(block);
-                    packed.extend(std::iter::repeat_n(0, BLOCK - block.len()));
-                }
+    fn finish(self) -> Result<Index, Error> {
+        let Begun { own, mut index, count, live, live_end, .. } = self;
+        let live = Bitset::from_words(count, live).ok_or_else(|| {
+            own.broken("live", live_end.saturating_sub(4), format!("no bit past the {count} of the vectors"), "one")
+        })?;
+        index.publish(0..count, |id| live.get(id))?;
+        Ok(index)
+    }
+}
+
+impl Index {
+    /// Writes rows, as the device has them, to the places of `first_id` and those that follow.
+    fn write_part(&self, part: Part, first_id: u32, words: &[u32], row: Row) -> Result<(), Error> {
+        let end = first_id + (words.len() / row.words) as u32;
+        for shard in &self.shards {
+            let (first, last) = (first_id.max(shard.first_id), end.min(shard.first_id + shard.vectors.rows()));
+            if first < last {
+                let (slab, begin) = part.place(&shard.vectors)?;
+                let rows = &words[(first - first_id) as usize * row.words..(last - first_id) as usize * row.words];
+                self.device.write(&slab.words, begin + (first - shard.first_id) as usize * row.words, rows)?;
             }
         }
-        packed.resize(end + row_bytes, 0);
+        Ok(())
     }
 }
 
 /// The one of `all` whose name stands under this key.
-fn pick<T: Copy>(own: &OwnFile<'_>, key: &str, all: &[T], name: fn(T) -> &'static str) -> Result<T, Error> {
+fn pick<T: Copy>(own: &OwnFile, key: &str, all: &[T], name: fn(T) -> &'static str) -> Result<T, Error> {
     let names = || all.iter().map(|&one| name(one)).collect::<Vec<_>>().join(" or ");
     let text = own.text(key)?;
     all.iter().copied().find(|&one| name(one) == text).ok_or_else(|| own.wrong(key, names(), shown(text)))

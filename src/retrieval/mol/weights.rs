@@ -1,8 +1,12 @@
 //! Weights of a mixture of logits, and the file they come in.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use crate::error::Error;
+use crate::formats::arriving::{Arriving, Sink};
 use crate::formats::block::dequantize;
-use crate::formats::{BlockType, Safetensors, TensorInfo};
+use crate::formats::{BlockType, Safetensors, TensorInfo, UNKNOWN_LEN};
 use crate::kernels::{Combination, MolActivation, MolForm, Pairing};
 
 /// Gated activation of the hidden layer in front of components.
@@ -150,7 +154,9 @@ impl MolWeights {
     /// [`Error::Format`] where the file breaks the format or a tensor is missing or has another shape; [`Error::Config`] for
     /// what is missing or wrong in the metadata, or a form that [`MolForm::check`] refuses.
     pub fn from_safetensors(file: &[u8]) -> Result<MolWeights, Error> {
-        File::parse(file)?.weights()
+        let mut filling = Filling::default();
+        Arriving::read(file, &mut filling)?;
+        filling.weights()
     }
 
     /// Sizes and form.
@@ -164,23 +170,100 @@ impl MolWeights {
     }
 }
 
+/// Reads weights whose file arrives piece by piece. Of the file no more is kept than their numbers.
+pub struct MolLoader {
+    arriving: Arriving,
+    filling: Filling,
+}
+
+impl MolLoader {
+    /// A loader of a file of so many bytes, if that is known.
+    pub fn new(file_len: Option<u64>) -> MolLoader {
+        MolLoader { arriving: Arriving::new(file_len.unwrap_or(UNKNOWN_LEN)), filling: Filling::default() }
+    }
+
+    /// From which offset on bytes of the file are wanted next; `None` once all are there. Offsets only grow.
+    pub fn wanted(&self) -> Option<u64> {
+        self.arriving.wanted()
+    }
+
+    /// Takes bytes from the wanted offset on, as many as are there.
+    ///
+    /// # Errors
+    /// As [`MolWeights::from_safetensors`]. The loader is of no use then.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.arriving.push(self.wanted().unwrap_or_default(), bytes, &mut self.filling)
+    }
+
+    /// There are no more bytes.
+    ///
+    /// # Errors
+    /// [`Error::Truncated`] or [`Error::Format`] if some are wanted.
+    pub fn end(&self) -> Result<(), Error> {
+        self.arriving.end()
+    }
+
+    /// The weights, once nothing more is wanted.
+    ///
+    /// # Errors
+    /// As [`MolLoader::end`] and [`MolWeights::from_safetensors`].
+    pub fn finish(self) -> Result<MolWeights, Error> {
+        self.arriving.end()?;
+        self.filling.weights()
+    }
+}
+
 /// Every name begins with what stands in front of this in one of them.
 const ANCHOR: &str = "_query_embeddings_fn.";
 
-struct File<'a> {
-    bytes: &'a [u8],
+/// A file as far as it has come.
+#[derive(Default)]
+struct Filling(Option<File>);
+
+struct File {
     header: Safetensors,
     prefix: String,
+    /// Of tensors, by their names; each is taken once.
+    numbers: RefCell<HashMap<String, Vec<f32>>>,
 }
 
-impl<'a> File<'a> {
-    fn parse(bytes: &'a [u8]) -> Result<File<'a>, Error> {
-        let header = Safetensors::parse(bytes, bytes.len() as u64)?;
+impl Filling {
+    fn weights(self) -> Result<MolWeights, Error> {
+        match self.0 {
+            Some(file) => file.weights(),
+            None => Err(Error::Truncated { needed_bytes: 1, found_bytes: 0 }),
+        }
+    }
+}
+
+impl Sink for Filling {
+    fn begin(&mut self, header: Safetensors) -> Result<Vec<TensorInfo>, Error> {
         let prefix = header.tensors.iter().find_map(|tensor| tensor.name.find(ANCHOR).map(|at| &tensor.name[..at]));
         let prefix = prefix.unwrap_or_default().to_string();
-        Ok(File { bytes, header, prefix })
+        let mut wanted: Vec<TensorInfo> = header.tensors.iter().filter(|info| is_number(info)).cloned().collect();
+        wanted.sort_by_key(|info| info.offset);
+        self.0 = Some(File { header, prefix, numbers: RefCell::default() });
+        Ok(wanted)
     }
 
+    fn take(&mut self, info: &TensorInfo, _: u64, bytes: &[u8]) -> Result<usize, Error> {
+        let number_bytes = info.block_type.block_bytes() as usize;
+        let n = bytes.len() / number_bytes;
+        if let Some(file) = &mut self.0 {
+            let numbers = file.numbers.get_mut().entry(info.name.clone()).or_default();
+            let known = numbers.len();
+            numbers.resize(known + n, 0.0);
+            dequantize(info.block_type, &bytes[..n * number_bytes], &mut numbers[known..])?;
+        }
+        Ok(n * number_bytes)
+    }
+}
+
+fn is_number(info: &TensorInfo) -> bool {
+    matches!(info.block_type, BlockType::F32 | BlockType::F16 | BlockType::BF16)
+}
+
+impl File {
     /// The value of a key, which `read` makes of its text; `usual` if it is absent.
     fn value<T>(
         &self,
@@ -234,11 +317,10 @@ impl<'a> File<'a> {
             expected: expected.into(),
             found,
         };
-        if !matches!(info.block_type, BlockType::F32 | BlockType::F16 | BlockType::BF16) {
+        if !is_number(info) {
             return Err(error("F32, F16 or BF16", info.block_type.to_string()));
         }
-        let mut numbers = vec![0.0; info.n_elements() as usize];
-        dequantize(info.block_type, info.bytes(self.bytes)?, &mut numbers)?;
+        let numbers = self.numbers.borrow_mut().remove(&info.name).unwrap_or_default();
         match numbers.iter().position(|x| !x.is_finite()) {
             Some(at) => Err(error("finite numbers", format!("{} at {at}", numbers[at]))),
             None => Ok(numbers),

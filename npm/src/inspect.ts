@@ -1,0 +1,26 @@
+/** What a model is, and whether it fits, before it is downloaded. */
+
+import { TilewrightError } from "./errors.js";
+import { isId } from "./given.js";
+import { callOnce, defined } from "./loaded.js";
+import { known } from "./options.js";
+import { specOf } from "./spec.js";
+import type { InspectOptions, ModelReport, ModelSource } from "./types.js";
+
+/** What {@link Model.inspect} does. */
+export async function inspectModel(source: ModelSource, options: InspectOptions = {}): Promise<ModelReport> {
+  const given = known("Model.inspect", options);
+  const { contextLengths, contextLength, kvType, memoryLimit, device = "auto", cache = true, fetch } = given;
+  const wrong = contextLengths?.find((length) => !isId(length) || length === 0);
+  if (wrong !== undefined) {
+    throw new TilewrightError("option", `contextLengths has ${String(wrong)}, expected whole numbers from 1 on`);
+  }
+  if (device !== "auto" && device !== "gpu" && device !== "cpu") {
+    throw new TilewrightError("option", `device is ${String(device)}, expected auto, gpu or cpu`);
+  }
+  return callOnce("inspect", {
+    source: await specOf(source, given.signal, given), cache, device, ownFetch: fetch !== undefined,
+    settings: defined({ contextLength, kvType, memoryLimit }),
+    ...defined({ contextLengths: contextLengths === undefined ? undefined : [...contextLengths] }),
+  }, given);
+}

@@ -1,0 +1,172 @@
+/** What the headers of a model's files say, and whether it fits here. */
+
+import { codeOf, isTrap, messageOf } from "../errors.js";
+import { inspectGpu } from "../gpu.js";
+import type { InspectRequest } from "../protocol.js";
+import { CHAT_FILES, SENTENCE_FILES, TOKENIZER, type ModelFile } from "../source.js";
+import { openStore, storedAddress } from "../store.js";
+import { Header, type Device, type PlanOptions } from "../tilewright.js";
+import type { MemoryForecast, ModelReport } from "../types.js";
+import { start } from "../wasm.js";
+import { describe, feed, open, type Asked } from "./files.js";
+import { limitOf } from "./load.js";
+import { openPlace } from "./place.js";
+
+/** Contexts whose memory is told unless others are asked for. */
+const CONTEXTS = [512, 2048, 4096, 8192];
+/** The context of a load that names none, as `model.rs` has it. */
+const USUAL_CONTEXT = 4096;
+
+export async function inspect(request: InspectRequest, asked: Asked): Promise<ModelReport> {
+  await start();
+  const files = await open(request, [...CHAT_FILES, ...SENTENCE_FILES], asked, [], () => {}, { peek: true });
+  let header: Header | undefined;
+  try {
+    header = await readHeader(request, files, asked);
+    return await report(header, request, files, asked);
+  } catch (error) {
+    if (isTrap(error)) {
+      header = undefined;
+    }
+    throw error;
+  } finally {
+    header?.free();
+    await Promise.all(files.map((file) => file.close(false)));
+  }
+}
+
+async function readHeader({ source }: InspectRequest, files: ModelFile[], { signal }: Asked): Promise<Header> {
+  const read = files.filter(({ name }) => name !== TOKENIZER);
+  const header = new Header(read.map(describe));
+  try {
+    if (source.name !== undefined) {
+      header.setFolder(source.name);
+    }
+    await feed(header, read, signal, () => {});
+    return header;
+  } catch (error) {
+    if (!isTrap(error)) {
+      header.free();
+    }
+    throw error;
+  }
+}
+
+async function report(header: Header, request: InspectRequest, files: ModelFile[], asked: Asked): Promise<ModelReport> {
+  const { name, architecture, licence, maxContextLength, chatTemplate, weights, problem, kind } = header.facts();
+  // A server that compresses a text says no size; what has come of it is all of it.
+  const sized = files.map((file) => ({ name: file.name, size: file.size ?? (file.name === TOKENIZER ? undefined : file.arrived) }));
+  const sizeBytes = sized.reduce<number | undefined>((sum, { size }) => sum === undefined || size === undefined ? undefined : sum + size, 0);
+  const named = { name, architecture, licence: licence ?? request.source.licence ?? null, maxContextLength, problem };
+  const result: ModelReport = {
+    kind,
+    parameters: weights.reduce((sum, share) => sum + share.parameters, 0),
+    weights,
+    files: sized.map(({ name, size }) => size === undefined ? { name } : { name, sizeBytes: size }),
+    ...(sizeBytes === undefined ? {} : { sizeBytes }),
+    hasChatTemplate: chatTemplate,
+    memory: {},
+    fits: { storage: await storageFor(files, sizeBytes) },
+    ...Object.fromEntries(Object.entries(named).filter(([, value]) => value !== null)),
+  };
+  for (const choice of request.device === "auto" ? ["gpu", "cpu"] as const : [request.device]) {
+    asked.signal.throwIfAborted();
+    const missing = problem ?? (choice === "gpu" ? await whyNoGpu(request) : undefined);
+    if (missing !== undefined) {
+      result.fits[choice] = missing;
+      continue;
+    }
+    try {
+      const { device } = await openPlace({ choice, subgroups: true }, asked.caller);
+      try {
+        const { memory, fits } = forecast(header, device, result, request, asked);
+        result.fits[choice] = fits;
+        if (memory !== undefined) {
+          result.memory[choice] = memory;
+        }
+      } finally {
+        device.free();
+      }
+    } catch (error) {
+      if (isTrap(error) || codeOf(error) === "option") {
+        throw error;
+      }
+      result.fits[choice] = messageOf(error);
+    }
+  }
+  return result;
+}
+
+/** Why no GPU would be taken, if so. */
+async function whyNoGpu({ device }: InspectRequest): Promise<string | undefined> {
+  const found = await inspectGpu();
+  if (found.adapter === undefined) {
+    return found.reason;
+  }
+  const { name, isSoftware } = found.adapter;
+  return isSoftware && device === "auto" ? `the only adapter is software (${name}), and the engine's own code for the CPU is faster` : undefined;
+}
+
+/** What a model takes on a device, and whether it can. */
+function forecast(
+  header: Header, device: Device, { kind, maxContextLength = USUAL_CONTEXT, ...found }: ModelReport, request: InspectRequest, { caller }: Asked,
+): { memory?: MemoryForecast; fits: true | string } {
+  const { contextLength, kvType } = request.settings;
+  const memoryLimit = limitOf(request, device, caller.target);
+  const options = (length: number | undefined): PlanOptions => ({
+    ...(length === undefined || kind !== "model" ? {} : { contextLength: length }), ...(kvType === undefined ? {} : { kvType }),
+  });
+  const plan = (length: number): MemoryForecast["contexts"][number] & { weightsBytes: number } =>
+    ({ contextLength: length, ...header.plan(device, options(length)) });
+  const asked = request.contextLengths ?? [...CONTEXTS, maxContextLength];
+  const lengths = kind !== "model" ? [maxContextLength] : [...new Set(asked)].filter((length) => length <= maxContextLength).sort((a, b) => a - b);
+  let memory: MemoryForecast | undefined;
+  try {
+    const longest = plan(maxContextLength);
+    const half = Math.floor(maxContextLength / 2);
+    const contexts = lengths.map((length) => length === maxContextLength ? longest : plan(length));
+    memory = {
+      weightsBytes: longest.weightsBytes,
+      cacheBytesPerToken: kind !== "model" ? 0 : Math.round((longest.cacheBytes - (half === 0 ? 0 : plan(half).cacheBytes)) / (maxContextLength - half)),
+      contexts: contexts.map(({ weightsBytes: _, ...context }) => context),
+    };
+  } catch (error) {
+    // Such as a context that the device's buffers cannot hold; whether the one that is wanted fits is told all the same.
+    if (isTrap(error)) {
+      throw error;
+    }
+  }
+  const told = memory === undefined ? {} : { memory };
+  try {
+    header.check(device, { ...options(contextLength), ...(memoryLimit === undefined ? {} : { memoryLimit }) });
+  } catch (error) {
+    if (isTrap(error) || codeOf(error) === "option") {
+      throw error;
+    }
+    return { ...told, fits: messageOf(error) };
+  }
+  const weightsBytes = memory?.weightsBytes ?? found.sizeBytes ?? 0;
+  return { ...told, fits: device.isGpu() ? withinMachine(weightsBytes) : true };
+}
+
+/** Whether the machine has the memory for weights, where it says how much it has: browsers round it, and cut it at 8 GiB or more. */
+function withinMachine(bytes: number): true | string {
+  const gigabytes = (globalThis.navigator as { deviceMemory?: number } | undefined)?.deviceMemory;
+  return gigabytes === undefined || gigabytes >= 8 || bytes <= gigabytes * 2 ** 30
+    || `the weights take ${bytes} bytes, and the browser says that this machine has about ${gigabytes} GiB of memory`;
+}
+
+/** Whether the browser has room for what is not kept yet. */
+async function storageFor(files: ModelFile[], sizeBytes: number | undefined): Promise<true | string> {
+  try {
+    const records = await (await openStore()).list();
+    const kept = new Map(records.map(({ url, stored }) => [url, stored]));
+    const stored = files.reduce((sum, { url }) => sum + (url === undefined ? 0 : kept.get(storedAddress(url)) ?? 0), 0);
+    const { quota, usage } = await navigator.storage.estimate();
+    const missing = (sizeBytes ?? 0) - stored;
+    const room = quota === undefined || usage === undefined ? Infinity : Math.max(0, quota - usage);
+    return missing <= room || `${missing} bytes are to be stored, and the browser has room for ${room}`;
+  } catch (error) {
+    return messageOf(error);
+  }
+}

@@ -1,0 +1,38 @@
+/** Objects of the engine that outlive a call. */
+
+import { TilewrightError } from "../errors.js";
+
+/** Objects of the engine that outlive a call, by their numbers. */
+export class Shelf<T extends { free(): void }> {
+  readonly #objects = new Map<number, T>();
+  readonly #what: string;
+  #last = 0;
+
+  constructor(what: string) {
+    this.#what = what;
+  }
+
+  put(object: T): number {
+    this.#last += 1;
+    this.#objects.set(this.#last, object);
+    return this.#last;
+  }
+
+  get(id: number): T {
+    const object = this.#objects.get(id);
+    if (object === undefined) {
+      throw new TilewrightError("internal", `there is no ${this.#what} ${id}`);
+    }
+    return object;
+  }
+
+  free(id: number): undefined {
+    this.get(id).free();
+    this.#objects.delete(id);
+  }
+
+  clear(): void {
+    this.#objects.forEach((object) => object.free());
+    this.#objects.clear();
+  }
+}

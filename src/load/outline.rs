@@ -1,0 +1,97 @@
+//! What the headers of a model's files say without any knowledge of its architecture: for what is looked at before it is
+//! loaded, whether it can be or not.
+
+use serde_json::Value;
+
+use super::huggingface::Texts;
+use crate::error::Error;
+use crate::formats::gguf::Gguf;
+use crate::formats::{BlockType, TensorInfo};
+
+/// An outline of a model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outline {
+    /// `general.name`, where a GGUF file has it.
+    pub name: Option<String>,
+    /// `general.architecture`, or `model_type` of a `config.json`.
+    pub architecture: Option<String>,
+    /// `general.type`: what a GGUF file holds if that is no model, such as an adapter.
+    pub content: Option<String>,
+    /// `general.license`.
+    pub licence: Option<String>,
+    /// Tokens that the model was trained for.
+    pub max_context_length: Option<u64>,
+    /// Its weights by how they are stored, the type with most bytes first.
+    pub weights: Vec<WeightShare>,
+}
+
+/// The weights of one type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightShare {
+    /// How they are stored.
+    pub block_type: BlockType,
+    /// How many there are.
+    pub n_elements: u64,
+    /// Bytes in the files.
+    pub size_bytes: u64,
+}
+
+impl Outline {
+    /// That of a GGUF file, or of all shards of one.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a key that is of another type than it should be.
+    pub(super) fn of_gguf(shards: &[Gguf]) -> Result<Outline, Error> {
+        let weights = WeightShare::of(shards.iter().flat_map(|gguf| &gguf.tensors));
+        let Some(metadata) = shards.first().map(|gguf| &gguf.metadata) else { return Ok(Outline::default()) };
+        let text = |key| Ok::<_, Error>(metadata.get_str(key)?.map(str::to_owned));
+        let architecture = text("general.architecture")?;
+        let max_context_length = match &architecture {
+            Some(name) => metadata.get_u64(&format!("{name}.context_length"))?,
+            None => None,
+        };
+        Ok(Outline {
+            name: text("general.name")?,
+            content: text("general.type")?.filter(|content| content != "model"),
+            licence: text("general.license")?,
+            architecture,
+            max_context_length,
+            weights,
+        })
+    }
+
+    /// That of a folder with these tensors. What is wrong with its configuration, the model's header says.
+    pub(super) fn of_folder<'a>(texts: &Texts, tensors: impl Iterator<Item = &'a TensorInfo>) -> Outline {
+        let config = texts.config.as_deref().and_then(|bytes| serde_json::from_slice::<Value>(bytes).ok());
+        let part = config.as_ref().and_then(|config| config.get("text_config"));
+        let get = |key: &str| [part, config.as_ref()].into_iter().flatten().find_map(|object| object.get(key));
+        let max_context_length =
+            ["max_position_embeddings", "n_positions"].into_iter().find_map(|key| get(key)?.as_u64());
+        Outline {
+            architecture: get("model_type").and_then(Value::as_str).map(str::to_owned),
+            max_context_length,
+            weights: WeightShare::of(tensors),
+            ..Outline::default()
+        }
+    }
+}
+
+impl WeightShare {
+    /// Of each type that these tensors are stored as, the one with most bytes first.
+    pub fn of<'a>(tensors: impl Iterator<Item = &'a TensorInfo>) -> Vec<WeightShare> {
+        let mut shares: Vec<WeightShare> = Vec::new();
+        for tensor in tensors {
+            let block_type = tensor.block_type;
+            let at = shares.iter().position(|share| share.block_type == block_type).unwrap_or_else(|| {
+                shares.push(WeightShare { block_type, n_elements: 0, size_bytes: 0 });
+                shares.len() - 1
+            });
+            // Of hostile headers the sum may be more than a number holds.
+            let share = &mut shares[at];
+            share.n_elements = share.n_elements.saturating_add(tensor.n_elements());
+            share.size_bytes = share.size_bytes.saturating_add(tensor.size_bytes);
+        }
+        shares.sort_by_key(|share| (std::cmp::Reverse(share.size_bytes), share.block_type.to_string()));
+        shares
+    }
+}

@@ -1,0 +1,127 @@
+//! Files of what is on a device, read from it piece by piece.
+
+use std::collections::VecDeque;
+
+use crate::device::Device;
+use crate::error::Error;
+use crate::tensor::Tensor;
+
+/// Bytes of a device that are read at a time.
+const PIECE_BYTES: usize = 4 << 20;
+
+/// A file's content, of which one piece after the other comes from a device. What is written to the tensors meanwhile may be
+/// part of it or not.
+pub struct Saving {
+    pieces: VecDeque<Piece>,
+    size_bytes: u64,
+}
+
+enum Piece {
+    Bytes(Vec<u8>),
+    Rows(Rows),
+}
+
+/// Rows of a tensor that lie one after the other.
+struct Rows {
+    device: Device,
+    tensor: Tensor,
+    first_word: usize,
+    n_rows: usize,
+    row: Row,
+}
+
+/// What there is of a row.
+#[derive(Clone, Copy)]
+pub(crate) struct Row {
+    /// Words that it takes on the device.
+    pub words: usize,
+    /// Bytes of them that go to the file.
+    pub kept_bytes: usize,
+}
+
+impl Row {
+    /// A row of which all goes to the file.
+    pub fn whole(words: usize) -> Row {
+        Row { words, kept_bytes: 4 * words }
+    }
+}
+
+impl Saving {
+    /// A file that begins with these bytes.
+    pub(crate) fn new(head: Vec<u8>) -> Saving {
+        let mut saving = Saving { pieces: VecDeque::new(), size_bytes: 0 };
+        saving.add(head);
+        saving
+    }
+
+    /// Goes on with bytes.
+    pub(crate) fn add(&mut self, bytes: Vec<u8>) {
+        self.size_bytes += bytes.len() as u64;
+        self.pieces.push_back(Piece::Bytes(bytes));
+    }
+
+    /// Goes on with rows of a tensor.
+    pub(crate) fn add_rows(&mut self, device: &Device, tensor: &Tensor, first_word: usize, n_rows: usize, row: Row) {
+        self.size_bytes += (n_rows * row.kept_bytes) as u64;
+        let at_once = (PIECE_BYTES / (4 * row.words).max(1)).max(1);
+        for first in (0..n_rows).step_by(at_once) {
+            self.pieces.push_back(Piece::Rows(Rows {
+                device: device.clone(),
+                tensor: tensor.clone(),
+                first_word: first_word + first * row.words,
+                n_rows: at_once.min(n_rows - first),
+                row,
+            }));
+        }
+    }
+
+    /// Bytes of the whole file.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// The file's next bytes, or `None` at its end. After an error it is of no use.
+    ///
+    /// # Errors
+    /// Errors of [`Device::read`].
+    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
+        let Some(piece) = self.pieces.pop_front() else { return Ok(None) };
+        let Rows { device, tensor, first_word, n_rows, row } = match piece {
+            Piece::Bytes(bytes) => return Ok(Some(bytes)),
+            Piece::Rows(rows) => rows,
+        };
+        let words = device.read_part(&tensor, first_word..first_word + n_rows * row.words).await?;
+        let bytes: &[u8] = bytemuck::cast_slice(&words);
+        if row.kept_bytes == 4 * row.words {
+            return Ok(Some(bytes.to_vec()));
+        }
+        let mut kept = Vec::with_capacity(n_rows * row.kept_bytes);
+        bytes.chunks_exact(4 * row.words).for_each(|bytes| kept.extend_from_slice(&bytes[..row.kept_bytes]));
+        Ok(Some(kept))
+    }
+
+    /// All of it.
+    ///
+    /// # Errors
+    /// As [`Saving::next`].
+    pub async fn to_bytes(mut self) -> Result<Vec<u8>, Error> {
+        let mut bytes = Vec::with_capacity(usize::try_from(self.size_bytes).unwrap_or_default());
+        while let Some(piece) = self.next().await? {
+            bytes.extend_from_slice(&piece);
+        }
+        Ok(bytes)
+    }
+
+    /// Writes it to a file, which is replaced only when all is written.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the file cannot be written; as [`Saving::next`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) async fn write(mut self, path: &std::path::Path) -> Result<(), Error> {
+        let mut file = crate::cache::Replacement::begin(path)?;
+        while let Some(piece) = self.next().await? {
+            file.write(&piece)?;
+        }
+        file.finish()
+    }
+}

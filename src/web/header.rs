@@ -1,0 +1,212 @@
+//! What the headers of a model's files say, and what it would take here.
+
+use serde::{Deserialize, Serialize};
+use wasm_bindgen::prelude::*;
+
+use super::loader::{Wanted, read_files};
+use super::{Device, from_js, plan_to_js, to_js, to_js_error};
+use crate::chat::ChatTemplate;
+use crate::error::Error;
+use crate::generate::LoadOptions;
+use crate::load::{HeaderReader, ModelFile, ModelHeader, ModelShape, Outline, WeightShare};
+
+/// The headers of a model's files, whose bytes are pushed as to a `Loader`.
+#[wasm_bindgen]
+pub struct Header {
+    /// Until everything is there.
+    reader: Option<HeaderReader>,
+    read: Option<Read>,
+}
+
+/// The largest integer that a number of JavaScript holds; what a hostile header claims may be more.
+const MAX_SAFE: u64 = (1 << 53) - 1;
+
+/// What the files say.
+struct Read {
+    outline: Outline,
+    /// Of the model, or why it is none that can be loaded.
+    header: Result<ModelHeader, Error>,
+}
+
+#[wasm_bindgen]
+impl Header {
+    /// Of these files, `{ name, size? }[]`.
+    #[wasm_bindgen(constructor)]
+    pub fn new(files: JsValue) -> Result<Header, JsValue> {
+        let reader = HeaderReader::new(read_files(files)?).map_err(to_js_error)?;
+        Ok(Header { reader: Some(reader), read: None })
+    }
+
+    /// Says what the folder of the files is called.
+    #[wasm_bindgen(js_name = setFolder)]
+    pub fn set_folder(&mut self, name: &str) {
+        if let Some(reader) = &mut self.reader {
+            reader.set_folder(name);
+        }
+    }
+
+    /// `{ file, offset }` of the bytes wanted next, or `undefined` when the headers are there.
+    pub fn want(&self) -> Result<JsValue, JsValue> {
+        Wanted::to_js(self.reader.as_ref().and_then(HeaderReader::wanted))
+    }
+
+    /// Takes bytes from the wanted offset on.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<(), JsValue> {
+        self.reader.as_mut().map_or(Ok(()), |reader| reader.push(bytes)).map_err(to_js_error)
+    }
+
+    /// The wanted file has no more bytes.
+    pub fn end(&mut self) -> Result<(), JsValue> {
+        self.reader.as_mut().map_or(Ok(()), HeaderReader::end).map_err(to_js_error)
+    }
+
+    /// What the headers say, once nothing more is wanted; see `HeaderFacts` in the npm package.
+    pub fn facts(&mut self) -> Result<JsValue, JsValue> {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Weights {
+            r#type: String,
+            parameters: u64,
+            size_bytes: u64,
+        }
+        #[derive(Serialize, Default)]
+        #[serde(rename_all = "camelCase")]
+        struct Facts<'a> {
+            kind: &'static str,
+            name: Option<&'a str>,
+            architecture: Option<&'a str>,
+            licence: Option<&'a str>,
+            max_context_length: Option<u64>,
+            chat_template: bool,
+            weights: Vec<Weights>,
+            problem: Option<String>,
+        }
+        let Read { outline, header } = self.read().map_err(to_js_error)?;
+        let weights = |shares: Vec<WeightShare>| {
+            let told = |WeightShare { block_type, n_elements, size_bytes }| Weights {
+                r#type: block_type.to_string(),
+                parameters: n_elements.min(MAX_SAFE),
+                size_bytes: size_bytes.min(MAX_SAFE),
+            };
+            shares.into_iter().map(told).collect()
+        };
+        let licence = outline.licence.as_deref();
+        let facts = match header {
+            Ok(header) => Facts {
+                kind: match &header.shape {
+                    ModelShape::Decoder(_) => "model",
+                    ModelShape::Encoder(shape) if shape.scoring.is_some() => "reranker",
+                    ModelShape::Encoder(_) => "embedder",
+                },
+                name: Some(&header.name),
+                architecture: Some(&header.shape.config().architecture),
+                max_context_length: Some(
+                    match &header.shape {
+                        ModelShape::Decoder(config) => config.max_seq_len,
+                        ModelShape::Encoder(shape) => shape.max_tokens,
+                    }
+                    .into(),
+                ),
+                chat_template: has_template(header),
+                weights: weights(header.catalog.shares()),
+                licence,
+                problem: None,
+            },
+            Err(problem) => Facts {
+                kind: "other",
+                name: outline.name.as_deref(),
+                architecture: outline.architecture.as_deref(),
+                max_context_length: outline.max_context_length.map(|length| length.min(MAX_SAFE)),
+                weights: weights(outline.weights.clone()),
+                licence,
+                problem: Some(problem.to_string()),
+                ..Facts::default()
+            },
+        };
+        to_js(&facts)
+    }
+
+    /// Memory that the model would take on a device, whatever there is, as [`plan_to_js`] has it. `options`:
+    /// `{ contextLength?, kvType?, memoryLimit? }`, the first two of a model that continues texts.
+    pub fn plan(&mut self, device: &Device, options: JsValue) -> Result<JsValue, JsValue> {
+        let (options, device) = (read_options(options)?, &device.0);
+        let header = self.of_model().map_err(to_js_error)?;
+        let file = ModelFile { header: header.for_plan(), files: Vec::new() };
+        let plan = match &header.shape {
+            ModelShape::Decoder(_) => crate::Model::plan_file(&device.model_target(options.exact), &file, &options),
+            ModelShape::Encoder(shape) if shape.scoring.is_some() => crate::Reranker::plan_file(device, file),
+            ModelShape::Encoder(_) => crate::Embedder::plan_file(device, file),
+        };
+        plan.map_err(to_js_error).and_then(|plan| plan_to_js(&plan))
+    }
+
+    /// Throws what loading the model onto a device would throw by its headers, such as that it does not fit. `options`: as of
+    /// `plan`.
+    pub fn check(&mut self, device: &Device, options: JsValue) -> Result<(), JsValue> {
+        let (options, device) = (read_options(options)?, &device.0);
+        let header = self.of_model().map_err(to_js_error)?;
+        let file = ModelFile { header: header.for_plan(), files: Vec::new() };
+        match &header.shape {
+            ModelShape::Decoder(_) => crate::Model::check_header(device, file.header, &options),
+            ModelShape::Encoder(shape) if shape.scoring.is_some() => crate::Reranker::plan_file(device, file).map(drop),
+            ModelShape::Encoder(_) => crate::Embedder::plan_file(device, file).map(drop),
+        }
+        .map_err(to_js_error)
+    }
+}
+
+fn read_options(options: JsValue) -> Result<LoadOptions<'static>, JsValue> {
+    #[derive(Deserialize, Default)]
+    #[serde(rename_all = "camelCase", default)]
+    struct Options {
+        context_length: Option<u32>,
+        kv_type: Option<String>,
+        memory_limit: Option<u64>,
+    }
+    let Options { context_length, kv_type, memory_limit } = from_js("options", options)?;
+    let kv_type = kv_type.map(|name| name.parse()).transpose().map_err(to_js_error)?.unwrap_or_default();
+    Ok(LoadOptions { context_length, kv_type, memory_limit, ..LoadOptions::default() })
+}
+
+impl Header {
+    fn of_model(&mut self) -> Result<&ModelHeader, Error> {
+        let Read { header, .. } = self.read()?;
+        header.as_ref().map_err(|problem| Error::Config {
+            field: "header".into(),
+            expected: "a model's".into(),
+            found: problem.to_string(),
+        })
+    }
+
+    fn read(&mut self) -> Result<&Read, Error> {
+        if let Some(reader) = self.reader.take() {
+            let outline = reader.outline()?;
+            let header = match &outline.content {
+                Some(content) => Err(Error::Unsupported {
+                    format: "gguf",
+                    field: "general.type".into(),
+                    found: content.clone(),
+                    supported: "a model".into(),
+                }),
+                None => reader.finish().map(|(header, _)| header),
+            };
+            let header = match header {
+                // What is well formed and of another kind can be looked at.
+                Err(error) if error.code() != "unsupported" => return Err(error),
+                header => header,
+            };
+            self.read = Some(Read { outline, header });
+        }
+        self.read.as_ref().ok_or_else(|| Error::Config {
+            field: "header".into(),
+            expected: "to be there".into(),
+            found: "missing".into(),
+        })
+    }
+}
+
+/// Whether there is a template, in the files or known by its tokens.
+fn has_template(header: &ModelHeader) -> bool {
+    let known = || ChatTemplate::for_model(&header.chat, header.tokenizer.as_ref().ok()?).ok()?;
+    !header.chat.templates.is_empty() || known().is_some()
+}
