@@ -26,7 +26,7 @@ const HTML = '<!doctype html><html lang="en"><title>example</title><link rel="ic
 const CORS = { "access-control-allow-origin": "*" };
 const limited = { timeout: 180_000 };
 /** Hosts whose programs are large or slow are for full runs. */
-const inFull = (name, options, run) => process.env.TILEWRIGHT_FULL ? test(name, { timeout: 600_000, ...options }, run) : undefined;
+const inFull = (name, options, body) => process.env.TILEWRIGHT_FULL ? test(name, { timeout: 600_000, ...options }, body) : undefined;
 
 let tarball;
 let chromium;
