@@ -1,6 +1,7 @@
 // The settings: tables of fields, from which the form, the checks and what is remembered follow.
 import type { DeviceChoice } from "./tilewright/index.js";
 import { byId, make } from "./dom.js";
+import { recall, remember } from "./start/storage.js";
 
 /** Tokens whose probabilities are shown beside one that was written. */
 export const TOP_LOGPROBS = 5;
@@ -182,21 +183,12 @@ export class SettingsForm {
   }
 
   private save(): void {
-    try {
-      localStorage.setItem(STORAGE_KEY, JSON.stringify(this.values()));
-    } catch {
-      this.unsaved.hidden = false;
-    }
+    this.unsaved.hidden = remember(STORAGE_KEY, this.values());
   }
 }
 
 /** What was remembered: whatever is there, for `fill` to judge. */
 function remembered(): Partial<Record<keyof Settings, unknown>> {
-  try {
-    const value: unknown = JSON.parse(localStorage.getItem(STORAGE_KEY) ?? "{}");
-    return typeof value === "object" && value !== null ? value : {};
-  } catch {
-    // Storage that is forbidden or holds something else: the initial values are right.
-    return {};
-  }
+  const value = recall(STORAGE_KEY);
+  return typeof value === "object" && value !== null ? value : {};
 }

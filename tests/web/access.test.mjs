@@ -201,6 +201,5 @@ test("tokens say how likely they were, by pointer and by keyboard; memory is tol
 
   assert.deepEqual((await page.locator("#inside-memory dt").allInnerTexts()).map((it) => it.replace(/\d[\d,]*/, "N")), ["Weights", "Keys and values of N tokens", "Activations", "WASM heap, which holds all of it"]);
   assert.match(await page.innerText("#inside-facts"), /Device[^]*Architecture/);
-  assert.ok(await page.locator("#inside-timeline, #inside-attention").evaluateAll((all) => all.every((it) => it.hidden && it.childElementCount === 0)), "no made-up pictures");
   assert.deepEqual(page.problems, []);
 });

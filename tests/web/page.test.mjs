@@ -405,6 +405,11 @@ test("after one visit the page, its model and a kept model work without a networ
     await waitFor(page, "ready");
     await ask(page, "Once upon a time");
     await through(page, "loading", "ready", () => storedRow(page, url).getByRole("button").first().click());
+    // What comes on demand is kept as well.
+    await page.click("#tab-kernels");
+    await page.waitForFunction(() => document.documentElement.dataset.bench === "idle");
+    await page.click("#tab-inside");
+    await page.waitForFunction(() => document.querySelectorAll("#inside-memory dt").length > 0);
   } finally {
     await chromium.context.setOffline(false);
     server.isDown = false;

@@ -101,8 +101,7 @@ export class Answer {
 
   private async write(model: Model, signal: AbortSignal): Promise<void> {
     this.note.textContent = "The model reads the passages…";
-    const messages = await this.fitting(model);
-    const nPassages = this.nGiven;
+    const { messages, nPassages } = await this.fitting(model);
     const citations = new Citations(nPassages);
     const ids = this.found.map(({ id }) => id);
     let pending = "";
@@ -128,16 +127,13 @@ export class Answer {
     announce(all);
   }
 
-  private nGiven = 0;
-
   /** The question with as many passages as leave room for an answer. */
-  private async fitting(model: Model): Promise<ChatMessage[]> {
+  private async fitting(model: Model): Promise<{ messages: ChatMessage[]; nPassages: number }> {
     const room = model.info.contextLength - Math.min(MAX_TOKENS, Math.trunc(model.info.contextLength / 2));
-    for (let n = this.found.length; ; n -= 1) {
-      const messages = questionOf(this.query, this.found.slice(0, n).map(({ passage }) => passage));
+    for (let nPassages = this.found.length; ; nPassages -= 1) {
+      const messages = questionOf(this.query, this.found.slice(0, nPassages).map(({ passage }) => passage));
       const ids = await model.tokenize(String(messages[0]?.content));
-      this.nGiven = n;
-      if (n <= 1 || ids.length < room) return messages;
+      if (nPassages <= 1 || ids.length < room) return { messages, nPassages };
     }
   }
 

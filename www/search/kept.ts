@@ -2,6 +2,7 @@
 //
 // IndexedDB writes a record whole or not at all. What is read is looked at all the same: another version of the page, or another page of
 // this origin, may have written it.
+import { openDB, type IDBPDatabase } from "idb";
 import type { Passage } from "./passage.js";
 
 const DATABASE = "tilewright-search";
@@ -27,26 +28,11 @@ export class DamagedError extends Error {
   override readonly name = "DamagedError";
 }
 
-function done<T>(request: IDBRequest<T>): Promise<T> {
-  return new Promise((resolve, reject) => {
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error ?? new Error("the browser's database failed"));
-  });
-}
-
-/** Does one thing with the store. */
-async function withStore<T>(mode: IDBTransactionMode, work: (store: IDBObjectStore) => IDBRequest<T>): Promise<T> {
-  const opening = indexedDB.open(DATABASE, 1);
-  opening.onupgradeneeded = () => opening.result.createObjectStore(STORE);
-  const database = await done(opening);
+/** Does one thing with the database, and closes it: another tab may have to change it. */
+async function withDatabase<T>(work: (database: IDBPDatabase) => Promise<T>): Promise<T> {
+  const database = await openDB(DATABASE, 1, { upgrade: (opened) => void opened.createObjectStore(STORE) });
   try {
-    const transaction = database.transaction(STORE, mode);
-    const complete = new Promise<void>((resolve, reject) => {
-      transaction.oncomplete = () => resolve();
-      transaction.onabort = () => reject(transaction.error ?? new Error("the browser's database failed"));
-    });
-    const [result] = await Promise.all([done(work(transaction.objectStore(STORE))), complete]);
-    return result;
+    return await work(database);
   } finally {
     database.close();
   }
@@ -61,27 +47,27 @@ function fingerprint(passages: readonly Passage[], n: number): number {
 
 /** Keeps texts in the place of those that were kept. */
 export async function keepTexts({ nTexts, passages }: KeptTexts): Promise<void> {
-  await withStore("readwrite", (store) => store.put({ version: VERSION, nTexts, passages }, "texts"));
+  await withDatabase((database) => database.put(STORE, { version: VERSION, nTexts, passages }, "texts"));
 }
 
 /** Keeps vectors of the first passages. */
 export async function keepVectors(vectors: KeptVectors, passages: readonly Passage[]): Promise<void> {
-  await withStore("readwrite", (store) => store.put({ version: VERSION, ...vectors, print: fingerprint(passages, vectors.nDone) }, "vectors"));
+  await withDatabase((database) => database.put(STORE, { version: VERSION, ...vectors, print: fingerprint(passages, vectors.nDone) }, "vectors"));
 }
 
 /** Forgets texts and vectors. */
 export async function forgetKept(): Promise<void> {
-  await withStore("readwrite", (store) => store.clear());
+  await withDatabase((database) => database.clear(STORE));
 }
 
 /** Forgets vectors alone. */
 export async function forgetVectors(): Promise<void> {
-  await withStore("readwrite", (store) => store.delete("vectors"));
+  await withDatabase((database) => database.delete(STORE, "vectors"));
 }
 
 /** The texts that are kept; undefined if none are. Throws a `DamagedError` for what this version of the page cannot use. */
 export async function keptTexts(): Promise<KeptTexts | undefined> {
-  const kept: unknown = await withStore("readonly", (store) => store.get("texts"));
+  const kept: unknown = await withDatabase((database) => database.get(STORE, "texts"));
   if (kept === undefined) return undefined;
   const { version, nTexts, passages } = kept as Record<string, unknown>;
   if (version !== VERSION) throw new DamagedError("they are of another version of this page");
@@ -91,7 +77,7 @@ export async function keptTexts(): Promise<KeptTexts | undefined> {
 
 /** The vectors that an encoder made of the first passages; undefined if none are kept of it. Throws as `keptTexts` does. */
 export async function keptVectors(encoder: string, passages: readonly Passage[]): Promise<KeptVectors | undefined> {
-  const kept: unknown = await withStore("readonly", (store) => store.get("vectors"));
+  const kept: unknown = await withDatabase((database) => database.get(STORE, "vectors"));
   if (kept === undefined) return undefined;
   const { version, encoder: mine, nDone, bytes, print } = kept as Record<string, unknown>;
   if (version !== VERSION) throw new DamagedError("they are of another version of this page");
