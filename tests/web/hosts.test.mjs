@@ -26,7 +26,7 @@ const HTML = '<!doctype html><html lang="en"><title>example</title><link rel="ic
 const CORS = { "access-control-allow-origin": "*" };
 const limited = { timeout: 180_000 };
 /** Hosts whose programs are large or slow are for full runs. */
-const inFull = (...of) => process.env.TILEWRIGHT_FULL ? test(...of) : undefined;
+const inFull = (name, options, body) => process.env.TILEWRIGHT_FULL ? test(name, { timeout: 600_000, ...options }, body) : undefined;
 
 let tarball;
 let chromium;
@@ -130,7 +130,7 @@ document.body.append("vector of " + (await embedder.embed("the cat")).length + "
 });
 
 for (const version of [6, 7]) {
-  inFull(`Vite ${version}: React, built and in development`, limited, async () => {
+  inFull(`Vite ${version}: React, built and in development`, {}, async () => {
     const folder = makeProject(join(root, `vite-${version}`), {
       example: "vite-react",
       // What these versions put together for development loses the worker.
@@ -202,7 +202,7 @@ inProject("Deno", async (t) => {
   assert.match(stdout, STORY);
 });
 
-inFull("Bun", limited, async () => {
+inFull("Bun", {}, async () => {
   const folder = makeProject(join(root, "bun"), { example: "node" });
   await install(folder, tarball.path, "@oven/bun-linux-x64@1");
   const { stdout } = await run(join(folder, "node_modules/@oven/bun-linux-x64/bin/bun"), ["story.mjs"], { cwd: folder });
@@ -211,7 +211,7 @@ inFull("Bun", limited, async () => {
 
 // Servers that render pages.
 
-inFull("Next 16: imported on the server, it generates in the browser", limited, async () => {
+inFull("Next 16: imported on the server, it generates in the browser", {}, async () => {
   const folder = makeProject(join(root, "next"), {
     files: {
       "app/layout.jsx": 'export default ({ children }) => <html lang="en"><body>{children}</body></html>;\n',
@@ -245,7 +245,7 @@ export default function Story() {
   });
 });
 
-inFull("Cloudflare Workers: importing it starts nothing, loading is an error with code `unsupported_platform`", limited, async () => {
+inFull("Cloudflare Workers: importing it starts nothing, loading is an error with code `unsupported_platform`", {}, async () => {
   const folder = makeProject(join(root, "cloudflare"), {
     files: {
       "worker.js": `import { Model } from "tilewright";
@@ -365,7 +365,7 @@ test("a browser extension: Manifest V3, the model in an offscreen document", lim
   assert.deepEqual(page.problems, []);
 });
 
-inFull("the example that answers from files finds the passage, and names no source that there is not", { ...limited, skip: lacksData("minilm-l6-v2") }, async () => {
+inFull("the example that answers from files finds the passage, and names no source that there is not", { skip: lacksData("minilm-l6-v2") }, async () => {
   const folder = makeProject(join(root, "rag"), {
     example: "rag",
     files: { "owls.txt": "Owls sleep by day in hollow trees.\n\nThey hunt mice at night.", "trains.txt": "The first train leaves at six.\n\nTickets are sold at the counter." },
