@@ -862,7 +862,8 @@ fn a_text_that_began_elsewhere_goes_on_as_it_would_have() {
                 let mut session = model.session().unwrap();
                 let mut generation = session.generate("Once upon a time", options).unwrap();
                 generation.replay(replayed.iter().map(|piece| piece.id));
-                let pieces: Vec<Piece> = std::iter::from_fn(|| block_on(generation.next())).map(Result::unwrap).collect();
+                let pieces: Vec<Piece> =
+                    std::iter::from_fn(|| block_on(generation.next())).map(Result::unwrap).collect();
                 (pieces, generation.stop_reason(), generation.prefill().tokens)
             };
             let (whole, end, n_prompt) = run(&[]);

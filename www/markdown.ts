@@ -177,9 +177,10 @@ function block(token: MarkedToken | MathToken, depth: number): ChildNode[] {
     case "def":
       return [];
     case "heading": {
-      // The page has the first two levels.
-      const level = Math.min(6, token.depth + 2) as 3 | 4 | 5 | 6;
-      return [make(`h${level}`, {}, ...inline(token.tokens, depth))];
+      // The page has the first two levels. Models leave levels out, which would be gaps for those who hear the page.
+      const heading = make("h3", {}, ...inline(token.tokens, depth));
+      heading.dataset["level"] = String(token.depth);
+      return [heading];
     }
     case "paragraph":
       return [make("p", {}, ...inline(token.tokens, depth))];

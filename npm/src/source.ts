@@ -27,6 +27,8 @@ export interface ModelFile {
   readonly url?: string | undefined;
   /** Bytes of the file, where it is known. */
   readonly size: number | undefined;
+  /** Whether all of it is from a copy that an earlier load kept. */
+  readonly isKept?: boolean;
   /** Where the bytes come from at the moment. */
   readonly phase: Progress["phase"];
   /** Bytes that have arrived, from the start on. */
@@ -60,6 +62,8 @@ export interface OpenContext {
   onCopy(copy: KeptCopy): void;
   /** Called when so many bytes are kept that were not before. */
   onStored(bytes: number): void;
+  /** Called when something of a file is kept. */
+  onKept?(): Promise<void>;
   /** Called when bytes of a file have arrived. */
   onBytes(file: ModelFile): void;
 }
@@ -73,14 +77,25 @@ export function isUseless(error: unknown): boolean {
   return USELESS.has(codeOf(error));
 }
 
-/** Opens all files of a model, in the order in which they were given. Those with addresses are noted as its, if they are kept. */
+/** Opens all files of a model, in the order in which they were given. Those with addresses are noted as its once one of them is kept. */
 export async function openFiles(source: SourceSpec, context: OpenContext): Promise<ModelFile[]> {
   const { given } = source;
-  const files = await openThem(source, context);
-  if (given !== undefined && context.store !== undefined && context.peek !== true) {
-    const urls = files.flatMap((file) => file.url ?? []);
-    // It only tells which copies belong together, so a storage that refuses it is no loss.
-    await context.store.setModel({ ...given, files: urls }).catch(() => {});
+  const { store, peek } = context;
+  if (given === undefined || store === undefined || peek === true) {
+    return openThem(source, context);
+  }
+  let isNoted = false;
+  let files: ModelFile[] = [];
+  const note = async (): Promise<void> => {
+    if (!isNoted && files.length > 0) {
+      isNoted = true;
+      // It only tells which copies belong together, so a storage that refuses it is no loss.
+      await store.setModel({ ...given, files: files.flatMap(({ url }) => url ?? []) }).catch(() => {});
+    }
+  };
+  files = await openThem(source, { ...context, onKept: note });
+  if (files.some(({ isKept }) => isKept === true)) {
+    await note();
   }
   return files;
 }
@@ -711,6 +726,7 @@ class UrlFile implements ModelFile {
       writer.close();
       this.#writer = undefined;
       this.#context.onStored(size);
+      await this.#context.onKept?.();
     });
   }
 
@@ -853,6 +869,7 @@ class UrlFile implements ModelFile {
     const bytes = await this.#writer.flush(false);
     if (bytes > 0) {
       await stored.save(this.#newRecord(stored, bytes));
+      await this.#context.onKept?.();
     } else {
       await stored.removePart();
     }

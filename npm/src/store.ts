@@ -131,7 +131,12 @@ export class Store {
   async setModel({ source, endpoint, files }: ModelRecord): Promise<void> {
     const model = { source, ...(endpoint === undefined ? {} : { endpoint }), files: files.map(storedAddress) };
     const key = await modelKey(model);
-    await this.#backend.writeRecord(key, { url: key, stored: 0, complete: false, date: Date.now(), model });
+    try {
+      await this.#backend.writeRecord(key, { url: key, stored: 0, complete: false, date: Date.now(), model });
+    } catch (error) {
+      await this.#backend.remove(key);
+      throw error;
+    }
   }
 
   /** Forgets which files are a model's; they stay. */

@@ -138,8 +138,7 @@ impl Session {
         let block =
             blocks.get(layer).ok_or_else(|| wrong("layer", format!("a layer below {}", blocks.len()), &layer))?;
         let LayerCache::Keys(cached) = self.cache().layer(layer).clone() else {
-            let found = format!("layer {layer}, which keeps a state");
-            return Err(wrong("layer", "a layer that keeps keys".into(), &found));
+            return Err(wrong("layer", "a layer that keeps keys, where this one keeps a state".into(), &layer));
         };
         let config = block.attention.kernel(transformer.config.causal);
         if head >= config.n_heads as usize {

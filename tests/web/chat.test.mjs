@@ -470,7 +470,7 @@ test("a conversation that is opened again goes on without its prompt being compu
 /** Markdown, and the HTML of the elements that it is to become. */
 const TREES = {
   "A **bold *and both*** `co<de` ~~no~~.": "<p>A <strong>bold <em>and both</em></strong> <code>co&lt;de</code> <del>no</del>.</p>",
-  "# One\n### Three\ntext\nand more": "<h3>One</h3><h5>Three</h5><p>text<br>and more</p>",
+  "# One\n### Three\ntext\nand more": '<h3 data-level="1">One</h3><h3 data-level="3">Three</h3><p>text<br>and more</p>',
   "- a\n- b\n  - c\n\n3. x\n4. y": '<ul><li>a</li><li>b<ul><li>c</li></ul></li></ul><ol start="3"><li>x</li><li>y</li></ol>',
   "- [x] done\n- [ ] open": '<ul><li class="task">☑ done</li><li class="task">☐ open</li></ul>',
   "| a | b |\n|:-:|--:|\n| 1 | **2** |": '<div class="table" tabindex="0"><table><thead><tr><th data-align="center">a</th><th data-align="right">b</th></tr></thead>'

@@ -25,8 +25,8 @@ for await (const { text } of model.generate("Once upon a time", { maxTokens: 24 
 const HTML = '<!doctype html><html lang="en"><title>example</title><link rel="icon" href="data:,"><body><script type="module" src="main.js"></script></body></html>\n';
 const CORS = { "access-control-allow-origin": "*" };
 const limited = { timeout: 180_000 };
-/** Hosts whose programs are large or slow. */
-const slow = { ...limited, skip: process.env.TILEWRIGHT_FULL ? false : "for full runs" };
+/** Hosts whose programs are large or slow are for full runs. */
+const inFull = (name, options, body) => process.env.TILEWRIGHT_FULL ? test(name, { timeout: 600_000, ...options }, body) : undefined;
 
 let tarball;
 let chromium;
@@ -130,7 +130,7 @@ document.body.append("vector of " + (await embedder.embed("the cat")).length + "
 });
 
 for (const version of [6, 7]) {
-  test(`Vite ${version}: React, built and in development`, slow, async () => {
+  inFull(`Vite ${version}: React, built and in development`, {}, async () => {
     const folder = makeProject(join(root, `vite-${version}`), {
       example: "vite-react",
       // What these versions put together for development loses the worker.
@@ -202,7 +202,7 @@ inProject("Deno", async (t) => {
   assert.match(stdout, STORY);
 });
 
-test("Bun", slow, async () => {
+inFull("Bun", {}, async () => {
   const folder = makeProject(join(root, "bun"), { example: "node" });
   await install(folder, tarball.path, "@oven/bun-linux-x64@1");
   const { stdout } = await run(join(folder, "node_modules/@oven/bun-linux-x64/bin/bun"), ["story.mjs"], { cwd: folder });
@@ -211,7 +211,7 @@ test("Bun", slow, async () => {
 
 // Servers that render pages.
 
-test("Next 16: imported on the server, it generates in the browser", slow, async () => {
+inFull("Next 16: imported on the server, it generates in the browser", {}, async () => {
   const folder = makeProject(join(root, "next"), {
     files: {
       "app/layout.jsx": 'export default ({ children }) => <html lang="en"><body>{children}</body></html>;\n',
@@ -245,7 +245,7 @@ export default function Story() {
   });
 });
 
-test("Cloudflare Workers: importing it starts nothing, loading is an error with code `unsupported_platform`", slow, async () => {
+inFull("Cloudflare Workers: importing it starts nothing, loading is an error with code `unsupported_platform`", {}, async () => {
   const folder = makeProject(join(root, "cloudflare"), {
     files: {
       "worker.js": `import { Model } from "tilewright";
@@ -365,7 +365,7 @@ test("a browser extension: Manifest V3, the model in an offscreen document", lim
   assert.deepEqual(page.problems, []);
 });
 
-test("the example that answers from files finds the passage, and names no source that there is not", { ...slow, skip: slow.skip || lacksData("minilm-l6-v2") }, async () => {
+inFull("the example that answers from files finds the passage, and names no source that there is not", { skip: lacksData("minilm-l6-v2") }, async () => {
   const folder = makeProject(join(root, "rag"), {
     example: "rag",
     files: { "owls.txt": "Owls sleep by day in hollow trees.\n\nThey hunt mice at night.", "trains.txt": "The first train leaves at six.\n\nTickets are sold at the counter." },

@@ -231,9 +231,10 @@ for (const [place, execute] of Object.entries(places)) {
   // The module is the same in both places.
   const sizes = process.env.TILEWRIGHT_FULL ? [["f32", 100_000], ["int8", 100_000]] : place === "Node" ? [["f32", 20_000]] : [];
   for (const [storage, count] of sizes) {
-    test(`${place}: the engine's memory never holds a file of ${count} vectors, ${storage}`, { timeout: 120_000 }, async () => {
+    test(`${place}: the engine's memory never holds a file of ${count} vectors, ${storage}`, { timeout: 120_000 }, async (t) => {
       const outcome = await execute(followMemory, { count, dims: 384, storage, step: 2000 });
       const { before, saved, loaded, fileBytes, sizeBytes, length, nPieces, largest, equal } = outcome;
+      t.diagnostic(`${fileBytes} bytes in ${nPieces} pieces: ${saved - before} more to write them, ${loaded - saved} for an index of ${sizeBytes}`);
       assert.deepEqual([length, equal], [count, [true, true, true, true]]);
       assert.ok(fileBytes >= count * 384 * (storage === "f32" ? 4 : 1), `${fileBytes} bytes`);
       assert.ok(nPieces > fileBytes / 5e6 && largest < 5e6, `${nPieces} pieces of up to ${largest} bytes`);

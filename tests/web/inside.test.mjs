@@ -1,5 +1,5 @@
-// What goes on inside a model: the times of a pass's kernels and what a head looks at, by the package and in the demo page. That weights are
-// those of the definition tests/model/inside.rs shows.
+// What goes on inside a model: the times of a pass's kernels and what a head looks at, by the package and in the demo page. Of other
+// layers and on GPUs tests/model/inside.rs compares weights with their definition.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -84,9 +84,89 @@ function check({ refused, timeline, nTimed, nStep, attention, first, after, unto
 
 everywhere("kernels are timed and heads are shown on the CPU, and the text goes on as if nobody had asked", look, (got) => check(got, ["cpu"]), { ids, device: "cpu" });
 
-test("Chromium: the same on WebGPU", { timeout: 300_000, skip: process.env.TILEWRIGHT_FULL ? false : "slow on a software adapter: with TILEWRIGHT_FULL" }, async () => {
-  check(await places.Chromium(look, { ids, device: "gpu" }), ["gpu", "roundTrip"]);
+/** Numbers of an F16 tensor of a safetensors file, by name. */
+function halves(file) {
+  const length = Number(file.readBigUInt64LE());
+  const header = JSON.parse(file.subarray(8, 8 + length));
+  const half = (bits) => {
+    const [exponent, fraction] = [(bits >> 10) & 31, bits & 1023];
+    return (bits >> 15 ? -1 : 1) * (exponent === 0 ? fraction * 2 ** -24 : (1024 + fraction) * 2 ** (exponent - 25));
+  };
+  const known = new Map();
+  return (name) => {
+    const [first, end] = header[name]?.data_offsets ?? [0, 0];
+    if (!known.has(name)) known.set(name, Array.from({ length: (end - first) / 2 }, (_, at) => half(file.readUInt16LE(8 + length + first + 2 * at))));
+    return known.get(name);
+  };
+}
+
+/** The weights of a head of a tiny model's first layer, `[T, T]`, by definition: 64 columns, heads of 16 that are turned by halves. */
+function defined({ theta, scale, cap, window, one, factor }, tensor, ids, head) {
+  const of = (name) => tensor(`model.layers.0.${name}`);
+  const [embedding, norm] = [tensor("model.embed_tokens.weight"), of("input_layernorm.weight")];
+  const turned = (which, head) => {
+    const [matrix, bias] = [of(`self_attn.${which}_proj.weight`), of(`self_attn.${which}_proj.bias`)];
+    return Array.from(ids, (id, position) => {
+      const h = embedding.slice(64 * id, 64 * id + 64).map((value) => value * factor);
+      const size = Math.sqrt(h.reduce((sum, value) => sum + value * value, 0) / 64 + 1e-6);
+      const x = h.map((value, c) => value / size * (one + norm[c]));
+      const y = Array.from({ length: 16 }, (_, i) => x.reduce((sum, value, c) => sum + value * matrix[(16 * head + i) * 64 + c], bias[16 * head + i] ?? 0));
+      return y.map((value, i) => {
+        const angle = position * theta ** -((i % 8) / 8);
+        return value * Math.cos(angle) + (i < 8 ? -y[i + 8] : y[i - 8]) * Math.sin(angle);
+      });
+    });
+  };
+  // Two heads share a key.
+  const [queries, keys] = [turned("q", head), turned("k", head >> 1)];
+  return queries.map((query, t) => {
+    const powers = keys.map((key, s) => {
+      const score = scale * query.reduce((sum, value, i) => sum + value * key[i], 0);
+      return s > t || t - s >= window ? 0 : Math.exp(cap === undefined ? score : cap * Math.tanh(score / cap));
+    });
+    const sum = powers.reduce((sum, power) => sum + power, 0);
+    return powers.map((power) => power / sum);
+  });
+}
+
+test("Node: weights of heads are the softmax of their scores, with windows, caps and caches that round", { timeout: 60_000 }, async () => {
+  const { default: init, Device, Loader } = await import("../../pkg/tilewright.js");
+  await init({ module_or_path: readFileSync(join(repository, "pkg/tilewright_bg.wasm")) });
+  const device = await Device.open("cpu", undefined);
+  const models = {
+    "mistral-sliding": { theta: 1e4, scale: 0.25, window: 8, one: 0, factor: 1 },
+    qwen2: { theta: 1e6, scale: 0.25, window: Infinity, one: 0, factor: 1 },
+    gemma2: { theta: 1e4, scale: 24 ** -0.5, cap: 2, window: 8, one: 1, factor: 8 },
+  };
+  for (const [name, shape] of Object.entries(models)) {
+    const files = ["config.json", "model.safetensors"].map((file) => ({ name: file, bytes: readFileSync(join(repository, "tests/data/tiny-random", name, file)) }));
+    const tensor = halves(files[1].bytes);
+    for (const [kvType, tolerance] of [["f32", 1e-5], ["f16", 2e-3], ["q8_0", 0.03]]) {
+      const loader = Loader.model(device, files.map(({ name, bytes }) => ({ name, size: bytes.length })), { kvType, contextLength: 64 });
+      for (let want; (want = loader.want()) !== undefined;) await loader.push(new Uint8Array(files[want.file].bytes.subarray(want.offset)));
+      loader.end();
+      const session = (await loader.finish()).session();
+      const prompt = Uint32Array.from({ length: 27 }, (_, at) => 3 + 7 * at);
+      await session.generate(prompt, { maxTokens: 14, temperature: 0, ignoreEos: true }, undefined, () => {}, async () => true, () => {});
+      const ids = session.tokens();
+      for (const [head, lastQueries] of [[0, 1], [1, 5], [2, 19], [3, 100]]) {
+        const want = defined(shape, tensor, ids, head).slice(-lastQueries);
+        const got = await session.headWeights(0, head, lastQueries);
+        assert.equal(got.length, want.length * ids.length);
+        const worst = Math.max(...want.flat().map((weight, at) => Math.abs(weight - got[at])));
+        assert.ok(worst < tolerance, `${name}, ${kvType}, head ${head}: ${worst}`);
+        assert.ok(want.flat().every((weight, at) => weight > 0 || got[at] === 0));
+      }
+    }
+  }
 });
+
+// A software adapter takes its time.
+if (process.env.TILEWRIGHT_FULL) {
+  test("Chromium: the same on WebGPU", { timeout: 300_000 }, async () => {
+    check(await places.Chromium(look, { ids, device: "gpu" }), ["gpu", "roundTrip"]);
+  });
+}
 
 test("page: the view “Inside” times the kernels and draws a head, for pointer, keyboard and screen reader", { timeout: 60_000 }, async () => {
   const page = await chromium.open(`${server.origin}/blank.html`);

@@ -39,15 +39,17 @@ everywhere(
   "headers say what a load says: what it is, its size, its memory",
   async (tilewright, { sources }) => {
     const told = [];
+    const on = await tilewright.Model.builtin({ device: "cpu" });
     for (const { type, source, contextLength, kvType } of sources) {
       const own = { ...contextLength === undefined ? {} : { contextLength }, ...kvType === undefined ? {} : { kvType } };
       const report = await tilewright.Model.inspect(source, {
-        device: "cpu", cache: false, ...own, ...contextLength === undefined ? {} : { contextLengths: [contextLength] },
+        device: "cpu", cache: false, on, ...own, ...contextLength === undefined ? {} : { contextLengths: [contextLength] },
       });
-      const loaded = await tilewright[type].load(source, { device: "cpu", cache: false, ...own });
+      const loaded = await tilewright[type].load(source, { on, cache: false, ...own });
       told.push({ report, info: loaded.info, memory: await loaded.memory() });
       loaded.free();
     }
+    on.free();
     return told;
   },
   (told) => {
@@ -112,14 +114,16 @@ everywhere(
   async ({ Model }, { url, broken, unknown, adapter }) => {
     const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
     const told = {};
+    const on = await Model.builtin({ device: "cpu" });
     const sources = { ...Object.fromEntries(Object.entries(broken).map(([name, text]) => [name, bytes(text)])), missing: url.missing, page: url.page, long: url.long };
     for (const [name, source] of Object.entries(sources)) {
-      told[name] = await Model.inspect(source, { device: "cpu", cache: false }).then(() => "no error", ({ code }) => code);
+      told[name] = await Model.inspect(source, { on, device: "cpu", cache: false }).then(() => "no error", ({ code }) => code);
     }
     told.aborted = await Model.inspect(url.good, { signal: AbortSignal.abort("enough") }).catch((reason) => reason);
-    told.option = await Model.inspect(url.good, { device: "cpu", contextLength: 1e6 }).catch(({ code, message }) => [code, message]);
-    told.unknown = await Model.inspect(bytes(unknown), { device: "cpu" });
-    told.adapter = await Model.inspect(url.adapter, { device: "cpu", cache: false });
+    told.option = await Model.inspect(url.good, { on, device: "cpu", contextLength: 1e6 }).catch(({ code, message }) => [code, message]);
+    told.unknown = await Model.inspect(bytes(unknown), { on, device: "cpu" });
+    told.adapter = await Model.inspect(url.adapter, { on, device: "cpu", cache: false });
+    on.free();
     return told;
   },
   ({ unknown, adapter, option, ...codes }) => {

@@ -409,8 +409,8 @@ test("a file is opened to write although memory is collected meanwhile", limited
     globalThis.model = await Model.load(url, { device: "cpu" });
     return cache.list();
   }, url);
-  // The record twice, as incomplete and as complete, and the bytes.
-  assert.equal(await page.workers()[0].evaluate(() => collected), 3);
+  // The record twice, as incomplete and as complete, the bytes, and the record of the model.
+  assert.equal(await page.workers()[0].evaluate(() => collected), 4);
   assert.equal(entryOf({ cached }, url)?.complete, true);
   await page.close();
 });

@@ -23,7 +23,7 @@ export async function pack(into) {
 /** A new folder for this test file; `forget` deletes it. */
 export function newFolder() {
   const folder = mkdtempSync(join(tmpdir(), "tilewright-project-"));
-  return { folder, forget: () => rmSync(folder, { recursive: true, force: true }) };
+  return { folder, forget: () => rmSync(folder, { recursive: true, force: true, maxRetries: 5 }) };
 }
 
 /** Makes a project of an example and of files by their names. */
