@@ -27,10 +27,7 @@ export async function cachedModels(): Promise<CachedModel[]> {
     sets.add(set);
     return [{ source, ...(endpoint === undefined ? {} : { endpoint }), ...totalOf(there, files.length), date }];
   });
-  // Versions before this one kept files without a note of what they belong to.
-  const noted = new Set(models.flatMap(({ files }) => files));
-  const alone = records.filter(({ url }) => !noted.has(url) && /^(?!.*-\d{5}-of-\d{5}\.gguf$).*\.gguf$/i.test(new URL(url).pathname));
-  return [...found, ...alone.map((record) => ({ source: record.url, ...totalOf([record], 1), date: record.date }))].sort((a, b) => b.date - a.date);
+  return found.sort((a, b) => b.date - a.date);
 }
 
 /** Of those of a model's files that are there. */

@@ -132,9 +132,12 @@ export class WorkerLine implements Line {
       case "device":
         this.onDevice?.(message.device);
         break;
-      case "ended":
-        this.end(fromWire(message.error));
+      case "ended": {
+        const error = fromWire(message.error);
+        this.end(error);
+        void this.#engine.hangUp(this.target, error);
         break;
+      }
       default:
         this.#fetching?.receive(message);
     }

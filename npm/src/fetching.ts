@@ -53,6 +53,11 @@ export class FetchServer {
     try {
       const fetch = this.#fetch;
       const response = await fetch(url, { method, headers, signal: answering.stop.signal, cache: "no-store" });
+      if (answering.stop.signal.aborted) {
+        // The function did not care, and nobody reads any more.
+        void response.body?.cancel().catch(() => {});
+        return;
+      }
       answering.reader = response.body?.getReader();
       if (answering.reader === undefined) {
         this.#answering.delete(id);
@@ -81,8 +86,10 @@ export class FetchServer {
   }
 
   #end(id: number): void {
-    this.#answering.get(id)?.stop.abort();
+    const answering = this.#answering.get(id);
     this.#answering.delete(id);
+    answering?.stop.abort();
+    void answering?.reader?.cancel().catch(() => {});
   }
 }
 

@@ -223,7 +223,9 @@ export class Generation implements AsyncIterable<Piece> {
     const seconds = (): number => (performance.now() - since) / 1000;
     const onEvent = (event: GenerateEvent): void => {
       if (!("id" in event)) {
-        since = performance.now();
+        if (this.#pieces.length === 0) {
+          since = performance.now();
+        }
         this.#usage = { ...this.#usage, ...event };
         return;
       }

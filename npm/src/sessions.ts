@@ -162,8 +162,9 @@ export class Sessions {
               await file.removePart();
               throw error;
             }
+            const again = begin();
             content.free();
-            content = begin();
+            content = again;
           }
         }
         await Promise.all(dispensable.filter((record) => begun.includes(record)).map(({ url }) => this.#delete(url).catch(() => false)));

@@ -5,7 +5,7 @@
  */
 
 import { WorkerLine, type CallOptions, type Line } from "./engine.js";
-import { fromWire, TilewrightError, toWire, type WireError } from "./errors.js";
+import { fromWire, messageOf, TilewrightError, toWire, type WireError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
 import type { CallName, Calls, GenerateEvent, GenerateRequest, LoadName, ToTarget } from "./protocol.js";
 import type { DeviceInfo, Notice, Piece, Progress } from "./types.js";
@@ -121,6 +121,7 @@ export class SharedLine implements Line {
     signal?.throwIfAborted();
     const topic = `tilewright/shared/${digest}`;
     await this.#holdLock(tabLock(this.#id));
+    signal?.throwIfAborted();
     const channel = new BroadcastChannel(topic);
     this.#channel = channel;
     channel.onmessage = ({ data }: MessageEvent<unknown>) => {
@@ -144,8 +145,11 @@ export class SharedLine implements Line {
       };
       this.#post({ type: "hello", from: this.#id });
       // Whoever has it leads. The others wait for it as long as they live.
-      navigator.locks.request(topic, { signal: this.#gone.signal }, () => this.#lead(name, args)).catch(() => {
-        // This tab needs it no more.
+      navigator.locks.request(topic, { signal: this.#gone.signal }, () => this.#lead(name, args)).catch((error: unknown) => {
+        // Else this tab needs it no more.
+        if (!this.#gone.signal.aborted) {
+          this.#end(refused(error));
+        }
       });
     });
   }
@@ -184,7 +188,12 @@ export class SharedLine implements Line {
       signal?.addEventListener("abort", abort, { once: true });
       ending?.addEventListener("abort", stop, { once: true });
       this.#pending.set(id, pending);
-      this.#send(id, pending);
+      try {
+        this.#send(id, pending);
+      } catch (error) {
+        // Arguments that cannot be sent.
+        this.#settle(id)?.reject(error);
+      }
     });
   }
 
@@ -224,6 +233,15 @@ export class SharedLine implements Line {
 
   /** Loads, and leads until it is over. */
   async #lead<K extends LoadName>(name: K, args: Calls[K]["args"]): Promise<void> {
+    try {
+      await this.#serve(name, args);
+    } catch (error) {
+      this.#end(fromWire(toWire(error)));
+    }
+    await this.#leave();
+  }
+
+  async #serve<K extends LoadName>(name: K, args: Calls[K]["args"]): Promise<void> {
     const isNext = this.#info !== undefined;
     const line = await WorkerLine.open();
     const tell = (message: Told): void => {
@@ -254,12 +272,9 @@ export class SharedLine implements Line {
     } catch (error) {
       line.onEnd = undefined;
       await line.close("the model was not loaded");
-      this.#end(fromWire(toWire(error)));
-      await this.#leave();
-      return;
+      throw error;
     }
     await over;
-    await this.#leave();
   }
 
   #ready(leader: string, info: unknown): void {
@@ -431,9 +446,13 @@ export class SharedLine implements Line {
       navigator.locks.request(name, () => new Promise<void>((release) => {
         this.#gone.signal.addEventListener("abort", () => release(), { once: true });
         resolve();
-      })).catch(reject);
+      })).catch((error: unknown) => reject(refused(error)));
     });
   }
+}
+
+function refused(error: unknown): TilewrightError {
+  return new TilewrightError("unsupported_platform", `this page may not share models with other tabs: ${messageOf(error)}`, { cause: error });
 }
 
 const tabLock = (tab: string): string => `tilewright/tab/${tab}`;

@@ -952,7 +952,10 @@ class UrlFile implements ModelFile {
 
   async #giveUpStoring(error: unknown): Promise<void> {
     if (this.#context.mustKeep === true) {
-      await this.#drop();
+      // What another tab writes is not ours.
+      if (this.#stored !== undefined) {
+        await this.#drop();
+      }
       throw error instanceof TilewrightError ? error
         : new TilewrightError(isFull(error) ? "quota" : "storage", `${this.url} cannot be kept: ${messageOf(error)}`, { cause: error });
     }

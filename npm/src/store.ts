@@ -131,11 +131,14 @@ export class Store {
   async setModel({ source, endpoint, files }: ModelRecord): Promise<void> {
     const model = { source, ...(endpoint === undefined ? {} : { endpoint }), files: files.map(storedAddress) };
     const key = await modelKey(model);
-    try {
-      await this.#backend.writeRecord(key, { url: key, stored: 0, complete: false, date: Date.now(), model });
-    } catch (error) {
-      await this.#backend.remove(key);
-      throw error;
+    const release = await lockIfFree(key, "exclusive");
+    // Else another tab is about to remember the same.
+    if (release !== undefined) {
+      try {
+        await this.#backend.writeRecord(key, { url: key, stored: 0, complete: false, date: Date.now(), model });
+      } finally {
+        release();
+      }
     }
   }
 

@@ -158,6 +158,7 @@ export class Answer implements TokenGuide {
     if (reader === undefined) {
       return { id, text };
     }
+    this.#check();
     const parts = guarded(() => [reader.push(id, text), ...isLast ? [reader.finish()] : []]).map((json) => JSON.parse(json) as Omit<Piece, "id">);
     const [piece = { text }, rest] = parts;
     const toolCalls = [...piece.toolCalls ?? [], ...rest?.toolCalls ?? []];
@@ -186,8 +187,16 @@ export class Answer implements TokenGuide {
     }
   }
 
+  /** Another text may have stopped the module that this one's guide and reader were of. */
+  #check(): void {
+    if (this.#life !== life) {
+      throw new TilewrightError("constraint", "constraint: the module that reads it was stopped by another text, and this text cannot go on without it");
+    }
+  }
+
   #keepingFailure<T>(work: () => T): T {
     try {
+      this.#check();
       return guarded(work);
     } catch (error) {
       this.failure ??= error;

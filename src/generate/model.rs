@@ -576,7 +576,11 @@ impl Model {
 
     /// Tells the weights from others', and what is computed with them, such as angles: whatever files and device they are in.
     pub(super) fn digest(&self) -> u64 {
-        let digest = self.digest.wrapping_add(fnv(FNV_BASIS, format!("{:?}", self.config()).as_bytes()));
+        // With a head for further tokens or without, keys and values are the same.
+        let mut config = self.config().clone();
+        config.blocks.truncate(config.n_layers() as usize);
+        config.n_further = 0;
+        let digest = self.digest.wrapping_add(fnv(FNV_BASIS, format!("{config:?}").as_bytes()));
         #[cfg(feature = "lora")]
         if let Some(adapter) = &self.adapter {
             return digest.wrapping_add(adapter.digest());

@@ -75,10 +75,10 @@ async function complete(model: Model, prompts: Prompt[], each: GenerateOptions[]
   for (const prompt of prompts) {
     const own: GenerateResult[] = [];
     for (const options of each) {
+      let text = echo ? await textOf(model, prompt) : "";
       const generation = model.generate(prompt, options);
       const tokens = new TokenQueue();
       const certain: Piece[] = [];
-      let text = echo ? await textOf(model, prompt) : "";
       for await (const piece of generation) {
         text += piece.text;
         certain.push(...tokens.push(piece));

@@ -24,8 +24,11 @@ export abstract class Held {
 
   /** Frees it, and its device if it is the last one there. */
   free(): void {
-    this.release();
-    this.#place.release();
+    try {
+      this.release();
+    } finally {
+      this.#place.release();
+    }
   }
 
   /** Frees all but the device. */

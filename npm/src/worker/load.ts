@@ -199,8 +199,18 @@ export async function loadAt<T extends Loadable>(recipe: Recipe<T>, where: Devic
   let place = where instanceof Place ? where.use() : await placeOf(where, caller);
   try {
     signal.throwIfAborted();
+    const load = async (): Promise<Loaded<T>> => ({ place, ...await loadOnto(place.device, recipe, asked) });
     try {
-      return { place, ...await loadOnto(place.device, recipe, asked) };
+      return await load().catch(async (error: unknown) => {
+        // What is there may have lost its device unnoticed.
+        if (typeof where !== "number" || codeOf(error) !== "device_lost") {
+          throw error;
+        }
+        const next = (await place.next(caller)).use();
+        place.release();
+        place = next;
+        return load();
+      });
     } catch (error) {
       if (place.request.choice === "gpu" || !place.device.isGpu() || !GPU_FAILURES.has(codeOf(error))) {
         throw error;
@@ -210,7 +220,7 @@ export async function loadAt<T extends Loadable>(recipe: Recipe<T>, where: Devic
       place.release();
       place = cpu.use();
       try {
-        return { place, ...await loadOnto(place.device, recipe, asked) };
+        return await load();
       } catch (second) {
         throw codeOf(second) === "memory"
           ? new TilewrightError("memory", `${failure}, and the CPU cannot hold it either: ${messageOf(second)}`, { cause: error })

@@ -44,12 +44,9 @@ export class Place {
   }
 
   /** The place that was opened when this one was lost: the same one for all that were here, while one of them uses it. */
-  async next(caller: Caller): Promise<Place> {
-    const opened = await this.#next?.catch(() => undefined);
-    if (opened !== undefined && !opened.#isFree) {
-      return opened;
-    }
-    this.#next = openPlace(this.request, caller);
+  next(caller: Caller): Promise<Place> {
+    const opened: Promise<Place | undefined> = this.#next ?? Promise.resolve(undefined);
+    this.#next = opened.catch(() => undefined).then((place) => place === undefined || place.#isFree ? openPlace(this.request, caller) : place);
     return this.#next;
   }
 

@@ -11,7 +11,7 @@ import { Held, hold } from "./held.js";
 import { loadAt, loadOnto, type Loadable, type Loaded, type Recipe } from "./load.js";
 import { GPU_FAILURES, openCpu } from "./place.js";
 import type { Caller } from "./port.js";
-import { idle, inTurn } from "./turns.js";
+import { idle, inTurn, loading } from "./turns.js";
 
 /** Something that was loaded, on its device. */
 export abstract class Resident<T extends Loadable> extends Held {
@@ -23,6 +23,9 @@ export abstract class Resident<T extends Loadable> extends Held {
   protected lost: { free(): void }[] = [];
   /** Settled, unless it is being loaded again. */
   #reloading: Promise<void> = Promise.resolve();
+  /** Whether it is loaded: not while it is loaded again, and not after that has failed. */
+  #isThere = true;
+  readonly #freed = new AbortController();
 
   constructor(recipe: Recipe<T>, caller: Caller, { place, loaded, fileBytes }: Loaded<T>) {
     super(place);
@@ -53,20 +56,28 @@ export abstract class Resident<T extends Loadable> extends Held {
   }
 
   override bytes(): number {
-    return this.loaded.memory().totalBytes;
+    return this.#isThere ? this.loaded.memory().totalBytes : 0;
   }
 
   /** Compares the copies that it was loaded from with their digests. If one is damaged, all is loaded again. */
   async verify(copies: KeptCopy[]): Promise<void> {
-    const asked = { caller: this.caller, signal: new AbortController().signal };
+    const { signal } = this.#freed;
+    const asked = { caller: this.caller, signal };
+    const turn = async (): Promise<void> => {
+      await idle();
+      signal.throwIfAborted();
+    };
     try {
-      if (await deleteDamaged(copies, asked, idle, false)) {
+      if (await deleteDamaged(copies, asked, turn, false)) {
         await inTurn(this.caller.target, asked.signal, () => {
           this.#reloading = this.#reload(asked.signal);
           return this.#reloading;
         });
       }
     } catch (error) {
+      if (signal.aborted) {
+        return;
+      }
       const why = new TilewrightError(codeOf(error), `the model was loaded from a damaged copy and could not be loaded again: ${messageOf(error)}`);
       if (isTrap(error)) {
         throw error;
@@ -76,8 +87,11 @@ export abstract class Resident<T extends Loadable> extends Held {
   }
 
   protected override release(): void {
+    this.#freed.abort();
     this.freeLost();
-    this.freeLoaded();
+    if (this.#isThere) {
+      this.freeLoaded();
+    }
   }
 
   /** Frees what is loaded. */
@@ -116,7 +130,9 @@ export abstract class Resident<T extends Loadable> extends Held {
   /** Loads the model again, onto the same device. If that fails there is none any more. */
   async #reload(signal: AbortSignal): Promise<void> {
     this.freeLoaded();
+    this.#isThere = false;
     this.loaded = (await loadOnto(this.place.device, this.#recipe, { caller: this.caller, signal })).loaded;
+    this.#isThere = true;
   }
 }
 
@@ -127,12 +143,12 @@ export function load<T extends Loadable, R extends Resident<T>>(
   asked: { caller: Caller; signal: AbortSignal },
 ): Promise<ReturnType<R["info"]>> {
   const { caller, signal } = asked;
-  return inTurn(caller.target, signal, async () => {
+  return inTurn(caller.target, signal, () => loading(signal, async () => {
     const parts = await loadAt(recipe, recipe.request.on ?? recipe.request.device, asked);
     const resident = hold(caller.target, new kind(recipe, caller, parts));
     if (recipe.request.verify) {
       void resident.verify(parts.copies);
     }
     return resident.info() as ReturnType<R["info"]>;
-  });
+  }));
 }

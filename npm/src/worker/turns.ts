@@ -1,9 +1,9 @@
 /** What is asked of one target is done in turn; targets do not wait for each other. */
 
-const queues = new Map<number, Promise<unknown>>();
+const queues = new Map<number | "loads", Promise<unknown>>();
 
 /** Runs an action after those that were asked of the target before. */
-export function inTurn<T>(target: number, signal: AbortSignal, action: () => T | Promise<T>): Promise<T> {
+export function inTurn<T>(target: number | "loads", signal: AbortSignal, action: () => T | Promise<T>): Promise<T> {
   const turn = (queues.get(target) ?? Promise.resolve()).then(() => {
     signal.throwIfAborted();
     return action();
@@ -11,6 +11,11 @@ export function inTurn<T>(target: number, signal: AbortSignal, action: () => T |
   // A failure is its caller's; the next in line does not care.
   queues.set(target, turn.catch(() => {}));
   return turn;
+}
+
+/** Loads after the loads before it: how much memory those take is known then. */
+export function loading<T>(signal: AbortSignal, load: () => Promise<T>): Promise<T> {
+  return inTurn("loads", signal, load);
 }
 
 /** The same, but over at once with `nothing` where `ending` comes before the turn. */

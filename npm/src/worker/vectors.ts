@@ -28,6 +28,10 @@ export class HeldIndex extends Held {
     return { ...info, ...(model === null ? {} : { model }), ...(pooling === null ? {} : { pooling }) };
   }
 
+  override bytes(): number {
+    return this.index.info().sizeBytes;
+  }
+
   protected override release(): void {
     this.saves.clear();
     this.index.free();
@@ -47,6 +51,10 @@ export class HeldMol extends Held {
   info(): MolInfo {
     const { model, ...info } = this.mol.info();
     return { ...info, ...(model === null ? {} : { model }) };
+  }
+
+  override bytes(): number {
+    return this.mol.info().sizeBytes;
   }
 
   protected override release(): void {
