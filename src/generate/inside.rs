@@ -159,7 +159,8 @@ impl Session {
         self.cache_all_but(rows).await?;
         while !self.sequence.uncached().is_empty() {
             let (position, n_left) = (self.sequence.n_cached(), self.sequence.uncached().len());
-            let size = self.passes.size(n_left as u32);
+            // Alone, a token would take a form of attention that no other pass takes.
+            let size = self.passes.size((n_left as u32).max(2));
             let n_tokens = n_left.min(size as usize);
             let (recording, queries) = self.passes.watch(device, model.transformer(), size, of.layer).await?;
             self.ready(size, n_tokens, Ending::Cache).await?;
