@@ -103,6 +103,8 @@ export class Conversations {
       if (record === undefined) return undefined;
       changed = conversationOf(record);
       change(changed);
+      // What nobody could read again is not stored.
+      conversationOf(changed);
       return changed;
     });
     if (changed !== undefined) this.#channel.postMessage(id);
