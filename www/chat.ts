@@ -513,6 +513,7 @@ export class Chat {
         systemPrompt: conversation.systemPrompt || settings.systemPrompt,
         tools: turn.mode === "story" ? "none" : conversation.tools,
       }, {
+        restart: () => view.begin(),
         step: (step) => {
           draw.now();
           view.addStep(step);
