@@ -111,14 +111,10 @@ export class Conversations {
     return changed;
   }
 
-  /** Deletes a record, and returns what it was. */
-  async delete(id: string): Promise<unknown> {
-    let deleted: unknown;
-    await this.#records.change(id, (record) => {
-      deleted = record;
-    });
+  /** Deletes a record. */
+  async delete(id: string): Promise<void> {
+    await this.#records.change(id, () => undefined);
     this.#channel.postMessage(id);
-    return deleted;
   }
 }
 
