@@ -58,6 +58,8 @@ export class Chat {
   private model: Model | undefined;
   private conversation = newConversation();
   private isStored = false;
+  /** Conversations of which no write has succeeded so far: the next one writes all of it. */
+  private readonly unwritten = new Set<string>();
   /** Resolves when all changes so far are stored. */
   private saved = Promise.resolve();
   private readonly views = new Map<string, TurnView>();
@@ -200,8 +202,7 @@ export class Chat {
   }
 
   /** Makes a change here and in the storage. */
-  private change(change: (conversation: Conversation) => unknown): void {
-    const { conversation } = this;
+  private change(change: (conversation: Conversation) => unknown, conversation = this.conversation): void {
     const { id } = conversation;
     const now = Date.now();
     const whole = (it: Conversation): void => {
@@ -209,16 +210,21 @@ export class Chat {
       it.updatedAt = now;
     };
     whole(conversation);
-    const isNew = !this.isStored;
-    if (isNew && conversation.turns.length === 0) return;
-    this.isStored = true;
-    this.remember();
-    const first = isNew ? structuredClone(conversation) : undefined;
+    if (id === this.conversation.id) {
+      if (!this.isStored) {
+        if (conversation.turns.length === 0) return;
+        this.unwritten.add(id);
+        this.isStored = true;
+      }
+      this.remember();
+    }
     this.saved = this.saved.then(async () => {
       try {
         const store = await this.store;
-        if (first !== undefined) await store.add(first);
-        else if (await store.update(id, whole) === undefined && this.conversation.id === id) this.lost();
+        if (this.unwritten.has(id)) {
+          await store.add(structuredClone(conversation));
+          this.unwritten.delete(id);
+        } else if (await store.update(id, whole) === undefined && this.conversation.id === id) this.lost();
       } catch (error) {
         tell("This conversation could not be stored", error);
       }
@@ -237,6 +243,8 @@ export class Chat {
     try {
       const conversation = await (await this.store).get(id);
       if (conversation === undefined) return;
+      // A prompt may have been sent meanwhile.
+      await this.stop();
       hideError();
       this.isStored = true;
       this.show(conversation);
@@ -280,6 +288,7 @@ export class Chat {
     const { conversation } = this;
     await this.clear();
     await this.saved;
+    this.unwritten.delete(conversation.id);
     try {
       await (await this.store).delete(conversation.id);
     } catch (error) {
@@ -290,7 +299,11 @@ export class Chat {
     showNotice({ code: "deleted", message: `“${conversation.title}” was deleted` }, {
       label: "Undo",
       run: async () => {
-        await (await this.store).add(conversation);
+        try {
+          await (await this.store).add(conversation);
+        } catch (error) {
+          tell("This conversation could not be stored", error);
+        }
         await this.open(conversation.id);
         await this.sidebar.refresh();
       },
@@ -314,7 +327,7 @@ export class Chat {
     if (conversation.id !== this.conversation.id) {
       this.views.clear();
       this.output.replaceChildren();
-      sweep();
+      clearTimeout(this.keepTimer);
       this.nKept = 0;
     }
     this.conversation = conversation;
@@ -348,6 +361,7 @@ export class Chat {
     while (this.output.childElementCount > shown.length && shown.length > 0) this.output.lastElementChild?.remove();
     const ids = new Set(shown.map(({ id }) => id));
     for (const id of this.views.keys()) if (!ids.has(id)) this.views.delete(id);
+    sweep();
     this.markForgotten(shown.at(-1));
     this.showContext();
   }
@@ -415,17 +429,19 @@ export class Chat {
     this.showTurns();
     this.refresh();
     const restored = structuredClone(removed);
-    const { id } = this.conversation;
+    const { conversation } = this;
+    const isShown = (): boolean => this.conversation.id === conversation.id;
     const more = removed.length - 1;
     const what = more === 0 ? "A turn was deleted" : `A turn was deleted, and ${more} behind it`;
     showNotice({ code: "deleted", message: what }, {
       label: "Undo",
-      run: () => {
-        if (this.conversation.id !== id || this.running) return;
+      run: async () => {
+        if (isShown()) await this.stop();
         this.change((it) => {
           restoreTurns(it, structuredClone(restored));
           chooseTurn(it, turn);
-        });
+        }, isShown() ? this.conversation : conversation);
+        if (!isShown()) return;
         this.showTurns();
         this.refresh();
       },
@@ -468,7 +484,9 @@ export class Chat {
   private async write(model: Model, turn: Turn, view: TurnView, signal: AbortSignal): Promise<void> {
     const settings = this.page.settings();
     const seed = settings.seed ?? crypto.getRandomValues(new Uint32Array(1))[0] ?? 0;
-    const shown = shownTurns(this.conversation);
+    const { conversation } = this;
+    const shown = shownTurns(conversation);
+    const store = (): void => this.change((it) => putTurn(it, turn), conversation);
     const startedAt = performance.now();
     const speech = new Speech();
     let pending = "";
@@ -492,9 +510,10 @@ export class Chat {
       const result = await writeAnswer({
         model, turn, settings, seed, signal,
         before: shown.slice(0, shown.findIndex(({ id }) => id === turn.id)),
-        systemPrompt: this.conversation.systemPrompt || settings.systemPrompt,
-        tools: turn.mode === "story" ? "none" : this.conversation.tools,
+        systemPrompt: conversation.systemPrompt || settings.systemPrompt,
+        tools: turn.mode === "story" ? "none" : conversation.tools,
       }, {
+        restart: () => view.begin(),
         step: (step) => {
           draw.now();
           view.addStep(step);
@@ -513,7 +532,7 @@ export class Chat {
           draw.ask();
           if (now - savedAt > SAVE_MS) {
             savedAt = now;
-            this.change((it) => putTurn(it, turn));
+            store();
           }
         },
       });
@@ -526,7 +545,7 @@ export class Chat {
     } finally {
       draw.now();
       view.end();
-      this.change((it) => putTurn(it, turn));
+      store();
       speech.end();
       if (this.isAtEnd) this.scrollDown();
     }
@@ -537,8 +556,8 @@ export class Chat {
     const { model } = this;
     clearTimeout(this.keepTimer);
     if (!model || this.isStory) return;
+    const { id } = this.conversation;
     this.keepTimer = setTimeout(async () => {
-      const { id } = this.conversation;
       try {
         const { id: session, nTokens } = await model.saveSession();
         if (this.conversation.id !== id) return;

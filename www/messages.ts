@@ -123,9 +123,9 @@ function sentence(message: string): string {
   return /[.!?]$/.test(start) ? start : `${start}.`;
 }
 
-/** Takes away what was said of a model; what was said of conversations stays. */
+/** Takes away what was said of a model; what was said of conversations stays, and so does what was deleted of them. */
 export function clearNotices(): void {
-  for (const notice of byId("notice").querySelectorAll(".notice:not([data-code=conversations])")) notice.remove();
+  for (const notice of byId("notice").querySelectorAll(".notice:not([data-code=conversations], [data-code=deleted])")) notice.remove();
 }
 
 /** Has screen readers speak a text once they are free. */

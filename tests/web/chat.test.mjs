@@ -163,6 +163,72 @@ test("tools say what they found, or what is wrong, and never throw", async () =>
   assert.match(runTool("calculator", { expression: "1/0" }, surroundings), /^error: division by zero/);
 });
 
+test("turns go only where the turn that they follow is, and nothing is stored that could not be read again", async () => {
+  const { putTurn, removeTurn, restoreTurns } = await pageModule("chat/tree");
+  const { newConversation } = await pageModule("chat/records");
+  const turn = (id, parent, createdAt) => ({ id, parent, mode: "chat", prompt: id, attachments: [], steps: [], note: "", createdAt });
+  const [a, b, c, d] = [turn("a", null, 1), turn("b", "a", 2), turn("c", "b", 3), turn("d", "c", 4)];
+  const ids = ({ turns }) => turns.map(({ id }) => id).join("");
+  const conversation = newConversation();
+  for (const it of [a, b, c, d]) putTurn(conversation, it);
+  const last = removeTurn(conversation, "c");
+  assert.equal(ids(conversation), "ab");
+  putTurn(conversation, d);
+  assert.equal(ids(conversation), "ab", "its parent is gone");
+  restoreTurns(conversation, [d, c]);
+  assert.equal(ids(conversation), "abcd");
+  removeTurn(conversation, "b");
+  restoreTurns(conversation, last);
+  assert.equal(ids(conversation), "a", "neither has what it followed");
+
+  const { BroadcastChannel } = globalThis;
+  globalThis.BroadcastChannel = class extends EventTarget { postMessage() {} };
+  try {
+    const { Conversations } = await pageModule("chat/store");
+    // Node has no database: they are kept in memory.
+    const store = await Conversations.open({ changed() {}, told() {} });
+    await store.add(conversation);
+    await assert.rejects(store.update(conversation.id, ({ turns }) => turns.push(d)), /a parent that is not there/);
+    assert.equal(ids(await store.get(conversation.id)), "a");
+  } finally {
+    globalThis.BroadcastChannel = BroadcastChannel;
+  }
+});
+
+test("a conversation that could not be stored stays on the page, and is stored when there is room again", limited, async () => {
+  const page = await openPage(() => {
+    const { put } = IDBObjectStore.prototype;
+    IDBObjectStore.prototype.put = function (...given) {
+      if (globalThis.isFull) throw new DOMException("no room", "QuotaExceededError");
+      return put.apply(this, given);
+    };
+    // Each piece of an answer is stored.
+    performance.now = ((now) => () => now += 1000)(performance.now());
+  });
+  await set(page, { maxTokens: "8" });
+  await page.evaluate(() => (globalThis.isFull = true));
+  await ask(page, "A red boat");
+  assert.match(await noticed(page, "conversations"), /could not be stored: no room/);
+  assert.deepEqual(await texts(page, "user"), ["A red boat"]);
+  assert.deepEqual(await stored(page), []);
+  await page.evaluate(() => (globalThis.isFull = false));
+  await ask(page, "A green hill");
+  const [{ turns }] = await until(page, stored, ([record]) => record?.turns.length === 2 && record.turns.every(({ usedTokens }) => usedTokens > 0));
+  assert.deepEqual(turns.map(({ prompt }) => prompt), ["A red boat", "A green hill"]);
+  assert.equal(await page.locator(".notice[data-code=conversations]").count(), 1, "nothing was deleted elsewhere");
+
+  // Undo puts back what was deleted of a conversation that is no longer shown, and loading a model leaves the button.
+  await action(page, 1, "delete").click();
+  await until(page, stored, ([record]) => record.turns.length === 1);
+  await page.click("#clear");
+  await ask(page, "A blue bird");
+  await loadChat(page);
+  await page.getByRole("button", { name: "Undo" }).click();
+  await until(page, stored, (records) => records.some(({ turns }) => turns.map(({ prompt }) => prompt).join() === "A red boat,A green hill"));
+  assert.deepEqual(await texts(page, "user"), ["A blue bird"]);
+  await close(page);
+});
+
 test("a conversation is there after a reload, with its title, and so is an answer that was not complete", limited, async () => {
   const page = await openPage();
   await set(page, { maxTokens: "24" });

@@ -27,6 +27,8 @@ export interface Question {
 
 /** What happens while an answer is written. */
 export interface Listener {
+  /** The answer begins anew, without the steps so far. */
+  restart(): void;
   /** The turn has this step now. */
   step(step: Step): void;
   /** The last step goes on with this. */
@@ -68,6 +70,7 @@ export async function writeAnswer(question: Question, listener: Listener): Promi
       if (!(error instanceof TilewrightError) || error.code !== "context_full" || seen.length === 0 || round > 0) throw error;
       seen = seen.slice(Math.ceil(seen.length / 2));
       turn.steps = [];
+      listener.restart();
       round -= 1;
       continue;
     } finally {

@@ -29,7 +29,8 @@ export function fromJson(text: string): Conversation[] {
   if (kind !== KIND || !Array.isArray(conversations)) throw new Error("it holds no conversations of this page");
   return conversations.map((value: unknown, i) => {
     try {
-      return conversationOf(value);
+      const { session, ...conversation } = conversationOf(value);
+      return conversation;
     } catch (error) {
       throw new Error(`conversation ${i + 1} of ${conversations.length}: ${error instanceof Error ? error.message : String(error)}`, { cause: error });
     }

@@ -103,20 +103,18 @@ export class Conversations {
       if (record === undefined) return undefined;
       changed = conversationOf(record);
       change(changed);
+      // What nobody could read again is not stored.
+      conversationOf(changed);
       return changed;
     });
     if (changed !== undefined) this.#channel.postMessage(id);
     return changed;
   }
 
-  /** Deletes a record, and returns what it was. */
-  async delete(id: string): Promise<unknown> {
-    let deleted: unknown;
-    await this.#records.change(id, (record) => {
-      deleted = record;
-    });
+  /** Deletes a record. */
+  async delete(id: string): Promise<void> {
+    await this.#records.change(id, () => undefined);
     this.#channel.postMessage(id);
-    return deleted;
   }
 }
 

@@ -22,8 +22,9 @@ export function shownTurns({ turns, chosen }: Conversation): Turn[] {
   }
 }
 
-/** Adds a turn, or puts it in the place of the one with its id, and shows it. */
+/** Adds a turn, or puts it in the place of the one with its id, and shows it; nothing if the turn that it follows was taken away. */
 export function putTurn(conversation: Conversation, turn: Turn): void {
+  if (turn.parent !== null && !conversation.turns.some(({ id }) => id === turn.parent)) return;
   const at = conversation.turns.findIndex(({ id }) => id === turn.id);
   if (at >= 0) conversation.turns[at] = turn;
   else {
@@ -53,7 +54,11 @@ export function removeTurn(conversation: Conversation, id: string): Turn[] {
 
 /** Puts back what was taken away, if what it followed is still there. */
 export function restoreTurns(conversation: Conversation, removed: readonly Turn[]): void {
-  const there = new Set([...conversation.turns, ...removed].map(({ id }) => id));
-  const missing = removed.filter(({ id, parent }) => (parent === null || there.has(parent)) && !conversation.turns.some((turn) => turn.id === id));
-  conversation.turns = [...conversation.turns, ...missing].sort((a, b) => a.createdAt - b.createdAt);
+  const turns = new Map(conversation.turns.map((turn) => [turn.id, turn]));
+  // A turn may be stored before its parent.
+  for (let before = -1; before < turns.size;) {
+    before = turns.size;
+    for (const turn of removed) if (!turns.has(turn.id) && (turn.parent === null || turns.has(turn.parent))) turns.set(turn.id, turn);
+  }
+  conversation.turns = [...turns.values()].sort((a, b) => a.createdAt - b.createdAt);
 }

@@ -241,9 +241,13 @@ class StepView {
   }
 }
 
+/** What buttons that say how copying went are called otherwise. */
+const labels = new WeakMap<HTMLButtonElement, string>();
+
 /** Copies a text; where that is not allowed, selects what is shown of it. The button says which. */
 export async function copy(text: string, button: HTMLButtonElement, shown: Node): Promise<void> {
-  const label = button.ariaLabel ?? button.textContent;
+  const label = labels.get(button) ?? button.ariaLabel ?? button.textContent;
+  labels.set(button, label);
   let said = "Copied";
   try {
     await navigator.clipboard.writeText(text);
