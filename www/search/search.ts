@@ -148,7 +148,12 @@ export class Search {
   private async reopenEncoder(): Promise<void> {
     const last = this.loaded || this.loads.isGoing || !this.host.settings().reopen ? undefined : await lastModel("search");
     if (typeof last === "string") showNotice({ code: "start", message: last });
-    else if (last !== undefined) await whileOpening(last, () => this.load(last));
+    else if (last !== undefined) {
+      await whileOpening("search", last, async () => {
+        // A person may have chosen an encoder meanwhile.
+        if (!this.loaded && !this.loads.isGoing) await this.load(last);
+      });
+    }
   }
 
   /** What was kept cannot be used: says so, and begins anew. */
