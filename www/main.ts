@@ -54,7 +54,8 @@ import { currentView, showView, startViews } from "./views.js";
 type State = "loading" | "ready" | "generating" | "error" | "empty";
 
 let model: Model | undefined;
-let choice: ModelChoice = BUILTIN;
+/** What was chosen last; undefined until anything was. */
+let choice: ModelChoice | undefined;
 const loads = new Newest();
 
 function setState(state: State): void {
@@ -69,7 +70,7 @@ function rest(): void {
 const settings = new SettingsForm(() => {
   closePanel();
   if (currentView() === "search") search.reload();
-  else void load(choice);
+  else void load(choice ?? BUILTIN);
 });
 
 const search = new Search({
@@ -86,7 +87,7 @@ const chat = new Chat({
     if (error === undefined) rest();
     else if (isFatal(error)) {
       void dropModel();
-      fail(error, () => void load(choice));
+      fail(error, () => void load(choice ?? BUILTIN));
     } else fail(error, again);
     if (model) void showModel(model).catch(fail);
     void refreshInside();
@@ -108,11 +109,13 @@ function dropModel(): Promise<void> {
   byId("model-name").textContent = "none";
   chat.setModel(undefined);
   showNothing("–");
+  void refreshInside();
   return leaving;
 }
 
 /** Loads a model in place of the one that is there. A load that is still going on is cancelled. */
 async function load(next: ModelChoice): Promise<void> {
+  choice = next;
   await loads.run(async (signal) => {
     await Promise.all([chat.stop(), search.stopAnswer()]);
     // Another choice was made while this one waited.
@@ -127,7 +130,6 @@ async function listStored(): Promise<void> {
 }
 
 async function loadNow(next: ModelChoice, signal: AbortSignal): Promise<void> {
-  choice = next;
   setState("loading");
   hideError();
   clearNotices();
@@ -252,8 +254,13 @@ async function begin(): Promise<void> {
   const last = settings.values().reopen ? await lastModel("chat") : undefined;
   let problem = link.problem ?? (typeof last === "string" ? last : undefined);
   if (typeof last === "object") {
-    await whileOpening(last, () => load(last));
-    if (model !== undefined) return;
+    await whileOpening("chat", last, async () => {
+      if (choice === undefined) await load(last);
+    });
+  }
+  // A person who has chosen a model meanwhile wants that one.
+  if (model !== undefined || loads.isGoing || (choice !== undefined && choice !== last)) return;
+  if (typeof last === "object") {
     problem ??= `${last.label} could not be reopened, so the story model is here instead. What went wrong: ${byId("error-detail").textContent || "it was cancelled"}`;
   }
   await load(BUILTIN);

@@ -18,7 +18,11 @@ interface RequestEvent extends WaitingEvent {
   readonly resultingClientId: string;
   respondWith(answer: Promise<Response>): void;
 }
-declare const clients: { matchAll(options: { includeUncontrolled: true; type: "all" }): Promise<{ id: string }[]> };
+declare const clients: {
+  matchAll(options: { includeUncontrolled: true; type: "all" }): Promise<{ id: string }[]>;
+  /** Waits for a page or worker that is still opened. */
+  get(id: string): Promise<object | undefined>;
+};
 
 /** Milliseconds in which the server has to answer. */
 const PATIENCE_MS = 4000;
@@ -113,14 +117,19 @@ async function answerFile(event: RequestEvent, url: string): Promise<Response> {
 
 /** Writes down which version something is of. This worker may be ended at any time, and what it holds in variables with it. */
 async function note(what: string, version: string): Promise<void> {
-  await (await caches.open(VERSIONS)).put(SCOPE + what, new Response(version));
+  try {
+    await (await caches.open(VERSIONS)).put(SCOPE + what, new Response(version));
+  } catch (error) {
+    // A full storage must not keep the page from opening.
+    console.info("the version of the page is not noted:", error);
+  }
 }
 
 async function noted(what: string): Promise<string | undefined> {
   return (await caches.match(SCOPE + what, { cacheName: VERSIONS }))?.text();
 }
 
-/** Forgets versions that are neither the newest nor shown anywhere. */
+/** Forgets versions that are neither the newest nor shown anywhere, and what is closed. */
 async function tidy(): Promise<void> {
   const open = (await clients.matchAll({ includeUncontrolled: true, type: "all" })).map(({ id }) => id);
   const used = new Set(await Promise.all(["newest", ...open].map(noted)));
@@ -129,6 +138,7 @@ async function tidy(): Promise<void> {
   }
   const notes = await caches.open(VERSIONS);
   for (const request of await notes.keys()) {
-    if (!used.has(await (await notes.match(request))?.text())) await notes.delete(request);
+    const id = request.url.slice(SCOPE.length);
+    if (id !== "newest" && (await clients.get(id)) === undefined) await notes.delete(request);
   }
 }

@@ -60,7 +60,7 @@ async function change([key, what]) {
   if (what === "nonsense") await read(store.put({ version: 1, nTexts: "two", passages: [{ text: 5 }] }, key));
   else if (what !== undefined) await read(store.put(record, key));
   database.close();
-  return record === undefined ? undefined : { version: record.version, nDone: record.nDone };
+  return record === undefined ? undefined : { version: record.version, nDone: record.nDone, nTexts: record.nTexts };
 }
 
 async function openSearch() {
@@ -153,27 +153,86 @@ test("what is kept and damaged, or of another version, is told in a sentence; th
     await page.waitForFunction(() => document.querySelector("#texts-summary").textContent === "4 passages of 1 text");
     assert.deepEqual(await search(page, "warm"), found, what);
   }
-  for (const what of ["older", "nonsense"]) {
-    await page.evaluate(change, ["texts", what]);
+  for (const [what, told] of [
+    ["older", /^The texts that are kept for the search are not used, because they are of another version .*\. They stay as they are, and texts that are added here are not kept\./],
+    ["nonsense", /^The texts that were kept for the search are not used, because they are damaged\. The texts have to be added again\./],
+  ]) {
+    const kept = await page.evaluate(change, ["texts", what]);
     await again(page);
-    assert.match(await page.innerText(".notice[data-code=kept]"), /^The texts that were kept for the search are not used, because they are .*\. The texts have to be added again\./);
+    assert.match(await page.innerText(".notice[data-code=kept]"), told);
     assert.equal(await summary(page), "none yet");
     assert.ok(await page.locator("#error").isHidden());
     await page.evaluate(() => (document.querySelector("#texts").open = true));
     await addTexts(page);
     assert.deepEqual(await search(page, "warm"), found, what);
-    await untilKept(page, 4);
+    if (what !== "older") {
+      await untilKept(page, 4);
+      continue;
+    }
+    // Of another version: neither these texts nor that there are none any more is written over it.
+    await page.evaluate(() => (document.querySelector("#texts").open = true));
+    await page.click("#texts-clear");
+    await page.waitForFunction(() => document.querySelector("#texts-summary").textContent === "none yet");
+    await again(page);
+    assert.deepEqual(await page.evaluate(change, ["texts", undefined]), kept);
   }
   assert.deepEqual(page.problems, []);
+});
+
+test("what one tab keeps is neither overwritten nor cleared by another that has not seen it", limited, async () => {
+  const page = await openSearch();
+  const add = async (tab, text) => {
+    await tab.evaluate(() => (document.querySelector("#texts").open = true));
+    await tab.fill("#texts-input", text);
+    await tab.click("#texts-add");
+  };
+  const kept = () => page.evaluate(change, ["texts", undefined]).catch(() => undefined);
+  const untilTexts = async (nTexts) => {
+    while ((await kept())?.nTexts !== nTexts) await page.waitForTimeout(50);
+  };
+  await add(page, "One.");
+  await untilTexts(1);
+  const other = await chromium.open(`${server.origin}/www/#search`);
+  await other.waitForFunction(() => document.querySelector("#texts-summary").textContent.startsWith("1 passage of 1 text"));
+  await add(page, "Two.");
+  await untilTexts(2);
+  await add(other, "Three.");
+  await other.locator(".notice", { hasText: "will not be here on the next visit: another tab has changed the texts" }).waitFor();
+  await other.evaluate(() => (document.querySelector("#texts").open = true));
+  await other.click("#texts-clear");
+  await other.locator(".notice", { hasText: "was not cleared: another tab has changed the texts" }).waitFor();
+  assert.equal((await kept()).nTexts, 2);
+  await other.reload();
+  await other.waitForFunction(() => document.querySelector("#texts-summary").textContent.startsWith("2 passages of 2 texts"));
+  // What is cleared does not come back from a tab that still shows it.
+  await page.evaluate(() => (document.querySelector("#texts").open = true));
+  await page.click("#texts-clear");
+  await untilTexts(undefined);
+  await add(other, "Four.");
+  await other.locator(".notice", { hasText: "another tab has changed the texts" }).waitFor();
+  assert.equal(await kept(), undefined);
+  await add(page, "Five.");
+  await untilTexts(1);
+  assert.deepEqual([...page.problems, ...other.problems], []);
 });
 
 test("a folder's texts are read, with those of the folders in it, and nothing else", limited, async () => {
   mkdirSync(join(folder, "deep/deeper"), { recursive: true });
   for (const [name, text] of [["a.md", "First."], ["deep/b.txt", "Second."], ["deep/deeper/c.txt", "Third."], ["deep/photo.png", "\x89PNG"]]) writeFileSync(join(folder, name), text);
   const page = await openSearch();
+  await page.evaluate(() => {
+    const { put } = IDBObjectStore.prototype;
+    globalThis.kept = [];
+    IDBObjectStore.prototype.put = function (value, key) {
+      if (key === "texts") kept.push(value.nTexts);
+      return put.call(this, value, key);
+    };
+  });
   await page.setInputFiles("#texts-folder", folder);
   await page.waitForFunction(() => /^3 passages of 3 texts/.test(document.querySelector("#texts-summary").textContent));
   assert.deepEqual(await page.locator("#notice .notice").allInnerTexts(), []);
+  await page.waitForFunction(() => kept.includes(3));
+  assert.deepEqual(await page.evaluate(() => kept), [3], "written once");
   await page.evaluate(() => (document.querySelector("#texts").open = true));
   await page.click("#texts-clear");
   // Dropped, the same.
@@ -214,6 +273,25 @@ test("a cross-encoder puts the passages in its own order; one that is none is to
   await page.uncheck("#rerank-on");
   await page.waitForFunction(() => document.querySelector("#results").dataset.reranked === "false");
   assert.deepEqual(await page.locator("#results .passage").allInnerTexts(), byCosine);
+  // Turned off while it reads, it takes nothing else with it.
+  await page.check("#rerank-on");
+  await page.waitForFunction(() => document.querySelector("#results").dataset.reranked === "true");
+  await page.evaluate(() => {
+    const { postMessage } = Worker.prototype;
+    Worker.prototype.postMessage = function (message, ...more) {
+      postMessage.call(this, message, ...more);
+      if (message.name !== "rerank") return;
+      Worker.prototype.postMessage = postMessage;
+      globalThis.turnedOff = true;
+      document.querySelector("#rerank-on").click();
+    };
+  });
+  await search(page, "cold water");
+  await page.waitForFunction(() => globalThis.turnedOff === true && document.querySelector("#rerank-note").textContent === "");
+  await search(page, "warm water");
+  assert.deepEqual(await page.locator("#results .passage").allInnerTexts(), byCosine);
+  assert.ok(await page.locator("#error").isHidden());
+  assert.equal(await page.textContent("#encoder-name"), "nomic");
   await page.fill("#rerank-url", `${server.origin}/files/nomic/`);
   await page.check("#rerank-on");
   await page.waitForFunction(() => /cannot be used: /.test(document.querySelector("#rerank-note").textContent));

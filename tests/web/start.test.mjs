@@ -170,13 +170,26 @@ test("the last model is opened again if all of it is kept, unless that is turned
   assert.equal(await again(), own);
   assert.equal(server.requests(url).filter(({ sent }) => sent > 0).length, 1, "from the cache");
 
-  // As a page leaves it that ends while it loads.
+  // As a page leaves it that ends while it loads. This one has to be done with its own mark, which it takes away a little after it is ready.
+  await page.waitForFunction(() => localStorage.getItem("tilewright.opening") === null);
   const source = JSON.parse(await page.evaluate(() => localStorage.getItem("tilewright.last"))).source;
   await page.evaluate((source) => localStorage.setItem("tilewright.opening", JSON.stringify(JSON.stringify(source))), source);
   assert.equal(await again(), builtin);
   assert.match(await page.innerText(".notice[data-code=start]"), /is not reopened, because the page ended while it was loaded/);
 
   await load(page, url);
+  // Another tab that opens it at this moment has the lock.
+  const tab = await chromium.open(`${server.origin}/blank.html`);
+  await tab.evaluate((source) => new Promise((held) => {
+    localStorage.setItem("tilewright.opening", JSON.stringify(JSON.stringify(source)));
+    navigator.locks.request("tilewright.opening", { mode: "shared" }, () => {
+      held();
+      return new Promise(() => {});
+    });
+  }), source);
+  assert.equal(await again(), own, "the other tab has not crashed");
+  await tab.close();
+
   await page.locator("#settings").evaluate((details) => (details.open = true));
   await page.uncheck("#setting-reopen");
   assert.equal(await again(), builtin);
@@ -189,6 +202,27 @@ test("the last model is opened again if all of it is kept, unless that is turned
   await page.evaluate(() => localStorage.setItem("tilewright.last", JSON.stringify({ label: 5, source: ["javascript:alert(1)"] })));
   assert.equal(await again(), builtin);
   assert.match(await page.innerText(".notice[data-code=start]"), /remembered of the last model is damaged/);
+  assert.deepEqual(page.problems, []);
+});
+
+test("a model that is chosen while the last one is opened again is the one that comes", limited, async () => {
+  const page = await open();
+  await ready(page);
+  await load(page, server.url("assets/stories.gguf"));
+  const [own, other] = [await nameOf(page), server.url("assets/stories.gguf")];
+  await page.addInitScript((other) => {
+    const watch = new MutationObserver(() => {
+      if (document.documentElement.dataset.state !== "loading" || localStorage.getItem("tilewright.opening") === null) return;
+      watch.disconnect();
+      document.querySelector("#model-url").value = other;
+      document.querySelector("#model-url-load").click();
+    });
+    watch.observe(document, { subtree: true, attributes: true, attributeFilter: ["data-state"] });
+  }, other);
+  await page.reload();
+  await ready(page);
+  assert.deepEqual([await nameOf(page), await page.evaluate(() => JSON.parse(localStorage.getItem("tilewright.last")).source)], [own, other]);
+  assert.deepEqual(await page.locator(".notice[data-code=start]").allInnerTexts(), []);
   assert.deepEqual(page.problems, []);
 });
 

@@ -20,9 +20,13 @@ new MutationObserver(() => redraw()).observe(document.documentElement, { attribu
 /** Draws what shows a model's attention into an element; without a model there is nothing. */
 export function showAttention(into: HTMLElement, model: Model | undefined): void {
   into.hidden = model === undefined;
-  if (model === shown || model === undefined) return;
+  if (model === shown) return;
   shown = model;
   redraw = () => {};
+  if (model === undefined) {
+    into.replaceChildren();
+    return;
+  }
   const layer = picker("Layer", model.info.nLayers, Math.floor(model.info.nLayers / 2));
   const head = picker("Head", model.info.nHeads, 0);
   const note = make("p", { role: "status", className: "help" }, "Which of the tokens before it each of the latest tokens takes from, in one head of one layer.");

@@ -11,8 +11,12 @@ let shown: Model | undefined;
 /** Draws what times the kernels of a model into an element; without a model there is nothing. */
 export function showTimeline(into: HTMLElement, model: Model | undefined): void {
   into.hidden = model === undefined;
-  if (model === shown || model === undefined) return;
+  if (model === shown) return;
   shown = model;
+  if (model === undefined) {
+    into.replaceChildren();
+    return;
+  }
   const note = make("p", { role: "status", className: "help" }, "The pass over the latest token is computed once more, one kernel at a time.");
   const result = make("div", {});
   const button = make("button", { type: "button" }, "Time the kernels");

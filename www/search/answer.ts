@@ -34,6 +34,8 @@ export class Answer {
   private readonly ask = byId<HTMLButtonElement>("answer-ask");
   private readonly stopButton = byId<HTMLButtonElement>("answer-stop");
   private going: { abort: AbortController; done: Promise<void> } | undefined;
+  /** The answer whose text is shown, until another query comes. */
+  private shown: AbortController | undefined;
   private query = "";
   private found: { passage: Passage; id: number }[] = [];
 
@@ -50,6 +52,7 @@ export class Answer {
     byId("answer").hidden = this.found.length === 0;
     if (isSame) return;
     void this.stop();
+    this.shown = undefined;
     this.text.replaceChildren();
     this.note.textContent = "";
   }
@@ -69,9 +72,10 @@ export class Answer {
       return;
     }
     const abort = new AbortController();
-    const done = this.write(model, abort.signal).catch((error: unknown) => {
+    this.shown = abort;
+    const done = this.write(model, abort).catch((error: unknown) => {
       if (!abort.signal.aborted) this.host.failed(error);
-      this.note.textContent = abort.signal.aborted ? "Stopped." : "The answer broke off.";
+      if (this.shown === abort) this.note.textContent = abort.signal.aborted ? "Stopped." : "The answer broke off.";
     }).finally(() => {
       this.going = undefined;
       this.show(false);
@@ -99,39 +103,46 @@ export class Answer {
     if (hadFocus) (isGoing ? this.stopButton : this.ask).focus();
   }
 
-  private async write(model: Model, signal: AbortSignal): Promise<void> {
+  private async write(model: Model, abort: AbortController): Promise<void> {
+    // Both may be others by the time that the answer is there.
+    const { query, found } = this;
+    const { signal } = abort;
     this.note.textContent = "The model reads the passages…";
-    const { messages, nPassages } = await this.fitting(model);
+    const { messages, nPassages } = await this.fitting(model, query, found);
     const citations = new Citations(nPassages);
-    const ids = this.found.map(({ id }) => id);
+    const ids = found.map(({ id }) => id);
+    const append = (stretches: Stretch[]): void => {
+      if (this.shown === abort) this.append(stretches, ids);
+    };
     let pending = "";
     let all = "";
     const draw = perFrame(() => {
-      this.append(citations.append(pending), ids);
+      append(citations.append(pending));
       pending = "";
     });
     const generation = model.chat(messages, { maxTokens: MAX_TOKENS, temperature: 0, thinking: "auto", signal });
     try {
       for await (const { text, thinking } of generation) {
-        if (thinking && all === "") this.note.textContent = "The model thinks…";
+        if (thinking && all === "" && this.shown === abort) this.note.textContent = "The model thinks…";
         pending += text;
         all += text;
         if (text !== "") draw.ask();
       }
     } finally {
       draw.now();
-      this.append(citations.end(), ids);
+      append(citations.end());
     }
     const { stopReason } = await generation.result;
+    if (this.shown !== abort) return;
     this.note.textContent = `From ${counted(nPassages, "passage")}, by ${model.info.name}. A model can misread them: follow the numbers.${stopReason === "max_tokens" ? " Cut off: it was too long." : ""}`;
     announce(all);
   }
 
   /** The question with as many passages as leave room for an answer. */
-  private async fitting(model: Model): Promise<{ messages: ChatMessage[]; nPassages: number }> {
+  private async fitting(model: Model, query: string, found: readonly { passage: Passage }[]): Promise<{ messages: ChatMessage[]; nPassages: number }> {
     const room = model.info.contextLength - Math.min(MAX_TOKENS, Math.trunc(model.info.contextLength / 2));
-    for (let nPassages = this.found.length; ; nPassages -= 1) {
-      const messages = questionOf(this.query, this.found.slice(0, nPassages).map(({ passage }) => passage));
+    for (let nPassages = found.length; ; nPassages -= 1) {
+      const messages = questionOf(query, found.slice(0, nPassages).map(({ passage }) => passage));
       const ids = await model.tokenize(String(messages[0]?.content));
       if (nPassages <= 1 || ids.length < room) return { messages, nPassages };
     }

@@ -38,21 +38,41 @@ export class Reranking {
     return this.reranker !== undefined;
   }
 
-  /** The hits in the order of the cross-encoder, with its scores. */
-  async rerank(query: string, hits: readonly Hit[], passages: readonly Passage[], k: number, signal: AbortSignal): Promise<Hit[]> {
+  /** The hits in the order of the cross-encoder, with its scores; undefined if it was turned off meanwhile, or failed, which is told here. */
+  async rerank(query: string, hits: readonly Hit[], passages: readonly Passage[], k: number, signal: AbortSignal): Promise<Hit[] | undefined> {
+    const { reranker } = this;
     const texts = hits.map(({ id }) => passages[id]?.text ?? "");
-    const ranked = await this.reranker?.rerank(query, texts, { topK: k, signal }) ?? [];
-    return ranked.flatMap(({ index, score }) => {
-      const hit = hits[index];
-      return hit === undefined ? [] : [{ id: hit.id, score }];
-    });
+    try {
+      const ranked = await reranker?.rerank(query, texts, { topK: k, signal });
+      return ranked?.flatMap(({ index, score }) => {
+        const hit = hits[index];
+        return hit === undefined ? [] : [{ id: hit.id, score }];
+      });
+    } catch (error) {
+      if (!signal.aborted && reranker === this.reranker) {
+        this.refuse(error);
+        await this.drop();
+      }
+      return undefined;
+    }
+  }
+
+  /** Lets the cross-encoder go. What still waits for it fails. */
+  private async drop(): Promise<void> {
+    const gone = this.reranker;
+    this.reranker = undefined;
+    await gone?.[Symbol.asyncDispose]();
+  }
+
+  private refuse(error: unknown): void {
+    this.toggle.checked = false;
+    this.note.textContent = `This cross-encoder cannot be used: ${error instanceof Error ? error.message : String(error)}.`;
   }
 
   /** Loads what the form says, or lets go what is there. */
   private async renew(): Promise<void> {
     await this.loads.run(async (signal) => {
-      await this.reranker?.[Symbol.asyncDispose]();
-      this.reranker = undefined;
+      await this.drop();
       this.note.textContent = "";
       if (this.toggle.checked) await this.load(signal);
     });
@@ -75,8 +95,8 @@ export class Reranking {
       remember(ADDRESS_KEY, typed);
       this.note.textContent = `${label} reads the first ${counted(N_RERANKED, "passage")} again.`;
     } catch (error) {
-      this.toggle.checked = false;
-      this.note.textContent = signal.aborted ? "" : `This cross-encoder cannot be used: ${error instanceof Error ? error.message : String(error)}.`;
+      this.refuse(error);
+      if (signal.aborted) this.note.textContent = "";
     }
   }
 }

@@ -16,7 +16,7 @@ import { tellNotice } from "../start/device.js";
 import { lastModel, rememberLast, whileOpening } from "../start/last.js";
 import { showFacts } from "../status.js";
 import { Answer } from "./answer.js";
-import { DamagedError, forgetKept, forgetVectors, keepTexts, keepVectors, keptTexts, keptVectors, vectorsIn } from "./kept.js";
+import { DamagedError, forgetKept, forgetVectors, keepTexts, keepVectors, keptTexts, keptVectors, mayKeep, OtherVersionError, vectorsIn } from "./kept.js";
 import { Mixture } from "./mixture.js";
 import { count, counted, type Passage } from "./passage.js";
 import { N_RERANKED, Reranking } from "./reranking.js";
@@ -64,6 +64,10 @@ export class Search {
   private readonly answer: Answer;
   /** Writes to the browser's storage, one after the other. */
   private keeping = Promise.resolve();
+  /** Whether one of them waits, which will keep all that is there by then. */
+  private isKeepWaiting = false;
+  /** Whether the texts are others than those that are kept. */
+  private areTextsNew = false;
   /** Resolves when the texts of the last visit are there. */
   private opening: Promise<void> | undefined;
 
@@ -81,7 +85,7 @@ export class Search {
       event.preventDefault();
       const text = this.input.value;
       this.input.value = "";
-      void this.opening?.then(() => this.addText(`Pasted text ${this.nTexts + 1}`, text));
+      void this.opening?.then(() => this.addTextAlone(`Pasted text ${this.nTexts + 1}`, text));
     });
     this.input.addEventListener("input", () => this.refresh());
     for (const id of ["texts-file", "texts-folder"]) {
@@ -92,7 +96,7 @@ export class Search {
         file.value = "";
       });
     }
-    byId("texts-sample").addEventListener("click", () => void this.opening?.then(() => this.addText("Sample", SAMPLE)));
+    byId("texts-sample").addEventListener("click", () => void this.opening?.then(() => this.addTextAlone("Sample", SAMPLE)));
     byId("texts-clear").addEventListener("click", () => void this.clear());
     byId("texts-go-on").addEventListener("click", () => void this.indexAll());
     byId("query-form").addEventListener("submit", (event) => {
@@ -148,11 +152,20 @@ export class Search {
   private async reopenEncoder(): Promise<void> {
     const last = this.loaded || this.loads.isGoing || !this.host.settings().reopen ? undefined : await lastModel("search");
     if (typeof last === "string") showNotice({ code: "start", message: last });
-    else if (last !== undefined) await whileOpening(last, () => this.load(last));
+    else if (last !== undefined) {
+      await whileOpening("search", last, async () => {
+        // A person may have chosen an encoder meanwhile.
+        if (!this.loaded && !this.loads.isGoing) await this.load(last);
+      });
+    }
   }
 
   /** What was kept cannot be used: says so, and begins anew. */
   private async lost(what: "texts" | "vectors", error: unknown): Promise<void> {
+    if (error instanceof OtherVersionError) {
+      showNotice({ code: "kept", message: `The ${what} that are kept for the search are not used, because ${error.message}. They stay as they are, and texts that are added here are not kept.` });
+      return;
+    }
     if (!(error instanceof DamagedError)) {
       showNotice({ code: "kept", message: `What is kept for the search cannot be read: ${error instanceof Error ? error.message : String(error)}` });
       return;
@@ -164,17 +177,27 @@ export class Search {
 
   /** Keeps what is there in the browser's storage: the texts, and their vectors if there are any. */
   private keep(): Promise<void> {
-    this.keeping = this.keeping.then(async () => {
-      try {
-        const { passages, nTexts, loaded, nDone, choice } = this;
-        if (passages.length === 0) return await forgetKept();
-        await keepTexts({ nTexts, passages });
-        if (loaded && choice && nDone > 0) await keepVectors({ encoder: choice.label, nDone, bytes: await loaded.index.save() }, passages);
-      } catch (error) {
-        showNotice({ code: "kept", message: `These texts will not be here on the next visit: ${error instanceof Error ? error.message : String(error)}` });
-      }
-    });
+    if (!this.isKeepWaiting) {
+      this.isKeepWaiting = true;
+      this.keeping = this.keeping.then(() => this.keepNow());
+    }
     return this.keeping;
+  }
+
+  private async keepNow(): Promise<void> {
+    this.isKeepWaiting = false;
+    if (!mayKeep()) return;
+    const { passages, nTexts, loaded, nDone, choice, areTextsNew } = this;
+    this.areTextsNew = false;
+    try {
+      if (passages.length === 0) return await forgetKept();
+      if (areTextsNew) await keepTexts({ nTexts, passages });
+      if (loaded && choice && nDone > 0) await keepVectors({ encoder: choice.label, nDone, bytes: await loaded.index.save() }, passages);
+    } catch (error) {
+      this.areTextsNew ||= areTextsNew;
+      const what = passages.length === 0 ? "What is kept of the texts was not cleared" : "These texts will not be here on the next visit";
+      showNotice({ code: "kept", message: `${what}: ${error instanceof Error ? error.message : String(error)}` });
+    }
   }
 
   /** The index with the vectors that are kept of this encoder, and how many; undefined without any. */
@@ -223,6 +246,8 @@ export class Search {
         showNotice({ code: "text", message: `This file was not added: ${error instanceof Error ? error.message : String(error)}` });
       }
     }
+    // Once for all of them: each time, all texts are written.
+    if (this.areTextsNew) await this.keep();
   }
 
   private async loadNow(choice: ModelChoice, signal: AbortSignal): Promise<void> {
@@ -274,6 +299,12 @@ export class Search {
     await gone;
   }
 
+  private addTextAlone(name: string, text: string): void {
+    this.addText(name, text);
+    if (this.areTextsNew) void this.keep();
+  }
+
+  /** Adds a text, which the caller keeps. */
   private addText(name: string, text: string): void {
     const found = passagesOf(name, text);
     if (found.length === 0) {
@@ -281,6 +312,7 @@ export class Search {
       return;
     }
     this.nTexts += 1;
+    this.areTextsNew = true;
     // One by one: a call cannot have a hundred thousand arguments.
     for (const [i, text] of found.entries()) this.passages.push({ text, source: name, number: i + 1 });
     announce(`${name}: ${counted(found.length, "passage")}.`);
@@ -289,7 +321,6 @@ export class Search {
     // On a phone, a focused field would open the keyboard.
     if (matchMedia("(hover: hover)").matches) this.query.focus();
     this.refresh();
-    void this.keep();
     if (!this.work.isGoing) void this.indexAll();
   }
 
@@ -298,6 +329,7 @@ export class Search {
     await Promise.all([this.work.stop(), this.queries.stop()]);
     this.passages = [];
     this.nTexts = 0;
+    this.areTextsNew = true;
     hideError();
     this.show(NOTHING);
     await this.renew();
@@ -405,7 +437,7 @@ export class Search {
       this.note.textContent = told(hits.length);
       if (!this.reranking.isOn) return;
       const better = await this.reranking.rerank(query, ranked.slice(0, N_RERANKED), this.passages, N_RESULTS, signal);
-      if (signal.aborted) return;
+      if (signal.aborted || better === undefined) return;
       this.show({ query, hits: better, isReranked: true, learned, ranks });
       this.note.textContent = `${told(better.length)}, reranked`;
     } catch (error) {

@@ -7,9 +7,14 @@ import { recall, remember } from "./storage.js";
 export type Place = "chat" | "search";
 
 const KEYS: Record<Place, string> = { chat: "tilewright.last", search: "tilewright.encoder" };
-/** Set while a model is reopened: a page that ends then, for lack of memory, must not do so each time it is opened. */
-const OPENING_KEY = "tilewright.opening";
+/**
+ * Set while a model is reopened: a page that ends then, for lack of memory, must not do so each time it is opened. The page holds a lock of
+ * the same name meanwhile, by which other tabs see that it has not ended.
+ */
+const OPENING_KEYS: Record<Place, string> = { chat: "tilewright.opening", search: "tilewright.opening-encoder" };
 const MAX_PARTS = 1000;
+/** Browsers have locks only where they trust the page. */
+const locks: LockManager | undefined = navigator.locks;
 
 /** Remembers what was loaded. Files of the user's cannot be opened again without asking, so of those nothing is. */
 export function rememberLast(place: Place, { label, source }: LocatedModel): void {
@@ -27,8 +32,8 @@ export async function lastModel(place: Place): Promise<ModelChoice | string | un
     return "What was remembered of the last model is damaged, so it is not reopened.";
   }
   if (choice.source === "builtin") return place === "chat" ? BUILTIN : undefined;
-  if (recall(OPENING_KEY) === JSON.stringify(choice.source)) {
-    remember(OPENING_KEY, undefined);
+  if (recall(OPENING_KEYS[place]) === JSON.stringify(choice.source) && !(await isOpening(place))) {
+    remember(OPENING_KEYS[place], undefined);
     return `${choice.label} is not reopened, because the page ended while it was loaded. Choose it again under “Stored on this device”.`;
   }
   const models = storedModels(await cache.list().catch(() => []));
@@ -36,17 +41,27 @@ export async function lastModel(place: Place): Promise<ModelChoice | string | un
 }
 
 /** Does something that opens a last model, so that the next visit knows if the page ended during it. */
-export async function whileOpening({ source }: ModelChoice, open: () => Promise<void>): Promise<void> {
-  const done = (): void => void remember(OPENING_KEY, undefined);
-  remember(OPENING_KEY, JSON.stringify(source));
-  // Whoever leaves the page has not crashed it.
-  addEventListener("pagehide", done, { once: true });
-  try {
-    await open();
-  } finally {
-    removeEventListener("pagehide", done);
-    done();
-  }
+export async function whileOpening(place: Place, { source }: ModelChoice, open: () => Promise<void>): Promise<void> {
+  const key = OPENING_KEYS[place];
+  const marked = async (): Promise<void> => {
+    const done = (): void => void remember(key, undefined);
+    remember(key, JSON.stringify(source));
+    // Whoever leaves the page has not crashed it.
+    addEventListener("pagehide", done, { once: true });
+    try {
+      await open();
+    } finally {
+      removeEventListener("pagehide", done);
+      done();
+    }
+  };
+  await (locks ? locks.request(key, { mode: "shared" }, marked) : marked());
+}
+
+/** Whether a tab is reopening a model now. */
+async function isOpening(place: Place): Promise<boolean> {
+  const held = (await locks?.query())?.held ?? [];
+  return held.some(({ name }) => name === OPENING_KEYS[place]);
 }
 
 /** What was remembered, if it is a choice. */
