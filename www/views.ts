@@ -8,6 +8,12 @@ export type View = (typeof VIEWS)[number];
 export type Opened = Partial<Record<View, () => void>>;
 
 let opened: Opened = {};
+const changes = new EventTarget();
+
+/** Has something done whenever another view, or the same one, is to be shown. */
+export function onView(done: () => void): void {
+  changes.addEventListener("view", done);
+}
 
 const tab = (view: View): HTMLElement => byId(`tab-${view}`);
 
@@ -28,6 +34,7 @@ export function showView(view: View): void {
   }
   history.replaceState(history.state, "", view === "chat" ? location.pathname + location.search : `#${view}`);
   opened[view]?.();
+  changes.dispatchEvent(new Event("view"));
 }
 
 /** Makes the tabs work, and shows the view that the address names. */

@@ -447,6 +447,18 @@ test("two tabs: what one changes the other shows, and neither undoes the other's
   await close(second);
 });
 
+test("the list of conversations closes when another view is shown", limited, async () => {
+  const page = await openPage();
+  await page.setViewportSize({ width: 500, height: 700 });
+  await page.click("#conversations-toggle");
+  assert.equal(await page.locator("[inert]").count(), 3);
+  // As texts that are dropped do.
+  await page.evaluate(() => (location.hash = "#search"));
+  await page.waitForFunction(() => document.documentElement.dataset.view === "search");
+  assert.equal(await page.locator("[inert]").count(), 0);
+  await page.close();
+});
+
 test("files are attached as text or refused in a sentence; tools are called, and what they say is fed back", limited, async () => {
   const page = await openPage();
   assert.ok(await page.locator("#attach").isHidden(), "a story takes no files");

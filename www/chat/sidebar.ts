@@ -1,6 +1,7 @@
 // The list of conversations: search, open, import, export. On narrow screens it lies over the conversation and opens by a button.
 import { byId, isComposing, make } from "../dom.js";
 import { showNotice } from "../messages.js";
+import { onView } from "../views.js";
 import { asJson, fileName, fromJson, MAX_IMPORT_BYTES } from "./files.js";
 import { newId, type Conversation } from "./records.js";
 import type { Conversations, Entry } from "./store.js";
@@ -29,6 +30,8 @@ export class Sidebar {
       event.stopPropagation();
       this.closeDrawer();
     });
+    // Texts that are dropped show the search, where nothing may stay inert.
+    onView(() => this.closeDrawer());
     matchMedia("(min-width: 80rem)").addEventListener("change", () => this.closeDrawer());
     const file = byId<HTMLInputElement>("conversations-import");
     file.addEventListener("change", () => {
