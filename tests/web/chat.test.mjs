@@ -427,7 +427,7 @@ test("two tabs: what one changes the other shows, and neither undoes the other's
   await ask(first, "A red boat");
   const second = await openPage();
   await second.locator("#conversation-list button").click();
-  assert.deepEqual(await texts(second, "user"), ["A red boat"]);
+  assert.deepEqual(await until(second, (page) => texts(page, "user"), ({ length }) => length === 1), ["A red boat"]);
   // Both go on, from the same turn; the first one knows of the second one's when it shows it.
   await ask(second, "A green hill");
   await until(first, (page) => texts(page, "user"), ({ length }) => length === 2);
