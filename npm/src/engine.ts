@@ -4,7 +4,7 @@ import { fileUrls } from "./configure.js";
 import { fromWire, messageOf, TilewrightError } from "./errors.js";
 import { FetchServer, type Fetch } from "./fetching.js";
 import { besidePackage, importHidden, isNode } from "./platform.js";
-import type { CallName, Calls, FromWorker, LoadName, ToTarget, ToWorker } from "./protocol.js";
+import type { CallName, Calls, FromWorker, LoadName, Told, ToTarget, ToWorker } from "./protocol.js";
 import type { DeviceInfo, Notice, Progress } from "./types.js";
 
 /** A worker of the browser or a thread of Node. */
@@ -67,6 +67,21 @@ export interface Line {
   close(reason: string): Promise<void>;
 }
 
+/** Hands on what is told of a target. */
+export function hear(line: Line, message: Told): void {
+  switch (message.type) {
+    case "notice":
+      line.onNotice?.(message.notice);
+      break;
+    case "progress":
+      line.onProgress?.(message.progress);
+      break;
+    case "device":
+      line.onDevice?.(message.device);
+      break;
+  }
+}
+
 /** A line to something in a worker of this page. */
 export class WorkerLine implements Line {
   onNotice: ((notice: Notice) => void) | undefined;
@@ -112,8 +127,9 @@ export class WorkerLine implements Line {
 
   async close(reason: string): Promise<void> {
     if (this.#ended === undefined) {
-      this.end(new TilewrightError("disposed", reason));
-      await this.#engine.hangUp(this.target, new TilewrightError("disposed", reason));
+      const error = new TilewrightError("disposed", reason);
+      this.end(error);
+      await this.#engine.hangUp(this.target, error);
     }
   }
 
@@ -121,16 +137,12 @@ export class WorkerLine implements Line {
   receive(message: ToTarget): void {
     switch (message.type) {
       case "notice":
-        this.onNotice?.(message.notice);
-        break;
       case "progress":
-        this.onProgress?.(message.progress);
+      case "device":
+        hear(this, message);
         break;
       case "stored":
         this.#engine.keepStored(message.bytes);
-        break;
-      case "device":
-        this.onDevice?.(message.device);
         break;
       case "ended": {
         const error = fromWire(message.error);

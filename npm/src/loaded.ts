@@ -3,8 +3,8 @@
 import { WorkerLine, type CallOptions, type Line } from "./engine.js";
 import { TilewrightError } from "./errors.js";
 import { registry } from "./platform.js";
-import { canShare, SharedLine } from "./shared.js";
 import type { CallName, Calls, CommonRequest, LoadName, SourceSpec } from "./protocol.js";
+import { canShare, SharedLine } from "./shared.js";
 import type { CommonLoadOptions, Counters, DeviceInfo, MemoryInfo, TextsProgress } from "./types.js";
 
 /** What a worker has loaded. */

@@ -289,6 +289,9 @@ export type ToTarget =
   /** Nothing more can be asked of the target. */
   | { type: "ended"; error: WireError };
 
+/** What whoever uses a target is told of it. */
+export type Told = Extract<ToTarget, { type: "notice" | "progress" | "device" }>;
+
 /** From the worker to the caller's thread. */
 export type FromWorker =
   | ToTarget & { target: number }

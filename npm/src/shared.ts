@@ -4,10 +4,10 @@
  * with everything that was asked.
  */
 
-import { WorkerLine, type CallOptions, type Line } from "./engine.js";
+import { hear, WorkerLine, type CallOptions, type Line } from "./engine.js";
 import { fromWire, messageOf, TilewrightError, toWire, type WireError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
-import type { CallName, Calls, GenerateEvent, GenerateRequest, LoadName, ToTarget } from "./protocol.js";
+import type { CallName, Calls, GenerateEvent, GenerateRequest, LoadName, Told } from "./protocol.js";
 import type { DeviceInfo, Notice, Piece, Progress } from "./types.js";
 
 /** Whether there are tabs here, and the means to share among them. */
@@ -54,9 +54,6 @@ function isMessage(data: unknown): data is Message {
   return typeof type === "string" && Object.hasOwn(FIELDS, type)
     && Object.entries(FIELDS[type as Message["type"]]).every(([field, kind]) => typeof message[field] === kind && message[field] !== null);
 }
-
-/** What all tabs hear of the model. */
-type Told = Extract<ToTarget, { type: "notice" | "progress" | "device" }>;
 
 /** Calls that a tab may make. */
 const CALLS: ReadonlySet<CallName> = new Set<CallName>([
@@ -332,18 +329,10 @@ export class SharedLine implements Line {
   }
 
   #hear(message: Told): void {
-    switch (message.type) {
-      case "notice":
-        this.onNotice?.(message.notice);
-        break;
-      case "progress":
-        this.onProgress?.(message.progress);
-        break;
-      case "device":
-        this.#device = message.device;
-        this.onDevice?.(message.device);
-        break;
+    if (message.type === "device") {
+      this.#device = message.device;
     }
+    hear(this, message);
   }
 
   #receive(message: Message): void {
