@@ -25,6 +25,9 @@ export async function loadInto<K extends LoadName>(
   const where = placeOf({ on, device, tier, subgroups });
   const common: CommonRequest = { source, ...where, cache, verify, ownFetch: fetch !== undefined };
   const line = shared && canShare ? shareable(source, on) : await lineFor(on);
+  if (shared && !canShare && "document" in globalThis) {
+    onNotice?.({ code: "not_shared", message: "this page cannot share a model with other tabs, which needs https; it has one of its own" });
+  }
   if (fetch !== undefined) {
     line.useFetch(fetch);
   }

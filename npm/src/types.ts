@@ -350,6 +350,8 @@ export type NoticeCode =
   | "tuning_ignored"
   /** The tab that had a shared model is gone; another one has loaded it, and work goes on. */
   | "taken_over"
+  /** A model that was to be shared among tabs is this page's alone: the browser gives it no locks, as pages without https. */
+  | "not_shared"
   /** A kept session is not used, and the prompt is computed. One that is damaged or of no use to the model was deleted. */
   | "session_dropped";
 

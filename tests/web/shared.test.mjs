@@ -161,6 +161,19 @@ test("tabs: what does not belong on the channel is ignored, and what cannot be s
   assert.deepEqual(refused, ["option", "option", "option", "http"]);
 });
 
+test("tabs: a page that has no locks has a model of its own, and is told", limited, async () => {
+  const page = await chromium.open(`${server.insecureOrigin}/blank.html`);
+  const seen = await page.evaluate(async (ids) => {
+    const { Model } = await import("/npm/index.js");
+    const notices = [];
+    const model = await Model.builtin({ device: "cpu", shared: true, onNotice: ({ code }) => notices.push(code) });
+    const text = await model.generate(ids, { temperature: 0, maxTokens: 12 }).text();
+    return { notices, text };
+  }, reference.ids);
+  assert.deepEqual(seen.notices, ["not_shared"]);
+  assert.ok(reference.greedy_text.startsWith(seen.text) && seen.text !== "");
+});
+
 /** Runs in a place: models, an encoder and an index in one worker, then each by itself. */
 async function together({ Model, Embedder, Index }, { device, encoder, ids, lose }) {
   const options = { temperature: 0, maxTokens: 12, ignoreEos: true };
