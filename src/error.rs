@@ -150,6 +150,13 @@ pub enum Error {
         capacity: usize,
     },
 
+    /// An engine has as many requests as it may, or takes no more.
+    #[error("busy: {n_waiting} requests wait already")]
+    Busy {
+        /// Requests that wait.
+        n_waiting: usize,
+    },
+
     /// The memory plan exceeds the limit; nothing was allocated.
     #[error("memory: {needed_bytes} bytes needed ({breakdown}), the limit is {limit_bytes}; {hint}")]
     Memory {
@@ -321,6 +328,7 @@ impl Error {
             Error::Option { .. } => "option",
             Error::Constraint { .. } => "constraint",
             Error::ContextFull { .. } => "context_full",
+            Error::Busy { .. } => "busy",
             Error::Memory { .. } => "memory",
             Error::NoAdapter { .. } => "no_adapter",
             Error::Limit { .. } => "limit",

@@ -54,6 +54,7 @@ mod cpu;
 mod device;
 mod dtype;
 pub mod embed;
+pub mod engine;
 mod error;
 pub mod formats;
 pub mod generate;

@@ -18,6 +18,8 @@ export type ErrorCode =
   | "constraint"
   /** The prompt and the tokens asked for do not fit the context. */
   | "context_full"
+  /** As many texts wait as may. */
+  | "busy"
   /** The vocabulary is inconsistent. */
   | "tokenizer"
   /** The chat template cannot be rendered. */
@@ -100,7 +102,7 @@ export interface WireError {
 
 /** Codes that the engine in WASM gives to its errors. */
 export const ENGINE_CODES: ReadonlySet<string> = new Set<ErrorCode>([
-  "format", "unsupported", "config", "memory", "option", "constraint", "context_full", "tokenizer", "template", "device_lost", "out_of_memory", "gpu",
+  "format", "unsupported", "config", "memory", "option", "constraint", "context_full", "busy", "tokenizer", "template", "device_lost", "out_of_memory", "gpu",
   "adapter", "no_adapter", "limit", "non_finite", "truncated", "shape", "operand", "index",
 ]);
 

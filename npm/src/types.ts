@@ -522,9 +522,9 @@ export interface Piece {
 
 /**
  * Why a generation ended. `complete`: the text matches `responseFormat`, and nothing may follow; `cancelled`: {@link Generation.stop}, or its
- * loop was left.
+ * loop was left; `deadline`: its time was over.
  */
-export type StopReason = "eos" | "complete" | "stop_text" | "max_tokens" | "context_full" | "cancelled";
+export type StopReason = "eos" | "complete" | "stop_text" | "max_tokens" | "context_full" | "cancelled" | "deadline";
 
 /** The numbers of a generation. */
 export interface GenerationUsage {

@@ -501,6 +501,7 @@ fn summary(device: &Device, options: &GenerateOptions, reason: StopReason, prefi
         StopReason::MaxTokens => "as many tokens as asked for",
         StopReason::ContextFull => "the context is full",
         StopReason::Cancelled => "cancelled",
+        StopReason::Deadline => "deadline",
     };
     let rate = |name: &str, stats: Stats| format!("{name} {} tokens, {:.1} tokens/s", stats.tokens, stats.rate());
     let seed = if options.temperature > 0.0 { format!("; seed {}", options.seed) } else { String::new() };

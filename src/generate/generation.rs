@@ -39,6 +39,8 @@ pub enum StopReason {
     ContextFull,
     /// [`Generation::cancel`] was called.
     Cancelled,
+    /// The time that an engine's request had is over.
+    Deadline,
 }
 
 /// A generated token and the text that it completes, which may be empty.

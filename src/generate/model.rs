@@ -656,6 +656,32 @@ impl Model {
         Ok(self.encodings()?.encode(text, options)?.to_vec())
     }
 
+    /// Refuses ids outside the vocabulary, no tokens at all, and more than `capacity` together with the `n_before` before them.
+    pub(super) fn check_ids(&self, n_before: usize, ids: &[u32], capacity: usize) -> Result<(), Error> {
+        let vocab_size = self.config().vocab_size;
+        let error = |found: String| Error::Tokenizer {
+            field: "prompt".into(),
+            expected: format!("token ids below {vocab_size}"),
+            found,
+        };
+        if n_before == 0 && ids.is_empty() {
+            return Err(error("no tokens at all".into()));
+        }
+        if let Some(id) = ids.iter().find(|&&id| id >= vocab_size) {
+            return Err(error(format!("the id {id}")));
+        }
+        let needed = n_before + ids.len();
+        if needed > capacity { Err(Error::ContextFull { needed, capacity }) } else { Ok(()) }
+    }
+
+    /// Refuses a prompt that no session of this model could take.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] for an id outside the vocabulary or no tokens at all, [`Error::ContextFull`] for too many.
+    pub fn check_prompt(&self, ids: &[u32]) -> Result<(), Error> {
+        self.check_ids(0, ids, self.context_length() as usize)
+    }
+
     /// A new, empty session.
     ///
     /// # Errors

@@ -265,22 +265,9 @@ impl Session {
         ids.get(known..).unwrap_or_default()
     }
 
-    /// Refuses ids outside the vocabulary, and an empty sequence.
+    /// Refuses ids outside the vocabulary, an empty sequence, and more tokens than fit.
     pub(super) fn check_ids(&self, ids: &[u32]) -> Result<(), Error> {
-        let vocab_size = self.model.config().vocab_size;
-        let error = |found: String| Error::Tokenizer {
-            field: "prompt".into(),
-            expected: format!("token ids below {vocab_size}"),
-            found,
-        };
-        if self.tokens().is_empty() && ids.is_empty() {
-            return Err(error("no tokens at all".into()));
-        }
-        if let Some(id) = ids.iter().find(|&&id| id >= vocab_size) {
-            return Err(error(format!("the id {id}")));
-        }
-        let (needed, capacity) = (self.tokens().len() + ids.len(), self.passes.capacity());
-        if needed > capacity { Err(Error::ContextFull { needed, capacity }) } else { Ok(()) }
+        self.model.check_ids(self.tokens().len(), ids, self.passes.capacity())
     }
 
     /// Goes over to the same model on another device, where nothing is cached yet.

@@ -30,7 +30,7 @@ export function headOf(kind: "chatcmpl" | "cmpl", model: string): Head {
 }
 
 export function finishOf({ stopReason, toolCalls }: { stopReason: StopReason; toolCalls: ToolCall[] }): FinishReason {
-  if (stopReason === "max_tokens" || stopReason === "context_full") {
+  if (stopReason === "max_tokens" || stopReason === "context_full" || stopReason === "deadline") {
     return "length";
   }
   return toolCalls.length > 0 ? "tool_calls" : "stop";

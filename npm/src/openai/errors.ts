@@ -32,7 +32,7 @@ export interface ErrorBody {
 
 /** Statuses of errors that the request is to blame for. */
 const STATUSES: { readonly [Code in ErrorCode]?: number } = {
-  option: 400, unsupported: 400, constraint: 400, context_full: 400, template: 400, tokenizer: 400, operand: 400, model_not_found: 404,
+  option: 400, unsupported: 400, constraint: 400, context_full: 400, template: 400, tokenizer: 400, operand: 400, busy: 429, model_not_found: 404,
 };
 
 /** Codes that OpenAI's API calls otherwise. */

@@ -1,0 +1,18 @@
+//! Many texts at once: requests join a queue, one driver computes them together, and each has a stream of pieces.
+//!
+//! ```text
+//! Engine::submit -> queue --admitted--> sequences --one step after the other--> pieces -> Stream
+//! ```
+//!
+//! [`Engine`] is a handle that threads share. [`Driver`] owns what is on the device and computes; it runs wherever its future
+//! is polled, natively usually on a thread of its own ([`Engine::spawn`]).
+
+mod driver;
+mod options;
+mod queue;
+mod stream;
+
+pub use self::driver::Driver;
+pub use self::options::{EngineOptions, Request};
+pub use self::queue::{Engine, EngineStats};
+pub use self::stream::{Stream, StreamHandle, Usage};

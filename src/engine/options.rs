@@ -1,0 +1,88 @@
+//! What an engine is given, and what it is asked for.
+
+use web_time::Instant;
+
+use crate::error::Error;
+use crate::generate::{ContextPolicy, GenerateOptions};
+
+/// How many texts an engine computes together, and how many wait.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineOptions {
+    /// Sequences that are computed together at most: 1 to [`EngineOptions::MOST_SEQUENCES`].
+    pub max_sequences: u32,
+    /// Requests that wait at most, beside those that are computed; 0 refuses all that cannot begin at once.
+    pub max_queued: usize,
+    /// Tokens of all sequences together that the cache holds. `None`: as many as the memory allows, up to the context length of
+    /// each sequence.
+    pub cache_tokens: Option<u32>,
+    /// Whether what sequences have in common at their beginnings is computed once.
+    pub prefix_cache: bool,
+}
+
+impl Default for EngineOptions {
+    /// 16 sequences, twice as many waiting, a cache as the memory allows, with a prefix cache.
+    fn default() -> Self {
+        EngineOptions { max_sequences: 16, max_queued: 32, cache_tokens: None, prefix_cache: true }
+    }
+}
+
+impl EngineOptions {
+    /// Sequences of one pass at most.
+    pub const MOST_SEQUENCES: u32 = 64;
+
+    /// Refuses values out of range.
+    ///
+    /// # Errors
+    /// [`Error::Option`] naming the option.
+    pub fn check(&self) -> Result<(), Error> {
+        let most = Self::MOST_SEQUENCES;
+        if !(1..=most).contains(&self.max_sequences) {
+            let (expected, found) = (format!("1 to {most}"), self.max_sequences.to_string());
+            return Err(Error::Option { option: "max_sequences", expected, found });
+        }
+        if self.cache_tokens == Some(0) {
+            return Err(Error::Option { option: "cache_tokens", expected: "1 or more".into(), found: "0".into() });
+        }
+        Ok(())
+    }
+}
+
+/// A text to generate.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The prompt's tokens, with what the model expects in front.
+    pub ids: Vec<u32>,
+    /// How it goes on. Options of speed (`tokens_per_submit`, `submits_in_flight`) have no meaning here.
+    pub options: GenerateOptions,
+    /// Requests of a higher priority begin first; among equals the one that came first.
+    pub priority: i8,
+    /// When it ends, finished or not, with [`StopReason::Deadline`](crate::generate::StopReason::Deadline).
+    pub deadline: Option<Instant>,
+}
+
+impl Request {
+    /// Of usual priority, without a deadline.
+    pub fn new(ids: Vec<u32>, options: GenerateOptions) -> Request {
+        Request { ids, options, priority: 0, deadline: None }
+    }
+
+    /// Refuses what an engine cannot do.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.options.check()?;
+        for (option, n) in
+            [("prompt_lookup", self.options.prompt_lookup), ("further_tokens", self.options.further_tokens)]
+        {
+            if n > 0 {
+                return Err(Error::Option { option, expected: "0 in an engine".into(), found: n.to_string() });
+            }
+        }
+        match self.options.context_policy {
+            ContextPolicy::Stop => Ok(()),
+            ContextPolicy::Slide => Err(Error::Option {
+                option: "context_policy",
+                expected: "`Stop` in an engine".into(),
+                found: "`Slide`".into(),
+            }),
+        }
+    }
+}
