@@ -326,6 +326,12 @@ impl ChatTemplate {
     }
 }
 
+/// Seconds since 1970 UTC as a date and a time of RFC 3339.
+#[cfg(all(feature = "serve", not(target_arch = "wasm32")))]
+pub(crate) fn date_time(now: i64) -> String {
+    date::format("%Y-%m-%dT%H:%M:%SZ", now).unwrap_or_default()
+}
+
 /// Reads a source.
 fn parse(source: &str) -> Result<Template, Error> {
     if source.len() > MAX_SOURCE_BYTES {

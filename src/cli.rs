@@ -17,6 +17,8 @@ mod quantize;
 mod quiet;
 mod rerank;
 mod run;
+#[cfg(feature = "serve")]
+mod serve;
 mod several;
 mod tokenize;
 mod tune;
@@ -50,6 +52,8 @@ enum Command {
     Run(run::RunArgs),
     #[cfg(feature = "chat")]
     Chat(chat::ChatArgs),
+    #[cfg(feature = "serve")]
+    Serve(Box<serve::ServeArgs>),
     Embed(embed::EmbedArgs),
     Rerank(rerank::RerankArgs),
     Pull(hub::PullArgs),
@@ -98,6 +102,9 @@ impl Cli {
             Some(Command::Tune(args)) => (args.model.as_mut(), None),
             Some(Command::Embed(_) | Command::Rerank(_) | Command::Info(_)) => (None, None),
             Some(Command::Pull(_) | Command::List(_) | Command::Rm(_)) => (None, None),
+            // It names several, and finds them itself.
+            #[cfg(feature = "serve")]
+            Some(Command::Serve(_)) => (None, None),
         };
         model.into_iter().chain(draft).collect()
     }
@@ -138,6 +145,8 @@ pub fn main() -> ExitCode {
         Some(Command::Run(args)) => run::run(args.model.as_deref(), &args.generate),
         #[cfg(feature = "chat")]
         Some(Command::Chat(args)) => chat::chat(&args),
+        #[cfg(feature = "serve")]
+        Some(Command::Serve(args)) => serve::serve(*args),
         // Their exit codes tell more, for the programs that start them.
         Some(Command::Embed(args)) => return embed::embed(args),
         Some(Command::Rerank(args)) => return rerank::rerank(args),

@@ -41,6 +41,8 @@
 //! # }).unwrap();
 //! ```
 #![deny(missing_docs)]
+// Whether what a server shares may go from thread to thread is asked through all that a device has within.
+#![cfg_attr(feature = "serve", recursion_limit = "256")]
 
 #[cfg(feature = "answer")]
 pub mod answer;
@@ -72,6 +74,8 @@ mod recording;
 mod recovery;
 pub mod retrieval;
 mod saving;
+#[cfg(all(feature = "serve", not(target_arch = "wasm32")))]
+pub mod serve;
 pub mod shaders;
 mod target;
 mod tensor;

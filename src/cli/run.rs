@@ -237,6 +237,27 @@ impl ModelArgs {
         self.device.open()
     }
 
+    /// How the model is loaded.
+    pub fn options(&self) -> LoadOptions<'static> {
+        LoadOptions {
+            context_length: self.ctx.and_then(|ctx| if let Ctx::Of(n) = ctx { Some(n) } else { None }),
+            fit_context: matches!(self.ctx, Some(Ctx::Auto)),
+            memory_limit: self.memory_limit,
+            stream_layers: true,
+            stream_rows: self.stream_rows,
+            gpu_layers: self.gpu_layers,
+            kv_type: self.precision.kv_type,
+            exact: self.precision.exact,
+            ..LoadOptions::default()
+        }
+    }
+
+    /// The model with the adapters that were named.
+    #[cfg(feature = "serve")]
+    pub fn adapted(&self, model: Model) -> Result<Model, Error> {
+        self.lora.added_to(model)
+    }
+
     /// What loads the model onto the device, with a progress bar, and again when the device is lost.
     pub fn recovery<'a>(&'a self, path: Option<&'a Path>, guess: &GuessArgs) -> Recovery<'a, Model> {
         let further_tokens = guess.mtp > 0;
@@ -246,18 +267,7 @@ impl ModelArgs {
             if self.gpu_layers.is_some() && !device.is_gpu() {
                 eprintln!("notice: there is no GPU for --gpu-layers; the CPU computes all layers");
             }
-            let options = LoadOptions {
-                context_length: self.ctx.and_then(|ctx| if let Ctx::Of(n) = ctx { Some(n) } else { None }),
-                fit_context: matches!(self.ctx, Some(Ctx::Auto)),
-                memory_limit: self.memory_limit,
-                stream_layers: true,
-                stream_rows: self.stream_rows,
-                gpu_layers: self.gpu_layers,
-                further_tokens,
-                kv_type: self.precision.kv_type,
-                exact: self.precision.exact,
-                ..LoadOptions::default()
-            };
+            let options = LoadOptions { further_tokens, ..self.options() };
             let model = load(path, device, options)?;
             if self.stream_rows && model.streaming().is_none_or(|streaming| streaming.tables_bytes == 0) {
                 eprintln!(

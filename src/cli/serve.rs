@@ -1,0 +1,319 @@
+//! `tilewright serve`: models behind HTTP.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use clap::Args;
+use tilewright::chat::ChatTemplate;
+use tilewright::engine::EngineOptions;
+use tilewright::load::{ModelFile, ModelShape};
+use tilewright::serve::{Decoder, KeepOptions, Limits, Loaded, ModelSpec, Server, ServerOptions, size_of_files};
+use tilewright::{Device, EmbedOptions, Embedder, Error, Model, RerankOptions, Reranker};
+
+use super::run::{self, ModelArgs, with_loading_bar};
+use super::{Failure, hub, parse_bytes, tell_findings};
+
+/// The name of the model that is built in.
+const BUILTIN: &str = "stories";
+
+const EXAMPLES: &str = "\
+Examples:
+  tilewright serve model.gguf                          http://127.0.0.1:8080/v1, model `model`
+  tilewright serve chat=qwen.gguf embed=hf:sentence-transformers/all-MiniLM-L6-v2
+  tilewright serve --template chatml                   the built-in model, as `stories`
+  TILEWRIGHT_API_KEY=... tilewright serve model.gguf --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+  tilewright serve a.gguf b.gguf c.gguf --max-loaded 1 --idle-timeout 300
+
+  curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{\"model\": \"model\", \"stream\": true, \"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'
+
+Exit codes: 0 ended by a signal, 1 an error at work, 2 an error in the command line.";
+
+/// Answer requests over HTTP: OpenAI's interface under /v1, Ollama's under /api.
+///
+/// Models that continue texts answer chats and completions; encoders make vectors, cross-encoders rank. Only this machine
+/// reaches the server unless --host says otherwise, which needs a key. Web pages reach it only from origins that --cors names.
+/// Requests are never logged with what they say. SIGINT and SIGTERM let answers in progress come to their ends.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub struct ServeArgs {
+    /// Models: GGUF files, folders with config.json and safetensors, or addresses hf:OWNER/REPO[:QUANTISATION], each with the name
+    /// that requests say in front if it is not to be the file's; the built-in model if absent.
+    #[arg(value_name = "[NAME=]MODEL")]
+    models: Vec<String>,
+    /// Address to listen at.
+    #[arg(long, default_value = "127.0.0.1", env = "TILEWRIGHT_HOST", value_name = "ADDRESS")]
+    host: IpAddr,
+    /// Port to listen at; 0 is any that is free.
+    #[arg(long, default_value_t = 8080, env = "TILEWRIGHT_PORT", value_name = "PORT")]
+    port: u16,
+    /// Key that requests must have, as `Authorization: Bearer KEY`; can be given several times. Other users of this machine can
+    /// see arguments: the environment is the better place.
+    #[arg(long, env = "TILEWRIGHT_API_KEY", hide_env_values = true, value_name = "KEY")]
+    api_key: Vec<String>,
+    /// Further name of this server, as requests have it in `Host`; can be given several times.
+    #[arg(long, value_name = "NAME")]
+    allow_host: Vec<String>,
+    /// Origin whose web pages may use the server, such as https://example.org; can be given several times.
+    #[arg(long, value_name = "ORIGIN")]
+    cors: Vec<String>,
+    /// File with the certificate of TLS and those above it, in PEM.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// File with the certificate's key, in PEM.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Folder of static files, such as the demo page, to serve to anyone who may connect.
+    #[arg(long, value_name = "DIR")]
+    page: Option<PathBuf>,
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    limits: LimitArgs,
+    /// Template that is built in, for models whose files have none.
+    #[arg(long, value_parser = ChatTemplate::KNOWN, value_name = "NAME")]
+    template: Option<String>,
+    /// Write a line of JSON to stderr for each request: time, method, endpoint, status, milliseconds.
+    #[arg(long)]
+    log_requests: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+/// How models are kept, and how many texts they compute.
+#[derive(Args)]
+struct EngineArgs {
+    /// Texts that a model computes together.
+    #[arg(long, value_name = "N", default_value_t = EngineOptions::default().max_sequences)]
+    parallel: u32,
+    /// Requests that wait for a model beside those; further ones are refused with status 429. Twice --parallel if absent.
+    #[arg(long, value_name = "N")]
+    queue: Option<usize>,
+    /// Tokens of all texts together that a model's cache holds; as many as the memory allows if absent.
+    #[arg(long, value_name = "N")]
+    cache_tokens: Option<u32>,
+    /// Compute each prompt anew, also where it begins as an earlier one did.
+    #[arg(long)]
+    no_prefix_cache: bool,
+    /// Models that are loaded at a time; the one that was used longest ago makes room. All if absent.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    max_loaded: Option<u16>,
+    /// Unload a model that nobody has used for so many seconds.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    idle_timeout: Option<u64>,
+    /// Load models when they are asked for, and not before.
+    #[arg(long)]
+    lazy: bool,
+}
+
+/// What clients may ask for.
+#[derive(Args)]
+struct LimitArgs {
+    /// Tokens of an answer at most; as many as the context holds if absent.
+    #[arg(long, short = 'n', value_name = "N")]
+    max_tokens: Option<usize>,
+    /// Seconds after which an answer is cut off.
+    #[arg(long, default_value_t = 600, value_name = "SECONDS")]
+    answer_time: u64,
+    /// Bytes of a request's body, such as 8M.
+    #[arg(long, default_value = "8M", value_parser = parse_bytes, value_name = "BYTES")]
+    max_body: u64,
+    /// Connections at a time.
+    #[arg(long, default_value_t = 512, value_name = "N")]
+    max_connections: u16,
+    /// Seconds that answers in progress have once the server is told to end.
+    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
+    drain: u64,
+}
+
+/// What loads models: the device is opened once, and again after it was lost.
+struct Loader {
+    args: ModelArgs,
+    engine: EngineOptions,
+    template: Option<String>,
+    device: Mutex<Option<Device>>,
+}
+
+impl Loader {
+    fn device(&self) -> Result<Device, Error> {
+        let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*device {
+            Some(device) => Ok(device.clone()),
+            None => Ok(device.insert(self.args.open()?).clone()),
+        }
+    }
+
+    fn load(&self, path: Option<&Path>) -> Result<Loaded, Error> {
+        let loaded = self.load_onto(&self.device()?, path);
+        match loaded {
+            Err(error) if error.code() == "device_lost" => {
+                *self.device.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                self.load_onto(&self.device()?, path)
+            }
+            loaded => loaded,
+        }
+    }
+
+    fn load_onto(&self, device: &Device, path: Option<&Path>) -> Result<Loaded, Error> {
+        let shape = path.map(ModelFile::open).transpose()?.map(|file| file.header.shape);
+        let memory_limit = self.args.options().memory_limit;
+        let loaded = match (shape, path) {
+            (Some(ModelShape::Encoder(shape)), Some(path)) if shape.scoring.is_some() => {
+                let load = |progress: &mut dyn FnMut(u64, u64)| {
+                    let options = RerankOptions { progress: Some(progress), memory_limit, ..RerankOptions::default() };
+                    Reranker::load(device, path, options)
+                };
+                Loaded::Reranker(with_loading_bar(load)?)
+            }
+            (Some(ModelShape::Encoder(_)), Some(path)) => {
+                let load = |progress: &mut dyn FnMut(u64, u64)| {
+                    let options = EmbedOptions { progress: Some(progress), memory_limit, ..EmbedOptions::default() };
+                    Embedder::load(device, path, options)
+                };
+                Loaded::Embedder(with_loading_bar(load)?)
+            }
+            _ => {
+                let model: Model = self.args.adapted(run::load(path, device, self.args.options())?)?;
+                Loaded::Decoder(Arc::new(Decoder::new(&model, &self.engine, self.template.as_deref())?))
+            }
+        };
+        tell_findings(device);
+        if let Err(error) = device.save_pipeline_cache() {
+            eprintln!("warning: the pipeline cache was not saved: {error}");
+        }
+        Ok(loaded)
+    }
+}
+
+/// A model's name and its file.
+fn named(given: &str) -> Result<(String, PathBuf), Error> {
+    let (name, model) = match given.split_once('=') {
+        // A path may have such a sign as well.
+        Some((name, model)) if !name.is_empty() && !name.contains(['/', '\\', ':']) => (Some(name), model),
+        _ => (None, given),
+    };
+    let mut path = PathBuf::from(model);
+    hub::localise(&mut path, &mut |notice| eprintln!("notice: {notice}"))?;
+    let name = match name {
+        Some(name) => name.to_owned(),
+        None if model.starts_with("hf:") => model.trim_start_matches("hf:").to_owned(),
+        // Of a folder such as `.` it is the whole path that has one.
+        None => path
+            .canonicalize()
+            .unwrap_or_else(|_| path.clone())
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into(),
+    };
+    if !path.exists() {
+        let source = std::io::Error::from(std::io::ErrorKind::NotFound);
+        return Err(Error::Io { path, source });
+    }
+    Ok((name, path))
+}
+
+pub fn serve(args: ServeArgs) -> Result<(), Failure> {
+    let ServeArgs { models, host, port, api_key, allow_host, cors, tls_cert, tls_key, page, .. } = args;
+    let EngineArgs { parallel, queue, cache_tokens, no_prefix_cache, max_loaded, idle_timeout, lazy } = args.engine;
+    let engine = EngineOptions {
+        max_sequences: parallel,
+        max_queued: queue.unwrap_or(2 * parallel as usize),
+        cache_tokens,
+        prefix_cache: !no_prefix_cache,
+    };
+    engine.check()?;
+    let loader = Arc::new(Loader { args: args.model, engine, template: args.template, device: Mutex::new(None) });
+    let mut specs = Vec::new();
+    for given in &models {
+        let (name, path) = named(given)?;
+        let (loader, size) = (loader.clone(), size_of_files(&path));
+        specs.push(ModelSpec::new(name, size, move || loader.load(Some(&path))));
+    }
+    if specs.is_empty() {
+        let loader = loader.clone();
+        specs.push(ModelSpec::new(BUILTIN, ModelFile::BUILTIN.len() as u64, move || loader.load(None)));
+    }
+    let names: Vec<String> = specs.iter().map(|spec| format!("`{}`", spec.name())).collect();
+    let LimitArgs { max_tokens, answer_time, max_body, max_connections, drain } = args.limits;
+    let limits = Limits {
+        body_bytes: max_body.try_into().unwrap_or(usize::MAX),
+        connections: usize::from(max_connections.max(1)),
+        max_tokens,
+        answer_time: Duration::from_secs(answer_time),
+        drain: Duration::from_secs(drain),
+        ..Limits::default()
+    };
+    let keep =
+        KeepOptions { max_loaded: max_loaded.map(usize::from), idle: idle_timeout.map(Duration::from_secs), lazy };
+    let options = ServerOptions {
+        limits,
+        keep,
+        api_keys: api_key,
+        hosts: allow_host,
+        origins: cors,
+        page,
+        tls: tls_cert.zip(tls_key),
+        tell: Some(Arc::new(|line: &str| eprintln!("error: {line}"))),
+        log: args.log_requests.then(|| Arc::new(|line: &str| eprintln!("{line}")) as _),
+    };
+    let scheme = if options.tls.is_some() { "https" } else { "http" };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|source| Error::Io { path: "threads".into(), source })?;
+    let server = Server::bind(SocketAddr::new(host, port), specs, options)?;
+    eprintln!("serving {} at {scheme}://{}", names.join(", "), server.address());
+    let served = runtime.block_on(server.run(ending()));
+    // Answers whose time is over are given up.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    Ok(served?)
+}
+
+/// Until a signal asks for the end. A second one does not wait for answers.
+async fn ending() {
+    signalled().await;
+    eprintln!("ending: answers in progress come to their ends; another signal ends them at once");
+    tokio::spawn(async {
+        signalled().await;
+        // What a shell reports for a program that Ctrl-C ended.
+        std::process::exit(130);
+    });
+}
+
+#[cfg(unix)]
+async fn signalled() {
+    use tokio::signal::unix::{SignalKind, signal};
+    match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
+        (Ok(mut interrupt), Ok(mut terminate)) => {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        }
+        // Without signals, it runs until it is killed.
+        _ => std::future::pending().await,
+    }
+}
+
+#[cfg(not(unix))]
+async fn signalled() {
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_have_the_names_that_are_given_or_their_files() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf");
+        let name = |given: &str| named(given).map(|(name, path)| (name, path.exists())).unwrap();
+        assert_eq!(name(file), ("stories".into(), true));
+        assert_eq!(name(&format!("tale={file}")), ("tale".into(), true));
+        assert_eq!(name(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/minilm")), ("minilm".into(), true));
+        assert_eq!(named("tale=none.gguf").unwrap_err().code(), "io");
+    }
+}

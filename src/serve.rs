@@ -1,0 +1,130 @@
+//! Models behind HTTP, in the shape of OpenAI's interface and of Ollama's.
+//!
+//! ```text
+//! connection --limits--> guard (host, origin, key) --> endpoint: fields checked, prompt made --> engine
+//!                                                                    client <-- parts <-- answers
+//! ```
+//! Every request is checked in this order, so that what a stranger sends costs as little as it can. A client that goes away
+//! drops its answers, and that cancels them in the engine. Nothing of what requests say is logged.
+
+mod answers;
+mod app;
+mod chat;
+mod completions;
+mod connections;
+mod conversation;
+mod embeddings;
+mod errors;
+mod fields;
+mod guard;
+mod limits;
+mod metrics;
+mod models;
+mod ollama;
+mod openapi;
+mod page;
+mod responses;
+mod routes;
+mod sampling;
+mod sse;
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+
+pub use limits::Limits;
+pub use models::{Decoder, KeepOptions, Load, Loaded, ModelSpec};
+
+use crate::error::Error;
+use app::App;
+use connections::Tls;
+use guard::Guard;
+use metrics::Metrics;
+use models::Models;
+use page::Page;
+
+/// Takes a line that is to be told.
+pub type Tell = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// What a server is, beside its address and models.
+#[derive(Clone, Default)]
+pub struct ServerOptions {
+    /// What clients may ask for at most.
+    pub limits: Limits,
+    /// How models are kept.
+    pub keep: KeepOptions,
+    /// Keys, one of which a request must have. Without any, only an address that no other machine reaches is served.
+    pub api_keys: Vec<String>,
+    /// Further names of the server's own, beside `localhost` and addresses.
+    pub hosts: Vec<String>,
+    /// Origins whose pages may use the server, such as `https://example.org`.
+    pub origins: Vec<String>,
+    /// A folder of static files that is served to anyone who may connect.
+    pub page: Option<PathBuf>,
+    /// Files with the certificates and the key of TLS, in PEM.
+    pub tls: Option<(PathBuf, PathBuf)>,
+    /// Is told of what goes wrong, and is nothing that a client is told.
+    pub tell: Option<Tell>,
+    /// Is told of each request: when, what endpoint, its status and its time.
+    pub log: Option<Tell>,
+}
+
+/// A server that has its address, and takes no connections so far.
+pub struct Server {
+    app: Arc<App>,
+    listener: TcpListener,
+    address: SocketAddr,
+    tls: Option<Tls>,
+}
+
+impl Server {
+    /// Takes an address, and loads the models that are to be there from the beginning.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for options that do not go together; [`Error::Io`] if the address or a file cannot be had; those of
+    /// loading.
+    pub fn bind(address: SocketAddr, models: Vec<ModelSpec>, options: ServerOptions) -> Result<Server, Error> {
+        let ServerOptions { limits, keep, api_keys, hosts, origins, page, tls, tell, log } = options;
+        let guard = Guard::new(address, &hosts, &origins, &api_keys, tls.is_some())?;
+        let failed = |source| Error::Io { path: address.to_string().into(), source };
+        let listener = TcpListener::bind(address).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let tls = tls.map(|(certificates, key)| Tls::open(&certificates, &key)).transpose()?;
+        let tell = tell.unwrap_or_else(|| Arc::new(|_: &str| ()));
+        let models = Models::new(models, keep, limits.batches, tell)?;
+        models.preload()?;
+        let preparing = Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(2, usize::from)));
+        let page = page.as_deref().map(Page::open).transpose()?;
+        let app = App { models, limits, guard, metrics: Arc::new(Metrics::new()), page, log, preparing };
+        Ok(Server { app: Arc::new(app), listener, address, tls })
+    }
+
+    /// The address, with the port that was found where none was asked for.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves in a runtime of Tokio, until `end` is there and the answers in progress are out, or their time is over.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the address is lost.
+    pub async fn run(self, end: impl Future<Output = ()>) -> Result<(), Error> {
+        let Server { app, listener, address, tls } = self;
+        let router = routes::router(app.clone());
+        connections::run(&app, listener, tls, router, end)
+            .await
+            .map_err(|source| Error::Io { path: address.to_string().into(), source })
+    }
+}
+
+/// Bytes of a model's files: a file, or those in a folder.
+pub fn size_of_files(path: &Path) -> u64 {
+    let size = |path: &Path| std::fs::metadata(path).map_or(0, |about| if about.is_file() { about.len() } else { 0 });
+    match std::fs::read_dir(path) {
+        Ok(entries) => entries.flatten().map(|entry| size(&entry.path())).sum(),
+        Err(_) => size(path),
+    }
+}

@@ -1,0 +1,376 @@
+//! The answers of a request while the engine computes them: what each adds, its tokens, and why it ended.
+
+use std::collections::{HashSet, VecDeque};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value as Json, json};
+
+use super::errors::ApiError;
+use super::metrics::Metrics;
+use super::models::{Decoder, Lease};
+use crate::answer::{AnswerReader, Event, Format, ToolCall};
+use crate::engine::{Request, Stream, Usage};
+use crate::error::Error;
+use crate::generate::{GenerateOptions, Piece, StopReason};
+
+/// How long a further answer of a request waits before it tries again to be taken.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// A prompt, and how each of its answers is generated.
+pub struct Ask {
+    pub ids: Vec<u32>,
+    pub each: Vec<GenerateOptions>,
+    /// How answers are taken apart; they are plain text if `None`.
+    pub reading: Option<Reading>,
+}
+
+/// What has to be known of an answer to take it apart.
+#[derive(Clone)]
+pub struct Reading {
+    pub format: Format,
+    pub tools: Vec<Json>,
+    /// The end of the prompt's text, in which its template may have begun a thought.
+    pub prompt_end: String,
+}
+
+/// A token, and how likely it was.
+#[derive(Clone, Debug)]
+pub struct Token {
+    pub bytes: Vec<u8>,
+    pub logprob: f32,
+    pub top: Vec<(Vec<u8>, f32)>,
+}
+
+impl Token {
+    /// Its text; a part of a character is shown as such.
+    pub fn text(bytes: &[u8]) -> String {
+        String::from_utf8_lossy(bytes).into_owned()
+    }
+}
+
+/// What an answer adds.
+#[derive(Clone, Debug, Default)]
+pub struct Delta {
+    pub thinking: String,
+    pub text: String,
+    pub calls: Vec<ToolCall>,
+    /// Tokens that are certain now, if they are asked for: those of a stop text never come.
+    pub tokens: Vec<Token>,
+}
+
+impl Delta {
+    fn add(&mut self, events: Vec<Event>) {
+        for event in events {
+            match event {
+                Event::Thinking(text) => self.thinking += &text,
+                Event::Text(text) | Event::NotACall { text, .. } => self.text += &text,
+                Event::Call(call) => self.calls.push(call),
+                Event::Open(_) => {}
+            }
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.thinking.is_empty() && self.text.is_empty() && self.calls.is_empty() && self.tokens.is_empty()
+    }
+}
+
+/// The end of an answer.
+#[derive(Clone, Copy, Debug)]
+pub struct End {
+    pub reason: StopReason,
+    pub has_calls: bool,
+    pub usage: Usage,
+}
+
+impl End {
+    /// Whether it was cut off for want of room or time.
+    pub fn is_cut(&self) -> bool {
+        matches!(self.reason, StopReason::MaxTokens | StopReason::ContextFull | StopReason::Deadline)
+    }
+
+    /// Why it ended, as OpenAI's interface has it.
+    pub fn finish(&self) -> &'static str {
+        match (self.is_cut(), self.has_calls) {
+            (true, _) => "length",
+            (false, true) => "tool_calls",
+            (false, false) => "stop",
+        }
+    }
+}
+
+/// What is said of the answer of that number.
+pub enum Said {
+    Delta(usize, Delta),
+    End(usize, End),
+}
+
+/// An answer that waits for its turn.
+struct Waiting {
+    index: usize,
+    request: Request,
+    reading: Option<Reading>,
+}
+
+/// An answer in progress.
+struct Running {
+    index: usize,
+    stream: Stream,
+    reader: Option<AnswerReader>,
+    /// Tokens whose text is not out yet.
+    held: VecDeque<Token>,
+    has_calls: bool,
+    latest: Option<Instant>,
+}
+
+/// The answers of a request. Dropping them cancels those in progress.
+pub struct Answers {
+    lease: Lease,
+    decoder: Arc<Decoder>,
+    metrics: Arc<Metrics>,
+    since: Instant,
+    waiting: VecDeque<Waiting>,
+    running: Vec<Running>,
+    said: VecDeque<Said>,
+    /// Of each prompt, how many answers it has, and its numbers.
+    n_each: usize,
+    usages: Vec<Usage>,
+}
+
+impl Answers {
+    /// Has the engine begin. Each prompt has as many answers; answers of the same prompt come one behind the other in number.
+    ///
+    /// # Errors
+    /// `busy` if the queue is full; those of [`Engine::submit`](crate::engine::Engine::submit).
+    pub fn begin(
+        lease: Lease,
+        metrics: Arc<Metrics>,
+        asks: Vec<Ask>,
+        since: Instant,
+        deadline: Instant,
+    ) -> Result<Answers, ApiError> {
+        let decoder = lease.decoder()?;
+        let n_each = asks.first().map_or(1, |ask| ask.each.len());
+        let mut waiting = VecDeque::new();
+        for Ask { ids, each, reading } in asks {
+            // The first one is told at once; the others are as it is.
+            decoder.model().check_prompt(&ids)?;
+            for options in each {
+                let request = Request { deadline: Some(deadline), ..Request::new(ids.clone(), options) };
+                waiting.push_back(Waiting { index: waiting.len(), request, reading: reading.clone() });
+            }
+        }
+        let usages = vec![Usage::default(); waiting.len()];
+        let (running, said) = (Vec::new(), VecDeque::new());
+        let mut answers = Answers { lease, decoder, metrics, since, waiting, running, said, n_each, usages };
+        answers.submit(false)?;
+        Ok(answers)
+    }
+
+    /// Gives the engine as many of the answers that wait as it takes.
+    fn submit(&mut self, may_wait: bool) -> Result<(), ApiError> {
+        while let Some(next) = self.waiting.front() {
+            let stream = match self.decoder.engine.submit(next.request.clone()) {
+                Err(Error::Busy { .. }) if may_wait || !self.running.is_empty() => return Ok(()),
+                stream => stream?,
+            };
+            let Some(Waiting { index, reading, .. }) = self.waiting.pop_front() else { break };
+            let tokenizer = self.decoder.model().tokenizer()?;
+            let reader = reading.map(|Reading { format, tools, prompt_end }| {
+                AnswerReader::for_tokenizer(format, tokenizer).with_tools(&tools).after_prompt(&prompt_end)
+            });
+            self.running.push(Running { index, stream, reader, held: VecDeque::new(), has_calls: false, latest: None });
+        }
+        Ok(())
+    }
+
+    /// Tokens of all prompts and answers so far.
+    pub fn usage(&self) -> Usage {
+        let mut sum = Usage::default();
+        for (index, usage) in self.usages.iter().enumerate() {
+            // All answers to a prompt have it in common; what the later ones found of it was computed for the first.
+            if index % self.n_each == 0 {
+                sum.prompt_tokens += usage.prompt_tokens;
+                sum.cached_tokens += usage.cached_tokens;
+            }
+            sum.completion_tokens += usage.completion_tokens;
+        }
+        sum
+    }
+
+    /// What comes next; `None` when all answers are over.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub async fn next(&mut self) -> Option<Result<Said, ApiError>> {
+        loop {
+            if let Some(said) = self.said.pop_front() {
+                return Some(Ok(said));
+            }
+            if let Err(error) = self.submit(true) {
+                return Some(Err(error));
+            }
+            if self.running.is_empty() {
+                if self.waiting.is_empty() {
+                    return None;
+                }
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+            let running = &mut self.running;
+            let (at, piece) = poll_fn(|context| {
+                for (at, answer) in running.iter_mut().enumerate() {
+                    if let Poll::Ready(piece) = pin!(answer.stream.next()).poll(context) {
+                        return Poll::Ready((at, piece));
+                    }
+                }
+                Poll::Pending
+            })
+            .await;
+            let taken = match piece {
+                Some(Ok(piece)) => self.piece(at, piece),
+                Some(Err(error)) => Err(error),
+                None => self.end(at),
+            };
+            if let Err(error) = taken {
+                self.lease.note(&error);
+                return Some(Err(error.into()));
+            }
+        }
+    }
+
+    fn piece(&mut self, at: usize, piece: Piece) -> Result<(), Error> {
+        let Some(answer) = self.running.get_mut(at) else { return Ok(()) };
+        let (now, model) = (Instant::now(), self.lease.entry.name());
+        match answer.latest.replace(now) {
+            Some(latest) => self.metrics.further_token(model, now - latest),
+            None => self.metrics.first_token(model, now - self.since),
+        }
+        self.usages[answer.index] = answer.stream.usage();
+        let mut delta = Delta::default();
+        if let Some(told) = &piece.logprobs {
+            let tokenizer = self.decoder.model().tokenizer()?;
+            let bytes = |id| tokenizer.token_bytes(id).unwrap_or_default().to_vec();
+            let top = told.top.iter().map(|&(id, logprob)| (bytes(id), logprob)).collect();
+            answer.held.push_back(Token { bytes: bytes(piece.id), logprob: told.logprob, top });
+            let n_certain = answer.held.len().saturating_sub(piece.held);
+            delta.tokens.extend(answer.held.drain(..n_certain));
+        }
+        match &mut answer.reader {
+            Some(reader) => delta.add(reader.push(piece.id, &piece.text)?),
+            None => delta.text = piece.text,
+        }
+        answer.has_calls |= !delta.calls.is_empty();
+        if !delta.is_empty() {
+            self.said.push_back(Said::Delta(answer.index, delta));
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, at: usize) -> Result<(), Error> {
+        let mut answer = self.running.swap_remove(at);
+        // Of a stream that is over, only one whose engine is gone has no reason.
+        let reason = answer.stream.stop_reason().unwrap_or(StopReason::Cancelled);
+        let usage = answer.stream.usage();
+        self.usages[answer.index] = usage;
+        self.metrics.used(self.lease.entry.name(), usage);
+        let mut delta = Delta::default();
+        if let Some(reader) = &mut answer.reader {
+            delta.add(reader.finish());
+        }
+        match reason {
+            // These are the stop text's.
+            StopReason::StopText | StopReason::Cancelled => {}
+            StopReason::Eos => {
+                answer.held.pop_back();
+                delta.tokens.extend(answer.held.drain(..));
+            }
+            _ => delta.tokens.extend(answer.held.drain(..)),
+        }
+        let has_calls = answer.has_calls || !delta.calls.is_empty();
+        if !delta.is_empty() {
+            self.said.push_back(Said::Delta(answer.index, delta));
+        }
+        self.said.push_back(Said::End(answer.index, End { reason, has_calls, usage }));
+        Ok(())
+    }
+
+    /// All answers at their ends, by their numbers.
+    ///
+    /// # Errors
+    /// As [`Answers::next`].
+    pub async fn whole(&mut self) -> Result<Vec<(Delta, End)>, ApiError> {
+        let mut whole: Vec<(Delta, Option<End>)> = self.usages.iter().map(|_| (Delta::default(), None)).collect();
+        while let Some(said) = self.next().await {
+            match said? {
+                Said::Delta(index, delta) => {
+                    let all = &mut whole[index].0;
+                    all.thinking += &delta.thinking;
+                    all.text += &delta.text;
+                    all.calls.extend(delta.calls);
+                    all.tokens.extend(delta.tokens);
+                }
+                Said::End(index, end) => whole[index].1 = Some(end),
+            }
+        }
+        Ok(whole.into_iter().filter_map(|(delta, end)| Some((delta, end?))).collect())
+    }
+}
+
+impl Drop for Answers {
+    /// What was given up was computed all the same.
+    fn drop(&mut self) {
+        for answer in &self.running {
+            self.metrics.used(self.lease.entry.name(), answer.stream.usage());
+        }
+    }
+}
+
+/// Ids of calls. Answers of one request come from the same messages, so that their calls may come with the same ids.
+pub struct CallIds {
+    taken: HashSet<String>,
+    next: usize,
+}
+
+impl CallIds {
+    /// Messages say where a conversation's ids go on.
+    pub fn new(n_messages: usize) -> CallIds {
+        CallIds { taken: HashSet::new(), next: n_messages * 100 }
+    }
+
+    /// The id of a call: the model's own, if it has one that is new.
+    pub fn of(&mut self, call: &ToolCall) -> String {
+        let mut id = call.id.clone();
+        loop {
+            let id = id.take().unwrap_or_else(|| {
+                // Mistral's templates want names of nine letters and digits.
+                let id = format!("call{:05}", self.next % 100_000);
+                self.next += 1;
+                id
+            });
+            if self.taken.insert(id.clone()) {
+                return id;
+            }
+        }
+    }
+
+    /// A call as OpenAI's interface tells it.
+    pub fn told(&mut self, call: &ToolCall) -> Json {
+        let arguments = Json::Object(call.arguments.clone()).to_string();
+        json!({"id": self.of(call), "type": "function", "function": {"name": call.name, "arguments": arguments}})
+    }
+}
+
+/// Numbers of a request as OpenAI's interface tells them.
+pub fn usage_told(usage: Usage) -> Json {
+    json!({
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    })
+}

@@ -1,0 +1,257 @@
+//! What all endpoints have in common: the server's state, and how a request is read.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use axum::body::Body;
+use axum::extract::{FromRequest, Request};
+use axum::http::{HeaderMap, StatusCode, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde_json::{Map, Value as Json};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use super::answers::{Answers, Ask};
+use super::conversation::Conversation;
+use super::errors::ApiError;
+use super::fields::Fields;
+use super::guard::Guard;
+use super::limits::Limits;
+use super::metrics::Metrics;
+use super::models::{Decoder, Lease, Models};
+use super::page::Page;
+use crate::error::Error;
+
+/// Bodies below this are parsed where they are read: it takes less than to hand them to a thread.
+const SMALL_BODY: usize = 64 << 10;
+
+/// The server.
+pub struct App {
+    pub models: Models,
+    pub limits: Limits,
+    pub guard: Guard,
+    pub metrics: Arc<Metrics>,
+    pub page: Option<Page>,
+    /// Told of each request: its method, endpoint, status and time. Nothing of what it says.
+    pub log: Option<Arc<dyn Fn(&str) + Send + Sync>>,
+    /// Threads that parse large bodies and make prompts.
+    pub preparing: Arc<Semaphore>,
+}
+
+impl App {
+    /// Does what takes time by a request's size, in a thread of its own, so many at a time.
+    ///
+    /// # Errors
+    /// Those of the work.
+    pub async fn prepare<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let permit = self.preparing.clone().acquire_owned().await;
+        let work = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            work()
+        });
+        work.await.unwrap_or_else(|_| Err(broken()))
+    }
+
+    /// Has a model answer a conversation.
+    ///
+    /// # Errors
+    /// Those of [`Models::get`], [`Conversation::prepare`] and [`Answers::begin`].
+    pub async fn converse(&self, model: &str, conversation: Conversation, since: Instant) -> Result<Answers, ApiError> {
+        let lease = self.models.get(model).await?;
+        self.answer(lease, since, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await
+    }
+
+    /// Has a model answer prompts that are made in a thread.
+    ///
+    /// # Errors
+    /// Those of the prompts and of [`Answers::begin`].
+    pub async fn answer(
+        &self,
+        lease: Lease,
+        since: Instant,
+        asks: impl FnOnce(&Decoder) -> Result<Vec<Ask>, ApiError> + Send + 'static,
+    ) -> Result<Answers, ApiError> {
+        let decoder = lease.decoder()?;
+        let asks = self.prepare(move || asks(&decoder)).await?;
+        Answers::begin(lease, self.metrics.clone(), asks, since, since + self.limits.answer_time)
+    }
+
+    /// Has an encoder compute, in a thread and in parts, so that little is computed for a client that is gone. What was computed
+    /// is for the parts one after the other.
+    ///
+    /// # Errors
+    /// `busy` if as many requests wait as may; those of the work.
+    pub async fn compute<T: Send + 'static>(
+        &self,
+        lease: Lease,
+        mut part: impl FnMut(usize) -> Option<Result<T, Error>> + Send + 'static,
+    ) -> Result<Vec<T>, ApiError> {
+        let entry = lease.entry.clone();
+        let Ok(_room) = entry.batches.try_acquire() else {
+            return Err(Error::Busy { n_waiting: self.limits.batches }.into());
+        };
+        let turn = entry.computing.clone().acquire_owned().await;
+        let wanted = Wanted(Arc::new(AtomicBool::new(true)));
+        let is_wanted = wanted.0.clone();
+        let work = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            let mut done = Vec::new();
+            for at in 0.. {
+                if !is_wanted.load(Ordering::Relaxed) {
+                    break;
+                }
+                match part(at) {
+                    Some(Ok(result)) => done.push(result),
+                    Some(Err(error)) => {
+                        lease.note(&error);
+                        return Err(error.into());
+                    }
+                    None => break,
+                }
+            }
+            Ok(done)
+        });
+        work.await.unwrap_or_else(|_| Err(broken()))
+    }
+}
+
+/// Whether somebody still waits.
+struct Wanted(Arc<AtomicBool>);
+
+impl Drop for Wanted {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+fn broken() -> ApiError {
+    ApiError::refusal(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the server failed at this request")
+}
+
+/// When a request came.
+#[derive(Clone, Copy)]
+pub struct Since(pub Instant);
+
+/// A request's JSON.
+pub struct Asked {
+    pub json: Json,
+    pub since: Instant,
+}
+
+impl Asked {
+    /// Its fields.
+    ///
+    /// # Errors
+    /// If it is no object.
+    pub fn fields(&self) -> Result<Fields<'_>, ApiError> {
+        Fields::of(&self.json)
+    }
+}
+
+impl FromRequest<Arc<App>> for Asked {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Asked, ApiError> {
+        let since = request.extensions().get().map_or_else(Instant::now, |Since(since)| *since);
+        check_headers(request.headers(), request.uri().path().starts_with("/v1/"), app.limits.body_bytes)?;
+        let body = read(request.into_body(), &app.limits).await?;
+        let parse = |body: &[u8]| {
+            serde_json::from_slice(body).map_err(|error| {
+                let message = format!("the request is no JSON: {error}");
+                ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_json", message)
+            })
+        };
+        let json = match body.len() {
+            ..SMALL_BODY => parse(&body),
+            _ => app.prepare(move || parse(&body)).await,
+        };
+        Ok(Asked { json: json?, since })
+    }
+}
+
+/// Refuses a body by what its headers say of it.
+fn check_headers(headers: &HeaderMap, is_typed: bool, most: usize) -> Result<(), ApiError> {
+    let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("unreadable"));
+    let media = |message: String| {
+        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        Err(ApiError::refusal(status, "unsupported_media_type", message))
+    };
+    if let Some(kind) = text(header::CONTENT_TYPE)
+        && is_typed
+        && !kind.trim_start().to_ascii_lowercase().starts_with("application/json")
+    {
+        let kind: String = kind.chars().take(60).collect();
+        return media(format!("the request is {kind}, expected application/json"));
+    }
+    if let Some(encoding) = text(header::CONTENT_ENCODING)
+        && encoding != "identity"
+    {
+        return media("the request is compressed, expected it plain".into());
+    }
+    match text(header::CONTENT_LENGTH).and_then(|length| length.parse::<u64>().ok()) {
+        Some(length) if length > most as u64 => Err(too_large(most)),
+        _ => Ok(()),
+    }
+}
+
+fn too_large(most: usize) -> ApiError {
+    let message = format!("the request has more than {most} bytes");
+    ApiError::refusal(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+}
+
+/// Reads a body.
+async fn read(body: Body, limits: &Limits) -> Result<axum::body::Bytes, ApiError> {
+    let collected = timeout(limits.body_time, Limited::new(body, limits.body_bytes).collect()).await;
+    match collected {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(limits.body_bytes)),
+        Ok(Err(_)) => {
+            Err(ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_body", "the request's body ends before its time"))
+        }
+        Err(_) => {
+            let message = "the request's body did not come in time";
+            Err(ApiError::refusal(StatusCode::REQUEST_TIMEOUT, "request_timeout", message))
+        }
+    }
+}
+
+/// What identifies an answer.
+pub struct Head {
+    pub id: String,
+    /// Seconds since 1970.
+    pub created: u64,
+    pub model: String,
+}
+
+impl Head {
+    /// A head with a new id.
+    pub fn new(kind: &str, model: &str) -> Head {
+        let random = || super::sampling::random();
+        Head {
+            id: format!("{kind}-{:014x}{:014x}", random(), random()),
+            created: now().as_secs(),
+            model: model.to_owned(),
+        }
+    }
+
+    /// The beginning of an object.
+    pub fn object(&self, kind: &str) -> Map<String, Json> {
+        let Head { id, created, model } = self;
+        let fields: [(&str, Json); 4] = [
+            ("id", id.as_str().into()),
+            ("object", kind.into()),
+            ("created", (*created).into()),
+            ("model", model.as_str().into()),
+        ];
+        fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+}
+
+/// The time since 1970.
+pub fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}

@@ -1,0 +1,221 @@
+//! `/v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::Json as Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value as Json, json};
+
+use super::answers::{Answers, CallIds, Delta, Said, Token, usage_told};
+use super::app::{App, Asked, Head};
+use super::conversation::{Conversation, constraint_of, effort_of, message_of, tool_of};
+use super::errors::ApiError;
+use super::fields::Fields;
+use super::sampling::{self, Sampling};
+use super::sse::{Gone, Parts, Style, streamed};
+use crate::grammar::ToolChoice;
+
+const FIELDS: &[&str] = &[
+    "messages",
+    "max_completion_tokens",
+    "max_tokens",
+    "logprobs",
+    "top_logprobs",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "response_format",
+];
+
+/// Answers a conversation.
+pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Response, ApiError> {
+    let fields = asked.fields()?;
+    fields.only(&[sampling::FIELDS, FIELDS])?;
+    let model = fields.some_text("model")?.to_owned();
+    let sampling = Sampling::read(fields, &app.limits, &["max_completion_tokens", "max_tokens"], None)?;
+    let conversation = conversation_of(fields, &sampling)?;
+    let n_messages = conversation.messages.len();
+    let has_logprobs = conversation.each.iter().any(|options| options.logprobs.is_some());
+    let answers = app.converse(&model, conversation, asked.since).await?;
+    let told = Told { head: Head::new("chatcmpl", &model), has_logprobs, ids: CallIds::new(n_messages) };
+    match sampling.streams {
+        true => {
+            let with_usage = sampling.with_usage;
+            streamed(Style::Data, app.limits.keep_alive, move |parts| told.stream(answers, parts, with_usage)).await
+        }
+        false => told.whole(answers).await,
+    }
+}
+
+fn conversation_of(fields: Fields<'_>, sampling: &Sampling) -> Result<Conversation, ApiError> {
+    let messages = fields.list("messages", "a list of messages")?;
+    let messages = messages.ok_or_else(|| fields.wrong("messages", "a list of messages"))?;
+    if messages.is_empty() {
+        return Err(fields.wrong("messages", "a list of one message or more"));
+    }
+    let told = |(at, message): (usize, &Json)| message_of(message, &format!("messages[{at}]"));
+    let messages = messages.iter().enumerate().map(told).collect::<Result<Vec<_>, ApiError>>()?;
+    let has_logprobs = fields.flag("logprobs")? == Some(true);
+    let top = fields.whole("top_logprobs", 0, 20)?;
+    if top.is_some() && !has_logprobs {
+        return Err(fields.wrong("top_logprobs", "none where logprobs is not true"));
+    }
+    let mut each = sampling.each.clone();
+    for options in &mut each {
+        options.logprobs = has_logprobs.then_some(top.unwrap_or(0) as u32);
+    }
+    let tools = match fields.list("tools", "a list of tools")? {
+        Some(tools) => {
+            let told = |(at, tool): (usize, &Json)| match tool.get("type").and_then(Json::as_str) {
+                Some("function") => tool_of(tool.get("function"), &format!("tools[{at}].function")),
+                _ => {
+                    let param = format!("tools[{at}]");
+                    Err(ApiError::unsupported(
+                        &param,
+                        format!("{param} is of another type, only functions are supported"),
+                    ))
+                }
+            };
+            tools.iter().enumerate().map(told).collect::<Result<Vec<_>, ApiError>>()?
+        }
+        None => Vec::new(),
+    };
+    let choice = fields.get("tool_choice").map(|choice| match choice {
+        Json::String(choice) if choice == "auto" => Ok(ToolChoice::Auto),
+        Json::String(choice) if choice == "none" => Ok(ToolChoice::None),
+        Json::String(choice) if choice == "required" => Ok(ToolChoice::Required),
+        other => match other.pointer("/function/name").and_then(Json::as_str) {
+            Some(name) => Ok(ToolChoice::Tool(name.to_owned())),
+            None => {
+                let expected = r#""auto", "none", "required" or { type: "function", function: { name } }"#;
+                Err(fields.wrong("tool_choice", expected))
+            }
+        },
+    });
+    let (thinking, variables) = effort_of(fields, "reasoning_effort")?;
+    Ok(Conversation {
+        messages,
+        tools,
+        choice: choice.transpose()?,
+        parallel: fields.flag("parallel_tool_calls")?.unwrap_or(true),
+        thinking,
+        variables,
+        constraint: constraint_of(fields.get("response_format"), "response_format", "/json_schema/schema")?,
+        each,
+    })
+}
+
+/// How answers are told.
+struct Told {
+    head: Head,
+    has_logprobs: bool,
+    ids: CallIds,
+}
+
+impl Told {
+    async fn whole(mut self, mut answers: Answers) -> Result<Response, ApiError> {
+        let mut choices = Vec::new();
+        for (index, (delta, end)) in answers.whole().await?.into_iter().enumerate() {
+            let mut message = json!({"role": "assistant", "content": delta.text, "refusal": null});
+            if !delta.calls.is_empty() {
+                message["tool_calls"] = delta.calls.iter().map(|call| self.ids.told(call)).collect();
+            }
+            if !delta.thinking.is_empty() {
+                message["reasoning_content"] = delta.thinking.into();
+            }
+            let logprobs = if self.has_logprobs { logprobs_of(&delta.tokens) } else { Json::Null };
+            choices
+                .push(json!({"index": index, "message": message, "finish_reason": end.finish(), "logprobs": logprobs}));
+        }
+        let mut told = self.head.object("chat.completion");
+        told.insert("choices".into(), choices.into());
+        told.insert("usage".into(), usage_told(answers.usage()));
+        Ok(Body(Json::Object(told)).into_response())
+    }
+
+    fn chunk(&self, choices: Json, with_usage: bool) -> Map<String, Json> {
+        let mut told = self.head.object("chat.completion.chunk");
+        told.insert("choices".into(), choices);
+        if with_usage {
+            told.insert("usage".into(), Json::Null);
+        }
+        told
+    }
+
+    async fn stream(mut self, mut answers: Answers, parts: Parts, with_usage: bool) -> Result<Parts, Gone> {
+        // Of each answer whether it has begun, and its calls so far.
+        let mut begun: Vec<Option<usize>> = Vec::new();
+        while let Some(said) = answers.next().await {
+            let said = match said {
+                Ok(said) => said,
+                Err(error) => {
+                    parts.fail(error).await?;
+                    return Err(Gone);
+                }
+            };
+            let (index, delta, finish) = match said {
+                Said::Delta(index, delta) => (index, delta, None),
+                Said::End(index, end) => (index, Delta::default(), Some(end.finish())),
+            };
+            if begun.len() <= index {
+                begun.resize(index + 1, None);
+            }
+            let mut deltas = Vec::new();
+            let n_calls = begun[index].get_or_insert_with(|| {
+                deltas.push((json!({"role": "assistant", "content": ""}), Json::Null));
+                0
+            });
+            // Tokens come with the first part that they are of.
+            let has_tokens = self.has_logprobs && !delta.tokens.is_empty();
+            let mut logprobs = if has_tokens { logprobs_of(&delta.tokens) } else { Json::Null };
+            if !delta.thinking.is_empty() {
+                deltas.push((json!({"reasoning_content": delta.thinking}), logprobs.take()));
+            }
+            if !delta.text.is_empty() || (!logprobs.is_null() && delta.calls.is_empty()) {
+                deltas.push((json!({"content": delta.text}), logprobs.take()));
+            }
+            if !delta.calls.is_empty() {
+                let calls = delta.calls.iter().map(|call| {
+                    let mut told = self.ids.told(call);
+                    told["index"] = (*n_calls).into();
+                    *n_calls += 1;
+                    told
+                });
+                deltas.push((json!({"tool_calls": calls.collect::<Vec<_>>()}), logprobs.take()));
+            }
+            if finish.is_some() {
+                deltas.push((json!({}), Json::Null));
+            }
+            let last = deltas.len().saturating_sub(1);
+            for (at, (delta, logprobs)) in deltas.into_iter().enumerate() {
+                let finish = finish.filter(|_| at == last);
+                let choice = json!({"index": index, "delta": delta, "finish_reason": finish, "logprobs": logprobs});
+                parts.send(Json::Object(self.chunk(json!([choice]), with_usage))).await?;
+            }
+        }
+        if with_usage {
+            let mut told = self.chunk(json!([]), false);
+            told.insert("usage".into(), usage_told(answers.usage()));
+            parts.send(Json::Object(told)).await?;
+        }
+        Ok(parts)
+    }
+}
+
+/// Tokens and how likely they were.
+pub fn logprobs_of(tokens: &[Token]) -> Json {
+    json!({"content": tokens_told(tokens), "refusal": null})
+}
+
+/// Each token with the likeliest ones in its place.
+pub fn tokens_told(tokens: &[Token]) -> Vec<Json> {
+    let told = |bytes: &[u8], logprob: f32| json!({"token": Token::text(bytes), "logprob": logprob, "bytes": bytes});
+    let of_token = |token: &Token| {
+        let mut json = told(&token.bytes, token.logprob);
+        json["top_logprobs"] = token.top.iter().map(|(bytes, logprob)| told(bytes, *logprob)).collect();
+        json
+    };
+    tokens.iter().map(of_token).collect()
+}

@@ -1,0 +1,228 @@
+//! `/v1/completions`: texts that are continued as they are.
+
+use std::sync::Arc;
+
+use axum::Json as Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value as Json, json};
+
+use super::answers::{Answers, Ask, End, Said, Token, usage_told};
+use super::app::{App, Asked, Head};
+use super::errors::ApiError;
+use super::fields::Fields;
+use super::sampling::{self, Sampling};
+use super::sse::{Gone, Parts, Style, streamed};
+use crate::error::Error;
+use crate::generate::Model;
+
+const FIELDS: &[&str] = &["prompt", "max_tokens", "echo", "logprobs"];
+
+/// Tokens of an answer where none are named, as in OpenAI's interface.
+const USUAL_TOKENS: u64 = 16;
+
+/// A text, or tokens as they are.
+enum Prompt {
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+impl Prompt {
+    fn ids(&self, model: &Model) -> Result<Vec<u32>, Error> {
+        match self {
+            Prompt::Text(text) => model.encode(text),
+            Prompt::Ids(ids) => Ok(ids.clone()),
+        }
+    }
+
+    fn text(&self, model: &Model) -> Result<String, Error> {
+        match self {
+            Prompt::Text(text) => Ok(text.clone()),
+            Prompt::Ids(ids) => model.tokenizer()?.decode(ids, true),
+        }
+    }
+}
+
+/// Continues texts.
+pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Response, ApiError> {
+    let fields = asked.fields()?;
+    fields.only(&[sampling::FIELDS, FIELDS])?;
+    let model = fields.some_text("model")?.to_owned();
+    let Sampling { mut each, streams, with_usage } =
+        Sampling::read(fields, &app.limits, &["max_tokens"], Some(USUAL_TOKENS))?;
+    let logprobs = fields.whole("logprobs", 0, 5)?;
+    let echo = fields.flag("echo")?.unwrap_or(false);
+    if echo && logprobs.is_some() {
+        return Err(ApiError::unsupported("logprobs", "logprobs of a prompt, with echo, are not supported"));
+    }
+    each.iter_mut().for_each(|options| options.logprobs = logprobs.map(|n| n as u32));
+    let prompts = prompts_of(fields)?;
+    if prompts.len() * each.len() > app.limits.choices {
+        let expected = format!("at most {} answers to all prompts", app.limits.choices);
+        return Err(fields.wrong("prompt", &expected));
+    }
+    let (n_prompts, n_each) = (prompts.len(), each.len());
+    let lease = app.models.get(&model).await?;
+    let decoder = lease.decoder()?;
+    let begins = match echo {
+        true => prompts.iter().map(|prompt| prompt.text(decoder.model())).collect::<Result<Vec<_>, _>>()?,
+        false => vec![String::new(); n_prompts],
+    };
+    let asks = move |decoder: &super::models::Decoder| {
+        let ask = |prompt: Prompt| Ok(Ask { ids: prompt.ids(decoder.model())?, each: each.clone(), reading: None });
+        prompts.into_iter().map(ask).collect::<Result<Vec<_>, ApiError>>()
+    };
+    let answers = app.answer(lease, asked.since, asks).await?;
+    // What each answer begins with.
+    let begins: Vec<String> = begins.into_iter().flat_map(|begin| vec![begin; n_each]).collect();
+    let told = Told { head: Head::new("cmpl", &model), has_logprobs: logprobs.is_some(), begins };
+    match streams {
+        true => {
+            streamed(Style::Data, app.limits.keep_alive, move |parts| told.stream(answers, parts, with_usage)).await
+        }
+        false => told.whole(answers).await,
+    }
+}
+
+/// A text, a list of token ids, or a list of those.
+fn prompts_of(fields: Fields<'_>) -> Result<Vec<Prompt>, ApiError> {
+    let id = |id: &Json| id.as_u64().and_then(|id| u32::try_from(id).ok());
+    let one = |prompt: &Json| match prompt {
+        Json::String(text) => Some(Prompt::Text(text.clone())),
+        Json::Array(ids) if !ids.is_empty() => Some(Prompt::Ids(ids.iter().map(id).collect::<Option<Vec<_>>>()?)),
+        _ => None,
+    };
+    let given = fields.get("prompt");
+    let all = given.and_then(|given| {
+        one(given).map(|prompt| vec![prompt]).or_else(|| {
+            let list = given.as_array().filter(|list| !list.is_empty())?;
+            list.iter().map(one).collect()
+        })
+    });
+    all.ok_or_else(|| fields.wrong("prompt", "a text, a list of token ids, or a list of those"))
+}
+
+/// How answers are told.
+struct Told {
+    head: Head,
+    has_logprobs: bool,
+    begins: Vec<String>,
+}
+
+/// No tool is called in plain text.
+fn finish_of(end: &End) -> &'static str {
+    if end.is_cut() { "length" } else { "stop" }
+}
+
+impl Told {
+    async fn whole(mut self, mut answers: Answers) -> Result<Response, ApiError> {
+        let mut choices = Vec::new();
+        for (index, (delta, end)) in answers.whole().await?.into_iter().enumerate() {
+            let text = self.begins.get_mut(index).map(std::mem::take).unwrap_or_default() + &delta.text;
+            let logprobs = if self.has_logprobs { Offsets::default().logprobs_of(&delta.tokens) } else { Json::Null };
+            choices.push(json!({"index": index, "text": text, "finish_reason": finish_of(&end), "logprobs": logprobs}));
+        }
+        let mut told = self.head.object("text_completion");
+        told.insert("choices".into(), choices.into());
+        told.insert("usage".into(), usage_told(answers.usage()));
+        Ok(Body(Json::Object(told)).into_response())
+    }
+
+    async fn stream(mut self, mut answers: Answers, parts: Parts, with_usage: bool) -> Result<Parts, Gone> {
+        let mut offsets: Vec<Offsets> = self.begins.iter().map(|_| Offsets::default()).collect();
+        while let Some(said) = answers.next().await {
+            let (index, text, tokens, finish) = match said {
+                Ok(Said::Delta(index, delta)) => (index, delta.text, delta.tokens, None),
+                Ok(Said::End(index, end)) => (index, String::new(), Vec::new(), Some(finish_of(&end))),
+                Err(error) => {
+                    parts.fail(error).await?;
+                    return Err(Gone);
+                }
+            };
+            let text = self.begins.get_mut(index).map(std::mem::take).unwrap_or_default() + &text;
+            let logprobs = match (self.has_logprobs && !tokens.is_empty(), offsets.get_mut(index)) {
+                (true, Some(offsets)) => offsets.logprobs_of(&tokens),
+                _ => Json::Null,
+            };
+            let choice = json!({"index": index, "text": text, "finish_reason": finish, "logprobs": logprobs});
+            parts.send(Json::Object(self.chunk(json!([choice]), with_usage.then_some(Json::Null)))).await?;
+        }
+        if with_usage {
+            let usage = usage_told(answers.usage());
+            parts.send(Json::Object(self.chunk(json!([]), Some(usage)))).await?;
+        }
+        Ok(parts)
+    }
+
+    fn chunk(&self, choices: Json, usage: Option<Json>) -> Map<String, Json> {
+        let mut told = self.head.object("text_completion");
+        told.insert("choices".into(), choices);
+        told.extend(usage.map(|usage| ("usage".to_owned(), usage)));
+        told
+    }
+}
+
+/// Where the tokens of a text begin, in UTF-16 units as in OpenAI's interface. A token may be a part of a character.
+#[derive(Default)]
+struct Offsets {
+    n_units: usize,
+    /// The beginning of a character.
+    begun: Vec<u8>,
+}
+
+impl Offsets {
+    fn logprobs_of(&mut self, tokens: &[Token]) -> Json {
+        let (mut texts, mut logprobs, mut tops, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for token in tokens {
+            texts.push(Token::text(&token.bytes));
+            logprobs.push(token.logprob);
+            let top: Map<String, Json> =
+                token.top.iter().map(|(bytes, logprob)| (Token::text(bytes), (*logprob).into())).collect();
+            tops.push(top);
+            offsets.push(self.n_units);
+            self.add(&token.bytes);
+        }
+        json!({"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets})
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        self.begun.extend_from_slice(bytes);
+        let mut rest = self.begun.as_slice();
+        loop {
+            let (text, wrong) = match std::str::from_utf8(rest) {
+                Ok(text) => (text, None),
+                Err(error) => {
+                    let (valid, _) = rest.split_at(error.valid_up_to());
+                    (std::str::from_utf8(valid).unwrap_or_default(), Some(error.error_len()))
+                }
+            };
+            self.n_units += text.encode_utf16().count();
+            rest = rest.get(text.len()..).unwrap_or_default();
+            match wrong {
+                // Shown as one character that stands for what is none.
+                Some(Some(n)) => {
+                    self.n_units += 1;
+                    rest = rest.get(n..).unwrap_or_default();
+                }
+                _ => break,
+            }
+        }
+        self.begun = rest.to_vec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_count_utf_16_units_of_characters_that_come_in_parts() {
+        let tokens = [&b"a"[..], &[0xf0, 0x9f], &[0x98, 0x80], b"\xffb", "é".as_bytes(), b"c"];
+        let tokens: Vec<Token> =
+            tokens.iter().map(|bytes| Token { bytes: bytes.to_vec(), logprob: 0.0, top: Vec::new() }).collect();
+        let mut offsets = Offsets::default();
+        let (begin, end) = tokens.split_at(2);
+        assert_eq!(offsets.logprobs_of(begin)["text_offset"], json!([0, 1]));
+        assert_eq!(offsets.logprobs_of(end)["text_offset"], json!([1, 3, 5, 6]));
+    }
+}

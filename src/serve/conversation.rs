@@ -1,0 +1,255 @@
+//! A conversation and what its answer must be like, checked, and then made into a prompt.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Map, Value as Json, json};
+
+use super::answers::{Ask, Reading};
+use super::errors::ApiError;
+use super::fields::Fields;
+use super::models::Decoder;
+use crate::answer::{Format, Mark};
+use crate::chat::{ChatOptions, Message};
+use crate::error::Error;
+use crate::generate::GenerateOptions;
+use crate::grammar::{Constraint, ToolChoice, ToolRules};
+use crate::tokenizer::{EncodeOptions, Tokenizer};
+
+/// Tokens of a prompt in which its template may begin a thought.
+const PROMPT_END: usize = 16;
+
+/// How much a model is to think; the first one is not at all.
+pub const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
+
+/// What is to be answered.
+pub struct Conversation {
+    pub messages: Vec<Message>,
+    /// In the shape that templates take.
+    pub tools: Vec<Json>,
+    pub choice: Option<ToolChoice>,
+    /// Whether an answer may have several calls.
+    pub parallel: bool,
+    /// Whether the model may think; what its template does if `None`.
+    pub thinking: Option<bool>,
+    /// Further variables of the template.
+    pub variables: Map<String, Json>,
+    /// What the text of the answer must match.
+    pub constraint: Option<Constraint>,
+    pub each: Vec<GenerateOptions>,
+}
+
+impl Conversation {
+    /// The prompt, and what its answers are bound to. This takes time by the length of the conversation.
+    ///
+    /// # Errors
+    /// [`Error::Template`] if the model has no template or one that refuses the messages; [`Error::Constraint`] for tools that
+    /// cannot be enforced.
+    pub fn prepare(self, decoder: &Decoder) -> Result<Ask, ApiError> {
+        let Conversation { messages, tools, choice, parallel, thinking, mut variables, constraint, mut each } = self;
+        let template = decoder.template.as_ref().ok_or_else(|| Error::Template {
+            field: "chat template".into(),
+            expected: "one in the model's file: this is a model that continues texts".into(),
+            found: "missing".into(),
+        })?;
+        let asks_for_call = matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_)));
+        if asks_for_call && (tools.is_empty() || constraint.is_some()) {
+            let lacks = if tools.is_empty() { "there are no tools" } else { "a response format leaves no room for it" };
+            let message = format!("tool_choice asks for a call, and {lacks}");
+            return Err(ApiError { message, ..ApiError::invalid("tool_choice", None, "") });
+        }
+        if let Some(thinks) = thinking {
+            for name in ["enable_thinking", "thinking"] {
+                variables.entry(name).or_insert_with(|| thinks.into());
+            }
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).ok();
+        let told = ChatOptions {
+            tools: (!tools.is_empty()).then(|| tools.clone()),
+            variables,
+            now: now.and_then(|since| i64::try_from(since.as_secs()).ok()),
+            ..ChatOptions::default()
+        };
+        let tokenizer = decoder.model().tokenizer()?;
+        let mut ids = template.encode(tokenizer, &messages, &told)?;
+        let end_of =
+            |ids: &[u32]| tokenizer.decode(ids.get(ids.len().saturating_sub(PROMPT_END)..).unwrap_or_default(), false);
+        let mut prompt_end = end_of(&ids)?;
+        let constraint = match constraint {
+            Some(constraint) => {
+                ids.extend(opening(decoder.format, tokenizer, &prompt_end)?);
+                prompt_end = end_of(&ids)?;
+                Some(constraint)
+            }
+            None if tools.is_empty() => None,
+            None => {
+                let choice = choice.unwrap_or_default();
+                // Of a format that is not known, calls are neither read nor enforced.
+                match decoder.format == Format::Plain && choice == ToolChoice::Auto {
+                    true => None,
+                    false => {
+                        let thinking = thinking != Some(false);
+                        let rules = ToolRules { format: decoder.format, choice, parallel, thinking };
+                        Some(Constraint::tools(&tools, &rules, tokenizer, &prompt_end)?)
+                    }
+                }
+            }
+        };
+        for options in &mut each {
+            options.constraint.clone_from(&constraint);
+            options.stop_ids.clone_from(&decoder.stop_ids);
+            options.stop.extend(template.stop_texts().iter().map(|&text| text.to_owned()));
+        }
+        Ok(Ask { ids, each, reading: Some(Reading { format: decoder.format, tools, prompt_end }) })
+    }
+}
+
+/// What stands between a prompt and an answer that has to match something from its first character on: the end of a thought
+/// that the prompt has begun, or the header that such an answer has.
+fn opening(format: Format, tokenizer: &Tokenizer, prompt_end: &str) -> Result<Vec<u32>, Error> {
+    let encode = |text: &str| tokenizer.encode_with(text, EncodeOptions { add_special: false, parse_special: true });
+    if format == Format::Harmony {
+        let is_open = prompt_end.trim_end().ends_with("assistant");
+        return if is_open { encode("<|channel|>final<|message|>") } else { Ok(Vec::new()) };
+    }
+    let marks = format.marks();
+    let opened =
+        marks.iter().position(|(name, mark)| *mark == Mark::ThinkOpen && prompt_end.trim_end().ends_with(name));
+    let closing = opened.and_then(|at| marks.get(at..)?.iter().find(|(_, mark)| *mark == Mark::ThinkClose));
+    match closing {
+        Some((name, _)) => encode(&format!("{name}\n\n")),
+        None => Ok(Vec::new()),
+    }
+}
+
+/// A message in OpenAI's shape, as templates know it.
+///
+/// # Errors
+/// Those about a field.
+pub fn message_of(message: &Json, param: &str) -> Result<Message, ApiError> {
+    let object = message.as_object().ok_or_else(|| ApiError::invalid(param, Some(message), "an object with a role"))?;
+    let path = format!("{param}.");
+    let fields = Fields::within(object, &path);
+    fields.only(&[&[
+        "role",
+        "content",
+        "tool_calls",
+        "tool_call_id",
+        "name",
+        "refusal",
+        "reasoning_content",
+        "function_call",
+        "audio",
+        "annotations",
+    ]])?;
+    let role = fields.some_text("role")?;
+    for field in ["function_call", "audio"] {
+        if fields.get(field).is_some() {
+            return Err(ApiError::unsupported(fields.name(field), format!("{} is not supported", fields.name(field))));
+        }
+    }
+    let calls = match fields.list("tool_calls", "a list of calls")? {
+        Some(calls) => {
+            let told = |(at, call): (usize, &Json)| call_of(call, &format!("{param}.tool_calls[{at}]"));
+            Some(calls.iter().enumerate().map(told).collect::<Result<Vec<Json>, ApiError>>()?)
+        }
+        None => None,
+    };
+    let content = match fields.get("content") {
+        Some(Json::String(text)) => text.clone(),
+        None if calls.is_some() => String::new(),
+        Some(Json::Array(parts)) => joined(parts, &fields.name("content"), &["text"])?,
+        _ => return Err(fields.wrong("content", "a text or a list of texts")),
+    };
+    let mut message = Message::new(if role == "developer" { "system" } else { role }, content);
+    if let Some(calls) = calls.filter(|calls| !calls.is_empty()) {
+        message.fields.insert("tool_calls".into(), calls.into());
+    }
+    for field in ["tool_call_id", "name", "reasoning_content"] {
+        if let Some(text) = fields.text(field)? {
+            message.fields.insert(field.into(), text.into());
+        }
+    }
+    Ok(message)
+}
+
+/// The text of a list of parts of these types.
+pub fn joined(parts: &[Json], param: &str, types: &[&str]) -> Result<String, ApiError> {
+    let mut text = String::new();
+    for (at, part) in parts.iter().enumerate() {
+        let kind = part.get("type").and_then(Json::as_str).unwrap_or("unknown");
+        match part.get("text").and_then(Json::as_str).filter(|_| types.contains(&kind)) {
+            Some(part) => text += part,
+            None => {
+                let kind: String = kind.chars().take(60).collect();
+                let param = format!("{param}[{at}]");
+                return Err(ApiError::unsupported(
+                    &param,
+                    format!("{param} is of the type {kind}, only text is supported"),
+                ));
+            }
+        }
+    }
+    Ok(text)
+}
+
+/// A call of an earlier answer. Templates take objects as arguments.
+fn call_of(call: &Json, param: &str) -> Result<Json, ApiError> {
+    let name = call.pointer("/function/name").and_then(Json::as_str);
+    let name = name.ok_or_else(|| ApiError::invalid(param, Some(call), "a call of a function"))?;
+    let given = call.pointer("/function/arguments");
+    let arguments = arguments_of(given, &format!("{param}.function.arguments"))?;
+    let id = call.get("id").cloned().unwrap_or_default();
+    Ok(json!({"type": "function", "id": id, "function": {"name": name, "arguments": arguments}}))
+}
+
+/// Arguments of a call: JSON as a text.
+pub fn arguments_of(given: Option<&Json>, param: &str) -> Result<Json, ApiError> {
+    let parsed = given.and_then(Json::as_str).and_then(|text| serde_json::from_str(text).ok());
+    parsed.ok_or_else(|| ApiError::invalid(param, given, "JSON"))
+}
+
+/// A tool as templates know it, of what stands in `function`. Calls are valid by its parameters whether it is `strict` or not.
+pub fn tool_of(function: Option<&Json>, param: &str) -> Result<Json, ApiError> {
+    let name = function.and_then(|function| function.get("name"));
+    let (Some(function), Some(_)) = (function.and_then(Json::as_object), name.and_then(Json::as_str)) else {
+        return Err(ApiError::invalid(format!("{param}.name"), name, "a text"));
+    };
+    let mut told = Map::new();
+    for field in ["name", "description", "parameters"] {
+        told.extend(
+            function.get(field).filter(|value| !value.is_null()).map(|value| (field.to_owned(), value.clone())),
+        );
+    }
+    Ok(json!({"type": "function", "function": told}))
+}
+
+/// How much the model is to think: whether it may, and what its template is told.
+pub fn effort_of(fields: Fields<'_>, field: &str) -> Result<(Option<bool>, Map<String, Json>), ApiError> {
+    let mut variables = Map::new();
+    Ok(match fields.text(field)? {
+        None => (None, variables),
+        Some("none") => (Some(false), variables),
+        Some(effort) if EFFORTS.contains(&effort) => {
+            variables.insert("reasoning_effort".into(), effort.into());
+            (None, variables)
+        }
+        Some(_) => return Err(fields.wrong(field, &EFFORTS.join(", "))),
+    })
+}
+
+/// What an answer must match by a format in OpenAI's shape. `schema` is where a format of the type `json_schema` has it.
+pub fn constraint_of(format: Option<&Json>, param: &str, schema: &str) -> Result<Option<Constraint>, ApiError> {
+    let Some(format) = format else { return Ok(None) };
+    match format.get("type").and_then(Json::as_str) {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(Constraint::JsonObject)),
+        Some("json_schema") => match format.pointer(schema) {
+            Some(schema) if schema.is_object() => Ok(Some(Constraint::JsonSchema(schema.clone()))),
+            found => Err(ApiError::invalid(format!("{param}{}", schema.replace('/', ".")), found, "a schema")),
+        },
+        _ => {
+            let expected = "of the type text, json_object or json_schema";
+            Err(ApiError::invalid(param, Some(format), expected))
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! `/v1/embeddings` and `/v1/rerank`: vectors of texts, and how well texts answer a query.
+
+use std::sync::Arc;
+
+use axum::Json as Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Value as Json, json};
+
+use super::app::{App, Asked};
+use super::errors::ApiError;
+use super::models::Lease;
+use crate::error::Error;
+
+/// Texts that are computed before it is looked whether somebody still waits.
+const PART: usize = 64;
+
+/// A part of some vectors: numbers one behind the other, and tokens of their texts.
+pub type Vectors = (Vec<f32>, usize);
+
+/// Makes vectors.
+///
+/// # Errors
+/// Those of [`App::compute`].
+pub async fn vectors_of(app: &App, lease: Lease, texts: Vec<String>) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
+    let embedder = lease.embedder()?;
+    let dims = embedder.dims() as usize;
+    let part = move |at: usize| {
+        let texts = texts.get(at * PART..).filter(|rest| !rest.is_empty())?;
+        let texts = texts.get(..PART).unwrap_or(texts);
+        let compute = || {
+            let mut n_tokens = 0;
+            for text in texts {
+                n_tokens += embedder.encode(text)?.ids.len();
+            }
+            Ok::<Vectors, Error>((pollster::block_on(embedder.embed(texts))?, n_tokens))
+        };
+        Some(compute())
+    };
+    let parts = app.compute(lease, part).await?;
+    let n_tokens = parts.iter().map(|(_, n)| n).sum();
+    let vectors = parts.iter().flat_map(|(numbers, _)| numbers.chunks(dims).map(<[f32]>::to_vec)).collect();
+    Ok((vectors, n_tokens))
+}
+
+/// `/v1/embeddings`.
+pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Response, ApiError> {
+    let fields = asked.fields()?;
+    fields.only(&[&["model", "input", "encoding_format", "dimensions", "user"]])?;
+    let model = fields.some_text("model")?;
+    let as_base64 = match fields.text("encoding_format")? {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(_) => return Err(fields.wrong("encoding_format", r#""float" or "base64""#)),
+    };
+    fields.text("user")?;
+    let is_of_ids = |input: &Json| {
+        input
+            .as_array()
+            .is_some_and(|list| !list.is_empty() && list.iter().all(|one| one.is_number() || one.is_array()))
+    };
+    if fields.get("input").is_some_and(is_of_ids) {
+        return Err(ApiError::unsupported("input", "input is of token ids, only texts are supported"));
+    }
+    let texts = fields.texts("input", app.limits.texts)?;
+    let texts =
+        texts.ok_or_else(|| fields.wrong("input", &format!("a text or a list of 1 to {} texts", app.limits.texts)))?;
+    let texts: Vec<String> = texts.into_iter().map(str::to_owned).collect();
+    let dimensions = fields.whole("dimensions", 1, (1 << 31) - 1)?;
+    let lease = app.models.get(model).await?;
+    let dims = u64::from(lease.embedder()?.dims());
+    if let Some(dimensions) = dimensions.filter(|&dimensions| dimensions != dims) {
+        let message = format!("dimensions is {dimensions}, and the vectors of {model} have {dims}: they cannot be cut");
+        return Err(ApiError::unsupported("dimensions", message));
+    }
+    let (vectors, n) = vectors_of(&app, lease, texts).await?;
+    let told = |(index, vector): (usize, &Vec<f32>)| {
+        let embedding = match as_base64 {
+            true => BASE64_STANDARD
+                .encode(vector.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>())
+                .into(),
+            false => json!(vector),
+        };
+        json!({"object": "embedding", "index": index, "embedding": embedding})
+    };
+    let data: Vec<Json> = vectors.iter().enumerate().map(told).collect();
+    let usage = json!({"prompt_tokens": n, "total_tokens": n});
+    Ok(Body(json!({"object": "list", "data": data, "model": model, "usage": usage})).into_response())
+}
+
+/// `/v1/rerank`, in the shape that Cohere's and Jina's interfaces have in common.
+pub async fn rerank(State(app): State<Arc<App>>, asked: Asked) -> Result<Response, ApiError> {
+    let fields = asked.fields()?;
+    fields.only(&[&["model", "query", "documents", "top_n", "return_documents", "user"]])?;
+    let model = fields.some_text("model")?;
+    let query = fields.some_text("query")?.to_owned();
+    let most = app.limits.texts;
+    let expected = format!("a list of 1 to {most} texts, or of objects with a text");
+    let given = fields.list("documents", &expected)?.filter(|list| (1..=most).contains(&list.len()));
+    let text = |one: &Json| Some(one.as_str().or_else(|| one.get("text")?.as_str())?.to_owned());
+    let documents: Option<Vec<String>> = given.and_then(|list| list.iter().map(text).collect());
+    let documents = Arc::new(documents.ok_or_else(|| fields.wrong("documents", &expected))?);
+    let top_n = fields.whole("top_n", 1, (1 << 31) - 1)?.map_or(usize::MAX, |n| n as usize);
+    let returns = fields.flag("return_documents")?.unwrap_or(false);
+    let lease = app.models.get(model).await?;
+    let reranker = lease.reranker()?;
+    let of_thread = documents.clone();
+    let part = move |at: usize| {
+        let texts = of_thread.get(at * PART..).filter(|rest| !rest.is_empty())?;
+        let texts = texts.get(..PART).unwrap_or(texts);
+        let compute = || {
+            let mut n_tokens = 0;
+            for text in texts {
+                n_tokens += reranker.encode(&query, text)?.ids.len();
+            }
+            Ok::<Vectors, Error>((pollster::block_on(reranker.score(&query, texts))?, n_tokens))
+        };
+        Some(compute())
+    };
+    let parts = app.compute(lease, part).await?;
+    let n: usize = parts.iter().map(|(_, n)| n).sum();
+    let mut ranked: Vec<(usize, f32)> = parts.into_iter().flat_map(|(scores, _)| scores).enumerate().collect();
+    // Of equal scores the one that was given first.
+    ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    ranked.truncate(top_n);
+    let told = |(index, score): (usize, f32)| {
+        let mut told = json!({"index": index, "relevance_score": score});
+        if let Some(text) = documents.get(index).filter(|_| returns) {
+            told["document"] = json!({"text": text});
+        }
+        told
+    };
+    let results: Vec<Json> = ranked.into_iter().map(told).collect();
+    let usage = json!({"prompt_tokens": n, "total_tokens": n});
+    Ok(Body(json!({"object": "list", "model": model, "results": results, "usage": usage})).into_response())
+}

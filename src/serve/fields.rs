@@ -1,0 +1,140 @@
+//! A request's fields, each checked for its type and range as it is read. A field that is `null` is as one that is missing.
+
+use serde_json::{Map, Value as Json};
+
+use super::errors::ApiError;
+
+/// Numbers are exact up to here in every language.
+pub const MOST_EXACT: u64 = (1 << 53) - 1;
+
+/// An object of a request.
+#[derive(Clone, Copy)]
+pub struct Fields<'a> {
+    object: &'a Map<String, Json>,
+    /// What the object is called in errors, with a dot at its end; nothing for the request itself.
+    path: &'a str,
+}
+
+impl<'a> Fields<'a> {
+    /// The request itself.
+    ///
+    /// # Errors
+    /// If it is no object.
+    pub fn of(request: &'a Json) -> Result<Fields<'a>, ApiError> {
+        let object = request
+            .as_object()
+            .ok_or_else(|| ApiError { param: None, ..ApiError::invalid("the request", Some(request), "an object") })?;
+        Ok(Fields { object, path: "" })
+    }
+
+    /// An object in it.
+    pub fn within(object: &'a Map<String, Json>, path: &'a str) -> Fields<'a> {
+        Fields { object, path }
+    }
+
+    /// What a field is called in errors.
+    pub fn name(&self, field: &str) -> String {
+        format!("{}{field}", self.path)
+    }
+
+    /// Refuses fields that ask for what nobody does: all that are not among these.
+    ///
+    /// # Errors
+    /// `unsupported_value` naming the field.
+    pub fn only(&self, known: &[&[&str]]) -> Result<(), ApiError> {
+        for (field, value) in self.object {
+            let is_known = known.iter().any(|names| names.contains(&field.as_str()));
+            if !is_known && !value.is_null() && !is_neutral(field, value) {
+                let name = self.name(&field.chars().take(60).collect::<String>());
+                return Err(ApiError::unsupported(&name, format!("{name} is not supported")));
+            }
+        }
+        Ok(())
+    }
+
+    /// A field's value.
+    pub fn get(&self, field: &str) -> Option<&'a Json> {
+        self.object.get(field).filter(|value| !value.is_null())
+    }
+
+    /// An error about a field.
+    pub fn wrong(&self, field: &str, expected: &str) -> ApiError {
+        ApiError::invalid(self.name(field), self.get(field), expected)
+    }
+
+    fn read<T>(
+        &self,
+        field: &str,
+        expected: &str,
+        read: impl FnOnce(&'a Json) -> Option<T>,
+    ) -> Result<Option<T>, ApiError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        read(value).map(Some).ok_or_else(|| self.wrong(field, expected))
+    }
+
+    /// A number within these bounds.
+    pub fn number(&self, field: &str, least: f64, most: f64) -> Result<Option<f64>, ApiError> {
+        let expected = format!("a number from {least} to {most}");
+        self.read(field, &expected, |value| value.as_f64().filter(|number| (least..=most).contains(number)))
+    }
+
+    /// A whole number within these bounds, which may be written with a fraction of zero.
+    pub fn whole(&self, field: &str, least: u64, most: u64) -> Result<Option<u64>, ApiError> {
+        let expected = format!("a whole number from {least} to {most}");
+        let read = |value: &Json| {
+            let exact = |number: &f64| number.fract() == 0.0 && (0.0..=MOST_EXACT as f64).contains(number);
+            let number = value.as_u64().or_else(|| value.as_f64().filter(exact).map(|number| number as u64));
+            number.filter(|number| (least..=most).contains(number))
+        };
+        self.read(field, &expected, read)
+    }
+
+    /// `true` or `false`.
+    pub fn flag(&self, field: &str) -> Result<Option<bool>, ApiError> {
+        self.read(field, "true or false", Json::as_bool)
+    }
+
+    /// A text.
+    pub fn text(&self, field: &str) -> Result<Option<&'a str>, ApiError> {
+        self.read(field, "a text", Json::as_str)
+    }
+
+    /// A text that must be there.
+    pub fn some_text(&self, field: &str) -> Result<&'a str, ApiError> {
+        self.text(field)?.ok_or_else(|| self.wrong(field, "a text"))
+    }
+
+    /// A list.
+    pub fn list(&self, field: &str, expected: &str) -> Result<Option<&'a [Json]>, ApiError> {
+        self.read(field, expected, |value| value.as_array().map(Vec::as_slice))
+    }
+
+    /// An object.
+    pub fn object(&self, field: &str, expected: &str) -> Result<Option<&'a Map<String, Json>>, ApiError> {
+        self.read(field, expected, Json::as_object)
+    }
+
+    /// A text or a list of at most `most` texts.
+    pub fn texts(&self, field: &str, most: usize) -> Result<Option<Vec<&'a str>>, ApiError> {
+        let expected = format!("a text or a list of 1 to {most} texts");
+        self.read(field, &expected, |value| match value {
+            Json::String(text) => Some(vec![text.as_str()]),
+            Json::Array(list) if (1..=most).contains(&list.len()) => list.iter().map(Json::as_str).collect(),
+            _ => None,
+        })
+    }
+}
+
+/// Whether a field that is not known asks for nothing.
+fn is_neutral(field: &str, value: &Json) -> bool {
+    match field {
+        "store" => value == false,
+        "service_tier" => value == "auto" || value == "default",
+        "truncation" => value == "disabled",
+        "background" => value == false,
+        // Clients' notes to themselves.
+        "metadata" => value.is_object(),
+        "prompt_cache_key" | "safety_identifier" => value.is_string(),
+        _ => false,
+    }
+}

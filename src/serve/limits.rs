@@ -1,0 +1,58 @@
+//! What a client may ask for at most.
+
+use std::time::Duration;
+
+/// Limits of a server. What exceeds one of them is refused before it costs anything.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limits {
+    /// Bytes of a request's body.
+    pub body_bytes: usize,
+    /// Bytes of a request's line and headers.
+    pub header_bytes: usize,
+    /// Headers of a request.
+    pub headers: usize,
+    /// How long a client may take for a request's headers, and leave a connection idle.
+    pub header_time: Duration,
+    /// How long a client may take for a request's body.
+    pub body_time: Duration,
+    /// Connections at a time. Further ones wait until one ends.
+    pub connections: usize,
+    /// Tokens of an answer; none but the context's if `None`.
+    pub max_tokens: Option<usize>,
+    /// How long an answer may take, from its request to its end, where it is cut off.
+    pub answer_time: Duration,
+    /// Answers of a request, of all its prompts together.
+    pub choices: usize,
+    /// Stop texts of a request.
+    pub stops: usize,
+    /// Texts of a request for vectors, and documents of one for scores.
+    pub texts: usize,
+    /// Requests for vectors and scores at a time for each model, those that wait included.
+    pub batches: usize,
+    /// How often a stream without news says that it is alive.
+    pub keep_alive: Duration,
+    /// How long answers in progress may take once the server was told to end.
+    pub drain: Duration,
+}
+
+impl Default for Limits {
+    /// 8 MiB of body, 32 KiB and 100 headers within 10 s, 512 connections, 10 minutes for an answer.
+    fn default() -> Self {
+        Limits {
+            body_bytes: 8 << 20,
+            header_bytes: 32 << 10,
+            headers: 100,
+            header_time: Duration::from_secs(10),
+            body_time: Duration::from_secs(30),
+            connections: 512,
+            max_tokens: None,
+            answer_time: Duration::from_secs(600),
+            choices: 128,
+            stops: 64,
+            texts: 2048,
+            batches: 32,
+            keep_alive: Duration::from_secs(15),
+            drain: Duration::from_secs(30),
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! Which models there are: loaded when they are asked for, unloaded when nobody does.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use axum::http::StatusCode;
+use tokio::sync::{Mutex as AsyncMutex, Semaphore};
+
+use super::errors::ApiError;
+use crate::answer::Format;
+use crate::chat::ChatTemplate;
+use crate::embed::{Embedder, Reranker};
+use crate::engine::{Engine, EngineOptions, EngineStats};
+use crate::error::Error;
+use crate::generate::Model;
+use crate::recording::MemoryPlan;
+
+/// A model that continues texts, with what computes for it.
+pub struct Decoder {
+    /// Computes.
+    pub engine: Engine,
+    /// Its chat template, if it has one.
+    pub template: Option<ChatTemplate>,
+    /// How it writes thoughts and calls.
+    pub format: Format,
+    /// Tokens that end an answer beyond those that end a text.
+    pub stop_ids: Vec<u32>,
+}
+
+impl Decoder {
+    /// Begins an engine for a model. `template` is the name of one that is built in, for a model without.
+    ///
+    /// # Errors
+    /// Those of [`Engine::spawn`] and of the template.
+    pub fn new(model: &Model, options: &EngineOptions, template: Option<&str>) -> Result<Decoder, Error> {
+        let tokenizer = model.tokenizer()?;
+        let own = ChatTemplate::for_model(model.chat_source(), tokenizer)?;
+        let template = own.or_else(|| ChatTemplate::known(template?));
+        let templates: String = model.chat_source().templates.iter().map(|(_, source)| source.as_str()).collect();
+        let format = Format::detect(&templates, |name| tokenizer.special_id(name).is_some());
+        let stop_ids = match &template {
+            Some(template) => template.stop_ids(tokenizer)?,
+            None => Vec::new(),
+        };
+        Ok(Decoder { engine: Engine::spawn(model, options)?, template, format, stop_ids })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        self.engine.model()
+    }
+}
+
+/// What was loaded.
+#[derive(Clone)]
+pub enum Loaded {
+    /// It continues texts.
+    Decoder(Arc<Decoder>),
+    /// It makes vectors.
+    Embedder(Embedder),
+    /// It scores documents.
+    Reranker(Reranker),
+}
+
+impl Loaded {
+    /// What it is, for a message.
+    fn kind(&self) -> &'static str {
+        match self {
+            Loaded::Decoder(_) => "a model that continues texts",
+            Loaded::Embedder(_) => "an encoder that makes vectors",
+            Loaded::Reranker(_) => "a cross-encoder that scores documents",
+        }
+    }
+
+    /// Bytes of memory by kind.
+    pub fn plan(&self) -> Option<MemoryPlan> {
+        match self {
+            Loaded::Decoder(decoder) => Some(decoder.model().plan()),
+            Loaded::Embedder(embedder) => embedder.plan().ok(),
+            Loaded::Reranker(reranker) => reranker.plan().ok(),
+        }
+    }
+}
+
+/// Loads a model.
+pub type Load = dyn Fn() -> Result<Loaded, Error> + Send + Sync;
+
+/// A model that a server has.
+pub struct ModelSpec {
+    name: String,
+    size_bytes: u64,
+    load: Box<Load>,
+}
+
+impl ModelSpec {
+    /// A model of that name, which requests say in `model`, and the size of its files. `load` is called in a thread of its own
+    /// each time that the model is loaded.
+    pub fn new(
+        name: impl Into<String>,
+        size_bytes: u64,
+        load: impl Fn() -> Result<Loaded, Error> + Send + Sync + 'static,
+    ) -> ModelSpec {
+        ModelSpec { name: name.into(), size_bytes, load: Box::new(load) }
+    }
+
+    /// The name that requests say.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// How models are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeepOptions {
+    /// Models that are loaded at a time; the one that was used longest ago makes room. All if `None`.
+    pub max_loaded: Option<usize>,
+    /// Unloads a model that nobody has used for so long; never if `None`.
+    pub idle: Option<Duration>,
+    /// Waits with loading until a model is asked for.
+    pub lazy: bool,
+}
+
+/// A model, loaded or not.
+pub struct Entry {
+    pub spec: ModelSpec,
+    /// Seconds since 1970 when the server began.
+    pub created: u64,
+    /// Held while it is loaded, so that two requests load it once.
+    slot: AsyncMutex<()>,
+    state: Mutex<State>,
+    n_users: AtomicUsize,
+    /// Rooms for requests that no engine queues.
+    pub batches: Arc<Semaphore>,
+    /// Of those rooms the ones that compute.
+    pub computing: Arc<Semaphore>,
+}
+
+struct State {
+    loaded: Option<Loaded>,
+    used: Instant,
+    /// How long it stays after its last use, if a client said so: `None` within is for ever.
+    keep: Option<Option<Duration>>,
+}
+
+impl Entry {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is loaded, if it is.
+    pub fn loaded(&self) -> Option<Loaded> {
+        self.state().loaded.clone()
+    }
+
+    /// The name that requests say.
+    pub fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// Bytes of its files.
+    pub fn size_bytes(&self) -> u64 {
+        self.spec.size_bytes
+    }
+
+    /// What its engine did, and does.
+    pub fn stats(&self) -> Option<EngineStats> {
+        match self.loaded()? {
+            Loaded::Decoder(decoder) => Some(decoder.engine.stats()),
+            _ => None,
+        }
+    }
+
+    /// Takes it out of memory, as soon as the requests that have it are done.
+    pub fn unload(&self) {
+        self.state().loaded = None;
+    }
+
+    /// How long it is kept after its last use, in place of what the server does with others.
+    pub fn keep_for(&self, keep: Option<Duration>) {
+        self.state().keep = Some(keep);
+    }
+}
+
+/// A model in use: it is not unloaded for want of use.
+pub struct Lease {
+    pub entry: Arc<Entry>,
+    pub loaded: Loaded,
+}
+
+impl Lease {
+    fn of(entry: &Arc<Entry>, loaded: Loaded) -> Lease {
+        entry.n_users.fetch_add(1, Ordering::Relaxed);
+        entry.state().used = Instant::now();
+        Lease { entry: entry.clone(), loaded }
+    }
+
+    /// Has the next request load it anew, if that is what an error asks for.
+    pub fn note(&self, error: &Error) {
+        if error.code() == "device_lost" {
+            self.entry.unload();
+        }
+    }
+
+    /// The model that continues texts.
+    ///
+    /// # Errors
+    /// If it is another one.
+    pub fn decoder(&self) -> Result<Arc<Decoder>, ApiError> {
+        match &self.loaded {
+            Loaded::Decoder(decoder) => Ok(decoder.clone()),
+            other => Err(self.another(other, "generates nothing")),
+        }
+    }
+
+    /// The encoder.
+    ///
+    /// # Errors
+    /// If it is another one.
+    pub fn embedder(&self) -> Result<Embedder, ApiError> {
+        match &self.loaded {
+            Loaded::Embedder(embedder) => Ok(embedder.clone()),
+            other => Err(self.another(other, "makes no vectors")),
+        }
+    }
+
+    /// The cross-encoder.
+    ///
+    /// # Errors
+    /// If it is another one.
+    pub fn reranker(&self) -> Result<Reranker, ApiError> {
+        match &self.loaded {
+            Loaded::Reranker(reranker) => Ok(reranker.clone()),
+            other => Err(self.another(other, "scores nothing")),
+        }
+    }
+
+    fn another(&self, loaded: &Loaded, lacks: &str) -> ApiError {
+        let message = format!("{} is {} and {lacks}", self.entry.name(), loaded.kind());
+        ApiError { message, ..ApiError::invalid("model", None, "") }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let is_last = self.entry.n_users.fetch_sub(1, Ordering::Relaxed) == 1;
+        let mut state = self.entry.state();
+        state.used = Instant::now();
+        if is_last && state.keep == Some(Some(Duration::ZERO)) {
+            state.loaded = None;
+        }
+    }
+}
+
+/// All models of a server.
+pub struct Models {
+    pub entries: Vec<Arc<Entry>>,
+    keep: KeepOptions,
+    /// Held while room is made.
+    room: AsyncMutex<()>,
+    /// Told of errors that clients are not told of.
+    tell: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
+impl Models {
+    pub fn new(
+        specs: Vec<ModelSpec>,
+        keep: KeepOptions,
+        batches: usize,
+        tell: Arc<dyn Fn(&str) + Send + Sync>,
+    ) -> Result<Models, Error> {
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let mut entries: Vec<Arc<Entry>> = Vec::new();
+        for spec in specs {
+            if entries.iter().any(|entry| entry.name() == spec.name) {
+                let (expected, found) = ("names that differ".into(), format!("`{}` twice", spec.name));
+                return Err(Error::Option { option: "models", expected, found });
+            }
+            entries.push(Arc::new(Entry {
+                spec,
+                created,
+                slot: AsyncMutex::new(()),
+                state: Mutex::new(State { loaded: None, used: Instant::now(), keep: None }),
+                n_users: AtomicUsize::new(0),
+                batches: Arc::new(Semaphore::new(batches)),
+                computing: Arc::new(Semaphore::new(1)),
+            }));
+        }
+        Ok(Models { entries, keep, room: AsyncMutex::new(()), tell })
+    }
+
+    /// Loads those that are to be there from the beginning.
+    ///
+    /// # Errors
+    /// Those of loading.
+    pub fn preload(&self) -> Result<(), Error> {
+        let n = if self.keep.lazy { 0 } else { self.keep.max_loaded.unwrap_or(self.entries.len()) };
+        for entry in self.entries.iter().take(n) {
+            let loaded = (entry.spec.load)()?;
+            entry.state().loaded = Some(loaded);
+        }
+        Ok(())
+    }
+
+    /// The model of that name. Ollama's clients may say `name:latest`.
+    ///
+    /// # Errors
+    /// `model_not_found`.
+    pub fn find(&self, name: &str) -> Result<&Arc<Entry>, ApiError> {
+        let named = |name: &str| self.entries.iter().find(|entry| entry.name() == name);
+        let found = named(name).or_else(|| named(name.strip_suffix(":latest")?));
+        found.ok_or_else(|| ApiError::no_model(name))
+    }
+
+    /// The same, loaded.
+    ///
+    /// # Errors
+    /// `model_not_found`; `busy` if all places for models are in use; those of loading.
+    pub async fn get(&self, name: &str) -> Result<Lease, ApiError> {
+        let entry = self.find(name)?;
+        if let Some(loaded) = entry.loaded() {
+            return Ok(Lease::of(entry, loaded));
+        }
+        let _loading = entry.slot.lock().await;
+        // Another request may have been first.
+        if let Some(loaded) = entry.loaded() {
+            return Ok(Lease::of(entry, loaded));
+        }
+        let _room = match self.keep.max_loaded {
+            Some(most) => {
+                let room = self.room.lock().await;
+                self.make_room(most)?;
+                Some(room)
+            }
+            None => None,
+        };
+        let of_thread = entry.clone();
+        let loaded = tokio::task::spawn_blocking(move || (of_thread.spec.load)()).await;
+        let loaded = loaded
+            .unwrap_or_else(|panic| Err(Error::Gpu { context: "loading a model".into(), message: panic.to_string() }));
+        let loaded = loaded.map_err(|error| {
+            (self.tell)(&format!("{}: {error}", entry.name()));
+            // What is wrong with a model's file is not the request's fault.
+            let status = StatusCode::INTERNAL_SERVER_ERROR;
+            ApiError { status, param: None, ..ApiError::from(error) }
+        })?;
+        entry.state().loaded = Some(loaded.clone());
+        Ok(Lease::of(entry, loaded))
+    }
+
+    /// Unloads what was used longest ago until one more model may be loaded.
+    fn make_room(&self, most: usize) -> Result<(), ApiError> {
+        loop {
+            let loaded: Vec<_> = self.entries.iter().filter(|entry| entry.loaded().is_some()).collect();
+            if loaded.len() < most {
+                return Ok(());
+            }
+            let idle = loaded.into_iter().filter(|entry| entry.n_users.load(Ordering::Relaxed) == 0);
+            let Some(oldest) = idle.min_by_key(|entry| entry.state().used) else {
+                let message = format!("as many models are in use as the server keeps, {most}");
+                return Err(ApiError::refusal(StatusCode::TOO_MANY_REQUESTS, "busy", message));
+            };
+            oldest.unload();
+        }
+    }
+
+    /// Unloads what nobody has used for as long as it is kept.
+    pub fn sweep(&self) {
+        for entry in &self.entries {
+            let mut state = entry.state();
+            let keep = state.keep.unwrap_or(self.keep.idle);
+            let is_idle = entry.n_users.load(Ordering::Relaxed) == 0;
+            if is_idle && keep.is_some_and(|keep| state.used.elapsed() >= keep) {
+                state.loaded = None;
+            }
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! What the server answers, as an OpenAPI document. Field by field it is the interface that is named.
+
+use serde_json::{Map, Value as Json, json};
+
+/// Method, path, what it does, and the fields that a request must have.
+pub const ENDPOINTS: [(&str, &str, &str, &[&str]); 19] = [
+    ("post", "/v1/chat/completions", "Answers a conversation, as OpenAI's Chat Completions", &["model", "messages"]),
+    ("post", "/v1/completions", "Continues texts, as OpenAI's Completions", &["model", "prompt"]),
+    ("post", "/v1/responses", "Answers an input, as OpenAI's Responses", &["model", "input"]),
+    ("post", "/v1/embeddings", "Makes vectors of texts, as OpenAI's Embeddings", &["model", "input"]),
+    (
+        "post",
+        "/v1/rerank",
+        "Ranks documents by a query, as Cohere's and Jina's Rerank",
+        &["model", "query", "documents"],
+    ),
+    ("get", "/v1/models", "Lists the models", &[]),
+    ("get", "/v1/models/{name}", "A model", &[]),
+    ("post", "/v1/models/{name}/load", "Loads a model", &[]),
+    ("post", "/v1/models/{name}/unload", "Unloads a model once its requests are done", &[]),
+    ("post", "/api/generate", "Continues or answers a text, as Ollama's", &["model"]),
+    ("post", "/api/chat", "Answers a conversation, as Ollama's", &["model"]),
+    ("post", "/api/embed", "Makes vectors of texts, as Ollama's", &["model", "input"]),
+    ("get", "/api/tags", "Lists the models, as Ollama's", &[]),
+    ("get", "/api/ps", "Lists the models that are loaded, as Ollama's", &[]),
+    ("post", "/api/show", "A model, as Ollama's", &["model"]),
+    ("get", "/api/version", "The server's version", &[]),
+    ("get", "/health", "Whether the server is there; needs no key", &[]),
+    ("get", "/metrics", "Measures in the text that Prometheus reads", &[]),
+    ("get", "/openapi.json", "This document", &[]),
+];
+
+/// The document.
+pub fn document() -> Json {
+    let mut paths = Map::new();
+    for (method, path, summary, required) in ENDPOINTS {
+        let answers = json!({
+            "200": {"description": "Done."},
+            "4XX": {"$ref": "#/components/responses/Error"},
+            "5XX": {"$ref": "#/components/responses/Error"},
+        });
+        let mut told = json!({"summary": summary, "responses": answers});
+        if !required.is_empty() {
+            let schema = json!({"type": "object", "required": required});
+            told["requestBody"] = json!({"required": true, "content": {"application/json": {"schema": schema}}});
+        }
+        if path.contains("{name}") {
+            told["parameters"] =
+                json!([{"name": "name", "in": "path", "required": true, "schema": {"type": "string"}}]);
+        }
+        if path == "/health" {
+            told["security"] = json!([]);
+        }
+        let entry = paths.entry(path).or_insert_with(|| json!({}));
+        entry[method] = told;
+    }
+    let error = json!({
+        "type": "object",
+        "required": ["message", "type", "param", "code"],
+        "properties": {
+            "message": {"type": "string"},
+            "type": {"type": "string"},
+            "param": {"type": ["string", "null"]},
+            "code": {"type": "string"},
+        },
+    });
+    let body = json!({"type": "object", "required": ["error"], "properties": {"error": error}});
+    json!({
+        "openapi": "3.1.0",
+        "info": {"title": "tilewright", "version": env!("CARGO_PKG_VERSION")},
+        "paths": paths,
+        "components": {
+            "responses": {
+                "Error": {
+                    "description": "What is wrong, in OpenAI's shape; paths under /api have a text in `error`, as Ollama's.",
+                    "content": {"application/json": {"schema": body}},
+                },
+            },
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    })
+}

@@ -1,0 +1,206 @@
+//! Which path leads where, and what happens around each request.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::Json as Body;
+use axum::Router;
+use axum::body::{Body as AnyBody, Bytes};
+use axum::extract::{MatchedPath, Path, Request, State};
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use hyper::body::{Frame, SizeHint};
+use serde_json::{Value as Json, json};
+
+use super::app::{App, Since};
+use super::errors::ApiError;
+use super::models::Entry;
+use super::{chat, completions, embeddings, ollama, openapi, responses};
+
+/// What measures call a path that nothing answers.
+const OTHER: &str = "other";
+
+/// Paths that need no key: what watches the server, and files that are for anyone.
+const OPEN: [&str; 2] = ["/health", OTHER];
+
+/// All endpoints.
+pub fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/embeddings", post(embeddings::create))
+        .route("/v1/rerank", post(embeddings::rerank))
+        .route("/v1/models", get(list))
+        .route("/v1/models/{*name}", get(retrieve).post(load))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/embed", post(ollama::embed))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::loaded))
+        .route("/api/show", post(ollama::show))
+        .route("/api/version", get(ollama::version))
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .route("/openapi.json", get(async || Body(openapi::document())))
+        .method_not_allowed_fallback(wrong_method)
+        .fallback(other)
+        .layer(from_fn_with_state(app.clone(), around))
+        .with_state(app)
+}
+
+/// Checks who asks, and measures and logs the request.
+async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let since = Instant::now();
+    request.extensions_mut().insert(Since(since));
+    let endpoint =
+        request.extensions().get::<MatchedPath>().map_or_else(|| OTHER.into(), |path| path.as_str().to_owned());
+    let is_ollama = request.uri().path().starts_with("/api/");
+    let watch = Watch { app: app.clone(), endpoint, method: request.method().clone(), since, status: None };
+    let cors = app.guard.cors(request.headers());
+    let checked = app.guard.check_source(request.uri(), request.headers());
+    let preflight = app.guard.preflight(request.method(), request.headers());
+    let checked = checked.and_then(|()| match OPEN.contains(&watch.endpoint.as_str()) || preflight.is_some() {
+        true => Ok(()),
+        false => app.guard.check_key(request.headers()),
+    });
+    let mut response = match (checked, preflight) {
+        (Err(refusal), _) => refusal.into_response(),
+        (Ok(()), Some(told)) => (StatusCode::NO_CONTENT, told).into_response(),
+        (Ok(()), None) => next.run(request).await,
+    };
+    if is_ollama && let Some(error) = response.extensions().get::<ApiError>() {
+        response = (error.status, response.headers().clone(), Body(json!({"error": error.message}))).into_response();
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+    }
+    response.headers_mut().extend(cors);
+    watch.answered(response)
+}
+
+/// Measures a request until its answer is out, or its client is gone.
+struct Watch {
+    app: Arc<App>,
+    endpoint: String,
+    method: Method,
+    since: Instant,
+    status: Option<u16>,
+}
+
+impl Watch {
+    fn answered(mut self, response: Response) -> Response {
+        let status = response.status().as_u16();
+        self.status = Some(status);
+        self.app.metrics.answered(&self.endpoint, status);
+        response.map(|body| AnyBody::new(Watched { body, _watch: self }))
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        /// What others call a request whose client did not wait.
+        const GONE: u16 = 499;
+        let time = self.since.elapsed();
+        if self.status.is_none() {
+            self.app.metrics.answered(&self.endpoint, GONE);
+        }
+        self.app.metrics.ended(&self.endpoint, time);
+        if let Some(log) = &self.app.log {
+            let status = self.status.unwrap_or(GONE);
+            let told = json!({
+                "time": super::app::now().as_secs(),
+                "method": self.method.as_str(),
+                "endpoint": self.endpoint,
+                "status": status,
+                "ms": time.as_millis() as u64,
+            });
+            log(&told.to_string());
+        }
+    }
+}
+
+/// A body that is measured.
+struct Watched {
+    body: AnyBody,
+    _watch: Watch,
+}
+
+impl hyper::body::Body for Watched {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+async fn wrong_method(method: Method, path: MatchedPath) -> ApiError {
+    let message = format!("{} does not take {method}", path.as_str());
+    ApiError::refusal(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+}
+
+/// Static files, or nothing.
+async fn other(State(app): State<Arc<App>>, request: Request) -> Response {
+    if let Some(page) = app.page.as_ref().filter(|_| matches!(*request.method(), Method::GET | Method::HEAD))
+        && let Some(file) = page.get(request.uri().path()).await
+    {
+        return file;
+    }
+    let message = format!("nothing answers {} at this path", request.method());
+    ApiError::refusal(StatusCode::NOT_FOUND, "unknown_url", message).into_response()
+}
+
+fn entry_told(entry: &Entry) -> Json {
+    let status = if entry.loaded().is_some() { "loaded" } else { "unloaded" };
+    json!({"id": entry.name(), "object": "model", "created": entry.created, "owned_by": "local", "status": status})
+}
+
+async fn list(State(app): State<Arc<App>>) -> Body<Json> {
+    let data: Vec<Json> = app.models.entries.iter().map(|entry| entry_told(entry)).collect();
+    Body(json!({"object": "list", "data": data}))
+}
+
+async fn retrieve(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Body<Json>, ApiError> {
+    Ok(Body(entry_told(app.models.find(&name)?)))
+}
+
+/// `/v1/models/NAME/load` and `/unload`.
+async fn load(State(app): State<Arc<App>>, Path(path): Path<String>) -> Result<Body<Json>, ApiError> {
+    let entry = match path.rsplit_once('/') {
+        Some((name, "load")) => app.models.get(name).await?.entry.clone(),
+        Some((name, "unload")) => {
+            let entry = app.models.find(name)?;
+            entry.unload();
+            entry.clone()
+        }
+        _ => {
+            let message = "a model is read with GET, and takes POST at /load and /unload";
+            return Err(ApiError::refusal(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message));
+        }
+    };
+    Ok(Body(entry_told(&entry)))
+}
+
+async fn health(State(app): State<Arc<App>>) -> Body<Json> {
+    let n_loaded = app.models.entries.iter().filter(|entry| entry.loaded().is_some()).count();
+    Body(json!({"status": "ok", "models": app.models.entries.len(), "loaded": n_loaded}))
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> Response {
+    let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+    ([(header::CONTENT_TYPE, kind)], app.metrics.text(&app.models)).into_response()
+}

@@ -1,0 +1,143 @@
+//! What requests in OpenAI's shape have in common: how tokens are chosen, and how many answers there are.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+
+use serde_json::Value as Json;
+
+use super::errors::ApiError;
+use super::fields::{Fields, MOST_EXACT};
+use super::limits::Limits;
+use crate::generate::GenerateOptions;
+
+/// Fields that [`Sampling::read`] reads.
+pub const FIELDS: &[&str] = &[
+    "model",
+    "temperature",
+    "top_p",
+    "stop",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "n",
+    "stream",
+    "stream_options",
+    "user",
+    "top_k",
+    "min_p",
+    "repeat_penalty",
+];
+
+/// More tokens than any context holds.
+const NO_LIMIT: u64 = (1 << 31) - 1;
+
+/// What a request asks of its answers.
+pub struct Sampling {
+    /// Of each answer: they differ in their seeds alone.
+    pub each: Vec<GenerateOptions>,
+    pub streams: bool,
+    pub with_usage: bool,
+}
+
+impl Sampling {
+    /// Reads and checks them. `max_tokens` are the names of the field for it, the first one that is there counts; without any it
+    /// is `usual`, or as many as there is room for.
+    pub fn read(
+        fields: Fields<'_>,
+        limits: &Limits,
+        max_tokens: &[&str],
+        usual: Option<u64>,
+    ) -> Result<Sampling, ApiError> {
+        let n = fields.whole("n", 1, limits.choices as u64)?.unwrap_or(1);
+        let seed = fields.whole("seed", 0, MOST_EXACT + 1 - n)?;
+        let limit = limits.max_tokens.map_or(NO_LIMIT, |most| most as u64);
+        let mut asked = None;
+        for name in max_tokens {
+            let found = fields.whole(name, 0, NO_LIMIT)?;
+            asked = asked.or(found);
+            if let Some(found) = found.filter(|&found| found > limit) {
+                let expected = format!("at most {limit}, the server's limit");
+                return Err(ApiError::invalid(fields.name(name), Some(&found.into()), &expected));
+            }
+        }
+        let usual_options = GenerateOptions::default();
+        let number = |field, least, most, usual: f32| {
+            Ok::<f32, ApiError>(fields.number(field, least, most)?.map_or(usual, |number| number as f32))
+        };
+        let common = GenerateOptions {
+            max_tokens: asked.or(usual).unwrap_or(NO_LIMIT).min(limit) as usize,
+            temperature: number("temperature", 0.0, 2.0, 1.0)?,
+            top_p: number("top_p", 0.0, 1.0, usual_options.top_p)?,
+            top_k: fields.whole("top_k", 0, u64::from(u32::MAX))?.map_or(usual_options.top_k, |k| k as u32),
+            min_p: number("min_p", 0.0, 1.0, usual_options.min_p)?,
+            repeat_penalty: number("repeat_penalty", 0.0, 100.0, usual_options.repeat_penalty)?,
+            presence_penalty: number("presence_penalty", -2.0, 2.0, 0.0)?,
+            frequency_penalty: number("frequency_penalty", -2.0, 2.0, 0.0)?,
+            logit_bias: biases(fields)?,
+            stop: stops(fields, "stop", limits)?,
+            ..usual_options
+        };
+        common.check()?;
+        fields.text("user")?;
+        let streams = fields.flag("stream")?.unwrap_or(false);
+        let stream_options = fields.object("stream_options", "an object")?;
+        let with_usage = match stream_options {
+            Some(options) => {
+                let options = Fields::within(options, "stream_options.");
+                options.only(&[&["include_usage", "include_obfuscation"]])?;
+                if options.flag("include_obfuscation")? == Some(true) {
+                    let name = "stream_options.include_obfuscation";
+                    return Err(ApiError::unsupported(name, format!("{name} is not supported")));
+                }
+                options.flag("include_usage")?.unwrap_or(false)
+            }
+            None => false,
+        };
+        let each = (0..n).map(|at| {
+            let seed = seed.map_or_else(random, |seed| seed + at);
+            GenerateOptions { seed, ..common.clone() }
+        });
+        Ok(Sampling { each: each.collect(), streams, with_usage })
+    }
+}
+
+/// A seed that nobody has named.
+pub fn random() -> u64 {
+    RandomState::new().hash_one(std::time::SystemTime::now()) & MOST_EXACT
+}
+
+/// Stop texts.
+pub fn stops(fields: Fields<'_>, field: &str, limits: &Limits) -> Result<Vec<String>, ApiError> {
+    if fields.get(field).and_then(Json::as_array).is_some_and(Vec::is_empty) {
+        return Ok(Vec::new());
+    }
+    let stops = fields.texts(field, limits.stops)?.unwrap_or_default();
+    match stops.iter().any(|stop| stop.is_empty()) {
+        true => Err(fields.wrong(field, "a text or a list of texts, none of them empty")),
+        false => Ok(stops.into_iter().map(str::to_owned).collect()),
+    }
+}
+
+fn biases(fields: Fields<'_>) -> Result<BTreeMap<u32, f32>, ApiError> {
+    let mut biases = BTreeMap::new();
+    for (id, bias) in fields.object("logit_bias", "an object of biases by token ids")?.into_iter().flatten() {
+        // A sign or zeros in front would be another spelling of the same token.
+        let number = id.parse::<u32>().ok().filter(|number| number.to_string() == *id);
+        let Some(number) = number else {
+            let shown = Json::from(id.chars().take(60).collect::<String>());
+            let message = format!("logit_bias has the key {shown}, expected a token's id");
+            let refusal = ApiError::invalid("logit_bias", None, "");
+            return Err(ApiError { message, ..refusal });
+        };
+        let Some(value) = bias.as_f64().filter(|bias| bias.abs() <= 100.0) else {
+            return Err(ApiError::invalid(
+                format!("logit_bias[\"{number}\"]"),
+                Some(bias),
+                "a number from -100 to 100",
+            ));
+        };
+        biases.insert(number, value as f32);
+    }
+    Ok(biases)
+}

@@ -1,0 +1,189 @@
+//! Answers that are sent while they are computed: as server-sent events, or as lines of JSON.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use hyper::body::Frame;
+use serde_json::Value as Json;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
+
+use super::errors::ApiError;
+
+/// Parts of an answer that wait for a client that reads slowly. What is computed beyond them waits in the engine's stream.
+const MOST_WAITING: usize = 16;
+
+/// How parts are written.
+#[derive(Clone, Copy)]
+pub enum Style {
+    /// `data: JSON`, with `data: [DONE]` at the end.
+    Data,
+    /// `event: TYPE` and `data: JSON` that has its type in `type`.
+    Named,
+    /// A line of JSON.
+    Lines,
+}
+
+impl Style {
+    fn content_type(self) -> HeaderValue {
+        HeaderValue::from_static(match self {
+            Style::Data | Style::Named => "text/event-stream",
+            Style::Lines => "application/x-ndjson",
+        })
+    }
+
+    fn part(self, json: &Json) -> Bytes {
+        match (self, json.get("type").and_then(Json::as_str)) {
+            (Style::Named, Some(kind)) => format!("event: {kind}\ndata: {json}\n\n"),
+            (Style::Lines, _) => format!("{json}\n"),
+            _ => format!("data: {json}\n\n"),
+        }
+        .into()
+    }
+
+    /// What is sent where the status was sent already: an error is a part, and the last one.
+    fn failure(self, error: &ApiError) -> Bytes {
+        let body = error.body();
+        match self {
+            Style::Data => self.part(&body),
+            Style::Named => {
+                let told = |field: &str| body.pointer(&format!("/error/{field}")).cloned().unwrap_or_default();
+                let (code, message, param) = (told("code"), told("message"), told("param"));
+                self.part(&serde_json::json!({"type": "error", "code": code, "message": message, "param": param}))
+            }
+            Style::Lines => self.part(&serde_json::json!({"error": error.message})),
+        }
+    }
+
+    fn end(self) -> Option<Bytes> {
+        matches!(self, Style::Data).then(|| Bytes::from_static(b"data: [DONE]\n\n"))
+    }
+
+    /// What says nothing, for clients that would think that nobody is there any more.
+    fn sign_of_life(self) -> Option<Bytes> {
+        (!matches!(self, Style::Lines)).then(|| Bytes::from_static(b": alive\n\n"))
+    }
+}
+
+/// Sends parts of an answer.
+pub struct Parts {
+    style: Style,
+    sender: mpsc::Sender<Result<Bytes, ApiError>>,
+}
+
+/// Nobody reads any more.
+pub struct Gone;
+
+impl Parts {
+    /// Sends a part; waits while the client reads too slowly.
+    ///
+    /// # Errors
+    /// [`Gone`].
+    pub async fn send(&self, json: Json) -> Result<(), Gone> {
+        self.sender.send(Ok(self.style.part(&json))).await.map_err(|_| Gone)
+    }
+
+    /// Sends an error as the last part.
+    ///
+    /// # Errors
+    /// [`Gone`].
+    pub async fn fail(&self, error: ApiError) -> Result<(), Gone> {
+        self.sender.send(Err(error)).await.map_err(|_| Gone)
+    }
+
+    async fn finish(&self) -> Result<(), Gone> {
+        match self.style.end() {
+            Some(end) => self.sender.send(Ok(end)).await.map_err(|_| Gone),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Work that ends when nobody wants it any more.
+struct Work(JoinHandle<()>);
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// An answer that `work` sends part by part. Its status waits for the first part, so that what is wrong with the request is known
+/// by then, but no longer than `alive`, after which the answer begins with a sign of life. A client that goes away ends the work.
+///
+/// # Errors
+/// The one that came in place of a first part.
+pub async fn streamed<W>(style: Style, alive: Duration, work: impl FnOnce(Parts) -> W) -> Result<Response, ApiError>
+where
+    W: Future<Output = Result<Parts, Gone>> + Send + 'static,
+{
+    let (sender, mut receiver) = mpsc::channel(MOST_WAITING);
+    let parts = work(Parts { style, sender });
+    let work = Work(tokio::spawn(async move {
+        if let Ok(parts) = parts.await {
+            let _ = parts.finish().await;
+        }
+    }));
+    let first = match timeout(alive, receiver.recv()).await {
+        Ok(Some(first)) => Some(first?),
+        Ok(None) => None,
+        Err(_) => style.sign_of_life(),
+    };
+    let mut clock = interval_at(Instant::now() + alive, alive);
+    clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let body = Events { style, first, receiver, clock, is_over: false, _work: work };
+    let mut response = Response::new(Body::new(body));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, style.content_type());
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    // Proxies are not to collect it.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    Ok(response)
+}
+
+/// The body of such an answer.
+struct Events {
+    style: Style,
+    first: Option<Bytes>,
+    receiver: mpsc::Receiver<Result<Bytes, ApiError>>,
+    clock: Interval,
+    is_over: bool,
+    _work: Work,
+}
+
+impl hyper::body::Body for Events {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let this = self.get_mut();
+        let frame = |bytes| Poll::Ready(Some(Ok(Frame::data(bytes))));
+        if let Some(first) = this.first.take() {
+            return frame(first);
+        }
+        if this.is_over {
+            return Poll::Ready(None);
+        }
+        match this.receiver.poll_recv(context) {
+            Poll::Ready(Some(Ok(part))) => {
+                this.clock.reset();
+                return frame(part);
+            }
+            Poll::Ready(Some(Err(error))) => {
+                this.is_over = true;
+                return frame(this.style.failure(&error));
+            }
+            Poll::Ready(None) => return Poll::Ready(None),
+            Poll::Pending => {}
+        }
+        match (this.clock.poll_tick(context), this.style.sign_of_life()) {
+            (Poll::Ready(_), Some(sign)) => frame(sign),
+            _ => Poll::Pending,
+        }
+    }
+}
